@@ -1,0 +1,48 @@
+# LibTorch from the `torch` wheel, without the wheel's own find_package(Torch): that one demands a CUDA toolkit,
+# ignores CMAKE_CUDA_ARCHITECTURES and fails with CMake 3.25.
+#
+#   LibTorch::LibTorch   headers, libtorch_cpu and libc10; with CUDA also libtorch_cuda and libc10_cuda
+#   LibTorch_VERSION
+#
+# Looked for in -DHALFLIFE_TORCH_DIR=<.../site-packages/torch>, then in <source>/.venv, which launch/setup makes.
+#
+# The headers are searched last (-idirafter): the wheel carries its own fmt/ and google/protobuf/, which break spdlog
+# and every .pb.h when they come first.
+file(GLOB venv_torch ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
+find_path(LibTorch_INCLUDE_DIR ATen/core/Tensor.h
+  PATHS ${HALFLIFE_TORCH_DIR}/include NO_DEFAULT_PATH)
+foreach(dir ${venv_torch})
+  find_path(LibTorch_INCLUDE_DIR ATen/core/Tensor.h PATHS ${dir}/include NO_DEFAULT_PATH)
+endforeach()
+if(LibTorch_INCLUDE_DIR)
+  get_filename_component(LibTorch_ROOT ${LibTorch_INCLUDE_DIR} DIRECTORY)
+  set(LibTorch_LIBRARY_DIR ${LibTorch_ROOT}/lib)
+  if(EXISTS ${LibTorch_ROOT}/version.py)
+    file(STRINGS ${LibTorch_ROOT}/version.py version_line REGEX "^__version__")
+    string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" LibTorch_VERSION "${version_line}")
+  endif()
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch
+  REQUIRED_VARS LibTorch_INCLUDE_DIR LibTorch_LIBRARY_DIR VERSION_VAR LibTorch_VERSION
+  REASON_FAILURE_MESSAGE "run launch/setup, or pass -DHALFLIFE_TORCH_DIR=<site-packages>/torch")
+
+if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
+  add_library(LibTorch::LibTorch INTERFACE IMPORTED)
+  set(includes -idirafter ${LibTorch_INCLUDE_DIR} -idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include)
+  target_compile_options(LibTorch::LibTorch INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}>"
+    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include>")
+  if(HALFLIFE_WITH_CUDA)
+    target_link_libraries(LibTorch::LibTorch INTERFACE
+      ${LibTorch_LIBRARY_DIR}/libtorch_cpu.so ${LibTorch_LIBRARY_DIR}/libc10.so
+      -Wl,--no-as-needed ${LibTorch_LIBRARY_DIR}/libtorch.so ${LibTorch_LIBRARY_DIR}/libtorch_cuda.so
+      ${LibTorch_LIBRARY_DIR}/libc10_cuda.so -Wl,--as-needed CUDA::cudart)
+  else()
+    target_link_libraries(LibTorch::LibTorch INTERFACE
+      ${LibTorch_LIBRARY_DIR}/libtorch_cpu.so ${LibTorch_LIBRARY_DIR}/libc10.so)
+  endif()
+  # the wheel's shared libraries find each other by rpath, but the linker wants to resolve them too
+  target_link_options(LibTorch::LibTorch INTERFACE -Wl,-rpath,${LibTorch_LIBRARY_DIR} -Wl,--allow-shlib-undefined)
+endif()

@@ -1,0 +1,53 @@
+// The `halflife` program: parses the command line, runs one subcommand, turns errors into exit codes.
+#include <CLI/CLI.hpp>
+
+#include <cstdlib>
+#include <iostream>
+
+#include "cli/command.h"
+#include "core/error.h"
+#include "core/fault.h"
+#include "core/log.h"
+#include "dist/rank_context.h"
+
+namespace halflife::cli {
+namespace {
+
+using AddCommand = void (*)(CLI::App&, Action&);
+constexpr AddCommand kCommands[] = {
+#define HL_COMMAND(Name) &Add##Name,
+#include "cli/commands.inc"
+#undef HL_COMMAND
+};
+
+int Main(int argc, char** argv) {
+  const dist::LauncherEvidence evidence = dist::ReadLauncherEvidence();
+  log::Init({.rank = evidence.rank, .world_size = evidence.world_size});
+  CLI::App app("halflife trains language models built on linear attention.", "halflife");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", HALFLIFE_VERSION);
+  Action action;
+  for (const AddCommand add : kCommands) add(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int parse_code = app.exit(error);
+    return parse_code == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
+  }
+  try {
+    const char* fault_spec = std::getenv("HL_FAULT");
+    fault::Arm(fault_spec == nullptr ? "" : fault_spec, evidence.rank);
+    return static_cast<int>(action());
+  } catch (const Error& error) {
+    HL_ERROR("halflife", error.what());
+    return static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    HL_ERROR("halflife", "internal fault: ", error.what());
+    return static_cast<int>(ExitCode::kInternal);
+  }
+}
+
+}  // namespace
+}  // namespace halflife::cli
+
+int main(int argc, char** argv) { return halflife::cli::Main(argc, argv); }

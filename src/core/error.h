@@ -1,0 +1,55 @@
+// The one exception type of the project, and the checks that throw it. Always on, unlike assert.
+//
+//   HL_CHECK(begin <= end, "range [", begin, ", ", end, ") is reversed");           // our own fault: exit 70
+//   HL_CHECK_AS(ExitCode::kData, file, "cannot open ", path, "; is it readable?");  // the user's world: its exit code
+//   HL_FAIL(ExitCode::kUsage, "unknown mixer '", name, "'; known: ", names);
+//
+// Pieces say what was met and what would work. Destructors log and never throw.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "core/concat.h"
+#include "core/exit_code.h"
+
+namespace halflife {
+
+class Error : public std::runtime_error {
+ public:
+  // `place` is file:line of the check, shown for internal faults only (a user is helped by words, not by our lines).
+  Error(ExitCode code, std::string place, std::string message);
+
+  ExitCode code() const { return code_; }
+  const std::string& place() const { return place_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  ExitCode code_;
+  std::string place_;
+  std::string message_;
+};
+
+namespace internal {
+[[noreturn]] void ThrowError(ExitCode code, const char* file, int line, const char* condition,
+                             std::string message);
+// "No space left on device (errno 28)"
+std::string ErrnoText(int errno_value);
+}  // namespace internal
+
+}  // namespace halflife
+
+#define HL_FAIL(code, ...)                                           \
+  ::halflife::internal::ThrowError((code), __FILE__, __LINE__, nullptr, \
+                                   ::halflife::Concat(__VA_ARGS__))
+
+#define HL_CHECK_AS(code, condition, ...)                                             \
+  do {                                                                                \
+    if (!(condition)) [[unlikely]] {                                                  \
+      ::halflife::internal::ThrowError((code), __FILE__, __LINE__, #condition,        \
+                                       ::halflife::Concat(__VA_ARGS__));              \
+    }                                                                                 \
+  } while (false)
+
+#define HL_CHECK(condition, ...) \
+  HL_CHECK_AS(::halflife::ExitCode::kInternal, condition __VA_OPT__(, ) __VA_ARGS__)

@@ -1,0 +1,63 @@
+// A borrowed, contiguous piece of memory with a type: what `dist` and `ckpt` move, free of LibTorch.
+// The caller keeps the memory alive and in place until the operation that took the reference is done.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;  // null on the CPU
+
+namespace halflife {
+
+enum class DType : uint8_t { kF32, kF64, kBF16, kI32, kI64, kU8 };
+
+constexpr size_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kI64:
+      return 8;
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+      return 2;
+    case DType::kU8:
+      return 1;
+  }
+  return 0;
+}
+
+constexpr const char* Name(DType dtype) {
+  constexpr const char* kNames[] = {"fp32", "fp64", "bf16", "int32", "int64", "uint8"};
+  return kNames[static_cast<int>(dtype)];
+}
+
+struct Device {
+  enum class Kind : uint8_t { kCpu, kCuda };
+  Kind kind = Kind::kCpu;
+  int index = 0;
+  bool is_cuda() const { return kind == Kind::kCuda; }
+  bool operator==(const Device&) const = default;
+};
+
+struct TensorRef {
+  void* data = nullptr;
+  int64_t count = 0;  // elements
+  DType dtype = DType::kF32;
+  Device device = {};
+
+  size_t bytes() const { return static_cast<size_t>(count) * SizeOf(dtype); }
+  TensorRef Slice(int64_t begin, int64_t length) const {
+    return {static_cast<char*>(data) + begin * static_cast<int64_t>(SizeOf(dtype)), length, dtype,
+            device};
+  }
+};
+
+inline TensorRef Ref(float* data, int64_t count) { return {data, count, DType::kF32, {}}; }
+inline TensorRef Ref(double* data, int64_t count) { return {data, count, DType::kF64, {}}; }
+inline TensorRef Ref(int32_t* data, int64_t count) { return {data, count, DType::kI32, {}}; }
+inline TensorRef Ref(int64_t* data, int64_t count) { return {data, count, DType::kI64, {}}; }
+inline TensorRef Ref(uint8_t* data, int64_t count) { return {data, count, DType::kU8, {}}; }
+
+}  // namespace halflife
