@@ -1,0 +1,88 @@
+#include "dist/communicator.h"
+
+#include <cstring>
+#include <numeric>
+
+#include "dist/request.h"
+
+namespace halflife::dist {
+namespace {
+
+ExitCode CodeOf(CommFailure::Kind kind) {
+  switch (kind) {
+    case CommFailure::Kind::kTimeout:
+      return ExitCode::kTimeout;
+    case CommFailure::Kind::kPeerLost:
+    case CommFailure::Kind::kAborted:
+      return ExitCode::kPeerLost;
+    case CommFailure::Kind::kLibrary:
+    case CommFailure::Kind::kDesync:
+      return ExitCode::kInternal;
+  }
+  return ExitCode::kInternal;
+}
+
+class SelfCommunicator final : public RequestCommunicator {
+ public:
+  explicit SelfCommunicator(std::string name) : RequestCommunicator(0, 1, std::move(name)) {}
+
+  std::unique_ptr<Communicator> Split(int color, int, std::string name) override {
+    return color < 0 ? nullptr : std::make_unique<SelfCommunicator>(std::move(name));
+  }
+  void Abort(const std::string& cause) noexcept override { aborted_ = cause; }
+
+ private:
+  Work Issue(Request request, int64_t seq) override {
+    if (!aborted_.empty()) {
+      throw CommError({CommFailure::Kind::kAborted,
+                       Concat(Describe(request, name(), seq), ": stopped because ", aborted_)});
+    }
+    const bool lonely = request.kind == OpKind::kSendRecv && request.to != 0 && request.from != 0;
+    if (lonely || request.in.data == request.out.data || request.in.count == 0) return {};
+    HL_CHECK(request.in.bytes() == request.out.bytes(), Describe(request, name(), seq),
+             ": sent and received sizes differ");
+    std::memmove(request.out.data, request.in.data, request.in.bytes());
+    return {};
+  }
+
+  std::string aborted_;
+};
+
+}  // namespace
+
+CommError::CommError(CommFailure failure)
+    : Error(CodeOf(failure.kind), "dist", std::move(failure.text)), kind_(failure.kind) {}
+
+std::string BroadcastBytes(Communicator& comm, std::string bytes, int root, OpTag tag) {
+  int64_t length = static_cast<int64_t>(bytes.size());
+  comm.Broadcast(Ref(&length, 1), root, tag, nullptr).WaitHost();
+  bytes.resize(static_cast<size_t>(length));
+  comm.Broadcast(Ref(reinterpret_cast<uint8_t*>(bytes.data()), length), root, tag, nullptr)
+      .WaitHost();
+  return bytes;
+}
+
+std::vector<std::string> AllGatherBytes(Communicator& comm, const std::string& bytes, OpTag tag) {
+  std::string mine = bytes;
+  int64_t length = static_cast<int64_t>(bytes.size());
+  std::vector<int64_t> lengths(comm.size());
+  comm.AllGather(Ref(&length, 1), Ref(lengths.data(), comm.size()), tag, nullptr).WaitHost();
+  std::string all(std::accumulate(lengths.begin(), lengths.end(), size_t{}), '\0');
+  comm.AllGatherV(Ref(reinterpret_cast<uint8_t*>(mine.data()), length),
+                  Ref(reinterpret_cast<uint8_t*>(all.data()), static_cast<int64_t>(all.size())),
+                  lengths, tag, nullptr)
+      .WaitHost();
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (const int64_t part : lengths) {
+    parts.push_back(all.substr(begin, static_cast<size_t>(part)));
+    begin += static_cast<size_t>(part);
+  }
+  return parts;
+}
+
+std::unique_ptr<Communicator> MakeSelfCommunicator(std::string name) {
+  return std::make_unique<SelfCommunicator>(std::move(name));
+}
+
+}  // namespace halflife::dist

@@ -1,0 +1,50 @@
+// Turns one rank's share of a collective into point-to-point messages and ordered sums. Knows
+// nothing of MPI: an engine posts the messages.
+//
+// A plan is a list of independent chains (one per segment of the payload), a chain a list of
+// rounds: post all messages of a round, wait for them, run `then`, go on. An all-reduce of W ranks,
+// per segment of 4 MiB:
+//
+//   round 0: slice r of my segment -> rank r;  W - 1 copies of my slice -> staging
+//   then:    my slice = ascending-rank sum of the W copies
+//   round 1: my slice -> all;  everybody's slice -> its place
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "dist/request.h"
+
+namespace halflife::dist {
+
+struct Message {
+  int peer;
+  char* data;
+  int64_t bytes;
+};
+
+struct Round {
+  std::vector<Message> sends = {};
+  std::vector<Message> receives = {};
+  std::function<void()> then = {};
+};
+using Chain = std::vector<Round>;
+
+struct ExchangePlan {
+  int64_t num_chains = 0;
+  // Called when the chain starts. Copies to oneself happen here.
+  std::function<Chain(int64_t chain)> make_chain;
+};
+
+struct ExchangeLimits {
+  int64_t segment_bytes = 4 << 20;  // summed at a time: fits the last-level cache
+  int64_t piece_bytes = 256 << 20;  // of one message: MPI counts are int
+  int64_t one_round_bytes =
+      1 << 20;  // all-reduce: below this times size, everybody sends everything
+};
+
+// `request` is borrowed until the plan's last chain has ended.
+ExchangePlan MakeExchangePlan(const Request& request, int rank, int size,
+                              const ExchangeLimits& limits);
+
+}  // namespace halflife::dist

@@ -1,0 +1,228 @@
+#include "dist/local_communicator.h"
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <limits>
+#include <thread>
+
+#include "core/log.h"
+#include "dist/local_state.h"
+
+namespace halflife::dist {
+namespace {
+
+using local::Clock;
+using local::Group;
+using local::Slot;
+using local::State;
+
+Clock::duration Seconds(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+class LocalOperation final : public Operation {
+ public:
+  LocalOperation(State& state, std::shared_ptr<Group> group, std::shared_ptr<Slot> slot, int rank,
+                 int64_t seq)
+      : state_(state),
+        group_(std::move(group)),
+        slot_(std::move(slot)),
+        rank_(rank),
+        seq_(seq),
+        deadline_(Clock::now() + Seconds(state.options().timeout_s)),
+        exceptions_(std::uncaught_exceptions()) {}
+
+  ~LocalOperation() override {
+    try {
+      if (state_.Done(*group_, *slot_)) return;
+      if (std::uncaught_exceptions() > exceptions_) {  // the buffers die with this stack frame
+        state_.Abort(CommFailure::Kind::kAborted,
+                     Concat("rank ", group_->world_ranks[rank_], " failed with operations open"));
+        return;
+      }
+      HL_WARN("dist", "an operation of group ", group_->name, " (seq ", seq_,
+              ") was destroyed before it was done");
+      WaitHost();
+    } catch (const std::exception& error) {
+      HL_WARN("dist", error.what());
+    }
+  }
+
+  bool Done() override { return state_.Done(*group_, *slot_); }
+  void WaitHost() override { state_.Wait(*group_, *slot_, rank_, seq_, deadline_); }
+  void WaitOn(cudaStream_t) override { WaitHost(); }
+
+ private:
+  State& state_;
+  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<Slot> slot_;
+  const int rank_;
+  const int64_t seq_;
+  const Clock::time_point deadline_;
+  const int exceptions_;  // in flight when the operation was issued
+};
+
+void WriteNan(const TensorRef& tensor) {
+  const int64_t middle = tensor.count / 2;
+  switch (tensor.dtype) {
+    case DType::kF32:
+      static_cast<float*>(tensor.data)[middle] = std::numeric_limits<float>::quiet_NaN();
+      return;
+    case DType::kF64:
+      static_cast<double*>(tensor.data)[middle] = std::numeric_limits<double>::quiet_NaN();
+      return;
+    case DType::kBF16:
+      static_cast<uint16_t*>(tensor.data)[middle] = 0x7fc0;
+      return;
+    default:
+      HL_FAIL(ExitCode::kInternal, "a NaN fault needs a floating-point payload, not ",
+              Name(tensor.dtype));
+  }
+}
+
+class LocalCommunicator final : public RequestCommunicator {
+ public:
+  LocalCommunicator(State& state, std::shared_ptr<Group> group, int rank)
+      : RequestCommunicator(rank, static_cast<int>(group->world_ranks.size()), group->name),
+        state_(state),
+        group_(std::move(group)) {}
+
+  std::unique_ptr<Communicator> Split(int color, int key, std::string name) override;
+  void Abort(const std::string& cause) noexcept override {
+    state_.Abort(CommFailure::Kind::kAborted, cause);
+  }
+
+ private:
+  Work Issue(Request request, int64_t seq) override;
+  void Befall(LocalFault::Kind kind, Request& request);
+
+  int world_rank() const { return group_->world_ranks[rank()]; }
+
+  State& state_;
+  const std::shared_ptr<Group> group_;
+  int64_t issued_ = 0;  // runs ahead of the base's numbers after a duplicate
+};
+
+Work LocalCommunicator::Issue(Request request, int64_t) {
+  if (state_.options().schedule) {
+    std::this_thread::sleep_for(Seconds(state_.DelaySeconds(*group_, issued_, rank())));
+  }
+  const std::optional<LocalFault::Kind> fault = state_.TakeFault(world_rank(), request.tag.what);
+  if (fault) Befall(*fault, request);
+  if (fault == LocalFault::Kind::kDuplicate) {
+    state_.Arrive(*group_, rank(), issued_++, request);
+  }
+  const int64_t seq = issued_++;
+  std::shared_ptr<Slot> slot = state_.Arrive(*group_, rank(), seq, std::move(request));
+  return Work(std::make_shared<LocalOperation>(state_, group_, std::move(slot), rank(), seq));
+}
+
+void LocalCommunicator::Befall(LocalFault::Kind kind, Request& request) {
+  const std::string what =
+      Concat("rank ", world_rank(), " at ", request.tag.what, " ", request.tag.index);
+  switch (kind) {
+    case LocalFault::Kind::kThrow:
+      HL_FAIL(ExitCode::kInternal, "injected: ", what);
+    case LocalFault::Kind::kHang:
+      state_.HangUntilAbort();
+      throw CommError({CommFailure::Kind::kAborted, Concat("injected hang ended: ", what)});
+    case LocalFault::Kind::kDisappear:
+      state_.Abort(CommFailure::Kind::kPeerLost,
+                   Concat("peer lost: rank ", world_rank(), " is gone"));
+      throw local::Vanished();
+    case LocalFault::Kind::kNan:
+      return WriteNan(request.in);
+    case LocalFault::Kind::kBitFlip:
+      static_cast<uint8_t*>(request.in.data)[request.in.bytes() / 2] ^= 1;
+      return;
+    case LocalFault::Kind::kWrongCount:
+      ++request.in.count;
+      ++request.out.count;
+      return;
+    case LocalFault::Kind::kDuplicate:
+      return;
+  }
+}
+
+std::unique_ptr<Communicator> LocalCommunicator::Split(int color, int key, std::string name) {
+  const int64_t seq = issued_;  // equal on all ranks: names the new groups
+  std::vector<int64_t> mine = {color, key, rank()};
+  std::vector<int64_t> all(3 * size());
+  AllGather(Ref(mine.data(), 3), Ref(all.data(), 3 * size()), {"split", 0}, nullptr).WaitHost();
+  if (color < 0) return nullptr;
+  std::vector<std::pair<int64_t, int>> members;  // (key, rank of this group)
+  for (int peer = 0; peer < size(); ++peer) {
+    if (all[3 * peer] == color) members.emplace_back(all[3 * peer + 1], peer);
+  }
+  std::sort(members.begin(), members.end());
+  std::vector<int> world_ranks;
+  int new_rank = 0;
+  for (const auto& [peer_key, peer] : members) {
+    if (peer == rank()) new_rank = static_cast<int>(world_ranks.size());
+    world_ranks.push_back(group_->world_ranks[peer]);
+  }
+  return std::make_unique<LocalCommunicator>(
+      state_, state_.FindGroup(*group_, seq, color, std::move(name), std::move(world_ranks)),
+      new_rank);
+}
+
+// Keeps the first exception that is a cause; a consequence (kAborted) only while there is no cause.
+class FirstCause {
+ public:
+  void Add(std::exception_ptr error, bool consequence) {
+    const std::lock_guard lock(mutex_);
+    std::exception_ptr& kept = consequence ? consequence_ : cause_;
+    if (!kept) kept = std::move(error);
+  }
+  void RethrowAny() const {
+    if (cause_) std::rethrow_exception(cause_);
+    if (consequence_) std::rethrow_exception(consequence_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr cause_, consequence_;
+};
+
+void RunRank(State& state, int rank, const std::function<void(Communicator&)>& rank_main,
+             FirstCause& first) {
+  const auto failed = [&](const char* what, bool consequence) {
+    first.Add(std::current_exception(), consequence);
+    state.Abort(CommFailure::Kind::kAborted, Concat("rank ", rank, " failed: ", what));
+  };
+  try {
+    LocalCommunicator comm(state, state.world(), rank);
+    rank_main(comm);
+  } catch (const local::Vanished&) {  // its peers know more; this speaks only where none noticed
+    first.Add(std::make_exception_ptr(CommError(
+                  {CommFailure::Kind::kPeerLost, Concat("peer lost: rank ", rank, " is gone")})),
+              true);
+  } catch (const CommError& error) {
+    failed(error.what(), error.kind() == CommFailure::Kind::kAborted);
+  } catch (const std::exception& error) {
+    failed(error.what(), false);
+  } catch (...) {
+    failed("an unknown exception", false);
+  }
+  state.Leave(rank);
+}
+
+}  // namespace
+
+void LocalWorld::Run(int size, const std::function<void(Communicator&)>& rank_main,
+                     const LocalOptions& options) {
+  HL_CHECK(size >= 1, "a world of ", size, " ranks");
+  State state(size, options);
+  FirstCause first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] { RunRank(state, rank, rank_main, first); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  first.RethrowAny();
+  const std::string left_over = state.LeftOver();
+  if (!left_over.empty()) throw CommError({CommFailure::Kind::kDesync, left_over});
+}
+
+}  // namespace halflife::dist

@@ -1,0 +1,60 @@
+// Ranks as threads of one process: the communicator of tests. Sums as MPI does, bit for bit;
+// delays, reorders and breaks operations on demand. CPU tensors only.
+//
+//   LocalWorld::Run(4, [&](Communicator& comm) {
+//     float x = 1;
+//     comm.AllReduce(Ref(&x, 1), ReduceOp::kSum, {"example", 0}, nullptr).WaitHost();   // x == 4
+//   });
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dist/communicator.h"
+
+namespace halflife::dist {
+
+// Random delays before a rank issues an operation and before an operation completes, and one slow
+// rank. The data of an operation moves only when it completes, so that reading before Wait shows.
+struct LocalSchedule {
+  uint64_t seed = 0;
+  double max_delay_s = 0.0005;
+  double slow_rank_factor = 4;
+};
+
+// What befalls `rank` when it issues its `nth` (from 1) operation whose tag says `what`.
+struct LocalFault {
+  enum class Kind {
+    kThrow,       // Error kInternal
+    kHang,        // sleeps until the world aborts
+    kDisappear,   // the rank ends without a word, as a killed process
+    kNan,         // one NaN in the middle of the input
+    kBitFlip,     // the lowest bit of the middle byte of the input
+    kWrongCount,  // one element more than the peers
+    kDuplicate    // the operation is issued twice
+  };
+  Kind kind = Kind::kThrow;
+  int rank = 0;
+  std::string what;
+  int nth = 1;
+};
+
+struct LocalOptions {
+  double timeout_s = 30;  // of one operation, from its issue
+  std::optional<LocalSchedule> schedule = {};
+  std::vector<LocalFault> faults = {};
+};
+
+class LocalWorld {
+ public:
+  // Runs `rank_main` on `size` threads and joins them. The first exception that was a cause, not a
+  // consequence (CommError kAborted), ends all ranks and is thrown again here. Operations left
+  // without partners are a kDesync.
+  static void Run(int size, const std::function<void(Communicator&)>& rank_main,
+                  const LocalOptions& options = {});
+};
+
+}  // namespace halflife::dist

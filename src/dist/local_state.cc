@@ -1,0 +1,198 @@
+#include "dist/local_state.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "core/philox.h"
+#include "dist/host_collectives.h"
+
+namespace halflife::dist::local {
+
+State::State(int size, const LocalOptions& options)
+    : options_(options),
+      world_(std::make_shared<Group>()),
+      gone_(size, false),
+      fault_hits_(options.faults.size(), 0) {
+  world_->name = "world";
+  for (int rank = 0; rank < size; ++rank) world_->world_ranks.push_back(rank);
+}
+
+std::shared_ptr<Group> State::FindGroup(const Group& parent, int64_t seq, int color,
+                                        std::string name, std::vector<int> world_ranks) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<Group>& group = groups_[{parent.id, seq, color}];
+  if (!group) {
+    group = std::make_shared<Group>();
+    group->id = groups_.size();
+    group->name = std::move(name);
+    group->world_ranks = std::move(world_ranks);
+  }
+  return group;
+}
+
+std::shared_ptr<Slot> State::Arrive(Group& group, int rank, int64_t seq, Request request) {
+  const std::lock_guard lock(mutex_);
+  ThrowIfAborted(group, request, seq);
+  std::shared_ptr<Slot>& entry = group.slots[seq];
+  if (!entry) entry = std::make_shared<Slot>(Slot{.requests = {}, .due = {}});
+  const std::shared_ptr<Slot> slot = entry;
+  slot->requests.resize(group.world_ranks.size());
+  for (size_t peer = 0; peer < slot->requests.size(); ++peer) {
+    if (!slot->requests[peer]) continue;
+    const std::string difference = Difference(*slot->requests[peer], request);
+    if (difference.empty()) continue;
+    Fail(CommFailure::Kind::kDesync, Concat("desync: rank ", group.world_ranks[peer], " issued ",
+                                            Describe(*slot->requests[peer], group.name, seq),
+                                            " where rank ", group.world_ranks[rank], " issued ",
+                                            Describe(request, group.name, seq), ": ", difference));
+  }
+  slot->requests[rank] = std::move(request);
+  if (++slot->arrived == static_cast<int>(group.world_ranks.size())) {
+    const std::chrono::duration<double> delay(DelaySeconds(group, seq, -1));
+    slot->due =
+        std::max(group.last_due, Clock::now() + std::chrono::duration_cast<Clock::duration>(delay));
+    group.last_due = slot->due;
+    RunDue(group);
+    changed_.notify_all();
+  }
+  return slot;
+}
+
+void State::RunDue(Group& group) {
+  if (abort_) return;  // some rank may have withdrawn its buffers
+  while (!group.slots.empty()) {
+    const auto [seq, slot] = *group.slots.begin();
+    const bool all = slot->arrived == static_cast<int>(group.world_ranks.size());
+    if (!all || Clock::now() < slot->due) return;
+    std::vector<Request> requests;
+    for (const std::optional<Request>& request : slot->requests) requests.push_back(*request);
+    if (const std::string fault = PairingFault(requests); !fault.empty()) {
+      Fail(CommFailure::Kind::kDesync,
+           Concat("desync: ", Describe(requests[0], group.name, seq), ": ", fault));
+    }
+    ExecuteOnHost(requests);
+    slot->complete = true;
+    group.slots.erase(seq);
+    changed_.notify_all();
+  }
+}
+
+bool State::Done(Group& group, Slot& slot) {
+  const std::lock_guard lock(mutex_);
+  RunDue(group);
+  return slot.complete;
+}
+
+void State::Wait(Group& group, Slot& slot, int rank, int64_t seq, Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    RunDue(group);
+    if (slot.complete) return;
+    ThrowIfAborted(group, *slot.requests[rank], seq);
+    const bool all = slot.arrived == static_cast<int>(group.world_ranks.size());
+    if (!all) CheckPresence(group, slot, rank, seq, deadline);
+    changed_.wait_until(lock, all ? slot.due : deadline);
+  }
+}
+
+void State::CheckPresence(const Group& group, const Slot& slot, int rank, int64_t seq,
+                          Clock::time_point deadline) {
+  std::vector<int> missing, lost;
+  for (size_t peer = 0; peer < slot.requests.size(); ++peer) {
+    if (slot.requests[peer]) continue;
+    const int world_rank = group.world_ranks[peer];
+    missing.push_back(world_rank);
+    if (gone_[world_rank]) lost.push_back(world_rank);
+  }
+  const std::string what = Describe(*slot.requests[rank], group.name, seq);
+  const int my_world_rank = group.world_ranks[rank];
+  if (!lost.empty()) {
+    Fail(CommFailure::Kind::kPeerLost,
+         Concat("peer lost: ", what, ": rank ", my_world_rank, " waits for rank ", JoinRanks(lost),
+                ", which has ended"));
+  }
+  if (Clock::now() >= deadline) {
+    Fail(CommFailure::Kind::kTimeout,
+         Concat("timeout: ", what, " has waited ", options_.timeout_s, " s; rank ",
+                JoinRanks(missing), " has not issued it"));
+  }
+}
+
+void State::ThrowIfAborted(const Group& group, const Request& request, int64_t seq) {
+  if (!abort_) return;
+  throw CommError({abort_->kind,
+                   Concat(Describe(request, group.name, seq), ": stopped because ", abort_->text)});
+}
+
+void State::Fail(CommFailure::Kind kind, const std::string& text) {
+  if (!abort_) abort_ = {CommFailure::Kind::kAborted, text};
+  changed_.notify_all();
+  throw CommError({kind, text});
+}
+
+void State::Abort(CommFailure::Kind kind, const std::string& cause) {
+  const std::lock_guard lock(mutex_);
+  if (!abort_) abort_ = {kind, cause};
+  changed_.notify_all();
+}
+
+void State::HangUntilAbort() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return abort_.has_value(); });
+}
+
+void State::Leave(int world_rank) {
+  const std::lock_guard lock(mutex_);
+  gone_[world_rank] = true;
+  changed_.notify_all();
+}
+
+std::string State::LeftOver() {
+  const std::lock_guard lock(mutex_);
+  if (abort_) return "";  // somebody has spoken already
+  std::vector<std::shared_ptr<Group>> all = {world_};
+  for (const auto& [key, group] : groups_) all.push_back(group);
+  for (const std::shared_ptr<Group>& group : all) {
+    for (const auto& [seq, slot] : group->slots) {
+      std::vector<int> present, missing;
+      const Request* request = nullptr;
+      for (size_t rank = 0; rank < slot->requests.size(); ++rank) {
+        if (slot->requests[rank]) request = &*slot->requests[rank];
+        (slot->requests[rank] ? present : missing).push_back(group->world_ranks[rank]);
+      }
+      if (missing.empty()) continue;  // all came; only nobody waited for it
+      return Concat("desync: ", Describe(*request, group->name, seq), " was issued by rank ",
+                    JoinRanks(present), ", but never by rank ", JoinRanks(missing));
+    }
+  }
+  return "";
+}
+
+double State::Chance(uint64_t group, int64_t seq, int rank) const {
+  uint64_t bits = options_.schedule->seed;
+  for (const uint64_t part : {group, static_cast<uint64_t>(seq), static_cast<uint64_t>(rank + 2)}) {
+    bits = SplitMix64(bits ^ part);
+  }
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+double State::DelaySeconds(const Group& group, int64_t seq, int rank) const {
+  if (!options_.schedule) return 0;
+  const int slow_rank = static_cast<int>(SplitMix64(options_.schedule->seed) % gone_.size());
+  const bool slow = rank >= 0 && group.world_ranks[rank] == slow_rank;
+  return options_.schedule->max_delay_s * Chance(group.id, seq, rank) *
+         (slow ? options_.schedule->slow_rank_factor : 1);
+}
+
+std::optional<LocalFault::Kind> State::TakeFault(int world_rank, const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < options_.faults.size(); ++i) {
+    const LocalFault& fault = options_.faults[i];
+    if (fault.rank == world_rank && fault.what == what && ++fault_hits_[i] == fault.nth) {
+      return fault.kind;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace halflife::dist::local

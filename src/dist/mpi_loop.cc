@@ -1,0 +1,245 @@
+#include <mpi.h>
+// Completes the types of mpi_loop.h.
+#include "dist/mpi_loop.h"
+
+#include <set>
+
+namespace halflife::dist {
+
+using mpi::ActiveJob;
+using mpi::GroupState;
+using mpi::kLanes;
+using mpi::Lane;
+using mpi::OpenMessage;
+
+namespace {
+
+constexpr auto kPollInterval = std::chrono::microseconds(50);
+constexpr int kEagerPolls = 20;  // without sleep, after the last progress
+
+}  // namespace
+
+void MpiEngine::Loop::Run() {
+  int idle_polls = 0;
+  while (TakeSubmissions(idle_polls)) {
+    try {
+      for (const auto& group : groups_) StartJobs(*group);
+      RunCalls();
+      idle_polls = Poll() ? 0 : idle_polls + 1;
+    } catch (const CommError& error) {
+      Die({error.kind(), error.message()}, nullptr);
+    } catch (const std::exception& error) {
+      Die({CommFailure::Kind::kLibrary, error.what()}, nullptr);
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  finished_.notify_all();
+}
+
+// Sleeps: until something is submitted when idle, else 50 us between polls. False: the engine ends.
+bool MpiEngine::Loop::TakeSubmissions(int idle_polls) {
+  std::unique_lock lock(mutex_);
+  const auto wake = [&] { return !submissions_.empty() || stop_ || kill_.has_value(); };
+  if (dead_ || !HasWork()) {
+    submitted_.wait(lock, [&] { return !submissions_.empty() || stop_ || (kill_ && !dead_); });
+  } else if (idle_polls > kEagerPolls) {
+    submitted_.wait_for(lock, kPollInterval, wake);
+  }
+  for (; !submissions_.empty(); submissions_.pop_front()) {
+    const std::shared_ptr<MpiJob>& job = submissions_.front();
+    if (job->call) {
+      calls_.push_back(job);
+    } else {
+      groups_[job->group]->waiting.push_back(job);
+    }
+  }
+  if (kill_ || dead_) {
+    const CommFailure failure = dead_ ? *dead_ : *kill_;
+    MpiJob* const culprit = dead_ ? nullptr : kill_culprit_;
+    const bool stop = stop_;
+    lock.unlock();
+    Die(failure, culprit);
+    return !stop;
+  }
+  return !stop_;
+}
+
+bool MpiEngine::Loop::HasWork() const {
+  return !requests_.empty() || !calls_.empty() ||
+         std::any_of(groups_.begin(), groups_.end(),
+                     [](const auto& group) { return !group->waiting.empty(); });
+}
+
+void MpiEngine::Loop::RunCalls() {
+  // A blocking call while messages are open could wait for a rank that waits for our arithmetic.
+  while (!calls_.empty() && requests_.empty()) {  // runs after StartJobs: no job is waiting
+    calls_.front()->call();
+    Finish(*calls_.front(), MpiJob::State::kDone);
+    calls_.pop_front();
+  }
+}
+
+void MpiEngine::Loop::StartJobs(GroupState& group) {
+  while (!group.active && !group.waiting.empty()) {
+    group.active = std::make_unique<ActiveJob>();
+    ActiveJob& active = *group.active;
+    active.job = group.waiting.front();
+    group.waiting.pop_front();
+    for (int lane = 0; lane < kLanes; ++lane) {
+      active.lanes[lane].active = true;
+      active.lanes[lane].chain = lane - kLanes;
+    }
+    for (int lane = 0; lane < kLanes; ++lane) Advance(group, active, lane);
+    FinishIfThrough(group);
+  }
+}
+
+void MpiEngine::Loop::FinishIfThrough(GroupState& group) {
+  if (!group.active->finished()) return;
+  Finish(*group.active->job, MpiJob::State::kDone);
+  group.active.reset();
+}
+
+// The lane's round has no open message: runs what follows until it has some, or the lane is
+// through.
+void MpiEngine::Loop::Advance(GroupState& group, ActiveJob& job, int lane_index) {
+  Lane& lane = job.lanes[lane_index];
+  const ExchangePlan& plan = job.job->spec.plan;
+  while (lane.open_messages == 0) {
+    if (lane.round < lane.rounds.size()) {
+      if (lane.rounds[lane.round].then) lane.rounds[lane.round].then();
+      ++lane.round;
+    }
+    if (lane.round >= lane.rounds.size()) {
+      lane.chain += kLanes;
+      lane.round = 0;
+      lane.rounds.clear();  // frees staging
+      if (lane.chain >= plan.num_chains) {
+        lane.active = false;
+        return;
+      }
+      lane.rounds = plan.make_chain(lane.chain);
+      if (lane.rounds.empty()) continue;
+    }
+    Post(group, job, lane_index);
+  }
+}
+
+void MpiEngine::Loop::Post(GroupState& group, ActiveJob& job, int lane_index) {
+  Lane& lane = job.lanes[lane_index];
+  const Round& round = lane.rounds[lane.round];
+  const int tag =
+      static_cast<int>(job.job->spec.tag) * kLanes + lane_index;  // < 2^15, as MPI grants
+  const auto add = [&](const Message& message, bool receive) {
+    requests_.push_back(MPI_REQUEST_NULL);
+    messages_.push_back({&job, lane_index, message.peer, receive});
+    ++lane.open_messages;
+    const int bytes = static_cast<int>(message.bytes);
+    if (receive) {
+      HL_MPI(MPI_Irecv(message.data, bytes, MPI_BYTE, message.peer, tag, group.comm,
+                       &requests_.back()),
+             job.job->spec.what);
+    } else {
+      HL_MPI(MPI_Isend(message.data, bytes, MPI_BYTE, message.peer, tag, group.comm,
+                       &requests_.back()),
+             job.job->spec.what);
+    }
+  };
+  for (const Message& message : round.receives) add(message, true);
+  for (const Message& message : round.sends) add(message, false);
+}
+
+// True when something moved.
+bool MpiEngine::Loop::Poll() {
+  if (requests_.empty()) return false;
+  const int count = static_cast<int>(requests_.size());
+  indices_.resize(requests_.size());
+  statuses_.resize(requests_.size());
+  int completed = 0;
+  const int code =
+      MPI_Testsome(count, requests_.data(), &completed, indices_.data(), statuses_.data());
+  if (code == MPI_ERR_IN_STATUS) {
+    for (int i = 0; i < completed; ++i) {
+      const OpenMessage& message = messages_[indices_[i]];
+      HL_MPI(statuses_[i].MPI_ERROR, message.job->job->spec.what, ", a message ",
+             message.receive ? "from" : "to", " rank ", message.peer);
+    }
+  }
+  HL_MPI(code);
+  if (completed == MPI_UNDEFINED || completed == 0) return false;
+
+  std::vector<OpenMessage> done;
+  for (int i = 0; i < completed; ++i) done.push_back(messages_[indices_[i]]);
+  size_t kept = 0;
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    requests_[kept] = requests_[i];
+    messages_[kept++] = messages_[i];
+  }
+  requests_.resize(kept);
+  messages_.resize(kept);
+  for (const OpenMessage& message : done) {
+    GroupState& group = *groups_[message.job->job->group];
+    ActiveJob& job = *message.job;
+    if (--job.lanes[message.lane].open_messages > 0) continue;
+    Advance(group, job, message.lane);
+    FinishIfThrough(group);
+  }
+  return true;
+}
+
+void MpiEngine::Loop::Finish(MpiJob& job, MpiJob::State state, CommFailure failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    job.failure = std::move(failure);
+    job.state = state;
+  }
+  finished_.notify_all();
+}
+
+std::string MpiEngine::Loop::MissingPeers(const MpiJob& job) const {
+  std::set<int> silent, deaf;
+  for (const OpenMessage& message : messages_) {
+    if (message.job->job.get() == &job) (message.receive ? silent : deaf).insert(message.peer);
+  }
+  const std::set<int>& missing = silent.empty() ? deaf : silent;
+  if (missing.empty()) return "; it queues behind an earlier operation of its group";
+  return Concat(silent.empty() ? "; not taken by rank " : "; nothing came from rank ",
+                JoinRanks({missing.begin(), missing.end()}));
+}
+
+// `culprit` fails with `failure`, all others as aborted. Requests are forgotten, not cancelled:
+// without further MPI calls nothing progresses, so the buffers are left alone.
+void MpiEngine::Loop::Die(CommFailure failure, MpiJob* culprit) {
+  std::vector<std::shared_ptr<MpiJob>> open(calls_.begin(), calls_.end());
+  for (const std::unique_ptr<GroupState>& group : groups_) {
+    if (group->active) open.push_back(group->active->job);
+    open.insert(open.end(), group->waiting.begin(), group->waiting.end());
+  }
+  if (culprit != nullptr) failure.text += MissingPeers(*culprit);
+  {
+    const std::lock_guard lock(mutex_);
+    dead_ = failure;
+  }
+  const bool library = failure.kind == CommFailure::Kind::kLibrary;
+  for (const std::shared_ptr<MpiJob>& job : open) {
+    if (job.get() == culprit || library) {
+      Finish(*job, MpiJob::State::kFailed, failure);
+    } else {
+      Finish(*job, MpiJob::State::kFailed,
+             {CommFailure::Kind::kAborted,
+              Concat(job->spec.what, ": stopped because ", failure.text)});
+    }
+  }
+  requests_.clear();
+  messages_.clear();
+  calls_.clear();
+  for (const std::unique_ptr<GroupState>& group : groups_) {
+    // Leaked on purpose: a peer may still write into its staging memory.
+    static_cast<void>(group->active.release());
+    group->waiting.clear();
+  }
+}
+
+}  // namespace halflife::dist

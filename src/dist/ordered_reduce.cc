@@ -1,0 +1,100 @@
+#include "dist/ordered_reduce.h"
+
+#include <algorithm>
+#include <bit>
+#include <type_traits>
+
+#include "core/error.h"
+
+namespace halflife::dist {
+namespace {
+
+constexpr int64_t kBlock = 1024;  // elements; the accumulator stays in the first-level cache
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+float Load(BFloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+template <typename T>
+T Load(T x) {
+  return x;
+}
+
+void Store(float value, BFloat16* out) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  out->bits = static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40 : rounded);
+}
+template <typename T>
+void Store(T value, T* out) {
+  *out = value;
+}
+
+template <ReduceOp kOp, typename A>
+A Combine(A a, A b) {
+  if constexpr (kOp == ReduceOp::kSum) {
+    if constexpr (std::is_integral_v<A>) {
+      using Unsigned = std::make_unsigned_t<A>;  // signed overflow is undefined
+      return static_cast<A>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
+    } else {
+      return a + b;
+    }
+  } else if constexpr (kOp == ReduceOp::kMax) {
+    return b > a || b != b ? b : a;
+  } else {
+    return b < a || b != b ? b : a;
+  }
+}
+
+template <ReduceOp kOp, typename T>
+void ReduceTyped(std::span<const void* const> in, void* out, int64_t count) {
+  using Accumulator = decltype(Load(T{}));
+  Accumulator sum[kBlock];
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t n = std::min(kBlock, count - begin);
+    const T* first = static_cast<const T*>(in[0]) + begin;
+    for (int64_t i = 0; i < n; ++i) sum[i] = Load(first[i]);
+    for (const void* const source : in.subspan(1)) {
+      const T* next = static_cast<const T*>(source) + begin;
+      for (int64_t i = 0; i < n; ++i) sum[i] = Combine<kOp>(sum[i], Load(next[i]));
+    }
+    T* to = static_cast<T*>(out) + begin;
+    for (int64_t i = 0; i < n; ++i) Store(sum[i], &to[i]);
+  }
+}
+
+template <typename T>
+void ReduceByOp(ReduceOp op, std::span<const void* const> in, void* out, int64_t count) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return ReduceTyped<ReduceOp::kSum, T>(in, out, count);
+    case ReduceOp::kMax:
+      return ReduceTyped<ReduceOp::kMax, T>(in, out, count);
+    case ReduceOp::kMin:
+      return ReduceTyped<ReduceOp::kMin, T>(in, out, count);
+  }
+}
+
+}  // namespace
+
+void OrderedReduce(DType dtype, ReduceOp op, std::span<const void* const> in, void* out,
+                   int64_t count) {
+  HL_CHECK(!in.empty(), "nothing to reduce");
+  switch (dtype) {
+    case DType::kF32:
+      return ReduceByOp<float>(op, in, out, count);
+    case DType::kF64:
+      return ReduceByOp<double>(op, in, out, count);
+    case DType::kBF16:
+      return ReduceByOp<BFloat16>(op, in, out, count);
+    case DType::kI32:
+      return ReduceByOp<int32_t>(op, in, out, count);
+    case DType::kI64:
+      return ReduceByOp<int64_t>(op, in, out, count);
+    case DType::kU8:
+      return ReduceByOp<uint8_t>(op, in, out, count);
+  }
+}
+
+}  // namespace halflife::dist

@@ -1,0 +1,110 @@
+#include "dist/parameter_layout.h"
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_set>
+
+#include "core/error.h"
+
+namespace halflife::dist {
+namespace {
+
+constexpr int64_t kAlignment =
+    64;  // elements: a cache line of fp32 is 16, and 256 bytes suit GPU transactions
+constexpr int64_t kBytesPerGradient = 4;
+
+int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+void CheckSpecs(const std::vector<ParamSpec>& specs) {
+  std::unordered_set<std::string> names;
+  const auto add = [&](const std::string& name) {
+    HL_CHECK(names.insert(name).second, "two parameters are named '", name, "'");
+  };
+  for (const ParamSpec& spec : specs) {
+    add(spec.name);
+    for (const std::string& alias : spec.aliases) add(alias);
+    for (const int64_t extent : spec.shape) {
+      HL_CHECK(extent >= 0, "parameter '", spec.name, "' has a negative extent ", extent);
+    }
+  }
+}
+
+}  // namespace
+
+int64_t ParamSpec::count() const {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+ParameterLayout::ParameterLayout(std::vector<ParamSpec> specs, const LayoutConfig& config)
+    : specs_(std::move(specs)), offsets_(specs_.size()), num_slices_(config.num_slices) {
+  HL_CHECK(num_slices_ >= 1, "num_slices ", num_slices_, " must be at least 1");
+  HL_CHECK(config.bucket_bytes > 0 && config.first_bucket_bytes > 0, "bucket sizes ",
+           config.first_bucket_bytes, " and ", config.bucket_bytes, " bytes must be positive");
+  CheckSpecs(specs_);
+  // A slice is a multiple of 8 elements, so that vector loads never straddle two ranks' slices.
+  const int64_t unit = std::lcm(kAlignment, int64_t{8} * num_slices_);
+  int64_t end = 0;  // of the arena so far
+  const auto close = [&] {
+    end = RoundUp(end, unit);
+    buckets_.back().end = end;
+  };
+  for (const Region region : {Region::kCompute, Region::kFp32}) {
+    bool open = false;
+    for (int param = static_cast<int>(specs_.size()) - 1; param >= 0; --param) {
+      if (specs_[param].region != region) continue;
+      const int64_t count = specs_[param].count();
+      const int64_t start = RoundUp(end, kAlignment);
+      const int64_t limit_bytes =
+          buckets_.size() <= 1 ? config.first_bucket_bytes : config.bucket_bytes;
+      if (open && (start + count - buckets_.back().begin) * kBytesPerGradient > limit_bytes) {
+        close();
+        open = false;
+      }
+      if (!open) {
+        buckets_.push_back({.begin = end, .end = end, .region = region, .params = {}});
+        open = true;
+      }
+      offsets_[param] = RoundUp(end, kAlignment);
+      end = offsets_[param] + count;
+      buckets_.back().params.push_back(param);
+    }
+    if (open) close();
+    if (region == Region::kCompute) num_compute_elements_ = end;
+  }
+  num_elements_ = end;
+}
+
+int64_t ParameterLayout::num_parameters() const {
+  int64_t total = 0;
+  for (const ParamSpec& spec : specs_) total += spec.count();
+  return total;
+}
+
+std::vector<Fragment> ParameterLayout::SliceFragments(int slice) const {
+  HL_CHECK(0 <= slice && slice < num_slices_, "slice ", slice, " of ", num_slices_);
+  std::vector<Fragment> fragments;
+  for (const Bucket& bucket : buckets_) {
+    const int64_t length = (bucket.end - bucket.begin) / num_slices_;
+    const int64_t slice_begin = bucket.begin + slice * length;
+    for (const int param : bucket.params) {
+      const int64_t offset = offsets_[param];
+      const int64_t begin = std::max(slice_begin, offset);
+      const int64_t end = std::min(slice_begin + length, offset + specs_[param].count());
+      if (begin < end) fragments.push_back({param, begin - offset, end - offset, begin});
+    }
+  }
+  return fragments;
+}
+
+std::vector<Fragment> ParameterLayout::AllFragments() const {
+  std::vector<Fragment> fragments;
+  fragments.reserve(specs_.size());
+  for (const Bucket& bucket : buckets_) {
+    for (const int param : bucket.params) {
+      fragments.push_back({param, 0, specs_[param].count(), offsets_[param]});
+    }
+  }
+  return fragments;
+}
+
+}  // namespace halflife::dist

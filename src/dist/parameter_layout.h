@@ -1,0 +1,82 @@
+// Where every parameter lies in the flat arena, and how the arena is cut into buckets and rank
+// slices. Free of LibTorch: plain index arithmetic, the same on every rank and for every tool that
+// reads checkpoints.
+//
+// One element index space [0, num_elements) serves main weights, gradients and Adam's m and v (all
+// fp32). The region kCompute comes first (kept a second time in the compute dtype when that is not
+// fp32), then kFp32 (parameters that compute in fp32: norms, decays). In each region tensors lie in
+// reverse registration order, so that buckets fill from the front during backward. Tensor starts
+// align to 64 elements; padding is zero and stays zero.
+//
+//   const ParameterLayout layout(specs, {.bucket_bytes = 64 << 20, .num_slices = world_size});
+//   for (const Bucket& bucket : layout.buckets()) ...
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace halflife::dist {
+
+enum class Region : uint8_t { kCompute, kFp32 };
+
+struct ParamSpec {
+  std::string name;            // as in a checkpoint, e.g. "layers.0.attn.q_proj.weight"
+  std::vector<int64_t> shape;  // outermost first
+  Region region = Region::kCompute;
+  bool weight_decay = false;         // matrices only
+  int grad_uses = 1;                 // how often one backward accumulates into it
+  std::vector<std::string> aliases;  // other names of the same tensor (tied head)
+
+  int64_t count() const;
+};
+
+struct LayoutConfig {
+  int64_t first_bucket_bytes =
+      8 << 20;  // of fp32 gradients: small, so that the first reduction starts early
+  int64_t bucket_bytes = 64 << 20;
+  int num_slices = 1;  // S: every bucket is padded so that it cuts into S equal slices
+};
+
+struct Bucket {
+  int64_t begin = 0, end = 0;  // elements of the arena; (end - begin) % num_slices == 0
+  Region region = Region::kCompute;
+  std::vector<int> params;  // registration indices, in arena order
+};
+
+// A contiguous element range of one parameter and where it lies in the arena.
+struct Fragment {
+  int param = 0;
+  int64_t begin = 0, end = 0;  // elements of the flattened parameter
+  int64_t arena_begin = 0;
+};
+
+class ParameterLayout {
+ public:
+  ParameterLayout(std::vector<ParamSpec> specs, const LayoutConfig& config);
+
+  const std::vector<ParamSpec>& specs() const { return specs_; }
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  int64_t num_elements() const { return num_elements_; }  // with padding
+  int64_t num_compute_elements() const { return num_compute_elements_; }
+  int64_t offset(int param) const { return offsets_[param]; }
+  int num_slices() const { return num_slices_; }
+  int64_t num_parameters() const;  // without padding
+
+  // Slice `slice` of `num_slices` of every bucket, as parameter ranges in arena order (padding left
+  // out).
+  std::vector<Fragment> SliceFragments(int slice) const;
+  // The whole arena as fragments, one per parameter, in arena order.
+  std::vector<Fragment> AllFragments() const;
+
+ private:
+  std::vector<ParamSpec> specs_;
+  std::vector<int64_t> offsets_;  // by registration index
+  std::vector<Bucket> buckets_;
+  int64_t num_elements_ = 0;
+  int64_t num_compute_elements_ = 0;
+  int num_slices_ = 1;
+};
+
+}  // namespace halflife::dist

@@ -1,0 +1,104 @@
+#include "dist/rank_context.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <initializer_list>
+#include <optional>
+
+#include "core/log.h"
+#include "dist/mpi_rank_context.h"
+#ifdef HALFLIFE_WITH_CUDA
+#include "dist/nccl_communicator.h"
+#endif
+
+namespace halflife::dist {
+namespace {
+
+// The first of these variables that holds a number.
+std::optional<int> ReadNumber(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const char* text = std::getenv(name);
+    if (text == nullptr || *text == '\0') continue;
+    char* end = nullptr;
+    const long value = std::strtol(text, &end, 10);
+    if (*end == '\0') return static_cast<int>(value);
+  }
+  return std::nullopt;
+}
+
+// A world of one: no launcher, no MPI (whose initialisation alone takes half a second).
+class SingleRankContext final : public RankContext {
+ public:
+  explicit SingleRankContext(const RankConfig& config)
+      : config_(config),
+        world_(MakeSelfCommunicator("world")),
+        control_(MakeSelfCommunicator("control")) {
+    char name[256] = {};
+    ::gethostname(name, sizeof name - 1);
+    host_ = name;
+  }
+
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  int local_rank() const override { return 0; }
+  int local_size() const override { return 1; }
+  const std::string& host() const override { return host_; }
+  Communicator& world() override { return device_world_ ? *device_world_ : *world_; }
+  Communicator& control() override { return *control_; }
+  void UseDevice(Device device) override {
+    device_world_.reset();
+    if (!device.is_cuda()) return;
+    device_world_ = MakeDeviceWorld(*control_, device, config_.timeout_s, config_.init_timeout_s);
+  }
+  void RequireSameConfig(const std::string&) override {}
+  [[noreturn]] void AbortWorld(int exit_code) noexcept override {
+    log::Flush();
+    ::_exit(exit_code);
+  }
+
+ private:
+  const RankConfig config_;
+  std::string host_;
+  std::unique_ptr<Communicator> world_, control_, device_world_;
+};
+
+}  // namespace
+
+LauncherEvidence ReadLauncherEvidence() {
+  LauncherEvidence evidence;
+  std::optional<int> rank = ReadNumber({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"});
+  const bool slurm_step = ReadNumber({"SLURM_STEP_ID"}).has_value();
+  if (!rank && slurm_step) rank = ReadNumber({"SLURM_PROCID"});
+  if (!rank) return evidence;
+  evidence.launched = true;
+  evidence.rank = *rank;
+  std::optional<int> size = ReadNumber({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
+  if (!size && slurm_step) size = ReadNumber({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
+  evidence.world_size = size.value_or(1);
+  return evidence;
+}
+
+std::unique_ptr<RankContext> RankContext::Create(const RankConfig& config) {
+  const LauncherEvidence evidence = ReadLauncherEvidence();
+  // A one-task step (`srun --pty bash`) often has no PMI at all, and MPI_Init would fail there for
+  // nothing.
+  const bool step_of_one =
+      evidence.world_size == 1 && !ReadNumber({"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"});
+  if (!evidence.launched || step_of_one) return std::make_unique<SingleRankContext>(config);
+  return MakeMpiRankContext(config, evidence);
+}
+
+std::unique_ptr<Communicator> MakeDeviceWorld([[maybe_unused]] Communicator& control, Device device,
+                                              [[maybe_unused]] double timeout_s,
+                                              [[maybe_unused]] double init_timeout_s) {
+#ifdef HALFLIFE_WITH_CUDA
+  return MakeNcclCommunicator(control, device, "world",
+                              {.timeout_s = timeout_s, .init_timeout_s = init_timeout_s});
+#else
+  HL_FAIL(ExitCode::kEnvironment, "this build has no CUDA, so cuda:", device.index,
+          " cannot be used; configure with -DHALFLIFE_CUDA=ON, or train on the CPU");
+#endif
+}
+
+}  // namespace halflife::dist

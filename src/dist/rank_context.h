@@ -1,0 +1,63 @@
+// Who this process is in the world. Built once by `main`, handed down by reference, destroyed
+// before MPI_Finalize.
+//
+//   auto context = RankContext::Create({.timeout_s = 180});
+//   context->world().AllReduce(...);
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/tensor_ref.h"
+#include "dist/communicator.h"
+
+namespace halflife::dist {
+
+struct RankConfig {
+  double timeout_s = 180;       // deadline of one collective
+  double init_timeout_s = 600;  // of the first rendezvous
+  std::string config_hash =
+      {};  // must be equal on all ranks (else Error kUsage naming the odd rank); empty: unknown yet
+  std::string build =
+      {};  // program and library versions; must be equal too (else Error kEnvironment)
+};
+
+class RankContext {
+ public:
+  virtual ~RankContext() = default;
+  // Reads the launcher's evidence (OMPI_COMM_WORLD_SIZE, PMIX_RANK, SLURM_PROCID with
+  // SLURM_STEP_ID). With none, a world of one without MPI. Throws Error kEnvironment where the
+  // evidence and MPI disagree, or a version differs.
+  static std::unique_ptr<RankContext> Create(const RankConfig& config);
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual int local_rank() const = 0;
+  virtual int local_size() const = 0;
+  virtual const std::string& host() const = 0;
+
+  // Device tensors: MPI on the CPU, NCCL on CUDA once UseDevice(cuda) was called.
+  virtual Communicator& world() = 0;
+  // Host tensors only: manifests, votes, signals.
+  virtual Communicator& control() = 0;
+  virtual void UseDevice(Device device) = 0;
+
+  // All ranks must call it with an equal `config_hash`; throws Error kUsage "ranks disagree about
+  // the config" naming the odd ranks otherwise. (Separate from Create: the config is only known
+  // after the world exists.)
+  virtual void RequireSameConfig(const std::string& config_hash) = 0;
+
+  // Ends the whole world with this exit code, at once, from any thread. Does not return.
+  [[noreturn]] virtual void AbortWorld(int exit_code) noexcept = 0;
+};
+
+// From the environment alone, before MPI: what log lines and messages use. {0, 1} without a
+// launcher.
+struct LauncherEvidence {
+  bool launched = false;  // under mpirun or srun
+  int rank = 0;
+  int world_size = 1;
+};
+LauncherEvidence ReadLauncherEvidence();
+
+}  // namespace halflife::dist

@@ -1,0 +1,86 @@
+// One collective as data: what the Self, Local, MPI and NCCL communicators execute, compare and
+// describe in errors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dist/communicator.h"
+
+namespace halflife::dist {
+
+enum class OpKind : uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kAllGatherV,
+  kAllToAll,
+  kBroadcast,
+  kSendRecv,
+  kBarrier
+};
+
+struct Request {
+  OpKind kind = OpKind::kBarrier;
+  OpTag tag = {"", 0};
+  TensorRef in = {};  // all-reduce and broadcast: in and out are the same memory
+  TensorRef out = {};
+  ReduceOp reduce = ReduceOp::kSum;
+  int root = -1;                     // broadcast
+  int to = -1, from = -1;            // send-receive; -1: absent
+  std::vector<int64_t> counts = {};  // all-gather-v
+  cudaStream_t producer = nullptr;
+
+  int64_t bytes() const;  // the larger of in and out
+};
+
+const char* Name(OpKind kind);
+
+// "all_reduce 'grad_bucket' 7 (group world, seq 12, 4.0 KiB fp32)"
+std::string Describe(const Request& request, const std::string& group, int64_t seq);
+
+// What every rank of the group must agree about; empty when `a` and `b` match, else e.g. "count 4
+// against 5".
+std::string Difference(const Request& a, const Request& b);
+// The same facts as 14 bits, for a message tag.
+uint32_t SignatureHash(const Request& request, int64_t seq);
+
+// "1, 2 and 5"
+std::string JoinRanks(const std::vector<int>& ranks);
+
+// The operations of the interface as Requests with checked arguments and a sequence number.
+class RequestCommunicator : public Communicator {
+ public:
+  RequestCommunicator(int rank, int size, std::string name);
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+  Work AllReduce(TensorRef inout, ReduceOp op, OpTag tag, cudaStream_t producer) override;
+  Work ReduceScatter(TensorRef in, TensorRef out, ReduceOp op, OpTag tag,
+                     cudaStream_t producer) override;
+  Work AllGather(TensorRef in, TensorRef out, OpTag tag, cudaStream_t producer) override;
+  Work AllGatherV(TensorRef in, TensorRef out, std::span<const int64_t> counts, OpTag tag,
+                  cudaStream_t producer) override;
+  Work AllToAll(TensorRef in, TensorRef out, OpTag tag, cudaStream_t producer) override;
+  Work Broadcast(TensorRef inout, int root, OpTag tag, cudaStream_t producer) override;
+  Work SendRecv(TensorRef send, int to, TensorRef recv, int from, OpTag tag,
+                cudaStream_t producer) override;
+  Work Barrier(OpTag tag) override;
+
+ protected:
+  virtual Work Issue(Request request, int64_t seq) = 0;
+  virtual Device::Kind device_kind() const { return Device::Kind::kCpu; }
+
+ private:
+  Work CheckAndIssue(Request request);
+  void Check(const Request& request) const;
+
+  const int rank_;
+  const int size_;
+  const std::string name_;
+  int64_t next_seq_ = 0;
+};
+
+}  // namespace halflife::dist
