@@ -1,0 +1,186 @@
+// `halflife prepare`: options, signals and what a user sees; the work is in data/prepare.h.
+#include "data/prepare.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <iostream>
+#include <map>
+#include <memory>
+
+#include "cli/command.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/human.h"
+#include "core/log.h"
+
+namespace halflife::cli {
+namespace {
+
+constexpr char kExamples[] = R"(
+Examples:
+  halflife prepare --input book.txt --tokenizer bytes --out book.data
+  halflife prepare --input 'corpus/*.jsonl.zst' --field body --tokenizer spm.model --out corpus.data
+  halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out corpus.data
+)";
+
+// Set by SIGINT and SIGTERM: the run then ends in order and removes its temporary folder.
+std::atomic<bool> stop_requested{false};
+static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler may touch it
+
+// While it lives, the first signal asks the run to stop; a second one kills as usual.
+class StopOnSignal {
+ public:
+  StopOnSignal() {
+    stop_requested = false;
+    struct sigaction action {};
+    action.sa_handler = [](int) { stop_requested = true; };
+    action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
+    ::sigaction(SIGINT, &action, &old_int_);
+    ::sigaction(SIGTERM, &action, &old_term_);
+  }
+  ~StopOnSignal() {
+    ::sigaction(SIGINT, &old_int_, nullptr);
+    ::sigaction(SIGTERM, &old_term_, nullptr);
+  }
+  StopOnSignal(const StopOnSignal&) = delete;
+  StopOnSignal& operator=(const StopOnSignal&) = delete;
+
+ private:
+  struct sigaction old_int_ {
+  }, old_term_{};
+};
+
+// On a terminal one line that is written over, four times a second; elsewhere a line of its own
+// every ten seconds.
+class ProgressLine {
+ public:
+  void operator()(const data::PrepareProgress& progress) {
+    if (since_last_.Seconds() < (terminal_ ? 0.25 : 10.0)) return;
+    since_last_.Restart();
+    const std::string text = Describe(progress);
+    if (terminal_) {
+      std::cerr << "\r\x1b[K" << text << std::flush;
+      shown_ = true;
+    } else {
+      HL_INFO("prepare", text);
+    }
+  }
+  // Ends the terminal's line, so that what follows starts on a fresh one.
+  ~ProgressLine() {
+    if (shown_) std::cerr << "\r\x1b[K" << std::flush;
+  }
+
+ private:
+  std::string Describe(const data::PrepareProgress& progress) {
+    const double seconds = clock_.Seconds();
+    const double done = static_cast<double>(progress.disk_bytes);
+    const double left = static_cast<double>(progress.total_disk_bytes) - done;
+    std::string text = Concat(progress.phase, ": ");
+    if (progress.num_documents > 0) {
+      text +=
+          Concat(HumanCount(static_cast<double>(progress.num_documents)), " documents, ",
+                 Fixed(static_cast<double>(progress.text_bytes) / seconds * 1e-6, 1), " MB/s, ");
+    }
+    text += Concat(HumanBytes(progress.disk_bytes), " of ", HumanBytes(progress.total_disk_bytes));
+    return done > 0 ? Concat(text, ", ", HumanSeconds(left * seconds / done), " left") : text;
+  }
+
+  const bool terminal_ = ::isatty(STDERR_FILENO) != 0;
+  const Stopwatch clock_;
+  Stopwatch since_last_;
+  bool shown_ = false;
+};
+
+void PrintSplit(const char* name, const data::SplitInfo& split) {
+  std::cout << "  " << name << ": " << HumanCount(static_cast<double>(split.num_tokens))
+            << " tokens in " << HumanCount(static_cast<double>(split.num_documents))
+            << " documents (" << HumanBytes(static_cast<uint64_t>(split.num_bytes)) << " of text), "
+            << split.num_shards << (split.num_shards == 1 ? " shard\n" : " shards\n");
+}
+
+void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary& summary) {
+  const int64_t bytes = summary.train.num_bytes + summary.validation.num_bytes;
+  std::cout << "prepared " << config.out.string() << ": " << summary.num_files << " files, "
+            << HumanBytes(static_cast<uint64_t>(bytes)) << " of text in "
+            << HumanSeconds(summary.seconds) << " ("
+            << Fixed(static_cast<double>(bytes) / summary.seconds * 1e-6, 1) << " MB/s)\n";
+  PrintSplit("train", summary.train);
+  PrintSplit("validation", summary.validation);
+  std::cout << "  tokenizer: " << summary.tokenizer_kind << ", " << summary.vocab_size << " ids\n"
+            << "  hash: " << ToHex(summary.hash) << "\n";
+  if (summary.num_empty > 0) {
+    std::cout << "  left out: " << summary.num_empty << " empty documents\n";
+  }
+  if (summary.num_skipped_files > 0) {
+    std::cout << "  left out: " << summary.num_skipped_files
+              << " files of other kinds than .txt and .jsonl\n";
+  }
+}
+
+ExitCode Run(const data::PrepareConfig& options) {
+  data::PrepareConfig config = options;
+  const StopOnSignal signals;
+  config.stop = &stop_requested;
+  data::PrepareSummary summary;
+  {
+    ProgressLine progress;
+    config.on_progress = std::ref(progress);
+    summary = data::Prepare(config);
+  }
+  PrintSummary(config, summary);
+  return ExitCode::kFinished;
+}
+
+}  // namespace
+
+void AddPrepare(CLI::App& app, Action& action) {
+  using data::DocumentMode;
+  const std::map<std::string, DocumentMode> modes = {{"auto", DocumentMode::kAuto},
+                                                     {"blank-line", DocumentMode::kBlankLine},
+                                                     {"file", DocumentMode::kFile},
+                                                     {"record", DocumentMode::kRecord}};
+  const std::map<std::string, bool> invalid_utf8 = {{"error", false}, {"replace", true}};
+  auto config = std::make_shared<data::PrepareConfig>();
+  CLI::App* command = app.add_subcommand("prepare", "Tokenise text into a dataset");
+  command->footer(kExamples);
+  command
+      ->add_option("--input", config->inputs,
+                   "Files, folders or patterns of .txt and .jsonl, also as .gz or .zst")
+      ->required();
+  command->add_option("--out", config->out, "The dataset's folder; must not exist")->required();
+  command->add_option("--tokenizer", config->tokenizer, "`bytes`, or a sentencepiece .model file");
+  command->add_flag("--train-tokenizer", config->train_tokenizer,
+                    "Train a sentencepiece tokenizer on the training split");
+  command->add_option("--vocab", config->vocab_size, "Pieces of the trained tokenizer");
+  command->add_option("--field", config->field, "The field of a JSON record that holds the text")
+      ->capture_default_str();
+  command
+      ->add_option("--documents", config->documents,
+                   "What a document is: auto (record for .jsonl, blank-line for .txt), "
+                   "blank-line, file, record")
+      ->transform(CLI::CheckedTransformer(modes).description(""));
+  command
+      ->add_option("--validation-fraction", config->validation_fraction,
+                   "Share of documents that go to the validation split")
+      ->capture_default_str();
+  command->add_option("--split-seed", config->split_seed, "Chooses which documents those are")
+      ->capture_default_str();
+  command->add_option("--threads", config->threads, "Worker threads; 0: one per core")
+      ->capture_default_str();
+  command->add_option("--shard-tokens", config->shard_tokens, "Tokens of one shard file at most")
+      ->capture_default_str();
+  command
+      ->add_option("--invalid-utf8", config->replace_invalid_utf8,
+                   "Bytes that are not UTF-8: error, or replace by U+FFFD")
+      ->transform(CLI::CheckedTransformer(invalid_utf8).description(""));
+  command
+      ->add_option("--max-document-bytes", config->max_document_bytes,
+                   "The longest document that is held whole; byte-tokenised text has no limit")
+      ->capture_default_str();
+  command->callback([=, &action] { action = [config] { return Run(*config); }; });
+}
+
+}  // namespace halflife::cli

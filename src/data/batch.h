@@ -1,0 +1,25 @@
+// What the model trains on: B rows of T tokens, packed from documents.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace halflife::data {
+
+constexpr int32_t kNoTarget = -100;
+
+struct Batch {
+  int64_t batch_size = 0;       // B
+  int64_t seq_len = 0;          // T
+  std::vector<int32_t> inputs;  // [B, T] token ids
+  std::vector<int32_t>
+      targets;  // [B, T] next token, or kNoTarget (at a document's eos, and in padding)
+  std::vector<int32_t>
+      cu_seqlens;  // starts of document pieces over the flattened B*T tokens, then B*T; every row
+                   // start is one of them: [num_pieces + 1], strictly ascending
+  std::vector<uint64_t>
+      samples;              // [B] global sample numbers: what order and dropout are functions of
+  int64_t num_targets = 0;  // targets that are not kNoTarget
+};
+
+}  // namespace halflife::data

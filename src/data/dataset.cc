@@ -1,0 +1,190 @@
+#include "data/dataset.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <list>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "data/manifest.h"
+#include "data/shard_reader.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Far below the usual limit of 1024 descriptors a process; a shard that is met again opens in under
+// a millisecond.
+constexpr size_t kMostOpenShards = 128;
+
+struct SplitShards {
+  std::vector<ShardReader> readers;
+  std::vector<int64_t> begins;  // token index in the split of each shard, then the total
+};
+
+SplitShards MakeShards(const fs::path& folder, const SplitRecord& split, int vocab_size) {
+  SplitShards shards;
+  shards.begins.push_back(0);
+  for (const ShardRecord& record : split.shards) {
+    shards.readers.emplace_back(folder, record, TokenBytes(vocab_size), vocab_size);
+    shards.begins.push_back(shards.begins.back() + record.num_tokens);
+  }
+  return shards;
+}
+
+}  // namespace
+
+const char* Name(Split split) { return split == Split::kTrain ? "train" : "validation"; }
+
+class Dataset::Impl {
+ public:
+  Impl(const fs::path& folder_arg, Manifest manifest_arg)
+      : folder(folder_arg), manifest(std::move(manifest_arg)) {
+    info = {.train = manifest.train.info,
+            .validation = manifest.validation.info,
+            .vocab_size = manifest.vocab_size,
+            .eos_id = manifest.eos_id,
+            .tokenizer_kind = manifest.tokenizer_kind,
+            .hash = manifest.hash};
+    train = MakeShards(folder, manifest.train, manifest.vocab_size);
+    validation = MakeShards(folder, manifest.validation, manifest.vocab_size);
+  }
+  ~Impl() {
+    const Hdf5Lock lock;  // the readers close their files
+    train = {};
+    validation = {};
+  }
+
+  SplitShards& shards(Split split) { return split == Split::kTrain ? train : validation; }
+
+  // Marks a shard as just used, and closes the one that has rested longest where too many are open.
+  void Touch(ShardReader& shard) {
+    const Hdf5Lock lock;
+    const auto found = std::find(recent.begin(), recent.end(), &shard);
+    if (found != recent.end()) recent.erase(found);
+    recent.push_front(&shard);
+    if (recent.size() > kMostOpenShards) {
+      recent.back()->Close();
+      recent.pop_back();
+    }
+  }
+
+  template <typename Visit>  // Visit(ShardReader&, int64_t)
+  void ForEachShard(const Visit& visit) {
+    for (SplitShards* split : {&train, &validation}) {
+      for (ShardReader& shard : split->readers) visit(shard);
+    }
+  }
+
+  void CheckTokenizerFiles() const {
+    for (const FileRecord& record : manifest.tokenizer_files) {
+      const fs::path path = folder / kTokenizerFolder / record.name;
+      const std::string bytes = ReadFile(path, ExitCode::kData);
+      HL_CHECK_AS(ExitCode::kData, bytes.size() == record.bytes && HashBytes(bytes) == record.hash,
+                  path.string(),
+                  " does not have the size and hash of the manifest: it is damaged; ",
+                  kDamageRemedy);
+    }
+  }
+
+  const fs::path folder;
+  const Manifest manifest;
+  DatasetInfo info;
+  SplitShards train, validation;
+  std::list<ShardReader*> recent;  // open shards, the last used first; guarded by Hdf5Lock
+};
+
+Dataset::Dataset(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Dataset::Dataset(Dataset&&) noexcept = default;
+Dataset& Dataset::operator=(Dataset&&) noexcept = default;
+Dataset::~Dataset() = default;
+
+Dataset Dataset::Open(const fs::path& folder) {
+  std::error_code ignored;
+  HL_CHECK_AS(ExitCode::kData, fs::is_directory(folder, ignored), "there is no dataset folder ",
+              folder.string(), "; make one with `halflife prepare --out ", folder.string(), "`");
+  Dataset dataset(std::make_unique<Impl>(folder, ReadManifest(folder / kManifestName)));
+  dataset.impl_->ForEachShard([](const ShardReader& shard) { shard.CheckHeader(); });
+  return dataset;
+}
+
+const DatasetInfo& Dataset::info() const { return impl_->info; }
+const fs::path& Dataset::folder() const { return impl_->folder; }
+const SplitInfo& Dataset::split(Split split) const {
+  return split == Split::kTrain ? impl_->info.train : impl_->info.validation;
+}
+
+std::vector<ShardInfo> Dataset::Shards(Split split) const {
+  std::vector<ShardInfo> shards;
+  for (const ShardReader& shard : impl_->shards(split).readers) {
+    const ShardRecord& record = shard.record();
+    shards.push_back(
+        {record.file.name, record.num_tokens, record.num_documents, record.file.bytes});
+  }
+  return shards;
+}
+
+void Dataset::Read(Split split, int64_t begin, std::span<int32_t> ids) const {
+  const int64_t end = begin + static_cast<int64_t>(ids.size());
+  const int64_t total = this->split(split).num_tokens;
+  HL_CHECK(begin >= 0 && end <= total, "tokens [", begin, ", ", end, ") of a ", Name(split),
+           " split of ", total);
+  SplitShards& shards = impl_->shards(split);
+  for (int64_t at = begin; at < end;) {
+    const auto above = std::upper_bound(shards.begins.begin(), shards.begins.end(), at);
+    const auto index = static_cast<size_t>(above - shards.begins.begin() - 1);
+    ShardReader& shard = shards.readers[index];
+    impl_->Touch(shard);
+    const int64_t local = at - shards.begins[index];
+    const std::vector<int32_t> block = shard.ReadTokens(local / kBlockTokens);
+    const int64_t offset = local % kBlockTokens;
+    const int64_t count = std::min(static_cast<int64_t>(block.size()) - offset, end - at);
+    std::copy_n(block.begin() + offset, count, ids.begin() + (at - begin));
+    at += count;
+  }
+}
+
+std::vector<int64_t> Dataset::DocumentStarts(Split split, int64_t begin, int64_t end) const {
+  std::vector<int64_t> starts;
+  SplitShards& shards = impl_->shards(split);
+  for (size_t i = 0; i < shards.readers.size(); ++i) {
+    const int64_t base = shards.begins[i];
+    if (shards.begins[i + 1] <= begin || base >= end) continue;
+    ShardReader& shard = shards.readers[i];
+    const std::vector<int64_t>& firsts = shard.record().first_starts;
+    // The first block that can hold `begin` is the one before the first that starts above it.
+    const auto above = std::upper_bound(firsts.begin(), firsts.end(), begin - base);
+    size_t block = static_cast<size_t>(std::max<int64_t>(above - firsts.begin() - 1, 0));
+    for (; block < firsts.size() && base + firsts[block] < end; ++block) {
+      impl_->Touch(shard);
+      for (const int64_t start : shard.ReadStarts(static_cast<int64_t>(block))) {
+        if (base + start >= begin && base + start < end) starts.push_back(base + start);
+      }
+    }
+  }
+  return starts;
+}
+
+std::unique_ptr<Tokenizer> Dataset::LoadTokenizer() const {
+  impl_->CheckTokenizerFiles();
+  std::unique_ptr<Tokenizer> tokenizer = data::LoadTokenizer(impl_->folder / kTokenizerFolder);
+  HL_CHECK_AS(ExitCode::kData, tokenizer->vocab_size() == info().vocab_size, "the tokenizer of ",
+              impl_->folder.string(), " has ", tokenizer->vocab_size(), " ids, the manifest says ",
+              info().vocab_size, "; ", kDamageRemedy);
+  return tokenizer;
+}
+
+void Dataset::Verify() const {
+  impl_->CheckTokenizerFiles();
+  impl_->ForEachShard([this](ShardReader& shard) {
+    shard.CheckWhole();
+    impl_->Touch(shard);
+    const ShardRecord& record = shard.record();
+    for (int64_t i = 0; i < NumBlocks(record.num_tokens, kBlockTokens); ++i) shard.ReadTokens(i);
+    for (int64_t i = 0; i < NumBlocks(record.num_documents, kBlockStarts); ++i) shard.ReadStarts(i);
+  });
+}
+
+}  // namespace halflife::data

@@ -1,0 +1,161 @@
+#include "data/document_encoder.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/hash.h"
+#include "core/human.h"
+#include "core/philox.h"
+#include "data/utf8.h"
+
+namespace halflife::data {
+namespace {
+
+constexpr std::string_view kBlanks = " \t\r";
+
+void CheckUtf8(TextChunk& chunk, bool replace) {
+  const size_t bad = FindInvalidUtf8(chunk.text);
+  if (bad == std::string::npos) return;
+  const auto line =
+      chunk.first_line +
+      std::count(chunk.text.begin(), chunk.text.begin() + static_cast<int64_t>(bad), '\n');
+  HL_CHECK_AS(ExitCode::kData, replace, chunk.file->path.string(), ": byte ",
+              chunk.offset + static_cast<int64_t>(bad), " of the text (line ", line,
+              ") is not valid UTF-8; convert the file, or pass --invalid-utf8 replace");
+  chunk.text = ReplaceInvalidUtf8(chunk.text);
+}
+
+void CheckLength(const TextChunk& chunk, int64_t line, std::string_view text,
+                 const DocumentRules& rules) {
+  HL_CHECK_AS(ExitCode::kData, static_cast<int64_t>(text.size()) <= rules.max_document_bytes,
+              chunk.file->path.string(), ":", line, ": a document of ", text.size(),
+              " bytes is longer than --max-document-bytes ", rules.max_document_bytes,
+              "; raise that limit, or cut the text into shorter documents");
+}
+
+std::string RecordText(const TextChunk& chunk, int64_t line, std::string_view json,
+                       const std::string& field) {
+  const auto place = [&] { return Concat(chunk.file->path.string(), ":", line, ": "); };
+  nlohmann::json record;
+  try {
+    record = nlohmann::json::parse(json);
+  } catch (const nlohmann::json::exception& error) {
+    HL_FAIL(ExitCode::kData, place(), "not a JSON record: ", error.what());
+  }
+  HL_CHECK_AS(ExitCode::kData, record.is_object(), place(), "a JSON ", record.type_name(),
+              " where a record {\"", field, "\": \"...\"} should be");
+  const auto found = record.find(field);
+  if (found == record.end()) {
+    std::string fields;
+    for (const auto& [name, value] : record.items()) fields += (fields.empty() ? "" : ", ") + name;
+    HL_FAIL(ExitCode::kData, place(), "the record has no field '", field,
+            "'; it has: ", fields.empty() ? "none" : fields, "; choose one with --field");
+  }
+  HL_CHECK_AS(ExitCode::kData, found->is_string(), place(), "the field '", field, "' is a JSON ",
+              found->type_name(), ", not a string; choose another with --field");
+  return std::move(found->get_ref<std::string&>());
+}
+
+int64_t ForEachRecord(const TextChunk& chunk, const DocumentRules& rules,
+                      const std::function<void(const Document&)>& visit) {
+  int64_t num_empty = 0, line_number = chunk.first_line;
+  std::string_view rest = chunk.text;
+  for (; !rest.empty(); ++line_number) {
+    const size_t newline = std::min(rest.find('\n'), rest.size());
+    const std::string_view line = rest.substr(0, newline);
+    rest.remove_prefix(std::min(newline + 1, rest.size()));
+    if (line.find_first_not_of(kBlanks) == std::string_view::npos) continue;
+    const std::string text = RecordText(chunk, line_number, line, rules.field);
+    CheckLength(chunk, line_number, text, rules);
+    if (text.empty()) {
+      ++num_empty;
+    } else {
+      visit({.text = text});
+    }
+  }
+  return num_empty;
+}
+
+// A block runs from its first line that is not blank to the end of the last, without that line's
+// own end.
+int64_t ForEachBlock(const TextChunk& chunk, const DocumentRules& rules,
+                     const std::function<void(const Document&)>& visit) {
+  const std::string_view text = chunk.text;
+  bool open = chunk.continues, first = true;
+  size_t begin = 0, end = 0;  // of the open block
+  int64_t line_number = chunk.first_line, begin_line = line_number;
+  const auto close = [&](bool ends) {
+    const std::string_view block = text.substr(begin, end - begin);
+    if (!rules.allow_pieces) CheckLength(chunk, begin_line, block, rules);
+    visit({.text = block, .begins = !(chunk.continues && first), .ends = ends});
+    first = false;
+    open = false;
+  };
+  for (size_t at = 0; at < text.size(); ++line_number) {
+    const size_t newline = std::min(text.find('\n', at), text.size());
+    const std::string_view line = text.substr(at, newline - at);
+    const bool rest_of_line = at == 0 && chunk.continues;
+    if (rest_of_line || line.find_first_not_of(kBlanks) != std::string_view::npos) {
+      if (!open) {
+        begin = at;
+        begin_line = line_number;
+      }
+      open = true;
+      end = newline - (line.ends_with('\r') ? 1 : 0);
+    } else if (open) {
+      close(true);
+    }
+    at = newline + 1;
+  }
+  if (open) close(!chunk.leaves_open);
+  return 0;
+}
+
+int64_t ForEachFile(const TextChunk& chunk, const DocumentRules& rules,
+                    const std::function<void(const Document&)>& visit) {
+  if (!chunk.continues && !chunk.leaves_open && chunk.text.empty()) return 1;
+  if (!rules.allow_pieces) CheckLength(chunk, 1, chunk.text, rules);
+  visit({.text = chunk.text, .begins = !chunk.continues, .ends = !chunk.leaves_open});
+  return 0;
+}
+
+}  // namespace
+
+int64_t ForEachDocument(TextChunk chunk, const DocumentRules& rules,
+                        const std::function<void(const Document&)>& visit) {
+  CheckUtf8(chunk, rules.replace_invalid_utf8);
+  switch (chunk.documents) {
+    case DocumentMode::kRecord:
+      return ForEachRecord(chunk, rules, visit);
+    case DocumentMode::kFile:
+      return ForEachFile(chunk, rules, visit);
+    default:
+      return ForEachBlock(chunk, rules, visit);
+  }
+}
+
+Split ChooseSplit(std::string_view text, const DocumentRules& rules) {
+  const Hash128 hash = HashBytes(text.substr(0, kSplitHashBytes));
+  const uint64_t mixed = SplitMix64(hash.lo ^ SplitMix64(rules.split_seed));
+  const double uniform =
+      ToUniform(static_cast<uint32_t>(mixed >> 32), static_cast<uint32_t>(mixed));
+  return uniform < rules.validation_fraction ? Split::kValidation : Split::kTrain;
+}
+
+EncodedChunk DocumentEncoder::Encode(TextChunk chunk) const {
+  EncodedChunk encoded{.ids = {}, .documents = {}, .num_empty = 0, .disk_bytes = chunk.disk_bytes};
+  encoded.num_empty = ForEachDocument(std::move(chunk), rules_, [&](const Document& document) {
+    const size_t old_size = encoded.ids.size();
+    tokenizer_.EncodeAppend(document.text, encoded.ids);
+    if (document.ends) encoded.ids.push_back(tokenizer_.eos_id());
+    encoded.documents.push_back(
+        {.split = document.begins ? ChooseSplit(document.text, rules_) : Split::kTrain,
+         .begins = document.begins,
+         .num_ids = static_cast<int64_t>(encoded.ids.size() - old_size),
+         .num_bytes = static_cast<int64_t>(document.text.size())});
+  });
+  return encoded;
+}
+
+}  // namespace halflife::data

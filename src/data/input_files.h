@@ -1,0 +1,32 @@
+// Which files `prepare` reads: .txt and .jsonl, each also as .gz or .zst; named, in folders, or by
+// glob pattern.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace halflife::data {
+
+enum class TextFormat : uint8_t { kText, kJsonl };
+enum class Compression : uint8_t { kNone, kGzip, kZstd };
+
+struct InputFile {
+  std::filesystem::path path;
+  TextFormat format = TextFormat::kText;
+  Compression compression = Compression::kNone;
+  uint64_t bytes = 0;  // on disk
+};
+
+struct InputFiles {
+  std::vector<InputFile> files;
+  int64_t num_skipped = 0;  // files of folders with another extension
+};
+
+// Named files in the given order, folders recursively and sorted by path, patterns in glob(7)'s
+// order; a file met twice counts once. Error kData for a name that matches nothing or a named file
+// with an unknown extension.
+InputFiles FindInputFiles(const std::vector<std::string>& names);
+
+}  // namespace halflife::data

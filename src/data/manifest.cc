@@ -1,0 +1,235 @@
+#include "data/manifest.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/text_format.h>
+#include <halflife/dataset.pb.h>
+
+#include "core/error.h"
+#include "core/files.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kMagic("HLDATA\x01\n", 8);
+constexpr size_t kFrameBytes = 8 + 8 + 16;
+
+void AppendBigEndian(uint64_t value, std::string& bytes) {
+  for (int shift = 56; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift);
+}
+
+uint64_t ReadBigEndian(std::string_view bytes) {
+  uint64_t value = 0;
+  for (const char byte : bytes.substr(0, 8)) value = value << 8 | static_cast<uint8_t>(byte);
+  return value;
+}
+
+std::string ToBytes(Hash128 hash) {
+  std::string bytes;
+  AppendBigEndian(hash.hi, bytes);
+  AppendBigEndian(hash.lo, bytes);
+  return bytes;
+}
+
+Hash128 FromBytes(std::string_view bytes) {
+  return {ReadBigEndian(bytes), ReadBigEndian(bytes.substr(8))};
+}
+
+std::string JoinHashes(const std::vector<Hash128>& hashes) {
+  std::string bytes;
+  for (const Hash128 hash : hashes) bytes += ToBytes(hash);
+  return bytes;
+}
+
+std::vector<Hash128> SplitHashes(std::string_view bytes) {
+  std::vector<Hash128> hashes;
+  for (size_t at = 0; at + 16 <= bytes.size(); at += 16) {
+    hashes.push_back(FromBytes(bytes.substr(at, 16)));
+  }
+  return hashes;
+}
+
+Hash128 FromHex(const std::string& hex) {
+  if (hex.size() != 32) return {};
+  return {std::stoull(hex.substr(0, 16), nullptr, 16), std::stoull(hex.substr(16), nullptr, 16)};
+}
+
+void ToProto(const FileRecord& file, proto::DatasetFile* out) {
+  out->set_name(file.name);
+  out->set_bytes(file.bytes);
+  out->set_xxh3_128(ToHex(file.hash));
+}
+
+FileRecord FromProto(const proto::DatasetFile& file) {
+  return {file.name(), file.bytes(), FromHex(file.xxh3_128())};
+}
+
+void ToProto(Split split, const SplitRecord& record, proto::DatasetSplit* out) {
+  out->set_name(Name(split));
+  out->set_num_tokens(record.info.num_tokens);
+  out->set_num_documents(record.info.num_documents);
+  out->set_num_bytes(record.info.num_bytes);
+  for (const ShardRecord& shard : record.shards) {
+    proto::DatasetShard* one = out->add_shards();
+    ToProto(shard.file, one->mutable_file());
+    one->set_num_tokens(shard.num_tokens);
+    one->set_num_documents(shard.num_documents);
+    one->set_header_bytes(shard.header_bytes);
+    one->set_header_xxh3_128(ToHex(shard.header_hash));
+    one->set_token_hashes(JoinHashes(shard.token_hashes));
+    one->set_start_hashes(JoinHashes(shard.start_hashes));
+    one->mutable_first_starts()->Assign(shard.first_starts.begin(), shard.first_starts.end());
+  }
+}
+
+SplitRecord FromProto(const proto::DatasetSplit& split) {
+  SplitRecord record;
+  record.info = {split.num_tokens(), split.num_documents(), split.num_bytes(), split.shards_size()};
+  for (const proto::DatasetShard& shard : split.shards()) {
+    record.shards.push_back(
+        {.file = FromProto(shard.file()),
+         .num_tokens = shard.num_tokens(),
+         .num_documents = shard.num_documents(),
+         .header_bytes = shard.header_bytes(),
+         .header_hash = FromHex(shard.header_xxh3_128()),
+         .token_hashes = SplitHashes(shard.token_hashes()),
+         .start_hashes = SplitHashes(shard.start_hashes()),
+         .first_starts = {shard.first_starts().begin(), shard.first_starts().end()}});
+  }
+  return record;
+}
+
+proto::DatasetManifest ToProto(const Manifest& manifest) {
+  proto::DatasetManifest out;
+  out.set_format_version(kDatasetVersion);
+  proto::DatasetTokenizer* tokenizer = out.mutable_tokenizer();
+  tokenizer->set_kind(manifest.tokenizer_kind);
+  tokenizer->set_vocab_size(manifest.vocab_size);
+  tokenizer->set_eos_id(manifest.eos_id);
+  for (const FileRecord& file : manifest.tokenizer_files) ToProto(file, tokenizer->add_files());
+  out.set_token_bytes(TokenBytes(manifest.vocab_size));
+  out.set_block_tokens(kBlockTokens);
+  out.set_block_starts(kBlockStarts);
+  ToProto(Split::kTrain, manifest.train, out.add_splits());
+  ToProto(Split::kValidation, manifest.validation, out.add_splits());
+  proto::DatasetPreparation* preparation = out.mutable_preparation();
+  preparation->set_documents(manifest.documents);
+  preparation->set_field(manifest.field);
+  preparation->set_validation_fraction(manifest.validation_fraction);
+  preparation->set_split_seed(manifest.split_seed);
+  preparation->set_replace_invalid_utf8(manifest.replace_invalid_utf8);
+  return out;
+}
+
+Manifest FromProto(const proto::DatasetManifest& in) {
+  Manifest manifest;
+  manifest.tokenizer_kind = in.tokenizer().kind();
+  manifest.vocab_size = in.tokenizer().vocab_size();
+  manifest.eos_id = in.tokenizer().eos_id();
+  for (const auto& file : in.tokenizer().files())
+    manifest.tokenizer_files.push_back(FromProto(file));
+  manifest.train = FromProto(in.splits(0));
+  manifest.validation = FromProto(in.splits(1));
+  manifest.documents = in.preparation().documents();
+  manifest.field = in.preparation().field();
+  manifest.validation_fraction = in.preparation().validation_fraction();
+  manifest.split_seed = in.preparation().split_seed();
+  manifest.replace_invalid_utf8 = in.preparation().replace_invalid_utf8();
+  return manifest;
+}
+
+// The counts must agree with each other before any code indexes by them.
+bool Consistent(const SplitRecord& split) {
+  int64_t tokens = 0, documents = 0;
+  for (const ShardRecord& shard : split.shards) {
+    const auto token_blocks = static_cast<size_t>(NumBlocks(shard.num_tokens, kBlockTokens));
+    const auto start_blocks = static_cast<size_t>(NumBlocks(shard.num_documents, kBlockStarts));
+    if (shard.num_tokens <= 0 || shard.num_documents < 0 || shard.file.name.empty() ||
+        shard.file.name.find('/') != std::string::npos || shard.header_bytes > shard.file.bytes ||
+        shard.token_hashes.size() != token_blocks || shard.start_hashes.size() != start_blocks ||
+        shard.first_starts.size() != start_blocks) {
+      return false;
+    }
+    tokens += shard.num_tokens;
+    documents += shard.num_documents;
+  }
+  return tokens == split.info.num_tokens && documents == split.info.num_documents;
+}
+
+bool Consistent(const proto::DatasetManifest& in) {
+  return in.block_tokens() == kBlockTokens && in.block_starts() == kBlockStarts &&
+         in.splits_size() == 2 && in.tokenizer().vocab_size() > 0 &&
+         in.token_bytes() == static_cast<uint32_t>(TokenBytes(in.tokenizer().vocab_size())) &&
+         in.tokenizer().eos_id() >= 0 && in.tokenizer().eos_id() < in.tokenizer().vocab_size();
+}
+
+}  // namespace
+
+std::string FrameManifest(const Manifest& manifest) {
+  std::string payload;
+  {
+    google::protobuf::io::StringOutputStream stream(&payload);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);
+    HL_CHECK(ToProto(manifest).SerializeToCodedStream(&coded), "the manifest does not serialise");
+  }
+  std::string framed(kMagic);
+  for (int shift = 0; shift < 64; shift += 8) framed += static_cast<char>(payload.size() >> shift);
+  framed += payload;
+  return framed + ToBytes(HashBytes(framed));
+}
+
+std::string ManifestText(const Manifest& manifest) {
+  proto::DatasetManifest message = ToProto(manifest);
+  for (proto::DatasetSplit& split : *message.mutable_splits()) {
+    for (proto::DatasetShard& shard : *split.mutable_shards()) {
+      shard.clear_token_hashes();
+      shard.clear_start_hashes();
+      shard.clear_first_starts();
+    }
+  }
+  std::string text;
+  HL_CHECK(google::protobuf::TextFormat::PrintToString(message, &text));
+  return text;
+}
+
+Hash128 FrameHash(std::string_view framed) { return FromBytes(framed.substr(framed.size() - 16)); }
+
+Manifest ReadManifest(const fs::path& path) {
+  std::error_code ignored;
+  HL_CHECK_AS(ExitCode::kData, fs::exists(path, ignored), path.string(),
+              " is missing: the folder is no prepared dataset; make one with `halflife prepare`");
+  const std::string framed = ReadFile(path, ExitCode::kData);
+  const std::string_view bytes(framed);
+  HL_CHECK_AS(ExitCode::kData, bytes.substr(0, 8) == kMagic, path.string(),
+              " does not begin like a dataset manifest; ", kDamageRemedy);
+  uint64_t length = 0;
+  for (size_t i = 0; i < 8 && 8 + i < bytes.size(); ++i) {
+    length |= static_cast<uint64_t>(static_cast<uint8_t>(bytes[8 + i])) << 8 * i;
+  }
+  HL_CHECK_AS(ExitCode::kData, bytes.size() >= kFrameBytes && length == bytes.size() - kFrameBytes,
+              path.string(), " holds ", bytes.size(), " bytes, but its frame asks for ", length,
+              " + ", kFrameBytes, ": it was truncated or overwritten; ", kDamageRemedy);
+  HL_CHECK_AS(ExitCode::kData, HashBytes(bytes.substr(0, bytes.size() - 16)) == FrameHash(bytes),
+              path.string(), " does not agree with its own xxh3-128: it is damaged; ",
+              kDamageRemedy);
+
+  proto::DatasetManifest message;
+  const bool parsed =
+      message.ParseFromArray(bytes.data() + 16, static_cast<int>(bytes.size() - kFrameBytes));
+  HL_CHECK_AS(ExitCode::kData, parsed, path.string(), " is no DatasetManifest; ", kDamageRemedy);
+  HL_CHECK_AS(ExitCode::kData, message.format_version() == kDatasetVersion, path.string(),
+              " is of dataset format ", message.format_version(), ", this program reads format ",
+              kDatasetVersion, "; use the program that wrote it, or run `halflife prepare` again");
+  HL_CHECK_AS(ExitCode::kData, Consistent(message), path.string(), " contradicts itself; ",
+              kDamageRemedy);
+  Manifest manifest = FromProto(message);
+  HL_CHECK_AS(ExitCode::kData, Consistent(manifest.train) && Consistent(manifest.validation),
+              path.string(), " has counts that contradict each other; ", kDamageRemedy);
+  manifest.hash = FrameHash(bytes);
+  return manifest;
+}
+
+}  // namespace halflife::data

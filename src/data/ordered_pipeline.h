@@ -1,0 +1,144 @@
+// read -> map -> write, with `map` on several threads and results written in the order of reading,
+// so that nothing of the outcome depends on the number of threads. At most `2 threads + 2` items
+// are alive at a time.
+//
+//   RunOrdered<TextChunk, EncodedChunk>(threads, [&] { return chunker.Next(); },
+//                                       [&](TextChunk chunk) { return
+//                                       encoder.Encode(std::move(chunk)); },
+//                                       [&](EncodedChunk chunk) { writer.Append(chunk); });
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace halflife::data {
+
+// `read` and `write` are called by one thread at a time, `write` by the caller's. An exception of
+// any of them ends the run and is thrown here; the first in reading order wins, whatever the
+// threads did.
+template <typename In, typename Out>
+class OrderedPipeline {
+ public:
+  using Read = std::function<std::optional<In>()>;
+  using Map = std::function<Out(In)>;
+  using Write = std::function<void(Out)>;
+
+  OrderedPipeline(int threads, Read read, Map map)
+      : window_(2 * static_cast<uint64_t>(threads) + 2),
+        read_(std::move(read)),
+        map_(std::move(map)) {
+    for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { Work(); });
+  }
+  ~OrderedPipeline() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    room_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  // The next result in reading order; nothing after the last.
+  std::optional<Out> Next() {
+    std::unique_lock lock(mutex_);
+    ready_.wait(lock, [this] { return done_.contains(taken_) || (ended_ && taken_ == started_); });
+    const auto found = done_.find(taken_);
+    if (found == done_.end()) return std::nullopt;
+    Result result = std::move(found->second);
+    done_.erase(found);
+    ++taken_;
+    room_.notify_one();
+    lock.unlock();
+    if (auto* error = std::get_if<std::exception_ptr>(&result)) std::rethrow_exception(*error);
+    return std::get<Out>(std::move(result));
+  }
+
+ private:
+  using Result = std::variant<Out, std::exception_ptr>;
+
+  void Work() {
+    while (true) {
+      uint64_t number = 0;
+      std::optional<In> item = ReadNext(number);
+      if (!item) return;
+      try {
+        Finish(number, map_(*std::move(item)));
+      } catch (...) {
+        Finish(number, std::current_exception());
+      }
+    }
+  }
+
+  // Workers take turns at reading, which keeps the numbers in the order of the input.
+  std::optional<In> ReadNext(uint64_t& number) {
+    const std::lock_guard turn(read_mutex_);
+    {
+      std::unique_lock lock(mutex_);
+      room_.wait(lock, [this] { return stop_ || ended_ || started_ < taken_ + window_; });
+      if (stop_ || ended_) return std::nullopt;
+      number = started_;
+    }
+    std::optional<In> item;
+    std::exception_ptr error;
+    try {
+      item = read_();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      if (item || error) ++started_;
+      if (!item) ended_ = true;
+      if (error) done_.emplace(number, error);
+    }
+    if (!item) {
+      ready_.notify_one();
+      room_.notify_all();
+    }
+    return item;
+  }
+
+  void Finish(uint64_t number, Result result) {
+    {
+      const std::lock_guard lock(mutex_);
+      done_.emplace(number, std::move(result));
+    }
+    ready_.notify_one();
+  }
+
+  const uint64_t window_;
+  const Read read_;
+  const Map map_;
+  std::mutex read_mutex_;  // taken before mutex_
+  std::mutex mutex_;
+  std::condition_variable room_, ready_;
+  std::map<uint64_t, Result> done_;  // guarded by mutex_, like all below
+  uint64_t started_ = 0;             // items read
+  uint64_t taken_ = 0;               // results handed out
+  bool ended_ = false;
+  bool stop_ = false;
+  std::vector<std::thread> workers_;
+};
+
+template <typename In, typename Out>
+void RunOrdered(int threads, typename OrderedPipeline<In, Out>::Read read,
+                typename OrderedPipeline<In, Out>::Map map,
+                const typename OrderedPipeline<In, Out>::Write& write) {
+  if (threads == 1) {  // on the caller's thread alone: one core means one core
+    while (std::optional<In> item = read()) write(map(*std::move(item)));
+    return;
+  }
+  OrderedPipeline<In, Out> pipeline(threads, std::move(read), std::move(map));
+  while (std::optional<Out> result = pipeline.Next()) write(*std::move(result));
+}
+
+}  // namespace halflife::data

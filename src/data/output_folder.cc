@@ -1,0 +1,108 @@
+#include "data/output_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "core/error.h"
+#include "core/fault.h"
+#include "core/log.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kInfix[] = ".tmp-";
+
+Fd OpenFolder(const fs::path& path) {
+  return Fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
+// Whether `fd` is still the folder that `path` names: a cleaner may have removed it before it was
+// locked.
+bool StillThere(const Fd& fd, const fs::path& path) {
+  struct stat by_fd {
+  }, by_path{};
+  return ::fstat(fd.get(), &by_fd) == 0 && ::stat(path.c_str(), &by_path) == 0 &&
+         by_fd.st_ino == by_path.st_ino && by_fd.st_dev == by_path.st_dev;
+}
+
+// Removes temporaries of `out` whose process is gone: the lock of a living one cannot be had.
+void RemoveDeadTemporaries(const fs::path& out) {
+  const std::string prefix = out.filename().string() + kInfix;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(out.parent_path(), ignored)) {
+    if (!entry.path().filename().string().starts_with(prefix)) continue;
+    const Fd fd = OpenFolder(entry.path());
+    if (!fd) continue;
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
+      HL_WARN("data", "removing ", entry.path().string(), ", left by a prepare that was killed");
+      fs::remove_all(entry.path(), ignored);
+    } else {
+      HL_WARN("data", entry.path().string(),
+              errno == EWOULDBLOCK
+                  ? " belongs to another prepare that runs now; it is left alone"
+                  : " may be left by a prepare that was killed; remove it when none is running");
+    }
+  }
+}
+
+void FsyncTree(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.is_directory()) {
+      FsyncTree(entry.path());
+    } else {
+      Fsync(OpenFile(entry.path(), O_RDONLY, ExitCode::kData).get(), entry.path(), ExitCode::kData);
+    }
+  }
+  FsyncDirectory(folder, ExitCode::kData);
+}
+
+}  // namespace
+
+OutputFolder::OutputFolder(const fs::path& out) {
+  out_ = fs::absolute(out).lexically_normal();
+  if (!out_.has_filename()) out_ = out_.parent_path();  // a name with a slash at its end
+  std::error_code error;
+  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(out_, error)), "--out ",
+              out_.string(),
+              " exists already; a dataset is never overwritten: choose another name, "
+              "or remove it first");
+  fs::create_directories(out_.parent_path(), error);
+  HL_CHECK_AS(ExitCode::kData, !error, "cannot make the folder ", out_.parent_path().string(), ": ",
+              error.message());
+  RemoveDeadTemporaries(out_);
+  do {
+    temporary_ = out_;
+    temporary_ += kInfix + RandomHex(8);
+    const bool made = ::mkdir(temporary_.c_str(), 0777) == 0;
+    HL_CHECK_AS(ExitCode::kData, made || errno == EEXIST, "cannot make ", temporary_.string(), ": ",
+                internal::ErrnoText(errno));
+    lock_ = OpenFolder(temporary_);
+    // Where folders cannot be locked (some network file systems) nobody removes anything either.
+    if (made && lock_ && ::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      lock_ = Fd();  // a cleaner was faster
+    }
+  } while (!lock_ || !StillThere(lock_, temporary_));
+}
+
+OutputFolder::~OutputFolder() {
+  if (published_) return;
+  std::error_code error;
+  std::filesystem::remove_all(temporary_, error);
+  if (error) {
+    HL_WARN("data", "cannot remove ", temporary_.string(), ": ", error.message());
+  }
+}
+
+void OutputFolder::Publish() {
+  FsyncTree(temporary_);
+  HL_FAULT_POINT("data.publish", ExitCode::kData);
+  PublishDirectory(temporary_, out_, ExitCode::kData);
+  published_ = true;
+}
+
+}  // namespace halflife::data

@@ -1,0 +1,253 @@
+#include "data/prepare.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "data/document_encoder.h"
+#include "data/manifest.h"
+#include "data/ordered_pipeline.h"
+#include "data/output_folder.h"
+#include "data/shard_writer.h"
+#include "data/tokenizer_trainer.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+void CheckConfig(const PrepareConfig& config) {
+  HL_CHECK_AS(ExitCode::kUsage, !config.inputs.empty(), "--input names no file");
+  HL_CHECK_AS(ExitCode::kUsage, !config.out.empty(), "--out names no folder");
+  HL_CHECK_AS(ExitCode::kUsage, config.train_tokenizer == config.tokenizer.empty(),
+              "give either --tokenizer bytes|MODEL.model, or --train-tokenizer --vocab N");
+  HL_CHECK_AS(ExitCode::kUsage, !config.train_tokenizer || config.vocab_size > 0,
+              "--train-tokenizer needs --vocab N, the number of pieces, such as 8192");
+  HL_CHECK_AS(ExitCode::kUsage, config.validation_fraction >= 0 && config.validation_fraction < 1,
+              "--validation-fraction ", config.validation_fraction,
+              " is not in [0, 1); 0.05 is usual, 0 leaves the validation split empty");
+  HL_CHECK_AS(ExitCode::kUsage, config.threads >= 0 && config.threads <= 1024, "--threads ",
+              config.threads, " is not in [0, 1024]; 0 takes all cores");
+  HL_CHECK_AS(ExitCode::kUsage, config.shard_tokens >= kBlockTokens, "--shard-tokens ",
+              config.shard_tokens, " is below ", kBlockTokens, ", the smallest shard");
+  HL_CHECK_AS(ExitCode::kUsage, config.max_document_bytes > 0 && config.chunk_bytes > 0,
+              "--max-document-bytes ", config.max_document_bytes, " is not positive");
+}
+
+// The cores this process may use, which a batch system may have cut below the machine's.
+int NumCores() {
+  cpu_set_t cores;
+  return ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? std::max(1, CPU_COUNT(&cores)) : 1;
+}
+
+// One run of `prepare`: the settings and counts that its phases share.
+class Run {
+ public:
+  explicit Run(const PrepareConfig& config)
+      : config_(config),
+        inputs_(FindInputFiles(config.inputs)),
+        threads_(config.threads == 0 ? NumCores() : config.threads) {
+    for (const InputFile& file : inputs_.files) progress_.total_disk_bytes += file.bytes;
+    rules_ = {.field = config.field,
+              .replace_invalid_utf8 = config.replace_invalid_utf8,
+              .max_document_bytes = config.max_document_bytes,
+              .allow_pieces = config.tokenizer == "bytes",
+              .validation_fraction = config.validation_fraction,
+              .split_seed = config.split_seed};
+  }
+
+  std::unique_ptr<Tokenizer> MakeTokenizer() {
+    if (config_.train_tokenizer) return TrainTokenizer();
+    if (config_.tokenizer == "bytes") return MakeByteTokenizer();
+    std::error_code ignored;
+    HL_CHECK_AS(ExitCode::kData, fs::is_regular_file(config_.tokenizer, ignored), "--tokenizer ",
+                config_.tokenizer, " is neither `bytes` nor a sentencepiece .model file");
+    try {
+      return MakeSentencePieceTokenizer(ReadFile(config_.tokenizer, ExitCode::kData));
+    } catch (const Error& error) {
+      HL_FAIL(error.code(), config_.tokenizer, ": ", error.message());
+    }
+  }
+
+  // Writes the shards of both splits and returns what the manifest says of them.
+  Manifest WriteShards(const fs::path& folder, const Tokenizer& tokenizer);
+  void CheckSplits(const Manifest& manifest) const;
+  PrepareSummary Summarise(const Manifest& manifest) const;
+
+ private:
+  std::unique_ptr<Tokenizer> TrainTokenizer();
+  TextChunker MakeChunker() const {
+    return TextChunker(inputs_.files, {.documents = config_.documents,
+                                       .allow_pieces = rules_.allow_pieces,
+                                       .chunk_bytes = config_.chunk_bytes,
+                                       .max_document_bytes = config_.max_document_bytes});
+  }
+
+  std::optional<TextChunk> NextChunk(TextChunker& chunker) const {
+    HL_CHECK_AS(ExitCode::kInterrupted, config_.stop == nullptr || !config_.stop->load(),
+                "stopped by a signal; nothing was written to ", config_.out.string());
+    return chunker.Next();
+  }
+  void Report() const {
+    if (config_.on_progress) config_.on_progress(progress_);
+  }
+
+  const PrepareConfig& config_;
+  const InputFiles inputs_;
+  const int threads_;
+  DocumentRules rules_;
+  PrepareProgress progress_;
+  int64_t num_empty_ = 0;
+};
+
+std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
+  struct ChunkLines {
+    std::vector<HashedLine> lines;
+    uint64_t disk_bytes = 0;
+  };
+  progress_.phase = "training the tokenizer";
+  TextChunker chunker = MakeChunker();
+  LineSample sample(kTrainerSampleBytes);
+  RunOrdered<TextChunk, ChunkLines>(
+      threads_, [&] { return NextChunk(chunker); },
+      [&](TextChunk chunk) {
+        ChunkLines result{.lines = {}, .disk_bytes = chunk.disk_bytes};
+        ForEachDocument(std::move(chunk), rules_, [&](const Document& document) {
+          // The validation text stays unseen.
+          if (ChooseSplit(document.text, rules_) == Split::kTrain) {
+            AppendHashedLines(document.text, result.lines);
+          }
+        });
+        return result;
+      },
+      [&](ChunkLines chunk) {
+        sample.Add(std::move(chunk.lines));
+        progress_.disk_bytes = chunk.disk_bytes;
+        Report();
+      });
+  const std::vector<std::string> lines = std::move(sample).Sorted();
+  HL_CHECK_AS(ExitCode::kData, !lines.empty(), "the input holds no text to train a tokenizer on");
+  return MakeSentencePieceTokenizer(TrainSentencePiece(lines, config_.vocab_size));
+}
+
+Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
+  progress_.phase = "tokenising";
+  const int token_bytes = TokenBytes(tokenizer.vocab_size());
+  const auto writer_config = [&](Split split) {
+    return ShardWriterConfig{folder, split, token_bytes, config_.shard_tokens};
+  };
+  ShardWriter train(writer_config(Split::kTrain)), validation(writer_config(Split::kValidation));
+  ShardWriter* writer = &train;  // of the document that is open
+  TextChunker chunker = MakeChunker();
+  const DocumentEncoder encoder(tokenizer, rules_);
+  RunOrdered<TextChunk, EncodedChunk>(
+      threads_, [&] { return NextChunk(chunker); },
+      [&](TextChunk chunk) { return encoder.Encode(std::move(chunk)); },
+      [&](EncodedChunk chunk) {
+        std::span<const int32_t> ids = chunk.ids;
+        for (const EncodedDocument& document : chunk.documents) {
+          if (document.begins) {
+            writer = document.split == Split::kTrain ? &train : &validation;
+            writer->BeginDocument();
+            ++progress_.num_documents;
+          }
+          writer->Append(ids.first(static_cast<size_t>(document.num_ids)));
+          writer->CountBytes(document.num_bytes);
+          ids = ids.subspan(static_cast<size_t>(document.num_ids));
+          progress_.text_bytes += document.num_bytes;
+        }
+        num_empty_ += chunk.num_empty;
+        progress_.disk_bytes = chunk.disk_bytes;
+        Report();
+      });
+  Manifest manifest;
+  manifest.train = train.Finish();
+  manifest.validation = validation.Finish();
+  return manifest;
+}
+
+void Run::CheckSplits(const Manifest& manifest) const {
+  const int64_t train = manifest.train.info.num_documents;
+  const int64_t validation = manifest.validation.info.num_documents;
+  HL_CHECK_AS(ExitCode::kData, train + validation > 0,
+              "the input holds no text: ", inputs_.files.size(), " files with ", num_empty_,
+              " empty documents, starting with ", inputs_.files.front().path.string());
+  HL_CHECK_AS(ExitCode::kData, train > 0, "all ", validation,
+              " documents fell into the validation split; lower --validation-fraction ",
+              config_.validation_fraction,
+              ", change --split-seed, or cut into more documents with "
+              "--documents blank-line");
+  HL_CHECK_AS(ExitCode::kData, validation > 0 || config_.validation_fraction == 0, "none of the ",
+              train, " documents fell into the validation split; raise --validation-fraction ",
+              config_.validation_fraction,
+              " (0 goes without), change --split-seed, or cut into "
+              "more documents with --documents blank-line");
+}
+
+PrepareSummary Run::Summarise(const Manifest& manifest) const {
+  return {.train = manifest.train.info,
+          .validation = manifest.validation.info,
+          .vocab_size = manifest.vocab_size,
+          .tokenizer_kind = manifest.tokenizer_kind,
+          .num_files = static_cast<int64_t>(inputs_.files.size()),
+          .num_skipped_files = inputs_.num_skipped,
+          .num_empty = num_empty_,
+          .seconds = 0,
+          .hash = manifest.hash};
+}
+
+std::vector<FileRecord> SaveTokenizer(const Tokenizer& tokenizer, const fs::path& folder) {
+  fs::create_directory(folder);
+  tokenizer.Save(folder);
+  std::vector<FileRecord> records;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string bytes = ReadFile(entry.path(), ExitCode::kData);
+    records.push_back({entry.path().filename().string(), bytes.size(), HashBytes(bytes)});
+  }
+  std::sort(records.begin(), records.end(),
+            [](const FileRecord& a, const FileRecord& b) { return a.name < b.name; });
+  return records;
+}
+
+void WriteManifest(const PrepareConfig& config, const Tokenizer& tokenizer, const fs::path& folder,
+                   Manifest& manifest) {
+  manifest.tokenizer_files = SaveTokenizer(tokenizer, folder / kTokenizerFolder);
+  manifest.tokenizer_kind = tokenizer.kind();
+  manifest.vocab_size = tokenizer.vocab_size();
+  manifest.eos_id = tokenizer.eos_id();
+  manifest.documents = Name(config.documents);
+  manifest.field = config.field;
+  manifest.validation_fraction = config.validation_fraction;
+  manifest.split_seed = config.split_seed;
+  manifest.replace_invalid_utf8 = config.replace_invalid_utf8;
+  const std::string framed = FrameManifest(manifest);
+  manifest.hash = FrameHash(framed);
+  AtomicWriteFile(folder / kManifestTextName, ManifestText(manifest), ExitCode::kData);
+  AtomicWriteFile(folder / kManifestName, framed, ExitCode::kData);
+}
+
+}  // namespace
+
+PrepareSummary Prepare(const PrepareConfig& config) try {
+  const Stopwatch clock;
+  CheckConfig(config);
+  Run run(config);
+  OutputFolder output(config.out);
+  const std::unique_ptr<Tokenizer> tokenizer = run.MakeTokenizer();
+  Manifest manifest = run.WriteShards(output.path(), *tokenizer);
+  run.CheckSplits(manifest);
+  WriteManifest(config, *tokenizer, output.path(), manifest);
+  output.Publish();
+  PrepareSummary summary = run.Summarise(manifest);
+  summary.seconds = clock.Seconds();
+  return summary;
+} catch (const fs::filesystem_error& error) {
+  // A folder that cannot be made or listed, such as on a full disk.
+  HL_FAIL(ExitCode::kData, "prepare cannot go on: ", error.what());
+}
+
+}  // namespace halflife::data

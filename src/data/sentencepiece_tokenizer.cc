@@ -1,0 +1,100 @@
+#include "core/error.h"
+#include "core/files.h"
+#include "data/sentencepiece_bridge.h"
+#include "data/tokenizer.h"
+#include "data/tokenizer_files.h"
+#include "data/utf8.h"
+
+namespace halflife::data {
+namespace {
+
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581: sentencepiece's visible space
+
+std::string WithSpaces(std::string_view piece) {
+  std::string text;
+  for (size_t mark; (mark = piece.find(kSpaceMark)) != std::string_view::npos;) {
+    text += piece.substr(0, mark);
+    text += ' ';
+    piece.remove_prefix(mark + kSpaceMark.size());
+  }
+  return text += piece;
+}
+
+class SentencePieceTokenizer : public Tokenizer {
+ public:
+  explicit SentencePieceTokenizer(std::string bytes) : bytes_(std::move(bytes)) {
+    std::string error;
+    model_ = LoadSentencePieceBridge().load(bytes_, error);
+    HL_CHECK_AS(ExitCode::kData, error.empty() && model_->vocab_size() > 0,
+                "not a sentencepiece model (", bytes_.size(),
+                " bytes); sentencepiece says: ", error.empty() ? "it has no pieces" : error,
+                "; give a .model file, --tokenizer bytes, or --train-tokenizer");
+    // A control piece never comes out of Encode, so eos in the ids always means the end of a
+    // document.
+    HL_CHECK_AS(
+        ExitCode::kData, model_->eos_id() >= 0,
+        "the sentencepiece model has no </s> control piece, which ends each document; train one "
+        "with --eos_id=1, or use --train-tokenizer");
+    for (int id = 0; id < model_->vocab_size(); ++id) {
+      const SentencePiece piece = model_->Piece(id);
+      text_.push_back(piece.kind == PieceKind::kText   ? WithSpaces(piece.text)
+                      : piece.kind == PieceKind::kByte ? piece.text
+                                                       : std::string());
+    }
+    const std::vector<int32_t> probe = Encode("a");
+    adds_prefix_ = !probe.empty() && text_[static_cast<size_t>(probe.front())].starts_with(' ');
+  }
+
+  const std::string& kind() const override { return kind_; }
+  int vocab_size() const override { return static_cast<int>(text_.size()); }
+  int eos_id() const override { return model_->eos_id(); }
+  bool keeps_invalid_bytes() const override { return false; }
+
+  std::vector<int32_t> Encode(std::string_view text) const override {
+    std::vector<int32_t> ids;
+    EncodeAppend(text, ids);
+    return ids;
+  }
+
+  void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const override {
+    const std::string error = model_->Encode(text, ids);
+    HL_CHECK_AS(ExitCode::kData, error.empty(), "sentencepiece cannot encode a text of ",
+                text.size(), " bytes: ", error);
+  }
+
+  std::string Decode(const std::vector<int32_t>& ids) const override {
+    std::string bytes;
+    bool at_start = true;
+    for (const int32_t id : ids) {
+      if (AppendBytes(id, at_start, bytes)) at_start = false;
+    }
+    return ReplaceInvalidUtf8(bytes);
+  }
+
+  bool AppendBytes(int32_t id, bool at_start, std::string& bytes) const override {
+    HL_CHECK(id >= 0 && id < vocab_size(), "token id ", id, " of a vocabulary of ", vocab_size());
+    const std::string_view text = text_[static_cast<size_t>(id)];
+    bytes += at_start && adds_prefix_ && text.starts_with(' ') ? text.substr(1) : text;
+    return !text.empty();
+  }
+
+  void Save(const std::filesystem::path& folder) const override {
+    AtomicWriteFile(folder / kSentencePieceFile, bytes_, ExitCode::kData);
+    AtomicWriteFile(folder / kTokenizerKindFile, kind_ + "\n", ExitCode::kData);
+  }
+
+ private:
+  const std::string kind_ = kSentencePieceKind;
+  const std::string bytes_;
+  std::unique_ptr<SentencePieceModel> model_;
+  std::vector<std::string> text_;  // by id; empty for special ids
+  bool adds_prefix_ = false;       // the model puts a space before each text
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> MakeSentencePieceTokenizer(std::string model_bytes) {
+  return std::make_unique<SentencePieceTokenizer>(std::move(model_bytes));
+}
+
+}  // namespace halflife::data

@@ -1,0 +1,49 @@
+// Reads verified blocks of one shard. HDF5 opens the file on the first read; nothing in it is
+// believed unhashed: the header's hash is checked before HDF5 parses it, each block's hash whenever
+// the block is read.
+//
+//   ShardReader shard(folder, record, token_bytes, vocab_size);
+//   shard.CheckHeader();
+//   const std::vector<int32_t> block = shard.ReadTokens(3);   // tokens [3, 4) * kBlockTokens
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "data/hdf5_handles.h"
+#include "data/shard_layout.h"
+
+namespace halflife::data {
+
+class ShardReader {
+ public:
+  ShardReader(const std::filesystem::path& folder, const ShardRecord& record, int token_bytes,
+              int vocab_size);
+
+  const ShardRecord& record() const { return record_; }
+  // Presence, size and header. Error kData.
+  void CheckHeader() const;
+  // Every byte of the file.
+  void CheckWhole() const;
+  std::vector<int32_t> ReadTokens(int64_t block);
+  std::vector<int64_t> ReadStarts(int64_t block);
+
+  // Open files are a limited good: the owner closes the ones that rest. Call both under an
+  // Hdf5Lock.
+  bool is_open() const { return static_cast<bool>(file_); }
+  void Close();
+
+ private:
+  void Open();
+  // Reads elements [begin, begin + count) of a dataset into `out`, which holds the stored type.
+  void ReadRaw(const Hdf5Handle& dataset, int64_t type, int64_t begin, int64_t count, void* out);
+
+  std::filesystem::path path_;
+  ShardRecord record_;
+  int token_bytes_;
+  int vocab_size_;
+  Hdf5Handle file_, tokens_, starts_;  // the datasets close before the file
+};
+
+}  // namespace halflife::data

@@ -1,0 +1,47 @@
+// Writes the documents of one split into numbered HDF5 shards of at most `shard_tokens` tokens
+// each. A document may cross from one shard into the next. One thread uses a writer.
+//
+//   ShardWriter writer({.folder = tmp, .split = Split::kTrain, .token_bytes = 2});
+//   writer.BeginDocument();
+//   writer.Append(ids);                        // any number of times; the last id is eos
+//   SplitRecord record = writer.Finish();      // everything is on disk, hashed and synced
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+
+#include "data/manifest.h"
+
+namespace halflife::data {
+
+struct ShardWriterConfig {
+  std::filesystem::path folder;
+  Split split = Split::kTrain;
+  int token_bytes = 2;
+  int64_t shard_tokens = int64_t{1} << 26;  // 128 MiB of 16-bit tokens
+};
+
+class ShardWriter {
+ public:
+  explicit ShardWriter(const ShardWriterConfig& config);
+  ~ShardWriter();
+
+  void BeginDocument();
+  void Append(std::span<const int32_t> ids);
+  // Text bytes of what was appended, for the manifest.
+  void CountBytes(int64_t bytes) { record_.info.num_bytes += bytes; }
+  SplitRecord Finish();
+
+ private:
+  class File;
+  void OpenShardIfNone();
+  void CloseShard();
+
+  const ShardWriterConfig config_;
+  SplitRecord record_;
+  std::unique_ptr<File> file_;  // null between shards
+};
+
+}  // namespace halflife::data

@@ -1,0 +1,76 @@
+// Cuts input files into chunks of about 1 MiB at places where a document ends, so that chunks can
+// be worked on apart. The reader only looks for such places; everything costly happens to whole
+// chunks, in parallel.
+//
+// A document longer than a chunk makes the chunk grow, up to max_document_bytes. Where
+// `allow_pieces` is set (a tokenizer that works byte by byte), it is cut into pieces instead, and
+// its length has no limit.
+//
+//   TextChunker chunker(files, {.documents = DocumentMode::kBlankLine});
+//   while (std::optional<TextChunk> chunk = chunker.Next()) ...
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/byte_stream.h"
+#include "data/input_files.h"
+
+namespace halflife::data {
+
+// kAuto: records of .jsonl, blank-line blocks of .txt.
+enum class DocumentMode : uint8_t { kAuto, kBlankLine, kFile, kRecord };
+const char* Name(DocumentMode mode);  // auto, blank-line, file, record
+
+struct ChunkerConfig {
+  DocumentMode documents = DocumentMode::kAuto;
+  bool allow_pieces = false;
+  int64_t chunk_bytes = 1 << 20;
+  int64_t max_document_bytes = 16 << 20;
+};
+
+struct TextChunk {
+  const InputFile* file = nullptr;
+  DocumentMode documents = DocumentMode::kBlankLine;  // never kAuto
+  int64_t offset = 0;        // of the first byte in the file's (decompressed) text
+  int64_t first_line = 1;    // its line number
+  bool continues = false;    // begins inside the document that the previous chunk left open
+  bool leaves_open = false;  // ends inside a document
+  uint64_t disk_bytes = 0;   // read from all files so far: progress
+  std::string text;
+};
+
+// A document's split is decided by at most this much of its beginning, so that it is known with the
+// first piece.
+constexpr int64_t kSplitHashBytes = 64 << 10;
+
+class TextChunker {
+ public:
+  // `files` is borrowed. Error kUsage where `documents` does not fit a file.
+  TextChunker(const std::vector<InputFile>& files, const ChunkerConfig& config);
+  // Nothing after the last. Errors are kData: unreadable files, documents that are too long.
+  std::optional<TextChunk> Next();
+
+ private:
+  bool OpenNextFile();
+  bool Fill(size_t target);  // false at the end of the file
+  std::optional<size_t> FindCut() const;
+  TextChunk Emit(size_t length, bool leaves_open);
+  DocumentMode mode() const;
+
+  const std::vector<InputFile>& files_;
+  const ChunkerConfig config_;
+  size_t next_file_ = 0;
+  std::unique_ptr<ByteStream> stream_;
+  uint64_t finished_disk_bytes_ = 0;
+  // Of the file that is open:
+  std::string buffer_;
+  int64_t offset_ = 0;
+  int64_t line_ = 1;
+  bool continues_ = false;
+};
+
+}  // namespace halflife::data

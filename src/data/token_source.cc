@@ -1,0 +1,222 @@
+#include "data/token_source.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/error.h"
+
+namespace halflife::data {
+namespace {
+
+// Reads tokens [window T, window T + T] and appends them to `batch` as its next row.
+void AppendRow(const Dataset& dataset, Split split, int64_t window, uint64_t sample, Batch& batch) {
+  const int64_t seq_len = batch.seq_len;
+  std::vector<int32_t> tokens(static_cast<size_t>(seq_len + 1));
+  dataset.Read(split, window * seq_len, tokens);
+  const int32_t eos = dataset.info().eos_id;
+  const auto row_start = static_cast<int32_t>(batch.inputs.size());
+  batch.cu_seqlens.push_back(row_start);
+  for (int64_t t = 0; t < seq_len; ++t) {
+    const int32_t token = tokens[static_cast<size_t>(t)];
+    // What follows eos is another document: nothing here could predict it.
+    const bool ends = token == eos;
+    batch.inputs.push_back(token);
+    batch.targets.push_back(ends ? kNoTarget : tokens[static_cast<size_t>(t + 1)]);
+    batch.num_targets += !ends;
+    if (ends && t + 1 < seq_len)
+      batch.cu_seqlens.push_back(row_start + static_cast<int32_t>(t) + 1);
+  }
+  batch.samples.push_back(sample);
+}
+
+Batch MakeBatch(int64_t batch_size, int64_t seq_len) {
+  Batch batch{.batch_size = batch_size,
+              .seq_len = seq_len,
+              .inputs = {},
+              .targets = {},
+              .cu_seqlens = {},
+              .samples = {}};
+  batch.inputs.reserve(static_cast<size_t>(batch_size * seq_len));
+  batch.targets.reserve(static_cast<size_t>(batch_size * seq_len));
+  return batch;
+}
+
+void CheckConfig(const TokenSourceConfig& config) {
+  HL_CHECK_AS(ExitCode::kUsage,
+              config.seq_len > 0 && config.micro_batch > 0 && config.prefetch >= 0, "seq_len ",
+              config.seq_len, " and micro_batch ", config.micro_batch,
+              " must be positive, prefetch ", config.prefetch, " at least 0");
+  HL_CHECK_AS(ExitCode::kUsage,
+              config.dp_size > 0 && config.dp_rank >= 0 && config.dp_rank < config.dp_size,
+              "dp rank ", config.dp_rank, " is not below the dp size ", config.dp_size);
+  const int64_t rows = config.micro_batch * config.dp_size;
+  HL_CHECK_AS(ExitCode::kUsage, config.global_batch > 0 && config.global_batch % rows == 0,
+              "global_batch ", config.global_batch, " is not a multiple of micro_batch ",
+              config.micro_batch, " x dp size ", config.dp_size, " = ", rows, "; ",
+              (config.global_batch / rows + 1) * rows, " would work");
+}
+
+}  // namespace
+
+int64_t NumWindows(int64_t num_tokens, int64_t seq_len) {
+  return std::max<int64_t>(num_tokens - 1, 0) / seq_len;
+}
+
+Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t first,
+                  int64_t count) {
+  Batch batch = MakeBatch(count, seq_len);
+  for (int64_t window = first; window < first + count; ++window) {
+    AppendRow(dataset, split, window, static_cast<uint64_t>(window), batch);
+  }
+  batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
+  return batch;
+}
+
+class TokenSource::Impl {
+ public:
+  Impl(const Dataset& dataset, Split split, const TokenSourceConfig& config)
+      : dataset_(dataset), split_(split), config_(config) {
+    CheckConfig(config);
+    const int64_t num_tokens = dataset.split(split).num_tokens;
+    num_windows_ = static_cast<uint64_t>(NumWindows(num_tokens, config.seq_len));
+    HL_CHECK_AS(ExitCode::kData, num_windows_ > 0, "the ", Name(split), " split of ",
+                dataset.folder().string(), " holds ", num_tokens,
+                " tokens, fewer than seq_len + 1 = ", config.seq_len + 1,
+                "; prepare more text, or set seq_len to ", std::max<int64_t>(num_tokens - 1, 1),
+                " or less");
+    Start();
+  }
+  ~Impl() { Stop(); }
+
+  Batch Next() {
+    const Stopwatch clock;
+    Batch batch = config_.prefetch == 0 ? ReadMicroBatch(position_) : Take();
+    ++position_;
+    wait_seconds_ += clock.Seconds();
+    return batch;
+  }
+
+  void Seek(uint64_t next_sample) {
+    const auto step = static_cast<uint64_t>(config_.global_batch);
+    HL_CHECK(next_sample % step == 0, "sample ", next_sample,
+             " is not a multiple of the global batch ", step);
+    Stop();
+    position_ = next_sample / step * micro_batches();
+    Start();
+  }
+
+  // Every rank advances by one micro-batch at a time, so all of them together by micro_batch *
+  // dp_size.
+  uint64_t next_sample() const {
+    return position_ * static_cast<uint64_t>(config_.micro_batch * config_.dp_size);
+  }
+  uint64_t num_windows() const { return num_windows_; }
+  double TakeWaitSeconds() { return std::exchange(wait_seconds_, 0.0); }
+
+ private:
+  // Micro-batches of one rank in one step.
+  uint64_t micro_batches() const {
+    return static_cast<uint64_t>(config_.global_batch / (config_.micro_batch * config_.dp_size));
+  }
+
+  // The rank's position-th micro-batch of the run: a pure function, so a cursor is all the state
+  // there is.
+  Batch ReadMicroBatch(uint64_t position) const {
+    const uint64_t step = position / micro_batches(), accumulation = position % micro_batches();
+    const auto micro = static_cast<uint64_t>(config_.micro_batch);
+    const uint64_t first = step * static_cast<uint64_t>(config_.global_batch) +
+                           static_cast<uint64_t>(config_.dp_rank) * micro_batches() * micro +
+                           accumulation * micro;
+    Batch batch = MakeBatch(config_.micro_batch, config_.seq_len);
+    for (uint64_t sample = first; sample < first + micro; ++sample) {
+      const uint64_t epoch = sample / num_windows_;
+      const uint64_t window =
+          PermuteIndex(sample % num_windows_, num_windows_, config_.seed, epoch);
+      AppendRow(dataset_, split_, static_cast<int64_t>(window), sample, batch);
+    }
+    batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
+    return batch;
+  }
+
+  Batch Take() {
+    std::unique_lock lock(mutex_);
+    filled_.wait(lock, [this] { return !queue_.empty() || error_ != nullptr; });
+    if (queue_.empty()) std::rethrow_exception(error_);  // stays: every later call throws too
+    Batch batch = std::move(queue_.front());
+    queue_.pop_front();
+    emptied_.notify_one();
+    return batch;
+  }
+
+  void Prefetch(uint64_t position) {
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        emptied_.wait(lock, [this] {
+          return stop_ || queue_.size() < static_cast<size_t>(config_.prefetch);
+        });
+        if (stop_) return;
+      }
+      try {
+        Batch batch = ReadMicroBatch(position++);
+        const std::lock_guard lock(mutex_);
+        queue_.push_back(std::move(batch));
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        error_ = std::current_exception();
+      }
+      filled_.notify_one();
+      const std::lock_guard lock(mutex_);
+      if (error_ != nullptr) return;
+    }
+  }
+
+  void Start() {
+    if (config_.prefetch == 0) return;
+    stop_ = false;
+    error_ = nullptr;
+    queue_.clear();
+    thread_ = std::thread([this, position = position_] { Prefetch(position); });
+  }
+
+  void Stop() {
+    if (!thread_.joinable()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    emptied_.notify_one();
+    thread_.join();
+  }
+
+  const Dataset& dataset_;
+  const Split split_;
+  const TokenSourceConfig config_;
+  uint64_t num_windows_ = 0;
+  uint64_t position_ = 0;  // micro-batches this rank has handed out since the run began
+  double wait_seconds_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable filled_, emptied_;
+  std::deque<Batch> queue_;  // guarded by mutex_, like the next two
+  std::exception_ptr error_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+TokenSource::TokenSource(const Dataset& dataset, Split split, const TokenSourceConfig& config)
+    : impl_(std::make_unique<Impl>(dataset, split, config)) {}
+TokenSource::~TokenSource() = default;
+Batch TokenSource::Next() { return impl_->Next(); }
+int64_t TokenSource::num_windows() const { return static_cast<int64_t>(impl_->num_windows()); }
+uint64_t TokenSource::next_sample() const { return impl_->next_sample(); }
+void TokenSource::Seek(uint64_t next_sample) { impl_->Seek(next_sample); }
+double TokenSource::TakeWaitSeconds() { return impl_->TakeWaitSeconds(); }
+
+}  // namespace halflife::data

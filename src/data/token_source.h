@@ -1,0 +1,71 @@
+// The endless, seeded stream of training batches of one data-parallel rank.
+//
+// Window w of an epoch covers tokens [w T, w T + T] of the concatenated documents (T + 1 tokens, T
+// apart). Sample g of the run is window Permute(seed, epoch, g mod W) of epoch g / W, in O(1) and
+// without an index file. Step t uses samples t G .. t G + G - 1 (G = global batch); dp rank d takes
+// a contiguous share of them. So the set and order of samples never depend on the world size, the
+// micro batch or the accumulation, and the cursor is one number.
+//
+//   TokenSource source(dataset, {.seq_len = 512, .micro_batch = 4, .global_batch = 16, .dp_rank =
+//   r, .dp_size = w}); source.Seek(cursor.next_sample); const Batch batch = source.Next();      //
+//   one micro-batch; G / (micro_batch dp_size) of them make a step
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "data/batch.h"
+#include "data/dataset.h"
+
+namespace halflife::data {
+
+constexpr uint32_t kOrderVersion =
+    1;  // saved in checkpoints; raised when the order's definition changes
+
+struct TokenSourceConfig {
+  int64_t seq_len = 512;     // T
+  int64_t micro_batch = 8;   // rows of one Batch
+  int64_t global_batch = 8;  // rows of one step over all ranks; a multiple of micro_batch * dp_size
+  int dp_rank = 0;
+  int dp_size = 1;
+  uint64_t seed = 0;
+  int prefetch = 4;  // batches read ahead by a thread of its own; 0: none
+};
+
+// A bijection of [0, size) for every (seed, epoch): a Feistel network on the next power of four,
+// cycle-walked.
+uint64_t PermuteIndex(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
+
+// One row: T + 1 tokens of `window`, split into inputs and targets, boundaries appended to the
+// batch.
+class TokenSource {
+ public:
+  // Error kData where the split holds fewer than seq_len + 1 tokens; kUsage for sizes that do not
+  // divide.
+  TokenSource(const Dataset& dataset, Split split, const TokenSourceConfig& config);
+  ~TokenSource();
+
+  // Blocks until the next micro-batch is there. Reader errors are thrown here.
+  Batch Next();
+
+  int64_t num_windows() const;
+  // The global sample number that the next step starts with (a multiple of global_batch between
+  // steps).
+  uint64_t next_sample() const;
+  // Drops what was read ahead and continues at this sample; a multiple of global_batch.
+  void Seek(uint64_t next_sample);
+  // Seconds Next has waited since the last call of this function.
+  double TakeWaitSeconds();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Reads the windows [first, first + count) of a split in order, as one batch: evaluation.
+Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t first,
+                  int64_t count);
+int64_t NumWindows(int64_t num_tokens,
+                   int64_t seq_len);  // floor((num_tokens - 1) / seq_len), at least 0
+
+}  // namespace halflife::data

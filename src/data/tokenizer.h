@@ -1,0 +1,59 @@
+// Text to token ids and back. A dataset and a run carry their tokenizer in a folder of their own
+// (`tokenizer/`).
+//
+//   auto tokenizer = LoadTokenizer(run / "tokenizer");
+//   std::vector<int32_t> ids = tokenizer->Encode("In the beginning");
+//
+// `bytes` uses ByT5's layout: pad 0, eos 1, unk 2, byte b = b + 3; vocabulary 259.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace halflife::data {
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  virtual const std::string& kind() const = 0;  // "bytes" | "sentencepiece"
+  virtual int vocab_size() const = 0;
+  virtual int eos_id() const = 0;
+  // Without eos. Thread-safe.
+  virtual std::vector<int32_t> Encode(std::string_view text) const = 0;
+  virtual void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const = 0;
+  // Special ids decode to nothing. Bytes that are not UTF-8 come back as they were (bytes) or as
+  // U+FFFD.
+  virtual std::string Decode(const std::vector<int32_t>& ids) const = 0;
+  // Appends the bytes that `id` stands for and returns true; false for special ids, which stand for
+  // none. A character may take several ids. `at_start`: no id before it stood for text; there a
+  // sentencepiece model with a dummy prefix drops its own leading space.
+  virtual bool AppendBytes(int32_t id, bool at_start, std::string& bytes) const = 0;
+  // What a byte sequence that is not UTF-8 becomes in decoded text: itself, or U+FFFD.
+  virtual bool keeps_invalid_bytes() const = 0;
+  // Writes everything LoadTokenizer needs into an existing folder.
+  virtual void Save(const std::filesystem::path& folder) const = 0;
+};
+
+// Decodes a stream of ids so that only whole UTF-8 characters are handed out.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  std::string Push(int32_t id);  // the text that became certain with this id; may be empty
+  std::string Finish();          // what is left
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::string pending_;  // the beginning of a character: at most 3 bytes
+  bool at_start_ = true;
+};
+
+std::unique_ptr<Tokenizer> MakeByteTokenizer();
+// A sentencepiece .model file's bytes. Error kData where they are no model.
+std::unique_ptr<Tokenizer> MakeSentencePieceTokenizer(std::string model_bytes);
+std::unique_ptr<Tokenizer> LoadTokenizer(const std::filesystem::path& folder);
+
+}  // namespace halflife::data

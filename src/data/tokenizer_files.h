@@ -1,0 +1,11 @@
+// The names inside a tokenizer folder: one file that says the kind, and what that kind needs.
+#pragma once
+
+namespace halflife::data {
+
+constexpr char kTokenizerKindFile[] = "kind.txt";
+constexpr char kSentencePieceFile[] = "sentencepiece.model";
+constexpr char kBytesKind[] = "bytes";
+constexpr char kSentencePieceKind[] = "sentencepiece";
+
+}  // namespace halflife::data
