@@ -1,0 +1,49 @@
+// What the fused loops on the CPU share: a marker that compiles a plain loop for several vector widths, and an exponential
+// that vectorises (libm's is a call per element).
+//
+//   HL_VECTORISED void Silu(const float* x, float* y, int64_t n) {
+//   #pragma omp simd
+//     for (int64_t i = 0; i < n; ++i) y[i] = x[i] * Sigmoid(x[i]);
+//   }
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+
+// One body, compiled for each instruction set; the loader picks (GNU ifunc). AddressSanitizer starts after the resolvers
+// run, so its builds keep the default alone.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__)
+#define HL_VECTORISED __attribute__((target_clones("avx512f", "arch=haswell", "default")))
+#else
+#define HL_VECTORISED
+#endif
+#define HL_INLINE __attribute__((always_inline)) inline
+
+namespace halflife::kernels {
+
+// e^x to 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by the minimax polynomial of Cephes' expf, 2^n by its exponent
+// bits. 0 below -87 (subnormals are not worth a branch), infinity above 88.72, NaN stays NaN.
+HL_INLINE float Exp(float x) {
+  constexpr float kRound = 12582912.0f;  // 1.5 x 2^23: adding it leaves round(x) in the low mantissa bits
+  const float low = x < -87.0f ? -87.0f : x;
+  const float clamped = low > 88.0f ? 88.0f : low;
+  const float shifted = clamped * 1.44269504f + kRound;
+  const float n = shifted - kRound;
+  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const int32_t exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound) + 127;
+  const float y = p * std::bit_cast<float>(exponent << 23);
+  const float bounded = x > 88.72f ? std::numeric_limits<float>::infinity() : y;
+  return x < -87.0f ? 0.0f : bounded;
+}
+
+HL_INLINE float Sigmoid(float x) { return 1.0f / (1.0f + Exp(-x)); }
+
+}  // namespace halflife::kernels

@@ -1,0 +1,136 @@
+#include "kernels/dropout/dropout.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/dispatch.h"
+
+namespace halflife::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Mask {
+  RandomKey key;
+  std::vector<uint64_t> samples;
+  int64_t first_position;
+  double rate;
+};
+
+// A draw of 24 bits below this one is dropped.
+uint32_t Threshold(double rate) { return static_cast<uint32_t>(rate * 0x1p24); }
+
+at::Tensor ApplyOnCpu(const at::Tensor& x_in, const Mask& mask) {
+  const at::Tensor x = x_in.contiguous();
+  at::Tensor out = at::empty_like(x);
+  const int64_t seq_len = x.size(1), dim = x.size(2);
+  const uint32_t threshold = Threshold(mask.rate);
+  const float scale = static_cast<float>(1.0 / (1.0 - mask.rate));
+  const float* source = x.const_data_ptr<float>();
+  float* target = out.mutable_data_ptr<float>();
+  at::parallel_for(0, x.size(0) * seq_len, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const uint64_t sample = mask.samples[token / seq_len];
+      const auto position = static_cast<uint32_t>(mask.first_position + token % seq_len);
+      for (int64_t channel = 0; channel < dim; channel += 4) {
+        const RandomCounter draw =
+            Draw(mask.key, sample, position, static_cast<uint32_t>(channel / 4));
+        const int64_t last = std::min<int64_t>(4, dim - channel);
+        for (int64_t i = 0; i < last; ++i) {
+          const int64_t at = token * dim + channel + i;
+          target[at] = (draw.x[i] >> 8) < threshold ? 0.0f : source[at] * scale;
+        }
+      }
+    }
+  });
+  return out;
+}
+
+// Philox4x32 on int64 tensors that hold 32-bit words: products wrap modulo 2^64 as they do in uint64.
+std::vector<at::Tensor> PhiloxOnTensors(std::vector<at::Tensor> x, RandomKey key) {
+  constexpr int64_t kWord = 0xffffffff;
+  uint32_t k0 = key.k0, k1 = key.k1;
+  for (int round = 0; round < 10; ++round) {
+    const at::Tensor p0 = x[0] * int64_t{0xD2511F53}, p1 = x[2] * int64_t{0xCD9E8D57};
+    const auto high = [](const at::Tensor& p) {
+      return p.__rshift__(32).bitwise_and(kWord);
+    };
+    x = {high(p1).bitwise_xor(x[1]).bitwise_xor(int64_t{k0}), p1.bitwise_and(kWord),
+         high(p0).bitwise_xor(x[3]).bitwise_xor(int64_t{k1}), p0.bitwise_and(kWord)};
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return x;
+}
+
+at::Tensor ApplyOnTensors(const at::Tensor& x, const Mask& mask) {
+  const int64_t batch = x.size(0), seq_len = x.size(1), dim = x.size(2);
+  const int64_t num_blocks = (dim + 3) / 4;
+  std::vector<int64_t> low(batch), high(batch);
+  for (int64_t row = 0; row < batch; ++row) {
+    low[row] = static_cast<int64_t>(mask.samples[row] & 0xffffffff);
+    high[row] = static_cast<int64_t>(mask.samples[row] >> 32);
+  }
+  const auto options = x.options().dtype(at::kLong);
+  const std::vector<int64_t> shape = {batch, seq_len, num_blocks};
+  const at::Tensor position = at::arange(seq_len, options) + mask.first_position;
+  const std::vector<at::Tensor> words = PhiloxOnTensors(
+      {at::tensor(low, options).view({batch, 1, 1}).expand(shape),
+       at::tensor(high, options).view({batch, 1, 1}).expand(shape),
+       position.view({1, seq_len, 1}).expand(shape),
+       at::arange(num_blocks, options).view({1, 1, num_blocks}).expand(shape)},
+      mask.key);
+  const at::Tensor bits =
+      at::stack(words, 3).flatten(2).narrow(2, 0, dim).__rshift__(8);  // [B, T, D]
+  const at::Tensor dropped = bits < int64_t{Threshold(mask.rate)};
+  return (x * (1.0 / (1.0 - mask.rate))).masked_fill(dropped, 0);
+}
+
+at::Tensor Apply(const at::Tensor& x, const Mask& mask) {
+  return IsCpuFloat(x) ? ApplyOnCpu(x, mask) : ApplyOnTensors(x, mask);
+}
+
+struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Mask& mask) {
+    std::vector<int64_t> samples(mask.samples.begin(), mask.samples.end());
+    context->saved_data["samples"] = samples;
+    context->saved_data["key"] =
+        static_cast<int64_t>(static_cast<uint64_t>(mask.key.k0) << 32 | mask.key.k1);
+    context->saved_data["first_position"] = mask.first_position;
+    context->saved_data["rate"] = mask.rate;
+    return Apply(x, mask);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto samples = context->saved_data["samples"].toIntVector();
+    const auto key = static_cast<uint64_t>(context->saved_data["key"].toInt());
+    return {Apply(grads[0],
+                  {.key = {static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(key)},
+                   .samples = {samples.begin(), samples.end()},
+                   .first_position = context->saved_data["first_position"].toInt(),
+                   .rate = context->saved_data["rate"].toDouble()}),
+            at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config) {
+  if (config.rate == 0) return x;
+  HL_CHECK(static_cast<int64_t>(config.samples.size()) == x.size(0), "dropout over ", x.size(0),
+           " rows needs as many sample numbers, got ", config.samples.size());
+  return DropoutFunction::apply(x, Mask{.key = config.key,
+                                        .samples = {config.samples.begin(), config.samples.end()},
+                                        .first_position = config.first_position,
+                                        .rate = config.rate});
+}
+
+}  // namespace halflife::kernels

@@ -1,0 +1,18 @@
+// Root-mean-square norm over the last dim: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019), and the same
+// with a SiLU gate, as linear mixers use it per head. fp32 arithmetic; y has x's dtype. Differentiable.
+//
+//   const at::Tensor y = RmsNorm(x, *weight, 1e-6);
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace halflife::kernels {
+
+// x [..., D], weight [D].
+at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+// RmsNorm(x) * silu(gate): x and gate [..., V], weight [V].
+at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                        double eps);
+
+}  // namespace halflife::kernels

@@ -1,0 +1,142 @@
+#include "kernels/rotary/rotary.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sin.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu_math.h"
+#include "kernels/dispatch.h"
+
+namespace halflife::kernels {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct RotaryTokens {
+  const float* x;
+  const float* cos;
+  const float* sin;
+  const int64_t* rows;
+  float* out;
+  int64_t num_heads, half;
+  float direction;  // -1 turns back: the gradient
+};
+
+HL_VECTORISED void RotateTokens(const RotaryTokens& tokens, int64_t begin, int64_t end) {
+  const int64_t half = tokens.half;
+  for (int64_t token = begin; token < end; ++token) {
+    const float* cos = tokens.cos + tokens.rows[token] * half;
+    const float* sin = tokens.sin + tokens.rows[token] * half;
+    for (int64_t head = 0; head < tokens.num_heads; ++head) {
+      const int64_t offset = (token * tokens.num_heads + head) * 2 * half;
+      const float* x = tokens.x + offset;
+      float* out = tokens.out + offset;
+#pragma omp simd
+      for (int64_t j = 0; j < half; ++j) {
+        const float s = tokens.direction * sin[j];
+        out[j] = x[j] * cos[j] - x[j + half] * s;
+        out[j + half] = x[j + half] * cos[j] + x[j] * s;
+      }
+    }
+  }
+}
+
+at::Tensor RotateFused(const at::Tensor& x_in, const RotaryTable& table, float direction) {
+  const at::Tensor x = x_in.contiguous();
+  at::Tensor out = at::empty_like(x);
+  const RotaryTokens tokens = {.x = x.const_data_ptr<float>(),
+                               .cos = table.cos.const_data_ptr<float>(),
+                               .sin = table.sin.const_data_ptr<float>(),
+                               .rows = table.rows.const_data_ptr<int64_t>(),
+                               .out = out.mutable_data_ptr<float>(),
+                               .num_heads = x.size(2),
+                               .half = x.size(3) / 2,
+                               .direction = direction};
+  at::parallel_for(0, x.size(0) * x.size(1), 64,
+                   [&](int64_t begin, int64_t end) { RotateTokens(tokens, begin, end); });
+  return out;
+}
+
+struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin, const at::Tensor& rows) {
+    context->save_for_backward({cos, sin, rows});
+    return RotateFused(x, {cos, sin, rows}, 1.0f);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    return {RotateFused(grads[0], {saved[0], saved[1], saved[2]}, -1.0f), at::Tensor(),
+            at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor RotateComposed(const at::Tensor& x, const RotaryTable& table) {
+  const at::ScalarType compute = ComputeType(x);
+  const int64_t half = x.size(3) / 2;
+  const auto pick = [&](const at::Tensor& values) {  // [B, T, 1, d/2]
+    return values.index_select(0, table.rows.flatten())
+        .to(compute)
+        .view({x.size(0), x.size(1), 1, half});
+  };
+  const at::Tensor cos = pick(table.cos), sin = pick(table.sin);
+  const at::Tensor a = x.narrow(3, 0, half).to(compute), b = x.narrow(3, half, half).to(compute);
+  return at::cat({a * cos - b * sin, b * cos + a * sin}, 3).to(x.scalar_type());
+}
+
+// base^(-2j/d) rounded to fp32, as the public implementations keep it.
+float InverseFrequency(int64_t j, int64_t dim, double base) {
+  return static_cast<float>(std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(dim)));
+}
+
+RotaryTable CpuTable(const at::Tensor& positions_in, int64_t dim, double base) {
+  const at::Tensor positions = positions_in.contiguous();
+  const int64_t* begin = positions.const_data_ptr<int64_t>();
+  const auto [low, high] = std::minmax_element(begin, begin + positions.numel());
+  const int64_t first = *low, num_rows = *high - *low + 1, half = dim / 2;
+  const auto options = positions.options().dtype(at::kFloat);
+  RotaryTable table = {.cos = at::empty({num_rows, half}, options),
+                       .sin = at::empty({num_rows, half}, options),
+                       .rows = positions - first};
+  float* cos = table.cos.mutable_data_ptr<float>();
+  float* sin = table.sin.mutable_data_ptr<float>();
+  for (int64_t j = 0; j < half; ++j) {
+    const float frequency = InverseFrequency(j, dim, base);
+    for (int64_t row = 0; row < num_rows; ++row) {
+      const float angle = static_cast<float>(first + row) * frequency;
+      cos[row * half + j] = std::cos(angle);
+      sin[row * half + j] = std::sin(angle);
+    }
+  }
+  return table;
+}
+
+}  // namespace
+
+RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base) {
+  if (positions.is_cpu()) return CpuTable(positions, dim, base);
+  // One row a token: the smallest and largest position would have to be read back from the device.
+  const auto options = positions.options().dtype(at::kFloat);
+  const at::Tensor exponents = at::arange(dim / 2, options) * (-2.0 / static_cast<double>(dim));
+  const at::Tensor angles =
+      positions.to(at::kFloat).flatten().unsqueeze(1) * at::pow(base, exponents);
+  return {.cos = at::cos(angles),
+          .sin = at::sin(angles),
+          .rows = at::arange(positions.numel(), positions.options()).view_as(positions)};
+}
+
+at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {
+  if (IsCpuFloat(x)) return RotaryFunction::apply(x, table.cos, table.sin, table.rows);
+  return RotateComposed(x, table);
+}
+
+}  // namespace halflife::kernels

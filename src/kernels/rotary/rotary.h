@@ -1,0 +1,25 @@
+// Rotary position encoding (Su et al., 2021), half layout: channel j turns with channel j + d/2 by the angle
+// position * base^(-2j/d). Differentiable in x.
+//
+//   const RotaryTable table = MakeRotaryTable(slice.positions, head_dim, 10000);
+//   q = ApplyRotary(q, table), k = ApplyRotary(k, table);
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace halflife::kernels {
+
+struct RotaryTable {
+  at::Tensor cos, sin;  // [R, d/2] fp32, one row for each position between the smallest and the largest met
+  at::Tensor rows;      // [B, T] int64: row of each token
+};
+
+// positions [B, T] int64 >= 0; dim even.
+RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base);
+
+// x [B, T, H, d] -> the same shape and dtype.
+at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table);
+
+}  // namespace halflife::kernels

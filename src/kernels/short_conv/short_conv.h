@@ -1,0 +1,23 @@
+// Depthwise causal convolution over the last W tokens, followed by SiLU: y_t = silu(sum_j weight[c, 0, j] x_{t-W+1+j}).
+// Tokens before the slice come from `tail`; no tap reaches over a document start. Differentiable.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace halflife::kernels {
+
+struct ShortConvInputs {
+  at::Tensor x;          // [B, T, D]
+  at::Tensor weight;     // [D, 1, W]
+  at::Tensor tail;       // [B, W-1, D]: the inputs before the slice, or undefined: zeros
+  at::Tensor documents;  // [B, T] int64, or undefined: one per row
+  at::Tensor starts;     // [B, T] bool, with `documents`
+};
+
+at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]
+
+// The tail that continues the slice: its last W-1 inputs (older ones from `tail` where T < W-1) [B, W-1, D]; zeros where a
+// document start cuts them off.
+at::Tensor ShortConvTail(const ShortConvInputs& inputs);
+
+}  // namespace halflife::kernels

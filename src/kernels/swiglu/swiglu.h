@@ -1,0 +1,10 @@
+// SwiGLU's product (Shazeer, 2020): silu(gate) * up, elementwise over equal shapes. Differentiable.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace halflife::kernels {
+
+at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up);
+
+}  // namespace halflife::kernels
