@@ -1,0 +1,235 @@
+// Gated linear attention (Yang et al., 2024): S_t = diag(alpha_t) S_{t-1} + k_t^T v_t, o_t = q_t S_t / sqrt(K), with
+// ln alpha_t = logsigmoid(W2 W1 x_t + b) / 16 per key channel; then RMSNorm per head and a SiLU gate. Optionally a short
+// convolution before. Parameters as in fla's GLA, whose rank and normaliser of the gate are constants too.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/zeros.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "kernels/decay_attention/decay_attention.h"
+#include "kernels/dispatch.h"
+#include "kernels/short_conv/short_conv.h"
+#include "model/mixers/mixers.h"
+
+namespace halflife::model {
+namespace {
+
+constexpr int64_t kGateRank = 16;
+constexpr double kGateNormaliser = 16;
+
+struct Sizes {
+  int64_t num_heads, num_kv_heads, head_dim_k, head_dim_v;
+  int64_t conv_size;  // 0: no short convolution
+  bool use_output_gate;
+  double clamp_min;   // of the log decay
+  int64_t key_dim() const { return num_heads * head_dim_k; }
+  int64_t value_dim() const { return num_heads * head_dim_v; }
+};
+
+Sizes ReadSizes(const MixerConfig& config, int64_t model_dim) {
+  MixerOptions options(config);
+  const double expand_k = options.Double("expand_k", 0.5), expand_v = options.Double("expand_v", 1);
+  Sizes sizes = {};
+  sizes.num_heads = options.Int("num_heads", 4);
+  sizes.num_kv_heads = options.Int("num_kv_heads", sizes.num_heads);
+  sizes.use_output_gate = options.Bool("use_output_gate", true);
+  const bool use_short_conv = options.Bool("use_short_conv", false);
+  const int64_t conv_size = options.Int("conv_size", 4, 2);
+  sizes.conv_size = use_short_conv ? conv_size : 0;
+  sizes.clamp_min = options.Double("clamp_min", -std::numeric_limits<double>::infinity());
+  options.Require(sizes.clamp_min <= 0, "option clamp_min is ", sizes.clamp_min,
+                  "; it bounds a logarithm <= 0 from below");
+  const double dim_k = static_cast<double>(model_dim) * expand_k,
+               dim_v = static_cast<double>(model_dim) * expand_v;
+  const auto key_dim = static_cast<int64_t>(dim_k), value_dim = static_cast<int64_t>(dim_v);
+  options.Require(dim_k == std::floor(dim_k) && dim_v == std::floor(dim_v), "model_dim ", model_dim,
+                  " times expand_k ", expand_k, " and expand_v ", expand_v,
+                  " must be whole numbers");
+  options.Require(key_dim > 0 && value_dim > 0 && key_dim % sizes.num_heads == 0 &&
+                      value_dim % sizes.num_heads == 0,
+                  "num_heads ", sizes.num_heads, " must divide the key width ", key_dim,
+                  " and the value width ", value_dim);
+  options.Require(sizes.num_heads % sizes.num_kv_heads == 0, "num_kv_heads ", sizes.num_kv_heads,
+                  " must divide num_heads ", sizes.num_heads);
+  options.Check();
+  sizes.head_dim_k = key_dim / sizes.num_heads;
+  sizes.head_dim_v = value_dim / sizes.num_heads;
+  return sizes;
+}
+
+class Gla : public Mixer {
+ public:
+  Gla(const Sizes& sizes, const MixerContext& context)
+      : sizes_(sizes), model_dim_(context.model_dim), norm_eps_(context.norm_eps) {
+    const int64_t kv_key_dim = sizes.num_kv_heads * sizes.head_dim_k,
+                  kv_value_dim = sizes.num_kv_heads * sizes.head_dim_v;
+    q_ = DeclareMatrix(context, "q_proj.weight", sizes.key_dim(), model_dim_);
+    k_ = DeclareMatrix(context, "k_proj.weight", kv_key_dim, model_dim_);
+    v_ = DeclareMatrix(context, "v_proj.weight", kv_value_dim, model_dim_);
+    if (sizes.use_output_gate)
+      gate_ = DeclareMatrix(context, "g_proj.weight", sizes.value_dim(), model_dim_);
+    if (sizes.conv_size > 0) {
+      convs_ = {DeclareConv(context, "q_conv1d.weight", sizes.key_dim(), sizes.conv_size),
+                DeclareConv(context, "k_conv1d.weight", kv_key_dim, sizes.conv_size),
+                DeclareConv(context, "v_conv1d.weight", kv_value_dim, sizes.conv_size)};
+    }
+    decay_in_ = DeclareMatrix(context, "gk_proj.0.weight", kGateRank, model_dim_);
+    decay_out_ = DeclareMatrix(context, "gk_proj.1.weight", kv_key_dim, kGateRank);
+    decay_bias_ = context.parameters->Declare({.name = context.prefix + "gk_proj.1.bias",
+                                               .shape = {kv_key_dim},
+                                               .region = dist::Region::kFp32},
+                                              Init::Zeros());
+    norm_ = DeclareNorm(context,
+                        sizes.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
+                        sizes.head_dim_v);
+    out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, sizes.value_dim());
+  }
+
+  MixerOutput Forward(const at::Tensor& x, const SequenceSlice& slice, const MixerState* initial,
+                      bool want_state) const override {
+    const bool carried = initial != nullptr && !initial->tensors.empty();
+    MixerOutput result;
+    const Heads heads = Project(x, slice, carried ? initial : nullptr,
+                                want_state ? &result.state : nullptr);
+    const auto [o, final_state] =
+        kernels::DecayAttention({.q = heads.q,
+                                 .k = heads.k,
+                                 .v = heads.v,
+                                 .log_decay = heads.log_decay,
+                                 .documents = slice.documents,
+                                 .starts = slice.starts,
+                                 .initial_state = carried ? initial->tensors[0] : at::Tensor()},
+                                {.scale = Scale()});
+    result.y = Finish(x, o);
+    if (want_state) {
+      result.state.tensors[0] = final_state;
+      result.state.num_tokens = (initial == nullptr ? 0 : initial->num_tokens) + slice.seq_len;
+    }
+    return result;
+  }
+
+  MixerState EmptyState(int64_t batch, at::Device device) const override {
+    const auto options = at::TensorOptions(device).dtype(at::kFloat);
+    MixerState state;
+    state.tensors = {
+        at::zeros({batch, sizes_.num_heads, sizes_.head_dim_k, sizes_.head_dim_v}, options)};
+    if (sizes_.conv_size == 0) return state;
+    const int64_t kv_heads = sizes_.num_kv_heads;
+    for (const int64_t channels :
+         {sizes_.key_dim(), kv_heads * sizes_.head_dim_k, kv_heads * sizes_.head_dim_v})
+      state.tensors.push_back(at::zeros({batch, sizes_.conv_size - 1, channels}, options));
+    return state;
+  }
+
+  at::Tensor Step(const at::Tensor& x, MixerState& state) const override {
+    const auto slice = SequenceSlice::Contiguous(x.size(0), 1, state.num_tokens, x.device());
+    MixerState next;
+    const Heads heads = Project(x.unsqueeze(1), slice, &state, &next);
+    const at::Tensor o = kernels::DecayAttentionStep(
+        heads.q.squeeze(1), heads.k.squeeze(1), heads.v.squeeze(1), heads.log_decay.squeeze(1),
+        Scale(), state.tensors[0]);
+    for (size_t i = 1; i < next.tensors.size(); ++i) state.tensors[i] = next.tensors[i];
+    ++state.num_tokens;
+    return Finish(x, o);
+  }
+
+  FlopCount FlopsPerToken(int64_t) const override {
+    const auto dim = static_cast<double>(model_dim_), keys = static_cast<double>(sizes_.key_dim()),
+               values = static_cast<double>(sizes_.value_dim()),
+               kv_share = static_cast<double>(sizes_.num_kv_heads) /
+                          static_cast<double>(sizes_.num_heads),
+               rank = static_cast<double>(kGateRank);
+    const double projections = keys * (1 + kv_share) +
+                               values * (1 + kv_share + (sizes_.use_output_gate ? 1 : 0)) + rank;
+    return {.matmul = 2 * (dim * projections + rank * keys * kv_share),
+            .mixing = 4 * keys * static_cast<double>(sizes_.head_dim_v)};
+  }
+
+  double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
+    // x, q, k, v, the gate, o before and after the norm; fp32: decay logits and log decay, a state per chunk of 64
+    // tokens, 1/rms per head
+    const auto keys = static_cast<double>(sizes_.key_dim()),
+               values = static_cast<double>(sizes_.value_dim());
+    const double elements = static_cast<double>(model_dim_ + kGateRank) + 2 * keys +
+                            (sizes_.use_output_gate ? 4 : 3) * values;
+    const double fp32 = 2 * keys + keys * static_cast<double>(sizes_.head_dim_v) / 64 +
+                        static_cast<double>(sizes_.num_heads);
+    return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
+  }
+
+ private:
+  struct Heads {
+    at::Tensor q, k, v, log_decay;  // [B, T, H, *]
+  };
+
+  static Parameter DeclareConv(const MixerContext& context, const std::string& name,
+                               int64_t channels, int64_t taps) {
+    return context.parameters->Declare(
+        {.name = context.prefix + name, .shape = {channels, 1, taps}},
+        Init::Normal(context.initializer_range));
+  }
+
+  // q, k or v before the split into heads: [B, T, dim]. Convolution `index` reads its tail from `before` and leaves the new
+  // one in `after`.
+  at::Tensor Convolve(const at::Tensor& x, size_t index, const SequenceSlice& slice,
+                      const MixerState* before, MixerState* after) const {
+    if (sizes_.conv_size == 0) return x;
+    const kernels::ShortConvInputs inputs = {
+        .x = x,
+        .weight = *convs_[index],
+        .tail = before == nullptr ? at::Tensor() : before->tensors[1 + index],
+        .documents = slice.documents,
+        .starts = slice.starts};
+    if (after != nullptr)
+      after->tensors[1 + index] =
+          kernels::ShortConvTail(inputs).to(kernels::ComputeType(x)).contiguous();
+    return kernels::ShortConv(inputs);
+  }
+
+  Heads Project(const at::Tensor& x, const SequenceSlice& slice, const MixerState* before,
+                MixerState* after) const {
+    if (after != nullptr) after->tensors.resize(sizes_.conv_size > 0 ? 1 + convs_.size() : 1);
+    const auto project = [&](const Parameter& weight, size_t index, int64_t head_dim) {
+      const at::Tensor y = Convolve(at::linear(x, *weight), index, slice, before, after);
+      return RepeatHeads(y.unflatten(-1, {-1, head_dim}), sizes_.num_heads);
+    };
+    return {.q = project(q_, 0, sizes_.head_dim_k),
+            .k = project(k_, 1, sizes_.head_dim_k),
+            .v = project(v_, 2, sizes_.head_dim_v),
+            .log_decay = RepeatHeads(LogDecay(x), sizes_.num_heads)};
+  }
+
+  // [B, T, Hk, K] fp32.
+  at::Tensor LogDecay(const at::Tensor& x) const {
+    const at::Tensor logits = at::linear(at::linear(x, *decay_in_), *decay_out_);
+    const at::ScalarType compute = kernels::ComputeType(x);
+    at::Tensor log_decay =
+        at::log_sigmoid(logits.to(compute) + *decay_bias_) * (1 / kGateNormaliser);
+    if (std::isfinite(sizes_.clamp_min)) log_decay = log_decay.clamp_min(sizes_.clamp_min);
+    return log_decay.unflatten(-1, {-1, sizes_.head_dim_k});
+  }
+  double Scale() const { return 1 / std::sqrt(static_cast<double>(sizes_.head_dim_k)); }
+
+  at::Tensor Finish(const at::Tensor& x, const at::Tensor& o) const {
+    const at::Tensor gate = sizes_.use_output_gate ? at::linear(x, *gate_) : at::Tensor();
+    return at::linear(NormAndGate(o, gate, *norm_, norm_eps_), *out_);
+  }
+
+  Sizes sizes_;
+  int64_t model_dim_;
+  double norm_eps_;
+  Parameter q_, k_, v_, gate_, decay_in_, decay_out_, decay_bias_, norm_, out_;
+  std::array<Parameter, 3> convs_;
+};
+
+}  // namespace
+
+std::unique_ptr<Mixer> MakeGla(const MixerConfig& config, const MixerContext& context) {
+  return std::make_unique<Gla>(ReadSizes(config, context.model_dim), context);
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,33 @@
+// Inner header of the mixers: their makers, and the steps that several of them share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "model/mixer.h"
+
+namespace halflife::model {
+
+#define HL_MIXER(name, Make) \
+  std::unique_ptr<Mixer> Make(const MixerConfig& config, const MixerContext& context);
+#include "model/mixers/mixers.inc"
+#undef HL_MIXER
+
+// Declares prefix + name: a matrix [out, in] with weight decay, or a vector in fp32 without.
+Parameter DeclareMatrix(const MixerContext& context, const std::string& name, int64_t out,
+                        int64_t in);
+Parameter DeclareNorm(const MixerContext& context, const std::string& name, int64_t dim);
+
+// x [..., D] times weight [out, D], as heads: [..., out / head_dim, head_dim].
+at::Tensor ProjectHeads(const at::Tensor& x, const at::Tensor& weight, int64_t head_dim);
+// [B, T, Hk, d] -> [B, T, H, d]: query head h reads head h / (H / Hk).
+at::Tensor RepeatHeads(const at::Tensor& x, int64_t num_heads);
+
+// The output of linear mixers: per-head RMSNorm of o [..., H, V], gated by silu(gate) [..., H V] where a gate is there.
+at::Tensor NormAndGate(const at::Tensor& o, const at::Tensor& gate, const at::Tensor& norm_weight,
+                       double eps);
+
+}  // namespace halflife::model

@@ -1,0 +1,169 @@
+// Retention of RetNet (Sun et al., 2023): S_t = gamma_h S_{t-1} + k_t^T v_t, o_t = q_t S_t / sqrt(K), with rotated q and k
+// and gamma_h = 1 - 2^(-5-h) fixed per head; then RMSNorm per head and a SiLU gate. Parameters as in fla's RetNet.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/exp2.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log1p.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "kernels/decay_attention/decay_attention.h"
+#include "kernels/rotary/rotary.h"
+#include "model/mixers/mixers.h"
+
+namespace halflife::model {
+namespace {
+
+struct Sizes {
+  int64_t num_heads, num_kv_heads, head_dim_k, head_dim_v;
+  bool use_output_gate;
+  double rotary_base;
+};
+
+Sizes ReadSizes(const MixerConfig& config, int64_t model_dim) {
+  MixerOptions options(config);
+  const double expand_k = options.Double("expand_k", 1), expand_v = options.Double("expand_v", 2);
+  Sizes sizes = {};
+  sizes.num_heads = options.Int("num_heads", 8);
+  sizes.num_kv_heads = options.Int("num_kv_heads", sizes.num_heads);
+  sizes.use_output_gate = options.Bool("use_output_gate", true);
+  sizes.rotary_base = options.Double("rotary_base", 10000);
+  options.Choice("retention_norm", "none", {"none"});
+  options.Require(sizes.rotary_base > 1, "option rotary_base is ", sizes.rotary_base,
+                  "; a number above 1 would work");
+  const double dim_k = static_cast<double>(model_dim) * expand_k,
+               dim_v = static_cast<double>(model_dim) * expand_v;
+  const auto key_dim = static_cast<int64_t>(dim_k), value_dim = static_cast<int64_t>(dim_v);
+  const bool heads_fit = key_dim > 0 && value_dim > 0 && key_dim % sizes.num_heads == 0 &&
+                         value_dim % sizes.num_heads == 0;
+  options.Require(dim_k == std::floor(dim_k) && dim_v == std::floor(dim_v), "model_dim ", model_dim,
+                  " times expand_k ", expand_k, " and expand_v ", expand_v,
+                  " must be whole numbers");
+  options.Require(heads_fit, "num_heads ", sizes.num_heads, " must divide the key width ", key_dim,
+                  " and the value width ", value_dim);
+  options.Require(sizes.num_heads % sizes.num_kv_heads == 0, "num_kv_heads ", sizes.num_kv_heads,
+                  " must divide num_heads ", sizes.num_heads);
+  options.Require(!heads_fit || key_dim / sizes.num_heads % 2 == 0, "key width per head ",
+                  key_dim / sizes.num_heads, " must be even: rotation pairs channels");
+  options.Check();
+  sizes.head_dim_k = key_dim / sizes.num_heads;
+  sizes.head_dim_v = value_dim / sizes.num_heads;
+  return sizes;
+}
+
+class Retention : public Mixer {
+ public:
+  Retention(const Sizes& sizes, const MixerContext& context)
+      : sizes_(sizes), model_dim_(context.model_dim), norm_eps_(context.norm_eps) {
+    const int64_t key_dim = sizes.num_heads * sizes.head_dim_k,
+                  value_dim = sizes.num_heads * sizes.head_dim_v;
+    q_ = DeclareMatrix(context, "q_proj.weight", key_dim, model_dim_);
+    k_ = DeclareMatrix(context, "k_proj.weight", sizes.num_kv_heads * sizes.head_dim_k, model_dim_);
+    v_ = DeclareMatrix(context, "v_proj.weight", sizes.num_kv_heads * sizes.head_dim_v, model_dim_);
+    if (sizes.use_output_gate)
+      gate_ = DeclareMatrix(context, "g_proj.weight", value_dim, model_dim_);
+    norm_ = DeclareNorm(context,
+                        sizes.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
+                        sizes.head_dim_v);
+    out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, value_dim);
+  }
+
+  MixerOutput Forward(const at::Tensor& x, const SequenceSlice& slice, const MixerState* initial,
+                      bool want_state) const override {
+    const Rotated heads = Project(x, slice.positions);
+    kernels::DecayAttentionInputs inputs = {.q = heads.q,
+                                            .k = heads.k,
+                                            .v = heads.v,
+                                            .log_decay = LogDecay(x),
+                                            .documents = slice.documents,
+                                            .starts = slice.starts,
+                                            .initial_state = {}};
+    if (initial != nullptr && !initial->tensors.empty()) inputs.initial_state = initial->tensors[0];
+    const auto [o, final_state] = kernels::DecayAttention(inputs, {.scale = Scale()});
+    MixerOutput result = {.y = Finish(x, o), .state = {}};
+    if (want_state) {
+      result.state.tensors = {final_state};
+      result.state.num_tokens = (initial == nullptr ? 0 : initial->num_tokens) + slice.seq_len;
+    }
+    return result;
+  }
+
+  MixerState EmptyState(int64_t batch, at::Device device) const override {
+    return {.tensors = {at::zeros({batch, sizes_.num_heads, sizes_.head_dim_k, sizes_.head_dim_v},
+                                  at::TensorOptions(device).dtype(at::kFloat))},
+            .num_tokens = 0};
+  }
+
+  at::Tensor Step(const at::Tensor& x, MixerState& state) const override {
+    const at::Tensor token = x.unsqueeze(1);
+    const auto slice = SequenceSlice::Contiguous(x.size(0), 1, state.num_tokens, x.device());
+    const Rotated heads = Project(token, slice.positions);
+    const at::Tensor o =
+        kernels::DecayAttentionStep(heads.q.squeeze(1), heads.k.squeeze(1), heads.v.squeeze(1),
+                                    LogDecay(x), Scale(), state.tensors[0]);
+    ++state.num_tokens;
+    return Finish(x, o);
+  }
+
+  FlopCount FlopsPerToken(int64_t) const override {
+    const auto heads = static_cast<double>(sizes_.num_heads), dim_k = static_cast<double>(sizes_.head_dim_k),
+               dim_v = static_cast<double>(sizes_.head_dim_v),
+               dim = static_cast<double>(model_dim_),
+               kv_share = static_cast<double>(sizes_.num_kv_heads) / heads;
+    const double values = heads * dim_v * (1 + kv_share + (sizes_.use_output_gate ? 1 : 0));
+    return {.matmul = 2 * dim * (heads * dim_k * (1 + kv_share) + values),
+            .mixing = 4 * heads * dim_k * dim_v};
+  }
+
+  double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
+    // x, rotated q and k, v, the gate, o before and after the norm; a state per chunk of 64 tokens, 1/rms per head
+    const auto keys = static_cast<double>(sizes_.num_heads * sizes_.head_dim_k),
+               values = static_cast<double>(sizes_.num_heads * sizes_.head_dim_v);
+    const double elements = static_cast<double>(model_dim_) + 2 * keys +
+                            (sizes_.use_output_gate ? 4 : 3) * values;
+    const double fp32 = keys * static_cast<double>(sizes_.head_dim_v) / 64 +
+                        static_cast<double>(sizes_.num_heads);
+    return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
+  }
+
+ private:
+  struct Rotated {
+    at::Tensor q, k, v;  // [B, T, H, *]
+  };
+  Rotated Project(const at::Tensor& x, const at::Tensor& positions) const {
+    const auto table = kernels::MakeRotaryTable(positions, sizes_.head_dim_k, sizes_.rotary_base);
+    const at::Tensor q = ProjectHeads(x, *q_, sizes_.head_dim_k);
+    const at::Tensor k = ProjectHeads(x, *k_, sizes_.head_dim_k);
+    return {.q = kernels::ApplyRotary(q, table),
+            .k = RepeatHeads(kernels::ApplyRotary(k, table), sizes_.num_heads),
+            .v = RepeatHeads(ProjectHeads(x, *v_, sizes_.head_dim_v), sizes_.num_heads)};
+  }
+
+  // ln gamma_h by log1p: gamma itself rounds to 1 in fp32 from head 20 on.
+  at::Tensor LogDecay(const at::Tensor& x) const {
+    const at::Tensor head =
+        at::arange(sizes_.num_heads, x.options().dtype(at::kFloat).requires_grad(false));
+    return at::log1p(-at::exp2(-5 - head));
+  }
+  double Scale() const { return 1 / std::sqrt(static_cast<double>(sizes_.head_dim_k)); }
+
+  at::Tensor Finish(const at::Tensor& x, const at::Tensor& o) const {
+    const at::Tensor gate = sizes_.use_output_gate ? at::linear(x, *gate_) : at::Tensor();
+    return at::linear(NormAndGate(o, gate, *norm_, norm_eps_), *out_);
+  }
+
+  Sizes sizes_;
+  int64_t model_dim_;
+  double norm_eps_;
+  Parameter q_, k_, v_, gate_, norm_, out_;
+};
+
+}  // namespace
+
+std::unique_ptr<Mixer> MakeRetention(const MixerConfig& config, const MixerContext& context) {
+  return std::make_unique<Retention>(ReadSizes(config, context.model_dim), context);
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,61 @@
+// The parameters of a model: declared by its layers while it is built, given memory later by whoever owns the arena.
+// Until Bind they have shapes and names only, so planning (`--dry-run`) needs no memory.
+//
+//   Parameter weight = parameters.Declare({.name = "norm.weight", .shape = {D}, .region = Region::kFp32}, Init::Ones());
+//   ... parameters.Bind(i, tensor) for each, by the trainer or by inference ...
+//   at::mm(x, weight->t());
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/parameter_layout.h"
+
+namespace halflife::model {
+
+struct Init {
+  enum class Kind { kNormal, kZeros, kOnes } kind = Kind::kZeros;
+  double std_dev = 0;
+  static Init Normal(double std_dev) { return {Kind::kNormal, std_dev}; }
+  static Init Zeros() { return {Kind::kZeros, 0}; }
+  static Init Ones() { return {Kind::kOnes, 0}; }
+};
+
+// A handle that layers keep; all copies see the tensor once it is bound.
+class Parameter {
+ public:
+  const at::Tensor& operator*() const { return *tensor_; }
+  const at::Tensor* operator->() const { return tensor_.get(); }
+  int index() const { return index_; }
+
+ private:
+  friend class ParameterSet;
+  std::shared_ptr<at::Tensor> tensor_;
+  int index_ = -1;
+};
+
+class ParameterSet {
+ public:
+  // Registration order is forward order. A name declared twice is an Error.
+  Parameter Declare(dist::ParamSpec spec, Init init);
+
+  const std::vector<dist::ParamSpec>& specs() const { return specs_; }
+  int size() const { return static_cast<int>(specs_.size()); }
+  // Gives parameter `index` its memory: any dtype and device, the declared shape.
+  void Bind(int index, at::Tensor tensor);
+  const at::Tensor& tensor(int index) const { return *handles_[index].tensor_; }
+
+  // Fills `out` (count floats) with the initial value of parameter `index`: a pure function of (seed, name, element).
+  void Initialise(int index, uint64_t seed, float* out) const;
+
+ private:
+  std::vector<dist::ParamSpec> specs_;
+  std::vector<Init> inits_;
+  std::vector<Parameter> handles_;
+};
+
+}  // namespace halflife::model

@@ -1,0 +1,65 @@
+#include "model/sequence_slice.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+
+#include "core/error.h"
+
+namespace halflife::model {
+
+SequenceSlice SequenceSlice::Contiguous(int64_t batch, int64_t seq_len, int64_t offset,
+                                        at::Device device) {
+  const auto options = at::TensorOptions(device).dtype(at::kLong);
+  SequenceSlice slice = {.batch = batch, .seq_len = seq_len, .begin = offset};
+  slice.positions =
+      at::arange(offset, offset + seq_len, options).unsqueeze(0).expand({batch, seq_len});
+  return slice;
+}
+
+SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
+                                    std::span<const int32_t> cu_seqlens, at::Device device) {
+  const int64_t num_tokens = batch * seq_len;
+  HL_CHECK(cu_seqlens.size() >= 2 && cu_seqlens.front() == 0 && cu_seqlens.back() == num_tokens,
+           "cu_seqlens must run from 0 to ", num_tokens);
+  const auto num_pieces = static_cast<int64_t>(cu_seqlens.size()) - 1;
+  if (num_pieces == batch) return Contiguous(batch, seq_len, 0, device);  // one document a row
+
+  at::Tensor positions = at::empty({batch, seq_len}, at::kLong);
+  at::Tensor documents = at::empty({batch, seq_len}, at::kLong);
+  at::Tensor starts = at::empty({batch, seq_len}, at::kBool);
+  auto* position = positions.mutable_data_ptr<int64_t>();
+  auto* document = documents.mutable_data_ptr<int64_t>();
+  auto* start = starts.mutable_data_ptr<bool>();
+  int64_t number = 0;
+  for (int64_t piece = 0; piece < num_pieces; ++piece) {
+    const int64_t first = cu_seqlens[piece], last = cu_seqlens[piece + 1];
+    HL_CHECK(first < last && (last - 1) / seq_len == first / seq_len,
+             "document piece of tokens [", first, ", ", last, ") is empty or crosses a row of ",
+             seq_len);
+    number = first % seq_len == 0 ? 0 : number + 1;
+    for (int64_t token = first; token < last; ++token) {
+      position[token] = token - first;
+      document[token] = number;
+      start[token] = token == first;
+    }
+  }
+  return {.batch = batch,
+          .seq_len = seq_len,
+          .positions = positions.to(device),
+          .documents = documents.to(device),
+          .starts = starts.to(device)};
+}
+
+SequenceSlice SequenceSlice::Narrow(int64_t first, int64_t length) const {
+  HL_CHECK(0 <= first && 1 <= length && first + length <= seq_len, "tokens [", first, ", ",
+           first + length, ") of a slice of ", seq_len);
+  SequenceSlice part = {.batch = batch, .seq_len = length, .begin = begin + first};
+  part.positions = positions.narrow(1, first, length);
+  if (has_boundaries()) {
+    part.documents = documents.narrow(1, first, length);
+    part.starts = starts.narrow(1, first, length);
+  }
+  return part;
+}
+
+}  // namespace halflife::model
