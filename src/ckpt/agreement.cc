@@ -1,0 +1,131 @@
+#include "ckpt/agreement.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/error.h"
+
+namespace halflife::ckpt {
+namespace {
+
+using Fields = std::map<std::string, std::string>;
+using Json = nlohmann::json;
+
+void Flatten(const Json& value, const std::string& prefix, Fields* fields) {
+  for (const auto& [key, child] : value.items()) {
+    const std::string name = prefix.empty() ? key : prefix + "." + key;
+    if (child.is_object() && !child.empty()) {
+      Flatten(child, name, fields);
+    } else {
+      (*fields)[name] = child.dump(-1, ' ', false, Json::error_handler_t::replace);
+    }
+  }
+}
+
+std::string ValueOf(const Fields& fields, const std::string& key) {
+  const auto found = fields.find(key);
+  return found == fields.end() ? "(absent)" : found->second;
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+std::string AliasText(std::vector<std::string> aliases) {
+  std::sort(aliases.begin(), aliases.end());
+  std::string text;
+  for (const std::string& alias : aliases) text += (text.empty() ? "" : ", ") + alias;
+  return text.empty() ? "nothing" : text;
+}
+
+class Comparison {
+ public:
+  explicit Comparison(const std::vector<std::string>& allowed)
+      : allowed_(allowed.begin(), allowed.end()) {}
+
+  void Value(const std::string& name, const std::string& stored, const std::string& wanted) {
+    if (stored == wanted || allowed_.contains(name)) return;
+    lines_.push_back(Concat(name, ": checkpoint ", stored, ", this run ", wanted));
+  }
+
+  void AllFields(const Fields& stored, const Fields& wanted, const std::string& prefix) {
+    std::set<std::string> keys;
+    for (const auto& [key, value] : stored) keys.insert(key);
+    for (const auto& [key, value] : wanted) keys.insert(key);
+    for (const std::string& key : keys)
+      Value(prefix + key, ValueOf(stored, key), ValueOf(wanted, key));
+  }
+
+  void Tensors(const Manifest& manifest, const ArenaView& arena) {
+    std::map<std::string, const dist::ParamSpec*> wanted;
+    for (const dist::ParamSpec& spec : arena.layout->specs()) wanted[spec.name] = &spec;
+    for (const TensorEntry& tensor : manifest.tensors) {
+      const auto spec = wanted.find(tensor.name);
+      if (spec == wanted.end()) {
+        lines_.push_back(Concat("tensor ", tensor.name, ": only in the checkpoint"));
+        continue;
+      }
+      Tensor(tensor, *spec->second, manifest.state.num_updates, arena.adam_m != nullptr);
+      wanted.erase(spec);
+    }
+    for (const auto& [name, spec] : wanted) {
+      lines_.push_back(Concat("tensor ", name, ": only in this run's model"));
+    }
+  }
+
+  std::vector<std::string> lines() && { return std::move(lines_); }
+
+ private:
+  void Tensor(const TensorEntry& stored, const dist::ParamSpec& spec, uint64_t num_updates,
+              bool wants_adam) {
+    const std::string label = "tensor " + stored.name;
+    Value(label, ShapeText(stored.shape), ShapeText(spec.shape));
+    Value(label + " tied to", AliasText(stored.aliases), AliasText(spec.aliases));
+    Value(label + " dtype", Name(stored.dtype), "F32");
+    Value(label + " extra state", stored.has(Kind::kExtra) ? "present" : "none", "none");
+    if (wants_adam && num_updates > 0) {  // an imported step 0 has none: m = v = 0
+      Value(label + " optimiser state", stored.has(Kind::kAdamM) ? "present" : "none", "present");
+    }
+  }
+
+  std::set<std::string> allowed_;
+  std::vector<std::string> lines_;
+};
+
+}  // namespace
+
+Fields FlattenJson(const std::string& text) {
+  const Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!value.is_object()) return text.empty() ? Fields{} : Fields{{"", text}};
+  Fields fields;
+  Flatten(value, "", &fields);
+  return fields;
+}
+
+std::vector<std::string> FindDifferences(const Manifest& manifest, const Expectation& expectation,
+                                         const ArenaView& arena) {
+  Comparison comparison(expectation.allow_change);
+  comparison.Value("model_family", manifest.state.model_family, expectation.model_family);
+  comparison.AllFields(FlattenJson(manifest.state.model_config_json),
+                       FlattenJson(expectation.model_config_json), "model_config.");
+  comparison.AllFields(manifest.state.trajectory, expectation.trajectory, "");
+  comparison.Tensors(manifest, arena);
+  return std::move(comparison).lines();
+}
+
+void CheckAgreement(const Manifest& manifest, const std::string& step_name,
+                    const Expectation& expectation, const ArenaView& arena) {
+  const std::vector<std::string> differences = FindDifferences(manifest, expectation, arena);
+  if (differences.empty()) return;
+  std::string text;
+  for (const std::string& line : differences) text += "\n  " + line;
+  HL_FAIL(ExitCode::kUsage, step_name, " does not fit this run, ", differences.size(),
+          differences.size() == 1 ? " difference:" : " differences:", text,
+          "\nResume with the checkpoint's values, name the fields you mean to change with "
+          "--allow-change, or start another run from its weights with --init-from");
+}
+
+}  // namespace halflife::ckpt

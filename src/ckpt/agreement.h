@@ -1,0 +1,24 @@
+// What a checkpoint and the run that resumes from it must agree about: model family and config,
+// tensors, and every config field that changes the trajectory. Mesh, ZeRO stage, kernels and paths
+// are free.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt/manifest.h"
+#include "ckpt/store.h"
+
+namespace halflife::ckpt {
+
+// One line per difference, with both values; empty when they agree.
+std::vector<std::string> FindDifferences(const Manifest& manifest, const Expectation& expectation,
+                                         const ArenaView& arena);
+// Error kUsage that lists all of them.
+void CheckAgreement(const Manifest& manifest, const std::string& step_name,
+                    const Expectation& expectation, const ArenaView& arena);
+
+// {"a": {"b": [1, 2]}} -> {"a.b": "[1,2]"}; text that is no JSON object -> {"": text}.
+std::map<std::string, std::string> FlattenJson(const std::string& text);
+
+}  // namespace halflife::ckpt

@@ -1,0 +1,123 @@
+// The rules that make a manifest whole: fragments tile every tensor, and tile every file's data,
+// exactly once.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "ckpt/damage.h"
+#include "ckpt/manifest.h"
+
+namespace halflife::ckpt {
+namespace {
+
+using Pieces = std::vector<const StoredFragment*>;
+
+std::string Label(Kind kind, const std::string& tensor) { return Concat(Name(kind), "/", tensor); }
+
+void CheckNames(const Manifest& manifest, const std::string& where) {
+  std::set<std::string> files, tensors;
+  uint64_t total = 0;
+  for (const FileEntry& file : manifest.files) {
+    CheckDamage(!file.name.empty() && file.name.find('/') == std::string::npos &&
+                    file.name.find('\0') == std::string::npos && file.name[0] != '.',
+                where, ": '", file.name, "' is not a plain file name");
+    CheckDamage(files.insert(file.name).second, where, ": file ", file.name, " is listed twice");
+    CheckDamage(file.data_offset <= file.bytes, where, ": file ", file.name,
+                " is shorter than its header");
+    CheckDamage(!__builtin_add_overflow(total, file.bytes, &total), where, ": sizes overflow");
+  }
+  CheckDamage(total == manifest.total_bytes, where, ": files of ", total, " bytes, total says ",
+              manifest.total_bytes);
+  for (const TensorEntry& tensor : manifest.tensors) {
+    CheckDamage(!tensor.name.empty() && tensors.insert(tensor.name).second, where, ": tensor '",
+                tensor.name, "' is listed twice");
+    CheckDamage(tensor.count() >= 0, where, ": tensor '", tensor.name, "': its shape overflows");
+    for (const std::string& alias : tensor.aliases) {
+      CheckDamage(tensors.insert(alias).second, where, ": alias '", alias, "' is listed twice");
+    }
+  }
+}
+
+void CheckTensor(const TensorEntry& tensor, Kind kind, Pieces pieces, const std::string& where) {
+  std::sort(pieces.begin(), pieces.end(), [](const StoredFragment* a, const StoredFragment* b) {
+    return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
+  });
+  int64_t covered = 0;
+  for (const StoredFragment* piece : pieces) {
+    CheckDamage(piece->begin >= covered, where, ": ", Label(kind, tensor.name), " elements [",
+                piece->begin, ", ", std::min(covered, piece->end), ") are stored twice");
+    CheckDamage(piece->begin == covered, where, ": ", Label(kind, tensor.name), " elements [",
+                covered, ", ", piece->begin, ") are not stored");
+    CheckDamage(piece->end > piece->begin || (tensor.count() == 0 && pieces.size() == 1), where,
+                ": ", Label(kind, tensor.name), " has an empty or reversed fragment at ",
+                piece->begin);
+    covered = piece->end;
+  }
+  CheckDamage(covered == tensor.count(), where, ": ", Label(kind, tensor.name), " is stored up to ",
+              covered, " of ", tensor.count(), " elements");
+}
+
+void CheckKinds(const TensorEntry& tensor, const std::string& where) {
+  std::map<Kind, Pieces> by_kind;
+  for (const StoredFragment& fragment : tensor.fragments)
+    by_kind[fragment.kind].push_back(&fragment);
+  CheckDamage(!by_kind.empty(), where, ": tensor '", tensor.name, "' is not stored");
+  CheckDamage(by_kind.contains(Kind::kMain) || by_kind.contains(Kind::kExtra), where, ": tensor '",
+              tensor.name, "' has no main weights");
+  CheckDamage(by_kind.contains(Kind::kAdamM) == by_kind.contains(Kind::kAdamV), where, ": tensor '",
+              tensor.name, "' has one of adam_m and adam_v, not both");
+  for (const auto& [kind, pieces] : by_kind) CheckTensor(tensor, kind, pieces, where);
+}
+
+// Fragments of each file, in the order of their bytes, must touch and end where the file ends.
+void CheckFiles(const Manifest& manifest, const std::string& where) {
+  struct Range {
+    uint64_t begin, end;
+    const TensorEntry* tensor;
+  };
+  std::vector<std::vector<Range>> ranges(manifest.files.size());
+  for (const TensorEntry& tensor : manifest.tensors) {
+    for (const StoredFragment& fragment : tensor.fragments) {
+      CheckDamage(static_cast<size_t>(fragment.file) < ranges.size(), where, ": tensor '",
+                  tensor.name, "' lies in file ", fragment.file, " of ", ranges.size());
+      const uint64_t bytes = FragmentBytes(tensor, fragment);
+      CheckDamage(fragment.block_hashes.size() == NumBlocks(bytes), where, ": ",
+                  Label(fragment.kind, tensor.name), " has ", fragment.block_hashes.size(),
+                  " block hashes for ", bytes, " bytes");
+      CheckDamage(fragment.offset <= UINT64_MAX - bytes, where, ": offset ", fragment.offset);
+      ranges[fragment.file].push_back({fragment.offset, fragment.offset + bytes, &tensor});
+    }
+  }
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const FileEntry& file = manifest.files[i];
+    std::sort(ranges[i].begin(), ranges[i].end(), [](const Range& a, const Range& b) {
+      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    });
+    uint64_t at = 0;
+    for (const Range& range : ranges[i]) {
+      CheckDamage(range.begin == at, where, ": tensor '", range.tensor->name, "' begins at byte ",
+                  range.begin, " of ", file.name, " where the data before it ends at ", at);
+      at = range.end;
+    }
+    CheckDamage(at == file.bytes - file.data_offset, where, ": fragments fill ", at, " of ",
+                file.bytes - file.data_offset, " data bytes of ", file.name);
+  }
+}
+
+}  // namespace
+
+uint64_t FragmentBytes(const TensorEntry& tensor, const StoredFragment& fragment) {
+  return static_cast<uint64_t>(fragment.end - fragment.begin) * SizeOf(tensor.dtype);
+}
+
+uint64_t NumBlocks(uint64_t fragment_bytes) {
+  return (fragment_bytes + kBlockBytes - 1) / kBlockBytes;
+}
+
+void CheckCoverage(const Manifest& manifest, const std::string& where) {
+  CheckNames(manifest, where);
+  for (const TensorEntry& tensor : manifest.tensors) CheckKinds(tensor, where);
+  CheckFiles(manifest, where);
+}
+
+}  // namespace halflife::ckpt

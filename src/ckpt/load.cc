@@ -1,0 +1,321 @@
+// CheckpointStore::Load: the newest step that verifies, byte for byte, or an error. Rank 0 reads
+// names and manifests; every rank reads its slice of the arena, verified block by block; the slices
+// are then gathered, so that the step is read once, whatever the world size.
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <thread>
+
+#include "ckpt/agreement.h"
+#include "ckpt/collective.h"
+#include "ckpt/damage.h"
+#include "ckpt/slice_reader.h"
+#include "ckpt/step_dir.h"
+#include "ckpt/step_files.h"
+#include "ckpt/store.h"
+#include "core/files.h"
+#include "core/human.h"
+#include "core/log.h"
+
+namespace halflife::ckpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kReadAttempts = 3;
+
+// A stalled mount may come back; what is read then is verified all the same.
+template <typename Action>
+auto WithRetries(const Action& action) {
+  for (int attempt = 1;; ++attempt) {
+    try {
+      return action();
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kCheckpointIo || attempt == kReadAttempts) throw;
+      HL_WARN("ckpt", "reading failed, attempt ", attempt, " of ", kReadAttempts, ": ",
+              error.what());
+      std::this_thread::sleep_for(std::chrono::milliseconds(100 << attempt));
+    }
+  }
+}
+
+// A damaged step that a load passed over.
+struct Passed {
+  uint64_t step = 0;
+  std::string text;
+  std::optional<uint64_t> tokens;  // known when its manifest was good
+};
+
+class LoadSession {
+ public:
+  LoadSession(const fs::path& dir, dist::Communicator& control, const StoreConfig& config,
+              const Expectation& expectation, const ArenaView& arena)
+      : dir_(dir), control_(control), config_(config), expectation_(expectation), arena_(arena) {}
+
+  std::optional<LoadReport> Newest();
+  LoadReport Exactly(const fs::path& step_dir);
+  void RefuseExisting();
+  void CleanUp();
+
+ private:
+  std::vector<fs::path> Candidates();
+  Manifest FetchManifest(const fs::path& step_dir);
+  void ReadArrays(const fs::path& step_dir, const Manifest& manifest);
+  void GatherArrays();
+  void CompareArrays();
+  LoadReport Try(const fs::path& step_dir, Passed* passed);
+  void RenameBad(const fs::path& step_dir);
+  void RepairLatest(const fs::path& step_dir);
+  std::vector<std::string> Banners(const std::vector<Passed>& passed, const StepState& state) const;
+
+  const fs::path& dir_;
+  dist::Communicator& control_;
+  const StoreConfig& config_;
+  const Expectation& expectation_;
+  const ArenaView& arena_;
+  std::string manifest_hash_;
+};
+
+// What earlier writers left: nothing outside step_N is ever adopted.
+void LoadSession::CleanUp() {
+  OnRankZero(control_, {"ckpt_clean_up", 0}, [&] {
+    for (const StepDir& step : WithRetries([&] { return ListSteps(dir_); })) {
+      if (step.kind != StepDir::Kind::kTemporary) continue;
+      HL_INFO("ckpt", "removing the unfinished attempt ", step.path.filename().string());
+      MoveToTrash(dir_, step.path);
+    }
+    EmptyTrash(dir_);
+    return std::string();
+  });
+}
+
+void LoadSession::RefuseExisting() {
+  OnRankZero(control_, {"ckpt_resume_none", 0}, [&] {
+    const std::vector<StepDir> steps = WithRetries([&] { return ListSteps(dir_); });
+    const auto found = std::find_if(steps.begin(), steps.end(), [](const StepDir& step) {
+      return step.kind != StepDir::Kind::kTemporary;
+    });
+    HL_CHECK_AS(ExitCode::kUsage, found == steps.end(), dir_.string(), " already holds ",
+                found == steps.end() ? "" : found->path.filename().string(),
+                "; a fresh start needs an empty run folder: use --resume auto, or another --run");
+    return std::string();
+  });
+}
+
+// Published steps, the newest first. Error when there are steps, but only bad ones: that is no
+// place for a fresh start.
+std::vector<fs::path> LoadSession::Candidates() {
+  const std::string names = OnRankZero(control_, {"ckpt_candidates", 0}, [&] {
+    std::string published, others;
+    for (const StepDir& step : WithRetries([&] { return ListSteps(dir_); })) {
+      const std::string name = step.path.filename().string();
+      if (step.kind == StepDir::Kind::kPublished) {
+        published += name + "\n";
+      } else if (step.kind != StepDir::Kind::kTemporary) {
+        others += (others.empty() ? "" : ", ") + name;
+      }
+    }
+    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, !published.empty() || others.empty(),
+                "no usable checkpoint in ", dir_.string(), ", only ", others,
+                "; restore a good step, or start afresh in another run folder");
+    return published;
+  });
+  std::vector<fs::path> candidates;
+  for (size_t begin = 0; begin < names.size();) {
+    const size_t end = names.find('\n', begin);
+    candidates.push_back(dir_ / names.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return candidates;
+}
+
+// Rank 0's bytes on every rank, decoded there; every check that needs no shard file.
+Manifest LoadSession::FetchManifest(const fs::path& step_dir) {
+  const std::string bytes = OnRankZero(control_, {"ckpt_manifest", 0}, [&] {
+    return WithRetries([&] {
+      std::string read = ReadManifestBytes(step_dir);
+      const Manifest manifest = DecodeManifest(read, kManifestName);
+      CheckCoverage(manifest, kManifestName);
+      const auto named = ParseStepName(step_dir);
+      CheckDamage(!named || named->step == manifest.state.step, kManifestName, " is of step ",
+                  manifest.state.step);
+      StepFiles(step_dir, manifest).CheckSizes();
+      return read;
+    });
+  });
+  manifest_hash_ = ToHex(HashBytes(bytes));
+  const auto hashes =
+      OnEveryRank(control_, {"ckpt_manifest_hash", 0}, [&] { return manifest_hash_; });
+  HL_CHECK(std::all_of(hashes.begin(), hashes.end(),
+                       [&](const std::string& hash) { return hash == hashes[0]; }),
+           "ranks received different manifests");
+  return DecodeManifest(bytes, kManifestName);
+}
+
+void LoadSession::ReadArrays(const fs::path& step_dir, const Manifest& manifest) {
+  OnEveryRank(control_, {"ckpt_read", 0}, [&] {
+    const SliceReader reader(step_dir, manifest, arena_, control_.rank());
+    WithRetries([&] {
+      reader.Read();
+      if (config_.verify_all_bytes) reader.CheckWholeFiles(control_.size());
+    });
+    return std::string();
+  });
+  GatherArrays();
+  CompareArrays();
+}
+
+void LoadSession::GatherArrays() {
+  if (control_.size() == 1) return;
+  for (const Kind kind : arena_.kinds()) {
+    int index = 0;
+    for (const dist::Bucket& bucket : arena_.layout->buckets()) {
+      const int64_t length = (bucket.end - bucket.begin) / control_.size();
+      float* const out = arena_.array(kind) + bucket.begin;
+      control_
+          .AllGather(Ref(out + control_.rank() * length, length),
+                     Ref(out, bucket.end - bucket.begin), {"ckpt_gather", index++}, nullptr)
+          .WaitHost();
+    }
+  }
+}
+
+void LoadSession::CompareArrays() {
+  StreamHash hash;
+  for (const Kind kind : arena_.kinds()) {
+    hash.Update(arena_.array(kind),
+                static_cast<size_t>(arena_.layout->num_elements()) * sizeof(float));
+  }
+  const auto hashes =
+      OnEveryRank(control_, {"ckpt_replicas", 0}, [&] { return ToHex(hash.Digest()); });
+  for (size_t rank = 0; rank < hashes.size(); ++rank) {
+    HL_CHECK(hashes[rank] == hashes[0], "after loading, rank ", rank, " holds ", hashes[rank],
+             " and rank 0 ", hashes[0]);
+  }
+}
+
+// Throws DamageError with `passed` filled in, so that the caller may fall back.
+LoadReport LoadSession::Try(const fs::path& step_dir, Passed* passed) {
+  if (const auto named = ParseStepName(step_dir)) passed->step = named->step;
+  try {
+    const Manifest manifest = FetchManifest(step_dir);
+    passed->step = manifest.state.step;
+    passed->tokens = manifest.state.data.tokens;
+    CheckAgreement(manifest, step_dir.filename().string(), expectation_, arena_);
+    ReadArrays(step_dir, manifest);
+    return {.state = manifest.state, .path = step_dir, .fell_back = false, .damage = {}};
+  } catch (const DamageError& error) {
+    passed->text = error.message();
+    throw;
+  }
+}
+
+void LoadSession::RenameBad(const fs::path& step_dir) {
+  OnRankZero(control_, {"ckpt_bad", 0}, [&] {
+    SetAside(step_dir, "bad");
+    return std::string();
+  });
+}
+
+void LoadSession::RepairLatest(const fs::path& step_dir) {
+  OnRankZero(control_, {"ckpt_latest", 0}, [&] {
+    const std::string name = step_dir.filename().string(), latest = ReadLatest(dir_);
+    if (latest == name) return std::string();
+    HL_INFO("ckpt", "LATEST named ", latest.empty() ? "nothing" : latest, ", now ", name);
+    AtomicWriteFile(dir_ / "LATEST", name + " " + manifest_hash_ + "\n", ExitCode::kCheckpointIo);
+    return std::string();
+  });
+}
+
+std::vector<std::string> LoadSession::Banners(const std::vector<Passed>& passed,
+                                              const StepState& state) const {
+  std::vector<std::string> banners;
+  for (const Passed& bad : passed) {
+    std::string tokens;
+    if (bad.tokens && *bad.tokens >= state.data.tokens) {
+      tokens =
+          Concat(", ", HumanCount(static_cast<double>(*bad.tokens - state.data.tokens)), " tokens");
+    }
+    banners.push_back(Concat("CHECKPOINT step ", bad.step, " DAMAGED: ", bad.text,
+                             ". FALLING BACK to step ", state.step, " (", bad.step - state.step,
+                             " steps", tokens, " will be repeated)."));
+  }
+  return banners;
+}
+
+std::optional<LoadReport> LoadSession::Newest() {
+  std::vector<Passed> passed;
+  for (const fs::path& step_dir : Candidates()) {
+    Passed candidate;
+    try {
+      LoadReport report = Try(step_dir, &candidate);
+      report.fell_back = !passed.empty();
+      report.damage = Banners(passed, report.state);
+      for (const std::string& banner : report.damage) HL_ERROR("ckpt", banner);
+      RepairLatest(step_dir);
+      return report;
+    } catch (const DamageError&) {
+      HL_ERROR("ckpt", "step ", candidate.step, " is damaged: ", candidate.text);
+    }
+    passed.push_back(std::move(candidate));
+    RenameBad(step_dir);
+  }
+  if (passed.empty()) return std::nullopt;
+  std::string text;
+  for (const Passed& bad : passed) text += Concat("\n  step ", bad.step, ": ", bad.text);
+  HL_FAIL(ExitCode::kNoUsableCheckpoint, "no usable checkpoint in ", dir_.string(), ":", text,
+          "\nThe damaged steps were renamed to .bad. Restore a good step, or start afresh in "
+          "another run folder");
+}
+
+LoadReport LoadSession::Exactly(const fs::path& step_dir) {
+  Passed passed;
+  try {
+    return Try(step_dir, &passed);
+  } catch (const DamageError&) {
+    throw DamageError(Concat(step_dir.string(), " is damaged: ", passed.text,
+                             "; a step that is asked for by name has no substitute, --resume auto "
+                             "looks for the newest good one"));
+  }
+}
+
+}  // namespace
+
+ResumeRequest ParseResume(const std::string& text) {
+  if (text == "auto") return {.mode = ResumeMode::kAuto, .step = 0, .path = {}};
+  if (text == "none") return {.mode = ResumeMode::kNone, .step = 0, .path = {}};
+  if (text.starts_with("path=") && text.size() > 5) {
+    return {.mode = ResumeMode::kPath, .step = 0, .path = text.substr(5)};
+  }
+  ResumeRequest request{.mode = ResumeMode::kStep, .step = 0, .path = {}};
+  const bool is_step = text.starts_with("step=");
+  const char* const begin = text.data() + std::min<size_t>(5, text.size());
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, request.step);
+  HL_CHECK_AS(ExitCode::kUsage, is_step && error == std::errc() && stop == end, "--resume '", text,
+              "' is not auto, none, step=N or path=DIR");
+  return request;
+}
+
+std::optional<LoadReport> CheckpointStore::Load(const ResumeRequest& request,
+                                                const Expectation& expectation,
+                                                const ArenaView& arena) {
+  HL_CHECK(arena.layout->num_slices() == control_.size(), "the arena has ",
+           arena.layout->num_slices(), " slices for ", control_.size(), " ranks");
+  LoadSession session(dir_, control_, config_, expectation, arena);
+  if (request.mode == ResumeMode::kNone) session.RefuseExisting();
+  session.CleanUp();
+  switch (request.mode) {
+    case ResumeMode::kNone:
+      return std::nullopt;
+    case ResumeMode::kAuto:
+      return session.Newest();
+    case ResumeMode::kStep:
+      return session.Exactly(dir_ / StepName(request.step));
+    case ResumeMode::kPath:
+      return session.Exactly(request.path);
+  }
+  HL_FAIL(ExitCode::kInternal, "resume mode ", static_cast<int>(request.mode));
+}
+
+}  // namespace halflife::ckpt

@@ -1,0 +1,395 @@
+#include "ckpt/manifest.h"
+
+#include <google/protobuf/text_format.h>
+#include <halflife/checkpoint.pb.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "ckpt/damage.h"
+#include "core/files.h"
+#include "core/philox.h"
+
+namespace halflife::ckpt {
+namespace {
+
+namespace pb = ::halflife::proto::checkpoint;
+using internal::ErrnoText;
+
+constexpr std::string_view kMagic("HLCKPT\x01\n", 8);
+constexpr size_t kFrameBytes = 8 + 8 + 16;  // magic, payload length, hash
+constexpr char kRngAlgorithm[] = "philox4x32-10";
+
+// --- plain -> protobuf ---
+
+void Put(Hash128 from, pb::Hash128* to) {
+  to->set_hi(from.hi);
+  to->set_lo(from.lo);
+}
+
+pb::Kind ToProto(Kind kind) { return static_cast<pb::Kind>(static_cast<int>(kind) + 1); }
+pb::DType ToProto(StoredDType dtype) { return static_cast<pb::DType>(static_cast<int>(dtype) + 1); }
+
+void Put(const TensorEntry& from, pb::TensorEntry* to) {
+  to->set_name(from.name);
+  to->set_dtype(ToProto(from.dtype));
+  for (const int64_t dim : from.shape) to->add_shape(static_cast<uint64_t>(dim));
+  for (const std::string& alias : from.aliases) to->add_aliases(alias);
+  to->set_decay_group(from.weight_decay ? "decay" : "no_decay");
+  to->set_fp32_region(from.fp32_region);
+  to->set_frozen(from.frozen);
+  for (const StoredFragment& fragment : from.fragments) {
+    pb::Fragment* out = to->add_fragments();
+    out->set_kind(ToProto(fragment.kind));
+    out->set_begin(static_cast<uint64_t>(fragment.begin));
+    out->set_end(static_cast<uint64_t>(fragment.end));
+    out->set_file(static_cast<uint32_t>(fragment.file));
+    out->set_offset(fragment.offset);
+    for (const Hash128 hash : fragment.block_hashes) Put(hash, out->add_block_hashes());
+  }
+}
+
+void Put(const FileEntry& from, pb::File* to) {
+  to->set_name(from.name);
+  to->set_rank(static_cast<uint32_t>(from.rank));
+  to->set_bytes(from.bytes);
+  to->set_data_offset(from.data_offset);
+  Put(from.hash, to->mutable_hash());
+  Put(from.header_hash, to->mutable_header_hash());
+}
+
+void Put(const DataCursor& from, pb::DataCursor* to) {
+  to->set_order_version(from.order_version);
+  to->set_seed(from.seed);
+  to->set_epoch(from.epoch);
+  to->set_next_sample(from.next_sample);
+  to->set_samples(from.samples);
+  to->set_tokens(from.tokens);
+  to->set_seq_len(from.seq_len);
+  Put(from.dataset, to->mutable_dataset());
+  for (const BlendCounter& counter : from.blend) {
+    pb::BlendCounter* out = to->add_blend();
+    out->set_corpus(counter.corpus);
+    out->set_drawn(counter.drawn);
+    out->set_weight(counter.weight);
+  }
+}
+
+void Put(const MeshInfo& from, pb::MeshInfo* to) {
+  to->set_world(static_cast<uint32_t>(from.world));
+  to->set_dp(static_cast<uint32_t>(from.dp));
+  to->set_sp(static_cast<uint32_t>(from.sp));
+  to->set_zero_stage(static_cast<uint32_t>(from.zero_stage));
+  to->set_shard(static_cast<uint32_t>(from.shard));
+  to->set_nodes(static_cast<uint32_t>(from.nodes));
+  to->set_layout(pb::FLAT);
+}
+
+void Put(const Versions& from, pb::Versions* to) {
+  to->set_git_hash(from.git_hash);
+  to->set_git_dirty(from.git_dirty);
+  to->set_halflife(from.halflife);
+  to->set_torch(from.torch);
+  to->set_cuda(from.cuda);
+  to->set_nccl(from.nccl);
+  to->set_mpi(from.mpi);
+  to->set_hdf5(from.hdf5);
+  to->set_compiler(__VERSION__);
+  to->set_protobuf(Concat(GOOGLE_PROTOBUF_VERSION / 1000000, ".",
+                          GOOGLE_PROTOBUF_VERSION / 1000 % 1000, ".",
+                          GOOGLE_PROTOBUF_VERSION % 1000));
+}
+
+Hash128 TrajectoryHash(const std::map<std::string, std::string>& trajectory) {
+  StreamHash hash;
+  for (const auto& [key, value] : trajectory) {
+    hash.Update(key.c_str(), key.size() + 1);  // with the closing zero: "a" "bc" is not "ab" "c"
+    hash.Update(value.c_str(), value.size() + 1);
+  }
+  return hash.Digest();
+}
+
+void Put(const StepState& from, bool has_adam, pb::Manifest* to) {
+  to->set_step(from.step);
+  to->set_run_id(from.run_id);
+  to->set_parent_step(from.parent_step);
+  to->set_run_config_text(from.run_config_text);
+  Put(TrajectoryHash(from.trajectory), to->mutable_trajectory_hash());
+  to->mutable_trajectory()->insert(from.trajectory.begin(), from.trajectory.end());
+  to->set_model_family(from.model_family);
+  to->set_model_config_json(from.model_config_json);
+  Put(from.mesh, to->mutable_mesh());
+  Put(from.versions, to->mutable_versions());
+  to->mutable_optimizer()->set_name(has_adam ? "adamw" : "");
+  to->mutable_optimizer()->set_num_updates(from.num_updates);
+  to->mutable_scheduler()->set_step(from.step);
+  to->mutable_scheduler()->set_last_lr(from.last_lr);
+  Put(from.data, to->mutable_data());
+  to->mutable_rng()->set_algorithm(kRngAlgorithm);
+  to->mutable_rng()->set_version(kRandomVersion);
+  to->mutable_rng()->set_seed(from.rng_seed);
+  for (const double loss : from.guard.loss_window) to->mutable_guard()->add_loss_window(loss);
+  to->mutable_guard()->set_consecutive_skips(from.guard.consecutive_skips);
+  to->mutable_guard()->set_skipped(from.guard.skipped);
+  to->mutable_metrics()->insert(from.metrics.begin(), from.metrics.end());
+  to->set_final(from.final);
+}
+
+// --- protobuf -> plain; every value that later code relies on is checked here or in CheckCoverage
+// ---
+
+Hash128 Get(const pb::Hash128& from) { return {from.hi(), from.lo()}; }
+
+class Decoder {
+ public:
+  explicit Decoder(const std::string& where) : where_(where) {}
+
+  Manifest Decode(const pb::Manifest& from) const {
+    CheckReadable(from);
+    Manifest to;
+    to.state = GetState(from);
+    to.attempt = from.attempt();
+    to.unix_ms = from.unix_ms();
+    to.hosts.assign(from.hosts().begin(), from.hosts().end());
+    to.total_bytes = from.total_bytes();
+    for (const pb::File& file : from.files()) {
+      to.files.push_back({file.name(), SmallInt(file.rank(), "file rank"), file.bytes(),
+                          file.data_offset(), Get(file.hash()), Get(file.header_hash())});
+    }
+    for (const pb::TensorEntry& tensor : from.tensors()) to.tensors.push_back(GetTensor(tensor));
+    return to;
+  }
+
+ private:
+  template <typename... Pieces>
+  void CheckKnown(bool known, const Pieces&... pieces) const {
+    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, known, where_, ": ", pieces...,
+                "; it needs a newer halflife than this one");
+  }
+
+  void CheckReadable(const pb::Manifest& from) const {
+    const std::string writer = from.versions().halflife().empty()
+                                   ? ""
+                                   : " (written by " + from.versions().halflife() + ")";
+    CheckKnown(from.min_reader_version() <= kSchemaVersion, "needs a halflife that reads schema ",
+               from.min_reader_version(), writer, ", this one reads up to ", kSchemaVersion);
+    CheckDamage(from.schema_version() >= 1, where_, ": schema version 0");
+    for (const std::string& feature : from.required_features()) {
+      CheckKnown(false, "uses the feature '", feature, "'", writer);
+    }
+    CheckKnown(pb::Layout_IsValid(from.mesh().layout()), "layout ",
+               static_cast<int>(from.mesh().layout()), " is unknown");
+    CheckKnown(from.rng().algorithm() == kRngAlgorithm && from.rng().version() <= kRandomVersion,
+               "random numbers come from '", from.rng().algorithm(), "' version ",
+               from.rng().version());
+    CheckDamage(Get(from.trajectory_hash()) ==
+                    TrajectoryHash({from.trajectory().begin(), from.trajectory().end()}),
+                where_, ": the trajectory fields do not match their hash");
+  }
+
+  int SmallInt(uint64_t value, const char* what) const {
+    CheckDamage(value <= 1u << 30, where_, ": ", what, " ", value);
+    return static_cast<int>(value);
+  }
+
+  int64_t Size(uint64_t value, const std::string& what) const {
+    CheckDamage(value <= INT64_MAX, where_, ": ", what, " ", value);
+    return static_cast<int64_t>(value);
+  }
+
+  TensorEntry GetTensor(const pb::TensorEntry& from) const {
+    CheckKnown(pb::DType_IsValid(from.dtype()) && from.dtype() != pb::DTYPE_UNSPECIFIED, "tensor '",
+               from.name(), "' has dtype number ", static_cast<int>(from.dtype()));
+    TensorEntry to{.name = from.name(),
+                   .dtype = static_cast<StoredDType>(from.dtype() - 1),
+                   .aliases = {from.aliases().begin(), from.aliases().end()},
+                   .weight_decay = from.decay_group() == "decay",
+                   .fp32_region = from.fp32_region(),
+                   .frozen = from.frozen()};
+    for (const uint64_t dim : from.shape()) to.shape.push_back(Size(dim, from.name() + " size"));
+    for (const pb::Fragment& fragment : from.fragments()) {
+      CheckKnown(pb::Kind_IsValid(fragment.kind()) && fragment.kind() != pb::KIND_UNSPECIFIED,
+                 "tensor '", from.name(), "' has kind number ", static_cast<int>(fragment.kind()));
+      StoredFragment& out = to.fragments.emplace_back();
+      out.kind = static_cast<Kind>(fragment.kind() - 1);
+      out.begin = Size(fragment.begin(), from.name() + " fragment begin");
+      out.end = Size(fragment.end(), from.name() + " fragment end");
+      out.file = SmallInt(fragment.file(), "file index");
+      out.offset = fragment.offset();
+      for (const pb::Hash128& hash : fragment.block_hashes()) out.block_hashes.push_back(Get(hash));
+    }
+    return to;
+  }
+
+  static DataCursor GetCursor(const pb::DataCursor& from) {
+    DataCursor to{.order_version = from.order_version(),
+                  .seed = from.seed(),
+                  .epoch = from.epoch(),
+                  .next_sample = from.next_sample(),
+                  .samples = from.samples(),
+                  .tokens = from.tokens(),
+                  .dataset = Get(from.dataset()),
+                  .blend = {},
+                  .seq_len = from.seq_len()};
+    for (const pb::BlendCounter& counter : from.blend()) {
+      to.blend.push_back({counter.corpus(), counter.drawn(), counter.weight()});
+    }
+    return to;
+  }
+
+  MeshInfo GetMesh(const pb::MeshInfo& from) const {
+    return {.world = SmallInt(from.world(), "world size"),
+            .dp = SmallInt(from.dp(), "dp"),
+            .sp = SmallInt(from.sp(), "sp"),
+            .zero_stage = SmallInt(from.zero_stage(), "zero stage"),
+            .shard = SmallInt(from.shard(), "shard"),
+            .nodes = SmallInt(from.nodes(), "nodes")};
+  }
+
+  static Versions GetVersions(const pb::Versions& from) {
+    return {.git_hash = from.git_hash(),
+            .git_dirty = from.git_dirty(),
+            .halflife = from.halflife(),
+            .torch = from.torch(),
+            .cuda = from.cuda(),
+            .nccl = from.nccl(),
+            .mpi = from.mpi(),
+            .hdf5 = from.hdf5(),
+            .compiler = from.compiler(),
+            .protobuf = from.protobuf()};
+  }
+
+  StepState GetState(const pb::Manifest& from) const {
+    StepState to;
+    to.step = from.step();
+    to.num_updates = from.optimizer().num_updates();
+    to.last_lr = from.scheduler().last_lr();
+    to.data = GetCursor(from.data());
+    to.guard = {{from.guard().loss_window().begin(), from.guard().loss_window().end()},
+                from.guard().consecutive_skips(),
+                from.guard().skipped()};
+    to.rng_seed = from.rng().seed();
+    to.run_id = from.run_id();
+    to.run_config_text = from.run_config_text();
+    to.trajectory = {from.trajectory().begin(), from.trajectory().end()};
+    to.model_family = from.model_family();
+    to.model_config_json = from.model_config_json();
+    to.mesh = GetMesh(from.mesh());
+    to.versions = GetVersions(from.versions());
+    to.metrics = {from.metrics().begin(), from.metrics().end()};
+    to.parent_step = from.parent_step();
+    to.final = from.final();
+    return to;
+  }
+
+  const std::string& where_;
+};
+
+void AppendWord(uint64_t word, std::string* to) {
+  to->append(reinterpret_cast<const char*>(&word), sizeof word);
+}
+
+uint64_t WordAt(std::string_view bytes, size_t at) {
+  uint64_t word = 0;
+  std::memcpy(&word, bytes.data() + at, sizeof word);
+  return word;
+}
+
+// Protobuf accepts a message that was cut at a field's border, hence length and hash come first.
+std::string_view CheckedPayload(std::string_view bytes, const std::string& where) {
+  CheckDamage(bytes.size() >= kFrameBytes && bytes.substr(0, 8) == kMagic, where,
+              ": not a checkpoint manifest (", bytes.size(), " bytes, magic not found)");
+  const uint64_t length = WordAt(bytes, 8);
+  CheckDamage(length == bytes.size() - kFrameBytes, where, ": ", bytes.size(),
+              " bytes where its length field asks for ", length, " and ", kFrameBytes,
+              " of framing; it was cut or extended");
+  const std::string_view hashed = bytes.substr(0, bytes.size() - 16);
+  const Hash128 stored{WordAt(bytes, hashed.size()), WordAt(bytes, hashed.size() + 8)};
+  CheckDamage(HashBytes(hashed) == stored, where, ": hash mismatch");
+  return bytes.substr(16, length);
+}
+
+pb::Manifest ParsePayload(std::string_view bytes, const std::string& where) {
+  const std::string_view payload = CheckedPayload(bytes, where);
+  pb::Manifest message;
+  CheckDamage(payload.size() <= kMaxManifestBytes &&
+                  message.ParseFromArray(payload.data(), static_cast<int>(payload.size())),
+              where, ": the payload is not a manifest");
+  return message;
+}
+
+}  // namespace
+
+const char* Name(Kind kind) {
+  constexpr const char* kNames[] = {"main", "adam_m", "adam_v", "extra"};
+  return kNames[static_cast<int>(kind)];
+}
+
+bool TensorEntry::has(Kind kind) const {
+  for (const StoredFragment& fragment : fragments) {
+    if (fragment.kind == kind) return true;
+  }
+  return false;
+}
+
+const TensorEntry* Manifest::Find(const std::string& name) const {
+  for (const TensorEntry& tensor : tensors) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+std::string EncodeManifest(const Manifest& manifest) {
+  bool has_adam = false;
+  pb::Manifest message;
+  message.set_schema_version(kSchemaVersion);
+  message.set_min_reader_version(1);
+  message.set_attempt(manifest.attempt);
+  message.set_unix_ms(manifest.unix_ms);
+  message.set_total_bytes(manifest.total_bytes);
+  for (const std::string& host : manifest.hosts) message.add_hosts(host);
+  for (const FileEntry& file : manifest.files) Put(file, message.add_files());
+  for (const TensorEntry& tensor : manifest.tensors) {
+    Put(tensor, message.add_tensors());
+    has_adam = has_adam || tensor.has(Kind::kAdamM);
+  }
+  Put(manifest.state, has_adam, &message);
+
+  const std::string payload = message.SerializeAsString();
+  HL_CHECK(payload.size() <= kMaxManifestBytes, "manifest of ", payload.size(), " bytes");
+  // protobuf writes text that it then refuses to read
+  HL_CHECK(message.ParseFromString(payload), "a text field of the manifest is not UTF-8");
+  std::string bytes(kMagic);
+  AppendWord(payload.size(), &bytes);
+  bytes += payload;
+  const Hash128 hash = HashBytes(bytes);
+  AppendWord(hash.hi, &bytes);
+  AppendWord(hash.lo, &bytes);
+  return bytes;
+}
+
+Manifest DecodeManifest(std::string_view bytes, const std::string& where) {
+  return Decoder(where).Decode(ParsePayload(bytes, where));
+}
+
+std::string ManifestText(std::string_view bytes) {
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(ParsePayload(bytes, kManifestName), &text);
+  return text;
+}
+
+std::string ReadManifestBytes(const std::filesystem::path& step_dir) {
+  const std::filesystem::path path = step_dir / kManifestName;
+  struct stat info {};
+  const int result = ::stat(path.c_str(), &info);
+  CheckDamage(result == 0 || errno != ENOENT, path.string(), ": missing");
+  HL_CHECK_AS(ExitCode::kCheckpointIo, result == 0, "cannot read ", path.string(), ": ",
+              ErrnoText(errno));
+  CheckDamage(S_ISREG(info.st_mode) &&
+                  static_cast<uint64_t>(info.st_size) <= kMaxManifestBytes + kFrameBytes,
+              path.string(), ": not a file of at most 1 GiB");
+  return ReadFile(path, ExitCode::kCheckpointIo);
+}
+
+}  // namespace halflife::ckpt

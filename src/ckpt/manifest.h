@@ -1,0 +1,91 @@
+// The manifest of a step as plain types. It alone decides what a step contains: which files, and
+// which element ranges of which tensors lie where in them, with a hash per block. Protobuf stays
+// behind manifest.cc.
+//
+//   const std::string bytes = EncodeManifest(manifest);             // magic, length, payload, hash
+//   const Manifest again = DecodeManifest(bytes, "manifest.pb");    // DamageError unless all of it
+//   agrees CheckCoverage(again, "manifest.pb");                            // every element exactly
+//   once
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/safetensors.h"
+#include "ckpt/state.h"
+
+namespace halflife::ckpt {
+
+constexpr uint32_t kSchemaVersion = 1;         // newest schema this program reads and writes
+constexpr uint64_t kBlockBytes = 16ull << 20;  // of a fragment, per hash
+constexpr uint64_t kMaxManifestBytes = 1ull << 30;
+constexpr char kManifestName[] = "manifest.pb";
+
+struct FileEntry {
+  std::string name;  // in the step's folder
+  int rank = 0;
+  uint64_t bytes = 0;
+  uint64_t data_offset = 0;
+  Hash128 hash;         // of the whole file
+  Hash128 header_hash;  // of [0, data_offset)
+};
+
+struct StoredFragment {
+  Kind kind = Kind::kMain;
+  int64_t begin = 0, end = 0;  // elements of the flattened tensor
+  int file = 0;                // index into Manifest::files
+  uint64_t offset = 0;         // bytes from the file's data_offset
+  std::vector<Hash128> block_hashes;
+};
+
+struct TensorEntry {
+  std::string name;
+  StoredDType dtype = StoredDType::kF32;
+  std::vector<int64_t> shape;
+  std::vector<std::string> aliases;
+  bool weight_decay = false;
+  bool fp32_region = false;
+  bool frozen = false;
+  std::vector<StoredFragment> fragments;
+
+  int64_t count() const { return CountElements(shape); }
+  bool has(Kind kind) const;
+};
+
+struct Manifest {
+  StepState state;
+  std::string attempt;
+  int64_t unix_ms = 0;  // for people: no decision uses it
+  std::vector<std::string> hosts;
+  std::vector<FileEntry> files;
+  std::vector<TensorEntry> tensors;  // in registration order
+  uint64_t total_bytes = 0;          // of the shard files
+
+  const TensorEntry* Find(const std::string& name) const;  // null: not there
+};
+
+uint64_t FragmentBytes(const TensorEntry& tensor, const StoredFragment& fragment);
+uint64_t NumBlocks(uint64_t fragment_bytes);
+
+std::string EncodeManifest(const Manifest& manifest);
+
+// `where` opens every message. DamageError: framing, hash, or contents that no writer produces.
+// Error kNoUsableCheckpoint: written by a newer halflife (schema, feature or enum value unknown
+// here).
+Manifest DecodeManifest(std::string_view bytes, const std::string& where);
+
+// DamageError unless the fragments cover every element of every tensor and kind exactly once, and
+// fill every file's data exactly once.
+void CheckCoverage(const Manifest& manifest, const std::string& where);
+
+// The manifest as protobuf text, for people. `bytes`: from EncodeManifest.
+std::string ManifestText(std::string_view bytes);
+
+// Reads STEP/manifest.pb: its bytes, at most kMaxManifestBytes. DamageError when it is missing or
+// too long, Error kCheckpointIo when it cannot be read.
+std::string ReadManifestBytes(const std::filesystem::path& step_dir);
+
+}  // namespace halflife::ckpt

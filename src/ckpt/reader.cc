@@ -1,0 +1,172 @@
+#include "ckpt/reader.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "ckpt/damage.h"
+#include "ckpt/step_dir.h"
+#include "ckpt/step_files.h"
+#include "core/error.h"
+
+namespace halflife::ckpt {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr auto kCode = ExitCode::kNoUsableCheckpoint;
+
+// Without the trailing slash that would hide the last name.
+fs::path Normal(const fs::path& path) {
+  const fs::path normal = fs::absolute(path).lexically_normal();
+  return normal.has_filename() ? normal : normal.parent_path();
+}
+
+}  // namespace
+
+int64_t TensorInfo::count() const { return CountElements(shape); }
+
+fs::path FindStep(const fs::path& path) {
+  std::error_code ignored;
+  HL_CHECK_AS(kCode, fs::is_directory(path, ignored), path.string(), " is not a folder");
+  if (fs::exists(path / kManifestName, ignored) || ParseStepName(Normal(path))) return path;
+  for (const fs::path& ckpt_dir : {path / "ckpt", path}) {
+    const std::vector<StepDir> steps = ListPublished(ckpt_dir);
+    if (!steps.empty()) return steps.front().path;
+  }
+  HL_FAIL(kCode, "no checkpoint in ", path.string(), ": looked for ", kManifestName,
+          ", ckpt/step_* and step_* in it");
+}
+
+fs::path RunOfStep(const fs::path& step_dir) {
+  const fs::path parent = Normal(step_dir).parent_path();
+  return parent.filename() == "ckpt" ? parent.parent_path() : fs::path();
+}
+
+class StepReader::Impl {
+ public:
+  Impl(const fs::path& step_dir, const std::string& bytes)
+      : path_(step_dir),
+        hash_(HashBytes(bytes)),
+        manifest_(DecodeManifest(bytes, (step_dir / kManifestName).string())),
+        files_(step_dir, manifest_) {
+    CheckCoverage(manifest_, (step_dir / kManifestName).string());
+    files_.CheckSizes();
+    for (const TensorEntry& tensor : manifest_.tensors) {
+      infos_.push_back({tensor.name, tensor.shape, tensor.aliases, tensor.has(Kind::kAdamM),
+                        static_cast<int>(tensor.fragments.size())});
+      by_name_[tensor.name] = &tensor;
+      for (const std::string& alias : tensor.aliases) by_name_[alias] = &tensor;
+    }
+    for (const FileEntry& file : manifest_.files) file_infos_.push_back({file.name, file.bytes});
+  }
+
+  const TensorEntry& Tensor(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    HL_CHECK_AS(kCode, found != by_name_.end(), path_.string(), " has no tensor '", name, "'");
+    return *found->second;
+  }
+
+  void ReadRange(Kind kind, const std::string& name, int64_t begin, int64_t end, float* out) const {
+    const TensorEntry& tensor = Tensor(name);
+    HL_CHECK(0 <= begin && begin <= end && end <= tensor.count(), "elements [", begin, ", ", end,
+             ") of ", name, ", which has ", tensor.count());
+    HL_CHECK_AS(kCode, tensor.has(kind), path_.string(), " has no ", Name(kind), "/", name);
+    HL_CHECK_AS(kCode, tensor.dtype == StoredDType::kF32, name, " is stored as ",
+                Name(tensor.dtype), ", not F32");
+    BlockCursor cursor(files_);
+    for (const StoredFragment& fragment : tensor.fragments) {
+      const int64_t from = std::max(begin, fragment.begin), to = std::min(end, fragment.end);
+      if (fragment.kind != kind || from >= to) continue;
+      cursor.Copy(tensor, fragment, from, to, out + (from - begin));
+    }
+  }
+
+  // The damage of one file, if any.
+  std::vector<Damage> VerifyFile(int file) const {
+    try {
+      files_.CheckWholeFile(file);
+    } catch (const DamageError& error) {
+      return {{manifest_.files[file].name, error.tensor(), error.message(), error.offset()}};
+    } catch (const Error& error) {
+      return {{manifest_.files[file].name, "", error.message(), 0}};
+    }
+    return {};
+  }
+
+  std::vector<Damage> UnknownShards() const {
+    std::set<std::string> known;
+    for (const FileEntry& file : manifest_.files) known.insert(file.name);
+    std::vector<Damage> damages;
+    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+      const std::string name = entry.path().filename().string();
+      if (entry.path().extension() != ".safetensors" || known.contains(name)) continue;
+      damages.push_back({name, "", name + ": not a file of this step", 0});
+    }
+    return damages;
+  }
+
+  fs::path path_;
+  Hash128 hash_;
+  Manifest manifest_;
+  StepFiles files_;
+  std::vector<TensorInfo> infos_;
+  std::vector<FileInfo> file_infos_;
+
+ private:
+  std::map<std::string, const TensorEntry*> by_name_;
+};
+
+StepReader StepReader::Open(const fs::path& step_dir) {
+  try {
+    return StepReader(std::make_unique<Impl>(step_dir, ReadManifestBytes(step_dir)));
+  } catch (const DamageError& error) {
+    HL_FAIL(kCode, step_dir.string(), " is not a usable checkpoint: ", error.message());
+  }
+}
+
+StepReader::StepReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+StepReader::StepReader(StepReader&&) noexcept = default;
+StepReader& StepReader::operator=(StepReader&&) noexcept = default;
+StepReader::~StepReader() = default;
+
+const fs::path& StepReader::path() const { return impl_->path_; }
+const StepState& StepReader::state() const { return impl_->manifest_.state; }
+const std::vector<TensorInfo>& StepReader::tensors() const { return impl_->infos_; }
+const std::vector<FileInfo>& StepReader::files() const { return impl_->file_infos_; }
+const Manifest& StepReader::manifest() const { return impl_->manifest_; }
+Hash128 StepReader::manifest_hash() const { return impl_->hash_; }
+uint64_t StepReader::total_bytes() const { return impl_->manifest_.total_bytes; }
+
+void StepReader::ReadTensor(Kind kind, const std::string& name, float* out) const {
+  impl_->ReadRange(kind, name, 0, impl_->Tensor(name).count(), out);
+}
+
+void StepReader::ReadRange(Kind kind, const std::string& name, int64_t begin, int64_t end,
+                           float* out) const {
+  impl_->ReadRange(kind, name, begin, end, out);
+}
+
+std::vector<StepReader::Damage> StepReader::Verify(int num_threads) const {
+  const int num_files = static_cast<int>(files().size());
+  std::vector<std::vector<Damage>> by_file(num_files);
+  std::atomic<int> next{0};
+  const auto work = [&] {
+    for (int file = next++; file < num_files; file = next++) {
+      by_file[file] = impl_->VerifyFile(file);
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (int i = 1; i < std::min(num_threads, num_files); ++i) threads.emplace_back(work);
+  work();
+  threads.clear();  // joins
+  std::vector<Damage> damages = impl_->UnknownShards();
+  for (const std::vector<Damage>& found : by_file) {
+    damages.insert(damages.end(), found.begin(), found.end());
+  }
+  return damages;
+}
+
+}  // namespace halflife::ckpt

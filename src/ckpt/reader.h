@@ -1,0 +1,77 @@
+// Reads one published step without a communicator: eval, generate, export, `ckpt
+// inspect|verify|diff`.
+//
+//   const auto step_dir = FindStep(path);                  // a run, its ckpt folder, or a step
+//   const StepReader reader = StepReader::Open(step_dir);
+//   reader.ReadTensor(Kind::kMain, "norm.weight", out);
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ckpt/manifest.h"
+#include "ckpt/state.h"
+
+namespace halflife::ckpt {
+
+struct TensorInfo {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<std::string> aliases;
+  bool has_adam = false;
+  int num_fragments = 0;
+  int64_t count() const;
+};
+
+struct FileInfo {
+  std::string name;
+  uint64_t bytes = 0;
+};
+
+// The newest published step of RUN or RUN/ckpt, or the step folder itself. Error
+// kNoUsableCheckpoint says what was looked for.
+std::filesystem::path FindStep(const std::filesystem::path& path);
+// The run folder a step lies in (RUN/ckpt/step_N -> RUN); empty when it was copied elsewhere.
+std::filesystem::path RunOfStep(const std::filesystem::path& step_dir);
+
+class StepReader {
+ public:
+  // Checks framing, hash, schema, enums, exact coverage and file sizes. Error kNoUsableCheckpoint
+  // otherwise.
+  static StepReader Open(const std::filesystem::path& step_dir);
+  StepReader(StepReader&&) noexcept;
+  StepReader& operator=(StepReader&&) noexcept;
+  ~StepReader();
+
+  const std::filesystem::path& path() const;
+  const StepState& state() const;
+  const std::vector<TensorInfo>& tensors() const;
+  const std::vector<FileInfo>& files() const;
+  const Manifest& manifest() const;
+  Hash128 manifest_hash() const;
+  uint64_t total_bytes() const;
+
+  // `out`: the tensor's count() floats; an alias names the same tensor. Every block read is
+  // verified. Error kNoUsableCheckpoint names file, block and tensor. Thread-safe.
+  void ReadTensor(Kind kind, const std::string& name, float* out) const;
+  // Elements [begin, end) of it.
+  void ReadRange(Kind kind, const std::string& name, int64_t begin, int64_t end, float* out) const;
+
+  struct Damage {
+    std::string file, tensor, text;  // text: the whole message
+    uint64_t offset = 0;             // in the file
+  };
+  // Every byte of every file; empty when good. Stops at the first damage of each file. Shard files
+  // that the manifest does not name are reported too.
+  std::vector<Damage> Verify(int num_threads) const;
+
+ private:
+  class Impl;
+  explicit StepReader(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace halflife::ckpt

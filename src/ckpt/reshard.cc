@@ -1,0 +1,97 @@
+#include "ckpt/reshard.h"
+
+#include <algorithm>
+
+#include "ckpt/shard_writer.h"
+#include "ckpt/step_dir.h"
+#include "core/error.h"
+#include "core/files.h"
+
+namespace halflife::ckpt {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr Kind kAllKinds[] = {Kind::kMain, Kind::kAdamM, Kind::kAdamV};
+
+dist::ParameterLayout LayoutOf(const Manifest& manifest, int world_size) {
+  std::vector<dist::ParamSpec> specs;
+  for (const TensorEntry& tensor : manifest.tensors) {
+    HL_CHECK_AS(ExitCode::kUsage, tensor.dtype == StoredDType::kF32 && !tensor.has(Kind::kExtra),
+                "tensor ", tensor.name, " is stored as ", Name(tensor.dtype),
+                " or holds extra state; only fp32 main weights and Adam's state are rewritten");
+    specs.push_back({.name = tensor.name,
+                     .shape = tensor.shape,
+                     .region = tensor.fp32_region ? dist::Region::kFp32 : dist::Region::kCompute,
+                     .weight_decay = tensor.weight_decay,
+                     .aliases = tensor.aliases});
+  }
+  return dist::ParameterLayout(std::move(specs), {.num_slices = world_size});
+}
+
+ShardPlan PlanFromReader(const StepReader& step, const dist::ParameterLayout& layout, int rank) {
+  ShardPlan plan = PlanShard(layout, {std::begin(kAllKinds), std::end(kAllKinds)}, rank);
+  std::erase_if(plan.pieces, [&](const ShardPiece& piece) {
+    return !step.manifest().Find(piece.tensor)->has(piece.kind);
+  });
+  plan.fill = [&step](const ShardPiece& piece, int64_t begin, int64_t end, float* out) {
+    step.ReadRange(piece.kind, piece.tensor, begin, end, out);
+  };
+  return plan;
+}
+
+}  // namespace
+
+void ReshardStep(const StepReader& step, int world_size, const fs::path& out) {
+  HL_CHECK_AS(ExitCode::kUsage, world_size >= 1, "world size ", world_size, " must be at least 1");
+  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(out), out.string(), " exists already");
+  const Manifest& from = step.manifest();
+  const dist::ParameterLayout layout = LayoutOf(from, world_size);
+  Manifest manifest{.state = from.state,
+                    .attempt = RandomHex(8),
+                    .unix_ms = from.unix_ms,
+                    .hosts = from.hosts,
+                    .files = {},
+                    .tensors = TensorEntries(layout)};
+  manifest.state.mesh = {.world = world_size, .dp = world_size};
+  for (TensorEntry& tensor : manifest.tensors) tensor.frozen = from.Find(tensor.name)->frozen;
+  const fs::path temporary = fs::path(out).concat(".tmp." + manifest.attempt);
+  std::error_code error;
+  fs::create_directories(temporary, error);
+  HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",
+              error.message());
+  try {
+    for (int rank = 0; rank < world_size; ++rank) {
+      MergePart(WriteShard(temporary, PlanFromReader(step, layout, rank),
+                           {.step = from.state.step, .rank = rank, .attempt = manifest.attempt}),
+                &manifest);
+    }
+    CheckCoverage(manifest, "the new step");
+    WriteManifestFiles(manifest, temporary);
+    PublishDirectory(temporary, out, ExitCode::kCheckpointIo);
+  } catch (...) {
+    fs::remove_all(temporary, error);
+    throw;
+  }
+}
+
+Hash128 GatheredHash(const StepReader& step) {
+  StreamHash hash;
+  std::vector<float> values;
+  constexpr int64_t kChunk = kBlockBytes / sizeof(float);
+  for (const TensorEntry& tensor : step.manifest().tensors) {
+    for (const Kind kind : kAllKinds) {
+      if (!tensor.has(kind)) continue;
+      const std::string label = Concat(Name(kind), "/", tensor.name);
+      hash.Update(label.c_str(), label.size() + 1);
+      for (int64_t begin = 0; begin < tensor.count(); begin += kChunk) {
+        const int64_t end = std::min(begin + kChunk, tensor.count());
+        values.resize(static_cast<size_t>(end - begin));
+        step.ReadRange(kind, tensor.name, begin, end, values.data());
+        hash.Update(values.data(), values.size() * sizeof(float));
+      }
+    }
+  }
+  return hash.Digest();
+}
+
+}  // namespace halflife::ckpt

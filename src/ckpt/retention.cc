@@ -1,0 +1,75 @@
+#include "ckpt/retention.h"
+
+#include <cmath>
+#include <optional>
+
+#include "ckpt/manifest.h"
+#include "ckpt/step_files.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace halflife::ckpt {
+namespace {
+
+// The metric of a good step, or nullopt where the step is not good; NaN where it has no such
+// metric.
+std::optional<double> MetricOfGoodStep(const std::filesystem::path& step_dir,
+                                       const std::string& metric) {
+  try {
+    const Manifest manifest = DecodeManifest(ReadManifestBytes(step_dir), kManifestName);
+    CheckCoverage(manifest, kManifestName);
+    StepFiles(step_dir, manifest).CheckSizes();
+    const auto found = manifest.state.metrics.find(metric);
+    return found == manifest.state.metrics.end() ? std::nan("") : found->second;
+  } catch (const Error& error) {
+    HL_WARN("ckpt", step_dir.filename().string(), " is not counted as a good step: ", error.what());
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+std::vector<RetentionChoice> PlanRetention(const std::filesystem::path& ckpt_dir,
+                                           const RetentionPolicy& policy) {
+  HL_CHECK(policy.keep_last >= 2, "keep_last ", policy.keep_last, " must be at least 2");
+  std::vector<RetentionChoice> choices;
+  std::vector<std::optional<double>> metrics;
+  std::optional<size_t> best;
+  for (StepDir& step : ListPublished(ckpt_dir)) {
+    metrics.push_back(MetricOfGoodStep(step.path, policy.keep_best));
+    const size_t i = choices.size();
+    choices.push_back({std::move(step), true, ""});
+    if (policy.keep_best.empty() || !metrics[i] || std::isnan(*metrics[i])) continue;
+    if (!best || *metrics[i] < *metrics[*best]) best = i;
+  }
+  int num_good = 0;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    RetentionChoice& choice = choices[i];
+    std::error_code ignored;
+    if (!metrics[i]) {
+      choice.reason = "does not verify: kept for people, not counted";
+    } else if (++num_good <= policy.keep_last) {
+      choice.reason = Concat("one of the newest ", policy.keep_last);
+    } else if (std::filesystem::exists(choice.step.path / "KEEP", ignored)) {
+      choice.reason = "pinned by its KEEP file";
+    } else if (policy.keep_every > 0 && choice.step.step % policy.keep_every == 0) {
+      choice.reason = Concat("every ", policy.keep_every, " steps");
+    } else if (best == i) {
+      choice.reason = Concat("best ", policy.keep_best);
+    } else {
+      choice.keep = false;
+      choice.reason = Concat("older than the newest ", policy.keep_last);
+    }
+  }
+  return choices;
+}
+
+void ApplyRetention(const std::filesystem::path& ckpt_dir,
+                    const std::vector<RetentionChoice>& choices) {
+  for (const RetentionChoice& choice : choices) {
+    if (!choice.keep) MoveToTrash(ckpt_dir, choice.step.path);
+  }
+  EmptyTrash(ckpt_dir);
+}
+
+}  // namespace halflife::ckpt

@@ -1,0 +1,39 @@
+// One writer per run folder: flock on run.lock for the whole run (released by the kernel however
+// the process ends), and a random token in owner.json against file systems where flock does not
+// reach across hosts.
+//
+//   const RunLock lock = RunLock::Acquire(run_dir, {.steal = false});   // rank 0 only; Error
+//   kEnvironment when in use
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "core/files.h"
+
+namespace halflife::ckpt {
+
+class RunLock {
+ public:
+  struct Options {
+    bool steal =
+        false;  // take over from a dead job; demands a stale heartbeat or a dead pid on this host
+  };
+  // "run directory RUN is in use by host:pid since ...". Also probes that RUN/ckpt is writable
+  // (create, fsync, rename, delete), so that a read-only folder fails in seconds and not at the
+  // first save.
+  static RunLock Acquire(const std::filesystem::path& run_dir, const Options& options);
+  RunLock(RunLock&&) = default;
+  RunLock& operator=(RunLock&&) = default;
+
+  // Throws Error kEnvironment if another job has replaced owner.json.
+  void CheckStillOwner() const;
+
+ private:
+  RunLock(std::filesystem::path run_dir, Fd fd, std::string token);
+  std::filesystem::path run_dir_;
+  Fd fd_;
+  std::string token_;
+};
+
+}  // namespace halflife::ckpt

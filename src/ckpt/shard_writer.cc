@@ -1,0 +1,226 @@
+#include "ckpt/shard_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "core/error.h"
+#include "core/fault.h"
+#include "core/files.h"
+#include "core/human.h"
+
+namespace halflife::ckpt {
+namespace {
+
+using internal::ErrnoText;
+namespace fs = std::filesystem;
+
+constexpr auto kCode = ExitCode::kCheckpointIo;
+constexpr int64_t kBlockElements = kBlockBytes / sizeof(float);
+
+std::string EntryName(const ShardPiece& piece) {
+  const bool whole = piece.begin == 0 && piece.end == CountElements(piece.shape);
+  const std::string name = Concat(Name(piece.kind), "/", piece.tensor);
+  return whole ? name : Concat(name, "@", piece.begin);
+}
+
+std::vector<int64_t> EntryShape(const ShardPiece& piece) {
+  const bool whole = piece.begin == 0 && piece.end == CountElements(piece.shape);
+  return whole ? piece.shape : std::vector<int64_t>{piece.end - piece.begin};
+}
+
+std::string MakeHeader(const ShardPlan& plan, const ShardLabel& label) {
+  std::vector<safetensors::Entry> entries;
+  uint64_t at = 0;
+  for (const ShardPiece& piece : plan.pieces) {
+    const uint64_t bytes = static_cast<uint64_t>(piece.end - piece.begin) * sizeof(float);
+    entries.push_back({EntryName(piece), StoredDType::kF32, EntryShape(piece), at, at + bytes});
+    at += bytes;
+  }
+  return safetensors::BuildHeader(entries,
+                                  {{"magic", "halflife-ckpt"},
+                                   {"format_version", std::to_string(kFormatVersion)},
+                                   {"step", std::to_string(label.step)},
+                                   {"rank", std::to_string(label.rank)},
+                                   {"attempt", label.attempt}},
+                                  kDataAlignment);
+}
+
+// Reserves the blocks, so that a full disk shows before anything is written. The system call
+// itself: where it is not supported, glibc's posix_fallocate would write every block instead.
+void Reserve(int fd, uint64_t bytes, const fs::path& path) {
+  int result = 0;
+  do {
+    result = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
+  const int error = errno;
+  HL_FAIL(kCode, "cannot reserve ", HumanBytes(bytes), " for ", path.string(), ": ",
+          ErrnoText(error), "; ", HumanBytes(FreeBytes(path.parent_path(), kCode)), " are free");
+}
+
+void CheckNoNan(const ShardPiece& piece, int64_t begin, const float* data, int64_t count) {
+  bool any = false;
+  for (int64_t i = 0; i < count; ++i) any |= data[i] != data[i];  // vectorises; NaN != NaN
+  if (!any) return;
+  const int64_t at = std::find_if(data, data + count, [](float x) { return std::isnan(x); }) - data;
+  HL_FAIL(ExitCode::kNonFinite, Name(piece.kind), "/", piece.tensor, " holds NaN at element ",
+          begin + at, "; such a step could not be resumed and is not saved");
+}
+
+class ShardFile {
+ public:
+  ShardFile(const fs::path& path, std::string header, uint64_t data_bytes)
+      : path_(path), fd_(OpenFile(path, O_WRONLY | O_CREAT | O_EXCL, kCode)) {
+    Reserve(fd_.get(), header.size() + data_bytes, path_);
+    entry_.name = path.filename().string();
+    entry_.data_offset = header.size();
+    entry_.header_hash = HashBytes(header);
+    Append(header.data(), header.size());
+  }
+
+  Hash128 AppendBlock(const float* data, int64_t count) {
+    const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+    Append(data, bytes);
+    return HashBytes(data, bytes);
+  }
+
+  uint64_t data_bytes() const { return entry_.bytes - entry_.data_offset; }
+
+  FileEntry Finish() {
+    HL_FAULT_POINT("ckpt.p1.fsync", kCode);
+    Fsync(fd_.get(), path_, kCode);
+    fd_.Close(path_, kCode);
+    entry_.hash = whole_.Digest();
+    return entry_;
+  }
+
+ private:
+  void Append(const void* data, size_t bytes) {
+    HL_FAULT_POINT("ckpt.p1.write", kCode);
+    whole_.Update(data, bytes);
+    WriteAll(fd_.get(), data, bytes, path_, kCode);
+    entry_.bytes += bytes;
+  }
+
+  fs::path path_;
+  Fd fd_;
+  StreamHash whole_;
+  FileEntry entry_;
+};
+
+// Writes one piece in blocks; a piece without data comes through `buffer`.
+StoredFragment WritePiece(const ShardPlan& plan, const ShardPiece& piece, float* buffer,
+                          ShardFile& file) {
+  StoredFragment fragment{.kind = piece.kind,
+                          .begin = piece.begin,
+                          .end = piece.end,
+                          .file = 0,
+                          .offset = file.data_bytes(),
+                          .block_hashes = {}};
+  for (int64_t begin = piece.begin; begin < piece.end; begin += kBlockElements) {
+    const int64_t count = std::min(kBlockElements, piece.end - begin);
+    const float* data = piece.data == nullptr ? buffer : piece.data + (begin - piece.begin);
+    if (piece.data == nullptr) plan.fill(piece, begin, begin + count, buffer);
+    if (piece.kind == Kind::kMain) CheckNoNan(piece, begin, data, count);
+    fragment.block_hashes.push_back(file.AppendBlock(data, count));
+  }
+  return fragment;
+}
+
+}  // namespace
+
+uint64_t ShardPlan::data_bytes() const {
+  uint64_t bytes = 0;
+  for (const ShardPiece& piece : pieces) {
+    bytes += static_cast<uint64_t>(piece.end - piece.begin) * sizeof(float);
+  }
+  return bytes;
+}
+
+std::string ShardName(int rank) {
+  const std::string digits = std::to_string(rank);
+  return Concat("rank_", std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0'), digits,
+                ".safetensors");
+}
+
+ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<Kind>& kinds, int rank) {
+  ShardPlan plan;
+  for (const Kind kind : kinds) {
+    for (const dist::Fragment& fragment : layout.SliceFragments(rank)) {
+      const dist::ParamSpec& spec = layout.specs()[fragment.param];
+      plan.pieces.push_back({.kind = kind,
+                             .tensor = spec.name,
+                             .shape = spec.shape,
+                             .begin = fragment.begin,
+                             .end = fragment.end,
+                             .arena_begin = fragment.arena_begin});
+    }
+    if (rank != 0) continue;
+    for (const dist::ParamSpec& spec : layout.specs()) {
+      if (spec.count() > 0) continue;
+      plan.pieces.push_back({.kind = kind, .tensor = spec.name, .shape = spec.shape});
+    }
+  }
+  return plan;
+}
+
+ShardPlan PlanShard(const ArenaView& arena, int rank) {
+  ShardPlan plan = PlanShard(*arena.layout, arena.kinds(), rank);
+  for (ShardPiece& piece : plan.pieces) piece.data = arena.array(piece.kind) + piece.arena_begin;
+  return plan;
+}
+
+Manifest WriteShard(const fs::path& dir, const ShardPlan& plan, const ShardLabel& label) {
+  ShardFile file(dir / ShardName(label.rank), MakeHeader(plan, label), plan.data_bytes());
+  const bool fills = std::any_of(plan.pieces.begin(), plan.pieces.end(),
+                                 [](const ShardPiece& piece) { return piece.data == nullptr; });
+  const auto buffer = std::make_unique_for_overwrite<float[]>(fills ? kBlockElements : 0);
+  Manifest part;
+  std::map<std::string, size_t> index;  // of part.tensors
+  for (const ShardPiece& piece : plan.pieces) {
+    const auto [at, is_new] = index.emplace(piece.tensor, part.tensors.size());
+    if (is_new) part.tensors.push_back({.name = piece.tensor, .shape = piece.shape});
+    part.tensors[at->second].fragments.push_back(WritePiece(plan, piece, buffer.get(), file));
+  }
+  part.files.push_back(file.Finish());
+  part.files[0].rank = label.rank;
+  part.attempt = label.attempt;
+  part.total_bytes = part.files[0].bytes;
+  return part;
+}
+
+std::vector<TensorEntry> TensorEntries(const dist::ParameterLayout& layout) {
+  std::vector<TensorEntry> entries;
+  for (const dist::ParamSpec& spec : layout.specs()) {
+    entries.push_back({.name = spec.name,
+                       .shape = spec.shape,
+                       .aliases = spec.aliases,
+                       .weight_decay = spec.weight_decay,
+                       .fp32_region = spec.region == dist::Region::kFp32});
+  }
+  return entries;
+}
+
+void MergePart(const Manifest& part, Manifest* manifest) {
+  std::map<std::string, TensorEntry*> by_name;
+  for (TensorEntry& tensor : manifest->tensors) by_name[tensor.name] = &tensor;
+  const int first_file = static_cast<int>(manifest->files.size());
+  manifest->files.insert(manifest->files.end(), part.files.begin(), part.files.end());
+  manifest->total_bytes += part.total_bytes;
+  for (const TensorEntry& tensor : part.tensors) {
+    const auto known = by_name.find(tensor.name);
+    HL_CHECK(known != by_name.end(), "a shard holds the unknown tensor '", tensor.name, "'");
+    for (StoredFragment fragment : tensor.fragments) {
+      fragment.file += first_file;
+      known->second->fragments.push_back(std::move(fragment));
+    }
+  }
+}
+
+}  // namespace halflife::ckpt

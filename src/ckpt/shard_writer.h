@@ -1,0 +1,62 @@
+// Writes one rank's shard file: the safetensors header, then its fragments, hashed block by block
+// from the very bytes that are written. The result is a part of a manifest (one file, the tensors
+// it holds) for rank 0 to merge.
+//
+//   ShardPlan plan = PlanShard(arena, rank);      // which ranges, in file order
+//   const Manifest part = WriteShard(tmp_dir, plan, {.step = 1200, .rank = 3, .attempt =
+//   "9f2c01ab"});
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ckpt/manifest.h"
+
+namespace halflife::ckpt {
+
+constexpr int kFormatVersion = 1;  // of the shard files' metadata
+constexpr uint64_t kDataAlignment = 4096;
+
+// One entry of the file.
+struct ShardPiece {
+  Kind kind = Kind::kMain;
+  std::string tensor;
+  std::vector<int64_t> shape;  // of the whole tensor
+  int64_t begin = 0, end = 0;  // elements; all fp32
+  int64_t arena_begin = 0;
+  const float* data = nullptr;  // `end - begin` values, or null: ask ShardPlan::fill
+};
+
+struct ShardPlan {
+  std::vector<ShardPiece> pieces;
+  // For pieces without data: elements [begin, end) of a piece's tensor into `out`.
+  std::function<void(const ShardPiece&, int64_t begin, int64_t end, float* out)> fill;
+  uint64_t data_bytes() const;
+};
+
+struct ShardLabel {
+  uint64_t step = 0;
+  int rank = 0;
+  std::string attempt;
+};
+
+std::string ShardName(int rank);  // "rank_00003.safetensors"
+
+// Slice `rank` of the layout, kind by kind, without data. Tensors without elements go to rank 0.
+ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<Kind>& kinds, int rank);
+// The same with the arena's data.
+ShardPlan PlanShard(const ArenaView& arena, int rank);
+
+// Allocates, writes, fsyncs and closes the file; Error kCheckpointIo. Refuses a NaN in main (Error
+// kNonFinite): such a step would be refused on load.
+Manifest WriteShard(const std::filesystem::path& dir, const ShardPlan& plan,
+                    const ShardLabel& label);
+
+// Tensor entries without fragments, in registration order.
+std::vector<TensorEntry> TensorEntries(const dist::ParameterLayout& layout);
+// Adds a shard's file and fragments to `manifest`, whose tensors are known.
+void MergePart(const Manifest& part, Manifest* manifest);
+
+}  // namespace halflife::ckpt

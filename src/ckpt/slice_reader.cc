@@ -1,0 +1,88 @@
+#include "ckpt/slice_reader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "ckpt/damage.h"
+#include "ckpt/step_files.h"
+
+namespace halflife::ckpt {
+
+SliceReader::SliceReader(const std::filesystem::path& step_dir, const Manifest& manifest,
+                         const ArenaView& arena, int slice)
+    : step_dir_(step_dir), manifest_(manifest), arena_(arena), slice_(slice) {}
+
+void SliceReader::Read() const {
+  ClearSlice();
+  const StepFiles files(step_dir_, manifest_);
+  BlockCursor cursor(files);
+  int last_file = -1;
+  for (const Piece& piece : Plan()) {
+    if (piece.fragment->file != last_file) files.CheckHeader(piece.fragment->file);
+    last_file = piece.fragment->file;
+    cursor.Copy(*piece.tensor, *piece.fragment, piece.begin, piece.end, piece.out);
+    if (piece.fragment->kind == Kind::kMain) CheckNoNan(piece);
+  }
+}
+
+void SliceReader::CheckWholeFiles(int stride) const {
+  const StepFiles files(step_dir_, manifest_);
+  for (int file = slice_; file < static_cast<int>(manifest_.files.size()); file += stride) {
+    files.CheckWholeFile(file);
+  }
+}
+
+void SliceReader::ClearSlice() const {
+  for (const Kind kind : arena_.kinds()) {
+    for (const dist::Bucket& bucket : arena_.layout->buckets()) {
+      const int64_t length = (bucket.end - bucket.begin) / arena_.layout->num_slices();
+      std::fill_n(arena_.array(kind) + bucket.begin + slice_ * length, length, 0.0f);
+    }
+  }
+}
+
+// In the order of the files' bytes. Every element of the slice exactly once, counted.
+std::vector<SliceReader::Piece> SliceReader::Plan() const {
+  std::map<std::string, const TensorEntry*> by_name;
+  for (const TensorEntry& tensor : manifest_.tensors) by_name[tensor.name] = &tensor;
+  std::vector<Piece> pieces;
+  for (const Kind kind : arena_.kinds()) {
+    for (const dist::Fragment& range : arena_.layout->SliceFragments(slice_)) {
+      const TensorEntry& tensor = *by_name.at(arena_.layout->specs()[range.param].name);
+      if (kind != Kind::kMain && !tensor.has(kind)) continue;
+      const int64_t planned = PlanRange(tensor, kind, range, &pieces);
+      HL_CHECK(planned == range.end - range.begin, "planned ", planned, " of ",
+               range.end - range.begin, " elements of ", tensor.name);
+    }
+  }
+  std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+    return std::tuple(a.fragment->file, a.fragment->offset, a.begin) <
+           std::tuple(b.fragment->file, b.fragment->offset, b.begin);
+  });
+  return pieces;
+}
+
+int64_t SliceReader::PlanRange(const TensorEntry& tensor, Kind kind, const dist::Fragment& range,
+                               std::vector<Piece>* pieces) const {
+  int64_t planned = 0;
+  for (const StoredFragment& fragment : tensor.fragments) {
+    const int64_t begin = std::max(range.begin, fragment.begin);
+    const int64_t end = std::min(range.end, fragment.end);
+    if (fragment.kind != kind || begin >= end) continue;
+    pieces->push_back({&tensor, &fragment, begin, end,
+                       arena_.array(kind) + range.arena_begin + (begin - range.begin)});
+    planned += end - begin;
+  }
+  return planned;
+}
+
+void SliceReader::CheckNoNan(const Piece& piece) {
+  const int64_t count = piece.end - piece.begin;
+  const auto at = std::find_if(piece.out, piece.out + count, [](float x) { return std::isnan(x); });
+  CheckDamage(at == piece.out + count, "main/", piece.tensor->name, " holds NaN at element ",
+              piece.begin + (at - piece.out));
+}
+
+}  // namespace halflife::ckpt

@@ -1,0 +1,48 @@
+// One rank's part of a load: its slice of each of the arena's arrays, wherever the step's fragments
+// hold it. Any world size reads what any other has written: this is interval arithmetic over the
+// elements of each tensor.
+//
+//   SliceReader(step_dir, manifest, arena, rank).Read();   // tensors of manifest and arena agree
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "ckpt/manifest.h"
+#include "ckpt/state.h"
+
+namespace halflife::ckpt {
+
+// Borrows its arguments. Errors as StepFiles'.
+class SliceReader {
+ public:
+  SliceReader(const std::filesystem::path& step_dir, const Manifest& manifest,
+              const ArenaView& arena, int slice);
+
+  // Fills the slice: what is stored, verified block by block; zeros where nothing is (padding, and
+  // the optimiser state of a step without one). DamageError also for a NaN in main.
+  void Read() const;
+  // Every byte of the files slice, slice + stride, ... of the step.
+  void CheckWholeFiles(int stride) const;
+
+ private:
+  // A range of one stored fragment and where it goes.
+  struct Piece {
+    const TensorEntry* tensor;
+    const StoredFragment* fragment;
+    int64_t begin, end;  // elements of the tensor
+    float* out;
+  };
+  void ClearSlice() const;
+  std::vector<Piece> Plan() const;
+  int64_t PlanRange(const TensorEntry& tensor, Kind kind, const dist::Fragment& range,
+                    std::vector<Piece>* pieces) const;
+  static void CheckNoNan(const Piece& piece);
+
+  const std::filesystem::path& step_dir_;
+  const Manifest& manifest_;
+  const ArenaView& arena_;
+  int slice_;
+};
+
+}  // namespace halflife::ckpt

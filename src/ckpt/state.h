@@ -1,0 +1,93 @@
+// What a checkpoint holds: the arena's three fp32 arrays and the scalars beside them, as plain
+// types. The protobuf manifest is behind manifest.cc.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/hash.h"
+#include "dist/parameter_layout.h"
+
+namespace halflife::ckpt {
+
+// What is stored of a tensor. kExtra: state of a kind this version does not write.
+enum class Kind : uint8_t { kMain, kAdamM, kAdamV, kExtra };
+const char* Name(Kind kind);  // "main", "adam_m", "adam_v", "extra"
+
+// Borrowed host memory in the layout's arena order, layout.num_elements() each.
+struct ArenaView {
+  const dist::ParameterLayout* layout = nullptr;
+  float* main = nullptr;
+  float* adam_m = nullptr;  // null with adam_v: weights only
+  float* adam_v = nullptr;
+
+  float* array(Kind kind) const {
+    return kind == Kind::kMain ? main : kind == Kind::kAdamM ? adam_m : adam_v;
+  }
+  // {main} or {main, adam_m, adam_v}
+  std::vector<Kind> kinds() const {
+    if (adam_m == nullptr) return {Kind::kMain};
+    return {Kind::kMain, Kind::kAdamM, Kind::kAdamV};
+  }
+};
+
+struct BlendCounter {
+  std::string corpus;
+  uint64_t drawn = 0;
+  double weight = 0;
+};
+
+struct DataCursor {
+  uint32_t order_version = 0;
+  uint64_t seed = 0;
+  uint64_t epoch = 0;
+  uint64_t next_sample = 0;
+  uint64_t samples = 0;  // consumed so far
+  uint64_t tokens = 0;
+  Hash128 dataset;
+  std::vector<BlendCounter> blend;
+  uint32_t seq_len = 0;
+};
+
+struct GuardState {  // the non-finite policy's memory
+  std::vector<double> loss_window;
+  uint32_t consecutive_skips = 0;
+  uint64_t skipped = 0;
+};
+
+struct MeshInfo {
+  int world = 1, dp = 1, sp = 1, zero_stage = 0, shard = 1, nodes = 1;
+};
+
+// Informative; a field that the writer does not know stays empty.
+struct Versions {
+  std::string git_hash;
+  bool git_dirty = false;
+  std::string halflife, torch, cuda, nccl, mpi, hdf5;
+  std::string compiler, protobuf;  // filled in by the store
+};
+
+struct StepState {
+  uint64_t step = 0;         // optimiser steps done (skipped ones included)
+  uint64_t num_updates = 0;  // updates that were applied: Adam's bias correction counts these
+  double last_lr = 0;
+  DataCursor data;
+  GuardState guard;
+  uint64_t rng_seed = 0;
+  std::string run_id;
+  std::string run_config_text;  // resolved config, protobuf text format
+  // Fields of the config that change the trajectory, flat ("optimizer.lr" -> "0.003"): compared one
+  // by one on resume.
+  std::map<std::string, std::string> trajectory;
+  std::string model_family;
+  std::string model_config_json;
+  MeshInfo mesh;
+  Versions versions;
+  std::map<std::string, double> metrics;  // last loss, validation loss, ...
+  std::string parent_step;                // what this run resumed from, e.g. "step_000000000100"
+  bool final = false;
+};
+
+}  // namespace halflife::ckpt

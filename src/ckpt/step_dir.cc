@@ -1,0 +1,171 @@
+#include "ckpt/step_dir.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+
+#include "core/error.h"
+#include "core/fault.h"
+#include "core/files.h"
+#include "core/log.h"
+
+namespace halflife::ckpt {
+namespace {
+
+namespace fs = std::filesystem;
+using internal::ErrnoText;
+
+constexpr auto kCode = ExitCode::kCheckpointIo;
+constexpr std::string_view kStepPrefix = "step_";
+constexpr std::string_view kTemporaryPrefix = ".tmp_step_";
+constexpr size_t kStepDigits = 12;
+
+void RenameDurably(const fs::path& from, const fs::path& to) {
+  HL_CHECK_AS(kCode, ::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from.string(),
+              " to ", to.string(), ": ", ErrnoText(errno));
+  FsyncDirectory(from.parent_path(), kCode);
+}
+
+fs::path FreshName(const fs::path& wanted) {
+  std::error_code ignored;
+  if (!fs::exists(fs::symlink_status(wanted, ignored))) return wanted;
+  fs::path other = wanted;
+  other += Concat(".", RandomHex(8));
+  return other;
+}
+
+// Deletes depth first; std::filesystem::remove_all offers no place to stop at.
+void Unlink(const fs::path& path) {
+  if (fs::is_directory(fs::symlink_status(path))) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(path)) Unlink(entry.path());
+  }
+  HL_FAULT_POINT("ckpt.gc.unlink", kCode);
+  fs::remove(path);
+}
+
+}  // namespace
+
+std::string StepName(uint64_t step) {
+  const std::string digits = std::to_string(step);
+  const size_t zeros = digits.size() < kStepDigits ? kStepDigits - digits.size() : 0;
+  return Concat(kStepPrefix, std::string(zeros, '0'), digits);
+}
+
+std::string TemporaryName(uint64_t step, const std::string& attempt) {
+  return Concat(".tmp_", StepName(step), ".", attempt);
+}
+
+std::optional<StepDir> ParseStepName(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const bool temporary = name.starts_with(kTemporaryPrefix);
+  if (!temporary && !name.starts_with(kStepPrefix)) return std::nullopt;
+  StepDir dir{.path = path};
+  const char* const digits =
+      name.data() + (temporary ? kTemporaryPrefix.size() : kStepPrefix.size());
+  const auto [end, error] = std::from_chars(digits, name.data() + name.size(), dir.step);
+  if (error != std::errc() || end - digits < static_cast<ptrdiff_t>(kStepDigits)) {
+    return std::nullopt;
+  }
+  const std::string_view rest(end, name.data() + name.size() - end);
+  if (temporary) {
+    dir.kind = StepDir::Kind::kTemporary;
+  } else if (rest == ".bad" || rest.starts_with(".bad.")) {
+    dir.kind = StepDir::Kind::kBad;
+  } else if (rest == ".superseded" || rest.starts_with(".superseded.")) {
+    dir.kind = StepDir::Kind::kSuperseded;
+  } else if (!rest.empty()) {
+    return std::nullopt;
+  }
+  return dir;
+}
+
+std::vector<StepDir> ListSteps(const fs::path& ckpt_dir) {
+  std::vector<StepDir> steps;
+  std::error_code error;
+  fs::directory_iterator it(ckpt_dir, error);
+  if (error == std::errc::no_such_file_or_directory) return steps;
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    if (auto step = ParseStepName(it->path())) steps.push_back(std::move(*step));
+  }
+  HL_CHECK_AS(kCode, !error, "cannot list ", ckpt_dir.string(), ": ", error.message());
+  std::sort(steps.begin(), steps.end(), [](const StepDir& a, const StepDir& b) {
+    return a.step != b.step ? a.step > b.step : a.path < b.path;
+  });
+  return steps;
+}
+
+std::vector<StepDir> ListPublished(const fs::path& ckpt_dir) {
+  std::vector<StepDir> steps = ListSteps(ckpt_dir);
+  std::erase_if(steps, [](const StepDir& s) { return s.kind != StepDir::Kind::kPublished; });
+  return steps;
+}
+
+void WriteDurably(const fs::path& path, std::string_view bytes) {
+  Fd fd = OpenFile(path, O_WRONLY | O_CREAT | O_EXCL, kCode);
+  WriteAll(fd.get(), bytes.data(), bytes.size(), path, kCode);
+  Fsync(fd.get(), path, kCode);
+  fd.Close(path, kCode);
+}
+
+std::string WriteManifestFiles(const Manifest& manifest, const fs::path& step_dir) {
+  std::string bytes = EncodeManifest(manifest);
+  const std::string text = ManifestText(bytes);
+  std::string sums;  // as `xxh128sum -c` reads it
+  const auto add = [&](Hash128 hash, const std::string& name) {
+    sums += Concat(ToHex(hash), "  ", name, "\n");
+  };
+  for (const FileEntry& file : manifest.files) add(file.hash, file.name);
+  add(HashBytes(bytes), kManifestName);
+  add(HashBytes(text), "manifest.txtpb");
+  WriteDurably(step_dir / kManifestName, bytes);
+  WriteDurably(step_dir / "manifest.txtpb", text);
+  WriteDurably(step_dir / "XXH128SUMS", sums);
+  FsyncDirectory(step_dir, kCode);
+  return bytes;
+}
+
+fs::path SetAside(const fs::path& step_dir, const std::string& ending) {
+  fs::path wanted = step_dir;
+  wanted += "." + ending;
+  const fs::path to = FreshName(wanted);
+  RenameDurably(step_dir, to);
+  return to;
+}
+
+fs::path MoveToTrash(const fs::path& ckpt_dir, const fs::path& victim) {
+  const fs::path trash = ckpt_dir / ".trash";
+  std::error_code error;
+  fs::create_directory(trash, error);
+  HL_CHECK_AS(kCode, !error, "cannot create ", trash.string(), ": ", error.message());
+  const fs::path to = trash / (victim.filename().string() + "." + RandomHex(8));
+  RenameDurably(victim, to);
+  return to;
+}
+
+void EmptyTrash(const fs::path& ckpt_dir) noexcept {
+  try {
+    const fs::path trash = ckpt_dir / ".trash";
+    if (!fs::exists(trash)) return;
+    for (const fs::directory_entry& entry : fs::directory_iterator(trash)) Unlink(entry.path());
+  } catch (const std::exception& error) {
+    HL_WARN("ckpt", "could not empty the trash (tried again at the next save): ", error.what());
+  }
+}
+
+void WriteLatest(const fs::path& ckpt_dir, const std::string& step_name, Hash128 manifest_hash) {
+  AtomicWriteFile(ckpt_dir / "LATEST", Concat(step_name, " ", ToHex(manifest_hash), "\n"), kCode);
+}
+
+std::string ReadLatest(const fs::path& ckpt_dir) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(ckpt_dir / "LATEST", ignored)) return "";
+  const std::string text = ReadFile(ckpt_dir / "LATEST", kCode);
+  const std::string name = text.substr(0, text.find_first_of(" \n"));
+  const auto step = ParseStepName(name);
+  return step && step->kind == StepDir::Kind::kPublished ? name : "";
+}
+
+}  // namespace halflife::ckpt

@@ -1,0 +1,59 @@
+// Names and moves in a ckpt folder. Rank 0 alone changes it, and only by renames that are made
+// durable at once:
+//   step_000000001200               published
+//   step_000000001200.bad           failed verification, kept for people
+//   step_000000001200.superseded    newer than a step that the run went back to and saved again
+//   from .tmp_step_000000001300.<hex>    being written, or left over .trash/<name> being deleted
+//   LATEST                          a hint for people and scripts: "step_000000001200 <manifest
+//   hash>"
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ckpt/manifest.h"
+#include "core/hash.h"
+
+namespace halflife::ckpt {
+
+std::string StepName(uint64_t step);
+std::string TemporaryName(uint64_t step, const std::string& attempt);
+
+struct StepDir {
+  enum class Kind { kPublished, kBad, kSuperseded, kTemporary };
+  Kind kind = Kind::kPublished;
+  uint64_t step = 0;
+  std::filesystem::path path;
+};
+// nullopt: not the name of a step.
+std::optional<StepDir> ParseStepName(const std::filesystem::path& path);
+// All of them, the newest step first; a folder that does not exist holds none. Error kCheckpointIo.
+std::vector<StepDir> ListSteps(const std::filesystem::path& ckpt_dir);
+std::vector<StepDir> ListPublished(const std::filesystem::path& ckpt_dir);
+
+// Creates, writes, fsyncs and closes a new file.
+void WriteDurably(const std::filesystem::path& path, std::string_view bytes);
+
+// Writes manifest.pb, manifest.txtpb and XXH128SUMS into an unpublished step. Returns the bytes of
+// manifest.pb.
+std::string WriteManifestFiles(const Manifest& manifest, const std::filesystem::path& step_dir);
+
+// Renames STEP to STEP.<ending>, or STEP.<ending>.<hex> where that exists, durably. Returns the new
+// path.
+std::filesystem::path SetAside(const std::filesystem::path& step_dir, const std::string& ending);
+// Renames into .trash, durably. Returns the new path.
+std::filesystem::path MoveToTrash(const std::filesystem::path& ckpt_dir,
+                                  const std::filesystem::path& victim);
+// Deletes what .trash holds. A failure is logged and left for the next time.
+void EmptyTrash(const std::filesystem::path& ckpt_dir) noexcept;
+
+void WriteLatest(const std::filesystem::path& ckpt_dir, const std::string& step_name,
+                 Hash128 manifest_hash);
+// The step's name; empty: no LATEST, or not one that we write.
+std::string ReadLatest(const std::filesystem::path& ckpt_dir);
+
+}  // namespace halflife::ckpt

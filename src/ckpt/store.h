@@ -1,0 +1,94 @@
+// The checkpoints of one run folder: save, discover, load, retain. The promise: never continue
+// wrongly. A load is either exactly a saved state, or a loud fallback to an older exact state, or
+// an Error.
+//
+// Every rank calls Save and Load together. The state of a step is cut into one safetensors file per
+// rank; the manifest alone decides what the step contains; one rename publishes it (see
+// docs/checkpoint_format.md for the protocol).
+//
+//   CheckpointStore store(run_dir / "ckpt", control, {.keep_last = 3});
+//   store.Save(arena, state);
+//   if (auto loaded = store.Load({.mode = ResumeMode::kAuto}, expectation, arena)) state =
+//   loaded->state;
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/state.h"
+#include "dist/communicator.h"
+
+namespace halflife::ckpt {
+
+struct StoreConfig {
+  int keep_last = 3;       // at least 2
+  int keep_every = 0;      // also keep every n-th step; 0: off
+  std::string keep_best;   // also keep the step with the lowest value of this metric; empty: off
+  double timeout_s = 600;  // for all ranks to have written
+  bool verify_all_bytes =
+      false;  // load: every byte of the step instead of the blocks this rank needs
+};
+
+struct SaveReport {
+  uint64_t bytes = 0;  // over all ranks
+  double seconds = 0;
+  std::filesystem::path path;
+};
+
+enum class ResumeMode { kAuto, kNone, kStep, kPath };
+struct ResumeRequest {
+  ResumeMode mode = ResumeMode::kAuto;
+  uint64_t step = 0;           // kStep
+  std::filesystem::path path;  // kPath: a step folder
+};
+// "auto", "none", "step=N", "path=DIR"; else Error kUsage.
+ResumeRequest ParseResume(const std::string& text);
+
+// What must agree with the checkpoint: differences are listed all at once, with both values.
+struct Expectation {
+  std::string model_family;
+  std::string model_config_json;  // compared field by field, as "model_config.<field>"
+  std::map<std::string, std::string> trajectory;
+  std::vector<std::string> allow_change;  // names of fields that may differ
+};
+
+struct LoadReport {
+  StepState state;
+  std::filesystem::path path;
+  bool fell_back = false;           // an older step than the newest one found
+  std::vector<std::string> damage;  // one banner per damaged step passed over
+};
+
+class CheckpointStore {
+ public:
+  CheckpointStore(std::filesystem::path ckpt_dir, dist::Communicator& control,
+                  const StoreConfig& config);
+
+  // Collective, synchronous; the layout has one slice per rank. Throws the same Error on all ranks
+  // when any rank failed (kCheckpointIo; kEnvironment when the run folder has another owner;
+  // kNonFinite for a NaN in main): older steps are untouched and the attempt is moved to .trash.
+  // The caller decides whether to go on. A step number that exists is replaced; newer ones, left by
+  // a branch that the run went back from, are renamed to step_N.superseded.
+  SaveReport Save(const ArenaView& arena, const StepState& state);
+
+  // Collective. nullopt: no step there at all (kAuto) or kNone. Error kNoUsableCheckpoint where
+  // steps exist but none is usable; kUsage where the config disagrees; kCheckpointIo where reading
+  // failed. Every rank's whole arena is filled.
+  std::optional<LoadReport> Load(const ResumeRequest& request, const Expectation& expectation,
+                                 const ArenaView& arena);
+
+  // Rank 0 calls `check` before writing and before publishing (ownership of the run folder); it
+  // throws to refuse.
+  void SetOwnershipCheck(std::function<void()> check) { ownership_check_ = std::move(check); }
+
+ private:
+  std::filesystem::path dir_;
+  dist::Communicator& control_;
+  StoreConfig config_;
+  std::function<void()> ownership_check_;
+};
+
+}  // namespace halflife::ckpt
