@@ -1,0 +1,138 @@
+#include "train/device.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "core/clock.h"
+#include "core/error.h"
+
+#ifdef HALFLIFE_WITH_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#endif
+
+namespace halflife::train {
+namespace {
+
+int NumCudaDevices() {
+#ifdef HALFLIFE_WITH_CUDA
+  return c10::cuda::device_count();
+#else
+  return 0;
+#endif
+}
+
+ComputePeak MeasureCpuPeak() {
+  constexpr int64_t kSize = 1024;
+  const at::Tensor a = at::ones({kSize, kSize}), b = at::ones({kSize, kSize});
+  double best = 0;
+  for (int i = 0; i < 4; ++i) {  // the first warms up
+    const Stopwatch watch;
+    const at::Tensor c = at::mm(a, b);
+    best = std::max(best, 2.0 * kSize * kSize * kSize / watch.Seconds());
+  }
+  return {best, Concat("measured sgemm, ", at::get_num_threads(), " threads a rank")};
+}
+
+}  // namespace
+
+Device ChooseDevice(const std::string& name, int local_rank) {
+  const int num_devices = name == "cpu" ? 0 : NumCudaDevices();
+  if (num_devices > 0) return {Device::Kind::kCuda, local_rank % num_devices};
+#ifdef HALFLIFE_WITH_CUDA
+  const char* why = "no GPU is visible; see nvidia-smi";
+#else
+  const char* why = "this build has no CUDA parts; build the cuda preset";
+#endif
+  HL_CHECK_AS(ExitCode::kEnvironment, name != "cuda", "train.device is 'cuda', but ", why,
+              ", or use train.device 'cpu'");
+  return {};
+}
+
+at::Device ToTorch(Device device) {
+  return device.is_cuda() ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device.index))
+                          : at::Device(at::kCPU);
+}
+
+TensorRef RefOf(const at::Tensor& tensor) {
+  HL_CHECK(tensor.is_contiguous(), "a TensorRef needs a contiguous tensor");
+  DType dtype = DType::kF32;
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      dtype = DType::kF32;
+      break;
+    case at::kDouble:
+      dtype = DType::kF64;
+      break;
+    case at::kBFloat16:
+      dtype = DType::kBF16;
+      break;
+    case at::kLong:
+      dtype = DType::kI64;
+      break;
+    default:
+      HL_FAIL(ExitCode::kInternal, "no TensorRef for ", c10::toString(tensor.scalar_type()));
+  }
+  const Device device =
+      tensor.is_cuda() ? Device{Device::Kind::kCuda, tensor.device().index()} : Device{};
+  return {tensor.data_ptr(), tensor.numel(), dtype, device};
+}
+
+cudaStream_t CurrentStream([[maybe_unused]] Device device) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (device.is_cuda()) {
+    return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device.index)).stream();
+  }
+#endif
+  return nullptr;
+}
+
+std::optional<ComputePeak> FindComputePeak([[maybe_unused]] Device device) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (device.is_cuda()) {
+    cudaDeviceProp properties{};
+    if (cudaGetDeviceProperties(&properties, device.index) != cudaSuccess) return std::nullopt;
+    const std::string name = properties.name;
+    struct Known {
+      const char* part;
+      double flops;
+    };
+    // dense bf16, from the vendor's data sheets
+    for (const Known& known :
+         {Known{"H100", 989e12}, Known{"H200", 989e12}, Known{"A100", 312e12}}) {
+      if (name.find(known.part) != std::string::npos) {
+        return ComputePeak{known.flops, name + " bf16 dense"};
+      }
+    }
+    return std::nullopt;
+  }
+#endif
+  return MeasureCpuPeak();
+}
+
+uint64_t PeakMemoryBytes([[maybe_unused]] Device device) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (device.is_cuda()) {
+    using c10::CachingAllocator::StatType;
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(
+        static_cast<c10::DeviceIndex>(device.index));
+    return static_cast<uint64_t>(
+        stats.allocated_bytes[static_cast<size_t>(StatType::AGGREGATE)].peak);
+  }
+#endif
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    uint64_t kib = 0;
+    if (word == "VmHWM:" && status >> kib) return kib * 1024;
+  }
+  return 0;
+}
+
+}  // namespace halflife::train

@@ -1,0 +1,48 @@
+// metrics.jsonl (one line a step, one a validation, one a save) and the progress line.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "core/jsonl.h"
+#include "train/device.h"
+#include "train/step.h"
+#include "train/validation.h"
+
+namespace halflife::train {
+
+struct MetricsConfig {
+  std::filesystem::path file;
+  std::string attempt;  // tells steps of a replayed stretch apart
+  int64_t total_steps = 0;
+  int64_t log_every = 10;
+  int64_t tokens_per_step = 0;  // inputs, over all ranks
+  int world_size = 1;
+  double flops_per_token_6p = 0;    // 6 x parameters
+  double flops_per_token_full = 0;  // forward and backward with mixing, see docs/architecture.md
+  std::optional<ComputePeak> peak;  // of one rank
+  Device device;
+};
+
+// Rank 0's. Not thread-safe.
+class Metrics {
+ public:
+  explicit Metrics(const MetricsConfig& config);
+  ~Metrics();  // ends a progress line that stands on the terminal
+
+  void Step(int64_t step, const StepResult& result);
+  void Validation(int64_t step, const ValidationResult& result);
+  void Save(int64_t step, uint64_t bytes, double seconds);
+
+ private:
+  void Progress(int64_t step, const StepResult& result, double tokens_per_s);
+
+  MetricsConfig config_;
+  JsonlWriter file_;
+  bool terminal_;
+  bool line_open_ = false;
+  double mean_step_seconds_ = 0;  // exponential mean, for the ETA
+  double last_val_loss_ = -1;
+};
+
+}  // namespace halflife::train

@@ -1,0 +1,52 @@
+// A run's folder: config, tokenizer, logs, metrics, the lock and the words of a rank that failed.
+//   RUN/ config.textproto  metrics.jsonl  logs/r00000.log  tokenizer/  ckpt/  abort/FIRST
+//   heartbeat.json  DONE
+//
+//   const RunFolder folder = RunFolder::Open(path, context, {.steal_lock = false});
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "ckpt/run_lock.h"
+#include "data/dataset.h"
+#include "dist/rank_context.h"
+
+namespace halflife::train {
+
+class RunFolder {
+ public:
+  struct Options {
+    bool steal_lock = false;
+  };
+  // Collective. Rank 0 creates the folder, probes that it is writable and takes the lock; all ranks
+  // throw together with its words (kEnvironment) when that fails.
+  static RunFolder Open(const std::filesystem::path& path, dist::RankContext& context,
+                        const Options& options);
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::string& attempt() const {
+    return attempt_;
+  }                       // 8 hex digits, new at every start, equal on all ranks
+  bool finished() const;  // DONE is there
+
+  // Rank 0 only.
+  void WriteConfig(const std::string& text) const;
+  void CopyTokenizer(const data::Dataset& dataset) const;
+  void WriteHeartbeat(int64_t step, const char* phase) const;
+  void WriteDone(int64_t step) const;
+  void CheckStillOwner() const { lock_->CheckStillOwner(); }
+
+ private:
+  std::filesystem::path path_;
+  std::string attempt_;
+  std::optional<ckpt::RunLock> lock_;  // rank 0
+};
+
+// The first rank that fails writes its cause (O_EXCL); others find it and tell it instead of their
+// own, which is a consequence. Returns the line to log.
+std::string RecordAbort(const std::filesystem::path& run_dir, int rank, const std::string& cause,
+                        bool is_consequence);
+
+}  // namespace halflife::train

@@ -1,0 +1,20 @@
+// The learning rate as a pure function of the step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace halflife::train {
+
+struct ScheduleConfig {
+  std::string kind = "cosine";  // cosine | linear | constant | wsd (warm-up, stable, decay)
+  int64_t warmup_steps = 0;
+  int64_t decay_steps = 0;      // wsd: length of the final linear decay; 0: a tenth of the run
+  double final_lr_ratio = 0.1;  // constant ignores it
+};
+
+// Factor of the peak learning rate for optimiser step `step` (0-based) of `total_steps`. Warm-up is
+// linear and reaches 1 at step warmup_steps - 1; decays reach final_lr_ratio at the last step.
+double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t total_steps);
+
+}  // namespace halflife::train

@@ -1,0 +1,55 @@
+// The one small all-reduce of a step: everything that ranks must agree on, as a sum of doubles
+// (small integers are exact in fp64, so sums of flags, counts and identities lose nothing).
+//
+//   StepScalars scalars;
+//   scalars[Scalar::kLossSum] = loss;
+//   scalars.Reduce(comm);                      // throws CommError kDesync where ranks are at
+//   different steps
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "dist/communicator.h"
+
+namespace halflife::train {
+
+enum class Scalar : int {
+  kGradSquares,  // sum of squares of the reduced gradient; every rank holds all of it, so the sum
+                 // is divided by W
+  kNonFiniteGrads,    // ranks that met a non-finite reduced gradient
+  kNonFiniteRankSum,  // sum of rank + 1 over ranks whose local loss is non-finite: names the rank
+                      // when the count is 1
+  kNonFiniteRanks,
+  kLossSum,
+  kNumTargets,
+  kZLossSum,
+  kReserved0,
+  kSaveAndRequeue,  // signals and limits, counted over ranks
+  kSaveAndContinue,
+  kSaveAndStop,
+  kReserved1,
+  kTimeLimit,
+  kReserved2,
+  kReserved3,
+  kStep,  // identities: the sum must be W times the own value
+  kReserved4,
+  kConfigHash,
+  kStepSeconds,
+  kExposedCommSeconds,
+  kDataWaitSeconds,
+  kCount = 24
+};
+
+class StepScalars {
+ public:
+  double& operator[](Scalar index) { return values_[static_cast<int>(index)]; }
+  double operator[](Scalar index) const { return values_[static_cast<int>(index)]; }
+  bool any(Scalar index) const { return (*this)[index] > 0; }
+  void Reduce(dist::Communicator& comm);
+
+ private:
+  std::array<double, static_cast<size_t>(Scalar::kCount)> values_{};
+};
+
+}  // namespace halflife::train

@@ -1,0 +1,75 @@
+// A training run from its recipe to DONE: dataset, model, arena, resume, the step loop, validation,
+// saves, stop requests.
+//
+//   Trainer trainer(config, "runs/gla", *context, {.resume = ckpt::ParseResume("auto")});
+//   const ExitCode code = trainer.Run();
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ckpt/store.h"
+#include "core/clock.h"
+#include "dist/rank_context.h"
+#include "train/metrics.h"
+#include "train/run_config.h"
+#include "train/run_folder.h"
+#include "train/step.h"
+
+namespace halflife::train {
+
+struct TrainOptions {
+  ckpt::ResumeRequest resume;
+  std::vector<std::string> allow_change;  // trajectory fields that may differ from the checkpoint's
+  bool steal_lock = false;
+};
+
+class Trainer {
+ public:
+  // Collective. Opens everything that can fail, before the first step. Errors carry the exit codes
+  // of core/exit_code.h.
+  Trainer(RunConfig config, const std::filesystem::path& run_dir, dist::RankContext& context,
+          const TrainOptions& options);
+  ~Trainer();
+
+  // kFinished, kRequeue (saved after USR1, TERM or the time limit) or kInterrupted (saved after
+  // INT).
+  ExitCode Run();
+
+ private:
+  void Resume(const TrainOptions& options);
+  void WriteRunFiles();
+  StepScalars OwnRequests();
+  void GuardNonFinite(const StepResult& result);
+  void RunValidation();
+  void Save(bool must_succeed, bool final);
+  void LogSamples(const StepResult& result);
+  std::optional<ExitCode> Decide(const StepScalars& scalars);
+  ckpt::ArenaView HostArena(bool for_load);
+  void FinishLoad();
+  ckpt::StepState CurrentState(bool final) const;
+
+  RunConfig config_;
+  dist::RankContext& context_;
+  Device device_;
+  RunFolder folder_;
+  data::Dataset dataset_;
+  model::LanguageModel model_;
+  std::unique_ptr<ParameterArena> arena_;
+  std::unique_ptr<data::TokenSource> source_;
+  std::unique_ptr<ckpt::CheckpointStore> store_;
+  std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<Metrics> metrics_;      // rank 0
+  std::unique_ptr<JsonlWriter> samples_;  // rank 0, with train.log_samples
+
+  ckpt::StepState state_;  // step, cursor, guard, last metrics: what a save adds to the arrays
+  std::vector<at::Tensor> host_copies_;  // of device arrays, for saving and loading
+  int64_t last_saved_step_ = -1;
+  int failed_saves_ = 0;
+  double last_save_seconds_ = 0;
+  Stopwatch run_clock_, heartbeat_clock_;
+};
+
+}  // namespace halflife::train

@@ -1,0 +1,26 @@
+// Validation loss: windows of the validation split dealt over ranks, summed in fp64 in window
+// order, so the result does not depend on the world size beyond the model's own rounding.
+#pragma once
+
+#include "data/dataset.h"
+#include "dist/communicator.h"
+#include "model/language_model.h"
+
+namespace halflife::train {
+
+struct ValidationConfig {
+  int64_t seq_len = 512;
+  int64_t num_windows = 0;  // the first so many; 0: all
+  int64_t batch = 8;        // rows of one forward
+};
+struct ValidationResult {
+  double loss = 0;  // mean -ln p per target
+  int64_t num_targets = 0;
+  double perplexity() const;
+};
+// Collective over `control`. Error kData where the split has no whole window.
+ValidationResult Validate(const model::LanguageModel& model, const data::Dataset& dataset,
+                          const ValidationConfig& config, at::Device device,
+                          dist::Communicator& control);
+
+}  // namespace halflife::train
