@@ -1,5 +1,6 @@
-// A subcommand: one file of this folder, one line in commands.inc. Add<Name> declares its options on `app` and sets
-// `action` from the subcommand's callback; main runs the action of the one that was chosen.
+// A subcommand: one file of this folder, one line in commands.inc. Add<Name> declares its options
+// on `app` and sets `action` from the subcommand's callback; main runs the action of the one that
+// was chosen.
 //
 //   void AddPrepare(CLI::App& app, Action& action) {
 //     auto options = std::make_shared<Options>();

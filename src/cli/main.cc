@@ -1,4 +1,5 @@
-// The `halflife` program: parses the command line, runs one subcommand, turns errors into exit codes.
+// The `halflife` program: parses the command line, runs one subcommand, turns errors into exit
+// codes.
 #include <CLI/CLI.hpp>
 
 #include <cstdlib>

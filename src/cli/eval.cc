@@ -1,0 +1,97 @@
+// halflife eval: validation loss and perplexity of a checkpoint.
+#include <CLI/CLI.hpp>
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/world.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/human.h"
+#include "data/dataset.h"
+#include "eval/bigram.h"
+#include "infer/model_loader.h"
+#include "train/validation.h"
+
+namespace halflife::cli {
+namespace {
+
+struct Options {
+  std::string model, data, json;
+  int64_t seq_len = 0, windows = 0, batch = 8;
+  int threads = 0;
+  bool bigram = false;
+};
+
+void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& dataset) {
+  const int64_t model_vocab = loaded.model->config().vocab_size;
+  HL_CHECK_AS(ExitCode::kUsage, dataset.info().vocab_size <= model_vocab, "the dataset ",
+              dataset.folder().string(), " has a vocabulary of ", dataset.info().vocab_size,
+              ", the model of ", model_vocab, "; prepare the text with the run's own tokenizer");
+}
+
+ExitCode Evaluate(const Options& options, dist::RankContext& context) {
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  const infer::LoadedModel loaded = infer::LoadModel(options.model);
+  const data::Dataset dataset = data::Dataset::Open(options.data);
+  CheckVocabulary(loaded, dataset);
+  const int64_t seq_len = options.seq_len > 0 ? options.seq_len : loaded.state.data.seq_len;
+  const train::ValidationResult result =
+      train::Validate(*loaded.model, dataset,
+                      {.seq_len = seq_len, .num_windows = options.windows, .batch = options.batch},
+                      at::kCPU, context.control());
+  if (context.rank() != 0) return ExitCode::kFinished;
+  nlohmann::ordered_json out = {{"model", loaded.step_dir.string()},
+                                {"step", loaded.state.step},
+                                {"seq_len", seq_len},
+                                {"tokens", result.num_targets},
+                                {"loss", result.loss},
+                                {"perplexity", result.perplexity()}};
+  std::cout << "step " << loaded.state.step << ", " << result.num_targets
+            << " tokens in windows of " << seq_len << "\nloss        " << Fixed(result.loss, 4)
+            << " nats per token\nperplexity  " << Fixed(result.perplexity(), 3) << "\n";
+  if (options.bigram) {
+    const eval::BigramResult bigram = eval::ScoreBigram(dataset, seq_len, options.windows);
+    out["bigram_loss"] = bigram.loss;
+    out["bigram_perplexity"] = std::exp(bigram.loss);
+    std::cout << "bigram      " << Fixed(bigram.loss, 4) << " nats per token (add-one smoothed)\n";
+  }
+  if (!options.json.empty()) {
+    AtomicWriteFile(options.json, out.dump(2) + "\n", ExitCode::kEnvironment);
+  }
+  return ExitCode::kFinished;
+}
+
+}  // namespace
+
+void AddEval(CLI::App& app, Action& action) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("eval", "Validation loss and perplexity of a model");
+  command->footer("Example:\n  halflife eval --model runs/first --data datasets/kjv --bigram");
+  command->add_option("--model", options->model, "A run, or one step of it")->required();
+  command->add_option("--data", options->data, "A dataset folder")->required();
+  command->add_option("--seq-len", options->seq_len, "Tokens a window [as trained]")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--windows", options->windows, "Score the first so many windows [all]")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--batch", options->batch, "Windows of one forward")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "Threads a rank [all cores]")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--bigram", options->bigram,
+                    "Also score an add-one-smoothed bigram model of the training split");
+  command->add_option("--json", options->json, "Also write the result to this file");
+  command->callback([=, &action] {
+    action = [options] {
+      return RunInWorld({}, {},
+                        [&](dist::RankContext& context) { return Evaluate(*options, context); });
+    };
+  });
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,83 @@
+// halflife generate: text from a prompt, streamed.
+#include <CLI/CLI.hpp>
+
+#include <ATen/Parallel.h>
+
+#include <iostream>
+
+#include "cli/command.h"
+#include "core/error.h"
+#include "core/human.h"
+#include "infer/generator.h"
+#include "infer/model_loader.h"
+
+namespace halflife::cli {
+namespace {
+
+struct Options {
+  std::string model, tokenizer, prompt;
+  infer::GenerateConfig generate;
+  int threads = 1;  // one token's matrices are too small to share
+  bool stats = false, ignore_eos = false;
+};
+
+void PrintStats(const infer::GenerateStats& stats) {
+  const auto rate = [](int64_t tokens, double seconds) {
+    return seconds > 0 ? HumanCount(static_cast<double>(tokens) / seconds) : std::string("-");
+  };
+  std::cerr << "prompt  " << stats.prompt_tokens << " tokens, "
+            << rate(stats.prompt_tokens, stats.prefill_seconds) << " tokens/s\n"
+            << "new     " << stats.new_tokens << " tokens, "
+            << rate(stats.new_tokens, stats.decode_seconds) << " tokens/s\n"
+            << "state   " << HumanBytes(static_cast<uint64_t>(stats.state_bytes)) << "\n";
+}
+
+ExitCode Run(const Options& options) {
+  at::set_num_threads(options.threads);
+  const infer::Sampler check(options.generate.sampler);  // bad flags before a long load
+  const infer::LoadedModel loaded = infer::LoadModel(options.model, options.tokenizer);
+  const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
+  infer::GenerateConfig config = options.generate;
+  if (!options.ignore_eos) config.eos_id = tokenizer.eos_id();
+
+  data::StreamDecoder decoder(tokenizer);
+  std::cout << options.prompt << std::flush;
+  const infer::GenerateStats stats =
+      infer::Generate(*loaded.model, tokenizer.Encode(options.prompt), config, [&](int32_t id) {
+        std::cout << decoder.Push(id) << std::flush;
+        return static_cast<bool>(std::cout);  // a closed pipe ends it
+      });
+  std::cout << decoder.Finish() << std::endl;
+  if (options.stats) PrintStats(stats);
+  return ExitCode::kFinished;
+}
+
+}  // namespace
+
+void AddGenerate(CLI::App& app, Action& action) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("generate", "Continue a prompt");
+  command->footer(
+      "Example:\n  halflife generate --model runs/first --prompt 'In the beginning' \\\n"
+      "    --max-tokens 300 --temperature 0.8 --top-p 0.95 --stats");
+  infer::GenerateConfig& generate = options->generate;
+  command->add_option("--model", options->model, "A run, or one step of it")->required();
+  command->add_option("--prompt", options->prompt, "The text to continue")->required();
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]");
+  command->add_option("--max-tokens", generate.max_tokens, "New tokens at most")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--temperature", generate.sampler.temperature, "0: the most likely token")
+      ->capture_default_str();
+  command->add_option("--top-k", generate.sampler.top_k, "0: all tokens")->capture_default_str();
+  command->add_option("--top-p", generate.sampler.top_p, "1: all tokens")->capture_default_str();
+  command->add_option("--seed", generate.sampler.seed, "Of the draws")->capture_default_str();
+  command->add_option("--threads", options->threads, "LibTorch threads")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_flag("--ignore-eos", options->ignore_eos, "Go on past the end of a document");
+  command->add_flag("--stats", options->stats, "Tokens/s and state size, to stderr");
+  command->callback([=, &action] { action = [options] { return Run(*options); }; });
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,58 @@
+#include "cli/world.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "train/run_folder.h"
+
+namespace halflife::cli {
+namespace {
+
+struct Failure {
+  ExitCode code = ExitCode::kInternal;
+  std::string text;
+  bool is_consequence = false;  // a collective failed because another rank went away
+};
+
+Failure Describe(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const dist::CommError& error) {
+    const bool echo = error.kind() == dist::CommFailure::Kind::kPeerLost ||
+                      error.kind() == dist::CommFailure::Kind::kAborted;
+    return {error.code(), error.what(), echo};
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  } catch (const std::exception& error) {
+    return {ExitCode::kInternal, Concat("internal fault: ", error.what())};
+  }
+}
+
+}  // namespace
+
+ExitCode RunInWorld(const dist::RankConfig& config, const std::filesystem::path& run_dir,
+                    const std::function<ExitCode(dist::RankContext&)>& body) {
+  const std::unique_ptr<dist::RankContext> context = dist::RankContext::Create(config);
+  std::exception_ptr thrown;
+  try {
+    return body(*context);
+  } catch (...) {
+    if (context->world_size() == 1) throw;
+    thrown = std::current_exception();
+  }
+  const Failure failure = Describe(thrown);
+  // What all ranks meet alike (a bad config) is told by rank 0 alone, which then ends the others.
+  if (context->rank() != 0 && run_dir.empty()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  }
+  HL_ERROR("halflife",
+           train::RecordAbort(run_dir, context->rank(), failure.text, failure.is_consequence));
+  log::Flush();
+  context->AbortWorld(static_cast<int>(failure.code));
+  std::abort();  // not reached; gcc does not see [[noreturn]] through a virtual call
+}
+
+}  // namespace halflife::cli

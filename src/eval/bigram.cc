@@ -1,0 +1,55 @@
+#include "eval/bigram.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/error.h"
+#include "data/token_source.h"
+
+namespace halflife::eval {
+namespace {
+
+// Calls visit(previous, next) for every target of the windows [0, num_windows).
+template <typename Visit>
+void ForEachTarget(const data::Dataset& dataset, data::Split split, int64_t seq_len,
+                   int64_t num_windows, Visit visit) {
+  constexpr int64_t kWindowsAtOnce = 64;
+  for (int64_t first = 0; first < num_windows; first += kWindowsAtOnce) {
+    const data::Batch batch = data::ReadWindows(dataset, split, seq_len, first,
+                                                std::min(kWindowsAtOnce, num_windows - first));
+    for (size_t i = 0; i < batch.inputs.size(); ++i) {
+      if (batch.targets[i] != data::kNoTarget) visit(batch.inputs[i], batch.targets[i]);
+    }
+  }
+}
+
+}  // namespace
+
+BigramResult ScoreBigram(const data::Dataset& dataset, int64_t seq_len, int64_t num_windows) {
+  const int64_t vocab = dataset.info().vocab_size;
+  HL_CHECK_AS(ExitCode::kUsage, vocab <= 20000, "a bigram table of a vocabulary of ", vocab,
+              " does not fit; the baseline serves vocabularies up to 20000");
+  std::vector<uint32_t> pairs(vocab * vocab), firsts(vocab);
+  ForEachTarget(dataset, data::Split::kTrain, seq_len,
+                data::NumWindows(dataset.split(data::Split::kTrain).num_tokens, seq_len),
+                [&](int32_t a, int32_t b) {
+                  ++pairs[a * vocab + b];
+                  ++firsts[a];
+                });
+  const int64_t available =
+      data::NumWindows(dataset.split(data::Split::kValidation).num_tokens, seq_len);
+  BigramResult result;
+  ForEachTarget(
+      dataset, data::Split::kValidation, seq_len,
+      num_windows > 0 ? std::min(num_windows, available) : available, [&](int32_t a, int32_t b) {
+        result.loss -=
+            std::log((pairs[a * vocab + b] + 1.0) / (firsts[a] + static_cast<double>(vocab)));
+        ++result.num_targets;
+      });
+  HL_CHECK_AS(ExitCode::kData, result.num_targets > 0, "the validation windows hold no targets");
+  result.loss /= static_cast<double>(result.num_targets);
+  return result;
+}
+
+}  // namespace halflife::eval

@@ -1,0 +1,20 @@
+// The yardstick a language model has to beat: an add-one-smoothed bigram model of the training
+// split,
+//   p(b | a) = (count(a b) + 1) / (count(a) + vocab),
+// scored on the same validation targets as the model (a document's first token has no predecessor
+// and is no target).
+#pragma once
+
+#include "data/dataset.h"
+
+namespace halflife::eval {
+
+struct BigramResult {
+  double loss = 0;  // mean -ln p per target
+  int64_t num_targets = 0;
+};
+// `num_windows` windows of seq_len, 0: all; the windows that train::Validate scores. Memory is
+// vocab^2 x 4 bytes: Error kUsage above a vocabulary of 20,000.
+BigramResult ScoreBigram(const data::Dataset& dataset, int64_t seq_len, int64_t num_windows);
+
+}  // namespace halflife::eval

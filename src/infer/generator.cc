@@ -1,0 +1,63 @@
+#include "infer/generator.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <c10/core/InferenceMode.h>
+
+#include "core/clock.h"
+#include "core/error.h"
+
+namespace halflife::infer {
+namespace {
+
+// Feeds the prompt in pieces and returns the logits after its last token, [1, vocab].
+at::Tensor Prefill(const model::LanguageModel& model, std::span<const int32_t> prompt,
+                   int64_t chunk, model::ModelState& state) {
+  at::Tensor logits;
+  for (size_t begin = 0; begin < prompt.size(); begin += chunk) {
+    const auto length = static_cast<int64_t>(std::min<size_t>(chunk, prompt.size() - begin));
+    const at::Tensor tokens =
+        at::from_blob(const_cast<int32_t*>(prompt.data() + begin), {1, length}, at::kInt)
+            .to(at::kLong);
+    const auto slice =
+        model::SequenceSlice::Contiguous(1, length, static_cast<int64_t>(begin), at::kCPU);
+    const at::Tensor hidden = model.Hidden(tokens, {.slice = &slice}, &state);
+    logits = model.Logits(hidden.select(1, length - 1));
+  }
+  return logits;
+}
+
+}  // namespace
+
+GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_t> prompt,
+                       const GenerateConfig& config, const std::function<bool(int32_t)>& on_token) {
+  const c10::InferenceMode inference;
+  HL_CHECK_AS(ExitCode::kUsage, !prompt.empty(),
+              "the prompt is empty; give at least one character with --prompt");
+  for (const int32_t id : prompt) {
+    HL_CHECK_AS(ExitCode::kUsage, id >= 0 && id < model.config().vocab_size, "prompt token ", id,
+                " is outside the model's vocabulary of ", model.config().vocab_size);
+  }
+  const Sampler sampler(config.sampler);
+  GenerateStats stats{.prompt_tokens = static_cast<int64_t>(prompt.size())};
+  Stopwatch watch;
+  model::ModelState state = model.EmptyState(1);
+  at::Tensor logits = Prefill(model, prompt, config.prefill_chunk, state);
+  stats.prefill_seconds = watch.Lap();
+
+  while (stats.new_tokens < config.max_tokens) {
+    const at::Tensor row = logits.contiguous();
+    const int32_t next =
+        sampler.Sample({row.const_data_ptr<float>(), static_cast<size_t>(row.numel())},
+                       static_cast<uint64_t>(state.num_tokens));
+    if (next == config.eos_id) break;
+    ++stats.new_tokens;
+    if (!on_token(next) || stats.new_tokens == config.max_tokens) break;
+    logits = model.Step(at::full({1}, static_cast<int64_t>(next), at::kLong), state);
+  }
+  stats.decode_seconds = watch.Seconds();
+  stats.state_bytes = state.bytes();
+  return stats;
+}
+
+}  // namespace halflife::infer

@@ -1,0 +1,37 @@
+// Text from a prompt: prefill in pieces, then one token at a time on the recurrent state. For
+// linear mixers memory and time per token do not grow with the length.
+//
+//   const GenerateStats stats = Generate(model, ids, {.max_tokens = 200, .sampler = {...}},
+//   [](int32_t id) { ... });
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "infer/sampler.h"
+#include "model/language_model.h"
+
+namespace halflife::infer {
+
+struct GenerateConfig {
+  int64_t max_tokens = 200;
+  int32_t eos_id = -1;           // stop there; -1: never
+  int64_t prefill_chunk = 2048;  // tokens of one prefill forward: bounds its memory
+  SamplerConfig sampler;
+};
+
+struct GenerateStats {
+  int64_t prompt_tokens = 0;
+  int64_t new_tokens = 0;
+  double prefill_seconds = 0;
+  double decode_seconds = 0;
+  int64_t state_bytes = 0;  // after the last token
+};
+
+// `prompt` must not be empty (Error kUsage). `on_token` gets each new token; return false to stop.
+GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_t> prompt,
+                       const GenerateConfig& config, const std::function<bool(int32_t)>& on_token);
+
+}  // namespace halflife::infer
