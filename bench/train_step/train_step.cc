@@ -1,0 +1,153 @@
+// Times whole training steps of a model: forward, backward, gradients into the arena, norm, clip, AdamW. Random tokens,
+// one rank. Prints one JSON line: the shape, the median and the spread of the step time, GFLOP/s and the share of the
+// sgemm peak measured in the same process. The PyTorch twin is pytorch_step.py, compare.py runs both in pairs.
+//
+//   train_step --mixer gla --layers 6 --dim 256 --seq-len 512 --batch 8 --heads 4 --steps 10 --threads 1
+#include <CLI/CLI.hpp>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "core/clock.h"
+#include "core/philox.h"
+#include "dist/communicator.h"
+#include "dist/gradient_reducer.h"
+#include "train/adamw.h"
+#include "train/device.h"
+#include "train/gradient_hooks.h"
+#include "train/parameter_arena.h"
+#include "train/step.h"
+
+namespace halflife {
+namespace {
+
+struct Options {
+  std::string mixer = "gla", precision = "fp32";
+  int64_t layers = 6, dim = 256, seq_len = 512, batch = 8, heads = 4, vocab = 259, mlp_dim = 0;
+  int steps = 10, warmup = 2, threads = 1;
+};
+
+at::Tensor RandomTokens(const Options& options, uint64_t stream) {
+  at::Tensor tokens = at::empty({options.batch, options.seq_len}, at::kLong);
+  const RandomKey key = MakeRandomKey(1, RandomPurpose::kTest, 0);
+  int64_t* ids = tokens.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < tokens.numel(); ++i) {
+    ids[i] = Draw(key, stream, static_cast<uint32_t>(i), 0).x[0] % options.vocab;
+  }
+  return tokens;
+}
+
+class Bench {
+ public:
+  explicit Bench(const Options& options)
+      : options_(options),
+        model_({.vocab_size = options.vocab,
+                .model_dim = options.dim,
+                .num_layers = options.layers,
+                .mlp_dim = options.mlp_dim,
+                .mixer = {.name = options.mixer,
+                          .options = {{"num_heads", std::to_string(options.heads)}}}}),
+        comm_(dist::MakeSelfCommunicator("bench")),
+        arena_(model_.parameters(),
+               {.compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat}),
+        hooks_(model_.parameters(), arena_),
+        reducer_(arena_.layout(), *comm_, train::RefOf(arena_.grads()), nullptr),
+        optimizer_(arena_, {}),
+        inputs_(RandomTokens(options, 0)),
+        targets_(RandomTokens(options, 1)),
+        slice_(model::SequenceSlice::Contiguous(options.batch, options.seq_len, 0, at::kCPU)) {
+    arena_.Initialise(1);
+  }
+
+  double Step() {
+    const model::LossSums sums =
+        model_.Loss(inputs_, targets_, {.slice = &slice_, .training = true});
+    hooks_.BeginMicroBatch(true, &reducer_);
+    reducer_.BeginStep();
+    sums.loss.div(static_cast<double>(inputs_.numel())).backward();
+    hooks_.EndMicroBatch();
+    reducer_.Finish();
+    const double norm = std::sqrt(train::SumOfSquares(arena_.grads()));
+    optimizer_.Update(1e-3, std::min(1.0, 1.0 / (norm + 1e-6)), ++num_updates_);
+    return sums.loss.item<double>() / static_cast<double>(inputs_.numel());
+  }
+
+  const model::LanguageModel& model() const { return model_; }
+
+ private:
+  Options options_;
+  model::LanguageModel model_;
+  std::unique_ptr<dist::Communicator> comm_;
+  train::ParameterArena arena_;
+  train::GradientHooks hooks_;
+  dist::GradientReducer reducer_;
+  train::AdamW optimizer_;
+  at::Tensor inputs_, targets_;
+  model::SequenceSlice slice_;
+  uint64_t num_updates_ = 0;
+};
+
+void Run(const Options& options) {
+  at::set_num_threads(options.threads);
+  const auto peak = train::FindComputePeak({});
+  Bench bench(options);
+  const double first_loss = bench.Step();
+  for (int i = 1; i < options.warmup; ++i) bench.Step();
+  std::vector<double> seconds;
+  for (int i = 0; i < options.steps; ++i) {
+    const Stopwatch watch;
+    bench.Step();
+    seconds.push_back(watch.Seconds());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  const double median = seconds[seconds.size() / 2];
+  const model::FlopCount flops = bench.model().FlopsPerToken(options.seq_len);
+  const double per_step =
+      3 * (flops.matmul + flops.mixing) * static_cast<double>(options.batch * options.seq_len);
+  std::cout << nlohmann::ordered_json{
+                   {"implementation", "halflife"},
+                   {"mixer", options.mixer},
+                   {"precision", options.precision},
+                   {"layers", options.layers},
+                   {"dim", options.dim},
+                   {"seq_len", options.seq_len},
+                   {"batch", options.batch},
+                   {"heads", options.heads},
+                   {"threads", options.threads},
+                   {"parameters", bench.model().CountParameters().total()},
+                   {"first_loss", first_loss},
+                   {"median_ms", 1e3 * median},
+                   {"min_ms", 1e3 * seconds.front()},
+                   {"max_ms", 1e3 * seconds.back()},
+                   {"gflops", per_step / median / 1e9},
+                   {"share_of_sgemm_peak", per_step / median / peak->flops_per_s},
+                   {"peak_memory_mib", static_cast<double>(train::PeakMemoryBytes({})) / (1 << 20)}}
+            << std::endl;
+}
+
+}  // namespace
+}  // namespace halflife
+
+int main(int argc, char** argv) {
+  CLI::App app("Times the training step");
+  halflife::Options options;
+  app.add_option("--mixer", options.mixer);
+  app.add_option("--precision", options.precision);
+  app.add_option("--layers", options.layers);
+  app.add_option("--dim", options.dim);
+  app.add_option("--mlp-dim", options.mlp_dim);
+  app.add_option("--seq-len", options.seq_len);
+  app.add_option("--batch", options.batch);
+  app.add_option("--heads", options.heads);
+  app.add_option("--vocab", options.vocab);
+  app.add_option("--steps", options.steps);
+  app.add_option("--warmup", options.warmup);
+  app.add_option("--threads", options.threads);
+  CLI11_PARSE(app, argc, argv);
+  halflife::Run(options);
+}
