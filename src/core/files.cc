@@ -74,7 +74,8 @@ void Fsync(int fd, const fs::path& path, ExitCode code) {
 }
 
 void FsyncDirectory(const fs::path& directory, ExitCode code) {
-  const Fd fd = OpenFile(directory.empty() ? fs::path(".") : directory, O_RDONLY | O_DIRECTORY, code);
+  const Fd fd =
+      OpenFile(directory.empty() ? fs::path(".") : directory, O_RDONLY | O_DIRECTORY, code);
   Fsync(fd.get(), directory, code);
 }
 
@@ -96,8 +97,8 @@ void AtomicWriteFile(const fs::path& path, std::string_view bytes, ExitCode code
 }
 
 void PublishDirectory(const fs::path& from, const fs::path& to, ExitCode code) {
-  long result = ::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(),
-                          RENAME_NOREPLACE);
+  long result =
+      ::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
   if (result != 0 && (errno == EINVAL || errno == ENOSYS)) {  // NFS and old kernels
     std::error_code ignored;
     HL_CHECK_AS(code, !fs::exists(to, ignored), to.string(), " exists already");

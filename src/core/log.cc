@@ -23,6 +23,12 @@ spdlog::level::level_enum ToSpdlog(Level level) {
   return spdlog::level::info;
 }
 
+// spdlog's own default logger writes to stdout, which belongs to the program's results.
+[[maybe_unused]] const bool kOnStderrBeforeMain = [] {
+  Init({});
+  return true;
+}();
+
 }  // namespace
 
 void Init(const Config& config) {
@@ -30,7 +36,9 @@ void Init(const Config& config) {
   console->set_level(ToSpdlog(config.rank == 0 ? config.console_level : Level::kWarn));
   std::vector<spdlog::sink_ptr> sinks{console};
   if (!config.file.empty()) {
-    std::filesystem::create_directories(config.file.parent_path());
+    if (config.file.has_parent_path()) {
+      std::filesystem::create_directories(config.file.parent_path());
+    }
     sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(config.file.string()));
   }
   auto logger = std::make_shared<spdlog::logger>("halflife", sinks.begin(), sinks.end());

@@ -57,17 +57,27 @@ RunResult RunCommand(const std::vector<std::string>& command, const RunOptions& 
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   RunResult result;
-  result.exit_code = timed_out ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  result.exit_code = timed_out           ? -1
+                     : WIFEXITED(status) ? WEXITSTATUS(status)
+                                         : 128 + WTERMSIG(status);
   result.out = ReadFile(out, ExitCode::kInternal);
   result.err = ReadFile(err, ExitCode::kInternal);
   return result;
 }
 
 RunResult RunRanks(int ranks, const std::vector<std::string>& command, const RunOptions& options) {
-  std::vector<std::string> all = {"mpirun",        "-n",       std::to_string(ranks),
-                                  "--oversubscribe", "--bind-to", "none",
-                                  "--mca",         "btl_tcp_if_include", "lo",
-                                  "--mca",         "oob_tcp_if_include", "lo"};
+  std::vector<std::string> all = {"mpirun",
+                                  "-n",
+                                  std::to_string(ranks),
+                                  "--oversubscribe",
+                                  "--bind-to",
+                                  "none",
+                                  "--mca",
+                                  "btl_tcp_if_include",
+                                  "lo",
+                                  "--mca",
+                                  "oob_tcp_if_include",
+                                  "lo"};
   all.insert(all.end(), command.begin(), command.end());
   RunOptions with_env = options;
   with_env.env.insert({{"OMPI_ALLOW_RUN_AS_ROOT", "1"},

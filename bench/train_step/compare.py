@@ -1,0 +1,114 @@
+"""halflife's training step against the same model in plain PyTorch eager: time and memory, as JSON.
+
+    launch/setup --compare && cmake --build build/cpu --target bench_train_step
+    python3 bench/train_step/compare.py --mixer gla --pairs 5 --json step_gla.json
+
+Both programs take the same model and step arguments and print one JSON line each with "median_ms"
+and "peak_memory_mib". They run in turn, --pairs times, never at once, and the order within a pair
+alternates: what else the machine does meets both alike. The ratios are of the medians over pairs;
+above 1 means that halflife is faster, or needs less memory.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run(command: list[str], threads: int) -> dict:
+    environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"exit {done.returncode} of: {' '.join(command)}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def spread(values: list[float]) -> dict:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def compare(ours: list[str], theirs: list[str], pairs: int, threads: int) -> dict:
+    results: dict[str, list[dict]] = {"halflife": [], "pytorch": []}
+    for pair in range(pairs):
+        order = [("halflife", ours), ("pytorch", theirs)]
+        for name, command in order if pair % 2 == 0 else reversed(order):
+            results[name].append(run(command, threads))
+            print(
+                f"pair {pair + 1}/{pairs}: {name} {results[name][-1]['median_ms']:.1f} ms",
+                file=sys.stderr,
+            )
+    if results["halflife"][0]["parameters"] != results["pytorch"][0]["parameters"]:
+        sys.exit(
+            "the two models differ: "
+            + ", ".join(f"{k} {v[0]['parameters']}" for k, v in results.items())
+        )
+    summary = {}
+    for key in ("median_ms", "peak_memory_mib"):
+        summary[key] = {name: spread([r[key] for r in runs]) for name, runs in results.items()}
+    return {
+        "median_ms": summary["median_ms"],
+        "peak_memory_mib": summary["peak_memory_mib"],
+        "speed_ratio": summary["median_ms"]["pytorch"]["median"]
+        / summary["median_ms"]["halflife"]["median"],
+        "speed_ratio_of_pairs": spread(
+            [
+                theirs["median_ms"] / ours["median_ms"]
+                for ours, theirs in zip(results["halflife"], results["pytorch"])
+            ]
+        ),
+        "memory_ratio": summary["peak_memory_mib"]["pytorch"]["median"]
+        / summary["peak_memory_mib"]["halflife"]["median"],
+        "parameters": results["halflife"][0]["parameters"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mixer", choices=["gla", "retention", "softmax"], default="gla")
+    for name, default in {"layers": 6, "dim": 256, "heads": 4, "seq-len": 512, "batch": 8}.items():
+        parser.add_argument("--" + name, type=int, default=default)
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of one program's run")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument(
+        "--binary", type=pathlib.Path, default=REPO / "build/cpu/bench/bench_train_step"
+    )
+    parser.add_argument("--python", type=pathlib.Path, default=REPO / ".venv-compare/bin/python")
+    parser.add_argument("--json", type=pathlib.Path, help="also write the result to this file")
+    args = parser.parse_args()
+    for path, remedy in (
+        (args.binary, "cmake --build build/cpu --target bench_train_step"),
+        (args.python, "launch/setup --compare"),
+    ):
+        if not path.exists():
+            sys.exit(f"{path} is not there; run: {remedy}")
+
+    shape = {
+        key: getattr(args, key)
+        for key in ("mixer", "layers", "dim", "heads", "seq_len", "batch", "steps", "threads")
+    }
+    flags = [
+        word for key, value in shape.items() for word in ("--" + key.replace("_", "-"), str(value))
+    ]
+    ours = [str(args.binary), *flags]
+    theirs = [str(args.python), str(REPO / "bench/train_step/pytorch_step.py"), *flags]
+    result = {
+        "shape": shape,
+        "pairs": args.pairs,
+        **compare(ours, theirs, args.pairs, args.threads),
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if args.json:
+        args.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+#include "data/dataset.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "core/concat.h"
+#include "data/manifest.h"
+#include "data/shard_layout.h"
+#include "data/shard_writer.h"
+#include "data/small_datasets.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+using halflife::test::TempDir;
+using test::ReadAll;
+using test::ReadText;
+using test::WriteText;
+
+// Three shards and more than one block each; documents cross both.
+class DatasetTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    documents_ = test::RandomDocuments(1500, 1);
+    documents_.push_back(std::string(50000, 'x'));
+    WriteText(dir_ / "a.txt", test::JoinByBlankLines(documents_));
+    PrepareConfig config = test::ByteConfig(dir_ / "a.txt", out());
+    config.shard_tokens = 80000;
+    Prepare(config);
+  }
+  fs::path out() const { return dir_ / "out"; }
+  fs::path shard(int i) const { return out() / Concat("train-0000", i, ".h5"); }
+
+  TempDir dir_;
+  std::vector<std::string> documents_;
+};
+
+TEST_F(DatasetTest, AnyRangeEqualsTheWhole) {
+  const Dataset dataset = Dataset::Open(out());
+  ASSERT_GE(dataset.info().train.num_shards, 3);
+  const std::vector<int32_t> all = ReadAll(dataset, Split::kTrain);
+  const auto total = static_cast<int64_t>(all.size());
+  for (const int64_t begin :
+       {int64_t{0}, kBlockTokens - 1, kBlockTokens, int64_t{79990}, total - 5}) {
+    for (const int64_t length : {0, 1, 5, 40000, 120000}) {
+      if (begin + length > total) continue;
+      std::vector<int32_t> part(static_cast<size_t>(length));
+      dataset.Read(Split::kTrain, begin, part);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin))
+          << begin << " " << length;
+    }
+  }
+}
+
+TEST_F(DatasetTest, DocumentStartsFollowEachEos) {
+  const Dataset dataset = Dataset::Open(out());
+  const std::vector<int32_t> all = ReadAll(dataset, Split::kTrain);
+  std::vector<int64_t> expected = {0};
+  for (size_t i = 0; i + 1 < all.size(); ++i) {
+    if (all[i] == dataset.info().eos_id) expected.push_back(static_cast<int64_t>(i) + 1);
+  }
+  const auto total = static_cast<int64_t>(all.size());
+  EXPECT_EQ(dataset.DocumentStarts(Split::kTrain, 0, total), expected);
+  for (const int64_t begin :
+       {int64_t{0}, int64_t{1}, expected[7], expected[7] + 1, int64_t{79999}}) {
+    for (const int64_t end : {begin, begin + 100, int64_t{80000}, total}) {
+      std::vector<int64_t> part;
+      for (const int64_t start : expected) {
+        if (start >= begin && start < end) part.push_back(start);
+      }
+      EXPECT_EQ(dataset.DocumentStarts(Split::kTrain, begin, end), part) << begin << " " << end;
+    }
+  }
+}
+
+TEST_F(DatasetTest, ThreadsMayShareIt) {
+  const Dataset dataset = Dataset::Open(out());
+  const std::vector<int32_t> all = ReadAll(dataset, Split::kTrain);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<int32_t> part(1000);
+      for (int64_t begin = t * 700; begin + 1000 < static_cast<int64_t>(all.size());
+           begin += 9973) {
+        dataset.Read(Split::kTrain, begin, part);
+        wrong += !std::equal(part.begin(), part.end(), all.begin() + begin);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(DatasetTest, MissingAndCutShards) {
+  const std::string bytes = ReadText(shard(1));
+  WriteText(shard(1), bytes.substr(0, bytes.size() - 1));
+  EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "train-00001.h5", "truncated",
+                  "halflife prepare");
+  WriteText(shard(1), bytes + "x");
+  EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "train-00001.h5", "overwritten");
+  fs::remove(shard(1));
+  EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "train-00001.h5", "is missing",
+                  "halflife prepare");
+}
+
+TEST_F(DatasetTest, NoFlippedBitGoesUnnoticed) {
+  const std::string bytes = ReadText(shard(0));
+  const uint64_t header_bytes = ReadManifest(out() / kManifestName).train.shards[0].header_bytes;
+  const std::vector<int32_t> expected = ReadAll(Dataset::Open(out()), Split::kTrain);
+  int noticed_by_open = 0, noticed_by_read = 0, places = 0;  // places: in blocks
+  for (size_t at = 0; at < bytes.size(); at += at < header_bytes ? 61 : 997) {
+    std::string damaged = bytes;
+    damaged[at] = static_cast<char>(damaged[at] ^ (1 << at % 8));
+    WriteText(shard(0), damaged);
+    if (at < header_bytes) {
+      EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "header", "train-00000.h5");
+      ++noticed_by_open;
+      continue;
+    }
+    ++places;
+    const Dataset dataset = Dataset::Open(out());
+    EXPECT_HL_ERROR(dataset.Verify(), ExitCode::kData, "train-00000.h5", "damaged");
+    try {
+      EXPECT_EQ(ReadAll(dataset, Split::kTrain), expected) << "byte " << at;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kData);
+      ++noticed_by_read;
+    }
+  }
+  EXPECT_GT(noticed_by_open, 100);
+  // All token blocks: only the document starts and the empty end of the last block lie outside of
+  // what Read touches.
+  EXPECT_GT(noticed_by_read, places / 2);
+}
+
+TEST_F(DatasetTest, DamagedDocumentStarts) {
+  const std::string bytes = ReadText(shard(0));
+  int noticed = 0;
+  for (size_t at = bytes.size() - 70000; at < bytes.size(); at += 499) {
+    std::string damaged = bytes;
+    damaged[at] = static_cast<char>(damaged[at] ^ 4);
+    WriteText(shard(0), damaged);
+    const Dataset dataset = Dataset::Open(out());
+    try {
+      const auto starts = dataset.DocumentStarts(Split::kTrain, 0, 80000);
+      EXPECT_EQ(starts.front(), 0);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kData);
+      ++noticed;
+    }
+  }
+  EXPECT_GT(noticed, 0);
+}
+
+TEST_F(DatasetTest, DamagedManifest) {
+  const fs::path path = out() / kManifestName;
+  const std::string bytes = ReadText(path);
+  for (size_t at = 0; at < bytes.size(); at += 7) {
+    std::string damaged = bytes;
+    damaged[at] = static_cast<char>(damaged[at] ^ (1 << at % 8));
+    WriteText(path, damaged);
+    EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "manifest.pb");
+    WriteText(path, bytes.substr(0, at));
+    EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "manifest.pb");
+  }
+  fs::remove(path);
+  EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "manifest.pb is missing",
+                  "no prepared dataset");
+  EXPECT_HL_ERROR(Dataset::Open(dir_ / "nowhere"), ExitCode::kData, "no dataset folder", "nowhere");
+}
+
+TEST_F(DatasetTest, DamagedTokenizer) {
+  const Dataset dataset = Dataset::Open(out());
+  EXPECT_EQ(dataset.LoadTokenizer()->kind(), "bytes");
+  WriteText(out() / "tokenizer/kind.txt", "byteS\n");
+  EXPECT_HL_ERROR(dataset.LoadTokenizer(), ExitCode::kData, "kind.txt", "damaged");
+  EXPECT_HL_ERROR(dataset.Verify(), ExitCode::kData, "kind.txt", "damaged");
+}
+
+// Writes a dataset by hand, with ids that a tokenizer of `vocab_size` may not have.
+void WriteByHand(const fs::path& folder, int vocab_size, const std::vector<int32_t>& ids) {
+  fs::create_directories(folder);
+  ShardWriter writer({.folder = folder,
+                      .split = Split::kTrain,
+                      .token_bytes = TokenBytes(vocab_size),
+                      .shard_tokens = kBlockTokens});
+  writer.BeginDocument();
+  writer.Append(ids);
+  Manifest manifest;
+  manifest.tokenizer_kind = "bytes";
+  manifest.vocab_size = vocab_size;
+  manifest.eos_id = 1;
+  manifest.train = writer.Finish();
+  WriteText(folder / kManifestName, FrameManifest(manifest));
+}
+
+TEST(DatasetByHandTest, IdsBeyondTheVocabularyAreRefused) {
+  const TempDir dir;
+  WriteByHand(dir / "bad", 259, {5, 258, 259, 1});
+  const Dataset dataset = Dataset::Open(dir / "bad");
+  std::vector<int32_t> ids(4);
+  EXPECT_HL_ERROR(dataset.Read(Split::kTrain, 0, ids), ExitCode::kData,
+                  "token 2 of the token shard", "is 259", "259 ids");
+}
+
+TEST(DatasetByHandTest, LargeVocabulariesTakeFourBytes) {
+  const TempDir dir;
+  const std::vector<int32_t> expected = {65536, 99999, 0, 1};
+  WriteByHand(dir / "large", 100000, expected);
+  EXPECT_EQ(ReadAll(Dataset::Open(dir / "large"), Split::kTrain), expected);
+}
+
+TEST(DatasetByHandTest, MoreShardsThanOpenFiles) {
+  const TempDir dir;
+  std::vector<int32_t> ids(static_cast<size_t>(140 * kBlockTokens));
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7919 % 60000);
+  WriteByHand(dir / "many", 60000, ids);
+  const Dataset dataset = Dataset::Open(dir / "many");
+  EXPECT_EQ(dataset.info().train.num_shards, 140);
+  for (int round = 0; round < 2; ++round) EXPECT_EQ(ReadAll(dataset, Split::kTrain), ids);
+}
+
+}  // namespace
+}  // namespace halflife::data

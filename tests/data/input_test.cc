@@ -1,0 +1,254 @@
+// Finding files, decompressing them, cutting them into documents.
+#include <gtest/gtest.h>
+
+#include "core/concat.h"
+#include "data/byte_stream.h"
+#include "data/document_encoder.h"
+#include "data/input_files.h"
+#include "data/small_datasets.h"
+#include "data/text_chunker.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::data {
+namespace {
+
+using halflife::test::TempDir;
+using test::Gzip;
+using test::WriteText;
+using test::Zstd;
+
+std::vector<std::string> FileNames(const InputFiles& found) {
+  std::vector<std::string> names;
+  for (const InputFile& file : found.files) names.push_back(file.path.filename().string());
+  return names;
+}
+
+std::string ReadStream(const std::filesystem::path& path, size_t step) {
+  const InputFiles found = FindInputFiles({path.string()});
+  const auto stream = OpenByteStream(found.files.front());
+  std::string text, buffer(step, '\0');
+  while (const size_t got = stream->Read(buffer.data(), step)) text += buffer.substr(0, got);
+  return text;
+}
+
+// Documents of a file, whole, however it was cut.
+std::vector<std::string> Documents(const std::filesystem::path& path, ChunkerConfig config,
+                                   DocumentRules rules = {}) {
+  const InputFiles found = FindInputFiles({path.string()});
+  TextChunker chunker(found.files, config);
+  rules.allow_pieces = config.allow_pieces;
+  rules.max_document_bytes = config.max_document_bytes;
+  std::vector<std::string> documents;
+  bool open = false;
+  while (auto chunk = chunker.Next()) {
+    ForEachDocument(*std::move(chunk), rules, [&](const Document& document) {
+      EXPECT_EQ(document.begins, !open);
+      if (document.begins) documents.emplace_back();
+      documents.back() += document.text;
+      open = !document.ends;
+    });
+  }
+  EXPECT_FALSE(open);
+  return documents;
+}
+
+TEST(InputFilesTest, FoldersAreRecursiveAndSorted) {
+  const TempDir dir;
+  for (const char* name : {"b.txt", "a/z.jsonl", "a/c.txt.gz", "a/d.jsonl.zst", "notes.md"}) {
+    WriteText(dir / name, "x");
+  }
+  const InputFiles found = FindInputFiles({dir.path().string()});
+  EXPECT_EQ(FileNames(found),
+            (std::vector<std::string>{"c.txt.gz", "d.jsonl.zst", "z.jsonl", "b.txt"}));
+  EXPECT_EQ(found.num_skipped, 1);
+  EXPECT_EQ(found.files[0].compression, Compression::kGzip);
+  EXPECT_EQ(found.files[1].format, TextFormat::kJsonl);
+}
+
+TEST(InputFilesTest, PatternsNamesAndRepeats) {
+  const TempDir dir;
+  for (const char* name : {"1.txt", "2.txt", "3.jsonl", "odd[1].txt"}) WriteText(dir / name, "x");
+  const std::string folder = dir.path().string();
+  EXPECT_EQ(FileNames(FindInputFiles({folder + "/?.txt", folder + "/2.txt", folder + "/3.jsonl"})),
+            (std::vector<std::string>{"1.txt", "2.txt", "3.jsonl"}));
+  EXPECT_EQ(FileNames(FindInputFiles({folder + "/odd[1].txt"})),
+            (std::vector<std::string>{"odd[1].txt"}));
+}
+
+TEST(InputFilesTest, Errors) {
+  const TempDir dir;
+  WriteText(dir / "a.pdf", "x");
+  EXPECT_HL_ERROR(FindInputFiles({(dir / "*.txt").string()}), ExitCode::kData, "no file matches",
+                  "*.txt");
+  EXPECT_HL_ERROR(FindInputFiles({(dir / "a.pdf").string()}), ExitCode::kData, "a.pdf",
+                  "unknown extension", ".jsonl");
+  EXPECT_HL_ERROR(FindInputFiles({dir.path().string()}), ExitCode::kData, "hold no text",
+                  "of 1 files");
+  std::filesystem::create_symlink(dir / "nothing", dir / "link.txt");
+  EXPECT_HL_ERROR(FindInputFiles({(dir / "link.txt").string()}), ExitCode::kData, "link.txt",
+                  "link to nowhere");
+}
+
+TEST(ByteStreamTest, CompressedEqualsPlain) {
+  const TempDir dir;
+  const std::string text = test::JoinByBlankLines(test::RandomDocuments(2000, 4));
+  const std::string first = text.substr(0, 70000), second = text.substr(70000);
+  WriteText(dir / "plain.txt", text);
+  WriteText(dir / "one.txt.gz", Gzip(text));
+  WriteText(dir / "two.txt.gz", Gzip(first) + Gzip("") + Gzip(second));
+  WriteText(dir / "one.txt.zst", Zstd(text));
+  WriteText(dir / "two.txt.zst", Zstd(first) + Zstd("") + Zstd(second));
+  for (const char* name : {"plain.txt", "one.txt.gz", "two.txt.gz", "one.txt.zst", "two.txt.zst"}) {
+    for (const size_t step : {size_t{1}, size_t{777}, size_t{1} << 20}) {
+      EXPECT_EQ(ReadStream(dir / name, step), text) << name << ", " << step << " bytes a read";
+    }
+  }
+}
+
+TEST(ByteStreamTest, CutAndDamagedCompression) {
+  const TempDir dir;
+  const std::string text = test::JoinByBlankLines(test::RandomDocuments(500, 4));
+  const std::string gzip = Gzip(text), zstd = Zstd(text);
+  for (const size_t cut : {size_t{0}, size_t{5}, size_t{100}, gzip.size() - 1}) {
+    WriteText(dir / "cut.txt.gz", gzip.substr(0, cut));
+    EXPECT_HL_ERROR(ReadStream(dir / "cut.txt.gz", 4096), ExitCode::kData, "cut.txt.gz",
+                    "truncated");
+  }
+  for (const size_t cut : {size_t{0}, size_t{5}, size_t{100}, zstd.size() - 1}) {
+    WriteText(dir / "cut.txt.zst", zstd.substr(0, cut));
+    EXPECT_HL_ERROR(ReadStream(dir / "cut.txt.zst", 4096), ExitCode::kData, "cut.txt.zst",
+                    "truncated");
+  }
+  WriteText(dir / "bad.txt.gz", gzip + "rubbish after the end");
+  EXPECT_HL_ERROR(ReadStream(dir / "bad.txt.gz", 4096), ExitCode::kData, "bad.txt.gz",
+                  "not valid gzip", "incorrect header check");
+  WriteText(dir / "bad.txt.zst", text);
+  EXPECT_HL_ERROR(ReadStream(dir / "bad.txt.zst", 4096), ExitCode::kData, "bad.txt.zst",
+                  "not valid zstd", "Unknown frame");
+}
+
+TEST(DocumentsTest, BlankLinesSeparate) {
+  const TempDir dir;
+  WriteText(dir / "a.txt", "\xEF\xBB\xBF\n \t\r\n\n  one\ntwo \n\nthree\r\n \t \r\n\n\nfour");
+  EXPECT_EQ(Documents(dir / "a.txt", {}),
+            (std::vector<std::string>{"  one\ntwo ", "three", "four"}));
+  EXPECT_EQ(Documents(dir / "a.txt", {.documents = DocumentMode::kFile}),
+            (std::vector<std::string>{"\n \t\r\n\n  one\ntwo \n\nthree\r\n \t \r\n\n\nfour"}));
+}
+
+TEST(DocumentsTest, TheSizeOfChunksChangesNothing) {
+  const TempDir dir;
+  std::vector<std::string> expected = test::RandomDocuments(300, 8);
+  std::string text;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    text += expected[i] + (i % 3 == 0 ? "\n\n" : i % 3 == 1 ? "\n \t\r\n\n" : "\n\n\n\n");
+  }
+  WriteText(dir / "a.txt", text);
+  for (const int64_t chunk : {1, 2, 7, 64, 1000, 1 << 20}) {
+    EXPECT_EQ(Documents(dir / "a.txt", {.chunk_bytes = chunk}), expected) << chunk;
+  }
+}
+
+TEST(DocumentsTest, LongDocumentsComeInPieces) {
+  const TempDir dir;
+  std::string text;
+  while (text.size() < 400000) {
+    text += "a longer line \xE2\x82\xAC\xF0\x9F\x99\x82 of one document   \r\n \xC3\xA4\n";
+  }
+  WriteText(dir / "a.txt", "short\n\n" + text + "\n\nlast");
+  const auto whole = Documents(dir / "a.txt", {});
+  ASSERT_EQ(whole.size(), 3u);
+  for (const int64_t chunk : {70000, 70001, 70002, 70003, 131072}) {
+    const ChunkerConfig pieces{
+        .allow_pieces = true, .chunk_bytes = chunk, .max_document_bytes = 150000};
+    EXPECT_EQ(Documents(dir / "a.txt", pieces), whole) << chunk;
+    ChunkerConfig file = pieces;
+    file.documents = DocumentMode::kFile;
+    EXPECT_EQ(Documents(dir / "a.txt", file).front(), "short\n\n" + text + "\n\nlast") << chunk;
+  }
+  EXPECT_HL_ERROR(Documents(dir / "a.txt", {.chunk_bytes = 1000, .max_document_bytes = 100000}),
+                  ExitCode::kData, "a.txt", "byte 7", "line 3", "--max-document-bytes 100000");
+  // The same limit where the document fits a chunk.
+  EXPECT_HL_ERROR(Documents(dir / "a.txt", {.chunk_bytes = 1 << 20, .max_document_bytes = 100000}),
+                  ExitCode::kData, "a.txt:3", "--max-document-bytes 100000");
+}
+
+TEST(DocumentsTest, JsonRecords) {
+  const TempDir dir;
+  WriteText(
+      dir / "a.jsonl",
+      "{\"text\": \"one\\n\\ntwo\", \"id\": 1}\r\n\n{\"text\": \"\"}\n{\"text\":\"\\u20ac\"}");
+  for (const int64_t chunk : {1, 10, 1 << 20}) {
+    EXPECT_EQ(Documents(dir / "a.jsonl", {.chunk_bytes = chunk}),
+              (std::vector<std::string>{"one\n\ntwo", "\xE2\x82\xAC"}));
+  }
+  WriteText(dir / "b.jsonl", "{\"body\": \"b\"}\n");
+  EXPECT_EQ(Documents(dir / "b.jsonl", {}, {.field = "body"}), (std::vector<std::string>{"b"}));
+}
+
+TEST(DocumentsTest, BadRecordsNameFileAndLine) {
+  const TempDir dir;
+  const std::string good = "{\"text\": \"good\"}\n";
+  const auto expect = [&](const std::string& line, std::initializer_list<std::string> words) {
+    WriteText(dir / "bad.jsonl", good + good + line + "\n" + good);
+    for (const int64_t chunk : {1, 1 << 20}) {
+      halflife::test::ExpectError([&] { Documents(dir / "bad.jsonl", {.chunk_bytes = chunk}); },
+                                  ExitCode::kData, words, __FILE__, __LINE__);
+    }
+  };
+  expect("{\"id\": 1, \"body\": \"x\"}",
+         {"bad.jsonl:3: ", "no field 'text'", "body, id", "--field"});
+  expect("{\"text\": \"x\"", {"bad.jsonl:3: ", "not a JSON record", "parse error"});
+  expect("{\"text\": 5}", {"bad.jsonl:3: ", "'text' is a JSON number"});
+  expect("[1, 2]", {"bad.jsonl:3: ", "a JSON array where a record"});
+  WriteText(dir / "bad.jsonl", good + "{\"text\": \"" + std::string(3000, 'x') + "\"}\n");
+  EXPECT_HL_ERROR(Documents(dir / "bad.jsonl", {.max_document_bytes = 1000}), ExitCode::kData,
+                  "bad.jsonl:2: ", "3000 bytes", "--max-document-bytes 1000");
+}
+
+TEST(DocumentsTest, InvalidUtf8) {
+  const TempDir dir;
+  WriteText(dir / "a.txt",
+            "fine\n\nnot \xFF"
+            "fine\n\nmore");
+  for (const int64_t chunk : {1, 1 << 20}) {
+    EXPECT_HL_ERROR(Documents(dir / "a.txt", {.chunk_bytes = chunk}), ExitCode::kData, "a.txt",
+                    "byte 10", "line 3", "--invalid-utf8 replace");
+    EXPECT_EQ(Documents(dir / "a.txt", {.chunk_bytes = chunk}, {.replace_invalid_utf8 = true}),
+              (std::vector<std::string>{"fine",
+                                        "not \xEF\xBF\xBD"
+                                        "fine",
+                                        "more"}));
+  }
+}
+
+TEST(DocumentsTest, ModeMustFitTheFile) {
+  const TempDir dir;
+  WriteText(dir / "a.txt", "x");
+  WriteText(dir / "a.jsonl", "{}");
+  EXPECT_HL_ERROR(Documents(dir / "a.txt", {.documents = DocumentMode::kRecord}), ExitCode::kUsage,
+                  "--documents record does not fit", "a.txt", "--documents auto");
+  EXPECT_HL_ERROR(Documents(dir / "a.jsonl", {.documents = DocumentMode::kFile}), ExitCode::kUsage,
+                  "--documents file does not fit", "a.jsonl");
+}
+
+TEST(SplitTest, DependsOnContentAndSeedAlone) {
+  DocumentRules rules{.validation_fraction = 0.3};
+  int validation = 0, moved = 0;
+  const auto documents = test::RandomDocuments(2000, 1);
+  for (const std::string& text : documents) {
+    rules.split_seed = 0;
+    const Split split = ChooseSplit(text, rules);
+    validation += split == Split::kValidation;
+    rules.split_seed = 1;
+    moved += ChooseSplit(text, rules) != split;
+  }
+  // Binomial with p = 0.3: one sigma is 20.5 of 2000 documents, six sigmas 123. Two seeds differ
+  // with p = 0.42.
+  EXPECT_NEAR(validation, 600, 123);
+  EXPECT_NEAR(moved, 840, 133);
+}
+
+}  // namespace
+}  // namespace halflife::data

@@ -1,0 +1,96 @@
+// `halflife prepare` as a user meets it: exit codes, messages, Ctrl-C.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "data/small_datasets.h"
+#include "support/subprocess.h"
+#include "support/temp_dir.h"
+
+namespace halflife::data {
+namespace {
+
+using halflife::test::RunCommand;
+using halflife::test::RunResult;
+using halflife::test::TempDir;
+using testing::HasSubstr;
+
+class PrepareCliTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    test::WriteText(dir_ / "a.txt", test::JoinByBlankLines(test::RandomDocuments(300, 1)));
+  }
+  RunResult Run(std::vector<std::string> options) {
+    std::vector<std::string> command = {HALFLIFE_BINARY, "prepare"};
+    command.insert(command.end(), options.begin(), options.end());
+    return RunCommand(command);
+  }
+  std::string Path(const std::string& name) { return dir_ / name; }
+  TempDir dir_;
+};
+
+TEST_F(PrepareCliTest, PreparesAndSums) {
+  const RunResult result =
+      Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--out", Path("out"), "--documents",
+           "blank-line", "--invalid-utf8", "replace"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("train: "));
+  EXPECT_THAT(result.out, HasSubstr("tokenizer: bytes, 259 ids"));
+  EXPECT_THAT(result.out, HasSubstr(ToHex(Dataset::Open(Path("out")).info().hash)));
+  EXPECT_EQ(Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--out", Path("out")}).exit_code,
+            2);
+}
+
+TEST_F(PrepareCliTest, ExitCodes) {
+  EXPECT_EQ(Run({"--input", Path("a.txt")}).exit_code, 2);                      // no --out
+  EXPECT_EQ(Run({"--input", Path("a.txt"), "--out", Path("o")}).exit_code, 2);  // no tokenizer
+  EXPECT_EQ(Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--out", Path("o"),
+                 "--documents", "page"})
+                .exit_code,
+            2);
+  const RunResult missing =
+      Run({"--input", Path("b*.txt"), "--tokenizer", "bytes", "--out", Path("o")});
+  EXPECT_EQ(missing.exit_code, 3);
+  EXPECT_THAT(missing.err, HasSubstr("no file matches"));
+}
+
+TEST_F(PrepareCliTest, HelpShowsExamples) {
+  const RunResult help = Run({"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_THAT(help.out, HasSubstr("--train-tokenizer --vocab 8192"));
+}
+
+TEST_F(PrepareCliTest, CtrlCLeavesNothing) {
+  // 600 MB of text in few bytes: seconds of work.
+  const std::string member = test::Gzip(test::JoinByBlankLines(test::RandomDocuments(10000, 1)));
+  std::string many;
+  for (int i = 0; i < 500; ++i) many += member;
+  test::WriteText(Path("big.txt.gz"), many);
+  const std::string input = Path("big.txt.gz"), out = Path("out"), log = Path("log");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::freopen(log.c_str(), "w", stderr) == nullptr ? ::_exit(9) : void();
+    ::execl(HALFLIFE_BINARY, "halflife", "prepare", "--input", input.c_str(), "--tokenizer",
+            "bytes", "--out", out.c_str(), nullptr);
+    ::_exit(127);
+  }
+  // Interrupt it once its temporary folder shows that it works.
+  for (int i = 0; i < 1000 && test::Names(dir_.path()).size() < 4; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ::kill(child, SIGINT);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 130);
+  EXPECT_THAT(test::ReadText(log), HasSubstr("stopped by a signal"));
+  EXPECT_EQ(test::Names(dir_.path()), (std::vector<std::string>{"a.txt", "big.txt.gz", "log"}));
+}
+
+}  // namespace
+}  // namespace halflife::data

@@ -1,0 +1,134 @@
+// What a prepare leaves behind when it dies: nothing that looks finished, and nothing that the next
+// one cannot clear.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+
+#include "core/error.h"
+#include "core/fault.h"
+#include "data/small_datasets.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+using halflife::test::TempDir;
+using test::Names;
+
+class PrepareCrashTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fault::CompiledIn()) GTEST_SKIP() << "built without fault points";
+    std::vector<std::string> documents = test::RandomDocuments(3000, 1);
+    test::WriteText(dir_ / "a.txt", test::JoinByBlankLines(documents));
+  }
+  void TearDown() override { fault::Arm("", 0); }
+
+  PrepareConfig Config() {
+    PrepareConfig config = test::ByteConfig(dir_ / "a.txt", dir_ / "out");
+    config.shard_tokens = 65536;
+    return config;
+  }
+
+  // Runs prepare in a child that a fault kills; returns its wait status.
+  int RunAndDie(const std::string& fault) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      fault::Arm(fault, 0);
+      try {
+        Prepare(Config());
+      } catch (...) {
+        ::_exit(3);
+      }
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return status;
+  }
+
+  std::vector<std::string> Leftovers() {
+    std::vector<std::string> found;
+    for (const std::string& name : Names(dir_.path())) {
+      if (name.starts_with("out")) found.push_back(name);
+    }
+    return found;
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(PrepareCrashTest, AKilledRunLeavesNothingFinished) {
+  for (const char* fault :
+       {"data.shard.write:kill:1", "data.shard.write:kill:4", "data.publish:kill:1"}) {
+    const int status = RunAndDie(fault);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << fault;
+    ASSERT_EQ(Leftovers().size(), 1u) << fault;
+    EXPECT_TRUE(Leftovers()[0].starts_with("out.tmp-")) << Leftovers()[0];
+    EXPECT_FALSE(fs::exists(dir_ / "out"));
+  }
+  // Three deaths in a row left one folder: each run cleared what the one before it had left.
+  Prepare(Config());
+  EXPECT_EQ(Leftovers(), (std::vector<std::string>{"out"}));
+  Dataset::Open(dir_ / "out").Verify();
+}
+
+TEST_F(PrepareCrashTest, AFailingRunRemovesItsTemporary) {
+  for (const char* fault : {"data.shard.write:enospc:2", "data.publish:eio:1"}) {
+    fault::Arm(fault, 0);
+    EXPECT_HL_ERROR(Prepare(Config()), ExitCode::kData, "injected at");
+    EXPECT_TRUE(Leftovers().empty()) << fault;
+  }
+}
+
+TEST_F(PrepareCrashTest, TheTemporaryOfALivingRunIsLeftAlone) {
+  const fs::path living = dir_ / "out.tmp-0123abcd", other = dir_ / "outer.tmp-0123abcd";
+  fs::create_directories(living);
+  fs::create_directories(other);  // of another dataset
+  const int fd = ::open(living.c_str(), O_RDONLY | O_DIRECTORY);
+  ASSERT_EQ(::flock(fd, LOCK_EX), 0);
+  Prepare(Config());
+  EXPECT_TRUE(fs::exists(living));
+  EXPECT_TRUE(fs::exists(other));
+  ::close(fd);
+}
+
+TEST_F(PrepareCrashTest, TwoRunsAtOnceMakeOneDataset) {
+  const int status = RunAndDie("");  // the first finishes ...
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  const std::string before = test::FolderFingerprint(dir_ / "out");
+  EXPECT_HL_ERROR(Prepare(Config()), ExitCode::kUsage, "exists already");  // ... and stays
+  EXPECT_EQ(test::FolderFingerprint(dir_ / "out"), before);
+}
+
+TEST_F(PrepareCrashTest, AFullDiskIsSaidAndLeavesNothing) {
+  const fs::path disk = dir_ / "disk";
+  fs::create_directory(disk);
+  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0) {
+    GTEST_SKIP() << "cannot mount a small tmpfs here: " << std::strerror(errno);
+  }
+  std::string text;
+  while (text.size() < 3 << 20)
+    text += test::JoinByBlankLines(test::RandomDocuments(500, text.size()));
+  test::WriteText(dir_ / "a.txt", text);
+  PrepareConfig config = Config();
+  config.out = disk / "out";
+  config.shard_tokens = int64_t{1} << 26;
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "No space left on device");
+  EXPECT_TRUE(Names(disk).empty());
+  EXPECT_EQ(::umount2(disk.c_str(), MNT_DETACH), 0);
+}
+
+}  // namespace
+}  // namespace halflife::data

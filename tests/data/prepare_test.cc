@@ -1,0 +1,282 @@
+#include "data/prepare.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "data/sentencepiece_bridge.h"
+#include "data/small_datasets.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::data {
+namespace {
+
+using halflife::test::TempDir;
+using test::ByteConfig;
+using test::FolderFingerprint;
+using test::JoinByBlankLines;
+using test::Names;
+using test::RandomDocuments;
+using test::ReadDocuments;
+using test::WriteText;
+
+std::string JsonLines(const std::vector<std::string>& documents) {
+  std::string lines;
+  for (const std::string& document : documents) {
+    lines += "{\"text\": \"";
+    for (const char c : document) {
+      lines += c == '\n' ? "\\n" : c == '\t' ? "\\t" : std::string(1, c);
+    }
+    lines += "\"}\n";
+  }
+  return lines;
+}
+
+TEST(PrepareTest, DocumentsComeBackInOrder) {
+  const TempDir dir;
+  const auto documents = RandomDocuments(400, 1);
+  WriteText(dir / "a.txt", JoinByBlankLines(documents));
+  const PrepareSummary summary = Prepare(ByteConfig(dir / "a.txt", dir / "out"));
+  const Dataset dataset = Dataset::Open(dir / "out");
+  EXPECT_EQ(ReadDocuments(dataset, Split::kTrain), documents);
+  EXPECT_EQ(summary.train.num_documents, 400);
+  EXPECT_EQ(summary.hash, dataset.info().hash);
+  EXPECT_EQ(dataset.info().train.num_tokens,
+            dataset.info().train.num_bytes + dataset.info().train.num_documents);
+  EXPECT_EQ(dataset.info().validation.num_shards, 0);
+  dataset.Verify();
+}
+
+TEST(PrepareTest, CompressionAndFormatChangeNothing) {
+  const TempDir dir;
+  const auto documents = RandomDocuments(300, 2);
+  const std::string text = JoinByBlankLines(documents), records = JsonLines(documents);
+  const std::pair<const char*, std::string> files[] = {{"a.txt", text},
+                                                       {"a.txt.gz", test::Gzip(text)},
+                                                       {"a.txt.zst", test::Zstd(text)},
+                                                       {"a.jsonl", records},
+                                                       {"a.jsonl.gz", test::Gzip(records)},
+                                                       {"a.jsonl.zst", test::Zstd(records)}};
+  std::string expected;
+  for (const auto& [name, bytes] : files) {
+    WriteText(dir / name, bytes);
+    PrepareConfig config = ByteConfig(dir / name, dir / (std::string(name) + ".out"));
+    config.validation_fraction = 0.2;
+    Prepare(config);
+    const std::string fingerprint = FolderFingerprint(config.out);
+    if (expected.empty()) expected = fingerprint;
+    EXPECT_EQ(fingerprint, expected) << name;
+  }
+}
+
+TEST(PrepareTest, ThreadsAndChunksChangeNoBit) {
+  const TempDir dir;
+  for (int file = 0; file < 5; ++file) {
+    WriteText(dir / ("in/" + std::to_string(file) + ".txt"),
+              JoinByBlankLines(RandomDocuments(300, static_cast<uint64_t>(file))));
+  }
+  std::string long_document;
+  while (long_document.size() < 300000) long_document += "one very long document. ";
+  WriteText(dir / "in/long.txt", long_document);
+  std::string expected;
+  for (const int threads : {1, 2, 4}) {
+    for (const int64_t chunk : {3000, 100000}) {
+      PrepareConfig config = ByteConfig(
+          dir / "in", dir / ("out" + std::to_string(threads) + "." + std::to_string(chunk)));
+      config.threads = threads;
+      config.chunk_bytes = chunk;
+      config.shard_tokens = 40000;  // several shards, and documents across them
+      config.validation_fraction = 0.1;
+      Prepare(config);
+      const std::string fingerprint = FolderFingerprint(config.out);
+      if (expected.empty()) expected = fingerprint;
+      EXPECT_EQ(fingerprint, expected) << threads << " threads, chunks of " << chunk;
+    }
+  }
+}
+
+TEST(PrepareTest, TheSplitIgnoresOrderAndNames) {
+  const TempDir dir;
+  auto documents = RandomDocuments(300, 5);
+  WriteText(dir / "a.txt", JoinByBlankLines(documents));
+  std::reverse(documents.begin(), documents.end());
+  WriteText(dir / "z.txt", JoinByBlankLines(documents));
+  const auto validation = [&](const char* name, uint64_t seed) {
+    PrepareConfig config = ByteConfig(dir / name, dir / (name + std::to_string(seed)));
+    config.validation_fraction = 0.3;
+    config.split_seed = seed;
+    Prepare(config);
+    auto found = ReadDocuments(Dataset::Open(config.out), Split::kValidation);
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  EXPECT_EQ(validation("a.txt", 0), validation("z.txt", 0));
+  EXPECT_NE(validation("a.txt", 1), validation("a.txt", 2));
+}
+
+TEST(PrepareTest, TrainsASentencePieceTokenizer) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
+#endif
+  const TempDir dir;
+  const auto documents = RandomDocuments(400, 6);
+  WriteText(dir / "a.txt", JoinByBlankLines(documents));
+  std::string expected;
+  for (const int threads : {1, 3}) {
+    PrepareConfig config = ByteConfig(dir / "a.txt", dir / ("out" + std::to_string(threads)));
+    config.tokenizer.clear();
+    config.train_tokenizer = true;
+    config.vocab_size = 340;
+    config.threads = threads;
+    Prepare(config);
+    const Dataset dataset = Dataset::Open(config.out);
+    EXPECT_EQ(dataset.info().vocab_size, 340);
+    EXPECT_EQ(ReadDocuments(dataset, Split::kTrain), documents);
+    if (expected.empty()) expected = FolderFingerprint(config.out);
+    EXPECT_EQ(FolderFingerprint(config.out), expected);
+  }
+  // The model of that dataset serves another.
+  PrepareConfig config = ByteConfig(dir / "a.txt", dir / "again");
+  config.tokenizer = (dir / "out1/tokenizer/sentencepiece.model").string();
+  Prepare(config);
+  EXPECT_EQ(FolderFingerprint(dir / "again"), expected);
+}
+
+TEST(PrepareTest, ProgressReachesTheEnd) {
+  const TempDir dir;
+  WriteText(dir / "a.txt", JoinByBlankLines(RandomDocuments(300, 1)));
+  PrepareConfig config = ByteConfig(dir / "a.txt", dir / "out");
+  config.chunk_bytes = 1000;
+  PrepareProgress last;
+  config.on_progress = [&](const PrepareProgress& progress) {
+    EXPECT_GE(progress.disk_bytes, last.disk_bytes);
+    EXPECT_GE(progress.num_documents, last.num_documents);
+    last = progress;
+  };
+  Prepare(config);
+  EXPECT_EQ(last.disk_bytes, last.total_disk_bytes);
+  EXPECT_EQ(last.num_documents, 300);
+}
+
+class PrepareErrorTest : public testing::Test {
+ protected:
+  // Nothing of the output, and no temporary, may be left.
+  void ExpectNothingLeft() {
+    for (const std::string& name : Names(dir_.path())) {
+      EXPECT_FALSE(name.starts_with("out")) << name;
+    }
+  }
+  PrepareConfig Config() { return ByteConfig(dir_ / "a.txt", dir_ / "out"); }
+  TempDir dir_;
+};
+
+TEST_F(PrepareErrorTest, EmptyInput) {
+  WriteText(dir_ / "a.txt", "\n  \n\n");
+  EXPECT_HL_ERROR(Prepare(Config()), ExitCode::kData, "the input holds no text", "a.txt");
+  ExpectNothingLeft();
+}
+
+TEST_F(PrepareErrorTest, EmptySplits) {
+  WriteText(dir_ / "a.txt", "one single document");
+  PrepareConfig config = Config();
+  config.validation_fraction = 0.0001;
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "none of the 1 documents",
+                  "--validation-fraction", "--split-seed", "--documents blank-line");
+  config.validation_fraction = 0.9999;
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "all 1 documents", "--split-seed");
+  ExpectNothingLeft();
+}
+
+TEST_F(PrepareErrorTest, TheFirstErrorInReadingOrderWins) {
+  std::string text = JoinByBlankLines(RandomDocuments(200, 1));
+  text += "\xFF here\n\n";
+  const size_t bad = text.find('\xFF');
+  text += JoinByBlankLines(RandomDocuments(200, 2)) + "\xFE later\n\n";
+  WriteText(dir_ / "a.txt", text);
+  for (const int threads : {1, 4}) {
+    PrepareConfig config = Config();
+    config.threads = threads;
+    config.chunk_bytes = 100;
+    EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "byte " + std::to_string(bad) + " ");
+  }
+  ExpectNothingLeft();
+}
+
+TEST_F(PrepareErrorTest, ExistingOutput) {
+  WriteText(dir_ / "a.txt", "x");
+  std::filesystem::create_directory(dir_ / "taken");
+  PrepareConfig config = Config();
+  config.out = dir_ / "taken/";
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "taken", "exists already",
+                  "never overwritten");
+  EXPECT_EQ(Names(dir_.path()), (std::vector<std::string>{"a.txt", "taken"}));
+}
+
+TEST_F(PrepareErrorTest, NotAModel) {
+  WriteText(dir_ / "a.txt", "x");
+  PrepareConfig config = Config();
+  config.tokenizer = (dir_ / "a.txt").string();
+#ifndef __SANITIZE_ADDRESS__
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "a.txt: ", "not a sentencepiece model");
+#endif
+  config.tokenizer = "byte";
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--tokenizer byte", "neither `bytes` nor");
+  ExpectNothingLeft();
+}
+
+TEST_F(PrepareErrorTest, AModelWhoseEosCouldStandInText) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
+#endif
+  const std::vector<std::string> lines = RandomDocuments(300, 1);
+  size_t at = 0;
+  const auto next = [&]() { return at < lines.size() ? &lines[at++] : nullptr; };
+  std::string error;
+  WriteText(dir_ / "user.model", LoadSentencePieceBridge().train({{"vocab_size", "60"},
+                                                                  {"user_defined_symbols", "</s>"},
+                                                                  {"hard_vocab_limit", "false"},
+                                                                  {"minloglevel", "2"}},
+                                                                 next, error));
+  ASSERT_EQ(error, "");
+  WriteText(dir_ / "a.txt", "one </s> two");
+  PrepareConfig config = Config();
+  config.tokenizer = (dir_ / "user.model").string();
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "user.model", "no </s> control piece",
+                  "--train-tokenizer");
+  ExpectNothingLeft();
+}
+
+TEST_F(PrepareErrorTest, Flags) {
+  WriteText(dir_ / "a.txt", "x");
+  const auto expect = [&](auto change, std::initializer_list<std::string> words) {
+    PrepareConfig config = Config();
+    change(config);
+    halflife::test::ExpectError([&] { Prepare(config); }, ExitCode::kUsage, words, __FILE__,
+                                __LINE__);
+  };
+  expect([](PrepareConfig& c) { c.tokenizer = ""; }, {"--tokenizer bytes|MODEL.model", "--vocab"});
+  expect([](PrepareConfig& c) { c.train_tokenizer = true; }, {"either --tokenizer"});
+  expect([](PrepareConfig& c) { c.tokenizer = "", c.train_tokenizer = true; }, {"needs --vocab"});
+  expect([](PrepareConfig& c) { c.validation_fraction = 1; },
+         {"--validation-fraction 1", "[0, 1)"});
+  expect([](PrepareConfig& c) { c.threads = -1; }, {"--threads -1"});
+  expect([](PrepareConfig& c) { c.shard_tokens = 10; }, {"--shard-tokens 10", "32768"});
+  expect([](PrepareConfig& c) { c.max_document_bytes = 0; }, {"--max-document-bytes 0"});
+  ExpectNothingLeft();
+}
+
+TEST_F(PrepareErrorTest, StopsWhenAsked) {
+  WriteText(dir_ / "a.txt", JoinByBlankLines(RandomDocuments(300, 1)));
+  std::atomic<bool> stop{false};
+  PrepareConfig config = Config();
+  config.chunk_bytes = 1000;
+  config.stop = &stop;
+  config.on_progress = [&](const PrepareProgress&) { stop = true; };
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kInterrupted, "stopped by a signal");
+  ExpectNothingLeft();
+}
+
+}  // namespace
+}  // namespace halflife::data

@@ -1,0 +1,220 @@
+#include "data/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include "data/sentencepiece_bridge.h"
+#include "data/small_datasets.h"
+#include "data/tokenizer_trainer.h"
+#include "data/utf8.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::data {
+namespace {
+
+using test::RandomDocuments;
+
+const std::string kUnicode =
+    "plain, \xC3\xA4\xC3\x9F, \xE2\x82\xAC, \xE5\x8D\x8A, \xF0\x9F\x99\x82\n\n  tab\tend ";
+
+#ifdef __SANITIZE_ADDRESS__
+#define SKIP_WITHOUT_SENTENCEPIECE() \
+  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs"
+#else
+#define SKIP_WITHOUT_SENTENCEPIECE() static_cast<void>(0)
+#endif
+
+std::vector<std::string> TrainingLines() {
+  std::vector<HashedLine> lines;
+  for (const std::string& document : RandomDocuments(400, 3)) AppendHashedLines(document, lines);
+  LineSample sample(1 << 20);
+  sample.Add(std::move(lines));
+  return std::move(sample).Sorted();
+}
+
+std::unique_ptr<Tokenizer> SmallSentencePiece() {
+  return MakeSentencePieceTokenizer(TrainSentencePiece(TrainingLines(), 340));
+}
+
+// What a stream hands out, piece by piece, must be whole characters and add up to Decode.
+void ExpectStreamEqualsDecode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  StreamDecoder decoder(tokenizer);
+  std::string all;
+  for (const int32_t id : ids) {
+    const std::string piece = decoder.Push(id);
+    EXPECT_EQ(FindInvalidUtf8(piece), std::string::npos) << "a character was split";
+    all += piece;
+  }
+  all += decoder.Finish();
+  EXPECT_EQ(all, tokenizer.Decode(ids));
+}
+
+TEST(ByteTokenizerTest, UsesTheLayoutOfByT5) {
+  const auto tokenizer = MakeByteTokenizer();
+  EXPECT_EQ(tokenizer->vocab_size(), 259);
+  EXPECT_EQ(tokenizer->eos_id(), 1);
+  EXPECT_EQ(tokenizer->Encode("Aa\n"), (std::vector<int32_t>{68, 100, 13}));
+  EXPECT_EQ(tokenizer->Decode({0, 68, 1, 2, 100}), "Aa");
+}
+
+TEST(ByteTokenizerTest, EveryByteComesBack) {
+  const auto tokenizer = MakeByteTokenizer();
+  std::string all;
+  for (int first = 0; first < 256; ++first) {
+    for (int second = 0; second < 256; second += 5) {
+      all += static_cast<char>(first);
+      all += static_cast<char>(second);
+    }
+  }
+  EXPECT_EQ(tokenizer->Decode(tokenizer->Encode(all)), all);
+  std::vector<int32_t> appended = {1};
+  tokenizer->EncodeAppend("ab", appended);
+  EXPECT_EQ(appended, (std::vector<int32_t>{1, 100, 101}));
+}
+
+TEST(StreamDecoderTest, NeverSplitsACharacter) {
+  const auto bytes = MakeByteTokenizer();
+  ExpectStreamEqualsDecode(*bytes, bytes->Encode(kUnicode));
+  StreamDecoder decoder(*bytes);
+  EXPECT_EQ(decoder.Push(0xE2 + 3), "");
+  EXPECT_EQ(decoder.Push(0x82 + 3), "");
+  EXPECT_EQ(decoder.Push(0xAC + 3), "\xE2\x82\xAC");
+  EXPECT_EQ(decoder.Push(1), "");  // eos
+}
+
+TEST(StreamDecoderTest, InvalidBytesDoNotBlockWhatFollows) {
+  const auto bytes = MakeByteTokenizer();
+  StreamDecoder decoder(*bytes);
+  EXPECT_EQ(decoder.Push(0xE2 + 3), "");
+  EXPECT_EQ(decoder.Push('a' + 3),
+            "\xE2"
+            "a");
+  EXPECT_EQ(decoder.Push(0xC3 + 3), "");
+  EXPECT_EQ(decoder.Finish(), "\xC3");
+}
+
+TEST(TokenizerFolderTest, BytesComesBack) {
+  const halflife::test::TempDir dir;
+  MakeByteTokenizer()->Save(dir.path());
+  EXPECT_EQ(LoadTokenizer(dir.path())->kind(), "bytes");
+}
+
+TEST(TokenizerFolderTest, SaysWhatIsMissing) {
+  const halflife::test::TempDir dir;
+  EXPECT_HL_ERROR(LoadTokenizer(dir.path()), ExitCode::kData, "no tokenizer in", "kind.txt");
+  test::WriteText(dir / "kind.txt", "wordpiece\n");
+  EXPECT_HL_ERROR(LoadTokenizer(dir.path()), ExitCode::kData, "wordpiece", "sentencepiece");
+}
+
+TEST(SentencePieceTest, RoundTripsAnyUnicode) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  const auto tokenizer = SmallSentencePiece();
+  EXPECT_EQ(tokenizer->vocab_size(), 340);
+  EXPECT_EQ(tokenizer->eos_id(), 1);
+  std::vector<std::string> texts = RandomDocuments(50, 9);
+  texts.insert(texts.end(), {kUnicode, " ", "  leading and trailing  ", "\n\n\n", "</s><pad><unk>",
+                             std::string("nul \0 inside", 12)});
+  for (const std::string& text : texts) {
+    const std::vector<int32_t> ids = tokenizer->Encode(text);
+    EXPECT_EQ(tokenizer->Decode(ids), text);
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), tokenizer->eos_id()), 0) << text;
+    ExpectStreamEqualsDecode(*tokenizer, ids);
+  }
+}
+
+TEST(SentencePieceTest, SavedModelIsTheSame) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  const halflife::test::TempDir dir;
+  const auto tokenizer = SmallSentencePiece();
+  tokenizer->Save(dir.path());
+  const auto loaded = LoadTokenizer(dir.path());
+  EXPECT_EQ(loaded->kind(), "sentencepiece");
+  EXPECT_EQ(loaded->Encode(kUnicode), tokenizer->Encode(kUnicode));
+}
+
+TEST(SentencePieceTest, TrainingIsDeterministic) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  const std::vector<std::string> lines = TrainingLines();
+  EXPECT_EQ(TrainSentencePiece(lines, 340), TrainSentencePiece(lines, 340));
+}
+
+TEST(SentencePieceTest, DamagedBytesDecodeToTheReplacementCharacter) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  const auto tokenizer = SmallSentencePiece();
+  std::vector<int32_t> ids = tokenizer->Encode("\xF0\x9F\xA6\x80");  // unseen: four byte pieces
+  ASSERT_EQ(ids.size(), 4u);
+  ids.pop_back();
+  EXPECT_EQ(tokenizer->Decode(ids), kReplacementCharacter);
+  ExpectStreamEqualsDecode(*tokenizer, ids);
+}
+
+TEST(SentencePieceTest, ErrorsCarryItsWords) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  EXPECT_HL_ERROR(MakeSentencePieceTokenizer("no model at all"), ExitCode::kData,
+                  "not a sentencepiece model", "--train-tokenizer");
+  EXPECT_HL_ERROR(TrainSentencePiece(TrainingLines(), 100000), ExitCode::kData,
+                  "Vocabulary size too high", "--vocab");
+  EXPECT_HL_ERROR(TrainSentencePiece(TrainingLines(), 10), ExitCode::kData, "Vocabulary size",
+                  "--vocab");
+}
+
+TEST(LineSampleTest, KeepsTheSameLinesInAnyOrder) {
+  std::vector<HashedLine> lines;
+  for (const std::string& document : RandomDocuments(500, 11)) AppendHashedLines(document, lines);
+  constexpr int64_t kBudget = 4000;
+  LineSample forward(kBudget), backward(kBudget);
+  forward.Add(lines);
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line) backward.Add({*line});
+  const std::vector<std::string> sample = std::move(forward).Sorted();
+  EXPECT_EQ(sample, std::move(backward).Sorted());
+  int64_t bytes = 0;
+  for (const std::string& line : sample) bytes += static_cast<int64_t>(line.size());
+  EXPECT_GE(bytes, kBudget);
+  EXPECT_LT(bytes - static_cast<int64_t>(sample.back().size()), kBudget);
+}
+
+TEST(LineSampleTest, CutsLongLinesBetweenCharacters) {
+  std::string line;
+  for (int i = 0; i < 5000; ++i) line += "\xE2\x82\xAC";
+  std::vector<HashedLine> lines;
+  AppendHashedLines(line + "\ttail", lines);
+  std::string joined;
+  for (const HashedLine& part : lines) {
+    EXPECT_LE(part.text.size(), 4096u);
+    EXPECT_EQ(FindInvalidUtf8(part.text), std::string::npos);
+    joined += part.text;
+  }
+  EXPECT_EQ(joined, line + "tail");
+}
+
+TEST(Utf8Test, FindsTheFirstInvalidByte) {
+  EXPECT_EQ(FindInvalidUtf8(kUnicode), std::string::npos);
+  const std::string ascii(40, 'a');
+  const std::pair<const char*, size_t> cases[] = {
+      {"\x80", 0},         {"\xC0\x80", 0},         {"\xC1\xBF", 0},         {"\xE0\x9F\x80", 0},
+      {"\xED\xA0\x80", 0}, {"\xF0\x8F\xBF\xBF", 0}, {"\xF4\x90\x80\x80", 0}, {"\xF5", 0},
+      {"\xFF", 0},         {"\xE2\x82", 0},         {"\xE2\x82z", 0},        {"\xC3\xA4\xC3", 2}};
+  for (const auto& [bytes, at] : cases) {
+    EXPECT_EQ(FindInvalidUtf8(ascii + bytes), 40 + at);
+    EXPECT_EQ(FindInvalidUtf8(bytes + ascii), at);
+  }
+}
+
+TEST(Utf8Test, ReplacesEachMaximalPart) {
+  const std::string r(kReplacementCharacter);
+  EXPECT_EQ(ReplaceInvalidUtf8("a\xE2\x82z\xFF\xFEq\xC3"), "a" + r + "z" + r + r + "q" + r);
+  EXPECT_EQ(ReplaceInvalidUtf8(kUnicode), kUnicode);
+  EXPECT_EQ(ReplaceInvalidUtf8("\xED\xA0\x80"), r + r + r);  // a surrogate: no byte of it fits
+}
+
+TEST(Utf8Test, IncompleteTail) {
+  EXPECT_EQ(IncompleteUtf8Tail("abc"), 0u);
+  EXPECT_EQ(IncompleteUtf8Tail("\xE2\x82\xAC"), 0u);
+  EXPECT_EQ(IncompleteUtf8Tail("a\xE2\x82"), 2u);
+  EXPECT_EQ(IncompleteUtf8Tail("\xF0\x9F\x99"), 3u);
+  EXPECT_EQ(IncompleteUtf8Tail("\xC3\xA4\xC3"), 1u);
+  EXPECT_EQ(IncompleteUtf8Tail("\x82\x82\x82"), 0u);  // nothing that could be completed
+}
+
+}  // namespace
+}  // namespace halflife::data
