@@ -48,7 +48,7 @@ ExitCode Run(const Options& options) {
     train::Validate(config, world_size);
     return DryRun(config, world_size);
   }
-  return RunInWorld({.timeout_s = config.comm_timeout_s}, run_dir, [&](dist::RankContext& context) {
+  return RunInWorld(config.comm_timeout_s, run_dir, [&](dist::RankContext& context) {
     context.RequireSameConfig(ToHex(HashBytes(train::ToText(config))));
     train::Validate(config, context.world_size());
     train::Trainer trainer(

@@ -1,5 +1,7 @@
 #include "cli/world.h"
 
+#include <torch/version.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -33,9 +35,11 @@ Failure Describe(const std::exception_ptr& thrown) {
 
 }  // namespace
 
-ExitCode RunInWorld(const dist::RankConfig& config, const std::filesystem::path& run_dir,
+ExitCode RunInWorld(double timeout_s, const std::filesystem::path& run_dir,
                     const std::function<ExitCode(dist::RankContext&)>& body) {
-  const std::unique_ptr<dist::RankContext> context = dist::RankContext::Create(config);
+  const std::unique_ptr<dist::RankContext> context = dist::RankContext::Create(
+      {.timeout_s = timeout_s,
+       .build = Concat("halflife ", HALFLIFE_VERSION, ", LibTorch ", TORCH_VERSION)});
   std::exception_ptr thrown;
   try {
     return body(*context);

@@ -11,8 +11,8 @@
 
 namespace halflife::cli {
 
-// `run_dir` (may be empty): where the first failing rank leaves its words for the others.
-ExitCode RunInWorld(const dist::RankConfig& config, const std::filesystem::path& run_dir,
+// `run_dir` (may be empty): where the first failing rank leaves its words for the others. `timeout_s`: of one collective.
+ExitCode RunInWorld(double timeout_s, const std::filesystem::path& run_dir,
                     const std::function<ExitCode(dist::RankContext&)>& body);
 
 }  // namespace halflife::cli

@@ -53,8 +53,9 @@ HL_HOST_DEVICE inline uint32_t NameHash32(const char* name, uint64_t length) {
 
 HL_HOST_DEVICE inline RandomKey MakeRandomKey(uint64_t seed, RandomPurpose purpose,
                                               uint32_t layer) {
-  const uint64_t mixed =
-      SplitMix64(seed ^ (static_cast<uint64_t>(static_cast<uint32_t>(purpose)) << 32 | layer));
+  // The seed is mixed before the rest joins it: seed ^ layer alone would give (seed 0, layer 1) the key of (seed 1, layer 0).
+  const uint64_t mixed = SplitMix64(
+      SplitMix64(seed) ^ (static_cast<uint64_t>(static_cast<uint32_t>(purpose)) << 32 | layer));
   return {static_cast<uint32_t>(mixed), static_cast<uint32_t>(mixed >> 32)};
 }
 

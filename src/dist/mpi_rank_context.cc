@@ -114,7 +114,6 @@ MpiRankContext::MpiRankContext(const RankConfig& config, const LauncherEvidence&
   world_ = MakeMpiCommunicator(*engine_, engine_->Split(all.id, 0, all.rank, config.timeout_s),
                                "world", options);
   Hello(config);
-  if (!config.config_hash.empty()) RequireSameConfig(config.config_hash);
 }
 
 // Every rank tells where it runs and what it runs; all must run the same.

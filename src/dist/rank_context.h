@@ -16,10 +16,8 @@ namespace halflife::dist {
 struct RankConfig {
   double timeout_s = 180;       // deadline of one collective
   double init_timeout_s = 600;  // of the first rendezvous
-  std::string config_hash =
-      {};  // must be equal on all ranks (else Error kUsage naming the odd rank); empty: unknown yet
-  std::string build =
-      {};  // program and library versions; must be equal too (else Error kEnvironment)
+  // Program and library versions: equal on all ranks, else Error kEnvironment. Empty: not compared.
+  std::string build = {};
 };
 
 class RankContext {

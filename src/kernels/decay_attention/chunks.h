@@ -66,16 +66,21 @@ class ChunkWeights {
   // Decay of the state over a chunk [Bg, H, Ng, K or 1].
   virtual const at::Tensor& transition() const = 0;
 
-  struct IntraGrads {
-    at::Tensor dq, dk;  // [B, H, N, C, K]
-    at::Tensor decay;   // h_r = q_r dq_r - k_r dk_r, diagonal left out; undefined unless asked for
+  // What the backward pass knows of a chunk. S: state before it; R: gradient of the state after it.
+  struct Terms {
+    at::Tensor q, k;      // [B, H, N, C, K]
+    at::Tensor scores;    // [B, H, N, C, C] as Scores gave them
+    at::Tensor dscores;   // dout v^T [B, H, N, C, C]; what lies above the diagonal is ignored
+    at::Tensor q_state;   // dout S^T [B, H, N, C, K]
+    at::Tensor k_state;   // v R^T [B, H, N, C, K]
+    at::Tensor through;   // rowsum_v(S R) [B, H, N, K]; undefined: no gradient of the decay is wanted
   };
-  // dscores = dout v^T, all pairs; those above the diagonal are ignored.
-  virtual IntraGrads IntraBackward(const at::Tensor& q, const at::Tensor& k,
-                                   const at::Tensor& scores, const at::Tensor& dscores,
-                                   bool want_decay) const = 0;
-  // Sum over the channels that share a decay: [.., K] -> [..] for scalar decay, itself for channel decay.
-  virtual at::Tensor SumOverSharedChannels(const at::Tensor& x) const = 0;
+  struct Grads {
+    at::Tensor dq, dk;      // [B, H, N, C, K]
+    at::Tensor dlog_decay;  // [B, H, N, C(, K)], undefined where `through` is
+  };
+  // May overwrite q_state and k_state. dq_r = P_r q_state_r + sum_{s<=r} dscores_rs w_rs k_s, dk likewise.
+  virtual Grads Gradients(Terms& terms) const = 0;
 };
 
 std::unique_ptr<ChunkWeights> MakeScalarWeights(const at::Tensor& log_decay, double scale);

@@ -36,6 +36,10 @@ void AddBmm(at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
   a.flatten(0, -3).baddbmm_(b.flatten(0, -3), c.flatten(0, -3));
 }
 
+struct ChunkOperands {
+  at::Tensor q, k, v, dout;  // [B, H, N, C, *]
+};
+
 struct ForwardResult {
   DecayAttentionOutput output;
   at::Tensor states;  // before each chunk [B, H, N, K, V]
@@ -57,36 +61,31 @@ ForwardResult RunForward(const DecayAttentionInputs& inputs, const DecayAttentio
 }
 
 struct ChunkGrads {
-  at::Tensor dq, dk, dv;   // [B, H, N, C, *]
-  at::Tensor dlog_decay;   // [B, H, N, C(, K)], or undefined
+  ChunkWeights::Grads tokens;
+  at::Tensor dv;  // [B, H, N, C, V]
   at::Tensor dinitial_state;
 };
 
-// With S the state before a chunk and R the gradient of the state after it:
-//   dv_s = sum_r A_rs do_r + (k_s Q_s) R      dq_r = P_r (S do_r) + intra      dk_s = Q_s (R v_s) + intra
-//   dg_t = sum_{r>=t} (h_r + q_r dq_r[P]) + sum_{s<t} k_s dk_s[Q] + G rowsum_v(S R)
-ChunkGrads BackwardChunks(const ChunkWeights& weights, const at::Tensor& q, const at::Tensor& k,
-                          const at::Tensor& v, const at::Tensor& dout, const at::Tensor& states,
-                          const at::Tensor& dfinal_state, bool want_decay) {
+// With S the state before a chunk and R the gradient of the state after it: R' = G R + sum_r (q_r P_r)^T do_r going back,
+// dv_s = sum_r A_rs do_r + (k_s Q_s) R.
+ChunkGrads BackwardChunks(const ChunkWeights& weights, const ChunkOperands& x,
+                          const at::Tensor& states, const at::Tensor& dfinal_state,
+                          bool want_decay) {
   ChunkGrads grads;
-  at::Tensor dstates = Bmm(weights.WeighIncoming(q).transpose(-1, -2), dout);
+  at::Tensor dstates = Bmm(weights.WeighIncoming(x.q).transpose(-1, -2), x.dout);
   grads.dinitial_state =
       internal::ScanStates(dstates, weights.transition(), dfinal_state, /*reverse=*/true);
-  const at::Tensor scores = weights.Scores(q, k);
-  grads.dv = Bmm(scores.transpose(-1, -2), dout);
-  AddBmm(grads.dv, weights.WeighOutgoing(k), dstates);
-  const at::Tensor dq_incoming = weights.WeighIncoming(Bmm(dout, states.transpose(-1, -2)));
-  const at::Tensor dk_outgoing = weights.WeighOutgoing(Bmm(v, dstates.transpose(-1, -2)));
-  const auto intra = weights.IntraBackward(q, k, scores, Bmm(dout, v.transpose(-1, -2)), want_decay);
-  grads.dq = intra.dq + dq_incoming;
-  grads.dk = intra.dk + dk_outgoing;
-  if (want_decay) {
-    const at::Tensor after = intra.decay + weights.SumOverSharedChannels(q * dq_incoming);
-    const at::Tensor before = weights.SumOverSharedChannels(k * dk_outgoing);
-    at::Tensor through = weights.SumOverSharedChannels((states * dstates).sum(-1));  // [B, H, N(, K)]
-    through = through.view_as(weights.transition()) * weights.transition();
-    grads.dlog_decay = internal::SumDecayGradient(after, before, through.view(before.select(3, 0).sizes()), 3);
-  }
+  ChunkWeights::Terms terms = {.q = x.q,
+                               .k = x.k,
+                               .scores = weights.Scores(x.q, x.k),
+                               .dscores = Bmm(x.dout, x.v.transpose(-1, -2)),
+                               .q_state = Bmm(x.dout, states.transpose(-1, -2)),
+                               .k_state = Bmm(x.v, dstates.transpose(-1, -2)),
+                               .through = {}};
+  if (want_decay) terms.through = (states * dstates).sum(-1);
+  grads.dv = Bmm(terms.scores.transpose(-1, -2), x.dout);
+  AddBmm(grads.dv, weights.WeighOutgoing(x.k), dstates);
+  grads.tokens = weights.Gradients(terms);
   return grads;
 }
 
@@ -109,22 +108,24 @@ DecayAttentionGrads RunBackward(const DecayAttentionInputs& inputs,
                                 const at::Tensor& dfinal_state, at::Tensor states) {
   const ChunkShape shape = internal::MakeChunkShape(inputs, config);
   const auto weights = MakeWeights(inputs, shape, config.scale);
-  const at::Tensor q = internal::Pack(inputs.q, shape), k = internal::Pack(inputs.k, shape),
-                   v = internal::Pack(inputs.v, shape);
+  const ChunkOperands operands = {.q = internal::Pack(inputs.q, shape),
+                                  .k = internal::Pack(inputs.k, shape),
+                                  .v = internal::Pack(inputs.v, shape),
+                                  .dout = internal::Pack(dout, shape)};
   if (!states.defined()) {
-    states = StateTerms(*weights, k, v);
+    states = StateTerms(*weights, operands.k, operands.v);
     internal::ScanStates(states, weights->transition(), inputs.initial_state, /*reverse=*/false);
   }
-  const ChunkGrads grads =
-      BackwardChunks(*weights, q, k, v, internal::Pack(dout, shape), states, dfinal_state,
-                     !internal::IsConstantDecay(inputs));
-  DecayAttentionGrads result = {.dq = internal::Unpack(grads.dq, shape, inputs.q.scalar_type()),
-                                .dk = internal::Unpack(grads.dk, shape, inputs.k.scalar_type()),
+  const ChunkGrads grads = BackwardChunks(*weights, operands, states, dfinal_state,
+                                          !internal::IsConstantDecay(inputs));
+  const ChunkWeights::Grads& tokens = grads.tokens;
+  DecayAttentionGrads result = {.dq = internal::Unpack(tokens.dq, shape, inputs.q.scalar_type()),
+                                .dk = internal::Unpack(tokens.dk, shape, inputs.k.scalar_type()),
                                 .dv = internal::Unpack(grads.dv, shape, inputs.v.scalar_type()),
                                 .dlog_decay = {},
                                 .dinitial_state = grads.dinitial_state};
-  if (grads.dlog_decay.defined())
-    result.dlog_decay = UnpackDecayGradient(grads.dlog_decay, inputs, shape);
+  if (tokens.dlog_decay.defined())
+    result.dlog_decay = UnpackDecayGradient(tokens.dlog_decay, inputs, shape);
   return result;
 }
 

@@ -96,19 +96,25 @@ class ScalarWeights : public ChunkWeights {
   at::Tensor WeighOutgoing(const at::Tensor& x) const override { return x * tables_.outgoing; }
   const at::Tensor& transition() const override { return tables_.transition; }
 
-  IntraGrads IntraBackward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& scores,
-                           const at::Tensor& dscores, bool want_decay) const override {
-    const at::Tensor weighted = dscores * tables_.intra;
-    IntraGrads grads = {.dq = Bmm(weighted, k), .dk = Bmm(weighted.transpose(-1, -2), q), .decay = {}};
-    if (want_decay) {
-      const at::Tensor pairs = (scores * dscores).tril(-1);
-      grads.decay = pairs.sum(-1) - pairs.sum(-2);
-    }
+  Grads Gradients(Terms& terms) const override {
+    Grads grads;
+    if (terms.through.defined()) grads.dlog_decay = DecayGradient(terms);
+    const at::Tensor weighted = terms.dscores * tables_.intra;
+    grads.dq = Bmm(weighted, terms.k).addcmul_(terms.q_state, tables_.incoming);
+    grads.dk = Bmm(weighted.transpose(-1, -2), terms.q).addcmul_(terms.k_state, tables_.outgoing);
     return grads;
   }
-  at::Tensor SumOverSharedChannels(const at::Tensor& x) const override { return x.sum(-1); }
 
  private:
+  // The pairs (r, s), s < r, count for the decays of (s, r]; the pairs (r, r) for none.
+  at::Tensor DecayGradient(const Terms& terms) const {
+    const at::Tensor pairs = (terms.scores * terms.dscores).tril(-1);
+    const at::Tensor incoming = (terms.q * terms.q_state).sum(-1) * tables_.incoming.squeeze(4);
+    const at::Tensor outgoing = (terms.k * terms.k_state).sum(-1) * tables_.outgoing.squeeze(4);
+    return SumDecayGradient(pairs.sum(-1) - pairs.sum(-2) + incoming, outgoing,
+                            terms.through.sum(-1) * tables_.transition.squeeze(3), 3);
+  }
+
   WeightTables tables_;
 };
 

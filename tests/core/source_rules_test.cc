@@ -1,0 +1,191 @@
+// Rules about the source text that no compiler checks: which area may include which, where
+// third-party headers may appear, and that all random numbers are the project's own.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/files.h"
+
+namespace halflife {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Source {
+  std::string path;  // below src/
+  std::string area;
+  std::string extension;
+  std::vector<std::string> lines;  // without // comments
+};
+
+std::vector<std::string> CodeLines(const std::string& text) {
+  std::vector<std::string> lines(1);
+  for (const char c : text) {
+    if (c == '\n') {
+      lines.emplace_back();
+    } else {
+      lines.back() += c;
+    }
+  }
+  for (std::string& line : lines) line = line.substr(0, line.find("//"));
+  return lines;
+}
+
+const std::set<std::string> kExtensions = {".h", ".cc", ".cu", ".cuh", ".inc"};
+
+std::vector<Source> ReadSources(const fs::path& root) {
+  std::vector<Source> sources;
+  for (const fs::directory_entry& entry :
+       fs::recursive_directory_iterator(root, fs::directory_options::follow_directory_symlink)) {
+    const std::string extension = entry.path().extension();
+    if (!entry.is_regular_file() || !kExtensions.contains(extension)) continue;
+    const fs::path path = entry.path().lexically_relative(root);
+    sources.push_back(
+        {path, *path.begin(), extension, CodeLines(ReadFile(entry.path(), ExitCode::kInternal))});
+  }
+  return sources;
+}
+
+// The include in a line: {"core/error.h", project} or {"mpi.h", system}; empty where there is none.
+std::string IncludeOf(const std::string& line) {
+  static const std::regex pattern(R"(^\s*#\s*include\s*["<]([^">]+)[">])");
+  std::smatch match;
+  return std::regex_search(line, match, pattern) ? match[1].str() : "";
+}
+
+bool StartsWithAny(const std::string& text, const std::vector<std::string>& prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](const std::string& prefix) { return text.starts_with(prefix); });
+}
+
+const std::map<std::string, std::set<std::string>> kMayInclude = {
+    {"core", {}},
+    {"kernels", {"core"}},
+    {"dist", {"core"}},
+    {"data", {"core"}},
+    {"model", {"core", "kernels", "dist"}},
+    {"ckpt", {"core", "dist"}},
+    {"train", {"core", "kernels", "dist", "data", "model", "ckpt"}},
+    {"infer", {"core", "kernels", "dist", "data", "model", "ckpt"}},
+    {"eval", {"core", "kernels", "dist", "data", "model", "ckpt", "train", "infer"}},
+    {"cli", {"core", "kernels", "dist", "data", "model", "ckpt", "train", "infer", "eval"}},
+};
+
+const std::vector<std::string> kTorch = {"torch/", "ATen/", "c10/"};
+
+// What is wrong with one include of one file; empty: nothing.
+std::string FaultOf(const Source& source, const std::string& include) {
+  const std::string area = include.substr(0, include.find('/'));
+  if (kMayInclude.contains(area) && include.find('/') != std::string::npos && area != source.area &&
+      !kMayInclude.at(source.area).contains(area)) {
+    return source.area + " may not include " + area;
+  }
+  const bool header = source.extension != ".cc";
+  if (include == "torch/torch.h") return "takes 17 s to compile; include the ATen/ops it needs";
+  if (StartsWithAny(include, kTorch)) {
+    static const std::set<std::string> kFree = {"core", "dist", "data", "ckpt"};
+    static const std::set<std::string> kHeaders = {"kernels", "model", "train", "infer", "eval"};
+    if (kFree.contains(source.area)) return source.area + " is free of LibTorch";
+    if (source.extension == ".cu" || source.extension == ".cuh")
+      return "CUDA sources include no LibTorch";
+    if (header && !kHeaders.contains(source.area)) return "LibTorch in a header of " + source.area;
+  }
+  const bool communication =
+      include == "mpi.h" || include == "nccl.h" || include == "nccl_device.h";
+  if (communication && source.area != "dist") return "MPI and NCCL stay in src/dist";
+  if (communication && header) return "MPI and NCCL stay in .cc files";
+  static const std::vector<std::string> kSourceOnly = {
+      "google/protobuf", "spdlog/", "fmt/", "hdf5", "H5", "nlohmann/json.hpp"};
+  if (header && (StartsWithAny(include, kSourceOnly) || include.ends_with(".pb.h"))) {
+    return "this header stays in .cc files";
+  }
+  return "";
+}
+
+const std::vector<Source>& AllSources() {
+  static const std::vector<Source> sources = ReadSources(fs::path(HALFLIFE_SOURCE_DIR) / "src");
+  return sources;
+}
+
+TEST(SourceRules, IncludesFollowTheLayering) {
+  ASSERT_GT(AllSources().size(), 20u);
+  for (const Source& source : AllSources()) {
+    ASSERT_TRUE(kMayInclude.contains(source.area))
+        << source.path << ": a new area needs its row here";
+    for (size_t line = 0; line < source.lines.size(); ++line) {
+      const std::string include = IncludeOf(source.lines[line]);
+      if (include.empty()) continue;
+      EXPECT_EQ(FaultOf(source, include), "")
+          << "src/" << source.path << ":" << line + 1 << " includes " << include;
+    }
+  }
+}
+
+TEST(SourceRules, HeadersAreGuarded) {
+  for (const Source& source : AllSources()) {
+    if (source.extension != ".h") continue;
+    EXPECT_NE(std::find(source.lines.begin(), source.lines.end(), "#pragma once"),
+              source.lines.end())
+        << source.path;
+  }
+}
+
+// A stream of random numbers depends on the world size and on what ran before; a Philox draw does
+// not.
+bool IsForeignRandom(const std::string& line) {
+  static const std::regex pattern(
+      R"(\b(at|torch)::(rand|randn|randint|randperm)(_like)?\b)"
+      R"(|\b(at|torch)::(bernoulli|normal|multinomial|dropout)\b)"
+      R"(|\bmanual_seed\b|\bstd::(mt19937(_64)?|default_random_engine)\b)"
+      R"(|(\.|->)(normal_|uniform_|bernoulli_|random_|exponential_)\()"
+      R"(|ATen/ops/(rand|randn|randint|randperm|bernoulli|normal|multinomial|dropout)(_like)?\.h)");
+  return std::regex_search(line, pattern);
+}
+
+TEST(SourceRules, RandomNumbersAreOurOwn) {
+  for (const Source& source : AllSources()) {
+    for (size_t line = 0; line < source.lines.size(); ++line) {
+      EXPECT_FALSE(IsForeignRandom(source.lines[line]))
+          << "src/" << source.path << ":" << line + 1 << ": use core/philox.h";
+    }
+  }
+}
+
+// The rules themselves: each must find what it is for.
+TEST(SourceRules, TheChecksCatchWhatTheyForbid) {
+  const auto fault = [](const char* area, const char* extension, const char* include) {
+    return FaultOf({"x", area, extension, {}}, include);
+  };
+  EXPECT_EQ(fault("core", ".cc", "dist/work.h"), "core may not include dist");
+  EXPECT_EQ(fault("dist", ".cc", "data/batch.h"), "dist may not include data");
+  EXPECT_EQ(fault("eval", ".cc", "infer/x.h"), "");
+  EXPECT_NE(fault("model", ".h", "torch/torch.h"), "");
+  EXPECT_NE(fault("ckpt", ".cc", "ATen/core/Tensor.h"), "");
+  EXPECT_NE(fault("kernels", ".cu", "ATen/core/Tensor.h"), "");
+  EXPECT_NE(fault("cli", ".h", "ATen/core/Tensor.h"), "");
+  EXPECT_EQ(fault("model", ".h", "ATen/core/Tensor.h"), "");
+  EXPECT_NE(fault("train", ".cc", "mpi.h"), "");
+  EXPECT_NE(fault("dist", ".h", "mpi.h"), "");
+  EXPECT_EQ(fault("dist", ".cc", "mpi.h"), "");
+  EXPECT_NE(fault("train", ".h", "halflife/run_config.pb.h"), "");
+  EXPECT_NE(fault("data", ".h", "hdf5.h"), "");
+  EXPECT_NE(fault("core", ".h", "nlohmann/json.hpp"), "");
+  EXPECT_EQ(fault("core", ".h", "nlohmann/json_fwd.hpp"), "");
+  EXPECT_EQ(IncludeOf("  # include <a/b.h>"), "a/b.h");
+  EXPECT_EQ(IncludeOf("includes \"a/b.h\""), "");
+  for (const char* line : {"x = at::rand({2});", "torch::manual_seed(1);", "w.normal_(0, 1);",
+                           "at::dropout(x, p, true)", "std::mt19937 random(1);"}) {
+    EXPECT_TRUE(IsForeignRandom(line)) << line;
+  }
+  EXPECT_FALSE(IsForeignRandom("const float u = ToUniform(Draw(key, 1, 2, 3).x[0]);"));
+  EXPECT_FALSE(IsForeignRandom("at::random_access(x); operand(at::range)"));
+}
+
+}  // namespace
+}  // namespace halflife

@@ -1,0 +1,165 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <thread>
+
+#include "core/clock.h"
+#include "dist/collective_cases.h"
+#include "dist/local_communicator.h"
+#include "dist/rank_context.h"
+
+namespace halflife::dist {
+namespace {
+
+RankContext* context = nullptr;  // gtest gives no way to hand it to a test
+
+// The same operations on threads: by rank, by case.
+using Results = std::vector<std::vector<std::vector<uint8_t>>>;
+Results RunLocally(const std::vector<test::CollectiveCase>& cases, int size) {
+  Results results(size);
+  LocalWorld::Run(size, [&](Communicator& comm) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      results[comm.rank()].push_back(test::Run(cases[i], comm, static_cast<int>(i)));
+    }
+  });
+  return results;
+}
+
+void ExpectAsLocally(const std::vector<test::CollectiveCase>& cases, Communicator& comm) {
+  const Results local = RunLocally(cases, comm.size());
+  for (size_t i = 0; i < cases.size(); ++i) {
+    EXPECT_TRUE(test::Run(cases[i], comm, static_cast<int>(i)) == local[comm.rank()][i])
+        << ToString(cases[i]) << " on rank " << comm.rank();
+  }
+}
+
+TEST(MpiCommunicator, EveryOperationEqualsLocalBitForBit) {
+  ExpectAsLocally(test::AllCases(), context->world());
+}
+
+TEST(MpiCommunicator, LargePayloadsEqualLocalBitForBit) {
+  std::vector<test::CollectiveCase> cases;
+  constexpr int64_t kCount = 2'621'443;  // 10 MB of fp32, odd: three segments, uneven slices
+  const int64_t part = kCount / context->world_size();
+  for (const OpKind kind : {OpKind::kReduceScatter, OpKind::kAllGatherV, OpKind::kAllToAll}) {
+    cases.push_back({kind, DType::kF32, ReduceOp::kSum, part});
+  }
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kBroadcast, OpKind::kSendRecv}) {
+    cases.push_back({kind, DType::kBF16, ReduceOp::kSum, kCount});
+  }
+  cases.push_back({OpKind::kAllReduce, DType::kF32, ReduceOp::kSum, kCount});
+  ExpectAsLocally(cases, context->world());
+}
+
+TEST(MpiCommunicator, ProgressesWhileTheMainThreadComputes) {
+  std::vector<float> x(4'000'000, 1.0f);
+  Work work = context->world().AllReduce(Ref(x.data(), static_cast<int64_t>(x.size())),
+                                         ReduceOp::kSum, {"overlap", 0}, nullptr);
+  // The main thread makes no call of the communicator but Done, which only looks.
+  const Stopwatch stopwatch;
+  while (!work.Done() && stopwatch.Seconds() < 60) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(work.Done());
+  work.WaitHost();
+  EXPECT_EQ(x[0], context->world_size());
+  EXPECT_EQ(x.back(), context->world_size());
+}
+
+TEST(MpiCommunicator, ManyOperationsInFlightOnTwoGroups) {
+  Communicator& world = context->world();
+  const std::unique_ptr<Communicator> other = world.Split(0, -world.rank(), "reversed");
+  ASSERT_EQ(other->rank(), world.size() - 1 - world.rank());
+  constexpr int kOperations = 40;
+  std::vector<std::vector<double>> buffers;
+  for (int i = 0; i < kOperations; ++i) buffers.emplace_back(1 + i * 997, world.rank() + i);
+  std::vector<Work> works;
+  for (int i = 0; i < kOperations; ++i) {
+    // The ranks interleave the two groups differently; each group's own order is the same.
+    const int shifted = world.rank() % 2 == 0 ? i : i ^ 1;
+    Communicator& comm = shifted % 2 == 0 ? world : *other;
+    works.push_back(
+        comm.AllReduce(Ref(buffers[shifted].data(), static_cast<int64_t>(buffers[shifted].size())),
+                       ReduceOp::kSum, {"many", shifted}, nullptr));
+  }
+  for (Work& work : works) work.WaitHost();
+  const int size = world.size();
+  for (int i = 0; i < kOperations; ++i) {
+    const double expected = size * (size - 1) / 2 + size * i;  // small integers: exact
+    EXPECT_EQ(buffers[i].front(), expected);
+    EXPECT_EQ(buffers[i].back(), expected);
+  }
+}
+
+TEST(MpiCommunicator, SplitMakesSeparateGroups) {
+  Communicator& world = context->world();
+  const std::unique_ptr<Communicator> half = world.Split(world.rank() % 2, world.rank(), "half");
+  EXPECT_EQ(half->size(), world.size() / 2);
+  int64_t x = world.rank();
+  half->AllReduce(Ref(&x, 1), ReduceOp::kMax, {"half", 0}, nullptr).WaitHost();
+  EXPECT_EQ(x, world.size() - 2 + world.rank() % 2);
+  const std::unique_ptr<Communicator> some = world.Split(world.rank() == 0 ? -1 : 0, 0, "some");
+  EXPECT_EQ(some == nullptr, world.rank() == 0);
+}
+
+TEST(MpiCommunicator, BytesTravel) {
+  Communicator& control = context->control();
+  const std::string mine(100 * control.rank(), 'x');
+  const std::vector<std::string> all = AllGatherBytes(control, mine, {"bytes", 0});
+  for (int r = 0; r < control.size(); ++r) EXPECT_EQ(all[r].size(), 100u * r);
+  EXPECT_EQ(BroadcastBytes(control, control.rank() == 1 ? "word" : "", 1, {"bytes", 1}), "word");
+}
+
+TEST(MpiRankContext, KnowsItsPlace) {
+  const LauncherEvidence evidence = ReadLauncherEvidence();
+  EXPECT_TRUE(evidence.launched);
+  EXPECT_EQ(evidence.rank, context->rank());
+  EXPECT_EQ(evidence.world_size, context->world_size());
+  EXPECT_EQ(context->local_size(), context->world_size()) << "one host";
+  EXPECT_EQ(context->local_rank(), context->rank());
+  EXPECT_FALSE(context->host().empty());
+  context->RequireSameConfig("the same everywhere");
+}
+
+// Prints host time of the packed scalars of a step: no gate, a figure to look at.
+TEST(MpiCommunicator, SmallAllReduceLatency) {
+  double x[24] = {};
+  const Stopwatch stopwatch;
+  constexpr int kRounds = 200;
+  for (int i = 0; i < kRounds; ++i) {
+    context->world().AllReduce(Ref(x, 24), ReduceOp::kSum, {"latency", i}, nullptr).WaitHost();
+  }
+  if (context->rank() == 0) {
+    std::cout << "all-reduce of 24 doubles: " << stopwatch.Seconds() / kRounds * 1e3 << " ms\n";
+  }
+  std::vector<float> large(8 << 20, 1.0f);  // 32 MiB
+  const Stopwatch large_stopwatch;
+  context->world()
+      .AllReduce(Ref(large.data(), 8 << 20), ReduceOp::kSum, {"large", 0}, nullptr)
+      .WaitHost();
+  EXPECT_EQ(large[1234567], context->world_size());
+  if (context->rank() == 0) {
+    std::cout << "all-reduce of 32 MiB: " << large_stopwatch.Seconds() * 1e3 << " ms\n";
+  }
+}
+
+int Main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  const std::unique_ptr<RankContext> owned = RankContext::Create({.timeout_s = 60});
+  context = owned.get();
+  const std::string wanted = argc > 1 ? argv[1] : "";
+  if (wanted != "--ranks=" + std::to_string(context->world_size())) {
+    std::cerr << "the world has " << context->world_size() << " ranks, not " << wanted << "\n";
+    context->AbortWorld(1);
+  }
+  int32_t failed = RUN_ALL_TESTS();
+  context->control().AllReduce(Ref(&failed, 1), ReduceOp::kMax, {"verdict", 0}, nullptr).WaitHost();
+  return failed;
+}
+
+}  // namespace
+}  // namespace halflife::dist
+
+int main(int argc, char** argv) { return halflife::dist::Main(argc, argv); }

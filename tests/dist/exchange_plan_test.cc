@@ -1,0 +1,180 @@
+// Plays the messages of all ranks' plans in memory, with limits so small that every payload is cut.
+#include "dist/exchange_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <map>
+#include <random>
+
+#include "dist/collective_cases.h"
+
+namespace halflife::dist {
+namespace {
+
+// A group whose messages are strings in mailboxes. Ranks take turns in random order until all plans
+// are through.
+class Mail {
+ public:
+  explicit Mail(unsigned seed) : random_(seed) {}
+
+  void Add(ExchangePlan plan) {
+    ranks_.push_back({.plan = std::move(plan), .chain = -1, .rounds = {}});
+  }
+
+  void Deliver() {
+    for (int idle = 0; idle < 10'000;) {
+      const int rank = static_cast<int>(random_() % ranks_.size());
+      idle = Step(rank) ? 0 : idle + 1;
+    }
+    for (const Rank& rank : ranks_) EXPECT_TRUE(rank.through) << "a rank waits for ever";
+    for (const auto& [pair, box] : boxes_) EXPECT_TRUE(box.empty()) << "a message nobody took";
+  }
+
+  int64_t longest_message = 0;
+
+ private:
+  struct Rank {
+    ExchangePlan plan;
+    int64_t chain = -1;
+    Chain rounds;
+    size_t round = 0;
+    bool posted = false, through = false;
+  };
+
+  bool Step(int index) {
+    Rank& rank = ranks_[index];
+    if (rank.through) return false;
+    if (rank.round >= rank.rounds.size()) {
+      rank.through = ++rank.chain >= rank.plan.num_chains;
+      if (!rank.through) rank.rounds = rank.plan.make_chain(rank.chain);
+      rank.round = 0;
+      return true;
+    }
+    Round& round = rank.rounds[rank.round];
+    if (!rank.posted) {
+      for (const Message& message : round.sends) {
+        longest_message = std::max(longest_message, message.bytes);
+        boxes_[{index, message.peer}].emplace_back(message.data, message.bytes);
+      }
+      rank.posted = true;
+      return true;
+    }
+    for (const Message& message : round.receives) {
+      if (boxes_[{message.peer, index}].empty()) return false;
+    }
+    for (const Message& message : round.receives) {
+      std::deque<std::string>& box = boxes_[{message.peer, index}];
+      EXPECT_EQ(static_cast<int64_t>(box.front().size()), message.bytes);
+      box.front().copy(message.data, static_cast<size_t>(message.bytes));
+      box.pop_front();
+    }
+    if (round.then) round.then();
+    ++rank.round;
+    rank.posted = false;
+    return true;
+  }
+
+  std::mt19937 random_;
+  std::deque<Rank> ranks_;
+  std::map<std::pair<int, int>, std::deque<std::string>> boxes_;  // by (from, to), in order
+};
+
+// Catches the request that a case issues, instead of running it.
+class Catcher final : public RequestCommunicator {
+ public:
+  Catcher(int rank, int size) : RequestCommunicator(rank, size, "mail") {}
+  std::unique_ptr<Communicator> Split(int, int, std::string) override { return nullptr; }
+  void Abort(const std::string&) noexcept override {}
+  std::function<void(const Request&)> on_issue;
+
+ private:
+  Work Issue(Request request, int64_t) override {
+    on_issue(request);
+    return {};
+  }
+};
+
+// Copies of one rank's buffers that live until the plans are through.
+struct Buffers {
+  std::vector<uint8_t> in, out;
+  Request request;
+};
+
+Buffers CopyOf(const Request& request) {
+  const auto bytes = [](const TensorRef& tensor) {
+    const auto* data = static_cast<const uint8_t*>(tensor.data);
+    return std::vector<uint8_t>(data, data + tensor.bytes());
+  };
+  return {bytes(request.in), bytes(request.out), request};
+}
+
+// The request on the copies; in-place stays in place.
+Request Bind(Buffers& buffers) {
+  Request request = buffers.request;
+  const auto* in = static_cast<const char*>(request.in.data);
+  const auto* out = static_cast<const char*>(request.out.data);
+  const int64_t inside = in - out;
+  const bool aliased = request.in.bytes() > 0 && inside >= 0 &&
+                       inside + static_cast<int64_t>(request.in.bytes()) <=
+                           static_cast<int64_t>(request.out.bytes());
+  request.out.data = buffers.out.data();
+  request.in.data = aliased ? buffers.out.data() + inside : buffers.in.data();
+  return request;
+}
+
+void Check(const test::CollectiveCase& one, int size, int index, const ExchangeLimits& limits) {
+  std::vector<Buffers> buffers(size);
+  for (int rank = 0; rank < size; ++rank) {
+    Catcher catcher(rank, size);
+    catcher.on_issue = [&](const Request& request) { buffers[rank] = CopyOf(request); };
+    test::Run(one, catcher, index);
+  }
+  Mail mail(static_cast<unsigned>(index));
+  for (int rank = 0; rank < size; ++rank) {
+    mail.Add(MakeExchangePlan(Bind(buffers[rank]), rank, size, limits));
+  }
+  mail.Deliver();
+  const int64_t element = static_cast<int64_t>(SizeOf(one.dtype));
+  EXPECT_LE(mail.longest_message,
+            std::max({limits.segment_bytes, limits.piece_bytes, limits.one_round_bytes, element}));
+  for (int rank = 0; rank < size; ++rank) {
+    EXPECT_EQ(buffers[rank].out, test::Expected(one, rank, size, index))
+        << ToString(one) << " on rank " << rank << " of " << size;
+  }
+}
+
+TEST(ExchangePlan, CutPayloadsGiveTheDefinitionBitForBit) {
+  const std::vector<test::CollectiveCase> cases = test::AllCases();
+  for (const int size : {1, 2, 3, 4, 5}) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      if (cases[i].count > 64) continue;  // with 24-byte pieces, 64 elements are many already
+      const int index = static_cast<int>(i);
+      Check(cases[i], size, index, {.segment_bytes = 40, .piece_bytes = 24, .one_round_bytes = 0});
+      Check(cases[i], size, index, {});
+    }
+  }
+}
+
+TEST(ExchangePlan, NeverExceedsThePieceOfAMessage) {
+  // 3 GiB that nobody touches: only the plan's arithmetic in 64 bits is looked at.
+  constexpr int64_t kCount = int64_t{3} << 30;
+  const Request request = {.kind = OpKind::kSendRecv,
+                           .tag = {"large", 0},
+                           .in = {nullptr, kCount, DType::kU8, {}},
+                           .out = {nullptr, kCount, DType::kU8, {}},
+                           .to = 1,
+                           .from = 1};
+  const ExchangePlan plan = MakeExchangePlan(request, 0, 2, {});
+  ASSERT_EQ(plan.num_chains, 12);
+  int64_t total = 0;
+  for (int64_t chain = 0; chain < plan.num_chains; ++chain) {
+    const Message message = plan.make_chain(chain)[0].sends[0];
+    EXPECT_EQ(message.bytes, int64_t{256} << 20);
+    total += message.bytes;
+  }
+  EXPECT_EQ(total, kCount);
+}
+
+}  // namespace
+}  // namespace halflife::dist

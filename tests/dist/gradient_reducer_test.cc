@@ -1,0 +1,131 @@
+#include "dist/gradient_reducer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "dist/local_communicator.h"
+#include "support/expect_error.h"
+
+namespace halflife::dist {
+namespace {
+
+ParameterLayout MakeLayout(int num_params) {
+  std::vector<ParamSpec> specs;
+  for (int i = 0; i < num_params; ++i) {
+    specs.push_back({.name = "layers." + std::to_string(i) + ".weight",
+                     .shape = {i + 1, 13},
+                     .region = i % 4 == 0 ? Region::kFp32 : Region::kCompute,
+                     .aliases = {}});
+  }
+  return ParameterLayout(specs, {.first_bucket_bytes = 1024, .bucket_bytes = 4096});
+}
+
+// Forwards to a group and writes down what is launched.
+class Recorder final : public Communicator {
+ public:
+  explicit Recorder(Communicator& inner) : inner_(inner) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  const std::string& name() const override { return inner_.name(); }
+  Work AllReduce(TensorRef inout, ReduceOp op, OpTag tag, cudaStream_t s) override {
+    launched.push_back(tag.index);
+    return inner_.AllReduce(inout, op, tag, s);
+  }
+  Work ReduceScatter(TensorRef in, TensorRef out, ReduceOp op, OpTag tag, cudaStream_t s) override {
+    return inner_.ReduceScatter(in, out, op, tag, s);
+  }
+  Work AllGather(TensorRef in, TensorRef out, OpTag tag, cudaStream_t s) override {
+    return inner_.AllGather(in, out, tag, s);
+  }
+  Work AllGatherV(TensorRef in, TensorRef out, std::span<const int64_t> counts, OpTag tag,
+                  cudaStream_t s) override {
+    return inner_.AllGatherV(in, out, counts, tag, s);
+  }
+  Work AllToAll(TensorRef in, TensorRef out, OpTag tag, cudaStream_t s) override {
+    return inner_.AllToAll(in, out, tag, s);
+  }
+  Work Broadcast(TensorRef inout, int root, OpTag tag, cudaStream_t s) override {
+    return inner_.Broadcast(inout, root, tag, s);
+  }
+  Work SendRecv(TensorRef send, int to, TensorRef recv, int from, OpTag tag,
+                cudaStream_t s) override {
+    return inner_.SendRecv(send, to, recv, from, tag, s);
+  }
+  Work Barrier(OpTag tag) override { return inner_.Barrier(tag); }
+  std::unique_ptr<Communicator> Split(int color, int key, std::string name) override {
+    return inner_.Split(color, key, std::move(name));
+  }
+  void Abort(const std::string& cause) noexcept override { inner_.Abort(cause); }
+
+  std::vector<int> launched;
+
+ private:
+  Communicator& inner_;
+};
+
+TEST(GradientReducer, LaunchesInOrderAndSumsUnderEverySchedule) {
+  constexpr int kRanks = 4, kParams = 24, kSteps = 2;
+  const ParameterLayout layout = MakeLayout(kParams);
+  const int num_buckets = static_cast<int>(layout.buckets().size());
+  ASSERT_GE(num_buckets, 4);
+  std::vector<int> ascending(num_buckets);
+  std::iota(ascending.begin(), ascending.end(), 0);
+  for (uint64_t seed = 0; seed < 32; ++seed) {
+    SCOPED_TRACE(seed);
+    const auto rank_main = [&](Communicator& world) {
+      Recorder comm(world);
+      std::vector<float> grads(layout.num_elements());
+      GradientReducer reducer(layout, comm, Ref(grads.data(), layout.num_elements()), nullptr);
+      std::mt19937 random(static_cast<unsigned>(seed * 100 + world.rank()));  // own order per rank
+      for (int step = 0; step < kSteps; ++step) {
+        comm.launched.clear();
+        reducer.BeginStep();
+        std::vector<int> order(kParams);
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(order.begin(), order.end(), random);
+        for (const int param : order) {
+          float* const grad = grads.data() + layout.offset(param);
+          for (int64_t i = 0; i < layout.specs()[param].count(); ++i) {
+            grad[i] = static_cast<float>((world.rank() + 1) * (param + step + i));
+          }
+          reducer.MarkReady(param);
+        }
+        reducer.Finish();
+        EXPECT_EQ(comm.launched, ascending);
+        EXPECT_GE(reducer.exposed_seconds(), 0);
+        for (int param = 0; param < kParams; ++param) {
+          for (int64_t i = 0; i < layout.specs()[param].count(); ++i) {
+            // 1 + 2 + 3 + 4 times small integers: exact in fp32
+            ASSERT_EQ(grads[layout.offset(param) + i], 10 * (param + step + i));
+          }
+        }
+      }
+    };
+    LocalWorld::Run(kRanks, rank_main,
+                    {.schedule = LocalSchedule{.seed = seed, .max_delay_s = 2e-4}});
+  }
+}
+
+TEST(GradientReducer, NamesWhatIsMissingLateOrDouble) {
+  const ParameterLayout layout = MakeLayout(6);
+  const std::unique_ptr<Communicator> comm = MakeSelfCommunicator("world");
+  std::vector<float> grads(layout.num_elements());
+  const TensorRef arena = Ref(grads.data(), layout.num_elements());
+  {
+    GradientReducer reducer(layout, *comm, arena, nullptr);
+    EXPECT_HL_ERROR(reducer.MarkReady(0), ExitCode::kInternal, "outside a step");
+    reducer.BeginStep();
+    for (const int param : {0, 2, 3, 5}) reducer.MarkReady(param);
+    EXPECT_HL_ERROR(reducer.MarkReady(3), ExitCode::kInternal, "layers.3.weight", "grad_uses 1");
+    EXPECT_HL_ERROR(reducer.Finish(), ExitCode::kInternal,
+                    "no gradient reached: layers.1.weight, layers.4.weight;");
+  }
+  EXPECT_HL_ERROR(GradientReducer(layout, *comm, arena.Slice(0, 64), nullptr), ExitCode::kInternal,
+                  "gradient arena has 64 elements");
+}
+
+}  // namespace
+}  // namespace halflife::dist

@@ -1,0 +1,69 @@
+// A program that does one thing wrong under mpirun, named by its argument; rank_context_test looks
+// at how it ends.
+#include <unistd.h>
+
+#include <chrono>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "dist/rank_context.h"
+
+namespace halflife::dist {
+namespace {
+
+void Act(const std::string& mode, RankContext& context) {
+  Communicator& world = context.world();
+  const bool odd = context.rank() == context.world_size() - 1;
+  std::vector<float> x(1 << 20, 1.0f);
+  const auto sum = [&](const char* what) {
+    return world.AllReduce(Ref(x.data(), 1 << 20), ReduceOp::kSum, {what, 0}, nullptr);
+  };
+  if (mode == "throw" || mode == "throw-open") {
+    // The others wait for a rank that never comes; `open`: it fails with an operation of its own in
+    // flight.
+    Work open = mode == "throw-open" && odd ? sum("other") : Work();
+    HL_CHECK_AS(ExitCode::kData, !odd, "shard 7 is damaged");
+    sum("grads").WaitHost();
+  } else if (mode == "timeout") {
+    if (odd) std::this_thread::sleep_for(std::chrono::seconds(60));
+    sum("grads").WaitHost();
+  } else if (mode == "desync") {
+    sum(odd ? "norm" : "loss").WaitHost();
+  } else if (mode == "config") {
+    context.RequireSameConfig(odd ? "beef" : "cafe");
+  } else if (mode == "vanish") {
+    if (odd) ::_exit(9);
+    sum("grads").WaitHost();
+  } else if (mode == "slow-end") {  // every rank finishes its own work, at different times
+    if (odd) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::cout << "rank " << context.rank() << " done" << std::endl;
+  }
+}
+
+int Main(const std::string& mode) {
+  std::unique_ptr<RankContext> context;
+  try {
+    const LauncherEvidence evidence = ReadLauncherEvidence();
+    const bool odd = evidence.rank == evidence.world_size - 1;
+    context = RankContext::Create({.timeout_s = 2, .build = mode == "build" && odd ? "b" : "a"});
+    Act(mode, *context);
+    if (mode == "context-info") {
+      std::cout << context->rank() << " " << context->world_size() << " " << context->local_rank()
+                << " " << context->world().size() << std::endl;
+    }
+  } catch (const Error& error) {
+    HL_ERROR("probe", error.what());
+    if (!context) return static_cast<int>(error.code());
+    context->AbortWorld(static_cast<int>(error.code()));
+  }
+  context.reset();
+  return mode == "requeue" ? static_cast<int>(ExitCode::kRequeue) : 0;
+}
+
+}  // namespace
+}  // namespace halflife::dist
+
+int main(int argc, char** argv) { return argc == 2 ? halflife::dist::Main(argv[1]) : 64; }
