@@ -1,0 +1,66 @@
+// A run folder, arenas filled by a rule that does not depend on the world size, and saves and loads
+// over LocalWorld.
+//
+//   const std::vector<dist::ParamSpec> specs = SmallSpecs();
+//   SaveStep(run, {.world = 2, .step = 100}, specs);
+//   EXPECT_EQ(LoadStep(run, 3, specs)->state.step, 100u);   // checks every element of every rank's
+//   arena
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/store.h"
+#include "support/temp_dir.h"
+
+namespace halflife::ckpt::test {
+
+// Values are random bits of (seed, kind, parameter, element), NaN excepted.
+class TestArena {
+ public:
+  TestArena(const std::vector<dist::ParamSpec>& specs, int num_slices);
+  void Fill(uint64_t seed);
+  void FillWithGarbage();
+  // The first element that differs from Fill(seed), in words; empty when all agree. Padding must be
+  // zero.
+  std::string DifferenceFrom(uint64_t seed, bool with_adam = true) const;
+  ArenaView view() { return {&layout_, main_.data(), adam_m_.data(), adam_v_.data()}; }
+
+ private:
+  std::vector<float> Expected(uint64_t seed, Kind kind) const;
+
+  dist::ParameterLayout layout_;
+  std::vector<float> main_, adam_m_, adam_v_;
+};
+
+// Matrices, norms, a scalar, an empty tensor and a tied one; about 5,000 elements.
+std::vector<dist::ParamSpec> SmallSpecs();
+// One tensor of 9.4 million elements (3 blocks of 16 MiB a kind) between two small ones.
+std::vector<dist::ParamSpec> LargeSpecs();
+std::vector<dist::ParamSpec> RandomSpecs(uint64_t seed);
+
+StepState MakeState(uint64_t step);
+Expectation MatchingExpectation();
+
+struct SaveOptions {
+  int world = 1;
+  uint64_t step = 100;
+  StoreConfig config = {};
+};
+// Values are Fill(step).
+SaveReport SaveStep(const std::filesystem::path& run, const SaveOptions& options,
+                    const std::vector<dist::ParamSpec>& specs);
+
+// Loads and compares every rank's whole arena with Fill(loaded step).
+std::optional<LoadReport> LoadStep(const std::filesystem::path& run, int world,
+                                   const std::vector<dist::ParamSpec>& specs,
+                                   const ResumeRequest& request = {},
+                                   const Expectation& expectation = MatchingExpectation(),
+                                   const StoreConfig& config = {});
+
+// Names in RUN/ckpt, sorted; `.trash` contents as ".trash/<name without the random ending>".
+std::vector<std::string> ListCkpt(const std::filesystem::path& run);
+
+}  // namespace halflife::ckpt::test

@@ -1,0 +1,87 @@
+// Save and load between processes: ckpt_mpi_test --ranks=N under mpirun -n N.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "ckpt/ckpt_fixture.h"
+#include "core/fault.h"
+#include "dist/rank_context.h"
+#include "support/expect_error.h"
+
+namespace halflife::ckpt::test {
+namespace {
+
+dist::RankContext* context = nullptr;  // of main, for the tests of this process
+
+// A folder that all ranks share; rank 0 owns it.
+class MpiStoreTest : public testing::Test {
+ protected:
+  MpiStoreTest() {
+    if (context->rank() == 0) owned_ = std::make_unique<halflife::test::TempDir>();
+    const std::string mine = owned_ ? owned_->path().string() : "";
+    run_ = dist::BroadcastBytes(control(), mine, 0, {"test_folder", 0});
+  }
+  ~MpiStoreTest() override {
+    fault::Arm("", 0);
+    control().Barrier({"test_end", 0}).WaitHost();
+  }
+  static dist::Communicator& control() { return context->control(); }
+
+  std::unique_ptr<halflife::test::TempDir> owned_;
+  std::filesystem::path run_;
+};
+
+TEST_F(MpiStoreTest, ProcessesSaveAndThreadsLoadTheSame) {
+  for (const auto& specs : {SmallSpecs(), RandomSpecs(7)}) {
+    TestArena arena(specs, control().size());
+    CheckpointStore store(run_ / "ckpt", control(), {});
+    arena.Fill(10);
+    store.Save(arena.view(), MakeState(10));
+    arena.FillWithGarbage();
+    const auto report = store.Load({}, MatchingExpectation(), arena.view());
+    EXPECT_EQ(report->state.step, 10u);
+    EXPECT_EQ(arena.DifferenceFrom(10), "");
+    control().Barrier({"loaded", 0}).WaitHost();
+    if (control().rank() == 0) {
+      EXPECT_EQ(LoadStep(run_, 3, specs)->state.step, 10u);
+    }
+    control().Barrier({"compared", 0}).WaitHost();
+  }
+}
+
+TEST_F(MpiStoreTest, OneFailingRankFailsTheSaveForAll) {
+  if (!fault::CompiledIn()) GTEST_SKIP() << "this build has no fault points";
+  TestArena arena(SmallSpecs(), control().size());
+  CheckpointStore store(run_ / "ckpt", control(), {});
+  arena.Fill(10);
+  store.Save(arena.view(), MakeState(10));
+  fault::Arm("ckpt.p1.fsync:enospc:1:1", control().rank());
+  EXPECT_HL_ERROR(store.Save(arena.view(), MakeState(20)), ExitCode::kCheckpointIo,
+                  "rank 1: injected at ckpt.p1.fsync: No space left on device");
+  const auto report = store.Load({}, MatchingExpectation(), arena.view());
+  EXPECT_EQ(report->state.step, 10u);
+  EXPECT_EQ(arena.DifferenceFrom(10), "");
+}
+
+int Main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  const std::string wanted = argc > 1 ? argv[1] : "";
+  const auto owner = dist::RankContext::Create({.timeout_s = 60});
+  context = owner.get();
+  if (wanted != Concat("--ranks=", owner->world_size())) {
+    std::fprintf(stderr, "world of %d, but %s was asked for\n", owner->world_size(),
+                 wanted.c_str());
+    owner->AbortWorld(1);
+  }
+  int32_t failed = RUN_ALL_TESTS();
+  owner->control()
+      .AllReduce(Ref(&failed, 1), dist::ReduceOp::kMax, {"verdict", 0}, nullptr)
+      .WaitHost();
+  return failed;
+}
+
+}  // namespace
+}  // namespace halflife::ckpt::test
+
+int main(int argc, char** argv) { return halflife::ckpt::test::Main(argc, argv); }

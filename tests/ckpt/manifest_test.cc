@@ -1,0 +1,264 @@
+// The manifest: round trip, framing, versions, exact coverage, and ten thousand hostile variants.
+#include "ckpt/manifest.h"
+
+#include <gtest/gtest.h>
+#include <halflife/checkpoint.pb.h>
+
+#include <functional>
+#include <random>
+
+#include "ckpt/ckpt_fixture.h"
+#include "ckpt/damage.h"
+#include "support/expect_error.h"
+
+namespace halflife::ckpt::test {
+namespace {
+
+namespace pb = ::halflife::proto::checkpoint;
+
+// Two tensors over two files of 4096 bytes of header: a [6] = 24 bytes, b [2, 4] = 32 bytes, cut in
+// the middle of b.
+Manifest GoodManifest() {
+  Manifest manifest;
+  manifest.state = MakeState(9);
+  manifest.attempt = "0123abcd";
+  manifest.hosts = {"node1", "node2"};
+  manifest.files = {{"rank_00000.safetensors", 0, 4096 + 40, 4096, {1, 2}, {3, 4}},
+                    {"rank_00001.safetensors", 1, 4096 + 16, 4096, {5, 6}, {7, 8}}};
+  manifest.total_bytes = 2 * 4096 + 56;
+  manifest.tensors = {
+      {.name = "a",
+       .shape = {6},
+       .aliases = {"tied"},
+       .weight_decay = true,
+       .fragments = {{Kind::kMain, 0, 6, 0, 0, {{1, 1}}}}},
+      {.name = "b",
+       .shape = {2, 4},
+       .fp32_region = true,
+       .fragments = {{Kind::kMain, 0, 4, 0, 24, {{2, 2}}}, {Kind::kMain, 4, 8, 1, 0, {{3, 3}}}}}};
+  return manifest;
+}
+
+// Replaces the payload by `change` of the message and frames it anew, with a valid hash.
+std::string Reframed(const std::string& bytes, const std::function<void(pb::Manifest*)>& change) {
+  pb::Manifest message;
+  EXPECT_TRUE(message.ParseFromString(bytes.substr(16, bytes.size() - 32)));
+  change(&message);
+  const std::string payload = message.SerializeAsString();
+  const uint64_t length = payload.size();
+  std::string framed = bytes.substr(0, 8);
+  framed.append(reinterpret_cast<const char*>(&length), 8);
+  framed.append(payload);
+  const Hash128 hash = HashBytes(framed);
+  framed.append(reinterpret_cast<const char*>(&hash.hi), 8);
+  framed.append(reinterpret_cast<const char*>(&hash.lo), 8);
+  return framed;
+}
+
+Manifest DecodeChanged(const std::function<void(pb::Manifest*)>& change) {
+  return DecodeManifest(Reframed(EncodeManifest(GoodManifest()), change), "manifest.pb");
+}
+
+TEST(ManifestTest, RoundTrip) {
+  const Manifest manifest = GoodManifest();
+  const std::string bytes = EncodeManifest(manifest);
+  const Manifest again = DecodeManifest(bytes, "manifest.pb");
+  CheckCoverage(again, "manifest.pb");
+  EXPECT_EQ(again.hosts, manifest.hosts);
+  EXPECT_EQ(again.attempt, manifest.attempt);
+  ASSERT_EQ(again.files.size(), 2u);
+  EXPECT_EQ(again.files[1].header_hash, (Hash128{7, 8}));
+  ASSERT_EQ(again.tensors.size(), 2u);
+  EXPECT_TRUE(again.tensors[0].weight_decay);
+  EXPECT_EQ(again.tensors[0].aliases, std::vector<std::string>{"tied"});
+  EXPECT_TRUE(again.tensors[1].fp32_region);
+  EXPECT_EQ(again.tensors[1].fragments[1].block_hashes[0], (Hash128{3, 3}));
+  EXPECT_EQ(again.state.step, 9u);
+  // protobuf maps have no order, so equal messages may differ in bytes; their texts are sorted
+  EXPECT_EQ(ManifestText(EncodeManifest(again)), ManifestText(bytes));
+}
+
+TEST(ManifestTest, TextThatCouldNotBeReadBackIsNotWritten) {
+  google::protobuf::SetLogHandler(nullptr);
+  Manifest manifest = GoodManifest();
+  manifest.state.run_config_text = "path: '\xff'";
+  EXPECT_HL_ERROR(EncodeManifest(manifest), ExitCode::kInternal, "not UTF-8");
+}
+
+TEST(ManifestTest, EveryCutAndExtensionIsNoticed) {
+  const std::string bytes = EncodeManifest(GoodManifest());
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_THROW(DecodeManifest(bytes.substr(0, size), "m"), DamageError) << size;
+  }
+  EXPECT_THROW(DecodeManifest(bytes + '\0', "m"), DamageError);
+}
+
+TEST(ManifestTest, TheFutureIsRefusedByName) {
+  EXPECT_HL_ERROR(
+      DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(2); }),
+      ExitCode::kNoUsableCheckpoint,
+      "needs a halflife that reads schema 2 (written by 0.1.0), this one reads up to 1");
+  EXPECT_HL_ERROR(DecodeChanged([](pb::Manifest* m) { m->add_required_features("holes"); }),
+                  ExitCode::kNoUsableCheckpoint, "uses the feature 'holes'", "newer halflife");
+  EXPECT_HL_ERROR(DecodeChanged([](pb::Manifest* m) {
+                    m->mutable_tensors(0)->set_dtype(static_cast<pb::DType>(17));
+                  }),
+                  ExitCode::kNoUsableCheckpoint, "tensor 'a' has dtype number 17");
+  EXPECT_HL_ERROR(DecodeChanged([](pb::Manifest* m) {
+                    m->mutable_tensors(1)->mutable_fragments(0)->set_kind(pb::KIND_UNSPECIFIED);
+                  }),
+                  ExitCode::kNoUsableCheckpoint, "tensor 'b' has kind number 0");
+  EXPECT_HL_ERROR(DecodeChanged([](pb::Manifest* m) {
+                    m->mutable_mesh()->set_layout(static_cast<pb::Layout>(9));
+                  }),
+                  ExitCode::kNoUsableCheckpoint, "layout 9 is unknown");
+  EXPECT_HL_ERROR(DecodeChanged([](pb::Manifest* m) { m->mutable_rng()->set_version(99); }),
+                  ExitCode::kNoUsableCheckpoint, "random numbers come from", "version 99");
+  // none of these is damage: a load must stop, not fall back
+  EXPECT_THROW(DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(2); }), Error);
+  try {
+    DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(2); });
+  } catch (const DamageError&) {
+    FAIL() << "a newer format was called damage";
+  } catch (const Error&) {
+  }
+}
+
+TEST(ManifestTest, AdditiveFieldsAreIgnored) {
+  const std::string bytes = Reframed(EncodeManifest(GoodManifest()), [](pb::Manifest* m) {
+    m->set_schema_version(7);  // newer, yet readable from version 1 on
+    m->GetReflection()->MutableUnknownFields(m)->AddVarint(50, 1);
+  });
+  CheckCoverage(DecodeManifest(bytes, "m"), "m");
+}
+
+struct Incoherence {
+  const char* text;  // of the error
+  std::function<void(Manifest*)> make;
+};
+
+TEST(CoverageTest, EveryIncoherenceIsNamed) {
+  const Incoherence cases[] = {
+      {"main/b elements [3, 4) are stored twice",
+       [](Manifest* m) {
+         m->tensors[1].fragments[1].begin = 3;
+         m->files[1].bytes += 4;
+         m->total_bytes += 4;
+       }},
+      {"main/b elements [4, 5) are not stored",
+       [](Manifest* m) { m->tensors[1].fragments[1].begin = 5; }},
+      {"main/b is stored up to 7 of 8 elements",
+       [](Manifest* m) { m->tensors[1].fragments[1].end = 7; }},
+      {"main/b is stored up to 9 of 8 elements",
+       [](Manifest* m) { m->tensors[1].fragments[1].end = 9; }},
+      {"main/b elements [0, 4) are not stored",
+       [](Manifest* m) { m->tensors[1].fragments.erase(m->tensors[1].fragments.begin()); }},
+      {"tensor 'a' is not stored", [](Manifest* m) { m->tensors[0].fragments.clear(); }},
+      {"tensor 'a' has no main weights",
+       [](Manifest* m) { m->tensors[0].fragments[0].kind = Kind::kAdamM; }},
+      {"tensor 'a' has one of adam_m and adam_v",
+       [](Manifest* m) {
+         m->tensors[0].fragments.push_back({Kind::kAdamM, 0, 6, 1, 16, {{9, 9}}});
+       }},
+      {"tensor 'a' lies in file 2 of 2", [](Manifest* m) { m->tensors[0].fragments[0].file = 2; }},
+      {"tensor 'b' begins at byte 24 of rank_00000.safetensors where the data before it ends at 0",
+       [](Manifest* m) { m->tensors[0].fragments[0].file = 1; }},
+      {"tensor 'b' begins at byte 20 of rank_00000.safetensors where the data before it ends at 24",
+       [](Manifest* m) { m->tensors[1].fragments[0].offset = 20; }},
+      {"tensor 'b' begins at byte 28 of rank_00000.safetensors where the data before it ends at 24",
+       [](Manifest* m) { m->tensors[1].fragments[0].offset = 28; }},
+      {"fragments fill 16 of 20 data bytes of rank_00001.safetensors",
+       [](Manifest* m) {
+         m->files[1].bytes += 4;
+         m->total_bytes += 4;
+       }},
+      {"main/a has 0 block hashes for 24 bytes",
+       [](Manifest* m) { m->tensors[0].fragments[0].block_hashes.clear(); }},
+      {"files of 8248 bytes, total says 8249", [](Manifest* m) { ++m->total_bytes; }},
+      {"tensor 'a' is listed twice", [](Manifest* m) { m->tensors[1].name = m->tensors[0].name; }},
+      {"alias 'b' is listed twice", [](Manifest* m) { m->tensors[1].aliases = {"b"}; }},
+      {"file rank_00000.safetensors is listed twice",
+       [](Manifest* m) { m->files[1].name = m->files[0].name; }},
+      {"'../run.lock' is not a plain file name",
+       [](Manifest* m) { m->files[0].name = "../run.lock"; }},
+      {"its shape overflows",
+       [](Manifest* m) {
+         m->tensors[0].shape = {1ll << 40, 1ll << 40};
+       }},
+      {"is shorter than its header", [](Manifest* m) { m->files[0].data_offset = 1 << 20; }},
+  };
+  for (const Incoherence& incoherence : cases) {
+    SCOPED_TRACE(incoherence.text);
+    Manifest manifest = GoodManifest();
+    incoherence.make(&manifest);
+    EXPECT_HL_ERROR(CheckCoverage(manifest, "manifest.pb"), ExitCode::kNoUsableCheckpoint,
+                    "manifest.pb: ", incoherence.text);
+    // and the same after a trip through the file
+    const std::string bytes = EncodeManifest(manifest);
+    EXPECT_THROW(CheckCoverage(DecodeManifest(bytes, "m"), "m"), DamageError);
+  }
+}
+
+// Changes 1 to 4 bytes; sometimes cuts, repeats or inserts.
+std::string Mutated(std::string bytes, std::mt19937_64& random) {
+  const size_t at = random() % bytes.size();
+  switch (random() % 8) {
+    case 0:
+      return bytes.substr(0, at);
+    case 1:
+      return Concat(bytes.substr(0, at + random() % 64), bytes.substr(at));
+    case 2:
+      return bytes.erase(at, random() % 16 + 1);
+    default:
+      for (uint64_t i = random() % 4 + 1; i > 0; --i) {
+        bytes[random() % bytes.size()] ^= static_cast<char>(random() % 255 + 1);
+      }
+      return bytes;
+  }
+}
+
+TEST(ManifestFuzzTest, NoMutationIsAccepted) {
+  const std::string bytes = EncodeManifest(GoodManifest());
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 10'000; ++i) {
+    const std::string mutated = Mutated(bytes, random);
+    if (mutated == bytes) continue;
+    EXPECT_THROW(DecodeManifest(mutated, "m"), DamageError) << "mutation " << i;
+  }
+}
+
+// With the hash made good again, as a hostile writer would: an error or a coherent manifest, never
+// a crash.
+TEST(ManifestFuzzTest, MutationsBehindAValidHash) {
+  google::protobuf::SetLogHandler(nullptr);  // it reports each text that is not UTF-8
+  const std::string bytes = EncodeManifest(GoodManifest());
+  const std::string payload = bytes.substr(16, bytes.size() - 32);
+  std::mt19937_64 random(2);
+  int num_refused = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    const std::string mutated = Mutated(payload, random);
+    pb::Manifest message;
+    if (!message.ParseFromString(mutated)) {
+      ++num_refused;
+      continue;
+    }
+    try {
+      const auto replace = [&](pb::Manifest* m) { *m = message; };
+      const Manifest manifest = DecodeManifest(Reframed(bytes, replace), "m");
+      CheckCoverage(manifest, "m");
+      uint64_t data_bytes = 0, file_bytes = 0;
+      for (const TensorEntry& t : manifest.tensors) {
+        for (const StoredFragment& f : t.fragments) data_bytes += FragmentBytes(t, f);
+      }
+      for (const FileEntry& f : manifest.files) file_bytes += f.bytes - f.data_offset;
+      EXPECT_EQ(data_bytes, file_bytes) << "mutation " << i;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kNoUsableCheckpoint) << error.what();
+      ++num_refused;
+    }
+  }
+  EXPECT_GT(num_refused, 2000);
+}
+
+}  // namespace
+}  // namespace halflife::ckpt::test

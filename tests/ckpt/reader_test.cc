@@ -1,0 +1,263 @@
+// Reading without a communicator, comparing, resharding, and `halflife ckpt` on top of them.
+#include "ckpt/reader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "ckpt/ckpt_fixture.h"
+#include "ckpt/diff.h"
+#include "ckpt/reshard.h"
+#include "ckpt/run_lock.h"
+#include "cli/command.h"
+#include "dist/local_communicator.h"
+#include "support/expect_error.h"
+
+namespace halflife::ckpt::test {
+namespace {
+
+namespace fs = std::filesystem;
+using halflife::test::TempDir;
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+struct CommandResult {
+  int code = 0;
+  std::string out;
+};
+
+// As main does: parse, run, turn an Error into its exit code.
+CommandResult RunCkpt(const std::string& arguments) {
+  CLI::App app;
+  cli::Action action;
+  cli::AddCkpt(app, action);
+  testing::internal::CaptureStdout();
+  CommandResult result;
+  try {
+    app.parse("ckpt " + arguments);
+    result.code = static_cast<int>(action());
+  } catch (const CLI::ParseError&) {
+    result.code = static_cast<int>(ExitCode::kUsage);
+  } catch (const Error& error) {
+    result.code = static_cast<int>(error.code());
+  }
+  result.out = testing::internal::GetCapturedStdout();
+  return result;
+}
+
+class ReaderTest : public testing::Test {
+ protected:
+  ReaderTest() {
+    SaveStep(run_.path(), {.world = 2, .step = 100}, SmallSpecs());
+    SaveStep(run_.path(), {.world = 3, .step = 200}, SmallSpecs());
+  }
+  fs::path step(uint64_t number) const { return run_ / "ckpt" / Concat("step_000000000", number); }
+  std::string Run() const { return run_.path().string(); }
+
+  // Saves step 300 with step 200's values, one element of layers.0.mlp.up_proj.weight changed.
+  void SaveVariant(int64_t element, float value) const {
+    dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
+      TestArena arena(SmallSpecs(), 1);
+      arena.Fill(200);
+      const ArenaView view = arena.view();
+      view.main[view.layout->offset(5) + element] = value;
+      CheckpointStore(run_ / "ckpt", control, {}).Save(view, MakeState(300));
+    });
+  }
+
+  const TempDir run_;
+};
+
+TEST_F(ReaderTest, FindsTheStepOfARunAFolderOrItself) {
+  EXPECT_EQ(FindStep(run_.path()), step(200));
+  EXPECT_EQ(FindStep(run_ / "ckpt"), step(200));
+  EXPECT_EQ(FindStep(step(100)), step(100));
+  EXPECT_EQ(RunOfStep(step(100)), run_.path());
+  EXPECT_EQ(RunOfStep(step(100).string() + "/"), run_.path());
+  EXPECT_EQ(RunOfStep("/elsewhere/step_000000000100"), fs::path());
+  const TempDir empty;
+  EXPECT_HL_ERROR(FindStep(empty.path()), ExitCode::kNoUsableCheckpoint, "no checkpoint in",
+                  "looked for manifest.pb, ckpt/step_* and step_*");
+  EXPECT_HL_ERROR(FindStep(empty / "x"), ExitCode::kNoUsableCheckpoint, "is not a folder");
+}
+
+TEST_F(ReaderTest, TensorsAreWholeWhateverTheCuts) {
+  const StepReader reader = StepReader::Open(step(200));
+  EXPECT_EQ(reader.state().step, 200u);
+  ASSERT_EQ(reader.tensors().size(), SmallSpecs().size());
+  TestArena arena(SmallSpecs(), 1);
+  arena.Fill(200);
+  const ArenaView view = arena.view();
+  for (size_t i = 0; i < reader.tensors().size(); ++i) {
+    const TensorInfo& tensor = reader.tensors()[i];
+    EXPECT_EQ(tensor.shape, SmallSpecs()[i].shape);
+    for (const Kind kind : {Kind::kMain, Kind::kAdamM, Kind::kAdamV}) {
+      std::vector<float> values(tensor.count() + 1);  // memcmp wants an address, also of nothing
+      reader.ReadTensor(kind, tensor.name, values.data());
+      EXPECT_EQ(
+          std::memcmp(values.data(), view.array(kind) + view.layout->offset(static_cast<int>(i)),
+                      4 * tensor.count()),
+          0)
+          << Name(kind) << "/" << tensor.name;
+    }
+  }
+  float tied[3], table[3];
+  reader.ReadRange(Kind::kMain, "lm_head.weight", 100, 103, tied);
+  reader.ReadRange(Kind::kMain, "embeddings.weight", 100, 103, table);
+  EXPECT_EQ(std::memcmp(tied, table, sizeof tied), 0);
+  EXPECT_HL_ERROR(reader.ReadTensor(Kind::kMain, "layers.9.weight", tied),
+                  ExitCode::kNoUsableCheckpoint, "has no tensor 'layers.9.weight'");
+}
+
+TEST_F(ReaderTest, ADeletedStepIsReportedAsSuch) {
+  const StepReader reader = StepReader::Open(step(100));
+  fs::remove_all(step(100));
+  float value;
+  EXPECT_HL_ERROR(reader.ReadRange(Kind::kMain, "embeddings.weight", 0, 1, &value),
+                  ExitCode::kCheckpointIo, "the step was deleted while reading");
+}
+
+TEST_F(ReaderTest, DiffMeasuresOneChangedElement) {
+  std::vector<float> values(193 * 17);
+  StepReader::Open(step(200)).ReadTensor(Kind::kMain, "layers.0.mlp.up_proj.weight", values.data());
+  SaveVariant(33, std::nextafterf(values[33], INFINITY));
+  const StepReader a = StepReader::Open(step(200)), b = StepReader::Open(step(300));
+  const StepDifference difference = DiffSteps(a, b, {});
+  EXPECT_FALSE(difference.equal());
+  int num_different = 0;
+  for (const TensorDifference& tensor : difference.tensors) {
+    if (tensor.equal()) continue;
+    ++num_different;
+    EXPECT_EQ(tensor.name, "layers.0.mlp.up_proj.weight");
+    EXPECT_EQ(tensor.kind, Kind::kMain);
+    EXPECT_EQ(tensor.first_different, 33);
+    EXPECT_THAT(tensor.ulps, ElementsAre(193 * 17 - 1, 1, 0, 0, 0, 0));
+    EXPECT_EQ(tensor.max_abs, std::abs(static_cast<double>(tensor.value_a) - tensor.value_b));
+  }
+  EXPECT_EQ(num_different, 1);
+  EXPECT_TRUE(DiffSteps(a, b, {.kinds = {Kind::kAdamM, Kind::kAdamV}}).equal());
+}
+
+TEST_F(ReaderTest, DiffNamesAddedRemovedAndReshapedTensors) {
+  auto specs = SmallSpecs();
+  specs[1].name = "layers.0.norm.gain";
+  specs[2].shape = {64, 16};
+  const TempDir other;
+  SaveStep(other.path(), {.step = 200}, specs);
+  const StepDifference difference =
+      DiffSteps(StepReader::Open(step(200)), StepReader::Open(FindStep(other.path())), {});
+  EXPECT_THAT(difference.only_in_a, testing::Contains("adam_m/layers.0.norm.weight"));
+  EXPECT_THAT(difference.only_in_b, testing::Contains("main/layers.0.norm.gain"));
+  EXPECT_THAT(difference.reshaped,
+              ElementsAre("layers.0.attn.q_proj.weight: [16, 64] against [64, 16]"));
+}
+
+TEST_F(ReaderTest, ReshardedStepsHoldTheSameState) {
+  const TempDir out;
+  const StepReader before = StepReader::Open(step(200));
+  for (const int world : {1, 2, 5, 64}) {
+    const fs::path path = out / Concat("world", world);
+    ReshardStep(before, world, path);
+    const StepReader after = StepReader::Open(path);
+    EXPECT_EQ(after.files().size(), static_cast<size_t>(world));
+    EXPECT_EQ(GatheredHash(after), GatheredHash(before));
+    EXPECT_TRUE(after.Verify(2).empty());
+    EXPECT_EQ(after.state().data.tokens, before.state().data.tokens);
+    const auto request = ParseResume("path=" + path.string());
+    EXPECT_EQ(LoadStep(out / "run", 2, SmallSpecs(), request)->state.step, 200u);
+  }
+  EXPECT_HL_ERROR(ReshardStep(before, 2, out / "world5"), ExitCode::kUsage, "exists already");
+}
+
+TEST_F(ReaderTest, CommandLs) {
+  std::ofstream(step(100) / "KEEP") << "";
+  fs::create_directory(run_ / "ckpt/.tmp_step_000000000300.0123abcd");
+  fs::create_directory(run_ / "ckpt/step_000000000050.bad");
+  const CommandResult text = RunCkpt("ls " + Run());
+  EXPECT_EQ(text.code, 0);
+  EXPECT_THAT(text.out, HasSubstr("LATEST"));
+  const json rows = json::parse(RunCkpt("ls --json " + Run()).out);
+  ASSERT_EQ(rows.size(), 4u);
+  const char* states[] = {"tmp", "ok", "pinned", "bad"};
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(rows[i]["state"], states[i]);
+  EXPECT_EQ(rows[1]["world/dp/sp/stage"], "3/3/1/0");
+  EXPECT_EQ(rows[1]["latest"], true);
+  EXPECT_EQ(rows[1]["loss"], 5.0);
+}
+
+TEST_F(ReaderTest, CommandInspect) {
+  const json inspected =
+      json::parse(RunCkpt("inspect --json --stats --tensors '*norm*' " + step(100).string()).out);
+  EXPECT_EQ(inspected["step"], 100);
+  EXPECT_EQ(inspected["cursor"]["tokens"], 100 * 8 * 512);
+  ASSERT_EQ(inspected["tensors"].size(), 1u);
+  EXPECT_EQ(inspected["tensors"][0]["shape"], json({16}));
+  EXPECT_LE(inspected["tensors"][0]["min"], inspected["tensors"][0]["max"]);
+  EXPECT_THAT(RunCkpt("inspect " + Run()).out, HasSubstr("layers.0.mlp.up_proj.weight  [193, 17]"));
+}
+
+TEST_F(ReaderTest, CommandVerify) {
+  const CommandResult good = RunCkpt("verify " + step(100).string() + " " + step(200).string());
+  EXPECT_EQ(good.code, 0);
+  EXPECT_THAT(good.out, HasSubstr("OK " + step(200).string()));
+  fs::resize_file(step(100) / "rank_00001.safetensors", 5000);
+  fs::remove(step(200) / "manifest.pb");
+  const CommandResult bad = RunCkpt("verify " + step(100).string() + " " + step(200).string());
+  EXPECT_EQ(bad.code, 1);
+  EXPECT_THAT(bad.out, HasSubstr("rank_00001.safetensors: 5000 bytes, the manifest says"));
+  EXPECT_THAT(bad.out, HasSubstr("manifest.pb: missing"));
+  EXPECT_EQ(RunCkpt("inspect " + step(100).string()).code, 1);
+}
+
+TEST_F(ReaderTest, CommandDiff) {
+  EXPECT_EQ(RunCkpt("diff " + Run() + " " + step(200).string()).code, 0);
+  EXPECT_EQ(RunCkpt("diff " + step(100).string() + " " + step(200).string()).code, 1);
+  SaveVariant(7, 123.0f);
+  const std::string pair = step(200).string() + " " + step(300).string();
+  const CommandResult text = RunCkpt("diff --bitwise " + pair);
+  EXPECT_EQ(text.code, 1);
+  EXPECT_THAT(text.out, HasSubstr("main/layers.0.mlp.up_proj.weight"));
+  EXPECT_THAT(text.out, HasSubstr("DIFFERENT"));
+  EXPECT_EQ(RunCkpt("diff --state adam_m,adam_v " + pair).code, 0);
+  EXPECT_EQ(RunCkpt("diff --state weights " + pair).code, 2);
+}
+
+TEST_F(ReaderTest, CommandReshard) {
+  const fs::path out = run_ / "resharded";
+  const CommandResult text = RunCkpt("reshard " + Run() + " --world 4 --out " + out.string());
+  EXPECT_EQ(text.code, 0);
+  EXPECT_THAT(text.out, HasSubstr("for 4 ranks; gathered hash"));
+  EXPECT_EQ(RunCkpt("diff " + Run() + " " + out.string()).code, 0);
+  EXPECT_EQ(RunCkpt("reshard " + Run() + " --world 0 --out " + out.string()).code, 2);
+}
+
+TEST_F(ReaderTest, CommandPrune) {
+  SaveStep(run_.path(), {.step = 300}, SmallSpecs());
+  EXPECT_EQ(RunCkpt("prune --keep-last 1 " + Run()).code, 2);
+  {
+    const RunLock lock = RunLock::Acquire(run_.path(), {});
+    EXPECT_EQ(RunCkpt("prune --keep-last 2 " + Run()).code, 4);
+    const CommandResult dry = RunCkpt("prune --keep-last 2 --dry-run " + Run());
+    EXPECT_EQ(dry.code, 0);
+    EXPECT_THAT(dry.out, HasSubstr("step_000000000100  would go  older than the newest 2"));
+    EXPECT_TRUE(fs::exists(step(100)));
+  }
+  EXPECT_EQ(RunCkpt("prune --keep-last 2 " + Run()).code, 0);
+  EXPECT_THAT(ListCkpt(run_.path()),
+              ElementsAre("LATEST", "step_000000000200", "step_000000000300"));
+}
+
+TEST_F(ReaderTest, CommandUsage) {
+  EXPECT_EQ(RunCkpt("").code, 2);
+  EXPECT_EQ(RunCkpt("ls /does/not/exist").code, 2);
+  EXPECT_EQ(RunCkpt("diff " + Run()).code, 2);
+}
+
+}  // namespace
+}  // namespace halflife::ckpt::test

@@ -1,0 +1,330 @@
+// Save and load without accidents: identity in bits for any two world sizes, agreement, retention,
+// branches.
+#include "ckpt/store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "ckpt/ckpt_fixture.h"
+#include "ckpt/reader.h"
+#include "core/files.h"
+#include "core/hash.h"
+#include "dist/local_communicator.h"
+#include "support/expect_error.h"
+
+namespace halflife::ckpt::test {
+namespace {
+
+namespace fs = std::filesystem;
+using halflife::test::TempDir;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class WorldPairs : public testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(WorldPairs, SavedAtOneLoadedAtTheOtherIsIdentity) {
+  const auto [from, to] = GetParam();
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const TempDir run;
+    const auto specs = seed == 1 ? SmallSpecs() : RandomSpecs(seed * 100 + from * 10 + to);
+    SaveStep(run.path(), {.world = from, .step = seed}, specs);
+    const auto report = LoadStep(run.path(), to, specs);
+    ASSERT_TRUE(report);
+    EXPECT_EQ(report->state.step, seed);
+    EXPECT_FALSE(report->fell_back);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WorldPairs,
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(1, 2, 3, 4)));
+
+TEST(StoreTest, ScalarsComeBackExactly) {
+  const TempDir run;
+  SaveStep(run.path(), {.step = 12}, SmallSpecs());
+  const StepState expected = MakeState(12);
+  const StepState state = LoadStep(run.path(), 1, SmallSpecs())->state;
+  EXPECT_EQ(state.num_updates, expected.num_updates);
+  EXPECT_EQ(state.last_lr, expected.last_lr);
+  EXPECT_EQ(state.data.next_sample, expected.data.next_sample);
+  EXPECT_EQ(state.data.tokens, expected.data.tokens);
+  EXPECT_EQ(state.data.dataset, expected.data.dataset);
+  ASSERT_EQ(state.data.blend.size(), 1u);
+  EXPECT_EQ(state.data.blend[0].drawn, 3u);
+  EXPECT_EQ(state.guard.loss_window, expected.guard.loss_window);
+  EXPECT_EQ(state.guard.skipped, expected.guard.skipped);
+  EXPECT_EQ(state.rng_seed, expected.rng_seed);
+  EXPECT_EQ(state.trajectory, expected.trajectory);
+  EXPECT_EQ(state.run_config_text, expected.run_config_text);
+  EXPECT_EQ(state.metrics, expected.metrics);
+  EXPECT_EQ(state.parent_step, expected.parent_step);
+}
+
+TEST(StoreTest, SeveralBlocksPerFragment) {
+  const TempDir run;
+  const SaveReport report = SaveStep(run.path(), {.world = 2, .step = 3}, LargeSpecs());
+  EXPECT_GT(report.bytes, 12u * 9'400'000);
+  EXPECT_EQ(
+      LoadStep(run.path(), 3, LargeSpecs(), {}, MatchingExpectation(), {.verify_all_bytes = true})
+          ->state.step,
+      3u);
+}
+
+TEST(StoreTest, WeightsOnly) {
+  const TempDir run;
+  dist::LocalWorld::Run(2, [&](dist::Communicator& control) {
+    TestArena arena(SmallSpecs(), 2);
+    arena.Fill(5);
+    ArenaView view = arena.view();
+    view.adam_m = view.adam_v = nullptr;
+    StepState state = MakeState(5);
+    state.num_updates = 0;
+    CheckpointStore store(run / "ckpt", control, {});
+    store.Save(view, state);
+    // a step without optimiser state stands for m = v = 0
+    TestArena loaded(SmallSpecs(), 2);
+    loaded.FillWithGarbage();
+    ASSERT_TRUE(store.Load({}, MatchingExpectation(), loaded.view()));
+    EXPECT_EQ(loaded.DifferenceFrom(5, /*with_adam=*/false), "");
+  });
+}
+
+TEST(StoreTest, WeightsOnlyAfterUpdatesIsRefusedForTraining) {
+  const TempDir run;
+  dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
+    TestArena arena(SmallSpecs(), 1);
+    arena.Fill(5);
+    ArenaView view = arena.view();
+    view.adam_m = view.adam_v = nullptr;
+    CheckpointStore store(run / "ckpt", control, {});
+    store.Save(view, MakeState(5));
+    EXPECT_HL_ERROR(store.Load({}, MatchingExpectation(), arena.view()), ExitCode::kUsage,
+                    "tensor layers.0.norm.weight optimiser state: checkpoint none", "--init-from");
+  });
+}
+
+TEST(StoreTest, NothingThereIsAFreshStart) {
+  const TempDir run;
+  EXPECT_FALSE(LoadStep(run.path(), 2, SmallSpecs()));
+  EXPECT_FALSE(LoadStep(run.path(), 2, SmallSpecs(), ParseResume("none")));
+}
+
+TEST(StoreTest, ResumeNoneRefusesARunThatHasSteps) {
+  const TempDir run;
+  SaveStep(run.path(), {.step = 10}, SmallSpecs());
+  EXPECT_HL_ERROR(LoadStep(run.path(), 2, SmallSpecs(), ParseResume("none")), ExitCode::kUsage,
+                  "already holds step_000000000010", "--resume auto");
+}
+
+TEST(StoreTest, ResumeFromAnExplicitStepOrPath) {
+  const TempDir run;
+  for (const uint64_t step : {10, 20}) SaveStep(run.path(), {.step = step}, SmallSpecs());
+  EXPECT_EQ(LoadStep(run.path(), 2, SmallSpecs(), ParseResume("step=10"))->state.step, 10u);
+  const TempDir copy;
+  fs::copy(run / "ckpt/step_000000000010", copy / "elsewhere", fs::copy_options::recursive);
+  const TempDir other;
+  const auto request = ParseResume("path=" + (copy / "elsewhere").string());
+  EXPECT_EQ(LoadStep(other.path(), 2, SmallSpecs(), request)->state.step, 10u);
+  EXPECT_HL_ERROR(LoadStep(run.path(), 1, SmallSpecs(), ParseResume("step=11")),
+                  ExitCode::kNoUsableCheckpoint, "step_000000000011/manifest.pb: missing");
+}
+
+TEST(StoreTest, ParseResumeNamesTheForms) {
+  EXPECT_EQ(ParseResume("auto").mode, ResumeMode::kAuto);
+  EXPECT_EQ(ParseResume("step=1200").step, 1200u);
+  for (const char* text : {"", "step=", "step=x", "step=1x", "path=", "newest", "auto "}) {
+    EXPECT_HL_ERROR(ParseResume(text), ExitCode::kUsage, "auto, none, step=N or path=DIR");
+  }
+}
+
+TEST(StoreTest, DifferencesAreListedAllAtOnceWithBothValues) {
+  const TempDir run;
+  SaveStep(run.path(), {.step = 10}, SmallSpecs());
+  auto specs = SmallSpecs();
+  specs[2].shape = {16, 32};
+  specs[0].aliases.clear();
+  specs[1].name = "layers.0.norm.gain";
+  Expectation expectation = MatchingExpectation();
+  expectation.model_family = "retnet";
+  expectation.model_config_json = R"({"num_layers": 3, "mixer": {"name": "gla"}, "bias": true})";
+  expectation.trajectory = {{"optimizer.lr", "0.001"}, {"data.seq_len", "512"}, {"seed", "1"}};
+  EXPECT_HL_ERROR(LoadStep(run.path(), 2, specs, {}, expectation), ExitCode::kUsage,
+                  "step_000000000010 does not fit this run, 9 differences:",
+                  "model_family: checkpoint gla, this run retnet",
+                  "model_config.num_layers: checkpoint 2, this run 3",
+                  "model_config.bias: checkpoint (absent), this run true",
+                  "optimizer.lr: checkpoint 0.003, this run 0.001",
+                  "seed: checkpoint (absent), this run 1",
+                  "tensor layers.0.attn.q_proj.weight: checkpoint [16, 64], this run [16, 32]",
+                  "tensor embeddings.weight tied to: checkpoint lm_head.weight, this run nothing",
+                  "tensor layers.0.norm.weight: only in the checkpoint",
+                  "tensor layers.0.norm.gain: only in this run's model", "--allow-change");
+  EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "step_000000000010"));
+}
+
+TEST(StoreTest, AllowedChangesPass) {
+  const TempDir run;
+  SaveStep(run.path(), {.step = 10}, SmallSpecs());
+  Expectation expectation = MatchingExpectation();
+  expectation.trajectory["optimizer.lr"] = "0.001";
+  expectation.allow_change = {"optimizer.lr"};
+  EXPECT_TRUE(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation));
+}
+
+TEST(StoreTest, TheFolderHoldsWhatPeopleAndToolsExpect) {
+  const TempDir run;
+  SaveStep(run.path(), {.world = 2, .step = 1200}, SmallSpecs());
+  const fs::path step = run / "ckpt/step_000000001200";
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(step)) names.push_back(entry.path().filename());
+  EXPECT_THAT(names,
+              testing::UnorderedElementsAre("manifest.pb", "manifest.txtpb", "XXH128SUMS",
+                                            "rank_00000.safetensors", "rank_00001.safetensors"));
+  const std::string manifest = ReadFile(step / "manifest.pb", ExitCode::kInternal);
+  EXPECT_EQ(ReadFile(run / "ckpt/LATEST", ExitCode::kInternal),
+            "step_000000001200 " + ToHex(HashBytes(manifest)) + "\n");
+  const std::string sums = ReadFile(step / "XXH128SUMS", ExitCode::kInternal);
+  for (const char* name : {"rank_00000.safetensors", "manifest.pb", "manifest.txtpb"}) {
+    const std::string hash = ToHex(HashBytes(ReadFile(step / name, ExitCode::kInternal)));
+    EXPECT_THAT(sums, HasSubstr(hash + "  " + name + "\n"));
+  }
+  EXPECT_THAT(ReadFile(step / "manifest.txtpb", ExitCode::kInternal), HasSubstr("step: 1200"));
+}
+
+TEST(StoreTest, ShardsAreOrdinarySafetensors) {
+  const TempDir run;
+  SaveStep(run.path(), {.world = 2, .step = 4}, SmallSpecs());
+  const StepReader reader = StepReader::Open(run / "ckpt/step_000000000004");
+  size_t num_fragments = 0, num_entries = 0;
+  for (const TensorInfo& tensor : reader.tensors()) num_fragments += tensor.num_fragments;
+  for (const FileInfo& file : reader.files()) {
+    const auto header = safetensors::ReadHeader(reader.path() / file.name, ExitCode::kData);
+    EXPECT_EQ(header.data_offset % 4096, 0u);
+    EXPECT_EQ(header.metadata.at("magic"), "halflife-ckpt");
+    EXPECT_EQ(header.metadata.at("step"), "4");
+    num_entries += header.entries.size();
+    for (const auto& entry : header.entries) {
+      const std::string tensor = entry.name.substr(entry.name.find('/') + 1);
+      const size_t at = tensor.find('@');
+      const TensorEntry* stored = reader.manifest().Find(tensor.substr(0, at));
+      ASSERT_NE(stored, nullptr) << entry.name;
+      if (at == std::string::npos) {
+        EXPECT_EQ(entry.shape, stored->shape);
+      } else {
+        EXPECT_EQ(entry.shape.size(), 1u);
+      }
+    }
+  }
+  EXPECT_EQ(num_entries, num_fragments);
+}
+
+TEST(StoreTest, RetentionKeepsTheNewestAndThePinned) {
+  const TempDir run;
+  const StoreConfig config{.keep_last = 2, .keep_every = 40, .keep_best = "loss"};
+  SaveStep(run.path(), {.step = 10, .config = config}, SmallSpecs());
+  std::ofstream(run / "ckpt/step_000000000010/KEEP") << "";
+  for (uint64_t step = 20; step <= 100; step += 10) {
+    SaveStep(run.path(), {.step = step, .config = config}, SmallSpecs());
+  }
+  // loss falls with the step, so the best is always the newest
+  EXPECT_THAT(ListCkpt(run.path()),
+              ElementsAre("LATEST", "step_000000000010", "step_000000000040", "step_000000000080",
+                          "step_000000000090", "step_000000000100"));
+}
+
+TEST(StoreTest, TheBestStepOutlivesNewerOnes) {
+  const TempDir run;
+  const StoreConfig config{.keep_last = 2, .keep_every = 0, .keep_best = "loss"};
+  const double losses[] = {3.0, 1.5, 2.5, 2.6, 2.4};
+  dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
+    TestArena arena(SmallSpecs(), 1);
+    arena.Fill(1);
+    CheckpointStore store(run / "ckpt", control, config);
+    for (int i = 0; i < 5; ++i) {
+      StepState state = MakeState(i + 1);
+      state.metrics = {{"loss", losses[i]}};
+      store.Save(arena.view(), state);
+    }
+  });
+  EXPECT_THAT(ListCkpt(run.path()),
+              ElementsAre("LATEST", "step_000000000002", "step_000000000004", "step_000000000005"));
+}
+
+TEST(StoreTest, RetentionNeverGoesBelowTwoGoodSteps) {
+  const TempDir run;
+  EXPECT_HL_ERROR(SaveStep(run.path(), {.step = 1, .config = {.keep_last = 1}}, SmallSpecs()),
+                  ExitCode::kUsage, "keep_last is 1", "at least 2");
+  const StoreConfig config{.keep_last = 2};
+  for (const uint64_t step : {10, 20}) SaveStep(run.path(), {.step = step}, SmallSpecs());
+  // a newest step that does not verify must not push a good one out
+  fs::resize_file(run / "ckpt/step_000000000020/rank_00000.safetensors", 100);
+  SaveStep(run.path(), {.step = 30, .config = config}, SmallSpecs());
+  EXPECT_THAT(ListCkpt(run.path()),
+              ElementsAre("LATEST", "step_000000000010", "step_000000000020", "step_000000000030"));
+}
+
+TEST(StoreTest, SavingAStepAgainReplacesIt) {
+  const TempDir run;
+  SaveStep(run.path(), {.world = 1, .step = 10}, SmallSpecs());
+  const std::string before = ReadFile(run / "ckpt/LATEST", ExitCode::kInternal);
+  SaveStep(run.path(), {.world = 2, .step = 10}, SmallSpecs());
+  EXPECT_NE(ReadFile(run / "ckpt/LATEST", ExitCode::kInternal), before);
+  EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "step_000000000010"));
+  EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.mesh.world, 2);
+}
+
+TEST(StoreTest, ABranchFromAnOlderStepSetsTheNewerOnesAside) {
+  const TempDir run;
+  for (const uint64_t step : {10, 20, 30}) SaveStep(run.path(), {.step = step}, SmallSpecs());
+  LoadStep(run.path(), 1, SmallSpecs(), ParseResume("step=10"));
+  EXPECT_THAT(ListCkpt(run.path()),
+              ElementsAre("LATEST", "step_000000000010", "step_000000000020", "step_000000000030"));
+  SaveStep(run.path(), {.step = 15}, SmallSpecs());
+  EXPECT_THAT(ListCkpt(run.path()),
+              ElementsAre("LATEST", "step_000000000010", "step_000000000015",
+                          "step_000000000020.superseded", "step_000000000030.superseded"));
+  EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.step, 15u);
+}
+
+TEST(StoreTest, NanIsNotSaved) {
+  const TempDir run;
+  SaveStep(run.path(), {.world = 2, .step = 10}, SmallSpecs());
+  const auto save_nan = [&] {
+    dist::LocalWorld::Run(2, [&](dist::Communicator& control) {
+      TestArena arena(SmallSpecs(), 2);
+      arena.Fill(20);
+      const ArenaView view = arena.view();
+      view.main[view.layout->offset(2) + 17] = std::nanf("");
+      CheckpointStore store(run / "ckpt", control, {});
+      store.Save(view, MakeState(20));
+    });
+  };
+  EXPECT_HL_ERROR(save_nan(), ExitCode::kNonFinite,
+                  "main/layers.0.attn.q_proj.weight holds NaN at element 17");
+  EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.step, 10u);
+}
+
+TEST(StoreTest, ALateRankCancelsTheSave) {
+  const TempDir run;
+  SaveStep(run.path(), {.world = 2, .step = 10}, SmallSpecs());
+  const auto late = [&] {
+    dist::LocalWorld::Run(2,
+                          [&](dist::Communicator& control) {
+                            TestArena arena(SmallSpecs(), 2);
+                            arena.Fill(20);
+                            CheckpointStore store(run / "ckpt", control, {.timeout_s = 0.1});
+                            store.Save(arena.view(), MakeState(20));
+                          },
+                          {.faults = {{dist::LocalFault::Kind::kHang, 1, "ckpt_written"}}});
+  };
+  EXPECT_HL_ERROR(late(), ExitCode::kTimeout, "within 0.1 s", "nothing was published");
+  EXPECT_THAT(ListCkpt(run.path()),
+              ElementsAre(".trash/.tmp_step_000000000020", "LATEST", "step_000000000010"));
+}
+
+}  // namespace
+}  // namespace halflife::ckpt::test
