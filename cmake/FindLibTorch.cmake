@@ -30,18 +30,21 @@ find_package_handle_standard_args(LibTorch
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   add_library(LibTorch::LibTorch INTERFACE IMPORTED)
-  set(includes -idirafter ${LibTorch_INCLUDE_DIR} -idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include)
   target_compile_options(LibTorch::LibTorch INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}>"
-    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include>")
+    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include>"
+    # at::parallel_for is a header template: without OpenMP it runs on one thread. The runtime is the wheel's own copy,
+    # so that a process has one.
+    $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+  file(GLOB LibTorch_OPENMP_LIBRARY ${LibTorch_LIBRARY_DIR}/libgomp*.so*)
   if(HALFLIFE_WITH_CUDA)
     target_link_libraries(LibTorch::LibTorch INTERFACE
       ${LibTorch_LIBRARY_DIR}/libtorch_cpu.so ${LibTorch_LIBRARY_DIR}/libc10.so
       -Wl,--no-as-needed ${LibTorch_LIBRARY_DIR}/libtorch.so ${LibTorch_LIBRARY_DIR}/libtorch_cuda.so
-      ${LibTorch_LIBRARY_DIR}/libc10_cuda.so -Wl,--as-needed CUDA::cudart)
+      ${LibTorch_LIBRARY_DIR}/libc10_cuda.so -Wl,--as-needed ${LibTorch_OPENMP_LIBRARY} CUDA::cudart)
   else()
     target_link_libraries(LibTorch::LibTorch INTERFACE
-      ${LibTorch_LIBRARY_DIR}/libtorch_cpu.so ${LibTorch_LIBRARY_DIR}/libc10.so)
+      ${LibTorch_LIBRARY_DIR}/libtorch_cpu.so ${LibTorch_LIBRARY_DIR}/libc10.so ${LibTorch_OPENMP_LIBRARY})
   endif()
   # the wheel's shared libraries find each other by rpath, but the linker wants to resolve them too
   target_link_options(LibTorch::LibTorch INTERFACE -Wl,-rpath,${LibTorch_LIBRARY_DIR} -Wl,--allow-shlib-undefined)

@@ -2,7 +2,7 @@
 get_filename_component(site_packages ${LibTorch_ROOT} DIRECTORY)
 find_path(Nccl_INCLUDE_DIR nccl.h
   HINTS ${site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} /usr/local/cuda/include)
-find_library(Nccl_LIBRARY NAMES nccl libnccl.so.2
+find_library(Nccl_LIBRARY NAMES libnccl.so.2 nccl NAMES_PER_DIR
   HINTS ${site_packages}/nvidia/nccl/lib ${CUDAToolkit_LIBRARY_DIR} /usr/local/cuda/lib)
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(Nccl REQUIRED_VARS Nccl_LIBRARY Nccl_INCLUDE_DIR

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/log.h"
+#include "core/version.h"
 #include "dist/rank_context.h"
 
 namespace halflife::cli {
@@ -21,21 +22,34 @@ constexpr AddCommand kCommands[] = {
 #undef HL_COMMAND
 };
 
+// CLI11 says "a subcommand is required" for an unknown one; this says which was met and which there are.
+void CheckSubcommand(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == argv[1]) return;
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  HL_FAIL(ExitCode::kUsage, "'", argv[1], "' is no subcommand; there are ", names);
+}
+
 int Main(int argc, char** argv) {
   const dist::LauncherEvidence evidence = dist::ReadLauncherEvidence();
   log::Init({.rank = evidence.rank, .world_size = evidence.world_size});
   CLI::App app("halflife trains language models built on linear attention.", "halflife");
   app.require_subcommand(1);
-  app.set_version_flag("--version", HALFLIFE_VERSION);
+  const BuildInfo build = GetBuildInfo();
+  app.set_version_flag("--version", Concat(build.version, " ", build.git_hash,
+                                           build.git_dirty ? " (modified)" : ""));
   Action action;
   for (const AddCommand add : kCommands) add(app, action);
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    const int parse_code = app.exit(error);
-    return parse_code == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
-  }
-  try {
+    CheckSubcommand(app, argc, argv);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
+    }
     const char* fault_spec = std::getenv("HL_FAULT");
     fault::Arm(fault_spec == nullptr ? "" : fault_spec, evidence.rank);
     return static_cast<int>(action());

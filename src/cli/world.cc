@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/version.h"
 #include "train/run_folder.h"
 
 namespace halflife::cli {
@@ -37,9 +38,11 @@ Failure Describe(const std::exception_ptr& thrown) {
 
 ExitCode RunInWorld(double timeout_s, const std::filesystem::path& run_dir,
                     const std::function<ExitCode(dist::RankContext&)>& body) {
-  const std::unique_ptr<dist::RankContext> context = dist::RankContext::Create(
-      {.timeout_s = timeout_s,
-       .build = Concat("halflife ", HALFLIFE_VERSION, ", LibTorch ", TORCH_VERSION)});
+  const BuildInfo build = GetBuildInfo();
+  const std::unique_ptr<dist::RankContext> context =
+      dist::RankContext::Create({.timeout_s = timeout_s,
+                                 .build = Concat("halflife ", build.version, " ", build.git_hash,
+                                                 ", LibTorch ", TORCH_VERSION)});
   std::exception_ptr thrown;
   try {
     return body(*context);

@@ -39,16 +39,16 @@ std::string ErrnoText(int errno_value);
 
 }  // namespace halflife
 
-#define HL_FAIL(code, ...)                                           \
+#define HL_FAIL(code, ...)                                              \
   ::halflife::internal::ThrowError((code), __FILE__, __LINE__, nullptr, \
                                    ::halflife::Concat(__VA_ARGS__))
 
-#define HL_CHECK_AS(code, condition, ...)                                             \
-  do {                                                                                \
-    if (!(condition)) [[unlikely]] {                                                  \
-      ::halflife::internal::ThrowError((code), __FILE__, __LINE__, #condition,        \
-                                       ::halflife::Concat(__VA_ARGS__));              \
-    }                                                                                 \
+#define HL_CHECK_AS(code, condition, ...)                                      \
+  do {                                                                         \
+    if (!(condition)) [[unlikely]] {                                           \
+      ::halflife::internal::ThrowError((code), __FILE__, __LINE__, #condition, \
+                                       ::halflife::Concat(__VA_ARGS__));       \
+    }                                                                          \
   } while (false)
 
 #define HL_CHECK(condition, ...) \

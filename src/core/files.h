@@ -50,6 +50,7 @@ void PublishDirectory(const std::filesystem::path& from, const std::filesystem::
 
 uint64_t FreeBytes(const std::filesystem::path& directory, ExitCode code);
 
-std::string RandomHex(int digits);  // from the kernel; for names of temporaries and attempts, never for training
+std::string RandomHex(
+    int digits);  // from the kernel; for names of temporaries and attempts, never for training
 
 }  // namespace halflife

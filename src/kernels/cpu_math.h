@@ -25,7 +25,8 @@ namespace halflife::kernels {
 // e^x to 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by the minimax polynomial of Cephes' expf, 2^n by its exponent
 // bits. 0 below -87 (subnormals are not worth a branch), infinity above 88.72, NaN stays NaN.
 HL_INLINE float Exp(float x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 x 2^23: adding it leaves round(x) in the low mantissa bits
+  constexpr float kRound =
+      12582912.0f;  // 1.5 x 2^23: adding it leaves round(x) in the low mantissa bits
   const float low = x < -87.0f ? -87.0f : x;
   const float clamped = low > 88.0f ? 88.0f : low;
   const float shifted = clamped * 1.44269504f + kRound;

@@ -9,9 +9,7 @@
 
 namespace halflife::kernels {
 
-inline bool IsCpuFloat(const at::Tensor& x) {
-  return x.is_cpu() && x.scalar_type() == at::kFloat;
-}
+inline bool IsCpuFloat(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
 inline bool AllCpuFloat(std::initializer_list<at::Tensor> tensors) {
   for (const at::Tensor& x : tensors)
     if (!IsCpuFloat(x)) return false;

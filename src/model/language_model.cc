@@ -11,6 +11,7 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/dispatch.h"
 #include "kernels/dropout/dropout.h"
+#include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/swiglu/swiglu.h"
 
@@ -21,8 +22,8 @@ struct LanguageModel::Block {
   std::unique_ptr<Mixer> mixer;
 
   at::Tensor Mlp(const at::Tensor& x) const {
-    return at::linear(kernels::SwiGlu(at::linear(x, *gate_proj), at::linear(x, *up_proj)),
-                      *down_proj);
+    const auto y = kernels::SharedInputLinear(x, {*gate_proj, *up_proj});
+    return at::linear(kernels::SwiGlu(y[0], y[1]), *down_proj);
   }
 };
 
@@ -66,11 +67,9 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
                           .parameters = &parameters_};
   const auto matrix = [&](const std::string& name, int64_t out, int64_t in,
                           std::vector<std::string> aliases = {}) {
-    return parameters_.Declare({.name = name,
-                                .shape = {out, in},
-                                .weight_decay = true,
-                                .aliases = std::move(aliases)},
-                               Init::Normal(config.initializer_range));
+    return parameters_.Declare(
+        {.name = name, .shape = {out, in}, .weight_decay = true, .aliases = std::move(aliases)},
+        Init::Normal(config.initializer_range));
   };
   const auto norm = [&](const std::string& name) {
     return parameters_.Declare({.name = name, .shape = {dim}, .region = dist::Region::kFp32},
@@ -161,8 +160,8 @@ at::Tensor LanguageModel::Step(const at::Tensor& tokens, ModelState& state) cons
   at::Tensor x = at::embedding(*embeddings_, tokens);  // [B, D]
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const Block& block = *blocks_[i];
-    x = x + block.mixer->Step(kernels::RmsNorm(x, *block.attn_norm, config_.norm_eps),
-                              state.layers[i]);
+    x = x +
+        block.mixer->Step(kernels::RmsNorm(x, *block.attn_norm, config_.norm_eps), state.layers[i]);
     x = x + block.Mlp(kernels::RmsNorm(x, *block.mlp_norm, config_.norm_eps));
   }
   ++state.num_tokens;

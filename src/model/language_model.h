@@ -23,11 +23,11 @@ struct ModelConfig {
   int64_t vocab_size = 259;
   int64_t model_dim = 256;
   int64_t num_layers = 6;
-  int64_t mlp_dim = 0;          // 0: 256 ceil(int(model_dim * mlp_ratio * 2/3) / 256)
+  int64_t mlp_dim = 0;  // 0: 256 ceil(int(model_dim * mlp_ratio * 2/3) / 256)
   double mlp_ratio = 4;
   double norm_eps = 1e-6;
   bool tie_embeddings = false;
-  double dropout = 0;           // on the embedding and on each branch before its residual add
+  double dropout = 0;  // on the embedding and on each branch before its residual add
   double initializer_range = 0.02;
   MixerConfig mixer;
 
@@ -42,7 +42,7 @@ ModelConfig ModelConfigFromJson(const std::string& json);
 
 struct ForwardContext {
   const SequenceSlice* slice = nullptr;
-  bool training = false;                   // dropout on
+  bool training = false;  // dropout on
   uint64_t seed = 0;
   std::span<const uint64_t> samples = {};  // [B] global sample numbers; needed with dropout
 };

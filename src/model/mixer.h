@@ -20,7 +20,8 @@ namespace halflife::model {
 
 struct MixerConfig {
   std::string name = "retention";
-  std::map<std::string, std::string> options;  // read by the mixer; unknown keys and bad values are Error kUsage
+  std::map<std::string, std::string>
+      options;  // read by the mixer; unknown keys and bad values are Error kUsage
 };
 
 // Sizes and services of the surrounding model.
@@ -28,7 +29,7 @@ struct MixerContext {
   int64_t model_dim = 0;
   double norm_eps = 1e-6;
   double initializer_range = 0.02;
-  std::string prefix;           // parameter names start with it, e.g. "layers.3.attn."
+  std::string prefix;  // parameter names start with it, e.g. "layers.3.attn."
   ParameterSet* parameters = nullptr;
 };
 
@@ -36,19 +37,20 @@ struct MixerContext {
 // softmax: keys and values that grow. The order of tensors is the mixer's own; undefined tensors mean "from zero".
 struct MixerState {
   std::vector<at::Tensor> tensors;
-  int64_t num_tokens = 0;       // tokens of the row seen so far (position of the next one)
+  int64_t num_tokens = 0;  // tokens of the row seen so far (position of the next one)
   int64_t bytes() const;
 };
 
 struct MixerOutput {
-  at::Tensor y;                 // [B, T, D]
-  MixerState state;             // after the last token; empty unless asked for
+  at::Tensor y;      // [B, T, D]
+  MixerState state;  // after the last token; empty unless asked for
 };
 
 // Cost of one token at a given sequence length, in multiply-adds counted as 2.
 struct FlopCount {
-  double matmul = 0;            // parameter matmuls: 2 x weights
-  double mixing = 0;            // token-to-token work (state update and read, or scores), chunk overhead left out
+  double matmul = 0;  // parameter matmuls: 2 x weights
+  double mixing =
+      0;  // token-to-token work (state update and read, or scores), chunk overhead left out
 };
 
 class Mixer {

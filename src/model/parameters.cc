@@ -35,8 +35,8 @@ void ParameterSet::Initialise(int index, uint64_t seed, float* out) const {
     std::fill(out, out + count, init.kind == Init::Kind::kOnes ? 1.0f : 0.0f);
     return;
   }
-  const RandomKey key = MakeRandomKey(seed, RandomPurpose::kInit,
-                                      NameHash32(spec.name.data(), spec.name.size()));
+  const RandomKey key =
+      MakeRandomKey(seed, RandomPurpose::kInit, NameHash32(spec.name.data(), spec.name.size()));
   for (int64_t first = 0; first < count; first += 4) {  // one draw gives four normals
     const RandomCounter draw = Draw(key, static_cast<uint64_t>(first / 4), 0, 0);
     const NormalPair low = ToNormal(draw.x[0], draw.x[1]), high = ToNormal(draw.x[2], draw.x[3]);

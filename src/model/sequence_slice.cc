@@ -33,9 +33,8 @@ SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
   int64_t number = 0;
   for (int64_t piece = 0; piece < num_pieces; ++piece) {
     const int64_t first = cu_seqlens[piece], last = cu_seqlens[piece + 1];
-    HL_CHECK(first < last && (last - 1) / seq_len == first / seq_len,
-             "document piece of tokens [", first, ", ", last, ") is empty or crosses a row of ",
-             seq_len);
+    HL_CHECK(first < last && (last - 1) / seq_len == first / seq_len, "document piece of tokens [",
+             first, ", ", last, ") is empty or crosses a row of ", seq_len);
     number = first % seq_len == 0 ? 0 : number + 1;
     for (int64_t token = first; token < last; ++token) {
       position[token] = token - first;

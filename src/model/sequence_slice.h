@@ -21,11 +21,12 @@ struct SequenceSlice {
   // tokens of a row continue one document): mixers then take the unmasked path.
   at::Tensor documents;  // [B, T] int64, or undefined
   // True at tokens that start a document: state is reset before them. Undefined together with `documents`.
-  at::Tensor starts;     // [B, T] bool, or undefined
+  at::Tensor starts;  // [B, T] bool, or undefined
   bool has_boundaries() const { return documents.defined(); }
 
   // Whole rows from position `offset` on, one document a row.
-  static SequenceSlice Contiguous(int64_t batch, int64_t seq_len, int64_t offset, at::Device device);
+  static SequenceSlice Contiguous(int64_t batch, int64_t seq_len, int64_t offset,
+                                  at::Device device);
   // Whole rows with documents: cu_seqlens over the flattened B*T tokens, every row start included (data::Batch).
   static SequenceSlice Packed(int64_t batch, int64_t seq_len, std::span<const int32_t> cu_seqlens,
                               at::Device device);

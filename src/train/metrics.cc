@@ -92,4 +92,8 @@ void Metrics::Save(int64_t step, uint64_t bytes, double seconds) {
   HL_INFO("ckpt", "wrote step ", step, " (", HumanBytes(bytes), " in ", Fixed(seconds, 2), " s)");
 }
 
+void Metrics::Damage(int64_t step, const std::string& banner) {
+  file_.Append({{"step", step}, {"checkpoint_damage", banner}, {"attempt", config_.attempt}});
+}
+
 }  // namespace halflife::train

@@ -33,6 +33,8 @@ class Metrics {
   void Step(int64_t step, const StepResult& result);
   void Validation(int64_t step, const ValidationResult& result);
   void Save(int64_t step, uint64_t bytes, double seconds);
+  // A damaged checkpoint that was passed over on the way to `step`.
+  void Damage(int64_t step, const std::string& banner);
 
  private:
   void Progress(int64_t step, const StepResult& result, double tokens_per_s);

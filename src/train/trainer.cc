@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
+#include <torch/version.h>
+
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -10,6 +12,7 @@
 #include "core/fault.h"
 #include "core/human.h"
 #include "core/log.h"
+#include "core/version.h"
 #include "train/plan.h"
 #include "train/stop_flags.h"
 
@@ -103,6 +106,11 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   state.model_family = config_.model.mixer.name;
   state.model_config_json = model::ToJson(config_.model);
   state.mesh = {.world = context_.world_size(), .dp = context_.world_size()};
+  const BuildInfo build = GetBuildInfo();
+  state.versions.halflife = build.version;
+  state.versions.git_hash = build.git_hash;
+  state.versions.git_dirty = build.git_dirty;
+  state.versions.torch = TORCH_VERSION;
   state.final = final;
   return state;
 }
@@ -138,6 +146,7 @@ void Trainer::Resume(const TrainOptions& options) {
   if (loaded) {
     FinishLoad();
     state_ = loaded->state;
+    damage_ = loaded->damage;
     state_.parent_step = loaded->path.filename().string();
     HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step);
   } else {
@@ -167,6 +176,9 @@ void Trainer::WriteRunFiles() {
                     .flops_per_token_full = 3.0 * forward,
                     .peak = FindComputePeak(device_),
                     .device = device_});
+  for (const std::string& banner : damage_) {
+    metrics_->Damage(static_cast<int64_t>(state_.step), banner);
+  }
   if (config_.train.log_samples) {
     samples_ =
         std::make_unique<JsonlWriter>(folder_.path() / "samples.jsonl", ExitCode::kEnvironment);

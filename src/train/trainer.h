@@ -66,6 +66,7 @@ class Trainer {
 
   ckpt::StepState state_;  // step, cursor, guard, last metrics: what a save adds to the arrays
   std::vector<at::Tensor> host_copies_;  // of device arrays, for saving and loading
+  std::vector<std::string> damage_;      // banners of checkpoints passed over on resume
   int64_t last_saved_step_ = -1;
   int failed_saves_ = 0;
   double last_save_seconds_ = 0;

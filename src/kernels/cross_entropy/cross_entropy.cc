@@ -52,7 +52,8 @@ HL_VECTORISED void ScaleRow(float* row, int64_t count, float factor) {
 
 void CheckTarget(int64_t target, int64_t vocab) {
   HL_CHECK_AS(ExitCode::kData, target < vocab, "target token ", target,
-              " is outside the vocabulary of ", vocab, " tokens; is the data set of this model's tokenizer?");
+              " is outside the vocabulary of ", vocab,
+              " tokens; is the data set of this model's tokenizer?");
 }
 
 struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
@@ -152,8 +153,8 @@ at::Tensor TokenCrossEntropy(const at::Tensor& logits_in, const at::Tensor& targ
     for (int64_t row = begin; row < end; ++row) {
       if (target[row] < 0) continue;
       CheckTarget(target[row], vocab);
-      losses[row] = LogPartition(values + row * vocab, vocab, false) -
-                    values[row * vocab + target[row]];
+      losses[row] =
+          LogPartition(values + row * vocab, vocab, false) - values[row * vocab + target[row]];
     }
   });
   return out;

@@ -39,10 +39,11 @@ at::Tensor SumOfEarlier(const at::Tensor& x) {
 }
 
 struct Factors {
-  at::Tensor in_tile;               // [B, H, N, C, K]: scale * (tile entry to r, inclusive)
-  std::vector<at::Tensor> to_tile;  // for tile i >= 1 [B, H, N, 16 i, K]: after s to the entry of tile i
-  at::Tensor incoming, outgoing;    // [B, H, N, C, K]: scale * P_r, Q_s
-  at::Tensor transition;            // [B, H, N, K]
+  at::Tensor in_tile;  // [B, H, N, C, K]: scale * (tile entry to r, inclusive)
+  std::vector<at::Tensor>
+      to_tile;  // for tile i >= 1 [B, H, N, 16 i, K]: after s to the entry of tile i
+  at::Tensor incoming, outgoing;  // [B, H, N, C, K]: scale * P_r, Q_s
+  at::Tensor transition;          // [B, H, N, K]
 };
 
 Factors FactorsComposed(const at::Tensor& log_decay, double scale) {
@@ -68,12 +69,12 @@ Factors FactorsFused(const at::Tensor& log_decay, double scale) {
   const int64_t chunk = log_decay.size(3), dim = log_decay.size(4), num_tiles = chunk / kTile;
   const int64_t num_chunks = log_decay.numel() / (chunk * dim);
   std::vector<int64_t> sizes(log_decay.sizes().begin(), log_decay.sizes().end());
-  Factors factors = {.in_tile = at::empty_like(log_decay),
-                     .to_tile = {},
-                     .incoming = at::empty_like(log_decay),
-                     .outgoing = at::empty_like(log_decay),
-                     .transition = at::empty({sizes[0], sizes[1], sizes[2], dim},
-                                             log_decay.options())};
+  Factors factors = {
+      .in_tile = at::empty_like(log_decay),
+      .to_tile = {},
+      .incoming = at::empty_like(log_decay),
+      .outgoing = at::empty_like(log_decay),
+      .transition = at::empty({sizes[0], sizes[1], sizes[2], dim}, log_decay.options())};
   std::vector<float*> to_tile(num_tiles, nullptr);
   for (int64_t i = 1; i < num_tiles; ++i) {
     sizes[3] = i * kTile;
@@ -87,6 +88,7 @@ Factors FactorsFused(const at::Tensor& log_decay, double scale) {
   float* transition = factors.transition.mutable_data_ptr<float>();
   at::parallel_for(0, num_chunks, 4, [&](int64_t begin, int64_t end) {
     std::vector<float*> pointers(num_tiles, nullptr);
+    std::vector<float> sums(dim);
     for (int64_t n = begin; n < end; ++n) {
       for (int64_t i = 1; i < num_tiles; ++i) pointers[i] = to_tile[i] + n * i * kTile * dim;
       const int64_t offset = n * chunk * dim;
@@ -98,7 +100,8 @@ Factors FactorsFused(const at::Tensor& log_decay, double scale) {
                           .incoming = incoming + offset,
                           .outgoing = outgoing + offset,
                           .transition = transition + n * dim,
-                          .to_tile = pointers.data()});
+                          .to_tile = pointers.data(),
+                          .sums = sums.data()});
     }
   });
   return factors;
@@ -115,8 +118,7 @@ class ChannelWeights : public ChunkWeights {
 
   at::Tensor Scores(const at::Tensor& q, const at::Tensor& k) const override {
     const int64_t chunk = q.size(3);
-    at::Tensor scores =
-        at::zeros({q.size(0), q.size(1), q.size(2), chunk, chunk}, q.options());
+    at::Tensor scores = at::zeros({q.size(0), q.size(1), q.size(2), chunk, chunk}, q.options());
     const at::Tensor q_in_tile = q * factors_.in_tile;
     for (int64_t i = 1; i < num_tiles_; ++i)
       Block(scores, i).copy_(Bmm(Tile(q_in_tile, i), KeysToTile(k, i).transpose(-1, -2)));
@@ -156,9 +158,9 @@ class ChannelWeights : public ChunkWeights {
     const at::Tensor dq_incoming = terms.q_state * factors_.incoming;
     const at::Tensor dk_outgoing = terms.k_state * factors_.outgoing;
     if (terms.through.defined())
-      grads.dlog_decay = SumDecayGradient(
-          terms.q * (grads.dq + dq_incoming) - terms.k * grads.dk, terms.k * dk_outgoing,
-          terms.through * factors_.transition, 3);
+      grads.dlog_decay =
+          SumDecayGradient(terms.q * (grads.dq + dq_incoming) - terms.k * grads.dk,
+                           terms.k * dk_outgoing, terms.through * factors_.transition, 3);
     const at::Tensor own = terms.dscores.diagonal(0, -2, -1).unsqueeze(-1) * scale_;
     grads.dq.add_(dq_incoming).addcmul_(own, terms.k);
     grads.dk.add_(dk_outgoing).addcmul_(own, terms.q);

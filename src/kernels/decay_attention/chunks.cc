@@ -71,14 +71,12 @@ ChunkShape MakeChunkShape(const DecayAttentionInputs& inputs, const DecayAttenti
 }
 
 at::Tensor Pack(const at::Tensor& x, const ChunkShape& shape) {
-  const int64_t heads = x.size(2), dim = x.size(3), padding =
-      shape.num_chunks * shape.chunk - shape.seq_len;
-  const at::Tensor padded =
-      padding == 0 ? x : at::constant_pad_nd(x, {0, 0, 0, 0, 0, padding}, 0);
+  const int64_t heads = x.size(2), dim = x.size(3),
+                padding = shape.num_chunks * shape.chunk - shape.seq_len;
+  const at::Tensor padded = padding == 0 ? x : at::constant_pad_nd(x, {0, 0, 0, 0, 0, padding}, 0);
   at::Tensor out = at::empty({x.size(0), heads, shape.num_chunks, shape.chunk, dim},
                              x.options().dtype(shape.compute));
-  out.permute({0, 2, 3, 1, 4})
-      .copy_(padded.unflatten(1, {shape.num_chunks, shape.chunk}));
+  out.permute({0, 2, 3, 1, 4}).copy_(padded.unflatten(1, {shape.num_chunks, shape.chunk}));
   return out;
 }
 
@@ -140,7 +138,9 @@ HL_VECTORISED void ScanHead(const ScanRows& scan, int64_t row) {
   }
 }
 
-int64_t SharedStride(const at::Tensor& x, int64_t dim) { return x.size(dim) == 1 ? 0 : x.stride(dim); }
+int64_t SharedStride(const at::Tensor& x, int64_t dim) {
+  return x.size(dim) == 1 ? 0 : x.stride(dim);
+}
 
 void ScanFused(at::Tensor& terms, const at::Tensor& transition, at::Tensor& state, bool reverse) {
   const ScanRows scan = {.terms = terms.mutable_data_ptr<float>(),
@@ -165,10 +165,11 @@ void ScanFused(at::Tensor& terms, const at::Tensor& transition, at::Tensor& stat
 at::Tensor ScanStates(at::Tensor& terms, const at::Tensor& transition,
                       const at::Tensor& first_state, bool reverse) {
   const int64_t num_chunks = terms.size(2);
-  at::Tensor state = first_state.defined()
-                         ? first_state.detach().to(terms.scalar_type()).clone(at::MemoryFormat::Contiguous)
-                         : at::zeros({terms.size(0), terms.size(1), terms.size(3), terms.size(4)},
-                                     terms.options());
+  at::Tensor state =
+      first_state.defined()
+          ? first_state.detach().to(terms.scalar_type()).clone(at::MemoryFormat::Contiguous)
+          : at::zeros({terms.size(0), terms.size(1), terms.size(3), terms.size(4)},
+                      terms.options());
   if (IsCpuFloat(terms)) {
     ScanFused(terms, transition, state, reverse);
     return state;
@@ -186,8 +187,7 @@ at::Tensor ScanStates(at::Tensor& terms, const at::Tensor& transition,
 
 at::Tensor SumDecayGradient(const at::Tensor& after, const at::Tensor& before,
                             const at::Tensor& all, int64_t token_dim) {
-  const at::Tensor from_here =
-      after.flip({token_dim}).cumsum(token_dim).flip({token_dim});
+  const at::Tensor from_here = after.flip({token_dim}).cumsum(token_dim).flip({token_dim});
   const at::Tensor until_here = before.cumsum(token_dim);
   const int64_t length = after.size(token_dim);
   at::Tensor sum = from_here + all.unsqueeze(token_dim);

@@ -68,12 +68,13 @@ class ChunkWeights {
 
   // What the backward pass knows of a chunk. S: state before it; R: gradient of the state after it.
   struct Terms {
-    at::Tensor q, k;      // [B, H, N, C, K]
-    at::Tensor scores;    // [B, H, N, C, C] as Scores gave them
-    at::Tensor dscores;   // dout v^T [B, H, N, C, C]; what lies above the diagonal is ignored
-    at::Tensor q_state;   // dout S^T [B, H, N, C, K]
-    at::Tensor k_state;   // v R^T [B, H, N, C, K]
-    at::Tensor through;   // rowsum_v(S R) [B, H, N, K]; undefined: no gradient of the decay is wanted
+    at::Tensor q, k;     // [B, H, N, C, K]
+    at::Tensor scores;   // [B, H, N, C, C] as Scores gave them
+    at::Tensor dscores;  // dout v^T [B, H, N, C, C]; what lies above the diagonal is ignored
+    at::Tensor q_state;  // dout S^T [B, H, N, C, K]
+    at::Tensor k_state;  // v R^T [B, H, N, C, K]
+    at::Tensor
+        through;  // rowsum_v(S R) [B, H, N, K]; undefined: no gradient of the decay is wanted
   };
   struct Grads {
     at::Tensor dq, dk;      // [B, H, N, C, K]

@@ -116,8 +116,8 @@ DecayAttentionGrads RunBackward(const DecayAttentionInputs& inputs,
     states = StateTerms(*weights, operands.k, operands.v);
     internal::ScanStates(states, weights->transition(), inputs.initial_state, /*reverse=*/false);
   }
-  const ChunkGrads grads = BackwardChunks(*weights, operands, states, dfinal_state,
-                                          !internal::IsConstantDecay(inputs));
+  const ChunkGrads grads =
+      BackwardChunks(*weights, operands, states, dfinal_state, !internal::IsConstantDecay(inputs));
   const ChunkWeights::Grads& tokens = grads.tokens;
   DecayAttentionGrads result = {.dq = internal::Unpack(tokens.dq, shape, inputs.q.scalar_type()),
                                 .dk = internal::Unpack(tokens.dk, shape, inputs.k.scalar_type()),
@@ -145,8 +145,8 @@ struct DecayAttentionFunction : torch::autograd::Function<DecayAttentionFunction
                                          .starts = starts.value_or(at::Tensor()),
                                          .initial_state = initial_state.value_or(at::Tensor())};
     const ForwardResult result = RunForward(inputs, {.scale = scale, .chunk_size = chunk_size});
-    context->save_for_backward({q, k, v, log_decay, inputs.initial_state, inputs.documents,
-                                inputs.starts, result.states});
+    context->save_for_backward(
+        {q, k, v, log_decay, inputs.initial_state, inputs.documents, inputs.starts, result.states});
     context->saved_data["scale"] = scale;
     context->saved_data["chunk_size"] = chunk_size;
     return {result.output.out, result.output.final_state};
@@ -168,7 +168,7 @@ struct DecayAttentionFunction : torch::autograd::Function<DecayAttentionFunction
     at::Tensor dinitial_state;
     if (inputs.initial_state.defined())
       dinitial_state = result.dinitial_state.to(inputs.initial_state.scalar_type());
-    return {result.dq, result.dk, result.dv, result.dlog_decay, dinitial_state,
+    return {result.dq,    result.dk,    result.dv,    result.dlog_decay, dinitial_state,
             at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -204,8 +204,8 @@ DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,
 DecaySegment Summarise(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config) {
   const ChunkShape shape = internal::MakeChunkShape(inputs, config);
   const auto weights = MakeWeights(inputs, shape, config.scale);
-  at::Tensor terms = StateTerms(*weights, internal::Pack(inputs.k, shape),
-                                internal::Pack(inputs.v, shape));
+  at::Tensor terms =
+      StateTerms(*weights, internal::Pack(inputs.k, shape), internal::Pack(inputs.v, shape));
   return {.log_transition = LogTransition(inputs, shape),
           .state = internal::ScanStates(terms, weights->transition(), at::Tensor(), false)};
 }
@@ -215,8 +215,7 @@ at::Tensor BackwardSummarise(const DecayAttentionInputs& inputs, const DecayAtte
   const ChunkShape shape = internal::MakeChunkShape(inputs, config);
   const auto weights = MakeWeights(inputs, shape, config.scale);
   const at::Tensor q = internal::Pack(inputs.q, shape);
-  at::Tensor terms =
-      Bmm(weights->WeighIncoming(q).transpose(-1, -2), internal::Pack(dout, shape));
+  at::Tensor terms = Bmm(weights->WeighIncoming(q).transpose(-1, -2), internal::Pack(dout, shape));
   return internal::ScanStates(terms, weights->transition(), at::Tensor(), true);
 }
 

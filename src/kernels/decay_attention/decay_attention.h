@@ -13,25 +13,28 @@
 namespace halflife::kernels {
 
 struct DecayAttentionInputs {
-  at::Tensor q;          // [B, T, H, K] fp32 or bf16
-  at::Tensor k;          // [B, T, H, K]
-  at::Tensor v;          // [B, T, H, V]
+  at::Tensor q;  // [B, T, H, K] fp32 or bf16
+  at::Tensor k;  // [B, T, H, K]
+  at::Tensor v;  // [B, T, H, V]
   // Natural log of the decay, fp32, <= 0, -inf allowed: [H] constant per head (no gradient), or [B, T, H] per token, or
   // [B, T, H, K] per token and channel.
   at::Tensor log_decay;
-  at::Tensor documents;  // [B, T] int64, number of the document within the row; undefined: one per row
-  at::Tensor starts;     // [B, T] bool, true where a document starts (state reset before the token); with `documents`
-  at::Tensor initial_state;  // [B, H, K, V] fp32, or undefined: zero. Only tokens before the row's first start see it.
+  at::Tensor
+      documents;  // [B, T] int64, number of the document within the row; undefined: one per row
+  at::Tensor
+      starts;  // [B, T] bool, true where a document starts (state reset before the token); with `documents`
+  at::Tensor
+      initial_state;  // [B, H, K, V] fp32, or undefined: zero. Only tokens before the row's first start see it.
 };
 
 struct DecayAttentionConfig {
   double scale = 1;
-  int64_t chunk_size = 64;   // any >= 1
+  int64_t chunk_size = 64;  // any >= 1
 };
 
 struct DecayAttentionOutput {
-  at::Tensor out;            // [B, T, H, V], dtype of v
-  at::Tensor final_state;    // [B, H, K, V] fp32
+  at::Tensor out;          // [B, T, H, V], dtype of v
+  at::Tensor final_state;  // [B, H, K, V] fp32
 };
 
 DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,

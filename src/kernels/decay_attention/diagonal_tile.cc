@@ -88,7 +88,8 @@ void ForEachTile(const at::Tensor& q, const at::Tensor& k, const at::Tensor& log
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i * kTile * dim;
       // where the tile lies in a [.., C, C] tensor
-      const int64_t corner = i / tiles_per_chunk * chunk * chunk + i % tiles_per_chunk * kTile * (chunk + 1);
+      const int64_t corner =
+          i / tiles_per_chunk * chunk * chunk + i % tiles_per_chunk * kTile * (chunk + 1);
       body(Tile{q_data + row, k_data + row, g_data + row, dim, chunk, static_cast<float>(scale)},
            row, corner, scratch.data());
     }

@@ -77,8 +77,7 @@ void WalkBackward(const Walker& walker, int64_t b, int64_t h, const std::vector<
       result.dlog_decay[key] = decay * ddecay;
     }
   }
-  for (int64_t i = 0; i < size; ++i)
-    result.dinitial_state[walker.State(b, h) + i] = adjoint[i];
+  for (int64_t i = 0; i < size; ++i) result.dinitial_state[walker.State(b, h) + i] = adjoint[i];
 }
 
 }  // namespace

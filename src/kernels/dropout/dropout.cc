@@ -61,9 +61,7 @@ std::vector<at::Tensor> PhiloxOnTensors(std::vector<at::Tensor> x, RandomKey key
   uint32_t k0 = key.k0, k1 = key.k1;
   for (int round = 0; round < 10; ++round) {
     const at::Tensor p0 = x[0] * int64_t{0xD2511F53}, p1 = x[2] * int64_t{0xCD9E8D57};
-    const auto high = [](const at::Tensor& p) {
-      return p.__rshift__(32).bitwise_and(kWord);
-    };
+    const auto high = [](const at::Tensor& p) { return p.__rshift__(32).bitwise_and(kWord); };
     x = {high(p1).bitwise_xor(x[1]).bitwise_xor(int64_t{k0}), p1.bitwise_and(kWord),
          high(p0).bitwise_xor(x[3]).bitwise_xor(int64_t{k1}), p0.bitwise_and(kWord)};
     k0 += 0x9E3779B9u;
@@ -83,12 +81,12 @@ at::Tensor ApplyOnTensors(const at::Tensor& x, const Mask& mask) {
   const auto options = x.options().dtype(at::kLong);
   const std::vector<int64_t> shape = {batch, seq_len, num_blocks};
   const at::Tensor position = at::arange(seq_len, options) + mask.first_position;
-  const std::vector<at::Tensor> words = PhiloxOnTensors(
-      {at::tensor(low, options).view({batch, 1, 1}).expand(shape),
-       at::tensor(high, options).view({batch, 1, 1}).expand(shape),
-       position.view({1, seq_len, 1}).expand(shape),
-       at::arange(num_blocks, options).view({1, 1, num_blocks}).expand(shape)},
-      mask.key);
+  const std::vector<at::Tensor> words =
+      PhiloxOnTensors({at::tensor(low, options).view({batch, 1, 1}).expand(shape),
+                       at::tensor(high, options).view({batch, 1, 1}).expand(shape),
+                       position.view({1, seq_len, 1}).expand(shape),
+                       at::arange(num_blocks, options).view({1, 1, num_blocks}).expand(shape)},
+                      mask.key);
   const at::Tensor bits =
       at::stack(words, 3).flatten(2).narrow(2, 0, dim).__rshift__(8);  // [B, T, D]
   const at::Tensor dropped = bits < int64_t{Threshold(mask.rate)};
@@ -112,11 +110,10 @@ struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto samples = context->saved_data["samples"].toIntVector();
     const auto key = static_cast<uint64_t>(context->saved_data["key"].toInt());
-    return {Apply(grads[0],
-                  {.key = {static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(key)},
-                   .samples = {samples.begin(), samples.end()},
-                   .first_position = context->saved_data["first_position"].toInt(),
-                   .rate = context->saved_data["rate"].toDouble()}),
+    return {Apply(grads[0], {.key = {static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(key)},
+                             .samples = {samples.begin(), samples.end()},
+                             .first_position = context->saved_data["first_position"].toInt(),
+                             .rate = context->saved_data["rate"].toDouble()}),
             at::Tensor()};
   }
 };

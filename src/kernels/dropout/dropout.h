@@ -15,10 +15,10 @@
 namespace halflife::kernels {
 
 struct DropoutConfig {
-  double rate = 0;                     // [0, 1): probability of zero; the rest is scaled by 1 / (1 - rate)
+  double rate = 0;  // [0, 1): probability of zero; the rest is scaled by 1 / (1 - rate)
   RandomKey key = {};
-  std::span<const uint64_t> samples;   // [B] global sample numbers
-  int64_t first_position = 0;          // position within the row of token 0
+  std::span<const uint64_t> samples;  // [B] global sample numbers
+  int64_t first_position = 0;         // position within the row of token 0
 };
 
 // x [B, T, D]. Rate 0 returns x itself.

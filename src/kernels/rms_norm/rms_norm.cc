@@ -109,8 +109,7 @@ void BackwardRows(const NormGradRows& rows, int64_t num_rows, float* dweight) {
       float* partial = rows.dweight + block * rows.dim;
       std::fill(partial, partial + rows.dim, 0.0f);
       const int64_t last = std::min(num_rows, (block + 1) * kRowsPerBlock);
-      for (int64_t row = block * kRowsPerBlock; row < last; ++row)
-        BackwardRow(rows, row, partial);
+      for (int64_t row = block * kRowsPerBlock; row < last; ++row) BackwardRow(rows, row, partial);
     }
   });
   std::fill(dweight, dweight + rows.dim, 0.0f);

@@ -95,7 +95,8 @@ at::Tensor RotateComposed(const at::Tensor& x, const RotaryTable& table) {
 
 // base^(-2j/d) rounded to fp32, as the public implementations keep it.
 float InverseFrequency(int64_t j, int64_t dim, double base) {
-  return static_cast<float>(std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(dim)));
+  return static_cast<float>(
+      std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(dim)));
 }
 
 RotaryTable CpuTable(const at::Tensor& positions_in, int64_t dim, double base) {

@@ -12,8 +12,9 @@
 namespace halflife::kernels {
 
 struct RotaryTable {
-  at::Tensor cos, sin;  // [R, d/2] fp32, one row for each position between the smallest and the largest met
-  at::Tensor rows;      // [B, T] int64: row of each token
+  at::Tensor cos,
+      sin;  // [R, d/2] fp32, one row for each position between the smallest and the largest met
+  at::Tensor rows;  // [B, T] int64: row of each token
 };
 
 // positions [B, T] int64 >= 0; dim even.

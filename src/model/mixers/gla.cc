@@ -9,9 +9,11 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/dispatch.h"
+#include "kernels/linear/linear.h"
 #include "kernels/short_conv/short_conv.h"
 #include "model/mixers/mixers.h"
 
@@ -25,7 +27,7 @@ struct Sizes {
   int64_t num_heads, num_kv_heads, head_dim_k, head_dim_v;
   int64_t conv_size;  // 0: no short convolution
   bool use_output_gate;
-  double clamp_min;   // of the log decay
+  double clamp_min;  // of the log decay
   int64_t key_dim() const { return num_heads * head_dim_k; }
   int64_t value_dim() const { return num_heads * head_dim_v; }
 };
@@ -83,9 +85,9 @@ class Gla : public Mixer {
                                                .shape = {kv_key_dim},
                                                .region = dist::Region::kFp32},
                                               Init::Zeros());
-    norm_ = DeclareNorm(context,
-                        sizes.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
-                        sizes.head_dim_v);
+    norm_ =
+        DeclareNorm(context, sizes.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
+                    sizes.head_dim_v);
     out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, sizes.value_dim());
   }
 
@@ -93,8 +95,8 @@ class Gla : public Mixer {
                       bool want_state) const override {
     const bool carried = initial != nullptr && !initial->tensors.empty();
     MixerOutput result;
-    const Heads heads = Project(x, slice, carried ? initial : nullptr,
-                                want_state ? &result.state : nullptr);
+    const Projected heads =
+        Project(x, slice, carried ? initial : nullptr, want_state ? &result.state : nullptr);
     const auto [o, final_state] =
         kernels::DecayAttention({.q = heads.q,
                                  .k = heads.k,
@@ -104,7 +106,7 @@ class Gla : public Mixer {
                                  .starts = slice.starts,
                                  .initial_state = carried ? initial->tensors[0] : at::Tensor()},
                                 {.scale = Scale()});
-    result.y = Finish(x, o);
+    result.y = Finish(o, heads.gate);
     if (want_state) {
       result.state.tensors[0] = final_state;
       result.state.num_tokens = (initial == nullptr ? 0 : initial->num_tokens) + slice.seq_len;
@@ -128,23 +130,23 @@ class Gla : public Mixer {
   at::Tensor Step(const at::Tensor& x, MixerState& state) const override {
     const auto slice = SequenceSlice::Contiguous(x.size(0), 1, state.num_tokens, x.device());
     MixerState next;
-    const Heads heads = Project(x.unsqueeze(1), slice, &state, &next);
-    const at::Tensor o = kernels::DecayAttentionStep(
-        heads.q.squeeze(1), heads.k.squeeze(1), heads.v.squeeze(1), heads.log_decay.squeeze(1),
-        Scale(), state.tensors[0]);
+    const Projected heads = Project(x.unsqueeze(1), slice, &state, &next);
+    const at::Tensor o =
+        kernels::DecayAttentionStep(heads.q.squeeze(1), heads.k.squeeze(1), heads.v.squeeze(1),
+                                    heads.log_decay.squeeze(1), Scale(), state.tensors[0]);
     for (size_t i = 1; i < next.tensors.size(); ++i) state.tensors[i] = next.tensors[i];
     ++state.num_tokens;
-    return Finish(x, o);
+    return Finish(o.unsqueeze(1), heads.gate).squeeze(1);
   }
 
   FlopCount FlopsPerToken(int64_t) const override {
     const auto dim = static_cast<double>(model_dim_), keys = static_cast<double>(sizes_.key_dim()),
                values = static_cast<double>(sizes_.value_dim()),
-               kv_share = static_cast<double>(sizes_.num_kv_heads) /
-                          static_cast<double>(sizes_.num_heads),
+               kv_share =
+                   static_cast<double>(sizes_.num_kv_heads) / static_cast<double>(sizes_.num_heads),
                rank = static_cast<double>(kGateRank);
-    const double projections = keys * (1 + kv_share) +
-                               values * (1 + kv_share + (sizes_.use_output_gate ? 1 : 0)) + rank;
+    const double projections =
+        keys * (1 + kv_share) + values * (1 + kv_share + (sizes_.use_output_gate ? 1 : 0)) + rank;
     return {.matmul = 2 * (dim * projections + rank * keys * kv_share),
             .mixing = 4 * keys * static_cast<double>(sizes_.head_dim_v)};
   }
@@ -162,8 +164,9 @@ class Gla : public Mixer {
   }
 
  private:
-  struct Heads {
+  struct Projected {
     at::Tensor q, k, v, log_decay;  // [B, T, H, *]
+    at::Tensor gate;                // [B, T, H V], or undefined
   };
 
   static Parameter DeclareConv(const MixerContext& context, const std::string& name,
@@ -190,32 +193,34 @@ class Gla : public Mixer {
     return kernels::ShortConv(inputs);
   }
 
-  Heads Project(const at::Tensor& x, const SequenceSlice& slice, const MixerState* before,
-                MixerState* after) const {
+  Projected Project(const at::Tensor& x, const SequenceSlice& slice, const MixerState* before,
+                    MixerState* after) const {
     if (after != nullptr) after->tensors.resize(sizes_.conv_size > 0 ? 1 + convs_.size() : 1);
-    const auto project = [&](const Parameter& weight, size_t index, int64_t head_dim) {
-      const at::Tensor y = Convolve(at::linear(x, *weight), index, slice, before, after);
-      return RepeatHeads(y.unflatten(-1, {-1, head_dim}), sizes_.num_heads);
+    std::vector<at::Tensor> weights = {*q_, *k_, *v_, *decay_in_};
+    if (sizes_.use_output_gate) weights.push_back(*gate_);
+    const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, weights);
+    const auto heads = [&](size_t index, int64_t head_dim) {
+      return RepeatHeads(SplitHeads(Convolve(y[index], index, slice, before, after), head_dim),
+                         sizes_.num_heads);
     };
-    return {.q = project(q_, 0, sizes_.head_dim_k),
-            .k = project(k_, 1, sizes_.head_dim_k),
-            .v = project(v_, 2, sizes_.head_dim_v),
-            .log_decay = RepeatHeads(LogDecay(x), sizes_.num_heads)};
+    return {.q = heads(0, sizes_.head_dim_k),
+            .k = heads(1, sizes_.head_dim_k),
+            .v = heads(2, sizes_.head_dim_v),
+            .log_decay = RepeatHeads(LogDecay(y[3]), sizes_.num_heads),
+            .gate = sizes_.use_output_gate ? y[4] : at::Tensor()};
   }
 
-  // [B, T, Hk, K] fp32.
-  at::Tensor LogDecay(const at::Tensor& x) const {
-    const at::Tensor logits = at::linear(at::linear(x, *decay_in_), *decay_out_);
-    const at::ScalarType compute = kernels::ComputeType(x);
-    at::Tensor log_decay =
-        at::log_sigmoid(logits.to(compute) + *decay_bias_) * (1 / kGateNormaliser);
+  // Of the gate's inner 16 channels [B, T, 16]: [B, T, Hk, K] fp32.
+  at::Tensor LogDecay(const at::Tensor& inner) const {
+    const at::Tensor logits =
+        at::linear(inner, *decay_out_).to(kernels::ComputeType(inner)) + *decay_bias_;
+    at::Tensor log_decay = at::log_sigmoid(logits) * (1 / kGateNormaliser);
     if (std::isfinite(sizes_.clamp_min)) log_decay = log_decay.clamp_min(sizes_.clamp_min);
-    return log_decay.unflatten(-1, {-1, sizes_.head_dim_k});
+    return SplitHeads(log_decay, sizes_.head_dim_k);
   }
   double Scale() const { return 1 / std::sqrt(static_cast<double>(sizes_.head_dim_k)); }
 
-  at::Tensor Finish(const at::Tensor& x, const at::Tensor& o) const {
-    const at::Tensor gate = sizes_.use_output_gate ? at::linear(x, *gate_) : at::Tensor();
+  at::Tensor Finish(const at::Tensor& o, const at::Tensor& gate) const {
     return at::linear(NormAndGate(o, gate, *norm_, norm_eps_), *out_);
   }
 

@@ -1,7 +1,5 @@
 #include "model/mixers/mixers.h"
 
-#include <ATen/ops/linear.h>
-
 #include "kernels/rms_norm/rms_norm.h"
 
 namespace halflife::model {
@@ -18,16 +16,14 @@ Parameter DeclareNorm(const MixerContext& context, const std::string& name, int6
       {.name = context.prefix + name, .shape = {dim}, .region = dist::Region::kFp32}, Init::Ones());
 }
 
-at::Tensor ProjectHeads(const at::Tensor& x, const at::Tensor& weight, int64_t head_dim) {
-  return at::linear(x, weight).unflatten(-1, {-1, head_dim});
+at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim) {
+  return x.unflatten(-1, {-1, head_dim});
 }
 
 at::Tensor RepeatHeads(const at::Tensor& x, int64_t num_heads) {
   const int64_t group = num_heads / x.size(2);
   if (group == 1) return x;
-  return x.unsqueeze(3)
-      .expand({x.size(0), x.size(1), x.size(2), group, x.size(3)})
-      .flatten(2, 3);
+  return x.unsqueeze(3).expand({x.size(0), x.size(1), x.size(2), group, x.size(3)}).flatten(2, 3);
 }
 
 at::Tensor NormAndGate(const at::Tensor& o, const at::Tensor& gate, const at::Tensor& norm_weight,

@@ -21,8 +21,8 @@ Parameter DeclareMatrix(const MixerContext& context, const std::string& name, in
                         int64_t in);
 Parameter DeclareNorm(const MixerContext& context, const std::string& name, int64_t dim);
 
-// x [..., D] times weight [out, D], as heads: [..., out / head_dim, head_dim].
-at::Tensor ProjectHeads(const at::Tensor& x, const at::Tensor& weight, int64_t head_dim);
+// [..., H d] -> [..., H, d].
+at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim);
 // [B, T, Hk, d] -> [B, T, H, d]: query head h reads head h / (H / Hk).
 at::Tensor RepeatHeads(const at::Tensor& x, int64_t num_heads);
 

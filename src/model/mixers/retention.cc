@@ -8,8 +8,10 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <vector>
 
 #include "kernels/decay_attention/decay_attention.h"
+#include "kernels/linear/linear.h"
 #include "kernels/rotary/rotary.h"
 #include "model/mixers/mixers.h"
 
@@ -64,15 +66,15 @@ class Retention : public Mixer {
     v_ = DeclareMatrix(context, "v_proj.weight", sizes.num_kv_heads * sizes.head_dim_v, model_dim_);
     if (sizes.use_output_gate)
       gate_ = DeclareMatrix(context, "g_proj.weight", value_dim, model_dim_);
-    norm_ = DeclareNorm(context,
-                        sizes.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
-                        sizes.head_dim_v);
+    norm_ =
+        DeclareNorm(context, sizes.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
+                    sizes.head_dim_v);
     out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, value_dim);
   }
 
   MixerOutput Forward(const at::Tensor& x, const SequenceSlice& slice, const MixerState* initial,
                       bool want_state) const override {
-    const Rotated heads = Project(x, slice.positions);
+    const Projected heads = Project(x, slice.positions);
     kernels::DecayAttentionInputs inputs = {.q = heads.q,
                                             .k = heads.k,
                                             .v = heads.v,
@@ -82,7 +84,7 @@ class Retention : public Mixer {
                                             .initial_state = {}};
     if (initial != nullptr && !initial->tensors.empty()) inputs.initial_state = initial->tensors[0];
     const auto [o, final_state] = kernels::DecayAttention(inputs, {.scale = Scale()});
-    MixerOutput result = {.y = Finish(x, o), .state = {}};
+    MixerOutput result = {.y = Finish(o, heads.gate), .state = {}};
     if (want_state) {
       result.state.tensors = {final_state};
       result.state.num_tokens = (initial == nullptr ? 0 : initial->num_tokens) + slice.seq_len;
@@ -99,16 +101,17 @@ class Retention : public Mixer {
   at::Tensor Step(const at::Tensor& x, MixerState& state) const override {
     const at::Tensor token = x.unsqueeze(1);
     const auto slice = SequenceSlice::Contiguous(x.size(0), 1, state.num_tokens, x.device());
-    const Rotated heads = Project(token, slice.positions);
+    const Projected heads = Project(token, slice.positions);
     const at::Tensor o =
         kernels::DecayAttentionStep(heads.q.squeeze(1), heads.k.squeeze(1), heads.v.squeeze(1),
                                     LogDecay(x), Scale(), state.tensors[0]);
     ++state.num_tokens;
-    return Finish(x, o);
+    return Finish(o.unsqueeze(1), heads.gate).squeeze(1);
   }
 
   FlopCount FlopsPerToken(int64_t) const override {
-    const auto heads = static_cast<double>(sizes_.num_heads), dim_k = static_cast<double>(sizes_.head_dim_k),
+    const auto heads = static_cast<double>(sizes_.num_heads),
+               dim_k = static_cast<double>(sizes_.head_dim_k),
                dim_v = static_cast<double>(sizes_.head_dim_v),
                dim = static_cast<double>(model_dim_),
                kv_share = static_cast<double>(sizes_.num_kv_heads) / heads;
@@ -121,24 +124,29 @@ class Retention : public Mixer {
     // x, rotated q and k, v, the gate, o before and after the norm; a state per chunk of 64 tokens, 1/rms per head
     const auto keys = static_cast<double>(sizes_.num_heads * sizes_.head_dim_k),
                values = static_cast<double>(sizes_.num_heads * sizes_.head_dim_v);
-    const double elements = static_cast<double>(model_dim_) + 2 * keys +
-                            (sizes_.use_output_gate ? 4 : 3) * values;
-    const double fp32 = keys * static_cast<double>(sizes_.head_dim_v) / 64 +
-                        static_cast<double>(sizes_.num_heads);
+    const double elements =
+        static_cast<double>(model_dim_) + 2 * keys + (sizes_.use_output_gate ? 4 : 3) * values;
+    const double fp32 =
+        keys * static_cast<double>(sizes_.head_dim_v) / 64 + static_cast<double>(sizes_.num_heads);
     return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
   }
 
  private:
-  struct Rotated {
-    at::Tensor q, k, v;  // [B, T, H, *]
+  struct Projected {
+    at::Tensor q, k, v;  // [B, T, H, *], q and k rotated
+    at::Tensor gate;     // [B, T, H V], or undefined
   };
-  Rotated Project(const at::Tensor& x, const at::Tensor& positions) const {
+  Projected Project(const at::Tensor& x, const at::Tensor& positions) const {
+    std::vector<at::Tensor> weights = {*q_, *k_, *v_};
+    if (sizes_.use_output_gate) weights.push_back(*gate_);
+    const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, weights);
     const auto table = kernels::MakeRotaryTable(positions, sizes_.head_dim_k, sizes_.rotary_base);
-    const at::Tensor q = ProjectHeads(x, *q_, sizes_.head_dim_k);
-    const at::Tensor k = ProjectHeads(x, *k_, sizes_.head_dim_k);
-    return {.q = kernels::ApplyRotary(q, table),
-            .k = RepeatHeads(kernels::ApplyRotary(k, table), sizes_.num_heads),
-            .v = RepeatHeads(ProjectHeads(x, *v_, sizes_.head_dim_v), sizes_.num_heads)};
+    const at::Tensor q = kernels::ApplyRotary(SplitHeads(y[0], sizes_.head_dim_k), table);
+    const at::Tensor k = kernels::ApplyRotary(SplitHeads(y[1], sizes_.head_dim_k), table);
+    return {.q = q,
+            .k = RepeatHeads(k, sizes_.num_heads),
+            .v = RepeatHeads(SplitHeads(y[2], sizes_.head_dim_v), sizes_.num_heads),
+            .gate = sizes_.use_output_gate ? y[3] : at::Tensor()};
   }
 
   // ln gamma_h by log1p: gamma itself rounds to 1 in fp32 from head 20 on.
@@ -149,8 +157,7 @@ class Retention : public Mixer {
   }
   double Scale() const { return 1 / std::sqrt(static_cast<double>(sizes_.head_dim_k)); }
 
-  at::Tensor Finish(const at::Tensor& x, const at::Tensor& o) const {
-    const at::Tensor gate = sizes_.use_output_gate ? at::linear(x, *gate_) : at::Tensor();
+  at::Tensor Finish(const at::Tensor& o, const at::Tensor& gate) const {
     return at::linear(NormAndGate(o, gate, *norm_, norm_eps_), *out_);
   }
 

@@ -10,8 +10,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "kernels/dispatch.h"
+#include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 #include "model/mixers/mixers.h"
@@ -87,7 +89,8 @@ class Softmax : public Mixer {
 
   // Keys and values [B, capacity, Hk, d], of which num_tokens are in use; Step doubles the capacity when it is full.
   MixerState EmptyState(int64_t batch, at::Device device) const override {
-    const auto options = at::TensorOptions(device).dtype(q_->defined() ? q_->scalar_type() : at::kFloat);
+    const auto options =
+        at::TensorOptions(device).dtype(q_->defined() ? q_->scalar_type() : at::kFloat);
     const auto make = [&] {
       return at::empty({batch, kFirstCapacity, sizes_.num_kv_heads, sizes_.head_dim}, options);
     };
@@ -110,8 +113,8 @@ class Softmax : public Mixer {
 
   FlopCount FlopsPerToken(int64_t seq_len) const override {
     const auto dim = static_cast<double>(model_dim_),
-               kv_share = static_cast<double>(sizes_.num_kv_heads) /
-                          static_cast<double>(sizes_.num_heads);
+               kv_share =
+                   static_cast<double>(sizes_.num_kv_heads) / static_cast<double>(sizes_.num_heads);
     const int64_t span = sizes_.window == 0 ? seq_len : std::min(sizes_.window, seq_len);
     // each query meets (span + 1) / 2 keys on average, twice: scores and their sum of values
     return {.matmul = 2 * dim * dim * (2 + 2 * kv_share),
@@ -134,15 +137,16 @@ class Softmax : public Mixer {
     at::Tensor q, k, v;  // [B, T, H or Hk, d]
   };
   Heads Project(const at::Tensor& x, const at::Tensor& positions) const {
+    const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, {*q_, *k_, *v_});
     const auto table = kernels::MakeRotaryTable(positions, sizes_.head_dim, sizes_.rope_theta);
-    at::Tensor q = ProjectHeads(x, *q_, sizes_.head_dim), k = ProjectHeads(x, *k_, sizes_.head_dim);
+    at::Tensor q = SplitHeads(y[0], sizes_.head_dim), k = SplitHeads(y[1], sizes_.head_dim);
     if (sizes_.qk_norm) {
       q = kernels::RmsNorm(q, *q_norm_, kQkNormEps);
       k = kernels::RmsNorm(k, *k_norm_, kQkNormEps);
     }
     return {.q = kernels::ApplyRotary(q, table),
             .k = kernels::ApplyRotary(k, table),
-            .v = ProjectHeads(x, *v_, sizes_.head_dim)};
+            .v = SplitHeads(y[2], sizes_.head_dim)};
   }
 
   // q [B, T, H, d], k and v [B, S, Hk, d], mask [B or 1, 1, T, S] or undefined -> [B, T, D].

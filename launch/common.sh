@@ -1,0 +1,64 @@
+# shellcheck shell=bash
+# What the scripts of launch/, tests/ and .ci/ share. Sourced, never run.
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+script_name=${0##*/}
+
+say() { printf '%s: %s\n' "$script_name" "$*"; }
+warn() { printf '%s: %s\n' "$script_name" "$*" >&2; }
+# fail CODE MESSAGE: the codes are those of the halflife program (2 command line, 3 data, 4
+# environment).
+fail() {
+  local code=$1
+  shift
+  warn "$*"
+  exit "$code"
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# The text between the shebang and the first line that is no comment: every script's --help.
+print_usage() { awk 'NR == 1 { next } !/^#/ { exit } { sub(/^# ?/, ""); print }' "$1"; }
+
+find_nvcc() {
+  local candidate
+  for candidate in nvcc /usr/local/cuda/bin/nvcc "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"; do
+    if have "$candidate"; then
+      command -v "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+have_gpu() { have nvidia-smi && nvidia-smi -L >/dev/null 2>&1; }
+
+# One compile job a core, but no more than memory allows: a torch translation unit takes up to 1.5
+# GB.
+build_jobs() {
+  local cores memory_gb
+  cores=$(nproc)
+  memory_gb=$(awk '/^MemAvailable:/ { print int($2 / 1048576) }' /proc/meminfo)
+  local by_memory=$((memory_gb * 2 / 3))
+  if [ "$by_memory" -lt 1 ]; then by_memory=1; fi
+  echo $((cores < by_memory ? cores : by_memory))
+}
+
+# build PRESET [TARGET...] [-- CMAKE_OPTION...]
+build() {
+  local preset=$1
+  shift
+  local targets=()
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    targets+=(--target "$1")
+    shift
+  done
+  if [ $# -gt 0 ]; then shift; fi
+  (cd "$repo" && cmake --preset "$preset" "$@" --log-level=WARNING)
+  cmake --build "$repo/build/$preset" --parallel "$(build_jobs)" "${targets[@]}"
+}
+
+# Open MPI refuses root unless told twice.
+allow_mpi_as_root() {
+  if [ "$(id -u)" -eq 0 ]; then
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  fi
+}

@@ -1,0 +1,13 @@
+// Which build this is: in run logs, checkpoints and the ranks' hello.
+#pragma once
+
+namespace halflife {
+
+struct BuildInfo {
+  const char* version;   // of the project, e.g. "0.1.0"
+  const char* git_hash;  // 12 digits; empty outside a git checkout
+  bool git_dirty;        // tracked files differed from the commit
+};
+BuildInfo GetBuildInfo();
+
+}  // namespace halflife

@@ -1,0 +1,144 @@
+// Bad input through the binary: one clear message, the right exit code, nothing lost or half
+// written.
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+
+#include <fstream>
+
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+class BadInput : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { fixture = new RunFixture(HALFLIFE_BINARY); }
+  static void TearDownTestSuite() { delete fixture; }
+
+  static void Expect(const RunResult& result, int code, const std::vector<std::string>& pieces) {
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    for (const std::string& piece : pieces) {
+      EXPECT_NE(result.err.find(piece), std::string::npos) << piece << " is not in:\n"
+                                                           << result.err;
+    }
+  }
+  static std::string Write(const std::string& name, const std::string& text) {
+    std::ofstream(fixture->path(name)) << text;
+    return fixture->path(name);
+  }
+  static RunFixture* fixture;
+};
+RunFixture* BadInput::fixture = nullptr;
+
+TEST_F(BadInput, CommandLine) {
+  Expect(fixture->Halflife({"fly"}), 2, {"fly"});
+  Expect(fixture->Halflife({"train"}), 2, {"--config"});
+  Expect(fixture->Halflife({"train", "--config", "/no/such.textproto"}), 2, {"/no/such.textproto"});
+  Expect(fixture->Run({.run = "r", .flags = {"--resume", "latest"}}), 2, {"latest", "auto"});
+}
+
+TEST_F(BadInput, ConfigKeyAndType) {
+  const std::string unknown = Write("unknown.textproto", "train {\n  stepps: 3\n}\n");
+  Expect(fixture->Halflife({"train", "--config", unknown}), 2, {"unknown.textproto:2:", "stepps"});
+  const std::string type = Write("type.textproto", "train { steps: \"x\" }\n");
+  Expect(fixture->Halflife({"train", "--config", type}), 2, {"type.textproto:1:"});
+}
+
+TEST_F(BadInput, ImpossibleSizesAllAtOnce) {
+  Expect(fixture->Run({.run = "sizes",
+                       .set = {"model.model_dim=-4", "train.global_batch=7", "optimizer.lr=-1"}}),
+         2, {"model_dim", "train.global_batch: 7", "optimizer.lr: -1"});
+  EXPECT_FALSE(std::filesystem::exists(fixture->path("sizes")));
+}
+
+TEST_F(BadInput, UnknownMixerAndOption) {
+  Expect(fixture->Run({.run = "m", .set = {"model.mixer.name=attention"}}), 2,
+         {"attention", "retention"});
+  Expect(fixture->Run({.run = "m", .set = {"model.mixer.options.heads=2"}}), 2,
+         {"heads", "num_heads"});
+}
+
+TEST_F(BadInput, DatasetMissingTruncatedOrDamaged) {
+  Expect(fixture->Run({.run = "d", .set = {"data.path=/no/data"}}), 3, {"/no/data"});
+  for (const bool truncate : {true, false}) {
+    SCOPED_TRACE(truncate);
+    const auto copy = fixture->path(truncate ? "truncated" : "flipped");
+    std::filesystem::copy(fixture->path("data"), copy, std::filesystem::copy_options::recursive);
+    const auto shard = copy / "train-00000.h5";
+    ASSERT_TRUE(std::filesystem::exists(shard));
+    if (truncate) {
+      std::filesystem::resize_file(shard, std::filesystem::file_size(shard) - 100);
+    } else {
+      std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+      const auto middle = static_cast<std::streamoff>(std::filesystem::file_size(shard) / 2);
+      file.seekg(middle);
+      const char byte = static_cast<char>(file.get() ^ 4);
+      file.seekp(middle);
+      file.put(byte);
+    }
+    Expect(fixture->Run({.run = "d", .set = {"data.path=" + copy.string(), "train.steps=40"}}), 3,
+           {"train-00000.h5"});
+  }
+}
+
+TEST_F(BadInput, RunFolderInUse) {
+  const RunResult result = fixture->Run({.run = "busy", .set = {"train.steps=3"}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string lock = fixture->path("busy") / "run.lock";
+  std::vector<std::string> command = {"flock", "-n", lock};
+  const auto train = fixture->Command({.run = "busy", .set = {"train.steps=3"}});
+  command.insert(command.end(), train.begin(), train.end());
+  Expect(RunCommand(command), 4, {"in use"});
+}
+
+TEST_F(BadInput, CheckpointOfAnotherArchitecture) {
+  ASSERT_EQ(fixture->Run({.run = "arch", .set = {"train.steps=3"}}).exit_code, 0);
+  Expect(fixture->Run({.run = "arch", .set = {"train.steps=3", "model.model_dim=64"}}), 2,
+         {"model_dim", "32", "64"});
+  Expect(
+      fixture->Run({.run = "arch", .set = {"train.steps=3", "optimizer.lr=1", "data.seq_len=32"}}),
+      2, {"optimizer.lr", "data.seq_len"});
+}
+
+TEST_F(BadInput, RanksThatDisagreeAboutTheConfig) {
+  const std::string script =
+      Write("disagree.sh", "#!/bin/bash\nexec \"$@\" --set train.seed=$OMPI_COMM_WORLD_RANK\n");
+  std::vector<std::string> command = {"bash", script};
+  const auto train = fixture->Command({.run = "disagree"});
+  command.insert(command.end(), train.begin(), train.end());
+  Expect(RunRanks(2, command), 2, {"disagree about the config"});
+}
+
+TEST_F(BadInput, FullDisk) {
+  const auto small = fixture->path("small");
+  std::filesystem::create_directories(small);
+  if (::mount("tmpfs", small.c_str(), "tmpfs", 0, "size=640k") != 0) {
+    GTEST_SKIP() << "mounting a tmpfs is not permitted here";
+  }
+  const RunResult result = fixture->Run({.run = "small/run", .set = {"train.steps=40"}});
+  Expect(result, 74, {"space"});
+  const RunResult ls = fixture->Halflife({"ckpt", "verify", small / "run"});
+  ::umount2(small.c_str(), MNT_DETACH);
+  EXPECT_EQ(ls.exit_code, 0) << ls.out << ls.err;  // the older step is whole
+}
+
+TEST_F(BadInput, ReadOnlyRunFolder) {
+  const auto mount_point = fixture->path("readonly");
+  std::filesystem::create_directories(mount_point);
+  if (::mount("tmpfs", mount_point.c_str(), "tmpfs", MS_RDONLY, "size=64k") != 0) {
+    GTEST_SKIP() << "mounting a tmpfs is not permitted here";
+  }
+  const RunResult result = fixture->Run({.run = "readonly/run"});
+  ::umount2(mount_point.c_str(), MNT_DETACH);
+  Expect(result, 4, {"readonly/run", "Read-only"});
+}
+
+TEST_F(BadInput, DivergenceStopsWithItsOwnCode) {
+  const RunResult result = fixture->Run({.run = "diverges",
+                                         .set = {"optimizer.lr=1e30", "optimizer.clip_norm=0",
+                                                 "schedule.warmup_steps=0", "ckpt.every=0"}});
+  Expect(result, 73, {"not finite", "optimizer.lr"});
+}
+
+}  // namespace
+}  // namespace halflife::test

@@ -1,0 +1,156 @@
+// Crashes, signals and resumes through the binary: what a user of a cluster lives with.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <thread>
+
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+class CrashResume : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(HALFLIFE_BINARY);
+    const RunResult result = fixture->Run({.run = "undisturbed", .ranks = 2});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  static void TearDownTestSuite() { delete fixture; }
+
+  void ExpectBitwiseUndisturbed(const std::string& run) {
+    const RunResult diff = fixture->Halflife(
+        {"ckpt", "diff", fixture->path("undisturbed"), fixture->path(run), "--bitwise"});
+    EXPECT_EQ(diff.exit_code, 0) << diff.out << diff.err;
+  }
+  void Resume(const std::string& run, int ranks = 2) {
+    const RunResult result =
+        fixture->Run({.run = run, .ranks = ranks, .flags = {"--resume", "auto"}});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  static RunFixture* fixture;
+};
+RunFixture* CrashResume::fixture = nullptr;
+
+TEST_F(CrashResume, OneRankKilledBetweenSteps) {
+  const RunResult crash = fixture->Run(
+      {.run = "rank_killed", .ranks = 2, .env = {{"HL_FAULT", "train.step:kill:13:1"}}});
+  EXPECT_EQ(crash.exit_code, 137) << crash.err;
+  Resume("rank_killed");
+  ExpectBitwiseUndisturbed("rank_killed");
+}
+
+TEST_F(CrashResume, WholeJobKilledAtEveryPointOfASave) {
+  for (const std::string point :
+       {"ckpt.p1.write", "ckpt.p1.fsync", "ckpt.p2.vote", "ckpt.p3.manifest", "ckpt.p4.rename",
+        "ckpt.p5.latest", "ckpt.gc.unlink"}) {
+    SCOPED_TRACE(point);
+    const std::string run = "killed_at_" + point;
+    // the second save, so that an older step exists; retention deletes from the fourth save on
+    const std::string nth = point == "ckpt.gc.unlink" ? "1" : "2";
+    const RunResult crash =
+        fixture->Run({.run = run, .ranks = 2, .env = {{"HL_FAULT", point + ":kill:" + nth}}});
+    ASSERT_EQ(crash.exit_code, 137) << crash.err;
+    Resume(run);
+    ExpectBitwiseUndisturbed(run);
+  }
+}
+
+TEST_F(CrashResume, StoppedAtTwoRanksResumedAtOne) {
+  const std::vector<std::string> set = {"train.log_samples=true"};
+  const RunResult crash = fixture->Run(
+      {.run = "elastic", .ranks = 2, .set = set, .env = {{"HL_FAULT", "train.step:kill:13:0"}}});
+  ASSERT_EQ(crash.exit_code, 137) << crash.err;
+  const RunResult resumed = fixture->Run({.run = "elastic", .ranks = 1, .set = set});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  // steps 11 and 12 were run by both lives: the same samples, and losses that agree to rounding
+  std::map<int, std::vector<std::string>> samples;
+  std::ifstream file(fixture->path("elastic") / "samples.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line);
+    samples[json["step"]].push_back(json["samples"].dump());
+  }
+  for (const int step : {11, 12}) {
+    ASSERT_EQ(samples[step].size(), 2u) << step;
+    EXPECT_EQ(samples[step][0], samples[step][1]) << step;
+  }
+  std::map<int, std::vector<double>> losses;
+  for (const auto& line : fixture->Metrics("elastic", "loss"))
+    losses[line["step"]].push_back(line["loss"]);
+  for (const auto& line : fixture->Metrics("undisturbed", "loss")) {
+    const double expected = line["loss"];
+    EXPECT_LE(std::abs(losses[line["step"]].back() - expected) / expected, 1e-5) << line["step"];
+  }
+}
+
+TEST_F(CrashResume, UserSignalOnOneRankSavesAndRequeues) {
+  // a long run; the signal goes to one rank only
+  const RunFixture::Train train{
+      .run = "signalled", .ranks = 2, .set = {"train.steps=100000", "ckpt.every=0"}};
+  std::thread signaller([&] {
+    const auto heartbeat = fixture->path("signalled") / "heartbeat.json";
+    for (int i = 0; i < 600; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      if (fixture->Metrics("signalled", "loss").size() < 5) continue;
+      std::ifstream file(heartbeat);
+      ::kill(nlohmann::json::parse(file)["pid"].get<int>(), SIGUSR1);
+      return;
+    }
+  });
+  const RunResult result = fixture->Run(train);
+  signaller.join();
+  EXPECT_EQ(result.exit_code, 75) << result.err;
+  const RunResult verify = fixture->Halflife({"ckpt", "ls", fixture->path("signalled")});
+  EXPECT_EQ(verify.exit_code, 0) << verify.out;
+  EXPECT_NE(verify.out.find("step"), std::string::npos) << verify.out;
+}
+
+TEST_F(CrashResume, DamagedNewestCheckpointFallsBackLoudly) {
+  const RunResult partial =
+      fixture->Run({.run = "damaged", .ranks = 2, .env = {{"HL_FAULT", "train.step:kill:13:0"}}});
+  ASSERT_EQ(partial.exit_code, 137) << partial.err;
+  const auto shard = fixture->path("damaged") / "ckpt/step_000000000010/rank_00001.safetensors";
+  std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(9000);
+  const char byte = static_cast<char>(file.get() ^ 1);
+  file.seekp(9000);
+  file.put(byte);
+  file.close();
+  const RunResult resumed = fixture->Run({.run = "damaged", .ranks = 2});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  for (const char* piece : {"CHECKPOINT step 10 DAMAGED", "rank_00001.safetensors block 0 of main/",
+                            "hash mismatch", "FALLING BACK to step 5 (5 steps"}) {
+    EXPECT_NE(resumed.err.find(piece), std::string::npos) << piece << "\n" << resumed.err;
+  }
+  // the fallback is in the metrics too, for whoever reads curves and not logs
+  ASSERT_EQ(fixture->Metrics("damaged", "checkpoint_damage").size(), 1u);
+  EXPECT_TRUE(std::filesystem::exists(fixture->path("damaged") / "ckpt/step_000000000010.bad"));
+  ExpectBitwiseUndisturbed("damaged");
+}
+
+TEST_F(CrashResume, ARankThatThrowsEndsTheJobWithItsCause) {
+  const RunResult result = fixture->Run({.run = "throws",
+                                         .ranks = 2,
+                                         .env = {{"HL_FAULT", "train.step:throw:3:1"}},
+                                         .timeout_s = 60});
+  EXPECT_EQ(result.exit_code, 70) << result.err;
+  EXPECT_NE(result.err.find("injected at train.step"), std::string::npos) << result.err;
+  std::ifstream first(fixture->path("throws") / "abort" / "FIRST");
+  std::string line;
+  std::getline(first, line);
+  EXPECT_EQ(line.find("rank 1: "), 0u) << line;
+}
+
+TEST_F(CrashResume, FinishedRunIsLeftAlone) {
+  const RunResult again = fixture->Run({.run = "undisturbed", .ranks = 2});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_NE(again.err.find("finished"), std::string::npos) << again.err;
+}
+
+}  // namespace
+}  // namespace halflife::test

@@ -1,0 +1,88 @@
+// eval, generate and inspect on a small trained run.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+class Generate : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(HALFLIFE_BINARY);
+    const RunResult result =
+        fixture->Run({.run = "run", .set = {"train.steps=60", "ckpt.every=0"}});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  static void TearDownTestSuite() { delete fixture; }
+  static RunResult Text(const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"generate", "--model",     fixture->path("run"),
+                                          "--prompt", "the river",   "--max-tokens",
+                                          "60",       "--ignore-eos"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return fixture->Halflife(arguments);
+  }
+  static RunFixture* fixture;
+};
+RunFixture* Generate::fixture = nullptr;
+
+TEST_F(Generate, IsAFunctionOfTheSeed) {
+  const RunResult a = Text({"--seed", "1"}), b = Text({"--seed", "1"}), c = Text({"--seed", "2"});
+  ASSERT_EQ(a.exit_code, 0) << a.err;
+  EXPECT_EQ(a.out.find("the river"), 0u) << a.out;
+  EXPECT_GT(a.out.size(), 30u);
+  EXPECT_EQ(a.out, b.out);
+  EXPECT_NE(a.out, c.out);
+}
+
+TEST_F(Generate, StatsAndGreedy) {
+  const RunResult result = Text({"--temperature", "0", "--stats"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.err.find("tokens/s"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("state"), std::string::npos) << result.err;
+}
+
+TEST_F(Generate, BadFlags) {
+  const RunResult p = Text({"--top-p", "2"});
+  EXPECT_EQ(p.exit_code, 2);
+  EXPECT_NE(p.err.find("top-p is 2"), std::string::npos) << p.err;
+  const RunResult empty =
+      fixture->Halflife({"generate", "--model", fixture->path("run"), "--prompt", ""});
+  EXPECT_EQ(empty.exit_code, 2) << empty.err;
+  EXPECT_NE(empty.err.find("prompt is empty"), std::string::npos) << empty.err;
+  const RunResult none =
+      fixture->Halflife({"generate", "--model", fixture->path("nothing"), "--prompt", "a"});
+  EXPECT_EQ(none.exit_code, 76) << none.err;
+}
+
+TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
+  const std::string json = fixture->path("eval.json");
+  const RunResult result =
+      fixture->Halflife({"eval", "--model", fixture->path("run"), "--data", fixture->path("data"),
+                         "--windows", "16", "--bigram", "--json", json});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::ifstream file(json);
+  const auto eval = nlohmann::json::parse(file);
+  const double trained = fixture->Metrics("run", "val_loss").back()["val_loss"];
+  EXPECT_NEAR(eval["loss"].get<double>() / trained, 1, 1e-6);  // same windows, other batch grouping
+  EXPECT_GT(eval["bigram_loss"].get<double>(), 0);
+}
+
+TEST_F(Generate, InspectKnowsWhatItLooksAt) {
+  const std::pair<std::string, std::string> cases[] = {{"run", "step 60"},
+                                                       {"data", "259"},
+                                                       {"recipe.textproto", "gla"},
+                                                       {"run/ckpt/step_000000000060", "60"}};
+  for (const auto& [what, expected] : cases) {
+    const RunResult result = fixture->Halflife({"inspect", fixture->path(what)});
+    EXPECT_EQ(result.exit_code, 0) << what << result.err;
+    EXPECT_NE(result.out.find(expected), std::string::npos) << what << ":\n" << result.out;
+  }
+  const RunResult unknown = fixture->Halflife({"inspect", fixture->path("text.txt")});
+  EXPECT_EQ(unknown.exit_code, 2) << unknown.err;
+}
+
+}  // namespace
+}  // namespace halflife::test

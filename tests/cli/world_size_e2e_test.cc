@@ -1,0 +1,86 @@
+// The same recipe at 1, 2 and 4 ranks, and the same run twice.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "core/concat.h"
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+class WorldSize : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { fixture = new RunFixture(HALFLIFE_BINARY); }
+  static void TearDownTestSuite() { delete fixture; }
+  static RunFixture* fixture;
+};
+RunFixture* WorldSize::fixture = nullptr;
+
+TEST_F(WorldSize, LossesAgreeOverFiftySteps) {
+  const std::vector<std::string> set = {"train.steps=50", "ckpt.every=0", "train.log_samples=true"};
+  for (const int ranks : {1, 2, 4}) {
+    const RunResult result = fixture->Run({.run = Concat("w", ranks), .ranks = ranks, .set = set});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  const auto one = fixture->Metrics("w1", "loss");
+  ASSERT_EQ(one.size(), 50u);
+  for (const std::string run : {"w2", "w4"}) {
+    const auto other = fixture->Metrics(run, "loss");
+    ASSERT_EQ(other.size(), 50u);
+    for (size_t i = 0; i < 50; ++i) {
+      const double a = one[i]["loss"], b = other[i]["loss"];
+      // Step 1 differs by the order of one sum only; later ones by rounding carried through the
+      // updates.
+      EXPECT_LE(std::abs(a - b) / a, i == 0 ? 1e-6 : 1e-4) << run << " step " << i + 1;
+    }
+  }
+  // the same samples with the same tokens at every step
+  std::ifstream a(fixture->path("w1") / "samples.jsonl"), b(fixture->path("w4") / "samples.jsonl");
+  for (std::string line_a, line_b; std::getline(a, line_a);) {
+    ASSERT_TRUE(std::getline(b, line_b));
+    EXPECT_EQ(line_a, line_b);
+  }
+}
+
+TEST_F(WorldSize, LossFalls) {
+  const RunResult result =
+      fixture->Run({.run = "falls", .set = {"train.steps=60", "ckpt.every=0"}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto val = fixture->Metrics("falls", "val_loss");
+  ASSERT_GE(val.size(), 2u);
+  EXPECT_NEAR(val.front()["val_loss"], std::log(259.0),
+              0.1);  // untrained: uniform over the vocabulary
+  EXPECT_LT(val.back()["val_loss"], 0.7 * val.front()["val_loss"].get<double>());
+}
+
+TEST_F(WorldSize, TheSameRunTwiceIsBitwiseEqual) {
+  for (const std::string run : {"first", "second"}) {
+    const RunResult result = fixture->Run({.run = run, .ranks = 2, .set = {"ckpt.every=0"}});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  const RunResult same = fixture->Halflife(
+      {"ckpt", "diff", fixture->path("first"), fixture->path("second"), "--bitwise"});
+  EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
+  const RunResult other =
+      fixture->Run({.run = "third", .ranks = 2, .set = {"train.seed=8", "ckpt.every=0"}});
+  ASSERT_EQ(other.exit_code, 0) << other.err;
+  const RunResult differs = fixture->Halflife(
+      {"ckpt", "diff", fixture->path("first"), fixture->path("third"), "--bitwise"});
+  EXPECT_EQ(differs.exit_code, 1) << differs.out << differs.err;
+}
+
+TEST_F(WorldSize, Bf16TrainsAndStaysNearFp32) {
+  for (const std::string precision : {"fp32", "bf16"}) {
+    const RunResult result =
+        fixture->Run({.run = precision, .set = {"train.precision=" + precision, "ckpt.every=0"}});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  const double fp32 = fixture->Metrics("fp32", "loss").back()["loss"];
+  const double bf16 = fixture->Metrics("bf16", "loss").back()["loss"];
+  EXPECT_NEAR(bf16 / fp32, 1, 0.02);  // 8 bits of mantissa, 20 steps
+}
+
+}  // namespace
+}  // namespace halflife::test

@@ -1,0 +1,230 @@
+// Chunked decay attention against the token-by-token oracle: every kind of decay, forward and every gradient.
+#include <torch/csrc/autograd/autograd.h>
+
+#include <string>
+#include <tuple>
+
+#include "kernels/decay_problem.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Close;
+using test::DecayKind;
+using test::DecayProblem;
+using test::DecayStrength;
+using test::MakeProblem;
+using test::Oracle;
+using test::ProblemShape;
+
+constexpr DecayKind kKinds[] = {DecayKind::kConstant, DecayKind::kPerToken, DecayKind::kPerChannel};
+constexpr DecayStrength kStrengths[] = {DecayStrength::kMild, DecayStrength::kNearOne,
+                                        DecayStrength::kStrong, DecayStrength::kResets};
+
+// fp64: sums of at most 200 terms of order 1, several deep. fp32 relative to the largest value: eps 6e-8 times sqrt(200)
+// roundings, times the depth of the sums (state, scores, gradient).
+double Tolerance(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-12 : 5e-6; }
+
+void ExpectOracle(const DecayProblem& problem, double tolerance) {
+  const auto want = Oracle(problem);
+  test::ExpectSameOutput(DecayAttention(problem.inputs, problem.config), want.output, tolerance);
+  test::ExpectSameGrads(
+      Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state), want.grads,
+      tolerance);
+}
+
+class DecayAttentionTest
+    : public testing::TestWithParam<std::tuple<DecayKind, DecayStrength, at::ScalarType>> {
+ protected:
+  ProblemShape shape() const {
+    return {.kind = std::get<0>(GetParam()), .strength = std::get<1>(GetParam())};
+  }
+  at::ScalarType dtype() const { return std::get<2>(GetParam()); }
+};
+
+TEST_P(DecayAttentionTest, EqualsTheRecurrence) {
+  for (const int64_t seq_len : {1, 63, 64, 65, 200}) {
+    SCOPED_TRACE(testing::Message() << "seq_len " << seq_len);
+    ProblemShape s = shape();
+    s.seq_len = seq_len;
+    ExpectOracle(MakeProblem(s, 10, dtype()), Tolerance(dtype()));
+  }
+}
+
+TEST_P(DecayAttentionTest, EqualsTheRecurrenceWithDocuments) {
+  for (const int64_t seq_len : {1, 64, 130}) {
+    SCOPED_TRACE(testing::Message() << "seq_len " << seq_len);
+    ProblemShape s = shape();
+    s.seq_len = seq_len;
+    s.documents = true;
+    ExpectOracle(MakeProblem(s, 20, dtype()), Tolerance(dtype()));
+  }
+}
+
+TEST_P(DecayAttentionTest, AnyChunkSize) {
+  ProblemShape s = shape();
+  s.seq_len = 50;
+  s.initial_state = false;
+  for (const int64_t chunk_size : {1, 7, 16, 25, 48, 1000}) {
+    SCOPED_TRACE(testing::Message() << "chunk_size " << chunk_size);
+    DecayProblem problem = MakeProblem(s, 30, dtype());
+    problem.config.chunk_size = chunk_size;
+    ExpectOracle(problem, Tolerance(dtype()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DecayAttentionTest,
+                         testing::Combine(testing::ValuesIn(kKinds), testing::ValuesIn(kStrengths),
+                                          testing::Values(at::kFloat, at::kDouble)));
+
+// 1 - 1e-6 over 16,384 tokens: a chain of rounded products would be off by 1e-3 of the state.
+TEST(DecayAttentionAccuracy, NearOneOverManyTokens) {
+  for (const DecayKind kind : kKinds) {
+    const DecayProblem problem = MakeProblem({.batch = 1,
+                                              .seq_len = 16384,
+                                              .heads = 1,
+                                              .dim_k = 4,
+                                              .dim_v = 4,
+                                              .kind = kind,
+                                              .strength = DecayStrength::kNearOne},
+                                             40, at::kFloat);
+    const auto want = Oracle(problem);
+    test::ExpectSameOutput(DecayAttention(problem.inputs, problem.config), want.output, 1e-5);
+  }
+}
+
+TEST(DecayAttentionAccuracy, OracleGradientsAreFiniteDifferences) {
+  DecayProblem problem =
+      MakeProblem({.batch = 1, .seq_len = 7, .heads = 1, .dim_k = 3, .dim_v = 2}, 50, at::kDouble);
+  const auto loss = [&] {
+    const auto output = Oracle(problem).output;
+    return ((output.out * problem.dout).sum() + (output.final_state * problem.dfinal_state).sum())
+        .item<double>();
+  };
+  const auto grads = Oracle(problem).grads;
+  const auto check = [&](const at::Tensor& x, const at::Tensor& grad, const char* name) {
+    auto* data = x.mutable_data_ptr<double>();
+    const std::vector<double> want = test::ToVector(grad);
+    constexpr double kStep = 1e-5;  // error of central differences: step^2, plus 1e-16 / step
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      const double saved = data[i];
+      data[i] = saved + kStep;
+      const double above = loss();
+      data[i] = saved - kStep;
+      const double below = loss();
+      data[i] = saved;
+      EXPECT_NEAR((above - below) / (2 * kStep), want[i], 1e-7) << name << " element " << i;
+    }
+  };
+  check(problem.inputs.q, grads.dq, "q");
+  check(problem.inputs.k, grads.dk, "k");
+  check(problem.inputs.v, grads.dv, "v");
+  check(problem.inputs.log_decay, grads.dlog_decay, "log_decay");
+  check(problem.inputs.initial_state, grads.dinitial_state, "initial_state");
+}
+
+// The autograd function hands on the same gradients, each to its own input, through out and final state.
+TEST(DecayAttentionAutograd, GradientsReachTheirInputs) {
+  DecayProblem problem = MakeProblem({.seq_len = 70, .documents = true}, 60, at::kFloat);
+  const auto want = Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
+  auto& in = problem.inputs;
+  const std::vector<at::Tensor> leaves = {in.q.requires_grad_(), in.k.requires_grad_(),
+                                          in.v.requires_grad_(), in.log_decay.requires_grad_(),
+                                          in.initial_state.requires_grad_()};
+  const auto output = DecayAttention(in, problem.config);
+  const auto grads = torch::autograd::grad({output.out, output.final_state}, leaves,
+                                           {problem.dout, problem.dfinal_state});
+  EXPECT_TRUE(test::BitEqual(grads[0], want.dq));
+  EXPECT_TRUE(test::BitEqual(grads[1], want.dk));
+  EXPECT_TRUE(test::BitEqual(grads[2], want.dv));
+  EXPECT_TRUE(test::BitEqual(grads[3], want.dlog_decay));
+  EXPECT_TRUE(test::BitEqual(grads[4], want.dinitial_state));
+}
+
+TEST(DecayAttentionAutograd, FinalStateAloneIsEnough) {
+  DecayProblem problem = MakeProblem({.seq_len = 70}, 61, at::kFloat);
+  problem.dout.zero_();
+  const auto want = Oracle(problem).grads;
+  problem.inputs.k.requires_grad_();
+  const auto output = DecayAttention(problem.inputs, problem.config);
+  const auto grads =
+      torch::autograd::grad({output.final_state}, {problem.inputs.k}, {problem.dfinal_state});
+  EXPECT_TRUE(Close(grads[0], want.dk, 5e-6));
+}
+
+TEST(DecayAttentionDtype, Bf16OperandsAreComputedInFp32) {
+  for (const DecayKind kind : kKinds) {
+    DecayProblem problem = MakeProblem({.seq_len = 70, .kind = kind}, 70, at::kFloat);
+    for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
+      *x = x->to(at::kBFloat16);
+    const auto want = Oracle(problem);  // on the rounded operands
+    const auto got = DecayAttention(problem.inputs, problem.config);
+    EXPECT_EQ(got.out.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(got.final_state.scalar_type(), at::kFloat);
+    EXPECT_TRUE(Close(got.out, want.output.out, 1.0 / 256));  // one rounding to 8 bits
+    EXPECT_TRUE(Close(got.final_state, want.output.final_state, 5e-6));
+    const auto grads = Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
+    EXPECT_TRUE(Close(grads.dk, want.grads.dk, 1.0 / 256));
+    if (kind != DecayKind::kConstant) {
+      EXPECT_TRUE(Close(grads.dlog_decay, want.grads.dlog_decay, 5e-6));
+    }
+  }
+}
+
+TEST(DecayAttentionCausality, LaterTokensLeaveEarlierOutputsAlone) {
+  for (const DecayKind kind : kKinds) {
+    const DecayProblem problem = MakeProblem({.seq_len = 100, .kind = kind}, 80, at::kFloat);
+    const at::Tensor before = DecayAttention(problem.inputs, problem.config).out;
+    for (const int64_t t : {0, 15, 16, 40, 63, 64, 99}) {
+      DecayAttentionInputs changed = problem.inputs;
+      const auto change = [&](at::Tensor& x, double factor) {
+        x = x.clone();
+        x.select(1, t).mul_(factor);
+      };
+      change(changed.q, 2);
+      change(changed.k, -3);
+      change(changed.v, 5);
+      if (kind != DecayKind::kConstant) change(changed.log_decay, 0.5);
+      const at::Tensor after = DecayAttention(changed, problem.config).out;
+      EXPECT_TRUE(test::BitEqual(after.narrow(1, 0, t), before.narrow(1, 0, t))) << "token " << t;
+      EXPECT_FALSE(after.select(1, t).equal(before.select(1, t))) << "token " << t;
+    }
+  }
+}
+
+// A decay that is equal for all channels is a per-token decay; one that is equal for all tokens is a constant.
+TEST(DecayAttentionKinds, AgreeWhereTheyOverlap) {
+  DecayProblem constant =
+      MakeProblem({.seq_len = 90, .kind = DecayKind::kConstant}, 90, at::kFloat);
+  DecayProblem per_token = constant, per_channel = constant;
+  per_token.inputs.log_decay = constant.inputs.log_decay.expand({2, 90, 2}).contiguous();
+  per_channel.inputs.log_decay =
+      per_token.inputs.log_decay.unsqueeze(3).expand({2, 90, 2, 24}).contiguous();
+  const auto want = DecayAttention(constant.inputs, constant.config);
+  test::ExpectSameOutput(DecayAttention(per_token.inputs, per_token.config), want, 2e-6);
+  test::ExpectSameOutput(DecayAttention(per_channel.inputs, per_channel.config), want, 2e-6);
+  const auto grads = Backward(per_channel.inputs, per_channel.config, constant.dout, {});
+  const auto token_grads = Backward(per_token.inputs, per_token.config, constant.dout, {});
+  EXPECT_TRUE(Close(grads.dlog_decay.sum(3), token_grads.dlog_decay, 5e-6));
+}
+
+TEST(DecayAttentionStepTest, EqualsTheRecurrence) {
+  for (const DecayKind kind : kKinds) {
+    const DecayProblem problem = MakeProblem({.seq_len = 30, .kind = kind}, 100, at::kFloat);
+    const auto& in = problem.inputs;
+    const auto want = Oracle(problem).output;
+    at::Tensor state = in.initial_state.clone();
+    for (int64_t t = 0; t < 30; ++t) {
+      const at::Tensor log_decay =
+          kind == DecayKind::kConstant ? in.log_decay : in.log_decay.select(1, t);
+      const at::Tensor out =
+          DecayAttentionStep(in.q.select(1, t), in.k.select(1, t), in.v.select(1, t), log_decay,
+                             problem.config.scale, state);
+      EXPECT_TRUE(Close(out, want.out.select(1, t), 2e-6)) << "token " << t;
+    }
+    EXPECT_TRUE(Close(state, want.final_state, 2e-6));
+  }
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,66 @@
+#include "kernels/dropout/dropout.h"
+
+#include <ATen/ops/ones.h>
+
+#include <array>
+
+#include "kernels/gradient_check.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+const RandomKey kKey = MakeRandomKey(5, RandomPurpose::kDropout, 3);
+constexpr std::array<uint64_t, 2> kSamples = {7, (uint64_t{1} << 40) + 9};
+
+DropoutConfig Config(double rate, int64_t first_position = 0) {
+  return {.rate = rate, .key = kKey, .samples = kSamples, .first_position = first_position};
+}
+
+TEST(DropoutTest, IsPhiloxOfSamplePositionAndChannel) {
+  const at::Tensor y = Dropout(at::ones({2, 3, 6}), Config(0.25, 10));
+  for (int64_t row = 0; row < 2; ++row) {
+    for (int64_t t = 0; t < 3; ++t) {
+      for (int64_t channel = 0; channel < 6; ++channel) {
+        const RandomCounter draw = Draw(kKey, kSamples[row], static_cast<uint32_t>(10 + t),
+                                        static_cast<uint32_t>(channel / 4));
+        const float want = ToUniform(draw.x[channel % 4]) < 0.25f ? 0.0f : 1 / 0.75f;
+        EXPECT_EQ(y[row][t][channel].item<float>(), want);
+      }
+    }
+  }
+}
+
+TEST(DropoutTest, OtherDtypesAndDevicesDrawTheSameMask) {
+  const at::Tensor y = Dropout(at::ones({2, 50, 37}), Config(0.3));
+  const at::Tensor wide = Dropout(at::ones({2, 50, 37}, at::kDouble), Config(0.3));
+  EXPECT_TRUE(test::BitEqual(wide != 0, y != 0));
+}
+
+TEST(DropoutTest, KeepsTheMean) {
+  const at::Tensor y = Dropout(at::ones({2, 500, 64}), Config(0.1));
+  // 64,000 draws: the mean's standard deviation is sqrt(0.1 / 0.9 / 64000) = 1.3e-3
+  EXPECT_NEAR(y.mean().item<double>(), 1, 6e-3);
+}
+
+TEST(DropoutTest, SlicesDrawWhatTheWholeDraws) {
+  const at::Tensor x = test::Normal({2, 12, 8}, 1, at::kFloat);
+  const at::Tensor whole = Dropout(x, Config(0.5));
+  const at::Tensor part = Dropout(x.narrow(1, 5, 7), Config(0.5, 5));
+  EXPECT_TRUE(test::BitEqual(part, whole.narrow(1, 5, 7)));
+}
+
+TEST(DropoutTest, GradientUsesTheSameMask) {
+  const at::Tensor x = test::Normal({2, 12, 8}, 1, at::kFloat).requires_grad_();
+  const at::Tensor y = Dropout(x, Config(0.5));
+  const at::Tensor grad = torch::autograd::grad({y.sum()}, {x})[0];
+  EXPECT_TRUE(test::BitEqual(grad, Dropout(at::ones({2, 12, 8}), Config(0.5))));
+}
+
+TEST(DropoutTest, NeedsASamplePerRow) {
+  EXPECT_HL_ERROR(Dropout(at::ones({3, 2, 4}), Config(0.5)), ExitCode::kInternal,
+                  "3 rows needs as many sample numbers, got 2");
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,78 @@
+// Random tensors of the tests (a pure function of seed and shape, on any machine) and comparisons that say where the worst
+// element lies.
+#pragma once
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/philox.h"
+
+namespace halflife::test {
+
+// Standard normals in fp64, cast to `dtype`: fp32 and fp64 problems of one seed agree to rounding.
+inline at::Tensor Normal(std::vector<int64_t> shape, uint64_t seed,
+                         at::ScalarType dtype = at::kDouble) {
+  at::Tensor out = at::empty(shape, at::kDouble);
+  double* data = out.mutable_data_ptr<double>();
+  const RandomKey key = MakeRandomKey(seed, RandomPurpose::kTest, 0);
+  for (int64_t i = 0; i < out.numel(); ++i) {
+    const RandomCounter draw = Draw(key, static_cast<uint64_t>(i), 0, 0);
+    data[i] = ToNormal(draw.x[0], draw.x[1]).a;
+  }
+  return out.to(dtype);
+}
+
+// Uniform in [0, 1).
+inline at::Tensor Uniform(std::vector<int64_t> shape, uint64_t seed) {
+  at::Tensor out = at::empty(shape, at::kDouble);
+  double* data = out.mutable_data_ptr<double>();
+  const RandomKey key = MakeRandomKey(seed, RandomPurpose::kTest, 1);
+  for (int64_t i = 0; i < out.numel(); ++i) {
+    const RandomCounter draw = Draw(key, static_cast<uint64_t>(i), 0, 0);
+    data[i] = ToUniform(draw.x[0], draw.x[1]);
+  }
+  return out;
+}
+
+// |got - want| <= tolerance * max(1, largest |want|) everywhere; NaN fails.
+inline testing::AssertionResult Close(const at::Tensor& got_in, const at::Tensor& want_in,
+                                      double tolerance) {
+  if (!got_in.defined() || !want_in.defined())
+    return testing::AssertionFailure() << "an undefined tensor";
+  if (got_in.sizes() != want_in.sizes())
+    return testing::AssertionFailure() << "shapes " << got_in.sizes() << " and " << want_in.sizes();
+  const at::Tensor got = got_in.detach().to(at::kDouble).contiguous();
+  const at::Tensor want = want_in.detach().to(at::kDouble).contiguous();
+  const double* a = got.const_data_ptr<double>();
+  const double* b = want.const_data_ptr<double>();
+  double largest = 1, worst = -1;
+  int64_t place = 0;
+  for (int64_t i = 0; i < got.numel(); ++i) largest = std::max(largest, std::abs(b[i]));
+  for (int64_t i = 0; i < got.numel(); ++i) {
+    const double difference = std::abs(a[i] - b[i]);
+    if (!(difference <= worst)) worst = difference, place = i;
+    if (std::isnan(difference)) break;
+  }
+  if (worst <= tolerance * largest) return testing::AssertionSuccess();
+  std::string index;
+  int64_t rest = place;
+  for (int64_t dim = got.dim() - 1; dim >= 0; --dim) {
+    index = std::to_string(rest % got.size(dim)) + (index.empty() ? "" : ", ") + index;
+    rest /= got.size(dim);
+  }
+  return testing::AssertionFailure() << "worst at [" << index << "]: got " << a[place] << ", want "
+                                     << b[place] << ", allowed " << tolerance * largest;
+}
+
+inline bool BitEqual(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() && a.sizes() == b.sizes() && a.equal(b);
+}
+
+}  // namespace halflife::test

@@ -1,0 +1,64 @@
+#include "kernels/rotary/rotary.h"
+
+#include <ATen/ops/arange.h>
+
+#include <cmath>
+
+#include "kernels/gradient_check.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Normal;
+
+at::Tensor Positions(int64_t batch, int64_t seq_len, int64_t first) {
+  return (at::arange(seq_len, at::kLong) + first).unsqueeze(0).expand({batch, seq_len});
+}
+
+TEST(RotaryTest, TurnsHalvesByPositionTimesFrequency) {
+  constexpr int64_t kDim = 8, kFirst = 3;
+  const at::Tensor x = Normal({1, 5, 2, kDim}, 1);
+  const at::Tensor y = ApplyRotary(x, MakeRotaryTable(Positions(1, 5, kFirst), kDim, 100));
+  for (int64_t t = 0; t < 5; ++t) {
+    for (int64_t j = 0; j < kDim / 2; ++j) {
+      const double angle =
+          static_cast<double>(kFirst + t) * std::pow(100.0, -2.0 * static_cast<double>(j) / kDim);
+      const double a = x[0][t][1][j].item<double>(), b = x[0][t][1][j + kDim / 2].item<double>();
+      // angles are formed in fp32
+      EXPECT_NEAR(y[0][t][1][j].item<double>(), a * std::cos(angle) - b * std::sin(angle), 3e-6);
+      EXPECT_NEAR(y[0][t][1][j + kDim / 2].item<double>(),
+                  b * std::cos(angle) + a * std::sin(angle), 3e-6);
+    }
+  }
+}
+
+TEST(RotaryTest, ProductsDependOnDistanceOnly) {
+  const at::Tensor q = Normal({1, 1, 1, 64}, 1), k = Normal({1, 1, 1, 64}, 2);
+  const auto product = [&](int64_t q_position, int64_t k_position) {
+    const at::Tensor a = ApplyRotary(q, MakeRotaryTable(Positions(1, 1, q_position), 64, 10000));
+    const at::Tensor b = ApplyRotary(k, MakeRotaryTable(Positions(1, 1, k_position), 64, 10000));
+    return (a * b).sum().item<double>();
+  };
+  // |q||k| is about 64; angles of up to 1000 rad carry 6e-5 of rounding in fp32
+  EXPECT_NEAR(product(7, 3), product(1004, 1000), 64 * 6e-5);
+  EXPECT_GT(std::abs(product(7, 3) - product(7, 5)), 0.1);
+}
+
+TEST(RotaryTest, FusedLoopsMatchFp64) {
+  at::Tensor positions = Positions(2, 9, 0).clone();
+  positions[1].add_(5);  // rows may differ
+  const RotaryTable table = MakeRotaryTable(positions, 12, 10000);
+  test::ExpectFloatMatchesDouble([&](const auto& in) { return ApplyRotary(in[0], table); },
+                                 {Normal({2, 9, 3, 12}, 1)}, 5e-7);
+}
+
+TEST(RotaryTest, GradientTurnsBack) {
+  const RotaryTable table = MakeRotaryTable(Positions(1, 4, 2), 6, 10000);
+  const at::Tensor x = Normal({1, 4, 2, 6}, 1, at::kFloat).requires_grad_();
+  const at::Tensor y = ApplyRotary(x, table);
+  const auto grads = torch::autograd::grad({y}, {x}, {y.detach()});
+  EXPECT_TRUE(test::Close(grads[0], x, 5e-7));  // a rotation's transpose is its inverse
+}
+
+}  // namespace
+}  // namespace halflife::kernels

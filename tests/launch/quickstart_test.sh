@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# launch/quickstart's own part, in a copy whose set-up, build and halflife program are stand-ins:
+# which commands it runs, what it keeps, and its verdict on a run. Exit 77: a tool is missing.
+set -uo pipefail
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+for tool in mpirun jq; do
+  command -v "$tool" >/dev/null || { echo "SKIPPED: $tool not found"; exit 77; }
+done
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+check() {
+  if [ "$2" = "$3" ]; then
+    echo "ok      $1"
+  else
+    echo "FAILED  $1: wanted '$2', met '$3'"
+    sed 's/^/        | /' "$work/log"
+    failures=$((failures + 1))
+  fi
+}
+
+cp -r "$repo/launch" "$work/launch"
+printf '#!/bin/sh\n' >"$work/launch/setup"
+printf 'build() { :; }\n' >>"$work/launch/common.sh"
+mkdir -p "$work/build/cpu/src/cli"
+cat >"$work/build/cpu/src/cli/halflife" <<'STAND_IN'
+#!/usr/bin/env bash
+# Writes what the real commands write; TRAIN_CODE, VAL_LOSS, BIGRAM_LOSS choose how it went.
+set -eu
+command=$1
+value_of() {  # the word after option $1
+  local option=$1
+  shift
+  while [ "$1" != "$option" ]; do shift; done
+  echo "$2"
+}
+[ "${OMPI_COMM_WORLD_RANK:-0}" = 0 ] || exit "${TRAIN_CODE:-0}"
+echo "$*" >>calls
+case $command in
+  prepare)
+    out=$(value_of --out "$@")
+    mkdir "$out"
+    touch "$out/manifest.pb"
+    ;;
+  train)
+    run=$(value_of --run "$@")
+    mkdir "$run"
+    {
+      echo '{"step":0,"val_loss":5.5}'
+      for step in 1 2 3; do echo "{\"step\":$step,\"loss\":$((6 - step)),\"tokens_per_s\":${step}000}"; done
+      echo "{\"step\":3,\"val_loss\":${VAL_LOSS:-1.5}}"
+    } >"$run/metrics.jsonl"
+    exit "${TRAIN_CODE:-0}"
+    ;;
+  eval)
+    echo "{\"loss\":${VAL_LOSS:-1.5},\"perplexity\":4.5,\"bigram_loss\":${BIGRAM_LOSS:-2.3}}" \
+      >"$(value_of --json "$@")"
+    ;;
+  generate) echo "a sample" ;;
+esac
+STAND_IN
+chmod +x "$work/build/cpu/src/cli/halflife"
+cd "$work" || exit 1
+printf 'some text\n' >'my text.txt'
+quickstart() { launch/quickstart "$@" 'my text.txt' >log 2>&1; }
+calls() { cut -d ' ' -f 1 calls | tr '\n' ' '; }
+
+quickstart --set train.steps=3
+check "a run that learned: exit 0" 0 $?
+check "the commands, in order" "prepare train eval generate " "$(calls)"
+check "the text arrives whole" 1 "$(grep -c -- "--input $work/my text.txt --tokenizer bytes" calls)"
+check "--set arrives" 1 "$(grep -c 'train .*--set train.steps=3' calls)"
+check "the summary has the speed" 1 "$(grep -c '^tokens/s  *2000  ' log)"
+check "the summary has the losses" 1 "$(grep -c '^validation loss  *5.500 -> 1.500$' log)"
+
+rm calls
+quickstart
+check "a second time: the dataset is kept" "train eval generate " "$(calls)"
+check "a second time: a run of its own" yes "$([ -d quickstart/run-002 ] && echo yes)"
+printf 'more\n' >>'my text.txt'
+rm calls
+quickstart
+check "a changed text: a new dataset" "prepare train eval generate " "$(calls)"
+
+VAL_LOSS=3.4 BIGRAM_LOSS=9 quickstart
+check "not below 60 % of the start: exit 1" 1 $?
+VAL_LOSS=2.4 quickstart
+check "not below the bigram model: exit 1" 1 $?
+TRAIN_CODE=3 quickstart
+check "a failed training's code is kept" 3 $?
+TRAIN_CODE=75 quickstart
+check "stopped and saved: exit 75" 75 $?
+check "stopped and saved: says how to go on" 1 \
+  "$(grep -c '&& launch/mpirun/run.sh .* train .* --run quickstart/run-' log)"
+
+exit $((failures > 0))

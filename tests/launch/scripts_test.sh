@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Every script parses and passes shellcheck (where that is installed), and refuses what it does not
+# know with exit 2.
+set -uo pipefail
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cd "$repo" || exit 1
+scripts=(launch/setup launch/quickstart launch/mpirun/run.sh tests/run .ci/run tests/launch/*.sh)
+failures=0
+fail() {
+  echo "FAILED  $*"
+  failures=$((failures + 1))
+}
+
+for script in "${scripts[@]}"; do
+  [ -x "$script" ] || fail "$script is not executable"
+  bash -n "$script" || fail "$script does not parse"
+done
+if command -v shellcheck >/dev/null; then
+  shellcheck -x "${scripts[@]}" launch/common.sh || fail "shellcheck"
+else
+  echo "SKIPPED: shellcheck not found (Debian: shellcheck)"
+fi
+
+for script in launch/setup launch/quickstart launch/mpirun/run.sh tests/run; do
+  message=$("$script" --no-such-option 2>&1)
+  code=$?
+  if [ "$code" -ne 2 ] || [[ $message != *"unknown argument '--no-such-option'"* ]]; then
+    fail "$script --no-such-option: exit $code, '$message'"
+  fi
+  message=$("$script" --help 2>&1)
+  code=$?
+  if [ "$code" -ne 0 ] || [[ $message != "$script"* ]]; then fail "$script --help: exit $code, '$message'"; fi
+done
+message=$(launch/quickstart /no/such/text 2>&1)
+code=$?
+if [ "$code" -ne 3 ] || [[ $message != *"cannot read '/no/such/text'"* ]]; then fail "quickstart: exit $code, '$message'"; fi
+message=$(tests/run --label nonsense 2>&1)
+code=$?
+if [ "$code" -ne 2 ] || [[ $message != *"--label wants unit, mpi, gpu or e2e, not 'nonsense'"* ]]; then
+  fail "tests/run --label nonsense: exit $code, '$message'"
+fi
+
+[ "$failures" -eq 0 ] && echo "ok      ${#scripts[@]} scripts"
+exit $((failures > 0))

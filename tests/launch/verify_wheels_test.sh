@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# launch/wheels/verify.py on a made-up installed wheel: whole, absent, of another version, cut short
+# by an interruption.
+set -uo pipefail
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+verify() {
+  printf '# a comment\n%s\n' "$1" >"$work/pins.txt"
+  PYTHONPATH=$work/site python3 "$repo/launch/wheels/verify.py" "$work/pins.txt"
+}
+check() {
+  if [ "$2" = "$3" ]; then
+    echo "ok      $1"
+  else
+    echo "FAILED  $1: wanted '$2', met '$3'"
+    failures=$((failures + 1))
+  fi
+}
+
+info=$work/site/hlfakewheel-1.2.dist-info
+mkdir -p "$info" "$work/site/hlfakewheel"
+printf 'Metadata-Version: 2.1\nName: hlfakewheel\nVersion: 1.2\n' >"$info/METADATA"
+printf 'twelve bytes' >"$work/site/hlfakewheel/library.so"
+printf 'hlfakewheel/library.so,,12\nhlfakewheel-1.2.dist-info/METADATA,,\n' >"$info/RECORD"
+
+check "a whole wheel is no problem" "" "$(verify hlfakewheel==1.2)"
+check "an absent wheel" "hlfakewheel-other==1.0 absent" "$(verify hlfakewheel-other==1.0)"
+check "another version" "hlfakewheel==1.3 is 1.2" "$(verify hlfakewheel==1.3)"
+printf 'short' >"$work/site/hlfakewheel/library.so"
+check "a file cut short" "hlfakewheel==1.2 damaged: hlfakewheel/library.so" "$(verify hlfakewheel==1.2)"
+rm "$work/site/hlfakewheel/library.so"
+check "a file missing" "hlfakewheel==1.2 damaged: hlfakewheel/library.so" "$(verify hlfakewheel==1.2)"
+rm "$info/RECORD"
+check "no RECORD" "hlfakewheel==1.2 damaged: no RECORD" "$(verify hlfakewheel==1.2)"
+
+exit $((failures > 0))

@@ -1,0 +1,300 @@
+// The model around the mixers: names, loss, tying, dropout, costs.
+#include "model/language_model.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+
+#include <map>
+#include <string>
+
+#include "kernels/gradient_check.h"
+
+namespace halflife::model {
+namespace {
+
+using test::Close;
+using testing::ElementsAre;
+using testing::Pair;
+using testing::UnorderedElementsAre;
+
+ModelConfig Tiny(const std::string& mixer = "retention") {
+  return {.vocab_size = 37,
+          .model_dim = 32,
+          .num_layers = 2,
+          .mlp_dim = 48,
+          .initializer_range = 0.2,
+          .mixer = {.name = mixer, .options = {{"num_heads", "2"}}}};
+}
+
+at::Tensor Tokens(int64_t batch, int64_t seq_len, uint64_t seed, int64_t vocab = 37) {
+  return (test::Uniform({batch, seq_len}, seed) * static_cast<double>(vocab)).to(at::kLong);
+}
+
+// Rebinds every parameter in fp64.
+void Widen(LanguageModel& model) {
+  for (int i = 0; i < model.parameters().size(); ++i)
+    model.parameters().Bind(i, model.parameters().tensor(i).detach().to(at::kDouble));
+}
+
+std::map<std::string, std::vector<int64_t>> Shapes(const ModelConfig& config) {
+  const LanguageModel model(config);
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const dist::ParamSpec& spec : model.parameters().specs()) shapes[spec.name] = spec.shape;
+  return shapes;
+}
+
+TEST(ParameterNames, FrameOfEveryModel) {
+  ModelConfig config = Tiny();
+  config.num_layers = 1;
+  std::map<std::string, std::vector<int64_t>> frame;
+  for (const auto& [name, shape] : Shapes(config))
+    if (name.find(".attn.") == std::string::npos) frame[name] = shape;
+  EXPECT_THAT(frame,
+              UnorderedElementsAre(Pair("embeddings.weight", ElementsAre(37, 32)),
+                                   Pair("layers.0.attn_norm.weight", ElementsAre(32)),
+                                   Pair("layers.0.mlp_norm.weight", ElementsAre(32)),
+                                   Pair("layers.0.mlp.gate_proj.weight", ElementsAre(48, 32)),
+                                   Pair("layers.0.mlp.up_proj.weight", ElementsAre(48, 32)),
+                                   Pair("layers.0.mlp.down_proj.weight", ElementsAre(32, 48)),
+                                   Pair("norm.weight", ElementsAre(32)),
+                                   Pair("lm_head.weight", ElementsAre(37, 32))));
+}
+
+std::map<std::string, std::vector<int64_t>> MixerShapes(
+    const std::string& mixer, std::map<std::string, std::string> options) {
+  ModelConfig config = Tiny(mixer);
+  config.num_layers = 1;
+  config.mixer.options = std::move(options);
+  const std::string prefix = "layers.0.attn.";
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const auto& [name, shape] : Shapes(config))
+    if (name.rfind(prefix, 0) == 0) shapes[name.substr(prefix.size())] = shape;
+  return shapes;
+}
+
+// The layouts of fla's layers, with D = 32.
+TEST(ParameterNames, Retention) {
+  EXPECT_THAT(MixerShapes("retention", {{"num_heads", "4"}, {"num_kv_heads", "2"}}),
+              UnorderedElementsAre(Pair("q_proj.weight", ElementsAre(32, 32)),
+                                   Pair("k_proj.weight", ElementsAre(16, 32)),
+                                   Pair("v_proj.weight", ElementsAre(32, 32)),
+                                   Pair("g_proj.weight", ElementsAre(64, 32)),
+                                   Pair("g_norm_swish_gate.weight", ElementsAre(16)),
+                                   Pair("o_proj.weight", ElementsAre(32, 64))));
+  EXPECT_THAT(MixerShapes("retention", {{"num_heads", "2"}, {"use_output_gate", "false"}}),
+              UnorderedElementsAre(Pair("q_proj.weight", ElementsAre(32, 32)),
+                                   Pair("k_proj.weight", ElementsAre(32, 32)),
+                                   Pair("v_proj.weight", ElementsAre(64, 32)),
+                                   Pair("g_norm.weight", ElementsAre(32)),
+                                   Pair("o_proj.weight", ElementsAre(32, 64))));
+}
+
+TEST(ParameterNames, Gla) {
+  EXPECT_THAT(
+      MixerShapes("gla", {{"num_heads", "2"}, {"use_short_conv", "true"}}),
+      UnorderedElementsAre(
+          Pair("q_proj.weight", ElementsAre(16, 32)), Pair("k_proj.weight", ElementsAre(16, 32)),
+          Pair("v_proj.weight", ElementsAre(32, 32)), Pair("g_proj.weight", ElementsAre(32, 32)),
+          Pair("gk_proj.0.weight", ElementsAre(16, 32)),
+          Pair("gk_proj.1.weight", ElementsAre(16, 16)), Pair("gk_proj.1.bias", ElementsAre(16)),
+          Pair("q_conv1d.weight", ElementsAre(16, 1, 4)),
+          Pair("k_conv1d.weight", ElementsAre(16, 1, 4)),
+          Pair("v_conv1d.weight", ElementsAre(32, 1, 4)),
+          Pair("g_norm_swish_gate.weight", ElementsAre(16)),
+          Pair("o_proj.weight", ElementsAre(32, 32))));
+}
+
+TEST(ParameterNames, Softmax) {
+  EXPECT_THAT(
+      MixerShapes("softmax", {{"num_heads", "4"}, {"num_kv_heads", "2"}, {"qk_norm", "true"}}),
+      UnorderedElementsAre(
+          Pair("q_proj.weight", ElementsAre(32, 32)), Pair("k_proj.weight", ElementsAre(16, 32)),
+          Pair("v_proj.weight", ElementsAre(16, 32)), Pair("q_norm.weight", ElementsAre(8)),
+          Pair("k_norm.weight", ElementsAre(8)), Pair("o_proj.weight", ElementsAre(32, 32))));
+}
+
+// Published counts of the 340M configurations (vocabulary 32000, untied).
+TEST(ParameterNames, CountsOfPublishedModels) {
+  ModelConfig config = {.vocab_size = 32000, .model_dim = 1024, .num_layers = 24};
+  config.mixer = {.name = "softmax", .options = {{"num_heads", "16"}}};
+  EXPECT_EQ(LanguageModel(config).CountParameters().total(), 373867520);
+  config.mixer = {.name = "gla", .options = {{"num_heads", "4"}}};
+  EXPECT_EQ(LanguageModel(config).CountParameters().total(), 374475776);
+  EXPECT_EQ(LanguageModel(config).CountParameters().embedding, 32768000);
+}
+
+TEST(ParameterNames, NormsComputeInFp32AndOnlyMatricesDecay) {
+  const LanguageModel model(Tiny("gla"));
+  for (const dist::ParamSpec& spec : model.parameters().specs()) {
+    const bool is_matrix = spec.shape.size() == 2;
+    EXPECT_EQ(spec.weight_decay, is_matrix) << spec.name;
+    EXPECT_EQ(spec.region == dist::Region::kFp32, !is_matrix) << spec.name;
+  }
+}
+
+// The block written out in plain LibTorch calls around the mixer that is under test elsewhere.
+TEST(LanguageModelTest, IsThePreNormFrame) {
+  LanguageModel model(Tiny());
+  model.BindOwnMemory(3, false);
+  Widen(model);
+  std::map<std::string, at::Tensor> p;
+  for (int i = 0; i < model.parameters().size(); ++i)
+    p[model.parameters().specs()[i].name] = model.parameters().tensor(i);
+  ParameterSet mixer_parameters;
+  std::vector<std::unique_ptr<Mixer>> mixers;
+  for (int layer = 0; layer < 2; ++layer)
+    mixers.push_back(MakeMixer(Tiny().mixer, {.model_dim = 32,
+                                              .prefix = Concat("layers.", layer, ".attn."),
+                                              .parameters = &mixer_parameters}));
+  for (int i = 0; i < mixer_parameters.size(); ++i)
+    mixer_parameters.Bind(i, p.at(mixer_parameters.specs()[i].name));
+  const auto norm = [](const at::Tensor& x, const at::Tensor& weight) {
+    return x / (x.square().mean(-1, true) + 1e-6).sqrt() * weight;
+  };
+  const at::Tensor tokens = Tokens(2, 20, 1);
+  const auto slice = SequenceSlice::Contiguous(2, 20, 0, at::kCPU);
+  at::Tensor x = at::embedding(p["embeddings.weight"], tokens);
+  for (int layer = 0; layer < 2; ++layer) {
+    const std::string prefix = Concat("layers.", layer, ".");
+    x = x +
+        mixers[layer]->Forward(norm(x, p[prefix + "attn_norm.weight"]), slice, nullptr, false).y;
+    const at::Tensor h = norm(x, p[prefix + "mlp_norm.weight"]);
+    const at::Tensor gate = at::linear(h, p[prefix + "mlp.gate_proj.weight"]);
+    const at::Tensor up = at::linear(h, p[prefix + "mlp.up_proj.weight"]);
+    x = x + at::linear(at::silu(gate) * up, p[prefix + "mlp.down_proj.weight"]);
+  }
+  const at::Tensor want = at::linear(norm(x, p["norm.weight"]), p["lm_head.weight"]);
+  const at::Tensor got = model.Logits(model.Hidden(tokens, {.slice = &slice}));
+  EXPECT_TRUE(Close(got, want, 1e-12));
+}
+
+TEST(LanguageModelTest, LossIsTheSumOfLogSoftmax) {
+  LanguageModel model(Tiny());
+  model.BindOwnMemory(1, true);
+  const at::Tensor tokens = Tokens(2, 30, 1);
+  at::Tensor targets = Tokens(2, 30, 2);
+  targets[1][4] = -100;
+  const auto slice = SequenceSlice::Contiguous(2, 30, 0, at::kCPU);
+  const ForwardContext context = {.slice = &slice};
+  const LossSums sums = model.Loss(tokens, targets, context);
+  const at::Tensor logits = model.Logits(model.Hidden(tokens, context)).detach().to(at::kDouble);
+  EXPECT_EQ(logits.sizes(), at::IntArrayRef({2, 30, 37}));
+  const at::Tensor per_token =
+      -at::log_softmax(logits, 2).gather(2, targets.clamp_min(0).unsqueeze(2)).squeeze(2) *
+      (targets >= 0).to(at::kDouble);
+  const double want = per_token.sum().item<double>();
+  EXPECT_NEAR(sums.loss.item<double>(), want, 1e-6 * want);
+  EXPECT_TRUE(Close(model.TokenLosses(tokens, targets, context), per_token, 2e-6));
+  const at::Tensor log_z = logits.exp().sum(2).log();
+  const double want_z = (log_z.square() * (targets >= 0).to(at::kDouble)).sum().item<double>();
+  EXPECT_NEAR(sums.z_loss.item<double>(), want_z, 1e-6 * std::abs(want_z) + 1e-4);
+}
+
+TEST(LanguageModelTest, EveryParameterGetsAGradient) {
+  for (const std::string& mixer : MixerNames()) {
+    LanguageModel model(Tiny(mixer));
+    model.BindOwnMemory(1, true);
+    const auto slice = SequenceSlice::Contiguous(2, 30, 0, at::kCPU);
+    model.Loss(Tokens(2, 30, 1), Tokens(2, 30, 2), {.slice = &slice}).loss.backward();
+    for (int i = 0; i < model.parameters().size(); ++i) {
+      const at::Tensor& grad = model.parameters().tensor(i).grad();
+      ASSERT_TRUE(grad.defined()) << mixer << " " << model.parameters().specs()[i].name;
+      EXPECT_GT(grad.abs().max().item<float>(), 0)
+          << mixer << " " << model.parameters().specs()[i].name;
+    }
+  }
+}
+
+TEST(LanguageModelTest, TiedEqualsUntiedWithEqualTables) {
+  ModelConfig config = Tiny();
+  LanguageModel untied(config);
+  config.tie_embeddings = true;
+  LanguageModel tied(config);
+  tied.BindOwnMemory(4, true);
+  untied.BindOwnMemory(4, true);
+  const int head = untied.parameters().size() - 1;
+  ASSERT_EQ(untied.parameters().specs()[head].name, "lm_head.weight");
+  untied.parameters().Bind(head,
+                           untied.parameters().tensor(0).detach().clone().requires_grad_(true));
+  EXPECT_THAT(tied.parameters().specs()[0].aliases, ElementsAre("lm_head.weight"));
+  EXPECT_EQ(tied.parameters().size(), untied.parameters().size() - 1);
+  const auto slice = SequenceSlice::Contiguous(2, 30, 0, at::kCPU);
+  const ForwardContext context = {.slice = &slice};
+  const LossSums a = tied.Loss(Tokens(2, 30, 1), Tokens(2, 30, 2), context);
+  const LossSums b = untied.Loss(Tokens(2, 30, 1), Tokens(2, 30, 2), context);
+  EXPECT_EQ(a.loss.item<float>(), b.loss.item<float>());
+  a.loss.backward();
+  b.loss.backward();
+  // the shared table's gradient is the sum of both uses
+  EXPECT_TRUE(Close(tied.parameters().tensor(0).grad(),
+                    untied.parameters().tensor(0).grad() + untied.parameters().tensor(head).grad(),
+                    1e-6));
+}
+
+TEST(LanguageModelTest, DropoutIsAFunctionOfSeedAndSample) {
+  ModelConfig config = Tiny();
+  config.dropout = 0.2;
+  LanguageModel model(config);
+  model.BindOwnMemory(1, false);
+  const at::Tensor tokens = Tokens(2, 12, 1), targets = Tokens(2, 12, 2);
+  const auto slice = SequenceSlice::Contiguous(2, 12, 0, at::kCPU);
+  const auto losses = [&](uint64_t seed, std::vector<uint64_t> samples, bool training) {
+    return model.TokenLosses(
+        tokens, targets, {.slice = &slice, .training = training, .seed = seed, .samples = samples});
+  };
+  const at::Tensor base = losses(1, {5, 6}, true);
+  EXPECT_TRUE(test::BitEqual(losses(1, {5, 6}, true), base));
+  EXPECT_FALSE(test::BitEqual(losses(2, {5, 6}, true), base));
+  const at::Tensor other_second_row = losses(1, {5, 7}, true);
+  EXPECT_TRUE(test::BitEqual(other_second_row[0], base[0]));
+  EXPECT_FALSE(test::BitEqual(other_second_row[1], base[1]));
+  EXPECT_TRUE(test::BitEqual(losses(1, {}, false), losses(2, {}, false))) << "off in evaluation";
+}
+
+// bf16 compute: matrices bf16, norms and the loss fp32.
+TEST(LanguageModelTest, Bf16StaysNearFp32) {
+  for (const std::string& mixer : MixerNames()) {
+    LanguageModel model(Tiny(mixer));
+    model.BindOwnMemory(1, false);
+    const auto slice = SequenceSlice::Contiguous(2, 70, 0, at::kCPU);
+    const at::Tensor tokens = Tokens(2, 70, 1), targets = Tokens(2, 70, 2);
+    const at::Tensor want = model.TokenLosses(tokens, targets, {.slice = &slice});
+    for (int i = 0; i < model.parameters().size(); ++i) {
+      const bool compute = model.parameters().specs()[i].region == dist::Region::kCompute;
+      const at::ScalarType dtype = compute ? at::kBFloat16 : at::kFloat;
+      model.parameters().Bind(i, model.parameters().tensor(i).to(dtype).requires_grad_(true));
+    }
+    const at::Tensor got = model.TokenLosses(tokens, targets, {.slice = &slice});
+    EXPECT_EQ(got.scalar_type(), at::kFloat);
+    // Roundings of 2^-9 in some ten places of each of two layers; logits here are of order 1.
+    EXPECT_NEAR((got - want).square().mean().sqrt().item<double>(), 0, 0.05) << mixer;
+    const LossSums sums = model.Loss(tokens, targets, {.slice = &slice});
+    EXPECT_EQ(sums.loss.scalar_type(), at::kFloat);
+    sums.loss.backward();
+    for (int i = 0; i < model.parameters().size(); ++i)
+      EXPECT_TRUE(model.parameters().tensor(i).grad().isfinite().all().item<bool>()) << mixer;
+  }
+}
+
+TEST(LanguageModelTest, CostsAddUp) {
+  const LanguageModel model(Tiny("softmax"));
+  const ParameterCount count = model.CountParameters();
+  int64_t matrices = 0, total = 0;
+  for (const dist::ParamSpec& spec : model.parameters().specs()) {
+    total += spec.count();
+    if (spec.shape.size() == 2 && spec.name != "embeddings.weight") matrices += spec.count();
+  }
+  EXPECT_EQ(count.total(), total);
+  EXPECT_EQ(count.norm, 5 * 32);
+  EXPECT_EQ(model.FlopsPerToken(64).matmul, 2.0 * static_cast<double>(matrices));
+  EXPECT_FALSE(model.constant_state());
+  EXPECT_TRUE(LanguageModel(Tiny("gla")).constant_state());
+}
+
+}  // namespace
+}  // namespace halflife::model

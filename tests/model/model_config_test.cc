@@ -1,0 +1,102 @@
+#include <gmock/gmock.h>
+
+#include "model/language_model.h"
+#include "support/expect_error.h"
+
+namespace halflife::model {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+ModelConfig Unusual() {
+  return {.vocab_size = 1000,
+          .model_dim = 64,
+          .num_layers = 3,
+          .mlp_dim = 96,
+          .mlp_ratio = 2.5,
+          .norm_eps = 1e-5,
+          .tie_embeddings = true,
+          .dropout = 0.1,
+          .initializer_range = 0.006,
+          .mixer = {.name = "gla", .options = {{"num_heads", "2"}, {"clamp_min", "-3"}}}};
+}
+
+TEST(ModelConfigTest, MlpWidthRoundsUpTo256) {
+  EXPECT_EQ((ModelConfig{.model_dim = 256, .mlp_ratio = 4}).resolved_mlp_dim(), 768);
+  EXPECT_EQ((ModelConfig{.model_dim = 1024, .mlp_ratio = 4}).resolved_mlp_dim(), 2816);
+  EXPECT_EQ((ModelConfig{.model_dim = 2048, .mlp_ratio = 2}).resolved_mlp_dim(), 2816);
+  EXPECT_EQ((ModelConfig{.model_dim = 2048, .mlp_dim = 100}).resolved_mlp_dim(), 100);
+}
+
+TEST(ModelConfigTest, DefaultsAreFine) {
+  EXPECT_THAT(Problems({}), IsEmpty());
+  EXPECT_THAT(Problems(Unusual()), IsEmpty());
+}
+
+TEST(ModelConfigTest, AllProblemsAtOnce) {
+  const ModelConfig config = {
+      .vocab_size = 0,
+      .model_dim = 30,
+      .num_layers = 0,
+      .mlp_dim = -1,
+      .norm_eps = 0,
+      .dropout = 1,
+      .initializer_range = -2,
+      .mixer = {.name = "retention", .options = {{"num_heads", "four"}, {"heads", "4"}}}};
+  EXPECT_THAT(
+      Problems(config),
+      ElementsAre("model: vocab_size is 0; at least 1 would work",
+                  "model: num_layers is 0; at least 1 would work",
+                  "model: mlp_dim is -1; a width would work, or 0 to derive it from mlp_ratio",
+                  "model: norm_eps is 0; a number above 0 would work (1e-6 is usual)",
+                  "model: dropout is 1; a number in [0, 1) would work",
+                  "model: initializer_range is -2; a number above 0 would work (0.02 is usual)",
+                  HasSubstr("option num_heads is 'four'; an integer of at least 1"),
+                  HasSubstr("num_heads 8 must divide the key width 30"),
+                  HasSubstr("unknown option 'heads'; known: expand_k, expand_v, num_heads")));
+  EXPECT_HL_ERROR(LanguageModel(config), ExitCode::kUsage, "vocab_size is 0", "unknown option");
+}
+
+TEST(ModelConfigTest, UnknownMixerListsTheKnownOnes) {
+  EXPECT_THAT(Problems({.mixer = {.name = "retnet", .options = {}}}),
+              ElementsAre(HasSubstr("unknown mixer 'retnet'; known: retention, gla, softmax")));
+}
+
+TEST(ModelConfigTest, JsonRoundTrip) {
+  const ModelConfig config = Unusual(), back = ModelConfigFromJson(ToJson(config));
+  EXPECT_EQ(ToJson(back), ToJson(config));
+  EXPECT_EQ(back.vocab_size, 1000);
+  EXPECT_EQ(back.initializer_range, 0.006);
+  EXPECT_TRUE(back.tie_embeddings);
+  EXPECT_EQ(back.mixer.options, config.mixer.options);
+}
+
+// Replaces the first `from` in the JSON of a good configuration.
+std::string Edited(const std::string& from, const std::string& to) {
+  std::string text = ToJson(Unusual());
+  const size_t place = text.find(from);
+  EXPECT_NE(place, std::string::npos) << from;
+  return text.replace(place, from.size(), to);
+}
+
+TEST(ModelConfigTest, JsonIsReadStrictly) {
+  const auto code = ExitCode::kNoUsableCheckpoint;
+  EXPECT_HL_ERROR(ModelConfigFromJson("{]"), code, "not JSON");
+  EXPECT_HL_ERROR(ModelConfigFromJson("[1]"), code, "is not an object");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("model_dim", "model_width")), code,
+                  "lacks 'model_dim'");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"dropout\"", "\"more\": 1, \"dropout\"")), code,
+                  "has 11 keys, of which this program knows 10");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"num_layers\": 3", "\"num_layers\": 3.5")), code,
+                  "'num_layers' that is not an integer");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("true", "1")), code,
+                  "'tie_embeddings' that is not true or false");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"-3\"", "-3")), code,
+                  "option 'clamp_min' that is not a string");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"gla\"", "\"glas\"")), code, "unknown mixer 'glas'");
+}
+
+}  // namespace
+}  // namespace halflife::model

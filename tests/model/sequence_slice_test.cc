@@ -1,0 +1,56 @@
+#include "model/sequence_slice.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/tensor.h>
+
+#include "support/expect_error.h"
+
+namespace halflife::model {
+namespace {
+
+at::Tensor Longs(std::vector<int64_t> values, std::vector<int64_t> shape) {
+  return at::tensor(values, at::kLong).view(shape);
+}
+
+TEST(SequenceSliceTest, Contiguous) {
+  const auto slice = SequenceSlice::Contiguous(2, 3, 5, at::kCPU);
+  EXPECT_TRUE(slice.positions.equal(Longs({5, 6, 7, 5, 6, 7}, {2, 3})));
+  EXPECT_FALSE(slice.has_boundaries());
+  EXPECT_EQ(slice.begin, 5);
+}
+
+TEST(SequenceSliceTest, PackedCountsFromEachStart) {
+  const std::vector<int32_t> cu_seqlens = {0, 2, 5, 6, 10};
+  const auto slice = SequenceSlice::Packed(2, 5, cu_seqlens, at::kCPU);
+  EXPECT_TRUE(slice.positions.equal(Longs({0, 1, 0, 1, 2, 0, 0, 1, 2, 3}, {2, 5})));
+  EXPECT_TRUE(slice.documents.equal(Longs({0, 0, 1, 1, 1, 0, 1, 1, 1, 1}, {2, 5})));
+  EXPECT_TRUE(slice.starts.to(at::kLong).equal(Longs({1, 0, 1, 0, 0, 1, 1, 0, 0, 0}, {2, 5})));
+}
+
+TEST(SequenceSliceTest, OneDocumentARowTakesTheUnmaskedPath) {
+  const std::vector<int32_t> cu_seqlens = {0, 5, 10};
+  EXPECT_FALSE(SequenceSlice::Packed(2, 5, cu_seqlens, at::kCPU).has_boundaries());
+}
+
+TEST(SequenceSliceTest, NarrowKeepsTheWholesNumbers) {
+  const std::vector<int32_t> cu_seqlens = {0, 2, 5, 6, 10};
+  const auto part = SequenceSlice::Packed(2, 5, cu_seqlens, at::kCPU).Narrow(1, 3);
+  EXPECT_EQ(part.seq_len, 3);
+  EXPECT_EQ(part.begin, 1);
+  EXPECT_EQ(part.Narrow(2, 1).begin, 3);
+  EXPECT_TRUE(part.positions.equal(Longs({1, 0, 1, 0, 1, 2}, {2, 3})));
+  EXPECT_TRUE(part.documents.equal(Longs({0, 1, 1, 1, 1, 1}, {2, 3})));
+}
+
+TEST(SequenceSliceTest, Misuse) {
+  const std::vector<int32_t> short_end = {0, 5, 9};
+  EXPECT_HL_ERROR(SequenceSlice::Packed(2, 5, std::vector<int32_t>{0, 3, 7, 10}, at::kCPU),
+                  ExitCode::kInternal, "[3, 7)", "crosses a row of 5");
+  EXPECT_HL_ERROR(SequenceSlice::Packed(2, 5, short_end, at::kCPU), ExitCode::kInternal,
+                  "from 0 to 10");
+  EXPECT_HL_ERROR(SequenceSlice::Contiguous(1, 4, 0, at::kCPU).Narrow(2, 3), ExitCode::kInternal,
+                  "[2, 5)", "slice of 4");
+}
+
+}  // namespace
+}  // namespace halflife::model
