@@ -56,10 +56,11 @@ double MedianMilliseconds(std::vector<double> seconds) {
 void Run(const Options& options) {
   at::set_num_threads(1);
   const c10::InferenceMode inference;
-  model::LanguageModel model({.model_dim = options.dim,
-                              .num_layers = options.layers,
-                              .mixer = {.name = options.mixer,
-                                        .options = {{"num_heads", std::to_string(options.heads)}}}});
+  model::LanguageModel model(
+      {.model_dim = options.dim,
+       .num_layers = options.layers,
+       .mixer = {.name = options.mixer,
+                 .options = {{"num_heads", std::to_string(options.heads)}}}});
   model.BindOwnMemory(1, false);
   const double difference = CheckAgainstParallel(model);
 
