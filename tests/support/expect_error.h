@@ -29,5 +29,6 @@ void ExpectError(Statement&& statement, ExitCode code, std::initializer_list<std
 
 }  // namespace halflife::test
 
-#define EXPECT_HL_ERROR(statement, code, ...) \
-  ::halflife::test::ExpectError([&] { static_cast<void>(statement); }, code, {__VA_ARGS__}, __FILE__, __LINE__)
+#define EXPECT_HL_ERROR(statement, code, ...)                                               \
+  ::halflife::test::ExpectError([&] { static_cast<void>(statement); }, code, {__VA_ARGS__}, \
+                                __FILE__, __LINE__)

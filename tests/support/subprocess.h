@@ -11,8 +11,8 @@
 namespace halflife::test {
 
 struct RunOptions {
-  double timeout_s = 120;                    // then SIGKILL to its process group; exit_code is -1
-  std::map<std::string, std::string> env;    // added to ours
+  double timeout_s = 120;                  // then SIGKILL to its process group; exit_code is -1
+  std::map<std::string, std::string> env;  // added to ours
   std::string cwd;
 };
 struct RunResult {
