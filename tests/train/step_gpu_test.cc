@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "model/language_model.h"
 #include "train/batch_tensors.h"
 #include "train/device.h"
 #include "train/gradient_hooks.h"

@@ -23,21 +23,16 @@ namespace {
 constexpr int64_t kGateRank = 16;
 constexpr double kGateNormaliser = 16;
 
-struct Sizes {
-  int64_t num_heads, num_kv_heads, head_dim_k, head_dim_v;
-  int64_t conv_size;  // 0: no short convolution
-  bool use_output_gate;
-  double clamp_min;  // of the log decay
-  int64_t key_dim() const { return num_heads * head_dim_k; }
-  int64_t value_dim() const { return num_heads * head_dim_v; }
+struct Sizes : HeadSizes {
+  int64_t conv_size = 0;  // 0: no short convolution
+  bool use_output_gate = true;
+  double clamp_min = 0;  // of the log decay
 };
 
 Sizes ReadSizes(const MixerConfig& config, int64_t model_dim) {
   MixerOptions options(config);
-  const double expand_k = options.Double("expand_k", 0.5), expand_v = options.Double("expand_v", 1);
-  Sizes sizes = {};
-  sizes.num_heads = options.Int("num_heads", 4);
-  sizes.num_kv_heads = options.Int("num_kv_heads", sizes.num_heads);
+  Sizes sizes = {
+      ReadHeadSizes(options, model_dim, {.num_heads = 4, .expand_k = 0.5, .expand_v = 1})};
   sizes.use_output_gate = options.Bool("use_output_gate", true);
   const bool use_short_conv = options.Bool("use_short_conv", false);
   const int64_t conv_size = options.Int("conv_size", 4, 2);
@@ -45,21 +40,7 @@ Sizes ReadSizes(const MixerConfig& config, int64_t model_dim) {
   sizes.clamp_min = options.Double("clamp_min", -std::numeric_limits<double>::infinity());
   options.Require(sizes.clamp_min <= 0, "option clamp_min is ", sizes.clamp_min,
                   "; it bounds a logarithm <= 0 from below");
-  const double dim_k = static_cast<double>(model_dim) * expand_k,
-               dim_v = static_cast<double>(model_dim) * expand_v;
-  const auto key_dim = static_cast<int64_t>(dim_k), value_dim = static_cast<int64_t>(dim_v);
-  options.Require(dim_k == std::floor(dim_k) && dim_v == std::floor(dim_v), "model_dim ", model_dim,
-                  " times expand_k ", expand_k, " and expand_v ", expand_v,
-                  " must be whole numbers");
-  options.Require(key_dim > 0 && value_dim > 0 && key_dim % sizes.num_heads == 0 &&
-                      value_dim % sizes.num_heads == 0,
-                  "num_heads ", sizes.num_heads, " must divide the key width ", key_dim,
-                  " and the value width ", value_dim);
-  options.Require(sizes.num_heads % sizes.num_kv_heads == 0, "num_kv_heads ", sizes.num_kv_heads,
-                  " must divide num_heads ", sizes.num_heads);
   options.Check();
-  sizes.head_dim_k = key_dim / sizes.num_heads;
-  sizes.head_dim_v = value_dim / sizes.num_heads;
   return sizes;
 }
 

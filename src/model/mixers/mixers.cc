@@ -1,8 +1,35 @@
 #include "model/mixers/mixers.h"
 
+#include <cmath>
+
 #include "kernels/rms_norm/rms_norm.h"
 
 namespace halflife::model {
+
+HeadSizes ReadHeadSizes(MixerOptions& options, int64_t model_dim, const HeadDefaults& defaults) {
+  HeadSizes sizes;
+  const double expand_k = options.Double("expand_k", defaults.expand_k);
+  const double expand_v = options.Double("expand_v", defaults.expand_v);
+  sizes.num_heads = options.Int("num_heads", defaults.num_heads);
+  sizes.num_kv_heads = options.Int("num_kv_heads", sizes.num_heads);
+  const double dim_k = static_cast<double>(model_dim) * expand_k,
+               dim_v = static_cast<double>(model_dim) * expand_v;
+  const auto key_dim = static_cast<int64_t>(dim_k), value_dim = static_cast<int64_t>(dim_v);
+  options.Require(dim_k == std::floor(dim_k) && dim_v == std::floor(dim_v), "model_dim ", model_dim,
+                  " times expand_k ", expand_k, " and expand_v ", expand_v,
+                  " must be whole numbers");
+  const bool heads_fit = key_dim > 0 && value_dim > 0 && key_dim % sizes.num_heads == 0 &&
+                         value_dim % sizes.num_heads == 0;
+  options.Require(heads_fit, "num_heads ", sizes.num_heads, " must divide the key width ", key_dim,
+                  " and the value width ", value_dim);
+  options.Require(sizes.num_heads % sizes.num_kv_heads == 0, "num_kv_heads ", sizes.num_kv_heads,
+                  " must divide num_heads ", sizes.num_heads);
+  if (heads_fit) {
+    sizes.head_dim_k = key_dim / sizes.num_heads;
+    sizes.head_dim_v = value_dim / sizes.num_heads;
+  }
+  return sizes;
+}
 
 Parameter DeclareMatrix(const MixerContext& context, const std::string& name, int64_t out,
                         int64_t in) {

@@ -16,6 +16,19 @@ namespace halflife::model {
 #include "model/mixers/mixers.inc"
 #undef HL_MIXER
 
+// The widths of a linear mixer, from its options num_heads, num_kv_heads, expand_k and expand_v. Sizes that do not fit
+// are collected in `options` (options.Check() throws them) and come back as 0.
+struct HeadSizes {
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim_k = 0, head_dim_v = 0;
+  int64_t key_dim() const { return num_heads * head_dim_k; }
+  int64_t value_dim() const { return num_heads * head_dim_v; }
+};
+struct HeadDefaults {
+  int64_t num_heads;
+  double expand_k, expand_v;
+};
+HeadSizes ReadHeadSizes(MixerOptions& options, int64_t model_dim, const HeadDefaults& defaults);
+
 // Declares prefix + name: a matrix [out, in] with weight decay, or a vector in fp32 without.
 Parameter DeclareMatrix(const MixerContext& context, const std::string& name, int64_t out,
                         int64_t in);

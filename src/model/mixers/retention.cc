@@ -18,40 +18,22 @@
 namespace halflife::model {
 namespace {
 
-struct Sizes {
-  int64_t num_heads, num_kv_heads, head_dim_k, head_dim_v;
-  bool use_output_gate;
-  double rotary_base;
+struct Sizes : HeadSizes {
+  bool use_output_gate = true;
+  double rotary_base = 0;
 };
 
 Sizes ReadSizes(const MixerConfig& config, int64_t model_dim) {
   MixerOptions options(config);
-  const double expand_k = options.Double("expand_k", 1), expand_v = options.Double("expand_v", 2);
-  Sizes sizes = {};
-  sizes.num_heads = options.Int("num_heads", 8);
-  sizes.num_kv_heads = options.Int("num_kv_heads", sizes.num_heads);
+  Sizes sizes = {ReadHeadSizes(options, model_dim, {.num_heads = 8, .expand_k = 1, .expand_v = 2})};
   sizes.use_output_gate = options.Bool("use_output_gate", true);
   sizes.rotary_base = options.Double("rotary_base", 10000);
   options.Choice("retention_norm", "none", {"none"});
   options.Require(sizes.rotary_base > 1, "option rotary_base is ", sizes.rotary_base,
                   "; a number above 1 would work");
-  const double dim_k = static_cast<double>(model_dim) * expand_k,
-               dim_v = static_cast<double>(model_dim) * expand_v;
-  const auto key_dim = static_cast<int64_t>(dim_k), value_dim = static_cast<int64_t>(dim_v);
-  const bool heads_fit = key_dim > 0 && value_dim > 0 && key_dim % sizes.num_heads == 0 &&
-                         value_dim % sizes.num_heads == 0;
-  options.Require(dim_k == std::floor(dim_k) && dim_v == std::floor(dim_v), "model_dim ", model_dim,
-                  " times expand_k ", expand_k, " and expand_v ", expand_v,
-                  " must be whole numbers");
-  options.Require(heads_fit, "num_heads ", sizes.num_heads, " must divide the key width ", key_dim,
-                  " and the value width ", value_dim);
-  options.Require(sizes.num_heads % sizes.num_kv_heads == 0, "num_kv_heads ", sizes.num_kv_heads,
-                  " must divide num_heads ", sizes.num_heads);
-  options.Require(!heads_fit || key_dim / sizes.num_heads % 2 == 0, "key width per head ",
-                  key_dim / sizes.num_heads, " must be even: rotation pairs channels");
+  options.Require(sizes.head_dim_k % 2 == 0, "key width per head ", sizes.head_dim_k,
+                  " must be even: rotation pairs channels");
   options.Check();
-  sizes.head_dim_k = key_dim / sizes.num_heads;
-  sizes.head_dim_v = value_dim / sizes.num_heads;
   return sizes;
 }
 
@@ -59,17 +41,15 @@ class Retention : public Mixer {
  public:
   Retention(const Sizes& sizes, const MixerContext& context)
       : sizes_(sizes), model_dim_(context.model_dim), norm_eps_(context.norm_eps) {
-    const int64_t key_dim = sizes.num_heads * sizes.head_dim_k,
-                  value_dim = sizes.num_heads * sizes.head_dim_v;
-    q_ = DeclareMatrix(context, "q_proj.weight", key_dim, model_dim_);
+    q_ = DeclareMatrix(context, "q_proj.weight", sizes.key_dim(), model_dim_);
     k_ = DeclareMatrix(context, "k_proj.weight", sizes.num_kv_heads * sizes.head_dim_k, model_dim_);
     v_ = DeclareMatrix(context, "v_proj.weight", sizes.num_kv_heads * sizes.head_dim_v, model_dim_);
     if (sizes.use_output_gate)
-      gate_ = DeclareMatrix(context, "g_proj.weight", value_dim, model_dim_);
+      gate_ = DeclareMatrix(context, "g_proj.weight", sizes.value_dim(), model_dim_);
     norm_ =
         DeclareNorm(context, sizes.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
                     sizes.head_dim_v);
-    out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, value_dim);
+    out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, sizes.value_dim());
   }
 
   MixerOutput Forward(const at::Tensor& x, const SequenceSlice& slice, const MixerState* initial,
