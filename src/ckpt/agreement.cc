@@ -47,7 +47,11 @@ class Comparison {
       : allowed_(allowed.begin(), allowed.end()) {}
 
   void Value(const std::string& name, const std::string& stored, const std::string& wanted) {
-    if (stored == wanted || allowed_.contains(name)) return;
+    if (!allowed_.contains(name)) Structure(name, stored, wanted);
+  }
+
+  void Structure(const std::string& name, const std::string& stored, const std::string& wanted) {
+    if (stored == wanted) return;
     lines_.push_back(Concat(name, ": checkpoint ", stored, ", this run ", wanted));
   }
 
@@ -82,12 +86,14 @@ class Comparison {
   void Tensor(const TensorEntry& stored, const dist::ParamSpec& spec, uint64_t num_updates,
               bool wants_adam) {
     const std::string label = "tensor " + stored.name;
-    Value(label, ShapeText(stored.shape), ShapeText(spec.shape));
-    Value(label + " tied to", AliasText(stored.aliases), AliasText(spec.aliases));
-    Value(label + " dtype", Name(stored.dtype), "F32");
-    Value(label + " extra state", stored.has(Kind::kExtra) ? "present" : "none", "none");
+    // No --allow-change here: bytes of another shape or dtype are not this tensor.
+    Structure(label, ShapeText(stored.shape), ShapeText(spec.shape));
+    Structure(label + " tied to", AliasText(stored.aliases), AliasText(spec.aliases));
+    Structure(label + " dtype", Name(stored.dtype), "F32");
+    Structure(label + " extra state", stored.has(Kind::kExtra) ? "present" : "none", "none");
     if (wants_adam && num_updates > 0) {  // an imported step 0 has none: m = v = 0
-      Value(label + " optimiser state", stored.has(Kind::kAdamM) ? "present" : "none", "present");
+      Structure(label + " optimiser state", stored.has(Kind::kAdamM) ? "present" : "none",
+                "present");
     }
   }
 
@@ -125,7 +131,7 @@ void CheckAgreement(const Manifest& manifest, const std::string& step_name,
   HL_FAIL(ExitCode::kUsage, step_name, " does not fit this run, ", differences.size(),
           differences.size() == 1 ? " difference:" : " differences:", text,
           "\nResume with the checkpoint's values, name the fields you mean to change with "
-          "--allow-change, or start another run from its weights with --init-from");
+          "--allow-change, or start another run");
 }
 
 }  // namespace halflife::ckpt

@@ -1,4 +1,4 @@
-// Reads one published step without a communicator: eval, generate, export, `ckpt
+// Reads one published step without a communicator: eval, generate, `ckpt
 // inspect|verify|diff`.
 //
 //   const auto step_dir = FindStep(path);                  // a run, its ckpt folder, or a step

@@ -25,6 +25,7 @@ struct Options {
   std::string out, pattern = "*", states = "main,adam_m,adam_v";
   bool json = false, stats = false, bitwise = false, dry_run = false;
   int jobs = 2, world = 1, keep_last = 3, keep_every = 0;
+  std::string keep_best;
 };
 
 // The text is made from the JSON, so that both always say the same.
@@ -149,12 +150,14 @@ ExitCode Reshard(const Options& options) {
 ExitCode Prune(const Options& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.keep_last >= 2, "--keep-last ", options.keep_last,
               " must be at least 2, so that a damaged step has a predecessor");
-  const fs::path ckpt_dir = CkptDir(options.paths[0]);
+  const fs::path ckpt_dir = fs::weakly_canonical(CkptDir(options.paths[0]));
+  HL_CHECK_AS(ExitCode::kUsage, ckpt_dir.filename() == "ckpt" && fs::is_directory(ckpt_dir),
+              options.paths[0], " is no run folder: it holds no ckpt/");
   std::optional<ckpt::RunLock> lock;
-  if (!options.dry_run) lock = ckpt::RunLock::Acquire(fs::absolute(ckpt_dir).parent_path(), {});
-  const auto choices = ckpt::PlanRetention(
-      ckpt_dir,
-      {.keep_last = options.keep_last, .keep_every = options.keep_every, .keep_best = ""});
+  if (!options.dry_run) lock = ckpt::RunLock::Acquire(ckpt_dir.parent_path(), {});
+  const auto choices = ckpt::PlanRetention(ckpt_dir, {.keep_last = options.keep_last,
+                                                      .keep_every = options.keep_every,
+                                                      .keep_best = options.keep_best});
   if (!options.dry_run) ckpt::ApplyRetention(ckpt_dir, choices);
   std::vector<std::vector<std::string>> rows = {{"step", "", "why"}};
   const char* const goes = options.dry_run ? "would go" : "deleted";
@@ -214,6 +217,8 @@ constexpr Subcommand kSubcommands[] = {
      [](CLI::App& app, Options& options) {
        app.add_option("--keep-last", options.keep_last, "Newest steps to keep, at least 2");
        app.add_option("--keep-every", options.keep_every, "Also keep every n-th step; 0: off");
+       app.add_option("--keep-best", options.keep_best,
+                      "Also keep the step with the lowest value of this metric");
        app.add_flag("--dry-run", options.dry_run, "Only say what would go, and why");
      }},
 };

@@ -88,8 +88,10 @@ void AddEval(CLI::App& app, Action& action) {
   command->add_option("--json", options->json, "Also write the result to this file");
   command->callback([=, &action] {
     action = [options] {
-      return RunInWorld({}, {},
-                        [&](dist::RankContext& context) { return Evaluate(*options, context); });
+      return RunInWorld(dist::RankConfig{}.timeout_s,
+                        [&](dist::RankContext& context, std::filesystem::path&) {
+                          return Evaluate(*options, context);
+                        });
     };
   });
 }

@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <csignal>
 #include <iostream>
 
 #include "cli/command.h"
@@ -39,6 +40,8 @@ ExitCode Run(const Options& options) {
   const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
   infer::GenerateConfig config = options.generate;
   if (!options.ignore_eos) config.eos_id = tokenizer.eos_id();
+  config.vocab_size = tokenizer.vocab_size();
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe shows in std::cout and ends the text
 
   data::StreamDecoder decoder(tokenizer);
   std::cout << options.prompt << std::flush;

@@ -26,7 +26,9 @@ struct Options {
 };
 
 bool IsStep(const fs::path& path) {
-  return fs::exists(path / "manifest.pb") && path.filename().string().starts_with("step_");
+  const std::string name = path.filename().string();  // not step_N.bad or step_N.superseded
+  return fs::exists(path / "manifest.pb") && name.starts_with("step_") &&
+         name.find_first_not_of("0123456789", 5) == std::string::npos;
 }
 bool IsRun(const fs::path& path) {
   return fs::is_directory(path / "ckpt") || fs::exists(path / "config.textproto");

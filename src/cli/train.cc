@@ -36,7 +36,6 @@ ExitCode DryRun(train::RunConfig config, int world_size) {
 }
 
 ExitCode Run(const Options& options) {
-  train::StopFlags::InstallHandlers();
   const ckpt::ResumeRequest resume = ckpt::ParseResume(options.resume);
   const std::filesystem::path run_dir =
       options.run.empty()
@@ -48,12 +47,15 @@ ExitCode Run(const Options& options) {
     train::Validate(config, world_size);
     return DryRun(config, world_size);
   }
-  return RunInWorld(config.comm_timeout_s, run_dir, [&](dist::RankContext& context) {
+  train::StopFlags::InstallHandlers();
+  return RunInWorld(config.comm_timeout_s, [&](dist::RankContext& context, auto& abort_dir) {
     context.RequireSameConfig(ToHex(HashBytes(train::ToText(config))));
     train::Validate(config, context.world_size());
-    train::Trainer trainer(
-        config, run_dir, context,
-        {.resume = resume, .allow_change = options.allow_change, .steal_lock = options.steal_lock});
+    train::RunFolder folder =
+        train::RunFolder::Open(run_dir, context, {.steal_lock = options.steal_lock});
+    abort_dir = run_dir;
+    train::Trainer trainer(config, std::move(folder), context,
+                           {.resume = resume, .allow_change = options.allow_change});
     return trainer.Run();
   });
 }

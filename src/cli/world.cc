@@ -36,27 +36,27 @@ Failure Describe(const std::exception_ptr& thrown) {
 
 }  // namespace
 
-ExitCode RunInWorld(double timeout_s, const std::filesystem::path& run_dir,
-                    const std::function<ExitCode(dist::RankContext&)>& body) {
+ExitCode RunInWorld(double timeout_s, const WorldBody& body) {
   const BuildInfo build = GetBuildInfo();
   const std::unique_ptr<dist::RankContext> context =
       dist::RankContext::Create({.timeout_s = timeout_s,
                                  .build = Concat("halflife ", build.version, " ", build.git_hash,
                                                  ", LibTorch ", TORCH_VERSION)});
   std::exception_ptr thrown;
+  std::filesystem::path abort_dir;
   try {
-    return body(*context);
+    return body(*context, abort_dir);
   } catch (...) {
     if (context->world_size() == 1) throw;
     thrown = std::current_exception();
   }
   const Failure failure = Describe(thrown);
   // What all ranks meet alike (a bad config) is told by rank 0 alone, which then ends the others.
-  if (context->rank() != 0 && run_dir.empty()) {
+  if (context->rank() != 0 && abort_dir.empty()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
   }
   HL_ERROR("halflife",
-           train::RecordAbort(run_dir, context->rank(), failure.text, failure.is_consequence));
+           train::RecordAbort(abort_dir, context->rank(), failure.text, failure.is_consequence));
   log::Flush();
   context->AbortWorld(static_cast<int>(failure.code));
   std::abort();  // not reached; gcc does not see [[noreturn]] through a virtual call

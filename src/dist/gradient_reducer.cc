@@ -62,11 +62,8 @@ void GradientReducer::Finish() {
            "; does the loss depend on these parameters?");
   const Stopwatch stopwatch;
   for (Work& work : works_) {
-    if (grads_.device.is_cuda()) {
-      work.WaitOn(producer_);  // the optimiser's kernels queue behind it; the host goes on
-    } else {
-      work.WaitHost();
-    }
+    work.WaitOn(producer_);
+    work.WaitHost();  // with the deadline: a stream that waits for a dead peer would wait for ever
   }
   exposed_seconds_ = stopwatch.Seconds();
   works_.clear();

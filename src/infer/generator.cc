@@ -47,9 +47,10 @@ GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_
 
   while (stats.new_tokens < config.max_tokens) {
     const at::Tensor row = logits.contiguous();
-    const int32_t next =
-        sampler.Sample({row.const_data_ptr<float>(), static_cast<size_t>(row.numel())},
-                       static_cast<uint64_t>(state.num_tokens));
+    const int64_t vocab =
+        config.vocab_size > 0 ? std::min(config.vocab_size, row.numel()) : row.numel();
+    const int32_t next = sampler.Sample({row.const_data_ptr<float>(), static_cast<size_t>(vocab)},
+                                        static_cast<uint64_t>(state.num_tokens));
     if (next == config.eos_id) break;
     ++stats.new_tokens;
     if (!on_token(next) || stats.new_tokens == config.max_tokens) break;

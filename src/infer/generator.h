@@ -17,7 +17,9 @@ namespace halflife::infer {
 
 struct GenerateConfig {
   int64_t max_tokens = 200;
-  int32_t eos_id = -1;           // stop there; -1: never
+  int32_t eos_id = -1;  // stop there; -1: never
+  int64_t vocab_size =
+      0;  // sample among the first so many ids (a tokenizer\'s, where the model\'s is larger); 0: all
   int64_t prefill_chunk = 2048;  // tokens of one prefill forward: bounds its memory
   SamplerConfig sampler;
 };

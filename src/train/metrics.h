@@ -19,7 +19,7 @@ struct MetricsConfig {
   int64_t tokens_per_step = 0;  // inputs, over all ranks
   int world_size = 1;
   double flops_per_token_6p = 0;    // 6 x parameters
-  double flops_per_token_full = 0;  // forward and backward with mixing, see docs/architecture.md
+  double flops_per_token_full = 0;  // forward and backward with mixing: 3 x FlopsPerToken
   std::optional<ComputePeak> peak;  // of one rank
   Device device;
 };

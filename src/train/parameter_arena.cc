@@ -67,8 +67,4 @@ void ParameterArena::RefreshComputeCopy() {
   if (compute_.defined()) compute_.copy_(main_.narrow(0, 0, layout_.num_compute_elements()));
 }
 
-int64_t ParameterArena::BytesPerParameter(at::ScalarType compute_dtype) {
-  return 16 + (compute_dtype == at::kFloat ? 0 : 2);  // main, gradient, m, v; the bf16 copy
-}
-
 }  // namespace halflife::train

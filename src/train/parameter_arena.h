@@ -39,8 +39,6 @@ class ParameterArena {
   // a forward and its backward: autograd does not see these writes.
   void RefreshComputeCopy();
 
-  static int64_t BytesPerParameter(at::ScalarType compute_dtype);
-
  private:
   model::ParameterSet& parameters_;
   dist::ParameterLayout layout_;

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -53,6 +55,10 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
   problems.Require(t.micro_batch >= 1, "train.micro_batch", t.micro_batch, "a number >= 1");
   problems.Require(t.global_batch >= 1, "train.global_batch", t.global_batch, "a number >= 1");
   if (t.micro_batch >= 1) {
+    problems.Require(c.data.seq_len <= 0 || t.micro_batch <= INT32_MAX / c.data.seq_len,
+                     "train.micro_batch", t.micro_batch,
+                     Concat("at most ", INT32_MAX / std::max<int64_t>(c.data.seq_len, 1),
+                            " (micro_batch x seq_len counts in 32 bits)"));
     const int64_t unit = t.micro_batch * world_size;
     problems.Require(t.global_batch % unit == 0, "train.global_batch", t.global_batch,
                      Concat("a multiple of micro_batch x ranks = ", t.micro_batch, " x ",
@@ -81,7 +87,7 @@ void Validate(const RunConfig& config, int world_size) {
                    "a number >= 0");
   model::ModelConfig model = config.model;
   if (model.vocab_size == 0) model.vocab_size = 259;  // the dataset's, checked when it is opened
-  for (const std::string& line : model::Problems(model)) problems.Add("model." + line);
+  for (const std::string& line : model::Problems(model)) problems.Add(line);
   CheckOptimizer(config, problems);
   CheckLoop(config, world_size, problems);
   problems.Require(config.eval.every >= 0, "eval.every", config.eval.every, "a number >= 0");
@@ -92,6 +98,9 @@ void Validate(const RunConfig& config, int world_size) {
                    "2 or more (the older one is what a damaged checkpoint falls back to)");
   problems.Require(config.ckpt.store.keep_every >= 0, "ckpt.keep_every",
                    config.ckpt.store.keep_every, "a number >= 0 (0: off)");
+  problems.OneOf("ckpt.keep_best", config.ckpt.store.keep_best, {"", "loss", "val_loss"});
+  problems.Require(config.ckpt.store.timeout_s > 0, "ckpt.timeout_s", config.ckpt.store.timeout_s,
+                   "seconds > 0");
   problems.OneOf("ckpt.on_error", config.ckpt.on_error, {"warn", "stop"});
   problems.Require(config.parallel.zero_stage == 0, "parallel.zero_stage",
                    config.parallel.zero_stage, "0");

@@ -7,40 +7,18 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "ckpt/collective.h"
 #include "core/error.h"
 #include "core/log.h"
 
 namespace halflife::train {
 namespace fs = std::filesystem;
-namespace {
-
-// Rank 0 acts; its failure is everybody's, with its words and its exit code.
-template <typename Action>
-std::string OnRankZero(dist::RankContext& context, Action&& action) {
-  nlohmann::json outcome;
-  if (context.rank() == 0) {
-    try {
-      outcome = {{"code", 0}, {"text", action()}};
-    } catch (const Error& error) {
-      outcome = {{"code", static_cast<int>(error.code())}, {"text", error.message()}};
-    }
-  }
-  const std::string bytes =
-      dist::BroadcastBytes(context.control(), outcome.dump(), 0, {"run_folder", 0});
-  outcome = nlohmann::json::parse(bytes);
-  const int code = outcome["code"];
-  const std::string text = outcome["text"];
-  if (code != 0) HL_FAIL(static_cast<ExitCode>(code), text);
-  return text;
-}
-
-}  // namespace
 
 RunFolder RunFolder::Open(const fs::path& path, dist::RankContext& context,
                           const Options& options) {
   RunFolder folder;
   folder.path_ = path;
-  folder.attempt_ = OnRankZero(context, [&] {
+  folder.attempt_ = ckpt::OnRankZero(context.control(), {"run_folder", 0}, [&] {
     std::error_code error;
     fs::create_directories(path / "ckpt", error);
     HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create the run folder ", path.string(),
@@ -84,6 +62,11 @@ void RunFolder::WriteHeartbeat(int64_t step, const char* phase) const {
 
 void RunFolder::WriteDone(int64_t step) const {
   AtomicWriteFile(path_ / "DONE", Concat("step ", step, "\n"), ExitCode::kEnvironment);
+}
+
+void RunFolder::RemoveDone() const {
+  std::error_code error;
+  fs::remove(path_ / "DONE", error);
 }
 
 std::string RecordAbort(const fs::path& run_dir, int rank, const std::string& cause,

@@ -36,6 +36,7 @@ class RunFolder {
   void CopyTokenizer(const data::Dataset& dataset) const;
   void WriteHeartbeat(int64_t step, const char* phase) const;
   void WriteDone(int64_t step) const;
+  void RemoveDone() const;  // the run goes on after all: more steps, or an older checkpoint
   void CheckStillOwner() const { lock_->CheckStillOwner(); }
 
  private:

@@ -140,6 +140,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   if (config_.optimizer.clip_norm > 0) {
     result.clip_factor = std::min(1.0, config_.optimizer.clip_norm / (result.grad_norm + 1e-6));
   }
+  if (!std::isfinite(result.grad_norm)) result.nonfinite = "the gradient's norm";
   result.skipped = !result.nonfinite.empty();
   if (!result.skipped) {
     optimizer_.Update(result.lr, to_mean * result.clip_factor, ++num_updates);

@@ -2,7 +2,7 @@
 // backward runs, one small all-reduce of scalars, AdamW.
 //
 //   StepRunner runner(config, model, arena, source, context, device);
-//   const StepResult result = runner.Run(step, state);
+//   const StepResult result = runner.Run(step, num_updates, flags);
 #pragma once
 
 #include <memory>

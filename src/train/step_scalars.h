@@ -24,21 +24,13 @@ enum class Scalar : int {
   kLossSum,
   kNumTargets,
   kZLossSum,
-  kReserved0,
   kSaveAndRequeue,  // signals and limits, counted over ranks
   kSaveAndContinue,
   kSaveAndStop,
-  kReserved1,
   kTimeLimit,
-  kReserved2,
-  kReserved3,
   kStep,  // identities: the sum must be W times the own value
-  kReserved4,
   kConfigHash,
-  kStepSeconds,
-  kExposedCommSeconds,
-  kDataWaitSeconds,
-  kCount = 24
+  kCount
 };
 
 class StepScalars {

@@ -5,6 +5,8 @@
 
 #include <torch/version.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -19,6 +21,9 @@
 namespace halflife::train {
 namespace {
 
+// Of a time limit, kept back for a save whose length is not known yet.
+constexpr double kLeastSaveSeconds = 5;
+
 RunConfig Resolve(RunConfig config, const data::Dataset& dataset) {
   const int64_t vocab = dataset.info().vocab_size;
   if (config.model.vocab_size == 0) config.model.vocab_size = vocab;
@@ -30,6 +35,8 @@ RunConfig Resolve(RunConfig config, const data::Dataset& dataset) {
 
 void SetThreads(const RunConfig& config, const dist::RankContext& context) {
   int threads = config.train.threads;
+  // OMP_NUM_THREADS is LibTorch's own word for it: a launcher that set it is believed
+  if (threads == 0 && std::getenv("OMP_NUM_THREADS") != nullptr) return;
   if (threads == 0) {
     threads = std::max<int>(
         1, static_cast<int>(std::thread::hardware_concurrency()) / context.local_size());
@@ -49,14 +56,15 @@ data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::RankCo
 
 }  // namespace
 
-Trainer::Trainer(RunConfig config, const std::filesystem::path& run_dir, dist::RankContext& context,
+Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
                  const TrainOptions& options)
     : config_(std::move(config)),
       context_(context),
       device_(ChooseDevice(config_.train.device, context.local_rank())),
-      folder_(RunFolder::Open(run_dir, context, {.steal_lock = options.steal_lock})),
+      folder_(std::move(folder)),
       dataset_(data::Dataset::Open(config_.data.path)),
       model_((config_ = Resolve(std::move(config_), dataset_)).model) {
+  const std::filesystem::path& run_dir = folder_.path();
   log::Init(
       {.rank = context.rank(),
        .world_size = context.world_size(),
@@ -67,6 +75,7 @@ Trainer::Trainer(RunConfig config, const std::filesystem::path& run_dir, dist::R
                   std::string(5 - std::min<size_t>(5, std::to_string(context.rank()).size()), '0'),
                   context.rank(), ".log")});
   SetThreads(config_, context);
+  RequireSameDevice();
   context.UseDevice(device_);
   const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
   arena_ = std::make_unique<ParameterArena>(
@@ -87,6 +96,17 @@ Trainer::Trainer(RunConfig config, const std::filesystem::path& run_dir, dist::R
 }
 
 Trainer::~Trainer() = default;
+
+// With device 'auto' a host without a visible GPU would wait for the others in the wrong collective.
+void Trainer::RequireSameDevice() const {
+  const std::string own = device_.is_cuda() ? "cuda" : "cpu";
+  const auto all = dist::AllGatherBytes(context_.control(), own, {"device", 0});
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    HL_CHECK_AS(ExitCode::kEnvironment, all[rank] == all[0], "rank 0 computes on ", all[0],
+                ", rank ", rank, " on ", all[rank],
+                "; set train.device, or make the same devices visible on all hosts");
+  }
+}
 
 ckpt::StepState Trainer::CurrentState(bool final) const {
   ckpt::StepState state = state_;
@@ -115,12 +135,8 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   return state;
 }
 
-ckpt::ArenaView Trainer::HostArena(bool for_load) {
-  const at::Tensor arrays[] = {arena_->main(), arena_->adam_m(), arena_->adam_v()};
-  host_copies_.clear();
-  for (const at::Tensor& array : arrays) {
-    host_copies_.push_back(array.is_cpu() || for_load ? array.cpu() : array.to(at::kCPU));
-  }
+ckpt::ArenaView Trainer::HostArena() {
+  host_copies_ = {arena_->main().cpu(), arena_->adam_m().cpu(), arena_->adam_v().cpu()};
   return {&arena_->layout(), host_copies_[0].mutable_data_ptr<float>(),
           host_copies_[1].mutable_data_ptr<float>(), host_copies_[2].mutable_data_ptr<float>()};
 }
@@ -136,13 +152,23 @@ void Trainer::FinishLoad() {
 }
 
 void Trainer::Resume(const TrainOptions& options) {
+  // The position in the data is step x global_batch windows of seq_len in the seed's order.
+  for (const char* fixed :
+       {"train.global_batch", "data.seq_len", "train.seed", "data.hash", "data.order_version"}) {
+    HL_CHECK_AS(ExitCode::kUsage,
+                std::find(options.allow_change.begin(), options.allow_change.end(), fixed) ==
+                    options.allow_change.end(),
+                "--allow-change ", fixed,
+                ": this field decides which samples were already seen; "
+                "a run that changes it would skip or repeat some. Start another run instead");
+  }
   const ckpt::StepState expected = CurrentState(false);
   const auto loaded = store_->Load(options.resume,
                                    {.model_family = expected.model_family,
                                     .model_config_json = expected.model_config_json,
                                     .trajectory = expected.trajectory,
                                     .allow_change = options.allow_change},
-                                   HostArena(true));
+                                   HostArena());
   if (loaded) {
     FinishLoad();
     state_ = loaded->state;
@@ -154,7 +180,12 @@ void Trainer::Resume(const TrainOptions& options) {
     arena_->Initialise(config_.train.seed);
     state_.run_id = dist::BroadcastBytes(context_.control(), RandomHex(16), 0, {"run_id", 0});
   }
-  last_saved_step_ = loaded ? static_cast<int64_t>(state_.step) : -1;
+  HL_CHECK_AS(ExitCode::kUsage, state_.step <= static_cast<uint64_t>(config_.train.steps),
+              "the checkpoint is at step ", state_.step, ", past train.steps ", config_.train.steps,
+              "; set train.steps to ", state_.step, " or more");
+  const bool own_step = loaded && std::filesystem::weakly_canonical(loaded->path).parent_path() ==
+                                      std::filesystem::weakly_canonical(folder_.path() / "ckpt");
+  last_saved_step_ = own_step ? static_cast<int64_t>(state_.step) : -1;
   source_->Seek(state_.step * config_.train.global_batch);
 }
 
@@ -162,7 +193,8 @@ void Trainer::WriteRunFiles() {
   if (context_.rank() != 0) return;
   folder_.WriteConfig(ToText(config_));
   folder_.CopyTokenizer(dataset_);
-  folder_.WriteHeartbeat(static_cast<int64_t>(state_.step), "start");
+  if (state_.step < static_cast<uint64_t>(config_.train.steps)) folder_.RemoveDone();
+  Heartbeat("start");
   const double forward = model_.FlopsPerToken(config_.data.seq_len).matmul +
                          model_.FlopsPerToken(config_.data.seq_len).mixing;
   metrics_ = std::make_unique<Metrics>(
@@ -191,8 +223,11 @@ StepScalars Trainer::OwnRequests() {
   flags[Scalar::kSaveAndRequeue] = StopFlags::requeue();
   flags[Scalar::kSaveAndContinue] = StopFlags::TakeSave();
   flags[Scalar::kSaveAndStop] = StopFlags::stop();
+  // What may still come before the save is done: this step and a slower one, a validation, the save itself.
+  const double ahead = 2 * longest_step_seconds_ + last_validation_seconds_ +
+                       std::max(kLeastSaveSeconds, 2 * last_save_seconds_);
   const double limit = config_.train.time_limit_s;
-  flags[Scalar::kTimeLimit] = limit > 0 && run_clock_.Seconds() + 2 * last_save_seconds_ > limit;
+  flags[Scalar::kTimeLimit] = limit > 0 && run_clock_.Seconds() + ahead > limit;
   return flags;
 }
 
@@ -213,20 +248,35 @@ void Trainer::GuardNonFinite(const StepResult& result) {
               "optimizer.clip_norm");
 }
 
+void Trainer::Heartbeat(const char* phase) {
+  heartbeat_clock_.Restart();
+  if (context_.rank() != 0) return;
+  try {
+    folder_.WriteHeartbeat(static_cast<int64_t>(state_.step), phase);
+  } catch (
+      const Error& error) {  // a full disk must not end a run that the save policy would let live
+    HL_WARN("train", "no heartbeat: ", error.message());
+  }
+}
+
 void Trainer::RunValidation() {
+  const Stopwatch watch;
+  Heartbeat("validate");
   const ValidationResult result = Validate(model_, dataset_,
                                            {.seq_len = config_.data.seq_len,
                                             .num_windows = config_.eval.windows,
                                             .batch = config_.train.micro_batch},
                                            ToTorch(device_), context_.control());
   state_.metrics["val_loss"] = result.loss;
+  last_validation_seconds_ = watch.Seconds();
   if (metrics_) metrics_->Validation(static_cast<int64_t>(state_.step), result);
 }
 
 void Trainer::Save(bool must_succeed, bool final) {
   const Stopwatch watch;
+  Heartbeat("save");
   try {
-    const ckpt::SaveReport report = store_->Save(HostArena(false), CurrentState(final));
+    const ckpt::SaveReport report = store_->Save(HostArena(), CurrentState(final));
     last_saved_step_ = static_cast<int64_t>(state_.step);
     failed_saves_ = 0;
     if (metrics_) metrics_->Save(last_saved_step_, report.bytes, watch.Seconds());
@@ -286,6 +336,9 @@ ExitCode Trainer::Run() {
         runner_->Run(static_cast<int64_t>(state_.step), state_.num_updates, OwnRequests());
     GuardNonFinite(result);
     ++state_.step;
+    state_.metrics.erase(
+        "val_loss");  // it belonged to an earlier step: keep_best must not see it as this one's
+    longest_step_seconds_ = std::max(longest_step_seconds_, result.seconds);
     state_.last_lr = result.lr;
     state_.metrics["loss"] = result.loss;
     if (config_.train.log_samples) LogSamples(result);
@@ -294,10 +347,7 @@ ExitCode Trainer::Run() {
     const bool validate = config_.eval.every > 0 && state_.step % config_.eval.every == 0;
     if (validate || last) RunValidation();
     if (const auto code = Decide(result.scalars)) return *code;
-    if (metrics_ && heartbeat_clock_.Seconds() > 10) {
-      folder_.WriteHeartbeat(static_cast<int64_t>(state_.step), "train");
-      heartbeat_clock_.Restart();
-    }
+    if (heartbeat_clock_.Seconds() > 10) Heartbeat("train");
   }
   if (last_saved_step_ != config_.train.steps) Save(/*must_succeed=*/true, /*final=*/true);
   if (context_.rank() == 0) folder_.WriteDone(config_.train.steps);

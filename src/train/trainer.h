@@ -1,7 +1,7 @@
 // A training run from its recipe to DONE: dataset, model, arena, resume, the step loop, validation,
 // saves, stop requests.
 //
-//   Trainer trainer(config, "runs/gla", *context, {.resume = ckpt::ParseResume("auto")});
+//   Trainer trainer(config, std::move(folder), *context, {.resume = ckpt::ParseResume("auto")});
 //   const ExitCode code = trainer.Run();
 #pragma once
 
@@ -23,14 +23,13 @@ namespace halflife::train {
 struct TrainOptions {
   ckpt::ResumeRequest resume;
   std::vector<std::string> allow_change;  // trajectory fields that may differ from the checkpoint's
-  bool steal_lock = false;
 };
 
 class Trainer {
  public:
   // Collective. Opens everything that can fail, before the first step. Errors carry the exit codes
   // of core/exit_code.h.
-  Trainer(RunConfig config, const std::filesystem::path& run_dir, dist::RankContext& context,
+  Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
           const TrainOptions& options);
   ~Trainer();
 
@@ -41,13 +40,15 @@ class Trainer {
  private:
   void Resume(const TrainOptions& options);
   void WriteRunFiles();
+  void RequireSameDevice() const;
+  void Heartbeat(const char* phase);
   StepScalars OwnRequests();
   void GuardNonFinite(const StepResult& result);
   void RunValidation();
   void Save(bool must_succeed, bool final);
   void LogSamples(const StepResult& result);
   std::optional<ExitCode> Decide(const StepScalars& scalars);
-  ckpt::ArenaView HostArena(bool for_load);
+  ckpt::ArenaView HostArena();
   void FinishLoad();
   ckpt::StepState CurrentState(bool final) const;
 
@@ -69,7 +70,7 @@ class Trainer {
   std::vector<std::string> damage_;      // banners of checkpoints passed over on resume
   int64_t last_saved_step_ = -1;
   int failed_saves_ = 0;
-  double last_save_seconds_ = 0;
+  double longest_step_seconds_ = 0, last_validation_seconds_ = 0, last_save_seconds_ = 0;
   Stopwatch run_clock_, heartbeat_clock_;
 };
 

@@ -103,7 +103,8 @@ TEST(StoreTest, WeightsOnlyAfterUpdatesIsRefusedForTraining) {
     CheckpointStore store(run / "ckpt", control, {});
     store.Save(view, MakeState(5));
     EXPECT_HL_ERROR(store.Load({}, MatchingExpectation(), arena.view()), ExitCode::kUsage,
-                    "tensor layers.0.norm.weight optimiser state: checkpoint none", "--init-from");
+                    "tensor layers.0.norm.weight optimiser state: checkpoint none",
+                    "--allow-change");
   });
 }
 

@@ -146,6 +146,43 @@ TEST_F(CrashResume, ARankThatThrowsEndsTheJobWithItsCause) {
   EXPECT_EQ(line.find("rank 1: "), 0u) << line;
 }
 
+TEST_F(CrashResume, AFieldThatPlacesTheCursorMayNotChange) {
+  const RunResult first = fixture->Run({.run = "cursor", .set = {"train.steps=5"}});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const RunResult changed = fixture->Run(
+      {.run = "cursor",
+       .set = {"train.steps=10", "train.global_batch=16"},
+       .flags = {"--allow-change", "train.global_batch", "--allow-change", "train.steps"}});
+  EXPECT_EQ(changed.exit_code, 2) << changed.err;
+  EXPECT_NE(changed.err.find("which samples were already seen"), std::string::npos) << changed.err;
+}
+
+TEST_F(CrashResume, AFinishedRunCanBeExtendedButNotShortened) {
+  const RunResult first = fixture->Run({.run = "extend", .set = {"train.steps=5"}});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const RunResult shorter = fixture->Run(
+      {.run = "extend", .set = {"train.steps=3"}, .flags = {"--allow-change", "train.steps"}});
+  EXPECT_EQ(shorter.exit_code, 2) << shorter.err;
+  EXPECT_NE(shorter.err.find("past train.steps 3"), std::string::npos) << shorter.err;
+  const RunResult longer = fixture->Run(
+      {.run = "extend", .set = {"train.steps=8"}, .flags = {"--allow-change", "train.steps"}});
+  EXPECT_EQ(longer.exit_code, 0) << longer.err;
+  std::ifstream done(fixture->path("extend") / "DONE");
+  std::string line;
+  std::getline(done, line);
+  EXPECT_EQ(line, "step 8");
+}
+
+TEST_F(CrashResume, AnOldFailureIsNotToldAsTheCauseOfANewOne) {
+  const RunResult crash =
+      fixture->Run({.run = "stale", .ranks = 2, .env = {{"HL_FAULT", "train.step:throw:3:1"}}});
+  ASSERT_EQ(crash.exit_code, 70) << crash.err;
+  const RunResult bad = fixture->Run({.run = "stale", .ranks = 2, .set = {"optimizer.lr=-1"}});
+  EXPECT_EQ(bad.exit_code, 2) << bad.err;
+  EXPECT_NE(bad.err.find("optimizer.lr: -1"), std::string::npos) << bad.err;
+  EXPECT_EQ(bad.err.find("injected"), std::string::npos) << bad.err;
+}
+
 TEST_F(CrashResume, FinishedRunIsLeftAlone) {
   const RunResult again = fixture->Run({.run = "undisturbed", .ranks = 2});
   EXPECT_EQ(again.exit_code, 0) << again.err;

@@ -70,6 +70,25 @@ TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
   EXPECT_GT(eval["bigram_loss"].get<double>(), 0);
 }
 
+TEST_F(Generate, EvalOnTwoRanksIsTheSame) {
+  std::vector<double> losses;
+  for (const int ranks : {1, 2}) {
+    const std::string json = fixture->path("ranks.json");
+    const std::vector<std::string> command = {HALFLIFE_BINARY, "eval",
+                                              "--model",       fixture->path("run"),
+                                              "--data",        fixture->path("data"),
+                                              "--windows",     "8",
+                                              "--batch",       "4",
+                                              "--json",        json,
+                                              "--threads",     "1"};
+    const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    std::ifstream file(json);
+    losses.push_back(nlohmann::json::parse(file)["loss"]);
+  }
+  EXPECT_NEAR(losses[0] / losses[1], 1, 1e-6);
+}
+
 TEST_F(Generate, InspectKnowsWhatItLooksAt) {
   const std::pair<std::string, std::string> cases[] = {{"run", "step 60"},
                                                        {"data", "259"},
