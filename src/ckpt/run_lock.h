@@ -2,8 +2,8 @@
 // the process ends), and a random token in owner.json against file systems where flock does not
 // reach across hosts.
 //
-//   const RunLock lock = RunLock::Acquire(run_dir, {.steal = false});   // rank 0 only; Error
-//   kEnvironment when in use
+//   // rank 0 only; Error kEnvironment when in use
+//   const RunLock lock = RunLock::Acquire(run_dir, {.steal = false});
 #pragma once
 
 #include <filesystem>

@@ -8,8 +8,7 @@
 //
 //   CheckpointStore store(run_dir / "ckpt", control, {.keep_last = 3});
 //   store.Save(arena, state);
-//   if (auto loaded = store.Load({.mode = ResumeMode::kAuto}, expectation, arena)) state =
-//   loaded->state;
+//   const auto loaded = store.Load({.mode = ResumeMode::kAuto}, expectation, arena);
 #pragma once
 
 #include <filesystem>

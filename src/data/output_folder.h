@@ -2,8 +2,9 @@
 // OUT.tmp-<hex> beside it, held by flock(2) while its process lives; the destructor removes what
 // was not published.
 //
-//   OutputFolder output(out);                       // refuses an existing OUT; clears dead
-//   temporaries of OUT WriteEverything(output.path()); output.Publish(); // fsync, then one rename
+//   OutputFolder output(out);   // refuses an existing OUT; clears dead temporaries of it
+//   WriteEverything(output.path());
+//   output.Publish();           // fsync, then one rename
 #pragma once
 
 #include <filesystem>

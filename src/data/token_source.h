@@ -6,9 +6,9 @@
 // a contiguous share of them. So the set and order of samples never depend on the world size, the
 // micro batch or the accumulation, and the cursor is one number.
 //
-//   TokenSource source(dataset, {.seq_len = 512, .micro_batch = 4, .global_batch = 16, .dp_rank =
-//   r, .dp_size = w}); source.Seek(cursor.next_sample); const Batch batch = source.Next();      //
-//   one micro-batch; G / (micro_batch dp_size) of them make a step
+//   TokenSource source(dataset, Split::kTrain, {.seq_len = 512, .micro_batch = 4, .global_batch = 16});
+//   source.Seek(cursor.next_sample);
+//   const Batch batch = source.Next();   // one micro-batch; G / (micro_batch dp_size) of them make a step
 #pragma once
 
 #include <cstdint>

@@ -2,10 +2,9 @@
 // index order, so all ranks issue the same sequence whatever order their gradients become ready in.
 //
 //   GradientReducer reducer(layout, comm, grads, /*producer=*/nullptr);
-//   reducer.BeginStep();                     // before the last micro-batch's backward
-//   ... each parameter's hook: reducer.MarkReady(param) ...
-//   reducer.Finish();                        // throws Error kInternal naming parameters without a
-//   gradient
+//   reducer.BeginStep();         // before the last micro-batch's backward
+//   reducer.MarkReady(param);    // from each parameter's hook
+//   reducer.Finish();            // throws Error kInternal naming parameters without a gradient
 #pragma once
 
 #include <vector>

@@ -2,8 +2,8 @@
 // gradients and Adam's m and v, in ParameterLayout's order, plus the copy of the compute region in
 // the compute dtype where that is not fp32. The model's parameters are views into it.
 //
-//   ParameterArena arena(model.parameters(), {.device = at::kCPU, .compute_dtype = at::kFloat,
-//   .layout = {...}}); arena.Initialise(seed);
+//   ParameterArena arena(model.parameters(), {.device = at::kCPU, .compute_dtype = at::kFloat});
+//   arena.Initialise(seed);
 #pragma once
 
 #include <ATen/core/Tensor.h>

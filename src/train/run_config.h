@@ -2,8 +2,8 @@
 // problem at once. The schema and its names are proto/halflife/run_config.proto; protobuf stays
 // behind run_config.cc.
 //
-//   const RunConfig config = LoadRunConfig("launch/recipes/gla_340m.textproto",
-//   {"optimizer.lr=3e-4"}); AtomicWriteFile(run / "config.textproto", ToText(config), ...);
+//   const RunConfig config = LoadRunConfig("launch/recipes/gla_340m.textproto", {"optimizer.lr=3e-4"});
+//   AtomicWriteFile(run / "config.textproto", ToText(config), ExitCode::kEnvironment);
 #pragma once
 
 #include <cstdint>
