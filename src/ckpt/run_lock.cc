@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "core/human.h"
 #include "core/log.h"
 
@@ -31,11 +32,6 @@ struct Holder {
   std::string host = "an unknown host", boot_id, job_id, started = "an unknown time";
   int64_t pid = 0;
 };
-
-std::string HostName() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
-}
 
 std::string BootId() {
   std::string text;

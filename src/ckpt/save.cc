@@ -25,6 +25,7 @@
 #include "core/clock.h"
 #include "core/fault.h"
 #include "core/files.h"
+#include "core/host.h"
 #include "core/human.h"
 #include "core/log.h"
 
@@ -33,11 +34,6 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr auto kCode = ExitCode::kCheckpointIo;
-
-std::string HostName() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
-}
 
 int64_t UnixMilliseconds() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();

@@ -8,6 +8,7 @@
 #include <map>
 #include <thread>
 
+#include "core/host.h"
 #include "core/log.h"
 #include "dist/mpi_check.h"
 #include "dist/mpi_communicator.h"
@@ -43,12 +44,6 @@ class MpiLibrary {
  private:
   bool sound_ = false;
 };
-
-std::string Host() {
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  return name;
-}
 
 std::string MpiVersion() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
@@ -89,7 +84,7 @@ class MpiRankContext final : public RankContext {
   void Hello(const RankConfig& config);
 
   const RankConfig config_;
-  const std::string host_ = Host();
+  const std::string host_ = HostName();
   const int exceptions_ = std::uncaught_exceptions();
   MpiLibrary library_;
   std::unique_ptr<MpiEngine> engine_;

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "core/host.h"
 #include "core/log.h"
 #include "dist/mpi_rank_context.h"
 #ifdef HALFLIFE_WITH_CUDA
@@ -33,11 +34,7 @@ class SingleRankContext final : public RankContext {
   explicit SingleRankContext(const RankConfig& config)
       : config_(config),
         world_(MakeSelfCommunicator("world")),
-        control_(MakeSelfCommunicator("control")) {
-    char name[256] = {};
-    ::gethostname(name, sizeof name - 1);
-    host_ = name;
-  }
+        control_(MakeSelfCommunicator("control")) {}
 
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
@@ -59,7 +56,7 @@ class SingleRankContext final : public RankContext {
 
  private:
   const RankConfig config_;
-  std::string host_;
+  const std::string host_ = HostName();
   std::unique_ptr<Communicator> world_, control_, device_world_;
 };
 

@@ -195,8 +195,7 @@ void Trainer::WriteRunFiles() {
   folder_.CopyTokenizer(dataset_);
   if (state_.step < static_cast<uint64_t>(config_.train.steps)) folder_.RemoveDone();
   Heartbeat("start");
-  const double forward = model_.FlopsPerToken(config_.data.seq_len).matmul +
-                         model_.FlopsPerToken(config_.data.seq_len).mixing;
+  const model::FlopCount flops = model_.FlopsPerToken(config_.data.seq_len);
   metrics_ = std::make_unique<Metrics>(
       MetricsConfig{.file = folder_.path() / "metrics.jsonl",
                     .attempt = folder_.attempt(),
@@ -205,7 +204,7 @@ void Trainer::WriteRunFiles() {
                     .tokens_per_step = config_.train.global_batch * config_.data.seq_len,
                     .world_size = context_.world_size(),
                     .flops_per_token_6p = 6.0 * model_.CountParameters().total(),
-                    .flops_per_token_full = 3.0 * forward,
+                    .flops_per_token_full = 3.0 * (flops.matmul + flops.mixing),
                     .peak = FindComputePeak(device_),
                     .device = device_});
   for (const std::string& banner : damage_) {
