@@ -71,12 +71,12 @@ class Bench {
   double Step() {
     const model::LossSums sums =
         model_.Loss(inputs_, targets_, {.slice = &slice_, .training = true});
-    hooks_.BeginMicroBatch(true, &reducer_);
+    hooks_.BeginMicroBatch(0, 1, &reducer_);
     reducer_.BeginStep();
     sums.loss.div(static_cast<double>(inputs_.numel())).backward();
     hooks_.EndMicroBatch();
     reducer_.Finish();
-    const double norm = std::sqrt(train::SumOfSquares(arena_.grads()));
+    const double norm = std::sqrt(train::SumOfSquares(arena_.layout(), arena_.grads()));
     optimizer_.Update(1e-3, std::min(1.0, 1.0 / (norm + 1e-6)), ++num_updates_);
     // the item waits for the device: what is timed has happened
     return sums.loss.item<double>() / static_cast<double>(inputs_.numel());

@@ -89,7 +89,7 @@ class ProgressLine {
   }
 
   const bool terminal_ = ::isatty(STDERR_FILENO) != 0;
-  const Stopwatch clock_;
+  const Stopwatch clock_ = {};
   Stopwatch since_last_;
   bool shown_ = false;
 };

@@ -1,6 +1,6 @@
 // A group of ranks that move and sum tensors together. Three kinds: MPI for CPU tensors
 // (MakeMpiCommunicator), NCCL for CUDA tensors (MakeNcclCommunicator), and threads of one process
-// for tests (LocalWorld). All sum in ascending rank order on the CPU, so MPI and Local agree bit
+// for tests (LocalWorld). All sum pairwise over ranks on the CPU, so MPI and Local agree bit
 // for bit.
 //
 // Rules: every rank of a group issues the same operations in the same order; operations of one

@@ -6,7 +6,7 @@
 // per segment of 4 MiB:
 //
 //   round 0: slice r of my segment -> rank r;  W - 1 copies of my slice -> staging
-//   then:    my slice = ascending-rank sum of the W copies
+//   then:    my slice = pairwise sum of the W copies
 //   round 1: my slice -> all;  everybody's slice -> its place
 #pragma once
 

@@ -1,5 +1,5 @@
 // Ranks as processes under mpirun or srun, CPU tensors only. All operations run on the process's
-// MpiEngine, so they progress while the caller computes, and sum in ascending rank order.
+// MpiEngine, so they progress while the caller computes, and sum pairwise over ranks.
 //
 // Split is collective and waits until this process has no operation in flight. A desync (ranks
 // issue different operations) shows as a timeout: messages of unlike operations never match.

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <bit>
 #include <type_traits>
+#include <vector>
 
 #include "core/error.h"
 
 namespace halflife::dist {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // elements; the accumulator stays in the first-level cache
+constexpr int64_t kBlock = 1024;  // elements; the accumulators stay in the second-level cache
 
 struct BFloat16 {
   uint16_t bits;
@@ -47,18 +48,31 @@ A Combine(A a, A b) {
   }
 }
 
+template <typename T>
+using Accumulator = decltype(Load(T{}));
+
+// sum[0, n) = the tree over in[..][begin, begin + n). `scratch` holds kBlock for each level of the tree.
+template <ReduceOp kOp, typename T>
+void ReduceTree(std::span<const void* const> in, int64_t begin, int64_t n, Accumulator<T>* sum,
+                Accumulator<T>* scratch) {
+  if (in.size() == 1) {
+    const T* source = static_cast<const T*>(in[0]) + begin;
+    for (int64_t i = 0; i < n; ++i) sum[i] = Load(source[i]);
+    return;
+  }
+  const size_t left = std::bit_floor(in.size() - 1);  // the largest full subtree
+  ReduceTree<kOp, T>(in.first(left), begin, n, sum, scratch);
+  ReduceTree<kOp, T>(in.subspan(left), begin, n, scratch, scratch + kBlock);
+  for (int64_t i = 0; i < n; ++i) sum[i] = Combine<kOp>(sum[i], scratch[i]);
+}
+
 template <ReduceOp kOp, typename T>
 void ReduceTyped(std::span<const void* const> in, void* out, int64_t count) {
-  using Accumulator = decltype(Load(T{}));
-  Accumulator sum[kBlock];
+  std::vector<Accumulator<T>> scratch((1 + std::bit_width(in.size())) * kBlock);
+  Accumulator<T>* sum = scratch.data();
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t n = std::min(kBlock, count - begin);
-    const T* first = static_cast<const T*>(in[0]) + begin;
-    for (int64_t i = 0; i < n; ++i) sum[i] = Load(first[i]);
-    for (const void* const source : in.subspan(1)) {
-      const T* next = static_cast<const T*>(source) + begin;
-      for (int64_t i = 0; i < n; ++i) sum[i] = Combine<kOp>(sum[i], Load(next[i]));
-    }
+    ReduceTree<kOp, T>(in, begin, n, sum, sum + kBlock);
     T* to = static_cast<T*>(out) + begin;
     for (int64_t i = 0; i < n; ++i) Store(sum[i], &to[i]);
   }

@@ -5,17 +5,20 @@
 
 #include "core/concat.h"
 #include "core/human.h"
+#include "core/pairwise_sum.h"
 
 namespace halflife::train {
 
-MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model) {
+MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size) {
   const double parameters = static_cast<double>(model.CountParameters().total());
   const double tokens = static_cast<double>(config.train.micro_batch * config.data.seq_len);
   const bool bf16 = config.train.precision == "bf16";
   const int bytes_per_element = bf16 ? 2 : 4;
+  const int64_t num_micro = config.train.global_batch / (config.train.micro_batch * world_size);
+  const int levels = config.train.device == "cuda" ? 0 : NumLevels(num_micro);  // GradientHooks
   return {
       .main_and_adam = 12 * parameters,
-      .gradients = 4 * parameters,
+      .gradients = 4 * parameters * (1 + levels),
       .compute_copy = bf16 ? 2 * parameters : 0,
       .activations = tokens * model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element),
       .logits = 2 * tokens * static_cast<double>(model.config().vocab_size) * 4};
@@ -47,11 +50,11 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("norms", parameters(count.norm));
   row("total", Concat(parameters(count.total()), " (", count.total(), ")"));
 
-  const MemoryPlan memory = PlanMemory(config, model);
+  const MemoryPlan memory = PlanMemory(config, model, world_size);
   const auto bytes = [](double n) { return HumanBytes(static_cast<uint64_t>(n)); };
   out << "memory on each rank\n";
   row("main weights, Adam m and v", bytes(memory.main_and_adam));
-  row("gradients", bytes(memory.gradients));
+  row("gradients and their sums", bytes(memory.gradients));
   row("compute copy", bytes(memory.compute_copy));
   row("activations (estimate)", bytes(memory.activations));
   row("logits and their gradient", bytes(memory.logits));

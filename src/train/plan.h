@@ -11,7 +11,7 @@ struct MemoryPlan {  // bytes on one rank
   double main_and_adam = 0, gradients = 0, compute_copy = 0, activations = 0, logits = 0;
   double total() const { return main_and_adam + gradients + compute_copy + activations + logits; }
 };
-MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model);
+MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size);
 
 // One line: "gla, 6 layers x 256, 5.1M parameters, 16 x 512 tokens a step on 2 ranks".
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model, int world_size);

@@ -1,45 +1,14 @@
 #include "train/step.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <c10/core/GradMode.h>
-
 #include <cmath>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "train/batch_tensors.h"
 #include "train/device.h"
+#include "train/gradient_norm.h"
 
 namespace halflife::train {
-double SumOfSquares(const at::Tensor& flat) {
-  if (!flat.is_cpu()) {
-    const double norm = at::linalg_vector_norm(flat, 2, {}, false, at::kDouble).item<double>();
-    return norm * norm;
-  }
-  constexpr int64_t kBlock = 1 << 16;
-  const float* values = flat.const_data_ptr<float>();
-  const int64_t count = flat.numel(), num_blocks = (count + kBlock - 1) / kBlock;
-  std::vector<double> partial(num_blocks);
-  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      double lanes[8] = {};
-      const int64_t first = block * kBlock, last = std::min(count, first + kBlock);
-      int64_t i = first;
-      for (; i + 8 <= last; i += 8) {
-        for (int lane = 0; lane < 8; ++lane) {
-          lanes[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
-        }
-      }
-      for (; i < last; ++i) lanes[0] += static_cast<double>(values[i]) * values[i];
-      for (const double lane : lanes) partial[block] += lane;
-    }
-  });
-  double sum = 0;
-  for (const double block : partial) sum += block;
-  return sum;
-}
-
 StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
                        data::TokenSource& source, dist::RankContext& context, Device device)
     : config_(config),
@@ -56,7 +25,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
                          .weight_decay = config.optimizer.weight_decay}),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {}
 
-void StepRunner::MicroBatch(bool first, bool last, StepResult& result) {
+void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   const data::Batch batch = source_.Next();
   const BatchTensors tensors = ToTensors(batch, ToTorch(device_));
   const model::ForwardContext context{.slice = &tensors.slice,
@@ -70,13 +39,14 @@ void StepRunner::MicroBatch(bool first, bool last, StepResult& result) {
   at::Tensor objective = sums.loss.mul(scale);
   if (config_.train.z_loss > 0)
     objective = objective.add(sums.z_loss, scale * config_.train.z_loss);
-  hooks_.BeginMicroBatch(first, last ? &reducer_ : nullptr);
+  const bool last = index == count - 1;
+  hooks_.BeginMicroBatch(index, count, last ? &reducer_ : nullptr);
   if (last) reducer_.BeginStep();
   objective.backward();
   hooks_.EndMicroBatch();
 
-  result.loss += sums.loss.item<double>();
-  result.z_loss += sums.z_loss.item<double>();
+  loss_.Add(sums.loss.item<double>());
+  z_loss_.Add(sums.z_loss.item<double>());
   result.num_targets += batch.num_targets;
   if (config_.train.log_samples) {
     const size_t row_bytes = batch.seq_len * sizeof(int32_t);
@@ -90,7 +60,9 @@ void StepRunner::MicroBatch(bool first, bool last, StepResult& result) {
 void StepRunner::Reduce(int64_t step, StepResult& result) {
   reducer_.Finish();
   StepScalars& scalars = result.scalars;
-  const double squares = SumOfSquares(arena_.grads());
+  result.loss = loss_.Total();
+  result.z_loss = z_loss_.Total();
+  const double squares = SumOfSquares(arena_.layout(), arena_.grads());
   const bool bad_loss = !std::isfinite(result.loss);
   scalars[Scalar::kGradSquares] = std::isfinite(squares) ? squares : 0;
   scalars[Scalar::kNonFiniteGrads] = std::isfinite(squares) ? 0 : 1;
@@ -125,9 +97,8 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   result.scalars = flags;
   const int64_t num_micro =
       config_.train.global_batch / (config_.train.micro_batch * context_.world_size());
-  for (int64_t micro = 0; micro < num_micro; ++micro) {
-    MicroBatch(micro == 0, micro == num_micro - 1, result);
-  }
+  loss_ = z_loss_ = {};
+  for (int64_t micro = 0; micro < num_micro; ++micro) MicroBatch(micro, num_micro, result);
   Reduce(step, result);
 
   // The arena holds the gradient of (sum of losses) / (G T); this makes it that of the mean over

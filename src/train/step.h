@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ckpt/state.h"
+#include "core/pairwise_sum.h"
 #include "data/token_source.h"
 #include "dist/gradient_reducer.h"
 #include "dist/rank_context.h"
@@ -50,7 +51,7 @@ class StepRunner {
   StepResult Run(int64_t step, uint64_t& num_updates, const StepScalars& flags);
 
  private:
-  void MicroBatch(bool first, bool last, StepResult& result);
+  void MicroBatch(int64_t index, int64_t count, StepResult& result);
   void Reduce(int64_t step, StepResult& result);
 
   const RunConfig& config_;
@@ -62,11 +63,8 @@ class StepRunner {
   GradientHooks hooks_;
   dist::GradientReducer reducer_;
   AdamW optimizer_;
-  double config_identity_;  // low 32 bits of the config's hash, exact in fp64
+  PairwiseSum<double> loss_, z_loss_;  // of this step's micro-batches
+  double config_identity_;             // low 32 bits of the config's hash, exact in fp64
 };
-
-// Sum of squares in fp64 over fixed blocks, so that the bits do not depend on the number of
-// threads. [n] fp32.
-double SumOfSquares(const at::Tensor& flat);
 
 }  // namespace halflife::train

@@ -39,11 +39,24 @@ T Combine(ReduceOp op, T a, T b) {
                                 : std::min(a, b);
 }
 
+// By levels, as one would on paper: neighbours join until one term is left; an odd one waits.
+template <typename T>
+T ReduceByLevels(ReduceOp op, std::vector<T> terms) {
+  while (terms.size() > 1) {
+    std::vector<T> next;
+    for (size_t i = 0; i + 1 < terms.size(); i += 2)
+      next.push_back(Combine(op, terms[i], terms[i + 1]));
+    if (terms.size() % 2 == 1) next.push_back(terms.back());
+    terms = std::move(next);
+  }
+  return terms[0];
+}
+
 template <typename T>
 void ReduceElement(ReduceOp op, const std::vector<Bytes>& in, int64_t i, Bytes& out) {
-  T sum = Get<T>(in[0], i);
-  for (size_t rank = 1; rank < in.size(); ++rank) sum = Combine(op, sum, Get<T>(in[rank], i));
-  Put(out, i, sum);
+  std::vector<T> terms;
+  for (const Bytes& bytes : in) terms.push_back(Get<T>(bytes, i));
+  Put(out, i, ReduceByLevels(op, terms));
 }
 
 Bytes NaiveReduce(const CollectiveCase& one, const std::vector<Bytes>& in, int64_t count) {
@@ -66,11 +79,9 @@ Bytes NaiveReduce(const CollectiveCase& one, const std::vector<Bytes>& in, int64
         ReduceElement<uint8_t>(one.reduce, in, i, out);
         break;
       case DType::kBF16: {
-        float sum = FromBf16(Get<uint16_t>(in[0], i));
-        for (size_t rank = 1; rank < in.size(); ++rank) {
-          sum = Combine(one.reduce, sum, FromBf16(Get<uint16_t>(in[rank], i)));
-        }
-        Put(out, i, RoundToBf16(sum));
+        std::vector<float> terms;
+        for (const Bytes& bytes : in) terms.push_back(FromBf16(Get<uint16_t>(bytes, i)));
+        Put(out, i, RoundToBf16(ReduceByLevels(one.reduce, terms)));
         break;
       }
     }
