@@ -73,7 +73,7 @@ class Bench {
         model_.Loss(inputs_, targets_, {.slice = &slice_, .training = true});
     hooks_.BeginMicroBatch(0, 1, &reducer_);
     reducer_.BeginStep();
-    sums.loss.div(static_cast<double>(inputs_.numel())).backward();
+    sums.objective.div(static_cast<double>(inputs_.numel())).backward();
     hooks_.EndMicroBatch();
     reducer_.Finish();
     const double norm = std::sqrt(train::SumOfSquares(arena_.layout(), arena_.grads()));

@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/dispatch.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/linear/linear.h"
@@ -136,16 +136,18 @@ at::Tensor LanguageModel::Logits(const at::Tensor& hidden) const {
 
 LossSums LanguageModel::Loss(const at::Tensor& tokens, const at::Tensor& targets,
                              const ForwardContext& context) const {
-  const auto sums =
-      kernels::CrossEntropy(Logits(Hidden(tokens, context)).flatten(0, 1), targets.flatten());
-  return {sums.loss, sums.z_loss};
+  const kernels::LinearCrossEntropySums sums = kernels::LinearCrossEntropy(
+      {Hidden(tokens, context).flatten(0, 1), *head_, targets.flatten()},
+      {.z_loss_weight = context.z_loss_weight});
+  return {sums.objective, sums.loss, sums.z_loss};
 }
 
 at::Tensor LanguageModel::TokenLosses(const at::Tensor& tokens, const at::Tensor& targets,
                                       const ForwardContext& context) const {
   const at::NoGradGuard no_grad;
-  const at::Tensor logits = Logits(Hidden(tokens, context)).flatten(0, 1);
-  return kernels::TokenCrossEntropy(logits, targets.flatten()).view(tokens.sizes());
+  return kernels::LinearTokenCrossEntropy(
+             {Hidden(tokens, context).flatten(0, 1), *head_, targets.flatten()})
+      .view(tokens.sizes());
 }
 
 ModelState LanguageModel::EmptyState(int64_t batch) const {
@@ -198,7 +200,7 @@ double LanguageModel::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per
              mlp = static_cast<double>(config_.resolved_mlp_dim()),
              bytes = static_cast<double>(bytes_per_element);
   // Per block: x before either norm, the MLP's normed input, gate, up and product; the mixer counts its own input.
-  double sum = 2 * dim * bytes + 4 * static_cast<double>(config_.vocab_size);
+  double sum = 2 * dim * bytes;
   for (const auto& block : blocks_) {
     sum += (3 * dim + 3 * mlp) * bytes;
     sum += block->mixer->ActivationBytesPerToken(seq_len, bytes_per_element);

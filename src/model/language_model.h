@@ -4,7 +4,7 @@
 //   LanguageModel model(config);
 //   ... bind model.parameters() ...
 //   const LossSums sums = model.Loss(inputs, targets, context);
-//   (sums.loss / sums.num_targets).backward();
+//   (sums.objective / num_targets).backward();
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,13 +43,16 @@ ModelConfig ModelConfigFromJson(const std::string& json);
 struct ForwardContext {
   const SequenceSlice* slice = nullptr;
   bool training = false;  // dropout on
+  double z_loss_weight = 0;
   uint64_t seed = 0;
   std::span<const uint64_t> samples = {};  // [B] global sample numbers; needed with dropout
 };
 
+// Scalars in fp32, sums over targets.
 struct LossSums {
-  at::Tensor loss;    // scalar fp32: sum over targets of -ln p, differentiable
-  at::Tensor z_loss;  // scalar fp32: sum over targets of (ln Z)^2, differentiable
+  at::Tensor objective;  // loss + context.z_loss_weight z_loss; differentiable, once
+  at::Tensor loss;       // of -ln p
+  at::Tensor z_loss;     // of (ln Z)^2
 };
 
 // fp32 sizes are exact: what `--dry-run` prints.

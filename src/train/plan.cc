@@ -6,6 +6,7 @@
 #include "core/concat.h"
 #include "core/human.h"
 #include "core/pairwise_sum.h"
+#include "kernels/cross_entropy/linear_cross_entropy.h"
 
 namespace halflife::train {
 
@@ -21,7 +22,9 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
       .gradients = 4 * parameters * (1 + levels),
       .compute_copy = bf16 ? 2 * parameters : 0,
       .activations = tokens * model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element),
-      .logits = 2 * tokens * static_cast<double>(model.config().vocab_size) * 4};
+      .loss =
+          kernels::LinearCrossEntropyBytes(config.train.micro_batch * config.data.seq_len,
+                                           model.config().vocab_size, model.config().model_dim)};
 }
 
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model,
@@ -57,7 +60,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("gradients and their sums", bytes(memory.gradients));
   row("compute copy", bytes(memory.compute_copy));
   row("activations (estimate)", bytes(memory.activations));
-  row("logits and their gradient", bytes(memory.logits));
+  row("loss: logits, gradients", bytes(memory.loss));
   row("total", bytes(memory.total()));
 
   const double tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);

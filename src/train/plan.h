@@ -8,8 +8,8 @@
 namespace halflife::train {
 
 struct MemoryPlan {  // bytes on one rank
-  double main_and_adam = 0, gradients = 0, compute_copy = 0, activations = 0, logits = 0;
-  double total() const { return main_and_adam + gradients + compute_copy + activations + logits; }
+  double main_and_adam = 0, gradients = 0, compute_copy = 0, activations = 0, loss = 0;
+  double total() const { return main_and_adam + gradients + compute_copy + activations + loss; }
 };
 MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size);
 

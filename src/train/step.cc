@@ -30,19 +30,17 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   const BatchTensors tensors = ToTensors(batch, ToTorch(device_));
   const model::ForwardContext context{.slice = &tensors.slice,
                                       .training = true,
+                                      .z_loss_weight = config_.train.z_loss,
                                       .seed = config_.train.seed,
                                       .samples = batch.samples};
   const model::LossSums sums = model_.Loss(tensors.inputs, tensors.targets, context);
   // A sum over targets times a constant: the division by the global number of targets happens in
   // the optimiser, so no collective has to run first and no mean of means is formed.
   const double scale = 1.0 / (config_.train.global_batch * config_.data.seq_len);
-  at::Tensor objective = sums.loss.mul(scale);
-  if (config_.train.z_loss > 0)
-    objective = objective.add(sums.z_loss, scale * config_.train.z_loss);
   const bool last = index == count - 1;
   hooks_.BeginMicroBatch(index, count, last ? &reducer_ : nullptr);
   if (last) reducer_.BeginStep();
-  objective.backward();
+  sums.objective.mul(scale).backward();
   hooks_.EndMicroBatch();
 
   loss_.Add(sums.loss.item<double>());

@@ -180,7 +180,7 @@ TEST(LanguageModelTest, LossIsTheSumOfLogSoftmax) {
   at::Tensor targets = Tokens(2, 30, 2);
   targets[1][4] = -100;
   const auto slice = SequenceSlice::Contiguous(2, 30, 0, at::kCPU);
-  const ForwardContext context = {.slice = &slice};
+  const ForwardContext context = {.slice = &slice, .z_loss_weight = 0.01};
   const LossSums sums = model.Loss(tokens, targets, context);
   const at::Tensor logits = model.Logits(model.Hidden(tokens, context)).detach().to(at::kDouble);
   EXPECT_EQ(logits.sizes(), at::IntArrayRef({2, 30, 37}));
@@ -193,6 +193,7 @@ TEST(LanguageModelTest, LossIsTheSumOfLogSoftmax) {
   const at::Tensor log_z = logits.exp().sum(2).log();
   const double want_z = (log_z.square() * (targets >= 0).to(at::kDouble)).sum().item<double>();
   EXPECT_NEAR(sums.z_loss.item<double>(), want_z, 1e-6 * std::abs(want_z) + 1e-4);
+  EXPECT_NEAR(sums.objective.item<double>(), want + 0.01 * want_z, 1e-6 * want);
 }
 
 TEST(LanguageModelTest, EveryParameterGetsAGradient) {
@@ -200,7 +201,7 @@ TEST(LanguageModelTest, EveryParameterGetsAGradient) {
     LanguageModel model(Tiny(mixer));
     model.BindOwnMemory(1, true);
     const auto slice = SequenceSlice::Contiguous(2, 30, 0, at::kCPU);
-    model.Loss(Tokens(2, 30, 1), Tokens(2, 30, 2), {.slice = &slice}).loss.backward();
+    model.Loss(Tokens(2, 30, 1), Tokens(2, 30, 2), {.slice = &slice}).objective.backward();
     for (int i = 0; i < model.parameters().size(); ++i) {
       const at::Tensor& grad = model.parameters().tensor(i).grad();
       ASSERT_TRUE(grad.defined()) << mixer << " " << model.parameters().specs()[i].name;
@@ -228,8 +229,8 @@ TEST(LanguageModelTest, TiedEqualsUntiedWithEqualTables) {
   const LossSums a = tied.Loss(Tokens(2, 30, 1), Tokens(2, 30, 2), context);
   const LossSums b = untied.Loss(Tokens(2, 30, 1), Tokens(2, 30, 2), context);
   EXPECT_EQ(a.loss.item<float>(), b.loss.item<float>());
-  a.loss.backward();
-  b.loss.backward();
+  a.objective.backward();
+  b.objective.backward();
   // the shared table's gradient is the sum of both uses
   EXPECT_TRUE(Close(tied.parameters().tensor(0).grad(),
                     untied.parameters().tensor(0).grad() + untied.parameters().tensor(head).grad(),
@@ -275,7 +276,7 @@ TEST(LanguageModelTest, Bf16StaysNearFp32) {
     EXPECT_NEAR((got - want).square().mean().sqrt().item<double>(), 0, 0.05) << mixer;
     const LossSums sums = model.Loss(tokens, targets, {.slice = &slice});
     EXPECT_EQ(sums.loss.scalar_type(), at::kFloat);
-    sums.loss.backward();
+    sums.objective.backward();
     for (int i = 0; i < model.parameters().size(); ++i)
       EXPECT_TRUE(model.parameters().tensor(i).grad().isfinite().all().item<bool>()) << mixer;
   }

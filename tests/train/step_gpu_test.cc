@@ -34,7 +34,7 @@ Outcome LossAndGradients(const std::string& mixer, Device device, at::ScalarType
   const model::LossSums sums =
       model.Loss(tensors.inputs, tensors.targets, {.slice = &tensors.slice, .training = true});
   hooks.BeginMicroBatch(0, 1, nullptr);
-  sums.loss.div(299).backward();
+  sums.objective.div(299).backward();
   hooks.EndMicroBatch();
   return {sums.loss.item<double>() / 299, arena.grads().cpu()};
 }

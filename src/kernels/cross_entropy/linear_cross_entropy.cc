@@ -1,0 +1,164 @@
+#include "kernels/cross_entropy/linear_cross_entropy.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "core/error.h"
+#include "kernels/cross_entropy/rows.h"
+#include "kernels/dispatch.h"
+
+namespace halflife::kernels {
+namespace {
+
+using internal::CrossEntropyRows;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+int64_t RowsPerBlock(int64_t num_rows, int64_t vocab) {
+  constexpr uint64_t kBlockBytes = 64 << 20, kMinRows = 64;
+  const uint64_t row_bytes = std::max<uint64_t>(1, vocab) * sizeof(float);
+  const uint64_t rows = std::max(kMinRows, std::bit_floor(kBlockBytes / row_bytes));
+  return std::clamp<int64_t>(num_rows, 1, static_cast<int64_t>(rows));
+}
+
+// Calls visit(first row, rows, logits of the block) for one block after the other; the logits' memory is reused.
+template <typename Visit>
+void ForEachBlock(const LinearCrossEntropyInputs& inputs, const LinearCrossEntropyConfig& config,
+                  const Visit& visit) {
+  const int64_t num_rows = inputs.hidden.size(0), vocab = inputs.weight.size(0);
+  const int64_t block =
+      config.rows_per_block > 0 ? config.rows_per_block : RowsPerBlock(num_rows, vocab);
+  const at::ScalarType compute = ComputeType(inputs.hidden);
+  const at::Tensor weight = inputs.weight.to(compute).t();
+  const at::Tensor memory = at::empty({block, vocab}, inputs.hidden.options().dtype(compute));
+  for (int64_t first = 0; first < num_rows; first += block) {
+    const int64_t count = std::min(block, num_rows - first);
+    at::Tensor logits = memory.narrow(0, 0, count);
+    at::mm_out(logits, inputs.hidden.narrow(0, first, count).to(compute), weight);
+    visit(first, count, logits);
+  }
+}
+
+struct ForwardResult {
+  double loss = 0, z_loss = 0;
+  at::Tensor dhidden, dweight;  // of the objective, in the compute dtype; undefined unless wanted
+};
+
+// Sums in fp64, in row order: thousands of terms, and no dependence on the blocks.
+void AddRows(const CrossEntropyRows& rows, ForwardResult& result) {
+  const at::Tensor loss = rows.loss.to(at::kCPU, at::kDouble),
+                   log_z = rows.log_partition.to(at::kCPU, at::kDouble);
+  const auto *l = loss.const_data_ptr<double>(), *z = log_z.const_data_ptr<double>();
+  for (int64_t row = 0; row < loss.numel(); ++row) {
+    result.loss += l[row];
+    result.z_loss += z[row] * z[row];
+  }
+}
+
+ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
+                         const LinearCrossEntropyConfig& config, bool gradient) {
+  ForwardResult result;
+  const at::ScalarType compute = ComputeType(inputs.hidden);
+  at::Tensor weight;
+  if (gradient) {
+    weight = inputs.weight.to(compute);
+    result.dhidden = at::empty(inputs.hidden.sizes(), inputs.hidden.options().dtype(compute));
+    result.dweight = at::zeros(weight.sizes(), weight.options());
+  }
+  ForEachBlock(inputs, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
+    AddRows(internal::ReduceRows(logits, inputs.targets.narrow(0, first, count),
+                                 config.z_loss_weight, gradient),
+            result);
+    if (!gradient) return;
+    at::Tensor dhidden = result.dhidden.narrow(0, first, count);
+    at::mm_out(dhidden, logits, weight);
+    result.dweight.addmm_(logits.t(), inputs.hidden.narrow(0, first, count).to(compute));
+  });
+  return result;
+}
+
+// The gradients are known but for one factor when the forward ends; backward only scales them.
+struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& hidden,
+                               const at::Tensor& weight, const at::Tensor& targets,
+                               double z_loss_weight, int64_t rows_per_block, bool gradient) {
+    ForwardResult result =
+        RunForward({hidden, weight, targets},
+                   {.z_loss_weight = z_loss_weight, .rows_per_block = rows_per_block}, gradient);
+    if (gradient) {
+      context->saved_data["dhidden"] = result.dhidden;
+      context->saved_data["dweight"] = result.dweight;
+    }
+    context->saved_data["dtype"] = static_cast<int64_t>(hidden.scalar_type());
+    const auto scalar = [&](double value) {
+      return at::scalar_tensor(value, hidden.options().dtype(ComputeType(hidden)));
+    };
+    const variable_list sums = {scalar(result.loss + z_loss_weight * result.z_loss),
+                                scalar(result.loss), scalar(result.z_loss)};
+    context->mark_non_differentiable({sums[1], sums[2]});
+    return sums;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    HL_CHECK(context->saved_data.count("dhidden") == 1, "cross entropy is differentiable once");
+    const auto dtype = static_cast<at::ScalarType>(context->saved_data["dtype"].toInt());
+    const auto take = [&](const char* name) {
+      at::Tensor gradient = context->saved_data[name].toTensor();
+      context->saved_data.erase(name);
+      return gradient.mul_(grads[0]).to(dtype);
+    };
+    const at::Tensor dhidden = take("dhidden"), dweight = take("dweight");
+    return {dhidden, dweight, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+void Check(const LinearCrossEntropyInputs& inputs) {
+  const at::Tensor &hidden = inputs.hidden, &weight = inputs.weight, &targets = inputs.targets;
+  HL_CHECK(hidden.dim() == 2 && weight.dim() == 2 && targets.dim() == 1 &&
+               hidden.size(1) == weight.size(1) && hidden.size(0) == targets.size(0) &&
+               hidden.scalar_type() == weight.scalar_type() && targets.scalar_type() == at::kLong,
+           "cross entropy of hidden ", hidden.sizes(), ", weight ", weight.sizes(), ", targets ",
+           targets.sizes(), "; it takes [N, D], [vocab, D] of one dtype and [N] int64");
+}
+
+}  // namespace
+
+LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
+                                          const LinearCrossEntropyConfig& config) {
+  Check(inputs);
+  const bool gradient = c10::GradMode::is_enabled() &&
+                        (inputs.hidden.requires_grad() || inputs.weight.requires_grad());
+  const variable_list sums =
+      LinearCrossEntropyFunction::apply(inputs.hidden, inputs.weight, inputs.targets.contiguous(),
+                                        config.z_loss_weight, config.rows_per_block, gradient);
+  return {.objective = sums[0], .loss = sums[1], .z_loss = sums[2]};
+}
+
+double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim) {
+  return 4.0 * (static_cast<double>(RowsPerBlock(num_rows, vocab)) * static_cast<double>(vocab) +
+                static_cast<double>(num_rows + vocab) * static_cast<double>(dim));
+}
+
+at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
+                                   const LinearCrossEntropyConfig& config) {
+  Check(inputs);
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor targets = inputs.targets.contiguous();
+  at::Tensor out =
+      at::empty({inputs.hidden.size(0)}, inputs.hidden.options().dtype(ComputeType(inputs.hidden)));
+  ForEachBlock(inputs, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
+    out.narrow(0, first, count)
+        .copy_(internal::ReduceRows(logits, targets.narrow(0, first, count), 0, false).loss);
+  });
+  return out;
+}
+
+}  // namespace halflife::kernels

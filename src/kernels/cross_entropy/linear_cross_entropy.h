@@ -1,0 +1,40 @@
+// The output layer and its cross entropy in one: logits = hidden weight^T exist for a block of rows at a time, and their
+// gradient is turned into those of hidden and weight while the block is in the cache. Never a [N, vocab] tensor.
+//
+//   const auto sums = LinearCrossEntropy({hidden, *head, targets}, {.z_loss_weight = 1e-4});
+//   (sums.objective / num_targets).backward();
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace halflife::kernels {
+
+struct LinearCrossEntropyInputs {
+  at::Tensor hidden;   // [N, D] fp32, bf16 or fp64
+  at::Tensor weight;   // [vocab, D], dtype of hidden
+  at::Tensor targets;  // [N] int64; negative: no target here. Outside the vocabulary: Error, exit 3
+};
+struct LinearCrossEntropyConfig {
+  double z_loss_weight = 0;
+  int64_t rows_per_block = 0;  // 0: the power of two whose logits fit 64 MiB, at least 64
+};
+
+struct LinearCrossEntropySums {
+  at::Tensor objective;  // scalar: loss + z_loss_weight z_loss. Differentiable, once
+  at::Tensor loss;       // scalar: sum of ln Z - logit[target]. No gradient
+  at::Tensor z_loss;     // scalar: sum of (ln Z)^2. No gradient
+};
+// Logits, sums and the gradient of weight are formed in fp32 (fp64 beside fp64).
+LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
+                                          const LinearCrossEntropyConfig& config);
+
+// Most that LinearCrossEntropy holds at once while it differentiates, beyond its inputs: a block of logits and the two gradients.
+double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim);
+
+// ln Z - logit[target] of each row, 0 where there is no target: [N] fp32 (fp64 beside fp64). No gradient.
+at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
+                                   const LinearCrossEntropyConfig& config = {});
+
+}  // namespace halflife::kernels

@@ -1,0 +1,146 @@
+#include "kernels/cross_entropy/linear_cross_entropy.h"
+
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
+
+#include "kernels/gradient_check.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Normal;
+using torch::autograd::grad;
+
+constexpr int64_t kRows = 5, kDim = 6, kVocab = 7;
+
+at::Tensor Targets() { return at::tensor({3, -100, 0, 6, 2}, at::kLong); }
+
+LinearCrossEntropyInputs MakeInputs(double scale, at::ScalarType dtype = at::kDouble) {
+  return {(Normal({kRows, kDim}, 1) * scale).to(dtype), Normal({kVocab, kDim}, 2).to(dtype),
+          Targets()};
+}
+
+// The definition, row by row.
+struct Sums {
+  double loss = 0, z_loss = 0;
+};
+Sums Definition(const LinearCrossEntropyInputs& inputs) {
+  Sums sums;
+  const at::Tensor logits = at::linear(inputs.hidden, inputs.weight).to(at::kDouble);
+  const at::Tensor log_p = at::log_softmax(logits, 1);
+  for (int64_t row = 0; row < logits.size(0); ++row) {
+    const auto target = inputs.targets[row].item<int64_t>();
+    if (target < 0) continue;
+    sums.loss -= log_p[row][target].item<double>();
+    const double log_z = at::logsumexp(logits[row], {0}).item<double>();
+    sums.z_loss += log_z * log_z;
+  }
+  return sums;
+}
+
+TEST(LinearCrossEntropyTest, IsTheDefinition) {
+  for (const double scale : {1.0, 40.0}) {  // logits to +-100: peaked rows too
+    const LinearCrossEntropyInputs inputs = MakeInputs(scale);
+    const Sums want = Definition(inputs);
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      const LinearCrossEntropySums got =
+          LinearCrossEntropy(MakeInputs(scale, dtype), {.z_loss_weight = 0.25});
+      const double tolerance = dtype == at::kDouble ? 1e-13 : 1e-6;
+      EXPECT_NEAR(got.loss.item<double>(), want.loss, tolerance * want.loss);
+      EXPECT_NEAR(got.z_loss.item<double>(), want.z_loss, tolerance * want.z_loss);
+      const double objective = want.loss + 0.25 * want.z_loss;
+      EXPECT_NEAR(got.objective.item<double>(), objective, tolerance * objective);
+    }
+  }
+}
+
+TEST(LinearCrossEntropyTest, GradientsAreFiniteDifferences) {
+  for (const double z_loss_weight : {0.0, 0.3}) {
+    test::ExpectFiniteDifferences(
+        [&](const std::vector<at::Tensor>& in) {
+          return 0.7 * LinearCrossEntropy({in[0], in[1], Targets()},
+                                          {.z_loss_weight = z_loss_weight, .rows_per_block = 2})
+                           .objective;
+        },
+        {MakeInputs(2).hidden, MakeInputs(2).weight});
+  }
+}
+
+TEST(LinearCrossEntropyTest, FusedRowsMatchFp64) {
+  test::ExpectFloatMatchesDouble(
+      [](const std::vector<at::Tensor>& in) {
+        return LinearCrossEntropy({in[0], in[1], Targets()}, {.z_loss_weight = 0.3}).objective;
+      },
+      {MakeInputs(2).hidden, MakeInputs(2).weight}, 1e-6);
+}
+
+TEST(LinearCrossEntropyTest, RowsWithoutATargetGetNoGradient) {
+  LinearCrossEntropyInputs inputs = MakeInputs(1, at::kFloat);
+  inputs.hidden.requires_grad_();
+  const at::Tensor dhidden =
+      grad({LinearCrossEntropy(inputs, {.z_loss_weight = 1}).objective}, {inputs.hidden})[0];
+  EXPECT_TRUE((dhidden[1] == 0).all().item<bool>());
+  EXPECT_FALSE((dhidden[0] == 0).any().item<bool>());
+}
+
+// Blocks change the order of no sum but that of the weight's gradient.
+TEST(LinearCrossEntropyTest, AnyBlockSize) {
+  const at::Tensor hidden = Normal({300, 16}, 3, at::kFloat).requires_grad_(),
+                   weight = Normal({50, 16}, 4, at::kFloat).requires_grad_(),
+                   targets = at::randint(-1, 50, {300}, at::kLong);
+  const auto run = [&](int64_t rows) {
+    const auto sums = LinearCrossEntropy({hidden, weight, targets}, {.rows_per_block = rows});
+    auto results = grad({sums.objective}, {hidden, weight});
+    results.push_back(sums.loss);
+    return results;
+  };
+  const auto whole = run(300);
+  for (const int64_t rows : {1, 7, 64, 299, 1000}) {
+    const auto parts = run(rows);
+    for (size_t i = 0; i < parts.size(); ++i)
+      EXPECT_TRUE(test::Close(parts[i], whole[i], 1e-6)) << rows << " rows, result " << i;
+  }
+}
+
+TEST(LinearCrossEntropyTest, Bf16FormsLogitsInFp32) {
+  const LinearCrossEntropyInputs narrow = MakeInputs(20, at::kBFloat16);
+  const LinearCrossEntropyInputs wide = {narrow.hidden.to(at::kFloat), narrow.weight.to(at::kFloat),
+                                         Targets()};
+  EXPECT_EQ(LinearCrossEntropy(narrow, {}).loss.item<float>(),
+            LinearCrossEntropy(wide, {}).loss.item<float>());
+}
+
+TEST(LinearCrossEntropyTest, TokensSumToTheLoss) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const LinearCrossEntropyInputs inputs = MakeInputs(1, dtype);
+    const at::Tensor tokens = LinearTokenCrossEntropy(inputs, {.rows_per_block = 2});
+    EXPECT_EQ(tokens[1].item<double>(), 0);
+    EXPECT_NEAR(tokens.sum().item<double>(), Definition(inputs).loss, 1e-5);
+  }
+}
+
+TEST(LinearCrossEntropyTest, NoRowsAndNanLogits) {
+  LinearCrossEntropyInputs inputs = MakeInputs(1, at::kFloat);
+  const LinearCrossEntropyInputs none = {inputs.hidden.narrow(0, 0, 0), inputs.weight,
+                                         inputs.targets.narrow(0, 0, 0)};
+  EXPECT_EQ(LinearCrossEntropy(none, {}).loss.item<float>(), 0);
+  inputs.hidden[0][0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(std::isnan(LinearCrossEntropy(inputs, {}).loss.item<float>()));
+}
+
+TEST(LinearCrossEntropyTest, BadInput) {
+  LinearCrossEntropyInputs inputs = MakeInputs(1, at::kFloat);
+  inputs.targets = inputs.targets + 1;
+  EXPECT_HL_ERROR(LinearTokenCrossEntropy(inputs), ExitCode::kData, "target token 7",
+                  "vocabulary of 7 tokens");
+  EXPECT_HL_ERROR(LinearCrossEntropy(inputs, {}), ExitCode::kData, "target token 7");
+  inputs.weight = inputs.weight.to(at::kBFloat16);
+  EXPECT_HL_ERROR(LinearCrossEntropy(inputs, {}), ExitCode::kInternal, "of one dtype");
+}
+
+}  // namespace
+}  // namespace halflife::kernels
