@@ -1,0 +1,101 @@
+# CUDA kernel sources on the CPU: compiled by g++ with HL_EMULATE, run by the emulator in src/kernels/emu.
+#
+#   hl_emulated_test(NAME walk_emulated_test
+#     KERNELS ${CMAKE_SOURCE_DIR}/src/kernels/decay_attention/walk.cu
+#     SOURCES walk_emulated_test.cc)
+#
+# makes walk_emulated_test_{plain,asan,tsan}, each a CTest entry per order {forward, reverse, random}; labels "emulated"
+# and the kind. SOURCES bring gtest cases, not main; LIBS are linked on top (libraries are not built anew per kind, so
+# that a sanitizer does not look into them: list a .cc that should be checked among SOURCES). HL_EMULATED_TSAN or
+# HL_EMULATED_ASAN is defined in the kind of that name, for tests of what only a sanitizer finds.
+#
+# Call it in a directory that does not also compile the same .cu file for the device: there it is C++.
+set(HALFLIFE_EMULATION_FLAGS_plain -O2)
+set(HALFLIFE_EMULATION_FLAGS_asan -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+  -fno-omit-frame-pointer)
+set(HALFLIFE_EMULATION_FLAGS_tsan -O1 -g -fsanitize=thread)
+set(HALFLIFE_EMULATION_LINK_plain "")
+set(HALFLIFE_EMULATION_LINK_asan -fsanitize=address,undefined)
+set(HALFLIFE_EMULATION_LINK_tsan -fsanitize=thread)
+
+# Under HALFLIFE_SANITIZE every library is built for AddressSanitizer and links into nothing else.
+set(HALFLIFE_EMULATION_KINDS plain asan tsan)
+if(HALFLIFE_SANITIZE)
+  set(HALFLIFE_EMULATION_KINDS asan)
+endif()
+
+# CUDA's vector types and bf16, which plain g++ compiles: from LibTorch's own CUDA wheels, else from a toolkit.
+get_filename_component(emulation_site_packages ${LibTorch_ROOT} DIRECTORY)
+find_path(HALFLIFE_CUDA_TYPES_DIR cuda_bf16.h
+  HINTS ${emulation_site_packages}/nvidia/cu13/include ${emulation_site_packages}/nvidia/cuda_runtime/include
+        ${CUDAToolkit_INCLUDE_DIRS}
+  PATHS /usr/local/cuda/include)
+if(NOT HALFLIFE_CUDA_TYPES_DIR)
+  message(STATUS "emulated CUDA tests: off, as cuda_bf16.h was not found; pip's nvidia-cuda-runtime brings it")
+elseif(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  message(STATUS "emulated CUDA tests: off, as they want g++ (std::source_location, TSan fibers)")
+  set(HALFLIFE_CUDA_TYPES_DIR HALFLIFE_CUDA_TYPES_DIR-NOTFOUND)
+endif()
+
+# What every source of a kind is compiled with; the kernels and tests, not the emulator, see HL_EMULATED_*.
+function(hl_emulation_options target)
+  target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/cuda_shim ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(${target} SYSTEM PRIVATE ${HALFLIFE_CUDA_TYPES_DIR})
+  target_compile_definitions(${target} PRIVATE HL_EMULATE=1)
+  # Unknown pragmas: #pragma unroll, nvcc's own.
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-missing-field-initializers -Wshadow
+    -Wnon-virtual-dtor -Woverloaded-virtual -Wno-unknown-pragmas -Werror)
+endfunction()
+
+# hl_emu_<kind>: the emulator. ThreadSanitizer must not see it (its scheduler would be a race with itself), except for
+# access.cc, which makes the loads and stores of emulated instructions.
+function(hl_emulation_runtime kind)
+  if(TARGET hl_emu_${kind})
+    return()
+  endif()
+  set(emulator ${CMAKE_SOURCE_DIR}/src/kernels/emu)
+  file(GLOB sources CONFIGURE_DEPENDS ${emulator}/*.cc)
+  list(REMOVE_ITEM sources ${emulator}/access.cc)
+  add_library(hl_emu_access_${kind} OBJECT ${emulator}/access.cc)
+  hl_emulation_options(hl_emu_access_${kind})
+  target_compile_options(hl_emu_access_${kind} PRIVATE ${HALFLIFE_EMULATION_FLAGS_${kind}})
+  add_library(hl_emu_${kind} STATIC ${sources} ${CMAKE_SOURCE_DIR}/src/core/error.cc
+    $<TARGET_OBJECTS:hl_emu_access_${kind}>)
+  hl_emulation_options(hl_emu_${kind})
+  if(kind STREQUAL "tsan")
+    target_compile_options(hl_emu_${kind} PRIVATE -O2 -g)
+    target_compile_definitions(hl_emu_${kind} PRIVATE HL_EMU_TSAN=1)
+  else()
+    target_compile_options(hl_emu_${kind} PRIVATE ${HALFLIFE_EMULATION_FLAGS_${kind}})
+  endif()
+  target_link_libraries(hl_emu_${kind} PUBLIC Threads::Threads)
+endfunction()
+
+function(hl_emulated_test)
+  cmake_parse_arguments(E "" "NAME;TIMEOUT" "KERNELS;SOURCES;LIBS" ${ARGN})
+  if(NOT HALFLIFE_CUDA_TYPES_DIR)
+    return()
+  endif()
+  if(NOT E_TIMEOUT)
+    set(E_TIMEOUT 120)
+  endif()
+  set_source_files_properties(${E_KERNELS} PROPERTIES LANGUAGE CXX)
+  foreach(kind ${HALFLIFE_EMULATION_KINDS})
+    hl_emulation_runtime(${kind})
+    set(target ${E_NAME}_${kind})
+    add_executable(${target} ${E_KERNELS} ${E_SOURCES})
+    hl_emulation_options(${target})
+    string(TOUPPER ${kind} upper_kind)
+    target_compile_definitions(${target} PRIVATE HL_EMULATED_${upper_kind}=1)
+    target_compile_options(${target} PRIVATE ${HALFLIFE_EMULATION_FLAGS_${kind}})
+    target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+    target_link_options(${target} PRIVATE ${HALFLIFE_EMULATION_LINK_${kind}})
+    target_link_libraries(${target} PRIVATE hl_emu_${kind} ${E_LIBS} GTest::gmock GTest::gtest_main)
+    foreach(order forward reverse random)
+      add_test(NAME ${target}_${order} COMMAND ${target})
+      set_tests_properties(${target}_${order} PROPERTIES
+        LABELS "emulated;${kind}" TIMEOUT ${E_TIMEOUT}
+        ENVIRONMENT "HL_EMU_ORDER=${order};OMP_NUM_THREADS=1;ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0")
+    endforeach()
+  endforeach()
+endfunction()

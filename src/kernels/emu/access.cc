@@ -1,0 +1,19 @@
+// The loads and stores that an emulated instruction makes for its lane: the one file of the emulator that is built with
+// ThreadSanitizer, so that it sees them as the thread's own.
+#include <cstdint>
+
+namespace halflife::kernels::emu {
+
+void LoadForLane16(uint32_t (&to)[4], const void* from) {
+  const auto* words = static_cast<const uint32_t*>(from);
+  for (int i = 0; i < 4; ++i) to[i] = words[i];
+}
+
+void StoreForLane16(void* to, const uint32_t (&from)[4]) {
+  auto* words = static_cast<uint32_t*>(to);
+  for (int i = 0; i < 4; ++i) words[i] = from[i];
+}
+
+uint16_t LoadForLane2(const void* from) { return *static_cast<const uint16_t*>(from); }
+
+}  // namespace halflife::kernels::emu
