@@ -12,8 +12,9 @@
 #include <limits>
 
 // One body, compiled for each instruction set; the loader picks (GNU ifunc). AddressSanitizer starts after the resolvers
-// run, so its builds keep the default alone.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__)
+// run, and so does ThreadSanitizer: their builds keep the default alone.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
 #define HL_VECTORISED __attribute__((target_clones("avx512f", "arch=haswell", "default")))
 #else
 #define HL_VECTORISED

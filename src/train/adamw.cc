@@ -1,40 +1,51 @@
 #include "train/adamw.h"
 
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "train/device.h"
 
 namespace halflife::train {
 
-AdamW::AdamW(ParameterArena& arena, const AdamWConfig& config)
-    : arena_(arena),
-      config_(config),
-      step_(at::zeros({}, arena.main().options())),
-      grad_divisor_(at::zeros({}, arena.main().options())) {
-  groups_[1].weight_decay = config_.weight_decay;
+AdamW::AdamW(ParameterArena& arena, const AdamWConfig& config) : arena_(arena), config_(config) {
+  std::vector<kernels::AdamWSegment> segments;
   const auto& specs = arena_.layout().specs();
   for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
-    if (specs[i].count() == 0) continue;
-    Group& group = groups_[specs[i].weight_decay ? 1 : 0];
-    group.main.push_back(arena_.View(arena_.main(), i));
-    group.grads.push_back(arena_.View(arena_.grads(), i));
-    group.m.push_back(arena_.View(arena_.adam_m(), i));
-    group.v.push_back(arena_.View(arena_.adam_v(), i));
-    group.steps.push_back(step_);
+    const int64_t begin = arena_.layout().offset(i), count = specs[i].count();
+    segments.push_back(
+        {.begin = begin,
+         .end = begin + count,
+         .weight_decay = specs[i].weight_decay ? static_cast<float>(config_.weight_decay) : 0.0f,
+         .has_copy = specs[i].region == dist::Region::kCompute ? 1 : 0});
+    max_segment_ = std::max(max_segment_, count);
   }
+  num_segments_ = static_cast<int>(segments.size());
+  const auto bytes = static_cast<int64_t>(segments.size() * sizeof(segments[0]));
+  segments_ = at::from_blob(segments.data(), {bytes}, at::kByte)
+                  .to(arena_.main().device(), at::kByte, /*non_blocking=*/false, /*copy=*/true);
 }
 
 void AdamW::Update(double lr, double grad_factor, uint64_t num_updates) {
-  const c10::AutoGradMode no_grad(false);
-  step_.fill_(static_cast<double>(num_updates));
-  grad_divisor_.fill_(1.0 / grad_factor);  // the kernel divides
-  for (const Group& group : groups_) {
-    if (group.main.empty()) continue;
-    at::_fused_adamw_(group.main, group.grads, group.m, group.v, {}, group.steps, lr, config_.beta1,
-                      config_.beta2, group.weight_decay, config_.eps, /*amsgrad=*/false,
-                      /*maximize=*/false, grad_divisor_);
+  const at::Tensor& copy = arena_.compute_copy();
+  const kernels::AdamWArgs args = {
+      .main = arena_.main().mutable_data_ptr<float>(),
+      .grads = arena_.grads().const_data_ptr<float>(),
+      .m = arena_.adam_m().mutable_data_ptr<float>(),
+      .v = arena_.adam_v().mutable_data_ptr<float>(),
+      .copy = copy.defined() ? static_cast<uint16_t*>(copy.mutable_data_ptr()) : nullptr,
+      .segments = static_cast<const kernels::AdamWSegment*>(segments_.const_data_ptr()),
+      .num_segments = num_segments_,
+      .max_segment = max_segment_,
+      .factors = kernels::MakeAdamWFactors(config_, lr, grad_factor, num_updates)};
+#ifdef HALFLIFE_WITH_CUDA
+  if (arena_.main().is_cuda()) {
+    kernels::cuda::AdamW(args, CurrentStream({Device::Kind::kCuda, arena_.main().get_device()}));
+    return;
   }
-  arena_.RefreshComputeCopy();
+#endif
+  kernels::cpu::AdamW(args);
 }
 
 }  // namespace halflife::train

@@ -31,6 +31,8 @@ class ParameterArena {
   at::Tensor& grads() { return grads_; }
   at::Tensor& adam_m() { return adam_m_; }
   at::Tensor& adam_v() { return adam_v_; }
+  // [num_compute_elements] in the compute dtype, by main's index; undefined where that is fp32.
+  const at::Tensor& compute_copy() const { return compute_; }
   // This parameter's part of one of them, in its shape.
   at::Tensor View(const at::Tensor& flat, int param) const;
 

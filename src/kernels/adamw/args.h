@@ -1,0 +1,62 @@
+// AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization") over flat fp32 arrays in one pass:
+//   m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2,   w -= lr wd w + lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+// with g = grads * grad_factor (clipping and averaging), and the rounded copy of w that the forward computes with. 28 bytes
+// of memory traffic a weight, 30 with the copy.
+//
+//   const AdamWSegment segments[] = {{.begin = 0, .end = n, .weight_decay = 0.1f}};
+//   cpu::AdamW({.main = w, .grads = g, .m = m, .v = v, .segments = segments, .num_segments = 1,
+//               .factors = MakeAdamWFactors(config, lr, clip, num_updates)});
+//
+// C++17: CUDA sources include it.
+#pragma once
+
+#include <cstdint>
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+struct AdamWConfig {
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+};
+
+// Elements [begin, end) of the arrays that are treated alike. Elements outside every segment are left alone.
+struct AdamWSegment {
+  int64_t begin, end;
+  float weight_decay;
+  int32_t has_copy;  // not 0: `copy` holds these elements
+};
+
+// What every element shares, formed in fp64 from the step.
+struct AdamWFactors {
+  float grad_factor, beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float lr;           // of the decay
+  float step_size;    // lr / (1 - b1^t)
+  float denom_scale;  // 1 / sqrt(1 - b2^t)
+  float eps;
+};
+// `num_updates` = t counts this update: >= 1.
+AdamWFactors MakeAdamWFactors(const AdamWConfig& config, double lr, double grad_factor,
+                              uint64_t num_updates);
+
+struct AdamWArgs {
+  float* main = nullptr;         // [n] w
+  const float* grads = nullptr;  // [n]
+  float* m = nullptr;            // [n]
+  float* v = nullptr;            // [n]
+  uint16_t* copy = nullptr;      // bf16, w rounded to nearest even, by the same index; null: none
+  const AdamWSegment* segments = nullptr;  // in the arrays' memory
+  int num_segments = 0;
+  int64_t max_segment = 0;  // elements of the longest; sizes the grid
+  AdamWFactors factors = {};
+};
+
+namespace cpu {
+void AdamW(const AdamWArgs& args);
+}
+namespace cuda {
+void AdamW(const AdamWArgs& args, cudaStream_t stream);
+}
+
+}  // namespace halflife::kernels

@@ -1,0 +1,138 @@
+// The CPU kernel and, compiled for the emulator, the CUDA kernel against the formula in fp64.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/adamw/args.h"
+
+namespace halflife::kernels {
+namespace {
+
+constexpr AdamWConfig kConfig = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+// Elements of the first segment: longer than a block of the CPU kernel; the emulator is slow.
+#if HL_EMULATE
+constexpr int64_t kDecayed = 1503;
+#else
+constexpr int64_t kDecayed = 17003;
+#endif
+constexpr double kLr = 1e-2, kFactor = 0.25;
+
+void Update(const AdamWArgs& args) {
+#if HL_EMULATE
+  cuda::AdamW(args, nullptr);
+#else
+  cpu::AdamW(args);
+#endif
+}
+
+// Three segments with a hole and an odd length; the middle one does not decay, the last has no copy.
+struct Arrays {
+  explicit Arrays(int64_t shift = 0) : size(shift + kDecayed + 2997) {
+    for (std::vector<float>* x : {&main, &grads, &m, &v}) x->assign(size, 0);
+    copy.assign(size, 0xffff);
+    segments = {{shift, shift + kDecayed, 0.1f, 1},
+                {shift + kDecayed + 7, shift + kDecayed + 8, 0, 1},
+                {shift + kDecayed + 17, shift + kDecayed + 2996, 0.1f, 0}};
+    for (const AdamWSegment& segment : segments)
+      for (int64_t i = segment.begin; i < segment.end; ++i)
+        main[i] = static_cast<float>(std::sin(0.1 * static_cast<double>(i - shift)));
+  }
+  void FillGrads(int64_t shift, int step) {
+    for (int64_t i = 0; i < size; ++i)
+      grads[i] = static_cast<float>(std::cos(0.3 * static_cast<double>(i - shift) + step));
+  }
+  AdamWArgs Args(uint64_t num_updates) {
+    return {.main = main.data(),
+            .grads = grads.data(),
+            .m = m.data(),
+            .v = v.data(),
+            .copy = copy.data(),
+            .segments = segments.data(),
+            .num_segments = static_cast<int>(segments.size()),
+            .max_segment = kDecayed,
+            .factors = MakeAdamWFactors(kConfig, kLr, kFactor, num_updates)};
+  }
+  int64_t size;
+  std::vector<float> main, grads, m, v;
+  std::vector<uint16_t> copy;
+  std::vector<AdamWSegment> segments;
+};
+
+TEST(AdamWKernel, EqualsTheFormulaInFp64) {
+  Arrays arrays;
+  std::vector<double> w(arrays.main.begin(), arrays.main.end()), m(arrays.size), v(arrays.size);
+  for (int t = 1; t <= 5; ++t) {
+    arrays.FillGrads(0, t);
+    Update(arrays.Args(t));
+    for (const AdamWSegment& segment : arrays.segments) {
+      for (int64_t i = segment.begin; i < segment.end; ++i) {
+        const double g = arrays.grads[i] * kFactor;
+        m[i] = kConfig.beta1 * m[i] + (1 - kConfig.beta1) * g;
+        v[i] = kConfig.beta2 * v[i] + (1 - kConfig.beta2) * g * g;
+        const double m_hat = m[i] / (1 - std::pow(kConfig.beta1, t));
+        const double v_hat = v[i] / (1 - std::pow(kConfig.beta2, t));
+        w[i] -= kLr * (m_hat / (std::sqrt(v_hat) + kConfig.eps) + segment.weight_decay * w[i]);
+      }
+    }
+  }
+  // five updates of lr each with some eight roundings (2^-24) of values up to 1
+  for (int64_t i = 0; i < arrays.size; ++i) ASSERT_NEAR(arrays.main[i], w[i], 5 * 8 * 0x1p-24) << i;
+}
+
+TEST(AdamWKernel, LeavesWhatIsOutsideTheSegmentsAlone) {
+  Arrays arrays;
+  arrays.FillGrads(0, 1);
+  Update(arrays.Args(1));
+  for (const int64_t i : {kDecayed, kDecayed + 6, kDecayed + 8, kDecayed + 16, kDecayed + 2996}) {
+    EXPECT_EQ(arrays.main[i], 0) << i;
+    EXPECT_EQ(arrays.m[i], 0) << i;
+    EXPECT_EQ(arrays.copy[i], 0xffff) << i;
+  }
+  for (const int64_t i : {kDecayed + 17, kDecayed + 2995})
+    EXPECT_EQ(arrays.copy[i], 0xffff) << "no copy of " << i;
+}
+
+TEST(AdamWKernel, CopyIsRoundedToNearestEven) {
+  Arrays arrays;
+  arrays.main[3] = std::numeric_limits<float>::quiet_NaN();
+  arrays.FillGrads(0, 1);
+  Update(arrays.Args(1));
+  for (int64_t i = 0; i < kDecayed; ++i) {
+    const float w = arrays.main[i];
+    const float rounded = std::bit_cast<float>(static_cast<uint32_t>(arrays.copy[i]) << 16);
+    if (i == 3) {
+      EXPECT_TRUE(std::isnan(rounded));
+      continue;
+    }
+    // half a unit of the eighth bit; a tie (never by chance here) would have an even last bit
+    ASSERT_LE(std::abs(rounded - w), std::ldexp(1.0, std::ilogb(w) - 8)) << i;
+  }
+}
+
+// The same bits wherever the arrays begin, and one element at a time.
+TEST(AdamWKernel, EveryElementStandsAlone) {
+  Arrays whole, shifted(5), single;
+  whole.FillGrads(0, 1);
+  shifted.FillGrads(5, 1);
+  single.FillGrads(0, 1);
+  Update(whole.Args(1));
+  Update(shifted.Args(1));
+  AdamWArgs args = single.Args(1);
+  for (const int64_t i : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{15}, int64_t{16},
+                          kDecayed / 2, kDecayed - 2, kDecayed - 1}) {
+    const AdamWSegment one = {i, i + 1, 0.1f, 1};
+    args.segments = &one;
+    args.num_segments = 1;
+    args.max_segment = 1;
+    Update(args);
+    EXPECT_EQ(single.main[i], whole.main[i]) << i;
+    EXPECT_EQ(single.copy[i], whole.copy[i]) << i;
+  }
+  for (int64_t i = 0; i < kDecayed + 2996; ++i) ASSERT_EQ(whole.main[i], shifted.main[i + 5]) << i;
+}
+
+}  // namespace
+}  // namespace halflife::kernels
