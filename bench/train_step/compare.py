@@ -1,7 +1,10 @@
-"""halflife's training step against the same model in plain PyTorch eager: time and memory, as JSON.
+"""halflife's training step against the same model in plain PyTorch: time and memory, as JSON.
 
     launch/setup --compare && cmake --build build/cpu --target bench_train_step
     python3 bench/train_step/compare.py --mixer gla --pairs 5 --json step_gla.json
+
+PyTorch runs eagerly, or under torch.compile with --compile; --precision bf16 means autocast there and
+a bf16 copy of the parameters with fp32 main weights here.
 
 Both programs take the same model and step arguments and print one JSON line each with "median_ms"
 and "peak_memory_mib". They run in turn, --pairs times, never at once, and the order within a pair
@@ -74,6 +77,8 @@ def main() -> None:
     parser.add_argument("--mixer", choices=["gla", "retention", "softmax"], default="gla")
     for name, default in {"layers": 6, "dim": 256, "heads": 4, "seq-len": 512, "batch": 8}.items():
         parser.add_argument("--" + name, type=int, default=default)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--compile", action="store_true", help="PyTorch under torch.compile")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of one program's run")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pairs", type=int, default=3)
@@ -92,15 +97,21 @@ def main() -> None:
 
     shape = {
         key: getattr(args, key)
-        for key in ("mixer", "layers", "dim", "heads", "seq_len", "batch", "steps", "threads")
+        for key in (
+            *("mixer", "precision", "layers", "dim", "heads", "seq_len", "batch", "steps"),
+            "threads",
+        )
     }
     flags = [
         word for key, value in shape.items() for word in ("--" + key.replace("_", "-"), str(value))
     ]
     ours = [str(args.binary), *flags]
     theirs = [str(args.python), str(REPO / "bench/train_step/pytorch_step.py"), *flags]
+    if args.compile:
+        theirs.append("--compile")
     result = {
         "shape": shape,
+        "compile": args.compile,
         "pairs": args.pairs,
         **compare(ours, theirs, args.pairs, args.threads),
     }

@@ -1,5 +1,5 @@
-"""One training step of a small language model in plain PyTorch eager, fp32, on the CPU: what
-bench/train_step compares with.
+"""One training step of a small language model in plain PyTorch on the CPU, what bench/train_step
+compares with: eager or, with --compile, torch.compile; fp32 or, with --precision bf16, autocast.
 
     .venv-compare/bin/python bench/train_step/pytorch_step.py --mixer gla --layers 6 --dim 256
 
@@ -257,6 +257,8 @@ def time_steps(args: argparse.Namespace) -> dict:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     model = LanguageModel(args)
+    forward = torch.compile(model) if args.compile else model
+    bf16 = torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.precision == "bf16")
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
@@ -266,7 +268,8 @@ def time_steps(args: argparse.Namespace) -> dict:
     for _ in range(args.warmup + args.steps):
         begin = time.perf_counter()
         optimizer.zero_grad(set_to_none=False)
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets)
+        with bf16:
+            loss = F.cross_entropy(forward(inputs).flatten(0, 1), targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
@@ -277,6 +280,8 @@ def time_steps(args: argparse.Namespace) -> dict:
     return {
         "implementation": "pytorch " + torch.__version__,
         "mixer": args.mixer,
+        "precision": args.precision,
+        "compile": args.compile,
         "layers": args.layers,
         "dim": args.dim,
         "seq_len": args.seq_len,
@@ -303,6 +308,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=512)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--mlp-dim", type=int, help="default: 256 ceil(int(dim * 4 * 2/3) / 256)")

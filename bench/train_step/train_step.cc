@@ -20,6 +20,7 @@
 #include "train/adamw.h"
 #include "train/device.h"
 #include "train/gradient_hooks.h"
+#include "train/gradient_norm.h"
 #include "train/parameter_arena.h"
 #include "train/step.h"
 

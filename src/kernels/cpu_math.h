@@ -1,10 +1,13 @@
-// What the fused loops on the CPU share: a marker that compiles a plain loop for several vector widths, and an exponential
-// that vectorises (libm's is a call per element).
+// What the fused loops on the CPU share: a marker that compiles a plain loop for several vector widths, an exponential
+// that vectorises (libm's is a call per element), and bf16 storage. Target clones take no templates: a loop over several
+// storage types is an HL_INLINE template, wrapped once for each type.
 //
-//   HL_VECTORISED void Silu(const float* x, float* y, int64_t n) {
+//   template <typename T> HL_INLINE void SiluLoop(const T* x, T* y, int64_t n) {
 //   #pragma omp simd
-//     for (int64_t i = 0; i < n; ++i) y[i] = x[i] * Sigmoid(x[i]);
+//     for (int64_t i = 0; i < n; ++i) y[i] = Narrow<T>(Widen(x[i]) * Sigmoid(Widen(x[i])));
 //   }
+//   HL_VECTORISED void Silu(const float* x, float* y, int64_t n) { SiluLoop(x, y, n); }
+//   HL_VECTORISED void Silu(const Bf16* x, Bf16* y, int64_t n) { SiluLoop(x, y, n); }
 #pragma once
 
 #include <bit>
@@ -20,6 +23,7 @@
 #define HL_VECTORISED
 #endif
 #define HL_INLINE __attribute__((always_inline)) inline
+#define HL_LAMBDA_INLINE __attribute__((always_inline))  // after a lambda's parameters
 
 namespace halflife::kernels {
 
@@ -47,5 +51,27 @@ HL_INLINE float Exp(float x) {
 }
 
 HL_INLINE float Sigmoid(float x) { return 1.0f / (1.0f + Exp(-x)); }
+
+// bfloat16 in memory: the upper half of an fp32.
+struct Bf16 {
+  uint16_t bits;
+};
+
+HL_INLINE float Widen(float x) { return x; }
+HL_INLINE float Widen(Bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+// What `x` becomes in storage of type T: to the nearest, ties to even; a NaN stays one.
+template <typename T>
+HL_INLINE T Narrow(float x);
+template <>
+HL_INLINE float Narrow<float>(float x) {
+  return x;
+}
+template <>
+HL_INLINE Bf16 Narrow<Bf16>(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return {static_cast<uint16_t>(x != x ? (bits >> 16 | 0x40) : rounded)};
+}
 
 }  // namespace halflife::kernels

@@ -23,7 +23,7 @@ struct LanguageModel::Block {
 
   at::Tensor Mlp(const at::Tensor& x) const {
     const auto y = kernels::SharedInputLinear(x, {*gate_proj, *up_proj});
-    return at::linear(kernels::SwiGlu(y[0], y[1]), *down_proj);
+    return kernels::Linear(kernels::SwiGlu(y[0], y[1]), *down_proj);
   }
 };
 
@@ -113,20 +113,25 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
   const double rate = config_.dropout;
   if (state != nullptr) state->layers.resize(blocks_.size());
   at::Tensor x = DropAt(EmbeddingSite(), at::embedding(*embeddings_, tokens), rate, context);
+  at::Tensor normed = kernels::RmsNorm(x, *blocks_.front()->attn_norm, config_.norm_eps);
+  // x += branch, and the input of the layer that `norm` stands before
+  const auto add = [&](const at::Tensor& branch, const Parameter& norm) {
+    const auto next = kernels::AddRmsNorm(x, branch, *norm, config_.norm_eps);
+    x = next.sum, normed = next.normed;
+  };
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const Block& block = *blocks_[i];
     const auto layer = static_cast<int64_t>(i);
     MixerOutput mixed =
-        block.mixer->Forward(kernels::RmsNorm(x, *block.attn_norm, config_.norm_eps),
-                             *context.slice, state == nullptr ? nullptr : &state->layers[i],
+        block.mixer->Forward(normed, *context.slice, state == nullptr ? nullptr : &state->layers[i],
                              /*want_state=*/state != nullptr);
     if (state != nullptr) state->layers[i] = std::move(mixed.state);
-    x = x + DropAt(MixerSite(layer), mixed.y, rate, context);
-    const at::Tensor mlp = block.Mlp(kernels::RmsNorm(x, *block.mlp_norm, config_.norm_eps));
-    x = x + DropAt(MlpSite(layer), mlp, rate, context);
+    add(DropAt(MixerSite(layer), mixed.y, rate, context), block.mlp_norm);
+    add(DropAt(MlpSite(layer), block.Mlp(normed), rate, context),
+        i + 1 < blocks_.size() ? blocks_[i + 1]->attn_norm : final_norm_);
   }
   if (state != nullptr) state->num_tokens += tokens.size(1);
-  return kernels::RmsNorm(x, *final_norm_, config_.norm_eps);
+  return normed;
 }
 
 at::Tensor LanguageModel::Logits(const at::Tensor& hidden) const {

@@ -17,11 +17,14 @@ DropoutConfig Config(double rate, int64_t first_position = 0) {
   return {.rate = rate, .key = kKey, .samples = kSamples, .first_position = first_position};
 }
 
+// 6 channels: less than a block of draws; 261: more than one, with an odd end (the last word of a draw unused).
 TEST(DropoutTest, IsPhiloxOfSamplePositionAndChannel) {
-  const at::Tensor y = Dropout(at::ones({2, 3, 6}), Config(0.25, 10));
+  constexpr int64_t kDim = 261;
+  const at::Tensor y = Dropout(at::ones({2, 3, kDim}), Config(0.25, 10));
+  EXPECT_TRUE(test::BitEqual(Dropout(at::ones({2, 3, 6}), Config(0.25, 10)), y.narrow(2, 0, 6)));
   for (int64_t row = 0; row < 2; ++row) {
     for (int64_t t = 0; t < 3; ++t) {
-      for (int64_t channel = 0; channel < 6; ++channel) {
+      for (int64_t channel = 0; channel < kDim; ++channel) {
         const RandomCounter draw = Draw(kKey, kSamples[row], static_cast<uint32_t>(10 + t),
                                         static_cast<uint32_t>(channel / 4));
         const float want = ToUniform(draw.x[channel % 4]) < 0.25f ? 0.0f : 1 / 0.75f;
@@ -35,6 +38,11 @@ TEST(DropoutTest, OtherDtypesAndDevicesDrawTheSameMask) {
   const at::Tensor y = Dropout(at::ones({2, 50, 37}), Config(0.3));
   const at::Tensor wide = Dropout(at::ones({2, 50, 37}, at::kDouble), Config(0.3));
   EXPECT_TRUE(test::BitEqual(wide != 0, y != 0));
+}
+
+TEST(DropoutTest, Bf16IsRoundedOnce) {
+  test::ExpectBf16MatchesDouble([](const auto& in) { return Dropout(in[0], Config(0.3)); },
+                                {test::Normal({2, 20, 37}, 1)});
 }
 
 TEST(DropoutTest, KeepsTheMean) {

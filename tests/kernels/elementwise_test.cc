@@ -1,5 +1,8 @@
-// The exponential of the fused loops, and SwiGLU.
+// The exponential and the bf16 storage of the fused loops, and SwiGLU.
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "kernels/cpu_math.h"
@@ -31,6 +34,21 @@ TEST(ExpTest, Edges) {
   EXPECT_EQ(Sigmoid(kInfinity), 1.0f);
 }
 
+TEST(Bf16Test, RoundsAsLibTorch) {
+  at::Tensor x = Normal({4000}, 1, at::kFloat);
+  auto* data = x.mutable_data_ptr<float>();
+  const float ties[] = {1.00390625f, 1.01171875f, -1.00390625f, 0.0f, -0.0f, 3.4e38f, 1e-39f};
+  std::copy(std::begin(ties), std::end(ties), data);
+  const at::Tensor want = x.to(at::kBFloat16).view(at::kShort);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const Bf16 got = Narrow<Bf16>(data[i]);
+    ASSERT_EQ(got.bits, static_cast<uint16_t>(want.const_data_ptr<int16_t>()[i])) << data[i];
+    ASSERT_EQ(Widen(got), x[i].to(at::kBFloat16).item<float>());
+  }
+  EXPECT_TRUE(std::isnan(Widen(Narrow<Bf16>(std::bit_cast<float>(0x7f800001u)))));
+  EXPECT_TRUE(std::isnan(Widen(Narrow<Bf16>(std::bit_cast<float>(0xffffffffu)))));
+}
+
 TEST(SwiGluTest, IsTheFormula) {
   const at::Tensor gate = Normal({40}, 1) * 4, up = Normal({40}, 2);
   EXPECT_TRUE(test::Close(SwiGlu(gate, up), gate / (1 + (-gate).exp()) * up, 1e-14));
@@ -41,6 +59,14 @@ TEST(SwiGluTest, FusedLoopsMatchFp64) {
     SCOPED_TRACE(count);
     test::ExpectFloatMatchesDouble([](const auto& in) { return SwiGlu(in[0], in[1]); },
                                    {Normal({count}, 1) * 4, Normal({count}, 2)}, 1e-6);
+  }
+}
+
+TEST(SwiGluTest, Bf16IsRoundedOnce) {
+  for (const int64_t count : {1, 31, 70000}) {
+    SCOPED_TRACE(count);
+    test::ExpectBf16MatchesDouble([](const auto& in) { return SwiGlu(in[0], in[1]); },
+                                  {Normal({count}, 1) * 4, Normal({count}, 2)});
   }
 }
 

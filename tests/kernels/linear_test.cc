@@ -1,5 +1,6 @@
 #include "kernels/linear/linear.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 
 #include "kernels/gradient_check.h"
@@ -27,6 +28,22 @@ TEST(SharedInputLinearTest, GradientsAreFiniteDifferences) {
       loss, {Normal({2, 3, 4}, 1), Normal({5, 4}, 2), Normal({2, 4}, 3), Normal({5, 4}, 4)});
 }
 
+// Sums of up to 1400 products in fp32, rounded to bf16, and so are the weights' gradients. Where the matmuls run in bf16 (few
+// rows, or a machine with tiles), the sum of two input gradients is rounded after each of them: three half units, as the first
+// may exceed the sum.
+TEST(SharedInputLinearTest, Bf16IsTheFormula) {
+  for (const int64_t rows : {5, 64, 700}) {
+    SCOPED_TRACE(rows);
+    test::ExpectBf16MatchesDouble(
+        [](const auto& in) {
+          return at::cat(SharedInputLinear(in[0], {in[1], in[2]}), -1);
+        },
+        {Normal({2, rows, 24}, 1), Normal({40, 24}, 2), Normal({3, 24}, 3)}, /*roundings=*/3);
+    test::ExpectBf16MatchesDouble([](const auto& in) { return Linear(in[0], in[1]); },
+                                  {Normal({2, rows, 24}, 1), Normal({40, 24}, 2)});
+  }
+}
+
 // An output that nothing depends on gives no gradient, and takes none away from the others.
 TEST(SharedInputLinearTest, UnusedOutputs) {
   const at::Tensor x = Normal({3, 4}, 1).requires_grad_(), a = Normal({2, 4}, 2).requires_grad_(),
@@ -34,6 +51,13 @@ TEST(SharedInputLinearTest, UnusedOutputs) {
   SharedInputLinear(x, {a, b})[1].sum().backward();
   EXPECT_FALSE(a.grad().defined());
   EXPECT_TRUE(test::Close(x.grad(), b.detach().sum(0).expand({3, 4}), 1e-14));
+
+  const at::Tensor narrow = Normal({100, 4}, 1, at::kBFloat16).requires_grad_(),
+                   c = Normal({2, 4}, 2, at::kBFloat16).requires_grad_(),
+                   d = Normal({2, 4}, 3, at::kBFloat16);
+  SharedInputLinear(narrow, {c, d})[1].sum().backward();
+  EXPECT_FALSE(c.grad().defined());
+  EXPECT_TRUE(test::Close(narrow.grad(), d.to(at::kDouble).sum(0).expand({100, 4}), 0x1p-8));
 }
 
 }  // namespace

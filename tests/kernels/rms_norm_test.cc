@@ -1,6 +1,7 @@
 #include "kernels/rms_norm/rms_norm.h"
 
 #include <cmath>
+#include <utility>
 
 #include "kernels/gradient_check.h"
 
@@ -52,11 +53,67 @@ TEST(RmsNormTest, GradientsAreFiniteDifferences) {
       {Normal({4, 6}, 1), Normal({4, 6}, 2), Normal({6}, 3)});
 }
 
+// The same numbers as fp64 from the same bf16 inputs, rounded once; the weight's gradient stays fp32.
 TEST(RmsNormTest, Bf16IsRoundedOnce) {
-  const at::Tensor x = Normal({8, 64}, 1, at::kBFloat16), weight = Normal({64}, 2, at::kFloat);
-  const at::Tensor y = RmsNorm(x, weight, 1e-6);
-  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-  EXPECT_TRUE(test::Close(y, RmsNorm(x.to(at::kDouble), weight.to(at::kDouble), 1e-6), 1.0 / 256));
+  for (const int64_t dim : {1, 16, 300}) {
+    SCOPED_TRACE(dim);
+    const at::Tensor x = Normal({150, dim}, 1), gate = Normal({150, dim}, 2) * 3;
+    const at::Tensor weight = Uniform({dim}, 3).to(at::kFloat);
+    test::ExpectBf16MatchesDouble([](const auto& in) { return RmsNorm(in[0], in[1], 1e-2); },
+                                  {x, weight});
+    test::ExpectBf16MatchesDouble(
+        [](const auto& in) { return GatedRmsNorm(in[0], in[1], in[2], 1e-2); }, {x, gate, weight});
+  }
+}
+
+TEST(AddRmsNormTest, IsTheSumAndItsNorm) {
+  const at::Tensor x = Normal({3, 5, 40}, 1), branch = Normal({3, 5, 40}, 2);
+  const at::Tensor weight = Normal({40}, 3, at::kFloat);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(dtype);
+    const at::Tensor a = x.to(dtype), b = branch.to(dtype);
+    const auto [sum, normed] = AddRmsNorm(a, b, weight, 1e-6);
+    EXPECT_TRUE(test::BitEqual(sum, a + b));
+    EXPECT_TRUE(test::BitEqual(normed, RmsNorm(sum, weight, 1e-6)));
+  }
+}
+
+// Gradients reach both summands through the sum, its norm, or both.
+TEST(AddRmsNormTest, GradientsOfEitherOutput) {
+  const at::Tensor weight = Normal({40}, 3);
+  for (const auto& [use_sum, use_normed] : {std::pair(true, true), {true, false}, {false, true}}) {
+    SCOPED_TRACE(use_sum);
+    const auto gradients = [&, a = use_sum, b = use_normed](at::ScalarType dtype, bool fused) {
+      const at::Tensor x = Normal({150, 40}, 1).to(dtype).requires_grad_(),
+                       branch = Normal({150, 40}, 2).to(dtype).requires_grad_(),
+                       w = weight.to(dtype).requires_grad_();
+      const ResidualNorm y =
+          fused ? AddRmsNorm(x, branch, w, 1e-2)
+                : ResidualNorm{.sum = x + branch, .normed = RmsNorm(x + branch, w, 1e-2)};
+      at::Tensor loss = (y.sum * 0).sum() + (y.normed * 0).sum();
+      if (a) loss = (y.sum * Normal({150, 40}, 4).to(dtype)).sum();
+      if (b) loss = loss + (y.normed * Normal({150, 40}, 5).to(dtype)).sum();
+      return torch::autograd::grad({loss}, {x, branch, w}, {}, std::nullopt, false,
+                                   /*allow_unused=*/true);
+    };
+    const auto fused = gradients(at::kFloat, true), want = gradients(at::kDouble, false);
+    for (size_t i = 0; i < want.size(); ++i) {
+      if (i == 2 && !use_normed) continue;
+      EXPECT_TRUE(test::Close(fused[i], want[i], 3e-6)) << "input " << i;
+    }
+  }
+}
+
+TEST(RmsNormTest, BitsDoNotDependOnTheNumberOfThreads) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    test::ExpectSameBitsWithThreads([&] {
+      const at::Tensor x = Normal({700, 48}, 1, dtype).requires_grad_();
+      const at::Tensor gate = Normal({700, 48}, 2, dtype).requires_grad_();
+      const at::Tensor weight = Normal({48}, 3, at::kFloat).requires_grad_();
+      const at::Tensor y = GatedRmsNorm(x, gate, weight, 1e-6);
+      return torch::autograd::grad({y}, {x, gate, weight}, {Normal({700, 48}, 4, dtype)});
+    });
+  }
 }
 
 TEST(RmsNormTest, ZeroRowsAndNansStayVisible) {

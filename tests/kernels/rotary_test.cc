@@ -52,6 +52,15 @@ TEST(RotaryTest, FusedLoopsMatchFp64) {
                                  {Normal({2, 9, 3, 12}, 1)}, 5e-7);
 }
 
+TEST(RotaryTest, Bf16IsRoundedOnce) {
+  for (const int64_t dim : {2, 12, 128}) {
+    SCOPED_TRACE(dim);
+    const RotaryTable table = MakeRotaryTable(Positions(2, 9, 3), dim, 10000);
+    test::ExpectBf16MatchesDouble([&](const auto& in) { return ApplyRotary(in[0], table); },
+                                  {Normal({2, 9, 3, dim}, 1)});
+  }
+}
+
 TEST(RotaryTest, GradientTurnsBack) {
   const RotaryTable table = MakeRotaryTable(Positions(1, 4, 2), 6, 10000);
   const at::Tensor x = Normal({1, 4, 2, 6}, 1, at::kFloat).requires_grad_();

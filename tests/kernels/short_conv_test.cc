@@ -2,6 +2,12 @@
 
 #include <ATen/ops/cat.h>
 
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
 #include "kernels/gradient_check.h"
 
 namespace halflife::kernels {
@@ -61,6 +67,129 @@ TEST(ShortConvTest, SplitAnywhereIsTheWhole) {
     EXPECT_TRUE(Close(at::cat({ShortConv(first), ShortConv(second)}, 1), want, 1e-14)) << cut;
     EXPECT_TRUE(Close(ShortConvTail(second), ShortConvTail(whole), 1e-14)) << cut;
   }
+}
+
+// fp32 and bf16 inputs of a case; the fp64 form of LibTorch calls is what the loops are held against.
+struct Case {
+  int64_t seq_len, dim, taps;
+  bool tail = true, documents = true;
+};
+
+at::Tensor Starts(const Case& c) {
+  at::Tensor starts = at::empty({kBatch, c.seq_len}, at::kBool).fill_(false);
+  starts[0][0] = true;  // cuts the tail off
+  for (int64_t t = 3; t < c.seq_len; t += 11) starts[1][t] = true;
+  for (int64_t t = 62; t < std::min<int64_t>(c.seq_len, 67); ++t) starts[0][t] = true;
+  return starts;
+}
+
+at::Tensor RunCase(const Case& c, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& tail) {
+  ShortConvInputs in = {.x = x, .weight = weight, .tail = {}, .documents = {}, .starts = {}};
+  if (c.tail) in.tail = tail;
+  if (c.documents) in.starts = Starts(c), in.documents = in.starts.to(at::kLong).cumsum(1);
+  return ShortConv(in);
+}
+
+// Lengths about the blocks of 64 tokens, below the number of taps, and every number of taps.
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const int64_t seq_len : {1, 2, 5, 63, 64, 65, 67, 150})
+    for (const bool documents : {false, true})
+      for (const bool tail : {false, true}) cases.push_back({seq_len, 21, 4, tail, documents});
+  for (int64_t taps = 2; taps <= 8; ++taps) cases.push_back({70, 5, taps});
+  cases.push_back({3, 300, 8});
+  return cases;
+}
+
+std::string Name(const Case& c) {
+  return Concat("T ", c.seq_len, ", D ", c.dim, ", W ", c.taps, c.tail ? ", tail" : "",
+                c.documents ? ", documents" : "");
+}
+
+// fp32: up to 8 products and a sigmoid forward, sums over 300 tokens for the weight.
+TEST(ShortConvTest, FusedLoopsMatchFp64) {
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(Name(c));
+    const auto function = [&](const auto& in) {
+      const at::Tensor y = RunCase(c, in[0], in[1], c.tail ? in[2] : at::Tensor());
+      return c.tail ? y : y + 0 * in[2].sum();  // every input has a gradient
+    };
+    const std::vector<at::Tensor> inputs = {Normal({kBatch, c.seq_len, c.dim}, 1),
+                                            Normal({c.dim, 1, c.taps}, 2),
+                                            Normal({kBatch, c.taps - 1, c.dim}, 3)};
+    test::ExpectFloatMatchesDouble(function, inputs, 2e-6);
+    test::ExpectBf16MatchesDouble(function, {inputs[0], inputs[1].to(at::kFloat), inputs[2]});
+  }
+}
+
+// What a token, a tail or a neighbouring document holds changes no bit of what it must not reach, nor of its gradient.
+TEST(ShortConvTest, NothingLeaksInBits) {
+  const Case c = {70, 21, 4};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(dtype);
+    const at::Tensor weight = Normal({c.dim, 1, c.taps}, 2, dtype);
+    const at::Tensor tail = Normal({kBatch, c.taps - 1, c.dim}, 3, dtype);
+    const at::Tensor x = Normal({kBatch, c.seq_len, c.dim}, 1, dtype);
+    const at::Tensor want = RunCase(c, x, weight, tail);
+    for (const int64_t token : {0, 13, 63, 64, 69}) {
+      at::Tensor moved = x.clone();
+      moved.narrow(1, token, c.seq_len - token).add_(1);
+      const at::Tensor y = RunCase(c, moved, weight, tail);
+      EXPECT_TRUE(test::BitEqual(y.narrow(1, 0, token), want.narrow(1, 0, token))) << token;
+    }
+    // row 1 starts a document at token 14: NaN before it, and gradients from behind it
+    at::Tensor poisoned = x.clone();
+    poisoned.narrow(1, 0, 14).fill_(NAN);
+    const at::Tensor y = RunCase(c, poisoned, weight, tail);
+    EXPECT_TRUE(test::BitEqual(y[1].narrow(0, 14, 56), want[1].narrow(0, 14, 56)));
+    const at::Tensor leaf = x.clone().requires_grad_();
+    const at::Tensor part = RunCase(c, leaf, weight, tail).narrow(1, 14, 56);
+    const at::Tensor dx = torch::autograd::grad({part.sum()}, {leaf})[0];
+    EXPECT_TRUE((dx[1].narrow(0, 0, 14) == 0).all().item<bool>());
+  }
+}
+
+TEST(ShortConvTest, PackedIsSeparate) {
+  const Case c = {70, 21, 4};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor weight = Normal({c.dim, 1, c.taps}, 2, dtype);
+    const at::Tensor x = Normal({kBatch, c.seq_len, c.dim}, 1, dtype);
+    const at::Tensor packed = RunCase(c, x, weight, {});
+    for (int64_t first = 3; first + 11 <= c.seq_len; first += 11) {  // the documents of row 1
+      const Case whole = {11, c.dim, c.taps, false, false};
+      const at::Tensor alone = RunCase(whole, x.narrow(1, first, 11), weight, {});
+      EXPECT_TRUE(test::BitEqual(alone[1], packed[1].narrow(0, first, 11))) << first;
+    }
+  }
+}
+
+TEST(ShortConvTest, SplitAndCarryInBits) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    ShortConvInputs whole = Inputs();
+    whole.x = whole.x.to(dtype), whole.weight = whole.weight.to(dtype);
+    whole.tail = whole.tail.to(dtype);
+    const at::Tensor want = ShortConv(whole);
+    for (int64_t cut = 1; cut < kSeqLen; ++cut) {
+      ShortConvInputs first = whole, second = whole;
+      first.x = whole.x.narrow(1, 0, cut), second.x = whole.x.narrow(1, cut, kSeqLen - cut);
+      second.tail = ShortConvTail(first).to(at::kFloat);  // as a decoding state keeps it
+      EXPECT_TRUE(test::BitEqual(at::cat({ShortConv(first), ShortConv(second)}, 1), want)) << cut;
+      EXPECT_TRUE(test::BitEqual(ShortConvTail(second), ShortConvTail(whole))) << cut;
+    }
+  }
+}
+
+TEST(ShortConvTest, BitsDoNotDependOnTheNumberOfThreads) {
+  const Case c = {300, 21, 4};
+  test::ExpectSameBitsWithThreads([&] {
+    const at::Tensor x = Normal({kBatch, c.seq_len, c.dim}, 1, at::kBFloat16).requires_grad_();
+    const at::Tensor weight = Normal({c.dim, 1, c.taps}, 2, at::kFloat).requires_grad_();
+    const at::Tensor tail = Normal({kBatch, c.taps - 1, c.dim}, 3, at::kBFloat16).requires_grad_();
+    const at::Tensor y = RunCase(c, x, weight, tail);
+    return torch::autograd::grad({y}, {x, weight, tail},
+                                 {Normal({kBatch, c.seq_len, c.dim}, 4, at::kBFloat16)});
+  });
 }
 
 TEST(ShortConvTest, GradientsAreFiniteDifferences) {

@@ -1,8 +1,16 @@
 #include "kernels/linear/linear.h"
 
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "kernels/cpu_math.h"
+#include "kernels/dispatch.h"
 
 namespace halflife::kernels {
 namespace {
@@ -10,13 +18,177 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// Rows that the widened form converts at a time: few enough for their fp32 copies to stay in the caches, and fixed, so that
+// the sums over blocks do not depend on the number of threads.
+constexpr int64_t kBlockRows = 512;
+// Below this many rows the weights' conversion would cost more than the matmul (decoding).
+constexpr int64_t kMinWidenedRows = 64;
+constexpr int64_t kGrain = 1 << 15;
+
+// Whether a matmul of bf16 is faster than one of fp32 here. A vector unit's bf16 dot product (AVX512-BF16) takes as many
+// slots on Intel's cores as the fp32 FMAs that it replaces, and oneDNN's kernels around it reach half of MKL's fp32 rate;
+// AMX tiles are an order faster, and AMD's cores run the instruction at twice the rate of an FMA.
+bool HasFastBf16() {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  return __builtin_cpu_supports("amx-bf16") ||
+         (__builtin_cpu_is("amd") && __builtin_cpu_supports("avx512bf16"));
+#else
+  return true;
+#endif
+}
+
+bool UsesWidened(const at::Tensor& x, at::TensorList weights) {
+  if (!x.is_cpu() || x.scalar_type() != at::kBFloat16 || x.numel() == 0) return false;
+  for (const at::Tensor& weight : weights)
+    if (weight.scalar_type() != at::kBFloat16) return false;
+  return x.numel() / x.size(-1) >= kMinWidenedRows && !HasFastBf16();
+}
+
+HL_VECTORISED void WidenRange(const Bf16* __restrict x, float* __restrict y, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) y[i] = Widen(x[i]);
+}
+HL_VECTORISED void NarrowRange(const float* __restrict x, Bf16* __restrict y, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) y[i] = Narrow<Bf16>(x[i]);
+}
+
+// Both contiguous.
+void WidenTo(const at::Tensor& wide, const at::Tensor& narrow) {
+  const auto* const x = Elements<Bf16>(narrow);
+  auto* const y = MutableElements<float>(wide);
+  at::parallel_for(0, narrow.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    WidenRange(x + begin, y + begin, end - begin);
+  });
+}
+void NarrowTo(const at::Tensor& narrow, const at::Tensor& wide) {
+  const auto* const x = Elements<float>(wide);
+  auto* const y = MutableElements<Bf16>(narrow);
+  at::parallel_for(0, wide.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    NarrowRange(x + begin, y + begin, end - begin);
+  });
+}
+
+// fp32 memory for one block of rows of a contiguous bf16 matrix.
+class WideBlock {
+ public:
+  WideBlock(int64_t rows, int64_t width, const at::Tensor& like)
+      : memory_(at::empty({rows, width}, like.options().dtype(at::kFloat))) {}
+  at::Tensor Rows(int64_t count) const { return memory_.narrow(0, 0, count); }
+  at::Tensor Load(const at::Tensor& matrix, int64_t first, int64_t count) const {
+    const at::Tensor wide = Rows(count);
+    WidenTo(wide, matrix.narrow(0, first, count));
+    return wide;
+  }
+
+ private:
+  at::Tensor memory_;
+};
+
+variable_list WidenedForward(const at::Tensor& x_in, at::TensorList weights) {
+  const at::Tensor x = x_in.flatten(0, -2).contiguous();  // [tokens, D]
+  const int64_t num_rows = x.size(0), block_rows = std::min(kBlockRows, num_rows);
+  std::vector<at::Tensor> wide_weights;
+  std::vector<WideBlock> wide_outs;
+  variable_list outs;
+  for (const at::Tensor& weight : weights) {
+    wide_weights.push_back(weight.to(at::kFloat).t());
+    wide_outs.emplace_back(block_rows, weight.size(0), x);
+    outs.push_back(at::empty({num_rows, weight.size(0)}, x.options()));
+  }
+  const WideBlock wide_x(block_rows, x.size(1), x);
+  for (int64_t first = 0; first < num_rows; first += block_rows) {
+    const int64_t count = std::min(block_rows, num_rows - first);
+    const at::Tensor block = wide_x.Load(x, first, count);
+    for (size_t i = 0; i < outs.size(); ++i) {
+      at::Tensor wide = wide_outs[i].Rows(count);
+      at::mm_out(wide, block, wide_weights[i]);
+      NarrowTo(outs[i].narrow(0, first, count), wide);
+    }
+  }
+  std::vector<int64_t> shape = x_in.sizes().vec();
+  for (at::Tensor& out : outs) {
+    shape.back() = out.size(1);
+    out = out.view(shape);
+  }
+  return outs;
+}
+
+struct LinearGrads {
+  at::Tensor dx;
+  std::vector<at::Tensor> dweights;
+};
+
+// Gradients of the outputs that have one; `want_dx` and `want_dweight` say which results are needed.
+LinearGrads WidenedBackward(const variable_list& saved, const variable_list& grads, bool want_dx,
+                            const std::vector<bool>& want_dweight) {
+  const at::Tensor x = saved[0].flatten(0, -2).contiguous();
+  const int64_t num_rows = x.size(0), block_rows = std::min(kBlockRows, num_rows);
+  LinearGrads result;
+  result.dweights.resize(grads.size());
+  std::vector<at::Tensor> wide_weights(grads.size()), douts(grads.size());
+  std::vector<WideBlock> wide_douts;
+  bool any = false;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    wide_douts.emplace_back(grads[i].defined() ? block_rows : 0, saved[1 + i].size(0), x);
+    if (!grads[i].defined()) continue;
+    any = true;
+    douts[i] = grads[i].flatten(0, -2).contiguous();
+    wide_weights[i] = saved[1 + i].to(at::kFloat);
+    if (want_dweight[i]) result.dweights[i] = at::empty_like(wide_weights[i]);
+  }
+  if (!any) return result;
+  if (want_dx) result.dx = at::empty_like(x);
+  const WideBlock wide_x(block_rows, x.size(1), x), wide_dx(block_rows, x.size(1), x);
+  for (int64_t first = 0; first < num_rows; first += block_rows) {
+    const int64_t count = std::min(block_rows, num_rows - first);
+    const at::Tensor x_block = wide_x.Load(x, first, count);
+    at::Tensor dx_block = wide_dx.Rows(count);
+    bool added = false;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      const at::Tensor dout = wide_douts[i].Load(douts[i], first, count);
+      // beta 0 overwrites whatever the memory held
+      if (want_dweight[i]) result.dweights[i].addmm_(dout.t(), x_block, first == 0 ? 0 : 1);
+      if (want_dx) dx_block.addmm_(dout, wide_weights[i], added ? 1 : 0);
+      added = true;
+    }
+    if (want_dx) NarrowTo(result.dx.narrow(0, first, count), dx_block);
+  }
+  for (at::Tensor& dweight : result.dweights)
+    if (dweight.defined()) dweight = dweight.to(at::kBFloat16);
+  return result;
+}
+
+LinearGrads PlainBackward(const variable_list& saved, const variable_list& grads, bool want_dx,
+                          const std::vector<bool>& want_dweight) {
+  const at::Tensor x = saved[0].flatten(0, -2);  // [tokens, D]
+  LinearGrads result;
+  result.dweights.resize(grads.size());
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i].defined()) continue;
+    const at::Tensor& weight = saved[1 + i];
+    const at::Tensor dy = grads[i].flatten(0, -2);
+    if (want_dweight[i]) result.dweights[i] = at::mm(dy.t(), x);
+    if (!want_dx) continue;
+    if (result.dx.defined()) {
+      result.dx.addmm_(dy, weight);
+    } else {
+      result.dx = at::mm(dy, weight);
+    }
+  }
+  return result;
+}
+
 struct SharedInputLinearFunction : torch::autograd::Function<SharedInputLinearFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x,
                                at::TensorList weights) {
     variable_list saved = {x}, outs;
-    for (const at::Tensor& weight : weights) {
-      saved.push_back(weight);
-      outs.push_back(at::linear(x, weight));
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    if (UsesWidened(x, weights)) {
+      outs = WidenedForward(x, weights);
+    } else {
+      for (const at::Tensor& weight : weights) outs.push_back(at::linear(x, weight));
     }
     context->set_materialize_grads(false);
     context->save_for_backward(std::move(saved));
@@ -25,23 +197,17 @@ struct SharedInputLinearFunction : torch::autograd::Function<SharedInputLinearFu
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor x = saved[0].flatten(0, -2);  // [tokens, D]
-    at::Tensor dx;
-    variable_list result(1 + grads.size());
-    for (size_t i = 0; i < grads.size(); ++i) {
-      if (!grads[i].defined()) continue;
-      const at::Tensor& weight = saved[1 + i];
-      const at::Tensor dy = grads[i].flatten(0, -2);
-      if (context->needs_input_grad(1 + i)) result[1 + i] = at::mm(dy.t(), x);
-      if (!context->needs_input_grad(0)) continue;
-      if (dx.defined()) {
-        dx.addmm_(dy, weight);
-      } else {
-        dx = at::mm(dy, weight);
-      }
-    }
-    if (dx.defined()) result[0] = dx.view(saved[0].sizes());
-    return result;
+    const bool want_dx = context->needs_input_grad(0);
+    std::vector<bool> want_dweight(grads.size());
+    for (size_t i = 0; i < grads.size(); ++i) want_dweight[i] = context->needs_input_grad(1 + i);
+    const at::TensorList weights = at::TensorList(saved).slice(1);
+    LinearGrads result = UsesWidened(saved[0], weights)
+                             ? WidenedBackward(saved, grads, want_dx, want_dweight)
+                             : PlainBackward(saved, grads, want_dx, want_dweight);
+    variable_list results(1 + grads.size());
+    if (result.dx.defined()) results[0] = result.dx.view(saved[0].sizes());
+    std::move(result.dweights.begin(), result.dweights.end(), results.begin() + 1);
+    return results;
   }
 };
 
@@ -50,6 +216,10 @@ struct SharedInputLinearFunction : torch::autograd::Function<SharedInputLinearFu
 std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
                                           const std::vector<at::Tensor>& weights) {
   return SharedInputLinearFunction::apply(x, at::TensorList(weights));
+}
+
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight) {
+  return SharedInputLinear(x, {weight})[0];
 }
 
 }  // namespace halflife::kernels

@@ -8,169 +8,136 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <cmath>
+#include <vector>
 
-#include "kernels/cpu_math.h"
 #include "kernels/dispatch.h"
+#include "kernels/rms_norm/loops.h"
 
 namespace halflife::kernels {
 namespace {
 
+using internal::kNormRowsPerBlock;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Rows per partial sum of the weight's gradient: fixed, so that the sum does not depend on the number of threads.
-constexpr int64_t kRowsPerBlock = 128;
-
-struct NormRows {
-  const float* x;
-  const float* gate;  // null: no gate
-  const float* weight;
-  float* out;
-  float* inverse_rms;  // [rows]
-  int64_t dim;
-  float eps;
+struct Normed {
+  at::Tensor sum;  // undefined without a residual
+  at::Tensor out, inverse_rms;
 };
 
-HL_VECTORISED void ForwardRows(const NormRows& rows, int64_t begin, int64_t end) {
-  const int64_t dim = rows.dim;
-  const float* weight = rows.weight;
-  for (int64_t row = begin; row < end; ++row) {
-    const float* x = rows.x + row * dim;
-    float* out = rows.out + row * dim;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < dim; ++i) sum += x[i] * x[i];
-    const float inverse_rms = 1.0f / std::sqrt(sum / static_cast<float>(dim) + rows.eps);
-    rows.inverse_rms[row] = inverse_rms;
-    if (rows.gate == nullptr) {
-#pragma omp simd
-      for (int64_t i = 0; i < dim; ++i) out[i] = x[i] * inverse_rms * weight[i];
-    } else {
-      const float* gate = rows.gate + row * dim;
-#pragma omp simd
-      for (int64_t i = 0; i < dim; ++i)
-        out[i] = x[i] * inverse_rms * weight[i] * (gate[i] * Sigmoid(gate[i]));
-    }
-  }
-}
-
-struct NormGradRows {
-  const float* x;
-  const float* gate;
-  const float* weight;
-  const float* inverse_rms;
-  const float* dout;
-  float* dx;
-  float* dgate;
-  float* dweight;  // [blocks, dim], zero at first
-  int64_t dim;
+struct NormInputs {
+  at::Tensor x, residual, gate;  // contiguous; the latter two may be undefined
+  at::Tensor weight;             // fp32
 };
 
-// With n = x / rms, m = dout silu(gate): dx = (m w - n mean(m w n)) / rms, dweight = sum of m n over rows.
-HL_VECTORISED void BackwardRow(const NormGradRows& rows, int64_t row, float* dweight) {
-  const int64_t dim = rows.dim;
-  const float* x = rows.x + row * dim;
-  const float* dout = rows.dout + row * dim;
-  const float* weight = rows.weight;
-  const float inverse_rms = rows.inverse_rms[row];
-  float* dx = rows.dx + row * dim;
-  float dot = 0;
-  if (rows.gate == nullptr) {
-#pragma omp simd reduction(+ : dot)
-    for (int64_t i = 0; i < dim; ++i) {
-      dx[i] = dout[i] * weight[i];
-      dweight[i] += dout[i] * x[i] * inverse_rms;
-      dot += dx[i] * x[i];
-    }
-  } else {
-    const float* gate = rows.gate + row * dim;
-    float* dgate = rows.dgate + row * dim;
-#pragma omp simd reduction(+ : dot)
-    for (int64_t i = 0; i < dim; ++i) {
-      const float sigmoid = Sigmoid(gate[i]);
-      const float normed = x[i] * inverse_rms;
-      const float m = dout[i] * (gate[i] * sigmoid);
-      dgate[i] = dout[i] * normed * weight[i] * (sigmoid * (1.0f + gate[i] * (1.0f - sigmoid)));
-      dweight[i] += m * normed;
-      dx[i] = m * weight[i];
-      dot += dx[i] * x[i];
-    }
-  }
-  const float slope = dot * inverse_rms * inverse_rms * inverse_rms / static_cast<float>(dim);
-#pragma omp simd
-  for (int64_t i = 0; i < dim; ++i) dx[i] = dx[i] * inverse_rms - x[i] * slope;
-}
-
-void BackwardRows(const NormGradRows& rows, int64_t num_rows, float* dweight) {
-  const int64_t num_blocks = (num_rows + kRowsPerBlock - 1) / kRowsPerBlock;
-  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      float* partial = rows.dweight + block * rows.dim;
-      std::fill(partial, partial + rows.dim, 0.0f);
-      const int64_t last = std::min(num_rows, (block + 1) * kRowsPerBlock);
-      for (int64_t row = block * kRowsPerBlock; row < last; ++row) BackwardRow(rows, row, partial);
-    }
+Normed ForwardFused(const NormInputs& in, double eps) {
+  const int64_t dim = in.x.size(-1), num_rows = in.x.numel() / dim;
+  Normed result = {.sum = in.residual.defined() ? at::empty_like(in.x) : at::Tensor(),
+                   .out = at::empty_like(in.x),
+                   .inverse_rms = at::empty({num_rows}, in.x.options().dtype(at::kFloat))};
+  WithStorage(in.x, [&]<typename T>() {
+    const internal::NormRows<T> rows = {.x = Elements<T>(in.x),
+                                        .residual = Elements<T>(in.residual),
+                                        .gate = Elements<T>(in.gate),
+                                        .weight = Elements<float>(in.weight),
+                                        .sum = MutableElements<T>(result.sum),
+                                        .out = MutableElements<T>(result.out),
+                                        .inverse_rms = MutableElements<float>(result.inverse_rms),
+                                        .dim = dim,
+                                        .eps = static_cast<float>(eps)};
+    at::parallel_for(0, num_rows, kNormRowsPerBlock,
+                     [&](int64_t begin, int64_t end) { internal::NormForward(rows, begin, end); });
   });
-  std::fill(dweight, dweight + rows.dim, 0.0f);
-  for (int64_t block = 0; block < num_blocks; ++block)
-    for (int64_t i = 0; i < rows.dim; ++i) dweight[i] += rows.dweight[block * rows.dim + i];
+  return result;
 }
 
-at::Tensor ForwardFused(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
-                        double eps, at::Tensor* inverse_rms) {
-  const int64_t dim = x.size(-1);
-  const int64_t num_rows = x.numel() / dim;
-  at::Tensor out = at::empty_like(x);
-  *inverse_rms = at::empty({num_rows}, x.options());
-  const NormRows rows = {.x = x.const_data_ptr<float>(),
-                         .gate = gate.defined() ? gate.const_data_ptr<float>() : nullptr,
-                         .weight = weight.const_data_ptr<float>(),
-                         .out = out.mutable_data_ptr<float>(),
-                         .inverse_rms = inverse_rms->mutable_data_ptr<float>(),
-                         .dim = dim,
-                         .eps = static_cast<float>(eps)};
-  at::parallel_for(0, num_rows, kRowsPerBlock,
-                   [&](int64_t begin, int64_t end) { ForwardRows(rows, begin, end); });
-  return out;
+struct NormGradInputs {
+  at::Tensor x, gate, weight, inverse_rms;
+  at::Tensor dout, dsum;  // dsum may be undefined
+};
+struct NormGrads {
+  at::Tensor dx, dgate, dweight;
+};
+
+NormGrads BackwardFused(const NormGradInputs& in) {
+  const int64_t dim = in.x.size(-1), num_rows = in.x.numel() / dim;
+  const int64_t num_blocks = (num_rows + kNormRowsPerBlock - 1) / kNormRowsPerBlock;
+  NormGrads grads = {.dx = at::empty_like(in.x),
+                     .dgate = in.gate.defined() ? at::empty_like(in.gate) : at::Tensor(),
+                     .dweight = at::empty_like(in.weight)};
+  std::vector<float> partial(num_blocks * dim);
+  WithStorage(in.x, [&]<typename T>() {
+    const internal::NormGradRows<T> rows = {.x = Elements<T>(in.x),
+                                            .gate = Elements<T>(in.gate),
+                                            .weight = Elements<float>(in.weight),
+                                            .inverse_rms = Elements<float>(in.inverse_rms),
+                                            .dout = Elements<T>(in.dout),
+                                            .dsum = Elements<T>(in.dsum),
+                                            .dx = MutableElements<T>(grads.dx),
+                                            .dgate = MutableElements<T>(grads.dgate),
+                                            .dim = dim};
+    at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+      std::vector<float> scratch(dim);
+      for (int64_t block = begin; block < end; ++block)
+        internal::NormBackward(rows, block * kNormRowsPerBlock,
+                               std::min(num_rows, (block + 1) * kNormRowsPerBlock),
+                               partial.data() + block * dim, scratch.data());
+    });
+  });
+  auto* const dweight = MutableElements<float>(grads.dweight);
+  std::fill(dweight, dweight + dim, 0.0f);
+  for (int64_t block = 0; block < num_blocks; ++block)
+    for (int64_t i = 0; i < dim; ++i) dweight[i] += partial[block * dim + i];
+  return grads;
 }
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in,
-                            const std::optional<at::Tensor>& gate_in, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& gate_in, const at::Tensor& weight_in,
                             double eps) {
-    const at::Tensor x = x_in.contiguous();
+    const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous();
     const at::Tensor gate = gate_in ? gate_in->contiguous() : at::Tensor();
-    at::Tensor inverse_rms;
-    at::Tensor out = ForwardFused(x, gate, weight, eps, &inverse_rms);
-    context->save_for_backward({x, gate, weight, inverse_rms});
-    return out;
+    const Normed normed =
+        ForwardFused({.x = x, .residual = {}, .gate = gate, .weight = weight}, eps);
+    context->save_for_backward({x, gate, weight, normed.inverse_rms});
+    return normed.out;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor& x = saved[0];
-    const at::Tensor& gate = saved[1];
-    const at::Tensor& weight = saved[2];
-    const at::Tensor dout = grads[0].contiguous();
-    const int64_t dim = x.size(-1);
-    const int64_t num_rows = x.numel() / dim;
-    at::Tensor dx = at::empty_like(x);
-    at::Tensor dgate = gate.defined() ? at::empty_like(gate) : at::Tensor();
-    at::Tensor dweight = at::empty_like(weight);
-    at::Tensor partial =
-        at::empty({(num_rows + kRowsPerBlock - 1) / kRowsPerBlock, dim}, x.options());
-    BackwardRows({.x = x.const_data_ptr<float>(),
-                  .gate = gate.defined() ? gate.const_data_ptr<float>() : nullptr,
-                  .weight = weight.const_data_ptr<float>(),
-                  .inverse_rms = saved[3].const_data_ptr<float>(),
-                  .dout = dout.const_data_ptr<float>(),
-                  .dx = dx.mutable_data_ptr<float>(),
-                  .dgate = gate.defined() ? dgate.mutable_data_ptr<float>() : nullptr,
-                  .dweight = partial.mutable_data_ptr<float>(),
-                  .dim = dim},
-                 num_rows, dweight.mutable_data_ptr<float>());
-    return {dx, dgate, dweight, at::Tensor()};
+    const NormGrads result = BackwardFused({.x = saved[0],
+                                            .gate = saved[1],
+                                            .weight = saved[2],
+                                            .inverse_rms = saved[3],
+                                            .dout = grads[0].contiguous(),
+                                            .dsum = {}});
+    return {result.dx, result.dgate, result.dweight, at::Tensor()};
+  }
+};
+
+struct AddRmsNormFunction : torch::autograd::Function<AddRmsNormFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x,
+                               const at::Tensor& branch, const at::Tensor& weight_in, double eps) {
+    const at::Tensor weight = weight_in.contiguous();
+    const Normed normed = ForwardFused(
+        {.x = x.contiguous(), .residual = branch.contiguous(), .gate = {}, .weight = weight}, eps);
+    context->set_materialize_grads(false);
+    context->save_for_backward({normed.sum, weight, normed.inverse_rms});
+    return {normed.sum, normed.out};
+  }
+
+  // Both summands have the sum's gradient: what it gets itself, and what the norm sends back.
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const variable_list saved = context->get_saved_variables();
+    if (!grads[1].defined()) return {grads[0], grads[0], at::Tensor(), at::Tensor()};
+    const NormGrads result =
+        BackwardFused({.x = saved[0],
+                       .gate = {},
+                       .weight = saved[1],
+                       .inverse_rms = saved[2],
+                       .dout = grads[1].contiguous(),
+                       .dsum = grads[0].defined() ? grads[0].contiguous() : at::Tensor()});
+    return {result.dx, result.dx, result.dweight, at::Tensor()};
   }
 };
 
@@ -187,14 +154,26 @@ at::Tensor Composed(const at::Tensor& x, const at::Tensor& gate, const at::Tenso
 }  // namespace
 
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  if (AllCpuFloat({x, weight})) return RmsNormFunction::apply(x, std::nullopt, weight, eps);
+  if (IsCpuStorage(x) && IsCpuFloat(weight))
+    return RmsNormFunction::apply(x, std::nullopt, weight, eps);
   return Composed(x, at::Tensor(), weight, eps);
 }
 
 at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
                         double eps) {
-  if (AllCpuFloat({x, gate, weight})) return RmsNormFunction::apply(x, gate, weight, eps);
+  if (SameCpuStorage(x, gate) && IsCpuFloat(weight))
+    return RmsNormFunction::apply(x, gate, weight, eps);
   return Composed(x, gate, weight, eps);
+}
+
+ResidualNorm AddRmsNorm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
+                        double eps) {
+  if (SameCpuStorage(x, branch) && IsCpuFloat(weight)) {
+    const variable_list out = AddRmsNormFunction::apply(x, branch, weight, eps);
+    return {.sum = out[0], .normed = out[1]};
+  }
+  const at::Tensor sum = x + branch;
+  return {.sum = sum, .normed = Composed(sum, at::Tensor(), weight, eps)};
 }
 
 }  // namespace halflife::kernels

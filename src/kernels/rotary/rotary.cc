@@ -22,48 +22,58 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+template <typename T>
 struct RotaryTokens {
-  const float* x;
+  const T* x;
   const float* cos;
   const float* sin;
   const int64_t* rows;
-  float* out;
+  T* out;
   int64_t num_heads, half;
   float direction;  // -1 turns back: the gradient
 };
 
-HL_VECTORISED void RotateTokens(const RotaryTokens& tokens, int64_t begin, int64_t end) {
+template <typename T>
+HL_INLINE void RotateLoop(const RotaryTokens<T>& tokens, int64_t begin, int64_t end) {
   const int64_t half = tokens.half;
   for (int64_t token = begin; token < end; ++token) {
     const float* cos = tokens.cos + tokens.rows[token] * half;
     const float* sin = tokens.sin + tokens.rows[token] * half;
     for (int64_t head = 0; head < tokens.num_heads; ++head) {
       const int64_t offset = (token * tokens.num_heads + head) * 2 * half;
-      const float* x = tokens.x + offset;
-      float* out = tokens.out + offset;
+      const T* x = tokens.x + offset;
+      T* out = tokens.out + offset;
 #pragma omp simd
       for (int64_t j = 0; j < half; ++j) {
-        const float s = tokens.direction * sin[j];
-        out[j] = x[j] * cos[j] - x[j + half] * s;
-        out[j + half] = x[j + half] * cos[j] + x[j] * s;
+        const float a = Widen(x[j]), b = Widen(x[j + half]), s = tokens.direction * sin[j];
+        out[j] = Narrow<T>(a * cos[j] - b * s);
+        out[j + half] = Narrow<T>(b * cos[j] + a * s);
       }
     }
   }
+}
+HL_VECTORISED void RotateTokens(const RotaryTokens<float>& tokens, int64_t begin, int64_t end) {
+  RotateLoop(tokens, begin, end);
+}
+HL_VECTORISED void RotateTokens(const RotaryTokens<Bf16>& tokens, int64_t begin, int64_t end) {
+  RotateLoop(tokens, begin, end);
 }
 
 at::Tensor RotateFused(const at::Tensor& x_in, const RotaryTable& table, float direction) {
   const at::Tensor x = x_in.contiguous();
   at::Tensor out = at::empty_like(x);
-  const RotaryTokens tokens = {.x = x.const_data_ptr<float>(),
-                               .cos = table.cos.const_data_ptr<float>(),
-                               .sin = table.sin.const_data_ptr<float>(),
-                               .rows = table.rows.const_data_ptr<int64_t>(),
-                               .out = out.mutable_data_ptr<float>(),
-                               .num_heads = x.size(2),
-                               .half = x.size(3) / 2,
-                               .direction = direction};
-  at::parallel_for(0, x.size(0) * x.size(1), 64,
-                   [&](int64_t begin, int64_t end) { RotateTokens(tokens, begin, end); });
+  WithStorage(x, [&]<typename T>() {
+    const RotaryTokens<T> tokens = {.x = Elements<T>(x),
+                                    .cos = table.cos.const_data_ptr<float>(),
+                                    .sin = table.sin.const_data_ptr<float>(),
+                                    .rows = table.rows.const_data_ptr<int64_t>(),
+                                    .out = MutableElements<T>(out),
+                                    .num_heads = x.size(2),
+                                    .half = x.size(3) / 2,
+                                    .direction = direction};
+    at::parallel_for(0, x.size(0) * x.size(1), 64,
+                     [&](int64_t begin, int64_t end) { RotateTokens(tokens, begin, end); });
+  });
   return out;
 }
 
@@ -136,7 +146,7 @@ RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double bas
 }
 
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {
-  if (IsCpuFloat(x)) return RotaryFunction::apply(x, table.cos, table.sin, table.rows);
+  if (IsCpuStorage(x)) return RotaryFunction::apply(x, table.cos, table.sin, table.rows);
   return RotateComposed(x, table);
 }
 

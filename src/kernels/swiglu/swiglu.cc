@@ -16,19 +16,58 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kGrain = 1 << 15;
 
-HL_VECTORISED void ForwardRange(const float* gate, const float* up, float* out, int64_t count) {
+template <typename T>
+struct Forward {
+  const T* gate;
+  const T* up;
+  T* out;
+};
+template <typename T>
+struct Backward {
+  const T* gate;
+  const T* up;
+  const T* dout;
+  T* dgate;
+  T* dup;
+};
+
+template <typename T>
+HL_INLINE void ForwardLoop(const Forward<T>& args, int64_t begin, int64_t end) {
+  const T* __restrict gate = args.gate;
+  const T* __restrict up = args.up;
+  T* __restrict out = args.out;
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) out[i] = gate[i] * Sigmoid(gate[i]) * up[i];
+  for (int64_t i = begin; i < end; ++i) {
+    const float g = Widen(gate[i]);
+    out[i] = Narrow<T>(g * Sigmoid(g) * Widen(up[i]));
+  }
+}
+HL_VECTORISED void ForwardRange(const Forward<float>& args, int64_t begin, int64_t end) {
+  ForwardLoop(args, begin, end);
+}
+HL_VECTORISED void ForwardRange(const Forward<Bf16>& args, int64_t begin, int64_t end) {
+  ForwardLoop(args, begin, end);
 }
 
-HL_VECTORISED void BackwardRange(const float* gate, const float* up, const float* dout,
-                                 float* dgate, float* dup, int64_t count) {
+template <typename T>
+HL_INLINE void BackwardLoop(const Backward<T>& args, int64_t begin, int64_t end) {
+  const T* __restrict gate = args.gate;
+  const T* __restrict up = args.up;
+  const T* __restrict dout = args.dout;
+  T* __restrict dgate = args.dgate;
+  T* __restrict dup = args.dup;
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    const float sigmoid = Sigmoid(gate[i]);
-    dgate[i] = dout[i] * up[i] * (sigmoid * (1.0f + gate[i] * (1.0f - sigmoid)));
-    dup[i] = dout[i] * (gate[i] * sigmoid);
+  for (int64_t i = begin; i < end; ++i) {
+    const float g = Widen(gate[i]), dy = Widen(dout[i]), sigmoid = Sigmoid(g);
+    dgate[i] = Narrow<T>(dy * Widen(up[i]) * (sigmoid * (1.0f + g * (1.0f - sigmoid))));
+    dup[i] = Narrow<T>(dy * (g * sigmoid));
   }
+}
+HL_VECTORISED void BackwardRange(const Backward<float>& args, int64_t begin, int64_t end) {
+  BackwardLoop(args, begin, end);
+}
+HL_VECTORISED void BackwardRange(const Backward<Bf16>& args, int64_t begin, int64_t end) {
+  BackwardLoop(args, begin, end);
 }
 
 struct SwiGluFunction : torch::autograd::Function<SwiGluFunction> {
@@ -36,11 +75,10 @@ struct SwiGluFunction : torch::autograd::Function<SwiGluFunction> {
                             const at::Tensor& up_in) {
     const at::Tensor gate = gate_in.contiguous(), up = up_in.contiguous();
     at::Tensor out = at::empty_like(gate);
-    const float* g = gate.const_data_ptr<float>();
-    const float* u = up.const_data_ptr<float>();
-    float* y = out.mutable_data_ptr<float>();
-    at::parallel_for(0, gate.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      ForwardRange(g + begin, u + begin, y + begin, end - begin);
+    WithStorage(gate, [&]<typename T>() {
+      const Forward<T> args = {Elements<T>(gate), Elements<T>(up), MutableElements<T>(out)};
+      at::parallel_for(0, gate.numel(), kGrain,
+                       [&](int64_t begin, int64_t end) { ForwardRange(args, begin, end); });
     });
     context->save_for_backward({gate, up});
     return out;
@@ -50,13 +88,14 @@ struct SwiGluFunction : torch::autograd::Function<SwiGluFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor dout = grads[0].contiguous();
     at::Tensor dgate = at::empty_like(saved[0]), dup = at::empty_like(saved[1]);
-    const float* g = saved[0].const_data_ptr<float>();
-    const float* u = saved[1].const_data_ptr<float>();
-    const float* dy = dout.const_data_ptr<float>();
-    float* dg = dgate.mutable_data_ptr<float>();
-    float* du = dup.mutable_data_ptr<float>();
-    at::parallel_for(0, dout.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      BackwardRange(g + begin, u + begin, dy + begin, dg + begin, du + begin, end - begin);
+    WithStorage(dout, [&]<typename T>() {
+      const Backward<T> args = {.gate = Elements<T>(saved[0]),
+                                .up = Elements<T>(saved[1]),
+                                .dout = Elements<T>(dout),
+                                .dgate = MutableElements<T>(dgate),
+                                .dup = MutableElements<T>(dup)};
+      at::parallel_for(0, dout.numel(), kGrain,
+                       [&](int64_t begin, int64_t end) { BackwardRange(args, begin, end); });
     });
     return {dgate, dup};
   }
@@ -65,7 +104,7 @@ struct SwiGluFunction : torch::autograd::Function<SwiGluFunction> {
 }  // namespace
 
 at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up) {
-  if (AllCpuFloat({gate, up})) return SwiGluFunction::apply(gate, up);
+  if (SameCpuStorage(gate, up)) return SwiGluFunction::apply(gate, up);
   const at::ScalarType compute = ComputeType(gate);
   return (at::silu(gate.to(compute)) * up.to(compute)).to(gate.scalar_type());
 }

@@ -2,7 +2,6 @@
 // ln alpha_t = logsigmoid(W2 W1 x_t + b) / 16 per key channel; then RMSNorm per head and a SiLU gate. Optionally a short
 // convolution before. Parameters as in fla's GLA, whose rank and normaliser of the gate are constants too.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/log_sigmoid.h>
 #include <ATen/ops/zeros.h>
 
@@ -194,7 +193,7 @@ class Gla : public Mixer {
   // Of the gate's inner 16 channels [B, T, 16]: [B, T, Hk, K] fp32.
   at::Tensor LogDecay(const at::Tensor& inner) const {
     const at::Tensor logits =
-        at::linear(inner, *decay_out_).to(kernels::ComputeType(inner)) + *decay_bias_;
+        kernels::Linear(inner, *decay_out_).to(kernels::ComputeType(inner)) + *decay_bias_;
     at::Tensor log_decay = at::log_sigmoid(logits) * (1 / kGateNormaliser);
     if (std::isfinite(sizes_.clamp_min)) log_decay = log_decay.clamp_min(sizes_.clamp_min);
     return SplitHeads(log_decay, sizes_.head_dim_k);
@@ -202,7 +201,7 @@ class Gla : public Mixer {
   double Scale() const { return 1 / std::sqrt(static_cast<double>(sizes_.head_dim_k)); }
 
   at::Tensor Finish(const at::Tensor& o, const at::Tensor& gate) const {
-    return at::linear(NormAndGate(o, gate, *norm_, norm_eps_), *out_);
+    return kernels::Linear(NormAndGate(o, gate, *norm_, norm_eps_), *out_);
   }
 
   Sizes sizes_;

@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/exp2.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/log1p.h>
 #include <ATen/ops/zeros.h>
 
@@ -138,7 +137,7 @@ class Retention : public Mixer {
   double Scale() const { return 1 / std::sqrt(static_cast<double>(sizes_.head_dim_k)); }
 
   at::Tensor Finish(const at::Tensor& o, const at::Tensor& gate) const {
-    return at::linear(NormAndGate(o, gate, *norm_, norm_eps_), *out_);
+    return kernels::Linear(NormAndGate(o, gate, *norm_, norm_eps_), *out_);
   }
 
   Sizes sizes_;

@@ -4,7 +4,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
@@ -156,7 +155,7 @@ class Softmax : public Mixer {
         q.transpose(1, 2), RepeatHeads(k, sizes_.num_heads).transpose(1, 2),
         RepeatHeads(v, sizes_.num_heads).transpose(1, 2),
         mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt, /*dropout_p=*/0.0, causal);
-    return at::linear(out.transpose(1, 2).flatten(2), *out_);
+    return kernels::Linear(out.transpose(1, 2).flatten(2), *out_);
   }
 
   // True where query i of the slice sees key j: earlier or itself, within the window, in the same document. Of the state's
