@@ -36,7 +36,7 @@ code=$?
 if [ "$code" -ne 3 ] || [[ $message != *"cannot read '/no/such/text'"* ]]; then fail "quickstart: exit $code, '$message'"; fi
 message=$(tests/run --label nonsense 2>&1)
 code=$?
-if [ "$code" -ne 2 ] || [[ $message != *"--label wants unit, mpi, gpu or e2e, not 'nonsense'"* ]]; then
+if [ "$code" -ne 2 ] || [[ $message != *"--label wants unit, emulated, mpi, gpu or e2e, not 'nonsense'"* ]]; then
   fail "tests/run --label nonsense: exit $code, '$message'"
 fi
 

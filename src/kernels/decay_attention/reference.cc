@@ -7,104 +7,155 @@
 namespace halflife::kernels {
 namespace {
 
+// The normaliser is one more column of v, of ones: with it W = V + 1 columns of state, the last of them z; else W = V.
 struct Walker {
   const DecayReferenceProblem& problem;
   const int64_t T = problem.seq_len, H = problem.num_heads, K = problem.head_dim_k,
-                V = problem.head_dim_v;
+                V = problem.head_dim_v, W = V + (problem.normalised ? 1 : 0);
 
   int64_t Key(int64_t b, int64_t t, int64_t h) const { return ((b * T + t) * H + h) * K; }
   int64_t Value(int64_t b, int64_t t, int64_t h) const { return ((b * T + t) * H + h) * V; }
-  int64_t State(int64_t b, int64_t h) const { return (b * H + h) * K * V; }
+  int64_t Token(int64_t b, int64_t t, int64_t h) const { return (b * T + t) * H + h; }
   bool Starts(int64_t b, int64_t t) const {
     return !problem.starts.empty() && problem.starts[b * T + t] != 0;
   }
   double Decay(int64_t b, int64_t t, int64_t h, int64_t c) const {
     return Starts(b, t) ? 0.0 : std::exp(problem.log_decay[Key(b, t, h) + c]);
   }
-};
-
-// States before the first and after each token of one head, [T + 1, K, V].
-std::vector<double> WalkForward(const Walker& walker, int64_t b, int64_t h,
-                                DecayReferenceResult& result) {
-  const auto& p = walker.problem;
-  const int64_t size = walker.K * walker.V;
-  std::vector<double> states((walker.T + 1) * size, 0.0);
-  if (!p.initial_state.empty())
-    for (int64_t i = 0; i < size; ++i) states[i] = p.initial_state[walker.State(b, h) + i];
-  for (int64_t t = 0; t < walker.T; ++t) {
-    const double* before = &states[t * size];
-    double* after = &states[(t + 1) * size];
-    for (int64_t c = 0; c < walker.K; ++c) {
-      const double decay = walker.Decay(b, t, h, c);
-      const double k = p.k[walker.Key(b, t, h) + c], q = p.q[walker.Key(b, t, h) + c];
-      for (int64_t j = 0; j < walker.V; ++j) {
-        after[c * walker.V + j] =
-            decay * before[c * walker.V + j] + k * p.v[walker.Value(b, t, h) + j];
-        result.out[walker.Value(b, t, h) + j] += p.scale * q * after[c * walker.V + j];
-      }
+  double KeyScale(int64_t b, int64_t t, int64_t h) const {
+    return problem.key_scale.empty() ? 1.0 : problem.key_scale[Token(b, t, h)];
+  }
+  double ValueAt(int64_t b, int64_t t, int64_t h, int64_t j) const {
+    return j < V ? problem.v[Value(b, t, h) + j] : 1.0;
+  }
+  // [K, W] of one head from [B, H, K, V] and [B, H, K], either of which may be empty: zero.
+  std::vector<double> Gather(const std::vector<double>& state, const std::vector<double>& norm,
+                             int64_t b, int64_t h) const {
+    std::vector<double> joined(K * W, 0.0);
+    for (int64_t c = 0; c < K; ++c) {
+      for (int64_t j = 0; j < V && !state.empty(); ++j)
+        joined[c * W + j] = state[((b * H + h) * K + c) * V + j];
+      if (problem.normalised && !norm.empty()) joined[c * W + V] = norm[(b * H + h) * K + c];
+    }
+    return joined;
+  }
+  void Scatter(const double* joined, int64_t b, int64_t h, std::vector<double>& state,
+               std::vector<double>& norm) const {
+    for (int64_t c = 0; c < K; ++c) {
+      for (int64_t j = 0; j < V; ++j) state[((b * H + h) * K + c) * V + j] = joined[c * W + j];
+      if (problem.normalised) norm[(b * H + h) * K + c] = joined[c * W + V];
     }
   }
-  for (int64_t i = 0; i < size; ++i)
-    result.final_state[walker.State(b, h) + i] = states[walker.T * size + i];
-  return states;
+};
+
+struct HeadHistory {
+  std::vector<double> states;  // [T + 1, K, W] before the first and after each token
+  std::vector<double> read;    // [T, W] scale q_t S_t: numerators, then the denominator
+};
+
+HeadHistory WalkForward(const Walker& walker, int64_t b, int64_t h, DecayReferenceResult& result) {
+  const auto& p = walker.problem;
+  const int64_t W = walker.W, size = walker.K * W;
+  HeadHistory history = {std::vector<double>((walker.T + 1) * size, 0.0),
+                         std::vector<double>(walker.T * W, 0.0)};
+  const std::vector<double> initial = walker.Gather(p.initial_state, p.initial_norm, b, h);
+  for (int64_t i = 0; i < size; ++i) history.states[i] = initial[i];
+  for (int64_t t = 0; t < walker.T; ++t) {
+    const double* before = &history.states[t * size];
+    double* after = &history.states[(t + 1) * size];
+    double* read = &history.read[t * W];
+    for (int64_t c = 0; c < walker.K; ++c) {
+      const double decay = walker.Decay(b, t, h, c);
+      const double k = walker.KeyScale(b, t, h) * p.k[walker.Key(b, t, h) + c];
+      const double q = p.scale * p.q[walker.Key(b, t, h) + c];
+      for (int64_t j = 0; j < W; ++j) {
+        after[c * W + j] = decay * before[c * W + j] + k * walker.ValueAt(b, t, h, j);
+        read[j] += q * after[c * W + j];
+      }
+    }
+    const double denominator = p.normalised ? read[walker.V] + p.norm_eps : 1.0;
+    for (int64_t j = 0; j < walker.V; ++j)
+      result.out[walker.Value(b, t, h) + j] = read[j] / denominator;
+  }
+  walker.Scatter(&history.states[walker.T * size], b, h, result.final_state, result.final_norm);
+  return history;
+}
+
+// Gradient of what was read from the state at one token, [W]: by the quotient rule where it was normalised.
+std::vector<double> ReadGradient(const Walker& walker, const double* read, const double* dout) {
+  std::vector<double> dread(dout, dout + walker.V);
+  if (!walker.problem.normalised) return dread;
+  const double denominator = read[walker.V] + walker.problem.norm_eps;
+  double ddenominator = 0;
+  for (int64_t j = 0; j < walker.V; ++j) {
+    ddenominator -= dout[j] * read[j] / (denominator * denominator);
+    dread[j] /= denominator;
+  }
+  dread.push_back(ddenominator);
+  return dread;
 }
 
 // The adjoint state R_t = dL/dS_t runs backwards: R_t = scale q_t^T do_t + exp(g_{t+1}) R_{t+1}.
-void WalkBackward(const Walker& walker, int64_t b, int64_t h, const std::vector<double>& states,
+void WalkBackward(const Walker& walker, int64_t b, int64_t h, const HeadHistory& history,
                   DecayReferenceResult& result) {
   const auto& p = walker.problem;
-  const int64_t size = walker.K * walker.V;
-  std::vector<double> adjoint(size, 0.0);
-  if (!p.dfinal_state.empty())
-    for (int64_t i = 0; i < size; ++i) adjoint[i] = p.dfinal_state[walker.State(b, h) + i];
+  const int64_t W = walker.W, size = walker.K * W;
+  std::vector<double> adjoint = walker.Gather(p.dfinal_state, p.dfinal_norm, b, h);
   for (int64_t t = walker.T - 1; t >= 0; --t) {
-    const double* before = &states[t * size];
-    const double* after = &states[(t + 1) * size];
+    const double* before = &history.states[t * size];
+    const double* after = &history.states[(t + 1) * size];
+    const std::vector<double> dread =
+        ReadGradient(walker, &history.read[t * W], &p.dout[walker.Value(b, t, h)]);
+    const double key_scale = walker.KeyScale(b, t, h);
     for (int64_t c = 0; c < walker.K; ++c) {
       const int64_t key = walker.Key(b, t, h) + c;
       const double decay = walker.Decay(b, t, h, c);
       double ddecay = 0;
-      for (int64_t j = 0; j < walker.V; ++j) {
-        const int64_t i = c * walker.V + j, value = walker.Value(b, t, h) + j;
-        const double dout = p.dout[value];
-        result.dq[key] += p.scale * after[i] * dout;
-        adjoint[i] += p.scale * p.q[key] * dout;
-        result.dk[key] += adjoint[i] * p.v[value];
-        result.dv[value] += adjoint[i] * p.k[key];
+      for (int64_t j = 0; j < W; ++j) {
+        const int64_t i = c * W + j;
+        const double v = walker.ValueAt(b, t, h, j);
+        result.dq[key] += p.scale * after[i] * dread[j];
+        adjoint[i] += p.scale * p.q[key] * dread[j];
+        result.dk[key] += adjoint[i] * key_scale * v;
+        result.dkey_scale[walker.Token(b, t, h)] += adjoint[i] * p.k[key] * v;
+        if (j < walker.V) result.dv[walker.Value(b, t, h) + j] += adjoint[i] * key_scale * p.k[key];
         ddecay += adjoint[i] * before[i];
         adjoint[i] *= decay;
       }
       result.dlog_decay[key] = decay * ddecay;
     }
   }
-  for (int64_t i = 0; i < size; ++i) result.dinitial_state[walker.State(b, h) + i] = adjoint[i];
+  walker.Scatter(adjoint.data(), b, h, result.dinitial_state, result.dinitial_norm);
 }
 
 }  // namespace
 
 DecayReferenceResult DecayReference(const DecayReferenceProblem& problem) {
   const Walker walker = {problem};
-  const size_t keys = problem.batch * walker.T * walker.H * walker.K;
-  const size_t values = problem.batch * walker.T * walker.H * walker.V;
-  const size_t states = problem.batch * walker.H * walker.K * walker.V;
+  const size_t tokens = problem.batch * walker.T * walker.H;
+  const size_t keys = tokens * walker.K, values = tokens * walker.V;
+  const size_t norms = problem.batch * walker.H * walker.K, states = norms * walker.V;
   HL_CHECK(problem.q.size() == keys && problem.k.size() == keys && problem.v.size() == values &&
                problem.log_decay.size() == keys,
            "decay reference: sizes of q, k, v, log_decay do not match the shape");
   DecayReferenceResult result;
   result.out.assign(values, 0.0);
   result.final_state.assign(states, 0.0);
+  result.final_norm.assign(problem.normalised ? norms : 0, 0.0);
   const bool backward = !problem.dout.empty();
   if (backward) {
     result.dq.assign(keys, 0.0);
     result.dk.assign(keys, 0.0);
     result.dv.assign(values, 0.0);
     result.dlog_decay.assign(keys, 0.0);
+    result.dkey_scale.assign(tokens, 0.0);
     result.dinitial_state.assign(states, 0.0);
+    result.dinitial_norm.assign(problem.normalised ? norms : 0, 0.0);
   }
   for (int64_t b = 0; b < problem.batch; ++b) {
     for (int64_t h = 0; h < walker.H; ++h) {
-      const std::vector<double> head_states = WalkForward(walker, b, h, result);
-      if (backward) WalkBackward(walker, b, h, head_states, result);
+      const HeadHistory history = WalkForward(walker, b, h, result);
+      if (backward) WalkBackward(walker, b, h, history, result);
     }
   }
   return result;

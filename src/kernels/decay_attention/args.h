@@ -1,0 +1,191 @@
+// The contract of decay attention between its callers, its CPU kernels and its CUDA kernels: plain pointers and strides.
+//
+//   S_t = diag(exp(log_decay_t)) S_{t-1} + (c_t k_t)^T v_t,   out_t = norm(scale q_t S_t)
+//
+// Decay first, then add, then read. S is [K, V] per head. Nothing here owns memory; the callee allocates nothing that
+// outlives the call and reads no host-side value from device memory.
+//
+//   DecayAttentionArgs args = {.batch = B, .seq_len = T, ...};
+//   const DecayAttentionPlan plan = MakePlan(args, DeviceLimits{});
+//   std::vector<std::byte> workspace(ForwardWorkspaceBytes(args, plan));
+//   args.workspace = workspace.data();
+//   cpu::Forward(args, plan);
+//
+// C++17, no LibTorch, no fmt: CUDA sources include it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+enum class DecayKind : uint8_t {
+  kNone,            // log_decay absent: plain linear attention
+  kPerHead,         // [H]           RetNet, Lightning
+  kPerHeadChannel,  // [H, K]        D2D; may grow (> 0) while every sum over a chunk stays below 60
+  kPerToken,        // [B, T, H]     Mamba-2, simple GLA
+  kPerTokenChannel,  // [B, T, H, K]  GLA, HGRN2
+};
+// One factor a token (it scales a finished tile of scores), or one a channel (it must be folded into the operands).
+constexpr bool IsPerChannel(DecayKind kind) {
+  return kind == DecayKind::kPerHeadChannel || kind == DecayKind::kPerTokenChannel;
+}
+constexpr bool IsPerToken(DecayKind kind) {
+  return kind == DecayKind::kPerToken || kind == DecayKind::kPerTokenChannel;
+}
+
+enum class NormKind : uint8_t {
+  kNone,
+  kSumOfKeys,  // out_t = n / (d + eps), d = scale q_t z_t, z_t the state of a column of ones: z_t = a_t z_{t-1} + c_t k_t
+};
+
+// A tensor whose last dimension is contiguous. Strides in elements; `data` null: absent. One whose heads are shared has
+// fewer heads than H: head h reads index h * num / H.
+struct TensorView {
+  void* data = nullptr;
+  int64_t stride_b = 0, stride_t = 0, stride_h = 0;
+  DType dtype = DType::kF32;
+};
+
+// A run of at most chunk_size tokens of one document, processed as one tile.
+struct ChunkEntry {
+  int64_t token;    // first token, counted within its row
+  int32_t row;      // index into the batch
+  int32_t length;   // 1 .. chunk_size
+  uint32_t flags;   // of ChunkFlag
+  int32_t padding;  // keeps the size a multiple of 8 on every side
+};
+enum ChunkFlag : uint32_t {
+  kChunkResets = 1,  // a document starts here: the state before is zero, whatever came earlier
+};
+
+struct DecayAttentionArgs {
+  int batch = 0, seq_len = 0;  // B, T
+  int num_heads = 0;           // H: heads of the output; every count below divides it
+  int num_q_heads = 0, num_k_heads = 0, num_v_heads = 0, num_decay_heads = 0;
+  int head_dim_k = 0, head_dim_v = 0;  // K, V
+  DecayKind decay_kind = DecayKind::kNone;
+  NormKind norm_kind = NormKind::kNone;
+  double scale = 1, norm_eps = 1e-30;
+
+  TensorView
+      q;  // [B, T, Hq, K]  fp32 or bf16 (fp64 on the CPU, for gradient checks); k and v alike
+  TensorView k;    // [B, T, Hk, K]
+  TensorView v;    // [B, T, Hv, V]
+  TensorView out;  // [B, T, H, V]
+  TensorView
+      log_decay;  // natural log, fp32 (fp64 beside fp64); shape of its kind over Hd heads; -inf allowed per token
+  TensorView key_scale;  // c_t [B, T, H] fp32, or absent: 1
+
+  // Sequences carry a state in and out: the rows of a batch, or with packed sequences (batch 1) each of them. Sequence n owns
+  // chunks [sequence_begin[n], sequence_begin[n + 1]), in order; none at all: its final state is its initial state.
+  int num_sequences = 0, num_chunks = 0;
+  const ChunkEntry* chunks =
+      nullptr;  // [num_chunks], in the device's memory; built by MakeChunkTable
+  const int32_t* sequence_begin = nullptr;  // [num_sequences + 1]
+
+  // All fp32 (fp64 beside fp64), contiguous; null: zero, or not wanted.
+  const void* initial_state = nullptr;  // [num_sequences, H, K, V]
+  void* final_state = nullptr;          // [num_sequences, H, K, V]
+  const void* initial_norm = nullptr;   // [num_sequences, H, K]   z, with kSumOfKeys
+  void* final_norm = nullptr;           // [num_sequences, H, K]
+
+  // Written by a forward that will be differentiated, read by its backward.
+  void* norm_denom = nullptr;  // [B, T, H] fp32: d + eps, with kSumOfKeys
+  void* checkpoints =
+      nullptr;  // CheckpointBytes(): states before every plan.checkpoint_every-th chunk; null: inference
+
+  void* workspace =
+      nullptr;  // ForwardWorkspaceBytes() or BackwardWorkspaceBytes(); contents undefined before and after
+};
+
+// Gradients have the shapes of what they are gradients of, with H heads summed over those that share.
+struct DecayAttentionGradArgs {
+  DecayAttentionArgs forward;  // as the forward had it; `out` is read only with kSumOfKeys
+  TensorView dout;             // [B, T, H, V]
+  TensorView dq, dk, dv;       // all written
+  TensorView
+      dlog_decay;  // [Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K] fp32 (fp64); absent: not wanted
+  TensorView dkey_scale;               // [B, T, H] fp32; absent: not wanted
+  const void* dfinal_state = nullptr;  // [num_sequences, H, K, V]; null: zero
+  void* dinitial_state = nullptr;      // null: not wanted
+  const void* dfinal_norm = nullptr;   // [num_sequences, H, K]
+  void* dinitial_norm = nullptr;
+};
+
+// What the device can do, as far as the choice of a schedule depends on it.
+struct DeviceLimits {
+  bool is_cuda = false;
+  int num_sms =
+      1;  // CUDA: multiprocessors; the CPU's schedule ignores its threads, so that they cannot
+          // change a bit of the result
+  int64_t shared_memory_bytes = 0;  // CUDA: most a block may ask for
+};
+
+struct DecayAttentionPlan {
+  int chunk_size = 64;       // C
+  int checkpoint_every = 4;  // chunks between saved states
+  int num_segments =
+      1;            // pieces of each sequence that are walked in parallel; 1: a fused single pass
+  int block_v = 0;  // columns of V a block owns; V: all
+};
+// A pure function of shape and device; throws Error (exit 2) naming every problem of the shape. `num_segments` > 0 overrides.
+DecayAttentionPlan MakePlan(const DecayAttentionArgs& args, const DeviceLimits& limits,
+                            int num_segments = 0);
+size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+
+// One token a sequence; the state is updated in place.
+struct DecayAttentionStepArgs {
+  int batch = 0, num_heads = 0;
+  int num_q_heads = 0, num_k_heads = 0, num_v_heads = 0, num_decay_heads = 0;
+  int head_dim_k = 0, head_dim_v = 0;
+  DecayKind decay_kind = DecayKind::kNone;
+  NormKind norm_kind = NormKind::kNone;
+  double scale = 1, norm_eps = 1e-30;
+  TensorView q, k, v, out;  // [B, H*, K|V]: stride_t unused
+  TensorView log_decay;     // [Hd], [Hd, K], [B, Hd] or [B, Hd, K]
+  TensorView key_scale;     // [B, H] or absent
+  void* state = nullptr;    // [slots, H, K, V] fp32
+  void* norm = nullptr;     // [slots, H, K] with kSumOfKeys
+  const int32_t* slots =
+      nullptr;  // [B]: which state row b owns; null: b. Negative: no state, out is zero.
+};
+
+// The state contract of a segment of a sequence (one rank's slice): S_out = exp(log_transition) S_in + state.
+struct DecaySegmentArgs {
+  DecayAttentionArgs forward;  // q and out unread by Summarise; v, k read
+  TensorView dout;             // read by BackwardSummarise
+  void* log_transition =
+      nullptr;  // [num_sequences, H, K or 1] fp32; -inf where a document starts inside; K with per-channel
+                // decay. Null: not wanted.
+  void* state =
+      nullptr;  // [num_sequences, H, K, V]: the final state from a zero one; for BackwardSummarise
+                // dL/d(initial state) from a zero dL/d(final state)
+};
+
+namespace cpu {
+void Forward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+void Backward(const DecayAttentionGradArgs& args, const DecayAttentionPlan& plan);
+void Step(const DecayAttentionStepArgs& args);
+void Summarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan);
+void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan);
+}  // namespace cpu
+
+namespace cuda {
+void Forward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan, cudaStream_t stream);
+void Backward(const DecayAttentionGradArgs& args, const DecayAttentionPlan& plan,
+              cudaStream_t stream);
+void Step(const DecayAttentionStepArgs& args, cudaStream_t stream);
+void Summarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, cudaStream_t stream);
+void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
+                       cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace halflife::kernels

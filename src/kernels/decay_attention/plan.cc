@@ -1,0 +1,239 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/error.h"
+#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/cpu_workspace.h"
+#include "kernels/decay_attention/cuda_workspace.h"
+
+namespace halflife::kernels {
+namespace {
+
+constexpr int kMaxHeadDim = 256;
+constexpr int kMaxSegments = 64;  // the scan over segments is serial
+
+// Collects what is wrong with a shape, to name all of it at once.
+class Problems {
+ public:
+  template <typename... Pieces>
+  void Unless(bool holds, const Pieces&... pieces) {
+    if (!holds) text_ += Concat("\n  ", pieces...);
+  }
+  void Throw() const {
+    if (!text_.empty()) HL_FAIL(ExitCode::kUsage, "decay attention cannot run this:", text_);
+  }
+
+ private:
+  std::string text_;
+};
+
+void CheckView(Problems& problems, const char* name, const TensorView& view, int64_t width) {
+  if (view.data == nullptr) return;
+  problems.Unless(view.stride_b >= 0 && view.stride_t >= 0 && view.stride_h >= 0, name,
+                  " has a negative stride");
+  problems.Unless(view.stride_h == 0 || view.stride_h >= width, name, ": heads ", view.stride_h,
+                  " elements apart overlap, each has ", width);
+}
+
+void CheckHeads(Problems& problems, const char* name, int heads, int num_heads) {
+  problems.Unless(heads >= 1 && num_heads >= 1 && num_heads % std::max(heads, 1) == 0, name, " ",
+                  heads, " does not divide num_heads ", num_heads);
+}
+
+void CheckDTypes(Problems& problems, const DecayAttentionArgs& args, const DeviceLimits& limits) {
+  const DType dtype = args.q.dtype;
+  const bool fits = dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF64;
+  problems.Unless(fits, "q is ", Name(dtype), "; bf16 or fp32 (on the CPU also fp64) would work");
+  problems.Unless(!limits.is_cuda || dtype != DType::kF64, "fp64 runs on the CPU only");
+  problems.Unless(args.k.dtype == dtype && args.v.dtype == dtype && args.out.dtype == dtype,
+                  "q, k, v, out are ", Name(dtype), ", ", Name(args.k.dtype), ", ",
+                  Name(args.v.dtype), ", ", Name(args.out.dtype), "; one dtype for all");
+  const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  problems.Unless(args.log_decay.data == nullptr || args.log_decay.dtype == wide, "log_decay is ",
+                  Name(args.log_decay.dtype), ", not ", Name(wide));
+  problems.Unless(args.key_scale.data == nullptr || args.key_scale.dtype == wide, "key_scale is ",
+                  Name(args.key_scale.dtype), ", not ", Name(wide));
+}
+
+void CheckShape(const DecayAttentionArgs& args, const DeviceLimits& limits) {
+  Problems problems;
+  problems.Unless(args.batch >= 0 && args.seq_len >= 0, "batch ", args.batch, ", seq_len ",
+                  args.seq_len, ": negative");
+  problems.Unless(args.num_heads >= 1, "num_heads is ", args.num_heads);
+  CheckHeads(problems, "num_q_heads", args.num_q_heads, args.num_heads);
+  CheckHeads(problems, "num_k_heads", args.num_k_heads, args.num_heads);
+  CheckHeads(problems, "num_v_heads", args.num_v_heads, args.num_heads);
+  if (args.decay_kind != DecayKind::kNone)
+    CheckHeads(problems, "num_decay_heads", args.num_decay_heads, args.num_heads);
+  problems.Unless(args.head_dim_k >= 1 && args.head_dim_k <= kMaxHeadDim, "head_dim_k ",
+                  args.head_dim_k, " is outside 1 .. ", kMaxHeadDim);
+  problems.Unless(args.head_dim_v >= 1 && args.head_dim_v <= kMaxHeadDim, "head_dim_v ",
+                  args.head_dim_v, " is outside 1 .. ", kMaxHeadDim);
+  problems.Unless(std::isfinite(args.scale), "scale is ", args.scale);
+  problems.Unless(args.norm_kind == NormKind::kNone || args.norm_eps > 0, "norm_eps is ",
+                  args.norm_eps, "; it must be positive");
+  problems.Unless((args.decay_kind == DecayKind::kNone) == (args.log_decay.data == nullptr),
+                  args.decay_kind == DecayKind::kNone ? "log_decay is given, but the kind is none"
+                                                      : "log_decay is missing");
+  CheckView(problems, "q", args.q, args.head_dim_k);
+  CheckView(problems, "k", args.k, args.head_dim_k);
+  CheckView(problems, "v", args.v, args.head_dim_v);
+  CheckView(problems, "out", args.out, args.head_dim_v);
+  CheckView(problems, "log_decay", args.log_decay,
+            IsPerChannel(args.decay_kind) ? args.head_dim_k : 1);
+  CheckView(problems, "key_scale", args.key_scale, 1);
+  CheckDTypes(problems, args, limits);
+  problems.Throw();
+}
+
+// The CPU's rule knows nothing of threads: more segments only where sequences and heads alone are too few to share out.
+// A further pass over k and v costs a fourth of a forward.
+int HostSegments(const DecayAttentionArgs& args, int64_t num_sequences) {
+  constexpr int64_t kEnoughItems = 4, kMinTokens = 1024;
+  const int64_t items = std::max<int64_t>(1, num_sequences * args.num_heads);
+  int segments = 1;
+  while (2 * segments * items <= kEnoughItems &&
+         args.seq_len / (2 * segments) >=
+             std::max<int64_t>(kMinTokens, 8 * std::max(args.head_dim_k, args.head_dim_v)))
+    segments *= 2;
+  return segments;
+}
+
+// Blocks that share a multiprocessor: by registers and shared memory of a walk with K x block_v of state.
+int BlocksPerSm(int head_dim_k, int block_v) {
+  const int state = head_dim_k * block_v;
+  return state <= 64 * 64 ? 3 : state <= 128 * 64 ? 2 : 1;
+}
+
+// Time of a forward in seconds: bytes at the memory's pace or flops at the MMA units', whichever takes longer, each slowed
+// by multiprocessors that have no block, and the launches.
+double ForwardSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, int64_t base,
+                      int block_v, int segments) {
+  const double tokens = 1.0 * args.batch * args.seq_len * args.num_heads;
+  const double K = args.head_dim_k, V = args.head_dim_v, C = 64;
+  const double row_bytes = (args.q.dtype == DType::kF32 ? 4.0 : 2.0) * (K + V);
+  const double states = segments == 1 ? 0.0 : 16.0 * K * V * base * segments;
+  const double bytes = tokens * row_bytes * (segments == 1 ? 2.0 : 3.0) + states;
+  const double flops = tokens * (C * (K + V) + 4 * K * V + (segments == 1 ? 0.0 : 2 * K * V));
+  const double slots = 1.0 * limits.num_sms * BlocksPerSm(args.head_dim_k, block_v);
+  const double blocks = 1.0 * base * segments;
+  const double utilisation = blocks / (slots * std::ceil(blocks / slots));
+  const double active = std::min(1.0, blocks / limits.num_sms);
+  return std::max(bytes / (4.3e12 * std::min(1.0, 1.5 * active)), flops / (5e14 * utilisation)) +
+         4e-6 * (segments == 1 ? 1 : 3);
+}
+
+// Sets block_v and num_segments.
+void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
+                    int64_t num_sequences, DecayAttentionPlan& plan) {
+  const int64_t min_tokens = 8 * std::max(args.head_dim_k, args.head_dim_v);
+  const auto blocks = [&] {
+    return std::max<int64_t>(
+        1, num_sequences * args.num_heads * ((args.head_dim_v + plan.block_v - 1) / plan.block_v));
+  };
+  plan.block_v = args.head_dim_k > 128 ? 64 : args.head_dim_v <= 64 ? 64 : 128;
+  if (args.seq_len < 2 * min_tokens && blocks() < limits.num_sms) plan.block_v = 64;
+  double best = ForwardSeconds(args, limits, blocks(), plan.block_v, 1);
+  for (int n = 2; n <= kMaxSegments && args.seq_len / n >= min_tokens; n *= 2) {
+    const double seconds = ForwardSeconds(args, limits, blocks(), plan.block_v, n);
+    if (seconds < best) {
+      best = seconds;
+      plan.num_segments = n;
+    }
+  }
+}
+
+cpu::SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                               cpu::Regions& regions) {
+  if (plan.num_segments <= 1) return {};
+  const size_t bytes = cpu::ComputeBytes(args);
+  const size_t pieces = size_t(1) * args.num_sequences * args.num_heads * plan.num_segments;
+  const size_t keys = args.head_dim_k;
+  return {
+      .states = regions.Add(pieces * keys * args.head_dim_v * bytes),
+      .norms = regions.Add(args.norm_kind == NormKind::kSumOfKeys ? pieces * keys * bytes : 0),
+      .log_transition = regions.Add(pieces * (IsPerChannel(args.decay_kind) ? keys : 1) * bytes)};
+}
+
+}  // namespace
+
+DecayAttentionPlan MakePlan(const DecayAttentionArgs& args, const DeviceLimits& limits,
+                            int num_segments) {
+  CheckShape(args, limits);
+  HL_CHECK_AS(ExitCode::kUsage, num_segments <= kMaxSegments, "decay attention in ", num_segments,
+              " segments; at most ", kMaxSegments);
+  const int64_t num_sequences = args.num_sequences > 0 ? args.num_sequences : args.batch;
+  DecayAttentionPlan plan;
+  if (limits.is_cuda) {
+    DeviceSchedule(args, limits, num_sequences, plan);
+  } else {
+    plan.num_segments = HostSegments(args, num_sequences);
+  }
+  if (num_segments > 0) plan.num_segments = num_segments;
+  return plan;
+}
+
+namespace cpu {
+
+ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  Regions regions;
+  ForwardLayout layout;
+  layout.segments = AddSegments(args, plan, regions);
+  layout.bytes = regions.bytes();
+  return layout;
+}
+
+BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  const size_t bytes = ComputeBytes(args);
+  const size_t rows = size_t(1) * args.batch * args.seq_len * args.num_heads;
+  const size_t keys = args.head_dim_k, values = args.head_dim_v;
+  const size_t decays = IsPerChannel(args.decay_kind) ? keys : 1;
+  const auto shared = [&](int heads, size_t width) {
+    return heads < args.num_heads ? rows * width * bytes : 0;
+  };
+  const bool constant = args.decay_kind != DecayKind::kNone && !IsPerToken(args.decay_kind);
+  Regions regions;
+  BackwardLayout layout;
+  layout.segments = AddSegments(args, plan, regions);
+  layout.dq = regions.Add(shared(args.num_q_heads, keys));
+  layout.dk = regions.Add(shared(args.num_k_heads, keys));
+  layout.dv = regions.Add(shared(args.num_v_heads, values));
+  layout.dlog_decay =
+      regions.Add(IsPerToken(args.decay_kind) ? shared(args.num_decay_heads, decays) : 0);
+  layout.dlambda = regions.Add(
+      constant ? size_t(8) * args.num_sequences * plan.num_segments * args.num_heads * decays : 0);
+  layout.bytes = regions.bytes();
+  return layout;
+}
+
+CheckpointLayout MakeCheckpointLayout(const DecayAttentionArgs& args,
+                                      const DecayAttentionPlan& plan) {
+  const size_t bytes = ComputeBytes(args);
+  const size_t keys = args.head_dim_k;
+  Regions regions;
+  CheckpointLayout layout;
+  layout.num_slots = args.num_chunks / plan.checkpoint_every + args.num_sequences;
+  const size_t pieces = size_t(layout.num_slots) * args.num_heads;
+  regions.Add(pieces * keys * args.head_dim_v * bytes);
+  layout.norms = regions.Add(args.norm_kind == NormKind::kSumOfKeys ? pieces * keys * bytes : 0);
+  layout.bytes = regions.bytes();
+  return layout;
+}
+
+}  // namespace cpu
+
+size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  return plan.block_v > 0 ? cuda::ForwardWorkspaceBytes(args, plan)
+                          : cpu::MakeForwardLayout(args, plan).bytes;
+}
+size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  return plan.block_v > 0 ? cuda::BackwardWorkspaceBytes(args, plan)
+                          : cpu::MakeBackwardLayout(args, plan).bytes;
+}
+size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  return plan.block_v > 0 ? cuda::CheckpointBytes(args, plan)
+                          : cpu::MakeCheckpointLayout(args, plan).bytes;
+}
+
+}  // namespace halflife::kernels

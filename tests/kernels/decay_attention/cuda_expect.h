@@ -1,0 +1,48 @@
+// What the tests of decay attention's CUDA kernels share: the gates, and runs of a problem against the oracle.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/decay_attention/cuda_problem.h"
+
+namespace halflife::kernels::test {
+
+// A thread of a kernel is a fiber of the thread sanitizer, which is slow: tests then run fewer sizes.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kSlow = true;
+#else
+inline constexpr bool kSlow = false;
+#endif
+
+// Relative root mean square errors. bf16: of rounded operands and outputs; fp32: of sums over a few
+// hundred tokens.
+inline double Gate(const ProblemShape& shape, const std::string& name) {
+  const bool is_decay = name == "dlog_decay" || name == "dkey_scale";
+  if (shape.dtype == DType::kF32) return is_decay ? 4e-6 : 2e-6;
+  if (is_decay) return 6e-3;
+  return name == "out" || name == "dv" ? 5e-3 : 4e-3;
+}
+
+inline void ExpectClose(const ProblemShape& shape, const Problem::Report& report,
+                        double factor = 1) {
+  for (const auto& [name, error] : report.errors)
+    EXPECT_LE(error, factor * Gate(shape, name)) << name << " of " << shape.Name();
+}
+
+inline void ExpectForward(const ProblemShape& shape) {
+  SCOPED_TRACE(shape.Name());
+  Problem problem(shape);
+  problem.Forward();
+  ExpectClose(shape, problem.Compare(false));
+}
+inline void ExpectGradients(const ProblemShape& shape) {
+  SCOPED_TRACE(shape.Name());
+  Problem problem(shape);
+  problem.Forward(/*with_checkpoints=*/true);
+  problem.Backward();
+  ExpectClose(shape, problem.Compare(true));
+}
+
+}  // namespace halflife::kernels::test

@@ -1,0 +1,175 @@
+// The token-by-token kernels of decay attention and the decode step, in the emulator, against the oracle.
+#include "kernels/decay_attention/cuda_expect.h"
+
+namespace halflife::kernels::test {
+namespace {
+
+constexpr DecayKind kKinds[] = {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
+                                DecayKind::kPerToken, DecayKind::kPerTokenChannel};
+
+TEST(CudaSimt, KindsAndNormaliser) {
+  for (const DecayKind kind : kKinds)
+    for (const bool norm : {false, true}) {
+      if (kSlow && !(norm && kind == DecayKind::kPerToken)) continue;
+      ExpectGradients({.seq_len = 70,
+                       .heads = 1,
+                       .dim_k = 24,
+                       .dim_v = 40,
+                       .kind = kind,
+                       .dtype = DType::kF32,
+                       .norm = norm});
+    }
+}
+
+TEST(CudaSimt, ChannelDecaysOfBf16) {
+  for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
+    ExpectGradients({.seq_len = 66, .heads = 1, .dim_k = 40, .dim_v = 24, .kind = kind});
+}
+
+TEST(CudaSimt, AdversarialDecays) {
+  if (kSlow) GTEST_SKIP();
+  for (const Strength strength : {Strength::kOne, Strength::kNearOne, Strength::kResets})
+    ExpectGradients({.seq_len = 130,
+                     .heads = 1,
+                     .dim_k = 20,
+                     .dim_v = 17,
+                     .kind = DecayKind::kPerTokenChannel,
+                     .dtype = DType::kF32,
+                     .strength = strength});
+}
+
+TEST(CudaSimt, DecayNearOneOverManyTokens) {
+  if (kSlow) GTEST_SKIP();
+  const ProblemShape shape = {.seq_len = 4096,
+                              .heads = 1,
+                              .dim_k = 4,
+                              .dim_v = 4,
+                              .dtype = DType::kF32,
+                              .strength = Strength::kNearOne};
+  Problem problem(shape);
+  problem.Forward();
+  ExpectClose(shape, problem.Compare(false), 5);
+}
+
+// A decay of 1e-3 leaves the gradient of the decay to a difference of terms a thousand times its size.
+TEST(CudaSimt, StrongDecays) {
+  if (kSlow) GTEST_SKIP();
+  const ProblemShape shape = {.seq_len = 70,
+                              .heads = 1,
+                              .dim_k = 20,
+                              .dim_v = 17,
+                              .kind = DecayKind::kPerTokenChannel,
+                              .dtype = DType::kF32,
+                              .strength = Strength::kStrong};
+  Problem problem(shape);
+  problem.Forward();
+  problem.Backward();
+  const Problem::Report report = problem.Compare(true);
+  for (const auto& [name, error] : report.errors)
+    EXPECT_LE(error, name == "dlog_decay" ? 2e-3 : Gate(shape, name)) << name;
+}
+
+TEST(CudaSimt, SharedHeadsDocumentsAndSizes) {
+  if (kSlow) GTEST_SKIP();
+  ProblemShape shape = {.batch = 2, .seq_len = 70, .heads = 4, .dim_k = 20, .dim_v = 33};
+  shape.dtype = DType::kF32;
+  shape.kind = DecayKind::kPerHeadChannel;
+  shape.q_heads = shape.v_heads = 2;
+  shape.k_heads = shape.decay_heads = 1;
+  shape.key_scale = shape.norm = shape.odd_strides = true;
+  ExpectGradients(shape);
+  ExpectGradients({.seq_len = 20,
+                   .heads = 1,
+                   .dim_k = 256,
+                   .dim_v = 250,
+                   .kind = DecayKind::kPerTokenChannel,
+                   .document_starts = {3, 5},
+                   .cu_seqlens = {0, 0, 7, 20}});
+}
+
+// Steps from the initial state are the forward.
+void ExpectSteps(const ProblemShape& shape, bool with_slots) {
+  SCOPED_TRACE(shape.Name());
+  Problem problem(shape);
+  const DecayAttentionArgs args = problem.Args();
+  const int slots = shape.batch + 1;
+  const size_t state_size = size_t(shape.heads) * shape.dim_k * shape.dim_v;
+  const size_t norm_size = size_t(shape.heads) * shape.dim_k;
+  std::vector<float> states(slots * state_size, 7), norms(slots * norm_size, 7);
+  std::vector<int32_t> slot_of(shape.batch);
+  for (int b = 0; b < shape.batch; ++b) {
+    slot_of[b] = with_slots ? shape.batch - b : b;
+    std::copy_n(&problem.initial_state_[b * state_size], state_size,
+                &states[slot_of[b] * state_size]);
+    if (shape.norm)
+      std::copy_n(&problem.initial_norm_[b * norm_size], norm_size, &norms[slot_of[b] * norm_size]);
+  }
+  DecayAttentionStepArgs step;
+  step.batch = shape.batch;
+  step.num_heads = args.num_heads;
+  step.num_q_heads = args.num_q_heads;
+  step.num_k_heads = args.num_k_heads;
+  step.num_v_heads = args.num_v_heads;
+  step.num_decay_heads = args.num_decay_heads;
+  step.head_dim_k = args.head_dim_k;
+  step.head_dim_v = args.head_dim_v;
+  step.decay_kind = args.decay_kind;
+  step.norm_kind = args.norm_kind;
+  step.scale = args.scale;
+  step.state = states.data();
+  step.norm = norms.data();
+  if (with_slots) step.slots = slot_of.data();
+  for (int t = 0; t < shape.seq_len; ++t) {
+    const auto at = [t](TensorView view) {
+      if (view.data != nullptr)
+        view.data = static_cast<char*>(view.data) + t * view.stride_t * SizeOf(view.dtype);
+      return view;
+    };
+    step.q = at(args.q);
+    step.k = at(args.k);
+    step.v = at(args.v);
+    step.out = at(args.out);
+    step.log_decay = IsPerToken(args.decay_kind) ? at(args.log_decay) : args.log_decay;
+    step.key_scale = at(args.key_scale);
+    cuda::Step(step, nullptr);
+  }
+  for (int b = 0; b < shape.batch; ++b) {
+    std::copy_n(&states[slot_of[b] * state_size], state_size,
+                &problem.final_state_[b * state_size]);
+    if (shape.norm)
+      std::copy_n(&norms[slot_of[b] * norm_size], norm_size, &problem.final_norm_[b * norm_size]);
+  }
+  ExpectClose(shape, problem.Compare(false));
+  if (!with_slots) return;
+  for (size_t i = 0; i < state_size; ++i) ASSERT_EQ(states[i], 7) << "nobody's slot was written";
+  std::fill(slot_of.begin(), slot_of.end(), -1);
+  const std::vector<float> before = states;
+  cuda::Step(step, nullptr);
+  EXPECT_EQ(states, before);
+  EXPECT_EQ(problem.answer_.out.Get(0, shape.seq_len - 1, 0, 0), 0);
+}
+
+TEST(CudaStep, StepsAreTheForward) {
+  for (const DecayKind kind : kKinds)
+    for (const bool norm : {false, true})
+      ExpectSteps({.batch = 2,
+                   .seq_len = 3,
+                   .heads = 2,
+                   .dim_k = 20,
+                   .dim_v = 70,
+                   .kind = kind,
+                   .dtype = DType::kF32,
+                   .norm = norm,
+                   .key_scale = norm},
+                  norm);
+}
+
+TEST(CudaStep, SharedHeadsOfBf16) {
+  ProblemShape shape = {.batch = 1, .seq_len = 2, .heads = 4};
+  shape.q_heads = 2;
+  shape.k_heads = shape.decay_heads = 1;
+  ExpectSteps(shape, true);
+}
+
+}  // namespace
+}  // namespace halflife::kernels::test

@@ -1,0 +1,111 @@
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "core/error.h"
+#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/cpu_workspace.h"
+
+namespace halflife::kernels {
+namespace {
+
+constexpr DeviceLimits kHopper = {true, 132, 232448};
+
+DecayAttentionArgs Shape(int B, int T, int H, int D) {
+  DecayAttentionArgs args;
+  args.batch = args.num_sequences = B;
+  args.seq_len = T;
+  args.num_heads = args.num_q_heads = args.num_k_heads = args.num_v_heads = args.num_decay_heads =
+      H;
+  args.head_dim_k = args.head_dim_v = D;
+  args.num_chunks = B * ((T + 63) / 64);
+  return args;
+}
+DecayAttentionArgs HalfShape(int B, int T, int H, int D) {
+  DecayAttentionArgs args = Shape(B, T, H, D);
+  args.q.dtype = args.k.dtype = args.v.dtype = args.out.dtype = DType::kBF16;
+  return args;
+}
+
+TEST(DecayAttentionPlan, SegmentsOfTheDeviceFollowItsShape) {
+  struct Golden {
+    int B, T, H, D, segments, block_v;
+  };
+  constexpr Golden kGolden[] = {
+      {2, 16384, 16, 128, 4, 128},  // 32 heads: too few for 132 multiprocessors
+      {1, 8192, 96, 128, 1, 128},   // 36 idle ones cost less than a second pass over k and v
+      {8, 2048, 32, 64, 1, 64},    {1, 131072, 16, 128, 8, 128}, {8, 16384, 32, 128, 1, 128},
+      {1, 1024, 16, 128, 1, 64},  // too short for segments: halves of V
+  };
+  for (const Golden& g : kGolden) {
+    const DecayAttentionPlan plan = MakePlan(HalfShape(g.B, g.T, g.H, g.D), kHopper);
+    EXPECT_EQ(plan.num_segments, g.segments) << "B " << g.B << " T " << g.T << " H " << g.H;
+    EXPECT_EQ(plan.block_v, g.block_v) << "B " << g.B << " T " << g.T << " H " << g.H;
+  }
+}
+
+TEST(DecayAttentionPlan, TheHostSegmentsLongSequencesOfFewHeads) {
+  EXPECT_EQ(MakePlan(Shape(2, 4096, 8, 64), {}).num_segments, 1);
+  EXPECT_EQ(MakePlan(Shape(1, 4096, 1, 64), {}).num_segments, 4);
+  EXPECT_EQ(MakePlan(Shape(1, 65536, 1, 64), {}).num_segments, 4);
+  EXPECT_EQ(MakePlan(Shape(1, 65536, 4, 64), {}).num_segments, 1);
+  EXPECT_EQ(MakePlan(Shape(1, 1024, 1, 64), {}).num_segments, 1);
+  EXPECT_EQ(MakePlan(Shape(1, 4096, 1, 64), {}, 3).num_segments, 3);
+}
+
+TEST(DecayAttentionPlan, BytesFollowTheParts) {
+  DecayAttentionArgs args = Shape(2, 300, 4, 64);  // 5 chunks a row
+  DecayAttentionPlan plan = MakePlan(args, {});
+  EXPECT_EQ(ForwardWorkspaceBytes(args, plan), 0u);
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan), 0u);
+  EXPECT_EQ(CheckpointBytes(args, plan), (10 / 4 + 2) * 4 * 64 * 64 * 4u);
+  plan.num_segments = 2;
+  EXPECT_EQ(ForwardWorkspaceBytes(args, plan), 2 * 4 * 2 * (64 * 64 + 1) * 4u);
+  args.num_k_heads = 2;
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan),
+            2 * 4 * 2 * (64 * 64 + 1) * 4u + 2 * 300 * 4 * 64 * 4u);
+}
+
+TEST(DecayAttentionPlan, CheckpointsOfSequencesDoNotMeet) {
+  // lengths in chunks: each sequence's slots end before the next one's begin, the last within the count
+  for (const int every : {1, 3, 4}) {
+    int64_t first = 0, free_slot = 0;
+    int n = 0;
+    for (const int length : {0, 1, 4, 5, 0, 3, 8, 1}) {
+      for (int chunk = 0; chunk < length; ++chunk) {
+        const int64_t slot = cpu::CheckpointSlot(n, first, chunk, every);
+        if (chunk % every == 0) {
+          EXPECT_GE(slot, free_slot);
+          free_slot = slot + 1;
+        }
+      }
+      first += length;
+      ++n;
+    }
+    DecayAttentionArgs args = Shape(n, 64, 1, 16);
+    args.num_chunks = static_cast<int>(first);
+    DecayAttentionPlan plan;
+    plan.checkpoint_every = every;
+    EXPECT_LE(free_slot, cpu::MakeCheckpointLayout(args, plan).num_slots);
+  }
+}
+
+TEST(DecayAttentionPlan, NamesEveryProblemOfAShape) {
+  DecayAttentionArgs args = Shape(1, 64, 6, 64);
+  args.num_k_heads = 4;
+  args.head_dim_v = 300;
+  args.decay_kind = DecayKind::kPerToken;
+  args.k.dtype = DType::kBF16;
+  try {
+    MakePlan(args, {});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kUsage);
+    for (const char* part : {"num_k_heads 4 does not divide num_heads 6", "head_dim_v 300",
+                             "log_decay is missing", "one dtype for all"})
+      EXPECT_NE(error.message().find(part), std::string::npos) << part << "\n" << error.message();
+  }
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""Plants bugs in copies of the CUDA kernels of decay attention and reports which emulated test caught each.
+
+  tests/kernels/mutations/run.py                    # all, plain build
+  tests/kernels/mutations/run.py --only barrier     # those with the word in their name
+  tests/kernels/mutations/run.py --kind asan        # or tsan: for the ones a plain run need not see
+
+A mutation is a textual substitution in one source (MUTATIONS below); one that no longer matches is an error, so that the table
+follows the code. Exit code 1 if a bug survives. Needs g++, GoogleTest and CUDA's headers, no GPU.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+KERNELS = "src/kernels/decay_attention"
+TESTS = "tests/kernels/decay_attention"
+FLAGS = {
+    "plain": "-O1 -g0",
+    "asan": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined",
+    "tsan": "-O1 -g -fsanitize=thread",
+}
+
+TESTS_OF = ("walk", "channel", "segment", "simt")
+
+# (name, source, text, replacement, test)
+MUTATIONS = [
+    ("walk: no barrier where a chunk starts", "walk.cuh",
+     "    CpAsyncWait<0>();\n    __syncthreads();\n", "    CpAsyncWait<0>();\n", "walk"),
+    ("walk: no barrier between the scores and their readers", "walk.cuh",
+     "args.scale);\n    __syncthreads();\n", "args.scale);\n", "walk"),
+    ("walk: no wait for the tiles", "walk.cuh", "    CpAsyncWait<0>();\n", "", "walk"),
+    ("walk: the next chunk lands in this one's stage", "walk.cuh",
+     "args.chunks[index + 1], place, 1 - stage);", "args.chunks[index + 1], place, stage);", "walk"),
+    ("walk: tables of the next chunk over this one's", "walk.cuh",
+     "smem.tables[1 - stage], args, args.chunks[index + 1]",
+     "smem.tables[stage], args, args.chunks[index + 1]", "walk"),
+    ("walk: a document's start is not honoured", "walk.cuh",
+     "if ((chunk.flags & kChunkResets) != 0) Clear(state);", "", "walk"),
+    ("walk: checkpoint one chunk late", "walk.cuh",
+     "(index - place.first) % params.checkpoint_every == 0",
+     "(index - place.first) % params.checkpoint_every == 1", "walk"),
+    ("walk: key scale not in the scores", "walk.cuh", "scale * tables.key_scale[s],",
+     "scale,", "walk"),
+    ("walk: tiles on the diagonal dropped", "walk.cuh", "column_tile <= row_tile;",
+     "column_tile < row_tile;", "walk"),
+    ("walk: off by one chunk", "walk.cuh", "index < place.end; ++index",
+     "index < place.end - 1; ++index", "walk"),
+    ("tile: fragment's halves swapped", "tile.cuh", "const uint32_t b0[2] = {b[0], b[1]};",
+     "const uint32_t b0[2] = {b[1], b[0]};", "walk"),
+    ("tile: accumulator rows swapped as a fragment", "tile.cuh",
+     "a[1] = PackBf16(d0[2], d0[3]);", "a[1] = PackBf16(d1[0], d1[1]);", "walk"),
+    ("tile: lane rows of ldmatrix swapped", "tile.cuh",
+     "return LaneOffset<kDim>(lane, 3, 4);", "return LaneOffset<kDim>(lane, 4, 3);", "walk"),
+    ("tile: rows past the end are loaded", "tile.cuh",
+     "const bool valid = row < length && column < rows.dim;\n      CpAsync16",
+     "const bool valid = column < rows.dim;\n      CpAsync16", "walk"),
+    ("tile: padded columns are loaded", "tile.cuh",
+     "const bool valid = row < length && column < rows.dim;\n      tile",
+     "const bool valid = row < length;\n      tile", "walk"),
+    ("tile: stores past the end", "tile.cuh", "if (row < length && c < columns)\n        *rein",
+     "if (c < columns)\n        *rein", "walk"),
+    ("tile: factors of the wrong columns", "tile.cuh",
+     "const float f8 = factor[column + 8]", "const float f8 = factor[column]", "walk"),
+    ("tile: decay after the sum, not before (suffix inclusive)", "tile.cuh",
+     "float suffix = __shfl_down_sync(kFullWarp, decay, 1);", "float suffix = decay;", "walk"),
+    ("tile: prefix scan one step short", "tile.cuh",
+     "for (int offset = 1; offset < kBaseBlock; offset *= 2) {",
+     "for (int offset = 1; offset < kBaseBlock / 2; offset *= 2) {", "walk"),
+    ("tile: block between counted twice", "tile.cuh", "if (j < m && m < i) between += total;",
+     "if (j <= m && m < i) between += total;", "walk"),
+    ("tile: the padded tail decays", "tile.cuh", "* kLog2E : 0.0f;", "* kLog2E : -0.1f;", "walk"),
+    ("rev: no barrier where a chunk starts", "walk_rev.cuh",
+     "      CpAsyncWait<0>();\n      __syncthreads();\n      if (kStages == 2) load(item + 1);\n      PairTiles",
+     "      CpAsyncWait<0>();\n      if (kStages == 2) load(item + 1);\n      PairTiles", "walk"),
+    ("rev: no barrier before the scores are read", "walk_rev.cuh",
+     "      CopyAdjoint<Config>(smem.adjoint, adjoint);\n      __syncthreads();\n",
+     "      CopyAdjoint<Config>(smem.adjoint, adjoint);\n", "walk"),
+    ("rev: no barrier before the sums are read", "walk_rev.cuh",
+     "      fill_tables(item + 1);\n      __syncthreads();\n", "      fill_tables(item + 1);\n",
+     "walk"),
+    ("rev: R of the last chunk skipped", "walk_rev.cuh",
+     "  } else if (grads.dfinal_state != nullptr) {", "  } else if (false) {", "walk"),
+    ("rev: R not decayed", "walk_rev.cuh", "      Scale(adjoint, tables.transition);\n", "", "walk"),
+    ("rev: the path through the chunk (E) dropped", "walk_rev.cuh",
+     "  through *= tables.transition;\n", "  through = 0;\n", "walk"),
+    ("rev: diagonal kept on one side only", "walk_rev.cuh",
+     "const float below0 = s < r ? x * dx : 0.0f", "const float below0 = s <= r ? x * dx : 0.0f",
+     "walk"),
+    ("rev: column sums dropped", "walk_rev.cuh",
+     "const float h = row - tables.key_scale[r] * column;", "const float h = row;", "walk"),
+    ("rev: y of token t counted in its own gradient", "walk_rev.cuh",
+     "float earlier = __shfl_up_sync(kFullWarp, up_to_here[half], 1);",
+     "float earlier = up_to_here[half];", "walk"),
+    ("rev: state of the wrong chunk of the group", "walk_rev.cuh",
+     "GradQ<Config>(smem, acc, scratch + i * kSlot,", "GradQ<Config>(smem, acc, scratch,", "walk"),
+    ("rev: group recomputed without decay", "walk_rev.cuh",
+     "        Scale(state, smem.tables[item % 2].transition);\n", "", "walk"),
+    ("rev: gradient crosses a document's start", "walk_rev.cuh",
+     "      if ((chunk.flags & kChunkResets) != 0) Clear(adjoint);\n", "", "walk"),
+    ("rev: dk without its key scale", "walk_rev.cuh",
+     "  ScaleAccumulatorColumns(acc, tables.key_scale);\n", "", "walk"),
+    ("rev: dv of the wrong rows", "walk_rev.cuh", "for (int r = 16 * row_tile; r < kChunk; r += 16)",
+     "for (int r = 16 * row_tile + 16; r < kChunk; r += 16)", "walk"),
+    ("channel: no barrier before the operands are read", "walk_channel.cuh",
+     "chunk, place, row);\n      __syncthreads();\n      PairScores",
+     "chunk, place, row);\n      PairScores", "channel"),
+    ("channel: no barrier before the scores are read", "walk_channel.cuh",
+     "      __syncthreads();\n      TileOutput", "      TileOutput", "channel"),
+    ("channel: one buffer of operands", "walk_channel.cuh", "const int buffer = row / kTile % 2;",
+     "const int buffer = 0;", "channel"),
+    ("channel: the key decays one token too late", "walk_channel.cuh",
+     "if (r > s) key *=", "if (r > s + 1) key *=", "channel"),
+    ("channel: keys decay by their own token too", "walk_channel.cuh",
+     "      sum += decay[r];\n    }\n  }\n}", "    }\n  }\n}", "channel"),
+    ("channel: state not decayed", "walk_channel.cuh",
+     "  ScaleAccumulatorColumns(state, transition);\n", "", "channel"),
+    ("segment: reset does not cut the transition", "segment.cuh",
+     "    if (resets) log2_transition = __uint_as_float(0xff800000u);\n", "", "segment"),
+    ("segment: no barrier", "segment.cuh", "    __syncthreads();\n", "", "segment"),
+    ("segment: scan hands on the state after the segment", "reduce.cu", "    *state = carry;\n    carry =",
+     "    *state = carry = ", "segment"),
+    ("segment: reverse scan runs forward", "reduce.cu",
+     "params.reverse ? params.num_segments - 1 - i : i", "i", "segment"),
+    ("simt: no barrier", "simt.cuh", "      __syncthreads();\n      if (output && last_token",
+     "      if (output && last_token", "simt"),
+    ("simt: normaliser's gradient dropped", "simt.cuh",
+     "        dout = params.dnorm[FlatRow(args, chunk, token, place.head)];\n", "        dout = 0;\n",
+     "simt"),
+    ("simt: S R at the chunk's end dropped", "simt.cuh",
+     "through = fmaf(state[c], adjoint[c], through);", "through = 0;", "simt"),
+    ("step: negative slot writes slot 0", "step.cuh", "  if (slot < 0) {", "  if (false) {", "simt"),
+    ("step: no barrier before the sums", "step.cuh",
+     "    sums[first][column] = y;\n    __syncthreads();\n", "    sums[first][column] = y;\n", "simt"),
+]
+
+
+def compile_command(source, target, kind, include):
+    return ["g++", "-std=c++20", "-DHL_EMULATE=1", "-w", *FLAGS[kind].split(), f"-I{include}/src",
+            f"-I{ROOT}/src", f"-I{ROOT}/tests", f"-I{ROOT}/cmake/cuda_shim", "-isystem",
+            os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"), "-x", "c++", "-c",
+            str(source), "-o", str(target)]
+
+
+# What a test of a shared header is linked with anew; the rest stays as it is.
+INSTANCES = {"walk": ("inst_walk_k", "inst_walk_rev"), "channel": "inst_walk_channel_", "segment": "inst_segment",
+             "simt": "inst_simt_"}
+
+
+def dependents(source, test):
+    """Sources of the family that see `source`, as far as the test runs them."""
+    found = []
+    for path in sorted((ROOT / KERNELS).glob("*.cu")):
+        if path.name == source or f"/{source}" in path.read_text() or (
+                source == "tile.cuh" and path.name.startswith(INSTANCES[test])):
+            found.append(path.name)
+    return found
+
+
+class Builder:
+    def __init__(self, kind, jobs):
+        self.kind, self.jobs = kind, jobs
+        self.base = pathlib.Path(tempfile.mkdtemp(prefix="mutations_"))
+        self.objects = {}
+
+    def run_all(self, commands):
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            for result in pool.map(lambda c: subprocess.run(c, capture_output=True, text=True),
+                                   commands):
+                if result.returncode != 0:
+                    raise RuntimeError(result.stderr[:2000])
+
+    def build_base(self):
+        sources = [p for p in (ROOT / KERNELS).glob("*.cu")]
+        sources += [ROOT / KERNELS / f"{n}.cc"
+                    for n in ("cuda_workspace", "plan", "chunk_table", "reference")]
+        sources += [ROOT / "src/core/error.cc", *(ROOT / "src/kernels/emu").glob("*.cc")]
+        sources += [ROOT / TESTS / f"cuda_{t}_test.cc" for t in TESTS_OF]
+        commands = []
+        for source in sources:
+            target = self.base / f"{source.parent.name}_{source.name}.o"
+            self.objects[source.name] = target
+            command = compile_command(source, target, self.kind, ROOT)
+            # The emulator's scheduler itself is never instrumented for races.
+            if self.kind == "tsan" and source.parent.name == "emu" and source.name != "access.cc":
+                command = [c for c in command if c != "-fsanitize=thread"] + ["-DHL_EMU_TSAN=1"]
+            commands.append(command)
+        self.run_all(commands)
+
+    def link(self, objects, test, target):
+        tests = {f"cuda_{t}_test.cc" for t in TESTS_OF} - {f"cuda_{test}_test.cc"}
+        files = [str(path) for name, path in objects.items() if name not in tests]
+        sanitize = [f for f in FLAGS[self.kind].split() if f.startswith("-fsanitize")]
+        subprocess.run(["g++", *sanitize, *files, "-o", str(target), "-lgmock", "-lgtest",
+                        "-lgtest_main", "-lpthread"], check=True, capture_output=True)
+
+
+def verdict_of(binary, timeout):
+    """(caught, by what)."""
+    for order in ("forward", "random"):
+        environment = dict(os.environ, HL_EMU_ORDER=order, TSAN_OPTIONS="halt_on_error=1")
+        try:
+            result = subprocess.run([str(binary)], capture_output=True, text=True, timeout=timeout,
+                                    env=environment, errors="replace")
+        except subprocess.TimeoutExpired:
+            return True, f"no end within {timeout} s ({order} order)"
+        text = result.stdout + result.stderr
+        if result.returncode == 0:
+            continue
+        for pattern in (r"SUMMARY: (\w+Sanitizer: .*)", r"(runtime error: .*)",
+                        r'description "([^"\n]{0,150})'):
+            if match := re.search(pattern, text):
+                failed = re.search(r"\[ RUN +\] (\S+)(?![\s\S]*\[ RUN)", text)
+                return True, f"{match[1][:140]} ({failed[1] + ', ' if failed else ''}{order} order)"
+        failed = sorted(set(re.findall(r"\[  FAILED  \] (\w+\.\w+)", text)))
+        if failed:
+            return True, f"{failed[0]} and {len(failed) - 1} more ({order} order)"
+        return True, f"exit {result.returncode} ({order} order)"
+    return False, "nothing"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="mutations with this in their name")
+    parser.add_argument("--kind", choices=FLAGS, default="plain")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--timeout", type=int, default=120, help="seconds for a run of a test")
+    options = parser.parse_args()
+    builder = Builder(options.kind, options.jobs)
+    start = time.time()
+    builder.build_base()
+    print(f"unchanged sources built in {time.time() - start:.0f} s", flush=True)
+    for test in TESTS_OF:
+        binary = builder.base / test
+        builder.link(builder.objects, test, binary)
+        caught, what = verdict_of(binary, options.timeout)
+        if caught:
+            print(f"the unchanged {test} test fails: {what}")
+            return 2
+    survivors = 0
+    for name, source, text, replacement, test in MUTATIONS:
+        if options.only not in name:
+            continue
+        original = (ROOT / KERNELS / source).read_text()
+        if original.count(text) != 1:
+            print(f"STALE     {name}: matches {original.count(text)} times in {source}")
+            survivors += 1
+            continue
+        copy = pathlib.Path(tempfile.mkdtemp(dir=builder.base))
+        folder = copy / KERNELS
+        folder.mkdir(parents=True)
+        (folder / source).write_text(original.replace(text, replacement))
+        objects = dict(builder.objects)
+        commands = []
+        for cu in dependents(source, test):
+            origin = folder / cu if cu == source else ROOT / KERNELS / cu
+            objects[cu] = copy / f"{cu}.o"
+            commands.append(compile_command(origin, objects[cu], options.kind, copy))
+        try:
+            builder.run_all(commands)
+            builder.link(objects, test, copy / "test")
+            caught, what = verdict_of(copy / "test", options.timeout)
+        except RuntimeError as error:
+            caught, what = False, f"does not compile: {str(error)[:200]}"
+        survivors += not caught
+        print(f"{'caught  ' if caught else 'SURVIVED'}  {name}: {what}", flush=True)
+        shutil.rmtree(copy)
+    print(f"{survivors} survived")
+    shutil.rmtree(builder.base)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
