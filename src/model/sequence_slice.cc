@@ -42,11 +42,15 @@ SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
       start[token] = token == first;
     }
   }
-  return {.batch = batch,
-          .seq_len = seq_len,
-          .positions = positions.to(device),
-          .documents = documents.to(device),
-          .starts = starts.to(device)};
+  SequenceSlice slice = {.batch = batch,
+                         .seq_len = seq_len,
+                         .positions = positions.to(device),
+                         .documents = documents.to(device),
+                         .starts = starts.to(device),
+                         .document_starts = {cu_seqlens.begin(), cu_seqlens.end() - 1}};
+  slice.chunks = kernels::MakeSequenceChunks(
+      {.batch = batch, .seq_len = seq_len, .document_starts = slice.document_starts}, device);
+  return slice;
 }
 
 SequenceSlice SequenceSlice::Narrow(int64_t first, int64_t length) const {
@@ -57,6 +61,14 @@ SequenceSlice SequenceSlice::Narrow(int64_t first, int64_t length) const {
   if (has_boundaries()) {
     part.documents = documents.narrow(1, first, length);
     part.starts = starts.narrow(1, first, length);
+    for (const int32_t start : document_starts) {
+      const int64_t row = start / seq_len, token = start % seq_len - first;
+      if (token >= 0 && token < length)
+        part.document_starts.push_back(static_cast<int32_t>(row * length + token));
+    }
+    part.chunks = kernels::MakeSequenceChunks(
+        {.batch = batch, .seq_len = length, .document_starts = part.document_starts},
+        positions.device());
   }
   return part;
 }

@@ -7,7 +7,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <vector>
+
+#include "kernels/decay_attention/sequence_chunks.h"
 
 namespace halflife::model {
 
@@ -22,6 +26,10 @@ struct SequenceSlice {
   at::Tensor documents;  // [B, T] int64, or undefined
   // True at tokens that start a document: state is reset before them. Undefined together with `documents`.
   at::Tensor starts;  // [B, T] bool, or undefined
+  // The same starts on the host, flat positions b T + t ascending, and the chunks that linear attention cuts there, shared by
+  // all layers. Empty and null without boundaries.
+  std::vector<int32_t> document_starts;
+  std::shared_ptr<const kernels::SequenceChunks> chunks;
   bool has_boundaries() const { return documents.defined(); }
 
   // Whole rows from position `offset` on, one document a row.

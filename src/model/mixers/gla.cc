@@ -82,8 +82,7 @@ class Gla : public Mixer {
                                  .k = heads.k,
                                  .v = heads.v,
                                  .log_decay = heads.log_decay,
-                                 .documents = slice.documents,
-                                 .starts = slice.starts,
+                                 .chunks = slice.chunks,
                                  .initial_state = carried ? initial->tensors[0] : at::Tensor()},
                                 {.scale = Scale()});
     result.y = Finish(o, heads.gate);
@@ -111,9 +110,11 @@ class Gla : public Mixer {
     const auto slice = SequenceSlice::Contiguous(x.size(0), 1, state.num_tokens, x.device());
     MixerState next;
     const Projected heads = Project(x.unsqueeze(1), slice, &state, &next);
-    const at::Tensor o =
-        kernels::DecayAttentionStep(heads.q.squeeze(1), heads.k.squeeze(1), heads.v.squeeze(1),
-                                    heads.log_decay.squeeze(1), Scale(), state.tensors[0]);
+    const at::Tensor o = kernels::DecayAttentionStep({.q = heads.q.squeeze(1),
+                                                      .k = heads.k.squeeze(1),
+                                                      .v = heads.v.squeeze(1),
+                                                      .log_decay = heads.log_decay.squeeze(1)},
+                                                     Scale(), state.tensors[0]);
     for (size_t i = 1; i < next.tensors.size(); ++i) state.tensors[i] = next.tensors[i];
     ++state.num_tokens;
     return Finish(o.unsqueeze(1), heads.gate).squeeze(1);
@@ -145,8 +146,9 @@ class Gla : public Mixer {
 
  private:
   struct Projected {
-    at::Tensor q, k, v, log_decay;  // [B, T, H, *]
-    at::Tensor gate;                // [B, T, H V], or undefined
+    at::Tensor q;                // [B, T, H, K]
+    at::Tensor k, v, log_decay;  // [B, T, Hk, *]: H / Hk query heads read each
+    at::Tensor gate;             // [B, T, H V], or undefined
   };
 
   static Parameter DeclareConv(const MixerContext& context, const std::string& name,
@@ -180,13 +182,12 @@ class Gla : public Mixer {
     if (sizes_.use_output_gate) weights.push_back(*gate_);
     const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, weights);
     const auto heads = [&](size_t index, int64_t head_dim) {
-      return RepeatHeads(SplitHeads(Convolve(y[index], index, slice, before, after), head_dim),
-                         sizes_.num_heads);
+      return SplitHeads(Convolve(y[index], index, slice, before, after), head_dim);
     };
     return {.q = heads(0, sizes_.head_dim_k),
             .k = heads(1, sizes_.head_dim_k),
             .v = heads(2, sizes_.head_dim_v),
-            .log_decay = RepeatHeads(LogDecay(y[3]), sizes_.num_heads),
+            .log_decay = LogDecay(y[3]),
             .gate = sizes_.use_output_gate ? y[4] : at::Tensor()};
   }
 

@@ -58,8 +58,7 @@ class Retention : public Mixer {
                                             .k = heads.k,
                                             .v = heads.v,
                                             .log_decay = LogDecay(x),
-                                            .documents = slice.documents,
-                                            .starts = slice.starts,
+                                            .chunks = slice.chunks,
                                             .initial_state = {}};
     if (initial != nullptr && !initial->tensors.empty()) inputs.initial_state = initial->tensors[0];
     const auto [o, final_state] = kernels::DecayAttention(inputs, {.scale = Scale()});
@@ -81,9 +80,12 @@ class Retention : public Mixer {
     const at::Tensor token = x.unsqueeze(1);
     const auto slice = SequenceSlice::Contiguous(x.size(0), 1, state.num_tokens, x.device());
     const Projected heads = Project(token, slice.positions);
-    const at::Tensor o =
-        kernels::DecayAttentionStep(heads.q.squeeze(1), heads.k.squeeze(1), heads.v.squeeze(1),
-                                    LogDecay(x), Scale(), state.tensors[0]);
+    const at::Tensor o = kernels::DecayAttentionStep({.q = heads.q.squeeze(1),
+                                                      .k = heads.k.squeeze(1),
+                                                      .v = heads.v.squeeze(1),
+                                                      .log_decay = LogDecay(x),
+                                                      .constant_decay = true},
+                                                     Scale(), state.tensors[0]);
     ++state.num_tokens;
     return Finish(o.unsqueeze(1), heads.gate).squeeze(1);
   }
@@ -112,8 +114,9 @@ class Retention : public Mixer {
 
  private:
   struct Projected {
-    at::Tensor q, k, v;  // [B, T, H, *], q and k rotated
-    at::Tensor gate;     // [B, T, H V], or undefined
+    at::Tensor q;     // [B, T, H, K], rotated
+    at::Tensor k, v;  // [B, T, Hk, *], k rotated
+    at::Tensor gate;  // [B, T, H V], or undefined
   };
   Projected Project(const at::Tensor& x, const at::Tensor& positions) const {
     std::vector<at::Tensor> weights = {*q_, *k_, *v_};
@@ -123,8 +126,8 @@ class Retention : public Mixer {
     const at::Tensor q = kernels::ApplyRotary(SplitHeads(y[0], sizes_.head_dim_k), table);
     const at::Tensor k = kernels::ApplyRotary(SplitHeads(y[1], sizes_.head_dim_k), table);
     return {.q = q,
-            .k = RepeatHeads(k, sizes_.num_heads),
-            .v = RepeatHeads(SplitHeads(y[2], sizes_.head_dim_v), sizes_.num_heads),
+            .k = k,
+            .v = SplitHeads(y[2], sizes_.head_dim_v),
             .gate = sizes_.use_output_gate ? y[3] : at::Tensor()};
   }
 

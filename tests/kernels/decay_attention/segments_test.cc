@@ -1,14 +1,14 @@
 // What sequence parallelism rests on: a sequence cut into segments, each handled on its own with the state that the fold
 // of the earlier ones gives it, is the whole sequence, forward and backward.
 #include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 
-#include "kernels/decay_problem.h"
+#include "kernels/decay_attention/tensor_problem.h"
 
 namespace halflife::kernels {
 namespace {
 
 using test::Close;
-using test::DecayKind;
 using test::DecayProblem;
 using test::MakeProblem;
 using test::Oracle;
@@ -17,10 +17,11 @@ constexpr int64_t kSeqLen = 150;
 const std::vector<int64_t> kCuts = {0, 37, 38, 102, 150};  // uneven, and a segment of one token
 constexpr double kTolerance = 5e-6;                        // fp32, as for the whole
 
-DecayAttentionInputs Cut(const DecayAttentionInputs& whole, int64_t begin, int64_t end) {
-  DecayAttentionInputs part = whole;
-  for (at::Tensor* x : {&part.q, &part.k, &part.v, &part.documents, &part.starts})
-    if (x->defined()) *x = x->narrow(1, begin, end - begin);
+DecayAttentionInputs Cut(const DecayProblem& whole, int64_t begin, int64_t end) {
+  DecayAttentionInputs part = whole.inputs;
+  for (at::Tensor* x : {&part.q, &part.k, &part.v}) *x = x->narrow(1, begin, end - begin);
+  if (whole.starts.defined())
+    part.chunks = test::ChunksOf(whole.starts.narrow(1, begin, end - begin));
   if (part.log_decay.dim() > 1) part.log_decay = part.log_decay.narrow(1, begin, end - begin);
   part.initial_state = at::Tensor();
   return part;
@@ -34,7 +35,7 @@ class DecaySegmentsTest : public testing::TestWithParam<std::tuple<DecayKind, bo
                               .documents = std::get<1>(GetParam())},
                              7, at::kFloat)) {
     for (size_t i = 0; i + 1 < kCuts.size(); ++i)
-      segments_.push_back(Cut(problem_.inputs, kCuts[i], kCuts[i + 1]));
+      segments_.push_back(Cut(problem_, kCuts[i], kCuts[i + 1]));
   }
   at::Tensor DoutOf(size_t i) const {
     return problem_.dout.narrow(1, kCuts[i], kCuts[i + 1] - kCuts[i]);
@@ -82,7 +83,7 @@ TEST_P(DecaySegmentsTest, BackwardOfSegmentsIsTheWhole) {
     dq.insert(dq.begin(), grads.dq);
     dk.insert(dk.begin(), grads.dk);
     dv.insert(dv.begin(), grads.dv);
-    if (grads.dlog_decay.defined()) dlog_decay.insert(dlog_decay.begin(), grads.dlog_decay);
+    dlog_decay.insert(dlog_decay.begin(), grads.dlog_decay);
     dstate = Transition(summary) * dstate + local;
     EXPECT_TRUE(Close(dstate, grads.dinitial_state, kTolerance)) << "segment " << i;
   }
@@ -90,23 +91,23 @@ TEST_P(DecaySegmentsTest, BackwardOfSegmentsIsTheWhole) {
   EXPECT_TRUE(Close(at::cat(dq, 1), want.dq, kTolerance));
   EXPECT_TRUE(Close(at::cat(dk, 1), want.dk, kTolerance));
   EXPECT_TRUE(Close(at::cat(dv, 1), want.dv, kTolerance));
-  if (want.dlog_decay.defined()) {
-    EXPECT_TRUE(Close(at::cat(dlog_decay, 1), want.dlog_decay, kTolerance));
-  }
+  // a constant decay's gradient is the sum over segments
+  const bool constant = want.dlog_decay.dim() == 1;
+  EXPECT_TRUE(Close(constant ? at::stack(dlog_decay).sum(0) : at::cat(dlog_decay, 1),
+                    want.dlog_decay, kTolerance));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DecaySegmentsTest,
-                         testing::Combine(testing::Values(DecayKind::kConstant,
-                                                          DecayKind::kPerToken,
-                                                          DecayKind::kPerChannel),
+                         testing::Combine(testing::Values(DecayKind::kPerHead, DecayKind::kPerToken,
+                                                          DecayKind::kPerTokenChannel),
                                           testing::Bool()));
 
 // A segment with a document start forgets what was before it.
 TEST(DecaySegmentSummary, StartClosesTheTransition) {
   DecayProblem problem = MakeProblem({.seq_len = 20}, 8, at::kFloat);
-  problem.inputs.starts = at::zeros({2, 20}, at::kBool);
-  problem.inputs.starts.select(0, 1).select(0, 5).fill_(true);
-  problem.inputs.documents = problem.inputs.starts.to(at::kLong).cumsum(1);
+  problem.starts = at::zeros({2, 20}, at::kBool);
+  problem.starts.select(0, 1).select(0, 5).fill_(true);
+  problem.inputs.chunks = test::ChunksOf(problem.starts);
   const at::Tensor log_transition = Summarise(problem.inputs, problem.config).log_transition;
   EXPECT_TRUE(log_transition.select(0, 0).isfinite().all().item<bool>());
   EXPECT_TRUE(log_transition.select(0, 1).isneginf().all().item<bool>());

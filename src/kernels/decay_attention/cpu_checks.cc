@@ -1,0 +1,91 @@
+#include "kernels/decay_attention/cpu_checks.h"
+
+#include "core/error.h"
+#include "kernels/decay_attention/cpu_kernels.h"
+
+namespace halflife::kernels::cpu {
+namespace {
+
+constexpr int kMaxChunk = 256, kMaxCheckpointEvery = 64;
+
+void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+               size_t workspace_bytes) {
+  HL_CHECK(plan.chunk_size >= 1 && plan.chunk_size <= kMaxChunk, "decay attention: chunks of ",
+           plan.chunk_size, " tokens; 1 to ", kMaxChunk, " work on the CPU");
+  HL_CHECK(plan.checkpoint_every >= 1 && plan.checkpoint_every <= kMaxCheckpointEvery,
+           "decay attention: a checkpoint every ", plan.checkpoint_every, " chunks; 1 to ",
+           kMaxCheckpointEvery, " work");
+  HL_CHECK(args.num_sequences == 0 || args.sequence_begin != nullptr,
+           "decay attention: ", args.num_sequences, " sequences without sequence_begin");
+  HL_CHECK(args.num_chunks == 0 || args.chunks != nullptr, "decay attention: ", args.num_chunks,
+           " chunks without their table");
+  HL_CHECK(workspace_bytes == 0 || args.workspace != nullptr, "decay attention needs ",
+           workspace_bytes, " bytes of workspace, got none");
+  for (int i = 0; i < args.num_chunks; ++i) {
+    const ChunkEntry& chunk = args.chunks[i];
+    HL_CHECK(chunk.length >= 1 && chunk.length <= plan.chunk_size && chunk.row >= 0 &&
+                 chunk.row < args.batch && chunk.token >= 0 &&
+                 chunk.token + chunk.length <= args.seq_len,
+             "decay attention: chunk ", i, " is row ", chunk.row, ", tokens ", chunk.token, " + ",
+             chunk.length, ", but the batch is [", args.batch, ", ", args.seq_len,
+             "] in chunks of ", plan.chunk_size);
+  }
+}
+
+void CheckPresent(const TensorView& view, const char* name) {
+  HL_CHECK(view.data != nullptr, "decay attention: ", name, " is missing");
+}
+
+}  // namespace
+
+void CheckCall(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  CheckPlan(args, plan, ForwardWorkspaceBytes(args, plan));
+  if (args.num_chunks == 0) return;
+  CheckPresent(args.q, "q");
+  CheckPresent(args.k, "k");
+  CheckPresent(args.v, "v");
+  CheckPresent(args.out, "out");
+}
+
+void CheckCall(const DecayAttentionGradArgs& args, const DecayAttentionPlan& plan) {
+  CheckPlan(args.forward, plan, BackwardWorkspaceBytes(args.forward, plan));
+  if (args.forward.num_chunks == 0) return;
+  CheckPresent(args.dout, "dout");
+  CheckPresent(args.dq, "dq");
+  CheckPresent(args.dk, "dk");
+  CheckPresent(args.dv, "dv");
+  HL_CHECK(args.forward.checkpoints != nullptr,
+           "decay attention: a backward without the forward's checkpoints");
+  const bool normalised = args.forward.norm_kind != NormKind::kNone;
+  HL_CHECK(!normalised || (args.forward.norm_denom != nullptr && args.forward.out.data != nullptr),
+           "decay attention: a normalised backward needs the forward's out and norm_denom");
+}
+
+void CheckCall(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, bool reverse) {
+  CheckPlan(args.forward, plan, ForwardWorkspaceBytes(args.forward, plan));
+  HL_CHECK(args.forward.norm_kind == NormKind::kNone,
+           "decay attention: the state contract of segments has no normaliser");
+  HL_CHECK(args.state != nullptr, "decay attention: a summary without a place for its state");
+  if (args.forward.num_chunks == 0) return;
+  if (reverse) {
+    CheckPresent(args.forward.q, "q");
+    CheckPresent(args.dout, "dout");
+  } else {
+    CheckPresent(args.forward.k, "k");
+    CheckPresent(args.forward.v, "v");
+  }
+}
+
+void CheckCall(const DecayAttentionStepArgs& args) {
+  HL_CHECK(args.head_dim_k >= 1 && args.head_dim_k <= 256 && args.head_dim_v >= 1 &&
+               args.head_dim_v <= 256,
+           "decay attention step: head sizes ", args.head_dim_k, " and ", args.head_dim_v,
+           "; 1 to 256 work");
+  HL_CHECK(args.state != nullptr || args.batch == 0, "decay attention step without a state");
+  HL_CHECK(args.norm_kind == NormKind::kNone || args.norm != nullptr || args.batch == 0,
+           "decay attention step: a normaliser without its state");
+  HL_CHECK((args.decay_kind == DecayKind::kNone) == (args.log_decay.data == nullptr),
+           "decay attention step: log_decay and its kind do not agree");
+}
+
+}  // namespace halflife::kernels::cpu

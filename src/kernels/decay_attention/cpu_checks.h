@@ -1,0 +1,13 @@
+// What a call must bring besides a shape that MakePlan takes. Faults are the caller's: internal errors.
+#pragma once
+
+#include "kernels/decay_attention/args.h"
+
+namespace halflife::kernels::cpu {
+
+void CheckCall(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+void CheckCall(const DecayAttentionGradArgs& args, const DecayAttentionPlan& plan);
+void CheckCall(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, bool reverse);
+void CheckCall(const DecayAttentionStepArgs& args);
+
+}  // namespace halflife::kernels::cpu

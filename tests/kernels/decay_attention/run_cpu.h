@@ -1,0 +1,313 @@
+// Runs the CPU kernels on a Problem and compares results.
+#pragma once
+
+#include "core/concat.h"
+#include "kernels/decay_attention/cpu_kernels.h"
+#include "kernels/decay_attention/problem.h"
+
+namespace halflife::kernels::test {
+
+struct RunConfig {
+  int chunk_size = 64, num_segments = 1, checkpoint_every = 4;
+  bool bf16 = false;    // storage of q, k, v, out, dout and their gradients
+  int row_padding = 0;  // elements between heads, so that rows are strided and not aligned
+  const cpu::Kernels& kernels = cpu::BestKernels();
+};
+
+inline uint16_t ToBf16(double x) {
+  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+inline double FromBf16(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
+
+// A [B, T, heads, width] tensor of any storage, and its view.
+struct Tensor {
+  std::vector<std::byte> data;
+  TensorView view;
+  int64_t B = 0, T = 0, heads = 0, width = 0;
+
+  Tensor(int64_t batch, int64_t seq_len, int64_t num_heads, int64_t row, DType dtype, int padding)
+      : B(batch), T(seq_len), heads(num_heads), width(row) {
+    view.dtype = dtype;
+    view.stride_h = row + padding;
+    view.stride_t = view.stride_h * num_heads + padding;
+    view.stride_b = view.stride_t * seq_len + padding;
+    data.assign((view.stride_b * batch + padding) * SizeOf(dtype), std::byte{0xFF});
+    view.data = data.data() + padding * SizeOf(dtype);
+  }
+  template <typename Function>  // function(index in the dense order, address)
+  void ForEach(Function function) const {
+    int64_t i = 0;
+    for (int64_t b = 0; b < B; ++b)
+      for (int64_t t = 0; t < T; ++t)
+        for (int64_t h = 0; h < heads; ++h)
+          for (int64_t c = 0; c < width; ++c)
+            function(i++, static_cast<std::byte*>(view.data) +
+                              SizeOf(view.dtype) *
+                                  (b * view.stride_b + t * view.stride_t + h * view.stride_h + c));
+  }
+  void Set(const Values& values) {
+    ForEach([&](int64_t i, std::byte* at) {
+      const double x = values[i];
+      const float narrow = static_cast<float>(x);
+      const uint16_t half = ToBf16(x);
+      if (view.dtype == DType::kF64) std::memcpy(at, &x, 8);
+      if (view.dtype == DType::kF32) std::memcpy(at, &narrow, 4);
+      if (view.dtype == DType::kBF16) std::memcpy(at, &half, 2);
+    });
+  }
+  Values Get() const {
+    Values values(B * T * heads * width);
+    ForEach([&](int64_t i, const std::byte* at) {
+      double x = 0;
+      float narrow = 0;
+      uint16_t half = 0;
+      if (view.dtype == DType::kF64) std::memcpy(&x, at, 8);
+      if (view.dtype == DType::kF32) std::memcpy(&narrow, at, 4), x = narrow;
+      if (view.dtype == DType::kBF16) std::memcpy(&half, at, 2), x = FromBf16(half);
+      values[i] = x;
+    });
+    return values;
+  }
+};
+
+// Bytes with a guard page behind them.
+struct Guarded {
+  std::vector<std::byte> data;
+  size_t bytes;
+  explicit Guarded(size_t count) : data(count + 4096, std::byte{0xFF}), bytes(count) {}
+  void* get() { return data.data(); }
+  bool intact() const {
+    return std::all_of(data.begin() + static_cast<int64_t>(bytes), data.end(),
+                       [](std::byte x) { return x == std::byte{0xFF}; });
+  }
+};
+
+// A problem's tensors and the arguments that point at them. T is the compute type.
+template <typename T>
+struct CpuCall {
+  const Problem& problem;
+  RunConfig run;
+  DType wide = sizeof(T) == 8 ? DType::kF64 : DType::kF32;
+  DType narrow = run.bf16 ? DType::kBF16 : wide;
+  ChunkTable table;
+  Tensor q, k, v, out, dout, dq, dk, dv, log_decay, dlog_decay, key_scale, dkey_scale;
+  std::vector<T> initial_state, initial_norm, dfinal_state, dfinal_norm;
+  std::vector<T> final_state, final_norm, dinitial_state, dinitial_norm, norm_denom;
+  DecayAttentionArgs args;
+  DecayAttentionGradArgs grads;
+  DecayAttentionPlan plan;
+
+  CpuCall(const Problem& the_problem, const RunConfig& config)
+      : problem(the_problem),
+        run(config),
+        q(Rows(c().q_heads, c().K, narrow)),
+        k(Rows(c().k_heads, c().K, narrow)),
+        v(Rows(c().v_heads, c().V, narrow)),
+        out(Rows(c().H, c().V, narrow)),
+        dout(out),
+        dq(q),
+        dk(k),
+        dv(v),
+        log_decay(IsPerToken(c().kind)
+                      ? Rows(c().decay_heads, c().decay_width(), wide)
+                      : Tensor(1, 1, c().decay_heads, c().decay_width(), wide, run.row_padding)),
+        dlog_decay(log_decay),
+        key_scale(Rows(c().H, 1, wide)),
+        dkey_scale(key_scale) {
+    for (Tensor* copy : {&dout, &dq, &dk, &dv, &dlog_decay, &dkey_scale})
+      copy->view.data = copy->data.data() + run.row_padding * SizeOf(copy->view.dtype);
+    q.Set(problem.q);
+    k.Set(problem.k);
+    v.Set(problem.v);
+    dout.Set(problem.dout);
+    if (c().kind != DecayKind::kNone) log_decay.Set(problem.log_decay);
+    if (c().key_scale) key_scale.Set(problem.key_scale);
+    table = MakeChunkTable({.batch = c().B,
+                            .seq_len = c().T,
+                            .chunk_size = run.chunk_size,
+                            .document_starts = c().document_starts,
+                            .cu_seqlens = c().cu_seqlens});
+    const auto copy = [](const Values& x) { return std::vector<T>(x.begin(), x.end()); };
+    initial_state = copy(problem.initial_state);
+    initial_norm = copy(problem.initial_norm);
+    dfinal_state = copy(problem.dfinal_state);
+    dfinal_norm = copy(problem.dfinal_norm);
+    const int64_t norms = int64_t{1} * c().num_sequences() * c().H * c().K;
+    for (auto* states : {&final_state, &dinitial_state}) states->assign(norms * c().V, NAN);
+    for (auto* sums : {&final_norm, &dinitial_norm}) sums->assign(norms, NAN);
+    norm_denom.assign(int64_t{1} * c().B * c().T * c().H, NAN);
+    SetArgs();
+    plan = MakePlan(args, DeviceLimits{}, run.num_segments);
+    plan.chunk_size = run.chunk_size;
+    plan.checkpoint_every = run.checkpoint_every;
+  }
+  CpuCall(const CpuCall&) = delete;
+
+  const ProblemConfig& c() const { return problem.config; }
+  Tensor Rows(int heads, int width, DType dtype) const {
+    return Tensor(c().B, c().T, heads, width, dtype, run.row_padding);
+  }
+
+  void SetArgs() {
+    args.batch = c().B;
+    args.seq_len = c().T;
+    args.num_heads = c().H;
+    args.num_q_heads = c().q_heads;
+    args.num_k_heads = c().k_heads;
+    args.num_v_heads = c().v_heads;
+    args.num_decay_heads = c().decay_heads;
+    args.head_dim_k = c().K;
+    args.head_dim_v = c().V;
+    args.decay_kind = c().kind;
+    args.norm_kind = c().normalised ? NormKind::kSumOfKeys : NormKind::kNone;
+    args.scale = static_cast<float>(problem.scale);
+    args.q = q.view;
+    args.k = k.view;
+    args.v = v.view;
+    args.out = out.view;
+    if (c().kind != DecayKind::kNone) args.log_decay = log_decay.view;
+    if (c().key_scale) args.key_scale = key_scale.view;
+    args.num_sequences = c().num_sequences();
+    args.num_chunks = static_cast<int>(table.chunks.size());
+    args.chunks = table.chunks.data();
+    args.sequence_begin = table.sequence_begin.data();
+    const auto optional = [](std::vector<T>& x) { return x.empty() ? nullptr : x.data(); };
+    args.initial_state = optional(initial_state);
+    args.initial_norm = optional(initial_norm);
+    args.final_state = final_state.data();
+    if (c().normalised) args.final_norm = final_norm.data();
+    args.norm_denom = norm_denom.data();
+    grads.dout = dout.view;
+    grads.dq = dq.view;
+    grads.dk = dk.view;
+    grads.dv = dv.view;
+    if (c().kind != DecayKind::kNone) grads.dlog_decay = dlog_decay.view;
+    if (c().key_scale) grads.dkey_scale = dkey_scale.view;
+    grads.dfinal_state = optional(dfinal_state);
+    grads.dfinal_norm = optional(dfinal_norm);
+    grads.dinitial_state = dinitial_state.data();
+    if (c().normalised) grads.dinitial_norm = dinitial_norm.data();
+  }
+
+  Result Run() {
+    Guarded checkpoints(CheckpointBytes(args, plan));
+    args.checkpoints = checkpoints.get();
+    Guarded workspace(ForwardWorkspaceBytes(args, plan));
+    args.workspace = workspace.get();
+    cpu::ForwardWith(run.kernels, args, plan);
+    EXPECT_TRUE(workspace.intact()) << "forward wrote past its workspace";
+    EXPECT_TRUE(checkpoints.intact()) << "forward wrote past the checkpoints";
+    Guarded reverse(BackwardWorkspaceBytes(args, plan));
+    args.workspace = reverse.get();
+    grads.forward = args;
+    cpu::BackwardWith(run.kernels, grads, plan);
+    EXPECT_TRUE(reverse.intact()) << "backward wrote past its workspace";
+    args.workspace = args.checkpoints = nullptr;
+    return Collect();
+  }
+  Result Collect() const {
+    const auto values = [](const std::vector<T>& x) { return Values(x.begin(), x.end()); };
+    Result result;
+    result["out"] = out.Get();
+    result["final_state"] = values(final_state);
+    result["dq"] = dq.Get();
+    result["dk"] = dk.Get();
+    result["dv"] = dv.Get();
+    result["dinitial_state"] = values(dinitial_state);
+    if (c().kind != DecayKind::kNone)
+      result[IsPerToken(c().kind) ? "dlog_decay" : "dlambda"] = dlog_decay.Get();
+    if (c().key_scale) result["dkey_scale"] = dkey_scale.Get();
+    if (c().normalised) result["final_norm"] = values(final_norm);
+    if (c().normalised) result["dinitial_norm"] = values(dinitial_norm);
+    return result;
+  }
+};
+
+template <typename T>
+Result RunCpu(const Problem& problem, const RunConfig& config = {}) {
+  return CpuCall<T>(problem, config).Run();
+}
+
+// Root-mean-square error over that of `want`; NaN and infinity where either has them. Gradients that are zero throughout
+// (a decay of 0, a length of one token) are compared with a thousandth of 1.
+struct Difference {
+  double relative = 0;
+  int64_t worst = 0;
+  double got = 0, want = 0;
+};
+inline Difference Compare(const Values& got, const Values& want) {
+  Difference difference;
+  double error = 0, size = 0, worst = -1;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double e = std::abs(got[i] - want[i]);
+    error += e * e;
+    size += want[i] * want[i];
+    if (!(e <= worst)) {
+      worst = std::isnan(e) ? std::numeric_limits<double>::infinity() : e;
+      difference.worst = static_cast<int64_t>(i);
+      difference.got = got[i];
+      difference.want = want[i];
+    }
+  }
+  const double floor = 1e-3 * std::sqrt(static_cast<double>(want.size()));
+  difference.relative = want.empty() ? 0 : std::sqrt(error) / std::max(std::sqrt(size), floor);
+  if (got.size() != want.size()) difference.relative = NAN;
+  return difference;
+}
+
+struct Gates {
+  double value = 0, dlog_decay = 0, dlambda = 0;
+  double Of(const std::string& name) const {
+    return name == "dlog_decay" ? dlog_decay : name == "dlambda" ? dlambda : value;
+  }
+};
+// fp64: 2^-53 times the square root of a few thousand summands, with an order to spare.
+constexpr Gates kDoubleGates = {1e-12, 1e-12, 1e-12};
+// fp32: a weight is off by 2 ulp (2.4e-7) beside sums of up to 64 terms at 6e-8 each; a decay's gradient is a sum of such
+// errors over the chunk, and a constant's weighs them with their distance.
+constexpr Gates kFloatGates = {2e-6, 4e-6, 1e-5};
+// bf16 storage, fp32 in between: the result's own rounding is 2^-9 / sqrt(3) = 1.1e-3 rms; the gradients in fp32 none.
+constexpr Gates kHalfGates = {2.5e-3, 4e-6, 1e-5};
+
+// "[b 0, t 3, h 1, 17]" of an element of a tensor by its name.
+inline std::string Where(const Problem& problem, const std::string& name, int64_t index) {
+  const ProblemConfig& c = problem.config;
+  const int width = name == "out" || name == "dv" ? c.V
+                    : name == "dkey_scale"        ? 1
+                    : name == "dlog_decay"        ? c.decay_width()
+                                                  : c.K;
+  const int heads = name == "dq"           ? c.q_heads
+                    : name == "dk"         ? c.k_heads
+                    : name == "dv"         ? c.v_heads
+                    : name == "dlog_decay" ? c.decay_heads
+                                           : c.H;
+  if (name.find("state") != std::string::npos || name.find("norm") != std::string::npos ||
+      name == "dlambda")
+    return Concat("[", index, "]");
+  const int64_t row = index / width, token = row / heads;
+  return Concat("[b ", token / c.T, ", t ", token % c.T, ", h ", row % heads, ", ", index % width,
+                "]");
+}
+inline void ExpectClose(const Problem& problem, const Result& got, const Result& want,
+                        const Gates& gates) {
+  const ProblemConfig& c = problem.config;
+  for (const auto& [name, values] : want) {
+    ASSERT_TRUE(got.contains(name)) << name;
+    const Difference d = Compare(got.at(name), values);
+    EXPECT_LE(d.relative, gates.Of(name))
+        << name << ", worst at " << Where(problem, name, d.worst) << ": " << d.got << ", not "
+        << d.want << "; seed " << problem.seed << ", kind " << static_cast<int>(c.kind)
+        << ", strength " << static_cast<int>(c.strength) << ", B " << c.B << " T " << c.T << " H "
+        << c.H << " K " << c.K << " V " << c.V;
+  }
+}
+inline void ExpectSameBits(const Result& a, const Result& b) {
+  for (const auto& [name, values] : a) {
+    ASSERT_EQ(values.size(), b.at(name).size()) << name;
+    EXPECT_EQ(std::memcmp(values.data(), b.at(name).data(), values.size() * sizeof(double)), 0)
+        << name;
+  }
+}
+
+}  // namespace halflife::kernels::test
