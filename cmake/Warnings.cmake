@@ -9,6 +9,8 @@ if(HALFLIFE_FAULT_POINTS)
 endif()
 if(HALFLIFE_SANITIZE)
   target_compile_options(halflife_options INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1>)
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1>
+    # gcc 12 takes the standard library's instrumented code for uninitialised reads
+    $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
   target_link_options(halflife_options INTERFACE -fsanitize=address,undefined)
 endif()

@@ -100,6 +100,24 @@ TEST_F(BadInput, CheckpointOfAnotherArchitecture) {
       2, {"optimizer.lr", "data.seq_len"});
 }
 
+// Tables of the same size whose ids mean other pieces.
+TEST_F(BadInput, EvalOnTextOfAnotherTokenizer) {
+  for (const std::string name : {"one", "two"}) {
+    const std::string text = Write(name + ".txt", MakeText(60000, name == "one" ? 11 : 12));
+    const RunResult prepared = fixture->Halflife({"prepare", "--input", text, "--train-tokenizer",
+                                                  "--vocab", "320", "--out", fixture->path(name)});
+    ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  }
+  const RunResult trained = fixture->Run(
+      {.run = "pieces", .set = {"train.steps=1", "data.path=" + fixture->path("one").string()}});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const std::string run = fixture->path("pieces");
+  EXPECT_EQ(fixture->Halflife({"eval", "--model", run, "--data", fixture->path("one")}).exit_code,
+            0);
+  Expect(fixture->Halflife({"eval", "--model", run, "--data", fixture->path("two")}), 2,
+         {"token", "stands for", "run's own tokenizer"});
+}
+
 TEST_F(BadInput, RanksThatDisagreeAboutTheConfig) {
   const std::string script =
       Write("disagree.sh", "#!/bin/bash\nexec \"$@\" --set train.seed=$OMPI_COMM_WORLD_RANK\n");
