@@ -133,13 +133,12 @@ class Gla : public Mixer {
   }
 
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // x, q, k, v, the gate, o before and after the norm; fp32: decay logits and log decay, a state per chunk of 64
-    // tokens, 1/rms per head
+    // x, q, k, v, the gate, o before and after the norm; fp32: decay logits and log decay, a state every 256 tokens, 1/rms per head
     const auto keys = static_cast<double>(sizes_.key_dim()),
                values = static_cast<double>(sizes_.value_dim());
     const double elements = static_cast<double>(model_dim_ + kGateRank) + 2 * keys +
                             (sizes_.use_output_gate ? 4 : 3) * values;
-    const double fp32 = 2 * keys + keys * static_cast<double>(sizes_.head_dim_v) / 64 +
+    const double fp32 = 2 * keys + keys * static_cast<double>(sizes_.head_dim_v) / 256 +
                         static_cast<double>(sizes_.num_heads);
     return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
   }

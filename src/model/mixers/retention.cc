@@ -102,13 +102,13 @@ class Retention : public Mixer {
   }
 
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // x, rotated q and k, v, the gate, o before and after the norm; a state per chunk of 64 tokens, 1/rms per head
+    // x, rotated q and k, v, the gate, o before and after the norm; a state every 256 tokens, 1/rms per head
     const auto keys = static_cast<double>(sizes_.num_heads * sizes_.head_dim_k),
                values = static_cast<double>(sizes_.num_heads * sizes_.head_dim_v);
     const double elements =
         static_cast<double>(model_dim_) + 2 * keys + (sizes_.use_output_gate ? 4 : 3) * values;
     const double fp32 =
-        keys * static_cast<double>(sizes_.head_dim_v) / 64 + static_cast<double>(sizes_.num_heads);
+        keys * static_cast<double>(sizes_.head_dim_v) / 256 + static_cast<double>(sizes_.num_heads);
     return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
   }
 
