@@ -57,7 +57,8 @@ inline at::Tensor RandomLogDecay(std::vector<int64_t> shape, DecayStrength stren
 
 // Chunks of a batch whose documents start where `starts` [B, T] is true.
 inline std::shared_ptr<const kernels::SequenceChunks> ChunksOf(const at::Tensor& starts,
-                                                               int64_t chunk_size = 64) {
+                                                               int64_t chunk_size = 64,
+                                                               at::Device device = at::kCPU) {
   const at::Tensor flat = starts.contiguous();
   std::vector<int32_t> document_starts;
   for (int32_t i = 0; i < flat.numel(); ++i)
@@ -66,7 +67,7 @@ inline std::shared_ptr<const kernels::SequenceChunks> ChunksOf(const at::Tensor&
                                       .seq_len = starts.size(1),
                                       .chunk_size = chunk_size,
                                       .document_starts = document_starts},
-                                     at::kCPU);
+                                     device);
 }
 
 inline DecayProblem MakeProblem(const ProblemShape& shape, uint64_t seed, at::ScalarType dtype) {

@@ -1,0 +1,114 @@
+// The CUDA kernels on a GPU against the CPU kernels on the same tensors: every kind, forward and every gradient, and the step.
+// Skips where there is no GPU.
+#include <ATen/Context.h>
+
+#include <tuple>
+
+#include "kernels/decay_attention/tensor_problem.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::DecayProblem;
+using test::MakeProblem;
+
+// bf16 operands of the matrix units: 2^-9 each, three in a row; fp32: as between any two orders of a sum.
+double Tolerance(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 2e-2 : 1e-5; }
+
+at::Tensor ToGpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
+
+DecayProblem OnGpu(const DecayProblem& problem) {
+  DecayProblem moved = problem;
+  DecayAttentionInputs& in = moved.inputs;
+  for (at::Tensor* x :
+       {&in.q, &in.k, &in.v, &in.log_decay, &in.initial_state, &moved.dout, &moved.dfinal_state})
+    *x = ToGpu(*x);
+  in.chunks = problem.starts.defined() ? test::ChunksOf(problem.starts, 64, at::kCUDA) : nullptr;
+  return moved;
+}
+
+class DecayAttentionGpuTest
+    : public testing::TestWithParam<std::tuple<DecayKind, at::ScalarType, bool>> {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device, or a build without CUDA";
+  }
+  static DecayProblem Make(int64_t dim_k, int64_t dim_v) {
+    const auto [kind, dtype, documents] = GetParam();
+    DecayProblem problem = MakeProblem({.seq_len = 300,
+                                        .heads = 4,
+                                        .dim_k = dim_k,
+                                        .dim_v = dim_v,
+                                        .kind = kind,
+                                        .documents = documents},
+                                       5, at::kFloat);
+    for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
+      *x = x->to(dtype);
+    return problem;
+  }
+};
+
+TEST_P(DecayAttentionGpuTest, EqualsTheCpu) {
+  const double tolerance = Tolerance(std::get<1>(GetParam()));
+  for (const auto& [dim_k, dim_v] : {std::pair<int64_t, int64_t>{64, 64}, {40, 72}, {128, 128}}) {
+    SCOPED_TRACE(testing::Message() << "K " << dim_k << ", V " << dim_v);
+    const DecayProblem problem = Make(dim_k, dim_v), moved = OnGpu(problem);
+    for (const int segments : {1, 2}) {
+      DecayAttentionConfig config = problem.config;
+      config.num_segments = segments;
+      const auto got = DecayAttention(moved.inputs, config);
+      test::ExpectSameOutput({got.out.cpu(), got.final_state.cpu()},
+                             DecayAttention(problem.inputs, problem.config), tolerance);
+      const auto grads = Backward(moved.inputs, config, moved.dout, moved.dfinal_state);
+      test::ExpectSameGrads(
+          {.dq = grads.dq.cpu(),
+           .dk = grads.dk.cpu(),
+           .dv = grads.dv.cpu(),
+           .dlog_decay = grads.dlog_decay.cpu(),
+           .dinitial_state = grads.dinitial_state.cpu()},
+          Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state), tolerance);
+    }
+  }
+}
+
+TEST_P(DecayAttentionGpuTest, TwoRunsGiveTheSameBits) {
+  const DecayProblem moved = OnGpu(Make(64, 64));
+  const auto run = [&] {
+    return Backward(moved.inputs, moved.config, moved.dout, moved.dfinal_state);
+  };
+  const auto first = run(), second = run();
+  EXPECT_TRUE(first.dq.equal(second.dq));
+  EXPECT_TRUE(first.dk.equal(second.dk));
+  EXPECT_TRUE(first.dv.equal(second.dv));
+  EXPECT_TRUE(first.dlog_decay.equal(second.dlog_decay));
+}
+
+TEST_P(DecayAttentionGpuTest, StepEqualsTheCpu) {
+  const auto [kind, dtype, documents] = GetParam();
+  const DecayProblem problem = Make(64, 64);
+  const bool constant = kind == DecayKind::kPerHead;
+  at::Tensor state = problem.inputs.initial_state.clone(), moved_state = ToGpu(state);
+  for (int64_t t = 0; t < 3; ++t) {
+    const auto step = [&](const DecayAttentionInputs& in, at::Tensor& of) {
+      return DecayAttentionStep({.q = in.q.select(1, t),
+                                 .k = in.k.select(1, t),
+                                 .v = in.v.select(1, t),
+                                 .log_decay = constant ? in.log_decay : in.log_decay.select(1, t),
+                                 .constant_decay = constant},
+                                problem.config.scale, of);
+    };
+    const DecayProblem moved = OnGpu(problem);
+    EXPECT_TRUE(test::Close(step(moved.inputs, moved_state).cpu(), step(problem.inputs, state),
+                            Tolerance(dtype)));
+  }
+  EXPECT_TRUE(test::Close(moved_state.cpu(), state, 1e-5));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DecayAttentionGpuTest,
+                         testing::Combine(testing::Values(DecayKind::kPerHead, DecayKind::kPerToken,
+                                                          DecayKind::kPerTokenChannel),
+                                          testing::Values(at::kFloat, at::kBFloat16),
+                                          testing::Bool()));
+
+}  // namespace
+}  // namespace halflife::kernels
