@@ -10,6 +10,7 @@
 # HL_EMULATED_ASAN is defined in the kind of that name, for tests of what only a sanitizer finds.
 #
 # Call it in a directory that does not also compile the same .cu file for the device: there it is C++.
+option(HALFLIFE_EMULATED_TESTS "Tests of CUDA sources on the CPU; the cuda preset leaves them to the cpu preset" ON)
 set(HALFLIFE_EMULATION_FLAGS_plain -O2)
 set(HALFLIFE_EMULATION_FLAGS_asan -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
   -fno-omit-frame-pointer)
@@ -73,7 +74,7 @@ endfunction()
 
 function(hl_emulated_test)
   cmake_parse_arguments(E "" "NAME;TIMEOUT" "KERNELS;SOURCES;LIBS" ${ARGN})
-  if(NOT HALFLIFE_CUDA_TYPES_DIR)
+  if(NOT HALFLIFE_CUDA_TYPES_DIR OR NOT HALFLIFE_EMULATED_TESTS)
     return()
   endif()
   if(NOT E_TIMEOUT)
