@@ -22,7 +22,9 @@ SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
   HL_CHECK(cu_seqlens.size() >= 2 && cu_seqlens.front() == 0 && cu_seqlens.back() == num_tokens,
            "cu_seqlens must run from 0 to ", num_tokens);
   const auto num_pieces = static_cast<int64_t>(cu_seqlens.size()) - 1;
-  if (num_pieces == batch) return Contiguous(batch, seq_len, 0, device);  // one document a row
+  bool one_each = num_pieces == batch;  // one document a row
+  for (int64_t row = 0; one_each && row < batch; ++row) one_each = cu_seqlens[row] == row * seq_len;
+  if (one_each) return Contiguous(batch, seq_len, 0, device);
 
   at::Tensor positions = at::empty({batch, seq_len}, at::kLong);
   at::Tensor documents = at::empty({batch, seq_len}, at::kLong);

@@ -1,6 +1,7 @@
 #include "train/adamw.h"
 
 #include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <vector>
@@ -28,6 +29,7 @@ AdamW::AdamW(ParameterArena& arena, const AdamWConfig& config) : arena_(arena), 
 }
 
 void AdamW::Update(double lr, double grad_factor, uint64_t num_updates) {
+  const c10::DeviceGuard guard(arena_.main().device());
   const at::Tensor& copy = arena_.compute_copy();
   const kernels::AdamWArgs args = {
       .main = arena_.main().mutable_data_ptr<float>(),

@@ -2,8 +2,8 @@
 // drops `.grad`, so that no second copy of the gradients lives and buckets can be reduced while
 // backward still runs.
 //
-// Micro-batches are summed pairwise on the CPU (core/pairwise_sum.h), as ranks are, so that a power
-// of two of ranks changes no bit; this takes one more arena for each doubling of their number. On
+// Micro-batches are summed pairwise on the CPU (core/pairwise_sum.h), as ranks are, so that
+// powers of two of either change no bit; this takes one more arena for each doubling of their number. On
 // CUDA they are summed one after the other: NCCL's order is not ours, so nothing would be gained.
 //
 //   GradientHooks hooks(parameters, arena);

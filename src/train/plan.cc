@@ -7,6 +7,7 @@
 #include "core/human.h"
 #include "core/pairwise_sum.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "train/device.h"
 
 namespace halflife::train {
 
@@ -16,15 +17,17 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const bool bf16 = config.train.precision == "bf16";
   const int bytes_per_element = bf16 ? 2 : 4;
   const int64_t num_micro = config.train.global_batch / (config.train.micro_batch * world_size);
-  const int levels = config.train.device == "cuda" ? 0 : NumLevels(num_micro);  // GradientHooks
+  const bool on_gpu = config.train.device == "cuda" ||
+                      (config.train.device == "auto" && ChooseDevice("auto", 0).is_cuda());
+  const int levels = on_gpu ? 0 : NumLevels(num_micro);  // GradientHooks
   return {
       .main_and_adam = 12 * parameters,
       .gradients = 4 * parameters * (1 + levels),
       .compute_copy = bf16 ? 2 * parameters : 0,
       .activations = tokens * model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element),
-      .loss =
-          kernels::LinearCrossEntropyBytes(config.train.micro_batch * config.data.seq_len,
-                                           model.config().vocab_size, model.config().model_dim)};
+      .loss = kernels::LinearCrossEntropyBytes(config.train.micro_batch * config.data.seq_len,
+                                               model.config().vocab_size, model.config().model_dim,
+                                               /*widened=*/bf16)};
 }
 
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model,

@@ -29,20 +29,20 @@ int64_t RowsPerBlock(int64_t num_rows, int64_t vocab) {
   return std::clamp<int64_t>(num_rows, 1, static_cast<int64_t>(rows));
 }
 
-// Calls visit(first row, rows, logits of the block) for one block after the other; the logits' memory is reused.
+// Calls visit(first row, rows, logits of the block) for one block after the other; the logits' memory is reused. `weight` is the
+// inputs' in the compute dtype.
 template <typename Visit>
-void ForEachBlock(const LinearCrossEntropyInputs& inputs, const LinearCrossEntropyConfig& config,
-                  const Visit& visit) {
+void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weight,
+                  const LinearCrossEntropyConfig& config, const Visit& visit) {
   const int64_t num_rows = inputs.hidden.size(0), vocab = inputs.weight.size(0);
   const int64_t block =
       config.rows_per_block > 0 ? config.rows_per_block : RowsPerBlock(num_rows, vocab);
   const at::ScalarType compute = ComputeType(inputs.hidden);
-  const at::Tensor weight = inputs.weight.to(compute).t();
   const at::Tensor memory = at::empty({block, vocab}, inputs.hidden.options().dtype(compute));
   for (int64_t first = 0; first < num_rows; first += block) {
     const int64_t count = std::min(block, num_rows - first);
     at::Tensor logits = memory.narrow(0, 0, count);
-    at::mm_out(logits, inputs.hidden.narrow(0, first, count).to(compute), weight);
+    at::mm_out(logits, inputs.hidden.narrow(0, first, count).to(compute), weight.t());
     visit(first, count, logits);
   }
 }
@@ -67,13 +67,12 @@ ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
                          const LinearCrossEntropyConfig& config, bool gradient) {
   ForwardResult result;
   const at::ScalarType compute = ComputeType(inputs.hidden);
-  at::Tensor weight;
+  const at::Tensor weight = inputs.weight.to(compute);
   if (gradient) {
-    weight = inputs.weight.to(compute);
     result.dhidden = at::empty(inputs.hidden.sizes(), inputs.hidden.options().dtype(compute));
     result.dweight = at::zeros(weight.sizes(), weight.options());
   }
-  ForEachBlock(inputs, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
+  ForEachBlock(inputs, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
     AddRows(internal::ReduceRows(logits, inputs.targets.narrow(0, first, count),
                                  config.z_loss_weight, gradient),
             result);
@@ -142,9 +141,11 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
   return {.objective = sums[0], .loss = sums[1], .z_loss = sums[2]};
 }
 
-double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim) {
+double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim, bool widened) {
+  const auto weight = static_cast<double>(vocab) * static_cast<double>(dim);
   return 4.0 * (static_cast<double>(RowsPerBlock(num_rows, vocab)) * static_cast<double>(vocab) +
-                static_cast<double>(num_rows + vocab) * static_cast<double>(dim));
+                static_cast<double>(num_rows) * static_cast<double>(dim) + weight +
+                (widened ? weight : 0));
 }
 
 at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
@@ -154,7 +155,8 @@ at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
   const at::Tensor targets = inputs.targets.contiguous();
   at::Tensor out =
       at::empty({inputs.hidden.size(0)}, inputs.hidden.options().dtype(ComputeType(inputs.hidden)));
-  ForEachBlock(inputs, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
+  const at::Tensor weight = inputs.weight.to(ComputeType(inputs.hidden));
+  ForEachBlock(inputs, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
     out.narrow(0, first, count)
         .copy_(internal::ReduceRows(logits, targets.narrow(0, first, count), 0, false).loss);
   });

@@ -12,9 +12,10 @@
 namespace halflife::kernels {
 
 struct LinearCrossEntropyInputs {
-  at::Tensor hidden;   // [N, D] fp32, bf16 or fp64
-  at::Tensor weight;   // [vocab, D], dtype of hidden
-  at::Tensor targets;  // [N] int64; negative: no target here. Outside the vocabulary: Error, exit 3
+  at::Tensor hidden;  // [N, D] fp32, bf16 or fp64
+  at::Tensor weight;  // [vocab, D], dtype of hidden
+  at::Tensor
+      targets;  // [N] int64; negative: no target here. On the CPU, outside the vocabulary: Error, exit 3
 };
 struct LinearCrossEntropyConfig {
   double z_loss_weight = 0;
@@ -30,8 +31,9 @@ struct LinearCrossEntropySums {
 LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                           const LinearCrossEntropyConfig& config);
 
-// Most that LinearCrossEntropy holds at once while it differentiates, beyond its inputs: a block of logits and the two gradients.
-double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim);
+// Most that LinearCrossEntropy holds at once while it differentiates, beyond its inputs: a block of logits, the two gradients, and
+// with `widened` (bf16) the weight in fp32.
+double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim, bool widened);
 
 // ln Z - logit[target] of each row, 0 where there is no target: [N] fp32 (fp64 beside fp64). No gradient.
 at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,

@@ -12,7 +12,7 @@ struct CrossEntropyRows {
 
 // logits [R, vocab] fp32 or fp64, contiguous; targets [R] int64. With `gradient`, the logits are overwritten by
 // d(loss + z_loss_weight ln^2 Z) / d logits = (1 + 2 z_loss_weight ln Z) softmax - onehot, zero where there is no target.
-// Error (exit 3) for a target outside the vocabulary.
+// On the CPU, Error (exit 3) for a target outside the vocabulary.
 CrossEntropyRows ReduceRows(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight,
                             bool gradient);
 

@@ -84,8 +84,9 @@ void CheckCall(const DecayAttentionStepArgs& args) {
   HL_CHECK(args.state != nullptr || args.batch == 0, "decay attention step without a state");
   HL_CHECK(args.norm_kind == NormKind::kNone || args.norm != nullptr || args.batch == 0,
            "decay attention step: a normaliser without its state");
-  HL_CHECK((args.decay_kind == DecayKind::kNone) == (args.log_decay.data == nullptr),
-           "decay attention step: log_decay and its kind do not agree");
+  HL_CHECK(
+      args.batch == 0 || (args.decay_kind == DecayKind::kNone) == (args.log_decay.data == nullptr),
+      "decay attention step: log_decay and its kind do not agree");
 }
 
 }  // namespace halflife::kernels::cpu

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -84,12 +85,16 @@ void CheckShapes(const DecayAttentionInputs& in) {
   HL_CHECK(rows(k) && rows(v) && k.size(3) == dim_k, "q ", q.sizes(), ", k ", k.sizes(), ", v ",
            v.sizes(), " do not fit each other");
   if (g.defined()) {
-    HL_CHECK(g.dim() <= 2 || rows(g), "log_decay ", g.sizes(), " beside q ", q.sizes());
+    HL_CHECK(g.device() == q.device() && (g.dim() <= 2 || rows(g)), "log_decay ", g.sizes(), " on ",
+             g.device().str(), " beside q ", q.sizes(), " on ", q.device().str());
     HL_CHECK(g.dim() % 2 == 1 || g.size(-1) == dim_k, "log_decay ", g.sizes(),
              " per channel beside K ", dim_k);
   }
-  HL_CHECK(in.chunks == nullptr || (in.chunks->batch == batch && in.chunks->seq_len == seq_len),
-           "chunks of another batch");
+  HL_CHECK(!in.initial_state.defined() || in.initial_state.device() == q.device(),
+           "initial_state is not on the device of q, ", q.device().str());
+  HL_CHECK(in.chunks == nullptr || (in.chunks->batch == batch && in.chunks->seq_len == seq_len &&
+                                    in.chunks->device == q.device()),
+           "chunks of another batch or device");
 }
 
 // The arguments of one call with all that keeps them valid. `inputs` are those the pointers were taken from.
@@ -187,6 +192,7 @@ struct ForwardResult {
 };
 
 ForwardResult RunForward(Call& call, bool differentiated) {
+  const c10::DeviceGuard guard(call.inputs.q.device());
   ForwardResult result;
   DecayAttentionArgs& args = call.args;
   result.output.out = at::empty({args.batch, args.seq_len, args.num_heads, args.head_dim_v},
@@ -213,6 +219,7 @@ struct Upstream {
 DecayAttentionGrads RunBackward(Call& call, const Upstream& upstream,
                                 const at::Tensor& checkpoints) {
   const DecayAttentionInputs& in = call.inputs;
+  const c10::DeviceGuard guard(in.q.device());
   DecayAttentionArgs& args = call.args;
   args.checkpoints = checkpoints.data_ptr();
   const at::Tensor dout =
@@ -232,6 +239,7 @@ DecayAttentionGrads RunBackward(Call& call, const Upstream& upstream,
   grad_args.forward.out = {.dtype = args.v.dtype};
   if (upstream.want_decay && in.log_decay.defined()) {
     grads.dlog_decay = call.Empty(in.log_decay.sizes());
+    if (args.batch == 0 || args.seq_len == 0) grads.dlog_decay.zero_();  // no kernel runs
     grad_args.dlog_decay = DecayViewOf(grads.dlog_decay);
   }
   if (upstream.want_initial_state) {
@@ -301,6 +309,31 @@ struct DecayAttentionFunction : torch::autograd::Function<DecayAttentionFunction
   }
 };
 
+void CheckStep(const DecayAttentionStepInputs& in, const at::Tensor& state) {
+  const at::Tensor &q = in.q, &k = in.k, &v = in.v, &g = in.log_decay;
+  HL_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && state.dim() == 4,
+           "decay attention step of q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(),
+           ", state ", state.sizes(), "; [B, heads, K], [B, heads, V] and [B, H, K, V] would work");
+  const int64_t batch = q.size(0), dim_k = q.size(2);
+  HL_CHECK(k.size(0) == batch && v.size(0) == batch && k.size(2) == dim_k &&
+               state.size(0) == batch && state.size(2) == dim_k && state.size(3) == v.size(2) &&
+               state.is_contiguous(),
+           "decay attention step: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(), ", state ",
+           state.sizes(), " do not fit each other");
+  const auto like_q = [&](const at::Tensor& x) {
+    return x.scalar_type() == q.scalar_type() && x.device() == q.device();
+  };
+  HL_CHECK(like_q(k) && like_q(v) && state.device() == q.device() &&
+               state.scalar_type() == ComputeType(q),
+           "decay attention step: q, k, v of one dtype and device, and a state of ",
+           ComputeType(q) == at::kDouble ? "fp64" : "fp32", " beside them");
+  if (!g.defined()) return;
+  const int64_t rest = g.dim() - (in.constant_decay ? 0 : 1);  // [Hd] or [Hd, K]
+  HL_CHECK((rest == 1 || (rest == 2 && g.size(-1) == dim_k)) &&
+               (in.constant_decay || g.size(0) == batch) && g.device() == q.device(),
+           "decay attention step: log_decay ", g.sizes(), " beside q ", q.sizes());
+}
+
 std::optional<at::Tensor> IfDefined(const at::Tensor& x) {
   return x.defined() ? std::optional<at::Tensor>(x) : std::nullopt;
 }
@@ -326,6 +359,7 @@ DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,
 }
 
 DecaySegment Summarise(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config) {
+  const c10::DeviceGuard guard(inputs.q.device());
   Call call = MakeCall(inputs, config);
   const DecayAttentionArgs& args = call.args;
   const int width = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
@@ -344,6 +378,7 @@ DecaySegment Summarise(const DecayAttentionInputs& inputs, const DecayAttentionC
 
 at::Tensor BackwardSummarise(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
                              const at::Tensor& dout) {
+  const c10::DeviceGuard guard(inputs.q.device());
   Call call = MakeCall(inputs, config);
   const at::Tensor rows = Rows(dout.to(inputs.v.scalar_type())), dstate = call.EmptyState();
   DecaySegmentArgs segment_args = {.forward = call.args,
@@ -366,10 +401,8 @@ DecayAttentionGrads Backward(const DecayAttentionInputs& inputs, const DecayAtte
 at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs, double scale,
                               at::Tensor& state) {
   const at::Tensor q = Rows(inputs.q), k = Rows(inputs.k), v = Rows(inputs.v);
-  HL_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && state.dim() == 4 &&
-               state.is_contiguous() && state.size(0) == q.size(0) && state.size(2) == q.size(2) &&
-               state.size(3) == v.size(2) && state.scalar_type() == ComputeType(q),
-           "decay attention step of q ", q.sizes(), ", v ", v.sizes(), ", state ", state.sizes());
+  CheckStep(inputs, state);
+  const c10::DeviceGuard guard(q.device());
   // one token: the head is the second dimension
   const auto view = [](const at::Tensor& x) {
     return TensorView{.data = x.data_ptr(),

@@ -73,9 +73,12 @@ void CheckShape(const DecayAttentionArgs& args, const DeviceLimits& limits) {
   problems.Unless(std::isfinite(args.scale), "scale is ", args.scale);
   problems.Unless(args.norm_kind == NormKind::kNone || args.norm_eps > 0, "norm_eps is ",
                   args.norm_eps, "; it must be positive");
-  problems.Unless((args.decay_kind == DecayKind::kNone) == (args.log_decay.data == nullptr),
-                  args.decay_kind == DecayKind::kNone ? "log_decay is given, but the kind is none"
-                                                      : "log_decay is missing");
+  const bool has_tokens = args.batch > 0 && args.seq_len > 0;  // no tokens, no data
+  problems.Unless(args.decay_kind != DecayKind::kNone || args.log_decay.data == nullptr,
+                  "log_decay is given, but the kind is none");
+  problems.Unless(
+      args.decay_kind == DecayKind::kNone || args.log_decay.data != nullptr || !has_tokens,
+      "log_decay is missing");
   CheckView(problems, "q", args.q, args.head_dim_k);
   CheckView(problems, "k", args.k, args.head_dim_k);
   CheckView(problems, "v", args.v, args.head_dim_v);

@@ -29,6 +29,7 @@ std::shared_ptr<const SequenceChunks> MakeSequenceChunks(const ChunkTableConfig&
   chunks->batch = config.batch;
   chunks->seq_len = config.seq_len;
   chunks->chunk_size = config.chunk_size;
+  chunks->device = device;
   chunks->table = MakeChunkTable(config);
   if (!device.is_cpu()) {
     chunks->device_chunks = Upload(chunks->table.chunks, device);

@@ -13,6 +13,7 @@ namespace halflife::kernels {
 
 struct SequenceChunks {
   int64_t batch = 0, seq_len = 0, chunk_size = 64;
+  at::Device device = at::kCPU;  // whose kernels may read it
   ChunkTable table;
   at::Tensor device_chunks,
       device_begin;  // copies of the table on a CUDA device; undefined on the CPU

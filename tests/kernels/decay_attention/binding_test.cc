@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "kernels/decay_attention/tensor_problem.h"
+#include "support/expect_error.h"
 
 namespace halflife::kernels {
 namespace {
@@ -225,6 +226,53 @@ TEST(DecayAttentionHeads, SharedAreAsIfRepeated) {
   EXPECT_TRUE(Close(got.dk, fold(want.dk), 1e-6));
   EXPECT_TRUE(Close(got.dv, fold(want.dv), 1e-6));
   EXPECT_TRUE(Close(got.dlog_decay, fold(want.dlog_decay), 2e-6));
+}
+
+// No tokens: nothing comes out, the state goes through, constant decays get a zero gradient.
+TEST(DecayAttentionEmpty, NoTokensAndNoRows) {
+  for (const DecayKind kind : kKinds) {
+    for (const auto& [batch, seq_len] : {std::pair<int64_t, int64_t>{2, 0}, {0, 5}}) {
+      const DecayProblem problem =
+          MakeProblem({.batch = batch, .seq_len = seq_len, .kind = kind}, 120, at::kFloat);
+      const auto got = DecayAttention(problem.inputs, problem.config);
+      EXPECT_EQ(got.out.sizes(), problem.dout.sizes());
+      EXPECT_TRUE(test::BitEqual(got.final_state, problem.inputs.initial_state));
+      const auto grads =
+          Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
+      EXPECT_TRUE(test::BitEqual(grads.dinitial_state, problem.dfinal_state));
+      EXPECT_EQ(grads.dlog_decay.sizes(), problem.inputs.log_decay.sizes());
+      EXPECT_EQ(grads.dlog_decay.abs().sum().item<float>(), 0);
+    }
+  }
+}
+
+TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
+  const DecayProblem problem = MakeProblem({.seq_len = 10}, 130, at::kFloat);
+  const auto with = [&](const auto& change) {
+    DecayAttentionInputs changed = problem.inputs;
+    change(changed);
+    return [changed, &problem] { DecayAttention(changed, problem.config); };
+  };
+  const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
+  EXPECT_HL_ERROR(with([](auto& in) { in.k = in.k.narrow(1, 0, 9); })(), internal, "do not fit");
+  EXPECT_HL_ERROR(with([](auto& in) { in.q = in.q.to(at::kHalf); })(), usage, "bf16");
+  EXPECT_HL_ERROR(with([](auto& in) { in.v = in.v.to(at::kBFloat16); })(), usage, "one dtype");
+  EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.narrow(3, 0, 5); })(), internal,
+                  "per channel beside K 24");
+  EXPECT_HL_ERROR(with([](auto& in) { in.initial_state = in.initial_state[0]; })(), internal,
+                  "initial_state");
+  at::Tensor state = problem.inputs.initial_state.clone();
+  const auto step = [&](const at::Tensor& k, const at::Tensor& log_decay) {
+    DecayAttentionStep({.q = problem.inputs.q.select(1, 0),
+                        .k = k,
+                        .v = problem.inputs.v.select(1, 0),
+                        .log_decay = log_decay},
+                       1, state);
+  };
+  const at::Tensor k = problem.inputs.k.select(1, 0), g = problem.inputs.log_decay.select(1, 0);
+  EXPECT_HL_ERROR(step(k.narrow(2, 0, 12), g), internal, "do not fit");
+  EXPECT_HL_ERROR(step(k.to(at::kBFloat16), g), internal, "one dtype");
+  EXPECT_HL_ERROR(step(k, g.narrow(0, 0, 1)), internal, "log_decay");
 }
 
 TEST(DecayAttentionStepTest, EqualsTheRecurrence) {
