@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 #include <vector>
 
 #include "kernels/adamw/element.h"
@@ -43,16 +42,11 @@ HL_VECTORISED void UpdateBlock(const AdamWArgs& args, const Block& block) {
     main[i] = AdamWElement(f, weight_decay, grads[i], main[i], m[i], v[i]);
 }
 
-// To nearest even; a NaN stays one.
 HL_VECTORISED void RoundBlock(const AdamWArgs& args, const Block& block) {
   const float* __restrict main = args.main;
   uint16_t* __restrict copy = args.copy;
 #pragma omp simd
-  for (int64_t i = block.begin; i < block.end; ++i) {
-    const auto bits = std::bit_cast<uint32_t>(main[i]);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    copy[i] = static_cast<uint16_t>(main[i] != main[i] ? (bits >> 16 | 0x40) : rounded);
-  }
+  for (int64_t i = block.begin; i < block.end; ++i) copy[i] = Narrow<Bf16>(main[i]).bits;
 }
 
 }  // namespace
