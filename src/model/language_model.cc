@@ -6,6 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/philox.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
@@ -19,11 +21,13 @@ namespace halflife::model {
 
 struct LanguageModel::Block {
   Parameter attn_norm, mlp_norm, gate_proj, up_proj, down_proj;
+  Parameter gate_bias, up_bias, down_bias;  // undeclared without mlp_bias
   std::unique_ptr<Mixer> mixer;
 
   at::Tensor Mlp(const at::Tensor& x) const {
     const auto y = kernels::SharedInputLinear(x, {*gate_proj, *up_proj});
-    return kernels::Linear(kernels::SwiGlu(y[0], y[1]), *down_proj);
+    const at::Tensor product = kernels::SwiGlu(AddBias(y[0], gate_bias), AddBias(y[1], up_bias));
+    return AddBias(kernels::Linear(product, *down_proj), down_bias);
   }
 };
 
@@ -71,6 +75,9 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
         {.name = name, .shape = {out, in}, .weight_decay = true, .aliases = std::move(aliases)},
         Init::Normal(config.initializer_range));
   };
+  const auto bias = [&](const std::string& name, int64_t out) {
+    return parameters_.Declare({.name = name, .shape = {out}}, Init::Zeros());
+  };
   const auto norm = [&](const std::string& name) {
     return parameters_.Declare({.name = name, .shape = {dim}, .region = dist::Region::kFp32},
                                Init::Ones());
@@ -84,11 +91,16 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
     auto block = std::make_unique<Block>();
     block->attn_norm = norm(prefix + "attn_norm.weight");
     context.prefix = prefix + "attn.";
-    block->mixer = MakeMixer(config.mixer, context);
+    block->mixer = MakeMixer(config.mixer_of(i), context);
     block->mlp_norm = norm(prefix + "mlp_norm.weight");
     block->gate_proj = matrix(prefix + "mlp.gate_proj.weight", mlp_dim, dim);
     block->up_proj = matrix(prefix + "mlp.up_proj.weight", mlp_dim, dim);
     block->down_proj = matrix(prefix + "mlp.down_proj.weight", dim, mlp_dim);
+    if (config.mlp_bias) {
+      block->gate_bias = bias(prefix + "mlp.gate_proj.bias", mlp_dim);
+      block->up_bias = bias(prefix + "mlp.up_proj.bias", mlp_dim);
+      block->down_bias = bias(prefix + "mlp.down_proj.bias", dim);
+    }
     blocks_.push_back(std::move(block));
   }
   final_norm_ = norm("norm.weight");
@@ -148,10 +160,10 @@ LossSums LanguageModel::Loss(const at::Tensor& tokens, const at::Tensor& targets
 }
 
 at::Tensor LanguageModel::TokenLosses(const at::Tensor& tokens, const at::Tensor& targets,
-                                      const ForwardContext& context) const {
+                                      const ForwardContext& context, ModelState* state) const {
   const at::NoGradGuard no_grad;
   return kernels::LinearTokenCrossEntropy(
-             {Hidden(tokens, context).flatten(0, 1), *head_, targets.flatten()})
+             {Hidden(tokens, context, state).flatten(0, 1), *head_, targets.flatten()})
       .view(tokens.sizes());
 }
 
@@ -213,6 +225,9 @@ double LanguageModel::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per
   return sum;
 }
 
-bool LanguageModel::constant_state() const { return blocks_.front()->mixer->constant_state(); }
+bool LanguageModel::constant_state() const {
+  return std::ranges::all_of(blocks_,
+                             [](const auto& block) { return block->mixer->constant_state(); });
+}
 
 }  // namespace halflife::model

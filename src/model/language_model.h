@@ -19,6 +19,12 @@
 
 namespace halflife::model {
 
+// Layers that use another mixer than the rest of the model.
+struct HybridLayers {
+  std::vector<int64_t> layers;  // from 0
+  MixerConfig mixer;
+};
+
 struct ModelConfig {
   int64_t vocab_size = 259;
   int64_t model_dim = 256;
@@ -29,8 +35,11 @@ struct ModelConfig {
   bool tie_embeddings = false;
   double dropout = 0;  // on the embedding and on each branch before its residual add
   double initializer_range = 0.02;
+  bool mlp_bias = false;  // of the MLP's three matrices
   MixerConfig mixer;
+  std::vector<HybridLayers> hybrid;
 
+  const MixerConfig& mixer_of(int64_t layer) const;
   int64_t resolved_mlp_dim() const;
 };
 
@@ -88,9 +97,9 @@ class LanguageModel {
   // targets [B, T] int64, data::kNoTarget = none.
   LossSums Loss(const at::Tensor& tokens, const at::Tensor& targets,
                 const ForwardContext& context) const;
-  // -ln p(target) per token, [B, T] fp32, 0 where there is no target. No gradient.
+  // -ln p(target) per token, [B, T] fp32, 0 where there is no target. No gradient. `state` as Hidden's.
   at::Tensor TokenLosses(const at::Tensor& tokens, const at::Tensor& targets,
-                         const ForwardContext& context) const;
+                         const ForwardContext& context, ModelState* state = nullptr) const;
 
   ModelState EmptyState(int64_t batch) const;
   // tokens [B] int64 -> logits [B, vocab] fp32; the state advances by one token.
@@ -99,7 +108,7 @@ class LanguageModel {
   ParameterCount CountParameters() const;
   FlopCount FlopsPerToken(int64_t seq_len) const;  // forward; head included, embedding lookup not
   double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const;
-  bool constant_state() const;
+  bool constant_state() const;  // of every layer
 
  private:
   struct Block;

@@ -34,6 +34,12 @@ bool Parse(const std::string& text, Number* value) {
   return result.ec == std::errc() && result.ptr == end;
 }
 
+// The fewest digits that read back as the same number.
+std::string ShortestText(double value) {
+  char text[32];
+  return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
+}
+
 }  // namespace
 
 int64_t MixerState::bytes() const {
@@ -55,6 +61,20 @@ std::unique_ptr<Mixer> MakeMixer(const MixerConfig& config, const MixerContext& 
   HL_FAIL(ExitCode::kUsage, "unknown mixer '", config.name, "'; known: ", Join(MixerNames(), ", "));
 }
 
+std::map<std::string, std::string> ResolvedOptions(const MixerConfig& config, int64_t model_dim) {
+  ParameterSet parameters;
+  std::map<std::string, std::string> resolved;
+  MakeMixer(config, {.model_dim = model_dim,
+                     .prefix = "",
+                     .parameters = &parameters,
+                     .resolved_options = &resolved});
+  return resolved;
+}
+
+void MixerOptions::Resolve(const std::string& key, std::string value) {
+  if (resolved_ != nullptr) (*resolved_)[key] = std::move(value);
+}
+
 const std::string* MixerOptions::Find(const std::string& key) {
   if (!std::ranges::count(known_, key)) known_.push_back(key);
   const auto found = config_.options.find(key);
@@ -63,6 +83,7 @@ const std::string* MixerOptions::Find(const std::string& key) {
 
 int64_t MixerOptions::Int(const std::string& key, int64_t default_value, int64_t min) {
   const std::string* text = Find(key);
+  Resolve(key, text == nullptr ? Concat(default_value) : *text);
   if (text == nullptr) return default_value;
   int64_t value = 0;
   const bool valid = Parse(*text, &value) && value >= min;
@@ -73,6 +94,7 @@ int64_t MixerOptions::Int(const std::string& key, int64_t default_value, int64_t
 
 double MixerOptions::Double(const std::string& key, double default_value) {
   const std::string* text = Find(key);
+  Resolve(key, text == nullptr ? ShortestText(default_value) : *text);
   if (text == nullptr) return default_value;
   double value = 0;
   const bool valid = Parse(*text, &value);
@@ -88,6 +110,7 @@ bool MixerOptions::Bool(const std::string& key, bool default_value) {
 std::string MixerOptions::Choice(const std::string& key, const std::string& default_value,
                                  const std::vector<std::string>& choices) {
   const std::string* text = Find(key);
+  Resolve(key, text == nullptr ? default_value : *text);
   if (text == nullptr) return default_value;
   const bool valid = std::ranges::count(choices, *text) > 0;
   Require(valid, "option ", key, " is '", *text, "'; known: ", Join(choices, ", "), " (default ",

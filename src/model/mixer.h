@@ -31,6 +31,8 @@ struct MixerContext {
   double initializer_range = 0.02;
   std::string prefix;  // parameter names start with it, e.g. "layers.3.attn."
   ParameterSet* parameters = nullptr;
+  // Where given: gets every option that the mixer has, with the value in force.
+  std::map<std::string, std::string>* resolved_options = nullptr;
 };
 
 // What a row carries from one token to the next. Linear mixers: fixed-size fp32 tensors ([B, H, K, V], conv tails);
@@ -77,16 +79,21 @@ class Mixer {
 // Error kUsage for an unknown name (lists the known ones).
 std::unique_ptr<Mixer> MakeMixer(const MixerConfig& config, const MixerContext& context);
 std::vector<std::string> MixerNames();
+// Every option of the mixer with the value in force, defaults included: what another program must be told. Errors as
+// MakeMixer's.
+std::map<std::string, std::string> ResolvedOptions(const MixerConfig& config, int64_t model_dim);
 
 // Reads a mixer's options: typed, with defaults; collects what is wrong and reports it all at once.
 //
-//   MixerOptions options(config);
+//   MixerOptions options(config, context);
 //   const int64_t heads = options.Int("num_heads", 4);
 //   options.Require(model_dim % heads == 0, "num_heads ", heads, " does not divide model_dim ", model_dim);
 //   options.Check();
 class MixerOptions {
  public:
-  explicit MixerOptions(const MixerConfig& config) : config_(config) {}
+  // Borrows the config.
+  MixerOptions(const MixerConfig& config, const MixerContext& context)
+      : config_(config), resolved_(context.resolved_options) {}
   int64_t Int(const std::string& key, int64_t default_value, int64_t min = 1);
   double Double(const std::string& key, double default_value);
   bool Bool(const std::string& key, bool default_value);
@@ -103,7 +110,9 @@ class MixerOptions {
 
  private:
   const std::string* Find(const std::string& key);
+  void Resolve(const std::string& key, std::string value);
   const MixerConfig& config_;
+  std::map<std::string, std::string>* resolved_;
   std::vector<std::string> known_;
   std::vector<std::string> problems_;
 };

@@ -1,6 +1,8 @@
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <set>
 #include <sstream>
 
 #include "core/error.h"
@@ -62,14 +64,14 @@ std::vector<std::string> Lines(const std::string& text) {
 }
 
 // A mixer knows its own problems: it is built once, for its checks alone.
-std::vector<std::string> MixerProblems(const ModelConfig& config) {
+std::vector<std::string> MixerProblems(const ModelConfig& config, const MixerConfig& mixer) {
   ParameterSet parameters;
   try {
-    MakeMixer(config.mixer, {.model_dim = config.model_dim,
-                             .norm_eps = config.norm_eps,
-                             .initializer_range = config.initializer_range,
-                             .prefix = "",
-                             .parameters = &parameters});
+    MakeMixer(mixer, {.model_dim = config.model_dim,
+                      .norm_eps = config.norm_eps,
+                      .initializer_range = config.initializer_range,
+                      .prefix = "",
+                      .parameters = &parameters});
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUsage) throw;
     return Lines(error.message());
@@ -77,7 +79,69 @@ std::vector<std::string> MixerProblems(const ModelConfig& config) {
   return {};
 }
 
+std::vector<std::string> HybridProblems(const ModelConfig& config) {
+  std::vector<std::string> problems;
+  std::set<int64_t> seen;
+  for (const HybridLayers& group : config.hybrid) {
+    if (group.layers.empty())
+      problems.push_back(
+          Concat("model: a hybrid group with mixer ", group.mixer.name, " names no layers"));
+    for (const int64_t layer : group.layers) {
+      if (layer < 0 || layer >= config.num_layers)
+        problems.push_back(
+            Concat("model: hybrid layer ", layer, "; 0 to ", config.num_layers - 1, " would work"));
+      if (!seen.insert(layer).second)
+        problems.push_back(Concat("model: hybrid layer ", layer, " is named twice"));
+    }
+    for (const std::string& problem : MixerProblems(config, group.mixer))
+      problems.push_back("hybrid: " + problem);
+  }
+  return problems;
+}
+
+nlohmann::json MixerJson(const MixerConfig& mixer) {
+  return {{"name", mixer.name}, {"options", mixer.options}};
+}
+
+MixerConfig MixerFromJson(const nlohmann::json& json) {
+  MixerConfig config;
+  StrictObject mixer(json, "mixer");
+  mixer.Read("name", &config.name);
+  const nlohmann::json& options = mixer.Member("options");
+  mixer.Check(options.is_object(), "has options that are not an object");
+  for (const auto& [key, value] : options.items()) {
+    mixer.Check(value.is_string(), "has option '" + key + "' that is not a string");
+    config.options[key] = value.get<std::string>();
+  }
+  mixer.CheckNothingElse();
+  return config;
+}
+
+std::vector<HybridLayers> HybridFromJson(const nlohmann::json& json, const StrictObject& owner) {
+  owner.Check(json.is_array(), "has 'hybrid' that is not an array");
+  std::vector<HybridLayers> groups;
+  for (const nlohmann::json& entry : json) {
+    StrictObject group(entry, "hybrid group");
+    HybridLayers& layers = groups.emplace_back();
+    layers.mixer = MixerFromJson(group.Member("mixer"));
+    const nlohmann::json& numbers = group.Member("layers");
+    group.Check(numbers.is_array(), "has 'layers' that is not an array");
+    for (const nlohmann::json& number : numbers) {
+      group.Check(number.is_number_integer(), "has a layer that is not an integer");
+      layers.layers.push_back(number.get<int64_t>());
+    }
+    group.CheckNothingElse();
+  }
+  return groups;
+}
+
 }  // namespace
+
+const MixerConfig& ModelConfig::mixer_of(int64_t layer) const {
+  for (const HybridLayers& group : hybrid)
+    if (std::ranges::count(group.layers, layer) > 0) return group.mixer;
+  return mixer;
+}
 
 int64_t ModelConfig::resolved_mlp_dim() const {
   if (mlp_dim > 0) return mlp_dim;
@@ -95,7 +159,7 @@ std::vector<std::string> Problems(const ModelConfig& config) {
   require(config.num_layers >= 1, "num_layers is ", config.num_layers, "; at least 1 would work");
   require(config.mlp_dim >= 0, "mlp_dim is ", config.mlp_dim,
           "; a width would work, or 0 to derive it from mlp_ratio");
-  require(config.mlp_dim != 0 || config.mlp_ratio > 0, "mlp_ratio is ", config.mlp_ratio,
+  require(config.mlp_dim != 0 || (config.mlp_ratio > 0 && config.mlp_ratio <= 1e6), "mlp_ratio is ", config.mlp_ratio,
           "; a number above 0 would work (4 is usual)");
   require(config.norm_eps > 0, "norm_eps is ", config.norm_eps,
           "; a number above 0 would work (1e-6 is usual)");
@@ -104,23 +168,28 @@ std::vector<std::string> Problems(const ModelConfig& config) {
   require(config.initializer_range > 0 && std::isfinite(config.initializer_range),
           "initializer_range is ", config.initializer_range,
           "; a number above 0 would work (0.02 is usual)");
-  if (config.model_dim >= 1)
-    for (const std::string& problem : MixerProblems(config)) problems.push_back(problem);
+  if (config.model_dim < 1) return problems;
+  for (const std::string& problem : MixerProblems(config, config.mixer))
+    problems.push_back(problem);
+  for (const std::string& problem : HybridProblems(config)) problems.push_back(problem);
   return problems;
 }
 
 std::string ToJson(const ModelConfig& config) {
-  const nlohmann::json json = {
-      {"vocab_size", config.vocab_size},
-      {"model_dim", config.model_dim},
-      {"num_layers", config.num_layers},
-      {"mlp_dim", config.mlp_dim},
-      {"mlp_ratio", config.mlp_ratio},
-      {"norm_eps", config.norm_eps},
-      {"tie_embeddings", config.tie_embeddings},
-      {"dropout", config.dropout},
-      {"initializer_range", config.initializer_range},
-      {"mixer", {{"name", config.mixer.name}, {"options", config.mixer.options}}}};
+  nlohmann::json json = {{"vocab_size", config.vocab_size},
+                         {"model_dim", config.model_dim},
+                         {"num_layers", config.num_layers},
+                         {"mlp_dim", config.mlp_dim},
+                         {"mlp_ratio", config.mlp_ratio},
+                         {"norm_eps", config.norm_eps},
+                         {"tie_embeddings", config.tie_embeddings},
+                         {"dropout", config.dropout},
+                         {"initializer_range", config.initializer_range},
+                         {"mixer", MixerJson(config.mixer)}};
+  // Only where they depart from the default: checkpoints that were written before they existed still agree.
+  if (config.mlp_bias) json["mlp_bias"] = true;
+  for (const HybridLayers& group : config.hybrid)
+    json["hybrid"].push_back({{"layers", group.layers}, {"mixer", MixerJson(group.mixer)}});
   return json.dump(2);
 }
 
@@ -139,15 +208,9 @@ ModelConfig ModelConfigFromJson(const std::string& text) {
   object.Read("tie_embeddings", &config.tie_embeddings);
   object.Read("dropout", &config.dropout);
   object.Read("initializer_range", &config.initializer_range);
-  StrictObject mixer(object.Member("mixer"), "mixer");
-  mixer.Read("name", &config.mixer.name);
-  const nlohmann::json& options = mixer.Member("options");
-  mixer.Check(options.is_object(), "has options that are not an object");
-  for (const auto& [key, value] : options.items()) {
-    mixer.Check(value.is_string(), "has option '" + key + "' that is not a string");
-    config.mixer.options[key] = value.get<std::string>();
-  }
-  mixer.CheckNothingElse();
+  config.mixer = MixerFromJson(object.Member("mixer"));
+  if (json.contains("mlp_bias")) object.Read("mlp_bias", &config.mlp_bias);
+  if (json.contains("hybrid")) config.hybrid = HybridFromJson(object.Member("hybrid"), object);
   object.CheckNothingElse();
   const std::vector<std::string> problems = Problems(config);
   HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, problems.empty(),

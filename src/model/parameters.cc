@@ -1,11 +1,17 @@
 #include "model/parameters.h"
 
+#include <ATen/TensorOperators.h>
+
 #include <algorithm>
 
 #include "core/error.h"
 #include "core/philox.h"
 
 namespace halflife::model {
+
+at::Tensor AddBias(const at::Tensor& y, const Parameter& bias) {
+  return bias.declared() ? y + *bias : y;
+}
 
 Parameter ParameterSet::Declare(dist::ParamSpec spec, Init init) {
   const bool taken = std::ranges::any_of(

@@ -31,12 +31,16 @@ class Parameter {
   const at::Tensor& operator*() const { return *tensor_; }
   const at::Tensor* operator->() const { return tensor_.get(); }
   int index() const { return index_; }
+  bool declared() const { return index_ >= 0; }
 
  private:
   friend class ParameterSet;
   std::shared_ptr<at::Tensor> tensor_;
   int index_ = -1;
 };
+
+// y [..., dim] + bias [dim] where one was declared.
+at::Tensor AddBias(const at::Tensor& y, const Parameter& bias);
 
 class ParameterSet {
  public:

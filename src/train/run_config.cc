@@ -36,6 +36,16 @@ struct WriteFields {
       [](auto& from) { return from.field(); },                \
       [](auto& to, const auto& set) { to.set_##field(set); }, value)
 
+void ReadMixer(const proto::MixerConfig& from, model::MixerConfig& to) {
+  if (from.has_name()) to.name = from.name();
+  for (const auto& [key, value] : from.options()) to.options[key] = value;
+}
+
+void WriteMixer(const model::MixerConfig& from, proto::MixerConfig& to) {
+  to.set_name(from.name);
+  for (const auto& [key, value] : from.options) (*to.mutable_options())[key] = value;
+}
+
 template <typename Direction>
 void VisitModel(const Direction& direction, proto::ModelConfig& m, model::ModelConfig& c) {
   HL_FIELD(m, vocab_size, c.vocab_size);
@@ -47,7 +57,7 @@ void VisitModel(const Direction& direction, proto::ModelConfig& m, model::ModelC
   HL_FIELD(m, tie_embeddings, c.tie_embeddings);
   HL_FIELD(m, dropout, c.dropout);
   HL_FIELD(m, initializer_range, c.initializer_range);
-  HL_FIELD((*m.mutable_mixer()), name, c.mixer.name);
+  HL_FIELD(m, mlp_bias, c.mlp_bias);
 }
 
 template <typename Direction>
@@ -204,8 +214,11 @@ RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_er
   RunConfig config;
   config.model.vocab_size = 0;
   Visit(ReadFields{}, message, config);
-  for (const auto& [key, value] : message.model().mixer().options()) {
-    config.model.mixer.options[key] = value;
+  ReadMixer(message.model().mixer(), config.model.mixer);
+  for (const proto::HybridLayers& group : message.model().hybrid()) {
+    model::HybridLayers& layers = config.model.hybrid.emplace_back();
+    layers.layers.assign(group.layers().begin(), group.layers().end());
+    ReadMixer(group.mixer(), layers.mixer);
   }
   return config;
 }
@@ -219,8 +232,11 @@ std::string ToText(const RunConfig& config) {
   proto::RunConfig message;
   RunConfig copy = config;
   Visit(WriteFields{}, message, copy);
-  for (const auto& [key, value] : config.model.mixer.options) {
-    (*message.mutable_model()->mutable_mixer()->mutable_options())[key] = value;
+  WriteMixer(config.model.mixer, *message.mutable_model()->mutable_mixer());
+  for (const model::HybridLayers& group : config.model.hybrid) {
+    proto::HybridLayers& layers = *message.mutable_model()->add_hybrid();
+    layers.mutable_layers()->Assign(group.layers.begin(), group.layers.end());
+    WriteMixer(group.mixer, *layers.mutable_mixer());
   }
   std::string text;
   HL_CHECK(pb::TextFormat::PrintToString(message, &text));

@@ -39,6 +39,12 @@ std::vector<Variant> Variants() {
   variants.push_back(
       {"gla", {{"num_heads", "4"}, {"num_kv_heads", "2"}, {"use_short_conv", "true"}}});
   variants.push_back(
+      {"retention", {{"num_heads", "2"}, {"feature_map", "gelu"}, {"norm_affine", "false"}}});
+  variants.push_back({"gla", {{"num_heads", "2"}, {"feature_map", "silu"}}});
+  variants.push_back(
+      {"softmax",
+       {{"num_heads", "2"}, {"head_dim", "12"}, {"qkv_bias", "true"}, {"out_bias", "true"}}});
+  variants.push_back(
       {"softmax",
        {{"num_heads", "4"}, {"num_kv_heads", "2"}, {"qk_norm", "true"}, {"window", "20"}}});
   return variants;

@@ -13,7 +13,7 @@ std::unique_ptr<Mixer> Make(const std::string& name, std::map<std::string, std::
 
 TEST(MixerOptionsTest, TypedWithDefaults) {
   const MixerConfig config = {.name = "m", .options = {{"a", "3"}, {"b", "-0.5"}, {"c", "false"}}};
-  MixerOptions options(config);
+  MixerOptions options(config, {});
   EXPECT_EQ(options.Int("a", 7), 3);
   EXPECT_EQ(options.Double("b", 1), -0.5);
   EXPECT_FALSE(options.Bool("c", true));
@@ -25,7 +25,7 @@ TEST(MixerOptionsTest, TypedWithDefaults) {
 TEST(MixerOptionsTest, EveryProblemInOneError) {
   const MixerConfig config = {
       .name = "m", .options = {{"a", "0"}, {"b", "1.5x"}, {"c", "yes"}, {"d", "up"}, {"zz", "1"}}};
-  MixerOptions options(config);
+  MixerOptions options(config, {});
   options.Int("a", 7);
   options.Double("b", 2);
   options.Bool("c", true);

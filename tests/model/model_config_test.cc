@@ -73,6 +73,49 @@ TEST(ModelConfigTest, JsonRoundTrip) {
   EXPECT_EQ(back.mixer.options, config.mixer.options);
 }
 
+ModelConfig Hybrid() {
+  ModelConfig config = Unusual();
+  config.mlp_bias = true;
+  config.hybrid = {{.layers = {1}, .mixer = {.name = "softmax", .options = {{"num_heads", "4"}}}}};
+  return config;
+}
+
+TEST(ModelConfigTest, HybridLayersSurviveJson) {
+  const ModelConfig back = ModelConfigFromJson(ToJson(Hybrid()));
+  EXPECT_EQ(ToJson(back), ToJson(Hybrid()));
+  EXPECT_TRUE(back.mlp_bias);
+  EXPECT_EQ(back.mixer_of(0).name, "gla");
+  EXPECT_EQ(back.mixer_of(1).name, "softmax");
+  EXPECT_EQ(back.mixer_of(2).name, "gla");
+}
+
+// A checkpoint that was written before these fields existed compares equal to one written now.
+TEST(ModelConfigTest, DefaultsOfLaterFieldsAreNotWritten) {
+  EXPECT_THAT(ToJson(Unusual()), testing::Not(HasSubstr("mlp_bias")));
+  EXPECT_THAT(ToJson(Unusual()), testing::Not(HasSubstr("hybrid")));
+}
+
+TEST(ModelConfigTest, HybridProblems) {
+  ModelConfig config = Hybrid();
+  config.hybrid.push_back(
+      {.layers = {1, 7}, .mixer = {.name = "softmax", .options = {{"heads", "2"}}}});
+  config.hybrid.push_back({.layers = {}, .mixer = {.name = "gla", .options = {}}});
+  EXPECT_THAT(Problems(config),
+              ElementsAre("model: hybrid layer 1 is named twice",
+                          "model: hybrid layer 7; 0 to 2 would work",
+                          HasSubstr("hybrid: mixer softmax: unknown option 'heads'"),
+                          "model: a hybrid group with mixer gla names no layers"));
+}
+
+TEST(ModelConfigTest, ResolvedOptionsHoldTheDefaults) {
+  const auto options = ResolvedOptions({.name = "gla", .options = {{"num_heads", "2"}}}, 64);
+  EXPECT_EQ(options.at("num_heads"), "2");
+  EXPECT_EQ(options.at("num_kv_heads"), "2");
+  EXPECT_EQ(options.at("expand_k"), "0.5");
+  EXPECT_EQ(options.at("clamp_min"), "-inf");
+  EXPECT_EQ(options.at("use_short_conv"), "false");
+}
+
 // Replaces the first `from` in the JSON of a good configuration.
 std::string Edited(const std::string& from, const std::string& to) {
   std::string text = ToJson(Unusual());

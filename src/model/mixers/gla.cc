@@ -14,6 +14,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/linear/linear.h"
 #include "kernels/short_conv/short_conv.h"
+#include "model/mixers/feature_map.h"
 #include "model/mixers/mixers.h"
 
 namespace halflife::model {
@@ -24,15 +25,18 @@ constexpr double kGateNormaliser = 16;
 
 struct Sizes : HeadSizes {
   int64_t conv_size = 0;  // 0: no short convolution
-  bool use_output_gate = true;
-  double clamp_min = 0;  // of the log decay
+  OutputOptions output;
+  FeatureMap feature_map;  // of q and k, after the convolution
+  double clamp_min = 0;    // of the log decay
 };
 
-Sizes ReadSizes(const MixerConfig& config, int64_t model_dim) {
-  MixerOptions options(config);
+Sizes ReadSizes(const MixerConfig& config, const MixerContext& context) {
+  const int64_t model_dim = context.model_dim;
+  MixerOptions options(config, context);
   Sizes sizes = {
       ReadHeadSizes(options, model_dim, {.num_heads = 4, .expand_k = 0.5, .expand_v = 1})};
-  sizes.use_output_gate = options.Bool("use_output_gate", true);
+  sizes.output = OutputOptions::Read(options);
+  sizes.feature_map = FeatureMap::Read(options);
   const bool use_short_conv = options.Bool("use_short_conv", false);
   const int64_t conv_size = options.Int("conv_size", 4, 2);
   sizes.conv_size = use_short_conv ? conv_size : 0;
@@ -46,14 +50,12 @@ Sizes ReadSizes(const MixerConfig& config, int64_t model_dim) {
 class Gla : public Mixer {
  public:
   Gla(const Sizes& sizes, const MixerContext& context)
-      : sizes_(sizes), model_dim_(context.model_dim), norm_eps_(context.norm_eps) {
+      : sizes_(sizes), model_dim_(context.model_dim) {
     const int64_t kv_key_dim = sizes.num_kv_heads * sizes.head_dim_k,
                   kv_value_dim = sizes.num_kv_heads * sizes.head_dim_v;
     q_ = DeclareMatrix(context, "q_proj.weight", sizes.key_dim(), model_dim_);
     k_ = DeclareMatrix(context, "k_proj.weight", kv_key_dim, model_dim_);
     v_ = DeclareMatrix(context, "v_proj.weight", kv_value_dim, model_dim_);
-    if (sizes.use_output_gate)
-      gate_ = DeclareMatrix(context, "g_proj.weight", sizes.value_dim(), model_dim_);
     if (sizes.conv_size > 0) {
       convs_ = {DeclareConv(context, "q_conv1d.weight", sizes.key_dim(), sizes.conv_size),
                 DeclareConv(context, "k_conv1d.weight", kv_key_dim, sizes.conv_size),
@@ -65,10 +67,7 @@ class Gla : public Mixer {
                                                .shape = {kv_key_dim},
                                                .region = dist::Region::kFp32},
                                               Init::Zeros());
-    norm_ =
-        DeclareNorm(context, sizes.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
-                    sizes.head_dim_v);
-    out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, sizes.value_dim());
+    output_ = GatedOutput(context, sizes, sizes.output);
   }
 
   MixerOutput Forward(const at::Tensor& x, const SequenceSlice& slice, const MixerState* initial,
@@ -85,7 +84,7 @@ class Gla : public Mixer {
                                  .chunks = slice.chunks,
                                  .initial_state = carried ? initial->tensors[0] : at::Tensor()},
                                 {.scale = Scale()});
-    result.y = Finish(o, heads.gate);
+    result.y = output_(o, heads.gate);
     if (want_state) {
       result.state.tensors[0] = final_state;
       result.state.num_tokens = (initial == nullptr ? 0 : initial->num_tokens) + slice.seq_len;
@@ -117,7 +116,7 @@ class Gla : public Mixer {
                                                      Scale(), state.tensors[0]);
     for (size_t i = 1; i < next.tensors.size(); ++i) state.tensors[i] = next.tensors[i];
     ++state.num_tokens;
-    return Finish(o.unsqueeze(1), heads.gate).squeeze(1);
+    return output_(o.unsqueeze(1), heads.gate).squeeze(1);
   }
 
   FlopCount FlopsPerToken(int64_t) const override {
@@ -127,7 +126,7 @@ class Gla : public Mixer {
                    static_cast<double>(sizes_.num_kv_heads) / static_cast<double>(sizes_.num_heads),
                rank = static_cast<double>(kGateRank);
     const double projections =
-        keys * (1 + kv_share) + values * (1 + kv_share + (sizes_.use_output_gate ? 1 : 0)) + rank;
+        keys * (1 + kv_share) + values * (1 + kv_share + (sizes_.output.gate ? 1 : 0)) + rank;
     return {.matmul = 2 * (dim * projections + rank * keys * kv_share),
             .mixing = 4 * keys * static_cast<double>(sizes_.head_dim_v)};
   }
@@ -137,7 +136,7 @@ class Gla : public Mixer {
     const auto keys = static_cast<double>(sizes_.key_dim()),
                values = static_cast<double>(sizes_.value_dim());
     const double elements = static_cast<double>(model_dim_ + kGateRank) + 2 * keys +
-                            (sizes_.use_output_gate ? 4 : 3) * values;
+                            (sizes_.output.gate ? 4 : 3) * values;
     const double fp32 = 2 * keys + keys * static_cast<double>(sizes_.head_dim_v) / 256 +
                         static_cast<double>(sizes_.num_heads);
     return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
@@ -178,16 +177,16 @@ class Gla : public Mixer {
                     MixerState* after) const {
     if (after != nullptr) after->tensors.resize(sizes_.conv_size > 0 ? 1 + convs_.size() : 1);
     std::vector<at::Tensor> weights = {*q_, *k_, *v_, *decay_in_};
-    if (sizes_.use_output_gate) weights.push_back(*gate_);
+    if (sizes_.output.gate) weights.push_back(*output_.gate_proj());
     const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, weights);
     const auto heads = [&](size_t index, int64_t head_dim) {
       return SplitHeads(Convolve(y[index], index, slice, before, after), head_dim);
     };
-    return {.q = heads(0, sizes_.head_dim_k),
-            .k = heads(1, sizes_.head_dim_k),
+    return {.q = sizes_.feature_map(heads(0, sizes_.head_dim_k)),
+            .k = sizes_.feature_map(heads(1, sizes_.head_dim_k)),
             .v = heads(2, sizes_.head_dim_v),
             .log_decay = LogDecay(y[3]),
-            .gate = sizes_.use_output_gate ? y[4] : at::Tensor()};
+            .gate = sizes_.output.gate ? y[4] : at::Tensor()};
   }
 
   // Of the gate's inner 16 channels [B, T, 16]: [B, T, Hk, K] fp32.
@@ -200,21 +199,17 @@ class Gla : public Mixer {
   }
   double Scale() const { return 1 / std::sqrt(static_cast<double>(sizes_.head_dim_k)); }
 
-  at::Tensor Finish(const at::Tensor& o, const at::Tensor& gate) const {
-    return kernels::Linear(NormAndGate(o, gate, *norm_, norm_eps_), *out_);
-  }
-
   Sizes sizes_;
   int64_t model_dim_;
-  double norm_eps_;
-  Parameter q_, k_, v_, gate_, decay_in_, decay_out_, decay_bias_, norm_, out_;
+  Parameter q_, k_, v_, decay_in_, decay_out_, decay_bias_;
+  GatedOutput output_;
   std::array<Parameter, 3> convs_;
 };
 
 }  // namespace
 
 std::unique_ptr<Mixer> MakeGla(const MixerConfig& config, const MixerContext& context) {
-  return std::make_unique<Gla>(ReadSizes(config, context.model_dim), context);
+  return std::make_unique<Gla>(ReadSizes(config, context), context);
 }
 
 }  // namespace halflife::model

@@ -1,7 +1,12 @@
 #include "model/mixers/mixers.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
+
 #include <cmath>
 
+#include "kernels/dispatch.h"
+#include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 
 namespace halflife::model {
@@ -14,6 +19,11 @@ HeadSizes ReadHeadSizes(MixerOptions& options, int64_t model_dim, const HeadDefa
   sizes.num_kv_heads = options.Int("num_kv_heads", sizes.num_heads);
   const double dim_k = static_cast<double>(model_dim) * expand_k,
                dim_v = static_cast<double>(model_dim) * expand_v;
+  constexpr double kWidest = int64_t{1} << 40;
+  const bool sane = dim_k >= 0 && dim_k <= kWidest && dim_v >= 0 && dim_v <= kWidest;
+  options.Require(sane, "expand_k ", expand_k, " and expand_v ", expand_v,
+                  "; factors of model_dim, e.g. 0.5 and 1, would work");
+  if (!sane) return sizes;
   const auto key_dim = static_cast<int64_t>(dim_k), value_dim = static_cast<int64_t>(dim_v);
   options.Require(dim_k == std::floor(dim_k) && dim_v == std::floor(dim_v), "model_dim ", model_dim,
                   " times expand_k ", expand_k, " and expand_v ", expand_v,
@@ -43,6 +53,11 @@ Parameter DeclareNorm(const MixerContext& context, const std::string& name, int6
       {.name = context.prefix + name, .shape = {dim}, .region = dist::Region::kFp32}, Init::Ones());
 }
 
+Parameter DeclareBias(const MixerContext& context, const std::string& name, int64_t dim) {
+  return context.parameters->Declare({.name = context.prefix + name, .shape = {dim}},
+                                     Init::Zeros());
+}
+
 at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim) {
   return x.unflatten(-1, {-1, head_dim});
 }
@@ -53,12 +68,30 @@ at::Tensor RepeatHeads(const at::Tensor& x, int64_t num_heads) {
   return x.unsqueeze(3).expand({x.size(0), x.size(1), x.size(2), group, x.size(3)}).flatten(2, 3);
 }
 
-at::Tensor NormAndGate(const at::Tensor& o, const at::Tensor& gate, const at::Tensor& norm_weight,
-                       double eps) {
+OutputOptions OutputOptions::Read(MixerOptions& options) {
+  return {.gate = options.Bool("use_output_gate", true),
+          .norm_affine = options.Bool("norm_affine", true)};
+}
+
+GatedOutput::GatedOutput(const MixerContext& context, const HeadSizes& sizes,
+                         const OutputOptions& options)
+    : norm_eps_(context.norm_eps) {
+  if (options.gate)
+    gate_ = DeclareMatrix(context, "g_proj.weight", sizes.value_dim(), context.model_dim);
+  if (options.norm_affine)
+    norm_ = DeclareNorm(context, options.gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
+                        sizes.head_dim_v);
+  out_ = DeclareMatrix(context, "o_proj.weight", context.model_dim, sizes.value_dim());
+}
+
+at::Tensor GatedOutput::operator()(const at::Tensor& o, const at::Tensor& gate) const {
+  const at::Tensor weight =
+      norm_.declared() ? *norm_
+                       : at::ones({o.size(-1)}, o.options().dtype(kernels::ComputeType(o)));
   const at::Tensor y = gate.defined()
-                           ? kernels::GatedRmsNorm(o, gate.view(o.sizes()), norm_weight, eps)
-                           : kernels::RmsNorm(o, norm_weight, eps);
-  return y.flatten(-2);
+                           ? kernels::GatedRmsNorm(o, gate.view(o.sizes()), weight, norm_eps_)
+                           : kernels::RmsNorm(o, weight, norm_eps_);
+  return kernels::Linear(y.flatten(-2), *out_);
 }
 
 }  // namespace halflife::model

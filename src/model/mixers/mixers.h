@@ -33,14 +33,33 @@ HeadSizes ReadHeadSizes(MixerOptions& options, int64_t model_dim, const HeadDefa
 Parameter DeclareMatrix(const MixerContext& context, const std::string& name, int64_t out,
                         int64_t in);
 Parameter DeclareNorm(const MixerContext& context, const std::string& name, int64_t dim);
+// prefix + name: zeros, added in the compute dtype, without weight decay.
+Parameter DeclareBias(const MixerContext& context, const std::string& name, int64_t dim);
 
 // [..., H d] -> [..., H, d].
 at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim);
 // [B, T, Hk, d] -> [B, T, H, d]: query head h reads head h / (H / Hk).
 at::Tensor RepeatHeads(const at::Tensor& x, int64_t num_heads);
 
-// The output of linear mixers: per-head RMSNorm of o [..., H, V], gated by silu(gate) [..., H V] where a gate is there.
-at::Tensor NormAndGate(const at::Tensor& o, const at::Tensor& gate, const at::Tensor& norm_weight,
-                       double eps);
+// The output of linear mixers: RMSNorm over each head's channels, times silu(gate) where the mixer has a gate, then
+// o_proj. Options use_output_gate and norm_affine (a learned weight of the norm). Parameters g_proj.weight,
+// g_norm_swish_gate.weight (without a gate: g_norm.weight), o_proj.weight.
+struct OutputOptions {
+  bool gate = true, norm_affine = true;
+  static OutputOptions Read(MixerOptions& options);
+};
+class GatedOutput {
+ public:
+  GatedOutput() = default;
+  GatedOutput(const MixerContext& context, const HeadSizes& sizes, const OutputOptions& options);
+  // Undeclared without a gate. Its product with x is `gate` below: mixers compute it with their other projections.
+  const Parameter& gate_proj() const { return gate_; }
+  // o [..., H, V], gate [..., H V] or undefined -> [..., D].
+  at::Tensor operator()(const at::Tensor& o, const at::Tensor& gate) const;
+
+ private:
+  double norm_eps_ = 0;
+  Parameter gate_, norm_, out_;
+};
 
 }  // namespace halflife::model

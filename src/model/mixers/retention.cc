@@ -12,20 +12,24 @@
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/linear/linear.h"
 #include "kernels/rotary/rotary.h"
+#include "model/mixers/feature_map.h"
 #include "model/mixers/mixers.h"
 
 namespace halflife::model {
 namespace {
 
 struct Sizes : HeadSizes {
-  bool use_output_gate = true;
+  OutputOptions output;
+  FeatureMap feature_map;  // of q and k, before the rotation
   double rotary_base = 0;
 };
 
-Sizes ReadSizes(const MixerConfig& config, int64_t model_dim) {
-  MixerOptions options(config);
+Sizes ReadSizes(const MixerConfig& config, const MixerContext& context) {
+  const int64_t model_dim = context.model_dim;
+  MixerOptions options(config, context);
   Sizes sizes = {ReadHeadSizes(options, model_dim, {.num_heads = 8, .expand_k = 1, .expand_v = 2})};
-  sizes.use_output_gate = options.Bool("use_output_gate", true);
+  sizes.output = OutputOptions::Read(options);
+  sizes.feature_map = FeatureMap::Read(options);
   sizes.rotary_base = options.Double("rotary_base", 10000);
   options.Choice("retention_norm", "none", {"none"});
   options.Require(sizes.rotary_base > 1, "option rotary_base is ", sizes.rotary_base,
@@ -39,16 +43,11 @@ Sizes ReadSizes(const MixerConfig& config, int64_t model_dim) {
 class Retention : public Mixer {
  public:
   Retention(const Sizes& sizes, const MixerContext& context)
-      : sizes_(sizes), model_dim_(context.model_dim), norm_eps_(context.norm_eps) {
+      : sizes_(sizes), model_dim_(context.model_dim) {
     q_ = DeclareMatrix(context, "q_proj.weight", sizes.key_dim(), model_dim_);
     k_ = DeclareMatrix(context, "k_proj.weight", sizes.num_kv_heads * sizes.head_dim_k, model_dim_);
     v_ = DeclareMatrix(context, "v_proj.weight", sizes.num_kv_heads * sizes.head_dim_v, model_dim_);
-    if (sizes.use_output_gate)
-      gate_ = DeclareMatrix(context, "g_proj.weight", sizes.value_dim(), model_dim_);
-    norm_ =
-        DeclareNorm(context, sizes.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
-                    sizes.head_dim_v);
-    out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, sizes.value_dim());
+    output_ = GatedOutput(context, sizes, sizes.output);
   }
 
   MixerOutput Forward(const at::Tensor& x, const SequenceSlice& slice, const MixerState* initial,
@@ -62,7 +61,7 @@ class Retention : public Mixer {
                                             .initial_state = {}};
     if (initial != nullptr && !initial->tensors.empty()) inputs.initial_state = initial->tensors[0];
     const auto [o, final_state] = kernels::DecayAttention(inputs, {.scale = Scale()});
-    MixerOutput result = {.y = Finish(o, heads.gate), .state = {}};
+    MixerOutput result = {.y = output_(o, heads.gate), .state = {}};
     if (want_state) {
       result.state.tensors = {final_state};
       result.state.num_tokens = (initial == nullptr ? 0 : initial->num_tokens) + slice.seq_len;
@@ -87,7 +86,7 @@ class Retention : public Mixer {
                                                       .constant_decay = true},
                                                      Scale(), state.tensors[0]);
     ++state.num_tokens;
-    return Finish(o.unsqueeze(1), heads.gate).squeeze(1);
+    return output_(o.unsqueeze(1), heads.gate).squeeze(1);
   }
 
   FlopCount FlopsPerToken(int64_t) const override {
@@ -96,7 +95,7 @@ class Retention : public Mixer {
                dim_v = static_cast<double>(sizes_.head_dim_v),
                dim = static_cast<double>(model_dim_),
                kv_share = static_cast<double>(sizes_.num_kv_heads) / heads;
-    const double values = heads * dim_v * (1 + kv_share + (sizes_.use_output_gate ? 1 : 0));
+    const double values = heads * dim_v * (1 + kv_share + (sizes_.output.gate ? 1 : 0));
     return {.matmul = 2 * dim * (heads * dim_k * (1 + kv_share) + values),
             .mixing = 4 * heads * dim_k * dim_v};
   }
@@ -106,7 +105,7 @@ class Retention : public Mixer {
     const auto keys = static_cast<double>(sizes_.num_heads * sizes_.head_dim_k),
                values = static_cast<double>(sizes_.num_heads * sizes_.head_dim_v);
     const double elements =
-        static_cast<double>(model_dim_) + 2 * keys + (sizes_.use_output_gate ? 4 : 3) * values;
+        static_cast<double>(model_dim_) + 2 * keys + (sizes_.output.gate ? 4 : 3) * values;
     const double fp32 =
         keys * static_cast<double>(sizes_.head_dim_v) / 256 + static_cast<double>(sizes_.num_heads);
     return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
@@ -120,15 +119,16 @@ class Retention : public Mixer {
   };
   Projected Project(const at::Tensor& x, const at::Tensor& positions) const {
     std::vector<at::Tensor> weights = {*q_, *k_, *v_};
-    if (sizes_.use_output_gate) weights.push_back(*gate_);
+    if (sizes_.output.gate) weights.push_back(*output_.gate_proj());
     const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, weights);
     const auto table = kernels::MakeRotaryTable(positions, sizes_.head_dim_k, sizes_.rotary_base);
-    const at::Tensor q = kernels::ApplyRotary(SplitHeads(y[0], sizes_.head_dim_k), table);
-    const at::Tensor k = kernels::ApplyRotary(SplitHeads(y[1], sizes_.head_dim_k), table);
-    return {.q = q,
-            .k = k,
+    const auto rotated = [&](const at::Tensor& heads) {
+      return kernels::ApplyRotary(sizes_.feature_map(SplitHeads(heads, sizes_.head_dim_k)), table);
+    };
+    return {.q = rotated(y[0]),
+            .k = rotated(y[1]),
             .v = SplitHeads(y[2], sizes_.head_dim_v),
-            .gate = sizes_.use_output_gate ? y[3] : at::Tensor()};
+            .gate = sizes_.output.gate ? y[3] : at::Tensor()};
   }
 
   // ln gamma_h by log1p: gamma itself rounds to 1 in fp32 from head 20 on.
@@ -139,20 +139,16 @@ class Retention : public Mixer {
   }
   double Scale() const { return 1 / std::sqrt(static_cast<double>(sizes_.head_dim_k)); }
 
-  at::Tensor Finish(const at::Tensor& o, const at::Tensor& gate) const {
-    return kernels::Linear(NormAndGate(o, gate, *norm_, norm_eps_), *out_);
-  }
-
   Sizes sizes_;
   int64_t model_dim_;
-  double norm_eps_;
-  Parameter q_, k_, v_, gate_, norm_, out_;
+  Parameter q_, k_, v_;
+  GatedOutput output_;
 };
 
 }  // namespace
 
 std::unique_ptr<Mixer> MakeRetention(const MixerConfig& config, const MixerContext& context) {
-  return std::make_unique<Retention>(ReadSizes(config, context.model_dim), context);
+  return std::make_unique<Retention>(ReadSizes(config, context), context);
 }
 
 }  // namespace halflife::model

@@ -26,28 +26,32 @@ constexpr int64_t kFirstCapacity = 64;
 struct Sizes {
   int64_t num_heads, num_kv_heads, head_dim;
   int64_t window;  // key j is visible to query i while i - j < window; 0: all
-  bool qk_norm;
+  bool qk_norm, qkv_bias, out_bias;
   double rope_theta;
 };
 
-Sizes ReadSizes(const MixerConfig& config, int64_t model_dim) {
-  MixerOptions options(config);
+Sizes ReadSizes(const MixerConfig& config, const MixerContext& context) {
+  const int64_t model_dim = context.model_dim;
+  MixerOptions options(config, context);
   Sizes sizes = {};
   sizes.num_heads = options.Int("num_heads", 8);
   sizes.num_kv_heads = options.Int("num_kv_heads", sizes.num_heads);
   sizes.window = options.Int("window", 0, 0);
   sizes.qk_norm = options.Bool("qk_norm", false);
+  sizes.qkv_bias = options.Bool("qkv_bias", false);
+  sizes.out_bias = options.Bool("out_bias", false);
   sizes.rope_theta = options.Double("rope_theta", 10000);
   options.Require(sizes.rope_theta > 1, "option rope_theta is ", sizes.rope_theta,
                   "; a number above 1 would work");
-  const bool heads_fit = model_dim % sizes.num_heads == 0;
-  options.Require(heads_fit, "num_heads ", sizes.num_heads, " must divide model_dim ", model_dim);
-  options.Require(!heads_fit || model_dim / sizes.num_heads % 2 == 0, "width per head ",
-                  model_dim / sizes.num_heads, " must be even: rotation pairs channels");
+  const bool own_width = options.Has("head_dim");
+  options.Require(own_width || model_dim % sizes.num_heads == 0, "num_heads ", sizes.num_heads,
+                  " must divide model_dim ", model_dim, ", or head_dim must be given");
+  sizes.head_dim = options.Int("head_dim", std::max<int64_t>(1, model_dim / sizes.num_heads));
+  options.Require(sizes.head_dim % 2 == 0, "width per head ", sizes.head_dim,
+                  " must be even: rotation pairs channels");
   options.Require(sizes.num_heads % sizes.num_kv_heads == 0, "num_kv_heads ", sizes.num_kv_heads,
                   " must divide num_heads ", sizes.num_heads);
   options.Check();
-  sizes.head_dim = model_dim / sizes.num_heads;
   return sizes;
 }
 
@@ -55,15 +59,22 @@ class Softmax : public Mixer {
  public:
   Softmax(const Sizes& sizes, const MixerContext& context)
       : sizes_(sizes), model_dim_(context.model_dim) {
-    const int64_t kv_dim = sizes.num_kv_heads * sizes.head_dim;
-    q_ = DeclareMatrix(context, "q_proj.weight", model_dim_, model_dim_);
+    const int64_t query_dim = sizes.num_heads * sizes.head_dim,
+                  kv_dim = sizes.num_kv_heads * sizes.head_dim;
+    q_ = DeclareMatrix(context, "q_proj.weight", query_dim, model_dim_);
     k_ = DeclareMatrix(context, "k_proj.weight", kv_dim, model_dim_);
     v_ = DeclareMatrix(context, "v_proj.weight", kv_dim, model_dim_);
+    if (sizes.qkv_bias) {
+      q_bias_ = DeclareBias(context, "q_proj.bias", query_dim);
+      k_bias_ = DeclareBias(context, "k_proj.bias", kv_dim);
+      v_bias_ = DeclareBias(context, "v_proj.bias", kv_dim);
+    }
     if (sizes.qk_norm) {
       q_norm_ = DeclareNorm(context, "q_norm.weight", sizes.head_dim);
       k_norm_ = DeclareNorm(context, "k_norm.weight", sizes.head_dim);
     }
-    out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, model_dim_);
+    out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, query_dim);
+    if (sizes.out_bias) out_bias_ = DeclareBias(context, "o_proj.bias", model_dim_);
   }
 
   MixerOutput Forward(const at::Tensor& x, const SequenceSlice& slice, const MixerState* initial,
@@ -111,20 +122,20 @@ class Softmax : public Mixer {
   }
 
   FlopCount FlopsPerToken(int64_t seq_len) const override {
-    const auto dim = static_cast<double>(model_dim_),
+    const auto dim = static_cast<double>(model_dim_), queries = query_dim(),
                kv_share =
                    static_cast<double>(sizes_.num_kv_heads) / static_cast<double>(sizes_.num_heads);
     const int64_t span = sizes_.window == 0 ? seq_len : std::min(sizes_.window, seq_len);
     // each query meets (span + 1) / 2 keys on average, twice: scores and their sum of values
-    return {.matmul = 2 * dim * dim * (2 + 2 * kv_share),
-            .mixing = 2 * dim * static_cast<double>(span + 1)};
+    return {.matmul = 2 * dim * queries * (2 + 2 * kv_share),
+            .mixing = 2 * queries * static_cast<double>(span + 1)};
   }
 
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     // x, rotated q, k, v and the output; with q and k norm also what is normed. The attention keeps one fp32 per head.
-    const auto dim = static_cast<double>(model_dim_);
-    const double kv = static_cast<double>(sizes_.num_kv_heads * sizes_.head_dim);
-    const double elements = 3 * dim + 2 * kv + (sizes_.qk_norm ? 2 * (dim + kv) : 0);
+    const auto kv = static_cast<double>(sizes_.num_kv_heads * sizes_.head_dim);
+    const double elements = static_cast<double>(model_dim_) + 2 * query_dim() + 2 * kv +
+                            (sizes_.qk_norm ? 2 * (query_dim() + kv) : 0);
     return elements * static_cast<double>(bytes_per_element) +
            4 * static_cast<double>(sizes_.num_heads);
   }
@@ -132,20 +143,23 @@ class Softmax : public Mixer {
   bool constant_state() const override { return false; }
 
  private:
+  double query_dim() const { return static_cast<double>(sizes_.num_heads * sizes_.head_dim); }
+
   struct Heads {
     at::Tensor q, k, v;  // [B, T, H or Hk, d]
   };
   Heads Project(const at::Tensor& x, const at::Tensor& positions) const {
     const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, {*q_, *k_, *v_});
     const auto table = kernels::MakeRotaryTable(positions, sizes_.head_dim, sizes_.rope_theta);
-    at::Tensor q = SplitHeads(y[0], sizes_.head_dim), k = SplitHeads(y[1], sizes_.head_dim);
+    at::Tensor q = SplitHeads(AddBias(y[0], q_bias_), sizes_.head_dim),
+               k = SplitHeads(AddBias(y[1], k_bias_), sizes_.head_dim);
     if (sizes_.qk_norm) {
       q = kernels::RmsNorm(q, *q_norm_, kQkNormEps);
       k = kernels::RmsNorm(k, *k_norm_, kQkNormEps);
     }
     return {.q = kernels::ApplyRotary(q, table),
             .k = kernels::ApplyRotary(k, table),
-            .v = SplitHeads(y[2], sizes_.head_dim)};
+            .v = SplitHeads(AddBias(y[2], v_bias_), sizes_.head_dim)};
   }
 
   // q [B, T, H, d], k and v [B, S, Hk, d], mask [B or 1, 1, T, S] or undefined -> [B, T, D].
@@ -155,7 +169,7 @@ class Softmax : public Mixer {
         q.transpose(1, 2), RepeatHeads(k, sizes_.num_heads).transpose(1, 2),
         RepeatHeads(v, sizes_.num_heads).transpose(1, 2),
         mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt, /*dropout_p=*/0.0, causal);
-    return kernels::Linear(out.transpose(1, 2).flatten(2), *out_);
+    return AddBias(kernels::Linear(out.transpose(1, 2).flatten(2), *out_), out_bias_);
   }
 
   // True where query i of the slice sees key j: earlier or itself, within the window, in the same document. Of the state's
@@ -196,13 +210,13 @@ class Softmax : public Mixer {
 
   Sizes sizes_;
   int64_t model_dim_;
-  Parameter q_, k_, v_, q_norm_, k_norm_, out_;
+  Parameter q_, k_, v_, q_bias_, k_bias_, v_bias_, q_norm_, k_norm_, out_, out_bias_;
 };
 
 }  // namespace
 
 std::unique_ptr<Mixer> MakeSoftmax(const MixerConfig& config, const MixerContext& context) {
-  return std::make_unique<Softmax>(ReadSizes(config, context.model_dim), context);
+  return std::make_unique<Softmax>(ReadSizes(config, context), context);
 }
 
 }  // namespace halflife::model

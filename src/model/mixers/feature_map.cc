@@ -1,0 +1,51 @@
+#include "model/mixers/feature_map.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/mish.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
+
+namespace halflife::model {
+namespace {
+
+struct Entry {
+  const char* name;
+  at::Tensor (*apply)(const at::Tensor&);
+};
+
+constexpr Entry kMaps[] = {
+    {"none", nullptr},
+    {"relu", [](const at::Tensor& x) { return at::relu(x); }},
+    {"relu2", [](const at::Tensor& x) { return at::relu(x).square(); }},
+    {"relu6", [](const at::Tensor& x) { return at::clamp(x, 0, 6); }},
+    {"leaky_relu", [](const at::Tensor& x) { return at::leaky_relu(x); }},
+    {"silu", [](const at::Tensor& x) { return at::silu(x); }},
+    {"sigmoid", [](const at::Tensor& x) { return at::sigmoid(x); }},
+    {"tanh", [](const at::Tensor& x) { return at::tanh(x); }},
+    {"gelu", [](const at::Tensor& x) { return at::gelu(x); }},
+    {"gelu_tanh", [](const at::Tensor& x) { return at::gelu(x, "tanh"); }},
+    {"mish", [](const at::Tensor& x) { return at::mish(x); }},
+};
+
+}  // namespace
+
+std::vector<std::string> FeatureMap::Names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : kMaps) names.emplace_back(entry.name);
+  return names;
+}
+
+FeatureMap FeatureMap::Read(MixerOptions& options) {
+  const std::string name = options.Choice("feature_map", "none", Names());
+  FeatureMap map;
+  for (const Entry& entry : kMaps)
+    if (name == entry.name) map.apply_ = entry.apply;
+  return map;
+}
+
+}  // namespace halflife::model
