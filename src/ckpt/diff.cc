@@ -75,12 +75,6 @@ TensorDifference CompareTensor(const StepReader& a, const StepReader& b, Kind ki
   return comparison.Finish();
 }
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  std::string text;
-  for (const int64_t dim : shape) text += Concat(text.empty() ? "" : ", ", dim);
-  return Concat("[", text, "]");
-}
-
 bool Has(const TensorInfo& tensor, Kind kind) { return kind == Kind::kMain || tensor.has_adam; }
 
 }  // namespace

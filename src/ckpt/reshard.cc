@@ -2,10 +2,8 @@
 
 #include <algorithm>
 
-#include "ckpt/shard_writer.h"
-#include "ckpt/step_dir.h"
+#include "ckpt/step_writer.h"
 #include "core/error.h"
-#include "core/files.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -43,35 +41,17 @@ ShardPlan PlanFromReader(const StepReader& step, const dist::ParameterLayout& la
 
 void ReshardStep(const StepReader& step, int world_size, const fs::path& out) {
   HL_CHECK_AS(ExitCode::kUsage, world_size >= 1, "world size ", world_size, " must be at least 1");
-  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(out), out.string(), " exists already");
   const Manifest& from = step.manifest();
   const dist::ParameterLayout layout = LayoutOf(from, world_size);
   Manifest manifest{.state = from.state,
-                    .attempt = RandomHex(8),
+                    .attempt = {},
                     .unix_ms = from.unix_ms,
                     .hosts = from.hosts,
                     .files = {},
                     .tensors = TensorEntries(layout)};
-  manifest.state.mesh = {.world = world_size, .dp = world_size};
   for (TensorEntry& tensor : manifest.tensors) tensor.frozen = from.Find(tensor.name)->frozen;
-  const fs::path temporary = fs::path(out).concat(".tmp." + manifest.attempt);
-  std::error_code error;
-  fs::create_directories(temporary, error);
-  HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",
-              error.message());
-  try {
-    for (int rank = 0; rank < world_size; ++rank) {
-      MergePart(WriteShard(temporary, PlanFromReader(step, layout, rank),
-                           {.step = from.state.step, .rank = rank, .attempt = manifest.attempt}),
-                &manifest);
-    }
-    CheckCoverage(manifest, "the new step");
-    WriteManifestFiles(manifest, temporary);
-    PublishDirectory(temporary, out, ExitCode::kCheckpointIo);
-  } catch (...) {
-    fs::remove_all(temporary, error);
-    throw;
-  }
+  WriteStep(out, std::move(manifest), world_size,
+            [&](int rank) { return PlanFromReader(step, layout, rank); });
 }
 
 Hash128 GatheredHash(const StepReader& step) {

@@ -31,6 +31,12 @@ constexpr DTypeRow kDTypes[] = {{"F32", 4}, {"F64", 8}, {"BF16", 2}, {"F16", 2},
 uint64_t SizeOf(StoredDType dtype) { return kDTypes[static_cast<int>(dtype)].size; }
 const char* Name(StoredDType dtype) { return kDTypes[static_cast<int>(dtype)].name; }
 
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return text + "]";
+}
+
 int64_t CountElements(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (const int64_t dim : shape) {

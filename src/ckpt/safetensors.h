@@ -25,6 +25,7 @@ const char* Name(StoredDType dtype);  // as safetensors writes it: "F32", "BF16"
 
 // Elements of a shape; -1 where a dimension is negative or the product (times 8 bytes) overflows.
 int64_t CountElements(const std::vector<int64_t>& shape);
+std::string ShapeText(const std::vector<int64_t>& shape);  // "[512, 16]", for messages
 
 namespace safetensors {
 

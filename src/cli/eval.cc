@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/model_source.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -15,7 +16,6 @@
 #include "data/dataset.h"
 #include "data/tokenizer.h"
 #include "eval/bigram.h"
-#include "infer/model_loader.h"
 #include "train/validation.h"
 
 namespace halflife::cli {
@@ -48,7 +48,7 @@ void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& data
 
 ExitCode Evaluate(const Options& options, dist::RankContext& context) {
   if (options.threads > 0) at::set_num_threads(options.threads);
-  const infer::LoadedModel loaded = infer::LoadModel(options.model);
+  const infer::LoadedModel loaded = LoadAnyModel(options.model);
   const data::Dataset dataset = data::Dataset::Open(options.data);
   CheckVocabulary(loaded, dataset);
   const int64_t seq_len = options.seq_len > 0 ? options.seq_len : loaded.state.data.seq_len;
@@ -57,7 +57,7 @@ ExitCode Evaluate(const Options& options, dist::RankContext& context) {
                       {.seq_len = seq_len, .num_windows = options.windows, .batch = options.batch},
                       at::kCPU, context.control());
   if (context.rank() != 0) return ExitCode::kFinished;
-  nlohmann::ordered_json out = {{"model", loaded.step_dir.string()},
+  nlohmann::ordered_json out = {{"model", loaded.path.string()},
                                 {"step", loaded.state.step},
                                 {"seq_len", seq_len},
                                 {"tokens", result.num_targets},
@@ -84,7 +84,7 @@ void AddEval(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("eval", "Validation loss and perplexity of a model");
   command->footer("Example:\n  halflife eval --model runs/first --data datasets/kjv --bigram");
-  command->add_option("--model", options->model, "A run, or one step of it")->required();
+  command->add_option("--model", options->model, kModelHelp)->required();
   command->add_option("--data", options->data, "A dataset folder")->required();
   command->add_option("--seq-len", options->seq_len, "Tokens a window [as trained]")
       ->check(CLI::PositiveNumber);

@@ -7,10 +7,11 @@
 #include <iostream>
 
 #include "cli/command.h"
+#include "cli/model_source.h"
 #include "core/error.h"
 #include "core/human.h"
+#include "data/utf8.h"
 #include "infer/generator.h"
-#include "infer/model_loader.h"
 
 namespace halflife::cli {
 namespace {
@@ -33,11 +34,20 @@ void PrintStats(const infer::GenerateStats& stats) {
             << "state   " << HumanBytes(static_cast<uint64_t>(stats.state_bytes)) << "\n";
 }
 
+// A tokenizer of characters would read other bytes as U+FFFD: the user would see text that he did not ask for.
+void CheckPrompt(const std::string& prompt, const data::Tokenizer& tokenizer) {
+  const size_t place = data::FindInvalidUtf8(prompt);
+  HL_CHECK_AS(ExitCode::kUsage, tokenizer.keeps_invalid_bytes() || place == std::string::npos,
+              "--prompt is not UTF-8 from byte ", place, " on, and the model's tokenizer (",
+              tokenizer.kind(), ") reads characters; UTF-8 text would work");
+}
+
 ExitCode Run(const Options& options) {
   at::set_num_threads(options.threads);
   const infer::Sampler check(options.generate.sampler);  // bad flags before a long load
-  const infer::LoadedModel loaded = infer::LoadModel(options.model, options.tokenizer);
+  const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
   const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
+  CheckPrompt(options.prompt, tokenizer);
   infer::GenerateConfig config = options.generate;
   if (!options.ignore_eos) config.eos_id = tokenizer.eos_id();
   config.vocab_size = tokenizer.vocab_size();
@@ -64,7 +74,7 @@ void AddGenerate(CLI::App& app, Action& action) {
       "Example:\n  halflife generate --model runs/first --prompt 'In the beginning' \\\n"
       "    --max-tokens 300 --temperature 0.8 --top-p 0.95 --stats");
   infer::GenerateConfig& generate = options->generate;
-  command->add_option("--model", options->model, "A run, or one step of it")->required();
+  command->add_option("--model", options->model, kModelHelp)->required();
   command->add_option("--prompt", options->prompt, "The text to continue")->required();
   command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]");
   command->add_option("--max-tokens", generate.max_tokens, "New tokens at most")

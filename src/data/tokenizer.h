@@ -16,12 +16,18 @@
 
 namespace halflife::data {
 
+// Ids that stand for no text; -1: the tokenizer has none.
+struct SpecialIds {
+  int bos = -1, eos = -1, pad = -1;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual const std::string& kind() const = 0;  // "bytes" | "sentencepiece"
   virtual int vocab_size() const = 0;
   virtual int eos_id() const = 0;
+  SpecialIds special_ids() const { return {.eos = eos_id(), .pad = kind() == "bytes" ? 0 : -1}; }
   // Without eos. Thread-safe.
   virtual std::vector<int32_t> Encode(std::string_view text) const = 0;
   virtual void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const = 0;

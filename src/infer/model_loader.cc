@@ -8,36 +8,45 @@
 
 namespace halflife::infer {
 
-LoadedModel LoadModel(const std::filesystem::path& run_or_step,
-                      const std::filesystem::path& tokenizer_dir) {
-  LoadedModel loaded;
-  loaded.step_dir = ckpt::FindStep(run_or_step);
-  const ckpt::StepReader reader = ckpt::StepReader::Open(loaded.step_dir);
-  loaded.state = reader.state();
-  loaded.model = std::make_unique<model::LanguageModel>(
-      model::ModelConfigFromJson(loaded.state.model_config_json));
-  model::ParameterSet& parameters = loaded.model->parameters();
-  for (int i = 0; i < parameters.size(); ++i) {
-    const dist::ParamSpec& spec = parameters.specs()[i];
-    at::Tensor tensor = at::empty(spec.shape, at::kFloat);
-    reader.ReadTensor(ckpt::Kind::kMain, spec.name, tensor.mutable_data_ptr<float>());
-    parameters.Bind(i, std::move(tensor));
-  }
-  const std::filesystem::path run = ckpt::RunOfStep(loaded.step_dir);
+std::unique_ptr<data::Tokenizer> LoadTokenizerOfStep(const std::filesystem::path& step_dir,
+                                                     const std::filesystem::path& tokenizer_dir) {
+  const std::filesystem::path run = ckpt::RunOfStep(step_dir);
   const std::filesystem::path folder = !tokenizer_dir.empty() ? tokenizer_dir
                                        : run.empty()          ? run
                                                               : run / "tokenizer";
-  if (!folder.empty() && std::filesystem::exists(folder)) {
-    loaded.tokenizer = data::LoadTokenizer(folder);
+  if (folder.empty() || !std::filesystem::exists(folder)) return nullptr;
+  return data::LoadTokenizer(folder);
+}
+
+std::unique_ptr<model::LanguageModel> LoadWeights(const model::ModelConfig& config,
+                                                  const ckpt::WeightSource& source) {
+  auto model = std::make_unique<model::LanguageModel>(config);
+  model::ParameterSet& parameters = model->parameters();
+  for (int i = 0; i < parameters.size(); ++i) {
+    const dist::ParamSpec& spec = parameters.specs()[i];
+    at::Tensor tensor = at::empty(spec.shape, at::kFloat);
+    source.ReadRange(spec.name, 0, spec.count(), tensor.mutable_data_ptr<float>());
+    parameters.Bind(i, std::move(tensor));
   }
-  HL_INFO("infer", "loaded ", loaded.step_dir.string(), " (step ", loaded.state.step, ")");
+  return model;
+}
+
+LoadedModel LoadModel(const std::filesystem::path& run_or_step,
+                      const std::filesystem::path& tokenizer_dir) {
+  LoadedModel loaded;
+  loaded.path = ckpt::FindStep(run_or_step);
+  ckpt::StepReader reader = ckpt::StepReader::Open(loaded.path);
+  loaded.state = reader.state();
+  loaded.model = LoadWeights(model::ModelConfigFromJson(loaded.state.model_config_json),
+                             ckpt::StepWeights(std::move(reader)));
+  loaded.tokenizer = LoadTokenizerOfStep(loaded.path, tokenizer_dir);
+  HL_INFO("infer", "loaded ", loaded.path.string(), " (step ", loaded.state.step, ")");
   return loaded;
 }
 
 const data::Tokenizer& RequireTokenizer(const LoadedModel& loaded) {
   HL_CHECK_AS(ExitCode::kUsage, loaded.tokenizer != nullptr, "no tokenizer beside ",
-              loaded.step_dir.string(),
-              "; pass --tokenizer DIR (a dataset's or a run's tokenizer/)");
+              loaded.path.string(), "; pass --tokenizer DIR (a dataset's or a run's tokenizer/)");
   return *loaded.tokenizer;
 }
 

@@ -74,7 +74,9 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"train", {"core", "kernels", "dist", "data", "model", "ckpt"}},
     {"infer", {"core", "kernels", "dist", "data", "model", "ckpt"}},
     {"eval", {"core", "kernels", "dist", "data", "model", "ckpt", "train", "infer"}},
-    {"cli", {"core", "kernels", "dist", "data", "model", "ckpt", "train", "infer", "eval"}},
+    {"interop", {"core", "data", "model", "ckpt"}},
+    {"cli",
+     {"core", "kernels", "dist", "data", "model", "ckpt", "train", "infer", "eval", "interop"}},
 };
 
 const std::vector<std::string> kTorch = {"torch/", "ATen/", "c10/"};

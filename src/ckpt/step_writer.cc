@@ -1,0 +1,37 @@
+#include "ckpt/step_writer.h"
+
+#include "ckpt/step_dir.h"
+#include "core/error.h"
+#include "core/files.h"
+
+namespace halflife::ckpt {
+
+namespace fs = std::filesystem;
+
+void WriteStep(const fs::path& out, Manifest manifest, int num_shards,
+               const std::function<ShardPlan(int rank)>& plan) {
+  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(out), out.string(), " exists already");
+  manifest.attempt = RandomHex(8);
+  manifest.state.mesh = {.world = num_shards, .dp = num_shards};
+  const fs::path temporary = fs::path(out).concat(".tmp." + manifest.attempt);
+  std::error_code error;
+  fs::create_directories(temporary, error);
+  HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",
+              error.message());
+  try {
+    for (int rank = 0; rank < num_shards; ++rank) {
+      MergePart(
+          WriteShard(temporary, plan(rank),
+                     {.step = manifest.state.step, .rank = rank, .attempt = manifest.attempt}),
+          &manifest);
+    }
+    CheckCoverage(manifest, "the new step");
+    WriteManifestFiles(manifest, temporary);
+    PublishDirectory(temporary, out, ExitCode::kCheckpointIo);
+  } catch (...) {
+    fs::remove_all(temporary, error);
+    throw;
+  }
+}
+
+}  // namespace halflife::ckpt

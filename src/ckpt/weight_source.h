@@ -1,0 +1,43 @@
+// Weights by name, wherever they are stored: a step of ours, a folder of another library. What inference, export and warm
+// starts read from.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ckpt/reader.h"
+
+namespace halflife::ckpt {
+
+struct WeightInfo {
+  std::string name;            // as the model declares it
+  std::vector<int64_t> shape;  // outermost first
+  int64_t count() const { return CountElements(shape); }
+};
+
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+  virtual std::string where() const = 0;  // for messages
+  virtual const std::vector<WeightInfo>& weights() const = 0;
+  // Elements [begin, end) of a flattened weight. Errors say where and what. Thread-safe.
+  virtual void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const = 0;
+};
+
+// The main weights of a step.
+class StepWeights : public WeightSource {
+ public:
+  explicit StepWeights(StepReader reader);
+  std::string where() const override { return reader_.path().string(); }
+  const std::vector<WeightInfo>& weights() const override { return weights_; }
+  void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const override {
+    reader_.ReadRange(Kind::kMain, name, begin, end, out);
+  }
+
+ private:
+  StepReader reader_;
+  std::vector<WeightInfo> weights_;
+};
+
+}  // namespace halflife::ckpt

@@ -1,0 +1,52 @@
+// halflife import: a Hugging Face folder as a run to evaluate or to train on from.
+#include <CLI/CLI.hpp>
+
+#include <iostream>
+
+#include "cli/command.h"
+#include "core/human.h"
+#include "interop/import.h"
+#include "train/run_config.h"
+
+namespace halflife::cli {
+namespace {
+
+struct Options {
+  std::string from, out;
+};
+
+// A recipe that trains on from the weights: the model and its sequence length, all else by default.
+std::string Recipe(const interop::HfModel& model) {
+  train::RunConfig config;
+  config.model = model.config();
+  config.data.seq_len = model.max_positions();
+  return train::ToText(config);
+}
+
+ExitCode Run(const Options& options) {
+  const interop::HfModel model = interop::HfModel::Open(options.from);
+  const interop::ImportReport report = interop::ImportModel(model, Recipe(model), options.out);
+  std::cout << options.from << " (" << model.layout().class_name() << ") -> " << options.out << ": "
+            << model.config().mixer.name << ", "
+            << HumanCount(static_cast<double>(report.num_parameters)) << " parameters"
+            << (report.has_tokenizer ? "" : ", no tokenizer that halflife reads") << "\n"
+            << "next: halflife generate --model " << options.out << " --prompt ...\n"
+            << "      halflife train --config " << options.out
+            << "/config.textproto --set data.path=DATASET --run " << options.out << "\n";
+  return ExitCode::kFinished;
+}
+
+}  // namespace
+
+void AddImport(CLI::App& app, Action& action) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("import", "Make a run from a folder that transformers saved");
+  command->footer("Example:\n  halflife import --from models/tiny-llama --out runs/tiny-llama");
+  command->add_option("--from", options->from, "The folder: config.json, safetensors, tokenizer")
+      ->required();
+  command->add_option("--out", options->out, "The run to make; it must not exist")->required();
+  command->callback([=, &action] { action = [options] { return Run(*options); }; });
+}
+
+}  // namespace halflife::cli

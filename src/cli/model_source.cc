@@ -1,0 +1,29 @@
+#include "cli/model_source.h"
+
+#include "core/log.h"
+#include "interop/hf_model.h"
+#include "interop/hf_tokenizer.h"
+
+namespace halflife::cli {
+
+infer::LoadedModel LoadAnyModel(const std::filesystem::path& model,
+                                const std::filesystem::path& tokenizer_dir) {
+  if (!interop::HfFolder::IsOne(model)) return infer::LoadModel(model, tokenizer_dir);
+  const interop::HfModel source = interop::HfModel::Open(model);
+  infer::LoadedModel loaded;
+  loaded.path = model;
+  loaded.state.data.seq_len = static_cast<uint32_t>(source.max_positions());
+  loaded.model = infer::LoadWeights(source.config(), source);
+  loaded.tokenizer =
+      tokenizer_dir.empty() ? interop::LoadHfTokenizer(model) : data::LoadTokenizer(tokenizer_dir);
+  HL_INFO("infer", "loaded ", model.string(), " (", source.layout().class_name(), ")");
+  return loaded;
+}
+
+std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& model) {
+  if (interop::HfFolder::IsOne(model))
+    return std::make_unique<interop::HfModel>(interop::HfModel::Open(model));
+  return std::make_unique<ckpt::StepWeights>(ckpt::StepReader::Open(ckpt::FindStep(model)));
+}
+
+}  // namespace halflife::cli

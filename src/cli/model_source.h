@@ -1,0 +1,19 @@
+// What `--model` may name: a run, one step of it, or a folder that transformers saved.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "ckpt/weight_source.h"
+#include "infer/model_loader.h"
+
+namespace halflife::cli {
+
+inline constexpr char kModelHelp[] = "A run, one step of it, or a Hugging Face folder";
+
+// `tokenizer_dir` empty: the model's own.
+infer::LoadedModel LoadAnyModel(const std::filesystem::path& model,
+                                const std::filesystem::path& tokenizer_dir = {});
+std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& model);
+
+}  // namespace halflife::cli

@@ -1,0 +1,179 @@
+// halflife score: log-probabilities of given tokens or texts.
+#include <CLI/CLI.hpp>
+
+#include <ATen/Parallel.h>
+
+#include <charconv>
+#include <cstring>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/model_source.h"
+#include "cli/world.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/human.h"
+#include "infer/scorer.h"
+
+namespace halflife::cli {
+namespace {
+
+struct Options {
+  std::string model, tokenizer, tokens, out;
+  std::vector<std::string> texts;
+  infer::ScoreConfig score;
+  int threads = 0;
+};
+
+using Sequences = std::vector<std::vector<int32_t>>;
+
+Sequences ReadTokens(const std::string& file) {
+  const nlohmann::json json = nlohmann::json::parse(ReadFile(file, ExitCode::kData), nullptr,
+                                                    /*allow_exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kData, json.is_array(), file,
+              ": not a JSON list of lists of ids, e.g. [[5, 6, 7], [8, 9]]");
+  Sequences sequences;
+  for (const nlohmann::json& row : json) {
+    HL_CHECK_AS(ExitCode::kData, row.is_array(), file, ": entry ", sequences.size(),
+                " is no list of ids");
+    std::vector<int32_t>& ids = sequences.emplace_back();
+    for (const nlohmann::json& id : row) {
+      HL_CHECK_AS(ExitCode::kData,
+                  id.is_number_integer() && id >= 0 && id <= std::numeric_limits<int32_t>::max(),
+                  file, ": entry ", sequences.size() - 1, " holds ", id.dump().substr(0, 40),
+                  ", which is no id");
+      ids.push_back(id.get<int32_t>());
+    }
+  }
+  return sequences;
+}
+
+Sequences ReadTexts(const std::vector<std::string>& files, const data::Tokenizer& tokenizer) {
+  Sequences sequences;
+  for (const std::string& file : files) {
+    const std::string text = ReadFile(file, ExitCode::kData);
+    HL_CHECK_AS(ExitCode::kData, !text.empty(), file, " is empty: there is nothing to score");
+    sequences.push_back(tokenizer.Encode(text));
+  }
+  return sequences;
+}
+
+// This rank's batches, scored: all their numbers in a row.
+std::string ScoreShare(const model::LanguageModel& model, const Sequences& sequences,
+                       const std::vector<std::vector<size_t>>& batches,
+                       const infer::ScoreConfig& config, const dist::RankContext& context) {
+  std::string bytes;
+  for (size_t b = context.rank(); b < batches.size(); b += context.world_size()) {
+    std::vector<std::span<const int32_t>> rows;
+    for (const size_t i : batches[b]) rows.emplace_back(sequences[i]);
+    for (const std::vector<float>& scores : infer::ScoreBatch(model, rows, config))
+      bytes.append(reinterpret_cast<const char*>(scores.data()), scores.size() * sizeof(float));
+  }
+  return bytes;
+}
+
+// `shares[rank]` in the order of ScoreShare -> one vector a sequence.
+std::vector<std::vector<float>> Collect(const std::vector<std::string>& shares,
+                                        const Sequences& sequences,
+                                        const std::vector<std::vector<size_t>>& batches) {
+  std::vector<std::vector<float>> scores(sequences.size());
+  std::vector<size_t> read(shares.size(), 0);
+  for (size_t b = 0; b < batches.size(); ++b) {
+    const size_t rank = b % shares.size();
+    for (const size_t i : batches[b]) {
+      scores[i].resize(sequences[i].size() - 1);
+      const size_t bytes = scores[i].size() * sizeof(float);
+      HL_CHECK(read[rank] + bytes <= shares[rank].size());
+      std::memcpy(scores[i].data(), shares[rank].data() + read[rank], bytes);
+      read[rank] += bytes;
+    }
+  }
+  return scores;
+}
+
+// {"ids":[...],"logprobs":[...]}, floats with the fewest digits that read back as the same fp32.
+void AppendLine(const std::vector<int32_t>& ids, const std::vector<float>& scores,
+                std::string& text) {
+  text += "{\"ids\":[";
+  for (size_t i = 0; i < ids.size(); ++i) text += Concat(i == 0 ? "" : ",", ids[i]);
+  text += "],\"logprobs\":[";
+  for (size_t i = 0; i < scores.size(); ++i) {
+    char number[32];
+    if (i > 0) text += ',';
+    text.append(number, std::to_chars(number, number + sizeof number, scores[i]).ptr);
+  }
+  text += "]}\n";
+}
+
+void Report(const Sequences& sequences, const std::vector<std::vector<float>>& scores,
+            const std::string& out) {
+  std::string text;
+  double sum = 0;
+  int64_t count = 0;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    AppendLine(sequences[i], scores[i], text);
+    for (const float score : scores[i]) sum += score;
+    count += static_cast<int64_t>(scores[i].size());
+  }
+  AtomicWriteFile(out, text, ExitCode::kEnvironment);
+  std::cout << sequences.size() << " sequences, " << count << " tokens scored";
+  if (count > 0)
+    std::cout << ", " << Fixed(-sum / static_cast<double>(count), 4) << " nats per token";
+  std::cout << ": " << out << "\n";
+}
+
+ExitCode Score(const Options& options, dist::RankContext& context) {
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
+  const Sequences sequences = options.tokens.empty()
+                                  ? ReadTexts(options.texts, infer::RequireTokenizer(loaded))
+                                  : ReadTokens(options.tokens);
+  std::vector<size_t> lengths;
+  for (const auto& ids : sequences) lengths.push_back(ids.size());
+  const auto batches = infer::ScoreBatches(lengths, options.score);
+  const std::vector<std::string> shares = dist::AllGatherBytes(
+      context.control(), ScoreShare(*loaded.model, sequences, batches, options.score, context),
+      {"score", 0});
+  if (context.rank() == 0) Report(sequences, Collect(shares, sequences, batches), options.out);
+  return ExitCode::kFinished;
+}
+
+}  // namespace
+
+void AddScore(CLI::App& app, Action& action) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("score", "Log-probabilities of given tokens or texts");
+  command->footer(
+      "Writes a line a sequence: {\"ids\":[...],\"logprobs\":[...]} with\n"
+      "logprobs[i] = ln p(ids[i+1] | ids[..i]) in fp32. Ranks share the work under mpirun.\n"
+      "Example:\n  halflife score --model runs/first --text chapter.txt --out chapter.jsonl");
+  command->add_option("--model", options->model, kModelHelp)->required();
+  CLI::Option* tokens =
+      command->add_option("--tokens", options->tokens, "A JSON file: a list of lists of token ids");
+  CLI::Option* text =
+      command->add_option("--text", options->texts, "Text files; each is one sequence");
+  tokens->excludes(text);
+  command->add_option("--out", options->out, "The JSONL file to write")->required();
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]");
+  command->add_option("--piece", options->score.piece, "Tokens of a sequence in one forward")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--batch-tokens", options->score.batch_tokens, "Tokens of one forward")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "Threads a rank [all cores]")
+      ->check(CLI::NonNegativeNumber);
+  command->callback([=, &action] {
+    action = [options] {
+      HL_CHECK_AS(ExitCode::kUsage, !options->tokens.empty() || !options->texts.empty(),
+                  "nothing to score; give --tokens FILE.json or --text FILE");
+      return RunInWorld(dist::RankConfig{}.timeout_s,
+                        [&](dist::RankContext& context, std::filesystem::path&) {
+                          return Score(*options, context);
+                        });
+    };
+  });
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,85 @@
+#include "interop/config_reader.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/log.h"
+
+namespace halflife::interop {
+namespace {
+
+constexpr size_t kShownBytes = 60;  // of a value in a message
+
+std::string Shown(const nlohmann::json& value) {
+  const std::string text =
+      value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, kShownBytes);
+  return text;
+}
+
+}  // namespace
+
+ConfigReader::ConfigReader(const nlohmann::json& json, std::string where)
+    : json_(json), where_(std::move(where)) {
+  HL_CHECK_AS(ExitCode::kData, json_.is_object(), where_, ": not a JSON object");
+}
+
+const nlohmann::json* ConfigReader::Find(const std::string& key) {
+  known_.insert(key);
+  const auto found = json_.find(key);
+  return found == json_.end() || found->is_null() ? nullptr : &*found;
+}
+
+bool ConfigReader::Has(const std::string& key) { return Find(key) != nullptr; }
+
+const nlohmann::json* ConfigReader::Member(const std::string& key) { return Find(key); }
+
+int64_t ConfigReader::Int(const std::string& key, int64_t absent, int64_t min) {
+  const nlohmann::json* value = Find(key);
+  if (value == nullptr) return absent;
+  constexpr int64_t kMax = int64_t{1} << 30;  // a product of two fits 64 bits
+  const bool valid = value->is_number_integer() &&
+                     !(value->is_number_unsigned() && value->get<uint64_t>() > kMax) &&
+                     value->get<int64_t>() >= min && value->get<int64_t>() <= kMax;
+  Require(valid, key, " is ", Shown(*value), "; an integer from ", min, " to ", kMax,
+          " would work");
+  return valid ? value->get<int64_t>() : absent;
+}
+
+double ConfigReader::Double(const std::string& key, double absent) {
+  const nlohmann::json* value = Find(key);
+  if (value == nullptr) return absent;
+  Require(value->is_number(), key, " is ", Shown(*value), "; a number would work");
+  return value->is_number() ? value->get<double>() : absent;
+}
+
+bool ConfigReader::Bool(const std::string& key, bool absent) {
+  const nlohmann::json* value = Find(key);
+  if (value == nullptr) return absent;
+  Require(value->is_boolean(), key, " is ", Shown(*value), "; true or false would work");
+  return value->is_boolean() ? value->get<bool>() : absent;
+}
+
+std::string ConfigReader::String(const std::string& key, const std::string& absent) {
+  const nlohmann::json* value = Find(key);
+  if (value == nullptr) return absent;
+  Require(value->is_string(), key, " is ", Shown(*value), "; a string would work");
+  return value->is_string() ? value->get<std::string>() : absent;
+}
+
+void ConfigReader::Ignore(std::initializer_list<const char*> keys) {
+  known_.insert(keys.begin(), keys.end());
+}
+
+void ConfigReader::Check() const {
+  std::string lines;
+  for (const std::string& problem : problems_) lines += "\n  " + problem;
+  HL_CHECK_AS(ExitCode::kData, problems_.empty(), where_,
+              " asks for what halflife has no form of:", lines);
+  std::string unknown;
+  for (const auto& [key, value] : json_.items()) {
+    if (!known_.contains(key)) unknown += (unknown.empty() ? "" : ", ") + key;
+  }
+  if (!unknown.empty()) HL_WARN("interop", where_, ": keys without a meaning here: ", unknown);
+}
+
+}  // namespace halflife::interop

@@ -1,0 +1,135 @@
+#include "interop/export.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "interop/hf_tokenizer.h"
+#include "interop/hf_weights.h"
+#include "interop/layout.h"
+#include "model/language_model.h"
+
+namespace halflife::interop {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kEmbeddings = "embeddings.weight";
+constexpr int64_t kDefaultPositions = 2048;
+
+std::string DTypeName(ckpt::StoredDType dtype) {
+  return dtype == ckpt::StoredDType::kBF16 ? "bfloat16" : "float32";
+}
+
+void AddSpecialIds(const data::SpecialIds& ids, ordered_json& json) {
+  const auto add = [&](const char* key, int id) {
+    json[key] = nullptr;
+    if (id >= 0) json[key] = id;
+  };
+  add("bos_token_id", ids.bos);
+  add("eos_token_id", ids.eos);
+  add("pad_token_id", ids.pad);
+}
+
+// Every key is written: defaults of other programs have changed before.
+ordered_json ConfigJson(const Layout& layout, const model::ModelConfig& config,
+                        const ckpt::StepState& state, const data::SpecialIds& ids,
+                        const ExportOptions& options) {
+  ordered_json json;
+  json["architectures"] = {layout.class_name()};
+  json["model_type"] = layout.model_type();
+  json["dtype"] = DTypeName(options.dtype);
+  json["torch_dtype"] = DTypeName(options.dtype);
+  json["vocab_size"] = config.vocab_size;
+  layout.WriteConfig(config, json);
+  json["tie_word_embeddings"] = config.tie_embeddings && !options.untie;
+  json["initializer_range"] = config.initializer_range;
+  json["max_position_embeddings"] =
+      state.data.seq_len > 0 ? static_cast<int64_t>(state.data.seq_len) : kDefaultPositions;
+  json["use_cache"] = true;
+  AddSpecialIds(ids, json);
+  return json;
+}
+
+// By their names there, so that the bytes do not depend on the order in which a model declares its parameters.
+std::vector<WeightToWrite> Weights(const Layout& layout, const model::ModelConfig& config,
+                                   const ckpt::StepReader& step, bool untie) {
+  std::vector<WeightToWrite> weights;
+  const auto add = [&](const std::string& name, const std::string& stored,
+                       const std::vector<int64_t>& shape) {
+    weights.push_back({.name = layout.TensorName(name, nullptr),
+                       .shape = shape,
+                       .read = [&step, stored](int64_t begin, int64_t end, float* out) {
+                         step.ReadRange(ckpt::Kind::kMain, stored, begin, end, out);
+                       }});
+  };
+  const model::LanguageModel model(config);
+  for (const dist::ParamSpec& spec : model.parameters().specs()) {
+    add(spec.name, spec.name, spec.shape);
+    if (spec.name == kEmbeddings && config.tie_embeddings && untie)
+      add(kHead, kEmbeddings, spec.shape);
+  }
+  for (const dist::ParamSpec& zero : layout.ZeroTensors(config)) {
+    weights.push_back({.name = layout.TensorName(zero.name, nullptr),
+                       .shape = zero.shape,
+                       .read = [](int64_t begin, int64_t end, float* out) {
+                         std::fill(out, out + (end - begin), 0.0f);
+                       }});
+  }
+  std::ranges::sort(weights, {}, &WeightToWrite::name);
+  return weights;
+}
+
+uint64_t FolderBytes(const fs::path& folder) {
+  uint64_t bytes = 0;
+  for (const auto& entry : fs::directory_iterator(folder)) bytes += entry.file_size();
+  return bytes;
+}
+
+}  // namespace
+
+ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* tokenizer,
+                         const fs::path& out, const ExportOptions& options) {
+  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(out), out.string(),
+              " exists already; choose another folder with --out");
+  const model::ModelConfig config = model::ModelConfigFromJson(step.state().model_config_json);
+  HL_CHECK_AS(ExitCode::kUsage,
+              tokenizer == nullptr || tokenizer->vocab_size() <= config.vocab_size,
+              "the tokenizer has ", tokenizer == nullptr ? 0 : tokenizer->vocab_size(),
+              " ids, the model only ", config.vocab_size, "; pass the run's own with --tokenizer");
+  const Layout& layout = ChooseLayout(config, options.model_type);
+  ExportReport report = {.model_type = layout.model_type(),
+                         .class_name = layout.class_name(),
+                         .has_tokenizer = tokenizer != nullptr};
+  const fs::path temporary = fs::path(out).concat(".tmp." + RandomHex(8));
+  std::error_code error;
+  fs::create_directories(temporary, error);
+  HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", temporary.string(), ": ",
+              error.message());
+  try {
+    data::SpecialIds ids;
+    if (tokenizer != nullptr) {
+      WriteHfTokenizer(*tokenizer, temporary);
+      ids = tokenizer->special_ids();
+    }
+    WriteHfWeights(temporary, Weights(layout, config, step, options.untie), options.dtype,
+                   options.max_shard_bytes);
+    const ordered_json json = ConfigJson(layout, config, step.state(), ids, options);
+    AtomicWriteFile(temporary / "config.json", json.dump(2) + "\n", ExitCode::kEnvironment);
+    ordered_json generation;
+    AddSpecialIds(ids, generation);
+    AtomicWriteFile(temporary / "generation_config.json", generation.dump(2) + "\n",
+                    ExitCode::kEnvironment);
+    report.bytes = FolderBytes(temporary);
+    PublishDirectory(temporary, out, ExitCode::kEnvironment);
+  } catch (...) {
+    fs::remove_all(temporary, error);
+    throw;
+  }
+  return report;
+}
+
+}  // namespace halflife::interop

@@ -1,0 +1,172 @@
+#include "interop/hf_folder.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/error.h"
+
+namespace halflife::interop {
+namespace {
+
+namespace fs = std::filesystem;
+using ckpt::StoredDType;
+
+constexpr uint64_t kMaxJsonBytes = 64
+                                   << 20;  // an index of a million tensors has some 100 bytes each
+constexpr int64_t kPieceElements = 1 << 20;  // of one read
+
+nlohmann::json ReadJson(const fs::path& path) {
+  std::error_code error;
+  const uint64_t bytes = fs::file_size(path, error);
+  HL_CHECK_AS(ExitCode::kData, !error, "cannot read ", path.string(), ": ", error.message());
+  HL_CHECK_AS(ExitCode::kData, bytes <= kMaxJsonBytes, path.string(), " has ", bytes,
+              " bytes; at most ", kMaxJsonBytes, " are read");
+  nlohmann::json json = nlohmann::json::parse(ReadFile(path, ExitCode::kData), nullptr,
+                                              /*allow_exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(), ": not a JSON object");
+  return json;
+}
+
+// A name that stays inside the folder.
+bool IsPlainName(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+}
+
+template <typename Element>
+void Widen(const char* bytes, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    Element element;
+    std::memcpy(&element, bytes + i * static_cast<int64_t>(sizeof(Element)), sizeof(Element));
+    out[i] = static_cast<float>(element);
+  }
+}
+
+using WidenFunction = void (*)(const char*, int64_t, float*);
+WidenFunction WidenFrom(StoredDType dtype) {
+  switch (dtype) {
+    case StoredDType::kF32:
+      return &Widen<float>;
+    case StoredDType::kBF16:
+      return &Widen<c10::BFloat16>;
+    case StoredDType::kF16:
+      return &Widen<c10::Half>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+bool HfFolder::IsOne(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path / "config.json", error);
+}
+
+HfFolder HfFolder::Open(const fs::path& path) {
+  HL_CHECK_AS(ExitCode::kData, IsOne(path), "no config.json in ", path.string(),
+              "; a folder that transformers saved would work");
+  HfFolder folder;
+  folder.path_ = path;
+  folder.config_ = std::make_shared<const nlohmann::json>(ReadJson(path / "config.json"));
+  const fs::path index = path / "model.safetensors.index.json";
+  if (fs::exists(index)) {
+    folder.ReadIndex(index);
+    return folder;
+  }
+  HL_CHECK_AS(ExitCode::kData, fs::exists(path / "model.safetensors"), path.string(),
+              " holds neither model.safetensors nor model.safetensors.index.json",
+              fs::exists(path / "pytorch_model.bin")
+                  ? "; pytorch_model.bin is a pickle, which runs code when it is read: save the "
+                    "model again with save_pretrained(safe_serialization=True)"
+                  : "");
+  folder.AddFile("model.safetensors");
+  return folder;
+}
+
+void HfFolder::AddFile(const std::string& name) {
+  const fs::path path = path_ / name;
+  const ckpt::safetensors::Header header = ckpt::safetensors::ReadHeader(path, ExitCode::kData);
+  const int file = static_cast<int>(files_.size());
+  files_.push_back(OpenFile(path, O_RDONLY | O_CLOEXEC, ExitCode::kData));
+  file_names_.push_back(name);
+  for (const ckpt::safetensors::Entry& entry : header.entries) {
+    const bool added =
+        tensors_
+            .emplace(entry.name, HfTensor{.name = entry.name,
+                                          .dtype = entry.dtype,
+                                          .shape = entry.shape,
+                                          .file = file,
+                                          .offset = header.data_offset + entry.begin})
+            .second;
+    HL_CHECK_AS(ExitCode::kData, added, path.string(), ": tensor ", entry.name,
+                " is also in another file of the folder");
+  }
+}
+
+// Index and files must agree both ways: a tensor that only one of them knows is damage.
+void HfFolder::ReadIndex(const fs::path& index) {
+  const nlohmann::json json = ReadJson(index);
+  const auto map = json.find("weight_map");
+  HL_CHECK_AS(ExitCode::kData, map != json.end() && map->is_object(), index.string(),
+              ": no object 'weight_map'");
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map->items()) {
+    HL_CHECK_AS(ExitCode::kData, file.is_string() && IsPlainName(file.get<std::string>()),
+                index.string(), ": tensor ", tensor, " lies in ", file.dump().substr(0, 80),
+                "; the plain name of a file beside the index would work");
+    names.insert(file.get<std::string>());
+  }
+  for (const std::string& name : names) AddFile(name);
+  for (const auto& [name, tensor] : tensors_) {
+    const auto entry = map->find(name);
+    HL_CHECK_AS(ExitCode::kData, entry != map->end(), index.string(), " does not name tensor ",
+                name, " of ", file_names_[tensor.file]);
+    HL_CHECK_AS(ExitCode::kData, *entry == file_names_[tensor.file], index.string(),
+                " says that tensor ", name, " is in ", entry->get<std::string>(), ", but it is in ",
+                file_names_[tensor.file]);
+  }
+  for (const auto& [name, file] : map->items()) {
+    HL_CHECK_AS(ExitCode::kData, tensors_.contains(name), index.string(), " names tensor ", name,
+                ", but ", file.get<std::string>(), " does not hold it");
+  }
+}
+
+const HfTensor* HfFolder::Find(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? nullptr : &found->second;
+}
+
+void HfFolder::Read(const HfTensor& tensor, int64_t begin, int64_t end, float* out) const {
+  const fs::path path = path_ / file_names_[tensor.file];
+  const WidenFunction widen = WidenFrom(tensor.dtype);
+  HL_CHECK_AS(ExitCode::kData, widen != nullptr, path.string(), ": tensor ", tensor.name, " is ",
+              ckpt::Name(tensor.dtype), "; F32, BF16 or F16 would work");
+  HL_CHECK(0 <= begin && begin <= end && end <= tensor.count(), "range [", begin, ", ", end,
+           ") of tensor ", tensor.name);
+  const auto width = static_cast<int64_t>(ckpt::SizeOf(tensor.dtype));
+  std::vector<char> piece(static_cast<size_t>(std::min(end - begin, kPieceElements) * width));
+  while (begin < end) {
+    const int64_t count = std::min(end - begin, kPieceElements);
+    const int64_t wanted = count * width;
+    for (int64_t done = 0; done < wanted;) {
+      const ssize_t got = ::pread(files_[tensor.file].get(), piece.data() + done,
+                                  static_cast<size_t>(wanted - done),
+                                  static_cast<off_t>(tensor.offset) + begin * width + done);
+      HL_CHECK_AS(ExitCode::kData, got > 0, path.string(), ": cannot read tensor ", tensor.name,
+                  got == 0 ? ": the file became shorter" : "");
+      done += got;
+    }
+    widen(piece.data(), count, out);
+    begin += count, out += count;
+  }
+}
+
+}  // namespace halflife::interop

@@ -1,0 +1,56 @@
+// A folder of config.json and safetensors files, as `transformers` saves a model. Everything in it is treated as hostile:
+// sizes, offsets and names are checked before they are believed, and no code in it is run.
+//
+//   const HfFolder folder = HfFolder::Open(path);
+//   folder.Read(*folder.Find("lm_head.weight"), 0, count, out);
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "ckpt/safetensors.h"
+#include "core/files.h"
+
+namespace halflife::interop {
+
+struct HfTensor {
+  std::string name;
+  ckpt::StoredDType dtype = ckpt::StoredDType::kF32;
+  std::vector<int64_t> shape;  // outermost first
+  int file = 0;
+  uint64_t offset = 0;  // of the first element, in the file
+  int64_t count() const { return ckpt::CountElements(shape); }
+};
+
+class HfFolder {
+ public:
+  static bool IsOne(const std::filesystem::path& path);  // a folder with a config.json
+  // Error kData: no such folder, damaged or contradicting files, file names that leave the folder, pickled weights.
+  static HfFolder Open(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  const nlohmann::json& config() const { return *config_; }
+  const std::map<std::string, HfTensor>& tensors() const { return tensors_; }
+  const HfTensor* Find(const std::string& name) const;  // null: not there
+
+  // Elements [begin, end) of the flattened tensor, widened to fp32. Error kData for a type that holds no weights.
+  // Thread-safe.
+  void Read(const HfTensor& tensor, int64_t begin, int64_t end, float* out) const;
+
+ private:
+  void AddFile(const std::string& name);
+  void ReadIndex(const std::filesystem::path& index);
+
+  std::filesystem::path path_;
+  std::shared_ptr<const nlohmann::json> config_;
+  std::vector<std::string> file_names_;
+  std::vector<Fd> files_;
+  std::map<std::string, HfTensor> tensors_;
+};
+
+}  // namespace halflife::interop

@@ -1,0 +1,62 @@
+#include "interop/layout.h"
+
+#include <memory>
+
+#include "core/error.h"
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+
+bool Layout::IsBuffer(const std::string&) const { return false; }
+std::vector<dist::ParamSpec> Layout::ZeroTensors(const model::ModelConfig&) const { return {}; }
+
+const std::vector<const Layout*>& Layouts() {
+  static const std::vector<std::unique_ptr<Layout>> owned = [] {
+    std::vector<std::unique_ptr<Layout>> made;
+#define HL_LAYOUT(Make) made.push_back(Make());
+#include "interop/layouts/layouts.inc"
+#undef HL_LAYOUT
+    return made;
+  }();
+  static const std::vector<const Layout*> layouts = [] {
+    std::vector<const Layout*> pointers;
+    for (const auto& layout : owned) pointers.push_back(layout.get());
+    return pointers;
+  }();
+  return layouts;
+}
+
+const Layout& LayoutOf(const std::string& model_type, const std::string& where) {
+  std::string known;
+  for (const Layout* layout : Layouts()) {
+    if (layout->model_type() == model_type) return *layout;
+    known += (known.empty() ? "" : ", ") + layout->model_type();
+  }
+  HL_FAIL(ExitCode::kData, where, ": model_type is '", model_type, "'; known: ", known);
+}
+
+const Layout& ChooseLayout(const model::ModelConfig& config, const std::string& model_type) {
+  const bool any = model_type.empty() || model_type == "auto";
+  std::string obstacles;
+  for (const Layout* layout : Layouts()) {
+    if (any ? layout->mixer() != config.mixer.name : layout->model_type() != model_type) continue;
+    if (layout->mixer() != config.mixer.name) {
+      obstacles += Concat("\n  ", model_type, " is for the mixer ", layout->mixer(),
+                          "; the model has ", config.mixer.name);
+      continue;
+    }
+    const std::vector<std::string> lines = layout->Obstacles(config);
+    if (lines.empty()) return *layout;
+    for (const std::string& line : lines) obstacles += "\n  " + layout->model_type() + ": " + line;
+  }
+  std::string known;
+  for (const Layout* layout : Layouts())
+    known += (known.empty() ? "" : ", ") + layout->model_type() + " (" + layout->mixer() + ")";
+  HL_FAIL(ExitCode::kUsage, "no Hugging Face class expresses this model:",
+          obstacles.empty() ? Concat("\n  there is none for ",
+                                     any ? "the mixer " + config.mixer.name : model_type)
+                            : obstacles,
+          "\nknown: ", known);
+}
+
+}  // namespace halflife::interop

@@ -1,0 +1,253 @@
+// What fla's classes have in common: sizes, the SwiGLU block, ties, hybrid softmax layers.
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+namespace {
+
+using nlohmann::ordered_json;
+
+// halflife's name of an activation and the one that is written; further names are read.
+struct Activation {
+  const char* ours;
+  const char* theirs;
+  std::array<const char*, 2> also;
+};
+constexpr Activation kActivations[] = {
+    {"relu", "relu", {}},
+    {"relu2", "relu2", {}},
+    {"relu6", "relu6", {}},
+    {"leaky_relu", "leaky_relu", {}},
+    {"silu", "silu", {"swish"}},
+    {"sigmoid", "sigmoid", {}},
+    {"tanh", "tanh", {}},
+    {"gelu", "gelu", {"gelu_python"}},
+    {"gelu_tanh", "gelu_pytorch_tanh", {"gelu_new", "gelu_fast"}},
+    {"mish", "mish", {}},
+    {"none", "linear", {}},
+};
+
+std::string ReadFeatureMap(ConfigReader& reader) {
+  const std::string name = reader.String("feature_map", "linear");
+  std::string known;
+  for (const Activation& activation : kActivations) {
+    if (name == activation.theirs) return activation.ours;
+    for (const char* other : activation.also)
+      if (other != nullptr && name == other) return activation.ours;
+    known += (known.empty() ? "" : ", ") + std::string(activation.theirs);
+  }
+  reader.Require(false, "feature_map is '", name, "'; null or one of ", known, " would work");
+  return "none";
+}
+
+ordered_json FeatureMapJson(const std::string& ours) {
+  for (const Activation& activation : kActivations)
+    if (ours == activation.ours && ours != "none") return activation.theirs;
+  return nullptr;
+}
+
+bool IsSwish(const std::string& name) { return name == "swish" || name == "silu"; }
+
+// One entry of `attn`.
+void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
+                     model::ModelConfig& config) {
+  if (!entry.is_object()) return reader.Require(false, "attn holds something that is no object");
+  ConfigReader inner(entry, reader.where() + ", attn");
+  model::HybridLayers& group = config.hybrid.emplace_back();
+  const nlohmann::json* layers = inner.Member("layers");
+  const bool valid = layers != nullptr && layers->is_array() &&
+                     std::ranges::all_of(*layers, [&](const nlohmann::json& layer) {
+                       return layer.is_number_integer() && layer >= 0 && layer < config.num_layers;
+                     });
+  inner.Require(valid, "layers must be numbers from 0 to ", config.num_layers - 1);
+  if (valid) group.layers = layers->get<std::vector<int64_t>>();
+  group.mixer.name = "softmax";
+  OptionWriter options(group.mixer);
+  inner.Require(inner.Has("num_heads"), "num_heads is missing");
+  const int64_t heads = inner.Int("num_heads", 1);
+  options.Int("num_heads", heads);
+  options.Int("num_kv_heads", inner.Int("num_kv_heads", heads));
+  options.Bool("qkv_bias", inner.Bool("qkv_bias", false));
+  options.Int("window", inner.Int("window_size", 0));
+  options.Double("rope_theta", inner.Double("rope_theta", 10000));
+  inner.Check();
+}
+
+}  // namespace
+
+Options::Options(const model::MixerConfig& mixer, int64_t model_dim)
+    : mixer_(mixer.name), values_(model::ResolvedOptions(mixer, model_dim)) {}
+
+const std::string& Options::Text(const std::string& key) const {
+  const auto found = values_.find(key);
+  HL_CHECK(found != values_.end(), "mixer ", mixer_, " has no option ", key);
+  return found->second;
+}
+
+int64_t Options::Int(const std::string& key) const { return std::stoll(Text(key)); }
+double Options::Double(const std::string& key) const { return std::stod(Text(key)); }
+
+ordered_json Options::Number(const std::string& key) const {
+  const double value = Double(key);
+  if (value == static_cast<double>(static_cast<int64_t>(value))) return static_cast<int64_t>(value);
+  return value;
+}
+
+void OptionWriter::Int(const std::string& key, int64_t value) { Text(key, Concat(value)); }
+void OptionWriter::Double(const std::string& key, double value) {
+  char text[32];
+  Text(key, std::string(text, std::to_chars(text, text + sizeof text, value).ptr));
+}
+void OptionWriter::Bool(const std::string& key, bool value) { Text(key, value ? "true" : "false"); }
+void OptionWriter::Text(const std::string& key, const std::string& value) {
+  mixer_.options[key] = value;
+}
+
+void IgnoreCommonKeys(ConfigReader& reader) {
+  reader.Ignore({"model_type",
+                 "architectures",
+                 "dtype",
+                 "torch_dtype",
+                 "transformers_version",
+                 "_name_or_path",
+                 "use_cache",
+                 "pad_token_id",
+                 "bos_token_id",
+                 "eos_token_id",
+                 "output_attentions",
+                 "output_hidden_states",
+                 "return_dict",
+                 "tokenizer_class",
+                 "is_encoder_decoder",
+                 "is_decoder",
+                 "id2label",
+                 "label2id",
+                 "problem_type",
+                 "chunk_size_feed_forward",
+                 "add_cross_attention",
+                 "cross_attention_hidden_size",
+                 "torchscript",
+                 "use_bfloat16",
+                 "pruned_heads",
+                 "auto_map"});
+}
+
+model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defaults) {
+  IgnoreCommonKeys(reader);
+  // kernels of fla, its training, or the size of a cache
+  reader.Ignore({"attn_mode", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy",
+                 "fuse_linear_cross_entropy", "use_l2warp", "max_position_embeddings"});
+  model::ModelConfig config;
+  config.vocab_size = reader.Int("vocab_size", defaults.vocab_size);
+  config.model_dim = reader.Int("hidden_size", defaults.hidden_size);
+  config.num_layers = reader.Int("num_hidden_layers", defaults.num_layers);
+  config.mlp_ratio = reader.Double("hidden_ratio", defaults.hidden_ratio);
+  config.mlp_dim = reader.Int("intermediate_size", 0);
+  config.norm_eps = reader.Double("norm_eps", 1e-6);
+  config.tie_embeddings = reader.Bool("tie_word_embeddings", false);
+  config.initializer_range = reader.Double("initializer_range", 0.02);
+  const std::string activation = reader.String("hidden_act", "swish");
+  reader.Require(IsSwish(activation), "hidden_act is '", activation, "'; swish would work");
+  reader.Require(!reader.Has("attnres_block_size"),
+                 "attnres_block_size is set; null would work: it adds tensors");
+  return config;
+}
+
+void WriteFlaFrame(const model::ModelConfig& config, ordered_json& json) {
+  json["hidden_size"] = config.model_dim;
+  json["num_hidden_layers"] = config.num_layers;
+  json["hidden_ratio"] = config.mlp_ratio;
+  json["intermediate_size"] = config.resolved_mlp_dim();
+  json["hidden_act"] = "swish";
+  json["norm_eps"] = config.norm_eps;
+  json["attnres_block_size"] = nullptr;
+  json["fuse_norm"] = true;
+  json["fuse_swiglu"] = true;
+  json["fuse_cross_entropy"] = true;
+  json["fuse_linear_cross_entropy"] = false;
+  json["use_l2warp"] = false;
+}
+
+std::vector<std::string> FlaObstacles(const model::ModelConfig& config) {
+  std::vector<std::string> lines;
+  if (config.mlp_bias) lines.emplace_back("mlp_bias is on");
+  for (const model::HybridLayers& group : config.hybrid) {
+    if (group.mixer.name != "softmax") {
+      lines.push_back("hybrid layers with the mixer " + group.mixer.name +
+                      "; softmax beside one linear mixer would work");
+      continue;
+    }
+    const Options options(group.mixer, config.model_dim);
+    for (const char* option : {"qk_norm", "out_bias"})
+      if (options.Bool(option)) lines.push_back(Concat(option, " is on in the hybrid layers"));
+    if (options.Int("head_dim") * options.Int("num_heads") != config.model_dim)
+      lines.emplace_back("head_dim of the hybrid layers is not model_dim / num_heads");
+  }
+  return lines;
+}
+
+void ReadFlaHybrid(ConfigReader& reader, model::ModelConfig& config) {
+  const nlohmann::json* attn = reader.Member("attn");
+  if (attn == nullptr) return;
+  if (!attn->is_array()) return ReadHybridEntry(reader, *attn, config);
+  for (const nlohmann::json& entry : *attn) ReadHybridEntry(reader, entry, config);
+}
+
+ordered_json FlaHybrid(const model::ModelConfig& config) {
+  if (config.hybrid.empty()) return nullptr;
+  ordered_json groups = ordered_json::array();
+  for (const model::HybridLayers& group : config.hybrid) {
+    const Options options(group.mixer, config.model_dim);
+    ordered_json entry = {{"layers", group.layers},
+                          {"num_heads", options.Int("num_heads")},
+                          {"num_kv_heads", options.Int("num_kv_heads")},
+                          {"qkv_bias", options.Bool("qkv_bias")},
+                          {"window_size", nullptr},
+                          {"rope_theta", options.Double("rope_theta")}};
+    if (options.Int("window") > 0) entry["window_size"] = options.Int("window");
+    groups.push_back(std::move(entry));
+  }
+  return groups.size() == 1 ? groups[0] : groups;
+}
+
+std::string FlaName(const std::string& parameter) {
+  return parameter == "lm_head.weight" ? parameter : "model." + parameter;
+}
+
+std::string FlaLinearName(const std::string& parameter, ConfigReader* reader) {
+  std::string name = FlaName(parameter);
+  const std::string fused = "g_norm_swish_gate.weight";
+  if (reader == nullptr || reader->Bool("fuse_norm", true) || !name.ends_with(fused)) return name;
+  return name.substr(0, name.size() - fused.size()) + "g_norm.weight";
+}
+
+void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
+                   double expand_k, double expand_v) {
+  OptionWriter options(mixer);
+  const int64_t heads = reader.Int("num_heads", num_heads);
+  options.Int("num_heads", heads);
+  options.Int("num_kv_heads", reader.Int("num_kv_heads", heads));
+  options.Double("expand_k", reader.Double("expand_k", expand_k));
+  options.Double("expand_v", reader.Double("expand_v", expand_v));
+  options.Text("feature_map", ReadFeatureMap(reader));
+  options.Bool("use_output_gate", reader.Bool("use_output_gate", true));
+  options.Bool("norm_affine", reader.Bool("elementwise_affine", true));
+}
+
+void WriteFlaLinear(const Options& options, ordered_json& json) {
+  json["attn_mode"] = "chunk";
+  json["num_heads"] = options.Int("num_heads");
+  json["num_kv_heads"] = options.Int("num_kv_heads");
+  json["expand_k"] = options.Number("expand_k");
+  json["expand_v"] = options.Number("expand_v");
+  json["feature_map"] = FeatureMapJson(options.Text("feature_map"));
+  json["use_output_gate"] = options.Bool("use_output_gate");
+  json["elementwise_affine"] = options.Bool("norm_affine");
+}
+
+}  // namespace halflife::interop

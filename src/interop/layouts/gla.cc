@@ -1,0 +1,55 @@
+// fla's GLA: gated linear attention; the gate's inner rank and its normaliser are constants of both programs.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+namespace {
+
+class Gla : public Layout {
+ public:
+  std::string model_type() const override { return "gla"; }
+  std::string class_name() const override { return "GLAForCausalLM"; }
+  std::string mixer() const override { return "gla"; }
+
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
+    return FlaObstacles(config);
+  }
+
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+    const Options options(config.mixer, config.model_dim);
+    WriteFlaFrame(config, json);
+    WriteFlaLinear(options, json);
+    json["use_short_conv"] = options.Bool("use_short_conv");
+    json["conv_size"] = options.Int("conv_size");
+    json["clamp_min"] = nullptr;
+    if (std::isfinite(options.Double("clamp_min"))) json["clamp_min"] = options.Number("clamp_min");
+    json["use_gk"] = true;
+    json["use_gv"] = false;
+    json["attn"] = FlaHybrid(config);
+  }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFlaFrame(reader, {});
+    config.mixer.name = mixer();
+    ReadFlaLinear(reader, config.mixer, /*num_heads=*/4, /*expand_k=*/0.5, /*expand_v=*/1);
+    OptionWriter options(config.mixer);
+    options.Bool("use_short_conv", reader.Bool("use_short_conv", false));
+    options.Int("conv_size", reader.Int("conv_size", 4, 2));
+    if (reader.Has("clamp_min")) options.Double("clamp_min", reader.Double("clamp_min", 0));
+    reader.Ignore({"use_gk", "use_gv"});  // the class never reads them
+    ReadFlaHybrid(reader, config);
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader* reader) const override {
+    return FlaLinearName(parameter, reader);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Layout> MakeGla() { return std::make_unique<Gla>(); }
+
+}  // namespace halflife::interop

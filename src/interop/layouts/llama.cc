@@ -1,0 +1,133 @@
+// The Llama class of `transformers` itself: softmax attention that needs neither fla nor its kernels to load.
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+namespace {
+
+// Ours -> theirs, where they differ beyond the prefix.
+constexpr std::array<std::pair<const char*, const char*>, 4> kRenamed = {{
+    {"embeddings.", "embed_tokens."},
+    {".attn.", ".self_attn."},
+    {".attn_norm.", ".input_layernorm."},
+    {".mlp_norm.", ".post_attention_layernorm."},
+}};
+
+double ReadRopeTheta(ConfigReader& reader) {
+  double theta = reader.Double("rope_theta", 10000);
+  reader.Require(!reader.Has("rope_scaling"), "rope_scaling is set; null would work");
+  const nlohmann::json* parameters = reader.Member("rope_parameters");
+  if (parameters == nullptr) return theta;
+  const bool plain = parameters->is_object() &&
+                     parameters->value("rope_type", nlohmann::json("default")) == "default";
+  reader.Require(plain, "rope_parameters is ", parameters->dump().substr(0, 80),
+                 "; {\"rope_type\": \"default\", \"rope_theta\": ...} would work");
+  if (plain && parameters->contains("rope_theta")) {
+    const nlohmann::json& value = parameters->at("rope_theta");
+    reader.Require(value.is_number(), "rope_parameters.rope_theta is no number");
+    if (value.is_number()) theta = value.get<double>();  // newer than the key beside it
+  }
+  return theta;
+}
+
+class Llama : public Layout {
+ public:
+  std::string model_type() const override { return "llama"; }
+  std::string class_name() const override { return "LlamaForCausalLM"; }
+  std::string mixer() const override { return "softmax"; }
+
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
+    std::vector<std::string> lines;
+    const Options options(config.mixer, config.model_dim);
+    if (options.Bool("qk_norm")) lines.emplace_back("qk_norm is on");
+    if (options.Int("window") > 0) lines.emplace_back("window is " + options.Text("window"));
+    if (options.Bool("out_bias") && !options.Bool("qkv_bias"))
+      lines.emplace_back("out_bias is on without qkv_bias");
+    if (config.model_dim % options.Int("num_heads") != 0)
+      lines.emplace_back("num_heads does not divide model_dim, which the class checks");
+    if (!config.hybrid.empty()) lines.emplace_back("the model has hybrid layers");
+    return lines;
+  }
+
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+    const Options options(config.mixer, config.model_dim);
+    const double theta = options.Double("rope_theta");
+    json["hidden_size"] = config.model_dim;
+    json["intermediate_size"] = config.resolved_mlp_dim();
+    json["num_hidden_layers"] = config.num_layers;
+    json["num_attention_heads"] = options.Int("num_heads");
+    json["num_key_value_heads"] = options.Int("num_kv_heads");
+    json["head_dim"] = options.Int("head_dim");
+    json["hidden_act"] = "silu";
+    json["rms_norm_eps"] = config.norm_eps;
+    json["attention_bias"] = options.Bool("qkv_bias");
+    json["mlp_bias"] = config.mlp_bias;
+    json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", theta}};
+    json["rope_theta"] = theta;
+    json["rope_scaling"] = nullptr;
+    json["attention_dropout"] = 0.0;
+    json["pretraining_tp"] = 1;
+  }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    IgnoreCommonKeys(reader);
+    reader.Ignore({"attention_dropout", "pretraining_tp", "max_position_embeddings"});
+    model::ModelConfig config;
+    config.vocab_size = reader.Int("vocab_size", 32000);
+    config.model_dim = reader.Int("hidden_size", 4096);
+    config.mlp_dim = reader.Int("intermediate_size", 11008);
+    config.num_layers = reader.Int("num_hidden_layers", 32);
+    config.norm_eps = reader.Double("rms_norm_eps", 1e-6);
+    config.tie_embeddings = reader.Bool("tie_word_embeddings", false);
+    config.initializer_range = reader.Double("initializer_range", 0.02);
+    config.mlp_bias = reader.Bool("mlp_bias", false);
+    const std::string activation = reader.String("hidden_act", "silu");
+    reader.Require(activation == "silu" || activation == "swish", "hidden_act is '", activation,
+                   "'; silu would work");
+    config.mixer.name = mixer();
+    OptionWriter options(config.mixer);
+    const int64_t heads = reader.Int("num_attention_heads", 32);
+    options.Int("num_heads", heads);
+    options.Int("num_kv_heads", reader.Int("num_key_value_heads", heads));
+    options.Int("head_dim", reader.Int("head_dim", std::max<int64_t>(1, config.model_dim / heads)));
+    const bool bias = reader.Bool("attention_bias", false);
+    options.Bool("qkv_bias", bias);
+    options.Bool("out_bias", bias);
+    options.Double("rope_theta", ReadRopeTheta(reader));
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    std::string name = parameter;
+    for (const auto& [ours, theirs] : kRenamed) {
+      const size_t place = name.find(ours);
+      if (place != std::string::npos) name.replace(place, std::string(ours).size(), theirs);
+    }
+    return FlaName(name);
+  }
+
+  bool IsBuffer(const std::string& tensor) const override {
+    return tensor.ends_with(".rotary_emb.inv_freq");
+  }
+
+  // `attention_bias` stands for q, k, v and o together.
+  std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const override {
+    const Options options(config.mixer, config.model_dim);
+    std::vector<dist::ParamSpec> zeros;
+    if (!options.Bool("qkv_bias") || options.Bool("out_bias")) return zeros;
+    for (int64_t layer = 0; layer < config.num_layers; ++layer)
+      zeros.push_back(
+          {.name = Concat("layers.", layer, ".attn.o_proj.bias"), .shape = {config.model_dim}});
+    return zeros;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Layout> MakeLlama() { return std::make_unique<Llama>(); }
+
+}  // namespace halflife::interop

@@ -1,0 +1,56 @@
+// fla's RetNet: retention with rotary positions of base 10000, a norm per head and a SiLU gate.
+#include <nlohmann/json.hpp>
+
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+namespace {
+
+constexpr int64_t kMaxRotaryDim = 256;  // of fla's rotary kernel
+
+class RetNet : public Layout {
+ public:
+  std::string model_type() const override { return "retnet"; }
+  std::string class_name() const override { return "RetNetForCausalLM"; }
+  std::string mixer() const override { return "retention"; }
+
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
+    std::vector<std::string> lines = FlaObstacles(config);
+    const Options options(config.mixer, config.model_dim);
+    if (options.Double("rotary_base") != 10000)
+      lines.push_back("rotary_base is " + options.Text("rotary_base") + "; 10000 would work");
+    const double head_dim = static_cast<double>(config.model_dim) * options.Double("expand_k") /
+                            static_cast<double>(options.Int("num_heads"));
+    if (head_dim > kMaxRotaryDim)
+      lines.push_back(
+          Concat("key width per head is ", head_dim, "; at most ", kMaxRotaryDim, " would work"));
+    return lines;
+  }
+
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+    WriteFlaFrame(config, json);
+    WriteFlaLinear(Options(config.mixer, config.model_dim), json);
+    json["use_short_conv"] = false;
+    json["conv_size"] = 4;
+    json["attn"] = FlaHybrid(config);
+  }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFlaFrame(reader, {.hidden_ratio = 2});
+    config.mixer.name = mixer();
+    ReadFlaLinear(reader, config.mixer, /*num_heads=*/8, /*expand_k=*/1, /*expand_v=*/2);
+    reader.Ignore({"use_short_conv", "conv_size"});  // the class never passes them to its layer
+    ReadFlaHybrid(reader, config);
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader* reader) const override {
+    return FlaLinearName(parameter, reader);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Layout> MakeRetNet() { return std::make_unique<RetNet>(); }
+
+}  // namespace halflife::interop

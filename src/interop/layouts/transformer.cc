@@ -1,0 +1,63 @@
+// fla's Transformer: softmax attention, also with RMSNorm of q and k or a sliding window, which llama has no words for.
+#include <nlohmann/json.hpp>
+
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+namespace {
+
+class Transformer : public Layout {
+ public:
+  std::string model_type() const override { return "transformer"; }
+  std::string class_name() const override { return "TransformerForCausalLM"; }
+  std::string mixer() const override { return "softmax"; }
+
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
+    std::vector<std::string> lines;
+    const Options options(config.mixer, config.model_dim);
+    if (config.mlp_bias) lines.emplace_back("mlp_bias is on");
+    if (options.Bool("out_bias")) lines.emplace_back("out_bias is on");
+    if (options.Int("head_dim") * options.Int("num_heads") != config.model_dim)
+      lines.emplace_back("head_dim is not model_dim / num_heads");
+    if (!config.hybrid.empty()) lines.emplace_back("the model has hybrid layers");
+    return lines;
+  }
+
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+    const Options options(config.mixer, config.model_dim);
+    WriteFlaFrame(config, json);
+    json["elementwise_affine"] = true;
+    json["num_heads"] = options.Int("num_heads");
+    json["num_kv_heads"] = options.Int("num_kv_heads");
+    json["qkv_bias"] = options.Bool("qkv_bias");
+    json["qk_norm"] = options.Bool("qk_norm");
+    json["window_size"] = nullptr;
+    if (options.Int("window") > 0) json["window_size"] = options.Int("window");
+    json["rope_theta"] = options.Double("rope_theta");
+  }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFlaFrame(reader, {});
+    config.mixer.name = mixer();
+    OptionWriter options(config.mixer);
+    const int64_t heads = reader.Int("num_heads", 32);
+    options.Int("num_heads", heads);
+    options.Int("num_kv_heads", reader.Int("num_kv_heads", heads));
+    options.Bool("qkv_bias", reader.Bool("qkv_bias", false));
+    options.Bool("qk_norm", reader.Bool("qk_norm", false));
+    options.Int("window", reader.Int("window_size", 0));
+    options.Double("rope_theta", reader.Double("rope_theta", 10000));
+    reader.Ignore({"elementwise_affine"});  // the class has no such norm
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    return FlaName(parameter);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Layout> MakeTransformer() { return std::make_unique<Transformer>(); }
+
+}  // namespace halflife::interop

@@ -1,0 +1,91 @@
+#include "interop/hf_folder.h"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "interop/hf_folder_fixture.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::interop {
+namespace {
+
+using test::WriteText;
+using testing::ElementsAre;
+using testing::Key;
+
+class HfFolderTest : public testing::Test {
+ protected:
+  HfFolderTest() : folder_(dir_ / "model") { test::WriteShardedFolder(folder_); }
+  void SetIndex(const std::string& a, const std::string& more = "") {
+    WriteText(
+        folder_ / "model.safetensors.index.json",
+        R"({"weight_map": {"a": )" + a +
+            R"(, "b": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors")" +
+            more + "}}");
+  }
+  test::TempDir dir_;
+  std::filesystem::path folder_;
+};
+
+TEST_F(HfFolderTest, ReadsShards) {
+  const HfFolder folder = HfFolder::Open(folder_);
+  EXPECT_THAT(folder.tensors(), ElementsAre(Key("a"), Key("b"), Key("c")));
+  EXPECT_EQ(folder.config().at("model_type"), "llama");
+  float values[4];
+  folder.Read(*folder.Find("b"), 1, 5, values);
+  EXPECT_THAT(values, ElementsAre(8, 9, 10, 11));
+  EXPECT_EQ(folder.Find("d"), nullptr);
+}
+
+TEST_F(HfFolderTest, NamesThatLeaveTheFolderAreRefused) {
+  for (const char* name : {R"("../model-00001-of-00002.safetensors")", R"("/etc/passwd")",
+                           R"("..")", R"("x/y.safetensors")", R"("")", R"("a\u0000b")", "7"}) {
+    SetIndex(name);
+    EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "index.json", "tensor a lies in",
+                    "plain name");
+  }
+}
+
+TEST_F(HfFolderTest, IndexAndFilesMustAgreeBothWays) {
+  SetIndex(R"("model-00002-of-00002.safetensors")");
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "says that tensor a is in model-00002",
+                  "but it is in model-00001");
+  SetIndex(R"("model-00001-of-00002.safetensors")", R"(, "d": "model-00002-of-00002.safetensors")");
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "names tensor d",
+                  "model-00002-of-00002.safetensors does not hold it");
+  WriteText(folder_ / "model-00002-of-00002.safetensors", test::SafetensorsBytes({"c", "e"}));
+  SetIndex(R"("model-00001-of-00002.safetensors")");
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "does not name tensor e");
+  WriteText(folder_ / "model-00002-of-00002.safetensors", test::SafetensorsBytes({"c", "a"}));
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "tensor a is also in another file");
+  std::filesystem::remove(folder_ / "model-00002-of-00002.safetensors");
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "model-00002-of-00002.safetensors");
+}
+
+TEST_F(HfFolderTest, WhatIsNoModelFolder) {
+  EXPECT_HL_ERROR(HfFolder::Open(dir_.path()), ExitCode::kData, "no config.json in");
+  WriteText(folder_ / "config.json", "[1]");
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "config.json: not a JSON object");
+  WriteText(folder_ / "config.json", "{}");
+  std::filesystem::remove(folder_ / "model.safetensors.index.json");
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "neither model.safetensors nor");
+  WriteText(folder_ / "pytorch_model.bin", "x");
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "pickle", "safe_serialization=True");
+}
+
+TEST_F(HfFolderTest, OtherTypesAreNoWeights) {
+  std::vector<ckpt::safetensors::Entry> entries = {
+      {.name = "ids", .dtype = ckpt::StoredDType::kI64, .shape = {1}, .begin = 0, .end = 8}};
+  std::filesystem::remove(folder_ / "model.safetensors.index.json");
+  WriteText(folder_ / "model.safetensors",
+            ckpt::safetensors::BuildHeader(entries, {}, 8) + std::string(8, '\0'));
+  const HfFolder folder = HfFolder::Open(folder_);
+  float value;
+  EXPECT_HL_ERROR(folder.Read(*folder.Find("ids"), 0, 1, &value), ExitCode::kData,
+                  "tensor ids is I64; F32, BF16 or F16 would work");
+}
+
+}  // namespace
+}  // namespace halflife::interop

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""halflife import, score and export against transformers' Llama and against reference_models.py.
+
+    .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/src/cli/halflife
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+except ImportError as error:
+    print(f"SKIPPED: hf_models_test: {error} (launch/setup --tests)")
+    sys.exit(77)
+
+import reference_models
+
+HALFLIFE = ""
+# fp32 on both sides, two or three layers: rounding of logits of order 10 and of sums over 200 tokens.
+TOLERANCE = 2e-4
+VOCAB = 61
+LENGTHS = (2, 29, 64, 65, 200)
+
+FRAME = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+FLA_VARIANTS = {
+    "retnet": {"model_type": "retnet", "num_heads": 4},
+    "retnet_grouped_no_gate": {"model_type": "retnet", "num_heads": 4, "num_kv_heads": 2,
+                               "use_output_gate": False, "expand_v": 1, "norm_eps": 1e-5},
+    "retnet_features_unfused": {"model_type": "retnet", "num_heads": 2, "feature_map": "gelu",
+                                "fuse_norm": False, "elementwise_affine": True},
+    "retnet_hybrid": {"model_type": "retnet", "num_heads": 2, "num_hidden_layers": 3,
+                      "attn": {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "qkv_bias": True,
+                               "window_size": 20, "rope_theta": 500.0}},
+    "gla": {"model_type": "gla", "num_heads": 2},
+    "gla_conv_grouped": {"model_type": "gla", "num_heads": 4, "num_kv_heads": 2, "clamp_min": -0.05,
+                         "use_short_conv": True, "conv_size": 3, "feature_map": "relu"},
+    "gla_plain_norm_tied": {"model_type": "gla", "num_heads": 2, "elementwise_affine": False,
+                            "tie_word_embeddings": True, "use_output_gate": False},
+    "gla_two_groups": {"model_type": "gla", "num_heads": 2, "num_hidden_layers": 3,
+                       "attn": [{"layers": [0], "num_heads": 2},
+                                {"layers": [2], "num_heads": 4, "window_size": 9}]},
+    "transformer": {"model_type": "transformer", "num_heads": 4, "num_kv_heads": 2,
+                    "qk_norm": True, "window_size": 30, "rope_theta": 1000.0, "qkv_bias": True},
+}
+LLAMA_VARIANTS = {
+    "plain": {},
+    "tied_grouped": {"tie_word_embeddings": True, "num_key_value_heads": 2},
+    "biases": {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-5},
+    "wide_heads": {"head_dim": 12, "num_key_value_heads": 1,
+                   "rope_parameters": {"rope_type": "default", "rope_theta": 700.0}},
+}
+
+
+def halflife(*arguments, code=0):
+    done = subprocess.run([HALFLIFE, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def sequences():
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def score(model, ids, folder, *more):
+    (folder / "ids.json").write_text(json.dumps(ids))
+    halflife("score", "--model", model, "--tokens", folder / "ids.json", "--out",
+             folder / "scores.jsonl", "--threads", 1, *more)
+    lines = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    assert [line["ids"] for line in lines] == ids
+    return [torch.tensor(line["logprobs"], dtype=torch.float64) for line in lines]
+
+
+def widest(got, want):
+    assert [x.shape for x in got] == [x.shape for x in want]
+    return max(float((a - b).abs().max()) for a, b in zip(got, want))
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def shapes_of(folder):
+    names = {}
+    for path in folder.glob("*.safetensors"):
+        names |= {name: list(tensor.shape) for name, tensor in load_file(path).items()}
+    return names
+
+
+class HfModels(unittest.TestCase):
+    def setUp(self):
+        self._holder = tempfile.TemporaryDirectory(prefix="halflife_hf_")
+        self.dir = pathlib.Path(self._holder.name)
+
+    def tearDown(self):
+        self._holder.cleanup()
+
+    def check_all_ways(self, folder, want):
+        """folder -> run -> folder -> run -> folder: the same numbers everywhere, the same bytes at the ends."""
+        ids = sequences()
+        self.assertLess(widest(score(folder, ids, self.dir), want), TOLERANCE)
+        run, exported = self.dir / "run", self.dir / "exported"
+        halflife("import", "--from", folder, "--out", run)
+        of_run = score(run, ids, self.dir)
+        self.assertLess(widest(of_run, want), TOLERANCE)
+        self.assertLess(widest(score(run / "ckpt/step_000000000000", ids, self.dir), of_run), 1e-5)
+        self.assertLess(widest(score(run, ids, self.dir, "--piece", 16, "--batch-tokens", 40), of_run), 1e-4)
+        halflife("export", "--run", run, "--out", exported)
+        self.assertLess(widest(score(exported, ids, self.dir), of_run), 1e-5)
+        halflife("import", "--from", exported, "--out", self.dir / "run2")
+        halflife("export", "--run", self.dir / "run2", "--out", self.dir / "exported2")
+        self.assertEqual(files_of(exported), files_of(self.dir / "exported2"))
+        return exported
+
+    def make_fla_folder(self, config):
+        torch.manual_seed(3)
+        weights = {}
+        for name, shape in reference_models.tensors(config).items():
+            is_norm = "norm" in name
+            weights[name] = torch.randn(shape) * (0.2 if is_norm else 0.25) + (1.0 if is_norm else 0.0)
+        folder = self.dir / "theirs"
+        folder.mkdir()
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder, weights
+
+    def test_fla_classes(self):
+        for name, variant in FLA_VARIANTS.items():
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                config = FRAME | variant
+                folder, weights = self.make_fla_folder(config)
+                want = [reference_models.log_probs(config, weights, ids) for ids in sequences()]
+                exported = self.check_all_ways(folder, want)
+                written = json.loads((exported / "config.json").read_text())
+                self.assertEqual(written["model_type"], config["model_type"])
+                self.assertEqual(shapes_of(exported), reference_models.tensors(written))
+
+    def test_llama_of_transformers(self):
+        for name, variant in LLAMA_VARIANTS.items():
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                torch.manual_seed(4)
+                config = LlamaConfig(**{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
+                                        "num_hidden_layers": 2, "num_attention_heads": 4,
+                                        "initializer_range": 0.2} | variant)
+                model = LlamaForCausalLM(config).float().eval()
+                for parameter in model.parameters():  # biases and norms away from 0 and 1
+                    if parameter.dim() == 1:
+                        torch.nn.init.normal_(parameter.data, float(parameter.data.mean()), 0.2)
+                folder = self.dir / "theirs"
+                model.save_pretrained(folder, safe_serialization=True)
+                exported = self.check_all_ways(folder, self.log_probs_of(model))
+                back = AutoModelForCausalLM.from_pretrained(exported).float().eval()
+                self.assertIsInstance(back, LlamaForCausalLM)
+                self.assertLess(widest(self.log_probs_of(back), score(exported, sequences(), self.dir)),
+                                TOLERANCE)
+
+    @staticmethod
+    def log_probs_of(model):
+        rows = []
+        for ids in sequences():
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0].double()
+            rows.append(logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0])
+        return rows
+
+    def test_shards_types_and_ties(self):
+        config = FRAME | FLA_VARIANTS["gla_plain_norm_tied"]
+        folder, _ = self.make_fla_folder(config)
+        run = self.dir / "run"
+        halflife("import", "--from", folder, "--out", run)
+        halflife("export", "--run", run, "--out", self.dir / "sharded", "--dtype", "bf16",
+                 "--max-shard", "8KB", "--untie")
+        index = json.loads((self.dir / "sharded/model.safetensors.index.json").read_text())
+        self.assertGreater(len(set(index["weight_map"].values())), 2)
+        written = json.loads((self.dir / "sharded/config.json").read_text())
+        self.assertEqual((written["dtype"], written["tie_word_embeddings"]), ("bfloat16", False))
+        tensors = {}
+        for name in set(index["weight_map"].values()):
+            tensors |= load_file(self.dir / "sharded" / name)
+        self.assertEqual({t.dtype for t in tensors.values()}, {torch.bfloat16})
+        self.assertTrue(torch.equal(tensors["lm_head.weight"], tensors["model.embeddings.weight"]))
+        for name, tensor in load_file(folder / "model.safetensors").items():
+            self.assertTrue(torch.equal(tensors[name], tensor.bfloat16()), name)
+        want = [reference_models.log_probs(written, tensors, ids) for ids in sequences()]
+        self.assertLess(widest(score(self.dir / "sharded", sequences(), self.dir), want), TOLERANCE)
+
+
+if __name__ == "__main__":
+    HALFLIFE = sys.argv.pop(1)
+    unittest.main()
