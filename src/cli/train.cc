@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "cli/command.h"
+#include "cli/model_source.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/hash.h"
@@ -24,7 +25,38 @@ struct Options {
   std::vector<std::string> allow_change;
   bool steal_lock = false;
   bool dry_run = false;
+  std::string init_from, init_map, init_new_rows = "refuse";
+  train::WarmStartRules init_rules;
 };
+
+const std::map<std::string, train::RowGrowth> kRowGrowth = {{"refuse", train::RowGrowth::kRefuse},
+                                                            {"mean", train::RowGrowth::kMean},
+                                                            {"init", train::RowGrowth::kInit}};
+
+train::WarmStartRules InitRules(const Options& options) {
+  train::WarmStartRules rules = options.init_rules;
+  if (!options.init_map.empty()) rules.renames = train::ReadRenames(options.init_map);
+  rules.new_rows = kRowGrowth.at(options.init_new_rows);
+  return rules;
+}
+
+void AddInitOptions(CLI::App& command, Options& options) {
+  CLI::Option* from = command.add_option("--init-from", options.init_from,
+                                         "Start from these weights (a run, a step, a Hugging Face "
+                                         "folder); a checkpoint in --run wins");
+  const auto more = [&](const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->needs(from);
+  };
+  more("--init-map", options.init_map, "A file of `pattern -> replacement` lines that rename");
+  more("--init-allow-missing", options.init_rules.allow_missing,
+       "Glob of tensors that keep their initial value; may be repeated");
+  more("--init-allow-unexpected", options.init_rules.allow_unexpected,
+       "Glob of tensors of the source that are left out; may be repeated");
+  more("--init-new-rows", options.init_new_rows,
+       "Of a larger vocabulary: refuse, the mean row, or initial values")
+      ->check(CLI::IsMember(kRowGrowth))
+      ->capture_default_str();
+}
 
 ExitCode DryRun(train::RunConfig config, int world_size) {
   if (config.model.vocab_size == 0) {
@@ -47,6 +79,9 @@ ExitCode Run(const Options& options) {
     train::Validate(config, world_size);
     return DryRun(config, world_size);
   }
+  const train::WarmStartRules init_rules = InitRules(options);
+  const std::unique_ptr<ckpt::WeightSource> init_from =
+      options.init_from.empty() ? nullptr : OpenWeights(options.init_from);
   train::StopFlags::InstallHandlers();
   return RunInWorld(config.comm_timeout_s, [&](dist::RankContext& context, auto& abort_dir) {
     context.RequireSameConfig(ToHex(HashBytes(train::ToText(config))));
@@ -55,7 +90,10 @@ ExitCode Run(const Options& options) {
         train::RunFolder::Open(run_dir, context, {.steal_lock = options.steal_lock});
     abort_dir = run_dir;
     train::Trainer trainer(config, std::move(folder), context,
-                           {.resume = resume, .allow_change = options.allow_change});
+                           {.resume = resume,
+                            .allow_change = options.allow_change,
+                            .init_from = init_from.get(),
+                            .init_rules = init_rules});
     return trainer.Run();
   });
 }
@@ -80,6 +118,7 @@ void AddTrain(CLI::App& app, Action& action) {
       ->add_option("--allow-change", options->allow_change,
                    "A config field that may differ from the checkpoint's, e.g. optimizer.lr")
       ->take_all();
+  AddInitOptions(*command, *options);
   command->add_flag("--steal-lock", options->steal_lock,
                     "Take over a run folder whose owner is dead");
   command->add_flag(

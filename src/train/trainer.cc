@@ -177,8 +177,7 @@ void Trainer::Resume(const TrainOptions& options) {
     HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step);
   } else {
     host_copies_.clear();
-    arena_->Initialise(config_.train.seed);
-    state_.run_id = dist::BroadcastBytes(context_.control(), RandomHex(16), 0, {"run_id", 0});
+    Start(options);
   }
   HL_CHECK_AS(ExitCode::kUsage, state_.step <= static_cast<uint64_t>(config_.train.steps),
               "the checkpoint is at step ", state_.step, ", past train.steps ", config_.train.steps,
@@ -187,6 +186,16 @@ void Trainer::Resume(const TrainOptions& options) {
                                       std::filesystem::weakly_canonical(folder_.path() / "ckpt");
   last_saved_step_ = own_step ? static_cast<int64_t>(state_.step) : -1;
   source_->Seek(state_.step * config_.train.global_batch);
+}
+
+void Trainer::Start(const TrainOptions& options) {
+  arena_->Initialise(config_.train.seed);
+  state_.run_id = dist::BroadcastBytes(context_.control(), RandomHex(16), 0, {"run_id", 0});
+  if (options.init_from == nullptr) return;
+  const WarmStartReport report = WarmStart(*options.init_from, options.init_rules, *arena_);
+  HL_INFO("train", "started from ", options.init_from->where(), ": ", report.num_loaded,
+          " tensors (", HumanCount(static_cast<double>(report.num_elements)), " elements) loaded, ",
+          report.num_kept, " kept at their initial value, ", report.num_unused, " unused");
 }
 
 void Trainer::WriteRunFiles() {

@@ -17,12 +17,16 @@
 #include "train/run_config.h"
 #include "train/run_folder.h"
 #include "train/step.h"
+#include "train/warm_start.h"
 
 namespace halflife::train {
 
 struct TrainOptions {
   ckpt::ResumeRequest resume;
   std::vector<std::string> allow_change;  // trajectory fields that may differ from the checkpoint's
+  // Weights that a run without a checkpoint of its own starts from; null: initial values.
+  const ckpt::WeightSource* init_from = nullptr;
+  WarmStartRules init_rules = {};
 };
 
 class Trainer {
@@ -39,6 +43,7 @@ class Trainer {
 
  private:
   void Resume(const TrainOptions& options);
+  void Start(const TrainOptions& options);
   void WriteRunFiles();
   void RequireSameDevice() const;
   void Heartbeat(const char* phase);

@@ -1,0 +1,182 @@
+// score, export, import and --init-from on a small trained run.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+std::string Contents(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+class ScoreExport : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(HALFLIFE_BINARY);
+    RunResult result = fixture->Run({.run = "run", .set = {"train.steps=30", "ckpt.every=0"}});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    result = Halflife({"export", "--run", Path("run"), "--out", Path("hf")});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    std::ofstream(fixture->path("text.txt")) << MakeText(3000, 9);
+  }
+  static void TearDownTestSuite() { delete fixture; }
+
+  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
+  static RunResult Halflife(const std::vector<std::string>& arguments) {
+    return fixture->Halflife(arguments);
+  }
+  static std::vector<double> Score(const std::string& model,
+                                   const std::vector<std::string>& input) {
+    std::vector<std::string> arguments = {"score", "--model", model, "--out", Path("out.jsonl")};
+    arguments.insert(arguments.end(), input.begin(), input.end());
+    const RunResult result = Halflife(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::vector<double> scores;
+    std::ifstream file(Path("out.jsonl"));
+    for (std::string line; std::getline(file, line);) {
+      const auto json = nlohmann::json::parse(line);
+      EXPECT_EQ(json["logprobs"].size() + 1, json["ids"].size());
+      for (const double value : json["logprobs"]) scores.push_back(value);
+    }
+    return scores;
+  }
+  static void ExpectFailure(const std::vector<std::string>& arguments, int code,
+                            const std::vector<std::string>& words) {
+    const RunResult result = Halflife(arguments);
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    for (const std::string& word : words)
+      EXPECT_NE(result.err.find(word), std::string::npos) << word << " in: " << result.err;
+  }
+  static RunFixture* fixture;
+};
+RunFixture* ScoreExport::fixture = nullptr;
+
+TEST_F(ScoreExport, RunStepAndExportedFolderAgree) {
+  const std::vector<std::string> text = {"--text", Path("text.txt")};
+  const std::vector<double> run = Score(Path("run"), text);
+  ASSERT_EQ(run.size() + 1, std::filesystem::file_size(Path("text.txt")));  // tokens are bytes
+  double sum = 0;
+  for (const double score : run) sum -= score;
+  EXPECT_LT(sum / static_cast<double>(run.size()), 0.7 * std::log(259.0))
+      << "it was trained on such text";
+  for (const std::string& other : {Path("run") + "/ckpt/step_000000000030", Path("hf")}) {
+    const std::vector<double> scores = Score(other, text);
+    ASSERT_EQ(scores.size(), run.size());
+    for (size_t i = 0; i < run.size(); ++i) EXPECT_NEAR(scores[i], run[i], 1e-5) << other;
+  }
+}
+
+TEST_F(ScoreExport, AnyNumberOfRanksWritesTheSameBytes) {
+  std::ofstream(fixture->path("ids.json"))
+      << "[[5,6,7,8],[70,71],[9],[],[100,101,102,103,104,105]]";
+  std::vector<std::string> outputs;
+  for (const int ranks : {1, 2}) {
+    std::vector<std::string> command = {
+        HALFLIFE_BINARY,  "score", "--model",           Path("run"),      "--tokens",
+        Path("ids.json"), "--out", Path("ranks.jsonl"), "--batch-tokens", "4",
+        "--threads",      "1"};
+    const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    outputs.push_back(Contents(Path("ranks.jsonl")));
+  }
+  EXPECT_EQ(outputs[0], outputs[1]);
+  EXPECT_NE(outputs[0].find("{\"ids\":[9],\"logprobs\":[]}\n{\"ids\":[],\"logprobs\":[]}\n"),
+            std::string::npos)
+      << outputs[0];
+}
+
+TEST_F(ScoreExport, EvalAndGenerateTakeTheExportedFolder) {
+  const RunResult eval =
+      Halflife({"eval", "--model", Path("hf"), "--data", Path("data"), "--windows", "4"});
+  EXPECT_EQ(eval.exit_code, 0) << eval.err;
+  std::vector<std::string> texts;
+  for (const char* model : {"run", "hf"})
+    texts.push_back(Halflife({"generate", "--model", Path(model), "--prompt", "the river",
+                              "--max-tokens", "20", "--temperature", "0"})
+                        .out);
+  EXPECT_EQ(texts[0], texts[1]);
+}
+
+TEST_F(ScoreExport, AnImportedRunTrainsOn) {
+  ASSERT_EQ(Halflife({"import", "--from", Path("hf"), "--out", Path("imported")}).exit_code, 0);
+  const RunResult inspected = Halflife({"ckpt", "ls", Path("imported")});
+  EXPECT_NE(inspected.out.find("0     ok"), std::string::npos) << inspected.out << inspected.err;
+  const RunResult result = Halflife(
+      {"train", "--config", Path("imported") + "/config.textproto", "--run", Path("imported"),
+       "--set", "data.path=" + Path("data"), "--set", "data.seq_len=64", "--set", "train.steps=2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const double before = fixture->Metrics("run", "loss").back()["loss"];
+  const double after = fixture->Metrics("imported", "loss").front()["loss"];
+  EXPECT_LT(after, 1.3 * before) << "goes on from what was learned";
+}
+
+TEST_F(ScoreExport, InitFromStartsWithTheWeights) {
+  for (const char* source : {"run", "hf"}) {
+    const std::string name = std::string("warm_") + source;
+    const RunResult result = fixture->Run(
+        {.run = name, .set = {"train.steps=2"}, .flags = {"--init-from", Path(source)}});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NE((result.out + result.err).find("started from"), std::string::npos) << result.err;
+    const double before = fixture->Metrics("run", "loss").back()["loss"];
+    EXPECT_LT(fixture->Metrics(name, "loss").front()["loss"].get<double>(), 1.3 * before);
+  }
+  const RunResult wrong = fixture->Run({.run = "warm_wrong",
+                                        .set = {"train.steps=2", "model.mlp_dim=40"},
+                                        .flags = {"--init-from", Path("run")}});
+  EXPECT_EQ(wrong.exit_code, 2) << wrong.err;
+  EXPECT_NE(wrong.err.find("mlp.gate_proj.weight: file ["), std::string::npos) << wrong.err;
+}
+
+TEST_F(ScoreExport, BadInput) {
+  const auto score = [](const std::string& tokens) {
+    std::ofstream(fixture->path("bad.json")) << tokens;
+    return std::vector<std::string>{"score",          "--model", Path("run"),        "--tokens",
+                                    Path("bad.json"), "--out",   Path("never.jsonl")};
+  };
+  ExpectFailure(score("{}"), 3, {"not a JSON list of lists"});
+  ExpectFailure(score("[[1],[\"a\"]]"), 3, {"entry 1 holds \"a\", which is no id"});
+  ExpectFailure(score("[[1, 100000]]"), 2, {"token 100000 at place 1", "vocabulary of 259"});
+  EXPECT_FALSE(std::filesystem::exists(Path("never.jsonl")));
+  ExpectFailure({"score", "--model", Path("run"), "--out", Path("never.jsonl")}, 2,
+                {"--tokens FILE.json or --text"});
+  ExpectFailure({"export", "--run", Path("run"), "--out", Path("hf")}, 2, {"exists already"});
+  ExpectFailure({"export", "--run", Path("run"), "--out", Path("never"), "--model-type", "llama"},
+                2, {"llama is for the mixer softmax"});
+  ExpectFailure({"import", "--from", Path("data"), "--out", Path("never")}, 3,
+                {"no config.json in"});
+  ExpectFailure({"import", "--from", Path("hf"), "--out", Path("run")}, 2, {"exists already"});
+
+  std::filesystem::copy(Path("hf"), Path("broken"));
+  std::string config = Contents(Path("hf") + "/config.json");
+  const auto write_config = [&](const std::string& from, const std::string& to) {
+    std::string text = config;
+    ASSERT_NE(text.find(from), std::string::npos) << text;
+    text.replace(text.find(from), from.size(), to);
+    std::ofstream(Path("broken") + "/config.json") << text;
+  };
+  const std::vector<std::string> import = {"import", "--from", Path("broken"), "--out",
+                                           Path("never")};
+  write_config("\"model_type\": \"gla\"", "\"model_type\": \"bert\"");
+  ExpectFailure(import, 3, {"model_type is 'bert'; known: llama, transformer, retnet, gla"});
+  write_config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
+  ExpectFailure(
+      import, 3,
+      {"missing: model.layers.2.attn_norm.weight", "missing: model.layers.2.mlp.down_proj.weight"});
+  write_config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1000000000");
+  ExpectFailure(import, 3, {"has 1000000000 layers, but the folder holds only"});
+  write_config("\"vocab_size\": 259", "\"vocab_size\": 200");
+  ExpectFailure(import, 3, {"model.embeddings.weight: file [259,", "model [200,"});
+  write_config("\"use_output_gate\": true", "\"use_output_gate\": false");
+  ExpectFailure(import, 3, {"unexpected: model.layers.0.attn.g_proj.weight"});
+  EXPECT_FALSE(std::filesystem::exists(Path("never")));
+}
+
+}  // namespace
+}  // namespace halflife::test
