@@ -83,9 +83,16 @@ ExitCode Evaluate(const Options& options, dist::RankContext& context) {
 void AddEval(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("eval", "Validation loss and perplexity of a model");
-  command->footer("Example:\n  halflife eval --model runs/first --data datasets/kjv --bigram");
-  command->add_option("--model", options->model, kModelHelp)->required();
-  command->add_option("--data", options->data, "A dataset folder")->required();
+  DescribeUse(
+      *command,
+      {.notes = "Each window starts from an empty state. Under mpirun the ranks share the "
+                "windows.",
+       .examples = {"halflife eval --model runs/first --data datasets/mine --bigram"},
+       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
+  command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
+  command->add_option("--data", options->data, "A dataset folder")
+      ->type_name("DATASET")
+      ->required();
   command->add_option("--seq-len", options->seq_len, "Tokens a window [as trained]")
       ->check(CLI::PositiveNumber);
   command->add_option("--windows", options->windows, "Score the first so many windows [all]")
@@ -97,7 +104,8 @@ void AddEval(CLI::App& app, Action& action) {
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--bigram", options->bigram,
                     "Also score an add-one-smoothed bigram model of the training split");
-  command->add_option("--json", options->json, "Also write the result to this file");
+  command->add_option("--json", options->json, "Also write the result to this file [none]")
+      ->type_name("FILE");
   command->callback([=, &action] {
     action = [options] {
       return RunInWorld(dist::RankConfig{}.timeout_s,

@@ -70,26 +70,41 @@ ExitCode Run(const Options& options) {
 void AddGenerate(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("generate", "Continue a prompt");
-  command->footer(
-      "Example:\n  halflife generate --model runs/first --prompt 'In the beginning' \\\n"
-      "    --max-tokens 300 --temperature 0.8 --top-p 0.95 --stats");
+  DescribeUse(*command,
+              {.notes = "The text goes to stdout as it is made, --stats to stderr.",
+               .examples = {"halflife generate --model runs/first --prompt 'In the beginning' "
+                            "--max-tokens 300 --temperature 0.8 --top-p 0.95 --stats"},
+               .exit_codes = {ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   infer::GenerateConfig& generate = options->generate;
-  command->add_option("--model", options->model, kModelHelp)->required();
+  command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
   command->add_option("--prompt", options->prompt, "The text to continue")->required();
-  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]");
-  command->add_option("--max-tokens", generate.max_tokens, "New tokens at most")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command->add_option("--temperature", generate.sampler.temperature, "0: the most likely token")
-      ->capture_default_str();
-  command->add_option("--top-k", generate.sampler.top_k, "0: all tokens")->capture_default_str();
-  command->add_option("--top-p", generate.sampler.top_p, "1: all tokens")->capture_default_str();
-  command->add_option("--seed", generate.sampler.seed, "Of the draws")->capture_default_str();
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]")
+      ->type_name("DIR");
   command->add_option("--threads", options->threads, "LibTorch threads")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  command->add_flag("--stats", options->stats, "Print tokens/s and the size of the state");
+
+  command->option_defaults()->group("Length");
+  command->add_option("--max-tokens", generate.max_tokens, "New tokens at most")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_flag("--ignore-eos", options->ignore_eos, "Go on past the end of a document");
-  command->add_flag("--stats", options->stats, "Tokens/s and state size, to stderr");
+
+  command->option_defaults()->group("Sampling");
+  command
+      ->add_option("--temperature", generate.sampler.temperature,
+                   "Divides the logits; 0: the most likely token")
+      ->capture_default_str();
+  command
+      ->add_option("--top-k", generate.sampler.top_k, "Draw from the k most likely; 0: all tokens")
+      ->capture_default_str();
+  command
+      ->add_option("--top-p", generate.sampler.top_p,
+                   "Draw from the fewest whose probability reaches p; 1: all tokens")
+      ->capture_default_str();
+  command->add_option("--seed", generate.sampler.seed, "Of the draws: the same seed, the same text")
+      ->capture_default_str();
   command->callback([=, &action] { action = [options] { return Run(*options); }; });
 }
 

@@ -139,8 +139,10 @@ void AddInspect(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("inspect", "Say what a dataset, run, step or recipe holds");
-  command->footer("Example:\n  halflife inspect runs/first");
-  command->add_option("path", options->path, "DATASET, RUN, RUN/ckpt/step_N or RECIPE.textproto")
+  DescribeUse(*command, {.examples = {"halflife inspect runs/first"},
+                         .exit_codes = {ExitCode::kData, ExitCode::kNoUsableCheckpoint}});
+  command->add_option("PATH", options->path, "DATASET, RUN, RUN/ckpt/step_N or RECIPE.textproto")
+      ->type_name("PATH")
       ->required();
   command->add_flag("--json", options->json, "As JSON");
   command->callback([=, &action] { action = [options] { return Run(*options); }; });

@@ -5,22 +5,14 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "cli/command.h"
+#include "cli/program.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/log.h"
-#include "core/version.h"
 #include "dist/rank_context.h"
 
 namespace halflife::cli {
 namespace {
-
-using AddCommand = void (*)(CLI::App&, Action&);
-constexpr AddCommand kCommands[] = {
-#define HL_COMMAND(Name) &Add##Name,
-#include "cli/commands.inc"
-#undef HL_COMMAND
-};
 
 // CLI11 says "a subcommand is required" for an unknown one; this says which was met and which there are.
 void CheckSubcommand(const CLI::App& app, int argc, char** argv) {
@@ -36,19 +28,14 @@ void CheckSubcommand(const CLI::App& app, int argc, char** argv) {
 int Main(int argc, char** argv) {
   const dist::LauncherEvidence evidence = dist::ReadLauncherEvidence();
   log::Init({.rank = evidence.rank, .world_size = evidence.world_size});
-  CLI::App app("halflife trains language models built on linear attention.", "halflife");
-  app.require_subcommand(1);
-  const BuildInfo build = GetBuildInfo();
-  app.set_version_flag("--version", Concat(build.version, " ", build.git_hash,
-                                           build.git_dirty ? " (modified)" : ""));
   Action action;
-  for (const AddCommand add : kCommands) add(app, action);
+  const std::unique_ptr<CLI::App> app = MakeProgram(action);
   try {
-    CheckSubcommand(app, argc, argv);
+    CheckSubcommand(*app, argc, argv);
     try {
-      app.parse(argc, argv);
+      app->parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-      return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
+      return app->exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
     }
     const char* fault_spec = std::getenv("HL_FAULT");
     fault::Arm(fault_spec == nullptr ? "" : fault_spec, evidence.rank);

@@ -19,13 +19,6 @@
 namespace halflife::cli {
 namespace {
 
-constexpr char kExamples[] = R"(
-Examples:
-  halflife prepare --input book.txt --tokenizer bytes --out book.data
-  halflife prepare --input 'corpus/*.jsonl.zst' --field body --tokenizer spm.model --out corpus.data
-  halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out corpus.data
-)";
-
 // Set by SIGINT and SIGTERM: the run then ends in order and removes its temporary folder.
 std::atomic<bool> stop_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler may touch it
@@ -145,40 +138,63 @@ void AddPrepare(CLI::App& app, Action& action) {
   const std::map<std::string, bool> invalid_utf8 = {{"error", false}, {"replace", true}};
   auto config = std::make_shared<data::PrepareConfig>();
   CLI::App* command = app.add_subcommand("prepare", "Tokenise text into a dataset");
-  command->footer(kExamples);
+  DescribeUse(
+      *command,
+      {.notes = "An --input that is a folder is searched for .txt and .jsonl files, also as .gz or "
+                ".zst. Ctrl-C leaves nothing behind.",
+       .examples = {"halflife prepare --input book.txt --tokenizer bytes --out book.data",
+                    "halflife prepare --input 'corpus/*.jsonl.zst' --field body --tokenizer "
+                    "spm.model --out corpus.data",
+                    "halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out "
+                    "corpus.data"},
+       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}});
   command
       ->add_option("--input", config->inputs,
                    "Files, folders or patterns of .txt and .jsonl, also as .gz or .zst")
+      ->type_name("PATH")
       ->required();
-  command->add_option("--out", config->out, "The dataset's folder; must not exist")->required();
-  command->add_option("--tokenizer", config->tokenizer, "`bytes`, or a sentencepiece .model file");
+  command->add_option("--out", config->out, "The dataset's folder; must not exist")
+      ->type_name("DIR")
+      ->required();
+  command->add_option("--threads", config->threads, "Worker threads; 0: one per core")
+      ->capture_default_str();
+
+  command->option_defaults()->group("Tokenizer");
+  command
+      ->add_option("--tokenizer", config->tokenizer,
+                   "`bytes`, or a sentencepiece .model file [with --train-tokenizer: none]")
+      ->type_name("FILE");
   command->add_flag("--train-tokenizer", config->train_tokenizer,
                     "Train a sentencepiece tokenizer on the training split");
-  command->add_option("--vocab", config->vocab_size, "Pieces of the trained tokenizer");
+  command->add_option("--vocab", config->vocab_size,
+                      "Pieces of the trained tokenizer [none: needed with --train-tokenizer]");
+
+  command->option_defaults()->group("Documents");
+  command
+      ->add_option("--documents", config->documents,
+                   "What a document is; auto: record for .jsonl, blank-line for .txt")
+      ->transform(CLI::CheckedTransformer(modes).description("{auto,blank-line,file,record}"))
+      ->default_str("auto");
   command->add_option("--field", config->field, "The field of a JSON record that holds the text")
       ->capture_default_str();
   command
-      ->add_option("--documents", config->documents,
-                   "What a document is: auto (record for .jsonl, blank-line for .txt), "
-                   "blank-line, file, record")
-      ->transform(CLI::CheckedTransformer(modes).description(""));
+      ->add_option("--invalid-utf8", config->replace_invalid_utf8,
+                   "Bytes that are not UTF-8: an error, or replaced by U+FFFD")
+      ->transform(CLI::CheckedTransformer(invalid_utf8).description("{error,replace}"))
+      ->default_str("error");
+  command
+      ->add_option("--max-document-bytes", config->max_document_bytes,
+                   "The longest document that is held whole; byte-tokenised text has no limit")
+      ->capture_default_str();
+
+  command->option_defaults()->group("Splits and shards");
   command
       ->add_option("--validation-fraction", config->validation_fraction,
                    "Share of documents that go to the validation split")
       ->capture_default_str();
   command->add_option("--split-seed", config->split_seed, "Chooses which documents those are")
       ->capture_default_str();
-  command->add_option("--threads", config->threads, "Worker threads; 0: one per core")
-      ->capture_default_str();
   command->add_option("--shard-tokens", config->shard_tokens, "Tokens of one shard file at most")
-      ->capture_default_str();
-  command
-      ->add_option("--invalid-utf8", config->replace_invalid_utf8,
-                   "Bytes that are not UTF-8: error, or replace by U+FFFD")
-      ->transform(CLI::CheckedTransformer(invalid_utf8).description(""));
-  command
-      ->add_option("--max-document-bytes", config->max_document_bytes,
-                   "The longest document that is held whole; byte-tokenised text has no limit")
       ->capture_default_str();
   command->callback([=, &action] { action = [config] { return Run(*config); }; });
 }

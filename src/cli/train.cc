@@ -103,27 +103,43 @@ ExitCode Run(const Options& options) {
 void AddTrain(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("train", "Train a model from a recipe");
-  command->footer(
-      "Example:\n  mpirun -n 2 halflife train --config launch/recipes/quickstart.textproto \\\n"
-      "    --set data.path=datasets/kjv --run runs/first");
-  command->add_option("--config", options->config, "The recipe (protobuf text format)")->required();
+  DescribeUse(
+      *command,
+      {.notes = "A run that was stopped goes on with the same command. Every name that --set takes "
+                "is in proto/halflife/run_config.proto; --dry-run prints them with their values.",
+       .examples =
+           {"halflife train --config launch/recipes/quickstart.textproto --set "
+            "data.path=datasets/mine --run runs/first",
+            "launch/mpirun/run.sh --ranks 2 -- halflife train --config "
+            "launch/recipes/quickstart.textproto --set optimizer.lr=3e-4 --run runs/second"},
+       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kTimeout,
+                      ExitCode::kPeerLost, ExitCode::kNonFinite, ExitCode::kCheckpointIo,
+                      ExitCode::kRequeue, ExitCode::kNoUsableCheckpoint, ExitCode::kInterrupted}});
+  command->add_option("--config", options->config, "The recipe (protobuf text format)")
+      ->type_name("RECIPE")
+      ->required();
   command
       ->add_option("--set", options->overrides,
-                   "path=value, overrides the recipe; may be repeated, e.g. optimizer.lr=3e-4")
+                   "Overrides a field of the recipe, e.g. optimizer.lr=3e-4; may be repeated")
+      ->type_name("NAME=VALUE")
       ->take_all();
-  command->add_option("--run", options->run, "The run's folder [runs/<recipe's name>]");
-  command->add_option("--resume", options->resume, "auto, none, step=N or path=DIR")
-      ->capture_default_str();
-  command
-      ->add_option("--allow-change", options->allow_change,
-                   "A config field that may differ from the checkpoint's, e.g. optimizer.lr")
-      ->take_all();
-  AddInitOptions(*command, *options);
-  command->add_flag("--steal-lock", options->steal_lock,
-                    "Take over a run folder whose owner is dead");
   command->add_flag(
       "--dry-run", options->dry_run,
       "Print the resolved config, parameters, memory and tokens a step; train nothing");
+
+  command->option_defaults()->group("Run folder");
+  command->add_option("--run", options->run, "The run's folder [runs/ and the recipe's name]")
+      ->type_name("RUN");
+  command->add_option("--resume", options->resume, "Where to go on: auto, none, step=N or path=DIR")
+      ->capture_default_str();
+  command
+      ->add_option("--allow-change", options->allow_change,
+                   "A config field that may differ from the checkpoint's, e.g. optimizer.lr; may "
+                   "be repeated")
+      ->type_name("NAME")
+      ->take_all();
+  command->add_flag("--steal-lock", options->steal_lock,
+                    "Take over a run folder whose owner is dead");
   command->callback([=, &action] { action = [options] { return Run(*options); }; });
 }
 

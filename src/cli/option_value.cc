@@ -1,0 +1,63 @@
+#include "cli/option_value.h"
+
+#include <CLI/CLI.hpp>
+
+#include <regex>
+
+namespace halflife::cli {
+namespace {
+
+struct TypeWord {
+  const char* type;         // CLI11's type name, or ours
+  const char* placeholder;  // what a person reads
+  OptionValue::Path path;
+};
+constexpr TypeWord kTypeWords[] = {
+    {"INT", "N", OptionValue::Path::kNone},
+    {"UINT", "N", OptionValue::Path::kNone},
+    {"FLOAT", "X", OptionValue::Path::kNone},
+    {"FILE", "FILE", OptionValue::Path::kAny},
+    {"PATH", "PATH", OptionValue::Path::kAny},
+    {"RECIPE", "RECIPE", OptionValue::Path::kAny},
+    {"DIR", "DIR", OptionValue::Path::kFolder},
+    {"RUN", "RUN", OptionValue::Path::kFolder},
+    {"STEP", "STEP", OptionValue::Path::kFolder},
+    {"DATASET", "DATASET", OptionValue::Path::kFolder},
+};
+
+std::vector<std::string> SplitAt(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
+  return parts;
+}
+
+}  // namespace
+
+OptionValue ValueOf(const CLI::Option& option) {
+  OptionValue value;
+  if (option.get_items_expected_max() == 0) return value;
+  const std::string described = option.get_type_name();  // "INT:INT in [1 - 256]", "TEXT:{a,b}"
+  std::smatch match;
+  static const std::regex choices(R"(\{([^{}]*)\})"), range(R"(in \[(\S+) - (\S+)\])");
+  if (std::regex_search(described, match, choices)) {
+    value.choices = SplitAt(match[1], ',');
+    for (const std::string& choice : value.choices) {
+      value.placeholder += (value.placeholder.empty() ? "" : "|") + choice;
+    }
+    return value;
+  }
+  if (std::regex_search(described, match, range)) {
+    value.range = match[1].str() + " to " + match[2].str();
+  }
+  value.placeholder = described.substr(0, described.find(':'));
+  for (const TypeWord& word : kTypeWords) {
+    if (value.placeholder != word.type) continue;
+    value.placeholder = word.placeholder;
+    value.path = word.path;
+    break;
+  }
+  return value;
+}
+
+}  // namespace halflife::cli
