@@ -1,0 +1,64 @@
+#include "cli/inspect/artifact.h"
+
+#include <nlohmann/json.hpp>
+
+#include "cli/inspect/render.h"
+#include "core/error.h"
+
+namespace halflife::cli::inspect {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr Artifact kArtifacts[] = {
+    {"checkpoint", "a step's folder: RUN/ckpt/step_N", &IsCheckpoint, &DescribeCheckpoint, nullptr},
+    {"run", "a run's folder: ckpt/ or config.textproto in it", &IsRun, &DescribeRun, nullptr},
+    {"dataset", "a folder that `halflife prepare` made: manifest.pb, *.h5", &IsDataset,
+     &DescribeDataset, &DatasetText},
+    {"hf_model", "a Hugging Face folder: config.json and *.safetensors", &IsHuggingFace,
+     &DescribeHuggingFace, nullptr},
+    {"dataset_shard", "a dataset's file *.h5", &IsShard, &DescribeShard, nullptr},
+    {"recipe", "a recipe *.textproto", &IsRecipe, &DescribeRecipe, &RecipeText},
+    {"metrics", "a run's metrics.jsonl", &IsMetrics, &DescribeMetrics, nullptr},
+    {"safetensors", "a file *.safetensors", &IsSafetensors, &DescribeSafetensors, nullptr},
+};
+
+// Without the empty name behind a final slash.
+fs::path Normal(const fs::path& path) {
+  const fs::path normal = path.lexically_normal();
+  return normal.has_filename() || !normal.has_relative_path() ? normal : normal.parent_path();
+}
+
+}  // namespace
+
+std::span<const Artifact> Artifacts() { return kArtifacts; }
+
+const Artifact& Recognise(const fs::path& path) {
+  std::error_code ignored;
+  HL_CHECK_AS(ExitCode::kUsage, fs::exists(path, ignored), path.string(), " does not exist");
+  std::string forms;
+  for (const Artifact& artifact : kArtifacts) {
+    if (artifact.recognises(path)) return artifact;
+    forms += Concat("\n  ", artifact.kind, std::string(15 - std::string(artifact.kind).size(), ' '),
+                    artifact.form);
+  }
+  HL_FAIL(ExitCode::kUsage, path.string(), " is none of what inspect knows:", forms);
+}
+
+Json Describe(const fs::path& path) {
+  const fs::path normal = Normal(path);
+  const Artifact& artifact = Recognise(normal);
+  Json json = {{"kind", artifact.kind}, {"path", path.string()}};
+  json.update(artifact.describe(normal));
+  return json;
+}
+
+std::string Text(const fs::path& path) {
+  const fs::path normal = Normal(path);
+  const Artifact& artifact = Recognise(normal);
+  if (artifact.text != nullptr) return artifact.text(normal);
+  return Render(Describe(path));
+}
+
+}  // namespace halflife::cli::inspect

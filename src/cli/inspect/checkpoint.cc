@@ -1,0 +1,43 @@
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "ckpt/reader.h"
+#include "ckpt/step_dir.h"
+#include "cli/inspect/artifact.h"
+#include "core/hash.h"
+
+namespace halflife::cli::inspect {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// By its name, so that a damaged step is still called one, or by its manifest's first bytes, so
+// that a renamed copy is.
+bool IsCheckpoint(const fs::path& path) {
+  std::error_code ignored;
+  const fs::path manifest = path / ckpt::kManifestName;
+  if (!fs::is_regular_file(manifest, ignored)) return false;
+  if (ckpt::ParseStepName(path)) return true;
+  std::string magic(6, '\0');
+  std::ifstream(manifest, std::ios::binary).read(magic.data(), 6);
+  return magic == "HLCKPT";
+}
+
+Json DescribeCheckpoint(const fs::path& path) {
+  const ckpt::StepReader reader = ckpt::StepReader::Open(path);
+  const ckpt::StepState& state = reader.state();
+  return {{"step", state.step},
+          {"final", state.final},
+          {"family", state.model_family},
+          {"tensors", reader.tensors().size()},
+          {"files", reader.files().size()},
+          {"bytes", reader.total_bytes()},
+          {"world_size", state.mesh.world},
+          {"samples", state.data.samples},
+          {"tokens", state.data.tokens},
+          {"dataset", ToHex(state.data.dataset)},
+          {"metrics", state.metrics},
+          {"model", Json::parse(state.model_config_json)}};
+}
+
+}  // namespace halflife::cli::inspect

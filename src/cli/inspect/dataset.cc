@@ -1,0 +1,110 @@
+#include "data/dataset.h"
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/inspect/artifact.h"
+#include "core/human.h"
+#include "data/shard_file.h"
+#include "data/shard_layout.h"
+
+namespace halflife::cli::inspect {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using data::Dataset;
+using data::Split;
+
+// Tokens of a document on average, its eos included.
+double MeanLength(int64_t num_tokens, int64_t num_documents) {
+  return num_documents == 0 ? 0
+                            : static_cast<double>(num_tokens) / static_cast<double>(num_documents);
+}
+double MeanLength(const data::SplitInfo& split) {
+  return MeanLength(split.num_tokens, split.num_documents);
+}
+
+Json SplitJson(const Dataset& dataset, Split split) {
+  const data::SplitInfo& info = dataset.split(split);
+  Json json = {{"tokens", info.num_tokens},
+               {"documents", info.num_documents},
+               {"text_bytes", info.num_bytes},
+               {"mean_document_tokens", MeanLength(info)},
+               {"shards", Json::array()}};
+  for (const data::ShardInfo& shard : dataset.Shards(split)) {
+    json["shards"].push_back({{"file", shard.name},
+                              {"tokens", shard.num_tokens},
+                              {"documents", shard.num_documents},
+                              {"bytes", shard.num_bytes}});
+  }
+  return json;
+}
+
+void PrintSplit(const Dataset& dataset, Split split, std::ostream& out) {
+  const data::SplitInfo& info = dataset.split(split);
+  out << Name(split) << ": " << info.num_tokens << " tokens in " << info.num_documents
+      << " documents (" << Fixed(MeanLength(info), 1) << " tokens each on average), "
+      << HumanBytes(static_cast<uint64_t>(info.num_bytes)) << " of text\n";
+  for (const data::ShardInfo& shard : dataset.Shards(split)) {
+    out << "  " << shard.name << ": " << shard.num_tokens << " tokens, " << shard.num_documents
+        << " documents start here, " << HumanBytes(shard.num_bytes) << "\n";
+  }
+}
+
+}  // namespace
+
+// A folder of shards counts as one also without its manifest: Dataset::Open then says what is
+// missing.
+bool IsDataset(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) return false;
+  if (fs::exists(path / data::kManifestName, ignored)) return true;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, ignored)) {
+    if (entry.path().extension() == ".h5") return true;
+  }
+  return false;
+}
+
+Json DescribeDataset(const fs::path& path) {
+  const Dataset dataset = Dataset::Open(path);
+  const data::DatasetInfo& info = dataset.info();
+  return {
+      {"hash", ToHex(info.hash)},
+      {"tokenizer",
+       {{"kind", info.tokenizer_kind}, {"vocab_size", info.vocab_size}, {"eos_id", info.eos_id}}},
+      {"train", SplitJson(dataset, Split::kTrain)},
+      {"validation", SplitJson(dataset, Split::kValidation)}};
+}
+
+std::string DatasetText(const fs::path& path) {
+  const Dataset dataset = Dataset::Open(path);
+  const data::DatasetInfo& info = dataset.info();
+  std::ostringstream out;
+  out << "dataset " << path.string() << "\n"
+      << "hash: " << ToHex(info.hash) << "\n"
+      << "tokenizer: " << info.tokenizer_kind << ", " << info.vocab_size << " ids, eos "
+      << info.eos_id << "\n";
+  PrintSplit(dataset, Split::kTrain, out);
+  PrintSplit(dataset, Split::kValidation, out);
+  return out.str();
+}
+
+bool IsShard(const fs::path& path) {
+  std::error_code ignored;
+  return path.extension() == ".h5" && fs::is_regular_file(path, ignored);
+}
+
+Json DescribeShard(const fs::path& path) {
+  const data::ShardFile shard = data::ReadShardFile(path);
+  const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
+  return {{"bytes", shard.bytes},
+          {"tokens", shard.num_tokens},
+          {"documents", shard.num_documents},
+          {"mean_document_tokens", MeanLength(shard.num_tokens, shard.num_documents)},
+          {"token_width", shard.token_bytes},
+          {"split", or_null(shard.split)},
+          {"dataset", or_null(shard.dataset_hash)}};
+}
+
+}  // namespace halflife::cli::inspect

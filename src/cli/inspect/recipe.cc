@@ -1,0 +1,69 @@
+#include <nlohmann/json.hpp>
+
+#include "cli/inspect/artifact.h"
+#include "data/dataset.h"
+#include "train/plan.h"
+
+namespace halflife::cli::inspect {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr int kBytesVocabulary = 259;  // where the recipe's dataset is not here
+
+train::RunConfig Load(const fs::path& path) {
+  train::RunConfig config = train::LoadRunConfig(path, {});
+  if (config.model.vocab_size == 0) {
+    config.model.vocab_size = fs::exists(config.data.path)
+                                  ? data::Dataset::Open(config.data.path).info().vocab_size
+                                  : kBytesVocabulary;
+  }
+  return config;
+}
+
+}  // namespace
+
+bool IsRecipe(const fs::path& path) {
+  std::error_code ignored;
+  return path.extension() == ".textproto" && fs::is_regular_file(path, ignored);
+}
+
+Json DescribeRecipe(const fs::path& path) {
+  const train::RunConfig config = Load(path);
+  const model::LanguageModel model(config.model);
+  const model::ParameterCount count = model.CountParameters();
+  const train::MemoryPlan memory = train::PlanMemory(config, model, 1);
+  const int64_t tokens = config.train.global_batch * config.data.seq_len;
+  const model::FlopCount flops = model.FlopsPerToken(config.data.seq_len);
+  return {{"mixer", config.model.mixer.name},
+          {"layers", config.model.num_layers},
+          {"model_dim", config.model.model_dim},
+          {"vocab_size", config.model.vocab_size},
+          {"parameters",
+           {{"embedding", count.embedding},
+            {"head", config.model.tie_embeddings ? 0 : count.head},
+            {"mixers", count.mixer},
+            {"mlps", count.mlp},
+            {"norms", count.norm},
+            {"total", count.total()}}},
+          {"memory_of_one_rank",
+           {{"main_and_adam_bytes", static_cast<uint64_t>(memory.main_and_adam)},
+            {"gradient_bytes", static_cast<uint64_t>(memory.gradients)},
+            {"compute_copy_bytes", static_cast<uint64_t>(memory.compute_copy)},
+            {"activation_bytes", static_cast<uint64_t>(memory.activations)},
+            {"loss_bytes", static_cast<uint64_t>(memory.loss)},
+            {"total_bytes", static_cast<uint64_t>(memory.total())}}},
+          {"steps", config.train.steps},
+          {"tokens_per_step", tokens},
+          {"tokens", tokens * config.train.steps},
+          {"flops_per_token", 3 * (flops.matmul + flops.mixing)},
+          {"config_text", train::ToText(config)}};
+}
+
+std::string RecipeText(const fs::path& path) {
+  const train::RunConfig config = Load(path);
+  return train::PlanText(config, model::LanguageModel(config.model), 1);
+}
+
+}  // namespace halflife::cli::inspect

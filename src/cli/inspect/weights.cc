@@ -1,0 +1,141 @@
+// Files of weights that others may have made: headers alone are read, and nothing in them is
+// believed.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "ckpt/safetensors.h"
+#include "cli/inspect/artifact.h"
+#include "core/error.h"
+#include "core/files.h"
+
+namespace halflife::cli::inspect {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kMaxJsonBytes = 64ull << 20;  // config.json, model.safetensors.index.json
+
+// Sums over tensors.
+struct Totals {
+  int64_t parameters = 0;
+  uint64_t bytes = 0;
+  std::map<std::string, int64_t> by_dtype;  // elements
+
+  void Add(const ckpt::safetensors::Entry& entry) {
+    const int64_t count = ckpt::CountElements(entry.shape);
+    parameters += count;
+    bytes += entry.end - entry.begin;
+    by_dtype[ckpt::Name(entry.dtype)] += count;
+  }
+};
+
+Json TensorRow(const ckpt::safetensors::Entry& entry) {
+  return {{"name", entry.name},
+          {"dtype", ckpt::Name(entry.dtype)},
+          {"shape", entry.shape},
+          {"bytes", entry.end - entry.begin}};
+}
+
+std::vector<fs::path> WeightFiles(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    if (IsSafetensors(entry.path())) files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+Json ReadJson(const fs::path& path) {
+  std::error_code error;
+  const uint64_t bytes = fs::file_size(path, error);
+  HL_CHECK_AS(
+      ExitCode::kData, !error && bytes <= kMaxJsonBytes, "cannot read ", path.string(), ": ",
+      error ? error.message() : Concat(bytes, " bytes, at most ", kMaxJsonBytes, " are read"));
+  Json json = Json::parse(ReadFile(path, ExitCode::kData), nullptr, /*allow_exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(), " is not a JSON object");
+  return json;
+}
+
+// Names that the index promises and no file has, and the other way round.
+void CompareWithIndex(const fs::path& folder, const std::set<std::string>& names, Json* out) {
+  const fs::path path = folder / "model.safetensors.index.json";
+  Json missing = Json::array(), unlisted = Json::array();
+  if (fs::exists(path)) {
+    const Json index = ReadJson(path);
+    HL_CHECK_AS(ExitCode::kData, index.contains("weight_map") && index["weight_map"].is_object(),
+                path.string(), " has no weight_map");
+    const Json& map = index["weight_map"];
+    for (const auto& [name, file] : map.items()) {
+      if (!names.contains(name)) missing.push_back(name);
+    }
+    for (const std::string& name : names) {
+      if (!map.contains(name)) unlisted.push_back(name);
+    }
+  }
+  (*out)["missing_tensors"] = std::move(missing);
+  (*out)["unlisted_tensors"] = std::move(unlisted);
+}
+
+}  // namespace
+
+bool IsSafetensors(const fs::path& path) {
+  std::error_code ignored;
+  return path.extension() == ".safetensors" && fs::is_regular_file(path, ignored);
+}
+
+Json DescribeSafetensors(const fs::path& path) {
+  const auto header = ckpt::safetensors::ReadHeader(path, ExitCode::kData);
+  Totals totals;
+  Json tensors = Json::array();
+  for (const auto& entry : header.entries) {
+    totals.Add(entry);
+    tensors.push_back(TensorRow(entry));
+  }
+  return {{"bytes", static_cast<uint64_t>(fs::file_size(path))},
+          {"parameters", totals.parameters},
+          {"dtypes", totals.by_dtype},
+          {"metadata", header.metadata},
+          {"tensors", std::move(tensors)}};
+}
+
+bool IsHuggingFace(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path / "config.json", ignored) && !WeightFiles(path).empty();
+}
+
+Json DescribeHuggingFace(const fs::path& path) {
+  const Json config = ReadJson(path / "config.json");
+  Totals totals;
+  Json files = Json::array(), tensors = Json::array();
+  std::set<std::string> names;
+  for (const fs::path& file : WeightFiles(path)) {
+    const auto header = ckpt::safetensors::ReadHeader(file, ExitCode::kData);
+    files.push_back({{"file", file.filename().string()},
+                     {"bytes", static_cast<uint64_t>(fs::file_size(file))},
+                     {"tensors", header.entries.size()}});
+    for (const auto& entry : header.entries) {
+      HL_CHECK_AS(ExitCode::kData, names.insert(entry.name).second, "tensor '", entry.name,
+                  "' is in two files of ", path.string());
+      totals.Add(entry);
+      tensors.push_back(TensorRow(entry));
+      tensors.back()["file"] = file.filename().string();
+    }
+  }
+  Json json = {{"model_type", config.value("model_type", Json())},
+               {"architectures", config.value("architectures", Json())},
+               {"parameters", totals.parameters},
+               {"bytes", totals.bytes},
+               {"dtypes", totals.by_dtype}};
+  CompareWithIndex(path, names, &json);
+  json["config"] = config;
+  json["files"] = std::move(files);
+  json["tensors"] = std::move(tensors);
+  return json;
+}
+
+}  // namespace halflife::cli::inspect

@@ -1,0 +1,76 @@
+#include "data/shard_file.h"
+
+#include <hdf5.h>
+
+#include "core/error.h"
+#include "data/hdf5_handles.h"
+#include "data/manifest.h"
+#include "data/shard_reader.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Column {
+  int64_t length = 0;
+  int element_bytes = 0;
+};
+
+Column ReadColumn(const Hdf5Handle& file, const char* name, const fs::path& path) {
+  const auto describe = [&] {
+    return Concat(path.string(), " has no list '", name,
+                  "' of whole numbers, so it is no token shard");
+  };
+  const Hdf5Handle dataset =
+      CheckHdf5(H5Dopen2(file.get(), name, H5P_DEFAULT), &H5Dclose, describe);
+  const Hdf5Handle space = CheckHdf5(H5Dget_space(dataset.get()), &H5Sclose, describe);
+  const Hdf5Handle type = CheckHdf5(H5Dget_type(dataset.get()), &H5Tclose, describe);
+  hsize_t length = 0;
+  HL_CHECK_AS(ExitCode::kData,
+              H5Sget_simple_extent_ndims(space.get()) == 1 &&
+                  H5Sget_simple_extent_dims(space.get(), &length, nullptr) == 1 &&
+                  H5Tget_class(type.get()) == H5T_INTEGER,
+              describe());
+  return {static_cast<int64_t>(length), static_cast<int>(H5Tget_size(type.get()))};
+}
+
+// Verifies size and header against the manifest beside the file, if it has one.
+void CheckAgainstManifest(const fs::path& path, ShardFile* shard) {
+  const fs::path folder = path.parent_path();
+  std::error_code ignored;
+  if (!fs::exists(folder / kManifestName, ignored)) return;
+  const Manifest manifest = ReadManifest(folder / kManifestName);
+  for (const Split split : {Split::kTrain, Split::kValidation}) {
+    const SplitRecord& record = split == Split::kTrain ? manifest.train : manifest.validation;
+    for (const ShardRecord& row : record.shards) {
+      if (row.file.name != path.filename()) continue;
+      ShardReader(folder, row, TokenBytes(manifest.vocab_size), manifest.vocab_size).CheckHeader();
+      shard->split = Name(split);
+      shard->dataset_hash = ToHex(manifest.hash);
+    }
+  }
+}
+
+}  // namespace
+
+ShardFile ReadShardFile(const fs::path& path) {
+  ShardFile shard;
+  CheckAgainstManifest(path, &shard);
+  std::error_code error;
+  shard.bytes = fs::file_size(path, error);
+  HL_CHECK_AS(ExitCode::kData, !error, "cannot read ", path.string(), ": ", error.message());
+  const Hdf5Lock lock;
+  const auto describe = [&] { return Concat("cannot open ", path.string()); };
+  const Hdf5Handle access = CheckHdf5(H5Pcreate(H5P_FILE_ACCESS), &H5Pclose, describe);
+  CheckHdf5(H5Pset_file_locking(access.get(), false, true), describe);
+  const Hdf5Handle file =
+      CheckHdf5(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), &H5Fclose, describe);
+  const Column tokens = ReadColumn(file, kTokensName, path);
+  shard.num_tokens = tokens.length;
+  shard.token_bytes = tokens.element_bytes;
+  shard.num_documents = ReadColumn(file, kStartsName, path).length;
+  return shard;
+}
+
+}  // namespace halflife::data

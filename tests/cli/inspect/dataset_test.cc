@@ -1,0 +1,88 @@
+// What inspect says of a dataset and of one shard of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/inspect/artifact.h"
+#include "data/dataset.h"
+#include "data/small_datasets.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::cli::inspect {
+namespace {
+
+using data::Dataset;
+
+class InspectDatasetTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    data::test::WriteText(dir_ / "a.txt",
+                          data::test::JoinByBlankLines(data::test::RandomDocuments(300, 1)));
+    data::PrepareConfig config = data::test::ByteConfig(dir_ / "a.txt", dir_ / "out");
+    config.validation_fraction = 0.2;
+    Prepare(config);
+  }
+  test::TempDir dir_;
+};
+
+TEST_F(InspectDatasetTest, JsonHoldsTheCounts) {
+  const data::DatasetInfo info = Dataset::Open(dir_ / "out").info();
+  const auto json = Describe(dir_ / "out");
+  EXPECT_EQ(json["kind"], "dataset");
+  EXPECT_EQ(json["hash"], ToHex(info.hash));
+  EXPECT_EQ(json["tokenizer"]["vocab_size"], 259);
+  EXPECT_EQ(json["train"]["tokens"], info.train.num_tokens);
+  EXPECT_EQ(json["train"]["documents"].get<int>() + json["validation"]["documents"].get<int>(),
+            300);
+  EXPECT_DOUBLE_EQ(
+      json["train"]["mean_document_tokens"],
+      static_cast<double>(info.train.num_tokens) / static_cast<double>(info.train.num_documents));
+  EXPECT_EQ(json["validation"]["shards"][0]["file"], "validation-00000.h5");
+}
+
+TEST_F(InspectDatasetTest, TextNamesEverything) {
+  const std::string text = Text(dir_ / "out");
+  for (const char* piece : {"tokenizer: bytes, 259 ids, eos 1", "train: ", "validation: ",
+                            "train-00000.h5: ", "tokens each on average", "hash: "}) {
+    EXPECT_THAT(text, testing::HasSubstr(piece));
+  }
+}
+
+TEST_F(InspectDatasetTest, AFolderOfShardsAloneIsADamagedDataset) {
+  std::filesystem::remove(dir_ / "out/manifest.pb");
+  EXPECT_HL_ERROR(Describe(dir_ / "out"), ExitCode::kData, "manifest.pb is missing");
+}
+
+TEST_F(InspectDatasetTest, AShardIsVerifiedAgainstTheManifestBesideIt) {
+  const data::DatasetInfo info = Dataset::Open(dir_ / "out").info();
+  const std::filesystem::path shard = dir_ / "out/train-00000.h5";
+  const auto json = Describe(shard);
+  EXPECT_EQ(json["kind"], "dataset_shard");
+  EXPECT_EQ(json["tokens"], info.train.num_tokens);
+  EXPECT_EQ(json["documents"], info.train.num_documents);
+  EXPECT_EQ(json["token_width"], 2);
+  EXPECT_EQ(json["split"], "train");
+  EXPECT_EQ(json["dataset"], ToHex(info.hash));
+  {
+    std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(100);
+    file.put('x');
+  }
+  EXPECT_HL_ERROR(Describe(shard), ExitCode::kData, "train-00000.h5", "header", "damaged");
+}
+
+TEST_F(InspectDatasetTest, AShardByItself) {
+  const std::filesystem::path alone = dir_ / "copy.h5";
+  std::filesystem::copy(dir_ / "out/train-00000.h5", alone);
+  const auto json = Describe(alone);
+  EXPECT_GT(json["tokens"], 0);
+  EXPECT_TRUE(json["split"].is_null());
+  std::ofstream(dir_ / "no.h5") << "text";
+  EXPECT_HL_ERROR(Describe(dir_ / "no.h5"), ExitCode::kData, "no.h5", "HDF5");
+}
+
+}  // namespace
+}  // namespace halflife::cli::inspect

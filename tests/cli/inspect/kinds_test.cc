@@ -1,0 +1,145 @@
+// Every kind of thing that inspect knows, made by the program itself: recognised as such, and with
+// the JSON keys that docs/inspect.md promises, no more and no less.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "ckpt/safetensors.h"
+#include "cli/inspect/artifact.h"
+#include "core/files.h"
+#include "support/expect_error.h"
+#include "support/run_fixture.h"
+
+namespace halflife::cli::inspect {
+namespace {
+
+using test::RunFixture;
+using testing::HasSubstr;
+
+class InspectKindsTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(HALFLIFE_BINARY);
+    const auto trained =
+        fixture->Run({.run = "run", .set = {"train.steps=4", "ckpt.every=2", "eval.every=2"}});
+    ASSERT_EQ(trained.exit_code, 0) << trained.err;
+    const std::filesystem::path hf = fixture->path("hf");
+    std::filesystem::create_directories(hf);
+    std::ofstream(hf / "config.json") << R"({"model_type": "gla"})";
+    const std::string head = ckpt::safetensors::BuildHeader(
+        {{"w", ckpt::StoredDType::kF32, {1}, 0, 4}}, {{"format", "pt"}}, 8);
+    std::ofstream(hf / "model.safetensors") << head << std::string(4, '\0');
+  }
+  static void TearDownTestSuite() { delete fixture; }
+
+  static std::vector<std::pair<std::string, std::string>> Paths() {
+    return {{"dataset", "data"},
+            {"dataset_shard", "data/train-00000.h5"},
+            {"run", "run"},
+            {"checkpoint", "run/ckpt/step_000000000004"},
+            {"recipe", "recipe.textproto"},
+            {"metrics", "run/metrics.jsonl"},
+            {"hf_model", "hf"},
+            {"safetensors", "run/ckpt/step_000000000004/rank_00000.safetensors"}};
+  }
+  static RunFixture* fixture;
+};
+RunFixture* InspectKindsTest::fixture = nullptr;
+
+// The first column of the table under "## kind": `key`, one a row.
+std::set<std::string> DocumentedKeys(const std::string& kind) {
+  std::istringstream lines(ReadFile(HALFLIFE_SOURCE_DIR "/docs/inspect.md", ExitCode::kInternal));
+  std::set<std::string> keys;
+  bool inside = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("## ")) inside = line == "## " + kind;
+    if (!inside || !line.starts_with("| `")) continue;
+    keys.insert(line.substr(3, line.find('`', 3) - 3));
+  }
+  return keys;
+}
+
+TEST_F(InspectKindsTest, EachIsRecognisedAndItsKeysAreDocumented) {
+  std::set<std::string> seen;
+  for (const auto& [kind, name] : Paths()) {
+    SCOPED_TRACE(kind);
+    const auto json = Describe(fixture->path(name));
+    EXPECT_EQ(json["kind"], kind);
+    EXPECT_EQ(json["path"], fixture->path(name).string());
+    seen.insert(json["kind"].get<std::string>());
+    std::set<std::string> keys;
+    for (const auto& [key, value] : json.items()) keys.insert(key);
+    keys.erase("kind");
+    keys.erase("path");
+    EXPECT_EQ(keys, DocumentedKeys(kind));
+    EXPECT_GT(Text(fixture->path(name)).size(), 20u);
+  }
+  for (const Artifact& artifact : Artifacts()) {
+    EXPECT_TRUE(seen.contains(artifact.kind)) << artifact.kind << " is not tested";
+  }
+}
+
+TEST_F(InspectKindsTest, ValuesAreThoseOfTheRun) {
+  const auto run = Describe(fixture->path("run"));
+  EXPECT_EQ(run["finished"], true);
+  EXPECT_EQ(run["checkpoints"], 2);
+  EXPECT_EQ(run["last_step"]["step"], 4);
+  EXPECT_EQ(run["checkpoint"]["step"], 4);
+  const auto step = Describe(fixture->path("run/ckpt/step_000000000004/"));  // a final slash
+  EXPECT_EQ(step["tokens"], run["checkpoint"]["tokens"]);
+  const auto metrics = Describe(fixture->path("run/metrics.jsonl"));
+  EXPECT_EQ(metrics["steps"], 4);
+  EXPECT_EQ(metrics["damaged_lines"], 0);
+  EXPECT_EQ(metrics["last_step"], run["last_step"]);
+  EXPECT_EQ(metrics["saves"], 2);
+  const auto recipe = Describe(fixture->path("recipe.textproto"));
+  EXPECT_GT(recipe["parameters"]["total"], 0);
+  EXPECT_THAT(recipe["config_text"].get<std::string>(), HasSubstr("seq_len"));
+}
+
+TEST_F(InspectKindsTest, ARenamedStepIsStillOne) {
+  std::filesystem::copy(fixture->path("run/ckpt/step_000000000002"), fixture->path("best"));
+  EXPECT_EQ(Describe(fixture->path("best"))["kind"], "checkpoint");
+}
+
+TEST_F(InspectKindsTest, MetricsOfAResumedRunWithATornLine) {
+  std::ofstream(fixture->path("torn.jsonl"))
+      << R"({"step":1,"loss":3.0,"step_ms":100,"tokens_per_s":1000,"attempt":"a"})"
+         "\n"
+      << R"({"step":2,"loss":9.0,"step_ms":100,"tokens_per_s":1000,"attempt":"a"})"
+         "\n"
+      << R"({"step":2,"loss":null,"skipped":true,"step_ms":300,"tokens_per_s":3000,"attempt":"b"})"
+         "\n"
+      << R"({"step":2,"val_loss":2.5,"attempt":"b"})"
+         "\n"
+      << R"({"step":1,"val_loss":2.0,"attempt":"b"})"
+         "\n"
+      << R"({"step":3,"lo)";
+  const auto json = Describe(fixture->path("torn.jsonl"));
+  EXPECT_EQ(json["lines"], 6);
+  EXPECT_EQ(json["damaged_lines"], 1);
+  EXPECT_EQ(json["attempts"], 2);
+  EXPECT_EQ(json["steps"], 2);
+  EXPECT_EQ(json["skipped_steps"], 1);
+  EXPECT_EQ(json["nonfinite_losses"], 1);
+  EXPECT_EQ(json["least_loss"]["step"], 1);
+  EXPECT_DOUBLE_EQ(json["mean_tokens_per_s"], (0.1 * 1000 + 0.3 * 3000) / 0.4);
+  EXPECT_EQ(json["last_validation"]["step"], 2);
+  EXPECT_EQ(json["best_validation"]["step"], 1);
+}
+
+TEST_F(InspectKindsTest, AnythingElseIsAnErrorThatListsWhatIsKnown) {
+  EXPECT_HL_ERROR(Describe(fixture->path("text.txt")), ExitCode::kUsage, "text.txt", "dataset",
+                  "metrics.jsonl", "Hugging Face", "safetensors", "textproto");
+  EXPECT_HL_ERROR(Describe("/no/such/path"), ExitCode::kUsage, "/no/such/path", "does not exist");
+  const auto result = fixture->Halflife({"inspect", "--json", fixture->path("run").string()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(nlohmann::json::parse(result.out)["kind"], "run");
+}
+
+}  // namespace
+}  // namespace halflife::cli::inspect
