@@ -14,6 +14,12 @@ fail() {
   warn "$*"
   exit "$code"
 }
+# finding OK|WARN|FAIL NAME TEXT [REMEDY]: what a check met, in the form of `halflife doctor`
+# (src/cli/doctor/finding.h).
+finding() {
+  printf '%-4s  %-16s %s\n' "$1" "$2" "$3"
+  if [ -n "${4:-}" ]; then printf '      mend: %s\n' "$4"; fi
+}
 have() { command -v "$1" >/dev/null 2>&1; }
 
 # The text between the shebang and the first line that is no comment: every script's --help.

@@ -1,0 +1,130 @@
+// Cores, the instructions that the kernels use on them, threads, and where mpirun puts ranks.
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "cli/doctor/checks.h"
+#include "cli/doctor/command_output.h"
+#include "cli/doctor/system_files.h"
+#include "core/concat.h"
+#include "core/human.h"
+#include "kernels/decay_attention/cpu_kernels.h"
+
+namespace halflife::cli::doctor {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string Plural(double count, const char* noun) {
+  return Concat(count, " ", noun, count == 1 ? "" : "s");
+}
+
+// The tightest quota of this process's cgroup and those above it, in cores.
+std::optional<double> CgroupCores(const Scene& scene) {
+  const std::string cgroups = scene.Read(scene.proc / "self/cgroup");
+  std::optional<double> cores;
+  const auto tighten = [&cores](std::optional<double> quota) {
+    if (quota && (!cores || *quota < *cores)) cores = quota;
+  };
+  const auto walk = [](const fs::path& root, const std::string& below, const auto& visit) {
+    fs::path at = fs::path(below).relative_path();
+    while (true) {
+      visit(root / at);
+      if (at.empty()) break;
+      at = at.parent_path();
+    }
+  };
+  walk(scene.sys / "fs/cgroup", ParseCgroupPath(cgroups, ""),
+       [&](const fs::path& folder) { tighten(ParseCpuMax(scene.Read(folder / "cpu.max"))); });
+  walk(scene.sys / "fs/cgroup/cpu", ParseCgroupPath(cgroups, "cpu"), [&](const fs::path& folder) {
+    const std::string quota = scene.Read(folder / "cpu.cfs_quota_us");
+    const std::string period = scene.Read(folder / "cpu.cfs_period_us");
+    tighten(ParseCpuMax(quota.substr(0, quota.find('\n')) + " " + period));
+  });
+  return cores;
+}
+
+Finding Instructions(const Scene& scene) {
+  const std::string model = ParseField(scene.Read(scene.proc / "cpuinfo"), "model name");
+  const std::string used = kernels::cpu::BestKernels().name;
+  Finding finding{Verdict::kOk, "kernels",
+                  Concat(used, " on ", model.empty() ? "an unnamed CPU" : model)};
+  if (kernels::cpu::UsableKernels().size() == 1) {
+    finding.verdict = Verdict::kWarn;
+    finding.text += ": neither AVX-512 nor AVX2 with FMA is there, so kernels are slow";
+    finding.remedy = "in a virtual machine pass the host's CPU through, e.g. qemu -cpu host";
+  }
+  return finding;
+}
+
+Finding Cores(size_t allowed, std::optional<double> quota) {
+  Finding finding{Verdict::kOk,
+                  "cores",
+                  Concat(allowed, " usable, cgroup limit ",
+                         quota ? Concat(Fixed(*quota, 1), " cores") : std::string("none")),
+                  "",
+                  {{"usable", static_cast<double>(allowed)}}};
+  if (quota) finding.values["cgroup_limit"] = *quota;
+  if (quota && *quota + 0.01 < static_cast<double>(allowed)) {
+    finding.verdict = Verdict::kWarn;
+    finding.text += ": as many threads as usable cores would be throttled";
+    finding.remedy = Concat("export OMP_NUM_THREADS=", std::max(1, static_cast<int>(*quota)));
+  }
+  return finding;
+}
+
+Finding Threads(double cores) {
+  const char* const omp = std::getenv("OMP_NUM_THREADS");
+  const int threads = at::get_num_threads();
+  Finding finding{
+      Verdict::kOk,
+      "threads",
+      Concat("LibTorch ", threads, ", OMP_NUM_THREADS ", omp == nullptr ? "unset" : omp),
+      "",
+      {{"libtorch", threads}}};
+  if (threads > cores + 0.01) {
+    finding.verdict = Verdict::kWarn;
+    finding.text += Concat(": more than ", Plural(cores, "core"));
+    finding.remedy = Concat("export OMP_NUM_THREADS=", std::max(1, static_cast<int>(cores)));
+  }
+  return finding;
+}
+
+}  // namespace
+
+std::vector<Finding> CheckCpu(const Scene& scene) {
+  const size_t allowed =
+      ParseCpuList(ParseField(scene.Read(scene.proc / "self/status"), "Cpus_allowed_list")).size();
+  if (allowed == 0) {
+    return {Instructions(scene),
+            {Verdict::kWarn, "cores", "the kernel does not tell which this process may use",
+             "mount /proc"}};
+  }
+  const std::optional<double> quota = CgroupCores(scene);
+  const double cores = std::min(static_cast<double>(allowed), quota.value_or(1e9));
+  return {Instructions(scene), Cores(allowed, quota), Threads(cores)};
+}
+
+// Starts two ranks of `true`: whether mpirun works at all here, and where it would bind them.
+std::vector<Finding> CheckBinding(const Scene& scene) {
+  if (scene.launcher.launched || FindProgram("mpirun").empty()) return {};
+  const CommandOutput output = RunTool(
+      ::geteuid() == 0 ? "mpirun --allow-run-as-root -n 2 --oversubscribe --report-bindings true"
+                       : "mpirun -n 2 --oversubscribe --report-bindings true");
+  if (output.exit_code != 0) {
+    return {{Verdict::kFail, "mpirun -n 2",
+             Concat("ends with exit code ", output.exit_code, ": ",
+                    output.text.substr(0, output.text.find("\n\n"))),
+             "mpirun -n 2 --oversubscribe true"}};
+  }
+  const std::optional<std::string> binding = ParseBinding(output.text);
+  if (!binding) return {{Verdict::kOk, "mpirun -n 2", "starts; it does not tell its binding"}};
+  if (binding->empty()) return {{Verdict::kOk, "mpirun -n 2", "starts, and binds no rank"}};
+  return {{Verdict::kOk, "mpirun -n 2",
+           Concat("starts, and by itself binds rank 0 to ", *binding,
+                  "; launch/mpirun/run.sh passes --bind-to none")}};
+}
+
+}  // namespace halflife::cli::doctor

@@ -1,0 +1,145 @@
+#include "cli/doctor/disk.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cli/doctor/checks.h"
+#include "cli/doctor/system_files.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/human.h"
+
+namespace halflife::cli::doctor {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr ExitCode kCode = ExitCode::kEnvironment;
+constexpr uint64_t kSyncBytes = 16ull << 20;
+constexpr uint64_t kTestBytes = 512ull << 20;
+constexpr double kTestSeconds = 4;
+constexpr uint64_t kLeastFree = 10ull << 30;
+constexpr double kSlow = 50;  // MB/s: 1 GB of state takes 20 s
+
+struct FileSystemNote {
+  const char* type;  // how the kernel's name begins
+  Verdict verdict;
+  const char *note, *remedy;
+};
+constexpr FileSystemNote kNotes[] = {
+    {"tmpfs", Verdict::kWarn, "in memory: checkpoints are gone after a restart",
+     "choose a folder on a disk: --run DIR"},
+    {"ramfs", Verdict::kWarn, "in memory: checkpoints are gone after a restart",
+     "choose a folder on a disk: --run DIR"},
+    {"overlay", Verdict::kOk, "a container's own layer: gone with the container", ""},
+    {"nfs", Verdict::kOk,
+     "other machines may see new files late; a run's lock needs NFSv4 or lockd", ""},
+    {"lustre", Verdict::kOk, "spread large files: lfs setstripe -c -1 RUN", ""},
+    {"fuse", Verdict::kWarn, "renames may not be atomic, which checkpoints rely on",
+     "train on a local or parallel file system, and copy published steps"},
+};
+
+// Deletes whichever name the test's file has by then.
+struct Remove {
+  std::vector<fs::path> paths;
+  ~Remove() {
+    for (const fs::path& path : paths) ::unlink(path.c_str());
+  }
+};
+
+Finding DescribeFileSystem(const Scene& scene, const fs::path& folder) {
+  const std::optional<Mount> mount =
+      FindMount(scene.Read(scene.proc / "self/mountinfo"), folder.string());
+  const uint64_t free = FreeBytes(folder, kCode);
+  Finding finding{Verdict::kOk,
+                  "run folder",
+                  Concat(folder.string(), ", ", mount ? mount->type : "unknown file system", ", ",
+                         HumanBytes(free), " free"),
+                  "",
+                  {{"free_bytes", static_cast<double>(free)}}};
+  for (const FileSystemNote& row : kNotes) {
+    if (!mount || !mount->type.starts_with(row.type)) continue;
+    finding.verdict = row.verdict;
+    finding.text += Concat("; ", row.note);
+    finding.remedy = row.remedy;
+  }
+  if (free < kLeastFree) {
+    finding.verdict = Verdict::kWarn;
+    finding.text += "; a checkpoint takes 12 bytes a parameter, and two are kept";
+    finding.remedy = Concat("free space below ", folder.string(), ", or choose another: --run DIR");
+  }
+  return finding;
+}
+
+}  // namespace
+
+fs::path ExistingFolder(const fs::path& path) {
+  fs::path folder = fs::absolute(path).lexically_normal();
+  std::error_code ignored;
+  while (!fs::is_directory(folder, ignored) && folder.has_relative_path()) {
+    folder = folder.parent_path();
+  }
+  return fs::canonical(folder);
+}
+
+DiskSpeed MeasureDisk(const fs::path& folder, uint64_t max_bytes, double max_seconds) {
+  const fs::path before = folder / (".halflife-doctor-" + RandomHex(8) + ".tmp");
+  fs::path after = before;
+  after.replace_extension(".done");
+  const Remove cleanup{{before, after}};
+  // not zeros, which some file systems do not store
+  std::vector<uint32_t> block(kSyncBytes / 4);
+  for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<uint32_t>(i) * 2654435761u;
+  DiskSpeed speed;
+  Fd fd = OpenFile(before, O_WRONLY | O_CREAT | O_EXCL, kCode);
+  const Stopwatch watch;
+  do {
+    const uint64_t bytes = std::min(kSyncBytes, max_bytes - speed.bytes);
+    WriteAll(fd.get(), block.data(), bytes, before, kCode);
+    Fsync(fd.get(), before, kCode);
+    speed.bytes += bytes;
+  } while (speed.bytes < max_bytes && watch.Seconds() < max_seconds);
+  speed.mb_per_s = 1e-6 * static_cast<double>(speed.bytes) / std::max(watch.Seconds(), 1e-9);
+  fd.Close(before, kCode);
+  HL_CHECK_AS(kCode, ::rename(before.c_str(), after.c_str()) == 0, "cannot rename ",
+              before.string(), " to ", after.string(), ": ", internal::ErrnoText(errno));
+  FsyncDirectory(folder, kCode);
+  return speed;
+}
+
+std::vector<Finding> CheckDisk(const Scene& scene) {
+  const fs::path folder = ExistingFolder(scene.run_folder);
+  std::vector<Finding> findings = {DescribeFileSystem(scene, folder)};
+  if (!scene.measure) return findings;
+  try {
+    const uint64_t max_bytes = std::min(kTestBytes, FreeBytes(folder, kCode) / 4);
+    if (max_bytes < kSyncBytes) {
+      findings.push_back({Verdict::kFail, "disk test", "too little space to write anything",
+                          "free some, or choose another folder: --run DIR"});
+      return findings;
+    }
+    const DiskSpeed speed = MeasureDisk(folder, max_bytes, kTestSeconds);
+    Finding finding{Verdict::kOk,
+                    "disk test",
+                    Concat("write, fsync, rename: ", HumanBytes(speed.bytes), " at ",
+                           Fixed(speed.mb_per_s, 0), " MB/s"),
+                    "",
+                    {{"mb_per_s", speed.mb_per_s}, {"bytes", static_cast<double>(speed.bytes)}}};
+    if (speed.mb_per_s < kSlow) {
+      finding.verdict = Verdict::kWarn;
+      finding.text += Concat(": below ", kSlow, " MB/s a save blocks training for long");
+      finding.remedy = "choose a faster folder: --run DIR";
+    }
+    findings.push_back(finding);
+  } catch (const Error& error) {
+    findings.push_back({Verdict::kFail, "disk test", error.message(),
+                        "choose a folder that can be written: --run DIR"});
+  }
+  return findings;
+}
+
+}  // namespace halflife::cli::doctor

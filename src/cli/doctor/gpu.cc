@@ -1,0 +1,109 @@
+// The GPUs, and whether this build can use them.
+#ifdef HALFLIFE_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+#include "cli/doctor/checks.h"
+#include "cli/doctor/system_files.h"
+#include "core/concat.h"
+#include "core/human.h"
+
+namespace halflife::cli::doctor {
+namespace {
+
+namespace fs = std::filesystem;
+
+#ifdef HALFLIFE_WITH_CUDA
+
+Finding Describe(int index) {
+  const std::string name = Concat("GPU ", index);
+  cudaDeviceProp properties{};
+  const cudaError_t result = cudaGetDeviceProperties(&properties, index);
+  if (result != cudaSuccess) {
+    return {Verdict::kFail, name, cudaGetErrorString(result), "nvidia-smi says more"};
+  }
+  Finding finding{Verdict::kOk,
+                  name,
+                  Concat(properties.name, ", ", HumanBytes(properties.totalGlobalMem),
+                         ", compute capability ", properties.major, ".", properties.minor),
+                  "",
+                  {{"memory_bytes", static_cast<double>(properties.totalGlobalMem)}}};
+  if (!CoversGpu(HALFLIFE_CUDA_ARCHITECTURES, properties.major, properties.minor)) {
+    finding.verdict = Verdict::kFail;
+    finding.text += Concat("; this build is for ", HALFLIFE_CUDA_ARCHITECTURES);
+    finding.remedy = Concat("cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=", properties.major,
+                            properties.minor, " && cmake --build --preset cuda --target halflife");
+  }
+  return finding;
+}
+
+// Which pairs reach each other's memory directly (NVLink or PCIe); others go through the host.
+Finding PeerAccess(int count) {
+  std::string without;
+  for (int from = 0; from < count; ++from) {
+    for (int to = 0; to < count; ++to) {
+      int can = 0;
+      if (from != to) cudaDeviceCanAccessPeer(&can, from, to);
+      if (from != to && can == 0) without += Concat(without.empty() ? "" : ", ", from, "-", to);
+    }
+  }
+  if (without.empty()) return {Verdict::kOk, "peer access", Concat("between all ", count, " GPUs")};
+  return {
+      Verdict::kWarn, "peer access", Concat("none for the pairs ", without, ": they are slow"),
+      "nvidia-smi topo -m shows the links; in a virtual machine, ask for NVLink or for IOMMU off"};
+}
+
+std::vector<Finding> AskCuda(bool has_driver) {
+  int count = 0;
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result == cudaErrorNoDevice || (result != cudaSuccess && !has_driver)) count = 0;
+  if (result != cudaSuccess && result != cudaErrorNoDevice && has_driver) {
+    return {{Verdict::kFail, "GPU", Concat("CUDA finds none: ", cudaGetErrorString(result)),
+             "nvidia-smi says more; a driver that is too old wants an update"}};
+  }
+  if (count == 0) return {{Verdict::kOk, "GPU", "none: training runs on the CPU"}};
+  std::vector<Finding> findings;
+  for (int index = 0; index < count; ++index) findings.push_back(Describe(index));
+  if (count > 1) findings.push_back(PeerAccess(count));
+  return findings;
+}
+
+#else
+
+// What the driver itself says, without CUDA.
+std::vector<Finding> AskDriver(const Scene& scene) {
+  std::vector<Finding> findings;
+  std::error_code ignored;
+  for (const fs::directory_entry& gpu :
+       fs::directory_iterator(scene.proc / "driver/nvidia/gpus", ignored)) {
+    findings.push_back(
+        {Verdict::kWarn, "GPU",
+         Concat(ParseField(scene.Read(gpu.path() / "information"), "Model"), " at ",
+                gpu.path().filename().string(), ", which this build without CUDA cannot use"),
+         "launch/setup --cuda && cmake --preset cuda && cmake --build --preset cuda --target "
+         "halflife"});
+  }
+  if (findings.empty()) findings.push_back({Verdict::kOk, "GPU", "none: training runs on the CPU"});
+  return findings;
+}
+
+#endif
+
+}  // namespace
+
+std::vector<Finding> CheckGpus(const Scene& scene) {
+  std::vector<Finding> findings;
+  const std::string driver = scene.Read(scene.proc / "driver/nvidia/version");
+  if (!driver.empty()) {
+    findings.push_back({Verdict::kOk, "NVIDIA driver", ParseVersion(driver)});
+  }
+#ifdef HALFLIFE_WITH_CUDA
+  const std::vector<Finding> gpus = AskCuda(!driver.empty());
+#else
+  const std::vector<Finding> gpus = AskDriver(scene);
+#endif
+  findings.insert(findings.end(), gpus.begin(), gpus.end());
+  return findings;
+}
+
+}  // namespace halflife::cli::doctor

@@ -1,0 +1,186 @@
+#include "cli/doctor/ranks.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/remainder.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "cli/doctor/checks.h"
+#include "cli/doctor/system_files.h"
+#include "core/clock.h"
+#include "core/human.h"
+#include "train/device.h"
+
+namespace halflife::cli::doctor {
+namespace {
+
+constexpr double kTestSeconds = 5;
+
+struct Size {
+  int64_t count;  // fp32 elements, also odd ones: they cut unevenly over ranks
+  const char* name;
+};
+constexpr Size kSizes[] = {{1, "all-reduce 4 B"},
+                           {1023, "all-reduce 4 KiB"},
+                           {65537, "all-reduce 256 KiB"},
+                           {1 << 20, "all-reduce 4 MiB"},
+                           {16 << 20, "all-reduce 64 MiB"}};
+
+// Small whole numbers: every partial sum over fewer than 2^15 ranks is exact in fp32.
+at::Tensor Pattern(int64_t count) { return at::remainder(at::arange(count, at::kFloat), 251); }
+
+struct Measurement {
+  int64_t num_wrong = 0;  // on any rank
+  int64_t runs = 0;
+  double seconds = 0;  // of one
+};
+
+class AllReduceTest {
+ public:
+  AllReduceTest(dist::Communicator& comm, Device device) : comm_(comm), device_(device) {}
+
+  Measurement Run(int64_t count, double budget_s) {
+    const at::Tensor pattern = Pattern(count).to(train::ToTorch(device_));
+    const int ranks = comm_.size();
+    at::Tensor sum = pattern + comm_.rank();
+    Measurement result;
+    const Stopwatch first;
+    Sum(train::RefOf(sum), train::CurrentStream(device_));
+    // n x pattern + (0 + ... + n - 1)
+    const at::Tensor expected = pattern * ranks + 0.5 * ranks * (ranks - 1);
+    result.num_wrong = at::ne(sum, expected).sum().item<int64_t>();
+    result.num_wrong = SumOverRanks(result.num_wrong);
+    result.runs = FromRankZero(std::clamp<int64_t>(
+        static_cast<int64_t>(0.5 * budget_s / std::max(first.Seconds(), 1e-6)), 1, 10000));
+    sum.zero_();  // stays zero, however often it is summed
+    const Stopwatch watch;
+    for (int64_t i = 0; i < result.runs; ++i) {
+      Sum(train::RefOf(sum), train::CurrentStream(device_));
+    }
+    result.seconds = watch.Seconds() / static_cast<double>(result.runs);
+    return result;
+  }
+
+ private:
+  void Sum(TensorRef tensor, cudaStream_t stream) {
+    comm_.AllReduce(tensor, dist::ReduceOp::kSum, {"doctor", 0}, stream).WaitHost();
+  }
+  int64_t SumOverRanks(int64_t value) {
+    at::Tensor tensor = at::arange(1, at::kDouble).add(value).to(train::ToTorch(device_));
+    Sum(train::RefOf(tensor), train::CurrentStream(device_));
+    return static_cast<int64_t>(tensor.item<double>());
+  }
+  int64_t FromRankZero(int64_t value) { return SumOverRanks(comm_.rank() == 0 ? value : 0); }
+
+  dist::Communicator& comm_;
+  const Device device_;
+};
+
+Finding Describe(const Size& size, const Measurement& measured) {
+  const double bytes = 4.0 * static_cast<double>(size.count);
+  const double gb_per_s = 1e-9 * bytes / std::max(measured.seconds, 1e-12);
+  Finding finding{
+      Verdict::kOk,
+      size.name,
+      Concat("right, ", Fixed(1e6 * measured.seconds, 1), " us, ", Fixed(gb_per_s, 3), " GB/s"),
+      "",
+      {{"bytes", bytes}, {"seconds", measured.seconds}, {"gb_per_s", gb_per_s}}};
+  if (measured.num_wrong > 0) {
+    finding.verdict = Verdict::kFail;
+    finding.text = Concat("WRONG in ", measured.num_wrong, " elements over all ranks");
+    finding.remedy = "do not train here; try other hosts, and NCCL_DEBUG=INFO with GPUs";
+    finding.values["num_wrong"] = static_cast<double>(measured.num_wrong);
+  }
+  return finding;
+}
+
+std::string Encode(const RankPlace& place, const std::string& cpu_list) {
+  return Concat(place.host, "\n", cpu_list, "\n", place.threads);
+}
+RankPlace Decode(const std::string& text) {
+  RankPlace place;
+  std::string cpus;
+  std::istringstream in(text);
+  std::getline(in, place.host);
+  std::getline(in, cpus);
+  in >> place.threads;
+  place.cpus = ParseCpuList(cpus);
+  return place;
+}
+
+}  // namespace
+
+std::vector<Finding> JudgePlaces(const std::vector<RankPlace>& places) {
+  std::map<std::string, std::vector<const RankPlace*>> hosts;
+  for (const RankPlace& place : places) hosts[place.host].push_back(&place);
+  std::vector<Finding> findings;
+  for (const auto& [host, ranks] : hosts) {
+    std::set<int> all;
+    int threads = 0;
+    size_t least = SIZE_MAX;
+    bool short_of_cores = false;
+    for (const RankPlace* rank : ranks) {
+      all.insert(rank->cpus.begin(), rank->cpus.end());
+      threads += rank->threads;
+      least = std::min(least, rank->cpus.size());
+      short_of_cores |= rank->cpus.size() < static_cast<size_t>(rank->threads);
+    }
+    Finding finding{Verdict::kOk,
+                    "ranks",
+                    Concat(ranks.size(), " on ", host, ", each on at least ", least, " of ",
+                           all.size(), all.size() == 1 ? " core, " : " cores, ", threads,
+                           threads == 1 ? " thread in all" : " threads in all"),
+                    "",
+                    {{"ranks", static_cast<double>(ranks.size())},
+                     {"cores", static_cast<double>(all.size())},
+                     {"threads", threads}}};
+    if (short_of_cores || static_cast<size_t>(threads) > all.size()) {
+      finding.verdict = Verdict::kWarn;
+      finding.text += ": more threads than cores";
+      finding.remedy =
+          "launch/mpirun/run.sh gives each rank its share (mpirun --bind-to none, OMP_NUM_THREADS)";
+    }
+    findings.push_back(std::move(finding));
+  }
+  return findings;
+}
+
+std::vector<Finding> TestAllReduce(dist::Communicator& comm, Device device, double seconds) {
+  std::vector<Finding> findings;
+  AllReduceTest test(comm, device);
+  for (const Size& size : kSizes) {
+    findings.push_back(Describe(size, test.Run(size.count, seconds / std::size(kSizes))));
+  }
+  return comm.rank() == 0 ? findings : std::vector<Finding>{};
+}
+
+std::vector<Finding> CheckRankPlaces(const Scene& scene, dist::RankContext& context) {
+  const std::string cpus = ParseField(scene.Read(scene.proc / "self/status"), "Cpus_allowed_list");
+  const RankPlace mine{context.host(), {}, at::get_num_threads()};
+  std::vector<RankPlace> places;
+  for (const std::string& text :
+       dist::AllGatherBytes(context.control(), Encode(mine, cpus), {"doctor places", 0})) {
+    places.push_back(Decode(text));
+  }
+  return context.rank() == 0 ? JudgePlaces(places) : std::vector<Finding>{};
+}
+
+std::vector<Finding> CheckAllReduce(const Scene& scene, dist::RankContext& context) {
+  if (!scene.measure) return {};
+  if (context.world_size() == 1) {
+    return {{Verdict::kOk, "all-reduce",
+             "not tested: one rank has nobody to sum with; "
+             "launch/mpirun/run.sh --ranks 2 -- halflife doctor does"}};
+  }
+  const Device device = train::ChooseDevice("auto", context.local_rank());
+  context.UseDevice(device);
+  return TestAllReduce(context.world(), device, kTestSeconds);
+}
+
+}  // namespace halflife::cli::doctor

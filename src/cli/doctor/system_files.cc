@@ -1,0 +1,193 @@
+#include "cli/doctor/system_files.h"
+
+#include <charconv>
+#include <regex>
+
+namespace halflife::cli::doctor {
+namespace {
+
+template <typename Visit>
+void ForEachPart(std::string_view text, char separator, const Visit& visit) {
+  while (!text.empty()) {
+    const size_t end = text.find(separator);
+    visit(text.substr(0, end));
+    if (end == std::string_view::npos) break;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::vector<std::string_view> Words(std::string_view line) {
+  std::vector<std::string_view> words;
+  ForEachPart(line, ' ', [&](std::string_view word) {
+    if (!word.empty()) words.push_back(word);
+  });
+  return words;
+}
+
+std::string_view Trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t\n");
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t\n") - begin + 1);
+}
+
+template <typename Number>
+std::optional<Number> ParseNumber(std::string_view text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// mountinfo writes a space as \040, a backslash as \134.
+std::string Unescaped(std::string_view text) {
+  std::string plain;
+  for (size_t i = 0; i < text.size(); ++i) {
+    int code = 0;
+    if (text[i] == '\\' && i + 3 < text.size() &&
+        std::from_chars(text.data() + i + 1, text.data() + i + 4, code, 8).ptr ==
+            text.data() + i + 4) {
+      plain += static_cast<char>(code);
+      i += 3;
+    } else {
+      plain += text[i];
+    }
+  }
+  return plain;
+}
+
+bool IsBelow(const std::string& path, const std::string& folder) {
+  if (folder == "/") return path.starts_with("/");
+  return path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/');
+}
+
+}  // namespace
+
+std::optional<uint64_t> ParseLimit(std::string_view limits, std::string_view row) {
+  std::optional<uint64_t> limit;
+  ForEachPart(limits, '\n', [&](std::string_view line) {
+    if (!line.starts_with(row)) return;
+    const std::vector<std::string_view> words = Words(line.substr(row.size()));
+    if (words.empty()) return;
+    limit = words[0] == "unlimited" ? kUnlimited : ParseNumber<uint64_t>(words[0]);
+  });
+  return limit;
+}
+
+std::string ParseField(std::string_view text, std::string_view key) {
+  std::optional<std::string> value;
+  ForEachPart(text, '\n', [&](std::string_view line) {
+    const size_t colon = line.find(':');
+    if (value || colon == std::string_view::npos || Trimmed(line.substr(0, colon)) != key) return;
+    value = std::string(Trimmed(line.substr(colon + 1)));
+  });
+  return value.value_or("");
+}
+
+std::vector<int> ParseCpuList(std::string_view list) {
+  constexpr int kMaxCpus = 1 << 16;
+  std::vector<int> cpus;
+  ForEachPart(Trimmed(list), ',', [&](std::string_view range) {
+    const size_t dash = range.find('-');
+    const std::optional<int> first = ParseNumber<int>(range.substr(0, dash));
+    const std::optional<int> last =
+        dash == std::string_view::npos ? first : ParseNumber<int>(range.substr(dash + 1));
+    if (!first || !last || *first < 0 || *last >= kMaxCpus) return;
+    for (int cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);
+  });
+  return cpus;
+}
+
+std::optional<double> ParseCpuMax(std::string_view cpu_max) {
+  const std::string_view line = cpu_max.substr(0, cpu_max.find('\n'));
+  const std::vector<std::string_view> words = Words(line);
+  if (words.size() != 2) return std::nullopt;
+  const std::optional<int64_t> quota = ParseNumber<int64_t>(words[0]),
+                               period = ParseNumber<int64_t>(words[1]);
+  if (!quota || !period || *quota <= 0 || *period <= 0) return std::nullopt;
+  return static_cast<double>(*quota) / static_cast<double>(*period);
+}
+
+std::string ParseCgroupPath(std::string_view cgroup, std::string_view controller) {
+  std::string path;
+  ForEachPart(cgroup, '\n', [&](std::string_view line) {
+    const size_t first = line.find(':');
+    const size_t second = first == std::string_view::npos ? first : line.find(':', first + 1);
+    if (second == std::string_view::npos) return;
+    const std::string_view controllers = line.substr(first + 1, second - first - 1);
+    bool match = controller.empty() && controllers.empty();
+    ForEachPart(controllers, ',', [&](std::string_view name) { match |= name == controller; });
+    if (match) path = std::string(line.substr(second + 1));
+  });
+  return path;
+}
+
+std::optional<Mount> FindMount(std::string_view mountinfo, const std::string& path) {
+  std::optional<Mount> best;
+  ForEachPart(mountinfo, '\n', [&](std::string_view line) {
+    // 36 35 98:0 /root /point rw,noatime shared:1 - type source super-options
+    const std::vector<std::string_view> words = Words(line);
+    size_t dash = 6;
+    while (dash < words.size() && words[dash] != "-") ++dash;
+    if (dash + 3 >= words.size()) return;
+    const std::string point = Unescaped(words[4]);
+    // of equal points the last one is on top
+    if (!IsBelow(path, point) || (best && point.size() < best->point.size())) return;
+    best = Mount{point, std::string(words[dash + 1]),
+                 std::string(words[5]) + "," + std::string(words[dash + 3])};
+  });
+  return best;
+}
+
+std::string FindMapped(std::string_view maps, std::string_view prefix) {
+  std::string found;
+  ForEachPart(maps, '\n', [&](std::string_view line) {
+    const size_t slash = line.find('/');
+    if (!found.empty() || slash == std::string_view::npos) return;
+    const std::string_view file = line.substr(slash);
+    if (file.substr(file.rfind('/') + 1).starts_with(prefix)) found = std::string(file);
+  });
+  return found;
+}
+
+std::optional<std::string> ParseBinding(std::string_view report) {
+  std::optional<std::string> binding;
+  ForEachPart(report, '\n', [&](std::string_view line) {
+    if (line.find("rank 0 is not bound") != std::string_view::npos) binding = "";
+    constexpr std::string_view kBound = "rank 0 bound to ";
+    const size_t at = line.find(kBound);
+    if (at == std::string_view::npos) return;
+    const std::string_view place = line.substr(at + kBound.size());
+    binding = std::string(place.substr(0, place.find(": ")));
+  });
+  return binding;
+}
+
+std::string ParseVersion(std::string_view text) {
+  static const std::regex dotted(R"(\d+\.\d+(\.\d+)*)");
+  const std::string copy(text);
+  std::smatch match;
+  return std::regex_search(copy, match, dotted) ? match[0].str() : "";
+}
+
+bool CoversGpu(std::string_view architectures, int major, int minor) {
+  bool covered = false;
+  ForEachPart(architectures, ',', [&](std::string_view text) {
+    const bool is_virtual = !text.ends_with("-real");
+    std::string_view number = text.substr(0, text.find('-'));
+    const bool own_kind_alone = number.ends_with("a");
+    if (own_kind_alone) number.remove_suffix(1);
+    const std::optional<int> version = ParseNumber<int>(number);
+    if (!version) return;
+    const int built_major = *version / 10, built_minor = *version % 10;
+    const bool same = built_major == major && built_minor == minor;
+    if (own_kind_alone) {
+      covered |= same;
+    } else {
+      covered |= built_major == major && built_minor <= minor;
+      covered |= is_virtual && *version <= 10 * major + minor;
+    }
+  });
+  return covered;
+}
+
+}  // namespace halflife::cli::doctor

@@ -1,0 +1,81 @@
+// `halflife doctor` on the machine at hand, alone and on two ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "support/subprocess.h"
+#include "support/temp_dir.h"
+
+namespace halflife::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+const json* Find(const json& report, const std::string& name) {
+  for (const json& finding : report["findings"]) {
+    if (finding["name"] == name) return &finding;
+  }
+  return nullptr;
+}
+
+void ExpectConsistent(const RunResult& result, const json& report) {
+  EXPECT_EQ(result.exit_code, report["num_fail"] == 0 ? 0 : 4) << result.out << result.err;
+  for (const json& finding : report["findings"]) {
+    EXPECT_TRUE(finding["verdict"] == "OK" || !finding["remedy"].get<std::string>().empty())
+        << finding.dump() << ": says no remedy";
+    EXPECT_FALSE(finding["text"].get<std::string>().empty()) << finding.dump();
+  }
+}
+
+TEST(Doctor, AloneItTellsEverything) {
+  const TempDir dir;
+  const RunResult result = RunCommand({HALFLIFE_BINARY, "doctor", "--json", "--run", dir / "runs"});
+  const json report = json::parse(result.out);
+  ExpectConsistent(result, report);
+  for (const char* name :
+       {"this build", "LibTorch",  "MPI library", "HDF5",      "protobuf", "sentencepiece",
+        "mpirun",     "kernels",   "cores",       "threads",   "nofile",   "memlock",
+        "stack",      "core",      "/dev/shm",    "dead jobs", "hostname", "Slurm",
+        "run folder", "disk test", "ranks",       "all-reduce"}) {
+    EXPECT_NE(Find(report, name), nullptr) << name;
+  }
+  EXPECT_THAT((*Find(report, "LibTorch"))["text"].get<std::string>(), HasSubstr("libtorch_cpu.so"));
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << "the disk test left something";
+}
+
+TEST(Doctor, TextEndsInTheCounts) {
+  const RunResult result = RunCommand({HALFLIFE_BINARY, "doctor", "--quick"});
+  EXPECT_THAT(result.out, HasSubstr("\nlibraries\n"));
+  EXPECT_THAT(result.out, HasSubstr(" FAIL\n"));
+  EXPECT_EQ(result.out.find("disk test"), std::string::npos);
+}
+
+TEST(Doctor, AFolderThatCannotBeWrittenFails) {
+  const RunResult result = RunCommand({HALFLIFE_BINARY, "doctor", "--run", "/proc/self"});
+  EXPECT_EQ(result.exit_code, 4) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("\nFAIL  disk test "));
+}
+
+TEST(Doctor, TwoRanksSumThroughTheRealCommunicator) {
+  const TempDir dir;
+  const RunResult result =
+      RunRanks(2, {HALFLIFE_BINARY, "doctor", "--json", "--run", dir / "runs"});
+  const json report = json::parse(result.out);  // one report, not one a rank
+  ExpectConsistent(result, report);
+  EXPECT_EQ(report["world_size"], 2);
+  int sizes = 0;
+  for (const json& finding : report["findings"]) {
+    if (!finding["name"].get<std::string>().starts_with("all-reduce ")) continue;
+    ++sizes;
+    EXPECT_EQ(finding["verdict"], "OK") << finding.dump();
+    EXPECT_GT(finding["values"]["gb_per_s"], 0) << finding.dump();
+  }
+  EXPECT_EQ(sizes, 5);
+  ASSERT_NE(Find(report, "ranks"), nullptr);
+  EXPECT_EQ((*Find(report, "ranks"))["values"]["ranks"], 2);
+}
+
+}  // namespace
+}  // namespace halflife::test
