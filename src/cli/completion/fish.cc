@@ -1,0 +1,77 @@
+#include <sstream>
+
+#include "cli/completion/shells.h"
+#include "core/concat.h"
+
+namespace halflife::cli::completion {
+namespace {
+
+constexpr char kHead[] = R"(# fish completion for halflife, made by `halflife completion fish`.
+function __halflife_at  # whether the words so far lead to this subcommand
+  set -l at
+  for word in (commandline -opc)[2..-1]
+    switch "$at/$word"
+      case )";
+
+constexpr char kMiddle[] = R"(
+        set at "$at/$word"
+    end
+  end
+  test "$at" = "$argv[1]"
+end
+complete -c halflife -f
+)";
+
+std::string Quoted(const std::string& text) {
+  std::string quoted = "'";
+  for (const char c : text) {
+    if (c == '\'' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + "'";
+}
+
+// The arguments of `complete` that offer such a value; `needs`: it must follow its option.
+std::string Offer(const OptionValue& value, bool needs) {
+  const std::string only = needs ? " -x" : "";
+  if (!value.choices.empty()) return Concat(only, " -a ", Quoted(Joined(value.choices, " ")));
+  if (value.path == OptionValue::Path::kAny) return needs ? " -r -F" : " -F";
+  if (value.path == OptionValue::Path::kFolder) return only + " -a '(__fish_complete_directories)'";
+  return only;
+}
+
+std::string Names(const Option& option) {
+  std::string text;
+  for (const std::string& name : option.names) {
+    text +=
+        name.starts_with("--") ? Concat(" -l ", name.substr(2)) : Concat(" -s ", name.substr(1));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string FishScript(const Node& root) {
+  std::ostringstream out;
+  const std::vector<const Node*> nodes = AllNodes(root);
+  std::vector<std::string> paths;
+  for (size_t i = 1; i < nodes.size(); ++i) paths.push_back(nodes[i]->path);
+  out << kHead << Joined(paths, " ") << kMiddle;
+  for (const Node* node : nodes) {
+    const std::string here =
+        Concat("complete -c halflife -n ", Quoted(Concat("__halflife_at \"", node->path, "\"")));
+    for (const Node& command : node->subcommands) {
+      out << here << " -a " << command.name << " -d " << Quoted(command.description) << "\n";
+    }
+    for (const Option& option : node->options) {
+      out << here << Names(option)
+          << (option.value.placeholder.empty() ? "" : Offer(option.value, true)) << " -d "
+          << Quoted(option.description) << "\n";
+    }
+    const std::string positional = Offer(node->positional, false);
+    if (!positional.empty()) out << here << positional << "\n";
+  }
+  return out.str();
+}
+
+}  // namespace halflife::cli::completion
