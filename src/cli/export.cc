@@ -37,13 +37,19 @@ void AddExport(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("export", "Write a checkpoint as a folder that transformers loads");
-  command->footer(
-      "Example:\n  halflife export --run runs/first --out exports/first --dtype bf16\n"
-      "then in Python: AutoModelForCausalLM.from_pretrained(\"exports/first\")\n"
-      "(after `import fla` for the classes of flash-linear-attention)");
+  DescribeUse(
+      *command,
+      {.notes = "Then in Python: AutoModelForCausalLM.from_pretrained(\"exports/first\"), after "
+                "`import fla` for the classes of flash-linear-attention.",
+       .examples = {"halflife export --run runs/first --out exports/first --dtype bf16"},
+       .exit_codes = {ExitCode::kEnvironment, ExitCode::kNonFinite,
+                      ExitCode::kNoUsableCheckpoint}});
   command->add_option("--run", options->run, "A run (its newest step), or one step of it")
+      ->type_name("RUN")
       ->required();
-  command->add_option("--out", options->out, "The folder to make; it must not exist")->required();
+  command->add_option("--out", options->out, "The folder to make; it must not exist")
+      ->type_name("DIR")
+      ->required();
   command->add_option("--dtype", options->dtype, "Of all tensors")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
@@ -57,7 +63,8 @@ void AddExport(CLI::App& app, Action& action) {
       ->default_str("5GB");
   command->add_flag("--untie", options->exported.untie,
                     "Write the head of a tied model as a tensor of its own");
-  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]");
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]")
+      ->type_name("DIR");
   command->callback([=, &action] { action = [options] { return Run(*options); }; });
 }
 

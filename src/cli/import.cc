@@ -42,10 +42,17 @@ void AddImport(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("import", "Make a run from a folder that transformers saved");
-  command->footer("Example:\n  halflife import --from models/tiny-llama --out runs/tiny-llama");
+  DescribeUse(*command,
+              {.notes = "The run has a step 0: eval, score, generate and export take it, and train "
+                        "goes on from it with the config.textproto beside it.",
+               .examples = {"halflife import --from models/tiny-llama --out runs/tiny-llama"},
+               .exit_codes = {ExitCode::kData, ExitCode::kNonFinite, ExitCode::kCheckpointIo}});
   command->add_option("--from", options->from, "The folder: config.json, safetensors, tokenizer")
+      ->type_name("DIR")
       ->required();
-  command->add_option("--out", options->out, "The run to make; it must not exist")->required();
+  command->add_option("--out", options->out, "The run to make; it must not exist")
+      ->type_name("DIR")
+      ->required();
   command->callback([=, &action] { action = [options] { return Run(*options); }; });
 }
 

@@ -144,18 +144,27 @@ ExitCode Score(const Options& options, dist::RankContext& context) {
 void AddScore(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("score", "Log-probabilities of given tokens or texts");
-  command->footer(
-      "Writes a line a sequence: {\"ids\":[...],\"logprobs\":[...]} with\n"
-      "logprobs[i] = ln p(ids[i+1] | ids[..i]) in fp32. Ranks share the work under mpirun.\n"
-      "Example:\n  halflife score --model runs/first --text chapter.txt --out chapter.jsonl");
-  command->add_option("--model", options->model, kModelHelp)->required();
-  CLI::Option* tokens =
-      command->add_option("--tokens", options->tokens, "A JSON file: a list of lists of token ids");
+  DescribeUse(
+      *command,
+      {.notes =
+           "Writes a line a sequence: {\"ids\":[...],\"logprobs\":[...]} with logprobs[i] = ln "
+           "p(ids[i+1] | ids[..i]) in fp32. Under mpirun the ranks share the sequences.",
+       .examples = {"halflife score --model runs/first --text chapter.txt --out chapter.jsonl"},
+       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
+  command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
+  CLI::Option* tokens = command
+                            ->add_option("--tokens", options->tokens,
+                                         "A JSON file: a list of lists of token ids [none]")
+                            ->type_name("FILE");
   CLI::Option* text =
-      command->add_option("--text", options->texts, "Text files; each is one sequence");
+      command->add_option("--text", options->texts, "Text files; each is one sequence")
+          ->type_name("FILE");
   tokens->excludes(text);
-  command->add_option("--out", options->out, "The JSONL file to write")->required();
-  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]");
+  command->add_option("--out", options->out, "The JSONL file to write")
+      ->type_name("FILE")
+      ->required();
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]")
+      ->type_name("DIR");
   command->add_option("--piece", options->score.piece, "Tokens of a sequence in one forward")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

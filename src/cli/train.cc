@@ -43,15 +43,20 @@ train::WarmStartRules InitRules(const Options& options) {
 void AddInitOptions(CLI::App& command, Options& options) {
   CLI::Option* from = command.add_option("--init-from", options.init_from,
                                          "Start from these weights (a run, a step, a Hugging Face "
-                                         "folder); a checkpoint in --run wins");
+                                         "folder); a checkpoint in --run wins [none]");
+  from->type_name("RUN");
   const auto more = [&](const char* name, auto& value, const char* help) {
     return command.add_option(name, value, help)->needs(from);
   };
-  more("--init-map", options.init_map, "A file of `pattern -> replacement` lines that rename");
+  more("--init-map", options.init_map,
+       "A file of `pattern -> replacement` lines that rename [none]")
+      ->type_name("FILE");
   more("--init-allow-missing", options.init_rules.allow_missing,
-       "Glob of tensors that keep their initial value; may be repeated");
+       "Tensors that keep their initial value; may be repeated")
+      ->type_name("GLOB");
   more("--init-allow-unexpected", options.init_rules.allow_unexpected,
-       "Glob of tensors of the source that are left out; may be repeated");
+       "Tensors of the source that are left out; may be repeated")
+      ->type_name("GLOB");
   more("--init-new-rows", options.init_new_rows,
        "Of a larger vocabulary: refuse, the mean row, or initial values")
       ->check(CLI::IsMember(kRowGrowth))
@@ -140,6 +145,9 @@ void AddTrain(CLI::App& app, Action& action) {
       ->take_all();
   command->add_flag("--steal-lock", options->steal_lock,
                     "Take over a run folder whose owner is dead");
+
+  command->option_defaults()->group("Start from other weights");
+  AddInitOptions(*command, *options);
   command->callback([=, &action] { action = [options] { return Run(*options); }; });
 }
 

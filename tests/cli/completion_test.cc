@@ -58,7 +58,7 @@ class BashCompletionTest : public CompletionTest {
   BashCompletionTest() { shell_ = "bash"; }
   // `words`: as bash splits the line, the last one being completed.
   std::vector<std::string> Complete(const std::vector<std::string>& words) {
-    std::string line = "source script; COMP_WORDS=(halflife";
+    std::string line = "source ./script; COMP_WORDS=(halflife";
     for (const std::string& word : words) line += " '" + word + "'";
     line += "); COMP_CWORD=" + std::to_string(words.size()) +
             "; _halflife; printf '%s\\n' \"${COMPREPLY[@]}\"";
@@ -118,7 +118,7 @@ class FishCompletionTest : public CompletionTest {
   // The words offered, without their descriptions.
   std::vector<std::string> Complete(const std::string& line) {
     std::vector<std::string> words =
-        Lines({"fish", "--no-config", "-c", "source script; complete -C '" + line + "'"});
+        Lines({"fish", "--no-config", "-c", "source ./script; complete -C '" + line + "'"});
     for (std::string& word : words) word = word.substr(0, word.find('\t'));
     return words;
   }
@@ -130,9 +130,9 @@ TEST_F(FishCompletionTest, Words) {
   EXPECT_THAT(Complete("halflife train --con"), ElementsAre("--config"));
   EXPECT_THAT(Complete("halflife prepare --documents bl"), ElementsAre("blank-line"));
   EXPECT_THAT(Complete("halflife prepare --documents=fi"), ElementsAre("--documents=file"));
-  EXPECT_THAT(Complete("halflife train --config a"), ElementsAre("a\\ file", "a\\ folder/"));
-  EXPECT_THAT(Complete("halflife eval --model a"), ElementsAre("a\\ folder/"));
-  EXPECT_THAT(Complete("halflife inspect a"), ElementsAre("a\\ file", "a\\ folder/"));
+  EXPECT_THAT(Complete("halflife train --config a"), ElementsAre("a file", "a folder/"));
+  EXPECT_THAT(Complete("halflife eval --model a"), ElementsAre("a folder/"));
+  EXPECT_THAT(Complete("halflife inspect a"), ElementsAre("a file", "a folder/"));
   EXPECT_THAT(Complete("halflife generate --prompt a"), ElementsAre());
 }
 

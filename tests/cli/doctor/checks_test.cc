@@ -208,7 +208,9 @@ TEST_F(DoctorTest, AllReduceSaysRightAndWrong) {
   dist::LocalWorld::Run(3, [&](dist::Communicator& comm) {
     const std::vector<Finding> mine = TestAllReduce(comm, {}, 0.01);
     if (comm.rank() == 0) findings = mine;
-    if (comm.rank() != 0) EXPECT_THAT(mine, IsEmpty());
+    if (comm.rank() != 0) {
+      EXPECT_THAT(mine, IsEmpty());
+    }
   });
   ASSERT_EQ(findings.size(), 5u);
   for (const Finding& finding : findings) {
@@ -232,7 +234,7 @@ TEST_F(DoctorTest, ACheckThatThrowsIsAFailure) {
   const LocalCheck check{"broken", [](const Scene&) -> std::vector<Finding> {
                            HL_FAIL(ExitCode::kEnvironment, "its words");
                          }};
-  const Group group = Run(check, scene_);
+  const Group group = doctor::Run(check, scene_);
   ASSERT_EQ(group.findings.size(), 1u);
   EXPECT_EQ(group.findings[0].verdict, Verdict::kFail);
   EXPECT_EQ(group.findings[0].text, "its words");
