@@ -7,16 +7,23 @@
 
 #include "core/human.h"
 #include "core/log.h"
+#include "train/metric_tags.h"
 
 namespace halflife::train {
 
-Metrics::Metrics(const MetricsConfig& config)
+Metrics::Metrics(const MetricsConfig& config, std::unique_ptr<EventLog> events)
     : config_(config),
       file_(config.file, ExitCode::kEnvironment),
+      events_(std::move(events)),
       terminal_(::isatty(STDERR_FILENO) == 1) {}
 
 Metrics::~Metrics() {
   if (line_open_) std::cerr << "\n";
+}
+
+void Metrics::Write(const nlohmann::ordered_json& line) {
+  file_.Append(line);
+  if (events_) events_->Scalars(line.at("step").get<int64_t>(), ScalarsOf(line));
 }
 
 void Metrics::Step(int64_t step, const StepResult& result) {
@@ -41,7 +48,7 @@ void Metrics::Step(int64_t step, const StepResult& result) {
   }
   line["peak_memory_bytes"] = PeakMemoryBytes(config_.device);
   line["attempt"] = config_.attempt;
-  file_.Append(line);
+  Write(line);
   mean_step_seconds_ =
       mean_step_seconds_ == 0 ? result.seconds : 0.9 * mean_step_seconds_ + 0.1 * result.seconds;
   Progress(step, result, tokens_per_s);
@@ -70,11 +77,11 @@ void Metrics::Progress(int64_t step, const StepResult& result, double tokens_per
 
 void Metrics::Validation(int64_t step, const ValidationResult& result) {
   last_val_loss_ = result.loss;
-  file_.Append({{"step", step},
-                {"val_loss", result.loss},
-                {"val_perplexity", result.perplexity()},
-                {"val_tokens", result.num_targets},
-                {"attempt", config_.attempt}});
+  Write({{"step", step},
+         {"val_loss", result.loss},
+         {"val_perplexity", result.perplexity()},
+         {"val_tokens", result.num_targets},
+         {"attempt", config_.attempt}});
   if (terminal_ && line_open_) std::cerr << "\n";
   line_open_ = false;
   HL_INFO("train", "step ", step, ": validation loss ", Fixed(result.loss, 4), ", perplexity ",
@@ -82,18 +89,23 @@ void Metrics::Validation(int64_t step, const ValidationResult& result) {
 }
 
 void Metrics::Save(int64_t step, uint64_t bytes, double seconds) {
-  file_.Append({{"step", step},
-                {"save_bytes", bytes},
-                {"save_blocked_ms", 1e3 * seconds},
-                {"save_mb_per_s", bytes / 1e6 / seconds},
-                {"attempt", config_.attempt}});
+  Write({{"step", step},
+         {"save_bytes", bytes},
+         {"save_blocked_ms", 1e3 * seconds},
+         {"save_mb_per_s", bytes / 1e6 / seconds},
+         {"attempt", config_.attempt}});
   if (terminal_ && line_open_) std::cerr << "\n";
   line_open_ = false;
   HL_INFO("ckpt", "wrote step ", step, " (", HumanBytes(bytes), " in ", Fixed(seconds, 2), " s)");
 }
 
+void Metrics::Describe(const std::string& tag, const std::string& markdown) {
+  if (events_) events_->Text(events_->first_step(), tag, markdown);
+}
+
 void Metrics::Damage(int64_t step, const std::string& banner) {
   file_.Append({{"step", step}, {"checkpoint_damage", banner}, {"attempt", config_.attempt}});
+  Describe("run/checkpoint_damage", banner);
 }
 
 }  // namespace halflife::train

@@ -1,11 +1,14 @@
-// metrics.jsonl (one line a step, one a validation, one a save) and the progress line.
+// metrics.jsonl (one line a step, one a validation, one a save), the same numbers for TensorBoard, and the progress line.
 #pragma once
 
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
 #include "core/jsonl.h"
 #include "train/device.h"
+#include "train/event_log.h"
 #include "train/step.h"
 #include "train/validation.h"
 
@@ -27,7 +30,8 @@ struct MetricsConfig {
 // Rank 0's. Not thread-safe.
 class Metrics {
  public:
-  explicit Metrics(const MetricsConfig& config);
+  // `events`: null where TensorBoard is not asked for.
+  Metrics(const MetricsConfig& config, std::unique_ptr<EventLog> events);
   ~Metrics();  // ends a progress line that stands on the terminal
 
   void Step(int64_t step, const StepResult& result);
@@ -36,11 +40,16 @@ class Metrics {
   // A damaged checkpoint that was passed over on the way to `step`.
   void Damage(int64_t step, const std::string& banner);
 
+  // Words about this life of the run, for TensorBoard.
+  void Describe(const std::string& tag, const std::string& markdown);
+
  private:
+  void Write(const nlohmann::ordered_json& line);
   void Progress(int64_t step, const StepResult& result, double tokens_per_s);
 
   MetricsConfig config_;
   JsonlWriter file_;
+  std::unique_ptr<EventLog> events_;
   bool terminal_;
   bool line_open_ = false;
   double mean_step_seconds_ = 0;  // exponential mean, for the ETA

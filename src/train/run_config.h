@@ -65,6 +65,11 @@ struct ParallelConfig {
   int64_t bucket_bytes = 64 << 20;
 };
 
+struct LogConfig {
+  std::string level = "info";
+  bool tensorboard = true;
+};
+
 struct RunConfig {
   DataConfig data;
   model::ModelConfig model;  // vocab_size 0 until the dataset is known
@@ -75,7 +80,7 @@ struct RunConfig {
   SaveConfig ckpt;
   ParallelConfig parallel;
   double comm_timeout_s = 180;
-  std::string log_level = "info";
+  LogConfig log;
 };
 
 // Errors (all kUsage): unknown key or wrong type with file, line and column; a --set path that does

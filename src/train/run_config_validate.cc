@@ -111,7 +111,7 @@ void Validate(const RunConfig& config, int world_size) {
                    config.parallel.first_bucket_bytes, "4096 or more");
   problems.Require(config.comm_timeout_s > 0, "comm.timeout_s", config.comm_timeout_s,
                    "seconds > 0");
-  problems.OneOf("log.level", config.log_level, {"debug", "info", "warn", "error"});
+  problems.OneOf("log.level", config.log.level, {"debug", "info", "warn", "error"});
   HL_CHECK_AS(ExitCode::kUsage, problems.lines().empty(),
               "the config has impossible values:", problems.lines());
 }

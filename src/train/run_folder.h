@@ -1,5 +1,5 @@
 // A run's folder: config, tokenizer, logs, metrics, the lock and the words of a rank that failed.
-//   RUN/ config.textproto  metrics.jsonl  logs/r00000.log  tokenizer/  ckpt/  abort/FIRST
+//   RUN/ config.textproto  metrics.jsonl  events/  logs/r00000.log  tokenizer/  ckpt/  abort/FIRST
 //   heartbeat.json  DONE
 //
 //   const RunFolder folder = RunFolder::Open(path, context, {.steal_lock = false});

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "core/error.h"
@@ -54,6 +55,14 @@ data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::RankCo
           .prefetch = config.data.prefetch};
 }
 
+// As Markdown shows it letter by letter.
+std::string Verbatim(const std::string& text) {
+  std::istringstream lines(text);
+  std::string out;
+  for (std::string line; std::getline(lines, line);) out += "    " + line + "\n";
+  return out;
+}
+
 }  // namespace
 
 Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
@@ -68,7 +77,7 @@ Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
   log::Init(
       {.rank = context.rank(),
        .world_size = context.world_size(),
-       .console_level = log::ParseLevel(config_.log_level),
+       .console_level = log::ParseLevel(config_.log.level),
        .file =
            run_dir / "logs" /
            Concat("r",
@@ -198,6 +207,30 @@ void Trainer::Start(const TrainOptions& options) {
           report.num_kept, " kept at their initial value, ", report.num_unused, " unused");
 }
 
+std::unique_ptr<EventLog> Trainer::OpenEvents() const {
+  if (!config_.log.tensorboard || NothingToDo()) return nullptr;
+  const auto step = static_cast<int64_t>(state_.step);
+  try {
+    return std::make_unique<EventLog>(folder_.path() / "events", step == 0 ? 0 : step + 1);
+  } catch (const Error& error) {  // as for the heartbeat: training is worth more than its pictures
+    HL_WARN("train", "no TensorBoard events: ", error.message());
+    return nullptr;
+  }
+}
+
+void Trainer::DescribeRun() {
+  const BuildInfo build = GetBuildInfo();
+  metrics_->Describe(
+      "run/description",
+      Verbatim(Concat(
+          "model    ", PlanSummary(config_, model_, context_.world_size()), "\ndata     ",
+          dataset_.folder().string(), ", hash ", ToHex(dataset_.info().hash), "\ndevice   ",
+          device_.is_cuda() ? "cuda" : "cpu", ", ", config_.train.precision, "\nbuild    ",
+          build.version, " ", build.git_hash, build.git_dirty ? " (modified)" : "", "\nattempt  ",
+          folder_.attempt(), state_.step == 0 ? "" : Concat(", from step ", state_.step))));
+  metrics_->Describe("run/config", Verbatim(ToText(config_)));
+}
+
 void Trainer::WriteRunFiles() {
   if (context_.rank() != 0) return;
   folder_.WriteConfig(ToText(config_));
@@ -215,7 +248,9 @@ void Trainer::WriteRunFiles() {
                     .flops_per_token_6p = 6.0 * model_.CountParameters().total(),
                     .flops_per_token_full = 3.0 * (flops.matmul + flops.mixing),
                     .peak = FindComputePeak(device_),
-                    .device = device_});
+                    .device = device_},
+      OpenEvents());
+  DescribeRun();
   for (const std::string& banner : damage_) {
     metrics_->Damage(static_cast<int64_t>(state_.step), banner);
   }
@@ -331,9 +366,13 @@ std::optional<ExitCode> Trainer::Decide(const StepScalars& scalars) {
   return std::nullopt;
 }
 
+bool Trainer::NothingToDo() const {
+  return state_.step >= static_cast<uint64_t>(config_.train.steps) && folder_.finished();
+}
+
 ExitCode Trainer::Run() {
   const auto total = static_cast<uint64_t>(config_.train.steps);
-  if (state_.step >= total && folder_.finished()) {
+  if (NothingToDo()) {
     HL_INFO("train", "this run is finished (step ", state_.step, "): nothing to do");
     return ExitCode::kFinished;
   }

@@ -45,6 +45,9 @@ class Trainer {
   void Resume(const TrainOptions& options);
   void Start(const TrainOptions& options);
   void WriteRunFiles();
+  std::unique_ptr<EventLog> OpenEvents() const;  // null: not asked for, or not possible
+  void DescribeRun();
+  bool NothingToDo() const;  // a finished run that was started again
   void RequireSameDevice() const;
   void Heartbeat(const char* phase);
   StepScalars OwnRequests();

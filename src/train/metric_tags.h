@@ -1,0 +1,18 @@
+// TensorBoard's names for what metrics.jsonl holds: "loss" -> "train/loss". One chart group before the slash.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "train/event_log.h"
+
+namespace halflife::train {
+
+// A metric without a name of its own goes under "other/".
+std::string TagOf(const std::string& metric);
+
+// Every number and truth value of a line but its step, in the line's order.
+std::vector<ScalarValue> ScalarsOf(const nlohmann::ordered_json& line);
+
+}  // namespace halflife::train

@@ -1,0 +1,183 @@
+// What TensorBoard's own readers show of a run: the numbers of metrics.jsonl, each step once, through crashes.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// metric -> step -> value; NaN for what is not finite.
+using Series = std::map<std::string, std::map<int64_t, double>>;
+
+const fs::path kPython = fs::path(HALFLIFE_SOURCE_DIR) / ".venv-compare/bin/python";
+
+class TensorBoard : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { fixture = new RunFixture(HALFLIFE_BINARY); }
+  static void TearDownTestSuite() { delete fixture; }
+  void SetUp() override {
+    if (!fs::exists(kPython) ||
+        RunCommand({kPython, "-c", "import tensorboard, tensorboard_data_server"}).exit_code != 0) {
+      GTEST_SKIP() << "no .venv-compare with tensorboard here (launch/setup --tests)";
+    }
+  }
+
+  // What metrics.jsonl says; of a replayed stretch what the last life says.
+  static Series Metrics(const std::string& run) {
+    std::ifstream file(fixture->path(run) / "metrics.jsonl");
+    Series series;
+    std::string attempt;
+    for (std::string text; std::getline(file, text);) {
+      const auto line = nlohmann::json::parse(text);
+      const int64_t step = line["step"];
+      if (line["attempt"] != attempt) {
+        attempt = line["attempt"];
+        for (auto& [metric, points] : series) points.erase(points.lower_bound(step), points.end());
+      }
+      for (const auto& [metric, value] : line.items()) {
+        if (metric == "step" || metric == "attempt") continue;
+        series[metric][step] = value.is_null()      ? std::nan("")
+                               : value.is_boolean() ? value.get<bool>()
+                                                    : value.get<double>();
+      }
+    }
+    return series;
+  }
+  static nlohmann::json Read(const std::string& run) {
+    const RunResult result =
+        RunCommand({kPython, fs::path(HALFLIFE_SOURCE_DIR) / "tests/cli/read_events.py",
+                    fixture->path(run) / "events"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out);
+  }
+  // Each of the two readers shows exactly these numbers, in fp32.
+  static void ExpectShown(const nlohmann::json& read, const Series& expected) {
+    for (const std::string reader : {"python", "server"}) {
+      SCOPED_TRACE(reader);
+      const auto& scalars = read[reader]["."]["scalars"];
+      EXPECT_EQ(scalars.size(), expected.size()) << scalars.dump();
+      for (const auto& [metric, points] : expected) {
+        SCOPED_TRACE(metric);
+        const auto& shown = scalars[kTags.at(metric)];
+        ASSERT_EQ(shown.size(), points.size()) << shown.dump();
+        size_t i = 0;
+        for (const auto& [step, value] : points) {
+          EXPECT_EQ(shown[i][0], step);
+          if (std::isnan(value)) {
+            EXPECT_TRUE(shown[i][1].is_null()) << step;
+          } else {
+            EXPECT_EQ(shown[i][1].get<float>(), static_cast<float>(value)) << step;
+          }
+          ++i;
+        }
+      }
+    }
+  }
+
+  static const std::map<std::string, std::string> kTags;
+  static RunFixture* fixture;
+};
+RunFixture* TensorBoard::fixture = nullptr;
+const std::map<std::string, std::string> TensorBoard::kTags = {
+    {"loss", "train/loss"},
+    {"z_loss", "train/z_loss"},
+    {"lr", "train/lr"},
+    {"grad_norm", "train/grad_norm"},
+    {"clip_factor", "train/clip_factor"},
+    {"skipped", "train/skipped"},
+    {"valid_tokens", "train/valid_tokens"},
+    {"val_loss", "val/loss"},
+    {"val_perplexity", "val/perplexity"},
+    {"val_tokens", "val/tokens"},
+    {"tokens_per_s", "perf/tokens_per_second"},
+    {"step_ms", "perf/step_ms"},
+    {"data_wait_ms", "perf/data_wait_ms"},
+    {"exposed_comm_ms", "perf/exposed_comm_ms"},
+    {"mfu_6p", "perf/mfu_6p"},
+    {"mfu_full", "perf/mfu_full"},
+    {"peak_flops", "perf/peak_flops"},
+    {"peak_memory_bytes", "perf/peak_memory_bytes"},
+    {"save_bytes", "ckpt/save_bytes"},
+    {"save_blocked_ms", "ckpt/save_blocked_ms"},
+    {"save_mb_per_s", "ckpt/save_mb_per_s"},
+};
+
+TEST_F(TensorBoard, ShowsTheNumbersOfMetricsJsonl) {
+  const RunResult result = fixture->Run({.run = "fresh", .ranks = 2, .set = {"eval.every=5"}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto read = Read("fresh");
+  ExpectShown(read, Metrics("fresh"));
+  for (const std::string reader : {"python", "server"}) {
+    const auto& texts = read[reader]["."]["texts"];
+    EXPECT_NE(texts["run/description"][0][1].get<std::string>().find("on 2 ranks"),
+              std::string::npos)
+        << texts.dump();
+    EXPECT_NE(texts["run/config"][0][1].get<std::string>().find("    optimizer {"),
+              std::string::npos);
+  }
+}
+
+// Killed after step 12, resumed from step 10 with other validation steps: the validation of step 12 was of a life that
+// is gone, and nothing replaces it.
+TEST_F(TensorBoard, ShowsEveryStepOnceAfterAKillAndAResume) {
+  const RunResult killed = fixture->Run(
+      {.run = "killed", .set = {"eval.every=4"}, .env = {{"HL_FAULT", "train.step:kill:13"}}});
+  ASSERT_EQ(killed.exit_code, 137) << killed.err;
+  const Series before = Metrics("killed");
+  ASSERT_EQ(before.at("loss").rbegin()->first, 12);
+  ExpectShown(Read("killed"), before);  // kill -9 lost nothing
+
+  const fs::path events = fixture->path("killed") / "events";
+  const fs::path first = fs::directory_iterator(events)->path();
+  const fs::path uncut = fixture->path("uncut");
+  fs::copy_file(first, uncut);
+  // as the kernel leaves a write that the kill cut short: readers stop there, the next life cuts it off
+  ASSERT_EQ(before.at("val_loss").rbegin()->first, 12);  // the last record
+  fs::resize_file(first, fs::file_size(first) - 5);
+  for (const std::string reader : {"python", "server"}) {
+    EXPECT_EQ(Read("killed")[reader]["."]["scalars"]["val/loss"].back()[0], 8) << reader;
+  }
+
+  const RunResult resumed = fixture->Run({.run = "killed", .set = {"eval.every=7"}});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  const Series after = Metrics("killed");
+  ASSERT_FALSE(after.at("val_loss").contains(12));
+  ASSERT_EQ(after.at("loss").size(), 20u);
+  ExpectShown(Read("killed"), after);
+
+  // A TensorBoard that had read the first file before it was cut forgets by the new file's START.
+  fs::copy_file(uncut, first, fs::copy_options::overwrite_existing);
+  const auto python = Read("killed")["python"]["."]["scalars"];
+  EXPECT_EQ(python["train/loss"].size(), 20u);
+  EXPECT_EQ(python["val/loss"].size(), after.at("val_loss").size()) << python["val/loss"].dump();
+}
+
+TEST_F(TensorBoard, ALostEventIsSaidAndTrainingGoesOn) {
+  const RunResult result = fixture->Run(
+      {.run = "lost", .set = {"train.steps=8"}, .env = {{"HL_FAULT", "train.events:enospc:8"}}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.err.find("TensorBoard events of step 3 are lost, training goes on"),
+            std::string::npos)
+      << result.err;
+  EXPECT_NE(result.err.find("No space left on device"), std::string::npos) << result.err;
+  Series expected = Metrics("lost");
+  ASSERT_EQ(expected.at("loss").size(), 8u);
+  for (auto& [metric, points] : expected) points.erase(3);
+  ExpectShown(Read("lost"), expected);
+}
+
+TEST_F(TensorBoard, CanBeTurnedOff) {
+  const RunResult result =
+      fixture->Run({.run = "off", .set = {"train.steps=2", "log.tensorboard=false"}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_FALSE(fs::exists(fixture->path("off") / "events"));
+}
+
+}  // namespace
+}  // namespace halflife::test
