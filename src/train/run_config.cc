@@ -205,6 +205,38 @@ void ApplyOverride(const std::string& text, pb::Message& root) {
   }
 }
 
+proto::RunConfig ToMessage(const RunConfig& config) {
+  proto::RunConfig message;
+  RunConfig copy = config;
+  Visit(WriteFields{}, message, copy);
+  WriteMixer(config.model.mixer, *message.mutable_model()->mutable_mixer());
+  for (const model::HybridLayers& group : config.model.hybrid) {
+    proto::HybridLayers& layers = *message.mutable_model()->add_hybrid();
+    layers.mutable_layers()->Assign(group.layers.begin(), group.layers.end());
+    WriteMixer(group.mixer, *layers.mutable_mixer());
+  }
+  return message;
+}
+
+// Maps are left out.
+void Flatten(const pb::Message& message, const std::string& prefix,
+             std::map<std::string, std::string>& fields) {
+  const pb::Reflection& reflection = *message.GetReflection();
+  std::vector<const pb::FieldDescriptor*> present;
+  reflection.ListFields(message, &present);
+  for (const pb::FieldDescriptor* field : present) {
+    const std::string name = prefix + field->name();
+    if (field->is_repeated()) continue;
+    if (field->cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE) {
+      Flatten(reflection.GetMessage(message, field), name + ".", fields);
+    } else if (field->cpp_type() == pb::FieldDescriptor::CPPTYPE_STRING) {
+      fields[name] = reflection.GetString(message, field);
+    } else {
+      pb::TextFormat::PrintFieldValueToString(message, field, -1, &fields[name]);
+    }
+  }
+}
+
 }  // namespace
 
 RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,
@@ -230,18 +262,18 @@ RunConfig LoadRunConfig(const std::filesystem::path& file,
 }
 
 std::string ToText(const RunConfig& config) {
-  proto::RunConfig message;
-  RunConfig copy = config;
-  Visit(WriteFields{}, message, copy);
-  WriteMixer(config.model.mixer, *message.mutable_model()->mutable_mixer());
-  for (const model::HybridLayers& group : config.model.hybrid) {
-    proto::HybridLayers& layers = *message.mutable_model()->add_hybrid();
-    layers.mutable_layers()->Assign(group.layers.begin(), group.layers.end());
-    WriteMixer(group.mixer, *layers.mutable_mixer());
-  }
   std::string text;
-  HL_CHECK(pb::TextFormat::PrintToString(message, &text));
+  HL_CHECK(pb::TextFormat::PrintToString(ToMessage(config), &text));
   return text;
+}
+
+std::map<std::string, std::string> FlatFields(const RunConfig& config) {
+  std::map<std::string, std::string> fields;
+  Flatten(ToMessage(config), "", fields);
+  for (const auto& [key, value] : config.model.mixer.options) {
+    fields["model.mixer.options." + key] = value;
+  }
+  return fields;
 }
 
 std::map<std::string, std::string> TrajectoryFields(const RunConfig& c) {

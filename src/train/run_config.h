@@ -97,6 +97,9 @@ void Validate(const RunConfig& config, int world_size);
 // c.
 std::string ToText(const RunConfig& config);
 
+// Every field with its value as text, flat: "optimizer.lr" -> "0.003", "model.mixer.options.num_heads" -> "4".
+std::map<std::string, std::string> FlatFields(const RunConfig& config);
+
 // The fields that change the trajectory, flat ("optimizer.lr" -> "0.003"): equal on resume unless
 // --allow-change names them. Mesh, micro batch, paths, logging and save policy are free.
 std::map<std::string, std::string> TrajectoryFields(const RunConfig& config);

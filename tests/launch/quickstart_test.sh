@@ -67,7 +67,7 @@ calls() { cut -d ' ' -f 1 calls | tr '\n' ' '; }
 
 quickstart --set train.steps=3
 check "a run that learned: exit 0" 0 $?
-check "the commands, in order" "prepare train eval generate export " "$(calls)"
+check "the commands, in order" "prepare train eval generate report export " "$(calls)"
 check "the text arrives whole" 1 "$(grep -c -- "--input $work/my text.txt --tokenizer bytes" calls)"
 check "--set arrives" 1 "$(grep -c 'train .*--set train.steps=3' calls)"
 check "the summary has the speed" 1 "$(grep -c '^tokens/s  *2000  ' log)"
@@ -75,12 +75,12 @@ check "the summary has the losses" 1 "$(grep -c '^validation loss  *5.500 -> 1.5
 
 rm calls
 quickstart
-check "a second time: the dataset is kept" "train eval generate export " "$(calls)"
+check "a second time: the dataset is kept" "train eval generate report export " "$(calls)"
 check "a second time: a run of its own" yes "$([ -d quickstart/run-002 ] && echo yes)"
 printf 'more\n' >>'my text.txt'
 rm calls
 quickstart
-check "a changed text: a new dataset" "prepare train eval generate export " "$(calls)"
+check "a changed text: a new dataset" "prepare train eval generate report export " "$(calls)"
 
 VAL_LOSS=3.4 BIGRAM_LOSS=9 quickstart
 check "not below 60 % of the start: exit 1" 1 $?

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "support/expect_error.h"
 
 namespace halflife::train {
@@ -50,6 +52,21 @@ TEST(RunConfig, ResolvedTextReadsBackTheSame) {
   EXPECT_EQ(again.optimizer.eps, config.optimizer.eps);
   EXPECT_EQ(again.train.seed, config.train.seed);
   EXPECT_EQ(TrajectoryFields(again), TrajectoryFields(config));
+}
+
+TEST(RunConfig, FlatFieldsHoldEveryField) {
+  const std::map<std::string, std::string> fields =
+      FlatFields(Parse({"model.tie_embeddings=true", "data.path=a b", "optimizer.eps=1e-9"}));
+  EXPECT_EQ(fields.at("optimizer.lr"), "0.01");
+  EXPECT_EQ(fields.at("optimizer.eps"), "1e-09");
+  EXPECT_EQ(fields.at("model.tie_embeddings"), "true");
+  EXPECT_EQ(fields.at("data.path"), "a b");
+  EXPECT_EQ(fields.at("model.mixer.name"), "gla");
+  EXPECT_EQ(fields.at("model.mixer.options.num_heads"), "2");
+  EXPECT_EQ(fields.at("log.tensorboard"), "true");
+  // one line of the text for each, but for those that open and close a group or hold a map's entry
+  const std::string text = ToText(Parse({}));
+  EXPECT_EQ(static_cast<long>(fields.size()), std::count(text.begin(), text.end(), ':') - 1);
 }
 
 TEST(RunConfig, UnknownKeyHasFileLineAndColumn) {

@@ -1,0 +1,61 @@
+// halflife report: one HTML page about runs.
+#include <CLI/CLI.hpp>
+
+#include <ctime>
+#include <iostream>
+
+#include "cli/command.h"
+#include "core/concat.h"
+#include "core/files.h"
+#include "core/human.h"
+#include "core/version.h"
+#include "eval/report/page.h"
+
+namespace halflife::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> runs;
+  std::string out;
+};
+
+std::string Made() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char time[32];
+  std::strftime(time, sizeof time, "%Y-%m-%d %H:%M UTC", &utc);
+  const BuildInfo build = GetBuildInfo();
+  return Concat("Made by halflife report, version ", build.version, " ", build.git_hash, ", ",
+                time);
+}
+
+ExitCode Run(const Options& options) {
+  std::vector<eval::RunRecord> runs;
+  for (const std::string& path : options.runs) runs.push_back(eval::ReadRun(path));
+  const std::string page = eval::RenderPage(std::move(runs), Made());
+  AtomicWriteFile(options.out, page, ExitCode::kEnvironment);
+  std::cout << "wrote " << options.out << " (" << HumanBytes(page.size()) << ")\n";
+  return ExitCode::kFinished;
+}
+
+}  // namespace
+
+void AddReport(CLI::App& app, Action& action) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("report", "One HTML page about runs: curves, speed, a comparison");
+  DescribeUse(
+      *command,
+      {.notes = "The page holds everything it shows and loads nothing. Runs that still train are "
+                "shown as far as they are.",
+       .examples = {"halflife report runs/gla runs/retention --out report.html"},
+       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment}});
+  command->add_option("RUN", options->runs, "Folders of runs, finished or not")
+      ->type_name("RUN")
+      ->required();
+  command->add_option("--out", options->out, "The page to write")->type_name("FILE")->required();
+  command->callback([=, &action] { action = [options] { return Run(*options); }; });
+}
+
+}  // namespace halflife::cli

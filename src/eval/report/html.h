@@ -1,0 +1,16 @@
+// The few pieces of HTML that the report is made of. All text that comes from files goes through Escape.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace halflife::eval {
+
+// For text and for attribute values in double quotes. Bytes that are not UTF-8 become U+FFFD, control characters too.
+std::string Escape(std::string_view text);
+
+// A JSON string literal that may stand inside <script>.
+std::string JsonString(std::string_view text);
+
+}  // namespace halflife::eval

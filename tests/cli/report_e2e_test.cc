@@ -1,0 +1,132 @@
+// `halflife report` on real runs, and its page in a real browser.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+
+#include "core/files.h"
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Report : public testing::Test {
+ protected:
+  // "gla" was killed after step 12 and resumed from step 10; "retention" goes on: it stopped after 5 of 20 steps.
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(HALFLIFE_BINARY);
+    const std::vector<std::string> set = {"eval.every=5"};
+    const RunResult killed =
+        fixture->Run({.run = "gla", .set = set, .env = {{"HL_FAULT", "train.step:kill:13"}}});
+    ASSERT_EQ(killed.exit_code, 137) << killed.err;
+    const RunResult resumed = fixture->Run({.run = "gla", .set = set});
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+    const RunResult other =
+        fixture->Run({.run = "retention",
+                      .set = {"model.mixer.name=retention", "optimizer.lr=1e-3"},
+                      .env = {{"HL_FAULT", "train.step:kill:6"}}});
+    ASSERT_EQ(other.exit_code, 137) << other.err;
+    std::ofstream(fixture->path("retention") / "metrics.jsonl", std::ios::app)
+        << R"({"step":6,"lo)";
+  }
+  static void TearDownTestSuite() { delete fixture; }
+
+  static std::string MakePage(std::vector<std::string> runs) {
+    std::vector<std::string> arguments = {"report"};
+    for (const std::string& run : runs) arguments.push_back(fixture->path(run));
+    const std::string page = fixture->path("report.html");
+    arguments.insert(arguments.end(), {"--out", page});
+    const RunResult result = fixture->Halflife(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return page;
+  }
+  // The page's document after its scripts ran; `console`: what the browser had to say about it.
+  static std::string Browse(const std::string& page, std::string* console) {
+    const RunResult result = RunCommand(
+        {"chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+         "--user-data-dir=" + fixture->path("browser").string(), "--enable-logging=stderr",
+         "--virtual-time-budget=2000", "--dump-dom", "file://" + page});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::istringstream lines(result.err);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find(":CONSOLE") != std::string::npos) *console += line + "\n";
+    }
+    return result.out;
+  }
+  static bool HaveBrowser() { return RunCommand({"chromium", "--version"}).exit_code == 0; }
+  static std::string With(const std::string& page, const std::string& html) {
+    std::string text = ReadFile(page, ExitCode::kInternal);
+    text.insert(text.rfind("</body>"), html);
+    const std::string copy = page + ".changed.html";
+    std::ofstream(copy) << text;
+    return copy;
+  }
+  static RunFixture* fixture;
+};
+RunFixture* Report::fixture = nullptr;
+
+TEST_F(Report, SaysWhatIsNoRun) {
+  const RunResult none = fixture->Halflife({"report", fixture->path("none"), "--out", "x.html"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_NE(none.err.find("is no folder"), std::string::npos) << none.err;
+  const RunResult data = fixture->Halflife({"report", fixture->path("data"), "--out", "x.html"});
+  EXPECT_EQ(data.exit_code, 2);
+  EXPECT_NE(data.err.find("is no run"), std::string::npos) << data.err;
+  const RunResult out = fixture->Halflife({"report", fixture->path("gla"), "--out", "/no/x.html"});
+  EXPECT_EQ(out.exit_code, 4);
+  EXPECT_NE(out.err.find("/no/x.html"), std::string::npos) << out.err;
+}
+
+TEST_F(Report, TheBrowserShowsTheNumbersAndHasNothingToSay) {
+  if (!HaveBrowser()) GTEST_SKIP() << "no chromium here (Debian: chromium)";
+  std::string console;
+  const std::string page = Browse(MakePage({"gla", "retention"}), &console);
+  EXPECT_EQ(console, "");
+  for (const auto& line : fixture->Metrics("gla", "val_loss")) {
+    char text[32];
+    std::snprintf(text, sizeof text, "<td>%.4f</td>", line["val_loss"].get<double>());
+    EXPECT_NE(page.find(text), std::string::npos) << text;
+  }
+  for (const char* piece :
+       {"Resumed once, going on with step 11; 2 steps had to be trained again",
+        "status-finished\">finished", "not finished", ">20 <small>of 20</small>",
+        ">5 <small>of 20</small>", "model.mixer.name", "optimizer.lr"}) {
+    EXPECT_NE(page.find(piece), std::string::npos) << piece;
+  }
+  EXPECT_EQ(page.find("No step was trained"), std::string::npos);
+}
+
+// The two ways in which the check above could be blind.
+TEST_F(Report, TheBrowserWouldTellOfAFaultOrARequest) {
+  if (!HaveBrowser()) GTEST_SKIP() << "no chromium here (Debian: chromium)";
+  const std::string page = MakePage({"gla"});
+  std::string fault, request;
+  Browse(With(page, "<script>no.such.thing</script>"), &fault);
+  EXPECT_NE(fault.find("ReferenceError"), std::string::npos) << fault;
+  Browse(With(page, "<img src='http://127.0.0.1:9/x.png'>"), &request);
+  EXPECT_NE(request.find("Content Security Policy"), std::string::npos) << request;
+}
+
+TEST_F(Report, ThePointerShowsTheNumbersUnderIt) {
+  if (!HaveBrowser()) GTEST_SKIP() << "no chromium here (Debian: chromium)";
+  std::string console;
+  const std::string page = Browse(With(MakePage({"gla", "retention"}), R"(<script>
+    const svg = document.querySelector('figure svg'), box = svg.getBoundingClientRect();
+    svg.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + box.width * 0.995}));
+    const tip = document.querySelector('.tip:not([hidden])');
+    document.body.append('TIP[' + (tip ? tip.textContent : 'none') + ']');
+    </script>)"),
+                                  &console);
+  EXPECT_EQ(console, "");
+  char last[64];
+  std::snprintf(last, sizeof last, "TIP[step 20gla  %.4g",
+                fixture->Metrics("gla", "loss").back()["loss"].get<double>());
+  EXPECT_NE(page.find(last), std::string::npos) << last << "\n"
+                                                << page.substr(page.find("TIP["), 200);
+}
+
+}  // namespace
+}  // namespace halflife::test
