@@ -80,7 +80,7 @@ class ChannelDecay {
       }
       for (int column = 0; column < i; column += SquareTile<T>::kColumns)
         for (int row = i; row < i + kTile; row += SquareTile<T>::kRows) {
-          SquareTile<T> tile;
+          SquareTile<T> tile(x.ahead);
           tile.Clear();
           tile.MultiplyAdd(q_prefix_, row, k_suffix_transposed_, column, 0, keys_);
           tile.Store(x.scores, row, column);
@@ -92,7 +92,7 @@ class ChannelDecay {
   // D_rs = do_r . v_s on and below the diagonal
   void IntraTileBackward(const Operands<T>& x) const {
     ForLowerTiles<SquareTile<T>>(x.rows, [&](int row, int column) HL_INLINE_LAMBDA {
-      SquareTile<T> tile;
+      SquareTile<T> tile(x.ahead);
       tile.Clear();
       tile.MultiplyAdd(x.dout, row, x.v_transposed, column, 0, columns_);
       if (row / kTile == column / kTile)
@@ -111,7 +111,7 @@ class ChannelDecay {
       if (i >= 2 * kTile) Cascade(k_suffix_, 0, i - kTile, i / kTile - 1);
       for (int column = 0; column < keys_padded_; column += Tile<T>::kColumns)
         for (int row = i; row < i + kTile; row += Tile<T>::kRows) {
-          Tile<T> tile;
+          Tile<T> tile(x.ahead);
           tile.Clear();
           tile.MultiplyAdd(x.dscores, row, k_suffix_, column, 0, i);
           MultiplyBy(tile, prefix_.Row(row, column));
@@ -121,7 +121,7 @@ class ChannelDecay {
         DiagonalQueries(x, i, column);
     }
     ForTiles<Tile<T>>(rows_, keys_padded_, [&](int row, int column) HL_INLINE_LAMBDA {
-      Tile<T> tile;
+      Tile<T> tile(x.ahead);
       tile.Clear();
       tile.MultiplyAdd(x.dout, row, state_transposed, column, 0, columns_);
       MultiplyBy(tile, prefix_.Row(row, column));
@@ -145,7 +145,7 @@ class ChannelDecay {
       if (j + 2 * kTile < rows_) Cascade(q_prefix_, j + 2 * kTile, rows_, j / kTile + 1);
       for (int column = 0; column < keys_padded_; column += Tile<T>::kColumns)
         for (int row = j; row < j + kTile; row += Tile<T>::kRows) {
-          Tile<T> tile;
+          Tile<T> tile(x.ahead);
           tile.Clear();
           tile.MultiplyAddTransposed(x.dscores, row, q_prefix_, column, j + kTile, rows_);
           MultiplyBy(tile, suffix_.Row(row, column));
@@ -154,7 +154,7 @@ class ChannelDecay {
       for (int column = 0; column < keys_padded_; column += kLanes<T>) DiagonalKeys(x, j, column);
     }
     ForTiles<Tile<T>>(rows_, keys_padded_, [&](int row, int column) HL_INLINE_LAMBDA {
-      Tile<T> tile;
+      Tile<T> tile(x.ahead);
       tile.Clear();
       tile.MultiplyAdd(x.v, row, adjoint_transposed, column, 0, columns_);
       MultiplyBy(tile, suffix_.Row(row, column));

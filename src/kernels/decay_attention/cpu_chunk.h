@@ -71,6 +71,9 @@ struct RowsOf {
   HL_INLINE S* Row(int row) const {
     return reinterpret_cast<S*>(base + row * stride_bytes);
   }
+  void FetchAhead(RowsAhead& ahead, int length, int width) const {
+    ahead.Add(base, stride_bytes, length, width * static_cast<int64_t>(SizeOf(dtype)));
+  }
 };
 
 HL_INLINE float FromBits16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }

@@ -39,6 +39,12 @@ void LoadOutputGradient(const ReverseItem& item, const Shape& shape, const Chunk
 }
 
 template <typename T>
+int64_t ReverseSteps(const Shape& shape) {
+  const int64_t C = shape.chunk_rows, K = shape.keys_padded, V = shape.columns_padded;
+  return (C * C / 2 * (3 * K + 2 * V) + 4 * C * K * V) / (Tile<T>::kRows * Tile<T>::kColumns);
+}
+
+template <typename T>
 struct ReverseScratch {
   Operands<T> x;
   Panels<T> adjoint, adjoint_transposed;  // R [K, V] and R^T
@@ -86,7 +92,10 @@ class ReverseWalk {
     for (int end = walk.end; end > walk.begin;) {
       const int begin = walk.first_chunk + (end - 1 - walk.first_chunk) / every_ * every_;
       RecomputeStates(begin, end);
-      for (int n = end - 1; n >= begin; --n) Chunk(args_.chunks[n], scratch_.states[n - begin]);
+      for (int n = end - 1; n >= begin; --n) {
+        FetchRowsAfter(n);
+        Chunk(args_.chunks[n], scratch_.states[n - begin]);
+      }
       end = begin;
     }
     if (walk.exit_state == nullptr && walk.exit_norm == nullptr) return;
@@ -96,6 +105,29 @@ class ReverseWalk {
   }
 
  private:
+  // What the walk comes to once chunk n is done: of the chunk before, the rows that only gradients need; of the group
+  // before, those from which its states will be recomputed.
+  void FetchRowsAfter(int n) {
+    const WalkItem& walk = item_.walk;
+    RowsAhead& ahead = scratch_.x.ahead;
+    ahead.Begin(ReverseSteps<T>(shape_));
+    if (n > walk.begin) FetchGradientRows(args_.chunks[n - 1], ahead);
+    if (n - every_ >= walk.begin) FetchStateRows(walk, shape_, args_.chunks[n - every_], ahead);
+  }
+  void FetchGradientRows(const ChunkEntry& chunk, RowsAhead& ahead) const {
+    const auto fetch = [&](const RowsOf& rows, int width) {
+      rows.FetchAhead(ahead, chunk.length, width);
+    };
+    fetch(RowsOf(args_.q, chunk, item_.walk.head, args_.num_heads, args_.num_q_heads), shape_.keys);
+    fetch(Gradient(item_.dout, chunk), shape_.values);
+    if (shape_.normalised) fetch(Gradient(args_.out, chunk), shape_.values);
+    fetch(Gradient(item_.dq, chunk), shape_.keys);
+    fetch(Gradient(item_.dk, chunk), shape_.keys);
+    fetch(Gradient(item_.dv, chunk), shape_.values);
+    if (item_.dlog_decay.data != nullptr && args_.decay_kind == DecayKind::kPerTokenChannel)
+      fetch(Gradient(item_.dlog_decay, chunk), shape_.keys);
+  }
+
   void RecomputeStates(int begin, int end) {
     Operands<T>& x = scratch_.x;
     const CheckpointLayout layout = MakeCheckpointLayout(args_, *item_.walk.plan);
@@ -193,7 +225,7 @@ class ReverseWalk {
     const RowsOf rows = Gradient(item_.dv, chunk);
     ForTiles<Tile<T>>(x.rows, RoundUp(shape_.values, kPanel),
                       [&](int row, int column) HL_INLINE_LAMBDA {
-                        Tile<T> tile;
+                        Tile<T> tile(x.ahead);
                         tile.Clear();
                         tile.MultiplyAdd(x.k_exit, row, scratch_.adjoint, column, 0, shape_.keys);
                         tile.MultiplyAddTransposed(x.scores, row, x.dout, column, row, x.rows);

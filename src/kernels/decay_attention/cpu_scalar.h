@@ -18,6 +18,7 @@ struct Operands {
   Panels<T> v_transposed;     // [V, C]
   Panels<T> q_entry, k_exit;  // q_r P_r, k_s Q_s: decayed from the chunk's start, to its end
   Panels<T> scores, dscores;  // [C, C]; nothing above the tiles of the diagonal is defined
+  mutable RowsAhead ahead;    // of the chunks to come; no value depends on it
 };
 
 template <typename T>
@@ -101,7 +102,7 @@ class ScalarDecay {
   // A_rs = q_r . k_s w_rs
   void IntraTile(const Operands<T>& x) const {
     ForLowerTiles<SquareTile<T>>(x.rows, [&](int row, int column) HL_INLINE_LAMBDA {
-      SquareTile<T> tile;
+      SquareTile<T> tile(x.ahead);
       tile.Clear();
       tile.MultiplyAdd(x.q, row, x.k_transposed, column, 0, keys_);
       tile.ForEach([&](Vec<T>& score, int r, int j)
@@ -117,7 +118,7 @@ class ScalarDecay {
     for (int i = 0; i < x.rows * kLanes<T>; i += kLanes<T>) At(over_columns + i) = Vec<T>{};
     for (int i = 0; i < x.rows; i += kLanes<T>) At(over_rows + i) = Vec<T>{};
     ForLowerTiles<SquareTile<T>>(x.rows, [&](int row, int column) HL_INLINE_LAMBDA {
-      SquareTile<T> tile;
+      SquareTile<T> tile(x.ahead);
       tile.Clear();
       tile.MultiplyAdd(x.dout, row, x.v_transposed, column, 0, columns_);
       const T* scores = x.scores.Row(row, column);
@@ -139,7 +140,7 @@ class ScalarDecay {
   void QueryGradient(const Operands<T>& x, const Panels<T>& state_transposed, Store store) {
     T* dots = row_sums_ + 2 * capacity_ * kLanes<T>;
     ForTiles<Tile<T>>(x.rows, keys_padded_, [&](int row, int column) HL_INLINE_LAMBDA {
-      Tile<T> tile;
+      Tile<T> tile(x.ahead);
       tile.Clear();
       tile.MultiplyAdd(x.dout, row, state_transposed, column, 0, columns_);
       tile.ScaleRows(entry_ + row);
@@ -153,7 +154,7 @@ class ScalarDecay {
   void KeyGradient(const Operands<T>& x, const Panels<T>& adjoint_transposed, Store store) {
     T* dots = row_sums_ + 3 * capacity_ * kLanes<T>;
     ForTiles<Tile<T>>(x.rows, keys_padded_, [&](int row, int column) HL_INLINE_LAMBDA {
-      Tile<T> tile;
+      Tile<T> tile(x.ahead);
       tile.Clear();
       tile.MultiplyAdd(x.v, row, adjoint_transposed, column, 0, columns_);
       tile.ScaleRows(exit_ + row);

@@ -44,13 +44,42 @@ void BeginChunk(const ChunkEntry& chunk, Operands<T>& x) {
   x.rows = RoundUp(chunk.length, kTile);
 }
 
+// Steps of the products of a chunk: their multiply-adds over those of a tile's step.
+template <typename T, bool kOutputs>
+int64_t ForwardSteps(const Shape& shape) {
+  const int64_t C = shape.chunk_rows, K = shape.keys_padded, V = shape.columns_padded;
+  const int64_t update = C * K * V, outputs = C * C / 2 * (K + V) + C * K * V;
+  return (update + (kOutputs ? outputs : 0)) / (Tile<T>::kRows * Tile<T>::kColumns);
+}
+
+// The rows of a chunk that an update of the state reads, and the others of a forward.
+inline void FetchStateRows(const WalkItem& item, const Shape& shape, const ChunkEntry& chunk,
+                           RowsAhead& ahead) {
+  const DecayAttentionArgs& args = *item.args;
+  const auto fetch = [&](const TensorView& view, int heads, int width) {
+    RowsOf(view, chunk, item.head, args.num_heads, heads).FetchAhead(ahead, chunk.length, width);
+  };
+  fetch(args.k, args.num_k_heads, shape.keys);
+  fetch(args.v, args.num_v_heads, shape.values);
+  if (args.decay_kind == DecayKind::kPerTokenChannel)
+    fetch(args.log_decay, args.num_decay_heads, shape.keys);
+}
+inline void FetchOutputRows(const WalkItem& item, const Shape& shape, const ChunkEntry& chunk,
+                            RowsAhead& ahead) {
+  const DecayAttentionArgs& args = *item.args;
+  RowsOf(args.q, chunk, item.head, args.num_heads, args.num_q_heads)
+      .FetchAhead(ahead, chunk.length, shape.keys);
+  RowsOf(args.out, chunk, item.head, args.num_heads, args.num_heads)
+      .FetchAhead(ahead, chunk.length, shape.values);
+}
+
 // state = G state + left^T right, [K, V]: S with k_exit and v, R with q_entry and dout.
 template <typename T, typename Decay>
 void UpdateState(const Shape& shape, const Decay& decay, const Operands<T>& x,
                  const Panels<T>& left, const Panels<T>& right, const Panels<T>& state) {
   ForTiles<Tile<T>>(shape.keys_padded, shape.columns_padded,
                     [&](int row, int column) HL_INLINE_LAMBDA {
-                      Tile<T> tile;
+                      Tile<T> tile(x.ahead);
                       const T* before = state.Row(row, column);
                       tile.ForEach([&](Vec<T>& sum, int r, int j) HL_INLINE_LAMBDA {
                         sum = At(before + r * kPanel + j) * decay.through()[row + r];
@@ -66,7 +95,7 @@ void UpdateTransposed(const Shape& shape, const Decay& decay, const Operands<T>&
                       const Panels<T>& to) {
   ForTiles<Tile<T>>(shape.columns_padded, shape.keys_padded,
                     [&](int row, int column) HL_INLINE_LAMBDA {
-                      Tile<T> tile;
+                      Tile<T> tile(x.ahead);
                       const T* before = from.Row(row, column);
                       tile.ForEach([&](Vec<T>& sum, int r, int j) HL_INLINE_LAMBDA {
                         sum = At(before + r * kPanel + j) * At(decay.through() + column + j);
@@ -83,7 +112,7 @@ void OutputRows(const WalkItem& item, const Shape& shape, const ChunkEntry& chun
   const DecayAttentionArgs& args = *item.args;
   const RowsOf out(args.out, chunk, item.head, args.num_heads, args.num_heads);
   ForTiles<Tile<T>>(x.rows, shape.columns_padded, [&](int row, int column) HL_INLINE_LAMBDA {
-    Tile<T> tile;
+    Tile<T> tile(x.ahead);
     tile.Clear();
     tile.MultiplyAdd(x.q_entry, row, state, column, 0, shape.keys);         // InterOutput
     tile.MultiplyAdd(x.scores, row, x.v, column, 0, row + Tile<T>::kRows);  // IntraOutput
@@ -170,6 +199,11 @@ void ForwardWalk(const WalkItem& item) {
       StoreState<T>(shape, scratch.state, at.state, at.norm);  // SaveCheckpoint
     }
     BeginChunk(chunk, x);
+    x.ahead.Begin(ForwardSteps<T, kOutputs>(shape));
+    if (n + 1 < item.end) {
+      FetchStateRows(item, shape, args.chunks[n + 1], x.ahead);
+      if (kOutputs) FetchOutputRows(item, shape, args.chunks[n + 1], x.ahead);
+    }
     LoadKeys(item, shape, chunk, x);
     LoadValues(item, shape, chunk, x);
     decay.DecayTables(chunk);

@@ -8,7 +8,8 @@
 // reduction.
 //
 //   ForTiles<Tile<float>>(rows, columns, [&](int row, int column) HL_INLINE_LAMBDA {
-//     Tile<float> tile;
+//     Tile<float> tile(ahead);
+//     tile.Clear();
 //     tile.MultiplyAdd(a, row, b, column, depth);
 //     tile.Store(c, row, column);
 //   });
@@ -16,7 +17,7 @@
 
 #include <cstdint>
 
-#include "kernels/decay_attention/cpu_kernels.h"
+#include "kernels/decay_attention/cpu_ahead.h"
 
 #define HL_INLINE_LAMBDA __attribute__((always_inline))
 
@@ -69,6 +70,9 @@ struct TileOf {
   static constexpr int kRows = kRowsOf, kVecs = kVecsOf, kColumns = kVecs * kLanes<T>;
 
   Vec<T> sums[kRows][kVecs];
+  RowsAhead& ahead;
+
+  HL_INLINE explicit TileOf(RowsAhead& rows_ahead) : ahead(rows_ahead) {}
 
   HL_INLINE void Clear() {
 #pragma GCC unroll 16
@@ -110,6 +114,7 @@ struct TileOf {
   template <int kRowStride, int kDepthStride>
   HL_INLINE void Accumulate(const T* a, const T* b, int depth) {
     for (int k = 0; k < depth; ++k) {
+      ahead.Step();
       Vec<T> right[kVecs];
 #pragma GCC unroll 2
       for (int n = 0; n < kVecs; ++n) right[n] = At(b + k * kPanel + n * kLanes<T>);
