@@ -5,27 +5,53 @@ halflife=$1
 cd "$(dirname "${BASH_SOURCE[0]}")/../../launch/recipes" || exit 1
 failures=0
 
-# parameters RECIPE OVERRIDE...: the exact total that --dry-run prints.
-parameters() {
-  local recipe=$1
-  shift
-  "$halflife" train --config "$recipe" --dry-run --set data.path=none "$@" |
-    sed -nE 's/^ *total .*\(([0-9]+)\)$/\1/p' | head -n 1
+# plan RECIPE RANKS VOCABULARY: what --dry-run prints after the config.
+plan() {
+  OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=$2 "$halflife" train --config "$1.textproto" --dry-run \
+    --set data.path=none --set model.vocab_size="$3" | sed -n '/^parameters/,$p'
 }
+row() { sed -nE "s/^ *$1 +//p" <<<"$plan" | sed -n "${2:-1}p"; }
 check() {
   if [ "$2" = "$3" ]; then
-    echo "ok      $1: $2 parameters"
+    echo "ok      $1: $2"
   else
-    echo "FAILED  $1: wanted $2 parameters, met '$3'"
+    echo "FAILED  $1: wanted '$2', met '$3'"
     failures=$((failures + 1))
   fi
 }
 
-known=(quickstart gla_340m retention_340m softmax_340m)
-check quickstart 1889664 "$(parameters quickstart.textproto --set model.vocab_size=259)"
-check gla_340m 374475776 "$(parameters gla_340m.textproto --set model.vocab_size=32000)"
-check retention_340m 380165120 "$(parameters retention_340m.textproto --set model.vocab_size=32000)"
-check softmax_340m 373867520 "$(parameters softmax_340m.textproto --set model.vocab_size=32000)"
+known=()
+# recipe NAME VOCABULARY PARAMETERS: it resolves, to so many parameters.
+recipe() {
+  local plan
+  known+=("$1")
+  plan=$(plan "$1" 1 "$2")
+  check "$1, parameters" "$3" "$(row total | grep -oE '\([0-9]+\)' | tr -d '()')"
+}
+# on_gpus NAME RANKS...: on any of these numbers of ranks, memory and FLOPs are those of its run card.
+on_gpus() {
+  local name=$1 ranks plan
+  shift
+  for ranks in "$@"; do
+    plan=$(plan "$name" "$ranks" 32000)
+    check "$name on $ranks ranks, memory" "$(sed -nE 's/^#   memory +([0-9.]+ GiB).*/\1/p' "$name.textproto")" \
+      "$(row total 2)"
+    check "$name on $ranks ranks, PFLOP a step" \
+      "$(sed -nE 's/.* ([0-9.]+) PFLOP a step.*/\1/p' "$name.textproto")" \
+      "$(row 'FLOPs, full' | awk '{ printf $1 + 0 < 10000 ? "%.2f" : "%.1f", $1 / 1000 }')"
+  done
+}
+recipe quickstart 259 1889664
+recipe gla_340m 32000 374475776
+recipe retention_340m 32000 380165120
+recipe softmax_340m 32000 373867520
+recipe gla_1.3b 32000 1365508096
+recipe gla_7b 32000 6741635072
+on_gpus gla_340m 8 16 32
+on_gpus retention_340m 8 16 32
+on_gpus softmax_340m 8 16 32
+on_gpus gla_1.3b 16 32 64 128
+on_gpus gla_7b 64 128
 
 for recipe in *.textproto; do
   name=${recipe%.textproto}
