@@ -11,9 +11,9 @@
 #                      on all of them
 #   --threads N        compute threads a rank (default: OMP_NUM_THREADS, else cores over ranks of
 #                      this machine)
-#   --restart          run again after exit 75 (saved, wants to go on) and after a lost or hung
-#                      rank; gives up after 3 lives without a new checkpoint in the folder that
-#                      COMMAND names with --run
+#   --restart          run again after exit 75 (saved, wants to go on) and after a crash, a lost or a
+#                      hung rank, until COMMAND, a `halflife train`, has finished the run that it
+#                      names with --run; gives up after 3 lives without a new checkpoint there
 #   --max-restarts N   at most so many (default 50)
 #   --mpi-option X     passed to mpirun; may be repeated
 #
@@ -23,11 +23,10 @@
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+# shellcheck source=launch/lives.sh
+source "$repo/launch/lives.sh"
 
-max_lives_without_checkpoint=3
-seconds_to_start=10  # after that a rank without a USR1 handler is taken to have none
-stop=''              # the signal that asked us to stop: TERM or INT
-mpirun=''            # its process id, while it runs
+seconds_to_start=10  # COMMAND may be a program that handles no signals
 
 parse_arguments() {
   ranks='' hosts='' threads=${OMP_NUM_THREADS:-} restart=no max_restarts=50
@@ -77,7 +76,8 @@ make_launch_line() {
     if [ "$threads" -lt 1 ]; then threads=1; fi
   fi
   export OMP_NUM_THREADS=$threads
-  launch=(mpirun --bind-to none -x OMP_NUM_THREADS)
+  # setsid: Ctrl-C in the terminal reaches this script alone, not mpirun and the ranks
+  launch=(setsid mpirun --bind-to none -x OMP_NUM_THREADS)
   if [ -n "$hosts" ]; then
     launch+=(--host "$hosts")
   else
@@ -95,101 +95,45 @@ catches_usr1() {
   [ -n "$mask" ] && (((16#$mask >> 9) & 1))
 }
 
-# mpirun forwards USR1 to the ranks, but before they have their handlers it would kill them: all of
-# them must be there.
+# As in lives.sh, or on this machine: every rank has its handler.
 ranks_are_ready() {
   local child children num_ready=0
-  catches_usr1 "$mpirun" || return 1
-  children=$(cat "/proc/$mpirun/task/"*/children 2>/dev/null) || true
+  if [ "$(version_of heartbeat.json)" != "$heartbeat_before" ]; then return 0; fi
+  catches_usr1 "$launcher" || return 1
+  children=$(cat "/proc/$launcher/task/"*/children 2>/dev/null) || true
   for child in $children; do
     if catches_usr1 "$child"; then num_ready=$((num_ready + 1)); fi
   done
   [ -z "$hosts" ] && [ "$num_ready" -ge "$ranks" ]
 }
 
-# Runs in the background, so that a second signal is heard meanwhile.
-ask_ranks_to_save() {
-  local begin=$SECONDS
-  until ranks_are_ready || [ $((SECONDS - begin)) -ge "$seconds_to_start" ]; do
-    kill -0 "$mpirun" 2>/dev/null || return 0
-    sleep 0.1
-  done
-  kill -USR1 "$mpirun" 2>/dev/null || true
-}
-
 # shellcheck disable=SC2317  # called by trap
-on_signal() {
-  interrupted=yes
-  if [ "$1" = INT ] && [ "$stop" = INT ] && [ -n "$mpirun" ]; then
+on_interrupt() {
+  if [ "$stop" = INT ] && [ -n "$launcher" ]; then
+    interrupted=yes
     warn "second Ctrl-C: ending the ranks now"
-    kill -TERM "$mpirun" 2>/dev/null || true
-    return 0
+    kill -TERM "$launcher" 2>/dev/null || true
+  else
+    on_stop_signal INT
   fi
-  stop=$1
-  warn "asking the ranks to save and stop"
-  if [ -n "$mpirun" ]; then ask_ranks_to_save & fi
-}
-
-# One life. Sets code. setsid: Ctrl-C in the terminal reaches this script alone, not mpirun and the
-# ranks.
-run_once() {
-  setsid "${launch[@]}" &
-  mpirun=$!
-  if [ -n "$stop" ]; then ask_ranks_to_save & fi
-  while :; do
-    interrupted=no code=0
-    wait "$mpirun" || code=$?
-    # else a trap cut the wait short, and code is the signal's
-    if [ "$interrupted" = no ]; then break; fi
-  done
-  mpirun=''
-}
-
-# The run folder that the command names, to see whether a life left a new checkpoint.
-find_run_folder() {
-  run_folder=''
-  local i
-  for i in "${!command[@]}"; do
-    case ${command[i]} in
-      --run) run_folder=${command[i + 1]:-} ;;
-      --run=*) run_folder=${command[i]#--run=} ;;
-    esac
-  done
-}
-latest_checkpoint() {
-  if [ -n "$run_folder" ]; then cat "$run_folder/ckpt/LATEST" 2>/dev/null || true; fi
-}
-
-# 75 saved; 71 hung, 72 a peer lost, 134 137 139 a rank crashed or was killed, 205 a machine lost.
-# The rest would recur.
-worth_restarting() {
-  case $1 in
-    71 | 72 | 75 | 134 | 137 | 139 | 205) [ "$restart" = yes ] ;;
-    *) return 1 ;;
-  esac
 }
 
 main() {
   parse_arguments "$@"
   make_launch_line
-  find_run_folder
-  trap 'on_signal TERM' TERM
-  trap 'on_signal INT' INT
-  local before num_restarts=0 num_same=0
+  find_run_folder "${command[@]}"
+  trap 'on_stop_signal TERM' TERM
+  trap on_interrupt INT
+  local num_restarts=0
   while :; do
-    before=$(latest_checkpoint)
-    run_once
-    if [ -n "$stop" ] || ! worth_restarting "$code"; then break; fi
-    # without a folder to look into, exit 75 is taken at its word
-    if [ "$(latest_checkpoint)" != "$before" ] || [ "$run_folder,$code" = ,75 ]; then
-      num_same=0
-    else
-      num_same=$((num_same + 1))
-    fi
-    if [ "$num_same" -ge "$max_lives_without_checkpoint" ]; then
-      warn "giving up: exit $code, and no new checkpoint in $num_same lives"
-      break
-    fi
+    run_life "${launch[@]}"
+    if [ -n "$stop" ] || [ "$restart" = no ]; then break; fi
+    judge_life
+    case $verdict in
+      finished) code=0 && break ;;
+      final) break ;;
+      stuck) warn "giving up: exit $code, and no new checkpoint in $num_stuck lives" && break ;;
+    esac
     if [ "$num_restarts" -ge "$max_restarts" ]; then
       warn "giving up: exit $code after $num_restarts restarts"
       break
@@ -198,6 +142,8 @@ main() {
     warn "exit $code: restart $num_restarts"
   done
   if [ "$stop" = INT ] && [ "$code" -eq 75 ]; then code=130; fi
+  # a launcher's 0 for a run that it did not finish is no success
+  if [ "${verdict:-finished}" != finished ] && [ "$code" -eq 0 ]; then code=1; fi
   exit "$code"
 }
 

@@ -2,6 +2,7 @@
 # Stands in for a rank of `halflife train` in run_sh_test.sh: notes each life and signal in FOLDER,
 # and ends as told.
 #   fake_rank.sh FOLDER exit CODE...    life n ends with the n-th code (the last one stays)
+#   fake_rank.sh FOLDER finish          ends a run: DONE, exit 0
 #   fake_rank.sh FOLDER save            runs until USR1, then "saves" and ends with 75
 #   fake_rank.sh FOLDER slow-save       the same, with its handler installed only after a second
 #   fake_rank.sh FOLDER deaf            ignores USR1
@@ -17,6 +18,10 @@ case $mode in
   exit)
     [ "$life" -le $# ] || life=$#
     exit "${!life}"
+    ;;
+  finish)
+    echo "step 1" >"$folder/DONE.new"
+    mv "$folder/DONE.new" "$folder/DONE"
     ;;
   save | slow-save)
     asked=no

@@ -105,6 +105,17 @@ bash "$run_sh" --restart -- "$fake" "$folder" exit 75 75 75 75 --run "$folder" >
 check "no new checkpoint: gives up" yes "$(grep -q 'giving up: exit 75, and no new checkpoint in 3 lives' "$folder/log" && echo yes)"
 check "no new checkpoint: three lives" 3 "$(lives)"
 
+new_case not_done
+touch "$folder/DONE"  # of an earlier life
+bash "$run_sh" --restart -- "$fake" "$folder" exit 0 0 0 0 --run "$folder" >"$folder/log" 2>&1
+check "exit 0, but the run is not finished: gives up" 1 $?
+check "exit 0, but the run is not finished: three lives" 3 "$(lives)"
+
+new_case finished
+bash "$run_sh" --restart -- "$fake" "$folder" finish --run "$folder" >"$folder/log" 2>&1
+check "a finished run: exit 0" 0 $?
+check "a finished run: one life" 1 "$(lives)"
+
 new_case limit
 bash "$run_sh" --restart --max-restarts 1 -- "$fake" "$folder" exit 75 >"$folder/log" 2>&1
 check "--max-restarts: exit 75 in the end" 75 $?
