@@ -4,7 +4,9 @@
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$repo" || exit 1
-scripts=(launch/setup launch/quickstart launch/mpirun/run.sh tests/run .ci/run tests/launch/*.sh)
+scripts=(launch/setup launch/quickstart launch/mpirun/run.sh launch/slurm/train.sbatch tests/run .ci/run
+  tests/support/*.sh tests/launch/*_test.sh tests/launch/fake_rank.sh)
+sourced=(launch/common.sh launch/lives.sh tests/launch/slurm_run.sh)
 failures=0
 fail() {
   echo "FAILED  $*"
@@ -16,10 +18,13 @@ for script in "${scripts[@]}"; do
   bash -n "$script" || fail "$script does not parse"
 done
 if command -v shellcheck >/dev/null; then
-  shellcheck -x "${scripts[@]}" launch/common.sh || fail "shellcheck"
+  shellcheck -x "${scripts[@]}" "${sourced[@]}" || fail "shellcheck"
 else
   echo "SKIPPED: shellcheck not found (Debian: shellcheck)"
 fi
+
+# Slurm sends CONT beside its warning, and a trap for it delays bash's trap for the warning.
+if grep -nE '^ *trap .*CONT' "${scripts[@]}" "${sourced[@]}"; then fail "a trap for CONT"; fi
 
 for script in launch/setup launch/quickstart launch/mpirun/run.sh tests/run; do
   message=$("$script" --no-such-option 2>&1)
@@ -36,7 +41,7 @@ code=$?
 if [ "$code" -ne 3 ] || [[ $message != *"cannot read '/no/such/text'"* ]]; then fail "quickstart: exit $code, '$message'"; fi
 message=$(tests/run --label nonsense 2>&1)
 code=$?
-if [ "$code" -ne 2 ] || [[ $message != *"--label wants unit, emulated, mpi, gpu or e2e, not 'nonsense'"* ]]; then
+if [ "$code" -ne 2 ] || [[ $message != *"--label wants unit, emulated, mpi, slurm, gpu or e2e, not 'nonsense'"* ]]; then
   fail "tests/run --label nonsense: exit $code, '$message'"
 fi
 

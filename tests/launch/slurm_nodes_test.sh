@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# slurm_nodes_test.sh HALFLIFE (inside with_slurm.sh --isolated --nodes 6): bad links cost time, dead
+# nodes cost a restart, and neither changes a bit.
+set -uo pipefail
+# shellcheck source=tests/launch/slurm_run.sh
+source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
+make_dataset
+make_undisturbed
+read -r -a node_pids <<<"$HL_NODE_PIDS"
+
+# The number of the last node of job $1, where its rank 1 runs.
+last_node() { scontrol show hostnames "$(job_field "$1" NodeList)" | tail -n 1 | tr -d n; }
+finish() {
+  wait_for_run "$job" "$2"
+  check "$1: finished" "COMPLETED 0" "$(ending "$job")" "$2"
+  check_undisturbed "$1" "$2"
+}
+
+submit flap
+if pause flap "$job"; then
+  link=p$(last_node "$job")
+  ip -n "$HL_BRIDGE" link set "$link" down
+  go_on "$job"
+  sleep 3
+  ip -n "$HL_BRIDGE" link set "$link" up
+fi
+finish "a link that is down for 3 s" flap
+check "a link that is down for 3 s: one life" 1 "$(lives flap | wc -w)" flap
+
+in_bridge=(nsenter "--net=/run/netns/$HL_BRIDGE")
+if "${in_bridge[@]}" nft add table bridge loss 2>/dev/null &&
+  "${in_bridge[@]}" nft add chain bridge loss forward '{ type filter hook forward priority 0; }' &&
+  "${in_bridge[@]}" nft add rule bridge loss forward numgen random mod 100 '<' 5 counter drop; then
+  submit loss
+  wait_until "40 steps under loss" has_trained loss 40
+  dropped=$("${in_bridge[@]}" nft list table bridge loss | grep -oE 'packets [0-9]+' | cut -d ' ' -f 2)
+  "${in_bridge[@]}" nft delete table bridge loss
+  finish "every twentieth packet lost for 40 steps" loss
+  check "packets were lost" yes "$([ "${dropped:-0}" -gt 10 ] && echo yes)" loss
+else
+  echo "SKIPPED: packet loss: no nft here, or its kernel modules (Debian: nftables)"
+fi
+
+# Both jobs lose a node at once, as Slurm needs half a minute to declare one dead.
+declare -A jobs
+for launcher in mpirun srun; do
+  LAUNCHER=$launcher submit death_$launcher --exclusive -- --set ckpt.every=50
+  jobs[$launcher]=$job
+  pause death_$launcher "$job" 60
+done
+for launcher in mpirun srun; do
+  job=${jobs[$launcher]}
+  kill -KILL "${node_pids[$(last_node "$job") - 1]}"
+  go_on "$job"
+done
+for launcher in mpirun srun; do
+  job=${jobs[$launcher]}
+  finish "$launcher: a node dies" death_$launcher
+  check "$launcher: a node dies: one restart" 1 "$(job_field "$job" Restarts)" death_$launcher
+done
+check "mpirun: a node dies: its code" 1 "$(count ': exit 205, step 0 -> (50|100)$' death_mpirun.log)" death_mpirun
+
+exit $((failures > 0))

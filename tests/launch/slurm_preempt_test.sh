@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# slurm_preempt_test.sh HALFLIFE (inside with_slurm.sh): a job that has to make room saves, waits its
+# turn and goes on to the same bits.
+set -uo pipefail
+# shellcheck source=tests/launch/slurm_run.sh
+source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
+make_dataset
+make_undisturbed
+
+submit_urgent() { urgent=$(sbatch --parsable --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap 'sleep 1'); }
+check_finished() {
+  wait_for_run "$job" "$2"
+  check "$1: finished" "COMPLETED 0" "$(ending "$job")" "$2"
+  check "$1: it made room" "COMPLETED 0" "$(ending "$urgent")" "$2"
+  check "$1: two lives" 2 "$(lives "$2" | wc -w)" "$2"
+  check_undisturbed "$1" "$2"
+}
+
+run=warned
+submit $run --exclusive
+pause_until_asked $run submit_urgent
+check_finished "preempted" $run
+
+# A site that does not send --signal when it preempts: the ranks are sent TERM, the script nothing.
+grep -v '^#SBATCH --signal' "$batch_script" >unwarned.sbatch
+batch_script=$work/unwarned.sbatch
+run=unwarned
+submit $run --exclusive
+pause $run "$job" && submit_urgent && go_on "$job"
+check_finished "preempted without a warning" $run
+
+exit $((failures > 0))

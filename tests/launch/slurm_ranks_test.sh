@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# slurm_ranks_test.sh HALFLIFE RANK_PROBE (inside with_slurm.sh): ranks know their places however
+# they are started, and the end of one ends all, with its code.
+set -uo pipefail
+# shellcheck source=tests/launch/slurm_run.sh
+source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
+rank_probe=$2
+make_dataset
+
+# A line for each rank: node, rank, ranks, rank on the node.
+cat >place.sh <<END
+echo "\$SLURMD_NODENAME \$($rank_probe context-info | cut -d ' ' -f 1-3)"
+END
+places() {
+  local launcher=$1 per_node=$2
+  wait_for_end "$(sbatch --parsable --nodes=2 --ntasks-per-node="$per_node" --output=places.log \
+    --wrap "$launcher bash $work/place.sh")"
+  grep '^n[12] ' places.log | sort -n -k 2 | paste -sd ,
+}
+for launcher in "mpirun --bind-to none" "srun --mpi=pmix"; do
+  check "$launcher, 1 a node" "n1 0 2 0,n2 1 2 0" "$(places "$launcher" 1)" places
+  check "$launcher, 2 a node" "n1 0 4 0,n1 1 4 1,n2 2 4 0,n2 3 4 1" "$(places "$launcher" 2)" places
+done
+
+# start NAME LAUNCHER FAULT [TRAIN ARGUMENT...]: one life of a run without end.
+declare -A jobs
+start() {
+  HL_FAULT=$3 LAUNCHER=$2 MAX_RESTARTS=0 submit "$1_$2" -- --set train.steps=1000000 "${@:4}"
+  jobs[$1_$2]=$job
+}
+for launcher in mpirun srun; do
+  start kill $launcher train.step:kill:5:1
+  start throw $launcher train.step:throw:5:1
+  start hang $launcher train.step:stall:5:1 --set comm.timeout_s=3
+  start segv $launcher ''
+done
+for launcher in mpirun srun; do
+  wait_until "segv_$launcher trains" has_trained segv_$launcher
+  kill -SEGV "$(rank_zero "${jobs[segv_$launcher]}")"
+done
+
+check_death() {
+  local run=$2_$1
+  wait_for_end "${jobs[$run]}"
+  check "$1: one rank ends by $2: exit $3" "$3" "$(sed -nE 's/.*: exit ([0-9]+), step.*/\1/p' "$run.log")" "$run"
+  wait_until "the processes of $run are gone" is_gone "${jobs[$run]}"
+}
+for launcher in mpirun srun; do
+  check_death $launcher kill 137
+  check_death $launcher throw 70
+  check_death $launcher hang 71
+  check_death $launcher segv 139
+done
+
+exit $((failures > 0))

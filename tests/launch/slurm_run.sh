@@ -1,0 +1,161 @@
+# shellcheck shell=bash
+# Tiny runs of the real program under a private Slurm: what the slurm_*_test.sh share. Sourced with
+# the path of halflife as first argument, inside tests/support/with_slurm.sh.
+export HALFLIFE=$1
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+export HALFLIFE_ROOT=$repo OMP_NUM_THREADS=1
+batch_script=$repo/launch/slurm/train.sbatch
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+
+# check NAME WANTED MET [RUN]: a failure shows RUN's job log.
+check() {
+  if [ "$2" = "$3" ]; then
+    echo "ok      $1"
+  else
+    echo "FAILED  $1: wanted '$2', met '$3'"
+    [ -f "${4:-}.log" ] && sed 's/^/        | /' "$4.log"
+    failures=$((failures + 1))
+  fi
+}
+count() { cat "${@:2}" 2>/dev/null | grep -cE "$1"; }
+
+# wait_until NAME COMMAND...: tries it for minutes, as the machine may be busy.
+wait_until() {
+  local name=$1 begin=$SECONDS
+  shift
+  until "$@"; do
+    if [ $((SECONDS - begin)) -ge 240 ]; then
+      echo "FAILED  $name: not within 240 s"
+      failures=$((failures + 1))
+      return 1
+    fi
+    sleep 0.1
+  done
+}
+
+# Sentences with a little grammar: learnable, and the same every time.
+make_text() {
+  awk 'BEGIN {
+    srand(7)
+    n = split("the river carried a small boat past old stone walls while birds sang and rain fell", w)
+    for (i = 1; i <= 12000; i++) printf "%s%s", w[int(rand() * n) + 1], rand() < 0.1 ? ".\n\n" : " "
+  }'
+}
+make_dataset() {
+  make_text >text.txt
+  "$HALFLIFE" prepare --input text.txt --tokenizer bytes --out data --validation-fraction 0.2 \
+    >prepare.log 2>&1 || { cat prepare.log && exit 1; }
+  cat >recipe.textproto <<'RECIPE'
+data { path: "data" seq_len: 64 }
+model {
+  model_dim: 32 num_layers: 2 mlp_dim: 64
+  mixer { name: "gla" options { key: "num_heads" value: "2" } }
+}
+optimizer { lr: 3e-3 clip_norm: 1.0 }
+schedule { kind: "cosine" warmup_steps: 5 }
+train { steps: 150 global_batch: 8 micro_batch: 4 seed: 7 threads: 1 device: "cpu" log_every: 50 }
+eval { windows: 4 }
+ckpt { every: 0 }
+RECIPE
+}
+
+# What the recipe leads to when nothing happens: 2 ranks without Slurm.
+make_undisturbed() {
+  mpirun -n 2 --oversubscribe --bind-to none "$HALFLIFE" train --config recipe.textproto \
+    --run undisturbed >undisturbed.log 2>&1 || { cat undisturbed.log && exit 1; }
+}
+# check_undisturbed NAME RUN: equal to it in every bit, weights and optimiser.
+check_undisturbed() {
+  "$HALFLIFE" ckpt diff undisturbed "$2" --bitwise >diff.log 2>&1
+  check "$1: the bits of an undisturbed run" 0 $? "$2"
+}
+
+# submit RUN [SBATCH OPTION]... [-- TRAIN ARGUMENT...]: sets job. Two nodes, a rank on each.
+# shellcheck disable=SC2034  # job is for the caller
+submit() {
+  local run=$1 options=()
+  shift
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1") && shift; done
+  if [ $# -gt 0 ]; then shift; fi
+  job=$(sbatch --parsable --nodes=2 --ntasks-per-node=1 --output="$run.log" "${options[@]}" \
+    "$batch_script" --config recipe.textproto --run "$run" "$@")
+}
+
+job_field() { scontrol --oneliner show job "$1" | grep -oE "(^| )$2=[^ ]*" | cut -d = -f 2-; }
+
+# Slurm holds a requeued job back for two minutes; this waits for three seconds, as nodes refuse a job
+# in the second in which they ended its life before.
+hurry() {
+  local start
+  if [ "$(job_field "$1" JobState)" = PENDING ] && [ "$(job_field "$1" Restarts)" != 0 ]; then
+    start=$(date -d "$(job_field "$1" StartTime)" +%s 2>/dev/null) || return 0
+    if [ $((start - $(date +%s))) -gt 10 ]; then scontrol update JobId="$1" StartTime=now+3; fi
+  fi
+}
+has_ended() {
+  hurry "$1"
+  case $(job_field "$1" JobState) in
+    COMPLETED | FAILED | CANCELLED | TIMEOUT | NODE_FAIL | PREEMPTED) ;;
+    *) return 1 ;;
+  esac
+}
+# "COMPLETED 0": state and exit code of a job that has ended for good.
+wait_for_end() { wait_until "job $1 ends" has_ended "$1"; }
+ending() { echo "$(job_field "$1" JobState) $(job_field "$1" ExitCode | cut -d : -f 1)"; }
+# is_over JOB RUN: between two lives a job may look ended for a moment, these words do not.
+is_over() {
+  hurry "$1"
+  [ -e "$2/DONE" ] || [ -e "$2/HALT" ] || grep -qs 'giving up' "$2.log"
+}
+wait_for_run() {
+  wait_until "$2 is finished or given up" is_over "$1" "$2"
+  wait_for_end "$1"
+}
+# "0>57 57>150": the steps of each life in RUN's job log.
+lives() { sed -nE 's/.*: exit .*step ([0-9]+) -> ([0-9]+)$/\1>\2/p' "$1.log" | paste -sd ' '; }
+
+# Steps that all lives of RUN have made so far.
+num_steps() { count '"loss"' "$1/metrics.jsonl"; }
+has_trained() { [ "$(num_steps "$1")" -ge "${2:-5}" ]; }
+
+# Process ids with VARIABLE=VALUE in their environment. (Those that a run itself writes down are of
+# another namespace where nodes are isolated.)
+processes_with() { grep -lzsxF "$1" /proc/[0-9]*/environ | cut -d / -f 3; }
+is_gone() { [ -z "$(processes_with "SLURM_JOB_ID=$1")" ]; }
+rank_zero() {
+  comm -12 <(processes_with "SLURM_JOB_ID=$1" | sort) <(processes_with PMIX_RANK=0 | sort)
+}
+
+# pause RUN JOB [STEPS]: holds it in the middle, so that what happens next does not depend on this
+# machine's speed: its rank 0 is stopped after some steps, the others wait for it in a collective.
+pause() {
+  local pid
+  wait_until "$1 trains" has_trained "$1" 1 || return 1
+  pid=$(rank_zero "$2")
+  wait_until "$1 trains" has_trained "$1" "${3:-5}" || return 1
+  kill -STOP "$pid"
+}
+go_on() { kill -CONT "$(rank_zero "$1")"; }
+
+# The words of launch/slurm/train.sbatch when it was warned; a paused run may go on from there.
+was_asked() { [ "$(count 'asking the ranks to save' "$1.log")" -ge 1 ]; }
+# pause_until_asked RUN COMMAND...: pauses the job submitted last, has COMMAND lead to the warning, and
+# lets it go on.
+pause_until_asked() {
+  pause "$1" "$job" || return 1
+  "${@:2}"
+  wait_until "$1 is asked to save" was_asked "$1"
+  go_on "$job"
+}
+
+# "75 2 1": exit code, ranks that stopped at the step in ckpt/LATEST, published checkpoints.
+outcome() {
+  local run=$1 code step
+  code=$(sed -nE 's/.*: exit ([0-9]+)( after [A-Z0-9]+)?, step.*/\1/p' "$run.log" | head -n 1)
+  step=$(cut -d ' ' -f 1 "$run/ckpt/LATEST" | sed -E 's/step_0*//')
+  echo "$code $(count "stopped after step $step of" "$run"/logs/r*.log)" \
+    "$(find "$run/ckpt" -name 'step_*' | wc -l)"
+}

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# slurm_signals_test.sh HALFLIFE (inside with_slurm.sh): however the request to stop reaches the
+# ranks, once or several times, they save once, at the same step.
+set -uo pipefail
+# shellcheck source=tests/launch/slurm_run.sh
+source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
+make_dataset
+
+# signalled RUN LAUNCHER SCANCEL_OPTION...: a run without end, signalled while it trains.
+signalled() {
+  local run=$1 launcher=$2
+  shift 2
+  LAUNCHER=$launcher MAX_RESTARTS=0 submit "$run" -- --set train.steps=1000000
+  wait_until "$run trains" has_trained "$run"
+  scancel "$@" "$job"
+  wait_for_end "$job"
+}
+
+for launcher in mpirun srun; do
+  signalled "batch_$launcher" $launcher --batch --signal=USR1
+  check "$launcher: USR1 to the batch script" "75 2 1" "$(outcome "batch_$launcher")" "batch_$launcher"
+  signalled "steps_$launcher" $launcher --signal=USR1
+  check "$launcher: USR1 to the steps" "75 2 1" "$(outcome "steps_$launcher")" "steps_$launcher"
+  signalled "full_$launcher" $launcher --full --signal=USR1
+  check "$launcher: USR1 to all" "75 2 1" "$(outcome "full_$launcher")" "full_$launcher"
+  signalled "cancel_$launcher" $launcher
+  # without the code: mpirun, which is sent TERM too, answers 1 whatever the ranks return
+  check "$launcher: cancelled" "2 1" "$(outcome "cancel_$launcher" | cut -d ' ' -f 2-)" "cancel_$launcher"
+  check "$launcher: cancelled for good" CANCELLED "$(job_field "$job" JobState)"
+done
+
+exit $((failures > 0))

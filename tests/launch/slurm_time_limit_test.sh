@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# slurm_time_limit_test.sh HALFLIFE (inside with_slurm.sh): a run that its time limit would cut short
+# is warned, saves, and goes on by itself to the same bits. Slurm looks at limits every 30 s and counts
+# them in minutes, so this takes about a minute.
+set -uo pipefail
+# shellcheck source=tests/launch/slurm_run.sh
+source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
+make_dataset
+make_undisturbed
+
+run=limited
+submit $run --time=1 --signal=B:USR1@30
+pause_until_asked $run
+wait_for_run "$job" $run
+check "finished in two lives" "COMPLETED 0 2" "$(ending "$job") $(lives $run | wc -w)" $run
+check "the first was warned, and saved" 1 "$(count ': exit 75 after USR1' $run.log)" $run
+check_undisturbed "time limit" $run
+
+exit $((failures > 0))
