@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/bfloat16.h"
 #include "core/error.h"
 
 namespace halflife::dist {
@@ -12,21 +13,13 @@ namespace {
 
 constexpr int64_t kBlock = 1024;  // elements; the accumulators stay in the second-level cache
 
-struct BFloat16 {
-  uint16_t bits;
-};
-
-float Load(BFloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+float Load(Bf16 x) { return Widen(x); }
 template <typename T>
 T Load(T x) {
   return x;
 }
 
-void Store(float value, BFloat16* out) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  out->bits = static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40 : rounded);
-}
+void Store(float value, Bf16* out) { *out = RoundToBf16(value); }
 template <typename T>
 void Store(T value, T* out) {
   *out = value;
@@ -101,7 +94,7 @@ void OrderedReduce(DType dtype, ReduceOp op, std::span<const void* const> in, vo
     case DType::kF64:
       return ReduceByOp<double>(op, in, out, count);
     case DType::kBF16:
-      return ReduceByOp<BFloat16>(op, in, out, count);
+      return ReduceByOp<Bf16>(op, in, out, count);
     case DType::kI32:
       return ReduceByOp<int32_t>(op, in, out, count);
     case DType::kI64:

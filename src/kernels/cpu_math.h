@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/bfloat16.h"
+
 // One body, compiled for each instruction set; the loader picks (GNU ifunc). AddressSanitizer starts after the resolvers
 // run, and so does ThreadSanitizer: their builds keep the default alone.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && \
@@ -52,13 +54,8 @@ HL_INLINE float Exp(float x) {
 
 HL_INLINE float Sigmoid(float x) { return 1.0f / (1.0f + Exp(-x)); }
 
-// bfloat16 in memory: the upper half of an fp32.
-struct Bf16 {
-  uint16_t bits;
-};
-
+using halflife::Widen;  // of a Bf16
 HL_INLINE float Widen(float x) { return x; }
-HL_INLINE float Widen(Bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
 // What `x` becomes in storage of type T: to the nearest, ties to even; a NaN stays one.
 template <typename T>
@@ -69,9 +66,7 @@ HL_INLINE float Narrow<float>(float x) {
 }
 template <>
 HL_INLINE Bf16 Narrow<Bf16>(float x) {
-  const auto bits = std::bit_cast<uint32_t>(x);
-  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  return {static_cast<uint16_t>(x != x ? (bits >> 16 | 0x40) : rounded)};
+  return RoundToBf16(x);
 }
 
 }  // namespace halflife::kernels

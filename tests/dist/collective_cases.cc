@@ -1,25 +1,16 @@
 #include "dist/collective_cases.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
+#include "core/bfloat16.h"
 #include "core/philox.h"
 
 namespace halflife::dist::test {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
-
-uint16_t RoundToBf16(float value) {
-  uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t low = bits & 0xffff;
-  bits >>= 16;
-  if (low > 0x8000 || (low == 0x8000 && (bits & 1) != 0)) ++bits;
-  return static_cast<uint16_t>(bits);
-}
-float FromBf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
 template <typename T>
 T Get(const Bytes& bytes, int64_t i) {
@@ -80,7 +71,7 @@ Bytes NaiveReduce(const CollectiveCase& one, const std::vector<Bytes>& in, int64
         break;
       case DType::kBF16: {
         std::vector<float> terms;
-        for (const Bytes& bytes : in) terms.push_back(FromBf16(Get<uint16_t>(bytes, i)));
+        for (const Bytes& bytes : in) terms.push_back(Widen(Get<Bf16>(bytes, i)));
         Put(out, i, RoundToBf16(ReduceByLevels(one.reduce, terms)));
         break;
       }

@@ -76,24 +76,18 @@ struct RowsOf {
   }
 };
 
-HL_INLINE float FromBits16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-HL_INLINE uint16_t ToBits16(float x) {  // to nearest, ties to even; NaN stays NaN
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-  return static_cast<uint16_t>(x == x ? rounded : (bits >> 16) | 0x40);
-}
 template <typename T, typename S>
 HL_INLINE T Widen(S x) {
-  if constexpr (sizeof(S) == 2) {
-    return FromBits16(x);
+  if constexpr (std::is_same_v<S, Bf16>) {
+    return halflife::Widen(x);
   } else {
     return static_cast<T>(x);
   }
 }
 template <typename S, typename T>
 HL_INLINE S Narrow(T x) {
-  if constexpr (sizeof(S) == 2) {
-    return ToBits16(static_cast<float>(x));
+  if constexpr (std::is_same_v<S, Bf16>) {
+    return RoundToBf16(static_cast<float>(x));
   } else {
     return static_cast<S>(x);
   }
@@ -104,7 +98,7 @@ HL_INLINE void WithStorage(DType dtype, Function function) {
   if constexpr (sizeof(T) == 8) {
     function(double{});
   } else if (dtype == DType::kBF16) {
-    function(uint16_t{});
+    function(Bf16{});
   } else {
     function(float{});
   }

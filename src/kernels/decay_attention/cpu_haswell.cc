@@ -2,7 +2,7 @@
 #include "kernels/decay_attention/cpu_kernels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#pragma GCC target("arch=haswell")
+#pragma GCC target("avx2,fma,bmi,bmi2")  // after arch=, nothing compiled for x86-64 inlines
 #define HL_SIMD_BYTES 32
 #else
 #define HL_SIMD_BYTES 16

@@ -1,16 +1,11 @@
 #include "kernels/decay_attention/cpu_sums.h"
 
 #include <algorithm>
-#include <bit>
+
+#include "core/bfloat16.h"
 
 namespace halflife::kernels::cpu {
 namespace {
-
-uint16_t ToBits16(float x) {  // to nearest, ties to even; NaN stays NaN
-  const auto bits = std::bit_cast<uint32_t>(x);
-  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-  return static_cast<uint16_t>(x == x ? rounded : (bits >> 16) | 0x40);
-}
 
 template <typename T>
 T* At(const TensorView& view, int64_t b, int64_t t, int64_t h) {
@@ -82,8 +77,9 @@ void SharedSums::ReduceHeads(const Shared& shared) const {
           for (int j = 0; j < shared.width; ++j) sums[j] += partial[j];
         }
         if (shared.sum.dtype == DType::kBF16) {
-          auto* target = At<uint16_t>(shared.sum, b, t, head);
-          for (int j = 0; j < shared.width; ++j) target[j] = ToBits16(static_cast<float>(sums[j]));
+          auto* target = At<Bf16>(shared.sum, b, t, head);
+          for (int j = 0; j < shared.width; ++j)
+            target[j] = RoundToBf16(static_cast<float>(sums[j]));
         } else {
           std::copy_n(sums, shared.width, At<T>(shared.sum, b, t, head));
         }

@@ -2,6 +2,7 @@
 // poisoned, from the issue until the wait that covers it. In random order a quarter land at once, which is as legal.
 #include <cmath>
 
+#include "core/bfloat16.h"
 #include "kernels/emu/internal.h"
 
 namespace halflife::kernels::emu {
@@ -74,9 +75,7 @@ void CheckNoCopies(Fiber& fiber) {
 }
 
 uint32_t Bf16Bits(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // the one NaN the device makes
-  return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+  return x != x ? 0x7fff : RoundToBf16(x).bits;  // the one NaN the device makes
 }
 
 uint32_t Tf32Bits(float x) {
