@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Fails where the machine code of a CUDA kernel is not what its source means: local memory in use, or no
+matrix unit, asynchronous copy or matrix load in a kernel that is built on them.
+
+Reads object files, archives or programs by `cuobjdump -sass`, or what it printed:
+
+  tests/kernels/sass_gate.py build/cuda/src/kernels/CMakeFiles/hl_kernels.dir
+  cuobjdump -sass walk.o | tests/kernels/sass_gate.py -
+
+A folder stands for the .cu.o files below it. Every kernel may not touch local memory; RULES says what
+more some must do. Exit code 1: a kernel fails; 2: no kernel found; 77: no cuobjdump or nvdisasm here. Needs no GPU.
+"""
+
+import argparse
+import collections
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from resource_gate import demangle  # noqa: E402
+
+# Spills and arrays indexed at run time.
+LOCAL_MEMORY = ("LDL", "STL")
+# Kernel (from its demangled name's start) -> (instruction, what it is for), each at least once. A kernel of the
+# table that is nowhere in the input fails as well, so that the table follows the code.
+MMA = (("HMMA", "mma.sync"), ("LDSM", "ldmatrix"), ("LDGSTS", "cp.async"))
+RULES = {
+    "WalkKernel": MMA,
+    "ChannelWalkKernel": MMA,
+    "WalkRevKernel": MMA,
+    "StateWalkKernel": MMA,
+}
+
+ARCH = re.compile(r"^\s*(?:code for|arch =) (sm_\w+)")
+FUNCTION = re.compile(r"^\s*Function : (\S+)")
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)")
+
+
+def parse(lines):
+    """{(symbol, arch): Counter of instructions without their suffixes}."""
+    kernels, arch, current = {}, "", None
+    for line in lines:
+        if match := ARCH.match(line):
+            arch, current = match[1], None
+        elif match := FUNCTION.match(line):
+            current = kernels.setdefault((match[1], arch), collections.Counter())
+        elif current is not None and (match := INSTRUCTION.match(line)):
+            current[match[1]] += 1
+    return kernels
+
+
+def rule_of(name):
+    return next((rule for start, rule in RULES.items() if re.match(rf"{start}\b", name)), ())
+
+
+def problems_of(name, counts):
+    found = [f"{counts[one]} {one}: local memory" for one in LOCAL_MEMORY if counts[one]]
+    found += [f"no {one} ({what})" for one, what in rule_of(name) if not counts[one]]
+    return found
+
+
+def report(kernels, out):
+    """Prints a line a kernel; the number of failures."""
+    names = demangle(sorted({symbol for symbol, _ in kernels}))
+    failed = 0
+    print(f"{'arch':8}{'HMMA':>6}{'LDSM':>6}{'LDGSTS':>8}{'local':>7}  kernel", file=out)
+    for (symbol, arch), counts in sorted(kernels.items(), key=lambda x: (names[x[0][0]], x[0][1])):
+        found = problems_of(names[symbol], counts)
+        failed += bool(found)
+        local = sum(counts[one] for one in LOCAL_MEMORY)
+        note = "   FAILS: " + "; ".join(found) if found else ""
+        print(f"{arch:8}{counts['HMMA']:>6}{counts['LDSM']:>6}{counts['LDGSTS']:>8}{local:>7}  "
+              f"{names[symbol]}{note}", file=out)
+    missing = [start for start in RULES
+               if not any(re.match(rf"{start}\b", name) for name in names.values())]
+    for start in missing:
+        print(f"{start}: no such kernel in the input, but a rule for it  FAILS", file=out)
+    print(f"{len(kernels)} kernels, {failed + len(missing)} fail", file=out)
+    return failed + len(missing)
+
+
+def skip(reason):
+    print(f"SKIPPED: {reason}; the CUDA toolkit has both, and so has pip's triton (backends/nvidia/bin)")
+    sys.exit(77)
+
+
+def find_cuobjdump():
+    for place in (shutil.which("cuobjdump"), "/usr/local/cuda/bin/cuobjdump"):
+        if place and pathlib.Path(place).exists():
+            return place
+    return None
+
+
+def disassemble(tool, path):
+    done = subprocess.run([tool, "-sass", str(path)], capture_output=True, text=True, check=False)
+    if done.returncode != 0 and "Could not find executable file 'nvdisasm'" in done.stderr:
+        skip(f"{tool} needs nvdisasm in PATH")
+    if done.returncode != 0:
+        sys.exit(f"{tool} -sass {path}: exit {done.returncode}: {done.stderr.strip()}")
+    return done.stdout.splitlines()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="+", help="objects, archives, programs, folders; -: cuobjdump's output")
+    parser.add_argument("--cuobjdump", help="where it is not in PATH")
+    options = parser.parse_args()
+    kernels = {}
+    for given in options.inputs:
+        if given == "-":
+            kernels.update(parse(sys.stdin))
+            continue
+        path = pathlib.Path(given)
+        tool = options.cuobjdump or find_cuobjdump()
+        if tool is None:
+            skip("no cuobjdump in PATH or /usr/local/cuda/bin (it needs nvdisasm, too)")
+        for file in sorted(path.rglob("*.cu.o")) if path.is_dir() else [path]:
+            kernels.update(parse(disassemble(tool, file)))
+    if not kernels:
+        print("no kernel found: is this an object of nvcc for a real architecture?", file=sys.stderr)
+        return 2
+    return 1 if report(kernels, sys.stdout) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""sass_gate.py on machine code as cuobjdump prints it, good and bad."""
+
+import io
+import pathlib
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import sass_gate  # noqa: E402
+
+WALK = "_ZN8halflife7kernels5decay10WalkKernelINS1_10WalkConfigILi64ELi64EEEEEvNS1_10WalkParamsE"
+STEP = "_ZN8halflife7kernels5decay10StepKernelIfEEvNS0_22DecayAttentionStepArgsE"
+
+
+def listing(symbol, instructions, arch="sm_90a"):
+    lines = [f"\tcode for {arch}", f"\t\tFunction : {symbol}", "\t.headerflags    @\"EF_CUDA_SM90\""]
+    for i, one in enumerate(instructions):
+        lines.append(f"        /*{16 * i:04x}*/                   {one} ;   /* 0x000000ff */")
+        lines.append("                                                  /* 0x000fc000 */")
+    return lines
+
+
+GOOD = ["LDC R1, c[0x0][0x28]", "@!P0 LDGSTS.E.BYPASS.LTC128B.128 [R2], desc[UR4][R8.64]",
+        "LDSM.16.M88.4 R4, [R3]", "HMMA.16816.F32.BF16 R4, R8, R2, R4", "@UP0 UMOV UR4, URZ",
+        "EXIT"]
+
+
+class SassGateTest(unittest.TestCase):
+    def problems(self, symbol, instructions):
+        kernels = sass_gate.parse(listing(symbol, instructions))
+        names = sass_gate.demangle([symbol])
+        ((key, counts),) = kernels.items()
+        self.assertEqual(key, (symbol, "sm_90a"))
+        return sass_gate.problems_of(names[symbol], counts)
+
+    def test_good_code_passes(self):
+        self.assertEqual(self.problems(WALK, GOOD), [])
+        self.assertEqual(self.problems(STEP, ["LDG.E R2, desc[UR4][R2.64]", "EXIT"]), [])
+
+    def test_predicated_instructions_count(self):
+        counts = sass_gate.parse(listing(WALK, GOOD))[WALK, "sm_90a"]
+        self.assertEqual(counts["LDGSTS"], 1)
+        self.assertEqual(counts["UMOV"], 1)
+        self.assertEqual(sum(counts.values()), len(GOOD))
+
+    def test_local_memory_fails_in_any_kernel(self):
+        for one in ("STL [R1+0x4], R5", "@P1 LDL.LU R5, [R1+0x4]"):
+            self.assertEqual(len(self.problems(STEP, [one, "EXIT"])), 1)
+
+    def test_a_walk_without_its_units_fails(self):
+        for dropped in (1, 2, 3):
+            rest = GOOD[:dropped] + GOOD[dropped + 1:]
+            self.assertEqual(len(self.problems(WALK, rest)), 1, GOOD[dropped])
+
+    def test_a_rule_without_its_kernel_fails(self):
+        out = io.StringIO()
+        self.assertEqual(sass_gate.report(sass_gate.parse(listing(WALK, GOOD)), out),
+                         len(sass_gate.RULES) - 1)
+        self.assertIn("WalkRevKernel: no such kernel", out.getvalue())
+        self.assertIn("WalkKernel<WalkConfig<64, 64> >", out.getvalue())
+
+    def test_architectures_are_kept_apart(self):
+        lines = listing(WALK, GOOD, "sm_80") + listing(WALK, ["EXIT"], "sm_100")
+        kernels = sass_gate.parse(lines)
+        self.assertEqual(kernels[WALK, "sm_80"]["HMMA"], 1)
+        self.assertEqual(kernels[WALK, "sm_100"]["HMMA"], 0)
+
+    def test_exit_codes(self):
+        gate = pathlib.Path(sass_gate.__file__)
+        for text, code in (("\n".join(listing(WALK, ["STL [R1], R5"])), 1), ("nothing", 2)):
+            done = subprocess.run([sys.executable, gate, "-"], input=text, text=True,
+                                  capture_output=True, check=False)
+            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
