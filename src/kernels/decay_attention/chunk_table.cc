@@ -12,6 +12,16 @@ void CheckLimits(const ChunkTableConfig& config) {
   HL_CHECK(config.batch >= 0 && config.seq_len >= 0 && config.chunk_size >= 1,
            "chunk table of batch ", config.batch, ", ", config.seq_len, " tokens, chunks of ",
            config.chunk_size);
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();  // of the kernels' counts
+  HL_CHECK_AS(ExitCode::kUsage, config.batch <= kMax && config.seq_len <= kMax,
+              "chunk table: a batch of ", config.batch, " rows of ", config.seq_len,
+              " tokens; rows, and tokens of a row, up to ", kMax, " would work");
+  const int64_t chunks_of_row = (config.seq_len + config.chunk_size - 1) / config.chunk_size;
+  const auto cuts = static_cast<int64_t>(config.document_starts.size() + config.cu_seqlens.size());
+  HL_CHECK_AS(ExitCode::kUsage, config.batch * chunks_of_row + cuts <= kMax,
+              "chunk table: a batch of ", config.batch, " rows of ", config.seq_len,
+              " tokens makes up to ", config.batch * chunks_of_row + cuts, " chunks of ",
+              config.chunk_size, "; ", kMax, " would work, so split the batch");
   HL_CHECK(config.batch * config.seq_len <= std::numeric_limits<int32_t>::max() ||
                (config.cu_seqlens.empty() && config.document_starts.empty()),
            "chunk table: positions of ", config.batch * config.seq_len,

@@ -8,6 +8,8 @@
 #include <torch/custom_class.h>
 
 #include <algorithm>
+#include <initializer_list>
+#include <limits>
 
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
@@ -74,10 +76,20 @@ int64_t NumDecayHeads(const at::Tensor& log_decay) {
   return log_decay.size(log_decay.dim() <= 2 ? 0 : 2);
 }
 
+// The kernels count rows, tokens, heads and channels in 32 bits (and form offsets in 64).
+void CheckCounts(std::initializer_list<at::Tensor> tensors) {
+  for (const at::Tensor& x : tensors)
+    for (const int64_t size : x.sizes())
+      HL_CHECK_AS(ExitCode::kUsage, size <= std::numeric_limits<int>::max(),
+                  "decay attention of a tensor ", x.sizes(), "; dimensions up to ",
+                  std::numeric_limits<int>::max(), " would work");
+}
+
 void CheckShapes(const DecayAttentionInputs& in) {
   const at::Tensor &q = in.q, &k = in.k, &v = in.v, &g = in.log_decay;
   HL_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4, "q ", q.sizes(), ", k ", k.sizes(), ", v ",
            v.sizes(), "; all are [B, T, heads, head_dim]");
+  CheckCounts({q, k, v});
   const int64_t batch = q.size(0), seq_len = q.size(1), dim_k = q.size(3);
   const auto rows = [&](const at::Tensor& x) {
     return x.size(0) == batch && x.size(1) == seq_len && x.device() == q.device();
@@ -314,6 +326,7 @@ void CheckStep(const DecayAttentionStepInputs& in, const at::Tensor& state) {
   HL_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && state.dim() == 4,
            "decay attention step of q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(),
            ", state ", state.sizes(), "; [B, heads, K], [B, heads, V] and [B, H, K, V] would work");
+  CheckCounts({q, k, v, state});
   const int64_t batch = q.size(0), dim_k = q.size(2);
   HL_CHECK(k.size(0) == batch && v.size(0) == batch && k.size(2) == dim_k &&
                state.size(0) == batch && state.size(2) == dim_k && state.size(3) == v.size(2) &&

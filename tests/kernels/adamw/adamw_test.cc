@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/adamw/args.h"
+#include "support/sparse_memory.h"
 
 namespace halflife::kernels {
 namespace {
@@ -132,6 +133,43 @@ TEST(AdamWKernel, EveryElementStandsAlone) {
     EXPECT_EQ(single.copy[i], whole.copy[i]) << i;
   }
   for (int64_t i = 0; i < kDecayed + 2996; ++i) ASSERT_EQ(whole.main[i], shifted.main[i + 5]) << i;
+}
+
+// An element's bits do not depend on where it lies, beyond 2^31 elements either.
+TEST(AdamWKernel, OffsetsBeyond32Bits) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "indices are no races, and the thread sanitizer's address space is small";
+#endif
+  constexpr int64_t kFar = (int64_t{1} << 31) + 12345, kCount = 700;
+  const auto update = [](int64_t first) {
+    const size_t elements = first + kCount;
+    const halflife::test::SparseMemory main(4 * elements), grads(4 * elements), m(4 * elements),
+        v(4 * elements), copy(2 * elements);
+    const AdamWSegment segment = {first, first + kCount, 0.1f, 1};
+    const AdamWArgs args = {.main = static_cast<float*>(main.data()),
+                            .grads = static_cast<const float*>(grads.data()),
+                            .m = static_cast<float*>(m.data()),
+                            .v = static_cast<float*>(v.data()),
+                            .copy = static_cast<uint16_t*>(copy.data()),
+                            .segments = &segment,
+                            .num_segments = 1,
+                            .max_segment = kCount,
+                            .factors = MakeAdamWFactors(kConfig, kLr, kFactor, 1)};
+    for (int64_t i = 0; i < kCount; ++i) {
+      args.main[first + i] = static_cast<float>(std::sin(0.1 * static_cast<double>(i)));
+      static_cast<float*>(grads.data())[first + i] =
+          static_cast<float>(std::cos(0.3 * static_cast<double>(i)));
+    }
+    Update(args);
+    std::vector<float> result;
+    for (const float* x : {args.main, args.m, args.v})
+      result.insert(result.end(), x + first, x + first + kCount);
+    result.insert(result.end(), args.copy + first, args.copy + first + kCount);
+    return result;
+  };
+  const std::vector<float> near = update(0), far = update(kFar);
+  EXPECT_EQ(near, far);
+  EXPECT_NE(near[0], 0);  // sin(0) moved
 }
 
 }  // namespace

@@ -261,6 +261,9 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
                   "per channel beside K 24");
   EXPECT_HL_ERROR(with([](auto& in) { in.initial_state = in.initial_state[0]; })(), internal,
                   "initial_state");
+  const auto tokens = [](int64_t count) { return at::zeros({1}).expand({1, count, 1, 16}); };
+  EXPECT_HL_ERROR(with([&](auto& in) { in.q = tokens((int64_t{1} << 32) + 5); })(), usage,
+                  "[1, 4294967301, 1, 16]", "up to 2147483647");
   at::Tensor state = problem.inputs.initial_state.clone();
   const auto step = [&](const at::Tensor& k, const at::Tensor& log_decay) {
     DecayAttentionStep({.q = problem.inputs.q.select(1, 0),

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "support/expect_error.h"
 
 namespace halflife::kernels {
 namespace {
@@ -73,6 +74,17 @@ TEST(ChunkTable, NamesWhatIsOutOfOrder) {
             std::string::npos);
   EXPECT_NE(Message({.batch = 2, .seq_len = 10, .cu_seqlens = whole}).find("2 rows"),
             std::string::npos);
+}
+
+// Counts that the kernels keep in 32 bits, refused before a table of that size is made.
+TEST(ChunkTable, MoreThan32BitsOfCounts) {
+  const auto make = [](ChunkTableConfig config) { return [=] { MakeChunkTable(config); }; };
+  EXPECT_HL_ERROR(make({.batch = 1, .seq_len = (int64_t{1} << 32) + 5})(), ExitCode::kUsage,
+                  "1 rows of 4294967301 tokens", "2147483647");
+  EXPECT_HL_ERROR(make({.batch = int64_t{1} << 31, .seq_len = 1})(), ExitCode::kUsage,
+                  "2147483648 rows");
+  EXPECT_HL_ERROR(make({.batch = 1 << 16, .seq_len = 1 << 22})(), ExitCode::kUsage,
+                  "4294967296 chunks of 64", "split the batch");
 }
 
 }  // namespace

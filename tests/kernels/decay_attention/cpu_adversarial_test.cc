@@ -8,7 +8,7 @@ namespace {
 constexpr DecayKind kKinds[] = {DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                 DecayKind::kPerToken, DecayKind::kPerTokenChannel};
 
-void ExpectFinite(const Problem& problem, const Result& result) {
+void ExpectFinite(const RandomProblem& problem, const Result& result) {
   for (const auto& [name, values] : result)
     for (size_t i = 0; i < values.size(); ++i)
       ASSERT_TRUE(std::isfinite(values[i]))
@@ -21,7 +21,7 @@ TEST(DecayAttentionAdversarial, AnyDecay) {
     for (const Strength strength :
          {Strength::kOne, Strength::kNearOne, Strength::kStrong, Strength::kVanish,
           Strength::kResets, Strength::kMixed, Strength::kRandom}) {
-      const Problem problem = MakeProblem({.T = 200, .kind = kind, .strength = strength}, 31);
+      const RandomProblem problem = MakeProblem({.T = 200, .kind = kind, .strength = strength}, 31);
       const Result got = RunCpu<float>(problem), want = Reference(problem);
       ExpectFinite(problem, got);
       ExpectClose(problem, got, want, kFloatGates);
@@ -37,7 +37,7 @@ TEST(DecayAttentionAdversarial, AnyDecay) {
 // the exponent, hence the wider gate.
 TEST(DecayAttentionAdversarial, GrowthUpToSixtyAChunk) {
   for (const DecayKind kind : kKinds) {
-    const Problem problem =
+    const RandomProblem problem =
         MakeProblem({.B = 1, .T = 64, .H = 1, .kind = kind, .strength = Strength::kGrowth}, 32);
     const Result got = RunCpu<float>(problem), want = Reference(problem);
     ExpectFinite(problem, got);
@@ -49,7 +49,7 @@ TEST(DecayAttentionAdversarial, GrowthUpToSixtyAChunk) {
 // Over 16384 tokens a decay rounded once a token would be off by 16384 x 3e-8 = 5e-4.
 TEST(DecayAttentionAdversarial, NearOneOverALongSequence) {
   for (const DecayKind kind : kKinds) {
-    const Problem problem = MakeProblem(
+    const RandomProblem problem = MakeProblem(
         {.B = 1, .T = 16384, .H = 1, .K = 8, .V = 8, .kind = kind, .strength = Strength::kNearOne},
         33);
     ExpectClose(problem, RunCpu<float>(problem), Reference(problem), {1e-5, 1e-5, 1e-5});
@@ -60,13 +60,13 @@ TEST(DecayAttentionAdversarial, NearOneOverALongSequence) {
 TEST(DecayAttentionAdversarial, ThreeWaysToForget) {
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
     for (const int t : {1, 40, 64, 130}) {
-      Problem decayed = MakeProblem({.B = 1, .T = 150, .kind = kind}, 34);
+      RandomProblem decayed = MakeProblem({.B = 1, .T = 150, .kind = kind}, 34);
       const ProblemConfig& c = decayed.config;
       for (int i = 0; i < c.H * c.decay_width(); ++i)
         decayed.log_decay[t * c.H * c.decay_width() + i] = kNever;
-      Problem document = decayed;
+      RandomProblem document = decayed;
       document.config.document_starts = {t};
-      Problem packed = decayed;
+      RandomProblem packed = decayed;
       packed.config.cu_seqlens = {0, t, c.T};
       const auto twice = [](Values& x, bool first) {  // the other sequence's states are zero
         Values zero(x.size(), 0.0);
@@ -89,15 +89,15 @@ TEST(DecayAttentionAdversarial, ThreeWaysToForget) {
 // Mistakes, made by hand on what the kernels returned or were given.
 TEST(DecayAttentionAdversarial, TheGatesNoticeMistakes) {
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
-    const Problem problem = MakeProblem({.B = 1, .T = 130, .H = 1, .kind = kind}, 35);
+    const RandomProblem problem = MakeProblem({.B = 1, .T = 130, .H = 1, .kind = kind}, 35);
     const ProblemConfig& c = problem.config;
     const Result want = Reference(problem);
-    const auto wrong = [&](const Problem& changed, const char* name) {
+    const auto wrong = [&](const RandomProblem& changed, const char* name) {
       EXPECT_GT(Compare(RunCpu<float>(changed).at(name), want.at(name)).relative,
                 kFloatGates.Of(name))
           << name;
     };
-    Problem changed = problem;  // a decay moved by one token
+    RandomProblem changed = problem;  // a decay moved by one token
     std::rotate(changed.log_decay.begin(), changed.log_decay.begin() + c.decay_width(),
                 changed.log_decay.end());
     wrong(changed, "out");
@@ -123,14 +123,14 @@ TEST(DecayAttentionAdversarial, TheGatesNoticeMistakes) {
 
 // The shortcut that the kernels avoid: dlog_decay as a running sum of q dq - k dk over the sequence, here in fp32.
 TEST(DecayAttentionAdversarial, ARunningSumOverTheSequenceWouldFail) {
-  Problem problem = MakeProblem({.B = 1,
-                                 .T = 4096,
-                                 .H = 1,
-                                 .K = 16,
-                                 .V = 16,
-                                 .kind = DecayKind::kPerToken,
-                                 .strength = Strength::kStrong},
-                                36);
+  RandomProblem problem = MakeProblem({.B = 1,
+                                       .T = 4096,
+                                       .H = 1,
+                                       .K = 16,
+                                       .V = 16,
+                                       .kind = DecayKind::kPerToken,
+                                       .strength = Strength::kStrong},
+                                      36);
   problem.dfinal_state.clear();
   const ProblemConfig& c = problem.config;
   const Result got = RunCpu<float>(problem), want = Reference(problem);

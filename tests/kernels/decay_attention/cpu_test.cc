@@ -14,12 +14,12 @@ TEST(DecayAttentionCpu, DoubleIsTheOracle) {
   for (const DecayKind kind : kKinds)
     for (const int chunk_size : {64, 16})
       for (const bool normalised : {false, true}) {
-        const Problem problem = MakeProblem({.T = 131,
-                                             .kind = kind,
-                                             .normalised = normalised,
-                                             .key_scale = true,
-                                             .positive = normalised},
-                                            7);
+        const RandomProblem problem = MakeProblem({.T = 131,
+                                                   .kind = kind,
+                                                   .normalised = normalised,
+                                                   .key_scale = true,
+                                                   .positive = normalised},
+                                                  7);
         ExpectClose(problem, RunCpu<double>(problem, {.chunk_size = chunk_size}),
                     Reference(problem), kDoubleGates);
       }
@@ -29,7 +29,7 @@ TEST(DecayAttentionCpu, EveryInstructionSetIsTheOracle) {
   for (const cpu::Kernels* kernels : cpu::UsableKernels())
     for (const DecayKind kind : kKinds) {
       SCOPED_TRACE(kernels->name);
-      const Problem problem =
+      const RandomProblem problem =
           MakeProblem({.T = 150, .kind = kind, .strength = Strength::kResets}, 6);
       const Result want = Reference(problem);
       ExpectClose(problem, RunCpu<float>(problem, {.kernels = *kernels}), want, kFloatGates);
@@ -47,17 +47,17 @@ TEST(DecayAttentionCpu, FloatIsTheOracleForEveryShape) {
     for (const int T : kLengths) {
       const auto [K, V] = T == 1000 ? kSizes[0] : kSizes[++seed % 8];
       const bool normalised = seed % 3 == 0;
-      const Problem problem = MakeProblem({.B = 1,
-                                           .T = T,
-                                           .H = 1,
-                                           .K = K,
-                                           .V = V,
-                                           .kind = kind,
-                                           .normalised = normalised,
-                                           .key_scale = seed % 2 == 0,
-                                           .states = seed % 5 != 0,
-                                           .positive = normalised},
-                                          seed);
+      const RandomProblem problem = MakeProblem({.B = 1,
+                                                 .T = T,
+                                                 .H = 1,
+                                                 .K = K,
+                                                 .V = V,
+                                                 .kind = kind,
+                                                 .normalised = normalised,
+                                                 .key_scale = seed % 2 == 0,
+                                                 .states = seed % 5 != 0,
+                                                 .positive = normalised},
+                                                seed);
       // normalised, dq and dk are the small difference of what numerator and denominator want
       ExpectClose(problem, RunCpu<float>(problem), Reference(problem),
                   normalised ? Gates{1e-5, 2e-5, 4e-5} : kFloatGates);
@@ -66,17 +66,17 @@ TEST(DecayAttentionCpu, FloatIsTheOracleForEveryShape) {
 
 TEST(DecayAttentionCpu, HalfStorageLosesItsOwnRoundingOnly) {
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
-    Problem problem = MakeProblem({.T = 130, .K = 64, .V = 40, .k_heads = 1, .kind = kind}, 9);
-    for (Values* x : {&problem.q, &problem.k, &problem.v, &problem.dout})
-      for (double& value : *x) value = FromBf16(ToBf16(value));
-    ExpectClose(problem, RunCpu<float>(problem, {.bf16 = true}), Reference(problem), kHalfGates);
+    const RandomProblem problem =
+        MakeProblem({.T = 130, .K = 64, .V = 40, .k_heads = 1, .kind = kind, .bf16 = true}, 9);
+    ExpectClose(problem, RunCpu<float>(problem), Reference(problem), kHalfGates);
   }
 }
 
 TEST(DecayAttentionCpu, PackedSequencesOfAnyLength) {
   const std::vector<int32_t> limits = {0, 0, 1, 64, 128, 193, 193, 200};  // 0 1 63 64 65 0 7
   for (const DecayKind kind : kKinds) {
-    const Problem problem = MakeProblem({.B = 1, .T = 200, .kind = kind, .cu_seqlens = limits}, 10);
+    const RandomProblem problem =
+        MakeProblem({.B = 1, .T = 200, .kind = kind, .cu_seqlens = limits}, 10);
     ExpectClose(problem, RunCpu<float>(problem), Reference(problem), kFloatGates);
     ExpectClose(problem, RunCpu<float>(problem, {.num_segments = 2, .checkpoint_every = 1}),
                 Reference(problem), kFloatGates);
@@ -85,7 +85,7 @@ TEST(DecayAttentionCpu, PackedSequencesOfAnyLength) {
 
 TEST(DecayAttentionCpu, DocumentsResetTheState) {
   for (const DecayKind kind : kKinds) {
-    const Problem problem = MakeProblem(
+    const RandomProblem problem = MakeProblem(
         {.T = 150, .kind = kind, .document_starts = {0, 1, 64, 100, 149, 170, 299}}, 11);
     for (const int segments : {1, 2})
       ExpectClose(problem,
@@ -96,25 +96,25 @@ TEST(DecayAttentionCpu, DocumentsResetTheState) {
 
 TEST(DecayAttentionCpu, SharedHeadsAreRepeatedOnes) {
   for (const DecayKind kind : kKinds) {
-    const Problem problem = MakeProblem({.T = 70,
-                                         .H = 6,
-                                         .K = 16,
-                                         .V = 20,
-                                         .q_heads = 3,
-                                         .k_heads = 2,
-                                         .v_heads = 1,
-                                         .decay_heads = 2,
-                                         .kind = kind},
-                                        12);
+    const RandomProblem problem = MakeProblem({.T = 70,
+                                               .H = 6,
+                                               .K = 16,
+                                               .V = 20,
+                                               .q_heads = 3,
+                                               .k_heads = 2,
+                                               .v_heads = 1,
+                                               .decay_heads = 2,
+                                               .kind = kind},
+                                              12);
     ExpectClose(problem, RunCpu<float>(problem), Reference(problem), kFloatGates);
   }
 }
 
 TEST(DecayAttentionCpu, StridesAndCheckpointsDoNotMatter) {
   for (const DecayKind kind : kKinds) {
-    const Problem problem = MakeProblem({.T = 200, .K = 33, .V = 31, .kind = kind}, 13);
+    const RandomProblem problem = MakeProblem({.T = 200, .K = 33, .V = 31, .kind = kind}, 13);
     const Result dense = RunCpu<float>(problem);
-    ExpectSameBits(dense, RunCpu<float>(problem, {.row_padding = 3}));
+    ExpectSameBits(dense, RunCpu<float>(problem, {.layout = {.padding = 3}}));
     // states recomputed are the states saved, to the rounding of their transposes' order of summation: the same
     ExpectClose(problem, RunCpu<float>(problem, {.checkpoint_every = 1}), dense, kFloatGates);
     ExpectClose(problem, RunCpu<float>(problem, {.checkpoint_every = 16}), dense, kFloatGates);
@@ -123,7 +123,7 @@ TEST(DecayAttentionCpu, StridesAndCheckpointsDoNotMatter) {
 
 TEST(DecayAttentionCpu, SegmentsAgree) {
   for (const DecayKind kind : kKinds) {
-    const Problem problem = MakeProblem({.B = 1, .T = 1100, .kind = kind}, 14);
+    const RandomProblem problem = MakeProblem({.B = 1, .T = 1100, .kind = kind}, 14);
     const Result whole = RunCpu<float>(problem, {.checkpoint_every = 2});
     for (const int segments : {2, 3, 8}) {
       const RunConfig config = {.num_segments = segments, .checkpoint_every = 2};
@@ -137,7 +137,7 @@ TEST(DecayAttentionCpu, SegmentsAgree) {
 TEST(DecayAttentionCpu, ThreadsDoNotChangeABit) {
   const int threads = omp_get_max_threads();
   for (const DecayKind kind : kKinds) {
-    const Problem problem = MakeProblem(
+    const RandomProblem problem = MakeProblem(
         {.T = 200, .H = 4, .k_heads = 1, .v_heads = 2, .decay_heads = 1, .kind = kind}, 15);
     const RunConfig config = {.num_segments = 2, .checkpoint_every = 1};
     omp_set_num_threads(1);
@@ -151,10 +151,10 @@ TEST(DecayAttentionCpu, ThreadsDoNotChangeABit) {
 TEST(DecayAttentionCpu, SplitAndCarryIsTheWhole) {
   for (const DecayKind kind : kKinds)
     for (const int split : {1, 63, 100}) {
-      const Problem whole = MakeProblem({.B = 1, .T = 130, .H = 1, .kind = kind}, 16);
+      const RandomProblem whole = MakeProblem({.B = 1, .T = 130, .H = 1, .kind = kind}, 16);
       const ProblemConfig& c = whole.config;
       const auto part = [&](int begin, int end) {
-        Problem p = whole;
+        RandomProblem p = whole;
         p.config.T = end - begin;
         const auto cut = [&](Values& x, int width) {
           x = Values(x.begin() + begin * width, x.begin() + end * width);
@@ -166,7 +166,7 @@ TEST(DecayAttentionCpu, SplitAndCarryIsTheWhole) {
         if (IsPerToken(kind)) cut(p.log_decay, c.decay_width());
         return p;
       };
-      Problem first = part(0, split), second = part(split, c.T);
+      RandomProblem first = part(0, split), second = part(split, c.T);
       second.initial_state = RunCpu<double>(first).at("final_state");
       const Result late = RunCpu<double>(second);
       first.dfinal_state = late.at("dinitial_state");
@@ -186,7 +186,7 @@ TEST(DecayAttentionCpu, SplitAndCarryIsTheWhole) {
 TEST(DecayAttentionCpu, CausalToTheBit) {
   for (const DecayKind kind : kKinds)
     for (const int t : {3, 40, 63, 64, 90}) {
-      const Problem problem = MakeProblem({.B = 1, .T = 100, .H = 1, .kind = kind}, 17);
+      const RandomProblem problem = MakeProblem({.B = 1, .T = 100, .H = 1, .kind = kind}, 17);
       const ProblemConfig& c = problem.config;
       const Result before = RunCpu<float>(problem);
       const auto same = [&](const Result& after, const char* name, int begin, int end, int width) {
@@ -195,7 +195,7 @@ TEST(DecayAttentionCpu, CausalToTheBit) {
                   0)
             << name << " at t " << t << ", kind " << static_cast<int>(kind);
       };
-      Problem changed = problem;
+      RandomProblem changed = problem;
       for (int i = 0; i < c.K; ++i) changed.q[t * c.K + i] = changed.k[t * c.K + i] = 2;
       for (int i = 0; i < c.V; ++i) changed.v[t * c.V + i] = -3;
       if (IsPerToken(kind))
@@ -214,9 +214,9 @@ TEST(DecayAttentionCpu, CausalToTheBit) {
 
 // One decay said in different ways.
 TEST(DecayAttentionCpu, KindsThatMeanTheSameAgree) {
-  const Problem none = MakeProblem({.T = 150, .kind = DecayKind::kNone}, 18);
+  const RandomProblem none = MakeProblem({.T = 150, .kind = DecayKind::kNone}, 18);
   const auto as = [&](DecayKind kind, const Values& per_head) {
-    Problem p = none;
+    RandomProblem p = none;
     p.config.kind = kind;
     const ProblemConfig& c = p.config;
     p.log_decay.clear();
@@ -226,12 +226,12 @@ TEST(DecayAttentionCpu, KindsThatMeanTheSameAgree) {
     return p;
   };
   for (const Values& decays : {Values{0, 0}, Values{-0.125, -0.03125}}) {
-    const Problem per_head = as(DecayKind::kPerHead, decays);
+    const RandomProblem per_head = as(DecayKind::kPerHead, decays);
     const Result want = RunCpu<float>(decays[0] == 0 ? none : per_head);
     const double dlambda = RunCpu<double>(per_head).at("dlambda")[0];
     for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                  DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
-      const Problem problem = as(kind, decays);
+      const RandomProblem problem = as(kind, decays);
       const ProblemConfig& c = problem.config;
       const Result got = RunCpu<float>(problem);
       for (const char* name : {"out", "final_state", "dq", "dk", "dv", "dinitial_state"})
@@ -251,7 +251,7 @@ TEST(DecayAttentionCpu, KindsThatMeanTheSameAgree) {
 TEST(DecayAttentionCpu, NormalisedOutputsAreAverages) {
   // positive q and k: the rows' weights sum to one
   for (const DecayKind kind : kKinds) {
-    Problem problem = MakeProblem(
+    RandomProblem problem = MakeProblem(
         {.T = 100, .kind = kind, .normalised = true, .states = false, .positive = true}, 19);
     const Result any = RunCpu<float>(problem);
     const auto [low, high] = std::minmax_element(problem.v.begin(), problem.v.end());
@@ -272,7 +272,7 @@ TEST(DecayAttentionCpu, NormalisedOutputsAreAverages) {
 TEST(DecayAttentionCpu, SegmentSummariesCompose) {
   for (const DecayKind kind : kKinds)
     for (const int segments : {1, 3}) {
-      Problem problem = MakeProblem({.T = 300, .kind = kind, .document_starts = {77}}, 20);
+      RandomProblem problem = MakeProblem({.T = 300, .kind = kind, .document_starts = {77}}, 20);
       problem.initial_state.clear();
       problem.dfinal_state.clear();
       const RunConfig config = {.num_segments = segments, .checkpoint_every = 1};
@@ -285,7 +285,7 @@ TEST(DecayAttentionCpu, SegmentSummariesCompose) {
       setup.args.workspace = workspace.data();
       DecaySegmentArgs segment;
       segment.forward = setup.args;
-      segment.dout = setup.dout.view;
+      segment.dout = setup.dout.view();
       segment.log_transition = log_transition.data();
       segment.state = state.data();
       cpu::Summarise(segment, setup.plan);
@@ -307,35 +307,21 @@ TEST(DecayAttentionCpu, SegmentSummariesCompose) {
 TEST(DecayAttentionCpu, StepIsAChunkOfOneToken) {
   for (const DecayKind kind : kKinds)
     for (const bool normalised : {false, true}) {
-      const Problem problem = MakeProblem({.B = 3,
-                                           .T = 1,
-                                           .H = 4,
-                                           .k_heads = 2,
-                                           .kind = kind,
-                                           .normalised = normalised,
-                                           .key_scale = true,
-                                           .positive = normalised},
-                                          21);
+      const RandomProblem problem = MakeProblem({.B = 3,
+                                                 .T = 1,
+                                                 .H = 4,
+                                                 .k_heads = 2,
+                                                 .kind = kind,
+                                                 .normalised = normalised,
+                                                 .key_scale = true,
+                                                 .positive = normalised},
+                                                21);
       const Result want = Reference(problem);
       CpuCall<float> s(problem, {});
       const ProblemConfig& c = problem.config;
       std::vector<float> state = s.initial_state, norm = s.initial_norm;
       const std::vector<int32_t> slots = {0, 1, -1};
-      DecayAttentionStepArgs step;
-      step.batch = 3;
-      step.num_heads = step.num_q_heads = step.num_v_heads = step.num_decay_heads = 4;
-      step.num_k_heads = 2;
-      step.head_dim_k = c.K;
-      step.head_dim_v = c.V;
-      step.decay_kind = kind;
-      step.norm_kind = s.args.norm_kind;
-      step.scale = s.args.scale;
-      step.q = s.q.view;
-      step.k = s.k.view;
-      step.v = s.v.view;
-      step.out = s.out.view;
-      step.log_decay = s.args.log_decay;
-      step.key_scale = s.args.key_scale;
+      DecayAttentionStepArgs step = s.StepArgs();
       step.state = state.data();
       step.norm = norm.data();
       step.slots = slots.data();
@@ -353,7 +339,7 @@ TEST(DecayAttentionCpu, StepIsAChunkOfOneToken) {
 }
 
 TEST(DecayAttentionCpu, SaysWhatIsMissing) {
-  const Problem problem = MakeProblem({}, 22);
+  const RandomProblem problem = MakeProblem({}, 22);
   CpuCall<float> s(problem, {});
   s.args.chunks = nullptr;
   try {

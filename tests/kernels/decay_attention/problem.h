@@ -1,17 +1,13 @@
-// Random problems of decay attention over plain memory, run by the CPU kernels and by the oracle, and what tests compare.
+// Random problems of decay attention for every kernel of it, and the oracle's answer to them.
 //
-//   const Problem problem = MakeProblem({.T = 65, .kind = DecayKind::kPerToken}, seed);
+//   const RandomProblem problem = MakeProblem({.T = 65, .kind = DecayKind::kPerToken}, seed);
 //   const Result want = Reference(problem), got = RunCpu<float>(problem, {.chunk_size = 64});
 //   ExpectClose(problem, got, want, kFloatGates);
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <random>
@@ -20,8 +16,8 @@
 #include <vector>
 
 #include "kernels/decay_attention/args.h"
-#include "kernels/decay_attention/chunk_table.h"
 #include "kernels/decay_attention/reference.h"
+#include "kernels/decay_attention/stored_tensor.h"
 
 namespace halflife::kernels::test {
 
@@ -29,6 +25,7 @@ constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 enum class Strength {
   kGates,    // like a trained gate: between 0.5 and 1
+  kMild,     // between 0.9 and 1: far tokens are heard
   kOne,      // exactly 1
   kNearOne,  // 1 - 1e-6
   kStrong,   // 1e-3
@@ -46,6 +43,7 @@ struct ProblemConfig {
   Strength strength = Strength::kGates;
   bool normalised = false, key_scale = false, states = true;
   bool positive = false;                      // q and k > 0, as a normaliser wants them
+  bool bf16 = false;                          // q, k, v and dout are numbers of bf16
   std::vector<int32_t> document_starts = {};  // flat
   std::vector<int32_t> cu_seqlens = {};       // B is 1
 
@@ -55,10 +53,8 @@ struct ProblemConfig {
   int decay_width() const { return IsPerChannel(kind) ? K : 1; }
 };
 
-using Values = std::vector<double>;
-
-// Everything rounded to fp32 first, so that the oracle sees the very numbers that the kernels do.
-struct Problem {
+// Everything rounded to fp32 (or bf16) first, so that the oracle sees the very numbers that the kernels do.
+struct RandomProblem {
   ProblemConfig config;
   uint64_t seed = 0;
   double scale = 1;
@@ -75,6 +71,8 @@ inline double LogDecay(Strength strength, std::mt19937_64& random, int64_t token
   switch (strength) {
     case Strength::kGates:
       return -0.7 * uniform;
+    case Strength::kMild:
+      return -0.1 * uniform;
     case Strength::kOne:
       return 0;
     case Strength::kNearOne:
@@ -99,7 +97,7 @@ inline double LogDecay(Strength strength, std::mt19937_64& random, int64_t token
   return 0;
 }
 
-inline Problem MakeProblem(ProblemConfig config, uint64_t seed) {
+inline RandomProblem MakeProblem(ProblemConfig config, uint64_t seed) {
   for (int* heads : {&config.q_heads, &config.k_heads, &config.v_heads, &config.decay_heads})
     if (*heads == 0) *heads = config.H;
   std::mt19937_64 random(seed);
@@ -114,13 +112,16 @@ inline Problem MakeProblem(ProblemConfig config, uint64_t seed) {
   };
   const int64_t tokens = int64_t{1} * config.B * config.T;
   const int64_t norms = int64_t{1} * config.num_sequences() * config.H * config.K;
-  Problem problem;
+  RandomProblem problem;
   problem.seed = seed;
   problem.scale = static_cast<float>(1 / std::sqrt(config.K));
   problem.q = draw(tokens * config.q_heads * config.K, config.positive);
   problem.k = draw(tokens * config.k_heads * config.K, config.positive);
   problem.v = draw(tokens * config.v_heads * config.V);
   problem.dout = draw(tokens * config.H * config.V);
+  if (config.bf16)
+    for (Values* x : {&problem.q, &problem.k, &problem.v, &problem.dout})
+      for (double& value : *x) value = Widen(RoundToBf16(static_cast<float>(value)));
   if (config.key_scale) problem.key_scale = draw(tokens * config.H, config.positive);
   if (config.states) {
     problem.initial_state = draw(norms * config.V);
@@ -171,7 +172,7 @@ inline void AddSlice(const ProblemConfig& config, const Extent& extent, const Va
       x[RowIndex(config, extent, t, heads, head) * width + i] += slice[int64_t{1} * t * width + i];
 }
 
-inline Result EmptyResult(const Problem& problem) {
+inline Result EmptyResult(const RandomProblem& problem) {
   const ProblemConfig& c = problem.config;
   const int64_t tokens = int64_t{1} * c.B * c.T;
   const int64_t norms = int64_t{1} * c.num_sequences() * c.H * c.K;
@@ -190,7 +191,7 @@ inline Result EmptyResult(const Problem& problem) {
   return result;
 }
 
-inline DecayReferenceProblem HeadProblem(const Problem& problem, int n, int head) {
+inline DecayReferenceProblem HeadProblem(const RandomProblem& problem, int n, int head) {
   const ProblemConfig& c = problem.config;
   const Extent extent = SequenceExtent(c, n);
   const int length = extent.end - extent.begin;
@@ -228,7 +229,7 @@ inline DecayReferenceProblem HeadProblem(const Problem& problem, int n, int head
   return p;
 }
 
-inline Result Reference(const Problem& problem) {
+inline Result Reference(const RandomProblem& problem) {
   const ProblemConfig& c = problem.config;
   Result result = EmptyResult(problem);
   for (int n = 0; n < c.num_sequences(); ++n) {

@@ -1,7 +1,12 @@
-// Runs the CPU kernels on a Problem and compares results.
+// Runs the CPU kernels on a RandomProblem and compares results.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <cstring>
+
 #include "core/concat.h"
+#include "kernels/decay_attention/chunk_table.h"
 #include "kernels/decay_attention/cpu_kernels.h"
 #include "kernels/decay_attention/problem.h"
 
@@ -9,66 +14,8 @@ namespace halflife::kernels::test {
 
 struct RunConfig {
   int chunk_size = 64, num_segments = 1, checkpoint_every = 4;
-  bool bf16 = false;    // storage of q, k, v, out, dout and their gradients
-  int row_padding = 0;  // elements between heads, so that rows are strided and not aligned
+  Layout layout = {};
   const cpu::Kernels& kernels = cpu::BestKernels();
-};
-
-inline uint16_t ToBf16(double x) {
-  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
-  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-inline double FromBf16(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
-
-// A [B, T, heads, width] tensor of any storage, and its view.
-struct Tensor {
-  std::vector<std::byte> data;
-  TensorView view;
-  int64_t B = 0, T = 0, heads = 0, width = 0;
-
-  Tensor(int64_t batch, int64_t seq_len, int64_t num_heads, int64_t row, DType dtype, int padding)
-      : B(batch), T(seq_len), heads(num_heads), width(row) {
-    view.dtype = dtype;
-    view.stride_h = row + padding;
-    view.stride_t = view.stride_h * num_heads + padding;
-    view.stride_b = view.stride_t * seq_len + padding;
-    data.assign((view.stride_b * batch + padding) * SizeOf(dtype), std::byte{0xFF});
-    view.data = data.data() + padding * SizeOf(dtype);
-  }
-  template <typename Function>  // function(index in the dense order, address)
-  void ForEach(Function function) const {
-    int64_t i = 0;
-    for (int64_t b = 0; b < B; ++b)
-      for (int64_t t = 0; t < T; ++t)
-        for (int64_t h = 0; h < heads; ++h)
-          for (int64_t c = 0; c < width; ++c)
-            function(i++, static_cast<std::byte*>(view.data) +
-                              SizeOf(view.dtype) *
-                                  (b * view.stride_b + t * view.stride_t + h * view.stride_h + c));
-  }
-  void Set(const Values& values) {
-    ForEach([&](int64_t i, std::byte* at) {
-      const double x = values[i];
-      const float narrow = static_cast<float>(x);
-      const uint16_t half = ToBf16(x);
-      if (view.dtype == DType::kF64) std::memcpy(at, &x, 8);
-      if (view.dtype == DType::kF32) std::memcpy(at, &narrow, 4);
-      if (view.dtype == DType::kBF16) std::memcpy(at, &half, 2);
-    });
-  }
-  Values Get() const {
-    Values values(B * T * heads * width);
-    ForEach([&](int64_t i, const std::byte* at) {
-      double x = 0;
-      float narrow = 0;
-      uint16_t half = 0;
-      if (view.dtype == DType::kF64) std::memcpy(&x, at, 8);
-      if (view.dtype == DType::kF32) std::memcpy(&narrow, at, 4), x = narrow;
-      if (view.dtype == DType::kBF16) std::memcpy(&half, at, 2), x = FromBf16(half);
-      values[i] = x;
-    });
-    return values;
-  }
 };
 
 // Bytes with a guard page behind them.
@@ -86,10 +33,10 @@ struct Guarded {
 // A problem's tensors and the arguments that point at them. T is the compute type.
 template <typename T>
 struct CpuCall {
-  const Problem& problem;
+  const RandomProblem& problem;
   RunConfig run;
   DType wide = sizeof(T) == 8 ? DType::kF64 : DType::kF32;
-  DType narrow = run.bf16 ? DType::kBF16 : wide;
+  DType narrow = problem.config.bf16 ? DType::kBF16 : wide;  // q, k, v, out and their gradients
   ChunkTable table;
   Tensor q, k, v, out, dout, dq, dk, dv, log_decay, dlog_decay, key_scale, dkey_scale;
   std::vector<T> initial_state, initial_norm, dfinal_state, dfinal_norm;
@@ -98,25 +45,21 @@ struct CpuCall {
   DecayAttentionGradArgs grads;
   DecayAttentionPlan plan;
 
-  CpuCall(const Problem& the_problem, const RunConfig& config)
+  CpuCall(const RandomProblem& the_problem, const RunConfig& config)
       : problem(the_problem),
         run(config),
         q(Rows(c().q_heads, c().K, narrow)),
         k(Rows(c().k_heads, c().K, narrow)),
         v(Rows(c().v_heads, c().V, narrow)),
         out(Rows(c().H, c().V, narrow)),
-        dout(out),
-        dq(q),
-        dk(k),
-        dv(v),
-        log_decay(IsPerToken(c().kind)
-                      ? Rows(c().decay_heads, c().decay_width(), wide)
-                      : Tensor(1, 1, c().decay_heads, c().decay_width(), wide, run.row_padding)),
-        dlog_decay(log_decay),
+        dout(Rows(c().H, c().V, narrow)),
+        dq(Rows(c().q_heads, c().K, narrow)),
+        dk(Rows(c().k_heads, c().K, narrow)),
+        dv(Rows(c().v_heads, c().V, narrow)),
+        log_decay(Decays()),
+        dlog_decay(Decays()),
         key_scale(Rows(c().H, 1, wide)),
-        dkey_scale(key_scale) {
-    for (Tensor* copy : {&dout, &dq, &dk, &dv, &dlog_decay, &dkey_scale})
-      copy->view.data = copy->data.data() + run.row_padding * SizeOf(copy->view.dtype);
+        dkey_scale(Rows(c().H, 1, wide)) {
     q.Set(problem.q);
     k.Set(problem.k);
     v.Set(problem.v);
@@ -146,7 +89,11 @@ struct CpuCall {
 
   const ProblemConfig& c() const { return problem.config; }
   Tensor Rows(int heads, int width, DType dtype) const {
-    return Tensor(c().B, c().T, heads, width, dtype, run.row_padding);
+    return Tensor({c().B, c().T, heads, width}, dtype, run.layout);
+  }
+  Tensor Decays() const {
+    if (IsPerToken(c().kind)) return Rows(c().decay_heads, c().decay_width(), wide);
+    return Tensor({1, 1, c().decay_heads, c().decay_width()}, wide, {run.layout.padding});
   }
 
   void SetArgs() {
@@ -162,12 +109,12 @@ struct CpuCall {
     args.decay_kind = c().kind;
     args.norm_kind = c().normalised ? NormKind::kSumOfKeys : NormKind::kNone;
     args.scale = static_cast<float>(problem.scale);
-    args.q = q.view;
-    args.k = k.view;
-    args.v = v.view;
-    args.out = out.view;
-    if (c().kind != DecayKind::kNone) args.log_decay = log_decay.view;
-    if (c().key_scale) args.key_scale = key_scale.view;
+    args.q = q.view();
+    args.k = k.view();
+    args.v = v.view();
+    args.out = out.view();
+    if (c().kind != DecayKind::kNone) args.log_decay = log_decay.view();
+    if (c().key_scale) args.key_scale = key_scale.view();
     args.num_sequences = c().num_sequences();
     args.num_chunks = static_cast<int>(table.chunks.size());
     args.chunks = table.chunks.data();
@@ -178,17 +125,19 @@ struct CpuCall {
     args.final_state = final_state.data();
     if (c().normalised) args.final_norm = final_norm.data();
     args.norm_denom = norm_denom.data();
-    grads.dout = dout.view;
-    grads.dq = dq.view;
-    grads.dk = dk.view;
-    grads.dv = dv.view;
-    if (c().kind != DecayKind::kNone) grads.dlog_decay = dlog_decay.view;
-    if (c().key_scale) grads.dkey_scale = dkey_scale.view;
+    grads.dout = dout.view();
+    grads.dq = dq.view();
+    grads.dk = dk.view();
+    grads.dv = dv.view();
+    if (c().kind != DecayKind::kNone) grads.dlog_decay = dlog_decay.view();
+    if (c().key_scale) grads.dkey_scale = dkey_scale.view();
     grads.dfinal_state = optional(dfinal_state);
     grads.dfinal_norm = optional(dfinal_norm);
     grads.dinitial_state = dinitial_state.data();
     if (c().normalised) grads.dinitial_norm = dinitial_norm.data();
   }
+
+  DecayAttentionStepArgs StepArgs() const { return StepArgsOf(args); }
 
   Result Run() {
     Guarded checkpoints(CheckpointBytes(args, plan));
@@ -225,7 +174,7 @@ struct CpuCall {
 };
 
 template <typename T>
-Result RunCpu(const Problem& problem, const RunConfig& config = {}) {
+Result RunCpu(const RandomProblem& problem, const RunConfig& config = {}) {
   return CpuCall<T>(problem, config).Run();
 }
 
@@ -271,7 +220,7 @@ constexpr Gates kFloatGates = {2e-6, 4e-6, 1e-5};
 constexpr Gates kHalfGates = {2.5e-3, 4e-6, 1e-5};
 
 // "[b 0, t 3, h 1, 17]" of an element of a tensor by its name.
-inline std::string Where(const Problem& problem, const std::string& name, int64_t index) {
+inline std::string Where(const RandomProblem& problem, const std::string& name, int64_t index) {
   const ProblemConfig& c = problem.config;
   const int width = name == "out" || name == "dv" ? c.V
                     : name == "dkey_scale"        ? 1
@@ -289,7 +238,7 @@ inline std::string Where(const Problem& problem, const std::string& name, int64_
   return Concat("[b ", token / c.T, ", t ", token % c.T, ", h ", row % heads, ", ", index % width,
                 "]");
 }
-inline void ExpectClose(const Problem& problem, const Result& got, const Result& want,
+inline void ExpectClose(const RandomProblem& problem, const Result& got, const Result& want,
                         const Gates& gates) {
   const ProblemConfig& c = problem.config;
   for (const auto& [name, values] : want) {
