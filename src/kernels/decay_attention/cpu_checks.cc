@@ -1,26 +1,18 @@
 #include "kernels/decay_attention/cpu_checks.h"
 
 #include "core/error.h"
+#include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu_kernels.h"
 
 namespace halflife::kernels::cpu {
 namespace {
 
-constexpr int kMaxChunk = 256, kMaxCheckpointEvery = 64;
+constexpr PlanLimits kLimits = {
+    .device = "the CPU", .min_chunk_size = 1, .max_chunk_size = 256, .max_checkpoint_every = 64};
 
 void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                size_t workspace_bytes) {
-  HL_CHECK(plan.chunk_size >= 1 && plan.chunk_size <= kMaxChunk, "decay attention: chunks of ",
-           plan.chunk_size, " tokens; 1 to ", kMaxChunk, " work on the CPU");
-  HL_CHECK(plan.checkpoint_every >= 1 && plan.checkpoint_every <= kMaxCheckpointEvery,
-           "decay attention: a checkpoint every ", plan.checkpoint_every, " chunks; 1 to ",
-           kMaxCheckpointEvery, " work");
-  HL_CHECK(args.num_sequences == 0 || args.sequence_begin != nullptr,
-           "decay attention: ", args.num_sequences, " sequences without sequence_begin");
-  HL_CHECK(args.num_chunks == 0 || args.chunks != nullptr, "decay attention: ", args.num_chunks,
-           " chunks without their table");
-  HL_CHECK(workspace_bytes == 0 || args.workspace != nullptr, "decay attention needs ",
-           workspace_bytes, " bytes of workspace, got none");
+  CheckPlanAndTable(args, plan, kLimits, workspace_bytes);
   for (int i = 0; i < args.num_chunks; ++i) {
     const ChunkEntry& chunk = args.chunks[i];
     HL_CHECK(chunk.length >= 1 && chunk.length <= plan.chunk_size && chunk.row >= 0 &&

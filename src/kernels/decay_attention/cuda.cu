@@ -1,9 +1,11 @@
 // Dispatch of decay attention on CUDA: from a problem to the kernels that are compiled for it. Host code.
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <string>
 
 #include "core/error.h"
+#include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cuda_workspace.h"
 #include "kernels/decay_attention/launch.h"
 #include "kernels/device.h"
@@ -56,6 +58,9 @@ decay::SegmentShape ForwardShape(const DecayAttentionArgs& args, const DecayAtte
   return {std::max(plan.num_segments, 1), (args.head_dim_v + width - 1) / width};
 }
 
+// device, chunk sizes, chunks between checkpoints
+constexpr PlanLimits kPlanLimits = {"CUDA", 64, 64, std::numeric_limits<int>::max()};
+
 bool HasWork(const DecayAttentionArgs& args) { return args.num_sequences > 0; }
 
 void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
@@ -70,13 +75,7 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
               args.head_dim_k >= 1 && args.head_dim_k <= decay::kSimtMaxK && args.head_dim_v >= 1,
               "decay attention on CUDA with head_dim_k ", args.head_dim_k, ", head_dim_v ",
               args.head_dim_v, "; head_dim_k of 1 to ", decay::kSimtMaxK, " is compiled");
-  HL_CHECK(plan.chunk_size == 64 && plan.checkpoint_every >= 1,
-           "decay attention on CUDA walks chunks of 64 tokens, not ", plan.chunk_size,
-           ", with a checkpoint every ", plan.checkpoint_every);
-  HL_CHECK(args.num_chunks == 0 || (args.chunks != nullptr && args.sequence_begin != nullptr),
-           "decay attention: the chunk table is missing; see MakeChunkTable");
-  HL_CHECK(workspace_bytes == 0 || args.workspace != nullptr,
-           "decay attention wants a workspace of ", workspace_bytes, " bytes");
+  CheckPlanAndTable(args, plan, kPlanLimits, workspace_bytes);
   // Slices of V multiply by at most 9, with the normaliser.
   const int64_t blocks =
       int64_t{9} * args.num_sequences * args.num_heads * std::max(plan.num_segments, 1);

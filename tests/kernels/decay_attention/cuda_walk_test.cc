@@ -177,10 +177,10 @@ TEST(CudaWalk, RefusalsSayWhatWouldWork) {
   DecayAttentionPlan plan = problem.Plan();
   plan.chunk_size = 32;
   EXPECT_THAT(MessageOf([&] { cuda::Forward(problem.Args(), plan, nullptr); }),
-              testing::HasSubstr("chunks of 64 tokens, not 32"));
+              testing::HasSubstr("chunks of 32 tokens; 64 to 64 work on CUDA"));
   DecayAttentionGradArgs grads = problem.GradArgs();
   EXPECT_THAT(MessageOf([&] { cuda::Backward(grads, problem.Plan(), nullptr); }),
-              testing::HasSubstr("wants a workspace of"));
+              testing::HasSubstr("bytes of workspace, got none"));
   grads.forward.checkpoints = nullptr;
   grads.forward.workspace = problem.final_state_.data();  // looked at, not used
   EXPECT_THAT(MessageOf([&] { cuda::Backward(grads, problem.Plan(), nullptr); }),
