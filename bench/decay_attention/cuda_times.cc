@@ -1,0 +1,146 @@
+#include "cuda_times.h"
+
+#include "core/error.h"
+
+#ifdef HALFLIFE_WITH_CUDA
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/GradMode.h>
+#include <c10/cuda/CUDAEvent.h>
+
+#include <algorithm>
+#include <vector>
+#endif
+
+namespace halflife::bench {
+
+#ifdef HALFLIFE_WITH_CUDA
+namespace {
+
+constexpr int kWarmUps = 10;
+constexpr int64_t kBf16Bytes = 2;
+
+// Milliseconds on the device between before and after what `run` enqueues.
+template <typename Run>
+double DeviceMs(const Run& run) {
+  c10::cuda::CUDAEvent before(cudaEventDefault), after(cudaEventDefault);
+  before.record();
+  run();
+  after.record();
+  after.synchronize();
+  return before.elapsed_time(after);
+}
+
+// Copies 1 GiB; bytes read and written count.
+class Copy {
+ public:
+  explicit Copy(const at::TensorOptions& options)
+      : from_(at::empty({kBytes}, options.dtype(at::kByte)).zero_()), to_(at::empty_like(from_)) {}
+  double GigabytesPerSecond() {
+    return 2e-6 * static_cast<double>(kBytes) / DeviceMs([&] { to_.copy_(from_); });
+  }
+
+ private:
+  static constexpr int64_t kBytes = int64_t{1} << 30;
+  at::Tensor from_, to_;
+};
+
+// bf16, accumulated in fp32.
+class Matmul {
+ public:
+  explicit Matmul(const at::TensorOptions& options)
+      : a_(at::randn({kSize, kSize}, options)),
+        b_(at::randn({kSize, kSize}, options)),
+        c_(at::empty({kSize, kSize}, options)) {}
+  double Gflops() {
+    return 2e-6 * kSize * kSize * kSize / DeviceMs([&] { at::mm_out(c_, a_, b_); });
+  }
+
+ private:
+  static constexpr int64_t kSize = 8192;
+  at::Tensor a_, b_, c_;
+};
+
+struct Samples {
+  std::vector<double> forward_ms, both_ms, copy, matmul;
+};
+
+// Enough problems that none finds itself in the cache when its turn comes again.
+std::vector<Problem> MakeProblems(const Shape& shape, const at::TensorOptions& options,
+                                  int64_t cache_bytes) {
+  const double bytes = CompulsoryBytes(shape, kBf16Bytes, false);
+  const double wanted = 2.0 * static_cast<double>(cache_bytes) / bytes;
+  std::vector<Problem> problems;
+  do {
+    problems.emplace_back(shape, options);
+  } while (static_cast<double>(problems.size()) < std::min(wanted, 64.0));
+  return problems;
+}
+
+nlohmann::json Report(const Shape& shape, const std::vector<double>& ms, bool backward, double copy,
+                      double matmul) {
+  const double median = Median(ms);
+  const double bandwidth = CompulsoryBytes(shape, kBf16Bytes, backward) / median * 1e-6;
+  const double gflops = Flops(shape, backward) / median * 1e-6;
+  return {{"ms", median},
+          {"ms_p10", Quantile(ms, 0.1)},
+          {"ms_p90", Quantile(ms, 0.9)},
+          {"gb_per_s", bandwidth},
+          {"gflop_per_s", gflops},
+          {"share_of_memory_roofline", bandwidth / copy},
+          {"share_of_matmul", gflops / matmul}};
+}
+
+}  // namespace
+
+nlohmann::json CompareOnCuda(const Shape& shape, int rounds) {
+  HL_CHECK_AS(ExitCode::kEnvironment, c10::cuda::device_count() > 0,
+              "skipped: no CUDA device was found; nvidia-smi would list one");
+  const at::TensorOptions options = at::TensorOptions().device(at::kCUDA).dtype(at::kBFloat16);
+  const cudaDeviceProp& device = *at::cuda::getCurrentDeviceProperties();
+  // operands and results rounded to bf16, 2^-9 each, in three products one after the other
+  const double error = WorstError(shape, options);
+  HL_CHECK(error < 1e-2, "the kernel is off by ", error, " of the oracle's output");
+  const std::vector<Problem> problems = MakeProblems(shape, options, device.l2CacheSize);
+  Copy copy(options);
+  Matmul matmul(options);
+  Samples samples;
+  for (int round = -kWarmUps; round < rounds; ++round) {
+    if (round == 0) samples = {};
+    const Problem& p = problems[static_cast<size_t>(round + kWarmUps) % problems.size()];
+    {
+      const c10::AutoGradMode no_grad(false);
+      samples.forward_ms.push_back(DeviceMs([&] { Ours(p); }));
+    }
+    samples.both_ms.push_back(DeviceMs([&] { OursWithGradients(p); }));
+    samples.copy.push_back(copy.GigabytesPerSecond());
+    samples.matmul.push_back(matmul.Gflops());
+  }
+  const double copied = Median(samples.copy), multiplied = Median(samples.matmul);
+  return {{"device", device.name},
+          {"kind", shape.kind},
+          {"batch", shape.batch},
+          {"seq_len", shape.seq_len},
+          {"heads", shape.heads},
+          {"dim", shape.dim},
+          {"dtype", "bf16"},
+          {"rounds", rounds},
+          {"max_error", error},
+          {"copy_gb_per_s", copied},
+          {"matmul_gflop_per_s", multiplied},
+          {"forward", Report(shape, samples.forward_ms, false, copied, multiplied)},
+          {"forward_backward", Report(shape, samples.both_ms, true, copied, multiplied)}};
+}
+
+#else
+
+nlohmann::json CompareOnCuda(const Shape&, int) {
+  HL_FAIL(ExitCode::kEnvironment, "skipped: this build has no CUDA; cmake --preset cuda makes one");
+}
+
+#endif
+
+}  // namespace halflife::bench

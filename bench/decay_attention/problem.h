@@ -1,0 +1,45 @@
+// What the benchmark of decay attention runs, on any device: random problems, the kernels' call, and counts of what a call
+// must do.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace halflife::bench {
+
+struct Shape {
+  std::string kind =
+      "per_head";  // constant per head; per_token; per_channel: per token and channel
+  int64_t batch = 2, seq_len = 4096, heads = 8;
+  int64_t dim = 64;  // K and V of a head
+};
+
+struct Problem {
+  at::Tensor q, k, v;    // [B, T, H, dim], leaves
+  at::Tensor log_decay;  // fp32 [H], [B, T, H] or [B, T, H, dim]; a leaf unless constant
+  at::Tensor dout;
+  double scale;
+
+  Problem(const Shape& shape, const at::TensorOptions& options);
+  std::vector<at::Tensor> leaves() const;
+};
+
+at::Tensor Ours(const Problem& problem);
+// dq, dk, dv and, unless the decay is constant, dlog_decay.
+std::vector<at::Tensor> OursWithGradients(const Problem& problem);
+
+// Multiply-adds x 2 of the chunked algorithm at C = 64, whole squares counted.
+double Flops(const Shape& shape, bool backward);
+// Bytes that no schedule avoids: each operand read and each result written once, in the forward and once more in the backward.
+double CompulsoryBytes(const Shape& shape, int64_t element_bytes, bool backward);
+
+// Largest relative RMS error of outputs and gradients against the oracle, on two heads of the first 300 tokens.
+double WorstError(const Shape& shape, const at::TensorOptions& options);
+
+double Quantile(std::vector<double> values, double q);
+inline double Median(const std::vector<double>& values) { return Quantile(values, 0.5); }
+
+}  // namespace halflife::bench
