@@ -13,6 +13,8 @@
 #include "data/ordered_pipeline.h"
 #include "data/output_folder.h"
 #include "data/shard_writer.h"
+#include "data/tokenizer_files.h"
+#include "data/tokenizer_folder.h"
 #include "data/tokenizer_trainer.h"
 
 namespace halflife::data {
@@ -24,7 +26,7 @@ void CheckConfig(const PrepareConfig& config) {
   HL_CHECK_AS(ExitCode::kUsage, !config.inputs.empty(), "--input names no file");
   HL_CHECK_AS(ExitCode::kUsage, !config.out.empty(), "--out names no folder");
   HL_CHECK_AS(ExitCode::kUsage, config.train_tokenizer == config.tokenizer.empty(),
-              "give either --tokenizer bytes|MODEL.model, or --train-tokenizer --vocab N");
+              "give either --tokenizer bytes|FILE|FOLDER, or --train-tokenizer --vocab N");
   HL_CHECK_AS(ExitCode::kUsage, !config.train_tokenizer || config.vocab_size > 0,
               "--train-tokenizer needs --vocab N, the number of pieces, such as 8192");
   HL_CHECK_AS(ExitCode::kUsage, config.validation_fraction >= 0 && config.validation_fraction < 1,
@@ -50,27 +52,20 @@ class Run {
   explicit Run(const PrepareConfig& config)
       : config_(config),
         inputs_(FindInputFiles(config.inputs)),
+        tokenizer_(config.train_tokenizer ? nullptr : OpenTokenizer(config.tokenizer)),
         threads_(config.threads == 0 ? NumCores() : config.threads) {
     for (const InputFile& file : inputs_.files) progress_.total_disk_bytes += file.bytes;
     rules_ = {.field = config.field,
               .replace_invalid_utf8 = config.replace_invalid_utf8,
               .max_document_bytes = config.max_document_bytes,
-              .allow_pieces = config.tokenizer == "bytes",
+              .allow_pieces = tokenizer_ != nullptr && tokenizer_->kind() == kBytesKind,
               .validation_fraction = config.validation_fraction,
               .split_seed = config.split_seed};
   }
 
+  // Once only.
   std::unique_ptr<Tokenizer> MakeTokenizer() {
-    if (config_.train_tokenizer) return TrainTokenizer();
-    if (config_.tokenizer == "bytes") return MakeByteTokenizer();
-    std::error_code ignored;
-    HL_CHECK_AS(ExitCode::kData, fs::is_regular_file(config_.tokenizer, ignored), "--tokenizer ",
-                config_.tokenizer, " is neither `bytes` nor a sentencepiece .model file");
-    try {
-      return MakeSentencePieceTokenizer(ReadFile(config_.tokenizer, ExitCode::kData));
-    } catch (const Error& error) {
-      HL_FAIL(error.code(), config_.tokenizer, ": ", error.message());
-    }
+    return config_.train_tokenizer ? TrainTokenizer() : std::move(tokenizer_);
   }
 
   // Writes the shards of both splits and returns what the manifest says of them.
@@ -98,6 +93,7 @@ class Run {
 
   const PrepareConfig& config_;
   const InputFiles inputs_;
+  std::unique_ptr<Tokenizer> tokenizer_;  // until MakeTokenizer hands it over
   const int threads_;
   DocumentRules rules_;
   PrepareProgress progress_;

@@ -29,7 +29,7 @@ struct PrepareProgress {
 
 struct PrepareConfig {
   std::vector<std::string> inputs;
-  std::string tokenizer;         // "bytes" or a .model file; empty with train_tokenizer
+  std::string tokenizer;         // as OpenTokenizer takes it; empty with train_tokenizer
   bool train_tokenizer = false;  // sentencepiece, on the training split
   int vocab_size = 0;            // of the trained tokenizer
   std::filesystem::path out;

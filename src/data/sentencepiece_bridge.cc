@@ -21,7 +21,10 @@ class Model : public SentencePieceModel {
   }
 
   int vocab_size() const override { return processor_.GetPieceSize(); }
+  int bos_id() const override { return processor_.bos_id(); }
   int eos_id() const override { return processor_.eos_id(); }
+  int pad_id() const override { return processor_.pad_id(); }
+  int unk_id() const override { return processor_.unk_id(); }
 
   SentencePiece Piece(int id) const override {
     const std::string& text = processor_.IdToPiece(id);

@@ -33,7 +33,11 @@ class SentencePieceModel {
  public:
   virtual ~SentencePieceModel() = default;
   virtual int vocab_size() const = 0;
-  virtual int eos_id() const = 0;  // -1: none
+  // -1: none
+  virtual int bos_id() const = 0;
+  virtual int eos_id() const = 0;
+  virtual int pad_id() const = 0;
+  virtual int unk_id() const = 0;
   virtual SentencePiece Piece(int id) const = 0;
   // Appends to `ids`; returns the error. Thread-safe.
   virtual std::string Encode(std::string_view text, std::vector<int32_t>& ids) const = 0;

@@ -1,5 +1,4 @@
 #include "core/error.h"
-#include "core/files.h"
 #include "data/sentencepiece_bridge.h"
 #include "data/tokenizer.h"
 #include "data/tokenizer_files.h"
@@ -47,7 +46,12 @@ class SentencePieceTokenizer : public Tokenizer {
 
   const std::string& kind() const override { return kind_; }
   int vocab_size() const override { return static_cast<int>(text_.size()); }
-  int eos_id() const override { return model_->eos_id(); }
+  SpecialIds special_ids() const override {
+    return {.bos = model_->bos_id(),
+            .eos = model_->eos_id(),
+            .pad = model_->pad_id(),
+            .unk = model_->unk_id()};
+  }
   bool keeps_invalid_bytes() const override { return false; }
 
   std::vector<int32_t> Encode(std::string_view text) const override {
@@ -78,9 +82,8 @@ class SentencePieceTokenizer : public Tokenizer {
     return !text.empty();
   }
 
-  void Save(const std::filesystem::path& folder) const override {
-    AtomicWriteFile(folder / kSentencePieceFile, bytes_, ExitCode::kData);
-    AtomicWriteFile(folder / kTokenizerKindFile, kind_ + "\n", ExitCode::kData);
+  std::map<std::string, std::string> Files() const override {
+    return {{kSentencePieceFile, bytes_}};
   }
 
  private:

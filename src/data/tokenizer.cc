@@ -16,7 +16,7 @@ class ByteTokenizer : public Tokenizer {
 
   const std::string& kind() const override { return kind_; }
   int vocab_size() const override { return kNumSpecial + 256; }
-  int eos_id() const override { return 1; }
+  SpecialIds special_ids() const override { return {.bos = -1, .eos = 1, .pad = 0, .unk = 2}; }
   bool keeps_invalid_bytes() const override { return true; }
 
   std::vector<int32_t> Encode(std::string_view text) const override {
@@ -46,15 +46,20 @@ class ByteTokenizer : public Tokenizer {
     return true;
   }
 
-  void Save(const fs::path& folder) const override {
-    AtomicWriteFile(folder / kTokenizerKindFile, kind_ + "\n", ExitCode::kData);
-  }
+  std::map<std::string, std::string> Files() const override { return {}; }
 
  private:
   const std::string kind_ = kBytesKind;
 };
 
 }  // namespace
+
+void Tokenizer::Save(const fs::path& folder) const {
+  for (const auto& [name, bytes] : Files()) {
+    AtomicWriteFile(folder / name, bytes, ExitCode::kData);
+  }
+  AtomicWriteFile(folder / kTokenizerKindFile, kind() + "\n", ExitCode::kData);
+}
 
 std::string StreamDecoder::Push(int32_t id) {
   if (tokenizer_.AppendBytes(id, at_start_, pending_)) at_start_ = false;
@@ -83,10 +88,16 @@ std::unique_ptr<Tokenizer> LoadTokenizer(const fs::path& folder) {
               "prepare` or a run has written");
   std::string kind = ReadFile(path, ExitCode::kData);
   while (!kind.empty() && kind.back() == '\n') kind.pop_back();
+  const auto read = [&](const char* name) { return ReadFile(folder / name, ExitCode::kData); };
   if (kind == kBytesKind) return MakeByteTokenizer();
-  HL_CHECK_AS(ExitCode::kData, kind == kSentencePieceKind, path.string(), " names the kind '", kind,
-              "'; this program knows ", kBytesKind, " and ", kSentencePieceKind);
-  return MakeSentencePieceTokenizer(ReadFile(folder / kSentencePieceFile, ExitCode::kData));
+  if (kind == kSentencePieceKind) return MakeSentencePieceTokenizer(read(kSentencePieceFile));
+  if (kind == kBpeKind) {
+    return MakeBpeTokenizer({{kTokenizerJsonFile, read(kTokenizerJsonFile)},
+                             {kTokenizerConfigFile, read(kTokenizerConfigFile)}},
+                            (folder / kTokenizerJsonFile).string());
+  }
+  HL_FAIL(ExitCode::kData, path.string(), " names the kind '", kind, "'; this program knows ",
+          kBytesKind, ", ", kSentencePieceKind, " and ", kBpeKind);
 }
 
 }  // namespace halflife::data

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,19 +17,23 @@
 
 namespace halflife::data {
 
-// Ids that stand for no text; -1: the tokenizer has none.
+// Ids that stand for no text; -1: the tokenizer has none. eos is always there.
 struct SpecialIds {
-  int bos = -1, eos = -1, pad = -1;
+  int bos = -1;
+  int eos = -1;
+  int pad = -1;
+  int unk = -1;
+  bool operator==(const SpecialIds&) const = default;
 };
 
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  virtual const std::string& kind() const = 0;  // "bytes" | "sentencepiece"
+  virtual const std::string& kind() const = 0;  // "bytes" | "sentencepiece" | "bpe"
   virtual int vocab_size() const = 0;
-  virtual int eos_id() const = 0;
-  SpecialIds special_ids() const { return {.eos = eos_id(), .pad = kind() == "bytes" ? 0 : -1}; }
-  // Without eos. Thread-safe.
+  virtual SpecialIds special_ids() const = 0;
+  int eos_id() const { return special_ids().eos; }
+  // Without bos and eos; whatever the text says, eos is not among the ids. Thread-safe.
   virtual std::vector<int32_t> Encode(std::string_view text) const = 0;
   virtual void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const = 0;
   // Special ids decode to nothing. Bytes that are not UTF-8 come back as they were (bytes) or as
@@ -40,8 +45,10 @@ class Tokenizer {
   virtual bool AppendBytes(int32_t id, bool at_start, std::string& bytes) const = 0;
   // What a byte sequence that is not UTF-8 becomes in decoded text: itself, or U+FFFD.
   virtual bool keeps_invalid_bytes() const = 0;
+  // What the kind needs besides its name: bytes by file name.
+  virtual std::map<std::string, std::string> Files() const = 0;
   // Writes everything LoadTokenizer needs into an existing folder.
-  virtual void Save(const std::filesystem::path& folder) const = 0;
+  void Save(const std::filesystem::path& folder) const;
 };
 
 // Decodes a stream of ids so that only whole UTF-8 characters are handed out.
@@ -60,6 +67,14 @@ class StreamDecoder {
 std::unique_ptr<Tokenizer> MakeByteTokenizer();
 // A sentencepiece .model file's bytes. Error kData where they are no model.
 std::unique_ptr<Tokenizer> MakeSentencePieceTokenizer(std::string model_bytes);
+// Byte-level BPE from a tokenizer.json and those of kSpecialTokenFiles (bpe/special_tokens.h) that
+// lie beside it: bytes by file name. `name` of tokenizer.json is for errors. Ids are those of the
+// Hugging Face tokenizers library without special tokens around the text, except that the eos
+// token's own name in a text is text. Bytes that are not UTF-8 are read as U+FFFD. Error kData names
+// what is not supported.
+std::unique_ptr<Tokenizer> MakeBpeTokenizer(std::map<std::string, std::string> files,
+                                            const std::string& name);
+// From a folder that Save wrote to.
 std::unique_ptr<Tokenizer> LoadTokenizer(const std::filesystem::path& folder);
 
 }  // namespace halflife::data

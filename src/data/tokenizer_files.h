@@ -5,7 +5,10 @@ namespace halflife::data {
 
 constexpr char kTokenizerKindFile[] = "kind.txt";
 constexpr char kSentencePieceFile[] = "sentencepiece.model";
+constexpr char kTokenizerJsonFile[] = "tokenizer.json";
+constexpr char kTokenizerConfigFile[] = "tokenizer_config.json";
 constexpr char kBytesKind[] = "bytes";
 constexpr char kSentencePieceKind[] = "sentencepiece";
+constexpr char kBpeKind[] = "bpe";
 
 }  // namespace halflife::data

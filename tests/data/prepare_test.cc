@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "data/sentencepiece_bridge.h"
+#include "data/small_bpe.h"
 #include "data/small_datasets.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
@@ -14,12 +15,15 @@ namespace halflife::data {
 namespace {
 
 using halflife::test::TempDir;
+using test::BpeFiles;
 using test::ByteConfig;
 using test::FolderFingerprint;
 using test::JoinByBlankLines;
+using test::kEnd;
 using test::Names;
 using test::RandomDocuments;
 using test::ReadDocuments;
+using test::SmallBpeJson;
 using test::WriteText;
 
 std::string JsonLines(const std::vector<std::string>& documents) {
@@ -144,6 +148,29 @@ TEST(PrepareTest, TrainsASentencePieceTokenizer) {
   EXPECT_EQ(FolderFingerprint(dir / "again"), expected);
 }
 
+TEST(PrepareTest, CarriesAByteLevelBpeTokenizer) {
+  const TempDir dir;
+  const auto documents = RandomDocuments(400, 6);
+  WriteText(dir / "a.txt", JoinByBlankLines(documents));
+  for (const auto& [name, bytes] : BpeFiles(SmallBpeJson())) WriteText(dir / "hf" / name, bytes);
+  std::string expected;
+  // From the model's folder, from its file, and from the dataset that the first has made.
+  for (const char* source : {"hf", "hf/tokenizer.json", "out0/tokenizer"}) {
+    PrepareConfig config = ByteConfig(dir / "a.txt", dir / (expected.empty() ? "out0" : "again"));
+    config.tokenizer = (dir / source).string();
+    config.threads = expected.empty() ? 1 : 3;
+    Prepare(config);
+    const Dataset dataset = Dataset::Open(config.out);
+    EXPECT_EQ(dataset.info().tokenizer_kind, "bpe");
+    EXPECT_EQ(dataset.info().vocab_size, 268);
+    EXPECT_EQ(dataset.info().eos_id, kEnd);
+    EXPECT_EQ(ReadDocuments(dataset, Split::kTrain), documents);
+    if (expected.empty()) expected = FolderFingerprint(config.out);
+    EXPECT_EQ(FolderFingerprint(config.out), expected) << source;
+    if (config.out != dir / "out0") std::filesystem::remove_all(config.out);
+  }
+}
+
 TEST(PrepareTest, ProgressReachesTheEnd) {
   const TempDir dir;
   WriteText(dir / "a.txt", JoinByBlankLines(RandomDocuments(300, 1)));
@@ -256,7 +283,7 @@ TEST_F(PrepareErrorTest, Flags) {
     halflife::test::ExpectError([&] { Prepare(config); }, ExitCode::kUsage, words, __FILE__,
                                 __LINE__);
   };
-  expect([](PrepareConfig& c) { c.tokenizer = ""; }, {"--tokenizer bytes|MODEL.model", "--vocab"});
+  expect([](PrepareConfig& c) { c.tokenizer = ""; }, {"--tokenizer bytes|FILE|FOLDER", "--vocab"});
   expect([](PrepareConfig& c) { c.train_tokenizer = true; }, {"either --tokenizer"});
   expect([](PrepareConfig& c) { c.tokenizer = "", c.train_tokenizer = true; }, {"needs --vocab"});
   expect([](PrepareConfig& c) { c.validation_fraction = 1; },

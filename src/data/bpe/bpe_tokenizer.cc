@@ -1,0 +1,229 @@
+#include <array>
+#include <functional>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "core/error.h"
+#include "data/bpe/added_tokens.h"
+#include "data/bpe/byte_alphabet.h"
+#include "data/bpe/merger.h"
+#include "data/bpe/normalization.h"
+#include "data/bpe/special_tokens.h"
+#include "data/bpe/tokenizer_json.h"
+#include "data/bpe/word_cache.h"
+#include "data/bpe/word_splitter.h"
+#include "data/tokenizer.h"
+#include "data/tokenizer_files.h"
+#include "data/utf8.h"
+
+namespace halflife::data {
+namespace {
+
+// What one call of Encode writes to.
+struct Workspace {
+  RegexScratch regex;
+  Merger::Scratch merge;
+  WordCache cache;
+};
+
+// Hands a workspace to each call, and keeps it for later ones: as many live as calls ran at once.
+class WorkspacePool {
+ public:
+  class Lease {
+   public:
+    Lease(WorkspacePool& pool, std::unique_ptr<Workspace> workspace)
+        : pool_(pool), workspace_(std::move(workspace)) {}
+    ~Lease() {
+      const std::lock_guard lock(pool_.mutex_);
+      pool_.free_.push_back(std::move(workspace_));
+    }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    Workspace& operator*() const { return *workspace_; }
+
+   private:
+    WorkspacePool& pool_;
+    std::unique_ptr<Workspace> workspace_;
+  };
+
+  Lease Take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        std::unique_ptr<Workspace> workspace = std::move(free_.back());
+        free_.pop_back();
+        return {*this, std::move(workspace)};
+      }
+    }
+    return {*this, std::make_unique<Workspace>()};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Workspace>> free_;
+};
+
+struct WordHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view word) const { return HashBytes(word).lo; }
+};
+
+std::array<int32_t, 256> ByteIds(const BpeSpec& spec) {
+  std::array<int32_t, 256> ids{};
+  for (int32_t id = 0; id < spec.num_model_tokens; ++id) {
+    const auto bytes = BytesOfToken(spec.tokens[static_cast<size_t>(id)]);
+    if (bytes && bytes->size() == 1) ids[static_cast<uint8_t>(bytes->front())] = id;
+  }
+  return ids;
+}
+
+std::string ContentToFind(const AddedToken& token, const BpeSpec& spec) {
+  return token.normalized && spec.nfc ? NormalizeNfc(token.content) : token.content;
+}
+
+// The added tokens that are looked for before (false) or after (true) normalisation. eos is not: its
+// name in a text is text.
+std::vector<AddedToken> TokensToFind(const BpeSpec& spec, bool normalized, int eos,
+                                     const std::string& name) {
+  std::vector<AddedToken> tokens;
+  for (AddedToken token : spec.added) {
+    if (token.id == eos || token.normalized != normalized) continue;
+    token.content = ContentToFind(token, spec);
+    for (const AddedToken& other : tokens) {
+      HL_CHECK_AS(ExitCode::kData, !normalized || other.content != token.content, name,
+                  " has two added tokens that are equal once normalised: '", token.content, "'");
+    }
+    tokens.push_back(std::move(token));
+  }
+  return tokens;
+}
+
+class BpeTokenizer : public Tokenizer {
+ public:
+  BpeTokenizer(std::string json, BpeSpec spec, const SpecialIds& special, const std::string& name)
+      : json_(std::move(json)),
+        config_(TokenizerConfigJson(spec, special)),
+        special_(special),
+        nfc_(spec.nfc),
+        merger_(ByteIds(spec), spec.merges),
+        splitter_(spec.splits),
+        raw_tokens_(TokensToFind(spec, false, special.eos, name)),
+        normalized_tokens_(TokensToFind(spec, true, special.eos, name)) {
+    text_.reserve(spec.tokens.size());
+    for (const std::string& token : spec.tokens)
+      text_.push_back(BytesOfToken(token).value_or(token));
+    if (spec.ignore_merges) {
+      for (int32_t id = 0; id < spec.num_model_tokens; ++id) {
+        const bool writes_bytes = BytesOfToken(spec.tokens[static_cast<size_t>(id)]).has_value();
+        if (!writes_bytes || id == special.eos) continue;
+        whole_words_.emplace(text_[static_cast<size_t>(id)], id);
+      }
+    }
+    for (const AddedToken& token : spec.added) {
+      std::string& text = text_[static_cast<size_t>(token.id)];
+      // One that is no token of the model stands for itself, though its characters be the alphabet's.
+      if (token.id >= spec.num_model_tokens) text = ContentToFind(token, spec);
+      if (token.special) text.clear();
+    }
+    text_[static_cast<size_t>(special.eos)].clear();
+  }
+
+  const std::string& kind() const override { return kind_; }
+  int vocab_size() const override { return static_cast<int>(text_.size()); }
+  SpecialIds special_ids() const override { return special_; }
+  bool keeps_invalid_bytes() const override { return false; }
+
+  std::vector<int32_t> Encode(std::string_view text) const override {
+    std::vector<int32_t> ids;
+    EncodeAppend(text, ids);
+    return ids;
+  }
+
+  void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const override {
+    std::string repaired;
+    if (FindInvalidUtf8(text) != std::string_view::npos) {
+      repaired = ReplaceInvalidUtf8(text);
+      text = repaired;
+    }
+    const WorkspacePool::Lease lease = pool_.Take();
+    Workspace& work = *lease;
+    const auto on_token = [&](int32_t id) { ids.push_back(id); };
+    const std::function<void(std::string_view)> on_word = [&](std::string_view word) {
+      AppendWord(word, work, ids);
+    };
+    const auto on_plain = [&](std::string_view piece) {
+      splitter_.Split(piece, work.regex, on_word);
+    };
+    raw_tokens_.Split(
+        text,
+        [&](std::string_view piece) {
+          if (!nfc_ || IsPlainlyNfc(piece)) {
+            normalized_tokens_.Split(piece, on_plain, on_token);
+          } else {
+            normalized_tokens_.Split(NormalizeNfc(piece), on_plain, on_token);
+          }
+        },
+        on_token);
+  }
+
+  std::string Decode(const std::vector<int32_t>& ids) const override {
+    std::string bytes;
+    for (const int32_t id : ids) AppendBytes(id, false, bytes);
+    return ReplaceInvalidUtf8(bytes);
+  }
+
+  bool AppendBytes(int32_t id, bool, std::string& bytes) const override {
+    HL_CHECK(id >= 0 && id < vocab_size(), "token id ", id, " of a vocabulary of ", vocab_size());
+    const std::string& text = text_[static_cast<size_t>(id)];
+    bytes += text;
+    return !text.empty();
+  }
+
+  std::map<std::string, std::string> Files() const override {
+    return {{kTokenizerJsonFile, json_}, {kTokenizerConfigFile, config_}};
+  }
+
+ private:
+  void AppendWord(std::string_view word, Workspace& work, std::vector<int32_t>& ids) const {
+    const bool cached = word.size() <= WordCache::kMaxWordBytes;
+    if (cached) {
+      const std::span<const int32_t> known = work.cache.Find(word);
+      if (!known.empty()) {
+        ids.insert(ids.end(), known.begin(), known.end());
+        return;
+      }
+    }
+    const size_t old_size = ids.size();
+    const auto whole = whole_words_.find(word);
+    if (whole != whole_words_.end()) {
+      ids.push_back(whole->second);
+    } else {
+      merger_.Append(word, work.merge, ids);
+    }
+    if (cached) work.cache.Put(word, std::span<const int32_t>(ids).subspan(old_size));
+  }
+
+  const std::string kind_ = kBpeKind;
+  const std::string json_, config_;  // as Save writes them
+  const SpecialIds special_;
+  const bool nfc_;
+  const Merger merger_;
+  const WordSplitter splitter_;
+  const AddedTokenMatcher raw_tokens_, normalized_tokens_;
+  std::vector<std::string> text_;  // bytes by id; empty for special ids
+  std::unordered_map<std::string, int32_t, WordHash, std::equal_to<>> whole_words_;
+  mutable WorkspacePool pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> MakeBpeTokenizer(std::map<std::string, std::string> files,
+                                            const std::string& name) {
+  std::string& json = files[kTokenizerJsonFile];
+  BpeSpec spec = ReadTokenizerJson(json, name);
+  const SpecialIds special = FindSpecialTokens(spec, name, files);
+  return std::make_unique<BpeTokenizer>(std::move(json), std::move(spec), special, name);
+}
+
+}  // namespace halflife::data

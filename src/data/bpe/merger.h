@@ -1,0 +1,57 @@
+// The heart of byte-pair encoding (Sennrich et al., ACL 2016): a word's bytes, joined pair by pair,
+// always the pair of lowest rank, the leftmost among equals.
+//
+//   const Merger merger(byte_ids, merges);
+//   Merger::Scratch scratch;  // one per thread
+//   merger.Append(" the", scratch, ids);
+//
+// O(n log n) in the word's length: a heap of candidate pairs over a linked list.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "data/bpe/tokenizer_json.h"
+
+namespace halflife::data {
+
+class Merger {
+ public:
+  Merger(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges);
+
+  class Scratch {
+    friend class Merger;
+    struct Symbol {
+      int32_t id = 0;  // -1: joined to the one before
+      int32_t before = -1, after = -1;
+    };
+    struct Candidate {
+      uint32_t rank = 0;
+      int32_t at = 0;  // the left symbol
+      int32_t result = 0;
+    };
+    std::vector<Symbol> symbols;
+    std::vector<Candidate> heap;
+  };
+
+  // Appends the ids of one word of less than 2 GiB.
+  void Append(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const;
+
+ private:
+  struct Slot {
+    uint64_t pair = kEmpty;
+    uint32_t rank = 0;
+    int32_t result = 0;
+  };
+  static constexpr uint64_t kEmpty = ~uint64_t{0};
+
+  const Slot* Find(int32_t left, int32_t right) const;  // null: no such merge
+  void Push(int32_t at, Scratch& scratch) const;
+
+  const std::array<int32_t, 256> byte_ids_;
+  std::vector<Slot> slots_;  // open addressing, at most half full; a power of two
+};
+
+}  // namespace halflife::data

@@ -1,0 +1,63 @@
+// Regular expressions of a tokenizer.json on PCRE2 with its compiler (JIT).
+//
+//   const Regex regex = Regex::Compile(R"( ?\p{L}+|\s+(?!\S))");
+//   RegexScratch scratch;  // one per thread
+//   if (const auto span = regex.Find(text, 0, scratch)) Use(text.substr(span->begin, ...));
+//
+// The pattern comes from a file, so it is hostile until shown otherwise: its length, its nesting,
+// and the steps, heap and stack of each search have limits. A search that reaches one throws kData.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+struct pcre2_real_code_8;
+struct pcre2_real_match_data_8;
+struct pcre2_real_match_context_8;
+struct pcre2_real_jit_stack_8;
+
+namespace halflife::data {
+
+struct RegexDeleter {
+  void operator()(pcre2_real_code_8* code) const noexcept;
+  void operator()(pcre2_real_match_data_8* data) const noexcept;
+  void operator()(pcre2_real_match_context_8* context) const noexcept;
+  void operator()(pcre2_real_jit_stack_8* stack) const noexcept;
+};
+
+// What a search writes to. Serves any Regex, one search at a time.
+class RegexScratch {
+ public:
+  RegexScratch();
+
+ private:
+  friend class Regex;
+  std::unique_ptr<pcre2_real_match_data_8, RegexDeleter> data_;
+  std::unique_ptr<pcre2_real_jit_stack_8, RegexDeleter> stack_;
+  std::unique_ptr<pcre2_real_match_context_8, RegexDeleter> context_;
+};
+
+struct ByteSpan {
+  size_t begin = 0, end = 0;
+};
+
+class Regex {
+ public:
+  // `pattern` as the tokenizers library reads it (TranslatePattern). Error kData: not supported,
+  // malformed, too long, or able to match nothing at all.
+  static Regex Compile(const std::string& pattern);
+
+  // The first match that begins at `from` or later; never empty. `text` is valid UTF-8 and `from` a
+  // character's border. Error kData where the search reaches a limit.
+  std::optional<ByteSpan> Find(std::string_view text, size_t from, RegexScratch& scratch) const;
+
+ private:
+  std::string pattern_;
+  std::unique_ptr<pcre2_real_code_8, RegexDeleter> code_;
+  bool jit_ = false;
+};
+
+}  // namespace halflife::data

@@ -1,0 +1,142 @@
+#include "data/bpe/special_tokens.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/error.h"
+#include "data/bpe/byte_alphabet.h"
+
+namespace halflife::data {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxConfigBytes = 16 << 20;
+constexpr std::span<const char* const> kNamedIn = std::span(kSpecialTokenFiles).first(2);
+constexpr std::span<const char* const> kNumberedIn = std::span(kSpecialTokenFiles).last(2);
+
+json ParseObject(const std::map<std::string, std::string>& files, const std::string& name) {
+  const auto found = files.find(name);
+  if (found == files.end()) return json::object();
+  HL_CHECK_AS(ExitCode::kData, found->second.size() <= kMaxConfigBytes, name, " is of ",
+              found->second.size(), " bytes, more than ", kMaxConfigBytes);
+  json parsed = json::parse(found->second, nullptr, false);
+  HL_CHECK_AS(ExitCode::kData, parsed.is_object(), name, " is no JSON object");
+  return parsed;
+}
+
+// "<s>", or {"content": "<s>", ...} as the library writes it; "" where neither stands there.
+std::string TokenName(const json& config, const char* key) {
+  const auto found = config.find(key);
+  if (found == config.end()) return "";
+  if (found->is_string()) return found->get<std::string>();
+  if (!found->is_object()) return "";
+  const auto content = found->find("content");
+  return content != found->end() && content->is_string() ? content->get<std::string>() : "";
+}
+
+// The id, or the first of a list of ids; -1: none.
+int64_t TokenNumber(const json& config, const char* key) {
+  const auto found = config.find(key);
+  if (found == config.end()) return -1;
+  const json& value = found->is_array() && !found->empty() ? found->front() : *found;
+  return value.is_number_integer() ? value.get<int64_t>() : -1;
+}
+
+class Finder {
+ public:
+  Finder(const BpeSpec& spec, const std::string& name,
+         const std::map<std::string, std::string>& files)
+      : spec_(spec), name_(name) {
+    for (const char* file : kNamedIn) named_.push_back(ParseObject(files, file));
+    for (const char* file : kNumberedIn) numbered_.push_back(ParseObject(files, file));
+  }
+
+  SpecialIds Find() const {
+    const SpecialIds ids = {.bos = SpecialNamed("bos_token"),
+                            .eos = Eos(),
+                            .pad = SpecialNamed("pad_token"),
+                            .unk = SpecialNamed("unk_token")};
+    CheckEos(ids.eos);
+    return ids;
+  }
+
+ private:
+  std::string NameOf(const char* key) const {
+    for (const json& config : named_) {
+      if (std::string name = TokenName(config, key); !name.empty()) return name;
+    }
+    return "";
+  }
+
+  int SpecialNamed(const char* key) const {
+    const std::string name = NameOf(key);
+    for (const AddedToken& token : spec_.added) {
+      if (token.special && token.content == name) return token.id;
+    }
+    return -1;
+  }
+
+  int Eos() const {
+    std::string name = NameOf("eos_token");
+    if (name.empty()) {
+      for (const json& config : numbered_) {
+        const int64_t id = TokenNumber(config, "eos_token_id");
+        if (id >= 0 && id < static_cast<int64_t>(spec_.tokens.size())) return static_cast<int>(id);
+      }
+      name = spec_.template_end;
+    }
+    std::string specials;
+    for (const AddedToken& token : spec_.added) {
+      if (token.special && specials.size() < 200) specials += Concat(" ", token.content);
+    }
+    HL_CHECK_AS(ExitCode::kData, !name.empty(), name_,
+                " does not say which token ends a document; put a tokenizer_config.json beside it "
+                "with {\"eos_token\": \"...\"}; its special tokens are:",
+                specials.empty() ? " none" : specials);
+    const int id = spec_.Find(name);
+    HL_CHECK_AS(ExitCode::kData, id >= 0, "the eos token '", name, "' is no token of ", name_,
+                "; its special tokens are:", specials.empty() ? " none" : specials);
+    return id;
+  }
+
+  // eos in the ids must always mean the end of a document.
+  void CheckEos(int eos) const {
+    const std::string& token = spec_.tokens[static_cast<size_t>(eos)];
+    const std::optional<std::string> bytes = BytesOfToken(token);
+    const bool is_byte = bytes && bytes->size() == 1 && eos < spec_.num_model_tokens;
+    const bool is_merged = std::any_of(spec_.merges.begin(), spec_.merges.end(),
+                                       [&](const Merge& merge) { return merge.result == eos; });
+    HL_CHECK_AS(ExitCode::kData, !is_byte && !is_merged, "the eos token '", token, "' of ", name_,
+                " also comes out of plain text; name another in tokenizer_config.json");
+  }
+
+  const BpeSpec& spec_;
+  const std::string& name_;
+  std::vector<json> named_, numbered_;
+};
+
+}  // namespace
+
+SpecialIds FindSpecialTokens(const BpeSpec& spec, const std::string& name,
+                             const std::map<std::string, std::string>& files) {
+  return Finder(spec, name, files).Find();
+}
+
+std::string TokenizerConfigJson(const BpeSpec& spec, const SpecialIds& ids) {
+  // Other classes rebuild the tokenizer from its vocabulary and lose its rules.
+  nlohmann::ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
+  const auto add = [&](const char* key, int id) {
+    if (id >= 0) config[key] = spec.tokens[static_cast<size_t>(id)];
+  };
+  add("bos_token", ids.bos);
+  add("eos_token", ids.eos);
+  add("pad_token", ids.pad);
+  add("unk_token", ids.unk);
+  return config.dump(2) + "\n";
+}
+
+}  // namespace halflife::data

@@ -1,0 +1,381 @@
+#include "data/bpe/tokenizer_json.h"
+
+#include <algorithm>
+#include <cctype>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "core/error.h"
+#include "data/bpe/byte_alphabet.h"
+
+namespace halflife::data {
+namespace {
+
+using nlohmann::json;
+
+// The largest files in use have 35 MB; JSON of n bytes takes up to some 20 n in memory.
+constexpr size_t kMaxFileBytes = 128 << 20;
+constexpr size_t kMaxAddedTokens = 1 << 16;
+constexpr size_t kMaxAddedTokenBytes = 1024;
+constexpr size_t kMaxSteps = 16;
+constexpr int kMaxNesting = 32;
+constexpr size_t kMaxShownBytes = 60;  // of the file's words in an error
+constexpr char kRemedy[] =
+    "; byte-level BPE as of GPT-2, Llama 3 and Qwen is read, as is a sentencepiece .model";
+
+// GPT-2's encoder.py; what ByteLevel cuts by where use_regex is true.
+constexpr char kGpt2Pattern[] =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+// As deep as brackets go, strings left out: what walks a JSON value may call itself so often.
+int Nesting(std::string_view text) {
+  int depth = 0, deepest = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      deepest = std::max(deepest, ++depth);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return deepest;
+}
+
+std::string Shown(const std::string& text) {
+  return text.size() <= kMaxShownBytes ? text : Concat(text.substr(0, kMaxShownBytes), "...");
+}
+std::string Shown(const json& value) { return Shown(value.dump()); }
+
+class Reader {
+ public:
+  explicit Reader(const std::string& name) : name_(name) {}
+
+  json Parse(std::string_view text) const {
+    Require(text.size() <= kMaxFileBytes, "is of ", text.size(), " bytes, more than ",
+            kMaxFileBytes);
+    Require(Nesting(text) <= kMaxNesting, "is nested too deeply");
+    json root;
+    try {
+      root = json::parse(text);
+    } catch (const json::exception& error) {
+      HL_FAIL(ExitCode::kData, name_, " is no JSON: ", error.what());
+    }
+    Require(root.is_object(), "is no JSON object");
+    return root;
+  }
+
+  BpeSpec Read(const json& root) {
+    CheckKeys(root, "the file",
+              {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+               "post_processor", "decoder", "model"});
+    // How calls are cut to a length and filled up belongs to batches, not to text.
+    const json& version = Field(root, "version");
+    Require(version.is_string() && version == "1.0", "has version ", Shown(version),
+            ", not \"1.0\"");
+    ReadModel(Field(root, "model"));
+    ReadNormalizer(Field(root, "normalizer"));
+    ReadPreTokenizer(Field(root, "pre_tokenizer"));
+    CheckDecoder(Field(root, "decoder"));
+    ReadAddedTokens(Field(root, "added_tokens"));
+    ReadPostProcessor(Field(root, "post_processor"), 0);
+    return std::move(spec_);
+  }
+
+  // The "type" of a part; "" where it has none.
+  std::string Type(const json& part) const {
+    const json& type = Field(part, "type");
+    return type.is_string() ? Shown(type.get<std::string>()) : std::string();
+  }
+
+  // null where it is not there.
+  const json& Field(const json& object, const char* key) const {
+    if (!object.is_object()) return null_;
+    const auto found = object.find(key);
+    return found == object.end() ? null_ : *found;
+  }
+
+ private:
+  template <typename... Pieces>
+  [[noreturn]] void Fail(const Pieces&... problem) const {
+    HL_FAIL(ExitCode::kData, name_, " ", problem..., kRemedy);
+  }
+  template <typename... Pieces>
+  void Require(bool condition, const Pieces&... problem) const {
+    if (!condition) Fail(problem...);
+  }
+
+  void CheckKeys(const json& object, const std::string& part,
+                 std::initializer_list<std::string_view> known) const {
+    Require(object.is_object(), "has no object for ", part);
+    for (const auto& [key, value] : object.items()) {
+      Require(std::find(known.begin(), known.end(), key) != known.end(), "has a key '", Shown(key),
+              "' in ", part, ", whose meaning is not known here");
+    }
+  }
+
+  bool Flag(const json& object, const char* key, bool absent) const {
+    const json& value = Field(object, key);
+    if (value.is_null()) return absent;
+    Require(value.is_boolean(), "has a ", key, " that is neither true nor false");
+    return value.get<bool>();
+  }
+
+  std::string Text(const json& object, const char* key) const {
+    const json& value = Field(object, key);
+    Require(value.is_string(), "has a ", key, " that is no string");
+    return value.get<std::string>();
+  }
+
+  int64_t Id(const json& value) const {
+    if (!value.is_number_integer() || value < 0 || value > INT32_MAX) {
+      Fail("has the id ", Shown(value), ", which is no count from 0");
+    }
+    return value.get<int64_t>();
+  }
+
+  void ReadModel(const json& model) {
+    Require(model.is_object(), "has no model");
+    std::string type = Type(model);
+    if (type.empty() && model.contains("merges")) type = "BPE";  // as older versions write it
+    Require(type == "BPE", "holds a model of type ", type.empty() ? "unknown" : type);
+    CheckKeys(model, "model",
+              {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
+               "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
+    const json& dropout = Field(model, "dropout");
+    Require(dropout.is_null() || dropout == 0.0, "drops merges at random (dropout)");
+    for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+      const json& value = Field(model, affix);
+      Require(value.is_null() || value == "", "has a ", affix, ", ", Shown(value));
+    }
+    // fuse_unk, byte_fallback and unk_token say what becomes of bytes without a token: here all
+    // have one.
+    spec_.ignore_merges = Flag(model, "ignore_merges", false);
+    ReadVocabulary(Field(model, "vocab"));
+    ReadMerges(Field(model, "merges"));
+  }
+
+  void ReadVocabulary(const json& vocab) {
+    Require(vocab.is_object() && !vocab.empty(), "has no vocabulary");
+    spec_.tokens.resize(vocab.size());
+    std::vector<bool> taken(vocab.size());
+    ids_.reserve(vocab.size());
+    for (const auto& [token, value] : vocab.items()) {
+      const auto id = static_cast<size_t>(Id(value));
+      if (id >= taken.size() || taken[id]) {
+        Fail("gives '", Shown(token), "' the id ", id, ", but the ids of ", taken.size(),
+             " tokens must be 0 to ", taken.size() - 1, ", each once");
+      }
+      Require(!token.empty(), "has an empty token");
+      taken[id] = true;
+      spec_.tokens[id] = token;
+      ids_.emplace(token, static_cast<int32_t>(id));
+    }
+    spec_.num_model_tokens = static_cast<int>(spec_.tokens.size());
+    for (int byte = 0; byte < 256; ++byte) {
+      Require(ids_.contains(AlphabetCharacter(static_cast<uint8_t>(byte))),
+              "has no token for byte ", byte, ", so not every text has ids");
+    }
+  }
+
+  int32_t TokenId(const std::string& token, const json& merge) const {
+    const auto found = ids_.find(token);
+    if (found == ids_.end()) {
+      Fail("has the merge ", Shown(merge), ", but no token '", Shown(token), "'");
+    }
+    return found->second;
+  }
+
+  // ["a", "b"], or "a b" as older versions write it.
+  std::pair<std::string, std::string> Pair(const json& merge) const {
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      return {merge[0].get<std::string>(), merge[1].get<std::string>()};
+    }
+    const std::string text = merge.is_string() ? merge.get<std::string>() : "";
+    const size_t space = text.find(' ');
+    if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
+      Fail("has the merge ", Shown(merge), ", which is no pair");
+    }
+    return {text.substr(0, space), text.substr(space + 1)};
+  }
+
+  void ReadMerges(const json& merges) {
+    Require(merges.is_array(), "has no list of merges");
+    spec_.merges.reserve(merges.size());
+    std::unordered_set<uint64_t> pairs(merges.size());
+    for (const json& merge : merges) {
+      const auto [left, right] = Pair(merge);
+      const Merge read = {TokenId(left, merge), TokenId(right, merge),
+                          TokenId(left + right, merge)};
+      const uint64_t pair =
+          static_cast<uint64_t>(read.left) << 32 | static_cast<uint32_t>(read.right);
+      if (!pairs.insert(pair).second) Fail("lists the merge ", Shown(merge), " twice");
+      spec_.merges.push_back(read);
+    }
+  }
+
+  void ReadNormalizer(const json& normalizer) {
+    if (normalizer.is_null()) return;
+    const std::string type = Type(normalizer);
+    if (type == "Sequence") {
+      const json& parts = Field(normalizer, "normalizers");
+      Require(parts.is_array() && parts.size() <= kMaxSteps, "has a normalizer without its parts");
+      for (const json& part : parts) {
+        Require(Type(part) != "Sequence", "has a normalizer of sequences of sequences");
+        ReadNormalizer(part);
+      }
+      return;
+    }
+    Require(type == "NFC", "has a normalizer of type '", type, "'; NFC and none are known");
+    spec_.nfc = true;
+  }
+
+  void AddSplit(SplitStep step) {
+    Require(spec_.splits.size() < kMaxSteps, "has too many pre-tokenizers");
+    spec_.splits.push_back(std::move(step));
+  }
+
+  void ReadPreTokenizer(const json& pre_tokenizer) {
+    std::vector<const json*> parts = {&pre_tokenizer};
+    if (Type(pre_tokenizer) == "Sequence") {
+      parts.clear();
+      const json& list = Field(pre_tokenizer, "pretokenizers");
+      Require(list.is_array(), "has a pre_tokenizer without its parts");
+      for (const json& part : list) parts.push_back(&part);
+    }
+    for (const json* part : parts) {
+      const bool last = part == parts.back();
+      const std::string type = Type(*part);
+      if (type == "Split") {
+        ReadSplit(*part);
+      } else if (type == "Digits") {
+        const bool individual = Flag(*part, "individual_digits", false);
+        AddSplit({.pattern = individual ? R"(\p{N})" : R"(\p{N}+)"});
+      } else {
+        Require(type == "ByteLevel", "has a pre_tokenizer of type '", type,
+                "'; Split, Digits and ByteLevel, alone or in a Sequence, are known");
+        Require(last, "has a pre_tokenizer after ByteLevel");
+        AddSplit({.pattern = Flag(*part, "use_regex", true) ? kGpt2Pattern : "",
+                  .add_prefix_space = Flag(*part, "add_prefix_space", true)});
+      }
+      Require(!last || type == "ByteLevel", "has a pre_tokenizer that does not end in ByteLevel");
+    }
+    Require(!parts.empty(), "has a pre_tokenizer without its parts");
+  }
+
+  void ReadSplit(const json& split) {
+    const std::string behavior = Text(split, "behavior");
+    const bool invert = Flag(split, "invert", false);
+    Require(behavior == "Isolated" || (behavior == "Removed" && invert), "cuts with the behavior '",
+            Shown(behavior), "'", invert ? " inverted" : "",
+            "; Isolated, and Removed inverted, are known");
+    const json& pattern = Field(split, "pattern");
+    Require(pattern.is_object() && pattern.size() == 1, "has a Split without a pattern");
+    SplitStep step{.keep_between = behavior == "Isolated"};
+    if (pattern.contains("Regex")) {
+      step.pattern = Text(pattern, "Regex");
+    } else {
+      for (const char c : Text(pattern, "String")) {
+        const bool mark = static_cast<uint8_t>(c) < 0x80 && std::ispunct(c) != 0 && c != '_';
+        if (mark) step.pattern += '\\';
+        step.pattern += c;
+      }
+    }
+    Require(!step.pattern.empty(), "has a Split without a pattern");
+    AddSplit(std::move(step));
+  }
+
+  void CheckDecoder(const json& decoder) const {
+    const json& parts = Field(decoder, "decoders");
+    const bool alone = Type(decoder) == "Sequence" && parts.is_array() && parts.size() == 1;
+    const std::string type = Type(alone ? parts[0] : decoder);
+    Require(type == "ByteLevel", "has a decoder of type '", type, "', not ByteLevel");
+  }
+
+  void ReadAddedTokens(const json& added) {
+    if (added.is_null()) return;
+    Require(added.is_array() && added.size() <= kMaxAddedTokens, "has a bad list of added tokens");
+    std::unordered_set<int64_t> listed;
+    for (const json& entry : added) {
+      CheckKeys(entry, "an added token",
+                {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+      Require(entry.size() == 7, "has an added token without all its parts");
+      AddedToken token{.content = Text(entry, "content"),
+                       .special = Flag(entry, "special", false),
+                       .lstrip = Flag(entry, "lstrip", false),
+                       .rstrip = Flag(entry, "rstrip", false),
+                       .normalized = Flag(entry, "normalized", false)};
+      const std::string shown = Concat("the added token '", Shown(token.content), "'");
+      Require(!token.content.empty() && token.content.size() <= kMaxAddedTokenBytes,
+              "has an added token that is empty or too long");
+      Require(!Flag(entry, "single_word", false), "has ", shown,
+              " with single_word, which is not known here");
+      // The library takes the model's id, or the next free one; another in the file is overruled.
+      const int64_t id = Id(Field(entry, "id"));
+      const auto [found, is_new] =
+          ids_.emplace(token.content, static_cast<int32_t>(spec_.tokens.size()));
+      Require(found->second == id, "gives ", shown, " the id ", id, ", but it gets ",
+              found->second);
+      Require(listed.insert(id).second, "lists ", shown, " twice");
+      if (is_new) spec_.tokens.push_back(token.content);
+      token.id = found->second;
+      spec_.added.push_back(std::move(token));
+    }
+  }
+
+  // Specials that are put around a text are not part of Encode; the one at the end tells eos.
+  void ReadPostProcessor(const json& processor, size_t depth) {
+    if (processor.is_null()) return;
+    const std::string type = Type(processor);
+    if (type == "Sequence") {
+      const json& parts = Field(processor, "processors");
+      Require(parts.is_array() && depth < kMaxSteps, "has a post_processor without its parts");
+      for (const json& part : parts) ReadPostProcessor(part, depth + 1);
+      return;
+    }
+    Require(type == "ByteLevel" || type == "TemplateProcessing" || type == "RobertaProcessing" ||
+                type == "BertProcessing",
+            "has a post_processor of type '", type,
+            "'; TemplateProcessing, ByteLevel, RobertaProcessing and BertProcessing are "
+            "known");
+    const json& single = Field(processor, "single");
+    if (type != "TemplateProcessing" || !single.is_array() || single.empty()) return;
+    const json& last = Field(single.back(), "SpecialToken");
+    const json& token = Field(last, "id");
+    if (token.is_string()) spec_.template_end = token.get<std::string>();
+  }
+
+  const std::string& name_;
+  const json null_;
+  BpeSpec spec_;
+  std::unordered_map<std::string, int32_t> ids_;
+};
+
+}  // namespace
+
+int32_t BpeSpec::Find(std::string_view token) const {
+  const auto found = std::find(tokens.begin(), tokens.end(), token);
+  return found == tokens.end() ? -1 : static_cast<int32_t>(found - tokens.begin());
+}
+
+BpeSpec ReadTokenizerJson(std::string_view text, const std::string& name) {
+  Reader reader(name);
+  return reader.Read(reader.Parse(text));
+}
+
+bool IsByteLevelBpe(std::string_view text, const std::string& name) {
+  const Reader reader(name);
+  const json root = reader.Parse(text);
+  return reader.Type(reader.Field(root, "decoder")) == "ByteLevel";
+}
+
+}  // namespace halflife::data

@@ -1,0 +1,113 @@
+#include "data/tokenizer_folder.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "data/bpe/special_tokens.h"
+#include "data/tokenizer_files.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kHfModelFile[] = "tokenizer.model";
+constexpr char kKnown[] =
+    "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder with one "
+    "of "
+    "kind.txt, tokenizer.json, tokenizer.model and ByT5's tokenizer_config.json";
+
+bool IsFile(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path, ignored);
+}
+
+// A sentencepiece model in the words of its own file.
+std::unique_ptr<Tokenizer> OpenSentencePiece(const fs::path& path) {
+  try {
+    return MakeSentencePieceTokenizer(ReadFile(path, ExitCode::kData));
+  } catch (const Error& error) {
+    HL_FAIL(error.code(), path.string(), ": ", error.message());
+  }
+}
+
+std::unique_ptr<Tokenizer> OpenBpe(const fs::path& path) {
+  std::map<std::string, std::string> files = {
+      {kTokenizerJsonFile, ReadFile(path, ExitCode::kData)}};
+  for (const char* name : kSpecialTokenFiles) {
+    const fs::path sibling = path.parent_path() / name;
+    if (IsFile(sibling)) files.emplace(name, ReadFile(sibling, ExitCode::kData));
+  }
+  return MakeBpeTokenizer(std::move(files), path.string());
+}
+
+// ByT5's ids are `bytes`; its sentinels (extra_ids) come after them and stand for no text.
+bool IsByT5(const fs::path& config_path) {
+  if (!IsFile(config_path)) return false;
+  const auto config = nlohmann::json::parse(ReadFile(config_path, ExitCode::kData), nullptr, false);
+  if (!config.is_object()) return false;
+  const auto name = config.find("tokenizer_class");
+  return name != config.end() && *name == "ByT5Tokenizer";
+}
+
+// Tokens that tokenizer.json adds to those of the model beside it would be lost without a word.
+void CheckNothingIsAdded(const fs::path& json_path, const Tokenizer& tokenizer) {
+  const auto json = nlohmann::json::parse(ReadFile(json_path, ExitCode::kData));
+  const auto added = json.find("added_tokens");
+  if (added == json.end() || !added->is_array()) return;
+  for (const auto& token : *added) {
+    const auto id = token.is_object() ? token.find("id") : token.end();
+    if (id == token.end() || !id->is_number() || *id < tokenizer.vocab_size()) continue;
+    HL_FAIL(ExitCode::kData, json_path.string(), " adds a token to those of ", kHfModelFile,
+            " beside it, which alone is read: ", token.dump());
+  }
+}
+
+void RefuseOtherKinds(const fs::path& folder) {
+  HL_CHECK_AS(ExitCode::kData, !IsFile(folder / "vocab.json"), folder.string(),
+              " holds vocab.json, but no tokenizer.json; write one with transformers: "
+              "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)");
+  HL_CHECK_AS(ExitCode::kData, !IsFile(folder / "vocab.txt"), folder.string(),
+              " holds a WordPiece vocabulary (vocab.txt), which is not read; use ", kKnown);
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
+  if (IsFile(folder / kTokenizerKindFile)) return LoadTokenizer(folder);
+  const fs::path json = folder / kTokenizerJsonFile, model = folder / kHfModelFile;
+  if (IsFile(json)) {
+    // A sentencepiece tokenizer has a tokenizer.json too, which needs more than bytes and merges.
+    const bool has_model = IsFile(model);
+    if (!has_model || IsByteLevelBpe(ReadFile(json, ExitCode::kData), json.string())) {
+      return OpenBpe(json);
+    }
+  }
+  if (IsFile(model)) {
+    std::unique_ptr<Tokenizer> tokenizer = OpenSentencePiece(model);
+    if (IsFile(json)) CheckNothingIsAdded(json, *tokenizer);
+    return tokenizer;
+  }
+  if (IsByT5(folder / kTokenizerConfigFile)) return MakeByteTokenizer();
+  RefuseOtherKinds(folder);
+  return nullptr;
+}
+
+std::unique_ptr<Tokenizer> OpenTokenizer(const std::string& name) {
+  if (name == kBytesKind) return MakeByteTokenizer();
+  const fs::path path = name;
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) {
+    std::unique_ptr<Tokenizer> tokenizer = FindTokenizer(path);
+    HL_CHECK_AS(ExitCode::kData, tokenizer != nullptr, "the folder ", name,
+                " holds no tokenizer; use ", kKnown);
+    return tokenizer;
+  }
+  HL_CHECK_AS(ExitCode::kData, IsFile(path), "--tokenizer ", name,
+              " is neither `bytes` nor a file or folder that is there; use ", kKnown);
+  if (path.extension() == ".json") return OpenBpe(path);
+  return OpenSentencePiece(path);
+}
+
+}  // namespace halflife::data

@@ -1,0 +1,77 @@
+#include "data/small_bpe.h"
+
+#include "data/bpe/byte_alphabet.h"
+
+namespace halflife::data::test {
+
+using nlohmann::ordered_json;
+
+const char kWordPattern[] =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+    R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+ordered_json SmallBpeJson() {
+  const std::string space = AlphabetCharacter(' ');
+  ordered_json vocab;
+  for (int byte = 0; byte < 256; ++byte) {
+    vocab[AlphabetCharacter(static_cast<uint8_t>(byte))] = byte;
+  }
+  const std::vector<std::pair<std::string, std::string>> pairs = {
+      {"h", "e"},   {"l", "l"}, {"he", "ll"}, {"hell", "o"}, {space, "hello"},
+      {space, "1"}, {"a", "b"}, {"ab", "c"},  {"b", "c"}};
+  ordered_json merges = ordered_json::array();
+  for (const auto& [left, right] : pairs) {
+    vocab[left + right] = vocab.size();
+    merges.push_back(ordered_json::array({left, right}));
+  }
+  ordered_json added = ordered_json::array();
+  for (const auto& [name, special] :
+       {std::pair("<|end|>", true), std::pair("<|pad|>", true), std::pair("<tool>", false)}) {
+    added.push_back({{"id", vocab.size() + added.size()},
+                     {"content", name},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", special}});
+  }
+  const ordered_json split = {{"type", "Split"},
+                              {"pattern", {{"Regex", kWordPattern}}},
+                              {"behavior", "Isolated"},
+                              {"invert", false}};
+  const ordered_json byte_level = {{"type", "ByteLevel"},
+                                   {"add_prefix_space", false},
+                                   {"trim_offsets", true},
+                                   {"use_regex", false}};
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", added},
+          {"normalizer", nullptr},
+          {"pre_tokenizer",
+           {{"type", "Sequence"}, {"pretokenizers", ordered_json::array({split, byte_level})}}},
+          {"post_processor", nullptr},
+          {"decoder", byte_level},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"ignore_merges", false},
+            {"vocab", vocab},
+            {"merges", merges}}}};
+}
+
+std::map<std::string, std::string> BpeFiles(const ordered_json& json) {
+  return {{"tokenizer.json", json.dump()},
+          {"tokenizer_config.json", R"({"eos_token": "<|end|>", "pad_token": "<|pad|>"})"}};
+}
+
+std::unique_ptr<Tokenizer> MakeBpe(const ordered_json& json) {
+  return MakeBpeTokenizer(BpeFiles(json), "tokenizer.json");
+}
+
+}  // namespace halflife::data::test
