@@ -4,32 +4,62 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "data/tokenizer_files.h"
+#include "data/tokenizer_folder.h"
+#include "interop/hf_sentencepiece.h"
 
 namespace halflife::interop {
 namespace {
 
-constexpr const char* kConfig = "tokenizer_config.json";
+using Files = std::map<std::string, std::string>;
+
+constexpr char kHfModelFile[] = "tokenizer.model";
+
+Files ByteFiles(const data::Tokenizer&) {
+  // Without extra_ids there would be 125 sentinels after the bytes.
+  const nlohmann::ordered_json config = {{"tokenizer_class", "ByT5Tokenizer"},
+                                         {"extra_ids", 0},
+                                         {"pad_token", "<pad>"},
+                                         {"eos_token", "</s>"},
+                                         {"unk_token", "<unk>"}};
+  return {{data::kTokenizerConfigFile, config.dump(2) + "\n"}};
+}
+
+Files SentencePieceFiles(const data::Tokenizer& tokenizer) {
+  const std::string model = tokenizer.Files().at(data::kSentencePieceFile);
+  const SentencePieceJson json = ConvertSentencePiece(model, tokenizer.special_ids());
+  return {{data::kTokenizerJsonFile, json.tokenizer},
+          {data::kTokenizerConfigFile, json.config},
+          {kHfModelFile, model}};
+}
+
+Files BpeFiles(const data::Tokenizer& tokenizer) { return tokenizer.Files(); }
+
+struct Format {
+  const char* kind;
+  Files (*make)(const data::Tokenizer&);
+};
+constexpr Format kFormats[] = {{data::kBytesKind, &ByteFiles},
+                               {data::kSentencePieceKind, &SentencePieceFiles},
+                               {data::kBpeKind, &BpeFiles}};
 
 }  // namespace
 
+Files HfTokenizerFiles(const data::Tokenizer& tokenizer) {
+  for (const Format& format : kFormats) {
+    if (tokenizer.kind() == format.kind) return format.make(tokenizer);
+  }
+  HL_FAIL(ExitCode::kInternal, "no Hugging Face form of the tokenizer kind ", tokenizer.kind());
+}
+
 void WriteHfTokenizer(const data::Tokenizer& tokenizer, const std::filesystem::path& folder) {
-  HL_CHECK_AS(ExitCode::kUsage, tokenizer.kind() == "bytes", "a tokenizer of kind ",
-              tokenizer.kind(), " is not exported; bytes would work");
-  const nlohmann::ordered_json json = {{"tokenizer_class", "ByT5Tokenizer"},
-                                       {"extra_ids", 0},
-                                       {"pad_token", "<pad>"},
-                                       {"eos_token", "</s>"},
-                                       {"unk_token", "<unk>"}};
-  AtomicWriteFile(folder / kConfig, json.dump(2) + "\n", ExitCode::kEnvironment);
+  for (const auto& [name, bytes] : HfTokenizerFiles(tokenizer)) {
+    AtomicWriteFile(folder / name, bytes, ExitCode::kData);
+  }
 }
 
 std::unique_ptr<data::Tokenizer> LoadHfTokenizer(const std::filesystem::path& folder) {
-  if (!std::filesystem::exists(folder / kConfig)) return nullptr;
-  const auto json = nlohmann::json::parse(ReadFile(folder / kConfig, ExitCode::kData), nullptr,
-                                          /*allow_exceptions=*/false);
-  const bool bytes =
-      json.is_object() && json.value("tokenizer_class", nlohmann::json()) == "ByT5Tokenizer";
-  return bytes ? data::MakeByteTokenizer() : nullptr;
+  return data::FindTokenizer(folder);
 }
 
 }  // namespace halflife::interop

@@ -1,18 +1,35 @@
-// The tokenizer files of a Hugging Face folder: with them transformers' AutoTokenizer gives the ids of this program's
-// tokenizer, and the other way round.
+// The tokenizer files of a Hugging Face folder: with them transformers' AutoTokenizer gives the ids
+// of this program's tokenizer, and the other way round.
+//
+//   WriteHfTokenizer(*tokenizer, hf_folder);
+//   const auto same = LoadHfTokenizer(hf_folder);   // special_ids() has bos, eos and pad
+//
+// | tokenizer | files |
+// |---|---|
+// | bytes | tokenizer_config.json that names ByT5Tokenizer without sentinels |
+// | sentencepiece | tokenizer.json made from the model, tokenizer.model itself, tokenizer_config.json |
+// | bpe | tokenizer.json as it came, tokenizer_config.json |
+//
+// Where text holds the name of a special token, such as "</s>", transformers makes it that token;
+// here it is text.
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "data/tokenizer.h"
 
 namespace halflife::interop {
 
-// Into an existing folder. `bytes` alone has a form there; Error kUsage for others.
+// Bytes by file name. Error kData where a sentencepiece model has no exact form as tokenizer.json.
+std::map<std::string, std::string> HfTokenizerFiles(const data::Tokenizer& tokenizer);
+
+// Writes them into an existing folder.
 void WriteHfTokenizer(const data::Tokenizer& tokenizer, const std::filesystem::path& folder);
 
-// Null: the folder has no tokenizer that this program reads.
+// Reads those, and what others wrote: see data::FindTokenizer. Null: the folder has no tokenizer.
 std::unique_ptr<data::Tokenizer> LoadHfTokenizer(const std::filesystem::path& folder);
 
 }  // namespace halflife::interop

@@ -1,0 +1,117 @@
+"""Exported tokenizer folders under transformers' AutoTokenizer: the ids are the same, special tokens
+lie in the vocabulary, and what reads the folder back here gives the same ids again.
+
+    hf_tokenizer_compare.py TOKENIZER_TOOL REPOSITORY
+"""
+
+import io
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import sentencepiece
+from transformers import AutoTokenizer
+
+import bpe_compare
+import texts
+
+# Without tokenizer_class these would choose a class of their own, which builds another tokenizer.
+MODEL_TYPES = ["llama", "gpt2", "mamba2", "retnet", None]
+SPECIALS = ["<unk>", "<s>", "</s>", "<pad>", bpe_compare.EOS]
+
+PLAIN = dict(normalization_rule_name="identity", add_dummy_prefix=False,
+             remove_extra_whitespaces=False)
+# name -> options of the trainer, and how many lines in a thousand may differ: a unigram model's best
+# path is a sum of floats, and two paths of equal score may be told apart by its last bit.
+SENTENCEPIECE = {
+    "unigram": (dict(PLAIN, model_type="unigram", bos_id=-1, pad_id=0, eos_id=1, unk_id=2), 1),
+    "bpe": (dict(PLAIN, model_type="bpe", bos_id=1, eos_id=2, unk_id=0), 0),
+    "bpe_prefix": (dict(normalization_rule_name="identity", add_dummy_prefix=True,
+                        remove_extra_whitespaces=False, model_type="bpe", pad_id=3), 0),
+    "bpe_collapse": (dict(normalization_rule_name="identity", model_type="bpe",
+                          byte_fallback=False), 0),
+}
+
+
+def train_sentencepiece(path, options, corpus):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus), model_writer=model, minloglevel=2,
+        **{"vocab_size": 2000, "byte_fallback": True, "hard_vocab_limit": False,
+           "character_coverage": 0.98, **options})
+    path.write_bytes(model.getvalue())
+
+
+def encode(tool, tokenizer, lines, scratch):
+    source, result = scratch / "lines", scratch / "ids"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    subprocess.run([tool, "encode", tokenizer, source, result], check=True)
+    return [json.loads(line)["ids"] for line in result.read_text().split("\n")[:-1]]
+
+
+def check(name, tool, tokenizer, allowed_per_thousand, lines, scratch):
+    """Number of faults."""
+    folder = scratch / f"{name}.hf"
+    folder.mkdir()
+    special = json.loads(subprocess.run([tool, "export", tokenizer, folder], check=True,
+                                        capture_output=True, text=True).stdout)
+    wanted = encode(tool, tokenizer, lines, scratch)
+    faults = 0
+    for model_type in MODEL_TYPES:
+        config = folder / "config.json"
+        config.unlink(missing_ok=True)
+        if model_type:
+            config.write_text(json.dumps({"model_type": model_type}))
+        theirs = AutoTokenizer.from_pretrained(folder)
+        sample = lines if model_type == "llama" else lines[:200]
+        ids = [theirs(line, add_special_tokens=False).input_ids for line in sample]
+        different = [i for i, found in enumerate(ids) if found != wanted[i]]
+        if len(different) * 1000 > allowed_per_thousand * len(sample):
+            faults += 1
+        print(f"{name}, {model_type}: {len(sample)} lines, {len(different)} differences", flush=True)
+        for i in different[:2]:
+            print(f"  {lines[i]!r}\n    ours   {wanted[i]}\n    theirs {ids[i]}")
+        facts = {"vocab_size": len(theirs), "bos": theirs.bos_token_id, "eos": theirs.eos_token_id,
+                 "pad": theirs.pad_token_id}
+        for key, value in facts.items():
+            if (-1 if value is None else value) != special[key]:
+                faults += 1
+                print(f"{name}, {model_type}: {key} is {value} there, {special[key]} here")
+    if encode(tool, folder, lines, scratch) != wanted:
+        faults += 1
+        print(f"{name}: other ids once read back")
+    again = scratch / f"{name}.again"
+    again.mkdir()
+    subprocess.run([tool, "export", folder, again], check=True, capture_output=True)
+    for path in again.iterdir():
+        if path.read_bytes() != (folder / path.name).read_bytes():
+            faults += 1
+            print(f"{name}: {path.name} changes when exported again")
+    return faults
+
+
+def main():
+    tool, repository = sys.argv[1:3]
+    english = texts.english(repository)
+    corpus = english[:6000] + texts.mixed_unicode(300, 1)
+    lines = [line for line in texts.mixed_unicode(3000, 3) if not any(s in line for s in SPECIALS)]
+    lines += english[:3000:2] + ["", " ", "  two  spaces  ", "trailing "]
+    faults = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = pathlib.Path(temporary)
+        faults += check("bytes", tool, "bytes", 0, lines, scratch)
+        for name, (options, allowed) in SENTENCEPIECE.items():
+            model = scratch / f"{name}.model"
+            train_sentencepiece(model, options, corpus)
+            faults += check(name, tool, model, allowed, lines, scratch)
+        for name in ("gpt2", "llama3", "qwen2"):
+            folder = scratch / name
+            bpe_compare.make(folder, bpe_compare.kinds()[name], corpus)
+            faults += check(name, tool, folder, 0, lines, scratch)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+// What the comparisons with other programs run:
+//   tokenizer_tool encode TOKENIZER IN OUT   each line of IN, a JSON string, becomes a line of OUT:
+//                                            {"ids": [1, 2], "text": what Decode makes of them}
+//   tokenizer_tool export TOKENIZER FOLDER   writes FOLDER's Hugging Face tokenizer files, and prints
+//                                            {"vocab_size": n, "bos": id, "eos": ..., "pad": ...}
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "data/tokenizer_folder.h"
+#include "interop/hf_tokenizer.h"
+
+namespace {
+
+using nlohmann::json;
+
+int Encode(const halflife::data::Tokenizer& tokenizer, const char* in_path, const char* out_path) {
+  std::ifstream in(in_path);
+  std::ofstream out(out_path);
+  for (std::string line; std::getline(in, line);) {
+    const std::vector<int32_t> ids = tokenizer.Encode(json::parse(line).get<std::string>());
+    out << json{{"ids", ids}, {"text", tokenizer.Decode(ids)}}.dump() << "\n";
+  }
+  return out.flush() ? 0 : 1;
+}
+
+int Export(const halflife::data::Tokenizer& tokenizer, const char* folder) {
+  halflife::interop::WriteHfTokenizer(tokenizer, folder);
+  const halflife::data::SpecialIds ids = tokenizer.special_ids();
+  std::cout << json{{"vocab_size", tokenizer.vocab_size()},
+                    {"bos", ids.bos},
+                    {"eos", ids.eos},
+                    {"pad", ids.pad}}
+                   .dump()
+            << "\n";
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const std::string command = argc > 2 ? argv[1] : "";
+    if (command == "encode" && argc == 5) {
+      return Encode(*halflife::data::OpenTokenizer(argv[2]), argv[3], argv[4]);
+    }
+    if (command == "export" && argc == 4) {
+      return Export(*halflife::data::OpenTokenizer(argv[2]), argv[3]);
+    }
+  } catch (const halflife::Error& error) {
+    std::cerr << error.what() << "\n";
+    return static_cast<int>(error.code());
+  }
+  return 2;
+}
