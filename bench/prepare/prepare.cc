@@ -1,7 +1,9 @@
 // Speed and memory of `prepare`, on text of its own making. Prints one JSON object.
 //
-//   build/cpu/bench/prepare/bench_prepare [--mb N] [--dir DIR]
+//   build/cpu/bench/prepare/bench_prepare [--mb N] [--dir DIR] [--tokenizer FILE|FOLDER]
 //
+// `bytes`, a sentencepiece model trained on the same text, and what --tokenizer names, such as a
+// byte-level BPE tokenizer.json.
 // Checks first: the dataset must give the text back. Then, for each tokenizer, a process of its own
 // on one thread: MB of text a second of processor time (user and system: what one core does), the
 // wall time's rate, and the peak resident set at 1x and 8x the input, which must not grow. Read and
@@ -163,9 +165,11 @@ ordered_json Run(const std::string& name, const std::string& tokenizer, const fs
 int Main(int argc, char** argv) {
   int mb = 16;
   fs::path parent = fs::temp_directory_path();
+  std::string third;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::string(argv[i]) == "--mb") mb = std::atoi(argv[i + 1]);
     if (std::string(argv[i]) == "--dir") parent = argv[i + 1];
+    if (std::string(argv[i]) == "--tokenizer") third = argv[i + 1];
   }
   const fs::path dir = parent / ("bench-prepare-" + RandomHex(8));
   fs::create_directories(dir);
@@ -184,6 +188,7 @@ int Main(int argc, char** argv) {
   result["results"].push_back(Run("bytes", "bytes", dir, mb));
   const fs::path model = dir / "trained/tokenizer/sentencepiece.model";
   result["results"].push_back(Run("sentencepiece", model.string(), dir, mb));
+  if (!third.empty()) result["results"].push_back(Run("given", third, dir, mb));
   result["sentencepiece_training"] = {{"input_mb", 4},
                                       {"vocab", kVocabSize},
                                       {"seconds", training.wall_seconds},
