@@ -3,10 +3,13 @@
 //   const Bf16 x = RoundToBf16(0.1f);
 //   const float y = Widen(x);  // 0.10009765625
 //
-// Always inlined, so that a loop compiled for several instruction sets takes the conversion along.
+// Always inlined, so that a loop compiled for several instruction sets takes the conversion along. CUDA sources are C++17:
+// they see the type alone, and convert on the device.
 #pragma once
 
+#if __cplusplus >= 202002L
 #include <bit>
+#endif
 #include <cstdint>
 
 namespace halflife {
@@ -15,6 +18,7 @@ struct Bf16 {
   uint16_t bits;
 };
 
+#if __cplusplus >= 202002L
 [[gnu::always_inline]] constexpr float Widen(Bf16 x) {
   return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
 }
@@ -25,5 +29,6 @@ struct Bf16 {
   const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   return {static_cast<uint16_t>(x != x ? (bits >> 16 | 0x40) : rounded)};
 }
+#endif
 
 }  // namespace halflife

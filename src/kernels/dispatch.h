@@ -1,28 +1,68 @@
-// Which of two forms of a kernel runs: the fused loop (fp32 or bf16 on the CPU) or the same formula in LibTorch calls
-// (other devices and dtypes).
+// Which form of a kernel runs: the fused one of the tensors' device (fp32 or bf16 storage) or the same formula in LibTorch
+// calls (other dtypes).
 //
-//   if (IsCpuStorage(x)) return WithStorage(x, [&]<typename T>() { return Fused<T>(x); });
-//   return Composed(x);
+//   if (!IsFused(x)) return Composed(x);
+//   WithStorage(x, [&]<typename T>() {
+//     const Args<T> args = {.x = Elements<T>(x), ...};
+//     RunOn(x, [&] { cpu::Kernel(args); }, [&](auto stream) { cuda::Kernel(args, stream); });
+//   });
 #pragma once
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
 #include "kernels/cpu_math.h"
+#ifdef HALFLIFE_WITH_CUDA
+#include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
 
 namespace halflife::kernels {
 
 inline bool IsCpuFloat(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
 
-// Storage that the fused loops read and write; their arithmetic is fp32.
-inline bool IsCpuStorage(const at::Tensor& x) {
-  return x.is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+// Storage that the fused forms read and write; their arithmetic is fp32.
+inline bool HasFusedDtype(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
 }
+inline bool IsCpuStorage(const at::Tensor& x) { return x.is_cpu() && HasFusedDtype(x); }
 inline bool SameCpuStorage(const at::Tensor& x, const at::Tensor& y) {
   return IsCpuStorage(x) && y.is_cpu() && y.scalar_type() == x.scalar_type();
 }
 
-// function.operator()<T>() for the storage type of a tensor that IsCpuStorage.
+#ifdef HALFLIFE_WITH_CUDA
+constexpr bool kHasCudaKernels = true;
+#else
+constexpr bool kHasCudaKernels = false;
+#endif
+
+// The same for families that have CUDA kernels too.
+inline bool IsFused(const at::Tensor& x) {
+  return (x.is_cpu() || (kHasCudaKernels && x.is_cuda())) && HasFusedDtype(x);
+}
+inline bool IsFusedWith(const at::Tensor& x, const at::Tensor& y) {
+  return IsFused(x) && y.device() == x.device() && y.scalar_type() == x.scalar_type();
+}
+// fp32 on x's device: a norm's weight.
+inline bool IsFloatBeside(const at::Tensor& x, const at::Tensor& y) {
+  return y.device() == x.device() && y.scalar_type() == at::kFloat;
+}
+
+// on_cpu(), or on_cuda(the current stream of x's device). on_cuda takes `auto`: a build without CUDA never instantiates it.
+template <typename OnCpu, typename OnCuda>
+void RunOn([[maybe_unused]] const at::Tensor& x, const OnCpu& on_cpu,
+           [[maybe_unused]] const OnCuda& on_cuda) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (x.is_cuda()) {
+    const c10::DeviceGuard guard(x.device());
+    on_cuda(c10::cuda::getCurrentCUDAStream(x.get_device()).stream());
+    return;
+  }
+#endif
+  on_cpu();
+}
+
+// function.operator()<T>() for fp32 and bf16 storage.
 template <typename Function>
 auto WithStorage(const at::Tensor& x, const Function& function) {
   if (x.scalar_type() == at::kBFloat16) return function.template operator()<Bf16>();

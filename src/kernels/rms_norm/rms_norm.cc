@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "kernels/dispatch.h"
-#include "kernels/rms_norm/loops.h"
+#include "kernels/rms_norm/args.h"
 
 namespace halflife::kernels {
 namespace {
 
-using internal::kNormRowsPerBlock;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -36,17 +35,23 @@ Normed ForwardFused(const NormInputs& in, double eps) {
                    .out = at::empty_like(in.x),
                    .inverse_rms = at::empty({num_rows}, in.x.options().dtype(at::kFloat))};
   WithStorage(in.x, [&]<typename T>() {
-    const internal::NormRows<T> rows = {.x = Elements<T>(in.x),
-                                        .residual = Elements<T>(in.residual),
-                                        .gate = Elements<T>(in.gate),
-                                        .weight = Elements<float>(in.weight),
-                                        .sum = MutableElements<T>(result.sum),
-                                        .out = MutableElements<T>(result.out),
-                                        .inverse_rms = MutableElements<float>(result.inverse_rms),
-                                        .dim = dim,
-                                        .eps = static_cast<float>(eps)};
-    at::parallel_for(0, num_rows, kNormRowsPerBlock,
-                     [&](int64_t begin, int64_t end) { internal::NormForward(rows, begin, end); });
+    const NormRows<T> rows = {.x = Elements<T>(in.x),
+                              .residual = Elements<T>(in.residual),
+                              .gate = Elements<T>(in.gate),
+                              .weight = Elements<float>(in.weight),
+                              .sum = MutableElements<T>(result.sum),
+                              .out = MutableElements<T>(result.out),
+                              .inverse_rms = MutableElements<float>(result.inverse_rms),
+                              .num_rows = num_rows,
+                              .dim = dim,
+                              .eps = static_cast<float>(eps)};
+    RunOn(
+        in.x,
+        [&] {
+          at::parallel_for(0, num_rows, cpu::kNormRowsPerBlock,
+                           [&](int64_t begin, int64_t end) { cpu::NormForward(rows, begin, end); });
+        },
+        [&](auto stream) { cuda::NormForward(rows, stream); });
   });
   return result;
 }
@@ -59,35 +64,49 @@ struct NormGrads {
   at::Tensor dx, dgate, dweight;
 };
 
-NormGrads BackwardFused(const NormGradInputs& in) {
-  const int64_t dim = in.x.size(-1), num_rows = in.x.numel() / dim;
-  const int64_t num_blocks = (num_rows + kNormRowsPerBlock - 1) / kNormRowsPerBlock;
-  NormGrads grads = {.dx = at::empty_like(in.x),
-                     .dgate = in.gate.defined() ? at::empty_like(in.gate) : at::Tensor(),
-                     .dweight = at::empty_like(in.weight)};
+// dweight [dim] is overwritten.
+template <typename T>
+void BackwardOnCpu(const NormGradRows<T>& rows, float* dweight) {
+  const int64_t dim = rows.dim;
+  const int64_t num_blocks = (rows.num_rows + cpu::kNormRowsPerBlock - 1) / cpu::kNormRowsPerBlock;
   std::vector<float> partial(num_blocks * dim);
-  WithStorage(in.x, [&]<typename T>() {
-    const internal::NormGradRows<T> rows = {.x = Elements<T>(in.x),
-                                            .gate = Elements<T>(in.gate),
-                                            .weight = Elements<float>(in.weight),
-                                            .inverse_rms = Elements<float>(in.inverse_rms),
-                                            .dout = Elements<T>(in.dout),
-                                            .dsum = Elements<T>(in.dsum),
-                                            .dx = MutableElements<T>(grads.dx),
-                                            .dgate = MutableElements<T>(grads.dgate),
-                                            .dim = dim};
-    at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
-      std::vector<float> scratch(dim);
-      for (int64_t block = begin; block < end; ++block)
-        internal::NormBackward(rows, block * kNormRowsPerBlock,
-                               std::min(num_rows, (block + 1) * kNormRowsPerBlock),
-                               partial.data() + block * dim, scratch.data());
-    });
+  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch(dim);
+    for (int64_t block = begin; block < end; ++block)
+      cpu::NormBackward(rows, block * cpu::kNormRowsPerBlock,
+                        std::min(rows.num_rows, (block + 1) * cpu::kNormRowsPerBlock),
+                        partial.data() + block * dim, scratch.data());
   });
-  auto* const dweight = MutableElements<float>(grads.dweight);
   std::fill(dweight, dweight + dim, 0.0f);
   for (int64_t block = 0; block < num_blocks; ++block)
     for (int64_t i = 0; i < dim; ++i) dweight[i] += partial[block * dim + i];
+}
+
+NormGrads BackwardFused(const NormGradInputs& in) {
+  const int64_t dim = in.x.size(-1), num_rows = in.x.numel() / dim;
+  NormGrads grads = {.dx = at::empty_like(in.x),
+                     .dgate = in.gate.defined() ? at::empty_like(in.gate) : at::Tensor(),
+                     .dweight = at::empty_like(in.weight)};
+  auto* const dweight = MutableElements<float>(grads.dweight);
+  WithStorage(in.x, [&]<typename T>() {
+    const NormGradRows<T> rows = {.x = Elements<T>(in.x),
+                                  .gate = Elements<T>(in.gate),
+                                  .weight = Elements<float>(in.weight),
+                                  .inverse_rms = Elements<float>(in.inverse_rms),
+                                  .dout = Elements<T>(in.dout),
+                                  .dsum = Elements<T>(in.dsum),
+                                  .dx = MutableElements<T>(grads.dx),
+                                  .dgate = MutableElements<T>(grads.dgate),
+                                  .num_rows = num_rows,
+                                  .dim = dim};
+    RunOn(
+        in.x, [&] { BackwardOnCpu(rows, dweight); },
+        [&](auto stream) {
+          const at::Tensor workspace =
+              at::empty({cuda::NormWorkspaceFloats(num_rows, dim)}, in.weight.options());
+          cuda::NormBackward(rows, dweight, MutableElements<float>(workspace), stream);
+        });
+  });
   return grads;
 }
 
@@ -141,7 +160,7 @@ struct AddRmsNormFunction : torch::autograd::Function<AddRmsNormFunction> {
   }
 };
 
-// The same in LibTorch calls, differentiated by its tape.
+// The same in LibTorch calls, differentiated by its tape: fp64.
 at::Tensor Composed(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
                     double eps) {
   const at::ScalarType compute = ComputeType(x);
@@ -154,21 +173,21 @@ at::Tensor Composed(const at::Tensor& x, const at::Tensor& gate, const at::Tenso
 }  // namespace
 
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  if (IsCpuStorage(x) && IsCpuFloat(weight))
+  if (IsFused(x) && IsFloatBeside(x, weight))
     return RmsNormFunction::apply(x, std::nullopt, weight, eps);
   return Composed(x, at::Tensor(), weight, eps);
 }
 
 at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
                         double eps) {
-  if (SameCpuStorage(x, gate) && IsCpuFloat(weight))
+  if (IsFusedWith(x, gate) && IsFloatBeside(x, weight))
     return RmsNormFunction::apply(x, gate, weight, eps);
   return Composed(x, gate, weight, eps);
 }
 
 ResidualNorm AddRmsNorm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
                         double eps) {
-  if (SameCpuStorage(x, branch) && IsCpuFloat(weight)) {
+  if (IsFusedWith(x, branch) && IsFloatBeside(x, weight)) {
     const variable_list out = AddRmsNormFunction::apply(x, branch, weight, eps);
     return {.sum = out[0], .normed = out[1]};
   }

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Plants bugs in copies of the CUDA kernels of decay attention and reports which emulated test caught each.
+"""Plants bugs in copies of the CUDA kernels and reports which emulated test caught each.
 
   tests/kernels/mutations/run.py                    # all, plain build
   tests/kernels/mutations/run.py --only barrier     # those with the word in their name
   tests/kernels/mutations/run.py --kind asan        # or tsan: for the ones a plain run need not see
 
-A mutation is a textual substitution in one source (MUTATIONS below); one that no longer matches is an error, so that the table
-follows the code. Exit code 1 if a bug survives. Needs g++, GoogleTest and CUDA's headers, no GPU.
+A mutation is a textual substitution in one source (MUTATIONS here and in step.py); one that no longer matches is an error,
+so that the table follows the code. Exit code 1 if a bug survives. Needs g++, GoogleTest and CUDA's headers, no GPU.
 """
 
 import argparse
@@ -20,9 +20,9 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-KERNELS = "src/kernels/decay_attention"
-TESTS = "tests/kernels/decay_attention"
+from family import ROOT, Family
+from step import STEP
+
 FLAGS = {
     "plain": "-O1 -g0",
     "asan": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined",
@@ -154,21 +154,32 @@ def compile_command(source, target, kind, include):
 INSTANCES = {"walk": ("inst_walk_k", "inst_walk_rev"), "channel": "inst_walk_channel_", "segment": "inst_segment",
              "simt": "inst_simt_"}
 
+DECAY = Family(
+    name="decay attention", folder="src/kernels/decay_attention",
+    sources=["*.cu", "cuda_workspace.cc", "plan.cc", "chunk_table.cc", "reference.cc"],
+    tests={test: f"tests/kernels/decay_attention/cuda_{test}_test.cc" for test in TESTS_OF},
+    instances={"tile.cuh": INSTANCES}, mutations=MUTATIONS)
 
-def dependents(source, test):
-    """Sources of the family that see `source`, as far as the test runs them."""
-    found = []
-    for path in sorted((ROOT / KERNELS).glob("*.cu")):
-        if path.name == source or f"/{source}" in path.read_text() or (
-                source == "tile.cuh" and path.name.startswith(INSTANCES[test])):
-            found.append(path.name)
-    return found
+
+def dependents(family, source, test):
+    """CUDA sources of the family that see `source`, as far as the test runs them."""
+    instances = family.instances.get(source, {}).get(test, ())
+    sources = [path for pattern in family.sources if pattern.endswith(".cu")
+               for path in family.find(pattern)]
+    return [path for path in sources
+            if path == ROOT / family.folder / source or f"/{source}" in path.read_text()
+            or (instances and path.name.startswith(instances))]
+
+
+def object_name(source):
+    return f"{source.parent.name}_{source.name}.o"
 
 
 class Builder:
-    def __init__(self, kind, jobs):
-        self.kind, self.jobs = kind, jobs
+    def __init__(self, family, kind, jobs):
+        self.family, self.kind, self.jobs = family, kind, jobs
         self.base = pathlib.Path(tempfile.mkdtemp(prefix="mutations_"))
+        self.tests = {test: ROOT / path for test, path in family.tests.items()}
         self.objects = {}
 
     def run_all(self, commands):
@@ -179,15 +190,13 @@ class Builder:
                     raise RuntimeError(result.stderr[:2000])
 
     def build_base(self):
-        sources = [p for p in (ROOT / KERNELS).glob("*.cu")]
-        sources += [ROOT / KERNELS / f"{n}.cc"
-                    for n in ("cuda_workspace", "plan", "chunk_table", "reference")]
+        sources = [path for pattern in self.family.sources for path in self.family.find(pattern)]
         sources += [ROOT / "src/core/error.cc", *(ROOT / "src/kernels/emu").glob("*.cc")]
-        sources += [ROOT / TESTS / f"cuda_{t}_test.cc" for t in TESTS_OF]
+        sources += self.tests.values()
         commands = []
         for source in sources:
-            target = self.base / f"{source.parent.name}_{source.name}.o"
-            self.objects[source.name] = target
+            target = self.base / object_name(source)
+            self.objects[source] = target
             command = compile_command(source, target, self.kind, ROOT)
             # The emulator's scheduler itself is never instrumented for races.
             if self.kind == "tsan" and source.parent.name == "emu" and source.name != "access.cc":
@@ -196,11 +205,26 @@ class Builder:
         self.run_all(commands)
 
     def link(self, objects, test, target):
-        tests = {f"cuda_{t}_test.cc" for t in TESTS_OF} - {f"cuda_{test}_test.cc"}
-        files = [str(path) for name, path in objects.items() if name not in tests]
+        others = set(self.tests.values()) - {self.tests[test]}
+        files = [str(path) for source, path in objects.items() if source not in others]
         sanitize = [f for f in FLAGS[self.kind].split() if f.startswith("-fsanitize")]
         subprocess.run(["g++", *sanitize, *files, "-o", str(target), "-lgmock", "-lgtest",
                         "-lgtest_main", "-lpthread"], check=True, capture_output=True)
+
+    def build_mutant(self, source, text, test):
+        """The test's binary with `source`, a path below the family's folder, replaced by `text`."""
+        copy = pathlib.Path(tempfile.mkdtemp(dir=self.base))
+        changed = copy / self.family.folder / source
+        changed.parent.mkdir(parents=True)
+        changed.write_text(text)
+        objects, commands = dict(self.objects), []
+        for path in dependents(self.family, source, test):
+            origin = changed if path == ROOT / self.family.folder / source else path
+            objects[path] = copy / object_name(path)
+            commands.append(compile_command(origin, objects[path], self.kind, copy))
+        self.run_all(commands)
+        self.link(objects, test, copy / "test")
+        return copy / "test"
 
 
 def verdict_of(binary, timeout):
@@ -220,11 +244,27 @@ def verdict_of(binary, timeout):
             if match := re.search(pattern, text):
                 failed = re.search(r"\[ RUN +\] (\S+)(?![\s\S]*\[ RUN)", text)
                 return True, f"{match[1][:140]} ({failed[1] + ', ' if failed else ''}{order} order)"
-        failed = sorted(set(re.findall(r"\[  FAILED  \] (\w+\.\w+)", text)))
+        failed = sorted(set(re.findall(r"\[  FAILED  \] ([\w/]+\.\w+)", text)))
         if failed:
             return True, f"{failed[0]} and {len(failed) - 1} more ({order} order)"
         return True, f"exit {result.returncode} ({order} order)"
     return False, "nothing"
+
+
+def try_mutation(builder, timeout, name, source, text, replacement, test):
+    """Whether the test caught it; says how."""
+    original = (ROOT / builder.family.folder / source).read_text()
+    if original.count(text) != 1:
+        print(f"STALE     {name}: matches {original.count(text)} times in {source}")
+        return False
+    try:
+        binary = builder.build_mutant(source, original.replace(text, replacement), test)
+        caught, what = verdict_of(binary, timeout)
+        shutil.rmtree(binary.parent)
+    except RuntimeError as error:
+        caught, what = False, f"does not compile: {str(error)[:200]}"
+    print(f"{'caught  ' if caught else 'SURVIVED'}  {name}: {what}", flush=True)
+    return caught
 
 
 def main():
@@ -235,47 +275,26 @@ def main():
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--timeout", type=int, default=120, help="seconds for a run of a test")
     options = parser.parse_args()
-    builder = Builder(options.kind, options.jobs)
-    start = time.time()
-    builder.build_base()
-    print(f"unchanged sources built in {time.time() - start:.0f} s", flush=True)
-    for test in TESTS_OF:
-        binary = builder.base / test
-        builder.link(builder.objects, test, binary)
-        caught, what = verdict_of(binary, options.timeout)
-        if caught:
-            print(f"the unchanged {test} test fails: {what}")
-            return 2
     survivors = 0
-    for name, source, text, replacement, test in MUTATIONS:
-        if options.only not in name:
+    for family in (DECAY, STEP):
+        chosen = [m for m in family.mutations if options.only in m[0]]
+        if not chosen:
             continue
-        original = (ROOT / KERNELS / source).read_text()
-        if original.count(text) != 1:
-            print(f"STALE     {name}: matches {original.count(text)} times in {source}")
-            survivors += 1
-            continue
-        copy = pathlib.Path(tempfile.mkdtemp(dir=builder.base))
-        folder = copy / KERNELS
-        folder.mkdir(parents=True)
-        (folder / source).write_text(original.replace(text, replacement))
-        objects = dict(builder.objects)
-        commands = []
-        for cu in dependents(source, test):
-            origin = folder / cu if cu == source else ROOT / KERNELS / cu
-            objects[cu] = copy / f"{cu}.o"
-            commands.append(compile_command(origin, objects[cu], options.kind, copy))
-        try:
-            builder.run_all(commands)
-            builder.link(objects, test, copy / "test")
-            caught, what = verdict_of(copy / "test", options.timeout)
-        except RuntimeError as error:
-            caught, what = False, f"does not compile: {str(error)[:200]}"
-        survivors += not caught
-        print(f"{'caught  ' if caught else 'SURVIVED'}  {name}: {what}", flush=True)
-        shutil.rmtree(copy)
+        builder = Builder(family, options.kind, options.jobs)
+        start = time.time()
+        builder.build_base()
+        print(f"{family.name}: unchanged sources built in {time.time() - start:.0f} s",
+              flush=True)
+        for test in sorted({m[4] for m in chosen}):
+            binary = builder.base / test
+            builder.link(builder.objects, test, binary)
+            caught, what = verdict_of(binary, options.timeout)
+            if caught:
+                print(f"the unchanged {test} test fails: {what}")
+                return 2
+        survivors += sum(not try_mutation(builder, options.timeout, *m) for m in chosen)
+        shutil.rmtree(builder.base)
     print(f"{survivors} survived")
-    shutil.rmtree(builder.base)
     return 1 if survivors else 0
 
 

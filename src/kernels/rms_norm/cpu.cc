@@ -1,8 +1,9 @@
-#include "kernels/rms_norm/loops.h"
-
 #include <cmath>
 
-namespace halflife::kernels::internal {
+#include "kernels/cpu_math.h"
+#include "kernels/rms_norm/args.h"
+
+namespace halflife::kernels::cpu {
 namespace {
 
 template <typename T>
@@ -161,4 +162,4 @@ void NormBackward(const NormGradRows<Bf16>& rows, int64_t begin, int64_t end, fl
   Backward(rows, begin, end, dweight, scratch);
 }
 
-}  // namespace halflife::kernels::internal
+}  // namespace halflife::kernels::cpu

@@ -1,0 +1,74 @@
+// The CUDA kernels of a step's elementwise and row-wise parts on a GPU, through their bindings, against the CPU's on the same
+// tensors. Skips where there is no GPU.
+#include <ATen/Context.h>
+
+#include <functional>
+#include <vector>
+
+#include "kernels/gradient_check.h"
+#include "kernels/rms_norm/rms_norm.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Normal;
+using Tensors = std::vector<at::Tensor>;
+using Function = std::function<at::Tensor(const Tensors&)>;
+
+class StepKernelsGpuTest : public testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override {
+#ifndef HALFLIFE_WITH_CUDA
+    GTEST_SKIP() << "this build has no CUDA parts";
+#endif
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  }
+
+  static Tensors Run(const Function& function, const Tensors& inputs, at::DeviceType device) {
+    Tensors leaves;
+    for (const at::Tensor& x : inputs) {
+      const at::Tensor stored = x.scalar_type() == at::kDouble ? x.to(GetParam()) : x;
+      leaves.push_back(stored.to(device).clone().requires_grad_());
+    }
+    const at::Tensor y = function(leaves);
+    const at::Tensor dy = Normal(y.sizes().vec(), 999, y.scalar_type()).to(device);
+    Tensors results = {y.detach().cpu()};
+    for (const at::Tensor& grad : torch::autograd::grad({y}, leaves, {dy}))
+      results.push_back(grad.cpu());
+    return results;
+  }
+
+  // Value and gradients; fp64 inputs become the storage under test, fp32 ones (weights) stay. Another order of sums in fp32;
+  // bf16: the two sides may round to neighbouring values.
+  static void ExpectSameOnBoth(const Function& function, const Tensors& inputs) {
+    const Tensors want = Run(function, inputs, at::kCPU), got = Run(function, inputs, at::kCUDA);
+    const Tensors again = Run(function, inputs, at::kCUDA);
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double tolerance = want[i].scalar_type() == at::kBFloat16 ? 0x1p-7 : 1e-5;
+      EXPECT_TRUE(test::Close(got[i], want[i], tolerance)) << (i == 0 ? "value" : "gradient ") << i;
+      EXPECT_TRUE(test::BitEqual(got[i], again[i])) << (i == 0 ? "value" : "gradient ") << i;
+    }
+  }
+};
+
+TEST_P(StepKernelsGpuTest, RmsNorm) {
+  for (const int64_t dim : {7, 64, 1000, 1024, 5000}) {
+    SCOPED_TRACE(dim);
+    const at::Tensor x = Normal({150, dim}, 1), other = Normal({150, dim}, 2);
+    const at::Tensor weight = Normal({dim}, 3, at::kFloat);
+    ExpectSameOnBoth([](const Tensors& in) { return RmsNorm(in[0], in[1], 1e-2); }, {x, weight});
+    ExpectSameOnBoth([](const Tensors& in) { return GatedRmsNorm(in[0], in[1], in[2], 1e-2); },
+                     {x, other, weight});
+    ExpectSameOnBoth(
+        [](const Tensors& in) {
+          const ResidualNorm y = AddRmsNorm(in[0], in[1], in[2], 1e-2);
+          return y.sum + y.normed;
+        },
+        {x, other, weight});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Storage, StepKernelsGpuTest, testing::Values(at::kFloat, at::kBFloat16));
+
+}  // namespace
+}  // namespace halflife::kernels
