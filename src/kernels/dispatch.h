@@ -26,9 +26,6 @@ inline bool HasFusedDtype(const at::Tensor& x) {
   return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
 }
 inline bool IsCpuStorage(const at::Tensor& x) { return x.is_cpu() && HasFusedDtype(x); }
-inline bool SameCpuStorage(const at::Tensor& x, const at::Tensor& y) {
-  return IsCpuStorage(x) && y.is_cpu() && y.scalar_type() == x.scalar_type();
-}
 
 #ifdef HALFLIFE_WITH_CUDA
 constexpr bool kHasCudaKernels = true;

@@ -1,12 +1,15 @@
 // The CUDA kernels of a step's elementwise and row-wise parts on a GPU, through their bindings, against the CPU's on the same
 // tensors. Skips where there is no GPU.
 #include <ATen/Context.h>
+#include <ATen/ops/arange.h>
 
 #include <functional>
 #include <vector>
 
 #include "kernels/gradient_check.h"
 #include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rotary/rotary.h"
+#include "kernels/swiglu/swiglu.h"
 
 namespace halflife::kernels {
 namespace {
@@ -65,6 +68,26 @@ TEST_P(StepKernelsGpuTest, RmsNorm) {
           return y.sum + y.normed;
         },
         {x, other, weight});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, SwiGlu) {
+  ExpectSameOnBoth([](const Tensors& in) { return SwiGlu(in[0], in[1]); },
+                   {Normal({30, 1001}, 1) * 4, Normal({30, 1001}, 2)});
+}
+
+TEST_P(StepKernelsGpuTest, Rotary) {
+  const at::Tensor positions = (at::arange(90, at::kLong) % 50).view({2, 45});
+  for (const int64_t dim : {6, 64, 128}) {
+    SCOPED_TRACE(dim);
+    const RotaryTable table = MakeRotaryTable(positions, dim, 10000);
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          const at::Device device = in[0].device();
+          return ApplyRotary(in[0],
+                             {table.cos.to(device), table.sin.to(device), table.rows.to(device)});
+        },
+        {Normal({2, 45, 3, dim}, 1)});
   }
 }
 

@@ -13,51 +13,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu_math.h"
 #include "kernels/dispatch.h"
+#include "kernels/rotary/args.h"
 
 namespace halflife::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-template <typename T>
-struct RotaryTokens {
-  const T* x;
-  const float* cos;
-  const float* sin;
-  const int64_t* rows;
-  T* out;
-  int64_t num_heads, half;
-  float direction;  // -1 turns back: the gradient
-};
-
-template <typename T>
-HL_INLINE void RotateLoop(const RotaryTokens<T>& tokens, int64_t begin, int64_t end) {
-  const int64_t half = tokens.half;
-  for (int64_t token = begin; token < end; ++token) {
-    const float* cos = tokens.cos + tokens.rows[token] * half;
-    const float* sin = tokens.sin + tokens.rows[token] * half;
-    for (int64_t head = 0; head < tokens.num_heads; ++head) {
-      const int64_t offset = (token * tokens.num_heads + head) * 2 * half;
-      const T* x = tokens.x + offset;
-      T* out = tokens.out + offset;
-#pragma omp simd
-      for (int64_t j = 0; j < half; ++j) {
-        const float a = Widen(x[j]), b = Widen(x[j + half]), s = tokens.direction * sin[j];
-        out[j] = Narrow<T>(a * cos[j] - b * s);
-        out[j + half] = Narrow<T>(b * cos[j] + a * s);
-      }
-    }
-  }
-}
-HL_VECTORISED void RotateTokens(const RotaryTokens<float>& tokens, int64_t begin, int64_t end) {
-  RotateLoop(tokens, begin, end);
-}
-HL_VECTORISED void RotateTokens(const RotaryTokens<Bf16>& tokens, int64_t begin, int64_t end) {
-  RotateLoop(tokens, begin, end);
-}
 
 at::Tensor RotateFused(const at::Tensor& x_in, const RotaryTable& table, float direction) {
   const at::Tensor x = x_in.contiguous();
@@ -68,11 +31,17 @@ at::Tensor RotateFused(const at::Tensor& x_in, const RotaryTable& table, float d
                                     .sin = table.sin.const_data_ptr<float>(),
                                     .rows = table.rows.const_data_ptr<int64_t>(),
                                     .out = MutableElements<T>(out),
+                                    .num_tokens = x.size(0) * x.size(1),
                                     .num_heads = x.size(2),
                                     .half = x.size(3) / 2,
                                     .direction = direction};
-    at::parallel_for(0, x.size(0) * x.size(1), 64,
-                     [&](int64_t begin, int64_t end) { RotateTokens(tokens, begin, end); });
+    RunOn(
+        x,
+        [&] {
+          at::parallel_for(0, tokens.num_tokens, 64,
+                           [&](int64_t begin, int64_t end) { cpu::Rotate(tokens, begin, end); });
+        },
+        [&](auto stream) { cuda::Rotate(tokens, stream); });
   });
   return out;
 }
@@ -90,6 +59,7 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
   }
 };
 
+// In LibTorch calls: fp64.
 at::Tensor RotateComposed(const at::Tensor& x, const RotaryTable& table) {
   const at::ScalarType compute = ComputeType(x);
   const int64_t half = x.size(3) / 2;
@@ -146,7 +116,7 @@ RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double bas
 }
 
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {
-  if (IsCpuStorage(x)) return RotaryFunction::apply(x, table.cos, table.sin, table.rows);
+  if (IsFused(x)) return RotaryFunction::apply(x, table.cos, table.sin, table.rows);
   return RotateComposed(x, table);
 }
 

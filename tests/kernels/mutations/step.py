@@ -38,9 +38,28 @@ MUTATIONS = [
     ("norm: a long row keeps its last pack", "rms_norm/rms_norm.cu",
      "if (!place.once) Load(normed", "if (false) Load(normed", "rms_norm"),
     ("norm: other gradient of x dropped", "rms_norm/rms_norm.cu", "dx[i] += other[i];", ";", "rms_norm"),
+    ("rotary: a token past the last", "rotary/rotary.cu", "if (token >= args.num_tokens) return;", "", "rotary"),
+    ("rotary: channels past half a head", "rotary/rotary.cu",
+     "min(args.half - j, int64_t{kPack<T>})", "int64_t{kPack<T>}", "rotary"),
+    ("rotary: the second half turns by the turned first", "rotary/rotary.cu",
+     "b[i] * cos[i] + first * s", "b[i] * cos[i] + a[i] * s", "rotary"),
+    ("rotary: the table's row of the wrong token", "rotary/rotary.cu",
+     "args.rows[token] * args.half", "args.rows[token / 2] * args.half", "rotary"),
+    ("rotary: the gradient turns on", "rotary/rotary.cu", "s = args.direction * sin[i]", "s = sin[i]",
+     "rotary"),
+    ("rotary: halves that do not begin with a pack", "rotary/rotary.cu", "Aligned16<T>(args.half,",
+     "Aligned16<T>(2 * args.half,", "rotary"),
+    ("swiglu: forward past the end", "swiglu/swiglu.cu",
+     "return static_cast<int>(min(count - at, int64_t{kPack<T>}));", "return kPack<T>;", "swiglu"),
+    ("swiglu: one block short", "swiglu/swiglu.cu", "(args.count + kElements - 1) / kElements",
+     "(args.count + kElements - 2) / kElements", "swiglu"),
+    ("swiglu: gradient by the changed gate", "swiglu/swiglu.cu",
+     "up[i] = dout[i] * (g * sigmoid);", "up[i] = dout[i] * (gate[i] * sigmoid);", "swiglu"),
+    ("swiglu: unaligned arrays by 16 bytes", "swiglu/swiglu.cu",
+     "Aligned16<T>(0, args.gate, args.up, args.out)", "true", "swiglu"),
 ]
 
-FAMILIES = ("rms_norm",)
+FAMILIES = ("rms_norm", "rotary", "swiglu")
 
 STEP = Family(
     name="step kernels", folder="src/kernels",

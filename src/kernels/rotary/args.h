@@ -1,0 +1,37 @@
+// The contract of the rotary encoding between its binding, its CPU loop and its CUDA kernel: channel j of a head turns with
+// channel j + half by the angle whose cosine and sine the token's row of the table holds.
+//
+// T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/bf16.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+template <typename T>
+struct RotaryTokens {
+  const T* x = nullptr;           // [tokens, heads, 2 half]
+  const float* cos = nullptr;     // [R, half]
+  const float* sin = nullptr;     // [R, half]
+  const int64_t* rows = nullptr;  // [tokens], into the table
+  T* out = nullptr;               // as x
+  int64_t num_tokens = 0, num_heads = 0, half = 0;
+  float direction = 1;  // -1 turns back: the gradient
+};
+
+namespace cpu {
+// Tokens [begin, end).
+void Rotate(const RotaryTokens<float>& tokens, int64_t begin, int64_t end);
+void Rotate(const RotaryTokens<Bf16>& tokens, int64_t begin, int64_t end);
+}  // namespace cpu
+namespace cuda {
+void Rotate(const RotaryTokens<float>& tokens, cudaStream_t stream);
+void Rotate(const RotaryTokens<Bf16>& tokens, cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace halflife::kernels

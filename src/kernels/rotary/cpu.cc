@@ -1,0 +1,43 @@
+#include "kernels/cpu_math.h"
+#include "kernels/rotary/args.h"
+
+namespace halflife::kernels::cpu {
+namespace {
+
+template <typename T>
+HL_INLINE void RotateLoop(const RotaryTokens<T>& tokens, int64_t begin, int64_t end) {
+  const int64_t half = tokens.half;
+  for (int64_t token = begin; token < end; ++token) {
+    const float* cos = tokens.cos + tokens.rows[token] * half;
+    const float* sin = tokens.sin + tokens.rows[token] * half;
+    for (int64_t head = 0; head < tokens.num_heads; ++head) {
+      const int64_t offset = (token * tokens.num_heads + head) * 2 * half;
+      const T* x = tokens.x + offset;
+      T* out = tokens.out + offset;
+#pragma omp simd
+      for (int64_t j = 0; j < half; ++j) {
+        const float a = Widen(x[j]), b = Widen(x[j + half]), s = tokens.direction * sin[j];
+        out[j] = Narrow<T>(a * cos[j] - b * s);
+        out[j + half] = Narrow<T>(b * cos[j] + a * s);
+      }
+    }
+  }
+}
+// In an unnamed namespace: target clones of a function with external linkage would export the clones as well.
+HL_VECTORISED void RotateTokens(const RotaryTokens<float>& tokens, int64_t begin, int64_t end) {
+  RotateLoop(tokens, begin, end);
+}
+HL_VECTORISED void RotateTokens(const RotaryTokens<Bf16>& tokens, int64_t begin, int64_t end) {
+  RotateLoop(tokens, begin, end);
+}
+
+}  // namespace
+
+void Rotate(const RotaryTokens<float>& tokens, int64_t begin, int64_t end) {
+  RotateTokens(tokens, begin, end);
+}
+void Rotate(const RotaryTokens<Bf16>& tokens, int64_t begin, int64_t end) {
+  RotateTokens(tokens, begin, end);
+}
+
+}  // namespace halflife::kernels::cpu

@@ -1,0 +1,89 @@
+#include "kernels/rows.cuh"
+#include "kernels/swiglu/args.h"
+
+namespace halflife::kernels {
+namespace {
+
+using namespace rows;
+
+constexpr int kThreads = 256;
+
+// First element of the thread's pack, and how many of it exist (none or fewer: past the end).
+template <typename T>
+HL_DEVICE int64_t PackBegin() {
+  return (int64_t{kThreads} * blockIdx.x + threadIdx.x) * kPack<T>;
+}
+template <typename T>
+HL_DEVICE int PackCount(int64_t count, int64_t at) {
+  return static_cast<int>(min(count - at, int64_t{kPack<T>}));
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) SwiGluForwardKernel(SwiGluArgs<T> args, bool aligned) {
+  const int64_t at = PackBegin<T>();
+  if (at >= args.count) return;
+  const int count = PackCount<T>(args.count, at);
+  float gate[kPack<T>], up[kPack<T>];
+  Load(args.gate + at, count, aligned, gate);
+  Load(args.up + at, count, aligned, up);
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) up[i] *= gate[i] * Sigmoid(gate[i]);
+  Store(args.out + at, count, aligned, up);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    SwiGluBackwardKernel(SwiGluGradArgs<T> args, bool aligned) {
+  const int64_t at = PackBegin<T>();
+  if (at >= args.count) return;
+  const int count = PackCount<T>(args.count, at);
+  float gate[kPack<T>], up[kPack<T>], dout[kPack<T>];
+  Load(args.gate + at, count, aligned, gate);
+  Load(args.up + at, count, aligned, up);
+  Load(args.dout + at, count, aligned, dout);
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) {
+    const float g = gate[i], sigmoid = Sigmoid(g);
+    gate[i] = dout[i] * up[i] * (sigmoid * (1.0f + g * (1.0f - sigmoid)));
+    up[i] = dout[i] * (g * sigmoid);
+  }
+  Store(args.dgate + at, count, aligned, gate);
+  Store(args.dup + at, count, aligned, up);
+}
+
+template <typename T, typename Args>
+void Run(const Args& args, bool aligned, void (*kernel)(Args, bool), const char* name,
+         cudaStream_t stream) {
+  if (args.count == 0) return;
+  constexpr int64_t kElements = kThreads * kPack<T>;
+  const auto blocks = static_cast<unsigned>((args.count + kElements - 1) / kElements);
+  Launch({dim3(blocks), dim3(kThreads), 0, name}, stream, kernel, args, aligned);
+}
+
+// The last pack may be short: it takes the scalar form whatever `aligned` says.
+template <typename T>
+void Forward(const SwiGluArgs<T>& args, cudaStream_t stream) {
+  const bool aligned = Aligned16<T>(0, args.gate, args.up, args.out);
+  Run<T>(args, aligned, SwiGluForwardKernel<T>, "SwiGLU", stream);
+}
+template <typename T>
+void Backward(const SwiGluGradArgs<T>& args, cudaStream_t stream) {
+  const bool aligned = Aligned16<T>(0, args.gate, args.up, args.dout, args.dgate, args.dup);
+  Run<T>(args, aligned, SwiGluBackwardKernel<T>, "SwiGLU's gradient", stream);
+}
+
+}  // namespace
+
+namespace cuda {
+
+void SwiGluForward(const SwiGluArgs<float>& args, cudaStream_t stream) { Forward(args, stream); }
+void SwiGluForward(const SwiGluArgs<Bf16>& args, cudaStream_t stream) { Forward(args, stream); }
+void SwiGluBackward(const SwiGluGradArgs<float>& args, cudaStream_t stream) {
+  Backward(args, stream);
+}
+void SwiGluBackward(const SwiGluGradArgs<Bf16>& args, cudaStream_t stream) {
+  Backward(args, stream);
+}
+
+}  // namespace cuda
+}  // namespace halflife::kernels

@@ -1,0 +1,80 @@
+// The CUDA kernels of SwiGLU's product, emulated, against the formula in fp64.
+#include <limits>
+
+#include "kernels/rows_support.h"
+#include "kernels/swiglu/args.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Array;
+using test::Random;
+using test::Values;
+
+template <typename T>
+using SwiGluKernel = test::RowsTest<T>;
+TYPED_TEST_SUITE(SwiGluKernel, test::Storages);
+
+template <typename T>
+struct Results {
+  Array<T> out, dgate, dup;
+};
+template <typename T>
+Results<T> Run(const Array<T>& gate, const Array<T>& up, const Array<T>& dout, int64_t count,
+               int shift) {
+  Results<T> r = {Array<T>(count, shift), Array<T>(count, shift), Array<T>(count, shift)};
+  cuda::SwiGluForward(
+      SwiGluArgs<T>{.gate = gate.data(), .up = up.data(), .out = r.out.data(), .count = count},
+      nullptr);
+  cuda::SwiGluBackward(SwiGluGradArgs<T>{.gate = gate.data(),
+                                         .up = up.data(),
+                                         .dout = dout.data(),
+                                         .dgate = r.dgate.data(),
+                                         .dup = r.dup.data(),
+                                         .count = count},
+                       nullptr);
+  return r;
+}
+
+// Some ten roundings of 2^-24. Odd ends, whole blocks and one element more, and arrays off their alignment.
+TYPED_TEST(SwiGluKernel, EqualsTheFormulaInFp64) {
+  for (const int64_t count : {0, 1, 31, 2048, 2049, 5000}) {
+    for (const int shift : {0, 1}) {
+      SCOPED_TRACE(testing::Message() << count << " elements, shift " << shift);
+      const Array<TypeParam> gate(Random(count, 1, 4.0), shift), up(Random(count, 2), shift),
+          dout(Random(count, 3), shift);
+      const Results<TypeParam> got = Run(gate, up, dout, count, shift);
+      const Values g = gate.values(), u = up.values(), dy = dout.values();
+      Values out, dgate, dup;
+      for (int64_t i = 0; i < count; ++i) {
+        const double sigmoid = 1 / (1 + std::exp(-g[i]));
+        out.push_back(g[i] * sigmoid * u[i]);
+        dgate.push_back(dy[i] * u[i] * sigmoid * (1 + g[i] * (1 - sigmoid)));
+        dup.push_back(dy[i] * g[i] * sigmoid);
+      }
+      test::ExpectClose<TypeParam>("out", got.out.values(), out, 1e-6);
+      test::ExpectClose<TypeParam>("dgate", got.dgate.values(), dgate, 1e-6);
+      test::ExpectClose<TypeParam>("dup", got.dup.values(), dup, 1e-6);
+    }
+  }
+}
+
+// Gates far out close or pass; neither end gives NaN.
+TYPED_TEST(SwiGluKernel, SaturatesWithoutNan) {
+  const Array<TypeParam> gate(Values{-200, 200}), up(Values{3, 3}), dout(Values{1, 1});
+  const Results<TypeParam> got = Run(gate, up, dout, 2, 0);
+  EXPECT_EQ(got.out.values(), (Values{0, 600}));
+  EXPECT_EQ(got.dgate.values(), (Values{0, 3}));
+  EXPECT_EQ(got.dup.values(), (Values{0, 200}));
+}
+
+TYPED_TEST(SwiGluKernel, NansStayVisible) {
+  const Values nan = {std::numeric_limits<double>::quiet_NaN()}, one = {1};
+  const Array<TypeParam> bad(nan), good(one);
+  EXPECT_TRUE(std::isnan(Run(bad, good, good, 1, 0).out.values()[0]));
+  EXPECT_TRUE(std::isnan(Run(good, bad, good, 1, 0).dgate.values()[0]));
+  EXPECT_TRUE(std::isnan(Run(good, good, bad, 1, 0).dup.values()[0]));
+}
+
+}  // namespace
+}  // namespace halflife::kernels
