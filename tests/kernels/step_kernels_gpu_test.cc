@@ -2,6 +2,7 @@
 // tensors. Skips where there is no GPU.
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
 
 #include <functional>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "kernels/gradient_check.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
+#include "kernels/short_conv/short_conv.h"
 #include "kernels/swiglu/swiglu.h"
 
 namespace halflife::kernels {
@@ -88,6 +90,28 @@ TEST_P(StepKernelsGpuTest, Rotary) {
                              {table.cos.to(device), table.sin.to(device), table.rows.to(device)});
         },
         {Normal({2, 45, 3, dim}, 1)});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, ShortConv) {
+  at::Tensor starts = at::zeros({2, 150}, at::kBool);
+  for (const int64_t t : {0, 30, 31, 64, 100}) starts[1][t] = true;
+  const at::Tensor documents = starts.to(at::kLong).cumsum(1);
+  for (const int64_t dim : {21, 256}) {
+    for (const int64_t taps : {4, 7}) {
+      SCOPED_TRACE(testing::Message() << dim << " channels, " << taps << " taps");
+      ExpectSameOnBoth(
+          [&](const Tensors& in) {
+            const at::Device device = in[0].device();
+            return ShortConv({.x = in[0],
+                              .weight = in[1],
+                              .tail = in[2],
+                              .documents = documents.to(device),
+                              .starts = starts.to(device)});
+          },
+          {Normal({2, 150, dim}, 1), Normal({dim, 1, taps}, 2, at::kFloat),
+           Normal({2, taps - 1, dim}, 3)});
+    }
   }
 }
 

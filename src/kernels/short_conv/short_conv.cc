@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/where.h>
@@ -12,7 +13,7 @@
 #include <vector>
 
 #include "kernels/dispatch.h"
-#include "kernels/short_conv/loops.h"
+#include "kernels/short_conv/args.h"
 
 namespace halflife::kernels {
 namespace {
@@ -37,107 +38,117 @@ at::Tensor DocumentsWithTail(const ShortConvInputs& inputs) {
   return at::cat({before.expand({first.size(0), inputs.weight.size(2) - 1}), inputs.documents}, 1);
 }
 
-// How many tokens back each token reads, see ConvShape.
-std::vector<uint8_t> Reach(const at::Tensor& documents_in, const at::Tensor& starts_in,
-                           bool has_tail, const at::Tensor& x, int64_t taps) {
-  const int64_t batch = x.size(0), seq_len = x.size(1), most = taps - 1;
-  const at::Tensor documents = documents_in.defined() ? documents_in.contiguous() : at::Tensor();
-  const at::Tensor starts =
-      documents.defined() ? starts_in.narrow(1, 0, 1).contiguous() : at::Tensor();  // [B, 1]
-  const auto* const document = Elements<int64_t>(documents);
-  const auto* const starts_at_0 = Elements<bool>(starts);
-  std::vector<uint8_t> reach(batch * seq_len);
-  for (int64_t row = 0; row < batch; ++row) {
-    const bool cut = !has_tail || (starts_at_0 != nullptr && starts_at_0[row]);
-    int64_t count = cut ? 0 : most;
-    for (int64_t place = row * seq_len; place < (row + 1) * seq_len; ++place) {
-      const bool first = place == row * seq_len;
-      if (!first) count = std::min(most, count + 1);
-      if (!first && document != nullptr && document[place] != document[place - 1]) count = 0;
-      reach[place] = static_cast<uint8_t>(count);
-    }
-  }
+// [B, T] uint8, see ConvReach; `documents` and `starts` may be undefined.
+at::Tensor Reach(const at::Tensor& documents_in, const at::Tensor& starts_in, bool has_tail,
+                 const at::Tensor& x, int64_t taps) {
+  const auto contiguous = [](const at::Tensor& y) { return y.defined() ? y.contiguous() : y; };
+  const at::Tensor documents = contiguous(documents_in), starts = contiguous(starts_in);
+  at::Tensor reach = at::empty({x.size(0), x.size(1)}, x.options().dtype(at::kByte));
+  const ConvReach args = {.documents = Elements<int64_t>(documents),
+                          .starts = Elements<bool>(starts),
+                          .reach = MutableElements<uint8_t>(reach),
+                          .batch = x.size(0),
+                          .seq_len = x.size(1),
+                          .taps = taps,
+                          .has_tail = has_tail};
+  RunOn(
+      x, [&] { cpu::FillReach(args); }, [&](auto stream) { cuda::FillReach(args, stream); });
   return reach;
 }
 
-// What forward and backward hand to the loops; owns nothing but the reach and the transposed weight.
-template <typename T>
-class Problem {
- public:
-  Problem(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& tail,
-          const at::Tensor& documents, const at::Tensor& starts)
-      : reach_(Reach(documents, starts, tail.defined(), x, weight.size(2))),
-        weight_(weight.select(1, 0).t().to(at::kFloat).contiguous()),
-        shape_{.x = Elements<T>(x),
-               .tail = Elements<T>(tail),
-               .weight = Elements<float>(weight_),
-               .reach = reach_.data(),
-               .seq_len = x.size(1),
-               .dim = x.size(2),
-               .taps = weight.size(2)},
-        num_blocks_(x.size(0) * shape_.blocks_per_row()) {}
+// What both directions read. All contiguous; the tail may be undefined.
+struct Inputs {
+  at::Tensor x, tail, reach;
+  at::Tensor weight;  // [W, D] fp32
 
-  const internal::ConvShape<T>& shape() const { return shape_; }
-  int64_t num_blocks() const { return num_blocks_; }
-
- private:
-  std::vector<uint8_t> reach_;
-  at::Tensor weight_;  // [W, D] fp32
-  internal::ConvShape<T> shape_;
-  int64_t num_blocks_;
+  template <typename T>
+  ConvShape<T> Shape() const {
+    return {.x = Elements<T>(x),
+            .tail = Elements<T>(tail),
+            .weight = Elements<float>(weight),
+            .reach = Elements<uint8_t>(reach),
+            .batch = x.size(0),
+            .seq_len = x.size(1),
+            .dim = x.size(2),
+            .taps = weight.size(0)};
+  }
 };
+
+template <typename T>
+void ForwardOnCpu(const ConvShape<T>& shape, T* out) {
+  const int64_t num_blocks = shape.batch * cpu::ConvBlocksPerRow(shape.seq_len);
+  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) cpu::ConvForward(shape, block, out);
+  });
+}
+
+// dweight [W, D] is overwritten.
+template <typename T>
+void BackwardOnCpu(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* dweight) {
+  const int64_t num_blocks = shape.batch * cpu::ConvBlocksPerRow(shape.seq_len);
+  const int64_t size = shape.taps * shape.dim;
+  std::vector<float> partial(num_blocks * size);
+  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch((cpu::kConvTokensPerBlock + kConvMaxTaps) * shape.dim);
+    for (int64_t block = begin; block < end; ++block)
+      cpu::ConvBackward(shape, grads, block, partial.data() + block * size, scratch.data());
+  });
+  std::fill(dweight, dweight + size, 0.0f);
+  for (size_t i = 0; i < partial.size(); ++i) dweight[i % size] += partial[i];
+}
 
 struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
   using Optional = std::optional<at::Tensor>;
 
   // `tail` has the dtype of x.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in,
-                            const at::Tensor& weight, const Optional& tail_in,
-                            const Optional& documents, const Optional& starts) {
-    const at::Tensor x = x_in.contiguous();
-    const at::Tensor tail = tail_in ? tail_in->contiguous() : at::Tensor();
-    at::Tensor out = at::empty_like(x);
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const Optional& tail, const Optional& documents,
+                            const Optional& starts) {
+    const int64_t taps = weight.size(2);
+    const Inputs in = {.x = x.contiguous(),
+                       .tail = tail ? tail->contiguous() : at::Tensor(),
+                       .reach = Reach(documents.value_or(at::Tensor()),
+                                      starts.value_or(at::Tensor()), tail.has_value(), x, taps),
+                       .weight = weight.select(1, 0).t().to(at::kFloat).contiguous()};
+    at::Tensor out = at::empty_like(in.x);
     WithStorage(x, [&]<typename T>() {
-      const Problem<T> problem(x, weight, tail, documents.value_or(at::Tensor()),
-                               starts.value_or(at::Tensor()));
-      at::parallel_for(0, problem.num_blocks(), 1, [&](int64_t begin, int64_t end) {
-        for (int64_t block = begin; block < end; ++block)
-          internal::ConvForward(problem.shape(), block, MutableElements<T>(out));
-      });
+      const ConvShape<T> shape = in.Shape<T>();
+      RunOn(
+          x, [&] { ForwardOnCpu(shape, MutableElements<T>(out)); },
+          [&](auto stream) { cuda::ConvForward(shape, MutableElements<T>(out), stream); });
     });
-    context->save_for_backward(
-        {x, weight, tail, documents.value_or(at::Tensor()), starts.value_or(at::Tensor())});
+    context->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
+    context->save_for_backward({in.x, in.tail, in.reach, in.weight});
     return out;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &tail = saved[2];
+    const Inputs in = {.x = saved[0], .tail = saved[1], .reach = saved[2], .weight = saved[3]};
     const at::Tensor dout = grads[0].contiguous();
-    const int64_t dim = x.size(2), taps = weight.size(2);
-    const at::Tensor dx = at::empty_like(x);
-    const at::Tensor dtail = tail.defined() ? at::empty_like(tail) : at::Tensor();
-    const at::Tensor dweight = at::zeros({taps, dim}, x.options().dtype(at::kFloat));
-    WithStorage(x, [&]<typename T>() {
-      const Problem<T> problem(x, weight, tail, saved[3], saved[4]);
-      std::vector<float> partial(problem.num_blocks() * taps * dim);
-      const internal::ConvGrads<T> results = {.dout = Elements<T>(dout),
-                                              .dx = MutableElements<T>(dx),
-                                              .dtail = MutableElements<T>(dtail),
-                                              .dweight = partial.data()};
-      at::parallel_for(0, problem.num_blocks(), 1, [&](int64_t begin, int64_t end) {
-        std::vector<float> scratch((internal::kConvTokensPerBlock + internal::kConvMaxTaps) * dim);
-        for (int64_t block = begin; block < end; ++block)
-          internal::ConvBackward(problem.shape(), results, block, scratch.data());
-      });
+    const at::Tensor dx = at::empty_like(in.x), dweight = at::empty_like(in.weight);
+    const at::Tensor dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor();
+    WithStorage(in.x, [&]<typename T>() {
+      const ConvShape<T> shape = in.Shape<T>();
+      const ConvGrads<T> results = {.dout = Elements<T>(dout),
+                                    .dx = MutableElements<T>(dx),
+                                    .dtail = MutableElements<T>(dtail)};
       auto* const sum = MutableElements<float>(dweight);
-      for (size_t i = 0; i < partial.size(); ++i) sum[i % (taps * dim)] += partial[i];
+      RunOn(
+          in.x, [&] { BackwardOnCpu(shape, results, sum); },
+          [&](auto stream) {
+            const at::Tensor workspace = at::empty(
+                {cuda::ConvWorkspaceFloats(shape.batch, shape.seq_len, shape.dim, shape.taps)},
+                in.weight.options());
+            cuda::ConvBackward(shape, results, sum, MutableElements<float>(workspace), stream);
+          });
     });
-    return {dx, dweight.t().unsqueeze(1).to(weight.scalar_type()), dtail, at::Tensor(),
-            at::Tensor()};
+    const auto dtype = static_cast<at::ScalarType>(context->saved_data["weight_dtype"].toInt());
+    return {dx, dweight.t().unsqueeze(1).to(dtype), dtail, at::Tensor(), at::Tensor()};
   }
 };
 
+// In LibTorch calls: fp64, more taps than the loops take, no tokens.
 at::Tensor Composed(const ShortConvInputs& inputs) {
   const int64_t taps = inputs.weight.size(2), seq_len = inputs.x.size(1);
   const at::ScalarType compute = ComputeType(inputs.x);
@@ -161,8 +172,8 @@ at::Tensor Composed(const ShortConvInputs& inputs) {
 }  // namespace
 
 at::Tensor ShortConv(const ShortConvInputs& inputs) {
-  const bool fits = inputs.weight.size(2) <= internal::kConvMaxTaps && inputs.x.numel() > 0;
-  if (!IsCpuStorage(inputs.x) || !IsCpuStorage(inputs.weight) || !fits) return Composed(inputs);
+  const bool fits = inputs.weight.size(2) <= kConvMaxTaps && inputs.x.numel() > 0;
+  if (!IsFused(inputs.x) || !IsFused(inputs.weight) || !fits) return Composed(inputs);
   const auto optional = [](const at::Tensor& x) {
     return x.defined() ? std::optional<at::Tensor>(x) : std::nullopt;
   };

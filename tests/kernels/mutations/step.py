@@ -57,9 +57,36 @@ MUTATIONS = [
      "up[i] = dout[i] * (g * sigmoid);", "up[i] = dout[i] * (gate[i] * sigmoid);", "swiglu"),
     ("swiglu: unaligned arrays by 16 bytes", "swiglu/swiglu.cu",
      "Aligned16<T>(0, args.gate, args.up, args.out)", "true", "swiglu"),
+    ("conv: a document's start is not honoured", "short_conv/short_conv.cu",
+     "    if (i > reach) continue;\n#pragma unroll\n    for (int c = 0; c < kW; ++c) sum[c] +=",
+     "#pragma unroll\n    for (int c = 0; c < kW; ++c) sum[c] +=", "short_conv"),
+    ("conv: gradients cross a document's start", "short_conv/short_conv.cu",
+     "        if (i > reach) continue;\n", "", "short_conv"),
+    ("conv: the tail one token late", "short_conv/short_conv.cu",
+     "const int64_t at = (place.row * most + most + token) * shape.dim + place.channel;\n    Load(exists",
+     "const int64_t at = (place.row * most + most - 1 + token) * shape.dim + place.channel;\n    Load(exists",
+     "short_conv"),
+    ("conv: tokens before the tail are read", "short_conv/short_conv.cu",
+     "shape.tail != nullptr && token >= -most;", "shape.tail != nullptr;", "short_conv"),
+    ("conv: the window does not move", "short_conv/short_conv.cu",
+     "      Shift(taps.x);\n      LoadToken", "      LoadToken", "short_conv"),
+    ("conv: readers after the run are left out", "short_conv/short_conv.cu",
+     "token < place.end + kTaps - 1; ++token", "token < place.end + kTaps - 2; ++token", "short_conv"),
+    ("conv: dx of another run's tokens", "short_conv/short_conv.cu",
+     "if (token >= place.begin) {", "if (token >= 0) {", "short_conv"),
+    ("conv: tokens past the slice are read", "short_conv/short_conv.cu",
+     "if (token < shape.seq_len) {", "if (true) {", "short_conv"),
+    ("conv: weights of a neighbouring run's tokens", "short_conv/short_conv.cu",
+     "if (token >= place.end) continue;  // another run's", "", "short_conv"),
+    ("conv: every run has the tail's gradient", "short_conv/short_conv.cu",
+     "} else if (place.begin == 0 && grads.dtail", "} else if (grads.dtail", "short_conv"),
+    ("conv: reach over the slice's start", "short_conv/short_conv.cu",
+     "if (earlier < 0 && cut) break;", "if (earlier < 0 && !args.has_tail) break;", "short_conv"),
+    ("conv: channels past the last", "short_conv/short_conv.cu",
+     "if (c < place.count) mine[", "mine[", "short_conv"),
 ]
 
-FAMILIES = ("rms_norm", "rotary", "swiglu")
+FAMILIES = ("rms_norm", "rotary", "swiglu", "short_conv")
 
 STEP = Family(
     name="step kernels", folder="src/kernels",

@@ -1,8 +1,9 @@
-#include "kernels/short_conv/loops.h"
-
 #include <algorithm>
 
-namespace halflife::kernels::internal {
+#include "kernels/cpu_math.h"
+#include "kernels/short_conv/args.h"
+
+namespace halflife::kernels::cpu {
 namespace {
 
 // Inputs of token `token` of row `row`, counted from the slice's start: the tail's where negative.
@@ -66,8 +67,9 @@ HL_INLINE void ForwardToken(const ConvShape<T>& shape, int64_t row, int64_t toke
 
 template <typename T>
 HL_INLINE void ForwardLoop(const ConvShape<T>& shape, int64_t block, T* out) {
-  const int64_t row = block / shape.blocks_per_row();
-  const int64_t begin = block % shape.blocks_per_row() * kConvTokensPerBlock;
+  const int64_t blocks_per_row = ConvBlocksPerRow(shape.seq_len);
+  const int64_t row = block / blocks_per_row;
+  const int64_t begin = block % blocks_per_row * kConvTokensPerBlock;
   const int64_t end = std::min(shape.seq_len, begin + kConvTokensPerBlock);
   for (int64_t token = begin; token < end; ++token) {
     const int64_t place = row * shape.seq_len + token;
@@ -110,15 +112,15 @@ HL_INLINE void InputGradient(const float* __restrict weight, const float* __rest
 
 template <typename T>
 HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads, int64_t block,
-                            float* scratch) {
+                            float* dweight, float* scratch) {
   const int64_t dim = shape.dim, taps = shape.taps, seq_len = shape.seq_len;
-  const int64_t row = block / shape.blocks_per_row();
-  const int64_t begin = block % shape.blocks_per_row() * kConvTokensPerBlock;
+  const int64_t blocks_per_row = ConvBlocksPerRow(shape.seq_len);
+  const int64_t row = block / blocks_per_row;
+  const int64_t begin = block % blocks_per_row * kConvTokensPerBlock;
   const int64_t end = std::min(seq_len, begin + kConvTokensPerBlock);
   const int64_t halo_end = std::min(seq_len, end + taps - 1);
   const uint8_t* reach = shape.reach + row * seq_len;
   const T* dout = grads.dout + row * seq_len * dim;
-  float* dweight = grads.dweight + block * taps * dim;
   for (int64_t token = begin; token < halo_end; ++token) {
     float* ds = scratch + (token - begin) * dim;
     WithCount(reach[token] + 1, [&]<int kCount>() HL_LAMBDA_INLINE {
@@ -158,15 +160,31 @@ HL_VECTORISED void Forward(const ConvShape<Bf16>& shape, int64_t block, Bf16* ou
   ForwardLoop(shape, block, out);
 }
 HL_VECTORISED void Backward(const ConvShape<float>& shape, const ConvGrads<float>& grads,
-                            int64_t block, float* scratch) {
-  BackwardLoop(shape, grads, block, scratch);
+                            int64_t block, float* dweight, float* scratch) {
+  BackwardLoop(shape, grads, block, dweight, scratch);
 }
 HL_VECTORISED void Backward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads,
-                            int64_t block, float* scratch) {
-  BackwardLoop(shape, grads, block, scratch);
+                            int64_t block, float* dweight, float* scratch) {
+  BackwardLoop(shape, grads, block, dweight, scratch);
 }
 
 }  // namespace
+
+void FillReach(const ConvReach& args) {
+  const int64_t most = args.taps - 1;
+  for (int64_t row = 0; row < args.batch; ++row) {
+    const int64_t begin = row * args.seq_len;
+    const bool cut = !args.has_tail || (args.documents != nullptr && args.starts[begin]);
+    int64_t count = cut ? 0 : most;
+    for (int64_t place = begin; place < begin + args.seq_len; ++place) {
+      if (place > begin) count = std::min(most, count + 1);
+      const bool starts = place > begin && args.documents != nullptr &&
+                          args.documents[place] != args.documents[place - 1];
+      if (starts) count = 0;
+      args.reach[place] = static_cast<uint8_t>(count);
+    }
+  }
+}
 
 void ConvForward(const ConvShape<float>& shape, int64_t block, float* out) {
   Forward(shape, block, out);
@@ -175,12 +193,12 @@ void ConvForward(const ConvShape<Bf16>& shape, int64_t block, Bf16* out) {
   Forward(shape, block, out);
 }
 void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, int64_t block,
-                  float* scratch) {
-  Backward(shape, grads, block, scratch);
+                  float* dweight, float* scratch) {
+  Backward(shape, grads, block, dweight, scratch);
 }
 void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, int64_t block,
-                  float* scratch) {
-  Backward(shape, grads, block, scratch);
+                  float* dweight, float* scratch) {
+  Backward(shape, grads, block, dweight, scratch);
 }
 
-}  // namespace halflife::kernels::internal
+}  // namespace halflife::kernels::cpu

@@ -1,0 +1,84 @@
+// The contract of the short causal convolution between its binding, its CPU loops and its CUDA kernels.
+//
+//   s_t = sum over i <= reach_t of weight[W-1-i] x_{t-i},   y_t = silu(s_t)
+//   ds_t = dout_t silu'(s_t),   dx_t = sum of weight[W-1-i] ds_{t+i},   dweight[W-1-i] = sum of ds_t x_{t-i}, both over i <= reach
+//
+// A token's reach is how many tokens back it reads: at most W-1, none across a document's start, and as many tokens of the
+// tail as follow from that. T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/bf16.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+constexpr int64_t kConvMaxTaps = 8;
+
+template <typename T>
+struct ConvShape {
+  const T* x = nullptr;            // [B, T, D]
+  const T* tail = nullptr;         // [B, W-1, D]; null: nothing before the slice
+  const float* weight = nullptr;   // [W, D], tap j reads the token W-1-j back
+  const uint8_t* reach = nullptr;  // [B, T]
+  int64_t batch = 0, seq_len = 0, dim = 0;
+  int64_t taps = 0;  // W, 1 to kConvMaxTaps
+};
+
+template <typename T>
+struct ConvGrads {
+  const T* dout = nullptr;  // [B, T, D]
+  T* dx = nullptr;          // [B, T, D]
+  T* dtail = nullptr;       // [B, W-1, D], or null
+};
+
+// What the reach follows from.
+struct ConvReach {
+  const int64_t* documents = nullptr;  // [B, T]; null: one per row
+  const bool* starts =
+      nullptr;  // [B, T], with `documents`: only whether one starts with the slice is read
+  uint8_t* reach = nullptr;  // [B, T]
+  int64_t batch = 0, seq_len = 0, taps = 0;
+  bool has_tail = false;
+};
+
+namespace cpu {
+// Tokens per partial sum of the weight's gradient: fixed, so that the sum does not depend on the number of threads. Not less
+// than kConvMaxTaps - 1: the first block of a row then holds every token that reads the tail.
+constexpr int64_t kConvTokensPerBlock = 64;
+// Blocks count the rows' blocks of that many tokens, the last of a row may be shorter.
+inline int64_t ConvBlocksPerRow(int64_t seq_len) {
+  return (seq_len + kConvTokensPerBlock - 1) / kConvTokensPerBlock;
+}
+
+void FillReach(const ConvReach& args);
+void ConvForward(const ConvShape<float>& shape, int64_t block, float* out);
+void ConvForward(const ConvShape<Bf16>& shape, int64_t block, Bf16* out);
+// dweight [W, D] += the block's; `scratch` holds (kConvTokensPerBlock + kConvMaxTaps) D floats.
+void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, int64_t block,
+                  float* dweight, float* scratch);
+void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, int64_t block,
+                  float* dweight, float* scratch);
+}  // namespace cpu
+
+namespace cuda {
+// Tokens that a thread walks in the backward, and with them a partial sum of the weight's gradient.
+constexpr int64_t kConvGradRun = 32;
+inline int64_t ConvWorkspaceFloats(int64_t batch, int64_t seq_len, int64_t dim, int64_t taps) {
+  return batch * ((seq_len + kConvGradRun - 1) / kConvGradRun) * taps * dim;
+}
+
+void FillReach(const ConvReach& args, cudaStream_t stream);
+void ConvForward(const ConvShape<float>& shape, float* out, cudaStream_t stream);
+void ConvForward(const ConvShape<Bf16>& shape, Bf16* out, cudaStream_t stream);
+// dweight [W, D] is overwritten; `workspace` holds ConvWorkspaceFloats.
+void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, float* dweight,
+                  float* workspace, cudaStream_t stream);
+void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, float* dweight,
+                  float* workspace, cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace halflife::kernels

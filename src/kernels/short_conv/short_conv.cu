@@ -1,0 +1,279 @@
+#include "kernels/rows.cuh"
+#include "kernels/short_conv/args.h"
+#include "kernels/sum_partials.h"
+
+namespace halflife::kernels {
+namespace {
+
+using namespace rows;
+
+constexpr int kThreads = 128;
+constexpr int64_t kForwardRun = 16;  // tokens that a thread walks in the forward
+
+// A thread's channels: fewer where more taps need its registers.
+template <typename T, int kTaps>
+constexpr int kWidth = kTaps <= 4 ? kPack<T> : 4;
+
+// Where a thread works: `width` channels from `channel`, tokens [begin, end) of `row`.
+struct Place {
+  int64_t row, begin, end, channel, run;
+  int count;  // of its channels that exist
+  bool exists;
+};
+template <typename T>
+HL_DEVICE Place PlaceOf(const ConvShape<T>& shape, int64_t tokens, int width) {
+  const int64_t groups = (shape.dim + width - 1) / width;
+  const int64_t runs_per_row = (shape.seq_len + tokens - 1) / tokens;
+  const int64_t item = int64_t{kThreads} * blockIdx.x + threadIdx.x;
+  Place place;
+  place.run = item / groups;
+  place.channel = (item - place.run * groups) * width;
+  place.row = place.run / runs_per_row;
+  place.begin = (place.run - place.row * runs_per_row) * tokens;
+  place.end = min(shape.seq_len, place.begin + tokens);
+  place.count = static_cast<int>(min(shape.dim - place.channel, static_cast<int64_t>(width)));
+  place.exists = place.row < shape.batch;
+  return place;
+}
+
+// Index i of the first dimension: the token i back.
+template <int kTaps, int kW>
+struct Taps {
+  float x[kTaps][kW];
+  float weight[kTaps][kW];
+};
+
+// Inputs of token `token` of the place's row, the tail's where negative; zeros where there are none.
+template <typename T, int kW>
+HL_DEVICE void LoadToken(const ConvShape<T>& shape, const Place& place, int64_t token, bool aligned,
+                         float (&x)[kW]) {
+  const int64_t most = shape.taps - 1;
+  if (token >= 0) {
+    Load(shape.x + (place.row * shape.seq_len + token) * shape.dim + place.channel, place.count,
+         aligned, x);
+  } else {
+    const bool exists = shape.tail != nullptr && token >= -most;
+    const int64_t at = (place.row * most + most + token) * shape.dim + place.channel;
+    Load(exists ? shape.tail + at : shape.x, exists ? place.count : 0, aligned, x);
+  }
+}
+
+// The weights, and the inputs as the token before the run sees them.
+template <typename T, int kTaps, int kW>
+HL_DEVICE void Begin(const ConvShape<T>& shape, const Place& place, bool aligned,
+                     Taps<kTaps, kW>& taps) {
+#pragma unroll
+  for (int i = 0; i < kTaps; ++i) {
+    const bool exists = i < shape.taps;
+    const int64_t at = exists ? (shape.taps - 1 - i) * shape.dim + place.channel : 0;
+    LoadFloats(shape.weight + at, exists ? place.count : 0, aligned, taps.weight[i]);
+    if (i + 1 < kTaps) LoadToken(shape, place, place.begin - 1 - i, aligned, taps.x[i]);
+  }
+}
+
+template <int kTaps, int kW>
+HL_DEVICE void Shift(float (&x)[kTaps][kW]) {
+#pragma unroll
+  for (int i = kTaps - 1; i > 0; --i)
+#pragma unroll
+    for (int c = 0; c < kW; ++c) x[i][c] = x[i - 1][c];
+}
+
+// Taps beyond the reach are left out, not multiplied by 0: another document's NaN stays there.
+template <int kTaps, int kW>
+HL_DEVICE void Sum(const Taps<kTaps, kW>& taps, int reach, float (&sum)[kW]) {
+#pragma unroll
+  for (int c = 0; c < kW; ++c) sum[c] = taps.weight[0][c] * taps.x[0][c];
+#pragma unroll
+  for (int i = 1; i < kTaps; ++i) {
+    if (i > reach) continue;
+#pragma unroll
+    for (int c = 0; c < kW; ++c) sum[c] += taps.weight[i][c] * taps.x[i][c];
+  }
+}
+
+template <typename T, int kTaps>
+__global__ void __launch_bounds__(kThreads)
+    ConvForwardKernel(ConvShape<T> shape, bool aligned, T* out) {
+  constexpr int kW = kWidth<T, kTaps>;
+  const Place place = PlaceOf(shape, kForwardRun, kW);
+  if (!place.exists) return;
+  Taps<kTaps, kW> taps;
+  Begin(shape, place, aligned, taps);
+  for (int64_t token = place.begin; token < place.end; ++token) {
+    const int64_t at = place.row * shape.seq_len + token;
+    Shift(taps.x);
+    LoadToken(shape, place, token, aligned, taps.x[0]);
+    float sum[kW];
+    Sum(taps, shape.reach[at], sum);
+#pragma unroll
+    for (int c = 0; c < kW; ++c) sum[c] *= Sigmoid(sum[c]);
+    Store(out + at * shape.dim + place.channel, place.count, aligned, sum);
+  }
+}
+
+// dx of token `token`, or dtail where it lies before the slice.
+template <typename T, int kW>
+HL_DEVICE void StoreInputGradient(const ConvShape<T>& shape, const ConvGrads<T>& grads,
+                                  const Place& place, int64_t token, bool aligned,
+                                  const float (&dx)[kW]) {
+  const int64_t most = shape.taps - 1;
+  if (token >= place.begin) {
+    if (token < place.end)
+      Store(grads.dx + (place.row * shape.seq_len + token) * shape.dim + place.channel, place.count,
+            aligned, dx);
+  } else if (place.begin == 0 && grads.dtail != nullptr && token >= -most) {
+    Store(grads.dtail + (place.row * most + most + token) * shape.dim + place.channel, place.count,
+          aligned, dx);
+  }
+}
+
+// A thread walks its tokens and those after them that read them. `dx` holds the sums of the last kTaps tokens; the oldest is
+// complete when the walk is kTaps - 1 tokens further on.
+template <typename T, int kTaps>
+__global__ void __launch_bounds__(kThreads)
+    ConvBackwardKernel(ConvShape<T> shape, ConvGrads<T> grads, bool aligned, float* partials) {
+  constexpr int kW = kWidth<T, kTaps>;
+  const Place place = PlaceOf(shape, cuda::kConvGradRun, kW);
+  if (!place.exists) return;
+  Taps<kTaps, kW> taps;
+  Begin(shape, place, aligned, taps);
+  float dx[kTaps][kW] = {}, dweight[kTaps][kW] = {};
+  for (int64_t token = place.begin; token < place.end + kTaps - 1; ++token) {
+    Shift(dx);
+#pragma unroll
+    for (int c = 0; c < kW; ++c) dx[0][c] = 0;
+    if (token < shape.seq_len) {
+      const int64_t at = place.row * shape.seq_len + token;
+      const int reach = shape.reach[at];
+      Shift(taps.x);
+      LoadToken(shape, place, token, aligned, taps.x[0]);
+      float ds[kW], sum[kW];
+      Load(grads.dout + at * shape.dim + place.channel, place.count, aligned, ds);
+      Sum(taps, reach, sum);
+#pragma unroll
+      for (int c = 0; c < kW; ++c) {
+        const float sigmoid = Sigmoid(sum[c]);
+        ds[c] *= sigmoid * (1.0f + sum[c] * (1.0f - sigmoid));
+      }
+#pragma unroll
+      for (int i = 0; i < kTaps; ++i) {
+        if (i > reach) continue;
+#pragma unroll
+        for (int c = 0; c < kW; ++c) dx[i][c] += taps.weight[i][c] * ds[c];
+        if (token >= place.end) continue;  // another run's
+#pragma unroll
+        for (int c = 0; c < kW; ++c) dweight[i][c] += ds[c] * taps.x[i][c];
+      }
+    }
+    StoreInputGradient(shape, grads, place, token - (kTaps - 1), aligned, dx[kTaps - 1]);
+  }
+  float* const mine = partials + place.run * shape.taps * shape.dim + place.channel;
+#pragma unroll
+  for (int i = 0; i < kTaps; ++i) {
+    if (i < shape.taps) {
+#pragma unroll
+      for (int c = 0; c < kW; ++c)
+        if (c < place.count) mine[(shape.taps - 1 - i) * shape.dim + c] = dweight[i][c];
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) FillReachKernel(ConvReach args) {
+  const int64_t place = int64_t{kThreads} * blockIdx.x + threadIdx.x;
+  if (place >= args.batch * args.seq_len) return;
+  const int64_t row = place / args.seq_len, token = place - row * args.seq_len;
+  const bool cut = !args.has_tail || (args.documents != nullptr && args.starts[row * args.seq_len]);
+  int reach = 0;
+  while (reach < args.taps - 1) {
+    const int64_t earlier = token - reach - 1;
+    if (earlier < 0 && cut) break;
+    if (earlier >= 0 && args.documents != nullptr &&
+        args.documents[place - reach - 1] != args.documents[place])
+      break;
+    ++reach;
+  }
+  args.reach[place] = static_cast<uint8_t>(reach);
+}
+
+unsigned BlocksOf(int64_t items) {
+  return static_cast<unsigned>((items + kThreads - 1) / kThreads);
+}
+
+// Threads for runs of `tokens` tokens of `width` channels.
+template <typename T>
+int64_t ItemsOf(const ConvShape<T>& shape, int64_t tokens, int width) {
+  return shape.batch * ((shape.seq_len + tokens - 1) / tokens) * ((shape.dim + width - 1) / width);
+}
+
+template <typename T>
+void CheckTaps(const ConvShape<T>& shape) {
+  HL_CHECK(shape.taps >= 1 && shape.taps <= kConvMaxTaps, "short convolution of ", shape.taps,
+           " taps; 1 to ", kConvMaxTaps, " work");
+}
+
+template <typename T, int kTaps>
+void RunForward(const ConvShape<T>& shape, T* out, cudaStream_t stream) {
+  const int64_t items = ItemsOf(shape, kForwardRun, kWidth<T, kTaps>);
+  const bool aligned = Aligned16<T>(shape.dim, shape.x, shape.tail, shape.weight, out);
+  if (items > 0)
+    Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "short convolution"}, stream,
+           ConvForwardKernel<T, kTaps>, shape, aligned, out);
+}
+template <typename T>
+void Forward(const ConvShape<T>& shape, T* out, cudaStream_t stream) {
+  CheckTaps(shape);
+  shape.taps <= 4 ? RunForward<T, 4>(shape, out, stream) : RunForward<T, 8>(shape, out, stream);
+}
+
+template <typename T, int kTaps>
+void RunBackward(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* workspace,
+                 cudaStream_t stream) {
+  const int64_t items = ItemsOf(shape, cuda::kConvGradRun, kWidth<T, kTaps>);
+  const bool aligned =
+      Aligned16<T>(shape.dim, shape.x, shape.tail, shape.weight, grads.dout, grads.dx, grads.dtail);
+  if (items > 0)
+    Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "short convolution's gradient"}, stream,
+           ConvBackwardKernel<T, kTaps>, shape, grads, aligned, workspace);
+}
+template <typename T>
+void Backward(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* dweight,
+              float* workspace, cudaStream_t stream) {
+  CheckTaps(shape);
+  shape.taps <= 4 ? RunBackward<T, 4>(shape, grads, workspace, stream)
+                  : RunBackward<T, 8>(shape, grads, workspace, stream);
+  const int64_t size = shape.taps * shape.dim;
+  if (size == 0) return;
+  cuda::SumPartials(
+      workspace,
+      cuda::ConvWorkspaceFloats(shape.batch, shape.seq_len, shape.dim, shape.taps) / size, size,
+      dweight, stream);
+}
+
+}  // namespace
+
+namespace cuda {
+
+void FillReach(const ConvReach& args, cudaStream_t stream) {
+  const int64_t items = args.batch * args.seq_len;
+  if (items > 0)
+    Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "reach of a short convolution"}, stream,
+           FillReachKernel, args);
+}
+void ConvForward(const ConvShape<float>& shape, float* out, cudaStream_t stream) {
+  Forward(shape, out, stream);
+}
+void ConvForward(const ConvShape<Bf16>& shape, Bf16* out, cudaStream_t stream) {
+  Forward(shape, out, stream);
+}
+void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, float* dweight,
+                  float* workspace, cudaStream_t stream) {
+  Backward(shape, grads, dweight, workspace, stream);
+}
+void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, float* dweight,
+                  float* workspace, cudaStream_t stream) {
+  Backward(shape, grads, dweight, workspace, stream);
+}
+
+}  // namespace cuda
+}  // namespace halflife::kernels

@@ -1,0 +1,202 @@
+// The CUDA kernels of the short convolution, emulated, against its definition in fp64.
+#include <limits>
+#include <memory>
+
+#include "kernels/rows_support.h"
+#include "kernels/short_conv/args.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Array;
+using test::Random;
+using test::Values;
+
+constexpr int64_t kBatch = 2;
+// Up to 8 products and a sigmoid forward; the weight's gradient sums some hundred tokens.
+constexpr double kFp32 = 3e-6;
+
+struct Case {
+  int64_t seq_len, dim, taps;
+  bool tail = true, documents = true;
+  int shift = 0;  // elements that every array is off its alignment
+};
+
+std::string Name(const Case& c) {
+  return "T " + std::to_string(c.seq_len) + ", D " + std::to_string(c.dim) + ", W " +
+         std::to_string(c.taps) + (c.tail ? ", tail" : "") + (c.documents ? ", documents" : "") +
+         ", shift " + std::to_string(c.shift);
+}
+
+// Lengths about the runs of 16 and 32 tokens and below the number of taps; every number of taps; channels in whole packs and not.
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const int64_t seq_len : {1, 5, 33, 70})
+    for (const bool documents : {false, true})
+      for (const bool tail : {false, true}) cases.push_back({seq_len, 11, 4, tail, documents});
+  for (int64_t taps = 1; taps <= kConvMaxTaps; ++taps) cases.push_back({40, 5, taps});
+  cases.push_back({70, 16, 4});
+  cases.push_back({70, 16, 4, true, true, /*shift=*/1});
+  cases.push_back({35, 16, 8});
+  cases.push_back({3, 264, 7});
+  return cases;
+}
+
+// Documents that start with the slice (and cut the tail off), inside, and in several neighbouring tokens.
+struct Documents {
+  explicit Documents(const Case& c)
+      : starts(new bool[kBatch * c.seq_len]()), ids(kBatch * c.seq_len) {
+    if (c.seq_len > 0) starts[0] = true;
+    for (int64_t t = 3; t < c.seq_len; t += 11) starts[c.seq_len + t] = true;
+    for (int64_t t = 30; t < std::min<int64_t>(c.seq_len, 35); ++t) starts[t] = true;
+    for (int64_t i = 0; i < kBatch * c.seq_len; ++i)
+      ids[i] = (i % c.seq_len == 0 ? 0 : ids[i - 1]) + (starts[i] ? 1 : 0);
+  }
+  std::unique_ptr<bool[]> starts;
+  std::vector<int64_t> ids;
+};
+
+template <typename T>
+struct Problem {
+  explicit Problem(const Case& c)
+      : x(Random(kBatch * c.seq_len * c.dim, 1), c.shift),
+        tail(Random(kBatch * (c.taps - 1) * c.dim, 2), c.shift),
+        dout(Random(kBatch * c.seq_len * c.dim, 3), c.shift),
+        weight(Random(c.taps * c.dim, 4), c.shift),
+        documents(c) {}
+  Array<T> x, tail, dout;
+  Array<float> weight;
+  Documents documents;
+};
+
+template <typename T>
+struct Results {
+  std::vector<uint8_t> reach;
+  Array<T> out, dx, dtail;
+  Array<float> dweight;
+};
+
+template <typename T>
+Results<T> Run(const Case& c, const Problem<T>& p) {
+  const int64_t size = kBatch * c.seq_len * c.dim;
+  Results<T> r = {std::vector<uint8_t>(kBatch * c.seq_len), Array<T>(size, c.shift),
+                  Array<T>(size, c.shift), Array<T>(kBatch * (c.taps - 1) * c.dim, c.shift),
+                  Array<float>(c.taps * c.dim)};
+  cuda::FillReach({.documents = c.documents ? p.documents.ids.data() : nullptr,
+                   .starts = c.documents ? p.documents.starts.get() : nullptr,
+                   .reach = r.reach.data(),
+                   .batch = kBatch,
+                   .seq_len = c.seq_len,
+                   .taps = c.taps,
+                   .has_tail = c.tail},
+                  nullptr);
+  const ConvShape<T> shape = {.x = p.x.data(),
+                              .tail = c.tail ? p.tail.data() : nullptr,
+                              .weight = p.weight.data(),
+                              .reach = r.reach.data(),
+                              .batch = kBatch,
+                              .seq_len = c.seq_len,
+                              .dim = c.dim,
+                              .taps = c.taps};
+  cuda::ConvForward(shape, r.out.data(), nullptr);
+  Array<float> workspace(
+      Values(cuda::ConvWorkspaceFloats(kBatch, c.seq_len, c.dim, c.taps), std::nan("")));
+  cuda::ConvBackward(
+      shape,
+      ConvGrads<T>{
+          .dout = p.dout.data(), .dx = r.dx.data(), .dtail = c.tail ? r.dtail.data() : nullptr},
+      r.dweight.data(), workspace.data(), nullptr);
+  return r;
+}
+
+struct Wanted {
+  Values out, dx, dtail, dweight;
+};
+
+template <typename T>
+Wanted Definition(const Case& c, const Problem<T>& p) {
+  const Values x = p.x.values(), tail = p.tail.values(), weight = p.weight.values(),
+               dout = p.dout.values();
+  Wanted want = {Values(x.size()), Values(x.size()), Values(tail.size()), Values(weight.size())};
+  for (int64_t b = 0; b < kBatch; ++b) {
+    for (int64_t t = 0; t < c.seq_len; ++t) {
+      // tokens it reads, itself first: until a document's start, or the slice's where nothing comes before it
+      std::vector<int64_t> tokens = {t};
+      while (static_cast<int64_t>(tokens.size()) < c.taps) {
+        const int64_t last = tokens.back();
+        if (last >= 0 && c.documents && p.documents.starts[b * c.seq_len + last]) break;
+        if (last == 0 && !c.tail) break;
+        tokens.push_back(last - 1);
+      }
+      for (int64_t d = 0; d < c.dim; ++d) {
+        const auto place = [&](int64_t token) {
+          return (token >= 0 ? b * c.seq_len + token : b * (c.taps - 1) + c.taps - 1 + token) *
+                     c.dim +
+                 d;
+        };
+        double sum = 0;
+        for (size_t i = 0; i < tokens.size(); ++i) {
+          const double value = tokens[i] >= 0 ? x[place(tokens[i])] : tail[place(tokens[i])];
+          sum += weight[(c.taps - 1 - static_cast<int64_t>(i)) * c.dim + d] * value;
+        }
+        const double sigmoid = 1 / (1 + std::exp(-sum));
+        want.out[place(t)] = sum * sigmoid;
+        const double ds = dout[place(t)] * sigmoid * (1 + sum * (1 - sigmoid));
+        for (size_t i = 0; i < tokens.size(); ++i) {
+          const int64_t tap = (c.taps - 1 - static_cast<int64_t>(i)) * c.dim + d;
+          Values& dinput = tokens[i] >= 0 ? want.dx : want.dtail;
+          dinput[place(tokens[i])] += weight[tap] * ds;
+          want.dweight[tap] += ds * (tokens[i] >= 0 ? x[place(tokens[i])] : tail[place(tokens[i])]);
+        }
+      }
+    }
+  }
+  return want;
+}
+
+template <typename T>
+using ConvKernel = test::RowsTest<T>;
+TYPED_TEST_SUITE(ConvKernel, test::Storages);
+
+TYPED_TEST(ConvKernel, EqualsTheDefinitionInFp64) {
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(Name(c));
+    const Problem<TypeParam> p(c);
+    const Results<TypeParam> got = Run(c, p);
+    const Wanted want = Definition(c, p);
+    test::ExpectClose<TypeParam>("out", got.out.values(), want.out, kFp32);
+    test::ExpectClose<TypeParam>("dx", got.dx.values(), want.dx, kFp32);
+    if (c.tail) test::ExpectClose<TypeParam>("dtail", got.dtail.values(), want.dtail, kFp32);
+    test::ExpectClose<float>("dweight", got.dweight.values(), want.dweight, kFp32);
+  }
+}
+
+TYPED_TEST(ConvKernel, TwoRunsGiveTheSameBits) {
+  const Case c = {70, 24, 4};
+  const Problem<TypeParam> p(c);
+  const Results<TypeParam> first = Run(c, p), second = Run(c, p);
+  EXPECT_EQ(first.out.values(), second.out.values());
+  EXPECT_EQ(first.dx.values(), second.dx.values());
+  EXPECT_EQ(first.dweight.values(), second.dweight.values());
+}
+
+// A NaN stays within its document and within the taps.
+TYPED_TEST(ConvKernel, NansDoNotCrossADocumentsStart) {
+  const Case c = {20, 8, 4, /*tail=*/false};
+  Problem<TypeParam> p(c);
+  p.x.data()[(c.seq_len + 13) * c.dim] =  // in row 1 documents start at 3 and at 14
+      Narrow<TypeParam>(std::numeric_limits<float>::quiet_NaN());
+  const Values out = Run(c, p).out.values();
+  EXPECT_TRUE(std::isnan(out[(c.seq_len + 13) * c.dim]));
+  for (int64_t t = 14; t < c.seq_len; ++t)
+    EXPECT_FALSE(std::isnan(out[(c.seq_len + t) * c.dim])) << t;
+}
+
+TYPED_TEST(ConvKernel, NoTokensGiveNoGradient) {
+  const Case c = {0, 8, 4};
+  const Results<TypeParam> got = Run(c, Problem<TypeParam>(c));
+  EXPECT_EQ(got.dweight.values(), Values(4 * 8, 0.0));
+}
+
+}  // namespace
+}  // namespace halflife::kernels
