@@ -19,8 +19,6 @@
 
 namespace halflife::kernels {
 
-inline bool IsCpuFloat(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
-
 // Storage that the fused forms read and write; their arithmetic is fp32.
 inline bool HasFusedDtype(const at::Tensor& x) {
   return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/gradient_check.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
@@ -113,6 +114,19 @@ TEST_P(StepKernelsGpuTest, ShortConv) {
            Normal({2, taps - 1, dim}, 3)});
     }
   }
+}
+
+// The matmuls are LibTorch's on both sides: fp32 sums of 24 terms.
+TEST_P(StepKernelsGpuTest, LinearCrossEntropy) {
+  const at::Tensor targets =
+      (at::arange(70, at::kLong) * 31) % 503 - (at::arange(70) % 5 == 4) * 600;
+  ExpectSameOnBoth(
+      [&](const Tensors& in) {
+        return LinearCrossEntropy({in[0], in[1], targets.to(in[0].device())},
+                                  {.z_loss_weight = 0.1, .rows_per_block = 32})
+            .objective;
+      },
+      {Normal({70, 24}, 1), Normal({503, 24}, 2)});
 }
 
 INSTANTIATE_TEST_SUITE_P(Storage, StepKernelsGpuTest, testing::Values(at::kFloat, at::kBFloat16));

@@ -68,19 +68,22 @@ ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
   ForwardResult result;
   const at::ScalarType compute = ComputeType(inputs.hidden);
   const at::Tensor weight = inputs.weight.to(compute);
+  // read once, at the end: a GPU is not waited for between blocks
+  const CrossEntropyRows rows =
+      internal::EmptyRows(inputs.hidden.size(0), inputs.hidden.options().dtype(compute));
   if (gradient) {
     result.dhidden = at::empty(inputs.hidden.sizes(), inputs.hidden.options().dtype(compute));
     result.dweight = at::zeros(weight.sizes(), weight.options());
   }
   ForEachBlock(inputs, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
-    AddRows(internal::ReduceRows(logits, inputs.targets.narrow(0, first, count),
-                                 config.z_loss_weight, gradient),
-            result);
+    internal::ReduceRows(logits, inputs.targets.narrow(0, first, count), config.z_loss_weight,
+                         gradient, rows.Narrow(first, count));
     if (!gradient) return;
     at::Tensor dhidden = result.dhidden.narrow(0, first, count);
     at::mm_out(dhidden, logits, weight);
     result.dweight.addmm_(logits.t(), inputs.hidden.narrow(0, first, count).to(compute));
   });
+  AddRows(rows, result);
   return result;
 }
 
@@ -153,14 +156,15 @@ at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
   Check(inputs);
   const c10::AutoGradMode no_grad(false);
   const at::Tensor targets = inputs.targets.contiguous();
-  at::Tensor out =
-      at::empty({inputs.hidden.size(0)}, inputs.hidden.options().dtype(ComputeType(inputs.hidden)));
-  const at::Tensor weight = inputs.weight.to(ComputeType(inputs.hidden));
+  const at::ScalarType compute = ComputeType(inputs.hidden);
+  const CrossEntropyRows rows =
+      internal::EmptyRows(inputs.hidden.size(0), inputs.hidden.options().dtype(compute));
+  const at::Tensor weight = inputs.weight.to(compute);
   ForEachBlock(inputs, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
-    out.narrow(0, first, count)
-        .copy_(internal::ReduceRows(logits, targets.narrow(0, first, count), 0, false).loss);
+    internal::ReduceRows(logits, targets.narrow(0, first, count), 0, false,
+                         rows.Narrow(first, count));
   });
-  return out;
+  return rows.loss;
 }
 
 }  // namespace halflife::kernels

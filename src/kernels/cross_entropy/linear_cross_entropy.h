@@ -14,8 +14,8 @@ namespace halflife::kernels {
 struct LinearCrossEntropyInputs {
   at::Tensor hidden;  // [N, D] fp32, bf16 or fp64
   at::Tensor weight;  // [vocab, D], dtype of hidden
-  at::Tensor
-      targets;  // [N] int64; negative: no target here. On the CPU, outside the vocabulary: Error, exit 3
+  // [N] int64; negative: no target here. Outside the vocabulary: on the CPU Error, exit 3; on a GPU the sums are NaN
+  at::Tensor targets;
 };
 struct LinearCrossEntropyConfig {
   double z_loss_weight = 0;

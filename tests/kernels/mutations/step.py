@@ -84,9 +84,26 @@ MUTATIONS = [
      "if (earlier < 0 && cut) break;", "if (earlier < 0 && !args.has_tail) break;", "short_conv"),
     ("conv: channels past the last", "short_conv/short_conv.cu",
      "if (c < place.count) mine[", "mine[", "short_conv"),
+    ("cross entropy: no barrier before the warps are merged", "cross_entropy/cross_entropy.cu",
+     "= softmax;\n  __syncthreads();\n", "= softmax;\n", "cross_entropy"),
+    ("cross entropy: the last warp is not merged", "cross_entropy/cross_entropy.cu",
+     "warp < static_cast<int>(blockDim.x) / 32;", "warp < static_cast<int>(blockDim.x) / 32 - 1;",
+     "cross_entropy"),
+    ("cross entropy: zeros past the end take part", "cross_entropy/cross_entropy.cu",
+     "if (i < count) softmax.sum +=", "softmax.sum +=", "cross_entropy"),
+    ("cross entropy: sums are not rescaled", "cross_entropy/cross_entropy.cu",
+     "softmax.sum *= expf(softmax.max - shift);", "", "cross_entropy"),
+    ("cross entropy: -inf minus -inf", "cross_entropy/cross_entropy.cu",
+     "return max == -Infinity() ? 0.0f : max;", "return max;", "cross_entropy"),
+    ("cross entropy: a target outside the vocabulary is read", "cross_entropy/cross_entropy.cu",
+     "target < args.vocab ? logits[target] : Nan()", "logits[target]", "cross_entropy"),
+    ("cross entropy: the target's logit after it was overwritten", "cross_entropy/cross_entropy.cu",
+     "  if (!args.gradient) return;\n",
+     "  if (!args.gradient) return;\n  if (threadIdx.x == blockDim.x - 1) args.loss[row] = log_partition - logits[target];\n",
+     "cross_entropy"),
 ]
 
-FAMILIES = ("rms_norm", "rotary", "swiglu", "short_conv")
+FAMILIES = ("rms_norm", "rotary", "swiglu", "short_conv", "cross_entropy")
 
 STEP = Family(
     name="step kernels", folder="src/kernels",
