@@ -1,50 +1,74 @@
 #include "train/gradient_norm.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
 
-#include <algorithm>
-#include <span>
 #include <vector>
+
+#include "kernels/sum_of_squares/args.h"
+#include "train/device.h"
 
 namespace halflife::train {
 namespace {
 
-// In blocks that start with the parameter, whose place in the arena depends on the world size.
-double SumOfSquares(std::span<const float> values) {
-  constexpr size_t kBlock = 1 << 16;
-  const size_t num_blocks = (values.size() + kBlock - 1) / kBlock;
-  std::vector<double> partial(num_blocks);
-  at::parallel_for(0, static_cast<int64_t>(num_blocks), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      double lanes[8] = {};
-      const size_t first = block * kBlock, last = std::min(values.size(), first + kBlock);
-      size_t i = first;
-      for (; i + 8 <= last; i += 8) {
-        for (int lane = 0; lane < 8; ++lane) {
-          lanes[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
-        }
-      }
-      for (; i < last; ++i) lanes[0] += static_cast<double>(values[i]) * values[i];
-      for (const double lane : lanes) partial[block] += lane;
-    }
+using kernels::SquaresArgs;
+using kernels::SquaresSegment;
+
+struct Segments {
+  std::vector<SquaresSegment> list;
+  int64_t num_blocks = 0;
+};
+
+Segments SegmentsOf(const dist::ParameterLayout& layout) {
+  Segments segments;
+  for (size_t i = 0; i < layout.specs().size(); ++i) {
+    const int64_t count = layout.specs()[i].count();
+    if (count == 0) continue;
+    segments.list.push_back({layout.offset(i), count, segments.num_blocks});
+    segments.num_blocks += segments.list.back().num_blocks();
+  }
+  return segments;
+}
+
+// [num_blocks] on the CPU.
+at::Tensor PartialSums(const Segments& segments, const at::Tensor& flat) {
+  const at::Tensor partials = at::empty({segments.num_blocks}, flat.options().dtype(at::kDouble));
+  SquaresArgs args = {.values = flat.const_data_ptr<float>(),
+                      .segments = segments.list.data(),
+                      .num_segments = static_cast<int>(segments.list.size()),
+                      .num_blocks = segments.num_blocks,
+                      .partials = partials.mutable_data_ptr<double>()};
+#ifdef HALFLIFE_WITH_CUDA
+  if (flat.is_cuda()) {
+    const c10::DeviceGuard guard(flat.device());
+    const auto bytes = static_cast<int64_t>(segments.list.size() * sizeof(SquaresSegment));
+    const at::Tensor table =
+        at::from_blob(const_cast<SquaresSegment*>(segments.list.data()), {bytes}, at::kByte)
+            .to(flat.device(), at::kByte);
+    args.segments = static_cast<const SquaresSegment*>(table.const_data_ptr());
+    kernels::cuda::SumOfSquares(args, CurrentStream({Device::Kind::kCuda, flat.get_device()}));
+    return partials.cpu();
+  }
+#endif
+  at::parallel_for(0, args.num_blocks, 1, [&](int64_t begin, int64_t end) {
+    kernels::cpu::SumOfSquares(args, begin, end);
   });
-  double sum = 0;
-  for (const double block : partial) sum += block;
-  return sum;
+  return partials;
 }
 
 }  // namespace
 
 double SumOfSquares(const dist::ParameterLayout& layout, const at::Tensor& flat) {
-  if (!flat.is_cpu()) {  // the padding between parameters is zero
-    const double norm = at::linalg_vector_norm(flat, 2, {}, false, at::kDouble).item<double>();
-    return norm * norm;
-  }
-  const std::span<const float> values(flat.const_data_ptr<float>(), flat.numel());
+  const Segments segments = SegmentsOf(layout);
+  const at::Tensor partials = PartialSums(segments, flat);
+  const double* partial = partials.const_data_ptr<double>();
   double sum = 0;
-  for (size_t i = 0; i < layout.specs().size(); ++i) {
-    sum += SumOfSquares(values.subspan(layout.offset(i), layout.specs()[i].count()));
+  for (const SquaresSegment& segment : segments.list) {
+    double parameter = 0;
+    for (int64_t block = 0; block < segment.num_blocks(); ++block) parameter += *partial++;
+    sum += parameter;
   }
   return sum;
 }

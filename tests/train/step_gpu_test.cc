@@ -1,5 +1,7 @@
 // The same model on the GPU and on the CPU: losses and gradients agree. Skips, saying why, where there is no GPU.
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include "core/error.h"
@@ -7,6 +9,7 @@
 #include "train/batch_tensors.h"
 #include "train/device.h"
 #include "train/gradient_hooks.h"
+#include "train/gradient_norm.h"
 
 namespace halflife::train {
 namespace {
@@ -64,6 +67,30 @@ TEST_P(StepGpu, Fp32AgreesWithTheCpu) { Compare(at::kFloat, 1e-5, 1e-4); }
 TEST_P(StepGpu, Bf16StaysNearTheCpu) { Compare(at::kBFloat16, 1e-2, 5e-2); }
 
 INSTANTIATE_TEST_SUITE_P(Mixers, StepGpu, testing::ValuesIn(model::MixerNames()));
+
+// fp64 sums in another order; the same bits wherever the parameters lie.
+TEST(GradientNormGpu, AgreesWithTheCpuInAnyLayout) {
+  try {
+    ChooseDevice("cuda", 0);
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.message();
+  }
+  double first = 0;
+  for (const int num_slices : {1, 7}) {
+    const dist::ParameterLayout layout(
+        {{.name = "a", .shape = {100003}}, {.name = "b", .shape = {7, 13}}},
+        {.first_bucket_bytes = 4, .bucket_bytes = 4, .num_slices = num_slices});
+    const at::Tensor flat = at::zeros({layout.num_elements()});
+    for (size_t i = 0; i < layout.specs().size(); ++i) {
+      const int64_t count = layout.specs()[i].count();
+      flat.narrow(0, layout.offset(i), count).copy_(at::linspace(-3, 5, count, at::kFloat));
+    }
+    const double norm = SumOfSquares(layout, flat.to(at::kCUDA));
+    EXPECT_NEAR(norm / SumOfSquares(layout, flat), 1, 1e-12);
+    if (num_slices == 1) first = norm;
+    EXPECT_EQ(norm, first);
+  }
+}
 
 }  // namespace
 }  // namespace halflife::train

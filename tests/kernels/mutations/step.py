@@ -101,9 +101,21 @@ MUTATIONS = [
      "  if (!args.gradient) return;\n",
      "  if (!args.gradient) return;\n  if (threadIdx.x == blockDim.x - 1) args.loss[row] = log_partition - logits[target];\n",
      "cross_entropy"),
+    ("squares: no barrier before the warps' sums are added", "sum_of_squares/sum_of_squares.cu",
+     "= sum;\n  __syncthreads();\n", "= sum;\n", "sum_of_squares"),
+    ("squares: a block reads into the next", "sum_of_squares/sum_of_squares.cu",
+     "const int64_t end = min(segment.count, begin + kSquaresBlock);",
+     "const int64_t end = segment.count;", "sum_of_squares"),
+    ("squares: the segment before", "sum_of_squares/sum_of_squares.cu",
+     "<= block) {", "< block) {", "sum_of_squares"),
+    ("squares: a pack at a segment's end is read whole", "sum_of_squares/sum_of_squares.cu",
+     "static_cast<int>(min(end - i, int64_t{kWidth}))", "kWidth", "sum_of_squares"),
+    ("squares: fp32 sums", "sum_of_squares/sum_of_squares.cu",
+     "sum += static_cast<double>(x[j]) * x[j];", "sum += static_cast<double>(x[j] * x[j]);",
+     "sum_of_squares"),
 ]
 
-FAMILIES = ("rms_norm", "rotary", "swiglu", "short_conv", "cross_entropy")
+FAMILIES = ("rms_norm", "rotary", "swiglu", "short_conv", "cross_entropy", "sum_of_squares")
 
 STEP = Family(
     name="step kernels", folder="src/kernels",
