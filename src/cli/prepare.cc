@@ -161,9 +161,10 @@ void AddPrepare(CLI::App& app, Action& action) {
 
   command->option_defaults()->group("Tokenizer");
   command
-      ->add_option("--tokenizer", config->tokenizer,
-                   "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder "
-                   "with a tokenizer, such as a Hugging Face model's [with --train-tokenizer: none]")
+      ->add_option(
+          "--tokenizer", config->tokenizer,
+          "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder "
+          "with a tokenizer, such as a Hugging Face model's [with --train-tokenizer: none]")
       ->type_name("FILE");
   command->add_flag("--train-tokenizer", config->train_tokenizer,
                     "Train a sentencepiece tokenizer on the training split");

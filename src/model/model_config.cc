@@ -159,8 +159,8 @@ std::vector<std::string> Problems(const ModelConfig& config) {
   require(config.num_layers >= 1, "num_layers is ", config.num_layers, "; at least 1 would work");
   require(config.mlp_dim >= 0, "mlp_dim is ", config.mlp_dim,
           "; a width would work, or 0 to derive it from mlp_ratio");
-  require(config.mlp_dim != 0 || (config.mlp_ratio > 0 && config.mlp_ratio <= 1e6), "mlp_ratio is ", config.mlp_ratio,
-          "; a number above 0 would work (4 is usual)");
+  require(config.mlp_dim != 0 || (config.mlp_ratio > 0 && config.mlp_ratio <= 1e6), "mlp_ratio is ",
+          config.mlp_ratio, "; a number above 0 would work (4 is usual)");
   require(config.norm_eps > 0, "norm_eps is ", config.norm_eps,
           "; a number above 0 would work (1e-6 is usual)");
   require(config.dropout >= 0 && config.dropout < 1, "dropout is ", config.dropout,

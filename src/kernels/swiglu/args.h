@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/bf16.h"
+#include "core/bfloat16.h"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
