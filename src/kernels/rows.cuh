@@ -31,8 +31,8 @@ bool Aligned16(int64_t dim, const Pointers*... pointers) {
 
 // ---- storage ----
 
-HL_DEVICE float Widen(float x) { return x; }
-HL_DEVICE float Widen(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+HL_DEVICE float FromStorage(float x) { return x; }
+HL_DEVICE float FromStorage(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 
 template <typename T>
 HL_DEVICE T Narrow(float x);
@@ -74,7 +74,7 @@ HL_DEVICE void Load(const T* from, int count, bool aligned, float (&x)[kWidth]) 
     }
   }
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) x[i] = i < count ? Widen(from[i]) : 0.0f;
+  for (int i = 0; i < kWidth; ++i) x[i] = i < count ? FromStorage(from[i]) : 0.0f;
 }
 
 // to[i] = x[i] for i < count.

@@ -141,9 +141,12 @@ TEST(TokenizerFuzzTest, TokenizerConfig) {
   int num_accepted = 0;
   for (int i = 0; i < 10'000; ++i) {
     SCOPED_TRACE(i);
-    // What names tokens by their content, and what names them by number.
-    const Files files = {{"tokenizer_config.json", Mutated(good, random)},
-                         {"generation_config.json", Mutated(R"({"eos_token_id": [265]})", random)}};
+    // What names tokens by their content, and what names them by number, one damaged at a time: two at once leave
+    // next to nothing to accept.
+    const std::string by_number = R"({"eos_token_id": [265]})";
+    const Files files = i % 2 == 0 ? Files{{"tokenizer_config.json", Mutated(good, random)},
+                                           {"generation_config.json", by_number}}
+                                   : Files{{"generation_config.json", Mutated(by_number, random)}};
     try {
       const data::SpecialIds ids = data::FindSpecialTokens(spec, "fuzzed", files);
       ++num_accepted;

@@ -37,7 +37,7 @@ HL_DEVICE void LoadInput(const NormRows<T>& args, int64_t at, int count, bool al
   float other[kPack<T>];
   Load(args.residual + at, count, aligned, other);
 #pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) x[i] = Widen(Narrow<T>(x[i] + other[i]));
+  for (int i = 0; i < kPack<T>; ++i) x[i] = FromStorage(Narrow<T>(x[i] + other[i]));
   Store(args.sum + at, count, aligned, x);
 }
 

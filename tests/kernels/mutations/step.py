@@ -11,7 +11,7 @@ MUTATIONS = [
     ("rows: the last warp's sum dropped", "rows.cuh",
      "warp < lanes / 32; ++warp", "warp < lanes / 32 - 1; ++warp", "rms_norm"),
     ("rows: elements past a row's end are read", "rows.cuh",
-     "x[i] = i < count ? Widen(from[i]) : 0.0f;", "x[i] = Widen(from[i]);", "rms_norm"),
+     "x[i] = i < count ? FromStorage(from[i]) : 0.0f;", "x[i] = FromStorage(from[i]);", "rms_norm"),
     ("rows: elements past a row's end are written", "rows.cuh",
      "    if (i < count) to[i] = Narrow<T>(x[i]);", "    to[i] = Narrow<T>(x[i]);", "rms_norm"),
     ("rows: 16-byte accesses to rows that do not allow them", "rows.cuh",
