@@ -57,6 +57,22 @@ TEST_F(Generate, BadFlags) {
   EXPECT_EQ(none.exit_code, 76) << none.err;
 }
 
+TEST_F(Generate, APromptThatTheTokenizerCannotRead) {
+  const std::string pieces = fixture->path("pieces").string();
+  const RunResult prepared =
+      fixture->Halflife({"prepare", "--input", fixture->path("text.txt"), "--train-tokenizer",
+                         "--vocab", "320", "--out", pieces});
+  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  const RunResult result =
+      fixture->Halflife({"generate", "--model", fixture->path("run"), "--tokenizer",
+                         pieces + "/tokenizer", "--prompt", "a\xff"});
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_NE(result.err.find("not UTF-8 from byte 1 on"), std::string::npos) << result.err;
+  const RunResult bytes = fixture->Halflife(
+      {"generate", "--model", fixture->path("run"), "--prompt", "a\xff", "--max-tokens", "2"});
+  EXPECT_EQ(bytes.exit_code, 0) << bytes.err;
+}
+
 TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
   const std::string json = fixture->path("eval.json");
   const RunResult result =

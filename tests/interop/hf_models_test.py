@@ -173,6 +173,14 @@ class HfModels(unittest.TestCase):
             rows.append(logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0])
         return rows
 
+    def test_a_tokenizer_of_more_ids_than_the_model(self):
+        folder, _ = self.make_fla_folder(FRAME | FLA_VARIANTS["gla"])
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}))
+        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn("has 259 ids, the model only 61", said)
+        self.assertFalse((self.dir / "run").exists())
+
     def test_shards_types_and_ties(self):
         config = FRAME | FLA_VARIANTS["gla_plain_norm_tied"]
         folder, _ = self.make_fla_folder(config)

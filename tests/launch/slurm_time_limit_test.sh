@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # slurm_time_limit_test.sh HALFLIFE (inside with_slurm.sh): a run that its time limit would cut short
-# is warned, saves, and goes on by itself to the same bits. Slurm looks at limits every 30 s and counts
-# them in minutes, so this takes about a minute.
+# is warned, saves, and goes on by itself to the same bits. Slurm looks at limits every 30 s, so this
+# takes about one and a half minutes.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
@@ -9,7 +9,7 @@ make_dataset
 make_undisturbed
 
 run=limited
-submit $run --time=1 --signal=B:USR1@30
+submit $run --time=2 --signal=B:USR1@60
 pause_until_asked $run
 wait_for_run "$job" $run
 check "finished in two lives" "COMPLETED 0 2" "$(ending "$job") $(lives $run | wc -w)" $run
