@@ -4,6 +4,51 @@
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
+make_dataset
+make_undisturbed
+
+for launcher in mpirun srun; do
+  run=two_lives_$launcher
+  LAUNCHER=$launcher submit "$run"
+  pause_until_asked "$run" scancel --batch --signal=USR1 "$job"
+  wait_for_run "$job" "$run"
+  check "$launcher, two lives: ends" "COMPLETED 0" "$(ending "$job")" "$run"
+  check "$launcher, two lives: one restart" 1 "$(job_field "$job" Restarts)"
+  met=$(lives "$run")
+  check "$launcher, two lives: the second goes on where the first stopped" yes \
+    "$([[ $met =~ ^0\>([0-9]+)\ ([0-9]+)\>150$ && ${BASH_REMATCH[1]} = "${BASH_REMATCH[2]}" ]] && echo yes)" "$run"
+  check "$launcher, two lives: DONE" "step 150" "$(<"$run/DONE")"
+  check_undisturbed "$launcher, two lives" "$run"
+done
+
+run=two_lives_srun
+submit "$run"
+wait_for_end "$job"
+check "a finished run: ends at once" "COMPLETED 0 150>150" \
+  "$(ending "$job") $(lives "$run" | cut -d ' ' -f 3)" "$run"
+submit "$run" -- --set train.steps=160 --allow-change train.steps
+wait_for_end "$job"
+check "a finished run can be extended" "COMPLETED 0 step 160" "$(ending "$job") $(<"$run/DONE")" "$run"
+
+run=crashes
+HL_FAULT=train.step:kill:65:1 submit "$run" -- --set ckpt.every=50
+wait_for_run "$job" "$run"
+check "crashes with new checkpoints between them" "COMPLETED 0 0>50 50>100 100>150" \
+  "$(ending "$job") $(lives "$run")" "$run"
+check_undisturbed "crashes" "$run"
+
+for launcher in mpirun srun; do
+  run=breaker_$launcher
+  HL_FAULT=train.step:kill:3:1 LAUNCHER=$launcher submit "$run"
+  wait_for_run "$job" "$run"
+  check "$launcher, no new checkpoint: given up after three lives" "FAILED 1 0>0 0>0 0>0" \
+    "$(ending "$job") $(lives "$run")" "$run"
+  check "$launcher, no new checkpoint: HALT says so" \
+    "exit 137, and 3 lives without a checkpoint after step 0" "$(<"$run/HALT")"
+done
+submit "$run"
+wait_for_end "$job"
+check "a halted run: later jobs end at once" "FAILED 1 1" "$(ending "$job") $(count ': halted: exit 137' "$run.log")" "$run"
 
 # A launcher that ends at once, with FAKE_CODE.
 mkdir bin
@@ -31,9 +76,15 @@ MAX_RESTARTS=1 fake 75 limit
 wait_for_run "$job" limit
 check "restart limit" "FAILED 1 0>0 0>0" "$(ending "$job") $(lives limit)" limit
 
-submit nothing_done
+run=twice
+submit "$run" -- --set train.steps=1000000
+first=$job
+wait_until "$run trains" has_trained "$run"
+submit "$run" --output=second.log -- --set train.steps=1000000
 wait_for_end "$job"
-check "a halted run: later jobs end at once" "FAILED 1 1" \
-  "$(ending "$job") $(count ': halted: exit 0, and 3 lives' nothing_done.log)" nothing_done
+check "submitted twice: the second ends, the run is not halted" "FAILED 4 no" \
+  "$(ending "$job") $([ -e $run/HALT ] && echo yes || echo no)" second
+scancel "$first"
+wait_for_end "$first"
 
 exit $((failures > 0))
