@@ -32,12 +32,6 @@ std::string MeshText(const ckpt::MeshInfo& mesh) {
   return Concat(mesh.world, "/", mesh.dp, "/", mesh.sp, "/", mesh.zero_stage);
 }
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  std::string text;
-  for (const int64_t dim : shape) text += Concat(text.empty() ? "" : ", ", dim);
-  return Concat("[", text, "]");
-}
-
 std::string Number(double value) { return Concat(value); }
 
 // A JSON value as a table's cell; "-" where there is none.
@@ -234,7 +228,7 @@ std::string StepText(const Json& step) {
     const auto number = [&](const char* key) {
       return tensor.contains(key) ? Number(tensor[key]) : std::string("-");
     };
-    rows.push_back({tensor["name"], ShapeText(tensor["shape"]), tensor["dtype"],
+    rows.push_back({tensor["name"], ckpt::ShapeText(tensor["shape"]), tensor["dtype"],
                     tensor["fragments"].dump(), number("min"), number("max"), number("rms")});
   }
   return text + Table(rows);

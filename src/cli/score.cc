@@ -3,7 +3,6 @@
 
 #include <ATen/Parallel.h>
 
-#include <charconv>
 #include <cstring>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -14,6 +13,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/human.h"
+#include "core/shortest_text.h"
 #include "infer/scorer.h"
 
 namespace halflife::cli {
@@ -99,9 +99,8 @@ void AppendLine(const std::vector<int32_t>& ids, const std::vector<float>& score
   for (size_t i = 0; i < ids.size(); ++i) text += Concat(i == 0 ? "" : ",", ids[i]);
   text += "],\"logprobs\":[";
   for (size_t i = 0; i < scores.size(); ++i) {
-    char number[32];
     if (i > 0) text += ',';
-    text.append(number, std::to_chars(number, number + sizeof number, scores[i]).ptr);
+    text += ShortestText(scores[i]);
   }
   text += "]}\n";
 }

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "core/error.h"
+#include "core/shortest_text.h"
 #include "model/mixers/mixers.h"
 
 namespace halflife::model {
@@ -32,12 +33,6 @@ bool Parse(const std::string& text, Number* value) {
   const char* end = text.data() + text.size();
   const auto result = std::from_chars(text.data(), end, *value);
   return result.ec == std::errc() && result.ptr == end;
-}
-
-// The fewest digits that read back as the same number.
-std::string ShortestText(double value) {
-  char text[32];
-  return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // What fla's classes have in common: sizes, the SwiGLU block, ties, hybrid softmax layers.
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/shortest_text.h"
 #include "interop/layouts/layouts.h"
 
 namespace halflife::interop {
@@ -99,10 +99,7 @@ ordered_json Options::Number(const std::string& key) const {
 }
 
 void OptionWriter::Int(const std::string& key, int64_t value) { Text(key, Concat(value)); }
-void OptionWriter::Double(const std::string& key, double value) {
-  char text[32];
-  Text(key, std::string(text, std::to_chars(text, text + sizeof text, value).ptr));
-}
+void OptionWriter::Double(const std::string& key, double value) { Text(key, ShortestText(value)); }
 void OptionWriter::Bool(const std::string& key, bool value) { Text(key, value ? "true" : "false"); }
 void OptionWriter::Text(const std::string& key, const std::string& value) {
   mixer_.options[key] = value;
