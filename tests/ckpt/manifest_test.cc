@@ -10,6 +10,7 @@
 #include "ckpt/ckpt_fixture.h"
 #include "ckpt/damage.h"
 #include "support/expect_error.h"
+#include "support/mutate.h"
 
 namespace halflife::ckpt::test {
 namespace {
@@ -199,29 +200,11 @@ TEST(CoverageTest, EveryIncoherenceIsNamed) {
   }
 }
 
-// Changes 1 to 4 bytes; sometimes cuts, repeats or inserts.
-std::string Mutated(std::string bytes, std::mt19937_64& random) {
-  const size_t at = random() % bytes.size();
-  switch (random() % 8) {
-    case 0:
-      return bytes.substr(0, at);
-    case 1:
-      return Concat(bytes.substr(0, at + random() % 64), bytes.substr(at));
-    case 2:
-      return bytes.erase(at, random() % 16 + 1);
-    default:
-      for (uint64_t i = random() % 4 + 1; i > 0; --i) {
-        bytes[random() % bytes.size()] ^= static_cast<char>(random() % 255 + 1);
-      }
-      return bytes;
-  }
-}
-
 TEST(ManifestFuzzTest, NoMutationIsAccepted) {
   const std::string bytes = EncodeManifest(GoodManifest());
   std::mt19937_64 random(1);
   for (int i = 0; i < 10'000; ++i) {
-    const std::string mutated = Mutated(bytes, random);
+    const std::string mutated = halflife::test::Mutated(bytes, random);
     if (mutated == bytes) continue;
     EXPECT_THROW(DecodeManifest(mutated, "m"), DamageError) << "mutation " << i;
   }
@@ -236,7 +219,7 @@ TEST(ManifestFuzzTest, MutationsBehindAValidHash) {
   std::mt19937_64 random(2);
   int num_refused = 0;
   for (int i = 0; i < 10'000; ++i) {
-    const std::string mutated = Mutated(payload, random);
+    const std::string mutated = halflife::test::Mutated(payload, random);
     pb::Manifest message;
     if (!message.ParseFromString(mutated)) {
       ++num_refused;
