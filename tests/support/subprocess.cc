@@ -66,6 +66,9 @@ RunResult RunCommand(const std::vector<std::string>& command, const RunOptions& 
 }
 
 RunResult RunRanks(int ranks, const std::vector<std::string>& command, const RunOptions& options) {
+  // Of its own: mpirun removes the directory of its session when it ends, also from under one that
+  // begins.
+  const TempDir session;
   std::vector<std::string> all = {"mpirun",
                                   "-n",
                                   std::to_string(ranks),
@@ -77,7 +80,10 @@ RunResult RunRanks(int ranks, const std::vector<std::string>& command, const Run
                                   "lo",
                                   "--mca",
                                   "oob_tcp_if_include",
-                                  "lo"};
+                                  "lo",
+                                  "--mca",
+                                  "orte_tmpdir_base",
+                                  session.path().string()};
   all.insert(all.end(), command.begin(), command.end());
   RunOptions with_env = options;
   with_env.env.insert({{"OMPI_ALLOW_RUN_AS_ROOT", "1"},

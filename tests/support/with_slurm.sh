@@ -68,7 +68,15 @@ write_conf() {
   else
     shared_host='CommunicationParameters=NoInAddrAny,NoCtldInAddrAny'
   fi
-  # TmpFS by node: two nodes on one host would share the directories of Slurm's PMIx.
+  # Job ids: unlike those of another Slurm that a test beside this one has started.
+  # Jobs and nodes on one host must not share temporary directories: Slurm's PMIx keeps one a node
+  # (TmpFS), and a job of Open MPI's that ends removes the one in which another is about to begin.
+  cat >"$dir/task_prolog" <<PROLOG
+#!/bin/sh
+tmp=$dir/tmp.\$SLURMD_NODENAME/\$SLURM_JOB_ID
+mkdir -p "\$tmp" && echo "export TMPDIR=\$tmp"
+PROLOG
+  chmod +x "$dir/task_prolog"
   cat >"$SLURM_CONF" <<CONF
 ClusterName=halflife_test
 SlurmctldHost=$host($controller)
@@ -81,6 +89,8 @@ $shared_host
 MpiDefault=pmix
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
+FirstJobId=$((port * 100))
+TaskProlog=$dir/task_prolog
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=bf_interval=1,batch_sched_delay=0
