@@ -1,4 +1,8 @@
-// Concat("step ", 3, " of ", total) -> one string; what error and log macros build their text with.
+// Words into one string.
+//
+//   Concat("step ", 3, " of ", total)                                     // what error and log macros build text with
+//   Join(names, ", ")                                                     // "a, b"
+//   Join(actions, ", ", [](const Action& action) { return action.name; })
 #pragma once
 
 #include <sstream>
@@ -11,6 +15,23 @@ std::string Concat(const Pieces&... pieces) {
   std::ostringstream out;
   if constexpr (sizeof...(pieces) > 0) (out << ... << pieces);
   return std::move(out).str();
+}
+
+// Of each item what `text` makes of it, or the item itself.
+template <typename Items, typename Text>
+std::string Join(const Items& items, const char* separator, Text text) {
+  std::string joined;
+  bool first = true;
+  for (const auto& item : items) {
+    joined += Concat(first ? "" : separator, text(item));
+    first = false;
+  }
+  return joined;
+}
+template <typename Items>
+std::string Join(const Items& items, const char* separator) {
+  return Join(
+      items, separator, [](const auto& item) -> const auto& { return item; });
 }
 
 }  // namespace halflife

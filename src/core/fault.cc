@@ -15,9 +15,37 @@
 namespace halflife::fault {
 namespace {
 
+struct Action {
+  std::string_view name;
+  void (*act)(std::string_view point, ExitCode code);
+};
+constexpr Action kActions[] = {
+    {"kill", [](std::string_view, ExitCode) { ::kill(::getpid(), SIGKILL); }},
+    {"exit", [](std::string_view, ExitCode) { ::_exit(3); }},
+    {"stall",
+     [](std::string_view, ExitCode) {
+       while (true) ::pause();
+     }},
+    {"throw",
+     [](std::string_view point, ExitCode) { HL_FAIL(ExitCode::kInternal, "injected at ", point); }},
+    {"enospc",
+     [](std::string_view point, ExitCode code) {
+       HL_FAIL(code, "injected at ", point, ": ", internal::ErrnoText(ENOSPC));
+     }},
+    {"eio",
+     [](std::string_view point, ExitCode code) {
+       HL_FAIL(code, "injected at ", point, ": ", internal::ErrnoText(EIO));
+     }},
+};
+const Action* Find(std::string_view name) {
+  for (const Action& action : kActions) {
+    if (action.name == name) return &action;
+  }
+  return nullptr;
+}
 struct Armed {
   std::string point;
-  std::string action;
+  const Action* action = nullptr;
   int countdown = 0;
 };
 
@@ -38,18 +66,6 @@ std::vector<std::string> Split(std::string_view text) {
   return parts;
 }
 
-void Act(const std::string& action, std::string_view point, ExitCode code) {
-  HL_WARN("fault", "point ", point, ": ", action);
-  log::Flush();
-  if (action == "kill") ::kill(::getpid(), SIGKILL);
-  if (action == "stall") {
-    while (true) ::pause();
-  }
-  if (action == "enospc") HL_FAIL(code, "injected at ", point, ": ", internal::ErrnoText(ENOSPC));
-  if (action == "eio") HL_FAIL(code, "injected at ", point, ": ", internal::ErrnoText(EIO));
-  HL_FAIL(ExitCode::kInternal, "injected at ", point);
-}
-
 }  // namespace
 
 bool CompiledIn() {
@@ -68,26 +84,27 @@ void Arm(std::string_view spec, int rank) {
               "HL_FAULT is set, but this build has no fault points; configure with "
               "-DHALFLIFE_FAULT_POINTS=ON");
   const std::vector<std::string> parts = Split(spec);
-  const bool known = parts.size() >= 3 && parts.size() <= 4 &&
-                     (parts[1] == "kill" || parts[1] == "stall" || parts[1] == "throw" ||
-                      parts[1] == "enospc" || parts[1] == "eio");
-  const int nth = known ? std::atoi(parts[2].c_str()) : 0;
-  HL_CHECK_AS(ExitCode::kUsage, known && nth >= 1, "HL_FAULT='", spec,
-              "' is not point:action:nth[:rank] with action kill, stall, throw, enospc or eio");
+  const Action* action = parts.size() == 3 || parts.size() == 4 ? Find(parts[1]) : nullptr;
+  const int nth = action == nullptr ? 0 : std::atoi(parts[2].c_str());
+  HL_CHECK_AS(ExitCode::kUsage, nth >= 1, "HL_FAULT='", spec,
+              "' is not point:action:nth[:rank] with one of the actions ",
+              Join(kActions, ", ", [](const Action& known) { return known.name; }));
   if (parts.size() == 4 && std::atoi(parts[3].c_str()) != rank) return;
-  armed = {parts[0], parts[1], nth};
+  armed = {parts[0], action, nth};
   any_armed = true;
 }
 
 void Hit(std::string_view point, ExitCode code) {
   if (!any_armed.load(std::memory_order_relaxed)) return;
-  std::string action;
+  const Action* action = nullptr;
   {
     const std::lock_guard lock(mutex);
     if (armed.point != point || --armed.countdown != 0) return;
     action = armed.action;
   }
-  Act(action, point, code);
+  HL_WARN("fault", "point ", point, ": ", action->name);
+  log::Flush();
+  action->act(point, code);
 }
 
 }  // namespace halflife::fault

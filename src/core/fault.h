@@ -1,7 +1,7 @@
 // Named fault points, so that tests can kill, stall or fail a process exactly where it hurts.
 // Armed by HL_FAULT=point:action:nth[:rank], e.g. HL_FAULT=ckpt.p4.rename:kill:2:0 (main reads it once).
-// Actions: kill (SIGKILL), stall (sleeps until killed), throw (internal Error), enospc, eio (Error with that errno's
-// words and the code of the call site). Compiled out without HALFLIFE_FAULT_POINTS.
+// Actions: kill (SIGKILL), exit (code 3, no destructors), stall (sleeps until killed), throw (internal Error), enospc, eio
+// (Error with that errno's words and the code of the call site). Compiled out without HALFLIFE_FAULT_POINTS.
 //
 //   HL_FAULT_POINT("ckpt.p4.rename", ExitCode::kCheckpointIo);
 #pragma once

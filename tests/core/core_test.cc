@@ -93,10 +93,20 @@ TEST_F(Faults, KillEndsTheProcess) {
       testing::KilledBySignal(9), "point p: kill");
 }
 
+TEST_F(Faults, ExitLeavesWithoutAWord) {
+  EXPECT_EXIT(
+      {
+        fault::Arm("p:exit:1", 0);
+        fault::Hit("p", ExitCode::kData);
+      },
+      testing::ExitedWithCode(3), "point p: exit");
+}
+
 TEST_F(Faults, RefuseMalformedSpecs) {
   for (const char* spec :
        {"p", "p:throw", "p:explode:1", "p:throw:0", "p:throw:x", "p:throw:1:0:0"}) {
-    EXPECT_HL_ERROR(fault::Arm(spec, 0), ExitCode::kUsage, spec, "point:action:nth");
+    EXPECT_HL_ERROR(fault::Arm(spec, 0), ExitCode::kUsage, spec, "point:action:nth",
+                    "kill, exit, stall, throw, enospc, eio");
   }
 }
 

@@ -2,6 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
 
 #include "core/clock.h"
 #include "support/expect_error.h"
@@ -91,9 +97,33 @@ TEST(RankContext, ADesyncEndsAsATimeout) {
   EXPECT_THAT(result.err, HasSubstr("timeout"));
 }
 
-TEST(RankContext, AVanishedRankEndsTheWorld) {
-  const RunResult result = Probe(2, "vanish");
-  EXPECT_EQ(result.exit_code, 9) << result.err;
+// Processes that carry `variable` in their environment.
+int NumProcessesWith(const std::string& variable) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "environ", std::ios::binary);
+    const std::string environment(std::istreambuf_iterator<char>(file), {});
+    count += ('\0' + environment).find('\0' + variable + '\0') != std::string::npos;
+  }
+  return count;
+}
+
+TEST(RankContext, AnyDeathOfARankEndsAllWithItsCode) {
+  struct Death {
+    const char* mode;
+    int exit_code;
+  };
+  for (const auto [mode, exit_code] : {Death{"death-kill", 137}, Death{"death-segv", 139},
+                                       Death{"death-exit", 3}, Death{"death-abort", 17}}) {
+    const std::string mark = std::string(mode) + std::to_string(::getpid());
+    const RunResult result = Probe(2, mode, {{"HL_PROBE_MARK", mark}});
+    EXPECT_EQ(result.exit_code, exit_code) << mode << result.err;
+    const Stopwatch stopwatch;
+    while (NumProcessesWith("HL_PROBE_MARK=" + mark) > 0 && stopwatch.Seconds() < 5) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    EXPECT_EQ(NumProcessesWith("HL_PROBE_MARK=" + mark), 0) << mode;
+  }
 }
 
 TEST(RankContext, DifferentConfigsEndWithUsage) {

@@ -1,5 +1,6 @@
 // A program that does one thing wrong under mpirun, named by its argument; rank_context_test looks
 // at how it ends.
+#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,6 +14,13 @@
 
 namespace halflife::dist {
 namespace {
+
+[[noreturn]] void Die(const std::string& mode, RankContext& context) {
+  if (mode == "death-kill") ::kill(::getpid(), SIGKILL);
+  if (mode == "death-segv") ::kill(::getpid(), SIGSEGV);
+  if (mode == "death-abort") context.AbortWorld(17);
+  ::_exit(3);
+}
 
 void Act(const std::string& mode, RankContext& context) {
   Communicator& world = context.world();
@@ -34,9 +42,9 @@ void Act(const std::string& mode, RankContext& context) {
     sum(odd ? "norm" : "loss").WaitHost();
   } else if (mode == "config") {
     context.RequireSameConfig(odd ? "beef" : "cafe");
-  } else if (mode == "vanish") {
-    if (odd) ::_exit(9);
-    sum("grads").WaitHost();
+  } else if (mode.starts_with("death-")) {
+    if (odd) Die(mode, context);
+    while (true) ::pause();         // only the launcher can end it
   } else if (mode == "slow-end") {  // every rank finishes its own work, at different times
     if (odd) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     std::cout << "rank " << context.rank() << " done" << std::endl;

@@ -30,6 +30,7 @@ start() {
 }
 for launcher in mpirun srun; do
   start kill $launcher train.step:kill:5:1
+  start exit $launcher train.step:exit:5:1
   start throw $launcher train.step:throw:5:1
   start hang $launcher train.step:stall:5:1 --set comm.timeout_s=3
   start segv $launcher ''
@@ -47,9 +48,11 @@ check_death() {
 }
 for launcher in mpirun srun; do
   check_death $launcher kill 137
-  check_death $launcher throw 70
+  check_death $launcher throw 70  # by MPI_Abort
   check_death $launcher hang 71
   check_death $launcher segv 139
 done
+check_death mpirun exit 3
+check_death srun exit 137  # of the rank that Slurm had to kill, as it waits for the other
 
 exit $((failures > 0))

@@ -120,9 +120,9 @@ CONF
   for ((i = 1; i <= num_nodes; i++)); do
     mkdir -p "$dir/spool.n$i" "$dir/tmp.n$i"
     if [ "$isolated" = yes ]; then
-      echo "NodeName=n$i NodeHostname=n$i NodeAddr=$subnet.$((10 + i)) CPUs=8 RealMemory=1024"
+      echo "NodeName=n$i NodeHostname=n$i NodeAddr=$subnet.$((10 + i)) CPUs=16 RealMemory=1024"
     else
-      echo "NodeName=n$i NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + i)) CPUs=8 RealMemory=1024"
+      echo "NodeName=n$i NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + i)) CPUs=16 RealMemory=1024"
     fi
   done >>"$SLURM_CONF"
   cat >>"$SLURM_CONF" <<CONF
