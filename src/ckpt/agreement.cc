@@ -30,9 +30,7 @@ std::string ValueOf(const Fields& fields, const std::string& key) {
 
 std::string AliasText(std::vector<std::string> aliases) {
   std::sort(aliases.begin(), aliases.end());
-  std::string text;
-  for (const std::string& alias : aliases) text += (text.empty() ? "" : ", ") + alias;
-  return text.empty() ? "nothing" : text;
+  return aliases.empty() ? "nothing" : Join(aliases, ", ");
 }
 
 class Comparison {

@@ -18,9 +18,9 @@ at::Tensor Prefill(const model::LanguageModel& model, std::span<const int32_t> p
     const auto length = static_cast<int64_t>(std::min<size_t>(chunk, prompt.size() - begin));
     const at::Tensor tokens =
         at::from_blob(const_cast<int32_t*>(prompt.data() + begin), {1, length}, at::kInt)
-            .to(at::kLong);
+            .to(model.device(), at::kLong);
     const auto slice =
-        model::SequenceSlice::Contiguous(1, length, static_cast<int64_t>(begin), at::kCPU);
+        model::SequenceSlice::Contiguous(1, length, static_cast<int64_t>(begin), model.device());
     const at::Tensor hidden = model.Hidden(tokens, {.slice = &slice}, &state);
     logits = model.Logits(hidden.select(1, length - 1));
   }
@@ -46,7 +46,7 @@ GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_
   stats.prefill_seconds = watch.Lap();
 
   while (stats.new_tokens < config.max_tokens) {
-    const at::Tensor row = logits.contiguous();
+    const at::Tensor row = logits.cpu().contiguous();
     const int64_t vocab =
         config.vocab_size > 0 ? std::min(config.vocab_size, row.numel()) : row.numel();
     const int32_t next = sampler.Sample({row.const_data_ptr<float>(), static_cast<size_t>(vocab)},
@@ -54,7 +54,9 @@ GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_
     if (next == config.eos_id) break;
     ++stats.new_tokens;
     if (!on_token(next) || stats.new_tokens == config.max_tokens) break;
-    logits = model.Step(at::full({1}, static_cast<int64_t>(next), at::kLong), state);
+    logits = model.Step(
+        at::full({1}, static_cast<int64_t>(next), at::dtype(at::kLong).device(model.device())),
+        state);
   }
   stats.decode_seconds = watch.Seconds();
   stats.state_bytes = state.bytes();

@@ -32,7 +32,7 @@ struct GenerateStats {
   int64_t state_bytes = 0;  // after the last token
 };
 
-// `prompt` must not be empty (Error kUsage). `on_token` gets each new token; return false to stop.
+// On the model's device. `prompt` must not be empty (Error kUsage). `on_token` gets each new token; return false to stop.
 GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_t> prompt,
                        const GenerateConfig& config, const std::function<bool(int32_t)>& on_token);
 

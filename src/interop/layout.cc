@@ -27,12 +27,12 @@ const std::vector<const Layout*>& Layouts() {
 }
 
 const Layout& LayoutOf(const std::string& model_type, const std::string& where) {
-  std::string known;
   for (const Layout* layout : Layouts()) {
     if (layout->model_type() == model_type) return *layout;
-    known += (known.empty() ? "" : ", ") + layout->model_type();
   }
-  HL_FAIL(ExitCode::kData, where, ": model_type is '", model_type, "'; known: ", known);
+  const auto name = [](const Layout* layout) { return layout->model_type(); };
+  HL_FAIL(ExitCode::kData, where, ": model_type is '", model_type,
+          "'; known: ", Join(Layouts(), ", ", name));
 }
 
 const Layout& ChooseLayout(const model::ModelConfig& config, const std::string& model_type) {
@@ -49,14 +49,14 @@ const Layout& ChooseLayout(const model::ModelConfig& config, const std::string& 
     if (lines.empty()) return *layout;
     for (const std::string& line : lines) obstacles += "\n  " + layout->model_type() + ": " + line;
   }
-  std::string known;
-  for (const Layout* layout : Layouts())
-    known += (known.empty() ? "" : ", ") + layout->model_type() + " (" + layout->mixer() + ")";
+  const auto name = [](const Layout* layout) {
+    return layout->model_type() + " (" + layout->mixer() + ")";
+  };
   HL_FAIL(ExitCode::kUsage, "no Hugging Face class expresses this model:",
           obstacles.empty() ? Concat("\n  there is none for ",
                                      any ? "the mixer " + config.mixer.name : model_type)
                             : obstacles,
-          "\nknown: ", known);
+          "\nknown: ", Join(Layouts(), ", ", name));
 }
 
 }  // namespace halflife::interop

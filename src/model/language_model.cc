@@ -33,12 +33,6 @@ struct LanguageModel::Block {
 
 namespace {
 
-std::string JoinLines(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) text += (text.empty() ? "" : "\n") + line;
-  return text;
-}
-
 // Where in the model a dropout stands: part of its key.
 uint32_t EmbeddingSite() { return 0; }
 uint32_t MixerSite(int64_t layer) { return static_cast<uint32_t>(1 + 2 * layer); }
@@ -62,7 +56,7 @@ int64_t ModelState::bytes() const {
 
 LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
   const std::vector<std::string> problems = Problems(config);
-  HL_CHECK_AS(ExitCode::kUsage, problems.empty(), JoinLines(problems));
+  HL_CHECK_AS(ExitCode::kUsage, problems.empty(), Join(problems, "\n"));
   const int64_t dim = config.model_dim, mlp_dim = config.resolved_mlp_dim();
   MixerContext context = {.model_dim = dim,
                           .norm_eps = config.norm_eps,
@@ -170,7 +164,7 @@ at::Tensor LanguageModel::TokenLosses(const at::Tensor& tokens, const at::Tensor
 ModelState LanguageModel::EmptyState(int64_t batch) const {
   ModelState state;
   for (const auto& block : blocks_)
-    state.layers.push_back(block->mixer->EmptyState(batch, embeddings_->device()));
+    state.layers.push_back(block->mixer->EmptyState(batch, device()));
   return state;
 }
 

@@ -85,6 +85,7 @@ class LanguageModel {
   const ModelConfig& config() const { return config_; }
   ParameterSet& parameters() { return parameters_; }
   const ParameterSet& parameters() const { return parameters_; }
+  at::Device device() const { return embeddings_->device(); }  // of the bound parameters
 
   // Allocates every parameter in fp32 on the CPU and initialises it: inference tools and tests.
   void BindOwnMemory(uint64_t seed, bool requires_grad);

@@ -22,12 +22,6 @@ constexpr Entry kMixers[] = {
 #undef HL_MIXER
 };
 
-std::string Join(const std::vector<std::string>& words, const char* separator) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
-  return text;
-}
-
 template <typename Number>
 bool Parse(const std::string& text, Number* value) {
   const char* end = text.data() + text.size();

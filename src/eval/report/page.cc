@@ -206,12 +206,10 @@ std::vector<std::string> NotesOf(const RunRecord& run) {
   if (run.metric("loss").empty()) notes.push_back("No step was trained yet.");
   if (!run.failure.empty()) notes.push_back("Failed: " + run.failure);
   if (!run.resumes.empty()) {
-    std::string steps;
-    for (const int64_t step : run.resumes) steps += Concat(steps.empty() ? "" : ", ", step);
     notes.push_back(
         Concat("Resumed ", run.resumes.size() == 1 ? "once" : Concat(run.resumes.size(), " times"),
-               run.resumes.size() == 1 ? ", going on with step " : ", going on with steps ", steps,
-               "; ", Counted(run.replayed_steps, "step"),
+               run.resumes.size() == 1 ? ", going on with step " : ", going on with steps ",
+               Join(run.resumes, ", "), "; ", Counted(run.replayed_steps, "step"),
                " had to be trained again, and the last life's numbers are shown."));
   }
   const auto skipped = static_cast<int64_t>(Sum(run.metric("skipped")).value_or(0));
