@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/json_text.h"
 #include "data/bpe/special_tokens.h"
 #include "data/tokenizer_files.h"
 
@@ -45,7 +46,7 @@ std::unique_ptr<Tokenizer> OpenBpe(const fs::path& path) {
 // ByT5's ids are `bytes`; its sentinels (extra_ids) come after them and stand for no text.
 bool IsByT5(const fs::path& config_path) {
   if (!IsFile(config_path)) return false;
-  const auto config = nlohmann::json::parse(ReadFile(config_path, ExitCode::kData), nullptr, false);
+  const auto config = nlohmann::json::parse(ReadJsonText(config_path), nullptr, false);
   if (!config.is_object()) return false;
   const auto name = config.find("tokenizer_class");
   return name != config.end() && *name == "ByT5Tokenizer";
@@ -53,7 +54,7 @@ bool IsByT5(const fs::path& config_path) {
 
 // Tokens that tokenizer.json adds to those of the model beside it would be lost without a word.
 void CheckNothingIsAdded(const fs::path& json_path, const Tokenizer& tokenizer) {
-  const auto json = nlohmann::json::parse(ReadFile(json_path, ExitCode::kData));
+  const auto json = nlohmann::json::parse(ReadJsonText(json_path));
   const auto added = json.find("added_tokens");
   if (added == json.end() || !added->is_array()) return;
   for (const auto& token : *added) {

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/json_text.h"
 
 namespace halflife::interop {
 namespace {
@@ -18,17 +19,10 @@ namespace {
 namespace fs = std::filesystem;
 using ckpt::StoredDType;
 
-constexpr uint64_t kMaxJsonBytes = 64
-                                   << 20;  // an index of a million tensors has some 100 bytes each
 constexpr int64_t kPieceElements = 1 << 20;  // of one read
 
 nlohmann::json ReadJson(const fs::path& path) {
-  std::error_code error;
-  const uint64_t bytes = fs::file_size(path, error);
-  HL_CHECK_AS(ExitCode::kData, !error, "cannot read ", path.string(), ": ", error.message());
-  HL_CHECK_AS(ExitCode::kData, bytes <= kMaxJsonBytes, path.string(), " has ", bytes,
-              " bytes; at most ", kMaxJsonBytes, " are read");
-  nlohmann::json json = nlohmann::json::parse(ReadFile(path, ExitCode::kData), nullptr,
+  nlohmann::json json = nlohmann::json::parse(ReadJsonText(path), nullptr,
                                               /*allow_exceptions=*/false);
   HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(), ": not a JSON object");
   return json;

@@ -68,6 +68,11 @@ TEST_F(HfFolderTest, WhatIsNoModelFolder) {
   EXPECT_HL_ERROR(HfFolder::Open(dir_.path()), ExitCode::kData, "no config.json in");
   WriteText(folder_ / "config.json", "[1]");
   EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "config.json: not a JSON object");
+  // printing what was met would call itself once a bracket
+  WriteText(folder_ / "config.json",
+            "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}");
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "config.json is nested 100001 deep",
+                  "at most 64");
   WriteText(folder_ / "config.json", "{}");
   std::filesystem::remove(folder_ / "model.safetensors.index.json");
   EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "neither model.safetensors nor");

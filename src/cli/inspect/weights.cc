@@ -9,15 +9,13 @@
 #include "ckpt/safetensors.h"
 #include "cli/inspect/artifact.h"
 #include "core/error.h"
-#include "core/files.h"
+#include "core/json_text.h"
 
 namespace halflife::cli::inspect {
 namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-constexpr uint64_t kMaxJsonBytes = 64ull << 20;  // config.json, model.safetensors.index.json
 
 // Sums over tensors.
 struct Totals {
@@ -51,12 +49,7 @@ std::vector<fs::path> WeightFiles(const fs::path& folder) {
 }
 
 Json ReadJson(const fs::path& path) {
-  std::error_code error;
-  const uint64_t bytes = fs::file_size(path, error);
-  HL_CHECK_AS(
-      ExitCode::kData, !error && bytes <= kMaxJsonBytes, "cannot read ", path.string(), ": ",
-      error ? error.message() : Concat(bytes, " bytes, at most ", kMaxJsonBytes, " are read"));
-  Json json = Json::parse(ReadFile(path, ExitCode::kData), nullptr, /*allow_exceptions=*/false);
+  Json json = Json::parse(ReadJsonText(path), nullptr, /*allow_exceptions=*/false);
   HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(), " is not a JSON object");
   return json;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/json_text.h"
 #include "data/bpe/byte_alphabet.h"
 
 namespace halflife::data {
@@ -31,26 +32,6 @@ constexpr char kRemedy[] =
 constexpr char kGpt2Pattern[] =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// As deep as brackets go, strings left out: what walks a JSON value may call itself so often.
-int Nesting(std::string_view text) {
-  int depth = 0, deepest = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      in_string = c != '"';
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return deepest;
-}
-
 std::string Shown(const std::string& text) {
   return text.size() <= kMaxShownBytes ? text : Concat(text.substr(0, kMaxShownBytes), "...");
 }
@@ -63,7 +44,7 @@ class Reader {
   json Parse(std::string_view text) const {
     Require(text.size() <= kMaxFileBytes, "is of ", text.size(), " bytes, more than ",
             kMaxFileBytes);
-    Require(Nesting(text) <= kMaxNesting, "is nested too deeply");
+    Require(JsonNesting(text) <= kMaxNesting, "is nested too deeply");
     json root;
     try {
       root = json::parse(text);

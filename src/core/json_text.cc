@@ -1,0 +1,42 @@
+#include "core/json_text.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/files.h"
+
+namespace halflife {
+
+int JsonNesting(std::string_view text) {
+  int depth = 0, deepest = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      deepest = std::max(deepest, ++depth);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return deepest;
+}
+
+std::string ReadJsonText(const std::filesystem::path& path, uint64_t max_bytes) {
+  std::error_code error;
+  const uint64_t bytes = std::filesystem::file_size(path, error);
+  HL_CHECK_AS(ExitCode::kData, !error, "cannot read ", path.string(), ": ", error.message());
+  HL_CHECK_AS(ExitCode::kData, bytes <= max_bytes, path.string(), " has ", bytes,
+              " bytes; at most ", max_bytes, " are read");
+  std::string text = ReadFile(path, ExitCode::kData);
+  const int nesting = JsonNesting(text);
+  HL_CHECK_AS(ExitCode::kData, nesting <= kMaxJsonNesting, path.string(), " is nested ", nesting,
+              " deep; at most ", kMaxJsonNesting, " are read");
+  return text;
+}
+
+}  // namespace halflife
