@@ -14,6 +14,7 @@
 #include "core/files.h"
 #include "core/human.h"
 #include "data/dataset.h"
+#include "data/token_agreement.h"
 #include "data/tokenizer.h"
 #include "eval/bigram.h"
 #include "train/validation.h"
@@ -28,22 +29,13 @@ struct Options {
   bool bigram = false;
 };
 
-// Ids must mean the same to both: a table of the same size is not enough.
 void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& dataset) {
   const int64_t model_vocab = loaded.model->config().vocab_size;
   HL_CHECK_AS(ExitCode::kUsage, dataset.info().vocab_size <= model_vocab, "the dataset ",
               dataset.folder().string(), " has a vocabulary of ", dataset.info().vocab_size,
               ", the model of ", model_vocab, "; prepare the text with the run's own tokenizer");
   if (loaded.tokenizer == nullptr) return;  // a step that was copied away from its run
-  const auto tokenizer = data::LoadTokenizer(dataset.folder() / "tokenizer");
-  for (int32_t id = 0; id < dataset.info().vocab_size; ++id) {
-    std::string ours, theirs;
-    loaded.tokenizer->AppendBytes(id, false, ours);
-    tokenizer->AppendBytes(id, false, theirs);
-    HL_CHECK_AS(ExitCode::kUsage, ours == theirs, "token ", id, " stands for '", theirs,
-                "' in the dataset ", dataset.folder().string(), ", for '", ours,
-                "' in the model; prepare the text with the run's own tokenizer");
-  }
+  data::RequireSameTokens(dataset, *loaded.tokenizer, loaded.path.string());
 }
 
 ExitCode Evaluate(const Options& options, dist::RankContext& context) {

@@ -8,9 +8,8 @@
 
 #include "cli/command.h"
 #include "cli/model_source.h"
-#include "core/error.h"
+#include "cli/readable_text.h"
 #include "core/human.h"
-#include "data/utf8.h"
 #include "infer/generator.h"
 
 namespace halflife::cli {
@@ -34,20 +33,12 @@ void PrintStats(const infer::GenerateStats& stats) {
             << "state   " << HumanBytes(static_cast<uint64_t>(stats.state_bytes)) << "\n";
 }
 
-// A tokenizer of characters would read other bytes as U+FFFD: the user would see text that he did not ask for.
-void CheckPrompt(const std::string& prompt, const data::Tokenizer& tokenizer) {
-  const size_t place = data::FindInvalidUtf8(prompt);
-  HL_CHECK_AS(ExitCode::kUsage, tokenizer.keeps_invalid_bytes() || place == std::string::npos,
-              "--prompt is not UTF-8 from byte ", place, " on, and the model's tokenizer (",
-              tokenizer.kind(), ") reads characters; UTF-8 text would work");
-}
-
 ExitCode Run(const Options& options) {
   at::set_num_threads(options.threads);
   const infer::Sampler check(options.generate.sampler);  // bad flags before a long load
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
   const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
-  CheckPrompt(options.prompt, tokenizer);
+  CheckReadable("--prompt", options.prompt, tokenizer, ExitCode::kUsage);
   infer::GenerateConfig config = options.generate;
   if (!options.ignore_eos) config.eos_id = tokenizer.eos_id();
   config.vocab_size = tokenizer.vocab_size();

@@ -26,4 +26,9 @@ std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& mod
   return std::make_unique<ckpt::StepWeights>(ckpt::StepReader::Open(ckpt::FindStep(model)));
 }
 
+std::unique_ptr<data::Tokenizer> OpenTokenizer(const std::filesystem::path& model) {
+  if (interop::HfFolder::IsOne(model)) return interop::LoadHfTokenizer(model);
+  return infer::LoadTokenizerOfStep(ckpt::FindStep(model), {});
+}
+
 }  // namespace halflife::cli

@@ -15,5 +15,7 @@ inline constexpr char kModelHelp[] = "A run, one step of it, or a Hugging Face f
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model,
                                 const std::filesystem::path& tokenizer_dir = {});
 std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& model);
+// Null where it carries none.
+std::unique_ptr<data::Tokenizer> OpenTokenizer(const std::filesystem::path& model);
 
 }  // namespace halflife::cli

@@ -9,10 +9,12 @@
 
 #include "cli/command.h"
 #include "cli/model_source.h"
+#include "cli/readable_text.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/human.h"
+#include "core/json_text.h"
 #include "core/shortest_text.h"
 #include "infer/scorer.h"
 
@@ -26,10 +28,13 @@ struct Options {
   int threads = 0;
 };
 
+// Of --tokens: a hundred million ids.
+constexpr uint64_t kMaxTokensBytes = 1ull << 30;
+
 using Sequences = std::vector<std::vector<int32_t>>;
 
 Sequences ReadTokens(const std::string& file) {
-  const nlohmann::json json = nlohmann::json::parse(ReadFile(file, ExitCode::kData), nullptr,
+  const nlohmann::json json = nlohmann::json::parse(ReadJsonText(file, kMaxTokensBytes), nullptr,
                                                     /*allow_exceptions=*/false);
   HL_CHECK_AS(ExitCode::kData, json.is_array(), file,
               ": not a JSON list of lists of ids, e.g. [[5, 6, 7], [8, 9]]");
@@ -54,6 +59,7 @@ Sequences ReadTexts(const std::vector<std::string>& files, const data::Tokenizer
   for (const std::string& file : files) {
     const std::string text = ReadFile(file, ExitCode::kData);
     HL_CHECK_AS(ExitCode::kData, !text.empty(), file, " is empty: there is nothing to score");
+    CheckReadable(file, text, tokenizer, ExitCode::kData);
     sequences.push_back(tokenizer.Encode(text));
   }
   return sequences;

@@ -10,6 +10,7 @@
 #include "core/hash.h"
 #include "core/log.h"
 #include "data/dataset.h"
+#include "data/token_agreement.h"
 #include "train/plan.h"
 #include "train/stop_flags.h"
 #include "train/trainer.h"
@@ -72,6 +73,18 @@ ExitCode DryRun(train::RunConfig config, int world_size) {
   return ExitCode::kFinished;
 }
 
+// Rows of an embedding that belong to other text train, but from noise: legal, and seldom meant.
+void WarnOfOtherTokens(const std::string& init_from, const std::string& dataset) {
+  const auto own = OpenTokenizer(init_from);
+  if (own == nullptr) return;
+  const auto theirs = data::Dataset::Open(dataset).LoadTokenizer();
+  const auto difference = data::FindDifference(*theirs, *own);
+  if (!difference) return;
+  HL_WARN("train", "--init-from ", init_from, " was trained with another tokenizer: token ",
+          difference->id, " stands for '", difference->left, "' in the dataset, for '",
+          difference->right, "' there; `halflife prepare --tokenizer` takes a tokenizer's folder");
+}
+
 ExitCode Run(const Options& options) {
   const ckpt::ResumeRequest resume = ckpt::ParseResume(options.resume);
   const std::filesystem::path run_dir =
@@ -91,6 +104,8 @@ ExitCode Run(const Options& options) {
   return RunInWorld(config.comm_timeout_s, [&](dist::RankContext& context, auto& abort_dir) {
     context.RequireSameConfig(ToHex(HashBytes(train::ToText(config))));
     train::Validate(config, context.world_size());
+    if (init_from != nullptr && context.rank() == 0)
+      WarnOfOtherTokens(options.init_from, config.data.path);
     train::RunFolder folder =
         train::RunFolder::Open(run_dir, context, {.steal_lock = options.steal_lock});
     abort_dir = run_dir;

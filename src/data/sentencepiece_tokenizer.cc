@@ -54,25 +54,10 @@ class SentencePieceTokenizer : public Tokenizer {
   }
   bool keeps_invalid_bytes() const override { return false; }
 
-  std::vector<int32_t> Encode(std::string_view text) const override {
-    std::vector<int32_t> ids;
-    EncodeAppend(text, ids);
-    return ids;
-  }
-
   void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const override {
     const std::string error = model_->Encode(text, ids);
     HL_CHECK_AS(ExitCode::kData, error.empty(), "sentencepiece cannot encode a text of ",
                 text.size(), " bytes: ", error);
-  }
-
-  std::string Decode(const std::vector<int32_t>& ids) const override {
-    std::string bytes;
-    bool at_start = true;
-    for (const int32_t id : ids) {
-      if (AppendBytes(id, at_start, bytes)) at_start = false;
-    }
-    return ReplaceInvalidUtf8(bytes);
   }
 
   bool AppendBytes(int32_t id, bool at_start, std::string& bytes) const override {

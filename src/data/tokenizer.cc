@@ -1,5 +1,7 @@
 #include "data/tokenizer.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/files.h"
 #include "data/tokenizer_files.h"
@@ -19,24 +21,12 @@ class ByteTokenizer : public Tokenizer {
   SpecialIds special_ids() const override { return {.bos = -1, .eos = 1, .pad = 0, .unk = 2}; }
   bool keeps_invalid_bytes() const override { return true; }
 
-  std::vector<int32_t> Encode(std::string_view text) const override {
-    std::vector<int32_t> ids;
-    EncodeAppend(text, ids);
-    return ids;
-  }
-
   void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const override {
     const size_t old_size = ids.size();
     ids.resize(old_size + text.size());
     for (size_t i = 0; i < text.size(); ++i) {
       ids[old_size + i] = static_cast<uint8_t>(text[i]) + kNumSpecial;
     }
-  }
-
-  std::string Decode(const std::vector<int32_t>& ids) const override {
-    std::string bytes;
-    for (const int32_t id : ids) AppendBytes(id, false, bytes);
-    return bytes;
   }
 
   bool AppendBytes(int32_t id, bool, std::string& bytes) const override {
@@ -61,6 +51,21 @@ void Tokenizer::Save(const fs::path& folder) const {
   AtomicWriteFile(folder / kTokenizerKindFile, kind() + "\n", ExitCode::kData);
 }
 
+std::vector<int32_t> Tokenizer::Encode(std::string_view text) const {
+  std::vector<int32_t> ids;
+  EncodeAppend(text, ids);
+  return ids;
+}
+
+std::string Tokenizer::Decode(const std::vector<int32_t>& ids) const {
+  std::string bytes;
+  bool at_start = true;
+  for (const int32_t id : ids) {
+    if (AppendBytes(id, at_start, bytes)) at_start = false;
+  }
+  return keeps_invalid_bytes() ? bytes : ReplaceInvalidUtf8(bytes);
+}
+
 std::string StreamDecoder::Push(int32_t id) {
   if (tokenizer_.AppendBytes(id, at_start_, pending_)) at_start_ = false;
   std::string text = std::move(pending_);
@@ -75,6 +80,25 @@ std::string StreamDecoder::Finish() {
   pending_.clear();
   at_start_ = true;
   return tokenizer_.keeps_invalid_bytes() ? text : ReplaceInvalidUtf8(text);
+}
+
+std::vector<std::string> UnknownCharacters(const Tokenizer& tokenizer, std::string_view text) {
+  const int unk = tokenizer.special_ids().unk;
+  const auto becomes_unk = [&](std::string_view piece) {
+    const std::vector<int32_t> ids = tokenizer.Encode(piece);
+    return std::find(ids.begin(), ids.end(), unk) != ids.end();
+  };
+  std::vector<std::string> unknown;
+  if (unk < 0 || !becomes_unk(text)) return unknown;
+  for (size_t begin = 0; begin < text.size();) {
+    size_t end = begin + 1;
+    while (end < text.size() && (text[end] & 0xC0) == 0x80) ++end;
+    const std::string_view character = text.substr(begin, end - begin);
+    begin = end;
+    if (std::find(unknown.begin(), unknown.end(), character) != unknown.end()) continue;
+    if (becomes_unk(character)) unknown.emplace_back(character);
+  }
+  return unknown;
 }
 
 std::unique_ptr<Tokenizer> MakeByteTokenizer() { return std::make_unique<ByteTokenizer>(); }

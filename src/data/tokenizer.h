@@ -34,11 +34,11 @@ class Tokenizer {
   virtual SpecialIds special_ids() const = 0;
   int eos_id() const { return special_ids().eos; }
   // Without bos and eos; whatever the text says, eos is not among the ids. Thread-safe.
-  virtual std::vector<int32_t> Encode(std::string_view text) const = 0;
+  std::vector<int32_t> Encode(std::string_view text) const;
   virtual void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const = 0;
   // Special ids decode to nothing. Bytes that are not UTF-8 come back as they were (bytes) or as
   // U+FFFD.
-  virtual std::string Decode(const std::vector<int32_t>& ids) const = 0;
+  std::string Decode(const std::vector<int32_t>& ids) const;
   // Appends the bytes that `id` stands for and returns true; false for special ids, which stand for
   // none. A character may take several ids. `at_start`: no id before it stood for text; there a
   // sentencepiece model with a dummy prefix drops its own leading space.
@@ -63,6 +63,10 @@ class StreamDecoder {
   std::string pending_;  // the beginning of a character: at most 3 bytes
   bool at_start_ = true;
 };
+
+// The characters of `text` (UTF-8) that become unk, each once, in their order; none where the
+// tokenizer falls back on bytes.
+std::vector<std::string> UnknownCharacters(const Tokenizer& tokenizer, std::string_view text);
 
 std::unique_ptr<Tokenizer> MakeByteTokenizer();
 // A sentencepiece .model file's bytes. Error kData where they are no model.

@@ -47,6 +47,10 @@ LoadedModel LoadModel(const std::filesystem::path& run_or_step,
 const data::Tokenizer& RequireTokenizer(const LoadedModel& loaded) {
   HL_CHECK_AS(ExitCode::kUsage, loaded.tokenizer != nullptr, "no tokenizer beside ",
               loaded.path.string(), "; pass --tokenizer DIR (a dataset's or a run's tokenizer/)");
+  const int64_t vocab = loaded.model->config().vocab_size;
+  HL_CHECK_AS(ExitCode::kUsage, loaded.tokenizer->vocab_size() <= vocab, "the tokenizer has ",
+              loaded.tokenizer->vocab_size(), " tokens, the model of ", loaded.path.string(),
+              " a vocabulary of ", vocab, "; the tokenizer it was trained with would work");
   return *loaded.tokenizer;
 }
 

@@ -30,7 +30,7 @@ LoadedModel LoadModel(const std::filesystem::path& run_or_step,
 // `tokenizer_dir`, or where it is empty the tokenizer of the run that the step lies in; null: neither is there.
 std::unique_ptr<data::Tokenizer> LoadTokenizerOfStep(const std::filesystem::path& step_dir,
                                                      const std::filesystem::path& tokenizer_dir);
-// Error kUsage where there is none, with the flag that helps.
+// Error kUsage where there is none, with the flag that helps, or one of more tokens than the model has.
 const data::Tokenizer& RequireTokenizer(const LoadedModel& loaded);
 
 }  // namespace halflife::infer

@@ -10,6 +10,7 @@
 #include "ckpt/collective.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "data/token_agreement.h"
 
 namespace halflife::train {
 namespace fs = std::filesystem;
@@ -39,7 +40,10 @@ void RunFolder::WriteConfig(const std::string& text) const {
 
 void RunFolder::CopyTokenizer(const data::Dataset& dataset) const {
   const fs::path target = path_ / "tokenizer";
-  if (fs::exists(target)) return;
+  if (fs::exists(target)) {
+    data::RequireSameTokens(dataset, *data::LoadTokenizer(target), path_.string());
+    return;
+  }
   const fs::path temporary = path_ / ("tokenizer.tmp-" + attempt_);
   std::error_code error;
   fs::create_directories(temporary, error);

@@ -101,7 +101,7 @@ TEST_F(BadInput, CheckpointOfAnotherArchitecture) {
 }
 
 // Tables of the same size whose ids mean other pieces.
-TEST_F(BadInput, EvalOnTextOfAnotherTokenizer) {
+TEST_F(BadInput, TextOfAnotherTokenizer) {
   for (const std::string name : {"one", "two"}) {
     const std::string text = Write(name + ".txt", MakeText(60000, name == "one" ? 11 : 12));
     const RunResult prepared = fixture->Halflife({"prepare", "--input", text, "--train-tokenizer",
@@ -114,8 +114,55 @@ TEST_F(BadInput, EvalOnTextOfAnotherTokenizer) {
   const std::string run = fixture->path("pieces");
   EXPECT_EQ(fixture->Halflife({"eval", "--model", run, "--data", fixture->path("one")}).exit_code,
             0);
-  Expect(fixture->Halflife({"eval", "--model", run, "--data", fixture->path("two")}), 2,
+  const std::string two = fixture->path("two");
+  Expect(fixture->Halflife({"eval", "--model", run, "--data", two}), 2,
          {"token", "stands for", "run's own tokenizer"});
+
+  // weights from elsewhere bring their tokenizer with them
+  const std::string folder = fixture->path("pieces-hf");
+  ASSERT_EQ(fixture->Halflife({"export", "--run", run, "--out", folder}).exit_code, 0);
+  const RunResult imported =
+      fixture->Halflife({"import", "--from", folder, "--out", fixture->path("imported")});
+  ASSERT_EQ(imported.exit_code, 0) << imported.err;
+  const std::filesystem::path run_of_folder = fixture->path("imported");
+  Expect(fixture->Halflife({"train", "--config", run_of_folder / "config.textproto", "--set",
+                            "data.path=" + two, "--run", run_of_folder}),
+         2, {"token", "stands for", "run's own tokenizer"});
+  const RunResult warm = fixture->Run({.run = "warm",
+                                       .set = {"train.steps=1", "data.path=" + two},
+                                       .flags = {"--init-from", folder}});
+  EXPECT_EQ(warm.exit_code, 0) << warm.err;
+  EXPECT_NE(warm.err.find("was trained with another tokenizer: token"), std::string::npos)
+      << warm.err;
+}
+
+TEST_F(BadInput, TextThatATokenizerOfCharactersCannotRead) {
+  const std::string text = Write("plain.txt", MakeText(60000, 13));
+  const std::string pieces = fixture->path("plain");
+  ASSERT_EQ(fixture
+                ->Halflife({"prepare", "--input", text, "--train-tokenizer", "--vocab", "320",
+                            "--out", pieces})
+                .exit_code,
+            0);
+  ASSERT_EQ(
+      fixture->Run({.run = "plain-run", .set = {"train.steps=1", "data.path=" + pieces}}).exit_code,
+      0);
+  const std::string run = fixture->path("plain-run"), bad = Write("latin1.txt", "caf\xe9 noir"),
+                    out = fixture->path("scores.jsonl");
+  Expect(fixture->Halflife({"score", "--model", run, "--text", bad, "--out", out}), 3,
+         {"latin1.txt is not UTF-8 from byte 3 on"});
+  EXPECT_FALSE(std::filesystem::exists(out));
+  // 320 pieces for a model of 259 bytes
+  ASSERT_EQ(fixture->Run({.run = "bytes-run", .set = {"train.steps=1"}}).exit_code, 0);
+  const std::string bytes = fixture->path("bytes-run");
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"generate", "--prompt", "a"},
+        std::vector<std::string>{"score", "--text", text, "--out", out}}) {
+    std::vector<std::string> all = {command[0], "--model", bytes, "--tokenizer",
+                                    pieces + "/tokenizer"};
+    all.insert(all.end(), command.begin() + 1, command.end());
+    Expect(fixture->Halflife(all), 2, {"the tokenizer has 320 tokens", "a vocabulary of 259"});
+  }
 }
 
 TEST_F(BadInput, RanksThatDisagreeAboutTheConfig) {

@@ -1,8 +1,11 @@
 // eval, generate and inspect on a small trained run.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 
+#include "data/tokenizer.h"
+#include "interop/small_sentencepiece.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -58,16 +61,26 @@ TEST_F(Generate, BadFlags) {
 }
 
 TEST_F(Generate, APromptThatTheTokenizerCannotRead) {
-  const std::string pieces = fixture->path("pieces").string();
-  const RunResult prepared =
-      fixture->Halflife({"prepare", "--input", fixture->path("text.txt"), "--train-tokenizer",
-                         "--vocab", "320", "--out", pieces});
-  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
-  const RunResult result =
-      fixture->Halflife({"generate", "--model", fixture->path("run"), "--tokenizer",
-                         pieces + "/tokenizer", "--prompt", "a\xff"});
-  EXPECT_EQ(result.exit_code, 2) << result.err;
-  EXPECT_NE(result.err.find("not UTF-8 from byte 1 on"), std::string::npos) << result.err;
+  proto::sentencepiece::ModelProto pieces = interop::test::SmallSentencePiece(true);
+  pieces.mutable_trainer_spec()->set_byte_fallback(false);
+  pieces.mutable_pieces()->DeleteSubrange(3, 256);
+  const std::filesystem::path folder = fixture->path("no_fallback");
+  std::filesystem::create_directory(folder);
+  data::MakeSentencePieceTokenizer(pieces.SerializeAsString())->Save(folder);
+  const auto generate = [&](const char* prompt) {
+    return fixture->Halflife({"generate", "--model", fixture->path("run"), "--tokenizer", folder,
+                              "--prompt", prompt, "--max-tokens", "2"});
+  };
+  const RunResult latin1 = generate("a\xff");
+  EXPECT_EQ(latin1.exit_code, 2) << latin1.err;
+  EXPECT_NE(latin1.err.find("not UTF-8 from byte 1 on"), std::string::npos) << latin1.err;
+  const RunResult unknown = generate("ab \u00e9\u4e2d c\u00e9");
+  EXPECT_EQ(unknown.exit_code, 2) << unknown.err;
+  EXPECT_NE(unknown.err.find("no tokens for: '\u00e9', '\u4e2d'; text without"), std::string::npos)
+      << unknown.err;
+  EXPECT_EQ(unknown.out, "");
+  EXPECT_EQ(generate("ab c").exit_code, 0);
+
   const RunResult bytes = fixture->Halflife(
       {"generate", "--model", fixture->path("run"), "--prompt", "a\xff", "--max-tokens", "2"});
   EXPECT_EQ(bytes.exit_code, 0) << bytes.err;

@@ -134,12 +134,6 @@ class BpeTokenizer : public Tokenizer {
   SpecialIds special_ids() const override { return special_; }
   bool keeps_invalid_bytes() const override { return false; }
 
-  std::vector<int32_t> Encode(std::string_view text) const override {
-    std::vector<int32_t> ids;
-    EncodeAppend(text, ids);
-    return ids;
-  }
-
   void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const override {
     std::string repaired;
     if (FindInvalidUtf8(text) != std::string_view::npos) {
@@ -165,12 +159,6 @@ class BpeTokenizer : public Tokenizer {
           }
         },
         on_token);
-  }
-
-  std::string Decode(const std::vector<int32_t>& ids) const override {
-    std::string bytes;
-    for (const int32_t id : ids) AppendBytes(id, false, bytes);
-    return ReplaceInvalidUtf8(bytes);
   }
 
   bool AppendBytes(int32_t id, bool, std::string& bytes) const override {
