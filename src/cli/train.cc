@@ -5,12 +5,15 @@
 
 #include "cli/command.h"
 #include "cli/model_source.h"
+#include "cli/readable_text.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
 #include "data/dataset.h"
 #include "data/token_agreement.h"
+#include "data/utf8.h"
+#include "infer/generator.h"
 #include "train/plan.h"
 #include "train/stop_flags.h"
 #include "train/trainer.h"
@@ -85,6 +88,28 @@ void WarnOfOtherTokens(const std::string& init_from, const std::string& dataset)
           difference->right, "' there; `halflife prepare --tokenizer` takes a tokenizer's folder");
 }
 
+// Continues eval.sample_prompt, the same draws every time; null where there is none.
+std::function<std::string(const model::LanguageModel&)> SampleText(const train::RunConfig& config) {
+  const std::string prompt = config.eval.sample_prompt;
+  if (prompt.empty()) return nullptr;
+  const std::shared_ptr<const data::Tokenizer> tokenizer =
+      data::LoadTokenizer(std::filesystem::path(config.data.path) / "tokenizer");
+  CheckReadable("eval.sample_prompt", prompt, *tokenizer, ExitCode::kUsage);
+  const infer::GenerateConfig generate = {.max_tokens = config.eval.sample_tokens,
+                                          .eos_id = tokenizer->eos_id(),
+                                          .vocab_size = tokenizer->vocab_size(),
+                                          .sampler = {.temperature = 0.8}};
+  return [=](const model::LanguageModel& model) {
+    data::StreamDecoder decoder(*tokenizer);
+    std::string text = prompt;
+    infer::Generate(model, tokenizer->Encode(prompt), generate, [&](int32_t id) {
+      text += decoder.Push(id);
+      return true;
+    });
+    return data::ReplaceInvalidUtf8(text + decoder.Finish());  // TensorBoard takes nothing else
+  };
+}
+
 ExitCode Run(const Options& options) {
   const ckpt::ResumeRequest resume = ckpt::ParseResume(options.resume);
   const std::filesystem::path run_dir =
@@ -104,6 +129,7 @@ ExitCode Run(const Options& options) {
   return RunInWorld(config.comm_timeout_s, [&](dist::RankContext& context, auto& abort_dir) {
     context.RequireSameConfig(ToHex(HashBytes(train::ToText(config))));
     train::Validate(config, context.world_size());
+    const auto sample_text = SampleText(config);
     if (init_from != nullptr && context.rank() == 0)
       WarnOfOtherTokens(options.init_from, config.data.path);
     train::RunFolder folder =
@@ -113,7 +139,8 @@ ExitCode Run(const Options& options) {
                            {.resume = resume,
                             .allow_change = options.allow_change,
                             .init_from = init_from.get(),
-                            .init_rules = init_rules});
+                            .init_rules = init_rules,
+                            .sample_text = sample_text});
     return trainer.Run();
   });
 }

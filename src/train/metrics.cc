@@ -99,8 +99,12 @@ void Metrics::Save(int64_t step, uint64_t bytes, double seconds) {
   HL_INFO("ckpt", "wrote step ", step, " (", HumanBytes(bytes), " in ", Fixed(seconds, 2), " s)");
 }
 
+void Metrics::Text(int64_t step, const std::string& tag, const std::string& markdown) {
+  if (events_) events_->Text(step, tag, markdown);
+}
+
 void Metrics::Describe(const std::string& tag, const std::string& markdown) {
-  if (events_) events_->Text(events_->first_step(), tag, markdown);
+  if (events_) Text(events_->first_step(), tag, markdown);
 }
 
 void Metrics::Damage(int64_t step, const std::string& banner) {

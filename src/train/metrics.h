@@ -40,7 +40,9 @@ class Metrics {
   // A damaged checkpoint that was passed over on the way to `step`.
   void Damage(int64_t step, const std::string& banner);
 
-  // Words about this life of the run, for TensorBoard.
+  // For TensorBoard alone: words of a step, and words about this life of the run.
+  bool shows_texts() const { return events_ != nullptr; }
+  void Text(int64_t step, const std::string& tag, const std::string& markdown);
   void Describe(const std::string& tag, const std::string& markdown);
 
  private:

@@ -103,6 +103,8 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   VisitLoop(direction, *m.mutable_train(), c.train);
   HL_FIELD((*m.mutable_eval()), every, c.eval.every);
   HL_FIELD((*m.mutable_eval()), windows, c.eval.windows);
+  HL_FIELD((*m.mutable_eval()), sample_prompt, c.eval.sample_prompt);
+  HL_FIELD((*m.mutable_eval()), sample_tokens, c.eval.sample_tokens);
   proto::CkptConfig& k = *m.mutable_ckpt();
   HL_FIELD(k, every, c.ckpt.every);
   HL_FIELD(k, keep_last, c.ckpt.store.keep_last);

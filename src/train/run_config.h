@@ -50,6 +50,8 @@ struct LoopConfig {
 struct EvalConfig {
   int64_t every = 0;
   int64_t windows = 0;
+  std::string sample_prompt;
+  int64_t sample_tokens = 200;
 };
 
 struct SaveConfig {

@@ -93,6 +93,11 @@ void Validate(const RunConfig& config, int world_size) {
   problems.Require(config.eval.every >= 0, "eval.every", config.eval.every, "a number >= 0");
   problems.Require(config.eval.windows >= 0, "eval.windows", config.eval.windows,
                    "a number >= 0 (0: the whole split)");
+  problems.Require(config.eval.sample_prompt.empty() || config.log.tensorboard,
+                   "eval.sample_prompt", config.eval.sample_prompt,
+                   "'' without log.tensorboard, which shows what follows it");
+  problems.Require(config.eval.sample_tokens >= 1, "eval.sample_tokens", config.eval.sample_tokens,
+                   "1 or more");
   problems.Require(config.ckpt.every >= 0, "ckpt.every", config.ckpt.every, "a number >= 0");
   problems.Require(config.ckpt.store.keep_last >= 2, "ckpt.keep_last", config.ckpt.store.keep_last,
                    "2 or more (the older one is what a damaged checkpoint falls back to)");

@@ -72,7 +72,8 @@ Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
       device_(ChooseDevice(config_.train.device, context.local_rank())),
       folder_(std::move(folder)),
       dataset_(data::Dataset::Open(config_.data.path)),
-      model_((config_ = Resolve(std::move(config_), dataset_)).model) {
+      model_((config_ = Resolve(std::move(config_), dataset_)).model),
+      sample_text_(options.sample_text) {
   const std::filesystem::path& run_dir = folder_.path();
   log::Init(
       {.rank = context.rank(),
@@ -311,8 +312,14 @@ void Trainer::RunValidation() {
                                             .batch = config_.train.micro_batch},
                                            ToTorch(device_), context_.control());
   state_.metrics["val_loss"] = result.loss;
-  last_validation_seconds_ = watch.Seconds();
   if (metrics_) metrics_->Validation(static_cast<int64_t>(state_.step), result);
+  ShowSampleText();
+  last_validation_seconds_ = watch.Seconds();
+}
+
+void Trainer::ShowSampleText() {
+  if (!metrics_ || !metrics_->shows_texts() || !sample_text_) return;
+  metrics_->Text(static_cast<int64_t>(state_.step), "eval/sample", Verbatim(sample_text_(model_)));
 }
 
 void Trainer::Save(bool must_succeed, bool final) {

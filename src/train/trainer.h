@@ -27,6 +27,8 @@ struct TrainOptions {
   // Weights that a run without a checkpoint of its own starts from; null: initial values.
   const ckpt::WeightSource* init_from = nullptr;
   WarmStartRules init_rules = {};
+  // What the model writes, for TensorBoard: rank 0 calls it after each validation. Null: not asked for.
+  std::function<std::string(const model::LanguageModel&)> sample_text = nullptr;
 };
 
 class Trainer {
@@ -53,6 +55,7 @@ class Trainer {
   StepScalars OwnRequests();
   void GuardNonFinite(const StepResult& result);
   void RunValidation();
+  void ShowSampleText();
   void Save(bool must_succeed, bool final);
   void LogSamples(const StepResult& result);
   std::optional<ExitCode> Decide(const StepScalars& scalars);
@@ -72,6 +75,7 @@ class Trainer {
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Metrics> metrics_;      // rank 0
   std::unique_ptr<JsonlWriter> samples_;  // rank 0, with train.log_samples
+  std::function<std::string(const model::LanguageModel&)> sample_text_;
 
   ckpt::StepState state_;  // step, cursor, guard, last metrics: what a save adds to the arrays
   std::vector<at::Tensor> host_copies_;  // of device arrays, for saving and loading

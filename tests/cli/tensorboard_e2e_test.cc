@@ -123,6 +123,27 @@ TEST_F(TensorBoard, ShowsTheNumbersOfMetricsJsonl) {
   }
 }
 
+TEST_F(TensorBoard, ShowsWhatTheModelWritesAndTrainsAsWithout) {
+  const RunResult result = fixture->Run(
+      {.run = "writes",
+       .set = {"eval.every=5", "eval.sample_prompt=the river", "eval.sample_tokens=20"}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto read = Read("writes");
+  for (const std::string reader : {"python", "server"}) {
+    const auto& texts = read[reader]["."]["texts"]["eval/sample"];
+    ASSERT_GE(texts.size(), 3u) << read.dump();
+    EXPECT_EQ(texts[0][0], 0);
+    EXPECT_EQ(texts[1][0], 5);
+    for (const auto& text : texts) {
+      EXPECT_EQ(text[1].get<std::string>().find("    the river"), 0u) << text.dump();
+    }
+    EXPECT_NE(texts[0][1], texts.back()[1]) << "the model has learned in between";
+  }
+  ASSERT_EQ(fixture->Run({.run = "silent", .set = {"eval.every=5"}}).exit_code, 0);
+  EXPECT_EQ(Metrics("writes").at("loss"), Metrics("silent").at("loss"));
+  EXPECT_EQ(Metrics("writes").at("val_loss"), Metrics("silent").at("val_loss"));
+}
+
 // Killed after step 12, resumed from step 10 with other validation steps: the validation of step 12 was of a life that
 // is gone, and nothing replaces it.
 TEST_F(TensorBoard, ShowsEveryStepOnceAfterAKillAndAResume) {
