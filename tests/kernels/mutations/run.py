@@ -3,7 +3,7 @@
 
   tests/kernels/mutations/run.py                    # all, plain build
   tests/kernels/mutations/run.py --only barrier     # those with the word in their name
-  tests/kernels/mutations/run.py --kind asan        # or tsan: for the ones a plain run need not see
+  tests/kernels/mutations/run.py --kind all         # what a plain run need not see again in asan, then in tsan
 
 A mutation is a textual substitution in one source (MUTATIONS here and in step.py); one that no longer matches is an error,
 so that the table follows the code. Exit code 1 if a bug survives. Needs g++, GoogleTest and CUDA's headers, no GPU.
@@ -267,34 +267,40 @@ def try_mutation(builder, timeout, name, source, text, replacement, test):
     return caught
 
 
+def survivors_of(family, kind, mutations, options):
+    builder = Builder(family, kind, options.jobs)
+    start = time.time()
+    builder.build_base()
+    print(f"{family.name}, {kind}: unchanged sources built in {time.time() - start:.0f} s",
+          flush=True)
+    for test in sorted({m[4] for m in mutations}):
+        binary = builder.base / test
+        builder.link(builder.objects, test, binary)
+        caught, what = verdict_of(binary, options.timeout)
+        if caught:
+            sys.exit(f"the unchanged {test} test fails: {what}")
+    survivors = [m for m in mutations if not try_mutation(builder, options.timeout, *m)]
+    shutil.rmtree(builder.base)
+    return survivors
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="mutations with this in their name")
-    parser.add_argument("--kind", choices=FLAGS, default="plain")
+    parser.add_argument("--kind", choices=[*FLAGS, "all"], default="plain")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--timeout", type=int, default=120, help="seconds for a run of a test")
     options = parser.parse_args()
-    survivors = 0
+    kinds = list(FLAGS) if options.kind == "all" else [options.kind]
+    survivors = []
     for family in (DECAY, STEP):
-        chosen = [m for m in family.mutations if options.only in m[0]]
-        if not chosen:
-            continue
-        builder = Builder(family, options.kind, options.jobs)
-        start = time.time()
-        builder.build_base()
-        print(f"{family.name}: unchanged sources built in {time.time() - start:.0f} s",
-              flush=True)
-        for test in sorted({m[4] for m in chosen}):
-            binary = builder.base / test
-            builder.link(builder.objects, test, binary)
-            caught, what = verdict_of(binary, options.timeout)
-            if caught:
-                print(f"the unchanged {test} test fails: {what}")
-                return 2
-        survivors += sum(not try_mutation(builder, options.timeout, *m) for m in chosen)
-        shutil.rmtree(builder.base)
-    print(f"{survivors} survived")
+        left = [m for m in family.mutations if options.only in m[0]]
+        for kind in kinds:
+            if left:
+                left = survivors_of(family, kind, left, options)
+        survivors += left
+    print(f"{len(survivors)} survived" + "".join(f"\n  {m[0]}" for m in survivors))
     return 1 if survivors else 0
 
 
