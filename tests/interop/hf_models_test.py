@@ -93,6 +93,18 @@ def shapes_of(folder):
     return names
 
 
+def change_config(folder, change):
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 class HfModels(unittest.TestCase):
     def setUp(self):
         self._holder = tempfile.TemporaryDirectory(prefix="halflife_hf_")
@@ -143,26 +155,35 @@ class HfModels(unittest.TestCase):
                 self.assertEqual(written["model_type"], config["model_type"])
                 self.assertEqual(shapes_of(exported), reference_models.tensors(written))
 
+    def make_llama_folder(self, **variant):
+        torch.manual_seed(4)
+        config = LlamaConfig(**{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
+                                "num_hidden_layers": 2, "num_attention_heads": 4,
+                                "initializer_range": 0.2} | variant)
+        model = LlamaForCausalLM(config).float().eval()
+        for parameter in model.parameters():  # biases and norms away from 0 and 1
+            if parameter.dim() == 1:
+                torch.nn.init.normal_(parameter.data, float(parameter.data.mean()), 0.2)
+        folder = self.dir / "theirs"
+        model.save_pretrained(folder, safe_serialization=True)
+        return folder, model
+
     def test_llama_of_transformers(self):
         for name, variant in LLAMA_VARIANTS.items():
             with self.subTest(name):
                 self.tearDown()
                 self.setUp()
-                torch.manual_seed(4)
-                config = LlamaConfig(**{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
-                                        "num_hidden_layers": 2, "num_attention_heads": 4,
-                                        "initializer_range": 0.2} | variant)
-                model = LlamaForCausalLM(config).float().eval()
-                for parameter in model.parameters():  # biases and norms away from 0 and 1
-                    if parameter.dim() == 1:
-                        torch.nn.init.normal_(parameter.data, float(parameter.data.mean()), 0.2)
-                folder = self.dir / "theirs"
-                model.save_pretrained(folder, safe_serialization=True)
-                exported = self.check_all_ways(folder, self.log_probs_of(model))
-                back = AutoModelForCausalLM.from_pretrained(exported).float().eval()
-                self.assertIsInstance(back, LlamaForCausalLM)
-                self.assertLess(widest(self.log_probs_of(back), score(exported, sequences(), self.dir)),
-                                TOLERANCE)
+                folder, model = self.make_llama_folder(**variant)
+                self.check_llama(folder, self.log_probs_of(model))
+
+    def check_llama(self, folder, want):
+        exported = self.check_all_ways(folder, want)
+        back, loading = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+        self.assertIsInstance(back, LlamaForCausalLM)
+        for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            self.assertFalse(loading[fault], fault)
+        self.assertLess(widest(self.log_probs_of(back.float().eval()), want), TOLERANCE)
+        return exported
 
     @staticmethod
     def log_probs_of(model):
@@ -201,6 +222,79 @@ class HfModels(unittest.TestCase):
             self.assertTrue(torch.equal(tensors[name], tensor.bfloat16()), name)
         want = [reference_models.log_probs(written, tensors, ids) for ids in sequences()]
         self.assertLess(widest(score(self.dir / "sharded", sequences(), self.dir), want), TOLERANCE)
+
+    def test_a_head_beside_tied_embeddings(self):
+        for name in ("equal", "other"):
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, _ = self.make_llama_folder(tie_word_embeddings=True)
+
+                def add_head(weights, other=name == "other"):
+                    head = weights["model.embed_tokens.weight"].clone()
+                    if other:
+                        head[-1] = -head[-1]
+                    weights["lm_head.weight"] = head
+
+                change_weights(folder, add_head)
+                theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+                exported = self.check_llama(folder, self.log_probs_of(theirs))
+                written = json.loads((exported / "config.json").read_text())
+                self.assertEqual(written["tie_word_embeddings"], name == "equal")
+                self.assertEqual("lm_head.weight" in shapes_of(exported), name == "other")
+                said = halflife("import", "--from", folder, "--out", self.dir / "again")
+                self.assertEqual("read as an untied model" in said, name == "other")
+
+    def test_an_untied_model_without_a_head(self):
+        folder, _ = self.make_llama_folder()
+        change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn(f"missing: lm_head.weight [{VOCAB}, 32]", said)
+        self.assertFalse((self.dir / "run").exists())
+
+    def test_buffers_of_old_folders(self):
+        folder, model = self.make_llama_folder()
+        names = [f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(2)]
+        change_weights(folder, lambda weights: weights.update({name: torch.ones(4) for name in names}))
+        exported = self.check_llama(folder, self.log_probs_of(model))
+        self.assertFalse(shapes_of(exported).keys() & set(names))
+
+    def test_half_precision(self):
+        folder, model = self.make_llama_folder()
+        with torch.no_grad():
+            model.model.embed_tokens.weight[7] *= 1e-5  # subnormal in fp16
+        model.half().save_pretrained(folder)
+        halves = load_file(folder / "model.safetensors")
+        self.assertEqual({tensor.dtype for tensor in halves.values()}, {torch.float16})
+        widened = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        exported = self.check_llama(folder, self.log_probs_of(widened))
+        for name, tensor in load_file(exported / "model.safetensors").items():
+            self.assertTrue(torch.equal(tensor, halves[name].float()), name)
+
+    def test_rope_theta_as_old_folders_have_it(self):
+        folder, model = self.make_llama_folder(
+            rope_parameters={"rope_type": "default", "rope_theta": 700.0})
+
+        def make_old(config):
+            del config["rope_parameters"]
+            config["rope_theta"] = 700.0
+
+        change_config(folder, make_old)
+        exported = self.check_llama(folder, self.log_probs_of(model))
+        written = json.loads((exported / "config.json").read_text())
+        self.assertEqual((written["rope_theta"], written["rope_parameters"]["rope_theta"]), (700, 700))
+
+    def test_biases_of_q_k_v_alone(self):
+        """llama's attention_bias stands for o_proj too: its bias is written as zeros."""
+        config = FRAME | {"model_type": "transformer", "num_heads": 4, "qkv_bias": True}
+        folder, weights = self.make_fla_folder(config)
+        want = [reference_models.log_probs(config, weights, ids) for ids in sequences()]
+        exported = self.check_llama(folder, want)
+        self.assertTrue(json.loads((exported / "config.json").read_text())["attention_bias"])
+        written = load_file(exported / "model.safetensors")
+        for layer in range(2):
+            self.assertTrue(torch.equal(written[f"model.layers.{layer}.self_attn.o_proj.bias"],
+                                        torch.zeros(32)))
 
 
 if __name__ == "__main__":

@@ -97,6 +97,26 @@ TEST(LayoutTest, AsksForEveryProblemAtOnce) {
                   "rope_parameters is {\"rope_type\":\"yarn\"}");
 }
 
+double RopeTheta(const char* config) {
+  const auto json = nlohmann::json::parse(config);
+  ConfigReader reader(json, "x/config.json");
+  const model::ModelConfig model = LayoutOf("llama", "").ReadConfig(reader);
+  reader.Check();
+  return std::stod(model.mixer.options.at("rope_theta"));
+}
+
+TEST(LayoutTest, RopeByItsOldAndItsNewKeys) {
+  EXPECT_EQ(RopeTheta("{}"), 10000);
+  EXPECT_EQ(RopeTheta(R"({"rope_theta": 700.0})"), 700);
+  EXPECT_EQ(RopeTheta(R"({"rope_theta": 700.0, "rope_parameters": {"rope_theta": 500}})"), 500);
+  EXPECT_EQ(RopeTheta(R"({"rope_theta": 700.0, "rope_parameters": {"type": "default"}})"), 700);
+  for (const char* key : {"rope_type", "type"}) {
+    const std::string linear =
+        Concat(R"({"rope_parameters": {")", key, R"(": "linear", "factor": 2, "rope_theta": 5}})");
+    EXPECT_HL_ERROR(RopeTheta(linear.c_str()), ExitCode::kData, "rope_parameters is", "linear");
+  }
+}
+
 TEST(LayoutTest, FeatureMapsByTheirOtherNames) {
   const auto json = nlohmann::json::parse(R"({"feature_map": "gelu_new", "num_heads": 2})");
   ConfigReader reader(json, "");

@@ -22,8 +22,9 @@ double ReadRopeTheta(ConfigReader& reader) {
   reader.Require(!reader.Has("rope_scaling"), "rope_scaling is set; null would work");
   const nlohmann::json* parameters = reader.Member("rope_parameters");
   if (parameters == nullptr) return theta;
+  const nlohmann::json usual = "default";  // `type` is the older name of `rope_type`
   const bool plain = parameters->is_object() &&
-                     parameters->value("rope_type", nlohmann::json("default")) == "default";
+                     parameters->value("rope_type", parameters->value("type", usual)) == usual;
   reader.Require(plain, "rope_parameters is ", parameters->dump().substr(0, 80),
                  "; {\"rope_type\": \"default\", \"rope_theta\": ...} would work");
   if (plain && parameters->contains("rope_theta")) {
