@@ -14,18 +14,22 @@ import unittest
 try:
     import torch
     from safetensors.torch import load_file, save_file
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import (AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig,
+                              LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast)
 except ImportError as error:
     print(f"SKIPPED: hf_models_test: {error} (launch/setup --tests)")
     sys.exit(77)
 
 import reference_models
+import texts
 
 HALFLIFE = ""
 # fp32 on both sides, two or three layers: rounding of logits of order 10 and of sums over 200 tokens.
 TOLERANCE = 2e-4
 VOCAB = 61
 LENGTHS = (2, 29, 64, 65, 200)
+SPECIALS = {"bos": "<|begin|>", "eos": "<|end|>", "pad": "<|pad|>"}
 
 FRAME = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
 FLA_VARIANTS = {
@@ -295,6 +299,52 @@ class HfModels(unittest.TestCase):
         for layer in range(2):
             self.assertTrue(torch.equal(written[f"model.layers.{layer}.self_attn.o_proj.bias"],
                                         torch.zeros(32)))
+
+    @staticmethod
+    def byte_level_bpe():
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.train_from_iterator(texts.mixed_unicode(300, 11), trainers.BpeTrainer(
+            vocab_size=400, special_tokens=list(SPECIALS.values()), show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, **{f"{name}_token": token for name, token in SPECIALS.items()})
+
+    def test_tokenizers_of_exported_folders(self):
+        lines = texts.mixed_unicode(40, 12) + ["Plain English, twice.  Twice.\n", " "]
+        for name, tokenizer, specials in (("bpe", self.byte_level_bpe(), (0, 1, 2)),
+                                          ("bytes", ByT5Tokenizer(extra_ids=0), (None, 1, 0))):
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, _ = self.make_llama_folder(vocab_size=len(tokenizer))
+                tokenizer.save_pretrained(folder)
+                exported = self.dir / "exported"
+                halflife("import", "--from", folder, "--out", self.dir / "run")
+                halflife("export", "--run", self.dir / "run", "--out", exported)
+                self.check_tokenizer(exported, tokenizer, lines)
+                config = json.loads((exported / "config.json").read_text())
+                generation = GenerationConfig.from_pretrained(exported)
+                theirs = AutoTokenizer.from_pretrained(exported)
+                self.assertEqual(len(theirs), config["vocab_size"])
+                for key, number in zip(("bos_token_id", "eos_token_id", "pad_token_id"), specials):
+                    self.assertEqual([number] * 4, [getattr(tokenizer, key), config[key],
+                                                    getattr(generation, key), getattr(theirs, key)], key)
+
+    def check_tokenizer(self, exported, tokenizer, lines):
+        """AutoTokenizer's ids and texts of the exported folder, and our ids: those of `tokenizer`."""
+        theirs = AutoTokenizer.from_pretrained(exported)
+        want = [tokenizer(line, add_special_tokens=False).input_ids for line in lines]
+        self.assertEqual([theirs(line, add_special_tokens=False).input_ids for line in lines], want)
+        self.assertEqual([theirs.decode(ids) for ids in want], lines)
+        files = []
+        for i, line in enumerate(lines):
+            files.append(self.dir / f"{i}.txt")
+            files[-1].write_bytes(line.encode())
+        halflife("score", "--model", exported, "--text", *files, "--out", self.dir / "scores.jsonl")
+        scored = (self.dir / "scores.jsonl").read_text().splitlines()
+        self.assertEqual([json.loads(line)["ids"] for line in scored], want)
 
 
 if __name__ == "__main__":
