@@ -2,11 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "core/error.h"
-#include "core/philox.h"
 #include "interop/hf_folder.h"
 #include "interop/hf_folder_fixture.h"
+#include "support/mutate.h"
 #include "support/temp_dir.h"
 
 namespace halflife::interop {
@@ -14,34 +15,11 @@ namespace {
 
 constexpr int kMutationsPerFile = 3000;
 
-// One to three edits: a byte flipped, a stretch removed, doubled, cut off or overwritten by a number's digits.
-std::string Mutated(const std::string& bytes, uint64_t number) {
-  const RandomKey key = MakeRandomKey(17, RandomPurpose::kInit, 0);
-  std::string text = bytes;
-  const uint32_t edits = 1 + Draw(key, number, 0, 0).x[0] % 3;
-  for (uint32_t edit = 0; edit < edits && !text.empty(); ++edit) {
-    const RandomCounter draw = Draw(key, number, edit + 1, 0);
-    const size_t place = draw.x[1] % text.size();
-    const size_t length = std::min<size_t>(1 + draw.x[2] % 12, text.size() - place);
-    switch (draw.x[0] % 5) {
-      case 0:
-        text[place] = static_cast<char>(text[place] ^ (1u << draw.x[3] % 8));
-        break;
-      case 1:
-        text.erase(place, length);
-        break;
-      case 2:
-        text.insert(place, text.substr(place, length));
-        break;
-      case 3:
-        text.resize(place);
-        break;
-      default:
-        text.replace(place, length, std::to_string(int64_t{1} << draw.x[3] % 63));
-        break;
-    }
-  }
-  return text;
+// Damage of any kind, or a number from nowhere: in a length, an offset or a size.
+std::string Damaged(const std::string& bytes, std::mt19937_64& random) {
+  if (random() % 4 != 0) return test::Mutated(bytes, random);
+  const size_t place = random() % bytes.size(), length = random() % 12 + 1;
+  return std::string(bytes).replace(place, length, std::to_string(int64_t{1} << random() % 63));
 }
 
 // Everything that the folder says it has can be read.
@@ -61,13 +39,14 @@ TEST(HostileFolderTest, MutatedFilesAreRefusedOrSound) {
   const test::TempDir dir;
   const auto folder = dir / "model";
   test::WriteShardedFolder(folder);
+  std::mt19937_64 random(17);
   int refused = 0;
   for (const char* name :
        {"config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors"}) {
     const std::string good = ReadFile(folder / name, ExitCode::kData);
     for (int i = 0; i < kMutationsPerFile; ++i) {
-      test::WriteText(folder / name, Mutated(good, static_cast<uint64_t>(i)));
+      test::WriteText(folder / name, Damaged(good, random));
       try {
         ReadAll(HfFolder::Open(folder));
       } catch (const Error& error) {

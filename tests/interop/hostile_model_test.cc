@@ -1,0 +1,251 @@
+// Small folders with 14,000 planted faults, opened as models: refused with an Error, or exactly what their config.json asks
+// for, and never with more memory than the files account for.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "interop/hf_folder_fixture.h"
+#include "interop/hf_model.h"
+#include "support/mutate.h"
+#include "support/temp_dir.h"
+
+namespace halflife::interop {
+namespace {
+
+using nlohmann::json;
+using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+constexpr int kDamagedBytesPerFile = 2000;
+constexpr int kChangedValuesPerClass = 1500;
+constexpr const char* kFirstShard = "model-00001-of-00002.safetensors";
+constexpr const char* kSecondShard = "model-00002-of-00002.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+// One of each class, with what changes the set of tensors: biases, norms, convolutions, softmax layers, ties.
+constexpr const char* kConfigs[] = {
+    R"({"model_type": "llama", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
+        "hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": true, "mlp_bias": false,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        "tie_word_embeddings": false, "max_position_embeddings": 64})",
+    R"({"model_type": "transformer", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
+        "num_hidden_layers": 2, "num_heads": 4, "num_kv_heads": 2, "qkv_bias": true,
+        "qk_norm": true, "window_size": 9, "rope_theta": 500.0, "hidden_ratio": 4})",
+    R"({"model_type": "retnet", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
+        "num_hidden_layers": 2, "num_heads": 2, "num_kv_heads": 1, "expand_k": 1, "expand_v": 2,
+        "feature_map": "relu", "use_output_gate": true, "elementwise_affine": true,
+        "fuse_norm": false, "attn": {"layers": [1], "num_heads": 2, "qkv_bias": true}})",
+    R"({"model_type": "gla", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
+        "num_hidden_layers": 2, "num_heads": 2, "expand_k": 0.5, "expand_v": 1,
+        "use_short_conv": true, "conv_size": 3, "clamp_min": -0.5, "tie_word_embeddings": true,
+        "attn": [{"layers": [0], "num_heads": 2, "window_size": 4}]})"};
+
+// What stands in the place of a config's value.
+const json kValues = json::parse(R"([
+    null, true, false, 0, 1, 2, 3, 4, 6, 8, 16, -1, 1.5, 0.0, -0.25, 1e-310, 1e308,
+    "silu", "relu", "default", "", [], {}, [0, 0], [1],
+    1073741824, 1073741825, 1099511627776, -9223372036854775808, 18446744073709551615])");
+
+// What LlamaForCausalLM has of parameters, from its public description alone.
+Shapes LlamaTensors(const json& config) {
+  const auto number = [&](const char* key, int64_t absent) {
+    const auto found = config.find(key);
+    return found == config.end() || found->is_null() ? absent : found->get<int64_t>();
+  };
+  const auto flag = [&](const char* key) {
+    const auto found = config.find(key);
+    return found != config.end() && *found == true;
+  };
+  const int64_t vocab = number("vocab_size", 32000), dim = number("hidden_size", 4096);
+  const int64_t width = number("intermediate_size", 11008);
+  const int64_t heads = number("num_attention_heads", 32);
+  const int64_t head_dim = number("head_dim", dim / heads);
+  const int64_t queries = heads * head_dim, keys = number("num_key_value_heads", heads) * head_dim;
+  Shapes shapes = {{"model.embed_tokens.weight", {vocab, dim}}, {"model.norm.weight", {dim}}};
+  if (!flag("tie_word_embeddings")) shapes["lm_head.weight"] = {vocab, dim};
+  for (int64_t i = 0; i < number("num_hidden_layers", 32); ++i) {
+    const std::string layer = Concat("model.layers.", i, ".");
+    const auto add = [&](const char* name, int64_t out, int64_t in, bool bias) {
+      shapes[layer + name + ".weight"] = {out, in};
+      if (bias) shapes[layer + name + ".bias"] = {out};
+    };
+    shapes[layer + "input_layernorm.weight"] = {dim};
+    shapes[layer + "post_attention_layernorm.weight"] = {dim};
+    add("self_attn.q_proj", queries, dim, flag("attention_bias"));
+    add("self_attn.k_proj", keys, dim, flag("attention_bias"));
+    add("self_attn.v_proj", keys, dim, flag("attention_bias"));
+    add("self_attn.o_proj", dim, queries, flag("attention_bias"));
+    add("mlp.gate_proj", width, dim, flag("mlp_bias"));
+    add("mlp.up_proj", width, dim, flag("mlp_bias"));
+    add("mlp.down_proj", dim, width, flag("mlp_bias"));
+  }
+  return shapes;
+}
+
+Shapes ShapesOf(const HfFolder& folder) {
+  Shapes shapes;
+  for (const auto& [name, tensor] : folder.tensors()) shapes[name] = tensor.shape;
+  return shapes;
+}
+
+// All of the model's weights and nothing else lies in the folder, under other names.
+void ExpectSame(const HfModel& model) {
+  Shapes left = ShapesOf(model.folder());
+  const bool tied = model.config().tie_embeddings;
+  if (tied) left.erase("lm_head.weight");  // equal to the embeddings: HfModel says otherwise untied
+  if (model.layout().model_type() == "llama") {
+    Shapes asked = LlamaTensors(model.folder().config());
+    if (!tied) asked["lm_head.weight"] = asked.at("model.embed_tokens.weight");
+    EXPECT_EQ(left, asked);
+  }
+  ConfigReader reader(model.folder().config(), "config.json");
+  for (const ckpt::WeightInfo& weight : model.weights()) {
+    const auto found = left.find(model.layout().TensorName(weight.name, &reader));
+    ASSERT_NE(found, left.end()) << weight.name;
+    EXPECT_EQ(found->second, weight.shape) << weight.name;
+    left.erase(found);
+    std::vector<float> values(static_cast<size_t>(weight.count()));
+    model.ReadRange(weight.name, 0, weight.count(), values.data());
+  }
+  EXPECT_TRUE(left.empty()) << left.begin()->first;
+}
+
+// Two shards of zeros and their index.
+void WriteFolder(const std::filesystem::path& folder, const json& config) {
+  std::filesystem::create_directories(folder);
+  test::WriteText(folder / "config.json", config.dump());
+  ConfigReader reader(config, "config.json");
+  const Layout& layout = LayoutOf(config.at("model_type"), "config.json");
+  const model::LanguageModel model(layout.ReadConfig(reader));
+  std::array<std::vector<ckpt::safetensors::Entry>, 2> shards;
+  std::array<uint64_t, 2> bytes = {};
+  json map;
+  for (size_t i = 0; const dist::ParamSpec& spec : model.parameters().specs()) {
+    const size_t shard = i++ % 2;
+    const uint64_t end = bytes[shard] + sizeof(float) * static_cast<uint64_t>(spec.count());
+    const std::string name = layout.TensorName(spec.name, &reader);
+    shards[shard].push_back({.name = name, .shape = spec.shape, .begin = bytes[shard], .end = end});
+    bytes[shard] = end;
+    map[name] = shard == 0 ? kFirstShard : kSecondShard;
+  }
+  for (const size_t shard : {0, 1})
+    test::WriteText(folder / (shard == 0 ? kFirstShard : kSecondShard),
+                    ckpt::safetensors::BuildHeader(shards[shard], {{"format", "pt"}}, 8) +
+                        std::string(bytes[shard], '\0'));
+  test::WriteText(folder / kIndex, json({{"weight_map", map}}).dump());
+}
+
+// A value that is a member of `config` or of an object in it becomes one of these, or goes.
+json WithOneChange(json config, std::mt19937_64& random) {
+  json* object = &config;
+  while (true) {
+    auto member = object->begin();
+    std::advance(member, random() % object->size());
+    json& value = member.value();
+    json* inner = value.is_array() && !value.empty() ? &value.front() : &value;
+    if (inner->is_object() && !inner->empty() && random() % 4 != 0) {
+      object = inner;
+    } else if (random() % 6 == 0) {
+      object->erase(member);
+      return config;
+    } else {
+      value = kValues[random() % kValues.size()];
+      return config;
+    }
+  }
+}
+
+// A folder's files have less than 16 KiB each, as JSON some 30 times that; of the 29 tensors or fewer, each may stand for one
+// layer of 13 declared parameters with less than 1 KiB each. That is 2 MiB a time; the rest is for the allocator's and the
+// libraries' pages. The least number from nowhere that is tried as a size, 2^30, would be a thousand times as much.
+constexpr int64_t kMaxGrowthBytes = 16 << 20;
+
+int64_t PeakBytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+class HostileModelTest : public testing::Test {
+ protected:
+  HostileModelTest() { log::Init({.console_level = log::Level::kError}); }
+  ~HostileModelTest() override { log::Init({}); }
+
+  void WriteGood(const json& config) {
+    WriteFolder(folder_, config);
+    num_opened_ = num_refused_ = 0;
+    Open("as it was");
+    ASSERT_EQ(num_opened_, 1);
+    peak_before_ = PeakBytes();
+  }
+  void ExpectBoundedMemory() const {
+#ifndef __SANITIZE_ADDRESS__  // which holds back what is freed
+    EXPECT_LT(PeakBytes() - peak_before_, kMaxGrowthBytes);
+#endif
+  }
+
+  void Open(const std::string& what) {
+    SCOPED_TRACE(what);
+    try {
+      ExpectSame(HfModel::Open(folder_));
+      ++num_opened_;
+    } catch (const Error& error) {
+      ++num_refused_;
+      EXPECT_TRUE(error.code() == ExitCode::kData || error.code() == ExitCode::kUsage)
+          << error.what();
+    } catch (const std::exception& other) {
+      ADD_FAILURE() << other.what();
+    }
+  }
+
+  test::TempDir dir_;
+  std::filesystem::path folder_ = dir_ / "model";
+  int num_opened_ = 0, num_refused_ = 0;
+  int64_t peak_before_ = 0;
+};
+
+TEST_F(HostileModelTest, DamagedBytesOfALlamaFolder) {
+  WriteGood(json::parse(kConfigs[0]));
+  std::mt19937_64 random(5);
+  for (const char* name : {"config.json", kIndex, kFirstShard, kSecondShard}) {
+    const std::string good = ReadFile(folder_ / name, ExitCode::kData);
+    const size_t data = good.rfind("}") + 1;  // of a shard: where zeros begin
+    for (int i = 0; i < kDamagedBytesPerFile; ++i) {
+      const std::string bad = test::Mutated(good.substr(0, data), random) + good.substr(data);
+      test::WriteText(folder_ / name, bad);
+      Open(Concat(name, ", mutation ", i, ": ", bad.substr(0, data)));
+      if (HasFailure()) return;
+    }
+    test::WriteText(folder_ / name, good);
+  }
+  ExpectBoundedMemory();
+  EXPECT_GT(num_refused_, 2 * kDamagedBytesPerFile);
+  EXPECT_GT(num_opened_, kDamagedBytesPerFile / 100);  // spaces, keys without a meaning, metadata
+}
+
+TEST_F(HostileModelTest, ChangedValuesOfEveryClass) {
+  std::mt19937_64 random(6);
+  for (const char* text : kConfigs) {
+    const json config = json::parse(text);
+    WriteGood(config);
+    for (int i = 0; i < kChangedValuesPerClass; ++i) {
+      json bad = WithOneChange(config, random);
+      if (random() % 2 == 0 && !bad.empty()) bad = WithOneChange(bad, random);
+      test::WriteText(folder_ / "config.json", bad.dump());
+      Open(Concat("mutation ", i, ": ", bad.dump()));
+      if (HasFailure()) return;
+    }
+    ExpectBoundedMemory();
+    EXPECT_GT(num_refused_, kChangedValuesPerClass / 4) << text;
+    EXPECT_GT(num_opened_, kChangedValuesPerClass / 30) << text;
+  }
+}
+
+}  // namespace
+}  // namespace halflife::interop
