@@ -31,6 +31,7 @@ VOCAB = 61
 LENGTHS = (2, 29, 64, 65, 200)
 SPECIALS = {"bos": "<|begin|>", "eos": "<|end|>", "pad": "<|pad|>"}
 
+# None: the key is left out of config.json.
 FRAME = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
 FLA_VARIANTS = {
     "retnet": {"model_type": "retnet", "num_heads": 4},
@@ -41,6 +42,7 @@ FLA_VARIANTS = {
     "retnet_hybrid": {"model_type": "retnet", "num_heads": 2, "num_hidden_layers": 3,
                       "attn": {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "qkv_bias": True,
                                "window_size": 20, "rope_theta": 500.0}},
+    "retnet_defaults": {"model_type": "retnet", "hidden_size": 192, "intermediate_size": None},
     "gla": {"model_type": "gla", "num_heads": 2},
     "gla_conv_grouped": {"model_type": "gla", "num_heads": 4, "num_kv_heads": 2, "clamp_min": -0.05,
                          "use_short_conv": True, "conv_size": 3, "feature_map": "relu"},
@@ -49,8 +51,13 @@ FLA_VARIANTS = {
     "gla_two_groups": {"model_type": "gla", "num_heads": 2, "num_hidden_layers": 3,
                        "attn": [{"layers": [0], "num_heads": 2},
                                 {"layers": [2], "num_heads": 4, "window_size": 9}]},
+    "gla_defaults": {"model_type": "gla", "hidden_size": 192, "intermediate_size": None},
+    "gla_conv_size_unused": {"model_type": "gla", "num_heads": 2, "use_short_conv": False,
+                             "conv_size": 1},
     "transformer": {"model_type": "transformer", "num_heads": 4, "num_kv_heads": 2,
                     "qk_norm": True, "window_size": 30, "rope_theta": 1000.0, "qkv_bias": True},
+    "transformer_defaults": {"model_type": "transformer", "hidden_size": 192,
+                             "intermediate_size": None, "qk_norm": True},
 }
 LLAMA_VARIANTS = {
     "plain": {},
@@ -151,7 +158,7 @@ class HfModels(unittest.TestCase):
             with self.subTest(name):
                 self.tearDown()
                 self.setUp()
-                config = FRAME | variant
+                config = {key: value for key, value in (FRAME | variant).items() if value is not None}
                 folder, weights = self.make_fla_folder(config)
                 want = [reference_models.log_probs(config, weights, ids) for ids in sequences()]
                 exported = self.check_all_ways(folder, want)
@@ -287,6 +294,14 @@ class HfModels(unittest.TestCase):
         exported = self.check_llama(folder, self.log_probs_of(model))
         written = json.loads((exported / "config.json").read_text())
         self.assertEqual((written["rope_theta"], written["rope_parameters"]["rope_theta"]), (700, 700))
+
+    def test_llama_keys_left_out(self):
+        folder, _ = self.make_llama_folder(hidden_size=64, num_attention_heads=32,
+                                           intermediate_size=11008)
+        (folder / "config.json").write_text(json.dumps(
+            {"model_type": "llama", "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2}))
+        theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+        self.check_llama(folder, self.log_probs_of(theirs))
 
     def test_biases_of_q_k_v_alone(self):
         """llama's attention_bias stands for o_proj too: its bias is written as zeros."""

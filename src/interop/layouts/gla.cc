@@ -7,6 +7,8 @@
 namespace halflife::interop {
 namespace {
 
+constexpr int64_t kConvSize = 4;  // the class's default
+
 class Gla : public Layout {
  public:
   std::string model_type() const override { return "gla"; }
@@ -22,7 +24,7 @@ class Gla : public Layout {
     WriteFlaFrame(config, json);
     WriteFlaLinear(options, json);
     json["use_short_conv"] = options.Bool("use_short_conv");
-    json["conv_size"] = options.Int("conv_size");
+    json["conv_size"] = options.Bool("use_short_conv") ? options.Int("conv_size") : kConvSize;
     json["clamp_min"] = nullptr;
     if (std::isfinite(options.Double("clamp_min"))) json["clamp_min"] = options.Number("clamp_min");
     json["use_gk"] = true;
@@ -35,8 +37,13 @@ class Gla : public Layout {
     config.mixer.name = mixer();
     ReadFlaLinear(reader, config.mixer, /*num_heads=*/4, /*expand_k=*/0.5, /*expand_v=*/1);
     OptionWriter options(config.mixer);
-    options.Bool("use_short_conv", reader.Bool("use_short_conv", false));
-    options.Int("conv_size", reader.Int("conv_size", 4, 2));
+    const bool use_short_conv = reader.Bool("use_short_conv", false);
+    options.Bool("use_short_conv", use_short_conv);
+    if (use_short_conv) {
+      options.Int("conv_size", reader.Int("conv_size", kConvSize, 2));
+    } else {
+      reader.Ignore({"conv_size"});
+    }
     if (reader.Has("clamp_min")) options.Double("clamp_min", reader.Double("clamp_min", 0));
     reader.Ignore({"use_gk", "use_gv"});  // the class never reads them
     ReadFlaHybrid(reader, config);
