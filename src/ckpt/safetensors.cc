@@ -198,10 +198,11 @@ Header ParseHeader(std::string_view head, uint64_t file_bytes, const std::string
 }
 
 Header ReadHeader(const std::filesystem::path& path, ExitCode code) {
-  const Fd fd = OpenFile(path, O_RDONLY, code);
+  // Opening a FIFO would wait for its writer; on a file the flag has no effect.
+  const Fd fd = OpenFile(path, O_RDONLY | O_NONBLOCK, code);
   struct stat info {};
   HL_CHECK_AS(code, ::fstat(fd.get(), &info) == 0 && S_ISREG(info.st_mode), "cannot read ",
-              path.string(), ": it is not a file");
+              path.string(), ": it is not a regular file");
   const auto file_bytes = static_cast<uint64_t>(info.st_size);
   std::string head(std::min<uint64_t>(file_bytes, 8), '\0');
   const auto fill = [&](size_t from) {

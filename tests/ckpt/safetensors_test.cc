@@ -1,6 +1,7 @@
 #include "ckpt/safetensors.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <fstream>
@@ -59,6 +60,16 @@ TEST(SafetensorsTest, ReadsFromAFile) {
                   ExitCode::kData, "short.safetensors", "shorter than 8 bytes");
   EXPECT_HL_ERROR(safetensors::ReadHeader(dir / "missing.safetensors", ExitCode::kData),
                   ExitCode::kData, "No such file");
+}
+
+// A pipe nobody writes to must not be waited for.
+TEST(SafetensorsTest, WhatIsNoRegularFile) {
+  const TempDir dir;
+  ASSERT_EQ(::mkfifo((dir / "pipe.safetensors").c_str(), 0600), 0);
+  std::filesystem::create_directory(dir / "folder.safetensors");
+  for (const char* name : {"pipe.safetensors", "folder.safetensors"})
+    EXPECT_HL_ERROR(safetensors::ReadHeader(dir / name, ExitCode::kData), ExitCode::kData, name,
+                    "it is not a regular file");
 }
 
 TEST(SafetensorsTest, HostileHeadersAreRefused) {

@@ -1,6 +1,7 @@
 #include "interop/hf_folder.h"
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
 
@@ -78,6 +79,17 @@ TEST_F(HfFolderTest, WhatIsNoModelFolder) {
   EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "neither model.safetensors nor");
   WriteText(folder_ / "pytorch_model.bin", "x");
   EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "pickle", "safe_serialization=True");
+}
+
+// A pipe in the place of any of the files is refused, not waited for.
+TEST_F(HfFolderTest, PipesAreNoFiles) {
+  for (const char* name : {"model-00002-of-00002.safetensors", "model.safetensors.index.json",
+                           "model.safetensors", "config.json"}) {
+    std::filesystem::remove(folder_ / name);
+    ASSERT_EQ(::mkfifo((folder_ / name).c_str(), 0600), 0);
+    EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, name);
+    std::filesystem::remove(folder_ / name);
+  }
 }
 
 TEST_F(HfFolderTest, OtherTypesAreNoWeights) {
