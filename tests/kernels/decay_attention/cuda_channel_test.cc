@@ -24,6 +24,17 @@ TEST(CudaChannelWalk, EveryInstanceWithPaddedHeads) {
     }
 }
 
+TEST(CudaChannelWalk, BlocksOf128ColumnsOfV) {
+  if (kSlow) GTEST_SKIP();
+  for (const HeadDims& dims : kWideHeads)
+    ExpectForward({.seq_len = 80,
+                   .heads = 1,
+                   .dim_k = dims.k,
+                   .dim_v = dims.v,
+                   .kind = DecayKind::kPerTokenChannel,
+                   .block_v = 128});
+}
+
 TEST(CudaChannelWalk, AdversarialDecays) {
   for (const Strength strength :
        {Strength::kOne, Strength::kNearOne, Strength::kStrong, Strength::kResets}) {

@@ -31,6 +31,12 @@ inline void ExpectClose(const ProblemShape& shape, const Problem::Report& report
     EXPECT_LE(error, factor * Gate(shape, name)) << name << " of " << shape.Name();
 }
 
+struct HeadDims {
+  int k, v;
+};
+// One of each forward instance whose blocks own 128 columns of V, padded and filled.
+inline constexpr HeadDims kWideHeads[] = {{40, 100}, {64, 128}, {100, 100}, {128, 128}};
+
 inline void ExpectForward(const ProblemShape& shape) {
   SCOPED_TRACE(shape.Name());
   Problem problem(shape);

@@ -23,6 +23,17 @@ TEST(CudaSegment, InstancesAndKinds) {
                        .num_segments = 2});
 }
 
+TEST(CudaSegment, BlocksOf128ColumnsOfV) {
+  if (kSlow) GTEST_SKIP() << "one instance is enough for races";
+  for (const int dim_k : {40, 128})
+    ExpectGradients({.seq_len = 300,
+                     .heads = 1,
+                     .dim_k = dim_k,
+                     .dim_v = 100,
+                     .num_segments = 2,
+                     .block_v = 128});
+}
+
 TEST(CudaSegment, DocumentsAndPackedSequences) {
   if (kSlow) GTEST_SKIP() << "one instance is enough for races";
   ExpectGradients({.batch = 2,

@@ -49,6 +49,15 @@ TEST(CudaWalk, OneStageWhereSharedMemoryIsShort) {
   unsetenv("HL_EMU_SHARED_BYTES");
 }
 
+// A plan asks for blocks of 128 columns where there are heads enough for all multiprocessors.
+TEST(CudaWalk, BlocksOf128ColumnsOfV) {
+  if (kSlow) GTEST_SKIP();
+  for (const HeadDims& dims : kWideHeads)
+    ExpectGradients({.seq_len = 80, .heads = 1, .dim_k = dims.k, .dim_v = dims.v, .block_v = 128});
+  for (const int dim_k : {64, 128})
+    ExpectForward({.seq_len = 70, .heads = 1, .dim_k = dim_k, .dim_v = 200, .block_v = 128});
+}
+
 TEST(CudaWalk, SlicesOfV) {
   for (const int dim_v : {65, 128, 200}) {
     if (kSlow && dim_v != 65) continue;
