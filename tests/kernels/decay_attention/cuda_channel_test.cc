@@ -15,7 +15,7 @@ TEST(CudaChannelWalk, AnyLengthAndKind) {
 TEST(CudaChannelWalk, EveryInstanceWithPaddedHeads) {
   for (const int dim_k : {24, 60, 100, 128})
     for (const int dim_v : {40, 64, 100}) {
-      if (kSlow && dim_k + dim_v != 200) continue;
+      if (kSlow && (dim_k != 100 || dim_v == 64)) continue;
       ExpectForward({.seq_len = kSlow ? 20 : 80,
                      .heads = 1,
                      .dim_k = dim_k,
@@ -25,14 +25,15 @@ TEST(CudaChannelWalk, EveryInstanceWithPaddedHeads) {
 }
 
 TEST(CudaChannelWalk, BlocksOf128ColumnsOfV) {
-  if (kSlow) GTEST_SKIP();
-  for (const HeadDims& dims : kWideHeads)
-    ExpectForward({.seq_len = 80,
+  for (const HeadDims& dims : kWideHeads) {
+    if (kSlow && dims.v != 100) continue;
+    ExpectForward({.seq_len = kSlow ? 20 : 80,
                    .heads = 1,
                    .dim_k = dims.k,
                    .dim_v = dims.v,
                    .kind = DecayKind::kPerTokenChannel,
                    .block_v = 128});
+  }
 }
 
 TEST(CudaChannelWalk, AdversarialDecays) {

@@ -89,9 +89,13 @@ TEST(CudaSegment, SummariesCompose) {
   for (const int segments : {1, 2})
     ExpectSummaries({.seq_len = 300, .heads = 2, .num_segments = segments});
   ExpectSummaries({.seq_len = 300, .heads = 1, .document_starts = {100}});
+}
+
+// Channels for two warps, tokens for two chunks.
+TEST(CudaSegment, SummariesTokenByTokenCompose) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
     ExpectSummaries(
-        {.seq_len = 70, .heads = 1, .dim_k = 20, .dim_v = 40, .kind = kind, .dtype = DType::kF32});
+        {.seq_len = 70, .heads = 1, .dim_k = 40, .dim_v = 40, .kind = kind, .dtype = DType::kF32});
 }
 
 }  // namespace

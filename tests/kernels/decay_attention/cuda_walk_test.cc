@@ -37,7 +37,7 @@ TEST(CudaWalk, Kinds) {
 TEST(CudaWalk, EveryInstanceWithPaddedHeads) {
   for (const int dim_k : {24, 60, 100, 128})
     for (const int dim_v : {40, 64, 100}) {
-      if (kSlow && dim_k + dim_v != 200) continue;
+      if (kSlow && (dim_k != 100 || dim_v == 64)) continue;
       ExpectGradients({.seq_len = kSlow ? 20 : 80, .heads = 1, .dim_k = dim_k, .dim_v = dim_v});
     }
 }
@@ -51,9 +51,12 @@ TEST(CudaWalk, OneStageWhereSharedMemoryIsShort) {
 
 // A plan asks for blocks of 128 columns where there are heads enough for all multiprocessors.
 TEST(CudaWalk, BlocksOf128ColumnsOfV) {
-  if (kSlow) GTEST_SKIP();
-  for (const HeadDims& dims : kWideHeads)
-    ExpectGradients({.seq_len = 80, .heads = 1, .dim_k = dims.k, .dim_v = dims.v, .block_v = 128});
+  for (const HeadDims& dims : kWideHeads) {
+    if (kSlow && dims.v != 100) continue;
+    ExpectGradients(
+        {.seq_len = kSlow ? 20 : 80, .heads = 1, .dim_k = dims.k, .dim_v = dims.v, .block_v = 128});
+  }
+  if (kSlow) return;
   for (const int dim_k : {64, 128})
     ExpectForward({.seq_len = 70, .heads = 1, .dim_k = dim_k, .dim_v = 200, .block_v = 128});
 }
