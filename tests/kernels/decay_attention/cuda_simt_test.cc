@@ -26,6 +26,14 @@ TEST(CudaSimt, ChannelDecaysOfBf16) {
     ExpectGradients({.seq_len = 66, .heads = 1, .dim_k = 40, .dim_v = 24, .kind = kind});
 }
 
+TEST(CudaSimt, NormaliserOfBf16) {
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
+    if (kSlow && kind != DecayKind::kPerToken) continue;
+    ExpectGradients(
+        {.seq_len = 66, .heads = 1, .dim_k = 40, .dim_v = 24, .kind = kind, .norm = true});
+  }
+}
+
 TEST(CudaSimt, AdversarialDecays) {
   if (kSlow) GTEST_SKIP();
   for (const Strength strength : {Strength::kOne, Strength::kNearOne, Strength::kResets})
@@ -159,6 +167,20 @@ TEST(CudaStep, StepsAreTheForward) {
                    .dim_v = 70,
                    .kind = kind,
                    .dtype = DType::kF32,
+                   .norm = norm,
+                   .key_scale = norm},
+                  norm);
+}
+
+TEST(CudaStep, NormaliserAndChannelDecaysOfBf16) {
+  for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
+    for (const bool norm : {false, true})
+      ExpectSteps({.batch = 2,
+                   .seq_len = 3,
+                   .heads = 2,
+                   .dim_k = 20,
+                   .dim_v = 70,
+                   .kind = kind,
                    .norm = norm,
                    .key_scale = norm},
                   norm);
