@@ -261,9 +261,11 @@ __global__ void __launch_bounds__(kSimtMaxK, 1) SimtWalkKernel(const SimtWalkPar
   }
 }
 
-// D_t = dL/d(log_decay_t) = sum_v decay_t S_{t-1} R_t runs backwards as D_t = q_t dq_t - k_t dk_t +
-// D_{t+1}, anew in each chunk from the sum of S R at its end: no difference runs over more than a
-// chunk.
+// D_t = dL/d(log_decay_t) = sum_v decay_t S_{t-1} R_t, R_t after q_t has been added, runs backwards as
+//   D_t = D_{t+1} + q_t (scale decay_t S_{t-1} dout_t) - k_t (decay_{t+1} R_{t+1} v_t)
+// anew in each chunk, so that no difference runs over more of them. What a token's own key gives to its
+// own query (k_t v_t dout_t q_t) is in neither term: with strong decays it is far larger than D. For
+// the same reason the chunk's last D is summed as it stands, without the last key.
 template <typename T>
 __global__ void __launch_bounds__(kSimtMaxK, 1) SimtWalkRevKernel(const SimtWalkRevParams params) {
   const DecayAttentionGradArgs& grads = params.grads;
@@ -276,6 +278,7 @@ __global__ void __launch_bounds__(kSimtMaxK, 1) SimtWalkRevKernel(const SimtWalk
   float* const dv_sums = carver.Take<float>(kChunk * num_warps * kSimtColumns);
   float* const scale_sums = carver.Take<float>(kChunk * num_warps);
   float* const decay_sums = carver.Take<float>(kChunk * num_warps);
+  float* const own = carver.Take<float>(kChunk);  // v_t dout_t
 
   const bool normalised = args.norm_kind == NormKind::kSumOfKeys;
   const int stride = args.head_dim_v + (normalised ? 1 : 0);
@@ -319,6 +322,17 @@ __global__ void __launch_bounds__(kSimtMaxK, 1) SimtWalkRevKernel(const SimtWalk
     __syncthreads();
     float through = 0;
     if (!params.summary) {
+#pragma unroll 1
+      for (int token = channel; token < chunk.length; token += 32 * num_warps) {
+        float sum = 0;
+#pragma unroll 1
+        for (int c = 0; c < kSimtColumns; ++c) {
+          const int i = token * kSimtColumns + (c + token) % kSimtColumns;  // lanes in other banks
+          sum = fmaf(values[i], douts[i], sum);
+        }
+        own[token] = sum;
+      }
+      __syncthreads();
       float state[kSimtColumns];
       const float* const source =
           params.states +
@@ -328,21 +342,22 @@ __global__ void __launch_bounds__(kSimtMaxK, 1) SimtWalkRevKernel(const SimtWalk
 #pragma unroll
       for (int c = 0; c < kSimtColumns; ++c)
         state[c] = live && (c < columns.count || c == columns.ones) ? source[c] : 0.0f;
+      float key = 0;  // of the token before, which enters only now
 #pragma unroll 1
       for (int token = 0; live && token < chunk.length; ++token) {
-        const float k = Load<T>(args.k, chunk, token, k_head, channel) *
-                        KeyScaleAt(args, chunk, token, place.head);
         const DecayStep step =
             DecayStepOf(LogDecayAt(args, chunk, token, decay_head, per_channel ? channel : 0));
         float dq = 0;
 #pragma unroll
         for (int c = 0; c < kSimtColumns; ++c) {
+          state[c] = fmaf(key, values[max(token - 1, 0) * kSimtColumns + c], state[c]);
           state[c] = Decayed(step, state[c]);
-          state[c] = fmaf(k, values[token * kSimtColumns + c], state[c]);
           dq = fmaf(state[c], douts[token * kSimtColumns + c], dq);
         }
         params.dq[(slice_rows + FlatRow(args, chunk, token, place.head)) * args.head_dim_k +
-                  channel] = static_cast<float>(args.scale) * dq;
+                  channel] = dq;  // without the token's own key, as yet
+        key = Load<T>(args.k, chunk, token, k_head, channel) *
+              KeyScaleAt(args, chunk, token, place.head);
       }
 #pragma unroll
       for (int c = 0; c < kSimtColumns; ++c) through = fmaf(state[c], adjoint[c], through);
@@ -359,20 +374,24 @@ __global__ void __launch_bounds__(kSimtMaxK, 1) SimtWalkRevKernel(const SimtWalk
       }
       const float key_scale = KeyScaleAt(args, chunk, token, place.head);
       const bool cut = (resets && token == 0) || __float_as_uint(decay) == 0xff800000u;  // -inf
+      const float query = static_cast<float>(args.scale) * q;
       float dk = 0;
       float products[kSimtColumns];
 #pragma unroll
       for (int c = 0; c < kSimtColumns; ++c) {
-        adjoint[c] =
-            fmaf(static_cast<float>(args.scale) * q, douts[token * kSimtColumns + c], adjoint[c]);
         dk = fmaf(adjoint[c], values[token * kSimtColumns + c], dk);
+        adjoint[c] = fmaf(query, douts[token * kSimtColumns + c], adjoint[c]);
         products[c] = adjoint[c] * (k * key_scale);
       }
       if (!params.summary) {
         dv_sums[(token * num_warps + warp) * kSimtColumns + lane] = SumOverLanes(products);
         const int64_t at = row * args.head_dim_k + channel;
         if (live) {
-          through += q * params.dq[at] - k * key_scale * dk;
+          const float dq = params.dq[at];
+          if (token + 1 < chunk.length) through -= k * key_scale * dk;
+          through += query * dq;
+          dk = fmaf(query, own[token], dk);
+          params.dq[at] = static_cast<float>(args.scale) * fmaf(k * key_scale, own[token], dq);
           params.dk[at] = key_scale * dk;
         }
         if (cut) through = 0;
@@ -471,7 +490,7 @@ void LaunchSimtWalkRev(const SimtWalkRevParams& params, cudaStream_t stream) {
   const int warps = (args.head_dim_k + 31) / 32;
   const int64_t blocks =
       int64_t{1} * args.num_sequences * args.num_heads * SimtSlices(args, SimtMode::kStates);
-  const int smem_floats = kChunk * (2 * kSimtColumns + warps * (kSimtColumns + 2));
+  const int smem_floats = kChunk * (2 * kSimtColumns + warps * (kSimtColumns + 2) + 1);
   Launch({static_cast<unsigned>(blocks), static_cast<unsigned>(32 * warps), smem_floats * 4,
           "decay attention token by token in reverse"},
          stream, SimtWalkRevKernel<T>, params);

@@ -385,7 +385,6 @@ class Problem {
     if (shape_.norm) report.errors.emplace_back("dinitial_norm", dinitial_norm.Rms());
     if (shape_.kind != DecayKind::kNone) {
       AddAll(dg, answer_.dlog_decay, sum_dg);
-      // A decay of 1e-3 leaves gradients of which bf16 knows no more than a share of the largest terms.
       report.errors.emplace_back("dlog_decay", dg.Rms());
     }
     if (shape_.key_scale) report.errors.emplace_back("dkey_scale", dc.Rms());

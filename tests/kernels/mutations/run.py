@@ -137,6 +137,8 @@ MUTATIONS = [
      "simt"),
     ("simt: S R at the chunk's end dropped", "simt.cuh",
      "through = fmaf(state[c], adjoint[c], through);", "through = 0;", "simt"),
+    ("simt: the chunk's last key counts for its decay", "simt.cuh",
+     "if (token + 1 < chunk.length) through -=", "through -=", "simt"),
     ("step: negative slot writes slot 0", "step.cuh", "  if (slot < 0) {", "  if (false) {", "simt"),
     ("step: no barrier before the sums", "step.cuh",
      "    sums[first][column] = y;\n    __syncthreads();\n", "    sums[first][column] = y;\n", "simt"),
