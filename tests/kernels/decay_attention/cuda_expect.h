@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "kernels/decay_attention/cuda_problem.h"
 
@@ -30,6 +31,20 @@ inline void ExpectClose(const ProblemShape& shape, const Problem::Report& report
   for (const auto& [name, error] : report.errors)
     EXPECT_LE(error, factor * Gate(shape, name)) << name << " of " << shape.Name();
 }
+
+// Around the edges of base blocks (8 tokens), tiles (16) and chunks (64).
+inline std::vector<int> Lengths() {
+  if (kSlow) return {1, 17, 63, 64, 65};
+  return {1, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 130, 300};
+}
+
+// All that a decay of up to 1 can be; growth has a test of its own, as it may fill one chunk only.
+inline constexpr Strength kAdversarial[] = {Strength::kOne,    Strength::kNearOne,
+                                            Strength::kStrong, Strength::kVanish,
+                                            Strength::kResets, Strength::kMixed};
+
+// Heads enough for a strength that draws at random: where a head has one decay, one would be one draw.
+constexpr int DecayHeads(DecayKind kind) { return kind == DecayKind::kPerHead ? 3 : 1; }
 
 struct HeadDims {
   int k, v;

@@ -19,7 +19,16 @@
 
 namespace halflife::kernels::test {
 
-enum class Strength { kMild, kOne, kNearOne, kStrong, kResets };
+enum class Strength {
+  kMild,     // between 0.9 and 1
+  kOne,      // exactly 1
+  kNearOne,  // 1 - 1e-6
+  kStrong,   // 1e-3
+  kVanish,   // 1e-30
+  kResets,   // 0 and e^-90 at random places
+  kMixed,    // 1 or 0 at random
+  kGrowth,   // e^(60/64) a token: 60 over a chunk
+};
 
 struct ProblemShape {
   int batch = 1, seq_len = 65, heads = 2, dim_k = 64, dim_v = 64;
@@ -165,8 +174,14 @@ class Problem {
           return std::log1p(-1e-6);
         case Strength::kStrong:
           return std::log(1e-3);
+        case Strength::kVanish:
+          return std::log(1e-30);
         case Strength::kResets:
           return u < 0.05 ? -std::numeric_limits<double>::infinity() : u < 0.1 ? -90 : -0.1 * u;
+        case Strength::kMixed:
+          return u < 0.5 ? -std::numeric_limits<double>::infinity() : 0;
+        case Strength::kGrowth:
+          return 60.0 / 64;
       }
       return 0;
     });

@@ -11,14 +11,11 @@ namespace halflife::kernels::test {
 namespace {
 
 TEST(CudaWalk, ForwardOfAnyLength) {
-  for (const int seq_len : {1, 17, 63, 64, 65, 130, 300}) {
-    if (kSlow && seq_len > 65) continue;
-    ExpectForward({.seq_len = seq_len, .heads = 1});
-  }
+  for (const int seq_len : Lengths()) ExpectForward({.seq_len = seq_len, .heads = 1});
 }
 
 TEST(CudaWalk, GradientsOfAnyLength) {
-  for (const int seq_len : {1, 17, 63, 64, 65, 130, 300}) {
+  for (const int seq_len : Lengths()) {
     if (kSlow && seq_len != 65) continue;
     ExpectGradients({.seq_len = seq_len, .heads = 1});
   }
@@ -69,11 +66,20 @@ TEST(CudaWalk, SlicesOfV) {
 }
 
 TEST(CudaWalk, AdversarialDecays) {
-  for (const Strength strength :
-       {Strength::kOne, Strength::kNearOne, Strength::kStrong, Strength::kResets}) {
-    if (kSlow && strength != Strength::kResets) continue;
-    ExpectGradients({.seq_len = kSlow ? 70 : 150, .heads = 1, .strength = strength});
-  }
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
+    for (const Strength strength : kAdversarial) {
+      if (kSlow && (kind != DecayKind::kPerToken || strength != Strength::kResets)) continue;
+      ExpectGradients({.seq_len = kSlow ? 70 : 150,
+                       .heads = DecayHeads(kind),
+                       .kind = kind,
+                       .strength = strength});
+    }
+}
+
+TEST(CudaWalk, GrowthUpToSixtyAChunk) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
+    ExpectGradients({.seq_len = 64, .heads = 1, .kind = kind, .strength = Strength::kGrowth});
 }
 
 TEST(CudaWalk, InfiniteDecayHasNoGradient) {
