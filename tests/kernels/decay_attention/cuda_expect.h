@@ -66,4 +66,33 @@ inline void ExpectGradients(const ProblemShape& shape) {
   ExpectClose(shape, problem.Compare(true));
 }
 
+// Tokens [begin, end) of the first row agree in every bit.
+inline void ExpectSameTokens(const Tensor& a, const Tensor& b, int begin, int end) {
+  for (int t = begin; t < end; ++t)
+    for (int h = 0; h < a.heads(); ++h)
+      for (int c = 0; c < a.dim(); ++c) ASSERT_EQ(a.Get(0, t, h, c), b.Get(0, t, h, c)) << t;
+}
+
+// A changed gradient of one token's output is heard by its own query and by keys, values and decays up to it.
+inline void ExpectGradientsKnowLaterOutputsOnly(const ProblemShape& shape, int token) {
+  SCOPED_TRACE(Concat(shape.Name(), " token ", token));
+  Problem before(shape), after(shape);
+  for (int h = 0; h < shape.heads; ++h)
+    for (int c = 0; c < shape.dim_v; ++c) after.dout_.Set(0, token, h, c, 5);
+  for (Problem* problem : {&before, &after}) {
+    problem->Forward(/*with_checkpoints=*/true);
+    problem->Backward();
+  }
+  const Answer &a = before.answer_, &b = after.answer_;
+  const int T = shape.seq_len;
+  ExpectSameTokens(a.dq, b.dq, 0, token);
+  ExpectSameTokens(a.dq, b.dq, token + 1, T);
+  ExpectSameTokens(a.dk, b.dk, token + 1, T);
+  ExpectSameTokens(a.dv, b.dv, token + 1, T);
+  if (IsPerToken(shape.kind)) ExpectSameTokens(a.dlog_decay, b.dlog_decay, token + 1, T);
+  EXPECT_NE(a.dq.Get(0, token, 0, 0), b.dq.Get(0, token, 0, 0));
+  EXPECT_NE(a.dk.Get(0, token, 0, 0), b.dk.Get(0, token, 0, 0));
+  EXPECT_NE(a.dv.Get(0, token, 0, 0), b.dv.Get(0, token, 0, 0));
+}
+
 }  // namespace halflife::kernels::test

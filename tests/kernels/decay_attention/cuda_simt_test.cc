@@ -121,6 +121,34 @@ TEST(CudaSimt, SharedHeadsDocumentsAndSizes) {
                    .cu_seqlens = {0, 0, 7, 20}});
 }
 
+TEST(CudaSimt, EarlierOutputsDoNotKnowOfLaterTokens) {
+  if (kSlow) GTEST_SKIP();
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    for (const int token : {3, 64}) {
+      const ProblemShape shape = {
+          .seq_len = 70, .heads = 1, .dim_k = 20, .dim_v = 33, .kind = kind, .dtype = DType::kF32};
+      Problem before(shape), after(shape);
+      for (int c = 0; c < shape.dim_k; ++c) {
+        after.q_.Set(0, token, 0, c, 3);
+        after.k_.Set(0, token, 0, c, -3);
+      }
+      for (int c = 0; c < after.decay_.dim(); ++c) after.decay_.Set(0, token, 0, c, -2);
+      before.Forward();
+      after.Forward();
+      ExpectSameTokens(before.answer_.out, after.answer_.out, 0, token);
+      EXPECT_NE(before.answer_.out.Get(0, token, 0, 0), after.answer_.out.Get(0, token, 0, 0));
+    }
+}
+
+TEST(CudaSimt, GradientsDoNotKnowOfEarlierOutputs) {
+  if (kSlow) GTEST_SKIP();
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    for (const int token : {3, 63, 64})
+      ExpectGradientsKnowLaterOutputsOnly(
+          {.seq_len = 70, .heads = 1, .dim_k = 20, .dim_v = 33, .kind = kind, .dtype = DType::kF32},
+          token);
+}
+
 // Steps from the initial state are the forward.
 void ExpectSteps(const ProblemShape& shape, bool with_slots) {
   SCOPED_TRACE(shape.Name());

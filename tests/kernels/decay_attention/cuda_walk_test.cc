@@ -163,6 +163,13 @@ TEST(CudaWalk, EarlierOutputsDoNotKnowOfLaterTokens) {
   EXPECT_NE(before.answer_.out.Get(0, kToken, 0, 0), after.answer_.out.Get(0, kToken, 0, 0));
 }
 
+TEST(CudaWalk, GradientsDoNotKnowOfEarlierOutputs) {
+  if (kSlow) GTEST_SKIP();
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
+    for (const int token : {3, 63, 64})
+      ExpectGradientsKnowLaterOutputsOnly({.seq_len = 70, .heads = 1, .kind = kind}, token);
+}
+
 TEST(CudaWalk, TwoRunsAgreeInEveryBit) {
   ProblemShape shape = {.seq_len = 70, .heads = 2};
   shape.k_heads = 1;
