@@ -45,7 +45,7 @@ std::string FrameTfRecord(std::string_view payload) {
 }
 
 TfRecordReader::TfRecordReader(const std::filesystem::path& path, ExitCode code)
-    : file_(path, std::ios::binary) {
+    : path_(path), code_(code), file_(path, std::ios::binary) {
   HL_CHECK_AS(code, file_, "cannot open ", path.string(), ": ", internal::ErrnoText(errno));
   size_ = std::filesystem::file_size(path);
 }
@@ -57,7 +57,9 @@ std::optional<std::string> TfRecordReader::Next() {
     return std::nullopt;
   }
   const auto length = FromLittleEndian<uint64_t>(view);
-  if (length > size_) return std::nullopt;  // torn; and no allocation by a stranger's number
+  if (length > size_) return std::nullopt;  // torn
+  HL_CHECK_AS(code_, length <= kMaxTfRecordBytes, path_.string(), " has a record of ", length,
+              " bytes at byte ", offset_, "; at most ", kMaxTfRecordBytes, " are read");
   std::string payload(length + kFooterBytes, '\0');
   if (!file_.read(payload.data(), static_cast<std::streamsize>(payload.size())))
     return std::nullopt;

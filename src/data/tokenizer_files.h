@@ -6,6 +6,7 @@ namespace halflife::data {
 constexpr char kTokenizerKindFile[] = "kind.txt";
 constexpr char kSentencePieceFile[] = "sentencepiece.model";
 constexpr char kTokenizerJsonFile[] = "tokenizer.json";
+constexpr char kHfSentencePieceFile[] = "tokenizer.model";  // in a Hugging Face folder
 constexpr char kTokenizerConfigFile[] = "tokenizer_config.json";
 constexpr char kBytesKind[] = "bytes";
 constexpr char kSentencePieceKind[] = "sentencepiece";

@@ -13,7 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kHfModelFile[] = "tokenizer.model";
 constexpr char kKnown[] =
     "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder with one "
     "of "
@@ -60,7 +59,7 @@ void CheckNothingIsAdded(const fs::path& json_path, const Tokenizer& tokenizer) 
   for (const auto& token : *added) {
     const auto id = token.is_object() ? token.find("id") : token.end();
     if (id == token.end() || !id->is_number() || *id < tokenizer.vocab_size()) continue;
-    HL_FAIL(ExitCode::kData, json_path.string(), " adds a token to those of ", kHfModelFile,
+    HL_FAIL(ExitCode::kData, json_path.string(), " adds a token to those of ", kHfSentencePieceFile,
             " beside it, which alone is read: ", token.dump());
   }
 }
@@ -77,7 +76,7 @@ void RefuseOtherKinds(const fs::path& folder) {
 
 std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
   if (IsFile(folder / kTokenizerKindFile)) return LoadTokenizer(folder);
-  const fs::path json = folder / kTokenizerJsonFile, model = folder / kHfModelFile;
+  const fs::path json = folder / kTokenizerJsonFile, model = folder / kHfSentencePieceFile;
   if (IsFile(json)) {
     // A sentencepiece tokenizer has a tokenizer.json too, which needs more than bytes and merges.
     const bool has_model = IsFile(model);

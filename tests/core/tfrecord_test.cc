@@ -90,6 +90,16 @@ TEST_F(TfRecord, StopsBeforeADamagedRecordWhereverItIsDamaged) {
   }
 }
 
+TEST_F(TfRecord, ARecordThatNoMemoryShouldHoldIsRefused) {
+  const std::string largest = FrameTfRecord(std::string(kMaxTfRecordBytes, 'x'));
+  AtomicWriteFile(dir_ / "r", largest + FrameTfRecord(std::string(kMaxTfRecordBytes + 1, 'x')),
+                  ExitCode::kInternal);
+  TfRecordReader reader(dir_ / "r", ExitCode::kData);
+  EXPECT_EQ(reader.Next().value().size(), kMaxTfRecordBytes);
+  EXPECT_HL_ERROR(reader.Next(), ExitCode::kData, "/r has a record of 16777217 bytes",
+                  Concat("at byte ", largest.size()), "at most 16777216");
+}
+
 TEST_F(TfRecord, AMissingFileIsNamed) {
   EXPECT_HL_ERROR(TfRecordReader(dir_ / "none", ExitCode::kEnvironment), ExitCode::kEnvironment,
                   "none", "No such file");

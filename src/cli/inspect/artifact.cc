@@ -18,9 +18,13 @@ constexpr Artifact kArtifacts[] = {
      &DescribeDataset, &DatasetText},
     {"hf_model", "a Hugging Face folder: config.json and *.safetensors", &IsHuggingFace,
      &DescribeHuggingFace, nullptr},
+    {"tokenizer", "a tokenizer's folder: DATASET/tokenizer, RUN/tokenizer; tokenizer.json, *.model",
+     &IsTokenizer, &DescribeTokenizer, nullptr},
     {"dataset_shard", "a dataset's file *.h5", &IsShard, &DescribeShard, nullptr},
     {"recipe", "a recipe *.textproto", &IsRecipe, &DescribeRecipe, &RecipeText},
     {"metrics", "a run's metrics.jsonl", &IsMetrics, &DescribeMetrics, nullptr},
+    {"events", "TensorBoard's folder RUN/events, or one of its files *tfevents*", &IsEvents,
+     &DescribeEvents, nullptr},
     {"safetensors", "a file *.safetensors", &IsSafetensors, &DescribeSafetensors, nullptr},
 };
 

@@ -41,6 +41,9 @@ nlohmann::ordered_json DescribeDataset(const std::filesystem::path& path);
 std::string DatasetText(const std::filesystem::path& path);
 bool IsShard(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeShard(const std::filesystem::path& path);
+// tokenizer.cc
+bool IsTokenizer(const std::filesystem::path& path);
+nlohmann::ordered_json DescribeTokenizer(const std::filesystem::path& path);
 // recipe.cc
 bool IsRecipe(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeRecipe(const std::filesystem::path& path);
@@ -48,6 +51,9 @@ std::string RecipeText(const std::filesystem::path& path);
 // metrics.cc
 bool IsMetrics(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeMetrics(const std::filesystem::path& path);
+// events.cc
+bool IsEvents(const std::filesystem::path& path);
+nlohmann::ordered_json DescribeEvents(const std::filesystem::path& path);
 // weights.cc
 bool IsSafetensors(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeSafetensors(const std::filesystem::path& path);

@@ -39,10 +39,12 @@ class InspectKindsTest : public testing::Test {
   static std::vector<std::pair<std::string, std::string>> Paths() {
     return {{"dataset", "data"},
             {"dataset_shard", "data/train-00000.h5"},
+            {"tokenizer", "data/tokenizer"},
             {"run", "run"},
             {"checkpoint", "run/ckpt/step_000000000004"},
             {"recipe", "recipe.textproto"},
             {"metrics", "run/metrics.jsonl"},
+            {"events", "run/events"},
             {"hf_model", "hf"},
             {"safetensors", "run/ckpt/step_000000000004/rank_00000.safetensors"}};
   }
@@ -61,6 +63,13 @@ std::set<std::string> DocumentedKeys(const std::string& kind) {
     keys.insert(line.substr(3, line.find('`', 3) - 3));
   }
   return keys;
+}
+
+nlohmann::ordered_json Scalar(const nlohmann::ordered_json& events, const std::string& tag) {
+  for (const auto& row : events["scalars"]) {
+    if (row["tag"] == tag) return row;
+  }
+  return nullptr;
 }
 
 TEST_F(InspectKindsTest, EachIsRecognisedAndItsKeysAreDocumented) {
@@ -96,6 +105,16 @@ TEST_F(InspectKindsTest, ValuesAreThoseOfTheRun) {
   EXPECT_EQ(metrics["damaged_lines"], 0);
   EXPECT_EQ(metrics["last_step"], run["last_step"]);
   EXPECT_EQ(metrics["saves"], 2);
+  const auto events = Describe(fixture->path("run/events"));
+  EXPECT_EQ(events["damaged_bytes"], 0);
+  EXPECT_EQ(Scalar(events, "train/loss")["points"], 4);
+  EXPECT_EQ(Scalar(events, "train/loss")["last_step"], 4);
+  EXPECT_EQ(Scalar(events, "train/loss")["last"].get<float>(),
+            run["last_step"]["loss"].get<float>());
+  EXPECT_EQ(Scalar(events, "val/loss")["points"], metrics["validations"]);
+  const auto tokenizer = Describe(fixture->path("run/tokenizer"));
+  EXPECT_EQ(tokenizer["tokenizer"], "bytes");
+  EXPECT_EQ(tokenizer["hash"], Describe(fixture->path("data/tokenizer"))["hash"]);
   const auto recipe = Describe(fixture->path("recipe.textproto"));
   EXPECT_GT(recipe["parameters"]["total"], 0);
   EXPECT_THAT(recipe["config_text"].get<std::string>(), HasSubstr("seq_len"));
@@ -134,7 +153,8 @@ TEST_F(InspectKindsTest, MetricsOfAResumedRunWithATornLine) {
 
 TEST_F(InspectKindsTest, AnythingElseIsAnErrorThatListsWhatIsKnown) {
   EXPECT_HL_ERROR(Describe(fixture->path("text.txt")), ExitCode::kUsage, "text.txt", "dataset",
-                  "metrics.jsonl", "Hugging Face", "safetensors", "textproto");
+                  "metrics.jsonl", "Hugging Face", "safetensors", "textproto", "tfevents",
+                  "tokenizer");
   EXPECT_HL_ERROR(Describe("/no/such/path"), ExitCode::kUsage, "/no/such/path", "does not exist");
   const auto result = fixture->Halflife({"inspect", "--json", fixture->path("run").string()});
   EXPECT_EQ(result.exit_code, 0) << result.err;
