@@ -46,12 +46,4 @@ std::string Hdf5ErrorText() {
   return messages.front() + " (" + messages.back() + ")";
 }
 
-Hdf5Version GetHdf5Version() {
-  const Hdf5Lock lock;
-  unsigned major = 0, minor = 0, release = 0;
-  H5get_libversion(&major, &minor, &release);
-  return {Concat(H5_VERS_MAJOR, ".", H5_VERS_MINOR, ".", H5_VERS_RELEASE),
-          Concat(major, ".", minor, ".", release)};
-}
-
 }  // namespace halflife::data

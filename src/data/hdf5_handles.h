@@ -54,11 +54,6 @@ class Hdf5Handle {
 // lock.
 std::string Hdf5ErrorText();
 
-struct Hdf5Version {
-  std::string built, loaded;  // "1.10.8": of the headers, of the library that runs
-};
-Hdf5Version GetHdf5Version();
-
 template <typename Result, typename Describe>
 Result CheckHdf5(Result result, const Describe& describe) {
   if (result < 0) {

@@ -26,7 +26,8 @@ if [ "$code" -ne $((num_failed > 0 ? 4 : 0)) ]; then fail "doctor: exit $code wi
 
 # "OK    HDF5             1.10.8": the line of name $2 in file $1, without the path behind a comma
 line_of() { grep -E "^(OK|WARN|FAIL) +$2  +" "$1" | sed 's/, .*//'; }
-names=("LibTorch" "MPI library" "mpirun" "HDF5" "protobuf" "sentencepiece")
+names=("LibTorch" "MPI library" "mpirun" "HDF5" "PCRE2" "utf8proc" "zstd" "zlib" "sentencepiece"
+  "protobuf" "spdlog" "fmt" "xxHash" "nlohmann-json" "CLI11")
 if ! grep -q 'NVIDIA driver' "$work/setup"; then names+=("GPU"); fi
 for name in "${names[@]}"; do
   setup=$(line_of "$work/setup" "$name")

@@ -1,35 +1,41 @@
 // Which libraries this program was built with and runs with.
+#include "cli/doctor/libraries.h"
+
+#include <ATen/Version.h>
 #include <google/protobuf/stubs/common.h>
+#include <google/protobuf/stubs/logging.h>
 #include <torch/version.h>
+
+#include <CLI/Version.hpp>
+#include <climits>
 
 #include "cli/doctor/checks.h"
 #include "cli/doctor/command_output.h"
 #include "cli/doctor/system_files.h"
 #include "core/error.h"
-#include "data/hdf5_handles.h"
+#include "data/library_versions.h"
 #include "data/sentencepiece_bridge.h"
 #include "dist/library_versions.h"
 
 namespace halflife::cli::doctor {
 namespace {
 
-struct Library {
-  std::string name, built, loaded;  // loaded empty: what was built with is all that is known
-  const char* file;                 // how the name of its shared library begins
-  const char* remedy = "launch/setup, then build again";
-};
-
-Finding Judge(const Library& library, const std::string& maps) {
-  const std::string path = FindMapped(maps, library.file);
-  Finding finding{Verdict::kOk, library.name,
-                  library.loaded.empty() ? library.built : library.loaded};
-  if (!library.loaded.empty() && !library.built.empty() && library.loaded != library.built) {
-    finding.verdict = Verdict::kWarn;
-    finding.text += Concat(" runs, ", library.built, " was built with");
-    finding.remedy = library.remedy;
+// How the name of its shared library begins; null: headers alone.
+const char* FileOf(const std::string& name) {
+  struct Row {
+    const char *name, *file;
+  };
+  constexpr Row kRows[] = {{"LibTorch", "libtorch_cpu.so"},  {"MPI library", "libmpi.so"},
+                           {"CUDA runtime", "libcudart.so"}, {"CUDA driver", "libcuda.so"},
+                           {"NCCL", "libnccl.so"},           {"HDF5", "libhdf5"},
+                           {"PCRE2", "libpcre2-8.so"},       {"utf8proc", "libutf8proc.so"},
+                           {"zstd", "libzstd.so"},           {"zlib", "libz.so"},
+                           {"protobuf", "libprotobuf.so"},   {"xxHash", "libxxhash.so"},
+                           {"spdlog", "libspdlog.so"},       {"fmt", "libfmt.so"}};
+  for (const Row& row : kRows) {
+    if (name == row.name) return row.file;
   }
-  if (!path.empty()) finding.text += Concat(", ", path);
-  return finding;
+  return nullptr;
 }
 
 Finding Compiler() {
@@ -61,40 +67,78 @@ Finding SentencePiece(const Scene& scene) {
   return finding;
 }
 
-const char* FileOf(const std::string& name) {
-  struct Row {
-    const char *name, *file;
-  };
-  constexpr Row kRows[] = {{"MPI library", "libmpi.so"},
-                           {"CUDA runtime", "libcudart.so"},
-                           {"CUDA driver", "libcuda.so"},
-                           {"NCCL", "libnccl.so"}};
-  for (const Row& row : kRows) {
-    if (name == row.name) return row.file;
-  }
-  return "?";  // begins no file's name
+// The words of protobuf's refusal, thrown before it would end the program.
+struct Refusal {
+  std::string words;
+};
+[[noreturn]] void Refuse(google::protobuf::LogLevel, const char*, int, const std::string& words) {
+  throw Refusal{words};
 }
 
 }  // namespace
 
+std::string LoadedTorch() {
+  const std::string config = at::show_config();
+  const size_t version = config.find("TORCH_VERSION=");
+  return version == std::string::npos ? "" : ParseVersion(std::string_view(config).substr(version));
+}
+
+// No function tells it, but asked for a version that cannot be, it says which one is there.
+std::string LoadedProtobuf() {
+  namespace pb = google::protobuf;
+  std::string words;
+  pb::LogHandler* const handler = pb::SetLogHandler(&Refuse);
+  try {
+    pb::internal::VerifyVersion(GOOGLE_PROTOBUF_VERSION, INT_MAX, __FILE__);
+  } catch (const Refusal& refusal) {
+    words = refusal.words;
+  }
+  pb::SetLogHandler(handler);
+  const size_t version = words.find("installed version");
+  return version == std::string::npos ? "" : ParseVersion(std::string_view(words).substr(version));
+}
+
+Finding JudgeLibrary(const LibraryVersion& library, const std::string& maps) {
+  const char* const file = FileOf(library.name);
+  const std::string path = file == nullptr ? "" : FindMapped(maps, file);
+  Finding finding{Verdict::kOk, library.name,
+                  library.loaded.empty() ? library.built : library.loaded};
+  if (!library.loaded.empty() && !library.built.empty() && library.loaded != library.built) {
+    finding.verdict = Verdict::kWarn;
+    finding.text += Concat(" runs, ", library.built, " was built with");
+    finding.remedy = "launch/setup, then build again";
+  }
+  if (!path.empty()) {
+    finding.text += Concat(", ", path);
+  } else if (!library.built.empty()) {
+    finding.text += ", compiled in";
+  }
+  return finding;
+}
+
 std::vector<Finding> CheckLibraries(const Scene& scene) {
   std::vector<Finding> findings = {Compiler()};
   const std::string maps = scene.Read(scene.proc / "self/maps");
-  findings.push_back(Judge({"LibTorch", TORCH_VERSION, "", "libtorch_cpu.so"}, maps));
-  for (const dist::LibraryVersion& library : dist::CommunicationLibraries()) {
+  const auto judge = [&](const std::vector<LibraryVersion>& libraries) {
+    for (const LibraryVersion& library : libraries) {
+      findings.push_back(JudgeLibrary(library, maps));
+    }
+  };
+  judge({{"LibTorch", TORCH_VERSION, LoadedTorch()}});
+  for (const LibraryVersion& library : dist::CommunicationLibraries()) {
     if (library.built.empty() && library.loaded.empty()) {
       findings.push_back({Verdict::kWarn, library.name, "not here: no GPU can be used",
                           "install the NVIDIA driver; nvidia-smi then lists the GPUs"});
-      continue;
+    } else {
+      judge({library});
     }
-    findings.push_back(
-        Judge({library.name, library.built, library.loaded, FileOf(library.name)}, maps));
   }
-  const data::Hdf5Version hdf5 = data::GetHdf5Version();
-  findings.push_back(Judge({"HDF5", hdf5.built, hdf5.loaded, "libhdf5"}, maps));
-  const std::string protobuf = google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION);
-  findings.push_back(Judge({"protobuf", protobuf, "", "libprotobuf.so"}, maps));
+  judge(data::DataLibraries());
   findings.push_back(SentencePiece(scene));
+  judge({{"protobuf", google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION),
+          LoadedProtobuf()}});
+  judge(CoreLibraries());
+  judge({{"CLI11", CLI11_VERSION, ""}});
   return findings;
 }
 

@@ -4,13 +4,16 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <google/protobuf/stubs/common.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <torch/version.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cli/doctor/disk.h"
+#include "cli/doctor/libraries.h"
 #include "cli/doctor/ranks.h"
 #include "dist/local_communicator.h"
 #include "support/expect_error.h"
@@ -152,6 +155,26 @@ TEST_F(DoctorTest, SrunWithAndWithoutPmix) {
   slurm = Named(CheckSlurm(scene_), "Slurm");
   EXPECT_EQ(slurm.verdict, Verdict::kOk);
   EXPECT_THAT(slurm.text, HasSubstr("pmix, pmix_v4"));
+}
+
+TEST_F(DoctorTest, LibrariesSayWhichVersionRuns) {
+  EXPECT_EQ(LoadedTorch(), TORCH_VERSION);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(LoadedProtobuf(), google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+TEST_F(DoctorTest, AnotherVersionThanWasBuiltWith) {
+  const std::string maps = "7f00-7f10 r-xp 00000000 08:01 5    /usr/lib/libprotobuf.so.32.0.12\n";
+  const Finding same = JudgeLibrary({"protobuf", "3.21.12", "3.21.12"}, maps);
+  EXPECT_EQ(same.verdict, Verdict::kOk);
+  EXPECT_EQ(same.text, "3.21.12, /usr/lib/libprotobuf.so.32.0.12");
+  const Finding other = JudgeLibrary({"protobuf", "3.21.12", "3.25.1"}, maps);
+  EXPECT_EQ(other.verdict, Verdict::kWarn);
+  EXPECT_EQ(other.text, "3.25.1 runs, 3.21.12 was built with, /usr/lib/libprotobuf.so.32.0.12");
+  EXPECT_THAT(other.remedy, HasSubstr("build again"));
+  EXPECT_EQ(JudgeLibrary({"CLI11", "2.1.2", ""}, maps).text, "2.1.2, compiled in");
+  EXPECT_EQ(JudgeLibrary({"zlib", "1.2.13", "1.2.13"}, maps).text, "1.2.13, compiled in");
 }
 
 TEST_F(DoctorTest, ALauncherOfAnotherMpi) {

@@ -12,6 +12,7 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
+using testing::MatchesRegex;
 
 const json* Find(const json& report, const std::string& name) {
   for (const json& finding : report["findings"]) {
@@ -34,12 +35,18 @@ TEST(Doctor, AloneItTellsEverything) {
   const RunResult result = RunCommand({HALFLIFE_BINARY, "doctor", "--json", "--run", dir / "runs"});
   const json report = json::parse(result.out);
   ExpectConsistent(result, report);
-  for (const char* name :
-       {"this build", "LibTorch",  "MPI library", "HDF5",      "protobuf", "sentencepiece",
-        "mpirun",     "kernels",   "cores",       "threads",   "nofile",   "memlock",
-        "stack",      "core",      "/dev/shm",    "dead jobs", "hostname", "Slurm",
-        "run folder", "disk test", "ranks",       "all-reduce"}) {
+  for (const char* name : {"this build", "sentencepiece", "mpirun", "kernels", "cores", "threads",
+                           "nofile", "memlock", "stack", "core", "/dev/shm", "dead jobs",
+                           "hostname", "Slurm", "run folder", "disk test", "ranks", "all-reduce"}) {
     EXPECT_NE(Find(report, name), nullptr) << name;
+  }
+  // every library that is linked: a version, and where it is
+  for (const char* name : {"LibTorch", "MPI library", "HDF5", "PCRE2", "utf8proc", "zstd", "zlib",
+                           "protobuf", "spdlog", "fmt", "xxHash", "nlohmann-json", "CLI11"}) {
+    ASSERT_NE(Find(report, name), nullptr) << name;
+    EXPECT_THAT((*Find(report, name))["text"].get<std::string>(),
+                MatchesRegex("(Open MPI )?[0-9]+\\.[0-9.]+.*, (/.*\\.so.*|compiled in)"))
+        << name;
   }
   EXPECT_THAT((*Find(report, "LibTorch"))["text"].get<std::string>(), HasSubstr("libtorch_cpu.so"));
   EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << "the disk test left something";

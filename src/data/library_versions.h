@@ -1,0 +1,14 @@
+// The libraries that read text and hold tokens, apart from sentencepiece
+// (sentencepiece_bridge.h).
+#pragma once
+
+#include <vector>
+
+#include "core/library_versions.h"
+
+namespace halflife::data {
+
+// HDF5, PCRE2, utf8proc, zstd, zlib.
+std::vector<LibraryVersion> DataLibraries();
+
+}  // namespace halflife::data
