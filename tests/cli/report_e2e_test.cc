@@ -43,18 +43,68 @@ class Report : public testing::Test {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return page;
   }
-  // The page's document after its scripts ran; `console`: what the browser had to say about it.
-  static std::string Browse(const std::string& page, std::string* console) {
-    const RunResult result = RunCommand(
-        {"chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-         "--user-data-dir=" + fixture->path("browser").string(), "--enable-logging=stderr",
-         "--virtual-time-budget=2000", "--dump-dom", "file://" + page});
+  static RunResult Chromium(const std::vector<std::string>& options, const std::string& page) {
+    std::vector<std::string> command = {"chromium",
+                                        "--headless",
+                                        "--no-sandbox",
+                                        "--disable-gpu",
+                                        "--disable-dev-shm-usage",
+                                        "--user-data-dir=" + fixture->path("browser").string(),
+                                        "--enable-logging=stderr",
+                                        "--virtual-time-budget=2000"};
+    command.insert(command.end(), options.begin(), options.end());
+    command.push_back("file://" + page);
+    RunResult result = RunCommand(command);
     EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result;
+  }
+  // The page's document after its scripts ran; `console`: what the browser had to say about it.
+  static std::string Browse(const std::string& page, std::string* console,
+                            std::vector<std::string> options = {}) {
+    options.emplace_back("--dump-dom");
+    const RunResult result = Chromium(options, page);
     std::istringstream lines(result.err);
     for (std::string line; std::getline(lines, line);) {
       if (line.find(":CONSOLE") != std::string::npos) *console += line + "\n";
     }
     return result.out;
+  }
+  // A picture of the page, decoded again: its width, height, number of colours, and for each of
+  // `curves` (red, green, blue) the columns that have it.
+  static nlohmann::json Look(const std::string& page, const nlohmann::json& curves) {
+    const std::string picture = page + ".png", looker = page + ".look.html";
+    fs::remove(picture);
+    Chromium({"--hide-scrollbars", "--window-size=1320,1800", "--screenshot=" + picture}, page);
+    std::ofstream(looker) << "<body><img src='file://" << picture
+                          << "'><script>const curves = " << curves << R"(;
+      addEventListener('load', () => {
+        const image = document.querySelector('img'), canvas = document.createElement('canvas');
+        const width = canvas.width = image.naturalWidth;
+        const height = canvas.height = image.naturalHeight;
+        const context = canvas.getContext('2d');
+        context.drawImage(image, 0, 0);
+        const bytes = context.getImageData(0, 0, width, height).data;
+        const colours = new Set(), columns = curves.map(() => new Set());
+        for (let i = 0; i < bytes.length; i += 4) {
+          colours.add(bytes[i] << 16 | bytes[i + 1] << 8 | bytes[i + 2]);
+          curves.forEach((curve, k) => {
+            if (curve.every((part, c) => Math.abs(bytes[i + c] - part) < 8)) {
+              columns[k].add(i / 4 % width);
+            }
+          });
+        }
+        document.body.append('PICTURE' + JSON.stringify({width, height, colours: colours.size,
+                                                         columns: columns.map((set) => set.size)}));
+      });</script></body>)";
+    std::string console;
+    const std::string dom = Browse(looker, &console, {"--allow-file-access-from-files"});
+    EXPECT_EQ(console, "");
+    const size_t begin = dom.rfind("PICTURE{"), end = dom.find('}', begin);
+    if (end == std::string::npos) {
+      ADD_FAILURE() << "the picture was not decoded: " << dom;
+      return {};
+    }
+    return nlohmann::json::parse(dom.substr(begin + 7, end - begin - 6));
   }
   static bool HaveBrowser() { return RunCommand({"chromium", "--version"}).exit_code == 0; }
   static std::string With(const std::string& page, const std::string& html) {
@@ -108,6 +158,28 @@ TEST_F(Report, TheBrowserWouldTellOfAFaultOrARequest) {
   EXPECT_NE(fault.find("ReferenceError"), std::string::npos) << fault;
   Browse(With(page, "<img src='http://127.0.0.1:9/x.png'>"), &request);
   EXPECT_NE(request.find("Content Security Policy"), std::string::npos) << request;
+}
+
+// What the document holds, the eye must also see: a curve is wider than its key in legend and table.
+TEST_F(Report, TheCurvesAreInThePicture) {
+  if (!HaveBrowser()) GTEST_SKIP() << "no chromium here (Debian: chromium)";
+  const nlohmann::json colours = {{0x00, 0x72, 0xb2}, {0xd5, 0x5e, 0x00}};  // --s0, --s1
+  const auto both = Look(MakePage({"gla", "retention"}), colours);
+  EXPECT_EQ(both["width"], 1320);
+  EXPECT_EQ(both["height"], 1800);
+  EXPECT_GT(both["colours"], 100) << both;
+  EXPECT_GT(both["columns"][0], 300);
+  EXPECT_GT(both["columns"][1], 100);
+  const auto hidden =
+      Look(With(MakePage({"gla", "retention"}), "<style>.line, .band { display: none }</style>"),
+           colours);
+  EXPECT_LT(hidden["columns"][0], 300);
+  EXPECT_LT(hidden["columns"][1], 100);
+  const auto one = Look(MakePage({"gla"}), colours);
+  EXPECT_GT(one["columns"][0], 300);
+  EXPECT_EQ(one["columns"][1], 0);
+  std::ofstream(fixture->path("blank.html")) << "<body></body>";
+  EXPECT_EQ(Look(fixture->path("blank.html"), colours)["colours"], 1);
 }
 
 TEST_F(Report, ThePointerShowsTheNumbersUnderIt) {
