@@ -1,5 +1,5 @@
 // Which form of a kernel runs: the fused one of the tensors' device (fp32 or bf16 storage) or the same formula in LibTorch
-// calls (other dtypes).
+// calls (fp64, other devices).
 //
 //   if (!IsFused(x)) return Composed(x);
 //   WithStorage(x, [&]<typename T>() {
@@ -34,13 +34,6 @@ constexpr bool kHasCudaKernels = false;
 // The same for families that have CUDA kernels too.
 inline bool IsFused(const at::Tensor& x) {
   return (x.is_cpu() || (kHasCudaKernels && x.is_cuda())) && HasFusedDtype(x);
-}
-inline bool IsFusedWith(const at::Tensor& x, const at::Tensor& y) {
-  return IsFused(x) && y.device() == x.device() && y.scalar_type() == x.scalar_type();
-}
-// fp32 on x's device: a norm's weight.
-inline bool IsFloatBeside(const at::Tensor& x, const at::Tensor& y) {
-  return y.device() == x.device() && y.scalar_type() == at::kFloat;
 }
 
 // on_cpu(), or on_cuda(the current stream of x's device). on_cuda takes `auto`: a build without CUDA never instantiates it.

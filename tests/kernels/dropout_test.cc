@@ -70,5 +70,10 @@ TEST(DropoutTest, NeedsASamplePerRow) {
                   "3 rows needs as many sample numbers, got 2");
 }
 
+TEST(DropoutTest, RefusesOtherDtypes) {
+  EXPECT_HL_ERROR(Dropout(at::ones({2, 2, 4}, at::kHalf), Config(0.5)), ExitCode::kUsage,
+                  "Dropout of fp16; fp32, bf16 or fp64 would work");
+}
+
 }  // namespace
 }  // namespace halflife::kernels

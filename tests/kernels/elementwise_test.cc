@@ -8,6 +8,7 @@
 #include "kernels/cpu_math.h"
 #include "kernels/gradient_check.h"
 #include "kernels/swiglu/swiglu.h"
+#include "support/expect_error.h"
 
 namespace halflife::kernels {
 namespace {
@@ -78,6 +79,19 @@ TEST(SwiGluTest, GradientsAreFiniteDifferences) {
 TEST(SwiGluTest, NonContiguousOperands) {
   const at::Tensor gate = Normal({6, 10}, 1, at::kFloat), up = Normal({10, 6}, 2, at::kFloat);
   EXPECT_TRUE(test::BitEqual(SwiGlu(gate, up.t()), SwiGlu(gate, up.t().contiguous())));
+}
+
+TEST(SwiGluTest, BadInput) {
+  const at::Tensor gate = Normal({6, 10}, 1, at::kFloat), up = Normal({6, 10}, 2, at::kFloat);
+  const ExitCode internal = ExitCode::kInternal;
+  EXPECT_HL_ERROR(SwiGlu(gate, up.narrow(0, 0, 5)), internal,
+                  "SwiGlu of gate [6, 10] fp32 on cpu and up [5, 10] fp32 on cpu",
+                  "one shape, dtype and device for both would work");
+  EXPECT_HL_ERROR(SwiGlu(gate.narrow(0, 0, 1), up), internal, "gate [1, 10]");  // no broadcasting
+  EXPECT_HL_ERROR(SwiGlu(gate, up.to(at::kBFloat16)), internal, "up [6, 10] bf16");
+  EXPECT_HL_ERROR(SwiGlu(gate, up.to(at::kMeta)), internal, "up [6, 10] fp32 on meta");
+  EXPECT_HL_ERROR(SwiGlu(gate.to(at::kHalf), up.to(at::kHalf)), ExitCode::kUsage,
+                  "SwiGlu of fp16; fp32, bf16 or fp64 would work");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 
+#include "kernels/cross_entropy/rows.h"
 #include "kernels/gradient_check.h"
 #include "support/expect_error.h"
 
@@ -138,8 +139,47 @@ TEST(LinearCrossEntropyTest, BadInput) {
   EXPECT_HL_ERROR(LinearTokenCrossEntropy(inputs), ExitCode::kData, "target token 7",
                   "vocabulary of 7 tokens");
   EXPECT_HL_ERROR(LinearCrossEntropy(inputs, {}), ExitCode::kData, "target token 7");
-  inputs.weight = inputs.weight.to(at::kBFloat16);
-  EXPECT_HL_ERROR(LinearCrossEntropy(inputs, {}), ExitCode::kInternal, "of one dtype");
+  const auto expect = [](const auto& change, ExitCode code, const std::string& message) {
+    LinearCrossEntropyInputs changed = MakeInputs(1, at::kFloat);
+    change(changed);
+    EXPECT_HL_ERROR(LinearCrossEntropy(changed, {}), code, message);
+    EXPECT_HL_ERROR(LinearTokenCrossEntropy(changed), code, message);
+  };
+  const ExitCode internal = ExitCode::kInternal;
+  expect([](auto& in) { in.weight = in.weight.to(at::kBFloat16); }, internal, "of one dtype");
+  expect([](auto& in) { in.weight = in.weight.narrow(1, 0, kDim - 1); }, internal,
+         "hidden [5, 6] fp32 on cpu, weight [7, 5] fp32 on cpu, targets [5] int64 on cpu");
+  expect([](auto& in) { in.weight = in.weight.to(at::kMeta); }, internal, "on one device");
+  expect([](auto& in) { in.targets = in.targets.narrow(0, 0, kRows - 1); }, internal,
+         "targets [4]");
+  expect([](auto& in) { in.targets = in.targets.to(at::kInt); }, internal, "targets [5] int32");
+  expect([](auto& in) { in.targets = in.targets.to(at::kMeta); }, internal, "int64 on meta");
+  expect(
+      [](auto& in) {
+        in.hidden = in.hidden.to(at::kHalf);
+        in.weight = in.weight.to(at::kHalf);
+      },
+      ExitCode::kUsage, "cross entropy of fp16; fp32, bf16 or fp64 would work");
+}
+
+TEST(CrossEntropyRowsTest, BadInput) {
+  const at::Tensor logits = Normal({kRows, kVocab}, 1, at::kFloat);
+  const auto reduce = [](at::Tensor of, const at::Tensor& targets,
+                         const internal::CrossEntropyRows& out) {
+    internal::ReduceRows(of, targets, 0, true, out);
+  };
+  const auto out = internal::EmptyRows(kRows, logits.options());
+  const ExitCode code = ExitCode::kInternal;
+  EXPECT_HL_ERROR(reduce(logits, Targets().narrow(0, 0, 4), out), code,
+                  "cross entropy of logits [5, 7] fp32 on cpu with targets [4] int64 on cpu",
+                  "targets [R] int64");
+  EXPECT_HL_ERROR(reduce(logits, Targets().to(at::kInt), out), code, "targets [5] int32");
+  EXPECT_HL_ERROR(reduce(logits, Targets(), out.Narrow(0, 4)), code, "loss [4]");
+  EXPECT_HL_ERROR(reduce(logits, Targets(), internal::EmptyRows(kRows, at::kDouble)), code,
+                  "loss [5] fp64", "of the logits' dtype");
+  EXPECT_HL_ERROR(reduce(logits.t().contiguous().t(), Targets(), out), code, "all contiguous");
+  EXPECT_HL_ERROR(reduce(logits.to(at::kHalf), Targets(), out), code, "logits [5, 7] fp16");
+  EXPECT_HL_ERROR(reduce(logits.to(at::kMeta), Targets(), out), code, "logits [5, 7] fp32 on meta");
 }
 
 }  // namespace

@@ -3,8 +3,10 @@
 #include <ATen/ops/arange.h>
 
 #include <cmath>
+#include <utility>
 
 #include "kernels/gradient_check.h"
+#include "support/expect_error.h"
 
 namespace halflife::kernels {
 namespace {
@@ -67,6 +69,54 @@ TEST(RotaryTest, GradientTurnsBack) {
   const at::Tensor y = ApplyRotary(x, table);
   const auto grads = torch::autograd::grad({y}, {x}, {y.detach()});
   EXPECT_TRUE(test::Close(grads[0], x, 5e-7));  // a rotation's transpose is its inverse
+}
+
+TEST(RotaryTest, NoTokens) {
+  for (const auto& [batch, seq_len] : {std::pair(2, 0), {0, 5}}) {
+    const RotaryTable table = MakeRotaryTable(Positions(batch, seq_len, 3), 6, 10000);
+    EXPECT_EQ(ApplyRotary(Normal({batch, seq_len, 2, 6}, 1, at::kFloat), table).numel(), 0);
+  }
+}
+
+TEST(RotaryTest, StridedTables) {
+  const RotaryTable table = MakeRotaryTable(Positions(2, 4, 2), 6, 10000);
+  const RotaryTable strided = {.cos = table.cos.t().contiguous().t(),
+                               .sin = table.sin.t().contiguous().t(),
+                               .rows = table.rows.t().contiguous().t()};
+  const at::Tensor x = Normal({2, 4, 2, 6}, 1, at::kFloat);
+  EXPECT_TRUE(test::BitEqual(ApplyRotary(x, strided), ApplyRotary(x, table)));
+}
+
+TEST(RotaryTest, BadInput) {
+  const RotaryTable table = MakeRotaryTable(Positions(2, 4, 2), 6, 10000);
+  const at::Tensor x = Normal({2, 4, 2, 6}, 1, at::kFloat);
+  const auto with = [&](const auto& change) {
+    RotaryTable changed = table;
+    change(changed);
+    return [changed, &x] { ApplyRotary(x, changed); };
+  };
+  const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
+  EXPECT_HL_ERROR(
+      with([](auto& t) { t.cos = t.cos.narrow(1, 0, 2); })(), internal,
+      "ApplyRotary to x [2, 4, 2, 6] fp32 on cpu with cos [4, 2] fp32 on cpu, sin [4, 3]",
+      "rows [2, 4] int64 on cpu", "cos and sin [R, d/2] fp32");
+  EXPECT_HL_ERROR(with([](auto& t) { t.sin = t.sin.narrow(0, 0, 3); })(), internal, "sin [3, 3]");
+  EXPECT_HL_ERROR(with([](auto& t) { t.cos = t.cos.to(at::kBFloat16); })(), internal,
+                  "cos [4, 3] bf16");
+  EXPECT_HL_ERROR(with([](auto& t) { t.sin = t.sin.to(at::kMeta); })(), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows.narrow(0, 0, 1); })(), internal,
+                  "rows [1, 4]");
+  EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows.to(at::kInt); })(), internal, "int32");
+  EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows + 1; })(), internal,
+                  "a token's row is 4, but the table has 4");
+  EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows - 1; })(), internal, "a token's row is -1");
+  EXPECT_HL_ERROR(ApplyRotary(x.narrow(3, 0, 5), table), internal, "d even");
+  EXPECT_HL_ERROR(ApplyRotary(x.to(at::kHalf), table), usage,
+                  "ApplyRotary of fp16; fp32, bf16 or fp64 would work");
+  EXPECT_HL_ERROR(MakeRotaryTable(Positions(2, 4, 2), 5, 10000), internal, "heads of 5",
+                  "even head_dim");
+  EXPECT_HL_ERROR(MakeRotaryTable(Positions(2, 4, 2).to(at::kInt), 6, 10000), internal,
+                  "positions [2, 4] int32 on cpu");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "kernels/short_conv/short_conv.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +10,7 @@
 
 #include "core/error.h"
 #include "kernels/gradient_check.h"
+#include "support/expect_error.h"
 
 namespace halflife::kernels {
 namespace {
@@ -201,6 +203,38 @@ TEST(ShortConvTest, GradientsAreFiniteDifferences) {
             .sum();
       },
       {Inputs().x, Inputs().weight, Inputs().tail});
+}
+
+TEST(ShortConvTest, BadInput) {
+  ShortConvInputs good = Inputs();
+  for (at::Tensor* x : {&good.x, &good.weight, &good.tail}) *x = x->to(at::kFloat);
+  good.starts = at::zeros({kBatch, kSeqLen}, at::kBool);
+  good.documents = at::zeros({kBatch, kSeqLen}, at::kLong);
+  const auto expect = [&](const auto& change, ExitCode code, const std::string& message) {
+    ShortConvInputs changed = good;
+    change(changed);
+    EXPECT_HL_ERROR(ShortConv(changed), code, message);
+    EXPECT_HL_ERROR(ShortConvTail(changed), code, message);
+  };
+  const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
+  expect(
+      [](auto& in) { in.weight = in.weight.narrow(0, 0, kDim - 1); }, internal,
+      "ShortConv of x [2, 9, 5] fp32 on cpu with weight [4, 1, 4] fp32 on cpu and tail [2, 3, 5] "
+      "fp32 on cpu; x [B, T, D], weight [D, 1, W] and tail [B, W-1, D] or none");
+  expect([](auto& in) { in.weight = in.weight.select(1, 0); }, internal, "weight [5, 4]");
+  expect([](auto& in) { in.weight = in.weight.narrow(2, 0, 0); }, internal, "weight [5, 1, 0]");
+  expect([](auto& in) { in.weight = in.weight.to(at::kMeta); }, internal, "fp32 on meta");
+  expect([](auto& in) { in.tail = in.tail.narrow(1, 0, kTaps - 2); }, internal, "tail [2, 2, 5]");
+  expect([](auto& in) { in.tail = in.tail.narrow(0, 0, 1); }, internal, "tail [1, 3, 5]");
+  expect([](auto& in) { in.tail = in.tail.to(at::kMeta); }, internal, "fp32 on meta");
+  expect(
+      [](auto& in) { in.documents = in.documents.narrow(1, 0, kSeqLen - 1); }, internal,
+      "documents [2, 8] int64 on cpu and starts [2, 9] bool on cpu; [B, T] int64 and [B, T] bool");
+  expect([](auto& in) { in.documents = in.documents.to(at::kInt); }, internal, "int32");
+  expect([](auto& in) { in.starts = at::Tensor(); }, internal, "starts undefined");
+  expect([](auto& in) { in.x = in.x.to(at::kHalf); }, usage,
+         "ShortConv of fp16; fp32, bf16 or fp64 would work");
+  expect([](auto& in) { in.tail = in.tail.to(at::kHalf); }, usage, "ShortConv of fp16");
 }
 
 }  // namespace

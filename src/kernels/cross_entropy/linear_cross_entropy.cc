@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "kernels/cross_entropy/rows.h"
 #include "kernels/dispatch.h"
+#include "kernels/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
@@ -124,11 +125,14 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
 
 void Check(const LinearCrossEntropyInputs& inputs) {
   const at::Tensor &hidden = inputs.hidden, &weight = inputs.weight, &targets = inputs.targets;
-  HL_CHECK(hidden.dim() == 2 && weight.dim() == 2 && targets.dim() == 1 &&
-               hidden.size(1) == weight.size(1) && hidden.size(0) == targets.size(0) &&
+  CheckDTypes("cross entropy", {hidden, weight});
+  HL_CHECK(hidden.dim() == 2 && weight.dim() == 2 &&
+               FitsBeside(hidden, weight, {weight.size(0), hidden.size(1)}) &&
+               FitsBeside(hidden, targets, {hidden.size(0)}) &&
                hidden.scalar_type() == weight.scalar_type() && targets.scalar_type() == at::kLong,
-           "cross entropy of hidden ", hidden.sizes(), ", weight ", weight.sizes(), ", targets ",
-           targets.sizes(), "; it takes [N, D], [vocab, D] of one dtype and [N] int64");
+           "cross entropy of hidden ", Describe(hidden), ", weight ", Describe(weight),
+           ", targets ", Describe(targets),
+           "; it takes [N, D], [vocab, D] of one dtype and [N] int64, on one device");
 }
 
 }  // namespace

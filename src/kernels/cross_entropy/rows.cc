@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "kernels/cross_entropy/args.h"
 #include "kernels/dispatch.h"
+#include "kernels/tensor_checks.h"
 
 namespace halflife::kernels::internal {
 namespace {
@@ -61,6 +62,17 @@ CrossEntropyRows EmptyRows(int64_t num_rows, const at::TensorOptions& options) {
 
 void ReduceRows(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight, bool gradient,
                 const CrossEntropyRows& out) {
+  const auto is_row = [&](const at::Tensor& x, at::ScalarType dtype) {
+    return FitsBeside(logits, x, {logits.size(0)}) && x.is_contiguous() && x.scalar_type() == dtype;
+  };
+  const at::ScalarType dtype = logits.scalar_type();
+  HL_CHECK(logits.dim() == 2 && logits.is_contiguous() &&
+               (dtype == at::kFloat || dtype == at::kDouble) && is_row(targets, at::kLong) &&
+               is_row(out.loss, dtype) && is_row(out.log_partition, dtype),
+           "cross entropy of logits ", Describe(logits), " with targets ", Describe(targets),
+           ", loss ", Describe(out.loss), ", log_partition ", Describe(out.log_partition),
+           "; logits [R, vocab] fp32 or fp64, targets [R] int64 and the rest [R] of the logits' "
+           "dtype, all contiguous on one device, would work");
   if (IsFused(logits)) {
     ReduceFused(logits, targets, z_loss_weight, gradient, out);
   } else {

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/dispatch.h"
+#include "kernels/tensor_checks.h"
 #ifdef HALFLIFE_WITH_CUDA
 #include <ATen/cuda/CUDAContext.h>
 #endif
@@ -33,7 +34,7 @@ DType ToDType(const at::Tensor& x) {
     case at::kBFloat16:
       return DType::kBF16;
     default:
-      HL_FAIL(ExitCode::kUsage, "decay attention of ", x.toString(),
+      HL_FAIL(ExitCode::kUsage, "decay attention of ", DTypeName(x.scalar_type()),
               "; fp32, bf16 or (on the CPU) fp64 would work");
   }
 }

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "kernels/cpu_math.h"
 #include "kernels/dispatch.h"
+#include "kernels/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
@@ -181,6 +182,7 @@ struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
 }  // namespace
 
 at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config) {
+  CheckDTypes("Dropout", {x});
   if (config.rate == 0) return x;
   HL_CHECK(static_cast<int64_t>(config.samples.size()) == x.size(0), "dropout over ", x.size(0),
            " rows needs as many sample numbers, got ", config.samples.size());

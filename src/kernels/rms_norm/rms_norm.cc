@@ -10,8 +10,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/error.h"
 #include "kernels/dispatch.h"
 #include "kernels/rms_norm/args.h"
+#include "kernels/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
@@ -170,24 +172,43 @@ at::Tensor Composed(const at::Tensor& x, const at::Tensor& gate, const at::Tenso
   return y.to(x.scalar_type());
 }
 
+bool IsNormed(const at::Tensor& x, const at::Tensor& weight) {
+  return x.defined() && x.dim() >= 1 && x.size(-1) >= 1 && FitsBeside(x, weight, {x.size(-1)});
+}
+bool IsLike(const at::Tensor& x, const at::Tensor& y) {
+  return FitsBeside(x, y, x.sizes()) && y.scalar_type() == x.scalar_type();
+}
+bool RunsFused(const at::Tensor& x, const at::Tensor& weight) {
+  return IsFused(x) && weight.scalar_type() == at::kFloat;
+}
+
 }  // namespace
 
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  if (IsFused(x) && IsFloatBeside(x, weight))
-    return RmsNormFunction::apply(x, std::nullopt, weight, eps);
+  CheckDTypes("RmsNorm", {x, weight});
+  HL_CHECK(IsNormed(x, weight), "RmsNorm of x ", Describe(x), " with weight ", Describe(weight),
+           "; x [..., D] and weight [D] on one device would work");
+  if (RunsFused(x, weight)) return RmsNormFunction::apply(x, std::nullopt, weight, eps);
   return Composed(x, at::Tensor(), weight, eps);
 }
 
 at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
                         double eps) {
-  if (IsFusedWith(x, gate) && IsFloatBeside(x, weight))
-    return RmsNormFunction::apply(x, gate, weight, eps);
+  CheckDTypes("GatedRmsNorm", {x, gate, weight});
+  HL_CHECK(IsNormed(x, weight) && IsLike(x, gate), "GatedRmsNorm of x ", Describe(x), " with gate ",
+           Describe(gate), " and weight ", Describe(weight),
+           "; x and gate [..., V] of one dtype and weight [V], on one device, would work");
+  if (RunsFused(x, weight)) return RmsNormFunction::apply(x, gate, weight, eps);
   return Composed(x, gate, weight, eps);
 }
 
 ResidualNorm AddRmsNorm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
                         double eps) {
-  if (IsFusedWith(x, branch) && IsFloatBeside(x, weight)) {
+  CheckDTypes("AddRmsNorm", {x, branch, weight});
+  HL_CHECK(IsNormed(x, weight) && IsLike(x, branch), "AddRmsNorm of x ", Describe(x),
+           " with branch ", Describe(branch), " and weight ", Describe(weight),
+           "; x and branch [..., D] of one dtype and weight [D], on one device, would work");
+  if (RunsFused(x, weight)) {
     const variable_list out = AddRmsNormFunction::apply(x, branch, weight, eps);
     return {.sum = out[0], .normed = out[1]};
   }

@@ -1,6 +1,6 @@
 // Root-mean-square norm over the last dim: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019), and the same
-// with a SiLU gate, as linear mixers use it per head, or with the residual sum before it. fp32 arithmetic; y has x's dtype.
-// Differentiable.
+// with a SiLU gate, as linear mixers use it per head, or with the residual sum before it. fp32, bf16 or fp64, one dtype but for
+// the weight; fp32 arithmetic (fp64 beside fp64); y has x's dtype. Differentiable.
 //
 //   const at::Tensor y = RmsNorm(x, *weight, 1e-6);
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace halflife::kernels {
 
-// x [..., D], weight [D].
+// x [..., D] with D >= 1, weight [D].
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 // RmsNorm(x) * silu(gate): x and gate [..., V], weight [V].

@@ -12,9 +12,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
+#include "core/error.h"
 #include "kernels/dispatch.h"
 #include "kernels/rotary/args.h"
+#include "kernels/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
@@ -79,11 +82,18 @@ float InverseFrequency(int64_t j, int64_t dim, double base) {
       std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(dim)));
 }
 
-RotaryTable CpuTable(const at::Tensor& positions_in, int64_t dim, double base) {
-  const at::Tensor positions = positions_in.contiguous();
-  const int64_t* begin = positions.const_data_ptr<int64_t>();
-  const auto [low, high] = std::minmax_element(begin, begin + positions.numel());
-  const int64_t first = *low, num_rows = *high - *low + 1, half = dim / 2;
+// Smallest and largest of a tensor on the CPU; (0, -1) of none.
+std::pair<int64_t, int64_t> Bounds(const at::Tensor& x_in) {
+  if (x_in.numel() == 0) return {0, -1};
+  const at::Tensor x = x_in.contiguous();
+  const int64_t* begin = x.const_data_ptr<int64_t>();
+  const auto [low, high] = std::minmax_element(begin, begin + x.numel());
+  return {*low, *high};
+}
+
+RotaryTable CpuTable(const at::Tensor& positions, int64_t dim, double base) {
+  const auto [low, high] = Bounds(positions);
+  const int64_t first = low, num_rows = high - low + 1, half = dim / 2;
   const auto options = positions.options().dtype(at::kFloat);
   RotaryTable table = {.cos = at::empty({num_rows, half}, options),
                        .sin = at::empty({num_rows, half}, options),
@@ -101,9 +111,29 @@ RotaryTable CpuTable(const at::Tensor& positions_in, int64_t dim, double base) {
   return table;
 }
 
+void CheckTable(const at::Tensor& x, const RotaryTable& table) {
+  const at::Tensor &cos = table.cos, &sin = table.sin, &rows = table.rows;
+  HL_CHECK(x.defined() && x.dim() == 4 && x.size(3) >= 2 && x.size(3) % 2 == 0 && cos.defined() &&
+               cos.dim() == 2 && FitsBeside(x, cos, {cos.size(0), x.size(3) / 2}) &&
+               FitsBeside(x, sin, cos.sizes()) && cos.scalar_type() == at::kFloat &&
+               sin.scalar_type() == at::kFloat && FitsBeside(x, rows, {x.size(0), x.size(1)}) &&
+               rows.scalar_type() == at::kLong,
+           "ApplyRotary to x ", Describe(x), " with cos ", Describe(cos), ", sin ", Describe(sin),
+           ", rows ", Describe(rows),
+           "; x [B, T, H, d] with d even, cos and sin [R, d/2] fp32, rows [B, T] int64, on one "
+           "device, would work");
+  if (!rows.is_cpu()) return;
+  const auto [low, high] = Bounds(rows);
+  HL_CHECK(low >= 0 && high < cos.size(0), "ApplyRotary: a token's row is ", low < 0 ? low : high,
+           ", but the table has ", cos.size(0), "; was it made for other positions?");
+}
+
 }  // namespace
 
 RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base) {
+  HL_CHECK(positions.scalar_type() == at::kLong && dim >= 2 && dim % 2 == 0,
+           "rotary table of positions ", Describe(positions), " for heads of ", dim,
+           "; int64 and an even head_dim would work");
   if (positions.is_cpu()) return CpuTable(positions, dim, base);
   // One row a token: the smallest and largest position would have to be read back from the device.
   const auto options = positions.options().dtype(at::kFloat);
@@ -116,7 +146,11 @@ RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double bas
 }
 
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {
-  if (IsFused(x)) return RotaryFunction::apply(x, table.cos, table.sin, table.rows);
+  CheckDTypes("ApplyRotary", {x});
+  CheckTable(x, table);
+  if (IsFused(x))
+    return RotaryFunction::apply(x, table.cos.contiguous(), table.sin.contiguous(),
+                                 table.rows.contiguous());
   return RotateComposed(x, table);
 }
 

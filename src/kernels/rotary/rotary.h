@@ -14,13 +14,13 @@ namespace halflife::kernels {
 struct RotaryTable {
   at::Tensor cos,
       sin;  // [R, d/2] fp32, one row for each position between the smallest and the largest met
-  at::Tensor rows;  // [B, T] int64: row of each token
+  at::Tensor rows;  // [B, T] int64: row of each token, 0 to R - 1 (checked on the CPU alone)
 };
 
 // positions [B, T] int64 >= 0; dim even.
 RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base);
 
-// x [B, T, H, d] -> the same shape and dtype.
+// x [B, T, H, d] fp32, bf16 or fp64 -> the same shape and dtype.
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table);
 
 }  // namespace halflife::kernels

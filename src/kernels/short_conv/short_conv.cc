@@ -12,8 +12,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/error.h"
 #include "kernels/dispatch.h"
 #include "kernels/short_conv/args.h"
+#include "kernels/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
@@ -169,9 +171,31 @@ at::Tensor Composed(const ShortConvInputs& inputs) {
   return at::silu(sum).to(inputs.x.scalar_type());
 }
 
+void Check(const ShortConvInputs& inputs) {
+  const at::Tensor &x = inputs.x, &weight = inputs.weight, &tail = inputs.tail;
+  const at::Tensor &documents = inputs.documents, &starts = inputs.starts;
+  CheckDTypes("ShortConv", {x, weight, tail});
+  const bool sizes = x.defined() && x.dim() == 3 && weight.defined() && weight.dim() == 3 &&
+                     weight.size(2) >= 1 && FitsBeside(x, weight, {x.size(2), 1, weight.size(2)});
+  HL_CHECK(
+      sizes && (!tail.defined() || FitsBeside(x, tail, {x.size(0), weight.size(2) - 1, x.size(2)})),
+      "ShortConv of x ", Describe(x), " with weight ", Describe(weight), " and tail ",
+      Describe(tail),
+      "; x [B, T, D], weight [D, 1, W] and tail [B, W-1, D] or none, on one device, would work");
+  const auto tokens = [&](const at::Tensor& y, at::ScalarType dtype) {
+    return FitsBeside(x, y, {x.size(0), x.size(1)}) && y.scalar_type() == dtype;
+  };
+  HL_CHECK((!documents.defined() && !starts.defined()) ||
+               (tokens(documents, at::kLong) && tokens(starts, at::kBool)),
+           "ShortConv of x ", Describe(x), " with documents ", Describe(documents), " and starts ",
+           Describe(starts),
+           "; [B, T] int64 and [B, T] bool on the device of x, or neither, would work");
+}
+
 }  // namespace
 
 at::Tensor ShortConv(const ShortConvInputs& inputs) {
+  Check(inputs);
   const bool fits = inputs.weight.size(2) <= kConvMaxTaps && inputs.x.numel() > 0;
   if (!IsFused(inputs.x) || !IsFused(inputs.weight) || !fits) return Composed(inputs);
   const auto optional = [](const at::Tensor& x) {
@@ -184,6 +208,7 @@ at::Tensor ShortConv(const ShortConvInputs& inputs) {
 }
 
 at::Tensor ShortConvTail(const ShortConvInputs& inputs) {
+  Check(inputs);
   const int64_t length = inputs.weight.size(2) - 1, seq_len = inputs.x.size(1);
   const at::Tensor tail = WithTail(inputs).narrow(1, seq_len, length);
   if (!inputs.documents.defined()) return tail;

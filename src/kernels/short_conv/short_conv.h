@@ -7,7 +7,7 @@
 namespace halflife::kernels {
 
 struct ShortConvInputs {
-  at::Tensor x;          // [B, T, D]
+  at::Tensor x;          // [B, T, D] fp32, bf16 or fp64; weight and tail too, each of its own
   at::Tensor weight;     // [D, 1, W]
   at::Tensor tail;       // [B, W-1, D]: the inputs before the slice, or undefined: zeros
   at::Tensor documents;  // [B, T] int64, or undefined: one per row

@@ -5,8 +5,10 @@
 #include <ATen/ops/silu.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "core/error.h"
 #include "kernels/dispatch.h"
 #include "kernels/swiglu/args.h"
+#include "kernels/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
@@ -66,7 +68,12 @@ struct SwiGluFunction : torch::autograd::Function<SwiGluFunction> {
 }  // namespace
 
 at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up) {
-  if (IsFusedWith(gate, up)) return SwiGluFunction::apply(gate, up);
+  CheckDTypes("SwiGlu", {gate, up});
+  HL_CHECK(gate.defined() && FitsBeside(gate, up, gate.sizes()) &&
+               up.scalar_type() == gate.scalar_type(),
+           "SwiGlu of gate ", Describe(gate), " and up ", Describe(up),
+           "; one shape, dtype and device for both would work");
+  if (IsFused(gate)) return SwiGluFunction::apply(gate, up);
   const at::ScalarType compute = ComputeType(gate);
   return (at::silu(gate.to(compute)) * up.to(compute)).to(gate.scalar_type());
 }

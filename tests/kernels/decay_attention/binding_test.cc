@@ -255,7 +255,8 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
   };
   const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
   EXPECT_HL_ERROR(with([](auto& in) { in.k = in.k.narrow(1, 0, 9); })(), internal, "do not fit");
-  EXPECT_HL_ERROR(with([](auto& in) { in.q = in.q.to(at::kHalf); })(), usage, "bf16");
+  EXPECT_HL_ERROR(with([](auto& in) { in.q = in.q.to(at::kHalf); })(), usage,
+                  "decay attention of fp16; fp32, bf16 or (on the CPU) fp64 would work");
   EXPECT_HL_ERROR(with([](auto& in) { in.v = in.v.to(at::kBFloat16); })(), usage, "one dtype");
   EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.narrow(3, 0, 5); })(), internal,
                   "per channel beside K 24");
