@@ -79,7 +79,8 @@ struct DecayAttentionArgs {
   TensorView v;    // [B, T, Hv, V]
   TensorView out;  // [B, T, H, V]
   TensorView
-      log_decay;  // natural log, fp32 (fp64 beside fp64); shape of its kind over Hd heads; -inf allowed per token
+      log_decay;  // natural log, fp32 (fp64 beside fp64); shape of its kind over Hd heads, a constant one's without gaps
+                  // between heads on CUDA; -inf allowed per token
   TensorView key_scale;  // c_t [B, T, H] fp32, or absent: 1
 
   // Sequences carry a state in and out: the rows of a batch, or with packed sequences (batch 1) each of them. Sequence n owns

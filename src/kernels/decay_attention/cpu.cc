@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu_checks.h"
 #include "kernels/decay_attention/cpu_kernels.h"
 #include "kernels/decay_attention/cpu_sums.h"
@@ -346,7 +347,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
 }
 
 void Step(const DecayAttentionStepArgs& args) {
-  CheckCall(args);
+  CheckStep(args, /*is_cuda=*/false);
   const Kernels& kernels = BestKernels();
   Parallel(int64_t{1} * args.batch * args.num_heads, 0, [&](int64_t i, void*) {
     kernels.step(args, static_cast<int>(i / args.num_heads), static_cast<int>(i % args.num_heads));

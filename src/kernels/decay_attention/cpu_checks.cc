@@ -68,17 +68,4 @@ void CheckCall(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, boo
   }
 }
 
-void CheckCall(const DecayAttentionStepArgs& args) {
-  HL_CHECK(args.head_dim_k >= 1 && args.head_dim_k <= 256 && args.head_dim_v >= 1 &&
-               args.head_dim_v <= 256,
-           "decay attention step: head sizes ", args.head_dim_k, " and ", args.head_dim_v,
-           "; 1 to 256 work");
-  HL_CHECK(args.state != nullptr || args.batch == 0, "decay attention step without a state");
-  HL_CHECK(args.norm_kind == NormKind::kNone || args.norm != nullptr || args.batch == 0,
-           "decay attention step: a normaliser without its state");
-  HL_CHECK(
-      args.batch == 0 || (args.decay_kind == DecayKind::kNone) == (args.log_decay.data == nullptr),
-      "decay attention step: log_decay and its kind do not agree");
-}
-
 }  // namespace halflife::kernels::cpu

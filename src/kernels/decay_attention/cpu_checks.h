@@ -8,6 +8,5 @@ namespace halflife::kernels::cpu {
 void CheckCall(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 void CheckCall(const DecayAttentionGradArgs& args, const DecayAttentionPlan& plan);
 void CheckCall(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, bool reverse);
-void CheckCall(const DecayAttentionStepArgs& args);
 
 }  // namespace halflife::kernels::cpu

@@ -58,6 +58,7 @@ decay::SegmentShape ForwardShape(const DecayAttentionArgs& args, const DecayAtte
   return {std::max(plan.num_segments, 1), (args.head_dim_v + width - 1) / width};
 }
 
+static_assert(decay::kSimtMaxK == kMaxHeadDim);
 // device, chunk sizes, chunks between checkpoints
 constexpr PlanLimits kPlanLimits = {"CUDA", 64, 64, std::numeric_limits<int>::max()};
 
@@ -76,6 +77,7 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
               "decay attention on CUDA with head_dim_k ", args.head_dim_k, ", head_dim_v ",
               args.head_dim_v, "; head_dim_k of 1 to ", decay::kSimtMaxK, " is compiled");
   CheckPlanAndTable(args, plan, kPlanLimits, workspace_bytes);
+  CheckConstantDecay(args.decay_kind, args.log_decay, args.num_decay_heads, args.head_dim_k);
   // Slices of V multiply by at most 9, with the normaliser.
   const int64_t blocks =
       int64_t{9} * args.num_sequences * args.num_heads * std::max(plan.num_segments, 1);
@@ -349,6 +351,8 @@ void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& pla
               cudaStream_t stream) {
   if (!HasWork(grads.forward)) return;
   CheckPlan(grads.forward, plan, cuda::BackwardWorkspaceBytes(grads.forward, plan));
+  CheckConstantDecay(grads.forward.decay_kind, grads.dlog_decay, grads.forward.num_decay_heads,
+                     grads.forward.head_dim_k);
   if (BackwardRoute(grads.forward) == Route::kTensorCores) {
     WalkBackward(grads, plan, stream);
   } else {
@@ -357,18 +361,9 @@ void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& pla
 }
 
 void Step(const DecayAttentionStepArgs& args, cudaStream_t stream) {
+  CheckStep(args, /*is_cuda=*/true);
   if (args.batch == 0) return;
-  const DType dtype = args.q.dtype;
-  HL_CHECK_AS(ExitCode::kUsage,
-              (dtype == DType::kF32 || dtype == DType::kBF16) && args.k.dtype == dtype &&
-                  args.v.dtype == dtype && args.out.dtype == dtype,
-              "a decode step on CUDA with q, k, v, out of ", Name(dtype), ", ", Name(args.k.dtype),
-              ", ", Name(args.v.dtype), ", ", Name(args.out.dtype),
-              "; all bf16 or all fp32 are compiled");
-  HL_CHECK_AS(ExitCode::kUsage, args.head_dim_k >= 1 && args.head_dim_k <= decay::kSimtMaxK,
-              "a decode step on CUDA with head_dim_k ", args.head_dim_k, "; 1 to ",
-              decay::kSimtMaxK, " are compiled");
-  if (dtype == DType::kF32) {
+  if (args.q.dtype == DType::kF32) {
     decay::LaunchStep<float>(args, stream);
   } else {
     decay::LaunchStep<bf16>(args, stream);

@@ -52,6 +52,10 @@ TensorView ViewOf(const at::Tensor& x) {
 at::Tensor Rows(const at::Tensor& x) {
   return !x.defined() || x.stride(-1) == 1 ? x : x.contiguous();
 }
+// The same of a log_decay: a constant one has no gaps between its heads either.
+at::Tensor DecayRows(const at::Tensor& x, bool constant) {
+  return constant ? x.contiguous() : Rows(x);
+}
 
 // [H], [H, K] constant; [B, T, H], [B, T, H, K] per token
 TensorView DecayViewOf(const at::Tensor& x) {
@@ -147,7 +151,8 @@ Call MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig& con
   DecayAttentionInputs& in = call.inputs;
   const at::ScalarType compute = ComputeType(in.q);
   in.q = Rows(in.q), in.k = Rows(in.k), in.v = Rows(in.v);
-  if (in.log_decay.defined()) in.log_decay = Rows(in.log_decay.to(compute));
+  if (in.log_decay.defined())
+    in.log_decay = DecayRows(in.log_decay.to(compute), in.log_decay.dim() <= 2);
   if (in.chunks == nullptr)
     in.chunks = MakeSequenceChunks({.batch = in.q.size(0), .seq_len = in.q.size(1)}, in.q.device());
 
@@ -322,7 +327,7 @@ struct DecayAttentionFunction : torch::autograd::Function<DecayAttentionFunction
   }
 };
 
-void CheckStep(const DecayAttentionStepInputs& in, const at::Tensor& state) {
+void CheckStepTensors(const DecayAttentionStepInputs& in, const at::Tensor& state) {
   const at::Tensor &q = in.q, &k = in.k, &v = in.v, &g = in.log_decay;
   HL_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && state.dim() == 4,
            "decay attention step of q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(),
@@ -414,8 +419,8 @@ DecayAttentionGrads Backward(const DecayAttentionInputs& inputs, const DecayAtte
 
 at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs, double scale,
                               at::Tensor& state) {
+  CheckStepTensors(inputs, state);
   const at::Tensor q = Rows(inputs.q), k = Rows(inputs.k), v = Rows(inputs.v);
-  CheckStep(inputs, state);
   const c10::DeviceGuard guard(q.device());
   // one token: the head is the second dimension
   const auto view = [](const at::Tensor& x) {
@@ -441,7 +446,7 @@ at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs, double sca
                                  .out = view(out)};
   at::Tensor log_decay;
   if (inputs.log_decay.defined()) {
-    log_decay = Rows(inputs.log_decay.to(ComputeType(q)));
+    log_decay = DecayRows(inputs.log_decay.to(ComputeType(q)), inputs.constant_decay);
     const int64_t head = inputs.constant_decay ? 0 : 1;
     const bool per_channel = log_decay.dim() == head + 2;
     args.decay_kind = inputs.constant_decay

@@ -4,13 +4,13 @@
 
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu_workspace.h"
 #include "kernels/decay_attention/cuda_workspace.h"
 
 namespace halflife::kernels {
 namespace {
 
-constexpr int kMaxHeadDim = 256;
 constexpr int kMaxSegments = 64;  // the scan over segments is serial
 
 // Collects what is wrong with a shape, to name all of it at once.

@@ -14,8 +14,10 @@ using test::Close;
 using test::DecayProblem;
 using test::DecayStrength;
 using test::MakeProblem;
+using test::Normal;
 using test::Oracle;
 using test::ProblemShape;
+using test::Uniform;
 
 constexpr DecayKind kKinds[] = {DecayKind::kPerHead, DecayKind::kPerToken,
                                 DecayKind::kPerTokenChannel};
@@ -228,6 +230,21 @@ TEST(DecayAttentionHeads, SharedAreAsIfRepeated) {
   EXPECT_TRUE(Close(got.dlog_decay, fold(want.dlog_decay), 2e-6));
 }
 
+// Constant decays that lie apart, as a part of a larger tensor does.
+TEST(DecayAttentionHeads, ConstantDecaysWithGaps) {
+  const DecayProblem problem =
+      MakeProblem({.seq_len = 20, .kind = DecayKind::kPerHead}, 115, at::kFloat);
+  DecayAttentionInputs dense = problem.inputs, apart = problem.inputs;
+  apart.log_decay = (-Uniform({2, 30}, 4)).to(at::kFloat).narrow(1, 0, 24);
+  dense.log_decay = apart.log_decay.contiguous();
+  const auto want = DecayAttention(dense, problem.config),
+             got = DecayAttention(apart, problem.config);
+  EXPECT_TRUE(test::BitEqual(got.out, want.out));
+  EXPECT_TRUE(test::BitEqual(got.final_state, want.final_state));
+  EXPECT_TRUE(test::BitEqual(Backward(apart, problem.config, problem.dout, {}).dlog_decay,
+                             Backward(dense, problem.config, problem.dout, {}).dlog_decay));
+}
+
 // No tokens: nothing comes out, the state goes through, constant decays get a zero gradient.
 TEST(DecayAttentionEmpty, NoTokensAndNoRows) {
   for (const DecayKind kind : kKinds) {
@@ -298,6 +315,27 @@ TEST(DecayAttentionStepTest, EqualsTheRecurrence) {
     }
     EXPECT_TRUE(Close(state, want.final_state, 2e-6));
   }
+}
+
+TEST(DecayAttentionStepTest, HeadsDivideThoseOfTheState) {
+  at::Tensor state = at::zeros({2, 4, 6, 5});
+  struct Heads {
+    int64_t q = 4, k = 4, v = 4, decay = 4;
+  };
+  const auto step = [&](const Heads& heads) {
+    return DecayAttentionStep({.q = Normal({2, heads.q, 6}, 1, at::kFloat),
+                               .k = Normal({2, heads.k, 6}, 2, at::kFloat),
+                               .v = Normal({2, heads.v, 5}, 3, at::kFloat),
+                               .log_decay = -Uniform({2, heads.decay}, 4).to(at::kFloat)},
+                              1, state);
+  };
+  EXPECT_EQ(step({.q = 4, .k = 2, .v = 1, .decay = 2}).sizes(), at::IntArrayRef({2, 4, 5}));
+  const ExitCode usage = ExitCode::kUsage;
+  EXPECT_HL_ERROR(step({.q = 3}), usage, "3, 4, 4 and 4 heads of q, k, v and log_decay",
+                  "a state of 4; divisors of 4 would work");
+  EXPECT_HL_ERROR(step({.k = 8}), usage, "4, 8, 4 and 4 heads");
+  EXPECT_HL_ERROR(step({.v = 3}), usage, "4, 4, 3 and 4 heads");
+  EXPECT_HL_ERROR(step({.decay = 8}), usage, "4, 4, 4 and 8 heads");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "kernels/decay_attention/run_cpu.h"
+#include "kernels/decay_attention/step_faults.h"
 
 namespace halflife::kernels::test {
 namespace {
@@ -356,6 +357,10 @@ TEST(DecayAttentionCpu, SaysWhatIsMissing) {
   } catch (const Error& error) {
     EXPECT_NE(error.message().find("without the forward's checkpoints"), std::string::npos);
   }
+}
+
+TEST(DecayAttentionCpu, StepsThatDoNotFit) {
+  ExpectStepFaults([](const DecayAttentionStepArgs& args) { cpu::Step(args); }, /*is_cuda=*/false);
 }
 
 }  // namespace
