@@ -114,8 +114,9 @@ void OutputRows(const WalkItem& item, const Shape& shape, const ChunkEntry& chun
   ForTiles<Tile<T>>(x.rows, shape.columns_padded, [&](int row, int column) HL_INLINE_LAMBDA {
     Tile<T> tile(x.ahead);
     tile.Clear();
-    tile.MultiplyAdd(x.q_entry, row, state, column, 0, shape.keys);         // InterOutput
-    tile.MultiplyAdd(x.scores, row, x.v, column, 0, row + Tile<T>::kRows);  // IntraOutput
+    tile.MultiplyAdd(x.q_entry, row, state, column, 0, shape.keys);  // InterOutput
+    tile.MultiplyAdd(x.scores, row, x.v, column, 0, row);            // IntraOutput
+    tile.MultiplyAddLower(x.scores, row, x.v, column);
     if (shape.normalised) {
       tile.Store(buffer, row, column);
     } else {

@@ -94,6 +94,13 @@ struct TileOf {
                                        int begin, int end) {
     Accumulate<1, kPanel>(a.Row(begin, row), b.Row(begin, column), end - begin);
   }
+  // += A[row .., row ..) B[row .., column ..) of a square of kRows, without what lies above A's diagonal: zeros there would
+  // hand a NaN of B to rows that must not hear of it.
+  HL_INLINE void MultiplyAddLower(const Panels<T>& a, int row, const Panels<T>& b, int column) {
+#pragma GCC unroll 1
+    for (int k = 0; k < kRows; ++k) ahead.Step();
+    AccumulateLower(a.Row(row, row), b.Row(row, column), std::make_integer_sequence<int, kRows>());
+  }
 
   template <typename Function>  // function(vec&, row of the tile, column of the tile)
   HL_INLINE void ForEach(Function function) {
@@ -124,6 +131,23 @@ struct TileOf {
 #pragma GCC unroll 2
         for (int n = 0; n < kVecs; ++n) sums[r][n] += left * right[n];
       }
+    }
+  }
+  // Steps by template: rows that are no constants would put the accumulators into memory.
+  template <int... kStep>
+  HL_INLINE void AccumulateLower(const T* a, const T* b, std::integer_sequence<int, kStep...>) {
+    (LowerStep<kStep>(a, b + kStep * kPanel), ...);
+  }
+  template <int kStep>
+  HL_INLINE void LowerStep(const T* a, const T* b) {
+    Vec<T> right[kVecs];
+#pragma GCC unroll 2
+    for (int n = 0; n < kVecs; ++n) right[n] = At(b + n * kLanes<T>);
+#pragma GCC unroll 16
+    for (int r = kStep; r < kRows; ++r) {
+      const T left = a[r * kPanel + kStep];
+#pragma GCC unroll 2
+      for (int n = 0; n < kVecs; ++n) sums[r][n] += left * right[n];
     }
   }
 };
