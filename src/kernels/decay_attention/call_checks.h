@@ -1,9 +1,12 @@
 // What every kernel of decay attention demands of a call before it looks at memory: a plan within its limits, a chunk table,
-// and a workspace where it needs one; of a decode step, heads, sizes and dtypes too, which for the rest MakePlan looks at.
+// a workspace where it needs one, and tensors that lie as the kernels read and write them; of a decode step, heads, sizes and
+// dtypes too, which for the rest MakePlan looks at.
 // C++17: CUDA's dispatch includes it.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <utility>
 
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
@@ -33,6 +36,67 @@ inline void CheckPlanAndTable(const DecayAttentionArgs& args, const DecayAttenti
            " chunks without their table; see MakeChunkTable");
   HL_CHECK(workspace_bytes == 0 || args.workspace != nullptr, "decay attention needs ",
            workspace_bytes, " bytes of workspace, got none");
+}
+
+struct ViewExtents {
+  int64_t batch, seq_len, heads, width;
+};
+
+inline void CheckRead(const char* name, const TensorView& view) {
+  HL_CHECK(view.data != nullptr, "decay attention: ", name, " is missing");
+  HL_CHECK(view.stride_b >= 0 && view.stride_t >= 0 && view.stride_h >= 0,
+           "decay attention: ", name, " has strides ", view.stride_b, ", ", view.stride_t, ", ",
+           view.stride_h, " of b, t, h; a copy without negative ones would work");
+}
+
+// What is written has a place of its own for each element: from the smallest stride up, a step passes over all that lies inside.
+inline void CheckWritten(const char* name, const TensorView& view, const ViewExtents& extents) {
+  if (extents.batch == 0 || extents.seq_len == 0) return;
+  CheckRead(name, view);
+  std::pair<int64_t, int64_t> dims[] = {{view.stride_h, extents.heads},
+                                        {view.stride_t, extents.seq_len},
+                                        {view.stride_b, extents.batch}};
+  const auto order = [&](int a, int b) {
+    if (dims[b].first < dims[a].first) std::swap(dims[a], dims[b]);
+  };
+  order(0, 1), order(1, 2), order(0, 1);
+  int64_t inside = extents.width;
+  for (const auto& [stride, size] : dims) {
+    if (size <= 1) continue;
+    HL_CHECK(stride >= inside, "decay attention: ", name, " [", extents.batch, ", ",
+             extents.seq_len, ", ", extents.heads, ", ", extents.width, "] with strides ",
+             view.stride_b, ", ", view.stride_t, ", ", view.stride_h,
+             " of b, t, h would be written twice at one place; a contiguous one would work");
+    inside += (size - 1) * stride;
+  }
+}
+
+inline void CheckForwardTensors(const DecayAttentionArgs& args) {
+  if (args.num_chunks == 0) return;
+  CheckRead("q", args.q);
+  CheckRead("k", args.k);
+  CheckRead("v", args.v);
+  CheckWritten("out", args.out, {args.batch, args.seq_len, args.num_heads, args.head_dim_v});
+}
+
+inline void CheckGradientTensors(const DecayAttentionGradArgs& grads) {
+  const DecayAttentionArgs& args = grads.forward;
+  if (args.num_chunks == 0) return;
+  const int64_t B = args.batch, T = args.seq_len;
+  CheckRead("dout", grads.dout);
+  CheckWritten("dq", grads.dq, {B, T, args.num_q_heads, args.head_dim_k});
+  CheckWritten("dk", grads.dk, {B, T, args.num_k_heads, args.head_dim_k});
+  CheckWritten("dv", grads.dv, {B, T, args.num_v_heads, args.head_dim_v});
+  const int decays = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
+  const bool per_token = IsPerToken(args.decay_kind);
+  if (grads.dlog_decay.data != nullptr)
+    CheckWritten("dlog_decay", grads.dlog_decay,
+                 {per_token ? B : 1, per_token ? T : 1, args.num_decay_heads, decays});
+  if (grads.dkey_scale.data != nullptr)
+    CheckWritten("dkey_scale", grads.dkey_scale, {B, T, args.num_heads, 1});
+  HL_CHECK(
+      args.norm_kind == NormKind::kNone || (args.norm_denom != nullptr && args.out.data != nullptr),
+      "decay attention: a normalised backward needs the forward's out and norm_denom");
 }
 
 // The CUDA kernels read constant decays, and write their gradients, as [Hd] or [Hd, K] without gaps.
@@ -85,9 +149,10 @@ inline void CheckStep(const DecayAttentionStepArgs& args, bool is_cuda) {
   CheckStepShape(args);
   CheckStepDTypes(args, is_cuda);
   if (args.batch == 0) return;  // no rows, no data
-  HL_CHECK(args.q.data != nullptr && args.k.data != nullptr && args.v.data != nullptr &&
-               args.out.data != nullptr,
-           "decay attention step: one of q, k, v, out is missing");
+  CheckRead("q", args.q);
+  CheckRead("k", args.k);
+  CheckRead("v", args.v);
+  CheckWritten("out", args.out, {args.batch, 1, args.num_heads, args.head_dim_v});
   HL_CHECK(args.state != nullptr, "decay attention step without a state");
   HL_CHECK(args.norm_kind == NormKind::kNone || (args.norm != nullptr && args.norm_eps > 0),
            "decay attention step: a normaliser with ", args.norm == nullptr ? "no" : "a",

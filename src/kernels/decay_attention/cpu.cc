@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -169,7 +170,10 @@ struct SegmentStates {
     const auto* from_state = reinterpret_cast<const T*>(State(from));
     const auto* from_norm = reinterpret_cast<const T*>(Norm(from));
     for (int64_t i = 0; i < keys; ++i) {
-      const T decay = std::exp(logs[schedule.decays() == 1 ? 0 : i]);
+      const T log_decay = logs[schedule.decays() == 1 ? 0 : i];
+      if (log_decay == -std::numeric_limits<T>::infinity())
+        continue;  // nor a NaN of an earlier document
+      const T decay = std::exp(log_decay);
       for (int64_t j = 0; j < values; ++j)
         state[i * values + j] += decay * from_state[i * values + j];
       if (normalised) norm[i] += decay * from_norm[i];

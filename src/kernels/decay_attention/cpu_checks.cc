@@ -24,33 +24,18 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
   }
 }
 
-void CheckPresent(const TensorView& view, const char* name) {
-  HL_CHECK(view.data != nullptr, "decay attention: ", name, " is missing");
-}
-
 }  // namespace
 
 void CheckCall(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   CheckPlan(args, plan, ForwardWorkspaceBytes(args, plan));
-  if (args.num_chunks == 0) return;
-  CheckPresent(args.q, "q");
-  CheckPresent(args.k, "k");
-  CheckPresent(args.v, "v");
-  CheckPresent(args.out, "out");
+  CheckForwardTensors(args);
 }
 
 void CheckCall(const DecayAttentionGradArgs& args, const DecayAttentionPlan& plan) {
   CheckPlan(args.forward, plan, BackwardWorkspaceBytes(args.forward, plan));
-  if (args.forward.num_chunks == 0) return;
-  CheckPresent(args.dout, "dout");
-  CheckPresent(args.dq, "dq");
-  CheckPresent(args.dk, "dk");
-  CheckPresent(args.dv, "dv");
-  HL_CHECK(args.forward.checkpoints != nullptr,
+  CheckGradientTensors(args);
+  HL_CHECK(args.forward.num_chunks == 0 || args.forward.checkpoints != nullptr,
            "decay attention: a backward without the forward's checkpoints");
-  const bool normalised = args.forward.norm_kind != NormKind::kNone;
-  HL_CHECK(!normalised || (args.forward.norm_denom != nullptr && args.forward.out.data != nullptr),
-           "decay attention: a normalised backward needs the forward's out and norm_denom");
 }
 
 void CheckCall(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, bool reverse) {
@@ -60,11 +45,11 @@ void CheckCall(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, boo
   HL_CHECK(args.state != nullptr, "decay attention: a summary without a place for its state");
   if (args.forward.num_chunks == 0) return;
   if (reverse) {
-    CheckPresent(args.forward.q, "q");
-    CheckPresent(args.dout, "dout");
+    CheckRead("q", args.forward.q);
+    CheckRead("dout", args.dout);
   } else {
-    CheckPresent(args.forward.k, "k");
-    CheckPresent(args.forward.v, "v");
+    CheckRead("k", args.forward.k);
+    CheckRead("v", args.forward.v);
   }
 }
 

@@ -170,8 +170,8 @@ class Transition {
   template <typename Decay>
   void Add(const Decay& decay, const ChunkEntry& chunk) const {
     for (int i = 0; i < count_; ++i)
-      sums_[i] +=
-          chunk.flags & kChunkResets ? -static_cast<T>(__builtin_inff()) : decay.log_through(i);
+      sums_[i] = chunk.flags & kChunkResets ? -static_cast<T>(__builtin_inff())
+                                            : sums_[i] + decay.log_through(i);
   }
 
  private:

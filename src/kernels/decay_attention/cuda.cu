@@ -267,8 +267,6 @@ void SimtBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   params.grads = grads;
   params.states = forward.states;
   if (args.norm_kind == NormKind::kSumOfKeys) {
-    HL_CHECK(args.norm_denom != nullptr && args.out.data != nullptr,
-             "backward of decay attention: the forward's out and norm_denom are missing");
     float* const dnorm = At<float>(args.workspace, layout.dnorm);
     params.dnorm = dnorm;
     if (IsWide(args)) {
@@ -337,6 +335,7 @@ void SummariseSegments(const DecaySegmentArgs& args, const DecayAttentionPlan& p
 void Forward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan, cudaStream_t stream) {
   if (!HasWork(args)) return;
   CheckPlan(args, plan, cuda::ForwardWorkspaceBytes(args, plan));
+  CheckForwardTensors(args);
   switch (ForwardRoute(args)) {
     case Route::kTensorCores:
       return WalkForward(args, plan, stream);
@@ -351,6 +350,7 @@ void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& pla
               cudaStream_t stream) {
   if (!HasWork(grads.forward)) return;
   CheckPlan(grads.forward, plan, cuda::BackwardWorkspaceBytes(grads.forward, plan));
+  CheckGradientTensors(grads);
   CheckConstantDecay(grads.forward.decay_kind, grads.dlog_decay, grads.forward.num_decay_heads,
                      grads.forward.head_dim_k);
   if (BackwardRoute(grads.forward) == Route::kTensorCores) {

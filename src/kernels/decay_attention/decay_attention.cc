@@ -72,7 +72,6 @@ DecayKind KindOf(const at::Tensor& log_decay) {
   if (!log_decay.defined()) return DecayKind::kNone;
   constexpr DecayKind kByDims[] = {DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                    DecayKind::kPerToken, DecayKind::kPerTokenChannel};
-  HL_CHECK(log_decay.dim() >= 1 && log_decay.dim() <= 4, "log_decay has shape ", log_decay.sizes());
   return kByDims[log_decay.dim() - 1];
 }
 
@@ -94,21 +93,24 @@ void CheckShapes(const DecayAttentionInputs& in) {
   const at::Tensor &q = in.q, &k = in.k, &v = in.v, &g = in.log_decay;
   HL_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4, "q ", q.sizes(), ", k ", k.sizes(), ", v ",
            v.sizes(), "; all are [B, T, heads, head_dim]");
+  HL_CHECK(q.is_cpu() || q.is_cuda(), "decay attention of q ", Describe(q),
+           "; the CPU and CUDA have kernels for it");
   CheckCounts({q, k, v});
   const int64_t batch = q.size(0), seq_len = q.size(1), dim_k = q.size(3);
   const auto rows = [&](const at::Tensor& x) {
     return x.size(0) == batch && x.size(1) == seq_len && x.device() == q.device();
   };
-  HL_CHECK(rows(k) && rows(v) && k.size(3) == dim_k, "q ", q.sizes(), ", k ", k.sizes(), ", v ",
-           v.sizes(), " do not fit each other");
+  HL_CHECK(rows(k) && rows(v) && k.size(3) == dim_k, "q ", Describe(q), ", k ", Describe(k), ", v ",
+           Describe(v), " do not fit each other; one B, T, device and, of q and k, K would work");
   if (g.defined()) {
-    HL_CHECK(g.device() == q.device() && (g.dim() <= 2 || rows(g)), "log_decay ", g.sizes(), " on ",
-             g.device().str(), " beside q ", q.sizes(), " on ", q.device().str());
+    HL_CHECK(g.dim() >= 1 && g.dim() <= 4 && g.device() == q.device() && (g.dim() <= 2 || rows(g)),
+             "log_decay ", Describe(g), " beside q ", Describe(q),
+             "; [Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K] on the device of q would work");
     HL_CHECK(g.dim() % 2 == 1 || g.size(-1) == dim_k, "log_decay ", g.sizes(),
              " per channel beside K ", dim_k);
   }
-  HL_CHECK(!in.initial_state.defined() || in.initial_state.device() == q.device(),
-           "initial_state is not on the device of q, ", q.device().str());
+  HL_CHECK(!in.initial_state.defined() || in.initial_state.device() == q.device(), "initial_state ",
+           Describe(in.initial_state), " is not on the device of q, ", q.device().str());
   HL_CHECK(in.chunks == nullptr || (in.chunks->batch == batch && in.chunks->seq_len == seq_len &&
                                     in.chunks->device == q.device()),
            "chunks of another batch or device");
@@ -209,6 +211,17 @@ struct ForwardResult {
   at::Tensor checkpoints;  // bytes; undefined unless the call will be differentiated
 };
 
+// dL/d(out), as the kernels read it.
+at::Tensor OutputGradient(const Call& call, const at::Tensor& dout) {
+  const DecayAttentionArgs& args = call.args;
+  HL_CHECK(
+      FitsBeside(call.inputs.q, dout, {args.batch, args.seq_len, args.num_heads, args.head_dim_v}),
+      "decay attention backward: dout ", Describe(dout), " of an output [", args.batch, ", ",
+      args.seq_len, ", ", args.num_heads, ", ", args.head_dim_v, "] on ",
+      call.inputs.q.device().str());
+  return Rows(dout.to(call.inputs.v.scalar_type()));
+}
+
 ForwardResult RunForward(Call& call, bool differentiated) {
   const c10::DeviceGuard guard(call.inputs.q.device());
   ForwardResult result;
@@ -242,7 +255,7 @@ DecayAttentionGrads RunBackward(Call& call, const Upstream& upstream,
   args.checkpoints = checkpoints.data_ptr();
   const at::Tensor dout =
       upstream.dout.defined()
-          ? Rows(upstream.dout.to(in.v.scalar_type()))
+          ? OutputGradient(call, upstream.dout)
           : at::zeros({args.batch, args.seq_len, args.num_heads, args.head_dim_v}, in.v.options());
   DecayAttentionGrads grads = {.dq = at::empty(in.q.sizes(), in.q.options()),
                                .dk = at::empty(in.k.sizes(), in.k.options()),
@@ -266,6 +279,11 @@ DecayAttentionGrads RunBackward(Call& call, const Upstream& upstream,
   }
   at::Tensor dfinal_state;
   if (upstream.dfinal_state.defined()) {
+    HL_CHECK(FitsBeside(in.q, upstream.dfinal_state,
+                        {args.num_sequences, args.num_heads, args.head_dim_k, args.head_dim_v}),
+             "decay attention backward: dfinal_state ", Describe(upstream.dfinal_state),
+             " of states [", args.num_sequences, ", ", args.num_heads, ", ", args.head_dim_k, ", ",
+             args.head_dim_v, "] on ", in.q.device().str());
     dfinal_state = upstream.dfinal_state.to(call.compute()).contiguous();
     grad_args.dfinal_state = dfinal_state.const_data_ptr();
   }
@@ -332,6 +350,8 @@ void CheckStepTensors(const DecayAttentionStepInputs& in, const at::Tensor& stat
   HL_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && state.dim() == 4,
            "decay attention step of q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(),
            ", state ", state.sizes(), "; [B, heads, K], [B, heads, V] and [B, H, K, V] would work");
+  HL_CHECK(q.is_cpu() || q.is_cuda(), "decay attention step of q ", Describe(q),
+           "; the CPU and CUDA have kernels for it");
   CheckCounts({q, k, v, state});
   const int64_t batch = q.size(0), dim_k = q.size(2);
   HL_CHECK(k.size(0) == batch && v.size(0) == batch && k.size(2) == dim_k &&
@@ -344,13 +364,16 @@ void CheckStepTensors(const DecayAttentionStepInputs& in, const at::Tensor& stat
   };
   HL_CHECK(like_q(k) && like_q(v) && state.device() == q.device() &&
                state.scalar_type() == ComputeType(q),
-           "decay attention step: q, k, v of one dtype and device, and a state of ",
-           ComputeType(q) == at::kDouble ? "fp64" : "fp32", " beside them");
+           "decay attention step of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+           ", state ", Describe(state), "; q, k, v of one dtype and device, and a state of ",
+           DTypeName(ComputeType(q)), " beside them would work");
   if (!g.defined()) return;
   const int64_t rest = g.dim() - (in.constant_decay ? 0 : 1);  // [Hd] or [Hd, K]
   HL_CHECK((rest == 1 || (rest == 2 && g.size(-1) == dim_k)) &&
                (in.constant_decay || g.size(0) == batch) && g.device() == q.device(),
-           "decay attention step: log_decay ", g.sizes(), " beside q ", q.sizes());
+           "decay attention step: log_decay ", Describe(g), " beside q ", Describe(q),
+           in.constant_decay ? "; [Hd] or [Hd, K]" : "; [B, Hd] or [B, Hd, K]",
+           " on its device would work");
 }
 
 std::optional<at::Tensor> IfDefined(const at::Tensor& x) {
@@ -399,7 +422,7 @@ at::Tensor BackwardSummarise(const DecayAttentionInputs& inputs, const DecayAtte
                              const at::Tensor& dout) {
   const c10::DeviceGuard guard(inputs.q.device());
   Call call = MakeCall(inputs, config);
-  const at::Tensor rows = Rows(dout.to(inputs.v.scalar_type())), dstate = call.EmptyState();
+  const at::Tensor rows = OutputGradient(call, dout), dstate = call.EmptyState();
   DecaySegmentArgs segment_args = {.forward = call.args,
                                    .dout = ViewOf(rows),
                                    .log_transition = nullptr,

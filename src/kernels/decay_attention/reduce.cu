@@ -24,9 +24,11 @@ __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanP
     const int64_t piece = owner * params.num_segments + segment;
     float* const state = params.states + piece * params.state_elements + element;
     const float local = *state;
+    const float log2 = params.log2_transition[piece];
+    const bool cut = __float_as_uint(log2) == 0xff800000u;  // -inf: not a NaN of before either
     *state = carry;
-    carry = Exp2Approx(params.log2_transition[piece]) * carry + local;
-    log2_transition += params.log2_transition[piece];
+    carry = cut ? local : Exp2Approx(log2) * carry + local;
+    log2_transition += log2;
   }
   if (params.final_state != nullptr) params.final_state[item] = carry;
   if (params.log_transition != nullptr && element == 0)

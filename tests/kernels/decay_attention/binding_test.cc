@@ -279,6 +279,20 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
                   "per channel beside K 24");
   EXPECT_HL_ERROR(with([](auto& in) { in.initial_state = in.initial_state[0]; })(), internal,
                   "initial_state");
+  EXPECT_HL_ERROR(with([](auto& in) { in.k = in.k.to(at::kMeta); })(), internal,
+                  "k [2, 10, 2, 24] fp32 on meta", "one B, T, device");
+  EXPECT_HL_ERROR(with([](auto& in) { in.v = in.v.to(at::kMeta); })(), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.to(at::kMeta); })(), internal,
+                  "log_decay [2, 10, 2, 24] fp32 on meta beside q [2, 10, 2, 24] fp32 on cpu");
+  EXPECT_HL_ERROR(with([](auto& in) { in.initial_state = in.initial_state.to(at::kMeta); })(),
+                  internal, "initial_state [2, 2, 24, 40] fp32 on meta is not on the device of q");
+  EXPECT_HL_ERROR(with([](auto& in) {
+                    for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.initial_state})
+                      *x = x->to(at::kMeta);
+                  })(),
+                  internal, "q [2, 10, 2, 24] fp32 on meta; the CPU and CUDA have kernels for it");
+  EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.sum(); })(), internal,
+                  "log_decay [] fp32", "[Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K]");
   const auto tokens = [](int64_t count) { return at::zeros({1}).expand({1, count, 1, 16}); };
   EXPECT_HL_ERROR(with([&](auto& in) { in.q = tokens((int64_t{1} << 32) + 5); })(), usage,
                   "[1, 4294967301, 1, 16]", "up to 2147483647");
@@ -293,7 +307,26 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
   const at::Tensor k = problem.inputs.k.select(1, 0), g = problem.inputs.log_decay.select(1, 0);
   EXPECT_HL_ERROR(step(k.narrow(2, 0, 12), g), internal, "do not fit");
   EXPECT_HL_ERROR(step(k.to(at::kBFloat16), g), internal, "one dtype");
-  EXPECT_HL_ERROR(step(k, g.narrow(0, 0, 1)), internal, "log_decay");
+  EXPECT_HL_ERROR(step(k.to(at::kMeta), g), internal, "k [2, 2, 24] fp32 on meta");
+  EXPECT_HL_ERROR(step(k, g.narrow(0, 0, 1)), internal, "log_decay [1, 2, 24]",
+                  "[B, Hd] or [B, Hd, K] on its device would work");
+  EXPECT_HL_ERROR(step(k, g.to(at::kMeta)), internal, "log_decay [2, 2, 24] fp32 on meta");
+}
+
+TEST(DecayAttentionBadInput, GradientsThatDoNotFit) {
+  const DecayProblem p = MakeProblem({.seq_len = 10}, 131, at::kFloat);
+  const ExitCode internal = ExitCode::kInternal;
+  const auto backward = [&](const at::Tensor& dout, const at::Tensor& dfinal_state) {
+    Backward(p.inputs, p.config, dout, dfinal_state);
+  };
+  EXPECT_HL_ERROR(backward(p.dout.narrow(1, 0, 9), p.dfinal_state), internal,
+                  "dout [2, 9, 2, 40] fp32 on cpu of an output [2, 10, 2, 40] on cpu");
+  EXPECT_HL_ERROR(backward(p.dout.to(at::kMeta), p.dfinal_state), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(backward(p.dout, p.dfinal_state[0]), internal,
+                  "dfinal_state [2, 24, 40] fp32 on cpu of states [2, 2, 24, 40] on cpu");
+  EXPECT_HL_ERROR(backward(p.dout, p.dfinal_state.to(at::kMeta)), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(BackwardSummarise(p.inputs, p.config, p.dout.narrow(2, 0, 1)), internal,
+                  "dout [2, 10, 1, 40]");
 }
 
 TEST(DecayAttentionStepTest, EqualsTheRecurrence) {

@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "kernels/decay_attention/run_cpu.h"
 #include "kernels/decay_attention/step_faults.h"
+#include "kernels/decay_attention/stride_faults.h"
 
 namespace halflife::kernels::test {
 namespace {
@@ -357,6 +358,21 @@ TEST(DecayAttentionCpu, SaysWhatIsMissing) {
   } catch (const Error& error) {
     EXPECT_NE(error.message().find("without the forward's checkpoints"), std::string::npos);
   }
+}
+
+TEST(DecayAttentionCpu, StridesThatDoNotFit) {
+  const RandomProblem problem = MakeProblem({.key_scale = true}, 23);
+  ExpectStrideFaults([&](const GradientChange& change) {
+    CpuCall<float> s(problem, {});
+    std::vector<std::byte> checkpoints(CheckpointBytes(s.args, s.plan)),
+        workspace(BackwardWorkspaceBytes(s.args, s.plan));
+    s.grads.forward = s.args;
+    s.grads.forward.checkpoints = checkpoints.data();
+    s.grads.forward.workspace = workspace.data();
+    change(s.grads);
+    cpu::Forward(s.grads.forward, s.plan);
+    cpu::Backward(s.grads, s.plan);
+  });
 }
 
 TEST(DecayAttentionCpu, StepsThatDoNotFit) {

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cpu_workspace.h"
+#include "support/expect_error.h"
 
 namespace halflife::kernels {
 namespace {
@@ -105,6 +106,18 @@ TEST(DecayAttentionPlan, NamesEveryProblemOfAShape) {
                              "log_decay is missing", "one dtype for all"})
       EXPECT_NE(error.message().find(part), std::string::npos) << part << "\n" << error.message();
   }
+}
+
+TEST(DecayAttentionPlan, NamesStridesThatDoNotFit) {
+  DecayAttentionArgs args = Shape(2, 64, 6, 64);
+  float data = 0;
+  for (TensorView* view : {&args.q, &args.k, &args.v, &args.out})
+    *view = {&data, 64 * 6 * 64, 6 * 64, 64, DType::kF32};
+  EXPECT_NO_THROW(MakePlan(args, {}));
+  args.q.stride_t = -1;
+  args.out.stride_h = 63;
+  EXPECT_HL_ERROR(MakePlan(args, {}), ExitCode::kUsage, "q has a negative stride",
+                  "out: heads 63 elements apart overlap, each has 64");
 }
 
 }  // namespace

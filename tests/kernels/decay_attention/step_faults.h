@@ -75,7 +75,10 @@ inline void ExpectStepFaults(const StepEntry& step, bool is_cuda) {
   expect([](auto& args) { args.log_decay.dtype = DType::kBF16; }, usage,
          "log_decay of bf16 and key_scale of fp32 beside q of fp32; fp32 would work");
   expect([](auto& args) { args.batch = -1; }, internal, "step of -1 rows");
-  expect([](auto& args) { args.v.data = nullptr; }, internal, "one of q, k, v, out is missing");
+  expect([](auto& args) { args.v.data = nullptr; }, internal, "decay attention: v is missing");
+  expect([](auto& args) { args.k.stride_b = -1; }, internal, "k has strides -1, 0, 8 of b, t, h");
+  expect([](auto& args) { args.out.stride_h = 15; }, internal,
+         "out [2, 1, 4, 16] with strides 64, 0, 15 of b, t, h would be written twice");
   expect([](auto& args) { args.state = nullptr; }, internal, "step without a state");
   expect([](auto& args) { args.norm = nullptr; }, internal,
          "a normaliser with no state and norm_eps 1e-30");
