@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/clock.h"
+#include "core/error.h"
 #include "core/philox.h"
 #include "dist/communicator.h"
 #include "dist/gradient_reducer.h"
@@ -148,7 +149,7 @@ int main(int argc, char** argv) {
   CLI::App app("Times the training step");
   halflife::Options options;
   app.add_option("--mixer", options.mixer);
-  app.add_option("--device", options.device, "cpu or cuda");
+  app.add_option("--device", options.device, "cpu or cuda: exit code 4 without a GPU");
   app.add_option("--precision", options.precision);
   app.add_option("--layers", options.layers);
   app.add_option("--dim", options.dim);
@@ -161,5 +162,10 @@ int main(int argc, char** argv) {
   app.add_option("--warmup", options.warmup);
   app.add_option("--threads", options.threads);
   CLI11_PARSE(app, argc, argv);
-  halflife::Run(options);
+  try {
+    halflife::Run(options);
+  } catch (const halflife::Error& error) {
+    std::cerr << error.what() << "\n";
+    return static_cast<int>(error.code());
+  }
 }
