@@ -219,13 +219,15 @@ class Builder:
         changed = copy / self.family.folder / source
         changed.parent.mkdir(parents=True)
         changed.write_text(text)
-        objects, commands = dict(self.objects), []
+        objects, commands = {}, []
         for path in dependents(self.family, source, test):
             origin = changed if path == ROOT / self.family.folder / source else path
             objects[path] = copy / object_name(path)
             commands.append(compile_command(origin, objects[path], self.kind, copy))
         self.run_all(commands)
-        self.link(objects, test, copy / "test")
+        # Changed objects first: of an inline function that others hold too, the linker takes the first.
+        others = {path: target for path, target in self.objects.items() if path not in objects}
+        self.link({**objects, **others}, test, copy / "test")
         return copy / "test"
 
 
