@@ -17,12 +17,13 @@ namespace {
 // CLI11 says "a subcommand is required" for an unknown one; this says which was met and which there are.
 void CheckSubcommand(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
-  std::string names;
-  for (const CLI::App* command : app.get_subcommands({})) {
+  const std::vector<const CLI::App*> commands = app.get_subcommands({});
+  for (const CLI::App* command : commands) {
     if (command->get_name() == argv[1]) return;
-    names += (names.empty() ? "" : ", ") + command->get_name();
   }
-  HL_FAIL(ExitCode::kUsage, "'", argv[1], "' is no subcommand; there are ", names);
+  const auto name = [](const CLI::App* command) { return command->get_name(); };
+  HL_FAIL(ExitCode::kUsage, "'", argv[1], "' is no subcommand; there are ",
+          Join(commands, ", ", name));
 }
 
 int Main(int argc, char** argv) {

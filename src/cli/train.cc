@@ -93,7 +93,7 @@ std::function<std::string(const model::LanguageModel&)> SampleText(const train::
   const std::string prompt = config.eval.sample_prompt;
   if (prompt.empty()) return nullptr;
   const std::shared_ptr<const data::Tokenizer> tokenizer =
-      data::LoadTokenizer(std::filesystem::path(config.data.path) / "tokenizer");
+      data::Dataset::Open(config.data.path).LoadTokenizer();
   CheckReadable("eval.sample_prompt", prompt, *tokenizer, ExitCode::kUsage);
   const infer::GenerateConfig generate = {.max_tokens = config.eval.sample_tokens,
                                           .eos_id = tokenizer->eos_id(),

@@ -13,8 +13,6 @@ namespace {
 
 using Files = std::map<std::string, std::string>;
 
-constexpr char kHfModelFile[] = "tokenizer.model";
-
 Files ByteFiles(const data::Tokenizer&) {
   // Without extra_ids there would be 125 sentinels after the bytes.
   const nlohmann::ordered_json config = {{"tokenizer_class", "ByT5Tokenizer"},
@@ -30,7 +28,7 @@ Files SentencePieceFiles(const data::Tokenizer& tokenizer) {
   const SentencePieceJson json = ConvertSentencePiece(model, tokenizer.special_ids());
   return {{data::kTokenizerJsonFile, json.tokenizer},
           {data::kTokenizerConfigFile, json.config},
-          {kHfModelFile, model}};
+          {data::kHfSentencePieceFile, model}};
 }
 
 Files BpeFiles(const data::Tokenizer& tokenizer) { return tokenizer.Files(); }

@@ -18,12 +18,10 @@ class Problems {
   }
   void OneOf(const char* field, const std::string& met,
              std::initializer_list<const char*> choices) {
-    std::string works;
     for (const char* choice : choices) {
       if (met == choice) return;
-      works += (works.empty() ? "" : ", ") + std::string(choice);
     }
-    lines_ += Concat("\n  ", field, ": '", met, "'; use one of ", works);
+    lines_ += Concat("\n  ", field, ": '", met, "'; use one of ", Join(choices, ", "));
   }
   void Add(const std::string& line) { lines_ += "\n  " + line; }
   const std::string& lines() const { return lines_; }

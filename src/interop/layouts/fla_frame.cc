@@ -34,14 +34,14 @@ constexpr Activation kActivations[] = {
 
 std::string ReadFeatureMap(ConfigReader& reader) {
   const std::string name = reader.String("feature_map", "linear");
-  std::string known;
   for (const Activation& activation : kActivations) {
     if (name == activation.theirs) return activation.ours;
     for (const char* other : activation.also)
       if (other != nullptr && name == other) return activation.ours;
-    known += (known.empty() ? "" : ", ") + std::string(activation.theirs);
   }
-  reader.Require(false, "feature_map is '", name, "'; null or one of ", known, " would work");
+  const auto theirs = [](const Activation& activation) { return activation.theirs; };
+  reader.Require(false, "feature_map is '", name, "'; null or one of ",
+                 Join(kActivations, ", ", theirs), " would work");
   return "none";
 }
 
