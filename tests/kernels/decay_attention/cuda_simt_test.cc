@@ -211,33 +211,26 @@ void ExpectSteps(const ProblemShape& shape, bool with_slots) {
   EXPECT_EQ(problem.answer_.out.Get(0, shape.seq_len - 1, 0, 0), 0);
 }
 
+ProblemShape ThreeSteps(DecayKind kind, DType dtype, bool norm) {
+  return {.batch = 2,
+          .seq_len = 3,
+          .heads = 2,
+          .dim_k = 20,
+          .dim_v = 70,
+          .kind = kind,
+          .dtype = dtype,
+          .norm = norm,
+          .key_scale = norm};
+}
+
 TEST(CudaStep, StepsAreTheForward) {
   for (const DecayKind kind : kKinds)
-    for (const bool norm : {false, true})
-      ExpectSteps({.batch = 2,
-                   .seq_len = 3,
-                   .heads = 2,
-                   .dim_k = 20,
-                   .dim_v = 70,
-                   .kind = kind,
-                   .dtype = DType::kF32,
-                   .norm = norm,
-                   .key_scale = norm},
-                  norm);
+    for (const bool norm : {false, true}) ExpectSteps(ThreeSteps(kind, DType::kF32, norm), norm);
 }
 
 TEST(CudaStep, NormaliserAndChannelDecaysOfBf16) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
-    for (const bool norm : {false, true})
-      ExpectSteps({.batch = 2,
-                   .seq_len = 3,
-                   .heads = 2,
-                   .dim_k = 20,
-                   .dim_v = 70,
-                   .kind = kind,
-                   .norm = norm,
-                   .key_scale = norm},
-                  norm);
+    for (const bool norm : {false, true}) ExpectSteps(ThreeSteps(kind, DType::kBF16, norm), norm);
 }
 
 TEST(CudaStep, SharedHeadsOfBf16) {
