@@ -19,6 +19,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/heap.h"
 #include "cuda_times.h"
 #include "eager.h"
 #include "problem.h"
@@ -170,6 +171,7 @@ int main(int argc, char** argv) {
   app.add_flag("--skip-eager", options.skip_eager);
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
+  halflife::KeepFreedMemory();  // for every form: as in a training run
   try {
     std::cout << halflife::bench::Run(options).dump(2) << "\n";
   } catch (const halflife::Error& error) {

@@ -15,6 +15,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/heap.h"
 #include "core/philox.h"
 #include "dist/communicator.h"
 #include "dist/gradient_reducer.h"
@@ -102,6 +103,7 @@ class Bench {
 
 void Run(const Options& options) {
   at::set_num_threads(options.threads);
+  KeepFreedMemory();  // as the trainer does
   const Device device = train::ChooseDevice(options.device, 0);
   const auto peak = train::FindComputePeak(device);
   Bench bench(options);

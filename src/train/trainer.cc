@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/fault.h"
+#include "core/heap.h"
 #include "core/human.h"
 #include "core/log.h"
 #include "core/version.h"
@@ -85,6 +86,7 @@ Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
                   std::string(5 - std::min<size_t>(5, std::to_string(context.rank()).size()), '0'),
                   context.rank(), ".log")});
   SetThreads(config_, context);
+  KeepFreedMemory();
   RequireSameDevice();
   context.UseDevice(device_);
   const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
