@@ -57,7 +57,7 @@ TEST(CudaEmpty, NoTokensAndNoRows) {
         }
         if (kind == DecayKind::kPerHead || kind == DecayKind::kPerHeadChannel) {
           for (int h = 0; h < 2; ++h)
-            for (int c = 0; c < no_tokens.answer_.dlog_decay.dim(); ++c)
+            for (int c = 0; c < no_tokens.answer_.dlog_decay.width(); ++c)
               EXPECT_EQ(no_tokens.answer_.dlog_decay.Get(0, 0, h, c), 0);
         }
         shape.batch = 0;
@@ -79,7 +79,7 @@ void ExpectSameElsewhere(const Tensor& got, const Tensor& clean, const NanPlace&
   for (int t = 0; t < kNanTokens; ++t)
     for (int h = 0; h < got.heads(); ++h) {
       if (h == nan.head && t >= nan.begin && t < nan.end) continue;
-      for (int c = 0; c < got.dim(); ++c)
+      for (int c = 0; c < got.width(); ++c)
         ASSERT_EQ(got.Get(0, t, h, c), clean.Get(0, t, h, c)) << "t " << t << " h " << h;
     }
 }
@@ -88,7 +88,7 @@ void ExpectSameElsewhere(const Tensor& got, const Tensor& clean, const NanPlace&
 void ExpectHeardAfterwards(const Tensor& got, const Tensor& clean, const NanPlace& nan, int heard,
                            bool token_alone) {
   for (int t = nan.begin; t < nan.end; ++t)
-    for (int c = 0; c < got.dim(); ++c) {
+    for (int c = 0; c < got.width(); ++c) {
       const double x = got.Get(0, t, nan.head, c);
       const bool before = t < heard || (token_alone && t > nan.token);
       ASSERT_TRUE(!before || x == clean.Get(0, t, nan.head, c)) << "t " << t << " hears " << x;
@@ -102,7 +102,7 @@ void ExpectNanStays(const Problem& clean, Tensor Problem::*operand, const NanPla
   const ProblemShape& shape = clean.shape();
   SCOPED_TRACE(Concat(shape.Name(), ", token ", nan.token));
   Problem poisoned(shape);
-  for (int c = 0; c < (poisoned.*operand).dim(); ++c)
+  for (int c = 0; c < (poisoned.*operand).width(); ++c)
     (poisoned.*operand).Set(0, nan.token, nan.head, c, NAN);
   poisoned.Forward(/*with_checkpoints=*/true);
   poisoned.Backward();
@@ -156,7 +156,7 @@ TEST(CudaNan, StaysInItsDocumentAcrossSegments) {
       .seq_len = kLength, .heads = 1, .num_segments = 3, .document_starts = {kStart}};
   for (Tensor Problem::*const operand : {&Problem::k_, &Problem::decay_}) {
     Problem clean(shape), poisoned(shape);
-    for (int c = 0; c < (poisoned.*operand).dim(); ++c) (poisoned.*operand).Set(0, 20, 0, c, NAN);
+    for (int c = 0; c < (poisoned.*operand).width(); ++c) (poisoned.*operand).Set(0, 20, 0, c, NAN);
     clean.Forward();
     poisoned.Forward();
     for (int t = kStart; t < kLength; ++t)

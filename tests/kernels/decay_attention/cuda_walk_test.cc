@@ -17,7 +17,8 @@ TEST(CudaWalk, ForwardOfAnyLength) {
 TEST(CudaWalk, GradientsOfAnyLength) {
   for (const int seq_len : Lengths()) {
     if (kSlow && seq_len != 65) continue;
-    ExpectGradients({.seq_len = seq_len, .heads = 1});
+    // One decay's gradient may be small by chance, of as many terms as ever: some more beside it.
+    ExpectGradients({.seq_len = seq_len, .heads = seq_len == 1 ? 8 : 1});
   }
 }
 

@@ -134,7 +134,7 @@ inline RandomProblem MakeProblem(ProblemConfig config, uint64_t seed) {
     problem.log_decay.resize((IsPerToken(config.kind) ? tokens : 1) * width);
     for (size_t i = 0; i < problem.log_decay.size(); ++i)
       problem.log_decay[i] =
-          static_cast<float>(LogDecay(config.strength, random, i / width % config.T));
+          static_cast<float>(LogDecay(config.strength, random, i / width % std::max(config.T, 1)));
   }
   problem.config = std::move(config);
   return problem;

@@ -59,6 +59,7 @@ class Tensor {
     return view;
   }
   int heads() const { return static_cast<int>(extents_.heads); }
+  int width() const { return static_cast<int>(extents_.width); }
   const std::vector<std::byte>& bytes() const { return bytes_; }
 
   double Get(int64_t b, int64_t t, int64_t head, int64_t c) const {
