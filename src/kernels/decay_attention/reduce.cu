@@ -1,14 +1,16 @@
 // Second stages of decay attention: the scan over segments, and sums of partial gradients in a fixed order.
 #include "kernels/decay_attention/launch.h"
 #include "kernels/device.h"
+#include "kernels/grid_blocks.h"
 
 namespace halflife::kernels::decay {
 namespace {
 
 constexpr int kThreads = 128;
 
-unsigned BlocksFor(int64_t items) {
-  return static_cast<unsigned>((items + kThreads - 1) / kThreads);
+// A thread an item.
+LaunchShape ShapeFor(int64_t items, const char* name) {
+  return {GridBlocks((items + kThreads - 1) / kThreads, name), kThreads, 0, name};
 }
 
 // A thread owns an element of the state and walks the segments of its sequence.
@@ -84,20 +86,18 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void LaunchSegmentScan(const SegmentScanParams& params, cudaStream_t stream) {
-  Launch({BlocksFor(params.num_states * params.state_elements), kThreads, 0,
-          "decay attention segment scan"},
+  Launch(ShapeFor(params.num_states * params.state_elements, "decay attention segment scan"),
          stream, SegmentScanKernel, params);
 }
 void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream) {
   const int64_t items =
       int64_t{1} * params.batch * params.seq_len * params.num_out_heads * params.dim;
   if (items > 0)
-    Launch({BlocksFor(items), kThreads, 0, "decay attention sum over heads"}, stream,
-           ReduceHeadsKernel, params);
+    Launch(ShapeFor(items, "decay attention sum over heads"), stream, ReduceHeadsKernel, params);
 }
 void LaunchReduceConstant(const ReduceConstantParams& params, cudaStream_t stream) {
-  Launch({BlocksFor(int64_t{1} * params.num_out_heads * params.dim), kThreads, 0,
-          "decay attention sum of constant decays' gradients"},
+  Launch(ShapeFor(int64_t{1} * params.num_out_heads * params.dim,
+                  "decay attention sum of constant decays' gradients"),
          stream, ReduceConstantKernel, params);
 }
 

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "kernels/decay_attention/tile.cuh"
+#include "kernels/grid_blocks.h"
 
 namespace halflife::kernels::decay {
 
@@ -501,9 +502,10 @@ void LaunchSimtNormGradient(const DecayAttentionGradArgs& grads, float* dnorm,
                             cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
   const int64_t rows = int64_t{1} * args.batch * args.seq_len * args.num_heads;
+  constexpr const char* kName = "decay attention normaliser's gradient";
   if (rows > 0)
-    Launch({static_cast<unsigned>((rows + 3) / 4), 128, 0, "decay attention normaliser's gradient"},
-           stream, SimtNormGradientKernel<T>, grads, dnorm);
+    Launch({GridBlocks((rows + 3) / 4, kName), 128, 0, kName}, stream, SimtNormGradientKernel<T>,
+           grads, dnorm);
 }
 
 }  // namespace halflife::kernels::decay

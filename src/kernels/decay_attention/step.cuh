@@ -10,6 +10,7 @@
 
 #include "kernels/decay_attention/launch.h"
 #include "kernels/device.h"
+#include "kernels/grid_blocks.h"
 
 namespace halflife::kernels::decay {
 
@@ -110,9 +111,10 @@ template <typename T>
 void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream) {
   const bool normalised = args.norm_kind == NormKind::kSumOfKeys;
   const int tiles = (args.head_dim_v + kStepColumns - 1) / kStepColumns;
-  Launch({dim3(static_cast<unsigned>(int64_t{1} * args.batch * args.num_heads),
+  constexpr const char* kName = "decay attention step";
+  Launch({dim3(GridBlocks(int64_t{1} * args.batch * args.num_heads, kName),
                static_cast<unsigned>(normalised ? 1 : tiles)),
-          kStepColumns * kStepRows, 0, "decay attention step"},
+          kStepColumns * kStepRows, 0, kName},
          stream, StepKernel<T>, args);
 }
 

@@ -29,7 +29,7 @@ FLAGS = {
     "tsan": "-O1 -g -fsanitize=thread",
 }
 
-TESTS_OF = ("walk", "channel", "segment", "simt")
+TESTS_OF = ("walk", "channel", "segment", "simt", "far")
 
 # (name, source, text, replacement, test)
 MUTATIONS = [
@@ -142,6 +142,16 @@ MUTATIONS = [
     ("step: negative slot writes slot 0", "step.cuh", "  if (slot < 0) {", "  if (false) {", "simt"),
     ("step: no barrier before the sums", "step.cuh",
      "    sums[first][column] = y;\n    __syncthreads();\n", "    sums[first][column] = y;\n", "simt"),
+    ("far: a row's offset in 32 bits", "tile.cuh",
+     "(int64_t{1} * chunk.row * view.stride_b + chunk.token * view.stride_t +\n               head",
+     "static_cast<int>(chunk.row * view.stride_b + chunk.token * view.stride_t +\n               head", "far"),
+    ("far: a decay's offset in 32 bits", "tile.cuh", "return data[chunk.row * view.stride_b +",
+     "return data[(int)chunk.row * (int)view.stride_b +", "far"),
+    ("far: rows of flat tensors counted in 32 bits", "simt.cuh", "HL_DEVICE int64_t FlatRow(",
+     "HL_DEVICE int FlatRow(", "far"),
+    ("far: a step's slot in 32 bits", "step.cuh", "const int64_t slot = ", "const int slot = ", "far"),
+    ("far: a summed gradient's offset in 32 bits", "reduce.cu", "const int64_t target = row", "const int target = row",
+     "far"),
 ]
 
 
@@ -154,7 +164,7 @@ def compile_command(source, target, kind, include):
 
 # What a test of a shared header is linked with anew; the rest stays as it is.
 INSTANCES = {"walk": ("inst_walk_k", "inst_walk_rev"), "channel": "inst_walk_channel_", "segment": "inst_segment",
-             "simt": "inst_simt_"}
+             "simt": "inst_simt_", "far": "inst_walk_k64"}
 
 DECAY = Family(
     name="decay attention", folder="src/kernels/decay_attention",
