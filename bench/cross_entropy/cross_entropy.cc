@@ -15,16 +15,18 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "support/measure.h"
 
 namespace halflife {
 namespace {
+
+using bench::Median;
 
 struct Options {
   int64_t rows = 4096, dim = 512, vocab = 50280;
@@ -81,11 +83,6 @@ double PeakMiB(const Options& options, bool fused) {
   waitpid(child, &status, 0);
   HL_CHECK(received && status == 0, "the child that measures memory failed");
   return mib;
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 nlohmann::json Compare(const Options& options) {

@@ -1,52 +1,21 @@
 #include "cuda_times.h"
 
-#include "core/error.h"
-
-#ifdef HALFLIFE_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/GradMode.h>
-#include <c10/cuda/CUDAEvent.h>
 
 #include <algorithm>
 #include <vector>
-#endif
+
+#include "core/error.h"
+#include "support/measure.h"
 
 namespace halflife::bench {
-
-#ifdef HALFLIFE_WITH_CUDA
 namespace {
 
 constexpr int kWarmUps = 10;
 constexpr int64_t kBf16Bytes = 2;
-
-// Milliseconds on the device between before and after what `run` enqueues.
-template <typename Run>
-double DeviceMs(const Run& run) {
-  c10::cuda::CUDAEvent before(cudaEventDefault), after(cudaEventDefault);
-  before.record();
-  run();
-  after.record();
-  after.synchronize();
-  return before.elapsed_time(after);
-}
-
-// Copies 1 GiB; bytes read and written count.
-class Copy {
- public:
-  explicit Copy(const at::TensorOptions& options)
-      : from_(at::empty({kBytes}, options.dtype(at::kByte)).zero_()), to_(at::empty_like(from_)) {}
-  double GigabytesPerSecond() {
-    return 2e-6 * static_cast<double>(kBytes) / DeviceMs([&] { to_.copy_(from_); });
-  }
-
- private:
-  static constexpr int64_t kBytes = int64_t{1} << 30;
-  at::Tensor from_, to_;
-};
 
 // bf16, accumulated in fp32.
 class Matmul {
@@ -56,7 +25,7 @@ class Matmul {
         b_(at::randn({kSize, kSize}, options)),
         c_(at::empty({kSize, kSize}, options)) {}
   double Gflops() {
-    return 2e-6 * kSize * kSize * kSize / DeviceMs([&] { at::mm_out(c_, a_, b_); });
+    return 2e-6 * kSize * kSize * kSize / Milliseconds(at::kCUDA, [&] { at::mm_out(c_, a_, b_); });
   }
 
  private:
@@ -97,15 +66,12 @@ nlohmann::json Report(const Shape& shape, const std::vector<double>& ms, bool ba
 }  // namespace
 
 nlohmann::json CompareOnCuda(const Shape& shape, int rounds) {
-  HL_CHECK_AS(ExitCode::kEnvironment, c10::cuda::device_count() > 0,
-              "skipped: no CUDA device was found; nvidia-smi would list one");
-  const at::TensorOptions options = at::TensorOptions().device(at::kCUDA).dtype(at::kBFloat16);
-  const cudaDeviceProp& device = *at::cuda::getCurrentDeviceProperties();
+  const at::TensorOptions options = at::TensorOptions(FindDevice("cuda")).dtype(at::kBFloat16);
   // operands and results rounded to bf16, 2^-9 each, in three products one after the other
   const double error = WorstError(shape, options);
   HL_CHECK(error < 1e-2, "the kernel is off by ", error, " of the oracle's output");
-  const std::vector<Problem> problems = MakeProblems(shape, options, device.l2CacheSize);
-  Copy copy(options);
+  const std::vector<Problem> problems = MakeProblems(shape, options, CacheBytes(at::kCUDA));
+  MemoryCeiling copy(at::kCUDA, int64_t{1} << 31, MemoryCeiling::Kind::kCopy);
   Matmul matmul(options);
   Samples samples;
   for (int round = -kWarmUps; round < rounds; ++round) {
@@ -113,14 +79,14 @@ nlohmann::json CompareOnCuda(const Shape& shape, int rounds) {
     const Problem& p = problems[static_cast<size_t>(round + kWarmUps) % problems.size()];
     {
       const c10::AutoGradMode no_grad(false);
-      samples.forward_ms.push_back(DeviceMs([&] { Ours(p); }));
+      samples.forward_ms.push_back(Milliseconds(at::kCUDA, [&] { Ours(p); }));
     }
-    samples.both_ms.push_back(DeviceMs([&] { OursWithGradients(p); }));
+    samples.both_ms.push_back(Milliseconds(at::kCUDA, [&] { OursWithGradients(p); }));
     samples.copy.push_back(copy.GigabytesPerSecond());
     samples.matmul.push_back(matmul.Gflops());
   }
   const double copied = Median(samples.copy), multiplied = Median(samples.matmul);
-  return {{"device", device.name},
+  return {{"device", DeviceName(at::kCUDA)},
           {"kind", shape.kind},
           {"batch", shape.batch},
           {"seq_len", shape.seq_len},
@@ -134,13 +100,5 @@ nlohmann::json CompareOnCuda(const Shape& shape, int rounds) {
           {"forward", Report(shape, samples.forward_ms, false, copied, multiplied)},
           {"forward_backward", Report(shape, samples.both_ms, true, copied, multiplied)}};
 }
-
-#else
-
-nlohmann::json CompareOnCuda(const Shape&, int) {
-  HL_FAIL(ExitCode::kEnvironment, "skipped: this build has no CUDA; cmake --preset cuda makes one");
-}
-
-#endif
 
 }  // namespace halflife::bench

@@ -23,6 +23,7 @@
 #include "cuda_times.h"
 #include "eager.h"
 #include "problem.h"
+#include "support/measure.h"
 
 namespace halflife::bench {
 namespace {
@@ -145,9 +146,7 @@ nlohmann::json CompareLengths(const Options& options) {
 }
 
 nlohmann::json Run(Options options) {
-  const bool cuda = options.device == "cuda";
-  HL_CHECK_AS(ExitCode::kUsage, cuda || options.device == "cpu", "unknown device '", options.device,
-              "'; cpu and cuda would work");
+  const bool cuda = FindDevice(options.device).is_cuda();
   if (options.rounds == 0) options.rounds = cuda ? 50 : 7;
   if (cuda) return CompareOnCuda(options, options.rounds);
   return options.lengths ? CompareLengths(options) : Compare(options);

@@ -132,9 +132,4 @@ double WorstError(const Shape& shape, const at::TensorOptions& options) {
   return worst;
 }
 
-double Quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
-}
-
 }  // namespace halflife::bench

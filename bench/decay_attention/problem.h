@@ -39,7 +39,4 @@ double CompulsoryBytes(const Shape& shape, int64_t element_bytes, bool backward)
 // Largest relative RMS error of outputs and gradients against the oracle, on two heads of the first 300 tokens.
 double WorstError(const Shape& shape, const at::TensorOptions& options);
 
-double Quantile(std::vector<double> values, double q);
-inline double Median(const std::vector<double>& values) { return Quantile(values, 0.5); }
-
 }  // namespace halflife::bench

@@ -18,6 +18,7 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "model/language_model.h"
+#include "support/measure.h"
 
 namespace halflife {
 namespace {
@@ -66,11 +67,6 @@ class Sequence {
   model::ModelState state_;
 };
 
-double MedianMilliseconds(std::vector<double> seconds) {
-  std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
-  return 1e3 * seconds[seconds.size() / 2];
-}
-
 void Run(const Options& options) {
   at::set_num_threads(1);
   const c10::InferenceMode inference;
@@ -92,8 +88,8 @@ void Run(const Options& options) {
     late_seconds.push_back(late.Step());
     if (i % 2 == 1) early_seconds.push_back(early.Step());
   }
-  const double early_ms = MedianMilliseconds(early_seconds),
-               late_ms = MedianMilliseconds(late_seconds);
+  const double early_ms = 1e3 * bench::Median(early_seconds),
+               late_ms = 1e3 * bench::Median(late_seconds);
   std::cout << nlohmann::ordered_json{{"mixer", options.mixer},
                                       {"layers", options.layers},
                                       {"dim", options.dim},

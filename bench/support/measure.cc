@@ -1,0 +1,104 @@
+#include "support/measure.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/clock.h"
+#include "core/error.h"
+#ifdef HALFLIFE_WITH_CUDA
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAEvent.h>
+#endif
+
+namespace halflife::bench {
+namespace {
+
+#ifdef HALFLIFE_WITH_CUDA
+double CudaMilliseconds(const std::function<void()>& run) {
+  c10::cuda::CUDAEvent before(cudaEventDefault), after(cudaEventDefault);
+  before.record();
+  run();
+  after.record();
+  after.synchronize();
+  return before.elapsed_time(after);
+}
+void RequireGpu() {
+  HL_CHECK_AS(ExitCode::kEnvironment, c10::cuda::device_count() > 0,
+              "skipped: no CUDA device was found; nvidia-smi would list one");
+}
+int64_t CudaCacheBytes() { return at::cuda::getCurrentDeviceProperties()->l2CacheSize; }
+std::string CudaName() { return at::cuda::getCurrentDeviceProperties()->name; }
+#else
+[[noreturn]] void RequireGpu() {
+  HL_FAIL(ExitCode::kEnvironment, "skipped: this build has no CUDA; cmake --preset cuda makes one");
+}
+[[noreturn]] double CudaMilliseconds(const std::function<void()>&) { RequireGpu(); }
+[[noreturn]] int64_t CudaCacheBytes() { RequireGpu(); }
+[[noreturn]] std::string CudaName() { RequireGpu(); }
+#endif
+
+// LibTorch's own copy has no streaming stores, which double what is beyond the cache.
+void CopyOnCpu(const at::Tensor& from, const at::Tensor& to) {
+  constexpr int64_t kGrain = int64_t{1} << 20;
+  const auto* const source = from.const_data_ptr<float>();
+  auto* const target = to.mutable_data_ptr<float>();
+  at::parallel_for(0, from.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    std::memcpy(target + begin, source + begin, (end - begin) * sizeof(float));
+  });
+}
+
+}  // namespace
+
+double Quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+double RelativeRms(const at::Tensor& got, const at::Tensor& want) {
+  HL_CHECK(got.sizes() == want.sizes(), "a result of shape ", got.sizes(), ", not ", want.sizes());
+  const at::Tensor wide = got.detach().to(want.device(), at::kDouble);
+  return wide.sub(want).norm().item<double>() / want.norm().item<double>();
+}
+
+at::Device FindDevice(const std::string& name) {
+  HL_CHECK_AS(ExitCode::kUsage, name == "cpu" || name == "cuda", "unknown device '", name,
+              "'; cpu and cuda would work");
+  if (name == "cpu") return at::kCPU;
+  RequireGpu();
+  return at::kCUDA;
+}
+
+double Milliseconds(at::Device device, const std::function<void()>& run) {
+  if (device.is_cuda()) return CudaMilliseconds(run);
+  const Stopwatch watch;
+  run();
+  return watch.Seconds() * 1e3;
+}
+
+int64_t CacheBytes(at::Device device) { return device.is_cuda() ? CudaCacheBytes() : 0; }
+std::string DeviceName(at::Device device) { return device.is_cuda() ? CudaName() : "cpu"; }
+
+MemoryCeiling::MemoryCeiling(at::Device device, int64_t bytes, Kind kind)
+    : kind_(kind),
+      from_(at::empty({bytes / 8}, at::TensorOptions(device).dtype(at::kFloat)).fill_(1)),
+      to_(at::empty_like(from_).fill_(0)) {}
+
+double MemoryCeiling::GigabytesPerSecond() {
+  const double ms = Milliseconds(from_.device(), [&] {
+    if (kind_ == Kind::kInPlace) {
+      from_.neg_();
+    } else if (from_.is_cpu()) {
+      CopyOnCpu(from_, to_);
+    } else {
+      to_.copy_(from_);
+    }
+  });
+  return 8e-6 * static_cast<double>(from_.numel()) / ms;
+}
+
+}  // namespace halflife::bench
