@@ -6,16 +6,15 @@
 //   build/cpu/bench/bench_row_kernels --only swiglu --dtype bf16
 //   build/cuda/bench/bench_row_kernels --device cuda
 #include <ATen/Parallel.h>
-#include <malloc.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cases.h"
 #include "core/error.h"
+#include "core/heap.h"
 #include "support/measure.h"
 
 namespace halflife::bench {
@@ -168,10 +167,8 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads);
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
-  // Results are allocated anew in every call. Freed blocks stay with the process: what is timed is the loops, not the
-  // system's clearing of pages.
-  mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  // Results are allocated anew in every call: what is timed is the loops, not page faults.
+  halflife::KeepFreedMemory();
   try {
     std::cout << halflife::bench::Run(options).dump(2) << "\n";
   } catch (const halflife::Error& error) {
