@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/diag_embed.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
@@ -47,26 +49,34 @@ at::Tensor ScanChunks(const at::Tensor& added, const std::vector<at::Tensor>& de
   return at::stack(states, 2);
 }
 
+// a b + c d of matrices [B, H, N, ., .], the second product added where the first lies.
+at::Tensor AddProducts(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
+                       const at::Tensor& d) {
+  const auto flat = [](const at::Tensor& x) { return x.flatten(0, 2); };
+  return at::baddbmm(at::bmm(flat(a), flat(b)), flat(c), flat(d)).view(d.sizes());
+}
+
 }  // namespace
 
 EagerForm MakeEagerPerHead(const EagerShape& shape, const at::Tensor& log_decay, double scale) {
   const int64_t chunk = shape.chunk_size;
   const at::Tensor position = at::arange(chunk, at::kFloat);
   const at::Tensor intra =
-      DecayMask(log_decay, position.unsqueeze(1) - position.unsqueeze(0)).unsqueeze(1);
+      DecayMask(log_decay, position.unsqueeze(1) - position.unsqueeze(0)).unsqueeze(1) * scale;
   const at::Tensor whole = at::exp(log_decay * chunk).view({-1, 1, 1});  // [H, 1, 1]
   const auto per_row = [&](const at::Tensor& steps) {                    // [H, 1, C, 1]
     return at::exp(log_decay.unsqueeze(1) * steps).unsqueeze(1).unsqueeze(3);
   };
-  const at::Tensor to_end = per_row(chunk - 1 - position), from_start = per_row(position + 1);
+  const at::Tensor to_end = per_row(chunk - 1 - position),
+                   from_start = per_row(position + 1) * scale;
   return [=](const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
              const at::Tensor&) {
-    const at::Tensor q = ToChunks(q_in, chunk) * scale, k = ToChunks(k_in, chunk),
+    const at::Tensor q = ToChunks(q_in, chunk), k = ToChunks(k_in, chunk),
                      v = ToChunks(v_in, chunk);
     const at::Tensor added = at::matmul((k * to_end).transpose(-1, -2), v);  // [B, H, N, K, V]
     const at::Tensor state = ScanChunks(added, {whole});
     const at::Tensor scores = at::matmul(q, k.transpose(-1, -2)) * intra;
-    return FromChunks(at::matmul(scores, v) + at::matmul(q * from_start, state));
+    return FromChunks(AddProducts(q * from_start, state, scores, v));
   };
 }
 
@@ -81,10 +91,9 @@ EagerForm MakeEagerPerChannel(const EagerShape& shape, double scale) {
   const at::Tensor near = at::arange(sub);
   const at::Tensor causal = LogMask(near.unsqueeze(1) >= near.unsqueeze(0)).unsqueeze(2);
   const auto split = [=](const at::Tensor& x) { return x.unflatten(3, {num_subs, sub}); };
-  const auto scores = [=](const at::Tensor& q, const at::Tensor& k, const at::Tensor& log_decay,
-                          const at::Tensor& total) {
-    if (divide)
-      return at::matmul(q * at::exp(total), (k * at::exp(-total)).transpose(-1, -2)) * lower;
+  const auto scores = [=](const at::Tensor& q, const at::Tensor& q_from_chunk, const at::Tensor& k,
+                          const at::Tensor& log_decay, const at::Tensor& total) {
+    if (divide) return at::matmul(q_from_chunk, (k * at::exp(-total)).transpose(-1, -2)) * lower;
     const at::Tensor sub_total = split(total);  // [B, H, N, S, Cs, K]
     const at::Tensor at_start = sub_total.narrow(4, 0, 1) - split(log_decay).narrow(4, 0, 1);
     const at::Tensor q_sub = split(q), k_sub = split(k);
@@ -109,8 +118,9 @@ EagerForm MakeEagerPerChannel(const EagerShape& shape, double scale) {
         at::matmul((k * at::exp(chunk_total - total)).transpose(-1, -2), v);  // [B, H, N, K, V]
     const at::Tensor carry = at::exp(chunk_total.squeeze(3)).unsqueeze(4);    // [B, H, N, K, 1]
     const at::Tensor state = ScanChunks(added, carry.unbind(2));
-    return FromChunks(at::matmul(scores(q, k, log_decay, total), v) +
-                      at::matmul(q * at::exp(total), state));
+    const at::Tensor q_from_chunk = q * at::exp(total);
+    return FromChunks(
+        AddProducts(q_from_chunk, state, scores(q, q_from_chunk, k, log_decay, total), v));
   };
 }
 
