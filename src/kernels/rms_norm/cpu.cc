@@ -21,9 +21,10 @@ HL_INLINE float AddAndSumSquares(const T* __restrict x, const T* __restrict resi
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (int64_t i = 0; i < dim; ++i) {
-    const T stored = Narrow<T>(Widen(x[i]) + Widen(residual[i]));
-    sum[i] = stored;
-    squares += Widen(stored) * Widen(stored);
+    // as an fp32, which narrows to itself: GCC does not vectorise over a variable of class type
+    const float stored = Widen(Narrow<T>(Widen(x[i]) + Widen(residual[i])));
+    sum[i] = Narrow<T>(stored);
+    squares += stored * stored;
   }
   return squares;
 }
