@@ -1,8 +1,31 @@
 #include <algorithm>
 
+#include "kernels/cpu_math.h"
 #include "kernels/sum_of_squares/args.h"
 
 namespace halflife::kernels::cpu {
+namespace {
+
+// A product of two fp32 is exact in fp64, so that the bits are those of any instruction set. 32 chains of additions hide
+// their latency.
+HL_VECTORISED double SumOfSquares(const float* values, int64_t count) {
+  constexpr int kLanes = 32;
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+#pragma omp simd
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const double x = values[i + lane];
+      lanes[lane] += x * x;
+    }
+  }
+  for (; i < count; ++i) lanes[0] += static_cast<double>(values[i]) * values[i];
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace
 
 void SumOfSquares(const SquaresArgs& args, int64_t begin, int64_t end) {
   const SquaresSegment* segment = std::upper_bound(
@@ -14,15 +37,7 @@ void SumOfSquares(const SquaresArgs& args, int64_t begin, int64_t end) {
     const int64_t first = (block - segment->first_block) * kSquaresBlock;
     const int64_t count = std::min(segment->count - first, kSquaresBlock);
     const float* const values = args.values + segment->begin + first;
-    double lanes[8] = {};
-    int64_t i = 0;
-    for (; i + 8 <= count; i += 8)
-      for (int lane = 0; lane < 8; ++lane)
-        lanes[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
-    for (; i < count; ++i) lanes[0] += static_cast<double>(values[i]) * values[i];
-    double sum = 0;
-    for (const double lane : lanes) sum += lane;
-    args.partials[block] = sum;
+    args.partials[block] = SumOfSquares(values, count);
   }
 }
 
