@@ -31,10 +31,12 @@ TYPED_TEST(RotaryKernel, EqualsTheFormulaInFp64) {
                                     << ", shift " << c.shift);
     const int64_t size = c.num_tokens * c.num_heads * 2 * c.half;
     const Array<T> x(Random(size, 1), c.shift);
-    Values angles = Random(kTableRows * c.half, 2, 3.0), cosines, sines;
-    for (const double angle : angles) {
-      cosines.push_back(std::cos(angle));
-      sines.push_back(std::sin(angle));
+    const Values angles = Random(kTableRows * c.half, 2, 3.0);
+    Values cosines, sines;
+    for (size_t i = 0; i < angles.size(); ++i) {
+      const double scale = i % 3 == 0 ? 1 : std::exp(-0.3 * static_cast<double>(i % 5));  // xPos
+      cosines.push_back(scale * std::cos(angles[i]));
+      sines.push_back(scale * std::sin(angles[i]));
     }
     const Array<float> cos(cosines, c.shift), sin(sines, c.shift);
     cosines = cos.values(), sines = sin.values();

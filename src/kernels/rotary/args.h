@@ -1,5 +1,6 @@
 // The contract of the rotary encoding between its binding, its CPU loop and its CUDA kernel: channel j of a head turns with
-// channel j + half by the angle whose cosine and sine the token's row of the table holds.
+// channel j + half by the angle whose cosine and sine the token's row of the table holds, both times a scale for xPos. The
+// gradient turns back and keeps the scale.
 //
 // T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
 #pragma once
@@ -21,7 +22,7 @@ struct RotaryTokens {
   const int64_t* rows = nullptr;  // [tokens], into the table
   T* out = nullptr;               // as x
   int64_t num_tokens = 0, num_heads = 0, half = 0;
-  float direction = 1;  // -1 turns back: the gradient
+  float direction = 1;  // -1: the gradient
 };
 
 namespace cpu {

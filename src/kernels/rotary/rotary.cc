@@ -6,6 +6,8 @@
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/log.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -111,6 +113,34 @@ RotaryTable CpuTable(const at::Tensor& positions, int64_t dim, double base) {
   return table;
 }
 
+struct TableRows {
+  at::Tensor positions;  // [R] fp64
+  at::Tensor rows;       // [B, T] int64
+};
+// On the CPU a row for each position between the smallest and the largest. Elsewhere one a token: the two would have to be
+// read back from the device.
+TableRows RowsOf(const at::Tensor& positions) {
+  const auto options = positions.options().dtype(at::kDouble);
+  if (!positions.is_cpu())
+    return {.positions = positions.flatten().to(at::kDouble),
+            .rows = at::arange(positions.numel(), positions.options()).view_as(positions)};
+  const auto [low, high] = Bounds(positions);
+  return {.positions = at::arange(low, high + 1, options), .rows = positions - low};
+}
+
+void CheckXposRange(const at::Tensor& positions, const XposConfig& config) {
+  constexpr double kMaxExponent = 40;
+  if (!positions.is_cpu() || positions.numel() == 0) return;
+  const auto [low, high] = Bounds(positions);
+  const double steepest = -std::log(config.gamma / (1 + config.gamma)) / config.scale_base;
+  const double farthest =
+      std::max(static_cast<double>(high) - config.centre, config.centre - static_cast<double>(low));
+  HL_CHECK_AS(ExitCode::kUsage, farthest * steepest <= kMaxExponent, "xPos of positions ", low,
+              " to ", high, " with centre ", config.centre, " scales by e^", farthest * steepest,
+              "; at most ", std::floor(kMaxExponent / steepest),
+              " tokens off the centre would work");
+}
+
 void CheckTable(const at::Tensor& x, const RotaryTable& table) {
   const at::Tensor &cos = table.cos, &sin = table.sin, &rows = table.rows;
   HL_CHECK(x.defined() && x.dim() == 4 && x.size(3) >= 2 && x.size(3) % 2 == 0 && cos.defined() &&
@@ -135,14 +165,33 @@ RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double bas
            "rotary table of positions ", Describe(positions), " for heads of ", dim,
            "; int64 and an even head_dim would work");
   if (positions.is_cpu()) return CpuTable(positions, dim, base);
-  // One row a token: the smallest and largest position would have to be read back from the device.
+  const TableRows rows = RowsOf(positions);
   const auto options = positions.options().dtype(at::kFloat);
   const at::Tensor exponents = at::arange(dim / 2, options) * (-2.0 / static_cast<double>(dim));
-  const at::Tensor angles =
-      positions.to(at::kFloat).flatten().unsqueeze(1) * at::pow(base, exponents);
-  return {.cos = at::cos(angles),
-          .sin = at::sin(angles),
-          .rows = at::arange(positions.numel(), positions.options()).view_as(positions)};
+  const at::Tensor angles = rows.positions.to(at::kFloat).unsqueeze(1) * at::pow(base, exponents);
+  return {.cos = at::cos(angles), .sin = at::sin(angles), .rows = rows.rows};
+}
+
+XposTables MakeXposTables(const at::Tensor& positions, int64_t dim, const XposConfig& config) {
+  HL_CHECK(positions.scalar_type() == at::kLong && dim >= 2 && dim % 2 == 0 && config.gamma > 0 &&
+               config.scale_base > 0,
+           "xPos tables of positions ", Describe(positions), " for heads of ", dim, ", gamma ",
+           config.gamma, ", scale base ", config.scale_base,
+           "; int64, an even head_dim and positive numbers would work");
+  const TableRows rows = RowsOf(positions);
+  const at::Tensor channel = at::arange(dim / 2, rows.positions.options());
+  const at::Tensor part = channel * (2 / static_cast<double>(dim));  // 2j / d
+  const at::Tensor rates = at::log((part + config.gamma) / (1 + config.gamma)) / config.scale_base;
+  CheckXposRange(positions, config);
+  const at::Tensor place = rows.positions.unsqueeze(1);
+  const at::Tensor angles = place * at::pow(config.base, -part);
+  const at::Tensor log_scale = (place - config.centre) * rates;
+  const auto table = [&](const at::Tensor& scale) -> RotaryTable {
+    return {.cos = (at::cos(angles) * scale).to(at::kFloat),
+            .sin = (at::sin(angles) * scale).to(at::kFloat),
+            .rows = rows.rows};
+  };
+  return {.q = table(at::exp(log_scale)), .k = table(at::exp(-log_scale))};
 }
 
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {
