@@ -21,7 +21,7 @@ import tempfile
 import time
 
 from family import ROOT, Family
-from step import STEP
+from step import ADAMW, STEP
 
 FLAGS = {
     "plain": "-O1 -g0",
@@ -308,7 +308,7 @@ def main():
     options = parser.parse_args()
     kinds = list(FLAGS) if options.kind == "all" else [options.kind]
     survivors = []
-    for family in (DECAY, STEP):
+    for family in (DECAY, STEP, ADAMW):
         left = [m for m in family.mutations if options.only in m[0]]
         for kind in kinds:
             if left:

@@ -47,6 +47,11 @@ MUTATIONS = [
      "args.rows[token] * args.half", "args.rows[token / 2] * args.half", "rotary"),
     ("rotary: the gradient turns on", "rotary/rotary.cu", "s = args.direction * sin[i]", "s = sin[i]",
      "rotary"),
+    ("rotary: a pair's scale is taken for 1", "rotary/rotary.cu", "s = args.direction * sin[i]",
+     "s = args.direction * copysignf(sqrtf(fmaxf(0.0f, 1.0f - cos[i] * cos[i])), sin[i])", "rotary"),
+    ("rotary: the gradient divides by a pair's scale", "rotary/rotary.cu", "a[i] = first * cos[i]",
+     "if (args.direction < 0) cos[i] /= cos[i] * cos[i] + sin[i] * sin[i];\n    a[i] = first * cos[i]",
+     "rotary"),
     ("rotary: halves that do not begin with a pack", "rotary/rotary.cu", "Aligned16<T>(args.half,",
      "Aligned16<T>(2 * args.half,", "rotary"),
     ("swiglu: forward past the end", "swiglu/swiglu.cu",
@@ -122,3 +127,24 @@ STEP = Family(
     sources=["sum_partials.cu", *(f"{family}/{family}.cu" for family in FAMILIES)],
     tests={family: f"tests/kernels/{family}_emulated_test.cc" for family in FAMILIES},
     mutations=MUTATIONS)
+
+ADAMW_MUTATIONS = [
+    ("adamw: a segment from the array's start", "adamw/adamw.cu",
+     "segment.begin + static_cast<int64_t>(blockIdx.x)", "static_cast<int64_t>(blockIdx.x)", "adamw"),
+    ("adamw: an element past the segment", "adamw/adamw.cu", "i < segment.end; i += stride",
+     "i <= segment.end; i += stride", "adamw"),
+    ("adamw: 32-bit offsets", "adamw/adamw.cu", "  for (int64_t i = segment.begin",
+     "  for (int i = segment.begin", "adamw"),
+    ("adamw: a copy of weights that have none", "adamw/adamw.cu",
+     "args.copy != nullptr && segment.has_copy != 0", "args.copy != nullptr", "adamw"),
+    ("adamw: the copy of another weight", "adamw/adamw.cu", "__float2bfloat16_rn(w)",
+     "__float2bfloat16_rn(w + args.factors.step_size)", "adamw"),
+    ("adamw: the second moment's correction dropped", "adamw/element.h",
+     "sqrtf(v) * f.denom_scale", "sqrtf(v)", "adamw"),
+    ("adamw: decay by every segment alike", "adamw/element.h", "f.lr * weight_decay * w", "f.lr * 0.1f * w",
+     "adamw"),
+]
+
+ADAMW = Family(
+    name="AdamW", folder="src/kernels", sources=["adamw/adamw.cu", "adamw/cpu.cc"],
+    tests={"adamw": "tests/kernels/adamw/adamw_test.cc"}, mutations=ADAMW_MUTATIONS)
