@@ -291,10 +291,12 @@ void BackwardWith(const Kernels& kernels, const DecayAttentionGradArgs& grads,
 
 namespace {
 
+constexpr double kNever = -std::numeric_limits<double>::infinity();
+
 // The state of a whole sequence from zero, and its transition.
 template <typename Run>
-void SummariseWith(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan,
-                   const SegmentLayout& layout, size_t scratch_bytes, bool reverse, Run run) {
+void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan,
+                 const SegmentLayout& layout, size_t scratch_bytes, bool reverse, Run run) {
   const DecayAttentionArgs& args = segment.forward;
   const Schedule schedule(args, plan);
   const int segments = schedule.segments();
@@ -317,10 +319,11 @@ void SummariseWith(const DecaySegmentArgs& segment, const DecayAttentionPlan& pl
                 StateAt(args, segment.state, head));
     for (int64_t c = 0; segment.log_transition != nullptr && c < decays; ++c) {
       double sum = 0;
-      for (int i = 0; i < segments; ++i) {
+      for (int i = 0; i < segments && sum != kNever; ++i) {
         const std::byte* at = Offset(states.LogTransition(head * segments + i), c, bytes);
-        sum +=
+        const double log =
             bytes == 8 ? *reinterpret_cast<const double*>(at) : *reinterpret_cast<const float*>(at);
+        sum = log == kNever ? log : sum + log;  // nor a NaN of what was before it
       }
       std::byte* to = Offset(segment.log_transition, head * decays + c, bytes);
       if (bytes == 8) {
@@ -335,19 +338,22 @@ void SummariseWith(const DecaySegmentArgs& segment, const DecayAttentionPlan& pl
 }  // namespace
 
 void Summarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan) {
+  SummariseWith(BestKernels(), args, plan);
+}
+void SummariseWith(const Kernels& kernels, const DecaySegmentArgs& args,
+                   const DecayAttentionPlan& plan) {
   CheckCall(args, plan, false);
-  const Kernels& kernels = BestKernels();
-  SummariseWith(args, plan, MakeForwardLayout(args.forward, plan).segments,
-                kernels.scratch_bytes(args.forward, plan, false), false, kernels.state);
+  SummariseBy(args, plan, MakeForwardLayout(args.forward, plan).segments,
+              kernels.scratch_bytes(args.forward, plan, false), false, kernels.state);
 }
 
 void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan) {
   CheckCall(args, plan, true);
   const Kernels& kernels = BestKernels();
-  SummariseWith(args, plan, MakeForwardLayout(args.forward, plan).segments,
-                kernels.scratch_bytes(args.forward, plan, true), true, [&](const WalkItem& item) {
-                  kernels.reverse_state(MakeReverseItem(item, args.dout));
-                });
+  SummariseBy(args, plan, MakeForwardLayout(args.forward, plan).segments,
+              kernels.scratch_bytes(args.forward, plan, true), true, [&](const WalkItem& item) {
+                kernels.reverse_state(MakeReverseItem(item, args.dout));
+              });
 }
 
 void Step(const DecayAttentionStepArgs& args) {

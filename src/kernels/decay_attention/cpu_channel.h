@@ -43,6 +43,11 @@ class ChannelDecay {
 
   const T* through() const { return through_; }
   T log_through(int key) const { return log_through_[key]; }
+  bool cuts(int key) const {
+    for (int r = 0; r < length_; ++r)
+      if (*log_decay_.Row(r, key) == -static_cast<T>(__builtin_inff())) return true;
+    return false;
+  }
 
   void DecayTables(const ChunkEntry& chunk) {
     if (!IsPerToken(args_.decay_kind) && chunk.length == length_) return;

@@ -65,10 +65,12 @@ const Kernels& Avx512Kernels();
 std::vector<const Kernels*> UsableKernels();
 const Kernels& BestKernels();
 
-// cpu::Forward and Backward by the kernels given.
+// cpu::Forward, Backward and Summarise by the kernels given.
 void ForwardWith(const Kernels& kernels, const DecayAttentionArgs& args,
                  const DecayAttentionPlan& plan);
 void BackwardWith(const Kernels& kernels, const DecayAttentionGradArgs& grads,
                   const DecayAttentionPlan& plan);
+void SummariseWith(const Kernels& kernels, const DecaySegmentArgs& args,
+                   const DecayAttentionPlan& plan);
 
 }  // namespace halflife::kernels::cpu

@@ -58,6 +58,12 @@ class ScalarDecay {
   // exp(sum over the chunk), the same for every key; and the sum.
   const T* through() const { return through_; }
   T log_through(int /*key*/) const { return log_through_; }
+  // Whether a token's decay is 0, which a NaN beside it would hide in the sum.
+  bool cuts(int /*key*/) const {
+    for (int r = 0; r < length_; ++r)
+      if (log_decay_[r] == -static_cast<T>(__builtin_inff())) return true;
+    return false;
+  }
 
   void DecayTables(const ChunkEntry& chunk) {
     if (!IsPerToken(args_.decay_kind) && chunk.length == length_) return;

@@ -156,7 +156,8 @@ struct ForwardScratch {
   }
 };
 
-// The sum of log_decay over an item's chunks; -inf where a document starts.
+// The sum of log_decay over an item's chunks; -inf where a document starts or a token's decay is 0, whatever else is in the
+// sum: what came before is gone, a NaN too.
 template <typename T>
 class Transition {
  public:
@@ -169,9 +170,13 @@ class Transition {
   }
   template <typename Decay>
   void Add(const Decay& decay, const ChunkEntry& chunk) const {
-    for (int i = 0; i < count_; ++i)
-      sums_[i] = chunk.flags & kChunkResets ? -static_cast<T>(__builtin_inff())
-                                            : sums_[i] + decay.log_through(i);
+    constexpr T kNever = -static_cast<T>(__builtin_inff());
+    for (int i = 0; i < count_; ++i) {
+      const T through = decay.log_through(i);
+      const bool cut = (chunk.flags & kChunkResets) != 0 || sums_[i] == kNever ||
+                       through == kNever || (through != through && decay.cuts(i));
+      sums_[i] = cut ? kNever : sums_[i] + through;
+    }
   }
 
  private:

@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanP
   const int element = static_cast<int>(item % params.state_elements);
   float carry = params.initial_state == nullptr ? 0.0f : params.initial_state[item];
   float log2_transition = 0;
+  bool any_cut = false;
   for (int i = 0; i < params.num_segments; ++i) {
     const int segment = params.reverse ? params.num_segments - 1 - i : i;
     const int64_t piece = owner * params.num_segments + segment;
@@ -30,7 +31,8 @@ __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanP
     const bool cut = __float_as_uint(log2) == 0xff800000u;  // -inf: not a NaN of before either
     *state = carry;
     carry = cut ? local : Exp2Approx(log2) * carry + local;
-    log2_transition += log2;
+    any_cut = any_cut || cut;
+    log2_transition = any_cut ? __uint_as_float(0xff800000u) : log2_transition + log2;
   }
   if (params.final_state != nullptr) params.final_state[item] = carry;
   if (params.log_transition != nullptr && element == 0)

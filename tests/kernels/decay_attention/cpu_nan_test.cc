@@ -105,5 +105,39 @@ TEST(DecayAttentionCpuNan, StaysInItsDocumentAndHeadAndAfterItsToken) {
   }
 }
 
+// A decay of 0 cuts a segment off from what came before, wherever else in it a NaN stands.
+TEST(DecayAttentionCpuNan, ZeroDecayClosesTheTransition) {
+  struct Tokens {
+    int zero, nan;
+  };
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    for (const cpu::Kernels* const kernels : cpu::UsableKernels())
+      for (const int segments : {1, 2, 4})
+        for (const Tokens at : {Tokens{150, 10}, {10, 150}, {20, 10}, {10, 20}}) {
+          SCOPED_TRACE(Concat("0 at ", at.zero, ", NaN at ", at.nan, ", ", segments,
+                              " segments of ", kernels->name));
+          RandomProblem problem = MakeProblem({.B = 1, .T = kTokens, .H = 1, .kind = kind}, 32);
+          const int width = problem.config.decay_width(), last = width - 1;
+          std::vector<double> sums(width);
+          for (size_t i = 0; i < problem.log_decay.size(); ++i)
+            sums[i % width] += problem.log_decay[i];
+          problem.log_decay[at.zero * width + last] = kNever;
+          problem.log_decay[at.nan * width + last] = NAN;
+          CpuCall<float> call(problem, {.num_segments = segments, .checkpoint_every = 1});
+          std::vector<std::byte> workspace(ForwardWorkspaceBytes(call.args, call.plan));
+          call.args.workspace = workspace.data();
+          std::vector<float> log_transition(width), state(call.final_state.size());
+          cpu::SummariseWith(*kernels,
+                             {.forward = call.args,
+                              .dout = {},
+                              .log_transition = log_transition.data(),
+                              .state = state.data()},
+                             call.plan);
+          EXPECT_EQ(log_transition[last], static_cast<float>(kNever));
+          for (int c = 0; c < last; ++c)
+            EXPECT_NEAR(log_transition[c], sums[c], 1e-6 * std::abs(sums[c]));
+        }
+}
+
 }  // namespace
 }  // namespace halflife::kernels::test

@@ -91,6 +91,25 @@ TEST(CudaSegment, SummariesCompose) {
   ExpectSummaries({.seq_len = 300, .heads = 1, .document_starts = {100}});
 }
 
+// A decay of 0 in a later segment cuts all that was before it off, a NaN too.
+TEST(CudaSegment, ZeroDecayClosesTheTransition) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  Problem problem({.seq_len = 600, .heads = 1, .num_segments = 2});
+  problem.decay_.Set(0, 3, 0, 0, NAN);
+  problem.decay_.Set(0, 590, 0, 0, -INFINITY);
+  DecaySegmentArgs args;
+  args.forward = problem.Args();
+  const DecayAttentionPlan plan = problem.Plan();
+  std::vector<std::byte> workspace(cuda::ForwardWorkspaceBytes(args.forward, plan));
+  args.forward.workspace = workspace.data();
+  std::vector<float> state(problem.final_state_.size());
+  float log_transition = 0;
+  args.state = state.data();
+  args.log_transition = &log_transition;
+  cuda::Summarise(args, plan, nullptr);
+  EXPECT_EQ(log_transition, -INFINITY);
+}
+
 // Channels for two warps, tokens for two chunks.
 TEST(CudaSegment, SummariesTokenByTokenCompose) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
