@@ -164,14 +164,16 @@ struct DecayAttentionStepArgs {
 
 // The state contract of a segment of a sequence (one rank's slice): S_out = exp(log_transition) S_in + state.
 struct DecaySegmentArgs {
-  DecayAttentionArgs forward;  // q and out unread by Summarise; v, k read
-  TensorView dout;             // read by BackwardSummarise
+  // Summarise reads k and v; BackwardSummarise q and, with kSumOfKeys, the out and norm_denom of the segment's own forward.
+  DecayAttentionArgs forward;
+  TensorView dout;  // read by BackwardSummarise
   void* log_transition =
       nullptr;  // [num_sequences, H, K or 1] fp32; -inf where a document starts inside; K with per-channel
                 // decay. Null: not wanted.
   void* state =
       nullptr;  // [num_sequences, H, K, V]: the final state from a zero one; for BackwardSummarise
                 // dL/d(initial state) from a zero dL/d(final state)
+  void* norm = nullptr;  // [num_sequences, H, K]: the same of z, with kSumOfKeys
 };
 
 namespace cpu {

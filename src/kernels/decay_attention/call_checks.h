@@ -99,6 +99,17 @@ inline void CheckGradientTensors(const DecayAttentionGradArgs& grads) {
       "decay attention: a normalised backward needs the forward's out and norm_denom");
 }
 
+inline void CheckSummary(const DecaySegmentArgs& args, bool reverse) {
+  const DecayAttentionArgs& forward = args.forward;
+  const bool normalised = forward.norm_kind != NormKind::kNone;
+  HL_CHECK(args.state != nullptr && (!normalised || args.norm != nullptr),
+           "decay attention: a summary without a place for its state",
+           normalised ? " and its sums of keys" : "");
+  HL_CHECK(!reverse || !normalised || forward.num_chunks == 0 ||
+               (forward.norm_denom != nullptr && forward.out.data != nullptr),
+           "decay attention: a normalised backward summary needs the forward's out and norm_denom");
+}
+
 // The CUDA kernels read constant decays, and write their gradients, as [Hd] or [Hd, K] without gaps.
 inline void CheckConstantDecay(DecayKind kind, const TensorView& view, int num_heads,
                                int head_dim_k) {

@@ -307,6 +307,7 @@ void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan
     Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
       WalkItem item = schedule.Item(i, scratch);
       item.exit_state = StateAt(args, segment.state, i);
+      item.exit_norm = NormAt(args, segment.norm, i);
       item.log_transition = Offset(segment.log_transition, i * decays, bytes);
       run(item);
     });
@@ -317,6 +318,8 @@ void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan
     const int64_t from = head * segments + (reverse ? 0 : segments - 1);
     std::copy_n(states.State(from), bytes * schedule.keys() * args.head_dim_v,
                 StateAt(args, segment.state, head));
+    if (args.norm_kind != NormKind::kNone)
+      std::copy_n(states.Norm(from), bytes * schedule.keys(), NormAt(args, segment.norm, head));
     for (int64_t c = 0; segment.log_transition != nullptr && c < decays; ++c) {
       double sum = 0;
       for (int i = 0; i < segments && sum != kNever; ++i) {

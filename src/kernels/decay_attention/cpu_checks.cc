@@ -40,9 +40,7 @@ void CheckCall(const DecayAttentionGradArgs& args, const DecayAttentionPlan& pla
 
 void CheckCall(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, bool reverse) {
   CheckPlan(args.forward, plan, ForwardWorkspaceBytes(args.forward, plan));
-  HL_CHECK(args.forward.norm_kind == NormKind::kNone,
-           "decay attention: the state contract of segments has no normaliser");
-  HL_CHECK(args.state != nullptr, "decay attention: a summary without a place for its state");
+  CheckSummary(args, reverse);
   if (args.forward.num_chunks == 0) return;
   if (reverse) {
     CheckRead("q", args.forward.q);

@@ -241,6 +241,17 @@ void SimtWalkRev(const decay::SimtWalkRevParams& params, cudaStream_t stream) {
   }
 }
 
+// dL/d(sum of keys), [B, T, H], into `dnorm`; null without the normaliser.
+const float* NormGradient(const DecayAttentionGradArgs& grads, float* dnorm, cudaStream_t stream) {
+  if (grads.forward.norm_kind == NormKind::kNone) return nullptr;
+  if (IsWide(grads.forward)) {
+    decay::LaunchSimtNormGradient<float>(grads, dnorm, stream);
+  } else {
+    decay::LaunchSimtNormGradient<bf16>(grads, dnorm, stream);
+  }
+  return dnorm;
+}
+
 void SimtForward(const DecayAttentionArgs& args, cudaStream_t stream) {
   decay::SimtWalkParams params = {};
   params.args = args;
@@ -266,15 +277,7 @@ void SimtBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   decay::SimtWalkRevParams params = {};
   params.grads = grads;
   params.states = forward.states;
-  if (args.norm_kind == NormKind::kSumOfKeys) {
-    float* const dnorm = At<float>(args.workspace, layout.dnorm);
-    params.dnorm = dnorm;
-    if (IsWide(args)) {
-      decay::LaunchSimtNormGradient<float>(grads, dnorm, stream);
-    } else {
-      decay::LaunchSimtNormGradient<bf16>(grads, dnorm, stream);
-    }
-  }
+  params.dnorm = NormGradient(grads, At<float>(args.workspace, layout.dnorm), stream);
   params.dq = At<float>(args.workspace, layout.dq);
   params.dk = At<float>(args.workspace, layout.dk);
   params.dv = At<float>(args.workspace, layout.dv);
@@ -300,12 +303,6 @@ void SimtBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
 }
 
 // ---- summaries of a segment, for the ranks that hold the others ----
-
-void CheckSummary(const DecayAttentionArgs& args) {
-  HL_CHECK_AS(ExitCode::kUsage, args.norm_kind == NormKind::kNone,
-              "summaries of decay attention carry no normaliser; give the sums of keys a column of "
-              "ones in v");
-}
 
 void SummariseSegments(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
                        const SegmentLayout& layout, const TensorView* dout, float* log_transition,
@@ -374,12 +371,13 @@ void Summarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, cud
   const DecayAttentionArgs& forward = args.forward;
   if (!HasWork(forward)) return;
   CheckPlan(forward, plan, cuda::ForwardWorkspaceBytes(forward, plan));
-  CheckSummary(forward);
+  CheckSummary(args, /*reverse=*/false);
   float* const log_transition = static_cast<float*>(args.log_transition);
   if (ForwardRoute(forward) != Route::kTensorCores) {
     decay::SimtWalkParams params = {};
     params.args = forward;
     params.args.final_state = args.state;
+    params.args.final_norm = args.norm;
     params.mode = decay::SimtMode::kSummary;
     params.log_transition = log_transition;
     SimtWalk(params, stream);
@@ -394,12 +392,16 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
   const DecayAttentionArgs& forward = args.forward;
   if (!HasWork(forward)) return;
   CheckPlan(forward, plan, cuda::BackwardWorkspaceBytes(forward, plan));
-  CheckSummary(forward);
+  CheckSummary(args, /*reverse=*/true);
   if (BackwardRoute(forward) == Route::kSimt) {
     decay::SimtWalkRevParams params = {};
     params.grads.forward = forward;
     params.grads.dout = args.dout;
     params.grads.dinitial_state = args.state;
+    params.grads.dinitial_norm = args.norm;
+    params.dnorm =
+        NormGradient(params.grads,
+                     At<float>(forward.workspace, MakeBackwardLayout(forward, plan).dnorm), stream);
     params.summary = true;
     SimtWalkRev(params, stream);
     return;

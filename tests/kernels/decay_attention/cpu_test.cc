@@ -5,6 +5,7 @@
 #include "kernels/decay_attention/run_cpu.h"
 #include "kernels/decay_attention/step_faults.h"
 #include "kernels/decay_attention/stride_faults.h"
+#include "support/expect_error.h"
 
 namespace halflife::kernels::test {
 namespace {
@@ -270,40 +271,55 @@ TEST(DecayAttentionCpu, NormalisedOutputsAreAverages) {
   }
 }
 
-// Two ranks' slices: states of the later one from the earlier one's summary, gradients the other way.
+// A whole sequence's summary is its final state from a zero one, and dL/d(initial state) from a zero dL/d(final state).
+void ExpectSummaries(const RandomProblem& problem, const RunConfig& config) {
+  const ProblemConfig& c = problem.config;
+  CpuCall<double> setup(problem, config);
+  const Result want = setup.Run();
+  std::vector<double> log_transition(c.B * c.H * c.decay_width());
+  std::vector<double> state(want.at("final_state").size()), norm(setup.final_norm.size());
+  std::vector<std::byte> workspace(ForwardWorkspaceBytes(setup.args, setup.plan));
+  setup.args.workspace = workspace.data();
+  DecaySegmentArgs segment;
+  segment.forward = setup.args;
+  segment.dout = setup.dout.view();
+  segment.log_transition = log_transition.data();
+  segment.state = state.data();
+  segment.norm = norm.data();
+  const auto expect = [&](const char* state_name, const char* norm_name) {
+    EXPECT_LE(Compare(state, want.at(state_name)).relative, 1e-13) << state_name;
+    if (!c.normalised) return;
+    EXPECT_LE(Compare(norm, want.at(norm_name)).relative, 1e-13) << norm_name;
+  };
+  cpu::Summarise(segment, setup.plan);
+  expect("final_state", "final_norm");
+  const int width = c.decay_width();
+  for (int i = 0; i < c.H * width; ++i) {
+    EXPECT_EQ(log_transition[i], kNever) << "row 0 holds a document start";
+    double sum = 0;
+    for (int t = 0; t < c.T && c.kind != DecayKind::kNone; ++t)
+      sum += problem.log_decay[IsPerToken(c.kind) ? (c.T + t) * c.H * width + i : i];
+    EXPECT_NEAR(log_transition[c.H * width + i], sum, 1e-12 * std::abs(sum));
+  }
+  cpu::BackwardSummarise(segment, setup.plan);
+  expect("dinitial_state", "dinitial_norm");
+}
+
 TEST(DecayAttentionCpu, SegmentSummariesCompose) {
   for (const DecayKind kind : kKinds)
-    for (const int segments : {1, 3}) {
-      RandomProblem problem = MakeProblem({.T = 300, .kind = kind, .document_starts = {77}}, 20);
-      problem.initial_state.clear();
-      problem.dfinal_state.clear();
-      const RunConfig config = {.num_segments = segments, .checkpoint_every = 1};
-      const Result want = RunCpu<double>(problem, config);
-      CpuCall<double> setup(problem, config);
-      const ProblemConfig& c = problem.config;
-      std::vector<double> log_transition(c.B * c.H * c.decay_width());
-      std::vector<double> state(want.at("final_state").size());
-      std::vector<std::byte> workspace(ForwardWorkspaceBytes(setup.args, setup.plan));
-      setup.args.workspace = workspace.data();
-      DecaySegmentArgs segment;
-      segment.forward = setup.args;
-      segment.dout = setup.dout.view();
-      segment.log_transition = log_transition.data();
-      segment.state = state.data();
-      cpu::Summarise(segment, setup.plan);
-      EXPECT_LE(Compare(state, want.at("final_state")).relative, 1e-13);
-      for (int i = 0; i < c.H * c.decay_width(); ++i)
-        EXPECT_EQ(log_transition[i], kNever) << "row 0 holds a document start";
-      const int width = c.decay_width();
-      for (int i = 0; i < c.H * width; ++i) {
-        double sum = 0;
-        for (int t = 0; t < c.T && kind != DecayKind::kNone; ++t)
-          sum += problem.log_decay[IsPerToken(kind) ? (c.T + t) * c.H * width + i : i];
-        EXPECT_NEAR(log_transition[c.H * width + i], sum, 1e-12 * std::abs(sum));
+    for (const bool normalised : {false, true})
+      for (const int segments : {1, 3}) {
+        RandomProblem problem = MakeProblem({.T = 300,
+                                             .kind = kind,
+                                             .normalised = normalised,
+                                             .key_scale = normalised,
+                                             .positive = normalised,
+                                             .document_starts = {77}},
+                                            20);
+        problem.initial_state.clear(), problem.initial_norm.clear();
+        problem.dfinal_state.clear(), problem.dfinal_norm.clear();
+        ExpectSummaries(problem, {.num_segments = segments, .checkpoint_every = 1});
       }
-      cpu::BackwardSummarise(segment, setup.plan);
-      EXPECT_LE(Compare(state, want.at("dinitial_state")).relative, 1e-13);
-    }
 }
 
 TEST(DecayAttentionCpu, StepIsAChunkOfOneToken) {
@@ -358,6 +374,21 @@ TEST(DecayAttentionCpu, SaysWhatIsMissing) {
   } catch (const Error& error) {
     EXPECT_NE(error.message().find("without the forward's checkpoints"), std::string::npos);
   }
+}
+
+TEST(DecayAttentionCpu, SummariesOfTheNormaliserSayWhatIsMissing) {
+  const RandomProblem problem = MakeProblem({.normalised = true, .positive = true}, 22);
+  CpuCall<float> s(problem, {});
+  DecaySegmentArgs segment;
+  segment.forward = s.args;
+  segment.dout = s.dout.view();
+  segment.state = s.final_state.data();
+  EXPECT_HL_ERROR(cpu::Summarise(segment, s.plan), ExitCode::kInternal,
+                  "a summary without a place for its state and its sums of keys");
+  segment.norm = s.final_norm.data();
+  segment.forward.norm_denom = nullptr;
+  EXPECT_HL_ERROR(cpu::BackwardSummarise(segment, s.plan), ExitCode::kInternal,
+                  "a normalised backward summary needs the forward's out and norm_denom");
 }
 
 TEST(DecayAttentionCpu, StridesThatDoNotFit) {

@@ -60,7 +60,9 @@ void ExpectSummaries(ProblemShape shape) {
   const size_t owners = size_t(shape.batch) * shape.heads;
   std::vector<float> state(problem.final_state_.size());
   std::vector<float> log_transition(owners * (per_channel ? shape.dim_k : 1));
+  std::vector<float> norm(problem.final_norm_.size());
   args.state = state.data();
+  args.norm = norm.data();
   args.log_transition = log_transition.data();
   cuda::Summarise(args, plan, nullptr);
   Errors errors;
@@ -69,18 +71,26 @@ void ExpectSummaries(ProblemShape shape) {
     errors.Add(std::exp(log_transition[owner]) * problem.initial_state_[i] + state[i],
                problem.final_state_[i]);
   }
+  for (size_t i = 0; shape.norm && i < norm.size(); ++i)
+    errors.Add(
+        std::exp(log_transition[per_channel ? i : i / shape.dim_k]) * problem.initial_norm_[i] +
+            norm[i],
+        problem.final_norm_[i]);
   EXPECT_LE(errors.Rms(), shape.dtype == DType::kF32 ? 2e-6 : 4e-3);
   // A document's start cuts the sum, which far from it the states no longer show.
   for (size_t i = 0; i < log_transition.size(); ++i)
     EXPECT_EQ(std::isinf(log_transition[i]), !shape.document_starts.empty()) << i;
 
   std::fill(problem.dfinal_state_.begin(), problem.dfinal_state_.end(), 0.0f);
+  std::fill(problem.dfinal_norm_.begin(), problem.dfinal_norm_.end(), 0.0f);
   problem.Backward();
   args.dout = problem.dout_.view();
   args.log_transition = nullptr;
   cuda::BackwardSummarise(args, plan, nullptr);
   Errors reverse;
   for (size_t i = 0; i < state.size(); ++i) reverse.Add(state[i], problem.dinitial_state_[i]);
+  for (size_t i = 0; shape.norm && i < norm.size(); ++i)
+    reverse.Add(norm[i], problem.dinitial_norm_[i]);
   EXPECT_LE(reverse.Rms(), shape.dtype == DType::kF32 ? 2e-6 : 4e-3);
 }
 
@@ -113,8 +123,14 @@ TEST(CudaSegment, ZeroDecayClosesTheTransition) {
 // Channels for two warps, tokens for two chunks.
 TEST(CudaSegment, SummariesTokenByTokenCompose) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
-    ExpectSummaries(
-        {.seq_len = 70, .heads = 1, .dim_k = 40, .dim_v = 40, .kind = kind, .dtype = DType::kF32});
+    for (const bool norm : {false, true})
+      ExpectSummaries({.seq_len = 70,
+                       .heads = 1,
+                       .dim_k = 40,
+                       .dim_v = 40,
+                       .kind = kind,
+                       .dtype = DType::kF32,
+                       .norm = norm});
 }
 
 }  // namespace
