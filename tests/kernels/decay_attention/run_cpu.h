@@ -210,6 +210,9 @@ struct Gates {
   double Of(const std::string& name) const {
     return name == "dlog_decay" ? dlog_decay : name == "dlambda" ? dlambda : value;
   }
+  Gates Times(double factor) const {
+    return {value * factor, dlog_decay * factor, dlambda * factor};
+  }
 };
 // fp64: 2^-53 times the square root of a few thousand summands, with an order to spare.
 constexpr Gates kDoubleGates = {1e-12, 1e-12, 1e-12};
