@@ -18,14 +18,16 @@ struct Instance {
   void (*walk)(const decay::WalkParams&, cudaStream_t);
   void (*channel_walk)(const decay::WalkParams&, cudaStream_t);
   void (*walk_rev)(const decay::WalkRevParams&, int shared_limit, cudaStream_t);
+  void (*channel_walk_rev)(const decay::WalkRevParams&, cudaStream_t);
   void (*state_walk)(const decay::StateWalkParams&, cudaStream_t);
 };
-#define HL_DECAY_INSTANCE(K, V)    \
-  {K,                              \
-   V,                              \
-   decay::LaunchWalk<K, V>,        \
-   decay::LaunchChannelWalk<K, V>, \
-   decay::LaunchWalkRev<K, V>,     \
+#define HL_DECAY_INSTANCE(K, V)       \
+  {K,                                 \
+   V,                                 \
+   decay::LaunchWalk<K, V>,           \
+   decay::LaunchChannelWalk<K, V>,    \
+   decay::LaunchWalkRev<K, V>,        \
+   decay::LaunchChannelWalkRev<K, V>, \
    decay::LaunchStateWalk<K, V>},
 constexpr Instance kInstances[] = {
 #define HL_DECAY_INSTANCE_64(V) HL_DECAY_INSTANCE(64, V)
@@ -139,28 +141,17 @@ const float* SegmentStates(const DecayAttentionArgs& args, const DecayAttentionP
 
 void WalkForward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                  cudaStream_t stream) {
+  const DecayAttentionPlan walked = WalkedPlan(args, plan);
+  const Instance& instance = InstanceFor(args.head_dim_k, SliceWidth(args, plan));
   decay::WalkParams params;
   params.args = args;
-  params.shape = ForwardShape(args, plan);
+  params.shape = ForwardShape(args, walked);
   params.checkpoint_every = plan.checkpoint_every;
   params.segment_states = nullptr;
-  if (plan.num_segments > 1)
-    params.segment_states = SegmentStates(args, plan, MakeForwardLayout(args, plan).segments,
+  if (walked.num_segments > 1)
+    params.segment_states = SegmentStates(args, walked, MakeForwardLayout(args, plan).segments,
                                           nullptr, args.initial_state, stream);
-  InstanceFor(args.head_dim_k, SliceWidth(args, plan)).walk(params, stream);
-}
-
-// One segment, whatever the plan says: the backward of these kinds asks for no checkpoints.
-void ChannelWalkForward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                        cudaStream_t stream) {
-  DecayAttentionPlan whole = plan;
-  whole.num_segments = 1;
-  decay::WalkParams params;
-  params.args = args;
-  params.shape = ForwardShape(args, whole);
-  params.checkpoint_every = plan.checkpoint_every;
-  params.segment_states = nullptr;
-  InstanceFor(args.head_dim_k, SliceWidth(args, plan)).channel_walk(params, stream);
+  (IsPerChannel(args.decay_kind) ? instance.channel_walk : instance.walk)(params, stream);
 }
 
 // A gradient of heads that may be shared: itself, or where it is shared [B, T, H, dim] fp32 in the workspace.
@@ -184,12 +175,14 @@ void WalkBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   HL_CHECK(args.num_chunks == 0 || args.checkpoints != nullptr,
            "backward of decay attention: the forward left no checkpoints");
   const BackwardLayout layout = MakeBackwardLayout(args, plan);
+  const DecayAttentionPlan walked = WalkedPlan(args, plan);
   const bool wants_decay = grads.dlog_decay.data != nullptr;
   const bool per_token = IsPerToken(args.decay_kind);
+  const int decay_dim = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
   const Instance& instance = InstanceFor(args.head_dim_k, args.head_dim_v);
   decay::WalkRevParams params;
   params.grads = grads;
-  params.shape = {std::max(plan.num_segments, 1), 1};
+  params.shape = {std::max(walked.num_segments, 1), 1};
   params.checkpoint_every = plan.checkpoint_every;
   params.segment_states = nullptr;
   params.group = At<char>(args.workspace, layout.group);
@@ -198,27 +191,32 @@ void WalkBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   params.dv = PartialOr(grads.dv, args, args.num_v_heads, args.head_dim_v, layout.dv);
   if (wants_decay && per_token)
     params.dlog_decay =
-        PartialOr(grads.dlog_decay, args, args.num_decay_heads, 1, layout.dlog_decay);
+        PartialOr(grads.dlog_decay, args, args.num_decay_heads, decay_dim, layout.dlog_decay);
   params.dlambda = wants_decay && !per_token ? At<float>(args.workspace, layout.dlambda) : nullptr;
-  if (plan.num_segments > 1) {
+  if (walked.num_segments > 1) {
     // Blocks of the reverse walk own all columns of V, as does this.
-    DecayAttentionPlan whole = plan;
+    DecayAttentionPlan whole = walked;
     whole.block_v = 0;
     params.segment_states =
         SegmentStates(args, whole, layout.segments, &grads.dout, grads.dfinal_state, stream);
   }
-  instance.walk_rev(params, SharedMemoryLimit(), stream);
+  if (IsPerChannel(args.decay_kind)) {
+    instance.channel_walk_rev(params, stream);
+  } else {
+    instance.walk_rev(params, SharedMemoryLimit(), stream);
+  }
   const auto sum = [&](const TensorView& gradient, int heads, int dim, size_t offset) {
     if (heads < args.num_heads) SumSharedHeads(args, gradient, heads, dim, offset, 1, stream);
   };
   sum(grads.dq, args.num_q_heads, args.head_dim_k, layout.dq);
   sum(grads.dk, args.num_k_heads, args.head_dim_k, layout.dk);
   sum(grads.dv, args.num_v_heads, args.head_dim_v, layout.dv);
-  if (wants_decay && per_token) sum(grads.dlog_decay, args.num_decay_heads, 1, layout.dlog_decay);
+  if (wants_decay && per_token)
+    sum(grads.dlog_decay, args.num_decay_heads, decay_dim, layout.dlog_decay);
   if (params.dlambda != nullptr)
     decay::LaunchReduceConstant(
         {params.dlambda, static_cast<float*>(grads.dlog_decay.data), args.num_sequences,
-         params.shape.num_segments, args.num_heads, args.num_decay_heads, 1},
+         params.shape.num_segments, args.num_heads, args.num_decay_heads, decay_dim},
         stream);
 }
 
@@ -335,9 +333,8 @@ void Forward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan, cud
   CheckForwardTensors(args);
   switch (ForwardRoute(args)) {
     case Route::kTensorCores:
-      return WalkForward(args, plan, stream);
     case Route::kChannelWalk:
-      return ChannelWalkForward(args, plan, stream);
+      return WalkForward(args, plan, stream);
     case Route::kSimt:
       return SimtForward(args, stream);
   }
@@ -350,10 +347,10 @@ void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& pla
   CheckGradientTensors(grads);
   CheckConstantDecay(grads.forward.decay_kind, grads.dlog_decay, grads.forward.num_decay_heads,
                      grads.forward.head_dim_k);
-  if (BackwardRoute(grads.forward) == Route::kTensorCores) {
-    WalkBackward(grads, plan, stream);
-  } else {
+  if (BackwardRoute(grads.forward) == Route::kSimt) {
     SimtBackward(grads, plan, stream);
+  } else {
+    WalkBackward(grads, plan, stream);
   }
 }
 
@@ -393,7 +390,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
   if (!HasWork(forward)) return;
   CheckPlan(forward, plan, cuda::BackwardWorkspaceBytes(forward, plan));
   CheckSummary(args, /*reverse=*/true);
-  if (BackwardRoute(forward) == Route::kSimt) {
+  if (BackwardRoute(forward) != Route::kTensorCores) {
     decay::SimtWalkRevParams params = {};
     params.grads.forward = forward;
     params.grads.dout = args.dout;

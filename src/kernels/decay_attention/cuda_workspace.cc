@@ -24,6 +24,11 @@ size_t Pieces(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   return size_t{1} * args.num_sequences * args.num_heads * std::max(plan.num_segments, 1);
 }
 
+// States that a reverse walk keeps for each chunk of a group: with decays of channels it goes by tiles of 16 tokens.
+size_t StatesPerChunk(const DecayAttentionArgs& args) {
+  return IsPerChannel(args.decay_kind) ? 4 : 1;
+}
+
 SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                           Regions& regions) {
   SegmentLayout layout;
@@ -36,9 +41,6 @@ SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttentionPl
 bool FitsInstance(const DecayAttentionArgs& args) {
   return args.q.dtype == DType::kBF16 && args.norm_kind == NormKind::kNone &&
          args.head_dim_k <= 128;
-}
-bool IsTensorCoreKind(const DecayAttentionArgs& args) {
-  return FitsInstance(args) && !IsPerChannel(args.decay_kind);
 }
 
 }  // namespace
@@ -57,12 +59,18 @@ int SimtSlices(const DecayAttentionArgs& args, SimtMode mode) {
 
 namespace halflife::kernels::cuda {
 
+DecayAttentionPlan WalkedPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  DecayAttentionPlan walked = plan;
+  if (IsPerChannel(args.decay_kind)) walked.num_segments = 1;
+  return walked;
+}
+
 Route ForwardRoute(const DecayAttentionArgs& args) {
   if (!FitsInstance(args)) return Route::kSimt;
   return IsPerChannel(args.decay_kind) ? Route::kChannelWalk : Route::kTensorCores;
 }
 Route BackwardRoute(const DecayAttentionArgs& args) {
-  return IsTensorCoreKind(args) && args.head_dim_v <= 128 ? Route::kTensorCores : Route::kSimt;
+  return args.head_dim_v <= 128 ? ForwardRoute(args) : Route::kSimt;
 }
 
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
@@ -101,14 +109,16 @@ BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAtt
       return heads < args.num_heads ? rows * width * sizeof(float) : 0;
     };
     const size_t k = keys <= 64 ? 64 : 128, v = values <= 64 ? 64 : 128;
-    if (plan.num_segments > 1) layout.segments = AddSegments(args, plan, regions);
-    layout.group = regions.Add(Pieces(args, plan) * plan.checkpoint_every * k * v * 2);
+    const DecayAttentionPlan walked = WalkedPlan(args, plan);
+    if (walked.num_segments > 1) layout.segments = AddSegments(args, walked, regions);
+    layout.group = regions.Add(Pieces(args, walked) * plan.checkpoint_every * StatesPerChunk(args) *
+                               k * v * 2);
     layout.dq = regions.Add(shared(args.num_q_heads, keys));
     layout.dk = regions.Add(shared(args.num_k_heads, keys));
     layout.dv = regions.Add(shared(args.num_v_heads, values));
     layout.dlog_decay =
-        regions.Add(IsPerToken(args.decay_kind) ? shared(args.num_decay_heads, 1) : 0);
-    layout.dlambda = regions.Add(constant ? Pieces(args, plan) * sizeof(float) : 0);
+        regions.Add(IsPerToken(args.decay_kind) ? shared(args.num_decay_heads, decays) : 0);
+    layout.dlambda = regions.Add(constant ? Pieces(args, walked) * decays * sizeof(float) : 0);
   }
   layout.bytes = regions.bytes();
   return layout;

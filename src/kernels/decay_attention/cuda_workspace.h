@@ -14,11 +14,14 @@ namespace halflife::kernels::cuda {
 // Which kernels run a problem.
 enum class Route {
   kTensorCores,  // bf16, one decay factor a token, no normaliser, K and V (of a slice) within an instance
-  kChannelWalk,  // the forward of the same where each channel has its own decay
+  kChannelWalk,  // the same where each channel has its own decay
   kSimt,         // everything else, in fp32
 };
 Route ForwardRoute(const DecayAttentionArgs& args);
 Route BackwardRoute(const DecayAttentionArgs& args);
+
+// The plan as the walks on tensor cores follow it: with decays of channels one segment, whatever it says.
+DecayAttentionPlan WalkedPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
 // What the segments of a sequence hand to each other, [num_sequences, H, num_segments] of each;
 // nothing where one does.

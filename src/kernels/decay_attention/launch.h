@@ -33,9 +33,9 @@ struct WalkRevParams {
   int checkpoint_every;
   const float*
       segment_states;  // [num_sequences, H, num_segments, K, V]: dL/d(state after each); null: dfinal_state
-  void* group;  // [blocks, checkpoint_every, kK, kV] bf16
+  void* group;  // [blocks, checkpoint_every (times 4 with decays of channels), kK, kV] bf16
   // The gradients themselves, or fp32 [B, T, H, ..] to be summed over heads that share. dlambda
-  // [pieces]; absent: not wanted.
+  // [pieces(, K)]; absent: not wanted.
   TensorView dq, dk, dv, dlog_decay;
   float* dlambda;
 };
@@ -126,6 +126,8 @@ template <int kK, int kV>
 void LaunchChannelWalk(const WalkParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchWalkRev(const WalkRevParams& params, int shared_limit, cudaStream_t stream);
+template <int kK, int kV>
+void LaunchChannelWalkRev(const WalkRevParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchStateWalk(const StateWalkParams& params, cudaStream_t stream);
 

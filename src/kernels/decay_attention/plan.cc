@@ -135,6 +135,8 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
     return std::max<int64_t>(
         1, num_sequences * args.num_heads * ((args.head_dim_v + plan.block_v - 1) / plan.block_v));
   };
+  // The reverse walk with decays of channels keeps four states a chunk of a group, of all blocks at once in the L2 cache.
+  if (IsPerChannel(args.decay_kind)) plan.checkpoint_every = 2;
   plan.block_v = args.head_dim_k > 128 ? 64 : args.head_dim_v <= 64 ? 64 : 128;
   if (args.seq_len < 2 * min_tokens && blocks() < limits.num_sms) plan.block_v = 64;
   double best = ForwardSeconds(args, limits, blocks(), plan.block_v, 1);

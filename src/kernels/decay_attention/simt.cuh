@@ -48,26 +48,6 @@ HL_DEVICE int64_t FlatRow(const DecayAttentionArgs& args, const ChunkEntry& chun
   return (int64_t{1} * chunk.row * args.seq_len + chunk.token + token) * args.num_heads + head;
 }
 
-// x[c] summed over the warp's lanes for all 32 c, in lane c: each step halves the columns a lane still carries.
-template <int kWidth>
-HL_DEVICE void HalveColumns(float (&x)[kSimtColumns]) {
-  const bool upper = (LaneId() & kWidth) != 0;
-#pragma unroll
-  for (int c = 0; c < kWidth; ++c) {
-    const float kept = upper ? x[c + kWidth] : x[c];
-    const float sent = upper ? x[c] : x[c + kWidth];
-    x[c] = kept + __shfl_xor_sync(kFullWarp, sent, kWidth);
-  }
-}
-HL_DEVICE float SumOverLanes(float (&x)[kSimtColumns]) {
-  HalveColumns<16>(x);
-  HalveColumns<8>(x);
-  HalveColumns<4>(x);
-  HalveColumns<2>(x);
-  HalveColumns<1>(x);
-  return x[0];
-}
-
 // S * exp(log_decay) as keep S + change S. Near 1 the change is what counts; near 0 it would cancel.
 struct DecayStep {
   float keep, change;

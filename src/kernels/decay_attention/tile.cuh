@@ -106,13 +106,13 @@ HL_DEVICE Rows RowsOf(const TensorView& view, const Entry& chunk, int head, int 
 
 // Starts to load a tile; rows past `length` and columns past the tensor's are zero. The unaligned
 // way is synchronous.
-template <int kDim, int kThreads>
+template <int kDim, int kThreads, int kRows = kChunk>
 HL_DEVICE void LoadTile(bf16* tile, const Rows& rows, int length) {
   constexpr int kUnits = kDim / 8;
   const bf16* const data = reinterpret_cast<const bf16*>(rows.data);
   if (rows.aligned) {
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kChunk * kUnits; i += kThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnits; i += kThreads) {
       const int row = i / kUnits, column = i % kUnits * 8;
       const bool valid = row < length && column < rows.dim;
       CpAsync16(tile + TileOffset<kDim>(row, column),
@@ -120,7 +120,7 @@ HL_DEVICE void LoadTile(bf16* tile, const Rows& rows, int length) {
     }
   } else {
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kChunk * kDim; i += kThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kDim; i += kThreads) {
       const int row = i / kDim, column = i % kDim;
       const bool valid = row < length && column < rows.dim;
       tile[TileOffset<kDim>(row, column)] =
@@ -226,6 +226,25 @@ HL_DEVICE float ColumnSum(float x) {
 HL_DEVICE float RowSum(float x) {
   x += __shfl_xor_sync(kFullWarp, x, 1);
   return x + __shfl_xor_sync(kFullWarp, x, 2);
+}
+
+// x[c] summed over lanes that differ in the bits below kCount, for all kCount columns c, in lane c
+// of them: each step halves the columns a lane still carries.
+template <int kWidth, int kCount>
+HL_DEVICE void HalveColumns(float (&x)[kCount]) {
+  const bool upper = (LaneId() & kWidth) != 0;
+#pragma unroll
+  for (int c = 0; c < kWidth; ++c) {
+    const float kept = upper ? x[c + kWidth] : x[c];
+    const float sent = upper ? x[c] : x[c + kWidth];
+    x[c] = kept + __shfl_xor_sync(kFullWarp, sent, kWidth);
+  }
+  if constexpr (kWidth > 1) HalveColumns<kWidth / 2>(x);
+}
+template <int kCount>
+HL_DEVICE float SumOverLanes(float (&x)[kCount]) {
+  HalveColumns<kCount / 2>(x);
+  return x[0];
 }
 
 // ---- decay tables of a chunk, for one factor a token ----
@@ -354,8 +373,9 @@ HL_DEVICE float2 TransposePair(float d0, float d1) {
   return odd ? make_float2(other, d1) : make_float2(d0, other);
 }
 
-// [64 rows, 16 columns] of a tensor from a warp's stage [64, 16], from `column` on. Rows of 32
+// [kRows, 16 columns] of a tensor from a warp's stage [kRows, 16], from `column` on. Rows of 32
 // bytes are whole sectors, so no other warp needs to join.
+template <int kRows = kChunk>
 HL_DEVICE void FlushTransposed(const bf16* stage, const Rows& rows, int length, int column) {
   const int lane = FreshLaneId();
   __syncwarp();
@@ -363,7 +383,7 @@ HL_DEVICE void FlushTransposed(const bf16* stage, const Rows& rows, int length, 
   const int columns = rows.dim - column;
   if (rows.aligned) {
 #pragma unroll 1
-    for (int i = lane; i < kChunk * 2; i += 32) {
+    for (int i = lane; i < kRows * 2; i += 32) {
       const int row = i / 2, c = i % 2 * 8;
       if (row < length && c < columns)
         *reinterpret_cast<uint4*>(data + row * rows.stride_t + c) =
@@ -371,7 +391,7 @@ HL_DEVICE void FlushTransposed(const bf16* stage, const Rows& rows, int length, 
     }
   } else {
 #pragma unroll 1
-    for (int i = lane; i < kChunk * 16; i += 32) {
+    for (int i = lane; i < kRows * 16; i += 32) {
       const int row = i / 16, c = i % 16;
       if (row < length && c < columns) data[row * rows.stride_t + c] = stage[i];
     }

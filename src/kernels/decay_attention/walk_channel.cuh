@@ -10,25 +10,22 @@
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | 2 x (q P [16, K] 4 | k Q 4 | G 0.5) | decays [16, K] 8 |
-//   | partial scores 16 | scores [16, 64] 2 | stage of out 16 |
+//   | scores [16, 64] 2 | stage of out 16 |
 #pragma once
 
+#include "kernels/decay_attention/channel_tile.cuh"
 #include "kernels/decay_attention/walk.cuh"
 
 namespace halflife::kernels::decay {
-
-constexpr int kTile = 16;
 
 template <int kK_, int kV_>
 struct ChannelConfig {
   static constexpr int kK = kK_, kV = kV_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = 1;
-  static constexpr int kGroups =
-      kThreads / kTile;  // threads that share a key: each has every kGroups-th channel
   static constexpr int kSmemBytes = 2 * kChunk * (2 * kK + kV) * 2 + 2 * kTile * kK * 2 * 2 +
-                                    2 * kK * 4 + kTile * kK * 4 + kGroups * kTile * kTile * 4 +
-                                    kTile * kChunk * 2 + kChunk * kV * 2;
+                                    2 * kK * 4 + kTile * kK * 4 + kTile * kChunk * 2 +
+                                    kChunk * kV * 2;
 };
 
 template <typename Config>
@@ -37,7 +34,6 @@ struct ChannelShared {
   bf16 *q, *k;              // [2][16, kK]: q P and k Q
   float* transition;        // [2][kK]
   float* decays;            // [16, kK]
-  float* partial;           // [kGroups][16, 16]
   bf16* scores;             // [16, 64], of which 16 columns are used
 };
 
@@ -79,45 +75,19 @@ HL_DEVICE void ScaleOperands(const ChannelShared<Config>& smem, int buffer, cons
   }
 }
 
-// A thread has one key s and every kGroups-th channel: k_s decays on its way from s to r.
+// scores_rs = scale c_s times the pairs' sums.
 template <typename Config>
-HL_DEVICE void PairScores(const ChannelShared<Config>& smem, const bf16* q, const bf16* k,
-                          int first_row) {
-  constexpr int kK = Config::kK;
-  const int s = static_cast<int>(threadIdx.x) / Config::kGroups;
-  const int group = static_cast<int>(threadIdx.x) % Config::kGroups;
-  float scores[kTile];
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) scores[r] = 0;
-#pragma unroll 1
-  for (int c = group; c < kK; c += Config::kGroups) {
-    float key = ToFloat(k[TileOffset<kK>(first_row + s, c)]);
-#pragma unroll
-    for (int r = 0; r < kTile; ++r) {
-      if (r > s) key *= smem.decays[r * kK + c];
-      if (r >= s) scores[r] = fmaf(ToFloat(q[TileOffset<kK>(first_row + r, c)]), key, scores[r]);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) smem.partial[(group * kTile + r) * kTile + s] = scores[r];
-}
-
-// scores_rs = scale c_s times the groups' sums, in their order.
-template <typename Config>
-HL_DEVICE void SumScores(const ChannelShared<Config>& smem, const DecayAttentionArgs& args,
-                         const ChunkEntry& chunk, const Place& place, int first_row) {
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kTile * kTile; i += Config::kThreads) {
-    const int r = i / kTile, s = i % kTile;
-    float sum = 0;
-#pragma unroll
-    for (int group = 0; group < Config::kGroups; ++group)
-      sum += smem.partial[group * kTile * kTile + i];
-    const bool live = s <= r && first_row + s < chunk.length;
-    const float key_scale = live ? KeyScaleAt(args, chunk, first_row + s, place.head) : 0.0f;
-    smem.scores[TileOffset<kChunk>(r, s)] =
-        ToBf16(live ? sum * (static_cast<float>(args.scale) * key_scale) : 0.0f);
-  }
+HL_DEVICE void TileScores(const ChannelShared<Config>& smem, const bf16* q, const bf16* k,
+                          const DecayAttentionArgs& args, const ChunkEntry& chunk,
+                          const Place& place, int first_row) {
+  PairScores<Config::kK, Config::kThreads>(
+      q + first_row * Config::kK, k + first_row * Config::kK, smem.decays,
+      [&](int r, int s, float sum) {
+        const bool live = first_row + s < chunk.length;
+        const float key_scale = live ? KeyScaleAt(args, chunk, first_row + s, place.head) : 0.0f;
+        smem.scores[TileOffset<kChunk>(r, s)] =
+            ToBf16(sum * (static_cast<float>(args.scale) * key_scale));
+      });
 }
 
 // out^T of the tile's tokens, into the warp's stage; then the state after them.
@@ -162,8 +132,8 @@ HL_DEVICE void TileOutput(const ChannelShared<Config>& smem, int buffer, const b
 }
 
 // Barriers: where a chunk starts (its tiles are there, the other stage is free); in a tile of 16
-// tokens when the operands, the partial scores, the scores are there. Operands alternate between
-// two buffers, so that the next tile's need no fourth.
+// tokens when the operands, the scores are there. Operands alternate between two buffers, so that
+// the next tile's need no third.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChannelWalkKernel(const WalkParams params) {
@@ -178,7 +148,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   smem.k = carver.Take<bf16>(2 * kTile * kK);
   smem.transition = carver.Take<float>(2 * kK);
   smem.decays = carver.Take<float>(kTile * kK);
-  smem.partial = carver.Take<float>(Config::kGroups * kTile * kTile);
   smem.scores = carver.Take<bf16>(kTile * kChunk);
   smem.walk.out = carver.Take<bf16>(kChunk * kV);
 
@@ -211,14 +180,19 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       CpAsyncCommit();
     }
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
+    if (args.checkpoints != nullptr && (index - place.first) % params.checkpoint_every == 0) {
+      const int64_t slot = CheckpointSlot(place, index, params.checkpoint_every);
+      SaveCheckpoint<Config>(state, stage_out,
+                             static_cast<bf16*>(args.checkpoints) +
+                                 (slot * args.num_heads + place.head) * state_elements,
+                             rows);
+    }
 #pragma unroll 1
     for (int row = 0; row < chunk.length; row += kTile) {
       const int buffer = row / kTile % 2;
       ScaleOperands(smem, buffer, q, k, args, chunk, place, row);
       __syncthreads();
-      PairScores(smem, q, k, row);
-      __syncthreads();
-      SumScores(smem, args, chunk, place, row);
+      TileScores(smem, q, k, args, chunk, place, row);
       __syncthreads();
       TileOutput(smem, buffer, v, state, stage_out, row);
     }

@@ -17,7 +17,7 @@
 //   | q 16 | k 16 | v 16 | dout 16 | R [K, V] 32 | scores 8 | dscores 8 | stage of outputs 16 | 2 x tables 2.1 | sums 5.8 |
 #pragma once
 
-#include "kernels/decay_attention/tile.cuh"
+#include "kernels/decay_attention/reverse.cuh"
 
 namespace halflife::kernels::decay {
 
@@ -166,20 +166,6 @@ HL_DEVICE void PairTiles(const WalkRevShared<Config>& smem, const bf16* q, const
   for (int half = 0; half < 2; ++half) {
     const float sum = RowSum(row_sums[half]);
     if (lane % 4 * 2 == 0) smem.sums->row[part][16 * row_tile + 8 * half + lane / 4] = sum;
-  }
-}
-
-template <typename Config>
-HL_DEVICE void CopyAdjoint(bf16* copy, const float (&adjoint)[Config::kV / 8][4]) {
-  const int lane = FreshLaneId();
-  const int row = WarpId() * 16 + lane / 4;
-#pragma unroll
-  for (int n = 0; n < Config::kV / 8; ++n) {
-    const int column = 8 * n + lane % 4 * 2;
-    *reinterpret_cast<uint32_t*>(copy + TileOffset<Config::kV>(row, column)) =
-        PackBf16(adjoint[n][0], adjoint[n][1]);
-    *reinterpret_cast<uint32_t*>(copy + TileOffset<Config::kV>(row + 8, column)) =
-        PackBf16(adjoint[n][2], adjoint[n][3]);
   }
 }
 
@@ -484,18 +470,6 @@ HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& t
   }
   constant = WarpSum(constant) + static_cast<float>(chunk.length) * through;
   if (lane == 0) sums.dlambda += constant;
-}
-
-// The state as A fragments: what GradQ reads of it, the same thread.
-template <typename Config>
-HL_DEVICE void KeepState(uint4* slot, const float (&state)[Config::kV / 8][4]) {
-  const int lane = FreshLaneId();
-#pragma unroll
-  for (int j = 0; j < Config::kV / 16; ++j) {
-    uint32_t a[4];
-    PackFragment(a, state[2 * j], state[2 * j + 1]);
-    slot[32 * j + lane] = make_uint4(a[0], a[1], a[2], a[3]);
-  }
 }
 
 // Three barriers a chunk: its tiles and tables are there; the scores and the copy of R are there;

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cpu_workspace.h"
+#include "kernels/decay_attention/cuda_workspace.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {
@@ -43,6 +44,60 @@ TEST(DecayAttentionPlan, SegmentsOfTheDeviceFollowItsShape) {
     EXPECT_EQ(plan.num_segments, g.segments) << "B " << g.B << " T " << g.T << " H " << g.H;
     EXPECT_EQ(plan.block_v, g.block_v) << "B " << g.B << " T " << g.T << " H " << g.H;
   }
+}
+
+TEST(DecayAttentionPlan, WhatRunsOnTensorCores) {
+  using cuda::Route;
+  struct Golden {
+    DecayKind kind;
+    int dim_k, dim_v;
+    Route forward, backward;
+  };
+  constexpr Golden kGolden[] = {
+      {DecayKind::kNone, 64, 64, Route::kTensorCores, Route::kTensorCores},
+      {DecayKind::kPerHead, 128, 128, Route::kTensorCores, Route::kTensorCores},
+      {DecayKind::kPerToken, 128, 128, Route::kTensorCores, Route::kTensorCores},
+      {DecayKind::kPerToken, 64, 256, Route::kTensorCores, Route::kSimt},
+      {DecayKind::kPerToken, 256, 64, Route::kSimt, Route::kSimt},
+      {DecayKind::kPerHeadChannel, 64, 64, Route::kChannelWalk, Route::kChannelWalk},
+      {DecayKind::kPerTokenChannel, 128, 128, Route::kChannelWalk, Route::kChannelWalk},
+      {DecayKind::kPerTokenChannel, 64, 256, Route::kChannelWalk, Route::kSimt},
+      {DecayKind::kPerTokenChannel, 256, 64, Route::kSimt, Route::kSimt},
+  };
+  for (const Golden& g : kGolden) {
+    SCOPED_TRACE(testing::Message()
+                 << "kind " << static_cast<int>(g.kind) << " K " << g.dim_k << " V " << g.dim_v);
+    DecayAttentionArgs args = HalfShape(1, 128, 1, 64);
+    args.decay_kind = g.kind;
+    args.head_dim_k = g.dim_k;
+    args.head_dim_v = g.dim_v;
+    EXPECT_EQ(cuda::ForwardRoute(args), g.forward);
+    EXPECT_EQ(cuda::BackwardRoute(args), g.backward);
+    args.norm_kind = NormKind::kSumOfKeys;
+    EXPECT_EQ(cuda::BackwardRoute(args), Route::kSimt);
+    args.norm_kind = NormKind::kNone;
+    args.q.dtype = DType::kF32;
+    EXPECT_EQ(cuda::ForwardRoute(args), Route::kSimt);
+    EXPECT_EQ(cuda::BackwardRoute(args), Route::kSimt);
+  }
+}
+
+// With decays of channels a group of two chunks holds eight states, one a tile of 16 tokens; and a sequence is one segment.
+TEST(DecayAttentionPlan, GroupsOfTheReverseWalks) {
+  DecayAttentionArgs args = HalfShape(1, 16384, 2, 128);
+  float decay = 0;
+  args.log_decay.data = &decay;
+  args.decay_kind = DecayKind::kPerToken;
+  DecayAttentionPlan plan = MakePlan(args, kHopper, 2);
+  EXPECT_EQ(plan.checkpoint_every, 4);
+  EXPECT_EQ(CheckpointBytes(args, plan), size_t(256 / 4 + 1) * 2 * 128 * 128 * 2);
+  const size_t segments = size_t(2) * 2 * (128 * 128 * 4) + 256;
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan), segments + size_t(2) * 2 * 4 * 128 * 128 * 2);
+  args.decay_kind = DecayKind::kPerTokenChannel;
+  plan = MakePlan(args, kHopper, 2);
+  EXPECT_EQ(plan.checkpoint_every, 2);
+  EXPECT_EQ(CheckpointBytes(args, plan), size_t(256 / 2 + 1) * 2 * 128 * 128 * 2);
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan), size_t(2) * 8 * 128 * 128 * 2);
 }
 
 TEST(DecayAttentionPlan, TheHostSegmentsLongSequencesOfFewHeads) {
