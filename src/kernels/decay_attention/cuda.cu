@@ -20,6 +20,7 @@ struct Instance {
   void (*walk_rev)(const decay::WalkRevParams&, int shared_limit, cudaStream_t);
   void (*channel_walk_rev)(const decay::WalkRevParams&, cudaStream_t);
   void (*state_walk)(const decay::StateWalkParams&, cudaStream_t);
+  void (*channel_state_walk)(const decay::StateWalkParams&, cudaStream_t);
 };
 #define HL_DECAY_INSTANCE(K, V)       \
   {K,                                 \
@@ -28,7 +29,8 @@ struct Instance {
    decay::LaunchChannelWalk<K, V>,    \
    decay::LaunchWalkRev<K, V>,        \
    decay::LaunchChannelWalkRev<K, V>, \
-   decay::LaunchStateWalk<K, V>},
+   decay::LaunchStateWalk<K, V>,      \
+   decay::LaunchChannelStateWalk<K, V>},
 constexpr Instance kInstances[] = {
 #define HL_DECAY_INSTANCE_64(V) HL_DECAY_INSTANCE(64, V)
 #define HL_DECAY_INSTANCE_128(V) HL_DECAY_INSTANCE(128, V)
@@ -107,6 +109,13 @@ int SharedMemoryLimit() {
 #endif
 }
 
+void LaunchStates(const decay::StateWalkParams& walk, const DecayAttentionPlan& plan,
+                  cudaStream_t stream) {
+  const Instance& instance = InstanceFor(walk.args.head_dim_k, SliceWidth(walk.args, plan));
+  (IsPerChannel(walk.args.decay_kind) ? instance.channel_state_walk : instance.state_walk)(walk,
+                                                                                           stream);
+}
+
 // Launches the walks over the segments' own states and the scan, which turns them into the states
 // before each (reverse: dL/dS after each) and passes on what `scan` says.
 const float* ScanSegments(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
@@ -121,10 +130,11 @@ const float* ScanSegments(const DecayAttentionArgs& args, const DecayAttentionPl
   walk.states = At<float>(args.workspace, layout.states);
   walk.log_transition = At<float>(args.workspace, layout.log_transition);
   walk.transition_unit = 1;
-  InstanceFor(args.head_dim_k, SliceWidth(args, plan)).state_walk(walk, stream);
+  LaunchStates(walk, plan, stream);
   scan.num_states = int64_t{1} * args.num_sequences * args.num_heads;
   scan.num_segments = walk.shape.num_segments;
   scan.state_elements = args.head_dim_k * args.head_dim_v;
+  scan.transitions = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
   scan.reverse = walk.reverse;
   scan.states = walk.states;
   scan.log2_transition = walk.log_transition;
@@ -141,15 +151,14 @@ const float* SegmentStates(const DecayAttentionArgs& args, const DecayAttentionP
 
 void WalkForward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                  cudaStream_t stream) {
-  const DecayAttentionPlan walked = WalkedPlan(args, plan);
   const Instance& instance = InstanceFor(args.head_dim_k, SliceWidth(args, plan));
   decay::WalkParams params;
   params.args = args;
-  params.shape = ForwardShape(args, walked);
+  params.shape = ForwardShape(args, plan);
   params.checkpoint_every = plan.checkpoint_every;
   params.segment_states = nullptr;
-  if (walked.num_segments > 1)
-    params.segment_states = SegmentStates(args, walked, MakeForwardLayout(args, plan).segments,
+  if (plan.num_segments > 1)
+    params.segment_states = SegmentStates(args, plan, MakeForwardLayout(args, plan).segments,
                                           nullptr, args.initial_state, stream);
   (IsPerChannel(args.decay_kind) ? instance.channel_walk : instance.walk)(params, stream);
 }
@@ -175,14 +184,13 @@ void WalkBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   HL_CHECK(args.num_chunks == 0 || args.checkpoints != nullptr,
            "backward of decay attention: the forward left no checkpoints");
   const BackwardLayout layout = MakeBackwardLayout(args, plan);
-  const DecayAttentionPlan walked = WalkedPlan(args, plan);
   const bool wants_decay = grads.dlog_decay.data != nullptr;
   const bool per_token = IsPerToken(args.decay_kind);
   const int decay_dim = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
   const Instance& instance = InstanceFor(args.head_dim_k, args.head_dim_v);
   decay::WalkRevParams params;
   params.grads = grads;
-  params.shape = {std::max(walked.num_segments, 1), 1};
+  params.shape = {std::max(plan.num_segments, 1), 1};
   params.checkpoint_every = plan.checkpoint_every;
   params.segment_states = nullptr;
   params.group = At<char>(args.workspace, layout.group);
@@ -193,9 +201,9 @@ void WalkBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
     params.dlog_decay =
         PartialOr(grads.dlog_decay, args, args.num_decay_heads, decay_dim, layout.dlog_decay);
   params.dlambda = wants_decay && !per_token ? At<float>(args.workspace, layout.dlambda) : nullptr;
-  if (walked.num_segments > 1) {
+  if (plan.num_segments > 1) {
     // Blocks of the reverse walk own all columns of V, as does this.
-    DecayAttentionPlan whole = walked;
+    DecayAttentionPlan whole = plan;
     whole.block_v = 0;
     params.segment_states =
         SegmentStates(args, whole, layout.segments, &grads.dout, grads.dfinal_state, stream);
@@ -322,7 +330,7 @@ void SummariseSegments(const DecaySegmentArgs& args, const DecayAttentionPlan& p
   walk.states = static_cast<float*>(args.state);
   walk.log_transition = log_transition;
   walk.transition_unit = 0.693147180559945309f;
-  InstanceFor(forward.head_dim_k, SliceWidth(forward, plan)).state_walk(walk, stream);
+  LaunchStates(walk, plan, stream);
 }
 
 }  // namespace
@@ -370,7 +378,7 @@ void Summarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, cud
   CheckPlan(forward, plan, cuda::ForwardWorkspaceBytes(forward, plan));
   CheckSummary(args, /*reverse=*/false);
   float* const log_transition = static_cast<float*>(args.log_transition);
-  if (ForwardRoute(forward) != Route::kTensorCores) {
+  if (ForwardRoute(forward) == Route::kSimt) {
     decay::SimtWalkParams params = {};
     params.args = forward;
     params.args.final_state = args.state;
@@ -390,7 +398,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
   if (!HasWork(forward)) return;
   CheckPlan(forward, plan, cuda::BackwardWorkspaceBytes(forward, plan));
   CheckSummary(args, /*reverse=*/true);
-  if (BackwardRoute(forward) != Route::kTensorCores) {
+  if (BackwardRoute(forward) == Route::kSimt) {
     decay::SimtWalkRevParams params = {};
     params.grads.forward = forward;
     params.grads.dout = args.dout;

@@ -34,7 +34,8 @@ SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttentionPl
   SegmentLayout layout;
   const size_t pieces = Pieces(args, plan);
   layout.states = regions.Add(pieces * args.head_dim_k * args.head_dim_v * sizeof(float));
-  layout.log_transition = regions.Add(pieces * sizeof(float));
+  const size_t transitions = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
+  layout.log_transition = regions.Add(pieces * transitions * sizeof(float));
   return layout;
 }
 
@@ -59,12 +60,6 @@ int SimtSlices(const DecayAttentionArgs& args, SimtMode mode) {
 
 namespace halflife::kernels::cuda {
 
-DecayAttentionPlan WalkedPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  DecayAttentionPlan walked = plan;
-  if (IsPerChannel(args.decay_kind)) walked.num_segments = 1;
-  return walked;
-}
-
 Route ForwardRoute(const DecayAttentionArgs& args) {
   if (!FitsInstance(args)) return Route::kSimt;
   return IsPerChannel(args.decay_kind) ? Route::kChannelWalk : Route::kTensorCores;
@@ -76,7 +71,7 @@ Route BackwardRoute(const DecayAttentionArgs& args) {
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   Regions regions;
   ForwardLayout layout;
-  if (plan.num_segments > 1 && ForwardRoute(args) == Route::kTensorCores)
+  if (plan.num_segments > 1 && ForwardRoute(args) != Route::kSimt)
     layout.segments = AddSegments(args, plan, regions);
   layout.bytes = regions.bytes();
   return layout;
@@ -109,16 +104,15 @@ BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAtt
       return heads < args.num_heads ? rows * width * sizeof(float) : 0;
     };
     const size_t k = keys <= 64 ? 64 : 128, v = values <= 64 ? 64 : 128;
-    const DecayAttentionPlan walked = WalkedPlan(args, plan);
-    if (walked.num_segments > 1) layout.segments = AddSegments(args, walked, regions);
-    layout.group = regions.Add(Pieces(args, walked) * plan.checkpoint_every * StatesPerChunk(args) *
-                               k * v * 2);
+    if (plan.num_segments > 1) layout.segments = AddSegments(args, plan, regions);
+    layout.group =
+        regions.Add(Pieces(args, plan) * plan.checkpoint_every * StatesPerChunk(args) * k * v * 2);
     layout.dq = regions.Add(shared(args.num_q_heads, keys));
     layout.dk = regions.Add(shared(args.num_k_heads, keys));
     layout.dv = regions.Add(shared(args.num_v_heads, values));
     layout.dlog_decay =
         regions.Add(IsPerToken(args.decay_kind) ? shared(args.num_decay_heads, decays) : 0);
-    layout.dlambda = regions.Add(constant ? Pieces(args, walked) * decays * sizeof(float) : 0);
+    layout.dlambda = regions.Add(constant ? Pieces(args, plan) * decays * sizeof(float) : 0);
   }
   layout.bytes = regions.bytes();
   return layout;

@@ -20,14 +20,11 @@ enum class Route {
 Route ForwardRoute(const DecayAttentionArgs& args);
 Route BackwardRoute(const DecayAttentionArgs& args);
 
-// The plan as the walks on tensor cores follow it: with decays of channels one segment, whatever it says.
-DecayAttentionPlan WalkedPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-
 // What the segments of a sequence hand to each other, [num_sequences, H, num_segments] of each;
 // nothing where one does.
 struct SegmentLayout {
   size_t states = 0;  // [.., K, V] fp32: first the segment's own sum, then the state it starts from
-  size_t log_transition = 0;  // [..]
+  size_t log_transition = 0;  // [..(, K with decays of channels)]
 };
 struct ForwardLayout {
   SegmentLayout segments;

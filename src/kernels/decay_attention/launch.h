@@ -48,8 +48,9 @@ struct StateWalkParams {
   int checkpoint_every;
   bool reverse;
   float* states;  // [num_sequences, H, num_segments, K, V]
-  float*
-      log_transition;  // [num_sequences, H, num_segments], times `transition_unit`; null: not wanted
+  // [num_sequences, H, num_segments(, K with decays of channels)], times `transition_unit`; null:
+  // not wanted
+  float* log_transition;
   float transition_unit;  // of log2: 1, or ln 2 for a natural logarithm
 };
 
@@ -58,12 +59,13 @@ struct SegmentScanParams {
   int64_t num_states;  // num_sequences H
   int num_segments;
   int state_elements;
+  int transitions;  // of a state: 1, or K with decays of channels
   bool reverse;
   float* states;
   const float* log2_transition;
   const float* initial_state;  // null: zero
   float* final_state;          // null: not wanted
-  float* log_transition;       // [num_states], natural log; null: not wanted
+  float* log_transition;       // [num_states(, K)], natural log; null: not wanted
 };
 void LaunchSegmentScan(const SegmentScanParams& params, cudaStream_t stream);
 
@@ -130,5 +132,7 @@ template <int kK, int kV>
 void LaunchChannelWalkRev(const WalkRevParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchStateWalk(const StateWalkParams& params, cudaStream_t stream);
+template <int kK, int kV>
+void LaunchChannelStateWalk(const StateWalkParams& params, cudaStream_t stream);
 
 }  // namespace halflife::kernels::decay

@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanP
   if (item >= params.num_states * params.state_elements) return;
   const int64_t owner = item / params.state_elements;
   const int element = static_cast<int>(item % params.state_elements);
+  const int per_transition = params.state_elements / params.transitions;
   float carry = params.initial_state == nullptr ? 0.0f : params.initial_state[item];
   float log2_transition = 0;
   bool any_cut = false;
@@ -27,7 +28,8 @@ __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanP
     const int64_t piece = owner * params.num_segments + segment;
     float* const state = params.states + piece * params.state_elements + element;
     const float local = *state;
-    const float log2 = params.log2_transition[piece];
+    const float log2 =
+        params.log2_transition[piece * params.transitions + element / per_transition];
     const bool cut = __float_as_uint(log2) == 0xff800000u;  // -inf: not a NaN of before either
     *state = carry;
     carry = cut ? local : Exp2Approx(log2) * carry + local;
@@ -35,8 +37,9 @@ __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanP
     log2_transition = any_cut ? __uint_as_float(0xff800000u) : log2_transition + log2;
   }
   if (params.final_state != nullptr) params.final_state[item] = carry;
-  if (params.log_transition != nullptr && element == 0)
-    params.log_transition[owner] = log2_transition * 0.693147180559945309f;
+  if (params.log_transition != nullptr && element % per_transition == 0)
+    params.log_transition[owner * params.transitions + element / per_transition] =
+        log2_transition * 0.693147180559945309f;
 }
 
 __global__ void __launch_bounds__(kThreads) ReduceHeadsKernel(const ReduceHeadsParams params) {

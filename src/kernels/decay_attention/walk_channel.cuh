@@ -1,5 +1,5 @@
 // out = scale q S, S = diag(exp(log_decay)) S + k^T v where each key channel has its own decay: one
-// block walks the chunks of a sequence with the state in registers, as in walk.cuh.
+// block walks the chunks of a segment with the state in registers, as in walk.cuh.
 //
 // Decays of channels do not multiply a finished tile of scores, they go into the operands. A chunk
 // is therefore taken in tiles of 16 tokens, from state to state:
@@ -159,9 +159,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 
   float state[kK / 8][4];
   Clear(state);
-  if (args.initial_state != nullptr)
+  if (params.segment_states != nullptr) {
+    LoadState<true>(state, params.segment_states + place.piece * state_elements, rows);
+  } else if (args.initial_state != nullptr) {
     LoadState<true>(
         state, static_cast<const float*>(args.initial_state) + place.state * state_elements, rows);
+  }
   if (place.begin < place.end) {
     LoadChunk(smem.walk, args, args.chunks[place.begin], place, 0);
     CpAsyncCommit();
@@ -200,7 +203,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                     RowsOf(args.out, chunk, place.head, place.slice * kV, args.head_dim_v),
                     chunk.length, WarpId() * 16);
   }
-  if (args.final_state != nullptr)
+  if (args.final_state != nullptr && place.stops)
     StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,
                      rows);
 }

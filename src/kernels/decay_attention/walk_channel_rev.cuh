@@ -1,4 +1,4 @@
-// Gradients of decay attention where each key channel has its own decay: one block walks a sequence
+// Gradients of decay attention where each key channel has its own decay: one block walks a segment
 // from the end, in tiles of 16 tokens, with R = dL/d(state) in registers.
 //
 // As in walk_rev.cuh the chunks between two checkpoints, a group, are walked twice: forward from the
@@ -75,7 +75,7 @@ struct TileCursor {
   HL_DEVICE bool valid() const { return group_end > begin; }
   HL_DEVICE ChunkEntry tile() const { return TileOf(chunks[chunk], row); }
   HL_DEVICE int slot() const { return (chunk - group_begin) * kTilesPerChunk + row / kTile; }
-  HL_DEVICE int LastRow() const { return (chunks[chunk].length - 1) / kTile * kTile; }
+  HL_DEVICE int LastRow() const { return LastTile(chunks[chunk]); }
   HL_DEVICE bool EndsGroup() const { return chunk == group_end - 1 && row == LastRow(); }
 
   HL_DEVICE void StartGroupBefore(int end) {
@@ -125,86 +125,6 @@ HL_DEVICE void LoadOperands(const ChannelRevShared<Config>& smem,
   LoadTile<kV, kThreads, kTile>(smem.dout + stage * kTile * kV,
                                 RowsOf(grads.dout, tile, place.head, 0, args.head_dim_v),
                                 tile.length);
-}
-
-// Starts to load log decays; 0 past the tile's end and past the last channel.
-template <typename Config>
-HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, const ChunkEntry& tile,
-                             int head) {
-  constexpr int kK = Config::kK;
-  TensorView view = args.log_decay;
-  if (args.decay_kind == DecayKind::kPerHeadChannel) {
-    view.stride_b = view.stride_t = 0;
-    view.stride_h = args.head_dim_k;
-  }
-  const int decay_head = SharedHead(head, args.num_decay_heads, args.num_heads);
-  const Rows rows = RowsOf(view, tile, decay_head, 0, args.head_dim_k);
-  const float* const data = reinterpret_cast<const float*>(rows.data);
-  if (rows.aligned) {
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kTile * kK / 4; i += Config::kThreads) {
-      const int row = i / (kK / 4), column = i % (kK / 4) * 4;
-      const bool valid = row < tile.length && column < rows.dim;
-      CpAsync16(target + row * kK + column, valid ? data + row * rows.stride_t + column : data,
-                valid);
-    }
-  } else {
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kTile * kK; i += Config::kThreads) {
-      const int row = i / kK, column = i % kK;
-      const bool valid = row < tile.length && column < rows.dim;
-      target[i] = valid ? data[row * rows.stride_t + column] : 0.0f;
-    }
-  }
-}
-
-// scale q P and the decays; a channel a thread.
-template <typename Config>
-HL_DEVICE void ScaleQueries(const ChannelRevShared<Config>& smem, const bf16* q, float scale) {
-  constexpr int kK = Config::kK;
-  const int c = static_cast<int>(threadIdx.x);
-  float sum = 0;
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-    const float decay = smem.log_decay[r * kK + c] * kLog2E;
-    sum += decay;
-    smem.decays[r * kK + c] = Exp2Approx(decay);
-    smem.scaled_q[TileOffset<kK>(r, c)] =
-        ToBf16(ToFloat(q[TileOffset<kK>(r, c)]) * (scale * Exp2Approx(sum)));
-  }
-}
-// c k Q and G; a channel a thread.
-template <typename Config>
-HL_DEVICE void ScaleKeys(const ChannelRevShared<Config>& smem, const bf16* k, int c,
-                         const DecayAttentionArgs& args, const ChunkEntry& tile, int head) {
-  constexpr int kK = Config::kK;
-  float sum = 0;
-#pragma unroll
-  for (int s = kTile - 1; s >= 0; --s) {
-    const float key_scale = s < tile.length ? KeyScaleAt(args, tile, s, head) : 0.0f;
-    smem.scaled_k[TileOffset<kK>(s, c)] =
-        ToBf16(ToFloat(k[TileOffset<kK>(s, c)]) * (key_scale * Exp2Approx(sum)));
-    sum += smem.log_decay[s * kK + c] * kLog2E;
-  }
-  smem.sums->transition[c] = Exp2Approx(sum);
-}
-
-// acc = G acc + x^T y over the tile's tokens: x [16, kK], y [16, kV], acc [16 channels of the warp, kV].
-template <typename Config>
-HL_DEVICE void AdvanceState(float (&acc)[Config::kV / 8][4], const bf16* x, const bf16* y,
-                            const float* transition) {
-  constexpr int kK = Config::kK, kV = Config::kV;
-  const int lane = FreshLaneId();
-  const int rows_v = RowsFirst<kV>(lane);
-  ScaleAccumulatorRows(acc, transition + WarpId() * 16);
-  uint32_t a[4];
-  LoadFragment<kK, true>(a, x, ColumnsFirst<kK>(lane), 0, WarpId() * 16);
-#pragma unroll
-  for (int n = 0; n < kV / 16; ++n) {
-    uint32_t b[4];
-    LoadFragment<kV, true>(b, y, rows_v, 0, 16 * n);
-    MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
-  }
 }
 
 // [16 channels of the warp, 16 tokens] to [token, channel].
@@ -494,20 +414,27 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                          WarpId() * (kSlot / Config::kWarps);
   const bool has_query = static_cast<int>(threadIdx.x) < kK;  // else a key
   const int channel = static_cast<int>(threadIdx.x) % kK;
+  const auto scale_keys = [&](const bf16* k, const ChunkEntry& tile) {
+    smem.sums->transition[channel] = Exp2Approx(
+        ScaleKeys<kK>(smem.scaled_k, k, smem.log_decay, channel, args, tile, place.head));
+  };
 
   float adjoint[kV / 8][4];
   Clear(adjoint);
-  if (grads.dfinal_state != nullptr)
+  if (params.segment_states != nullptr) {
+    LoadState<false>(adjoint, params.segment_states + place.piece * state_elements, rows());
+  } else if (grads.dfinal_state != nullptr) {
     LoadState<false>(adjoint,
                      static_cast<const float*>(grads.dfinal_state) + place.state * state_elements,
                      rows());
+  }
   float dlambda = 0;
   int stage = 0;
   TileCursor at = {args.chunks, place.begin, every, 0, 0, 0, 0, false};
   at.StartGroupBefore(place.end);
   if (at.valid()) {
     LoadOperands(smem, grads, at, place, 0);
-    LoadLogDecays<Config>(smem.log_decay, args, at.tile(), place.head);
+    LoadLogDecays<kK, Config::kThreads>(smem.log_decay, args, at.tile(), place.head);
     CpAsyncCommit();
   }
 #pragma unroll 1
@@ -532,11 +459,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
         __syncthreads();
         at.Advance();
         LoadOperands(smem, grads, at, place, 1 - stage);
-        if (has_query) ScaleKeys(smem, k, channel, args, tile, place.head);
+        if (has_query) scale_keys(k, tile);
         __syncthreads();
-        LoadLogDecays<Config>(smem.log_decay, args, at.tile(), place.head);
+        LoadLogDecays<kK, Config::kThreads>(smem.log_decay, args, at.tile(), place.head);
         CpAsyncCommit();
-        AdvanceState<Config>(state, smem.scaled_k, v, smem.sums->transition);
+        AdvanceState<kK, kV>(state, smem.scaled_k, v, smem.sums->transition);
         stage = 1 - stage;
       }
     }
@@ -555,22 +482,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       StateProducts<Config>(smem, state, adjoint, v, dout);
       CopyAdjoint<Config>(smem.adjoint, adjoint);
       if (has_query) {
-        ScaleQueries(smem, q, scale);
+        ScaleQueries<kK>(smem.scaled_q, smem.decays, q, smem.log_decay, channel, scale);
       } else {
-        ScaleKeys(smem, k, channel, args, tile, place.head);
+        scale_keys(k, tile);
         if (channel < kTile)
           smem.sums->key_scale[channel] =
               channel < tile.length ? KeyScaleAt(args, tile, channel, place.head) : 0.0f;
       }
       __syncthreads();
-      if (at.valid()) LoadLogDecays<Config>(smem.log_decay, args, at.tile(), place.head);
+      if (at.valid())
+        LoadLogDecays<kK, Config::kThreads>(smem.log_decay, args, at.tile(), place.head);
       CpAsyncCommit();
       PairScores<kK, Config::kThreads>(q, k, smem.decays, [&](int r, int s, float sum) {
         smem.scores[TileOffset<kChunk>(r, s)] = ToBf16(sum * (scale * smem.sums->key_scale[s]));
       });
       // The last warp has the fewest pairs.
       if (WarpId() == Config::kWarps - 1) ScoreGradients<Config>(*smem.sums, v, dout);
-      AdvanceState<Config>(adjoint, smem.scaled_q, dout, smem.sums->transition);
+      AdvanceState<kK, kV>(adjoint, smem.scaled_q, dout, smem.sums->transition);
       if ((tile.flags & kChunkResets) != 0) Clear(adjoint);
       __syncthreads();
       if (has_query) {
@@ -590,7 +518,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       stage = 1 - stage;
     }
   }
-  if (grads.dinitial_state != nullptr)
+  if (grads.dinitial_state != nullptr && place.starts)
     StoreState<false>(
         adjoint, static_cast<float*>(grads.dinitial_state) + place.state * state_elements, rows());
   if (params.dlambda != nullptr && static_cast<int>(threadIdx.x) < args.head_dim_k)

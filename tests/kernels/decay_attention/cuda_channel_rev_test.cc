@@ -91,13 +91,6 @@ TEST(CudaChannelWalkRev, DocumentsAndPackedSequences) {
                    .cu_seqlens = {0, 0, 63, 63, 64, 128, 193, 200}});
 }
 
-// Whatever the plan says, one segment walks.
-TEST(CudaChannelWalkRev, PlanOfSeveralSegments) {
-  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
-  ExpectGradients(
-      {.seq_len = 200, .heads = 2, .kind = DecayKind::kPerTokenChannel, .num_segments = 2});
-}
-
 TEST(CudaChannelWalkRev, LaterGradientsDoNotKnowOfEarlierOutputs) {
   const ProblemShape shape = {.seq_len = 40, .heads = 1, .kind = DecayKind::kPerTokenChannel};
   Problem before(shape), after(shape);

@@ -34,6 +34,41 @@ TEST(CudaSegment, BlocksOf128ColumnsOfV) {
                      .block_v = 128});
 }
 
+TEST(CudaSegment, DecaysOfChannels) {
+  const DecayKind kind = DecayKind::kPerTokenChannel;
+  if (kSlow) {
+    ExpectGradients({.seq_len = 160, .heads = 1, .kind = kind, .num_segments = 2});
+    return;
+  }
+  for (const int segments : {2, 3})
+    ExpectGradients({.seq_len = 600, .heads = 1, .kind = kind, .num_segments = segments});
+  for (const int dim : {100, 60})
+    ExpectGradients({.seq_len = 200,
+                     .heads = 1,
+                     .dim_k = dim,
+                     .dim_v = 160 - dim,
+                     .kind = DecayKind::kPerHeadChannel,
+                     .num_segments = 2});
+  for (const Strength strength : {Strength::kNearOne, Strength::kStrong, Strength::kResets})
+    ExpectGradients(
+        {.seq_len = 300, .heads = 1, .kind = kind, .strength = strength, .num_segments = 2});
+  ExpectGradients({.batch = 2,
+                   .seq_len = 600,
+                   .heads = 1,
+                   .kind = kind,
+                   .key_scale = true,
+                   .odd_strides = true,
+                   .num_segments = 3,
+                   .document_starts = {0, 100, 257, 700, 1100}});
+  ExpectGradients({.seq_len = 600,
+                   .heads = 1,
+                   .dim_v = 128,
+                   .kind = kind,
+                   .num_segments = 2,
+                   .block_v = 64,
+                   .cu_seqlens = {0, 0, 64, 70, 600}});
+}
+
 TEST(CudaSegment, DocumentsAndPackedSequences) {
   if (kSlow) GTEST_SKIP() << "one instance is enough for races";
   ExpectGradients({.batch = 2,
@@ -99,6 +134,12 @@ TEST(CudaSegment, SummariesCompose) {
   for (const int segments : {1, 2})
     ExpectSummaries({.seq_len = 300, .heads = 2, .num_segments = segments});
   ExpectSummaries({.seq_len = 300, .heads = 1, .document_starts = {100}});
+  for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel}) {
+    for (const int segments : {1, 2})
+      ExpectSummaries({.seq_len = 300, .heads = 2, .kind = kind, .num_segments = segments});
+  }
+  ExpectSummaries(
+      {.seq_len = 300, .heads = 1, .kind = DecayKind::kPerTokenChannel, .document_starts = {100}});
 }
 
 // A decay of 0 in a later segment cuts all that was before it off, a NaN too.

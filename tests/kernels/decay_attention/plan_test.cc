@@ -82,7 +82,7 @@ TEST(DecayAttentionPlan, WhatRunsOnTensorCores) {
   }
 }
 
-// With decays of channels a group of two chunks holds eight states, one a tile of 16 tokens; and a sequence is one segment.
+// With decays of channels a group of two chunks holds eight states, one a tile of 16 tokens.
 TEST(DecayAttentionPlan, GroupsOfTheReverseWalks) {
   DecayAttentionArgs args = HalfShape(1, 16384, 2, 128);
   float decay = 0;
@@ -91,13 +91,14 @@ TEST(DecayAttentionPlan, GroupsOfTheReverseWalks) {
   DecayAttentionPlan plan = MakePlan(args, kHopper, 2);
   EXPECT_EQ(plan.checkpoint_every, 4);
   EXPECT_EQ(CheckpointBytes(args, plan), size_t(256 / 4 + 1) * 2 * 128 * 128 * 2);
-  const size_t segments = size_t(2) * 2 * (128 * 128 * 4) + 256;
-  EXPECT_EQ(BackwardWorkspaceBytes(args, plan), segments + size_t(2) * 2 * 4 * 128 * 128 * 2);
+  const size_t segments = size_t(2) * 2 * 128 * 128 * 4;
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan), segments + 256 + size_t(2) * 2 * 4 * 128 * 128 * 2);
   args.decay_kind = DecayKind::kPerTokenChannel;
   plan = MakePlan(args, kHopper, 2);
   EXPECT_EQ(plan.checkpoint_every, 2);
   EXPECT_EQ(CheckpointBytes(args, plan), size_t(256 / 2 + 1) * 2 * 128 * 128 * 2);
-  EXPECT_EQ(BackwardWorkspaceBytes(args, plan), size_t(2) * 8 * 128 * 128 * 2);
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan),
+            segments + size_t(2) * 2 * 128 * 4 + size_t(2) * 2 * 8 * 128 * 128 * 2);
 }
 
 TEST(DecayAttentionPlan, TheHostSegmentsLongSequencesOfFewHeads) {
