@@ -31,7 +31,9 @@ RULES = {
     "WalkKernel": MMA,
     "ChannelWalkKernel": MMA,
     "WalkRevKernel": MMA,
+    "ChannelWalkRevKernel": MMA,
     "StateWalkKernel": MMA,
+    "ChannelStateWalkKernel": MMA,
 }
 
 ARCH = re.compile(r"^\s*(?:code for|arch =) (sm_\w+)")

@@ -63,6 +63,17 @@ struct ChannelRevShared {
   ChannelGradSums<Config::kK>* sums;
 };
 
+// Of one of the two stages.
+struct TileOperands {
+  const bf16 *q, *k;     // [16, kK]
+  const bf16 *v, *dout;  // [16, kV]
+};
+template <typename Config>
+HL_DEVICE TileOperands OperandsOf(const ChannelRevShared<Config>& smem, int stage) {
+  const int k = stage * kTile * Config::kK, v = stage * kTile * Config::kV;
+  return {smem.q + k, smem.k + k, smem.v + v, smem.dout + v};
+}
+
 // One tile after the other in the order in which they are needed: of each group of chunks, from the
 // last on, all but its last tile forward, then all in reverse.
 struct TileCursor {
@@ -375,13 +386,9 @@ HL_DEVICE void GradKeyScale(const ChannelRevShared<Config>& smem, const TensorVi
   StoreValue(RowsOf(target, tile, head, 0, 1), s, 0, sum);
 }
 
-// Barriers of a tile: it is there; scaled operands, x, y and the copy of R are there; scores and D are
-// there (forward, there are the first two); gradients of pairs are there.
 template <typename Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
-    ChannelWalkRevKernel(const WalkRevParams params) {
+HL_DEVICE ChannelRevShared<Config> CarveChannelRev(unsigned char* raw) {
   constexpr int kK = Config::kK, kV = Config::kV;
-  HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
   ChannelRevShared<Config> smem;
   smem.q = carver.Take<bf16>(2 * kTile * kK);
@@ -398,129 +405,205 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   smem.scores = carver.Take<bf16>(kTile * kChunk);
   smem.out = carver.Take<bf16>(Config::kWarps * kTile * 16);
   smem.sums = carver.Take<ChannelGradSums<kK>>(1);
+  return smem;
+}
 
+// A block on its way through its segment.
+template <typename Config>
+struct ChannelRevWalk {
+  static constexpr int kSlot = Config::kK * Config::kV / 8;  // a state, in units of 16 bytes
+
+  const WalkRevParams& params;
+  const Place& place;
+  const ChannelRevShared<Config>& smem;
+  uint4* scratch;  // of the warp: [group's tiles][kSlot]
+  TileCursor at;   // the tile that is loaded last
+  int stage;       // of its operands
+
+  HL_DEVICE const DecayAttentionArgs& args() const { return params.grads.forward; }
+  HL_DEVICE static bool HasQuery() {  // else a key
+    return static_cast<int>(threadIdx.x) < Config::kK;
+  }
+  HL_DEVICE static int Channel() { return static_cast<int>(threadIdx.x) % Config::kK; }
+  HL_DEVICE uint4* StateSlot() const { return scratch + int64_t{1} * at.slot() * kSlot; }
+  HL_DEVICE StateRows WarpRows() const {
+    return {args().head_dim_k, args().head_dim_v, FreshWarpId() * 16, 0};
+  }
+  HL_DEVICE int64_t StateElements() const {
+    return int64_t{1} * args().head_dim_k * args().head_dim_v;
+  }
+};
+
+template <typename Config>
+HL_DEVICE void LoadDecaysOf(const ChannelRevWalk<Config>& walk) {
+  LoadLogDecays<Config::kK, Config::kThreads>(walk.smem.log_decay, walk.args(), walk.at.tile(),
+                                              walk.place.head);
+}
+template <typename Config>
+HL_DEVICE void ScaleKeysOf(const ChannelRevWalk<Config>& walk, const bf16* k,
+                           const ChunkEntry& tile) {
+  const ChannelRevShared<Config>& smem = walk.smem;
+  const int c = ChannelRevWalk<Config>::Channel();
+  smem.sums->transition[c] = Exp2Approx(ScaleKeys<Config::kK>(smem.scaled_k, k, smem.log_decay, c,
+                                                              walk.args(), tile, walk.place.head));
+}
+
+// Forward through a group: leaves the state before each of its tiles in the scratch, and the last tile
+// loaded. Barriers of a tile: it is there; scaled keys are there.
+template <typename Config>
+HL_DEVICE void RecomputeStates(ChannelRevWalk<Config>& walk) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const ChannelRevShared<Config>& smem = walk.smem;
+  TileCursor& at = walk.at;
+  const int64_t slot = CheckpointSlot(walk.place, at.group_begin, at.every);
+  float state[kV / 8][4];
+  LoadState<false>(state,
+                   static_cast<const bf16*>(walk.args().checkpoints) +
+                       (slot * walk.args().num_heads + walk.place.head) * walk.StateElements(),
+                   walk.WarpRows());
+#pragma unroll 1
+  while (true) {
+    const ChunkEntry tile = at.tile();
+    if ((tile.flags & kChunkResets) != 0) Clear(state);
+    KeepState<Config>(walk.StateSlot(), state);
+    if (at.sweeps) return;
+    const bf16* const k = smem.k + walk.stage * kTile * kK;
+    const bf16* const v = smem.v + walk.stage * kTile * kV;
+    CpAsyncWait<0>();
+    __syncthreads();
+    at.Advance();
+    walk.stage = 1 - walk.stage;
+    LoadOperands(smem, walk.params.grads, at, walk.place, walk.stage);
+    if (walk.HasQuery()) ScaleKeysOf(walk, k, tile);
+    __syncthreads();
+    LoadDecaysOf(walk);
+    CpAsyncCommit();
+    AdvanceState<kK, kV>(state, smem.scaled_k, v, smem.sums->transition);
+  }
+}
+
+// What a tile's gradients need of both sides: scaled operands, decays, x, y, the copy of R.
+template <typename Config>
+HL_DEVICE void PrepareTile(const ChannelRevWalk<Config>& walk, const TileOperands& tile_in,
+                           const ChunkEntry& tile, const uint4* state,
+                           const float (&adjoint)[Config::kV / 8][4]) {
+  const ChannelRevShared<Config>& smem = walk.smem;
+  const int c = walk.Channel();
+  StateProducts<Config>(smem, state, adjoint, tile_in.v, tile_in.dout);
+  CopyAdjoint<Config>(smem.adjoint, adjoint);
+  if (walk.HasQuery()) {
+    ScaleQueries<Config::kK>(smem.scaled_q, smem.decays, tile_in.q, smem.log_decay, c,
+                             static_cast<float>(walk.args().scale));
+    return;
+  }
+  ScaleKeysOf(walk, tile_in.k, tile);
+  if (c < kTile)
+    smem.sums->key_scale[c] =
+        c < tile.length ? KeyScaleAt(walk.args(), tile, c, walk.place.head) : 0.0f;
+}
+
+// dq, dk, dv.
+template <typename Config>
+HL_DEVICE void GradOperands(const ChannelRevWalk<Config>& walk, const TileOperands& tile_in,
+                            const ChunkEntry& tile) {
+  const WalkRevParams& params = walk.params;
+  const int head = walk.place.head, dim_k = walk.args().head_dim_k;
+  const float scale = static_cast<float>(walk.args().scale);
+  if (walk.HasQuery()) {
+    GradQueries(walk.smem, tile_in.q, tile_in.k, RowsOf(params.dq, tile, head, 0, dim_k),
+                tile.length, scale);
+  } else {
+    GradKeys(walk.smem, tile_in.q, tile_in.k, RowsOf(params.dk, tile, head, 0, dim_k), tile.length,
+             scale, params.grads.dkey_scale.data != nullptr);
+  }
+  GradValues(walk.smem, tile_in.dout, RowsOf(params.dv, tile, head, 0, walk.args().head_dim_v),
+             tile.length);
+}
+
+// All gradients of a tile, and R before it; adds those of the thread's log decay to `dlambda`. Barriers: the
+// tile is there; what PrepareTile makes is there; scores and D are there; gradients of pairs are there.
+template <typename Config>
+HL_DEVICE void SweepTile(ChannelRevWalk<Config>& walk, float (&adjoint)[Config::kV / 8][4],
+                         float& dlambda) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const ChannelRevShared<Config>& smem = walk.smem;
+  const DecayAttentionGradArgs& grads = walk.params.grads;
+  const float scale = static_cast<float>(grads.forward.scale);
+  const ChunkEntry tile = walk.at.tile();
+  const uint4* const state = walk.StateSlot();
+  const TileOperands in = OperandsOf(smem, walk.stage);
+  CpAsyncWait<0>();
+  __syncthreads();
+  walk.at.Advance();
+  walk.stage = 1 - walk.stage;
+  const bool more = walk.at.valid();
+  if (more) LoadOperands(smem, grads, walk.at, walk.place, walk.stage);
+  PrepareTile(walk, in, tile, state, adjoint);
+  __syncthreads();
+  if (more) LoadDecaysOf(walk);
+  CpAsyncCommit();
+  PairScores<kK, Config::kThreads>(in.q, in.k, smem.decays, [&](int r, int s, float sum) {
+    smem.scores[TileOffset<kChunk>(r, s)] = ToBf16(sum * (scale * smem.sums->key_scale[s]));
+  });
+  // The last warp has the fewest pairs.
+  if (WarpId() == Config::kWarps - 1) ScoreGradients<Config>(*smem.sums, in.v, in.dout);
+  AdvanceState<kK, kV>(adjoint, smem.scaled_q, in.dout, smem.sums->transition);
+  if ((tile.flags & kChunkResets) != 0) Clear(adjoint);
+  __syncthreads();
+  GradOperands(walk, in, tile);
+  __syncthreads();
+  if (walk.HasQuery()) {
+    dlambda += GradDecays<Config>(smem, walk.params.dlog_decay, tile, walk.place.head,
+                                  grads.forward.head_dim_k);
+  } else if (grads.dkey_scale.data != nullptr) {
+    GradKeyScale<Config>(smem, grads.dkey_scale, tile, walk.place.head);
+  }
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
+    ChannelWalkRevKernel(const WalkRevParams params) {
+  constexpr int kV = Config::kV, kSlot = ChannelRevWalk<Config>::kSlot;
+  HL_DYNAMIC_SMEM(raw);
+  const ChannelRevShared<Config> smem = CarveChannelRev<Config>(raw);
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;
-  const int every = params.checkpoint_every;
-  const float scale = static_cast<float>(args.scale);
-  const Place place = PlaceOf(args, params.shape, every);
-  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
-  const auto rows = [&] {
-    return StateRows{args.head_dim_k, args.head_dim_v, FreshWarpId() * 16, 0};
-  };
-  constexpr int kSlot = kK * kV / 8;  // units of 16 bytes
-  uint4* const scratch = static_cast<uint4*>(params.group) +
-                         int64_t{1} * blockIdx.x * every * kTilesPerChunk * kSlot +
-                         WarpId() * (kSlot / Config::kWarps);
-  const bool has_query = static_cast<int>(threadIdx.x) < kK;  // else a key
-  const int channel = static_cast<int>(threadIdx.x) % kK;
-  const auto scale_keys = [&](const bf16* k, const ChunkEntry& tile) {
-    smem.sums->transition[channel] = Exp2Approx(
-        ScaleKeys<kK>(smem.scaled_k, k, smem.log_decay, channel, args, tile, place.head));
-  };
+  const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
+  uint4* const scratch =
+      static_cast<uint4*>(params.group) +
+      int64_t{1} * blockIdx.x * params.checkpoint_every * kTilesPerChunk * kSlot +
+      WarpId() * (kSlot / Config::kWarps);
+  ChannelRevWalk<Config> walk = {
+      params, place, smem, scratch, {args.chunks, place.begin, params.checkpoint_every}, 0};
 
   float adjoint[kV / 8][4];
   Clear(adjoint);
   if (params.segment_states != nullptr) {
-    LoadState<false>(adjoint, params.segment_states + place.piece * state_elements, rows());
+    LoadState<false>(adjoint, params.segment_states + place.piece * walk.StateElements(),
+                     walk.WarpRows());
   } else if (grads.dfinal_state != nullptr) {
-    LoadState<false>(adjoint,
-                     static_cast<const float*>(grads.dfinal_state) + place.state * state_elements,
-                     rows());
+    LoadState<false>(
+        adjoint, static_cast<const float*>(grads.dfinal_state) + place.state * walk.StateElements(),
+        walk.WarpRows());
   }
   float dlambda = 0;
-  int stage = 0;
-  TileCursor at = {args.chunks, place.begin, every, 0, 0, 0, 0, false};
-  at.StartGroupBefore(place.end);
-  if (at.valid()) {
-    LoadOperands(smem, grads, at, place, 0);
-    LoadLogDecays<kK, Config::kThreads>(smem.log_decay, args, at.tile(), place.head);
+  walk.at.StartGroupBefore(place.end);
+  if (walk.at.valid()) {
+    LoadOperands(smem, grads, walk.at, place, 0);
+    LoadDecaysOf(walk);
     CpAsyncCommit();
   }
 #pragma unroll 1
-  while (at.valid()) {
-    const int group_end = at.group_end;
-    {
-      float state[kV / 8][4];
-      const int64_t slot = CheckpointSlot(place, at.group_begin, every);
-      LoadState<false>(state,
-                       static_cast<const bf16*>(args.checkpoints) +
-                           (slot * args.num_heads + place.head) * state_elements,
-                       rows());
+  while (walk.at.valid()) {
+    const int group_end = walk.at.group_end;
+    RecomputeStates(walk);
 #pragma unroll 1
-      while (true) {
-        const ChunkEntry tile = at.tile();
-        if ((tile.flags & kChunkResets) != 0) Clear(state);
-        KeepState<Config>(scratch + at.slot() * kSlot, state);
-        if (at.sweeps) break;
-        const bf16* const k = smem.k + stage * kTile * kK;
-        const bf16* const v = smem.v + stage * kTile * kV;
-        CpAsyncWait<0>();
-        __syncthreads();
-        at.Advance();
-        LoadOperands(smem, grads, at, place, 1 - stage);
-        if (has_query) scale_keys(k, tile);
-        __syncthreads();
-        LoadLogDecays<kK, Config::kThreads>(smem.log_decay, args, at.tile(), place.head);
-        CpAsyncCommit();
-        AdvanceState<kK, kV>(state, smem.scaled_k, v, smem.sums->transition);
-        stage = 1 - stage;
-      }
-    }
-#pragma unroll 1
-    while (at.valid() && at.group_end == group_end) {
-      const ChunkEntry tile = at.tile();
-      const uint4* const state = scratch + at.slot() * kSlot;
-      const bf16* const q = smem.q + stage * kTile * kK;
-      const bf16* const k = smem.k + stage * kTile * kK;
-      const bf16* const v = smem.v + stage * kTile * kV;
-      const bf16* const dout = smem.dout + stage * kTile * kV;
-      CpAsyncWait<0>();
-      __syncthreads();
-      at.Advance();
-      if (at.valid()) LoadOperands(smem, grads, at, place, 1 - stage);
-      StateProducts<Config>(smem, state, adjoint, v, dout);
-      CopyAdjoint<Config>(smem.adjoint, adjoint);
-      if (has_query) {
-        ScaleQueries<kK>(smem.scaled_q, smem.decays, q, smem.log_decay, channel, scale);
-      } else {
-        scale_keys(k, tile);
-        if (channel < kTile)
-          smem.sums->key_scale[channel] =
-              channel < tile.length ? KeyScaleAt(args, tile, channel, place.head) : 0.0f;
-      }
-      __syncthreads();
-      if (at.valid())
-        LoadLogDecays<kK, Config::kThreads>(smem.log_decay, args, at.tile(), place.head);
-      CpAsyncCommit();
-      PairScores<kK, Config::kThreads>(q, k, smem.decays, [&](int r, int s, float sum) {
-        smem.scores[TileOffset<kChunk>(r, s)] = ToBf16(sum * (scale * smem.sums->key_scale[s]));
-      });
-      // The last warp has the fewest pairs.
-      if (WarpId() == Config::kWarps - 1) ScoreGradients<Config>(*smem.sums, v, dout);
-      AdvanceState<kK, kV>(adjoint, smem.scaled_q, dout, smem.sums->transition);
-      if ((tile.flags & kChunkResets) != 0) Clear(adjoint);
-      __syncthreads();
-      if (has_query) {
-        GradQueries(smem, q, k, RowsOf(params.dq, tile, place.head, 0, args.head_dim_k),
-                    tile.length, scale);
-      } else {
-        GradKeys(smem, q, k, RowsOf(params.dk, tile, place.head, 0, args.head_dim_k), tile.length,
-                 scale, grads.dkey_scale.data != nullptr);
-      }
-      GradValues(smem, dout, RowsOf(params.dv, tile, place.head, 0, args.head_dim_v), tile.length);
-      __syncthreads();
-      if (has_query) {
-        dlambda += GradDecays<Config>(smem, params.dlog_decay, tile, place.head, args.head_dim_k);
-      } else if (grads.dkey_scale.data != nullptr) {
-        GradKeyScale<Config>(smem, grads.dkey_scale, tile, place.head);
-      }
-      stage = 1 - stage;
-    }
+    while (walk.at.valid() && walk.at.group_end == group_end) SweepTile(walk, adjoint, dlambda);
   }
   if (grads.dinitial_state != nullptr && place.starts)
     StoreState<false>(
-        adjoint, static_cast<float*>(grads.dinitial_state) + place.state * state_elements, rows());
+        adjoint, static_cast<float*>(grads.dinitial_state) + place.state * walk.StateElements(),
+        walk.WarpRows());
   if (params.dlambda != nullptr && static_cast<int>(threadIdx.x) < args.head_dim_k)
     params.dlambda[place.piece * args.head_dim_k + threadIdx.x] = dlambda;
 }
