@@ -1,61 +1,25 @@
 #include "kernels/decay_attention/decay_attention.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
 #include <algorithm>
-#include <initializer_list>
-#include <limits>
 
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
-#include "kernels/dispatch.h"
-#include "kernels/tensor_checks.h"
-#ifdef HALFLIFE_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
-#endif
+#include "kernels/decay_attention/binding.h"
+#include "kernels/decay_attention/growth.h"
 
 namespace halflife::kernels {
 namespace {
 
+using namespace binding;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-DType ToDType(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return DType::kF32;
-    case at::kDouble:
-      return DType::kF64;
-    case at::kBFloat16:
-      return DType::kBF16;
-    default:
-      HL_FAIL(ExitCode::kUsage, "decay attention of ", DTypeName(x.scalar_type()),
-              "; fp32, bf16 or (on the CPU) fp64 would work");
-  }
-}
-
-TensorView ViewOf(const at::Tensor& x) {
-  const auto stride = [&](int64_t dim) { return dim < x.dim() ? x.stride(dim) : 0; };
-  return {.data = x.data_ptr(),
-          .stride_b = stride(0),
-          .stride_t = stride(1),
-          .stride_h = stride(2),
-          .dtype = ToDType(x)};
-}
-
-// As the kernels read it: the last dimension contiguous.
-at::Tensor Rows(const at::Tensor& x) {
-  return !x.defined() || x.stride(-1) == 1 ? x : x.contiguous();
-}
-// The same of a log_decay: a constant one has no gaps between its heads either.
-at::Tensor DecayRows(const at::Tensor& x, bool constant) {
-  return constant ? x.contiguous() : Rows(x);
-}
 
 // [H], [H, K] constant; [B, T, H], [B, T, H, K] per token
 TensorView DecayViewOf(const at::Tensor& x) {
@@ -80,13 +44,15 @@ int64_t NumDecayHeads(const at::Tensor& log_decay) {
   return log_decay.size(log_decay.dim() <= 2 ? 0 : 2);
 }
 
-// The kernels count rows, tokens, heads and channels in 32 bits (and form offsets in 64).
-void CheckCounts(std::initializer_list<at::Tensor> tensors) {
-  for (const at::Tensor& x : tensors)
-    for (const int64_t size : x.sizes())
-      HL_CHECK_AS(ExitCode::kUsage, size <= std::numeric_limits<int>::max(),
-                  "decay attention of a tensor ", x.sizes(), "; dimensions up to ",
-                  std::numeric_limits<int>::max(), " would work");
+int64_t NumHeads(const DecayAttentionInputs& in) {
+  return std::max({in.q.size(2), in.k.size(2), in.v.size(2), NumDecayHeads(in.log_decay)});
+}
+
+void CheckKeyScale(const DecayAttentionInputs& in) {
+  const std::vector<int64_t> want = {in.q.size(0), in.q.size(1), NumHeads(in)};
+  HL_CHECK(!in.key_scale.defined() || FitsBeside(in.q, in.key_scale, want), "key_scale ",
+           Describe(in.key_scale), " beside q ", Describe(in.q), "; [B, T, H], here ",
+           at::IntArrayRef(want), ", on its device would work");
 }
 
 void CheckShapes(const DecayAttentionInputs& in) {
@@ -109,11 +75,10 @@ void CheckShapes(const DecayAttentionInputs& in) {
     HL_CHECK(g.dim() % 2 == 1 || g.size(-1) == dim_k, "log_decay ", g.sizes(),
              " per channel beside K ", dim_k);
   }
-  HL_CHECK(!in.initial_state.defined() || in.initial_state.device() == q.device(), "initial_state ",
-           Describe(in.initial_state), " is not on the device of q, ", q.device().str());
   HL_CHECK(in.chunks == nullptr || (in.chunks->batch == batch && in.chunks->seq_len == seq_len &&
                                     in.chunks->device == q.device()),
            "chunks of another batch or device");
+  CheckKeyScale(in);
 }
 
 // The arguments of one call with all that keeps them valid. `inputs` are those the pointers were taken from.
@@ -127,8 +92,15 @@ struct Call {
   at::Tensor Empty(at::IntArrayRef sizes) const {
     return at::empty(sizes, inputs.q.options().dtype(compute()));
   }
-  at::Tensor EmptyState() const {
-    return Empty({args.num_sequences, args.num_heads, args.head_dim_k, args.head_dim_v});
+  bool normalised() const { return args.norm_kind == NormKind::kSumOfKeys; }
+  std::vector<int64_t> NormSizes() const {
+    return {args.num_sequences, args.num_heads, args.head_dim_k};
+  }
+  std::vector<int64_t> StateSizes() const {
+    return {args.num_sequences, args.num_heads, args.head_dim_k, args.head_dim_v};
+  }
+  DecayState EmptyState() const {
+    return {.kv = Empty(StateSizes()), .norm = normalised() ? Empty(NormSizes()) : at::Tensor()};
   }
   at::Tensor Bytes(size_t bytes) const {
     return at::empty({static_cast<int64_t>(bytes)}, inputs.q.options().dtype(at::kByte));
@@ -147,6 +119,22 @@ DeviceLimits LimitsOf([[maybe_unused]] const at::Tensor& x) {
   return {};
 }
 
+// A state, or a gradient of one, as the kernels read it. Undefined stays so.
+DecayState StateRows(const Call& call, const char* what, const DecayState& state,
+                     const DecayAttentionConfig& config) {
+  CheckStateFields(what, state, config);
+  const auto rows = [&](const char* field, const at::Tensor& x, at::IntArrayRef want) {
+    if (!x.defined()) return x;
+    HL_CHECK(FitsBeside(call.inputs.q, x, want), "decay attention: ", what, field, " ", Describe(x),
+             " of states ", want, " on ", call.inputs.q.device().str());
+    return x.to(call.compute()).contiguous();
+  };
+  return {.kv = rows("", state.kv, call.StateSizes()),
+          .norm = rows(".norm", state.norm, call.NormSizes())};
+}
+const void* DataOf(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
+void* PlaceOf(const at::Tensor& x) { return x.defined() ? x.mutable_data_ptr() : nullptr; }
+
 Call MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig& config) {
   CheckShapes(given);
   Call call = {.inputs = given, .args = {}, .plan = {}};
@@ -155,6 +143,7 @@ Call MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig& con
   in.q = Rows(in.q), in.k = Rows(in.k), in.v = Rows(in.v);
   if (in.log_decay.defined())
     in.log_decay = DecayRows(in.log_decay.to(compute), in.log_decay.dim() <= 2);
+  if (in.key_scale.defined()) in.key_scale = in.key_scale.to(compute);
   if (in.chunks == nullptr)
     in.chunks = MakeSequenceChunks({.batch = in.q.size(0), .seq_len = in.q.size(1)}, in.q.device());
 
@@ -165,50 +154,40 @@ Call MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig& con
   args.num_k_heads = static_cast<int>(in.k.size(2));
   args.num_v_heads = static_cast<int>(in.v.size(2));
   args.num_decay_heads = static_cast<int>(NumDecayHeads(in.log_decay));
-  args.num_heads =
-      std::max({args.num_q_heads, args.num_k_heads, args.num_v_heads, args.num_decay_heads});
+  args.num_heads = static_cast<int>(NumHeads(in));
   args.head_dim_k = static_cast<int>(in.q.size(3));
   args.head_dim_v = static_cast<int>(in.v.size(3));
   args.decay_kind = KindOf(in.log_decay);
+  args.norm_kind = config.norm;
+  args.norm_eps = config.norm_eps;
   args.scale = config.scale;
   args.q = ViewOf(in.q), args.k = ViewOf(in.k), args.v = ViewOf(in.v);
   args.out = {.dtype = args.v.dtype};
   if (in.log_decay.defined()) args.log_decay = DecayViewOf(in.log_decay);
+  if (in.key_scale.defined()) args.key_scale = ViewOf(in.key_scale);
   args.num_sequences = in.chunks->num_sequences();
   args.num_chunks = in.chunks->num_chunks();
   args.chunks = in.chunks->chunks();
   args.sequence_begin = in.chunks->sequence_begin();
-  if (in.initial_state.defined()) {
-    in.initial_state = in.initial_state.to(compute).contiguous();
-    const std::vector<int64_t> want = {args.num_sequences, args.num_heads, args.head_dim_k,
-                                       args.head_dim_v};
-    HL_CHECK(in.initial_state.sizes() == at::IntArrayRef(want), "initial_state ",
-             in.initial_state.sizes(), ", not ", at::IntArrayRef(want));
-    args.initial_state = in.initial_state.const_data_ptr();
-  }
+  in.initial_state = StateRows(call, "initial_state", in.initial_state, config);
+  args.initial_state = DataOf(in.initial_state.kv);
+  args.initial_norm = DataOf(in.initial_state.norm);
   call.plan = MakePlan(args, LimitsOf(in.q), config.num_segments);
   call.plan.chunk_size = static_cast<int>(in.chunks->chunk_size);
   return call;
 }
 
-[[noreturn]] void FailWithoutCuda() {
-  HL_FAIL(
-      ExitCode::kEnvironment,
-      "decay attention on a CUDA tensor, but this build has no CUDA; configure with nvcc at hand");
-}
-
-#ifdef HALFLIFE_WITH_CUDA
-#define HL_DISPATCH(is_cuda, function, ...)                                  \
-  ((is_cuda) ? cuda::function(__VA_ARGS__, at::cuda::getCurrentCUDAStream()) \
-             : cpu::function(__VA_ARGS__))
-#else
-#define HL_DISPATCH(is_cuda, function, ...) \
-  ((is_cuda) ? FailWithoutCuda() : cpu::function(__VA_ARGS__))
-#endif
-
+// What a forward leaves for a backward.
+struct Saved {
+  at::Tensor checkpoints;      // bytes
+  at::Tensor out, norm_denom;  // with the normaliser
+};
+struct Keep {
+  bool checkpoints = false, norm_denom = false;
+};
 struct ForwardResult {
   DecayAttentionOutput output;
-  at::Tensor checkpoints;  // bytes; undefined unless the call will be differentiated
+  Saved saved;
 };
 
 // dL/d(out), as the kernels read it.
@@ -222,18 +201,24 @@ at::Tensor OutputGradient(const Call& call, const at::Tensor& dout) {
   return Rows(dout.to(call.inputs.v.scalar_type()));
 }
 
-ForwardResult RunForward(Call& call, bool differentiated) {
+ForwardResult RunForward(Call& call, const Keep& keep) {
   const c10::DeviceGuard guard(call.inputs.q.device());
   ForwardResult result;
   DecayAttentionArgs& args = call.args;
-  result.output.out = at::empty({args.batch, args.seq_len, args.num_heads, args.head_dim_v},
-                                call.inputs.v.options());
-  result.output.final_state = call.EmptyState();
+  result.output = {.out = at::empty({args.batch, args.seq_len, args.num_heads, args.head_dim_v},
+                                    call.inputs.v.options()),
+                   .final_state = call.EmptyState()};
   args.out = ViewOf(result.output.out);
-  args.final_state = result.output.final_state.data_ptr();
-  if (differentiated) {
-    result.checkpoints = call.Bytes(CheckpointBytes(args, call.plan));
-    args.checkpoints = result.checkpoints.data_ptr();
+  args.final_state = PlaceOf(result.output.final_state.kv);
+  args.final_norm = PlaceOf(result.output.final_state.norm);
+  if (keep.checkpoints) {
+    result.saved.checkpoints = call.Bytes(CheckpointBytes(args, call.plan));
+    args.checkpoints = result.saved.checkpoints.data_ptr();
+  }
+  if (keep.norm_denom && call.normalised()) {
+    result.saved.out = result.output.out;
+    result.saved.norm_denom = call.Empty({args.batch, args.seq_len, args.num_heads});
+    args.norm_denom = PlaceOf(result.saved.norm_denom);
   }
   const at::Tensor workspace = call.Bytes(ForwardWorkspaceBytes(args, call.plan));
   args.workspace = workspace.data_ptr();
@@ -242,51 +227,65 @@ ForwardResult RunForward(Call& call, bool differentiated) {
   return result;
 }
 
+// The arguments of a backward are those of its forward.
+void Restore(Call& call, const Saved& saved) {
+  if (saved.checkpoints.defined()) call.args.checkpoints = saved.checkpoints.data_ptr();
+  if (!call.normalised()) return;
+  call.args.out = ViewOf(saved.out);
+  call.args.norm_denom = PlaceOf(saved.norm_denom);
+}
+
+struct Wanted {
+  bool log_decay = true, key_scale = true, initial_kv = true, initial_norm = true;
+  bool any() const { return log_decay || key_scale || initial_kv || initial_norm; }
+};
 struct Upstream {
-  at::Tensor dout, dfinal_state;  // either may be undefined: zero
-  bool want_decay = true, want_initial_state = true;
+  at::Tensor dout;         // undefined: zero
+  DecayState final_state;  // likewise
 };
 
-DecayAttentionGrads RunBackward(Call& call, const Upstream& upstream,
-                                const at::Tensor& checkpoints) {
+DecayAttentionGrads EmptyGrads(const Call& call, const Wanted& wanted) {
+  const DecayAttentionInputs& in = call.inputs;
+  DecayAttentionGrads grads = {.dq = at::empty(in.q.sizes(), in.q.options()),
+                               .dk = at::empty(in.k.sizes(), in.k.options()),
+                               .dv = at::empty(in.v.sizes(), in.v.options()),
+                               .dlog_decay = {}};
+  if (wanted.log_decay && in.log_decay.defined()) {
+    grads.dlog_decay = call.Empty(in.log_decay.sizes());
+    if (call.args.batch == 0 || call.args.seq_len == 0) grads.dlog_decay.zero_();  // no kernel runs
+  }
+  if (wanted.key_scale && in.key_scale.defined())
+    grads.dkey_scale = call.Empty(in.key_scale.sizes());
+  if (wanted.initial_kv) grads.dinitial_state.kv = call.Empty(call.StateSizes());
+  if (wanted.initial_norm && call.normalised())
+    grads.dinitial_state.norm = call.Empty(call.NormSizes());
+  return grads;
+}
+
+DecayAttentionGrads RunBackward(Call& call, const DecayAttentionConfig& config,
+                                const Upstream& upstream, const Wanted& wanted,
+                                const Saved& saved) {
   const DecayAttentionInputs& in = call.inputs;
   const c10::DeviceGuard guard(in.q.device());
   DecayAttentionArgs& args = call.args;
-  args.checkpoints = checkpoints.data_ptr();
+  Restore(call, saved);
   const at::Tensor dout =
       upstream.dout.defined()
           ? OutputGradient(call, upstream.dout)
           : at::zeros({args.batch, args.seq_len, args.num_heads, args.head_dim_v}, in.v.options());
-  DecayAttentionGrads grads = {.dq = at::empty(in.q.sizes(), in.q.options()),
-                               .dk = at::empty(in.k.sizes(), in.k.options()),
-                               .dv = at::empty(in.v.sizes(), in.v.options()),
-                               .dlog_decay = {},
-                               .dinitial_state = {}};
+  const DecayAttentionGrads grads = EmptyGrads(call, wanted);
+  const DecayState dfinal = StateRows(call, "dfinal_state", upstream.final_state, config);
   DecayAttentionGradArgs grad_args = {.forward = args,
                                       .dout = ViewOf(dout),
                                       .dq = ViewOf(grads.dq),
                                       .dk = ViewOf(grads.dk),
-                                      .dv = ViewOf(grads.dv)};
-  grad_args.forward.out = {.dtype = args.v.dtype};
-  if (upstream.want_decay && in.log_decay.defined()) {
-    grads.dlog_decay = call.Empty(in.log_decay.sizes());
-    if (args.batch == 0 || args.seq_len == 0) grads.dlog_decay.zero_();  // no kernel runs
-    grad_args.dlog_decay = DecayViewOf(grads.dlog_decay);
-  }
-  if (upstream.want_initial_state) {
-    grads.dinitial_state = call.EmptyState();
-    grad_args.dinitial_state = grads.dinitial_state.data_ptr();
-  }
-  at::Tensor dfinal_state;
-  if (upstream.dfinal_state.defined()) {
-    HL_CHECK(FitsBeside(in.q, upstream.dfinal_state,
-                        {args.num_sequences, args.num_heads, args.head_dim_k, args.head_dim_v}),
-             "decay attention backward: dfinal_state ", Describe(upstream.dfinal_state),
-             " of states [", args.num_sequences, ", ", args.num_heads, ", ", args.head_dim_k, ", ",
-             args.head_dim_v, "] on ", in.q.device().str());
-    dfinal_state = upstream.dfinal_state.to(call.compute()).contiguous();
-    grad_args.dfinal_state = dfinal_state.const_data_ptr();
-  }
+                                      .dv = ViewOf(grads.dv),
+                                      .dfinal_state = DataOf(dfinal.kv),
+                                      .dinitial_state = PlaceOf(grads.dinitial_state.kv),
+                                      .dfinal_norm = DataOf(dfinal.norm),
+                                      .dinitial_norm = PlaceOf(grads.dinitial_state.norm)};
+  if (grads.dlog_decay.defined()) grad_args.dlog_decay = DecayViewOf(grads.dlog_decay);
+  if (grads.dkey_scale.defined()) grad_args.dkey_scale = ViewOf(grads.dkey_scale);
   const at::Tensor workspace = call.Bytes(BackwardWorkspaceBytes(args, call.plan));
   grad_args.forward.workspace = workspace.data_ptr();
   HL_DISPATCH(call.is_cuda(), Backward, grad_args, call.plan);
@@ -297,29 +296,39 @@ DecayAttentionGrads RunBackward(Call& call, const Upstream& upstream,
 struct SavedCall : torch::CustomClassHolder {
   std::shared_ptr<const SequenceChunks> chunks;
   DecayAttentionConfig config;
-  bool differentiated = false, want_decay = false, want_initial_state = false;
+  bool differentiated = false;
+  Wanted wanted;
 };
 
 struct DecayAttentionFunction : torch::autograd::Function<DecayAttentionFunction> {
   using Optional = const std::optional<at::Tensor>&;
 
   static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                               const at::Tensor& v, Optional log_decay, Optional initial_state,
+                               const at::Tensor& v, Optional log_decay, Optional key_scale,
+                               Optional initial_kv, Optional initial_norm,
                                const c10::intrusive_ptr<SavedCall>& saved) {
     context->set_materialize_grads(false);
-    const DecayAttentionInputs inputs = {.q = q,
-                                         .k = k,
-                                         .v = v,
-                                         .log_decay = log_decay.value_or(at::Tensor()),
-                                         .chunks = saved->chunks,
-                                         .initial_state = initial_state.value_or(at::Tensor())};
+    const auto given = [](Optional x) { return x.value_or(at::Tensor()); };
+    const DecayAttentionInputs inputs = {
+        .q = q,
+        .k = k,
+        .v = v,
+        .log_decay = given(log_decay),
+        .key_scale = given(key_scale),
+        .chunks = saved->chunks,
+        .initial_state = {.kv = given(initial_kv), .norm = given(initial_norm)}};
     Call call = MakeCall(inputs, saved->config);
     saved->chunks = call.inputs.chunks;
-    const ForwardResult result = RunForward(call, saved->differentiated);
-    context->save_for_backward(
-        {q, k, v, inputs.log_decay, inputs.initial_state, result.checkpoints});
+    const ForwardResult result = RunForward(
+        call, {.checkpoints = saved->differentiated, .norm_denom = saved->differentiated});
+    context->save_for_backward({q, k, v, inputs.log_decay, inputs.key_scale,
+                                inputs.initial_state.kv, inputs.initial_state.norm,
+                                result.saved.checkpoints, result.saved.out,
+                                result.saved.norm_denom});
     context->saved_data["call"] = c10::IValue::make_capsule(saved);
-    return {result.output.out, result.output.final_state};
+    variable_list outputs = {result.output.out, result.output.final_state.kv};
+    if (call.normalised()) outputs.push_back(result.output.final_state.norm);
+    return outputs;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -330,59 +339,31 @@ struct DecayAttentionFunction : torch::autograd::Function<DecayAttentionFunction
                           .k = saved[1],
                           .v = saved[2],
                           .log_decay = saved[3],
+                          .key_scale = saved[4],
                           .chunks = saved_call.chunks,
-                          .initial_state = saved[4]},
+                          .initial_state = {.kv = saved[5], .norm = saved[6]}},
                          saved_call.config);
-    const DecayAttentionGrads result =
-        RunBackward(call,
-                    {.dout = grads[0],
-                     .dfinal_state = grads[1],
-                     .want_decay = saved_call.want_decay,
-                     .want_initial_state = saved_call.want_initial_state},
-                    saved[5]);
-    return {result.dq,   result.dk, result.dv, result.dlog_decay, result.dinitial_state,
+    const DecayAttentionGrads result = RunBackward(
+        call, saved_call.config,
+        {.dout = grads[0],
+         .final_state = {.kv = grads[1], .norm = call.normalised() ? grads[2] : at::Tensor()}},
+        saved_call.wanted, {.checkpoints = saved[7], .out = saved[8], .norm_denom = saved[9]});
+    return {result.dq,
+            result.dk,
+            result.dv,
+            result.dlog_decay,
+            result.dkey_scale,
+            result.dinitial_state.kv,
+            result.dinitial_state.norm,
             at::Tensor()};
   }
 };
-
-void CheckStepTensors(const DecayAttentionStepInputs& in, const at::Tensor& state) {
-  const at::Tensor &q = in.q, &k = in.k, &v = in.v, &g = in.log_decay;
-  HL_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && state.dim() == 4,
-           "decay attention step of q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(),
-           ", state ", state.sizes(), "; [B, heads, K], [B, heads, V] and [B, H, K, V] would work");
-  HL_CHECK(q.is_cpu() || q.is_cuda(), "decay attention step of q ", Describe(q),
-           "; the CPU and CUDA have kernels for it");
-  CheckCounts({q, k, v, state});
-  const int64_t batch = q.size(0), dim_k = q.size(2);
-  HL_CHECK(k.size(0) == batch && v.size(0) == batch && k.size(2) == dim_k &&
-               state.size(0) == batch && state.size(2) == dim_k && state.size(3) == v.size(2) &&
-               state.is_contiguous(),
-           "decay attention step: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(), ", state ",
-           state.sizes(), " do not fit each other");
-  const auto like_q = [&](const at::Tensor& x) {
-    return x.scalar_type() == q.scalar_type() && x.device() == q.device();
-  };
-  HL_CHECK(like_q(k) && like_q(v) && state.device() == q.device() &&
-               state.scalar_type() == ComputeType(q),
-           "decay attention step of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
-           ", state ", Describe(state), "; q, k, v of one dtype and device, and a state of ",
-           DTypeName(ComputeType(q)), " beside them would work");
-  if (!g.defined()) return;
-  const int64_t rest = g.dim() - (in.constant_decay ? 0 : 1);  // [Hd] or [Hd, K]
-  HL_CHECK((rest == 1 || (rest == 2 && g.size(-1) == dim_k)) &&
-               (in.constant_decay || g.size(0) == batch) && g.device() == q.device(),
-           "decay attention step: log_decay ", Describe(g), " beside q ", Describe(q),
-           in.constant_decay ? "; [Hd] or [Hd, K]" : "; [B, Hd] or [B, Hd, K]",
-           " on its device would work");
-}
 
 std::optional<at::Tensor> IfDefined(const at::Tensor& x) {
   return x.defined() ? std::optional<at::Tensor>(x) : std::nullopt;
 }
 
-}  // namespace
-
-DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,
+DecayAttentionOutput Differentiable(const DecayAttentionInputs& inputs,
                                     const DecayAttentionConfig& config) {
   const auto wants = [](const at::Tensor& x) {
     return c10::GradMode::is_enabled() && x.defined() && x.requires_grad();
@@ -390,17 +371,59 @@ DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,
   auto saved = c10::make_intrusive<SavedCall>();
   saved->chunks = inputs.chunks;
   saved->config = config;
-  saved->want_decay = wants(inputs.log_decay);
-  saved->want_initial_state = wants(inputs.initial_state);
-  saved->differentiated = wants(inputs.q) || wants(inputs.k) || wants(inputs.v) ||
-                          saved->want_decay || saved->want_initial_state;
-  const variable_list out =
-      DecayAttentionFunction::apply(inputs.q, inputs.k, inputs.v, IfDefined(inputs.log_decay),
-                                    IfDefined(inputs.initial_state), saved);
-  return {out[0], out[1]};
+  saved->wanted = {.log_decay = wants(inputs.log_decay),
+                   .key_scale = wants(inputs.key_scale),
+                   .initial_kv = wants(inputs.initial_state.kv),
+                   .initial_norm = wants(inputs.initial_state.norm)};
+  saved->differentiated =
+      wants(inputs.q) || wants(inputs.k) || wants(inputs.v) || saved->wanted.any();
+  const variable_list out = DecayAttentionFunction::apply(
+      inputs.q, inputs.k, inputs.v, IfDefined(inputs.log_decay), IfDefined(inputs.key_scale),
+      IfDefined(inputs.initial_state.kv), IfDefined(inputs.initial_state.norm), saved);
+  return {.out = out[0],
+          .final_state = {.kv = out[1], .norm = out.size() > 2 ? out[2] : at::Tensor()}};
+}
+
+DecayAttentionGrads Gradients(const DecayAttentionInputs& inputs,
+                              const DecayAttentionConfig& config, const at::Tensor& dout,
+                              const DecayState& dfinal_state) {
+  Call call = MakeCall(inputs, config);
+  const ForwardResult forward = RunForward(call, {.checkpoints = true, .norm_denom = true});
+  return RunBackward(call, config, {.dout = dout, .final_state = dfinal_state}, {}, forward.saved);
+}
+
+void CheckSummary(const DecayAttentionConfig& config) {
+  HL_CHECK_AS(ExitCode::kUsage, !config.allow_growth,
+              "decay attention: the summary of a segment carries no log scale; log_decay <= 0 "
+              "without allow_growth, or whole sequences, would work");
+}
+
+}  // namespace
+
+DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,
+                                    const DecayAttentionConfig& config) {
+  CheckStateFields("initial_state", inputs.initial_state, config);
+  if (!config.allow_growth) return Differentiable(inputs, config);
+  CheckShapes(inputs);
+  const ScaledInputs scaled = ScaleGrowth(inputs, config);
+  DecayAttentionOutput output = Differentiable(scaled.inputs, config);
+  output.final_state.log_scale = scaled.final_log_scale;
+  return output;
+}
+
+DecayAttentionGrads Backward(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
+                             const at::Tensor& dout, const DecayState& dfinal_state) {
+  if (!config.allow_growth) return Gradients(inputs, config, dout, dfinal_state);
+  CheckShapes(inputs);
+  const ScaledInputs scaled = ScaleGrowth(inputs, config);
+  DecayAttentionGrads grads = Gradients(scaled.inputs, config, dout, dfinal_state);
+  grads.dkey_scale =
+      inputs.key_scale.defined() ? grads.dkey_scale * scaled.key_factor : at::Tensor();
+  return grads;
 }
 
 DecaySegment Summarise(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config) {
+  CheckSummary(config);
   const c10::DeviceGuard guard(inputs.q.device());
   Call call = MakeCall(inputs, config);
   const DecayAttentionArgs& args = call.args;
@@ -411,80 +434,47 @@ DecaySegment Summarise(const DecayAttentionInputs& inputs, const DecayAttentionC
   DecaySegmentArgs segment_args = {.forward = args,
                                    .dout = {},
                                    .log_transition = segment.log_transition.data_ptr(),
-                                   .state = segment.state.data_ptr()};
+                                   .state = PlaceOf(segment.state.kv),
+                                   .norm = PlaceOf(segment.state.norm)};
   const at::Tensor workspace = call.Bytes(ForwardWorkspaceBytes(args, call.plan));
   segment_args.forward.workspace = workspace.data_ptr();
   HL_DISPATCH(call.is_cuda(), Summarise, segment_args, call.plan);
   return segment;
 }
 
-at::Tensor BackwardSummarise(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
+DecayState BackwardSummarise(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
                              const at::Tensor& dout) {
+  CheckSummary(config);
   const c10::DeviceGuard guard(inputs.q.device());
   Call call = MakeCall(inputs, config);
-  const at::Tensor rows = OutputGradient(call, dout), dstate = call.EmptyState();
+  const at::Tensor rows = OutputGradient(call, dout);
+  const DecayState dstate = call.EmptyState();
+  ForwardResult forward;
+  if (call.normalised()) {
+    forward = RunForward(call, {.norm_denom = true});
+    Restore(call, forward.saved);
+  }
   DecaySegmentArgs segment_args = {.forward = call.args,
                                    .dout = ViewOf(rows),
                                    .log_transition = nullptr,
-                                   .state = dstate.data_ptr()};
+                                   .state = PlaceOf(dstate.kv),
+                                   .norm = PlaceOf(dstate.norm)};
   const at::Tensor workspace = call.Bytes(BackwardWorkspaceBytes(call.args, call.plan));
   segment_args.forward.workspace = workspace.data_ptr();
   HL_DISPATCH(call.is_cuda(), BackwardSummarise, segment_args, call.plan);
   return dstate;
 }
 
-DecayAttentionGrads Backward(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
-                             const at::Tensor& dout, const at::Tensor& dfinal_state) {
-  Call call = MakeCall(inputs, config);
-  const ForwardResult forward = RunForward(call, true);
-  return RunBackward(call, {.dout = dout, .dfinal_state = dfinal_state}, forward.checkpoints);
-}
-
-at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs, double scale,
-                              at::Tensor& state) {
-  CheckStepTensors(inputs, state);
-  const at::Tensor q = Rows(inputs.q), k = Rows(inputs.k), v = Rows(inputs.v);
-  const c10::DeviceGuard guard(q.device());
-  // one token: the head is the second dimension
-  const auto view = [](const at::Tensor& x) {
-    return TensorView{.data = x.data_ptr(),
-                      .stride_b = x.stride(0),
-                      .stride_t = 0,
-                      .stride_h = x.stride(1),
-                      .dtype = ToDType(x)};
+DecayState PassThrough(const DecaySegment& segment, const DecayState& before) {
+  const auto pass = [](const at::Tensor& log_transition, const at::Tensor& from,
+                       const at::Tensor& own) {
+    if (!from.defined() || !own.defined()) return own;
+    const at::Tensor cut = log_transition.isneginf();
+    return at::where(cut, own, log_transition.exp() * from + own);
   };
-  const at::Tensor out = at::empty({q.size(0), state.size(1), v.size(2)}, v.options());
-  DecayAttentionStepArgs args = {.batch = static_cast<int>(q.size(0)),
-                                 .num_heads = static_cast<int>(state.size(1)),
-                                 .num_q_heads = static_cast<int>(q.size(1)),
-                                 .num_k_heads = static_cast<int>(k.size(1)),
-                                 .num_v_heads = static_cast<int>(v.size(1)),
-                                 .num_decay_heads = 1,
-                                 .head_dim_k = static_cast<int>(q.size(2)),
-                                 .head_dim_v = static_cast<int>(v.size(2)),
-                                 .scale = scale,
-                                 .q = view(q),
-                                 .k = view(k),
-                                 .v = view(v),
-                                 .out = view(out)};
-  at::Tensor log_decay;
-  if (inputs.log_decay.defined()) {
-    log_decay = DecayRows(inputs.log_decay.to(ComputeType(q)), inputs.constant_decay);
-    const int64_t head = inputs.constant_decay ? 0 : 1;
-    const bool per_channel = log_decay.dim() == head + 2;
-    args.decay_kind = inputs.constant_decay
-                          ? (per_channel ? DecayKind::kPerHeadChannel : DecayKind::kPerHead)
-                          : (per_channel ? DecayKind::kPerTokenChannel : DecayKind::kPerToken);
-    args.num_decay_heads = static_cast<int>(log_decay.size(head));
-    args.log_decay = {.data = log_decay.data_ptr(),
-                      .stride_b = inputs.constant_decay ? 0 : log_decay.stride(0),
-                      .stride_t = 0,
-                      .stride_h = log_decay.stride(head),
-                      .dtype = ToDType(log_decay)};
-  }
-  args.state = state.data_ptr();
-  HL_DISPATCH(q.is_cuda(), Step, args);
-  return out;
+  const at::Tensor& log_transition = segment.log_transition;  // [sequences, H, K or 1]
+  return {.kv = pass(log_transition.unsqueeze(3), before.kv, segment.state.kv),
+          .norm = pass(log_transition, before.norm, segment.state.norm)};
 }
 
 }  // namespace halflife::kernels

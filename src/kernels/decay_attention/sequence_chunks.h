@@ -6,10 +6,20 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <mutex>
 
 #include "kernels/decay_attention/chunk_table.h"
 
 namespace halflife::kernels {
+
+// The runs of tokens that no document start cuts, for what is counted within them. On the device of the chunks, int64.
+struct TokenRuns {
+  at::Tensor begin;  // [B, T]: the run's first token, counted within its row
+  at::Tensor
+      sequence;  // [B, T]: whose initial state it goes on from; num_sequences: none, a document starts it
+  // [sequences]: the last token of each, b T + t; of a sequence n without tokens B T + n.
+  at::Tensor last;
+};
 
 struct SequenceChunks {
   int64_t batch = 0, seq_len = 0, chunk_size = 64;
@@ -22,6 +32,12 @@ struct SequenceChunks {
   int num_chunks() const { return static_cast<int>(table.chunks.size()); }
   const ChunkEntry* chunks() const;
   const int32_t* sequence_begin() const;
+  // Made when first asked for, by any thread.
+  const TokenRuns& runs() const;
+
+ private:
+  mutable std::once_flag runs_made_;
+  mutable TokenRuns runs_;
 };
 
 std::shared_ptr<const SequenceChunks> MakeSequenceChunks(const ChunkTableConfig& config,

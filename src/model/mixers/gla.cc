@@ -76,17 +76,17 @@ class Gla : public Mixer {
     MixerOutput result;
     const Projected heads =
         Project(x, slice, carried ? initial : nullptr, want_state ? &result.state : nullptr);
-    const auto [o, final_state] =
-        kernels::DecayAttention({.q = heads.q,
-                                 .k = heads.k,
-                                 .v = heads.v,
-                                 .log_decay = heads.log_decay,
-                                 .chunks = slice.chunks,
-                                 .initial_state = carried ? initial->tensors[0] : at::Tensor()},
-                                {.scale = Scale()});
+    const auto [o, final_state] = kernels::DecayAttention(
+        {.q = heads.q,
+         .k = heads.k,
+         .v = heads.v,
+         .log_decay = heads.log_decay,
+         .chunks = slice.chunks,
+         .initial_state = {.kv = carried ? initial->tensors[0] : at::Tensor()}},
+        {.scale = Scale()});
     result.y = output_(o, heads.gate);
     if (want_state) {
-      result.state.tensors[0] = final_state;
+      result.state.tensors[0] = final_state.kv;
       result.state.num_tokens = (initial == nullptr ? 0 : initial->num_tokens) + slice.seq_len;
     }
     return result;
@@ -109,11 +109,12 @@ class Gla : public Mixer {
     const auto slice = SequenceSlice::Contiguous(x.size(0), 1, state.num_tokens, x.device());
     MixerState next;
     const Projected heads = Project(x.unsqueeze(1), slice, &state, &next);
+    kernels::DecayState memory = {.kv = state.tensors[0]};
     const at::Tensor o = kernels::DecayAttentionStep({.q = heads.q.squeeze(1),
                                                       .k = heads.k.squeeze(1),
                                                       .v = heads.v.squeeze(1),
                                                       .log_decay = heads.log_decay.squeeze(1)},
-                                                     Scale(), state.tensors[0]);
+                                                     {.scale = Scale()}, memory);
     for (size_t i = 1; i < next.tensors.size(); ++i) state.tensors[i] = next.tensors[i];
     ++state.num_tokens;
     return output_(o.unsqueeze(1), heads.gate).squeeze(1);

@@ -59,11 +59,12 @@ class Retention : public Mixer {
                                             .log_decay = LogDecay(x),
                                             .chunks = slice.chunks,
                                             .initial_state = {}};
-    if (initial != nullptr && !initial->tensors.empty()) inputs.initial_state = initial->tensors[0];
+    if (initial != nullptr && !initial->tensors.empty())
+      inputs.initial_state.kv = initial->tensors[0];
     const auto [o, final_state] = kernels::DecayAttention(inputs, {.scale = Scale()});
     MixerOutput result = {.y = output_(o, heads.gate), .state = {}};
     if (want_state) {
-      result.state.tensors = {final_state};
+      result.state.tensors = {final_state.kv};
       result.state.num_tokens = (initial == nullptr ? 0 : initial->num_tokens) + slice.seq_len;
     }
     return result;
@@ -79,12 +80,13 @@ class Retention : public Mixer {
     const at::Tensor token = x.unsqueeze(1);
     const auto slice = SequenceSlice::Contiguous(x.size(0), 1, state.num_tokens, x.device());
     const Projected heads = Project(token, slice.positions);
+    kernels::DecayState memory = {.kv = state.tensors[0]};
     const at::Tensor o = kernels::DecayAttentionStep({.q = heads.q.squeeze(1),
                                                       .k = heads.k.squeeze(1),
                                                       .v = heads.v.squeeze(1),
                                                       .log_decay = LogDecay(x),
                                                       .constant_decay = true},
-                                                     Scale(), state.tensors[0]);
+                                                     {.scale = Scale()}, memory);
     ++state.num_tokens;
     return output_(o.unsqueeze(1), heads.gate).squeeze(1);
   }

@@ -16,12 +16,15 @@ using test::MakeProblem;
 double Tolerance(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 2e-2 : 1e-5; }
 
 at::Tensor ToGpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
+at::Tensor ToCpu(const at::Tensor& x) { return x.defined() ? x.cpu() : x; }
+DecayState ToCpu(const DecayState& x) { return {.kv = ToCpu(x.kv), .norm = ToCpu(x.norm)}; }
 
 DecayProblem OnGpu(const DecayProblem& problem) {
   DecayProblem moved = problem;
   DecayAttentionInputs& in = moved.inputs;
   for (at::Tensor* x :
-       {&in.q, &in.k, &in.v, &in.log_decay, &in.initial_state, &moved.dout, &moved.dfinal_state})
+       {&in.q, &in.k, &in.v, &in.log_decay, &in.key_scale, &in.initial_state.kv,
+        &in.initial_state.norm, &moved.dout, &moved.dfinal_state.kv, &moved.dfinal_state.norm})
     *x = ToGpu(*x);
   in.chunks = problem.starts.defined() ? test::ChunksOf(problem.starts, 64, at::kCUDA) : nullptr;
   return moved;
@@ -36,14 +39,16 @@ class DecayAttentionGpuTest
 #endif
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   }
-  static DecayProblem Make(int64_t dim_k, int64_t dim_v) {
+  static DecayProblem Make(int64_t dim_k, int64_t dim_v, bool normalised = false) {
     const auto [kind, dtype, documents] = GetParam();
     DecayProblem problem = MakeProblem({.seq_len = 300,
                                         .heads = 4,
                                         .dim_k = dim_k,
                                         .dim_v = dim_v,
                                         .kind = kind,
-                                        .documents = documents},
+                                        .documents = documents,
+                                        .normalised = normalised,
+                                        .key_scale = normalised},
                                        5, at::kFloat);
     for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
       *x = x->to(dtype);
@@ -60,7 +65,7 @@ TEST_P(DecayAttentionGpuTest, EqualsTheCpu) {
       DecayAttentionConfig config = problem.config;
       config.num_segments = segments;
       const auto got = DecayAttention(moved.inputs, config);
-      test::ExpectSameOutput({got.out.cpu(), got.final_state.cpu()},
+      test::ExpectSameOutput({got.out.cpu(), ToCpu(got.final_state)},
                              DecayAttention(problem.inputs, problem.config), tolerance);
       const auto grads = Backward(moved.inputs, config, moved.dout, moved.dfinal_state);
       test::ExpectSameGrads(
@@ -68,9 +73,34 @@ TEST_P(DecayAttentionGpuTest, EqualsTheCpu) {
            .dk = grads.dk.cpu(),
            .dv = grads.dv.cpu(),
            .dlog_decay = grads.dlog_decay.cpu(),
-           .dinitial_state = grads.dinitial_state.cpu()},
+           .dkey_scale = ToCpu(grads.dkey_scale),
+           .dinitial_state = ToCpu(grads.dinitial_state)},
           Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state), tolerance);
     }
+  }
+}
+
+TEST_P(DecayAttentionGpuTest, NormaliserEqualsTheCpu) {
+  const double tolerance = Tolerance(std::get<1>(GetParam()));
+  DecayProblem problem = Make(40, 72, true);
+  const bool constant = problem.inputs.log_decay.dim() <= 2;
+  for (const bool growth : {false, true}) {
+    if (growth && !constant) continue;
+    problem.config.allow_growth = growth;
+    if (growth) problem.inputs.log_decay.add_(0.6);
+    const DecayProblem moved = OnGpu(problem);
+    const auto got = DecayAttention(moved.inputs, problem.config);
+    const auto want = DecayAttention(problem.inputs, problem.config);
+    test::ExpectSameOutput({got.out.cpu(), ToCpu(got.final_state)}, want, tolerance);
+    const auto grads = Backward(moved.inputs, problem.config, moved.dout, moved.dfinal_state);
+    test::ExpectSameGrads(
+        {.dq = grads.dq.cpu(),
+         .dk = grads.dk.cpu(),
+         .dv = grads.dv.cpu(),
+         .dlog_decay = grads.dlog_decay.cpu(),
+         .dkey_scale = ToCpu(grads.dkey_scale),
+         .dinitial_state = ToCpu(grads.dinitial_state)},
+        Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state), tolerance);
   }
 }
 
@@ -90,21 +120,22 @@ TEST_P(DecayAttentionGpuTest, StepEqualsTheCpu) {
   const auto [kind, dtype, documents] = GetParam();
   const DecayProblem problem = Make(64, 64);
   const bool constant = kind == DecayKind::kPerHead;
-  at::Tensor state = problem.inputs.initial_state.clone(), moved_state = ToGpu(state);
+  DecayState state = {.kv = problem.inputs.initial_state.kv.clone()},
+             moved_state = {.kv = ToGpu(state.kv)};
   for (int64_t t = 0; t < 3; ++t) {
-    const auto step = [&](const DecayAttentionInputs& in, at::Tensor& of) {
+    const auto step = [&](const DecayAttentionInputs& in, DecayState& of) {
       return DecayAttentionStep({.q = in.q.select(1, t),
                                  .k = in.k.select(1, t),
                                  .v = in.v.select(1, t),
                                  .log_decay = constant ? in.log_decay : in.log_decay.select(1, t),
                                  .constant_decay = constant},
-                                problem.config.scale, of);
+                                problem.config, of);
     };
     const DecayProblem moved = OnGpu(problem);
     EXPECT_TRUE(test::Close(step(moved.inputs, moved_state).cpu(), step(problem.inputs, state),
                             Tolerance(dtype)));
   }
-  EXPECT_TRUE(test::Close(moved_state.cpu(), state, 1e-5));
+  EXPECT_TRUE(test::Close(moved_state.kv.cpu(), state.kv, 1e-5));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DecayAttentionGpuTest,

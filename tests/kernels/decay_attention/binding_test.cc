@@ -101,7 +101,8 @@ TEST(DecayAttentionAccuracy, OracleGradientsAreFiniteDifferences) {
       MakeProblem({.batch = 1, .seq_len = 7, .heads = 1, .dim_k = 3, .dim_v = 2}, 50, at::kDouble);
   const auto loss = [&] {
     const auto output = Oracle(problem).output;
-    return ((output.out * problem.dout).sum() + (output.final_state * problem.dfinal_state).sum())
+    return ((output.out * problem.dout).sum() +
+            (output.final_state.kv * problem.dfinal_state.kv).sum())
         .item<double>();
   };
   const auto grads = Oracle(problem).grads;
@@ -123,7 +124,7 @@ TEST(DecayAttentionAccuracy, OracleGradientsAreFiniteDifferences) {
   check(problem.inputs.k, grads.dk, "k");
   check(problem.inputs.v, grads.dv, "v");
   check(problem.inputs.log_decay, grads.dlog_decay, "log_decay");
-  check(problem.inputs.initial_state, grads.dinitial_state, "initial_state");
+  check(problem.inputs.initial_state.kv, grads.dinitial_state.kv, "initial_state");
 }
 
 // The autograd function hands on the same gradients, each to its own input, through out and final state.
@@ -133,15 +134,15 @@ TEST(DecayAttentionAutograd, GradientsReachTheirInputs) {
   auto& in = problem.inputs;
   const std::vector<at::Tensor> leaves = {in.q.requires_grad_(), in.k.requires_grad_(),
                                           in.v.requires_grad_(), in.log_decay.requires_grad_(),
-                                          in.initial_state.requires_grad_()};
+                                          in.initial_state.kv.requires_grad_()};
   const auto output = DecayAttention(in, problem.config);
-  const auto grads = torch::autograd::grad({output.out, output.final_state}, leaves,
-                                           {problem.dout, problem.dfinal_state});
+  const auto grads = torch::autograd::grad({output.out, output.final_state.kv}, leaves,
+                                           {problem.dout, problem.dfinal_state.kv});
   EXPECT_TRUE(test::BitEqual(grads[0], want.dq));
   EXPECT_TRUE(test::BitEqual(grads[1], want.dk));
   EXPECT_TRUE(test::BitEqual(grads[2], want.dv));
   EXPECT_TRUE(test::BitEqual(grads[3], want.dlog_decay));
-  EXPECT_TRUE(test::BitEqual(grads[4], want.dinitial_state));
+  EXPECT_TRUE(test::BitEqual(grads[4], want.dinitial_state.kv));
 }
 
 TEST(DecayAttentionAutograd, FinalStateAloneIsEnough) {
@@ -151,7 +152,7 @@ TEST(DecayAttentionAutograd, FinalStateAloneIsEnough) {
   problem.inputs.k.requires_grad_();
   const auto output = DecayAttention(problem.inputs, problem.config);
   const auto grads =
-      torch::autograd::grad({output.final_state}, {problem.inputs.k}, {problem.dfinal_state});
+      torch::autograd::grad({output.final_state.kv}, {problem.inputs.k}, {problem.dfinal_state.kv});
   EXPECT_TRUE(Close(grads[0], want.dk, 5e-6));
 }
 
@@ -163,9 +164,9 @@ TEST(DecayAttentionDtype, Bf16OperandsAreComputedInFp32) {
     const auto want = Oracle(problem);  // on the rounded operands
     const auto got = DecayAttention(problem.inputs, problem.config);
     EXPECT_EQ(got.out.scalar_type(), at::kBFloat16);
-    EXPECT_EQ(got.final_state.scalar_type(), at::kFloat);
+    EXPECT_EQ(got.final_state.kv.scalar_type(), at::kFloat);
     EXPECT_TRUE(Close(got.out, want.output.out, 1.0 / 256));  // one rounding to 8 bits
-    EXPECT_TRUE(Close(got.final_state, want.output.final_state, 5e-6));
+    EXPECT_TRUE(Close(got.final_state.kv, want.output.final_state.kv, 5e-6));
     const auto grads = Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
     EXPECT_TRUE(Close(grads.dk, want.grads.dk, 1.0 / 256));
     EXPECT_TRUE(Close(grads.dlog_decay, want.grads.dlog_decay, 5e-5));  // constant: one long sum
@@ -240,7 +241,7 @@ TEST(DecayAttentionHeads, ConstantDecaysWithGaps) {
   const auto want = DecayAttention(dense, problem.config),
              got = DecayAttention(apart, problem.config);
   EXPECT_TRUE(test::BitEqual(got.out, want.out));
-  EXPECT_TRUE(test::BitEqual(got.final_state, want.final_state));
+  EXPECT_TRUE(test::BitEqual(got.final_state.kv, want.final_state.kv));
   EXPECT_TRUE(test::BitEqual(Backward(apart, problem.config, problem.dout, {}).dlog_decay,
                              Backward(dense, problem.config, problem.dout, {}).dlog_decay));
 }
@@ -253,10 +254,10 @@ TEST(DecayAttentionEmpty, NoTokensAndNoRows) {
           MakeProblem({.batch = batch, .seq_len = seq_len, .kind = kind}, 120, at::kFloat);
       const auto got = DecayAttention(problem.inputs, problem.config);
       EXPECT_EQ(got.out.sizes(), problem.dout.sizes());
-      EXPECT_TRUE(test::BitEqual(got.final_state, problem.inputs.initial_state));
+      EXPECT_TRUE(test::BitEqual(got.final_state.kv, problem.inputs.initial_state.kv));
       const auto grads =
           Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
-      EXPECT_TRUE(test::BitEqual(grads.dinitial_state, problem.dfinal_state));
+      EXPECT_TRUE(test::BitEqual(grads.dinitial_state.kv, problem.dfinal_state.kv));
       EXPECT_EQ(grads.dlog_decay.sizes(), problem.inputs.log_decay.sizes());
       EXPECT_EQ(grads.dlog_decay.abs().sum().item<float>(), 0);
     }
@@ -277,17 +278,18 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
   EXPECT_HL_ERROR(with([](auto& in) { in.v = in.v.to(at::kBFloat16); })(), usage, "one dtype");
   EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.narrow(3, 0, 5); })(), internal,
                   "per channel beside K 24");
-  EXPECT_HL_ERROR(with([](auto& in) { in.initial_state = in.initial_state[0]; })(), internal,
+  EXPECT_HL_ERROR(with([](auto& in) { in.initial_state.kv = in.initial_state.kv[0]; })(), internal,
                   "initial_state");
   EXPECT_HL_ERROR(with([](auto& in) { in.k = in.k.to(at::kMeta); })(), internal,
                   "k [2, 10, 2, 24] fp32 on meta", "one B, T, device");
   EXPECT_HL_ERROR(with([](auto& in) { in.v = in.v.to(at::kMeta); })(), internal, "fp32 on meta");
   EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.to(at::kMeta); })(), internal,
                   "log_decay [2, 10, 2, 24] fp32 on meta beside q [2, 10, 2, 24] fp32 on cpu");
-  EXPECT_HL_ERROR(with([](auto& in) { in.initial_state = in.initial_state.to(at::kMeta); })(),
-                  internal, "initial_state [2, 2, 24, 40] fp32 on meta is not on the device of q");
+  EXPECT_HL_ERROR(with([](auto& in) { in.initial_state.kv = in.initial_state.kv.to(at::kMeta); })(),
+                  internal,
+                  "initial_state [2, 2, 24, 40] fp32 on meta of states [2, 2, 24, 40] on cpu");
   EXPECT_HL_ERROR(with([](auto& in) {
-                    for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.initial_state})
+                    for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.initial_state.kv})
                       *x = x->to(at::kMeta);
                   })(),
                   internal, "q [2, 10, 2, 24] fp32 on meta; the CPU and CUDA have kernels for it");
@@ -296,13 +298,13 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
   const auto tokens = [](int64_t count) { return at::zeros({1}).expand({1, count, 1, 16}); };
   EXPECT_HL_ERROR(with([&](auto& in) { in.q = tokens((int64_t{1} << 32) + 5); })(), usage,
                   "[1, 4294967301, 1, 16]", "up to 2147483647");
-  at::Tensor state = problem.inputs.initial_state.clone();
+  DecayState state = {.kv = problem.inputs.initial_state.kv.clone()};
   const auto step = [&](const at::Tensor& k, const at::Tensor& log_decay) {
     DecayAttentionStep({.q = problem.inputs.q.select(1, 0),
                         .k = k,
                         .v = problem.inputs.v.select(1, 0),
                         .log_decay = log_decay},
-                       1, state);
+                       {.scale = 1}, state);
   };
   const at::Tensor k = problem.inputs.k.select(1, 0), g = problem.inputs.log_decay.select(1, 0);
   EXPECT_HL_ERROR(step(k.narrow(2, 0, 12), g), internal, "do not fit");
@@ -316,15 +318,16 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
 TEST(DecayAttentionBadInput, GradientsThatDoNotFit) {
   const DecayProblem p = MakeProblem({.seq_len = 10}, 131, at::kFloat);
   const ExitCode internal = ExitCode::kInternal;
-  const auto backward = [&](const at::Tensor& dout, const at::Tensor& dfinal_state) {
+  const auto backward = [&](const at::Tensor& dout, const DecayState& dfinal_state) {
     Backward(p.inputs, p.config, dout, dfinal_state);
   };
   EXPECT_HL_ERROR(backward(p.dout.narrow(1, 0, 9), p.dfinal_state), internal,
                   "dout [2, 9, 2, 40] fp32 on cpu of an output [2, 10, 2, 40] on cpu");
   EXPECT_HL_ERROR(backward(p.dout.to(at::kMeta), p.dfinal_state), internal, "fp32 on meta");
-  EXPECT_HL_ERROR(backward(p.dout, p.dfinal_state[0]), internal,
+  EXPECT_HL_ERROR(backward(p.dout, {.kv = p.dfinal_state.kv[0]}), internal,
                   "dfinal_state [2, 24, 40] fp32 on cpu of states [2, 2, 24, 40] on cpu");
-  EXPECT_HL_ERROR(backward(p.dout, p.dfinal_state.to(at::kMeta)), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(backward(p.dout, {.kv = p.dfinal_state.kv.to(at::kMeta)}), internal,
+                  "fp32 on meta");
   EXPECT_HL_ERROR(BackwardSummarise(p.inputs, p.config, p.dout.narrow(2, 0, 1)), internal,
                   "dout [2, 10, 1, 40]");
 }
@@ -334,7 +337,7 @@ TEST(DecayAttentionStepTest, EqualsTheRecurrence) {
     const DecayProblem problem = MakeProblem({.seq_len = 30, .kind = kind}, 100, at::kFloat);
     const auto& in = problem.inputs;
     const auto want = Oracle(problem).output;
-    at::Tensor state = in.initial_state.clone();
+    DecayState state = {.kv = in.initial_state.kv.clone()};
     for (int64_t t = 0; t < 30; ++t) {
       const at::Tensor log_decay =
           kind == DecayKind::kPerHead ? in.log_decay : in.log_decay.select(1, t);
@@ -343,15 +346,15 @@ TEST(DecayAttentionStepTest, EqualsTheRecurrence) {
                                                  .v = in.v.select(1, t),
                                                  .log_decay = log_decay,
                                                  .constant_decay = kind == DecayKind::kPerHead},
-                                                problem.config.scale, state);
+                                                problem.config, state);
       EXPECT_TRUE(Close(out, want.out.select(1, t), 2e-6)) << "token " << t;
     }
-    EXPECT_TRUE(Close(state, want.final_state, 2e-6));
+    EXPECT_TRUE(Close(state.kv, want.final_state.kv, 2e-6));
   }
 }
 
 TEST(DecayAttentionStepTest, HeadsDivideThoseOfTheState) {
-  at::Tensor state = at::zeros({2, 4, 6, 5});
+  DecayState state = {.kv = at::zeros({2, 4, 6, 5})};
   struct Heads {
     int64_t q = 4, k = 4, v = 4, decay = 4;
   };
@@ -360,7 +363,7 @@ TEST(DecayAttentionStepTest, HeadsDivideThoseOfTheState) {
                                .k = Normal({2, heads.k, 6}, 2, at::kFloat),
                                .v = Normal({2, heads.v, 5}, 3, at::kFloat),
                                .log_decay = -Uniform({2, heads.decay}, 4).to(at::kFloat)},
-                              1, state);
+                              {.scale = 1}, state);
   };
   EXPECT_EQ(step({.q = 4, .k = 2, .v = 1, .decay = 2}).sizes(), at::IntArrayRef({2, 4, 5}));
   const ExitCode usage = ExitCode::kUsage;

@@ -1,9 +1,11 @@
-// What sequence parallelism rests on: a sequence cut into segments, each handled on its own with the state that the fold
-// of the earlier ones gives it, is the whole sequence, forward and backward.
+// What sequence parallelism rests on: a sequence cut into ranks' slices, each handled on its own with the state that the
+// earlier ones' summaries give it, is the whole sequence, forward and backward.
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
 #include "kernels/decay_attention/tensor_problem.h"
+#include "support/expect_error.h"
 
 namespace halflife::kernels {
 namespace {
@@ -14,93 +16,150 @@ using test::MakeProblem;
 using test::Oracle;
 
 constexpr int64_t kSeqLen = 150;
-const std::vector<int64_t> kCuts = {0, 37, 38, 102, 150};  // uneven, and a segment of one token
-constexpr double kTolerance = 5e-6;                        // fp32, as for the whole
+// Of 1, 2, 3 and 8 ranks: uneven, with slices of one token.
+const std::vector<std::vector<int64_t>> kCuts = {
+    {0, 150}, {0, 63, 150}, {0, 37, 38, 150}, {0, 1, 20, 40, 64, 65, 100, 129, 150}};
+
+bool IsConstant(const at::Tensor& log_decay) { return log_decay.defined() && log_decay.dim() <= 2; }
 
 DecayAttentionInputs Cut(const DecayProblem& whole, int64_t begin, int64_t end) {
   DecayAttentionInputs part = whole.inputs;
-  for (at::Tensor* x : {&part.q, &part.k, &part.v}) *x = x->narrow(1, begin, end - begin);
+  std::vector<at::Tensor*> rows = {&part.q, &part.k, &part.v, &part.key_scale};
+  if (!IsConstant(part.log_decay)) rows.push_back(&part.log_decay);
+  for (at::Tensor* x : rows)
+    if (x->defined()) *x = x->narrow(1, begin, end - begin);
   if (whole.starts.defined())
     part.chunks = test::ChunksOf(whole.starts.narrow(1, begin, end - begin));
-  if (part.log_decay.dim() > 1) part.log_decay = part.log_decay.narrow(1, begin, end - begin);
-  part.initial_state = at::Tensor();
+  part.initial_state = {};
   return part;
 }
 
-class DecaySegmentsTest : public testing::TestWithParam<std::tuple<DecayKind, bool>> {
+// The ranks of one run, in one process.
+class Ranks {
+ public:
+  Ranks(const DecayProblem& problem, const std::vector<int64_t>& cuts)
+      : problem_(problem), cuts_(cuts) {
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      segments_.push_back(Cut(problem, cuts[i], cuts[i + 1]));
+      summaries_.push_back(Summarise(segments_.back(), problem.config));
+    }
+    DecayState state = problem.inputs.initial_state;  // exclusive scan
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      segments_[i].initial_state = state;
+      state = PassThrough(summaries_[i], state);
+    }
+    last_ = state;
+  }
+
+  DecayAttentionOutput Forward() const {
+    std::vector<at::Tensor> outs;
+    for (const DecayAttentionInputs& segment : segments_)
+      outs.push_back(DecayAttention(segment, problem_.config).out);
+    return {.out = at::cat(outs, 1), .final_state = last_};
+  }
+
+  DecayAttentionGrads Backward() const {
+    const size_t count = segments_.size();
+    std::vector<DecayState> after(count);  // dL/d(state after each), by a reverse scan
+    DecayState dstate = problem_.dfinal_state;
+    for (size_t i = count; i-- > 0;) {
+      after[i] = dstate;
+      dstate = PassThrough({.log_transition = summaries_[i].log_transition,
+                            .state = BackwardSummarise(segments_[i], problem_.config, DoutOf(i))},
+                           dstate);
+    }
+    std::vector<DecayAttentionGrads> parts;
+    for (size_t i = 0; i < count; ++i)
+      parts.push_back(kernels::Backward(segments_[i], problem_.config, DoutOf(i), after[i]));
+    DecayAttentionGrads grads = Join(parts);
+    grads.dinitial_state = dstate;
+    return grads;
+  }
+
+ private:
+  at::Tensor DoutOf(size_t i) const {
+    return problem_.dout.narrow(1, cuts_[i], cuts_[i + 1] - cuts_[i]);
+  }
+  // Of tokens side by side; a constant decay's is the sum over ranks.
+  DecayAttentionGrads Join(const std::vector<DecayAttentionGrads>& parts) const {
+    const auto all = [&](at::Tensor DecayAttentionGrads::*field) {
+      std::vector<at::Tensor> tensors;
+      for (const DecayAttentionGrads& part : parts) tensors.push_back(part.*field);
+      return tensors;
+    };
+    DecayAttentionGrads grads = {.dq = at::cat(all(&DecayAttentionGrads::dq), 1),
+                                 .dk = at::cat(all(&DecayAttentionGrads::dk), 1),
+                                 .dv = at::cat(all(&DecayAttentionGrads::dv), 1),
+                                 .dlog_decay = {}};
+    const auto dlog_decay = all(&DecayAttentionGrads::dlog_decay);
+    if (problem_.inputs.log_decay.defined())
+      grads.dlog_decay = IsConstant(problem_.inputs.log_decay) ? at::stack(dlog_decay).sum(0)
+                                                               : at::cat(dlog_decay, 1);
+    if (problem_.inputs.key_scale.defined())
+      grads.dkey_scale = at::cat(all(&DecayAttentionGrads::dkey_scale), 1);
+    return grads;
+  }
+
+  const DecayProblem& problem_;
+  const std::vector<int64_t>& cuts_;
+  std::vector<DecayAttentionInputs> segments_;
+  std::vector<DecaySegment> summaries_;
+  DecayState last_;
+};
+
+class DecaySegmentsTest
+    : public testing::TestWithParam<std::tuple<DecayKind, bool, bool, at::ScalarType>> {
  protected:
   DecaySegmentsTest()
       : problem_(MakeProblem({.seq_len = kSeqLen,
+                              .dim_k = 12,
+                              .dim_v = 20,
                               .kind = std::get<0>(GetParam()),
-                              .documents = std::get<1>(GetParam())},
-                             7, at::kFloat)) {
-    for (size_t i = 0; i + 1 < kCuts.size(); ++i)
-      segments_.push_back(Cut(problem_, kCuts[i], kCuts[i + 1]));
-  }
-  at::Tensor DoutOf(size_t i) const {
-    return problem_.dout.narrow(1, kCuts[i], kCuts[i + 1] - kCuts[i]);
-  }
-  static at::Tensor Transition(const DecaySegment& segment) {
-    return segment.log_transition.exp().unsqueeze(3);  // [B, H, K or 1, 1]
-  }
-  // State before each segment, and after the last, by folding the summaries.
-  std::vector<at::Tensor> FoldStates() const {
-    std::vector<at::Tensor> states = {problem_.inputs.initial_state};
-    for (const DecayAttentionInputs& segment : segments_) {
-      const DecaySegment summary = Summarise(segment, problem_.config);
-      states.push_back(Transition(summary) * states.back() + summary.state);
-    }
-    return states;
-  }
+                              .documents = std::get<1>(GetParam()),
+                              .normalised = std::get<2>(GetParam()),
+                              .key_scale = std::get<2>(GetParam())},
+                             7, std::get<3>(GetParam()))) {}
+  // As for the whole.
+  double tolerance() const { return std::get<3>(GetParam()) == at::kDouble ? 1e-12 : 5e-6; }
 
   DecayProblem problem_;
-  std::vector<DecayAttentionInputs> segments_;
 };
 
-TEST_P(DecaySegmentsTest, FoldOfSummariesIsTheWhole) {
+TEST_P(DecaySegmentsTest, ForwardOfRanksIsTheWhole) {
   const auto want = Oracle(problem_).output;
-  const std::vector<at::Tensor> states = FoldStates();
-  EXPECT_TRUE(Close(states.back(), want.final_state, kTolerance));
-  std::vector<at::Tensor> outs;
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    segments_[i].initial_state = states[i];
-    outs.push_back(DecayAttention(segments_[i], problem_.config).out);
+  for (const std::vector<int64_t>& cuts : kCuts) {
+    SCOPED_TRACE(testing::Message() << cuts.size() - 1 << " ranks");
+    test::ExpectSameOutput(Ranks(problem_, cuts).Forward(), want, tolerance());
   }
-  EXPECT_TRUE(Close(at::cat(outs, 1), want.out, kTolerance));
 }
 
-TEST_P(DecaySegmentsTest, BackwardOfSegmentsIsTheWhole) {
+TEST_P(DecaySegmentsTest, BackwardOfRanksIsTheWhole) {
   const auto want = Oracle(problem_).grads;
-  const std::vector<at::Tensor> states = FoldStates();
-  std::vector<at::Tensor> dq, dk, dv, dlog_decay;
-  at::Tensor dstate = problem_.dfinal_state;  // dL/d(state after the segment)
-  for (size_t i = segments_.size(); i-- > 0;) {
-    DecayAttentionInputs segment = segments_[i];
-    const DecaySegment summary = Summarise(segment, problem_.config);
-    const at::Tensor local = BackwardSummarise(segment, problem_.config, DoutOf(i));
-    segment.initial_state = states[i];
-    const auto grads = Backward(segment, problem_.config, DoutOf(i), dstate);
-    dq.insert(dq.begin(), grads.dq);
-    dk.insert(dk.begin(), grads.dk);
-    dv.insert(dv.begin(), grads.dv);
-    dlog_decay.insert(dlog_decay.begin(), grads.dlog_decay);
-    dstate = Transition(summary) * dstate + local;
-    EXPECT_TRUE(Close(dstate, grads.dinitial_state, kTolerance)) << "segment " << i;
+  const auto one = Ranks(problem_, kCuts[0]).Backward();
+  for (const std::vector<int64_t>& cuts : kCuts) {
+    SCOPED_TRACE(testing::Message() << cuts.size() - 1 << " ranks");
+    const auto grads = Ranks(problem_, cuts).Backward();
+    test::ExpectSameGrads(grads, want, tolerance());
+    test::ExpectSameGrads(grads, one, tolerance());
   }
-  EXPECT_TRUE(Close(dstate, want.dinitial_state, kTolerance));
-  EXPECT_TRUE(Close(at::cat(dq, 1), want.dq, kTolerance));
-  EXPECT_TRUE(Close(at::cat(dk, 1), want.dk, kTolerance));
-  EXPECT_TRUE(Close(at::cat(dv, 1), want.dv, kTolerance));
-  // a constant decay's gradient is the sum over segments
-  const bool constant = want.dlog_decay.dim() == 1;
-  EXPECT_TRUE(Close(constant ? at::stack(dlog_decay).sum(0) : at::cat(dlog_decay, 1),
-                    want.dlog_decay, kTolerance));
+}
+
+// A gradient of the state before a rank is what its own backward finds too.
+TEST_P(DecaySegmentsTest, BackwardSummaryIsTheBackwardOfOneSegment) {
+  problem_.dfinal_state = {};
+  const DecayState got = BackwardSummarise(problem_.inputs, problem_.config, problem_.dout);
+  test::ExpectSameState(
+      got, Backward(problem_.inputs, problem_.config, problem_.dout, {}).dinitial_state,
+      tolerance(), "dinitial_state");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DecaySegmentsTest,
-                         testing::Combine(testing::Values(DecayKind::kPerHead, DecayKind::kPerToken,
+                         testing::Combine(testing::Values(DecayKind::kNone, DecayKind::kPerHead,
+                                                          DecayKind::kPerHeadChannel,
+                                                          DecayKind::kPerToken,
                                                           DecayKind::kPerTokenChannel),
-                                          testing::Bool()));
+                                          testing::Bool(), testing::Bool(),
+                                          testing::Values(at::kFloat, at::kDouble)));
 
 // A segment with a document start forgets what was before it.
 TEST(DecaySegmentSummary, StartClosesTheTransition) {
@@ -111,6 +170,29 @@ TEST(DecaySegmentSummary, StartClosesTheTransition) {
   const at::Tensor log_transition = Summarise(problem.inputs, problem.config).log_transition;
   EXPECT_TRUE(log_transition.select(0, 0).isfinite().all().item<bool>());
   EXPECT_TRUE(log_transition.select(0, 1).isneginf().all().item<bool>());
+}
+
+TEST(DecaySegmentSummary, ClosedTransitionPassesNoNan) {
+  const at::Tensor own = test::Normal({1, 2, 3, 4}, 9, at::kFloat);
+  const at::Tensor nan = at::full_like(own, std::nan("")), closed = at::full({1, 2, 1}, -INFINITY);
+  const DecayState after =
+      PassThrough({.log_transition = closed, .state = {.kv = own}}, {.kv = nan});
+  EXPECT_TRUE(test::BitEqual(after.kv, own));
+  const at::Tensor open = at::zeros({1, 2, 1});
+  EXPECT_TRUE(PassThrough({.log_transition = open, .state = {.kv = own}}, {.kv = nan})
+                  .kv.isnan()
+                  .all()
+                  .item<bool>());
+}
+
+TEST(DecaySegmentSummary, CarriesNoLogScale) {
+  DecayProblem problem = MakeProblem({.seq_len = 5, .normalised = true}, 9, at::kFloat);
+  problem.config.allow_growth = true;
+  const char* const want = "the summary of a segment carries no log scale";
+  EXPECT_HL_ERROR(Summarise(problem.inputs, problem.config), ExitCode::kUsage, want,
+                  "log_decay <= 0 without allow_growth");
+  EXPECT_HL_ERROR(BackwardSummarise(problem.inputs, problem.config, problem.dout), ExitCode::kUsage,
+                  want);
 }
 
 }  // namespace

@@ -1,0 +1,43 @@
+// Tensors as the kernels of decay attention read them, and the choice between the CPU's and CUDA's. Of the binding's own files.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <initializer_list>
+
+#include "core/error.h"
+#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention.h"
+#include "kernels/dispatch.h"
+#include "kernels/tensor_checks.h"
+#ifdef HALFLIFE_WITH_CUDA
+#include <ATen/cuda/CUDAContext.h>
+#endif
+
+namespace halflife::kernels::binding {
+
+// Error (exit 2) for a dtype that no kernel takes.
+DType ToDType(const at::Tensor& x);
+// Of [B, T, heads, width].
+TensorView ViewOf(const at::Tensor& x);
+// The last dimension contiguous.
+at::Tensor Rows(const at::Tensor& x);
+// The same of a log_decay: a constant one has no gaps between its heads either.
+at::Tensor DecayRows(const at::Tensor& x, bool constant);
+// The kernels count rows, tokens, heads and channels in 32 bits (and form offsets in 64).
+void CheckCounts(std::initializer_list<at::Tensor> tensors);
+// The state has no field that the config gives no meaning to. `what` names it in the message.
+void CheckStateFields(const char* what, const DecayState& state,
+                      const DecayAttentionConfig& config);
+
+[[noreturn]] void FailWithoutCuda();
+#ifdef HALFLIFE_WITH_CUDA
+#define HL_DISPATCH(is_cuda, function, ...)                                  \
+  ((is_cuda) ? cuda::function(__VA_ARGS__, at::cuda::getCurrentCUDAStream()) \
+             : cpu::function(__VA_ARGS__))
+#else
+#define HL_DISPATCH(is_cuda, function, ...) \
+  ((is_cuda) ? FailWithoutCuda() : cpu::function(__VA_ARGS__))
+#endif
+
+}  // namespace halflife::kernels::binding
