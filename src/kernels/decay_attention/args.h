@@ -2,11 +2,11 @@
 //
 //   S_t = diag(exp(log_decay_t)) S_{t-1} + (c_t k_t)^T v_t,   out_t = norm(scale q_t S_t)
 //
-// Decay first, then add, then read. S is [K, V] per head. A NaN in q stays in its token's output; one in k, v or log_decay is
-// heard by its own and later tokens of its document and head, and by no other document, head or row, in gradients as little
-// as in outputs (a constant decay's gradient, which sums over them, aside). On tensor cores earlier tokens of its tile of 16,
-// counted from the chunk's first, hear one in v as well. Nothing here owns memory; the callee allocates nothing that
-// outlives the call and reads no host-side value from device memory.
+// Decay first, then add, then read. S is [K, V] per head. A NaN in q stays in its token's output; one in k, key_scale, v or
+// log_decay is heard by its own and later tokens of its document and head, and by no other document, head or row, in gradients
+// as little as in outputs (a constant decay's gradient, which sums over them, aside). On tensor cores earlier tokens of its
+// tile of 16, counted from the chunk's first, hear one in v as well. Nothing here owns memory; the callee allocates nothing
+// that outlives the call and reads no host-side value from device memory.
 //
 //   DecayAttentionArgs args = {.batch = B, .seq_len = T, ...};
 //   const DecayAttentionPlan plan = MakePlan(args, DeviceLimits{});

@@ -67,8 +67,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     __syncthreads();
     load(i + 1);
     const DecayTables& table = tables[i % 2];
-    if (resets) log2_transition = __uint_as_float(0xff800000u);
-    log2_transition += table.log2_transition;
+    log2_transition = ExtendTransition<kReverse>(log2_transition, table.log2_transition, resets);
     if (!kReverse && resets) Clear(state);
     Scale(state, table.transition);
     AccumulateOuter<kK, kV>(state, x_tiles + i % 2 * kChunk * kK, y_tiles + i % 2 * kChunk * kV,

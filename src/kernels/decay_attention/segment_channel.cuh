@@ -100,8 +100,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                                       static_cast<float>(args.scale))
                    : ScaleKeys<kK>(scaled, rows, log_decay, channel, args, tile, place.head);
       transition[channel] = Exp2Approx(sum);
-      if (resets) log2_transition = __uint_as_float(0xff800000u);
-      log2_transition += sum;
+      log2_transition = ExtendTransition<kReverse>(log2_transition, sum, resets);
     }
     __syncthreads();
     if (at.valid()) load_decays(at.tile());

@@ -462,6 +462,15 @@ HL_DEVICE void AccumulateOuter(float (&acc)[kY / 8][4], const bf16* x, const bf1
   }
 }
 
+// log2 of what a segment's walk has multiplied a state by, after one more piece with `sum`. Where a document
+// starts nothing of before gets through, nor (in reverse) a NaN in the decays of what comes after.
+template <bool kReverse>
+HL_DEVICE float ExtendTransition(float log2_transition, float sum, bool resets) {
+  const float cut = __uint_as_float(0xff800000u);  // -inf
+  if (!resets) return log2_transition + sum;
+  return kReverse ? cut : cut + sum;
+}
+
 // A warp's part of a matrix [rows, columns], contiguous, that accumulators hold as it is
 // (kTransposed: transposed).
 struct StateRows {

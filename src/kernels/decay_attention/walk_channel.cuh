@@ -86,7 +86,7 @@ HL_DEVICE void TileScores(const ChannelShared<Config>& smem, const bf16* q, cons
         const bool live = first_row + s < chunk.length;
         const float key_scale = live ? KeyScaleAt(args, chunk, first_row + s, place.head) : 0.0f;
         smem.scores[TileOffset<kChunk>(r, s)] =
-            ToBf16(sum * (static_cast<float>(args.scale) * key_scale));
+            ToBf16(s <= r ? sum * (static_cast<float>(args.scale) * key_scale) : 0.0f);
       });
 }
 

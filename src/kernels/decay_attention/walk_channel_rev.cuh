@@ -543,7 +543,8 @@ HL_DEVICE void SweepTile(ChannelRevWalk<Config>& walk, float (&adjoint)[Config::
   if (more) LoadDecaysOf(walk);
   CpAsyncCommit();
   PairScores<kK, Config::kThreads>(in.q, in.k, smem.decays, [&](int r, int s, float sum) {
-    smem.scores[TileOffset<kChunk>(r, s)] = ToBf16(sum * (scale * smem.sums->key_scale[s]));
+    smem.scores[TileOffset<kChunk>(r, s)] =
+        ToBf16(s <= r ? sum * (scale * smem.sums->key_scale[s]) : 0.0f);
   });
   // The last warp has the fewest pairs.
   if (WarpId() == Config::kWarps - 1) ScoreGradients<Config>(*smem.sums, in.v, in.dout);

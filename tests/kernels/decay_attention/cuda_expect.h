@@ -17,6 +17,13 @@ inline constexpr bool kSlow = true;
 inline constexpr bool kSlow = false;
 #endif
 
+// For tests of values alone, whose accesses other tests show to a sanitizer.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = kSlow;
+#endif
+
 // Relative root mean square errors. bf16: of rounded operands and outputs; fp32: of sums over a few
 // hundred tokens.
 inline double Gate(const ProblemShape& shape, const std::string& name) {

@@ -29,7 +29,7 @@ FLAGS = {
     "tsan": "-O1 -g -fsanitize=thread",
 }
 
-TESTS_OF = ("walk", "channel", "channel_rev", "segment", "simt", "far")
+TESTS_OF = ("walk", "channel", "channel_rev", "segment", "simt", "bad_input", "far")
 
 # (name, source, text, replacement, test)
 MUTATIONS = [
@@ -193,10 +193,15 @@ MUTATIONS = [
     ("channel_rev: a decay of 0 keeps rounding as its gradient", "walk_channel_rev.cuh",
      " || smem.decays[t * Config::kK + c] == 0.0f", "", "channel_rev"),
     ("segment: reset does not cut the transition", "segment.cuh",
-     "    if (resets) log2_transition = __uint_as_float(0xff800000u);\n", "", "segment"),
+     "table.log2_transition, resets);", "table.log2_transition, false);", "segment"),
+    ("segment: in reverse a NaN of the later document gets through", "tile.cuh",
+     "return kReverse ? cut : cut + sum;", "return cut + sum;", "bad_input"),
     ("segment: no barrier", "segment.cuh", "    __syncthreads();\n", "", "segment"),
     ("segment: reset does not cut the transition, decays of channels", "segment_channel.cuh",
-     "      if (resets) log2_transition = __uint_as_float(0xff800000u);\n", "", "segment"),
+     "(log2_transition, sum, resets);", "(log2_transition, sum, false);", "segment"),
+    ("segment: a channel's state decays as its neighbour's", "segment_channel.cuh",
+     "transition[channel] = Exp2Approx(sum);", "transition[channel ^ 1] = Exp2Approx(sum);",
+     "segment"),
     ("segment: no barrier before the operand is read, decays of channels", "segment_channel.cuh",
      "    __syncthreads();\n    if (at.valid()) load_decays", "    if (at.valid()) load_decays",
      "segment"),
@@ -247,7 +252,7 @@ def compile_command(source, target, kind, include):
 # What a test of a shared header is linked with anew; the rest stays as it is.
 INSTANCES = {"walk": ("inst_walk_k", "inst_walk_rev"), "channel": "inst_walk_channel_k",
              "channel_rev": "inst_walk_channel_rev_", "segment": "inst_segment",
-             "simt": "inst_simt_"}
+             "bad_input": "inst_segment", "simt": "inst_simt_"}
 
 DECAY = Family(
     name="decay attention", folder="src/kernels/decay_attention",
