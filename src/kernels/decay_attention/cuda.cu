@@ -112,8 +112,9 @@ int SharedMemoryLimit() {
 void LaunchStates(const decay::StateWalkParams& walk, const DecayAttentionPlan& plan,
                   cudaStream_t stream) {
   const Instance& instance = InstanceFor(walk.args.head_dim_k, SliceWidth(walk.args, plan));
-  (IsPerChannel(walk.args.decay_kind) ? instance.channel_state_walk : instance.state_walk)(walk,
-                                                                                           stream);
+  const auto launch =
+      IsPerChannel(walk.args.decay_kind) ? instance.channel_state_walk : instance.state_walk;
+  launch(walk, stream);
 }
 
 // Launches the walks over the segments' own states and the scan, which turns them into the states
@@ -154,6 +155,7 @@ void WalkForward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
   const Instance& instance = InstanceFor(args.head_dim_k, SliceWidth(args, plan));
   decay::WalkParams params;
   params.args = args;
+  if (BackwardRoute(args) == Route::kSimt) params.args.checkpoints = nullptr;  // they have no room
   params.shape = ForwardShape(args, plan);
   params.checkpoint_every = plan.checkpoint_every;
   params.segment_states = nullptr;

@@ -29,7 +29,7 @@ FLAGS = {
     "tsan": "-O1 -g -fsanitize=thread",
 }
 
-TESTS_OF = ("walk", "channel", "channel_rev", "segment", "simt", "bad_input", "far")
+TESTS_OF = ("walk", "channel", "channel_rev", "segment", "simt", "bad_input", "bounds", "far")
 
 # (name, source, text, replacement, test)
 MUTATIONS = [
@@ -217,6 +217,8 @@ MUTATIONS = [
      "    *state = carry;\n    carry =", "    *state = carry = ", "segment"),
     ("segment: reverse scan runs forward", "reduce.cu",
      "params.reverse ? params.num_segments - 1 - i : i", "i", "segment"),
+    ("checkpoints where the backward wants none", "cuda.cu",
+     "if (BackwardRoute(args) == Route::kSimt) params.args.checkpoints = nullptr;", "", "bounds"),
     ("simt: no barrier", "simt.cuh", "      __syncthreads();\n      if (output && last_token",
      "      if (output && last_token", "simt"),
     ("simt: normaliser's gradient dropped", "simt.cuh",
