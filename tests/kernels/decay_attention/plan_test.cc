@@ -11,7 +11,7 @@
 namespace halflife::kernels {
 namespace {
 
-constexpr DeviceLimits kHopper = {true, 132, 232448};
+constexpr DeviceLimits kHopper = {true, 132, 232448}, kAmpere = {true, 108, 166912};
 
 DecayAttentionArgs Shape(int B, int T, int H, int D) {
   DecayAttentionArgs args;
@@ -29,20 +29,61 @@ DecayAttentionArgs HalfShape(int B, int T, int H, int D) {
   return args;
 }
 
-TEST(DecayAttentionPlan, SegmentsOfTheDeviceFollowItsShape) {
-  struct Golden {
-    int B, T, H, D, segments, block_v;
-  };
-  constexpr Golden kGolden[] = {
-      {2, 16384, 16, 128, 4, 128},  // 32 heads: too few for 132 multiprocessors
-      {1, 8192, 96, 128, 1, 128},   // 36 idle ones cost less than a second pass over k and v
-      {8, 2048, 32, 64, 1, 64},    {1, 131072, 16, 128, 8, 128}, {8, 16384, 32, 128, 1, 128},
-      {1, 1024, 16, 128, 1, 64},  // too short for segments: halves of V
-  };
-  for (const Golden& g : kGolden) {
-    const DecayAttentionPlan plan = MakePlan(HalfShape(g.B, g.T, g.H, g.D), kHopper);
-    EXPECT_EQ(plan.num_segments, g.segments) << "B " << g.B << " T " << g.T << " H " << g.H;
-    EXPECT_EQ(plan.block_v, g.block_v) << "B " << g.B << " T " << g.T << " H " << g.H;
+// What a shape is run by: a device's schedule and the exact sizes of what it needs, kept here so that no change of the
+// rules that choose them goes unseen.
+struct GoldenPlan {
+  DecayKind kind;
+  int B, T, H, K, V;
+  const DeviceLimits& limits;
+  int segments, block_v, checkpoint_every;
+  size_t forward_bytes, backward_bytes, checkpoint_bytes;
+};
+constexpr DecayKind kToken = DecayKind::kPerToken, kChannel = DecayKind::kPerTokenChannel;
+constexpr GoldenPlan kGoldenPlans[] = {
+    // 32 heads: too few for 132 multiprocessors
+    {DecayKind::kNone, 2, 16384, 16, 128, 128, kHopper, 4, 128, 4, 8389120, 25166336, 68157440},
+    {kToken, 2, 16384, 16, 128, 128, kHopper, 4, 128, 4, 8389120, 25166336, 68157440},
+    {kChannel, 2, 16384, 16, 128, 128, kHopper, 4, 128, 2, 8454144, 42008576, 135266304},
+    // 36 idle ones cost less than a second pass over k and v
+    {kToken, 1, 8192, 96, 128, 128, kHopper, 1, 128, 4, 0, 12582912, 103809024},
+    {kChannel, 1, 8192, 96, 128, 128, kHopper, 1, 128, 2, 0, 25165824, 204472320},
+    {kToken, 8, 2048, 32, 64, 64, kHopper, 1, 64, 4, 0, 8388608, 18874368},
+    {kChannel, 8, 2048, 32, 64, 64, kHopper, 1, 64, 2, 0, 16777216, 35651584},
+    {DecayKind::kPerHead, 1, 131072, 16, 128, 128, kHopper, 8, 128, 4, 8389120, 25166848,
+     268959744},
+    {kChannel, 1, 131072, 16, 128, 128, kHopper, 8, 128, 2, 8454144, 42008576, 537395200},
+    {kToken, 8, 16384, 32, 128, 128, kHopper, 1, 128, 4, 0, 33554432, 545259520},
+    {kChannel, 8, 16384, 32, 128, 128, kHopper, 1, 128, 2, 0, 67108864, 1082130432},
+    // too short for segments: halves of V
+    {kToken, 1, 1024, 16, 128, 128, kHopper, 1, 64, 4, 0, 2097152, 2621440},
+    // D2D
+    {DecayKind::kPerHeadChannel, 32, 512, 12, 64, 64, kHopper, 1, 64, 2, 0, 25264128, 15728640},
+    // Mamba-2
+    {kToken, 1, 8192, 64, 128, 64, kHopper, 2, 64, 4, 4194816, 12583424, 34603008},
+    // no tensor cores: token by token
+    {kToken, 8, 2048, 32, 256, 256, kHopper, 1, 64, 4, 0, 11291066368, 0},
+    {kChannel, 2, 16384, 16, 128, 128, kAmpere, 8, 128, 2, 16908288, 84017152, 135266304},
+    {kToken, 2, 16384, 16, 128, 128, kAmpere, 8, 128, 4, 16778240, 50332672, 68157440},
+};
+
+TEST(DecayAttentionPlan, DevicesFollowTheShape) {
+  float decay = 0;
+  for (const GoldenPlan& g : kGoldenPlans) {
+    SCOPED_TRACE(testing::Message() << "kind " << static_cast<int>(g.kind) << " B " << g.B << " T "
+                                    << g.T << " H " << g.H << " K " << g.K << " V " << g.V << " on "
+                                    << g.limits.num_sms << " multiprocessors");
+    DecayAttentionArgs args = HalfShape(g.B, g.T, g.H, g.K);
+    args.head_dim_v = g.V;
+    args.decay_kind = g.kind;
+    if (g.kind != DecayKind::kNone) args.log_decay.data = &decay;
+    const DecayAttentionPlan plan = MakePlan(args, g.limits);
+    EXPECT_EQ(plan.chunk_size, 64);
+    EXPECT_EQ(plan.num_segments, g.segments);
+    EXPECT_EQ(plan.block_v, g.block_v);
+    EXPECT_EQ(plan.checkpoint_every, g.checkpoint_every);
+    EXPECT_EQ(ForwardWorkspaceBytes(args, plan), g.forward_bytes);
+    EXPECT_EQ(BackwardWorkspaceBytes(args, plan), g.backward_bytes);
+    EXPECT_EQ(CheckpointBytes(args, plan), g.checkpoint_bytes);
   }
 }
 
