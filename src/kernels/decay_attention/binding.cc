@@ -52,6 +52,16 @@ void CheckStateFields(const char* what, const DecayState& state,
            ", but the config does not allow growth; allow_growth, or no such state, would work");
 }
 
+void CheckStateShapes(const char* what, const DecayState& state, const at::Tensor& q,
+                      at::IntArrayRef sizes) {
+  const auto check = [&](const char* field, const at::Tensor& x, at::IntArrayRef want) {
+    HL_CHECK(!x.defined() || FitsBeside(q, x, want), "decay attention: ", what, field, " ",
+             Describe(x), " of states ", want, " on ", q.device().str());
+  };
+  check("", state.kv, sizes);
+  check(".norm", state.norm, sizes.slice(0, 3));
+}
+
 [[noreturn]] void FailWithoutCuda() {
   HL_FAIL(
       ExitCode::kEnvironment,

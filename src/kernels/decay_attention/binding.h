@@ -29,6 +29,9 @@ void CheckCounts(std::initializer_list<at::Tensor> tensors);
 // The state has no field that the config gives no meaning to. `what` names it in the message.
 void CheckStateFields(const char* what, const DecayState& state,
                       const DecayAttentionConfig& config);
+// What of it is there lies beside q in these sizes, [sequences, H, K, V].
+void CheckStateShapes(const char* what, const DecayState& state, const at::Tensor& q,
+                      at::IntArrayRef sizes);
 
 [[noreturn]] void FailWithoutCuda();
 #ifdef HALFLIFE_WITH_CUDA

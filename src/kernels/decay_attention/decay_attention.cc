@@ -123,14 +123,11 @@ DeviceLimits LimitsOf([[maybe_unused]] const at::Tensor& x) {
 DecayState StateRows(const Call& call, const char* what, const DecayState& state,
                      const DecayAttentionConfig& config) {
   CheckStateFields(what, state, config);
-  const auto rows = [&](const char* field, const at::Tensor& x, at::IntArrayRef want) {
-    if (!x.defined()) return x;
-    HL_CHECK(FitsBeside(call.inputs.q, x, want), "decay attention: ", what, field, " ", Describe(x),
-             " of states ", want, " on ", call.inputs.q.device().str());
-    return x.to(call.compute()).contiguous();
+  CheckStateShapes(what, state, call.inputs.q, call.StateSizes());
+  const auto rows = [&](const at::Tensor& x) {
+    return x.defined() ? x.to(call.compute()).contiguous() : x;
   };
-  return {.kv = rows("", state.kv, call.StateSizes()),
-          .norm = rows(".norm", state.norm, call.NormSizes())};
+  return {.kv = rows(state.kv), .norm = rows(state.norm)};
 }
 const void* DataOf(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
 void* PlaceOf(const at::Tensor& x) { return x.defined() ? x.mutable_data_ptr() : nullptr; }

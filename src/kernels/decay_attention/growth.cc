@@ -6,12 +6,12 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 
 #include "core/error.h"
-#include "kernels/dispatch.h"
-#include "kernels/tensor_checks.h"
+#include "kernels/decay_attention/binding.h"
 
 namespace halflife::kernels {
 namespace {
@@ -57,14 +57,26 @@ at::Tensor CountWithinRun(const at::Tensor& marked, const at::Tensor& begin) {
   return sums - before.gather(1, begin.expand_as(sums));
 }
 
-// Steps of mu that l has made at each token, [B, T, 1] or [B, T, H].
+// Whether a sequence starts with anything in its state, [sequences, H] bool.
+at::Tensor HoldsState(const DecayState& initial, const at::Tensor& log_scale) {
+  at::Tensor holds = at::zeros_like(log_scale, log_scale.options().dtype(at::kBool));
+  if (initial.kv.defined()) holds = (initial.kv.detach() != 0).flatten(2).any(2);
+  return initial.norm.defined() ? holds.logical_or((initial.norm.detach() != 0).any(2)) : holds;
+}
+
+// Steps of mu that l has made at each token, [B, T, H]: all tokens of a run that goes on from a state, else those after the
+// first key.
 at::Tensor StepsOfScale(const TokenRuns& runs, const at::Tensor& carried,
                         const at::Tensor& key_scale) {
   const at::Tensor begin = runs.begin.unsqueeze(2);
-  if (!key_scale.defined())
-    return at::arange(begin.size(1), begin.options()).view({1, -1, 1}) - begin + 1;
-  const at::Tensor heard = carried.logical_or(key_scale.detach() != 0);
-  return CountWithinRun(CountWithinRun(heard, begin) > 0, begin);
+  at::Tensor count;
+  if (key_scale.defined()) {
+    const at::Tensor heard = carried.logical_or(key_scale.detach() != 0);
+    count = CountWithinRun(CountWithinRun(heard, begin) > 0, begin);
+  } else {
+    count = at::arange(begin.size(1), begin.options()).view({1, -1, 1}) - begin + 1;
+  }
+  return (count - 1 + carried.to(at::kLong)).clamp_min(0);
 }
 
 }  // namespace
@@ -81,6 +93,8 @@ ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentio
   const int64_t sequences = chunks.num_sequences();
   const int64_t heads = std::max({inputs.q.size(2), inputs.k.size(2), inputs.v.size(2), g.size(0)});
   const DecayState& initial = inputs.initial_state;
+  binding::CheckStateShapes("initial_state", initial, inputs.q,
+                            {sequences, heads, inputs.q.size(3), inputs.v.size(3)});
   CheckLogScale(inputs.q, initial.log_scale, {sequences, heads}, initial.kv.defined());
 
   const at::Tensor mu = GrowthOfHeads(g, heads);
@@ -88,13 +102,15 @@ ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentio
                                 ? initial.log_scale.detach()
                                 : at::zeros({sequences, heads}, mu.options());
   const TokenRuns& runs = chunks.runs();
-  const at::Tensor carried =
-      (runs.sequence < (initial.kv.defined() ? sequences : 0)).unsqueeze(2);  // [B, T, 1]
-  const at::Tensor of_run = at::cat({before, at::zeros({1, heads}, mu.options())})
-                                .index_select(0, runs.sequence.flatten())
-                                .view({batch, seq_len, heads});
+  // [sequences, H] for each token of a run, [B, T, H]; zero for what a document starts
+  const auto of_runs = [&](const at::Tensor& x) {
+    return at::cat({x, at::zeros({1, heads}, x.options())})
+        .index_select(0, runs.sequence.flatten())
+        .view({batch, seq_len, heads});
+  };
+  const at::Tensor holds = HoldsState(initial, before);
   const at::Tensor log_scale =
-      of_run + StepsOfScale(runs, carried, inputs.key_scale) * mu;  // [B, T, H]
+      of_runs(before * holds) + StepsOfScale(runs, of_runs(holds), inputs.key_scale) * mu;
   scaled.key_factor = (-log_scale).exp().to(ComputeType(inputs.q));
   scaled.inputs.key_scale = Scaled(inputs.key_scale, scaled.key_factor);
   scaled.inputs.log_decay = Lowered(g, ComputeType(inputs.q));
@@ -111,7 +127,8 @@ DecayAttentionStepInputs ScaleGrowthOfStep(const DecayAttentionStepInputs& input
            batch, ", ", heads, "], zeros for an empty state, would work");
   CheckLogScale(inputs.q, state.log_scale, {batch, heads}, true);
   DecayAttentionStepInputs scaled = inputs;
-  state.log_scale.add_(GrowthOfHeads(inputs.log_decay, heads));
+  const at::Tensor holds = (state.norm != 0).any(2);  // the first key is taken as it is
+  state.log_scale.add_(GrowthOfHeads(inputs.log_decay, heads)).mul_(holds);
   scaled.key_scale = Scaled(inputs.key_scale, (-state.log_scale).exp().to(ComputeType(inputs.q)));
   scaled.log_decay = Lowered(inputs.log_decay, ComputeType(inputs.q));
   return scaled;

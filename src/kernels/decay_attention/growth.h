@@ -7,8 +7,8 @@
 // a decay of at most 1, and keys whose scale fades where the old ones' weight would have grown. A row divides numerator and
 // denominator by the same exp(l_t), so the output is that of S and does not depend on mu: its gradients with mu and l held
 // constant are the exact ones. (norm_eps is added to the denominator of z^, to which the first key gave order one.) Where
-// exp(-l_t) is 0 in fp32 a key weighs less than 1e-38 of the first one in the channel that grows. l counts from 0 at a
-// document's start, in a sequence without an initial state from its first key that key_scale does not mask.
+// exp(-l_t) is 0 in fp32 a key weighs less than 1e-38 of the first one in the channel that grows. Where there is no state yet,
+// at a document's start as well, l is 0 up to the first key that key_scale does not mask, and counts from there.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -41,9 +41,6 @@ DecayProblem GrowingProblem(int64_t seq_len, bool per_channel, uint64_t seed, at
   return problem;
 }
 
-// The oracle on the very numbers of the problem, at their true scale.
-test::OracleAnswer TrueAnswer(const DecayProblem& problem) { return Oracle(problem); }
-
 // exp(log_scale) times the state, in fp64.
 DecayState AtTrueScale(const DecayState& state) {
   const at::Tensor scale = state.log_scale.exp().unsqueeze(2);  // [sequences, H, 1]
@@ -172,7 +169,7 @@ TEST(DecayGrowth, SplitAnywhereAndCarryIsTheWhole) {
       problem.inputs.chunks = test::ChunksOf(problem.starts);
     }
     const auto whole = DecayAttention(problem.inputs, problem.config);
-    EXPECT_LE(RelativeError(whole.out, TrueAnswer(problem).output.out), 5e-6);
+    EXPECT_LE(RelativeError(whole.out, Oracle(problem).output.out), 5e-6);
     for (const int64_t split : {1, 64, 700, 1999, 2499}) {
       SCOPED_TRACE(testing::Message() << "split " << split << ", documents " << documents);
       const auto first = DecayAttention(Part(problem, 0, split), problem.config);
@@ -262,6 +259,17 @@ TEST(DecayGrowth, MaskedTokensBeforeTheFirstKeyDoNotCount) {
   EXPECT_EQ(got.out.narrow(1, 0, kMasked).abs().max().item<float>(), 0);
   EXPECT_TRUE(Close(got.out.narrow(1, kMasked, kTokens - kMasked), want.out, 2e-6));
   EXPECT_TRUE(Close(got.final_state.log_scale, want.final_state.log_scale, 1e-12));
+  problem.inputs.initial_state = {.kv = at::zeros({1, 2, 8, 6}), .norm = at::zeros({1, 2, 8})};
+  EXPECT_TRUE(test::BitEqual(DecayAttention(problem.inputs, problem.config).out, got.out));
+}
+
+// A step of e^90 leaves fp32 at once; every row is then the first key's value to 1e-38.
+TEST(DecayGrowth, OfAnySize) {
+  DecayProblem problem = GrowingProblem(5, false, 385, at::kFloat);
+  problem.inputs.log_decay.fill_(90);
+  const auto got = DecayAttention(problem.inputs, problem.config);
+  EXPECT_LE(RelativeError(got.out, Oracle(problem).output.out), 5e-6);
+  EXPECT_TRUE(Close(got.out.select(1, 4), problem.inputs.v.select(1, 0), 1e-6));
 }
 
 TEST(DecayGrowth, SharedDecayHeadsAreAsIfRepeated) {
@@ -312,6 +320,8 @@ TEST(DecayGrowthBadInput, SaysWhatDoesNotFit) {
                   "fp64 beside the state that it scales would work");
   EXPECT_HL_ERROR(with_scale(kv, at::zeros({2, 1}, at::kDouble)), internal,
                   "log_scale [2, 1] fp64 on cpu of states [1, 2] on cpu");
+  EXPECT_HL_ERROR(with_scale(kv[0], {}), internal,
+                  "initial_state [2, 8, 6] fp32 on cpu of states [1, 2, 8, 6] on cpu");
   EXPECT_HL_ERROR(with_scale({}, at::zeros({1, 2}, at::kDouble)), internal,
                   "log_scale [1, 2] fp64 on cpu without states");
 }
