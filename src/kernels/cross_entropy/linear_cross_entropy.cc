@@ -1,6 +1,7 @@
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -30,8 +31,30 @@ int64_t RowsPerBlock(int64_t num_rows, int64_t vocab) {
   return std::clamp<int64_t>(num_rows, 1, static_cast<int64_t>(rows));
 }
 
+// What the matmuls read. A GPU multiplies bf16 as it is stored; elsewhere operands are widened first. Results are in the compute
+// dtype all the same: a logit of 100 in bf16 would be off by up to a quarter.
+at::ScalarType OperandType(const at::Tensor& x) {
+  return x.is_cuda() && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : ComputeType(x);
+}
+// out = a b, out in the compute dtype.
+void Multiply(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() == out.scalar_type()) {
+    at::mm_out(out, a, b);
+  } else {
+    at::mm_out(out, a, b, out.scalar_type());
+  }
+}
+// sum += a b, sum in the compute dtype.
+void AddProduct(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() == sum.scalar_type()) {
+    sum.addmm_(a, b);
+  } else {
+    at::addmm_out(sum, sum, a, b, sum.scalar_type());
+  }
+}
+
 // Calls visit(first row, rows, logits of the block) for one block after the other; the logits' memory is reused. `weight` is the
-// inputs' in the compute dtype.
+// inputs' in the operands' dtype.
 template <typename Visit>
 void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weight,
                   const LinearCrossEntropyConfig& config, const Visit& visit) {
@@ -43,7 +66,7 @@ void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weig
   for (int64_t first = 0; first < num_rows; first += block) {
     const int64_t count = std::min(block, num_rows - first);
     at::Tensor logits = memory.narrow(0, 0, count);
-    at::mm_out(logits, inputs.hidden.narrow(0, first, count).to(compute), weight.t());
+    Multiply(logits, inputs.hidden.narrow(0, first, count).to(weight.scalar_type()), weight.t());
     visit(first, count, logits);
   }
 }
@@ -68,21 +91,23 @@ ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
                          const LinearCrossEntropyConfig& config, bool gradient) {
   ForwardResult result;
   const at::ScalarType compute = ComputeType(inputs.hidden);
-  const at::Tensor weight = inputs.weight.to(compute);
+  const at::ScalarType operand = OperandType(inputs.hidden);
+  const at::Tensor weight = inputs.weight.to(operand);
   // read once, at the end: a GPU is not waited for between blocks
   const CrossEntropyRows rows =
       internal::EmptyRows(inputs.hidden.size(0), inputs.hidden.options().dtype(compute));
   if (gradient) {
     result.dhidden = at::empty(inputs.hidden.sizes(), inputs.hidden.options().dtype(compute));
-    result.dweight = at::zeros(weight.sizes(), weight.options());
+    result.dweight = at::zeros(weight.sizes(), weight.options().dtype(compute));
   }
   ForEachBlock(inputs, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
     internal::ReduceRows(logits, inputs.targets.narrow(0, first, count), config.z_loss_weight,
                          gradient, rows.Narrow(first, count));
     if (!gradient) return;
     at::Tensor dhidden = result.dhidden.narrow(0, first, count);
-    at::mm_out(dhidden, logits, weight);
-    result.dweight.addmm_(logits.t(), inputs.hidden.narrow(0, first, count).to(compute));
+    const at::Tensor dlogits = logits.to(operand);
+    Multiply(dhidden, dlogits, weight);
+    AddProduct(result.dweight, dlogits.t(), inputs.hidden.narrow(0, first, count).to(operand));
   });
   AddRows(rows, result);
   return result;
@@ -163,7 +188,7 @@ at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
   const at::ScalarType compute = ComputeType(inputs.hidden);
   const CrossEntropyRows rows =
       internal::EmptyRows(inputs.hidden.size(0), inputs.hidden.options().dtype(compute));
-  const at::Tensor weight = inputs.weight.to(compute);
+  const at::Tensor weight = inputs.weight.to(OperandType(inputs.hidden));
   ForEachBlock(inputs, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
     internal::ReduceRows(logits, targets.narrow(0, first, count), 0, false,
                          rows.Narrow(first, count));

@@ -27,12 +27,13 @@ struct LinearCrossEntropySums {
   at::Tensor loss;       // scalar: sum of ln Z - logit[target]. No gradient
   at::Tensor z_loss;     // scalar: sum of (ln Z)^2. No gradient
 };
-// Logits, sums and the gradient of weight are formed in fp32 (fp64 beside fp64).
+// Logits, sums and the gradient of weight are formed in fp32 (fp64 beside fp64). On a GPU bf16 operands are multiplied as they
+// are, the logits' gradient rounded to bf16 among them.
 LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                           const LinearCrossEntropyConfig& config);
 
 // Most that LinearCrossEntropy holds at once while it differentiates, beyond its inputs: a block of logits, the two gradients, and
-// with `widened` (bf16) the weight in fp32.
+// with `widened` (bf16) the weight in fp32, in whose place a GPU has the block's gradient in bf16.
 double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim, bool widened);
 
 // ln Z - logit[target] of each row, 0 where there is no target: [N] fp32 (fp64 beside fp64). No gradient.
