@@ -161,10 +161,10 @@ Case DecayStep(const StateShape& shape, const CaseOptions& options) {
   const auto rows = at::TensorOptions(options.device).dtype(options.dtype);
   const auto wide = rows.dtype(at::kFloat);
   const auto ours = [](const Tensors& in) -> Tensors {
-    at::Tensor state = in[4];
-    return {kernels::DecayAttentionStep({.q = in[0], .k = in[1], .v = in[2], .log_decay = in[3]}, 1,
-                                        state),
-            state};
+    kernels::DecayState state = {.kv = in[4]};
+    return {kernels::DecayAttentionStep({.q = in[0], .k = in[1], .v = in[2], .log_decay = in[3]},
+                                        {.scale = 1}, state),
+            state.kv};
   };
   const auto eager = [](const Tensors& in) -> Tensors {
     const at::Tensor& state = in[4];
