@@ -47,4 +47,8 @@ bool FitsBeside(const at::Tensor& x, const at::Tensor& y, at::IntArrayRef shape)
   return y.defined() && y.sizes() == shape && y.device() == x.device();
 }
 
+bool IsLike(const at::Tensor& x, const at::Tensor& y) {
+  return FitsBeside(x, y, x.sizes()) && y.scalar_type() == x.scalar_type();
+}
+
 }  // namespace halflife::kernels

@@ -23,5 +23,7 @@ void CheckDTypes(const char* kernel, std::initializer_list<at::Tensor> tensors);
 
 // Whether y is there, has this shape, and lies on x's device.
 bool FitsBeside(const at::Tensor& x, const at::Tensor& y, at::IntArrayRef shape);
+// Whether y is there, of x's shape and dtype, and on its device.
+bool IsLike(const at::Tensor& x, const at::Tensor& y);
 
 }  // namespace halflife::kernels

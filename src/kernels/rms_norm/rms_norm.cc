@@ -175,9 +175,6 @@ at::Tensor Composed(const at::Tensor& x, const at::Tensor& gate, const at::Tenso
 bool IsNormed(const at::Tensor& x, const at::Tensor& weight) {
   return x.defined() && x.dim() >= 1 && x.size(-1) >= 1 && FitsBeside(x, weight, {x.size(-1)});
 }
-bool IsLike(const at::Tensor& x, const at::Tensor& y) {
-  return FitsBeside(x, y, x.sizes()) && y.scalar_type() == x.scalar_type();
-}
 bool RunsFused(const at::Tensor& x, const at::Tensor& weight) {
   return IsFused(x) && weight.scalar_type() == at::kFloat;
 }

@@ -69,10 +69,8 @@ struct SwiGluFunction : torch::autograd::Function<SwiGluFunction> {
 
 at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up) {
   CheckDTypes("SwiGlu", {gate, up});
-  HL_CHECK(gate.defined() && FitsBeside(gate, up, gate.sizes()) &&
-               up.scalar_type() == gate.scalar_type(),
-           "SwiGlu of gate ", Describe(gate), " and up ", Describe(up),
-           "; one shape, dtype and device for both would work");
+  HL_CHECK(gate.defined() && IsLike(gate, up), "SwiGlu of gate ", Describe(gate), " and up ",
+           Describe(up), "; one shape, dtype and device for both would work");
   if (IsFused(gate)) return SwiGluFunction::apply(gate, up);
   const at::ScalarType compute = ComputeType(gate);
   return (at::silu(gate.to(compute)) * up.to(compute)).to(gate.scalar_type());
