@@ -182,6 +182,30 @@ TEST(ShortConvTest, SplitAndCarryInBits) {
   }
 }
 
+TEST(ShortConvTest, StepsEqualTheWholeInBitsAndKeepTheirTail) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t taps : {1, 2, 4}) {
+      SCOPED_TRACE(taps);
+      ShortConvInputs whole = Inputs();
+      whole.x = whole.x.to(dtype);
+      whole.weight = whole.weight.narrow(2, 0, taps).to(at::kFloat);
+      whole.tail = whole.tail.narrow(1, 0, taps - 1).to(dtype);
+      const at::Tensor want = ShortConv(whole);
+      at::Tensor tail = whole.tail.to(at::kFloat).clone();
+      const void* const memory = tail.const_data_ptr();
+      for (int64_t t = 0; t < kSeqLen; ++t)
+        EXPECT_TRUE(test::BitEqual(ShortConvStep(whole.x.select(1, t), whole.weight, tail),
+                                   want.select(1, t)))
+            << t;
+      EXPECT_EQ(tail.const_data_ptr(), memory);
+      EXPECT_TRUE(test::BitEqual(tail, ShortConvTail(whole).to(at::kFloat)));
+    }
+  }
+  at::Tensor none;
+  EXPECT_HL_ERROR(ShortConvStep(Inputs().x, Inputs().weight, none), ExitCode::kInternal,
+                  "ShortConvStep of x [2, 9, 5]", "tail undefined");
+}
+
 TEST(ShortConvTest, BitsDoNotDependOnTheNumberOfThreads) {
   const Case c = {300, 21, 4};
   test::ExpectSameBitsWithThreads([&] {

@@ -7,6 +7,7 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -215,6 +216,22 @@ at::Tensor ShortConvTail(const ShortConvInputs& inputs) {
   const at::Tensor documents = DocumentsWithTail(inputs).narrow(1, seq_len, length);
   const at::Tensor same = documents == inputs.documents.narrow(1, seq_len - 1, 1);
   return tail * same.unsqueeze(2).to(tail.scalar_type());
+}
+
+at::Tensor ShortConvStep(const at::Tensor& x, const at::Tensor& weight, at::Tensor& tail) {
+  HL_CHECK(x.dim() == 2 && tail.defined(), "ShortConvStep of x ", Describe(x), " with tail ",
+           Describe(tail), "; x [B, D] and a tail would work");
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor y =
+      ShortConv(
+          {.x = x.unsqueeze(1), .weight = weight, .tail = tail, .documents = {}, .starts = {}})
+          .squeeze(1);
+  const int64_t length = tail.size(1);
+  tail = tail.to(ComputeType(x));
+  // one after the other: a single copy would read what it has written
+  for (int64_t i = 0; i + 1 < length; ++i) tail.select(1, i).copy_(tail.select(1, i + 1));
+  if (length > 0) tail.select(1, length - 1).copy_(x);
+  return y;
 }
 
 }  // namespace halflife::kernels

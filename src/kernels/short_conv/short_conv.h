@@ -20,4 +20,8 @@ at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]
 // document start cuts them off.
 at::Tensor ShortConvTail(const ShortConvInputs& inputs);
 
+// One token more of every row: x [B, D] -> [B, D]. `tail` [B, W-1, D], fp32 (fp64 beside fp64; replaced where it is
+// not), moves on in place. No gradient.
+at::Tensor ShortConvStep(const at::Tensor& x, const at::Tensor& weight, at::Tensor& tail);
+
 }  // namespace halflife::kernels

@@ -74,8 +74,11 @@ class Gla : public Mixer {
                       bool want_state) const override {
     const bool carried = initial != nullptr && !initial->tensors.empty();
     MixerOutput result;
-    const Projected heads =
-        Project(x, slice, carried ? initial : nullptr, want_state ? &result.state : nullptr);
+    if (want_state) result.state.tensors.resize(sizes_.conv_size > 0 ? 1 + convs_.size() : 1);
+    const Projected heads = Project(x, [&](const at::Tensor& y, size_t index) {
+      return Convolve(y, index, slice, carried ? initial : nullptr,
+                      want_state ? &result.state : nullptr);
+    });
     const auto [o, final_state] = kernels::DecayAttention(
         {.q = heads.q,
          .k = heads.k,
@@ -106,16 +109,17 @@ class Gla : public Mixer {
   }
 
   at::Tensor Step(const at::Tensor& x, MixerState& state) const override {
-    const auto slice = SequenceSlice::Contiguous(x.size(0), 1, state.num_tokens, x.device());
-    MixerState next;
-    const Projected heads = Project(x.unsqueeze(1), slice, &state, &next);
+    const Projected heads = Project(x.unsqueeze(1), [&](const at::Tensor& y, size_t index) {
+      if (sizes_.conv_size == 0) return y;
+      return kernels::ShortConvStep(y.squeeze(1), *convs_[index], state.tensors[1 + index])
+          .unsqueeze(1);
+    });
     kernels::DecayState memory = {.kv = state.tensors[0]};
     const at::Tensor o = kernels::DecayAttentionStep({.q = heads.q.squeeze(1),
                                                       .k = heads.k.squeeze(1),
                                                       .v = heads.v.squeeze(1),
                                                       .log_decay = heads.log_decay.squeeze(1)},
                                                      {.scale = Scale()}, memory);
-    for (size_t i = 1; i < next.tensors.size(); ++i) state.tensors[i] = next.tensors[i];
     ++state.num_tokens;
     return output_(o.unsqueeze(1), heads.gate).squeeze(1);
   }
@@ -168,20 +172,22 @@ class Gla : public Mixer {
         .tail = before == nullptr ? at::Tensor() : before->tensors[1 + index],
         .documents = slice.documents,
         .starts = slice.starts};
-    if (after != nullptr)
-      after->tensors[1 + index] =
-          kernels::ShortConvTail(inputs).to(kernels::ComputeType(x)).contiguous();
+    if (after != nullptr)  // a copy: a view would keep the whole sequence
+      after->tensors[1 + index] = kernels::ShortConvTail(inputs)
+                                      .to(kernels::ComputeType(x), /*non_blocking=*/false,
+                                          /*copy=*/true)
+                                      .contiguous();
     return kernels::ShortConv(inputs);
   }
 
-  Projected Project(const at::Tensor& x, const SequenceSlice& slice, const MixerState* before,
-                    MixerState* after) const {
-    if (after != nullptr) after->tensors.resize(sizes_.conv_size > 0 ? 1 + convs_.size() : 1);
+  // `convolve` takes q, k or v [B, T, dim] and which of them it is.
+  template <typename Convolution>
+  Projected Project(const at::Tensor& x, const Convolution& convolve) const {
     std::vector<at::Tensor> weights = {*q_, *k_, *v_, *decay_in_};
     if (sizes_.output.gate) weights.push_back(*output_.gate_proj());
     const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, weights);
     const auto heads = [&](size_t index, int64_t head_dim) {
-      return SplitHeads(Convolve(y[index], index, slice, before, after), head_dim);
+      return SplitHeads(convolve(y[index], index), head_dim);
     };
     return {.q = sizes_.feature_map(heads(0, sizes_.head_dim_k)),
             .k = sizes_.feature_map(heads(1, sizes_.head_dim_k)),
