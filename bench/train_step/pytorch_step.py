@@ -6,8 +6,9 @@ compares with: eager or, with --compile, torch.compile; fp32 or, with --precisio
 The models are halflife's own (pre-norm blocks, RMSNorm, SwiGLU, untied head) with the mixers
 `retention`, `gla` and `softmax`, in the best form that eager PyTorch has for them: attention in
 chunks, vectorised over the chunks, constant masks made once, exponents that are never positive,
-fused AdamW, gradient clipping. Prints one JSON line with the median time of a step over --steps
-steps after --warmup.
+fused AdamW, gradient clipping. Prints one JSON line with the losses of the --warmup steps and the
+median time of the --steps after them. --start gives it halflife's own parameters and batch, as
+bench_train_step --save-start writes them.
 
 Shapes: B batch, T seq_len, H heads, K head_dim of q and k, V head_dim of v, C chunk, N chunks, D
 model_dim.
@@ -253,6 +254,30 @@ class LanguageModel(nn.Module):
         return self.head(self.norm(x))
 
 
+def load_start(args: argparse.Namespace, model: LanguageModel) -> tuple[Tensor, Tensor]:
+    """Takes over the parameters of a file by --save-start; returns its inputs [B, T] and targets
+    [B, T]."""
+    start = torch.load(args.start, weights_only=False)  # a dict of LibTorch's; our own file
+    inputs, targets = start.pop("inputs"), start.pop("targets")
+    names = {
+        "layers.": "blocks.",
+        ".mlp.": ".",
+        "_proj": "",
+        "attn.gk.": "attn.decay.",
+        "attn.g.": "attn.output.gate.",
+        "attn.g_norm_swish_gate.": "attn.output.norm.",
+        "attn.o.": "attn.out." if args.mixer == "softmax" else "attn.output.out.",
+        "lm_head.": "head.",
+    }
+    state = {}
+    for name, value in start.items():
+        for theirs, here in names.items():
+            name = name.replace(theirs, here)
+        state[name] = value
+    model.load_state_dict(state)
+    return inputs, targets
+
+
 def time_steps(args: argparse.Namespace) -> dict:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
@@ -262,8 +287,12 @@ def time_steps(args: argparse.Namespace) -> dict:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
-    rows = torch.randint(args.vocab, (args.batch, args.seq_len + 1))
-    inputs, targets = rows[:, :-1], rows[:, 1:].flatten()
+    if args.start:
+        inputs, targets = load_start(args, model)
+    else:
+        rows = torch.randint(args.vocab, (args.batch, args.seq_len + 1))
+        inputs, targets = rows[:, :-1], rows[:, 1:]
+    targets = targets.flatten()
     times, losses = [], []
     for _ in range(args.warmup + args.steps):
         begin = time.perf_counter()
@@ -289,7 +318,7 @@ def time_steps(args: argparse.Namespace) -> dict:
         "heads": args.heads,
         "threads": args.threads,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "first_loss": losses[0],
+        "first_losses": losses[: args.warmup],
         "median_ms": median,
         "min_ms": min(times),
         "max_ms": max(times),
@@ -326,6 +355,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sub-chunk", type=int, default=8, help="gla: the faster of 8 and 16")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--start", help="parameters and batch, of bench_train_step --save-start")
     args = parser.parse_args()
     if args.mlp_dim is None:
         args.mlp_dim = 256 * math.ceil(int(args.dim * 4 * 2 / 3) / 256)

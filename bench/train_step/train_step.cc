@@ -1,15 +1,19 @@
 // Times whole training steps of a model: forward, backward, gradients into the arena, norm, clip, AdamW. Random tokens,
 // one rank. Prints one JSON line: the shape, the median and the spread of the step time, GFLOP/s and the share of the
-// peak (CPU: sgemm, measured in the same process). The PyTorch twin is pytorch_step.py, compare.py runs both in pairs.
+// peak (CPU: sgemm, measured in the same process). The PyTorch twin is pytorch_step.py, compare.py runs both in pairs and
+// compares the losses of their first steps, from the same parameters and batch.
 //
 //   train_step --mixer gla --layers 6 --dim 256 --seq-len 512 --batch 8 --heads 4 --steps 10 --threads 1
+//   train_step --mixer gla --save-start start.pt     # what pytorch_step.py --start begins with
 #include <CLI/CLI.hpp>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -30,7 +34,7 @@ namespace halflife {
 namespace {
 
 struct Options {
-  std::string mixer = "gla", precision = "fp32", device = "cpu";
+  std::string mixer = "gla", precision = "fp32", device = "cpu", save_start;
   int64_t layers = 6, dim = 256, seq_len = 512, batch = 8, heads = 4, vocab = 259, mlp_dim = 0;
   int steps = 10, warmup = 2, threads = 1;
 };
@@ -45,16 +49,40 @@ at::Tensor RandomTokens(const Options& options, uint64_t stream) {
   return tokens;
 }
 
+constexpr uint64_t kSeed = 1;
+
+model::ModelConfig ConfigOf(const Options& options) {
+  return {
+      .vocab_size = options.vocab,
+      .model_dim = options.dim,
+      .num_layers = options.layers,
+      .mlp_dim = options.mlp_dim,
+      .mixer = {.name = options.mixer, .options = {{"num_heads", std::to_string(options.heads)}}}};
+}
+
+// The parameters (fp32, by name), `inputs` and `targets` of the first step: a dict of tensors, as torch.load reads it.
+void SaveStart(const Options& options) {
+  model::LanguageModel model(ConfigOf(options));
+  c10::Dict<std::string, at::Tensor> start;
+  for (int i = 0; i < model.parameters().size(); ++i) {
+    const dist::ParamSpec& spec = model.parameters().specs()[i];
+    const at::Tensor value = at::empty(spec.shape, at::kFloat);
+    model.parameters().Initialise(i, kSeed, value.mutable_data_ptr<float>());
+    start.insert(spec.name, value);
+  }
+  start.insert("inputs", RandomTokens(options, 0));
+  start.insert("targets", RandomTokens(options, 1));
+  const std::vector<char> bytes = torch::jit::pickle_save(start);
+  std::ofstream file(options.save_start, std::ios::binary);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size())).flush();
+  HL_CHECK_AS(ExitCode::kEnvironment, file.good(), "cannot write ", options.save_start);
+}
+
 class Bench {
  public:
   explicit Bench(const Options& options)
       : options_(options),
-        model_({.vocab_size = options.vocab,
-                .model_dim = options.dim,
-                .num_layers = options.layers,
-                .mlp_dim = options.mlp_dim,
-                .mixer = {.name = options.mixer,
-                          .options = {{"num_heads", std::to_string(options.heads)}}}}),
+        model_(ConfigOf(options)),
         comm_(dist::MakeSelfCommunicator("bench")),
         device_(train::ChooseDevice(options.device, 0)),
         arena_(model_.parameters(),
@@ -68,7 +96,7 @@ class Bench {
         targets_(RandomTokens(options, 1).to(train::ToTorch(device_))),
         slice_(model::SequenceSlice::Contiguous(options.batch, options.seq_len, 0,
                                                 train::ToTorch(device_))) {
-    arena_.Initialise(1);
+    arena_.Initialise(kSeed);
   }
 
   double Step() {
@@ -102,13 +130,14 @@ class Bench {
 };
 
 void Run(const Options& options) {
+  if (!options.save_start.empty()) return SaveStart(options);
   at::set_num_threads(options.threads);
   KeepFreedMemory();  // as the trainer does
   const Device device = train::ChooseDevice(options.device, 0);
   const auto peak = train::FindComputePeak(device);
   Bench bench(options);
-  const double first_loss = bench.Step();
-  for (int i = 1; i < options.warmup; ++i) bench.Step();
+  std::vector<double> first_losses;
+  for (int i = 0; i < options.warmup; ++i) first_losses.push_back(bench.Step());
   std::vector<double> seconds;
   for (int i = 0; i < options.steps; ++i) {
     const Stopwatch watch;
@@ -132,7 +161,7 @@ void Run(const Options& options) {
                                 {"heads", options.heads},
                                 {"threads", options.threads},
                                 {"parameters", bench.model().CountParameters().total()},
-                                {"first_loss", first_loss},
+                                {"first_losses", first_losses},
                                 {"median_ms", 1e3 * median},
                                 {"min_ms", 1e3 * seconds.front()},
                                 {"max_ms", 1e3 * seconds.back()},
@@ -163,6 +192,8 @@ int main(int argc, char** argv) {
   app.add_option("--steps", options.steps);
   app.add_option("--warmup", options.warmup);
   app.add_option("--threads", options.threads);
+  app.add_option("--save-start", options.save_start,
+                 "write the first step's parameters and batch to this file, and time nothing");
   CLI11_PARSE(app, argc, argv);
   try {
     halflife::Run(options);
