@@ -34,10 +34,18 @@ class Shape:
     batch: int
     seq_len: int
     heads: int
-    dim: int
+    dim: int  # K, and V where dim_v is 0
+    dim_v: int = 0
+    qk_heads: int = 0  # of q and k, shared by `heads` of v; 0: as many
 
     def __str__(self) -> str:
-        return f"B{self.batch} T{self.seq_len} H{self.heads} D{self.dim}"
+        dims = f"K{self.dim} V{self.dim_v}" if self.dim_v else f"D{self.dim}"
+        groups = f" {self.qk_heads} of q and k" if self.qk_heads else ""
+        return f"B{self.batch} T{self.seq_len} H{self.heads} {dims}{groups}"
+
+    @property
+    def values(self) -> int:
+        return self.dim_v or self.dim
 
 
 SHAPES = (
@@ -52,6 +60,8 @@ SHAPES = (
     Shape(8, 2048, 32, 256),
     Shape(32, 512, 12, 64),
 )
+# Mamba-2: q and k (its C and B) are one for all heads.
+SHAPES_OF_KIND = {"per_token": (Shape(4, 4096, 64, 128, dim_v=64, qk_heads=1),)}
 SMALL = Shape(1, 200, 2, 64)
 
 
@@ -151,14 +161,21 @@ def skip(reason: str):
     sys.exit(77)
 
 
+def shapes_of(kind: str) -> tuple[Shape, ...]:
+    return SHAPES + SHAPES_OF_KIND.get(kind, ())
+
+
 def make_inputs(torch, kind: str, shape: Shape) -> dict:
+    """For fla, which shares no heads: q and k come repeated, and neither that nor summing their
+    gradients is in its time."""
     sizes = (shape.batch, shape.seq_len, shape.heads)
-    rows = lambda: torch.randn(*sizes, shape.dim, device="cuda", dtype=torch.bfloat16)
-    inputs = {name: rows().requires_grad_() for name in ("q", "k", "v")}
+    rows = lambda width: torch.randn(*sizes, width, device="cuda", dtype=torch.bfloat16)
+    widths = {"q": shape.dim, "k": shape.dim, "v": shape.values}
+    inputs = {name: rows(width).requires_grad_() for name, width in widths.items()}
     if kind != "per_head":
         extra = (shape.dim,) if kind == "per_channel" else ()
         inputs["decay"] = (torch.rand(*sizes, *extra, device="cuda") * -0.2).requires_grad_()
-    inputs["dout"] = rows()
+    inputs["dout"] = rows(shape.values)
     return inputs
 
 
@@ -212,7 +229,7 @@ def device_ms(torch, run) -> float:
 def time_fla(torch, kind: str, operation: Operation, shape: Shape, samples: int) -> dict[str, float]:
     # as many problems as leave the cache between two visits of one
     cache = torch.cuda.get_device_properties(0).L2_cache_size
-    one = 8 * shape.batch * shape.seq_len * shape.heads * shape.dim
+    one = 4 * shape.batch * shape.seq_len * shape.heads * (shape.dim + shape.values)
     problems = [make_inputs(torch, kind, shape) for _ in range(max(1, min(64, -(-2 * cache // one))))]
     times = {"forward": [], "forward_backward": []}
     for sample in range(WARM_UPS + samples):
@@ -236,6 +253,7 @@ def time_ours(binary: pathlib.Path, kind: str, shape: Shape, samples: int) -> di
     command = [binary, "--device", "cuda", "--kind", kind, "--rounds", samples]
     command += ["--batch", shape.batch, "--seq-len", shape.seq_len]
     command += ["--heads", shape.heads, "--dim", shape.dim]
+    command += ["--dim-v", shape.dim_v, "--qk-heads", shape.qk_heads]
     done = subprocess.run([str(x) for x in command], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"exit {done.returncode} of: {' '.join(map(str, command))}")
@@ -304,7 +322,7 @@ def main():
                 sys.exit(f"{operation.name} is off the recurrence by {errors[operation.name]:.1e}")
     rows = []
     for kind in kinds:
-        for shape in SHAPES:
+        for shape in shapes_of(kind):
             rows.append(compare(torch, options.binary, kind, shape, options))
             print(json.dumps(rows[-1]), file=sys.stderr)
     device = torch.cuda.get_device_name(0)

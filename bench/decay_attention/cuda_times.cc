@@ -92,6 +92,8 @@ nlohmann::json CompareOnCuda(const Shape& shape, int rounds) {
           {"seq_len", shape.seq_len},
           {"heads", shape.heads},
           {"dim", shape.dim},
+          {"dim_v", shape.values()},
+          {"qk_heads", shape.groups()},
           {"dtype", "bf16"},
           {"rounds", rounds},
           {"max_error", error},

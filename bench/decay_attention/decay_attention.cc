@@ -72,6 +72,8 @@ const EagerChoice kEagerChoices[] = {
 EagerForm MakeEager(const Shape& o, const Problem& p, const EagerChoice& choice) {
   const EagerShape shape = {
       .seq_len = o.seq_len, .chunk_size = choice.chunk_size, .sub_chunk = choice.sub_chunk};
+  HL_CHECK_AS(ExitCode::kUsage, o.groups() == o.heads,
+              "no LibTorch form with shared heads of q and k; use --skip-eager");
   if (o.kind == "per_head") return MakeEagerPerHead(shape, p.log_decay, p.scale);
   HL_CHECK_AS(ExitCode::kUsage, o.kind == "per_channel", "no LibTorch form of kind ", o.kind,
               "; use --skip-eager");
@@ -107,10 +109,17 @@ nlohmann::json Compare(const Options& o) {
             {"forward_share_of_matmul", Flops(o, false) / forward * 1e-6 / peak},
             {"forward_backward_share_of_matmul", Flops(o, true) / both * 1e-6 / peak}};
   };
-  nlohmann::json result = {
-      {"kind", o.kind},     {"batch", o.batch},      {"seq_len", o.seq_len},
-      {"heads", o.heads},   {"dim", o.dim},          {"threads", o.threads},
-      {"max_error", error}, {"matmul_gflops", peak}, {"halflife", report(ours)}};
+  nlohmann::json result = {{"kind", o.kind},
+                           {"batch", o.batch},
+                           {"seq_len", o.seq_len},
+                           {"heads", o.heads},
+                           {"dim", o.dim},
+                           {"dim_v", o.values()},
+                           {"qk_heads", o.groups()},
+                           {"threads", o.threads},
+                           {"max_error", error},
+                           {"matmul_gflops", peak},
+                           {"halflife", report(ours)}};
   double best_forward = 1e300, best_both = 1e300;
   for (const auto& [name, times] : eager) {
     result[name] = report(times);
@@ -163,7 +172,9 @@ int main(int argc, char** argv) {
   app.add_option("--batch", options.batch);
   app.add_option("--seq-len", options.seq_len, "on the CPU a multiple of 64");
   app.add_option("--heads", options.heads);
-  app.add_option("--dim", options.dim, "K and V of a head");
+  app.add_option("--dim", options.dim, "K and, without --dim-v, V of a head");
+  app.add_option("--dim-v", options.dim_v, "V of a head");
+  app.add_option("--qk-heads", options.qk_heads, "heads of q and k, shared by --heads of v");
   app.add_option("--rounds", options.rounds, "7 on the CPU, 50 on a GPU");
   app.add_option("--threads", options.threads);
   app.add_flag("--lengths", options.lengths, "cost of a token at 1,024 to 65,536 tokens instead");

@@ -35,6 +35,13 @@ double RelativeRms(const at::Tensor& got, const std::vector<double>& want) {
   return std::sqrt(error / size);
 }
 
+// [.., heads, width] summed over each `sharing` heads in a row.
+std::vector<double> SumOfHeads(const std::vector<double>& x, int64_t sharing, int64_t width) {
+  std::vector<double> sums(x.size() / sharing);
+  for (size_t i = 0; i < x.size(); ++i) sums[i / (sharing * width) * width + i % width] += x[i];
+  return sums;
+}
+
 // [B, T, H, width] summed over all but the dimensions that log_decay has.
 std::vector<double> PerTokenOf(const std::vector<double>& per_channel, int64_t dim) {
   std::vector<double> sums(per_channel.size() / dim);
@@ -46,11 +53,13 @@ std::vector<double> PerTokenOf(const std::vector<double>& per_channel, int64_t d
 
 Problem::Problem(const Shape& shape, const at::TensorOptions& options)
     : scale(1 / std::sqrt(static_cast<double>(shape.dim))) {
-  const auto heads = [&] {
-    return at::randn({shape.batch, shape.seq_len, shape.heads, shape.dim}, options);
+  const auto rows = [&](int64_t heads, int64_t width) {
+    return at::randn({shape.batch, shape.seq_len, heads, width}, options);
   };
-  q = heads().requires_grad_(), k = heads().requires_grad_(), v = heads().requires_grad_();
-  dout = heads();
+  q = rows(shape.groups(), shape.dim).requires_grad_();
+  k = rows(shape.groups(), shape.dim).requires_grad_();
+  v = rows(shape.heads, shape.values()).requires_grad_();
+  dout = rows(shape.heads, shape.values());
   const at::TensorOptions wide = options.dtype(at::kFloat);
   if (shape.kind == "per_head") {
     log_decay = at::log1p(-at::exp2(-5 - at::arange(shape.heads, wide)));
@@ -86,7 +95,7 @@ std::vector<at::Tensor> OursWithGradients(const Problem& p) {
 }
 
 double Flops(const Shape& shape, bool backward) {
-  const double C = 64, K = static_cast<double>(shape.dim), V = K;
+  const double C = 64, K = static_cast<double>(shape.dim), V = static_cast<double>(shape.values());
   const double forward = 2 * C * (K + V) + 4 * K * V;
   const double both = forward + 2 * C * (3 * K + 2 * V) + 10 * K * V;
   return static_cast<double>(shape.batch * shape.seq_len * shape.heads) *
@@ -94,36 +103,45 @@ double Flops(const Shape& shape, bool backward) {
 }
 
 double CompulsoryBytes(const Shape& shape, int64_t element_bytes, bool backward) {
-  const auto dim = static_cast<double>(shape.dim), element = static_cast<double>(element_bytes);
-  const double decay = shape.kind == "per_head" ? 0 : shape.kind == "per_token" ? 4 : 4 * dim;
-  const double forward = 4 * dim * element + decay;  // q, k, v, out
-  const double both = forward + 7 * dim * element + 2 * decay;
-  return static_cast<double>(shape.batch * shape.seq_len * shape.heads) *
-         (backward ? both : forward);
+  const auto heads = static_cast<double>(shape.heads), element = static_cast<double>(element_bytes);
+  const double keys = static_cast<double>(shape.groups() * shape.dim) * element;  // of a token
+  const double values = static_cast<double>(shape.heads * shape.values()) * element;
+  const double decay = shape.kind == "per_head"    ? 0
+                       : shape.kind == "per_token" ? 4 * heads
+                                                   : 4 * heads * static_cast<double>(shape.dim);
+  const double forward = 2 * keys + 2 * values + decay;             // q, k; v, out
+  const double both = forward + 4 * keys + 3 * values + 2 * decay;  // q, k, dq, dk; v, dout, dv
+  return static_cast<double>(shape.batch * shape.seq_len) * (backward ? both : forward);
 }
 
 double WorstError(const Shape& shape, const at::TensorOptions& options) {
   Shape small = shape;
   small.batch = 1, small.heads = 2, small.seq_len = std::min<int64_t>(shape.seq_len, 300);
+  small.qk_heads = shape.groups() == shape.heads ? 2 : 1;
   const Problem p(small, options);
+  const auto of_each_head = [&](const at::Tensor& x) {
+    return ValuesOf(x.detach().expand({1, small.seq_len, small.heads, small.dim}));
+  };
   kernels::DecayReferenceProblem oracle;
   oracle.seq_len = small.seq_len;
   oracle.num_heads = small.heads;
-  oracle.head_dim_k = oracle.head_dim_v = small.dim;
+  oracle.head_dim_k = small.dim;
+  oracle.head_dim_v = small.values();
   oracle.scale = p.scale;
-  oracle.q = ValuesOf(p.q);
-  oracle.k = ValuesOf(p.k);
+  oracle.q = of_each_head(p.q);
+  oracle.k = of_each_head(p.k);
   oracle.v = ValuesOf(p.v);
   oracle.dout = ValuesOf(p.dout);
   at::Tensor decay = p.log_decay.detach();
   if (decay.dim() == 1) decay = decay.view({1, 1, small.heads});
   if (decay.dim() == 3) decay = decay.unsqueeze(3);
-  oracle.log_decay = ValuesOf(decay.expand(p.q.sizes()));
+  oracle.log_decay = of_each_head(decay);
   const kernels::DecayReferenceResult want = kernels::DecayReference(oracle);
   const std::vector<at::Tensor> grads = OursWithGradients(p);
   double worst = RelativeRms(Ours(p), want.out);
-  worst = std::max(worst, RelativeRms(grads[0], want.dq));
-  worst = std::max(worst, RelativeRms(grads[1], want.dk));
+  const int64_t sharing = small.heads / small.groups();
+  worst = std::max(worst, RelativeRms(grads[0], SumOfHeads(want.dq, sharing, small.dim)));
+  worst = std::max(worst, RelativeRms(grads[1], SumOfHeads(want.dk, sharing, small.dim)));
   worst = std::max(worst, RelativeRms(grads[2], want.dv));
   if (grads.size() > 3)
     worst = std::max(worst, RelativeRms(grads[3], shape.kind == "per_token"

@@ -14,12 +14,17 @@ struct Shape {
   std::string kind =
       "per_head";  // constant per head; per_token; per_channel: per token and channel
   int64_t batch = 2, seq_len = 4096, heads = 8;
-  int64_t dim = 64;  // K and V of a head
+  int64_t dim = 64;      // K of a head
+  int64_t dim_v = 0;     // V; 0: K
+  int64_t qk_heads = 0;  // of q and k, shared by `heads` of v, decay and output; 0: as many
+
+  int64_t values() const { return dim_v == 0 ? dim : dim_v; }
+  int64_t groups() const { return qk_heads == 0 ? heads : qk_heads; }
 };
 
 struct Problem {
-  at::Tensor q, k, v;    // [B, T, H, dim], leaves
-  at::Tensor log_decay;  // fp32 [H], [B, T, H] or [B, T, H, dim]; a leaf unless constant
+  at::Tensor q, k, v;    // [B, T, groups, K], the same, [B, T, H, V]: leaves
+  at::Tensor log_decay;  // fp32 [H], [B, T, H] or [B, T, H, K]; a leaf unless constant
   at::Tensor dout;
   double scale;
 
@@ -31,7 +36,7 @@ at::Tensor Ours(const Problem& problem);
 // dq, dk, dv and, unless the decay is constant, dlog_decay.
 std::vector<at::Tensor> OursWithGradients(const Problem& problem);
 
-// Multiply-adds x 2 of the chunked algorithm at C = 64, whole squares counted.
+// Multiply-adds x 2 of the chunked algorithm at C = 64, whole squares counted, q k^T once a head.
 double Flops(const Shape& shape, bool backward);
 // Bytes that no schedule avoids: each operand read and each result written once, in the forward and once more in the backward.
 double CompulsoryBytes(const Shape& shape, int64_t element_bytes, bool backward);

@@ -20,12 +20,18 @@ def our_round(forward, both, error=1e-3):
 
 class CompareFlaTest(unittest.TestCase):
     def test_shapes_are_whole_chunks_and_differ(self):
-        self.assertEqual(len(set(fla.SHAPES)), len(fla.SHAPES))
-        for shape in fla.SHAPES:
-            self.assertEqual(shape.seq_len % 64, 0)
-            self.assertIn(shape.dim, (64, 128, 256))
-            for operations in fla.KINDS.values():
+        for kind, operations in fla.KINDS.items():
+            shapes = fla.shapes_of(kind)
+            self.assertEqual(len(set(map(str, shapes))), len(shapes))
+            for shape in shapes:
+                self.assertEqual(shape.seq_len % 64, 0)
+                self.assertIn(shape.dim, (64, 128, 256))
                 self.assertTrue(any(operation.suits(shape) for operation in operations))
+
+    def test_shared_heads_and_other_widths_are_in_the_name(self):
+        self.assertEqual(
+            str(fla.shapes_of("per_token")[-1]), "B4 T4096 H64 K128 V64 1 of q and k"
+        )
 
     def test_recurrent_operations_stay_with_short_sequences(self):
         recurrent = fla.KINDS["per_token"][1]
