@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -100,6 +101,22 @@ inline void ExpectGradientsKnowLaterOutputsOnly(const ProblemShape& shape, int t
   EXPECT_NE(a.dq.Get(0, token, 0, 0), b.dq.Get(0, token, 0, 0));
   EXPECT_NE(a.dk.Get(0, token, 0, 0), b.dk.Get(0, token, 0, 0));
   EXPECT_NE(a.dv.Get(0, token, 0, 0), b.dv.Get(0, token, 0, 0));
+}
+
+inline void ExpectSameBits(const Result& got, const Result& want) {
+  for (const auto& [name, values] : want) {
+    ASSERT_EQ(values.size(), got.at(name).size()) << name;
+    EXPECT_EQ(std::memcmp(values.data(), got.at(name).data(), values.size() * sizeof(double)), 0)
+        << name;
+  }
+}
+inline void ExpectTwoRunsAgreeInEveryBit(const ProblemShape& shape) {
+  Problem first(shape), second(shape);
+  for (Problem* problem : {&first, &second}) {
+    problem->Forward(/*with_checkpoints=*/true);
+    problem->Backward();
+  }
+  ExpectSameBits(first.Collect(true), second.Collect(true));
 }
 
 }  // namespace halflife::kernels::test

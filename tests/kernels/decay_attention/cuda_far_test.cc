@@ -1,6 +1,5 @@
 // Offsets that no 32 bits hold, in elements and in bytes of bf16: every route of the CUDA kernels gives, in the emulator, the
 // bits of a dense problem.
-#include <cstring>
 #include <limits>
 
 #include "kernels/decay_attention/cuda_expect.h"
@@ -14,14 +13,6 @@ namespace {
 // The thread sanitizer's address space is too small, and indices are no races.
 #define SKIP_IF_SLOW() \
   if (kSlow) GTEST_SKIP() << "indices are no races"
-
-void ExpectSameBits(const Result& dense, const Result& far) {
-  for (const auto& [name, values] : dense) {
-    ASSERT_EQ(values.size(), far.at(name).size()) << name;
-    EXPECT_EQ(std::memcmp(values.data(), far.at(name).data(), values.size() * sizeof(double)), 0)
-        << name;
-  }
-}
 
 Problem Run(ProblemShape shape, bool far, bool backward) {
   shape.far = far;

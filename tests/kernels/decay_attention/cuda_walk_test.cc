@@ -174,18 +174,7 @@ TEST(CudaWalk, GradientsDoNotKnowOfEarlierOutputs) {
 TEST(CudaWalk, TwoRunsAgreeInEveryBit) {
   ProblemShape shape = {.seq_len = 70, .heads = 2};
   shape.k_heads = 1;
-  Problem first(shape), second(shape);
-  for (Problem* problem : {&first, &second}) {
-    problem->Forward(true);
-    problem->Backward();
-  }
-  EXPECT_EQ(first.answer_.out.bytes(), second.answer_.out.bytes());
-  EXPECT_EQ(first.answer_.dq.bytes(), second.answer_.dq.bytes());
-  EXPECT_EQ(first.answer_.dk.bytes(), second.answer_.dk.bytes());
-  EXPECT_EQ(first.answer_.dv.bytes(), second.answer_.dv.bytes());
-  EXPECT_EQ(first.answer_.dlog_decay.bytes(), second.answer_.dlog_decay.bytes());
-  EXPECT_EQ(first.final_state_, second.final_state_);
-  EXPECT_EQ(first.dinitial_state_, second.dinitial_state_);
+  ExpectTwoRunsAgreeInEveryBit(shape);
 }
 
 std::string MessageOf(const std::function<void()>& call) {
