@@ -37,7 +37,10 @@ for launcher in mpirun srun; do
 done
 for launcher in mpirun srun; do
   wait_until "segv_$launcher trains" has_trained segv_$launcher
-  kill -SEGV "$(rank_zero "${jobs[segv_$launcher]}")"
+  pid=$(rank_zero "${jobs[segv_$launcher]}")
+  kill -PIPE "$pid" # no rank ends by a write to one that has died
+  sleep 0.3
+  kill -SEGV "$pid"
 done
 
 check_death() {
