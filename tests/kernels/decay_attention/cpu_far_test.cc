@@ -1,6 +1,7 @@
 // Offsets that no 32 bits hold, in elements and in bytes of bf16: the CPU kernels give the bits of a dense problem.
 #include <limits>
 
+#include "kernels/decay_attention/far_slots.h"
 #include "kernels/decay_attention/late_tokens.h"
 #include "kernels/decay_attention/run_cpu.h"
 #include "support/expect_error.h"
@@ -57,34 +58,15 @@ TEST(DecayAttentionCpuFar, Tokens) {
 TEST(DecayAttentionCpuFar, SlotsOfAStep) {
   const RandomProblem problem = MakeProblem(
       {.T = 1, .K = 16, .V = 24, .normalised = true, .key_scale = true, .positive = true}, 43);
-  const ProblemConfig& c = problem.config;
-  const int64_t norm = int64_t{1} * c.H * c.K, state = norm * c.V;
-  const int32_t far_slot = static_cast<int32_t>((int64_t{1} << 31) / norm + 5);
   Values outs[2];
   std::vector<float> after[2];
   for (const bool far : {false, true}) {
     CpuCall<float> call(problem, {.layout = {.far = far}});
-    const int32_t slots[] = {0, far ? far_slot : 1};
-    const halflife::test::SparseMemory states(state * (slots[1] + 1) * sizeof(float));
-    const halflife::test::SparseMemory norms(norm * (slots[1] + 1) * sizeof(float));
-    auto* const state_of = static_cast<float*>(states.data());
-    auto* const norm_of = static_cast<float*>(norms.data());
-    for (int b = 0; b < c.B; ++b) {
-      std::copy_n(&call.initial_state[b * state], state, state_of + slots[b] * state);
-      std::copy_n(&call.initial_norm[b * norm], norm, norm_of + slots[b] * norm);
-    }
-    DecayAttentionStepArgs step = call.StepArgs();
-    step.state = state_of;
-    step.norm = norm_of;
-    step.slots = slots;
-    cpu::Step(step);
+    const DecayAttentionStepArgs step = call.StepArgs();
+    const SlotStates states(step, call.initial_state, call.initial_norm, far ? FarSlot(step) : 1);
+    cpu::Step(states.step());
     outs[far] = call.out.Get();
-    for (int b = 0; b < c.B; ++b) {
-      const float* const first = state_of + slots[b] * state;
-      after[far].insert(after[far].end(), first, first + state);
-      after[far].insert(after[far].end(), norm_of + slots[b] * norm,
-                        norm_of + (slots[b] + 1) * norm);
-    }
+    after[far] = states.Get();
   }
   EXPECT_EQ(outs[0], outs[1]);
   EXPECT_EQ(after[0], after[1]);

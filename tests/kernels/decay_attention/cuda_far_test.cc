@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "kernels/decay_attention/cuda_expect.h"
+#include "kernels/decay_attention/far_slots.h"
 #include "kernels/decay_attention/late_tokens.h"
 #include "kernels/decay_attention/launch.h"
 #include "support/expect_error.h"
@@ -101,33 +102,17 @@ TEST(CudaFar, SlotsOfAStep) {
   SKIP_IF_SLOW();
   ProblemShape shape = {.batch = 2, .seq_len = 1, .heads = 2, .dim_k = 16, .dim_v = 24};
   shape.norm = shape.key_scale = true;
-  const int64_t norm = int64_t{1} * shape.heads * shape.dim_k, state = norm * shape.dim_v;
   Values outs[2];
   std::vector<float> after[2];
   for (const bool far : {false, true}) {
     shape.far = far;
     Problem problem(shape);
-    const int32_t slots[] = {0, far ? static_cast<int32_t>((int64_t{1} << 31) / norm + 5) : 1};
-    const halflife::test::SparseMemory states(state * (slots[1] + 1) * sizeof(float));
-    const halflife::test::SparseMemory norms(norm * (slots[1] + 1) * sizeof(float));
-    auto* const state_of = static_cast<float*>(states.data());
-    auto* const norm_of = static_cast<float*>(norms.data());
-    for (int b = 0; b < shape.batch; ++b) {
-      std::copy_n(&problem.initial_state_[b * state], state, state_of + slots[b] * state);
-      std::copy_n(&problem.initial_norm_[b * norm], norm, norm_of + slots[b] * norm);
-    }
-    DecayAttentionStepArgs step = problem.StepArgs();
-    step.state = state_of;
-    step.norm = norm_of;
-    step.slots = slots;
-    cuda::Step(step, nullptr);
+    const DecayAttentionStepArgs step = problem.StepArgs();
+    const SlotStates states(step, problem.initial_state_, problem.initial_norm_,
+                            far ? FarSlot(step) : 1);
+    cuda::Step(states.step(), nullptr);
     outs[far] = problem.answer_.out.Get();
-    for (int b = 0; b < shape.batch; ++b) {
-      const float* const first = state_of + slots[b] * state;
-      after[far].insert(after[far].end(), first, first + state);
-      after[far].insert(after[far].end(), norm_of + slots[b] * norm,
-                        norm_of + (slots[b] + 1) * norm);
-    }
+    after[far] = states.Get();
   }
   EXPECT_EQ(outs[0], outs[1]);
   EXPECT_EQ(after[0], after[1]);
