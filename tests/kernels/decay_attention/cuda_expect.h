@@ -3,11 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "kernels/decay_attention/cuda_problem.h"
+#include "kernels/decay_attention/same_bits.h"
 
 namespace halflife::kernels::test {
 
@@ -103,13 +103,6 @@ inline void ExpectGradientsKnowLaterOutputsOnly(const ProblemShape& shape, int t
   EXPECT_NE(a.dv.Get(0, token, 0, 0), b.dv.Get(0, token, 0, 0));
 }
 
-inline void ExpectSameBits(const Result& got, const Result& want) {
-  for (const auto& [name, values] : want) {
-    ASSERT_EQ(values.size(), got.at(name).size()) << name;
-    EXPECT_EQ(std::memcmp(values.data(), got.at(name).data(), values.size() * sizeof(double)), 0)
-        << name;
-  }
-}
 inline void ExpectTwoRunsAgreeInEveryBit(const ProblemShape& shape) {
   Problem first(shape), second(shape);
   for (Problem* problem : {&first, &second}) {

@@ -3,12 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "core/concat.h"
 #include "kernels/decay_attention/chunk_table.h"
 #include "kernels/decay_attention/cpu_kernels.h"
 #include "kernels/decay_attention/problem.h"
+#include "kernels/decay_attention/same_bits.h"
 
 namespace halflife::kernels::test {
 
@@ -252,13 +251,6 @@ inline void ExpectClose(const RandomProblem& problem, const Result& got, const R
         << d.want << "; seed " << problem.seed << ", kind " << static_cast<int>(c.kind)
         << ", strength " << static_cast<int>(c.strength) << ", B " << c.B << " T " << c.T << " H "
         << c.H << " K " << c.K << " V " << c.V;
-  }
-}
-inline void ExpectSameBits(const Result& a, const Result& b) {
-  for (const auto& [name, values] : a) {
-    ASSERT_EQ(values.size(), b.at(name).size()) << name;
-    EXPECT_EQ(std::memcmp(values.data(), b.at(name).data(), values.size() * sizeof(double)), 0)
-        << name;
   }
 }
 
