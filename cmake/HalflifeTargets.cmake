@@ -13,7 +13,11 @@ function(hl_area)
   target_link_libraries(hl_${A_NAME} PUBLIC halflife_options ${A_DEPS})
 endfunction()
 
-# hl_test(NAME rng_test SOURCES rng_test.cc LIBS hl_core [LABEL unit]): one GoogleTest binary, one CTest entry.
+# For what takes longer to compile than to run: tests and the command line.
+set(HALFLIFE_QUICK_TO_COMPILE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+
+# hl_test(NAME rng_test SOURCES rng_test.cc LIBS hl_core [LABEL unit]): one GoogleTest binary, one CTest entry;
+# one labelled gpu belongs to the target gpu_tests, too.
 function(hl_test)
   cmake_parse_arguments(T "" "NAME;LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
   if(NOT T_SOURCES)
@@ -30,6 +34,10 @@ function(hl_test)
   target_include_directories(${T_NAME} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_compile_definitions(${T_NAME} PRIVATE
     HALFLIFE_SOURCE_DIR="${CMAKE_SOURCE_DIR}" HALFLIFE_BINARY="$<TARGET_FILE:halflife>")
+  target_compile_options(${T_NAME} PRIVATE ${HALFLIFE_QUICK_TO_COMPILE})
+  if(T_LABEL STREQUAL "gpu")
+    add_dependencies(gpu_tests ${T_NAME})
+  endif()
   add_test(NAME ${T_NAME} COMMAND ${T_NAME})
   set_tests_properties(${T_NAME} PROPERTIES LABELS ${T_LABEL} TIMEOUT ${T_TIMEOUT}
     ENVIRONMENT "OMP_NUM_THREADS=1;ASAN_OPTIONS=detect_leaks=0")
@@ -47,6 +55,7 @@ function(hl_mpi_test)
   add_executable(${T_NAME} ${T_SOURCES})
   target_link_libraries(${T_NAME} PRIVATE ${T_LIBS} hl_test_support GTest::gtest GTest::gmock)
   target_include_directories(${T_NAME} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+  target_compile_options(${T_NAME} PRIVATE ${HALFLIFE_QUICK_TO_COMPILE})
   # A directory for mpirun's session each: in a shared one, a run that ends removes what another is entering.
   foreach(ranks ${T_RANKS})
     add_test(NAME ${T_NAME}_${ranks}
