@@ -254,7 +254,7 @@ def compile_command(source, target, kind, include):
 # What a test of a shared header is linked with anew; the rest stays as it is.
 INSTANCES = {"walk": ("inst_walk_k", "inst_walk_rev"), "channel": "inst_walk_channel_k",
              "channel_rev": "inst_walk_channel_rev_", "segment": "inst_segment",
-             "bad_input": "inst_segment", "simt": "inst_simt_"}
+             "bad_input": "inst_segment", "simt": "inst_simt_", "far": "inst_"}
 
 DECAY = Family(
     name="decay attention", folder="src/kernels/decay_attention",
@@ -266,7 +266,7 @@ DECAY = Family(
 
 def dependents(family, source, test):
     """CUDA sources of the family that see `source`, as far as the test runs them."""
-    instances = family.instances.get(source, {}).get(test, ())
+    instances = family.instances[source][test] if source in family.instances else ()
     sources = [path for pattern in family.sources if pattern.endswith(".cu")
                for path in family.find(pattern)]
     return [path for path in sources
