@@ -181,7 +181,7 @@ int main(int argc, char** argv) {
   app.add_flag("--skip-eager", options.skip_eager);
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
-  halflife::KeepFreedMemory();  // for every form: as in a training run
+  halflife::PrepareHeap();  // for every form: as in a training run
   try {
     std::cout << halflife::bench::Run(options).dump(2) << "\n";
   } catch (const halflife::Error& error) {

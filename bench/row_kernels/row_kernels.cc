@@ -168,7 +168,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
   // Results are allocated anew in every call: what is timed is the loops, not page faults.
-  halflife::KeepFreedMemory();
+  halflife::PrepareHeap();
   try {
     std::cout << halflife::bench::Run(options).dump(2) << "\n";
   } catch (const halflife::Error& error) {

@@ -132,7 +132,7 @@ class Bench {
 void Run(const Options& options) {
   if (!options.save_start.empty()) return SaveStart(options);
   at::set_num_threads(options.threads);
-  KeepFreedMemory();  // as the trainer does
+  PrepareHeap();  // as the trainer does
   const Device device = train::ChooseDevice(options.device, 0);
   const auto peak = train::FindComputePeak(device);
   Bench bench(options);

@@ -86,7 +86,7 @@ Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
                   std::string(5 - std::min<size_t>(5, std::to_string(context.rank()).size()), '0'),
                   context.rank(), ".log")});
   SetThreads(config_, context);
-  KeepFreedMemory();
+  PrepareHeap();
   RequireSameDevice();
   context.UseDevice(device_);
   const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;

@@ -1,4 +1,4 @@
-// Large allocations do not fault anew once freed memory is kept.
+// Large allocations do not fault anew once freed memory is kept, and lie in pages of 2 MiB where the kernel has any.
 #include "core/heap.h"
 
 #include <gtest/gtest.h>
@@ -7,6 +7,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 namespace halflife {
 namespace {
@@ -26,15 +28,53 @@ long FaultsOfWriting(size_t bytes) {
   return Faults() - before;
 }
 
-TEST(KeepFreedMemory, FaultsOnceForEachPage) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer brings its own allocator";
+TEST(PrepareHeap, FaultsOnceForEachPage) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer brings its own allocator";
 #endif
   constexpr size_t kBytes = size_t{64} << 20;  // more than glibc ever keeps by itself
   const long pages = static_cast<long>(kBytes) / sysconf(_SC_PAGESIZE);
-  KeepFreedMemory();
+  PrepareHeap();
   FaultsOfWriting(kBytes);
   EXPECT_LT(FaultsOfWriting(kBytes), pages / 100);
+}
+
+bool KernelGivesHugePages() {
+  std::string line;
+  std::getline(std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"), line);
+  return line.find("[always]") != std::string::npos || line.find("[madvise]") != std::string::npos;
+}
+
+// Pages of 2 MiB, in KiB, that this process has of its own.
+int64_t HugeKiB() {
+  std::ifstream rollup("/proc/self/smaps_rollup");
+  for (std::string name; rollup >> name;)
+    if (int64_t kib = 0; name == "AnonHugePages:" && rollup >> kib) return kib;
+  return 0;
+}
+
+TEST(PrepareHeap, TakesPagesOf2MiB) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer brings its own allocator";
+#endif
+  if (!KernelGivesHugePages()) GTEST_SKIP() << "transparent huge pages are off";
+  constexpr size_t kBytes = size_t{128} << 20;
+  PrepareHeap();
+  void* const block = std::malloc(kBytes);
+  std::memset(block, 1, kBytes);
+  asm volatile("" : : "r"(block) : "memory");
+  const int64_t huge = HugeKiB();
+  std::free(block);
+  // Half: memory in pieces may leave the kernel none to give.
+  EXPECT_GT(huge, static_cast<int64_t>(kBytes >> 10) / 2);
+}
+
+// What is taken in advance is addresses: a process stays as small as what it writes to.
+TEST(PrepareHeap, TakesNoMemoryInAdvance) {
+  rusage usage{};
+  PrepareHeap();
+  getrusage(RUSAGE_SELF, &usage);
+  EXPECT_LT(usage.ru_maxrss, 1 << 20);  // KiB
 }
 
 }  // namespace
