@@ -20,16 +20,16 @@ class RowsAhead {
     num_lines_ = 0;
     count_ = next_ = row_ = 0;
     line_ = end_ = nullptr;
-    until_line_ = pace_ = 1;
+    credit_ = steps;
   }
   void Add(const std::byte* base, int64_t stride_bytes, int length, int64_t row_bytes) {
     ranges_[count_++] = {base, stride_bytes, row_bytes, length};
     num_lines_ += length * ((row_bytes + kLineBytes - 1) / kLineBytes);
-    pace_ = steps_ > num_lines_ ? steps_ / num_lines_ : 1;
   }
 
   HL_INLINE void Step() {
-    if (--until_line_ == 0) FetchLine();
+    credit_ -= num_lines_;
+    if (credit_ <= 0) FetchLine();
   }
 
  private:
@@ -41,7 +41,7 @@ class RowsAhead {
   };
 
   HL_INLINE void FetchLine() {
-    until_line_ = pace_;
+    credit_ += steps_;
     if (line_ >= end_) {
       if (next_ == count_) return;
       const Range& range = ranges_[next_];
@@ -56,7 +56,7 @@ class RowsAhead {
   Range ranges_[10];  // q, k, v, out, dout, log_decay, dq, dk, dv and dlog_decay
   int count_ = 0, next_ = 0, row_ = 0;
   int64_t steps_ = 0, num_lines_ = 0;
-  int64_t until_line_ = 1, pace_ = 1;  // steps
+  int64_t credit_ = 1;  // lines times steps
   const std::byte *line_ = nullptr, *end_ = nullptr;
 };
 

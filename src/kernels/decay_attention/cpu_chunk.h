@@ -188,26 +188,33 @@ void Clear(const Panels<T>& matrix, int rows, int columns) {
   for (int column = 0; column < columns; column += kPanel)
     __builtin_memset(matrix.Row(0, column), 0, sizeof(T) * kPanel * rows);
 }
+// function(address, row, column, bytes) for what each panel holds of each row of [K, V].
+template <typename T, typename Function>
+void ForPieces(T* state, const Shape& shape, Function function) {
+  for (int c = 0; c < shape.values; c += kPanel) {
+    const size_t bytes = sizeof(T) * (shape.values - c < kPanel ? shape.values - c : kPanel);
+    for (int i = 0; i < shape.keys; ++i)
+      function(state + int64_t{1} * i * shape.values + c, i, c, bytes);
+  }
+}
 // [K, V] and [K] from and to the panels of a state [K, V (+ 1)].
 template <typename T>
 void LoadState(const Shape& shape, const void* state, const void* norm, const Panels<T>& to) {
   Clear(to, shape.keys_padded, shape.columns_padded);
-  const auto* values = static_cast<const T*>(state);
-  for (int i = 0; state != nullptr && i < shape.keys; ++i)
-    for (int c = 0; c < shape.values; c += kPanel)
-      for (int j = c; j < shape.values && j < c + kPanel; ++j)
-        to.Row(i, c)[j - c] = values[int64_t{1} * i * shape.values + j];
+  if (state != nullptr)
+    ForPieces(static_cast<const T*>(state), shape, [&](const T* piece, int i, int c, size_t bytes) {
+      __builtin_memcpy(to.Row(i, c), piece, bytes);
+    });
   const auto* sums = static_cast<const T*>(norm);
   for (int i = 0; shape.normalised && norm != nullptr && i < shape.keys; ++i)
     *to.Row(i, shape.values) = sums[i];
 }
 template <typename T>
 void StoreState(const Shape& shape, const Panels<T>& from, void* state, void* norm) {
-  auto* values = static_cast<T*>(state);
-  for (int i = 0; state != nullptr && i < shape.keys; ++i)
-    for (int c = 0; c < shape.values; c += kPanel)
-      for (int j = c; j < shape.values && j < c + kPanel; ++j)
-        values[int64_t{1} * i * shape.values + j] = from.Row(i, c)[j - c];
+  if (state != nullptr)
+    ForPieces(static_cast<T*>(state), shape, [&](T* piece, int i, int c, size_t bytes) {
+      __builtin_memcpy(piece, from.Row(i, c), bytes);
+    });
   auto* sums = static_cast<T*>(norm);
   for (int i = 0; shape.normalised && norm != nullptr && i < shape.keys; ++i)
     sums[i] = *from.Row(i, shape.values);

@@ -93,7 +93,7 @@ class ReverseWalk {
       const int begin = walk.first_chunk + (end - 1 - walk.first_chunk) / every_ * every_;
       RecomputeStates(begin, end);
       for (int n = end - 1; n >= begin; --n) {
-        FetchRowsAfter(n);
+        FetchRowsAfter(n, begin);
         Chunk(args_.chunks[n], scratch_.states[n - begin]);
       }
       end = begin;
@@ -105,14 +105,16 @@ class ReverseWalk {
   }
 
  private:
-  // What the walk comes to once chunk n is done: of the chunk before, the rows that only gradients need; of the group
-  // before, those from which its states will be recomputed.
-  void FetchRowsAfter(int n) {
+  // What the walk comes to once chunk n of the group from `begin` is done: of the chunk before, the rows that only
+  // gradients need; of the group before, those that its recomputation reads first. A group's later k and v wait until
+  // it is recomputed: the rows of one head of 8 fall on an eighth of the second cache's sets.
+  void FetchRowsAfter(int n, int begin) {
     const WalkItem& walk = item_.walk;
     RowsAhead& ahead = scratch_.x.ahead;
     ahead.Begin(ReverseSteps<T>(shape_));
-    if (n > walk.begin) FetchGradientRows(args_.chunks[n - 1], ahead);
-    if (n - every_ >= walk.begin) FetchStateRows(walk, shape_, args_.chunks[n - every_], ahead);
+    if (n == walk.begin) return;
+    FetchGradientRows(args_.chunks[n - 1], ahead);
+    if (n == begin) FetchStateRows(walk, shape_, args_.chunks[n - every_], ahead);
   }
   void FetchGradientRows(const ChunkEntry& chunk, RowsAhead& ahead) const {
     const auto fetch = [&](const RowsOf& rows, int width) {
@@ -140,6 +142,8 @@ class ReverseWalk {
       if (chunk.flags & kChunkResets) Clear(before, shape_.columns_padded, shape_.keys_padded);
       if (n + 1 == end) break;
       BeginChunk(chunk, x);
+      x.ahead.Begin(ForwardSteps<T, false>(shape_));
+      FetchStateRows(item_.walk, shape_, args_.chunks[n + 1], x.ahead);
       LoadKeys(item_.walk, shape_, chunk, x);
       LoadValues(item_.walk, shape_, chunk, x);
       decay_.DecayTables(chunk);
