@@ -36,7 +36,8 @@ at::Tensor Ours(const Problem& problem);
 // dq, dk, dv and, unless the decay is constant, dlog_decay.
 std::vector<at::Tensor> OursWithGradients(const Problem& problem);
 
-// Multiply-adds x 2 of the chunked algorithm at C = 64, whole squares counted, q k^T once a head.
+// Multiply-adds x 2 of the chunked algorithm at C = 64, whole squares counted, q k^T once a head: the same for every form,
+// whatever its chunks, so that rates compare times. What is executed is less: on the CPU two thirds of it.
 double Flops(const Shape& shape, bool backward);
 // Bytes that no schedule avoids: each operand read and each result written once, in the forward and once more in the backward.
 double CompulsoryBytes(const Shape& shape, int64_t element_bytes, bool backward);

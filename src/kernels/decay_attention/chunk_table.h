@@ -14,7 +14,8 @@ namespace halflife::kernels {
 
 struct ChunkTableConfig {
   int64_t batch = 0, seq_len = 0;
-  int64_t chunk_size = 64;
+  int64_t chunk_size =
+      0;  // at least 1; for MakeSequenceChunks 0 is the plan's choice for its device
   // Where state restarts from zero: flat positions b T + t, ascending; duplicates and B T itself are ignored. A row whose first
   // token is not listed goes on from the row's initial state.
   std::span<const int32_t> document_starts = {};

@@ -173,6 +173,8 @@ DecayAttentionPlan MakePlan(const DecayAttentionArgs& args, const DeviceLimits& 
   if (limits.is_cuda) {
     DeviceSchedule(args, limits, num_sequences, plan);
   } else {
+    plan.chunk_size = kCpuChunkSize;
+    plan.checkpoint_every = 8;
     plan.num_segments = HostSegments(args, num_sequences);
   }
   if (num_segments > 0) plan.num_segments = num_segments;

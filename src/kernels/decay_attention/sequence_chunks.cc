@@ -56,8 +56,9 @@ const int32_t* SequenceChunks::sequence_begin() const {
   return static_cast<const int32_t*>(device_begin.const_data_ptr());
 }
 
-std::shared_ptr<const SequenceChunks> MakeSequenceChunks(const ChunkTableConfig& config,
+std::shared_ptr<const SequenceChunks> MakeSequenceChunks(ChunkTableConfig config,
                                                          at::Device device) {
+  if (config.chunk_size == 0) config.chunk_size = device.is_cpu() ? kCpuChunkSize : kCudaChunkSize;
   auto chunks = std::make_shared<SequenceChunks>();
   chunks->batch = config.batch;
   chunks->seq_len = config.seq_len;

@@ -22,7 +22,7 @@ struct TokenRuns {
 };
 
 struct SequenceChunks {
-  int64_t batch = 0, seq_len = 0, chunk_size = 64;
+  int64_t batch = 0, seq_len = 0, chunk_size = 0;
   at::Device device = at::kCPU;  // whose kernels may read it
   ChunkTable table;
   at::Tensor device_chunks,
@@ -40,7 +40,7 @@ struct SequenceChunks {
   mutable TokenRuns runs_;
 };
 
-std::shared_ptr<const SequenceChunks> MakeSequenceChunks(const ChunkTableConfig& config,
+std::shared_ptr<const SequenceChunks> MakeSequenceChunks(ChunkTableConfig config,
                                                          at::Device device);
 
 }  // namespace halflife::kernels

@@ -15,7 +15,7 @@ constexpr DecayKind kKinds[] = {DecayKind::kNone, DecayKind::kPerHead, DecayKind
 
 TEST(DecayAttentionCpu, DoubleIsTheOracle) {
   for (const DecayKind kind : kKinds)
-    for (const int chunk_size : {64, 16})
+    for (const int chunk_size : {64, 32, 16})
       for (const bool normalised : {false, true}) {
         const RandomProblem problem = MakeProblem({.T = 131,
                                                    .kind = kind,

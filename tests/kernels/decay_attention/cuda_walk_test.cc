@@ -132,7 +132,7 @@ TEST(CudaWalk, SplitAndCarryIsTheWhole) {
   std::vector<float> carried(parts.final_state_.size());
   for (const auto& [begin, end] : {std::pair{0, 70}, std::pair{70, 150}}) {
     DecayAttentionArgs args = parts.Args();
-    const ChunkTable table = MakeChunkTable({.batch = 1, .seq_len = end - begin});
+    const ChunkTable table = MakeChunkTable({.batch = 1, .seq_len = end - begin, .chunk_size = 64});
     args.seq_len = end - begin;
     args.chunks = table.chunks.data();
     args.num_chunks = static_cast<int>(table.chunks.size());

@@ -152,11 +152,13 @@ TEST(DecayAttentionPlan, TheHostSegmentsLongSequencesOfFewHeads) {
 }
 
 TEST(DecayAttentionPlan, BytesFollowTheParts) {
-  DecayAttentionArgs args = Shape(2, 300, 4, 64);  // 5 chunks a row
+  DecayAttentionArgs args = Shape(2, 300, 4, 64);
+  args.num_chunks = 2 * 10;  // of 32 tokens
   DecayAttentionPlan plan = MakePlan(args, {});
+  EXPECT_EQ(plan.chunk_size, 32);
   EXPECT_EQ(ForwardWorkspaceBytes(args, plan), 0u);
   EXPECT_EQ(BackwardWorkspaceBytes(args, plan), 0u);
-  EXPECT_EQ(CheckpointBytes(args, plan), (10 / 4 + 2) * 4 * 64 * 64 * 4u);
+  EXPECT_EQ(CheckpointBytes(args, plan), (20 / 8 + 2) * 4 * 64 * 64 * 4u);
   plan.num_segments = 2;
   EXPECT_EQ(ForwardWorkspaceBytes(args, plan), 2 * 4 * 2 * (64 * 64 + 1) * 4u);
   args.num_k_heads = 2;

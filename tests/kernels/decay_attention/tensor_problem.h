@@ -58,9 +58,10 @@ inline at::Tensor RandomLogDecay(std::vector<int64_t> shape, DecayStrength stren
   return {};
 }
 
-// Chunks of a batch whose documents start where `starts` [B, T] is true.
+// Chunks of a batch whose documents start where `starts` [B, T] is true. Chunks of 0 tokens: as the
+// device takes best.
 inline std::shared_ptr<const kernels::SequenceChunks> ChunksOf(const at::Tensor& starts,
-                                                               int64_t chunk_size = 64,
+                                                               int64_t chunk_size = 0,
                                                                at::Device device = at::kCPU) {
   const at::Tensor flat = starts.contiguous();
   std::vector<int32_t> document_starts;
