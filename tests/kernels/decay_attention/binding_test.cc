@@ -80,6 +80,12 @@ INSTANTIATE_TEST_SUITE_P(All, DecayAttentionTest,
                          testing::Combine(testing::ValuesIn(kKinds), testing::ValuesIn(kStrengths),
                                           testing::Values(at::kFloat, at::kDouble)));
 
+TEST(SequenceChunks, OfTheCpuAre32TokensUnlessAskedFor) {
+  EXPECT_EQ(MakeSequenceChunks({.batch = 2, .seq_len = 100}, at::kCPU)->num_chunks(), 8);
+  const auto asked = MakeSequenceChunks({.batch = 2, .seq_len = 100, .chunk_size = 64}, at::kCPU);
+  EXPECT_EQ(asked->num_chunks(), 4);
+}
+
 // 1 - 1e-6 over 16,384 tokens: a chain of rounded products would be off by 1e-3 of the state.
 TEST(DecayAttentionAccuracy, NearOneOverManyTokens) {
   for (const DecayKind kind : kKinds) {
