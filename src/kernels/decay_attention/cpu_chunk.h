@@ -1,7 +1,8 @@
 // Chunks between the caller's strided rows (fp32, bf16, fp64) and panels in scratch: LoadChunk, StoreOutput, states.
 #pragma once
 
-#include "kernels/decay_attention/microkernel.h"
+#include "kernels/decay_attention/cpu_kernels.h"
+#include "kernels/microkernel.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 

@@ -1,5 +1,5 @@
-// The caller's rows that a walk comes to next, fetched into the second cache while it multiplies. A head's rows are short
-// and lie all heads' width apart, which the hardware does not foresee; a chunk that meets them cold waits for memory.
+// The caller's rows that come next, fetched into the second cache while the present ones are multiplied. A head's rows are
+// short and lie all heads' width apart, which the hardware does not foresee; who meets them cold waits for memory.
 //
 //   ahead.Begin(steps);
 //   ahead.Add(base, stride_bytes, length, row_bytes);
@@ -7,7 +7,10 @@
 //   tile.MultiplyAdd(a, row, b, column, 0, depth);   // calls ahead.Step() `depth` times
 #pragma once
 
-#include "kernels/decay_attention/cpu_kernels.h"
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu_math.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
@@ -22,6 +25,7 @@ class RowsAhead {
     line_ = end_ = nullptr;
     credit_ = steps;
   }
+  // At most 10 times between two Begin().
   void Add(const std::byte* base, int64_t stride_bytes, int length, int64_t row_bytes) {
     ranges_[count_++] = {base, stride_bytes, row_bytes, length};
     num_lines_ += length * ((row_bytes + kLineBytes - 1) / kLineBytes);
@@ -53,7 +57,7 @@ class RowsAhead {
     line_ += kLineBytes;
   }
 
-  Range ranges_[10];  // q, k, v, out, dout, log_decay, dq, dk, dv and dlog_decay
+  Range ranges_[10];  // decay attention's: q, k, v, out, dout, log_decay, dq, dk, dv and dlog_decay
   int count_ = 0, next_ = 0, row_ = 0;
   int64_t steps_ = 0, num_lines_ = 0;
   int64_t credit_ = 1;  // lines times steps

@@ -1,5 +1,5 @@
 // Products of small matrices that lie in cache, for one instruction set: the file that includes this has said which (see
-// cpu_avx512.cc). All matrices are "panels": 32 columns at a time, each panel's rows one after the other,
+// decay_attention/cpu_avx512.cc). Matrices are "panels": 32 columns at a time, each panel's rows one after the other,
 //
 //   element (row, column) = data[(column / 32) panel + 32 row + column % 32],
 //
@@ -16,8 +16,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
-#include "kernels/decay_attention/cpu_ahead.h"
+#include "kernels/rows_ahead.h"
 
 #define HL_INLINE_LAMBDA __attribute__((always_inline))
 
