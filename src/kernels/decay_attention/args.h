@@ -131,20 +131,26 @@ struct DeviceLimits {
   int64_t shared_memory_bytes = 0;  // CUDA: most a block may ask for
 };
 
-// Tokens of a chunk, C. A GPU's matrix units take 64 rows at once; on the CPU half of that makes a seventh fewer
-// multiply-adds and smaller operands: forward + backward is 3 to 9 % faster at head sizes of 64 and 128.
-constexpr int kCudaChunkSize = 64, kCpuChunkSize = 32;
+// Tokens of a chunk, C, where no one asks for another. A GPU's matrix units take 64 rows at once; on the CPU half of that makes
+// a seventh fewer multiply-adds and smaller operands: forward + backward is 3 to 9 % faster at head sizes of 64 and 128.
+constexpr int DefaultChunkSize(bool is_cuda) { return is_cuda ? 64 : 32; }
+
+// What a caller has decided of a plan; 0: MakePlan decides.
+struct PlanRequest {
+  int chunk_size = 0;    // that args.chunks was cut with
+  int num_segments = 0;  // of DecayAttentionPlan
+};
 
 struct DecayAttentionPlan {
-  int chunk_size = kCudaChunkSize;  // of args.chunks, at most
-  int checkpoint_every = 4;         // chunks between saved states
+  int chunk_size = 0;        // of args.chunks, at most
+  int checkpoint_every = 4;  // chunks between saved states
   int num_segments =
       1;            // pieces of each sequence that are walked in parallel; 1: a fused single pass
   int block_v = 0;  // columns of V a block owns; V: all
 };
-// A pure function of shape and device; throws Error (exit 2) naming every problem of the shape. `num_segments` > 0 overrides.
+// A pure function of shape, device and request; throws Error (exit 2) naming every problem of the shape.
 DecayAttentionPlan MakePlan(const DecayAttentionArgs& args, const DeviceLimits& limits,
-                            int num_segments = 0);
+                            const PlanRequest& request = {});
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);

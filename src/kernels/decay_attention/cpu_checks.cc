@@ -7,8 +7,10 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-constexpr PlanLimits kLimits = {
-    .device = "the CPU", .min_chunk_size = 1, .max_chunk_size = 256, .max_checkpoint_every = 64};
+constexpr PlanLimits kLimits = {.device = "the CPU",
+                                .min_chunk_size = 1,
+                                .max_chunk_size = kMaxRows,
+                                .max_checkpoint_every = kMaxCheckpointEvery};
 
 void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                size_t workspace_bytes) {

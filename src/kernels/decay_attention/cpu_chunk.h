@@ -8,8 +8,6 @@ namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
 // Weights are formed, and triangular products skipped, in tiles of this many tokens.
 constexpr int kTile = 16;
-constexpr int kMaxRows = 256;            // of a chunk
-constexpr int kMaxCheckpointEvery = 64;  // chunks
 
 constexpr int RoundUp(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 

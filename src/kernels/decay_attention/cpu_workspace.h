@@ -12,6 +12,9 @@
 
 namespace halflife::kernels::cpu {
 
+constexpr int kMaxRows = 256;            // of a chunk
+constexpr int kMaxCheckpointEvery = 64;  // chunks
+
 // Bytes of an element of state, and of a partial sum: fp32, or fp64 beside fp64 operands.
 constexpr size_t ComputeBytes(const DecayAttentionArgs& args) {
   return args.q.dtype == DType::kF64 ? 8 : 4;

@@ -169,8 +169,9 @@ Call MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig& con
   in.initial_state = StateRows(call, "initial_state", in.initial_state, config);
   args.initial_state = DataOf(in.initial_state.kv);
   args.initial_norm = DataOf(in.initial_state.norm);
-  call.plan = MakePlan(args, LimitsOf(in.q), config.num_segments);
-  call.plan.chunk_size = static_cast<int>(in.chunks->chunk_size);
+  call.plan = MakePlan(
+      args, LimitsOf(in.q),
+      {.chunk_size = static_cast<int>(in.chunks->chunk_size), .num_segments = config.num_segments});
   return call;
 }
 

@@ -12,6 +12,9 @@ namespace halflife::kernels {
 namespace {
 
 constexpr int kMaxSegments = 64;  // the scan over segments is serial
+// Between saved states on the CPU, at most: with less more states are saved and read, with more those of a group, which the
+// reverse walk holds, outgrow a core's cache.
+constexpr int kHostGroupTokens = 256, kHostGroupChunks = 8;
 
 // Collects what is wrong with a shape, to name all of it at once.
 class Problems {
@@ -164,20 +167,20 @@ cpu::SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttent
 }  // namespace
 
 DecayAttentionPlan MakePlan(const DecayAttentionArgs& args, const DeviceLimits& limits,
-                            int num_segments) {
+                            const PlanRequest& request) {
   CheckShape(args, limits);
-  HL_CHECK_AS(ExitCode::kUsage, num_segments <= kMaxSegments, "decay attention in ", num_segments,
-              " segments; at most ", kMaxSegments);
+  HL_CHECK_AS(ExitCode::kUsage, request.num_segments <= kMaxSegments, "decay attention in ",
+              request.num_segments, " segments; at most ", kMaxSegments);
   const int64_t num_sequences = args.num_sequences > 0 ? args.num_sequences : args.batch;
   DecayAttentionPlan plan;
+  plan.chunk_size = request.chunk_size > 0 ? request.chunk_size : DefaultChunkSize(limits.is_cuda);
   if (limits.is_cuda) {
     DeviceSchedule(args, limits, num_sequences, plan);
   } else {
-    plan.chunk_size = kCpuChunkSize;
-    plan.checkpoint_every = 8;
+    plan.checkpoint_every = std::clamp(kHostGroupTokens / plan.chunk_size, 1, kHostGroupChunks);
     plan.num_segments = HostSegments(args, num_sequences);
   }
-  if (num_segments > 0) plan.num_segments = num_segments;
+  if (request.num_segments > 0) plan.num_segments = request.num_segments;
   return plan;
 }
 

@@ -58,7 +58,7 @@ const int32_t* SequenceChunks::sequence_begin() const {
 
 std::shared_ptr<const SequenceChunks> MakeSequenceChunks(ChunkTableConfig config,
                                                          at::Device device) {
-  if (config.chunk_size == 0) config.chunk_size = device.is_cpu() ? kCpuChunkSize : kCudaChunkSize;
+  if (config.chunk_size == 0) config.chunk_size = DefaultChunkSize(!device.is_cpu());
   auto chunks = std::make_shared<SequenceChunks>();
   chunks->batch = config.batch;
   chunks->seq_len = config.seq_len;

@@ -8,8 +8,7 @@ namespace {
 void RunOnCpu(Problem& problem) {
   DecayAttentionGradArgs grads = problem.GradArgs();
   DecayAttentionArgs& args = grads.forward;
-  DecayAttentionPlan plan = MakePlan(args, DeviceLimits{});
-  plan.chunk_size = 64;  // of the problem's table
+  const DecayAttentionPlan plan = MakePlan(args, DeviceLimits{}, {.chunk_size = 64});
   std::vector<std::byte> workspace(
       std::max(ForwardWorkspaceBytes(args, plan), BackwardWorkspaceBytes(args, plan))),
       checkpoints(CheckpointBytes(args, plan));

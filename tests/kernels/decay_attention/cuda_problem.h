@@ -164,7 +164,7 @@ class Problem {
     const DecayAttentionArgs args = Args();
     DecayAttentionPlan plan =
         MakePlan(args, {.is_cuda = true, .num_sms = 4, .shared_memory_bytes = 227 << 10},
-                 shape_.num_segments);
+                 {.num_segments = shape_.num_segments});
     if (shape_.block_v > 0) plan.block_v = shape_.block_v;
     return plan;
   }

@@ -129,13 +129,13 @@ TEST(DecayAttentionPlan, GroupsOfTheReverseWalks) {
   float decay = 0;
   args.log_decay.data = &decay;
   args.decay_kind = DecayKind::kPerToken;
-  DecayAttentionPlan plan = MakePlan(args, kHopper, 2);
+  DecayAttentionPlan plan = MakePlan(args, kHopper, {.num_segments = 2});
   EXPECT_EQ(plan.checkpoint_every, 4);
   EXPECT_EQ(CheckpointBytes(args, plan), size_t(256 / 4 + 1) * 2 * 128 * 128 * 2);
   const size_t segments = size_t(2) * 2 * 128 * 128 * 4;
   EXPECT_EQ(BackwardWorkspaceBytes(args, plan), segments + 256 + size_t(2) * 2 * 4 * 128 * 128 * 2);
   args.decay_kind = DecayKind::kPerTokenChannel;
-  plan = MakePlan(args, kHopper, 2);
+  plan = MakePlan(args, kHopper, {.num_segments = 2});
   EXPECT_EQ(plan.checkpoint_every, 2);
   EXPECT_EQ(CheckpointBytes(args, plan), size_t(256 / 2 + 1) * 2 * 128 * 128 * 2);
   EXPECT_EQ(BackwardWorkspaceBytes(args, plan),
@@ -148,7 +148,16 @@ TEST(DecayAttentionPlan, TheHostSegmentsLongSequencesOfFewHeads) {
   EXPECT_EQ(MakePlan(Shape(1, 65536, 1, 64), {}).num_segments, 4);
   EXPECT_EQ(MakePlan(Shape(1, 65536, 4, 64), {}).num_segments, 1);
   EXPECT_EQ(MakePlan(Shape(1, 1024, 1, 64), {}).num_segments, 1);
-  EXPECT_EQ(MakePlan(Shape(1, 4096, 1, 64), {}, 3).num_segments, 3);
+  EXPECT_EQ(MakePlan(Shape(1, 4096, 1, 64), {}, {.num_segments = 3}).num_segments, 3);
+}
+
+TEST(DecayAttentionPlan, TheHostGroups256TokensOr8Chunks) {
+  for (const auto& [chunk_size, every] : {std::pair{0, 8}, std::pair{1, 8}, std::pair{32, 8},
+                                          std::pair{64, 4}, std::pair{100, 2}, std::pair{256, 1}}) {
+    const DecayAttentionPlan plan = MakePlan(Shape(1, 4096, 1, 64), {}, {.chunk_size = chunk_size});
+    EXPECT_EQ(plan.chunk_size, chunk_size == 0 ? 32 : chunk_size);
+    EXPECT_EQ(plan.checkpoint_every, every) << "chunks of " << chunk_size;
+  }
 }
 
 TEST(DecayAttentionPlan, BytesFollowTheParts) {

@@ -80,8 +80,8 @@ struct CpuCall {
     for (auto* sums : {&final_norm, &dinitial_norm}) sums->assign(norms, NAN);
     norm_denom.assign(int64_t{1} * c().B * c().T * c().H, NAN);
     SetArgs();
-    plan = MakePlan(args, DeviceLimits{}, run.num_segments);
-    plan.chunk_size = run.chunk_size;
+    plan = MakePlan(args, DeviceLimits{},
+                    {.chunk_size = run.chunk_size, .num_segments = run.num_segments});
     plan.checkpoint_every = run.checkpoint_every;
   }
   CpuCall(const CpuCall&) = delete;
