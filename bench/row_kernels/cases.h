@@ -17,12 +17,13 @@ using Tensors = std::vector<at::Tensor>;
 using Form = std::function<Tensors(const Tensors&)>;
 
 struct Pass {
-  std::string name;  // forward, forward_backward, update, step
+  std::string name;  // forward, forward_backward, backward, update, step
   Form ours;
   Form eager;  // the fastest that LibTorch's operations give; takes fp64 operands as well
   // That no schedule avoids: each operand read and each result written once a pass.
   double bytes = 0;
   MemoryCeiling::Kind ceiling = MemoryCeiling::Kind::kCopy;
+  bool memory_bound = true;  // else no share of memory is reported
 };
 
 struct Case {
@@ -40,7 +41,8 @@ struct CaseOptions {
   bool large = false;                 // no operand stays in a cache; else a layer of a 6 x 256 step
 };
 
-// RMS norm (plain, after a sum, gated), rotary encoding, SwiGLU, short convolution: with gradients.
+// RMS norm (plain, after a sum, gated), rotary encoding, SwiGLU, short convolution: with gradients. Linear layers: their
+// weights' gradients.
 std::vector<Case> MakeLayerCases(const CaseOptions& options);
 // AdamW, sum of squares, rows of cross entropy, the decode step of decay attention: in place.
 std::vector<Case> MakeUpdateCases(const CaseOptions& options);

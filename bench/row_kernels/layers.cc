@@ -2,14 +2,18 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv1d.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <utility>
+
 #include "cases.h"
 #include "core/concat.h"
+#include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 #include "kernels/short_conv/short_conv.h"
@@ -187,6 +191,21 @@ Layer ShortConv(const std::vector<int64_t>& shape) {
           }};
 }
 
+// The one part here that the matmul bounds, not memory.
+Case WeightGradient(int64_t tokens, int64_t outs, int64_t ins) {
+  return {.family = "weight_gradient",
+          .shape = Concat(tokens, " tokens, [", outs, ", ", ins, "]"),
+          .make = [=]() -> Tensors {
+            return {at::randn({tokens, outs}), at::randn({tokens, ins})};
+          },
+          .passes = {
+              {"backward",
+               [](const Tensors& in) -> Tensors { return {kernels::WeightGradient(in[0], in[1])}; },
+               [](const Tensors& in) -> Tensors { return {at::mm(in[0].t(), in[1])}; },
+               4.0 * static_cast<double>(tokens * (outs + ins) + outs * ins),
+               MemoryCeiling::Kind::kCopy, /*memory_bound=*/false}}};
+}
+
 }  // namespace
 
 std::vector<Case> MakeLayerCases(const CaseOptions& options) {
@@ -203,6 +222,14 @@ std::vector<Case> MakeLayerCases(const CaseOptions& options) {
   layers.push_back(ShortConv(model));
   std::vector<Case> cases;
   for (const Layer& layer : layers) cases.push_back(MakeCase(layer, options));
+  if (options.device.is_cpu() && options.dtype == at::kFloat) {  // elsewhere it is LibTorch's
+    if (large) {
+      cases.push_back(WeightGradient(8 * 4096, 256, 256));
+    } else {
+      for (const auto& [outs, ins] : {std::pair{256, 256}, {768, 256}, {256, 768}})
+        cases.push_back(WeightGradient(8 * 512, outs, ins));
+    }
+  }
   return cases;
 }
 

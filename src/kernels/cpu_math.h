@@ -1,5 +1,5 @@
-// What the fused loops on the CPU share: a marker that compiles a plain loop for several vector widths, an exponential
-// that vectorises (libm's is a call per element), and bf16 storage. Target clones take no templates: a loop over several
+// What the fused loops on the CPU share: a marker that compiles a plain loop for several vector widths, which of them this
+// machine has, an exponential that vectorises (libm's is a call per element), and bf16 storage. Target clones take no templates: a loop over several
 // storage types is an HL_INLINE template, wrapped once for each type.
 //
 //   template <typename T> HL_INLINE void SiluLoop(const T* x, T* y, int64_t n) {
@@ -29,6 +29,21 @@
 #define HL_LAMBDA_INLINE __attribute__((always_inline))  // after a lambda's parameters
 
 namespace halflife::kernels {
+
+// Whether this machine runs what is compiled as a whole for one instruction set; HL_VECTORISED asks by itself.
+#if defined(__x86_64__) && defined(__GNUC__)
+inline bool HasHaswell() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+}
+inline bool HasAvx512() {
+  return HasHaswell() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#else
+inline bool HasHaswell() { return false; }
+inline bool HasAvx512() { return false; }
+#endif
 
 // e^x to 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by the minimax polynomial of Cephes' expf, 2^n by its exponent
 // bits. 0 below -87 (subnormals are not worth a branch), infinity above 88.72, NaN stays NaN.

@@ -66,7 +66,7 @@ struct Panels {
   }
 };
 
-// Accumulators of kRows x kVecs vectors. 16 of them hide the latency of two multiply-add units; fewer registers, fewer rows.
+// Accumulators of kRows x kVecs vectors. 16 or more hide the latency of two multiply-add units; fewer registers, fewer rows.
 template <typename T, int kRowsOf, int kVecsOf>
 struct TileOf {
   static constexpr int kRows = kRowsOf, kVecs = kVecsOf, kColumns = kVecs * kLanes<T>;
@@ -95,6 +95,10 @@ struct TileOf {
   HL_INLINE void MultiplyAddTransposed(const Panels<T>& a, int row, const Panels<T>& b, int column,
                                        int begin, int end) {
     Accumulate<1, kPanel>(a.Row(begin, row), b.Row(begin, column), end - begin);
+  }
+  // The same, where A's columns lie apart in strips of kRows, [depth, kRows], and B's in a panel, [depth, 32].
+  HL_INLINE void MultiplyAddStrip(const T* strip, const T* panel, int depth) {
+    Accumulate<1, kRows>(strip, panel, depth);
   }
   // += A[row .., row ..) B[row .., column ..) of a square of kRows, without what lies above A's diagonal: zeros there would
   // hand a NaN of B to rows that must not hear of it.

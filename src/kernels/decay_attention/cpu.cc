@@ -28,14 +28,8 @@ namespace halflife::kernels::cpu {
 
 std::vector<const Kernels*> UsableKernels() {
   std::vector<const Kernels*> usable;
-#if defined(__x86_64__) && defined(__GNUC__)
-  const bool haswell = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                       __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-  if (haswell && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    usable.push_back(&Avx512Kernels());
-  if (haswell) usable.push_back(&HaswellKernels());
-#endif
+  if (HasAvx512()) usable.push_back(&Avx512Kernels());
+  if (HasHaswell()) usable.push_back(&HaswellKernels());
   usable.push_back(&BaselineKernels());
   return usable;
 }

@@ -5,12 +5,16 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "kernels/cpu_math.h"
 #include "kernels/dispatch.h"
+#include "kernels/linear/weight_gradient.h"
+#include "kernels/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
@@ -24,6 +28,9 @@ constexpr int64_t kBlockRows = 512;
 // Below this many rows the weights' conversion would cost more than the matmul (decoding).
 constexpr int64_t kMinWidenedRows = 64;
 constexpr int64_t kGrain = 1 << 15;
+// Where the kernel for weight gradients takes less time than BLAS, measured with one thread and two: of the smaller of a
+// weight's sides.
+constexpr int64_t kMinGradientTokens = 512, kMinGradientSide = 64, kMaxGradientSide = 384;
 
 // Whether a matmul of bf16 is faster than one of fp32 here. A vector unit's bf16 dot product (AVX512-BF16) takes as many
 // slots on Intel's cores as the fp32 FMAs that it replaces, and oneDNN's kernels around it reach half of MKL's fp32 rate;
@@ -162,14 +169,14 @@ LinearGrads WidenedBackward(const variable_list& saved, const variable_list& gra
 
 LinearGrads PlainBackward(const variable_list& saved, const variable_list& grads, bool want_dx,
                           const std::vector<bool>& want_dweight) {
-  const at::Tensor x = saved[0].flatten(0, -2);  // [tokens, D]
+  const at::Tensor x = saved[0].flatten(0, -2).contiguous();  // [tokens, D]
   LinearGrads result;
   result.dweights.resize(grads.size());
   for (size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i].defined()) continue;
     const at::Tensor& weight = saved[1 + i];
     const at::Tensor dy = grads[i].flatten(0, -2);
-    if (want_dweight[i]) result.dweights[i] = at::mm(dy.t(), x);
+    if (want_dweight[i]) result.dweights[i] = WeightGradient(dy, x);
     if (!want_dx) continue;
     if (result.dx.defined()) {
       result.dx.addmm_(dy, weight);
@@ -220,6 +227,30 @@ std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
 
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight) {
   return SharedInputLinear(x, {weight})[0];
+}
+
+at::Tensor WeightGradient(const at::Tensor& dy, const at::Tensor& x) {
+  HL_CHECK(dy.dim() == 2 && x.dim() == 2 && dy.size(0) == x.size(0), "a weight's gradient from dy ",
+           Describe(dy), " and x ", Describe(x), "; [tokens, out] and [tokens, D] would work");
+  const int64_t side = std::min(dy.size(1), x.size(1));
+  const bool fits = dy.is_cpu() && x.is_cpu() && dy.scalar_type() == at::kFloat &&
+                    x.scalar_type() == at::kFloat && dy.size(0) >= kMinGradientTokens &&
+                    side >= kMinGradientSide && side <= kMaxGradientSide;
+  const bool differentiated =
+      c10::GradMode::is_enabled() && (dy.requires_grad() || x.requires_grad());
+  if (!fits || differentiated || !HasAvx512()) return at::mm(dy.t(), x);
+  const at::Tensor dy_rows = dy.contiguous(), x_rows = x.contiguous();
+  const at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, x.options());
+  WeightGradientArgs args = {.num_tokens = dy.size(0),
+                             .out_features = dy.size(1),
+                             .in_features = x.size(1),
+                             .dy = Elements<float>(dy_rows),
+                             .x = Elements<float>(x_rows),
+                             .dweight = MutableElements<float>(dweight)};
+  const at::Tensor workspace = at::empty({WeightGradientWorkspaceFloats(args)}, x.options());
+  args.workspace = MutableElements<float>(workspace);
+  WeightGradient(args);
+  return dweight;
 }
 
 }  // namespace halflife::kernels

@@ -17,4 +17,8 @@ std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
 // One of them.
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight);
 
+// The gradient of one's weight: dy^T x of dy [tokens, out] and x [tokens, D]. fp32 on the CPU takes the kernel of
+// weight_gradient.h where that is faster than BLAS, and no gradient of it is wanted.
+at::Tensor WeightGradient(const at::Tensor& dy, const at::Tensor& x);
+
 }  // namespace halflife::kernels
