@@ -1,6 +1,6 @@
-// What the fused loops on the CPU share: a marker that compiles a plain loop for several vector widths, which of them this
-// machine has, an exponential that vectorises (libm's is a call per element), and bf16 storage. Target clones take no templates: a loop over several
-// storage types is an HL_INLINE template, wrapped once for each type.
+// What the fused loops on the CPU share: a marker that compiles a plain loop for several vector widths, which of them this machine
+// has, an exponential that vectorises (libm's is a call per element), bf16 storage. Target clones take no templates: a loop over
+// several storage types is an HL_INLINE template, wrapped once for each type.
 //
 //   template <typename T> HL_INLINE void SiluLoop(const T* x, T* y, int64_t n) {
 //   #pragma omp simd

@@ -2,7 +2,6 @@
 
 #include <omp.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -10,15 +9,10 @@
 
 #include "kernels/cpu_math.h"
 
-// Compiled as decay attention's kernels for AVX-512 are, whose products these are. Other headers come before, and templates that
-// they share with code for any machine stay out of this file: their instances here would have these instructions.
-#if defined(__x86_64__) && defined(__GNUC__)
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
-#define HL_SIMD_BYTES 64
-#else
-#define HL_SIMD_BYTES 16
-#endif
-#define HL_SIMD_NAMESPACE avx512
+// What follows is compiled for AVX-512. Templates that code for any machine uses, too, stay out of it: their instances here
+// would have these instructions.
+#include "kernels/avx512.h"
+
 #include "kernels/microkernel.h"
 
 namespace halflife::kernels {
@@ -37,41 +31,46 @@ constexpr int kTokens = 128;
 // Of a part of dW: with its operands 0.9 MB, for a second cache of 1 to 2 MiB.
 constexpr int64_t kMaxPartRows = 480, kMaxPartColumns = 256;
 
+constexpr int64_t Min(int64_t x, int64_t y) { return x < y ? x : y; }
+constexpr int64_t Max(int64_t x, int64_t y) { return x > y ? x : y; }
 constexpr int64_t CeilDiv(int64_t x, int64_t y) { return (x + y - 1) / y; }
 constexpr int64_t RoundUp(int64_t x, int64_t multiple) { return CeilDiv(x, multiple) * multiple; }
 
 // dW in parts of about equal size, each computed by one thread.
 struct Parts {
-  int64_t rows = 0, columns = 0;  // of a part, in whole strips and panels
-  int64_t across = 0, count = 0;
+  int64_t rows, columns;  // of a part, in whole strips and panels
+  int64_t across, count;
 
-  Parts(const WeightGradientArgs& args, int64_t part_rows, int64_t part_columns)
-      : rows(RoundUp(part_rows, kStrip)),
-        columns(RoundUp(part_columns, kPanel)),
+  // At most down x across of them: whole strips and panels may need fewer.
+  Parts(const WeightGradientArgs& args, int64_t at_most_down, int64_t at_most_across)
+      : rows(RoundUp(CeilDiv(args.out_features, at_most_down), kStrip)),
+        columns(RoundUp(CeilDiv(args.in_features, at_most_across), kPanel)),
         across(CeilDiv(args.in_features, columns)),
         count(CeilDiv(args.out_features, rows) * across) {}
   // Multiply-adds a token and thread; a packed element takes the time of 13.
-  int64_t Cost(int num_threads) const {
+  int64_t Cost(int64_t num_threads) const {
     return CeilDiv(count, num_threads) * (rows * columns + 13 * (rows + columns));
   }
-  int num_threads() const {
-    return static_cast<int>(std::min<int64_t>(count, omp_get_max_threads()));
-  }
+  int num_threads() const { return static_cast<int>(Min(count, omp_get_max_threads())); }
   int64_t workspace_floats() const { return kTokens * (rows + columns) + rows * columns; }
 };
 
-// The cheapest cut for the threads there are.
+// The cheapest cut for the threads there are: for each number of parts across, as many down as leave no thread two.
 Parts CutForThreads(const WeightGradientArgs& args) {
-  const int num_threads = std::max(1, omp_get_max_threads());
+  const int64_t num_threads = omp_get_max_threads();
   const int64_t min_down = CeilDiv(args.out_features, kMaxPartRows),
-                min_across = CeilDiv(args.in_features, kMaxPartColumns);
-  Parts best(args, CeilDiv(args.out_features, min_down), CeilDiv(args.in_features, min_across));
-  for (int64_t down = min_down; down <= min_down + num_threads; ++down)
-    for (int64_t across = min_across; across <= min_across + num_threads; ++across) {
-      const Parts parts(args, CeilDiv(args.out_features, down), CeilDiv(args.in_features, across));
-      if (parts.Cost(num_threads) < best.Cost(num_threads)) best = parts;
-    }
+                min_across = CeilDiv(args.in_features, kMaxPartColumns),
+                max_across = Max(min_across, Min(num_threads, CeilDiv(args.in_features, kPanel)));
+  Parts best(args, min_down, min_across);
+  for (int64_t across = min_across; across <= max_across; ++across) {
+    const Parts parts(args, Max(min_down, num_threads / across), across);
+    if (parts.Cost(num_threads) < best.Cost(num_threads)) best = parts;
+  }
   return best;
+}
+
+void Copy(const float* from, int64_t count, float* to) {
+  __builtin_memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
 }
 
 // Columns [first, first + width) of one operand.
@@ -92,8 +91,7 @@ struct Columns {
         for (int t = 0; t < count; ++t)
           __builtin_memcpy(to + t * kWidth, from + t * stride, kWidth * sizeof(float));
       } else {
-        for (int t = 0; t < count; ++t)
-          std::copy_n(from + t * stride, width - column, to + t * kWidth);
+        for (int t = 0; t < count; ++t) Copy(from + t * stride, width - column, to + t * kWidth);
       }
     }
   }
@@ -102,17 +100,16 @@ struct Columns {
 // The part of dW that begins at (row, column).
 void WeightGradientPart(const WeightGradientArgs& args, const Parts& parts, int64_t row,
                         int64_t column, float* workspace) {
-  const Columns dy = {args.dy, args.out_features, row,
-                      std::min(parts.rows, args.out_features - row)};
+  const Columns dy = {args.dy, args.out_features, row, Min(parts.rows, args.out_features - row)};
   const Columns x = {args.x, args.in_features, column,
-                     std::min(parts.columns, args.in_features - column)};
+                     Min(parts.columns, args.in_features - column)};
   float* const strips = workspace;
   float* const panels = strips + kTokens * parts.rows;
   float* const sums = panels + kTokens * parts.columns;  // [panels, rows, kPanel]
   RowsAhead ahead;
   for (int64_t token = 0; token < args.num_tokens; token += kTokens) {
-    const int count = static_cast<int>(std::min<int64_t>(kTokens, args.num_tokens - token));
-    const int next = static_cast<int>(std::min<int64_t>(kTokens, args.num_tokens - token - count));
+    const int count = static_cast<int>(Min(kTokens, args.num_tokens - token));
+    const int next = static_cast<int>(Min(kTokens, args.num_tokens - token - count));
     dy.Pack<kStrip>(token, count, strips);
     x.Pack<kPanel>(token, count, panels);
     ahead.Begin(count * CeilDiv(dy.width, kStrip) * CeilDiv(x.width, kPanel));
@@ -134,8 +131,8 @@ void WeightGradientPart(const WeightGradientArgs& args, const Parts& parts, int6
   }
   for (int64_t c = 0; c < x.width; c += kPanel)
     for (int64_t r = 0; r < dy.width; ++r)
-      std::copy_n(sums + c * parts.rows + r * kPanel, std::min<int64_t>(kPanel, x.width - c),
-                  args.dweight + (row + r) * args.in_features + column + c);
+      Copy(sums + c * parts.rows + r * kPanel, Min(kPanel, x.width - c),
+           args.dweight + (row + r) * args.in_features + column + c);
 }
 
 }  // namespace
