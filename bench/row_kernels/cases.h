@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,8 @@ struct Pass {
   Form eager;  // the fastest that LibTorch's operations give; takes fp64 operands as well
   // That no schedule avoids: each operand read and each result written once a pass.
   double bytes = 0;
-  MemoryCeiling::Kind ceiling = MemoryCeiling::Kind::kCopy;
-  bool memory_bound = true;  // else no share of memory is reported
+  // none: the matmul bounds the pass, and a share of memory would say nothing
+  std::optional<MemoryCeiling::Kind> ceiling = MemoryCeiling::Kind::kCopy;
 };
 
 struct Case {

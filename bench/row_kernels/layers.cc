@@ -202,8 +202,7 @@ Case WeightGradient(int64_t tokens, int64_t outs, int64_t ins) {
               {"backward",
                [](const Tensors& in) -> Tensors { return {kernels::WeightGradient(in[0], in[1])}; },
                [](const Tensors& in) -> Tensors { return {at::mm(in[0].t(), in[1])}; },
-               4.0 * static_cast<double>(tokens * (outs + ins) + outs * ins),
-               MemoryCeiling::Kind::kCopy, /*memory_bound=*/false}}};
+               4.0 * static_cast<double>(tokens * (outs + ins) + outs * ins), std::nullopt}}};
 }
 
 }  // namespace

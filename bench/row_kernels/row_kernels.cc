@@ -80,8 +80,10 @@ nlohmann::ordered_json Time(const Case& one, const Pass& pass, at::Device device
   constexpr int64_t kGpuBytes = int64_t{1} << 31;
   const double error = Check(one, pass);
   Operands operands(one, pass, device);
-  MemoryCeiling memory(device, device.is_cuda() ? kGpuBytes : static_cast<int64_t>(pass.bytes),
-                       pass.ceiling);
+  std::optional<MemoryCeiling> memory;
+  if (pass.ceiling)
+    memory.emplace(device, device.is_cuda() ? kGpuBytes : static_cast<int64_t>(pass.bytes),
+                   *pass.ceiling);
   const int warm_ups = device.is_cuda() ? 10 : 2;
   std::vector<double> ours_ms, eager_ms, ratios, moved;
   for (int round = -warm_ups; round < rounds; ++round) {
@@ -92,12 +94,12 @@ nlohmann::ordered_json Time(const Case& one, const Pass& pass, at::Device device
     const bool first = round % 2 == 0;  // the order within a pair alternates
     const double before = first ? 0 : time(pass.eager);
     const double ours = time(pass.ours), eager = first ? time(pass.eager) : before;
-    const double gigabytes_per_s = memory.GigabytesPerSecond();
+    const double gigabytes_per_s = memory ? memory->GigabytesPerSecond() : 0;
     if (round < 0) continue;
     ours_ms.push_back(ours), eager_ms.push_back(eager), ratios.push_back(eager / ours);
     moved.push_back(gigabytes_per_s);
   }
-  const double ms = Median(ours_ms), bandwidth = pass.bytes / ms * 1e-6, ceiling = Median(moved);
+  const double ms = Median(ours_ms);
   nlohmann::ordered_json row = {{"family", one.family},
                                 {"shape", one.shape},
                                 {"pass", pass.name},
@@ -107,10 +109,12 @@ nlohmann::ordered_json Time(const Case& one, const Pass& pass, at::Device device
                                 {"ms_p90", Quantile(ours_ms, 0.9)},
                                 {"eager_ms", Median(eager_ms)},
                                 {"speed_ratio", Median(ratios)}};
-  if (pass.memory_bound)
+  if (memory) {
+    const double bandwidth = pass.bytes / ms * 1e-6, ceiling = Median(moved);
     row.update({{"gb_per_s", bandwidth},
                 {"ceiling_gb_per_s", ceiling},
                 {"share_of_ceiling", bandwidth / ceiling}});
+  }
   return row;
 }
 
