@@ -8,7 +8,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -38,24 +40,135 @@ Fd OpenFile(const fs::path& path, int flags, ExitCode code, unsigned mode) {
   return fd;
 }
 
-std::string ReadFile(const fs::path& path, ExitCode code) {
-  const Fd fd = OpenFile(path, O_RDONLY, code);
+namespace {
+
+const char* KindOf(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return S_ISREG(mode) ? "a file" : "a device";
+}
+
+struct stat StatusOf(int fd, const fs::path& path, ExitCode code) {
   struct stat info {};
-  HL_CHECK_AS(code, ::fstat(fd.get(), &info) == 0, "cannot stat ", path.string(), ": ",
-              ErrnoText(errno));
-  HL_CHECK_AS(code, !S_ISDIR(info.st_mode), path.string(), " is a folder, not a file");
-  std::string bytes(static_cast<size_t>(info.st_size), '\0');
+  HL_CHECK_AS(code, ::fstat(fd, &info) == 0, "cannot stat ", path.string(), ": ", ErrnoText(errno));
+  return info;
+}
+
+// Opened so that a pipe without its other end does not make us wait for one.
+Fd OpenWithoutWaiting(const fs::path& path, int flags, ExitCode code) {
+  Fd fd = OpenFile(path, flags | O_NONBLOCK | O_NOCTTY, code);
+  const int status = ::fcntl(fd.get(), F_GETFL);
+  HL_CHECK_AS(code, status >= 0 && ::fcntl(fd.get(), F_SETFL, status & ~O_NONBLOCK) == 0,
+              "cannot open ", path.string(), ": ", ErrnoText(errno));
+  return fd;
+}
+
+// `expected`: bytes that will probably come; pipes and /proc say 0.
+std::string ReadAll(int fd, uint64_t expected, uint64_t max_bytes, const fs::path& path,
+                    ExitCode code) {
+  constexpr uint64_t kPiece = 1 << 16;
+  const auto check_size = [&](uint64_t size) {
+    HL_CHECK_AS(code, size <= max_bytes, path.string(), " holds more than ", max_bytes,
+                " bytes, the most that is read here");
+  };
+  check_size(expected);
+  std::string bytes(static_cast<size_t>(expected), '\0');
   size_t done = 0;
   while (true) {
-    if (done == bytes.size()) bytes.resize(bytes.size() + 4096);  // pipes and /proc report size 0
-    const ssize_t n = ::read(fd.get(), bytes.data() + done, bytes.size() - done);
+    if (done == bytes.size()) bytes.resize(std::max<size_t>(done + kPiece, done + done / 2));
+    const ssize_t n = ::read(fd, bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno == EINTR) continue;
     HL_CHECK_AS(code, n >= 0, "cannot read ", path.string(), ": ", ErrnoText(errno));
     if (n == 0) break;
     done += static_cast<size_t>(n);
+    check_size(done);
   }
   bytes.resize(done);
   return bytes;
+}
+
+// Where the bytes of an output go.
+struct Destination {
+  fs::path path;        // links followed as far as they lead
+  int descriptor = -1;  // or one of ours that the path names, e.g. /dev/stdout
+};
+
+Destination Resolve(const fs::path& named, ExitCode code) {
+  constexpr int kMostLinks = 40;  // as the kernel's
+  Destination to{.path = named};
+  std::error_code ignored;
+  for (int links = 0; fs::is_symlink(fs::symlink_status(to.path, ignored)); ++links) {
+    HL_CHECK_AS(code, links < kMostLinks, "cannot open ", named.string(), ": ", ErrnoText(ELOOP));
+    // Opened anew, a redirected /dev/stdout would have an offset of its own and be overwritten.
+    const fs::path folder = fs::weakly_canonical(to.path.parent_path(), ignored);
+    if (folder == Concat("/proc/", ::getpid(), "/fd")) {
+      to.descriptor = std::atoi(to.path.filename().c_str());
+      return to;
+    }
+    const fs::path target = fs::read_symlink(to.path, ignored);
+    to.path = to.path.parent_path() / target;  // an absolute target stands alone
+  }
+  return to;
+}
+
+void WriteThrough(const Destination& to, std::string_view bytes, ExitCode code) {
+  if (to.descriptor >= 0) return WriteAll(to.descriptor, bytes.data(), bytes.size(), to.path, code);
+  Fd fd = OpenWithoutWaiting(to.path, O_WRONLY, code);
+  WriteAll(fd.get(), bytes.data(), bytes.size(), to.path, code);
+  fd.Close(to.path, code);
+}
+
+constexpr std::string_view kTemporaryInfix = ".tmp-";
+constexpr int kTemporaryDigits = 16;
+
+fs::path TemporaryOf(const fs::path& path) {
+  constexpr size_t kLongest = 200;  // of 255 bytes that file systems take
+  return path.parent_path() / Concat(".", path.filename().string().substr(0, kLongest),
+                                     kTemporaryInfix, RandomHex(kTemporaryDigits));
+}
+
+bool IsTemporary(const std::string& name) {
+  const size_t infix = name.rfind(kTemporaryInfix);
+  if (!name.starts_with('.') || infix == std::string::npos) return false;
+  const std::string digits = name.substr(infix + kTemporaryInfix.size());
+  return digits.size() == kTemporaryDigits &&
+         digits.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+void Replace(const fs::path& path, std::string_view bytes, mode_t mode, ExitCode code) {
+  const fs::path temporary = TemporaryOf(path);
+  Fd fd = OpenFile(temporary, O_WRONLY | O_CREAT | O_EXCL, code);
+  try {
+    if (mode != 0) static_cast<void>(::fchmod(fd.get(), mode));  // not ours to give: then as new
+    WriteAll(fd.get(), bytes.data(), bytes.size(), temporary, code);
+    Fsync(fd.get(), temporary, code);
+    fd.Close(temporary, code);
+    HL_CHECK_AS(code, ::rename(temporary.c_str(), path.c_str()) == 0, "cannot rename ",
+                temporary.string(), " to ", path.string(), ": ", ErrnoText(errno));
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  FsyncDirectory(path.parent_path(), code);
+}
+
+}  // namespace
+
+std::string ReadFile(const fs::path& path, ExitCode code, uint64_t max_bytes) {
+  const Fd fd = OpenWithoutWaiting(path, O_RDONLY, code);
+  const struct stat info = StatusOf(fd.get(), path, code);
+  HL_CHECK_AS(code, S_ISREG(info.st_mode), path.string(), " is ", KindOf(info.st_mode),
+              ", not a file");
+  return ReadAll(fd.get(), static_cast<uint64_t>(info.st_size), max_bytes, path, code);
+}
+
+std::string ReadStream(const fs::path& path, ExitCode code, uint64_t max_bytes) {
+  if (path == "-") return ReadAll(STDIN_FILENO, 0, max_bytes, "standard input", code);
+  const Fd fd = OpenWithoutWaiting(path, O_RDONLY, code);
+  const struct stat info = StatusOf(fd.get(), path, code);
+  HL_CHECK_AS(code, !S_ISDIR(info.st_mode), path.string(), " is a folder, not a file");
+  return ReadAll(fd.get(), static_cast<uint64_t>(info.st_size), max_bytes, path, code);
 }
 
 void WriteAll(int fd, const void* data, size_t bytes, const fs::path& path, ExitCode code) {
@@ -80,20 +193,32 @@ void FsyncDirectory(const fs::path& directory, ExitCode code) {
 }
 
 void AtomicWriteFile(const fs::path& path, std::string_view bytes, ExitCode code) {
-  fs::path temporary = path;
-  temporary += ".tmp";
-  try {
-    Fd fd = OpenFile(temporary, O_WRONLY | O_CREAT | O_TRUNC, code);
-    WriteAll(fd.get(), bytes.data(), bytes.size(), temporary, code);
-    Fsync(fd.get(), temporary, code);
-    fd.Close(temporary, code);
-    HL_CHECK_AS(code, ::rename(temporary.c_str(), path.c_str()) == 0, "cannot rename ",
-                temporary.string(), " to ", path.string(), ": ", ErrnoText(errno));
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
+  Replace(path, bytes, 0, code);
+}
+
+bool IsStandardOutput(const fs::path& path) {
+  return path == "-" || Resolve(path, ExitCode::kEnvironment).descriptor == STDOUT_FILENO;
+}
+
+void WriteOutput(const fs::path& path, std::string_view bytes, ExitCode code) {
+  if (path == "-")
+    return WriteAll(STDOUT_FILENO, bytes.data(), bytes.size(), "standard output", code);
+  const Destination to = Resolve(path, code);
+  struct stat info {};
+  const bool exists = to.descriptor < 0 && ::stat(to.path.c_str(), &info) == 0;
+  HL_CHECK_AS(code, !exists || !S_ISDIR(info.st_mode), "cannot write ", path.string(),
+              ": it is a folder");
+  const bool replaces = to.descriptor < 0 && (!exists || S_ISREG(info.st_mode));
+  if (!replaces) return WriteThrough(to, bytes, code);
+  Replace(to.path, bytes, exists ? info.st_mode & 0777 : 0, code);
+}
+
+void RemoveTemporaries(const fs::path& directory) noexcept {
+  std::error_code error, ignored;
+  fs::directory_iterator entry(directory, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (IsTemporary(entry->path().filename().string())) fs::remove(entry->path(), ignored);
   }
-  FsyncDirectory(path.parent_path(), code);
 }
 
 void PublishDirectory(const fs::path& from, const fs::path& to, ExitCode code) {

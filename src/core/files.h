@@ -35,22 +35,42 @@ class Fd {
 
 Fd OpenFile(const std::filesystem::path& path, int flags, ExitCode code, unsigned mode = 0644);
 
-std::string ReadFile(const std::filesystem::path& path, ExitCode code);
+// The whole of a regular file, links followed. What is none (a folder, pipe, socket or device) is
+// refused at once, and so is more than `max_bytes`: such a file is not what its place wants.
+inline constexpr uint64_t kMaxFileBytes = 1ull << 30;
+std::string ReadFile(const std::filesystem::path& path, ExitCode code,
+                     uint64_t max_bytes = kMaxFileBytes);
+// As ReadFile for what a user names as text: pipes and devices are read to their end, too, and "-"
+// is standard input. A pipe that nobody has open for writing is empty.
+std::string ReadStream(const std::filesystem::path& path, ExitCode code,
+                       uint64_t max_bytes = kMaxFileBytes);
 void WriteAll(int fd, const void* data, size_t bytes, const std::filesystem::path& path,
               ExitCode code);
 void Fsync(int fd, const std::filesystem::path& path, ExitCode code);
 void FsyncDirectory(const std::filesystem::path& directory, ExitCode code);
 
-// Replaces `path` atomically and durably. The temporary `path.tmp` is removed on failure.
+// For files of our own folders: puts a new file in the place of `path`, whatever stood there (but no
+// folder), atomically and durably. The temporary, `.NAME.tmp-<hex>` beside it, has a name that
+// nothing had before and is removed on failure.
 void AtomicWriteFile(const std::filesystem::path& path, std::string_view bytes, ExitCode code);
+// For what a user names: as AtomicWriteFile, but links are followed (what they lead to is replaced
+// and keeps its permissions), what is no regular file (a pipe, /dev/null, /dev/stdout) is written
+// through, and "-" is standard output.
+void WriteOutput(const std::filesystem::path& path, std::string_view bytes, ExitCode code);
+// "-", or a name of standard output: what a program says beside its results then goes elsewhere.
+bool IsStandardOutput(const std::filesystem::path& path);
+// Deletes what AtomicWriteFile left in `directory` where a process was killed in it. The caller is
+// the folder's only writer. A failure is left for the next time.
+void RemoveTemporaries(const std::filesystem::path& directory) noexcept;
 
-// Renames a finished folder into place and makes that durable. Fails if `to` exists (also when it is empty).
+// Renames a finished folder into place and makes that durable. Fails if `to` exists (also when it is
+// empty).
 void PublishDirectory(const std::filesystem::path& from, const std::filesystem::path& to,
                       ExitCode code);
 
 uint64_t FreeBytes(const std::filesystem::path& directory, ExitCode code);
 
-std::string RandomHex(
-    int digits);  // from the kernel; for names of temporaries and attempts, never for training
+// From the kernel; for names of temporaries and attempts, never for training.
+std::string RandomHex(int digits);
 
 }  // namespace halflife

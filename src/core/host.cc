@@ -2,11 +2,62 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
+
 namespace halflife {
+namespace {
+
+namespace fs = std::filesystem;
+
+// MemTotal and SwapTotal of /proc/meminfo, which counts in KiB.
+uint64_t MemoryAndSwap(const fs::path& proc) {
+  std::ifstream meminfo(proc / "meminfo");
+  uint64_t kib = 0;
+  for (std::string line; std::getline(meminfo, line);) {
+    if (line.starts_with("MemTotal:") || line.starts_with("SwapTotal:"))
+      kib += std::strtoull(line.c_str() + line.find(':') + 1, nullptr, 10);
+  }
+  return kib * 1024;
+}
+
+// A limit's file holds a number, or "max".
+uint64_t ReadLimit(const fs::path& file) {
+  uint64_t bytes = UINT64_MAX;
+  std::ifstream(file) >> bytes;
+  return bytes == 0 ? UINT64_MAX : bytes;
+}
+
+// The least limit of this process's cgroup and of those above it. Within a container the cgroup's own
+// path may not be there; the limit then stands at the top.
+uint64_t CgroupLimit(const fs::path& proc, const fs::path& cgroups) {
+  uint64_t limit = UINT64_MAX;
+  const auto walk = [&](const fs::path& top, std::string path, const char* file) {
+    for (; !path.empty(); path.resize(path.rfind('/')))
+      limit = std::min(limit, ReadLimit(top / path.substr(1) / file));
+    limit = std::min(limit, ReadLimit(top / file));
+  };
+  std::ifstream own(proc / "self" / "cgroup");
+  for (std::string line; std::getline(own, line);) {
+    const std::string path = line.substr(line.rfind(':') + 1);
+    if (!path.starts_with('/')) continue;
+    if (line.starts_with("0::")) walk(cgroups, path, "memory.max");
+    if (line.find(":memory:") != std::string::npos)
+      walk(cgroups / "memory", path, "memory.limit_in_bytes");
+  }
+  return limit;
+}
+
+}  // namespace
 
 std::string HostName() {
   char name[256] = {};
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+uint64_t HostMemoryBytes(const fs::path& proc, const fs::path& cgroups) {
+  const uint64_t installed = MemoryAndSwap(proc);
+  return installed == 0 ? 0 : std::min(installed, CgroupLimit(proc, cgroups));
 }
 
 }  // namespace halflife

@@ -31,19 +31,38 @@ spdlog::level::level_enum ToSpdlog(Level level) {
 
 }  // namespace
 
+namespace {
+
+// A log that is a pipe would make every line wait for a reader.
+spdlog::sink_ptr OpenLogFile(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  constexpr auto kCode = ExitCode::kEnvironment;
+  std::error_code error;
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  HL_CHECK_AS(kCode, !error, "cannot create the folder of the log ", path.string(), ": ",
+              error.message());
+  const fs::file_status status = fs::status(path, error);
+  HL_CHECK_AS(kCode, !exists(status) || is_regular_file(status) || is_character_file(status),
+              "the log ", path.string(), " is no file; remove it, and it is made anew");
+  try {
+    return std::make_shared<spdlog::sinks::basic_file_sink_mt>(path.string());
+  } catch (const spdlog::spdlog_ex& failure) {
+    HL_FAIL(kCode, "cannot open the log: ", failure.what());
+  }
+}
+
+}  // namespace
+
 void Init(const Config& config) {
   auto console = std::make_shared<spdlog::sinks::stderr_sink_mt>();
   console->set_level(ToSpdlog(config.rank == 0 ? config.console_level : Level::kWarn));
   std::vector<spdlog::sink_ptr> sinks{console};
-  if (!config.file.empty()) {
-    if (config.file.has_parent_path()) {
-      std::filesystem::create_directories(config.file.parent_path());
-    }
-    sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(config.file.string()));
-  }
+  if (!config.file.empty()) sinks.push_back(OpenLogFile(config.file));
   auto logger = std::make_shared<spdlog::logger>("halflife", sinks.begin(), sinks.end());
   logger->set_level(spdlog::level::debug);
-  logger->set_pattern(Concat("[%H:%M:%S] [r", config.rank, "/", config.world_size, "] [%l] %v"));
+  const std::string rank =
+      config.world_size == 1 ? "" : Concat("[r", config.rank, "/", config.world_size, "] ");
+  logger->set_pattern(Concat("[%H:%M:%S] ", rank, "[%l] %v"));
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
 }

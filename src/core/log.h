@@ -1,5 +1,6 @@
-// Logging: `[r3/8] [info] ckpt: wrote step 1200 (3.2 GiB in 4.1 s)`. The area comes first, values carry units.
-// spdlog stays behind log.cc. Rank 0 speaks at info on the console, the others at warn; the file gets everything.
+// Logging: `[r3/8] [info] ckpt: wrote step 1200 (3.2 GiB in 4.1 s)`. The area comes first, values
+// carry units; a world of one has no `[r0/1]`. spdlog stays behind log.cc. Rank 0 speaks at info on
+// the console, the others at warn; the file gets everything.
 //
 //   log::Init({.rank = rank, .world_size = world, .file = run_dir / "logs/r00000.log"});
 //   HL_INFO("ckpt", "wrote step ", step, " (", bytes, " bytes)");
@@ -22,7 +23,8 @@ struct Config {
   std::filesystem::path file;          // empty: console only; appended to
 };
 
-// Until Init, messages go to stderr with rank 0 of 1. Call again to add the file once the run folder is known.
+// Until Init, messages go to stderr as those of a world of one. Call again to add the file once the
+// run folder is known. Error kEnvironment: the file cannot be opened, or is a pipe or a folder.
 void Init(const Config& config);
 void Flush();
 

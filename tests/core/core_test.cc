@@ -1,13 +1,17 @@
 // Errors, fault points, hashes, numbers for people.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "core/error.h"
 #include "core/fault.h"
+#include "core/files.h"
 #include "core/hash.h"
 #include "core/human.h"
 #include "core/log.h"
 #include "core/tensor_ref.h"
 #include "support/expect_error.h"
+#include "support/temp_dir.h"
 
 namespace halflife {
 namespace {
@@ -54,6 +58,30 @@ TEST(Log, SpeaksOnStderrBeforeInit) {
   HL_WARN("test", "value ", 3, " of ", 4);
   log::Flush();
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "") << "stdout belongs to results";
+}
+
+TEST(Log, NamesTheRankOnlyWhereThereAreSeveral) {
+  const auto line = [](int rank, int world_size) {
+    const test::TempDir dir;
+    log::Init({.rank = rank, .world_size = world_size, .file = dir / "logs" / "log"});
+    HL_INFO("test", "words");
+    log::Flush();
+    log::Init({});
+    return ReadFile(dir / "logs" / "log", ExitCode::kInternal);
+  };
+  EXPECT_THAT(line(0, 1), testing::MatchesRegex("\\[[0-9:]+\\] \\[info\\] test: words\n"));
+  EXPECT_THAT(line(3, 8), testing::HasSubstr("[r3/8] [info] test: words"));
+}
+
+TEST(Log, RefusesAFileThatIsNone) {
+  const test::TempDir dir;
+  const auto init = [&](const char* name) { log::Init({.file = dir / name}); };
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  EXPECT_HL_ERROR(init("pipe"), ExitCode::kEnvironment, "pipe", "is no file");
+  std::filesystem::create_symlink("loop", dir / "loop");
+  EXPECT_HL_ERROR(init("loop"), ExitCode::kEnvironment, "loop", "symbolic links");
+  EXPECT_HL_ERROR(init("loop/log"), ExitCode::kEnvironment, "loop", "symbolic links");
+  EXPECT_HL_ERROR(log::Init({.file = dir.path()}), ExitCode::kEnvironment, "is no file");
 }
 
 #ifdef HALFLIFE_FAULT_POINTS

@@ -7,8 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include <cmath>
+#include <fstream>
 #include <limits>
 #include <set>
+#include <thread>
 
 #include "core/jsonl.h"
 #include "support/expect_error.h"
@@ -52,6 +54,85 @@ TEST_F(Files, AFailedAtomicWriteKeepsTheOldFile) {
                   "No such file");
 }
 
+// What a link leads to is replaced, not the link.
+TEST_F(Files, AnOutputFollowsLinks) {
+  fs::create_directory(dir_ / "there");
+  AtomicWriteFile(dir_ / "there/file", "old", kCode);
+  fs::permissions(dir_ / "there/file", fs::perms(0640));
+  fs::create_symlink("there/file", dir_ / "link");
+  fs::create_symlink(dir_ / "link", dir_ / "second");
+  fs::create_symlink("there/new", dir_ / "dangling");
+  WriteOutput(dir_ / "second", "new", kCode);
+  WriteOutput(dir_ / "dangling", "made", kCode);
+  EXPECT_TRUE(fs::is_symlink(dir_ / "link"));
+  EXPECT_TRUE(fs::is_symlink(dir_ / "second"));
+  EXPECT_TRUE(fs::is_symlink(dir_ / "dangling"));
+  EXPECT_EQ(ReadFile(dir_ / "there/file", kCode), "new");
+  EXPECT_EQ(ReadFile(dir_ / "there/new", kCode), "made");
+  EXPECT_EQ(fs::status(dir_ / "there/file").permissions(), fs::perms(0640));
+
+  fs::create_symlink("loop", dir_ / "loop");
+  EXPECT_HL_ERROR(WriteOutput(dir_ / "loop", "x", kCode), kCode, "loop", "symbolic links");
+  EXPECT_TRUE(fs::is_symlink(dir_ / "loop"));
+  EXPECT_HL_ERROR(WriteOutput(dir_ / "there", "x", kCode), kCode, "it is a folder");
+}
+
+// A file of our own folder stays in it: what a planted link leads to is nobody's output.
+TEST_F(Files, AtomicWriteReplacesLinksAndPipes) {
+  AtomicWriteFile(dir_ / "elsewhere", "theirs", kCode);
+  fs::create_symlink("elsewhere", dir_ / "link");
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
+  for (const char* name : {"link", "pipe"}) {
+    AtomicWriteFile(dir_ / name, "ours", kCode);
+    EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(dir_ / name)));
+    EXPECT_EQ(ReadFile(dir_ / name, kCode), "ours");
+  }
+  EXPECT_EQ(ReadFile(dir_ / "elsewhere", kCode), "theirs");
+}
+
+TEST_F(Files, AtomicWriteLeavesOthersTemporariesAlone) {
+  AtomicWriteFile(dir_ / "page.html.tmp", "mine", kCode);
+  AtomicWriteFile(dir_ / "page.html", "page", kCode);
+  EXPECT_EQ(ReadFile(dir_ / "page.html.tmp", kCode), "mine");
+  EXPECT_EQ(Names(), (std::set<std::string>{"page.html", "page.html.tmp"}));
+}
+
+TEST_F(Files, RemoveTemporariesTakesThoseOfAtomicWriteAlone) {
+  const std::string ours = ".DONE.tmp-0123456789abcdef";
+  for (const std::string& name : {ours, std::string(".x.tmp-01"), std::string("x.tmp"),
+                                  std::string("DONE.tmp-0123456789abcdef")}) {
+    std::ofstream(dir_ / name) << "x";
+  }
+  RemoveTemporaries(dir_.path());
+  EXPECT_EQ(Names(), (std::set<std::string>{".x.tmp-01", "x.tmp", "DONE.tmp-0123456789abcdef"}));
+}
+
+TEST_F(Files, AnOutputGoesThroughWhatIsNoFile) {
+  const fs::path pipe = dir_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_HL_ERROR(WriteOutput(pipe, "x", kCode), kCode, "cannot open", "pipe");  // no reader
+  const Fd reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK));
+  WriteOutput(pipe, "through", kCode);
+  char text[8] = {};
+  EXPECT_EQ(::read(reader.get(), text, sizeof text), 7);
+  EXPECT_STREQ(text, "through");
+  EXPECT_TRUE(fs::is_fifo(pipe));
+
+  WriteOutput("/dev/null", "x", kCode);
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_HL_ERROR(WriteOutput("/dev/full", "x", kCode), kCode, "No space left");
+}
+
+// Through the descriptor itself, so that what the program printed before and prints after stays.
+TEST_F(Files, ADescriptorsNameIsThatDescriptor) {
+  const fs::path path = dir_ / "redirected";
+  const Fd fd = OpenFile(path, O_WRONLY | O_CREAT, kCode);
+  WriteAll(fd.get(), "before ", 7, path, kCode);
+  WriteOutput(Concat("/dev/fd/", fd.get()), "text", kCode);
+  WriteAll(fd.get(), " after", 6, path, kCode);
+  EXPECT_EQ(ReadFile(path, kCode), "before text after");
+}
+
 TEST_F(Files, AtomicWriteTakesABareName) {
   const fs::path before = fs::current_path();
   fs::current_path(dir_.path());
@@ -64,6 +145,35 @@ TEST_F(Files, ReadFileExplainsWhatItMet) {
   EXPECT_HL_ERROR(ReadFile(dir_ / "absent", kCode), kCode, "cannot open", "absent", "errno 2");
   EXPECT_HL_ERROR(ReadFile(dir_.path(), ExitCode::kUsage), ExitCode::kUsage, "is a folder");
   EXPECT_FALSE(ReadFile("/proc/self/status", kCode).empty()) << "reports size 0";
+}
+
+// None of these may make the reader wait, or read without end.
+TEST_F(Files, ReadFileRefusesWhatIsNoFileAtOnce) {
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
+  const Fd writer(::open((dir_ / "pipe").c_str(), O_RDWR));  // somebody holds it and writes nothing
+  EXPECT_HL_ERROR(ReadFile(dir_ / "pipe", kCode), kCode, "is a pipe, not a file");
+  EXPECT_HL_ERROR(ReadFile("/dev/zero", kCode), kCode, "is a device, not a file");
+  std::ofstream(dir_ / "long") << std::string(1001, 'x');
+  EXPECT_HL_ERROR(ReadFile(dir_ / "long", kCode, 1000), kCode, "more than 1000 bytes");
+  EXPECT_EQ(ReadFile(dir_ / "long", kCode, 1001).size(), 1001u);
+  fs::resize_file(dir_ / "long", 1ull << 40);  // a hole: costs nothing, and must not cost memory
+  EXPECT_HL_ERROR(ReadFile(dir_ / "long", kCode), kCode, "more than 1073741824 bytes");
+}
+
+TEST_F(Files, ReadStreamTakesPipesAndEndsAtItsLimit) {
+  const fs::path unattended = dir_ / "pipe";
+  ASSERT_EQ(::mkfifo(unattended.c_str(), 0600), 0);
+  EXPECT_EQ(ReadStream(unattended, kCode), "") << "nobody writes";
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const Fd reader(ends[0]);
+  std::jthread writer([end = ends[1]] {  // more than a pipe holds at a time
+    const Fd fd(end);
+    const std::string text(200'000, 'y');
+    WriteAll(fd.get(), text.data(), text.size(), "pipe", kCode);
+  });
+  EXPECT_EQ(ReadStream(Concat("/dev/fd/", reader.get()), kCode), std::string(200'000, 'y'));
+  EXPECT_HL_ERROR(ReadStream("/dev/zero", kCode, 1 << 20), kCode, "more than 1048576 bytes");
 }
 
 TEST_F(Files, LargeFilesComeBackWhole) {
@@ -109,6 +219,11 @@ TEST_F(Files, RandomHexHasItsLengthAndDiffers) {
   EXPECT_NE(RandomHex(16), RandomHex(16));
   EXPECT_EQ(RandomHex(32).find_first_not_of("0123456789abcdef"), std::string::npos);
   EXPECT_GT(FreeBytes(dir_.path(), kCode), 0u);
+}
+
+TEST_F(Files, JsonlRefusesAPipeAtOnce) {
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
+  EXPECT_HL_ERROR(JsonlWriter(dir_ / "pipe", kCode), kCode, "pipe", "is no file");
 }
 
 TEST_F(Files, JsonlAppendsWholeLines) {
