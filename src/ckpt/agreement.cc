@@ -12,6 +12,8 @@ namespace {
 using Fields = std::map<std::string, std::string>;
 using Json = nlohmann::json;
 
+constexpr char kModelPrefix[] = "model_config.";
+
 void Flatten(const Json& value, const std::string& prefix, Fields* fields) {
   for (const auto& [key, child] : value.items()) {
     const std::string name = prefix.empty() ? key : prefix + "." + key;
@@ -108,12 +110,20 @@ std::vector<std::string> FindDifferences(const Manifest& manifest, const Expecta
   Comparison comparison(expectation.allow_change);
   comparison.Value("model_family", manifest.state.model_family, expectation.model_family);
   comparison.AllFields(FlattenJson(manifest.state.model_config_json),
-                       FlattenJson(expectation.model_config_json), "model_config.");
+                       FlattenJson(expectation.model_config_json), kModelPrefix);
   // An imported step 0 comes from no run of ours: nothing but its model can disagree.
   if (!manifest.state.trajectory.empty() || manifest.state.step > 0)
     comparison.AllFields(manifest.state.trajectory, expectation.trajectory, "");
   comparison.Tensors(manifest, arena);
   return std::move(comparison).lines();
+}
+
+std::vector<std::string> ComparedFields(const Expectation& expectation) {
+  std::vector<std::string> names = {"model_family"};
+  for (const auto& [key, value] : FlattenJson(expectation.model_config_json))
+    names.push_back(kModelPrefix + key);
+  for (const auto& [key, value] : expectation.trajectory) names.push_back(key);
+  return names;
 }
 
 void CheckAgreement(const Manifest& manifest, const std::string& step_name,

@@ -85,6 +85,7 @@ void LoadSession::CleanUp() {
       MoveToTrash(dir_, step.path);
     }
     EmptyTrash(dir_);
+    RemoveTemporaries(dir_);
     return std::string();
   });
 }

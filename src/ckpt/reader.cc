@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -11,6 +12,7 @@
 #include "ckpt/step_dir.h"
 #include "ckpt/step_files.h"
 #include "core/error.h"
+#include "core/files.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -53,6 +55,9 @@ class StepReader::Impl {
         manifest_(DecodeManifest(bytes, (step_dir / kManifestName).string())),
         files_(step_dir, manifest_) {
     CheckCoverage(manifest_, (step_dir / kManifestName).string());
+    const auto named = ParseStepName(Normal(step_dir));
+    CheckDamage(!named || named->step == manifest_.state.step, kManifestName, " is of step ",
+                manifest_.state.step, "; was the folder renamed?");
     files_.CheckSizes();
     for (const TensorEntry& tensor : manifest_.tensors) {
       infos_.push_back({tensor.name, tensor.shape, tensor.aliases, tensor.has(Kind::kAdamM),
@@ -96,15 +101,44 @@ class StepReader::Impl {
     return {};
   }
 
+  // What stands beside the manifest for people. A sum or a text that says something else than the
+  // manifest would mislead whoever checks the step by `xxh128sum -c`, or reads it.
+  std::vector<Damage> VerifyCompanions() const {
+    const auto read = [this](const char* name) -> std::optional<std::string> {
+      std::error_code ignored;
+      if (!fs::is_regular_file(path_ / name, ignored)) return std::nullopt;
+      return ReadFile(path_ / name, ExitCode::kCheckpointIo);
+    };
+    const auto damage = [](const char* name, const char* words) {
+      return std::vector<Damage>{{name, "", Concat(name, words), 0}};
+    };
+    const auto text = read(kManifestTextName), sums = read(kSumsName);
+    if (!text) return damage(kManifestTextName, ": missing");
+    if (!sums) return damage(kSumsName, ": missing");
+    const std::string expected = SumsText(manifest_, hash_, HashBytes(*text));
+    if (*sums == expected) return {};
+    // Only the last line speaks of the text; the others follow from the manifest.
+    const size_t last_line = expected.rfind('\n', expected.size() - 2) + 1;
+    const bool text_differs =
+        sums->size() == expected.size() && sums->starts_with(expected.substr(0, last_line));
+    return text_differs
+               ? damage(kManifestTextName, ": does not have the hash that XXH128SUMS gives it")
+               : damage(kSumsName, ": does not hold the hashes of the manifest");
+  }
+
   std::vector<Damage> UnknownShards() const {
     std::set<std::string> known;
     for (const FileEntry& file : manifest_.files) known.insert(file.name);
     std::vector<Damage> damages;
-    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
-      const std::string name = entry.path().filename().string();
-      if (entry.path().extension() != ".safetensors" || known.contains(name)) continue;
+    std::error_code error;
+    fs::directory_iterator entry(path_, error);
+    for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+      const std::string name = entry->path().filename().string();
+      if (entry->path().extension() != ".safetensors" || known.contains(name)) continue;
       damages.push_back({name, "", name + ": not a file of this step", 0});
     }
+    HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot list ", path_.string(), ": ",
+                error.message());
     return damages;
   }
 
@@ -163,6 +197,7 @@ std::vector<StepReader::Damage> StepReader::Verify(int num_threads) const {
   work();
   threads.clear();  // joins
   std::vector<Damage> damages = impl_->UnknownShards();
+  by_file.push_back(impl_->VerifyCompanions());
   for (const std::vector<Damage>& found : by_file) {
     damages.insert(damages.end(), found.begin(), found.end());
   }

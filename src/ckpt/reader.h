@@ -64,8 +64,8 @@ class StepReader {
     std::string file, tensor, text;  // text: the whole message
     uint64_t offset = 0;             // in the file
   };
-  // Every byte of every file; empty when good. Stops at the first damage of each file. Shard files
-  // that the manifest does not name are reported too.
+  // Every byte of every file, XXH128SUMS and manifest.txtpb included; empty when good. Stops at the
+  // first damage of each file. Shard files that the manifest does not name are reported too.
   std::vector<Damage> Verify(int num_threads) const;
 
  private:

@@ -110,19 +110,23 @@ void WriteDurably(const fs::path& path, std::string_view bytes) {
   fd.Close(path, kCode);
 }
 
-std::string WriteManifestFiles(const Manifest& manifest, const fs::path& step_dir) {
-  std::string bytes = EncodeManifest(manifest);
-  const std::string text = ManifestText(bytes);
-  std::string sums;  // as `xxh128sum -c` reads it
+std::string SumsText(const Manifest& manifest, Hash128 manifest_hash, Hash128 text_hash) {
+  std::string sums;
   const auto add = [&](Hash128 hash, const std::string& name) {
     sums += Concat(ToHex(hash), "  ", name, "\n");
   };
   for (const FileEntry& file : manifest.files) add(file.hash, file.name);
-  add(HashBytes(bytes), kManifestName);
-  add(HashBytes(text), "manifest.txtpb");
+  add(manifest_hash, kManifestName);
+  add(text_hash, kManifestTextName);
+  return sums;
+}
+
+std::string WriteManifestFiles(const Manifest& manifest, const fs::path& step_dir) {
+  std::string bytes = EncodeManifest(manifest);
+  const std::string text = ManifestText(bytes);
   WriteDurably(step_dir / kManifestName, bytes);
-  WriteDurably(step_dir / "manifest.txtpb", text);
-  WriteDurably(step_dir / "XXH128SUMS", sums);
+  WriteDurably(step_dir / kManifestTextName, text);
+  WriteDurably(step_dir / kSumsName, SumsText(manifest, HashBytes(bytes), HashBytes(text)));
   FsyncDirectory(step_dir, kCode);
   return bytes;
 }
@@ -150,6 +154,10 @@ void EmptyTrash(const fs::path& ckpt_dir) noexcept {
     const fs::path trash = ckpt_dir / ".trash";
     if (!fs::exists(trash)) return;
     for (const fs::directory_entry& entry : fs::directory_iterator(trash)) Unlink(entry.path());
+  } catch (const fs::filesystem_error& error) {
+    HL_WARN("ckpt",
+            "could not empty the trash (tried again at the next save): ", error.path1().string(),
+            ": ", error.code().message());
   } catch (const std::exception& error) {
     HL_WARN("ckpt", "could not empty the trash (tried again at the next save): ", error.what());
   }

@@ -38,6 +38,13 @@ std::vector<StepDir> ListPublished(const std::filesystem::path& ckpt_dir);
 // Creates, writes, fsyncs and closes a new file.
 void WriteDurably(const std::filesystem::path& path, std::string_view bytes);
 
+// Beside manifest.pb, for people; no load reads them.
+constexpr char kManifestTextName[] = "manifest.txtpb";
+constexpr char kSumsName[] = "XXH128SUMS";
+
+// What XXH128SUMS says, as `xxh128sum -c` reads it: every shard file, manifest.pb, manifest.txtpb.
+std::string SumsText(const Manifest& manifest, Hash128 manifest_hash, Hash128 text_hash);
+
 // Writes manifest.pb, manifest.txtpb and XXH128SUMS into an unpublished step. Returns the bytes of
 // manifest.pb.
 std::string WriteManifestFiles(const Manifest& manifest, const std::filesystem::path& step_dir);

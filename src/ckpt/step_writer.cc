@@ -10,7 +10,9 @@ namespace fs = std::filesystem;
 
 void WriteStep(const fs::path& out, Manifest manifest, int num_shards,
                const std::function<ShardPlan(int rank)>& plan) {
-  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(out), out.string(), " exists already");
+  std::error_code ignored;
+  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(out, ignored)), out.string(),
+              " exists already");
   manifest.attempt = RandomHex(8);
   manifest.state.mesh = {.world = num_shards, .dp = num_shards};
   const fs::path temporary = fs::path(out).concat(".tmp." + manifest.attempt);

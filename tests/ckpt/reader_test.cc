@@ -14,7 +14,9 @@
 #include "ckpt/diff.h"
 #include "ckpt/reshard.h"
 #include "ckpt/run_lock.h"
+#include "ckpt/step_dir.h"
 #include "cli/command.h"
+#include "core/files.h"
 #include "dist/local_communicator.h"
 #include "support/expect_error.h"
 
@@ -213,6 +215,46 @@ TEST_F(ReaderTest, CommandVerify) {
   EXPECT_THAT(bad.out, HasSubstr("rank_00001.safetensors: 5000 bytes, the manifest says"));
   EXPECT_THAT(bad.out, HasSubstr("manifest.pb: missing"));
   EXPECT_EQ(RunCkpt("inspect " + step(100).string()).code, 1);
+}
+
+TEST_F(ReaderTest, AStepUnderAnothersNameIsNotThatStep) {
+  fs::rename(step(100), step(900));
+  EXPECT_HL_ERROR(StepReader::Open(step(900)), ExitCode::kNoUsableCheckpoint, "is of step 100",
+                  "was the folder renamed?");
+  EXPECT_EQ(RunCkpt("verify " + step(900).string()).code, 1);
+  fs::rename(step(900), run_ / "elsewhere");
+  EXPECT_EQ(StepReader::Open(run_ / "elsewhere").state().step, 100u);
+}
+
+// What stands beside the manifest for people is part of what verify promises.
+TEST_F(ReaderTest, VerifyReadsTheSumsAndTheTextToo) {
+  const auto rewrite = [&](const char* name, const std::string& bytes) {
+    std::ofstream(step(100) / name) << bytes;
+  };
+  const auto only_damage = [&]() -> std::string {
+    const auto damages = StepReader::Open(step(100)).Verify(1);
+    return damages.size() == 1 ? damages[0].text : Concat(damages.size(), " damages");
+  };
+  const std::string sums = ReadFile(step(100) / kSumsName, ExitCode::kInternal);
+  const std::string text = ReadFile(step(100) / kManifestTextName, ExitCode::kInternal);
+  for (size_t at = 0; at < sums.size(); at += 7) {
+    std::string altered = sums;
+    altered[at] = static_cast<char>(altered[at] ^ 1);
+    rewrite(kSumsName, altered);
+    EXPECT_THAT(only_damage(), HasSubstr("XXH128SUMS")) << "byte " << at;
+  }
+  rewrite(kSumsName, sums + "more\n");
+  EXPECT_THAT(only_damage(), HasSubstr("XXH128SUMS: does not hold the hashes"));
+  rewrite(kSumsName, sums);
+  rewrite(kManifestTextName, text + "step: 3\n");
+  EXPECT_THAT(only_damage(), HasSubstr("manifest.txtpb: does not have the hash"));
+  fs::remove(step(100) / kManifestTextName);
+  EXPECT_THAT(only_damage(), HasSubstr("manifest.txtpb: missing"));
+  rewrite(kManifestTextName, text);
+  EXPECT_TRUE(StepReader::Open(step(100)).Verify(1).empty());
+  fs::remove(step(100) / kSumsName);
+  EXPECT_THAT(only_damage(), HasSubstr("XXH128SUMS: missing"));
+  EXPECT_EQ(RunCkpt("verify " + step(100).string()).code, 1);
 }
 
 TEST_F(ReaderTest, CommandDiff) {
