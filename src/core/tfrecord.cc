@@ -47,7 +47,9 @@ std::string FrameTfRecord(std::string_view payload) {
 TfRecordReader::TfRecordReader(const std::filesystem::path& path, ExitCode code)
     : path_(path), code_(code), file_(path, std::ios::binary) {
   HL_CHECK_AS(code, file_, "cannot open ", path.string(), ": ", internal::ErrnoText(errno));
-  size_ = std::filesystem::file_size(path);
+  std::error_code error;
+  size_ = std::filesystem::file_size(path, error);
+  HL_CHECK_AS(code, !error, "cannot read ", path.string(), ": ", error.message());
 }
 
 std::optional<std::string> TfRecordReader::Next() {

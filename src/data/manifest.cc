@@ -5,6 +5,8 @@
 #include <google/protobuf/text_format.h>
 #include <halflife/dataset.pb.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/files.h"
 
@@ -51,8 +53,12 @@ std::vector<Hash128> SplitHashes(std::string_view bytes) {
   return hashes;
 }
 
+bool IsHash(const std::string& hex) {
+  return hex.size() == 32 && hex.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+// `hex`: IsHash.
 Hash128 FromHex(const std::string& hex) {
-  if (hex.size() != 32) return {};
   return {std::stoull(hex.substr(0, 16), nullptr, 16), std::stoull(hex.substr(16), nullptr, 16)};
 }
 
@@ -158,8 +164,19 @@ bool Consistent(const SplitRecord& split) {
   return tokens == split.info.num_tokens && documents == split.info.num_documents;
 }
 
+bool HasHashes(const proto::DatasetManifest& in) {
+  const auto file_has_hash = [](const proto::DatasetFile& file) { return IsHash(file.xxh3_128()); };
+  const auto shard_has_hashes = [&](const proto::DatasetShard& shard) {
+    return file_has_hash(shard.file()) && IsHash(shard.header_xxh3_128());
+  };
+  return std::ranges::all_of(in.tokenizer().files(), file_has_hash) &&
+         std::ranges::all_of(in.splits(), [&](const proto::DatasetSplit& split) {
+           return std::ranges::all_of(split.shards(), shard_has_hashes);
+         });
+}
+
 bool Consistent(const proto::DatasetManifest& in) {
-  return in.block_tokens() == kBlockTokens && in.block_starts() == kBlockStarts &&
+  return HasHashes(in) && in.block_tokens() == kBlockTokens && in.block_starts() == kBlockStarts &&
          in.splits_size() == 2 && in.tokenizer().vocab_size() > 0 &&
          in.token_bytes() == static_cast<uint32_t>(TokenBytes(in.tokenizer().vocab_size())) &&
          in.tokenizer().eos_id() >= 0 && in.tokenizer().eos_id() < in.tokenizer().vocab_size();

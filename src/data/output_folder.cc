@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -75,18 +76,32 @@ OutputFolder::OutputFolder(const fs::path& out) {
   HL_CHECK_AS(ExitCode::kData, !error, "cannot make the folder ", out_.parent_path().string(), ": ",
               error.message());
   RemoveDeadTemporaries(out_);
-  do {
-    temporary_ = out_;
-    temporary_ += kInfix + RandomHex(8);
-    const bool made = ::mkdir(temporary_.c_str(), 0777) == 0;
-    HL_CHECK_AS(ExitCode::kData, made || errno == EEXIST, "cannot make ", temporary_.string(), ": ",
+  // Again only where a cleaner was faster, which no cleaner is for long.
+  constexpr int kAttempts = 20;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    if (MakeTemporary()) return;
+  }
+  HL_FAIL(ExitCode::kData, "cannot keep a temporary folder beside ", out_.string(), ": each of ",
+          kAttempts, " was removed, or cannot be looked at");
+}
+
+bool OutputFolder::MakeTemporary() {
+  temporary_ = out_;
+  temporary_ += kInfix + RandomHex(8);
+  if (::mkdir(temporary_.c_str(), 0777) != 0) {
+    HL_CHECK_AS(ExitCode::kData, errno == EEXIST, "cannot make ", temporary_.string(), ": ",
                 internal::ErrnoText(errno));
-    lock_ = OpenFolder(temporary_);
-    // Where folders cannot be locked (some network file systems) nobody removes anything either.
-    if (made && lock_ && ::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      lock_ = Fd();  // a cleaner was faster
-    }
-  } while (!lock_ || !StillThere(lock_, temporary_));
+    return false;
+  }
+  lock_ = OpenFolder(temporary_);
+  const int problem = lock_ ? 0 : errno;
+  // Where folders cannot be locked (some network file systems) nobody removes anything either.
+  const bool others = lock_ && ::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  if (lock_ && !others && StillThere(lock_, temporary_)) return true;
+  if (!others) ::rmdir(temporary_.c_str());
+  HL_CHECK_AS(ExitCode::kData, problem == 0 || problem == ENOENT, "cannot open ",
+              temporary_.string(), ": ", internal::ErrnoText(problem));
+  return false;
 }
 
 OutputFolder::~OutputFolder() {

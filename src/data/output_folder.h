@@ -25,6 +25,8 @@ class OutputFolder {
   void Publish();
 
  private:
+  // False: another process was faster, so try again.
+  bool MakeTemporary();
   std::filesystem::path out_;
   std::filesystem::path temporary_;
   Fd lock_;

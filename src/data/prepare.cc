@@ -243,7 +243,8 @@ PrepareSummary Prepare(const PrepareConfig& config) try {
   return summary;
 } catch (const fs::filesystem_error& error) {
   // A folder that cannot be made or listed, such as on a full disk.
-  HL_FAIL(ExitCode::kData, "prepare cannot go on: ", error.what());
+  HL_FAIL(ExitCode::kData, "prepare cannot go on: ", error.path1().string(), ": ",
+          error.code().message());
 }
 
 }  // namespace halflife::data

@@ -53,7 +53,9 @@ bool IsByT5(const fs::path& config_path) {
 
 // Tokens that tokenizer.json adds to those of the model beside it would be lost without a word.
 void CheckNothingIsAdded(const fs::path& json_path, const Tokenizer& tokenizer) {
-  const auto json = nlohmann::json::parse(ReadJsonText(json_path));
+  const auto json = nlohmann::json::parse(ReadJsonText(json_path), nullptr,
+                                          /*allow_exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kData, json.is_object(), json_path.string(), " is no JSON object");
   const auto added = json.find("added_tokens");
   if (added == json.end() || !added->is_array()) return;
   for (const auto& token : *added) {

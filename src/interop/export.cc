@@ -85,7 +85,14 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::ModelConfi
 
 uint64_t FolderBytes(const fs::path& folder) {
   uint64_t bytes = 0;
-  for (const auto& entry : fs::directory_iterator(folder)) bytes += entry.file_size();
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    bytes += entry->file_size(error);
+    if (error) break;
+  }
+  HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot list ", folder.string(), ": ",
+              error.message());
   return bytes;
 }
 
@@ -93,7 +100,8 @@ uint64_t FolderBytes(const fs::path& folder) {
 
 ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* tokenizer,
                          const fs::path& out, const ExportOptions& options) {
-  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(out), out.string(),
+  std::error_code error;
+  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(out, error)), out.string(),
               " exists already; choose another folder with --out");
   const model::ModelConfig config = model::ModelConfigFromJson(step.state().model_config_json);
   HL_CHECK_AS(ExitCode::kUsage,
@@ -105,7 +113,6 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
                          .class_name = layout.class_name(),
                          .has_tokenizer = tokenizer != nullptr};
   const fs::path temporary = fs::path(out).concat(".tmp." + RandomHex(8));
-  std::error_code error;
   fs::create_directories(temporary, error);
   HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", temporary.string(), ": ",
               error.message());

@@ -31,7 +31,9 @@ double UnixSeconds() {
 std::vector<fs::path> EventFiles(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    if (entry.path().filename().string().starts_with(kPrefix)) files.push_back(entry.path());
+    // A pipe of such a name would make its reader wait.
+    const bool named = entry.path().filename().string().starts_with(kPrefix);
+    if (named && entry.is_regular_file()) files.push_back(entry.path());
   }
   return files;
 }
@@ -77,7 +79,8 @@ EventLog::EventLog(const fs::path& folder, int64_t first_step) : first_step_(fir
     path_ = folder / NewName(earlier);
     for (const fs::path& path : earlier) CutBack(path, first_step);
   } catch (const fs::filesystem_error& error) {
-    HL_FAIL(ExitCode::kEnvironment, "cannot prepare ", folder.string(), ": ", error.what());
+    HL_FAIL(ExitCode::kEnvironment, "cannot prepare ", folder.string(), ": ",
+            error.path1().string(), ": ", error.code().message());
   }
   fd_ = OpenFile(path_, O_WRONLY | O_CREAT | O_EXCL | O_APPEND, ExitCode::kEnvironment);
   tb::Event version, start;

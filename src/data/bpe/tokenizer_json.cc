@@ -49,7 +49,9 @@ class Reader {
     try {
       root = json::parse(text);
     } catch (const json::exception& error) {
-      HL_FAIL(ExitCode::kData, name_, " is no JSON: ", error.what());
+      const std::string words =
+          error.what();  // "[json.exception.parse_error.101] parse error at ..."
+      HL_FAIL(ExitCode::kData, name_, " is no JSON: ", words.substr(words.find("] ") + 2));
     }
     Require(root.is_object(), "is no JSON object");
     return root;
