@@ -43,6 +43,9 @@ struct ModelConfig {
   int64_t resolved_mlp_dim() const;
 };
 
+// "gla", or of a hybrid "gla + softmax in 2 of 12 layers".
+std::string MixerSummary(const ModelConfig& config);
+
 // All problems at once, one line each with the value met and values that would work; empty: fine.
 std::vector<std::string> Problems(const ModelConfig& config);
 // The form a checkpoint keeps. FromJson: Error kNoUsableCheckpoint for text that is no such config.

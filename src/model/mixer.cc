@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "core/error.h"
+#include "core/nearest.h"
 #include "core/shortest_text.h"
 #include "model/mixers/mixers.h"
 
@@ -47,7 +48,8 @@ std::vector<std::string> MixerNames() {
 std::unique_ptr<Mixer> MakeMixer(const MixerConfig& config, const MixerContext& context) {
   for (const Entry& entry : kMixers)
     if (config.name == entry.name) return entry.make(config, context);
-  HL_FAIL(ExitCode::kUsage, "unknown mixer '", config.name, "'; known: ", Join(MixerNames(), ", "));
+  HL_FAIL(ExitCode::kUsage, "unknown mixer '", config.name, "'; known: ", Join(MixerNames(), ", "),
+          DidYouMean(config.name, MixerNames()));
 }
 
 std::map<std::string, std::string> ResolvedOptions(const MixerConfig& config, int64_t model_dim) {
@@ -70,14 +72,15 @@ const std::string* MixerOptions::Find(const std::string& key) {
   return found == config_.options.end() ? nullptr : &found->second;
 }
 
-int64_t MixerOptions::Int(const std::string& key, int64_t default_value, int64_t min) {
+int64_t MixerOptions::Int(const std::string& key, int64_t default_value, int64_t min, int64_t max) {
   const std::string* text = Find(key);
   Resolve(key, text == nullptr ? Concat(default_value) : *text);
   if (text == nullptr) return default_value;
   int64_t value = 0;
-  const bool valid = Parse(*text, &value) && value >= min;
+  const bool valid = Parse(*text, &value) && value >= min && value <= max;
   Require(valid, "option ", key, " is '", *text, "'; an integer of at least ", min,
-          " would work (default ", default_value, ")");
+          value > max ? Concat(" and at most ", max) : "", " would work (default ", default_value,
+          ")");
   return valid ? value : default_value;
 }
 
@@ -112,7 +115,7 @@ void MixerOptions::Check() const {
   for (const auto& [key, value] : config_.options) {
     if (!std::ranges::count(known_, key))
       problems.push_back(Concat("mixer ", config_.name, ": unknown option '", key,
-                                "'; known: ", Join(known_, ", ")));
+                                "'; known: ", Join(known_, ", "), DidYouMean(key, known_)));
   }
   HL_CHECK_AS(ExitCode::kUsage, problems.empty(), Join(problems, "\n"));
 }

@@ -24,6 +24,10 @@ struct MixerConfig {
       options;  // read by the mixer; unknown keys and bad values are Error kUsage
 };
 
+// The widest that a matrix of a model may be, and the most heads, taps or tokens of a window: far
+// above every real model, and products of a few still count in 64 bits.
+inline constexpr int64_t kMaxWidth = int64_t{1} << 24;
+
 // Sizes and services of the surrounding model.
 struct MixerContext {
   int64_t model_dim = 0;
@@ -94,7 +98,8 @@ class MixerOptions {
   // Borrows the config.
   MixerOptions(const MixerConfig& config, const MixerContext& context)
       : config_(config), resolved_(context.resolved_options) {}
-  int64_t Int(const std::string& key, int64_t default_value, int64_t min = 1);
+  int64_t Int(const std::string& key, int64_t default_value, int64_t min = 1,
+              int64_t max = kMaxWidth);
   double Double(const std::string& key, double default_value);
   bool Bool(const std::string& key, bool default_value);
   std::string Choice(const std::string& key, const std::string& default_value,

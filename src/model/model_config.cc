@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -149,14 +150,38 @@ int64_t ModelConfig::resolved_mlp_dim() const {
   return (wanted + 255) / 256 * 256;
 }
 
+std::string MixerSummary(const ModelConfig& config) {
+  std::map<std::string, int64_t> others;
+  int64_t num_others = 0;
+  for (const HybridLayers& group : config.hybrid) {
+    const auto count = static_cast<int64_t>(group.layers.size());
+    num_others += count;
+    others[group.mixer.name] += count;
+  }
+  std::string text = num_others < config.num_layers ? config.mixer.name : std::string();
+  for (const auto& [name, count] : others) {
+    text += Concat(text.empty() ? "" : " + ", name, " in ", count, " of ", config.num_layers,
+                   " layers");
+  }
+  return text;
+}
+
 std::vector<std::string> Problems(const ModelConfig& config) {
   std::vector<std::string> problems;
   const auto require = [&](bool condition, const auto&... pieces) {
     if (!condition) problems.push_back(Concat("model: ", pieces...));
   };
-  require(config.vocab_size >= 1, "vocab_size is ", config.vocab_size, "; at least 1 would work");
-  require(config.model_dim >= 1, "model_dim is ", config.model_dim, "; at least 1 would work");
-  require(config.num_layers >= 1, "num_layers is ", config.num_layers, "; at least 1 would work");
+  const auto require_size = [&](const char* name, int64_t size, int64_t most) {
+    require(size >= 1, name, " is ", size, "; at least 1 would work");
+    require(size <= most, name, " is ", size, "; at most ", most, " would work");
+  };
+  // Above every real model; within them, counts of parameters and bytes do not overflow.
+  constexpr int64_t kMostDims = int64_t{1} << 20, kMostLayers = int64_t{1} << 14;
+  require_size("vocab_size", config.vocab_size, INT32_MAX);
+  require_size("model_dim", config.model_dim, kMostDims);
+  require_size("num_layers", config.num_layers, kMostLayers);
+  require(config.mlp_dim <= kMaxWidth, "mlp_dim is ", config.mlp_dim, "; at most ", kMaxWidth,
+          " would work");
   require(config.mlp_dim >= 0, "mlp_dim is ", config.mlp_dim,
           "; a width would work, or 0 to derive it from mlp_ratio");
   require(config.mlp_dim != 0 || (config.mlp_ratio > 0 && config.mlp_ratio <= 1e6), "mlp_ratio is ",
@@ -168,7 +193,10 @@ std::vector<std::string> Problems(const ModelConfig& config) {
   require(config.initializer_range > 0 && std::isfinite(config.initializer_range),
           "initializer_range is ", config.initializer_range,
           "; a number above 0 would work (0.02 is usual)");
-  if (config.model_dim < 1) return problems;
+  if (config.model_dim < 1 || config.model_dim > kMostDims) return problems;
+  require(config.mlp_dim > 0 || config.resolved_mlp_dim() <= kMaxWidth, "mlp_ratio is ",
+          config.mlp_ratio, ", which makes the MLP ", config.resolved_mlp_dim(), " wide; at most ",
+          kMaxWidth, " would work");
   for (const std::string& problem : MixerProblems(config, config.mixer))
     problems.push_back(problem);
   for (const std::string& problem : HybridProblems(config)) problems.push_back(problem);

@@ -89,6 +89,37 @@ TEST(ModelConfigTest, HybridLayersSurviveJson) {
   EXPECT_EQ(back.mixer_of(2).name, "gla");
 }
 
+TEST(ModelConfigTest, SummaryNamesEveryMixer) {
+  EXPECT_EQ(MixerSummary(Unusual()), "gla");
+  EXPECT_EQ(MixerSummary(Hybrid()), "gla + softmax in 1 of 3 layers");
+  ModelConfig all = Hybrid();
+  all.hybrid[0].layers = {0, 1, 2};
+  EXPECT_EQ(MixerSummary(all), "softmax in 3 of 3 layers");
+}
+
+// Sizes whose products would overflow, or that no memory holds, are problems and not allocations.
+TEST(ModelConfigTest, SizesBeyondEveryModelAreProblems) {
+  ModelConfig config = Unusual();
+  config.vocab_size = int64_t{1} << 40;
+  config.num_layers = int64_t{1} << 40;
+  config.mlp_dim = int64_t{1} << 40;
+  EXPECT_THAT(Problems(config),
+              testing::IsSupersetOf({HasSubstr("vocab_size is 1099511627776; at most 2147483647"),
+                                     HasSubstr("num_layers is 1099511627776; at most 16384"),
+                                     HasSubstr("mlp_dim is 1099511627776; at most 16777216")}));
+  EXPECT_THAT(Problems({.model_dim = int64_t{1} << 40}),
+              ElementsAre(HasSubstr("model_dim is 1099511627776; at most 1048576")));
+  const auto with = [](const char* mixer, const char* option) {
+    return Problems({.mixer = {.name = mixer, .options = {{option, "4611686018427387904"}}}});
+  };
+  EXPECT_THAT(with("gla", "conv_size"), ElementsAre(HasSubstr("at most 16777216 would work")));
+  EXPECT_THAT(with("gla", "num_heads"), testing::Contains(HasSubstr("at most 16777216")));
+  EXPECT_THAT(with("softmax", "head_dim"), testing::Contains(HasSubstr("at most 16777216")));
+  EXPECT_THAT(Problems({.mixer = {.name = "softmax",
+                                  .options = {{"num_heads", "8192"}, {"head_dim", "8192"}}}}),
+              ElementsAre(HasSubstr("67108864 wide; at most 16777216 would work")));
+}
+
 // A checkpoint that was written before these fields existed compares equal to one written now.
 TEST(ModelConfigTest, DefaultsOfLaterFieldsAreNotWritten) {
   EXPECT_THAT(ToJson(Unusual()), testing::Not(HasSubstr("mlp_bias")));

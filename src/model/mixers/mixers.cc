@@ -19,10 +19,10 @@ HeadSizes ReadHeadSizes(MixerOptions& options, int64_t model_dim, const HeadDefa
   sizes.num_kv_heads = options.Int("num_kv_heads", sizes.num_heads);
   const double dim_k = static_cast<double>(model_dim) * expand_k,
                dim_v = static_cast<double>(model_dim) * expand_v;
-  constexpr double kWidest = int64_t{1} << 40;
-  const bool sane = dim_k >= 0 && dim_k <= kWidest && dim_v >= 0 && dim_v <= kWidest;
+  const bool sane = dim_k >= 0 && dim_k <= kMaxWidth && dim_v >= 0 && dim_v <= kMaxWidth;
   options.Require(sane, "expand_k ", expand_k, " and expand_v ", expand_v,
-                  "; factors of model_dim, e.g. 0.5 and 1, would work");
+                  "; factors of model_dim, e.g. 0.5 and 1, would work (widths up to ", kMaxWidth,
+                  ")");
   if (!sane) return sizes;
   const auto key_dim = static_cast<int64_t>(dim_k), value_dim = static_cast<int64_t>(dim_v);
   options.Require(dim_k == std::floor(dim_k) && dim_v == std::floor(dim_v), "model_dim ", model_dim,

@@ -49,6 +49,9 @@ Sizes ReadSizes(const MixerConfig& config, const MixerContext& context) {
   sizes.head_dim = options.Int("head_dim", std::max<int64_t>(1, model_dim / sizes.num_heads));
   options.Require(sizes.head_dim % 2 == 0, "width per head ", sizes.head_dim,
                   " must be even: rotation pairs channels");
+  options.Require(sizes.num_heads * sizes.head_dim <= kMaxWidth, "num_heads ", sizes.num_heads,
+                  " of head_dim ", sizes.head_dim, " are ", sizes.num_heads * sizes.head_dim,
+                  " wide; at most ", kMaxWidth, " would work");
   options.Require(sizes.num_heads % sizes.num_kv_heads == 0, "num_kv_heads ", sizes.num_kv_heads,
                   " must divide num_heads ", sizes.num_heads);
   options.Check();
