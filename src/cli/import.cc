@@ -15,11 +15,14 @@ struct Options {
   std::string from, out;
 };
 
-// A recipe that trains on from the weights: the model and its sequence length, all else by default.
+// A recipe that trains on from the weights: the model and its sequence length, and what a run of any
+// length needs to survive a crash and to be watched; all else by default.
 std::string Recipe(const interop::HfModel& model) {
   train::RunConfig config;
   config.model = model.config();
   config.data.seq_len = model.max_positions();
+  config.ckpt.every = config.eval.every = config.schedule.warmup_steps = 100;
+  config.eval.windows = 64;
   return train::ToText(config);
 }
 
@@ -27,7 +30,7 @@ ExitCode Run(const Options& options) {
   const interop::HfModel model = interop::HfModel::Open(options.from);
   const interop::ImportReport report = interop::ImportModel(model, Recipe(model), options.out);
   std::cout << options.from << " (" << model.layout().class_name() << ") -> " << options.out << ": "
-            << model.config().mixer.name << ", "
+            << model::MixerSummary(model.config()) << ", "
             << HumanCount(static_cast<double>(report.num_parameters)) << " parameters"
             << (report.has_tokenizer ? "" : ", no tokenizer that halflife reads") << "\n"
             << "next: halflife generate --model " << options.out << " --prompt ...\n"

@@ -67,12 +67,27 @@ void AddInitOptions(CLI::App& command, Options& options) {
       ->capture_default_str();
 }
 
-ExitCode DryRun(train::RunConfig config, int world_size) {
-  if (config.model.vocab_size == 0) {
-    config.model.vocab_size = data::Dataset::Open(config.data.path).info().vocab_size;
+// A plan needs no dataset: what of one is missing is assumed, and said.
+ExitCode DryRun(train::RunConfig config) {
+  const dist::LauncherEvidence evidence = dist::ReadLauncherEvidence();
+  std::error_code ignored;
+  const bool has_dataset = std::filesystem::exists(config.data.path, ignored);
+  int64_t train_tokens = 0;
+  if (has_dataset) {
+    const data::Dataset dataset = data::Dataset::Open(config.data.path);
+    train_tokens = dataset.info().train.num_tokens;
+    if (config.model.vocab_size == 0) config.model.vocab_size = dataset.info().vocab_size;
+  } else if (train::AssumeVocabulary(config)) {
+    std::cout << "# there is no dataset" << (config.data.path.empty() ? "" : " " + config.data.path)
+              << ": a vocabulary of " << config.model.vocab_size
+              << " is assumed (--set model.vocab_size=N for another)\n";
   }
+  if (config.data.path.empty()) config.data.path = "DATASET";
+  train::Validate(config, evidence.world_size);
   const model::LanguageModel model(config.model);
-  std::cout << train::PlanText(config, model, world_size);
+  train::PlanScene scene = train::SceneHere(config, evidence.world_size, evidence.local_size);
+  scene.train_tokens = train_tokens;
+  std::cout << train::PlanText(config, model, scene);
   return ExitCode::kFinished;
 }
 
@@ -117,11 +132,7 @@ ExitCode Run(const Options& options) {
           ? std::filesystem::path("runs") / std::filesystem::path(options.config).stem()
           : std::filesystem::path(options.run);
   const train::RunConfig config = train::LoadRunConfig(options.config, options.overrides);
-  if (options.dry_run) {
-    const int world_size = dist::ReadLauncherEvidence().world_size;
-    train::Validate(config, world_size);
-    return DryRun(config, world_size);
-  }
+  if (options.dry_run) return DryRun(config);
   const train::WarmStartRules init_rules = InitRules(options);
   const std::unique_ptr<ckpt::WeightSource> init_from =
       options.init_from.empty() ? nullptr : OpenWeights(options.init_from);
@@ -134,13 +145,15 @@ ExitCode Run(const Options& options) {
       WarnOfOtherTokens(options.init_from, config.data.path);
     train::RunFolder folder =
         train::RunFolder::Open(run_dir, context, {.steal_lock = options.steal_lock});
-    abort_dir = run_dir;
+    // A start that fails takes a new folder with it, so nobody's words may hold it open.
+    if (!folder.is_new()) abort_dir = run_dir;
     train::Trainer trainer(config, std::move(folder), context,
                            {.resume = resume,
                             .allow_change = options.allow_change,
                             .init_from = init_from.get(),
                             .init_rules = init_rules,
                             .sample_text = sample_text});
+    abort_dir = run_dir;
     return trainer.Run();
   });
 }
@@ -153,7 +166,8 @@ void AddTrain(CLI::App& app, Action& action) {
   DescribeUse(
       *command,
       {.notes = "A run that was stopped goes on with the same command. Every name that --set takes "
-                "is in proto/halflife/run_config.proto; --dry-run prints them with their values.",
+                "is in proto/halflife/run_config.proto; `halflife recipe` prints them with their "
+                "values.",
        .examples =
            {"halflife train --config launch/recipes/quickstart.textproto --set "
             "data.path=datasets/mine --run runs/first",
@@ -170,9 +184,10 @@ void AddTrain(CLI::App& app, Action& action) {
                    "Overrides a field of the recipe, e.g. optimizer.lr=3e-4; may be repeated")
       ->type_name("NAME=VALUE")
       ->take_all();
-  command->add_flag(
-      "--dry-run", options->dry_run,
-      "Print the resolved config, parameters, memory and tokens a step; train nothing");
+  command->add_flag("--dry-run", options->dry_run,
+                    "Print the resolved config with all defaults, parameters, memory and whether "
+                    "it fits, tokens, "
+                    "epochs; train nothing. Needs no dataset");
 
   command->option_defaults()->group("Run folder");
   command->add_option("--run", options->run, "The run's folder [runs/ and the recipe's name]")

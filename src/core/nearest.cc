@@ -48,7 +48,8 @@ std::vector<std::string> NearestNames(std::string_view name,
   std::sort(near.begin(), near.end());
   std::vector<std::string> names;
   for (const auto& [distance, candidate] : near) {
-    if (names.size() < kMostNames) names.push_back(candidate);
+    // Beside a near one, those that are farther only distract.
+    if (names.size() < kMostNames && distance <= near.front().first + 1) names.push_back(candidate);
   }
   return names;
 }

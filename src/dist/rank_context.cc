@@ -73,6 +73,8 @@ LauncherEvidence ReadLauncherEvidence() {
   std::optional<int> size = ReadNumber({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
   if (!size && slurm_step) size = ReadNumber({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
   evidence.world_size = size.value_or(1);
+  evidence.local_size =
+      ReadNumber({"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}).value_or(1);
   return evidence;
 }
 

@@ -55,6 +55,7 @@ struct LauncherEvidence {
   bool launched = false;  // under mpirun or srun
   int rank = 0;
   int world_size = 1;
+  int local_size = 1;  // ranks on this host, where the launcher tells
 };
 LauncherEvidence ReadLauncherEvidence();
 

@@ -1,15 +1,11 @@
 #include "train/device.h"
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/ones.h>
 
-#include <algorithm>
 #include <fstream>
 
-#include "core/clock.h"
 #include "core/error.h"
+#include "core/host.h"
 
 #ifdef HALFLIFE_WITH_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -27,18 +23,6 @@ int NumCudaDevices() {
 #else
   return 0;
 #endif
-}
-
-ComputePeak MeasureCpuPeak() {
-  constexpr int64_t kSize = 1024;
-  const at::Tensor a = at::ones({kSize, kSize}), b = at::ones({kSize, kSize});
-  double best = 0;
-  for (int i = 0; i < 4; ++i) {  // the first warms up
-    const Stopwatch watch;
-    const at::Tensor c = at::mm(a, b);
-    best = std::max(best, 2.0 * kSize * kSize * kSize / watch.Seconds());
-  }
-  return {best, Concat("measured sgemm, ", at::get_num_threads(), " threads a rank")};
 }
 
 }  // namespace
@@ -114,7 +98,19 @@ std::optional<ComputePeak> FindComputePeak([[maybe_unused]] Device device) {
     return std::nullopt;
   }
 #endif
-  return MeasureCpuPeak();
+  return std::nullopt;
+}
+
+uint64_t DeviceMemoryBytes([[maybe_unused]] Device device) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (device.is_cuda()) {
+    cudaDeviceProp properties{};
+    return cudaGetDeviceProperties(&properties, device.index) == cudaSuccess
+               ? properties.totalGlobalMem
+               : 0;
+  }
+#endif
+  return HostMemoryBytes();
 }
 
 uint64_t PeakMemoryBytes([[maybe_unused]] Device device) {

@@ -23,11 +23,14 @@ cudaStream_t CurrentStream(Device device);
 
 struct ComputePeak {
   double flops_per_s = 0;
-  std::string source;  // how it is known, e.g. "measured sgemm, 1 thread" or "H200 bf16 dense"
+  std::string source;  // how it is known, e.g. "H200 bf16 dense"
 };
-// CPU: measured with a 1024^3 fp32 matmul on the current thread count. CUDA: by device name;
-// nullopt for unknown ones.
+// CUDA: by the device's name; nullopt for unknown ones, and for a CPU: a matmul that is timed at every
+// start differs more from start to start than the steps that it would be compared with.
 std::optional<ComputePeak> FindComputePeak(Device device);
+
+// Of the host (CPU), or of the GPU. 0: not known.
+uint64_t DeviceMemoryBytes(Device device);
 
 // Highest resident (CPU) or allocated (CUDA) bytes of this process so far.
 uint64_t PeakMemoryBytes(Device device);

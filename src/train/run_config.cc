@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/log.h"
+#include "core/nearest.h"
 
 namespace halflife::train {
 namespace {
@@ -148,11 +149,9 @@ void MergeText(const std::string& text, const std::string& name, pb::Message& me
               "\n(the names and types are in proto/halflife/run_config.proto)");
 }
 
-std::string FieldNames(const pb::Descriptor& descriptor) {
-  std::string names;
-  for (int i = 0; i < descriptor.field_count(); ++i) {
-    names += (i == 0 ? "" : ", ") + descriptor.field(i)->name();
-  }
+std::vector<std::string> FieldNames(const pb::Descriptor& descriptor) {
+  std::vector<std::string> names;
+  for (int i = 0; i < descriptor.field_count(); ++i) names.push_back(descriptor.field(i)->name());
   return names;
 }
 
@@ -185,8 +184,12 @@ void ApplyOverride(const std::string& text, pb::Message& root) {
     const std::string name = path.substr(begin, dot == std::string::npos ? dot : dot - begin);
     const pb::FieldDescriptor* field = descriptor->FindFieldByName(name);
     HL_CHECK_AS(ExitCode::kUsage, field != nullptr, "--set ", path, ": '", name,
-                "' is no field of ", descriptor->name(), "; it has ", FieldNames(*descriptor));
+                "' is no field of ", descriptor->name(), "; it has ",
+                Join(FieldNames(*descriptor), ", "), DidYouMean(name, FieldNames(*descriptor)));
     const bool last = dot == std::string::npos;
+    HL_CHECK_AS(ExitCode::kUsage, field->is_map() || !field->is_repeated(), "--set ", path, ": '",
+                name, "' is a list, which --set cannot change; write it in the recipe, e.g. ",
+                "hybrid { layers: [1] mixer { name: \"softmax\" } }");
     if (field->is_map() && !last) {
       const std::string entry =
           Concat(name, " { key: ", Quoted(path.substr(dot + 1)), " value: ", Quoted(value), " }");
@@ -194,8 +197,9 @@ void ApplyOverride(const std::string& text, pb::Message& root) {
     }
     const bool is_message = field->cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE;
     if (last) {
-      HL_CHECK_AS(ExitCode::kUsage, !is_message, "--set ", path, ": '", name,
-                  "' is a group; set one of its fields: ", FieldNames(*field->message_type()));
+      HL_CHECK_AS(
+          ExitCode::kUsage, !is_message, "--set ", path, ": '", name,
+          "' is a group; set one of its fields: ", Join(FieldNames(*field->message_type()), ", "));
       const std::string rhs = NeedsQuotes(*field, value) ? Quoted(value) : value;
       return MergeText(opening + name + ": " + rhs + closing, "--set " + text, root);
     }
@@ -253,6 +257,9 @@ RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_er
   for (const proto::HybridLayers& group : message.model().hybrid()) {
     model::HybridLayers& layers = config.model.hybrid.emplace_back();
     layers.layers.assign(group.layers().begin(), group.layers().end());
+    HL_CHECK_AS(ExitCode::kUsage, group.mixer().has_name(), name_for_errors,
+                ": model.hybrid for layers ", Join(layers.layers, ", "),
+                " names no mixer; add e.g. mixer { name: \"softmax\" }");
     ReadMixer(group.mixer(), layers.mixer);
   }
   return config;
@@ -260,7 +267,9 @@ RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_er
 
 RunConfig LoadRunConfig(const std::filesystem::path& file,
                         const std::vector<std::string>& overrides) {
-  return ParseRunConfig(ReadFile(file, ExitCode::kUsage), file.string(), overrides);
+  constexpr uint64_t kMaxRecipeBytes = 16 << 20;
+  return ParseRunConfig(ReadFile(file, ExitCode::kUsage, kMaxRecipeBytes), file.string(),
+                        overrides);
 }
 
 std::string ToText(const RunConfig& config) {

@@ -52,7 +52,15 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
   problems.Require(t.steps >= 1, "train.steps", t.steps, "a number >= 1");
   problems.Require(t.micro_batch >= 1, "train.micro_batch", t.micro_batch, "a number >= 1");
   problems.Require(t.global_batch >= 1, "train.global_batch", t.global_batch, "a number >= 1");
-  if (t.micro_batch >= 1) {
+  // Beyond these no step, or no run, would ever end, and counts would overflow.
+  constexpr int64_t kMostStepTokens = int64_t{1} << 32, kMostRunTokens = int64_t{1} << 62;
+  const int64_t most_rows = kMostStepTokens / std::max<int64_t>(c.data.seq_len, 1);
+  problems.Require(
+      t.global_batch <= most_rows, "train.global_batch", t.global_batch,
+      Concat("at most ", most_rows, " (2^32 tokens a step of rows of ", c.data.seq_len, ")"));
+  problems.Require(t.steps <= kMostRunTokens / kMostStepTokens, "train.steps", t.steps,
+                   Concat("at most ", kMostRunTokens / kMostStepTokens));
+  if (t.micro_batch >= 1 && t.micro_batch <= most_rows) {
     problems.Require(c.data.seq_len <= 0 || t.micro_batch <= INT32_MAX / c.data.seq_len,
                      "train.micro_batch", t.micro_batch,
                      Concat("at most ", INT32_MAX / std::max<int64_t>(c.data.seq_len, 1),

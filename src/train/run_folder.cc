@@ -15,24 +15,57 @@
 namespace halflife::train {
 namespace fs = std::filesystem;
 
+void RunFolder::Create() {
+  std::error_code error;
+  for (fs::path folder = fs::absolute(path_).lexically_normal();
+       !fs::exists(fs::symlink_status(folder, error)) && folder.has_relative_path();
+       folder = folder.parent_path()) {
+    if (folder.has_filename()) created_.insert(created_.begin(), folder);
+  }
+  is_new_ = !created_.empty();
+  fs::create_directories(path_ / "ckpt", error);
+  HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", (path_ / "ckpt").string(), ": ",
+              error.message(), "; choose another run folder with --run");
+}
+
 RunFolder RunFolder::Open(const fs::path& path, dist::RankContext& context,
                           const Options& options) {
   RunFolder folder;
   folder.path_ = path;
-  folder.attempt_ = ckpt::OnRankZero(context.control(), {"run_folder", 0}, [&] {
-    std::error_code error;
-    fs::create_directories(path / "ckpt", error);
-    HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create the run folder ", path.string(),
-                ": ", error.message(), "; choose another with --run");
+  const std::string opened = ckpt::OnRankZero(context.control(), {"run_folder", 0}, [&] {
+    folder.Create();
     folder.lock_.emplace(ckpt::RunLock::Acquire(path, {.steal = options.steal_lock}));
+    RemoveTemporaries(path);
+    std::error_code error;
     fs::remove_all(path / "abort", error);
     fs::create_directories(path / "logs", error);
-    return RandomHex(8);
+    return Concat(folder.is_new_ ? '+' : '=', RandomHex(8));
   });
+  folder.is_new_ = opened[0] == '+';
+  folder.attempt_ = opened.substr(1);
   return folder;
 }
 
-bool RunFolder::finished() const { return fs::exists(path_ / "DONE"); }
+RunFolder::RunFolder(RunFolder&& other) noexcept
+    : path_(std::move(other.path_)),
+      attempt_(std::move(other.attempt_)),
+      is_new_(other.is_new_),
+      created_(std::exchange(other.created_, {})),
+      lock_(std::move(other.lock_)) {}
+
+// A start that failed leaves nothing that would look like a run.
+RunFolder::~RunFolder() {
+  if (created_.empty()) return;
+  std::error_code ignored;
+  fs::remove_all(created_.back(), ignored);
+  created_.pop_back();
+  while (!created_.empty() && fs::remove(created_.back(), ignored)) created_.pop_back();
+}
+
+bool RunFolder::finished() const {
+  std::error_code ignored;
+  return fs::exists(path_ / "DONE", ignored);
+}
 
 void RunFolder::WriteConfig(const std::string& text) const {
   AtomicWriteFile(path_ / "config.textproto", text, ExitCode::kEnvironment);
@@ -40,12 +73,12 @@ void RunFolder::WriteConfig(const std::string& text) const {
 
 void RunFolder::CopyTokenizer(const data::Dataset& dataset) const {
   const fs::path target = path_ / "tokenizer";
-  if (fs::exists(target)) {
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(target, error))) {
     data::RequireSameTokens(dataset, *data::LoadTokenizer(target), path_.string());
     return;
   }
   const fs::path temporary = path_ / ("tokenizer.tmp-" + attempt_);
-  std::error_code error;
   fs::create_directories(temporary, error);
   HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", temporary.string(), ": ",
               error.message());

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ckpt/run_lock.h"
 #include "data/dataset.h"
@@ -21,15 +22,24 @@ class RunFolder {
     bool steal_lock = false;
   };
   // Collective. Rank 0 creates the folder, probes that it is writable and takes the lock; all ranks
-  // throw together with its words (kEnvironment) when that fails.
+  // throw together with its words (kEnvironment) when that fails. A folder that this start created
+  // goes again with this object, unless Keep was called.
   static RunFolder Open(const std::filesystem::path& path, dist::RankContext& context,
                         const Options& options);
 
+  RunFolder(RunFolder&&) noexcept;
+  RunFolder& operator=(RunFolder&&) = delete;
+  ~RunFolder();
+
   const std::filesystem::path& path() const { return path_; }
-  const std::string& attempt() const {
-    return attempt_;
-  }                       // 8 hex digits, new at every start, equal on all ranks
-  bool finished() const;  // DONE is there
+  // 8 hex digits, new at every start, equal on all ranks.
+  const std::string& attempt() const { return attempt_; }
+  // DONE is there.
+  bool finished() const;
+  // Nothing of an earlier run was there: equal on all ranks.
+  bool is_new() const { return is_new_; }
+  // The start has succeeded: from now on the folder holds a run.
+  void Keep() { created_.clear(); }
 
   // Rank 0 only.
   void WriteConfig(const std::string& text) const;
@@ -40,8 +50,14 @@ class RunFolder {
   void CheckStillOwner() const { lock_->CheckStillOwner(); }
 
  private:
+  RunFolder() = default;
+  void Create();
+
   std::filesystem::path path_;
   std::string attempt_;
+  bool is_new_ = false;
+  // Rank 0: folders that this start made, the outermost first; empty once they are to stay.
+  std::vector<std::filesystem::path> created_;
   std::optional<ckpt::RunLock> lock_;  // rank 0
 };
 

@@ -103,13 +103,17 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   // targets.
   const double to_mean = static_cast<double>(config_.train.global_batch * config_.data.seq_len) /
                          static_cast<double>(result.num_targets);
-  result.grad_norm = static_cast<float>(std::sqrt(result.scalars[Scalar::kGradSquares]) * to_mean);
+  result.grad_norm =
+      result.scalars.any(Scalar::kNonFiniteGrads)
+          ? std::nan("")
+          : static_cast<float>(std::sqrt(result.scalars[Scalar::kGradSquares]) * to_mean);
   result.lr =
       config_.optimizer.lr * LearningRateFactor(config_.schedule, step, config_.train.steps);
-  if (config_.optimizer.clip_norm > 0) {
+  const bool finite_norm = std::isfinite(result.grad_norm);
+  if (config_.optimizer.clip_norm > 0 && finite_norm) {
     result.clip_factor = std::min(1.0, config_.optimizer.clip_norm / (result.grad_norm + 1e-6));
   }
-  if (!std::isfinite(result.grad_norm)) result.nonfinite = "the gradient's norm";
+  if (!finite_norm && result.nonfinite.empty()) result.nonfinite = "the gradient's norm";
   result.skipped = !result.nonfinite.empty();
   if (!result.skipped) {
     optimizer_.Update(result.lr, to_mean * result.clip_factor, ++num_updates);

@@ -28,7 +28,7 @@ struct SampleRecord {
 struct StepResult {
   double loss = 0;       // mean -ln p over the global number of targets
   double z_loss = 0;     // mean (ln Z)^2
-  double grad_norm = 0;  // of the mean loss's gradient, before clipping
+  double grad_norm = 0;  // of the mean loss's gradient, before clipping; NaN where it is not finite
   double clip_factor = 1;
   double lr = 0;
   int64_t num_targets = 0;

@@ -11,11 +11,13 @@
 #include <sstream>
 #include <thread>
 
+#include "ckpt/agreement.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/heap.h"
 #include "core/human.h"
 #include "core/log.h"
+#include "core/nearest.h"
 #include "core/version.h"
 #include "train/plan.h"
 #include "train/stop_flags.h"
@@ -85,6 +87,8 @@ Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
            Concat("r",
                   std::string(5 - std::min<size_t>(5, std::to_string(context.rank()).size()), '0'),
                   context.rank(), ".log")});
+  RequireMemory(config_, model_, SceneHere(config_, context.world_size(), context.local_size()),
+                context.rank());
   SetThreads(config_, context);
   PrepareHeap();
   RequireSameDevice();
@@ -105,6 +109,7 @@ Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
   Resume(options);
   WriteRunFiles();
   runner_ = std::make_unique<StepRunner>(config_, model_, *arena_, *source_, context_, device_);
+  folder_.Keep();
 }
 
 Trainer::~Trainer() = default;
@@ -163,6 +168,22 @@ void Trainer::FinishLoad() {
   arena_->RefreshComputeCopy();
 }
 
+// A name that means nothing would let nothing differ, in silence.
+void Trainer::CheckAllowed(const std::vector<std::string>& names,
+                           const ckpt::StepState& expected) const {
+  const std::vector<std::string> compared = ckpt::ComparedFields(
+      {.model_config_json = expected.model_config_json, .trajectory = expected.trajectory});
+  const std::map<std::string, std::string> fields = FlatFields(config_);
+  for (const std::string& name : names) {
+    if (std::ranges::count(compared, name) > 0) continue;
+    HL_CHECK_AS(ExitCode::kUsage, fields.contains(name), "--allow-change '", name,
+                "' is no field that a checkpoint is compared by", DidYouMean(name, compared),
+                "\nThese are: ", Join(compared, ", "));
+    if (context_.rank() == 0)
+      HL_INFO("train", "--allow-change ", name, ": this field may differ without it");
+  }
+}
+
 void Trainer::Resume(const TrainOptions& options) {
   // The position in the data is step x global_batch windows of seq_len in the seed's order.
   for (const char* fixed :
@@ -175,6 +196,7 @@ void Trainer::Resume(const TrainOptions& options) {
                 "a run that changes it would skip or repeat some. Start another run instead");
   }
   const ckpt::StepState expected = CurrentState(false);
+  CheckAllowed(options.allow_change, expected);
   const auto loaded = store_->Load(options.resume,
                                    {.model_family = expected.model_family,
                                     .model_config_json = expected.model_config_json,
@@ -290,8 +312,10 @@ void Trainer::GuardNonFinite(const StepResult& result) {
   HL_CHECK_AS(ExitCode::kNonFinite, !stop, "step ", state_.step + 1, ": ", result.nonfinite,
               " is not finite (", guard.consecutive_skips, " in a row; train.on_nonfinite is '",
               config_.train.on_nonfinite, "', train.max_skips ", config_.train.max_skips,
-              "); no checkpoint of this step was written; try a lower optimizer.lr or a smaller "
-              "optimizer.clip_norm");
+              "); no checkpoint of this step was written; try a lower optimizer.lr or ",
+              config_.optimizer.clip_norm > 0
+                  ? "a smaller optimizer.clip_norm"
+                  : "clip the gradient (optimizer.clip_norm is 0: off; 1 is usual)");
 }
 
 void Trainer::Heartbeat(const char* phase) {

@@ -44,6 +44,7 @@ class Trainer {
   ExitCode Run();
 
  private:
+  void CheckAllowed(const std::vector<std::string>& names, const ckpt::StepState& expected) const;
   void Resume(const TrainOptions& options);
   void Start(const TrainOptions& options);
   void WriteRunFiles();

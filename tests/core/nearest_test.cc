@@ -30,6 +30,7 @@ TEST(Nearest, NamesWhatASlipStandsFor) {
   EXPECT_THAT(NearestNames("eport", known), ElementsAre("export", "report"));
   EXPECT_THAT(NearestNames("lr", known), ElementsAre("optimizer.lr"));
   EXPECT_THAT(NearestNames("opt", known), ElementsAre("optimizer.eps", "optimizer.lr"));
+  EXPECT_THAT(NearestNames("optimiser.lr", known), ElementsAre("optimizer.lr"));
   EXPECT_THAT(NearestNames("banana", known), IsEmpty());
   EXPECT_EQ(DidYouMean("trian", known), "; did you mean 'train'?");
   EXPECT_EQ(DidYouMean("eport", known), "; did you mean 'export' or 'report'?");

@@ -43,6 +43,30 @@ TEST(RunConfig, OverridesReachEveryKindOfField) {
   EXPECT_EQ(config.ckpt.store.keep_last, 5);
 }
 
+// A group without a mixer would silently be the default one.
+TEST(RunConfig, HybridLayersNameTheirMixer) {
+  EXPECT_HL_ERROR(Parse({"model.hybrid.layers=1"}), ExitCode::kUsage, "'hybrid' is a list",
+                  "write it in the recipe");
+  EXPECT_HL_ERROR(ParseRunConfig("model { hybrid { layers: [1, 3] } }", "recipe", {}),
+                  ExitCode::kUsage, "recipe: model.hybrid for layers 1, 3 names no mixer");
+}
+
+TEST(RunConfig, AMisspeltNameIsToldTheNearest) {
+  EXPECT_HL_ERROR(Parse({"optimizer.lrr=1"}), ExitCode::kUsage, "did you mean 'lr'?");
+  EXPECT_HL_ERROR(Parse({"trian.steps=1"}), ExitCode::kUsage, "did you mean 'train'?");
+}
+
+TEST(RunConfig, ABatchThatNoStepEndsIsRefused) {
+  const auto validate = [](const std::string& value) {
+    Validate(Parse({"train.global_batch=" + value}), 1);
+  };
+  EXPECT_HL_ERROR(validate("9223372036854775804"), ExitCode::kUsage, "train.global_batch",
+                  "use at most 33554432 (2^32 tokens a step of rows of 128)");
+  EXPECT_HL_ERROR(Validate(Parse({"train.steps=9223372036854775807"}), 1), ExitCode::kUsage,
+                  "train.steps", "at most 1073741824");
+  Validate(Parse({"train.global_batch=33554432"}), 1);
+}
+
 TEST(RunConfig, ResolvedTextReadsBackTheSame) {
   const RunConfig config =
       Parse({"optimizer.eps=1.2345678901234567e-9", "train.seed=18446744073709551615"});

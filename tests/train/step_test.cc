@@ -163,6 +163,8 @@ TEST_F(StepTest, NonFiniteGradientSkipsTheUpdateOnEveryRank) {
   const Outcome poisoned = Train(2, 1, {}, options);
   EXPECT_TRUE(poisoned.steps[0].skipped);
   EXPECT_EQ(poisoned.steps[0].nonfinite, "the gradient");
+  EXPECT_TRUE(std::isnan(poisoned.steps[0].grad_norm)) << "0 would read as a gradient of nothing";
+  EXPECT_EQ(poisoned.steps[0].clip_factor, 1);
   EXPECT_EQ(poisoned.main, Train(2, 0).main);  // nothing was updated
 }
 

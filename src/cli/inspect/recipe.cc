@@ -10,15 +10,13 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr int kBytesVocabulary = 259;  // where the recipe's dataset is not here
-
 train::RunConfig Load(const fs::path& path) {
   train::RunConfig config = train::LoadRunConfig(path, {});
-  if (config.model.vocab_size == 0) {
-    config.model.vocab_size = fs::exists(config.data.path)
-                                  ? data::Dataset::Open(config.data.path).info().vocab_size
-                                  : kBytesVocabulary;
+  std::error_code ignored;
+  if (config.model.vocab_size == 0 && fs::exists(config.data.path, ignored)) {
+    config.model.vocab_size = data::Dataset::Open(config.data.path).info().vocab_size;
   }
+  train::AssumeVocabulary(config);
   return config;
 }
 
@@ -36,7 +34,7 @@ Json DescribeRecipe(const fs::path& path) {
   const train::MemoryPlan memory = train::PlanMemory(config, model, 1);
   const int64_t tokens = config.train.global_batch * config.data.seq_len;
   const model::FlopCount flops = model.FlopsPerToken(config.data.seq_len);
-  return {{"mixer", config.model.mixer.name},
+  return {{"mixer", model::MixerSummary(config.model)},
           {"layers", config.model.num_layers},
           {"model_dim", config.model.model_dim},
           {"vocab_size", config.model.vocab_size},
@@ -63,7 +61,7 @@ Json DescribeRecipe(const fs::path& path) {
 
 std::string RecipeText(const fs::path& path) {
   const train::RunConfig config = Load(path);
-  return train::PlanText(config, model::LanguageModel(config.model), 1);
+  return train::PlanText(config, model::LanguageModel(config.model), {});
 }
 
 }  // namespace halflife::cli::inspect

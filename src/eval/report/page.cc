@@ -53,9 +53,12 @@ std::string OptionalCell(const std::optional<double>& value,
 
 bool Comparable(const Runs& runs) {
   return runs.size() > 1 && std::all_of(runs.begin(), runs.end(), [&](const RunRecord& run) {
-           return run.config.contains("data.path") && runs[0].config.contains("data.path") &&
-                  run.config.at("data.path") == runs[0].config.at("data.path") &&
-                  run.config.at("model.vocab_size") == runs[0].config.at("model.vocab_size");
+           const auto same = [&](const char* field) {
+             const auto mine = run.config.find(field), first = runs[0].config.find(field);
+             return mine != run.config.end() && first != runs[0].config.end() &&
+                    mine->second == first->second;
+           };
+           return same("data.path") && same("model.vocab_size");
          });
 }
 

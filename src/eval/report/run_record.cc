@@ -96,7 +96,7 @@ void ReadConfig(RunRecord& run) {
   try {
     const train::RunConfig config = train::ParseRunConfig(run.config_text, "config.textproto", {});
     run.config = train::FlatFields(config);
-    run.model = Concat(config.model.mixer.name, ", ", config.model.num_layers, " x ",
+    run.model = Concat(model::MixerSummary(config.model), ", ", config.model.num_layers, " x ",
                        config.model.model_dim);
     run.total_steps = config.train.steps;
     run.tokens_per_step = config.train.global_batch * config.data.seq_len;
@@ -116,7 +116,8 @@ std::string MinuteOf(int64_t unix_ms) {
 }
 
 void ReadStatus(RunRecord& run) {
-  run.finished = fs::exists(run.path / "DONE");
+  std::error_code ignored;
+  run.finished = fs::exists(run.path / "DONE", ignored);
   run.failure = ReadIfThere(run.path / "abort" / "FIRST");
   const auto heartbeat = nlohmann::json::parse(ReadIfThere(run.path / "heartbeat.json"), nullptr,
                                                /*allow_exceptions=*/false);
@@ -151,14 +152,18 @@ int64_t RunRecord::last_step() const {
 }
 
 RunRecord ReadRun(const fs::path& path) {
-  HL_CHECK_AS(ExitCode::kUsage, fs::is_directory(path), path.string(),
+  std::error_code error;
+  HL_CHECK_AS(ExitCode::kUsage, fs::is_directory(path, error), path.string(),
               " is no folder; give the folder of a run, which `halflife train --run` wrote");
-  HL_CHECK_AS(ExitCode::kUsage,
-              fs::exists(path / "config.textproto") || fs::exists(path / "metrics.jsonl"),
-              path.string(), " is no run: it has neither config.textproto nor metrics.jsonl");
+  const auto holds = [&](const char* name) {
+    std::error_code ignored;
+    return fs::is_regular_file(path / name, ignored);
+  };
+  HL_CHECK_AS(ExitCode::kUsage, holds("config.textproto") || holds("metrics.jsonl"), path.string(),
+              " is no run: it has neither config.textproto nor metrics.jsonl");
   RunRecord run;
   run.path = path;
-  run.name = fs::weakly_canonical(path).filename().string();
+  run.name = fs::weakly_canonical(path, error).filename().string();
   ReadMetrics(path / "metrics.jsonl", run);
   ReadConfig(run);
   ReadStatus(run);

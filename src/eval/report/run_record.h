@@ -39,7 +39,7 @@ struct RunRecord {
   std::map<std::string, std::string> config;  // "optimizer.lr" -> "0.003"
   std::string config_text;                    // as it stands in the folder
   std::string config_problem;                 // why `config` is empty
-  std::string model;                          // "gla, 4 x 192"
+  std::string model;                          // "gla + softmax in 1 of 4 layers, 4 x 192"
   std::optional<int64_t> num_parameters;
   int64_t total_steps = 0;      // 0: unknown
   int64_t tokens_per_step = 0;  // 0: unknown
