@@ -2,6 +2,7 @@
 // good; 1: a difference or damage; 2: usage.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -39,17 +40,47 @@ void Print(const Options& options, const Json& json, const std::string& text) {
 
 fs::path CkptDir(const std::string& path) {
   const fs::path inner = fs::path(path) / "ckpt";
-  return fs::is_directory(inner) ? inner : fs::path(path);
+  std::error_code ignored;
+  return fs::is_directory(inner, ignored) ? inner : fs::path(path);
 }
 
 ckpt::StepReader OpenStep(const std::string& path) {
   return ckpt::StepReader::Open(ckpt::FindStep(path));
 }
 
+// Folders below `path`, two levels deep, that hold steps: what was probably meant.
+std::vector<std::string> RunsBelow(const fs::path& path) {
+  std::vector<std::string> runs;
+  std::error_code ignored;
+  for (auto it = fs::recursive_directory_iterator(path, ignored);
+       it != fs::recursive_directory_iterator(); it.increment(ignored)) {
+    if (it.depth() >= 1) it.disable_recursion_pending();
+    const fs::path ckpt_dir = it->path() / "ckpt";
+    if (!fs::is_directory(ckpt_dir, ignored) || ckpt::ListPublished(ckpt_dir).empty()) continue;
+    runs.push_back(it->path().string());
+  }
+  std::sort(runs.begin(), runs.end());
+  return runs;
+}
+
 ExitCode Ls(const Options& options) {
   const Json run = DescribeRun(CkptDir(options.paths[0]));
-  Print(options, run, run.empty() ? "no checkpoints\n" : RunTable(run));
-  return ExitCode::kFinished;
+  if (!run.empty()) {
+    Print(options, run, RunTable(run));
+    return ExitCode::kFinished;
+  }
+  constexpr size_t kMostNamed = 20;
+  std::vector<std::string> runs = RunsBelow(options.paths[0]);
+  const size_t num_runs = runs.size();
+  runs.resize(std::min(num_runs, kMostNamed));
+  if (options.json) std::cout << run.dump() << "\n";
+  std::cerr << "no checkpoints in " << options.paths[0];
+  if (num_runs > 0) {
+    std::cerr << "; there are some in\n  " << Join(runs, "\n  ")
+              << (num_runs > kMostNamed ? Concat("\n  and ", num_runs - kMostNamed, " more") : "");
+  }
+  std::cerr << "\n";
+  return ExitCode::kDifference;
 }
 
 ExitCode Inspect(const Options& options) {
@@ -151,7 +182,9 @@ ExitCode Prune(const Options& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.keep_last >= 2, "--keep-last ", options.keep_last,
               " must be at least 2, so that a damaged step has a predecessor");
   const fs::path ckpt_dir = fs::weakly_canonical(CkptDir(options.paths[0]));
-  HL_CHECK_AS(ExitCode::kUsage, ckpt_dir.filename() == "ckpt" && fs::is_directory(ckpt_dir),
+  std::error_code ignored;
+  HL_CHECK_AS(ExitCode::kUsage,
+              ckpt_dir.filename() == "ckpt" && fs::is_directory(ckpt_dir, ignored),
               options.paths[0], " is no run folder: it holds no ckpt/");
   std::optional<ckpt::RunLock> lock;
   if (!options.dry_run) lock = ckpt::RunLock::Acquire(ckpt_dir.parent_path(), {});
@@ -207,7 +240,9 @@ std::vector<Subcommand> Subcommands() {
        1,
        Ls,
        [](CLI::App&, Options&) {},
-       {.examples = {"halflife ckpt ls runs/first"}, .exit_codes = {ExitCode::kCheckpointIo}}},
+       {.notes = "Ends with 1 where there are none.",
+        .examples = {"halflife ckpt ls runs/first"},
+        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
       {"inspect",
        "Show one step: state, cursor, versions, tensors",
        "STEP",

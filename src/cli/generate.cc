@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
+#include "core/files.h"
 #include "core/human.h"
 #include "infer/generator.h"
 
@@ -38,16 +39,19 @@ ExitCode Run(const Options& options) {
   const infer::Sampler check(options.generate.sampler);  // bad flags before a long load
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
   const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
-  CheckReadable("--prompt", options.prompt, tokenizer, ExitCode::kUsage);
+  constexpr uint64_t kMaxPromptBytes = 1ull << 30;
+  const std::string prompt =
+      options.prompt == "-" ? ReadStream("-", ExitCode::kUsage, kMaxPromptBytes) : options.prompt;
+  CheckReadable("--prompt", prompt, tokenizer, ExitCode::kUsage);
   infer::GenerateConfig config = options.generate;
   if (!options.ignore_eos) config.eos_id = tokenizer.eos_id();
   config.vocab_size = tokenizer.vocab_size();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe shows in std::cout and ends the text
 
   data::StreamDecoder decoder(tokenizer);
-  std::cout << options.prompt << std::flush;
+  std::cout << prompt << std::flush;
   const infer::GenerateStats stats =
-      infer::Generate(*loaded.model, tokenizer.Encode(options.prompt), config, [&](int32_t id) {
+      infer::Generate(*loaded.model, tokenizer.Encode(prompt), config, [&](int32_t id) {
         std::cout << decoder.Push(id) << std::flush;
         return static_cast<bool>(std::cout);  // a closed pipe ends it
       });
@@ -68,7 +72,10 @@ void AddGenerate(CLI::App& app, Action& action) {
                .exit_codes = {ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   infer::GenerateConfig& generate = options->generate;
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
-  command->add_option("--prompt", options->prompt, "The text to continue")->required();
+  command
+      ->add_option("--prompt", options->prompt,
+                   "The text to continue; - is standard input, as it is")
+      ->required();
   command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]")
       ->type_name("DIR");
   command->add_option("--threads", options->threads, "LibTorch threads")

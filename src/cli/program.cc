@@ -2,7 +2,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include "core/concat.h"
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/nearest.h"
 #include "core/version.h"
 
 namespace halflife::cli {
@@ -28,7 +31,46 @@ Each subcommand has its own --help, with options, examples and exit codes.
 Exit codes:
 )";
 
+std::vector<std::string> SubcommandsOf(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+std::vector<std::string> OptionsOf(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+bool Contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 }  // namespace
+
+void CheckWords(const CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App* command = &app;
+  std::string path = app.get_name();
+  for (const std::string& word : words) {
+    if (word == "--") return;  // values from here on
+    const std::vector<std::string> subcommands = SubcommandsOf(*command);
+    if (word.starts_with("--")) {
+      const std::string name = word.substr(0, word.find('='));
+      const std::vector<std::string> options = OptionsOf(*command);
+      HL_CHECK_AS(ExitCode::kUsage, Contains(options, name), "'", name, "' is no option of `", path,
+                  "`", DidYouMean(name, options), "\n`", path, " --help` lists them all");
+    } else if (!subcommands.empty() && !word.starts_with('-')) {
+      HL_CHECK_AS(ExitCode::kUsage, Contains(subcommands, word), "'", word,
+                  "' is no subcommand of `", path, "`", DidYouMean(word, subcommands),
+                  "\nThere are ", Join(subcommands, ", "));
+      command = command->get_subcommand(word);
+      path += " " + word;
+    }
+  }
+}
 
 std::unique_ptr<CLI::App> MakeProgram(Action& action) {
   auto app = std::make_unique<CLI::App>("halflife trains language models built on linear attention",

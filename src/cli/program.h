@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "cli/command.h"
 
@@ -10,5 +12,9 @@ namespace halflife::cli {
 
 // Parsing sets `action`, which must outlive the result.
 std::unique_ptr<CLI::App> MakeProgram(Action& action);
+
+// Error kUsage for the first word that is no subcommand, or no option of the one before it, with those
+// that were probably meant. CLI11 would tell what it misses for want of that word.
+void CheckWords(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace halflife::cli

@@ -6,8 +6,10 @@
 
 #include "cli/command.h"
 #include "core/concat.h"
+#include "core/error.h"
 #include "core/files.h"
 #include "core/human.h"
+#include "core/log.h"
 #include "core/version.h"
 #include "eval/report/page.h"
 
@@ -30,12 +32,32 @@ std::string Made() {
                 time);
 }
 
-ExitCode Run(const Options& options) {
+// A shell's runs/* also names what is no run, e.g. what a killed start left: the rest is still worth
+// a page.
+std::vector<eval::RunRecord> ReadRuns(const std::vector<std::string>& paths) {
   std::vector<eval::RunRecord> runs;
-  for (const std::string& path : options.runs) runs.push_back(eval::ReadRun(path));
+  std::string last_problem;
+  for (const std::string& path : paths) {
+    try {
+      runs.push_back(eval::ReadRun(path));
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kUsage) throw;
+      last_problem = error.message();
+      if (paths.size() > 1) HL_WARN("report", "left out: ", last_problem);
+    }
+  }
+  HL_CHECK_AS(
+      ExitCode::kUsage, !runs.empty(),
+      paths.size() == 1 ? last_problem : Concat("none of ", paths.size(), " paths is a run"));
+  return runs;
+}
+
+ExitCode Run(const Options& options) {
+  std::vector<eval::RunRecord> runs = ReadRuns(options.runs);
   const std::string page = eval::RenderPage(std::move(runs), Made());
-  AtomicWriteFile(options.out, page, ExitCode::kEnvironment);
-  std::cout << "wrote " << options.out << " (" << HumanBytes(page.size()) << ")\n";
+  WriteOutput(options.out, page, ExitCode::kEnvironment);
+  std::ostream& words = IsStandardOutput(options.out) ? std::cerr : std::cout;
+  words << "wrote " << options.out << " (" << HumanBytes(page.size()) << ")\n";
   return ExitCode::kFinished;
 }
 
@@ -48,13 +70,15 @@ void AddReport(CLI::App& app, Action& action) {
   DescribeUse(
       *command,
       {.notes = "The page holds everything it shows and loads nothing. Runs that still train are "
-                "shown as far as they are.",
+                "shown as far as they are; a folder that is no run is left out with a warning.",
        .examples = {"halflife report runs/gla runs/retention --out report.html"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment}});
   command->add_option("RUN", options->runs, "Folders of runs, finished or not")
       ->type_name("RUN")
       ->required();
-  command->add_option("--out", options->out, "The page to write")->type_name("FILE")->required();
+  command->add_option("--out", options->out, "The page to write; - is standard output")
+      ->type_name("FILE")
+      ->required();
   command->callback([=, &action] { action = [options] { return Run(*options); }; });
 }
 

@@ -30,6 +30,8 @@ struct Options {
 
 // Of --tokens: a hundred million ids.
 constexpr uint64_t kMaxTokensBytes = 1ull << 30;
+// Of one --text.
+constexpr uint64_t kMaxTextBytes = 1ull << 30;
 
 using Sequences = std::vector<std::vector<int32_t>>;
 
@@ -57,7 +59,7 @@ Sequences ReadTokens(const std::string& file) {
 Sequences ReadTexts(const std::vector<std::string>& files, const data::Tokenizer& tokenizer) {
   Sequences sequences;
   for (const std::string& file : files) {
-    const std::string text = ReadFile(file, ExitCode::kData);
+    const std::string text = ReadStream(file, ExitCode::kData, kMaxTextBytes);
     HL_CHECK_AS(ExitCode::kData, !text.empty(), file, " is empty: there is nothing to score");
     CheckReadable(file, text, tokenizer, ExitCode::kData);
     sequences.push_back(tokenizer.Encode(text));
@@ -121,11 +123,11 @@ void Report(const Sequences& sequences, const std::vector<std::vector<float>>& s
     for (const float score : scores[i]) sum += score;
     count += static_cast<int64_t>(scores[i].size());
   }
-  AtomicWriteFile(out, text, ExitCode::kEnvironment);
-  std::cout << sequences.size() << " sequences, " << count << " tokens scored";
-  if (count > 0)
-    std::cout << ", " << Fixed(-sum / static_cast<double>(count), 4) << " nats per token";
-  std::cout << ": " << out << "\n";
+  WriteOutput(out, text, ExitCode::kEnvironment);
+  std::ostream& words = IsStandardOutput(out) ? std::cerr : std::cout;
+  words << sequences.size() << " sequences, " << count << " tokens scored";
+  if (count > 0) words << ", " << Fixed(-sum / static_cast<double>(count), 4) << " nats per token";
+  words << ": " << out << "\n";
 }
 
 ExitCode Score(const Options& options, dist::RankContext& context) {
@@ -161,11 +163,12 @@ void AddScore(CLI::App& app, Action& action) {
                             ->add_option("--tokens", options->tokens,
                                          "A JSON file: a list of lists of token ids [none]")
                             ->type_name("FILE");
-  CLI::Option* text =
-      command->add_option("--text", options->texts, "Text files; each is one sequence")
-          ->type_name("FILE");
+  CLI::Option* text = command
+                          ->add_option("--text", options->texts,
+                                       "Text files, each one sequence; - is standard input")
+                          ->type_name("FILE");
   tokens->excludes(text);
-  command->add_option("--out", options->out, "The JSONL file to write")
+  command->add_option("--out", options->out, "The JSONL file to write; - is standard output")
       ->type_name("FILE")
       ->required();
   command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]")

@@ -7,36 +7,12 @@
 #include <cstdlib>
 #include <thread>
 
-#include "core/error.h"
+#include "cli/failure.h"
 #include "core/log.h"
 #include "core/version.h"
 #include "train/run_folder.h"
 
 namespace halflife::cli {
-namespace {
-
-struct Failure {
-  ExitCode code = ExitCode::kInternal;
-  std::string text;
-  bool is_consequence = false;  // a collective failed because another rank went away
-};
-
-Failure Describe(const std::exception_ptr& thrown) {
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const dist::CommError& error) {
-    const bool echo = error.kind() == dist::CommFailure::Kind::kPeerLost ||
-                      error.kind() == dist::CommFailure::Kind::kAborted;
-    return {error.code(), error.what(), echo};
-  } catch (const Error& error) {
-    return {error.code(), error.what()};
-  } catch (const std::exception& error) {
-    return {ExitCode::kInternal, Concat("internal fault: ", error.what())};
-  }
-}
-
-}  // namespace
-
 ExitCode RunInWorld(double timeout_s, const WorldBody& body) {
   const BuildInfo build = GetBuildInfo();
   const std::unique_ptr<dist::RankContext> context =
@@ -53,7 +29,7 @@ ExitCode RunInWorld(double timeout_s, const WorldBody& body) {
     if (context->world_size() == 1) throw;
     thrown = std::current_exception();
   }
-  const Failure failure = Describe(thrown);
+  const Failure failure = DescribeFailure(thrown);
   // What all ranks meet alike (a bad config) is told by rank 0 alone, which then ends the others.
   if (context->rank() != 0 && abort_dir.empty()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "support/run_fixture.h"
@@ -56,6 +57,44 @@ TEST_F(BadInput, UnknownMixerAndOption) {
          {"attention", "retention"});
   Expect(fixture->Run({.run = "m", .set = {"model.mixer.options.heads=2"}}), 2,
          {"heads", "num_heads"});
+}
+
+TEST_F(BadInput, SizesThatNoMachineHolds) {
+  Expect(fixture->Run({.run = "huge", .set = {"model.vocab_size=2000000000"}}), 2,
+         {"this run does not fit", "parameters would fit"});
+  Expect(fixture->Run({.run = "huge",
+                       .set = {"model.mixer.name=gla",
+                               "model.mixer.options.conv_size=4611686018427387904"}}),
+         2, {"conv_size", "at most"});
+  Expect(fixture->Run({.run = "huge", .set = {"train.global_batch=9223372036854775804"}}), 2,
+         {"train.global_batch", "at most"});
+  EXPECT_FALSE(std::filesystem::exists(fixture->path("huge")));
+}
+
+TEST_F(BadInput, AllowChangeOfNoField) {
+  ASSERT_EQ(fixture->Run({.run = "allow", .set = {"train.steps=1"}}).exit_code, 0);
+  Expect(
+      fixture->Run(
+          {.run = "allow", .set = {"train.steps=1"}, .flags = {"--allow-change", "optimiser.lr"}}),
+      2, {"'optimiser.lr' is no field", "did you mean 'optimizer.lr'?"});
+  const RunResult free = fixture->Run(
+      {.run = "allow", .set = {"train.steps=1"}, .flags = {"--allow-change", "train.threads"}});
+  Expect(free, 0, {"train.threads: this field may differ without it"});
+}
+
+TEST_F(BadInput, APlanNeedsNoDataset) {
+  const RunResult plan =
+      fixture->Run({.run = "plan", .set = {"data.path=/no/such"}, .flags = {"--dry-run"}});
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_NE(plan.out.find("no dataset /no/such: a vocabulary of 32000 is assumed"),
+            std::string::npos)
+      << plan.out;
+  const RunResult known = fixture->Run({.run = "plan", .flags = {"--dry-run"}});
+  EXPECT_NE(known.out.find("epochs"), std::string::npos) << known.out;
+  const RunResult huge =
+      fixture->Run({.run = "plan", .set = {"model.model_dim=65536"}, .flags = {"--dry-run"}});
+  EXPECT_EQ(huge.exit_code, 0) << huge.err;
+  EXPECT_NE(huge.out.find("does not fit"), std::string::npos) << huge.out;
 }
 
 TEST_F(BadInput, DatasetMissingTruncatedOrDamaged) {
@@ -202,7 +241,14 @@ TEST_F(BadInput, DivergenceStopsWithItsOwnCode) {
   const RunResult result = fixture->Run({.run = "diverges",
                                          .set = {"optimizer.lr=1e30", "optimizer.clip_norm=0",
                                                  "schedule.warmup_steps=0", "ckpt.every=0"}});
-  Expect(result, 73, {"not finite", "optimizer.lr"});
+  Expect(result, 73, {"not finite", "optimizer.lr", "clip the gradient (optimizer.clip_norm is 0"});
+  EXPECT_EQ(result.err.find("smaller optimizer.clip_norm"), std::string::npos)
+      << "clipping is off: " << result.err;
+  const auto lines = fixture->Metrics("diverges", "skipped");
+  const auto skipped = std::find_if(lines.begin(), lines.end(),
+                                    [](const auto& line) { return line["skipped"] == true; });
+  ASSERT_NE(skipped, lines.end());
+  EXPECT_TRUE((*skipped)["grad_norm"].is_null()) << *skipped;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "cli/option_value.h"
 #include "cli/program.h"
+#include "support/expect_error.h"
 #include "support/temp_dir.h"
 
 namespace halflife::cli {
@@ -164,6 +165,19 @@ TEST_F(HelpTest, TheProgramShowsTheWayThrough) {
   for (const ExitCode code : AllExitCodes()) {
     EXPECT_THAT(help, HasSubstr(ExitCodeLines({code}).substr(0, ExitCodeLines({code}).size() - 1)));
   }
+}
+
+TEST_F(HelpTest, AMisspeltWordIsToldTheNearest) {
+  const auto check = [&](const std::vector<std::string>& words) { CheckWords(*program_, words); };
+  EXPECT_HL_ERROR(check({"trian"}), ExitCode::kUsage, "'trian' is no subcommand of `halflife`",
+                  "did you mean 'train'?", "There are prepare, ");
+  EXPECT_HL_ERROR(check({"ckpt", "veryfy", "x"}), ExitCode::kUsage,
+                  "'veryfy' is no subcommand of `halflife ckpt`; did you mean 'verify'?");
+  EXPECT_HL_ERROR(check({"train", "--confg=x"}), ExitCode::kUsage,
+                  "'--confg' is no option of `halflife train`; did you mean '--config'?");
+  EXPECT_HL_ERROR(check({"fly"}), ExitCode::kUsage, "'fly' is no subcommand");
+  check({"train", "--config", "trian", "--set", "a=--b"});
+  check({"generate", "--prompt", "x", "--", "--confg"});
 }
 
 TEST_F(HelpTest, TheFormOfAValue) {

@@ -4,7 +4,9 @@
 #include "ckpt/reader.h"
 #include "ckpt/step_dir.h"
 #include "cli/inspect/artifact.h"
+#include "core/error.h"
 #include "core/hash.h"
+#include "model/language_model.h"
 
 namespace halflife::cli::inspect {
 
@@ -23,12 +25,26 @@ bool IsCheckpoint(const fs::path& path) {
   return magic == "HLCKPT";
 }
 
+namespace {
+
+// Null where a newer program wrote the step's model.
+Json Mixers(const std::string& model_config_json) {
+  try {
+    return model::MixerSummary(model::ModelConfigFromJson(model_config_json));
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+}  // namespace
+
 Json DescribeCheckpoint(const fs::path& path) {
   const ckpt::StepReader reader = ckpt::StepReader::Open(path);
   const ckpt::StepState& state = reader.state();
   return {{"step", state.step},
           {"final", state.final},
           {"family", state.model_family},
+          {"mixers", Mixers(state.model_config_json)},
           {"tensors", reader.tensors().size()},
           {"files", reader.files().size()},
           {"bytes", reader.total_bytes()},
@@ -37,7 +53,7 @@ Json DescribeCheckpoint(const fs::path& path) {
           {"tokens", state.data.tokens},
           {"dataset", ToHex(state.data.dataset)},
           {"metrics", state.metrics},
-          {"model", Json::parse(state.model_config_json)}};
+          {"model", Json::parse(state.model_config_json, nullptr, /*allow_exceptions=*/false)}};
 }
 
 }  // namespace halflife::cli::inspect

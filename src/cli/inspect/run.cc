@@ -14,10 +14,12 @@ bool IsRun(const fs::path& path) {
 }
 
 Json DescribeRun(const fs::path& path) {
+  std::error_code ignored;
   const fs::path metrics = path / "metrics.jsonl";
-  Json described = fs::exists(metrics) ? DescribeMetrics(metrics) : Json::object();
+  Json described =
+      fs::is_regular_file(metrics, ignored) ? DescribeMetrics(metrics) : Json::object();
   const std::vector<ckpt::StepDir> steps = ckpt::ListPublished(path / "ckpt");
-  Json run = {{"finished", fs::exists(path / "DONE")},
+  Json run = {{"finished", fs::exists(path / "DONE", ignored)},
               {"last_step", described.value("last_step", Json())},
               {"last_validation", described.value("last_validation", Json())},
               {"checkpoints", steps.size()}};

@@ -1,0 +1,159 @@
+// Pipes, sockets, devices, loops of links and damaged names where a run's or a dataset's files should
+// be: an error that names the path, at once, and never an internal fault.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <functional>
+
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+void MakePipe(const fs::path& path) { ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0) << path; }
+void MakeLoop(const fs::path& path) { fs::create_symlink(path.filename(), path); }
+void MakeSocket(const fs::path& path) {
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  ASSERT_LT(path.string().size(), sizeof address.sun_path);
+  std::strcpy(address.sun_path, path.c_str());
+  ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0) << path;
+  ::close(fd);
+}
+void MakeEndless(const fs::path& path) { fs::create_symlink("/dev/zero", path); }
+
+class HostilePaths : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(HALFLIFE_BINARY);
+    const RunResult result = fixture->Run({.run = "run", .set = {"train.steps=2"}});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+  }
+  static void TearDownTestSuite() { delete fixture; }
+
+  // A copy of the run or the dataset, in which `name` is what `make` makes.
+  static std::string With(const std::string& source, const std::string& name,
+                          void (*make)(const fs::path&)) {
+    static int count = 0;
+    const fs::path copy = fixture->path(source + std::to_string(++count));
+    fs::copy(fixture->path(source), copy, fs::copy_options::recursive);
+    fs::remove_all(copy / name);
+    make(copy / name);
+    return copy;
+  }
+  static RunResult Halflife(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), HALFLIFE_BINARY);
+    return RunCommand(arguments, {.timeout_s = 60});
+  }
+  static RunResult Resume(const std::string& run, const std::string& steps) {
+    return fixture->Run({.run = fs::path(run).filename(),
+                         .set = {"train.steps=" + steps},
+                         .flags = {"--allow-change", "train.steps"},
+                         .timeout_s = 60});
+  }
+  // An error of the user's world that names what it is about.
+  static void ExpectTold(const RunResult& result, const std::string& piece) {
+    EXPECT_GT(result.exit_code, 0) << result.err << result.out;
+    EXPECT_NE(result.exit_code, 70) << result.err;
+    EXPECT_LT(result.exit_code, 128) << "a signal: " << result.err;
+    EXPECT_NE(result.err.find(piece), std::string::npos) << piece << " is not in " << result.err;
+    EXPECT_EQ(result.err.find("frame #"), std::string::npos) << result.err;
+  }
+  static RunFixture* fixture;
+};
+RunFixture* HostilePaths::fixture = nullptr;
+
+TEST_F(HostilePaths, ARecipeThatIsNoFile) {
+  MakePipe(fixture->path("pipe.textproto"));
+  for (const std::string& path :
+       {fixture->path("pipe.textproto").string(), std::string("/dev/zero")}) {
+    ExpectTold(Halflife({"train", "--config", path}), path);
+    ExpectTold(Halflife({"train", "--config", path, "--dry-run"}), path);
+    ExpectTold(Halflife({"inspect", path}), path);
+  }
+}
+
+TEST_F(HostilePaths, PartsOfARun) {
+  for (const char* part : {"tokenizer", "logs", "logs/r00000.log", "ckpt"}) {
+    for (const auto make : {MakePipe, MakeLoop, MakeSocket}) {
+      const std::string run = With("run", part, make);
+      SCOPED_TRACE(run + " " + part);
+      ExpectTold(Resume(run, "3"), part);
+    }
+  }
+  ExpectTold(Resume(With("run", "metrics.jsonl", MakePipe), "3"), "metrics.jsonl");
+  ExpectTold(Resume(With("run", "tokenizer/kind.txt", MakeEndless), "3"), "kind.txt");
+}
+
+// Decoration, or replaced by the next one: the run goes on.
+TEST_F(HostilePaths, PartsOfARunThatItCanDoWithout) {
+  for (const char* part :
+       {"config.textproto", "heartbeat.json", "owner.json", "events", "ckpt/LATEST", "DONE"}) {
+    for (const auto make : {MakePipe, MakeLoop}) {
+      const std::string run = With("run", part, make);
+      SCOPED_TRACE(run + " " + part);
+      const RunResult result = Resume(run, "3");
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+    }
+  }
+}
+
+TEST_F(HostilePaths, AnEndlessOrMissingTokenizer) {
+  const std::string run = With("run", "tokenizer/kind.txt", MakeEndless);
+  ExpectTold(Halflife({"generate", "--model", run, "--prompt", "a"}), "kind.txt");
+}
+
+TEST_F(HostilePaths, ADatasetsManifest) {
+  for (const auto make : {MakePipe, MakeLoop, MakeEndless, MakeSocket}) {
+    const std::string data = With("data", "manifest.pb", make);
+    SCOPED_TRACE(data);
+    ExpectTold(fixture->Run({.run = "new", .set = {"data.path=" + data}, .timeout_s = 60}),
+               "manifest.pb");
+    ExpectTold(Halflife({"eval", "--model", fixture->path("run"), "--data", data}), "manifest.pb");
+    ExpectTold(Halflife({"inspect", data}), data);
+  }
+}
+
+TEST_F(HostilePaths, AStepsManifest) {
+  for (const auto make : {MakePipe, MakeLoop, MakeEndless}) {
+    const std::string step = "ckpt/step_000000000002/manifest.pb";
+    const std::string run = With("run", step, make);
+    SCOPED_TRACE(run);
+    ExpectTold(Halflife({"eval", "--model", run, "--data", fixture->path("data")}), "manifest.pb");
+    ExpectTold(Resume(run, "3"), "manifest.pb");
+  }
+}
+
+TEST_F(HostilePaths, AFailedStartLeavesNoFolder) {
+  const RunResult result = fixture->Run({.run = "deep/er/run", .set = {"data.path=/no/such/data"}});
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_FALSE(fs::exists(fixture->path("deep")));
+  fs::create_directories(fixture->path("kept"));
+  EXPECT_EQ(fixture->Run({.run = "kept/run", .set = {"model.vocab_size=3"}}).exit_code, 2);
+  EXPECT_TRUE(fs::is_empty(fixture->path("kept")));
+}
+
+TEST_F(HostilePaths, ListingsNameWhatWasProbablyMeant) {
+  const RunResult ls = Halflife({"ckpt", "ls", fixture->path("")});
+  EXPECT_EQ(ls.exit_code, 1) << ls.err;
+  EXPECT_NE(ls.err.find("no checkpoints in"), std::string::npos) << ls.err;
+  EXPECT_NE(ls.err.find(fixture->path("run").string() + "\n"), std::string::npos) << ls.err;
+
+  const std::string page = fixture->path("page.html");
+  const RunResult report =
+      Halflife({"report", fixture->path("data"), fixture->path("run"), "--out", page});
+  EXPECT_EQ(report.exit_code, 0) << report.err;
+  EXPECT_NE(report.err.find("left out: "), std::string::npos) << report.err;
+  EXPECT_TRUE(fs::exists(page));
+  ExpectTold(Halflife({"report", fixture->path("data"), "--out", page}), "is no run");
+}
+
+}  // namespace
+}  // namespace halflife::test

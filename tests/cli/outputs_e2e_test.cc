@@ -1,0 +1,89 @@
+// Files that a user names: nothing that was there before is destroyed, and "-" is a pipe's end.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Outputs : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(HALFLIFE_BINARY);
+    const RunResult result = fixture->Run({.run = "run", .set = {"train.steps=2"}});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    std::ofstream(fixture->path("line.txt")) << "the old stone walls";
+  }
+  static void TearDownTestSuite() { delete fixture; }
+
+  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
+  // In the shell, for redirections; $H is the program.
+  static RunResult Shell(const std::string& line) {
+    return RunCommand({"bash", "-c", line}, {.env = {{"H", HALFLIFE_BINARY}}, .cwd = Path("")});
+  }
+  static std::string Read(const std::string& name) {
+    std::ifstream file(fixture->path(name));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  static RunFixture* fixture;
+};
+RunFixture* Outputs::fixture = nullptr;
+
+TEST_F(Outputs, ALinkIsFollowedAndADeviceStays) {
+  fs::create_directory(Path("elsewhere"));
+  for (const auto& [target, link] :
+       {std::pair{"elsewhere/scores", "scores"}, std::pair{"elsewhere/page.html", "page.html"}}) {
+    std::ofstream(fixture->path(target)) << "old";
+    fs::create_symlink(fixture->path(target), fixture->path(link));
+  }
+  fs::create_symlink("/dev/null", fixture->path("null"));
+  EXPECT_EQ(Shell("$H score --model run --text line.txt --out scores").exit_code, 0);
+  EXPECT_EQ(Shell("$H report run --out page.html").exit_code, 0);
+  EXPECT_EQ(Shell("$H report run --out null").exit_code, 0);
+  EXPECT_EQ(Shell("$H report run --out /dev/null").exit_code, 0);
+  for (const char* link : {"scores", "page.html", "null"})
+    EXPECT_TRUE(fs::is_symlink(fixture->path(link))) << link;
+  EXPECT_TRUE(Read("elsewhere/scores").starts_with("{\"ids\":["));
+  EXPECT_TRUE(Read("elsewhere/page.html").starts_with("<!DOCTYPE html>"));
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+}
+
+TEST_F(Outputs, SomebodysTemporaryIsNotOurs) {
+  std::ofstream(fixture->path("rr.html.tmp")) << "mine";
+  EXPECT_EQ(Shell("$H report run --out rr.html").exit_code, 0);
+  EXPECT_EQ(Read("rr.html.tmp"), "mine");
+}
+
+TEST_F(Outputs, StandardOutputHoldsTheResultAlone) {
+  const RunResult file = Shell("$H score --model run --text line.txt --out file.jsonl");
+  ASSERT_EQ(file.exit_code, 0) << file.err;
+  EXPECT_NE(file.out.find("tokens scored"), std::string::npos) << file.out;
+  for (const char* name : {"-", "/dev/stdout", "/dev/fd/1"}) {
+    SCOPED_TRACE(name);
+    const RunResult piped =
+        Shell(std::string("$H score --model run --text line.txt --out ") + name + " | cat");
+    EXPECT_EQ(piped.out, Read("file.jsonl"));
+    EXPECT_NE(piped.err.find("tokens scored"), std::string::npos) << piped.err;
+    const RunResult appended = Shell(std::string("echo first >log; $H score --model run --text ") +
+                                     "line.txt --out " + name + " >>log; echo last >>log");
+    EXPECT_EQ(Read("log"), "first\n" + Read("file.jsonl") + "last\n");
+  }
+  EXPECT_FALSE(fs::exists(fixture->path("-")));
+}
+
+TEST_F(Outputs, TextComesThroughPipes) {
+  const std::string arguments = "$H generate --model run --max-tokens 5 --prompt ";
+  const RunResult given = Shell(arguments + "'the old'");
+  EXPECT_EQ(given.exit_code, 0) << given.err;
+  EXPECT_EQ(Shell("printf 'the old' | " + arguments + "-").out, given.out);
+  ASSERT_EQ(Shell("$H score --model run --text line.txt --out file.jsonl").exit_code, 0);
+  EXPECT_EQ(Shell("$H score --model run --text - --out - <line.txt").out, Read("file.jsonl"));
+  EXPECT_EQ(Shell("$H score --model run --text <(cat line.txt) --out -").out, Read("file.jsonl"));
+}
+
+}  // namespace
+}  // namespace halflife::test
