@@ -14,10 +14,12 @@ std::string TagOf(const std::string& metric) {
       {"clip_factor", "train/clip_factor"},
       {"skipped", "train/skipped"},
       {"valid_tokens", "train/valid_tokens"},
+      {"tokens", "train/tokens"},
       {"val_loss", "val/loss"},
       {"val_perplexity", "val/perplexity"},
       {"val_tokens", "val/tokens"},
       {"tokens_per_s", "perf/tokens_per_second"},
+      {"elapsed_s", "perf/elapsed_s"},
       {"step_ms", "perf/step_ms"},
       {"data_wait_ms", "perf/data_wait_ms"},
       {"exposed_comm_ms", "perf/exposed_comm_ms"},
@@ -35,8 +37,10 @@ std::string TagOf(const std::string& metric) {
 
 std::vector<ScalarValue> ScalarsOf(const nlohmann::ordered_json& line) {
   std::vector<ScalarValue> scalars;
+  const bool trained = line.contains("loss");
   for (const auto& [metric, value] : line.items()) {
-    if (metric == "step") continue;
+    if (metric == "step" || metric == "unix_ms") continue;
+    if (!trained && (metric == "tokens" || metric == "elapsed_s")) continue;
     if (value.is_number()) scalars.push_back({TagOf(metric), value.get<double>()});
     if (value.is_boolean()) scalars.push_back({TagOf(metric), value.get<bool>() ? 1.0 : 0.0});
   }

@@ -12,7 +12,9 @@ namespace halflife::train {
 // A metric without a name of its own goes under "other/".
 std::string TagOf(const std::string& metric);
 
-// Every number and truth value of a line but its step, in the line's order.
+// Every number and truth value of a line, in the line's order, but what an event carries itself (step and time), and but
+// tokens and elapsed_s where the line is not of a trained step: validations and saves share its step, and a curve has one
+// point a step.
 std::vector<ScalarValue> ScalarsOf(const nlohmann::ordered_json& line);
 
 }  // namespace halflife::train

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,14 @@
 #include "train/metric_tags.h"
 
 namespace halflife::train {
+namespace {
+
+int64_t UnixMilliseconds() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
+
+}  // namespace
 
 Metrics::Metrics(const MetricsConfig& config, std::unique_ptr<EventLog> events)
     : config_(config),
@@ -21,7 +30,11 @@ Metrics::~Metrics() {
   if (line_open_) std::cerr << "\n";
 }
 
-void Metrics::Write(const nlohmann::ordered_json& line) {
+void Metrics::Write(nlohmann::ordered_json line) {
+  line["tokens"] = line.at("step").get<int64_t>() * config_.tokens_per_step;
+  line["elapsed_s"] = clock_.Seconds();
+  line["unix_ms"] = UnixMilliseconds();
+  line["attempt"] = config_.attempt;
   file_.Append(line);
   if (events_) events_->Scalars(line.at("step").get<int64_t>(), ScalarsOf(line));
 }
@@ -47,8 +60,7 @@ void Metrics::Step(int64_t step, const StepResult& result) {
     line["peak_flops"] = peak;
   }
   line["peak_memory_bytes"] = PeakMemoryBytes(config_.device);
-  line["attempt"] = config_.attempt;
-  Write(line);
+  Write(std::move(line));
   mean_step_seconds_ =
       mean_step_seconds_ == 0 ? result.seconds : 0.9 * mean_step_seconds_ + 0.1 * result.seconds;
   Progress(step, result, tokens_per_s);
@@ -80,8 +92,7 @@ void Metrics::Validation(int64_t step, const ValidationResult& result) {
   Write({{"step", step},
          {"val_loss", result.loss},
          {"val_perplexity", result.perplexity()},
-         {"val_tokens", result.num_targets},
-         {"attempt", config_.attempt}});
+         {"val_tokens", result.num_targets}});
   if (terminal_ && line_open_) std::cerr << "\n";
   line_open_ = false;
   HL_INFO("train", "step ", step, ": validation loss ", Fixed(result.loss, 4), ", perplexity ",
@@ -92,8 +103,7 @@ void Metrics::Save(int64_t step, uint64_t bytes, double seconds) {
   Write({{"step", step},
          {"save_bytes", bytes},
          {"save_blocked_ms", 1e3 * seconds},
-         {"save_mb_per_s", bytes / 1e6 / seconds},
-         {"attempt", config_.attempt}});
+         {"save_mb_per_s", bytes / 1e6 / seconds}});
   if (terminal_ && line_open_) std::cerr << "\n";
   line_open_ = false;
   HL_INFO("ckpt", "wrote step ", step, " (", HumanBytes(bytes), " in ", Fixed(seconds, 2), " s)");

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "core/clock.h"
 #include "core/jsonl.h"
 #include "train/device.h"
 #include "train/event_log.h"
@@ -27,7 +28,7 @@ struct MetricsConfig {
   Device device;
 };
 
-// Rank 0's. Not thread-safe.
+// Rank 0's. Not thread-safe. `elapsed_s` of its lines counts from when it is made.
 class Metrics {
  public:
   // `events`: null where TensorBoard is not asked for.
@@ -46,10 +47,12 @@ class Metrics {
   void Describe(const std::string& tag, const std::string& markdown);
 
  private:
-  void Write(const nlohmann::ordered_json& line);
+  // With what every line is read against: tokens so far, elapsed_s, unix_ms and the attempt.
+  void Write(nlohmann::ordered_json line);
   void Progress(int64_t step, const StepResult& result, double tokens_per_s);
 
   MetricsConfig config_;
+  const Stopwatch clock_;
   JsonlWriter file_;
   std::unique_ptr<EventLog> events_;
   bool terminal_;

@@ -41,7 +41,10 @@ class TensorBoard : public testing::Test {
         for (auto& [metric, points] : series) points.erase(points.lower_bound(step), points.end());
       }
       for (const auto& [metric, value] : line.items()) {
-        if (metric == "step" || metric == "attempt") continue;
+        if (metric == "step" || metric == "attempt" || metric == "unix_ms") continue;
+        // of the lines of one step, the trained step's
+        const bool shared = metric == "tokens" || metric == "elapsed_s";
+        if (shared && !line.contains("loss")) continue;
         series[metric][step] = value.is_null()      ? std::nan("")
                                : value.is_boolean() ? value.get<bool>()
                                                     : value.get<double>();
@@ -92,10 +95,12 @@ const std::map<std::string, std::string> TensorBoard::kTags = {
     {"clip_factor", "train/clip_factor"},
     {"skipped", "train/skipped"},
     {"valid_tokens", "train/valid_tokens"},
+    {"tokens", "train/tokens"},
     {"val_loss", "val/loss"},
     {"val_perplexity", "val/perplexity"},
     {"val_tokens", "val/tokens"},
     {"tokens_per_s", "perf/tokens_per_second"},
+    {"elapsed_s", "perf/elapsed_s"},
     {"step_ms", "perf/step_ms"},
     {"data_wait_ms", "perf/data_wait_ms"},
     {"exposed_comm_ms", "perf/exposed_comm_ms"},

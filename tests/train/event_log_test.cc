@@ -174,5 +174,20 @@ TEST(MetricTags, EveryNumberOfALineHasATag) {
   EXPECT_EQ(scalars[3].value, 2);
 }
 
+// Lines of one step share tokens and time; a curve has one point a step.
+TEST(MetricTags, TokensAndTimeAreOfTrainedSteps) {
+  const auto tags = [](const nlohmann::ordered_json& line) {
+    std::vector<std::string> found;
+    for (const ScalarValue& scalar : ScalarsOf(line)) found.push_back(scalar.tag);
+    return found;
+  };
+  EXPECT_THAT(
+      tags({{"step", 3}, {"loss", 1.0}, {"tokens", 96}, {"elapsed_s", 2.5}, {"unix_ms", 7}}),
+      testing::ElementsAre("train/loss", "train/tokens", "perf/elapsed_s"));
+  EXPECT_THAT(
+      tags({{"step", 3}, {"val_loss", 1.0}, {"tokens", 96}, {"elapsed_s", 2.6}, {"unix_ms", 8}}),
+      testing::ElementsAre("val/loss"));
+}
+
 }  // namespace
 }  // namespace halflife::train

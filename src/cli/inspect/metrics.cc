@@ -1,7 +1,7 @@
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "cli/inspect/artifact.h"
 #include "core/error.h"
@@ -23,7 +23,8 @@ class Summary {
       return;
     }
     if (json.contains("attempt") && json["attempt"].is_string()) {
-      attempts_.insert(json["attempt"].get<std::string>());
+      double& elapsed = attempts_[json["attempt"].get<std::string>()];
+      elapsed = std::max(elapsed, Number(json, "elapsed_s"));
     }
     num_saves_ += json.contains("save_bytes") ? 1 : 0;
     num_checkpoint_damage_ += json.contains("checkpoint_damage") ? 1 : 0;
@@ -35,6 +36,8 @@ class Summary {
     Json first, last, least;
     double seconds = 0, tokens = 0;
     int64_t num_skipped = 0, num_nonfinite = 0;
+    double elapsed = 0;
+    for (const auto& [attempt, seconds_of_attempt] : attempts_) elapsed += seconds_of_attempt;
     for (const auto& [step, line] : steps_) {
       if (first.is_null()) first = step;
       seconds += 1e-3 * Number(line, "step_ms");
@@ -55,7 +58,9 @@ class Summary {
             {"least_loss", least},
             {"skipped_steps", num_skipped},
             {"nonfinite_losses", num_nonfinite},
+            {"tokens", last.is_null() ? Json() : last.value("tokens", Json())},
             {"seconds_in_steps", seconds},
+            {"seconds_in_attempts", elapsed > 0 ? Json(elapsed) : Json()},
             {"mean_tokens_per_s", seconds > 0 ? Json(tokens / seconds) : Json()},
             {"validations", validations_.size()},
             {"last_validation", validations_.empty() ? Json() : validations_.rbegin()->second},
@@ -81,7 +86,7 @@ class Summary {
   }
 
   int64_t num_lines_ = 0, num_damaged_ = 0, num_saves_ = 0, num_checkpoint_damage_ = 0;
-  std::set<std::string> attempts_;
+  std::map<std::string, double> attempts_;  // seconds of each
   std::map<int64_t, Json> steps_, validations_;
   Json best_validation_;
 };

@@ -37,6 +37,41 @@ bool KnowTokens(const Runs& runs) {
                      [](const RunRecord& run) { return run.tokens_per_step > 0; });
 }
 
+// What the curves' points stand above.
+enum class XAxis {
+  kStep,    // tokens instead, where the runs' steps differ in size
+  kTokens,  // in any case
+  kTime     // that training took, validations, saves and lost stretches included
+};
+
+struct TimeUnit {
+  double seconds = 1;
+  const char* name = "seconds";
+};
+
+// In which the longest of the runs is a number of at most four digits.
+TimeUnit UnitFor(const Runs& runs) {
+  double longest = 0;
+  for (const RunRecord& run : runs) longest = std::max(longest, run.elapsed_s);
+  if (longest < 300) return {};
+  return longest < 3 * 3600 ? TimeUnit{60, "minutes"} : TimeUnit{3600, "hours"};
+}
+
+// `series` over the time at its steps; a step whose time is not known is left out. Both ascend.
+Series OverTime(const Series& series, const Series& elapsed, double unit_seconds) {
+  Series out;
+  size_t at = 0;
+  for (const Point& point : series) {
+    while (at < elapsed.size() && elapsed[at].x < point.x) ++at;
+    if (at == elapsed.size()) break;
+    const double time = elapsed[at].y / unit_seconds;
+    // a life whose clock stood still would draw a vertical line, and a Series ascends strictly
+    const bool ascends = out.empty() || time > out.back().x;
+    if (elapsed[at].x == point.x && ascends) out.push_back({time, point.y});
+  }
+  return out;
+}
+
 class ChartMaker {
  public:
   explicit ChartMaker(const Runs& runs) : runs_(runs) {
@@ -46,17 +81,22 @@ class ChartMaker {
         });
   }
 
-  // The spec with its curves. `tokens`: x counts them in any case.
-  PlotSpec Make(PlotSpec spec, const SeriesOf& series_of, bool tokens = false) const {
-    tokens = tokens || by_tokens_;
-    spec.x_name = tokens ? "tokens" : "step";
+  // The spec with its curves.
+  PlotSpec Make(PlotSpec spec, const SeriesOf& series_of, XAxis axis = XAxis::kStep) const {
+    if (by_tokens_ && axis == XAxis::kStep) axis = XAxis::kTokens;
+    spec.x_name = axis == XAxis::kTime     ? Concat(time_unit_.name, " of training")
+                  : axis == XAxis::kTokens ? "tokens"
+                                           : "step";
     for (size_t i = 0; i < runs_.size(); ++i) {
-      const double scale = tokens ? static_cast<double>(runs_[i].tokens_per_step) : 1;
-      Curve curve{
-          .name = runs_[i].name, .style = static_cast<int>(i), .points = series_of(runs_[i])};
-      for (Point& point : curve.points) point.x *= scale;
+      Series resumes;
       for (const int64_t step : runs_[i].resumes) {
-        curve.resumes.push_back(static_cast<double>(step) * scale);
+        resumes.push_back({static_cast<double>(step), 0});
+      }
+      Curve curve{.name = runs_[i].name,
+                  .style = static_cast<int>(i),
+                  .points = Over(axis, runs_[i], series_of(runs_[i]))};
+      for (const Point& resume : Over(axis, runs_[i], std::move(resumes))) {
+        curve.resumes.push_back(resume.x);
       }
       spec.curves.push_back(std::move(curve));
     }
@@ -64,7 +104,16 @@ class ChartMaker {
   }
 
  private:
+  // `series` over steps -> over the axis.
+  Series Over(XAxis axis, const RunRecord& run, Series series) const {
+    if (axis == XAxis::kTime) return OverTime(series, run.metric("elapsed_s"), time_unit_.seconds);
+    if (axis == XAxis::kStep) return series;
+    for (Point& point : series) point.x *= static_cast<double>(run.tokens_per_step);
+    return series;
+  }
+
   const Runs& runs_;
+  const TimeUnit time_unit_ = UnitFor(runs_);
   bool by_tokens_;
 };
 
@@ -83,8 +132,16 @@ ChartGroup LossCharts(const Runs& runs, const ChartMaker& maker) {
                                       .note = "a power law is a straight line",
                                       .x_scale = Scale::kLog,
                                       .y_scale = Scale::kLog},
-                                     Metric("loss"), /*tokens=*/true));
+                                     Metric("loss"), XAxis::kTokens));
   }
+  const auto add_by_time = [&](PlotSpec spec, const SeriesOf& series_of) {
+    PlotSpec plot = maker.Make(std::move(spec), series_of, XAxis::kTime);
+    if (HasPoints(plot)) group.plots.push_back(std::move(plot));
+  };
+  const char* const kNote = "of all lives, with validations, saves and what was lost";
+  add_by_time({.title = "Training loss by time", .note = kNote}, Metric("loss"));
+  add_by_time({.title = "Validation loss by time", .note = kNote, .markers = true},
+              Metric("val_loss"));
   return group;
 }
 

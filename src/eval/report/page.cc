@@ -51,6 +51,15 @@ std::string OptionalCell(const std::optional<double>& value,
   return Cell(value ? format(*value) : "–");
 }
 
+// Of a run that an older version began, only what it has told since.
+std::string WallTime(const RunRecord& run) {
+  const Series &elapsed = run.metric("elapsed_s"), &loss = run.metric("loss");
+  if (elapsed.empty()) return Cell("–");
+  const bool whole = loss.empty() || elapsed.front().x <= loss.front().x;
+  return Cell(HumanSeconds(run.elapsed_s) +
+              (whole ? "" : Small(Concat("from step ", static_cast<int64_t>(elapsed.front().x)))));
+}
+
 bool Comparable(const Runs& runs) {
   return runs.size() > 1 && std::all_of(runs.begin(), runs.end(), [&](const RunRecord& run) {
            const auto same = [&](const char* field) {
@@ -80,7 +89,7 @@ std::string SummaryRow(const Runs& runs, size_t index, size_t best) {
   row += Concat("<td class=\"words\">", run.model.empty() ? "–" : Escape(run.model), "</td>");
   row += Cell(run.num_parameters ? HumanCount(static_cast<double>(*run.num_parameters)) : "–");
   row += Steps(run);
-  const double tokens = static_cast<double>(run.last_step() * run.tokens_per_step);
+  const auto tokens = static_cast<double>(run.num_tokens());
   row += Cell(tokens > 0 ? HumanCount(tokens) : "–");
   row += OptionalCell(MeanOfLast(run.metric("loss"), kLastSteps),
                       [](double v) { return Fixed(v, 4); });
@@ -96,6 +105,7 @@ std::string SummaryRow(const Runs& runs, size_t index, size_t best) {
   row += OptionalCell(Highest(run.metric("peak_memory_bytes")),
                       [](double v) { return HumanBytes(static_cast<uint64_t>(v)); });
   row += OptionalCell(Sum(run.metric("step_ms")), [](double v) { return HumanSeconds(v / 1000); });
+  row += WallTime(run);
   return row + Cell(run.world_size ? Concat(*run.world_size) : "–") + "</tr>";
 }
 
@@ -107,7 +117,8 @@ std::string Summary(const Runs& runs) {
       "loss,<br>"
       "lowest</th><th>perplexity<br>per "
       "token</th><th>tokens/s,<br>median</th><th>MFU,<br>median</th>"
-      "<th>peak memory,<br>rank 0</th><th>time in steps</th><th>ranks</th></tr></thead><tbody>";
+      "<th>peak memory,<br>rank 0</th><th>time in steps</th><th>wall time,<br>all "
+      "lives</th><th>ranks</th></tr></thead><tbody>";
   const size_t best = BestRun(runs);
   for (size_t i = 0; i < runs.size(); ++i) out += SummaryRow(runs, i, best);
   out += "</tbody></table></div>";

@@ -1,5 +1,6 @@
 #include "eval/report/run_record.h"
 
+#include <algorithm>
 #include <ctime>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -34,9 +35,11 @@ class MetricsReader {
     const int64_t step = line["step"];
     BeginLife(line, step);
     for (const auto& [key, value] : line.items()) {
-      if (key == "step") continue;
+      if (key == "step" || key == "unix_ms") continue;
       if (key == "checkpoint_damage" && value.is_string()) {
         run_.checkpoint_damage.push_back(value);
+      } else if (key == "elapsed_s" && value.is_number()) {
+        AddTime(step, earlier_s_ + value.get<double>());
       } else if (value.is_boolean()) {
         Add(key, step, value.get<bool>() ? 1 : 0);
       } else if (value.is_number() || value.is_null()) {
@@ -56,6 +59,7 @@ class MetricsReader {
     if (attempt == attempt_) return;
     const bool first = attempt_.empty();
     attempt_ = attempt;
+    earlier_s_ = run_.elapsed_s;
     if (first) return;
     std::erase_if(run_.resumes, [&](int64_t resume) { return resume >= step; });
     run_.resumes.push_back(step);
@@ -72,8 +76,19 @@ class MetricsReader {
     series.push_back({static_cast<double>(step), value});
   }
 
+  // A step's time is that of its first line: its validation and save come later and are not what its
+  // loss took.
+  void AddTime(int64_t step, double seconds) {
+    run_.elapsed_s = std::max(run_.elapsed_s, seconds);
+    const Series& series = run_.metric("elapsed_s");
+    if (series.empty() || series.back().x != static_cast<double>(step)) {
+      Add("elapsed_s", step, seconds);
+    }
+  }
+
   RunRecord& run_;
   std::string attempt_;
+  double earlier_s_ = 0;  // that the lives before this one took
 };
 
 void ReadMetrics(const fs::path& path, RunRecord& run) {
@@ -149,6 +164,11 @@ const Series& RunRecord::metric(const std::string& key) const {
 int64_t RunRecord::last_step() const {
   const Series& loss = metric("loss");
   return loss.empty() ? 0 : static_cast<int64_t>(loss.back().x);
+}
+
+int64_t RunRecord::num_tokens() const {
+  const Series& tokens = metric("tokens");  // files of older versions have none
+  return tokens.empty() ? last_step() * tokens_per_step : static_cast<int64_t>(tokens.back().y);
 }
 
 RunRecord ReadRun(const fs::path& path) {

@@ -22,13 +22,16 @@ struct RunRecord {
   std::string name;  // the folder's
 
   // By the names of metrics.jsonl; x is the step, which ascends strictly: of a stretch that was replayed after a
-  // resume, the last life's numbers. Truth values are 0 and 1, null is NaN.
+  // resume, the last life's numbers. Truth values are 0 and 1, null is NaN. `elapsed_s` counts on from life to life, so
+  // that it is what the run has cost up to a step.
   std::map<std::string, Series> metrics;
   const Series& metric(const std::string& key) const;  // empty: not there
   int64_t last_step() const;                           // trained; 0: none
+  int64_t num_tokens() const;                          // trained on; 0: none, or unknown
 
   std::vector<int64_t> resumes;  // first step of each life after the first
   int64_t replayed_steps = 0;    // trained twice or more: what the resumes cost
+  double elapsed_s = 0;          // of all lives, lost stretches too; 0: unknown
   int64_t damaged_lines = 0;     // of metrics.jsonl; an unfinished last line is not one
   std::vector<std::string> checkpoint_damage;
 

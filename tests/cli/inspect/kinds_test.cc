@@ -105,6 +105,9 @@ TEST_F(InspectKindsTest, ValuesAreThoseOfTheRun) {
   EXPECT_EQ(metrics["damaged_lines"], 0);
   EXPECT_EQ(metrics["last_step"], run["last_step"]);
   EXPECT_EQ(metrics["saves"], 2);
+  EXPECT_EQ(metrics["tokens"], step["tokens"]);
+  EXPECT_GE(metrics["seconds_in_attempts"].get<double>(),
+            0.9 * metrics["seconds_in_steps"].get<double>());
   const auto events = Describe(fixture->path("run/events"));
   EXPECT_EQ(events["damaged_bytes"], 0);
   EXPECT_EQ(Scalar(events, "train/loss")["points"], 4);
@@ -149,6 +152,7 @@ TEST_F(InspectKindsTest, MetricsOfAResumedRunWithATornLine) {
   EXPECT_DOUBLE_EQ(json["mean_tokens_per_s"], (0.1 * 1000 + 0.3 * 3000) / 0.4);
   EXPECT_EQ(json["last_validation"]["step"], 2);
   EXPECT_EQ(json["best_validation"]["step"], 1);
+  EXPECT_TRUE(json["tokens"].is_null() && json["seconds_in_attempts"].is_null()) << json;
 }
 
 TEST_F(InspectKindsTest, AnythingElseIsAnErrorThatListsWhatIsKnown) {

@@ -84,6 +84,35 @@ TEST(Page, StepsOfDifferentSizeAreComparedByTokens) {
   EXPECT_THAT(Page({a, b}), Not(HasSubstr("\"x\":\"step\"")));
 }
 
+TEST(Page, TheLossIsShownOverTimeWhereItIsKnown) {
+  RunRecord run = Trained("timed", 1);
+  EXPECT_THAT(Page({run}), Not(HasSubstr("of training\"")));
+  EXPECT_THAT(Page({run}),
+              HasSubstr("<td>20 s</td><td>–</td>"));  // steps took it, the whole: unknown
+  for (int step = 1; step <= 40; ++step) {
+    run.metrics["elapsed_s"].push_back({1.0 * step, 30.0 * step});
+  }
+  run.elapsed_s = 1230;  // a stretch was lost
+  run.resumes = {21};
+  const std::string page = Page({run});
+  EXPECT_THAT(page, HasSubstr("<td>20 s</td><td>20 min 30 s</td>"));
+  EXPECT_THAT(page, HasSubstr("Training loss by time"));
+  EXPECT_THAT(page, HasSubstr("Validation loss by time"));
+  EXPECT_THAT(page, HasSubstr("\"low\":0.5,\"high\":20,\"log\":0,\"x\":\"minutes of training\""));
+  EXPECT_THAT(page, HasSubstr("\"x\":[5,10,15,20]"));  // validated at 10, 20, 30, 40
+  EXPECT_THAT(page, HasSubstr("resumed at minutes of training 10.5"));
+}
+
+// A run that an older version began: what it did not tell is not made up.
+TEST(Page, TimeThatIsKnownFromAStepOnSaysSo) {
+  RunRecord run = Trained("upgraded", 1);
+  for (int step = 31; step <= 40; ++step) {
+    run.metrics["elapsed_s"].push_back({1.0 * step, 1.0 * (step - 30)});
+  }
+  run.elapsed_s = 10;
+  EXPECT_THAT(Page({run}), HasSubstr("<td>10 s <small>from step 31</small></td>"));
+}
+
 TEST(Page, RunsOfOneNameGoByTheirPaths) {
   RunRecord a = Trained("same", 1), b = Trained("same", 1);
   a.path = "x/same";

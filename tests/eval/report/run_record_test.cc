@@ -91,6 +91,43 @@ TEST_F(ReadRunTest, TheLastLifeSupersedesWhatItReplays) {
   EXPECT_EQ(run.checkpoint_damage, std::vector<std::string>{"CHECKPOINT step 4 DAMAGED"});
 }
 
+// Saved at 2, killed after 4, resumed, killed after 3, resumed again.
+TEST_F(ReadRunTest, TimeCountsOnFromLifeToLife) {
+  Write("metrics.jsonl",
+        R"({"step":1,"loss":5,"tokens":64,"elapsed_s":10,"unix_ms":1,"attempt":"a"})"
+        "\n"
+        R"({"step":2,"loss":4,"tokens":128,"elapsed_s":20,"unix_ms":2,"attempt":"a"})"
+        "\n"
+        R"({"step":2,"save_bytes":9,"tokens":128,"elapsed_s":25,"unix_ms":2,"attempt":"a"})"
+        "\n"
+        R"({"step":4,"loss":3,"tokens":256,"elapsed_s":40,"unix_ms":4,"attempt":"a"})"
+        "\n"
+        R"({"step":3,"loss":3,"tokens":192,"elapsed_s":7,"unix_ms":9,"attempt":"b"})"
+        "\n"
+        R"({"step":3,"val_loss":3,"tokens":192,"elapsed_s":9,"unix_ms":9,"attempt":"b"})"
+        "\n"
+        R"({"step":3,"loss":3,"tokens":192,"elapsed_s":5,"unix_ms":10,"attempt":"c"})"
+        "\n");
+  const RunRecord run = Read();
+  EXPECT_EQ(run.num_tokens(), 192);
+  EXPECT_EQ(run.elapsed_s, 40 + 9 + 5);
+  const Series& elapsed = run.metric("elapsed_s");
+  EXPECT_EQ(Steps(elapsed), (std::vector<double>{1, 2, 3}));
+  EXPECT_EQ(elapsed[1].y, 20);  // as its step was done, not its save
+  EXPECT_EQ(elapsed[2].y, 54);
+  EXPECT_TRUE(run.metric("unix_ms").empty());
+}
+
+// As versions before these keys wrote them.
+TEST_F(ReadRunTest, WithoutTokensAndTime) {
+  Write("metrics.jsonl", "{\"step\":3,\"loss\":5,\"attempt\":\"a\"}\n");
+  RunRecord run = Read();
+  EXPECT_EQ(run.elapsed_s, 0);
+  EXPECT_EQ(run.num_tokens(), 0);
+  run.tokens_per_step = 64;
+  EXPECT_EQ(run.num_tokens(), 192);
+}
+
 TEST_F(ReadRunTest, DamagedLinesAreCountedAndAnUnfinishedLastOneIsNot) {
   Write(
       "metrics.jsonl",
