@@ -54,15 +54,19 @@ ExitCode Evaluate(const Options& options, dist::RankContext& context) {
                                 {"seq_len", seq_len},
                                 {"tokens", result.num_targets},
                                 {"loss", result.loss},
-                                {"perplexity", result.perplexity()}};
+                                {"perplexity", result.perplexity()},
+                                {"bits_per_byte", result.bits_per_byte}};
   std::cout << "step " << loaded.state.step << ", " << result.num_targets
             << " tokens in windows of " << seq_len << "\nloss        " << Fixed(result.loss, 4)
-            << " nats per token\nperplexity  " << Fixed(result.perplexity(), 3) << "\n";
+            << " nats per token\nperplexity  " << Fixed(result.perplexity(), 3) << "\ntext        "
+            << Fixed(result.bits_per_byte, 4) << " bits per byte\n";
   if (options.bigram) {
     const eval::BigramResult bigram = eval::ScoreBigram(dataset, seq_len, options.windows);
     out["bigram_loss"] = bigram.loss;
     out["bigram_perplexity"] = std::exp(bigram.loss);
-    std::cout << "bigram      " << Fixed(bigram.loss, 4) << " nats per token (add-one smoothed)\n";
+    out["bigram_bits_per_byte"] = bigram.bits_per_byte;
+    std::cout << "bigram      " << Fixed(bigram.loss, 4) << " nats per token, "
+              << Fixed(bigram.bits_per_byte, 4) << " bits per byte (add-one smoothed)\n";
   }
   if (!options.json.empty()) {
     AtomicWriteFile(options.json, out.dump(2) + "\n", ExitCode::kEnvironment);
@@ -78,7 +82,10 @@ void AddEval(CLI::App& app, Action& action) {
   DescribeUse(
       *command,
       {.notes = "Each window starts from an empty state. Under mpirun the ranks share the "
-                "windows.",
+                "windows. Bits per byte compare models with different tokenizers: the loss in "
+                "bits, times (tokens - documents) / bytes of text of the whole split. So a "
+                "document's eos counts in place of its first token, which nothing predicts, and "
+                "with the bytes tokenizer it is the loss / ln 2.",
        .examples = {"halflife eval --model runs/first --data datasets/mine --bigram"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();

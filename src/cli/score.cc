@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <numbers>
 
 #include "cli/command.h"
 #include "cli/model_source.h"
@@ -35,7 +36,12 @@ constexpr uint64_t kMaxTextBytes = 1ull << 30;
 
 using Sequences = std::vector<std::vector<int32_t>>;
 
-Sequences ReadTokens(const std::string& file) {
+struct Input {
+  Sequences sequences;
+  int64_t text_bytes = 0;  // that they stand for; 0: unknown, of --tokens
+};
+
+Input ReadTokens(const std::string& file) {
   const nlohmann::json json = nlohmann::json::parse(ReadJsonText(file, kMaxTokensBytes), nullptr,
                                                     /*allow_exceptions=*/false);
   HL_CHECK_AS(ExitCode::kData, json.is_array(), file,
@@ -53,18 +59,31 @@ Sequences ReadTokens(const std::string& file) {
       ids.push_back(id.get<int32_t>());
     }
   }
-  return sequences;
+  return {.sequences = std::move(sequences)};
 }
 
-Sequences ReadTexts(const std::vector<std::string>& files, const data::Tokenizer& tokenizer) {
-  Sequences sequences;
+Input ReadTexts(const std::vector<std::string>& files, const data::Tokenizer& tokenizer) {
+  Input input;
   for (const std::string& file : files) {
     const std::string text = ReadStream(file, ExitCode::kData, kMaxTextBytes);
     HL_CHECK_AS(ExitCode::kData, !text.empty(), file, " is empty: there is nothing to score");
     CheckReadable(file, text, tokenizer, ExitCode::kData);
-    sequences.push_back(tokenizer.Encode(text));
+    input.sequences.push_back(tokenizer.Encode(text));
+    input.text_bytes += static_cast<int64_t>(text.size());
   }
-  return sequences;
+  return input;
+}
+
+// ", 2.1406 bits per byte", or nothing where the text is not known. A sequence's first token is not
+// scored: it counts as much as the mean of the others.
+std::string BitsPerByte(double nats_per_token, const Input& input) {
+  if (input.text_bytes == 0) return "";
+  int64_t num_tokens = 0;
+  for (const auto& ids : input.sequences) num_tokens += static_cast<int64_t>(ids.size());
+  const double tokens_per_byte =
+      static_cast<double>(num_tokens) / static_cast<double>(input.text_bytes);
+  return Concat(", ", Fixed(nats_per_token / std::numbers::ln2 * tokens_per_byte, 4),
+                " bits per byte");
 }
 
 // This rank's batches, scored: all their numbers in a row.
@@ -113,8 +132,9 @@ void AppendLine(const std::vector<int32_t>& ids, const std::vector<float>& score
   text += "]}\n";
 }
 
-void Report(const Sequences& sequences, const std::vector<std::vector<float>>& scores,
+void Report(const Input& input, const std::vector<std::vector<float>>& scores,
             const std::string& out) {
+  const Sequences& sequences = input.sequences;
   std::string text;
   double sum = 0;
   int64_t count = 0;
@@ -126,23 +146,25 @@ void Report(const Sequences& sequences, const std::vector<std::vector<float>>& s
   WriteOutput(out, text, ExitCode::kEnvironment);
   std::ostream& words = IsStandardOutput(out) ? std::cerr : std::cout;
   words << sequences.size() << " sequences, " << count << " tokens scored";
-  if (count > 0) words << ", " << Fixed(-sum / static_cast<double>(count), 4) << " nats per token";
+  const double nats = -sum / static_cast<double>(count);
+  if (count > 0) words << ", " << Fixed(nats, 4) << " nats per token" << BitsPerByte(nats, input);
   words << ": " << out << "\n";
 }
 
 ExitCode Score(const Options& options, dist::RankContext& context) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
-  const Sequences sequences = options.tokens.empty()
-                                  ? ReadTexts(options.texts, infer::RequireTokenizer(loaded))
-                                  : ReadTokens(options.tokens);
+  const Input input = options.tokens.empty()
+                          ? ReadTexts(options.texts, infer::RequireTokenizer(loaded))
+                          : ReadTokens(options.tokens);
+  const Sequences& sequences = input.sequences;
   std::vector<size_t> lengths;
   for (const auto& ids : sequences) lengths.push_back(ids.size());
   const auto batches = infer::ScoreBatches(lengths, options.score);
   const std::vector<std::string> shares = dist::AllGatherBytes(
       context.control(), ScoreShare(*loaded.model, sequences, batches, options.score, context),
       {"score", 0});
-  if (context.rank() == 0) Report(sequences, Collect(shares, sequences, batches), options.out);
+  if (context.rank() == 0) Report(input, Collect(shares, sequences, batches), options.out);
   return ExitCode::kFinished;
 }
 
@@ -155,7 +177,9 @@ void AddScore(CLI::App& app, Action& action) {
       *command,
       {.notes =
            "Writes a line a sequence: {\"ids\":[...],\"logprobs\":[...]} with logprobs[i] = ln "
-           "p(ids[i+1] | ids[..i]) in fp32. Under mpirun the ranks share the sequences.",
+           "p(ids[i+1] | ids[..i]) in fp32, and prints the mean, of --text also in bits per byte "
+           "(a text's first token, which is not scored, counts as an average one). Under mpirun "
+           "the ranks share the sequences.",
        .examples = {"halflife score --model runs/first --text chapter.txt --out chapter.jsonl"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();

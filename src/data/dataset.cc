@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <list>
+#include <numbers>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -37,6 +38,11 @@ SplitShards MakeShards(const fs::path& folder, const SplitRecord& split, int voc
 }  // namespace
 
 const char* Name(Split split) { return split == Split::kTrain ? "train" : "validation"; }
+
+double BitsPerByte(double nats_per_target, const SplitInfo& split) {
+  const auto targets = static_cast<double>(split.num_tokens - split.num_documents);
+  return nats_per_target / std::numbers::ln2 * targets / static_cast<double>(split.num_bytes);
+}
 
 class Dataset::Impl {
  public:

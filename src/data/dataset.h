@@ -29,6 +29,12 @@ struct SplitInfo {
   int num_shards = 0;
 };
 
+// A loss in bits of a byte of text, which models with different tokenizers share: what a target costs, times the targets
+// that stand for a byte. Both counts are of the whole split, also where only some of its windows were scored, as a
+// tokenizer that normalises cannot tell which bytes of the original text a token stands for. A document's eos is a target
+// without a byte, its first token a byte without a target: with the `bytes` tokenizer they even out exactly.
+double BitsPerByte(double nats_per_target, const SplitInfo& split);
+
 struct ShardInfo {
   std::string name;
   int64_t num_tokens = 0;

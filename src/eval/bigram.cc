@@ -49,6 +49,7 @@ BigramResult ScoreBigram(const data::Dataset& dataset, int64_t seq_len, int64_t 
       });
   HL_CHECK_AS(ExitCode::kData, result.num_targets > 0, "the validation windows hold no targets");
   result.loss /= static_cast<double>(result.num_targets);
+  result.bits_per_byte = data::BitsPerByte(result.loss, dataset.split(data::Split::kValidation));
   return result;
 }
 

@@ -12,6 +12,7 @@ namespace halflife::eval {
 struct BigramResult {
   double loss = 0;  // mean -ln p per target
   int64_t num_targets = 0;
+  double bits_per_byte = 0;  // data::BitsPerByte of the loss
 };
 // `num_windows` windows of seq_len, 0: all; the windows that train::Validate scores. Memory is
 // vocab^2 x 4 bytes: Error kUsage above a vocabulary of 20,000.

@@ -17,6 +17,7 @@ std::string TagOf(const std::string& metric) {
       {"tokens", "train/tokens"},
       {"val_loss", "val/loss"},
       {"val_perplexity", "val/perplexity"},
+      {"val_bits_per_byte", "val/bits_per_byte"},
       {"val_tokens", "val/tokens"},
       {"tokens_per_s", "perf/tokens_per_second"},
       {"elapsed_s", "perf/elapsed_s"},

@@ -92,11 +92,13 @@ void Metrics::Validation(int64_t step, const ValidationResult& result) {
   Write({{"step", step},
          {"val_loss", result.loss},
          {"val_perplexity", result.perplexity()},
+         {"val_bits_per_byte", result.bits_per_byte},
          {"val_tokens", result.num_targets}});
   if (terminal_ && line_open_) std::cerr << "\n";
   line_open_ = false;
   HL_INFO("train", "step ", step, ": validation loss ", Fixed(result.loss, 4), ", perplexity ",
-          Fixed(result.perplexity(), 3), " per token");
+          Fixed(result.perplexity(), 3), " per token, ", Fixed(result.bits_per_byte, 4),
+          " bits per byte");
 }
 
 void Metrics::Save(int64_t step, uint64_t bytes, double seconds) {

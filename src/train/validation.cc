@@ -63,6 +63,7 @@ ValidationResult Validate(const model::LanguageModel& model, const data::Dataset
   HL_CHECK_AS(ExitCode::kData, result.num_targets > 0, "the validation windows hold no targets");
   for (const double sum : all) result.loss += sum;
   result.loss /= num_targets;
+  result.bits_per_byte = data::BitsPerByte(result.loss, split);
   return result;
 }
 

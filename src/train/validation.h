@@ -16,6 +16,7 @@ struct ValidationConfig {
 struct ValidationResult {
   double loss = 0;  // mean -ln p per target
   int64_t num_targets = 0;
+  double bits_per_byte = 0;  // data::BitsPerByte of the loss
   double perplexity() const;
 };
 // Collective over `control`. Error kData where the split has no whole window.

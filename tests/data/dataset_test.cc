@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <numbers>
 #include <thread>
 
 #include "core/concat.h"
@@ -55,6 +56,15 @@ TEST_F(DatasetTest, AnyRangeEqualsTheWhole) {
           << begin << " " << length;
     }
   }
+}
+
+// A text's cost in bits is what its targets cost, whatever they are.
+TEST(BitsPerByteTest, SharesTheCostOfAllTargetsAmongAllBytes) {
+  // two documents of 6 and 4 bytes in 3 and 2 tokens, each with its eos: 3 + 2 targets
+  const SplitInfo pieces{.num_tokens = 7, .num_documents = 2, .num_bytes = 10, .num_shards = 1};
+  EXPECT_DOUBLE_EQ(BitsPerByte(4 * std::numbers::ln2, pieces), 4 * 5 / 10.0);
+  const SplitInfo bytes{.num_tokens = 12, .num_documents = 2, .num_bytes = 10, .num_shards = 1};
+  EXPECT_DOUBLE_EQ(BitsPerByte(1.25, bytes), 1.25 / std::numbers::ln2);
 }
 
 TEST_F(DatasetTest, DocumentStartsFollowEachEos) {

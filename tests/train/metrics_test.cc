@@ -45,7 +45,7 @@ class MetricsTest : public testing::Test {
 TEST_F(MetricsTest, TokensAndTimeInEveryLine) {
   {
     Metrics metrics = Open("a");
-    metrics.Validation(0, {.loss = 5, .num_targets = 100});
+    metrics.Validation(0, {.loss = 5, .num_targets = 100, .bits_per_byte = 1.5});
     metrics.Step(1, OneStep());
     metrics.Step(2, OneStep());
     metrics.Save(2, 1000, 0.1);
@@ -64,6 +64,7 @@ TEST_F(MetricsTest, TokensAndTimeInEveryLine) {
     EXPECT_EQ(lines[i].at("attempt"), "a");
   }
   EXPECT_GT(last, 0);
+  EXPECT_EQ(lines[0].at("val_bits_per_byte"), 1.5);
 }
 
 // The tokens are the run's, the seconds the attempt's.

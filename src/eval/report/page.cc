@@ -99,6 +99,9 @@ std::string SummaryRow(const Runs& runs, size_t index, size_t best) {
                 val ? Fixed(val->y, 4) + Small(Concat("at ", static_cast<int64_t>(val->x))) : "–",
                 "</td>");
   row += Concat(mark, val ? ShortNumber(std::exp(val->y)) : "–", "</td>");
+  // lowest at the same step: it is the loss times a constant of the dataset
+  const std::optional<Point> bits = Lowest(run.metric("val_bits_per_byte"));
+  row += Concat(mark, bits ? Fixed(bits->y, 4) : "–", "</td>");
   row += OptionalCell(Median(run.metric("tokens_per_s")), ShortNumber);
   row += OptionalCell(Median(run.metric("mfu_full")),
                       [](double v) { return Fixed(100 * v, 1) + " %"; });
@@ -116,7 +119,7 @@ std::string Summary(const Runs& runs) {
       "<th>steps</th><th>tokens</th><th>training loss,<br>last 20 steps</th><th>validation "
       "loss,<br>"
       "lowest</th><th>perplexity<br>per "
-      "token</th><th>tokens/s,<br>median</th><th>MFU,<br>median</th>"
+      "token</th><th>bits<br>per byte</th><th>tokens/s,<br>median</th><th>MFU,<br>median</th>"
       "<th>peak memory,<br>rank 0</th><th>time in steps</th><th>wall time,<br>all "
       "lives</th><th>ranks</th></tr></thead><tbody>";
   const size_t best = BestRun(runs);
@@ -125,7 +128,8 @@ std::string Summary(const Runs& runs) {
   if (runs.size() > 1 && !Comparable(runs)) {
     out +=
         "<p class=\"soft\">These runs differ in their data or vocabulary: loss and perplexity per "
-        "token do not compare across them.</p>";
+        "token do not compare across them. Bits per byte do, where the validation text is the "
+        "same.</p>";
   }
   return out + "</section>";
 }
@@ -148,14 +152,33 @@ std::string ChartSections(const Runs& runs) {
   return out;
 }
 
-// A row for each validated step, two columns for each run.
+struct ValidationCell {
+  std::optional<double> loss, bits_per_byte;
+};
+
+std::string ValidationCells(const ValidationCell& cell) {
+  const auto number = [](std::optional<double> value, auto format) {
+    return Cell(value && std::isfinite(*value) ? format(*value) : "–");
+  };
+  const auto fixed = [](double value) { return Fixed(value, 4); };
+  const bool broken = cell.loss && !std::isfinite(*cell.loss);
+  return (broken ? Cell("not finite") : number(cell.loss, fixed)) +
+         number(cell.loss, [](double loss) { return ShortNumber(std::exp(loss)); }) +
+         number(cell.bits_per_byte, fixed);
+}
+
+// A row for each validated step, three columns for each run.
 std::string ValidationTable(const Runs& runs) {
-  std::map<int64_t, std::vector<std::optional<double>>> rows;
+  std::map<int64_t, std::vector<ValidationCell>> rows;
   for (size_t i = 0; i < runs.size(); ++i) {
-    for (const Point& point : runs[i].metric("val_loss")) {
+    const auto cell_at = [&](const Point& point) -> ValidationCell& {
       auto& row = rows[static_cast<int64_t>(point.x)];
       row.resize(runs.size());
-      row[i] = point.y;
+      return row[i];
+    };
+    for (const Point& point : runs[i].metric("val_loss")) cell_at(point).loss = point.y;
+    for (const Point& point : runs[i].metric("val_bits_per_byte")) {
+      cell_at(point).bits_per_byte = point.y;
     }
   }
   if (rows.empty()) return "";
@@ -164,18 +187,13 @@ std::string ValidationTable(const Runs& runs) {
              "><summary>", rows.size(), rows.size() == 1 ? " validation" : " validated steps",
              "</summary><div class=\"scroll\"><table><thead><tr><th>step</th>");
   for (const RunRecord& run : runs) {
-    out += Concat("<th>", Escape(run.name), "<br>loss</th><th><br>perplexity</th>");
+    out += Concat("<th>", Escape(run.name),
+                  "<br>loss</th><th><br>perplexity</th><th><br>bits per byte</th>");
   }
   out += "</tr></thead><tbody>";
-  for (const auto& [step, losses] : rows) {
+  for (const auto& [step, cells] : rows) {
     out += Concat("<tr><th>", step, "</th>");
-    for (const std::optional<double>& loss : losses) {
-      if (loss && std::isfinite(*loss)) {
-        out += Cell(Fixed(*loss, 4)) + Cell(ShortNumber(std::exp(*loss)));
-      } else {
-        out += Cell(loss ? "not finite" : "–") + Cell("–");
-      }
-    }
+    for (const ValidationCell& cell : cells) out += ValidationCells(cell);
     out += "</tr>";
   }
   return out + "</tbody></table></div></details></section>";

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "eval/report/html.h"
 
 namespace halflife::eval {
@@ -21,7 +23,10 @@ RunRecord Trained(const std::string& name, double offset, int steps = 40) {
     run.metrics["tokens_per_s"].push_back({1.0 * step, 1000});
     run.metrics["step_ms"].push_back({1.0 * step, 500});
     run.metrics["data_wait_ms"].push_back({1.0 * step, 5});
-    if (step % 10 == 0) run.metrics["val_loss"].push_back({1.0 * step, loss});
+    if (step % 10 == 0) {
+      run.metrics["val_loss"].push_back({1.0 * step, loss});
+      run.metrics["val_bits_per_byte"].push_back({1.0 * step, 0.3 * loss});
+    }
   }
   run.config = {{"data.path", "d"}, {"model.vocab_size", "259"}, {"optimizer.lr", "0.003"}};
   run.tokens_per_step = 512;
@@ -40,7 +45,9 @@ TEST(Escape, LeavesNoMarkupAndNoBrokenBytes) {
 TEST(Page, OneRunHasItsNumbers) {
   const std::string page = Page({Trained("only", 1)});
   EXPECT_THAT(page, HasSubstr("<title>only – halflife report</title>"));
-  EXPECT_THAT(page, HasSubstr("<td>1.1000 <small>at 40</small></td><td>3.004</td>"));  // e^1.1
+  EXPECT_THAT(page, HasSubstr("<td>1.1000 <small>at 40</small></td><td>3.004</td>"  // e^1.1
+                              "<td>0.3300</td>"));
+  EXPECT_THAT(page, HasSubstr("<tr><th>20</th><td>1.2000</td><td>3.32</td><td>0.3600</td></tr>"));
   EXPECT_THAT(page, HasSubstr("<td>20.5k</td>"));  // 40 x 512 tokens
   EXPECT_THAT(page, HasSubstr("<td>20 s</td>"));
   EXPECT_THAT(page, HasSubstr("Waiting for data, % of a step"));
@@ -75,6 +82,16 @@ TEST(Page, RunsAreComparedWhereTheyCanBe) {
   const std::string apart = Page({a, b});
   EXPECT_THAT(apart, HasSubstr("do not compare"));
   EXPECT_THAT(apart, Not(HasSubstr("class=\"best\"")));
+}
+
+// A run that did not tell bits per byte, beside one that did.
+TEST(Page, ARunWithoutBitsPerByteHasADash) {
+  RunRecord old = Trained("old", 1);
+  old.metrics.erase("val_bits_per_byte");
+  old.metrics["val_loss"][0].y = std::nan("");
+  EXPECT_THAT(Page({Trained("new", 1), old}),
+              HasSubstr("<tr><th>10</th><td>1.4000</td><td>4.055</td><td>0.4200</td>"
+                        "<td>not finite</td><td>–</td><td>–</td></tr>"));
 }
 
 TEST(Page, StepsOfDifferentSizeAreComparedByTokens) {

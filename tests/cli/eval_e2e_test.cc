@@ -1,0 +1,107 @@
+// `halflife eval`: what it prints, of which text, and on ranks that do not agree.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <numbers>
+
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+using testing::HasSubstr;
+
+class Eval : public testing::Test {
+ protected:
+  // "run" was trained on bytes, "pieces-run" on sentencepiece's pieces.
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(HALFLIFE_BINARY);
+    const RunResult prepared =
+        Halflife({"prepare", "--input", Path("text.txt"), "--train-tokenizer", "--vocab", "320",
+                  "--out", Path("pieces"), "--validation-fraction", "0.2"});
+    ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+    const RunResult run = fixture->Run({.run = "run", .set = {"train.steps=20"}});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    const RunResult pieces = fixture->Run(
+        {.run = "pieces-run", .set = {"train.steps=10", "data.path=" + Path("pieces")}});
+    ASSERT_EQ(pieces.exit_code, 0) << pieces.err;
+  }
+  static void TearDownTestSuite() { delete fixture; }
+
+  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
+  static RunResult Halflife(const std::vector<std::string>& arguments) {
+    return fixture->Halflife(arguments);
+  }
+  // The result of `eval --json`.
+  static nlohmann::json Evaluate(const std::string& model, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "--model", Path(model), "--json", Path("e.json")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const RunResult result = Halflife(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(std::ifstream(Path("e.json")));
+  }
+  static nlohmann::json Inspect(const std::string& path) {
+    return nlohmann::json::parse(Halflife({"inspect", "--json", path}).out);
+  }
+  static RunFixture* fixture;
+};
+RunFixture* Eval::fixture = nullptr;
+
+TEST_F(Eval, BitsPerByteOfBytesAreTheLossInBits) {
+  const auto all = Evaluate("run", {"--data", Path("data"), "--bigram"});
+  const double ln2 = std::numbers::ln2;
+  EXPECT_NEAR(all["bits_per_byte"], all["loss"].get<double>() / ln2, 1e-9);
+  EXPECT_NEAR(all["bigram_bits_per_byte"], all["bigram_loss"].get<double>() / ln2, 1e-9);
+  const auto first = Evaluate("run", {"--data", Path("data"), "--windows", "3"});
+  EXPECT_NEAR(first["bits_per_byte"], first["loss"].get<double>() / ln2, 1e-9);
+  const RunResult printed = Halflife(
+      {"eval", "--model", Path("run"), "--data", Path("data"), "--windows", "3", "--bigram"});
+  EXPECT_THAT(printed.out, HasSubstr(" bits per byte\nbigram "));
+  EXPECT_THAT(printed.out, HasSubstr(" bits per byte (add-one smoothed)"));
+}
+
+// By the counts of the whole split, also for some of its windows.
+TEST_F(Eval, BitsPerByteOfPiecesAreOfTheOriginalText) {
+  const auto split = Inspect(Path("pieces"))["validation"];
+  const double targets_per_byte =
+      (split["tokens"].get<double>() - split["documents"].get<double>()) /
+      split["text_bytes"].get<double>();
+  EXPECT_LT(targets_per_byte, 0.6);
+  for (const std::string windows : {"0", "2"}) {
+    const auto result = Evaluate("pieces-run", {"--data", Path("pieces"), "--windows", windows});
+    EXPECT_NEAR(result["bits_per_byte"],
+                result["loss"].get<double>() / std::numbers::ln2 * targets_per_byte, 1e-9);
+  }
+  const auto line = fixture->Metrics("pieces-run", "val_loss").back();
+  EXPECT_NEAR(line["val_bits_per_byte"],
+              line["val_loss"].get<double>() / std::numbers::ln2 * targets_per_byte, 1e-9);
+}
+
+TEST_F(Eval, ScorePrintsBitsPerByteOfTextsAlone) {
+  const std::vector<std::string> score = {"score", "--model", Path("run"), "--out",
+                                          Path("scores.jsonl")};
+  auto texts = score;
+  std::ofstream(Path("short.txt")) << MakeText(500, 3);
+  texts.insert(texts.end(), {"--text", Path("short.txt")});
+  const RunResult text = Halflife(texts);
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  const auto scores = nlohmann::json::parse(std::ifstream(Path("scores.jsonl")));
+  double nats = 0;
+  for (const double score_of_token : scores["logprobs"]) nats -= score_of_token;
+  nats /= static_cast<double>(scores["logprobs"].size());
+  char expected[64];
+  std::snprintf(expected, sizeof expected, "%.4f nats per token, %.4f bits per byte", nats,
+                nats / std::numbers::ln2);
+  EXPECT_THAT(text.out, HasSubstr(expected));
+  std::ofstream(Path("ids.json")) << "[[5,6,7]]";
+  auto ids = score;
+  ids.insert(ids.end(), {"--tokens", Path("ids.json")});
+  const RunResult tokens = Halflife(ids);
+  ASSERT_EQ(tokens.exit_code, 0) << tokens.err;
+  EXPECT_THAT(tokens.out, testing::Not(HasSubstr("per byte")));
+}
+
+}  // namespace
+}  // namespace halflife::test
