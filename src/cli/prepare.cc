@@ -111,6 +111,12 @@ void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary&
     std::cout << "  left out: " << summary.num_skipped_files
               << " files of other kinds than .txt and .jsonl\n";
   }
+  if (summary.num_validation_in_train > 0) {
+    HL_WARN("prepare", summary.num_validation_in_train, " of the ",
+            summary.validation.num_documents,
+            " documents of --validation-input stand in --input, too: of these the validation loss "
+            "will be that of text that was trained on");
+  }
 }
 
 ExitCode Run(const data::PrepareConfig& options) {
@@ -143,6 +149,8 @@ void AddPrepare(CLI::App& app, Action& action) {
       {.notes = "An --input that is a folder is searched for .txt and .jsonl files, also as .gz or "
                 ".zst. Ctrl-C leaves nothing behind.",
        .examples = {"halflife prepare --input book.txt --tokenizer bytes --out book.data",
+                    "halflife prepare --input wiki.train.txt --validation-input wiki.valid.txt "
+                    "--tokenizer tokenizer.json --out wiki.data",
                     "halflife prepare --input 'corpus/*.jsonl.zst' --field body --tokenizer "
                     "spm.model --out corpus.data",
                     "halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out "
@@ -190,10 +198,17 @@ void AddPrepare(CLI::App& app, Action& action) {
       ->capture_default_str();
 
   command->option_defaults()->group("Splits and shards");
+  CLI::Option* validation_input =
+      command
+          ->add_option("--validation-input", config->validation_inputs,
+                       "Text of the validation split, such as a published one, by the rules of "
+                       "--input; all of --input then trains")
+          ->type_name("PATH");
   command
       ->add_option("--validation-fraction", config->validation_fraction,
                    "Share of documents that go to the validation split")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->excludes(validation_input);
   command->add_option("--split-seed", config->split_seed, "Chooses which documents those are")
       ->capture_default_str();
   command->add_option("--shard-tokens", config->shard_tokens, "Tokens of one shard file at most")

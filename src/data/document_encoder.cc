@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/hash.h"
 #include "core/human.h"
 #include "core/philox.h"
 #include "data/utf8.h"
@@ -135,9 +134,11 @@ int64_t ForEachDocument(TextChunk chunk, const DocumentRules& rules,
   }
 }
 
-Split ChooseSplit(std::string_view text, const DocumentRules& rules) {
-  const Hash128 hash = HashBytes(text.substr(0, kSplitHashBytes));
-  const uint64_t mixed = SplitMix64(hash.lo ^ SplitMix64(rules.split_seed));
+Hash128 ContentHash(std::string_view text) { return HashBytes(text.substr(0, kSplitHashBytes)); }
+
+Split ChooseSplit(Hash128 content, const DocumentRules& rules) {
+  if (rules.split) return *rules.split;
+  const uint64_t mixed = SplitMix64(content.lo ^ SplitMix64(rules.split_seed));
   const double uniform =
       ToUniform(static_cast<uint32_t>(mixed >> 32), static_cast<uint32_t>(mixed));
   return uniform < rules.validation_fraction ? Split::kValidation : Split::kTrain;
@@ -147,10 +148,12 @@ EncodedChunk DocumentEncoder::Encode(TextChunk chunk) const {
   EncodedChunk encoded{.ids = {}, .documents = {}, .num_empty = 0, .disk_bytes = chunk.disk_bytes};
   encoded.num_empty = ForEachDocument(std::move(chunk), rules_, [&](const Document& document) {
     const size_t old_size = encoded.ids.size();
+    const Hash128 content = document.begins ? ContentHash(document.text) : Hash128{};
     tokenizer_.EncodeAppend(document.text, encoded.ids);
     if (document.ends) encoded.ids.push_back(tokenizer_.eos_id());
     encoded.documents.push_back(
-        {.split = document.begins ? ChooseSplit(document.text, rules_) : Split::kTrain,
+        {.split = document.begins ? ChooseSplit(content, rules_) : Split::kTrain,
+         .content = content,
          .begins = document.begins,
          .num_ids = static_cast<int64_t>(encoded.ids.size() - old_size),
          .num_bytes = static_cast<int64_t>(document.text.size())});

@@ -7,10 +7,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/hash.h"
 #include "data/dataset.h"
 #include "data/text_chunker.h"
 #include "data/tokenizer.h"
@@ -24,6 +26,7 @@ struct DocumentRules {
   bool allow_pieces = false;  // then the limit holds for JSON records alone
   double validation_fraction = 0.05;
   uint64_t split_seed = 0;
+  std::optional<Split> split = std::nullopt;  // of all documents, whatever they say
 };
 
 // A document, or the piece of one that lies in a chunk.
@@ -39,12 +42,16 @@ struct Document {
 int64_t ForEachDocument(TextChunk chunk, const DocumentRules& rules,
                         const std::function<void(const Document&)>& visit);
 
-// By the content of the document's first 64 KiB and the seed alone: independent of order, file
+// Of the document's first 64 KiB.
+Hash128 ContentHash(std::string_view text);
+
+// By the content and the seed alone, unless the rules name the split: independent of order, file
 // names and threads, and the same for two copies of a text.
-Split ChooseSplit(std::string_view text, const DocumentRules& rules);
+Split ChooseSplit(Hash128 content, const DocumentRules& rules);
 
 struct EncodedDocument {
   Split split = Split::kTrain;  // where it begins; the later pieces of a document follow the first
+  Hash128 content;              // ContentHash, where it begins
   bool begins = true;
   int64_t num_ids = 0;    // eos included where the document ends
   int64_t num_bytes = 0;  // of text

@@ -87,19 +87,19 @@ class Collector {
 
 }  // namespace
 
-InputFiles FindInputFiles(const std::vector<std::string>& names) {
+InputFiles FindInputFiles(const std::vector<std::string>& names, const std::string& flag) {
   Collector collector;
   for (const std::string& name : names) {
     std::error_code ignored;
     // A file may be called "a[1].txt": a name that exists is no pattern.
     const std::vector<fs::path> paths =
         fs::exists(name, ignored) ? std::vector<fs::path>{name} : Glob(name);
-    HL_CHECK_AS(ExitCode::kData, !paths.empty(), "no file matches --input ", name,
+    HL_CHECK_AS(ExitCode::kData, !paths.empty(), "no file matches ", flag, " ", name,
                 "; give a file, a folder or a pattern of ", kKnownExtensions);
     for (const fs::path& path : paths) collector.Add(path);
   }
   InputFiles found = collector.Take();
-  HL_CHECK_AS(ExitCode::kData, !found.files.empty(), "the --input folders hold no text: of ",
+  HL_CHECK_AS(ExitCode::kData, !found.files.empty(), "the ", flag, " folders hold no text: of ",
               found.num_skipped, " files none ends in ", kKnownExtensions);
   return found;
 }

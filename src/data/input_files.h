@@ -26,7 +26,8 @@ struct InputFiles {
 
 // Named files in the given order, folders recursively and sorted by path, patterns in glob(7)'s
 // order; a file met twice counts once. Error kData for a name that matches nothing or a named file
-// with an unknown extension.
-InputFiles FindInputFiles(const std::vector<std::string>& names);
+// with an unknown extension. `flag`: where the names come from, for errors.
+InputFiles FindInputFiles(const std::vector<std::string>& names,
+                          const std::string& flag = "--input");
 
 }  // namespace halflife::data

@@ -126,6 +126,7 @@ proto::DatasetManifest ToProto(const Manifest& manifest) {
   preparation->set_validation_fraction(manifest.validation_fraction);
   preparation->set_split_seed(manifest.split_seed);
   preparation->set_replace_invalid_utf8(manifest.replace_invalid_utf8);
+  preparation->set_validation_input(manifest.validation_input);
   return out;
 }
 
@@ -143,6 +144,7 @@ Manifest FromProto(const proto::DatasetManifest& in) {
   manifest.validation_fraction = in.preparation().validation_fraction();
   manifest.split_seed = in.preparation().split_seed();
   manifest.replace_invalid_utf8 = in.preparation().replace_invalid_utf8();
+  manifest.validation_input = in.preparation().validation_input();
   return manifest;
 }
 

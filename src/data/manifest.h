@@ -34,6 +34,7 @@ struct Manifest {
   double validation_fraction = 0;
   uint64_t split_seed = 0;
   bool replace_invalid_utf8 = false;
+  bool validation_input = false;
 
   Hash128 hash;  // the frame's; set by ReadManifest
 };

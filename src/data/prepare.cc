@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <unordered_map>
 
 #include "core/clock.h"
 #include "core/error.h"
@@ -46,21 +48,31 @@ int NumCores() {
   return ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? std::max(1, CPU_COUNT(&cores)) : 1;
 }
 
+uint64_t DiskBytes(const InputFiles& inputs) {
+  uint64_t bytes = 0;
+  for (const InputFile& file : inputs.files) bytes += file.bytes;
+  return bytes;
+}
+
 // One run of `prepare`: the settings and counts that its phases share.
 class Run {
  public:
   explicit Run(const PrepareConfig& config)
       : config_(config),
         inputs_(FindInputFiles(config.inputs)),
+        validation_inputs_(config.validation_inputs.empty()
+                               ? InputFiles{}
+                               : FindInputFiles(config.validation_inputs, "--validation-input")),
         tokenizer_(config.train_tokenizer ? nullptr : OpenTokenizer(config.tokenizer)),
         threads_(config.threads == 0 ? NumCores() : config.threads) {
-    for (const InputFile& file : inputs_.files) progress_.total_disk_bytes += file.bytes;
+    RequireApart();
     rules_ = {.field = config.field,
               .replace_invalid_utf8 = config.replace_invalid_utf8,
               .max_document_bytes = config.max_document_bytes,
               .allow_pieces = tokenizer_ != nullptr && tokenizer_->kind() == kBytesKind,
               .validation_fraction = config.validation_fraction,
               .split_seed = config.split_seed};
+    if (has_validation_inputs()) rules_.split = Split::kTrain;
   }
 
   // Once only.
@@ -74,12 +86,25 @@ class Run {
   PrepareSummary Summarise(const Manifest& manifest) const;
 
  private:
+  // The shards that are being written.
+  struct Writers {
+    ShardWriter train, validation;
+    ShardWriter& of(Split split) { return split == Split::kTrain ? train : validation; }
+  };
+
+  bool has_validation_inputs() const { return !validation_inputs_.files.empty(); }
+  void RequireApart() const;
+  void CheckInputs(const Manifest& manifest) const;
   std::unique_ptr<Tokenizer> TrainTokenizer();
-  TextChunker MakeChunker() const {
-    return TextChunker(inputs_.files, {.documents = config_.documents,
-                                       .allow_pieces = rules_.allow_pieces,
-                                       .chunk_bytes = config_.chunk_bytes,
-                                       .max_document_bytes = config_.max_document_bytes});
+  // Tokenises all documents of `inputs`, each into the split that `rules` give it.
+  void WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
+                      const Tokenizer& tokenizer, Writers& writers);
+  void Compare(const EncodedDocument& document);
+  TextChunker MakeChunker(const InputFiles& inputs) const {
+    return TextChunker(inputs.files, {.documents = config_.documents,
+                                      .allow_pieces = rules_.allow_pieces,
+                                      .chunk_bytes = config_.chunk_bytes,
+                                      .max_document_bytes = config_.max_document_bytes});
   }
 
   std::optional<TextChunk> NextChunk(TextChunker& chunker) const {
@@ -93,12 +118,27 @@ class Run {
 
   const PrepareConfig& config_;
   const InputFiles inputs_;
+  const InputFiles validation_inputs_;    // none: the validation split is a share of inputs_
   std::unique_ptr<Tokenizer> tokenizer_;  // until MakeTokenizer hands it over
   const int threads_;
   DocumentRules rules_;
   PrepareProgress progress_;
   int64_t num_empty_ = 0;
+  // Of validation_inputs_, until training text repeats them: how many documents have this content.
+  std::unordered_map<uint64_t, int64_t> validation_contents_;
+  int64_t num_validation_in_train_ = 0;
 };
+
+// A loss on text that was trained on says nothing of other text.
+void Run::RequireApart() const {
+  std::set<fs::path> training;
+  for (const InputFile& file : inputs_.files) training.insert(fs::canonical(file.path));
+  for (const InputFile& file : validation_inputs_.files) {
+    HL_CHECK_AS(ExitCode::kUsage, !training.contains(fs::canonical(file.path)), file.path.string(),
+                " is both in --input and in --validation-input: the validation loss would be of "
+                "text that was trained on; name the files of --input without it");
+  }
+}
 
 std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
   struct ChunkLines {
@@ -106,7 +146,8 @@ std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
     uint64_t disk_bytes = 0;
   };
   progress_.phase = "training the tokenizer";
-  TextChunker chunker = MakeChunker();
+  progress_.total_disk_bytes = DiskBytes(inputs_);
+  TextChunker chunker = MakeChunker(inputs_);
   LineSample sample(kTrainerSampleBytes);
   RunOrdered<TextChunk, ChunkLines>(
       threads_, [&] { return NextChunk(chunker); },
@@ -114,7 +155,7 @@ std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
         ChunkLines result{.lines = {}, .disk_bytes = chunk.disk_bytes};
         ForEachDocument(std::move(chunk), rules_, [&](const Document& document) {
           // The validation text stays unseen.
-          if (ChooseSplit(document.text, rules_) == Split::kTrain) {
+          if (ChooseSplit(ContentHash(document.text), rules_) == Split::kTrain) {
             AppendHashedLines(document.text, result.lines);
           }
         });
@@ -130,16 +171,22 @@ std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
   return MakeSentencePieceTokenizer(TrainSentencePiece(lines, config_.vocab_size));
 }
 
-Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
-  progress_.phase = "tokenising";
-  const int token_bytes = TokenBytes(tokenizer.vocab_size());
-  const auto writer_config = [&](Split split) {
-    return ShardWriterConfig{folder, split, token_bytes, config_.shard_tokens};
-  };
-  ShardWriter train(writer_config(Split::kTrain)), validation(writer_config(Split::kValidation));
-  ShardWriter* writer = &train;  // of the document that is open
-  TextChunker chunker = MakeChunker();
-  const DocumentEncoder encoder(tokenizer, rules_);
+void Run::Compare(const EncodedDocument& document) {
+  if (document.split == Split::kValidation) {
+    ++validation_contents_[document.content.lo];
+  } else if (const auto found = validation_contents_.find(document.content.lo);
+             found != validation_contents_.end()) {
+    num_validation_in_train_ += found->second;
+    validation_contents_.erase(found);
+  }
+}
+
+void Run::WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
+                         const Tokenizer& tokenizer, Writers& writers) {
+  ShardWriter* writer = &writers.train;  // of the document that is open
+  TextChunker chunker = MakeChunker(inputs);
+  const DocumentEncoder encoder(tokenizer, rules);
+  const uint64_t disk_bytes_before = progress_.disk_bytes;
   RunOrdered<TextChunk, EncodedChunk>(
       threads_, [&] { return NextChunk(chunker); },
       [&](TextChunk chunk) { return encoder.Encode(std::move(chunk)); },
@@ -147,8 +194,9 @@ Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
         std::span<const int32_t> ids = chunk.ids;
         for (const EncodedDocument& document : chunk.documents) {
           if (document.begins) {
-            writer = document.split == Split::kTrain ? &train : &validation;
+            writer = &writers.of(document.split);
             writer->BeginDocument();
+            if (has_validation_inputs()) Compare(document);
             ++progress_.num_documents;
           }
           writer->Append(ids.first(static_cast<size_t>(document.num_ids)));
@@ -157,16 +205,45 @@ Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
           progress_.text_bytes += document.num_bytes;
         }
         num_empty_ += chunk.num_empty;
-        progress_.disk_bytes = chunk.disk_bytes;
+        progress_.disk_bytes = disk_bytes_before + chunk.disk_bytes;
         Report();
       });
+}
+
+Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
+  progress_.phase = "tokenising";
+  progress_.disk_bytes = 0;
+  progress_.total_disk_bytes = DiskBytes(inputs_) + DiskBytes(validation_inputs_);
+  const int token_bytes = TokenBytes(tokenizer.vocab_size());
+  const auto writer_config = [&](Split split) {
+    return ShardWriterConfig{folder, split, token_bytes, config_.shard_tokens};
+  };
+  Writers writers{ShardWriter(writer_config(Split::kTrain)),
+                  ShardWriter(writer_config(Split::kValidation))};
+  if (has_validation_inputs()) {  // first, so that the training text is compared with all of it
+    DocumentRules rules = rules_;
+    rules.split = Split::kValidation;
+    WriteDocuments(validation_inputs_, rules, tokenizer, writers);
+  }
+  WriteDocuments(inputs_, rules_, tokenizer, writers);
   Manifest manifest;
-  manifest.train = train.Finish();
-  manifest.validation = validation.Finish();
+  manifest.train = writers.train.Finish();
+  manifest.validation = writers.validation.Finish();
   return manifest;
 }
 
+void Run::CheckInputs(const Manifest& manifest) const {
+  const auto require = [](const SplitRecord& split, const char* flag, const InputFiles& inputs) {
+    HL_CHECK_AS(ExitCode::kData, split.info.num_documents > 0, flag,
+                " holds no text: ", inputs.files.size(), " files with empty documents alone, ",
+                "starting with ", inputs.files.front().path.string());
+  };
+  require(manifest.train, "--input", inputs_);
+  require(manifest.validation, "--validation-input", validation_inputs_);
+}
+
 void Run::CheckSplits(const Manifest& manifest) const {
+  if (has_validation_inputs()) return CheckInputs(manifest);
   const int64_t train = manifest.train.info.num_documents;
   const int64_t validation = manifest.validation.info.num_documents;
   HL_CHECK_AS(ExitCode::kData, train + validation > 0,
@@ -189,9 +266,10 @@ PrepareSummary Run::Summarise(const Manifest& manifest) const {
           .validation = manifest.validation.info,
           .vocab_size = manifest.vocab_size,
           .tokenizer_kind = manifest.tokenizer_kind,
-          .num_files = static_cast<int64_t>(inputs_.files.size()),
-          .num_skipped_files = inputs_.num_skipped,
+          .num_files = static_cast<int64_t>(inputs_.files.size() + validation_inputs_.files.size()),
+          .num_skipped_files = inputs_.num_skipped + validation_inputs_.num_skipped,
           .num_empty = num_empty_,
+          .num_validation_in_train = num_validation_in_train_,
           .seconds = 0,
           .hash = manifest.hash};
 }
@@ -217,7 +295,8 @@ void WriteManifest(const PrepareConfig& config, const Tokenizer& tokenizer, cons
   manifest.eos_id = tokenizer.eos_id();
   manifest.documents = Name(config.documents);
   manifest.field = config.field;
-  manifest.validation_fraction = config.validation_fraction;
+  manifest.validation_input = !config.validation_inputs.empty();
+  manifest.validation_fraction = manifest.validation_input ? 0 : config.validation_fraction;
   manifest.split_seed = config.split_seed;
   manifest.replace_invalid_utf8 = config.replace_invalid_utf8;
   const std::string framed = FrameManifest(manifest);

@@ -29,6 +29,9 @@ struct PrepareProgress {
 
 struct PrepareConfig {
   std::vector<std::string> inputs;
+  // Text of the validation split. Where there is any, all of `inputs` trains, and
+  // validation_fraction and split_seed choose nothing.
+  std::vector<std::string> validation_inputs = {};
   std::string tokenizer;         // as OpenTokenizer takes it; empty with train_tokenizer
   bool train_tokenizer = false;  // sentencepiece, on the training split
   int vocab_size = 0;            // of the trained tokenizer
@@ -53,6 +56,9 @@ struct PrepareSummary {
   int64_t num_files = 0;
   int64_t num_skipped_files = 0;  // of folders, with another extension
   int64_t num_empty = 0;          // documents without text, left out
+  // Documents of validation_inputs that `inputs` hold as well (by their first 64 KiB). Splitting by
+  // content leaves none.
+  int64_t num_validation_in_train = 0;
   double seconds = 0;
   Hash128 hash;  // of the manifest
 };

@@ -239,10 +239,10 @@ TEST(SplitTest, DependsOnContentAndSeedAlone) {
   const auto documents = test::RandomDocuments(2000, 1);
   for (const std::string& text : documents) {
     rules.split_seed = 0;
-    const Split split = ChooseSplit(text, rules);
+    const Split split = ChooseSplit(ContentHash(text), rules);
     validation += split == Split::kValidation;
     rules.split_seed = 1;
-    moved += ChooseSplit(text, rules) != split;
+    moved += ChooseSplit(ContentHash(text), rules) != split;
   }
   // Binomial with p = 0.3: one sigma is 20.5 of 2000 documents, six sigmas 123. Two seeds differ
   // with p = 0.42.

@@ -59,6 +59,23 @@ TEST_F(PrepareCliTest, ExitCodes) {
   EXPECT_THAT(missing.err, HasSubstr("no file matches"));
 }
 
+TEST_F(PrepareCliTest, ValidationInput) {
+  const auto published = test::RandomDocuments(30, 1);  // those of a.txt, from its beginning
+  test::WriteText(dir_ / "v.txt", test::JoinByBlankLines({published[3], "a text of its own"}));
+  const std::vector<std::string> options = {"--input",     Path("a.txt"), "--validation-input",
+                                            Path("v.txt"), "--tokenizer", "bytes",
+                                            "--out",       Path("out")};
+  const RunResult result = Run(options);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Dataset::Open(Path("out")).info().validation.num_documents, 2);
+  EXPECT_THAT(result.err, HasSubstr("1 of the 2 documents of --validation-input stand in --input"));
+  auto both = options;
+  both.insert(both.end(), {"--validation-fraction", "0.1"});
+  const RunResult refused = Run(both);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--validation-input excludes --validation-fraction"));
+}
+
 TEST_F(PrepareCliTest, HelpShowsExamples) {
   const RunResult help = Run({"--help"});
   EXPECT_EQ(help.exit_code, 0);

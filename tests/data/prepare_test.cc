@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "data/manifest.h"
 #include "data/sentencepiece_bridge.h"
 #include "data/small_bpe.h"
 #include "data/small_datasets.h"
@@ -120,6 +121,63 @@ TEST(PrepareTest, TheSplitIgnoresOrderAndNames) {
   EXPECT_NE(validation("a.txt", 1), validation("a.txt", 2));
 }
 
+TEST(PrepareTest, AValidationInputIsTheValidationSplit) {
+  const TempDir dir;
+  const auto train = RandomDocuments(300, 1), published = RandomDocuments(40, 2);
+  WriteText(dir / "train.txt", JoinByBlankLines(train));
+  WriteText(dir / "valid.txt.gz", test::Gzip(JoinByBlankLines(published)));
+  std::string expected;
+  for (const int threads : {1, 3}) {
+    PrepareConfig config = ByteConfig(dir / "train.txt", dir / ("out" + std::to_string(threads)));
+    config.validation_inputs = {(dir / "valid.txt.gz").string()};
+    config.validation_fraction = 0.3;  // of nothing
+    config.threads = threads;
+    config.chunk_bytes = 1000;
+    PrepareProgress last;
+    config.on_progress = [&](const PrepareProgress& progress) {
+      EXPECT_GE(progress.disk_bytes, last.disk_bytes);
+      last = progress;
+    };
+    const PrepareSummary summary = Prepare(config);
+    EXPECT_EQ(last.disk_bytes, last.total_disk_bytes);
+    EXPECT_EQ(summary.num_files, 2);
+    EXPECT_EQ(summary.num_validation_in_train, 0);
+    const Dataset dataset = Dataset::Open(config.out);
+    EXPECT_EQ(ReadDocuments(dataset, Split::kTrain), train);
+    EXPECT_EQ(ReadDocuments(dataset, Split::kValidation), published);
+    dataset.Verify();
+    const Manifest manifest = ReadManifest(config.out / kManifestName);
+    EXPECT_TRUE(manifest.validation_input);
+    EXPECT_EQ(manifest.validation_fraction, 0);
+    if (expected.empty()) expected = FolderFingerprint(config.out);
+    EXPECT_EQ(FolderFingerprint(config.out), expected) << threads << " threads";
+  }
+}
+
+TEST(PrepareTest, DocumentsOfTheValidationInputThatAreTrainedOnAreCounted) {
+  const TempDir dir;
+  auto train = RandomDocuments(300, 1), published = RandomDocuments(40, 2);
+  published.push_back(train[7]);
+  published.push_back(train[9]);
+  published.push_back(train[9]);
+  train.push_back(train[9]);
+  WriteText(dir / "train.txt", JoinByBlankLines(train));
+  WriteText(dir / "valid.txt", JoinByBlankLines(published));
+  PrepareConfig config = ByteConfig(dir / "train.txt", dir / "out");
+  config.validation_inputs = {(dir / "valid.txt").string()};
+  EXPECT_EQ(Prepare(config).num_validation_in_train, 3);
+}
+
+// What a dataset of before this field says: nothing, so that its bytes and hash stay.
+TEST(PrepareTest, WithoutAValidationInputTheManifestHasNoSuchField) {
+  const TempDir dir;
+  WriteText(dir / "a.txt", JoinByBlankLines(RandomDocuments(30, 1)));
+  Prepare(ByteConfig(dir / "a.txt", dir / "out"));
+  EXPECT_FALSE(ReadManifest(dir / "out" / kManifestName).validation_input);
+  const std::string text = test::ReadText(dir / "out" / kManifestTextName);
+  EXPECT_EQ(text.find("validation_input"), std::string::npos) << text;
+}
+
 TEST(PrepareTest, TrainsASentencePieceTokenizer) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
@@ -213,6 +271,26 @@ TEST_F(PrepareErrorTest, EmptySplits) {
                   "--validation-fraction", "--split-seed", "--documents blank-line");
   config.validation_fraction = 0.9999;
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "all 1 documents", "--split-seed");
+  ExpectNothingLeft();
+}
+
+TEST_F(PrepareErrorTest, ValidationInput) {
+  WriteText(dir_ / "in/a.txt", "training text");
+  WriteText(dir_ / "in/b.txt", "validation text");
+  WriteText(dir_ / "empty.txt", "\n\n");
+  PrepareConfig config = ByteConfig(dir_ / "in", dir_ / "out");
+  std::filesystem::create_symlink(dir_ / "in/b.txt", dir_ / "link.txt");
+  config.validation_inputs = {(dir_ / "link.txt").string()};
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "link.txt is both in --input and in",
+                  "name the files of --input without it");
+  config.validation_inputs = {(dir_ / "none*.txt").string()};
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "no file matches --validation-input");
+  config.validation_inputs = {(dir_ / "empty.txt").string()};
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--validation-input holds no text",
+                  "empty.txt");
+  config.inputs = {(dir_ / "empty.txt").string()};
+  config.validation_inputs = {(dir_ / "in/b.txt").string()};
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--input holds no text", "empty.txt");
   ExpectNothingLeft();
 }
 
