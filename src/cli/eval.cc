@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/model_source.h"
@@ -14,6 +15,7 @@
 #include "core/files.h"
 #include "core/human.h"
 #include "data/dataset.h"
+#include "data/text_tokens.h"
 #include "data/token_agreement.h"
 #include "data/tokenizer.h"
 #include "eval/bigram.h"
@@ -23,7 +25,8 @@ namespace halflife::cli {
 namespace {
 
 struct Options {
-  std::string model, data, json;
+  std::string model, tokenizer, data, json;
+  std::vector<std::string> texts;
   int64_t seq_len = 0, windows = 0, batch = 8;
   int threads = 0;
   bool bigram = false;
@@ -38,14 +41,44 @@ void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& data
   data::RequireSameTokens(dataset, *loaded.tokenizer, loaded.path.string());
 }
 
+// What the model is scored on: a dataset's validation split, or texts.
+class Scored {
+ public:
+  Scored(const Options& options, const infer::LoadedModel& loaded) {
+    if (options.data.empty()) {
+      text_ = data::EncodeFiles(options.texts, infer::RequireTokenizer(loaded));
+    } else {
+      dataset_ = data::Dataset::Open(options.data);
+      CheckVocabulary(loaded, *dataset_);
+    }
+  }
+  // Valid as long as this object.
+  data::TokenView tokens() const {
+    return dataset_ ? data::ViewOf(*dataset_, data::Split::kValidation) : data::ViewOf(text_);
+  }
+  const data::Dataset& dataset() const { return *dataset_; }  // with --data
+
+ private:
+  std::optional<data::Dataset> dataset_;
+  data::TextTokens text_;
+};
+
+void CheckOptions(const Options& options) {
+  HL_CHECK_AS(ExitCode::kUsage, options.data.empty() != options.texts.empty(),
+              options.data.empty() ? "nothing to evaluate on" : "both --data and --text",
+              "; give either --data DATASET or --text FILE...");
+  HL_CHECK_AS(ExitCode::kUsage, !options.bigram || options.texts.empty(),
+              "--bigram counts the training split of a dataset, and --text has none; give --data "
+              "DATASET, such as one of `halflife prepare --validation-input FILE`");
+}
+
 ExitCode Evaluate(const Options& options, dist::RankContext& context) {
   if (options.threads > 0) at::set_num_threads(options.threads);
-  const infer::LoadedModel loaded = LoadAnyModel(options.model);
-  const data::Dataset dataset = data::Dataset::Open(options.data);
-  CheckVocabulary(loaded, dataset);
+  const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
+  const Scored scored(options, loaded);
   const int64_t seq_len = options.seq_len > 0 ? options.seq_len : loaded.state.data.seq_len;
   const train::ValidationResult result =
-      train::Validate(*loaded.model, dataset,
+      train::Validate(*loaded.model, scored.tokens(),
                       {.seq_len = seq_len, .num_windows = options.windows, .batch = options.batch},
                       at::kCPU, context.control());
   if (context.rank() != 0) return ExitCode::kFinished;
@@ -61,7 +94,7 @@ ExitCode Evaluate(const Options& options, dist::RankContext& context) {
             << " nats per token\nperplexity  " << Fixed(result.perplexity(), 3) << "\ntext        "
             << Fixed(result.bits_per_byte, 4) << " bits per byte\n";
   if (options.bigram) {
-    const eval::BigramResult bigram = eval::ScoreBigram(dataset, seq_len, options.windows);
+    const eval::BigramResult bigram = eval::ScoreBigram(scored.dataset(), seq_len, options.windows);
     out["bigram_loss"] = bigram.loss;
     out["bigram_perplexity"] = std::exp(bigram.loss);
     out["bigram_bits_per_byte"] = bigram.bits_per_byte;
@@ -81,17 +114,29 @@ void AddEval(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("eval", "Validation loss and perplexity of a model");
   DescribeUse(
       *command,
-      {.notes = "Each window starts from an empty state. Under mpirun the ranks share the "
-                "windows. Bits per byte compare models with different tokenizers: the loss in "
+      {.notes = "Windows are cut from the documents one after the other, each with its eos, and "
+                "start from an empty state; what is left behind the last whole one is not scored. "
+                "Under mpirun the ranks share the windows. --text reads as `prepare --documents "
+                "file` and gives the same numbers: a file is one document of UTF-8, unpacked where "
+                "it ends in .gz or .zst. Bits per byte compare models with different tokenizers: "
+                "the loss in "
                 "bits, times (tokens - documents) / bytes of text of the whole split. So a "
                 "document's eos counts in place of its first token, which nothing predicts, and "
                 "with the bytes tokenizer it is the loss / ln 2.",
-       .examples = {"halflife eval --model runs/first --data datasets/mine --bigram"},
+       .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
+                    "halflife eval --model runs/first --text chapter.txt"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
-  command->add_option("--data", options->data, "A dataset folder")
-      ->type_name("DATASET")
-      ->required();
+  command
+      ->add_option("--data", options->data,
+                   "A dataset folder, whose validation split is scored [none: --text]")
+      ->type_name("DATASET");
+  command
+      ->add_option("--text", options->texts,
+                   "Text files instead of --data, each one document, read by the tokenizer")
+      ->type_name("FILE");
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]")
+      ->type_name("DIR");
   command->add_option("--seq-len", options->seq_len, "Tokens a window [as trained]")
       ->check(CLI::PositiveNumber);
   command->add_option("--windows", options->windows, "Score the first so many windows [all]")
@@ -107,6 +152,7 @@ void AddEval(CLI::App& app, Action& action) {
       ->type_name("FILE");
   command->callback([=, &action] {
     action = [options] {
+      CheckOptions(*options);
       return RunInWorld(dist::RankConfig{}.timeout_s,
                         [&](dist::RankContext& context, std::filesystem::path&) {
                           return Evaluate(*options, context);

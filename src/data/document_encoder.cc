@@ -21,7 +21,8 @@ void CheckUtf8(TextChunk& chunk, bool replace) {
       std::count(chunk.text.begin(), chunk.text.begin() + static_cast<int64_t>(bad), '\n');
   HL_CHECK_AS(ExitCode::kData, replace, chunk.file->path.string(), ": byte ",
               chunk.offset + static_cast<int64_t>(bad), " of the text (line ", line,
-              ") is not valid UTF-8; convert the file, or pass --invalid-utf8 replace");
+              ") is not valid UTF-8; convert the file, or have `halflife prepare --invalid-utf8 "
+              "replace` put U+FFFD there");
   chunk.text = ReplaceInvalidUtf8(chunk.text);
 }
 

@@ -15,19 +15,34 @@ namespace fs = std::filesystem;
 
 constexpr char kKnownExtensions[] = ".txt, .jsonl, or one of them with .gz or .zst";
 
+Compression CompressionOf(const fs::path& path) {
+  if (path.extension() == ".gz") return Compression::kGzip;
+  if (path.extension() == ".zst") return Compression::kZstd;
+  return Compression::kNone;
+}
+
+// ".txt" of "a.txt" and of "a.txt.gz".
+fs::path TextExtension(const fs::path& path) {
+  const bool packed = CompressionOf(path) != Compression::kNone;
+  return (packed ? path.stem() : path).extension();
+}
+
 // By the extensions alone; nothing where they are not ours.
 std::optional<InputFile> Classify(const fs::path& path) {
-  InputFile file{.path = path};
-  fs::path stem = path;
-  if (path.extension() == ".gz") file.compression = Compression::kGzip;
-  if (path.extension() == ".zst") file.compression = Compression::kZstd;
-  if (file.compression != Compression::kNone) stem = path.stem();
-  if (stem.extension() == ".jsonl") {
+  InputFile file{.path = path, .compression = CompressionOf(path)};
+  const fs::path extension = TextExtension(path);
+  if (extension == ".jsonl") {
     file.format = TextFormat::kJsonl;
-  } else if (stem.extension() != ".txt") {
+  } else if (extension != ".txt") {
     return std::nullopt;
   }
   return file;
+}
+
+void RequireRegularFile(const fs::path& path) {
+  std::error_code ignored;
+  HL_CHECK_AS(ExitCode::kData, fs::is_regular_file(path, ignored), path.string(),
+              " is no regular file, or a link to nowhere");
 }
 
 std::vector<fs::path> Glob(const std::string& pattern) {
@@ -72,9 +87,7 @@ class Collector {
   bool AddFile(const fs::path& path) {
     std::optional<InputFile> file = Classify(path);
     if (!file) return false;
-    std::error_code ignored;
-    HL_CHECK_AS(ExitCode::kData, fs::is_regular_file(path, ignored), path.string(),
-                " is no regular file, or a link to nowhere");
+    RequireRegularFile(path);
     if (!seen_.insert(fs::canonical(path)).second) return true;
     file->bytes = fs::file_size(path);
     found_.files.push_back(*std::move(file));
@@ -102,6 +115,14 @@ InputFiles FindInputFiles(const std::vector<std::string>& names, const std::stri
   HL_CHECK_AS(ExitCode::kData, !found.files.empty(), "the ", flag, " folders hold no text: of ",
               found.num_skipped, " files none ends in ", kKnownExtensions);
   return found;
+}
+
+InputFile PlainTextFile(const fs::path& path) {
+  RequireRegularFile(path);
+  HL_CHECK_AS(ExitCode::kData, TextExtension(path) != ".jsonl", path.string(),
+              " holds records, not one text; make a dataset of it with `halflife prepare "
+              "--validation-input`");
+  return {.path = path, .compression = CompressionOf(path), .bytes = fs::file_size(path)};
 }
 
 }  // namespace halflife::data

@@ -30,4 +30,8 @@ struct InputFiles {
 InputFiles FindInputFiles(const std::vector<std::string>& names,
                           const std::string& flag = "--input");
 
+// One file of plain text, whatever its name; compressed where that ends in .gz or .zst. Error kData
+// for what is no regular file, and for .jsonl.
+InputFile PlainTextFile(const std::filesystem::path& path);
+
 }  // namespace halflife::data

@@ -15,11 +15,11 @@ namespace halflife::data {
 namespace {
 
 // Reads tokens [window T, window T + T] and appends them to `batch` as its next row.
-void AppendRow(const Dataset& dataset, Split split, int64_t window, uint64_t sample, Batch& batch) {
+void AppendRow(const TokenView& view, int64_t window, uint64_t sample, Batch& batch) {
   const int64_t seq_len = batch.seq_len;
   std::vector<int32_t> tokens(static_cast<size_t>(seq_len + 1));
-  dataset.Read(split, window * seq_len, tokens);
-  const int32_t eos = dataset.info().eos_id;
+  view.read(window * seq_len, tokens);
+  const int32_t eos = view.eos_id;
   const auto row_start = static_cast<int32_t>(batch.inputs.size());
   batch.cu_seqlens.push_back(row_start);
   for (int64_t t = 0; t < seq_len; ++t) {
@@ -68,20 +68,33 @@ int64_t NumWindows(int64_t num_tokens, int64_t seq_len) {
   return std::max<int64_t>(num_tokens - 1, 0) / seq_len;
 }
 
-Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t first,
-                  int64_t count) {
+TokenView ViewOf(const Dataset& dataset, Split split) {
+  return {.name = Concat("the ", Name(split), " split"),
+          .info = dataset.split(split),
+          .eos_id = dataset.info().eos_id,
+          .read = [&dataset, split](int64_t begin, std::span<int32_t> ids) {
+            dataset.Read(split, begin, ids);
+          }};
+}
+
+Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count) {
   Batch batch = MakeBatch(count, seq_len);
   for (int64_t window = first; window < first + count; ++window) {
-    AppendRow(dataset, split, window, static_cast<uint64_t>(window), batch);
+    AppendRow(tokens, window, static_cast<uint64_t>(window), batch);
   }
   batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
   return batch;
 }
 
+Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t first,
+                  int64_t count) {
+  return ReadWindows(ViewOf(dataset, split), seq_len, first, count);
+}
+
 class TokenSource::Impl {
  public:
   Impl(const Dataset& dataset, Split split, const TokenSourceConfig& config)
-      : dataset_(dataset), split_(split), config_(config) {
+      : tokens_(ViewOf(dataset, split)), config_(config) {
     CheckConfig(config);
     const int64_t num_tokens = dataset.split(split).num_tokens;
     num_windows_ = static_cast<uint64_t>(NumWindows(num_tokens, config.seq_len));
@@ -138,7 +151,7 @@ class TokenSource::Impl {
       const uint64_t epoch = sample / num_windows_;
       const uint64_t window =
           PermuteIndex(sample % num_windows_, num_windows_, config_.seed, epoch);
-      AppendRow(dataset_, split_, static_cast<int64_t>(window), sample, batch);
+      AppendRow(tokens_, static_cast<int64_t>(window), sample, batch);
     }
     batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
     return batch;
@@ -195,8 +208,7 @@ class TokenSource::Impl {
     thread_.join();
   }
 
-  const Dataset& dataset_;
-  const Split split_;
+  const TokenView tokens_;
   const TokenSourceConfig config_;
   uint64_t num_windows_ = 0;
   uint64_t position_ = 0;  // micro-batches this rank has handed out since the run began

@@ -12,7 +12,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
+#include <string>
 
 #include "data/batch.h"
 #include "data/dataset.h"
@@ -62,7 +65,18 @@ class TokenSource {
   std::unique_ptr<Impl> impl_;
 };
 
-// Reads the windows [first, first + count) of a split in order, as one batch: evaluation.
+// Tokens to evaluate on, wherever they are: documents one after the other, each with its eos.
+struct TokenView {
+  std::string name;  // for errors, e.g. "the validation split"
+  SplitInfo info;
+  int32_t eos_id = 0;
+  std::function<void(int64_t begin, std::span<int32_t> ids)> read;  // as Dataset::Read
+};
+// `dataset` is borrowed.
+TokenView ViewOf(const Dataset& dataset, Split split);
+
+// Reads the windows [first, first + count) in order, as one batch.
+Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count);
 Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t first,
                   int64_t count);
 int64_t NumWindows(int64_t num_tokens,

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "data/token_source.h"
 #include "train/batch_tensors.h"
 
 namespace halflife::train {
@@ -22,15 +21,15 @@ void AppendWindowSums(const at::Tensor& losses, std::vector<double>& sums) {
 
 double ValidationResult::perplexity() const { return std::exp(loss); }
 
-ValidationResult Validate(const model::LanguageModel& model, const data::Dataset& dataset,
+ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
                           const ValidationConfig& config, at::Device device,
                           dist::Communicator& control) {
   const c10::AutoGradMode no_grad(false);
-  const data::SplitInfo& split = dataset.split(data::Split::kValidation);
-  const int64_t available = data::NumWindows(split.num_tokens, config.seq_len);
-  HL_CHECK_AS(ExitCode::kData, available > 0, "the validation split has ", split.num_tokens,
+  const int64_t available = data::NumWindows(tokens.info.num_tokens, config.seq_len);
+  HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
               " tokens, fewer than one window of ", config.seq_len,
-              " + 1; use a shorter data.seq_len or `prepare` with a larger --validation-fraction");
+              " + 1; use a shorter data.seq_len (`eval --seq-len`), or more text (`prepare` with a "
+              "larger --validation-fraction)");
   const int64_t total =
       config.num_windows > 0 ? std::min(config.num_windows, available) : available;
 
@@ -41,8 +40,7 @@ ValidationResult Validate(const model::LanguageModel& model, const data::Dataset
   double num_targets = 0;
   for (int64_t first = begins[rank]; first < begins[rank + 1]; first += config.batch) {
     const int64_t count = std::min(config.batch, begins[rank + 1] - first);
-    const data::Batch batch =
-        data::ReadWindows(dataset, data::Split::kValidation, config.seq_len, first, count);
+    const data::Batch batch = data::ReadWindows(tokens, config.seq_len, first, count);
     const BatchTensors tensors = ToTensors(batch, device);
     AppendWindowSums(model.TokenLosses(tensors.inputs, tensors.targets, {.slice = &tensors.slice}),
                      sums);
@@ -63,8 +61,14 @@ ValidationResult Validate(const model::LanguageModel& model, const data::Dataset
   HL_CHECK_AS(ExitCode::kData, result.num_targets > 0, "the validation windows hold no targets");
   for (const double sum : all) result.loss += sum;
   result.loss /= num_targets;
-  result.bits_per_byte = data::BitsPerByte(result.loss, split);
+  result.bits_per_byte = data::BitsPerByte(result.loss, tokens.info);
   return result;
+}
+
+ValidationResult Validate(const model::LanguageModel& model, const data::Dataset& dataset,
+                          const ValidationConfig& config, at::Device device,
+                          dist::Communicator& control) {
+  return Validate(model, data::ViewOf(dataset, data::Split::kValidation), config, device, control);
 }
 
 }  // namespace halflife::train

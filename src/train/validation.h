@@ -1,8 +1,9 @@
-// Validation loss: windows of the validation split dealt over ranks, summed in fp64 in window
-// order, so the result does not depend on the world size beyond the model's own rounding.
+// Validation loss: windows of the validation split, or of other text, dealt over ranks, summed in
+// fp64 in window order, so the result does not depend on the world size beyond the model's own
+// rounding.
 #pragma once
 
-#include "data/dataset.h"
+#include "data/token_source.h"
 #include "dist/communicator.h"
 #include "model/language_model.h"
 
@@ -19,7 +20,11 @@ struct ValidationResult {
   double bits_per_byte = 0;  // data::BitsPerByte of the loss
   double perplexity() const;
 };
-// Collective over `control`. Error kData where the split has no whole window.
+// Collective over `control`. Error kData where the tokens are no whole window.
+ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
+                          const ValidationConfig& config, at::Device device,
+                          dist::Communicator& control);
+// Of the validation split.
 ValidationResult Validate(const model::LanguageModel& model, const data::Dataset& dataset,
                           const ValidationConfig& config, at::Device device,
                           dist::Communicator& control);

@@ -103,5 +103,63 @@ TEST_F(Eval, ScorePrintsBitsPerByteOfTextsAlone) {
   EXPECT_THAT(tokens.out, testing::Not(HasSubstr("per byte")));
 }
 
+// The texts of a published test set, evaluated as they are and as the validation split of a dataset.
+TEST_F(Eval, ATextIsWorthWhatItsDatasetIsWorth) {
+  const std::string one = Path("one.txt"), two = Path("two.txt");
+  std::ofstream(one) << MakeText(3000, 21);
+  std::ofstream(two) << MakeText(5000, 22);
+  for (const std::string run : {"run", "pieces-run"}) {
+    SCOPED_TRACE(run);
+    const std::string data = Path(run + ".test");
+    const RunResult prepared =
+        Halflife({"prepare", "--input", Path("text.txt"), "--validation-input", one, two,
+                  "--documents", "file", "--tokenizer", Path(run) + "/tokenizer", "--out", data});
+    ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+    for (const std::vector<std::string>& more :
+         {std::vector<std::string>{}, {"--seq-len", "100", "--windows", "7"}}) {
+      std::vector<std::string> of_data = {"--data", data}, of_text = {"--text", one, two};
+      of_data.insert(of_data.end(), more.begin(), more.end());
+      of_text.insert(of_text.end(), more.begin(), more.end());
+      const auto expected = Evaluate(run, of_data);
+      EXPECT_EQ(Evaluate(run, of_text), expected);
+      EXPECT_GT(expected["tokens"], 500);
+    }
+  }
+  std::vector<std::string> command = {HALFLIFE_BINARY, "eval", "--model", Path("run"),
+                                      "--text",        one,    "--json",  Path("r.json")};
+  std::vector<nlohmann::json> results;
+  for (const int ranks : {1, 2}) {
+    const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    results.push_back(nlohmann::json::parse(std::ifstream(Path("r.json"))));
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
+TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
+  const std::string text = Path("tiny.txt");
+  std::ofstream(text) << "the river";
+  const auto expect = [](std::vector<std::string> more, int code, const std::string& words) {
+    std::vector<std::string> arguments = {"eval", "--model", Path("run")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const RunResult result = Halflife(arguments);
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(words));
+  };
+  expect({}, 2, "nothing to evaluate on; give either --data DATASET or --text FILE...");
+  expect({"--data", Path("data"), "--text", text}, 2, "both --data and --text; give either");
+  expect({"--text", text, "--bigram"}, 2, "--bigram counts the training split");
+  expect({"--text", text}, 3, "the text has 10 tokens, fewer than one window of 64 + 1");
+  expect({"--text", Path("none.txt")}, 3, "none.txt is no regular file");
+  std::filesystem::copy(Path("run") + "/ckpt/step_000000000020", Path("step"));
+  const std::vector<std::string> step = {"eval", "--model",   Path("step"), "--text",
+                                         text,   "--seq-len", "5"};
+  EXPECT_THAT(Halflife(step).err, HasSubstr("pass --tokenizer DIR"));
+  auto with_tokenizer = step;
+  with_tokenizer.insert(with_tokenizer.end(), {"--tokenizer", Path("run") + "/tokenizer"});
+  const RunResult scored = Halflife(with_tokenizer);
+  EXPECT_EQ(scored.exit_code, 0) << scored.err;
+}
+
 }  // namespace
 }  // namespace halflife::test

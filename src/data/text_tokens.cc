@@ -1,0 +1,53 @@
+#include "data/text_tokens.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "core/error.h"
+#include "data/document_encoder.h"
+#include "data/text_chunker.h"
+#include "data/tokenizer_files.h"
+
+namespace halflife::data {
+
+TextTokens EncodeFiles(const std::vector<std::string>& names, const Tokenizer& tokenizer) {
+  std::vector<InputFile> files;
+  for (const std::string& name : names) files.push_back(PlainTextFile(name));
+  // All ids are held at once, so that a limit on one document would guard nothing.
+  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
+  const bool bytes = tokenizer.kind() == kBytesKind;
+  TextChunker chunker(
+      files,
+      {.documents = DocumentMode::kFile, .allow_pieces = bytes, .max_document_bytes = kNoLimit});
+  const DocumentRules rules{
+      .max_document_bytes = kNoLimit, .allow_pieces = bytes, .split = Split::kValidation};
+  const DocumentEncoder encoder(tokenizer, rules);
+  TextTokens text{.ids = {}, .info = {}, .eos_id = tokenizer.eos_id()};
+  while (std::optional<TextChunk> chunk = chunker.Next()) {
+    const EncodedChunk encoded = encoder.Encode(*std::move(chunk));
+    text.ids.insert(text.ids.end(), encoded.ids.begin(), encoded.ids.end());
+    for (const EncodedDocument& document : encoded.documents) {
+      text.info.num_documents += document.begins ? 1 : 0;
+      text.info.num_bytes += document.num_bytes;
+    }
+  }
+  text.info.num_tokens = static_cast<int64_t>(text.ids.size());
+  HL_CHECK_AS(ExitCode::kData, text.info.num_documents > 0, "there is no text in ",
+              Join(names, ", "), "; files with text would work");
+  return text;
+}
+
+TokenView ViewOf(const TextTokens& text) {
+  return {.name = "the text",
+          .info = text.info,
+          .eos_id = text.eos_id,
+          .read = [&text](int64_t begin, std::span<int32_t> ids) {
+            const auto end = begin + static_cast<int64_t>(ids.size());
+            HL_CHECK(begin >= 0 && end <= text.info.num_tokens, "tokens [", begin, ", ", end,
+                     ") of a text of ", text.info.num_tokens);
+            std::copy_n(text.ids.begin() + begin, ids.size(), ids.begin());
+          }};
+}
+
+}  // namespace halflife::data

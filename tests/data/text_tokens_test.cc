@@ -1,0 +1,69 @@
+#include "data/text_tokens.h"
+
+#include <gtest/gtest.h>
+
+#include "data/prepare.h"
+#include "data/small_bpe.h"
+#include "data/small_datasets.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::data {
+namespace {
+
+using halflife::test::TempDir;
+using test::JoinByBlankLines;
+using test::RandomDocuments;
+using test::WriteText;
+
+// Whatever the tokenizer, the compression and the size: prepare's own tokens.
+TEST(EncodeFilesTest, IsWhatPrepareMakesOfFilesAsDocuments) {
+  const TempDir dir;
+  WriteText(dir / "train.txt", "training text\n");
+  WriteText(dir / "one.txt", "\xEF\xBB\xBF\n" + JoinByBlankLines(RandomDocuments(50, 1)));
+  WriteText(dir / "empty.txt", "");
+  WriteText(dir / "two.txt.gz", test::Gzip(JoinByBlankLines(RandomDocuments(3000, 2))));
+  for (const auto& [name, bytes] : test::BpeFiles(test::SmallBpeJson())) {
+    WriteText(dir / "hf" / name, bytes);
+  }
+  const std::vector<std::string> files = {dir / "one.txt", dir / "empty.txt", dir / "two.txt.gz"};
+  for (const std::string tokenizer : {"bytes", "hf"}) {
+    SCOPED_TRACE(tokenizer);
+    PrepareConfig config = test::ByteConfig(dir / "train.txt", dir / (tokenizer + ".data"));
+    if (tokenizer != "bytes") config.tokenizer = dir / tokenizer;
+    config.validation_inputs = files;
+    config.documents = DocumentMode::kFile;
+    Prepare(config);
+    const Dataset dataset = Dataset::Open(config.out);
+    const TextTokens text = EncodeFiles(files, *dataset.LoadTokenizer());
+    EXPECT_EQ(text.ids, test::ReadAll(dataset, Split::kValidation));
+    EXPECT_EQ(text.info.num_tokens, dataset.info().validation.num_tokens);
+    EXPECT_EQ(text.info.num_documents, 2);
+    EXPECT_EQ(dataset.info().validation.num_documents, 2);
+    EXPECT_EQ(text.info.num_bytes, dataset.info().validation.num_bytes);
+    const Batch ours = ReadWindows(ViewOf(text), 32, 3, 4);
+    const Batch theirs = ReadWindows(dataset, Split::kValidation, 32, 3, 4);
+    EXPECT_EQ(ours.inputs, theirs.inputs);
+    EXPECT_EQ(ours.targets, theirs.targets);
+    EXPECT_EQ(ours.cu_seqlens, theirs.cu_seqlens);
+  }
+}
+
+TEST(EncodeFilesTest, Errors) {
+  const TempDir dir;
+  const auto bytes = MakeByteTokenizer();
+  WriteText(dir / "empty.txt", "");
+  WriteText(dir / "latin1.txt", "caf\xE9");
+  WriteText(dir / "a.jsonl.zst", test::Zstd("{\"text\": \"a\"}"));
+  const auto encode = [&](const char* name) { EncodeFiles({dir / name}, *bytes); };
+  EXPECT_HL_ERROR(encode("none.txt"), ExitCode::kData, "none.txt is no regular file");
+  EXPECT_HL_ERROR(encode("."), ExitCode::kData, "is no regular file");
+  EXPECT_HL_ERROR(encode("empty.txt"), ExitCode::kData, "there is no text in", "empty.txt");
+  EXPECT_HL_ERROR(encode("latin1.txt"), ExitCode::kData, "latin1.txt: byte 3", "not valid UTF-8",
+                  "halflife prepare --invalid-utf8 replace");
+  EXPECT_HL_ERROR(encode("a.jsonl.zst"), ExitCode::kData, "a.jsonl.zst holds records",
+                  "halflife prepare --validation-input");
+}
+
+}  // namespace
+}  // namespace halflife::data
