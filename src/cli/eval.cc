@@ -13,6 +13,7 @@
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/hash.h"
 #include "core/human.h"
 #include "data/dataset.h"
 #include "data/text_tokens.h"
@@ -57,6 +58,14 @@ class Scored {
     return dataset_ ? data::ViewOf(*dataset_, data::Split::kValidation) : data::ViewOf(text_);
   }
   const data::Dataset& dataset() const { return *dataset_; }  // with --data
+  SharedFact Fact(const Options& options) const {
+    const std::string hash =
+        ToHex(dataset_ ? dataset_->info().hash
+                       : HashBytes(text_.ids.data(), text_.ids.size() * sizeof(int32_t)));
+    const std::string from =
+        dataset_ ? "--data " + options.data : "--text " + Join(options.texts, " ");
+    return {"the text", hash, Concat(from, " (hash ", hash, ")")};
+  }
 
  private:
   std::optional<data::Dataset> dataset_;
@@ -72,11 +81,23 @@ void CheckOptions(const Options& options) {
               "DATASET, such as one of `halflife prepare --validation-input FILE`");
 }
 
+// Ranks that cut other windows, or other numbers of them, would wait for each other in vain.
+void CheckRanks(const Options& options, const infer::LoadedModel& loaded, const Scored& scored,
+                int64_t seq_len, dist::RankContext& context) {
+  if (context.world_size() == 1) return;
+  const auto number = [](const char* name, int64_t value) {
+    return SharedFact{name, Concat(value), Concat(value)};
+  };
+  RequireAlike(context, {WeightsFact(loaded), scored.Fact(options), number("--seq-len", seq_len),
+                         number("--windows", options.windows), number("--batch", options.batch)});
+}
+
 ExitCode Evaluate(const Options& options, dist::RankContext& context) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
   const Scored scored(options, loaded);
   const int64_t seq_len = options.seq_len > 0 ? options.seq_len : loaded.state.data.seq_len;
+  CheckRanks(options, loaded, scored, seq_len, context);
   const train::ValidationResult result =
       train::Validate(*loaded.model, scored.tokens(),
                       {.seq_len = seq_len, .num_windows = options.windows, .batch = options.batch},

@@ -1,5 +1,7 @@
 #include "cli/model_source.h"
 
+#include "core/concat.h"
+#include "core/hash.h"
 #include "core/log.h"
 #include "interop/hf_model.h"
 #include "interop/hf_tokenizer.h"
@@ -24,6 +26,19 @@ std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& mod
   if (interop::HfFolder::IsOne(model))
     return std::make_unique<interop::HfModel>(interop::HfModel::Open(model));
   return std::make_unique<ckpt::StepWeights>(ckpt::StepReader::Open(ckpt::FindStep(model)));
+}
+
+SharedFact WeightsFact(const infer::LoadedModel& loaded) {
+  StreamHash hash;
+  const std::string config = model::ToJson(loaded.model->config());
+  hash.Update(config.data(), config.size());
+  const model::ParameterSet& parameters = loaded.model->parameters();
+  for (int i = 0; i < parameters.size(); ++i) {
+    const at::Tensor tensor = parameters.tensor(i).contiguous();
+    hash.Update(tensor.const_data_ptr(), tensor.nbytes());
+  }
+  const std::string digest = ToHex(hash.Digest());
+  return {"--model", digest, Concat(loaded.path.string(), " (weights ", digest, ")")};
 }
 
 std::unique_ptr<data::Tokenizer> OpenTokenizer(const std::filesystem::path& model) {

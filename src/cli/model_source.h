@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "ckpt/weight_source.h"
+#include "cli/shared_facts.h"
 #include "infer/model_loader.h"
 
 namespace halflife::cli {
@@ -15,6 +16,8 @@ inline constexpr char kModelHelp[] = "A run, one step of it, or a Hugging Face f
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model,
                                 const std::filesystem::path& tokenizer_dir = {});
 std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& model);
+// "--model" with the hash of its config and of all weights as they were loaded.
+SharedFact WeightsFact(const infer::LoadedModel& loaded);
 // Null where it carries none.
 std::unique_ptr<data::Tokenizer> OpenTokenizer(const std::filesystem::path& model);
 

@@ -14,6 +14,7 @@
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/hash.h"
 #include "core/human.h"
 #include "core/json_text.h"
 #include "core/shortest_text.h"
@@ -151,6 +152,26 @@ void Report(const Input& input, const std::vector<std::vector<float>>& scores,
   words << ": " << out << "\n";
 }
 
+// Ranks with other sequences would hand in other scores than rank 0 asks for.
+void CheckRanks(const Options& options, const infer::LoadedModel& loaded,
+                const Sequences& sequences, dist::RankContext& context) {
+  if (context.world_size() == 1) return;
+  StreamHash hash;
+  for (const auto& ids : sequences) {
+    const size_t length = ids.size();
+    hash.Update(&length, sizeof length);
+    hash.Update(ids.data(), length * sizeof(int32_t));
+  }
+  const std::string digest = ToHex(hash.Digest());
+  const std::string from =
+      options.tokens.empty() ? "--text " + Join(options.texts, " ") : "--tokens " + options.tokens;
+  const std::string limits =
+      Concat("--piece ", options.score.piece, " --batch-tokens ", options.score.batch_tokens);
+  RequireAlike(context, {WeightsFact(loaded),
+                         {"the text", digest, Concat(from, " (hash ", digest, ")")},
+                         {"the batching", limits, limits}});
+}
+
 ExitCode Score(const Options& options, dist::RankContext& context) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
@@ -158,6 +179,7 @@ ExitCode Score(const Options& options, dist::RankContext& context) {
                           ? ReadTexts(options.texts, infer::RequireTokenizer(loaded))
                           : ReadTokens(options.tokens);
   const Sequences& sequences = input.sequences;
+  CheckRanks(options, loaded, sequences, context);
   std::vector<size_t> lengths;
   for (const auto& ids : sequences) lengths.push_back(ids.size());
   const auto batches = infer::ScoreBatches(lengths, options.score);

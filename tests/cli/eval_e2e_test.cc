@@ -161,5 +161,64 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
   EXPECT_EQ(scored.exit_code, 0) << scored.err;
 }
 
+// Two ranks, of which the second has `to` where the first has the argument `from`.
+class RanksThatDisagree : public Eval {
+ protected:
+  static RunResult Run(const std::vector<std::string>& arguments, const std::string& from,
+                       const std::string& to) {
+    const std::string script = Path("disagree.sh");
+    std::ofstream(script) << "#!/bin/bash\nargs=()\nfor arg in \"$@\"; do\n"
+                             "  if [ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && [ \"$arg\" = '"
+                          << from << "' ]; then arg='" << to
+                          << "'; fi\n  args+=(\"$arg\")\ndone\nexec \"${args[@]}\"\n";
+    std::vector<std::string> command = {"bash", script, HALFLIFE_BINARY};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return RunRanks(2, command, {.timeout_s = 60});  // a collective's deadline is 180 s
+  }
+};
+
+TEST_F(RanksThatDisagree, EvalSaysInWhat) {
+  const RunResult prepared =
+      Halflife({"prepare", "--input", Path("text.txt"), "--tokenizer", "bytes", "--out",
+                Path("less"), "--validation-fraction", "0.1"});
+  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  const std::vector<std::string> eval = {"eval",       "--model",   Path("run"), "--data",
+                                         Path("data"), "--windows", "5"};
+  const auto hash = [](const char* data) { return Inspect(Path(data))["hash"].get<std::string>(); };
+  const RunResult data = Run(eval, Path("data"), Path("less"));
+  EXPECT_EQ(data.exit_code, 2) << data.err;
+  EXPECT_THAT(data.err,
+              HasSubstr("the ranks disagree: the text is --data " + Path("data") + " (hash " +
+                        hash("data") + ") on rank 0, --data " + Path("less") + " (hash " +
+                        hash("less") + ") on rank 1; give every rank the same"));
+  const RunResult windows = Run(eval, "5", "6");
+  EXPECT_EQ(windows.exit_code, 2) << windows.err;
+  EXPECT_THAT(windows.err, HasSubstr("disagree: --windows is 5 on rank 0, 6 on rank 1"));
+  const RunResult model = Run(eval, Path("run"), Path("run") + "/ckpt/step_000000000010");
+  EXPECT_EQ(model.exit_code, 2) << model.err;
+  EXPECT_THAT(model.err, HasSubstr("step_000000000010 (weights "));
+  // a rank that finds nothing at all ends the others
+  const RunResult none = Run(eval, Path("data"), Path("none"));
+  EXPECT_EQ(none.exit_code, 3) << none.err;
+  EXPECT_THAT(none.err, HasSubstr("there is no dataset folder " + Path("none")));
+
+  // the same content in another place is the same
+  std::filesystem::copy(Path("data"), Path("copy"), std::filesystem::copy_options::recursive);
+  const RunResult same = Run(eval, Path("data"), Path("copy"));
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+}
+
+TEST_F(RanksThatDisagree, ScoreSaysInWhat) {
+  std::ofstream(Path("a.txt")) << "the river";
+  std::ofstream(Path("b.txt")) << "the stone";
+  const std::vector<std::string> score = {"score",       "--model", Path("run"),    "--text",
+                                          Path("a.txt"), "--out",   Path("s.jsonl")};
+  const RunResult result = Run(score, Path("a.txt"), Path("b.txt"));
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("the ranks disagree: the text is --text " + Path("a.txt")));
+  EXPECT_THAT(result.err, HasSubstr("--text " + Path("b.txt") + " (hash "));
+  EXPECT_FALSE(std::filesystem::exists(Path("s.jsonl")));
+}
+
 }  // namespace
 }  // namespace halflife::test
