@@ -107,14 +107,15 @@ class StepReader::Impl {
     const auto read = [this](const char* name) -> std::optional<std::string> {
       std::error_code ignored;
       if (!fs::is_regular_file(path_ / name, ignored)) return std::nullopt;
+      if (fs::file_size(path_ / name, ignored) > kMaxManifestBytes) return std::nullopt;
       return ReadFile(path_ / name, ExitCode::kCheckpointIo);
     };
     const auto damage = [](const char* name, const char* words) {
       return std::vector<Damage>{{name, "", Concat(name, words), 0}};
     };
     const auto text = read(kManifestTextName), sums = read(kSumsName);
-    if (!text) return damage(kManifestTextName, ": missing");
-    if (!sums) return damage(kSumsName, ": missing");
+    if (!text) return damage(kManifestTextName, ": missing, or not of a text's size");
+    if (!sums) return damage(kSumsName, ": missing, or not of a list's size");
     const std::string expected = SumsText(manifest_, hash_, HashBytes(*text));
     if (*sums == expected) return {};
     // Only the last line speaks of the text; the others follow from the manifest.

@@ -126,7 +126,8 @@ double ModifiedAt(const fs::path& path) {
 }
 
 Fd TryLock(const fs::path& path) {
-  Fd fd = OpenFile(path, O_RDWR | O_CREAT, kCode);
+  // It is written: what a link leads to is not ours.
+  Fd fd = OpenFile(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, kCode);
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
   HL_CHECK_AS(kCode, errno == EWOULDBLOCK, "cannot lock ", path.string(), ": ", ErrnoText(errno),
               "; does its file system support flock (Lustre: mount option flock)?");

@@ -37,6 +37,11 @@ fs::path FreshName(const fs::path& wanted) {
   return other;
 }
 
+// A link in the trash's place would lead to a folder that is not ours to empty.
+void RemoveUnlessFolder(const fs::path& trash) {
+  if (!fs::is_directory(fs::symlink_status(trash))) fs::remove(trash);
+}
+
 // Deletes depth first; std::filesystem::remove_all offers no place to stop at.
 void Unlink(const fs::path& path) {
   if (fs::is_directory(fs::symlink_status(path))) {
@@ -141,9 +146,12 @@ fs::path SetAside(const fs::path& step_dir, const std::string& ending) {
 
 fs::path MoveToTrash(const fs::path& ckpt_dir, const fs::path& victim) {
   const fs::path trash = ckpt_dir / ".trash";
-  std::error_code error;
-  fs::create_directory(trash, error);
-  HL_CHECK_AS(kCode, !error, "cannot create ", trash.string(), ": ", error.message());
+  try {
+    RemoveUnlessFolder(trash);
+    fs::create_directory(trash);
+  } catch (const fs::filesystem_error& error) {
+    HL_FAIL(kCode, "cannot create ", trash.string(), ": ", error.code().message());
+  }
   const fs::path to = trash / (victim.filename().string() + "." + RandomHex(8));
   RenameDurably(victim, to);
   return to;
@@ -152,6 +160,7 @@ fs::path MoveToTrash(const fs::path& ckpt_dir, const fs::path& victim) {
 void EmptyTrash(const fs::path& ckpt_dir) noexcept {
   try {
     const fs::path trash = ckpt_dir / ".trash";
+    RemoveUnlessFolder(trash);
     if (!fs::exists(trash)) return;
     for (const fs::directory_entry& entry : fs::directory_iterator(trash)) Unlink(entry.path());
   } catch (const fs::filesystem_error& error) {
@@ -170,6 +179,9 @@ void WriteLatest(const fs::path& ckpt_dir, const std::string& step_name, Hash128
 std::string ReadLatest(const fs::path& ckpt_dir) {
   std::error_code ignored;
   if (!fs::is_regular_file(ckpt_dir / "LATEST", ignored)) return "";
+  constexpr uint64_t kLongestHint = 4096;
+  std::error_code error;
+  if (fs::file_size(ckpt_dir / "LATEST", error) > kLongestHint || error) return "";
   const std::string text = ReadFile(ckpt_dir / "LATEST", kCode);
   const std::string name = text.substr(0, text.find_first_of(" \n"));
   const auto step = ParseStepName(name);

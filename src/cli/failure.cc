@@ -6,6 +6,7 @@
 #include <new>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "dist/communicator.h"
 
 namespace halflife::cli {
@@ -33,8 +34,7 @@ Failure DescribeFailure(const std::exception_ptr& thrown) {
   } catch (const Error& error) {
     return {error.code(), error.what()};
   } catch (const std::filesystem::filesystem_error& error) {
-    return {ExitCode::kEnvironment,
-            Concat("cannot use ", error.path1().string(), ": ", error.code().message())};
+    return {ExitCode::kEnvironment, Concat("the file system refuses: ", TextOf(error))};
   } catch (const std::bad_alloc&) {
     return {ExitCode::kEnvironment, Concat("out of memory", kOutOfMemory)};
   } catch (const c10::Error& error) {

@@ -213,6 +213,11 @@ void WriteOutput(const fs::path& path, std::string_view bytes, ExitCode code) {
   Replace(to.path, bytes, exists ? info.st_mode & 0777 : 0, code);
 }
 
+std::string TextOf(const fs::filesystem_error& error) {
+  const std::string path = error.path1().string();
+  return Concat(path, path.empty() ? "" : ": ", error.code().message());
+}
+
 void RemoveTemporaries(const fs::path& directory) noexcept {
   std::error_code error, ignored;
   fs::directory_iterator entry(directory, error);

@@ -59,6 +59,9 @@ void AtomicWriteFile(const std::filesystem::path& path, std::string_view bytes, 
 void WriteOutput(const std::filesystem::path& path, std::string_view bytes, ExitCode code);
 // "-", or a name of standard output: what a program says beside its results then goes elsewhere.
 bool IsStandardOutput(const std::filesystem::path& path);
+// "PATH: Input/output error" of what std::filesystem throws; it does not always know the path.
+std::string TextOf(const std::filesystem::filesystem_error& error);
+
 // Deletes what AtomicWriteFile left in `directory` where a process was killed in it. The caller is
 // the folder's only writer. A failure is left for the next time.
 void RemoveTemporaries(const std::filesystem::path& directory) noexcept;

@@ -322,8 +322,7 @@ PrepareSummary Prepare(const PrepareConfig& config) try {
   return summary;
 } catch (const fs::filesystem_error& error) {
   // A folder that cannot be made or listed, such as on a full disk.
-  HL_FAIL(ExitCode::kData, "prepare cannot go on: ", error.path1().string(), ": ",
-          error.code().message());
+  HL_FAIL(ExitCode::kData, "prepare cannot go on with ", config.out.string(), ": ", TextOf(error));
 }
 
 }  // namespace halflife::data

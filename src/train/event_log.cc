@@ -79,8 +79,7 @@ EventLog::EventLog(const fs::path& folder, int64_t first_step) : first_step_(fir
     path_ = folder / NewName(earlier);
     for (const fs::path& path : earlier) CutBack(path, first_step);
   } catch (const fs::filesystem_error& error) {
-    HL_FAIL(ExitCode::kEnvironment, "cannot prepare ", folder.string(), ": ",
-            error.path1().string(), ": ", error.code().message());
+    HL_FAIL(ExitCode::kEnvironment, "cannot prepare ", folder.string(), ": ", TextOf(error));
   }
   fd_ = OpenFile(path_, O_WRONLY | O_CREAT | O_EXCL | O_APPEND, ExitCode::kEnvironment);
   tb::Event version, start;

@@ -7,6 +7,7 @@
 
 #include "ckpt/ckpt_fixture.h"
 #include "ckpt/reader.h"
+#include "ckpt/step_dir.h"
 #include "core/files.h"
 #include "dist/local_communicator.h"
 #include "support/expect_error.h"
@@ -160,6 +161,26 @@ TEST_F(DamageTest, AnExtraFileIsNoPartOfTheStep) {
   const auto damages = StepReader::Open(newer()).Verify(1);
   ASSERT_EQ(damages.size(), 1u);
   EXPECT_EQ(damages[0].text, "rank_00007.safetensors: not a file of this step");
+}
+
+TEST_F(DamageTest, ALinkForTheTrashIsNotEmptied) {
+  const fs::path theirs = run_ / "theirs", trash = run_ / "ckpt/.trash";
+  fs::create_directory(theirs);
+  std::ofstream(theirs / "file") << "theirs";
+  fs::remove_all(trash);
+  fs::create_directory_symlink(theirs, trash);
+  EmptyTrash(run_ / "ckpt");
+  EXPECT_TRUE(fs::exists(theirs / "file"));
+  fs::create_directory_symlink(theirs, trash);
+  fs::remove_all(MoveToTrash(run_ / "ckpt", older()));
+  EXPECT_TRUE(fs::is_directory(fs::symlink_status(trash)));
+  EXPECT_EQ(std::distance(fs::directory_iterator(theirs), {}), 1);
+}
+
+TEST_F(DamageTest, AHintOfAnySizeIsOnlyAHint) {
+  fs::resize_file(run_ / "ckpt/LATEST", 1ull << 40);
+  EXPECT_EQ(ReadLatest(run_ / "ckpt"), "");
+  EXPECT_EQ(LoadStep(run_.path(), 2, SmallSpecs())->state.step, 200u);
 }
 
 TEST_F(DamageTest, FilesForPeopleAreNotRead) {

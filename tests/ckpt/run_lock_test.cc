@@ -45,6 +45,15 @@ TEST(RunLockTest, ASecondHolderIsToldWhoAndSinceWhen) {
   lock.CheckStillOwner();  // the attempt has changed nothing
 }
 
+// The lock is written to: what a link leads to is somebody else's.
+TEST(RunLockTest, ALinkIsNoLock) {
+  const TempDir run;
+  std::ofstream(run / "theirs") << "theirs";
+  fs::create_symlink("theirs", run / "run.lock");
+  EXPECT_HL_ERROR(RunLock::Acquire(run.path(), {}), ExitCode::kEnvironment, "run.lock");
+  EXPECT_EQ(ReadFile(run / "theirs", ExitCode::kInternal), "theirs");
+}
+
 TEST(RunLockTest, IsFreeAfterTheHolderWasKilled) {
   const TempDir run;
   const pid_t child = ::fork();
