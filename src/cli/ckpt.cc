@@ -1,7 +1,5 @@
 // `halflife ckpt`: looks at checkpoints, verifies, compares, prunes and reshards them. Exit 0:
 // good; 1: a difference or damage; 2: usage.
-#include <CLI/CLI.hpp>
-
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -10,7 +8,7 @@
 #include "ckpt/reshard.h"
 #include "ckpt/run_lock.h"
 #include "cli/ckpt_report.h"
-#include "cli/command.h"
+#include "cli/run.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/human.h"
@@ -21,16 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-struct Options {
-  std::vector<std::string> paths;
-  std::string out, pattern = "*", states = "main,adam_m,adam_v";
-  bool json = false, stats = false, bitwise = false, dry_run = false;
-  int jobs = 2, world = 1, keep_last = 3, keep_every = 0;
-  std::string keep_best;
-};
-
 // The text is made from the JSON, so that both always say the same.
-void Print(const Options& options, const Json& json, const std::string& text) {
+void Print(const CkptOptions& options, const Json& json, const std::string& text) {
   if (options.json) {
     std::cout << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
   } else {
@@ -63,7 +53,7 @@ std::vector<std::string> RunsBelow(const fs::path& path) {
   return runs;
 }
 
-ExitCode Ls(const Options& options) {
+ExitCode Ls(const CkptOptions& options) {
   const Json run = DescribeRun(CkptDir(options.paths[0]));
   if (!run.empty()) {
     Print(options, run, RunTable(run));
@@ -83,7 +73,7 @@ ExitCode Ls(const Options& options) {
   return ExitCode::kDifference;
 }
 
-ExitCode Inspect(const Options& options) {
+ExitCode Inspect(const CkptOptions& options) {
   const Json step = DescribeStep(OpenStep(options.paths[0]), options.pattern, options.stats);
   Print(options, step, StepText(step));
   return ExitCode::kFinished;
@@ -110,7 +100,7 @@ Verification VerifyOne(const std::string& path, int jobs) {
   return result;
 }
 
-ExitCode Verify(const Options& options) {
+ExitCode Verify(const CkptOptions& options) {
   Json all = Json::array();
   std::string text;
   bool good = true;
@@ -156,7 +146,7 @@ std::vector<ckpt::Kind> ParseStates(const std::string& states) {
   return kinds;
 }
 
-ExitCode Diff(const Options& options) {
+ExitCode Diff(const CkptOptions& options) {
   const ckpt::StepDifference difference =
       ckpt::DiffSteps(OpenStep(options.paths[0]), OpenStep(options.paths[1]),
                       {.kinds = ParseStates(options.states), .stop_at_first = options.bitwise});
@@ -165,7 +155,7 @@ ExitCode Diff(const Options& options) {
   return difference.equal() ? ExitCode::kFinished : ExitCode::kDifference;
 }
 
-ExitCode Reshard(const Options& options) {
+ExitCode Reshard(const CkptOptions& options) {
   const ckpt::StepReader step = OpenStep(options.paths[0]);
   ckpt::ReshardStep(step, options.world, options.out);
   const std::string before = ToHex(ckpt::GatheredHash(step));
@@ -178,7 +168,7 @@ ExitCode Reshard(const Options& options) {
   return ExitCode::kFinished;
 }
 
-ExitCode Prune(const Options& options) {
+ExitCode Prune(const CkptOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.keep_last >= 2, "--keep-last ", options.keep_last,
               " must be at least 2, so that a damaged step has a predecessor");
   const fs::path ckpt_dir = fs::weakly_canonical(CkptDir(options.paths[0]));
@@ -202,152 +192,27 @@ ExitCode Prune(const Options& options) {
   return ExitCode::kFinished;
 }
 
-// A step that cannot be read is damage to this command, whatever it is to a resuming run.
-Action AsDamage(ExitCode (*run)(const Options&), std::shared_ptr<Options> options) {
-  return [run, options = std::move(options)] {
-    try {
-      return run(*options);
-    } catch (const Error& error) {
-      if (error.code() != ExitCode::kNoUsableCheckpoint) throw;
-      std::cerr << error.message() << "\n";
-      return ExitCode::kDifference;
-    }
-  };
-}
-
-struct Subcommand {
+struct Verb {
   const char* name;
-  const char* help;
-  const char* operand;
-  const char* operand_help;
-  int min_paths, max_paths;
-  ExitCode (*run)(const Options&);
-  void (*add)(CLI::App&, Options&);
-  Use use;
+  ExitCode (*run)(const CkptOptions&);
 };
-
-constexpr int kManyPaths = 1 << 20;
-constexpr char kStepHelp[] = "A step's folder, or a run's for its newest step";
-constexpr char kRunHelp[] = "A run's folder, or its ckpt/";
-
-std::vector<Subcommand> Subcommands() {
-  return {
-      {"ls",
-       "List a run's steps (manifests only)",
-       "RUN",
-       kRunHelp,
-       1,
-       1,
-       Ls,
-       [](CLI::App&, Options&) {},
-       {.notes = "Ends with 1 where there are none.",
-        .examples = {"halflife ckpt ls runs/first"},
-        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
-      {"inspect",
-       "Show one step: state, cursor, versions, tensors",
-       "STEP",
-       kStepHelp,
-       1,
-       1,
-       Inspect,
-       [](CLI::App& app, Options& options) {
-         app.add_option("--tensors", options.pattern, "Only tensors that match this glob")
-             ->capture_default_str();
-         app.add_flag("--stats", options.stats, "Read the weights: min, max, rms");
-       },
-       {.examples = {"halflife ckpt inspect runs/first --tensors '*norm*' --stats"},
-        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
-      {"verify",
-       "Read and hash every byte of the steps",
-       "STEP",
-       kStepHelp,
-       1,
-       kManyPaths,
-       Verify,
-       [](CLI::App& app, Options& options) {
-         app.add_option("--jobs", options.jobs, "Files read at a time")
-             ->check(CLI::Range(1, 256))
-             ->capture_default_str();
-       },
-       {.examples = {"halflife ckpt verify runs/first/ckpt/step_000000001200 --jobs 4"},
-        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
-      {"diff",
-       "Compare two steps, whatever their world sizes",
-       "STEP",
-       kStepHelp,
-       2,
-       2,
-       Diff,
-       [](CLI::App& app, Options& options) {
-         app.add_option("--state", options.states, "What to compare, of main, adam_m and adam_v")
-             ->capture_default_str();
-         app.add_flag("--bitwise", options.bitwise, "Stop at the first differing element");
-       },
-       {.notes = "Distances are given in absolute terms, relative to the tensor, and in units in "
-                 "the last place (ulps).",
-        .examples = {"halflife ckpt diff runs/first runs/second --state main"},
-        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
-      {"reshard",
-       "Write a step anew for another number of ranks",
-       "STEP",
-       kStepHelp,
-       1,
-       1,
-       Reshard,
-       [](CLI::App& app, Options& options) {
-         app.add_option("--world", options.world, "Ranks")->required()->check(CLI::Range(1, 65536));
-         app.add_option("--out", options.out, "The new step's folder; must not exist")
-             ->type_name("DIR")
-             ->required();
-       },
-       {.notes = "A run resumes on any number of ranks without this; it only evens out the files.",
-        .examples = {"halflife ckpt reshard runs/first --world 8 --out step_for_8"},
-        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
-      {"prune",
-       "Delete old steps",
-       "RUN",
-       kRunHelp,
-       1,
-       1,
-       Prune,
-       [](CLI::App& app, Options& options) {
-         app.add_option("--keep-last", options.keep_last, "Newest steps to keep, at least 2")
-             ->capture_default_str();
-         app.add_option("--keep-every", options.keep_every, "Also keep every n-th step; 0: off")
-             ->capture_default_str();
-         app.add_option("--keep-best", options.keep_best,
-                        "Also keep the step with the lowest value of this metric, e.g. val_loss "
-                        "[none]");
-         app.add_flag("--dry-run", options.dry_run, "Only say what would go, and why");
-       },
-       {.examples = {"halflife ckpt prune runs/first --keep-last 2 --dry-run"},
-        .exit_codes = {ExitCode::kEnvironment, ExitCode::kCheckpointIo}}},
-  };
-}
+constexpr Verb kVerbs[] = {{"ls", Ls},     {"inspect", Inspect}, {"verify", Verify},
+                           {"diff", Diff}, {"reshard", Reshard}, {"prune", Prune}};
 
 }  // namespace
 
-void AddCkpt(CLI::App& app, Action& action) {
-  CLI::App* const command =
-      app.add_subcommand("ckpt", "List, verify, compare and prune checkpoints");
-  command->require_subcommand(1);
-  DescribeUse(
-      *command,
-      {.examples = {"halflife ckpt ls runs/first", "halflife ckpt verify runs/first"},
-       .exit_codes = {ExitCode::kDifference, ExitCode::kEnvironment, ExitCode::kCheckpointIo}});
-  for (const Subcommand& subcommand : Subcommands()) {
-    auto options = std::make_shared<Options>();
-    CLI::App* const sub = command->add_subcommand(subcommand.name, subcommand.help);
-    DescribeUse(*sub, subcommand.use);
-    sub->add_option(subcommand.operand, options->paths, subcommand.operand_help)
-        ->type_name(subcommand.operand)
-        ->required()
-        ->expected(subcommand.min_paths, subcommand.max_paths)
-        ->check(CLI::ExistingDirectory);
-    sub->add_flag("--json", options->json, "Print JSON");
-    subcommand.add(*sub, *options);
-    sub->callback([&action, options, run = subcommand.run] { action = AsDamage(run, options); });
+ExitCode Run(const CkptOptions& options) {
+  try {
+    for (const Verb& verb : kVerbs) {
+      if (options.verb == verb.name) return verb.run(options);
+    }
+  } catch (const Error& error) {
+    // A step that cannot be read is damage to this command, whatever it is to a resuming run.
+    if (error.code() != ExitCode::kNoUsableCheckpoint) throw;
+    std::cerr << error.message() << "\n";
+    return ExitCode::kDifference;
   }
+  HL_FAIL(ExitCode::kInternal, "ckpt ", options.verb, " is declared, but not done");
 }
 
 }  // namespace halflife::cli

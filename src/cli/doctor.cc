@@ -1,11 +1,9 @@
 // halflife doctor: what this machine has, and the command that mends what is missing.
-#include <CLI/CLI.hpp>
-
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "cli/command.h"
 #include "cli/doctor/checks.h"
+#include "cli/run.h"
 #include "cli/world.h"
 #include "core/host.h"
 #include "core/version.h"
@@ -14,11 +12,6 @@ namespace halflife::cli {
 namespace {
 
 using doctor::Verdict;
-
-struct Options {
-  std::string run = "runs";
-  bool json = false, quick = false;
-};
 
 // Consecutive checks of one title are one group.
 void Append(doctor::Group group, doctor::Report& report) {
@@ -38,11 +31,13 @@ bool AnyFailure(const doctor::Report& report, dist::RankContext& context) {
   return failures > 0;
 }
 
-ExitCode Run(const Options& options) {
+}  // namespace
+
+ExitCode Run(const DoctorOptions& options) {
   doctor::Scene scene;
   scene.run_folder = options.run;
   scene.measure = !options.quick;
-  scene.launcher = dist::ReadLauncherEvidence();
+  scene.launcher = ReadLauncherEvidence();
   const BuildInfo build = GetBuildInfo();
   doctor::Report report{build.version, build.git_hash, HostName(), 1, {}};
   if (scene.launcher.rank == 0) {  // before MPI: a check may start programs
@@ -65,29 +60,6 @@ ExitCode Run(const Options& options) {
     }
     return failed ? ExitCode::kEnvironment : ExitCode::kFinished;
   });
-}
-
-}  // namespace
-
-void AddDoctor(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("doctor", "Say what this machine has and what mends the rest");
-  DescribeUse(
-      *command,
-      {.notes = "Libraries, GPUs, cores, limits, network and disk, each OK, WARN or FAIL with the "
-                "command that mends it. Writes at most 512 MiB below --run and deletes it; under "
-                "mpirun sums tensors between the ranks for 5 s. Exit 4 where anything FAILs. "
-                "Before the program is built, launch/setup --check looks at what it is built from.",
-       .examples = {"halflife doctor", "halflife doctor --run /scratch/runs --json",
-                    "launch/mpirun/run.sh --ranks 2 -- halflife doctor"},
-       .exit_codes = {ExitCode::kEnvironment, ExitCode::kTimeout, ExitCode::kPeerLost}});
-  command->add_option("--run", options->run, "The folder that runs will be written to")
-      ->type_name("DIR")
-      ->capture_default_str();
-  command->add_flag("--quick", options->quick, "Leave out the disk and all-reduce tests");
-  command->add_flag("--json", options->json, "Print JSON");
-  command->callback([=, &action] { action = [options] { return Run(*options); }; });
 }
 
 }  // namespace halflife::cli

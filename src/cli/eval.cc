@@ -1,6 +1,4 @@
 // halflife eval: validation loss and perplexity of a checkpoint.
-#include <CLI/CLI.hpp>
-
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -8,11 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/command.h"
 #include "cli/model_source.h"
+#include "cli/run.h"
 #include "cli/world.h"
 #include "core/error.h"
-#include "core/files.h"
 #include "core/hash.h"
 #include "core/human.h"
 #include "data/dataset.h"
@@ -24,14 +21,6 @@
 
 namespace halflife::cli {
 namespace {
-
-struct Options {
-  std::string model, tokenizer, data, json;
-  std::vector<std::string> texts;
-  int64_t seq_len = 0, windows = 0, batch = 8;
-  int threads = 0;
-  bool bigram = false;
-};
 
 void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& dataset) {
   const int64_t model_vocab = loaded.model->config().vocab_size;
@@ -45,7 +34,7 @@ void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& data
 // What the model is scored on: a dataset's validation split, or texts.
 class Scored {
  public:
-  Scored(const Options& options, const infer::LoadedModel& loaded) {
+  Scored(const EvalOptions& options, const infer::LoadedModel& loaded) {
     if (options.data.empty()) {
       text_ = data::EncodeFiles(options.texts, infer::RequireTokenizer(loaded));
     } else {
@@ -58,7 +47,7 @@ class Scored {
     return dataset_ ? data::ViewOf(*dataset_, data::Split::kValidation) : data::ViewOf(text_);
   }
   const data::Dataset& dataset() const { return *dataset_; }  // with --data
-  SharedFact Fact(const Options& options) const {
+  SharedFact Fact(const EvalOptions& options) const {
     const std::string hash =
         ToHex(dataset_ ? dataset_->info().hash
                        : HashBytes(text_.ids.data(), text_.ids.size() * sizeof(int32_t)));
@@ -72,7 +61,7 @@ class Scored {
   data::TextTokens text_;
 };
 
-void CheckOptions(const Options& options) {
+void CheckOptions(const EvalOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.data.empty() != options.texts.empty(),
               options.data.empty() ? "nothing to evaluate on" : "both --data and --text",
               "; give either --data DATASET or --text FILE...");
@@ -82,7 +71,7 @@ void CheckOptions(const Options& options) {
 }
 
 // Ranks that cut other windows, or other numbers of them, would wait for each other in vain.
-void CheckRanks(const Options& options, const infer::LoadedModel& loaded, const Scored& scored,
+void CheckRanks(const EvalOptions& options, const infer::LoadedModel& loaded, const Scored& scored,
                 int64_t seq_len, dist::RankContext& context) {
   if (context.world_size() == 1) return;
   const auto number = [](const char* name, int64_t value) {
@@ -92,7 +81,24 @@ void CheckRanks(const Options& options, const infer::LoadedModel& loaded, const 
                          number("--windows", options.windows), number("--batch", options.batch)});
 }
 
-ExitCode Evaluate(const Options& options, dist::RankContext& context) {
+// Made from the JSON, so that both always say the same.
+std::string Text(const nlohmann::ordered_json& out) {
+  const auto number = [&](const char* key, int digits) {
+    return Fixed(out.at(key).get<double>(), digits);
+  };
+  std::string text =
+      Concat("step ", out.at("step").dump(), ", ", out.at("tokens").dump(),
+             " tokens in windows of ", out.at("seq_len").dump(), "\nloss        ",
+             number("loss", 4), " nats per token\nperplexity  ", number("perplexity", 3),
+             "\ntext        ", number("bits_per_byte", 4), " bits per byte\n");
+  if (out.contains("bigram_loss")) {
+    text += Concat("bigram      ", number("bigram_loss", 4), " nats per token, ",
+                   number("bigram_bits_per_byte", 4), " bits per byte (add-one smoothed)\n");
+  }
+  return text;
+}
+
+ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
   const Scored scored(options, loaded);
@@ -110,76 +116,24 @@ ExitCode Evaluate(const Options& options, dist::RankContext& context) {
                                 {"loss", result.loss},
                                 {"perplexity", result.perplexity()},
                                 {"bits_per_byte", result.bits_per_byte}};
-  std::cout << "step " << loaded.state.step << ", " << result.num_targets
-            << " tokens in windows of " << seq_len << "\nloss        " << Fixed(result.loss, 4)
-            << " nats per token\nperplexity  " << Fixed(result.perplexity(), 3) << "\ntext        "
-            << Fixed(result.bits_per_byte, 4) << " bits per byte\n";
   if (options.bigram) {
     const eval::BigramResult bigram = eval::ScoreBigram(scored.dataset(), seq_len, options.windows);
     out["bigram_loss"] = bigram.loss;
     out["bigram_perplexity"] = std::exp(bigram.loss);
     out["bigram_bits_per_byte"] = bigram.bits_per_byte;
-    std::cout << "bigram      " << Fixed(bigram.loss, 4) << " nats per token, "
-              << Fixed(bigram.bits_per_byte, 4) << " bits per byte (add-one smoothed)\n";
   }
-  if (!options.json.empty()) {
-    AtomicWriteFile(options.json, out.dump(2) + "\n", ExitCode::kEnvironment);
-  }
+  std::cout << (options.json ? out.dump(2) + "\n" : Text(out)) << std::flush;
   return ExitCode::kFinished;
 }
 
 }  // namespace
 
-void AddEval(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("eval", "Validation loss and perplexity of a model");
-  DescribeUse(
-      *command,
-      {.notes = "Windows are cut from the documents one after the other, each with its eos, and "
-                "start from an empty state; what is left behind the last whole one is not scored. "
-                "Under mpirun the ranks share the windows. --text reads as `prepare --documents "
-                "file` and gives the same numbers: a file is one document of UTF-8, unpacked where "
-                "it ends in .gz or .zst. Bits per byte compare models with different tokenizers: "
-                "the loss in "
-                "bits, times (tokens - documents) / bytes of text of the whole split. So a "
-                "document's eos counts in place of its first token, which nothing predicts, and "
-                "with the bytes tokenizer it is the loss / ln 2.",
-       .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
-                    "halflife eval --model runs/first --text chapter.txt"},
-       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
-  command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
-  command
-      ->add_option("--data", options->data,
-                   "A dataset folder, whose validation split is scored [none: --text]")
-      ->type_name("DATASET");
-  command
-      ->add_option("--text", options->texts,
-                   "Text files instead of --data, each one document, read by the tokenizer")
-      ->type_name("FILE");
-  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]")
-      ->type_name("DIR");
-  command->add_option("--seq-len", options->seq_len, "Tokens a window [as trained]")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--windows", options->windows, "Score the first so many windows [all]")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--batch", options->batch, "Windows of one forward")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--threads", options->threads, "Threads a rank [all cores]")
-      ->check(CLI::NonNegativeNumber);
-  command->add_flag("--bigram", options->bigram,
-                    "Also score an add-one-smoothed bigram model of the training split");
-  command->add_option("--json", options->json, "Also write the result to this file [none]")
-      ->type_name("FILE");
-  command->callback([=, &action] {
-    action = [options] {
-      CheckOptions(*options);
-      return RunInWorld(dist::RankConfig{}.timeout_s,
-                        [&](dist::RankContext& context, std::filesystem::path&) {
-                          return Evaluate(*options, context);
-                        });
-    };
-  });
+ExitCode Run(const EvalOptions& options) {
+  CheckOptions(options);
+  return RunInWorld(dist::RankConfig{}.timeout_s,
+                    [&](dist::RankContext& context, std::filesystem::path&) {
+                      return Evaluate(options, context);
+                    });
 }
 
 }  // namespace halflife::cli

@@ -1,71 +1,25 @@
 // halflife export: a checkpoint as a folder that transformers loads.
-#include <CLI/CLI.hpp>
-
 #include <iostream>
 
-#include "cli/command.h"
+#include "cli/run.h"
 #include "core/error.h"
 #include "core/human.h"
 #include "infer/model_loader.h"
 #include "interop/export.h"
 
 namespace halflife::cli {
-namespace {
-
-struct Options {
-  std::string run, out, tokenizer, dtype = "fp32";
-  interop::ExportOptions exported;
-};
-
-ExitCode Run(Options options) {
-  options.exported.dtype =
-      options.dtype == "bf16" ? ckpt::StoredDType::kBF16 : ckpt::StoredDType::kF32;
+ExitCode Run(const ExportOptions& options) {
+  interop::ExportOptions exported = options.exported;
+  exported.dtype = options.dtype == "bf16" ? ckpt::StoredDType::kBF16 : ckpt::StoredDType::kF32;
   const std::filesystem::path step_dir = ckpt::FindStep(options.run);
   const ckpt::StepReader step = ckpt::StepReader::Open(step_dir);
   const auto tokenizer = infer::LoadTokenizerOfStep(step_dir, options.tokenizer);
   const interop::ExportReport report =
-      interop::ExportModel(step, tokenizer.get(), options.out, options.exported);
+      interop::ExportModel(step, tokenizer.get(), options.out, exported);
   std::cout << step_dir.string() << " -> " << options.out << ": " << report.class_name << ", "
             << HumanBytes(report.bytes)
             << (report.has_tokenizer ? "" : ", no tokenizer (pass --tokenizer DIR)") << "\n";
   return ExitCode::kFinished;
-}
-
-}  // namespace
-
-void AddExport(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("export", "Write a checkpoint as a folder that transformers loads");
-  DescribeUse(
-      *command,
-      {.notes = "Then in Python: AutoModelForCausalLM.from_pretrained(\"exports/first\"), after "
-                "`import fla` for the classes of flash-linear-attention.",
-       .examples = {"halflife export --run runs/first --out exports/first --dtype bf16"},
-       .exit_codes = {ExitCode::kEnvironment, ExitCode::kNonFinite,
-                      ExitCode::kNoUsableCheckpoint}});
-  command->add_option("--run", options->run, "A run (its newest step), or one step of it")
-      ->type_name("RUN")
-      ->required();
-  command->add_option("--out", options->out, "The folder to make; it must not exist")
-      ->type_name("DIR")
-      ->required();
-  command->add_option("--dtype", options->dtype, "Of all tensors")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
-      ->capture_default_str();
-  command
-      ->add_option("--model-type", options->exported.model_type,
-                   "config.json's model_type, where several classes fit")
-      ->check(CLI::IsMember({"auto", "llama", "transformer", "retnet", "gla"}))
-      ->capture_default_str();
-  command->add_option("--max-shard", options->exported.max_shard_bytes, "Of one file, e.g. 5GB")
-      ->transform(CLI::AsSizeValue(true))
-      ->default_str("5GB");
-  command->add_flag("--untie", options->exported.untie,
-                    "Write the head of a tied model as a tensor of its own");
-  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]")
-      ->type_name("DIR");
-  command->callback([=, &action] { action = [options] { return Run(*options); }; });
 }
 
 }  // namespace halflife::cli

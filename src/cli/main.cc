@@ -1,39 +1,47 @@
-// The `halflife` program: parses the command line, runs one subcommand, turns errors into exit
-// codes.
-#include <CLI/CLI.hpp>
+// `halflife`: parses the command line, answers --help, --version and `completion`, and hands all else to
+// `halflife-engine` beside it in the same process. LibTorch alone takes 0.2 s to load: only the engine
+// links it.
+#include <fcntl.h>
+#include <unistd.h>
 
-#include <cstdlib>
-#include <iostream>
+#include <cerrno>
+#include <filesystem>
 
-#include "cli/failure.h"
-#include "cli/program.h"
+#include "cli/command_line/parse.h"
+#include "cli/run.h"
 #include "core/error.h"
-#include "core/fault.h"
+#include "core/launcher.h"
 #include "core/log.h"
-#include "dist/rank_context.h"
 
 namespace halflife::cli {
 namespace {
 
+// The same process id and file descriptors, so launchers and shells see one program.
+[[noreturn]] void BecomeEngine(char** argv) {
+  std::error_code ignored;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  const std::filesystem::path engine = self.parent_path() / "halflife-engine";
+  ::execv(engine.c_str(), argv);
+  HL_FAIL(ExitCode::kEnvironment, "cannot start ", engine.string(), ": ",
+          internal::ErrnoText(errno), "; it belongs beside ", self.string(),
+          " and is built with it (target halflife)");
+}
+
 int Main(int argc, char** argv) {
-  const dist::LauncherEvidence evidence = dist::ReadLauncherEvidence();
+  const LauncherEvidence evidence = ReadLauncherEvidence();
   log::Init({.rank = evidence.rank, .world_size = evidence.world_size});
-  Action action;
-  const std::unique_ptr<CLI::App> app = MakeProgram(action);
   try {
-    try {
-      app->parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-      if (error.get_exit_code() != 0) CheckWords(*app, {argv + 1, argv + argc});
-      return app->exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
-    }
-    const char* fault_spec = std::getenv("HL_FAULT");
-    fault::Arm(fault_spec == nullptr ? "" : fault_spec, evidence.rank);
-    return static_cast<int>(action());
-  } catch (...) {
-    const Failure failure = DescribeFailure(std::current_exception());
-    HL_ERROR("halflife", failure.text);
-    return static_cast<int>(failure.code);
+    Request request;
+    if (const auto code = ParseCommandLine(argc, argv, request)) return static_cast<int>(*code);
+    if (const auto* completion = std::get_if<CompletionOptions>(&request))
+      return static_cast<int>(Run(*completion));
+    BecomeEngine(argv);
+  } catch (const Error& error) {
+    HL_ERROR("halflife", error.what());
+    return static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    HL_ERROR("halflife", "internal fault: ", error.what());
+    return static_cast<int>(ExitCode::kInternal);
   }
 }
 

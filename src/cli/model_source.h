@@ -10,8 +10,6 @@
 
 namespace halflife::cli {
 
-inline constexpr char kModelHelp[] = "A run, one step of it, or a Hugging Face folder";
-
 // `tokenizer_dir` empty: the model's own.
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model,
                                 const std::filesystem::path& tokenizer_dir = {});

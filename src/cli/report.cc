@@ -1,10 +1,8 @@
 // halflife report: one HTML page about runs.
-#include <CLI/CLI.hpp>
-
 #include <ctime>
 #include <iostream>
 
-#include "cli/command.h"
+#include "cli/run.h"
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -15,11 +13,6 @@
 
 namespace halflife::cli {
 namespace {
-
-struct Options {
-  std::vector<std::string> runs;
-  std::string out;
-};
 
 std::string Made() {
   const std::time_t now = std::time(nullptr);
@@ -52,34 +45,15 @@ std::vector<eval::RunRecord> ReadRuns(const std::vector<std::string>& paths) {
   return runs;
 }
 
-ExitCode Run(const Options& options) {
+}  // namespace
+
+ExitCode Run(const ReportOptions& options) {
   std::vector<eval::RunRecord> runs = ReadRuns(options.runs);
   const std::string page = eval::RenderPage(std::move(runs), Made());
   WriteOutput(options.out, page, ExitCode::kEnvironment);
   std::ostream& words = IsStandardOutput(options.out) ? std::cerr : std::cout;
   words << "wrote " << options.out << " (" << HumanBytes(page.size()) << ")\n";
   return ExitCode::kFinished;
-}
-
-}  // namespace
-
-void AddReport(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("report", "One HTML page about runs: curves, speed, a comparison");
-  DescribeUse(
-      *command,
-      {.notes = "The page holds everything it shows and loads nothing. Runs that still train are "
-                "shown as far as they are; a folder that is no run is left out with a warning.",
-       .examples = {"halflife report runs/gla runs/retention --out report.html"},
-       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment}});
-  command->add_option("RUN", options->runs, "Folders of runs, finished or not")
-      ->type_name("RUN")
-      ->required();
-  command->add_option("--out", options->out, "The page to write; - is standard output")
-      ->type_name("FILE")
-      ->required();
-  command->callback([=, &action] { action = [options] { return Run(*options); }; });
 }
 
 }  // namespace halflife::cli

@@ -1,6 +1,4 @@
 // halflife score: log-probabilities of given tokens or texts.
-#include <CLI/CLI.hpp>
-
 #include <ATen/Parallel.h>
 
 #include <cstring>
@@ -8,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "cli/command.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
+#include "cli/run.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -22,13 +20,6 @@
 
 namespace halflife::cli {
 namespace {
-
-struct Options {
-  std::string model, tokenizer, tokens, out;
-  std::vector<std::string> texts;
-  infer::ScoreConfig score;
-  int threads = 0;
-};
 
 // Of --tokens: a hundred million ids.
 constexpr uint64_t kMaxTokensBytes = 1ull << 30;
@@ -153,7 +144,7 @@ void Report(const Input& input, const std::vector<std::vector<float>>& scores,
 }
 
 // Ranks with other sequences would hand in other scores than rank 0 asks for.
-void CheckRanks(const Options& options, const infer::LoadedModel& loaded,
+void CheckRanks(const ScoreOptions& options, const infer::LoadedModel& loaded,
                 const Sequences& sequences, dist::RankContext& context) {
   if (context.world_size() == 1) return;
   StreamHash hash;
@@ -172,7 +163,7 @@ void CheckRanks(const Options& options, const infer::LoadedModel& loaded,
                          {"the batching", limits, limits}});
 }
 
-ExitCode Score(const Options& options, dist::RankContext& context) {
+ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
   const Input input = options.tokens.empty()
@@ -192,51 +183,12 @@ ExitCode Score(const Options& options, dist::RankContext& context) {
 
 }  // namespace
 
-void AddScore(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("score", "Log-probabilities of given tokens or texts");
-  DescribeUse(
-      *command,
-      {.notes =
-           "Writes a line a sequence: {\"ids\":[...],\"logprobs\":[...]} with logprobs[i] = ln "
-           "p(ids[i+1] | ids[..i]) in fp32, and prints the mean, of --text also in bits per byte "
-           "(a text's first token, which is not scored, counts as an average one). Under mpirun "
-           "the ranks share the sequences.",
-       .examples = {"halflife score --model runs/first --text chapter.txt --out chapter.jsonl"},
-       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
-  command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
-  CLI::Option* tokens = command
-                            ->add_option("--tokens", options->tokens,
-                                         "A JSON file: a list of lists of token ids [none]")
-                            ->type_name("FILE");
-  CLI::Option* text = command
-                          ->add_option("--text", options->texts,
-                                       "Text files, each one sequence; - is standard input")
-                          ->type_name("FILE");
-  tokens->excludes(text);
-  command->add_option("--out", options->out, "The JSONL file to write; - is standard output")
-      ->type_name("FILE")
-      ->required();
-  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]")
-      ->type_name("DIR");
-  command->add_option("--piece", options->score.piece, "Tokens of a sequence in one forward")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--batch-tokens", options->score.batch_tokens, "Tokens of one forward")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--threads", options->threads, "Threads a rank [all cores]")
-      ->check(CLI::NonNegativeNumber);
-  command->callback([=, &action] {
-    action = [options] {
-      HL_CHECK_AS(ExitCode::kUsage, !options->tokens.empty() || !options->texts.empty(),
-                  "nothing to score; give --tokens FILE.json or --text FILE");
-      return RunInWorld(dist::RankConfig{}.timeout_s,
-                        [&](dist::RankContext& context, std::filesystem::path&) {
-                          return Score(*options, context);
-                        });
-    };
-  });
+ExitCode Run(const ScoreOptions& options) {
+  HL_CHECK_AS(ExitCode::kUsage, !options.tokens.empty() || !options.texts.empty(),
+              "nothing to score; give --tokens FILE.json or --text FILE");
+  return RunInWorld(
+      dist::RankConfig{}.timeout_s,
+      [&](dist::RankContext& context, std::filesystem::path&) { return Score(options, context); });
 }
 
 }  // namespace halflife::cli

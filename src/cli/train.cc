@@ -1,11 +1,9 @@
 // halflife train: one run from a recipe, alone or as one rank under mpirun or srun.
-#include <CLI/CLI.hpp>
-
 #include <iostream>
 
-#include "cli/command.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
+#include "cli/run.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/hash.h"
@@ -21,55 +19,20 @@
 namespace halflife::cli {
 namespace {
 
-struct Options {
-  std::string config;
-  std::vector<std::string> overrides;
-  std::string run;
-  std::string resume = "auto";
-  std::vector<std::string> allow_change;
-  bool steal_lock = false;
-  bool dry_run = false;
-  std::string init_from, init_map, init_new_rows = "refuse";
-  train::WarmStartRules init_rules;
-};
-
 const std::map<std::string, train::RowGrowth> kRowGrowth = {{"refuse", train::RowGrowth::kRefuse},
                                                             {"mean", train::RowGrowth::kMean},
                                                             {"init", train::RowGrowth::kInit}};
 
-train::WarmStartRules InitRules(const Options& options) {
+train::WarmStartRules InitRules(const TrainOptions& options) {
   train::WarmStartRules rules = options.init_rules;
   if (!options.init_map.empty()) rules.renames = train::ReadRenames(options.init_map);
   rules.new_rows = kRowGrowth.at(options.init_new_rows);
   return rules;
 }
 
-void AddInitOptions(CLI::App& command, Options& options) {
-  CLI::Option* from = command.add_option("--init-from", options.init_from,
-                                         "Start from these weights (a run, a step, a Hugging Face "
-                                         "folder); a checkpoint in --run wins [none]");
-  from->type_name("RUN");
-  const auto more = [&](const char* name, auto& value, const char* help) {
-    return command.add_option(name, value, help)->needs(from);
-  };
-  more("--init-map", options.init_map,
-       "A file of `pattern -> replacement` lines that rename [none]")
-      ->type_name("FILE");
-  more("--init-allow-missing", options.init_rules.allow_missing,
-       "Tensors that keep their initial value; may be repeated")
-      ->type_name("GLOB");
-  more("--init-allow-unexpected", options.init_rules.allow_unexpected,
-       "Tensors of the source that are left out; may be repeated")
-      ->type_name("GLOB");
-  more("--init-new-rows", options.init_new_rows,
-       "Of a larger vocabulary: refuse, the mean row, or initial values")
-      ->check(CLI::IsMember(kRowGrowth))
-      ->capture_default_str();
-}
-
 // A plan needs no dataset: what of one is missing is assumed, and said.
 ExitCode DryRun(train::RunConfig config) {
-  const dist::LauncherEvidence evidence = dist::ReadLauncherEvidence();
+  const LauncherEvidence evidence = ReadLauncherEvidence();
   std::error_code ignored;
   const bool has_dataset = std::filesystem::exists(config.data.path, ignored);
   int64_t train_tokens = 0;
@@ -125,7 +88,9 @@ std::function<std::string(const model::LanguageModel&)> SampleText(const train::
   };
 }
 
-ExitCode Run(const Options& options) {
+}  // namespace
+
+ExitCode Run(const TrainOptions& options) {
   const ckpt::ResumeRequest resume = ckpt::ParseResume(options.resume);
   const std::filesystem::path run_dir =
       options.run.empty()
@@ -156,56 +121,6 @@ ExitCode Run(const Options& options) {
     abort_dir = run_dir;
     return trainer.Run();
   });
-}
-
-}  // namespace
-
-void AddTrain(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("train", "Train a model from a recipe");
-  DescribeUse(
-      *command,
-      {.notes = "A run that was stopped goes on with the same command. Every name that --set takes "
-                "is in proto/halflife/run_config.proto; `halflife recipe` prints them with their "
-                "values.",
-       .examples =
-           {"halflife train --config launch/recipes/quickstart.textproto --set "
-            "data.path=datasets/mine --run runs/first",
-            "launch/mpirun/run.sh --ranks 2 -- halflife train --config "
-            "launch/recipes/quickstart.textproto --set optimizer.lr=3e-4 --run runs/second"},
-       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kTimeout,
-                      ExitCode::kPeerLost, ExitCode::kNonFinite, ExitCode::kCheckpointIo,
-                      ExitCode::kRequeue, ExitCode::kNoUsableCheckpoint, ExitCode::kInterrupted}});
-  command->add_option("--config", options->config, "The recipe (protobuf text format)")
-      ->type_name("RECIPE")
-      ->required();
-  command
-      ->add_option("--set", options->overrides,
-                   "Overrides a field of the recipe, e.g. optimizer.lr=3e-4; may be repeated")
-      ->type_name("NAME=VALUE")
-      ->take_all();
-  command->add_flag("--dry-run", options->dry_run,
-                    "Print the resolved config with all defaults, parameters, memory and whether "
-                    "it fits, tokens, "
-                    "epochs; train nothing. Needs no dataset");
-
-  command->option_defaults()->group("Run folder");
-  command->add_option("--run", options->run, "The run's folder [runs/ and the recipe's name]")
-      ->type_name("RUN");
-  command->add_option("--resume", options->resume, "Where to go on: auto, none, step=N or path=DIR")
-      ->capture_default_str();
-  command
-      ->add_option("--allow-change", options->allow_change,
-                   "A config field that may differ from the checkpoint's, e.g. optimizer.lr; may "
-                   "be repeated")
-      ->type_name("NAME")
-      ->take_all();
-  command->add_flag("--steal-lock", options->steal_lock,
-                    "Take over a run folder whose owner is dead");
-
-  command->option_defaults()->group("Start from other weights");
-  AddInitOptions(*command, *options);
-  command->callback([=, &action] { action = [options] { return Run(*options); }; });
 }
 
 }  // namespace halflife::cli

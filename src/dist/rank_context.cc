@@ -2,10 +2,6 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
-#include <initializer_list>
-#include <optional>
-
 #include "core/host.h"
 #include "core/log.h"
 #include "dist/mpi_rank_context.h"
@@ -15,18 +11,6 @@
 
 namespace halflife::dist {
 namespace {
-
-// The first of these variables that holds a number.
-std::optional<int> ReadNumber(std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    const char* text = std::getenv(name);
-    if (text == nullptr || *text == '\0') continue;
-    char* end = nullptr;
-    const long value = std::strtol(text, &end, 10);
-    if (*end == '\0') return static_cast<int>(value);
-  }
-  return std::nullopt;
-}
 
 // A world of one: no launcher, no MPI (whose initialisation alone takes half a second).
 class SingleRankContext final : public RankContext {
@@ -62,28 +46,11 @@ class SingleRankContext final : public RankContext {
 
 }  // namespace
 
-LauncherEvidence ReadLauncherEvidence() {
-  LauncherEvidence evidence;
-  std::optional<int> rank = ReadNumber({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"});
-  const bool slurm_step = ReadNumber({"SLURM_STEP_ID"}).has_value();
-  if (!rank && slurm_step) rank = ReadNumber({"SLURM_PROCID"});
-  if (!rank) return evidence;
-  evidence.launched = true;
-  evidence.rank = *rank;
-  std::optional<int> size = ReadNumber({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
-  if (!size && slurm_step) size = ReadNumber({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
-  evidence.world_size = size.value_or(1);
-  evidence.local_size =
-      ReadNumber({"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}).value_or(1);
-  return evidence;
-}
-
 std::unique_ptr<RankContext> RankContext::Create(const RankConfig& config) {
   const LauncherEvidence evidence = ReadLauncherEvidence();
   // A one-task step (`srun --pty bash`) often has no PMI at all, and MPI_Init would fail there for
   // nothing.
-  const bool step_of_one =
-      evidence.world_size == 1 && !ReadNumber({"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"});
+  const bool step_of_one = evidence.world_size == 1 && !evidence.has_pmi;
   if (!evidence.launched || step_of_one) return std::make_unique<SingleRankContext>(config);
   return MakeMpiRankContext(config, evidence);
 }

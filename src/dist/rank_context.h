@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "core/launcher.h"
 #include "core/tensor_ref.h"
 #include "dist/communicator.h"
 
@@ -48,15 +49,5 @@ class RankContext {
   // Ends the whole world with this exit code, at once, from any thread. Does not return.
   [[noreturn]] virtual void AbortWorld(int exit_code) noexcept = 0;
 };
-
-// From the environment alone, before MPI: what log lines and messages use. {0, 1} without a
-// launcher.
-struct LauncherEvidence {
-  bool launched = false;  // under mpirun or srun
-  int rank = 0;
-  int world_size = 1;
-  int local_size = 1;  // ranks on this host, where the launcher tells
-};
-LauncherEvidence ReadLauncherEvidence();
 
 }  // namespace halflife::dist

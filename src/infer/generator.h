@@ -10,19 +10,10 @@
 #include <span>
 #include <vector>
 
-#include "infer/sampler.h"
+#include "infer/config.h"
 #include "model/language_model.h"
 
 namespace halflife::infer {
-
-struct GenerateConfig {
-  int64_t max_tokens = 200;
-  int32_t eos_id = -1;  // stop there; -1: never
-  int64_t vocab_size =
-      0;  // sample among the first so many ids (a tokenizer\'s, where the model\'s is larger); 0: all
-  int64_t prefill_chunk = 2048;  // tokens of one prefill forward: bounds its memory
-  SamplerConfig sampler;
-};
 
 struct GenerateStats {
   int64_t prompt_tokens = 0;

@@ -9,14 +9,10 @@
 #include <span>
 #include <vector>
 
+#include "infer/config.h"
 #include "model/language_model.h"
 
 namespace halflife::infer {
-
-struct ScoreConfig {
-  int64_t piece = 2048;         // tokens of a row in one forward
-  int64_t batch_tokens = 8192;  // of one forward, padding included
-};
 
 // The sequences (by index) cut into batches of similar length: a function of lengths and config alone, so that any number of
 // ranks computes the same numbers. Sequences of fewer than two tokens have nothing to score and are left out.

@@ -11,22 +11,9 @@
 
 #include "ckpt/weight_source.h"
 #include "train/parameter_arena.h"
+#include "train/warm_start_rules.h"
 
 namespace halflife::train {
-
-enum class RowGrowth {
-  kRefuse,
-  kMean,
-  kInit
-};  // rows of a vocabulary that the source does not have
-
-struct WarmStartRules {
-  // Of the source's names: the first regular expression (ECMAScript) that matches all of a name renames it, with $1...
-  std::vector<std::pair<std::string, std::string>> renames;
-  std::vector<std::string> allow_missing;     // globs of our names that keep their initial value
-  std::vector<std::string> allow_unexpected;  // globs of (renamed) source names that are not used
-  RowGrowth new_rows = RowGrowth::kRefuse;    // of embeddings.weight and lm_head.weight
-};
 
 struct WarmStartReport {
   int num_loaded = 0, num_kept = 0, num_unused = 0;  // tensors

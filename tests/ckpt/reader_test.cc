@@ -15,7 +15,8 @@
 #include "ckpt/reshard.h"
 #include "ckpt/run_lock.h"
 #include "ckpt/step_dir.h"
-#include "cli/command.h"
+#include "cli/command_line/command.h"
+#include "cli/run.h"
 #include "core/files.h"
 #include "dist/local_communicator.h"
 #include "support/expect_error.h"
@@ -37,13 +38,13 @@ struct CommandResult {
 // As main does: parse, run, turn an Error into its exit code.
 CommandResult RunCkpt(const std::string& arguments) {
   CLI::App app;
-  cli::Action action;
-  cli::AddCkpt(app, action);
+  cli::Request request;
+  cli::AddCkpt(app, request);
   testing::internal::CaptureStdout();
   CommandResult result;
   try {
     app.parse("ckpt " + arguments);
-    result.code = static_cast<int>(action());
+    result.code = static_cast<int>(cli::Run(std::get<cli::CkptOptions>(request)));
   } catch (const CLI::ParseError&) {
     result.code = static_cast<int>(ExitCode::kUsage);
   } catch (const Error& error) {

@@ -7,8 +7,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "cli/completion/shells.h"
-#include "cli/program.h"
+#include "cli/command_line/completion/shells.h"
+#include "cli/command_line/program.h"
 #include "support/subprocess.h"
 #include "support/temp_dir.h"
 
@@ -138,8 +138,8 @@ TEST_F(FishCompletionTest, Words) {
 
 // Every subcommand and option of the program is in every script.
 TEST(CompletionScripts, HoldTheWholeTree) {
-  Action action;
-  const std::unique_ptr<CLI::App> program = MakeProgram(action);
+  Request request;
+  const std::unique_ptr<CLI::App> program = MakeProgram(request);
   const Node root = TreeOf(*program);
   ASSERT_GE(AllNodes(root).size(), 13u);
   for (const Shell& shell : Shells()) {

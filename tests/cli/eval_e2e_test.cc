@@ -36,11 +36,11 @@ class Eval : public testing::Test {
   }
   // The result of `eval --json`.
   static nlohmann::json Evaluate(const std::string& model, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"eval", "--model", Path(model), "--json", Path("e.json")};
+    std::vector<std::string> arguments = {"eval", "--model", Path(model), "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const RunResult result = Halflife(arguments);
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    return nlohmann::json::parse(std::ifstream(Path("e.json")));
+    return nlohmann::json::parse(result.out);
   }
   static nlohmann::json Inspect(const std::string& path) {
     return nlohmann::json::parse(Halflife({"inspect", "--json", path}).out);
@@ -126,12 +126,12 @@ TEST_F(Eval, ATextIsWorthWhatItsDatasetIsWorth) {
     }
   }
   std::vector<std::string> command = {HALFLIFE_BINARY, "eval", "--model", Path("run"),
-                                      "--text",        one,    "--json",  Path("r.json")};
+                                      "--text",        one,    "--json"};
   std::vector<nlohmann::json> results;
   for (const int ranks : {1, 2}) {
     const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
     ASSERT_EQ(result.exit_code, 0) << result.err;
-    results.push_back(nlohmann::json::parse(std::ifstream(Path("r.json"))));
+    results.push_back(nlohmann::json::parse(result.out));
   }
   EXPECT_EQ(results[0], results[1]);
 }

@@ -87,13 +87,11 @@ TEST_F(Generate, APromptThatTheTokenizerCannotRead) {
 }
 
 TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
-  const std::string json = fixture->path("eval.json");
   const RunResult result =
       fixture->Halflife({"eval", "--model", fixture->path("run"), "--data", fixture->path("data"),
-                         "--windows", "16", "--bigram", "--json", json});
+                         "--windows", "16", "--bigram", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  std::ifstream file(json);
-  const auto eval = nlohmann::json::parse(file);
+  const auto eval = nlohmann::json::parse(result.out);
   const double trained = fixture->Metrics("run", "val_loss").back()["val_loss"];
   EXPECT_NEAR(eval["loss"].get<double>() / trained, 1, 1e-6);  // same windows, other batch grouping
   EXPECT_GT(eval["bigram_loss"].get<double>(), 0);
@@ -102,18 +100,16 @@ TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
 TEST_F(Generate, EvalOnTwoRanksIsTheSame) {
   std::vector<double> losses;
   for (const int ranks : {1, 2}) {
-    const std::string json = fixture->path("ranks.json");
     const std::vector<std::string> command = {HALFLIFE_BINARY, "eval",
                                               "--model",       fixture->path("run"),
                                               "--data",        fixture->path("data"),
                                               "--windows",     "8",
                                               "--batch",       "4",
-                                              "--json",        json,
-                                              "--threads",     "1"};
+                                              "--threads",     "1",
+                                              "--json"};
     const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
     ASSERT_EQ(result.exit_code, 0) << result.err;
-    std::ifstream file(json);
-    losses.push_back(nlohmann::json::parse(file)["loss"]);
+    losses.push_back(nlohmann::json::parse(result.out)["loss"]);
   }
   EXPECT_NEAR(losses[0] / losses[1], 1, 1e-6);
 }

@@ -1,6 +1,6 @@
 // --help of every subcommand: each option says what it is and its default, the exit codes are
 // there, and the examples parse.
-#include "cli/help.h"
+#include "cli/command_line/help.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <sstream>
 
-#include "cli/option_value.h"
-#include "cli/program.h"
+#include "cli/command_line/option_value.h"
+#include "cli/command_line/program.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -90,20 +90,20 @@ class HelpTest : public testing::Test {
       if (word.starts_with("runs/")) std::filesystem::create_directories(word);
     }
     std::reverse(words.begin(), words.end());  // as CLI11 wants them
-    Action action;
-    const std::unique_ptr<CLI::App> program = MakeProgram(action);
+    Request request;
+    const std::unique_ptr<CLI::App> program = MakeProgram(request);
     try {
       program->parse(words);
     } catch (const CLI::ParseError& error) {
       return error.what();
     }
-    return action ? "" : "sets no action";
+    return std::holds_alternative<std::monostate>(request) ? "chooses no subcommand" : "";
   }
 
   test::TempDir dir_;
   std::filesystem::path old_;
-  Action action_;
-  std::unique_ptr<CLI::App> program_ = MakeProgram(action_);
+  Request request_;
+  std::unique_ptr<CLI::App> program_ = MakeProgram(request_);
   std::vector<const CLI::App*> all_;
 };
 

@@ -53,8 +53,7 @@ case $command in
     exit "${TRAIN_CODE:-0}"
     ;;
   eval)
-    echo "{\"loss\":${VAL_LOSS:-1.5},\"perplexity\":4.5,\"bigram_loss\":${BIGRAM_LOSS:-2.3}}" \
-      >"$(value_of --json "$@")"
+    echo "{\"loss\":${VAL_LOSS:-1.5},\"perplexity\":4.5,\"bigram_loss\":${BIGRAM_LOSS:-2.3}}"
     ;;
   generate) echo "a sample" ;;
 esac

@@ -19,7 +19,7 @@ struct Scene {
   std::filesystem::path proc = "/proc", sys = "/sys", shm = "/dev/shm";
   std::filesystem::path run_folder = "runs";  // checkpoints go below it; need not exist
   bool measure = true;                        // run the disk and all-reduce tests
-  dist::LauncherEvidence launcher = {};
+  LauncherEvidence launcher = {};
 
   // The text of a system file; "" where it is not there.
   std::string Read(const std::filesystem::path& path) const;

@@ -12,20 +12,9 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr Artifact kArtifacts[] = {
-    {"checkpoint", "a step's folder: RUN/ckpt/step_N", &IsCheckpoint, &DescribeCheckpoint, nullptr},
-    {"run", "a run's folder: ckpt/ or config.textproto in it", &IsRun, &DescribeRun, nullptr},
-    {"dataset", "a folder that `halflife prepare` made: manifest.pb, *.h5", &IsDataset,
-     &DescribeDataset, &DatasetText},
-    {"hf_model", "a Hugging Face folder: config.json and *.safetensors", &IsHuggingFace,
-     &DescribeHuggingFace, nullptr},
-    {"tokenizer", "a tokenizer's folder: DATASET/tokenizer, RUN/tokenizer; tokenizer.json, *.model",
-     &IsTokenizer, &DescribeTokenizer, nullptr},
-    {"dataset_shard", "a dataset's file *.h5", &IsShard, &DescribeShard, nullptr},
-    {"recipe", "a recipe *.textproto", &IsRecipe, &DescribeRecipe, &RecipeText},
-    {"metrics", "a run's metrics.jsonl", &IsMetrics, &DescribeMetrics, nullptr},
-    {"events", "TensorBoard's folder RUN/events, or one of its files *tfevents*", &IsEvents,
-     &DescribeEvents, nullptr},
-    {"safetensors", "a file *.safetensors", &IsSafetensors, &DescribeSafetensors, nullptr},
+#define HL_ARTIFACT(kind, form, Name, text) {kind, form, &Is##Name, &Describe##Name, text},
+#include "cli/inspect/artifacts.inc"
+#undef HL_ARTIFACT
 };
 
 // Without the empty name behind a final slash.

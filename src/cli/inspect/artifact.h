@@ -1,6 +1,6 @@
 // What `halflife inspect` knows: a table of recognisers. docs/inspect.md lists every kind's keys.
 //
-// A new kind is a file of this folder and a row in artifact.cc.
+// A new kind is a file of this folder and a line in artifacts.inc.
 #pragma once
 
 #include <filesystem>

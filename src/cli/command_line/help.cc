@@ -1,11 +1,11 @@
-#include "cli/help.h"
+#include "cli/command_line/help.h"
 
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <sstream>
 
-#include "cli/option_value.h"
+#include "cli/command_line/option_value.h"
 #include "core/concat.h"
 
 namespace halflife::cli {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/option_value.h"
+#include "cli/command_line/option_value.h"
 
 namespace CLI {
 class App;

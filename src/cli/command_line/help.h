@@ -19,6 +19,9 @@ class FormatterBase;
 
 namespace halflife::cli {
 
+// Of --model, wherever a subcommand takes one.
+inline constexpr char kModelHelp[] = "A run, one step of it, or a Hugging Face folder";
+
 struct Use {
   std::string notes;                  // a paragraph, broken into lines where it is shown
   std::vector<std::string> examples;  // shell commands

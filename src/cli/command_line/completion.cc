@@ -3,24 +3,15 @@
 
 #include <iostream>
 
-#include "cli/command.h"
-#include "cli/completion/shells.h"
-#include "core/error.h"
+#include "cli/command_line/command.h"
+#include "cli/command_line/completion/shells.h"
+#include "cli/command_line/program.h"
+#include "cli/run.h"
 
 namespace halflife::cli {
-namespace {
 
-ExitCode Run(const CLI::App& program, const std::string& name) {
-  for (const completion::Shell& shell : completion::Shells()) {
-    if (name == shell.name) std::cout << shell.script(completion::TreeOf(program));
-  }
-  return ExitCode::kFinished;
-}
-
-}  // namespace
-
-void AddCompletion(CLI::App& app, Action& action) {
-  auto shell = std::make_shared<std::string>();
+void AddCompletion(CLI::App& app, Request& request) {
+  auto options = std::make_shared<CompletionOptions>();
   CLI::App* command = app.add_subcommand("completion", "Print a shell's completion script");
   DescribeUse(*command,
               {.notes = "For this shell alone: source <(halflife completion bash), and in fish "
@@ -29,10 +20,20 @@ void AddCompletion(CLI::App& app, Action& action) {
                .examples = {"halflife completion bash"}});
   std::vector<std::string> names;
   for (const completion::Shell& row : completion::Shells()) names.push_back(row.name);
-  command->add_option("SHELL", *shell, "The shell: bash, zsh or fish")
+  command->add_option("SHELL", options->shell, "The shell: bash, zsh or fish")
       ->required()
       ->check(CLI::IsMember(names));
-  command->callback([=, &app, &action] { action = [=, &app] { return Run(app, *shell); }; });
+  command->callback([=, &request] { request = *options; });
+}
+
+// Here and not among what the subcommands do: a shell runs it at every start, so it loads no LibTorch.
+ExitCode Run(const CompletionOptions& options) {
+  Request ignored;
+  const std::unique_ptr<CLI::App> program = MakeProgram(ignored);
+  for (const completion::Shell& shell : completion::Shells()) {
+    if (options.shell == shell.name) std::cout << shell.script(completion::TreeOf(*program));
+  }
+  return ExitCode::kFinished;
 }
 
 }  // namespace halflife::cli

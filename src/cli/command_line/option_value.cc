@@ -1,4 +1,4 @@
-#include "cli/option_value.h"
+#include "cli/command_line/option_value.h"
 
 #include <CLI/CLI.hpp>
 

@@ -1,6 +1,6 @@
 #include <sstream>
 
-#include "cli/completion/shells.h"
+#include "cli/command_line/completion/shells.h"
 #include "core/concat.h"
 
 namespace halflife::cli::completion {

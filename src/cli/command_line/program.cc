@@ -1,4 +1,4 @@
-#include "cli/program.h"
+#include "cli/command_line/program.h"
 
 #include <CLI/CLI.hpp>
 
@@ -11,10 +11,10 @@
 namespace halflife::cli {
 namespace {
 
-using AddCommand = void (*)(CLI::App&, Action&);
+using AddCommand = void (*)(CLI::App&, Request&);
 constexpr AddCommand kCommands[] = {
 #define HL_COMMAND(Name) &Add##Name,
-#include "cli/commands.inc"
+#include "cli/command_line/commands.inc"
 #undef HL_COMMAND
 };
 
@@ -72,7 +72,7 @@ void CheckWords(const CLI::App& app, const std::vector<std::string>& words) {
   }
 }
 
-std::unique_ptr<CLI::App> MakeProgram(Action& action) {
+std::unique_ptr<CLI::App> MakeProgram(Request& request) {
   auto app = std::make_unique<CLI::App>("halflife trains language models built on linear attention",
                                         "halflife");
   app->formatter(std::static_pointer_cast<CLI::FormatterBase>(MakeHelpFormatter()));
@@ -82,7 +82,7 @@ std::unique_ptr<CLI::App> MakeProgram(Action& action) {
   app->set_version_flag(
       "--version", Concat(build.version, " ", build.git_hash, build.git_dirty ? " (modified)" : ""),
       "Print the version and exit");
-  for (const AddCommand add : kCommands) add(*app, action);
+  for (const AddCommand add : kCommands) add(*app, request);
   std::string footer = kWayThrough + ExitCodeLines(AllExitCodes());
   footer.pop_back();    // CLI11 ends the footer
   app->footer(footer);  // now: a subcommand that is made later inherits it

@@ -1,6 +1,6 @@
 #include <CLI/CLI.hpp>
 
-#include "cli/completion/shells.h"
+#include "cli/command_line/completion/shells.h"
 
 namespace halflife::cli::completion {
 namespace {

@@ -1,0 +1,138 @@
+// `halflife ckpt`: looks at checkpoints, verifies, compares, prunes and reshards them. Exit 0:
+#include <CLI/CLI.hpp>
+
+#include "cli/command_line/command.h"
+
+namespace halflife::cli {
+namespace {
+
+struct Subcommand {
+  const char* name;
+  const char* help;
+  const char* operand;
+  const char* operand_help;
+  int min_paths, max_paths;
+  void (*add)(CLI::App&, CkptOptions&);
+  Use use;
+};
+
+constexpr int kManyPaths = 1 << 20;
+constexpr char kStepHelp[] = "A step's folder, or a run's for its newest step";
+constexpr char kRunHelp[] = "A run's folder, or its ckpt/";
+
+std::vector<Subcommand> Subcommands() {
+  return {
+      {"ls",
+       "List a run's steps (manifests only)",
+       "RUN",
+       kRunHelp,
+       1,
+       1,
+       [](CLI::App&, CkptOptions&) {},
+       {.notes = "Ends with 1 where there are none.",
+        .examples = {"halflife ckpt ls runs/first"},
+        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
+      {"inspect",
+       "Show one step: state, cursor, versions, tensors",
+       "STEP",
+       kStepHelp,
+       1,
+       1,
+       [](CLI::App& app, CkptOptions& options) {
+         app.add_option("--tensors", options.pattern, "Only tensors that match this glob")
+             ->capture_default_str();
+         app.add_flag("--stats", options.stats, "Read the weights: min, max, rms");
+       },
+       {.examples = {"halflife ckpt inspect runs/first --tensors '*norm*' --stats"},
+        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
+      {"verify",
+       "Read and hash every byte of the steps",
+       "STEP",
+       kStepHelp,
+       1,
+       kManyPaths,
+       [](CLI::App& app, CkptOptions& options) {
+         app.add_option("--jobs", options.jobs, "Files read at a time")
+             ->check(CLI::Range(1, 256))
+             ->capture_default_str();
+       },
+       {.examples = {"halflife ckpt verify runs/first/ckpt/step_000000001200 --jobs 4"},
+        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
+      {"diff",
+       "Compare two steps, whatever their world sizes",
+       "STEP",
+       kStepHelp,
+       2,
+       2,
+       [](CLI::App& app, CkptOptions& options) {
+         app.add_option("--state", options.states, "What to compare, of main, adam_m and adam_v")
+             ->capture_default_str();
+         app.add_flag("--bitwise", options.bitwise, "Stop at the first differing element");
+       },
+       {.notes = "Distances are given in absolute terms, relative to the tensor, and in units in "
+                 "the last place (ulps).",
+        .examples = {"halflife ckpt diff runs/first runs/second --state main"},
+        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
+      {"reshard",
+       "Write a step anew for another number of ranks",
+       "STEP",
+       kStepHelp,
+       1,
+       1,
+       [](CLI::App& app, CkptOptions& options) {
+         app.add_option("--world", options.world, "Ranks")->required()->check(CLI::Range(1, 65536));
+         app.add_option("--out", options.out, "The new step's folder; must not exist")
+             ->type_name("DIR")
+             ->required();
+       },
+       {.notes = "A run resumes on any number of ranks without this; it only evens out the files.",
+        .examples = {"halflife ckpt reshard runs/first --world 8 --out step_for_8"},
+        .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
+      {"prune",
+       "Delete old steps",
+       "RUN",
+       kRunHelp,
+       1,
+       1,
+       [](CLI::App& app, CkptOptions& options) {
+         app.add_option("--keep-last", options.keep_last, "Newest steps to keep, at least 2")
+             ->capture_default_str();
+         app.add_option("--keep-every", options.keep_every, "Also keep every n-th step; 0: off")
+             ->capture_default_str();
+         app.add_option("--keep-best", options.keep_best,
+                        "Also keep the step with the lowest value of this metric, e.g. val_loss "
+                        "[none]");
+         app.add_flag("--dry-run", options.dry_run, "Only say what would go, and why");
+       },
+       {.examples = {"halflife ckpt prune runs/first --keep-last 2 --dry-run"},
+        .exit_codes = {ExitCode::kEnvironment, ExitCode::kCheckpointIo}}},
+  };
+}
+
+}  // namespace
+
+void AddCkpt(CLI::App& app, Request& request) {
+  CLI::App* const command =
+      app.add_subcommand("ckpt", "List, verify, compare and prune checkpoints");
+  command->require_subcommand(1);
+  DescribeUse(
+      *command,
+      {.examples = {"halflife ckpt ls runs/first", "halflife ckpt verify runs/first"},
+       .exit_codes = {ExitCode::kDifference, ExitCode::kEnvironment, ExitCode::kCheckpointIo}});
+  for (const Subcommand& subcommand : Subcommands()) {
+    auto options = std::make_shared<CkptOptions>();
+    CLI::App* const sub = command->add_subcommand(subcommand.name, subcommand.help);
+    DescribeUse(*sub, subcommand.use);
+    sub->add_option(subcommand.operand, options->paths, subcommand.operand_help)
+        ->type_name(subcommand.operand)
+        ->required()
+        ->expected(subcommand.min_paths, subcommand.max_paths)
+        ->check(CLI::ExistingDirectory);
+    sub->add_flag("--json", options->json, "Print JSON");
+    subcommand.add(*sub, *options);
+    options->verb = subcommand.name;
+    sub->callback([&request, options] { request = *options; });
+  }
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,51 @@
+// halflife eval: validation loss and perplexity of a checkpoint.
+#include <CLI/CLI.hpp>
+
+#include "cli/command_line/command.h"
+
+namespace halflife::cli {
+
+void AddEval(CLI::App& app, Request& request) {
+  auto options = std::make_shared<EvalOptions>();
+  CLI::App* command = app.add_subcommand("eval", "Validation loss and perplexity of a model");
+  DescribeUse(
+      *command,
+      {.notes = "Windows are cut from the documents one after the other, each with its eos, and "
+                "start from an empty state; what is left behind the last whole one is not scored. "
+                "Under mpirun the ranks share the windows. --text reads as `prepare --documents "
+                "file` and gives the same numbers: a file is one document of UTF-8, unpacked where "
+                "it ends in .gz or .zst. Bits per byte compare models with different tokenizers: "
+                "the loss in "
+                "bits, times (tokens - documents) / bytes of text of the whole split. So a "
+                "document's eos counts in place of its first token, which nothing predicts, and "
+                "with the bytes tokenizer it is the loss / ln 2.",
+       .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
+                    "halflife eval --model runs/first --text chapter.txt"},
+       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
+  command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
+  command
+      ->add_option("--data", options->data,
+                   "A dataset folder, whose validation split is scored [none: --text]")
+      ->type_name("DATASET");
+  command
+      ->add_option("--text", options->texts,
+                   "Text files instead of --data, each one document, read by the tokenizer")
+      ->type_name("FILE");
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]")
+      ->type_name("DIR");
+  command->add_option("--seq-len", options->seq_len, "Tokens a window [as trained]")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--windows", options->windows, "Score the first so many windows [all]")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--batch", options->batch, "Windows of one forward")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "Threads a rank [all cores]")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--bigram", options->bigram,
+                    "Also score an add-one-smoothed bigram model of the training split");
+  command->add_flag("--json", options->json, "Print JSON");
+  command->callback([=, &request] { request = *options; });
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,43 @@
+// halflife export: a checkpoint as a folder that transformers loads.
+#include <CLI/CLI.hpp>
+
+#include "cli/command_line/command.h"
+
+namespace halflife::cli {
+
+void AddExport(CLI::App& app, Request& request) {
+  auto options = std::make_shared<ExportOptions>();
+  CLI::App* command =
+      app.add_subcommand("export", "Write a checkpoint as a folder that transformers loads");
+  DescribeUse(
+      *command,
+      {.notes = "Then in Python: AutoModelForCausalLM.from_pretrained(\"exports/first\"), after "
+                "`import fla` for the classes of flash-linear-attention.",
+       .examples = {"halflife export --run runs/first --out exports/first --dtype bf16"},
+       .exit_codes = {ExitCode::kEnvironment, ExitCode::kNonFinite,
+                      ExitCode::kNoUsableCheckpoint}});
+  command->add_option("--run", options->run, "A run (its newest step), or one step of it")
+      ->type_name("RUN")
+      ->required();
+  command->add_option("--out", options->out, "The folder to make; it must not exist")
+      ->type_name("DIR")
+      ->required();
+  command->add_option("--dtype", options->dtype, "Of all tensors")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str();
+  command
+      ->add_option("--model-type", options->exported.model_type,
+                   "config.json's model_type, where several classes fit")
+      ->check(CLI::IsMember({"auto", "llama", "transformer", "retnet", "gla"}))
+      ->capture_default_str();
+  command->add_option("--max-shard", options->exported.max_shard_bytes, "Of one file, e.g. 5GB")
+      ->transform(CLI::AsSizeValue(true))
+      ->default_str("5GB");
+  command->add_flag("--untie", options->exported.untie,
+                    "Write the head of a tied model as a tensor of its own");
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]")
+      ->type_name("DIR");
+  command->callback([=, &request] { request = *options; });
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,26 @@
+// halflife import: a Hugging Face folder as a run to evaluate or to train on from.
+#include <CLI/CLI.hpp>
+
+#include "cli/command_line/command.h"
+
+namespace halflife::cli {
+
+void AddImport(CLI::App& app, Request& request) {
+  auto options = std::make_shared<ImportOptions>();
+  CLI::App* command =
+      app.add_subcommand("import", "Make a run from a folder that transformers saved");
+  DescribeUse(*command,
+              {.notes = "The run has a step 0: eval, score, generate and export take it, and train "
+                        "goes on from it with the config.textproto beside it.",
+               .examples = {"halflife import --from models/tiny-llama --out runs/tiny-llama"},
+               .exit_codes = {ExitCode::kData, ExitCode::kNonFinite, ExitCode::kCheckpointIo}});
+  command->add_option("--from", options->from, "The folder: config.json, safetensors, tokenizer")
+      ->type_name("DIR")
+      ->required();
+  command->add_option("--out", options->out, "The run to make; it must not exist")
+      ->type_name("DIR")
+      ->required();
+  command->callback([=, &request] { request = *options; });
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,108 @@
+// What a user asked for, as plain values: parsing the command line gives a Request, and nothing else.
+// No LibTorch here. The structs hold what the options write to; what each means is said where it is
+// declared, in the subcommand's file of this folder.
+//
+//   Request request;
+//   MakeProgram(request)->parse(argc, argv);                                    // program.h
+//   std::visit([](const auto& options) { return Run(options); }, request);     // run.h
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "data/prepare.h"
+#include "infer/config.h"
+#include "interop/export.h"
+#include "train/warm_start_rules.h"
+
+namespace halflife::cli {
+
+struct PrepareOptions {
+  data::PrepareConfig config;
+};
+
+struct RecipeOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+};
+
+struct TrainOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string run;
+  std::string resume = "auto";
+  std::vector<std::string> allow_change;
+  bool steal_lock = false, dry_run = false;
+  std::string init_from, init_map, init_new_rows = "refuse";
+  train::WarmStartRules init_rules;
+};
+
+struct EvalOptions {
+  std::string model, tokenizer, data;
+  std::vector<std::string> texts;
+  int64_t seq_len = 0, windows = 0, batch = 8;
+  int threads = 0;
+  bool bigram = false, json = false;
+};
+
+struct ScoreOptions {
+  std::string model, tokenizer, tokens, out;
+  std::vector<std::string> texts;
+  infer::ScoreConfig score;
+  int threads = 0;
+};
+
+struct GenerateOptions {
+  std::string model, tokenizer, prompt;
+  infer::GenerateConfig generate;
+  int threads = 1;  // one token's matrices are too small to share
+  bool stats = false, ignore_eos = false;
+};
+
+struct ExportOptions {
+  std::string run, out, tokenizer, dtype = "fp32";
+  interop::ExportOptions exported;
+};
+
+struct ImportOptions {
+  std::string from, out;
+};
+
+struct InspectOptions {
+  std::string path;
+  bool json = false;
+};
+
+struct CkptOptions {
+  std::string verb;  // ls, inspect, verify, ...
+  std::vector<std::string> paths;
+  std::string out, pattern = "*", states = "main,adam_m,adam_v";
+  bool json = false, stats = false, bitwise = false, dry_run = false;
+  int jobs = 2, world = 1, keep_last = 3, keep_every = 0;
+  std::string keep_best;
+};
+
+struct ReportOptions {
+  std::vector<std::string> runs;
+  std::string out;
+};
+
+struct DoctorOptions {
+  std::string run = "runs";
+  bool json = false, quick = false;
+};
+
+struct CompletionOptions {
+  std::string shell;
+};
+
+// The one subcommand that was chosen; std::monostate before parsing.
+#define HL_COMMAND(Name) , Name##Options
+using Request = std::variant<std::monostate
+#include "cli/command_line/commands.inc"
+                             >;
+#undef HL_COMMAND
+
+}  // namespace halflife::cli

@@ -1,0 +1,20 @@
+#include "cli/command_line/parse.h"
+
+#include <CLI/CLI.hpp>
+
+#include "cli/command_line/program.h"
+
+namespace halflife::cli {
+
+std::optional<ExitCode> ParseCommandLine(int argc, char** argv, Request& request) {
+  const std::unique_ptr<CLI::App> program = MakeProgram(request);
+  try {
+    program->parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() != 0) CheckWords(*program, {argv + 1, argv + argc});
+    return program->exit(error) == 0 ? ExitCode::kFinished : ExitCode::kUsage;
+  }
+  return std::nullopt;
+}
+
+}  // namespace halflife::cli

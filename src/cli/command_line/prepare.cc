@@ -1,0 +1,90 @@
+// `halflife prepare`: options, signals and what a user sees; the work is in data/prepare.h.
+#include <CLI/CLI.hpp>
+
+#include "cli/command_line/command.h"
+
+namespace halflife::cli {
+
+void AddPrepare(CLI::App& app, Request& request) {
+  using data::DocumentMode;
+  const std::map<std::string, DocumentMode> modes = {{"auto", DocumentMode::kAuto},
+                                                     {"blank-line", DocumentMode::kBlankLine},
+                                                     {"file", DocumentMode::kFile},
+                                                     {"record", DocumentMode::kRecord}};
+  const std::map<std::string, bool> invalid_utf8 = {{"error", false}, {"replace", true}};
+  auto options = std::make_shared<PrepareOptions>();
+  data::PrepareConfig& config = options->config;
+  CLI::App* command = app.add_subcommand("prepare", "Tokenise text into a dataset");
+  DescribeUse(
+      *command,
+      {.notes = "An --input that is a folder is searched for .txt and .jsonl files, also as .gz or "
+                ".zst. Ctrl-C leaves nothing behind.",
+       .examples = {"halflife prepare --input book.txt --tokenizer bytes --out book.data",
+                    "halflife prepare --input wiki.train.txt --validation-input wiki.valid.txt "
+                    "--tokenizer tokenizer.json --out wiki.data",
+                    "halflife prepare --input 'corpus/*.jsonl.zst' --field body --tokenizer "
+                    "spm.model --out corpus.data",
+                    "halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out "
+                    "corpus.data"},
+       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}});
+  command
+      ->add_option("--input", config.inputs,
+                   "Files, folders or patterns of .txt and .jsonl, also as .gz or .zst")
+      ->type_name("PATH")
+      ->required();
+  command->add_option("--out", config.out, "The dataset's folder; must not exist")
+      ->type_name("DIR")
+      ->required();
+  command->add_option("--threads", config.threads, "Worker threads; 0: one per core")
+      ->capture_default_str();
+
+  command->option_defaults()->group("Tokenizer");
+  command
+      ->add_option(
+          "--tokenizer", config.tokenizer,
+          "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder "
+          "with a tokenizer, such as a Hugging Face model's [with --train-tokenizer: none]")
+      ->type_name("FILE");
+  command->add_flag("--train-tokenizer", config.train_tokenizer,
+                    "Train a sentencepiece tokenizer on the training split");
+  command->add_option("--vocab", config.vocab_size,
+                      "Pieces of the trained tokenizer [none: needed with --train-tokenizer]");
+
+  command->option_defaults()->group("Documents");
+  command
+      ->add_option("--documents", config.documents,
+                   "What a document is; auto: record for .jsonl, blank-line for .txt")
+      ->transform(CLI::CheckedTransformer(modes).description("{auto,blank-line,file,record}"))
+      ->default_str("auto");
+  command->add_option("--field", config.field, "The field of a JSON record that holds the text")
+      ->capture_default_str();
+  command
+      ->add_option("--invalid-utf8", config.replace_invalid_utf8,
+                   "Bytes that are not UTF-8: an error, or replaced by U+FFFD")
+      ->transform(CLI::CheckedTransformer(invalid_utf8).description("{error,replace}"))
+      ->default_str("error");
+  command
+      ->add_option("--max-document-bytes", config.max_document_bytes,
+                   "The longest document that is held whole; byte-tokenised text has no limit")
+      ->capture_default_str();
+
+  command->option_defaults()->group("Splits and shards");
+  CLI::Option* validation_input =
+      command
+          ->add_option("--validation-input", config.validation_inputs,
+                       "Text of the validation split, such as a published one, by the rules of "
+                       "--input; all of --input then trains")
+          ->type_name("PATH");
+  command
+      ->add_option("--validation-fraction", config.validation_fraction,
+                   "Share of documents that go to the validation split")
+      ->capture_default_str()
+      ->excludes(validation_input);
+  command->add_option("--split-seed", config.split_seed, "Chooses which documents those are")
+      ->capture_default_str();
+  command->add_option("--shard-tokens", config.shard_tokens, "Tokens of one shard file at most")
+      ->capture_default_str();
+  command->callback([=, &request] { request = *options; });
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,26 @@
+// halflife recipe: a recipe with every option in force, or all there are.
+#include <CLI/CLI.hpp>
+
+#include "cli/command_line/command.h"
+
+namespace halflife::cli {
+
+void AddRecipe(CLI::App& app, Request& request) {
+  auto options = std::make_shared<RecipeOptions>();
+  CLI::App* command = app.add_subcommand("recipe", "Print a recipe with every option in force");
+  DescribeUse(
+      *command,
+      {.notes = "Without --config: every option there is, with its default. What is printed "
+                "is a recipe. A vocabulary of 0 is the dataset's.",
+       .examples = {"halflife recipe --set model.mixer.name=gla",
+                    "halflife recipe --config launch/recipes/gla_340m.textproto"}});
+  command->add_option("--config", options->config, "The recipe [none]")->type_name("RECIPE");
+  command
+      ->add_option("--set", options->overrides,
+                   "Overrides a field of the recipe, e.g. optimizer.lr=3e-4; may be repeated")
+      ->type_name("NAME=VALUE")
+      ->take_all();
+  command->callback([=, &request] { request = *options; });
+}
+
+}  // namespace halflife::cli

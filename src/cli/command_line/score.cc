@@ -1,0 +1,46 @@
+// halflife score: log-probabilities of given tokens or texts.
+#include <CLI/CLI.hpp>
+
+#include "cli/command_line/command.h"
+
+namespace halflife::cli {
+
+void AddScore(CLI::App& app, Request& request) {
+  auto options = std::make_shared<ScoreOptions>();
+  CLI::App* command = app.add_subcommand("score", "Log-probabilities of given tokens or texts");
+  DescribeUse(
+      *command,
+      {.notes =
+           "Writes a line a sequence: {\"ids\":[...],\"logprobs\":[...]} with logprobs[i] = ln "
+           "p(ids[i+1] | ids[..i]) in fp32, and prints the mean, of --text also in bits per byte "
+           "(a text's first token, which is not scored, counts as an average one). Under mpirun "
+           "the ranks share the sequences.",
+       .examples = {"halflife score --model runs/first --text chapter.txt --out chapter.jsonl"},
+       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
+  command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
+  CLI::Option* tokens = command
+                            ->add_option("--tokens", options->tokens,
+                                         "A JSON file: a list of lists of token ids [none]")
+                            ->type_name("FILE");
+  CLI::Option* text = command
+                          ->add_option("--text", options->texts,
+                                       "Text files, each one sequence; - is standard input")
+                          ->type_name("FILE");
+  tokens->excludes(text);
+  command->add_option("--out", options->out, "The JSONL file to write; - is standard output")
+      ->type_name("FILE")
+      ->required();
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]")
+      ->type_name("DIR");
+  command->add_option("--piece", options->score.piece, "Tokens of a sequence in one forward")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--batch-tokens", options->score.batch_tokens, "Tokens of one forward")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "Threads a rank [all cores]")
+      ->check(CLI::NonNegativeNumber);
+  command->callback([=, &request] { request = *options; });
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,37 @@
+// `halflife-engine`: what `halflife` becomes once there is work to do. Parses the same command line,
+// runs one subcommand, turns errors into exit codes.
+#include <cstdlib>
+
+#include "cli/command_line/parse.h"
+#include "cli/failure.h"
+#include "cli/run.h"
+#include "core/error.h"
+#include "core/fault.h"
+#include "core/launcher.h"
+#include "core/log.h"
+
+namespace halflife::cli {
+namespace {
+
+ExitCode Run(std::monostate) { HL_FAIL(ExitCode::kInternal, "no subcommand was chosen"); }
+
+int Main(int argc, char** argv) {
+  const LauncherEvidence evidence = ReadLauncherEvidence();
+  log::Init({.rank = evidence.rank, .world_size = evidence.world_size});
+  try {
+    Request request;
+    if (const auto code = ParseCommandLine(argc, argv, request)) return static_cast<int>(*code);
+    const char* fault_spec = std::getenv("HL_FAULT");
+    fault::Arm(fault_spec == nullptr ? "" : fault_spec, evidence.rank);
+    return static_cast<int>(std::visit([](const auto& options) { return Run(options); }, request));
+  } catch (...) {
+    const Failure failure = DescribeFailure(std::current_exception());
+    HL_ERROR("halflife", failure.text);
+    return static_cast<int>(failure.code);
+  }
+}
+
+}  // namespace
+}  // namespace halflife::cli
+
+int main(int argc, char** argv) { return halflife::cli::Main(argc, argv); }

@@ -1,0 +1,56 @@
+// `halflife` itself, before it becomes the engine.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "support/subprocess.h"
+#include "support/temp_dir.h"
+
+namespace halflife::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What makes --version, --help and a shell's completion answer at once.
+TEST(Front, LoadsNeitherLibTorchNorMpi) {
+  const RunResult libraries = RunCommand({"ldd", HALFLIFE_BINARY});
+  ASSERT_EQ(libraries.exit_code, 0) << libraries.err;
+  for (const char* heavy : {"torch", "libmpi", "hdf5", "protobuf"})
+    EXPECT_EQ(libraries.out.find(heavy), std::string::npos) << libraries.out;
+}
+
+// Alone, it still answers what needs no engine, and says what is missing for the rest.
+TEST(Front, SaysWhereItsEngineBelongs) {
+  const TempDir dir;
+  fs::copy_file(HALFLIFE_BINARY, dir / "halflife");
+  const auto run = [&](const std::vector<std::string>& words) {
+    std::vector<std::string> command = {dir / "halflife"};
+    command.insert(command.end(), words.begin(), words.end());
+    return RunCommand(command);
+  };
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"--version"},
+                                                {"--help"},
+                                                {"train", "--help"},
+                                                {"completion", "bash"}}) {
+    const RunResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_FALSE(result.out.empty());
+  }
+  EXPECT_EQ(run({"trian"}).exit_code, 2);
+  const RunResult work = run({"recipe"});
+  EXPECT_EQ(work.exit_code, 4) << work.err;
+  EXPECT_NE(work.err.find("halflife-engine"), std::string::npos) << work.err;
+  EXPECT_NE(work.err.find("belongs beside"), std::string::npos) << work.err;
+}
+
+// A link in PATH leads to the folder that holds both.
+TEST(Front, StartsThroughALink) {
+  const TempDir dir;
+  fs::create_symlink(HALFLIFE_BINARY, dir / "halflife");
+  const RunResult result = RunCommand({dir / "halflife", "recipe"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("name: \"retention\""), std::string::npos) << result.out;
+}
+
+}  // namespace
+}  // namespace halflife::test
