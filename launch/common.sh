@@ -5,7 +5,8 @@ repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 script_name=${0##*/}
 
 say() { printf '%s: %s\n' "$script_name" "$*"; }
-warn() { printf '%s: %s\n' "$script_name" "$*" >&2; }
+# A message that cannot be written, as the terminal or the `| tee` is gone, ends no script.
+warn() { printf '%s: %s\n' "$script_name" "$*" >&2 || true; }
 # fail CODE MESSAGE: the codes are those of the halflife program (2 command line, 3 data, 4
 # environment).
 fail() {

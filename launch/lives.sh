@@ -6,6 +6,7 @@ run_folder=''        # of the command, '' where it names none
 launcher=''          # process id of mpirun or srun, while it runs
 stop=''              # the last signal that asked us to stop
 interrupted=no       # a trap has run since the last `wait`
+num_asked=0          # how often this life was to be asked to save; the first time counts
 code=0               # of the life that ended
 num_stuck=0          # lives in a row that left no new checkpoint
 max_stuck=3          # so many, and another one is not worth it
@@ -38,14 +39,31 @@ version_of() {
 # writes its first heartbeat when all ranks have theirs.
 ranks_are_ready() { [ "$(version_of heartbeat.json)" != "$heartbeat_before" ]; }
 
-# Called in the background, so that a second signal is heard meanwhile.
+# Whether USR1 would be forwarded: a launcher that has ended its ranks may have no handler any more.
+launcher_hears() { kill -0 "$launcher" 2>/dev/null; }
+
+# What a script may have done in its own way.
+start_asking() { ask_ranks_to_save & }  # in the background, so that a second signal is heard
+on_late_stop() { ask_once; }            # a request to stop came while the launcher started
+on_life_end() { :; }                    # the launcher has ended; code and launcher are set
+
 ask_ranks_to_save() {
-  local begin=$SECONDS
-  until ranks_are_ready || [ $((SECONDS - begin)) -ge "$seconds_to_start" ]; do
+  local begin=$SECONDS ready=yes
+  # a signal to our whole process group is answered by the script, and must not end this request
+  trap '' HUP TERM USR1
+  until ranks_are_ready; do
     kill -0 "$launcher" 2>/dev/null || return 0
+    if [ $((SECONDS - begin)) -ge "$seconds_to_start" ]; then ready=no && break; fi
     sleep 0.1
   done
-  kill -USR1 "$launcher" 2>/dev/null || true
+  if [ "$ready" = no ] || launcher_hears; then kill -USR1 "$launcher" 2>/dev/null || true; fi
+}
+
+# Asks the ranks of this life once, however often it is called: a launcher or a rank that is ending
+# may have given up its handler, and would die of another USR1 with its work done. The count is one
+# command, so that a trap which runs in the midst of another counts on.
+ask_once() {
+  if ((num_asked++ == 0)); then start_asking; fi
 }
 
 # What a trap calls. mpirun answers TERM by killing the ranks within seconds, srun at once: whatever
@@ -54,25 +72,32 @@ on_stop_signal() {
   interrupted=yes
   stop=$1
   warn "asking the ranks to save and stop"
-  if [ -n "$launcher" ]; then ask_ranks_to_save & fi
+  if [ -n "$launcher" ]; then ask_once; fi
 }
 
 # run_life COMMAND...: sets code, step_before and step_after.
 run_life() {
-  step_before=$(latest_step)
-  heartbeat_before=$(version_of heartbeat.json)
-  done_before=$(version_of DONE)
+  # `|| true`: a signal to the process group of the script ends a $(...), but the life goes on
+  step_before=$(latest_step) || true
+  heartbeat_before=$(version_of heartbeat.json) || true
+  done_before=$(version_of DONE) || true
+  num_asked=0
   "$@" &
   launcher=$!
-  if [ -n "$stop" ]; then ask_ranks_to_save & fi
+  if [ -n "$stop" ]; then on_late_stop; fi
+  # Not by `wait`: a trap cuts that short, and where the launcher ends at this moment bash (5.2) may
+  # have taken note of neither its end nor its code, and the next `wait` hangs. A signal to our
+  # process group ends a sleep.
+  while kill -0 "$launcher" 2>/dev/null; do sleep 0.2 || true; done
+  # bash keeps the code; a trap that cuts this short makes it the signal's
   while :; do
     interrupted=no code=0
     wait "$launcher" || code=$?
-    # else a trap cut the wait short, and code is the signal's
     if [ "$interrupted" = no ]; then break; fi
   done
+  on_life_end
   launcher=''
-  step_after=$(latest_step)
+  step_after=$(latest_step) || true
 }
 
 # Sets verdict on the life that ended, and num_stuck:

@@ -16,10 +16,19 @@
 #                      names with --run; gives up after 3 lives without a new checkpoint there
 #   --max-restarts N   at most so many (default 50)
 #   --mpi-option X     passed to mpirun; may be repeated
+#   --grace N          seconds for the ranks to save where this script was killed and nobody waits
+#                      for them; then they are ended (default 600)
 #
-# Ctrl-C and TERM ask the ranks to save and stop; a second Ctrl-C ends them in seconds. Exit code:
-# COMMAND's, among them 75 saved and stopped by TERM or a time limit, 130 saved and stopped by
-# Ctrl-C; 2 and 4 also for this script's own errors.
+# TERM, HUP (the terminal was closed; ignored under nohup) and USR1 (a batch system's warning) ask
+# the ranks to save and stop: exit 75, start me again. Ctrl-C does so too, and means it: exit 130. A
+# second Ctrl-C ends the ranks in seconds, saved or not: exit 130. Other repetitions change nothing.
+# After KILL of this script the ranks save and stop, too. Nothing leaves ranks behind on this
+# machine, or a checkpoint in part.
+#
+# Exit code: COMMAND's, among them 75 for a time limit of its own. A request to stop does not hide
+# that COMMAND finished (0) or failed (74, say); but where ranks had no handler for USR1 yet and
+# ended unsaved, it is 75 or 130 as well, as a new start is what helps. 2 and 4 also for this
+# script's own errors.
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -27,15 +36,21 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$repo/launch/lives.sh"
 
 seconds_to_start=10  # COMMAND may be a program that handles no signals
+seconds_to_end=10    # for mpirun to end its ranks, which it kills a second after TERM
+helpers=()           # process ids of our own helpers, to be waited for
+num_stops=0          # HUP, TERM and USR1 so far
+num_interrupts=0     # Ctrl-C so far
+num_endings=0        # how often the ranks were to be ended; the first time counts
+watch=''             # file descriptor that leads to the watcher; '' in the watcher
 
 parse_arguments() {
-  ranks='' hosts='' threads=${OMP_NUM_THREADS:-} restart=no max_restarts=50
+  ranks='' hosts='' threads=${OMP_NUM_THREADS:-} restart=no max_restarts=50 grace=600
   mpi_options=() command=()
   while [ $# -gt 0 ] && [ "$1" != -- ]; do
     case $1 in
       --restart) restart=yes && shift && continue ;;
       -h | --help) print_usage "${BASH_SOURCE[0]}" && exit 0 ;;
-      --ranks | --hosts | --threads | --max-restarts | --mpi-option) ;;
+      --ranks | --hosts | --threads | --max-restarts | --mpi-option | --grace) ;;
       *) fail 2 "unknown argument '$1'; the command to run comes after --" ;;
     esac
     [ $# -ge 2 ] || fail 2 "$1 needs a value; run.sh --help shows one"
@@ -45,6 +60,7 @@ parse_arguments() {
       --threads) threads=$(number "$1" "$2") ;;
       --max-restarts) max_restarts=$(number "$1" "$2") ;;
       --mpi-option) mpi_options+=("$2") ;;
+      --grace) grace=$(number "$1" "$2") ;;
     esac
     shift 2
   done
@@ -76,8 +92,7 @@ make_launch_line() {
     if [ "$threads" -lt 1 ]; then threads=1; fi
   fi
   export OMP_NUM_THREADS=$threads
-  # setsid: Ctrl-C in the terminal reaches this script alone, not mpirun and the ranks
-  launch=(setsid mpirun --bind-to none -x OMP_NUM_THREADS)
+  launch=(mpirun --bind-to none -x OMP_NUM_THREADS)
   if [ -n "$hosts" ]; then
     launch+=(--host "$hosts")
   else
@@ -95,40 +110,213 @@ catches_usr1() {
   [ -n "$mask" ] && (((16#$mask >> 9) & 1))
 }
 
+# Sets stat to the fields of /proc/PID/stat behind the name, which may hold spaces: state, parent,
+# process group, session, ...
+read_stat() {
+  local text=''
+  { IFS= read -r -d '' text <"/proc/$1/stat"; } 2>/dev/null || true
+  read -r -a stat <<<"${text##*) }"
+  [ ${#stat[@]} -ge 4 ]
+}
+
+# The processes of mpirun's session: itself, the ranks of this machine, and what they started.
+processes_of_launcher() {
+  local folder stat
+  for folder in /proc/[0-9]*; do
+    read_stat "${folder#/proc/}" || continue
+    if [ "${stat[3]}" = "$launcher" ] && [[ ${stat[0]} != [ZX] ]]; then echo "${folder#/proc/}"; fi
+  done
+}
+
+# Between fork and exec a process still has the handlers of the one that it was forked from: mpirun
+# is there when it leads a session, a rank when it runs another program than mpirun.
+launcher_hears() {
+  local stat
+  read_stat "$launcher" && [ "${stat[3]}" = "$launcher" ] && catches_usr1 "$launcher"
+}
+
 # As in lives.sh, or on this machine: every rank has its handler.
 ranks_are_ready() {
-  local child children num_ready=0
+  local child children program num_ready=0
   if [ "$(version_of heartbeat.json)" != "$heartbeat_before" ]; then return 0; fi
-  catches_usr1 "$launcher" || return 1
+  launcher_hears || return 1
+  program=$(readlink "/proc/$launcher/exe") || return 1
   children=$(cat "/proc/$launcher/task/"*/children 2>/dev/null) || true
   for child in $children; do
-    if catches_usr1 "$child"; then num_ready=$((num_ready + 1)); fi
+    if [ "$(readlink "/proc/$child/exe")" != "$program" ] && catches_usr1 "$child"; then
+      num_ready=$((num_ready + 1))
+    fi
   done
   [ -z "$hosts" ] && [ "$num_ready" -ge "$ranks" ]
 }
 
+# Fails where there is no watcher any more, or this is the watcher.
+tell_watcher() { [ -n "$watch" ] && { echo "$*" >&"$watch"; } 2>/dev/null; }
+
+# The watcher does what takes time: it is out of reach of a signal to the script's process group.
+start_asking() {
+  if ! tell_watcher "ask $launcher $heartbeat_before"; then
+    ask_ranks_to_save &
+    helpers+=($!)
+  fi
+}
+end_once() {
+  if ((num_endings++ > 0)); then return 0; fi
+  if ! tell_watcher "end $launcher $heartbeat_before"; then
+    end_ranks &
+    helpers+=($!)
+  fi
+}
+on_late_stop() { if [ "$num_interrupts" -ge 2 ]; then end_once; else ask_once; fi; }
+on_life_end() {
+  if [ "$code" -ne 0 ]; then kill_leftovers; fi
+  tell_watcher ended || true
+}
+
+# Runs in the background and becomes mpirun, after it told the watcher of itself: were this left to
+# the script, it could be killed in between. setsid: a signal to the terminal's or the script's
+# process group, like Ctrl-C, reaches this script alone, not mpirun and the ranks.
+# shellcheck disable=SC2317  # called by run_life
+start_launcher() {
+  # The watcher may have been killed; and mpirun, once it has given up its handler for PIPE, would
+  # die of a last word to a reader that is gone, and the ranks' exit code with it. The ranks' PIPE
+  # is the default again.
+  trap '' PIPE
+  tell_watcher "started $BASHPID $heartbeat_before" || true
+  exec {watch}>&-
+  exec setsid "$@"
+}
+
+# Ends mpirun and all of its session: TERM, which it passes on, then KILL. One TERM only, as at a
+# second one it exits at once and leaves the ranks.
+end_ranks() {
+  local begin=$SECONDS
+  trap '' HUP TERM USR1
+  kill -TERM "$launcher" 2>/dev/null || true
+  while launcher_runs && [ $((SECONDS - begin)) -lt "$seconds_to_end" ]; do sleep 0.1; done
+  kill_leftovers
+}
+# Returns when they are gone, or within seconds: a process in the midst of a write to a dead network
+# file system is gone only after it.
+kill_leftovers() {
+  local pids i
+  for ((i = 0; i < 50; i++)); do
+    if pids=$(processes_of_launcher) && [ -z "$pids" ]; then return 0; fi
+    # shellcheck disable=SC2086  # a word each
+    kill -KILL $pids 2>/dev/null || true
+    sleep 0.1 || true
+  done
+}
+
+# Whether mpirun still runs. One that has ended may stay as a zombie where the watcher asks, which
+# is not its parent.
+launcher_runs() {
+  local stat
+  read_stat "$launcher" && [[ ${stat[0]} != [ZX] ]]
+}
+
+# The watcher: a second process of this script, in a session of its own. It asks the ranks to save
+# and ends them as the script tells it, and looks after ranks that outlive the script: it reads a
+# pipe whose only writer is the script, and the kernel closes that even after KILL. (setpriv
+# --pdeathsig would need no process, but sends one signal: TERM would kill the ranks unsaved, and
+# after USR1 nobody would end ranks that do not listen.) A KILL of the script's process group, which
+# `timeout` sends, does not reach it.
+start_watcher() {
+  exec {watch}> >(trap '' HUP INT TERM USR1 && exec setsid bash "${BASH_SOURCE[0]}" --watch "$@")
+  helpers+=($!)
+}
+watch_over_ranks() {
+  local word pid heartbeat begin
+  while read -r word pid heartbeat; do
+    # "started", which mpirun-to-be writes, may come after a request of the script's
+    if [ "$word" != ended ] && [ "$pid" != "$launcher" ]; then
+      launcher=$pid heartbeat_before=$heartbeat num_asked=0 num_endings=0
+    fi
+    case $word in
+      ask) ask_once ;;
+      end) end_once ;;
+      ended) launcher='' ;;
+    esac
+  done
+  if [ -n "$launcher" ] && launcher_runs; then
+    warn "was killed: the ranks save and stop, or are ended in $grace s"
+    ask_once
+    begin=$SECONDS
+    while launcher_runs && [ $((SECONDS - begin)) -lt "$grace" ]; do sleep 0.2; done
+    if launcher_runs; then
+      warn "the ranks did not stop within $grace s: ending them"
+      end_ranks
+    else
+      kill_leftovers
+    fi
+  fi
+  wait
+}
+
+# The traps stay as they are set: bash may take a signal that is waiting while its trap changes for
+# the end of the `wait` that it cut short. So each of them may run within another, and decides by a
+# count that one command reads and raises.
+# shellcheck disable=SC2317  # called by trap
+on_stop() {
+  interrupted=yes
+  if ((num_stops++ == 0)); then on_stop_signal "$1"; fi
+}
+
 # shellcheck disable=SC2317  # called by trap
 on_interrupt() {
-  if [ "$stop" = INT ] && [ -n "$launcher" ]; then
-    interrupted=yes
-    warn "second Ctrl-C: ending the ranks now"
-    kill -TERM "$launcher" 2>/dev/null || true
+  interrupted=yes
+  case $((num_interrupts++)) in
+    0) on_stop_signal INT ;;
+    1)
+      warn "second Ctrl-C: ending the ranks now"
+      if [ -n "$launcher" ]; then end_once; fi
+      ;;
+  esac
+}
+
+# Sets code to what the script returns for a life that ended after a request to stop.
+judge_stop() {
+  local stopped=75
+  if [ "$num_interrupts" -gt 0 ]; then stopped=130; fi
+  if [ "$verdict" = finished ]; then
+    code=0
+  elif [ "$num_endings" -ge 1 ]; then
+    code=130  # mpirun's own is 1, 139, 143, ..., depending on what it was doing
   else
-    on_stop_signal INT
+    case $code in
+      75) code=$stopped ;;
+      # ended by HUP, USR1 or TERM
+      129 | 138 | 143)
+        warn "exit $code: the ranks ended before they could save"
+        code=$stopped
+        ;;
+      0) if [ "$restart" = yes ]; then code=$stopped; fi ;;
+    esac
   fi
 }
 
 main() {
+  local arguments=("$@")
+  if [ "${1:-}" = --watch ]; then shift; fi
   parse_arguments "$@"
   make_launch_line
   find_run_folder "${command[@]}"
-  trap 'on_stop_signal TERM' TERM
+  if [ "${arguments[0]}" = --watch ]; then
+    watch_over_ranks
+    exit 0
+  fi
+  trap 'on_stop TERM' TERM
+  trap 'on_stop HUP' HUP
+  trap 'on_stop USR1' USR1
   trap on_interrupt INT
+  trap : PIPE  # where `| tee` died of the same Ctrl-C, the next message must not end this script
+  start_watcher "$@"
   local num_restarts=0
-  while :; do
-    run_life "${launch[@]}"
-    if [ -n "$stop" ] || [ "$restart" = no ]; then break; fi
+  code=75 verdict=again  # of a stop before the first life
+  while [ -z "$stop" ]; do
+    run_life start_launcher "${launch[@]}"
     judge_life
+    if [ -n "$stop" ] || [ "$restart" = no ]; then break; fi
     case $verdict in
       finished) code=0 && break ;;
       final) break ;;
@@ -141,9 +329,15 @@ main() {
     num_restarts=$((num_restarts + 1))
     warn "exit $code: restart $num_restarts"
   done
-  if [ "$stop" = INT ] && [ "$code" -eq 75 ]; then code=130; fi
+  trap : HUP INT TERM USR1  # too late to change anything
+  if [ -n "$stop" ]; then judge_stop; fi
   # a launcher's 0 for a run that it did not finish is no success
-  if [ "${verdict:-finished}" != finished ] && [ "$code" -eq 0 ]; then code=1; fi
+  if [ "$restart" = yes ] && [ "$verdict" != finished ] && [ "$code" -eq 0 ]; then code=1; fi
+  exec {watch}>&-
+  local helper
+  for helper in "${helpers[@]}"; do
+    while kill -0 "$helper" 2>/dev/null; do sleep 0.05 || true; done  # no `wait`, as in run_life
+  done
   exit "$code"
 }
 

@@ -1,39 +1,72 @@
 #!/usr/bin/env bash
-# Stands in for a rank of `halflife train` in run_sh_test.sh: notes each life and signal in FOLDER,
+# Stands in for a rank of `halflife train` in run_sh_*test.sh: notes each life and signal in FOLDER,
 # and ends as told.
-#   fake_rank.sh FOLDER exit CODE...    life n ends with the n-th code (the last one stays)
-#   fake_rank.sh FOLDER finish          ends a run: DONE, exit 0
-#   fake_rank.sh FOLDER save            runs until USR1, then "saves" and ends with 75
-#   fake_rank.sh FOLDER slow-save       the same, with its handler installed only after a second
-#   fake_rank.sh FOLDER deaf            ignores USR1
+#   fake_rank.sh FOLDER exit CODE...      life n ends with the n-th code (the last one stays)
+#   fake_rank.sh FOLDER finish            ends a run: DONE, exit 0
+#   fake_rank.sh FOLDER save [SECONDS]    runs until USR1, then saves for so long and ends with 75
+#   fake_rank.sh FOLDER slow-save         the same, with its handler installed only after a second
+#   fake_rank.sh FOLDER fail-save         runs until USR1, then ends with 74
+#   fake_rank.sh FOLDER finish-save       runs until USR1, then ends a run: DONE, exit 0
+#   fake_rank.sh FOLDER deaf              ignores USR1
+#   fake_rank.sh FOLDER mute              dies of USR1
+#   fake_rank.sh FOLDER crash-then MODE   the first life ends with 72, the next as MODE
+# A checkpoint is FOLDER/checkpoint.RANK, written as the real ones: under another name first.
 set -u
 folder=$1 mode=$2
 shift 2
 rank=${OMPI_COMM_WORLD_RANK:-0}
 note() { echo "rank $rank: $*" >>"$folder/notes.$rank"; }
+finish() {
+  echo "step 1" >"$folder/DONE.new.$rank"
+  mv "$folder/DONE.new.$rank" "$folder/DONE"
+}
+# run_until_asked: the first USR1 is the last for which there is a handler, as in a rank that ends.
+run_until_asked() {
+  asked=no
+  trap 'asked=yes; trap - USR1' USR1
+  touch "$folder/ready.$rank"
+  while [ "$asked" = no ]; do sleep 0.05; done
+  trap '' TERM  # mpirun's, which it sends when the other rank has ended: real ranks end together
+}
 
 note "life, threads ${OMP_NUM_THREADS:-unset}"
 life=$(grep -c life "$folder/notes.$rank")
+if [ "$mode" = crash-then ]; then
+  if [ "$life" = 1 ]; then exit 72; fi
+  mode=$1
+  shift
+fi
 case $mode in
   exit)
     [ "$life" -le $# ] || life=$#
     exit "${!life}"
     ;;
-  finish)
-    echo "step 1" >"$folder/DONE.new"
-    mv "$folder/DONE.new" "$folder/DONE"
-    ;;
+  finish) finish ;;
   save | slow-save)
-    asked=no
     if [ "$mode" = slow-save ]; then sleep 1; fi
-    trap 'asked=yes' USR1
-    touch "$folder/ready.$rank"
-    while [ "$asked" = no ]; do sleep 0.05; done
+    run_until_asked
+    note saving
+    printf 'first half, ' >"$folder/checkpoint.$rank.new"
+    sleep "${1:-0.1}"
+    echo 'second half' >>"$folder/checkpoint.$rank.new"
+    mv "$folder/checkpoint.$rank.new" "$folder/checkpoint.$rank"
     note saved
     exit 75
     ;;
+  fail-save)
+    run_until_asked
+    exit 74
+    ;;
+  finish-save)
+    run_until_asked
+    finish
+    ;;
   deaf)
     trap '' USR1
+    touch "$folder/ready.$rank"
+    sleep 60
+    ;;
+  mute)
     touch "$folder/ready.$rank"
     sleep 60
     ;;

@@ -1,0 +1,74 @@
+# shellcheck shell=bash
+# Runs of launch/mpirun/run.sh with fake ranks: what run_sh_*test.sh share. Sourced.
+# shellcheck disable=SC2034  # run_sh, fake and code are for the caller
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+run_sh=$repo/launch/mpirun/run.sh
+fake=$repo/tests/launch/fake_rank.sh
+unset OMP_NUM_THREADS
+command -v mpirun >/dev/null || { echo "SKIPPED: mpirun not found (Debian: openmpi-bin)"; exit 77; }
+set -m  # background jobs get their own process group and a default INT, as under a terminal
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+# check NAME WANTED MET
+check() {
+  if [ "$2" = "$3" ]; then
+    echo "ok      $1"
+  else
+    echo "FAILED  $1: wanted '$2', met '$3'"
+    [ -f "$folder/log" ] && sed 's/^/        | /' "$folder/log"
+    failures=$((failures + 1))
+  fi
+}
+# mpirun's session gets a directory of its own: in a shared one, a run that ends removes what
+# another is entering, and one that was killed leaves its own.
+new_case() {
+  folder=$work/$1
+  export OMPI_MCA_orte_tmpdir_base=$folder/mpirun
+  mkdir -p "$OMPI_MCA_orte_tmpdir_base"
+}
+
+# wait_until NAME COMMAND...: as long as a busy machine may take.
+wait_until() {
+  local name=$1 begin=$SECONDS
+  shift
+  until "$@"; do
+    if [ $((SECONDS - begin)) -ge 60 ]; then
+      echo "FAILED  $name: not within 60 s"
+      failures=$((failures + 1))
+      return 1
+    fi
+    sleep 0.02
+  done
+}
+wait_for() { wait_until "$1 appears" [ -e "$1" ]; }
+wait_until_ready() { wait_for "$folder/ready.0" && wait_for "$folder/ready.1"; }
+lives() { grep -c life "$folder/notes.0"; }
+saves() { cat "$folder"/notes.* 2>/dev/null | grep -c saved; }
+whole_checkpoints() {
+  cat "$folder"/checkpoint.[01] 2>/dev/null | grep -cx 'first half, second half'
+}
+
+# start [OPTION]... -- COMMAND...: run.sh in the background, with 2 ranks. Sets pid. All of its
+# processes, and no other, have FAKE_RUN in their environment.
+start() {
+  FAKE_RUN=$folder bash "$run_sh" --ranks 2 "$@" >"$folder/log" 2>&1 &
+  pid=$!
+}
+# end: waits for run.sh. Sets code.
+end() {
+  wait "$pid" 2>/dev/null
+  code=$?
+}
+processes() { grep -lzsxF "FAKE_RUN=$folder" /proc/[0-9]*/environ | cut -d / -f 3; }
+nobody_runs() { [ -z "$(processes)" ]; }
+# check_nobody_left NAME: at once after run.sh has returned.
+check_nobody_left() {
+  local left
+  left=$(processes)
+  check "$1: nobody is left" "" "$left"
+  end_processes "$left"
+}
+# shellcheck disable=SC2086  # a word each
+end_processes() { if [ -n "$1" ]; then kill -KILL $1 2>/dev/null; fi; }

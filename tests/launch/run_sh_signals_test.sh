@@ -1,0 +1,278 @@
+#!/usr/bin/env bash
+# Whatever stops launch/mpirun/run.sh, and however often: 75 or 130, the ranks saved where they were
+# let, and none of them is left. Exit 77: no mpirun here.
+set -uo pipefail
+# shellcheck source=tests/launch/fake_run.sh
+source "$(dirname "${BASH_SOURCE[0]}")/fake_run.sh"
+
+# Whether run.sh has set its traps, PIPE (signal 13) as the last; before that a signal ends it with
+# nothing begun. Until it is run.sh it has the handlers of this shell, among them one for PIPE.
+# shellcheck disable=SC2317  # called by wait_until
+has_its_traps() {
+  local mask
+  grep -qzxF "$run_sh" "/proc/$pid/cmdline" || return 1
+  mask=$(awk '/^SigCgt:/ { print $2 }' "/proc/$pid/status" 2>/dev/null)
+  [ -n "$mask" ] && (((16#$mask >> 12) & 1))
+}
+wait_until_it_hears() { wait_until "run.sh has its traps" has_its_traps; }
+
+# storm PROCESS SIGNAL...: a burst of each, then one every few milliseconds until run.sh has ended.
+storm() {
+  local i signal process=$1
+  shift
+  for ((i = 0; i < 100; i++)); do
+    for signal in "$@"; do kill "-$signal" -- "$process" 2>/dev/null; done
+  done
+  while kill "-$1" -- "$process" 2>/dev/null; do
+    for signal in "$@"; do kill "-$signal" -- "$process" 2>/dev/null; done
+    sleep 0.005
+  done
+}
+# check_end NAME CODE SAVES: run.sh ends so. No checkpoint may be there in part.
+check_end() {
+  local whole
+  end
+  check "$1: exit $2" "$2" "$code"
+  if [ -n "${3:-}" ]; then check "$1: $3 ranks saved" "$3" "$(saves)"; fi
+  whole=$(whole_checkpoints)
+  check "$1: checkpoints are whole or absent" "$whole" \
+    "$(find "$folder" -name 'checkpoint.[01]' | wc -l)"
+  check_nobody_left "$1"
+}
+
+# Until it is gone, a request can still be written to it.
+kill_watcher() {
+  local child
+  for child in $(processes); do
+    if grep -qzx -- --watch "/proc/$child/cmdline" 2>/dev/null; then
+      kill -KILL "$child"
+      wait_until "the watcher is gone" is_gone "$child"
+    fi
+  done
+}
+# shellcheck disable=SC2317  # called by wait_until
+is_gone() { ! grep -qz . "/proc/$1/environ" 2>/dev/null; }  # a zombie has none
+
+# It takes 10 s, so it runs beside the others. Its code goes to a file: this shell forgets it when a
+# later child gets the same process id.
+new_case mute
+(
+  start -- "$fake" "$folder" mute
+  echo "$pid" >"$folder/pid"
+  end
+  echo "$code" >"$folder/code"
+) &
+wait_until_ready
+wait_until "its process id is known" [ -s "$folder/pid" ]
+kill -TERM "$(cat "$folder/pid")"
+
+declare -A code_of=([TERM]=75 [HUP]=75 [USR1]=75 [INT]=130)
+for signal in TERM HUP USR1 INT; do
+  new_case "one_$signal"
+  start -- "$fake" "$folder" save
+  wait_until_ready
+  kill "-$signal" "$pid"
+  check_end "$signal" "${code_of[$signal]}" 2
+done
+
+for signal in TERM HUP USR1; do
+  new_case "storm_$signal"
+  start -- "$fake" "$folder" save 0.5
+  wait_until_ready
+  storm "$pid" "$signal" &
+  check_end "a storm of $signal" 75 2
+  new_case "early_storm_$signal"
+  start -- "$fake" "$folder" slow-save
+  wait_until_it_hears
+  storm "$pid" "$signal" &
+  check_end "a storm of $signal from the start" 75 ""
+  check "a storm of $signal from the start: ranks that began have saved" \
+    "$(cat "$folder"/notes.* 2>/dev/null | grep -c life)" "$(saves)"
+done
+
+new_case storm_INT
+start -- "$fake" "$folder" save 0.5
+wait_until_ready
+storm "$pid" INT &
+check_end "a storm of INT" 130
+new_case early_storm_INT
+start -- "$fake" "$folder" slow-save
+wait_until_it_hears
+storm "$pid" INT &
+check_end "a storm of INT from the start" 130
+new_case storm_of_all
+start -- "$fake" "$folder" save 0.5
+wait_until_ready
+storm "$pid" HUP TERM USR1 &
+check_end "a storm of HUP, TERM and USR1" 75 2
+
+new_case early
+start -- "$fake" "$folder" slow-save
+wait_for "$folder/notes.0"
+wait_for "$folder/notes.1"  # the ranks have started, but have no handler yet
+kill -TERM -- "-$pid"       # to the process group, as `timeout` does
+sleep 0.2
+kill -TERM -- "-$pid"
+check_end "an early TERM is kept until ranks can hear it" 75 2
+
+new_case group_storm
+start -- "$fake" "$folder" save 0.5
+wait_until_ready
+storm "-$pid" TERM &
+check_end "a storm of TERM to the process group" 75 2
+
+new_case no_watcher
+start -- "$fake" "$folder" save 0.5
+wait_until_ready
+kill_watcher
+kill -TERM "$pid"
+check_end "TERM, and the watcher was killed" 75 2
+new_case no_watcher_deaf
+start -- "$fake" "$folder" deaf
+wait_until_ready
+kill_watcher
+kill -INT "$pid"
+sleep 0.3
+kill -INT "$pid"
+check_end "second Ctrl-C, and the watcher was killed" 130 0
+
+new_case two_INT
+begin=$SECONDS
+start -- "$fake" "$folder" deaf
+wait_until_ready
+kill -INT "$pid"
+sleep 0.5
+kill -INT "$pid"
+check_end "second Ctrl-C ends deaf ranks" 130 0
+check "second Ctrl-C: in seconds" yes "$([ $((SECONDS - begin)) -lt 30 ] && echo yes)"
+
+# Between the two, ranks are at every stage from before their save to after their end.
+for pause in 0 0.05 0.2 0.5 1 1.5; do
+  new_case "two_INT_$pause"
+  start -- "$fake" "$folder" save 0.7
+  wait_until_ready
+  kill -INT "$pid"
+  sleep "$pause"
+  kill -INT "$pid" 2>/dev/null
+  check_end "a second Ctrl-C after $pause s" 130
+done
+
+new_case TERM_INT
+start -- "$fake" "$folder" save 0.5
+wait_until_ready
+kill -TERM "$pid"
+sleep 0.1
+kill -INT "$pid"
+check_end "TERM, then Ctrl-C" 130 2
+new_case INT_TERM
+start -- "$fake" "$folder" save 0.5
+wait_until_ready
+kill -INT "$pid"
+sleep 0.1
+kill -TERM "$pid"
+check_end "Ctrl-C, then TERM" 130 2
+
+# What the ranks return is not hidden by the signal.
+new_case fail_save
+start -- "$fake" "$folder" fail-save
+wait_until_ready
+kill -TERM "$pid"
+check_end "TERM, and the save failed" 74
+new_case finish_save
+start --restart -- "$fake" "$folder" crash-then finish-save --run "$folder"
+wait_until_ready
+kill -TERM "$pid"
+check_end "TERM in the second life, which finished" 0
+
+# Killed by what it cannot trap: the ranks save and end.
+# check_killed NAME SAVES
+check_killed() {
+  end
+  check "$1: exit 137" 137 "$code"
+  wait_until "$1: all have ended" nobody_runs
+  if [ -n "$2" ]; then check "$1: $2 ranks saved" "$2" "$(saves)"; fi
+  check "$1: checkpoints are whole" "${2:-$(whole_checkpoints)}" "$(whole_checkpoints)"
+  check_nobody_left "$1"
+}
+new_case KILL
+start -- "$fake" "$folder" save
+wait_until_ready
+kill -KILL "$pid"
+check_killed "KILL" 2
+new_case KILL_group
+start -- "$fake" "$folder" save
+wait_until_ready
+kill -KILL -- "-$pid"
+check_killed "KILL of the process group" 2
+new_case KILL_early
+start -- "$fake" "$folder" slow-save
+wait_for "$folder/notes.0"
+wait_for "$folder/notes.1"
+kill -KILL "$pid"
+check_killed "KILL before the ranks have handlers" 2
+new_case KILL_after_TERM
+start -- "$fake" "$folder" save 1
+wait_until_ready
+kill -TERM "$pid"
+wait_until "rank 0 saves" grep -q saving "$folder/notes.0"
+kill -KILL "$pid"
+check_killed "KILL while the ranks save" 2
+new_case KILL_deaf
+start --grace 1 -- "$fake" "$folder" deaf
+wait_until_ready
+kill -KILL "$pid"
+check_killed "KILL, and the ranks do not listen" 0
+for pause in 0 0.03 0.1; do
+  new_case "KILL_$pause"
+  start --grace 1 -- "$fake" "$folder" save
+  wait_until_it_hears
+  sleep "$pause"
+  kill -KILL "$pid"
+  check_killed "KILL $pause s after the start" ""
+done
+
+new_case mpirun_killed
+start -- "$fake" "$folder" save
+wait_until_ready
+for child in $(processes); do
+  if [ "$(cat "/proc/$child/comm" 2>/dev/null)" = mpirun ]; then kill -KILL "$child"; fi
+done
+check_end "KILL of mpirun" 137
+
+# The reader of its words dies of the same Ctrl-C: `run.sh 2>&1 | tee log`.
+new_case pipe
+mkfifo "$folder/pipe"
+FAKE_RUN=$folder bash "$run_sh" --ranks 2 -- "$fake" "$folder" save >"$folder/pipe" 2>&1 &
+pid=$!
+cat <"$folder/pipe" >"$folder/log" &
+reader=$!
+disown "$reader"  # no message about its death
+wait_until_ready
+kill -KILL "$reader"
+kill -INT "$pid"
+check_end "Ctrl-C with a reader that is gone" 130 2
+
+new_case terminal
+code=$(FAKE_RUN=$folder python3 - bash "$run_sh" --ranks 2 -- "$fake" "$folder" save <<'PYTHON'
+import os, pty, sys, time
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp(sys.argv[1], sys.argv[1:])
+while not all(os.path.exists(f"{sys.argv[-2]}/ready.{rank}") for rank in (0, 1)):
+    time.sleep(0.02)
+os.close(terminal)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+PYTHON
+)
+check "its terminal was closed: exit 75" 75 "$code"
+check "its terminal was closed: 2 ranks saved" 2 "$(saves)"
+check_nobody_left "its terminal was closed"
+
+folder=$work/mute
+wait_until "mute ranks have ended" [ -s "$folder/code" ]
+check "TERM, and the ranks handle no signal: exit 75" 75 "$(cat "$folder/code")"
+check_nobody_left "TERM, and the ranks handle no signal"
+check "TERM, and the ranks handle no signal: says so" 1 \
+  "$(grep -c 'exit 138: the ranks ended before they could save' "$folder/log")"
+
+exit $((failures > 0))
