@@ -5,7 +5,8 @@
 #     SOURCES walk_emulated_test.cc)
 #
 # makes walk_emulated_test_{plain,asan,tsan}, each a CTest entry per order {forward, reverse, random}; labels "emulated"
-# and the kind. SOURCES bring gtest cases, not main; LIBS are linked on top (libraries are not built anew per kind, so
+# and the kind. With PARTS 4 the kinds with a sanitizer, which are the slow ones, are four entries an order, *_1of4 to
+# *_4of4, of every fourth test, so that the cores of a machine end at about the same time. SOURCES bring gtest cases, not main; LIBS are linked on top (libraries are not built anew per kind, so
 # that a sanitizer does not look into them: list a .cc that should be checked among SOURCES). HL_EMULATED_TSAN or
 # HL_EMULATED_ASAN is defined in the kind of that name, for tests of what only a sanitizer finds.
 #
@@ -73,12 +74,9 @@ function(hl_emulation_runtime kind)
 endfunction()
 
 function(hl_emulated_test)
-  cmake_parse_arguments(E "" "NAME;TIMEOUT" "KERNELS;SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(E "" "NAME;PARTS" "KERNELS;SOURCES;LIBS" ${ARGN})
   if(NOT HALFLIFE_CUDA_TYPES_DIR OR NOT HALFLIFE_EMULATED_TESTS)
     return()
-  endif()
-  if(NOT E_TIMEOUT)
-    set(E_TIMEOUT 120)
   endif()
   set_source_files_properties(${E_KERNELS} PROPERTIES LANGUAGE CXX)
   foreach(kind ${HALFLIFE_EMULATION_KINDS})
@@ -92,11 +90,24 @@ function(hl_emulated_test)
     target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
     target_link_options(${target} PRIVATE ${HALFLIFE_EMULATION_LINK_${kind}})
     target_link_libraries(${target} PRIVATE hl_emu_${kind} ${E_LIBS} GTest::gmock GTest::gtest_main)
+    set(parts 1)
+    if(E_PARTS AND NOT kind STREQUAL "plain")
+      set(parts ${E_PARTS})
+    endif()
     foreach(order forward reverse random)
-      add_test(NAME ${target}_${order} COMMAND ${target})
-      set_tests_properties(${target}_${order} PROPERTIES
-        LABELS "emulated;${kind}" TIMEOUT ${E_TIMEOUT}
-        ENVIRONMENT "HL_EMU_ORDER=${order};OMP_NUM_THREADS=1;ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0")
+      foreach(part RANGE 1 ${parts})
+        set(test ${target}_${order})
+        set(environment HL_EMU_ORDER=${order} OMP_NUM_THREADS=1
+          ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0)
+        if(parts GREATER 1)
+          string(APPEND test _${part}of${parts})
+          math(EXPR shard "${part} - 1")
+          list(APPEND environment GTEST_TOTAL_SHARDS=${parts} GTEST_SHARD_INDEX=${shard})
+        endif()
+        add_test(NAME ${test} COMMAND ${target})
+        set_tests_properties(${test} PROPERTIES LABELS "emulated;${kind}" TIMEOUT ${HALFLIFE_TIMEOUT_emulated}
+          ENVIRONMENT "${environment}")
+      endforeach()
     endforeach()
   endforeach()
 endfunction()

@@ -16,18 +16,24 @@ endfunction()
 # For what takes longer to compile than to run: tests and the command line.
 set(HALFLIFE_QUICK_TO_COMPILE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
 
+# Seconds after which a test is taken to hang, by its label: some five times what the longest of them takes on two slow
+# cores that have other work. They guard against a hang, not against a slow machine: no test has a limit of its own.
+set(HALFLIFE_TIMEOUT_unit 1500)
+set(HALFLIFE_TIMEOUT_emulated 1800)
+set(HALFLIFE_TIMEOUT_mpi 1500)
+set(HALFLIFE_TIMEOUT_gpu 1500)
+set(HALFLIFE_TIMEOUT_e2e 3000)
+set(HALFLIFE_TIMEOUT_slurm 3000)
+
 # hl_test(NAME rng_test SOURCES rng_test.cc LIBS hl_core [LABEL unit]): one GoogleTest binary, one CTest entry;
 # one labelled gpu belongs to the target gpu_tests, too.
 function(hl_test)
-  cmake_parse_arguments(T "" "NAME;LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(T "" "NAME;LABEL" "SOURCES;LIBS" ${ARGN})
   if(NOT T_SOURCES)
     set(T_SOURCES ${T_NAME}.cc)
   endif()
   if(NOT T_LABEL)
     set(T_LABEL unit)
-  endif()
-  if(NOT T_TIMEOUT)
-    set(T_TIMEOUT 300)
   endif()
   add_executable(${T_NAME} ${T_SOURCES})
   target_link_libraries(${T_NAME} PRIVATE ${T_LIBS} hl_test_support GTest::gtest GTest::gmock hl_test_main)
@@ -39,18 +45,15 @@ function(hl_test)
     add_dependencies(gpu_tests ${T_NAME})
   endif()
   add_test(NAME ${T_NAME} COMMAND ${T_NAME})
-  set_tests_properties(${T_NAME} PROPERTIES LABELS ${T_LABEL} TIMEOUT ${T_TIMEOUT}
+  set_tests_properties(${T_NAME} PROPERTIES LABELS ${T_LABEL} TIMEOUT ${HALFLIFE_TIMEOUT_${T_LABEL}}
     ENVIRONMENT "OMP_NUM_THREADS=1;ASAN_OPTIONS=detect_leaks=0")
 endfunction()
 
 # hl_mpi_test(NAME bucket_mpi_test RANKS 2 4 LIBS hl_dist): the binary brings its own main (MPI) and runs once per count.
 function(hl_mpi_test)
-  cmake_parse_arguments(T "" "NAME;TIMEOUT" "SOURCES;LIBS;RANKS" ${ARGN})
+  cmake_parse_arguments(T "" "NAME" "SOURCES;LIBS;RANKS" ${ARGN})
   if(NOT T_SOURCES)
     set(T_SOURCES ${T_NAME}.cc)
-  endif()
-  if(NOT T_TIMEOUT)
-    set(T_TIMEOUT 180)
   endif()
   add_executable(${T_NAME} ${T_SOURCES})
   target_link_libraries(${T_NAME} PRIVATE ${T_LIBS} hl_test_support GTest::gtest GTest::gmock)
@@ -60,7 +63,7 @@ function(hl_mpi_test)
   foreach(ranks ${T_RANKS})
     add_test(NAME ${T_NAME}_${ranks}
       COMMAND ${MPIEXEC_EXECUTABLE} -n ${ranks} --oversubscribe --bind-to none $<TARGET_FILE:${T_NAME}> --ranks=${ranks})
-    set_tests_properties(${T_NAME}_${ranks} PROPERTIES LABELS mpi TIMEOUT ${T_TIMEOUT} PROCESSORS 2
+    set_tests_properties(${T_NAME}_${ranks} PROPERTIES LABELS mpi TIMEOUT ${HALFLIFE_TIMEOUT_mpi} PROCESSORS 2
       ENVIRONMENT "OMP_NUM_THREADS=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ASAN_OPTIONS=detect_leaks=0"
       ENVIRONMENT_MODIFICATION "OMPI_MCA_orte_tmpdir_base=set:${CMAKE_CURRENT_BINARY_DIR}/${T_NAME}_${ranks}.tmp")
   endforeach()
