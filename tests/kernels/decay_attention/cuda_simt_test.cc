@@ -22,7 +22,7 @@ TEST(CudaSimt, KindsAndNormaliser) {
 }
 
 TEST(CudaSimt, AnyLength) {
-  if (kSlow) GTEST_SKIP();
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const int seq_len : {1, 63, 64, 65, 128})
     for (const bool norm : {false, true})
       ExpectGradients({.seq_len = seq_len,
@@ -52,7 +52,7 @@ TEST(CudaSimt, NormaliserOfBf16) {
 }
 
 TEST(CudaSimt, AdversarialDecays) {
-  if (kSlow) GTEST_SKIP();
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : kKinds) {
     if (kind == DecayKind::kNone) continue;
     for (const Strength strength : kAdversarial) {
@@ -76,7 +76,7 @@ TEST(CudaSimt, AdversarialDecays) {
 
 // A factor of e^(60/64) is off by up to 6e-8, in the same direction at each of 64 tokens: hence the wider gate.
 TEST(CudaSimt, GrowthUpToSixtyAChunk) {
-  if (kSlow) GTEST_SKIP();
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : kKinds) {
     if (kind == DecayKind::kNone) continue;
     const ProblemShape shape = {.seq_len = 64,
@@ -94,7 +94,7 @@ TEST(CudaSimt, GrowthUpToSixtyAChunk) {
 }
 
 TEST(CudaSimt, DecayNearOneOverManyTokens) {
-  if (kSlow) GTEST_SKIP();
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   const ProblemShape shape = {.seq_len = 4096,
                               .heads = 1,
                               .dim_k = 4,
@@ -107,7 +107,7 @@ TEST(CudaSimt, DecayNearOneOverManyTokens) {
 }
 
 TEST(CudaSimt, SharedHeadsDocumentsAndSizes) {
-  if (kSlow) GTEST_SKIP();
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   ProblemShape shape = {.batch = 2, .seq_len = 70, .heads = 4, .dim_k = 20, .dim_v = 33};
   shape.dtype = DType::kF32;
   shape.kind = DecayKind::kPerHeadChannel;
@@ -125,7 +125,7 @@ TEST(CudaSimt, SharedHeadsDocumentsAndSizes) {
 }
 
 TEST(CudaSimt, EarlierOutputsDoNotKnowOfLaterTokens) {
-  if (kSlow) GTEST_SKIP();
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
     for (const int token : {3, 64}) {
       const ProblemShape shape = {
@@ -144,7 +144,7 @@ TEST(CudaSimt, EarlierOutputsDoNotKnowOfLaterTokens) {
 }
 
 TEST(CudaSimt, GradientsDoNotKnowOfEarlierOutputs) {
-  if (kSlow) GTEST_SKIP();
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
     for (const int token : {3, 63, 64})
       ExpectGradientsKnowLaterOutputsOnly(

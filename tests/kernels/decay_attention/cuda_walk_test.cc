@@ -125,7 +125,7 @@ TEST(CudaWalk, PackedSequencesSomeOfThemEmpty) {
 }
 
 TEST(CudaWalk, SplitAndCarryIsTheWhole) {
-  if (kSlow) GTEST_SKIP();
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   const ProblemShape shape = {.seq_len = 150, .heads = 1};
   Problem whole(shape), parts(shape);
   whole.Forward();
@@ -165,7 +165,7 @@ TEST(CudaWalk, EarlierOutputsDoNotKnowOfLaterTokens) {
 }
 
 TEST(CudaWalk, GradientsDoNotKnowOfEarlierOutputs) {
-  if (kSlow) GTEST_SKIP();
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
     for (const int token : {3, 63, 64})
       ExpectGradientsKnowLaterOutputsOnly({.seq_len = 70, .heads = 1, .kind = kind}, token);
