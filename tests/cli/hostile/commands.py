@@ -1,0 +1,314 @@
+"""The commands that meet a maltreated folder, and what each has to be right about.
+
+    command = RUN_COMMANDS[0]
+    result = halflife.run(command.arguments(place), place.folder)
+    problems = command.wrong(place, result)     # only after exit 0: a failure needs no excuse
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+from typing import Callable
+
+from hostile import verdict
+from hostile.lab import (LAST_STEP, STEPS, Lab, metrics, read_bytes, step_name, tensors, tree)
+
+
+@dataclasses.dataclass
+class Place:
+    """A case's own folder: copies of the lab's run and dataset, outputs, files of others."""
+    lab: Lab
+    folder: pathlib.Path
+    target: str = ""  # what was maltreated, relative to the run or the dataset
+    choice: int = 0  # among forms of a command
+    lines_before: list = dataclasses.field(default_factory=list)  # of metrics.jsonl
+    right_before: list = dataclasses.field(default_factory=list)  # steps
+
+    def remember(self):
+        """What the next command is measured against."""
+        self.lines_before = metrics(self.run) or []
+        self.right_before = self.right_steps()
+
+    @property
+    def run(self):
+        return self.folder / "run"
+
+    @property
+    def data(self):
+        own = self.folder / "data"
+        return own if own.is_dir() else self.lab.data
+
+    @property
+    def out(self):
+        return self.folder / "out"
+
+    @property
+    def outside(self):
+        return self.folder / "outside"
+
+    def steps(self):
+        return {step: self.run / "ckpt" / step_name(step) for step in STEPS}
+
+    def right_steps(self):
+        """Steps with the weights of an undisturbed run, whether they were saved once or anew."""
+        return [step for step, truth in self.lab.tensors.items()
+                if tensors(self.run / "ckpt" / step_name(step)) == truth]
+
+    def intact_steps(self):
+        """Steps whose weights and manifest are, byte for byte, as they were written."""
+        whole = []
+        for step, path in self.steps().items():
+            files = {name: self.lab.steps[step][name]
+                     for name in ("manifest.pb", "rank_00000.safetensors")}
+            if all(read_bytes(path / name) == data for name, data in files.items()):
+                whole.append(step)
+        return whole
+
+
+def no_judge(place, result):
+    return []
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    name: str
+    arguments: Callable
+    wrong: Callable = no_judge
+    weight: int = 1
+    changes: bool = False  # what later commands would meet
+
+
+# Training.
+
+
+def first_step(result):
+    """Of those that a life trained."""
+    resumed = re.search(r"resumed from .*, step (\d+)$", result.err, re.M)
+    return int(resumed[1]) + 1 if resumed else 1
+
+
+def wrong_training(last):
+    """Whatever it went on from, the same seed and data lead to the same bits."""
+    def judge(place, result):
+        problems = []
+        if tensors(place.run / "ckpt" / step_name(last)) != place.lab.tensors[last]:
+            problems.append(f"step {last} differs from that of an undisturbed run")
+        lines = metrics(place.run)
+        new = [line for line in lines or [] if line not in place.lines_before]
+        for key, truth in place.lab.losses.items():
+            for line in new:
+                if key in line and truth.get(line.get("step")) != line[key]:
+                    problems.append(f"{key} of step {line.get('step')} is {line[key]}, not "
+                                    f"{truth.get(line.get('step'))}")
+        if lines is not None:
+            said = {line.get("step") for line in new if "loss" in line}
+            problems += [f"metrics.jsonl lacks step {step}"
+                         for step in range(first_step(result), last + 1) if step not in said]
+        return problems
+    return judge
+
+
+def wrong_own_recipe(place, result):
+    # Digits of a recipe may change without a trace; only the checkpoint can contradict some.
+    return [] if place.target == "config.textproto" else wrong_training(6)(place, result)
+
+
+def own_recipe(place):
+    return ["train", "--config", place.run / "config.textproto", "--run", place.run]
+
+
+# What a model says.
+
+
+def outcome_command(name, weight=1):
+    def arguments(place):
+        return place.lab.read_only_commands(place.run, place.data, place.out)[name]
+
+    def wrong(place, result):
+        said = place.lab.outcome(name, place.out, result)
+        if said in place.lab.outcomes[name]:
+            return []
+        if name == "export" and "no tokenizer" in result.out:  # it says what is missing
+            return wrong_weights(place, said)
+        return [f"{name} differs from that of every whole step"]
+    return Command(name, arguments, wrong, weight)
+
+
+def wrong_weights(place, said):
+    whole = [outcome["model.safetensors"] for outcome in place.lab.outcomes["export"]]
+    return [] if said.get("model.safetensors") in whole else ["export: other weights"]
+
+
+# ckpt.
+
+
+FOR_PEOPLE = ("manifest.txtpb", "XXH128SUMS")  # a step without them may pass, and may not
+
+
+def altered(place, step):
+    """A file of a step that is not what was written, or None."""
+    path = place.steps()[step]
+    for name, data in place.lab.steps[step].items():
+        absent = not (path / name).is_symlink() and not (path / name).exists()
+        if read_bytes(path / name) != data and not (absent and name in FOR_PEOPLE):
+            return name
+    return None
+
+
+def is_whole(place, step):
+    path, files = place.steps()[step], place.lab.steps[step]
+    foreign = [file for file in path.glob("*.safetensors") if file.name not in files]
+    return not foreign and all(read_bytes(path / name) == data for name, data in files.items())
+
+
+def verify(place):
+    return ["ckpt", "verify", *[path for path in place.steps().values() if path.is_dir()]]
+
+
+def wrong_verify(place, result):
+    """Called after failures too: one step's damage shall not hide another's false OK."""
+    problems = []
+    for step, path in place.steps().items():
+        name = altered(place, step)
+        if name and f"OK {path}:" in result.out:
+            problems.append(f"OK of step {step}, whose {name} was altered")
+        if f"DAMAGED {path}:" in result.out and is_whole(place, step):
+            problems.append(f"DAMAGED for step {step}, which is whole")
+    return problems
+
+
+def wrong_ls(place, result):
+    rows = {int(match[1]): match[2] for match in re.finditer(r"^(\d+) +(\S+)", result.out, re.M)}
+    return [f"ls calls step {step} ok, whose manifest.pb was altered"
+            for step in STEPS if rows.get(step) == "ok" and altered(place, step) == "manifest.pb"]
+
+
+def wrong_ckpt_inspect(place, result):
+    same = result.out.replace(str(place.folder), "") == place.lab.texts["ckpt inspect"]
+    return [] if same else ["ckpt inspect says other things of the step"]
+
+
+def diff(place):
+    return ["ckpt", "diff", place.run / "ckpt" / step_name(6),
+            place.lab.run / "ckpt" / step_name(6), "--bitwise"]
+
+
+def wrong_diff(place, result):
+    same = tensors(place.run / "ckpt" / step_name(6)) == place.lab.tensors[6]
+    return [] if same else ["ckpt diff calls different weights equal"]
+
+
+def wrong_prune(place, result):
+    """It reads no weights, so it may count a damaged step; but one good step has to be left."""
+    lost = place.right_before and not place.right_steps()
+    return ["prune left no step that is whole"] if lost else []
+
+
+# Descriptions.
+
+
+def inspect(place):
+    below = ["", "ckpt/step_000000000006", "metrics.jsonl", "events", "config.textproto",
+             "tokenizer", place.target, place.target]
+    return ["inspect", place.run / below[place.choice % len(below)]]
+
+
+def wrong_json(place, result):
+    try:
+        json.loads(result.out)
+        return []
+    except ValueError:
+        return ["inspect --json printed no JSON"]
+
+
+def wrong_page(place, result):
+    page = read_bytes(place.out / "report.html") or b""
+    return [] if page.rstrip().endswith(b"</html>") else ["report wrote half a page"]
+
+
+# Of a dataset.
+
+
+def inspect_data(place):
+    return ["inspect", place.data / ["", place.target][place.choice % 2]]
+
+
+def wrong_data_text(place, result):
+    if place.choice % 2:
+        return []
+    same = result.out.replace(str(place.folder), "") == place.lab.texts["inspect dataset"]
+    return [] if same else ["inspect says other things of the dataset"]
+
+
+def wrong_dry_run(place, result):
+    same = result.out.replace(str(place.folder), "") == place.lab.texts["dry run"]
+    return [] if same else ["the dry run differs"]
+
+
+def prepare_again(place):
+    return place.lab.prepare_command(place.out / "data", place.data / "tokenizer")
+
+
+def wrong_prepared(place, result):
+    if place.target.startswith("tokenizer"):
+        return []  # it is the input, and as good a tokenizer as any other
+    same = tree(place.out / "data") == place.lab.data_tree
+    return [] if same else ["prepare with the dataset's tokenizer makes another dataset"]
+
+
+RUN_COMMANDS = [
+    Command("verify", verify, wrong_verify, weight=4),
+    Command("ls", lambda p: ["ckpt", "ls", p.run], wrong_ls),
+    Command("ckpt inspect", lambda p: ["ckpt", "inspect", p.run / "ckpt" / step_name(6)],
+            wrong_ckpt_inspect),
+    Command("diff", diff, wrong_diff),
+    outcome_command("score", 2),
+    outcome_command("eval", 2),
+    outcome_command("generate"),
+    outcome_command("export", 2),
+    Command("inspect", inspect, weight=2),
+    Command("inspect --json", lambda p: [*inspect(p), "--json"], wrong_json, weight=2),
+    Command("report", lambda p: ["report", p.run, "--out", p.out / "report.html"], wrong_page,
+            weight=2),
+    Command("prune", lambda p: ["ckpt", "prune", p.run, "--keep-last", 2], wrong_prune,
+            changes=True),
+    Command("finished", lambda p: p.lab.train_command(p.run, 6), wrong_training(6), changes=True),
+    Command("own recipe", own_recipe, wrong_own_recipe, changes=True),
+    Command("resume", lambda p: p.lab.train_command(p.run, LAST_STEP), wrong_training(LAST_STEP),
+            weight=6, changes=True),
+]
+DATA_COMMANDS = [
+    Command("inspect", inspect_data, wrong_data_text, weight=2),
+    Command("inspect --json", lambda p: [*inspect_data(p), "--json"], wrong_json, weight=2),
+    Command("dry run", lambda p: [*p.lab.train_command(p.run, 6, p.data), "--dry-run"],
+            wrong_dry_run),
+    Command("eval", outcome_command("eval").arguments, outcome_command("eval").wrong, weight=3),
+    Command("bigram", lambda p: [*outcome_command("eval").arguments(p), "--bigram"],
+            outcome_command("eval").wrong),
+    Command("generate", lambda p: [*outcome_command("generate").arguments(p), "--tokenizer",
+                                   p.data / "tokenizer"]),
+    Command("prepare", prepare_again, wrong_prepared),
+    Command("resume", lambda p: p.lab.train_command(p.run, LAST_STEP, p.data),
+            wrong_training(LAST_STEP), weight=4, changes=True),
+    Command("from the start", lambda p: p.lab.train_command(p.folder / "fresh" / "run", 6, p.data),
+            lambda p, r: wrong_training(6)(dataclasses.replace(p, folder=p.folder / "fresh"), r),
+            weight=2, changes=True),
+]
+
+
+def choose(commands, count, rng):
+    """Different ones; those that change the folder come last."""
+    chosen = []
+    while len(chosen) < count:
+        command = rng.choices(commands, [command.weight for command in commands])[0]
+        if command not in chosen:
+            chosen.append(command)
+    return sorted(chosen, key=lambda command: command.changes)
+
+
+def judge(command, place, result):
+    problems = verdict.misbehaviour(result)
+    if not problems and (result.code == 0 or command.name == "verify"):
+        problems = command.wrong(place, result)
+    return problems
