@@ -197,8 +197,7 @@ class Lab:
         return {
             "score": ["score", "--model", model, "--text", self.score_text, "--threads", 1,
                       "--out", out / "score.jsonl"],
-            "eval": ["eval", "--model", model, "--data", data, "--threads", 1, "--json",
-                     out / "eval.json"],
+            "eval": ["eval", "--model", model, "--data", data, "--threads", 1, "--json"],
             "generate": ["generate", "--model", model, "--prompt", "the river", "--temperature", 0,
                          "--max-tokens", 12, "--threads", 1],
             "export": ["export", "--run", model, "--out", out / "export"],
@@ -209,7 +208,7 @@ class Lab:
         if name == "score":
             return digest(read_bytes(out / "score.jsonl"))
         if name == "eval":
-            said = json.loads(read_bytes(out / "eval.json") or b"null") or {}
+            said = json.loads(result.out or "null") or {}
             return {key: said.get(key) for key in ("step", "tokens", "loss")}
         if name == "generate":
             return result.out
