@@ -3,7 +3,6 @@
 // kNoUsableCheckpoint) says nothing of the sort.
 #pragma once
 
-#include <cerrno>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -34,12 +33,6 @@ template <typename... Pieces>
 void CheckDamage(bool good, const Pieces&... pieces) {
   if (!good) [[unlikely]]
     throw DamageError(Concat(pieces...));
-}
-
-// Of a failed open or stat: the name is wrong (missing, a loop of links, below a file), which trying
-// again does not mend.
-inline bool LeadsNowhere(int errno_value) {
-  return errno_value == ENOENT || errno_value == ENOTDIR || errno_value == ELOOP;
 }
 
 }  // namespace halflife::ckpt

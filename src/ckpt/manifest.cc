@@ -383,7 +383,7 @@ std::string ReadManifestBytes(const std::filesystem::path& step_dir) {
   const std::filesystem::path path = step_dir / kManifestName;
   struct stat info {};
   const int result = ::stat(path.c_str(), &info);
-  CheckDamage(result == 0 || !LeadsNowhere(errno), path.string(), ": missing");
+  CheckDamage(result == 0 || errno != ENOENT, path.string(), ": missing");
   HL_CHECK_AS(ExitCode::kCheckpointIo, result == 0, "cannot read ", path.string(), ": ",
               ErrnoText(errno));
   CheckDamage(S_ISREG(info.st_mode) &&

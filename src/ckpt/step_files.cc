@@ -32,7 +32,7 @@ int StepFiles::Open(int file) const {
   if (fd) return fd.get();
   const FileEntry& entry = manifest_.files[file];
   fd = Fd(::openat(dir_fd_.get(), entry.name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd && LeadsNowhere(errno)) {
+  if (!fd && errno == ENOENT) {
     std::error_code ignored;
     HL_CHECK_AS(ExitCode::kCheckpointIo, std::filesystem::exists(dir_, ignored), dir_.string(),
                 ": the step was deleted while reading");
@@ -53,7 +53,7 @@ void StepFiles::CheckSizes() const {
     struct stat info {};
     const FileEntry& file = manifest_.files[i];
     const int result = ::fstatat(dir_fd_.get(), file.name.c_str(), &info, 0);
-    CheckDamage(result == 0 || !LeadsNowhere(errno), file.name, ": missing");
+    CheckDamage(result == 0 || errno != ENOENT, file.name, ": missing");
     HL_CHECK_AS(ExitCode::kCheckpointIo, result == 0, "cannot stat ", (dir_ / file.name).string(),
                 ": ", ErrnoText(errno));
     CheckDamage(S_ISREG(info.st_mode) && static_cast<uint64_t>(info.st_size) == file.bytes,

@@ -1,9 +1,7 @@
-// `halflife ckpt`: looks at checkpoints, verifies, compares, prunes and reshards them. Exit 0:
-// good; 1: a difference or damage; 2: usage.
+// halflife ckpt: looks at checkpoints, verifies, compares, prunes and reshards them.
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "ckpt/reshard.h"
 #include "ckpt/run_lock.h"

@@ -8,6 +8,7 @@
 #include "interop/export.h"
 
 namespace halflife::cli {
+
 ExitCode Run(const ExportOptions& options) {
   interop::ExportOptions exported = options.exported;
   exported.dtype = options.dtype == "bf16" ? ckpt::StoredDType::kBF16 : ckpt::StoredDType::kF32;

@@ -1,4 +1,4 @@
-// `halflife prepare`: options, signals and what a user sees; the work is in data/prepare.h.
+// halflife prepare: signals and what a user sees; the work is in data/prepare.h.
 #include "data/prepare.h"
 #include "cli/run.h"
 
@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 
+#include "cli/run.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/human.h"

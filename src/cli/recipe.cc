@@ -5,6 +5,7 @@
 #include "train/plan.h"
 
 namespace halflife::cli {
+
 ExitCode Run(const RecipeOptions& options) {
   const train::RunConfig config = options.config.empty()
                                       ? train::ParseRunConfig("", "the defaults", options.overrides)

@@ -136,14 +136,16 @@ bool IsTemporary(const std::string& name) {
          digits.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
+// Errors name `path`, which the caller knows, and not the temporary.
 void Replace(const fs::path& path, std::string_view bytes, mode_t mode, ExitCode code) {
   const fs::path temporary = TemporaryOf(path);
-  Fd fd = OpenFile(temporary, O_WRONLY | O_CREAT | O_EXCL, code);
+  Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  HL_CHECK_AS(code, fd, "cannot open ", path.string(), " for writing: ", ErrnoText(errno));
   try {
     if (mode != 0) static_cast<void>(::fchmod(fd.get(), mode));  // not ours to give: then as new
-    WriteAll(fd.get(), bytes.data(), bytes.size(), temporary, code);
-    Fsync(fd.get(), temporary, code);
-    fd.Close(temporary, code);
+    WriteAll(fd.get(), bytes.data(), bytes.size(), path, code);
+    Fsync(fd.get(), path, code);
+    fd.Close(path, code);
     HL_CHECK_AS(code, ::rename(temporary.c_str(), path.c_str()) == 0, "cannot rename ",
                 temporary.string(), " to ", path.string(), ": ", ErrnoText(errno));
   } catch (...) {

@@ -114,6 +114,32 @@ TEST_F(Generate, EvalOnTwoRanksIsTheSame) {
   EXPECT_NEAR(losses[0] / losses[1], 1, 1e-6);
 }
 
+// What a CPU's peak is differs more from start to start than the share of it would tell.
+TEST_F(Generate, MetricsClaimNoShareOfACpusPeak) {
+  const auto line = fixture->Metrics("run", "loss").back();
+  for (const char* key : {"mfu_6p", "mfu_full", "peak_flops"})
+    EXPECT_FALSE(line.contains(key)) << line;
+}
+
+TEST_F(Generate, AHybridIsShownWithAllItsMixers) {
+  std::ifstream file(fixture->recipe());
+  std::string recipe((std::istreambuf_iterator<char>(file)), {});
+  const std::string mixer = "mixer { name: \"gla\"";
+  ASSERT_NE(recipe.find(mixer), std::string::npos);
+  recipe.insert(recipe.find(mixer), "hybrid { layers: [1] mixer { name: \"softmax\" } } ");
+  std::ofstream(fixture->path("hybrid.textproto")) << recipe;
+  const std::string shown = "gla + softmax in 1 of 2 layers", run = fixture->path("hybrid");
+  const RunResult trained = fixture->Halflife(
+      {"train", "--config", fixture->path("hybrid.textproto"), "--run", run, "--set",
+       "data.path=" + fixture->path("data").string(), "--set", "train.steps=1"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_NE(trained.err.find(shown), std::string::npos) << trained.err;
+  const auto json = nlohmann::json::parse(fixture->Halflife({"inspect", run, "--json"}).out);
+  EXPECT_EQ(json["checkpoint"]["mixers"], shown);
+  const std::string page = fixture->Halflife({"report", run, "--out", "-"}).out;
+  EXPECT_NE(page.find(shown), std::string::npos);
+}
+
 TEST_F(Generate, InspectKnowsWhatItLooksAt) {
   const std::pair<std::string, std::string> cases[] = {{"run", "step 60"},
                                                        {"data", "259"},

@@ -107,6 +107,12 @@ TEST_F(ScoreExport, EvalAndGenerateTakeTheExportedFolder) {
 TEST_F(ScoreExport, AnImportedRunTrainsOn) {
   ASSERT_EQ(Halflife({"import", "--from", Path("hf"), "--out", Path("imported")}).exit_code, 0);
   const RunResult inspected = Halflife({"ckpt", "ls", Path("imported")});
+  // A recipe that would lose everything at a crash is no start.
+  const std::string recipe =
+      Halflife({"recipe", "--config", Path("imported") + "/config.textproto"}).out;
+  for (const char* safe :
+       {"every: 100\n  windows: 64", "every: 100\n  keep_last", "warmup_steps: 100"})
+    EXPECT_NE(recipe.find(safe), std::string::npos) << safe << " is not in " << recipe;
   EXPECT_NE(inspected.out.find("0     ok"), std::string::npos) << inspected.out << inspected.err;
   const RunResult result = Halflife(
       {"train", "--config", Path("imported") + "/config.textproto", "--run", Path("imported"),

@@ -1,4 +1,4 @@
-// `halflife ckpt`: looks at checkpoints, verifies, compares, prunes and reshards them. Exit 0:
+// halflife ckpt: lists, verifies, compares, prunes and reshards checkpoints.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"

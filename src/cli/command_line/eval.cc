@@ -10,15 +10,15 @@ void AddEval(CLI::App& app, Request& request) {
   CLI::App* command = app.add_subcommand("eval", "Validation loss and perplexity of a model");
   DescribeUse(
       *command,
-      {.notes = "Windows are cut from the documents one after the other, each with its eos, and "
-                "start from an empty state; what is left behind the last whole one is not scored. "
-                "Under mpirun the ranks share the windows. --text reads as `prepare --documents "
-                "file` and gives the same numbers: a file is one document of UTF-8, unpacked where "
-                "it ends in .gz or .zst. Bits per byte compare models with different tokenizers: "
-                "the loss in "
-                "bits, times (tokens - documents) / bytes of text of the whole split. So a "
-                "document's eos counts in place of its first token, which nothing predicts, and "
-                "with the bytes tokenizer it is the loss / ln 2.",
+      {.notes =
+           "Windows are cut from the documents one after the other, each with its eos, and "
+           "start from an empty state; what is left behind the last whole one is not scored. "
+           "Under mpirun the ranks share the windows. --text reads as `prepare --documents "
+           "file` and gives the same numbers: a file is one document of UTF-8, unpacked where "
+           "it ends in .gz or .zst. Bits per byte compare models with different tokenizers: "
+           "the loss in bits, times (tokens - documents) / bytes of text of the whole split. So a "
+           "document's eos counts in place of its first token, which nothing predicts, and "
+           "with the bytes tokenizer it is the loss / ln 2.",
        .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
                     "halflife eval --model runs/first --text chapter.txt"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});

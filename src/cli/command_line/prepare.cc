@@ -1,4 +1,4 @@
-// `halflife prepare`: options, signals and what a user sees; the work is in data/prepare.h.
+// halflife prepare: text into a dataset.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"

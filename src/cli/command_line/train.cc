@@ -57,8 +57,7 @@ void AddTrain(CLI::App& app, Request& request) {
       ->take_all();
   command->add_flag("--dry-run", options->dry_run,
                     "Print the resolved config with all defaults, parameters, memory and whether "
-                    "it fits, tokens, "
-                    "epochs; train nothing. Needs no dataset");
+                    "it fits, tokens, epochs; train nothing. Needs no dataset");
 
   command->option_defaults()->group("Run folder");
   command->add_option("--run", options->run, "The run's folder [runs/ and the recipe's name]")
