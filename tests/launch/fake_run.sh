@@ -7,41 +7,18 @@ fake=$repo/tests/launch/fake_rank.sh
 unset OMP_NUM_THREADS
 command -v mpirun >/dev/null || { echo "SKIPPED: mpirun not found (Debian: openmpi-bin)"; exit 77; }
 set -m  # background jobs get their own process group and a default INT, as under a terminal
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
+# shellcheck source=tests/launch/checks.sh
+source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 
-# check NAME WANTED MET
-check() {
-  if [ "$2" = "$3" ]; then
-    echo "ok      $1"
-  else
-    echo "FAILED  $1: wanted '$2', met '$3'"
-    [ -f "$folder/log" ] && sed 's/^/        | /' "$folder/log"
-    failures=$((failures + 1))
-  fi
-}
 # mpirun's session gets a directory of its own: in a shared one, a run that ends removes what
 # another is entering, and one that was killed leaves its own.
 new_case() {
   folder=$work/$1
+  shown_log=$folder/log
   export OMPI_MCA_orte_tmpdir_base=$folder/mpirun
   mkdir -p "$OMPI_MCA_orte_tmpdir_base"
 }
 
-# wait_until NAME COMMAND...: as long as a busy machine may take.
-wait_until() {
-  local name=$1 begin=$SECONDS
-  shift
-  until "$@"; do
-    if [ $((SECONDS - begin)) -ge 60 ]; then
-      echo "FAILED  $name: not within 60 s"
-      failures=$((failures + 1))
-      return 1
-    fi
-    sleep 0.02
-  done
-}
 wait_for() { wait_until "$1 appears" [ -e "$1" ]; }
 wait_until_ready() { wait_for "$folder/ready.0" && wait_for "$folder/ready.1"; }
 lives() { grep -c life "$folder/notes.0"; }

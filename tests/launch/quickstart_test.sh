@@ -6,18 +6,9 @@ repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 for tool in mpirun jq; do
   command -v "$tool" >/dev/null || { echo "SKIPPED: $tool not found"; exit 77; }
 done
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-check() {
-  if [ "$2" = "$3" ]; then
-    echo "ok      $1"
-  else
-    echo "FAILED  $1: wanted '$2', met '$3'"
-    sed 's/^/        | /' "$work/log"
-    failures=$((failures + 1))
-  fi
-}
+# shellcheck source=tests/launch/checks.sh
+source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
+shown_log=$work/log
 
 cp -r "$repo/launch" "$work/launch"
 printf '#!/bin/sh\n' >"$work/launch/setup"

@@ -2,8 +2,9 @@
 # recipes_test.sh HALFLIFE: every recipe resolves, and has the parameters that its run card claims.
 set -uo pipefail
 halflife=$1
+# shellcheck source=tests/launch/checks.sh
+source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/../../launch/recipes" || exit 1
-failures=0
 
 # plan RECIPE RANKS VOCABULARY: what --dry-run prints after the config.
 plan() {
@@ -11,14 +12,6 @@ plan() {
     --set data.path=none --set model.vocab_size="$3" | sed -n '/^parameters/,$p'
 }
 row() { sed -nE "s/^ *$1 +//p" <<<"$plan" | sed -n "${2:-1}p"; }
-check() {
-  if [ "$2" = "$3" ]; then
-    echo "ok      $1: $2"
-  else
-    echo "FAILED  $1: wanted '$2', met '$3'"
-    failures=$((failures + 1))
-  fi
-}
 
 known=()
 # recipe NAME VOCABULARY PARAMETERS: it resolves, to so many parameters.

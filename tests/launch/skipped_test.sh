@@ -3,18 +3,9 @@
 # reason.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=tests/launch/checks.sh
+source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 cd "$repo" || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-check() {
-  if [ "$2" = "$3" ]; then
-    echo "ok      $1"
-  else
-    printf 'FAILED  %s: wanted\n%s\nmet\n%s\n' "$1" "$2" "$3"
-    failures=$((failures + 1))
-  fi
-}
 
 mkdir -p "$work/Testing/Temporary"
 cat >"$work/Testing/Temporary/LastTest.log" <<'LOG'

@@ -3,19 +3,10 @@
 # not even when the command leaves a job running or is told to stop.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# shellcheck source=tests/launch/checks.sh
+source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
+shown_log=$work/log
 export TMPDIR=$work  # where with_slurm.sh puts its files
-failures=0
-check() {
-  if [ "$2" = "$3" ]; then
-    echo "ok      $1"
-  else
-    echo "FAILED  $1: wanted '$2', met '$3'"
-    cat "$work/log"
-    failures=$((failures + 1))
-  fi
-}
 
 cat >"$work/leave_a_job" <<'END'
 echo "$SLURM_CONF" >"$1/conf_was"

@@ -5,36 +5,12 @@ export HALFLIFE=$1
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export HALFLIFE_ROOT=$repo OMP_NUM_THREADS=1
 batch_script=$repo/launch/slurm/train.sbatch
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# shellcheck source=tests/launch/checks.sh
+source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
+patience=240
 cd "$work" || exit 1
-failures=0
 
-# check NAME WANTED MET [RUN]: a failure shows RUN's job log.
-check() {
-  if [ "$2" = "$3" ]; then
-    echo "ok      $1"
-  else
-    echo "FAILED  $1: wanted '$2', met '$3'"
-    [ -f "${4:-}.log" ] && sed 's/^/        | /' "$4.log"
-    failures=$((failures + 1))
-  fi
-}
 count() { cat "${@:2}" 2>/dev/null | grep -cE "$1"; }
-
-# wait_until NAME COMMAND...: tries it for minutes, as the machine may be busy.
-wait_until() {
-  local name=$1 begin=$SECONDS
-  shift
-  until "$@"; do
-    if [ $((SECONDS - begin)) -ge 240 ]; then
-      echo "FAILED  $name: not within 240 s"
-      failures=$((failures + 1))
-      return 1
-    fi
-    sleep 0.1
-  done
-}
 
 # Sentences with a little grammar: learnable, and the same every time.
 make_text() {

@@ -3,21 +3,12 @@
 # by an interruption.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
+# shellcheck source=tests/launch/checks.sh
+source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 
 verify() {
   printf '# a comment\n%s\n' "$1" >"$work/pins.txt"
   PYTHONPATH=$work/site python3 "$repo/launch/wheels/verify.py" "$work/pins.txt"
-}
-check() {
-  if [ "$2" = "$3" ]; then
-    echo "ok      $1"
-  else
-    echo "FAILED  $1: wanted '$2', met '$3'"
-    failures=$((failures + 1))
-  fi
 }
 
 info=$work/site/hlfakewheel-1.2.dist-info
