@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <random>
 #include <set>
@@ -34,11 +33,6 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr auto kCode = ExitCode::kCheckpointIo;
-
-int64_t UnixMilliseconds() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
-}
 
 // What one Save works with; the calling order of its phases is in CheckpointStore::Save.
 class SaveSession {

@@ -1,7 +1,8 @@
-// Monotonic time. No decision of the program uses wall-clock time.
+// Monotonic time; the wall clock is for people, and no decision of the program uses it.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 
 namespace halflife {
 
@@ -21,5 +22,10 @@ class Stopwatch {
  private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
+
+inline int64_t UnixMilliseconds() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
 
 }  // namespace halflife

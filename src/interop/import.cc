@@ -1,9 +1,8 @@
 #include "interop/import.h"
 
-#include <chrono>
-
 #include "ckpt/step_dir.h"
 #include "ckpt/step_writer.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/version.h"
@@ -31,14 +30,12 @@ ckpt::StepState StepZero(const HfModel& model, const std::string& run_config_tex
 void WriteWeights(const HfModel& model, ckpt::StepState state, const fs::path& ckpt_dir) {
   const dist::ParameterLayout layout(model::LanguageModel(model.config()).parameters().specs(),
                                      {.num_slices = 1});
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  ckpt::Manifest manifest{
-      .state = std::move(state),
-      .attempt = {},
-      .unix_ms = std::chrono::duration_cast<std::chrono::milliseconds>(now).count(),
-      .hosts = {},
-      .files = {},
-      .tensors = ckpt::TensorEntries(layout)};
+  ckpt::Manifest manifest{.state = std::move(state),
+                          .attempt = {},
+                          .unix_ms = UnixMilliseconds(),
+                          .hosts = {},
+                          .files = {},
+                          .tensors = ckpt::TensorEntries(layout)};
   ckpt::WriteStep(
       ckpt_dir / ckpt::StepName(0), std::move(manifest), /*num_shards=*/1, [&](int rank) {
         ckpt::ShardPlan plan = ckpt::PlanShard(layout, {ckpt::Kind::kMain}, rank);

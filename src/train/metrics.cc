@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -11,14 +10,6 @@
 #include "train/metric_tags.h"
 
 namespace halflife::train {
-namespace {
-
-int64_t UnixMilliseconds() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
-}
-
-}  // namespace
 
 Metrics::Metrics(const MetricsConfig& config, std::unique_ptr<EventLog> events)
     : config_(config),

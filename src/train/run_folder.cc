@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "ckpt/collective.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "data/token_agreement.h"
@@ -87,13 +88,11 @@ void RunFolder::CopyTokenizer(const data::Dataset& dataset) const {
 }
 
 void RunFolder::WriteHeartbeat(int64_t step, const char* phase) const {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const nlohmann::ordered_json line = {
-      {"step", step},
-      {"phase", phase},
-      {"unix_ms", std::chrono::duration_cast<std::chrono::milliseconds>(now).count()},
-      {"pid", ::getpid()},
-      {"attempt", attempt_}};
+  const nlohmann::ordered_json line = {{"step", step},
+                                       {"phase", phase},
+                                       {"unix_ms", UnixMilliseconds()},
+                                       {"pid", ::getpid()},
+                                       {"attempt", attempt_}};
   AtomicWriteFile(path_ / "heartbeat.json", line.dump() + "\n", ExitCode::kEnvironment);
 }
 
