@@ -158,17 +158,17 @@ fs::path MoveToTrash(const fs::path& ckpt_dir, const fs::path& victim) {
 }
 
 void EmptyTrash(const fs::path& ckpt_dir) noexcept {
+  const fs::path trash = ckpt_dir / ".trash";
   try {
-    const fs::path trash = ckpt_dir / ".trash";
     RemoveUnlessFolder(trash);
     if (!fs::exists(trash)) return;
     for (const fs::directory_entry& entry : fs::directory_iterator(trash)) Unlink(entry.path());
   } catch (const fs::filesystem_error& error) {
-    HL_WARN("ckpt",
-            "could not empty the trash (tried again at the next save): ", error.path1().string(),
-            ": ", error.code().message());
+    HL_WARN("ckpt", "could not empty ", trash.string(),
+            " (tried again at the next save): ", TextOf(error));
   } catch (const std::exception& error) {
-    HL_WARN("ckpt", "could not empty the trash (tried again at the next save): ", error.what());
+    HL_WARN("ckpt", "could not empty ", trash.string(),
+            " (tried again at the next save): ", error.what());
   }
 }
 

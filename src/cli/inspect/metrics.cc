@@ -103,6 +103,8 @@ Json DescribeMetrics(const fs::path& path) {
   HL_CHECK_AS(ExitCode::kData, in.good(), "cannot read ", path.string());
   Summary summary;
   for (std::string line; std::getline(in, line);) summary.Add(line);
+  // Else a file that cannot be read would look like one that ends here.
+  HL_CHECK_AS(ExitCode::kData, !in.bad(), "cannot read ", path.string());
   return summary.Finish();
 }
 

@@ -128,6 +128,11 @@ TEST_F(InspectKindsTest, ARenamedStepIsStillOne) {
   EXPECT_EQ(Describe(fixture->path("best"))["kind"], "checkpoint");
 }
 
+// What cannot be read is not what ends early: reading a folder fails as a failing disk does.
+TEST_F(InspectKindsTest, MetricsThatCannotBeRead) {
+  EXPECT_HL_ERROR(DescribeMetrics(fixture->path("data")), ExitCode::kData, "cannot read");
+}
+
 TEST_F(InspectKindsTest, MetricsOfAResumedRunWithATornLine) {
   std::ofstream(fixture->path("torn.jsonl"))
       << R"({"step":1,"loss":3.0,"step_ms":100,"tokens_per_s":1000,"attempt":"a"})"
