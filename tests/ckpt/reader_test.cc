@@ -16,6 +16,7 @@
 #include "ckpt/run_lock.h"
 #include "ckpt/step_dir.h"
 #include "cli/command_line/command.h"
+#include "cli/inspect/artifact.h"
 #include "cli/run.h"
 #include "core/files.h"
 #include "dist/local_communicator.h"
@@ -216,6 +217,20 @@ TEST_F(ReaderTest, CommandVerify) {
   EXPECT_THAT(bad.out, HasSubstr("rank_00001.safetensors: 5000 bytes, the manifest says"));
   EXPECT_THAT(bad.out, HasSubstr("manifest.pb: missing"));
   EXPECT_EQ(RunCkpt("inspect " + step(100).string()).code, 1);
+}
+
+// Sound by its hashes, but written with a model that is no JSON.
+TEST_F(ReaderTest, InspectTakesAModelThatIsNoJson) {
+  dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
+    TestArena arena(SmallSpecs(), 1);
+    StepState state = MakeState(300);
+    state.model_config_json = "{\"mixer\":";
+    CheckpointStore(run_ / "ckpt", control, {}).Save(arena.view(), state);
+  });
+  const json described = cli::inspect::DescribeCheckpoint(step(300));
+  EXPECT_EQ(described["model"], "{\"mixer\":");
+  EXPECT_TRUE(described["mixers"].is_null());
+  EXPECT_EQ(json::parse(described.dump()), described);
 }
 
 TEST_F(ReaderTest, AStepUnderAnothersNameIsNotThatStep) {

@@ -168,6 +168,25 @@ TEST_F(DatasetTest, DamagedDocumentStarts) {
   EXPECT_GT(noticed, 0);
 }
 
+// A sound frame around a hash that is none: what a faulty writer leaves, or a careful vandal.
+TEST_F(DatasetTest, AHashThatIsNone) {
+  const fs::path path = out() / kManifestName;
+  const std::string bytes = ReadText(path);
+  const std::string hash = ToHex(ReadManifest(path).train.shards[0].file.hash);
+  const size_t at = bytes.find(hash);
+  ASSERT_NE(at, std::string::npos);
+  for (const size_t digit : {0, 31}) {
+    std::string forged = bytes.substr(0, bytes.size() - 16);
+    forged[at + digit] = 'g';
+    const Hash128 frame = HashBytes(forged);
+    for (const uint64_t word : {frame.hi, frame.lo}) {
+      for (int shift = 56; shift >= 0; shift -= 8) forged += static_cast<char>(word >> shift);
+    }
+    WriteText(path, forged);
+    EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "manifest.pb", "contradicts itself");
+  }
+}
+
 TEST_F(DatasetTest, DamagedManifest) {
   const fs::path path = out() / kManifestName;
   const std::string bytes = ReadText(path);

@@ -36,6 +36,12 @@ Json Mixers(const std::string& model_config_json) {
   }
 }
 
+// As a text where it is no JSON.
+Json ModelJson(const std::string& model_config_json) {
+  Json json = Json::parse(model_config_json, nullptr, /*allow_exceptions=*/false);
+  return json.is_discarded() ? Json(model_config_json) : json;
+}
+
 }  // namespace
 
 Json DescribeCheckpoint(const fs::path& path) {
@@ -53,7 +59,7 @@ Json DescribeCheckpoint(const fs::path& path) {
           {"tokens", state.data.tokens},
           {"dataset", ToHex(state.data.dataset)},
           {"metrics", state.metrics},
-          {"model", Json::parse(state.model_config_json, nullptr, /*allow_exceptions=*/false)}};
+          {"model", ModelJson(state.model_config_json)}};
 }
 
 }  // namespace halflife::cli::inspect
