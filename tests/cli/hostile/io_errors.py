@@ -168,14 +168,14 @@ def printed(result, place):
 
 
 class Injector:
-    def __init__(self, session, library):
-        self.session, self.library, self.halflife = session, library, session.halflife
+    def __init__(self, session, shim):
+        self.session, self.shim, self.halflife = session, shim, session.halflife
 
     def run(self, operation, place, **failure):
         """(result, the shim's last line, its line of the failure or None)"""
         log = place.folder / "fail_io.log"
         log.unlink(missing_ok=True)
-        env = {"LD_PRELOAD": str(self.library), "FAIL_IO_ROOT": str(self.session.folder),
+        env = {"LD_PRELOAD": str(self.shim), "FAIL_IO_ROOT": str(self.session.folder),
                "FAIL_IO_LOG": str(log),
                **{f"FAIL_IO_{name.upper()}": str(value) for name, value in failure.items()}}
         result = self.halflife.run(operation.arguments(place), place.folder, env)
@@ -252,10 +252,10 @@ def run(session):
     options = session.options
     if options.io_errors == 0 and not options.only:
         return 0
-    library = build_shim(session.folder, session.halflife.sanitized)
-    if library is None:
+    shim = build_shim(session.folder, session.halflife.sanitized)
+    if shim is None:
         return 0
-    injector, faults = Injector(session, library), 0
+    injector, faults = Injector(session, shim), 0
     for name in options.io_operations.split(","):
         numbers = session.numbers(f"io-{name}", options.io_errors)
         if not numbers:
