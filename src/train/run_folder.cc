@@ -54,12 +54,17 @@ RunFolder::RunFolder(RunFolder&& other) noexcept
       created_(std::exchange(other.created_, {})),
       lock_(std::move(other.lock_)) {}
 
-// A start that failed leaves nothing that would look like a run.
+// A start that failed leaves nothing that would look like a run. Without the lock, what is in the folder
+// may be another start's, which was faster: then only what is empty goes.
 RunFolder::~RunFolder() {
   if (created_.empty()) return;
   std::error_code ignored;
-  fs::remove_all(created_.back(), ignored);
-  created_.pop_back();
+  if (lock_) {
+    fs::remove_all(created_.back(), ignored);
+    created_.pop_back();
+  } else {
+    fs::remove(path_ / "ckpt", ignored);
+  }
   while (!created_.empty() && fs::remove(created_.back(), ignored)) created_.pop_back();
 }
 

@@ -17,6 +17,10 @@ train::RunConfig Load(const fs::path& path) {
     config.model.vocab_size = data::Dataset::Open(config.data.path).info().vocab_size;
   }
   train::AssumeVocabulary(config);
+  // Sizes are divided by, and a recipe needs no dataset here.
+  train::RunConfig complete = config;
+  if (complete.data.path.empty()) complete.data.path = "DATASET";
+  train::Validate(complete, 1);
   return config;
 }
 

@@ -128,6 +128,13 @@ TEST_F(InspectKindsTest, ARenamedStepIsStillOne) {
   EXPECT_EQ(Describe(fixture->path("best"))["kind"], "checkpoint");
 }
 
+// Impossible sizes are told, and not divided by.
+TEST_F(InspectKindsTest, ARecipeThatNoRunCouldUse) {
+  std::ofstream(fixture->path("zero.textproto")) << "train { micro_batch: 0 }";
+  EXPECT_HL_ERROR(Describe(fixture->path("zero.textproto")), ExitCode::kUsage,
+                  "train.micro_batch: 0");
+}
+
 // What cannot be read is not what ends early: reading a folder fails as a failing disk does.
 TEST_F(InspectKindsTest, MetricsThatCannotBeRead) {
   EXPECT_HL_ERROR(DescribeMetrics(fixture->path("data")), ExitCode::kData, "cannot read");
