@@ -1,5 +1,6 @@
 // halflife train: one run from a recipe, alone or as one rank under mpirun or srun.
 #include <iostream>
+#include <optional>
 
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
@@ -30,27 +31,20 @@ train::WarmStartRules InitRules(const TrainOptions& options) {
   return rules;
 }
 
-// A plan needs no dataset: what of one is missing is assumed, and said.
 ExitCode DryRun(train::RunConfig config) {
   const LauncherEvidence evidence = ReadLauncherEvidence();
+  std::string& path = config.data.path;
   std::error_code ignored;
-  const bool has_dataset = std::filesystem::exists(config.data.path, ignored);
-  int64_t train_tokens = 0;
-  if (has_dataset) {
-    const data::Dataset dataset = data::Dataset::Open(config.data.path);
-    train_tokens = dataset.info().train.num_tokens;
-    if (config.model.vocab_size == 0) config.model.vocab_size = dataset.info().vocab_size;
-  } else if (train::AssumeVocabulary(config)) {
-    std::cout << "# there is no dataset" << (config.data.path.empty() ? "" : " " + config.data.path)
-              << ": a vocabulary of " << config.model.vocab_size
-              << " is assumed (--set model.vocab_size=N for another)\n";
+  std::optional<data::DatasetInfo> dataset;
+  if (std::filesystem::exists(path, ignored)) dataset = data::Dataset::Open(path).info();
+  if (train::CompleteForPlan(config, dataset ? &*dataset : nullptr, evidence.world_size)) {
+    std::cout << "# there is no dataset" << (path.empty() ? "" : " " + path) << ": a vocabulary of "
+              << config.model.vocab_size << " is assumed (--set model.vocab_size=N for another)\n";
   }
-  if (config.data.path.empty()) config.data.path = "DATASET";
-  train::Validate(config, evidence.world_size);
-  const model::LanguageModel model(config.model);
+  if (path.empty()) path = "DATASET";
   train::PlanScene scene = train::SceneHere(config, evidence.world_size, evidence.local_size);
-  scene.train_tokens = train_tokens;
-  std::cout << train::PlanText(config, model, scene);
+  scene.train_tokens = dataset ? dataset->train.num_tokens : 0;
+  std::cout << train::PlanText(config, model::LanguageModel(config.model), scene);
   return ExitCode::kFinished;
 }
 

@@ -173,6 +173,13 @@ std::string ReadStream(const fs::path& path, ExitCode code, uint64_t max_bytes) 
   return ReadAll(fd.get(), static_cast<uint64_t>(info.st_size), max_bytes, path, code);
 }
 
+void RequireAppendable(const fs::path& path, ExitCode code) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  HL_CHECK_AS(code, !exists(status) || is_regular_file(status) || is_character_file(status),
+              path.string(), " is no file; remove it, and it is made anew");
+}
+
 void WriteAll(int fd, const void* data, size_t bytes, const fs::path& path, ExitCode code) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {

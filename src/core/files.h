@@ -44,6 +44,9 @@ std::string ReadFile(const std::filesystem::path& path, ExitCode code,
 // is standard input. A pipe that nobody has open for writing is empty.
 std::string ReadStream(const std::filesystem::path& path, ExitCode code,
                        uint64_t max_bytes = kMaxFileBytes);
+// For files that grow line by line: error where `path` is there, but neither a file nor a device. A pipe
+// would take the first lines, and then make the writer wait for ever.
+void RequireAppendable(const std::filesystem::path& path, ExitCode code);
 void WriteAll(int fd, const void* data, size_t bytes, const std::filesystem::path& path,
               ExitCode code);
 void Fsync(int fd, const std::filesystem::path& path, ExitCode code);

@@ -11,11 +11,7 @@ namespace halflife {
 
 JsonlWriter::JsonlWriter(const std::filesystem::path& path, ExitCode code)
     : path_(path), code_(code) {
-  // A pipe takes the first lines, and then makes the writer wait for ever.
-  std::error_code ignored;
-  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
-  HL_CHECK_AS(code, !exists(status) || is_regular_file(status) || is_character_file(status),
-              path.string(), " is no file; remove it, and it is made anew");
+  RequireAppendable(path, code);
   fd_ = OpenFile(path, O_RDWR | O_CREAT | O_APPEND, code);
   const off_t size = ::lseek(fd_.get(), 0, SEEK_END);
   char last = '\n';

@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include "core/error.h"
+#include "core/files.h"
 
 namespace halflife::log {
 namespace {
@@ -33,7 +34,6 @@ spdlog::level::level_enum ToSpdlog(Level level) {
 
 namespace {
 
-// A log that is a pipe would make every line wait for a reader.
 spdlog::sink_ptr OpenLogFile(const std::filesystem::path& path) {
   namespace fs = std::filesystem;
   constexpr auto kCode = ExitCode::kEnvironment;
@@ -41,9 +41,7 @@ spdlog::sink_ptr OpenLogFile(const std::filesystem::path& path) {
   if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
   HL_CHECK_AS(kCode, !error, "cannot create the folder of the log ", path.string(), ": ",
               error.message());
-  const fs::file_status status = fs::status(path, error);
-  HL_CHECK_AS(kCode, !exists(status) || is_regular_file(status) || is_character_file(status),
-              "the log ", path.string(), " is no file; remove it, and it is made anew");
+  RequireAppendable(path, kCode);
   try {
     return std::make_shared<spdlog::sinks::basic_file_sink_mt>(path.string());
   } catch (const spdlog::spdlog_ex& failure) {

@@ -108,11 +108,15 @@ void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
   if (rank == 0) HL_WARN("train", "by estimate this run ", verdict);
 }
 
-bool AssumeVocabulary(RunConfig& config) {
-  constexpr int64_t kUsual = 32000;
-  if (config.model.vocab_size != 0) return false;
-  config.model.vocab_size = kUsual;
-  return true;
+bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int world_size) {
+  constexpr int64_t kUsualVocabulary = 32000;
+  const bool names_none = config.model.vocab_size == 0;
+  if (names_none)
+    config.model.vocab_size = dataset != nullptr ? dataset->vocab_size : kUsualVocabulary;
+  RunConfig complete = config;
+  if (complete.data.path.empty()) complete.data.path = "DATASET";  // all that may be missing
+  Validate(complete, world_size);
+  return names_none && dataset == nullptr;
 }
 
 RunConfig WithMixerDefaults(RunConfig config) {

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "data/dataset.h"
 #include "train/run_config.h"
 
 namespace halflife::train {
@@ -35,9 +36,10 @@ std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& m
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
                    const PlanScene& scene, int rank);
 
-// Where neither recipe nor dataset names a vocabulary: the 32,000 that the sizes of models are usually
-// given for. True where it was needed.
-bool AssumeVocabulary(RunConfig& config);
+// Gives a recipe what a plan needs, and no dataset has to be there (null): the vocabulary is the
+// recipe's, else the dataset's, else the 32,000 that the sizes of models are usually given for. True
+// where it had to be assumed. Error kUsage for impossible values (Validate).
+bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int world_size);
 
 // The config with every option of its mixers, defaults included. Error kUsage for bad options.
 RunConfig WithMixerDefaults(RunConfig config);

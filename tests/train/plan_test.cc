@@ -75,11 +75,17 @@ TEST(Plan, ShowsEveryOptionInForceAndTheEpochs) {
 }
 
 TEST(Plan, AssumesAVocabularyOnlyWhereNoneIsNamed) {
-  RunConfig named = Small(), unnamed = ParseRunConfig("", "empty", {});
-  EXPECT_FALSE(AssumeVocabulary(named));
+  RunConfig named = Small(), unnamed = ParseRunConfig("", "empty", {}), prepared = unnamed;
+  EXPECT_FALSE(CompleteForPlan(named, nullptr, 1));
   EXPECT_EQ(named.model.vocab_size, 1000);
-  EXPECT_TRUE(AssumeVocabulary(unnamed));
+  EXPECT_TRUE(CompleteForPlan(unnamed, nullptr, 1));
   EXPECT_EQ(unnamed.model.vocab_size, 32000);
+  EXPECT_EQ(unnamed.data.path, "");
+  const data::DatasetInfo dataset = {.vocab_size = 320};
+  EXPECT_FALSE(CompleteForPlan(prepared, &dataset, 1));
+  EXPECT_EQ(prepared.model.vocab_size, 320);
+  RunConfig zero = Small({"train.micro_batch=0"});
+  EXPECT_HL_ERROR(CompleteForPlan(zero, nullptr, 1), ExitCode::kUsage, "train.micro_batch: 0");
 }
 
 TEST(Plan, NamesEveryMixerOfAHybrid) {

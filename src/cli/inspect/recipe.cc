@@ -1,7 +1,7 @@
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/inspect/artifact.h"
-#include "data/dataset.h"
 #include "train/plan.h"
 
 namespace halflife::cli::inspect {
@@ -13,14 +13,10 @@ using Json = nlohmann::ordered_json;
 train::RunConfig Load(const fs::path& path) {
   train::RunConfig config = train::LoadRunConfig(path, {});
   std::error_code ignored;
-  if (config.model.vocab_size == 0 && fs::exists(config.data.path, ignored)) {
-    config.model.vocab_size = data::Dataset::Open(config.data.path).info().vocab_size;
-  }
-  train::AssumeVocabulary(config);
-  // Sizes are divided by, and a recipe needs no dataset here.
-  train::RunConfig complete = config;
-  if (complete.data.path.empty()) complete.data.path = "DATASET";
-  train::Validate(complete, 1);
+  std::optional<data::DatasetInfo> dataset;
+  if (config.model.vocab_size == 0 && fs::exists(config.data.path, ignored))
+    dataset = data::Dataset::Open(config.data.path).info();
+  train::CompleteForPlan(config, dataset ? &*dataset : nullptr, 1);
   return config;
 }
 
