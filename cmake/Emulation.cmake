@@ -1,10 +1,10 @@
 # CUDA kernel sources on the CPU: compiled by g++ with HL_EMULATE, run by the emulator in src/kernels/emu.
 #
-#   hl_emulated_test(NAME walk_emulated_test
-#     KERNELS ${CMAKE_SOURCE_DIR}/src/kernels/decay_attention/walk.cu
-#     SOURCES walk_emulated_test.cc)
+#   hl_emulated_test(NAME chunk_scan_emulated_test
+#     KERNELS ${CMAKE_SOURCE_DIR}/src/kernels/decay_attention/cuda/chunk_scan.cu
+#     SOURCES chunk_scan_emulated_test.cc)
 #
-# makes walk_emulated_test_{plain,asan,tsan}, each a CTest entry per order {forward, reverse, random}; labels "emulated"
+# makes chunk_scan_emulated_test_{plain,asan,tsan}, each a CTest entry per order {forward, reverse, random}; labels "emulated"
 # and the kind. With PARTS 4 the kinds with a sanitizer, which are the slow ones, are four entries an order, *_1of4 to
 # *_4of4, of every fourth test, so that the cores of a machine end at about the same time. SOURCES bring gtest cases, not main; LIBS are linked on top (libraries are not built anew per kind, so
 # that a sanitizer does not look into them: list a .cc that should be checked among SOURCES). HL_EMULATED_TSAN or

@@ -20,8 +20,8 @@
 #include "kernels/adamw/args.h"
 #include "kernels/cross_entropy/rows.h"
 #include "kernels/decay_attention/decay_attention.h"
-#include "kernels/dispatch.h"
 #include "kernels/sum_of_squares/args.h"
+#include "kernels/torch/dispatch.h"
 
 namespace halflife::bench {
 namespace {

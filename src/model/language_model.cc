@@ -11,11 +11,11 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
-#include "kernels/dispatch.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/swiglu/swiglu.h"
+#include "kernels/torch/dispatch.h"
 
 namespace halflife::model {
 

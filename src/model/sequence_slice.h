@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/decay_attention/sequence_chunks.h"
+#include "kernels/chunks/sequence_chunks.h"
 
 namespace halflife::model {
 

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <limits>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 #include "kernels/gradient_check.h"
 #include "kernels/swiglu/swiglu.h"
 #include "support/expect_error.h"

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 #include "kernels/cross_entropy/rows.h"
 #include "kernels/rms_norm/args.h"
 #include "kernels/short_conv/args.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 
 namespace halflife::kernels::test {
 

@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 #include "kernels/linear/linear.h"
 #include "kernels/random_tensors.h"
 #include "support/expect_error.h"

@@ -10,7 +10,7 @@
 #include "cli/doctor/system_files.h"
 #include "core/concat.h"
 #include "core/human.h"
-#include "kernels/decay_attention/cpu_kernels.h"
+#include "kernels/decay_attention/cpu/kernels.h"
 
 namespace halflife::cli::doctor {
 namespace {

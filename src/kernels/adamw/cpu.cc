@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "kernels/adamw/element.h"
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 
 namespace halflife::kernels {
 

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 #include "kernels/cross_entropy/args.h"
 
 namespace halflife::kernels::cpu {

@@ -1,5 +1,5 @@
 #include "kernels/cross_entropy/args.h"
-#include "kernels/rows.cuh"
+#include "kernels/cuda/rows.cuh"
 
 namespace halflife::kernels {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "core/error.h"
 #include "kernels/cross_entropy/rows.h"
-#include "kernels/dispatch.h"
-#include "kernels/tensor_checks.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {

@@ -8,8 +8,8 @@
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/decay_attention.h"
-#include "kernels/dispatch.h"
-#include "kernels/tensor_checks.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
 #ifdef HALFLIFE_WITH_CUDA
 #include <ATen/cuda/CUDAContext.h>
 #endif

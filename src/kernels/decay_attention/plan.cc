@@ -5,8 +5,8 @@
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/call_checks.h"
-#include "kernels/decay_attention/cpu_workspace.h"
-#include "kernels/decay_attention/cuda_workspace.h"
+#include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/cuda/workspace.h"
 
 namespace halflife::kernels {
 namespace {

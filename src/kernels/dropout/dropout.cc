@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/cpu_math.h"
-#include "kernels/dispatch.h"
-#include "kernels/tensor_checks.h"
+#include "kernels/cpu/math.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {

@@ -1,5 +1,5 @@
 // CUDA on the CPU: what kernel sources see when g++ compiles them (HL_EMULATE). One fiber per CUDA thread; a fiber leaves
-// the processor only at a barrier, a warp collective or an mbarrier wait. kernels/device.h includes this file; kernels
+// the processor only at a barrier, a warp collective or an mbarrier wait. kernels/cuda/device.h includes this file; kernels
 // include device.h alone.
 //
 //   HL_EMU_ORDER=forward|reverse|random   which ready thread runs next (default forward: the lowest)

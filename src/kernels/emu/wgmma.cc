@@ -1,7 +1,7 @@
 // wgmma: nothing is computed before the wait. At issue the accumulators are saved and become NaN; at the wait each thread
 // reads the tiles by their descriptors and adds its own fragment of the product. It needs no switch of fibers.
+#include "kernels/cuda/swizzle.h"
 #include "kernels/emu/internal.h"
-#include "kernels/swizzle.h"
 
 namespace halflife::kernels::emu {
 namespace {

@@ -11,10 +11,10 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "kernels/cpu_math.h"
-#include "kernels/dispatch.h"
+#include "kernels/cpu/math.h"
 #include "kernels/linear/weight_gradient.h"
-#include "kernels/tensor_checks.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {

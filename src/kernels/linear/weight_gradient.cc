@@ -7,13 +7,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 
 // What follows is compiled for AVX-512. Templates that code for any machine uses, too, stay out of it: their instances here
 // would have these instructions.
-#include "kernels/avx512.h"
+#include "kernels/cpu/avx512.h"
 
-#include "kernels/microkernel.h"
+#include "kernels/cpu/microkernel.h"
 
 namespace halflife::kernels {
 namespace {

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 #include "kernels/rms_norm/args.h"
 
 namespace halflife::kernels::cpu {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/dispatch.h"
 #include "kernels/rms_norm/args.h"
-#include "kernels/tensor_checks.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {

@@ -1,6 +1,6 @@
+#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/sum_partials.h"
 #include "kernels/rms_norm/args.h"
-#include "kernels/rows.cuh"
-#include "kernels/sum_partials.h"
 
 namespace halflife::kernels {
 namespace {

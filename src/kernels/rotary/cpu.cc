@@ -1,4 +1,4 @@
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 #include "kernels/rotary/args.h"
 
 namespace halflife::kernels::cpu {

@@ -17,9 +17,9 @@
 #include <utility>
 
 #include "core/error.h"
-#include "kernels/dispatch.h"
 #include "kernels/rotary/args.h"
-#include "kernels/tensor_checks.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {

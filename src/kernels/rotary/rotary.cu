@@ -1,5 +1,5 @@
+#include "kernels/cuda/rows.cuh"
 #include "kernels/rotary/args.h"
-#include "kernels/rows.cuh"
 
 namespace halflife::kernels {
 namespace {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 #include "kernels/short_conv/args.h"
 
 namespace halflife::kernels::cpu {

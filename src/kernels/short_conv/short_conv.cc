@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/dispatch.h"
 #include "kernels/short_conv/args.h"
-#include "kernels/tensor_checks.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {

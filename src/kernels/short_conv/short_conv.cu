@@ -1,6 +1,6 @@
-#include "kernels/rows.cuh"
+#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/sum_partials.h"
 #include "kernels/short_conv/args.h"
-#include "kernels/sum_partials.h"
 
 namespace halflife::kernels {
 namespace {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/cpu_math.h"
+#include "kernels/cpu/math.h"
 #include "kernels/sum_of_squares/args.h"
 
 namespace halflife::kernels::cpu {

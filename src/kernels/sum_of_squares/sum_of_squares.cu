@@ -1,4 +1,4 @@
-#include "kernels/rows.cuh"
+#include "kernels/cuda/rows.cuh"
 #include "kernels/sum_of_squares/args.h"
 
 namespace halflife::kernels {

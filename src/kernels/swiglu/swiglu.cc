@@ -6,9 +6,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/error.h"
-#include "kernels/dispatch.h"
 #include "kernels/swiglu/args.h"
-#include "kernels/tensor_checks.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {

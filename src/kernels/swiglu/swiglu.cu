@@ -1,4 +1,4 @@
-#include "kernels/rows.cuh"
+#include "kernels/cuda/rows.cuh"
 #include "kernels/swiglu/args.h"
 
 namespace halflife::kernels {

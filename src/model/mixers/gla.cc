@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "kernels/decay_attention/decay_attention.h"
-#include "kernels/dispatch.h"
 #include "kernels/linear/linear.h"
 #include "kernels/short_conv/short_conv.h"
+#include "kernels/torch/dispatch.h"
 #include "model/mixers/feature_map.h"
 #include "model/mixers/mixers.h"
 

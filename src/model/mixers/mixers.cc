@@ -5,9 +5,9 @@
 
 #include <cmath>
 
-#include "kernels/dispatch.h"
 #include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
+#include "kernels/torch/dispatch.h"
 
 namespace halflife::model {
 

@@ -11,10 +11,10 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/dispatch.h"
 #include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
+#include "kernels/torch/dispatch.h"
 #include "model/mixers/mixers.h"
 
 namespace halflife::model {

@@ -10,8 +10,8 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/chunks/chunk_table.h"
 #include "kernels/decay_attention/args.h"
-#include "kernels/decay_attention/chunk_table.h"
 #include "support/sparse_memory.h"
 
 namespace halflife::kernels::test {

@@ -4,8 +4,8 @@
 
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
-#include "kernels/decay_attention/cpu_workspace.h"
-#include "kernels/decay_attention/cuda_workspace.h"
+#include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/cuda/workspace.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {

@@ -2,8 +2,8 @@
 
 #include <stdexcept>
 
-#include "kernels/device90.h"
-#include "kernels/swizzle.h"
+#include "kernels/cuda/device90.h"
+#include "kernels/cuda/swizzle.h"
 
 namespace halflife::kernels::test {
 namespace {

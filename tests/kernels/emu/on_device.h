@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "kernels/device.h"
+#include "kernels/cuda/device.h"
 
 namespace halflife::kernels::test {
 

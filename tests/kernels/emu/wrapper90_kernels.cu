@@ -1,7 +1,7 @@
-#include "kernels/device90.h"
+#include "kernels/cuda/device90.h"
+#include "kernels/cuda/swizzle.h"
 #include "kernels/emu/on_device.h"
 #include "kernels/emu/wrapper_kernels.h"
-#include "kernels/swizzle.h"
 
 namespace halflife::kernels::test {
 namespace {

@@ -1,8 +1,8 @@
 #include "kernels/emu/wrapper_kernels.h"
 
-#include "kernels/device.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/swizzle.h"
 #include "kernels/emu/on_device.h"
-#include "kernels/swizzle.h"
 
 namespace halflife::kernels::test {
 namespace {

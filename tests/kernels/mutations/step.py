@@ -4,25 +4,25 @@ from family import Family
 
 # (name, source, text, replacement, test)
 MUTATIONS = [
-    ("rows: lanes of a row sum one step short", "rows.cuh",
+    ("rows: lanes of a row sum one step short", "cuda/rows.cuh",
      "for (int offset = lanes / 2; offset > 0;", "for (int offset = lanes / 4; offset > 0;", "rms_norm"),
-    ("rows: no barrier before the warps' sums are read", "rows.cuh",
+    ("rows: no barrier before the warps' sums are read", "cuda/rows.cuh",
      "= x;\n  __syncthreads();\n", "= x;\n", "rms_norm"),
-    ("rows: the last warp's sum dropped", "rows.cuh",
+    ("rows: the last warp's sum dropped", "cuda/rows.cuh",
      "warp < lanes / 32; ++warp", "warp < lanes / 32 - 1; ++warp", "rms_norm"),
-    ("rows: elements past a row's end are read", "rows.cuh",
+    ("rows: elements past a row's end are read", "cuda/rows.cuh",
      "x[i] = i < count ? FromStorage(from[i]) : 0.0f;", "x[i] = FromStorage(from[i]);", "rms_norm"),
-    ("rows: elements past a row's end are written", "rows.cuh",
+    ("rows: elements past a row's end are written", "cuda/rows.cuh",
      "    if (i < count) to[i] = Narrow<T>(x[i]);", "    to[i] = Narrow<T>(x[i]);", "rms_norm"),
-    ("rows: 16-byte accesses to rows that do not allow them", "rows.cuh",
+    ("rows: 16-byte accesses to rows that do not allow them", "cuda/rows.cuh",
      "return dim % kPack<T> == 0 && (IsAligned16(pointers) && ...);", "return dim % kPack<T> == 0;",
      "rms_norm"),
-    ("rows: halves of a word swapped", "rows.cuh",
+    ("rows: halves of a word swapped", "cuda/rows.cuh",
      "x[2] = UnpackLo(words.y), x[3] = UnpackHi(words.y);",
      "x[3] = UnpackLo(words.y), x[2] = UnpackHi(words.y);", "rms_norm"),
-    ("sums: no barrier before the slices are added", "sum_partials.cu", "  __syncthreads();\n", "",
+    ("sums: no barrier before the slices are added", "cuda/sum_partials.cu", "  __syncthreads();\n", "",
      "rms_norm"),
-    ("sums: the last partial dropped", "sum_partials.cu", "p < count; p += kSlices",
+    ("sums: the last partial dropped", "cuda/sum_partials.cu", "p < count; p += kSlices",
      "p < count - 1; p += kSlices", "rms_norm"),
     ("norm: rows past the last are read", "rms_norm/rms_norm.cu",
      "const bool valid = row < args.num_rows;\n  const", "const bool valid = true;\n  const", "rms_norm"),
@@ -124,7 +124,7 @@ FAMILIES = ("rms_norm", "rotary", "swiglu", "short_conv", "cross_entropy", "sum_
 
 STEP = Family(
     name="step kernels", folder="src/kernels",
-    sources=["sum_partials.cu", *(f"{family}/{family}.cu" for family in FAMILIES)],
+    sources=["cuda/sum_partials.cu", *(f"{family}/{family}.cu" for family in FAMILIES)],
     tests={family: f"tests/kernels/{family}_emulated_test.cc" for family in FAMILIES},
     mutations=MUTATIONS)
 

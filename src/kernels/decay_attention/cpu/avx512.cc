@@ -1,0 +1,10 @@
+// The kernels compiled for AVX-512; run only where the processor has it.
+#include "kernels/decay_attention/cpu/kernels.h"
+
+#include "kernels/cpu/avx512.h"
+#define HL_SIMD_NAME "AVX-512"
+#include "kernels/decay_attention/cpu/body.h"
+
+namespace halflife::kernels::cpu {
+const Kernels& Avx512Kernels() { return avx512::kKernels; }
+}  // namespace halflife::kernels::cpu

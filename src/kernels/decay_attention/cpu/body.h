@@ -1,0 +1,73 @@
+// The entry points of one instruction set. A file that includes this defines HL_SIMD_BYTES (the width of its vectors) and
+// HL_SIMD_NAMESPACE, and sets its target after the standard headers, whose inline functions every other file shares.
+#pragma once
+
+#include "kernels/decay_attention/cpu/reverse_scan.h"
+#include "kernels/decay_attention/cpu/step.h"
+
+namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
+
+// function.template operator()<T, Decay>() for the compute type and the family of decay.
+template <typename Function>
+void WithFamily(const DecayAttentionArgs& args, Function function) {
+  const bool wide = args.q.dtype == DType::kF64;
+  if (IsPerChannel(args.decay_kind)) {
+    wide ? function.template operator()<double, ChannelDecay>()
+         : function.template operator()<float, ChannelDecay>();
+  } else {
+    wide ? function.template operator()<double, ScalarDecay>()
+         : function.template operator()<float, ScalarDecay>();
+  }
+}
+
+inline size_t ScratchBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                           bool backward) {
+  size_t bytes = 0;
+  WithFamily(args, [&]<typename T, template <typename> class Decay>() {
+    const Shape shape(args, plan);
+    const WalkItem item = {.args = &args, .plan = &plan};
+    ScratchSpace space(nullptr);
+    if (backward) {
+      const ReverseScratch<T> scratch(args, plan, shape, space);
+    } else {
+      const ForwardScratch<T> scratch(shape, space);
+    }
+    const Decay<T> decay(item, shape, backward, space);
+    bytes = space.used();
+  });
+  return bytes;
+}
+inline void Forward(const WalkItem& item) {
+  WithFamily(*item.args, [&]<typename T, template <typename> class Decay>() {
+    ForwardWalk<T, Decay, true>(item);
+  });
+}
+inline void State(const WalkItem& item) {
+  WithFamily(*item.args, [&]<typename T, template <typename> class Decay>() {
+    ForwardWalk<T, Decay, false>(item);
+  });
+}
+inline void Backward(const ReverseItem& item) {
+  WithFamily(*item.walk.args, [&]<typename T, template <typename> class Decay>() {
+    ReverseWalk<T, Decay>(item).Run();
+  });
+}
+inline void ReverseState(const ReverseItem& item) {
+  WithFamily(*item.walk.args, [&]<typename T, template <typename> class Decay>() {
+    ReverseStateWalk<T, Decay>(item);
+  });
+}
+inline void Step(const DecayAttentionStepArgs& args, int row, int head) {
+  args.q.dtype == DType::kF64 ? StepHead<double>(args, row, head)
+                              : StepHead<float>(args, row, head);
+}
+
+inline constexpr Kernels kKernels = {.name = HL_SIMD_NAME,
+                                     .scratch_bytes = ScratchBytes,
+                                     .forward = Forward,
+                                     .state = State,
+                                     .backward = Backward,
+                                     .reverse_state = ReverseState,
+                                     .step = Step};
+
+}  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE

@@ -1,0 +1,364 @@
+// Decay attention on the CPU: who walks which chunks, and what is summed afterwards. The walks are in body.h, compiled
+// once per instruction set.
+//
+// A thread takes one head of one segment of one sequence. Several segments: each first sums up its own state (`state`),
+// a scan makes of these the states between segments, then all of them walk at once. Nothing depends on the number of
+// threads: gradients of shared heads and of constant decays are kept apart and summed in the order of their index.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/call_checks.h"
+#include "kernels/decay_attention/cpu/checks.h"
+#include "kernels/decay_attention/cpu/kernels.h"
+#include "kernels/decay_attention/cpu/sums.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace halflife::kernels::cpu {
+
+std::vector<const Kernels*> UsableKernels() {
+  std::vector<const Kernels*> usable;
+  if (HasAvx512()) usable.push_back(&Avx512Kernels());
+  if (HasHaswell()) usable.push_back(&HaswellKernels());
+  usable.push_back(&BaselineKernels());
+  return usable;
+}
+const Kernels& BestKernels() { return *UsableKernels().front(); }
+
+CheckpointPlace PlaceOfCheckpoint(const WalkItem& item, const CheckpointLayout& layout, int chunk) {
+  const DecayAttentionArgs& args = *item.args;
+  const int64_t slot = CheckpointSlot(item.sequence, item.first_chunk, chunk - item.first_chunk,
+                                      item.plan->checkpoint_every);
+  const int64_t piece = slot * args.num_heads + item.head;
+  auto* base = static_cast<std::byte*>(args.checkpoints);
+  const size_t row = ComputeBytes(args) * args.head_dim_k;
+  return {.state = base + piece * row * args.head_dim_v,
+          .norm = args.norm_kind == NormKind::kNone ? nullptr : base + layout.norms + piece * row};
+}
+
+namespace {
+
+// Strong decays drive products into subnormal numbers, on which every operation traps into microcode; they count as zero
+// here, whatever the caller's thread has set.
+class FlushSubnormals {
+ public:
+#if defined(__x86_64__)
+  FlushSubnormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushSubnormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#else
+  FlushSubnormals() {}
+#endif
+};
+
+struct Free {
+  void operator()(void* memory) const noexcept { std::free(memory); }
+};
+
+// run(index, scratch) for every index, each thread with scratch of its own.
+template <typename Run>
+void Parallel(int64_t count, size_t scratch_bytes, Run run) {
+  if (count <= 0) return;
+  const int num_threads =
+      static_cast<int>(std::min<int64_t>(count, std::max(1, omp_get_max_threads())));
+  const size_t stride = (scratch_bytes + 4095) / 4096 * 4096 + 4096;
+  const std::unique_ptr<void, Free> scratch(std::aligned_alloc(4096, stride * num_threads));
+  HL_CHECK_AS(ExitCode::kEnvironment, scratch != nullptr, "decay attention: no memory for ",
+              stride * num_threads, " bytes of scratch");
+  auto* base = static_cast<std::byte*>(scratch.get());
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
+  for (int64_t i = 0; i < count; ++i) {
+    const FlushSubnormals flush;
+    run(i, base + stride * omp_get_thread_num());
+  }
+}
+
+// The items of a call, [num_sequences, H, num_segments].
+class Schedule {
+ public:
+  Schedule(const DecayAttentionArgs& args, const DecayAttentionPlan& plan)
+      : args_(args), plan_(plan), segments_(std::max(1, plan.num_segments)) {}
+
+  int64_t num_heads_walked() const { return int64_t{1} * args_.num_sequences * args_.num_heads; }
+  int64_t num_items() const { return num_heads_walked() * segments_; }
+  int segments() const { return segments_; }
+  int64_t keys() const { return args_.head_dim_k; }
+  int64_t decays() const { return IsPerChannel(args_.decay_kind) ? keys() : 1; }
+
+  // A head's pieces are consecutive: item = head_walked x segments + segment. Segments start where checkpoints are taken.
+  WalkItem Item(int64_t index, void* scratch) const {
+    const int segment = static_cast<int>(index % segments_);
+    const int64_t head_walked = index / segments_;
+    WalkItem item = {.args = &args_, .plan = &plan_, .scratch = scratch};
+    item.sequence = static_cast<int>(head_walked / args_.num_heads);
+    item.head = static_cast<int>(head_walked % args_.num_heads);
+    const int first = args_.sequence_begin[item.sequence];
+    const int last = args_.sequence_begin[item.sequence + 1];
+    const int every = plan_.checkpoint_every;
+    const int groups = (last - first + every - 1) / every;
+    const int chunks = (groups + segments_ - 1) / segments_ * every;
+    item.first_chunk = first;
+    item.begin = static_cast<int>(std::min<int64_t>(last, first + int64_t{1} * segment * chunks));
+    item.end = static_cast<int>(std::min<int64_t>(last, int64_t{1} * item.begin + chunks));
+    return item;
+  }
+
+ private:
+  const DecayAttentionArgs& args_;
+  const DecayAttentionPlan& plan_;
+  const int segments_;
+};
+
+std::byte* Offset(const void* base, int64_t elements, size_t bytes) {
+  if (base == nullptr) return nullptr;
+  return static_cast<std::byte*>(const_cast<void*>(base)) + elements * static_cast<int64_t>(bytes);
+}
+
+// What the segments of a head hand to each other, in the workspace.
+struct SegmentStates {
+  const Schedule& schedule;
+  std::byte* workspace;
+  SegmentLayout layout;
+  size_t bytes;
+  int64_t keys, values;
+  bool normalised;
+
+  SegmentStates(const Schedule& the_schedule, const DecayAttentionArgs& args,
+                const SegmentLayout& the_layout)
+      : schedule(the_schedule),
+        workspace(static_cast<std::byte*>(args.workspace)),
+        layout(the_layout),
+        bytes(ComputeBytes(args)),
+        keys(args.head_dim_k),
+        values(args.head_dim_v),
+        normalised(args.norm_kind != NormKind::kNone) {}
+
+  std::byte* State(int64_t item) const {
+    return Offset(workspace + layout.states, item * keys * values, bytes);
+  }
+  std::byte* Norm(int64_t item) const {
+    return normalised ? Offset(workspace + layout.norms, item * keys, bytes) : nullptr;
+  }
+  std::byte* LogTransition(int64_t item) const {
+    return Offset(workspace + layout.log_transition, item * schedule.decays(), bytes);
+  }
+
+  // state[item] += exp(log_transition[item]) state[from]
+  template <typename T>
+  void Compose(int64_t item, int64_t from) const {
+    const auto* logs = reinterpret_cast<const T*>(LogTransition(item));
+    auto* state = reinterpret_cast<T*>(State(item));
+    auto* norm = reinterpret_cast<T*>(Norm(item));
+    const auto* from_state = reinterpret_cast<const T*>(State(from));
+    const auto* from_norm = reinterpret_cast<const T*>(Norm(from));
+    for (int64_t i = 0; i < keys; ++i) {
+      const T log_decay = logs[schedule.decays() == 1 ? 0 : i];
+      if (log_decay == -std::numeric_limits<T>::infinity())
+        continue;  // nor a NaN of an earlier document
+      const T decay = std::exp(log_decay);
+      for (int64_t j = 0; j < values; ++j)
+        state[i * values + j] += decay * from_state[i * values + j];
+      if (normalised) norm[i] += decay * from_norm[i];
+    }
+  }
+  // Turns own sums into states of the sequence, from the first segment on or from the last back.
+  void Scan(bool reverse) const {
+    const int segments = schedule.segments();
+    Parallel(schedule.num_heads_walked(), 0, [&](int64_t head, void*) {
+      for (int i = 1; i < segments; ++i) {
+        const int64_t item = head * segments + (reverse ? segments - 1 - i : i);
+        const int64_t from = reverse ? item + 1 : item - 1;
+        bytes == 8 ? Compose<double>(item, from) : Compose<float>(item, from);
+      }
+    });
+  }
+};
+
+// States [num_sequences, H, K, V] and norms [num_sequences, H, K] of the caller, at a head.
+std::byte* StateAt(const DecayAttentionArgs& args, const void* states, int64_t head_walked) {
+  return Offset(states, head_walked * args.head_dim_k * args.head_dim_v, ComputeBytes(args));
+}
+std::byte* NormAt(const DecayAttentionArgs& args, const void* norms, int64_t head_walked) {
+  return Offset(norms, head_walked * args.head_dim_k, ComputeBytes(args));
+}
+
+// States after every segment (in reverse: gradients before each), in the workspace.
+template <typename Run>
+void SegmentPass(const Schedule& schedule, const SegmentStates& states, size_t scratch_bytes,
+                 const void* first_state, const void* first_norm, bool reverse, Run run) {
+  const int segments = schedule.segments();
+  Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
+    WalkItem item = schedule.Item(i, scratch);
+    if (i % segments == (reverse ? segments - 1 : 0)) {
+      item.entry_state = StateAt(*item.args, first_state, i / segments);
+      item.entry_norm = NormAt(*item.args, first_norm, i / segments);
+    }
+    item.exit_state = states.State(i);
+    item.exit_norm = states.Norm(i);
+    item.log_transition = states.LogTransition(i);
+    run(item);
+  });
+  states.Scan(reverse);
+}
+
+ReverseItem MakeReverseItem(const WalkItem& walk, const TensorView& dout) {
+  ReverseItem item;
+  item.walk = walk;
+  item.dout = dout;
+  return item;
+}
+
+}  // namespace
+
+void Forward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  ForwardWith(BestKernels(), args, plan);
+}
+void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan) {
+  BackwardWith(BestKernels(), grads, plan);
+}
+
+void ForwardWith(const Kernels& kernels, const DecayAttentionArgs& args,
+                 const DecayAttentionPlan& plan) {
+  CheckCall(args, plan);
+  const Schedule schedule(args, plan);
+  const int segments = schedule.segments();
+  const size_t scratch_bytes = kernels.scratch_bytes(args, plan, false);
+  const SegmentStates states(schedule, args, MakeForwardLayout(args, plan).segments);
+  if (segments > 1)
+    SegmentPass(schedule, states, scratch_bytes, args.initial_state, args.initial_norm, false,
+                kernels.state);
+  Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
+    WalkItem item = schedule.Item(i, scratch);
+    const int64_t head = i / segments;
+    const bool first = i % segments == 0;
+    item.entry_state = first ? StateAt(args, args.initial_state, head) : states.State(i - 1);
+    item.entry_norm = first ? NormAt(args, args.initial_norm, head) : states.Norm(i - 1);
+    if (i % segments == segments - 1) {
+      item.exit_state = StateAt(args, args.final_state, head);
+      item.exit_norm = NormAt(args, args.final_norm, head);
+    }
+    kernels.forward(item);
+  });
+}
+
+void BackwardWith(const Kernels& kernels, const DecayAttentionGradArgs& grads,
+                  const DecayAttentionPlan& plan) {
+  CheckCall(grads, plan);
+  const DecayAttentionArgs& args = grads.forward;
+  const Schedule schedule(args, plan);
+  const int segments = schedule.segments();
+  const size_t scratch_bytes = kernels.scratch_bytes(args, plan, true);
+  const BackwardLayout layout = MakeBackwardLayout(args, plan);
+  const SegmentStates states(schedule, args, layout.segments);
+  if (segments > 1)
+    SegmentPass(
+        schedule, states, scratch_bytes, grads.dfinal_state, grads.dfinal_norm, true,
+        [&](const WalkItem& item) { kernels.reverse_state(MakeReverseItem(item, grads.dout)); });
+  const SharedSums sums(grads, layout);
+  Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
+    ReverseItem item = MakeReverseItem(schedule.Item(i, scratch), grads.dout);
+    sums.Direct(item, i % segments, segments);
+    const int64_t head = i / segments;
+    const bool last = i % segments == segments - 1;
+    item.walk.entry_state = last ? StateAt(args, grads.dfinal_state, head) : states.State(i + 1);
+    item.walk.entry_norm = last ? NormAt(args, grads.dfinal_norm, head) : states.Norm(i + 1);
+    if (i % segments == 0) {
+      item.walk.exit_state = StateAt(args, grads.dinitial_state, head);
+      item.walk.exit_norm = NormAt(args, grads.dinitial_norm, head);
+    }
+    kernels.backward(item);
+  });
+  sums.Reduce(segments);
+}
+
+namespace {
+
+constexpr double kNever = -std::numeric_limits<double>::infinity();
+
+// The state of a whole sequence from zero, and its transition.
+template <typename Run>
+void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan,
+                 const SegmentLayout& layout, size_t scratch_bytes, bool reverse, Run run) {
+  const DecayAttentionArgs& args = segment.forward;
+  const Schedule schedule(args, plan);
+  const int segments = schedule.segments();
+  const int64_t decays = schedule.decays();
+  const size_t bytes = ComputeBytes(args);
+  const SegmentStates states(schedule, args, layout);
+  if (segments == 1) {
+    Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
+      WalkItem item = schedule.Item(i, scratch);
+      item.exit_state = StateAt(args, segment.state, i);
+      item.exit_norm = NormAt(args, segment.norm, i);
+      item.log_transition = Offset(segment.log_transition, i * decays, bytes);
+      run(item);
+    });
+    return;
+  }
+  SegmentPass(schedule, states, scratch_bytes, nullptr, nullptr, reverse, run);
+  for (int64_t head = 0; head < schedule.num_heads_walked(); ++head) {
+    const int64_t from = head * segments + (reverse ? 0 : segments - 1);
+    std::copy_n(states.State(from), bytes * schedule.keys() * args.head_dim_v,
+                StateAt(args, segment.state, head));
+    if (args.norm_kind != NormKind::kNone)
+      std::copy_n(states.Norm(from), bytes * schedule.keys(), NormAt(args, segment.norm, head));
+    for (int64_t c = 0; segment.log_transition != nullptr && c < decays; ++c) {
+      double sum = 0;
+      for (int i = 0; i < segments && sum != kNever; ++i) {
+        const std::byte* at = Offset(states.LogTransition(head * segments + i), c, bytes);
+        const double log =
+            bytes == 8 ? *reinterpret_cast<const double*>(at) : *reinterpret_cast<const float*>(at);
+        sum = log == kNever ? log : sum + log;  // nor a NaN of what was before it
+      }
+      std::byte* to = Offset(segment.log_transition, head * decays + c, bytes);
+      if (bytes == 8) {
+        *reinterpret_cast<double*>(to) = sum;
+      } else {
+        *reinterpret_cast<float*>(to) = static_cast<float>(sum);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void Summarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan) {
+  SummariseWith(BestKernels(), args, plan);
+}
+void SummariseWith(const Kernels& kernels, const DecaySegmentArgs& args,
+                   const DecayAttentionPlan& plan) {
+  CheckCall(args, plan, false);
+  SummariseBy(args, plan, MakeForwardLayout(args.forward, plan).segments,
+              kernels.scratch_bytes(args.forward, plan, false), false, kernels.state);
+}
+
+void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan) {
+  CheckCall(args, plan, true);
+  const Kernels& kernels = BestKernels();
+  SummariseBy(args, plan, MakeForwardLayout(args.forward, plan).segments,
+              kernels.scratch_bytes(args.forward, plan, true), true, [&](const WalkItem& item) {
+                kernels.reverse_state(MakeReverseItem(item, args.dout));
+              });
+}
+
+void Step(const DecayAttentionStepArgs& args) {
+  CheckStep(args, /*is_cuda=*/false);
+  const Kernels& kernels = BestKernels();
+  Parallel(int64_t{1} * args.batch * args.num_heads, 0, [&](int64_t i, void*) {
+    kernels.step(args, static_cast<int>(i / args.num_heads), static_cast<int>(i % args.num_heads));
+  });
+}
+
+}  // namespace halflife::kernels::cpu

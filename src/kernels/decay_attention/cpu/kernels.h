@@ -1,0 +1,76 @@
+// What decay_attention.cc (schedule, sharing of heads) asks of the bodies that are compiled once per instruction set.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/cpu/math.h"
+#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/cpu/workspace.h"
+
+namespace halflife::kernels::cpu {
+
+// One head over consecutive chunks of one sequence: the work of one thread. States are [K, V], norms [K], in the compute
+// type (fp32, or fp64 beside fp64 operands).
+struct WalkItem {
+  const DecayAttentionArgs* args = nullptr;
+  const DecayAttentionPlan* plan = nullptr;
+  int sequence = 0, head = 0;
+  int first_chunk = 0;                // of the sequence, in the table of chunks
+  int begin = 0, end = 0;             // chunks to walk, likewise
+  const void* entry_state = nullptr;  // forward: the state before `begin`; null: zero
+  const void* entry_norm = nullptr;
+  void* exit_state = nullptr;  // null: not wanted
+  void* exit_norm = nullptr;
+  void* log_transition = nullptr;  // [K or 1]: sum of log_decay over the item; null: not wanted
+  void* scratch = nullptr;         // ScratchBytes(), aligned to 64 bytes
+};
+
+// The same in reverse: entry is dL/d(state after `end`), exit dL/d(state before `begin`).
+struct ReverseItem {
+  WalkItem walk;
+  TensorView dout;
+  // One head per head of the output: the caller sums those that share.
+  TensorView dq, dk, dv, dlog_decay;
+  TensorView dkey_scale;
+  double* dlambda = nullptr;  // [1 or K]: constant decays; null: not wanted
+};
+
+// Where the state before chunk `chunk` (of the table) is saved.
+struct CheckpointPlace {
+  void* state = nullptr;
+  void* norm = nullptr;
+};
+CheckpointPlace PlaceOfCheckpoint(const WalkItem& item, const CheckpointLayout& layout, int chunk);
+
+struct Kernels {
+  const char* name;  // of the instruction set
+  size_t (*scratch_bytes)(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                          bool backward);
+  void (*forward)(const WalkItem& item);
+  void (*state)(const WalkItem& item);  // exit_state from entry_state, without outputs
+  void (*backward)(const ReverseItem& item);
+  void (*reverse_state)(const ReverseItem& item);  // exit_state from entry_state
+  void (*step)(const DecayAttentionStepArgs& args, int row, int head);
+};
+const Kernels& BaselineKernels();
+const Kernels& HaswellKernels();
+const Kernels& Avx512Kernels();
+// Those that this machine can run, the widest vectors first.
+std::vector<const Kernels*> UsableKernels();
+const Kernels& BestKernels();
+
+// cpu::Forward, Backward and Summarise by the kernels given.
+void ForwardWith(const Kernels& kernels, const DecayAttentionArgs& args,
+                 const DecayAttentionPlan& plan);
+void BackwardWith(const Kernels& kernels, const DecayAttentionGradArgs& grads,
+                  const DecayAttentionPlan& plan);
+void SummariseWith(const Kernels& kernels, const DecaySegmentArgs& args,
+                   const DecayAttentionPlan& plan);
+
+}  // namespace halflife::kernels::cpu

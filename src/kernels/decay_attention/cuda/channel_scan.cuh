@@ -1,0 +1,219 @@
+// out = scale q S, S = diag(exp(log_decay)) S + k^T v where each key channel has its own decay: one
+// block walks the chunks of a segment with the state in registers, as in chunk_scan.cuh.
+//
+// Decays of channels do not multiply a finished tile of scores, they go into the operands. A chunk
+// is therefore taken in tiles of 16 tokens, from state to state:
+//   out = (q P) S + scores v,   S = G S + (k Q)^T v     P: tile's start to r, inclusive; Q: after s to its end; G: all of it
+// Every factor is exp of a sum of log_decay over its own range within the tile, so none exceeds 1
+// where no decay does. The 16 x 16 scores, whose weights lie between the two ends of a tile, are
+// summed pair by pair: q_r k_s times a product of at most 15 decays.
+//
+// Shared memory in KiB, K = V = 128, C = 64:
+//   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | 2 x (q P [16, K] 4 | k Q 4 | G 0.5) | decays [16, K] 8 |
+//   | scores [16, 64] 2 | stage of out 16 |
+#pragma once
+
+#include "kernels/decay_attention/cuda/channel_tile.cuh"
+#include "kernels/decay_attention/cuda/chunk_scan.cuh"
+
+namespace halflife::kernels::decay {
+
+template <int kK_, int kV_>
+struct ChannelConfig {
+  static constexpr int kK = kK_, kV = kV_;
+  static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
+  static constexpr int kMinBlocksPerSm = 1;
+  static constexpr int kSmemBytes = 2 * kChunk * (2 * kK + kV) * 2 + 2 * kTile * kK * 2 * 2 +
+                                    2 * kK * 4 + kTile * kK * 4 + kTile * kChunk * 2 +
+                                    kChunk * kV * 2;
+};
+
+template <typename Config>
+struct ChannelShared {
+  WalkShared<Config> walk;  // q, k, v, out
+  bf16 *q, *k;              // [2][16, kK]: q P and k Q
+  float* transition;        // [2][kK]
+  float* decays;            // [16, kK]
+  bf16* scores;             // [16, 64], of which 16 columns are used
+};
+
+// A channel a thread.
+template <typename Config>
+HL_DEVICE void ScaleOperands(const ChannelShared<Config>& smem, int buffer, const bf16* q,
+                             const bf16* k, const DecayAttentionArgs& args, const ChunkEntry& chunk,
+                             const Place& place, int first_row) {
+  constexpr int kK = Config::kK;
+  const int decay_head = SharedHead(place.head, args.num_decay_heads, args.num_heads);
+  bf16* const scaled_q = smem.q + buffer * kTile * kK;
+  bf16* const scaled_k = smem.k + buffer * kTile * kK;
+#pragma unroll 1
+  for (int c = static_cast<int>(threadIdx.x); c < kK; c += Config::kThreads) {
+    float decay[kTile];
+#pragma unroll
+    for (int r = 0; r < kTile; ++r) {
+      const bool live = first_row + r < chunk.length && c < args.head_dim_k;
+      decay[r] = live ? LogDecayAt(args, chunk, first_row + r, decay_head, c) * kLog2E : 0.0f;
+    }
+    float sum = 0;
+#pragma unroll
+    for (int r = 0; r < kTile; ++r) {
+      sum += decay[r];
+      smem.decays[r * kK + c] = Exp2Approx(decay[r]);
+      scaled_q[TileOffset<kK>(r, c)] = ToBf16(ToFloat(q[TileOffset<kK>(first_row + r, c)]) *
+                                              (static_cast<float>(args.scale) * Exp2Approx(sum)));
+    }
+    smem.transition[buffer * kK + c] = Exp2Approx(sum);
+    sum = 0;
+#pragma unroll
+    for (int r = kTile - 1; r >= 0; --r) {
+      const bool live = first_row + r < chunk.length;
+      const float key_scale = live ? KeyScaleAt(args, chunk, first_row + r, place.head) : 0.0f;
+      scaled_k[TileOffset<kK>(r, c)] =
+          ToBf16(ToFloat(k[TileOffset<kK>(first_row + r, c)]) * (key_scale * Exp2Approx(sum)));
+      sum += decay[r];
+    }
+  }
+}
+
+// scores_rs = scale c_s times the pairs' sums.
+template <typename Config>
+HL_DEVICE void TileScores(const ChannelShared<Config>& smem, const bf16* q, const bf16* k,
+                          const DecayAttentionArgs& args, const ChunkEntry& chunk,
+                          const Place& place, int first_row) {
+  PairScores<Config::kK, Config::kThreads>(
+      q + first_row * Config::kK, k + first_row * Config::kK, smem.decays,
+      [&](int r, int s, float sum) {
+        const bool live = first_row + s < chunk.length;
+        const float key_scale = live ? KeyScaleAt(args, chunk, first_row + s, place.head) : 0.0f;
+        smem.scores[TileOffset<kChunk>(r, s)] =
+            ToBf16(s <= r ? sum * (static_cast<float>(args.scale) * key_scale) : 0.0f);
+      });
+}
+
+// out^T of the tile's tokens, into the warp's stage; then the state after them.
+template <typename Config>
+HL_DEVICE void TileOutput(const ChannelShared<Config>& smem, int buffer, const bf16* v,
+                          float (&state)[Config::kK / 8][4], bf16* stage, int first_row) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const int lane = FreshLaneId();
+  const int columns_k = ColumnsFirst<kK>(lane), rows_k = RowsFirst<kK>(lane);
+  const bf16* const q = smem.q + buffer * kTile * kK;
+  const bf16* const k = smem.k + buffer * kTile * kK;
+  const float* const transition = smem.transition + buffer * kK;
+  float out[2][4];
+  Clear(out);
+#pragma unroll
+  for (int j = 0; j < kK / 16; ++j) {
+    uint32_t a[4], b[4];
+    PackFragment(a, state[2 * j], state[2 * j + 1]);
+    LoadFragment<kK, false>(b, q, columns_k, 0, 16 * j);
+    MmaPair(out[0], out[1], a, b);
+  }
+  uint32_t values[4], b[4];
+  LoadFragment<kV, true>(values, v, ColumnsFirst<kV>(lane), first_row, WarpId() * 16);
+  LoadFragment<kChunk, false>(b, smem.scores, ColumnsFirst<kChunk>(lane), 0, 0);
+  MmaPair(out[0], out[1], values, b);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 pair = TransposePair(out[n][2 * half], out[n][2 * half + 1]);
+      const int row = first_row + 8 * n + lane % 4 * 2 + lane / 4 % 2;
+      *reinterpret_cast<uint32_t*>(stage + row * 16 + lane / 8 * 2 + half * 8) =
+          PackBf16(pair.x, pair.y);
+    }
+  }
+  ScaleAccumulatorColumns(state, transition);
+#pragma unroll
+  for (int n = 0; n < kK / 16; ++n) {
+    LoadFragment<kK, true>(b, k, rows_k, 0, 16 * n);
+    MmaPair(state[2 * n], state[2 * n + 1], values, b);
+  }
+}
+
+// Barriers: where a chunk starts (its tiles are there, the other stage is free); in a tile of 16
+// tokens when the operands, the scores are there. Operands alternate between two buffers, so that
+// the next tile's need no third.
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
+    ChannelWalkKernel(const WalkParams params) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  HL_DYNAMIC_SMEM(raw);
+  SmemCarver carver(raw);
+  ChannelShared<Config> smem = {};
+  smem.walk.q = carver.Take<bf16>(2 * kChunk * kK);
+  smem.walk.k = carver.Take<bf16>(2 * kChunk * kK);
+  smem.walk.v = carver.Take<bf16>(2 * kChunk * kV);
+  smem.q = carver.Take<bf16>(2 * kTile * kK);
+  smem.k = carver.Take<bf16>(2 * kTile * kK);
+  smem.transition = carver.Take<float>(2 * kK);
+  smem.decays = carver.Take<float>(kTile * kK);
+  smem.scores = carver.Take<bf16>(kTile * kChunk);
+  smem.walk.out = carver.Take<bf16>(kChunk * kV);
+
+  const DecayAttentionArgs& args = params.args;
+  const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
+  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, 0, place.slice * kV + WarpId() * 16};
+  bf16* const stage_out = smem.walk.out + WarpId() * kChunk * 16;
+
+  float state[kK / 8][4];
+  Clear(state);
+  if (params.segment_states != nullptr) {
+    LoadState<true>(state, params.segment_states + place.piece * state_elements, rows);
+  } else if (args.initial_state != nullptr) {
+    LoadState<true>(
+        state, static_cast<const float*>(args.initial_state) + place.state * state_elements, rows);
+  }
+  if (place.begin < place.end) {
+    LoadChunk(smem.walk, args, args.chunks[place.begin], place, 0);
+    CpAsyncCommit();
+  }
+#pragma unroll 1
+  for (int index = place.begin; index < place.end; ++index) {
+    const int stage = (index - place.begin) % 2;
+    const ChunkEntry& chunk = args.chunks[index];
+    const bf16* const q = smem.walk.q + stage * kChunk * kK;
+    const bf16* const k = smem.walk.k + stage * kChunk * kK;
+    const bf16* const v = smem.walk.v + stage * kChunk * kV;
+    CpAsyncWait<0>();
+    __syncthreads();
+    if (index + 1 < place.end) {
+      LoadChunk(smem.walk, args, args.chunks[index + 1], place, 1 - stage);
+      CpAsyncCommit();
+    }
+    if ((chunk.flags & kChunkResets) != 0) Clear(state);
+    if (args.checkpoints != nullptr && (index - place.first) % params.checkpoint_every == 0) {
+      const int64_t slot = CheckpointSlot(place, index, params.checkpoint_every);
+      SaveCheckpoint<Config>(state, stage_out,
+                             static_cast<bf16*>(args.checkpoints) +
+                                 (slot * args.num_heads + place.head) * state_elements,
+                             rows);
+    }
+#pragma unroll 1
+    for (int row = 0; row < chunk.length; row += kTile) {
+      const int buffer = row / kTile % 2;
+      ScaleOperands(smem, buffer, q, k, args, chunk, place, row);
+      __syncthreads();
+      TileScores(smem, q, k, args, chunk, place, row);
+      __syncthreads();
+      TileOutput(smem, buffer, v, state, stage_out, row);
+    }
+    FlushTransposed(stage_out,
+                    RowsOf(args.out, chunk, place.head, place.slice * kV, args.head_dim_v),
+                    chunk.length, WarpId() * 16);
+  }
+  if (args.final_state != nullptr && place.stops)
+    StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,
+                     rows);
+}
+
+template <int kK, int kV>
+void LaunchChannelWalk(const WalkParams& params, cudaStream_t stream) {
+  using Config = ChannelConfig<kK, kV>;
+  Launch({NumBlocks(params.args, params.shape), Config::kThreads, Config::kSmemBytes,
+          "decay attention walk, decays of channels"},
+         stream, ChannelWalkKernel<Config>, params);
+}
+
+}  // namespace halflife::kernels::decay

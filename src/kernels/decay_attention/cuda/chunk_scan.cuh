@@ -1,0 +1,231 @@
+// out = scale q S, S = exp(log_decay) S + k^T v: one block walks the chunks of a segment with the
+// state in registers. For decays of one factor a token; tiles by cp.async, products by mma.sync.
+//
+// The state is kept transposed, S^T [V rows, K columns], 16 rows to a warp: rounded to bf16, two
+// neighbouring accumulators are an A fragment of out^T = S^T q^T, which so reads no shared memory
+// for S.
+//
+// Shared memory in KiB, K = V = 128, C = 64:
+//   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | scores [C, C] 8 | stage of out 16 | 2 x tables 2.1 | = kSmemBytes
+#pragma once
+
+#include "kernels/decay_attention/cuda/tile.cuh"
+
+namespace halflife::kernels::decay {
+
+template <int kK_, int kV_>
+struct WalkConfig {
+  static constexpr int kK = kK_, kV = kV_;
+  static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
+  // Registers allow no more: kK / 2 of them are state.
+  static constexpr int kMinBlocksPerSm = kV == 64 ? (kK == 64 ? 3 : 2) : 1;
+  static constexpr int kStageElements = kChunk * (2 * kK + kV);
+  static constexpr int kSmemBytes = 2 * kStageElements * 2 + kChunk * kChunk * 2 + kChunk * kV * 2 +
+                                    2 * static_cast<int>(sizeof(DecayTables));
+};
+
+template <typename Config>
+struct WalkShared {
+  bf16 *q, *k, *v;      // [2][64, kK | kV]
+  bf16* scores;         // [64, 64]
+  bf16* out;            // [kWarps][64, 16]
+  DecayTables* tables;  // [2]
+};
+
+template <typename Config>
+HL_DEVICE void LoadChunk(const WalkShared<Config>& smem, const DecayAttentionArgs& args,
+                         const ChunkEntry& chunk, const Place& place, int stage) {
+  constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
+  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
+  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
+  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
+  LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
+                         RowsOf(args.q, chunk, q_head, 0, args.head_dim_k), chunk.length);
+  LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,
+                         RowsOf(args.k, chunk, k_head, 0, args.head_dim_k), chunk.length);
+  LoadTile<kV, kThreads>(smem.v + stage * kChunk * kV,
+                         RowsOf(args.v, chunk, v_head, place.slice * kV, args.head_dim_v),
+                         chunk.length);
+}
+
+// scores_rs = scale c_s w_rs q_r k_s for s <= r; what lies above the 16 x 16 tiles of the diagonal is not written.
+template <typename Config>
+HL_DEVICE void IntraTile(bf16* scores, const bf16* q, const bf16* k, const DecayTables& tables,
+                         float scale) {
+  constexpr int kK = Config::kK;
+  const int lane = FreshLaneId();
+  const int rows_k = RowsFirst<kK>(lane);
+  const int columns_k = ColumnsFirst<kK>(lane);
+  const int row_tile = WarpId() % 4;
+#pragma unroll 1
+  for (int column_tile = WarpId() / 4; column_tile <= row_tile; column_tile += Config::kWarps / 4) {
+    float acc[2][4];
+    Clear(acc);
+#pragma unroll 4
+    for (int c = 0; c < kK; c += 16) {
+      uint32_t a[4], b[4];
+      LoadFragment<kK, false>(a, q, rows_k, 16 * row_tile, c);
+      LoadFragment<kK, false>(b, k, columns_k, 16 * column_tile, c);
+      MmaPair(acc[0], acc[1], a, b);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int s = 16 * column_tile + 8 * n + LaneColumn();
+      const float c0 = scale * tables.key_scale[s], c1 = scale * tables.key_scale[s + 1];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = 16 * row_tile + 8 * half + LaneRow();
+        const float2 weights = PairWeights(tables, r, s);
+        const float x = s <= r ? acc[n][2 * half] * (weights.x * c0) : 0.0f;
+        const float y = s + 1 <= r ? acc[n][2 * half + 1] * (weights.y * c1) : 0.0f;
+        *reinterpret_cast<uint32_t*>(scores + TileOffset<kChunk>(r, s)) = PackBf16(x, y);
+      }
+    }
+  }
+}
+
+// out^T = S^T q^T diag(incoming)
+template <typename Config>
+HL_DEVICE void InterOutput(float (&out)[kChunk / 8][4], const float (&state)[Config::kK / 8][4],
+                           const bf16* q, const DecayTables& tables) {
+  const int lane = FreshLaneId();
+  const int columns_k = ColumnsFirst<Config::kK>(lane);
+  Clear(out);
+#pragma unroll
+  for (int j = 0; j < Config::kK / 16; ++j) {
+    uint32_t a[4];
+    PackFragment(a, state[2 * j], state[2 * j + 1]);
+#pragma unroll
+    for (int n = 0; n < kChunk / 16; ++n) {
+      uint32_t b[4];
+      LoadFragment<Config::kK, false>(b, q, columns_k, 16 * n, 16 * j);
+      MmaPair(out[2 * n], out[2 * n + 1], a, b);
+    }
+  }
+  ScaleAccumulatorColumns(out, tables.incoming);
+}
+
+// out^T += v^T scores^T
+template <typename Config>
+HL_DEVICE void IntraOutput(float (&out)[kChunk / 8][4], const bf16* v, const bf16* scores) {
+  const int lane = FreshLaneId();
+  const int columns_v = ColumnsFirst<Config::kV>(lane);
+  const int columns_chunk = ColumnsFirst<kChunk>(lane);
+#pragma unroll
+  for (int j = 0; j < kChunk / 16; ++j) {
+    uint32_t a[4];
+    LoadFragment<Config::kV, true>(a, v, columns_v, 16 * j, WarpId() * 16);
+#pragma unroll
+    for (int n = j; n < kChunk / 16; ++n) {
+      uint32_t b[4];
+      LoadFragment<kChunk, false>(b, scores, columns_chunk, 16 * n, 16 * j);
+      MmaPair(out[2 * n], out[2 * n + 1], a, b);
+    }
+  }
+}
+
+// The state before a group of chunks, [K, V] bf16, through the warp's stage.
+template <typename Config>
+HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* stage,
+                              bf16* checkpoint, const StateRows& rows) {
+#pragma unroll
+  for (int part = 0; part < Config::kK / kChunk; ++part) {
+    Rows target;
+    target.data = reinterpret_cast<char*>(checkpoint + part * kChunk * rows.columns);
+    target.stride_t = rows.columns;
+    target.dim = rows.columns;
+    target.aligned = rows.columns % 8 == 0 && reinterpret_cast<uintptr_t>(checkpoint) % 16 == 0;
+    target.is_wide = false;
+    float d[kChunk / 8][4];
+#pragma unroll
+    for (int n = 0; n < kChunk / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[n][i] = state[part * (kChunk / 8) + n][i];
+    }
+    StoreTransposed(d, stage, target, rows.rows - part * kChunk, rows.column);
+  }
+}
+
+// One barrier where a chunk starts (its tiles and tables are there; the other stage and the scores
+// are free), one between the scores and what reads them.
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
+    WalkKernel(const WalkParams params) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  HL_DYNAMIC_SMEM(raw);
+  SmemCarver carver(raw);
+  WalkShared<Config> smem;
+  smem.q = carver.Take<bf16>(2 * kChunk * kK);
+  smem.k = carver.Take<bf16>(2 * kChunk * kK);
+  smem.v = carver.Take<bf16>(2 * kChunk * kV);
+  smem.scores = carver.Take<bf16>(kChunk * kChunk);
+  smem.out = carver.Take<bf16>(kChunk * kV);
+  smem.tables = carver.Take<DecayTables>(2);
+
+  const DecayAttentionArgs& args = params.args;
+  const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
+  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, 0, place.slice * kV + WarpId() * 16};
+
+  float state[kK / 8][4];
+  Clear(state);
+  if (params.segment_states != nullptr) {
+    LoadState<true>(state, params.segment_states + place.piece * state_elements, rows);
+  } else if (args.initial_state != nullptr) {
+    LoadState<true>(
+        state, static_cast<const float*>(args.initial_state) + place.state * state_elements, rows);
+  }
+  if (place.begin < place.end) {
+    const ChunkEntry chunk = args.chunks[place.begin];
+    LoadChunk(smem, args, chunk, place, 0);
+    CpAsyncCommit();
+    if (WarpId() == 0) FillDecayTables(smem.tables[0], args, chunk, place.head);
+  }
+#pragma unroll 1
+  for (int index = place.begin; index < place.end; ++index) {
+    const int stage = (index - place.begin) % 2;
+    const ChunkEntry chunk = args.chunks[index];
+    const bf16* const q = smem.q + stage * kChunk * kK;
+    const bf16* const k = smem.k + stage * kChunk * kK;
+    const bf16* const v = smem.v + stage * kChunk * kV;
+    const DecayTables& tables = smem.tables[stage];
+    CpAsyncWait<0>();
+    __syncthreads();
+    if (index + 1 < place.end) {
+      LoadChunk(smem, args, args.chunks[index + 1], place, 1 - stage);
+      CpAsyncCommit();
+    }
+    if ((chunk.flags & kChunkResets) != 0) Clear(state);
+    if (args.checkpoints != nullptr && (index - place.first) % params.checkpoint_every == 0) {
+      const int64_t slot = CheckpointSlot(place, index, params.checkpoint_every);
+      SaveCheckpoint<Config>(state, smem.out + WarpId() * kChunk * 16,
+                             static_cast<bf16*>(args.checkpoints) +
+                                 (slot * args.num_heads + place.head) * state_elements,
+                             rows);
+    }
+    IntraTile<Config>(smem.scores, q, k, tables, args.scale);
+    __syncthreads();
+    float out[kChunk / 8][4];
+    InterOutput<Config>(out, state, q, tables);
+    IntraOutput<Config>(out, v, smem.scores);
+    const Rows target = RowsOf(args.out, chunk, place.head, place.slice * kV, args.head_dim_v);
+    StoreTransposed(out, smem.out + WarpId() * kChunk * 16, target, chunk.length, WarpId() * 16);
+    Scale(state, tables.transition);
+    AccumulateOuter<kV, kK>(state, v, k, tables.outgoing_scaled);
+    if (WarpId() == 0 && index + 1 < place.end)
+      FillDecayTables(smem.tables[1 - stage], args, args.chunks[index + 1], place.head);
+  }
+  if (args.final_state != nullptr && place.stops)
+    StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,
+                     rows);
+}
+
+template <int kK, int kV>
+void LaunchWalk(const WalkParams& params, cudaStream_t stream) {
+  using Config = WalkConfig<kK, kV>;
+  Launch({NumBlocks(params.args, params.shape), Config::kThreads, Config::kSmemBytes,
+          "decay attention walk"},
+         stream, WalkKernel<Config>, params);
+}
+
+}  // namespace halflife::kernels::decay

@@ -1,0 +1,138 @@
+// Inner header: what the dispatcher of decay attention hands to its CUDA kernels, and who launches
+// them. One launcher per compiled instance (instances.inc); its definition is in the kernel's .cuh,
+// its instantiation in instances/.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/decay_attention/args.h"
+
+namespace halflife::kernels::decay {
+
+// How a kernel's blocks share the problem: (sequence, segment, head, slice of V), the last fastest.
+struct SegmentShape {
+  int num_segments;  // of each sequence
+  int num_slices;    // of V, for kernels that split it
+};
+inline unsigned NumBlocks(const DecayAttentionArgs& args, const SegmentShape& shape) {
+  return static_cast<unsigned>(int64_t{1} * args.num_sequences * shape.num_segments *
+                               args.num_heads * shape.num_slices);
+}
+
+struct WalkParams {
+  DecayAttentionArgs args;
+  SegmentShape shape;
+  int checkpoint_every;
+  const float*
+      segment_states;  // [num_sequences, H, num_segments, K, V]: before each; null: initial_state
+};
+
+struct WalkRevParams {
+  DecayAttentionGradArgs grads;
+  SegmentShape shape;
+  int checkpoint_every;
+  const float*
+      segment_states;  // [num_sequences, H, num_segments, K, V]: dL/d(state after each); null: dfinal_state
+  void* group;  // [blocks, checkpoint_every (times 4 with decays of channels), kK, kV] bf16
+  // The gradients themselves, or fp32 [B, T, H, ..] to be summed over heads that share. dlambda
+  // [pieces(, K)]; absent: not wanted.
+  TensorView dq, dk, dv, dlog_decay;
+  float* dlambda;
+};
+
+// The state of each segment from a zero one; reverse: of dL/dS from zero at the segment's end.
+struct StateWalkParams {
+  DecayAttentionArgs args;
+  TensorView dout;  // reverse only
+  SegmentShape shape;
+  int checkpoint_every;
+  bool reverse;
+  float* states;  // [num_sequences, H, num_segments, K, V]
+  // [num_sequences, H, num_segments(, K with decays of channels)], times `transition_unit`; null:
+  // not wanted
+  float* log_transition;
+  float transition_unit;  // of log2: 1, or ln 2 for a natural logarithm
+};
+
+// Turns the segments' own states into the states before (reverse: after) each, in place.
+struct SegmentScanParams {
+  int64_t num_states;  // num_sequences H
+  int num_segments;
+  int state_elements;
+  int transitions;  // of a state: 1, or K with decays of channels
+  bool reverse;
+  float* states;
+  const float* log2_transition;
+  const float* initial_state;  // null: zero
+  float* final_state;          // null: not wanted
+  float* log_transition;       // [num_states(, K)], natural log; null: not wanted
+};
+void LaunchSegmentScan(const SegmentScanParams& params, cudaStream_t stream);
+
+// out[b, t, h', c] = sum over the heads h that share h' of partial[b, t, h, c], in the order of the heads.
+struct ReduceHeadsParams {
+  const float* partial;  // [slices, B, T, H, dim]
+  TensorView out;        // fp32 or bf16
+  int num_slices, batch, seq_len, num_heads, num_out_heads, dim;
+};
+void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream);
+
+// out[h', c] = sum over sequences, segments, and the heads h that share h' of partial[sequence, h, segment, c].
+struct ReduceConstantParams {
+  const float* partial;
+  float* out;
+  int num_sequences, num_segments, num_heads, num_out_heads, dim;
+};
+void LaunchReduceConstant(const ReduceConstantParams& params, cudaStream_t stream);
+
+// The SIMT kernels: any kind, normaliser and K, V <= 256, fp32 arithmetic. A block owns
+// kSimtColumns columns of V; with the normaliser a column of ones counts as one more.
+constexpr int kSimtColumns = 32;
+constexpr int kSimtMaxK = 256;
+enum class SimtMode : uint8_t {
+  kOutput,   // out and final_state; each slice computes the normaliser
+  kStates,   // the states before each chunk
+  kSummary,  // final_state from zero, and the sum of log_decay
+};
+struct SimtWalkParams {
+  DecayAttentionArgs args;
+  SimtMode mode;
+  float* states;          // [num_chunks, H, K, V (+ 1)]
+  float* log_transition;  // [num_sequences, H, K or 1]; null: not wanted
+};
+struct SimtWalkRevParams {
+  DecayAttentionGradArgs grads;
+  bool summary;         // dinitial_state only, from zero
+  const float* states;  // as above
+  const float* dnorm;   // [B, T, H] dL/d(sum of keys); with the normaliser
+  // Partial sums, fp32 [slices, B, T, H, ..] but for dv, [B, T, H, V], of which each slice has its columns.
+  float *dq, *dk, *dv, *dlog_decay, *dkey_scale;
+  float* dlambda;  // [num_sequences, H, slices, K or 1]
+};
+int SimtSlices(const DecayAttentionArgs& args, SimtMode mode);
+template <typename T>
+void LaunchSimtWalk(const SimtWalkParams& params, cudaStream_t stream);
+template <typename T>
+void LaunchSimtWalkRev(const SimtWalkRevParams& params, cudaStream_t stream);
+// dnorm = -sum_v dout out / norm_denom
+template <typename T>
+void LaunchSimtNormGradient(const DecayAttentionGradArgs& grads, float* dnorm, cudaStream_t stream);
+
+template <typename T>
+void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream);
+
+// Head sizes of the instance: K and V are padded to them with zeros as tiles are loaded.
+template <int kK, int kV>
+void LaunchWalk(const WalkParams& params, cudaStream_t stream);
+template <int kK, int kV>
+void LaunchChannelWalk(const WalkParams& params, cudaStream_t stream);
+template <int kK, int kV>
+void LaunchWalkRev(const WalkRevParams& params, int shared_limit, cudaStream_t stream);
+template <int kK, int kV>
+void LaunchChannelWalkRev(const WalkRevParams& params, cudaStream_t stream);
+template <int kK, int kV>
+void LaunchStateWalk(const StateWalkParams& params, cudaStream_t stream);
+template <int kK, int kV>
+void LaunchChannelStateWalk(const StateWalkParams& params, cudaStream_t stream);
+
+}  // namespace halflife::kernels::decay

@@ -1,0 +1,109 @@
+// Second stages of decay attention: the scan over segments, and sums of partial gradients in a fixed order.
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/grid_blocks.h"
+#include "kernels/decay_attention/cuda/launch.h"
+
+namespace halflife::kernels::decay {
+namespace {
+
+constexpr int kThreads = 128;
+
+// A thread an item.
+LaunchShape ShapeFor(int64_t items, const char* name) {
+  return {GridBlocks((items + kThreads - 1) / kThreads, name), kThreads, 0, name};
+}
+
+// A thread owns an element of the state and walks the segments of its sequence.
+__global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanParams params) {
+  const int64_t item = int64_t{1} * blockIdx.x * kThreads + threadIdx.x;
+  if (item >= params.num_states * params.state_elements) return;
+  const int64_t owner = item / params.state_elements;
+  const int element = static_cast<int>(item % params.state_elements);
+  const int per_transition = params.state_elements / params.transitions;
+  float carry = params.initial_state == nullptr ? 0.0f : params.initial_state[item];
+  float log2_transition = 0;
+  bool any_cut = false;
+  for (int i = 0; i < params.num_segments; ++i) {
+    const int segment = params.reverse ? params.num_segments - 1 - i : i;
+    const int64_t piece = owner * params.num_segments + segment;
+    float* const state = params.states + piece * params.state_elements + element;
+    const float local = *state;
+    const float log2 =
+        params.log2_transition[piece * params.transitions + element / per_transition];
+    const bool cut = __float_as_uint(log2) == 0xff800000u;  // -inf: not a NaN of before either
+    *state = carry;
+    carry = cut ? local : Exp2Approx(log2) * carry + local;
+    any_cut = any_cut || cut;
+    log2_transition = any_cut ? __uint_as_float(0xff800000u) : log2_transition + log2;
+  }
+  if (params.final_state != nullptr) params.final_state[item] = carry;
+  if (params.log_transition != nullptr && element % per_transition == 0)
+    params.log_transition[owner * params.transitions + element / per_transition] =
+        log2_transition * 0.693147180559945309f;
+}
+
+__global__ void __launch_bounds__(kThreads) ReduceHeadsKernel(const ReduceHeadsParams params) {
+  int64_t item = int64_t{1} * blockIdx.x * kThreads + threadIdx.x;
+  const int64_t rows = int64_t{1} * params.batch * params.seq_len;
+  if (item >= rows * params.num_out_heads * params.dim) return;
+  const int c = static_cast<int>(item % params.dim);
+  item /= params.dim;
+  const int head = static_cast<int>(item % params.num_out_heads);
+  const int64_t row = item / params.num_out_heads;
+  const int group = params.num_heads / params.num_out_heads;
+  float sum = 0;
+  for (int h = head * group; h < (head + 1) * group; ++h) {
+    for (int slice = 0; slice < params.num_slices; ++slice)
+      sum += params.partial[((slice * rows + row) * params.num_heads + h) * params.dim + c];
+  }
+  const TensorView& out = params.out;
+  const int64_t target = row / params.seq_len * out.stride_b + row % params.seq_len * out.stride_t +
+                         head * out.stride_h + c;
+  if (out.dtype == DType::kBF16) {
+    static_cast<bf16*>(out.data)[target] = ToBf16(sum);
+  } else {
+    static_cast<float*>(out.data)[target] = sum;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ReduceConstantKernel(const ReduceConstantParams params) {
+  const int item = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (item >= params.num_out_heads * params.dim) return;
+  const int head = item / params.dim, c = item % params.dim;
+  const int group = params.num_heads / params.num_out_heads;
+  float total = 0;
+  for (int n = 0; n < params.num_sequences; ++n) {
+    float sum = 0;  // per sequence: sums of like size are added
+    for (int h = head * group; h < (head + 1) * group; ++h) {
+      for (int segment = 0; segment < params.num_segments; ++segment)
+        sum +=
+            params
+                .partial[((int64_t{1} * n * params.num_heads + h) * params.num_segments + segment) *
+                             params.dim +
+                         c];
+    }
+    total += sum;
+  }
+  params.out[item] = total;
+}
+
+}  // namespace
+
+void LaunchSegmentScan(const SegmentScanParams& params, cudaStream_t stream) {
+  Launch(ShapeFor(params.num_states * params.state_elements, "decay attention segment scan"),
+         stream, SegmentScanKernel, params);
+}
+void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream) {
+  const int64_t items =
+      int64_t{1} * params.batch * params.seq_len * params.num_out_heads * params.dim;
+  if (items > 0)
+    Launch(ShapeFor(items, "decay attention sum over heads"), stream, ReduceHeadsKernel, params);
+}
+void LaunchReduceConstant(const ReduceConstantParams& params, cudaStream_t stream) {
+  Launch(ShapeFor(int64_t{1} * params.num_out_heads * params.dim,
+                  "decay attention sum of constant decays' gradients"),
+         stream, ReduceConstantKernel, params);
+}
+
+}  // namespace halflife::kernels::decay

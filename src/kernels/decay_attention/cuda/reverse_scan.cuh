@@ -1,0 +1,630 @@
+// Gradients of decay attention: one block walks the chunks of a segment from the end with R =
+// dL/d(state) in registers. For decays of one factor a token; tiles by cp.async, products by
+// mma.sync.
+//
+// The gradient of a decay needs S and R of a chunk at the same time. So the chunks between two
+// checkpoints, a group, are walked twice: forward from the checkpoint, leaving the state before
+// each chunk in a scratch that stays in the L2 cache, then in reverse. Both S and R are kept as [K
+// rows, V columns], 16 rows to a warp; S waits in the scratch as A fragments.
+//
+//   scores_rs  = scale c_s w_rs q_r k_s      dscores_rs = scale c_s w_rs dout_r v_s              (s <= r)
+//   dq = incoming S dout + dscores k         dk = c outgoing R v + dscores^T q       dv = scores^T dout + c outgoing k R
+//   dg_t = sum_{r >= t} (h_r + x_r) + sum_{s < t} y_s + through: nothing from before and after the chunk is subtracted
+//     h_r: row sum less column sum of scores dout v below the diagonal     x_r = q_r (incoming S dout)_r
+//     y_s = k_s (outgoing R v)_s                                           through = transition sum(S R)
+//
+// Shared memory in KiB, K = V = 128, C = 64, of one stage (of two where they fit):
+//   | q 16 | k 16 | v 16 | dout 16 | R [K, V] 32 | scores 8 | dscores 8 | stage of outputs 16 | 2 x tables 2.1 | sums 5.8 |
+#pragma once
+
+#include "kernels/decay_attention/cuda/reverse.cuh"
+
+namespace halflife::kernels::decay {
+
+template <int kWarps>
+struct GradSums {
+  float row[kWarps / 4]
+           [kChunk];        // of scores dout v below the diagonal, by the warps that share rows
+  float column[4][kChunk];  // the same without c, by tiles of 16 rows
+  float diagonal[kChunk];   // what the pairs (s, s) give, without c
+  float x[kWarps][kChunk];  // by the warps' channels
+  float y[kWarps][kChunk];  // without c
+  float through[kWarps];
+  float dlambda;  // of the chunks so far
+  float padding[7];
+};
+
+template <int kK_, int kV_, int kStages_>
+struct WalkRevConfig {
+  static constexpr int kK = kK_, kV = kV_, kStages = kStages_;
+  static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
+  static constexpr int kMinBlocksPerSm = kK == 64 ? 2 : 1;
+  static constexpr int kSmemBytes = kStages * kChunk * 2 * (kK + kV) * 2 + kK * kV * 2 +
+                                    2 * kChunk * kChunk * 2 + kChunk * kK * 2 +
+                                    2 * static_cast<int>(sizeof(DecayTables)) +
+                                    static_cast<int>(sizeof(GradSums<kWarps>));
+};
+
+template <typename Config>
+struct WalkRevShared {
+  bf16 *q, *k, *v, *dout;  // [kStages][64, kK | kV]
+  bf16* adjoint;           // R [kK, kV]
+  bf16 *scores, *dscores;  // [64, 64]
+  bf16* out;               // [kWarps][64, 16]
+  DecayTables* tables;     // [2]
+  GradSums<Config::kWarps>* sums;
+};
+
+// Chunks in the order in which their tiles are needed: of each group, from the last on, all but its
+// last chunk forward (k and v), then all in reverse (q and dout too).
+struct GroupOrder {
+  int begin, end, every;
+
+  HL_DEVICE int num_groups() const { return (end - begin + every - 1) / every; }
+  HL_DEVICE int group_begin(int group) const { return begin + group * every; }
+  HL_DEVICE int group_size(int group) const { return min(every, end - group_begin(group)); }
+  HL_DEVICE int num_items() const {
+    const int groups = num_groups();
+    return groups == 0 ? 0 : 2 * (end - begin) - groups;
+  }
+  HL_DEVICE int ChunkOf(int item, bool& sweeps) const {
+    int group = num_groups() - 1;
+    const int last_items = 2 * group_size(group) - 1, items = 2 * every - 1;
+    if (item >= last_items) {
+      item -= last_items;
+      group -= 1 + item / items;
+      item %= items;
+    }
+    const int size = group_size(group);
+    sweeps = item >= size - 1;
+    return group_begin(group) + (sweeps ? 2 * (size - 1) - item : item);
+  }
+};
+
+template <typename Config>
+HL_DEVICE void LoadChunkRev(const WalkRevShared<Config>& smem, const DecayAttentionGradArgs& grads,
+                            const ChunkEntry& chunk, const Place& place, int stage, bool sweeps) {
+  constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
+  const DecayAttentionArgs& args = grads.forward;
+  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
+  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
+  LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,
+                         RowsOf(args.k, chunk, k_head, 0, args.head_dim_k), chunk.length);
+  LoadTile<kV, kThreads>(smem.v + stage * kChunk * kV,
+                         RowsOf(args.v, chunk, v_head, 0, args.head_dim_v), chunk.length);
+  if (!sweeps) return;
+  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
+  LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
+                         RowsOf(args.q, chunk, q_head, 0, args.head_dim_k), chunk.length);
+  LoadTile<kV, kThreads>(smem.dout + stage * kChunk * kV,
+                         RowsOf(grads.dout, chunk, place.head, 0, args.head_dim_v), chunk.length);
+}
+
+// scores, dscores, and of their product the sums below the diagonal. Tiles above the diagonal are not written.
+template <typename Config>
+HL_DEVICE void PairTiles(const WalkRevShared<Config>& smem, const bf16* q, const bf16* k,
+                         const bf16* v, const bf16* dout, const DecayTables& tables, float scale) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const int lane = FreshLaneId();
+  const int rows_k = RowsFirst<kK>(lane);
+  const int columns_k = ColumnsFirst<kK>(lane);
+  const int rows_v = RowsFirst<kV>(lane);
+  const int columns_v = ColumnsFirst<kV>(lane);
+  const int row_tile = WarpId() % 4, part = WarpId() / 4;
+  float row_sums[2] = {0, 0};
+#pragma unroll 1
+  for (int column_tile = part; column_tile <= row_tile; column_tile += Config::kWarps / 4) {
+    float scores[2][4], dscores[2][4];
+    Clear(scores);
+    Clear(dscores);
+#pragma unroll 2
+    for (int c = 0; c < kK; c += 16) {
+      uint32_t a[4], b[4];
+      LoadFragment<kK, false>(a, q, rows_k, 16 * row_tile, c);
+      LoadFragment<kK, false>(b, k, columns_k, 16 * column_tile, c);
+      MmaPair(scores[0], scores[1], a, b);
+    }
+#pragma unroll 2
+    for (int c = 0; c < kV; c += 16) {
+      uint32_t a[4], b[4];
+      LoadFragment<kV, false>(a, dout, rows_v, 16 * row_tile, c);
+      LoadFragment<kV, false>(b, v, columns_v, 16 * column_tile, c);
+      MmaPair(dscores[0], dscores[1], a, b);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int s = 16 * column_tile + 8 * n + lane % 4 * 2;
+      const float c0 = tables.key_scale[s], c1 = tables.key_scale[s + 1];
+      float column_sums[2] = {0, 0};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = 16 * row_tile + 8 * half + lane / 4;
+        const float2 weights = PairWeights(tables, r, s);
+        const float w0 = weights.x * scale, w1 = weights.y * scale;
+        const float x = s <= r ? scores[n][2 * half] * w0 : 0.0f;
+        const float y = s + 1 <= r ? scores[n][2 * half + 1] * w1 : 0.0f;
+        const float dx = s <= r ? dscores[n][2 * half] : 0.0f;
+        const float dy = s + 1 <= r ? dscores[n][2 * half + 1] : 0.0f;
+        const int offset = TileOffset<kChunk>(r, s);
+        *reinterpret_cast<uint32_t*>(smem.scores + offset) = PackBf16(x * c0, y * c1);
+        *reinterpret_cast<uint32_t*>(smem.dscores + offset) = PackBf16(dx * w0 * c0, dy * w1 * c1);
+        if (s == r) smem.sums->diagonal[r] = x * dx;
+        if (s + 1 == r) smem.sums->diagonal[r] = y * dy;
+        const float below0 = s < r ? x * dx : 0.0f, below1 = s + 1 < r ? y * dy : 0.0f;
+        column_sums[0] += below0;
+        column_sums[1] += below1;
+        row_sums[half] += below0 * c0 + below1 * c1;
+      }
+      const float sum0 = ColumnSum(column_sums[0]), sum1 = ColumnSum(column_sums[1]);
+      if (lane / 4 == 0) {
+        smem.sums->column[row_tile][s] = sum0;
+        smem.sums->column[row_tile][s + 1] = sum1;
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = RowSum(row_sums[half]);
+    if (lane % 4 * 2 == 0) smem.sums->row[part][16 * row_tile + 8 * half + lane / 4] = sum;
+  }
+}
+
+// sums[n] = sum over the warp's channels of acc[., n] x[n, .], x a tile [64, kK].
+template <typename Config>
+HL_DEVICE void ChannelSums(float* sums, const float (&acc)[kChunk / 8][4], const bf16* x) {
+  const int lane = FreshLaneId();
+  const int columns_k = ColumnsFirst<Config::kK>(lane);
+#pragma unroll
+  for (int j = 0; j < kChunk / 16; ++j) {
+    uint32_t a[4];
+    LoadFragment<Config::kK, true>(a, x, columns_k, 16 * j, WarpId() * 16);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const float(&d)[4] = acc[2 * j + n];
+      const uint32_t top = a[2 * n], bottom = a[2 * n + 1];
+      const float sum0 = ColumnSum(d[0] * UnpackLo(top) + d[2] * UnpackLo(bottom));
+      const float sum1 = ColumnSum(d[1] * UnpackHi(top) + d[3] * UnpackHi(bottom));
+      if (lane / 4 == 0) {
+        sums[16 * j + 8 * n + lane % 4 * 2] = sum0;
+        sums[16 * j + 8 * n + lane % 4 * 2 + 1] = sum1;
+      }
+    }
+  }
+}
+
+HL_DEVICE void StoreGradient(const float (&d)[kChunk / 8][4], bf16* stage, const TensorView& view,
+                             const ChunkEntry& chunk, int head, int dim) {
+  const Rows rows = RowsOf(view, chunk, head, 0, dim);
+  if (rows.is_wide) {
+    StoreTransposedWide(d, stage, rows, chunk.length, WarpId() * 16);
+  } else {
+    StoreTransposed(d, stage, rows, chunk.length, WarpId() * 16);
+  }
+}
+
+// dq^T = S dout^T diag(incoming) + k^T dscores^T; x, and the sum of S R.
+template <typename Config>
+HL_DEVICE void GradQ(const WalkRevShared<Config>& smem, float (&acc)[kChunk / 8][4],
+                     const uint4* state, const float (&adjoint)[Config::kV / 8][4], const bf16* q,
+                     const bf16* k, const bf16* dout, const DecayTables& tables) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const int lane = FreshLaneId();
+  const int columns_v = ColumnsFirst<kV>(lane);
+  const int columns_k = ColumnsFirst<kK>(lane);
+  const int columns_chunk = ColumnsFirst<kChunk>(lane);
+  Clear(acc);
+  float through = 0;
+#pragma unroll
+  for (int j = 0; j < kV / 16; ++j) {
+    const uint4 packed = state[32 * j + lane];
+    const uint32_t a[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&d)[4] = adjoint[2 * j + i / 2];
+      through += UnpackLo(a[i]) * d[i % 2 * 2] + UnpackHi(a[i]) * d[i % 2 * 2 + 1];
+    }
+#pragma unroll
+    for (int n = 0; n < kChunk / 16; ++n) {
+      uint32_t b[4];
+      LoadFragment<kV, false>(b, dout, columns_v, 16 * n, 16 * j);
+      MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
+    }
+  }
+  through = WarpSum(through);
+  if (lane == 0) smem.sums->through[WarpId()] = through;
+  ScaleAccumulatorColumns(acc, tables.incoming);
+  ChannelSums<Config>(smem.sums->x[WarpId()], acc, q);
+#pragma unroll
+  for (int j = 0; j < kChunk / 16; ++j) {
+    uint32_t a[4];
+    LoadFragment<kK, true>(a, k, columns_k, 16 * j, WarpId() * 16);
+#pragma unroll
+    for (int n = j; n < kChunk / 16; ++n) {
+      uint32_t b[4];
+      LoadFragment<kChunk, false>(b, smem.dscores, columns_chunk, 16 * n, 16 * j);
+      MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
+    }
+  }
+}
+
+// dk^T = R v^T diag(c outgoing) + q^T dscores; y.
+template <typename Config>
+HL_DEVICE void GradK(const WalkRevShared<Config>& smem, float (&acc)[kChunk / 8][4],
+                     const float (&adjoint)[Config::kV / 8][4], const bf16* q, const bf16* k,
+                     const bf16* v, const DecayTables& tables) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const int lane = FreshLaneId();
+  const int columns_v = ColumnsFirst<kV>(lane);
+  const int columns_k = ColumnsFirst<kK>(lane);
+  const int rows_chunk = RowsFirst<kChunk>(lane);
+  Clear(acc);
+#pragma unroll
+  for (int j = 0; j < kV / 16; ++j) {
+    uint32_t a[4];
+    PackFragment(a, adjoint[2 * j], adjoint[2 * j + 1]);
+#pragma unroll
+    for (int n = 0; n < kChunk / 16; ++n) {
+      uint32_t b[4];
+      LoadFragment<kV, false>(b, v, columns_v, 16 * n, 16 * j);
+      MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
+    }
+  }
+  ScaleAccumulatorColumns(acc, tables.outgoing);
+  ChannelSums<Config>(smem.sums->y[WarpId()], acc, k);
+  ScaleAccumulatorColumns(acc, tables.key_scale);
+#pragma unroll
+  for (int j = 0; j < kChunk / 16; ++j) {
+    uint32_t a[4];
+    LoadFragment<kK, true>(a, q, columns_k, 16 * j, WarpId() * 16);
+#pragma unroll
+    for (int n = 0; n <= j; ++n) {
+      uint32_t b[4];
+      LoadFragment<kChunk, true>(b, smem.dscores, rows_chunk, 16 * j, 16 * n);
+      MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
+    }
+  }
+}
+
+// [16 tokens, 32 columns] as they are, through the warp's stage.
+HL_DEVICE void StoreRows(const float (&d)[4][4], bf16* stage, const Rows& rows, int length, int row,
+                         int column) {
+  const int lane = FreshLaneId();
+  if (rows.is_wide) {  // [16, 32] fp32 fill the stage
+    float* const wide = reinterpret_cast<float*>(stage);
+    float* const data = reinterpret_cast<float*>(rows.data);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        wide[(lane / 4 + i / 2 * 8) * 32 + 8 * n + lane % 4 * 2 + i % 2] = d[n][i];
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int r = 0; r < 16; ++r) {
+      if (row + r < length && column + lane < rows.dim)
+        data[(row + r) * rows.stride_t + column + lane] = wide[r * 32 + lane];
+    }
+    __syncwarp();
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      *reinterpret_cast<uint32_t*>(stage + (lane / 4 + half * 8) * 32 + 8 * n + lane % 4 * 2) =
+          PackBf16(d[n][2 * half], d[n][2 * half + 1]);
+  }
+  __syncwarp();
+  bf16* const data = reinterpret_cast<bf16*>(rows.data);
+  if (rows.aligned) {
+#pragma unroll 1
+    for (int i = lane; i < 16 * 4; i += 32) {
+      const int r = i / 4, c = i % 4 * 8;
+      if (row + r < length && column + c < rows.dim)
+        *reinterpret_cast<uint4*>(data + (row + r) * rows.stride_t + column + c) =
+            *reinterpret_cast<const uint4*>(stage + r * 32 + c);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = lane; i < 16 * 32; i += 32) {
+      const int r = i / 32, c = i % 32;
+      if (row + r < length && column + c < rows.dim)
+        data[(row + r) * rows.stride_t + column + c] = stage[i];
+    }
+  }
+  __syncwarp();
+}
+
+// dv = scores^T dout + diag(c outgoing) k R, in tiles of 16 tokens and 32 columns.
+template <typename Config>
+HL_DEVICE void GradV(const WalkRevShared<Config>& smem, const bf16* k, const bf16* dout,
+                     const DecayTables& tables, const Rows& rows, int length) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const int lane = FreshLaneId();
+  const int rows_k = RowsFirst<kK>(lane);
+  const int rows_v = RowsFirst<kV>(lane);
+  const int columns_chunk = ColumnsFirst<kChunk>(lane);
+  const int row_tile = WarpId() % 4;
+#pragma unroll 1
+  for (int column = WarpId() / 4 * 32; column < kV; column += Config::kWarps / 4 * 32) {
+    float acc[4][4];
+    Clear(acc);
+#pragma unroll 2
+    for (int c = 0; c < kK; c += 16) {
+      uint32_t a[4];
+      LoadFragment<kK, false>(a, k, rows_k, 16 * row_tile, c);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        uint32_t b[4];
+        LoadFragment<kV, true>(b, smem.adjoint, rows_v, c, column + 16 * n);
+        MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
+      }
+    }
+    const float top = tables.outgoing_scaled[16 * row_tile + lane / 4];
+    const float bottom = tables.outgoing_scaled[16 * row_tile + lane / 4 + 8];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      acc[n][0] *= top;
+      acc[n][1] *= top;
+      acc[n][2] *= bottom;
+      acc[n][3] *= bottom;
+    }
+#pragma unroll 1
+    for (int r = 16 * row_tile; r < kChunk; r += 16) {
+      uint32_t a[4];
+      LoadFragment<kChunk, true>(a, smem.scores, columns_chunk, r, 16 * row_tile);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        uint32_t b[4];
+        LoadFragment<kV, true>(b, dout, rows_v, r, column + 16 * n);
+        MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
+      }
+    }
+    StoreRows(acc, smem.out + WarpId() * kChunk * 16, rows, length, 16 * row_tile, column);
+  }
+}
+
+// Sums over the lanes' numbers of one half of the chunk.
+HL_DEVICE float SumFromHere(float x) {
+  const int lane = LaneId();
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const float other = __shfl_down_sync(kFullWarp, x, offset);
+    if (lane + offset < 32) x += other;
+  }
+  return x;
+}
+HL_DEVICE float SumUpToHere(float x) {
+  const int lane = LaneId();
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const float other = __shfl_up_sync(kFullWarp, x, offset);
+    if (lane >= offset) x += other;
+  }
+  return x;
+}
+
+// By one warp, when all sums are there: gradients of the decays and of the key scales of the chunk;
+// a constant decay's is added up.
+template <typename Config>
+HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& tables,
+                            const WalkRevParams& params, const ChunkEntry& chunk,
+                            const Place& place) {
+  const int lane = LaneId();
+  float after[2], before[2], constant = 0, through = 0;
+#pragma unroll 1
+  for (int w = 0; w < Config::kWarps; ++w) through += sums.through[w];
+  through *= tables.transition;
+  if ((chunk.flags & kChunkResets) != 0) through = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = lane + 32 * half;
+    float row = 0, column = 0, x = 0, y = 0;
+#pragma unroll
+    for (int part = 0; part < Config::kWarps / 4; ++part) row += sums.row[part][r];
+#pragma unroll
+    for (int tile = 0; tile < 4; ++tile)
+      if (tile >= r / 16) column += sums.column[tile][r];
+#pragma unroll 1
+    for (int w = 0; w < Config::kWarps; ++w) {
+      x += sums.x[w][r];
+      y += sums.y[w][r];
+    }
+    const TensorView& dscale = params.grads.dkey_scale;
+    if (dscale.data != nullptr && r < chunk.length)
+      static_cast<float*>(
+          dscale.data)[chunk.row * dscale.stride_b + (chunk.token + r) * dscale.stride_t +
+                       place.head * dscale.stride_h] = y + column + sums.diagonal[r];
+    y *= tables.key_scale[r];
+    const float h = row - tables.key_scale[r] * column;
+    after[half] = h + x;
+    before[half] = y;
+    if (r < chunk.length)
+      constant += static_cast<float>(r) * h + static_cast<float>(r + 1) * x +
+                  static_cast<float>(chunk.length - 1 - r) * y;
+  }
+  const TensorView& target = params.dlog_decay;
+  if (target.data != nullptr) {
+    float from_here[2], up_to_here[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      from_here[half] = SumFromHere(after[half]);
+      up_to_here[half] = SumUpToHere(before[half]);
+    }
+    from_here[0] += __shfl_sync(kFullWarp, from_here[1], 0);
+    up_to_here[1] += __shfl_sync(kFullWarp, up_to_here[0], 31);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = lane + 32 * half;
+      float earlier = __shfl_up_sync(kFullWarp, up_to_here[half], 1);
+      const float edge = __shfl_sync(kFullWarp, up_to_here[0], 31);
+      if (lane == 0) earlier = half == 0 ? 0.0f : edge;
+      const bool cut = (r == 0 && (chunk.flags & kChunkResets) != 0) ||
+                       __float_as_uint(tables.log2_decay[r]) == 0xff800000u;
+      if (r < chunk.length)
+        static_cast<float*>(
+            target.data)[chunk.row * target.stride_b + (chunk.token + r) * target.stride_t +
+                         place.head * target.stride_h] =
+            cut ? 0.0f : from_here[half] + earlier + through;
+    }
+  }
+  constant = WarpSum(constant) + static_cast<float>(chunk.length) * through;
+  if (lane == 0) sums.dlambda += constant;
+}
+
+// Three barriers a chunk: its tiles and tables are there; the scores and the copy of R are there;
+// the sums are there.
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
+    WalkRevKernel(const WalkRevParams params) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  HL_DYNAMIC_SMEM(raw);
+  SmemCarver carver(raw);
+  WalkRevShared<Config> smem;
+  constexpr int kStages = Config::kStages;  // 1: loads do not overlap
+  smem.q = carver.Take<bf16>(kStages * kChunk * kK);
+  smem.k = carver.Take<bf16>(kStages * kChunk * kK);
+  smem.v = carver.Take<bf16>(kStages * kChunk * kV);
+  smem.dout = carver.Take<bf16>(kStages * kChunk * kV);
+  smem.adjoint = carver.Take<bf16>(kK * kV);
+  smem.scores = carver.Take<bf16>(kChunk * kChunk);
+  smem.dscores = carver.Take<bf16>(kChunk * kChunk);
+  smem.out = carver.Take<bf16>(kChunk * kK);
+  smem.tables = carver.Take<DecayTables>(2);
+  smem.sums = carver.Take<GradSums<Config::kWarps>>(1);
+
+  const DecayAttentionGradArgs& grads = params.grads;
+  const DecayAttentionArgs& args = grads.forward;
+  const int every = params.checkpoint_every;
+  const Place place = PlaceOf(args, params.shape, every);
+  const GroupOrder order = {place.begin, place.end, every};
+  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
+  const auto rows = [&] {
+    return StateRows{args.head_dim_k, args.head_dim_v, FreshWarpId() * 16, 0};
+  };
+  constexpr int kSlot = kK * kV / 8;  // units of 16 bytes
+  uint4* const scratch = static_cast<uint4*>(params.group) +
+                         int64_t{1} * blockIdx.x * every * kSlot +
+                         WarpId() * (kSlot / Config::kWarps);
+
+  float adjoint[kV / 8][4];
+  Clear(adjoint);
+  if (params.segment_states != nullptr) {
+    LoadState<false>(adjoint, params.segment_states + place.piece * state_elements, rows());
+  } else if (grads.dfinal_state != nullptr) {
+    LoadState<false>(adjoint,
+                     static_cast<const float*>(grads.dfinal_state) + place.state * state_elements,
+                     rows());
+  }
+  const int num_items = order.num_items();
+  // Loads item + 1 into the other stage (of two), or into the only one.
+  const auto load = [&](int item) {
+    if (item >= num_items) return;
+    bool sweeps;
+    const int index = order.ChunkOf(item, sweeps);
+    LoadChunkRev(smem, grads, args.chunks[index], place, kStages == 2 ? item % 2 : 0, sweeps);
+    CpAsyncCommit();
+  };
+  const auto fill_tables = [&](int item) {
+    if (WarpId() != 0 || item >= num_items) return;
+    bool sweeps;
+    const int index = order.ChunkOf(item, sweeps);
+    FillDecayTables(smem.tables[item % 2], args, args.chunks[index], place.head);
+  };
+  load(0);
+  fill_tables(0);
+  int item = 0;
+  if (threadIdx.x == 32) smem.sums->dlambda = 0;
+#pragma unroll 1
+  for (int group = order.num_groups() - 1; group >= 0; --group) {
+    const int group_begin = order.group_begin(group), group_size = order.group_size(group);
+    {
+      float state[kV / 8][4];
+      const int64_t slot = CheckpointSlot(place, group_begin, every);
+      LoadState<false>(state,
+                       static_cast<const bf16*>(args.checkpoints) +
+                           (slot * args.num_heads + place.head) * state_elements,
+                       rows());
+#pragma unroll 1
+      for (int i = 0; i < group_size; ++i) {
+        if ((args.chunks[group_begin + i].flags & kChunkResets) != 0) Clear(state);
+        KeepState<Config>(scratch + i * kSlot, state);
+        if (i == group_size - 1) break;
+        const int stage = kStages == 2 ? item % 2 : 0;
+        CpAsyncWait<0>();
+        __syncthreads();
+        if (kStages == 2) load(item + 1);
+        Scale(state, smem.tables[item % 2].transition);
+        AccumulateOuter<kK, kV>(state, smem.k + stage * kChunk * kK, smem.v + stage * kChunk * kV,
+                                smem.tables[item % 2].outgoing_scaled);
+        fill_tables(item + 1);
+        if (kStages == 1) {
+          __syncthreads();
+          load(item + 1);
+        }
+        ++item;
+      }
+    }
+#pragma unroll 1
+    for (int i = group_size - 1; i >= 0; --i) {
+      const ChunkEntry& chunk = args.chunks[group_begin + i];
+      const int stage = kStages == 2 ? item % 2 : 0;
+      const bf16* const q = smem.q + stage * kChunk * kK;
+      const bf16* const k = smem.k + stage * kChunk * kK;
+      const bf16* const v = smem.v + stage * kChunk * kV;
+      const bf16* const dout = smem.dout + stage * kChunk * kV;
+      const DecayTables& tables = smem.tables[item % 2];
+      bf16* const out = smem.out + WarpId() * kChunk * 16;
+      CpAsyncWait<0>();
+      __syncthreads();
+      if (kStages == 2) load(item + 1);
+      PairTiles(smem, q, k, v, dout, tables, args.scale);
+      CopyAdjoint<Config>(smem.adjoint, adjoint);
+      __syncthreads();
+      {
+        float acc[kChunk / 8][4];
+        GradQ<Config>(smem, acc, scratch + i * kSlot, adjoint, q, k, dout, tables);
+        StoreGradient(acc, out, params.dq, chunk, place.head, args.head_dim_k);
+        GradK<Config>(smem, acc, adjoint, q, k, v, tables);
+        StoreGradient(acc, out, params.dk, chunk, place.head, args.head_dim_k);
+      }
+      GradV<Config>(smem, k, dout, tables, RowsOf(params.dv, chunk, place.head, 0, args.head_dim_v),
+                    chunk.length);
+      Scale(adjoint, tables.transition);
+      AccumulateOuter<kK, kV>(adjoint, q, dout, tables.incoming);
+      if ((chunk.flags & kChunkResets) != 0) Clear(adjoint);
+      fill_tables(item + 1);
+      __syncthreads();
+      if (kStages == 1) load(item + 1);
+      if (WarpId() == 1) FinishDecays<Config>(*smem.sums, tables, params, chunk, place);
+      ++item;
+    }
+  }
+  if (grads.dinitial_state != nullptr && place.starts)
+    StoreState<false>(
+        adjoint, static_cast<float*>(grads.dinitial_state) + place.state * state_elements, rows());
+  if (params.dlambda != nullptr && threadIdx.x == 32)
+    params.dlambda[place.piece] = smem.sums->dlambda;
+}
+
+template <int kK, int kV, int kStages>
+void LaunchWalkRevIn(const WalkRevParams& params, cudaStream_t stream) {
+  using Config = WalkRevConfig<kK, kV, kStages>;
+  Launch({NumBlocks(params.grads.forward, params.shape), Config::kThreads, Config::kSmemBytes,
+          "decay attention reverse walk"},
+         stream, WalkRevKernel<Config>, params);
+}
+
+// Two stages fit every device (163 KiB on sm_80), but for the largest tiles.
+template <int kK, int kV>
+void LaunchWalkRev(const WalkRevParams& params, int shared_limit, cudaStream_t stream) {
+  if constexpr (WalkRevConfig<kK, kV, 2>::kSmemBytes > 163 * 1024) {
+    if (shared_limit < WalkRevConfig<kK, kV, 2>::kSmemBytes) {
+      LaunchWalkRevIn<kK, kV, 1>(params, stream);
+      return;
+    }
+  }
+  LaunchWalkRevIn<kK, kV, 2>(params, stream);
+}
+
+}  // namespace halflife::kernels::decay

@@ -1,0 +1,121 @@
+// One token of decay attention (decode): S = exp(log_decay) S + k^T v in place, out = scale q S.
+// Bound by the state's bytes.
+//
+// A block owns 64 columns of V of one head, a thread one of them and every fourth channel: rows of
+// the state are read and written 256 bytes at once. The normaliser's state is one vector a head, so
+// with it one block owns all columns.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/grid_blocks.h"
+#include "kernels/decay_attention/cuda/launch.h"
+
+namespace halflife::kernels::decay {
+
+constexpr int kStepColumns = 64, kStepRows = 4;
+
+template <typename T>
+__global__ void __launch_bounds__(kStepColumns* kStepRows)
+    StepKernel(const DecayAttentionStepArgs args) {
+  HL_SHARED(queries, float[kSimtMaxK]);
+  HL_SHARED(keys, float[kSimtMaxK]);
+  HL_SHARED(changes, float[kSimtMaxK]);  // decay - 1: a decay near 1 keeps its bits
+  HL_SHARED(sums, float[kStepRows][kStepColumns]);
+  HL_SHARED(norms, float[kStepColumns * kStepRows / 32]);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int b = static_cast<int>(blockIdx.x / args.num_heads);
+  const int head = static_cast<int>(blockIdx.x % args.num_heads);
+  const int K = args.head_dim_k, V = args.head_dim_v;
+  const int column = thread % kStepColumns, first = thread / kStepColumns;
+  const auto shared = [&](int num) { return head * num / args.num_heads; };
+  const auto row = [&](const TensorView& view, int h) {
+    return static_cast<T*>(view.data) + b * view.stride_b + h * view.stride_h;
+  };
+  T* const out = row(args.out, head);
+  const auto put = [&](int v, float y) {
+    if constexpr (std::is_same_v<T, bf16>) {
+      out[v] = ToBf16(y);
+    } else {
+      out[v] = y;
+    }
+  };
+  const int64_t slot = args.slots == nullptr ? b : args.slots[b];
+  if (slot < 0) {  // nobody's row: no state is touched
+    for (int v = static_cast<int>(blockIdx.y) * kStepColumns + column; v < V && first == 0;
+         v += static_cast<int>(gridDim.y) * kStepColumns)
+      put(v, 0.0f);
+    return;
+  }
+  const bool normalised = args.norm_kind == NormKind::kSumOfKeys;
+  float norm = 0;
+  if (thread < K) {
+    const T* const q = row(args.q, shared(args.num_q_heads));
+    const T* const k = row(args.k, shared(args.num_k_heads));
+    const float* const decay = static_cast<const float*>(args.log_decay.data);
+    const int decay_head = shared(args.num_decay_heads);
+    float log_decay = 0, key_scale = 1;
+    if (args.decay_kind == DecayKind::kPerHead) log_decay = decay[decay_head];
+    if (args.decay_kind == DecayKind::kPerHeadChannel)
+      log_decay = decay[int64_t{1} * decay_head * K + thread];
+    if (args.decay_kind == DecayKind::kPerToken || args.decay_kind == DecayKind::kPerTokenChannel)
+      log_decay = decay[b * args.log_decay.stride_b + decay_head * args.log_decay.stride_h +
+                        (args.decay_kind == DecayKind::kPerTokenChannel ? thread : 0)];
+    if (args.key_scale.data != nullptr)
+      key_scale = static_cast<const float*>(
+          args.key_scale.data)[b * args.key_scale.stride_b + head * args.key_scale.stride_h];
+    queries[thread] = static_cast<float>(args.scale) * ToFloat(q[thread]);
+    keys[thread] = key_scale * ToFloat(k[thread]);
+    changes[thread] = expm1f(log_decay);
+    if (normalised) {
+      float* const z = static_cast<float*>(args.norm) + (slot * args.num_heads + head) * K + thread;
+      *z = fmaf(changes[thread], *z, *z) + keys[thread];
+      norm = queries[thread] * *z;
+    }
+  }
+  norm = WarpSum(norm);
+  if (thread % 32 == 0) norms[thread / 32] = norm;
+  __syncthreads();
+  float denom = static_cast<float>(args.norm_eps);
+  for (int w = 0; w < kStepColumns * kStepRows / 32; ++w) denom += norms[w];
+  const T* const values = row(args.v, shared(args.num_v_heads));
+  float* const state = static_cast<float*>(args.state) + (slot * args.num_heads + head) * K * V;
+  for (int base = static_cast<int>(blockIdx.y) * kStepColumns; base < V;
+       base += static_cast<int>(gridDim.y) * kStepColumns) {
+    const int v = base + column;
+    float y = 0;
+    if (v < V) {
+      const float value = ToFloat(values[v]);
+#pragma unroll 4
+      for (int k = first; k < K; k += kStepRows) {
+        float* const cell = state + k * V + v;
+        const float old = *cell;
+        const float now = fmaf(keys[k], value, fmaf(changes[k], old, old));
+        *cell = now;
+        y = fmaf(queries[k], now, y);
+      }
+    }
+    sums[first][column] = y;
+    __syncthreads();
+    if (first == 0 && v < V) {
+      float total = 0;
+      for (int i = 0; i < kStepRows; ++i) total += sums[i][column];
+      put(v, normalised ? total / denom : total);
+    }
+    __syncthreads();
+  }
+}
+
+template <typename T>
+void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream) {
+  const bool normalised = args.norm_kind == NormKind::kSumOfKeys;
+  const int tiles = (args.head_dim_v + kStepColumns - 1) / kStepColumns;
+  constexpr const char* kName = "decay attention step";
+  Launch({dim3(GridBlocks(int64_t{1} * args.batch * args.num_heads, kName),
+               static_cast<unsigned>(normalised ? 1 : tiles)),
+          kStepColumns * kStepRows, 0, kName},
+         stream, StepKernel<T>, args);
+}
+
+}  // namespace halflife::kernels::decay

@@ -1,0 +1,518 @@
+// Device steps that the walks over chunks share: tiles of 64 tokens in shared memory, fragments of
+// them, the decay tables of a chunk, and stores of what warps hold in accumulators.
+//
+// A tile [64, kDim] bf16 has its units of 8 elements permuted within each row (unit ^ row % 8), so
+// that the eight rows an ldmatrix reads at one column lie in different banks. A state [kK, kV]
+// lives in accumulators, 16 rows to a warp.
+//
+//   lane = 4 g + t throughout; of an accumulator d: d[0] d[1] (row g, columns 2t, 2t+1), d[2] d[3] (row g+8, same).
+#pragma once
+
+#include "kernels/cuda/device.h"
+#include "kernels/decay_attention/cuda/launch.h"
+
+namespace halflife::kernels::decay {
+
+constexpr int kChunk = 64;     // C
+constexpr int kBaseBlock = 8;  // running sums of decays restart here: no chain is longer
+constexpr float kLog2E = 1.44269504088896341f;
+
+HL_DEVICE int LaneId() { return static_cast<int>(threadIdx.x) % 32; }
+// The same, but not known to be the same as before: what is computed from it inside a loop stays
+// inside, as registers are scarcer than instructions.
+HL_DEVICE int FreshLaneId() { return __shfl_sync(kFullWarp, LaneId(), LaneId()); }
+HL_DEVICE int WarpId() { return static_cast<int>(threadIdx.x) / 32; }
+HL_DEVICE int FreshWarpId() { return __shfl_sync(kFullWarp, WarpId(), 0); }
+HL_DEVICE int LaneRow() { return LaneId() / 4; }         // g
+HL_DEVICE int LaneColumn() { return LaneId() % 4 * 2; }  // 2t
+
+// ---- which part of the problem a block owns ----
+
+struct Place {
+  int sequence, segment, head, slice;
+  int begin, end;      // chunks of the segment
+  int first, last;     // chunks of the sequence: [first, last)
+  int64_t piece;       // (sequence, head, segment): what a segment hands over is indexed by this
+  int64_t state;       // (sequence, head)
+  bool starts, stops;  // the segment is the first, the last of its sequence
+};
+// Segments are of equal length but for the last, whole groups of chunks between two checkpoints.
+HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shape, int every) {
+  Place place;
+  int64_t index = blockIdx.x;
+  place.slice = static_cast<int>(index % shape.num_slices);
+  index /= shape.num_slices;
+  place.head = static_cast<int>(index % args.num_heads);
+  index /= args.num_heads;
+  place.segment = static_cast<int>(index % shape.num_segments);
+  place.sequence = static_cast<int>(index / shape.num_segments);
+  place.first = args.sequence_begin[place.sequence];
+  place.last = args.sequence_begin[place.sequence + 1];
+  const int groups = (place.last - place.first + every - 1) / every;
+  const int length = (groups + shape.num_segments - 1) / shape.num_segments * every;
+  place.begin = min(place.last, place.first + place.segment * length);
+  place.end = min(place.last, place.begin + length);
+  place.starts = place.segment == 0;
+  place.stops = place.segment == shape.num_segments - 1;
+  place.state = int64_t{1} * place.sequence * args.num_heads + place.head;
+  place.piece = place.state * shape.num_segments + place.segment;
+  return place;
+}
+
+HL_DEVICE bool HasChannelDecay(DecayKind kind) {  // args.h's functions are the host's
+  return kind == DecayKind::kPerHeadChannel || kind == DecayKind::kPerTokenChannel;
+}
+
+HL_DEVICE int SharedHead(int head, int num, int num_heads) {
+  return static_cast<int>(int64_t{1} * head * num / num_heads);
+}
+
+// The slot of the state before a group of chunks. Slots of neighbouring sequences stay apart, as
+// floor(a) + floor(b) <= floor(a + b), and no table of counts is needed.
+HL_DEVICE int64_t CheckpointSlot(const Place& place, int chunk, int every) {
+  return int64_t{1} * place.first / every + place.sequence + (chunk - place.first) / every;
+}
+
+// ---- tiles ----
+
+template <int kDim>
+HL_DEVICE int TileOffset(int row, int column) {
+  return row * kDim + (((column / 8) ^ (row % 8)) * 8) + column % 8;
+}
+
+// Rows of a tensor from one token on, one head.
+struct Rows {
+  char* data;        // of the token's first element that is wanted
+  int64_t stride_t;  // elements
+  int dim;           // elements that exist, from `data` on
+  bool aligned;      // rows may be moved in units of 16 bytes
+  bool is_wide;      // fp32, else bf16
+};
+template <typename Entry>
+HL_DEVICE Rows RowsOf(const TensorView& view, const Entry& chunk, int head, int column, int dim) {
+  const int size = view.dtype == DType::kBF16 ? 2 : 4;
+  Rows rows;
+  rows.data = static_cast<char*>(view.data) +
+              (int64_t{1} * chunk.row * view.stride_b + chunk.token * view.stride_t +
+               head * view.stride_h + column) *
+                  size;
+  rows.stride_t = view.stride_t;
+  rows.dim = dim - column;
+  rows.aligned = reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && dim % 8 == 0 &&
+                 (view.stride_t * size) % 16 == 0;
+  rows.is_wide = size == 4;
+  return rows;
+}
+
+// Starts to load a tile; rows past `length` and columns past the tensor's are zero. The unaligned
+// way is synchronous.
+template <int kDim, int kThreads, int kRows = kChunk>
+HL_DEVICE void LoadTile(bf16* tile, const Rows& rows, int length) {
+  constexpr int kUnits = kDim / 8;
+  const bf16* const data = reinterpret_cast<const bf16*>(rows.data);
+  if (rows.aligned) {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnits; i += kThreads) {
+      const int row = i / kUnits, column = i % kUnits * 8;
+      const bool valid = row < length && column < rows.dim;
+      CpAsync16(tile + TileOffset<kDim>(row, column),
+                valid ? data + row * rows.stride_t + column : data, valid);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kDim; i += kThreads) {
+      const int row = i / kDim, column = i % kDim;
+      const bool valid = row < length && column < rows.dim;
+      tile[TileOffset<kDim>(row, column)] =
+          valid ? data[row * rows.stride_t + column] : ToBf16(0.0f);
+    }
+  }
+}
+
+// ---- fragments: A is [16, 16], B two neighbouring [16, 8] tiles ----
+
+// Where a lane's row of an ldmatrix starts, of the tile's corner: a whole fragment lies at (row,
+// column), multiples of 16, from it. As the permutation is an XOR, a column only flips bits: one
+// instruction, and no register for each.
+template <int kDim>
+HL_DEVICE int LaneOffset(int lane, int row_bit, int column_bit) {
+  return TileOffset<kDim>(lane % 8 + (lane >> row_bit & 1) * 8, (lane >> column_bit & 1) * 8);
+}
+// From a tile stored [m, k] (A) or [k, n] (B, transposed) the first, [k, m] (A, transposed) or [n,
+// k] (B) the second.
+template <int kDim>
+HL_DEVICE int RowsFirst(int lane) {
+  return LaneOffset<kDim>(lane, 3, 4);
+}
+template <int kDim>
+HL_DEVICE int ColumnsFirst(int lane) {
+  return LaneOffset<kDim>(lane, 4, 3);
+}
+template <int kDim, bool kTrans>
+HL_DEVICE void LoadFragment(uint32_t (&r)[4], const bf16* tile, int lane_offset, int row,
+                            int column) {
+  LdMatrixX4<kTrans>(r, tile + row * kDim + (lane_offset ^ column));
+}
+
+// d0 (columns n .. n+7) and d1 (n+8 .. n+15) += a b
+HL_DEVICE void MmaPair(float (&d0)[4], float (&d1)[4], const uint32_t (&a)[4],
+                       const uint32_t (&b)[4]) {
+  const uint32_t b0[2] = {b[0], b[1]};
+  const uint32_t b1[2] = {b[2], b[3]};
+  MmaM16N8K16(d0, a, b0);
+  MmaM16N8K16(d1, a, b1);
+}
+
+// Two neighbouring accumulators are, rounded, an A fragment.
+HL_DEVICE void PackFragment(uint32_t (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
+  a[0] = PackBf16(d0[0], d0[1]);
+  a[1] = PackBf16(d0[2], d0[3]);
+  a[2] = PackBf16(d1[0], d1[1]);
+  a[3] = PackBf16(d1[2], d1[3]);
+}
+
+HL_DEVICE uint32_t ScalePair(uint32_t pair, float lo, float hi) {
+  return PackBf16(UnpackLo(pair) * lo, UnpackHi(pair) * hi);
+}
+// Columns k .. k+15 of an A fragment times factor[k ..].
+HL_DEVICE void ScaleColumns(uint32_t (&a)[4], const float* factor, int k) {
+  const int lane = FreshLaneId();
+  const int column = k + lane % 4 * 2;
+  const float f0 = factor[column], f1 = factor[column + 1];
+  const float f8 = factor[column + 8], f9 = factor[column + 9];
+  a[0] = ScalePair(a[0], f0, f1);
+  a[1] = ScalePair(a[1], f0, f1);
+  a[2] = ScalePair(a[2], f8, f9);
+  a[3] = ScalePair(a[3], f8, f9);
+}
+
+template <int kTiles>
+HL_DEVICE void Clear(float (&d)[kTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[n][i] = 0;
+  }
+}
+template <int kTiles>
+HL_DEVICE void Scale(float (&d)[kTiles][4], float factor) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[n][i] *= factor;
+  }
+}
+// Column n of the accumulators times factor[n].
+template <int kTiles>
+HL_DEVICE void ScaleAccumulatorColumns(float (&d)[kTiles][4], const float* factor) {
+  const int lane = FreshLaneId();
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    const float f0 = factor[8 * n + lane % 4 * 2], f1 = factor[8 * n + lane % 4 * 2 + 1];
+    d[n][0] *= f0;
+    d[n][1] *= f1;
+    d[n][2] *= f0;
+    d[n][3] *= f1;
+  }
+}
+
+// The same sums in every lane of a column (four lanes apart).
+HL_DEVICE float ColumnSum(float x) {
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
+  return x;
+}
+// The same sums in the four lanes of a row.
+HL_DEVICE float RowSum(float x) {
+  x += __shfl_xor_sync(kFullWarp, x, 1);
+  return x + __shfl_xor_sync(kFullWarp, x, 2);
+}
+
+// x[c] summed over lanes that differ in the bits below kCount, for all kCount columns c, in lane c
+// of them: each step halves the columns a lane still carries.
+template <int kWidth, int kCount>
+HL_DEVICE void HalveColumns(float (&x)[kCount]) {
+  const bool upper = (LaneId() & kWidth) != 0;
+#pragma unroll
+  for (int c = 0; c < kWidth; ++c) {
+    const float kept = upper ? x[c + kWidth] : x[c];
+    const float sent = upper ? x[c] : x[c + kWidth];
+    x[c] = kept + __shfl_xor_sync(kFullWarp, sent, kWidth);
+  }
+  if constexpr (kWidth > 1) HalveColumns<kWidth / 2>(x);
+}
+template <int kCount>
+HL_DEVICE float SumOverLanes(float (&x)[kCount]) {
+  HalveColumns<kCount / 2>(x);
+  return x[0];
+}
+
+// ---- decay tables of a chunk, for one factor a token ----
+
+// Every weight is exp of a sum over exactly its range: never a difference of sums, never a
+// quotient, so that -inf needs no case of its own and a decay near 1 keeps its bits. In units of
+// log2.
+struct DecayTables {
+  float log2_decay[kChunk];
+  float prefix[kChunk];           // sum over tokens [start of r's base block, r]
+  float suffix[kChunk];           // sum over tokens (s, end of s's base block]
+  float between[kChunk];          // [i, j], j < i: sum over the base blocks between j and i
+  float incoming[kChunk];         // scale exp(sum over [0, r])
+  float outgoing[kChunk];         // exp(sum over (s, C))
+  float key_scale[kChunk];        // c
+  float outgoing_scaled[kChunk];  // c exp(sum over (s, C))
+  float totals[kChunk / kBaseBlock];
+  float log2_transition;  // sum over the chunk
+  float transition;       // exp of it
+  float padding[6];
+};
+
+HL_DEVICE float LogDecayAt(const DecayAttentionArgs& args, const ChunkEntry& chunk, int token,
+                           int head, int channel) {
+  const TensorView& view = args.log_decay;
+  const float* const data = static_cast<const float*>(view.data);
+  switch (args.decay_kind) {
+    case DecayKind::kNone:
+      return 0;
+    case DecayKind::kPerHead:
+      return data[head];
+    case DecayKind::kPerHeadChannel:
+      return data[int64_t{1} * head * args.head_dim_k + channel];
+    default:
+      return data[chunk.row * view.stride_b + (chunk.token + token) * view.stride_t +
+                  head * view.stride_h + channel];
+  }
+}
+HL_DEVICE float KeyScaleAt(const DecayAttentionArgs& args, const ChunkEntry& chunk, int token,
+                           int head) {
+  const TensorView& view = args.key_scale;
+  if (view.data == nullptr) return 1;
+  return static_cast<const float*>(
+      view.data)[chunk.row * view.stride_b + (chunk.token + token) * view.stride_t +
+                 head * view.stride_h];
+}
+
+// By one warp.
+HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& args,
+                               const ChunkEntry& chunk, int head) {
+  const int lane = LaneId(), in_block = lane % kBaseBlock;
+  const int decay_head = SharedHead(head, args.num_decay_heads, args.num_heads);
+#pragma unroll 1
+  for (int r = lane; r < kChunk; r += 32) {
+    const bool live = r < chunk.length;
+    const float decay = live ? LogDecayAt(args, chunk, r, decay_head, 0) * kLog2E : 0.0f;
+    float prefix = decay;
+    float suffix = __shfl_down_sync(kFullWarp, decay, 1);
+    if (in_block == kBaseBlock - 1) suffix = 0;
+#pragma unroll
+    for (int offset = 1; offset < kBaseBlock; offset *= 2) {
+      const float before = __shfl_up_sync(kFullWarp, prefix, offset);
+      if (in_block >= offset) prefix += before;
+      const float after = __shfl_down_sync(kFullWarp, suffix, offset);
+      if (in_block + offset < kBaseBlock) suffix += after;
+    }
+    tables.log2_decay[r] = decay;
+    tables.prefix[r] = prefix;
+    tables.suffix[r] = suffix;
+    tables.key_scale[r] = live ? KeyScaleAt(args, chunk, r, head) : 0.0f;
+    if (in_block == kBaseBlock - 1) tables.totals[r / kBaseBlock] = prefix;
+  }
+  __syncwarp();
+  constexpr int kBlocks = kChunk / kBaseBlock;
+#pragma unroll 1
+  for (int r = lane; r < kChunk; r += 32) {
+    const int i = r / kBlocks, j = r % kBlocks;
+    float before = 0, after = 0, between = 0;
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+      const float total = tables.totals[m];
+      if (m < i) before += total;
+      if (m > i) after += total;
+      if (j < m && m < i) between += total;
+    }
+    tables.between[r] = between;
+    tables.incoming[r] = static_cast<float>(args.scale) * Exp2Approx(before + tables.prefix[r]);
+    const float outgoing = Exp2Approx(tables.suffix[r] + after);
+    tables.outgoing[r] = outgoing;
+    tables.outgoing_scaled[r] = outgoing * tables.key_scale[r];
+    if (r == kChunk - 1) {
+      tables.log2_transition = before + tables.totals[kBlocks - 1];
+      tables.transition = Exp2Approx(tables.log2_transition);
+    }
+  }
+}
+
+// exp(sum over (s, r]) for s and s + 1, s even; 0 where it would look ahead.
+HL_DEVICE float2 PairWeights(const DecayTables& tables, int r, int s) {
+  const int i = r / kBaseBlock, j = s / kBaseBlock;
+  float2 weights = make_float2(0, 0);
+  if (j < i) {
+    const float base = tables.prefix[r] + tables.between[i * (kChunk / kBaseBlock) + j];
+    weights.x = Exp2Approx(tables.suffix[s] + base);
+    weights.y = Exp2Approx(tables.suffix[s + 1] + base);
+  } else if (j == i) {
+    float sum = 0;
+#pragma unroll 1
+    for (int m = s + 2; m <= r; ++m) sum += tables.log2_decay[m];
+    if (s + 1 <= r) {
+      weights.y = Exp2Approx(sum);
+      sum += tables.log2_decay[s + 1];
+    }
+    if (s <= r) weights.x = Exp2Approx(sum);
+  }
+  return weights;
+}
+
+// ---- stores ----
+
+// Lanes of rows g and g ^ 1 trade: of (row g, columns 2t, 2t+1) a lane keeps column 2t + g % 2,
+// rows g & ~1 and + 1.
+HL_DEVICE float2 TransposePair(float d0, float d1) {
+  const bool odd = LaneRow() % 2 != 0;
+  const float other = __shfl_xor_sync(kFullWarp, odd ? d0 : d1, 4);
+  return odd ? make_float2(other, d1) : make_float2(d0, other);
+}
+
+// [kRows, 16 columns] of a tensor from a warp's stage [kRows, 16], from `column` on. Rows of 32
+// bytes are whole sectors, so no other warp needs to join.
+template <int kRows = kChunk>
+HL_DEVICE void FlushTransposed(const bf16* stage, const Rows& rows, int length, int column) {
+  const int lane = FreshLaneId();
+  __syncwarp();
+  bf16* const data = reinterpret_cast<bf16*>(rows.data) + column;
+  const int columns = rows.dim - column;
+  if (rows.aligned) {
+#pragma unroll 1
+    for (int i = lane; i < kRows * 2; i += 32) {
+      const int row = i / 2, c = i % 2 * 8;
+      if (row < length && c < columns)
+        *reinterpret_cast<uint4*>(data + row * rows.stride_t + c) =
+            *reinterpret_cast<const uint4*>(stage + row * 16 + c);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = lane; i < kRows * 16; i += 32) {
+      const int row = i / 16, c = i % 16;
+      if (row < length && c < columns) data[row * rows.stride_t + c] = stage[i];
+    }
+  }
+  __syncwarp();  // the stage is the next store's
+}
+// What a warp holds transposed, through its stage.
+HL_DEVICE void StoreTransposed(const float (&d)[kChunk / 8][4], bf16* stage, const Rows& rows,
+                               int length, int column) {
+  const int lane = FreshLaneId();
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 pair = TransposePair(d[n][2 * half], d[n][2 * half + 1]);
+      const int row = 8 * n + lane % 4 * 2 + lane / 4 % 2;
+      *reinterpret_cast<uint32_t*>(stage + row * 16 + lane / 8 * 2 + half * 8) =
+          PackBf16(pair.x, pair.y);
+    }
+  }
+  FlushTransposed(stage, rows, length, column);
+}
+// The same in fp32, for sums that others complete: the stage holds 32 rows at once.
+HL_DEVICE void StoreTransposedWide(const float (&d)[kChunk / 8][4], bf16* stage, const Rows& rows,
+                                   int length, int column) {
+  const int lane = FreshLaneId();
+  float* const wide = reinterpret_cast<float*>(stage);
+  float* const data = reinterpret_cast<float*>(rows.data) + column;
+  const int columns = rows.dim - column;
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        wide[(8 * n + lane % 4 * 2 + i % 2) * 16 + lane / 4 + i / 2 * 8] = d[4 * part + n][i];
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 32 * 16; i += 32) {
+      const int row = 32 * part + i / 16, c = i % 16;
+      if (row < length && c < columns) data[row * rows.stride_t + c] = wide[i];
+    }
+    __syncwarp();
+  }
+}
+
+// ---- states, 16 rows to a warp ----
+
+// acc += x^T diag(factor) y over the chunk's tokens: x [64, kX], y [64, kY], acc [kX rows of the warp, kY].
+template <int kX, int kY>
+HL_DEVICE void AccumulateOuter(float (&acc)[kY / 8][4], const bf16* x, const bf16* y,
+                               const float* factor) {
+  const int lane = FreshLaneId();
+  const int columns_x = ColumnsFirst<kX>(lane);
+  const int rows_y = RowsFirst<kY>(lane);
+#pragma unroll 1
+  for (int s = 0; s < kChunk; s += 16) {
+    uint32_t a[4];
+    LoadFragment<kX, true>(a, x, columns_x, s, WarpId() * 16);
+    ScaleColumns(a, factor, s);
+#pragma unroll
+    for (int n = 0; n < kY / 16; ++n) {
+      uint32_t b[4];
+      LoadFragment<kY, true>(b, y, rows_y, s, 16 * n);
+      MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
+    }
+  }
+}
+
+// log2 of what a segment's walk has multiplied a state by, after one more piece with `sum`. Where a document
+// starts nothing of before gets through, nor (in reverse) a NaN in the decays of what comes after.
+template <bool kReverse>
+HL_DEVICE float ExtendTransition(float log2_transition, float sum, bool resets) {
+  const float cut = __uint_as_float(0xff800000u);  // -inf
+  if (!resets) return log2_transition + sum;
+  return kReverse ? cut : cut + sum;
+}
+
+// A warp's part of a matrix [rows, columns], contiguous, that accumulators hold as it is
+// (kTransposed: transposed).
+struct StateRows {
+  int rows, columns;  // that exist
+  int row,
+      column;  // of the warp's first row and the tile's first column; kTransposed: the other way round
+};
+HL_DEVICE float StateValue(const float* data) { return *data; }
+HL_DEVICE float StateValue(const bf16* data) { return ToFloat(*data); }
+
+// Calls visit(accumulator element, pointer to its place) for those that exist. Pointers advance by
+// constants: 64-bit addresses of all elements at once would take more registers than the state.
+template <bool kTransposed, int kTiles, typename T, typename Visit>
+HL_DEVICE void VisitState(float (&d)[kTiles][4], T* data, const StateRows& shape,
+                          const Visit& visit) {
+  const int lane = FreshLaneId();
+  const int first_row = shape.row + (kTransposed ? lane % 4 * 2 : lane / 4);
+  const int first_column = shape.column + (kTransposed ? lane / 4 : lane % 4 * 2);
+  T* place = data + (first_row * shape.columns + first_column);
+  // Steps of one tile, of eight accumulator rows, of one accumulator column.
+  const int tile = kTransposed ? 8 * shape.columns : 8;
+  const int down = kTransposed ? 8 : 8 * shape.columns, right = kTransposed ? shape.columns : 1;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + (kTransposed ? 8 * n + i % 2 : i / 2 * 8);
+      const int column = first_column + (kTransposed ? i / 2 * 8 : 8 * n + i % 2);
+      if (row < shape.rows && column < shape.columns)
+        visit(d[n][i], place + (i / 2 * down + i % 2 * right));
+    }
+    place += tile;
+  }
+}
+template <bool kTransposed, int kTiles, typename T>
+HL_DEVICE void LoadState(float (&d)[kTiles][4], const T* data, const StateRows& shape) {
+  Clear(d);
+  VisitState<kTransposed>(d, data, shape, [](float& x, const T* place) { x = StateValue(place); });
+}
+template <bool kTransposed, int kTiles>
+HL_DEVICE void StoreState(float (&d)[kTiles][4], float* data, const StateRows& shape) {
+  VisitState<kTransposed>(d, data, shape, [](float& x, float* place) { *place = x; });
+}
+
+}  // namespace halflife::kernels::decay
