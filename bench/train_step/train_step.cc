@@ -25,12 +25,12 @@
 #include "core/philox.h"
 #include "dist/communicator.h"
 #include "dist/gradient_reducer.h"
-#include "train/adamw.h"
 #include "train/device.h"
-#include "train/gradient_hooks.h"
-#include "train/gradient_norm.h"
-#include "train/parameter_arena.h"
-#include "train/step.h"
+#include "train/step/adamw.h"
+#include "train/step/gradient_hooks.h"
+#include "train/step/gradient_norm.h"
+#include "train/step/parameter_arena.h"
+#include "train/step/step.h"
 
 namespace halflife {
 namespace {

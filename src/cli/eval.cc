@@ -17,7 +17,7 @@
 #include "data/token_agreement.h"
 #include "data/tokenizer.h"
 #include "eval/bigram.h"
-#include "train/validation.h"
+#include "eval/validation.h"
 
 namespace halflife::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include "cli/run.h"
 #include "core/human.h"
 #include "interop/import.h"
-#include "train/run_config.h"
+#include "train/config/run_config.h"
 
 namespace halflife::cli {
 namespace {

@@ -2,7 +2,7 @@
 #include <iostream>
 
 #include "cli/run.h"
-#include "train/plan.h"
+#include "train/config/plan.h"
 
 namespace halflife::cli {
 

@@ -9,7 +9,7 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "core/version.h"
-#include "eval/report/page.h"
+#include "report/page.h"
 
 namespace halflife::cli {
 namespace {

@@ -16,7 +16,7 @@
 #include "core/human.h"
 #include "core/json_text.h"
 #include "core/shortest_text.h"
-#include "infer/scorer.h"
+#include "eval/scorer.h"
 
 namespace halflife::cli {
 namespace {

@@ -13,9 +13,9 @@
 #include "data/token_agreement.h"
 #include "data/utf8.h"
 #include "infer/generator.h"
-#include "train/plan.h"
-#include "train/stop_flags.h"
-#include "train/trainer.h"
+#include "train/config/plan.h"
+#include "train/loop/stop_flags.h"
+#include "train/loop/trainer.h"
 
 namespace halflife::cli {
 namespace {

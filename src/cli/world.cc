@@ -10,7 +10,7 @@
 #include "cli/failure.h"
 #include "core/log.h"
 #include "core/version.h"
-#include "train/run_folder.h"
+#include "train/record/run_folder.h"
 
 namespace halflife::cli {
 ExitCode RunInWorld(double timeout_s, const WorldBody& body) {

@@ -1,4 +1,4 @@
-// What generating and scoring are told, without LibTorch: the command line fills it in.
+// What generating is told, without LibTorch: the command line fills it in.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,6 @@ struct GenerateConfig {
   // Tokens of one prefill forward: bounds its memory.
   int64_t prefill_chunk = 2048;
   SamplerConfig sampler;
-};
-
-struct ScoreConfig {
-  int64_t piece = 2048;         // tokens of a row in one forward
-  int64_t batch_tokens = 8192;  // of one forward, padding included
 };
 
 }  // namespace halflife::infer

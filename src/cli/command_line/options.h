@@ -13,9 +13,10 @@
 #include <vector>
 
 #include "data/prepare.h"
+#include "eval/score_config.h"
 #include "infer/config.h"
 #include "interop/export.h"
-#include "train/warm_start_rules.h"
+#include "train/config/warm_start_rules.h"
 
 namespace halflife::cli {
 

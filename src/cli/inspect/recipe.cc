@@ -2,7 +2,7 @@
 #include <optional>
 
 #include "cli/inspect/artifact.h"
-#include "train/plan.h"
+#include "train/config/plan.h"
 
 namespace halflife::cli::inspect {
 namespace {

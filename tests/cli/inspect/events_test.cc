@@ -14,7 +14,7 @@
 #include "support/expect_error.h"
 #include "support/mutate.h"
 #include "support/temp_dir.h"
-#include "train/event_log.h"
+#include "train/record/event_log.h"
 
 namespace halflife::cli::inspect {
 namespace {

@@ -1,0 +1,22 @@
+#include "eval/batch_tensors.h"
+
+#include <ATen/ops/from_blob.h>
+
+namespace halflife::train {
+namespace {
+
+at::Tensor Ids(const std::vector<int32_t>& ids, const data::Batch& batch, at::Device device) {
+  // from_blob wants a mutable pointer; .to(kLong) copies before anything could write
+  const at::Tensor host =
+      at::from_blob(const_cast<int32_t*>(ids.data()), {batch.batch_size, batch.seq_len}, at::kInt);
+  return host.to(device, at::kLong);
+}
+
+}  // namespace
+
+BatchTensors ToTensors(const data::Batch& batch, at::Device device) {
+  return {Ids(batch.inputs, batch, device), Ids(batch.targets, batch, device),
+          model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device)};
+}
+
+}  // namespace halflife::train

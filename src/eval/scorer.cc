@@ -1,0 +1,88 @@
+#include "eval/scorer.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+#include "data/batch.h"
+
+namespace halflife::infer {
+namespace {
+
+size_t LongestOf(std::span<const std::span<const int32_t>> sequences) {
+  size_t longest = 0;
+  for (const auto& sequence : sequences) longest = std::max(longest, sequence.size());
+  return longest;
+}
+
+void CheckIds(std::span<const int32_t> ids, int64_t vocab_size) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    HL_CHECK_AS(ExitCode::kUsage, ids[i] >= 0 && ids[i] < vocab_size, "token ", ids[i],
+                " at place ", i, " is outside the model's vocabulary of ", vocab_size);
+  }
+}
+
+}  // namespace
+
+std::vector<std::vector<size_t>> ScoreBatches(std::span<const size_t> lengths,
+                                              const ScoreConfig& config) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < lengths.size(); ++i)
+    if (lengths[i] >= 2) order.push_back(i);
+  std::ranges::stable_sort(order, std::greater(), [&](size_t i) { return lengths[i]; });
+  std::vector<std::vector<size_t>> batches;
+  size_t room = 0;  // rows that the last batch still takes
+  for (const size_t i : order) {
+    if (room == 0) {
+      batches.emplace_back();
+      const auto width = std::min<size_t>(lengths[i], static_cast<size_t>(config.piece));
+      room = std::max<size_t>(1, static_cast<size_t>(config.batch_tokens) / width);
+    }
+    batches.back().push_back(i);
+    --room;
+  }
+  return batches;
+}
+
+std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
+                                           std::span<const std::span<const int32_t>> sequences,
+                                           const ScoreConfig& config) {
+  const c10::InferenceMode inference;
+  const auto rows = static_cast<int64_t>(sequences.size());
+  std::vector<std::vector<float>> scores(sequences.size());
+  for (const auto& sequence : sequences) CheckIds(sequence, model.config().vocab_size);
+  model::ModelState state = model.EmptyState(rows);
+  const auto inputs_of_longest = static_cast<int64_t>(LongestOf(sequences)) - 1;
+  for (int64_t begin = 0; begin < inputs_of_longest; begin += config.piece) {
+    const int64_t length = std::min(config.piece, inputs_of_longest - begin);
+    // Padding stands behind a row's own tokens, which never see it.
+    at::Tensor tokens = at::zeros({rows, length}, at::kLong);
+    at::Tensor targets = at::full({rows, length}, data::kNoTarget, at::kLong);
+    const auto count_of = [&](size_t row) {
+      return std::clamp<int64_t>(static_cast<int64_t>(sequences[row].size()) - 1 - begin, 0,
+                                 length);
+    };
+    for (size_t row = 0; row < sequences.size(); ++row) {
+      const int32_t* ids = sequences[row].data() + begin;
+      int64_t* const token_row =
+          tokens.mutable_data_ptr<int64_t>() + static_cast<int64_t>(row) * length;
+      int64_t* const target_row =
+          targets.mutable_data_ptr<int64_t>() + static_cast<int64_t>(row) * length;
+      for (int64_t i = 0; i < count_of(row); ++i) token_row[i] = ids[i], target_row[i] = ids[i + 1];
+    }
+    const auto slice = model::SequenceSlice::Contiguous(rows, length, begin, at::kCPU);
+    const at::Tensor losses =
+        model.TokenLosses(tokens, targets, {.slice = &slice}, &state).contiguous();
+    for (size_t row = 0; row < sequences.size(); ++row) {
+      const float* loss = losses.const_data_ptr<float>() + static_cast<int64_t>(row) * length;
+      for (int64_t i = 0; i < count_of(row); ++i) scores[row].push_back(-loss[i]);
+    }
+  }
+  return scores;
+}
+
+}  // namespace halflife::infer

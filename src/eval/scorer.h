@@ -1,0 +1,27 @@
+// Log-probabilities of given tokens: ln p(ids[i+1] | ids[..i]). Long sequences are streamed in pieces on a carried state, so
+// that memory does not grow with the length (for mixers whose state does not); short ones share a batch.
+//
+//   for (const std::vector<size_t>& batch : ScoreBatches(lengths, config))
+//     ScoreBatch(model, sequences_of(batch), config);
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "eval/score_config.h"
+#include "model/language_model.h"
+
+namespace halflife::infer {
+
+// The sequences (by index) cut into batches of similar length: a function of lengths and config alone, so that any number of
+// ranks computes the same numbers. Sequences of fewer than two tokens have nothing to score and are left out.
+std::vector<std::vector<size_t>> ScoreBatches(std::span<const size_t> lengths,
+                                              const ScoreConfig& config);
+
+// One vector a sequence, one shorter than it, fp32. Error kUsage for an id outside the model's vocabulary.
+std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
+                                           std::span<const std::span<const int32_t>> sequences,
+                                           const ScoreConfig& config);
+
+}  // namespace halflife::infer

@@ -1,0 +1,312 @@
+#include "report/page.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "core/concat.h"
+#include "core/human.h"
+#include "report/axis.h"
+#include "report/charts.h"
+#include "report/html.h"
+#include "report/page_assets.h"
+
+namespace halflife::eval {
+namespace {
+
+using Runs = std::vector<RunRecord>;
+
+constexpr size_t kLastSteps = 20;  // of the summary's training loss
+
+std::string Cell(const std::string& html) { return Concat("<td>", html, "</td>"); }
+std::string Small(const std::string& text) { return Concat(" <small>", Escape(text), "</small>"); }
+
+// The run's marker on a piece of its line.
+std::string Key(size_t index) {
+  const int style = static_cast<int>(index);
+  return Concat(
+      "<svg class=\"key\" viewBox=\"0 0 30 12\" aria-hidden=\"true\"><path class=\"line s",
+      style % kNumStyles, style >= kNumStyles ? " dashed" : "",
+      "\" d=\"M1,6H29\"/><g class=\"marks s", style % kNumStyles, "\">", MarkerShape(style, 15, 6),
+      "</g></svg>");
+}
+
+std::string Status(const RunRecord& run) {
+  if (run.finished) return "<td class=\"words status-finished\">finished</td>";
+  if (!run.failure.empty()) return "<td class=\"words status-failed\">failed</td>";
+  return Concat("<td class=\"words\">not finished",
+                run.last_alive.empty() ? "" : Concat("<br>", Small("alive " + run.last_alive)),
+                "</td>");
+}
+
+std::string Steps(const RunRecord& run) {
+  const std::string of = run.total_steps > 0 ? Concat("of ", run.total_steps) : "";
+  return Cell(Concat(run.last_step(), of.empty() ? "" : Small(of)));
+}
+
+std::string OptionalCell(const std::optional<double>& value,
+                         const std::function<std::string(double)>& format) {
+  return Cell(value ? format(*value) : "–");
+}
+
+// Of a run that an older version began, only what it has told since.
+std::string WallTime(const RunRecord& run) {
+  const Series &elapsed = run.metric("elapsed_s"), &loss = run.metric("loss");
+  if (elapsed.empty()) return Cell("–");
+  const bool whole = loss.empty() || elapsed.front().x <= loss.front().x;
+  return Cell(HumanSeconds(run.elapsed_s) +
+              (whole ? "" : Small(Concat("from step ", static_cast<int64_t>(elapsed.front().x)))));
+}
+
+bool Comparable(const Runs& runs) {
+  return runs.size() > 1 && std::all_of(runs.begin(), runs.end(), [&](const RunRecord& run) {
+           const auto same = [&](const char* field) {
+             const auto mine = run.config.find(field), first = runs[0].config.find(field);
+             return mine != run.config.end() && first != runs[0].config.end() &&
+                    mine->second == first->second;
+           };
+           return same("data.path") && same("model.vocab_size");
+         });
+}
+
+// The run whose validation loss is lowest; SIZE_MAX: none, or runs that cannot be compared.
+size_t BestRun(const Runs& runs) {
+  size_t best = SIZE_MAX;
+  if (!Comparable(runs)) return best;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const auto lowest = Lowest(runs[i].metric("val_loss"));
+    if (lowest && (best == SIZE_MAX || lowest->y < Lowest(runs[best].metric("val_loss"))->y))
+      best = i;
+  }
+  return best;
+}
+
+std::string SummaryRow(const Runs& runs, size_t index, size_t best) {
+  const RunRecord& run = runs[index];
+  std::string row = Concat("<tr><th>", Key(index), Escape(run.name), "</th>", Status(run));
+  row += Concat("<td class=\"words\">", run.model.empty() ? "–" : Escape(run.model), "</td>");
+  row += Cell(run.num_parameters ? HumanCount(static_cast<double>(*run.num_parameters)) : "–");
+  row += Steps(run);
+  const auto tokens = static_cast<double>(run.num_tokens());
+  row += Cell(tokens > 0 ? HumanCount(tokens) : "–");
+  row += OptionalCell(MeanOfLast(run.metric("loss"), kLastSteps),
+                      [](double v) { return Fixed(v, 4); });
+  const std::optional<Point> val = Lowest(run.metric("val_loss"));
+  const char* mark = index == best ? "<td class=\"best\">" : "<td>";
+  row += Concat(mark,
+                val ? Fixed(val->y, 4) + Small(Concat("at ", static_cast<int64_t>(val->x))) : "–",
+                "</td>");
+  row += Concat(mark, val ? ShortNumber(std::exp(val->y)) : "–", "</td>");
+  // lowest at the same step: it is the loss times a constant of the dataset
+  const std::optional<Point> bits = Lowest(run.metric("val_bits_per_byte"));
+  row += Concat(mark, bits ? Fixed(bits->y, 4) : "–", "</td>");
+  row += OptionalCell(Median(run.metric("tokens_per_s")), ShortNumber);
+  row += OptionalCell(Median(run.metric("mfu_full")),
+                      [](double v) { return Fixed(100 * v, 1) + " %"; });
+  row += OptionalCell(Highest(run.metric("peak_memory_bytes")),
+                      [](double v) { return HumanBytes(static_cast<uint64_t>(v)); });
+  row += OptionalCell(Sum(run.metric("step_ms")), [](double v) { return HumanSeconds(v / 1000); });
+  row += WallTime(run);
+  return row + Cell(run.world_size ? Concat(*run.world_size) : "–") + "</tr>";
+}
+
+std::string Summary(const Runs& runs) {
+  std::string out =
+      "<section class=\"summary\"><h2>Runs</h2><div class=\"scroll\"><table><thead><tr>"
+      "<th>run</th><th class=\"words\">status</th><th class=\"words\">model</th><th>parameters</th>"
+      "<th>steps</th><th>tokens</th><th>training loss,<br>last 20 steps</th><th>validation "
+      "loss,<br>"
+      "lowest</th><th>perplexity<br>per "
+      "token</th><th>bits<br>per byte</th><th>tokens/s,<br>median</th><th>MFU,<br>median</th>"
+      "<th>peak memory,<br>rank 0</th><th>time in steps</th><th>wall time,<br>all "
+      "lives</th><th>ranks</th></tr></thead><tbody>";
+  const size_t best = BestRun(runs);
+  for (size_t i = 0; i < runs.size(); ++i) out += SummaryRow(runs, i, best);
+  out += "</tbody></table></div>";
+  if (runs.size() > 1 && !Comparable(runs)) {
+    out +=
+        "<p class=\"soft\">These runs differ in their data or vocabulary: loss and perplexity per "
+        "token do not compare across them. Bits per byte do, where the validation text is the "
+        "same.</p>";
+  }
+  return out + "</section>";
+}
+
+std::string Legend(const Runs& runs) {
+  std::string out = "<ul class=\"legend\">";
+  for (size_t i = 0; i < runs.size(); ++i) {
+    out += Concat("<li>", Key(i), Escape(runs[i].name), "</li>");
+  }
+  return out + "</ul>";
+}
+
+std::string ChartSections(const Runs& runs) {
+  std::string out;
+  for (const ChartGroup& group : Charts(runs)) {
+    out += Concat("<section><h2>", Escape(group.title), "</h2><div class=\"grid-of-charts\">");
+    for (const PlotSpec& plot : group.plots) out += RenderPlot(plot);
+    out += "</div></section>";
+  }
+  return out;
+}
+
+struct ValidationCell {
+  std::optional<double> loss, bits_per_byte;
+};
+
+std::string ValidationCells(const ValidationCell& cell) {
+  const auto number = [](std::optional<double> value, auto format) {
+    return Cell(value && std::isfinite(*value) ? format(*value) : "–");
+  };
+  const auto fixed = [](double value) { return Fixed(value, 4); };
+  const bool broken = cell.loss && !std::isfinite(*cell.loss);
+  return (broken ? Cell("not finite") : number(cell.loss, fixed)) +
+         number(cell.loss, [](double loss) { return ShortNumber(std::exp(loss)); }) +
+         number(cell.bits_per_byte, fixed);
+}
+
+// A row for each validated step, three columns for each run.
+std::string ValidationTable(const Runs& runs) {
+  std::map<int64_t, std::vector<ValidationCell>> rows;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const auto cell_at = [&](const Point& point) -> ValidationCell& {
+      auto& row = rows[static_cast<int64_t>(point.x)];
+      row.resize(runs.size());
+      return row[i];
+    };
+    for (const Point& point : runs[i].metric("val_loss")) cell_at(point).loss = point.y;
+    for (const Point& point : runs[i].metric("val_bits_per_byte")) {
+      cell_at(point).bits_per_byte = point.y;
+    }
+  }
+  if (rows.empty()) return "";
+  std::string out =
+      Concat("<section><h2>Validation, step by step</h2><details", rows.size() <= 12 ? " open" : "",
+             "><summary>", rows.size(), rows.size() == 1 ? " validation" : " validated steps",
+             "</summary><div class=\"scroll\"><table><thead><tr><th>step</th>");
+  for (const RunRecord& run : runs) {
+    out += Concat("<th>", Escape(run.name),
+                  "<br>loss</th><th><br>perplexity</th><th><br>bits per byte</th>");
+  }
+  out += "</tr></thead><tbody>";
+  for (const auto& [step, cells] : rows) {
+    out += Concat("<tr><th>", step, "</th>");
+    for (const ValidationCell& cell : cells) out += ValidationCells(cell);
+    out += "</tr>";
+  }
+  return out + "</tbody></table></div></details></section>";
+}
+
+std::string ConfigDifferences(const Runs& runs) {
+  if (runs.size() < 2) return "";
+  std::set<std::string> names;
+  for (const RunRecord& run : runs) {
+    for (const auto& [name, value] : run.config) names.insert(name);
+  }
+  const auto value_of = [](const RunRecord& run, const std::string& name) {
+    const auto found = run.config.find(name);
+    return found == run.config.end() ? std::string("–") : found->second;
+  };
+  std::string rows;
+  for (const std::string& name : names) {
+    std::set<std::string> values;
+    for (const RunRecord& run : runs) values.insert(value_of(run, name));
+    if (values.size() == 1) continue;
+    rows += Concat("<tr><th class=\"code\">", Escape(name), "</th>");
+    for (const RunRecord& run : runs) {
+      rows += Concat("<td class=\"words code\">", Escape(value_of(run, name)), "</td>");
+    }
+    rows += "</tr>";
+  }
+  std::string out = "<section><h2>Where the configs differ</h2>";
+  if (rows.empty()) return out + "<p>Nowhere.</p></section>";
+  out += "<div class=\"scroll\"><table><thead><tr><th>field</th>";
+  for (size_t i = 0; i < runs.size(); ++i)
+    out += Concat("<th class=\"words\">", Escape(runs[i].name), "</th>");
+  return out + "</tr></thead><tbody>" + rows + "</tbody></table></div></section>";
+}
+
+// "1 step", "12 steps"
+std::string Counted(int64_t count, const std::string& what) {
+  return Concat(count, " ", what, count == 1 ? "" : "s");
+}
+
+std::vector<std::string> NotesOf(const RunRecord& run) {
+  std::vector<std::string> notes;
+  if (run.metric("loss").empty()) notes.push_back("No step was trained yet.");
+  if (!run.failure.empty()) notes.push_back("Failed: " + run.failure);
+  if (!run.resumes.empty()) {
+    notes.push_back(
+        Concat("Resumed ", run.resumes.size() == 1 ? "once" : Concat(run.resumes.size(), " times"),
+               run.resumes.size() == 1 ? ", going on with step " : ", going on with steps ",
+               Join(run.resumes, ", "), "; ", Counted(run.replayed_steps, "step"),
+               " had to be trained again, and the last life's numbers are shown."));
+  }
+  const auto skipped = static_cast<int64_t>(Sum(run.metric("skipped")).value_or(0));
+  if (skipped > 0) {
+    notes.push_back(
+        Counted(skipped, "step") +
+        " met a non-finite loss or gradient and changed nothing (red marks at the top edge).");
+  }
+  for (const std::string& banner : run.checkpoint_damage) notes.push_back(banner);
+  if (run.damaged_lines > 0) {
+    notes.push_back(Counted(run.damaged_lines, "line") +
+                    " of metrics.jsonl could not be read and " +
+                    (run.damaged_lines == 1 ? "is" : "are") + " left out.");
+  }
+  if (!run.config_problem.empty())
+    notes.push_back("The config could not be read: " + run.config_problem);
+  return notes;
+}
+
+std::string Notes(const Runs& runs) {
+  std::string out;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    for (const std::string& note : NotesOf(runs[i])) {
+      out += Concat("<li>", runs.size() > 1 ? Concat("<b>", Escape(runs[i].name), "</b>: ") : "",
+                    Escape(note), "</li>");
+    }
+  }
+  if (out.empty()) return "";
+  return Concat("<section><h2>To know</h2><ul>", out, "</ul></section>");
+}
+
+std::string Configs(const Runs& runs) {
+  std::string out = "<section><h2>Configs</h2>";
+  for (const RunRecord& run : runs) {
+    out += Concat("<details><summary>", Escape(run.path.string()),
+                  run.build.empty() ? "" : Small("build " + run.build), "</summary><pre>",
+                  Escape(run.config_text.empty() ? "no config.textproto" : run.config_text),
+                  "</pre></details>");
+  }
+  return out + "</section>";
+}
+
+void NameApart(Runs& runs) {
+  std::map<std::string, int> count;
+  for (const RunRecord& run : runs) ++count[run.name];
+  for (RunRecord& run : runs) {
+    if (count[run.name] > 1) run.name = run.path.string();
+  }
+}
+
+}  // namespace
+
+std::string RenderPage(Runs runs, const std::string& made) {
+  NameApart(runs);
+  const std::string title = runs.size() == 1 ? runs[0].name : Concat(runs.size(), " runs");
+  return Concat(
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+      "'unsafe-inline'; script-src 'unsafe-inline'\">"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>",
+      Escape(title), " – halflife report</title><style>", kPageStyle,
+      "</style></head>\n<body><header><h1>", Escape(title), "</h1></header>",
+      runs.size() > 1 ? Legend(runs) : "", Summary(runs), Notes(runs), ChartSections(runs),
+      ValidationTable(runs), ConfigDifferences(runs), Configs(runs), "<footer>", Escape(made),
+      "</footer><script>", kPageScript, "</script></body></html>\n");
+}
+
+}  // namespace halflife::eval

@@ -1,0 +1,17 @@
+// The report: one HTML page that fetches nothing (its Content-Security-Policy forbids it) and needs no script to be
+// read.
+//
+//   AtomicWriteFile("report.html", RenderPage({ReadRun("runs/a"), ReadRun("runs/b")}, "2026-01-31 17:05 UTC"), ...);
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "report/run_record.h"
+
+namespace halflife::eval {
+
+// `made`: when, and by what, for the foot of the page. At least one run; runs of one name go by their paths.
+std::string RenderPage(std::vector<RunRecord> runs, const std::string& made);
+
+}  // namespace halflife::eval

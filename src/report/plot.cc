@@ -1,0 +1,319 @@
+#include "report/plot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <optional>
+
+#include "core/concat.h"
+#include "core/human.h"
+#include "report/axis.h"
+#include "report/html.h"
+
+namespace halflife::eval {
+namespace {
+
+// In the SVG's own units, which are CSS pixels at the width of a column.
+constexpr double kWidth = 600, kHeight = 270;
+constexpr double kLeft = 56, kRight = 588, kTop = 14, kBottom = 232;
+constexpr int kNumBuckets = 180;  // about one for every 3 pixels
+
+struct DrawnCurve {
+  const Curve* curve = nullptr;
+  std::vector<Bucket> buckets;
+};
+
+std::string Number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", value);
+  return text;
+}
+std::string At(double x, double y) { return Number(x) + "," + Number(y); }
+
+bool Fits(double value, Scale scale) {
+  return std::isfinite(value) && (scale == Scale::kLinear || value > 0);
+}
+
+struct Range {
+  double low = std::numeric_limits<double>::infinity();
+  double high = -std::numeric_limits<double>::infinity();
+  void Add(double value, Scale scale) {
+    if (!Fits(value, scale)) return;
+    low = std::min(low, value);
+    high = std::max(high, value);
+  }
+  bool empty() const { return low > high; }
+};
+
+// 4 % of the range beyond the extremes, so that no line runs along the frame.
+Axis PaddedAxis(Range range, const PlotSpec& spec) {
+  if (spec.y_scale == Scale::kLog) {
+    const double factor = std::pow(std::max(range.high / range.low, 1.1), 0.04);
+    return Axis(range.low / factor, range.high * factor, Scale::kLog, kBottom, kTop);
+  }
+  const bool zero = spec.y_from_zero && range.low >= 0;
+  if (zero && range.high == 0) range.high = 1;
+  const double margin = 0.04 * (range.high - (zero ? 0 : range.low));
+  return Axis(zero ? 0 : range.low - margin, range.high + margin, Scale::kLinear, kBottom, kTop);
+}
+
+class Chart {
+ public:
+  Chart(const PlotSpec& spec, Axis x, Axis y, std::vector<DrawnCurve> curves)
+      : spec_(spec), x_(std::move(x)), y_(std::move(y)), curves_(std::move(curves)) {}
+
+  std::string Svg() const {
+    std::string out = Concat("<svg viewBox=\"0 0 ", kWidth, " ", kHeight,
+                             "\" role=\"img\" aria-label=\"", Escape(spec_.title), "\">");
+    out += Grid();
+    for (const Rule& rule : spec_.rules) out += RuleLine(rule);
+    for (const DrawnCurve& drawn : curves_) out += ResumeMarks(*drawn.curve);
+    for (const DrawnCurve& drawn : curves_) out += Band(drawn);
+    for (const DrawnCurve& drawn : curves_) out += Line(drawn);
+    for (const DrawnCurve& drawn : curves_) out += Markers(drawn);
+    return out + "<line class=\"cursor\" y1=\"" + Number(kTop) + "\" y2=\"" + Number(kBottom) +
+           "\"/></svg>";
+  }
+
+  // {"left":..,"right":..,"low":..,"high":..,"log":..,"x":"step","curves":[{"name","style","x","y","lo","hi"}]}
+  std::string HoverData() const {
+    std::string out =
+        Concat("{\"left\":", kLeft, ",\"right\":", kRight, ",\"low\":", Json(x_.low()),
+               ",\"high\":", Json(x_.high()), ",\"log\":", x_.scale() == Scale::kLog,
+               ",\"x\":", JsonString(spec_.x_name), ",\"curves\":[");
+    for (size_t i = 0; i < curves_.size(); ++i) {
+      const DrawnCurve& drawn = curves_[i];
+      out += Concat(i == 0 ? "" : ",", "{\"name\":", JsonString(drawn.curve->name),
+                    ",\"style\":", drawn.curve->style % kNumStyles);
+      out += Array(",\"x\":", drawn, [](const Bucket& b) { return b.x; });
+      out += Array(",\"y\":", drawn, [](const Bucket& b) { return b.mean; });
+      if (IsReduced(drawn)) {
+        out += Array(",\"lo\":", drawn, [](const Bucket& b) { return b.low; });
+        out += Array(",\"hi\":", drawn, [](const Bucket& b) { return b.high; });
+      }
+      out += "}";
+    }
+    return out + "]}";
+  }
+
+  // "line: mean of 12 points, band: lowest to highest", of the longest curve; empty where all points are drawn.
+  std::string ReductionNote() const {
+    int64_t most = 1;
+    for (const DrawnCurve& drawn : curves_) {
+      for (const Bucket& bucket : drawn.buckets) most = std::max(most, bucket.num_points);
+    }
+    if (most == 1) return "";
+    return Concat("line: mean of up to ", most, " points, band: lowest to highest of them");
+  }
+
+  static bool IsReduced(const DrawnCurve& drawn) {
+    return std::any_of(drawn.buckets.begin(), drawn.buckets.end(),
+                       [](const Bucket& bucket) { return bucket.num_points > 1; });
+  }
+
+ private:
+  static std::string Json(double value) {
+    if (!std::isfinite(value)) return "null";
+    char text[32];
+    std::snprintf(text, sizeof text, "%.6g", value);
+    return text;
+  }
+  template <typename Get>
+  static std::string Array(const char* name, const DrawnCurve& drawn, Get get) {
+    std::string out = Concat(name, "[");
+    for (size_t i = 0; i < drawn.buckets.size(); ++i) {
+      if (i > 0) out += ",";
+      out += Json(get(drawn.buckets[i]));
+    }
+    return out + "]";
+  }
+
+  std::string Grid() const {
+    std::string out = "<g class=\"grid\">";
+    for (const Tick& tick : y_.Ticks(5)) {
+      const std::string y = Number(y_.Pixel(tick.value));
+      out += Concat("<line", tick.label.empty() ? " class=\"minor\"" : "", " x1=\"", Number(kLeft),
+                    "\" x2=\"", Number(kRight), "\" y1=\"", y, "\" y2=\"", y, "\"/>");
+      if (tick.label.empty()) continue;
+      out += Concat("<text class=\"y\" x=\"", Number(kLeft - 7), "\" y=\"", y, "\">", tick.label,
+                    "</text>");
+    }
+    for (const Tick& tick : x_.Ticks(6)) {
+      const std::string x = Number(x_.Pixel(tick.value));
+      const double length = tick.label.empty() ? 3 : 5;
+      out += Concat("<line class=\"tick\" x1=\"", x, "\" x2=\"", x, "\" y1=\"", Number(kBottom),
+                    "\" y2=\"", Number(kBottom + length), "\"/>");
+      if (tick.label.empty()) continue;
+      out += Concat("<text class=\"x\" x=\"", x, "\" y=\"", Number(kBottom + 18), "\">", tick.label,
+                    "</text>");
+    }
+    out += Concat("<line class=\"axis\" x1=\"", Number(kLeft), "\" x2=\"", Number(kRight),
+                  "\" y1=\"", Number(kBottom), "\" y2=\"", Number(kBottom), "\"/>");
+    out += Concat("<text class=\"name\" x=\"", Number(kRight), "\" y=\"", Number(kBottom + 34),
+                  "\">", Escape(spec_.x_name), x_.scale() == Scale::kLog ? " (logarithmic)" : "",
+                  "</text></g>");
+    return out;
+  }
+
+  std::string RuleLine(const Rule& rule) const {
+    const double y = y_.Pixel(rule.y);
+    return Concat("<g class=\"rule\"><line x1=\"", Number(kLeft), "\" x2=\"", Number(kRight),
+                  "\" y1=\"", Number(y), "\" y2=\"", Number(y), "\"/><text x=\"",
+                  Number(kRight - 4), "\" y=\"", Number(y - 5), "\">", Escape(rule.label),
+                  "</text></g>");
+  }
+
+  std::string ResumeMarks(const Curve& curve) const {
+    std::string out;
+    for (const double resume : curve.resumes) {
+      if (!Fits(resume, x_.scale()) || resume < x_.low() || resume > x_.high()) continue;
+      const std::string x = Number(x_.Pixel(resume));
+      out += Concat("<line class=\"resume s", curve.style % kNumStyles, "\" x1=\"", x, "\" x2=\"",
+                    x, "\" y1=\"", Number(kTop), "\" y2=\"", Number(kBottom), "\"><title>",
+                    Escape(curve.name), ": resumed at ", Escape(spec_.x_name), " ",
+                    ShortNumber(resume), "</title></line>");
+    }
+    return out;
+  }
+
+  std::string Band(const DrawnCurve& drawn) const {
+    if (!IsReduced(drawn)) return "";
+    std::string out;
+    const auto flush = [&](std::string& upper, std::vector<std::string>& lower) {
+      if (lower.size() > 1) {
+        out += Concat("M", upper);
+        for (auto point = lower.rbegin(); point != lower.rend(); ++point)
+          out += Concat("L", *point);
+        out += "Z";
+      }
+      upper.clear();
+      lower.clear();
+    };
+    std::string upper;
+    std::vector<std::string> lower;
+    for (const Bucket& bucket : drawn.buckets) {
+      if (!Fits(bucket.low, y_.scale())) {
+        flush(upper, lower);
+        continue;
+      }
+      const double x = x_.Pixel(bucket.x);
+      upper += Concat(upper.empty() ? "" : "L", At(x, y_.Pixel(bucket.high)));
+      lower.push_back(At(x, y_.Pixel(bucket.low)));
+    }
+    flush(upper, lower);
+    return Concat("<path class=\"band s", drawn.curve->style % kNumStyles, "\" d=\"", out, "\"/>");
+  }
+
+  std::string Line(const DrawnCurve& drawn) const {
+    std::string path;
+    bool open = false;
+    for (const Bucket& bucket : drawn.buckets) {
+      if (!Fits(bucket.mean, y_.scale())) {
+        open = false;
+        continue;
+      }
+      path += Concat(open ? "L" : "M", At(x_.Pixel(bucket.x), y_.Pixel(bucket.mean)));
+      open = true;
+    }
+    return Concat("<path class=\"line s", drawn.curve->style % kNumStyles,
+                  drawn.curve->style >= kNumStyles ? " dashed" : "", "\" d=\"", path, "\"/>");
+  }
+
+  // The last point always, others on request or where no line would show them; and what is not finite.
+  std::string Markers(const DrawnCurve& drawn) const {
+    std::string out = Concat("<g class=\"marks s", drawn.curve->style % kNumStyles, "\">");
+    const std::vector<Bucket>& buckets = drawn.buckets;
+    const auto fits = [&](size_t i) {
+      return i < buckets.size() && Fits(buckets[i].mean, y_.scale());
+    };
+    std::optional<size_t> last;
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      const Bucket& bucket = buckets[i];
+      const double x = x_.Pixel(bucket.x);
+      if (bucket.num_nonfinite > 0) {
+        out += Concat("<path class=\"nonfinite\" d=\"M", At(x - 4, kTop - 8), "h8l-4,7Z\"><title>",
+                      Escape(drawn.curve->name), ": not finite at ", Escape(spec_.x_name), " ",
+                      ShortNumber(bucket.x), "</title></path>");
+      }
+      if (!fits(i)) continue;
+      last = i;
+      const bool alone = !fits(i + 1) && (i == 0 || !fits(i - 1));
+      if (spec_.markers || alone) {
+        out += MarkerShape(drawn.curve->style, x, y_.Pixel(bucket.mean));
+      }
+    }
+    if (last && !spec_.markers) {
+      out += MarkerShape(drawn.curve->style, x_.Pixel(buckets[*last].x),
+                         y_.Pixel(buckets[*last].mean));
+    }
+    return out + "</g>";
+  }
+
+  const PlotSpec& spec_;
+  Axis x_, y_;
+  std::vector<DrawnCurve> curves_;
+};
+
+std::string Caption(const PlotSpec& spec, const std::string& reduction) {
+  std::string note = spec.note;
+  if (!reduction.empty()) note += (note.empty() ? "" : "; ") + reduction;
+  return Concat("<figcaption><b>", Escape(spec.title), "</b>",
+                note.empty() ? "" : Concat("<span>", Escape(note), "</span>"), "</figcaption>");
+}
+
+}  // namespace
+
+std::string MarkerShape(int style, double x, double y) {
+  switch (style % kNumStyles) {
+    case 0:
+      return Concat("<circle cx=\"", Number(x), "\" cy=\"", Number(y), "\" r=\"3.5\"/>");
+    case 1:
+      return Concat("<rect x=\"", Number(x - 3.2), "\" y=\"", Number(y - 3.2),
+                    "\" width=\"6.4\" height=\"6.4\"/>");
+    case 2:
+      return Concat("<path d=\"M", At(x, y - 4.4), "l4.4,7.8h-8.8Z\"/>");
+    case 3:
+      return Concat("<path d=\"M", At(x, y - 4.6), "l4.6,4.6l-4.6,4.6l-4.6,-4.6Z\"/>");
+    case 4:
+      return Concat("<path d=\"M", At(x, y + 4.4), "l4.4,-7.8h-8.8Z\"/>");
+    case 5:
+      return Concat("<path d=\"M", At(x - 4, y - 1.2),
+                    "h2.8v-2.8h2.4v2.8h2.8v2.4h-2.8v2.8h-2.4v-2.8h-2.8Z\"/>");
+    case 6:
+      return Concat("<circle class=\"hollow\" cx=\"", Number(x), "\" cy=\"", Number(y),
+                    "\" r=\"3.2\"/>");
+    default:
+      return Concat("<rect class=\"hollow\" x=\"", Number(x - 2.9), "\" y=\"", Number(y - 2.9),
+                    "\" width=\"5.8\" height=\"5.8\"/>");
+  }
+}
+
+std::string RenderPlot(const PlotSpec& spec) {
+  Range x_range, y_range;
+  for (const Curve& curve : spec.curves) {
+    for (const Point& point : curve.points) {
+      x_range.Add(point.x, spec.x_scale);
+      if (Fits(point.x, spec.x_scale)) y_range.Add(point.y, spec.y_scale);
+    }
+  }
+  if (y_range.empty()) {
+    return Concat("<figure>", Caption(spec, ""),
+                  "<p class=\"none\">no finite value yet</p></figure>");
+  }
+  for (const Rule& rule : spec.rules) y_range.Add(rule.y, spec.y_scale);
+  const Axis x(x_range.low, x_range.high, spec.x_scale, kLeft, kRight);
+  std::vector<DrawnCurve> curves;
+  for (const Curve& curve : spec.curves) {
+    Series points;
+    for (const Point& point : curve.points) {
+      if (Fits(point.x, spec.x_scale)) points.push_back(point);
+    }
+    curves.push_back({&curve, Reduce(points, x.low(), x.high(), spec.x_scale, kNumBuckets)});
+  }
+  const Chart chart(spec, x, PaddedAxis(y_range, spec), std::move(curves));
+  return Concat("<figure>", Caption(spec, chart.ReductionNote()), chart.Svg(),
+                "<script type=\"application/json\">", chart.HoverData(), "</script></figure>");
+}
+
+}  // namespace halflife::eval

@@ -1,0 +1,194 @@
+#include "report/run_record.h"
+
+#include <algorithm>
+#include <ctime>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "ckpt/reader.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "train/config/run_config.h"
+
+namespace halflife::eval {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string ReadIfThere(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error) ? ReadFile(path, ExitCode::kEnvironment) : std::string();
+}
+
+// Takes the lines of metrics.jsonl in order and keeps what still holds.
+class MetricsReader {
+ public:
+  explicit MetricsReader(RunRecord& run) : run_(run) {}
+
+  void Line(const std::string& text) {
+    const auto line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!line.is_object() || !line.contains("step") || !line["step"].is_number_integer()) {
+      ++run_.damaged_lines;
+      return;
+    }
+    const int64_t step = line["step"];
+    BeginLife(line, step);
+    for (const auto& [key, value] : line.items()) {
+      if (key == "step" || key == "unix_ms") continue;
+      if (key == "checkpoint_damage" && value.is_string()) {
+        run_.checkpoint_damage.push_back(value);
+      } else if (key == "elapsed_s" && value.is_number()) {
+        AddTime(step, earlier_s_ + value.get<double>());
+      } else if (value.is_boolean()) {
+        Add(key, step, value.get<bool>() ? 1 : 0);
+      } else if (value.is_number() || value.is_null()) {
+        Add(key, step,
+            value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>());
+      }
+    }
+  }
+
+ private:
+  // A new attempt replaces what earlier ones say from its first trained or validated step on. (What it writes before,
+  // about damage and saves, belongs to the step that it resumed from.)
+  void BeginLife(const nlohmann::json& line, int64_t step) {
+    if (!line.contains("attempt") || !line["attempt"].is_string()) return;
+    if (!line.contains("loss") && !line.contains("val_loss")) return;
+    const std::string attempt = line["attempt"];
+    if (attempt == attempt_) return;
+    const bool first = attempt_.empty();
+    attempt_ = attempt;
+    earlier_s_ = run_.elapsed_s;
+    if (first) return;
+    std::erase_if(run_.resumes, [&](int64_t resume) { return resume >= step; });
+    run_.resumes.push_back(step);
+    const size_t before = run_.metric("loss").size();
+    for (auto& [key, series] : run_.metrics) DropFrom(series, step);
+    run_.replayed_steps += static_cast<int64_t>(before - run_.metric("loss").size());
+  }
+  static void DropFrom(Series& series, int64_t step) {
+    while (!series.empty() && series.back().x >= static_cast<double>(step)) series.pop_back();
+  }
+  void Add(const std::string& key, int64_t step, double value) {
+    Series& series = run_.metrics[key];
+    DropFrom(series, step);
+    series.push_back({static_cast<double>(step), value});
+  }
+
+  // A step's time is that of its first line: its validation and save come later and are not what its
+  // loss took.
+  void AddTime(int64_t step, double seconds) {
+    run_.elapsed_s = std::max(run_.elapsed_s, seconds);
+    const Series& series = run_.metric("elapsed_s");
+    if (series.empty() || series.back().x != static_cast<double>(step)) {
+      Add("elapsed_s", step, seconds);
+    }
+  }
+
+  RunRecord& run_;
+  std::string attempt_;
+  double earlier_s_ = 0;  // that the lives before this one took
+};
+
+void ReadMetrics(const fs::path& path, RunRecord& run) {
+  const std::string text = ReadIfThere(path);
+  MetricsReader reader(run);
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    if (end == std::string::npos) break;  // being written, or cut short by a crash
+    if (end > begin) reader.Line(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+}
+
+void ReadConfig(RunRecord& run) {
+  run.config_text = ReadIfThere(run.path / "config.textproto");
+  if (run.config_text.empty()) {
+    run.config_problem = "there is no config.textproto";
+    return;
+  }
+  try {
+    const train::RunConfig config = train::ParseRunConfig(run.config_text, "config.textproto", {});
+    run.config = train::FlatFields(config);
+    run.model = Concat(model::MixerSummary(config.model), ", ", config.model.num_layers, " x ",
+                       config.model.model_dim);
+    run.total_steps = config.train.steps;
+    run.tokens_per_step = config.train.global_batch * config.data.seq_len;
+    run.clip_norm = config.optimizer.clip_norm;
+    run.num_parameters = model::LanguageModel(config.model).CountParameters().total();
+  } catch (const Error& error) {
+    run.config_problem = error.message();
+  }
+}
+
+std::string MinuteOf(int64_t unix_ms) {
+  const std::time_t seconds = unix_ms / 1000;
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  char text[32];
+  return std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &utc) > 0 ? text : "";
+}
+
+void ReadStatus(RunRecord& run) {
+  std::error_code ignored;
+  run.finished = fs::exists(run.path / "DONE", ignored);
+  run.failure = ReadIfThere(run.path / "abort" / "FIRST");
+  const auto heartbeat = nlohmann::json::parse(ReadIfThere(run.path / "heartbeat.json"), nullptr,
+                                               /*allow_exceptions=*/false);
+  if (heartbeat.is_object() && heartbeat.contains("unix_ms") &&
+      heartbeat["unix_ms"].is_number_integer()) {
+    run.last_alive = MinuteOf(heartbeat["unix_ms"]);
+  }
+}
+
+// A run without a checkpoint, or with a damaged one, is still worth a report.
+void ReadCheckpoint(RunRecord& run) {
+  try {
+    const ckpt::StepReader step = ckpt::StepReader::Open(ckpt::FindStep(run.path));
+    run.world_size = step.state().mesh.world;
+    run.build = step.state().versions.git_hash;
+    if (step.state().versions.git_dirty) run.build += " (modified)";
+  } catch (const Error&) {
+  }
+}
+
+}  // namespace
+
+const Series& RunRecord::metric(const std::string& key) const {
+  static const Series kNone;
+  const auto found = metrics.find(key);
+  return found == metrics.end() ? kNone : found->second;
+}
+
+int64_t RunRecord::last_step() const {
+  const Series& loss = metric("loss");
+  return loss.empty() ? 0 : static_cast<int64_t>(loss.back().x);
+}
+
+int64_t RunRecord::num_tokens() const {
+  const Series& tokens = metric("tokens");  // files of older versions have none
+  return tokens.empty() ? last_step() * tokens_per_step : static_cast<int64_t>(tokens.back().y);
+}
+
+RunRecord ReadRun(const fs::path& path) {
+  std::error_code error;
+  HL_CHECK_AS(ExitCode::kUsage, fs::is_directory(path, error), path.string(),
+              " is no folder; give the folder of a run, which `halflife train --run` wrote");
+  const auto holds = [&](const char* name) {
+    std::error_code ignored;
+    return fs::is_regular_file(path / name, ignored);
+  };
+  HL_CHECK_AS(ExitCode::kUsage, holds("config.textproto") || holds("metrics.jsonl"), path.string(),
+              " is no run: it has neither config.textproto nor metrics.jsonl");
+  RunRecord run;
+  run.path = path;
+  run.name = fs::weakly_canonical(path, error).filename().string();
+  ReadMetrics(path / "metrics.jsonl", run);
+  ReadConfig(run);
+  ReadStatus(run);
+  ReadCheckpoint(run);
+  return run;
+}
+
+}  // namespace halflife::eval

@@ -1,0 +1,109 @@
+// A recipe, resolved: file, then `--set path=value` overrides, then one validation that lists every
+// problem at once. The schema and its names are proto/halflife/run_config.proto; protobuf stays
+// behind run_config.cc.
+//
+//   const RunConfig config = LoadRunConfig("launch/recipes/gla_340m.textproto", {"optimizer.lr=3e-4"});
+//   AtomicWriteFile(run / "config.textproto", ToText(config), ExitCode::kEnvironment);
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ckpt/store.h"
+#include "model/language_model.h"
+#include "train/config/schedule.h"
+
+namespace halflife::train {
+
+struct DataConfig {
+  std::string path;
+  int64_t seq_len = 512;
+  int prefetch = 4;
+};
+
+struct OptimizerConfig {
+  double lr = 3e-4;
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double weight_decay = 0.1;
+  double clip_norm = 1.0;  // 0: off
+};
+
+struct LoopConfig {
+  int64_t steps = 1000;
+  int64_t global_batch = 8;
+  int64_t micro_batch = 8;
+  uint64_t seed = 1;
+  double z_loss = 0;
+  std::string precision = "fp32";
+  std::string device = "auto";
+  int threads = 0;
+  std::string on_nonfinite = "skip";
+  int max_skips = 3;
+  int64_t log_every = 10;
+  double time_limit_s = 0;
+  bool log_samples = false;
+};
+
+struct EvalConfig {
+  int64_t every = 0;
+  int64_t windows = 0;
+  std::string sample_prompt;
+  int64_t sample_tokens = 200;
+};
+
+struct SaveConfig {
+  int64_t every = 0;
+  std::string on_error = "warn";
+  ckpt::StoreConfig store;
+};
+
+struct ParallelConfig {
+  int zero_stage = 0;
+  int sp = 1;
+  int64_t first_bucket_bytes = 8 << 20;
+  int64_t bucket_bytes = 64 << 20;
+};
+
+struct LogConfig {
+  std::string level = "info";
+  bool tensorboard = true;
+};
+
+struct RunConfig {
+  DataConfig data;
+  model::ModelConfig model;  // vocab_size 0 until the dataset is known
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  LoopConfig train;
+  EvalConfig eval;
+  SaveConfig ckpt;
+  ParallelConfig parallel;
+  double comm_timeout_s = 180;
+  LogConfig log;
+};
+
+// Errors (all kUsage): unknown key or wrong type with file, line and column; a --set path that does
+// not exist, with the names that do. Does not Validate.
+RunConfig LoadRunConfig(const std::filesystem::path& file,
+                        const std::vector<std::string>& overrides);
+RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,
+                         const std::vector<std::string>& overrides);
+
+// Every impossible value, all at once: Error kUsage. `world_size` ranks will run it.
+void Validate(const RunConfig& config, int world_size);
+
+// All fields, with their values: what a run and its checkpoints keep. ParseRunConfig(ToText(c)) ==
+// c.
+std::string ToText(const RunConfig& config);
+
+// Every field with its value as text, flat: "optimizer.lr" -> "0.003", "model.mixer.options.num_heads" -> "4".
+std::map<std::string, std::string> FlatFields(const RunConfig& config);
+
+// The fields that change the trajectory, flat ("optimizer.lr" -> "0.003"): equal on resume unless
+// --allow-change names them. Mesh, micro batch, paths, logging and save policy are free.
+std::map<std::string, std::string> TrajectoryFields(const RunConfig& config);
+
+}  // namespace halflife::train

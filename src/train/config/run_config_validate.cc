@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "train/config/run_config.h"
+
+namespace halflife::train {
+namespace {
+
+// Collects one line per problem: the field, the value met, the values that would work.
+class Problems {
+ public:
+  template <typename Value>
+  void Require(bool ok, const char* field, const Value& met, const std::string& works) {
+    if (!ok) lines_ += Concat("\n  ", field, ": ", met, "; use ", works);
+  }
+  void OneOf(const char* field, const std::string& met,
+             std::initializer_list<const char*> choices) {
+    for (const char* choice : choices) {
+      if (met == choice) return;
+    }
+    lines_ += Concat("\n  ", field, ": '", met, "'; use one of ", Join(choices, ", "));
+  }
+  void Add(const std::string& line) { lines_ += "\n  " + line; }
+  const std::string& lines() const { return lines_; }
+
+ private:
+  std::string lines_;
+};
+
+void CheckOptimizer(const RunConfig& c, Problems& problems) {
+  const OptimizerConfig& o = c.optimizer;
+  problems.Require(std::isfinite(o.lr) && o.lr >= 0, "optimizer.lr", o.lr, "a number >= 0");
+  problems.Require(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1", o.beta1, "[0, 1)");
+  problems.Require(o.beta2 >= 0 && o.beta2 < 1, "optimizer.beta2", o.beta2, "[0, 1)");
+  problems.Require(o.eps > 0, "optimizer.eps", o.eps, "a number > 0, e.g. 1e-8");
+  problems.Require(o.weight_decay >= 0, "optimizer.weight_decay", o.weight_decay, "a number >= 0");
+  problems.Require(o.clip_norm >= 0, "optimizer.clip_norm", o.clip_norm, "a number >= 0 (0: off)");
+  problems.OneOf("schedule.kind", c.schedule.kind, {"cosine", "linear", "constant", "wsd"});
+  problems.Require(c.schedule.warmup_steps >= 0, "schedule.warmup_steps", c.schedule.warmup_steps,
+                   "a number >= 0");
+  problems.Require(c.schedule.decay_steps >= 0, "schedule.decay_steps", c.schedule.decay_steps,
+                   "a number >= 0");
+  problems.Require(c.schedule.final_lr_ratio >= 0 && c.schedule.final_lr_ratio <= 1,
+                   "schedule.final_lr_ratio", c.schedule.final_lr_ratio, "[0, 1]");
+}
+
+void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
+  const LoopConfig& t = c.train;
+  problems.Require(t.steps >= 1, "train.steps", t.steps, "a number >= 1");
+  problems.Require(t.micro_batch >= 1, "train.micro_batch", t.micro_batch, "a number >= 1");
+  problems.Require(t.global_batch >= 1, "train.global_batch", t.global_batch, "a number >= 1");
+  // Beyond these no step, or no run, would ever end, and counts would overflow.
+  constexpr int64_t kMostStepTokens = int64_t{1} << 32, kMostRunTokens = int64_t{1} << 62;
+  const int64_t most_rows = kMostStepTokens / std::max<int64_t>(c.data.seq_len, 1);
+  problems.Require(
+      t.global_batch <= most_rows, "train.global_batch", t.global_batch,
+      Concat("at most ", most_rows, " (2^32 tokens a step of rows of ", c.data.seq_len, ")"));
+  problems.Require(t.steps <= kMostRunTokens / kMostStepTokens, "train.steps", t.steps,
+                   Concat("at most ", kMostRunTokens / kMostStepTokens));
+  if (t.micro_batch >= 1 && t.micro_batch <= most_rows) {
+    problems.Require(c.data.seq_len <= 0 || t.micro_batch <= INT32_MAX / c.data.seq_len,
+                     "train.micro_batch", t.micro_batch,
+                     Concat("at most ", INT32_MAX / std::max<int64_t>(c.data.seq_len, 1),
+                            " (micro_batch x seq_len counts in 32 bits)"));
+    const int64_t unit = t.micro_batch * world_size;
+    problems.Require(t.global_batch % unit == 0, "train.global_batch", t.global_batch,
+                     Concat("a multiple of micro_batch x ranks = ", t.micro_batch, " x ",
+                            world_size, " = ", unit));
+  }
+  problems.Require(t.z_loss >= 0, "train.z_loss", t.z_loss, "a number >= 0");
+  problems.OneOf("train.precision", t.precision, {"fp32", "bf16"});
+  problems.OneOf("train.device", t.device, {"auto", "cpu", "cuda"});
+  problems.OneOf("train.on_nonfinite", t.on_nonfinite, {"skip", "stop"});
+  problems.Require(t.max_skips >= 0, "train.max_skips", t.max_skips, "a number >= 0");
+  problems.Require(t.threads >= 0 && t.threads <= 1024, "train.threads", t.threads,
+                   "0 (cores / ranks of the host) to 1024");
+  problems.Require(t.log_every >= 1, "train.log_every", t.log_every, "a number >= 1");
+  problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
+}
+
+}  // namespace
+
+void Validate(const RunConfig& config, int world_size) {
+  Problems problems;
+  problems.Require(!config.data.path.empty(), "data.path", "''",
+                   "a folder made by `halflife prepare`");
+  problems.Require(config.data.seq_len >= 1 && config.data.seq_len <= (1 << 24), "data.seq_len",
+                   config.data.seq_len, "1 to 16777216");
+  problems.Require(config.data.prefetch >= 0, "data.prefetch", config.data.prefetch,
+                   "a number >= 0");
+  model::ModelConfig model = config.model;
+  if (model.vocab_size == 0) model.vocab_size = 259;  // the dataset's, checked when it is opened
+  for (const std::string& line : model::Problems(model)) problems.Add(line);
+  CheckOptimizer(config, problems);
+  CheckLoop(config, world_size, problems);
+  problems.Require(config.eval.every >= 0, "eval.every", config.eval.every, "a number >= 0");
+  problems.Require(config.eval.windows >= 0, "eval.windows", config.eval.windows,
+                   "a number >= 0 (0: the whole split)");
+  problems.Require(config.eval.sample_prompt.empty() || config.log.tensorboard,
+                   "eval.sample_prompt", config.eval.sample_prompt,
+                   "'' without log.tensorboard, which shows what follows it");
+  problems.Require(config.eval.sample_tokens >= 1, "eval.sample_tokens", config.eval.sample_tokens,
+                   "1 or more");
+  problems.Require(config.ckpt.every >= 0, "ckpt.every", config.ckpt.every, "a number >= 0");
+  problems.Require(config.ckpt.store.keep_last >= 2, "ckpt.keep_last", config.ckpt.store.keep_last,
+                   "2 or more (the older one is what a damaged checkpoint falls back to)");
+  problems.Require(config.ckpt.store.keep_every >= 0, "ckpt.keep_every",
+                   config.ckpt.store.keep_every, "a number >= 0 (0: off)");
+  problems.OneOf("ckpt.keep_best", config.ckpt.store.keep_best, {"", "loss", "val_loss"});
+  problems.Require(config.ckpt.store.timeout_s > 0, "ckpt.timeout_s", config.ckpt.store.timeout_s,
+                   "seconds > 0");
+  problems.OneOf("ckpt.on_error", config.ckpt.on_error, {"warn", "stop"});
+  problems.Require(config.parallel.zero_stage == 0, "parallel.zero_stage",
+                   config.parallel.zero_stage, "0");
+  problems.Require(config.parallel.sp == 1, "parallel.sp", config.parallel.sp, "1");
+  problems.Require(config.parallel.bucket_bytes >= 4096, "parallel.bucket_bytes",
+                   config.parallel.bucket_bytes, "4096 or more");
+  problems.Require(config.parallel.first_bucket_bytes >= 4096, "parallel.first_bucket_bytes",
+                   config.parallel.first_bucket_bytes, "4096 or more");
+  problems.Require(config.comm_timeout_s > 0, "comm.timeout_s", config.comm_timeout_s,
+                   "seconds > 0");
+  problems.OneOf("log.level", config.log.level, {"debug", "info", "warn", "error"});
+  HL_CHECK_AS(ExitCode::kUsage, problems.lines().empty(),
+              "the config has impossible values:", problems.lines());
+}
+
+}  // namespace halflife::train

@@ -1,0 +1,31 @@
+#include "train/config/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+
+namespace halflife::train {
+
+double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t total_steps) {
+  if (step < config.warmup_steps) return static_cast<double>(step + 1) / config.warmup_steps;
+  if (config.kind == "constant") return 1;
+
+  int64_t begin = config.warmup_steps;  // first step of the decay
+  if (config.kind == "wsd") {
+    const int64_t decay = config.decay_steps > 0 ? config.decay_steps : total_steps / 10;
+    begin = std::max(begin, total_steps - decay);
+  }
+  const int64_t last = total_steps - 1;
+  if (step < begin || last <= begin) return 1;
+  const double progress = std::min(1.0, static_cast<double>(step - begin) / (last - begin));
+  const double floor = config.final_lr_ratio;
+  if (config.kind == "cosine") {
+    return floor + (1 - floor) * 0.5 * (1 + std::cos(std::numbers::pi * progress));
+  }
+  HL_CHECK(config.kind == "linear" || config.kind == "wsd", "schedule kind ", config.kind);
+  return 1 - (1 - floor) * progress;
+}
+
+}  // namespace halflife::train

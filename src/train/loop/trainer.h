@@ -1,0 +1,90 @@
+// A training run from its recipe to DONE: dataset, model, arena, resume, the step loop, validation,
+// saves, stop requests.
+//
+//   Trainer trainer(config, std::move(folder), *context, {.resume = ckpt::ParseResume("auto")});
+//   const ExitCode code = trainer.Run();
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ckpt/store.h"
+#include "core/clock.h"
+#include "dist/rank_context.h"
+#include "train/config/run_config.h"
+#include "train/loop/warm_start.h"
+#include "train/record/metrics.h"
+#include "train/record/run_folder.h"
+#include "train/step/step.h"
+
+namespace halflife::train {
+
+struct TrainOptions {
+  ckpt::ResumeRequest resume;
+  std::vector<std::string> allow_change;  // trajectory fields that may differ from the checkpoint's
+  // Weights that a run without a checkpoint of its own starts from; null: initial values.
+  const ckpt::WeightSource* init_from = nullptr;
+  WarmStartRules init_rules = {};
+  // What the model writes, for TensorBoard: rank 0 calls it after each validation. Null: not asked for.
+  std::function<std::string(const model::LanguageModel&)> sample_text = nullptr;
+};
+
+class Trainer {
+ public:
+  // Collective. Opens everything that can fail, before the first step. Errors carry the exit codes
+  // of core/exit_code.h.
+  Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
+          const TrainOptions& options);
+  ~Trainer();
+
+  // kFinished, kRequeue (saved after USR1, TERM or the time limit) or kInterrupted (saved after
+  // INT).
+  ExitCode Run();
+
+ private:
+  void CheckAllowed(const std::vector<std::string>& names, const ckpt::StepState& expected) const;
+  void Resume(const TrainOptions& options);
+  void Start(const TrainOptions& options);
+  void WriteRunFiles();
+  std::unique_ptr<EventLog> OpenEvents() const;  // null: not asked for, or not possible
+  void DescribeRun();
+  bool NothingToDo() const;  // a finished run that was started again
+  void RequireSameDevice() const;
+  void Heartbeat(const char* phase);
+  StepScalars OwnRequests();
+  void GuardNonFinite(const StepResult& result);
+  void RunValidation();
+  void ShowSampleText();
+  void Save(bool must_succeed, bool final);
+  void LogSamples(const StepResult& result);
+  std::optional<ExitCode> Decide(const StepScalars& scalars);
+  ckpt::ArenaView HostArena();
+  void FinishLoad();
+  ckpt::StepState CurrentState(bool final) const;
+
+  RunConfig config_;
+  dist::RankContext& context_;
+  Device device_;
+  RunFolder folder_;
+  data::Dataset dataset_;
+  model::LanguageModel model_;
+  std::unique_ptr<ParameterArena> arena_;
+  std::unique_ptr<data::TokenSource> source_;
+  std::unique_ptr<ckpt::CheckpointStore> store_;
+  std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<Metrics> metrics_;      // rank 0
+  std::unique_ptr<JsonlWriter> samples_;  // rank 0, with train.log_samples
+  std::function<std::string(const model::LanguageModel&)> sample_text_;
+
+  ckpt::StepState state_;  // step, cursor, guard, last metrics: what a save adds to the arrays
+  std::vector<at::Tensor> host_copies_;  // of device arrays, for saving and loading
+  std::vector<std::string> damage_;      // banners of checkpoints passed over on resume
+  int64_t last_saved_step_ = -1;
+  int failed_saves_ = 0;
+  double longest_step_seconds_ = 0, last_validation_seconds_ = 0, last_save_seconds_ = 0;
+  Stopwatch run_clock_, heartbeat_clock_;
+};
+
+}  // namespace halflife::train

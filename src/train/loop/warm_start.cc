@@ -1,0 +1,163 @@
+#include "train/loop/warm_start.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/files.h"
+
+namespace halflife::train {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+bool MatchesAny(const std::string& name, const std::vector<std::string>& globs) {
+  return std::ranges::any_of(globs, [&](const std::string& glob) {
+    return ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+std::regex Compile(const std::string& pattern) {
+  try {
+    return std::regex(pattern);
+  } catch (const std::regex_error& error) {
+    HL_FAIL(ExitCode::kUsage, "--init-map: '", pattern,
+            "' is no regular expression: ", error.what());
+  }
+}
+
+std::string Trimmed(const std::string& text) {
+  const size_t first = text.find_first_not_of(" \t\r");
+  if (first == std::string::npos) return "";
+  return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
+}
+
+// Renamed name -> the source's weight.
+std::map<std::string, const ckpt::WeightInfo*> Rename(const ckpt::WeightSource& source,
+                                                      const WarmStartRules& rules) {
+  std::vector<std::pair<std::regex, std::string>> compiled;
+  for (const auto& [pattern, replacement] : rules.renames)
+    compiled.emplace_back(Compile(pattern), replacement);
+  std::map<std::string, const ckpt::WeightInfo*> renamed;
+  for (const ckpt::WeightInfo& weight : source.weights()) {
+    std::string name = weight.name;
+    for (const auto& [pattern, replacement] : compiled) {
+      if (!std::regex_match(name, pattern)) continue;
+      name = std::regex_replace(name, pattern, replacement);
+      break;
+    }
+    const auto [place, added] = renamed.emplace(name, &weight);
+    HL_CHECK_AS(ExitCode::kUsage, added, "--init-map makes both ", place->second->name, " and ",
+                weight.name, " to ", name);
+  }
+  return renamed;
+}
+
+bool GrowsRows(const std::string& name, const Shape& stored, const Shape& wanted) {
+  return (name == "embeddings.weight" || name == "lm_head.weight") && stored.size() == 2 &&
+         wanted.size() == 2 && stored[1] == wanted[1] && stored[0] < wanted[0] && stored[0] > 0;
+}
+
+class Plan {
+ public:
+  struct Item {
+    int param;
+    const ckpt::WeightInfo* weight;
+  };
+
+  Plan(const ckpt::WeightSource& source, const WarmStartRules& rules,
+       const std::vector<dist::ParamSpec>& specs) {
+    auto weights = Rename(source, rules);
+    for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
+      const auto found = weights.find(specs[i].name);
+      if (found == weights.end()) {
+        Missing(specs[i], rules);
+        continue;
+      }
+      CheckShape(*found->second, specs[i], rules);
+      items.push_back({i, found->second});
+      weights.erase(found);
+    }
+    for (const auto& [name, weight] : weights) {
+      ++num_unused;
+      if (!MatchesAny(name, rules.allow_unexpected))
+        lines_ += Concat("\n  unexpected: ", name, " ", ckpt::ShapeText(weight->shape));
+    }
+    HL_CHECK_AS(
+        ExitCode::kUsage, lines_.empty(), source.where(), " does not fit this model:", lines_,
+        "\n--init-map FILE renames, --init-allow-missing GLOB keeps initial values, "
+        "--init-allow-unexpected GLOB leaves tensors out, --init-new-rows grows a vocabulary");
+  }
+
+  std::vector<Item> items;
+  int num_kept = 0, num_unused = 0;
+
+ private:
+  void Missing(const dist::ParamSpec& spec, const WarmStartRules& rules) {
+    ++num_kept;
+    if (!MatchesAny(spec.name, rules.allow_missing))
+      lines_ += Concat("\n  missing: ", spec.name, " ", ckpt::ShapeText(spec.shape));
+  }
+  void CheckShape(const ckpt::WeightInfo& weight, const dist::ParamSpec& spec,
+                  const WarmStartRules& rules) {
+    if (weight.shape == spec.shape) return;
+    if (rules.new_rows != RowGrowth::kRefuse && GrowsRows(spec.name, weight.shape, spec.shape))
+      return;
+    lines_ += Concat("\n  ", spec.name, ": file ", ckpt::ShapeText(weight.shape), ", model ",
+                     ckpt::ShapeText(spec.shape));
+  }
+  std::string lines_;
+};
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> ReadRenames(const std::filesystem::path& file) {
+  std::istringstream text(ReadFile(file, ExitCode::kUsage));
+  std::vector<std::pair<std::string, std::string>> rules;
+  int number = 0;
+  for (std::string line; std::getline(text, line);) {
+    ++number;
+    line = Trimmed(line.substr(0, line.find('#')));
+    if (line.empty()) continue;
+    const size_t arrow = line.find("->");
+    HL_CHECK_AS(ExitCode::kUsage, arrow != std::string::npos, file.string(), ":", number, ": '",
+                line, "' is not `pattern -> replacement`");
+    rules.emplace_back(Trimmed(line.substr(0, arrow)), Trimmed(line.substr(arrow + 2)));
+    Compile(rules.back().first);
+  }
+  return rules;
+}
+
+WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules& rules,
+                          ParameterArena& arena) {
+  const at::NoGradGuard no_grad;
+  const Plan plan(source, rules, arena.layout().specs());
+  WarmStartReport report = {.num_kept = plan.num_kept, .num_unused = plan.num_unused};
+  for (const auto& [param, weight] : plan.items) {
+    at::Tensor values = at::empty(weight->shape, at::kFloat);
+    source.ReadRange(weight->name, 0, weight->count(), values.mutable_data_ptr<float>());
+    const at::Tensor target = arena.View(arena.main(), param);
+    if (values.sizes() == target.sizes()) {
+      target.copy_(values);
+    } else {
+      const int64_t rows = values.size(0);
+      target.narrow(0, 0, rows).copy_(values);
+      if (rules.new_rows == RowGrowth::kMean)
+        target.narrow(0, rows, target.size(0) - rows).copy_(values.mean(0, /*keepdim=*/true));
+    }
+    ++report.num_loaded;
+    report.num_elements += weight->count();
+  }
+  arena.RefreshComputeCopy();
+  return report;
+}
+
+}  // namespace halflife::train

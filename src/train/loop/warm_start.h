@@ -1,0 +1,31 @@
+// Weights of another model as the start of a run (`--init-from`): nothing is adapted silently, every difference is named.
+//
+//   const WarmStartReport report = WarmStart(source, rules, arena);
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/weight_source.h"
+#include "train/config/warm_start_rules.h"
+#include "train/step/parameter_arena.h"
+
+namespace halflife::train {
+
+struct WarmStartReport {
+  int num_loaded = 0, num_kept = 0, num_unused = 0;  // tensors
+  int64_t num_elements = 0;                          // read
+};
+
+// One rule a line, `pattern -> replacement`; '#' starts a comment. Error kUsage with the line.
+std::vector<std::pair<std::string, std::string>> ReadRenames(const std::filesystem::path& file);
+
+// Fills the arena's main weights, which hold their initial values, from `source`; the compute copy follows. Error kUsage
+// lists every missing, unexpected and misshapen tensor, and two names that a rule makes one.
+WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules& rules,
+                          ParameterArena& arena);
+
+}  // namespace halflife::train

@@ -1,0 +1,136 @@
+#include "train/record/event_log.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include <halflife/tensorboard_event.pb.h>
+
+#include "core/error.h"
+#include "core/fault.h"
+#include "core/host.h"
+#include "core/log.h"
+#include "core/tfrecord.h"
+
+namespace halflife::train {
+namespace {
+
+namespace fs = std::filesystem;
+namespace tb = proto::tensorboard;
+
+constexpr std::string_view kPrefix = "events.out.tfevents.";
+
+double UnixSeconds() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+std::vector<fs::path> EventFiles(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    // A pipe of such a name would make its reader wait.
+    const bool named = entry.path().filename().string().starts_with(kPrefix);
+    if (named && entry.is_regular_file()) files.push_back(entry.path());
+  }
+  return files;
+}
+
+// Steps ascend within a file, so a cut at the first that is too late removes them all, and with them a torn last
+// record. A file that says nothing any more is removed.
+void CutBack(const fs::path& path, int64_t first_step) {
+  TfRecordReader records(path, ExitCode::kEnvironment);
+  uint64_t keep = 0;
+  bool says_something = false;
+  while (const auto payload = records.Next()) {
+    tb::Event event;
+    if (!event.ParseFromString(*payload)) break;
+    if (!event.has_file_version() && event.step() >= first_step) break;
+    keep = records.offset();
+    says_something = says_something || event.has_summary();
+  }
+  if (!says_something) {
+    fs::remove(path);
+  } else if (keep < fs::file_size(path)) {
+    fs::resize_file(path, keep);
+  }
+}
+
+// Names sort in the order of lives, also where two start within a second or a host's clock lags.
+std::string NewName(const std::vector<fs::path>& earlier) {
+  auto seconds = static_cast<long long>(UnixSeconds());
+  for (const fs::path& path : earlier) {
+    const std::string digits = path.filename().string().substr(kPrefix.size(), 10);
+    seconds = std::max(seconds, std::atoll(digits.c_str()) + 1);
+  }
+  char number[32];
+  std::snprintf(number, sizeof number, "%010lld", seconds);
+  return Concat(kPrefix, number, ".", HostName(), ".", ::getpid());
+}
+
+}  // namespace
+
+EventLog::EventLog(const fs::path& folder, int64_t first_step) : first_step_(first_step) {
+  try {
+    fs::create_directories(folder);
+    const std::vector<fs::path> earlier = EventFiles(folder);
+    path_ = folder / NewName(earlier);
+    for (const fs::path& path : earlier) CutBack(path, first_step);
+  } catch (const fs::filesystem_error& error) {
+    HL_FAIL(ExitCode::kEnvironment, "cannot prepare ", folder.string(), ": ", TextOf(error));
+  }
+  fd_ = OpenFile(path_, O_WRONLY | O_CREAT | O_EXCL | O_APPEND, ExitCode::kEnvironment);
+  tb::Event version, start;
+  version.set_file_version("brain.Event:2");
+  Append(version, 0);
+  start.mutable_session_log()->set_status(tb::SessionLog::START);
+  Append(start, first_step);
+}
+
+void EventLog::Append(tb::Event& event, int64_t step) {
+  event.set_wall_time(UnixSeconds());
+  event.set_step(step);
+  const std::string record = FrameTfRecord(event.SerializeAsString());
+  if (!fd_) return;
+  try {
+    HL_FAULT_POINT("train.events", ExitCode::kEnvironment);
+    WriteAll(fd_.get(), record.data(), record.size(), path_, ExitCode::kEnvironment);
+    end_ += static_cast<int64_t>(record.size());
+    if (failing_) HL_INFO("train", "TensorBoard events go on at step ", step);
+    failing_ = false;
+  } catch (const Error& error) {
+    if (!failing_) {
+      HL_WARN("train", "TensorBoard events of step ", step,
+              " are lost, training goes on: ", error.message());
+    }
+    failing_ = true;
+    // No reader looks behind half a record.
+    if (::ftruncate(fd_.get(), end_) != 0) fd_ = Fd();
+  }
+}
+
+void EventLog::Scalars(int64_t step, const std::vector<ScalarValue>& values) {
+  tb::Event event;
+  for (const ScalarValue& scalar : values) {
+    tb::Summary::Value* value = event.mutable_summary()->add_value();
+    value->set_tag(scalar.tag);
+    value->set_simple_value(static_cast<float>(scalar.value));
+  }
+  Append(event, step);
+}
+
+void EventLog::Text(int64_t step, const std::string& tag, const std::string& markdown) {
+  tb::Event event;
+  tb::Summary::Value* value = event.mutable_summary()->add_value();
+  value->set_tag(tag);
+  value->mutable_metadata()->mutable_plugin_data()->set_plugin_name("text");
+  value->mutable_metadata()->set_data_class(tb::DATA_CLASS_TENSOR);
+  value->mutable_tensor()->set_dtype(tb::DT_STRING);
+  value->mutable_tensor()->mutable_tensor_shape();
+  value->mutable_tensor()->add_string_val(markdown);
+  Append(event, step);
+}
+
+}  // namespace halflife::train

@@ -1,0 +1,118 @@
+#include "train/record/metrics.h"
+
+#include <unistd.h>
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "core/human.h"
+#include "core/log.h"
+#include "train/record/metric_tags.h"
+
+namespace halflife::train {
+
+Metrics::Metrics(const MetricsConfig& config, std::unique_ptr<EventLog> events)
+    : config_(config),
+      file_(config.file, ExitCode::kEnvironment),
+      events_(std::move(events)),
+      terminal_(::isatty(STDERR_FILENO) == 1) {}
+
+Metrics::~Metrics() {
+  if (line_open_) std::cerr << "\n";
+}
+
+void Metrics::Write(nlohmann::ordered_json line) {
+  line["tokens"] = line.at("step").get<int64_t>() * config_.tokens_per_step;
+  line["elapsed_s"] = clock_.Seconds();
+  line["unix_ms"] = UnixMilliseconds();
+  line["attempt"] = config_.attempt;
+  file_.Append(line);
+  if (events_) events_->Scalars(line.at("step").get<int64_t>(), ScalarsOf(line));
+}
+
+void Metrics::Step(int64_t step, const StepResult& result) {
+  const double tokens_per_s = config_.tokens_per_step / result.seconds;
+  nlohmann::ordered_json line = {{"step", step},
+                                 {"loss", result.loss},
+                                 {"valid_tokens", result.num_targets},
+                                 {"lr", result.lr},
+                                 {"grad_norm", result.grad_norm},
+                                 {"clip_factor", result.clip_factor},
+                                 {"skipped", result.skipped},
+                                 {"tokens_per_s", tokens_per_s},
+                                 {"step_ms", 1e3 * result.seconds},
+                                 {"data_wait_ms", 1e3 * result.data_wait_seconds},
+                                 {"exposed_comm_ms", 1e3 * result.exposed_comm_seconds},
+                                 {"z_loss", result.z_loss}};
+  if (config_.peak) {
+    const double peak = config_.peak->flops_per_s * config_.world_size;
+    line["mfu_6p"] = config_.flops_per_token_6p * tokens_per_s / peak;
+    line["mfu_full"] = config_.flops_per_token_full * tokens_per_s / peak;
+    line["peak_flops"] = peak;
+  }
+  line["peak_memory_bytes"] = PeakMemoryBytes(config_.device);
+  Write(std::move(line));
+  mean_step_seconds_ =
+      mean_step_seconds_ == 0 ? result.seconds : 0.9 * mean_step_seconds_ + 0.1 * result.seconds;
+  Progress(step, result, tokens_per_s);
+}
+
+void Metrics::Progress(int64_t step, const StepResult& result, double tokens_per_s) {
+  if (!result.nonfinite.empty()) {
+    HL_WARN("train", "step ", step, ": ", result.nonfinite,
+            " is not finite; the update was skipped");
+  }
+  const bool due = step % config_.log_every == 0 || step == config_.total_steps || step == 1;
+  if (!due && !terminal_) return;
+  const std::string text =
+      Concat("step ", step, "/", config_.total_steps, "  loss ", Fixed(result.loss, 4),
+             last_val_loss_ < 0 ? "" : Concat("  val ", Fixed(last_val_loss_, 4)), "  grad ",
+             Fixed(result.grad_norm, 2), "  lr ", result.lr, "  ", HumanCount(tokens_per_s),
+             " tokens/s  ETA ",
+             HumanSeconds(mean_step_seconds_ * static_cast<double>(config_.total_steps - step)));
+  if (terminal_) {
+    std::cerr << "\r\033[K" << text << std::flush;
+    line_open_ = true;
+  } else {
+    HL_INFO("train", text);
+  }
+}
+
+void Metrics::Validation(int64_t step, const ValidationResult& result) {
+  last_val_loss_ = result.loss;
+  Write({{"step", step},
+         {"val_loss", result.loss},
+         {"val_perplexity", result.perplexity()},
+         {"val_bits_per_byte", result.bits_per_byte},
+         {"val_tokens", result.num_targets}});
+  if (terminal_ && line_open_) std::cerr << "\n";
+  line_open_ = false;
+  HL_INFO("train", "step ", step, ": validation loss ", Fixed(result.loss, 4), ", perplexity ",
+          Fixed(result.perplexity(), 3), " per token, ", Fixed(result.bits_per_byte, 4),
+          " bits per byte");
+}
+
+void Metrics::Save(int64_t step, uint64_t bytes, double seconds) {
+  Write({{"step", step},
+         {"save_bytes", bytes},
+         {"save_blocked_ms", 1e3 * seconds},
+         {"save_mb_per_s", bytes / 1e6 / seconds}});
+  if (terminal_ && line_open_) std::cerr << "\n";
+  line_open_ = false;
+  HL_INFO("ckpt", "wrote step ", step, " (", HumanBytes(bytes), " in ", Fixed(seconds, 2), " s)");
+}
+
+void Metrics::Text(int64_t step, const std::string& tag, const std::string& markdown) {
+  if (events_) events_->Text(step, tag, markdown);
+}
+
+void Metrics::Describe(const std::string& tag, const std::string& markdown) {
+  if (events_) Text(events_->first_step(), tag, markdown);
+}
+
+void Metrics::Damage(int64_t step, const std::string& banner) {
+  file_.Append({{"step", step}, {"checkpoint_damage", banner}, {"attempt", config_.attempt}});
+  Describe("run/checkpoint_damage", banner);
+}
+
+}  // namespace halflife::train

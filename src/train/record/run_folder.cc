@@ -1,0 +1,138 @@
+#include "train/record/run_folder.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "ckpt/collective.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/log.h"
+#include "data/token_agreement.h"
+
+namespace halflife::train {
+namespace fs = std::filesystem;
+
+void RunFolder::Create() {
+  std::error_code error;
+  for (fs::path folder = fs::absolute(path_).lexically_normal();
+       !fs::exists(fs::symlink_status(folder, error)) && folder.has_relative_path();
+       folder = folder.parent_path()) {
+    if (folder.has_filename()) created_.insert(created_.begin(), folder);
+  }
+  is_new_ = !created_.empty();
+  fs::create_directories(path_ / "ckpt", error);
+  HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", (path_ / "ckpt").string(), ": ",
+              error.message(), "; choose another run folder with --run");
+}
+
+RunFolder RunFolder::Open(const fs::path& path, dist::RankContext& context,
+                          const Options& options) {
+  RunFolder folder;
+  folder.path_ = path;
+  const std::string opened = ckpt::OnRankZero(context.control(), {"run_folder", 0}, [&] {
+    folder.Create();
+    folder.lock_.emplace(ckpt::RunLock::Acquire(path, {.steal = options.steal_lock}));
+    RemoveTemporaries(path);
+    std::error_code error;
+    fs::remove_all(path / "abort", error);
+    fs::create_directories(path / "logs", error);
+    return Concat(folder.is_new_ ? '+' : '=', RandomHex(8));
+  });
+  folder.is_new_ = opened[0] == '+';
+  folder.attempt_ = opened.substr(1);
+  return folder;
+}
+
+RunFolder::RunFolder(RunFolder&& other) noexcept
+    : path_(std::move(other.path_)),
+      attempt_(std::move(other.attempt_)),
+      is_new_(other.is_new_),
+      created_(std::exchange(other.created_, {})),
+      lock_(std::move(other.lock_)) {}
+
+// A start that failed leaves nothing that would look like a run. Without the lock, what is in the folder
+// may be another start's, which was faster: then only what is empty goes.
+RunFolder::~RunFolder() {
+  if (created_.empty()) return;
+  std::error_code ignored;
+  if (lock_) {
+    fs::remove_all(created_.back(), ignored);
+    created_.pop_back();
+  } else {
+    fs::remove(path_ / "ckpt", ignored);
+  }
+  while (!created_.empty() && fs::remove(created_.back(), ignored)) created_.pop_back();
+}
+
+bool RunFolder::finished() const {
+  std::error_code ignored;
+  return fs::exists(path_ / "DONE", ignored);
+}
+
+void RunFolder::WriteConfig(const std::string& text) const {
+  AtomicWriteFile(path_ / "config.textproto", text, ExitCode::kEnvironment);
+}
+
+void RunFolder::CopyTokenizer(const data::Dataset& dataset) const {
+  const fs::path target = path_ / "tokenizer";
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(target, error))) {
+    data::RequireSameTokens(dataset, *data::LoadTokenizer(target), path_.string());
+    return;
+  }
+  const fs::path temporary = path_ / ("tokenizer.tmp-" + attempt_);
+  fs::create_directories(temporary, error);
+  HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", temporary.string(), ": ",
+              error.message());
+  dataset.LoadTokenizer()->Save(temporary);
+  PublishDirectory(temporary, target, ExitCode::kEnvironment);
+}
+
+void RunFolder::WriteHeartbeat(int64_t step, const char* phase) const {
+  const nlohmann::ordered_json line = {{"step", step},
+                                       {"phase", phase},
+                                       {"unix_ms", UnixMilliseconds()},
+                                       {"pid", ::getpid()},
+                                       {"attempt", attempt_}};
+  AtomicWriteFile(path_ / "heartbeat.json", line.dump() + "\n", ExitCode::kEnvironment);
+}
+
+void RunFolder::WriteDone(int64_t step) const {
+  AtomicWriteFile(path_ / "DONE", Concat("step ", step, "\n"), ExitCode::kEnvironment);
+}
+
+void RunFolder::RemoveDone() const {
+  std::error_code error;
+  fs::remove(path_ / "DONE", error);
+}
+
+std::string RecordAbort(const fs::path& run_dir, int rank, const std::string& cause,
+                        bool is_consequence) {
+  std::error_code ignored;
+  if (run_dir.empty() || !fs::exists(run_dir, ignored)) return cause;
+  fs::create_directories(run_dir / "abort", ignored);
+  const fs::path first = run_dir / "abort" / "FIRST";
+  // A failed collective is mostly the echo of a rank that is about to write its own, better words.
+  for (int tries = 0; is_consequence && tries < 20 && !fs::exists(first, ignored); ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  const Fd fd(::open(first.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (fd) {
+    const std::string text = Concat("rank ", rank, ": ", cause, "\n");
+    if (::write(fd.get(), text.data(), text.size()) < 0)
+      HL_WARN("train", "cannot write abort/FIRST");
+    return cause;
+  }
+  try {
+    return Concat("stopped because another rank failed first: ",
+                  ReadFile(first, ExitCode::kInternal));
+  } catch (const Error&) {
+    return cause;
+  }
+}
+
+}  // namespace halflife::train

@@ -1,0 +1,53 @@
+#include "train/step/adamw.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "train/device.h"
+
+namespace halflife::train {
+
+AdamW::AdamW(ParameterArena& arena, const AdamWConfig& config) : arena_(arena), config_(config) {
+  std::vector<kernels::AdamWSegment> segments;
+  const auto& specs = arena_.layout().specs();
+  for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
+    const int64_t begin = arena_.layout().offset(i), count = specs[i].count();
+    segments.push_back(
+        {.begin = begin,
+         .end = begin + count,
+         .weight_decay = specs[i].weight_decay ? static_cast<float>(config_.weight_decay) : 0.0f,
+         .has_copy = specs[i].region == dist::Region::kCompute ? 1 : 0});
+    max_segment_ = std::max(max_segment_, count);
+  }
+  num_segments_ = static_cast<int>(segments.size());
+  const auto bytes = static_cast<int64_t>(segments.size() * sizeof(segments[0]));
+  segments_ = at::from_blob(segments.data(), {bytes}, at::kByte)
+                  .to(arena_.main().device(), at::kByte, /*non_blocking=*/false, /*copy=*/true);
+}
+
+void AdamW::Update(double lr, double grad_factor, uint64_t num_updates) {
+  const c10::DeviceGuard guard(arena_.main().device());
+  const at::Tensor& copy = arena_.compute_copy();
+  const kernels::AdamWArgs args = {
+      .main = arena_.main().mutable_data_ptr<float>(),
+      .grads = arena_.grads().const_data_ptr<float>(),
+      .m = arena_.adam_m().mutable_data_ptr<float>(),
+      .v = arena_.adam_v().mutable_data_ptr<float>(),
+      .copy = copy.defined() ? static_cast<uint16_t*>(copy.mutable_data_ptr()) : nullptr,
+      .segments = static_cast<const kernels::AdamWSegment*>(segments_.const_data_ptr()),
+      .num_segments = num_segments_,
+      .max_segment = max_segment_,
+      .factors = kernels::MakeAdamWFactors(config_, lr, grad_factor, num_updates)};
+#ifdef HALFLIFE_WITH_CUDA
+  if (arena_.main().is_cuda()) {
+    kernels::cuda::AdamW(args, CurrentStream({Device::Kind::kCuda, arena_.main().get_device()}));
+    return;
+  }
+#endif
+  kernels::cpu::AdamW(args);
+}
+
+}  // namespace halflife::train

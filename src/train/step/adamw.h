@@ -1,0 +1,29 @@
+// AdamW over the arena, decay on matrices only; the arithmetic is kernels/adamw.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/adamw/args.h"
+#include "train/step/parameter_arena.h"
+
+namespace halflife::train {
+
+using kernels::AdamWConfig;
+
+class AdamW {
+ public:
+  AdamW(ParameterArena& arena, const AdamWConfig& config);
+
+  // One update with gradient = arena.grads() * grad_factor; `num_updates` counts updates including
+  // this one (>= 1).
+  void Update(double lr, double grad_factor, uint64_t num_updates);
+
+ private:
+  ParameterArena& arena_;
+  AdamWConfig config_;
+  at::Tensor segments_;  // bytes of kernels::AdamWSegment, one a parameter, beside the arena
+  int num_segments_ = 0;
+  int64_t max_segment_ = 0;
+};
+
+}  // namespace halflife::train

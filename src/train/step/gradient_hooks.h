@@ -1,0 +1,52 @@
+// Moves each parameter's gradient into the fp32 arena the moment autograd has accumulated it, and
+// drops `.grad`, so that no second copy of the gradients lives and buckets can be reduced while
+// backward still runs.
+//
+// Micro-batches are summed pairwise on the CPU (core/pairwise_sum.h), as ranks are, so that
+// powers of two of either change no bit; this takes one more arena for each doubling of their number. On
+// CUDA they are summed one after the other: NCCL's order is not ours, so nothing would be gained.
+//
+//   GradientHooks hooks(parameters, arena);
+//   for (int64_t i = 0; i < n; ++i) {
+//     hooks.BeginMicroBatch(i, n, i == n - 1 ? &reducer : nullptr);
+//     loss.backward();
+//     hooks.EndMicroBatch();   // Error naming parameters that got no gradient
+//   }
+#pragma once
+
+#include <vector>
+
+#include "dist/gradient_reducer.h"
+#include "train/step/parameter_arena.h"
+
+namespace halflife::train {
+
+class GradientHooks {
+ public:
+  GradientHooks(model::ParameterSet& parameters, ParameterArena& arena);
+  ~GradientHooks();  // takes the hooks off
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+  // Micro-batch `index` of the `count` of a step, in order. The first overwrites the slots (no zeroing pass). `reducer` with the
+  // last one only: it learns of each parameter as soon as its sum is complete.
+  void BeginMicroBatch(int64_t index, int64_t count, dist::GradientReducer* reducer);
+  void EndMicroBatch();
+
+ private:
+  class Hook;
+  void Adopt(int param, at::Tensor& grad);
+  void JoinEarlier(int param);
+
+  model::ParameterSet& parameters_;
+  ParameterArena& arena_;
+  std::vector<at::Tensor> slots_;  // by parameter: its view of arena.grads()
+  std::vector<int> uses_;          // accumulations seen in this micro-batch
+  bool pairwise_;
+  std::vector<std::vector<at::Tensor>>
+      levels_;  // [level][parameter]: finished subtrees of earlier micro-batches
+  int64_t index_ = 0, count_ = 1;
+  dist::GradientReducer* reducer_ = nullptr;
+};
+
+}  // namespace halflife::train

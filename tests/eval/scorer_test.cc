@@ -1,0 +1,80 @@
+#include "eval/scorer.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+
+#include "support/expect_error.h"
+
+namespace halflife::infer {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+std::unique_ptr<model::LanguageModel> Tiny(const std::string& mixer) {
+  auto model = std::make_unique<model::LanguageModel>(
+      model::ModelConfig{.vocab_size = 30,
+                         .model_dim = 32,
+                         .num_layers = 2,
+                         .mlp_dim = 32,
+                         .initializer_range = 0.1,
+                         .mixer = {.name = mixer, .options = {{"num_heads", "2"}}}});
+  model->BindOwnMemory(1, false);
+  return model;
+}
+
+std::vector<int32_t> Ids(size_t count, int step) {
+  std::vector<int32_t> ids(count);
+  for (size_t i = 0; i < count; ++i) ids[i] = static_cast<int32_t>((i * i + step) % 30);
+  return ids;
+}
+
+// log-softmax of the parallel form of one sequence alone.
+std::vector<float> Plain(const model::LanguageModel& model, const std::vector<int32_t>& ids) {
+  const auto length = static_cast<int64_t>(ids.size());
+  const at::Tensor tokens = at::tensor(std::vector<int64_t>(ids.begin(), ids.end())).unsqueeze(0);
+  const auto slice = model::SequenceSlice::Contiguous(1, length, 0, at::kCPU);
+  const at::Tensor log_p =
+      at::log_softmax(model.Logits(model.Hidden(tokens, {.slice = &slice})), 2).contiguous();
+  std::vector<float> scores;
+  for (int64_t i = 0; i + 1 < length; ++i)
+    scores.push_back(log_p.const_data_ptr<float>()[i * 30 + ids[static_cast<size_t>(i) + 1]]);
+  return scores;
+}
+
+TEST(ScoreBatchesTest, LongestFirstAndAsManyRowsAsFit) {
+  const std::vector<size_t> lengths = {5, 1, 40, 0, 6, 100};
+  EXPECT_THAT(ScoreBatches(lengths, {.piece = 50, .batch_tokens = 90}),
+              ElementsAre(ElementsAre(5), ElementsAre(2, 4), ElementsAre(0)));
+  EXPECT_THAT(ScoreBatches(std::vector<size_t>{1, 0}, {}), IsEmpty());
+}
+
+// Padding, batches and pieces change nothing but rounding: logits of order 1, states summed in another order.
+TEST(ScoreBatchTest, EqualsEachSequenceAlone) {
+  for (const char* mixer : {"retention", "gla", "softmax"}) {
+    const auto model = Tiny(mixer);
+    const std::vector<std::vector<int32_t>> ids = {Ids(150, 1), Ids(37, 2), Ids(2, 3), Ids(64, 4)};
+    const std::vector<std::span<const int32_t>> rows(ids.begin(), ids.end());
+    for (const int64_t piece : {1000, 64, 7}) {
+      const auto scores = ScoreBatch(*model, rows, {.piece = piece});
+      for (size_t row = 0; row < ids.size(); ++row) {
+        EXPECT_THAT(scores[row],
+                    testing::Pointwise(testing::FloatNear(1e-4f), Plain(*model, ids[row])))
+            << mixer << ", pieces of " << piece << ", row " << row;
+      }
+    }
+  }
+}
+
+TEST(ScoreBatchTest, IdsOutsideTheVocabulary) {
+  const auto model = Tiny("gla");
+  const std::vector<int32_t> ids = {1, 2, 30};
+  const std::vector<std::span<const int32_t>> rows = {ids};
+  EXPECT_HL_ERROR(ScoreBatch(*model, rows, {}), ExitCode::kUsage, "token 30 at place 2",
+                  "vocabulary of 30");
+}
+
+}  // namespace
+}  // namespace halflife::infer

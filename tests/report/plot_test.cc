@@ -1,0 +1,103 @@
+#include "report/plot.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <regex>
+
+namespace halflife::eval {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+size_t Count(const std::string& text, const std::string& piece) {
+  size_t count = 0;
+  for (size_t at = text.find(piece); at != std::string::npos; at = text.find(piece, at + 1))
+    ++count;
+  return count;
+}
+
+// The d attribute of the curve's line.
+std::string LinePath(const std::string& svg) {
+  std::smatch match;
+  EXPECT_TRUE(std::regex_search(svg, match, std::regex("class=\"line s0\" d=\"([^\"]*)\"")));
+  return match[1];
+}
+
+Series Ramp(int count) {
+  Series points;
+  for (int i = 1; i <= count; ++i) points.push_back({1.0 * i, 1.0 * i});
+  return points;
+}
+
+PlotSpec Spec(Series points) {
+  return {.title = "t",
+          .note = "",
+          .curves = {{.name = "run", .points = std::move(points), .resumes = {}}},
+          .rules = {}};
+}
+
+TEST(Plot, DrawsEveryPointOfAShortCurve) {
+  const std::string svg = RenderPlot(Spec({{1, 1}, {2, 3}, {3, 2}}));
+  EXPECT_EQ(LinePath(svg),
+            "M56.0,223.9L322.0,22.1L588.0,123.0");  // 4 % of the range above and below
+  EXPECT_EQ(Count(svg, "class=\"band"), 0u);
+  EXPECT_EQ(Count(svg, "lowest to highest"), 0u);
+}
+
+TEST(Plot, ALongCurveIsAMeanInABandAndSaysSo) {
+  const std::string svg = RenderPlot(Spec(Ramp(5000)));
+  EXPECT_EQ(Count(svg, "class=\"band s0\""), 1u);
+  EXPECT_EQ(Count(svg, "line: mean of up to 28 points, band: lowest to highest of them"), 1u);
+  EXPECT_LT(svg.size(), 40000u);
+}
+
+TEST(Plot, ANonFiniteValueIsAGapWithAMark) {
+  const std::string svg =
+      RenderPlot(Spec({{1, 1}, {2, 2}, {3, kNaN}, {4, 2}, {5, 1}, {6, kNaN}, {7, 3}}));
+  EXPECT_EQ(Count(LinePath(svg), "M"), 3u);
+  EXPECT_EQ(Count(svg, "class=\"nonfinite\""), 2u);
+  EXPECT_EQ(Count(svg, "run: not finite at step 3"), 1u);
+  // step 7 stands alone: no line shows it
+  EXPECT_EQ(Count(svg, "<circle"), 2u);  // there, and at the curve's end
+}
+
+TEST(Plot, ALogScaleLeavesOutWhatItCannotShow) {
+  PlotSpec spec = Spec({{1, 10}, {2, 0}, {3, -1}, {4, 1000}});
+  spec.y_scale = Scale::kLog;
+  const std::string svg = RenderPlot(spec);
+  EXPECT_EQ(Count(LinePath(svg), "M"), 2u);
+  EXPECT_EQ(Count(svg, "class=\"nonfinite\""), 0u);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+}
+
+TEST(Plot, NoPointsNoValuesOnePoint) {
+  EXPECT_EQ(Count(RenderPlot(Spec({})), "no finite value yet"), 1u);
+  EXPECT_EQ(Count(RenderPlot(Spec({{1, kNaN}})), "no finite value yet"), 1u);
+  const std::string one = RenderPlot(Spec({{5, 2}}));
+  EXPECT_EQ(Count(one, "<circle cx=\"322.0\" cy=\"123.0\""), 2u);
+  EXPECT_EQ(one.find("nan"), std::string::npos);
+}
+
+TEST(Plot, MarksResumesAndRules) {
+  PlotSpec spec = Spec(Ramp(10));
+  spec.curves[0].resumes = {4, 99};  // 99: beyond what was trained
+  spec.rules = {{20, "clip"}};
+  const std::string svg = RenderPlot(spec);
+  EXPECT_EQ(Count(svg, "class=\"resume s0\""), 1u);
+  EXPECT_EQ(Count(svg, "resumed at step 4"), 1u);
+  EXPECT_EQ(Count(svg, ">clip</text>"), 1u);
+}
+
+TEST(Plot, EscapesNamesInMarkupAndInData) {
+  PlotSpec spec = Spec({{1, 1}, {2, kNaN}});
+  spec.title = "<b>&";
+  spec.curves[0].name = "</script><script>alert(1)</script>";
+  const std::string svg = RenderPlot(spec);
+  EXPECT_EQ(Count(svg, "</script>"), 1u);  // the data's own end
+  EXPECT_EQ(Count(svg, "alert(1)</"), 0u);
+  EXPECT_EQ(Count(svg, "&lt;b&gt;&amp;"), 2u);
+}
+
+}  // namespace
+}  // namespace halflife::eval

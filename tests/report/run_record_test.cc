@@ -1,0 +1,177 @@
+#include "report/run_record.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::eval {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ReadRunTest : public testing::Test {
+ protected:
+  void Write(const std::string& name, const std::string& text) const {
+    fs::create_directories((dir_ / name).parent_path());
+    std::ofstream(dir_ / name) << text;
+  }
+  RunRecord Read() const { return ReadRun(dir_.path()); }
+  test::TempDir dir_;
+};
+
+std::vector<double> Steps(const Series& series) {
+  std::vector<double> steps;
+  for (const Point& point : series) steps.push_back(point.x);
+  return steps;
+}
+
+TEST_F(ReadRunTest, AFolderThatIsNoRunIsRefused) {
+  EXPECT_HL_ERROR(ReadRun(dir_ / "none"), ExitCode::kUsage, "none is no folder", "halflife train");
+  EXPECT_HL_ERROR(Read(), ExitCode::kUsage, "is no run", "config.textproto", "metrics.jsonl");
+}
+
+TEST_F(ReadRunTest, AnEmptyRun) {
+  Write("metrics.jsonl", "");
+  const RunRecord run = Read();
+  EXPECT_EQ(run.last_step(), 0);
+  EXPECT_TRUE(run.metric("loss").empty());
+  EXPECT_FALSE(run.finished);
+  EXPECT_EQ(run.config_problem, "there is no config.textproto");
+  EXPECT_FALSE(run.num_parameters || run.world_size);
+}
+
+TEST_F(ReadRunTest, NumbersTruthValuesAndNull) {
+  Write("metrics.jsonl", R"({"step":1,"loss":2.5,"skipped":false,"attempt":"a"})"
+                         "\n"
+                         R"({"step":2,"loss":null,"skipped":true,"attempt":"a"})"
+                         "\n");
+  const RunRecord run = Read();
+  ASSERT_EQ(run.metric("loss").size(), 2u);
+  EXPECT_EQ(run.metric("loss")[0].y, 2.5);
+  EXPECT_TRUE(std::isnan(run.metric("loss")[1].y));
+  EXPECT_EQ(run.metric("skipped")[1].y, 1);
+  EXPECT_TRUE(run.metric("attempt").empty());
+}
+
+// Saved at 2, killed after 4 (validated there), resumed twice from 2.
+TEST_F(ReadRunTest, TheLastLifeSupersedesWhatItReplays) {
+  Write("metrics.jsonl",
+        R"({"step":0,"val_loss":6,"attempt":"a"})"
+        "\n"
+        R"({"step":1,"loss":5,"attempt":"a"})"
+        "\n"
+        R"({"step":2,"loss":4,"attempt":"a"})"
+        "\n"
+        R"({"step":2,"save_bytes":9,"attempt":"a"})"
+        "\n"
+        R"({"step":3,"loss":3,"attempt":"a"})"
+        "\n"
+        R"({"step":4,"loss":2,"attempt":"a"})"
+        "\n"
+        R"({"step":4,"val_loss":2,"attempt":"a"})"
+        "\n"
+        R"({"step":3,"loss":3.1,"attempt":"b"})"
+        "\n"
+        R"({"step":2,"checkpoint_damage":"CHECKPOINT step 4 DAMAGED","attempt":"c"})"
+        "\n"
+        R"({"step":3,"loss":3.2,"attempt":"c"})"
+        "\n");
+  const RunRecord run = Read();
+  EXPECT_EQ(Steps(run.metric("loss")), (std::vector<double>{1, 2, 3}));
+  EXPECT_EQ(run.metric("loss").back().y, 3.2);
+  EXPECT_EQ(Steps(run.metric("val_loss")),
+            std::vector<double>{0});  // step 4's belongs to a life that is gone
+  EXPECT_EQ(Steps(run.metric("save_bytes")), std::vector<double>{2});
+  EXPECT_EQ(run.resumes, std::vector<int64_t>{3});
+  EXPECT_EQ(run.replayed_steps, 3);
+  EXPECT_EQ(run.checkpoint_damage, std::vector<std::string>{"CHECKPOINT step 4 DAMAGED"});
+}
+
+// Saved at 2, killed after 4, resumed, killed after 3, resumed again.
+TEST_F(ReadRunTest, TimeCountsOnFromLifeToLife) {
+  Write("metrics.jsonl",
+        R"({"step":1,"loss":5,"tokens":64,"elapsed_s":10,"unix_ms":1,"attempt":"a"})"
+        "\n"
+        R"({"step":2,"loss":4,"tokens":128,"elapsed_s":20,"unix_ms":2,"attempt":"a"})"
+        "\n"
+        R"({"step":2,"save_bytes":9,"tokens":128,"elapsed_s":25,"unix_ms":2,"attempt":"a"})"
+        "\n"
+        R"({"step":4,"loss":3,"tokens":256,"elapsed_s":40,"unix_ms":4,"attempt":"a"})"
+        "\n"
+        R"({"step":3,"loss":3,"tokens":192,"elapsed_s":7,"unix_ms":9,"attempt":"b"})"
+        "\n"
+        R"({"step":3,"val_loss":3,"tokens":192,"elapsed_s":9,"unix_ms":9,"attempt":"b"})"
+        "\n"
+        R"({"step":3,"loss":3,"tokens":192,"elapsed_s":5,"unix_ms":10,"attempt":"c"})"
+        "\n");
+  const RunRecord run = Read();
+  EXPECT_EQ(run.num_tokens(), 192);
+  EXPECT_EQ(run.elapsed_s, 40 + 9 + 5);
+  const Series& elapsed = run.metric("elapsed_s");
+  EXPECT_EQ(Steps(elapsed), (std::vector<double>{1, 2, 3}));
+  EXPECT_EQ(elapsed[1].y, 20);  // as its step was done, not its save
+  EXPECT_EQ(elapsed[2].y, 54);
+  EXPECT_TRUE(run.metric("unix_ms").empty());
+}
+
+// As versions before these keys wrote them.
+TEST_F(ReadRunTest, WithoutTokensAndTime) {
+  Write("metrics.jsonl", "{\"step\":3,\"loss\":5,\"attempt\":\"a\"}\n");
+  RunRecord run = Read();
+  EXPECT_EQ(run.elapsed_s, 0);
+  EXPECT_EQ(run.num_tokens(), 0);
+  run.tokens_per_step = 64;
+  EXPECT_EQ(run.num_tokens(), 192);
+}
+
+TEST_F(ReadRunTest, DamagedLinesAreCountedAndAnUnfinishedLastOneIsNot) {
+  Write(
+      "metrics.jsonl",
+      "{\"step\":1,\"loss\":5}\n{\"step\":2,\"lo\n[1]\n{\"loss\":1}\n{\"step\":\"x\",\"loss\":1}\n"
+      "{\"step\":3,\"loss\":4}\n{\"step\":4,\"loss\":3");
+  const RunRecord run = Read();
+  EXPECT_EQ(Steps(run.metric("loss")), (std::vector<double>{1, 3}));
+  EXPECT_EQ(run.damaged_lines, 4);
+}
+
+TEST_F(ReadRunTest, TheConfigGivesModelAndTokens) {
+  Write("config.textproto", R"(data { seq_len: 64 } optimizer { clip_norm: 0.5 }
+      model { vocab_size: 259 model_dim: 32 num_layers: 2 mlp_dim: 64
+              mixer { name: "gla" options { key: "num_heads" value: "2" } } }
+      train { steps: 20 global_batch: 8 })");
+  const RunRecord run = Read();
+  EXPECT_EQ(run.config_problem, "");
+  EXPECT_EQ(run.model, "gla, 2 x 32");
+  EXPECT_EQ(run.tokens_per_step, 512);
+  EXPECT_EQ(run.total_steps, 20);
+  EXPECT_EQ(run.clip_norm, 0.5);
+  EXPECT_GT(run.num_parameters.value(), 2 * 259 * 32);
+  EXPECT_EQ(run.config.at("optimizer.clip_norm"), "0.5");
+}
+
+TEST_F(ReadRunTest, AConfigOfAnotherVersionIsTold) {
+  Write("config.textproto", "train { warp: 9 }");
+  const RunRecord run = Read();
+  EXPECT_NE(run.config_problem.find("config.textproto:1:"), std::string::npos)
+      << run.config_problem;
+  EXPECT_TRUE(run.config.empty());
+}
+
+TEST_F(ReadRunTest, Status) {
+  Write("metrics.jsonl", "");
+  Write("heartbeat.json", R"({"step":3,"unix_ms":1769879100000})");
+  EXPECT_EQ(Read().last_alive, "2026-01-31 17:05 UTC");
+  Write("heartbeat.json", "{\"st");
+  EXPECT_EQ(Read().last_alive, "");
+  Write("abort/FIRST", "rank 1: out of memory\n");
+  EXPECT_EQ(Read().failure, "rank 1: out of memory\n");
+  Write("DONE", "step 3\n");
+  EXPECT_TRUE(Read().finished);
+}
+
+}  // namespace
+}  // namespace halflife::eval

@@ -1,0 +1,51 @@
+#include "train/config/schedule.h"
+
+#include <gtest/gtest.h>
+
+namespace halflife::train {
+namespace {
+
+TEST(Schedule, WarmUpIsLinearAndReachesOne) {
+  const ScheduleConfig config{.kind = "cosine", .warmup_steps = 4};
+  EXPECT_DOUBLE_EQ(LearningRateFactor(config, 0, 100), 0.25);
+  EXPECT_DOUBLE_EQ(LearningRateFactor(config, 3, 100), 1.0);
+  EXPECT_DOUBLE_EQ(LearningRateFactor(config, 4, 100), 1.0);
+}
+
+TEST(Schedule, EveryDecayEndsAtItsFloor) {
+  for (const char* kind : {"cosine", "linear", "wsd"}) {
+    const ScheduleConfig config{.kind = kind, .warmup_steps = 10, .final_lr_ratio = 0.2};
+    EXPECT_NEAR(LearningRateFactor(config, 999, 1000), 0.2, 1e-12) << kind;
+    double previous = 1;
+    for (int step = 10; step < 1000; ++step) {
+      const double factor = LearningRateFactor(config, step, 1000);
+      EXPECT_LE(factor, previous) << kind << " at " << step;
+      EXPECT_GE(factor, 0.2 - 1e-12) << kind << " at " << step;
+      previous = factor;
+    }
+  }
+}
+
+TEST(Schedule, GoldenMiddles) {
+  // linear: half-way between 1 and 0 of steps 0..100; cosine: the same point by symmetry
+  EXPECT_DOUBLE_EQ(LearningRateFactor({.kind = "linear", .final_lr_ratio = 0}, 50, 101), 0.5);
+  EXPECT_NEAR(LearningRateFactor({.kind = "cosine", .final_lr_ratio = 0}, 50, 101), 0.5, 1e-15);
+  EXPECT_DOUBLE_EQ(LearningRateFactor({.kind = "constant"}, 999, 1000), 1);
+}
+
+TEST(Schedule, WsdHoldsThenDecaysOverItsOwnLength) {
+  const ScheduleConfig config{
+      .kind = "wsd", .warmup_steps = 5, .decay_steps = 20, .final_lr_ratio = 0};
+  EXPECT_DOUBLE_EQ(LearningRateFactor(config, 50, 100), 1);
+  EXPECT_DOUBLE_EQ(LearningRateFactor(config, 80, 100), 1);
+  EXPECT_LT(LearningRateFactor(config, 81, 100), 1);
+  EXPECT_DOUBLE_EQ(LearningRateFactor(config, 99, 100), 0);
+}
+
+TEST(Schedule, RunShorterThanItsWarmUp) {
+  const ScheduleConfig config{.kind = "cosine", .warmup_steps = 10};
+  EXPECT_DOUBLE_EQ(LearningRateFactor(config, 9, 10), 1);
+}
+
+}  // namespace
+}  // namespace halflife::train

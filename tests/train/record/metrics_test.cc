@@ -1,0 +1,85 @@
+#include "train/record/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "support/temp_dir.h"
+
+namespace halflife::train {
+namespace {
+
+using Lines = std::vector<nlohmann::json>;
+
+class MetricsTest : public testing::Test {
+ protected:
+  Metrics Open(const std::string& attempt) const {
+    return Metrics({.file = dir_ / "metrics.jsonl",
+                    .attempt = attempt,
+                    .total_steps = 10,
+                    .tokens_per_step = 512,
+                    .peak = {},
+                    .device = {}},
+                   nullptr);
+  }
+  Lines Read() const {
+    std::ifstream file(dir_ / "metrics.jsonl");
+    Lines lines;
+    for (std::string line; std::getline(file, line);) {
+      lines.push_back(nlohmann::json::parse(line));
+    }
+    return lines;
+  }
+  static StepResult OneStep() {
+    StepResult result;
+    result.loss = 2;
+    result.seconds = 0.5;
+    return result;
+  }
+  test::TempDir dir_;
+};
+
+// What a curve is read against, in the lines of steps, validations and saves.
+TEST_F(MetricsTest, TokensAndTimeInEveryLine) {
+  {
+    Metrics metrics = Open("a");
+    metrics.Validation(0, {.loss = 5, .num_targets = 100, .bits_per_byte = 1.5});
+    metrics.Step(1, OneStep());
+    metrics.Step(2, OneStep());
+    metrics.Save(2, 1000, 0.1);
+  }
+  const Lines lines = Read();
+  ASSERT_EQ(lines.size(), 4u);
+  double last = 0;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    SCOPED_TRACE(lines[i].dump());
+    EXPECT_EQ(lines[i].at("tokens"), 512 * lines[i].at("step").get<int64_t>());
+    const double elapsed = lines[i].at("elapsed_s");
+    EXPECT_GE(elapsed, last);
+    EXPECT_LT(elapsed, 60);
+    last = elapsed;
+    EXPECT_GT(lines[i].at("unix_ms"), int64_t{1700000000000});
+    EXPECT_EQ(lines[i].at("attempt"), "a");
+  }
+  EXPECT_GT(last, 0);
+  EXPECT_EQ(lines[0].at("val_bits_per_byte"), 1.5);
+}
+
+// The tokens are the run's, the seconds the attempt's.
+TEST_F(MetricsTest, AResumedAttemptCountsTokensOnAndTimeAnew) {
+  double first = 0;
+  {
+    Metrics metrics = Open("a");
+    for (int step = 1; step <= 200; ++step) metrics.Step(step, OneStep());
+    first = Read().back()["elapsed_s"];
+  }
+  Metrics metrics = Open("b");
+  metrics.Step(151, OneStep());
+  EXPECT_EQ(Read().back()["tokens"], 151 * 512);
+  EXPECT_LT(Read().back()["elapsed_s"].get<double>(), first);
+}
+
+}  // namespace
+}  // namespace halflife::train

@@ -1,0 +1,70 @@
+#include "train/record/run_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "dist/local_communicator.h"
+#include "support/expect_error.h"
+#include "support/local_rank_context.h"
+#include "support/temp_dir.h"
+
+namespace halflife::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+class RunFolderTest : public testing::Test {
+ protected:
+  // As one rank of a world of one.
+  template <typename Body>
+  static void WithContext(const Body& body) {
+    dist::LocalWorld::Run(1, [&](dist::Communicator& comm) {
+      test::LocalRankContext context(comm);
+      body(context);
+    });
+  }
+  const test::TempDir dir_;
+};
+
+TEST_F(RunFolderTest, AStartThatFailsTakesWhatItMadeWithIt) {
+  std::ofstream(dir_ / "neighbour") << "x";
+  WithContext([&](dist::RankContext& context) {
+    {
+      const RunFolder folder = RunFolder::Open(dir_ / "a/b/run", context, {});
+      EXPECT_TRUE(folder.is_new());
+      EXPECT_TRUE(fs::exists(dir_ / "a/b/run/ckpt"));
+    }
+    EXPECT_FALSE(fs::exists(dir_ / "a"));
+    EXPECT_TRUE(fs::exists(dir_ / "neighbour"));
+  });
+}
+
+TEST_F(RunFolderTest, OneThatWasKeptOrWasThereStays) {
+  WithContext([&](dist::RankContext& context) {
+    {
+      RunFolder made = RunFolder::Open(dir_ / "run", context, {});
+      RunFolder moved = std::move(made);
+      moved.Keep();
+    }
+    EXPECT_TRUE(fs::exists(dir_ / "run/ckpt"));
+    std::ofstream(dir_ / "run/.DONE.tmp-0123456789abcdef") << "left by a kill";
+    {
+      const RunFolder again = RunFolder::Open(dir_ / "run/", context, {});
+      EXPECT_FALSE(again.is_new());
+      EXPECT_FALSE(fs::exists(dir_ / "run/.DONE.tmp-0123456789abcdef"));
+    }
+    EXPECT_TRUE(fs::exists(dir_ / "run/ckpt"));
+  });
+}
+
+TEST_F(RunFolderTest, OneThatAnotherHoldsIsLeftToIt) {
+  WithContext([&](dist::RankContext& context) {
+    const RunFolder first = RunFolder::Open(dir_ / "run", context, {});
+    EXPECT_HL_ERROR(RunFolder::Open(dir_ / "run", context, {}), ExitCode::kEnvironment, "in use");
+    EXPECT_TRUE(fs::exists(dir_ / "run/run.lock"));
+  });
+}
+
+}  // namespace
+}  // namespace halflife::train

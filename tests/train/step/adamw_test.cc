@@ -1,0 +1,80 @@
+#include "train/step/adamw.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/philox.h"
+
+namespace halflife::train {
+namespace {
+
+// Two parameters, one that decays and one that does not.
+struct Fixture {
+  Fixture() {
+    parameters.Declare({.name = "matrix", .shape = {7, 5}, .weight_decay = true},
+                       model::Init::Normal(0.5));
+    parameters.Declare({.name = "norm", .shape = {11}, .region = dist::Region::kFp32},
+                       model::Init::Ones());
+  }
+  model::ParameterSet parameters;
+};
+
+double TestGradient(int step, int64_t element) {
+  const RandomKey key = MakeRandomKey(3, RandomPurpose::kTest, 0);
+  return ToNormal(Draw(key, step, element, 0).x[0], Draw(key, step, element, 0).x[1]).a;
+}
+
+TEST(AdamW, EqualsTheFormulaInFp64) {
+  Fixture fixture;
+  ParameterArena arena(fixture.parameters, {});
+  arena.Initialise(5);
+  const AdamWConfig config{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  AdamW optimizer(arena, config);
+  constexpr double kLr = 1e-2, kFactor = 0.25;
+
+  for (int param = 0; param < 2; ++param) {
+    SCOPED_TRACE(param);
+    const int64_t count = arena.layout().specs()[param].count();
+    const double decay = param == 0 ? config.weight_decay : 0;
+    std::vector<double> w(count), m(count), v(count);
+    arena.Initialise(5);
+    arena.adam_m().zero_();
+    arena.adam_v().zero_();
+    float* flat = arena.main().mutable_data_ptr<float>() + arena.layout().offset(param);
+    float* grads = arena.grads().mutable_data_ptr<float>() + arena.layout().offset(param);
+    for (int64_t i = 0; i < count; ++i) w[i] = flat[i];
+    for (int t = 1; t <= 20; ++t) {
+      for (int64_t i = 0; i < count; ++i) {
+        grads[i] = static_cast<float>(TestGradient(t, i));
+        const double g = grads[i] * kFactor;
+        m[i] = config.beta1 * m[i] + (1 - config.beta1) * g;
+        v[i] = config.beta2 * v[i] + (1 - config.beta2) * g * g;
+        const double m_hat = m[i] / (1 - std::pow(config.beta1, t));
+        const double v_hat = v[i] / (1 - std::pow(config.beta2, t));
+        w[i] -= kLr * (m_hat / (std::sqrt(v_hat) + config.eps) + decay * w[i]);
+      }
+      optimizer.Update(kLr, kFactor, t);
+    }
+    // 20 updates of at most lr each, every one with a few fp32 roundings (2^-24) of values below 2
+    for (int64_t i = 0; i < count; ++i) EXPECT_NEAR(flat[i], w[i], 20 * 8 * 0x1p-24) << i;
+  }
+}
+
+TEST(AdamW, Bf16CopyIsTheRoundedMainWeight) {
+  Fixture fixture;
+  ParameterArena arena(fixture.parameters, {.compute_dtype = at::kBFloat16});
+  arena.Initialise(5);
+  AdamW optimizer(arena, {});
+  arena.grads().fill_(0.5);
+  optimizer.Update(1e-3, 1, 1);
+  const at::Tensor main = arena.View(arena.main(), 0);
+  EXPECT_EQ(fixture.parameters.tensor(0).scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(fixture.parameters.tensor(0).detach().equal(main.to(at::kBFloat16)));
+  // the fp32 region has no second copy
+  EXPECT_EQ(fixture.parameters.tensor(1).scalar_type(), at::kFloat);
+  EXPECT_EQ(fixture.parameters.tensor(1).data_ptr(), arena.View(arena.main(), 1).data_ptr());
+}
+
+}  // namespace
+}  // namespace halflife::train

@@ -1,0 +1,96 @@
+// The same model on the GPU and on the CPU: losses and gradients agree. Skips, saying why, where there is no GPU.
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "eval/batch_tensors.h"
+#include "model/language_model.h"
+#include "train/device.h"
+#include "train/step/gradient_hooks.h"
+#include "train/step/gradient_norm.h"
+
+namespace halflife::train {
+namespace {
+
+struct Outcome {
+  double loss = 0;
+  at::Tensor grads;  // [num_elements] fp32, CPU
+};
+
+Outcome LossAndGradients(const std::string& mixer, Device device, at::ScalarType compute_dtype) {
+  model::LanguageModel model({.model_dim = 64,
+                              .num_layers = 2,
+                              .mlp_dim = 128,
+                              .mixer = {.name = mixer, .options = {{"num_heads", "2"}}}});
+  ParameterArena arena(model.parameters(),
+                       {.device = ToTorch(device), .compute_dtype = compute_dtype});
+  arena.Initialise(3);
+  GradientHooks hooks(model.parameters(), arena);
+  data::Batch batch{.batch_size = 2, .seq_len = 150, .cu_seqlens = {0, 70, 150, 300}};
+  for (int i = 0; i < 300; ++i) {
+    batch.inputs.push_back(3 + (i * 37) % 256);
+    batch.targets.push_back(i == 69 ? data::kNoTarget : 3 + (i * 11) % 256);
+  }
+  const BatchTensors tensors = ToTensors(batch, ToTorch(device));
+  const model::LossSums sums =
+      model.Loss(tensors.inputs, tensors.targets, {.slice = &tensors.slice, .training = true});
+  hooks.BeginMicroBatch(0, 1, nullptr);
+  sums.objective.div(299).backward();
+  hooks.EndMicroBatch();
+  return {sums.loss.item<double>() / 299, arena.grads().cpu()};
+}
+
+class StepGpu : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    try {
+      device_ = ChooseDevice("cuda", 0);
+    } catch (const Error& error) {
+      GTEST_SKIP() << error.message();
+    }
+  }
+  void Compare(at::ScalarType dtype, double loss_tolerance, double gradient_tolerance) {
+    const Outcome gpu = LossAndGradients(GetParam(), device_, dtype);
+    const Outcome cpu = LossAndGradients(GetParam(), {}, at::kFloat);
+    EXPECT_NEAR(gpu.loss / cpu.loss, 1, loss_tolerance);
+    const double difference = at::linalg_vector_norm(gpu.grads.sub(cpu.grads)).item<double>();
+    EXPECT_LE(difference, gradient_tolerance * at::linalg_vector_norm(cpu.grads).item<double>());
+  }
+  Device device_;
+};
+
+// fp32 on both sides: sums of up to a few hundred terms in another order
+TEST_P(StepGpu, Fp32AgreesWithTheCpu) { Compare(at::kFloat, 1e-5, 1e-4); }
+// bf16 operands: 2^-9 a rounding, carried through two layers
+TEST_P(StepGpu, Bf16StaysNearTheCpu) { Compare(at::kBFloat16, 1e-2, 5e-2); }
+
+INSTANTIATE_TEST_SUITE_P(Mixers, StepGpu, testing::ValuesIn(model::MixerNames()));
+
+// fp64 sums in another order; the same bits wherever the parameters lie.
+TEST(GradientNormGpu, AgreesWithTheCpuInAnyLayout) {
+  try {
+    ChooseDevice("cuda", 0);
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.message();
+  }
+  double first = 0;
+  for (const int num_slices : {1, 7}) {
+    const dist::ParameterLayout layout(
+        {{.name = "a", .shape = {100003}}, {.name = "b", .shape = {7, 13}}},
+        {.first_bucket_bytes = 4, .bucket_bytes = 4, .num_slices = num_slices});
+    const at::Tensor flat = at::zeros({layout.num_elements()});
+    for (size_t i = 0; i < layout.specs().size(); ++i) {
+      const int64_t count = layout.specs()[i].count();
+      flat.narrow(0, layout.offset(i), count).copy_(at::linspace(-3, 5, count, at::kFloat));
+    }
+    const double norm = SumOfSquares(layout, flat.to(at::kCUDA));
+    EXPECT_NEAR(norm / SumOfSquares(layout, flat), 1, 1e-12);
+    if (num_slices == 1) first = norm;
+    EXPECT_EQ(norm, first);
+  }
+}
+
+}  // namespace
+}  // namespace halflife::train
