@@ -104,10 +104,10 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   const Scored scored(options, loaded);
   const int64_t seq_len = options.seq_len > 0 ? options.seq_len : loaded.state.data.seq_len;
   CheckRanks(options, loaded, scored, seq_len, context);
-  const train::ValidationResult result =
-      train::Validate(*loaded.model, scored.tokens(),
-                      {.seq_len = seq_len, .num_windows = options.windows, .batch = options.batch},
-                      at::kCPU, context.control());
+  const eval::ValidationResult result =
+      eval::Validate(*loaded.model, scored.tokens(),
+                     {.seq_len = seq_len, .num_windows = options.windows, .batch = options.batch},
+                     at::kCPU, context.control());
   if (context.rank() != 0) return ExitCode::kFinished;
   nlohmann::ordered_json out = {{"model", loaded.path.string()},
                                 {"step", loaded.state.step},

@@ -27,12 +27,12 @@ std::string Made() {
 
 // A shell's runs/* also names what is no run, e.g. what a killed start left: the rest is still worth
 // a page.
-std::vector<eval::RunRecord> ReadRuns(const std::vector<std::string>& paths) {
-  std::vector<eval::RunRecord> runs;
+std::vector<report::RunRecord> ReadRuns(const std::vector<std::string>& paths) {
+  std::vector<report::RunRecord> runs;
   std::string last_problem;
   for (const std::string& path : paths) {
     try {
-      runs.push_back(eval::ReadRun(path));
+      runs.push_back(report::ReadRun(path));
     } catch (const Error& error) {
       if (error.code() != ExitCode::kUsage) throw;
       last_problem = error.message();
@@ -48,8 +48,8 @@ std::vector<eval::RunRecord> ReadRuns(const std::vector<std::string>& paths) {
 }  // namespace
 
 ExitCode Run(const ReportOptions& options) {
-  std::vector<eval::RunRecord> runs = ReadRuns(options.runs);
-  const std::string page = eval::RenderPage(std::move(runs), Made());
+  std::vector<report::RunRecord> runs = ReadRuns(options.runs);
+  const std::string page = report::RenderPage(std::move(runs), Made());
   WriteOutput(options.out, page, ExitCode::kEnvironment);
   std::ostream& words = IsStandardOutput(options.out) ? std::cerr : std::cout;
   words << "wrote " << options.out << " (" << HumanBytes(page.size()) << ")\n";

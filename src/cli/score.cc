@@ -81,12 +81,12 @@ std::string BitsPerByte(double nats_per_token, const Input& input) {
 // This rank's batches, scored: all their numbers in a row.
 std::string ScoreShare(const model::LanguageModel& model, const Sequences& sequences,
                        const std::vector<std::vector<size_t>>& batches,
-                       const infer::ScoreConfig& config, const dist::RankContext& context) {
+                       const eval::ScoreConfig& config, const dist::RankContext& context) {
   std::string bytes;
   for (size_t b = context.rank(); b < batches.size(); b += context.world_size()) {
     std::vector<std::span<const int32_t>> rows;
     for (const size_t i : batches[b]) rows.emplace_back(sequences[i]);
-    for (const std::vector<float>& scores : infer::ScoreBatch(model, rows, config))
+    for (const std::vector<float>& scores : eval::ScoreBatch(model, rows, config))
       bytes.append(reinterpret_cast<const char*>(scores.data()), scores.size() * sizeof(float));
   }
   return bytes;
@@ -173,7 +173,7 @@ ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
   CheckRanks(options, loaded, sequences, context);
   std::vector<size_t> lengths;
   for (const auto& ids : sequences) lengths.push_back(ids.size());
-  const auto batches = infer::ScoreBatches(lengths, options.score);
+  const auto batches = eval::ScoreBatches(lengths, options.score);
   const std::vector<std::string> shares = dist::AllGatherBytes(
       context.control(), ScoreShare(*loaded.model, sequences, batches, options.score, context),
       {"score", 0});

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 
-namespace halflife::train {
+namespace halflife::eval {
 namespace {
 
 at::Tensor Ids(const std::vector<int32_t>& ids, const data::Batch& batch, at::Device device) {
@@ -19,4 +19,4 @@ BatchTensors ToTensors(const data::Batch& batch, at::Device device) {
           model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device)};
 }
 
-}  // namespace halflife::train
+}  // namespace halflife::eval

@@ -6,7 +6,7 @@
 #include "data/batch.h"
 #include "model/sequence_slice.h"
 
-namespace halflife::train {
+namespace halflife::eval {
 
 struct BatchTensors {
   at::Tensor inputs;   // [B, T] int64
@@ -15,4 +15,4 @@ struct BatchTensors {
 };
 BatchTensors ToTensors(const data::Batch& batch, at::Device device);
 
-}  // namespace halflife::train
+}  // namespace halflife::eval

@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "data/batch.h"
 
-namespace halflife::infer {
+namespace halflife::eval {
 namespace {
 
 size_t LongestOf(std::span<const std::span<const int32_t>> sequences) {
@@ -85,4 +85,4 @@ std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
   return scores;
 }
 
-}  // namespace halflife::infer
+}  // namespace halflife::eval

@@ -12,7 +12,7 @@
 #include "eval/score_config.h"
 #include "model/language_model.h"
 
-namespace halflife::infer {
+namespace halflife::eval {
 
 // The sequences (by index) cut into batches of similar length: a function of lengths and config alone, so that any number of
 // ranks computes the same numbers. Sequences of fewer than two tokens have nothing to score and are left out.
@@ -24,4 +24,4 @@ std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
                                            std::span<const std::span<const int32_t>> sequences,
                                            const ScoreConfig& config);
 
-}  // namespace halflife::infer
+}  // namespace halflife::eval

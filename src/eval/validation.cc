@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "eval/batch_tensors.h"
 
-namespace halflife::train {
+namespace halflife::eval {
 namespace {
 
 // One fp64 sum per window, so that the grouping into batches does not show.
@@ -71,4 +71,4 @@ ValidationResult Validate(const model::LanguageModel& model, const data::Dataset
   return Validate(model, data::ViewOf(dataset, data::Split::kValidation), config, device, control);
 }
 
-}  // namespace halflife::train
+}  // namespace halflife::eval

@@ -7,7 +7,7 @@
 #include "dist/communicator.h"
 #include "model/language_model.h"
 
-namespace halflife::train {
+namespace halflife::eval {
 
 struct ValidationConfig {
   int64_t seq_len = 512;
@@ -29,4 +29,4 @@ ValidationResult Validate(const model::LanguageModel& model, const data::Dataset
                           const ValidationConfig& config, at::Device device,
                           dist::Communicator& control);
 
-}  // namespace halflife::train
+}  // namespace halflife::eval

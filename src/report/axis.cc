@@ -7,7 +7,7 @@
 #include "core/concat.h"
 #include "core/human.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 struct Unit {
@@ -126,4 +126,4 @@ std::vector<Tick> Axis::Ticks(int wanted) const {
   return scale_ == Scale::kLog ? LogTicks(low_, high_, wanted) : LinearTicks(low_, high_, wanted);
 }
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

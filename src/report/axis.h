@@ -6,7 +6,7 @@
 
 #include "report/series.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 
 struct Tick {
   double value = 0;
@@ -38,4 +38,4 @@ class Axis {
   double first_pixel_, last_pixel_;
 };
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

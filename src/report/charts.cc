@@ -6,7 +6,7 @@
 #include "core/concat.h"
 #include "report/axis.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 using Runs = std::vector<RunRecord>;
@@ -189,4 +189,4 @@ std::vector<ChartGroup> Charts(const Runs& runs) {
   return groups;
 }
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

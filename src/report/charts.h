@@ -7,7 +7,7 @@
 #include "report/plot.h"
 #include "report/run_record.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 
 struct ChartGroup {
   std::string title;
@@ -18,4 +18,4 @@ struct ChartGroup {
 // charts of the loss the time that training took. Charts of metrics that no run has are left out, but for the loss.
 std::vector<ChartGroup> Charts(const std::vector<RunRecord>& runs);
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 // JSON's own writer replaces what is not UTF-8.
@@ -57,4 +57,4 @@ std::string JsonString(std::string_view text) {
   return out;
 }
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace halflife::eval {
+namespace halflife::report {
 
 // For text and for attribute values in double quotes. Bytes that are not UTF-8 become U+FFFD, control characters too.
 std::string Escape(std::string_view text);
@@ -13,4 +13,4 @@ std::string Escape(std::string_view text);
 // A JSON string literal that may stand inside <script>.
 std::string JsonString(std::string_view text);
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

@@ -13,7 +13,7 @@
 #include "report/html.h"
 #include "report/page_assets.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 using Runs = std::vector<RunRecord>;
@@ -309,4 +309,4 @@ std::string RenderPage(Runs runs, const std::string& made) {
       "</footer><script>", kPageScript, "</script></body></html>\n");
 }
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

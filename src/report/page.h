@@ -9,9 +9,9 @@
 
 #include "report/run_record.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 
 // `made`: when, and by what, for the foot of the page. At least one run; runs of one name go by their paths.
 std::string RenderPage(std::vector<RunRecord> runs, const std::string& made);
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

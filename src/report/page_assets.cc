@@ -1,6 +1,6 @@
 #include "report/page_assets.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 
 // The eight colours are Okabe and Ito's (colour universal design, 2008), which stay apart for all common kinds of
 // colour blindness; yellow is replaced, as it fades on white. Runs also differ in their markers.
@@ -137,4 +137,4 @@ for (const figure of document.querySelectorAll('figure')) {
 addEventListener('beforeprint', () => { for (const part of document.querySelectorAll('details')) part.open = true; });
 )js";
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

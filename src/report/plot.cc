@@ -11,7 +11,7 @@
 #include "report/axis.h"
 #include "report/html.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 // In the SVG's own units, which are CSS pixels at the width of a column.
@@ -316,4 +316,4 @@ std::string RenderPlot(const PlotSpec& spec) {
                 "<script type=\"application/json\">", chart.HoverData(), "</script></figure>");
 }
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

@@ -7,7 +7,7 @@
 
 #include "report/series.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 
 struct Curve {
   std::string name;  // not yet escaped
@@ -41,4 +41,4 @@ std::string RenderPlot(const PlotSpec& spec);
 std::string MarkerShape(int style, double x, double y);
 constexpr int kNumStyles = 8;
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

@@ -11,7 +11,7 @@
 #include "core/files.h"
 #include "train/config/run_config.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 namespace fs = std::filesystem;
@@ -191,4 +191,4 @@ RunRecord ReadRun(const fs::path& path) {
   return run;
 }
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

@@ -15,7 +15,7 @@
 
 #include "report/series.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 
 struct RunRecord {
   std::filesystem::path path;
@@ -56,4 +56,4 @@ struct RunRecord {
 // Error kUsage where `path` is no folder of a run.
 RunRecord ReadRun(const std::filesystem::path& path);
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

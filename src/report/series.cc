@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -93,4 +93,4 @@ std::optional<double> MeanOfLast(const Series& points, size_t count) {
   return *sum / static_cast<double>(FiniteValues(last).size());
 }
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

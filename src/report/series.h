@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-namespace halflife::eval {
+namespace halflife::report {
 
 struct Point {
   double x = 0, y = 0;  // y NaN or infinite: the run met a non-finite number there
@@ -36,4 +36,4 @@ std::optional<double> Sum(const Series& points);
 std::optional<double> MeanOfLast(const Series& points, size_t count);
 std::optional<double> Highest(const Series& points);
 
-}  // namespace halflife::eval
+}  // namespace halflife::report

@@ -7,7 +7,7 @@
 
 #include "support/expect_error.h"
 
-namespace halflife::infer {
+namespace halflife::eval {
 namespace {
 
 using testing::ElementsAre;
@@ -77,4 +77,4 @@ TEST(ScoreBatchTest, IdsOutsideTheVocabulary) {
 }
 
 }  // namespace
-}  // namespace halflife::infer
+}  // namespace halflife::eval

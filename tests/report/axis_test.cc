@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 std::string Labels(const std::vector<Tick>& ticks) {
@@ -93,4 +93,4 @@ TEST(Axis, MapsEndsToEndsAndWidensAnEmptyRange) {
 }
 
 }  // namespace
-}  // namespace halflife::eval
+}  // namespace halflife::report

@@ -7,7 +7,7 @@
 
 #include "report/html.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 using testing::HasSubstr;
@@ -189,4 +189,4 @@ TEST(Page, EverythingFromFilesIsEscaped) {
 }
 
 }  // namespace
-}  // namespace halflife::eval
+}  // namespace halflife::report

@@ -5,7 +5,7 @@
 #include <limits>
 #include <regex>
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -100,4 +100,4 @@ TEST(Plot, EscapesNamesInMarkupAndInData) {
 }
 
 }  // namespace
-}  // namespace halflife::eval
+}  // namespace halflife::report

@@ -8,7 +8,7 @@
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 namespace fs = std::filesystem;
@@ -174,4 +174,4 @@ TEST_F(ReadRunTest, Status) {
 }
 
 }  // namespace
-}  // namespace halflife::eval
+}  // namespace halflife::report

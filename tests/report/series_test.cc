@@ -7,7 +7,7 @@
 
 #include "core/philox.h"
 
-namespace halflife::eval {
+namespace halflife::report {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -90,4 +90,4 @@ TEST(Statistics, LeaveOutWhatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace halflife::eval
+}  // namespace halflife::report

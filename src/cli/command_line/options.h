@@ -51,7 +51,7 @@ struct EvalOptions {
 struct ScoreOptions {
   std::string model, tokenizer, tokens, out;
   std::vector<std::string> texts;
-  infer::ScoreConfig score;
+  eval::ScoreConfig score;
   int threads = 0;
 };
 

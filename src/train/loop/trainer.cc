@@ -332,11 +332,11 @@ void Trainer::Heartbeat(const char* phase) {
 void Trainer::RunValidation() {
   const Stopwatch watch;
   Heartbeat("validate");
-  const ValidationResult result = Validate(model_, dataset_,
-                                           {.seq_len = config_.data.seq_len,
-                                            .num_windows = config_.eval.windows,
-                                            .batch = config_.train.micro_batch},
-                                           ToTorch(device_), context_.control());
+  const eval::ValidationResult result = eval::Validate(model_, dataset_,
+                                                       {.seq_len = config_.data.seq_len,
+                                                        .num_windows = config_.eval.windows,
+                                                        .batch = config_.train.micro_batch},
+                                                       ToTorch(device_), context_.control());
   state_.metrics["val_loss"] = result.loss;
   if (metrics_) metrics_->Validation(static_cast<int64_t>(state_.step), result);
   ShowSampleText();

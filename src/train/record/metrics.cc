@@ -78,7 +78,7 @@ void Metrics::Progress(int64_t step, const StepResult& result, double tokens_per
   }
 }
 
-void Metrics::Validation(int64_t step, const ValidationResult& result) {
+void Metrics::Validation(int64_t step, const eval::ValidationResult& result) {
   last_val_loss_ = result.loss;
   Write({{"step", step},
          {"val_loss", result.loss},

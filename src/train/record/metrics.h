@@ -36,7 +36,7 @@ class Metrics {
   ~Metrics();  // ends a progress line that stands on the terminal
 
   void Step(int64_t step, const StepResult& result);
-  void Validation(int64_t step, const ValidationResult& result);
+  void Validation(int64_t step, const eval::ValidationResult& result);
   void Save(int64_t step, uint64_t bytes, double seconds);
   // A damaged checkpoint that was passed over on the way to `step`.
   void Damage(int64_t step, const std::string& banner);

@@ -27,7 +27,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
 
 void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   const data::Batch batch = source_.Next();
-  const BatchTensors tensors = ToTensors(batch, ToTorch(device_));
+  const eval::BatchTensors tensors = eval::ToTensors(batch, ToTorch(device_));
   const model::ForwardContext context{.slice = &tensors.slice,
                                       .training = true,
                                       .z_loss_weight = config_.train.z_loss,

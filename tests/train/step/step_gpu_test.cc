@@ -33,7 +33,7 @@ Outcome LossAndGradients(const std::string& mixer, Device device, at::ScalarType
     batch.inputs.push_back(3 + (i * 37) % 256);
     batch.targets.push_back(i == 69 ? data::kNoTarget : 3 + (i * 11) % 256);
   }
-  const BatchTensors tensors = ToTensors(batch, ToTorch(device));
+  const eval::BatchTensors tensors = eval::ToTensors(batch, ToTorch(device));
   const model::LossSums sums =
       model.Loss(tensors.inputs, tensors.targets, {.slice = &tensors.slice, .training = true});
   hooks.BeginMicroBatch(0, 1, nullptr);
