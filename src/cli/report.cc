@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "cli/run.h"
+#include "cli/run_facts.h"
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -33,6 +34,7 @@ std::vector<report::RunRecord> ReadRuns(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     try {
       runs.push_back(report::ReadRun(path));
+      AddRunFacts(runs.back());
     } catch (const Error& error) {
       if (error.code() != ExitCode::kUsage) throw;
       last_problem = error.message();

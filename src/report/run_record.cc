@@ -6,10 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "ckpt/reader.h"
 #include "core/error.h"
 #include "core/files.h"
-#include "train/config/run_config.h"
 
 namespace halflife::report {
 namespace {
@@ -102,24 +100,9 @@ void ReadMetrics(const fs::path& path, RunRecord& run) {
   }
 }
 
-void ReadConfig(RunRecord& run) {
+void ReadConfigText(RunRecord& run) {
   run.config_text = ReadIfThere(run.path / "config.textproto");
-  if (run.config_text.empty()) {
-    run.config_problem = "there is no config.textproto";
-    return;
-  }
-  try {
-    const train::RunConfig config = train::ParseRunConfig(run.config_text, "config.textproto", {});
-    run.config = train::FlatFields(config);
-    run.model = Concat(model::MixerSummary(config.model), ", ", config.model.num_layers, " x ",
-                       config.model.model_dim);
-    run.total_steps = config.train.steps;
-    run.tokens_per_step = config.train.global_batch * config.data.seq_len;
-    run.clip_norm = config.optimizer.clip_norm;
-    run.num_parameters = model::LanguageModel(config.model).CountParameters().total();
-  } catch (const Error& error) {
-    run.config_problem = error.message();
-  }
+  if (run.config_text.empty()) run.config_problem = "there is no config.textproto";
 }
 
 std::string MinuteOf(int64_t unix_ms) {
@@ -139,17 +122,6 @@ void ReadStatus(RunRecord& run) {
   if (heartbeat.is_object() && heartbeat.contains("unix_ms") &&
       heartbeat["unix_ms"].is_number_integer()) {
     run.last_alive = MinuteOf(heartbeat["unix_ms"]);
-  }
-}
-
-// A run without a checkpoint, or with a damaged one, is still worth a report.
-void ReadCheckpoint(RunRecord& run) {
-  try {
-    const ckpt::StepReader step = ckpt::StepReader::Open(ckpt::FindStep(run.path));
-    run.world_size = step.state().mesh.world;
-    run.build = step.state().versions.git_hash;
-    if (step.state().versions.git_dirty) run.build += " (modified)";
-  } catch (const Error&) {
   }
 }
 
@@ -185,9 +157,8 @@ RunRecord ReadRun(const fs::path& path) {
   run.path = path;
   run.name = fs::weakly_canonical(path, error).filename().string();
   ReadMetrics(path / "metrics.jsonl", run);
-  ReadConfig(run);
+  ReadConfigText(run);
   ReadStatus(run);
-  ReadCheckpoint(run);
   return run;
 }
 

@@ -1,6 +1,7 @@
-// What a run's folder says about it, read while it may still be written: metrics.jsonl, config.textproto, DONE,
-// heartbeat.json, abort/FIRST and the newest checkpoint's manifest. Only the folder has to exist; what is missing or
-// unreadable is left out or told.
+// What a run's folder says about it, read while it may still be written: metrics.jsonl,
+// config.textproto, DONE, heartbeat.json and abort/FIRST. Only the folder has to exist; what is
+// missing or unreadable is left out or told. What the recipe and the newest checkpoint mean is
+// filled in by the caller, who can read them.
 //
 //   const RunRecord run = ReadRun("runs/first");
 //   for (const Point& point : run.metric("loss")) ...
@@ -39,16 +40,18 @@ struct RunRecord {
   std::string failure;     // words of the rank that failed first; empty: none
   std::string last_alive;  // "2026-01-31 17:05 UTC"; empty: unknown
 
+  std::string config_text;     // as it stands in the folder
+  std::string config_problem;  // why `config` is empty
+
+  // From here on ReadRun leaves all empty. What `config_text` says:
   std::map<std::string, std::string> config;  // "optimizer.lr" -> "0.003"
-  std::string config_text;                    // as it stands in the folder
-  std::string config_problem;                 // why `config` is empty
   std::string model;                          // "gla + softmax in 1 of 4 layers, 4 x 192"
   std::optional<int64_t> num_parameters;
   int64_t total_steps = 0;      // 0: unknown
   int64_t tokens_per_step = 0;  // 0: unknown
   double clip_norm = 0;         // 0: off or unknown
 
-  // From the newest checkpoint; empty before the first.
+  // What the newest checkpoint says; empty before the first.
   std::optional<int> world_size;
   std::string build;
 };

@@ -138,27 +138,11 @@ TEST_F(ReadRunTest, DamagedLinesAreCountedAndAnUnfinishedLastOneIsNot) {
   EXPECT_EQ(run.damaged_lines, 4);
 }
 
-TEST_F(ReadRunTest, TheConfigGivesModelAndTokens) {
-  Write("config.textproto", R"(data { seq_len: 64 } optimizer { clip_norm: 0.5 }
-      model { vocab_size: 259 model_dim: 32 num_layers: 2 mlp_dim: 64
-              mixer { name: "gla" options { key: "num_heads" value: "2" } } }
-      train { steps: 20 global_batch: 8 })");
+TEST_F(ReadRunTest, TheConfigIsTakenAsItStands) {
+  Write("config.textproto", "train { steps: 20 }");
   const RunRecord run = Read();
+  EXPECT_EQ(run.config_text, "train { steps: 20 }");
   EXPECT_EQ(run.config_problem, "");
-  EXPECT_EQ(run.model, "gla, 2 x 32");
-  EXPECT_EQ(run.tokens_per_step, 512);
-  EXPECT_EQ(run.total_steps, 20);
-  EXPECT_EQ(run.clip_norm, 0.5);
-  EXPECT_GT(run.num_parameters.value(), 2 * 259 * 32);
-  EXPECT_EQ(run.config.at("optimizer.clip_norm"), "0.5");
-}
-
-TEST_F(ReadRunTest, AConfigOfAnotherVersionIsTold) {
-  Write("config.textproto", "train { warp: 9 }");
-  const RunRecord run = Read();
-  EXPECT_NE(run.config_problem.find("config.textproto:1:"), std::string::npos)
-      << run.config_problem;
-  EXPECT_TRUE(run.config.empty());
 }
 
 TEST_F(ReadRunTest, Status) {

@@ -1,0 +1,49 @@
+#include "cli/run_facts.h"
+
+#include <gtest/gtest.h>
+
+#include "support/temp_dir.h"
+
+namespace halflife::cli {
+namespace {
+
+report::RunRecord FactsOf(const std::string& config_text) {
+  const test::TempDir folder;
+  report::RunRecord run;
+  run.path = folder.path();
+  run.config_text = config_text;
+  AddRunFacts(run);
+  return run;
+}
+
+TEST(RunFacts, TheConfigGivesModelAndTokens) {
+  const report::RunRecord run = FactsOf(R"(data { seq_len: 64 } optimizer { clip_norm: 0.5 }
+      model { vocab_size: 259 model_dim: 32 num_layers: 2 mlp_dim: 64
+              mixer { name: "gla" options { key: "num_heads" value: "2" } } }
+      train { steps: 20 global_batch: 8 })");
+  EXPECT_EQ(run.config_problem, "");
+  EXPECT_EQ(run.model, "gla, 2 x 32");
+  EXPECT_EQ(run.tokens_per_step, 512);
+  EXPECT_EQ(run.total_steps, 20);
+  EXPECT_EQ(run.clip_norm, 0.5);
+  EXPECT_GT(run.num_parameters.value(), 2 * 259 * 32);
+  EXPECT_EQ(run.config.at("optimizer.clip_norm"), "0.5");
+}
+
+TEST(RunFacts, AConfigOfAnotherVersionIsTold) {
+  const report::RunRecord run = FactsOf("train { warp: 9 }");
+  EXPECT_NE(run.config_problem.find("config.textproto:1:"), std::string::npos)
+      << run.config_problem;
+  EXPECT_TRUE(run.config.empty());
+}
+
+TEST(RunFacts, WithoutConfigAndCheckpointNothingIsAdded) {
+  const report::RunRecord run = FactsOf("");
+  EXPECT_EQ(run.config_problem, "");  // ReadRun's to say
+  EXPECT_TRUE(run.config.empty());
+  EXPECT_EQ(run.build, "");
+  EXPECT_FALSE(run.num_parameters || run.world_size);
+}
+
+}  // namespace
+}  // namespace halflife::cli
