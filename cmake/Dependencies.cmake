@@ -1,4 +1,5 @@
-# Everything that is not ours. launch/setup installs it on Debian and Ubuntu; elsewhere CMake finds what is provided.
+# Everything that is not ours. launch/setup installs it on Debian and Ubuntu; elsewhere CMake finds
+# what is provided.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(MPI REQUIRED COMPONENTS C)

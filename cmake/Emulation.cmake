@@ -1,16 +1,20 @@
-# CUDA kernel sources on the CPU: compiled by g++ with HL_EMULATE, run by the emulator in src/kernels/emu.
+# CUDA kernel sources on the CPU: compiled by g++ with HL_EMULATE, run by the emulator in
+# src/kernels/emu.
 #
 #   hl_emulated_test(NAME chunk_scan_emulated_test
 #     KERNELS ${CMAKE_SOURCE_DIR}/src/kernels/decay_attention/cuda/chunk_scan.cu
 #     SOURCES chunk_scan_emulated_test.cc)
 #
-# makes chunk_scan_emulated_test_{plain,asan,tsan}, each a CTest entry per order {forward, reverse, random}; labels "emulated"
-# and the kind. With PARTS 4 the kinds with a sanitizer, which are the slow ones, are four entries an order, *_1of4 to
-# *_4of4, of every fourth test, so that the cores of a machine end at about the same time. SOURCES bring gtest cases, not main; LIBS are linked on top (libraries are not built anew per kind, so
-# that a sanitizer does not look into them: list a .cc that should be checked among SOURCES). HL_EMULATED_TSAN or
-# HL_EMULATED_ASAN is defined in the kind of that name, for tests of what only a sanitizer finds.
+# makes chunk_scan_emulated_test_{plain,asan,tsan}, each a CTest entry per order {forward, reverse,
+# random}; labels "emulated" and the kind. With PARTS 4 the kinds with a sanitizer, which are the
+# slow ones, are four entries an order, *_1of4 to *_4of4, of every fourth test, so that the cores of
+# a machine end at about the same time. SOURCES bring gtest cases, not main; LIBS are linked on top
+# (libraries are not built anew per kind, so that a sanitizer does not look into them: list a .cc
+# that should be checked among SOURCES). HL_EMULATED_TSAN or HL_EMULATED_ASAN is defined in the kind
+# of that name, for tests of what only a sanitizer finds.
 #
-# Call it in a directory that does not also compile the same .cu file for the device: there it is C++.
+# Call it in a directory that does not also compile the same .cu file for the device: there it is
+# C++.
 option(HALFLIFE_EMULATED_TESTS "Tests of CUDA sources on the CPU; the cuda preset leaves them to the cpu preset" ON)
 set(HALFLIFE_EMULATION_FLAGS_plain -O2)
 set(HALFLIFE_EMULATION_FLAGS_asan -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -26,7 +30,8 @@ if(HALFLIFE_SANITIZE)
   set(HALFLIFE_EMULATION_KINDS asan)
 endif()
 
-# CUDA's vector types and bf16, which plain g++ compiles: from LibTorch's own CUDA wheels, else from a toolkit.
+# CUDA's vector types and bf16, which plain g++ compiles: from LibTorch's own CUDA wheels, else from
+# a toolkit.
 get_filename_component(emulation_site_packages ${LibTorch_ROOT} DIRECTORY)
 find_path(HALFLIFE_CUDA_TYPES_DIR cuda_bf16.h
   HINTS ${emulation_site_packages}/nvidia/cu13/include ${emulation_site_packages}/nvidia/cuda_runtime/include
@@ -39,7 +44,8 @@ elseif(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   set(HALFLIFE_CUDA_TYPES_DIR HALFLIFE_CUDA_TYPES_DIR-NOTFOUND)
 endif()
 
-# What every source of a kind is compiled with; the kernels and tests, not the emulator, see HL_EMULATED_*.
+# What every source of a kind is compiled with; the kernels and tests, not the emulator, see
+# HL_EMULATED_*.
 function(hl_emulation_options target)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/cuda_shim ${CMAKE_SOURCE_DIR}/src)
   target_include_directories(${target} SYSTEM PRIVATE ${HALFLIFE_CUDA_TYPES_DIR})
@@ -49,8 +55,8 @@ function(hl_emulation_options target)
     -Wnon-virtual-dtor -Woverloaded-virtual -Wno-unknown-pragmas -Werror)
 endfunction()
 
-# hl_emu_<kind>: the emulator. ThreadSanitizer must not see it (its scheduler would be a race with itself), except for
-# access.cc, which makes the loads and stores of emulated instructions.
+# hl_emu_<kind>: the emulator. ThreadSanitizer must not see it (its scheduler would be a race with
+# itself), except for access.cc, which makes the loads and stores of emulated instructions.
 function(hl_emulation_runtime kind)
   if(TARGET hl_emu_${kind})
     return()

@@ -1,13 +1,15 @@
-# LibTorch from the `torch` wheel, without the wheel's own find_package(Torch): that one demands a CUDA toolkit,
-# ignores CMAKE_CUDA_ARCHITECTURES and fails with CMake 3.25.
+# LibTorch from the `torch` wheel, without the wheel's own find_package(Torch): that one demands a
+# CUDA toolkit, ignores CMAKE_CUDA_ARCHITECTURES and fails with CMake 3.25.
 #
-#   LibTorch::LibTorch   headers, libtorch_cpu and libc10; with CUDA also libtorch_cuda and libc10_cuda
+#   LibTorch::LibTorch   headers, libtorch_cpu and libc10; with CUDA also libtorch_cuda and
+#                        libc10_cuda
 #   LibTorch_VERSION
 #
-# Looked for in -DHALFLIFE_TORCH_DIR=<.../site-packages/torch>, then in <source>/.venv, which launch/setup makes.
+# Looked for in -DHALFLIFE_TORCH_DIR=<.../site-packages/torch>, then in <source>/.venv, which
+# launch/setup makes.
 #
-# The headers are searched last (-idirafter): the wheel carries its own fmt/ and google/protobuf/, which break spdlog
-# and every .pb.h when they come first.
+# The headers are searched last (-idirafter): the wheel carries its own fmt/ and google/protobuf/,
+# which break spdlog and every .pb.h when they come first.
 file(GLOB venv_torch ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
 find_path(LibTorch_INCLUDE_DIR ATen/core/Tensor.h
   PATHS ${HALFLIFE_TORCH_DIR}/include NO_DEFAULT_PATH)
@@ -33,8 +35,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   target_compile_options(LibTorch::LibTorch INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}>"
     "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include>"
-    # at::parallel_for is a header template: without OpenMP it runs on one thread. The runtime is the wheel's own copy,
-    # so that a process has one.
+    # at::parallel_for is a header template: without OpenMP it runs on one thread. The runtime is
+    # the wheel's own copy, so that a process has one.
     $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
   file(GLOB LibTorch_OPENMP_LIBRARY ${LibTorch_LIBRARY_DIR}/libgomp*.so*)
   if(HALFLIFE_WITH_CUDA)

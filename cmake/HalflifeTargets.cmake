@@ -1,4 +1,5 @@
-# hl_area(NAME core DEPS ...): one static library per area from every .cc (and .cu with CUDA) below src/<area>.
+# hl_area(NAME core DEPS ...): one static library per area from every .cc (and .cu with CUDA) below
+# src/<area>.
 function(hl_area)
   cmake_parse_arguments(A "" "NAME" "DEPS;EXCLUDE" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
@@ -16,8 +17,9 @@ endfunction()
 # For what takes longer to compile than to run: tests and the command line.
 set(HALFLIFE_QUICK_TO_COMPILE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
 
-# Seconds after which a test is taken to hang, by its label: some five times what the longest of them takes on two slow
-# cores that have other work. They guard against a hang, not against a slow machine: no test has a limit of its own.
+# Seconds after which a test is taken to hang, by its label: some five times what the longest of
+# them takes on two slow cores that have other work. They guard against a hang, not against a slow
+# machine: no test has a limit of its own.
 set(HALFLIFE_TIMEOUT_unit 1500)
 set(HALFLIFE_TIMEOUT_emulated 1800)
 set(HALFLIFE_TIMEOUT_mpi 1500)
@@ -25,8 +27,8 @@ set(HALFLIFE_TIMEOUT_gpu 1500)
 set(HALFLIFE_TIMEOUT_e2e 3000)
 set(HALFLIFE_TIMEOUT_slurm 3000)
 
-# hl_test(NAME rng_test SOURCES rng_test.cc LIBS hl_core [LABEL unit]): one GoogleTest binary, one CTest entry;
-# one labelled gpu belongs to the target gpu_tests, too.
+# hl_test(NAME rng_test SOURCES rng_test.cc LIBS hl_core [LABEL unit]): one GoogleTest binary, one
+# CTest entry; one labelled gpu belongs to the target gpu_tests, too.
 function(hl_test)
   cmake_parse_arguments(T "" "NAME;LABEL" "SOURCES;LIBS" ${ARGN})
   if(NOT T_SOURCES)
@@ -49,7 +51,8 @@ function(hl_test)
     ENVIRONMENT "OMP_NUM_THREADS=1;ASAN_OPTIONS=detect_leaks=0")
 endfunction()
 
-# hl_mpi_test(NAME bucket_mpi_test RANKS 2 4 LIBS hl_dist): the binary brings its own main (MPI) and runs once per count.
+# hl_mpi_test(NAME bucket_mpi_test RANKS 2 4 LIBS hl_dist): the binary brings its own main (MPI) and
+# runs once per count.
 function(hl_mpi_test)
   cmake_parse_arguments(T "" "NAME" "SOURCES;LIBS;RANKS" ${ARGN})
   if(NOT T_SOURCES)
@@ -59,7 +62,8 @@ function(hl_mpi_test)
   target_link_libraries(${T_NAME} PRIVATE ${T_LIBS} hl_test_support GTest::gtest GTest::gmock)
   target_include_directories(${T_NAME} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_compile_options(${T_NAME} PRIVATE ${HALFLIFE_QUICK_TO_COMPILE})
-  # A directory for mpirun's session each: in a shared one, a run that ends removes what another is entering.
+  # A directory for mpirun's session each: in a shared one, a run that ends removes what another is
+  # entering.
   foreach(ranks ${T_RANKS})
     add_test(NAME ${T_NAME}_${ranks}
       COMMAND ${MPIEXEC_EXECUTABLE} -n ${ranks} --oversubscribe --bind-to none $<TARGET_FILE:${T_NAME}> --ranks=${ranks})

@@ -101,8 +101,8 @@ run_life() {
 }
 
 # Sets verdict on the life that ended, and num_stuck:
-#   finished   the trainer wrote DONE in this life. A launcher's 0 alone proves nothing: srun gives it
-#              for a step that never started.
+#   finished   the trainer wrote DONE in this life. A launcher's 0 alone proves nothing: srun gives
+#              it for a step that never started.
 #   again      a new life may get further
 #   final      the same would happen again, or a user stopped it
 #   stuck      too many lives in a row without a new checkpoint

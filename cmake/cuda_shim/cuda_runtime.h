@@ -1,5 +1,6 @@
-// Stands in for the CUDA runtime where kernel sources are compiled for the CPU: "device" memory is host memory, a stream
-// is nothing, and every call has ended when it returns. Only what launch code next to kernels calls.
+// Stands in for the CUDA runtime where kernel sources are compiled for the CPU: "device" memory is
+// host memory, a stream is nothing, and every call has ended when it returns. Only what launch code
+// next to kernels calls.
 #pragma once
 
 #include <cstddef>

@@ -11,8 +11,8 @@
 #                      on all of them
 #   --threads N        compute threads a rank (default: OMP_NUM_THREADS, else cores over ranks of
 #                      this machine)
-#   --restart          run again after exit 75 (saved, wants to go on) and after a crash, a lost or a
-#                      hung rank, until COMMAND, a `halflife train`, has finished the run that it
+#   --restart          run again after exit 75 (saved, wants to go on) and after a crash, a lost or
+#                      a hung rank, until COMMAND, a `halflife train`, has finished the run that it
 #                      names with --run; gives up after 3 lives without a new checkpoint there
 #   --max-restarts N   at most so many (default 50)
 #   --mpi-option X     passed to mpirun; may be repeated

@@ -1,4 +1,5 @@
-// Large allocations do not fault anew once freed memory is kept, and lie in pages of 2 MiB where the kernel has any.
+// Large allocations do not fault anew once freed memory is kept, and lie in pages of 2 MiB where
+// the kernel has any.
 #include "core/heap.h"
 
 #include <gtest/gtest.h>

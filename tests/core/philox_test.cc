@@ -34,7 +34,8 @@ TEST(Philox, DrawPlacesItsCoordinates) {
   ExpectWords(draw, direct.x[0], direct.x[1], direct.x[2], direct.x[3]);
 }
 
-// Small seeds and small layers together: nothing of one may be the other's (seed 0, layer 1 against seed 1, layer 0).
+// Small seeds and small layers together: nothing of one may be the other's (seed 0, layer 1 against
+// seed 1, layer 0).
 TEST(Philox, KeysDifferBySeedPurposeAndLayer) {
   std::set<std::pair<uint32_t, uint32_t>> keys;
   for (uint64_t seed = 0; seed < 8; ++seed) {

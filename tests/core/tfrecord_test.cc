@@ -44,7 +44,8 @@ class TfRecord : public testing::Test {
   test::TempDir dir_;
 };
 
-// What tensorboard.summary.writer.record_writer.RecordWriter writes for b"hello", and its masked_crc32c.
+// What tensorboard.summary.writer.record_writer.RecordWriter writes for b"hello", and its
+// masked_crc32c.
 TEST_F(TfRecord, FramingIsGolden) {
   const std::string hex = [] {
     std::string text;

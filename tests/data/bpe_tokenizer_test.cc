@@ -101,9 +101,10 @@ TEST(BpeTest, TextComesBack) {
 TEST(BpeTest, InvalidBytesAreReadAsTheReplacementCharacter) {
   const auto tokenizer = MakeBpe(SmallBpeJson());
   EXPECT_EQ(tokenizer->Encode("a\xFFz"), tokenizer->Encode("a\xEF\xBF\xBDz"));
+  // Half a character becomes one, too.
   EXPECT_EQ(tokenizer->Decode({0xC3, 'a'}),
             "\xEF\xBF\xBD"
-            "a");  // half a character
+            "a");
 }
 
 TEST(BpeTest, SpecialTokensDecodeToNothing) {

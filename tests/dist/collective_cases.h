@@ -14,8 +14,8 @@ struct CollectiveCase {
   OpKind kind = OpKind::kAllReduce;
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
-  int64_t count =
-      0;  // of a rank's contribution; send-receive and all-gather-v make it uneven themselves
+  // Of a rank's contribution; send-receive and all-gather-v make it uneven themselves.
+  int64_t count = 0;
 };
 std::string ToString(const CollectiveCase& one);
 

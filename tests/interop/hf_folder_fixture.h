@@ -1,4 +1,5 @@
-// A small folder as transformers saves one, in the test's own bytes: two shards with an index, or one file.
+// A small folder as transformers saves one, in the test's own bytes: two shards with an index, or
+// one file.
 #pragma once
 
 #include <cstring>

@@ -20,11 +20,11 @@ class HfFolderTest : public testing::Test {
  protected:
   HfFolderTest() : folder_(dir_ / "model") { test::WriteShardedFolder(folder_); }
   void SetIndex(const std::string& a, const std::string& more = "") {
-    WriteText(
-        folder_ / "model.safetensors.index.json",
-        R"({"weight_map": {"a": )" + a +
-            R"(, "b": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors")" +
-            more + "}}");
+    WriteText(folder_ / "model.safetensors.index.json",
+              R"({"weight_map": {"a": )" + a +
+                  R"(, "b": "model-00001-of-00002.safetensors")"
+                  R"(, "c": "model-00002-of-00002.safetensors")" +
+                  more + "}}");
   }
   test::TempDir dir_;
   std::filesystem::path folder_;

@@ -25,7 +25,8 @@ import reference_models
 import texts
 
 HALFLIFE = ""
-# fp32 on both sides, two or three layers: rounding of logits of order 10 and of sums over 200 tokens.
+# fp32 on both sides, two or three layers: rounding of logits of order 10 and of sums over 200
+# tokens.
 TOLERANCE = 2e-4
 VOCAB = 61
 LENGTHS = (2, 29, 64, 65, 200)
@@ -125,7 +126,8 @@ class HfModels(unittest.TestCase):
         self._holder.cleanup()
 
     def check_all_ways(self, folder, want):
-        """folder -> run -> folder -> run -> folder: the same numbers everywhere, the same bytes at the ends."""
+        """folder -> run -> folder -> run -> folder: the same numbers everywhere, the same bytes at
+        the ends."""
         ids = sequences()
         self.assertLess(widest(score(folder, ids, self.dir), want), TOLERANCE)
         run, exported = self.dir / "run", self.dir / "exported"

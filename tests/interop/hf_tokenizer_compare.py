@@ -1,5 +1,5 @@
-"""Exported tokenizer folders under transformers' AutoTokenizer: the ids are the same, special tokens
-lie in the vocabulary, and what reads the folder back here gives the same ids again.
+"""Exported tokenizer folders under transformers' AutoTokenizer: the ids are the same, special
+tokens lie in the vocabulary, and what reads the folder back here gives the same ids again.
 
     hf_tokenizer_compare.py TOKENIZER_TOOL REPOSITORY
 """
@@ -23,8 +23,8 @@ SPECIALS = ["<unk>", "<s>", "</s>", "<pad>", bpe_compare.EOS]
 
 PLAIN = dict(normalization_rule_name="identity", add_dummy_prefix=False,
              remove_extra_whitespaces=False)
-# name -> options of the trainer, and how many lines in a thousand may differ: a unigram model's best
-# path is a sum of floats, and two paths of equal score may be told apart by its last bit.
+# name -> options of the trainer, and how many lines in a thousand may differ: a unigram model's
+# best path is a sum of floats, and two paths of equal score may be told apart by its last bit.
 SENTENCEPIECE = {
     "unigram": (dict(PLAIN, model_type="unigram", bos_id=-1, pad_id=0, eos_id=1, unk_id=2), 1),
     "bpe": (dict(PLAIN, model_type="bpe", bos_id=1, eos_id=2, unk_id=0), 0),

@@ -1,4 +1,5 @@
-// A folder with 12,000 planted faults, read under AddressSanitizer and UBSan: refused with an Error, or sound.
+// A folder with 12,000 planted faults, read under AddressSanitizer and UBSan: refused with an
+// Error, or sound.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -58,7 +59,8 @@ TEST(HostileFolderTest, MutatedFilesAreRefusedOrSound) {
     test::WriteText(folder / name, good);
   }
   ReadAll(HfFolder::Open(folder));
-  // Most faults hit a number, a name or a length; harmless are those in values and in the config's own words.
+  // Most faults hit a number, a name or a length; harmless are those in values and in the config's
+  // own words.
   EXPECT_GT(refused, 2 * kMutationsPerFile);
 }
 

@@ -1,5 +1,5 @@
-// Small folders with 14,000 planted faults, opened as models: refused with an Error, or exactly what their config.json asks
-// for, and never with more memory than the files account for.
+// Small folders with 14,000 planted faults, opened as models: refused with an Error, or exactly
+// what their config.json asks for, and never with more memory than the files account for.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -27,7 +27,8 @@ constexpr const char* kFirstShard = "model-00001-of-00002.safetensors";
 constexpr const char* kSecondShard = "model-00002-of-00002.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// One of each class, with what changes the set of tensors: biases, norms, convolutions, softmax layers, ties.
+// One of each class, with what changes the set of tensors: biases, norms, convolutions, softmax
+// layers, ties.
 constexpr const char* kConfigs[] = {
     R"({"model_type": "llama", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
@@ -161,9 +162,10 @@ json WithOneChange(json config, std::mt19937_64& random) {
   }
 }
 
-// A folder's files have less than 16 KiB each, as JSON some 30 times that; of the 29 tensors or fewer, each may stand for one
-// layer of 13 declared parameters with less than 1 KiB each. That is 2 MiB a time; the rest is for the allocator's and the
-// libraries' pages. The least number from nowhere that is tried as a size, 2^30, would be a thousand times as much.
+// A folder's files have less than 16 KiB each, as JSON some 30 times that; of the 29 tensors or
+// fewer, each may stand for one layer of 13 declared parameters with less than 1 KiB each. That is
+// 2 MiB a time; the rest is for the allocator's and the libraries' pages. The least number from
+// nowhere that is tried as a size, 2^30, would be a thousand times as much.
 constexpr int64_t kMaxGrowthBytes = 16 << 20;
 
 int64_t PeakBytes() {

@@ -1,7 +1,9 @@
-"""The public classes' forward passes, written out plainly in fp64: what an imported model is held against.
+"""The public classes' forward passes, written out plainly in fp64: what an imported model is held
+against.
 
-`tensors(config)` lists every tensor of a folder with its shape, `log_probs(config, weights, ids)` is ln p(ids[i+1] |
-ids[..i]). Token by token, no chunking, no fusing; the sources are the papers and the public description of each class.
+`tensors(config)` lists every tensor of a folder with its shape, `log_probs(config, weights, ids)`
+is ln p(ids[i+1] | ids[..i]). Token by token, no chunking, no fusing; the sources are the papers and
+the public description of each class.
 """
 
 import math

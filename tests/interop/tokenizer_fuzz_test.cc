@@ -1,5 +1,5 @@
-// Hostile tokenizer files: tens of thousands of damaged ones, under AddressSanitizer and UBSan. Each
-// must end in an error of kData or in a tokenizer that is consistent with itself.
+// Hostile tokenizer files: tens of thousands of damaged ones, under AddressSanitizer and UBSan.
+// Each must end in an error of kData or in a tokenizer that is consistent with itself.
 #include <gtest/gtest.h>
 #include <halflife/sentencepiece_model.pb.h>
 
@@ -141,8 +141,8 @@ TEST(TokenizerFuzzTest, TokenizerConfig) {
   int num_accepted = 0;
   for (int i = 0; i < 10'000; ++i) {
     SCOPED_TRACE(i);
-    // What names tokens by their content, and what names them by number, one damaged at a time: two at once leave
-    // next to nothing to accept.
+    // What names tokens by their content, and what names them by number, one damaged at a time: two
+    // at once leave next to nothing to accept.
     const std::string by_number = R"({"eos_token_id": [265]})";
     const Files files = i % 2 == 0 ? Files{{"tokenizer_config.json", Mutated(good, random)},
                                            {"generation_config.json", by_number}}

@@ -1,8 +1,9 @@
 // What the comparisons with other programs run:
 //   tokenizer_tool encode TOKENIZER IN OUT   each line of IN, a JSON string, becomes a line of OUT:
 //                                            {"ids": [1, 2], "text": what Decode makes of them}
-//   tokenizer_tool export TOKENIZER FOLDER   writes FOLDER's Hugging Face tokenizer files, and prints
-//                                            {"vocab_size": n, "bos": id, "eos": ..., "pad": ...}
+//   tokenizer_tool export TOKENIZER FOLDER   writes FOLDER's Hugging Face tokenizer files, and
+//                                            prints {"vocab_size": n, "bos": id, "eos": ..., "pad":
+//                                            ...}
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>

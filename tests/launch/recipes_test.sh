@@ -21,7 +21,8 @@ recipe() {
   plan=$(plan "$1" 1 "$2")
   check "$1, parameters" "$3" "$(row total | grep -oE '\([0-9]+\)' | tr -d '()')"
 }
-# on_gpus NAME RANKS...: on any of these numbers of ranks, memory and FLOPs are those of its run card.
+# on_gpus NAME RANKS...: on any of these numbers of ranks, memory and FLOPs are those of its run
+# card.
 on_gpus() {
   local name=$1 ranks plan
   shift

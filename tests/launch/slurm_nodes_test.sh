@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slurm_nodes_test.sh HALFLIFE (inside with_slurm.sh --isolated --nodes 6): bad links cost time, dead
-# nodes cost a restart, and neither changes a bit.
+# slurm_nodes_test.sh HALFLIFE (inside with_slurm.sh --isolated --nodes 6): bad links cost time,
+# dead nodes cost a restart, and neither changes a bit.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slurm_preempt_test.sh HALFLIFE (inside with_slurm.sh): a job that has to make room saves, waits its
-# turn and goes on to the same bits.
+# slurm_preempt_test.sh HALFLIFE (inside with_slurm.sh): a job that has to make room saves, waits
+# its turn and goes on to the same bits.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"

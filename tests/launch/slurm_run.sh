@@ -62,8 +62,8 @@ submit() {
 
 job_field() { scontrol --oneliner show job "$1" | grep -oE "(^| )$2=[^ ]*" | cut -d = -f 2-; }
 
-# Slurm holds a requeued job back for two minutes; this waits for three seconds, as nodes refuse a job
-# in the second in which they ended its life before.
+# Slurm holds a requeued job back for two minutes; this waits for three seconds, as nodes refuse a
+# job in the second in which they ended its life before.
 hurry() {
   local start
   if [ "$(job_field "$1" JobState)" = PENDING ] && [ "$(job_field "$1" Restarts)" != 0 ]; then
@@ -118,8 +118,8 @@ go_on() { kill -CONT "$(rank_zero "$1")"; }
 
 # The words of launch/slurm/train.sbatch when it was warned; a paused run may go on from there.
 was_asked() { [ "$(count 'asking the ranks to save' "$1.log")" -ge 1 ]; }
-# pause_until_asked RUN COMMAND...: pauses the job submitted last, has COMMAND lead to the warning, and
-# lets it go on.
+# pause_until_asked RUN COMMAND...: pauses the job submitted last, has COMMAND lead to the warning,
+# and lets it go on.
 pause_until_asked() {
   pause "$1" "$job" || return 1
   "${@:2}"

@@ -1,4 +1,5 @@
-// Checks that a statement throws halflife::Error with this exit code and a message that contains each piece.
+// Checks that a statement throws halflife::Error with this exit code and a message that contains
+// each piece.
 //
 //   EXPECT_HL_ERROR(Dataset::Open(path), ExitCode::kData, "train-00000.h5", "truncated");
 #pragma once

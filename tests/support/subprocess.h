@@ -1,6 +1,8 @@
-// Runs a program to its end and keeps what it printed: how tests look at the `halflife` binary as a user does.
+// Runs a program to its end and keeps what it printed: how tests look at the `halflife` binary as a
+// user does.
 //
-//   const RunResult result = RunCommand({HALFLIFE_BINARY, "train", "--config", path}, {.timeout_s = 60});
+//   const RunResult result =
+//       RunCommand({HALFLIFE_BINARY, "train", "--config", path}, {.timeout_s = 60});
 //   EXPECT_EQ(result.exit_code, 2) << result.err;
 #pragma once
 
@@ -21,7 +23,8 @@ struct RunResult {
 };
 RunResult RunCommand(const std::vector<std::string>& command, const RunOptions& options = {});
 
-// mpirun -n ranks with the flags that tests need (oversubscribed, unbound, root allowed, loopback only).
+// mpirun -n ranks with the flags that tests need (oversubscribed, unbound, root allowed, loopback
+// only).
 RunResult RunRanks(int ranks, const std::vector<std::string>& command,
                    const RunOptions& options = {});
 

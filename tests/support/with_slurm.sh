@@ -3,16 +3,19 @@
 #
 # Runs COMMAND against a private Slurm on this machine and returns its exit code: nodes n1, n2, ...,
 # partitions ci (default) and urgent, which preempts it. Needs no munge, no cgroups and, without
-# --isolated, no root. Exit 77: Slurm or a right is missing here, the reason on a line "SKIPPED: ...".
+# --isolated, no root. Exit 77: Slurm or a right is missing here, the reason on a line "SKIPPED:
+# ...".
 #
 #   --nodes N     nodes (default 2)
-#   --isolated    every node has its own network, host name, processes and shared memory, on a bridge
-#                 in a network namespace of its own. COMMAND runs in that one and finds there
-#                   HL_BRIDGE    the name of the bridge's namespace, in which link pN leads to node N
+#   --isolated    every node has its own network, host name, processes and shared memory, on a
+#                 bridge in a network namespace of its own. COMMAND runs in that one and finds there
+#                   HL_BRIDGE    the name of the bridge's namespace, in which link pN leads to node
+#                                N
 #                   HL_NODE_PIDS N words; KILL to the N-th cuts the power of node N
 #
 # Without --isolated the nodes share this host's name and loopback, and COMMAND gets the Open MPI
-# settings that this needs. Whatever was started here is ended, by process id, and its files removed.
+# settings that this needs. Whatever was started here is ended, by process id, and its files
+# removed.
 set -uo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 seconds_to_start=30

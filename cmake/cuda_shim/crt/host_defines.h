@@ -1,6 +1,6 @@
-// Stands in for the CUDA header of this name where kernel sources are compiled for the CPU: CUDA's vector types and bf16
-// then need the one wheel that ships them, and no toolkit. Its guard is the original's, so that a toolkit's own copy,
-// found beside the including header, stays empty.
+// Stands in for the CUDA header of this name where kernel sources are compiled for the CPU: CUDA's
+// vector types and bf16 then need the one wheel that ships them, and no toolkit. Its guard is the
+// original's, so that a toolkit's own copy, found beside the including header, stays empty.
 #ifndef __HOST_DEFINES_H__
 #define __HOST_DEFINES_H__
 
@@ -20,6 +20,7 @@
 #define __grid_constant__
 #define CUDARTAPI
 #define CUDAAPI
-// No __noinline__: libstdc++ spells __attribute__((__noinline__)). No __shared__: kernels say HL_SHARED.
+// No __noinline__: libstdc++ spells __attribute__((__noinline__)). No __shared__: kernels say
+// HL_SHARED.
 
 #endif
