@@ -1,5 +1,5 @@
-// Reads a config.json that another program wrote: typed, with that program's defaults for absent or null keys. Collects
-// everything that is wrong, and reports keys that nobody asked for by name.
+// Reads a config.json that another program wrote: typed, with that program's defaults for absent or
+// null keys. Collects everything that is wrong, and reports keys that nobody asked for by name.
 //
 //   ConfigReader reader(json, folder / "config.json");
 //   const int64_t heads = reader.Int("num_heads", 4);
@@ -40,7 +40,8 @@ class ConfigReader {
   }
   const std::string& where() const { return where_; }
 
-  // After the last read: Error kData with one line per problem; a warning that names the unknown keys.
+  // After the last read: Error kData with one line per problem; a warning that names the unknown
+  // keys.
   void Check() const;
 
  private:

@@ -54,7 +54,8 @@ ordered_json ConfigJson(const Layout& layout, const model::ModelConfig& config,
   return json;
 }
 
-// By their names there, so that the bytes do not depend on the order in which a model declares its parameters.
+// By their names there, so that the bytes do not depend on the order in which a model declares its
+// parameters.
 std::vector<WeightToWrite> Weights(const Layout& layout, const model::ModelConfig& config,
                                    const ckpt::StepReader& step, bool untie) {
   std::vector<WeightToWrite> weights;

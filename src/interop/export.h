@@ -1,6 +1,7 @@
 // A checkpoint as a folder that `transformers` loads (with `import fla` first for fla's classes).
 //
-//   const ExportReport report = ExportModel(step, tokenizer, "exports/first", {.dtype = StoredDType::kBF16});
+//   const ExportReport report =
+//       ExportModel(step, tokenizer, "exports/first", {.dtype = StoredDType::kBF16});
 #pragma once
 
 #include <cstdint>
@@ -26,9 +27,9 @@ struct ExportReport {
   bool has_tokenizer = false;
 };
 
-// `tokenizer` may be null: no tokenizer files. `out` must not exist; it is published by one rename. Memory: a few MiB.
-// Errors: kUsage for a model that no class expresses (all reasons), a tokenizer with more ids than the model, or an `out`
-// that exists; kNonFinite; kEnvironment.
+// `tokenizer` may be null: no tokenizer files. `out` must not exist; it is published by one rename.
+// Memory: a few MiB. Errors: kUsage for a model that no class expresses (all reasons), a tokenizer
+// with more ids than the model, or an `out` that exists; kNonFinite; kEnvironment.
 ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* tokenizer,
                          const std::filesystem::path& out, const ExportOptions& options);
 

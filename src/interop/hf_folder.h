@@ -1,5 +1,6 @@
-// A folder of config.json and safetensors files, as `transformers` saves a model. Everything in it is treated as hostile:
-// sizes, offsets and names are checked before they are believed, and no code in it is run.
+// A folder of config.json and safetensors files, as `transformers` saves a model. Everything in it
+// is treated as hostile: sizes, offsets and names are checked before they are believed, and no code
+// in it is run.
 //
 //   const HfFolder folder = HfFolder::Open(path);
 //   folder.Read(*folder.Find("lm_head.weight"), 0, count, out);
@@ -30,7 +31,8 @@ struct HfTensor {
 class HfFolder {
  public:
   static bool IsOne(const std::filesystem::path& path);  // a folder with a config.json
-  // Error kData: no such folder, damaged or contradicting files, file names that leave the folder, pickled weights.
+  // Error kData: no such folder, damaged or contradicting files, file names that leave the folder,
+  // pickled weights.
   static HfFolder Open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
@@ -38,8 +40,8 @@ class HfFolder {
   const std::map<std::string, HfTensor>& tensors() const { return tensors_; }
   const HfTensor* Find(const std::string& name) const;  // null: not there
 
-  // Elements [begin, end) of the flattened tensor, widened to fp32. Error kData for a type that holds no weights.
-  // Thread-safe.
+  // Elements [begin, end) of the flattened tensor, widened to fp32. Error kData for a type that
+  // holds no weights. Thread-safe.
   void Read(const HfTensor& tensor, int64_t begin, int64_t end, float* out) const;
 
  private:

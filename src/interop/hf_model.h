@@ -18,8 +18,8 @@ namespace halflife::interop {
 
 class HfModel : public ckpt::WeightSource {
  public:
-  // Checks all of it: Error kData lists every tensor that is missing, unexpected or of another shape. A tied config with a
-  // head of its own values is read as untied, with a warning.
+  // Checks all of it: Error kData lists every tensor that is missing, unexpected or of another
+  // shape. A tied config with a head of its own values is read as untied, with a warning.
   static HfModel Open(const std::filesystem::path& folder);
 
   const model::ModelConfig& config() const { return config_; }

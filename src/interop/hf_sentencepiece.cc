@@ -200,8 +200,8 @@ class Converter {
             {"merges", Merges()}};
   }
 
-  // sentencepiece joins the two neighbours whose piece has the highest score, whichever they are: so
-  // each way to cut a piece into two pieces is a merge, ranked by the score of the whole.
+  // sentencepiece joins the two neighbours whose piece has the highest score, whichever they are:
+  // so each way to cut a piece into two pieces is a merge, ranked by the score of the whole.
   ordered_json Merges() const {
     std::vector<std::tuple<float, int, int>> merges;  // -score, left, right
     const auto normal = [&](std::string_view text) {

@@ -3,8 +3,8 @@
 //
 //   const SentencePieceJson json = ConvertSentencePiece(model_bytes, tokenizer.special_ids());
 //
-// Exact for BPE models. For unigram models too, but for rounding between paths of equal score; under
-// nmt_nfkc both see combining marks that follow a composed character differently.
+// Exact for BPE models. For unigram models too, but for rounding between paths of equal score;
+// under nmt_nfkc both see combining marks that follow a composed character differently.
 #pragma once
 
 #include <string>

@@ -7,7 +7,7 @@
 // | tokenizer | files |
 // |---|---|
 // | bytes | tokenizer_config.json that names ByT5Tokenizer without sentinels |
-// | sentencepiece | tokenizer.json made from the model, tokenizer.model itself, tokenizer_config.json |
+// | sentencepiece | tokenizer.json of the model, tokenizer.model itself, tokenizer_config.json |
 // | bpe | tokenizer.json as it came, tokenizer_config.json |
 //
 // Where text holds the name of a special token, such as "</s>", transformers makes it that token;

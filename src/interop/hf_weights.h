@@ -1,4 +1,5 @@
-// Writes weights as `transformers` reads them: model.safetensors, or numbered shards with their index.
+// Writes weights as `transformers` reads them: model.safetensors, or numbered shards with their
+// index.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,10 @@ struct WeightToWrite {
   std::function<void(int64_t begin, int64_t end, float* out)> read;
 };
 
-// In the order given, into an existing folder, rounded to `dtype` (kF32 or kBF16, to nearest even) with the memory of a few
-// MiB. A weight larger than `max_shard_bytes` has a shard of its own. Bytes are a function of the arguments. Error
-// kNonFinite for a weight that is, or becomes by rounding, not finite; kEnvironment where writing fails.
+// In the order given, into an existing folder, rounded to `dtype` (kF32 or kBF16, to nearest even)
+// with the memory of a few MiB. A weight larger than `max_shard_bytes` has a shard of its own.
+// Bytes are a function of the arguments. Error kNonFinite for a weight that is, or becomes by
+// rounding, not finite; kEnvironment where writing fails.
 void WriteHfWeights(const std::filesystem::path& folder, const std::vector<WeightToWrite>& weights,
                     ckpt::StoredDType dtype, uint64_t max_shard_bytes);
 

@@ -1,6 +1,7 @@
-// How one Hugging Face model class writes the models that it can express: its name, its keys of config.json, its names of
-// tensors. One file a class in layouts/, one line in layouts.inc. Shapes and orders of rows are those of halflife's own
-// parameters for every class here: a tensor is renamed, never permuted.
+// How one Hugging Face model class writes the models that it can express: its name, its keys of
+// config.json, its names of tensors. One file a class in layouts/, one line in layouts.inc. Shapes
+// and orders of rows are those of halflife's own parameters for every class here: a tensor is
+// renamed, never permuted.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -19,15 +20,16 @@ class Layout {
   virtual std::string class_name() const = 0;  // its `architectures`
   virtual std::string mixer() const = 0;       // halflife's name of the mixer it is for
 
-  // One line for each part of `config` that the class has no word for; empty: it expresses all of it.
+  // One line for each part of `config` that the class has no word for; empty: it expresses all of
+  // it.
   virtual std::vector<std::string> Obstacles(const model::ModelConfig& config) const = 0;
   // Adds the class's keys.
   virtual void WriteConfig(const model::ModelConfig& config,
                            nlohmann::ordered_json& json) const = 0;
   // All keys of the class and the common frame; problems stay in the reader.
   virtual model::ModelConfig ReadConfig(ConfigReader& reader) const = 0;
-  // The class's name of a parameter of ours. `reader`: null for what export writes, else the config of a folder whose
-  // options may change names.
+  // The class's name of a parameter of ours. `reader`: null for what export writes, else the config
+  // of a folder whose options may change names.
   virtual std::string TensorName(const std::string& parameter, ConfigReader* reader) const = 0;
   // Tensors that old folders hold and that carry no weights.
   virtual bool IsBuffer(const std::string& tensor) const;
@@ -38,8 +40,8 @@ class Layout {
 const std::vector<const Layout*>& Layouts();
 // Error kData for a model_type that is not known: lists the known ones.
 const Layout& LayoutOf(const std::string& model_type, const std::string& where);
-// The first that has the mixer and no obstacle; `model_type` empty or "auto": any. Error kUsage with every obstacle of every
-// candidate.
+// The first that has the mixer and no obstacle; `model_type` empty or "auto": any. Error kUsage
+// with every obstacle of every candidate.
 const Layout& ChooseLayout(const model::ModelConfig& config, const std::string& model_type);
 
 }  // namespace halflife::interop

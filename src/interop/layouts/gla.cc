@@ -1,4 +1,5 @@
-// fla's GLA: gated linear attention; the gate's inner rank and its normaliser are constants of both programs.
+// fla's GLA: gated linear attention; the gate's inner rank and its normaliser are constants of both
+// programs.
 #include <cmath>
 #include <nlohmann/json.hpp>
 

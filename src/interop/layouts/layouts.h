@@ -30,8 +30,8 @@ class Options {
   std::map<std::string, std::string> values_;
 };
 
-// Builds a mixer's options from a config: only what departs from nothing is left out, so that a folder's values hold even
-// if a default of ours changes.
+// Builds a mixer's options from a config: only what departs from nothing is left out, so that a
+// folder's values hold even if a default of ours changes.
 class OptionWriter {
  public:
   explicit OptionWriter(model::MixerConfig& mixer) : mixer_(mixer) {}
@@ -44,7 +44,8 @@ class OptionWriter {
   model::MixerConfig& mixer_;
 };
 
-// Keys that `transformers` itself writes into every config.json and that say nothing about the model's function.
+// Keys that `transformers` itself writes into every config.json and that say nothing about the
+// model's function.
 void IgnoreCommonKeys(ConfigReader& reader);
 // vocab_size, hidden_size, num_hidden_layers, norms, ties: under the names of transformers.
 struct FrameDefaults {
@@ -61,7 +62,8 @@ void ReadFlaHybrid(ConfigReader& reader, model::ModelConfig& config);
 nlohmann::ordered_json FlaHybrid(const model::ModelConfig& config);
 // "model." before every name but the head's.
 std::string FlaName(const std::string& parameter);
-// The same for retnet and gla, whose norm of the output is called g_norm where it is not fused with the gate.
+// The same for retnet and gla, whose norm of the output is called g_norm where it is not fused with
+// the gate.
 std::string FlaLinearName(const std::string& parameter, ConfigReader* reader);
 
 // What retnet and gla share.

@@ -1,4 +1,5 @@
-// The Llama class of `transformers` itself: softmax attention that needs neither fla nor its kernels to load.
+// The Llama class of `transformers` itself: softmax attention that needs neither fla nor its
+// kernels to load.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>

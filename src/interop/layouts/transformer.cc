@@ -1,4 +1,5 @@
-// fla's Transformer: softmax attention, also with RMSNorm of q and k or a sliding window, which llama has no words for.
+// fla's Transformer: softmax attention, also with RMSNorm of q and k or a sliding window, which
+// llama has no words for.
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"
