@@ -3,8 +3,8 @@
 //   const Bf16 x = RoundToBf16(0.1f);
 //   const float y = Widen(x);  // 0.10009765625
 //
-// Always inlined, so that a loop compiled for several instruction sets takes the conversion along. CUDA sources are C++17:
-// they see the type alone, and convert on the device.
+// Always inlined, so that a loop compiled for several instruction sets takes the conversion along.
+// CUDA sources are C++17: they see the type alone, and convert on the device.
 #pragma once
 
 #if __cplusplus >= 202002L

@@ -1,8 +1,8 @@
 // Words into one string.
 //
-//   Concat("step ", 3, " of ", total)                                     // what error and log macros build text with
-//   Join(names, ", ")                                                     // "a, b"
-//   Join(actions, ", ", [](const Action& action) { return action.name; })
+//   Concat("step ", 3, " of ", total);  // how the error and log macros build their text
+//   Join(names, ", ");                  // "a, b"
+//   Join(actions, ", ", [](const Action& action) { return action.name; });
 #pragma once
 
 #include <sstream>

@@ -1,7 +1,9 @@
 // The one exception type of the project, and the checks that throw it. Always on, unlike assert.
 //
-//   HL_CHECK(begin <= end, "range [", begin, ", ", end, ") is reversed");           // our own fault: exit 70
-//   HL_CHECK_AS(ExitCode::kData, file, "cannot open ", path, "; is it readable?");  // the user's world: its exit code
+//   // A fault of our own: exit 70.
+//   HL_CHECK(begin <= end, "range [", begin, ", ", end, ") is reversed");
+//   // One of the user's world has its own exit code.
+//   HL_CHECK_AS(ExitCode::kData, file, "cannot open ", path, "; is it readable?");
 //   HL_FAIL(ExitCode::kUsage, "unknown mixer '", name, "'; known: ", names);
 //
 // Pieces say what was met and what would work. Destructors log and never throw.
@@ -17,7 +19,8 @@ namespace halflife {
 
 class Error : public std::runtime_error {
  public:
-  // `place` is file:line of the check, shown for internal faults only (a user is helped by words, not by our lines).
+  // `place` is file:line of the check, shown for internal faults only (a user is helped by words,
+  // not by our lines).
   Error(ExitCode code, std::string place, std::string message);
 
   ExitCode code() const { return code_; }

@@ -1,7 +1,8 @@
 // Named fault points, so that tests can kill, stall or fail a process exactly where it hurts.
-// Armed by HL_FAULT=point:action:nth[:rank], e.g. HL_FAULT=ckpt.p4.rename:kill:2:0 (main reads it once).
-// Actions: kill (SIGKILL), exit (code 3, no destructors), stall (sleeps until killed), throw (internal Error), enospc, eio
-// (Error with that errno's words and the code of the call site). Compiled out without HALFLIFE_FAULT_POINTS.
+// Armed by HL_FAULT=point:action:nth[:rank], e.g. HL_FAULT=ckpt.p4.rename:kill:2:0 (main reads it
+// once). Actions: kill (SIGKILL), exit (code 3, no destructors), stall (sleeps until killed), throw
+// (internal Error), enospc, eio (Error with that errno's words and the code of the call site).
+// Compiled out without HALFLIFE_FAULT_POINTS.
 //
 //   HL_FAULT_POINT("ckpt.p4.rename", ExitCode::kCheckpointIo);
 #pragma once
@@ -12,7 +13,8 @@
 
 namespace halflife::fault {
 
-// Throws Error kUsage for a malformed spec, or where fault points are compiled out. Empty spec: disarm.
+// Throws Error kUsage for a malformed spec, or where fault points are compiled out. Empty spec:
+// disarm.
 void Arm(std::string_view spec, int rank);
 void Hit(std::string_view point, ExitCode code);
 bool CompiledIn();

@@ -1,5 +1,5 @@
-// Files that are either whole or absent: write to a temporary name, fsync, rename, fsync the folder.
-// Every failure throws Error with the given code, the path and the system's words.
+// Files that are either whole or absent: write to a temporary name, fsync, rename, fsync the
+// folder. Every failure throws Error with the given code, the path and the system's words.
 //
 //   AtomicWriteFile(run / "config.textproto", text, ExitCode::kEnvironment);
 //   PublishDirectory(dataset_tmp, dataset, ExitCode::kData);   // refuses to replace
@@ -44,16 +44,16 @@ std::string ReadFile(const std::filesystem::path& path, ExitCode code,
 // is standard input. A pipe that nobody has open for writing is empty.
 std::string ReadStream(const std::filesystem::path& path, ExitCode code,
                        uint64_t max_bytes = kMaxFileBytes);
-// For files that grow line by line: error where `path` is there, but neither a file nor a device. A pipe
-// would take the first lines, and then make the writer wait for ever.
+// For files that grow line by line: error where `path` is there, but neither a file nor a device. A
+// pipe would take the first lines, and then make the writer wait for ever.
 void RequireAppendable(const std::filesystem::path& path, ExitCode code);
 void WriteAll(int fd, const void* data, size_t bytes, const std::filesystem::path& path,
               ExitCode code);
 void Fsync(int fd, const std::filesystem::path& path, ExitCode code);
 void FsyncDirectory(const std::filesystem::path& directory, ExitCode code);
 
-// For files of our own folders: puts a new file in the place of `path`, whatever stood there (but no
-// folder), atomically and durably. The temporary, `.NAME.tmp-<hex>` beside it, has a name that
+// For files of our own folders: puts a new file in the place of `path`, whatever stood there (but
+// no folder), atomically and durably. The temporary, `.NAME.tmp-<hex>` beside it, has a name that
 // nothing had before and is removed on failure.
 void AtomicWriteFile(const std::filesystem::path& path, std::string_view bytes, ExitCode code);
 // For what a user names: as AtomicWriteFile, but links are followed (what they lead to is replaced
@@ -69,8 +69,8 @@ std::string TextOf(const std::filesystem::filesystem_error& error);
 // the folder's only writer. A failure is left for the next time.
 void RemoveTemporaries(const std::filesystem::path& directory) noexcept;
 
-// Renames a finished folder into place and makes that durable. Fails if `to` exists (also when it is
-// empty).
+// Renames a finished folder into place and makes that durable. Fails if `to` exists (also when it
+// is empty).
 void PublishDirectory(const std::filesystem::path& from, const std::filesystem::path& to,
                       ExitCode code);
 

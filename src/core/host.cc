@@ -28,8 +28,8 @@ uint64_t ReadLimit(const fs::path& file) {
   return bytes == 0 ? UINT64_MAX : bytes;
 }
 
-// The least limit of this process's cgroup and of those above it. Within a container the cgroup's own
-// path may not be there; the limit then stands at the top.
+// The least limit of this process's cgroup and of those above it. Within a container the cgroup's
+// own path may not be there; the limit then stands at the top.
 uint64_t CgroupLimit(const fs::path& proc, const fs::path& cgroups) {
   uint64_t limit = UINT64_MAX;
   const auto walk = [&](const fs::path& top, std::string path, const char* file) {

@@ -15,7 +15,8 @@ inline constexpr int kMaxJsonNesting = 64;
 // How deep brackets are nested, those in strings left out.
 int JsonNesting(std::string_view text);
 
-// A file's bytes, which may still be no JSON. Error kData: more than `max_bytes`, or nested deeper than kMaxJsonNesting.
+// A file's bytes, which may still be no JSON. Error kData: more than `max_bytes`, or nested deeper
+// than kMaxJsonNesting.
 std::string ReadJsonText(const std::filesystem::path& path, uint64_t max_bytes = kMaxJsonBytes);
 
 }  // namespace halflife

@@ -1,7 +1,7 @@
-// A file of JSON lines, appended one whole line per write(2): readers never see half a line of a live run,
-// and after a crash at most the last line is missing.
+// A file of JSON lines, appended one whole line per write(2): readers never see half a line of a
+// live run, and after a crash at most the last line is missing or torn.
 //
-//   JsonlWriter metrics(run / "metrics.jsonl");
+//   JsonlWriter metrics(run / "metrics.jsonl", ExitCode::kEnvironment);
 //   metrics.Append({{"step", 3}, {"loss", 2.5}});
 #pragma once
 

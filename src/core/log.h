@@ -1,6 +1,6 @@
-// Logging: `[r3/8] [info] ckpt: wrote step 1200 (3.2 GiB in 4.1 s)`. The area comes first, values
-// carry units; a world of one has no `[r0/1]`. spdlog stays behind log.cc. Rank 0 speaks at info on
-// the console, the others at warn; the file gets everything.
+// Logging: `[17:05:09] [r3/8] [info] ckpt: wrote step 1200 (3.2 GiB in 4.1 s)`. The area comes
+// first, values carry units; a world of one has no `[r0/1]`. spdlog stays in .cc files of core.
+// Rank 0 speaks at info on stderr, the others at warn; the file gets everything.
 //
 //   log::Init({.rank = rank, .world_size = world, .file = run_dir / "logs/r00000.log"});
 //   HL_INFO("ckpt", "wrote step ", step, " (", bytes, " bytes)");

@@ -13,8 +13,8 @@ namespace halflife {
 // (optimal string alignment).
 int EditDistance(std::string_view from, std::string_view to);
 
-// At most three, the nearest first: a few edits away, or with `name` as their beginning or as one
-// of their dotted parts.
+// At most three, the nearest first: a few edits away, or with `name` as their beginning or as their
+// last dotted part.
 std::vector<std::string> NearestNames(std::string_view name, const std::vector<std::string>& known);
 
 // "; did you mean 'train' or 'eval'?", or nothing where none is near.

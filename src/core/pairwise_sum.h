@@ -1,6 +1,7 @@
-// The shape of every sum over micro-batches and ranks: a binary tree over their global index, built like a binary counter.
-// Cutting the terms into 2^n equal runs of 2^m (ranks, say), summing each by the same rule and then the results, is the very
-// same tree: at 1, 2, 4, ... ranks the bits are equal.
+// The shape of every sum over micro-batches and ranks: a binary tree over their global index, built
+// like a binary counter. Cutting the terms into 2^n equal runs of 2^m (ranks, say), summing each by
+// the same rule and then the results, is the very same tree: at 1, 2, 4, ... ranks the bits are
+// equal.
 //
 //   PairwiseSum<double> loss;                       // ((0 + 1) + (2 + 3)) + ((4 + 5) + 6)
 //   for (const double term : terms) loss.Add(term);
@@ -14,7 +15,8 @@
 
 namespace halflife {
 
-// Levels 0 .. n-1 that hold a finished subtree when term `index` arrives, and that it joins on its way up.
+// Levels 0 .. n-1 that hold a finished subtree when term `index` arrives, and that it joins on its
+// way up.
 constexpr int NumCarries(uint64_t index) { return std::countr_one(index); }
 // Levels in use before the last of `count` terms.
 constexpr int NumLevels(uint64_t count) { return count < 2 ? 0 : std::bit_width(count - 1); }

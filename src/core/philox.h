@@ -1,6 +1,7 @@
-// Philox4x32-10 (Salmon et al., SC'11, "Parallel random numbers: as easy as 1, 2, 3"): every random number of the
-// project is a pure function of (seed, purpose, layer, sample, position, channel), so no stream state exists, nothing
-// has to be saved, and the world size does not matter. One header for host and device.
+// Philox4x32-10 (Salmon et al., SC'11, "Parallel random numbers: as easy as 1, 2, 3"): every random
+// number of the project is a pure function of (seed, purpose, layer, sample, position, channel), so
+// no stream state exists, nothing has to be saved, and the world size does not matter. One header
+// for host and device.
 //
 //   const RandomKey key = MakeRandomKey(seed, RandomPurpose::kDropout, layer);
 //   const auto [a, b, c, d] = Draw(key, sample, position, channel / 4).x;   // 4 channels at once
@@ -53,7 +54,8 @@ HL_HOST_DEVICE inline uint32_t NameHash32(const char* name, uint64_t length) {
 
 HL_HOST_DEVICE inline RandomKey MakeRandomKey(uint64_t seed, RandomPurpose purpose,
                                               uint32_t layer) {
-  // The seed is mixed before the rest joins it: seed ^ layer alone would give (seed 0, layer 1) the key of (seed 1, layer 0).
+  // The seed is mixed before the rest joins it: seed ^ layer alone would give (seed 0, layer 1) the
+  // key of (seed 1, layer 0).
   const uint64_t mixed = SplitMix64(
       SplitMix64(seed) ^ (static_cast<uint64_t>(static_cast<uint32_t>(purpose)) << 32 | layer));
   return {static_cast<uint32_t>(mixed), static_cast<uint32_t>(mixed >> 32)};

@@ -1,4 +1,5 @@
-// A number in the fewest digits that read back as the same number: what files of options and scores hold.
+// A number in the fewest digits that read back as the same number: what files of options and scores
+// hold.
 #pragma once
 
 #include <charconv>

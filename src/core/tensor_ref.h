@@ -1,5 +1,6 @@
-// A borrowed, contiguous piece of memory with a type: what `dist` and `ckpt` move, free of LibTorch.
-// The caller keeps the memory alive and in place until the operation that took the reference is done.
+// A borrowed, contiguous piece of memory with a type: what `dist` and `ckpt` move, free of
+// LibTorch. The caller keeps the memory alive and in place until the operation that took the
+// reference is done.
 #pragma once
 
 #include <cstddef>

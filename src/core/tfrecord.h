@@ -2,7 +2,8 @@
 //   u64 length | u32 masked CRC-32C of those 8 bytes | payload | u32 masked CRC-32C of the payload
 // (github.com/tensorflow/tensorflow, tensorflow/core/lib/io/record_writer.h).
 //
-//   WriteAll(fd, FrameTfRecord(event.SerializeAsString()), ...);
+//   const std::string record = FrameTfRecord(event.SerializeAsString());
+//   WriteAll(fd, record.data(), record.size(), path, code);
 //   for (TfRecordReader in(path, code); const auto payload = in.Next();) ...
 #pragma once
 
@@ -22,15 +23,16 @@ uint32_t MaskedCrc32c(std::string_view bytes);
 
 std::string FrameTfRecord(std::string_view payload);
 
-// Bounds what a file can make its reader allocate; a message takes some 30 times its payload at worst.
+// Bounds what a file can make its reader allocate; a message takes some 30 times its payload at
+// worst.
 constexpr uint64_t kMaxTfRecordBytes = 16 << 20;
 
 class TfRecordReader {
  public:
   // Error `code` where the file cannot be opened.
   TfRecordReader(const std::filesystem::path& path, ExitCode code);
-  // The next payload; nullopt at the end and at a torn or damaged record, behind which no reader looks. Error `code` for
-  // one of more than kMaxTfRecordBytes.
+  // The next payload; nullopt at the end and at a torn or damaged record, behind which no reader
+  // looks. Error `code` for one of more than kMaxTfRecordBytes.
   std::optional<std::string> Next();
   // Bytes of the whole records read so far.
   uint64_t offset() const { return offset_; }

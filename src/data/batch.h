@@ -12,13 +12,13 @@ struct Batch {
   int64_t batch_size = 0;       // B
   int64_t seq_len = 0;          // T
   std::vector<int32_t> inputs;  // [B, T] token ids
-  std::vector<int32_t>
-      targets;  // [B, T] next token, or kNoTarget (at a document's eos, and in padding)
-  std::vector<int32_t>
-      cu_seqlens;  // starts of document pieces over the flattened B*T tokens, then B*T; every row
-                   // start is one of them: [num_pieces + 1], strictly ascending
-  std::vector<uint64_t>
-      samples;              // [B] global sample numbers: what order and dropout are functions of
+  // [B, T] next token, or kNoTarget (at a document's eos, and in padding).
+  std::vector<int32_t> targets;
+  // [num_pieces + 1], strictly ascending: the starts of document pieces over the flattened B*T
+  // tokens, then B*T. Every row's start is one of them.
+  std::vector<int32_t> cu_seqlens;
+  // [B] global sample numbers, of which order and dropout are functions.
+  std::vector<uint64_t> samples;
   int64_t num_targets = 0;  // targets that are not kNoTarget
 };
 

@@ -3,8 +3,8 @@
 //   DATASET/manifest.pb  manifest.txtpb  tokenizer/...  train-00000.h5 ...  validation-00000.h5 ...
 //
 //   const Dataset dataset = Dataset::Open(path);
-//   dataset.Read(Split::kTrain, begin, ids);          // any range, across shards, without loading
-//   them whole
+//   // Any range, across shards, without loading them whole.
+//   dataset.Read(Split::kTrain, begin, ids);
 #pragma once
 
 #include <cstdint>
@@ -29,10 +29,11 @@ struct SplitInfo {
   int num_shards = 0;
 };
 
-// A loss in bits of a byte of text, which models with different tokenizers share: what a target costs, times the targets
-// that stand for a byte. Both counts are of the whole split, also where only some of its windows were scored, as a
-// tokenizer that normalises cannot tell which bytes of the original text a token stands for. A document's eos is a target
-// without a byte, its first token a byte without a target: with the `bytes` tokenizer they even out exactly.
+// A loss in bits of a byte of text, which models with different tokenizers share: what a target
+// costs, times the targets that stand for a byte. Both counts are of the whole split, also where
+// only some of its windows were scored, as a tokenizer that normalises cannot tell which bytes of
+// the original text a token stands for. A document's eos is a target without a byte, its first
+// token a byte without a target: with the `bytes` tokenizer they even out exactly.
 double BitsPerByte(double nats_per_target, const SplitInfo& split);
 
 struct ShardInfo {

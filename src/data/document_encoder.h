@@ -66,13 +66,14 @@ struct EncodedChunk {
 
 class DocumentEncoder {
  public:
+  // `tokenizer` is borrowed for the encoder's life, `rules` are copied.
   DocumentEncoder(const Tokenizer& tokenizer, const DocumentRules& rules)
       : tokenizer_(tokenizer), rules_(rules) {}
   EncodedChunk Encode(TextChunk chunk) const;  // thread-safe
 
  private:
   const Tokenizer& tokenizer_;
-  const DocumentRules& rules_;
+  const DocumentRules rules_;
 };
 
 }  // namespace halflife::data

@@ -3,8 +3,8 @@
 // under it.
 //
 //   const Hdf5Lock lock;
-//   const Hdf5Handle file = CheckHdf5(H5Fopen(...), &H5Fclose, [&] { return Concat("cannot open ",
-//   path); });
+//   const Hdf5Handle file = CheckHdf5(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT),
+//                                     &H5Fclose, [&] { return Concat("cannot open ", path); });
 #pragma once
 
 #include <cstdint>

@@ -2,10 +2,10 @@
 // so that nothing of the outcome depends on the number of threads. At most `2 threads + 2` items
 // are alive at a time.
 //
-//   RunOrdered<TextChunk, EncodedChunk>(threads, [&] { return chunker.Next(); },
-//                                       [&](TextChunk chunk) { return
-//                                       encoder.Encode(std::move(chunk)); },
-//                                       [&](EncodedChunk chunk) { writer.Append(chunk); });
+//   RunOrdered<TextChunk, EncodedChunk>(
+//       threads, [&] { return chunker.Next(); },
+//       [&](TextChunk chunk) { return encoder.Encode(std::move(chunk)); },
+//       [&](EncodedChunk chunk) { writer.Append(chunk.ids); });
 #pragma once
 
 #include <condition_variable>

@@ -2,8 +2,8 @@
 // cores, split, write shards, publish. Memory does not grow with the input, and the result is a
 // function of the text and the options alone.
 //
-//   const PrepareSummary summary = Prepare({.inputs = {"books/"}, .tokenizer = "bytes", .out =
-//   "books.data"});
+//   const PrepareSummary summary =
+//       Prepare({.inputs = {"books/"}, .tokenizer = "bytes", .out = "books.data"});
 #pragma once
 
 #include <atomic>

@@ -16,9 +16,10 @@ constexpr uint32_t kDatasetVersion = 1;
 // that hashes take 0.03 % of the tokens.
 constexpr int64_t kBlockTokens = 32768;
 constexpr int64_t kBlockStarts = 8192;
-constexpr char kTokensName[] = "tokens";  // [num_tokens] uint16 or uint32, little endian
-constexpr char kStartsName[] =
-    "document_starts";  // [num_documents] int64, token index in the shard
+// [num_tokens] uint16 or uint32, little endian.
+constexpr char kTokensName[] = "tokens";
+// [num_documents] int64, token index in the shard.
+constexpr char kStartsName[] = "document_starts";
 constexpr char kManifestName[] = "manifest.pb";
 constexpr char kManifestTextName[] = "manifest.txtpb";
 constexpr char kTokenizerFolder[] = "tokenizer";

@@ -20,9 +20,9 @@ struct TextTokens {
   int32_t eos_id = 0;
 };
 
-// Each file is one document: UTF-8, without its byte order mark, unpacked where its name ends in .gz
-// or .zst; an empty one is left out. Error kData names the file: missing, no regular file, .jsonl
-// (whose records are documents), not UTF-8, or no text in any.
+// Each file is one document: UTF-8, without its byte order mark, unpacked where its name ends in
+// .gz or .zst; an empty one is left out. Error kData names the file: missing, no regular file,
+// .jsonl (whose records are documents), not UTF-8, or no text in any.
 TextTokens EncodeFiles(const std::vector<std::string>& names, const Tokenizer& tokenizer);
 
 // `text` is borrowed.

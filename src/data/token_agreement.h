@@ -1,4 +1,5 @@
-// Ids must mean the same to a model and to the text it reads: tables of the same size are not enough.
+// Ids must mean the same to a model and to the text it reads: tables of the same size are not
+// enough.
 #pragma once
 
 #include <optional>
@@ -16,8 +17,8 @@ struct TokenDifference {
 // The first id that both have and that stands for other text in one than in the other.
 std::optional<TokenDifference> FindDifference(const Tokenizer& left, const Tokenizer& right);
 
-// Error kUsage where an id of the dataset stands for other text in `own`, the model's tokenizer, or for none. `where`: what
-// carries it, for the error.
+// Error kUsage where an id of the dataset stands for other text in `own`, the model's tokenizer, or
+// for none. `where`: what carries it, for the error.
 void RequireSameTokens(const Dataset& dataset, const Tokenizer& own, const std::string& where);
 
 }  // namespace halflife::data

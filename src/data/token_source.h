@@ -6,9 +6,11 @@
 // a contiguous share of them. So the set and order of samples never depend on the world size, the
 // micro batch or the accumulation, and the cursor is one number.
 //
-//   TokenSource source(dataset, Split::kTrain, {.seq_len = 512, .micro_batch = 4, .global_batch = 16});
+//   TokenSource source(dataset, Split::kTrain,
+//                      {.seq_len = 512, .micro_batch = 4, .global_batch = 16});
 //   source.Seek(cursor.next_sample);
-//   const Batch batch = source.Next();   // one micro-batch; G / (micro_batch dp_size) of them make a step
+//   // One micro-batch; G / (micro_batch dp_size) of them make a step.
+//   const Batch batch = source.Next();
 #pragma once
 
 #include <cstdint>
@@ -22,8 +24,8 @@
 
 namespace halflife::data {
 
-constexpr uint32_t kOrderVersion =
-    1;  // saved in checkpoints; raised when the order's definition changes
+// Saved in checkpoints; raised when the order's definition changes.
+constexpr uint32_t kOrderVersion = 1;
 
 struct TokenSourceConfig {
   int64_t seq_len = 512;     // T
@@ -39,12 +41,10 @@ struct TokenSourceConfig {
 // cycle-walked.
 uint64_t PermuteIndex(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
 
-// One row: T + 1 tokens of `window`, split into inputs and targets, boundaries appended to the
-// batch.
 class TokenSource {
  public:
-  // Error kData where the split holds fewer than seq_len + 1 tokens; kUsage for sizes that do not
-  // divide.
+  // `dataset` is borrowed for the source's life. Error kData where the split holds fewer than
+  // seq_len + 1 tokens; kUsage for sizes that do not divide.
   TokenSource(const Dataset& dataset, Split split, const TokenSourceConfig& config);
   ~TokenSource();
 
@@ -79,7 +79,7 @@ TokenView ViewOf(const Dataset& dataset, Split split);
 Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count);
 Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t first,
                   int64_t count);
-int64_t NumWindows(int64_t num_tokens,
-                   int64_t seq_len);  // floor((num_tokens - 1) / seq_len), at least 0
+// floor((num_tokens - 1) / seq_len), at least 0.
+int64_t NumWindows(int64_t num_tokens, int64_t seq_len);
 
 }  // namespace halflife::data

@@ -74,8 +74,8 @@ std::unique_ptr<Tokenizer> MakeSentencePieceTokenizer(std::string model_bytes);
 // Byte-level BPE from a tokenizer.json and those of kSpecialTokenFiles (bpe/special_tokens.h) that
 // lie beside it: bytes by file name. `name` of tokenizer.json is for errors. Ids are those of the
 // Hugging Face tokenizers library without special tokens around the text, except that the eos
-// token's own name in a text is text. Bytes that are not UTF-8 are read as U+FFFD. Error kData names
-// what is not supported.
+// token's own name in a text is text. Bytes that are not UTF-8 are read as U+FFFD. Error kData
+// names what is not supported.
 std::unique_ptr<Tokenizer> MakeBpeTokenizer(std::map<std::string, std::string> files,
                                             const std::string& name);
 // From a folder that Save wrote to.

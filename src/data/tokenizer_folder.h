@@ -15,9 +15,10 @@ namespace halflife::data {
 // Error kData says what was met, and what would work.
 std::unique_ptr<Tokenizer> OpenTokenizer(const std::string& name);
 
-// The tokenizer of a folder: a dataset's or a run's (kind.txt), or a Hugging Face model's: ByT5's
-// tokenizer_config.json, byte-level BPE in tokenizer.json, or else a sentencepiece tokenizer.model.
-// Null where none of these files is there; error kData where one is there that cannot be read.
+// The tokenizer of a folder: a dataset's or a run's (kind.txt), or a Hugging Face model's:
+// byte-level BPE in tokenizer.json, a sentencepiece tokenizer.model, or ByT5's
+// tokenizer_config.json, the first that is there. Null where none is; error kData where one is
+// there that cannot be read, or only the vocabulary of a kind that is not read.
 std::unique_ptr<Tokenizer> FindTokenizer(const std::filesystem::path& folder);
 
 }  // namespace halflife::data

@@ -4,9 +4,11 @@
 // whatever the order of files and the number of threads, from one pass, in memory that does not
 // grow with the input.
 //
+//   std::vector<HashedLine> lines;
+//   AppendHashedLines(document, lines);
 //   LineSample sample(kTrainerSampleBytes);
-//   sample.Add(HashedLines(document));         // any order
-//   std::string model_bytes = TrainSentencePiece(std::move(sample).Sorted(), vocab_size);
+//   sample.Add(std::move(lines));  // those of all documents, in any order
+//   const std::string model_bytes = TrainSentencePiece(std::move(sample).Sorted(), vocab_size);
 #pragma once
 
 #include <cstdint>

@@ -190,25 +190,24 @@ ExchangePlan Planner::AllToAll() const {
 ExchangePlan Planner::Broadcast() const {
   const int64_t count = request_.out.count;
   const int64_t segment = std::max<int64_t>(limits_.segment_bytes / element_, 1);
-  return {
-      DivideUp(count, segment), [self = *this, count, segment](int64_t chain) {
-        const int size = self.size_, root = self.request_.root;
-        const int place = (self.rank_ - root + size) % size;  // in the tree; 0 is the root
-        const int64_t begin = chain * segment;
-        const int64_t bytes = (std::min(count, begin + segment) - begin) * self.element_;
-        const auto message = [&](int node) {
-          return Message{(node + root) % size, At(self.request_.out, begin), bytes};
-        };
-        Chain rounds(2);
-        int reach =
-            1;  // becomes the lowest set bit of place; children sit at place + 1, 2, 4 ... < reach
-        while (reach < size && (place & reach) == 0) reach *= 2;
-        if (place != 0) rounds[0].receives.push_back(message(place - reach));
-        for (int step = reach / 2; step > 0; step /= 2) {
-          if (place + step < size) rounds[1].sends.push_back(message(place + step));
-        }
-        return rounds;
-      }};
+  return {DivideUp(count, segment), [self = *this, count, segment](int64_t chain) {
+            const int size = self.size_, root = self.request_.root;
+            const int place = (self.rank_ - root + size) % size;  // in the tree; 0 is the root
+            const int64_t begin = chain * segment;
+            const int64_t bytes = (std::min(count, begin + segment) - begin) * self.element_;
+            const auto message = [&](int node) {
+              return Message{(node + root) % size, At(self.request_.out, begin), bytes};
+            };
+            Chain rounds(2);
+            // Becomes the lowest set bit of place; children sit at place + 1, 2, 4 ... < reach.
+            int reach = 1;
+            while (reach < size && (place & reach) == 0) reach *= 2;
+            if (place != 0) rounds[0].receives.push_back(message(place - reach));
+            for (int step = reach / 2; step > 0; step /= 2) {
+              if (place + step < size) rounds[1].sends.push_back(message(place + step));
+            }
+            return rounds;
+          }};
 }
 
 ExchangePlan Planner::SendReceive() const {

@@ -39,11 +39,13 @@ struct ExchangePlan {
 struct ExchangeLimits {
   int64_t segment_bytes = 4 << 20;  // summed at a time: fits the last-level cache
   int64_t piece_bytes = 256 << 20;  // of one message: MPI counts are int
-  int64_t one_round_bytes =
-      1 << 20;  // all-reduce: below this times size, everybody sends everything
+  // An all-reduce whose bytes times the number of ranks are at most this takes one round, in which
+  // everybody sends everything.
+  int64_t one_round_bytes = 1 << 20;
 };
 
-// `request` is borrowed until the plan's last chain has ended.
+// The plan keeps a copy of `request`; the memory that its tensors refer to is borrowed until the
+// last chain has ended.
 ExchangePlan MakeExchangePlan(const Request& request, int rank, int size,
                               const ExchangeLimits& limits);
 

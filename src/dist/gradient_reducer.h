@@ -16,8 +16,8 @@ namespace halflife::dist {
 
 class GradientReducer {
  public:
-  // `grads`: fp32, layout.num_elements() elements, owned by the caller and in place for the
-  // reducer's life.
+  // All are borrowed for the reducer's life. `grads` has layout.num_elements() elements of fp32 and
+  // stays in place.
   GradientReducer(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
                   cudaStream_t producer);
 

@@ -1,9 +1,11 @@
-// The one thread of a process that talks to MPI once MPI is initialised: ranks overlap
-// communication with compute because the engine keeps polling while the main thread computes. It
-// runs ExchangePlans and does their arithmetic. mpi.h stays in mpi_engine.cc.
+// The one thread of a process that talks to MPI between its initialisation and its end; only an
+// abort of the world calls MPI from elsewhere. Ranks overlap communication with compute because the
+// engine keeps polling while the main thread computes. It runs ExchangePlans and does their
+// arithmetic. mpi.h is included by .cc files of this area alone.
 //
 //   MpiEngine engine;                                             // MPI is initialised
-//   auto job = engine.Submit(MpiEngine::kWorld, {.plan = plan, .what = "...", .timeout_s = 180});
+//   const auto job = engine.Submit(MpiEngine::kWorld,
+//                                  {.plan = plan, .what = "sum of norms", .timeout_s = 180});
 //   engine.Wait(*job);
 //
 // The jobs of one group run one after the other, those of different groups at once. After the first

@@ -129,8 +129,8 @@ void MpiEngine::Loop::Advance(GroupState& group, ActiveJob& job, int lane_index)
 void MpiEngine::Loop::Post(GroupState& group, ActiveJob& job, int lane_index) {
   Lane& lane = job.lanes[lane_index];
   const Round& round = lane.rounds[lane.round];
-  const int tag =
-      static_cast<int>(job.job->spec.tag) * kLanes + lane_index;  // < 2^15, as MPI grants
+  // Below 2^15, the least upper bound of tags that MPI grants.
+  const int tag = static_cast<int>(job.job->spec.tag) * kLanes + lane_index;
   const auto add = [&](const Message& message, bool receive) {
     requests_.push_back(MPI_REQUEST_NULL);
     messages_.push_back({&job, lane_index, message.peer, receive});

@@ -106,9 +106,8 @@ class MpiEngine::Loop {
   void Die(CommFailure failure, MpiJob* culprit);
   std::string MissingPeers(const MpiJob& job) const;
 
-  // The engine thread's own; no lock.
-  std::vector<std::unique_ptr<mpi::GroupState>>
-      groups_;  // grows under mutex_, so that Describe may look
+  // The engine thread's own; no lock. groups_ grows under mutex_, so that Describe may look.
+  std::vector<std::unique_ptr<mpi::GroupState>> groups_;
   std::vector<MPI_Request> requests_;
   std::vector<mpi::OpenMessage> messages_;  // parallel to requests_
   std::vector<int> indices_;                // of one poll

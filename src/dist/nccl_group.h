@@ -50,8 +50,8 @@ class Group {
     ThrowIfAborted(what);
     Settle(enqueue(comm_), what, deadline);
   }
-  void CheckHealth(
-      const std::string& what);  // throws kAborted, or kLibrary for an asynchronous error
+  // Throws kAborted, or kLibrary for an asynchronous error.
+  void CheckHealth(const std::string& what);
   void Abort(const std::string& cause) noexcept;
 
   void Select() const;  // makes the device current on this thread

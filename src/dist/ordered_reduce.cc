@@ -44,7 +44,8 @@ A Combine(A a, A b) {
 template <typename T>
 using Accumulator = decltype(Load(T{}));
 
-// sum[0, n) = the tree over in[..][begin, begin + n). `scratch` holds kBlock for each level of the tree.
+// sum[0, n) = the tree over in[..][begin, begin + n). `scratch` holds kBlock for each level of the
+// tree.
 template <ReduceOp kOp, typename T>
 void ReduceTree(std::span<const void* const> in, int64_t begin, int64_t n, Accumulator<T>* sum,
                 Accumulator<T>* scratch) {

@@ -9,8 +9,8 @@
 namespace halflife::dist {
 namespace {
 
-constexpr int64_t kAlignment =
-    64;  // elements: a cache line of fp32 is 16, and 256 bytes suit GPU transactions
+// Elements: a cache line of fp32 is 16, and 256 bytes suit GPU transactions.
+constexpr int64_t kAlignment = 64;
 constexpr int64_t kBytesPerGradient = 4;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }

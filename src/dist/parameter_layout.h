@@ -33,8 +33,8 @@ struct ParamSpec {
 };
 
 struct LayoutConfig {
-  int64_t first_bucket_bytes =
-      8 << 20;  // of fp32 gradients: small, so that the first reduction starts early
+  // Of fp32 gradients. The first bucket is small, so that the first reduction starts early.
+  int64_t first_bucket_bytes = 8 << 20;
   int64_t bucket_bytes = 64 << 20;
   int num_slices = 1;  // S: every bucket is padded so that it cuts into S equal slices
 };

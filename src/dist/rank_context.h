@@ -2,7 +2,7 @@
 // before MPI_Finalize.
 //
 //   auto context = RankContext::Create({.timeout_s = 180});
-//   context->world().AllReduce(...);
+//   context->world().AllReduce(Ref(&loss, 1), ReduceOp::kSum, {"loss", 0}, nullptr).WaitHost();
 #pragma once
 
 #include <memory>

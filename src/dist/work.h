@@ -1,8 +1,8 @@
-// A collective in flight. Move-only. Holds a reference to its buffers through the caller's promise:
-// memory handed to a collective stays alive and in place until the Work is done.
+// A collective in flight. Move-only. It borrows the buffers: the caller keeps memory that was
+// handed to a collective alive and in place until the Work is done.
 //
 //   Work work = comm.AllReduce(Ref(grad, count), ReduceOp::kSum, {"grad_bucket", 7}, nullptr);
-//   ... compute ...
+//   Compute();  // while the ranks exchange
 //   work.WaitHost();
 #pragma once
 

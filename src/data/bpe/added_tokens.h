@@ -1,5 +1,5 @@
-// Finds added tokens in a text: at each place the longest that begins there, from left to right, and
-// white space around it where the token takes that too.
+// Finds added tokens in a text: at each place the longest that begins there, from left to right,
+// and white space around it where the token takes that too.
 //
 //   const AddedTokenMatcher matcher(tokens);
 //   matcher.Split(text, [&](std::string_view between) { ... }, [&](int32_t id) { ... });

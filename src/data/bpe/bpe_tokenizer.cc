@@ -82,8 +82,8 @@ std::string ContentToFind(const AddedToken& token, const BpeSpec& spec) {
   return token.normalized && spec.nfc ? NormalizeNfc(token.content) : token.content;
 }
 
-// The added tokens that are looked for before (false) or after (true) normalisation. eos is not: its
-// name in a text is text.
+// The added tokens that are looked for before (false) or after (true) normalisation. eos is not:
+// its name in a text is text.
 std::vector<AddedToken> TokensToFind(const BpeSpec& spec, bool normalized, int eos,
                                      const std::string& name) {
   std::vector<AddedToken> tokens;
@@ -122,7 +122,8 @@ class BpeTokenizer : public Tokenizer {
     }
     for (const AddedToken& token : spec.added) {
       std::string& text = text_[static_cast<size_t>(token.id)];
-      // One that is no token of the model stands for itself, though its characters be the alphabet's.
+      // One that is no token of the model stands for itself, though its characters be the
+      // alphabet's.
       if (token.id >= spec.num_model_tokens) text = ContentToFind(token, spec);
       if (token.special) text.clear();
     }

@@ -2,7 +2,7 @@
 //
 //   const Regex regex = Regex::Compile(R"( ?\p{L}+|\s+(?!\S))");
 //   RegexScratch scratch;  // one per thread
-//   if (const auto span = regex.Find(text, 0, scratch)) Use(text.substr(span->begin, ...));
+//   if (const auto span = regex.Find(text, 0, scratch)) Use(*span);
 //
 // The pattern comes from a file, so it is hostile until shown otherwise: its length, its nesting,
 // and the steps, heap and stack of each search have limits. A search that reaches one throws kData.

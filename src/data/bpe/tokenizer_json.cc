@@ -49,8 +49,8 @@ class Reader {
     try {
       root = json::parse(text);
     } catch (const json::exception& error) {
-      const std::string words =
-          error.what();  // "[json.exception.parse_error.101] parse error at ..."
+      // "[json.exception.parse_error.101] parse error at ..."
+      const std::string words = error.what();
       HL_FAIL(ExitCode::kData, name_, " is no JSON: ", words.substr(words.find("] ") + 2));
     }
     Require(root.is_object(), "is no JSON object");
