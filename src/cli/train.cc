@@ -5,6 +5,7 @@
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
 #include "cli/run.h"
+#include "cli/train_process.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/hash.h"
@@ -106,12 +107,15 @@ ExitCode Run(const TrainOptions& options) {
         train::RunFolder::Open(run_dir, context, {.steal_lock = options.steal_lock});
     // A start that fails takes a new folder with it, so nobody's words may hold it open.
     if (!folder.is_new()) abort_dir = run_dir;
-    train::Trainer trainer(config, std::move(folder), context,
+    const Stopwatch clock;
+    const Device device = PrepareTrainProcess(config, folder, context);
+    train::Trainer trainer(config, device, std::move(folder), context,
                            {.resume = resume,
                             .allow_change = options.allow_change,
                             .init_from = init_from.get(),
                             .init_rules = init_rules,
-                            .sample_text = sample_text});
+                            .sample_text = sample_text,
+                            .clock = clock});
     abort_dir = run_dir;
     return trainer.Run();
   });

@@ -1,32 +1,25 @@
 #include "train/loop/trainer.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
 #include <torch/version.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
 
 #include "ckpt/agreement.h"
 #include "core/error.h"
 #include "core/fault.h"
-#include "core/heap.h"
 #include "core/human.h"
 #include "core/log.h"
 #include "core/nearest.h"
 #include "core/version.h"
 #include "train/config/plan.h"
-#include "train/loop/stop_flags.h"
+#include "train/loop/nonfinite_guard.h"
 
 namespace halflife::train {
 namespace {
-
-// Of a time limit, kept back for a save whose length is not known yet.
-constexpr double kLeastSaveSeconds = 5;
 
 RunConfig Resolve(RunConfig config, const data::Dataset& dataset) {
   const int64_t vocab = dataset.info().vocab_size;
@@ -35,17 +28,6 @@ RunConfig Resolve(RunConfig config, const data::Dataset& dataset) {
               config.model.vocab_size, " is smaller than the dataset's vocabulary of ", vocab, " (",
               dataset.folder().string(), "); leave it out to take the dataset's");
   return config;
-}
-
-void SetThreads(const RunConfig& config, const dist::RankContext& context) {
-  int threads = config.train.threads;
-  // OMP_NUM_THREADS is LibTorch's own word for it: a launcher that set it is believed
-  if (threads == 0 && std::getenv("OMP_NUM_THREADS") != nullptr) return;
-  if (threads == 0) {
-    threads = std::max<int>(
-        1, static_cast<int>(std::thread::hardware_concurrency()) / context.local_size());
-  }
-  at::set_num_threads(threads);
 }
 
 data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::RankContext& context) {
@@ -68,31 +50,20 @@ std::string Verbatim(const std::string& text) {
 
 }  // namespace
 
-Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
+Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankContext& context,
                  const TrainOptions& options)
     : config_(std::move(config)),
       context_(context),
-      device_(ChooseDevice(config_.train.device, context.local_rank())),
+      device_(device),
       folder_(std::move(folder)),
       dataset_(data::Dataset::Open(config_.data.path)),
       model_((config_ = Resolve(std::move(config_), dataset_)).model),
-      sample_text_(options.sample_text) {
-  const std::filesystem::path& run_dir = folder_.path();
-  log::Init(
-      {.rank = context.rank(),
-       .world_size = context.world_size(),
-       .console_level = log::ParseLevel(config_.log.level),
-       .file =
-           run_dir / "logs" /
-           Concat("r",
-                  std::string(5 - std::min<size_t>(5, std::to_string(context.rank()).size()), '0'),
-                  context.rank(), ".log")});
+      sample_text_(options.sample_text),
+      save_policy_(config_.ckpt.every, config_.ckpt.on_error),
+      stop_policy_(config_.train.time_limit_s),
+      run_clock_(options.clock) {
   RequireMemory(config_, model_, SceneHere(config_, context.world_size(), context.local_size()),
                 context.rank());
-  SetThreads(config_, context);
-  PrepareHeap();
-  RequireSameDevice();
-  context.UseDevice(device_);
   const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
   arena_ = std::make_unique<ParameterArena>(
       model_.parameters(),
@@ -103,7 +74,7 @@ Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
                                         .num_slices = context.world_size()}});
   source_ = std::make_unique<data::TokenSource>(dataset_, data::Split::kTrain,
                                                 SourceConfig(config_, context));
-  store_ = std::make_unique<ckpt::CheckpointStore>(run_dir / "ckpt", context.control(),
+  store_ = std::make_unique<ckpt::CheckpointStore>(folder_.path() / "ckpt", context.control(),
                                                    config_.ckpt.store);
   if (context.rank() == 0) store_->SetOwnershipCheck([this] { folder_.CheckStillOwner(); });
   Resume(options);
@@ -113,17 +84,6 @@ Trainer::Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
 }
 
 Trainer::~Trainer() = default;
-
-// With device 'auto' a host without a visible GPU would wait for the others in the wrong collective.
-void Trainer::RequireSameDevice() const {
-  const std::string own = device_.is_cuda() ? "cuda" : "cpu";
-  const auto all = dist::AllGatherBytes(context_.control(), own, {"device", 0});
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    HL_CHECK_AS(ExitCode::kEnvironment, all[rank] == all[0], "rank 0 computes on ", all[0],
-                ", rank ", rank, " on ", all[rank],
-                "; set train.device, or make the same devices visible on all hosts");
-  }
-}
 
 ckpt::StepState Trainer::CurrentState(bool final) const {
   ckpt::StepState state = state_;
@@ -218,7 +178,7 @@ void Trainer::Resume(const TrainOptions& options) {
               "; set train.steps to ", state_.step, " or more");
   const bool own_step = loaded && std::filesystem::weakly_canonical(loaded->path).parent_path() ==
                                       std::filesystem::weakly_canonical(folder_.path() / "ckpt");
-  last_saved_step_ = own_step ? static_cast<int64_t>(state_.step) : -1;
+  if (own_step) save_policy_.NoteSaved(static_cast<int64_t>(state_.step));
   source_->Seek(state_.step * config_.train.global_batch);
 }
 
@@ -286,45 +246,13 @@ void Trainer::WriteRunFiles() {
   HL_INFO("train", PlanSummary(config_, model_, context_.world_size()));
 }
 
-StepScalars Trainer::OwnRequests() {
-  StepScalars flags;
-  flags[Scalar::kSaveAndRequeue] = StopFlags::requeue();
-  flags[Scalar::kSaveAndContinue] = StopFlags::TakeSave();
-  flags[Scalar::kSaveAndStop] = StopFlags::stop();
-  // What may still come before the save is done: this step and a slower one, a validation, the save itself.
-  const double ahead = 2 * longest_step_seconds_ + last_validation_seconds_ +
-                       std::max(kLeastSaveSeconds, 2 * last_save_seconds_);
-  const double limit = config_.train.time_limit_s;
-  flags[Scalar::kTimeLimit] = limit > 0 && run_clock_.Seconds() + ahead > limit;
-  return flags;
-}
-
-void Trainer::GuardNonFinite(const StepResult& result) {
-  ckpt::GuardState& guard = state_.guard;
-  if (!result.skipped) {
-    guard.consecutive_skips = 0;
-    return;
-  }
-  ++guard.skipped;
-  ++guard.consecutive_skips;
-  const bool stop = config_.train.on_nonfinite == "stop" ||
-                    guard.consecutive_skips > static_cast<uint32_t>(config_.train.max_skips);
-  HL_CHECK_AS(ExitCode::kNonFinite, !stop, "step ", state_.step + 1, ": ", result.nonfinite,
-              " is not finite (", guard.consecutive_skips, " in a row; train.on_nonfinite is '",
-              config_.train.on_nonfinite, "', train.max_skips ", config_.train.max_skips,
-              "); no checkpoint of this step was written; try a lower optimizer.lr or ",
-              config_.optimizer.clip_norm > 0
-                  ? "a smaller optimizer.clip_norm"
-                  : "clip the gradient (optimizer.clip_norm is 0: off; 1 is usual)");
-}
-
 void Trainer::Heartbeat(const char* phase) {
   heartbeat_clock_.Restart();
   if (context_.rank() != 0) return;
   try {
     folder_.WriteHeartbeat(static_cast<int64_t>(state_.step), phase);
-  } catch (
-      const Error& error) {  // a full disk must not end a run that the save policy would let live
+  } catch (const Error& error) {
+    // a full disk must not end a run that the save policy would let go on
     HL_WARN("train", "no heartbeat: ", error.message());
   }
 }
@@ -340,7 +268,7 @@ void Trainer::RunValidation() {
   state_.metrics["val_loss"] = result.loss;
   if (metrics_) metrics_->Validation(static_cast<int64_t>(state_.step), result);
   ShowSampleText();
-  last_validation_seconds_ = watch.Seconds();
+  stop_policy_.NoteValidation(watch.Seconds());
 }
 
 void Trainer::ShowSampleText() {
@@ -353,19 +281,16 @@ void Trainer::Save(bool must_succeed, bool final) {
   Heartbeat("save");
   try {
     const ckpt::SaveReport report = store_->Save(HostArena(), CurrentState(final));
-    last_saved_step_ = static_cast<int64_t>(state_.step);
-    failed_saves_ = 0;
-    if (metrics_) metrics_->Save(last_saved_step_, report.bytes, watch.Seconds());
+    const auto step = static_cast<int64_t>(state_.step);
+    save_policy_.NoteSaved(step);
+    if (metrics_) metrics_->Save(step, report.bytes, watch.Seconds());
   } catch (const Error& error) {
-    // every rank throws the same decision; the older steps are untouched
-    ++failed_saves_;
-    const bool stop = must_succeed || config_.ckpt.on_error == "stop" || failed_saves_ >= 2 ||
-                      error.code() != ExitCode::kCheckpointIo;
-    if (stop) throw;
+    // Every rank throws the same decision; the older steps are untouched.
+    if (!save_policy_.GoesOnAfter(error.code()) || must_succeed) throw;
     HL_WARN("ckpt", "saving step ", state_.step, " failed, training goes on: ", error.message());
   }
   host_copies_.clear();
-  last_save_seconds_ = watch.Seconds();
+  stop_policy_.NoteSave(watch.Seconds());
 }
 
 void Trainer::LogSamples(const StepResult& result) {
@@ -383,61 +308,68 @@ void Trainer::LogSamples(const StepResult& result) {
   samples_->Append({{"step", state_.step}, {"samples", merged}});
 }
 
-std::optional<ExitCode> Trainer::Decide(const StepScalars& scalars) {
-  const bool requeue = scalars.any(Scalar::kSaveAndRequeue) || scalars.any(Scalar::kTimeLimit);
-  const bool stop = scalars.any(Scalar::kSaveAndStop);
-  const bool done = static_cast<int64_t>(state_.step) >= config_.train.steps;
-  if (done) return std::nullopt;  // the final save follows; there is nothing to requeue for
-  if (requeue || stop) {
-    Save(/*must_succeed=*/true, /*final=*/false);
-    HL_INFO("train", "stopped after step ", state_.step, " of ", config_.train.steps,
-            ": saved; start the same command again to go on");
-    return stop ? ExitCode::kInterrupted : ExitCode::kRequeue;
-  }
-  const bool due = config_.ckpt.every > 0 && state_.step % config_.ckpt.every == 0;
-  if (due || scalars.any(Scalar::kSaveAndContinue)) Save(/*must_succeed=*/false, /*final=*/false);
-  return std::nullopt;
-}
-
 bool Trainer::NothingToDo() const {
   return state_.step >= static_cast<uint64_t>(config_.train.steps) && folder_.finished();
 }
 
-ExitCode Trainer::Run() {
-  const auto total = static_cast<uint64_t>(config_.train.steps);
-  if (NothingToDo()) {
-    HL_INFO("train", "this run is finished (step ", state_.step, "): nothing to do");
-    // anew: to a launcher only a DONE written in this life says that the life did not fail
-    if (context_.rank() == 0) folder_.WriteDone(config_.train.steps);
-    return ExitCode::kFinished;
-  }
-  if (state_.step == 0) RunValidation();
-  while (state_.step < total) {
-    HL_FAULT_POINT("train.step", ExitCode::kInternal);
-    const StepResult result =
-        runner_->Run(static_cast<int64_t>(state_.step), state_.num_updates, OwnRequests());
-    GuardNonFinite(result);
-    ++state_.step;
-    state_.metrics.erase(
-        "val_loss");  // it belonged to an earlier step: keep_best must not see it as this one's
-    longest_step_seconds_ = std::max(longest_step_seconds_, result.seconds);
-    state_.last_lr = result.lr;
-    state_.metrics["loss"] = result.loss;
-    if (config_.train.log_samples) LogSamples(result);
-    if (metrics_) metrics_->Step(static_cast<int64_t>(state_.step), result);
-    const bool last = state_.step == total;
-    const bool validate = config_.eval.every > 0 && state_.step % config_.eval.every == 0;
-    if (validate || last) RunValidation();
-    if (const auto code = Decide(result.scalars)) return *code;
-    if (heartbeat_clock_.Seconds() > 10) Heartbeat("train");
-  }
-  if (last_saved_step_ != config_.train.steps) Save(/*must_succeed=*/true, /*final=*/true);
+ExitCode Trainer::ConfirmDone() {
+  HL_INFO("train", "this run is finished (step ", state_.step, "): nothing to do");
+  // DONE is written anew: to a launcher only one of this attempt says that the attempt did not fail.
+  if (context_.rank() == 0) folder_.WriteDone(config_.train.steps);
+  return ExitCode::kFinished;
+}
+
+StepResult Trainer::TakeStep() {
+  HL_FAULT_POINT("train.step", ExitCode::kInternal);
+  StepResult result = runner_->Run(static_cast<int64_t>(state_.step), state_.num_updates,
+                                   stop_policy_.OwnRequests(run_clock_.Seconds()));
+  GuardNonFinite(config_, state_.step + 1, result, state_.guard);
+  stop_policy_.NoteStep(result.seconds);
+  ++state_.step;
+  // The validation loss is an earlier step's: keep_best must not see it as this one's.
+  state_.metrics.erase("val_loss");
+  state_.metrics["loss"] = result.loss;
+  state_.last_lr = result.lr;
+  if (config_.train.log_samples) LogSamples(result);
+  if (metrics_) metrics_->Step(static_cast<int64_t>(state_.step), result);
+  return result;
+}
+
+ExitCode Trainer::SaveAndStop(ExitCode code) {
+  Save(/*must_succeed=*/true, /*final=*/false);
+  HL_INFO("train", "stopped after step ", state_.step, " of ", config_.train.steps,
+          ": saved; start the same command again to go on");
+  return code;
+}
+
+ExitCode Trainer::Finish() {
+  if (!save_policy_.IsSaved(config_.train.steps)) Save(/*must_succeed=*/true, /*final=*/true);
   if (context_.rank() == 0) folder_.WriteDone(config_.train.steps);
   HL_INFO("train", "finished: ", config_.train.steps, " steps, ",
           HumanCount(static_cast<double>(state_.step * config_.train.global_batch) *
                      static_cast<double>(config_.data.seq_len)),
           " tokens, run folder ", folder_.path().string());
   return ExitCode::kFinished;
+}
+
+ExitCode Trainer::Run() {
+  if (NothingToDo()) return ConfirmDone();
+  const auto total = static_cast<uint64_t>(config_.train.steps);
+  if (state_.step == 0) RunValidation();
+  while (state_.step < total) {
+    const StepResult result = TakeStep();
+    const bool last = state_.step == total;
+    const bool validate = config_.eval.every > 0 && state_.step % config_.eval.every == 0;
+    if (validate || last) RunValidation();
+    if (last) break;  // the final save follows: there is nothing to requeue for
+    if (const auto code = StopPolicy::CodeOf(result.scalars)) return SaveAndStop(*code);
+    if (save_policy_.IsDue(static_cast<int64_t>(state_.step),
+                           result.scalars.any(Scalar::kSaveAndContinue))) {
+      Save(/*must_succeed=*/false, /*final=*/false);
+    }
+    if (heartbeat_clock_.Seconds() > 10) Heartbeat("train");
+  }
+  return Finish();
 }
 
 }  // namespace halflife::train

@@ -1,7 +1,8 @@
 // A training run from its recipe to DONE: dataset, model, arena, resume, the step loop, validation,
 // saves, stop requests.
 //
-//   Trainer trainer(config, std::move(folder), *context, {.resume = ckpt::ParseResume("auto")});
+//   Trainer trainer(config, device, std::move(folder), *context,
+//                   {.resume = ckpt::ParseResume("auto")});
 //   const ExitCode code = trainer.Run();
 #pragma once
 
@@ -14,6 +15,8 @@
 #include "core/clock.h"
 #include "dist/rank_context.h"
 #include "train/config/run_config.h"
+#include "train/loop/save_policy.h"
+#include "train/loop/stop_policy.h"
 #include "train/loop/warm_start.h"
 #include "train/record/metrics.h"
 #include "train/record/run_folder.h"
@@ -29,13 +32,14 @@ struct TrainOptions {
   WarmStartRules init_rules = {};
   // What the model writes, for TensorBoard: rank 0 calls it after each validation. Null: not asked for.
   std::function<std::string(const model::LanguageModel&)> sample_text = nullptr;
+  Stopwatch clock;  // train.time_limit_s counts from its start
 };
 
 class Trainer {
  public:
-  // Collective. Opens everything that can fail, before the first step. Errors carry the exit codes
-  // of core/exit_code.h.
-  Trainer(RunConfig config, RunFolder folder, dist::RankContext& context,
+  // Collective. Opens everything that can fail, before the first step. `device` is the one that
+  // `context` communicates from. Errors carry the exit codes of core/exit_code.h.
+  Trainer(RunConfig config, Device device, RunFolder folder, dist::RankContext& context,
           const TrainOptions& options);
   ~Trainer();
 
@@ -51,15 +55,15 @@ class Trainer {
   std::unique_ptr<EventLog> OpenEvents() const;  // null: not asked for, or not possible
   void DescribeRun();
   bool NothingToDo() const;  // a finished run that was started again
-  void RequireSameDevice() const;
+  ExitCode ConfirmDone();
+  StepResult TakeStep();
   void Heartbeat(const char* phase);
-  StepScalars OwnRequests();
-  void GuardNonFinite(const StepResult& result);
   void RunValidation();
   void ShowSampleText();
   void Save(bool must_succeed, bool final);
+  ExitCode SaveAndStop(ExitCode code);
+  ExitCode Finish();
   void LogSamples(const StepResult& result);
-  std::optional<ExitCode> Decide(const StepScalars& scalars);
   ckpt::ArenaView HostArena();
   void FinishLoad();
   ckpt::StepState CurrentState(bool final) const;
@@ -81,9 +85,8 @@ class Trainer {
   ckpt::StepState state_;  // step, cursor, guard, last metrics: what a save adds to the arrays
   std::vector<at::Tensor> host_copies_;  // of device arrays, for saving and loading
   std::vector<std::string> damage_;      // banners of checkpoints passed over on resume
-  int64_t last_saved_step_ = -1;
-  int failed_saves_ = 0;
-  double longest_step_seconds_ = 0, last_validation_seconds_ = 0, last_save_seconds_ = 0;
+  SavePolicy save_policy_;
+  StopPolicy stop_policy_;
   Stopwatch run_clock_, heartbeat_clock_;
 };
 

@@ -73,6 +73,12 @@ bool RunFolder::finished() const {
   return fs::exists(path_ / "DONE", ignored);
 }
 
+fs::path RunFolder::LogFile(int rank) const {
+  const std::string digits = std::to_string(rank);
+  const std::string zeros(5 - std::min<size_t>(5, digits.size()), '0');
+  return path_ / "logs" / Concat("r", zeros, digits, ".log");
+}
+
 void RunFolder::WriteConfig(const std::string& text) const {
   AtomicWriteFile(path_ / "config.textproto", text, ExitCode::kEnvironment);
 }

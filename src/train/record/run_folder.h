@@ -41,6 +41,8 @@ class RunFolder {
   // The start has succeeded: from now on the folder holds a run.
   void Keep() { created_.clear(); }
 
+  std::filesystem::path LogFile(int rank) const;
+
   // Rank 0 only.
   void WriteConfig(const std::string& text) const;
   void CopyTokenizer(const data::Dataset& dataset) const;

@@ -1,0 +1,55 @@
+#include "cli/train_process.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "core/error.h"
+#include "core/heap.h"
+#include "core/log.h"
+#include "train/device.h"
+
+namespace halflife::cli {
+namespace {
+
+void SetThreads(int threads, const dist::RankContext& context) {
+  // OMP_NUM_THREADS is LibTorch's own word for it: a launcher that set it is believed.
+  if (threads == 0 && std::getenv("OMP_NUM_THREADS") != nullptr) return;
+  if (threads == 0) {
+    threads = std::max<int>(
+        1, static_cast<int>(std::thread::hardware_concurrency()) / context.local_size());
+  }
+  at::set_num_threads(threads);
+}
+
+// With device 'auto' a host without a visible GPU would wait for the others in the wrong collective.
+void RequireSameDevice(Device device, dist::RankContext& context) {
+  const std::string own = device.is_cuda() ? "cuda" : "cpu";
+  const auto all = dist::AllGatherBytes(context.control(), own, {"device", 0});
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    HL_CHECK_AS(ExitCode::kEnvironment, all[rank] == all[0], "rank 0 computes on ", all[0],
+                ", rank ", rank, " on ", all[rank],
+                "; set train.device, or make the same devices visible on all hosts");
+  }
+}
+
+}  // namespace
+
+Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolder& folder,
+                           dist::RankContext& context) {
+  const Device device = train::ChooseDevice(config.train.device, context.local_rank());
+  log::Init({.rank = context.rank(),
+             .world_size = context.world_size(),
+             .console_level = log::ParseLevel(config.log.level),
+             .file = folder.LogFile(context.rank())});
+  SetThreads(config.train.threads, context);
+  PrepareHeap();
+  RequireSameDevice(device, context);
+  context.UseDevice(device);
+  return device;
+}
+
+}  // namespace halflife::cli
