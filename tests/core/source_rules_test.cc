@@ -81,6 +81,16 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "interop"}},
 };
 
+// Where a file of src/train stands: every room includes itself and what stands before it.
+int TrainRoom(const std::string& path) {
+  static const std::vector<std::string> kRooms = {"train/config/", "train/step/", "train/record/",
+                                                  "train/loop/"};
+  const auto room = std::find_if(kRooms.begin(), kRooms.end(), [&](const std::string& prefix) {
+    return path.starts_with(prefix);
+  });
+  return room == kRooms.end() ? 0 : static_cast<int>(room - kRooms.begin()) + 1;
+}
+
 const std::vector<std::string> kTorch = {"torch/", "ATen/", "c10/"};
 
 // What is wrong with one include of one file; empty: nothing.
@@ -89,6 +99,9 @@ std::string FaultOf(const Source& source, const std::string& include) {
   if (kMayInclude.contains(area) && include.find('/') != std::string::npos && area != source.area &&
       !kMayInclude.at(source.area).contains(area)) {
     return source.area + " may not include " + area;
+  }
+  if (source.area == "train" && area == "train" && TrainRoom(include) > TrainRoom(source.path)) {
+    return source.path + " may not include a later room's " + include;
   }
   const bool header = source.extension != ".cc";
   if (include == "torch/torch.h") return "takes 17 s to compile; include the ATen/ops it needs";
@@ -173,6 +186,13 @@ TEST(SourceRules, TheChecksCatchWhatTheyForbid) {
   EXPECT_EQ(fault("infer", ".cc", "eval/x.h"), "infer may not include eval");
   EXPECT_EQ(fault("train", ".cc", "eval/x.h"), "");
   EXPECT_EQ(fault("report", ".cc", "train/x.h"), "report may not include train");
+  const auto train_fault = [](const char* path, const char* include) {
+    return FaultOf({path, "train", ".cc", {}}, include);
+  };
+  EXPECT_EQ(train_fault("train/loop/x.cc", "train/step/y.h"), "");
+  EXPECT_EQ(train_fault("train/step/x.cc", "train/device.h"), "");
+  EXPECT_NE(train_fault("train/step/x.cc", "train/record/y.h"), "");
+  EXPECT_NE(train_fault("train/device.cc", "train/config/y.h"), "");
   EXPECT_NE(fault("model", ".h", "torch/torch.h"), "");
   EXPECT_NE(fault("ckpt", ".cc", "ATen/core/Tensor.h"), "");
   EXPECT_NE(fault("kernels", ".cu", "ATen/core/Tensor.h"), "");
