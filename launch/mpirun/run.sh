@@ -13,7 +13,7 @@
 #                      this machine)
 #   --restart          run again after exit 75 (saved, wants to go on) and after a crash, a lost or
 #                      a hung rank, until COMMAND, a `halflife train`, has finished the run that it
-#                      names with --run; gives up after 3 lives without a new checkpoint there
+#                      names with --run; gives up after 3 attempts without a new checkpoint there
 #   --max-restarts N   at most so many (default 50)
 #   --mpi-option X     passed to mpirun; may be repeated
 #   --grace N          seconds for the ranks to save where this script was killed and nobody waits
@@ -32,8 +32,8 @@
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
-# shellcheck source=launch/lives.sh
-source "$repo/launch/lives.sh"
+# shellcheck source=launch/supervise.sh
+source "$repo/launch/supervise.sh"
 
 seconds_to_start=10  # COMMAND may be a program that handles no signals
 seconds_to_end=10    # for mpirun to end its ranks, which it kills a second after TERM
@@ -135,7 +135,7 @@ launcher_hears() {
   read_stat "$launcher" && [ "${stat[3]}" = "$launcher" ] && catches_usr1 "$launcher"
 }
 
-# As in lives.sh, or on this machine: every rank has its handler.
+# As in supervise.sh, or on this machine: every rank has its handler.
 ranks_are_ready() {
   local child children program num_ready=0
   if [ "$(version_of heartbeat.json)" != "$heartbeat_before" ]; then return 0; fi
@@ -168,7 +168,7 @@ end_once() {
   fi
 }
 on_late_stop() { if [ "$num_interrupts" -ge 2 ]; then end_once; else ask_once; fi; }
-on_life_end() {
+on_attempt_end() {
   if [ "$code" -ne 0 ]; then kill_leftovers; fi
   tell_watcher ended || true
 }
@@ -176,7 +176,7 @@ on_life_end() {
 # Runs in the background and becomes mpirun, after it told the watcher of itself: were this left to
 # the script, it could be killed in between. setsid: a signal to the terminal's or the script's
 # process group, like Ctrl-C, reaches this script alone, not mpirun and the ranks.
-# shellcheck disable=SC2317  # called by run_life
+# shellcheck disable=SC2317  # called by run_attempt
 start_launcher() {
   # The watcher may have been killed; and mpirun, once it has given up its handler for PIPE, would
   # die of a last word to a reader that is gone, and the ranks' exit code with it. The ranks' PIPE
@@ -274,7 +274,7 @@ on_interrupt() {
   esac
 }
 
-# Sets code to what the script returns for a life that ended after a request to stop.
+# Sets code to what the script returns for an attempt that ended after a request to stop.
 judge_stop() {
   local stopped=75
   if [ "$num_interrupts" -gt 0 ]; then stopped=130; fi
@@ -312,15 +312,15 @@ main() {
   trap : PIPE  # where `| tee` died of the same Ctrl-C, the next message must not end this script
   start_watcher "$@"
   local num_restarts=0
-  code=75 verdict=again  # of a stop before the first life
+  code=75 verdict=again  # of a stop before the first attempt
   while [ -z "$stop" ]; do
-    run_life start_launcher "${launch[@]}"
-    judge_life
+    run_attempt start_launcher "${launch[@]}"
+    judge_attempt
     if [ -n "$stop" ] || [ "$restart" = no ]; then break; fi
     case $verdict in
       finished) code=0 && break ;;
       final) break ;;
-      stuck) warn "giving up: exit $code, and no new checkpoint in $num_stuck lives" && break ;;
+      stuck) warn "giving up: exit $code, and no new checkpoint in $num_stuck attempts" && break ;;
     esac
     if [ "$num_restarts" -ge "$max_restarts" ]; then
       warn "giving up: exit $code after $num_restarts restarts"
@@ -336,7 +336,7 @@ main() {
   exec {watch}>&-
   local helper
   for helper in "${helpers[@]}"; do
-    while kill -0 "$helper" 2>/dev/null; do sleep 0.05 || true; done  # no `wait`, as in run_life
+    while kill -0 "$helper" 2>/dev/null; do sleep 0.05 || true; done  # no `wait`, as in run_attempt
   done
   exit "$code"
 }

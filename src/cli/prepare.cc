@@ -23,7 +23,7 @@ namespace {
 std::atomic<bool> stop_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler may touch it
 
-// While it lives, the first signal asks the run to stop; a second one kills as usual.
+// While it exists, the first signal asks the run to stop; a second one kills as usual.
 class StopOnSignal {
  public:
   StopOnSignal() {
@@ -46,8 +46,8 @@ class StopOnSignal {
   }, old_term_{};
 };
 
-// On a terminal one line that is written over, four times a second; elsewhere a line of its own
-// every ten seconds.
+// A terminal gets one line that is written over, four times a second; all else gets a line of its
+// own every ten seconds.
 class ProgressLine {
  public:
   void operator()(const data::PrepareProgress& progress) {

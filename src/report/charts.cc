@@ -37,7 +37,7 @@ bool KnowTokens(const Runs& runs) {
                      [](const RunRecord& run) { return run.tokens_per_step > 0; });
 }
 
-// What the curves' points stand above.
+// What the points of a curve stand above.
 enum class XAxis {
   kStep,    // tokens instead, where the runs' steps differ in size
   kTokens,  // in any case
@@ -49,7 +49,7 @@ struct TimeUnit {
   const char* name = "seconds";
 };
 
-// In which the longest of the runs is a number of at most four digits.
+// The unit in which the longest of the runs is a number of at most four digits.
 TimeUnit UnitFor(const Runs& runs) {
   double longest = 0;
   for (const RunRecord& run : runs) longest = std::max(longest, run.elapsed_s);
@@ -65,7 +65,7 @@ Series OverTime(const Series& series, const Series& elapsed, double unit_seconds
     while (at < elapsed.size() && elapsed[at].x < point.x) ++at;
     if (at == elapsed.size()) break;
     const double time = elapsed[at].y / unit_seconds;
-    // a life whose clock stood still would draw a vertical line, and a Series ascends strictly
+    // An attempt whose clock stood still would draw a vertical line, and a Series ascends strictly.
     const bool ascends = out.empty() || time > out.back().x;
     if (elapsed[at].x == point.x && ascends) out.push_back({time, point.y});
   }
@@ -138,7 +138,7 @@ ChartGroup LossCharts(const Runs& runs, const ChartMaker& maker) {
     PlotSpec plot = maker.Make(std::move(spec), series_of, XAxis::kTime);
     if (HasPoints(plot)) group.plots.push_back(std::move(plot));
   };
-  const char* const kNote = "of all lives, with validations, saves and what was lost";
+  const char* const kNote = "of all attempts, with validations, saves and what was lost";
   add_by_time({.title = "Training loss by time", .note = kNote}, Metric("loss"));
   add_by_time({.title = "Validation loss by time", .note = kNote, .markers = true},
               Metric("val_loss"));

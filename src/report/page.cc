@@ -51,7 +51,7 @@ std::string OptionalCell(const std::optional<double>& value,
   return Cell(value ? format(*value) : "–");
 }
 
-// Of a run that an older version began, only what it has told since.
+// A run that an older version began tells only what it took since.
 std::string WallTime(const RunRecord& run) {
   const Series &elapsed = run.metric("elapsed_s"), &loss = run.metric("loss");
   if (elapsed.empty()) return Cell("–");
@@ -121,7 +121,7 @@ std::string Summary(const Runs& runs) {
       "lowest</th><th>perplexity<br>per "
       "token</th><th>bits<br>per byte</th><th>tokens/s,<br>median</th><th>MFU,<br>median</th>"
       "<th>peak memory,<br>rank 0</th><th>time in steps</th><th>wall time,<br>all "
-      "lives</th><th>ranks</th></tr></thead><tbody>";
+      "attempts</th><th>ranks</th></tr></thead><tbody>";
   const size_t best = BestRun(runs);
   for (size_t i = 0; i < runs.size(); ++i) out += SummaryRow(runs, i, best);
   out += "</tbody></table></div>";
@@ -242,7 +242,7 @@ std::vector<std::string> NotesOf(const RunRecord& run) {
         Concat("Resumed ", run.resumes.size() == 1 ? "once" : Concat(run.resumes.size(), " times"),
                run.resumes.size() == 1 ? ", going on with step " : ", going on with steps ",
                Join(run.resumes, ", "), "; ", Counted(run.replayed_steps, "step"),
-               " had to be trained again, and the last life's numbers are shown."));
+               " had to be trained again, and the last attempt's numbers are shown."));
   }
   const auto skipped = static_cast<int64_t>(Sum(run.metric("skipped")).value_or(0));
   if (skipped > 0) {

@@ -31,7 +31,7 @@ class MetricsReader {
       return;
     }
     const int64_t step = line["step"];
-    BeginLife(line, step);
+    BeginAttempt(line, step);
     for (const auto& [key, value] : line.items()) {
       if (key == "step" || key == "unix_ms") continue;
       if (key == "checkpoint_damage" && value.is_string()) {
@@ -48,9 +48,9 @@ class MetricsReader {
   }
 
  private:
-  // A new attempt replaces what earlier ones say from its first trained or validated step on. (What it writes before,
-  // about damage and saves, belongs to the step that it resumed from.)
-  void BeginLife(const nlohmann::json& line, int64_t step) {
+  // A new attempt replaces what earlier ones say from its first trained or validated step on. (What
+  // it writes before, about damage and saves, belongs to the step that it resumed from.)
+  void BeginAttempt(const nlohmann::json& line, int64_t step) {
     if (!line.contains("attempt") || !line["attempt"].is_string()) return;
     if (!line.contains("loss") && !line.contains("val_loss")) return;
     const std::string attempt = line["attempt"];
@@ -74,8 +74,8 @@ class MetricsReader {
     series.push_back({static_cast<double>(step), value});
   }
 
-  // A step's time is that of its first line: its validation and save come later and are not what its
-  // loss took.
+  // A step's time is that of its first line: its validation and save come later and are not what
+  // its loss took.
   void AddTime(int64_t step, double seconds) {
     run_.elapsed_s = std::max(run_.elapsed_s, seconds);
     const Series& series = run_.metric("elapsed_s");
@@ -86,7 +86,7 @@ class MetricsReader {
 
   RunRecord& run_;
   std::string attempt_;
-  double earlier_s_ = 0;  // that the lives before this one took
+  double earlier_s_ = 0;  // that the attempts before this one took
 };
 
 void ReadMetrics(const fs::path& path, RunRecord& run) {

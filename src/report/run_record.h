@@ -22,17 +22,17 @@ struct RunRecord {
   std::filesystem::path path;
   std::string name;  // the folder's
 
-  // By the names of metrics.jsonl; x is the step, which ascends strictly: of a stretch that was replayed after a
-  // resume, the last life's numbers. Truth values are 0 and 1, null is NaN. `elapsed_s` counts on from life to life, so
-  // that it is what the run has cost up to a step.
+  // Names are those of metrics.jsonl. x is the step, which ascends strictly: a stretch that was
+  // replayed after a resume has the last attempt's numbers. Truth values are 0 and 1, null is NaN.
+  // `elapsed_s` counts on from attempt to attempt: it is what the run has cost up to a step.
   std::map<std::string, Series> metrics;
   const Series& metric(const std::string& key) const;  // empty: not there
   int64_t last_step() const;                           // trained; 0: none
   int64_t num_tokens() const;                          // trained on; 0: none, or unknown
 
-  std::vector<int64_t> resumes;  // first step of each life after the first
+  std::vector<int64_t> resumes;  // first step of each attempt after the first
   int64_t replayed_steps = 0;    // trained twice or more: what the resumes cost
-  double elapsed_s = 0;          // of all lives, lost stretches too; 0: unknown
+  double elapsed_s = 0;          // of all attempts, lost stretches too; 0: unknown
   int64_t damaged_lines = 0;     // of metrics.jsonl; an unfinished last line is not one
   std::vector<std::string> checkpoint_damage;
 
@@ -43,7 +43,7 @@ struct RunRecord {
   std::string config_text;     // as it stands in the folder
   std::string config_problem;  // why `config` is empty
 
-  // From here on ReadRun leaves all empty. What `config_text` says:
+  // ReadRun leaves all from here on empty. `config_text` says:
   std::map<std::string, std::string> config;  // "optimizer.lr" -> "0.003"
   std::string model;                          // "gla + softmax in 1 of 4 layers, 4 x 192"
   std::optional<int64_t> num_parameters;
@@ -51,7 +51,7 @@ struct RunRecord {
   int64_t tokens_per_step = 0;  // 0: unknown
   double clip_norm = 0;         // 0: off or unknown
 
-  // What the newest checkpoint says; empty before the first.
+  // The newest checkpoint says; empty before the first:
   std::optional<int> world_size;
   std::string build;
 };

@@ -68,7 +68,7 @@ TEST_F(CrashResume, StoppedAtTwoRanksResumedAtOne) {
   ASSERT_EQ(crash.exit_code, 137) << crash.err;
   const RunResult resumed = fixture->Run({.run = "elastic", .ranks = 1, .set = set});
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  // steps 11 and 12 were run by both lives: the same samples, and losses that agree to rounding
+  // steps 11 and 12 were run by both attempts: the same samples, and losses that agree to rounding
   std::map<int, std::vector<std::string>> samples;
   std::ifstream file(fixture->path("elastic") / "samples.jsonl");
   for (std::string line; std::getline(file, line);) {

@@ -1,4 +1,5 @@
-// What TensorBoard's own readers show of a run: the numbers of metrics.jsonl, each step once, through crashes.
+// What TensorBoard's own readers show of a run: the numbers of metrics.jsonl, each step once,
+// through crashes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +29,7 @@ class TensorBoard : public testing::Test {
     }
   }
 
-  // What metrics.jsonl says; of a replayed stretch what the last life says.
+  // What metrics.jsonl says: of a replayed stretch, what the last attempt says.
   static Series Metrics(const std::string& run) {
     std::ifstream file(fixture->path(run) / "metrics.jsonl");
     Series series;
@@ -150,8 +151,8 @@ TEST_F(TensorBoard, ShowsWhatTheModelWritesAndTrainsAsWithout) {
   EXPECT_EQ(Metrics("writes").at("val_loss"), Metrics("silent").at("val_loss"));
 }
 
-// Killed after step 12, resumed from step 10 with other validation steps: the validation of step 12 was of a life that
-// is gone, and nothing replaces it.
+// Killed after step 12, resumed from step 10 with other validation steps: the validation of step 12
+// is superseded, and nothing replaces it.
 TEST_F(TensorBoard, ShowsEveryStepOnceAfterAKillAndAResume) {
   const RunResult killed = fixture->Run(
       {.run = "killed", .set = {"eval.every=4"}, .env = {{"HL_FAULT", "train.step:kill:13"}}});
@@ -164,7 +165,8 @@ TEST_F(TensorBoard, ShowsEveryStepOnceAfterAKillAndAResume) {
   const fs::path first = fs::directory_iterator(events)->path();
   const fs::path uncut = fixture->path("uncut");
   fs::copy_file(first, uncut);
-  // as the kernel leaves a write that the kill cut short: readers stop there, the next life cuts it off
+  // As the kernel leaves a write that the kill cut short: readers stop there, and the next attempt
+  // cuts it off.
   ASSERT_EQ(before.at("val_loss").rbegin()->first, 12);  // the last record
   fs::resize_file(first, fs::file_size(first) - 5);
   for (const std::string reader : {"python", "server"}) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Stands in for a rank of `halflife train` in run_sh_*test.sh: notes each life and signal in FOLDER,
-# and ends as told.
-#   fake_rank.sh FOLDER exit CODE...      life n ends with the n-th code (the last one stays)
+# Stands in for a rank of `halflife train` in run_sh_*test.sh: notes each attempt and signal in
+# FOLDER, and ends as told.
+#   fake_rank.sh FOLDER exit CODE...      attempt n ends with the n-th code (the last one stays)
 #   fake_rank.sh FOLDER finish            ends a run: DONE, exit 0
 #   fake_rank.sh FOLDER save [SECONDS]    runs until USR1, then saves for so long and ends with 75
 #   fake_rank.sh FOLDER slow-save         the same, with its handler installed only after a second
@@ -9,7 +9,7 @@
 #   fake_rank.sh FOLDER finish-save       runs until USR1, then ends a run: DONE, exit 0
 #   fake_rank.sh FOLDER deaf              ignores USR1
 #   fake_rank.sh FOLDER mute              dies of USR1
-#   fake_rank.sh FOLDER crash-then MODE   the first life ends with 72, the next as MODE
+#   fake_rank.sh FOLDER crash-then MODE   the first attempt ends with 72, the next as MODE
 # A checkpoint is FOLDER/checkpoint.RANK, written as the real ones: under another name first.
 set -u
 folder=$1 mode=$2
@@ -29,17 +29,17 @@ run_until_asked() {
   trap '' TERM  # mpirun's, which it sends when the other rank has ended: real ranks end together
 }
 
-note "life, threads ${OMP_NUM_THREADS:-unset}"
-life=$(grep -c life "$folder/notes.$rank")
+note "attempt, threads ${OMP_NUM_THREADS:-unset}"
+attempt=$(grep -c attempt "$folder/notes.$rank")
 if [ "$mode" = crash-then ]; then
-  if [ "$life" = 1 ]; then exit 72; fi
+  if [ "$attempt" = 1 ]; then exit 72; fi
   mode=$1
   shift
 fi
 case $mode in
   exit)
-    [ "$life" -le $# ] || life=$#
-    exit "${!life}"
+    [ "$attempt" -le $# ] || attempt=$#
+    exit "${!attempt}"
     ;;
   finish) finish ;;
   save | slow-save)

@@ -21,7 +21,7 @@ new_case() {
 
 wait_for() { wait_until "$1 appears" [ -e "$1" ]; }
 wait_until_ready() { wait_for "$folder/ready.0" && wait_for "$folder/ready.1"; }
-lives() { grep -c life "$folder/notes.0"; }
+attempts() { grep -c attempt "$folder/notes.0"; }
 saves() { cat "$folder"/notes.* 2>/dev/null | grep -c saved; }
 whole_checkpoints() {
   cat "$folder"/checkpoint.[01] 2>/dev/null | grep -cx 'first half, second half'

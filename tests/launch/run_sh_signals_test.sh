@@ -87,7 +87,7 @@ for signal in TERM HUP USR1; do
   storm "$pid" "$signal" &
   check_end "a storm of $signal from the start" 75 ""
   check "a storm of $signal from the start: ranks that began have saved" \
-    "$(cat "$folder"/notes.* 2>/dev/null | grep -c life)" "$(saves)"
+    "$(cat "$folder"/notes.* 2>/dev/null | grep -c attempt)" "$(saves)"
 done
 
 new_case storm_INT
@@ -182,7 +182,7 @@ new_case finish_save
 start --restart -- "$fake" "$folder" crash-then finish-save --run "$folder"
 wait_until_ready
 kill -TERM "$pid"
-check_end "TERM in the second life, which finished" 0
+check_end "TERM in the second attempt, which finished" 0
 
 # Killed by what it cannot trap: the ranks save and end.
 # check_killed NAME SAVES

@@ -13,12 +13,12 @@ for wanted in 0 3 76; do
   check "exit $wanted passes through" "$wanted" $?
 done
 bash "$run_sh" --ranks 2 --threads 3 -- "$fake" "$folder" exit 0 >"$folder/log" 2>&1
-check "threads reach the ranks" "rank 1: life, threads 3" "$(tail -n 1 "$folder/notes.1")"
+check "threads reach the ranks" "rank 1: attempt, threads 3" "$(tail -n 1 "$folder/notes.1")"
 
 new_case restart
 bash "$run_sh" --restart -- "$fake" "$folder" exit 75 75 0 >"$folder/log" 2>&1
 check "--restart: exit 0 in the end" 0 $?
-check "--restart: three lives" 3 "$(lives)"
+check "--restart: three attempts" 3 "$(attempts)"
 
 new_case no_restart
 bash "$run_sh" -- "$fake" "$folder" exit 75 0 >"$folder/log" 2>&1
@@ -32,24 +32,24 @@ new_case breaker
 mkdir -p "$folder/ckpt"
 echo step_000000000040 >"$folder/ckpt/LATEST"
 bash "$run_sh" --restart -- "$fake" "$folder" exit 75 75 75 75 --run "$folder" >"$folder/log" 2>&1
-check "no new checkpoint: gives up" yes "$(grep -q 'giving up: exit 75, and no new checkpoint in 3 lives' "$folder/log" && echo yes)"
-check "no new checkpoint: three lives" 3 "$(lives)"
+check "no new checkpoint: gives up" yes "$(grep -q 'giving up: exit 75, and no new checkpoint in 3 attempts' "$folder/log" && echo yes)"
+check "no new checkpoint: three attempts" 3 "$(attempts)"
 
 new_case not_done
-touch "$folder/DONE"  # of an earlier life
+touch "$folder/DONE"  # of an earlier attempt
 bash "$run_sh" --restart -- "$fake" "$folder" exit 0 0 0 0 --run "$folder" >"$folder/log" 2>&1
 check "exit 0, but the run is not finished: gives up" 1 $?
-check "exit 0, but the run is not finished: three lives" 3 "$(lives)"
+check "exit 0, but the run is not finished: three attempts" 3 "$(attempts)"
 
 new_case finished
 bash "$run_sh" --restart -- "$fake" "$folder" finish --run "$folder" >"$folder/log" 2>&1
 check "a finished run: exit 0" 0 $?
-check "a finished run: one life" 1 "$(lives)"
+check "a finished run: one attempt" 1 "$(attempts)"
 
 new_case limit
 bash "$run_sh" --restart --max-restarts 1 -- "$fake" "$folder" exit 75 >"$folder/log" 2>&1
 check "--max-restarts: exit 75 in the end" 75 $?
-check "--max-restarts: two lives" 2 "$(lives)"
+check "--max-restarts: two attempts" 2 "$(attempts)"
 
 new_case usage
 bash "$run_sh" --ranks none -- true >"$folder/log" 2>&1

@@ -25,7 +25,7 @@ if pause flap "$job"; then
   ip -n "$HL_BRIDGE" link set "$link" up
 fi
 finish "a link that is down for 3 s" flap
-check "a link that is down for 3 s: one life" 1 "$(lives flap | wc -w)" flap
+check "a link that is down for 3 s: one attempt" 1 "$(attempts flap | wc -w)" flap
 
 in_bridge=(nsenter "--net=/run/netns/$HL_BRIDGE")
 if "${in_bridge[@]}" nft add table bridge loss 2>/dev/null &&

@@ -12,7 +12,7 @@ check_finished() {
   wait_for_run "$job" "$2"
   check "$1: finished" "COMPLETED 0" "$(ending "$job")" "$2"
   check "$1: it made room" "COMPLETED 0" "$(ending "$urgent")" "$2"
-  check "$1: two lives" 2 "$(lives "$2" | wc -w)" "$2"
+  check "$1: two attempts" 2 "$(attempts "$2" | wc -w)" "$2"
   check_undisturbed "$1" "$2"
 }
 

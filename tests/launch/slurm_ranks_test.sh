@@ -22,7 +22,7 @@ for launcher in "mpirun --bind-to none" "srun --mpi=pmix"; do
   check "$launcher, 2 a node" "n1 0 4 0,n1 1 4 1,n2 2 4 0,n2 3 4 1" "$(places "$launcher" 2)" places
 done
 
-# start NAME LAUNCHER FAULT [TRAIN ARGUMENT...]: one life of a run without end.
+# start NAME LAUNCHER FAULT [TRAIN ARGUMENT...]: one attempt of a run without end.
 declare -A jobs
 start() {
   HL_FAULT=$3 LAUNCHER=$2 MAX_RESTARTS=0 submit "$1_$2" -- --set train.steps=1000000 "${@:4}"

@@ -8,24 +8,24 @@ make_dataset
 make_undisturbed
 
 for launcher in mpirun srun; do
-  run=two_lives_$launcher
+  run=two_attempts_$launcher
   LAUNCHER=$launcher submit "$run"
   pause_until_asked "$run" scancel --batch --signal=USR1 "$job"
   wait_for_run "$job" "$run"
-  check "$launcher, two lives: ends" "COMPLETED 0" "$(ending "$job")" "$run"
-  check "$launcher, two lives: one restart" 1 "$(job_field "$job" Restarts)"
-  met=$(lives "$run")
-  check "$launcher, two lives: the second goes on where the first stopped" yes \
+  check "$launcher, two attempts: ends" "COMPLETED 0" "$(ending "$job")" "$run"
+  check "$launcher, two attempts: one restart" 1 "$(job_field "$job" Restarts)"
+  met=$(attempts "$run")
+  check "$launcher, two attempts: the second goes on where the first stopped" yes \
     "$([[ $met =~ ^0\>([0-9]+)\ ([0-9]+)\>150$ && ${BASH_REMATCH[1]} = "${BASH_REMATCH[2]}" ]] && echo yes)" "$run"
-  check "$launcher, two lives: DONE" "step 150" "$(<"$run/DONE")"
-  check_undisturbed "$launcher, two lives" "$run"
+  check "$launcher, two attempts: DONE" "step 150" "$(<"$run/DONE")"
+  check_undisturbed "$launcher, two attempts" "$run"
 done
 
-run=two_lives_srun
+run=two_attempts_srun
 submit "$run"
 wait_for_end "$job"
 check "a finished run: ends at once" "COMPLETED 0 150>150" \
-  "$(ending "$job") $(lives "$run" | cut -d ' ' -f 3)" "$run"
+  "$(ending "$job") $(attempts "$run" | cut -d ' ' -f 3)" "$run"
 submit "$run" -- --set train.steps=160 --allow-change train.steps
 wait_for_end "$job"
 check "a finished run can be extended" "COMPLETED 0 step 160" "$(ending "$job") $(<"$run/DONE")" "$run"
@@ -34,17 +34,17 @@ run=crashes
 HL_FAULT=train.step:kill:65:1 submit "$run" -- --set ckpt.every=50
 wait_for_run "$job" "$run"
 check "crashes with new checkpoints between them" "COMPLETED 0 0>50 50>100 100>150" \
-  "$(ending "$job") $(lives "$run")" "$run"
+  "$(ending "$job") $(attempts "$run")" "$run"
 check_undisturbed "crashes" "$run"
 
 for launcher in mpirun srun; do
   run=breaker_$launcher
   HL_FAULT=train.step:kill:3:1 LAUNCHER=$launcher submit "$run"
   wait_for_run "$job" "$run"
-  check "$launcher, no new checkpoint: given up after three lives" "FAILED 1 0>0 0>0 0>0" \
-    "$(ending "$job") $(lives "$run")" "$run"
+  check "$launcher, no new checkpoint: given up after three attempts" "FAILED 1 0>0 0>0 0>0" \
+    "$(ending "$job") $(attempts "$run")" "$run"
   check "$launcher, no new checkpoint: HALT says so" \
-    "exit 137, and 3 lives without a checkpoint after step 0" "$(<"$run/HALT")"
+    "exit 137, and 3 attempts without a checkpoint after step 0" "$(<"$run/HALT")"
 done
 submit "$run"
 wait_for_end "$job"
@@ -66,15 +66,15 @@ for code in 2 3 4 73 76; do fake $code "final_$code"; done
 fake 0 nothing_done
 for code in 2 3 4 73 76; do
   wait_for_run "${jobs[code]}" "final_$code"
-  check "exit $code: halted in the first life" "FAILED $code 0>0" \
-    "$(ending "${jobs[code]}") $(lives "final_$code")" "final_$code"
+  check "exit $code: halted in the first attempt" "FAILED $code 0>0" \
+    "$(ending "${jobs[code]}") $(attempts "final_$code")" "final_$code"
 done
 wait_for_run "${jobs[0]}" nothing_done
 check "exit 0 without DONE is a failure" "FAILED 1 0>0 0>0 0>0" \
-  "$(ending "${jobs[0]}") $(lives nothing_done)" nothing_done
+  "$(ending "${jobs[0]}") $(attempts nothing_done)" nothing_done
 MAX_RESTARTS=1 fake 75 limit
 wait_for_run "$job" limit
-check "restart limit" "FAILED 1 0>0 0>0" "$(ending "$job") $(lives limit)" limit
+check "restart limit" "FAILED 1 0>0 0>0" "$(ending "$job") $(attempts limit)" limit
 
 run=twice
 submit "$run" -- --set train.steps=1000000

@@ -63,7 +63,7 @@ submit() {
 job_field() { scontrol --oneliner show job "$1" | grep -oE "(^| )$2=[^ ]*" | cut -d = -f 2-; }
 
 # Slurm holds a requeued job back for two minutes; this waits for three seconds, as nodes refuse a
-# job in the second in which they ended its life before.
+# job in the second in which they ended its attempt.
 hurry() {
   local start
   if [ "$(job_field "$1" JobState)" = PENDING ] && [ "$(job_field "$1" Restarts)" != 0 ]; then
@@ -81,7 +81,7 @@ has_ended() {
 # "COMPLETED 0": state and exit code of a job that has ended for good.
 wait_for_end() { wait_until "job $1 ends" has_ended "$1"; }
 ending() { echo "$(job_field "$1" JobState) $(job_field "$1" ExitCode | cut -d : -f 1)"; }
-# is_over JOB RUN: between two lives a job may look ended for a moment, these words do not.
+# is_over JOB RUN: between two attempts a job may look ended for a moment, these words do not.
 is_over() {
   hurry "$1"
   [ -e "$2/DONE" ] || [ -e "$2/HALT" ] || grep -qs 'giving up' "$2.log"
@@ -90,10 +90,10 @@ wait_for_run() {
   wait_until "$2 is finished or given up" is_over "$1" "$2"
   wait_for_end "$1"
 }
-# "0>57 57>150": the steps of each life in RUN's job log.
-lives() { sed -nE 's/.*: exit .*step ([0-9]+) -> ([0-9]+)$/\1>\2/p' "$1.log" | paste -sd ' '; }
+# "0>57 57>150": the steps of each attempt in RUN's job log.
+attempts() { sed -nE 's/.*: exit .*step ([0-9]+) -> ([0-9]+)$/\1>\2/p' "$1.log" | paste -sd ' '; }
 
-# Steps that all lives of RUN have made so far.
+# Steps that all attempts of RUN have made so far.
 num_steps() { count '"loss"' "$1/metrics.jsonl"; }
 has_trained() { [ "$(num_steps "$1")" -ge "${2:-5}" ]; }
 

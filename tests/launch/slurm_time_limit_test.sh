@@ -12,7 +12,7 @@ run=limited
 submit $run --time=2 --signal=B:USR1@60
 pause_until_asked $run
 wait_for_run "$job" $run
-check "finished in two lives" "COMPLETED 0 2" "$(ending "$job") $(lives $run | wc -w)" $run
+check "finished in two attempts" "COMPLETED 0 2" "$(ending "$job") $(attempts $run | wc -w)" $run
 check "the first was warned, and saved" 1 "$(count ': exit 75 after USR1' $run.log)" $run
 check_undisturbed "time limit" $run
 

@@ -58,7 +58,7 @@ TEST_F(ReadRunTest, NumbersTruthValuesAndNull) {
 }
 
 // Saved at 2, killed after 4 (validated there), resumed twice from 2.
-TEST_F(ReadRunTest, TheLastLifeSupersedesWhatItReplays) {
+TEST_F(ReadRunTest, TheLastAttemptSupersedesWhatItReplays) {
   Write("metrics.jsonl",
         R"({"step":0,"val_loss":6,"attempt":"a"})"
         "\n"
@@ -83,8 +83,7 @@ TEST_F(ReadRunTest, TheLastLifeSupersedesWhatItReplays) {
   const RunRecord run = Read();
   EXPECT_EQ(Steps(run.metric("loss")), (std::vector<double>{1, 2, 3}));
   EXPECT_EQ(run.metric("loss").back().y, 3.2);
-  EXPECT_EQ(Steps(run.metric("val_loss")),
-            std::vector<double>{0});  // step 4's belongs to a life that is gone
+  EXPECT_EQ(Steps(run.metric("val_loss")), std::vector<double>{0});  // step 4's is superseded
   EXPECT_EQ(Steps(run.metric("save_bytes")), std::vector<double>{2});
   EXPECT_EQ(run.resumes, std::vector<int64_t>{3});
   EXPECT_EQ(run.replayed_steps, 3);
@@ -92,7 +91,7 @@ TEST_F(ReadRunTest, TheLastLifeSupersedesWhatItReplays) {
 }
 
 // Saved at 2, killed after 4, resumed, killed after 3, resumed again.
-TEST_F(ReadRunTest, TimeCountsOnFromLifeToLife) {
+TEST_F(ReadRunTest, TimeCountsOnFromAttemptToAttempt) {
   Write("metrics.jsonl",
         R"({"step":1,"loss":5,"tokens":64,"elapsed_s":10,"unix_ms":1,"attempt":"a"})"
         "\n"

@@ -43,7 +43,7 @@ struct Series {
   float last = 0;
   float least = std::numeric_limits<float>::infinity(), largest = -least;  // of finite values
 
-  // In the reverse of the order in which they were written.
+  // Points come in the reverse of the order in which they were written.
   void AddEarlier(const Point& point) {
     if (num_points++ == 0) {
       first_step = last_step = point.step;
@@ -92,7 +92,7 @@ class Summary {
     Json scalars = Json::array(), texts = Json::array();
     for (const auto& [tag, index] : tags_) {
       const Series& series = shown[index];
-      if (series.num_points == 0) continue;  // all of them are of lives that are gone
+      if (series.num_points == 0) continue;  // all of them are superseded
       Json row = {{"tag", tag.name},
                   {"points", series.num_points},
                   {"first_step", series.first_step},
@@ -108,7 +108,7 @@ class Summary {
     }
     return {{"records", num_records_},
             {"damaged_bytes", damaged_bytes_},
-            {"lives", num_lives_},
+            {"attempts", num_attempts_},
             {"first_time", num_records_ > 0 ? Json(first_time_) : Json()},
             {"last_time", num_records_ > 0 ? Json(last_time_) : Json()},
             {"files", files_},
@@ -143,7 +143,7 @@ class Summary {
   }
 
   void AddStart(int64_t step) {
-    ++num_lives_;
+    ++num_attempts_;
     if (!starts_.empty() && starts_.back().num_points == points_.size()) {
       starts_.back().step = std::min(starts_.back().step, step);
     } else {
@@ -162,7 +162,7 @@ class Summary {
     return index;
   }
 
-  // By what tags_ says; from the end, so that one pass knows all later starts.
+  // By tags_'s indices. The pass goes from the end, so that it knows all later starts.
   std::vector<Series> Shown() const {
     std::vector<Series> shown(tags_.size());
     auto start = starts_.rbegin();
@@ -180,11 +180,11 @@ class Summary {
   std::vector<Point> points_;
   std::vector<Start> starts_;
   Json files_ = Json::array();
-  uint64_t num_records_ = 0, damaged_bytes_ = 0, num_lives_ = 0, num_other_ = 0;
+  uint64_t num_records_ = 0, damaged_bytes_ = 0, num_attempts_ = 0, num_other_ = 0;
   double first_time_ = std::numeric_limits<double>::infinity(), last_time_ = -first_time_;
 };
 
-// By TensorBoard's own rule.
+// TensorBoard's own rule.
 bool IsEventFile(const fs::path& path) {
   std::error_code ignored;
   return path.filename().string().find("tfevents") != std::string::npos &&

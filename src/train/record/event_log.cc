@@ -38,8 +38,8 @@ std::vector<fs::path> EventFiles(const fs::path& folder) {
   return files;
 }
 
-// Steps ascend within a file, so a cut at the first that is too late removes them all, and with them a torn last
-// record. A file that says nothing any more is removed.
+// Steps ascend within a file, so a cut at the first that is too late removes them all, and with
+// them a torn last record. A file that says nothing any more is removed.
 void CutBack(const fs::path& path, int64_t first_step) {
   TfRecordReader records(path, ExitCode::kEnvironment);
   uint64_t keep = 0;
@@ -58,7 +58,7 @@ void CutBack(const fs::path& path, int64_t first_step) {
   }
 }
 
-// Names sort in the order of lives, also where two start within a second or a host's clock lags.
+// Names sort in the order of the attempts, even where two start within a second or a clock lags.
 std::string NewName(const std::vector<fs::path>& earlier) {
   auto seconds = static_cast<long long>(UnixSeconds());
   for (const fs::path& path : earlier) {

@@ -1,13 +1,14 @@
-// TensorBoard's event files: RUN/events/events.out.tfevents.*, one for each life of a run.
+// TensorBoard's event files: RUN/events/events.out.tfevents.*, one for each attempt.
 //
 //   EventLog events(run / "events", /*first_step=*/0);
 //   events.Scalars(12, {{"train/loss", 2.5}, {"train/lr", 3e-4}});
 //   events.Text(0, "run/config", "    optimizer { lr: 3e-4 }");   // Markdown
 //
-// A life replays the steps after its checkpoint, so what earlier lives say of them must not be shown beside it. Opening
-// a log therefore cuts the earlier files back to the steps before `first_step`, and the new file begins with a
-// SessionLog START, by which a TensorBoard that has read them already forgets. TensorBoard's data server heeds the
-// files alone, and only reads them in the order of their names.
+// An attempt replays the steps after its checkpoint, so what earlier ones say of them must not be
+// shown beside it. Opening a log therefore cuts the earlier files back to the steps before
+// `first_step`, and the new file begins with a SessionLog START, by which a TensorBoard that has
+// read them already forgets. TensorBoard's data server heeds the files alone, and only reads them
+// in the order of their names.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +29,14 @@ struct ScalarValue {
   double value = 0;  // stored as fp32
 };
 
-// Not thread-safe; one writer a folder (the run's lock sees to it).
+// Not thread-safe. A folder has one writer, which the run's lock sees to.
 class EventLog {
  public:
-  // `first_step`: the first that this life may write. Error kEnvironment.
+  // `first_step` is the first that this attempt may write. Error kEnvironment.
   EventLog(const std::filesystem::path& folder, int64_t first_step);
 
-  // Each call is one record and one write(2). A failure is logged once, leaves whole records behind and never throws;
-  // later calls try again.
+  // Each call is one record and one write(2). A failure is logged once, leaves whole records behind
+  // and never throws; later calls try again.
   void Scalars(int64_t step, const std::vector<ScalarValue>& values);
   void Text(int64_t step, const std::string& tag, const std::string& markdown);
 

@@ -1,4 +1,5 @@
-// metrics.jsonl (one line a step, one a validation, one a save), the same numbers for TensorBoard, and the progress line.
+// metrics.jsonl (one line a step, one a validation, one a save), the same numbers for TensorBoard,
+// and the progress line.
 #pragma once
 
 #include <memory>
@@ -28,7 +29,7 @@ struct MetricsConfig {
   Device device;
 };
 
-// Rank 0's. Not thread-safe. `elapsed_s` of its lines counts from when it is made.
+// Rank 0 has one. Not thread-safe. `elapsed_s` of its lines counts from when it is made.
 class Metrics {
  public:
   // `events`: null where TensorBoard is not asked for.
@@ -41,13 +42,13 @@ class Metrics {
   // A damaged checkpoint that was passed over on the way to `step`.
   void Damage(int64_t step, const std::string& banner);
 
-  // For TensorBoard alone: words of a step, and words about this life of the run.
+  // These are for TensorBoard alone: words of a step, and words about this attempt.
   bool shows_texts() const { return events_ != nullptr; }
   void Text(int64_t step, const std::string& tag, const std::string& markdown);
   void Describe(const std::string& tag, const std::string& markdown);
 
  private:
-  // With what every line is read against: tokens so far, elapsed_s, unix_ms and the attempt.
+  // Adds what every line is read against: tokens so far, elapsed_s, unix_ms and the attempt.
   void Write(nlohmann::ordered_json line);
   void Progress(int64_t step, const StepResult& result, double tokens_per_s);
 

@@ -1,9 +1,9 @@
 // Moves each parameter's gradient into the fp32 arena the moment autograd has accumulated it, and
-// drops `.grad`, so that no second copy of the gradients lives and buckets can be reduced while
+// drops `.grad`, so that there is no second copy of the gradients and buckets can be reduced while
 // backward still runs.
 //
-// Micro-batches are summed pairwise on the CPU (core/pairwise_sum.h), as ranks are, so that
-// powers of two of either change no bit; this takes one more arena for each doubling of their number. On
+// Micro-batches are summed pairwise on the CPU (core/pairwise_sum.h), as ranks are, so that powers
+// of two of either change no bit; this takes one more arena for each doubling of their number. On
 // CUDA they are summed one after the other: NCCL's order is not ours, so nothing would be gained.
 //
 //   GradientHooks hooks(parameters, arena);
@@ -28,8 +28,9 @@ class GradientHooks {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  // Micro-batch `index` of the `count` of a step, in order. The first overwrites the slots (no zeroing pass). `reducer` with the
-  // last one only: it learns of each parameter as soon as its sum is complete.
+  // Begins micro-batch `index` of the `count` of a step; they come in order. The first overwrites
+  // the slots, so that no pass has to zero them. `reducer` comes with the last one alone: it learns
+  // of each parameter as soon as its sum is complete.
   void BeginMicroBatch(int64_t index, int64_t count, dist::GradientReducer* reducer);
   void EndMicroBatch();
 
@@ -43,8 +44,8 @@ class GradientHooks {
   std::vector<at::Tensor> slots_;  // by parameter: its view of arena.grads()
   std::vector<int> uses_;          // accumulations seen in this micro-batch
   bool pairwise_;
-  std::vector<std::vector<at::Tensor>>
-      levels_;  // [level][parameter]: finished subtrees of earlier micro-batches
+  // [level][parameter]: finished subtrees of earlier micro-batches.
+  std::vector<std::vector<at::Tensor>> levels_;
   int64_t index_ = 0, count_ = 1;
   dist::GradientReducer* reducer_ = nullptr;
 };

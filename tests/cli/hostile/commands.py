@@ -83,7 +83,7 @@ class Command:
 
 
 def first_step(result):
-    """Of those that a life trained."""
+    """Of those that an attempt trained."""
     resumed = re.search(r"resumed from .*, step (\d+)$", result.err, re.M)
     return int(resumed[1]) + 1 if resumed else 1
 

@@ -71,7 +71,7 @@ TEST_F(InspectEventsTest, WhatTheTrainerWrote) {
   EXPECT_EQ(json["kind"], "events");
   EXPECT_EQ(json["records"], 9);  // version, start, text, five steps, a validation
   EXPECT_EQ(json["damaged_bytes"], 0);
-  EXPECT_EQ(json["lives"], 1);
+  EXPECT_EQ(json["attempts"], 1);
   EXPECT_GT(json["first_time"], 1.7e9);
   EXPECT_GE(json["last_time"], json["first_time"]);
   EXPECT_EQ(json["other_values"], 0);
@@ -99,14 +99,14 @@ TEST_F(InspectEventsTest, WhatTheTrainerWrote) {
 }
 
 // A TensorBoard that has read the first file before it was cut back forgets by the second's START.
-TEST_F(InspectEventsTest, StepsOfALifeThatIsGoneDoNotCount) {
+TEST_F(InspectEventsTest, SupersededStepsDoNotCount) {
   Write(Version() + Start(0) + Scalar("a", 1, 1) + Scalar("a", 2, 2) + Scalar("a", 3, 9) +
             Scalar("gone", 3, 0),
         "tfevents.1");
   Write(Version() + Start(3) + Scalar("a", 3, 3) + Scalar("a", 4, 7), "tfevents.2");
   Write(Version() + Start(4) + Start(5), "tfevents.3");
   const Json json = Describe(dir_.path());
-  EXPECT_EQ(json["lives"], 4);
+  EXPECT_EQ(json["attempts"], 4);
   ASSERT_EQ(json["scalars"].size(), 1u) << json.dump();
   EXPECT_EQ(json["scalars"][0]["points"], 3);
   EXPECT_EQ(json["scalars"][0]["last_step"], 3);

@@ -22,7 +22,8 @@ namespace tb = proto::tensorboard;
 
 class Events : public testing::Test {
  protected:
-  // "tag@step" of every summary value that a reader meets in the folder, in the order of the files' names.
+  // "tag@step" of every summary value that a reader meets in the folder, in the order of the files'
+  // names.
   std::vector<std::string> Shown() const {
     std::vector<std::string> shown;
     for (const fs::path& path : Files()) {
@@ -121,13 +122,13 @@ TEST_F(Events, ATornLastRecordOfAKilledWriterIsRemoved) {
               testing::ElementsAre("loss@0", "loss@1", "loss@2", "loss@3", "loss@5", "loss@6"));
 }
 
-TEST_F(Events, NamesSortInTheOrderOfLivesWhateverTheClockSays) {
+TEST_F(Events, NamesSortInTheOrderOfAttemptsWhateverTheClockSays) {
   fs::create_directories(folder_);
   const fs::path future = folder_ / "events.out.tfevents.9000000000.elsewhere.1";
   {
-    EventLog life(folder_, 0);
-    Write(life, 0, 2);
-    fs::rename(life.path(), future);
+    EventLog attempt(folder_, 0);
+    Write(attempt, 0, 2);
+    fs::rename(attempt.path(), future);
   }
   const EventLog second(folder_, 1);
   EXPECT_EQ(Files(), (std::vector<fs::path>{future, second.path()}));

@@ -1,14 +1,15 @@
 # shellcheck shell=bash
-# The lives of a run: start it, have it save when it is to stop, and judge whether to start it
-# again. Shared by mpirun/run.sh and slurm/train.sbatch; sourced after common.sh.
+# Supervises a run: starts it, has it save when it is to stop, and judges whether to start it
+# again; each start is an attempt. Shared by mpirun/run.sh and slurm/train.sbatch, which source it
+# after common.sh.
 
 run_folder=''        # of the command, '' where it names none
 launcher=''          # process id of mpirun or srun, while it runs
 stop=''              # the last signal that asked us to stop
 interrupted=no       # a trap has run since the last `wait`
-num_asked=0          # how often this life was to be asked to save; the first time counts
-code=0               # of the life that ended
-num_stuck=0          # lives in a row that left no new checkpoint
+num_asked=0          # how often this attempt was to be asked to save; the first time counts
+code=0               # of the attempt that ended
+num_stuck=0          # attempts in a row that left no new checkpoint
 max_stuck=3          # so many, and another one is not worth it
 seconds_to_start=60  # after that a rank without a handler for USR1 is taken to have none
 
@@ -45,7 +46,7 @@ launcher_hears() { kill -0 "$launcher" 2>/dev/null; }
 # What a script may have done in its own way.
 start_asking() { ask_ranks_to_save & }  # in the background, so that a second signal is heard
 on_late_stop() { ask_once; }            # a request to stop came while the launcher started
-on_life_end() { :; }                    # the launcher has ended; code and launcher are set
+on_attempt_end() { :; }                 # the launcher has ended; code and launcher are set
 
 ask_ranks_to_save() {
   local begin=$SECONDS ready=yes
@@ -59,9 +60,9 @@ ask_ranks_to_save() {
   if [ "$ready" = no ] || launcher_hears; then kill -USR1 "$launcher" 2>/dev/null || true; fi
 }
 
-# Asks the ranks of this life once, however often it is called: a launcher or a rank that is ending
-# may have given up its handler, and would die of another USR1 with its work done. The count is one
-# command, so that a trap which runs in the midst of another counts on.
+# Asks the ranks of this attempt once, however often it is called: a launcher or a rank that is
+# ending may have given up its handler, and would die of another USR1 with its work done. The count
+# is one command, so that a trap which runs in the midst of another counts on.
 ask_once() {
   if ((num_asked++ == 0)); then start_asking; fi
 }
@@ -75,9 +76,9 @@ on_stop_signal() {
   if [ -n "$launcher" ]; then ask_once; fi
 }
 
-# run_life COMMAND...: sets code, step_before and step_after.
-run_life() {
-  # `|| true`: a signal to the process group of the script ends a $(...), but the life goes on
+# run_attempt COMMAND...: sets code, step_before and step_after.
+run_attempt() {
+  # `|| true`: a signal to the process group of the script ends a $(...), but the attempt goes on
   step_before=$(latest_step) || true
   heartbeat_before=$(version_of heartbeat.json) || true
   done_before=$(version_of DONE) || true
@@ -95,18 +96,18 @@ run_life() {
     wait "$launcher" || code=$?
     if [ "$interrupted" = no ]; then break; fi
   done
-  on_life_end
+  on_attempt_end
   launcher=''
   step_after=$(latest_step) || true
 }
 
-# Sets verdict on the life that ended, and num_stuck:
-#   finished   the trainer wrote DONE in this life. A launcher's 0 alone proves nothing: srun gives
-#              it for a step that never started.
-#   again      a new life may get further
+# Sets verdict on the attempt that ended, and num_stuck:
+#   finished   the trainer wrote DONE in this attempt. A launcher's 0 alone proves nothing: srun
+#              gives it for a step that never started.
+#   again      a new attempt may get further
 #   final      the same would happen again, or a user stopped it
-#   stuck      too many lives in a row without a new checkpoint
-judge_life() {
+#   stuck      too many attempts in a row without a new checkpoint
+judge_attempt() {
   verdict=again
   if [ -z "$run_folder" ]; then
     if [ "$code" -eq 0 ]; then verdict=finished; fi
