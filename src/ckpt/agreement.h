@@ -18,8 +18,8 @@ std::vector<std::string> FindDifferences(const Manifest& manifest, const Expecta
 void CheckAgreement(const Manifest& manifest, const std::string& step_name,
                     const Expectation& expectation, const ArenaView& arena);
 
-// The names of all fields of the expectation that a checkpoint must agree with: what allow_change may
-// name.
+// The names of all fields of the expectation that a checkpoint must agree with: what allow_change
+// may name.
 std::vector<std::string> ComparedFields(const Expectation& expectation);
 
 // {"a": {"b": [1, 2]}} -> {"a.b": "[1,2]"}; text that is no JSON object -> {"": text}.

@@ -13,8 +13,8 @@ namespace halflife::ckpt {
 // of a few blocks. Throws Error kCheckpointIo, or kUsage where `out` exists.
 void ReshardStep(const StepReader& step, int world_size, const std::filesystem::path& out);
 
-// Of every element of every tensor and kind, in registration order: equal for equal states,
-// whatever the cuts.
+// The hash of every element of every tensor and kind, in registration order: it is equal for equal
+// states, whatever the cuts.
 Hash128 GatheredHash(const StepReader& step);
 
 }  // namespace halflife::ckpt

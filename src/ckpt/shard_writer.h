@@ -31,7 +31,7 @@ struct ShardPiece {
 
 struct ShardPlan {
   std::vector<ShardPiece> pieces;
-  // For pieces without data: elements [begin, end) of a piece's tensor into `out`.
+  // Serves pieces without data: writes elements [begin, end) of a piece's tensor into `out`.
   std::function<void(const ShardPiece&, int64_t begin, int64_t end, float* out)> fill;
   uint64_t data_bytes() const;
 };

@@ -43,7 +43,8 @@ void SliceReader::ClearSlice() const {
   }
 }
 
-// In the order of the files' bytes. Every element of the slice exactly once, counted.
+// Pieces are in the order of the files' bytes. Every element of the slice is in one of them exactly
+// once, which is counted.
 std::vector<SliceReader::Piece> SliceReader::Plan() const {
   std::map<std::string, const TensorEntry*> by_name;
   for (const TensorEntry& tensor : manifest_.tensors) by_name[tensor.name] = &tensor;

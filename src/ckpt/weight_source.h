@@ -1,5 +1,5 @@
-// Weights by name, wherever they are stored: a step of ours, a folder of another library. What inference, export and warm
-// starts read from.
+// Weights by name, wherever they are stored: a step of ours, a folder of another library. What
+// inference, export and warm starts read from.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// `halflife-engine`: what `halflife` becomes once there is work to do. Parses the same command line,
-// runs one subcommand, turns errors into exit codes.
+// `halflife-engine`: what `halflife` becomes once there is work to do. Parses the same command
+// line, runs one subcommand, turns errors into exit codes.
 #include <cstdlib>
 
 #include "cli/command_line/parse.h"

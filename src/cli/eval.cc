@@ -42,7 +42,7 @@ class Scored {
       CheckVocabulary(loaded, *dataset_);
     }
   }
-  // Valid as long as this object.
+  // The view is valid as long as this object.
   data::TokenView tokens() const {
     return dataset_ ? data::ViewOf(*dataset_, data::Split::kValidation) : data::ViewOf(text_);
   }
@@ -81,7 +81,7 @@ void CheckRanks(const EvalOptions& options, const infer::LoadedModel& loaded, co
                          number("--windows", options.windows), number("--batch", options.batch)});
 }
 
-// Made from the JSON, so that both always say the same.
+// The text is made from the JSON, so that both always say the same.
 std::string Text(const nlohmann::ordered_json& out) {
   const auto number = [&](const char* key, int digits) {
     return Fixed(out.at(key).get<double>(), digits);

@@ -14,8 +14,8 @@ struct Failure {
   bool is_consequence = false;  // a collective failed because another rank went away
 };
 
-// Error keeps its code. What the system refuses (a file system's error, memory) is kEnvironment; all
-// else is a fault of ours, told without LibTorch's stack trace.
+// Error keeps its code. What the system refuses (a file system's error, memory) is kEnvironment;
+// all else is a fault of ours, told without LibTorch's stack trace.
 Failure DescribeFailure(const std::exception_ptr& thrown);
 
 }  // namespace halflife::cli

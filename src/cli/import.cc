@@ -9,8 +9,8 @@
 namespace halflife::cli {
 namespace {
 
-// A recipe that trains on from the weights: the model and its sequence length, and what a run of any
-// length needs to survive a crash and to be watched; all else by default.
+// A recipe that trains on from the weights: the model and its sequence length, and what a run of
+// any length needs to survive a crash and to be watched; all else by default.
 std::string Recipe(const interop::HfModel& model) {
   train::RunConfig config;
   config.model = model.config();

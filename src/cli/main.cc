@@ -1,6 +1,6 @@
-// `halflife`: parses the command line, answers --help, --version and `completion`, and hands all else to
-// `halflife-engine` beside it in the same process. LibTorch alone takes 0.2 s to load: only the engine
-// links it.
+// `halflife`: parses the command line, answers --help, --version and `completion`, and hands all
+// else to `halflife-engine` beside it in the same process. LibTorch alone takes 0.2 s to load: only
+// the engine links it.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@
 namespace halflife::cli {
 namespace {
 
-// The same process id and file descriptors, so launchers and shells see one program.
+// Process id and file descriptors stay, so launchers and shells see one program.
 [[noreturn]] void BecomeEngine(char** argv) {
   std::error_code ignored;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored);

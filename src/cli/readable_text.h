@@ -8,8 +8,8 @@
 
 namespace halflife::cli {
 
-// Throws an Error of `code`, in which the text is called `name`, where the tokenizer would read other text than is there:
-// bytes that are not UTF-8 as U+FFFD, characters without tokens as unk.
+// Throws an Error of `code`, in which the text is called `name`, where the tokenizer would read
+// other text than is there: bytes that are not UTF-8 as U+FFFD, characters without tokens as unk.
 void CheckReadable(const std::string& name, const std::string& text,
                    const data::Tokenizer& tokenizer, ExitCode code);
 

@@ -26,8 +26,8 @@ std::string Made() {
                 time);
 }
 
-// A shell's runs/* also names what is no run, e.g. what a killed start left: the rest is still worth
-// a page.
+// A shell's runs/* also names what is no run, e.g. what a killed start left: the rest is still
+// worth a page.
 std::vector<report::RunRecord> ReadRuns(const std::vector<std::string>& paths) {
   std::vector<report::RunRecord> runs;
   std::string last_problem;

@@ -21,9 +21,9 @@
 namespace halflife::cli {
 namespace {
 
-// Of --tokens: a hundred million ids.
+// A file of --tokens may hold a hundred million ids.
 constexpr uint64_t kMaxTokensBytes = 1ull << 30;
-// Of one --text.
+// The limit of one --text.
 constexpr uint64_t kMaxTextBytes = 1ull << 30;
 
 using Sequences = std::vector<std::vector<int32_t>>;

@@ -25,7 +25,8 @@ void SetThreads(int threads, const dist::RankContext& context) {
   at::set_num_threads(threads);
 }
 
-// With device 'auto' a host without a visible GPU would wait for the others in the wrong collective.
+// With device 'auto' a host without a visible GPU would wait for the others in the wrong
+// collective.
 void RequireSameDevice(Device device, dist::RankContext& context) {
   const std::string own = device.is_cuda() ? "cuda" : "cpu";
   const auto all = dist::AllGatherBytes(context.control(), own, {"device", 0});

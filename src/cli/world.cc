@@ -19,7 +19,8 @@ ExitCode RunInWorld(double timeout_s, const WorldBody& body) {
       dist::RankContext::Create({.timeout_s = timeout_s,
                                  .build = Concat("halflife ", build.version, " ", build.git_hash,
                                                  ", LibTorch ", TORCH_VERSION)});
-  // A rank that writes to the socket of one that has just died would end by the signal, before it can say why.
+  // A rank that writes to the socket of one that has just died would end by the signal, before it
+  // can say why.
   if (context->world_size() > 1) std::signal(SIGPIPE, SIG_IGN);
   std::exception_ptr thrown;
   std::filesystem::path abort_dir;

@@ -11,8 +11,9 @@
 
 namespace halflife::cli {
 
-// `timeout_s`: of one collective. The body sets `abort_dir` to the run's folder once it owns it: from then on the first
-// failing rank leaves its words there for the others (before, the folder may be another job's).
+// `timeout_s`: of one collective. The body sets `abort_dir` to the run's folder once it owns it:
+// from then on the first failing rank leaves its words there for the others (before, the folder may
+// be another job's).
 using WorldBody =
     std::function<ExitCode(dist::RankContext& context, std::filesystem::path& abort_dir)>;
 ExitCode RunInWorld(double timeout_s, const WorldBody& body);

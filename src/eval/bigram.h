@@ -1,4 +1,4 @@
-// The yardstick a language model has to beat: an add-one-smoothed bigram model of the training
+// The yardstick that a language model has to beat: an add-one-smoothed bigram model of the training
 // split,
 //   p(b | a) = (count(a b) + 1) / (count(a) + vocab),
 // scored on the same validation targets as the model (a document's first token has no predecessor
@@ -14,7 +14,7 @@ struct BigramResult {
   int64_t num_targets = 0;
   double bits_per_byte = 0;  // data::BitsPerByte of the loss
 };
-// `num_windows` windows of seq_len, 0: all; the windows that train::Validate scores. Memory is
+// `num_windows` windows of seq_len, 0: all; the windows that Validate scores. Memory is
 // vocab^2 x 4 bytes: Error kUsage above a vocabulary of 20,000.
 BigramResult ScoreBigram(const data::Dataset& dataset, int64_t seq_len, int64_t num_windows);
 

@@ -1,6 +1,6 @@
-// Validation loss: windows of the validation split, or of other text, dealt over ranks, summed in
-// fp64 in window order, so the result does not depend on the world size beyond the model's own
-// rounding.
+// The mean loss over windows of the validation split, or of other text. Windows are dealt over
+// ranks and summed in fp64 in window order, so that the result does not depend on the world size
+// beyond the model's own rounding.
 #pragma once
 
 #include "data/token_source.h"
@@ -24,7 +24,7 @@ struct ValidationResult {
 ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
                           const ValidationConfig& config, at::Device device,
                           dist::Communicator& control);
-// Of the validation split.
+// The same over the validation split.
 ValidationResult Validate(const model::LanguageModel& model, const data::Dataset& dataset,
                           const ValidationConfig& config, at::Device device,
                           dist::Communicator& control);

@@ -9,11 +9,11 @@ namespace halflife::infer {
 
 struct GenerateConfig {
   int64_t max_tokens = 200;
-  // Generation stops there; -1: never.
+  // Generation stops at this id; -1: at none.
   int32_t eos_id = -1;
-  // Samples are drawn among the first so many ids (a tokenizer's, where the model's are more); 0: all.
+  // Samples are drawn among the first so many ids, a tokenizer's, where the model has more; 0: all.
   int64_t vocab_size = 0;
-  // Tokens of one prefill forward: bounds its memory.
+  // One forward of the prefill takes so many tokens, which bounds its memory.
   int64_t prefill_chunk = 2048;
   SamplerConfig sampler;
 };

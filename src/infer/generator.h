@@ -2,7 +2,7 @@
 // linear mixers memory and time per token do not grow with the length.
 //
 //   const GenerateStats stats = Generate(model, ids, {.max_tokens = 200, .sampler = {...}},
-//   [](int32_t id) { ... });
+//                                        [](int32_t id) { ... });
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct GenerateStats {
   int64_t state_bytes = 0;  // after the last token
 };
 
-// On the model's device. `prompt` must not be empty (Error kUsage). `on_token` gets each new token; return false to stop.
+// Runs on the model's device. `prompt` must not be empty (Error kUsage). `on_token` gets each new
+// token and returns false to stop.
 GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_t> prompt,
                        const GenerateConfig& config, const std::function<bool(int32_t)>& on_token);
 

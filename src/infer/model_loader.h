@@ -1,7 +1,6 @@
 // A trained model from its checkpoint: weights, config and tokenizer, without the trainer.
 //
-//   const LoadedModel loaded = LoadModel("runs/gla");        // the newest step of a run, or a step
-//   folder
+//   const LoadedModel loaded = LoadModel("runs/gla");  // its newest step; or a step folder
 #pragma once
 
 #include <filesystem>
@@ -21,16 +20,19 @@ struct LoadedModel {
   std::filesystem::path path;  // of the step, or the folder
 };
 
-// A model's own weights from wherever they are.
+// Makes a model with the weights of `source`.
 std::unique_ptr<model::LanguageModel> LoadWeights(const model::ModelConfig& config,
                                                   const ckpt::WeightSource& source);
-// `tokenizer_dir` empty: the run's own tokenizer/ (a step that was copied elsewhere has none).
+// Where `tokenizer_dir` is empty, the run's own tokenizer/ serves; a step that was copied elsewhere
+// has none.
 LoadedModel LoadModel(const std::filesystem::path& run_or_step,
                       const std::filesystem::path& tokenizer_dir = {});
-// `tokenizer_dir`, or where it is empty the tokenizer of the run that the step lies in; null: neither is there.
+// Loads `tokenizer_dir`, or where that is empty the tokenizer of the run that the step lies in;
+// null where there is neither.
 std::unique_ptr<data::Tokenizer> LoadTokenizerOfStep(const std::filesystem::path& step_dir,
                                                      const std::filesystem::path& tokenizer_dir);
-// Error kUsage where there is none, with the flag that helps, or one of more tokens than the model has.
+// Error kUsage where there is no tokenizer, with the flag that helps, or where it has more tokens
+// than the model.
 const data::Tokenizer& RequireTokenizer(const LoadedModel& loaded);
 
 }  // namespace halflife::infer

@@ -14,7 +14,8 @@ struct Unit {
   double factor;
   const char* suffix;
 };
-// From four digits before the point on: "2000" is read faster than "2k", "20k" faster than "20000".
+// A unit is used from five digits before the point on: "2000" is read faster than "2k", "20k"
+// faster than "20000".
 Unit UnitOf(double largest) {
   if (largest >= 1e12) return {1e12, "T"};
   if (largest >= 1e9) return {1e9, "B"};

@@ -16,14 +16,16 @@ struct Tick {
 // "0.00025" -> "2.5e-4", 1500000 -> "1.5M"; 4 significant digits.
 std::string ShortNumber(double value);
 
-// Multiples of 1, 2 or 5 x 10^k in [low, high], about `wanted` of them, labelled alike ("0.5", "1.0").
+// Returns about `wanted` multiples of 1, 2 or 5 x 10^k in [low, high], labelled alike ("0.5",
+// "1.0").
 std::vector<Tick> LinearTicks(double low, double high, int wanted);
-// Decades, or 1-2-5 within less than two of them, with minor ticks between; low > 0.
+// Returns decades, or 1-2-5 within less than two of them, with minor ticks between; low > 0.
 std::vector<Tick> LogTicks(double low, double high, int wanted);
 
 class Axis {
  public:
-  // Maps [low, high] to [first_pixel, last_pixel]. An empty range is widened; on a log scale low > 0.
+  // Maps [low, high] to [first_pixel, last_pixel]. An empty range is widened. A logarithmic scale
+  // wants low > 0.
   Axis(double low, double high, Scale scale, double first_pixel, double last_pixel);
 
   double low() const { return low_; }

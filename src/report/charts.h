@@ -14,8 +14,9 @@ struct ChartGroup {
   std::vector<PlotSpec> plots;
 };
 
-// Curve i of every plot is of runs[i] and has style i; x counts tokens where the runs' steps differ in size, and in two
-// charts of the loss the time that training took. Charts of metrics that no run has are left out, but for the loss.
+// Curve i of every plot shows runs[i] and has style i. x counts tokens where the runs' steps differ
+// in size, and in two charts of the loss the time that training took. Charts of metrics that no run
+// has are left out, but for the loss.
 std::vector<ChartGroup> Charts(const std::vector<RunRecord>& runs);
 
 }  // namespace halflife::report

@@ -1,4 +1,4 @@
-// The few pieces of HTML that the report is made of. All text that comes from files goes through Escape.
+// The few pieces of HTML that the report is made of. All text from files goes through Escape.
 #pragma once
 
 #include <string>
@@ -7,7 +7,8 @@
 
 namespace halflife::report {
 
-// For text and for attribute values in double quotes. Bytes that are not UTF-8 become U+FFFD, control characters too.
+// The result may stand as text and as an attribute's value in double quotes. Bytes that are not
+// UTF-8 become U+FFFD, control characters too.
 std::string Escape(std::string_view text);
 
 // A JSON string literal that may stand inside <script>.

@@ -1,7 +1,8 @@
-// The report: one HTML page that fetches nothing (its Content-Security-Policy forbids it) and needs no script to be
-// read.
+// The report: one HTML page that fetches nothing (its Content-Security-Policy forbids it) and needs
+// no script to be read.
 //
-//   AtomicWriteFile("report.html", RenderPage({ReadRun("runs/a"), ReadRun("runs/b")}, "2026-01-31 17:05 UTC"), ...);
+//   const std::string page =
+//       RenderPage({ReadRun("runs/a"), ReadRun("runs/b")}, "2026-01-31 17:05 UTC");
 #pragma once
 
 #include <string>
@@ -11,7 +12,8 @@
 
 namespace halflife::report {
 
-// `made`: when, and by what, for the foot of the page. At least one run; runs of one name go by their paths.
+// `made` tells at the foot of the page when it was made, and by what. There is at least one run;
+// runs of one name go by their paths.
 std::string RenderPage(std::vector<RunRecord> runs, const std::string& made);
 
 }  // namespace halflife::report

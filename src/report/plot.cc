@@ -14,7 +14,7 @@
 namespace halflife::report {
 namespace {
 
-// In the SVG's own units, which are CSS pixels at the width of a column.
+// Lengths are in the SVG's own units, which are CSS pixels at the width of a column.
 constexpr double kWidth = 600, kHeight = 270;
 constexpr double kLeft = 56, kRight = 588, kTop = 14, kBottom = 232;
 constexpr int kNumBuckets = 180;  // about one for every 3 pixels
@@ -76,7 +76,8 @@ class Chart {
            "\"/></svg>";
   }
 
-  // {"left":..,"right":..,"low":..,"high":..,"log":..,"x":"step","curves":[{"name","style","x","y","lo","hi"}]}
+  // {"left":..,"right":..,"low":..,"high":..,"log":..,"x":"step",
+  //  "curves":[{"name","style","x","y","lo","hi"}]}
   std::string HoverData() const {
     std::string out =
         Concat("{\"left\":", kLeft, ",\"right\":", kRight, ",\"low\":", Json(x_.low()),
@@ -97,7 +98,8 @@ class Chart {
     return out + "]}";
   }
 
-  // "line: mean of 12 points, band: lowest to highest", of the longest curve; empty where all points are drawn.
+  // "line: mean of 12 points, band: lowest to highest" tells of the longest curve; empty where all
+  // points are drawn.
   std::string ReductionNote() const {
     int64_t most = 1;
     for (const DrawnCurve& drawn : curves_) {
@@ -220,7 +222,8 @@ class Chart {
                   drawn.curve->style >= kNumStyles ? " dashed" : "", "\" d=\"", path, "\"/>");
   }
 
-  // The last point always, others on request or where no line would show them; and what is not finite.
+  // The last point is always marked, others on request or where no line would show them; and so is
+  // what is not finite.
   std::string Markers(const DrawnCurve& drawn) const {
     std::string out = Concat("<g class=\"marks s", drawn.curve->style % kNumStyles, "\">");
     const std::vector<Bucket>& buckets = drawn.buckets;

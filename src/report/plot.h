@@ -1,5 +1,5 @@
-// One chart of the report: inline SVG in a <figure>, with its caption and the numbers that the page's script shows
-// under the pointer. Colours and fonts are classes of page_assets.cc.
+// One chart of the report: inline SVG in a <figure>, with its caption and the numbers that the
+// page's script shows under the pointer. Colours and fonts are classes of page_assets.cc.
 #pragma once
 
 #include <string>
@@ -32,9 +32,9 @@ struct PlotSpec {
   std::vector<Rule> rules;
 };
 
-// Where a value cannot be drawn the curve has a gap: non-finite values (marked at the top edge), and on a logarithmic
-// scale values <= 0. A long curve becomes the mean of neighbours in a band from their lowest to their highest. A chart
-// without a point says so.
+// Where a value cannot be drawn the curve has a gap: non-finite values (marked at the top edge),
+// and on a logarithmic scale values <= 0. A long curve becomes the mean of neighbours in a band
+// from their lowest to their highest. A chart without a point says so.
 std::string RenderPlot(const PlotSpec& spec);
 
 // The marker that a style is known by, centred at (x, y): for legends and line ends.

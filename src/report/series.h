@@ -1,6 +1,7 @@
 // A curve and what a plot of a given width can honestly show of it.
 //
-//   const std::vector<Bucket> shown = Reduce(points, /*begin=*/0, /*end=*/100000, Scale::kLinear, 200);
+//   const std::vector<Bucket> shown =
+//       Reduce(points, /*begin=*/0, /*end=*/100000, Scale::kLinear, /*num_buckets=*/200);
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ using Series = std::vector<Point>;  // x ascends strictly
 
 enum class Scale { kLinear, kLog };
 
-// Neighbouring points as one: their mean, and the extremes, which no reduction may hide.
+// Neighbouring points as one: it has their mean, and the extremes, which no reduction may hide.
 struct Bucket {
   double x = 0;                        // mean of the points'
   double mean = 0, low = 0, high = 0;  // of the finite values; NaN where there is none
@@ -24,12 +25,12 @@ struct Bucket {
   int64_t num_nonfinite = 0;
 };
 
-// Every point as it is where there are at most 2 x num_buckets of them, else equal intervals of [begin, end] on the
-// given scale; empty intervals are left out.
+// Returns every point as it is where there are at most 2 x num_buckets of them, else equal
+// intervals of [begin, end] on the given scale, without the empty ones.
 std::vector<Bucket> Reduce(const Series& points, double begin, double end, Scale scale,
                            int num_buckets);
 
-// Over the finite values; nullopt where there is none.
+// These look at the finite values; nullopt where there is none.
 std::optional<Point> Lowest(const Series& points);
 std::optional<double> Median(const Series& points);
 std::optional<double> Sum(const Series& points);

@@ -25,11 +25,11 @@ struct ComputePeak {
   double flops_per_s = 0;
   std::string source;  // how it is known, e.g. "H200 bf16 dense"
 };
-// CUDA: by the device's name; nullopt for unknown ones, and for a CPU: a matmul that is timed at every
-// start differs more from start to start than the steps that it would be compared with.
+// A GPU's is known by its name; nullopt for other GPUs and for a CPU: a matmul that is timed at
+// every start differs more from start to start than the steps that it would be compared with.
 std::optional<ComputePeak> FindComputePeak(Device device);
 
-// Of the host (CPU), or of the GPU. 0: not known.
+// The memory of the host (CPU), or of the GPU. 0: not known.
 uint64_t DeviceMemoryBytes(Device device);
 
 // Highest resident (CPU) or allocated (CUDA) bytes of this process so far.

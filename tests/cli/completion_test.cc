@@ -1,5 +1,5 @@
-// The completion scripts in the shells themselves, without a terminal. A shell that is not installed
-// is skipped.
+// The completion scripts in the shells themselves, without a terminal. A shell that is not
+// installed is skipped.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -103,7 +103,7 @@ TEST_F(Eval, ScorePrintsBitsPerByteOfTextsAlone) {
   EXPECT_THAT(tokens.out, testing::Not(HasSubstr("per byte")));
 }
 
-// The texts of a published test set, evaluated as they are and as the validation split of a dataset.
+// The texts of a published test set are evaluated as they are, and as a dataset's validation split.
 TEST_F(Eval, ATextIsWorthWhatItsDatasetIsWorth) {
   const std::string one = Path("one.txt"), two = Path("two.txt");
   std::ofstream(one) << MakeText(3000, 21);

@@ -1,5 +1,5 @@
-// Pipes, sockets, devices, loops of links and damaged names where a run's or a dataset's files should
-// be: an error that names the path, at once, and never an internal fault.
+// Pipes, sockets, devices, loops of links and damaged names where a run's or a dataset's files
+// should be: an error that names the path, at once, and never an internal fault.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>

@@ -15,7 +15,8 @@ namespace fs = std::filesystem;
 
 class Report : public testing::Test {
  protected:
-  // "gla" was killed after step 12 and resumed from step 10; "retention" goes on: it stopped after 5 of 20 steps.
+  // "gla" was killed after step 12 and resumed from step 10; "retention" goes on: it stopped after
+  // 5 of 20 steps.
   static void SetUpTestSuite() {
     fixture = new RunFixture(HALFLIFE_BINARY);
     const std::vector<std::string> set = {"eval.every=5"};
@@ -160,7 +161,7 @@ TEST_F(Report, TheBrowserWouldTellOfAFaultOrARequest) {
   EXPECT_NE(request.find("Content Security Policy"), std::string::npos) << request;
 }
 
-// What the document holds, the eye must also see: a curve is wider than its key in legend and table.
+// What the document holds, the eye must also see: a curve is wider than its key in the legend.
 TEST_F(Report, TheCurvesAreInThePicture) {
   if (!HaveBrowser()) GTEST_SKIP() << "no chromium here (Debian: chromium)";
   const nlohmann::json colours = {{0x00, 0x72, 0xb2}, {0xd5, 0x5e, 0x00}};  // --s0, --s1

@@ -51,7 +51,8 @@ TEST(ScoreBatchesTest, LongestFirstAndAsManyRowsAsFit) {
   EXPECT_THAT(ScoreBatches(std::vector<size_t>{1, 0}, {}), IsEmpty());
 }
 
-// Padding, batches and pieces change nothing but rounding: logits of order 1, states summed in another order.
+// Padding, batches and pieces change nothing but rounding: logits of order 1, states summed in
+// another order.
 TEST(ScoreBatchTest, EqualsEachSequenceAlone) {
   for (const char* mixer : {"retention", "gla", "softmax"}) {
     const auto model = Tiny(mixer);

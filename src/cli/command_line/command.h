@@ -1,13 +1,15 @@
 // A subcommand: one file of this folder with its options, one line in commands.inc, a struct in
-// options.h, and a Run (run.h) in the folder above. Add<Name> declares the options on `app`; once they
-// are parsed, `request` holds the struct. Help and shell completion are made from these declarations,
-// so every option says what it is, its unit and its default ("[...]" at the end, where CLI11 cannot
-// know it), and every value that is no plain text says so by its type name (option_value.h).
+// options.h, and a Run (run.h) in the folder above. Add<Name> declares the options on `app`; once
+// they are parsed, `request` holds the struct. Help and shell completion are made from these
+// declarations, so every option says what it is, its unit and its default ("[...]" at the end,
+// where CLI11 cannot know it), and every value that is no plain text says so by its type name
+// (option_value.h).
 //
 //   void AddImport(CLI::App& app, Request& request) {
 //     auto options = std::make_shared<ImportOptions>();
 //     CLI::App* command = app.add_subcommand("import", "Make a run from ...");
-//     DescribeUse(*command, {.examples = {"halflife import ..."}, .exit_codes = {ExitCode::kData}});
+//     DescribeUse(*command,
+//                 {.examples = {"halflife import ..."}, .exit_codes = {ExitCode::kData}});
 //     command->add_option("--out", options->out, "...")->type_name("DIR")->required();
 //     command->callback([=, &request] { request = *options; });
 //   }

@@ -26,7 +26,8 @@ void AddCompletion(CLI::App& app, Request& request) {
   command->callback([=, &request] { request = *options; });
 }
 
-// Here and not among what the subcommands do: a shell runs it at every start, so it loads no LibTorch.
+// Here and not among what the subcommands do: a shell runs it at every start, so it loads no
+// LibTorch.
 ExitCode Run(const CompletionOptions& options) {
   Request ignored;
   const std::unique_ptr<CLI::App> program = MakeProgram(ignored);

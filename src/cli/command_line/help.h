@@ -19,7 +19,7 @@ class FormatterBase;
 
 namespace halflife::cli {
 
-// Of --model, wherever a subcommand takes one.
+// The help of --model, wherever a subcommand takes one.
 inline constexpr char kModelHelp[] = "A run, one step of it, or a Hugging Face folder";
 
 struct Use {

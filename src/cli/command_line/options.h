@@ -1,6 +1,6 @@
-// What a user asked for, as plain values: parsing the command line gives a Request, and nothing else.
-// No LibTorch here. The structs hold what the options write to; what each means is said where it is
-// declared, in the subcommand's file of this folder.
+// What a user asked for, as plain values: parsing the command line gives a Request, and nothing
+// else. No LibTorch here. The structs hold what the options write to; what each means is said where
+// it is declared, in the subcommand's file of this folder.
 //
 //   Request request;
 //   MakeProgram(request)->parse(argc, argv);                                    // program.h

@@ -1,4 +1,4 @@
-// From argv to a Request, with all that is said on the way.
+// Makes argv a Request, and says all that is to be said on the way.
 //
 //   Request request;
 //   if (const auto code = ParseCommandLine(argc, argv, request)) return static_cast<int>(*code);
@@ -11,8 +11,8 @@
 
 namespace halflife::cli {
 
-// nullopt: go on with `request`. Else help, the version or what CLI11 objects to was printed, and that is
-// the exit code. Error kUsage: a word that is unknown, with those that were probably meant.
+// nullopt: go on with `request`. Else help, the version or what CLI11 objects to was printed, and
+// that is the exit code. Error kUsage: a word that is unknown, with those that were probably meant.
 std::optional<ExitCode> ParseCommandLine(int argc, char** argv, Request& request);
 
 }  // namespace halflife::cli

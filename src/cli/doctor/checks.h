@@ -1,5 +1,6 @@
-// The checks of `halflife doctor`: a table of functions, each looking at one thing and returning its
-// findings. Local checks run in each process before the ranks meet; world checks are collective.
+// The checks of `halflife doctor`: a table of functions, each looking at one thing and returning
+// its findings. Local checks run in each process before the ranks meet; world checks are
+// collective.
 //
 // A new check is a function here and a row in checks.cc.
 #pragma once

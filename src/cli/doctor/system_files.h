@@ -36,9 +36,9 @@ std::optional<Mount> FindMount(std::string_view mountinfo, const std::string& pa
 // The mapped file of /proc/PID/maps whose name begins with `prefix`; "" where there is none.
 std::string FindMapped(std::string_view maps, std::string_view prefix);
 
-// "[host:123] MCW rank 0 bound to socket 0[core 0[hwt 0]]: [B/.]" -> "socket 0[core 0[hwt 0]]";
-// for rank 0 of `mpirun --report-bindings`; "" where mpirun says that it is not bound, nullopt where
-// it says nothing.
+// "[host:123] MCW rank 0 bound to socket 0[core 0[hwt 0]]: [B/.]" -> "socket 0[core 0[hwt 0]]"; for
+// rank 0 of `mpirun --report-bindings`; "" where mpirun says that it is not bound, nullopt where it
+// says nothing.
 std::optional<std::string> ParseBinding(std::string_view report);
 
 // The first dotted number, e.g. of "mpirun (Open MPI) 4.1.4"; "" where there is none.

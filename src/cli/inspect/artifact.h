@@ -21,7 +21,7 @@ struct Artifact {
   std::string (*text)(const std::filesystem::path&);
 };
 
-// In the order in which they are tried.
+// The rows, in the order in which they are tried.
 std::span<const Artifact> Artifacts();
 // Error kUsage for a path that does not exist, and for one that no row recognises, with all forms.
 const Artifact& Recognise(const std::filesystem::path& path);

@@ -13,8 +13,8 @@ namespace halflife::cli::inspect {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// By its name, so that a damaged step is still called one, or by its manifest's first bytes, so
-// that a renamed copy is.
+// A step is known by its name, so that a damaged one is still called a step, or by its manifest's
+// first bytes, so that a renamed copy is.
 bool IsCheckpoint(const fs::path& path) {
   std::error_code ignored;
   const fs::path manifest = path / ckpt::kManifestName;
@@ -36,7 +36,7 @@ Json Mixers(const std::string& model_config_json) {
   }
 }
 
-// As a text where it is no JSON.
+// What is no JSON is shown as a text.
 Json ModelJson(const std::string& model_config_json) {
   Json json = Json::parse(model_config_json, nullptr, /*allow_exceptions=*/false);
   return json.is_discarded() ? Json(model_config_json) : json;

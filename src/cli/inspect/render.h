@@ -1,4 +1,5 @@
-// JSON for people: "key: value" lines, objects indented, lists of objects as tables, bytes in units.
+// JSON for people: "key: value" lines, objects indented, lists of objects as tables, bytes in
+// units.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

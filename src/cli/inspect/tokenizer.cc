@@ -37,7 +37,7 @@ void CheckSize(const fs::path& path) {
               " bytes; of a tokenizer's file at most ", kMaxFileBytes, " are read");
 }
 
-// Of all that data::OpenTokenizer may read.
+// Checks all that data::OpenTokenizer may read.
 void CheckSizes(const fs::path& path) {
   const bool is_folder = fs::is_directory(path);
   if (!is_folder) CheckSize(path);

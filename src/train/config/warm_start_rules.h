@@ -7,16 +7,19 @@
 
 namespace halflife::train {
 
-// For rows of a vocabulary that the source does not have.
+// What rows of a vocabulary that the source does not have begin with.
 enum class RowGrowth { kRefuse, kMean, kInit };
 
 struct WarmStartRules {
-  // Of the source's names: the first regular expression (ECMAScript) that matches all of a name
-  // renames it, with $1...
+  // The first regular expression (ECMAScript) that matches all of a source's name renames it, with
+  // $1...
   std::vector<std::pair<std::string, std::string>> renames;
-  std::vector<std::string> allow_missing;     // globs of our names that keep their initial value
-  std::vector<std::string> allow_unexpected;  // globs of (renamed) source names that are not used
-  RowGrowth new_rows = RowGrowth::kRefuse;    // of embeddings.weight and lm_head.weight
+  // Globs of our names that may keep their initial value.
+  std::vector<std::string> allow_missing;
+  // Globs of the source's names, renamed, that may stay unused.
+  std::vector<std::string> allow_unexpected;
+  // This holds for embeddings.weight and lm_head.weight.
+  RowGrowth new_rows = RowGrowth::kRefuse;
 };
 
 }  // namespace halflife::train

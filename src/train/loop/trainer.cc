@@ -40,7 +40,7 @@ data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::RankCo
           .prefetch = config.data.prefetch};
 }
 
-// As Markdown shows it letter by letter.
+// Text that Markdown shows letter by letter.
 std::string Verbatim(const std::string& text) {
   std::istringstream lines(text);
   std::string out;
@@ -252,7 +252,7 @@ void Trainer::Heartbeat(const char* phase) {
   try {
     folder_.WriteHeartbeat(static_cast<int64_t>(state_.step), phase);
   } catch (const Error& error) {
-    // a full disk must not end a run that the save policy would let go on
+    // A full disk must not end a run that the save policy would let go on.
     HL_WARN("train", "no heartbeat: ", error.message());
   }
 }
@@ -314,7 +314,7 @@ bool Trainer::NothingToDo() const {
 
 ExitCode Trainer::ConfirmDone() {
   HL_INFO("train", "this run is finished (step ", state_.step, "): nothing to do");
-  // DONE is written anew: to a launcher only one of this attempt says that the attempt did not fail.
+  // DONE is written anew: a launcher believes that this attempt did not fail by a DONE of its own.
   if (context_.rank() == 0) folder_.WriteDone(config_.train.steps);
   return ExitCode::kFinished;
 }

@@ -26,11 +26,13 @@ namespace halflife::train {
 
 struct TrainOptions {
   ckpt::ResumeRequest resume;
-  std::vector<std::string> allow_change;  // trajectory fields that may differ from the checkpoint's
+  // Trajectory fields that may differ from the checkpoint's.
+  std::vector<std::string> allow_change;
   // Weights that a run without a checkpoint of its own starts from; null: initial values.
   const ckpt::WeightSource* init_from = nullptr;
   WarmStartRules init_rules = {};
-  // What the model writes, for TensorBoard: rank 0 calls it after each validation. Null: not asked for.
+  // Lets the model write, for TensorBoard: rank 0 calls it after each validation. Null: nobody
+  // asked for it.
   std::function<std::string(const model::LanguageModel&)> sample_text = nullptr;
   Stopwatch clock;  // train.time_limit_s counts from its start
 };
@@ -54,7 +56,7 @@ class Trainer {
   void WriteRunFiles();
   std::unique_ptr<EventLog> OpenEvents() const;  // null: not asked for, or not possible
   void DescribeRun();
-  bool NothingToDo() const;  // a finished run that was started again
+  bool NothingToDo() const;  // where a finished run was started again
   ExitCode ConfirmDone();
   StepResult TakeStep();
   void Heartbeat(const char* phase);
@@ -82,9 +84,12 @@ class Trainer {
   std::unique_ptr<JsonlWriter> samples_;  // rank 0, with train.log_samples
   std::function<std::string(const model::LanguageModel&)> sample_text_;
 
-  ckpt::StepState state_;  // step, cursor, guard, last metrics: what a save adds to the arrays
-  std::vector<at::Tensor> host_copies_;  // of device arrays, for saving and loading
-  std::vector<std::string> damage_;      // banners of checkpoints passed over on resume
+  // What a save adds to the arrays: step, cursor, guard, last metrics.
+  ckpt::StepState state_;
+  // The device's arrays, while they are saved or loaded.
+  std::vector<at::Tensor> host_copies_;
+  // Banners of the checkpoints that were passed over on resume.
+  std::vector<std::string> damage_;
   SavePolicy save_policy_;
   StopPolicy stop_policy_;
   Stopwatch run_clock_, heartbeat_clock_;

@@ -1,4 +1,5 @@
-// Weights of another model as the start of a run (`--init-from`): nothing is adapted silently, every difference is named.
+// Starts a run from the weights of another model (`--init-from`). Nothing is adapted silently:
+// every difference is named.
 //
 //   const WarmStartReport report = WarmStart(source, rules, arena);
 #pragma once
@@ -23,8 +24,9 @@ struct WarmStartReport {
 // One rule a line, `pattern -> replacement`; '#' starts a comment. Error kUsage with the line.
 std::vector<std::pair<std::string, std::string>> ReadRenames(const std::filesystem::path& file);
 
-// Fills the arena's main weights, which hold their initial values, from `source`; the compute copy follows. Error kUsage
-// lists every missing, unexpected and misshapen tensor, and two names that a rule makes one.
+// Fills the arena's main weights, which hold their initial values, from `source`; the compute copy
+// follows. Error kUsage lists every missing, unexpected and misshapen tensor, and two names that a
+// rule makes one.
 WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules& rules,
                           ParameterArena& arena);
 

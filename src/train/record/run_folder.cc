@@ -54,8 +54,8 @@ RunFolder::RunFolder(RunFolder&& other) noexcept
       created_(std::exchange(other.created_, {})),
       lock_(std::move(other.lock_)) {}
 
-// A start that failed leaves nothing that would look like a run. Without the lock, what is in the folder
-// may be another start's, which was faster: then only what is empty goes.
+// A start that failed leaves nothing that would look like a run. Without the lock, what is in the
+// folder may be another start's, which was faster: then only what is empty goes.
 RunFolder::~RunFolder() {
   if (created_.empty()) return;
   std::error_code ignored;

@@ -57,8 +57,8 @@ void GradientHooks::BeginMicroBatch(int64_t index, int64_t count, dist::Gradient
   }
 }
 
-// The slot holds this micro-batch's gradient: joins it with the subtrees that it completes, and puts the result away for a later
-// one, unless this is the last.
+// The slot holds this micro-batch's gradient. It is joined with the subtrees that it completes, and
+// the result is put away for a later one, unless this is the last.
 void GradientHooks::JoinEarlier(int param) {
   at::Tensor& slot = slots_[param];
   const bool last = index_ == count_ - 1;

@@ -7,7 +7,8 @@
 
 namespace halflife::train {
 
-// In fp64, over fixed blocks of each parameter, in order. `flat` is an arena array of this layout, fp32.
+// The sum is in fp64, over fixed blocks of each parameter, in order. `flat` is an fp32 array of the
+// arena with this layout.
 double SumOfSquares(const dist::ParameterLayout& layout, const at::Tensor& flat);
 
 }  // namespace halflife::train

@@ -3,8 +3,7 @@
 //
 //   StepScalars scalars;
 //   scalars[Scalar::kLossSum] = loss;
-//   scalars.Reduce(comm);                      // throws CommError kDesync where ranks are at
-//   different steps
+//   scalars.Reduce(comm);   // throws CommError kDesync where ranks are at different steps
 #pragma once
 
 #include <array>
@@ -15,20 +14,24 @@
 namespace halflife::train {
 
 enum class Scalar : int {
-  kGradSquares,  // sum of squares of the reduced gradient; every rank holds all of it, so the sum
-                 // is divided by W
-  kNonFiniteGrads,    // ranks that met a non-finite reduced gradient
-  kNonFiniteRankSum,  // sum of rank + 1 over ranks whose local loss is non-finite: names the rank
-                      // when the count is 1
+  // The reduced gradient's sum of squares: every rank holds all of it, so the sum is divided by W.
+  kGradSquares,
+  // Ranks that met a non-finite reduced gradient.
+  kNonFiniteGrads,
+  // The sum of rank + 1 over the ranks whose local loss is non-finite: it names the rank where the
+  // count of them, which follows, is 1.
+  kNonFiniteRankSum,
   kNonFiniteRanks,
   kLossSum,
   kNumTargets,
   kZLossSum,
-  kSaveAndRequeue,  // signals and limits, counted over ranks
+  // Signals and limits, counted over ranks.
+  kSaveAndRequeue,
   kSaveAndContinue,
   kSaveAndStop,
   kTimeLimit,
-  kStep,  // identities: the sum must be W times the own value
+  // Identities: their sum must be W times the own value.
+  kStep,
   kConfigHash,
   kCount
 };

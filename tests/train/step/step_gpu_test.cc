@@ -1,4 +1,5 @@
-// The same model on the GPU and on the CPU: losses and gradients agree. Skips, saying why, where there is no GPU.
+// The same model on the GPU and on the CPU: losses and gradients agree. Skips, saying why, where
+// there is no GPU.
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/zeros.h>

@@ -122,7 +122,8 @@ TEST_F(StepTest, WorldSizeChangesNoBit) {
   }
 }
 
-// Any other cut of the batch changes the order of the sums: about 2^-24 at the first step, grown by the updates after.
+// Any other cut of the batch changes the order of the sums: about 2^-24 at the first step, grown by
+// the updates after.
 TEST_F(StepTest, AnyNumberOfRanksAndMicroBatchesAgreesToRounding) {
   const std::vector<std::string> batch = {"train.global_batch=12"};
   const Outcome one = Train(1, 10, batch), three = Train(3, 10, batch);
