@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "core/hash.h"
 #include "dist/parameter_layout.h"
 
@@ -23,8 +24,19 @@ struct ArenaView {
   float* adam_m = nullptr;  // null with adam_v: weights only
   float* adam_v = nullptr;
 
+  // Error (exit 70) for kExtra, which no arena holds.
   float* array(Kind kind) const {
-    return kind == Kind::kMain ? main : kind == Kind::kAdamM ? adam_m : adam_v;
+    switch (kind) {
+      case Kind::kMain:
+        return main;
+      case Kind::kAdamM:
+        return adam_m;
+      case Kind::kAdamV:
+        return adam_v;
+      case Kind::kExtra:
+        break;
+    }
+    HL_FAIL(ExitCode::kInternal, "an arena has no array for ", Name(kind), " state");
   }
   // {main} or {main, adam_m, adam_v}
   std::vector<Kind> kinds() const {

@@ -108,6 +108,13 @@ TEST(StoreTest, WeightsOnlyAfterUpdatesIsRefusedForTraining) {
   });
 }
 
+TEST(StoreTest, AnArenaHasNoArrayForExtraState) {
+  TestArena arena(SmallSpecs(), 1);
+  const ArenaView view = arena.view();
+  EXPECT_EQ(view.array(Kind::kAdamV), view.adam_v);
+  EXPECT_HL_ERROR(view.array(Kind::kExtra), ExitCode::kInternal, "no array for extra state");
+}
+
 TEST(StoreTest, NothingThereIsAFreshStart) {
   const TempDir run;
   EXPECT_FALSE(LoadStep(run.path(), 2, SmallSpecs()));
