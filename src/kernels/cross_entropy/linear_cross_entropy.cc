@@ -7,13 +7,14 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "core/error.h"
 #include "kernels/cross_entropy/rows.h"
+#include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
 
@@ -21,8 +22,6 @@ namespace halflife::kernels {
 namespace {
 
 using internal::CrossEntropyRows;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 int64_t RowsPerBlock(int64_t num_rows, int64_t vocab) {
   constexpr uint64_t kBlockBytes = 64 << 20, kMinRows = 64;
@@ -113,40 +112,18 @@ ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
   return result;
 }
 
-// The gradients are known but for one factor when the forward ends; backward only scales them.
-struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& hidden,
-                               const at::Tensor& weight, const at::Tensor& targets,
-                               double z_loss_weight, int64_t rows_per_block, bool gradient) {
-    ForwardResult result =
-        RunForward({hidden, weight, targets},
-                   {.z_loss_weight = z_loss_weight, .rows_per_block = rows_per_block}, gradient);
-    if (gradient) {
-      context->saved_data["dhidden"] = result.dhidden;
-      context->saved_data["dweight"] = result.dweight;
-    }
-    context->saved_data["dtype"] = static_cast<int64_t>(hidden.scalar_type());
-    const auto scalar = [&](double value) {
-      return at::scalar_tensor(value, hidden.options().dtype(ComputeType(hidden)));
+// The gradients are known but for one factor when the forward ends; backward, which may run once, scales them.
+BackwardFunction ScaleGradients(at::Tensor dhidden, at::Tensor dweight, at::ScalarType dtype) {
+  return [dhidden, dweight, dtype](const BackwardCall& call) mutable -> Tensors {
+    HL_CHECK(dhidden.defined(), "cross entropy is differentiable once");
+    const auto take = [&](at::Tensor& gradient) {
+      const at::Tensor wide = std::exchange(gradient, at::Tensor());
+      return wide.mul_(call.grads[0]).to(dtype);
     };
-    const variable_list sums = {scalar(result.loss + z_loss_weight * result.z_loss),
-                                scalar(result.loss), scalar(result.z_loss)};
-    context->mark_non_differentiable({sums[1], sums[2]});
-    return sums;
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    HL_CHECK(context->saved_data.count("dhidden") == 1, "cross entropy is differentiable once");
-    const auto dtype = static_cast<at::ScalarType>(context->saved_data["dtype"].toInt());
-    const auto take = [&](const char* name) {
-      at::Tensor gradient = context->saved_data[name].toTensor();
-      context->saved_data.erase(name);
-      return gradient.mul_(grads[0]).to(dtype);
-    };
-    const at::Tensor dhidden = take("dhidden"), dweight = take("dweight");
-    return {dhidden, dweight, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
-  }
-};
+    const at::Tensor hidden = take(dhidden), weight = take(dweight);
+    return {hidden, weight};
+  };
+}
 
 void Check(const LinearCrossEntropyInputs& inputs) {
   const at::Tensor &hidden = inputs.hidden, &weight = inputs.weight, &targets = inputs.targets;
@@ -167,9 +144,20 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
   Check(inputs);
   const bool gradient = c10::GradMode::is_enabled() &&
                         (inputs.hidden.requires_grad() || inputs.weight.requires_grad());
-  const variable_list sums =
-      LinearCrossEntropyFunction::apply(inputs.hidden, inputs.weight, inputs.targets.contiguous(),
-                                        config.z_loss_weight, config.rows_per_block, gradient);
+  const auto forward = [&]() -> Forwarded {
+    const ForwardResult result =
+        RunForward({inputs.hidden, inputs.weight, inputs.targets.contiguous()}, config, gradient);
+    const auto scalar = [&](double value) {
+      return at::scalar_tensor(value, inputs.hidden.options().dtype(ComputeType(inputs.hidden)));
+    };
+    return {.outputs = {scalar(result.loss + config.z_loss_weight * result.z_loss),
+                        scalar(result.loss), scalar(result.z_loss)},
+            .saved = {},
+            .backward = ScaleGradients(result.dhidden, result.dweight, inputs.hidden.scalar_type()),
+            .num_constant = 2};
+  };
+  const Tensors sums = Apply(
+      {.name = "LinearCrossEntropy", .inputs = {inputs.hidden, inputs.weight}, .forward = forward});
   return {.objective = sums[0], .loss = sums[1], .z_loss = sums[2]};
 }
 

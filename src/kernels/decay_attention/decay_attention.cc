@@ -4,8 +4,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/custom_class.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 
@@ -13,13 +12,12 @@
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/binding.h"
 #include "kernels/decay_attention/growth.h"
+#include "kernels/torch/autograd.h"
 
 namespace halflife::kernels {
 namespace {
 
 using namespace binding;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // [H], [H, K] constant; [B, T, H], [B, T, H, K] per token
 TensorView DecayViewOf(const at::Tensor& x) {
@@ -291,93 +289,67 @@ DecayAttentionGrads RunBackward(Call& call, const DecayAttentionConfig& config,
 }
 
 // What a backward needs beside tensors.
-struct SavedCall : torch::CustomClassHolder {
+struct BackwardPlan {
   std::shared_ptr<const SequenceChunks> chunks;
   DecayAttentionConfig config;
-  bool differentiated = false;
   Wanted wanted;
-};
 
-struct DecayAttentionFunction : torch::autograd::Function<DecayAttentionFunction> {
-  using Optional = const std::optional<at::Tensor>&;
-
-  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                               const at::Tensor& v, Optional log_decay, Optional key_scale,
-                               Optional initial_kv, Optional initial_norm,
-                               const c10::intrusive_ptr<SavedCall>& saved) {
-    context->set_materialize_grads(false);
-    const auto given = [](Optional x) { return x.value_or(at::Tensor()); };
-    const DecayAttentionInputs inputs = {
-        .q = q,
-        .k = k,
-        .v = v,
-        .log_decay = given(log_decay),
-        .key_scale = given(key_scale),
-        .chunks = saved->chunks,
-        .initial_state = {.kv = given(initial_kv), .norm = given(initial_norm)}};
-    Call call = MakeCall(inputs, saved->config);
-    saved->chunks = call.inputs.chunks;
-    const ForwardResult result = RunForward(
-        call, {.checkpoints = saved->differentiated, .norm_denom = saved->differentiated});
-    context->save_for_backward({q, k, v, inputs.log_decay, inputs.key_scale,
-                                inputs.initial_state.kv, inputs.initial_state.norm,
-                                result.saved.checkpoints, result.saved.out,
-                                result.saved.norm_denom});
-    context->saved_data["call"] = c10::IValue::make_capsule(saved);
-    variable_list outputs = {result.output.out, result.output.final_state.kv};
-    if (call.normalised()) outputs.push_back(result.output.final_state.norm);
-    return outputs;
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const variable_list saved = context->get_saved_variables();
-    const auto holder = context->saved_data["call"].toCapsule();
-    const auto& saved_call = static_cast<const SavedCall&>(*holder);
+  Tensors operator()(const BackwardCall& backward) const {
+    const Tensors &saved = backward.saved, &grads = backward.grads;
     Call call = MakeCall({.q = saved[0],
                           .k = saved[1],
                           .v = saved[2],
                           .log_decay = saved[3],
                           .key_scale = saved[4],
-                          .chunks = saved_call.chunks,
+                          .chunks = chunks,
                           .initial_state = {.kv = saved[5], .norm = saved[6]}},
-                         saved_call.config);
+                         config);
     const DecayAttentionGrads result = RunBackward(
-        call, saved_call.config,
+        call, config,
         {.dout = grads[0],
          .final_state = {.kv = grads[1], .norm = call.normalised() ? grads[2] : at::Tensor()}},
-        saved_call.wanted, {.checkpoints = saved[7], .out = saved[8], .norm_denom = saved[9]});
+        wanted, {.checkpoints = saved[7], .out = saved[8], .norm_denom = saved[9]});
     return {result.dq,
             result.dk,
             result.dv,
             result.dlog_decay,
             result.dkey_scale,
             result.dinitial_state.kv,
-            result.dinitial_state.norm,
-            at::Tensor()};
+            result.dinitial_state.norm};
   }
 };
-
-std::optional<at::Tensor> IfDefined(const at::Tensor& x) {
-  return x.defined() ? std::optional<at::Tensor>(x) : std::nullopt;
-}
 
 DecayAttentionOutput Differentiable(const DecayAttentionInputs& inputs,
                                     const DecayAttentionConfig& config) {
   const auto wants = [](const at::Tensor& x) {
     return c10::GradMode::is_enabled() && x.defined() && x.requires_grad();
   };
-  auto saved = c10::make_intrusive<SavedCall>();
-  saved->chunks = inputs.chunks;
-  saved->config = config;
-  saved->wanted = {.log_decay = wants(inputs.log_decay),
-                   .key_scale = wants(inputs.key_scale),
-                   .initial_kv = wants(inputs.initial_state.kv),
-                   .initial_norm = wants(inputs.initial_state.norm)};
-  saved->differentiated =
-      wants(inputs.q) || wants(inputs.k) || wants(inputs.v) || saved->wanted.any();
-  const variable_list out = DecayAttentionFunction::apply(
-      inputs.q, inputs.k, inputs.v, IfDefined(inputs.log_decay), IfDefined(inputs.key_scale),
-      IfDefined(inputs.initial_state.kv), IfDefined(inputs.initial_state.norm), saved);
+  const Wanted wanted = {.log_decay = wants(inputs.log_decay),
+                         .key_scale = wants(inputs.key_scale),
+                         .initial_kv = wants(inputs.initial_state.kv),
+                         .initial_norm = wants(inputs.initial_state.norm)};
+  const bool differentiated = wants(inputs.q) || wants(inputs.k) || wants(inputs.v) || wanted.any();
+  const Tensors given = {inputs.q,
+                         inputs.k,
+                         inputs.v,
+                         inputs.log_decay,
+                         inputs.key_scale,
+                         inputs.initial_state.kv,
+                         inputs.initial_state.norm};
+  const auto forward = [&]() -> Forwarded {
+    Call call = MakeCall(inputs, config);
+    const auto [output, kept] =
+        RunForward(call, {.checkpoints = differentiated, .norm_denom = differentiated});
+    Forwarded result = {
+        .outputs = {output.out, output.final_state.kv},
+        .saved = given,
+        .backward = BackwardPlan{.chunks = call.inputs.chunks, .config = config, .wanted = wanted}};
+    result.saved.insert(result.saved.end(), {kept.checkpoints, kept.out, kept.norm_denom});
+    if (call.normalised()) result.outputs.push_back(output.final_state.norm);
+    return result;
+  };
+  const Tensors out = Apply(
+      {.name = "DecayAttention", .inputs = given, .undefined_grads = true, .forward = forward});
   return {.out = out[0],
           .final_state = {.kv = out[1], .norm = out.size() > 2 ? out[2] : at::Tensor()}};
 }

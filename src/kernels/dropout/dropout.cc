@@ -5,21 +5,18 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "core/error.h"
 #include "kernels/cpu/math.h"
+#include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 struct Mask {
   RandomKey key;
@@ -154,30 +151,9 @@ at::Tensor ApplyOnTensors(const at::Tensor& x, const Mask& mask) {
   return (x * (1.0 / (1.0 - mask.rate))).masked_fill(dropped, 0);
 }
 
-at::Tensor Apply(const at::Tensor& x, const Mask& mask) {
+at::Tensor Drop(const at::Tensor& x, const Mask& mask) {
   return IsCpuStorage(x) ? ApplyOnCpu(x, mask) : ApplyOnTensors(x, mask);
 }
-
-struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Mask& mask) {
-    std::vector<int64_t> samples(mask.samples.begin(), mask.samples.end());
-    context->saved_data["samples"] = samples;
-    context->saved_data["key"] =
-        static_cast<int64_t>(static_cast<uint64_t>(mask.key.k0) << 32 | mask.key.k1);
-    context->saved_data["first_position"] = mask.first_position;
-    context->saved_data["rate"] = mask.rate;
-    return Apply(x, mask);
-  }
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto samples = context->saved_data["samples"].toIntVector();
-    const auto key = static_cast<uint64_t>(context->saved_data["key"].toInt());
-    return {Apply(grads[0], {.key = {static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(key)},
-                             .samples = {samples.begin(), samples.end()},
-                             .first_position = context->saved_data["first_position"].toInt(),
-                             .rate = context->saved_data["rate"].toDouble()}),
-            at::Tensor()};
-  }
-};
 
 }  // namespace
 
@@ -186,10 +162,16 @@ at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config) {
   if (config.rate == 0) return x;
   HL_CHECK(static_cast<int64_t>(config.samples.size()) == x.size(0), "dropout over ", x.size(0),
            " rows needs as many sample numbers, got ", config.samples.size());
-  return DropoutFunction::apply(x, Mask{.key = config.key,
-                                        .samples = {config.samples.begin(), config.samples.end()},
-                                        .first_position = config.first_position,
-                                        .rate = config.rate});
+  const Mask mask = {.key = config.key,
+                     .samples = {config.samples.begin(), config.samples.end()},
+                     .first_position = config.first_position,
+                     .rate = config.rate};
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = {Drop(x, mask)}, .saved = {}, .backward = [mask](const BackwardCall& call) {
+              return Tensors{Drop(call.grads[0], mask)};
+            }};
+  };
+  return Apply({.name = "Dropout", .inputs = {x}, .forward = forward})[0];
 }
 
 }  // namespace halflife::kernels

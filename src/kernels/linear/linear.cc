@@ -6,21 +6,18 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
 #include "core/error.h"
 #include "kernels/cpu/math.h"
 #include "kernels/linear/weight_gradient.h"
+#include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // Rows that the widened form converts at a time: few enough for their fp32 copies to stay in the caches, and fixed, so that
 // the sums over blocks do not depend on the number of threads.
@@ -92,12 +89,12 @@ class WideBlock {
   at::Tensor memory_;
 };
 
-variable_list WidenedForward(const at::Tensor& x_in, at::TensorList weights) {
+Tensors WidenedForward(const at::Tensor& x_in, at::TensorList weights) {
   const at::Tensor x = x_in.flatten(0, -2).contiguous();  // [tokens, D]
   const int64_t num_rows = x.size(0), block_rows = std::min(kBlockRows, num_rows);
   std::vector<at::Tensor> wide_weights;
   std::vector<WideBlock> wide_outs;
-  variable_list outs;
+  Tensors outs;
   for (const at::Tensor& weight : weights) {
     wide_weights.push_back(weight.to(at::kFloat).t());
     wide_outs.emplace_back(block_rows, weight.size(0), x);
@@ -126,9 +123,9 @@ struct LinearGrads {
   std::vector<at::Tensor> dweights;
 };
 
-// Gradients of the outputs that have one; `want_dx` and `want_dweight` say which results are needed.
-LinearGrads WidenedBackward(const variable_list& saved, const variable_list& grads, bool want_dx,
-                            const std::vector<bool>& want_dweight) {
+// Of the outputs that have a gradient. Saved are x and the weights, which are the inputs.
+LinearGrads WidenedBackward(const BackwardCall& call) {
+  const Tensors &saved = call.saved, &grads = call.grads;
   const at::Tensor x = saved[0].flatten(0, -2).contiguous();
   const int64_t num_rows = x.size(0), block_rows = std::min(kBlockRows, num_rows);
   LinearGrads result;
@@ -142,10 +139,10 @@ LinearGrads WidenedBackward(const variable_list& saved, const variable_list& gra
     any = true;
     douts[i] = grads[i].flatten(0, -2).contiguous();
     wide_weights[i] = saved[1 + i].to(at::kFloat);
-    if (want_dweight[i]) result.dweights[i] = at::empty_like(wide_weights[i]);
+    if (call.wanted[1 + i]) result.dweights[i] = at::empty_like(wide_weights[i]);
   }
   if (!any) return result;
-  if (want_dx) result.dx = at::empty_like(x);
+  if (call.wanted[0]) result.dx = at::empty_like(x);
   const WideBlock wide_x(block_rows, x.size(1), x), wide_dx(block_rows, x.size(1), x);
   for (int64_t first = 0; first < num_rows; first += block_rows) {
     const int64_t count = std::min(block_rows, num_rows - first);
@@ -156,19 +153,19 @@ LinearGrads WidenedBackward(const variable_list& saved, const variable_list& gra
       if (!grads[i].defined()) continue;
       const at::Tensor dout = wide_douts[i].Load(douts[i], first, count);
       // beta 0 overwrites whatever the memory held
-      if (want_dweight[i]) result.dweights[i].addmm_(dout.t(), x_block, first == 0 ? 0 : 1);
-      if (want_dx) dx_block.addmm_(dout, wide_weights[i], added ? 1 : 0);
+      if (call.wanted[1 + i]) result.dweights[i].addmm_(dout.t(), x_block, first == 0 ? 0 : 1);
+      if (call.wanted[0]) dx_block.addmm_(dout, wide_weights[i], added ? 1 : 0);
       added = true;
     }
-    if (want_dx) NarrowTo(result.dx.narrow(0, first, count), dx_block);
+    if (call.wanted[0]) NarrowTo(result.dx.narrow(0, first, count), dx_block);
   }
   for (at::Tensor& dweight : result.dweights)
     if (dweight.defined()) dweight = dweight.to(at::kBFloat16);
   return result;
 }
 
-LinearGrads PlainBackward(const variable_list& saved, const variable_list& grads, bool want_dx,
-                          const std::vector<bool>& want_dweight) {
+LinearGrads PlainBackward(const BackwardCall& call) {
+  const Tensors &saved = call.saved, &grads = call.grads;
   const at::Tensor x = saved[0].flatten(0, -2).contiguous();  // [tokens, D]
   LinearGrads result;
   result.dweights.resize(grads.size());
@@ -176,8 +173,8 @@ LinearGrads PlainBackward(const variable_list& saved, const variable_list& grads
     if (!grads[i].defined()) continue;
     const at::Tensor& weight = saved[1 + i];
     const at::Tensor dy = grads[i].flatten(0, -2);
-    if (want_dweight[i]) result.dweights[i] = WeightGradient(dy, x);
-    if (!want_dx) continue;
+    if (call.wanted[1 + i]) result.dweights[i] = WeightGradient(dy, x);
+    if (!call.wanted[0]) continue;
     if (result.dx.defined()) {
       result.dx.addmm_(dy, weight);
     } else {
@@ -187,42 +184,32 @@ LinearGrads PlainBackward(const variable_list& saved, const variable_list& grads
   return result;
 }
 
-struct SharedInputLinearFunction : torch::autograd::Function<SharedInputLinearFunction> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& x,
-                               at::TensorList weights) {
-    variable_list saved = {x}, outs;
-    saved.insert(saved.end(), weights.begin(), weights.end());
-    if (UsesWidened(x, weights)) {
-      outs = WidenedForward(x, weights);
-    } else {
-      for (const at::Tensor& weight : weights) outs.push_back(at::linear(x, weight));
-    }
-    context->set_materialize_grads(false);
-    context->save_for_backward(std::move(saved));
-    return outs;
-  }
-
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const variable_list saved = context->get_saved_variables();
-    const bool want_dx = context->needs_input_grad(0);
-    std::vector<bool> want_dweight(grads.size());
-    for (size_t i = 0; i < grads.size(); ++i) want_dweight[i] = context->needs_input_grad(1 + i);
-    const at::TensorList weights = at::TensorList(saved).slice(1);
-    LinearGrads result = UsesWidened(saved[0], weights)
-                             ? WidenedBackward(saved, grads, want_dx, want_dweight)
-                             : PlainBackward(saved, grads, want_dx, want_dweight);
-    variable_list results(1 + grads.size());
-    if (result.dx.defined()) results[0] = result.dx.view(saved[0].sizes());
-    std::move(result.dweights.begin(), result.dweights.end(), results.begin() + 1);
-    return results;
-  }
-};
+Tensors SharedInputBackward(const BackwardCall& call) {
+  const at::TensorList weights = at::TensorList(call.saved).slice(1);
+  LinearGrads result =
+      UsesWidened(call.saved[0], weights) ? WidenedBackward(call) : PlainBackward(call);
+  Tensors results(1 + call.grads.size());
+  if (result.dx.defined()) results[0] = result.dx.view(call.saved[0].sizes());
+  std::move(result.dweights.begin(), result.dweights.end(), results.begin() + 1);
+  return results;
+}
 
 }  // namespace
 
 std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
                                           const std::vector<at::Tensor>& weights) {
-  return SharedInputLinearFunction::apply(x, at::TensorList(weights));
+  Tensors inputs = {x};
+  inputs.insert(inputs.end(), weights.begin(), weights.end());
+  const auto forward = [&]() -> Forwarded {
+    Tensors outs;
+    if (UsesWidened(x, weights)) {
+      outs = WidenedForward(x, weights);
+    } else {
+      for (const at::Tensor& weight : weights) outs.push_back(at::linear(x, weight));
+    }
+    return {.outputs = outs, .saved = inputs, .backward = SharedInputBackward};
+  };
+  return Apply({.name = "Linear", .inputs = inputs, .undefined_grads = true, .forward = forward});
 }
 
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight) {

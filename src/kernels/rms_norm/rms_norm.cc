@@ -5,21 +5,18 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "core/error.h"
 #include "kernels/rms_norm/args.h"
+#include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 struct Normed {
   at::Tensor sum;  // undefined without a residual
@@ -112,55 +109,57 @@ NormGrads BackwardFused(const NormGradInputs& in) {
   return grads;
 }
 
-struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in,
-                            const std::optional<at::Tensor>& gate_in, const at::Tensor& weight_in,
-                            double eps) {
+at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
+                        const at::Tensor& weight_in, double eps) {
+  const auto forward = [&]() -> Forwarded {
     const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous();
-    const at::Tensor gate = gate_in ? gate_in->contiguous() : at::Tensor();
+    const at::Tensor gate = gate_in.defined() ? gate_in.contiguous() : at::Tensor();
     const Normed normed =
         ForwardFused({.x = x, .residual = {}, .gate = gate, .weight = weight}, eps);
-    context->save_for_backward({x, gate, weight, normed.inverse_rms});
-    return normed.out;
-  }
+    return {.outputs = {normed.out},
+            .saved = {x, gate, weight, normed.inverse_rms},
+            .backward = [](const BackwardCall& call) -> Tensors {
+              const NormGrads result = BackwardFused({.x = call.saved[0],
+                                                      .gate = call.saved[1],
+                                                      .weight = call.saved[2],
+                                                      .inverse_rms = call.saved[3],
+                                                      .dout = call.grads[0].contiguous(),
+                                                      .dsum = {}});
+              return {result.dx, result.dgate, result.dweight};
+            }};
+  };
+  return Apply({.name = "RmsNorm", .inputs = {x_in, gate_in, weight_in}, .forward = forward})[0];
+}
 
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const variable_list saved = context->get_saved_variables();
-    const NormGrads result = BackwardFused({.x = saved[0],
-                                            .gate = saved[1],
-                                            .weight = saved[2],
-                                            .inverse_rms = saved[3],
-                                            .dout = grads[0].contiguous(),
-                                            .dsum = {}});
-    return {result.dx, result.dgate, result.dweight, at::Tensor()};
-  }
-};
+// Both summands have the sum's gradient: what it gets itself, and what the norm sends back.
+Tensors AddRmsNormBackward(const BackwardCall& call) {
+  const at::Tensor &dsum = call.grads[0], &dout = call.grads[1];
+  if (!dout.defined()) return {dsum, dsum, at::Tensor()};
+  const NormGrads result = BackwardFused({.x = call.saved[0],
+                                          .gate = {},
+                                          .weight = call.saved[1],
+                                          .inverse_rms = call.saved[2],
+                                          .dout = dout.contiguous(),
+                                          .dsum = dsum.defined() ? dsum.contiguous() : dsum});
+  return {result.dx, result.dx, result.dweight};
+}
 
-struct AddRmsNormFunction : torch::autograd::Function<AddRmsNormFunction> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& x,
-                               const at::Tensor& branch, const at::Tensor& weight_in, double eps) {
+ResidualNorm FusedAddRmsNorm(const at::Tensor& x, const at::Tensor& branch,
+                             const at::Tensor& weight_in, double eps) {
+  const auto forward = [&]() -> Forwarded {
     const at::Tensor weight = weight_in.contiguous();
     const Normed normed = ForwardFused(
         {.x = x.contiguous(), .residual = branch.contiguous(), .gate = {}, .weight = weight}, eps);
-    context->set_materialize_grads(false);
-    context->save_for_backward({normed.sum, weight, normed.inverse_rms});
-    return {normed.sum, normed.out};
-  }
-
-  // Both summands have the sum's gradient: what it gets itself, and what the norm sends back.
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const variable_list saved = context->get_saved_variables();
-    if (!grads[1].defined()) return {grads[0], grads[0], at::Tensor(), at::Tensor()};
-    const NormGrads result =
-        BackwardFused({.x = saved[0],
-                       .gate = {},
-                       .weight = saved[1],
-                       .inverse_rms = saved[2],
-                       .dout = grads[1].contiguous(),
-                       .dsum = grads[0].defined() ? grads[0].contiguous() : at::Tensor()});
-    return {result.dx, result.dx, result.dweight, at::Tensor()};
-  }
-};
+    return {.outputs = {normed.sum, normed.out},
+            .saved = {normed.sum, weight, normed.inverse_rms},
+            .backward = AddRmsNormBackward};
+  };
+  const Tensors out = Apply({.name = "AddRmsNorm",
+                             .inputs = {x, branch, weight_in},
+                             .undefined_grads = true,
+                             .forward = forward});
+  return {.sum = out[0], .normed = out[1]};
+}
 
 // The same in LibTorch calls, differentiated by its tape: fp64.
 at::Tensor Composed(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
@@ -185,7 +184,7 @@ at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   CheckDTypes("RmsNorm", {x, weight});
   HL_CHECK(IsNormed(x, weight), "RmsNorm of x ", Describe(x), " with weight ", Describe(weight),
            "; x [..., D] and weight [D] on one device would work");
-  if (RunsFused(x, weight)) return RmsNormFunction::apply(x, std::nullopt, weight, eps);
+  if (RunsFused(x, weight)) return FusedRmsNorm(x, at::Tensor(), weight, eps);
   return Composed(x, at::Tensor(), weight, eps);
 }
 
@@ -195,7 +194,7 @@ at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::T
   HL_CHECK(IsNormed(x, weight) && IsLike(x, gate), "GatedRmsNorm of x ", Describe(x), " with gate ",
            Describe(gate), " and weight ", Describe(weight),
            "; x and gate [..., V] of one dtype and weight [V], on one device, would work");
-  if (RunsFused(x, weight)) return RmsNormFunction::apply(x, gate, weight, eps);
+  if (RunsFused(x, weight)) return FusedRmsNorm(x, gate, weight, eps);
   return Composed(x, gate, weight, eps);
 }
 
@@ -205,10 +204,7 @@ ResidualNorm AddRmsNorm(const at::Tensor& x, const at::Tensor& branch, const at:
   HL_CHECK(IsNormed(x, weight) && IsLike(x, branch), "AddRmsNorm of x ", Describe(x),
            " with branch ", Describe(branch), " and weight ", Describe(weight),
            "; x and branch [..., D] of one dtype and weight [D], on one device, would work");
-  if (RunsFused(x, weight)) {
-    const variable_list out = AddRmsNormFunction::apply(x, branch, weight, eps);
-    return {.sum = out[0], .normed = out[1]};
-  }
+  if (RunsFused(x, weight)) return FusedAddRmsNorm(x, branch, weight, eps);
   const at::Tensor sum = x + branch;
   return {.sum = sum, .normed = Composed(sum, at::Tensor(), weight, eps)};
 }

@@ -10,7 +10,6 @@
 #include <ATen/ops/log.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,14 +17,12 @@
 
 #include "core/error.h"
 #include "kernels/rotary/args.h"
+#include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 at::Tensor RotateFused(const at::Tensor& x_in, const RotaryTable& table, float direction) {
   const at::Tensor x = x_in.contiguous();
@@ -51,18 +48,17 @@ at::Tensor RotateFused(const at::Tensor& x_in, const RotaryTable& table, float d
   return out;
 }
 
-struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
-                            const at::Tensor& sin, const at::Tensor& rows) {
-    context->save_for_backward({cos, sin, rows});
-    return RotateFused(x, {cos, sin, rows}, 1.0f);
-  }
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const variable_list saved = context->get_saved_variables();
-    return {RotateFused(grads[0], {saved[0], saved[1], saved[2]}, -1.0f), at::Tensor(),
-            at::Tensor(), at::Tensor()};
-  }
-};
+at::Tensor FusedRotary(const at::Tensor& x, const RotaryTable& table) {
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = {RotateFused(x, table, 1.0f)},
+            .saved = {table.cos, table.sin, table.rows},
+            .backward = [](const BackwardCall& call) -> Tensors {
+              const Tensors& saved = call.saved;
+              return {RotateFused(call.grads[0], {saved[0], saved[1], saved[2]}, -1.0f)};
+            }};
+  };
+  return Apply({.name = "ApplyRotary", .inputs = {x}, .forward = forward})[0];
+}
 
 // In LibTorch calls: fp64.
 at::Tensor RotateComposed(const at::Tensor& x, const RotaryTable& table) {
@@ -198,8 +194,9 @@ at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {
   CheckDTypes("ApplyRotary", {x});
   CheckTable(x, table);
   if (IsFused(x))
-    return RotaryFunction::apply(x, table.cos.contiguous(), table.sin.contiguous(),
-                                 table.rows.contiguous());
+    return FusedRotary(x, {.cos = table.cos.contiguous(),
+                           .sin = table.sin.contiguous(),
+                           .rows = table.rows.contiguous()});
   return RotateComposed(x, table);
 }
 

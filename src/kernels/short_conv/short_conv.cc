@@ -8,21 +8,18 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "core/error.h"
 #include "kernels/short_conv/args.h"
+#include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // x with the W-1 tokens before it: [B, W-1+T, D].
 at::Tensor WithTail(const ShortConvInputs& inputs) {
@@ -100,56 +97,66 @@ void BackwardOnCpu(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* 
   for (size_t i = 0; i < partial.size(); ++i) dweight[i % size] += partial[i];
 }
 
-struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
-  using Optional = std::optional<at::Tensor>;
+at::Tensor ForwardFused(const Inputs& in) {
+  at::Tensor out = at::empty_like(in.x);
+  WithStorage(in.x, [&]<typename T>() {
+    const ConvShape<T> shape = in.Shape<T>();
+    RunOn(
+        in.x, [&] { ForwardOnCpu(shape, MutableElements<T>(out)); },
+        [&](auto stream) { cuda::ConvForward(shape, MutableElements<T>(out), stream); });
+  });
+  return out;
+}
 
-  // `tail` has the dtype of x.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const Optional& tail, const Optional& documents,
-                            const Optional& starts) {
-    const int64_t taps = weight.size(2);
-    const Inputs in = {.x = x.contiguous(),
-                       .tail = tail ? tail->contiguous() : at::Tensor(),
-                       .reach = Reach(documents.value_or(at::Tensor()),
-                                      starts.value_or(at::Tensor()), tail.has_value(), x, taps),
-                       .weight = weight.select(1, 0).t().to(at::kFloat).contiguous()};
-    at::Tensor out = at::empty_like(in.x);
-    WithStorage(x, [&]<typename T>() {
-      const ConvShape<T> shape = in.Shape<T>();
-      RunOn(
-          x, [&] { ForwardOnCpu(shape, MutableElements<T>(out)); },
-          [&](auto stream) { cuda::ConvForward(shape, MutableElements<T>(out), stream); });
-    });
-    context->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
-    context->save_for_backward({in.x, in.tail, in.reach, in.weight});
-    return out;
-  }
-
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const variable_list saved = context->get_saved_variables();
-    const Inputs in = {.x = saved[0], .tail = saved[1], .reach = saved[2], .weight = saved[3]};
-    const at::Tensor dout = grads[0].contiguous();
-    const at::Tensor dx = at::empty_like(in.x), dweight = at::empty_like(in.weight);
-    const at::Tensor dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor();
-    WithStorage(in.x, [&]<typename T>() {
-      const ConvShape<T> shape = in.Shape<T>();
-      const ConvGrads<T> results = {.dout = Elements<T>(dout),
-                                    .dx = MutableElements<T>(dx),
-                                    .dtail = MutableElements<T>(dtail)};
-      auto* const sum = MutableElements<float>(dweight);
-      RunOn(
-          in.x, [&] { BackwardOnCpu(shape, results, sum); },
-          [&](auto stream) {
-            const at::Tensor workspace = at::empty(
-                {cuda::ConvWorkspaceFloats(shape.batch, shape.seq_len, shape.dim, shape.taps)},
-                in.weight.options());
-            cuda::ConvBackward(shape, results, sum, MutableElements<float>(workspace), stream);
-          });
-    });
-    const auto dtype = static_cast<at::ScalarType>(context->saved_data["weight_dtype"].toInt());
-    return {dx, dweight.t().unsqueeze(1).to(dtype), dtail, at::Tensor(), at::Tensor()};
-  }
+struct ConvResults {
+  at::Tensor dx, dtail;
+  at::Tensor dweight;  // [W, D] fp32
 };
+
+ConvResults BackwardFused(const Inputs& in, const at::Tensor& dout_in) {
+  const at::Tensor dout = dout_in.contiguous();
+  const ConvResults results = {.dx = at::empty_like(in.x),
+                               .dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor(),
+                               .dweight = at::empty_like(in.weight)};
+  WithStorage(in.x, [&]<typename T>() {
+    const ConvShape<T> shape = in.Shape<T>();
+    const ConvGrads<T> grads = {.dout = Elements<T>(dout),
+                                .dx = MutableElements<T>(results.dx),
+                                .dtail = MutableElements<T>(results.dtail)};
+    auto* const dweight = MutableElements<float>(results.dweight);
+    RunOn(
+        in.x, [&] { BackwardOnCpu(shape, grads, dweight); },
+        [&](auto stream) {
+          const at::Tensor workspace = at::empty(
+              {cuda::ConvWorkspaceFloats(shape.batch, shape.seq_len, shape.dim, shape.taps)},
+              in.weight.options());
+          cuda::ConvBackward(shape, grads, dweight, MutableElements<float>(workspace), stream);
+        });
+  });
+  return results;
+}
+
+at::Tensor FusedShortConv(const ShortConvInputs& inputs) {
+  const at::Tensor &x = inputs.x, &weight = inputs.weight;
+  const at::Tensor tail = inputs.tail.defined() ? inputs.tail.to(x.scalar_type()) : at::Tensor();
+  const auto forward = [&]() -> Forwarded {
+    const Inputs in = {
+        .x = x.contiguous(),
+        .tail = tail.defined() ? tail.contiguous() : tail,
+        .reach = Reach(inputs.documents, inputs.starts, tail.defined(), x, weight.size(2)),
+        .weight = weight.select(1, 0).t().to(at::kFloat).contiguous()};
+    return {.outputs = {ForwardFused(in)},
+            .saved = {in.x, in.tail, in.reach, in.weight},
+            .backward = [dtype = weight.scalar_type()](const BackwardCall& call) -> Tensors {
+              const Tensors& saved = call.saved;
+              const ConvResults results = BackwardFused(
+                  {.x = saved[0], .tail = saved[1], .reach = saved[2], .weight = saved[3]},
+                  call.grads[0]);
+              return {results.dx, results.dweight.t().unsqueeze(1).to(dtype), results.dtail};
+            }};
+  };
+  return Apply({.name = "ShortConv", .inputs = {x, weight, tail}, .forward = forward})[0];
+}
 
 // In LibTorch calls: fp64, more taps than the loops take, no tokens.
 at::Tensor Composed(const ShortConvInputs& inputs) {
@@ -199,13 +206,7 @@ at::Tensor ShortConv(const ShortConvInputs& inputs) {
   Check(inputs);
   const bool fits = inputs.weight.size(2) <= kConvMaxTaps && inputs.x.numel() > 0;
   if (!IsFused(inputs.x) || !IsFused(inputs.weight) || !fits) return Composed(inputs);
-  const auto optional = [](const at::Tensor& x) {
-    return x.defined() ? std::optional<at::Tensor>(x) : std::nullopt;
-  };
-  return ShortConvFunction::apply(
-      inputs.x, inputs.weight,
-      optional(inputs.tail.defined() ? inputs.tail.to(inputs.x.scalar_type()) : inputs.tail),
-      optional(inputs.documents), optional(inputs.starts));
+  return FusedShortConv(inputs);
 }
 
 at::Tensor ShortConvTail(const ShortConvInputs& inputs) {
