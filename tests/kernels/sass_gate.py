@@ -5,7 +5,7 @@ matrix unit, asynchronous copy or matrix load in a kernel that is built on them.
 Reads object files, archives or programs by `cuobjdump -sass`, or what it printed:
 
   tests/kernels/sass_gate.py build/cuda/src/kernels/CMakeFiles/hl_kernels.dir
-  cuobjdump -sass walk.o | tests/kernels/sass_gate.py -
+  cuobjdump -sass scan.o | tests/kernels/sass_gate.py -
 
 A folder stands for the .cu.o files below it. Every kernel may not touch local memory; RULES says what
 more some must do. Exit code 1: a kernel fails; 2: no kernel found; 77: no cuobjdump or nvdisasm here. Needs no GPU.
@@ -28,12 +28,12 @@ LOCAL_MEMORY = ("LDL", "STL")
 # table that is nowhere in the input fails as well, so that the table follows the code.
 MMA = (("HMMA", "mma.sync"), ("LDSM", "ldmatrix"), ("LDGSTS", "cp.async"))
 RULES = {
-    "WalkKernel": MMA,
-    "ChannelWalkKernel": MMA,
-    "WalkRevKernel": MMA,
-    "ChannelWalkRevKernel": MMA,
-    "StateWalkKernel": MMA,
-    "ChannelStateWalkKernel": MMA,
+    "ChunkScanKernel": MMA,
+    "ChannelScanKernel": MMA,
+    "ReverseScanKernel": MMA,
+    "ChannelReverseScanKernel": MMA,
+    "StateScanKernel": MMA,
+    "ChannelStateScanKernel": MMA,
 }
 
 ARCH = re.compile(r"^\s*(?:code for|arch =) (sm_\w+)")

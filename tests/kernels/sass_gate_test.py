@@ -9,7 +9,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import sass_gate  # noqa: E402
 
-WALK = "_ZN8halflife7kernels5decay10WalkKernelINS1_10WalkConfigILi64ELi64EEEEEvNS1_10WalkParamsE"
+SCAN = "_ZN8halflife7kernels5decay15ChunkScanKernelINS1_15ChunkScanConfigILi64ELi64EEEEEvNS1_15ChunkScanParamsE"
 STEP = "_ZN8halflife7kernels5decay10StepKernelIfEEvNS0_22DecayAttentionStepArgsE"
 
 
@@ -35,11 +35,11 @@ class SassGateTest(unittest.TestCase):
         return sass_gate.problems_of(names[symbol], counts)
 
     def test_good_code_passes(self):
-        self.assertEqual(self.problems(WALK, GOOD), [])
+        self.assertEqual(self.problems(SCAN, GOOD), [])
         self.assertEqual(self.problems(STEP, ["LDG.E R2, desc[UR4][R2.64]", "EXIT"]), [])
 
     def test_predicated_instructions_count(self):
-        counts = sass_gate.parse(listing(WALK, GOOD))[WALK, "sm_90a"]
+        counts = sass_gate.parse(listing(SCAN, GOOD))[SCAN, "sm_90a"]
         self.assertEqual(counts["LDGSTS"], 1)
         self.assertEqual(counts["UMOV"], 1)
         self.assertEqual(sum(counts.values()), len(GOOD))
@@ -48,27 +48,27 @@ class SassGateTest(unittest.TestCase):
         for one in ("STL [R1+0x4], R5", "@P1 LDL.LU R5, [R1+0x4]"):
             self.assertEqual(len(self.problems(STEP, [one, "EXIT"])), 1)
 
-    def test_a_walk_without_its_units_fails(self):
+    def test_a_scan_without_its_units_fails(self):
         for dropped in (1, 2, 3):
             rest = GOOD[:dropped] + GOOD[dropped + 1:]
-            self.assertEqual(len(self.problems(WALK, rest)), 1, GOOD[dropped])
+            self.assertEqual(len(self.problems(SCAN, rest)), 1, GOOD[dropped])
 
     def test_a_rule_without_its_kernel_fails(self):
         out = io.StringIO()
-        self.assertEqual(sass_gate.report(sass_gate.parse(listing(WALK, GOOD)), out),
+        self.assertEqual(sass_gate.report(sass_gate.parse(listing(SCAN, GOOD)), out),
                          len(sass_gate.RULES) - 1)
-        self.assertIn("WalkRevKernel: no such kernel", out.getvalue())
-        self.assertIn("WalkKernel<WalkConfig<64, 64> >", out.getvalue())
+        self.assertIn("ReverseScanKernel: no such kernel", out.getvalue())
+        self.assertIn("ChunkScanKernel<ChunkScanConfig<64, 64> >", out.getvalue())
 
     def test_architectures_are_kept_apart(self):
-        lines = listing(WALK, GOOD, "sm_80") + listing(WALK, ["EXIT"], "sm_100")
+        lines = listing(SCAN, GOOD, "sm_80") + listing(SCAN, ["EXIT"], "sm_100")
         kernels = sass_gate.parse(lines)
-        self.assertEqual(kernels[WALK, "sm_80"]["HMMA"], 1)
-        self.assertEqual(kernels[WALK, "sm_100"]["HMMA"], 0)
+        self.assertEqual(kernels[SCAN, "sm_80"]["HMMA"], 1)
+        self.assertEqual(kernels[SCAN, "sm_100"]["HMMA"], 0)
 
     def test_exit_codes(self):
         gate = pathlib.Path(sass_gate.__file__)
-        for text, code in (("\n".join(listing(WALK, ["STL [R1], R5"])), 1), ("nothing", 2)):
+        for text, code in (("\n".join(listing(SCAN, ["STL [R1], R5"])), 1), ("nothing", 2)):
             done = subprocess.run([sys.executable, gate, "-"], input=text, text=True,
                                   capture_output=True, check=False)
             self.assertEqual(done.returncode, code, done.stdout + done.stderr)

@@ -145,7 +145,7 @@ struct DecayAttentionPlan {
   int chunk_size = 0;        // of args.chunks, at most
   int checkpoint_every = 4;  // chunks between saved states
   int num_segments =
-      1;            // pieces of each sequence that are walked in parallel; 1: a fused single pass
+      1;            // pieces of each sequence that are scanned in parallel; 1: a fused single pass
   int block_v = 0;  // columns of V a block owns; V: all
 };
 // A pure function of shape, device and request; throws Error (exit 2) naming every problem of the shape.

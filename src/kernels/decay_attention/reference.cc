@@ -8,7 +8,7 @@ namespace halflife::kernels {
 namespace {
 
 // The normaliser is one more column of v, of ones: with it W = V + 1 columns of state, the last of them z; else W = V.
-struct Walker {
+struct Layout {
   const DecayReferenceProblem& problem;
   const int64_t T = problem.seq_len, H = problem.num_heads, K = problem.head_dim_k,
                 V = problem.head_dim_v, W = V + (problem.normalised ? 1 : 0);
@@ -53,41 +53,41 @@ struct HeadHistory {
   std::vector<double> read;    // [T, W] scale q_t S_t: numerators, then the denominator
 };
 
-HeadHistory WalkForward(const Walker& walker, int64_t b, int64_t h, DecayReferenceResult& result) {
-  const auto& p = walker.problem;
-  const int64_t W = walker.W, size = walker.K * W;
-  HeadHistory history = {std::vector<double>((walker.T + 1) * size, 0.0),
-                         std::vector<double>(walker.T * W, 0.0)};
-  const std::vector<double> initial = walker.Gather(p.initial_state, p.initial_norm, b, h);
+HeadHistory ScanForward(const Layout& layout, int64_t b, int64_t h, DecayReferenceResult& result) {
+  const auto& p = layout.problem;
+  const int64_t W = layout.W, size = layout.K * W;
+  HeadHistory history = {std::vector<double>((layout.T + 1) * size, 0.0),
+                         std::vector<double>(layout.T * W, 0.0)};
+  const std::vector<double> initial = layout.Gather(p.initial_state, p.initial_norm, b, h);
   for (int64_t i = 0; i < size; ++i) history.states[i] = initial[i];
-  for (int64_t t = 0; t < walker.T; ++t) {
+  for (int64_t t = 0; t < layout.T; ++t) {
     const double* before = &history.states[t * size];
     double* after = &history.states[(t + 1) * size];
     double* read = &history.read[t * W];
-    for (int64_t c = 0; c < walker.K; ++c) {
-      const double decay = walker.Decay(b, t, h, c);
-      const double k = walker.KeyScale(b, t, h) * p.k[walker.Key(b, t, h) + c];
-      const double q = p.scale * p.q[walker.Key(b, t, h) + c];
+    for (int64_t c = 0; c < layout.K; ++c) {
+      const double decay = layout.Decay(b, t, h, c);
+      const double k = layout.KeyScale(b, t, h) * p.k[layout.Key(b, t, h) + c];
+      const double q = p.scale * p.q[layout.Key(b, t, h) + c];
       for (int64_t j = 0; j < W; ++j) {
-        after[c * W + j] = decay * before[c * W + j] + k * walker.ValueAt(b, t, h, j);
+        after[c * W + j] = decay * before[c * W + j] + k * layout.ValueAt(b, t, h, j);
         read[j] += q * after[c * W + j];
       }
     }
-    const double denominator = p.normalised ? read[walker.V] + p.norm_eps : 1.0;
-    for (int64_t j = 0; j < walker.V; ++j)
-      result.out[walker.Value(b, t, h) + j] = read[j] / denominator;
+    const double denominator = p.normalised ? read[layout.V] + p.norm_eps : 1.0;
+    for (int64_t j = 0; j < layout.V; ++j)
+      result.out[layout.Value(b, t, h) + j] = read[j] / denominator;
   }
-  walker.Scatter(&history.states[walker.T * size], b, h, result.final_state, result.final_norm);
+  layout.Scatter(&history.states[layout.T * size], b, h, result.final_state, result.final_norm);
   return history;
 }
 
 // Gradient of what was read from the state at one token, [W]: by the quotient rule where it was normalised.
-std::vector<double> ReadGradient(const Walker& walker, const double* read, const double* dout) {
-  std::vector<double> dread(dout, dout + walker.V);
-  if (!walker.problem.normalised) return dread;
-  const double denominator = read[walker.V] + walker.problem.norm_eps;
+std::vector<double> ReadGradient(const Layout& layout, const double* read, const double* dout) {
+  std::vector<double> dread(dout, dout + layout.V);
+  if (!layout.problem.normalised) return dread;
+  const double denominator = read[layout.V] + layout.problem.norm_eps;
   double ddenominator = 0;
-  for (int64_t j = 0; j < walker.V; ++j) {
+  for (int64_t j = 0; j < layout.V; ++j) {
     ddenominator -= dout[j] * read[j] / (denominator * denominator);
     dread[j] /= denominator;
   }
@@ -96,45 +96,45 @@ std::vector<double> ReadGradient(const Walker& walker, const double* read, const
 }
 
 // The adjoint state R_t = dL/dS_t runs backwards: R_t = scale q_t^T do_t + exp(g_{t+1}) R_{t+1}.
-void WalkBackward(const Walker& walker, int64_t b, int64_t h, const HeadHistory& history,
+void ScanBackward(const Layout& layout, int64_t b, int64_t h, const HeadHistory& history,
                   DecayReferenceResult& result) {
-  const auto& p = walker.problem;
-  const int64_t W = walker.W, size = walker.K * W;
-  std::vector<double> adjoint = walker.Gather(p.dfinal_state, p.dfinal_norm, b, h);
-  for (int64_t t = walker.T - 1; t >= 0; --t) {
+  const auto& p = layout.problem;
+  const int64_t W = layout.W, size = layout.K * W;
+  std::vector<double> adjoint = layout.Gather(p.dfinal_state, p.dfinal_norm, b, h);
+  for (int64_t t = layout.T - 1; t >= 0; --t) {
     const double* before = &history.states[t * size];
     const double* after = &history.states[(t + 1) * size];
     const std::vector<double> dread =
-        ReadGradient(walker, &history.read[t * W], &p.dout[walker.Value(b, t, h)]);
-    const double key_scale = walker.KeyScale(b, t, h);
-    for (int64_t c = 0; c < walker.K; ++c) {
-      const int64_t key = walker.Key(b, t, h) + c;
-      const double decay = walker.Decay(b, t, h, c);
+        ReadGradient(layout, &history.read[t * W], &p.dout[layout.Value(b, t, h)]);
+    const double key_scale = layout.KeyScale(b, t, h);
+    for (int64_t c = 0; c < layout.K; ++c) {
+      const int64_t key = layout.Key(b, t, h) + c;
+      const double decay = layout.Decay(b, t, h, c);
       double ddecay = 0;
       for (int64_t j = 0; j < W; ++j) {
         const int64_t i = c * W + j;
-        const double v = walker.ValueAt(b, t, h, j);
+        const double v = layout.ValueAt(b, t, h, j);
         result.dq[key] += p.scale * after[i] * dread[j];
         adjoint[i] += p.scale * p.q[key] * dread[j];
         result.dk[key] += adjoint[i] * key_scale * v;
-        result.dkey_scale[walker.Token(b, t, h)] += adjoint[i] * p.k[key] * v;
-        if (j < walker.V) result.dv[walker.Value(b, t, h) + j] += adjoint[i] * key_scale * p.k[key];
+        result.dkey_scale[layout.Token(b, t, h)] += adjoint[i] * p.k[key] * v;
+        if (j < layout.V) result.dv[layout.Value(b, t, h) + j] += adjoint[i] * key_scale * p.k[key];
         ddecay += adjoint[i] * before[i];
         adjoint[i] *= decay;
       }
       result.dlog_decay[key] = decay * ddecay;
     }
   }
-  walker.Scatter(adjoint.data(), b, h, result.dinitial_state, result.dinitial_norm);
+  layout.Scatter(adjoint.data(), b, h, result.dinitial_state, result.dinitial_norm);
 }
 
 }  // namespace
 
 DecayReferenceResult DecayReference(const DecayReferenceProblem& problem) {
-  const Walker walker = {problem};
-  const size_t tokens = problem.batch * walker.T * walker.H;
-  const size_t keys = tokens * walker.K, values = tokens * walker.V;
-  const size_t norms = problem.batch * walker.H * walker.K, states = norms * walker.V;
+  const Layout layout = {problem};
+  const size_t tokens = problem.batch * layout.T * layout.H;
+  const size_t keys = tokens * layout.K, values = tokens * layout.V;
+  const size_t norms = problem.batch * layout.H * layout.K, states = norms * layout.V;
   HL_CHECK(problem.q.size() == keys && problem.k.size() == keys && problem.v.size() == values &&
                problem.log_decay.size() == keys,
            "decay reference: sizes of q, k, v, log_decay do not match the shape");
@@ -153,9 +153,9 @@ DecayReferenceResult DecayReference(const DecayReferenceProblem& problem) {
     result.dinitial_norm.assign(problem.normalised ? norms : 0, 0.0);
   }
   for (int64_t b = 0; b < problem.batch; ++b) {
-    for (int64_t h = 0; h < walker.H; ++h) {
-      const HeadHistory history = WalkForward(walker, b, h, result);
-      if (backward) WalkBackward(walker, b, h, history, result);
+    for (int64_t h = 0; h < layout.H; ++h) {
+      const HeadHistory history = ScanForward(layout, b, h, result);
+      if (backward) ScanBackward(layout, b, h, history, result);
     }
   }
   return result;

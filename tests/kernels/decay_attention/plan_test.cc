@@ -100,9 +100,9 @@ TEST(DecayAttentionPlan, WhatRunsOnTensorCores) {
       {DecayKind::kPerToken, 128, 128, Route::kTensorCores, Route::kTensorCores},
       {DecayKind::kPerToken, 64, 256, Route::kTensorCores, Route::kSimt},
       {DecayKind::kPerToken, 256, 64, Route::kSimt, Route::kSimt},
-      {DecayKind::kPerHeadChannel, 64, 64, Route::kChannelWalk, Route::kChannelWalk},
-      {DecayKind::kPerTokenChannel, 128, 128, Route::kChannelWalk, Route::kChannelWalk},
-      {DecayKind::kPerTokenChannel, 64, 256, Route::kChannelWalk, Route::kSimt},
+      {DecayKind::kPerHeadChannel, 64, 64, Route::kChannelScan, Route::kChannelScan},
+      {DecayKind::kPerTokenChannel, 128, 128, Route::kChannelScan, Route::kChannelScan},
+      {DecayKind::kPerTokenChannel, 64, 256, Route::kChannelScan, Route::kSimt},
       {DecayKind::kPerTokenChannel, 256, 64, Route::kSimt, Route::kSimt},
   };
   for (const Golden& g : kGolden) {
@@ -124,7 +124,7 @@ TEST(DecayAttentionPlan, WhatRunsOnTensorCores) {
 }
 
 // With decays of channels a group of two chunks holds eight states, one a tile of 16 tokens.
-TEST(DecayAttentionPlan, GroupsOfTheReverseWalks) {
+TEST(DecayAttentionPlan, GroupsOfTheReverseScans) {
   DecayAttentionArgs args = HalfShape(1, 16384, 2, 128);
   float decay = 0;
   args.log_decay.data = &decay;

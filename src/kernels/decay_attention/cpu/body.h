@@ -25,7 +25,7 @@ inline size_t ScratchBytes(const DecayAttentionArgs& args, const DecayAttentionP
   size_t bytes = 0;
   WithFamily(args, [&]<typename T, template <typename> class Decay>() {
     const Shape shape(args, plan);
-    const WalkItem item = {.args = &args, .plan = &plan};
+    const ScanItem item = {.args = &args, .plan = &plan};
     ScratchSpace space(nullptr);
     if (backward) {
       const ReverseScratch<T> scratch(args, plan, shape, space);
@@ -37,24 +37,24 @@ inline size_t ScratchBytes(const DecayAttentionArgs& args, const DecayAttentionP
   });
   return bytes;
 }
-inline void Forward(const WalkItem& item) {
+inline void Forward(const ScanItem& item) {
   WithFamily(*item.args, [&]<typename T, template <typename> class Decay>() {
-    ForwardWalk<T, Decay, true>(item);
+    ForwardScan<T, Decay, true>(item);
   });
 }
-inline void State(const WalkItem& item) {
+inline void State(const ScanItem& item) {
   WithFamily(*item.args, [&]<typename T, template <typename> class Decay>() {
-    ForwardWalk<T, Decay, false>(item);
+    ForwardScan<T, Decay, false>(item);
   });
 }
 inline void Backward(const ReverseItem& item) {
-  WithFamily(*item.walk.args, [&]<typename T, template <typename> class Decay>() {
-    ReverseWalk<T, Decay>(item).Run();
+  WithFamily(*item.scan.args, [&]<typename T, template <typename> class Decay>() {
+    ReverseScan<T, Decay>(item).Run();
   });
 }
 inline void ReverseState(const ReverseItem& item) {
-  WithFamily(*item.walk.args, [&]<typename T, template <typename> class Decay>() {
-    ReverseStateWalk<T, Decay>(item);
+  WithFamily(*item.scan.args, [&]<typename T, template <typename> class Decay>() {
+    ReverseStateScan<T, Decay>(item);
   });
 }
 inline void Step(const DecayAttentionStepArgs& args, int row, int head) {

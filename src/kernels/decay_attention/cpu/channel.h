@@ -16,7 +16,7 @@ namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 template <typename T>
 class ChannelDecay {
  public:
-  ChannelDecay(const WalkItem& item, const Shape& shape, bool backward, ScratchSpace& space)
+  ChannelDecay(const ScanItem& item, const Shape& shape, bool backward, ScratchSpace& space)
       : args_(*item.args),
         head_(item.head),
         keys_(shape.keys),

@@ -1,4 +1,4 @@
-// The forward walk over chunks, for either family of decay: the state stays in cache from chunk to chunk.
+// The forward scan over chunks, for either family of decay: the state stays in cache from chunk to chunk.
 //
 //   A_rs = (q_r . k_s) w_rs,   o_r = (q_r P_r) S + sum_{s <= r} A_rs v_s,   S' = G S + sum_s (k_s Q_s)^T v_s
 #pragma once
@@ -10,7 +10,7 @@ namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
 // q times scale.
 template <typename T>
-void LoadQueries(const WalkItem& item, const Shape& shape, const ChunkEntry& chunk,
+void LoadQueries(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,
                  Operands<T>& x) {
   const DecayAttentionArgs& args = *item.args;
   LoadRows(RowsOf(args.q, chunk, item.head, args.num_heads, args.num_q_heads), x.length, x.rows,
@@ -18,7 +18,7 @@ void LoadQueries(const WalkItem& item, const Shape& shape, const ChunkEntry& chu
 }
 // k times key_scale.
 template <typename T>
-void LoadKeys(const WalkItem& item, const Shape& shape, const ChunkEntry& chunk, Operands<T>& x) {
+void LoadKeys(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk, Operands<T>& x) {
   const DecayAttentionArgs& args = *item.args;
   LoadRows(RowsOf(args.k, chunk, item.head, args.num_heads, args.num_k_heads), x.length, x.rows,
            shape.keys, T(1), x.k);
@@ -32,7 +32,7 @@ void LoadKeys(const WalkItem& item, const Shape& shape, const ChunkEntry& chunk,
 }
 // v, and the normaliser's column of ones.
 template <typename T>
-void LoadValues(const WalkItem& item, const Shape& shape, const ChunkEntry& chunk, Operands<T>& x) {
+void LoadValues(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk, Operands<T>& x) {
   const DecayAttentionArgs& args = *item.args;
   LoadRows(RowsOf(args.v, chunk, item.head, args.num_heads, args.num_v_heads), x.length, x.rows,
            shape.values, T(1), x.v);
@@ -53,7 +53,7 @@ int64_t ForwardSteps(const Shape& shape) {
 }
 
 // The rows of a chunk that an update of the state reads, and the others of a forward.
-inline void FetchStateRows(const WalkItem& item, const Shape& shape, const ChunkEntry& chunk,
+inline void FetchStateRows(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,
                            RowsAhead& ahead) {
   const DecayAttentionArgs& args = *item.args;
   const auto fetch = [&](const TensorView& view, int heads, int width) {
@@ -64,7 +64,7 @@ inline void FetchStateRows(const WalkItem& item, const Shape& shape, const Chunk
   if (args.decay_kind == DecayKind::kPerTokenChannel)
     fetch(args.log_decay, args.num_decay_heads, shape.keys);
 }
-inline void FetchOutputRows(const WalkItem& item, const Shape& shape, const ChunkEntry& chunk,
+inline void FetchOutputRows(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,
                             RowsAhead& ahead) {
   const DecayAttentionArgs& args = *item.args;
   RowsOf(args.q, chunk, item.head, args.num_heads, args.num_q_heads)
@@ -107,7 +107,7 @@ void UpdateTransposed(const Shape& shape, const Decay& decay, const Operands<T>&
 
 // out = q_entry S + A v; with the normaliser by way of `buffer` [C, V + 1], whose last column becomes the denominator.
 template <typename T>
-void OutputRows(const WalkItem& item, const Shape& shape, const ChunkEntry& chunk,
+void OutputRows(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,
                 const Operands<T>& x, const Panels<T>& state, const Panels<T>& buffer) {
   const DecayAttentionArgs& args = *item.args;
   const RowsOf out(args.out, chunk, item.head, args.num_heads, args.num_heads);
@@ -161,7 +161,7 @@ struct ForwardScratch {
 template <typename T>
 class Transition {
  public:
-  explicit Transition(const WalkItem& item)
+  explicit Transition(const ScanItem& item)
       : sums_(static_cast<T*>(item.log_transition)),
         count_(sums_ == nullptr                      ? 0
                : IsPerChannel(item.args->decay_kind) ? item.args->head_dim_k
@@ -186,7 +186,7 @@ class Transition {
 
 // With outputs or, for a segment's summary, the state alone.
 template <typename T, template <typename> class Decay, bool kOutputs>
-void ForwardWalk(const WalkItem& item) {
+void ForwardScan(const ScanItem& item) {
   const DecayAttentionArgs& args = *item.args;
   const Shape shape(args, *item.plan);
   ScratchSpace space(item.scratch);

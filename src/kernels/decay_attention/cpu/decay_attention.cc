@@ -1,8 +1,8 @@
-// Decay attention on the CPU: who walks which chunks, and what is summed afterwards. The walks are in body.h, compiled
+// Decay attention on the CPU: who scans which chunks, and what is summed afterwards. The scans are in body.h, compiled
 // once per instruction set.
 //
 // A thread takes one head of one segment of one sequence. Several segments: each first sums up its own state (`state`),
-// a scan makes of these the states between segments, then all of them walk at once. Nothing depends on the number of
+// a scan over segments makes of these the states between them, then all scan at once. Nothing depends on the number of
 // threads: gradients of shared heads and of constant decays are kept apart and summed in the order of their index.
 #include <omp.h>
 
@@ -35,7 +35,7 @@ std::vector<const Kernels*> UsableKernels() {
 }
 const Kernels& BestKernels() { return *UsableKernels().front(); }
 
-CheckpointPlace PlaceOfCheckpoint(const WalkItem& item, const CheckpointLayout& layout, int chunk) {
+CheckpointPlace PlaceOfCheckpoint(const ScanItem& item, const CheckpointLayout& layout, int chunk) {
   const DecayAttentionArgs& args = *item.args;
   const int64_t slot = CheckpointSlot(item.sequence, item.first_chunk, chunk - item.first_chunk,
                                       item.plan->checkpoint_every);
@@ -91,19 +91,19 @@ class Schedule {
   Schedule(const DecayAttentionArgs& args, const DecayAttentionPlan& plan)
       : args_(args), plan_(plan), segments_(std::max(1, plan.num_segments)) {}
 
-  int64_t num_heads_walked() const { return int64_t{1} * args_.num_sequences * args_.num_heads; }
-  int64_t num_items() const { return num_heads_walked() * segments_; }
+  int64_t num_sequence_heads() const { return int64_t{1} * args_.num_sequences * args_.num_heads; }
+  int64_t num_items() const { return num_sequence_heads() * segments_; }
   int segments() const { return segments_; }
   int64_t keys() const { return args_.head_dim_k; }
   int64_t decays() const { return IsPerChannel(args_.decay_kind) ? keys() : 1; }
 
-  // A head's pieces are consecutive: item = head_walked x segments + segment. Segments start where checkpoints are taken.
-  WalkItem Item(int64_t index, void* scratch) const {
+  // A head's pieces are consecutive: item = sequence_head x segments + segment. Segments start where checkpoints are taken.
+  ScanItem Item(int64_t index, void* scratch) const {
     const int segment = static_cast<int>(index % segments_);
-    const int64_t head_walked = index / segments_;
-    WalkItem item = {.args = &args_, .plan = &plan_, .scratch = scratch};
-    item.sequence = static_cast<int>(head_walked / args_.num_heads);
-    item.head = static_cast<int>(head_walked % args_.num_heads);
+    const int64_t sequence_head = index / segments_;
+    ScanItem item = {.args = &args_, .plan = &plan_, .scratch = scratch};
+    item.sequence = static_cast<int>(sequence_head / args_.num_heads);
+    item.head = static_cast<int>(sequence_head % args_.num_heads);
     const int first = args_.sequence_begin[item.sequence];
     const int last = args_.sequence_begin[item.sequence + 1];
     const int every = plan_.checkpoint_every;
@@ -176,7 +176,7 @@ struct SegmentStates {
   // Turns own sums into states of the sequence, from the first segment on or from the last back.
   void Scan(bool reverse) const {
     const int segments = schedule.segments();
-    Parallel(schedule.num_heads_walked(), 0, [&](int64_t head, void*) {
+    Parallel(schedule.num_sequence_heads(), 0, [&](int64_t head, void*) {
       for (int i = 1; i < segments; ++i) {
         const int64_t item = head * segments + (reverse ? segments - 1 - i : i);
         const int64_t from = reverse ? item + 1 : item - 1;
@@ -187,11 +187,11 @@ struct SegmentStates {
 };
 
 // States [num_sequences, H, K, V] and norms [num_sequences, H, K] of the caller, at a head.
-std::byte* StateAt(const DecayAttentionArgs& args, const void* states, int64_t head_walked) {
-  return Offset(states, head_walked * args.head_dim_k * args.head_dim_v, ComputeBytes(args));
+std::byte* StateAt(const DecayAttentionArgs& args, const void* states, int64_t sequence_head) {
+  return Offset(states, sequence_head * args.head_dim_k * args.head_dim_v, ComputeBytes(args));
 }
-std::byte* NormAt(const DecayAttentionArgs& args, const void* norms, int64_t head_walked) {
-  return Offset(norms, head_walked * args.head_dim_k, ComputeBytes(args));
+std::byte* NormAt(const DecayAttentionArgs& args, const void* norms, int64_t sequence_head) {
+  return Offset(norms, sequence_head * args.head_dim_k, ComputeBytes(args));
 }
 
 // States after every segment (in reverse: gradients before each), in the workspace.
@@ -200,7 +200,7 @@ void SegmentPass(const Schedule& schedule, const SegmentStates& states, size_t s
                  const void* first_state, const void* first_norm, bool reverse, Run run) {
   const int segments = schedule.segments();
   Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
-    WalkItem item = schedule.Item(i, scratch);
+    ScanItem item = schedule.Item(i, scratch);
     if (i % segments == (reverse ? segments - 1 : 0)) {
       item.entry_state = StateAt(*item.args, first_state, i / segments);
       item.entry_norm = NormAt(*item.args, first_norm, i / segments);
@@ -213,9 +213,9 @@ void SegmentPass(const Schedule& schedule, const SegmentStates& states, size_t s
   states.Scan(reverse);
 }
 
-ReverseItem MakeReverseItem(const WalkItem& walk, const TensorView& dout) {
+ReverseItem MakeReverseItem(const ScanItem& scan, const TensorView& dout) {
   ReverseItem item;
-  item.walk = walk;
+  item.scan = scan;
   item.dout = dout;
   return item;
 }
@@ -240,7 +240,7 @@ void ForwardWith(const Kernels& kernels, const DecayAttentionArgs& args,
     SegmentPass(schedule, states, scratch_bytes, args.initial_state, args.initial_norm, false,
                 kernels.state);
   Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
-    WalkItem item = schedule.Item(i, scratch);
+    ScanItem item = schedule.Item(i, scratch);
     const int64_t head = i / segments;
     const bool first = i % segments == 0;
     item.entry_state = first ? StateAt(args, args.initial_state, head) : states.State(i - 1);
@@ -265,18 +265,18 @@ void BackwardWith(const Kernels& kernels, const DecayAttentionGradArgs& grads,
   if (segments > 1)
     SegmentPass(
         schedule, states, scratch_bytes, grads.dfinal_state, grads.dfinal_norm, true,
-        [&](const WalkItem& item) { kernels.reverse_state(MakeReverseItem(item, grads.dout)); });
+        [&](const ScanItem& item) { kernels.reverse_state(MakeReverseItem(item, grads.dout)); });
   const SharedSums sums(grads, layout);
   Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
     ReverseItem item = MakeReverseItem(schedule.Item(i, scratch), grads.dout);
     sums.Direct(item, i % segments, segments);
     const int64_t head = i / segments;
     const bool last = i % segments == segments - 1;
-    item.walk.entry_state = last ? StateAt(args, grads.dfinal_state, head) : states.State(i + 1);
-    item.walk.entry_norm = last ? NormAt(args, grads.dfinal_norm, head) : states.Norm(i + 1);
+    item.scan.entry_state = last ? StateAt(args, grads.dfinal_state, head) : states.State(i + 1);
+    item.scan.entry_norm = last ? NormAt(args, grads.dfinal_norm, head) : states.Norm(i + 1);
     if (i % segments == 0) {
-      item.walk.exit_state = StateAt(args, grads.dinitial_state, head);
-      item.walk.exit_norm = NormAt(args, grads.dinitial_norm, head);
+      item.scan.exit_state = StateAt(args, grads.dinitial_state, head);
+      item.scan.exit_norm = NormAt(args, grads.dinitial_norm, head);
     }
     kernels.backward(item);
   });
@@ -299,7 +299,7 @@ void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan
   const SegmentStates states(schedule, args, layout);
   if (segments == 1) {
     Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
-      WalkItem item = schedule.Item(i, scratch);
+      ScanItem item = schedule.Item(i, scratch);
       item.exit_state = StateAt(args, segment.state, i);
       item.exit_norm = NormAt(args, segment.norm, i);
       item.log_transition = Offset(segment.log_transition, i * decays, bytes);
@@ -308,7 +308,7 @@ void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan
     return;
   }
   SegmentPass(schedule, states, scratch_bytes, nullptr, nullptr, reverse, run);
-  for (int64_t head = 0; head < schedule.num_heads_walked(); ++head) {
+  for (int64_t head = 0; head < schedule.num_sequence_heads(); ++head) {
     const int64_t from = head * segments + (reverse ? 0 : segments - 1);
     std::copy_n(states.State(from), bytes * schedule.keys() * args.head_dim_v,
                 StateAt(args, segment.state, head));
@@ -348,7 +348,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
   CheckCall(args, plan, true);
   const Kernels& kernels = BestKernels();
   SummariseBy(args, plan, MakeForwardLayout(args.forward, plan).segments,
-              kernels.scratch_bytes(args.forward, plan, true), true, [&](const WalkItem& item) {
+              kernels.scratch_bytes(args.forward, plan, true), true, [&](const ScanItem& item) {
                 kernels.reverse_state(MakeReverseItem(item, args.dout));
               });
 }

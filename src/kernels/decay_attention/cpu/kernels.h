@@ -17,12 +17,12 @@ namespace halflife::kernels::cpu {
 
 // One head over consecutive chunks of one sequence: the work of one thread. States are [K, V], norms [K], in the compute
 // type (fp32, or fp64 beside fp64 operands).
-struct WalkItem {
+struct ScanItem {
   const DecayAttentionArgs* args = nullptr;
   const DecayAttentionPlan* plan = nullptr;
   int sequence = 0, head = 0;
   int first_chunk = 0;                // of the sequence, in the table of chunks
-  int begin = 0, end = 0;             // chunks to walk, likewise
+  int begin = 0, end = 0;             // chunks to scan, likewise
   const void* entry_state = nullptr;  // forward: the state before `begin`; null: zero
   const void* entry_norm = nullptr;
   void* exit_state = nullptr;  // null: not wanted
@@ -33,7 +33,7 @@ struct WalkItem {
 
 // The same in reverse: entry is dL/d(state after `end`), exit dL/d(state before `begin`).
 struct ReverseItem {
-  WalkItem walk;
+  ScanItem scan;
   TensorView dout;
   // One head per head of the output: the caller sums those that share.
   TensorView dq, dk, dv, dlog_decay;
@@ -46,14 +46,14 @@ struct CheckpointPlace {
   void* state = nullptr;
   void* norm = nullptr;
 };
-CheckpointPlace PlaceOfCheckpoint(const WalkItem& item, const CheckpointLayout& layout, int chunk);
+CheckpointPlace PlaceOfCheckpoint(const ScanItem& item, const CheckpointLayout& layout, int chunk);
 
 struct Kernels {
   const char* name;  // of the instruction set
   size_t (*scratch_bytes)(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                           bool backward);
-  void (*forward)(const WalkItem& item);
-  void (*state)(const WalkItem& item);  // exit_state from entry_state, without outputs
+  void (*forward)(const ScanItem& item);
+  void (*state)(const ScanItem& item);  // exit_state from entry_state, without outputs
   void (*backward)(const ReverseItem& item);
   void (*reverse_state)(const ReverseItem& item);  // exit_state from entry_state
   void (*step)(const DecayAttentionStepArgs& args, int row, int head);

@@ -1,4 +1,4 @@
-// The backward walk over chunks in reverse, for either family of decay. R is the gradient of the state after the chunk:
+// The backward scan over chunks in reverse, for either family of decay. R is the gradient of the state after the chunk:
 //
 //   dv_s = sum_{r >= s} A_rs do_r + (k_s Q_s) R,   R' = G R + sum_r (q_r P_r)^T do_r,   dq, dk, dlog_decay: see the families
 //
@@ -14,11 +14,11 @@ namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 template <typename T>
 void LoadOutputGradient(const ReverseItem& item, const Shape& shape, const ChunkEntry& chunk,
                         Operands<T>& x) {
-  const DecayAttentionArgs& args = *item.walk.args;
-  const RowsOf dout(item.dout, chunk, item.walk.head, args.num_heads, args.num_heads);
+  const DecayAttentionArgs& args = *item.scan.args;
+  const RowsOf dout(item.dout, chunk, item.scan.head, args.num_heads, args.num_heads);
   LoadRows(dout, x.length, x.rows, shape.values, T(1), x.dout);
   if (!shape.normalised) return;
-  const RowsOf out(args.out, chunk, item.walk.head, args.num_heads, args.num_heads);
+  const RowsOf out(args.out, chunk, item.scan.head, args.num_heads, args.num_heads);
   T inverse[kMaxRows], deltas[kMaxRows];
   WithStorage<T>(out.dtype, [&](auto sample) {
     using S = decltype(sample);
@@ -27,7 +27,7 @@ void LoadOutputGradient(const ReverseItem& item, const Shape& shape, const Chunk
           1 / static_cast<const T*>(
                   args.norm_denom)[(int64_t{1} * chunk.row * args.seq_len + chunk.token + r) *
                                        args.num_heads +
-                                   item.walk.head];
+                                   item.scan.head];
       T delta = 0;
       for (int j = 0; j < shape.values; ++j)
         delta += Widen<T>(dout.Row<const S>(r)[j]) * Widen<T>(out.Row<const S>(r)[j]);
@@ -73,24 +73,24 @@ struct ReverseScratch {
 };
 
 template <typename T, template <typename> class Decay>
-class ReverseWalk {
+class ReverseScan {
  public:
-  explicit ReverseWalk(const ReverseItem& item)
+  explicit ReverseScan(const ReverseItem& item)
       : item_(item),
-        args_(*item.walk.args),
-        shape_(args_, *item.walk.plan),
-        space_(item.walk.scratch),
-        scratch_(args_, *item.walk.plan, shape_, space_),
-        decay_(item.walk, shape_, true, space_),
-        every_(item.walk.plan->checkpoint_every) {}
+        args_(*item.scan.args),
+        shape_(args_, *item.scan.plan),
+        space_(item.scan.scratch),
+        scratch_(args_, *item.scan.plan, shape_, space_),
+        decay_(item.scan, shape_, true, space_),
+        every_(item.scan.plan->checkpoint_every) {}
 
   void Run() {
-    const WalkItem& walk = item_.walk;
-    LoadState<T>(shape_, walk.entry_state, walk.entry_norm, scratch_.adjoint);
+    const ScanItem& scan = item_.scan;
+    LoadState<T>(shape_, scan.entry_state, scan.entry_norm, scratch_.adjoint);
     Transpose(scratch_.adjoint, scratch_.adjoint_transposed, shape_.keys_padded,
               shape_.columns_padded);
-    for (int end = walk.end; end > walk.begin;) {
-      const int begin = walk.first_chunk + (end - 1 - walk.first_chunk) / every_ * every_;
+    for (int end = scan.end; end > scan.begin;) {
+      const int begin = scan.first_chunk + (end - 1 - scan.first_chunk) / every_ * every_;
       RecomputeStates(begin, end);
       for (int n = end - 1; n >= begin; --n) {
         FetchRowsAfter(n, begin);
@@ -98,29 +98,29 @@ class ReverseWalk {
       }
       end = begin;
     }
-    if (walk.exit_state == nullptr && walk.exit_norm == nullptr) return;
+    if (scan.exit_state == nullptr && scan.exit_norm == nullptr) return;
     Transpose(scratch_.adjoint_transposed, scratch_.adjoint, shape_.columns_padded,
               shape_.keys_padded);
-    StoreState<T>(shape_, scratch_.adjoint, walk.exit_state, walk.exit_norm);
+    StoreState<T>(shape_, scratch_.adjoint, scan.exit_state, scan.exit_norm);
   }
 
  private:
-  // What the walk comes to once chunk n of the group from `begin` is done: of the chunk before, the rows that only
+  // What the scan comes to once chunk n of the group from `begin` is done: of the chunk before, the rows that only
   // gradients need; of the group before, those that its recomputation reads first. A group's later k and v wait until
   // it is recomputed: the rows of one head of 8 fall on an eighth of the second cache's sets.
   void FetchRowsAfter(int n, int begin) {
-    const WalkItem& walk = item_.walk;
+    const ScanItem& scan = item_.scan;
     RowsAhead& ahead = scratch_.x.ahead;
     ahead.Begin(ReverseSteps<T>(shape_));
-    if (n == walk.begin) return;
+    if (n == scan.begin) return;
     FetchGradientRows(args_.chunks[n - 1], ahead);
-    if (n == begin) FetchStateRows(walk, shape_, args_.chunks[n - every_], ahead);
+    if (n == begin) FetchStateRows(scan, shape_, args_.chunks[n - every_], ahead);
   }
   void FetchGradientRows(const ChunkEntry& chunk, RowsAhead& ahead) const {
     const auto fetch = [&](const RowsOf& rows, int width) {
       rows.FetchAhead(ahead, chunk.length, width);
     };
-    fetch(RowsOf(args_.q, chunk, item_.walk.head, args_.num_heads, args_.num_q_heads), shape_.keys);
+    fetch(RowsOf(args_.q, chunk, item_.scan.head, args_.num_heads, args_.num_q_heads), shape_.keys);
     fetch(Gradient(item_.dout, chunk), shape_.values);
     if (shape_.normalised) fetch(Gradient(args_.out, chunk), shape_.values);
     fetch(Gradient(item_.dq, chunk), shape_.keys);
@@ -132,8 +132,8 @@ class ReverseWalk {
 
   void RecomputeStates(int begin, int end) {
     Operands<T>& x = scratch_.x;
-    const CheckpointLayout layout = MakeCheckpointLayout(args_, *item_.walk.plan);
-    const CheckpointPlace at = PlaceOfCheckpoint(item_.walk, layout, begin);
+    const CheckpointLayout layout = MakeCheckpointLayout(args_, *item_.scan.plan);
+    const CheckpointPlace at = PlaceOfCheckpoint(item_.scan, layout, begin);
     LoadState<T>(shape_, at.state, at.norm, scratch_.adjoint);
     Transpose(scratch_.adjoint, scratch_.states[0], shape_.keys_padded, shape_.columns_padded);
     for (int n = begin; n < end; ++n) {
@@ -143,9 +143,9 @@ class ReverseWalk {
       if (n + 1 == end) break;
       BeginChunk(chunk, x);
       x.ahead.Begin(ForwardSteps<T, false>(shape_));
-      FetchStateRows(item_.walk, shape_, args_.chunks[n + 1], x.ahead);
-      LoadKeys(item_.walk, shape_, chunk, x);
-      LoadValues(item_.walk, shape_, chunk, x);
+      FetchStateRows(item_.scan, shape_, args_.chunks[n + 1], x.ahead);
+      LoadKeys(item_.scan, shape_, chunk, x);
+      LoadValues(item_.scan, shape_, chunk, x);
       decay_.DecayTables(chunk);
       decay_.ScaleKeys(x);
       UpdateTransposed(shape_, decay_, x, x.k_exit, x.v, before, scratch_.states[n + 1 - begin]);
@@ -155,9 +155,9 @@ class ReverseWalk {
   void Chunk(const ChunkEntry& chunk, const Panels<T>& state_transposed) {
     Operands<T>& x = scratch_.x;
     BeginChunk(chunk, x);
-    LoadQueries(item_.walk, shape_, chunk, x);
-    LoadKeys(item_.walk, shape_, chunk, x);
-    LoadValues(item_.walk, shape_, chunk, x);
+    LoadQueries(item_.scan, shape_, chunk, x);
+    LoadKeys(item_.scan, shape_, chunk, x);
+    LoadValues(item_.scan, shape_, chunk, x);
     LoadOutputGradient(item_, shape_, chunk, x);
     decay_.DecayTables(chunk);
     decay_.ScaleQueries(x);
@@ -179,7 +179,7 @@ class ReverseWalk {
   }
 
   RowsOf Gradient(const TensorView& view, const ChunkEntry& chunk) const {
-    return RowsOf(view, chunk, item_.walk.head, args_.num_heads, args_.num_heads);
+    return RowsOf(view, chunk, item_.scan.head, args_.num_heads, args_.num_heads);
   }
   void StoreQueryGradient(const ChunkEntry& chunk, const Panels<T>& state_transposed) {
     const RowsOf rows = Gradient(item_.dq, chunk);
@@ -206,7 +206,7 @@ class ReverseWalk {
   // The operand was c k: dc = k . d(c k), dk = c d(c k).
   void StoreScaledKeyGradient(const ChunkEntry& chunk, const RowsOf& rows) {
     const RowsOf scales = Gradient(args_.key_scale, chunk);
-    const RowsOf keys(args_.k, chunk, item_.walk.head, args_.num_heads, args_.num_k_heads);
+    const RowsOf keys(args_.k, chunk, item_.scan.head, args_.num_heads, args_.num_k_heads);
     T factors[kMaxRows];
     for (int s = 0; s < chunk.length; ++s) factors[s] = *scales.Row<const T>(s);
     if (item_.dkey_scale.data != nullptr) {
@@ -256,19 +256,19 @@ class ReverseWalk {
 
 // dL/d(state before the item) alone, for a segment's summary.
 template <typename T, template <typename> class Decay>
-void ReverseStateWalk(const ReverseItem& item) {
-  const WalkItem& walk = item.walk;
-  const Shape shape(*walk.args, *walk.plan);
-  ScratchSpace space(walk.scratch);
-  ReverseScratch<T> scratch(*walk.args, *walk.plan, shape, space);
-  Decay<T> decay(walk, shape, true, space);
+void ReverseStateScan(const ReverseItem& item) {
+  const ScanItem& scan = item.scan;
+  const Shape shape(*scan.args, *scan.plan);
+  ScratchSpace space(scan.scratch);
+  ReverseScratch<T> scratch(*scan.args, *scan.plan, shape, space);
+  Decay<T> decay(scan, shape, true, space);
   Operands<T>& x = scratch.x;
-  const Transition<T> transition(walk);
-  LoadState<T>(shape, walk.entry_state, walk.entry_norm, scratch.adjoint);
-  for (int n = walk.end - 1; n >= walk.begin; --n) {
-    const ChunkEntry& chunk = walk.args->chunks[n];
+  const Transition<T> transition(scan);
+  LoadState<T>(shape, scan.entry_state, scan.entry_norm, scratch.adjoint);
+  for (int n = scan.end - 1; n >= scan.begin; --n) {
+    const ChunkEntry& chunk = scan.args->chunks[n];
     BeginChunk(chunk, x);
-    LoadQueries(walk, shape, chunk, x);
+    LoadQueries(scan, shape, chunk, x);
     LoadOutputGradient(item, shape, chunk, x);
     decay.DecayTables(chunk);
     decay.ScaleQueries(x);
@@ -276,7 +276,7 @@ void ReverseStateWalk(const ReverseItem& item) {
     if (chunk.flags & kChunkResets) Clear(scratch.adjoint, shape.keys_padded, shape.columns_padded);
     transition.Add(decay, chunk);
   }
-  StoreState<T>(shape, scratch.adjoint, walk.exit_state, walk.exit_norm);
+  StoreState<T>(shape, scratch.adjoint, scan.exit_state, scan.exit_norm);
 }
 
 }  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE

@@ -39,7 +39,7 @@ struct DecaySink {
 template <typename T>
 class ScalarDecay {
  public:
-  ScalarDecay(const WalkItem& item, const Shape& shape, bool backward, ScratchSpace& space)
+  ScalarDecay(const ScanItem& item, const Shape& shape, bool backward, ScratchSpace& space)
       : args_(*item.args),
         head_(item.head),
         keys_(shape.keys),

@@ -52,8 +52,8 @@ void SharedSums::Direct(ReverseItem& item, int64_t segment, int segments) const 
   item.dlog_decay = dlog_decay_;
   item.dkey_scale = grads_.dkey_scale;
   if (!constant_decay_wanted()) return;
-  item.dlambda = DLambda((int64_t{1} * item.walk.sequence * segments + segment) * args_.num_heads +
-                         item.walk.head);
+  item.dlambda = DLambda((int64_t{1} * item.scan.sequence * segments + segment) * args_.num_heads +
+                         item.scan.head);
   std::fill_n(item.dlambda, decays(), 0.0);
 }
 

@@ -1,7 +1,7 @@
-// Gradients of decay attention where each key channel has its own decay: one block walks a segment
+// Gradients of decay attention where each key channel has its own decay: one block scans a segment
 // from the end, in tiles of 16 tokens, with R = dL/d(state) in registers.
 //
-// As in reverse_scan.cuh the chunks between two checkpoints, a group, are walked twice: forward from the
+// As in reverse_scan.cuh the chunks between two checkpoints, a group, are scanned twice: forward from the
 // checkpoint, leaving the state before each tile in a scratch, then in reverse, so that S before a
 // tile and R after it are there at the same time. Of a tile:
 //
@@ -79,7 +79,7 @@ HL_DEVICE TileOperands OperandsOf(const ChannelRevShared<Config>& smem, int stag
 struct TileCursor {
   const ChunkEntry* chunks;
   int begin, every;            // first chunk of the segment; chunks of a group
-  int group_begin, group_end;  // chunks of the group; none where the walk is over
+  int group_begin, group_end;  // chunks of the group; none where the scan is over
   int chunk, row;              // the tile
   bool sweeps;                 // in reverse
 
@@ -410,10 +410,10 @@ HL_DEVICE ChannelRevShared<Config> CarveChannelRev(unsigned char* raw) {
 
 // A block on its way through its segment.
 template <typename Config>
-struct ChannelRevWalk {
+struct ChannelReverseScan {
   static constexpr int kSlot = Config::kK * Config::kV / 8;  // a state, in units of 16 bytes
 
-  const WalkRevParams& params;
+  const ReverseScanParams& params;
   const Place& place;
   const ChannelRevShared<Config>& smem;
   uint4* scratch;  // of the warp: [group's tiles][kSlot]
@@ -435,48 +435,48 @@ struct ChannelRevWalk {
 };
 
 template <typename Config>
-HL_DEVICE void LoadDecaysOf(const ChannelRevWalk<Config>& walk) {
-  LoadLogDecays<Config::kK, Config::kThreads>(walk.smem.log_decay, walk.args(), walk.at.tile(),
-                                              walk.place.head);
+HL_DEVICE void LoadDecaysOf(const ChannelReverseScan<Config>& scan) {
+  LoadLogDecays<Config::kK, Config::kThreads>(scan.smem.log_decay, scan.args(), scan.at.tile(),
+                                              scan.place.head);
 }
 template <typename Config>
-HL_DEVICE void ScaleKeysOf(const ChannelRevWalk<Config>& walk, const bf16* k,
+HL_DEVICE void ScaleKeysOf(const ChannelReverseScan<Config>& scan, const bf16* k,
                            const ChunkEntry& tile) {
-  const ChannelRevShared<Config>& smem = walk.smem;
-  const int c = ChannelRevWalk<Config>::Channel();
+  const ChannelRevShared<Config>& smem = scan.smem;
+  const int c = ChannelReverseScan<Config>::Channel();
   smem.sums->transition[c] = Exp2Approx(ScaleKeys<Config::kK>(smem.scaled_k, k, smem.log_decay, c,
-                                                              walk.args(), tile, walk.place.head));
+                                                              scan.args(), tile, scan.place.head));
 }
 
 // Forward through a group: leaves the state before each of its tiles in the scratch, and the last tile
 // loaded. Barriers of a tile: it is there; scaled keys are there.
 template <typename Config>
-HL_DEVICE void RecomputeStates(ChannelRevWalk<Config>& walk) {
+HL_DEVICE void RecomputeStates(ChannelReverseScan<Config>& scan) {
   constexpr int kK = Config::kK, kV = Config::kV;
-  const ChannelRevShared<Config>& smem = walk.smem;
-  TileCursor& at = walk.at;
-  const int64_t slot = CheckpointSlot(walk.place, at.group_begin, at.every);
+  const ChannelRevShared<Config>& smem = scan.smem;
+  TileCursor& at = scan.at;
+  const int64_t slot = CheckpointSlot(scan.place, at.group_begin, at.every);
   float state[kV / 8][4];
   LoadState<false>(state,
-                   static_cast<const bf16*>(walk.args().checkpoints) +
-                       (slot * walk.args().num_heads + walk.place.head) * walk.StateElements(),
-                   walk.WarpRows());
+                   static_cast<const bf16*>(scan.args().checkpoints) +
+                       (slot * scan.args().num_heads + scan.place.head) * scan.StateElements(),
+                   scan.WarpRows());
 #pragma unroll 1
   while (true) {
     const ChunkEntry tile = at.tile();
     if ((tile.flags & kChunkResets) != 0) Clear(state);
-    KeepState<Config>(walk.StateSlot(), state);
+    KeepState<Config>(scan.StateSlot(), state);
     if (at.sweeps) return;
-    const bf16* const k = smem.k + walk.stage * kTile * kK;
-    const bf16* const v = smem.v + walk.stage * kTile * kV;
+    const bf16* const k = smem.k + scan.stage * kTile * kK;
+    const bf16* const v = smem.v + scan.stage * kTile * kV;
     CpAsyncWait<0>();
     __syncthreads();
     at.Advance();
-    walk.stage = 1 - walk.stage;
-    LoadOperands(smem, walk.params.grads, at, walk.place, walk.stage);
-    if (walk.HasQuery()) ScaleKeysOf(walk, k, tile);
+    scan.stage = 1 - scan.stage;
+    LoadOperands(smem, scan.params.grads, at, scan.place, scan.stage);
+    if (scan.HasQuery()) ScaleKeysOf(scan, k, tile);
     __syncthreads();
-    LoadDecaysOf(walk);
+    LoadDecaysOf(scan);
     CpAsyncCommit();
     AdvanceState<kK, kV>(state, smem.scaled_k, v, smem.sums->transition);
   }
@@ -484,63 +484,63 @@ HL_DEVICE void RecomputeStates(ChannelRevWalk<Config>& walk) {
 
 // What a tile's gradients need of both sides: scaled operands, decays, x, y, the copy of R.
 template <typename Config>
-HL_DEVICE void PrepareTile(const ChannelRevWalk<Config>& walk, const TileOperands& tile_in,
+HL_DEVICE void PrepareTile(const ChannelReverseScan<Config>& scan, const TileOperands& tile_in,
                            const ChunkEntry& tile, const uint4* state,
                            const float (&adjoint)[Config::kV / 8][4]) {
-  const ChannelRevShared<Config>& smem = walk.smem;
-  const int c = walk.Channel();
+  const ChannelRevShared<Config>& smem = scan.smem;
+  const int c = scan.Channel();
   StateProducts<Config>(smem, state, adjoint, tile_in.v, tile_in.dout);
   CopyAdjoint<Config>(smem.adjoint, adjoint);
-  if (walk.HasQuery()) {
+  if (scan.HasQuery()) {
     ScaleQueries<Config::kK>(smem.scaled_q, smem.decays, tile_in.q, smem.log_decay, c,
-                             static_cast<float>(walk.args().scale));
+                             static_cast<float>(scan.args().scale));
     return;
   }
-  ScaleKeysOf(walk, tile_in.k, tile);
+  ScaleKeysOf(scan, tile_in.k, tile);
   if (c < kTile)
     smem.sums->key_scale[c] =
-        c < tile.length ? KeyScaleAt(walk.args(), tile, c, walk.place.head) : 0.0f;
+        c < tile.length ? KeyScaleAt(scan.args(), tile, c, scan.place.head) : 0.0f;
 }
 
 // dq, dk, dv.
 template <typename Config>
-HL_DEVICE void GradOperands(const ChannelRevWalk<Config>& walk, const TileOperands& tile_in,
+HL_DEVICE void GradOperands(const ChannelReverseScan<Config>& scan, const TileOperands& tile_in,
                             const ChunkEntry& tile) {
-  const WalkRevParams& params = walk.params;
-  const int head = walk.place.head, dim_k = walk.args().head_dim_k;
-  const float scale = static_cast<float>(walk.args().scale);
-  if (walk.HasQuery()) {
-    GradQueries(walk.smem, tile_in.q, tile_in.k, RowsOf(params.dq, tile, head, 0, dim_k),
+  const ReverseScanParams& params = scan.params;
+  const int head = scan.place.head, dim_k = scan.args().head_dim_k;
+  const float scale = static_cast<float>(scan.args().scale);
+  if (scan.HasQuery()) {
+    GradQueries(scan.smem, tile_in.q, tile_in.k, RowsOf(params.dq, tile, head, 0, dim_k),
                 tile.length, scale);
   } else {
-    GradKeys(walk.smem, tile_in.q, tile_in.k, RowsOf(params.dk, tile, head, 0, dim_k), tile.length,
+    GradKeys(scan.smem, tile_in.q, tile_in.k, RowsOf(params.dk, tile, head, 0, dim_k), tile.length,
              scale, params.grads.dkey_scale.data != nullptr);
   }
-  GradValues(walk.smem, tile_in.dout, RowsOf(params.dv, tile, head, 0, walk.args().head_dim_v),
+  GradValues(scan.smem, tile_in.dout, RowsOf(params.dv, tile, head, 0, scan.args().head_dim_v),
              tile.length);
 }
 
 // All gradients of a tile, and R before it; adds those of the thread's log decay to `dlambda`. Barriers: the
 // tile is there; what PrepareTile makes is there; scores and D are there; gradients of pairs are there.
 template <typename Config>
-HL_DEVICE void SweepTile(ChannelRevWalk<Config>& walk, float (&adjoint)[Config::kV / 8][4],
+HL_DEVICE void SweepTile(ChannelReverseScan<Config>& scan, float (&adjoint)[Config::kV / 8][4],
                          float& dlambda) {
   constexpr int kK = Config::kK, kV = Config::kV;
-  const ChannelRevShared<Config>& smem = walk.smem;
-  const DecayAttentionGradArgs& grads = walk.params.grads;
+  const ChannelRevShared<Config>& smem = scan.smem;
+  const DecayAttentionGradArgs& grads = scan.params.grads;
   const float scale = static_cast<float>(grads.forward.scale);
-  const ChunkEntry tile = walk.at.tile();
-  const uint4* const state = walk.StateSlot();
-  const TileOperands in = OperandsOf(smem, walk.stage);
+  const ChunkEntry tile = scan.at.tile();
+  const uint4* const state = scan.StateSlot();
+  const TileOperands in = OperandsOf(smem, scan.stage);
   CpAsyncWait<0>();
   __syncthreads();
-  walk.at.Advance();
-  walk.stage = 1 - walk.stage;
-  const bool more = walk.at.valid();
-  if (more) LoadOperands(smem, grads, walk.at, walk.place, walk.stage);
-  PrepareTile(walk, in, tile, state, adjoint);
+  scan.at.Advance();
+  scan.stage = 1 - scan.stage;
+  const bool more = scan.at.valid();
+  if (more) LoadOperands(smem, grads, scan.at, scan.place, scan.stage);
+  PrepareTile(scan, in, tile, state, adjoint);
   __syncthreads();
-  if (more) LoadDecaysOf(walk);
+  if (more) LoadDecaysOf(scan);
   CpAsyncCommit();
   PairScores<kK, Config::kThreads>(in.q, in.k, smem.decays, [&](int r, int s, float sum) {
     smem.scores[TileOffset<kChunk>(r, s)] =
@@ -551,20 +551,20 @@ HL_DEVICE void SweepTile(ChannelRevWalk<Config>& walk, float (&adjoint)[Config::
   AdvanceState<kK, kV>(adjoint, smem.scaled_q, in.dout, smem.sums->transition);
   if ((tile.flags & kChunkResets) != 0) Clear(adjoint);
   __syncthreads();
-  GradOperands(walk, in, tile);
+  GradOperands(scan, in, tile);
   __syncthreads();
-  if (walk.HasQuery()) {
-    dlambda += GradDecays<Config>(smem, walk.params.dlog_decay, tile, walk.place.head,
+  if (scan.HasQuery()) {
+    dlambda += GradDecays<Config>(smem, scan.params.dlog_decay, tile, scan.place.head,
                                   grads.forward.head_dim_k);
   } else if (grads.dkey_scale.data != nullptr) {
-    GradKeyScale<Config>(smem, grads.dkey_scale, tile, walk.place.head);
+    GradKeyScale<Config>(smem, grads.dkey_scale, tile, scan.place.head);
   }
 }
 
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
-    ChannelWalkRevKernel(const WalkRevParams params) {
-  constexpr int kV = Config::kV, kSlot = ChannelRevWalk<Config>::kSlot;
+    ChannelReverseScanKernel(const ReverseScanParams params) {
+  constexpr int kV = Config::kV, kSlot = ChannelReverseScan<Config>::kSlot;
   HL_DYNAMIC_SMEM(raw);
   const ChannelRevShared<Config> smem = CarveChannelRev<Config>(raw);
   const DecayAttentionGradArgs& grads = params.grads;
@@ -574,47 +574,47 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       static_cast<uint4*>(params.group) +
       int64_t{1} * blockIdx.x * params.checkpoint_every * kTilesPerChunk * kSlot +
       WarpId() * (kSlot / Config::kWarps);
-  ChannelRevWalk<Config> walk = {
+  ChannelReverseScan<Config> scan = {
       params, place, smem, scratch, {args.chunks, place.begin, params.checkpoint_every}, 0};
 
   float adjoint[kV / 8][4];
   Clear(adjoint);
   if (params.segment_states != nullptr) {
-    LoadState<false>(adjoint, params.segment_states + place.piece * walk.StateElements(),
-                     walk.WarpRows());
+    LoadState<false>(adjoint, params.segment_states + place.piece * scan.StateElements(),
+                     scan.WarpRows());
   } else if (grads.dfinal_state != nullptr) {
     LoadState<false>(
-        adjoint, static_cast<const float*>(grads.dfinal_state) + place.state * walk.StateElements(),
-        walk.WarpRows());
+        adjoint, static_cast<const float*>(grads.dfinal_state) + place.state * scan.StateElements(),
+        scan.WarpRows());
   }
   float dlambda = 0;
-  walk.at.StartGroupBefore(place.end);
-  if (walk.at.valid()) {
-    LoadOperands(smem, grads, walk.at, place, 0);
-    LoadDecaysOf(walk);
+  scan.at.StartGroupBefore(place.end);
+  if (scan.at.valid()) {
+    LoadOperands(smem, grads, scan.at, place, 0);
+    LoadDecaysOf(scan);
     CpAsyncCommit();
   }
 #pragma unroll 1
-  while (walk.at.valid()) {
-    const int group_end = walk.at.group_end;
-    RecomputeStates(walk);
+  while (scan.at.valid()) {
+    const int group_end = scan.at.group_end;
+    RecomputeStates(scan);
 #pragma unroll 1
-    while (walk.at.valid() && walk.at.group_end == group_end) SweepTile(walk, adjoint, dlambda);
+    while (scan.at.valid() && scan.at.group_end == group_end) SweepTile(scan, adjoint, dlambda);
   }
   if (grads.dinitial_state != nullptr && place.starts)
     StoreState<false>(
-        adjoint, static_cast<float*>(grads.dinitial_state) + place.state * walk.StateElements(),
-        walk.WarpRows());
+        adjoint, static_cast<float*>(grads.dinitial_state) + place.state * scan.StateElements(),
+        scan.WarpRows());
   if (params.dlambda != nullptr && static_cast<int>(threadIdx.x) < args.head_dim_k)
     params.dlambda[place.piece * args.head_dim_k + threadIdx.x] = dlambda;
 }
 
 template <int kK, int kV>
-void LaunchChannelWalkRev(const WalkRevParams& params, cudaStream_t stream) {
+void LaunchChannelReverseScan(const ReverseScanParams& params, cudaStream_t stream) {
   using Config = ChannelRevConfig<kK, kV>;
   Launch({NumBlocks(params.grads.forward, params.shape), Config::kThreads, Config::kSmemBytes,
-          "decay attention reverse walk, decays of channels"},
-         stream, ChannelWalkRevKernel<Config>, params);
+          "decay attention reverse scan, decays of channels"},
+         stream, ChannelReverseScanKernel<Config>, params);
 }
 
 }  // namespace halflife::kernels::decay

@@ -1,5 +1,5 @@
 // out = scale q S, S = diag(exp(log_decay)) S + k^T v where each key channel has its own decay: one
-// block walks the chunks of a segment with the state in registers, as in chunk_scan.cuh.
+// block scans the chunks of a segment with the state in registers, as in chunk_scan.cuh.
 //
 // Decays of channels do not multiply a finished tile of scores, they go into the operands. A chunk
 // is therefore taken in tiles of 16 tokens, from state to state:
@@ -30,11 +30,11 @@ struct ChannelConfig {
 
 template <typename Config>
 struct ChannelShared {
-  WalkShared<Config> walk;  // q, k, v, out
-  bf16 *q, *k;              // [2][16, kK]: q P and k Q
-  float* transition;        // [2][kK]
-  float* decays;            // [16, kK]
-  bf16* scores;             // [16, 64], of which 16 columns are used
+  ChunkScanShared<Config> scan;  // q, k, v, out
+  bf16 *q, *k;                   // [2][16, kK]: q P and k Q
+  float* transition;             // [2][kK]
+  float* decays;                 // [16, kK]
+  bf16* scores;                  // [16, 64], of which 16 columns are used
 };
 
 // A channel a thread.
@@ -136,26 +136,26 @@ HL_DEVICE void TileOutput(const ChannelShared<Config>& smem, int buffer, const b
 // the next tile's need no third.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
-    ChannelWalkKernel(const WalkParams params) {
+    ChannelScanKernel(const ChunkScanParams params) {
   constexpr int kK = Config::kK, kV = Config::kV;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
   ChannelShared<Config> smem = {};
-  smem.walk.q = carver.Take<bf16>(2 * kChunk * kK);
-  smem.walk.k = carver.Take<bf16>(2 * kChunk * kK);
-  smem.walk.v = carver.Take<bf16>(2 * kChunk * kV);
+  smem.scan.q = carver.Take<bf16>(2 * kChunk * kK);
+  smem.scan.k = carver.Take<bf16>(2 * kChunk * kK);
+  smem.scan.v = carver.Take<bf16>(2 * kChunk * kV);
   smem.q = carver.Take<bf16>(2 * kTile * kK);
   smem.k = carver.Take<bf16>(2 * kTile * kK);
   smem.transition = carver.Take<float>(2 * kK);
   smem.decays = carver.Take<float>(kTile * kK);
   smem.scores = carver.Take<bf16>(kTile * kChunk);
-  smem.walk.out = carver.Take<bf16>(kChunk * kV);
+  smem.scan.out = carver.Take<bf16>(kChunk * kV);
 
   const DecayAttentionArgs& args = params.args;
   const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, 0, place.slice * kV + WarpId() * 16};
-  bf16* const stage_out = smem.walk.out + WarpId() * kChunk * 16;
+  bf16* const stage_out = smem.scan.out + WarpId() * kChunk * 16;
 
   float state[kK / 8][4];
   Clear(state);
@@ -166,20 +166,20 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
         state, static_cast<const float*>(args.initial_state) + place.state * state_elements, rows);
   }
   if (place.begin < place.end) {
-    LoadChunk(smem.walk, args, args.chunks[place.begin], place, 0);
+    LoadChunk(smem.scan, args, args.chunks[place.begin], place, 0);
     CpAsyncCommit();
   }
 #pragma unroll 1
   for (int index = place.begin; index < place.end; ++index) {
     const int stage = (index - place.begin) % 2;
     const ChunkEntry& chunk = args.chunks[index];
-    const bf16* const q = smem.walk.q + stage * kChunk * kK;
-    const bf16* const k = smem.walk.k + stage * kChunk * kK;
-    const bf16* const v = smem.walk.v + stage * kChunk * kV;
+    const bf16* const q = smem.scan.q + stage * kChunk * kK;
+    const bf16* const k = smem.scan.k + stage * kChunk * kK;
+    const bf16* const v = smem.scan.v + stage * kChunk * kV;
     CpAsyncWait<0>();
     __syncthreads();
     if (index + 1 < place.end) {
-      LoadChunk(smem.walk, args, args.chunks[index + 1], place, 1 - stage);
+      LoadChunk(smem.scan, args, args.chunks[index + 1], place, 1 - stage);
       CpAsyncCommit();
     }
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
@@ -209,11 +209,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 }
 
 template <int kK, int kV>
-void LaunchChannelWalk(const WalkParams& params, cudaStream_t stream) {
+void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream) {
   using Config = ChannelConfig<kK, kV>;
   Launch({NumBlocks(params.args, params.shape), Config::kThreads, Config::kSmemBytes,
-          "decay attention walk, decays of channels"},
-         stream, ChannelWalkKernel<Config>, params);
+          "decay attention scan, decays of channels"},
+         stream, ChannelScanKernel<Config>, params);
 }
 
 }  // namespace halflife::kernels::decay

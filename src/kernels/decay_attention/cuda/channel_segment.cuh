@@ -10,7 +10,7 @@
 namespace halflife::kernels::decay {
 
 template <int kK_, int kV_, bool kReverse_>
-struct ChannelStateWalkConfig {
+struct ChannelStateScanConfig {
   static constexpr int kK = kK_, kV = kV_;
   static constexpr bool kReverse = kReverse_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
@@ -20,7 +20,7 @@ struct ChannelStateWalkConfig {
 };
 
 // The tiles of a segment, one after the other.
-struct TileWalk {
+struct TileScan {
   const ChunkEntry* chunks;
   int begin, end;
   int chunk, row;
@@ -43,7 +43,7 @@ struct TileWalk {
 // operand is there.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
-    ChannelStateWalkKernel(const StateWalkParams params) {
+    ChannelStateScanKernel(const StateScanParams params) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
   constexpr bool kReverse = Config::kReverse;
   HL_DYNAMIC_SMEM(raw);
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const int channel = static_cast<int>(threadIdx.x);  // of a thread that has one
   float log2_transition = 0;
   int stage = 0;
-  TileWalk at = {args.chunks, place.begin, place.end, 0, 0};
+  TileScan at = {args.chunks, place.begin, place.end, 0, 0};
   at.Start(kReverse);
   if (at.valid()) {
     load(at.tile(), 0);
@@ -119,18 +119,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 }
 
 template <int kK, int kV>
-void LaunchChannelStateWalk(const StateWalkParams& params, cudaStream_t stream) {
-  using Forward = ChannelStateWalkConfig<kK, kV, false>;
-  using Reverse = ChannelStateWalkConfig<kK, kV, true>;
+void LaunchChannelStateScan(const StateScanParams& params, cudaStream_t stream) {
+  using Forward = ChannelStateScanConfig<kK, kV, false>;
+  using Reverse = ChannelStateScanConfig<kK, kV, true>;
   const unsigned blocks = NumBlocks(params.args, params.shape);
   if (params.reverse) {
     Launch({blocks, Reverse::kThreads, Reverse::kSmemBytes,
             "decay attention reverse segments, decays of channels"},
-           stream, ChannelStateWalkKernel<Reverse>, params);
+           stream, ChannelStateScanKernel<Reverse>, params);
   } else {
     Launch({blocks, Forward::kThreads, Forward::kSmemBytes,
             "decay attention segments, decays of channels"},
-           stream, ChannelStateWalkKernel<Forward>, params);
+           stream, ChannelStateScanKernel<Forward>, params);
   }
 }
 

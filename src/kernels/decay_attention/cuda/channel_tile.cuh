@@ -1,4 +1,4 @@
-// Device steps that the walks with decays of channels share: such a decay does not multiply a finished
+// Device steps that the scans with decays of channels share: such a decay does not multiply a finished
 // tile of scores, it goes into the operands. Chunks are therefore taken in tiles of 16 tokens, from
 // state to state; weights within a tile are products of at most 15 decays, made pair by pair.
 //

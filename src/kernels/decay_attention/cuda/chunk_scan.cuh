@@ -1,4 +1,4 @@
-// out = scale q S, S = exp(log_decay) S + k^T v: one block walks the chunks of a segment with the
+// out = scale q S, S = exp(log_decay) S + k^T v: one block scans the chunks of a segment with the
 // state in registers. For decays of one factor a token; tiles by cp.async, products by mma.sync.
 //
 // The state is kept transposed, S^T [V rows, K columns], 16 rows to a warp: rounded to bf16, two
@@ -14,7 +14,7 @@
 namespace halflife::kernels::decay {
 
 template <int kK_, int kV_>
-struct WalkConfig {
+struct ChunkScanConfig {
   static constexpr int kK = kK_, kV = kV_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   // Registers allow no more: kK / 2 of them are state.
@@ -25,7 +25,7 @@ struct WalkConfig {
 };
 
 template <typename Config>
-struct WalkShared {
+struct ChunkScanShared {
   bf16 *q, *k, *v;      // [2][64, kK | kV]
   bf16* scores;         // [64, 64]
   bf16* out;            // [kWarps][64, 16]
@@ -33,7 +33,7 @@ struct WalkShared {
 };
 
 template <typename Config>
-HL_DEVICE void LoadChunk(const WalkShared<Config>& smem, const DecayAttentionArgs& args,
+HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttentionArgs& args,
                          const ChunkEntry& chunk, const Place& place, int stage) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
   const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
@@ -150,11 +150,11 @@ HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* sta
 // are free), one between the scores and what reads them.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
-    WalkKernel(const WalkParams params) {
+    ChunkScanKernel(const ChunkScanParams params) {
   constexpr int kK = Config::kK, kV = Config::kV;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
-  WalkShared<Config> smem;
+  ChunkScanShared<Config> smem;
   smem.q = carver.Take<bf16>(2 * kChunk * kK);
   smem.k = carver.Take<bf16>(2 * kChunk * kK);
   smem.v = carver.Take<bf16>(2 * kChunk * kV);
@@ -221,11 +221,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 }
 
 template <int kK, int kV>
-void LaunchWalk(const WalkParams& params, cudaStream_t stream) {
-  using Config = WalkConfig<kK, kV>;
+void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream) {
+  using Config = ChunkScanConfig<kK, kV>;
   Launch({NumBlocks(params.args, params.shape), Config::kThreads, Config::kSmemBytes,
-          "decay attention walk"},
-         stream, WalkKernel<Config>, params);
+          "decay attention scan"},
+         stream, ChunkScanKernel<Config>, params);
 }
 
 }  // namespace halflife::kernels::decay

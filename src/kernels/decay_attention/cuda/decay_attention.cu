@@ -15,22 +15,22 @@ namespace {
 
 struct Instance {
   int head_dim_k, head_dim_v;
-  void (*walk)(const decay::WalkParams&, cudaStream_t);
-  void (*channel_walk)(const decay::WalkParams&, cudaStream_t);
-  void (*walk_rev)(const decay::WalkRevParams&, int shared_limit, cudaStream_t);
-  void (*channel_walk_rev)(const decay::WalkRevParams&, cudaStream_t);
-  void (*state_walk)(const decay::StateWalkParams&, cudaStream_t);
-  void (*channel_state_walk)(const decay::StateWalkParams&, cudaStream_t);
+  void (*chunk_scan)(const decay::ChunkScanParams&, cudaStream_t);
+  void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
+  void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
+  void (*channel_reverse_scan)(const decay::ReverseScanParams&, cudaStream_t);
+  void (*state_scan)(const decay::StateScanParams&, cudaStream_t);
+  void (*channel_state_scan)(const decay::StateScanParams&, cudaStream_t);
 };
-#define HL_DECAY_INSTANCE(K, V)       \
-  {K,                                 \
-   V,                                 \
-   decay::LaunchWalk<K, V>,           \
-   decay::LaunchChannelWalk<K, V>,    \
-   decay::LaunchWalkRev<K, V>,        \
-   decay::LaunchChannelWalkRev<K, V>, \
-   decay::LaunchStateWalk<K, V>,      \
-   decay::LaunchChannelStateWalk<K, V>},
+#define HL_DECAY_INSTANCE(K, V)           \
+  {K,                                     \
+   V,                                     \
+   decay::LaunchChunkScan<K, V>,          \
+   decay::LaunchChannelScan<K, V>,        \
+   decay::LaunchReverseScan<K, V>,        \
+   decay::LaunchChannelReverseScan<K, V>, \
+   decay::LaunchStateScan<K, V>,          \
+   decay::LaunchChannelStateScan<K, V>},
 constexpr Instance kInstances[] = {
 #define HL_DECAY_INSTANCE_64(V) HL_DECAY_INSTANCE(64, V)
 #define HL_DECAY_INSTANCE_128(V) HL_DECAY_INSTANCE(128, V)
@@ -109,38 +109,38 @@ int SharedMemoryLimit() {
 #endif
 }
 
-void LaunchStates(const decay::StateWalkParams& walk, const DecayAttentionPlan& plan,
+void LaunchStates(const decay::StateScanParams& own, const DecayAttentionPlan& plan,
                   cudaStream_t stream) {
-  const Instance& instance = InstanceFor(walk.args.head_dim_k, SliceWidth(walk.args, plan));
+  const Instance& instance = InstanceFor(own.args.head_dim_k, SliceWidth(own.args, plan));
   const auto launch =
-      IsPerChannel(walk.args.decay_kind) ? instance.channel_state_walk : instance.state_walk;
-  launch(walk, stream);
+      IsPerChannel(own.args.decay_kind) ? instance.channel_state_scan : instance.state_scan;
+  launch(own, stream);
 }
 
-// Launches the walks over the segments' own states and the scan, which turns them into the states
-// before each (reverse: dL/dS after each) and passes on what `scan` says.
+// Launches the scans of the segments for their own states and the scan over segments, which turns these
+// into the states before each (reverse: dL/dS after each) and passes on what `scan` says.
 const float* ScanSegments(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                           const SegmentLayout& layout, const TensorView* dout,
                           decay::SegmentScanParams scan, cudaStream_t stream) {
-  decay::StateWalkParams walk;
-  walk.args = args;
-  walk.reverse = dout != nullptr;
-  if (walk.reverse) walk.dout = *dout;
-  walk.shape = ForwardShape(args, plan);
-  walk.checkpoint_every = plan.checkpoint_every;
-  walk.states = At<float>(args.workspace, layout.states);
-  walk.log_transition = At<float>(args.workspace, layout.log_transition);
-  walk.transition_unit = 1;
-  LaunchStates(walk, plan, stream);
+  decay::StateScanParams own;
+  own.args = args;
+  own.reverse = dout != nullptr;
+  if (own.reverse) own.dout = *dout;
+  own.shape = ForwardShape(args, plan);
+  own.checkpoint_every = plan.checkpoint_every;
+  own.states = At<float>(args.workspace, layout.states);
+  own.log_transition = At<float>(args.workspace, layout.log_transition);
+  own.transition_unit = 1;
+  LaunchStates(own, plan, stream);
   scan.num_states = int64_t{1} * args.num_sequences * args.num_heads;
-  scan.num_segments = walk.shape.num_segments;
+  scan.num_segments = own.shape.num_segments;
   scan.state_elements = args.head_dim_k * args.head_dim_v;
   scan.transitions = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
-  scan.reverse = walk.reverse;
-  scan.states = walk.states;
-  scan.log2_transition = walk.log_transition;
+  scan.reverse = own.reverse;
+  scan.states = own.states;
+  scan.log2_transition = own.log_transition;
   decay::LaunchSegmentScan(scan, stream);
-  return walk.states;
+  return own.states;
 }
 const float* SegmentStates(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                            const SegmentLayout& layout, const TensorView* dout,
@@ -150,10 +150,10 @@ const float* SegmentStates(const DecayAttentionArgs& args, const DecayAttentionP
   return ScanSegments(args, plan, layout, dout, scan, stream);
 }
 
-void WalkForward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+void ScanForward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                  cudaStream_t stream) {
   const Instance& instance = InstanceFor(args.head_dim_k, SliceWidth(args, plan));
-  decay::WalkParams params;
+  decay::ChunkScanParams params;
   params.args = args;
   if (BackwardRoute(args) == Route::kSimt) params.args.checkpoints = nullptr;  // they have no room
   params.shape = ForwardShape(args, plan);
@@ -162,7 +162,7 @@ void WalkForward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
   if (plan.num_segments > 1)
     params.segment_states = SegmentStates(args, plan, MakeForwardLayout(args, plan).segments,
                                           nullptr, args.initial_state, stream);
-  (IsPerChannel(args.decay_kind) ? instance.channel_walk : instance.walk)(params, stream);
+  (IsPerChannel(args.decay_kind) ? instance.channel_scan : instance.chunk_scan)(params, stream);
 }
 
 // A gradient of heads that may be shared: itself, or where it is shared [B, T, H, dim] fp32 in the workspace.
@@ -180,7 +180,7 @@ void SumSharedHeads(const DecayAttentionArgs& args, const TensorView& gradient, 
                            stream);
 }
 
-void WalkBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+void ScanBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
                   cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
   HL_CHECK(args.num_chunks == 0 || args.checkpoints != nullptr,
@@ -190,7 +190,7 @@ void WalkBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   const bool per_token = IsPerToken(args.decay_kind);
   const int decay_dim = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
   const Instance& instance = InstanceFor(args.head_dim_k, args.head_dim_v);
-  decay::WalkRevParams params;
+  decay::ReverseScanParams params;
   params.grads = grads;
   params.shape = {std::max(plan.num_segments, 1), 1};
   params.checkpoint_every = plan.checkpoint_every;
@@ -204,16 +204,16 @@ void WalkBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
         PartialOr(grads.dlog_decay, args, args.num_decay_heads, decay_dim, layout.dlog_decay);
   params.dlambda = wants_decay && !per_token ? At<float>(args.workspace, layout.dlambda) : nullptr;
   if (plan.num_segments > 1) {
-    // Blocks of the reverse walk own all columns of V, as does this.
+    // Blocks of the reverse scan own all columns of V, as does this.
     DecayAttentionPlan whole = plan;
     whole.block_v = 0;
     params.segment_states =
         SegmentStates(args, whole, layout.segments, &grads.dout, grads.dfinal_state, stream);
   }
   if (IsPerChannel(args.decay_kind)) {
-    instance.channel_walk_rev(params, stream);
+    instance.channel_reverse_scan(params, stream);
   } else {
-    instance.walk_rev(params, SharedMemoryLimit(), stream);
+    instance.reverse_scan(params, SharedMemoryLimit(), stream);
   }
   const auto sum = [&](const TensorView& gradient, int heads, int dim, size_t offset) {
     if (heads < args.num_heads) SumSharedHeads(args, gradient, heads, dim, offset, 1, stream);
@@ -234,18 +234,18 @@ void WalkBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
 
 bool IsWide(const DecayAttentionArgs& args) { return args.q.dtype == DType::kF32; }
 
-void SimtWalk(const decay::SimtWalkParams& params, cudaStream_t stream) {
+void SimtScan(const decay::SimtScanParams& params, cudaStream_t stream) {
   if (IsWide(params.args)) {
-    decay::LaunchSimtWalk<float>(params, stream);
+    decay::LaunchSimtScan<float>(params, stream);
   } else {
-    decay::LaunchSimtWalk<bf16>(params, stream);
+    decay::LaunchSimtScan<bf16>(params, stream);
   }
 }
-void SimtWalkRev(const decay::SimtWalkRevParams& params, cudaStream_t stream) {
+void SimtReverseScan(const decay::SimtReverseScanParams& params, cudaStream_t stream) {
   if (IsWide(params.grads.forward)) {
-    decay::LaunchSimtWalkRev<float>(params, stream);
+    decay::LaunchSimtReverseScan<float>(params, stream);
   } else {
-    decay::LaunchSimtWalkRev<bf16>(params, stream);
+    decay::LaunchSimtReverseScan<bf16>(params, stream);
   }
 }
 
@@ -261,10 +261,10 @@ const float* NormGradient(const DecayAttentionGradArgs& grads, float* dnorm, cud
 }
 
 void SimtForward(const DecayAttentionArgs& args, cudaStream_t stream) {
-  decay::SimtWalkParams params = {};
+  decay::SimtScanParams params = {};
   params.args = args;
   params.mode = decay::SimtMode::kOutput;
-  SimtWalk(params, stream);
+  SimtScan(params, stream);
 }
 
 void SimtBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
@@ -274,15 +274,15 @@ void SimtBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   const bool per_token = IsPerToken(args.decay_kind);
   const bool wants_decay = grads.dlog_decay.data != nullptr;
   const int slices = decay::SimtSlices(args, decay::SimtMode::kStates);
-  decay::SimtWalkParams forward = {};
+  decay::SimtScanParams forward = {};
   forward.args = args;
   forward.args.final_state = nullptr;
   forward.args.final_norm = nullptr;
   forward.mode = decay::SimtMode::kStates;
   forward.states = At<float>(args.workspace, layout.simt_states);
-  SimtWalk(forward, stream);
+  SimtScan(forward, stream);
 
-  decay::SimtWalkRevParams params = {};
+  decay::SimtReverseScanParams params = {};
   params.grads = grads;
   params.states = forward.states;
   params.dnorm = NormGradient(grads, At<float>(args.workspace, layout.dnorm), stream);
@@ -293,7 +293,7 @@ void SimtBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   if (wants_decay && !per_token) params.dlambda = At<float>(args.workspace, layout.dlambda);
   if (grads.dkey_scale.data != nullptr)
     params.dkey_scale = At<float>(args.workspace, layout.dkey_scale);
-  SimtWalkRev(params, stream);
+  SimtReverseScan(params, stream);
 
   const int decay_dim = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
   SumSharedHeads(args, grads.dq, args.num_q_heads, args.head_dim_k, layout.dq, slices, stream);
@@ -323,16 +323,16 @@ void SummariseSegments(const DecaySegmentArgs& args, const DecayAttentionPlan& p
     ScanSegments(forward, plan, layout, dout, scan, stream);
     return;
   }
-  decay::StateWalkParams walk = {};  // one segment's own state is the summary
-  walk.args = forward;
-  walk.reverse = dout != nullptr;
-  if (walk.reverse) walk.dout = *dout;
-  walk.shape = ForwardShape(forward, plan);
-  walk.checkpoint_every = plan.checkpoint_every;
-  walk.states = static_cast<float*>(args.state);
-  walk.log_transition = log_transition;
-  walk.transition_unit = 0.693147180559945309f;
-  LaunchStates(walk, plan, stream);
+  decay::StateScanParams own = {};  // one segment's own state is the summary
+  own.args = forward;
+  own.reverse = dout != nullptr;
+  if (own.reverse) own.dout = *dout;
+  own.shape = ForwardShape(forward, plan);
+  own.checkpoint_every = plan.checkpoint_every;
+  own.states = static_cast<float*>(args.state);
+  own.log_transition = log_transition;
+  own.transition_unit = 0.693147180559945309f;
+  LaunchStates(own, plan, stream);
 }
 
 }  // namespace
@@ -343,8 +343,8 @@ void Forward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan, cud
   CheckForwardTensors(args);
   switch (ForwardRoute(args)) {
     case Route::kTensorCores:
-    case Route::kChannelWalk:
-      return WalkForward(args, plan, stream);
+    case Route::kChannelScan:
+      return ScanForward(args, plan, stream);
     case Route::kSimt:
       return SimtForward(args, stream);
   }
@@ -360,7 +360,7 @@ void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& pla
   if (BackwardRoute(grads.forward) == Route::kSimt) {
     SimtBackward(grads, plan, stream);
   } else {
-    WalkBackward(grads, plan, stream);
+    ScanBackward(grads, plan, stream);
   }
 }
 
@@ -381,13 +381,13 @@ void Summarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, cud
   CheckSummary(args, /*reverse=*/false);
   float* const log_transition = static_cast<float*>(args.log_transition);
   if (ForwardRoute(forward) == Route::kSimt) {
-    decay::SimtWalkParams params = {};
+    decay::SimtScanParams params = {};
     params.args = forward;
     params.args.final_state = args.state;
     params.args.final_norm = args.norm;
     params.mode = decay::SimtMode::kSummary;
     params.log_transition = log_transition;
-    SimtWalk(params, stream);
+    SimtScan(params, stream);
     return;
   }
   SummariseSegments(args, plan, MakeForwardLayout(forward, plan).segments, nullptr, log_transition,
@@ -401,7 +401,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
   CheckPlan(forward, plan, cuda::BackwardWorkspaceBytes(forward, plan));
   CheckSummary(args, /*reverse=*/true);
   if (BackwardRoute(forward) == Route::kSimt) {
-    decay::SimtWalkRevParams params = {};
+    decay::SimtReverseScanParams params = {};
     params.grads.forward = forward;
     params.grads.dout = args.dout;
     params.grads.dinitial_state = args.state;
@@ -410,7 +410,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
         NormGradient(params.grads,
                      At<float>(forward.workspace, MakeBackwardLayout(forward, plan).dnorm), stream);
     params.summary = true;
-    SimtWalkRev(params, stream);
+    SimtReverseScan(params, stream);
     return;
   }
   SummariseSegments(args, plan, MakeBackwardLayout(forward, plan).segments, &args.dout, nullptr,

@@ -19,7 +19,7 @@ inline unsigned NumBlocks(const DecayAttentionArgs& args, const SegmentShape& sh
                                args.num_heads * shape.num_slices);
 }
 
-struct WalkParams {
+struct ChunkScanParams {
   DecayAttentionArgs args;
   SegmentShape shape;
   int checkpoint_every;
@@ -27,7 +27,7 @@ struct WalkParams {
       segment_states;  // [num_sequences, H, num_segments, K, V]: before each; null: initial_state
 };
 
-struct WalkRevParams {
+struct ReverseScanParams {
   DecayAttentionGradArgs grads;
   SegmentShape shape;
   int checkpoint_every;
@@ -41,7 +41,7 @@ struct WalkRevParams {
 };
 
 // The state of each segment from a zero one; reverse: of dL/dS from zero at the segment's end.
-struct StateWalkParams {
+struct StateScanParams {
   DecayAttentionArgs args;
   TensorView dout;  // reverse only
   SegmentShape shape;
@@ -94,13 +94,13 @@ enum class SimtMode : uint8_t {
   kStates,   // the states before each chunk
   kSummary,  // final_state from zero, and the sum of log_decay
 };
-struct SimtWalkParams {
+struct SimtScanParams {
   DecayAttentionArgs args;
   SimtMode mode;
   float* states;          // [num_chunks, H, K, V (+ 1)]
   float* log_transition;  // [num_sequences, H, K or 1]; null: not wanted
 };
-struct SimtWalkRevParams {
+struct SimtReverseScanParams {
   DecayAttentionGradArgs grads;
   bool summary;         // dinitial_state only, from zero
   const float* states;  // as above
@@ -111,9 +111,9 @@ struct SimtWalkRevParams {
 };
 int SimtSlices(const DecayAttentionArgs& args, SimtMode mode);
 template <typename T>
-void LaunchSimtWalk(const SimtWalkParams& params, cudaStream_t stream);
+void LaunchSimtScan(const SimtScanParams& params, cudaStream_t stream);
 template <typename T>
-void LaunchSimtWalkRev(const SimtWalkRevParams& params, cudaStream_t stream);
+void LaunchSimtReverseScan(const SimtReverseScanParams& params, cudaStream_t stream);
 // dnorm = -sum_v dout out / norm_denom
 template <typename T>
 void LaunchSimtNormGradient(const DecayAttentionGradArgs& grads, float* dnorm, cudaStream_t stream);
@@ -123,16 +123,16 @@ void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream);
 
 // Head sizes of the instance: K and V are padded to them with zeros as tiles are loaded.
 template <int kK, int kV>
-void LaunchWalk(const WalkParams& params, cudaStream_t stream);
+void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
-void LaunchChannelWalk(const WalkParams& params, cudaStream_t stream);
+void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
-void LaunchWalkRev(const WalkRevParams& params, int shared_limit, cudaStream_t stream);
+void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
 template <int kK, int kV>
-void LaunchChannelWalkRev(const WalkRevParams& params, cudaStream_t stream);
+void LaunchChannelReverseScan(const ReverseScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
-void LaunchStateWalk(const StateWalkParams& params, cudaStream_t stream);
+void LaunchStateScan(const StateScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
-void LaunchChannelStateWalk(const StateWalkParams& params, cudaStream_t stream);
+void LaunchChannelStateScan(const StateScanParams& params, cudaStream_t stream);
 
 }  // namespace halflife::kernels::decay

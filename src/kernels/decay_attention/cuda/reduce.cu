@@ -13,7 +13,7 @@ LaunchShape ShapeFor(int64_t items, const char* name) {
   return {GridBlocks((items + kThreads - 1) / kThreads, name), kThreads, 0, name};
 }
 
-// A thread owns an element of the state and walks the segments of its sequence.
+// A thread owns an element of the state and scans the segments of its sequence.
 __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanParams params) {
   const int64_t item = int64_t{1} * blockIdx.x * kThreads + threadIdx.x;
   if (item >= params.num_states * params.state_elements) return;

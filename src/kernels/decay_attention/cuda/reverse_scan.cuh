@@ -1,9 +1,9 @@
-// Gradients of decay attention: one block walks the chunks of a segment from the end with R =
+// Gradients of decay attention: one block scans the chunks of a segment from the end with R =
 // dL/d(state) in registers. For decays of one factor a token; tiles by cp.async, products by
 // mma.sync.
 //
 // The gradient of a decay needs S and R of a chunk at the same time. So the chunks between two
-// checkpoints, a group, are walked twice: forward from the checkpoint, leaving the state before
+// checkpoints, a group, are scanned twice: forward from the checkpoint, leaving the state before
 // each chunk in a scratch that stays in the L2 cache, then in reverse. Both S and R are kept as [K
 // rows, V columns], 16 rows to a warp; S waits in the scratch as A fragments.
 //
@@ -35,7 +35,7 @@ struct GradSums {
 };
 
 template <int kK_, int kV_, int kStages_>
-struct WalkRevConfig {
+struct ReverseScanConfig {
   static constexpr int kK = kK_, kV = kV_, kStages = kStages_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kK == 64 ? 2 : 1;
@@ -46,7 +46,7 @@ struct WalkRevConfig {
 };
 
 template <typename Config>
-struct WalkRevShared {
+struct ReverseScanShared {
   bf16 *q, *k, *v, *dout;  // [kStages][64, kK | kV]
   bf16* adjoint;           // R [kK, kV]
   bf16 *scores, *dscores;  // [64, 64]
@@ -82,8 +82,9 @@ struct GroupOrder {
 };
 
 template <typename Config>
-HL_DEVICE void LoadChunkRev(const WalkRevShared<Config>& smem, const DecayAttentionGradArgs& grads,
-                            const ChunkEntry& chunk, const Place& place, int stage, bool sweeps) {
+HL_DEVICE void LoadChunkRev(const ReverseScanShared<Config>& smem,
+                            const DecayAttentionGradArgs& grads, const ChunkEntry& chunk,
+                            const Place& place, int stage, bool sweeps) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
   const DecayAttentionArgs& args = grads.forward;
   const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
@@ -102,7 +103,7 @@ HL_DEVICE void LoadChunkRev(const WalkRevShared<Config>& smem, const DecayAttent
 
 // scores, dscores, and of their product the sums below the diagonal. Tiles above the diagonal are not written.
 template <typename Config>
-HL_DEVICE void PairTiles(const WalkRevShared<Config>& smem, const bf16* q, const bf16* k,
+HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, const bf16* k,
                          const bf16* v, const bf16* dout, const DecayTables& tables, float scale) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
@@ -204,7 +205,7 @@ HL_DEVICE void StoreGradient(const float (&d)[kChunk / 8][4], bf16* stage, const
 
 // dq^T = S dout^T diag(incoming) + k^T dscores^T; x, and the sum of S R.
 template <typename Config>
-HL_DEVICE void GradQ(const WalkRevShared<Config>& smem, float (&acc)[kChunk / 8][4],
+HL_DEVICE void GradQ(const ReverseScanShared<Config>& smem, float (&acc)[kChunk / 8][4],
                      const uint4* state, const float (&adjoint)[Config::kV / 8][4], const bf16* q,
                      const bf16* k, const bf16* dout, const DecayTables& tables) {
   constexpr int kK = Config::kK, kV = Config::kV;
@@ -249,7 +250,7 @@ HL_DEVICE void GradQ(const WalkRevShared<Config>& smem, float (&acc)[kChunk / 8]
 
 // dk^T = R v^T diag(c outgoing) + q^T dscores; y.
 template <typename Config>
-HL_DEVICE void GradK(const WalkRevShared<Config>& smem, float (&acc)[kChunk / 8][4],
+HL_DEVICE void GradK(const ReverseScanShared<Config>& smem, float (&acc)[kChunk / 8][4],
                      const float (&adjoint)[Config::kV / 8][4], const bf16* q, const bf16* k,
                      const bf16* v, const DecayTables& tables) {
   constexpr int kK = Config::kK, kV = Config::kV;
@@ -337,7 +338,7 @@ HL_DEVICE void StoreRows(const float (&d)[4][4], bf16* stage, const Rows& rows, 
 
 // dv = scores^T dout + diag(c outgoing) k R, in tiles of 16 tokens and 32 columns.
 template <typename Config>
-HL_DEVICE void GradV(const WalkRevShared<Config>& smem, const bf16* k, const bf16* dout,
+HL_DEVICE void GradV(const ReverseScanShared<Config>& smem, const bf16* k, const bf16* dout,
                      const DecayTables& tables, const Rows& rows, int length) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
@@ -408,7 +409,7 @@ HL_DEVICE float SumUpToHere(float x) {
 // a constant decay's is added up.
 template <typename Config>
 HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& tables,
-                            const WalkRevParams& params, const ChunkEntry& chunk,
+                            const ReverseScanParams& params, const ChunkEntry& chunk,
                             const Place& place) {
   const int lane = LaneId();
   float after[2], before[2], constant = 0, through = 0;
@@ -476,11 +477,11 @@ HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& t
 // the sums are there.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
-    WalkRevKernel(const WalkRevParams params) {
+    ReverseScanKernel(const ReverseScanParams params) {
   constexpr int kK = Config::kK, kV = Config::kV;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
-  WalkRevShared<Config> smem;
+  ReverseScanShared<Config> smem;
   constexpr int kStages = Config::kStages;  // 1: loads do not overlap
   smem.q = carver.Take<bf16>(kStages * kChunk * kK);
   smem.k = carver.Take<bf16>(kStages * kChunk * kK);
@@ -608,23 +609,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 }
 
 template <int kK, int kV, int kStages>
-void LaunchWalkRevIn(const WalkRevParams& params, cudaStream_t stream) {
-  using Config = WalkRevConfig<kK, kV, kStages>;
+void LaunchReverseScanIn(const ReverseScanParams& params, cudaStream_t stream) {
+  using Config = ReverseScanConfig<kK, kV, kStages>;
   Launch({NumBlocks(params.grads.forward, params.shape), Config::kThreads, Config::kSmemBytes,
-          "decay attention reverse walk"},
-         stream, WalkRevKernel<Config>, params);
+          "decay attention reverse scan"},
+         stream, ReverseScanKernel<Config>, params);
 }
 
 // Two stages fit every device (163 KiB on sm_80), but for the largest tiles.
 template <int kK, int kV>
-void LaunchWalkRev(const WalkRevParams& params, int shared_limit, cudaStream_t stream) {
-  if constexpr (WalkRevConfig<kK, kV, 2>::kSmemBytes > 163 * 1024) {
-    if (shared_limit < WalkRevConfig<kK, kV, 2>::kSmemBytes) {
-      LaunchWalkRevIn<kK, kV, 1>(params, stream);
+void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream) {
+  if constexpr (ReverseScanConfig<kK, kV, 2>::kSmemBytes > 163 * 1024) {
+    if (shared_limit < ReverseScanConfig<kK, kV, 2>::kSmemBytes) {
+      LaunchReverseScanIn<kK, kV, 1>(params, stream);
       return;
     }
   }
-  LaunchWalkRevIn<kK, kV, 2>(params, stream);
+  LaunchReverseScanIn<kK, kV, 2>(params, stream);
 }
 
 }  // namespace halflife::kernels::decay

@@ -1,5 +1,5 @@
-// Sequences cut into segments that are walked at once: (1) StateWalk, the state each segment makes
-// of a zero one, (2) a scan over the segments of a sequence, (3) the walk from the states so found.
+// Sequences cut into segments that are scanned at once: (1) StateScan, the state each segment makes
+// of a zero one, (2) a scan over the segments of a sequence, (3) the scan from the states so found.
 // In reverse the same with dL/dS. One level up, steps 1 and 2 are what ranks of sequence
 // parallelism exchange.
 //
@@ -11,7 +11,7 @@
 namespace halflife::kernels::decay {
 
 template <int kK_, int kV_, bool kReverse_>
-struct StateWalkConfig {
+struct StateScanConfig {
   static constexpr int kK = kK_, kV = kV_;
   static constexpr bool kReverse = kReverse_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
@@ -23,7 +23,7 @@ struct StateWalkConfig {
 // S' = transition S + (c outgoing k)^T v, or R' = transition R + (incoming q)^T dout.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
-    StateWalkKernel(const StateWalkParams params) {
+    StateScanKernel(const StateScanParams params) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
   constexpr bool kReverse = Config::kReverse;
   HL_DYNAMIC_SMEM(raw);
@@ -82,16 +82,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 }
 
 template <int kK, int kV>
-void LaunchStateWalk(const StateWalkParams& params, cudaStream_t stream) {
-  using Forward = StateWalkConfig<kK, kV, false>;
-  using Reverse = StateWalkConfig<kK, kV, true>;
+void LaunchStateScan(const StateScanParams& params, cudaStream_t stream) {
+  using Forward = StateScanConfig<kK, kV, false>;
+  using Reverse = StateScanConfig<kK, kV, true>;
   const unsigned blocks = NumBlocks(params.args, params.shape);
   if (params.reverse) {
     Launch({blocks, Reverse::kThreads, Reverse::kSmemBytes, "decay attention reverse segments"},
-           stream, StateWalkKernel<Reverse>, params);
+           stream, StateScanKernel<Reverse>, params);
   } else {
     Launch({blocks, Forward::kThreads, Forward::kSmemBytes, "decay attention segments"}, stream,
-           StateWalkKernel<Forward>, params);
+           StateScanKernel<Forward>, params);
   }
 }
 

@@ -1,5 +1,5 @@
 // Decay attention token by token in fp32: every kind of decay, the normaliser, fp32 and bf16
-// operands, any K, V <= 256. Slower than the walks on tensor cores; it is what has no instance
+// operands, any K, V <= 256. Slower than the scans on tensor cores; it is what has no instance
 // there.
 //
 // A thread owns a key channel and kSimtColumns columns of its row of the state, in registers, so
@@ -129,7 +129,7 @@ HL_DEVICE void StoreStateRow(const float (&row)[kSimtColumns], void* state, void
 
 // One barrier a token: v of token t and sums of token t - 1 go to buffers that the next token does not touch.
 template <typename T>
-__global__ void __launch_bounds__(kSimtMaxK, 1) SimtWalkKernel(const SimtWalkParams params) {
+__global__ void __launch_bounds__(kSimtMaxK, 1) SimtScanKernel(const SimtScanParams params) {
   const DecayAttentionArgs& args = params.args;
   HL_SHARED(values, float[2][kSimtColumns]);
   HL_SHARED(sums, float[2][kSimtMaxK / 32][kSimtColumns]);
@@ -248,7 +248,8 @@ __global__ void __launch_bounds__(kSimtMaxK, 1) SimtWalkKernel(const SimtWalkPar
 // own query (k_t v_t dout_t q_t) is in neither term: with strong decays it is far larger than D. For
 // the same reason the chunk's last D is summed as it stands, without the last key.
 template <typename T>
-__global__ void __launch_bounds__(kSimtMaxK, 1) SimtWalkRevKernel(const SimtWalkRevParams params) {
+__global__ void __launch_bounds__(kSimtMaxK, 1)
+    SimtReverseScanKernel(const SimtReverseScanParams params) {
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;
   HL_DYNAMIC_SMEM(raw);
@@ -456,17 +457,17 @@ __global__ void __launch_bounds__(128)
 }
 
 template <typename T>
-void LaunchSimtWalk(const SimtWalkParams& params, cudaStream_t stream) {
+void LaunchSimtScan(const SimtScanParams& params, cudaStream_t stream) {
   const DecayAttentionArgs& args = params.args;
   const int64_t blocks =
       int64_t{1} * args.num_sequences * args.num_heads * SimtSlices(args, params.mode);
   Launch({static_cast<unsigned>(blocks), static_cast<unsigned>((args.head_dim_k + 31) / 32 * 32), 0,
           "decay attention token by token"},
-         stream, SimtWalkKernel<T>, params);
+         stream, SimtScanKernel<T>, params);
 }
 
 template <typename T>
-void LaunchSimtWalkRev(const SimtWalkRevParams& params, cudaStream_t stream) {
+void LaunchSimtReverseScan(const SimtReverseScanParams& params, cudaStream_t stream) {
   const DecayAttentionArgs& args = params.grads.forward;
   const int warps = (args.head_dim_k + 31) / 32;
   const int64_t blocks =
@@ -474,7 +475,7 @@ void LaunchSimtWalkRev(const SimtWalkRevParams& params, cudaStream_t stream) {
   const int smem_floats = kChunk * (2 * kSimtColumns + warps * (kSimtColumns + 2) + 1);
   Launch({static_cast<unsigned>(blocks), static_cast<unsigned>(32 * warps), smem_floats * 4,
           "decay attention token by token in reverse"},
-         stream, SimtWalkRevKernel<T>, params);
+         stream, SimtReverseScanKernel<T>, params);
 }
 
 template <typename T>

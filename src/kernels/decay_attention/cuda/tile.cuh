@@ -1,4 +1,4 @@
-// Device steps that the walks over chunks share: tiles of 64 tokens in shared memory, fragments of
+// Device steps that the scans over chunks share: tiles of 64 tokens in shared memory, fragments of
 // them, the decay tables of a chunk, and stores of what warps hold in accumulators.
 //
 // A tile [64, kDim] bf16 has its units of 8 elements permuted within each row (unit ^ row % 8), so
@@ -462,7 +462,7 @@ HL_DEVICE void AccumulateOuter(float (&acc)[kY / 8][4], const bf16* x, const bf1
   }
 }
 
-// log2 of what a segment's walk has multiplied a state by, after one more piece with `sum`. Where a document
+// log2 of what a segment's scan has multiplied a state by, after one more piece with `sum`. Where a document
 // starts nothing of before gets through, nor (in reverse) a NaN in the decays of what comes after.
 template <bool kReverse>
 HL_DEVICE float ExtendTransition(float log2_transition, float sum, bool resets) {

@@ -24,7 +24,7 @@ size_t Pieces(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   return size_t{1} * args.num_sequences * args.num_heads * std::max(plan.num_segments, 1);
 }
 
-// States that a reverse walk keeps for each chunk of a group: with decays of channels it goes by tiles of 16 tokens.
+// States that a reverse scan keeps for each chunk of a group: with decays of channels it goes by tiles of 16 tokens.
 size_t StatesPerChunk(const DecayAttentionArgs& args) {
   return IsPerChannel(args.decay_kind) ? 4 : 1;
 }
@@ -62,7 +62,7 @@ namespace halflife::kernels::cuda {
 
 Route ForwardRoute(const DecayAttentionArgs& args) {
   if (!FitsInstance(args)) return Route::kSimt;
-  return IsPerChannel(args.decay_kind) ? Route::kChannelWalk : Route::kTensorCores;
+  return IsPerChannel(args.decay_kind) ? Route::kChannelScan : Route::kTensorCores;
 }
 Route BackwardRoute(const DecayAttentionArgs& args) {
   return args.head_dim_v <= 128 ? ForwardRoute(args) : Route::kSimt;

@@ -14,7 +14,7 @@ namespace halflife::kernels::cuda {
 // Which kernels run a problem.
 enum class Route {
   kTensorCores,  // bf16, one decay factor a token, no normaliser, K and V (of a slice) within an instance
-  kChannelWalk,  // the same where each channel has its own decay
+  kChannelScan,  // the same where each channel has its own decay
   kSimt,         // everything else, in fp32
 };
 Route ForwardRoute(const DecayAttentionArgs& args);

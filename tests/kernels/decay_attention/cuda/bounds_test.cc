@@ -65,7 +65,7 @@ ProblemShape Ragged(DecayKind kind, int num_segments) {
   return shape;
 }
 
-TEST(CudaBounds, Walks) {
+TEST(CudaBounds, Scans) {
   if (kSanitized) GTEST_SKIP() << "in every other test the address sanitizer sees as much";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken,
                                DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})

@@ -1,4 +1,4 @@
-// The reverse walk with decays of channels on tensor cores, in the emulator, against the oracle.
+// The reverse scan with decays of channels on tensor cores, in the emulator, against the oracle.
 #include <cmath>
 
 #include "kernels/decay_attention/cuda/expect.h"
@@ -6,7 +6,7 @@
 namespace halflife::kernels::test {
 namespace {
 
-TEST(CudaChannelWalkRev, AnyLengthAndKind) {
+TEST(CudaChannelReverseScan, AnyLengthAndKind) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
     for (const int seq_len : Lengths()) {
       if (kSlow && (seq_len != 65 || kind == DecayKind::kPerHeadChannel)) continue;
@@ -14,13 +14,13 @@ TEST(CudaChannelWalkRev, AnyLengthAndKind) {
     }
 }
 
-TEST(CudaChannelWalkRev, GroupsOfChunksMeetAtTheirCheckpoints) {
+TEST(CudaChannelReverseScan, GroupsOfChunksMeetAtTheirCheckpoints) {
   if (kSlow) GTEST_SKIP() << "the sizes are those of other tests";
   for (const int seq_len : {128, 129, 256, 259})
     ExpectGradients({.seq_len = seq_len, .heads = 1, .kind = DecayKind::kPerTokenChannel});
 }
 
-TEST(CudaChannelWalkRev, EveryInstanceWithPaddedHeads) {
+TEST(CudaChannelReverseScan, EveryInstanceWithPaddedHeads) {
   for (const int dim_k : {24, 60, 100, 128})
     for (const int dim_v : {40, 64, 100, 128}) {
       if (kSlow && dim_k + dim_v != 200) continue;
@@ -33,7 +33,7 @@ TEST(CudaChannelWalkRev, EveryInstanceWithPaddedHeads) {
 }
 
 // Operands and outputs keep 8 bits, whatever the decays: the gates do not widen with them.
-TEST(CudaChannelWalkRev, AdversarialDecays) {
+TEST(CudaChannelReverseScan, AdversarialDecays) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
     for (const Strength strength : kAdversarial) {
       if (kSlow && (strength != Strength::kResets || kind == DecayKind::kPerHeadChannel)) continue;
@@ -42,13 +42,13 @@ TEST(CudaChannelWalkRev, AdversarialDecays) {
     }
 }
 
-TEST(CudaChannelWalkRev, GrowthUpToSixtyAChunk) {
+TEST(CudaChannelReverseScan, GrowthUpToSixtyAChunk) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
     ExpectGradients({.seq_len = 64, .heads = 1, .kind = kind, .strength = Strength::kGrowth});
 }
 
-TEST(CudaChannelWalkRev, InfiniteDecayHasNoGradient) {
+TEST(CudaChannelReverseScan, InfiniteDecayHasNoGradient) {
   Problem problem({.seq_len = 70,
                    .heads = 1,
                    .kind = DecayKind::kPerTokenChannel,
@@ -65,7 +65,7 @@ TEST(CudaChannelWalkRev, InfiniteDecayHasNoGradient) {
   EXPECT_GT(infinite, 100);
 }
 
-TEST(CudaChannelWalkRev, SharedHeadsAndRowsThatNoVectorLoadTakes) {
+TEST(CudaChannelReverseScan, SharedHeadsAndRowsThatNoVectorLoadTakes) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   ProblemShape shape = {.batch = 2, .seq_len = 70, .heads = 4, .dim_k = 37, .dim_v = 70};
   shape.q_heads = shape.v_heads = 2;
@@ -78,7 +78,7 @@ TEST(CudaChannelWalkRev, SharedHeadsAndRowsThatNoVectorLoadTakes) {
   }
 }
 
-TEST(CudaChannelWalkRev, DocumentsAndPackedSequences) {
+TEST(CudaChannelReverseScan, DocumentsAndPackedSequences) {
   ExpectGradients({.seq_len = kSlow ? 80 : 300,
                    .heads = 1,
                    .kind = DecayKind::kPerTokenChannel,
@@ -96,14 +96,14 @@ TEST(CudaChannelWalkRev, DocumentsAndPackedSequences) {
                    .cu_seqlens = {0, 0, 63, 63, 64, 128, 193, 200}});
 }
 
-TEST(CudaChannelWalkRev, GradientsDoNotKnowOfEarlierOutputs) {
+TEST(CudaChannelReverseScan, GradientsDoNotKnowOfEarlierOutputs) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
     for (const int token : {3, 15, 16, 63, 64})
       ExpectGradientsKnowLaterOutputsOnly({.seq_len = 70, .heads = 1, .kind = kind}, token);
 }
 
-TEST(CudaChannelWalkRev, TwoRunsAgreeInEveryBit) {
+TEST(CudaChannelReverseScan, TwoRunsAgreeInEveryBit) {
   ProblemShape shape = {.seq_len = 70, .heads = 2, .kind = DecayKind::kPerTokenChannel};
   shape.k_heads = 1;
   ExpectTwoRunsAgreeInEveryBit(shape);

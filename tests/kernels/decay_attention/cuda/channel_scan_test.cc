@@ -1,10 +1,10 @@
-// The forward walk with decays of channels on tensor cores, in the emulator, against the oracle.
+// The forward scan with decays of channels on tensor cores, in the emulator, against the oracle.
 #include "kernels/decay_attention/cuda/expect.h"
 
 namespace halflife::kernels::test {
 namespace {
 
-TEST(CudaChannelWalk, AnyLengthAndKind) {
+TEST(CudaChannelScan, AnyLengthAndKind) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
     for (const int seq_len : Lengths()) {
       if (kSlow && seq_len != 65) continue;
@@ -12,7 +12,7 @@ TEST(CudaChannelWalk, AnyLengthAndKind) {
     }
 }
 
-TEST(CudaChannelWalk, EveryInstanceWithPaddedHeads) {
+TEST(CudaChannelScan, EveryInstanceWithPaddedHeads) {
   for (const int dim_k : {24, 60, 100, 128})
     for (const int dim_v : {40, 64, 100}) {
       if (kSlow && (dim_k != 100 || dim_v == 64)) continue;
@@ -24,7 +24,7 @@ TEST(CudaChannelWalk, EveryInstanceWithPaddedHeads) {
     }
 }
 
-TEST(CudaChannelWalk, BlocksOf128ColumnsOfV) {
+TEST(CudaChannelScan, BlocksOf128ColumnsOfV) {
   for (const HeadDims& dims : kWideHeads) {
     if (kSlow && dims.v != 100) continue;
     ExpectForward({.seq_len = kSlow ? 20 : 80,
@@ -36,7 +36,7 @@ TEST(CudaChannelWalk, BlocksOf128ColumnsOfV) {
   }
 }
 
-TEST(CudaChannelWalk, AdversarialDecays) {
+TEST(CudaChannelScan, AdversarialDecays) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel}) {
     for (const Strength strength : kAdversarial)
@@ -45,7 +45,7 @@ TEST(CudaChannelWalk, AdversarialDecays) {
   }
 }
 
-TEST(CudaChannelWalk, SharedHeadsSlicesDocumentsAndSequences) {
+TEST(CudaChannelScan, SharedHeadsSlicesDocumentsAndSequences) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   ProblemShape shape = {.batch = 2, .seq_len = 70, .heads = 4, .dim_v = 70};
   shape.kind = DecayKind::kPerHeadChannel;
@@ -61,7 +61,7 @@ TEST(CudaChannelWalk, SharedHeadsSlicesDocumentsAndSequences) {
                  .cu_seqlens = {0, 0, 63, 63, 64, 128, 193, 200}});
 }
 
-TEST(CudaChannelWalk, EarlierOutputsDoNotKnowOfLaterTokens) {
+TEST(CudaChannelScan, EarlierOutputsDoNotKnowOfLaterTokens) {
   const ProblemShape shape = {.seq_len = 40, .heads = 1, .kind = DecayKind::kPerTokenChannel};
   Problem before(shape), after(shape);
   before.Forward();

@@ -1,4 +1,4 @@
-// The walks of decay attention on tensor cores, in the emulator, against the oracle.
+// The scans of decay attention on tensor cores, in the emulator, against the oracle.
 #include <gmock/gmock.h>
 
 #include <cstdlib>
@@ -10,11 +10,11 @@
 namespace halflife::kernels::test {
 namespace {
 
-TEST(CudaWalk, ForwardOfAnyLength) {
+TEST(CudaChunkScan, ForwardOfAnyLength) {
   for (const int seq_len : Lengths()) ExpectForward({.seq_len = seq_len, .heads = 1});
 }
 
-TEST(CudaWalk, GradientsOfAnyLength) {
+TEST(CudaChunkScan, GradientsOfAnyLength) {
   for (const int seq_len : Lengths()) {
     if (kSlow && seq_len != 65) continue;
     // One decay's gradient may be small by chance, of as many terms as ever: some more beside it.
@@ -22,17 +22,17 @@ TEST(CudaWalk, GradientsOfAnyLength) {
   }
 }
 
-TEST(CudaWalk, GroupsOfChunksMeetAtTheirCheckpoints) {
+TEST(CudaChunkScan, GroupsOfChunksMeetAtTheirCheckpoints) {
   if (kSlow) GTEST_SKIP() << "the sizes are those of other tests";
   for (const int seq_len : {256, 257, 580}) ExpectGradients({.seq_len = seq_len, .heads = 1});
 }
 
-TEST(CudaWalk, Kinds) {
+TEST(CudaChunkScan, Kinds) {
   for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHead})
     ExpectGradients({.seq_len = kSlow ? 65 : 200, .heads = 1, .kind = kind});
 }
 
-TEST(CudaWalk, EveryInstanceWithPaddedHeads) {
+TEST(CudaChunkScan, EveryInstanceWithPaddedHeads) {
   for (const int dim_k : {24, 60, 100, 128})
     for (const int dim_v : {40, 64, 100}) {
       if (kSlow && (dim_k != 100 || dim_v == 64)) continue;
@@ -41,14 +41,14 @@ TEST(CudaWalk, EveryInstanceWithPaddedHeads) {
 }
 
 // The largest tiles have one stage on sm_80, where two do not fit.
-TEST(CudaWalk, OneStageWhereSharedMemoryIsShort) {
+TEST(CudaChunkScan, OneStageWhereSharedMemoryIsShort) {
   ASSERT_EQ(setenv("HL_EMU_SHARED_BYTES", "166912", 1), 0);
   ExpectGradients({.seq_len = kSlow ? 70 : 300, .heads = 1, .dim_k = 128, .dim_v = 128});
   unsetenv("HL_EMU_SHARED_BYTES");
 }
 
 // A plan asks for blocks of 128 columns where there are heads enough for all multiprocessors.
-TEST(CudaWalk, BlocksOf128ColumnsOfV) {
+TEST(CudaChunkScan, BlocksOf128ColumnsOfV) {
   for (const HeadDims& dims : kWideHeads) {
     if (kSlow && dims.v != 100) continue;
     ExpectGradients(
@@ -59,14 +59,14 @@ TEST(CudaWalk, BlocksOf128ColumnsOfV) {
     ExpectForward({.seq_len = 70, .heads = 1, .dim_k = dim_k, .dim_v = 200, .block_v = 128});
 }
 
-TEST(CudaWalk, SlicesOfV) {
+TEST(CudaChunkScan, SlicesOfV) {
   for (const int dim_v : {65, 128, 200}) {
     if (kSlow && dim_v != 65) continue;
     ExpectForward({.seq_len = 70, .heads = 1, .dim_v = dim_v, .block_v = 64});
   }
 }
 
-TEST(CudaWalk, AdversarialDecays) {
+TEST(CudaChunkScan, AdversarialDecays) {
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
     for (const Strength strength : kAdversarial) {
       if (kSlow && (kind != DecayKind::kPerToken || strength != Strength::kResets)) continue;
@@ -77,13 +77,13 @@ TEST(CudaWalk, AdversarialDecays) {
     }
 }
 
-TEST(CudaWalk, GrowthUpToSixtyAChunk) {
+TEST(CudaChunkScan, GrowthUpToSixtyAChunk) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
     ExpectGradients({.seq_len = 64, .heads = 1, .kind = kind, .strength = Strength::kGrowth});
 }
 
-TEST(CudaWalk, InfiniteDecayHasNoGradient) {
+TEST(CudaChunkScan, InfiniteDecayHasNoGradient) {
   Problem problem({.seq_len = 70, .heads = 1, .strength = Strength::kResets});
   problem.Forward(true);
   problem.Backward();
@@ -93,7 +93,7 @@ TEST(CudaWalk, InfiniteDecayHasNoGradient) {
   }
 }
 
-TEST(CudaWalk, SharedHeads) {
+TEST(CudaChunkScan, SharedHeads) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   ProblemShape shape = {.batch = 2, .seq_len = 70, .heads = 4};
   shape.q_heads = 2;
@@ -107,11 +107,11 @@ TEST(CudaWalk, SharedHeads) {
   ExpectGradients(shape);
 }
 
-TEST(CudaWalk, RowsThatNoVectorLoadTakes) {
+TEST(CudaChunkScan, RowsThatNoVectorLoadTakes) {
   ExpectGradients({.seq_len = 70, .heads = 1, .dim_k = 37, .dim_v = 51, .odd_strides = true});
 }
 
-TEST(CudaWalk, Documents) {
+TEST(CudaChunkScan, Documents) {
   ExpectGradients(
       {.batch = 1, .seq_len = kSlow ? 80 : 300, .heads = 1, .document_starts = {10, 64}});
   if (kSlow) return;
@@ -119,12 +119,12 @@ TEST(CudaWalk, Documents) {
       {.batch = 2, .seq_len = 300, .heads = 1, .document_starts = {0, 100, 256, 300, 301, 500}});
 }
 
-TEST(CudaWalk, PackedSequencesSomeOfThemEmpty) {
+TEST(CudaChunkScan, PackedSequencesSomeOfThemEmpty) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   ExpectGradients({.seq_len = 200, .heads = 1, .cu_seqlens = {0, 0, 63, 63, 64, 128, 193, 200}});
 }
 
-TEST(CudaWalk, SplitAndCarryIsTheWhole) {
+TEST(CudaChunkScan, SplitAndCarryIsTheWhole) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   const ProblemShape shape = {.seq_len = 150, .heads = 1};
   Problem whole(shape), parts(shape);
@@ -146,7 +146,7 @@ TEST(CudaWalk, SplitAndCarryIsTheWhole) {
   ExpectClose(shape, parts.Compare(false));
 }
 
-TEST(CudaWalk, EarlierOutputsDoNotKnowOfLaterTokens) {
+TEST(CudaChunkScan, EarlierOutputsDoNotKnowOfLaterTokens) {
   const ProblemShape shape = {.seq_len = 80, .heads = 1};
   Problem before(shape), after(shape);
   before.Forward();
@@ -164,14 +164,14 @@ TEST(CudaWalk, EarlierOutputsDoNotKnowOfLaterTokens) {
   EXPECT_NE(before.answer_.out.Get(0, kToken, 0, 0), after.answer_.out.Get(0, kToken, 0, 0));
 }
 
-TEST(CudaWalk, GradientsDoNotKnowOfEarlierOutputs) {
+TEST(CudaChunkScan, GradientsDoNotKnowOfEarlierOutputs) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
     for (const int token : {3, 63, 64})
       ExpectGradientsKnowLaterOutputsOnly({.seq_len = 70, .heads = 1, .kind = kind}, token);
 }
 
-TEST(CudaWalk, TwoRunsAgreeInEveryBit) {
+TEST(CudaChunkScan, TwoRunsAgreeInEveryBit) {
   ProblemShape shape = {.seq_len = 70, .heads = 2};
   shape.k_heads = 1;
   ExpectTwoRunsAgreeInEveryBit(shape);
@@ -186,7 +186,7 @@ std::string MessageOf(const std::function<void()>& call) {
   return "no error";
 }
 
-TEST(CudaWalk, RefusalsSayWhatWouldWork) {
+TEST(CudaChunkScan, RefusalsSayWhatWouldWork) {
   Problem problem({.seq_len = 10, .heads = 1});
   problem.Forward(true);
   DecayAttentionPlan plan = problem.Plan();

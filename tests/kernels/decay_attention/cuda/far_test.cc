@@ -28,7 +28,7 @@ void ExpectFarIsDense(const ProblemShape& shape, bool backward = true) {
                  Run(shape, true, backward).Collect(backward));
 }
 
-TEST(CudaFar, RowsOfTensorCoreWalks) {
+TEST(CudaFar, RowsOfTensorCoreScans) {
   SKIP_IF_SLOW();
   ProblemShape shape = {.batch = 2, .seq_len = 66, .heads = 2, .dim_k = 24, .dim_v = 40};
   shape.key_scale = true;
@@ -43,7 +43,7 @@ TEST(CudaFar, RowsOfSegments) {
   ExpectFarIsDense({.seq_len = 100, .heads = 2, .dim_k = 16, .dim_v = 24, .num_segments = 2});
 }
 
-TEST(CudaFar, RowsOfChannelWalks) {
+TEST(CudaFar, RowsOfChannelScans) {
   SKIP_IF_SLOW();
   ExpectFarIsDense({.batch = 2,
                     .seq_len = 66,

@@ -1,10 +1,11 @@
-// Reverse walks with decays of channels over bf16 heads of up to 128 key channels.
+// Reverse scans with decays of channels over bf16 heads of up to 128 key channels.
 #include "kernels/decay_attention/cuda/channel_reverse_scan.cuh"
 
 namespace halflife::kernels::decay {
 
-#define HL_DECAY_INSTANCE_128(V) \
-  template void LaunchChannelWalkRev<128, V>(const WalkRevParams& params, cudaStream_t stream);
+#define HL_DECAY_INSTANCE_128(V)                                                  \
+  template void LaunchChannelReverseScan<128, V>(const ReverseScanParams& params, \
+                                                 cudaStream_t stream);
 #include "kernels/decay_attention/cuda/instances/instances.inc"
 
 }  // namespace halflife::kernels::decay

@@ -1,10 +1,10 @@
-// Forward walks with decays of channels over bf16 heads of up to 128 key channels.
+// Forward scans with decays of channels over bf16 heads of up to 128 key channels.
 #include "kernels/decay_attention/cuda/channel_scan.cuh"
 
 namespace halflife::kernels::decay {
 
 #define HL_DECAY_INSTANCE_128(V) \
-  template void LaunchChannelWalk<128, V>(const WalkParams& params, cudaStream_t stream);
+  template void LaunchChannelScan<128, V>(const ChunkScanParams& params, cudaStream_t stream);
 #include "kernels/decay_attention/cuda/instances/instances.inc"
 
 }  // namespace halflife::kernels::decay

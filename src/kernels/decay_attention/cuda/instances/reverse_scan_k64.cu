@@ -1,10 +1,11 @@
-// Reverse walks over bf16 heads of up to 64 key channels.
+// Reverse scans over bf16 heads of up to 64 key channels.
 #include "kernels/decay_attention/cuda/reverse_scan.cuh"
 
 namespace halflife::kernels::decay {
 
-#define HL_DECAY_INSTANCE_64(V) \
-  template void LaunchWalkRev<64, V>(const WalkRevParams& params, int shared_limit, cudaStream_t);
+#define HL_DECAY_INSTANCE_64(V)                                                             \
+  template void LaunchReverseScan<64, V>(const ReverseScanParams& params, int shared_limit, \
+                                         cudaStream_t);
 #include "kernels/decay_attention/cuda/instances/instances.inc"
 
 }  // namespace halflife::kernels::decay

@@ -1,12 +1,12 @@
-// Walks over the states of segments, for all bf16 head sizes.
+// Scans over the states of segments, for all bf16 head sizes.
 #include "kernels/decay_attention/cuda/segment.cuh"
 
 namespace halflife::kernels::decay {
 
 #define HL_DECAY_INSTANCE_64(V) \
-  template void LaunchStateWalk<64, V>(const StateWalkParams& params, cudaStream_t stream);
+  template void LaunchStateScan<64, V>(const StateScanParams& params, cudaStream_t stream);
 #define HL_DECAY_INSTANCE_128(V) \
-  template void LaunchStateWalk<128, V>(const StateWalkParams& params, cudaStream_t stream);
+  template void LaunchStateScan<128, V>(const StateScanParams& params, cudaStream_t stream);
 #include "kernels/decay_attention/cuda/instances/instances.inc"
 
 }  // namespace halflife::kernels::decay

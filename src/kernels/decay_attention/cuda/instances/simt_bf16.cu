@@ -3,8 +3,8 @@
 
 namespace halflife::kernels::decay {
 
-template void LaunchSimtWalk<bf16>(const SimtWalkParams&, cudaStream_t);
-template void LaunchSimtWalkRev<bf16>(const SimtWalkRevParams&, cudaStream_t);
+template void LaunchSimtScan<bf16>(const SimtScanParams&, cudaStream_t);
+template void LaunchSimtReverseScan<bf16>(const SimtReverseScanParams&, cudaStream_t);
 template void LaunchSimtNormGradient<bf16>(const DecayAttentionGradArgs&, float*, cudaStream_t);
 
 }  // namespace halflife::kernels::decay

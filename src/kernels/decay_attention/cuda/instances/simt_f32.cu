@@ -3,8 +3,8 @@
 
 namespace halflife::kernels::decay {
 
-template void LaunchSimtWalk<float>(const SimtWalkParams&, cudaStream_t);
-template void LaunchSimtWalkRev<float>(const SimtWalkRevParams&, cudaStream_t);
+template void LaunchSimtScan<float>(const SimtScanParams&, cudaStream_t);
+template void LaunchSimtReverseScan<float>(const SimtReverseScanParams&, cudaStream_t);
 template void LaunchSimtNormGradient<float>(const DecayAttentionGradArgs&, float*, cudaStream_t);
 
 }  // namespace halflife::kernels::decay
