@@ -73,8 +73,7 @@ void Run(const Options& options) {
   model::LanguageModel model(
       {.model_dim = options.dim,
        .num_layers = options.layers,
-       .mixer = {.name = options.mixer,
-                 .options = {{"num_heads", std::to_string(options.heads)}}}});
+       .mixer = model::MixerConfig(options.mixer, {{"num_heads", options.heads}})});
   model.BindOwnMemory(1, false);
   const double difference = CheckAgainstParallel(model);
 

@@ -23,10 +23,10 @@ def train(options: argparse.Namespace, ranks: int, threads: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         settings = [
             f"data.path={options.data}",
-            f"model.mixer.name={options.mixer}",
+            f"model.mixer={options.mixer}",
             f"model.model_dim={options.dim}",
             f"model.num_layers={options.layers}",
-            "model.mlp_dim=0",
+            "model.channel_mixer.swiglu.width=0",
             f"train.steps={options.steps}",
             f"train.global_batch={options.batch}",
             f"train.micro_batch={options.batch // 2}",

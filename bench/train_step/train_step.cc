@@ -54,12 +54,11 @@ at::Tensor RandomTokens(const Options& options, uint64_t stream) {
 constexpr uint64_t kSeed = 1;
 
 model::ModelConfig ConfigOf(const Options& options) {
-  return {
-      .vocab_size = options.vocab,
-      .model_dim = options.dim,
-      .num_layers = options.layers,
-      .mlp_dim = options.mlp_dim,
-      .mixer = {.name = options.mixer, .options = {{"num_heads", std::to_string(options.heads)}}}};
+  return {.vocab_size = options.vocab,
+          .model_dim = options.dim,
+          .num_layers = options.layers,
+          .mixer = model::MixerConfig(options.mixer, {{"num_heads", options.heads}}),
+          .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", options.mlp_dim}})};
 }
 
 // The parameters (fp32, by name), `inputs` and `targets` of the first step: a dict of tensors, as torch.load reads it.

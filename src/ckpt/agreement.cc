@@ -109,7 +109,9 @@ std::vector<std::string> FindDifferences(const Manifest& manifest, const Expecta
                                          const ArenaView& arena) {
   Comparison comparison(expectation.allow_change);
   comparison.Value("model_family", manifest.state.model_family, expectation.model_family);
-  comparison.AllFields(FlattenJson(manifest.state.model_config_json),
+  const std::string& stored = manifest.state.model_config_json;
+  const bool convert = expectation.canonical_model_config && !stored.empty();
+  comparison.AllFields(FlattenJson(convert ? expectation.canonical_model_config(stored) : stored),
                        FlattenJson(expectation.model_config_json), kModelPrefix);
   // An imported step 0 comes from no run of ours: nothing but its model can disagree.
   if (!manifest.state.trajectory.empty() || manifest.state.step > 0)

@@ -50,6 +50,8 @@ ResumeRequest ParseResume(const std::string& text);
 struct Expectation {
   std::string model_family;
   std::string model_config_json;  // compared field by field, as "model_config.<field>"
+  // Brings the form that an earlier program stored into that of model_config_json. Empty: as it is.
+  std::function<std::string(const std::string&)> canonical_model_config = {};
   std::map<std::string, std::string> trajectory;
   std::vector<std::string> allow_change;  // names of fields that may differ
 };

@@ -10,7 +10,7 @@ ExitCode Run(const RecipeOptions& options) {
   const train::RunConfig config = options.config.empty()
                                       ? train::ParseRunConfig("", "the defaults", options.overrides)
                                       : train::LoadRunConfig(options.config, options.overrides);
-  std::cout << train::ToText(train::WithMixerDefaults(config));
+  std::cout << train::ToText(train::WithDerivedOptions(config));
   return ExitCode::kFinished;
 }
 

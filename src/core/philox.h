@@ -25,7 +25,8 @@ enum class RandomPurpose : uint32_t {
   kOrder = 3,
   kSampling = 4,
   kSplit = 5,
-  kTest = 6
+  kTest = 6,
+  kMask = 7
 };
 
 constexpr uint32_t kRandomVersion = 1;

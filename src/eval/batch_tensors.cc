@@ -2,6 +2,8 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
+
 namespace halflife::eval {
 namespace {
 
@@ -13,6 +15,17 @@ at::Tensor Ids(const std::vector<int32_t>& ids, const data::Batch& batch, at::De
 }
 
 }  // namespace
+
+void ApplyObjective(const model::Objective& objective, uint64_t seed, data::Batch& batch) {
+  objective.Label({.batch = batch.batch_size,
+                   .seq_len = batch.seq_len,
+                   .inputs = batch.inputs,
+                   .labels = batch.targets,
+                   .samples = batch.samples,
+                   .seed = seed});
+  batch.num_targets =
+      std::ranges::count_if(batch.targets, [](int32_t label) { return label >= 0; });
+}
 
 BatchTensors ToTensors(const data::Batch& batch, at::Device device) {
   return {Ids(batch.inputs, batch, device), Ids(batch.targets, batch, device),

@@ -54,6 +54,9 @@ std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
   const c10::InferenceMode inference;
   const auto rows = static_cast<int64_t>(sequences.size());
   std::vector<std::vector<float>> scores(sequences.size());
+  HL_CHECK_AS(ExitCode::kUsage, model.objective().predicts_next_token(),
+              "the model's objective is ", model.config().objective.name(),
+              "; `score` gives probabilities of the next token, `eval` the loss of this one");
   for (const auto& sequence : sequences) CheckIds(sequence, model.config().vocab_size);
   model::ModelState state = model.EmptyState(rows);
   const auto inputs_of_longest = static_cast<int64_t>(LongestOf(sequences)) - 1;

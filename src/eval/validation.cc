@@ -10,6 +10,9 @@
 namespace halflife::eval {
 namespace {
 
+// Of an objective's random choices: those of validation are the same in every run.
+constexpr uint64_t kValidationSeed = 0;
+
 // One fp64 sum per window, so that the grouping into batches does not show.
 void AppendWindowSums(const at::Tensor& losses, std::vector<double>& sums) {
   const at::Tensor rows = losses.to(at::kCPU).to(at::kDouble).sum(1).contiguous();
@@ -40,7 +43,8 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
   double num_targets = 0;
   for (int64_t first = begins[rank]; first < begins[rank + 1]; first += config.batch) {
     const int64_t count = std::min(config.batch, begins[rank + 1] - first);
-    const data::Batch batch = data::ReadWindows(tokens, config.seq_len, first, count);
+    data::Batch batch = data::ReadWindows(tokens, config.seq_len, first, count);
+    ApplyObjective(model.objective(), kValidationSeed, batch);
     const BatchTensors tensors = ToTensors(batch, device);
     AppendWindowSums(model.TokenLosses(tensors.inputs, tensors.targets, {.slice = &tensors.slice}),
                      sums);

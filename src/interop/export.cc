@@ -45,7 +45,7 @@ ordered_json ConfigJson(const Layout& layout, const model::ModelConfig& config,
   json["torch_dtype"] = DTypeName(options.dtype);
   json["vocab_size"] = config.vocab_size;
   layout.WriteConfig(config, json);
-  json["tie_word_embeddings"] = config.tie_embeddings && !options.untie;
+  json["tie_word_embeddings"] = config.head.tied && !options.untie;
   json["initializer_range"] = config.initializer_range;
   json["max_position_embeddings"] =
       state.data.seq_len > 0 ? static_cast<int64_t>(state.data.seq_len) : kDefaultPositions;
@@ -70,8 +70,7 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::ModelConfi
   const model::LanguageModel model(config);
   for (const dist::ParamSpec& spec : model.parameters().specs()) {
     add(spec.name, spec.name, spec.shape);
-    if (spec.name == kEmbeddings && config.tie_embeddings && untie)
-      add(kHead, kEmbeddings, spec.shape);
+    if (spec.name == kEmbeddings && config.head.tied && untie) add(kHead, kEmbeddings, spec.shape);
   }
   for (const dist::ParamSpec& zero : layout.ZeroTensors(config)) {
     weights.push_back({.name = layout.TensorName(zero.name, nullptr),
@@ -104,7 +103,8 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
   std::error_code error;
   HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(out, error)), out.string(),
               " exists already; choose another folder with --out");
-  const model::ModelConfig config = model::ModelConfigFromJson(step.state().model_config_json);
+  const model::ModelConfig config =
+      model::Resolved(model::ModelConfigFromJson(step.state().model_config_json));
   HL_CHECK_AS(ExitCode::kUsage,
               tokenizer == nullptr || tokenizer->vocab_size() <= config.vocab_size,
               "the tokenizer has ", tokenizer == nullptr ? 0 : tokenizer->vocab_size(),

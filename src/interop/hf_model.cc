@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "model/language_model.h"
 
 namespace halflife::interop {
 namespace {
@@ -62,13 +63,13 @@ void HfModel::Match(ConfigReader& reader) {
   for (const auto& [name, tensor] : folder_.tensors()) {
     if (!layout_->IsBuffer(name)) spare.insert(name);
   }
-  if (config_.tie_embeddings && spare.contains(head) && spare.contains(embedding)) {
+  if (config_.head.tied && spare.contains(head) && spare.contains(embedding)) {
     if (HeadEqualsEmbedding(head, embedding)) {
       spare.erase(head);
     } else {
       HL_WARN("interop", where(), ": tie_word_embeddings is true, but ", head, " differs from ",
               embedding, "; read as an untied model");
-      config_.tie_embeddings = false;
+      config_.head.tied = false;
     }
   }
   std::string problems;

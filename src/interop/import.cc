@@ -7,6 +7,7 @@
 #include "core/files.h"
 #include "core/version.h"
 #include "interop/hf_tokenizer.h"
+#include "model/language_model.h"
 
 namespace halflife::interop {
 namespace {
@@ -17,8 +18,8 @@ ckpt::StepState StepZero(const HfModel& model, const std::string& run_config_tex
   ckpt::StepState state;
   state.run_id = RandomHex(16);
   state.run_config_text = run_config_text;
-  state.model_family = model.config().mixer.name;
-  state.model_config_json = model::ToJson(model.config());
+  state.model_family = model.config().mixer.name();
+  state.model_config_json = model::ToJson(model::Resolved(model.config()));
   state.data.seq_len = static_cast<uint32_t>(model.max_positions());
   const BuildInfo build = GetBuildInfo();
   state.versions.halflife = build.version;

@@ -35,14 +35,15 @@ const Layout& LayoutOf(const std::string& model_type, const std::string& where) 
           "'; known: ", Join(Layouts(), ", ", name));
 }
 
-const Layout& ChooseLayout(const model::ModelConfig& config, const std::string& model_type) {
+const Layout& ChooseLayout(const model::ModelConfig& given, const std::string& model_type) {
+  const model::ModelConfig config = model::Resolved(given);
   const bool any = model_type.empty() || model_type == "auto";
   std::string obstacles;
   for (const Layout* layout : Layouts()) {
-    if (any ? layout->mixer() != config.mixer.name : layout->model_type() != model_type) continue;
-    if (layout->mixer() != config.mixer.name) {
+    if (any ? layout->mixer() != config.mixer.name() : layout->model_type() != model_type) continue;
+    if (layout->mixer() != config.mixer.name()) {
       obstacles += Concat("\n  ", model_type, " is for the mixer ", layout->mixer(),
-                          "; the model has ", config.mixer.name);
+                          "; the model has ", config.mixer.name());
       continue;
     }
     const std::vector<std::string> lines = layout->Obstacles(config);
@@ -54,7 +55,7 @@ const Layout& ChooseLayout(const model::ModelConfig& config, const std::string& 
   };
   HL_FAIL(ExitCode::kUsage, "no Hugging Face class expresses this model:",
           obstacles.empty() ? Concat("\n  there is none for ",
-                                     any ? "the mixer " + config.mixer.name : model_type)
+                                     any ? "the mixer " + config.mixer.name() : model_type)
                             : obstacles,
           "\nknown: ", Join(Layouts(), ", ", name));
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "interop/config_reader.h"
-#include "model/language_model.h"
+#include "model/config/model_config.h"
 
 namespace halflife::interop {
 
@@ -22,6 +22,7 @@ class Layout {
 
   // One line for each part of `config` that the class has no word for; empty: it expresses all of
   // it.
+  // `config` is resolved, here and in the next.
   virtual std::vector<std::string> Obstacles(const model::ModelConfig& config) const = 0;
   // Adds the class's keys.
   virtual void WriteConfig(const model::ModelConfig& config,

@@ -1,7 +1,9 @@
-// The parameters of a model: declared by its layers while it is built, given memory later by whoever owns the arena.
-// Until Bind they have shapes and names only, so planning (`--dry-run`) needs no memory.
+// The parameters of a model: declared by its parts while it is built, given memory later by whoever
+// owns the arena. Until Bind they have shapes and names only, so planning (`--dry-run`) needs no
+// memory.
 //
-//   Parameter weight = parameters.Declare({.name = "norm.weight", .shape = {D}, .region = Region::kFp32}, Init::Ones());
+//   Parameter weight =
+//       parameters.Declare({.name = "w", .shape = {D}, .region = Region::kFp32}, Init::Ones());
 //   ... parameters.Bind(i, tensor) for each, by the trainer or by inference ...
 //   at::mm(x, weight->t());
 #pragma once
@@ -14,16 +16,9 @@
 #include <vector>
 
 #include "dist/parameter_layout.h"
+#include "model/init.h"
 
 namespace halflife::model {
-
-struct Init {
-  enum class Kind { kNormal, kZeros, kOnes } kind = Kind::kZeros;
-  double std_dev = 0;
-  static Init Normal(double std_dev) { return {Kind::kNormal, std_dev}; }
-  static Init Zeros() { return {Kind::kZeros, 0}; }
-  static Init Ones() { return {Kind::kOnes, 0}; }
-};
 
 // A handle that layers keep; all copies see the tensor once it is bound.
 class Parameter {
@@ -44,20 +39,24 @@ at::Tensor AddBias(const at::Tensor& y, const Parameter& bias);
 
 class ParameterSet {
  public:
-  // Registration order is forward order. A name declared twice is an Error.
+  // Registration order is forward order. Whether weight decay takes hold of it is the spec's own
+  // word. A name declared twice is an Error.
   Parameter Declare(dist::ParamSpec spec, Init init);
 
   const std::vector<dist::ParamSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
+  // Of all parameters so far: a part's own are the difference before and after it is built.
+  int64_t num_elements() const { return num_elements_; }
   // Gives parameter `index` its memory: any dtype and device, the declared shape.
   void Bind(int index, at::Tensor tensor);
   const at::Tensor& tensor(int index) const { return *handles_[index].tensor_; }
 
-  // Fills `out` (count floats) with the initial value of parameter `index`: a pure function of (seed, name, element).
+  // Fills `out` (count floats) with the initial value of parameter `index`.
   void Initialise(int index, uint64_t seed, float* out) const;
 
  private:
   std::vector<dist::ParamSpec> specs_;
+  int64_t num_elements_ = 0;
   std::vector<Init> inits_;
   std::vector<Parameter> handles_;
 };

@@ -1,7 +1,8 @@
-// Which tokens a forward sees: B rows of T tokens, where each row may be a slice of a longer sequence (sequence
-// parallelism, decode, split tests) and may hold several documents.
+// Which tokens a forward sees: B rows of T tokens, where each row may be a slice of a longer
+// sequence (sequence parallelism, decode, split tests) and may hold several documents.
 //
-//   const auto slice = SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device);
+//   const auto slice =
+//       SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device);
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,15 +20,18 @@ struct SequenceSlice {
   int64_t batch = 0;    // B
   int64_t seq_len = 0;  // T
   int64_t begin = 0;    // place of the first token within the whole row: dropout masks follow it
-  // Position of each token in its document, counted from the document's (or the row's) true start, not the slice's.
+  // Position of each token in its document, counted from the document's (or the row's) true start,
+  // not the slice's.
   at::Tensor positions;  // [B, T] int64
-  // Number of the document within the row, ascending from 0. Undefined where no document starts inside the slice (all
-  // tokens of a row continue one document): mixers then take the unmasked path.
+  // Number of the document within the row, ascending from 0. Undefined where no document starts
+  // inside the slice (all tokens of a row continue one document): mixers then take the unmasked
+  // path.
   at::Tensor documents;  // [B, T] int64, or undefined
-  // True at tokens that start a document: state is reset before them. Undefined together with `documents`.
+  // True at tokens that start a document: state is reset before them. Undefined together with
+  // `documents`.
   at::Tensor starts;  // [B, T] bool, or undefined
-  // The same starts on the host, flat positions b T + t ascending, and the chunks that linear attention cuts there, shared by
-  // all layers. Empty and null without boundaries.
+  // The same starts on the host, flat positions b T + t ascending, and the chunks that linear
+  // attention cuts there, shared by all layers. Empty and null without boundaries.
   std::vector<int32_t> document_starts;
   std::shared_ptr<const kernels::SequenceChunks> chunks;
   bool has_boundaries() const { return documents.defined(); }
@@ -35,7 +39,8 @@ struct SequenceSlice {
   // Whole rows from position `offset` on, one document a row.
   static SequenceSlice Contiguous(int64_t batch, int64_t seq_len, int64_t offset,
                                   at::Device device);
-  // Whole rows with documents: cu_seqlens over the flattened B*T tokens, every row start included (data::Batch).
+  // Whole rows with documents: cu_seqlens over the flattened B*T tokens, every row start included
+  // (data::Batch).
   static SequenceSlice Packed(int64_t batch, int64_t seq_len, std::span<const int32_t> cu_seqlens,
                               at::Device device);
   // Tokens [first, first + length) of every row, with positions and documents of the whole.

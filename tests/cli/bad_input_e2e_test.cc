@@ -53,9 +53,9 @@ TEST_F(BadInput, ImpossibleSizesAllAtOnce) {
 }
 
 TEST_F(BadInput, UnknownMixerAndOption) {
-  Expect(fixture->Run({.run = "m", .set = {"model.mixer.name=attention"}}), 2,
+  Expect(fixture->Run({.run = "m", .set = {"model.mixer=attention"}}), 2,
          {"attention", "retention"});
-  Expect(fixture->Run({.run = "m", .set = {"model.mixer.options.heads=2"}}), 2,
+  Expect(fixture->Run({.run = "m", .set = {"model.mixer.gla.heads=2"}}), 2,
          {"heads", "num_heads"});
 }
 
@@ -63,8 +63,8 @@ TEST_F(BadInput, SizesThatNoMachineHolds) {
   Expect(fixture->Run({.run = "huge", .set = {"model.vocab_size=2000000000"}}), 2,
          {"this run does not fit", "parameters would fit"});
   Expect(fixture->Run({.run = "huge",
-                       .set = {"model.mixer.name=gla",
-                               "model.mixer.options.conv_size=4611686018427387904"}}),
+                       .set = {"model.mixer=gla",
+                               "model.mixer.gla.conv_size=4611686018427387904"}}),
          2, {"conv_size", "at most"});
   Expect(fixture->Run({.run = "huge", .set = {"train.global_batch=9223372036854775804"}}), 2,
          {"train.global_batch", "at most"});

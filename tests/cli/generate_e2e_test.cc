@@ -124,9 +124,9 @@ TEST_F(Generate, MetricsClaimNoShareOfACpusPeak) {
 TEST_F(Generate, AHybridIsShownWithAllItsMixers) {
   std::ifstream file(fixture->recipe());
   std::string recipe((std::istreambuf_iterator<char>(file)), {});
-  const std::string mixer = "mixer { name: \"gla\"";
+  const std::string mixer = "mixer { gla";
   ASSERT_NE(recipe.find(mixer), std::string::npos);
-  recipe.insert(recipe.find(mixer), "hybrid { layers: [1] mixer { name: \"softmax\" } } ");
+  recipe.insert(recipe.find(mixer), "hybrid { layers: [1] mixer { softmax {} } } ");
   std::ofstream(fixture->path("hybrid.textproto")) << recipe;
   const std::string shown = "gla + softmax in 1 of 2 layers", run = fixture->path("hybrid");
   const RunResult trained = fixture->Halflife(

@@ -27,7 +27,7 @@ class Report : public testing::Test {
     ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
     const RunResult other =
         fixture->Run({.run = "retention",
-                      .set = {"model.mixer.name=retention", "optimizer.lr=1e-3"},
+                      .set = {"model.mixer=retention", "optimizer.lr=1e-3"},
                       .env = {{"HL_FAULT", "train.step:kill:6"}}});
     ASSERT_EQ(other.exit_code, 137) << other.err;
     std::ofstream(fixture->path("retention") / "metrics.jsonl", std::ios::app)
@@ -144,7 +144,7 @@ TEST_F(Report, TheBrowserShowsTheNumbersAndHasNothingToSay) {
   for (const char* piece :
        {"Resumed once, going on with step 11; 2 steps had to be trained again",
         "status-finished\">finished", "not finished", ">20 <small>of 20</small>",
-        ">5 <small>of 20</small>", "model.mixer.name", "optimizer.lr"}) {
+        ">5 <small>of 20</small>", "model.mixer", "optimizer.lr"}) {
     EXPECT_NE(page.find(piece), std::string::npos) << piece;
   }
   EXPECT_EQ(page.find("No step was trained"), std::string::npos);

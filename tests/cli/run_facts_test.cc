@@ -18,8 +18,8 @@ report::RunRecord FactsOf(const std::string& config_text) {
 
 TEST(RunFacts, TheConfigGivesModelAndTokens) {
   const report::RunRecord run = FactsOf(R"(data { seq_len: 64 } optimizer { clip_norm: 0.5 }
-      model { vocab_size: 259 model_dim: 32 num_layers: 2 mlp_dim: 64
-              mixer { name: "gla" options { key: "num_heads" value: "2" } } }
+      model { vocab_size: 259 model_dim: 32 num_layers: 2 channel_mixer { swiglu { width: 64 } }
+              mixer { gla { num_heads: 2 } } }
       train { steps: 20 global_batch: 8 })");
   EXPECT_EQ(run.config_problem, "");
   EXPECT_EQ(run.model, "gla, 2 x 32");

@@ -18,9 +18,9 @@ std::unique_ptr<model::LanguageModel> Tiny(const std::string& mixer) {
       model::ModelConfig{.vocab_size = 30,
                          .model_dim = 32,
                          .num_layers = 2,
-                         .mlp_dim = 32,
                          .initializer_range = 0.1,
-                         .mixer = {.name = mixer, .options = {{"num_heads", "2"}}}});
+                         .mixer = model::MixerConfig(mixer, {{"num_heads", 2}}),
+                         .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 32}})});
   model->BindOwnMemory(1, false);
   return model;
 }

@@ -98,7 +98,7 @@ Shapes ShapesOf(const HfFolder& folder) {
 // All of the model's weights and nothing else lies in the folder, under other names.
 void ExpectSame(const HfModel& model) {
   Shapes left = ShapesOf(model.folder());
-  const bool tied = model.config().tie_embeddings;
+  const bool tied = model.config().head.tied;
   if (tied) left.erase("lm_head.weight");  // equal to the embeddings: HfModel says otherwise untied
   if (model.layout().model_type() == "llama") {
     Shapes asked = LlamaTensors(model.folder().config());

@@ -11,14 +11,13 @@ namespace {
 
 using testing::IsEmpty;
 
-model::ModelConfig Model(const std::string& mixer,
-                         std::map<std::string, std::string> options = {}) {
-  options.emplace("num_heads", "4");
-  return {.vocab_size = 50,
-          .model_dim = 64,
-          .num_layers = 3,
-          .mlp_dim = 96,
-          .mixer = {.name = mixer, .options = std::move(options)}};
+model::ModelConfig Model(const std::string& mixer, std::vector<model::Assignment> options = {}) {
+  options.insert(options.begin(), {"num_heads", 4});
+  return {
+    .vocab_size = 50, .model_dim = 64, .num_layers = 3, .mixer = model::MixerConfig(mixer, options),
+    .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 96}})
+  }
+};
 }
 
 std::string Chosen(const model::ModelConfig& config, const std::string& model_type = "auto") {
@@ -28,24 +27,24 @@ std::string Chosen(const model::ModelConfig& config, const std::string& model_ty
 TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("softmax")), "llama");
   EXPECT_EQ(Chosen(Model("softmax"), "transformer"), "transformer");
-  EXPECT_EQ(Chosen(Model("softmax", {{"qk_norm", "true"}})), "transformer");
-  EXPECT_EQ(Chosen(Model("softmax", {{"window", "8"}})), "transformer");
-  EXPECT_EQ(Chosen(Model("softmax", {{"qkv_bias", "true"}})), "llama");
+  EXPECT_EQ(Chosen(Model("softmax", {{"qk_norm", true}})), "transformer");
+  EXPECT_EQ(Chosen(Model("softmax", {{"window", 8}})), "transformer");
+  EXPECT_EQ(Chosen(Model("softmax", {{"qkv_bias", true}})), "llama");
   EXPECT_EQ(Chosen(Model("retention")), "retnet");
   EXPECT_EQ(Chosen(Model("gla")), "gla");
 }
 
 TEST(ChooseLayoutTest, ListsWhatNoClassExpresses) {
-  EXPECT_HL_ERROR(Chosen(Model("softmax", {{"qk_norm", "true"}, {"out_bias", "true"}})),
+  EXPECT_HL_ERROR(Chosen(Model("softmax", {{"qk_norm", true}, {"out_bias", true}})),
                   ExitCode::kUsage, "llama: qk_norm is on", "transformer: out_bias is on");
-  EXPECT_HL_ERROR(Chosen(Model("retention", {{"rotary_base", "500"}})), ExitCode::kUsage,
+  EXPECT_HL_ERROR(Chosen(Model("retention", {{"rotary_base", 500}})), ExitCode::kUsage,
                   "retnet: rotary_base is 500; 10000 would work");
   EXPECT_HL_ERROR(Chosen(Model("gla"), "llama"), ExitCode::kUsage,
                   "llama is for the mixer softmax; the model has gla");
   model::ModelConfig config = Model("gla");
-  config.mlp_bias = true;
+  config.channel_mixer.Set("bias", true);
   config.hybrid = {{.layers = {1}, .mixer = Model("retention").mixer},
-                   {.layers = {2}, .mixer = Model("softmax", {{"qk_norm", "true"}}).mixer}};
+                   {.layers = {2}, .mixer = Model("softmax", {{"qk_norm", true}}).mixer}};
   EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "mlp_bias is on",
                   "hybrid layers with the mixer retention", "qk_norm is on in the hybrid layers");
 }
@@ -58,27 +57,27 @@ TEST(LayoutOfTest, UnknownFamilyListsTheKnownOnes) {
 // config.json -> model -> config.json, for every class with every option away from its default.
 TEST(LayoutTest, ConfigsRoundTrip) {
   std::vector<model::ModelConfig> models = {
-      Model("retention", {{"num_kv_heads", "2"},
-                          {"expand_v", "1.5"},
-                          {"use_output_gate", "false"},
+      Model("retention", {{"num_kv_heads", 2},
+                          {"expand_v", 1.5},
+                          {"use_output_gate", false},
                           {"feature_map", "gelu_tanh"},
-                          {"norm_affine", "false"}}),
-      Model("gla", {{"use_short_conv", "true"}, {"conv_size", "3"}, {"clamp_min", "-0.25"}}),
-      Model("softmax", {{"qk_norm", "true"}, {"window", "7"}, {"rope_theta", "1234.5"}}),
-      Model("softmax", {{"qkv_bias", "true"}, {"out_bias", "true"}, {"head_dim", "24"}})};
-  models[1].hybrid = {{.layers = {0, 2}, .mixer = Model("softmax", {{"window", "5"}}).mixer}};
-  models[3].mlp_bias = true;
+                          {"norm_affine", false}}),
+      Model("gla", {{"use_short_conv", true}, {"conv_size", 3}, {"clamp_min", -0.25}}),
+      Model("softmax", {{"qk_norm", true}, {"window", 7}, {"rope_theta", 1234.5}}),
+      Model("softmax", {{"qkv_bias", true}, {"out_bias", true}, {"head_dim", 24}})};
+  models[1].hybrid = {{.layers = {0, 2}, .mixer = Model("softmax", {{"window", 5}}).mixer}};
+  models[3].channel_mixer.Set("bias", true);
   for (const model::ModelConfig& model : models) {
     const Layout& layout = ChooseLayout(model, "auto");
     nlohmann::ordered_json written = {{"vocab_size", 50}, {"tie_word_embeddings", false}};
-    layout.WriteConfig(model, written);
+    layout.WriteConfig(model::Resolved(model), written);
     const nlohmann::json parsed = nlohmann::json::parse(written.dump());
     ConfigReader reader(parsed, "config.json");
     const model::ModelConfig back = layout.ReadConfig(reader);
     EXPECT_NO_THROW(reader.Check());
     EXPECT_THAT(model::Problems(back), IsEmpty());
     nlohmann::ordered_json again = {{"vocab_size", 50}, {"tie_word_embeddings", false}};
-    layout.WriteConfig(back, again);
+    layout.WriteConfig(model::Resolved(back), again);
     EXPECT_EQ(again.dump(2), written.dump(2));
     EXPECT_EQ(model::LanguageModel(back).CountParameters().total(),
               model::LanguageModel(model).CountParameters().total());
@@ -102,7 +101,7 @@ double RopeTheta(const char* config) {
   ConfigReader reader(json, "x/config.json");
   const model::ModelConfig model = LayoutOf("llama", "").ReadConfig(reader);
   reader.Check();
-  return std::stod(model.mixer.options.at("rope_theta"));
+  return model.mixer.Get<double>("rope_theta");
 }
 
 TEST(LayoutTest, RopeByItsOldAndItsNewKeys) {
@@ -120,7 +119,8 @@ TEST(LayoutTest, RopeByItsOldAndItsNewKeys) {
 TEST(LayoutTest, FeatureMapsByTheirOtherNames) {
   const auto json = nlohmann::json::parse(R"({"feature_map": "gelu_new", "num_heads": 2})");
   ConfigReader reader(json, "");
-  EXPECT_EQ(LayoutOf("gla", "").ReadConfig(reader).mixer.options.at("feature_map"), "gelu_tanh");
+  EXPECT_EQ(LayoutOf("gla", "").ReadConfig(reader).mixer.Get<std::string>("feature_map"),
+            "gelu_tanh");
   const auto unknown = nlohmann::json::parse(R"({"feature_map": "xielu"})");
   ConfigReader strict(unknown, "c");
   LayoutOf("retnet", "").ReadConfig(strict);

@@ -27,8 +27,8 @@ make_dataset() {
   cat >recipe.textproto <<'RECIPE'
 data { path: "data" seq_len: 64 }
 model {
-  model_dim: 32 num_layers: 2 mlp_dim: 64
-  mixer { name: "gla" options { key: "num_heads" value: "2" } }
+  model_dim: 32 num_layers: 2 channel_mixer { swiglu { width: 64 } }
+  mixer { gla { num_heads: 2 } }
 }
 optimizer { lr: 3e-3 clip_norm: 1.0 }
 schedule { kind: "cosine" warmup_steps: 5 }

@@ -1,4 +1,5 @@
-// Prefill, then one token at a time, against the parallel form of the whole: what inference rests on.
+// Prefill, then one token at a time, against the parallel form of the whole: what inference rests
+// on.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
@@ -14,13 +15,13 @@ ModelConfig Tiny(const std::string& mixer) {
   return {.vocab_size = 50,
           .model_dim = 32,
           .num_layers = 2,
-          .mlp_dim = 32,
           .initializer_range = 0.1,
-          .mixer = {.name = mixer, .options = {{"num_heads", "2"}}}};
+          .mixer = MixerConfig(mixer, {{"num_heads", 2}}),
+          .channel_mixer = ChannelMixerConfig("swiglu", {{"width", 32}})};
 }
 
-// Logits are of order 1; fp32 states are summed in another order, over up to 2,000 tokens, and the norm of a mixer's small
-// output magnifies what was rounded before it.
+// Logits are of order 1; fp32 states are summed in another order, over up to 2,000 tokens, and the
+// norm of a mixer's small output magnifies what was rounded before it.
 constexpr double kTolerance = 1e-4;
 
 class DecodeTest : public testing::TestWithParam<std::string> {
@@ -32,7 +33,7 @@ class DecodeTest : public testing::TestWithParam<std::string> {
   LanguageModel model_;
   const at::NoGradGuard no_grad_;
 };
-INSTANTIATE_TEST_SUITE_P(All, DecodeTest, testing::ValuesIn(MixerNames()),
+INSTANTIATE_TEST_SUITE_P(All, DecodeTest, testing::ValuesIn(NamesOf(kMixers)),
                          [](const auto& param_info) { return param_info.param; });
 
 TEST_P(DecodeTest, PrefillAndStepsEqualTheParallelForm) {
@@ -82,10 +83,9 @@ TEST_P(DecodeTest, FromAnEmptyStateAndInPieces) {
 
 TEST(HybridDecode, LayersOfTwoMixersEachCarryTheirOwnState) {
   ModelConfig config = Tiny("gla");
-  config.mlp_bias = true;
+  config.channel_mixer.Set("bias", true);
   config.hybrid = {
-      {.layers = {1},
-       .mixer = {.name = "softmax", .options = {{"num_heads", "4"}, {"qkv_bias", "true"}}}}};
+      {.layers = {1}, .mixer = MixerConfig("softmax", {{"num_heads", 4}, {"qkv_bias", true}})}};
   LanguageModel model(config);
   model.BindOwnMemory(1, false);
   const at::NoGradGuard no_grad;

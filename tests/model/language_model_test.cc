@@ -26,9 +26,9 @@ ModelConfig Tiny(const std::string& mixer = "retention") {
   return {.vocab_size = 37,
           .model_dim = 32,
           .num_layers = 2,
-          .mlp_dim = 48,
           .initializer_range = 0.2,
-          .mixer = {.name = mixer, .options = {{"num_heads", "2"}}}};
+          .mixer = MixerConfig(mixer, {{"num_heads", 2}}),
+          .channel_mixer = ChannelMixerConfig("swiglu", {{"width", 48}})};
 }
 
 at::Tensor Tokens(int64_t batch, int64_t seq_len, uint64_t seed, int64_t vocab = 37) {
@@ -65,11 +65,11 @@ TEST(ParameterNames, FrameOfEveryModel) {
                                    Pair("lm_head.weight", ElementsAre(37, 32))));
 }
 
-std::map<std::string, std::vector<int64_t>> MixerShapes(
-    const std::string& mixer, std::map<std::string, std::string> options) {
+std::map<std::string, std::vector<int64_t>> MixerShapes(const std::string& mixer,
+                                                        const std::vector<Assignment>& options) {
   ModelConfig config = Tiny(mixer);
   config.num_layers = 1;
-  config.mixer.options = std::move(options);
+  config.mixer = MixerConfig(mixer, options);
   const std::string prefix = "layers.0.attn.";
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const auto& [name, shape] : Shapes(config))
@@ -79,14 +79,14 @@ std::map<std::string, std::vector<int64_t>> MixerShapes(
 
 // The layouts of fla's layers, with D = 32.
 TEST(ParameterNames, Retention) {
-  EXPECT_THAT(MixerShapes("retention", {{"num_heads", "4"}, {"num_kv_heads", "2"}}),
+  EXPECT_THAT(MixerShapes("retention", {{"num_heads", 4}, {"num_kv_heads", 2}}),
               UnorderedElementsAre(Pair("q_proj.weight", ElementsAre(32, 32)),
                                    Pair("k_proj.weight", ElementsAre(16, 32)),
                                    Pair("v_proj.weight", ElementsAre(32, 32)),
                                    Pair("g_proj.weight", ElementsAre(64, 32)),
                                    Pair("g_norm_swish_gate.weight", ElementsAre(16)),
                                    Pair("o_proj.weight", ElementsAre(32, 64))));
-  EXPECT_THAT(MixerShapes("retention", {{"num_heads", "2"}, {"use_output_gate", "false"}}),
+  EXPECT_THAT(MixerShapes("retention", {{"num_heads", 2}, {"use_output_gate", false}}),
               UnorderedElementsAre(Pair("q_proj.weight", ElementsAre(32, 32)),
                                    Pair("k_proj.weight", ElementsAre(32, 32)),
                                    Pair("v_proj.weight", ElementsAre(64, 32)),
@@ -96,7 +96,7 @@ TEST(ParameterNames, Retention) {
 
 TEST(ParameterNames, Gla) {
   EXPECT_THAT(
-      MixerShapes("gla", {{"num_heads", "2"}, {"use_short_conv", "true"}}),
+      MixerShapes("gla", {{"num_heads", 2}, {"use_short_conv", true}}),
       UnorderedElementsAre(
           Pair("q_proj.weight", ElementsAre(16, 32)), Pair("k_proj.weight", ElementsAre(16, 32)),
           Pair("v_proj.weight", ElementsAre(32, 32)), Pair("g_proj.weight", ElementsAre(32, 32)),
@@ -111,7 +111,7 @@ TEST(ParameterNames, Gla) {
 
 TEST(ParameterNames, Softmax) {
   EXPECT_THAT(
-      MixerShapes("softmax", {{"num_heads", "4"}, {"num_kv_heads", "2"}, {"qk_norm", "true"}}),
+      MixerShapes("softmax", {{"num_heads", 4}, {"num_kv_heads", 2}, {"qk_norm", true}}),
       UnorderedElementsAre(
           Pair("q_proj.weight", ElementsAre(32, 32)), Pair("k_proj.weight", ElementsAre(16, 32)),
           Pair("v_proj.weight", ElementsAre(16, 32)), Pair("q_norm.weight", ElementsAre(8)),
@@ -121,9 +121,9 @@ TEST(ParameterNames, Softmax) {
 // Published counts of the 340M configurations (vocabulary 32000, untied).
 TEST(ParameterNames, CountsOfPublishedModels) {
   ModelConfig config = {.vocab_size = 32000, .model_dim = 1024, .num_layers = 24};
-  config.mixer = {.name = "softmax", .options = {{"num_heads", "16"}}};
+  config.mixer = MixerConfig("softmax", {{"num_heads", 16}});
   EXPECT_EQ(LanguageModel(config).CountParameters().total(), 373867520);
-  config.mixer = {.name = "gla", .options = {{"num_heads", "4"}}};
+  config.mixer = MixerConfig("gla", {{"num_heads", 4}});
   EXPECT_EQ(LanguageModel(config).CountParameters().total(), 374475776);
   EXPECT_EQ(LanguageModel(config).CountParameters().embedding, 32768000);
 }
@@ -148,7 +148,7 @@ TEST(LanguageModelTest, IsThePreNormFrame) {
   ParameterSet mixer_parameters;
   std::vector<std::unique_ptr<Mixer>> mixers;
   for (int layer = 0; layer < 2; ++layer)
-    mixers.push_back(MakeMixer(Tiny().mixer, {.model_dim = 32,
+    mixers.push_back(MakeMixer(Tiny().mixer, {.sizes = Tiny().sizes(),
                                               .prefix = Concat("layers.", layer, ".attn."),
                                               .parameters = &mixer_parameters}));
   for (int i = 0; i < mixer_parameters.size(); ++i)
@@ -161,8 +161,8 @@ TEST(LanguageModelTest, IsThePreNormFrame) {
   at::Tensor x = at::embedding(p["embeddings.weight"], tokens);
   for (int layer = 0; layer < 2; ++layer) {
     const std::string prefix = Concat("layers.", layer, ".");
-    x = x +
-        mixers[layer]->Forward(norm(x, p[prefix + "attn_norm.weight"]), slice, nullptr, false).y;
+    const at::Tensor normed = norm(x, p[prefix + "attn_norm.weight"]);
+    x = x + mixers[layer]->Forward({.x = normed, .slice = slice}).y;
     const at::Tensor h = norm(x, p[prefix + "mlp_norm.weight"]);
     const at::Tensor gate = at::linear(h, p[prefix + "mlp.gate_proj.weight"]);
     const at::Tensor up = at::linear(h, p[prefix + "mlp.up_proj.weight"]);
@@ -197,7 +197,7 @@ TEST(LanguageModelTest, LossIsTheSumOfLogSoftmax) {
 }
 
 TEST(LanguageModelTest, EveryParameterGetsAGradient) {
-  for (const std::string& mixer : MixerNames()) {
+  for (const std::string& mixer : NamesOf(kMixers)) {
     LanguageModel model(Tiny(mixer));
     model.BindOwnMemory(1, true);
     const auto slice = SequenceSlice::Contiguous(2, 30, 0, at::kCPU);
@@ -214,7 +214,7 @@ TEST(LanguageModelTest, EveryParameterGetsAGradient) {
 TEST(LanguageModelTest, TiedEqualsUntiedWithEqualTables) {
   ModelConfig config = Tiny();
   LanguageModel untied(config);
-  config.tie_embeddings = true;
+  config.head.tied = true;
   LanguageModel tied(config);
   tied.BindOwnMemory(4, true);
   untied.BindOwnMemory(4, true);
@@ -259,7 +259,7 @@ TEST(LanguageModelTest, DropoutIsAFunctionOfSeedAndSample) {
 
 // bf16 compute: matrices bf16, norms and the loss fp32.
 TEST(LanguageModelTest, Bf16StaysNearFp32) {
-  for (const std::string& mixer : MixerNames()) {
+  for (const std::string& mixer : NamesOf(kMixers)) {
     LanguageModel model(Tiny(mixer));
     model.BindOwnMemory(1, false);
     const auto slice = SequenceSlice::Contiguous(2, 70, 0, at::kCPU);

@@ -12,7 +12,7 @@ void AddRecipe(CLI::App& app, Request& request) {
       *command,
       {.notes = "Without --config: every option there is, with its default. What is printed "
                 "is a recipe. A vocabulary of 0 is the dataset's.",
-       .examples = {"halflife recipe --set model.mixer.name=gla",
+       .examples = {"halflife recipe --set model.mixer=gla",
                     "halflife recipe --config launch/recipes/gla_340m.textproto"}});
   command->add_option("--config", options->config, "The recipe [none]")->type_name("RECIPE");
   command

@@ -40,7 +40,7 @@ Json DescribeRecipe(const fs::path& path) {
           {"vocab_size", config.model.vocab_size},
           {"parameters",
            {{"embedding", count.embedding},
-            {"head", config.model.tie_embeddings ? 0 : count.head},
+            {"head", config.model.head.tied ? 0 : count.head},
             {"mixers", count.mixer},
             {"mlps", count.mlp},
             {"norms", count.norm},

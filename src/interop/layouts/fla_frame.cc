@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/shortest_text.h"
 #include "interop/layouts/layouts.h"
 
 namespace halflife::interop {
@@ -58,7 +57,7 @@ void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
                      model::ModelConfig& config) {
   if (!entry.is_object()) return reader.Require(false, "attn holds something that is no object");
   ConfigReader inner(entry, reader.where() + ", attn");
-  model::HybridLayers& group = config.hybrid.emplace_back();
+  model::LayerGroup& group = config.hybrid.emplace_back();
   const nlohmann::json* layers = inner.Member("layers");
   const bool valid = layers != nullptr && layers->is_array() &&
                      std::ranges::all_of(*layers, [&](const nlohmann::json& layer) {
@@ -66,43 +65,49 @@ void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
                      });
   inner.Require(valid, "layers must be numbers from 0 to ", config.num_layers - 1);
   if (valid) group.layers = layers->get<std::vector<int64_t>>();
-  group.mixer.name = "softmax";
-  OptionWriter options(group.mixer);
+  model::MixerConfig& mixer = group.mixer.emplace("softmax");
   inner.Require(inner.Has("num_heads"), "num_heads is missing");
   const int64_t heads = inner.Int("num_heads", 1);
-  options.Int("num_heads", heads);
-  options.Int("num_kv_heads", inner.Int("num_kv_heads", heads));
-  options.Bool("qkv_bias", inner.Bool("qkv_bias", false));
-  options.Int("window", inner.Int("window_size", 0));
-  options.Double("rope_theta", inner.Double("rope_theta", 10000));
+  mixer.Set("num_heads", heads);
+  mixer.Set("num_kv_heads", inner.Int("num_kv_heads", heads));
+  mixer.Set("qkv_bias", inner.Bool("qkv_bias", false));
+  mixer.Set("window", inner.Int("window_size", 0));
+  mixer.Set("rope_theta", inner.Double("rope_theta", 10000));
   inner.Check();
 }
 
 }  // namespace
 
-Options::Options(const model::MixerConfig& mixer, int64_t model_dim)
-    : mixer_(mixer.name), values_(model::ResolvedOptions(mixer, model_dim)) {}
-
-const std::string& Options::Text(const std::string& key) const {
-  const auto found = values_.find(key);
-  HL_CHECK(found != values_.end(), "mixer ", mixer_, " has no option ", key);
-  return found->second;
+std::vector<std::string> PartObstacles(const model::ModelConfig& config, const ClassParts& parts) {
+  std::vector<std::string> lines;
+  const auto require = [&](bool condition, const auto&... pieces) {
+    if (!condition) lines.push_back(Concat(pieces...));
+  };
+  const auto same = [&](const model::PartConfig& part, const std::string& name) {
+    require(part.name() == name, "the ", part.kind().name, " is ", part.name(), "; ", name,
+            " would work");
+    return part.name() == name;
+  };
+  same(config.block, "pre_norm");
+  if (same(config.norm, parts.norm))
+    for (const model::Assignment& option : config.norm.Values())
+      require(option.value != model::OptionValue(false), "the norm has no ", option.name);
+  if (same(config.channel_mixer, parts.channel_mixer))
+    require(parts.mlp_bias || !config.channel_mixer.Get<bool>("bias"),
+            "bias of the channel mixer is on");
+  same(config.positions, parts.positions);
+  same(config.objective, "next_token");
+  require(config.embedding.scale == 1, "the embedding's scale is ", config.embedding.scale);
+  require(config.embedding.num_segments == 0, "the embedding has segments");
+  require(!config.head.bias, "the head has a bias");
+  for (const model::LayerGroup& group : config.hybrid)
+    require(!group.channel_mixer, "hybrid layers have a channel mixer of their own");
+  return lines;
 }
 
-int64_t Options::Int(const std::string& key) const { return std::stoll(Text(key)); }
-double Options::Double(const std::string& key) const { return std::stod(Text(key)); }
-
-ordered_json Options::Number(const std::string& key) const {
-  const double value = Double(key);
+ordered_json Number(double value) {
   if (value == static_cast<double>(static_cast<int64_t>(value))) return static_cast<int64_t>(value);
   return value;
-}
-
-void OptionWriter::Int(const std::string& key, int64_t value) { Text(key, Concat(value)); }
-void OptionWriter::Double(const std::string& key, double value) { Text(key, ShortestText(value)); }
-void OptionWriter::Bool(const std::string& key, bool value) { Text(key, value ? "true" : "false"); }
-void OptionWriter::Text(const std::string& key, const std::string& value) {
-  mixer_.options[key] = value;
 }
 
 void IgnoreCommonKeys(ConfigReader& reader) {
@@ -143,10 +148,10 @@ model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defau
   config.vocab_size = reader.Int("vocab_size", defaults.vocab_size);
   config.model_dim = reader.Int("hidden_size", defaults.hidden_size);
   config.num_layers = reader.Int("num_hidden_layers", defaults.num_layers);
-  config.mlp_ratio = reader.Double("hidden_ratio", defaults.hidden_ratio);
-  config.mlp_dim = reader.Int("intermediate_size", 0);
-  config.norm_eps = reader.Double("norm_eps", 1e-6);
-  config.tie_embeddings = reader.Bool("tie_word_embeddings", false);
+  config.channel_mixer.Set("ratio", reader.Double("hidden_ratio", defaults.hidden_ratio));
+  config.channel_mixer.Set("width", reader.Int("intermediate_size", 0));
+  config.norm.Set("eps", reader.Double("norm_eps", 1e-6));
+  config.head.tied = reader.Bool("tie_word_embeddings", false);
   config.initializer_range = reader.Double("initializer_range", 0.02);
   const std::string activation = reader.String("hidden_act", "swish");
   reader.Require(IsSwish(activation), "hidden_act is '", activation, "'; swish would work");
@@ -158,10 +163,10 @@ model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defau
 void WriteFlaFrame(const model::ModelConfig& config, ordered_json& json) {
   json["hidden_size"] = config.model_dim;
   json["num_hidden_layers"] = config.num_layers;
-  json["hidden_ratio"] = config.mlp_ratio;
-  json["intermediate_size"] = config.resolved_mlp_dim();
+  json["hidden_ratio"] = config.channel_mixer.Get<double>("ratio");
+  json["intermediate_size"] = config.channel_mixer.Get<int64_t>("width");
   json["hidden_act"] = "swish";
-  json["norm_eps"] = config.norm_eps;
+  json["norm_eps"] = config.norm.Get<double>("eps");
   json["attnres_block_size"] = nullptr;
   json["fuse_norm"] = true;
   json["fuse_swiglu"] = true;
@@ -171,18 +176,20 @@ void WriteFlaFrame(const model::ModelConfig& config, ordered_json& json) {
 }
 
 std::vector<std::string> FlaObstacles(const model::ModelConfig& config) {
-  std::vector<std::string> lines;
-  if (config.mlp_bias) lines.emplace_back("mlp_bias is on");
-  for (const model::HybridLayers& group : config.hybrid) {
-    if (group.mixer.name != "softmax") {
-      lines.push_back("hybrid layers with the mixer " + group.mixer.name +
+  std::vector<std::string> lines = PartObstacles(config, {});
+  for (const model::LayerGroup& group : config.hybrid) {
+    if (!group.mixer) continue;
+    const model::MixerConfig& mixer = *group.mixer;
+    if (mixer.name() != "softmax") {
+      lines.push_back("hybrid layers with the mixer " + mixer.name() +
                       "; softmax beside one linear mixer would work");
       continue;
     }
-    const Options options(group.mixer, config.model_dim);
     for (const char* option : {"qk_norm", "out_bias"})
-      if (options.Bool(option)) lines.push_back(Concat(option, " is on in the hybrid layers"));
-    if (options.Int("head_dim") * options.Int("num_heads") != config.model_dim)
+      if (mixer.Get<bool>(option)) lines.push_back(Concat(option, " is on in the hybrid layers"));
+    if (mixer.Get<double>("rope_theta") == 0)
+      lines.emplace_back("the hybrid layers have no rotary positions");
+    if (mixer.Get<int64_t>("head_dim") * mixer.Get<int64_t>("num_heads") != config.model_dim)
       lines.emplace_back("head_dim of the hybrid layers is not model_dim / num_heads");
   }
   return lines;
@@ -198,15 +205,16 @@ void ReadFlaHybrid(ConfigReader& reader, model::ModelConfig& config) {
 ordered_json FlaHybrid(const model::ModelConfig& config) {
   if (config.hybrid.empty()) return nullptr;
   ordered_json groups = ordered_json::array();
-  for (const model::HybridLayers& group : config.hybrid) {
-    const Options options(group.mixer, config.model_dim);
-    ordered_json entry = {{"layers", group.layers},
-                          {"num_heads", options.Int("num_heads")},
-                          {"num_kv_heads", options.Int("num_kv_heads")},
-                          {"qkv_bias", options.Bool("qkv_bias")},
+  for (const model::LayerGroup& group : config.hybrid) {
+    const model::MixerConfig& mixer = *group.mixer;
+    ordered_json entry = {{"layers", group.Numbers(config.num_layers)},
+                          {"num_heads", mixer.Get<int64_t>("num_heads")},
+                          {"num_kv_heads", mixer.Get<int64_t>("num_kv_heads")},
+                          {"qkv_bias", mixer.Get<bool>("qkv_bias")},
                           {"window_size", nullptr},
-                          {"rope_theta", options.Double("rope_theta")}};
-    if (options.Int("window") > 0) entry["window_size"] = options.Int("window");
+                          {"rope_theta", mixer.Get<double>("rope_theta")}};
+    if (const int64_t window = mixer.Get<int64_t>("window"); window > 0)
+      entry["window_size"] = window;
     groups.push_back(std::move(entry));
   }
   return groups.size() == 1 ? groups[0] : groups;
@@ -225,26 +233,25 @@ std::string FlaLinearName(const std::string& parameter, ConfigReader* reader) {
 
 void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                    double expand_k, double expand_v) {
-  OptionWriter options(mixer);
   const int64_t heads = reader.Int("num_heads", num_heads);
-  options.Int("num_heads", heads);
-  options.Int("num_kv_heads", reader.Int("num_kv_heads", heads));
-  options.Double("expand_k", reader.Double("expand_k", expand_k));
-  options.Double("expand_v", reader.Double("expand_v", expand_v));
-  options.Text("feature_map", ReadFeatureMap(reader));
-  options.Bool("use_output_gate", reader.Bool("use_output_gate", true));
-  options.Bool("norm_affine", reader.Bool("elementwise_affine", true));
+  mixer.Set("num_heads", heads);
+  mixer.Set("num_kv_heads", reader.Int("num_kv_heads", heads));
+  mixer.Set("expand_k", reader.Double("expand_k", expand_k));
+  mixer.Set("expand_v", reader.Double("expand_v", expand_v));
+  mixer.Set("feature_map", ReadFeatureMap(reader));
+  mixer.Set("use_output_gate", reader.Bool("use_output_gate", true));
+  mixer.Set("norm_affine", reader.Bool("elementwise_affine", true));
 }
 
-void WriteFlaLinear(const Options& options, ordered_json& json) {
+void WriteFlaLinear(const model::MixerConfig& mixer, ordered_json& json) {
   json["attn_mode"] = "chunk";
-  json["num_heads"] = options.Int("num_heads");
-  json["num_kv_heads"] = options.Int("num_kv_heads");
-  json["expand_k"] = options.Number("expand_k");
-  json["expand_v"] = options.Number("expand_v");
-  json["feature_map"] = FeatureMapJson(options.Text("feature_map"));
-  json["use_output_gate"] = options.Bool("use_output_gate");
-  json["elementwise_affine"] = options.Bool("norm_affine");
+  json["num_heads"] = mixer.Get<int64_t>("num_heads");
+  json["num_kv_heads"] = mixer.Get<int64_t>("num_kv_heads");
+  json["expand_k"] = Number(mixer.Get<double>("expand_k"));
+  json["expand_v"] = Number(mixer.Get<double>("expand_v"));
+  json["feature_map"] = FeatureMapJson(mixer.Get<std::string>("feature_map"));
+  json["use_output_gate"] = mixer.Get<bool>("use_output_gate");
+  json["elementwise_affine"] = mixer.Get<bool>("norm_affine");
 }
 
 }  // namespace halflife::interop

@@ -21,13 +21,15 @@ class Gla : public Layout {
   }
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
-    const Options options(config.mixer, config.model_dim);
+    const model::MixerConfig& options = config.mixer;
     WriteFlaFrame(config, json);
     WriteFlaLinear(options, json);
-    json["use_short_conv"] = options.Bool("use_short_conv");
-    json["conv_size"] = options.Bool("use_short_conv") ? options.Int("conv_size") : kConvSize;
+    json["use_short_conv"] = options.Get<bool>("use_short_conv");
+    json["conv_size"] =
+        options.Get<bool>("use_short_conv") ? options.Get<int64_t>("conv_size") : kConvSize;
     json["clamp_min"] = nullptr;
-    if (std::isfinite(options.Double("clamp_min"))) json["clamp_min"] = options.Number("clamp_min");
+    if (std::isfinite(options.Get<double>("clamp_min")))
+      json["clamp_min"] = Number(options.Get<double>("clamp_min"));
     json["use_gk"] = true;
     json["use_gv"] = false;
     json["attn"] = FlaHybrid(config);
@@ -35,17 +37,16 @@ class Gla : public Layout {
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFlaFrame(reader, {});
-    config.mixer.name = mixer();
+    config.mixer = model::MixerConfig(mixer());
     ReadFlaLinear(reader, config.mixer, /*num_heads=*/4, /*expand_k=*/0.5, /*expand_v=*/1);
-    OptionWriter options(config.mixer);
     const bool use_short_conv = reader.Bool("use_short_conv", false);
-    options.Bool("use_short_conv", use_short_conv);
+    config.mixer.Set("use_short_conv", use_short_conv);
     if (use_short_conv) {
-      options.Int("conv_size", reader.Int("conv_size", kConvSize, 2));
+      config.mixer.Set("conv_size", reader.Int("conv_size", kConvSize, 2));
     } else {
       reader.Ignore({"conv_size"});
     }
-    if (reader.Has("clamp_min")) options.Double("clamp_min", reader.Double("clamp_min", 0));
+    if (reader.Has("clamp_min")) config.mixer.Set("clamp_min", reader.Double("clamp_min", 0));
     reader.Ignore({"use_gk", "use_gv"});  // the class never reads them
     ReadFlaHybrid(reader, config);
     return config;

@@ -15,34 +15,16 @@ namespace halflife::interop {
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
 
-// A mixer's options with defaults filled in, typed. The mixer itself says what they are.
-class Options {
- public:
-  Options(const model::MixerConfig& mixer, int64_t model_dim);
-  const std::string& Text(const std::string& key) const;
-  bool Bool(const std::string& key) const { return Text(key) == "true"; }
-  int64_t Int(const std::string& key) const;
-  double Double(const std::string& key) const;
-  nlohmann::ordered_json Number(const std::string& key) const;  // an integer where it is one
-
- private:
-  std::string mixer_;
-  std::map<std::string, std::string> values_;
+// The parts that a class has beside its mixer; every other choice is an obstacle.
+struct ClassParts {
+  const char* norm = "rms_norm";
+  const char* channel_mixer = "swiglu";
+  const char* positions = "none";
+  bool mlp_bias = false;  // the class has a word for biases of the channel mixer
 };
-
-// Builds a mixer's options from a config: only what departs from nothing is left out, so that a
-// folder's values hold even if a default of ours changes.
-class OptionWriter {
- public:
-  explicit OptionWriter(model::MixerConfig& mixer) : mixer_(mixer) {}
-  void Int(const std::string& key, int64_t value);
-  void Double(const std::string& key, double value);
-  void Bool(const std::string& key, bool value);
-  void Text(const std::string& key, const std::string& value);
-
- private:
-  model::MixerConfig& mixer_;
-};
+std::vector<std::string> PartObstacles(const model::ModelConfig& config, const ClassParts& parts);
+// A number as an integer where it is one.
+nlohmann::ordered_json Number(double value);
 
 // Keys that `transformers` itself writes into every config.json and that say nothing about the
 // model's function.
@@ -55,7 +37,7 @@ struct FrameDefaults {
 // fla's frame: sizes, SwiGLU, norm_eps, ties; `tie_word_embeddings` false by default.
 model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defaults);
 void WriteFlaFrame(const model::ModelConfig& config, nlohmann::ordered_json& json);
-// Of a model in fla's frame: MLP biases, hybrid layers that are not plain softmax.
+// Of a model in fla's frame: other parts, MLP biases, hybrid layers that are not plain softmax.
 std::vector<std::string> FlaObstacles(const model::ModelConfig& config);
 // fla's `attn`: the softmax layers of a hybrid model.
 void ReadFlaHybrid(ConfigReader& reader, model::ModelConfig& config);
@@ -69,6 +51,6 @@ std::string FlaLinearName(const std::string& parameter, ConfigReader* reader);
 // What retnet and gla share.
 void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                    double expand_k, double expand_v);
-void WriteFlaLinear(const Options& options, nlohmann::ordered_json& json);
+void WriteFlaLinear(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
 
 }  // namespace halflife::interop

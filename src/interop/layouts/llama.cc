@@ -43,31 +43,33 @@ class Llama : public Layout {
   std::string mixer() const override { return "softmax"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
-    std::vector<std::string> lines;
-    const Options options(config.mixer, config.model_dim);
-    if (options.Bool("qk_norm")) lines.emplace_back("qk_norm is on");
-    if (options.Int("window") > 0) lines.emplace_back("window is " + options.Text("window"));
-    if (options.Bool("out_bias") && !options.Bool("qkv_bias"))
+    std::vector<std::string> lines = PartObstacles(config, {.mlp_bias = true});
+    const model::MixerConfig& options = config.mixer;
+    if (options.Get<bool>("qk_norm")) lines.emplace_back("qk_norm is on");
+    if (options.Get<int64_t>("window") > 0)
+      lines.emplace_back(Concat("window is ", options.Get<int64_t>("window")));
+    if (options.Get<bool>("out_bias") && !options.Get<bool>("qkv_bias"))
       lines.emplace_back("out_bias is on without qkv_bias");
-    if (config.model_dim % options.Int("num_heads") != 0)
+    if (config.model_dim % options.Get<int64_t>("num_heads") != 0)
       lines.emplace_back("num_heads does not divide model_dim, which the class checks");
+    if (options.Get<double>("rope_theta") == 0) lines.emplace_back("q and k are not rotated");
     if (!config.hybrid.empty()) lines.emplace_back("the model has hybrid layers");
     return lines;
   }
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
-    const Options options(config.mixer, config.model_dim);
-    const double theta = options.Double("rope_theta");
+    const model::MixerConfig& options = config.mixer;
+    const double theta = options.Get<double>("rope_theta");
     json["hidden_size"] = config.model_dim;
-    json["intermediate_size"] = config.resolved_mlp_dim();
+    json["intermediate_size"] = config.channel_mixer.Get<int64_t>("width");
     json["num_hidden_layers"] = config.num_layers;
-    json["num_attention_heads"] = options.Int("num_heads");
-    json["num_key_value_heads"] = options.Int("num_kv_heads");
-    json["head_dim"] = options.Int("head_dim");
+    json["num_attention_heads"] = options.Get<int64_t>("num_heads");
+    json["num_key_value_heads"] = options.Get<int64_t>("num_kv_heads");
+    json["head_dim"] = options.Get<int64_t>("head_dim");
     json["hidden_act"] = "silu";
-    json["rms_norm_eps"] = config.norm_eps;
-    json["attention_bias"] = options.Bool("qkv_bias");
-    json["mlp_bias"] = config.mlp_bias;
+    json["rms_norm_eps"] = config.norm.Get<double>("eps");
+    json["attention_bias"] = options.Get<bool>("qkv_bias");
+    json["mlp_bias"] = config.channel_mixer.Get<bool>("bias");
     json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", theta}};
     json["rope_theta"] = theta;
     json["rope_scaling"] = nullptr;
@@ -81,25 +83,25 @@ class Llama : public Layout {
     model::ModelConfig config;
     config.vocab_size = reader.Int("vocab_size", 32000);
     config.model_dim = reader.Int("hidden_size", 4096);
-    config.mlp_dim = reader.Int("intermediate_size", 11008);
+    config.channel_mixer.Set("width", reader.Int("intermediate_size", 11008));
     config.num_layers = reader.Int("num_hidden_layers", 32);
-    config.norm_eps = reader.Double("rms_norm_eps", 1e-6);
-    config.tie_embeddings = reader.Bool("tie_word_embeddings", false);
+    config.norm.Set("eps", reader.Double("rms_norm_eps", 1e-6));
+    config.head.tied = reader.Bool("tie_word_embeddings", false);
     config.initializer_range = reader.Double("initializer_range", 0.02);
-    config.mlp_bias = reader.Bool("mlp_bias", false);
+    config.channel_mixer.Set("bias", reader.Bool("mlp_bias", false));
     const std::string activation = reader.String("hidden_act", "silu");
     reader.Require(activation == "silu" || activation == "swish", "hidden_act is '", activation,
                    "'; silu would work");
-    config.mixer.name = mixer();
-    OptionWriter options(config.mixer);
+    config.mixer = model::MixerConfig(mixer());
     const int64_t heads = reader.Int("num_attention_heads", 32);
-    options.Int("num_heads", heads);
-    options.Int("num_kv_heads", reader.Int("num_key_value_heads", heads));
-    options.Int("head_dim", reader.Int("head_dim", std::max<int64_t>(1, config.model_dim / heads)));
+    config.mixer.Set("num_heads", heads);
+    config.mixer.Set("num_kv_heads", reader.Int("num_key_value_heads", heads));
+    config.mixer.Set("head_dim",
+                     reader.Int("head_dim", std::max<int64_t>(1, config.model_dim / heads)));
     const bool bias = reader.Bool("attention_bias", false);
-    options.Bool("qkv_bias", bias);
-    options.Bool("out_bias", bias);
-    options.Double("rope_theta", ReadRopeTheta(reader));
+    config.mixer.Set("qkv_bias", bias);
+    config.mixer.Set("out_bias", bias);
+    config.mixer.Set("rope_theta", ReadRopeTheta(reader));
     return config;
   }
 
@@ -118,9 +120,9 @@ class Llama : public Layout {
 
   // `attention_bias` stands for q, k, v and o together.
   std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const override {
-    const Options options(config.mixer, config.model_dim);
+    const model::MixerConfig& options = config.mixer;
     std::vector<dist::ParamSpec> zeros;
-    if (!options.Bool("qkv_bias") || options.Bool("out_bias")) return zeros;
+    if (!options.Get<bool>("qkv_bias") || options.Get<bool>("out_bias")) return zeros;
     for (int64_t layer = 0; layer < config.num_layers; ++layer)
       zeros.push_back(
           {.name = Concat("layers.", layer, ".attn.o_proj.bias"), .shape = {config.model_dim}});

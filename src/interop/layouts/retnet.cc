@@ -16,11 +16,13 @@ class RetNet : public Layout {
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
-    const Options options(config.mixer, config.model_dim);
-    if (options.Double("rotary_base") != 10000)
-      lines.push_back("rotary_base is " + options.Text("rotary_base") + "; 10000 would work");
-    const double head_dim = static_cast<double>(config.model_dim) * options.Double("expand_k") /
-                            static_cast<double>(options.Int("num_heads"));
+    const model::MixerConfig& options = config.mixer;
+    if (options.Get<double>("rope_theta") != 10000)
+      lines.push_back(
+          Concat("rope_theta is ", options.Get<double>("rope_theta"), "; 10000 would work"));
+    const double head_dim = static_cast<double>(config.model_dim) *
+                            options.Get<double>("expand_k") /
+                            static_cast<double>(options.Get<int64_t>("num_heads"));
     if (head_dim > kMaxRotaryDim)
       lines.push_back(
           Concat("key width per head is ", head_dim, "; at most ", kMaxRotaryDim, " would work"));
@@ -29,7 +31,7 @@ class RetNet : public Layout {
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     WriteFlaFrame(config, json);
-    WriteFlaLinear(Options(config.mixer, config.model_dim), json);
+    WriteFlaLinear(config.mixer, json);
     json["use_short_conv"] = false;
     json["conv_size"] = 4;
     json["attn"] = FlaHybrid(config);
@@ -37,7 +39,7 @@ class RetNet : public Layout {
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFlaFrame(reader, {.hidden_ratio = 2});
-    config.mixer.name = mixer();
+    config.mixer = model::MixerConfig(mixer());
     ReadFlaLinear(reader, config.mixer, /*num_heads=*/8, /*expand_k=*/1, /*expand_v=*/2);
     reader.Ignore({"use_short_conv", "conv_size"});  // the class never passes them to its layer
     ReadFlaHybrid(reader, config);

@@ -14,40 +14,39 @@ class Transformer : public Layout {
   std::string mixer() const override { return "softmax"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
-    std::vector<std::string> lines;
-    const Options options(config.mixer, config.model_dim);
-    if (config.mlp_bias) lines.emplace_back("mlp_bias is on");
-    if (options.Bool("out_bias")) lines.emplace_back("out_bias is on");
-    if (options.Int("head_dim") * options.Int("num_heads") != config.model_dim)
+    std::vector<std::string> lines = PartObstacles(config, {});
+    const model::MixerConfig& options = config.mixer;
+    if (options.Get<bool>("out_bias")) lines.emplace_back("out_bias is on");
+    if (options.Get<int64_t>("head_dim") * options.Get<int64_t>("num_heads") != config.model_dim)
       lines.emplace_back("head_dim is not model_dim / num_heads");
+    if (options.Get<double>("rope_theta") == 0) lines.emplace_back("q and k are not rotated");
     if (!config.hybrid.empty()) lines.emplace_back("the model has hybrid layers");
     return lines;
   }
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
-    const Options options(config.mixer, config.model_dim);
+    const model::MixerConfig& options = config.mixer;
     WriteFlaFrame(config, json);
     json["elementwise_affine"] = true;
-    json["num_heads"] = options.Int("num_heads");
-    json["num_kv_heads"] = options.Int("num_kv_heads");
-    json["qkv_bias"] = options.Bool("qkv_bias");
-    json["qk_norm"] = options.Bool("qk_norm");
+    json["num_heads"] = options.Get<int64_t>("num_heads");
+    json["num_kv_heads"] = options.Get<int64_t>("num_kv_heads");
+    json["qkv_bias"] = options.Get<bool>("qkv_bias");
+    json["qk_norm"] = options.Get<bool>("qk_norm");
     json["window_size"] = nullptr;
-    if (options.Int("window") > 0) json["window_size"] = options.Int("window");
-    json["rope_theta"] = options.Double("rope_theta");
+    if (options.Get<int64_t>("window") > 0) json["window_size"] = options.Get<int64_t>("window");
+    json["rope_theta"] = options.Get<double>("rope_theta");
   }
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFlaFrame(reader, {});
-    config.mixer.name = mixer();
-    OptionWriter options(config.mixer);
+    config.mixer = model::MixerConfig(mixer());
     const int64_t heads = reader.Int("num_heads", 32);
-    options.Int("num_heads", heads);
-    options.Int("num_kv_heads", reader.Int("num_kv_heads", heads));
-    options.Bool("qkv_bias", reader.Bool("qkv_bias", false));
-    options.Bool("qk_norm", reader.Bool("qk_norm", false));
-    options.Int("window", reader.Int("window_size", 0));
-    options.Double("rope_theta", reader.Double("rope_theta", 10000));
+    config.mixer.Set("num_heads", heads);
+    config.mixer.Set("num_kv_heads", reader.Int("num_kv_heads", heads));
+    config.mixer.Set("qkv_bias", reader.Bool("qkv_bias", false));
+    config.mixer.Set("qk_norm", reader.Bool("qk_norm", false));
+    config.mixer.Set("window", reader.Int("window_size", 0));
+    config.mixer.Set("rope_theta", reader.Double("rope_theta", 10000));
     reader.Ignore({"elementwise_affine"});  // the class has no such norm
     return config;
   }

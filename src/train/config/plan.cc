@@ -119,12 +119,8 @@ bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int wo
   return names_none && dataset == nullptr;
 }
 
-RunConfig WithMixerDefaults(RunConfig config) {
-  const auto resolve = [&](model::MixerConfig& mixer) {
-    mixer.options = model::ResolvedOptions(mixer, config.model.model_dim);
-  };
-  resolve(config.model.mixer);
-  for (model::HybridLayers& group : config.model.hybrid) resolve(group.mixer);
+RunConfig WithDerivedOptions(RunConfig config) {
+  config.model = model::Resolved(config.model);
   return config;
 }
 
@@ -136,12 +132,12 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
     out << "  " << std::left << std::setw(28) << name << std::right << std::setw(12) << value
         << "\n";
   };
-  out << "# the resolved config\n" << ToText(WithMixerDefaults(config)) << "\n";
+  out << "# the resolved config\n" << ToText(WithDerivedOptions(config)) << "\n";
   const model::ParameterCount count = model.CountParameters();
   const auto parameters = [](int64_t n) { return HumanCount(static_cast<double>(n)); };
   out << "parameters\n";
   row("embedding", parameters(count.embedding));
-  row("head", config.model.tie_embeddings ? "tied" : parameters(count.head));
+  row("head", config.model.head.tied ? "tied" : parameters(count.head));
   row("mixers", parameters(count.mixer));
   row("mlps", parameters(count.mlp));
   row("norms", parameters(count.norm));

@@ -31,18 +31,19 @@ PlanScene SceneHere(const RunConfig& config, int world_size, int local_size);
 // shorter ones, or a smaller model.
 std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& model,
                           const PlanScene& scene);
-// Weights, Adam and gradients, which are exact, against the memory: Error kUsage where not even they
-// fit, which would end in the middle of a start. What only may not fit is a warning of rank 0.
+// Weights, Adam and gradients, which are exact, against the memory: Error kUsage where not even
+// they fit, which would end in the middle of a start. What only may not fit is a warning of rank 0.
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
                    const PlanScene& scene, int rank);
 
 // Gives a recipe what a plan needs, and no dataset has to be there (null): the vocabulary is the
-// recipe's, else the dataset's, else the 32,000 that the sizes of models are usually given for. True
-// where it had to be assumed. Error kUsage for impossible values (Validate).
+// recipe's, else the dataset's, else the 32,000 that the sizes of models are usually given for.
+// True where it had to be assumed. Error kUsage for impossible values (Validate).
 bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int world_size);
 
-// The config with every option of its mixers, defaults included. Error kUsage for bad options.
-RunConfig WithMixerDefaults(RunConfig config);
+// The config with every option that derives from others (a width from a ratio) at the value in
+// force.
+RunConfig WithDerivedOptions(RunConfig config);
 
 // Several lines: the resolved config, parameters by part, memory a rank by part, tokens and FLOPs a
 // step, epochs.

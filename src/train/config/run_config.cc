@@ -1,15 +1,16 @@
 #include "train/config/run_config.h"
 
-#include <google/protobuf/io/tokenizer.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/text_format.h>
 
 #include <halflife/run_config.pb.h>
 
+#include <cstdio>
+#include <functional>
+
 #include "core/error.h"
 #include "core/files.h"
-#include "core/log.h"
-#include "core/nearest.h"
+#include "train/config/model_message.h"
+#include "train/config/recipe_text.h"
 
 namespace halflife::train {
 namespace {
@@ -36,30 +37,6 @@ struct WriteFields {
       message, [](auto& from) { return from.has_##field(); }, \
       [](auto& from) { return from.field(); },                \
       [](auto& to, const auto& set) { to.set_##field(set); }, value)
-
-void ReadMixer(const proto::MixerConfig& from, model::MixerConfig& to) {
-  if (from.has_name()) to.name = from.name();
-  for (const auto& [key, value] : from.options()) to.options[key] = value;
-}
-
-void WriteMixer(const model::MixerConfig& from, proto::MixerConfig& to) {
-  to.set_name(from.name);
-  for (const auto& [key, value] : from.options) (*to.mutable_options())[key] = value;
-}
-
-template <typename Direction>
-void VisitModel(const Direction& direction, proto::ModelConfig& m, model::ModelConfig& c) {
-  HL_FIELD(m, vocab_size, c.vocab_size);
-  HL_FIELD(m, model_dim, c.model_dim);
-  HL_FIELD(m, num_layers, c.num_layers);
-  HL_FIELD(m, mlp_dim, c.mlp_dim);
-  HL_FIELD(m, mlp_ratio, c.mlp_ratio);
-  HL_FIELD(m, norm_eps, c.norm_eps);
-  HL_FIELD(m, tie_embeddings, c.tie_embeddings);
-  HL_FIELD(m, dropout, c.dropout);
-  HL_FIELD(m, initializer_range, c.initializer_range);
-  HL_FIELD(m, mlp_bias, c.mlp_bias);
-}
 
 template <typename Direction>
 void VisitLoop(const Direction& direction, proto::TrainConfig& m, LoopConfig& c) {
@@ -99,7 +76,6 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   HL_FIELD((*m.mutable_data()), path, c.data.path);
   HL_FIELD((*m.mutable_data()), seq_len, c.data.seq_len);
   HL_FIELD((*m.mutable_data()), prefetch, c.data.prefetch);
-  VisitModel(direction, *m.mutable_model(), c.model);
   VisitOptimizer(direction, m, c);
   VisitLoop(direction, *m.mutable_train(), c.train);
   HL_FIELD((*m.mutable_eval()), every, c.eval.every);
@@ -125,120 +101,55 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
 
 #undef HL_FIELD
 
-// protobuf's own words, with the file and 1-based line and column that editors understand.
-class ErrorCollector : public pb::io::ErrorCollector {
- public:
-  explicit ErrorCollector(std::string name) : name_(std::move(name)) {}
-  void AddError(int line, pb::io::ColumnNumber column, const std::string& message) override {
-    if (!text_.empty()) text_ += "\n";
-    text_ += line < 0 ? Concat(name_, ": ", message)
-                      : Concat(name_, ":", line + 1, ":", column + 1, ": ", message);
-  }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string name_, text_;
-};
-
-void MergeText(const std::string& text, const std::string& name, pb::Message& message) {
-  ErrorCollector errors(name);
-  pb::TextFormat::Parser parser;
-  parser.RecordErrorsTo(&errors);
-  const bool ok = parser.MergeFromString(text, &message);
-  HL_CHECK_AS(ExitCode::kUsage, ok, errors.text(),
-              "\n(the names and types are in proto/halflife/run_config.proto)");
-}
-
-std::vector<std::string> FieldNames(const pb::Descriptor& descriptor) {
-  std::vector<std::string> names;
-  for (int i = 0; i < descriptor.field_count(); ++i) names.push_back(descriptor.field(i)->name());
-  return names;
-}
-
-bool NeedsQuotes(const pb::FieldDescriptor& field, const std::string& value) {
-  return field.cpp_type() == pb::FieldDescriptor::CPPTYPE_STRING &&
-         (value.empty() || value.front() != '"');
-}
-
-std::string Quoted(const std::string& value) {
-  std::string text = "\"";
-  for (const char c : value) {
-    if (c == '"' || c == '\\') text += '\\';
-    text += c;
-  }
-  return text + "\"";
-}
-
-// optimizer.lr=3e-4 -> `optimizer { lr: 3e-4 }`; model.mixer.options.num_heads=4 -> an entry of the
-// map. A map entry replaces one of the same key, as a later scalar replaces an earlier one.
-void ApplyOverride(const std::string& text, pb::Message& root) {
-  const size_t equals = text.find('=');
-  HL_CHECK_AS(ExitCode::kUsage, equals != std::string::npos && equals > 0, "--set '", text,
-              "' is not path=value, e.g. --set optimizer.lr=3e-4");
-  const std::string path = text.substr(0, equals), value = text.substr(equals + 1);
-  std::string opening, closing;
-  const pb::Descriptor* descriptor = root.GetDescriptor();
-  size_t begin = 0;
-  while (true) {
-    const size_t dot = path.find('.', begin);
-    const std::string name = path.substr(begin, dot == std::string::npos ? dot : dot - begin);
-    const pb::FieldDescriptor* field = descriptor->FindFieldByName(name);
-    HL_CHECK_AS(ExitCode::kUsage, field != nullptr, "--set ", path, ": '", name,
-                "' is no field of ", descriptor->name(), "; it has ",
-                Join(FieldNames(*descriptor), ", "), DidYouMean(name, FieldNames(*descriptor)));
-    const bool last = dot == std::string::npos;
-    HL_CHECK_AS(ExitCode::kUsage, field->is_map() || !field->is_repeated(), "--set ", path, ": '",
-                name, "' is a list, which --set cannot change; write it in the recipe, e.g. ",
-                "hybrid { layers: [1] mixer { name: \"softmax\" } }");
-    if (field->is_map() && !last) {
-      const std::string entry =
-          Concat(name, " { key: ", Quoted(path.substr(dot + 1)), " value: ", Quoted(value), " }");
-      return MergeText(opening + entry + closing, "--set " + text, root);
-    }
-    const bool is_message = field->cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE;
-    if (last) {
-      HL_CHECK_AS(
-          ExitCode::kUsage, !is_message, "--set ", path, ": '", name,
-          "' is a group; set one of its fields: ", Join(FieldNames(*field->message_type()), ", "));
-      const std::string rhs = NeedsQuotes(*field, value) ? Quoted(value) : value;
-      return MergeText(opening + name + ": " + rhs + closing, "--set " + text, root);
-    }
-    HL_CHECK_AS(ExitCode::kUsage, is_message, "--set ", path, ": '", name, "' has no fields");
-    opening += name + " { ";
-    closing += " }";
-    descriptor = field->message_type();
-    begin = dot + 1;
-  }
-}
-
 proto::RunConfig ToMessage(const RunConfig& config) {
   proto::RunConfig message;
   RunConfig copy = config;
   Visit(WriteFields{}, message, copy);
-  WriteMixer(config.model.mixer, *message.mutable_model()->mutable_mixer());
-  for (const model::HybridLayers& group : config.model.hybrid) {
-    proto::HybridLayers& layers = *message.mutable_model()->add_hybrid();
-    layers.mutable_layers()->Assign(group.layers.begin(), group.layers.end());
-    WriteMixer(group.mixer, *layers.mutable_mixer());
-  }
+  WriteModel(config.model, *message.mutable_model());
   return message;
 }
 
-// Maps are left out.
-void Flatten(const pb::Message& message, const std::string& prefix,
-             std::map<std::string, std::string>& fields) {
+// As checkpoints have always held numbers: 17 digits name each double.
+std::string ExactText(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+// A field that holds a value, or one entry of a list.
+std::string TextOfLeaf(const pb::Message& message, const pb::FieldDescriptor& field, int index) {
+  const pb::Reflection& reflection = *message.GetReflection();
+  if (field.cpp_type() == pb::FieldDescriptor::CPPTYPE_STRING && index < 0)
+    return reflection.GetString(message, &field);
+  std::string text;
+  pb::TextFormat::PrintFieldValueToString(message, &field, index, &text);
+  return text;
+}
+
+using LeafVisitor = std::function<void(const std::string& name, const pb::Message& message,
+                                       const pb::FieldDescriptor& field, int index)>;
+
+// Every value that is set, by its path: entries of lists by their number,
+// "model.hybrid.0.layers.1".
+void VisitLeaves(const pb::Message& message, const std::string& prefix,
+                 const LeafVisitor& visitor) {
   const pb::Reflection& reflection = *message.GetReflection();
   std::vector<const pb::FieldDescriptor*> present;
   reflection.ListFields(message, &present);
   for (const pb::FieldDescriptor* field : present) {
-    const std::string name = prefix + field->name();
-    if (field->is_repeated()) continue;
-    if (field->cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE) {
-      Flatten(reflection.GetMessage(message, field), name + ".", fields);
-    } else if (field->cpp_type() == pb::FieldDescriptor::CPPTYPE_STRING) {
-      fields[name] = reflection.GetString(message, field);
-    } else {
-      pb::TextFormat::PrintFieldValueToString(message, field, -1, &fields[name]);
+    const bool is_message = field->cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE;
+    const int count = field->is_repeated() ? reflection.FieldSize(message, field) : 1;
+    for (int i = 0; i < count; ++i) {
+      const int index = field->is_repeated() ? i : -1;
+      const std::string name =
+          prefix + field->name() + (field->is_repeated() ? Concat(".", i) : "");
+      if (is_message) {
+        VisitLeaves(field->is_repeated() ? reflection.GetRepeatedMessage(message, field, i)
+                                         : reflection.GetMessage(message, field),
+                    name + ".", visitor);
+      } else {
+        visitor(name, message, *field, index);
+      }
     }
   }
 }
@@ -248,20 +159,12 @@ void Flatten(const pb::Message& message, const std::string& prefix,
 RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,
                          const std::vector<std::string>& overrides) {
   proto::RunConfig message;
-  MergeText(text, name_for_errors, message);
+  ParseRecipe(text, name_for_errors, message);
   for (const std::string& override_text : overrides) ApplyOverride(override_text, message);
   RunConfig config;
   config.model.vocab_size = 0;
   Visit(ReadFields{}, message, config);
-  ReadMixer(message.model().mixer(), config.model.mixer);
-  for (const proto::HybridLayers& group : message.model().hybrid()) {
-    model::HybridLayers& layers = config.model.hybrid.emplace_back();
-    layers.layers.assign(group.layers().begin(), group.layers().end());
-    HL_CHECK_AS(ExitCode::kUsage, group.mixer().has_name(), name_for_errors,
-                ": model.hybrid for layers ", Join(layers.layers, ", "),
-                " names no mixer; add e.g. mixer { name: \"softmax\" }");
-    ReadMixer(group.mixer(), layers.mixer);
-  }
+  ReadModel(message.model(), config.model);
   return config;
 }
 
@@ -280,36 +183,33 @@ std::string ToText(const RunConfig& config) {
 
 std::map<std::string, std::string> FlatFields(const RunConfig& config) {
   std::map<std::string, std::string> fields;
-  Flatten(ToMessage(config), "", fields);
-  for (const auto& [key, value] : config.model.mixer.options) {
-    fields["model.mixer.options." + key] = value;
-  }
+  const proto::RunConfig message = ToMessage(config);
+  VisitLeaves(
+      message, "",
+      [&](const std::string& name, const pb::Message& owner, const pb::FieldDescriptor& field,
+          int index) { fields[name] = TextOfLeaf(owner, field, index); });
+  model::ModelConfig copy = config.model;
+  model::VisitParts(copy, {.group = [](const char*, model::PartOptions&) {},
+                           .part =
+                               [&](model::PartConfig& part) {
+                                 fields[Concat("model.", part.kind().name)] = part.name();
+                               }});
   return fields;
 }
 
-std::map<std::string, std::string> TrajectoryFields(const RunConfig& c) {
-  const auto number = [](double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.17g", value);
-    return std::string(text);
-  };
-  return {{"data.seq_len", Concat(c.data.seq_len)},
-          {"optimizer.lr", number(c.optimizer.lr)},
-          {"optimizer.beta1", number(c.optimizer.beta1)},
-          {"optimizer.beta2", number(c.optimizer.beta2)},
-          {"optimizer.eps", number(c.optimizer.eps)},
-          {"optimizer.weight_decay", number(c.optimizer.weight_decay)},
-          {"optimizer.clip_norm", number(c.optimizer.clip_norm)},
-          {"schedule.kind", c.schedule.kind},
-          {"schedule.warmup_steps", Concat(c.schedule.warmup_steps)},
-          {"schedule.decay_steps", Concat(c.schedule.decay_steps)},
-          {"schedule.final_lr_ratio", number(c.schedule.final_lr_ratio)},
-          {"train.steps", Concat(c.train.steps)},
-          {"train.global_batch", Concat(c.train.global_batch)},
-          {"train.seed", Concat(c.train.seed)},
-          {"train.z_loss", number(c.train.z_loss)},
-          {"train.precision", c.train.precision},
-          {"train.on_nonfinite", c.train.on_nonfinite}};
+std::map<std::string, std::string> TrajectoryFields(const RunConfig& config) {
+  std::map<std::string, std::string> fields;
+  proto::RunConfig message = ToMessage(config);
+  message.clear_model();  // a checkpoint compares it by its own form, model::ToJson
+  VisitLeaves(message, "",
+              [&](const std::string& name, const pb::Message& owner,
+                  const pb::FieldDescriptor& field, int index) {
+                if (field.options().GetExtension(proto::resume) != proto::COMPARED) return;
+                fields[name] = field.cpp_type() == pb::FieldDescriptor::CPPTYPE_DOUBLE
+                                   ? ExactText(owner.GetReflection()->GetDouble(owner, &field))
+                                   : TextOfLeaf(owner, field, index);
+              });
+  return fields;
 }
 
 }  // namespace halflife::train

@@ -1,8 +1,9 @@
 // A recipe, resolved: file, then `--set path=value` overrides, then one validation that lists every
-// problem at once. The schema and its names are proto/halflife/run_config.proto; protobuf stays
-// behind run_config.cc.
+// problem at once. The schema and its names are proto/halflife/; protobuf stays in this folder's
+// .cc files.
 //
-//   const RunConfig config = LoadRunConfig("launch/recipes/gla_340m.textproto", {"optimizer.lr=3e-4"});
+//   const RunConfig config =
+//       LoadRunConfig("launch/recipes/gla_340m.textproto", {"optimizer.lr=3e-4"});
 //   AtomicWriteFile(run / "config.textproto", ToText(config), ExitCode::kEnvironment);
 #pragma once
 
@@ -99,11 +100,12 @@ void Validate(const RunConfig& config, int world_size);
 // c.
 std::string ToText(const RunConfig& config);
 
-// Every field with its value as text, flat: "optimizer.lr" -> "0.003", "model.mixer.options.num_heads" -> "4".
+// Every field with its value as text, flat: "optimizer.lr" -> "0.003", "model.mixer" -> "gla",
+// "model.mixer.gla.num_heads" -> "4", "model.hybrid.0.layers.0" -> "1".
 std::map<std::string, std::string> FlatFields(const RunConfig& config);
 
-// The fields that change the trajectory, flat ("optimizer.lr" -> "0.003"): equal on resume unless
-// --allow-change names them. Mesh, micro batch, paths, logging and save policy are free.
+// The fields outside the model that the schema tags as part of the trajectory, flat ("optimizer.lr"
+// -> "0.003"): equal on resume unless --allow-change names them.
 std::map<std::string, std::string> TrajectoryFields(const RunConfig& config);
 
 }  // namespace halflife::train

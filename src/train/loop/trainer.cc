@@ -100,8 +100,8 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   state.trajectory = TrajectoryFields(config_);
   state.trajectory["data.hash"] = ToHex(dataset_.info().hash);
   state.trajectory["data.order_version"] = Concat(data::kOrderVersion);
-  state.model_family = config_.model.mixer.name;
-  state.model_config_json = model::ToJson(config_.model);
+  state.model_family = config_.model.mixer.name();
+  state.model_config_json = model::ToJson(model::Resolved(config_.model));
   state.mesh = {.world = context_.world_size(), .dp = context_.world_size()};
   const BuildInfo build = GetBuildInfo();
   state.versions.halflife = build.version;
@@ -157,12 +157,17 @@ void Trainer::Resume(const TrainOptions& options) {
   }
   const ckpt::StepState expected = CurrentState(false);
   CheckAllowed(options.allow_change, expected);
-  const auto loaded = store_->Load(options.resume,
-                                   {.model_family = expected.model_family,
-                                    .model_config_json = expected.model_config_json,
-                                    .trajectory = expected.trajectory,
-                                    .allow_change = options.allow_change},
-                                   HostArena());
+  const auto loaded =
+      store_->Load(options.resume,
+                   {.model_family = expected.model_family,
+                    .model_config_json = expected.model_config_json,
+                    .canonical_model_config =
+                        [](const std::string& stored) {
+                          return model::ToJson(model::Resolved(model::ModelConfigFromJson(stored)));
+                        },
+                    .trajectory = expected.trajectory,
+                    .allow_change = options.allow_change},
+                   HostArena());
   if (loaded) {
     FinishLoad();
     state_ = loaded->state;

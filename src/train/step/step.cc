@@ -26,7 +26,8 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {}
 
 void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
-  const data::Batch batch = source_.Next();
+  data::Batch batch = source_.Next();
+  eval::ApplyObjective(model_.objective(), config_.train.seed, batch);
   const eval::BatchTensors tensors = eval::ToTensors(batch, ToTorch(device_));
   const model::ForwardContext context{.slice = &tensors.slice,
                                       .training = true,

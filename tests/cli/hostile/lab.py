@@ -28,8 +28,8 @@ OUTPUT_LIMIT = 1 << 30  # of a file that a command writes
 RECIPE = """
 data { seq_len: 32 }
 model {
-  model_dim: 16 num_layers: 1 mlp_dim: 32
-  mixer { name: "gla" options { key: "num_heads" value: "2" } }
+  model_dim: 16 num_layers: 1 channel_mixer { swiglu { width: 32 } }
+  mixer { gla { num_heads: 2 } }
 }
 optimizer { lr: 3e-3 clip_norm: 1.0 }
 schedule { kind: "constant" warmup_steps: 2 }

@@ -14,7 +14,7 @@ RunConfig Small(const std::vector<std::string>& overrides = {}) {
   constexpr char kRecipe[] = R"(
     data { path: "d" seq_len: 256 }
     model { vocab_size: 1000 model_dim: 64 num_layers: 2
-            mixer { name: "gla" options { key: "num_heads" value: "2" } } }
+            mixer { gla { num_heads: 2 } } }
     train { steps: 10 global_batch: 32 micro_batch: 16 device: "cpu" }
   )";
   return ParseRunConfig(kRecipe, "recipe", overrides);
@@ -90,7 +90,7 @@ TEST(Plan, AssumesAVocabularyOnlyWhereNoneIsNamed) {
 
 TEST(Plan, NamesEveryMixerOfAHybrid) {
   RunConfig config = Small();
-  config.model.hybrid = {{.layers = {1}, .mixer = {.name = "softmax", .options = {}}}};
+  config.model.hybrid = {{.layers = {1}, .mixer = model::MixerConfig("softmax")}};
   EXPECT_THAT(PlanSummary(config, model::LanguageModel(config.model), 1),
               testing::StartsWith("gla + softmax in 1 of 2 layers, 2 layers x 64"));
 }

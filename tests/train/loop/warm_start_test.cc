@@ -42,8 +42,8 @@ class WarmStartTest : public testing::Test {
       : model_({.vocab_size = 10,
                 .model_dim = 8,
                 .num_layers = 1,
-                .mlp_dim = 8,
-                .mixer = {.name = "retention", .options = {{"num_heads", "2"}}}}),
+                .mixer = model::MixerConfig("retention", {{"num_heads", 2}}),
+                .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 8}})}),
         arena_(model_.parameters(), {}) {
     arena_.Initialise(1);
   }

@@ -21,10 +21,11 @@ struct Outcome {
 };
 
 Outcome LossAndGradients(const std::string& mixer, Device device, at::ScalarType compute_dtype) {
-  model::LanguageModel model({.model_dim = 64,
-                              .num_layers = 2,
-                              .mlp_dim = 128,
-                              .mixer = {.name = mixer, .options = {{"num_heads", "2"}}}});
+  model::LanguageModel model(
+      {.model_dim = 64,
+       .num_layers = 2,
+       .mixer = model::MixerConfig(mixer, {{"num_heads", 2}}),
+       .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 128}})});
   ParameterArena arena(model.parameters(),
                        {.device = ToTorch(device), .compute_dtype = compute_dtype});
   arena.Initialise(3);
@@ -67,7 +68,7 @@ TEST_P(StepGpu, Fp32AgreesWithTheCpu) { Compare(at::kFloat, 1e-5, 1e-4); }
 // bf16 operands: 2^-9 a rounding, carried through two layers
 TEST_P(StepGpu, Bf16StaysNearTheCpu) { Compare(at::kBFloat16, 1e-2, 5e-2); }
 
-INSTANTIATE_TEST_SUITE_P(Mixers, StepGpu, testing::ValuesIn(model::MixerNames()));
+INSTANTIATE_TEST_SUITE_P(Mixers, StepGpu, testing::ValuesIn(model::NamesOf(model::kMixers)));
 
 // fp64 sums in another order; the same bits wherever the parameters lie.
 TEST(GradientNormGpu, AgreesWithTheCpuInAnyLayout) {

@@ -23,8 +23,9 @@ using dist::LocalWorld;
 
 constexpr char kRecipe[] = R"(
 data { path: "unused" seq_len: 32 prefetch: 0 }
-model { vocab_size: 259 model_dim: 16 num_layers: 2 mlp_dim: 32 dropout: 0.1
-        mixer { name: "retention" options { key: "num_heads" value: "2" } } }
+model { vocab_size: 259 model_dim: 16 num_layers: 2 dropout: 0.1
+        channel_mixer { swiglu { width: 32 } }
+        mixer { retention { num_heads: 2 } } }
 optimizer { lr: 3e-3 }
 schedule { kind: "constant" }
 train { steps: 100 global_batch: 8 micro_batch: 2 seed: 3 z_loss: 1e-3 log_samples: true }

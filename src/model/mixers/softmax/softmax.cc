@@ -1,6 +1,7 @@
-// Softmax attention with rotary positions, grouped key-value heads, and optionally RMSNorm of q and k and a sliding
-// window: the baseline that linear mixers are measured against. Parameters as in fla's Transformer. Its state, the keys
-// and values of all tokens so far, grows.
+// Softmax attention with rotary positions (or none), grouped key-value heads, and optionally
+// RMSNorm of q and k and a sliding window: the baseline that linear mixers are measured against.
+// Parameters are named as in fla's Transformer. Its state, the keys and values of all tokens so
+// far, grows.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -15,58 +16,57 @@
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 #include "kernels/torch/dispatch.h"
-#include "model/mixers/mixers.h"
+#include "model/mixers/variants.h"
 
 namespace halflife::model {
 namespace {
 
 constexpr double kQkNormEps = 1e-5;  // whatever the model's norm_eps: the public layers' constant
-constexpr int64_t kFirstCapacity = 64;
 
-struct Sizes {
-  int64_t num_heads, num_kv_heads, head_dim;
-  int64_t window;  // key j is visible to query i while i - j < window; 0: all
-  bool qk_norm, qkv_bias, out_bias;
-  double rope_theta;
+struct SoftmaxOptions : OptionsOf<SoftmaxOptions> {
+  int64_t num_heads = 8, num_kv_heads = 0;  // 0: num_heads
+  int64_t head_dim = 0;                     // 0: model_dim / num_heads
+  int64_t window = 0;  // key j is visible to query i while i - j < window; 0: all
+  bool qk_norm = false, qkv_bias = false, out_bias = false;
+  double rope_theta = 10000;  // 0: q and k are not rotated
+
+  std::vector<Option> Fields() override {
+    return {{"num_heads", &num_heads},
+            {"num_kv_heads", &num_kv_heads, {.min = 0}},
+            {"head_dim", &head_dim, {.min = 0}},
+            {"window", &window, {.min = 0}},
+            {"qk_norm", &qk_norm},
+            {"qkv_bias", &qkv_bias},
+            {"out_bias", &out_bias},
+            {"rope_theta", &rope_theta}};
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    if (num_kv_heads == 0) num_kv_heads = num_heads;
+    problems.Require(rope_theta == 0 || rope_theta > 1, "option rope_theta is ", rope_theta,
+                     "; a number above 1 would work, or 0 for no rotation");
+    problems.Require(head_dim > 0 || sizes.model_dim % num_heads == 0, "num_heads ", num_heads,
+                     " must divide model_dim ", sizes.model_dim, ", or head_dim must be given");
+    if (head_dim == 0) head_dim = std::max<int64_t>(1, sizes.model_dim / num_heads);
+    problems.Require(rope_theta == 0 || head_dim % 2 == 0, "width per head ", head_dim,
+                     " must be even: rotation pairs channels");
+    problems.Require(num_heads * head_dim <= kMaxWidth, "num_heads ", num_heads, " of head_dim ",
+                     head_dim, " are ", num_heads * head_dim, " wide; at most ", kMaxWidth,
+                     " would work");
+    problems.Require(num_heads % num_kv_heads == 0, "num_kv_heads ", num_kv_heads,
+                     " must divide num_heads ", num_heads);
+  }
 };
-
-Sizes ReadSizes(const MixerConfig& config, const MixerContext& context) {
-  const int64_t model_dim = context.model_dim;
-  MixerOptions options(config, context);
-  Sizes sizes = {};
-  sizes.num_heads = options.Int("num_heads", 8);
-  sizes.num_kv_heads = options.Int("num_kv_heads", sizes.num_heads);
-  sizes.window = options.Int("window", 0, 0);
-  sizes.qk_norm = options.Bool("qk_norm", false);
-  sizes.qkv_bias = options.Bool("qkv_bias", false);
-  sizes.out_bias = options.Bool("out_bias", false);
-  sizes.rope_theta = options.Double("rope_theta", 10000);
-  options.Require(sizes.rope_theta > 1, "option rope_theta is ", sizes.rope_theta,
-                  "; a number above 1 would work");
-  const bool own_width = options.Has("head_dim");
-  options.Require(own_width || model_dim % sizes.num_heads == 0, "num_heads ", sizes.num_heads,
-                  " must divide model_dim ", model_dim, ", or head_dim must be given");
-  sizes.head_dim = options.Int("head_dim", std::max<int64_t>(1, model_dim / sizes.num_heads));
-  options.Require(sizes.head_dim % 2 == 0, "width per head ", sizes.head_dim,
-                  " must be even: rotation pairs channels");
-  options.Require(sizes.num_heads * sizes.head_dim <= kMaxWidth, "num_heads ", sizes.num_heads,
-                  " of head_dim ", sizes.head_dim, " are ", sizes.num_heads * sizes.head_dim,
-                  " wide; at most ", kMaxWidth, " would work");
-  options.Require(sizes.num_heads % sizes.num_kv_heads == 0, "num_kv_heads ", sizes.num_kv_heads,
-                  " must divide num_heads ", sizes.num_heads);
-  options.Check();
-  return sizes;
-}
 
 class Softmax : public Mixer {
  public:
-  Softmax(const Sizes& sizes, const MixerContext& context)
-      : sizes_(sizes), model_dim_(context.model_dim) {
+  Softmax(const SoftmaxOptions& sizes, const PartContext& context)
+      : sizes_(sizes), model_dim_(context.model_dim()) {
     const int64_t query_dim = sizes.num_heads * sizes.head_dim,
                   kv_dim = sizes.num_kv_heads * sizes.head_dim;
-    q_ = DeclareMatrix(context, "q_proj.weight", query_dim, model_dim_);
-    k_ = DeclareMatrix(context, "k_proj.weight", kv_dim, model_dim_);
-    v_ = DeclareMatrix(context, "v_proj.weight", kv_dim, model_dim_);
+    q_ = DeclareMatrix(context, "q_proj.weight", {.out = query_dim, .in = model_dim_});
+    k_ = DeclareMatrix(context, "k_proj.weight", {.out = kv_dim, .in = model_dim_});
+    v_ = DeclareMatrix(context, "v_proj.weight",
+                       {.out = kv_dim, .in = model_dim_, .init_scale = context.value_init_scale});
     if (sizes.qkv_bias) {
       q_bias_ = DeclareBias(context, "q_proj.bias", query_dim);
       k_bias_ = DeclareBias(context, "k_proj.bias", kv_dim);
@@ -76,49 +76,46 @@ class Softmax : public Mixer {
       q_norm_ = DeclareNorm(context, "q_norm.weight", sizes.head_dim);
       k_norm_ = DeclareNorm(context, "k_norm.weight", sizes.head_dim);
     }
-    out_ = DeclareMatrix(context, "o_proj.weight", model_dim_, query_dim);
-    if (sizes.out_bias) out_bias_ = DeclareBias(context, "o_proj.bias", model_dim_);
+    out_ = OutputProjection(context, query_dim, sizes.out_bias);
   }
 
-  MixerOutput Forward(const at::Tensor& x, const SequenceSlice& slice, const MixerState* initial,
-                      bool want_state) const override {
-    const Heads heads = Project(x, slice.positions);
-    const int64_t num_past = initial == nullptr ? 0 : initial->num_tokens;
+  // Keys and values [B, capacity, Hk, d], of which num_past are in use; Step doubles the capacity
+  // when it is full.
+  MixerTraits traits() const override {
+    const auto cache = [&](const char* name) {
+      return StateTensor{.name = name,
+                         .shape = {StateTensor::kGrows, sizes_.num_kv_heads, sizes_.head_dim},
+                         .compute_dtype = true,
+                         .exchange = StateExchange::kGather};
+    };
+    return {.state = {cache("keys"), cache("values")}};
+  }
+
+  MixerOutput Forward(const MixerCall& call) const override {
+    const SequenceSlice& slice = call.slice;
+    const Heads heads = Project(call.x, slice.positions);
+    const int64_t num_past = call.num_past;
     at::Tensor k = heads.k, v = heads.v;
     if (num_past > 0) {
-      k = at::cat({initial->tensors[0].narrow(1, 0, num_past), k}, 1);
-      v = at::cat({initial->tensors[1].narrow(1, 0, num_past), v}, 1);
+      k = at::cat({call.initial->tensors[0].narrow(1, 0, num_past), k}, 1);
+      v = at::cat({call.initial->tensors[1].narrow(1, 0, num_past), v}, 1);
     }
     const bool plain = num_past == 0 && !slice.has_boundaries() &&
                        (sizes_.window == 0 || slice.seq_len <= sizes_.window);
-    const at::Tensor mask = plain ? at::Tensor() : VisiblePairs(slice, num_past, x.device());
+    const at::Tensor mask = plain ? at::Tensor() : VisiblePairs(slice, num_past, call.x.device());
     MixerOutput result = {.y = Attend(heads.q, k, v, mask, plain), .state = {}};
-    if (want_state) {
-      result.state.tensors = {k, v};
-      result.state.num_tokens = num_past + slice.seq_len;
-    }
+    if (call.want_state) result.state.tensors = {k, v};
     return result;
   }
 
-  // Keys and values [B, capacity, Hk, d], of which num_tokens are in use; Step doubles the capacity when it is full.
-  MixerState EmptyState(int64_t batch, at::Device device) const override {
-    const auto options =
-        at::TensorOptions(device).dtype(q_->defined() ? q_->scalar_type() : at::kFloat);
-    const auto make = [&] {
-      return at::empty({batch, kFirstCapacity, sizes_.num_kv_heads, sizes_.head_dim}, options);
-    };
-    return {.tensors = {make(), make()}, .num_tokens = 0};
-  }
-
-  at::Tensor Step(const at::Tensor& x, MixerState& state) const override {
-    const auto slice = SequenceSlice::Contiguous(x.size(0), 1, state.num_tokens, x.device());
+  at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override {
+    const auto slice = SequenceSlice::Contiguous(x.size(0), 1, num_past, x.device());
     const Heads heads = Project(x.unsqueeze(1), slice.positions);
-    Append(heads.k, state.num_tokens, state.tensors[0]);
-    Append(heads.v, state.num_tokens, state.tensors[1]);
-    ++state.num_tokens;
-    const int64_t visible =
-        sizes_.window == 0 ? state.num_tokens : std::min(sizes_.window, state.num_tokens);
-    const int64_t first = state.num_tokens - visible;
+    Append(heads.k, num_past, state.tensors[0]);
+    Append(heads.v, num_past, state.tensors[1]);
+    const int64_t num_keys = num_past + 1;
+    const int64_t visible = sizes_.window == 0 ? num_keys : std::min(sizes_.window, num_keys);
+    const int64_t first = num_keys - visible;
     return Attend(heads.q, state.tensors[0].narrow(1, first, visible),
                   state.tensors[1].narrow(1, first, visible), at::Tensor(), /*causal=*/false)
         .squeeze(1);
@@ -135,15 +132,14 @@ class Softmax : public Mixer {
   }
 
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // x, rotated q, k, v and the output; with q and k norm also what is normed. The attention keeps one fp32 per head.
+    // x, rotated q, k, v and the output; with q and k norm also what is normed. The attention keeps
+    // one fp32 per head.
     const auto kv = static_cast<double>(sizes_.num_kv_heads * sizes_.head_dim);
     const double elements = static_cast<double>(model_dim_) + 2 * query_dim() + 2 * kv +
                             (sizes_.qk_norm ? 2 * (query_dim() + kv) : 0);
     return elements * static_cast<double>(bytes_per_element) +
            4 * static_cast<double>(sizes_.num_heads);
   }
-
-  bool constant_state() const override { return false; }
 
  private:
   double query_dim() const { return static_cast<double>(sizes_.num_heads * sizes_.head_dim); }
@@ -153,16 +149,18 @@ class Softmax : public Mixer {
   };
   Heads Project(const at::Tensor& x, const at::Tensor& positions) const {
     const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, {*q_, *k_, *v_});
-    const auto table = kernels::MakeRotaryTable(positions, sizes_.head_dim, sizes_.rope_theta);
     at::Tensor q = SplitHeads(AddBias(y[0], q_bias_), sizes_.head_dim),
                k = SplitHeads(AddBias(y[1], k_bias_), sizes_.head_dim);
     if (sizes_.qk_norm) {
       q = kernels::RmsNorm(q, *q_norm_, kQkNormEps);
       k = kernels::RmsNorm(k, *k_norm_, kQkNormEps);
     }
-    return {.q = kernels::ApplyRotary(q, table),
-            .k = kernels::ApplyRotary(k, table),
-            .v = SplitHeads(AddBias(y[2], v_bias_), sizes_.head_dim)};
+    if (sizes_.rope_theta > 0) {
+      const auto table = kernels::MakeRotaryTable(positions, sizes_.head_dim, sizes_.rope_theta);
+      q = kernels::ApplyRotary(q, table);
+      k = kernels::ApplyRotary(k, table);
+    }
+    return {.q = q, .k = k, .v = SplitHeads(AddBias(y[2], v_bias_), sizes_.head_dim)};
   }
 
   // q [B, T, H, d], k and v [B, S, Hk, d], mask [B or 1, 1, T, S] or undefined -> [B, T, D].
@@ -172,11 +170,12 @@ class Softmax : public Mixer {
         q.transpose(1, 2), RepeatHeads(k, sizes_.num_heads).transpose(1, 2),
         RepeatHeads(v, sizes_.num_heads).transpose(1, 2),
         mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt, /*dropout_p=*/0.0, causal);
-    return AddBias(kernels::Linear(out.transpose(1, 2).flatten(2), *out_), out_bias_);
+    return out_(out.transpose(1, 2).flatten(2));
   }
 
-  // True where query i of the slice sees key j: earlier or itself, within the window, in the same document. Of the state's
-  // keys, a row's first token at position p of its document continues with the last p. [B or 1, 1, T, S].
+  // True where query i of the slice sees key j: earlier or itself, within the window, in the same
+  // document. Of the state's keys, a row's first token at position p of its document continues with
+  // the last p. [B or 1, 1, T, S].
   at::Tensor VisiblePairs(const SequenceSlice& slice, int64_t num_past, at::Device device) const {
     const auto options = at::TensorOptions(device).dtype(at::kLong);
     const int64_t num_keys = num_past + slice.seq_len;
@@ -203,7 +202,7 @@ class Softmax : public Mixer {
   static void Append(const at::Tensor& token, int64_t place, at::Tensor& cache) {
     if (place == cache.size(1)) {
       std::vector<int64_t> shape(cache.sizes().begin(), cache.sizes().end());
-      shape[1] = std::max(kFirstCapacity, 2 * place);
+      shape[1] = std::max<int64_t>(64, 2 * place);
       at::Tensor grown = at::empty(shape, cache.options());
       grown.narrow(1, 0, place).copy_(cache);
       cache = grown;
@@ -211,15 +210,20 @@ class Softmax : public Mixer {
     cache.narrow(1, place, 1).copy_(token);
   }
 
-  Sizes sizes_;
+  SoftmaxOptions sizes_;
   int64_t model_dim_;
-  Parameter q_, k_, v_, q_bias_, k_bias_, v_bias_, q_norm_, k_norm_, out_, out_bias_;
+  Parameter q_, k_, v_, q_bias_, k_bias_, v_bias_, q_norm_, k_norm_;
+  OutputProjection out_;
 };
 
 }  // namespace
 
-std::unique_ptr<Mixer> MakeSoftmax(const MixerConfig& config, const MixerContext& context) {
-  return std::make_unique<Softmax>(ReadSizes(config, context), context);
+MixerVariant SoftmaxVariant() {
+  return MixerVariantOf<SoftmaxOptions, Softmax>(
+      "softmax", {{{"num_heads", 2}},
+                  {{"num_heads", 2}, {"head_dim", 12}, {"qkv_bias", true}, {"out_bias", true}},
+                  {{"num_heads", 4}, {"num_kv_heads", 2}, {"qk_norm", true}, {"window", 20}},
+                  {{"num_heads", 2}, {"rope_theta", 0}}});
 }
 
 }  // namespace halflife::model

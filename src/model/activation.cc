@@ -1,4 +1,4 @@
-#include "model/mixers/feature_map.h"
+#include "model/activation.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/clamp.h>
@@ -10,6 +10,8 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tanh.h>
 
+#include "core/error.h"
+
 namespace halflife::model {
 namespace {
 
@@ -18,7 +20,7 @@ struct Entry {
   at::Tensor (*apply)(const at::Tensor&);
 };
 
-constexpr Entry kMaps[] = {
+constexpr Entry kActivations[] = {
     {"none", nullptr},
     {"relu", [](const at::Tensor& x) { return at::relu(x); }},
     {"relu2", [](const at::Tensor& x) { return at::relu(x).square(); }},
@@ -34,18 +36,20 @@ constexpr Entry kMaps[] = {
 
 }  // namespace
 
-std::vector<std::string> FeatureMap::Names() {
+std::vector<std::string> Activation::Names() {
   std::vector<std::string> names;
-  for (const Entry& entry : kMaps) names.emplace_back(entry.name);
+  for (const Entry& entry : kActivations) names.emplace_back(entry.name);
   return names;
 }
 
-FeatureMap FeatureMap::Read(MixerOptions& options) {
-  const std::string name = options.Choice("feature_map", "none", Names());
-  FeatureMap map;
-  for (const Entry& entry : kMaps)
-    if (name == entry.name) map.apply_ = entry.apply;
-  return map;
+Activation Activation::Named(const std::string& name) {
+  for (const Entry& entry : kActivations) {
+    if (name != entry.name) continue;
+    Activation activation;
+    activation.apply_ = entry.apply;
+    return activation;
+  }
+  HL_FAIL(ExitCode::kInternal, "no activation is called '", name, "'");
 }
 
 }  // namespace halflife::model

@@ -1,0 +1,39 @@
+// Sub-LN (Wang et al., 2022, "Foundation Transformers"): pre-norm, and a second norm inside each
+// branch, before its last matrix. The matrices of values, outputs and MLPs of a decoder of L layers
+// start at sqrt(ln(2 L)) of their usual size.
+#include <cmath>
+
+#include "model/blocks/variants.h"
+
+namespace halflife::model {
+namespace {
+
+struct SubLnOptions : OptionsOf<SubLnOptions> {};
+
+class SubLn : public Block {
+ public:
+  SubLn(const SubLnOptions&, const BlockContext& context) : dim_(context.part.model_dim()) {
+    PartContext branch = context.part;
+    branch.inner_norm = &context.norm;
+    const auto layers = static_cast<double>(context.part.sizes.num_layers);
+    branch.value_init_scale = branch.output_init_scale = std::sqrt(std::log(2 * layers));
+    MakeParts(context, branch);
+  }
+
+  void Forward(ResidualStream& stream, const LayerPass& pass) const override {
+    ForwardPreNorm(stream, pass);
+  }
+  // x before either norm; what the inner norms read is counted by nobody else.
+  double ActivationsPerToken() const override { return 4 * static_cast<double>(dim_); }
+
+ private:
+  int64_t dim_;
+};
+
+}  // namespace
+
+BlockVariant SubLnVariant() {
+  return VariantOf<SubLnOptions, SubLn, Block, BlockContext>("sub_ln");
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,57 @@
+// y = W_down act(W_up x): the transformer's MLP, GPT-2's with gelu_tanh and biases, Primer's with
+// relu2.
+#include "kernels/linear/linear.h"
+#include "model/activation.h"
+#include "model/channel_mixers/variants.h"
+
+namespace halflife::model {
+namespace {
+
+struct MlpOptions : OptionsOf<MlpOptions> {
+  WidthOptions inner;
+  std::string activation = "gelu";
+  bool bias = false;
+  std::vector<Option> Fields() override {
+    return {{"width", &inner.width, {.min = 0}},
+            {"ratio", &inner.ratio},
+            {"activation", &activation, {.choices = Activation::Names()}},
+            {"bias", &bias}};
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    inner.Resolve(static_cast<double>(sizes.model_dim) * inner.ratio, 1, problems);
+  }
+};
+
+class Mlp : public ChannelMixer {
+ public:
+  Mlp(const MlpOptions& options, const PartContext& context)
+      : dim_(context.model_dim()),
+        width_(options.inner.width),
+        activation_(Activation::Named(options.activation)),
+        up_(context, "up_proj", {.out = width_, .in = dim_, .init_scale = context.value_init_scale},
+            options.bias),
+        down_(context, width_, options.bias) {}
+
+  at::Tensor operator()(const at::Tensor& x) const override {
+    return down_(activation_(AddBias(kernels::Linear(x, *up_.weight), up_.bias)));
+  }
+  FlopCount FlopsPerToken() const override {
+    return {.matmul = 4 * static_cast<double>(dim_) * static_cast<double>(width_)};
+  }
+  // x, the inner channels before and after the activation.
+  double ActivationsPerToken() const override { return static_cast<double>(dim_ + 2 * width_); }
+
+ private:
+  int64_t dim_, width_;
+  Activation activation_;
+  Projection up_;
+  DownProjection down_;
+};
+
+}  // namespace
+
+ChannelMixerVariant MlpVariant() {
+  return VariantOf<MlpOptions, Mlp, ChannelMixer, PartContext>("mlp");
+}
+
+}  // namespace halflife::model

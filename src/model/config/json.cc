@@ -1,0 +1,187 @@
+// The form in which a checkpoint keeps a model's configuration.
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "core/nearest.h"
+#include "model/config/legacy_json.h"
+#include "model/config/model_config.h"
+
+namespace halflife::model {
+namespace {
+
+using Json = nlohmann::json;
+
+// Every failure of this file is one of a checkpoint.
+void Check(bool condition, const std::string& where, const std::string& problem) {
+  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, condition, "model configuration: ", where, " ",
+              problem);
+}
+
+// JSON has no infinities: they are words.
+Json ToJson(const OptionValue& value) {
+  const double* number = std::get_if<double>(&value);
+  if (number != nullptr && !std::isfinite(*number)) return Text(value);
+  return std::visit([](const auto& plain) { return Json(plain); }, value);
+}
+
+Json ToJson(PartOptions& options) {
+  Json json = Json::object();
+  for (const Option& option : options.Fields()) json[option.name] = ToJson(option.value());
+  return json;
+}
+
+Json ToJson(PartConfig& part) { return {{part.name(), ToJson(part.options())}}; }
+
+OptionValue ValueOf(const Json& json) {
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_number()) return json.get<double>();
+  const std::string text = json.get<std::string>();
+  if (text == "inf" || text == "-inf") return text == "inf" ? HUGE_VAL : -HUGE_VAL;
+  return text;
+}
+
+// Absent options keep their defaults: they came later than the file.
+void ReadOptions(const Json& json, const std::string& where, PartOptions& options) {
+  Check(json.is_object(), where, "is not an object");
+  std::vector<Option> fields = options.Fields();
+  for (const auto& [key, value] : json.items()) {
+    const auto field = std::ranges::find(fields, key, &Option::name);
+    Check(field != fields.end(), where,
+          "has '" + key + "', which this program does not know; was it written by a newer one?");
+    Check(value.is_primitive() && !value.is_null() && field->Set(ValueOf(value)), where,
+          Concat("has '", key, "' that is no ", TypeName(*field)));
+  }
+}
+
+// {"gla": {"num_heads": 4}}
+void ReadPart(const Json& json, PartConfig& part) {
+  const std::string kind = part.kind().name;
+  Check(json.is_object() && json.size() == 1, kind, "is not an object of one member, its variant");
+  const std::string name = json.begin().key();
+  const std::vector<std::string> names = NamesOf(part.kind());
+  Check(std::ranges::count(names, name) > 0, kind,
+        Concat("is '", name, "'; known: ", Join(names, ", "), DidYouMean(name, names)));
+  part = PartConfig(part.kind(), name);
+  ReadOptions(json.begin().value(), kind + " " + name, part.options());
+}
+
+// The members of one object: each is asked for once, and none is left over.
+class Members {
+ public:
+  Members(const Json& json, std::string where) : json_(json), where_(std::move(where)) {
+    Check(json.is_object(), where_, "is not an object");
+  }
+  const Json* Find(const std::string& key) {
+    const auto found = json_.find(key);
+    if (found == json_.end()) return nullptr;
+    ++num_read_;
+    return &*found;
+  }
+  const Json& Need(const std::string& key) {
+    const Json* member = Find(key);
+    Check(member != nullptr, where_, "lacks '" + key + "'");
+    return *member;
+  }
+  template <typename Number>
+  void Read(const std::string& key, Number* value) {
+    const Json& member = Need(key);
+    constexpr bool kInteger = std::is_integral_v<Number>;
+    Check(kInteger ? member.is_number_integer() : member.is_number(), where_,
+          Concat("has '", key, "' that is no ", kInteger ? "integer" : "number"));
+    *value = member.get<Number>();
+  }
+  void CheckNothingElse() const {
+    Check(json_.size() == num_read_, where_,
+          Concat("has ", json_.size(), " keys, of which this program knows ", num_read_,
+                 "; was it written by a newer one?"));
+  }
+
+ private:
+  const Json& json_;
+  std::string where_;
+  size_t num_read_ = 0;
+};
+
+Json ToJson(const LayerGroup& group) {
+  Json json = group.every > 0 ? Json{{"every", group.every}, {"first", group.first}}
+                              : Json{{"layers", group.layers}};
+  LayerGroup copy = group;
+  if (copy.mixer) json["mixer"] = ToJson(*copy.mixer);
+  if (copy.channel_mixer) json["channel_mixer"] = ToJson(*copy.channel_mixer);
+  return json;
+}
+
+LayerGroup ReadGroup(const Json& json) {
+  Members members(json, "hybrid group");
+  LayerGroup group;
+  if (members.Find("every") != nullptr) {
+    group.every = json.at("every").is_number_integer() ? json.at("every").get<int64_t>() : 0;
+    members.Read("first", &group.first);
+  } else {
+    const Json& layers = members.Need("layers");
+    Check(layers.is_array(), "hybrid group", "has 'layers' that is not an array");
+    for (const Json& layer : layers) {
+      Check(layer.is_number_integer(), "hybrid group", "has a layer that is not an integer");
+      group.layers.push_back(layer.get<int64_t>());
+    }
+  }
+  if (const Json* mixer = members.Find("mixer")) ReadPart(*mixer, group.mixer.emplace());
+  if (const Json* mixer = members.Find("channel_mixer"))
+    ReadPart(*mixer, group.channel_mixer.emplace());
+  members.CheckNothingElse();
+  return group;
+}
+
+}  // namespace
+
+std::string ToJson(const ModelConfig& config) {
+  Json json = {{"vocab_size", config.vocab_size},
+               {"model_dim", config.model_dim},
+               {"num_layers", config.num_layers},
+               {"dropout", config.dropout},
+               {"initializer_range", config.initializer_range}};
+  ModelConfig copy = config;
+  VisitParts(
+      copy, {.group = [&](const char* name, PartOptions& options) { json[name] = ToJson(options); },
+             .part = [&](PartConfig& part) { json[part.kind().name] = ToJson(part); }});
+  for (const LayerGroup& group : config.hybrid) json["hybrid"].push_back(ToJson(group));
+  return json.dump(2);
+}
+
+ModelConfig ModelConfigFromJson(const std::string& text) {
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, !json.is_discarded(),
+              "model configuration: not JSON: '", text.substr(0, 60), "'");
+  if (IsLegacyModelConfig(json)) json = FromLegacyModelConfig(json);
+  Members members(json, "the text");
+  ModelConfig config;
+  members.Read("vocab_size", &config.vocab_size);
+  members.Read("model_dim", &config.model_dim);
+  members.Read("num_layers", &config.num_layers);
+  members.Read("dropout", &config.dropout);
+  members.Read("initializer_range", &config.initializer_range);
+  VisitParts(config, {.group =
+                          [&](const char* name, PartOptions& options) {
+                            if (const Json* found = members.Find(name))
+                              ReadOptions(*found, name, options);
+                          },
+                      .part =
+                          [&](PartConfig& part) {
+                            if (const Json* found = members.Find(part.kind().name))
+                              ReadPart(*found, part);
+                          }});
+  if (const Json* hybrid = members.Find("hybrid")) {
+    Check(hybrid->is_array(), "the text", "has 'hybrid' that is not an array");
+    for (const Json& group : *hybrid) config.hybrid.push_back(ReadGroup(group));
+  }
+  members.CheckNothingElse();
+  const std::vector<std::string> problems = Problems(config);
+  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, problems.empty(),
+              "model configuration: ", problems.empty() ? "" : problems.front());
+  return config;
+}
+
+}  // namespace halflife::model

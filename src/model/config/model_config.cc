@@ -1,0 +1,162 @@
+#include "model/config/model_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+namespace halflife::model {
+namespace {
+
+// The group that says `part` of a layer; null: none does.
+template <typename Part>
+const LayerGroup* GroupOf(const ModelConfig& config, int64_t layer,
+                          std::optional<Part> LayerGroup::*part) {
+  for (const LayerGroup& group : config.hybrid)
+    if ((group.*part) && group.Holds(layer)) return &group;
+  return nullptr;
+}
+
+std::string NameOf(const LayerGroup& group) {
+  if (group.every > 0) return Concat("every ", group.every, " from ", group.first);
+  return "layers " + Join(group.layers, ", ");
+}
+
+void CheckGroup(const ModelConfig& config, const LayerGroup& group, ProblemList& problems) {
+  const bool pattern = group.every > 0;
+  problems.Require(group.every >= 0 && group.first >= 0, "a hybrid group of every ", group.every,
+                   " from ", group.first, "; numbers of layers would work");
+  problems.Require(pattern || !group.layers.empty(),
+                   "a hybrid group names no layers; `layers: [1, 3]` or `every: 2 first: 1` would "
+                   "work");
+  problems.Require(!pattern || group.layers.empty(), "a hybrid group has both layers and every");
+  problems.Require(group.mixer || group.channel_mixer, "the hybrid group of ", NameOf(group),
+                   " names no mixer and no channel mixer; add e.g. mixer { softmax {} }");
+  for (const int64_t layer : group.layers)
+    problems.Require(layer >= 0 && layer < config.num_layers, "hybrid layer ", layer, "; 0 to ",
+                     config.num_layers - 1, " would work");
+}
+
+// Layers whose mixer, or channel mixer, two groups name.
+void CheckTwice(const ModelConfig& config, ProblemList& problems) {
+  for (const bool channel : {false, true}) {
+    std::set<int64_t> seen;
+    for (const LayerGroup& group : config.hybrid) {
+      if (channel ? !group.channel_mixer : !group.mixer) continue;
+      for (const int64_t layer : group.Numbers(config.num_layers))
+        problems.Require(seen.insert(layer).second, "hybrid layer ", layer, " is named twice");
+    }
+  }
+}
+
+// Above every real model; within them, counts of parameters and bytes do not overflow.
+constexpr int64_t kMostDims = int64_t{1} << 20, kMostLayers = int64_t{1} << 14;
+
+std::vector<std::string> SizeProblems(const ModelConfig& config) {
+  ProblemList problems("model");
+  const auto require_size = [&](const char* name, int64_t size, int64_t most) {
+    problems.Require(size >= 1, name, " is ", size, "; at least 1 would work");
+    problems.Require(size <= most, name, " is ", size, "; at most ", most, " would work");
+  };
+  require_size("vocab_size", config.vocab_size, INT32_MAX);
+  require_size("model_dim", config.model_dim, kMostDims);
+  require_size("num_layers", config.num_layers, kMostLayers);
+  problems.Require(config.dropout >= 0 && config.dropout < 1, "dropout is ", config.dropout,
+                   "; a number in [0, 1) would work");
+  problems.Require(config.initializer_range > 0 && std::isfinite(config.initializer_range),
+                   "initializer_range is ", config.initializer_range,
+                   "; a number above 0 would work (0.02 is usual)");
+  for (const LayerGroup& group : config.hybrid) CheckGroup(config, group, problems);
+  if (config.num_layers <= kMostLayers) CheckTwice(config, problems);
+  return problems.lines();
+}
+
+// Fills in what derives; one line for each problem.
+std::vector<std::string> ResolveParts(ModelConfig& config) {
+  std::vector<std::string> lines;
+  const auto add = [&](const std::string& where, const std::vector<std::string>& more) {
+    for (const std::string& line : more) lines.push_back(where + line);
+  };
+  const ModelSizes sizes = config.sizes();
+  VisitParts(config, {.group =
+                          [&](const char* name, PartOptions& options) {
+                            ProblemList problems(name);
+                            const std::unique_ptr<PartOptions> usual = options.Clone();
+                            CheckLimits(options, *usual, problems);
+                            if (problems.lines().empty()) options.Resolve(sizes, problems);
+                            add("", problems.lines());
+                          },
+                      .part = [&](PartConfig& part) { add("", part.Resolve(sizes)); }});
+  for (LayerGroup& group : config.hybrid) {
+    if (group.mixer) add("hybrid: ", group.mixer->Resolve(sizes));
+    if (group.channel_mixer) add("hybrid: ", group.channel_mixer->Resolve(sizes));
+  }
+  return lines;
+}
+
+}  // namespace
+
+bool LayerGroup::Holds(int64_t layer) const {
+  if (every > 0) return layer >= first && (layer - first) % every == 0;
+  return std::ranges::count(layers, layer) > 0;
+}
+
+std::vector<int64_t> LayerGroup::Numbers(int64_t num_layers) const {
+  std::vector<int64_t> numbers = layers;
+  for (int64_t layer = first; every > 0 && layer < num_layers; layer += every)
+    numbers.push_back(layer);
+  return numbers;
+}
+
+const MixerConfig& ModelConfig::mixer_of(int64_t layer) const {
+  const LayerGroup* group = GroupOf(*this, layer, &LayerGroup::mixer);
+  return group == nullptr ? mixer : *group->mixer;
+}
+
+const ChannelMixerConfig& ModelConfig::channel_mixer_of(int64_t layer) const {
+  const LayerGroup* group = GroupOf(*this, layer, &LayerGroup::channel_mixer);
+  return group == nullptr ? channel_mixer : *group->channel_mixer;
+}
+
+void VisitParts(ModelConfig& config, const PartVisitor& visitor) {
+  visitor.group("embedding", config.embedding);
+  visitor.part(config.positions);
+  visitor.part(config.block);
+  visitor.part(config.norm);
+  visitor.part(config.mixer);
+  visitor.part(config.channel_mixer);
+  visitor.group("head", config.head);
+  visitor.part(config.objective);
+}
+
+ModelConfig Resolved(ModelConfig config) {
+  ResolveParts(config);
+  return config;
+}
+
+std::string MixerSummary(const ModelConfig& config) {
+  std::map<std::string, int64_t> others;
+  int64_t num_others = 0;
+  for (const LayerGroup& group : config.hybrid) {
+    if (!group.mixer) continue;
+    const auto count = static_cast<int64_t>(group.Numbers(config.num_layers).size());
+    num_others += count;
+    others[group.mixer->name()] += count;
+  }
+  std::string text = num_others < config.num_layers ? config.mixer.name() : std::string();
+  for (const auto& [name, count] : others) {
+    text += Concat(text.empty() ? "" : " + ", name, " in ", count, " of ", config.num_layers,
+                   " layers");
+  }
+  return text;
+}
+
+std::vector<std::string> Problems(const ModelConfig& config) {
+  std::vector<std::string> lines = SizeProblems(config);
+  if (config.model_dim < 1 || config.model_dim > kMostDims) return lines;
+  ModelConfig copy = config;
+  for (const std::string& line : ResolveParts(copy)) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace halflife::model

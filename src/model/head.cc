@@ -1,0 +1,45 @@
+#include "model/head.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+
+#include "kernels/torch/dispatch.h"
+
+namespace halflife::model {
+
+OutputHead::OutputHead(const HeadOptions& options, const PartContext& context, int64_t vocab_size,
+                       const Parameter& embedding) {
+  weight_ = options.tied ? embedding
+                         : DeclareMatrix(context, "lm_head.weight",
+                                         {.out = vocab_size, .in = context.model_dim()});
+  if (options.bias) bias_ = DeclareBias(context, "lm_head.bias", vocab_size);
+}
+
+at::Tensor OutputHead::Logits(const at::Tensor& hidden) const {
+  const at::ScalarType compute = kernels::ComputeType(hidden);
+  const at::Tensor logits = at::linear(hidden.to(compute), weight_->to(compute));
+  return bias_.declared() ? logits + bias_->to(compute) : logits;
+}
+
+// The fused cross entropy knows matrices alone: a bias is one more column of the weight, against a
+// channel of ones. That copies the weight once a step, which a rare option may.
+kernels::LinearCrossEntropyInputs OutputHead::Inputs(const at::Tensor& hidden,
+                                                     const at::Tensor& targets) const {
+  if (!bias_.declared()) return {hidden, *weight_, targets};
+  const at::Tensor ones = at::ones({hidden.size(0), 1}, hidden.options().requires_grad(false));
+  return {at::cat({hidden, ones}, 1), at::cat({*weight_, bias_->unsqueeze(1)}, 1), targets};
+}
+
+kernels::LinearCrossEntropySums OutputHead::Loss(
+    const at::Tensor& hidden, const at::Tensor& targets,
+    const kernels::LinearCrossEntropyConfig& config) const {
+  return kernels::LinearCrossEntropy(Inputs(hidden, targets), config);
+}
+
+at::Tensor OutputHead::TokenLosses(const at::Tensor& hidden, const at::Tensor& targets) const {
+  return kernels::LinearTokenCrossEntropy(Inputs(hidden, targets));
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,40 @@
+// Hidden vectors to logits and losses: a matrix that may be the embedding's, an optional bias.
+//
+//   const OutputHead head(config.head, context, vocab_size, embedding.table());
+//   const auto sums = head.Loss(hidden, targets, {.z_loss_weight = 1e-4});
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "model/part_context.h"
+
+namespace halflife::model {
+
+struct HeadOptions : OptionsOf<HeadOptions> {
+  bool tied = false;  // with the embedding
+  bool bias = false;
+  std::vector<Option> Fields() override { return {{"tied", &tied}, {"bias", &bias}}; }
+};
+
+class OutputHead {
+ public:
+  // Parameters lm_head.weight (untied) and lm_head.bias.
+  OutputHead(const HeadOptions& options, const PartContext& context, int64_t vocab_size,
+             const Parameter& embedding);
+
+  at::Tensor Logits(const at::Tensor& hidden) const;  // [..., D] -> [..., vocab] fp32
+  // hidden [N, D], targets [N] int64.
+  kernels::LinearCrossEntropySums Loss(const at::Tensor& hidden, const at::Tensor& targets,
+                                       const kernels::LinearCrossEntropyConfig& config) const;
+  at::Tensor TokenLosses(const at::Tensor& hidden, const at::Tensor& targets) const;  // [N] fp32
+
+ private:
+  kernels::LinearCrossEntropyInputs Inputs(const at::Tensor& hidden,
+                                           const at::Tensor& targets) const;
+  Parameter weight_, bias_;
+};
+
+}  // namespace halflife::model

@@ -1,0 +1,53 @@
+// Initial values of parameters: each a pure function of (seed, name of the parameter, element), so
+// that they do not depend on the order of layers, the world size or the device.
+//
+//   Init::Normal(0.02).Scaled(1 / std::sqrt(2.0 * num_layers))
+//   Init::LogUniform(0.001, 0.1)
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace halflife::model {
+
+class Init {
+ public:
+  static Init Normal(double std_dev) { return Init(Kind::kNormal, 0, std_dev); }
+  // Normal, drawn again while farther than `cut` standard deviations from 0.
+  static Init TruncatedNormal(double std_dev, double cut = 2) {
+    Init init(Kind::kTruncatedNormal, 0, std_dev);
+    init.cut_ = cut;
+    return init;
+  }
+  static Init Uniform(double low, double high) { return Init(Kind::kUniform, low, high); }
+  // Its logarithm is uniform; 0 < low < high.
+  static Init LogUniform(double low, double high) { return Init(Kind::kLogUniform, low, high); }
+  static Init Constant(double value) { return Init(Kind::kConstant, value, value); }
+  static Init Zeros() { return Constant(0); }
+  static Init Ones() { return Constant(1); }
+  // Evenly spaced over the channels (the last dim): `first` at the first, `last` at the last.
+  static Init Range(double first, double last) { return Init(Kind::kRange, first, last); }
+
+  // The same values times `factor`: of branches whose depth decides their size.
+  Init Scaled(double factor) const {
+    Init init = *this;
+    init.factor_ *= factor;
+    return init;
+  }
+
+  // Fills `out` (the product of `shape` floats).
+  void Fill(const std::string& name, const std::vector<int64_t>& shape, uint64_t seed,
+            float* out) const;
+
+ private:
+  enum class Kind { kConstant, kNormal, kTruncatedNormal, kUniform, kLogUniform, kRange };
+  Init(Kind kind, double low, double high) : kind_(kind), low_(low), high_(high) {}
+
+  Kind kind_;
+  double low_, high_;  // of a normal: 0 and the standard deviation
+  double cut_ = 0;
+  double factor_ = 1;
+};
+
+}  // namespace halflife::model

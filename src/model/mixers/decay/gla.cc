@@ -1,0 +1,97 @@
+// Gated linear attention (Yang et al., 2024): the decay is per key channel,
+// ln alpha_t = logsigmoid(W2 W1 x_t + b) / 16. Optionally a short convolution stands before. As in
+// fla's GLA, whose rank and normaliser of the gate are constants too.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/log_sigmoid.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/linear/linear.h"
+#include "kernels/torch/dispatch.h"
+#include "model/mixers/decay/decayed_mixer.h"
+
+namespace halflife::model {
+namespace {
+
+constexpr int64_t kGateRank = 16;
+constexpr double kGateNormaliser = 16;
+
+struct GlaOptions : OptionsOf<GlaOptions, DecayedOptions> {
+  bool use_short_conv = false;
+  int64_t conv_size = 4;
+  double clamp_min = -std::numeric_limits<double>::infinity();  // of the log decay
+
+  GlaOptions() : OptionsOf(/*heads=*/4, /*k=*/0.5, /*v=*/1) {}
+  std::vector<Option> Fields() override {
+    std::vector<Option> fields = DecayedOptions::Fields();
+    fields.push_back({"use_short_conv", &use_short_conv});
+    fields.push_back({"conv_size", &conv_size, {.min = 2}});
+    fields.push_back({"clamp_min", &clamp_min});
+    return fields;
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    DecayedOptions::Resolve(sizes, problems);
+    problems.Require(clamp_min <= 0, "option clamp_min is ", clamp_min,
+                     "; it bounds a logarithm <= 0 from below");
+  }
+};
+
+class GateDecay : public LogDecay {
+ public:
+  GateDecay(const GlaOptions& options, const PartContext& context)
+      : head_dim_k_(options.head_dim_k),
+        clamp_min_(options.clamp_min),
+        num_elements_(kGateRank * (context.model_dim() + options.kv_key_dim())),
+        num_keys_(options.key_dim()) {
+    in_ = DeclareMatrix(context, "gk_proj.0.weight", {.out = kGateRank, .in = context.model_dim()});
+    out_ =
+        DeclareMatrix(context, "gk_proj.1.weight", {.out = options.kv_key_dim(), .in = kGateRank});
+    bias_ = context.parameters->Declare({.name = context.prefix + "gk_proj.1.bias",
+                                         .shape = {options.kv_key_dim()},
+                                         .region = dist::Region::kFp32},
+                                        Init::Zeros());
+  }
+
+  std::vector<at::Tensor> Weights() const override { return {*in_}; }
+  // The gate has 16 inner channels, [B, T, 16]; -> [B, T, Hk, K] fp32.
+  at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor> products) const override {
+    const at::Tensor& inner = products[0];
+    const at::Tensor logits =
+        kernels::Linear(inner, *out_).to(kernels::ComputeType(inner)) + *bias_;
+    at::Tensor log_decay = at::log_sigmoid(logits) * (1 / kGateNormaliser);
+    if (std::isfinite(clamp_min_)) log_decay = log_decay.clamp_min(clamp_min_);
+    return SplitHeads(log_decay, head_dim_k_);
+  }
+
+  int64_t num_matrix_elements() const override { return num_elements_; }
+  int64_t num_activations() const override { return kGateRank; }
+  int64_t num_fp32_activations() const override { return 2 * num_keys_; }  // logits and log decay
+
+ private:
+  int64_t head_dim_k_;
+  double clamp_min_;
+  int64_t num_elements_, num_keys_;
+  Parameter in_, out_, bias_;
+};
+
+class Gla : public DecayedMixer {
+ public:
+  Gla(const GlaOptions& options, const PartContext& context)
+      : DecayedMixer(options, context,
+                     {.conv_size = options.use_short_conv ? options.conv_size : 0,
+                      .make_decay = [&](const PartContext& inner) {
+                        return std::make_unique<GateDecay>(options, inner);
+                      }}) {}
+};
+
+}  // namespace
+
+MixerVariant GlaVariant() {
+  return MixerVariantOf<GlaOptions, Gla>(
+      "gla", {{{"num_heads", 2}},
+              {{"num_heads", 4}, {"num_kv_heads", 2}, {"use_short_conv", true}},
+              {{"num_heads", 2}, {"feature_map", "silu"}}});
+}
+
+}  // namespace halflife::model

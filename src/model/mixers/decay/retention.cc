@@ -1,0 +1,64 @@
+// Retention of RetNet (Sun et al., 2023) in fla's form: q and k are rotated, the decay of head h is
+// gamma_h = 1 - 2^(-5-h) for all tokens.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/exp2.h>
+#include <ATen/ops/log1p.h>
+
+#include "model/mixers/decay/decayed_mixer.h"
+
+namespace halflife::model {
+namespace {
+
+struct RetentionOptions : OptionsOf<RetentionOptions, DecayedOptions> {
+  double rope_theta = 10000;
+
+  RetentionOptions() : OptionsOf(/*heads=*/8, /*k=*/1, /*v=*/2) {}
+  std::vector<Option> Fields() override {
+    std::vector<Option> fields = DecayedOptions::Fields();
+    fields.push_back({"rope_theta", &rope_theta});
+    return fields;
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    DecayedOptions::Resolve(sizes, problems);
+    problems.Require(rope_theta > 1, "option rope_theta is ", rope_theta,
+                     "; a number above 1 would work");
+    problems.Require(head_dim_k % 2 == 0, "key width per head ", head_dim_k,
+                     " must be even: rotation pairs channels");
+  }
+};
+
+class FixedDecay : public LogDecay {
+ public:
+  explicit FixedDecay(int64_t num_heads) : num_heads_(num_heads) {}
+  // ln gamma_h by log1p: gamma itself rounds to 1 in fp32 from head 20 on.
+  at::Tensor operator()(const at::Tensor& x, std::span<const at::Tensor>) const override {
+    const at::Tensor head =
+        at::arange(num_heads_, x.options().dtype(at::kFloat).requires_grad(false));
+    return at::log1p(-at::exp2(-5 - head));
+  }
+  bool constant() const override { return true; }
+
+ private:
+  int64_t num_heads_;
+};
+
+class Retention : public DecayedMixer {
+ public:
+  Retention(const RetentionOptions& options, const PartContext& context)
+      : DecayedMixer(options, context,
+                     {.rope_theta = options.rope_theta, .make_decay = [&](const PartContext&) {
+                        return std::make_unique<FixedDecay>(options.num_heads);
+                      }}) {}
+};
+
+}  // namespace
+
+MixerVariant RetentionVariant() {
+  return MixerVariantOf<RetentionOptions, Retention>(
+      "retention", {{{"num_heads", 2}},
+                    {{"num_heads", 4}, {"num_kv_heads", 2}, {"use_output_gate", false}},
+                    {{"num_heads", 2}, {"feature_map", "gelu"}, {"norm_affine", false}}});
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,58 @@
+// y = (x - mean) / sqrt(var + eps) * weight + bias (Ba et al., 2016); weight and bias may be left
+// out.
+#include <ATen/ops/layer_norm.h>
+
+#include <optional>
+
+#include "kernels/torch/dispatch.h"
+#include "model/norms/variants.h"
+
+namespace halflife::model {
+namespace {
+
+struct LayerNormOptions : OptionsOf<LayerNormOptions> {
+  double eps = 1e-5;
+  bool weight = true, bias = true;
+  std::vector<Option> Fields() override {
+    return {{"eps", &eps}, {"weight", &weight}, {"bias", &bias}};
+  }
+  void Resolve(const ModelSizes&, ProblemList& problems) override {
+    problems.Require(eps > 0, "eps is ", eps, "; a number above 0 would work (1e-5 is usual)");
+    problems.Require(weight || !bias, "bias without weight; both, neither or weight would work");
+  }
+};
+
+class LayerNorm : public Norm {
+ public:
+  LayerNorm(const LayerNormOptions& options, const NormContext& context)
+      : eps_(options.eps), dim_(context.dim) {
+    if (options.weight) weight_ = DeclareNorm(context.part, "weight", context.dim);
+    if (options.bias)
+      bias_ = context.part.parameters->Declare({.name = context.part.prefix + "bias",
+                                                .shape = {context.dim},
+                                                .region = dist::Region::kFp32},
+                                               Init::Zeros());
+  }
+
+  // In fp32 (fp64 beside fp64), as its parameters are.
+  at::Tensor operator()(const at::Tensor& x) const override {
+    const auto maybe = [](const Parameter& parameter) {
+      return parameter.declared() ? std::optional<at::Tensor>(*parameter) : std::nullopt;
+    };
+    return at::layer_norm(x.to(kernels::ComputeType(x)), {dim_}, maybe(weight_), maybe(bias_), eps_)
+        .to(x.scalar_type());
+  }
+
+ private:
+  double eps_;
+  int64_t dim_;
+  Parameter weight_, bias_;
+};
+
+}  // namespace
+
+NormVariant LayerNormVariant() {
+  return VariantOf<LayerNormOptions, LayerNorm, Norm, NormContext>("layer_norm");
+}
+
+}  // namespace halflife::model

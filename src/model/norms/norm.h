@@ -1,0 +1,39 @@
+// A norm over the channels of each token. Adding one is a file here and a line in norms.inc.
+//
+//   const auto norm = MakeNorm(config.norm, {.prefix = "layers.0.attn_norm.", ...}, model_dim);
+//   h = (*norm)(x);
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "model/part_context.h"
+
+namespace halflife::model {
+
+class Norm {
+ public:
+  virtual ~Norm() = default;
+  // x [..., dim] -> the same shape and dtype.
+  virtual at::Tensor operator()(const at::Tensor& x) const = 0;
+  // x += branch, and the norm of the sum: in one pass over memory where a kernel has it.
+  virtual at::Tensor AddAndNorm(at::Tensor& x, const at::Tensor& branch) const;
+};
+
+struct NormContext {
+  PartContext part;  // parameters are prefix + "weight", prefix + "bias"
+  int64_t dim = 0;
+};
+
+extern const PartKind kNorms;
+struct NormConfig : PartConfig {
+  NormConfig() : PartConfig(kNorms, kNorms.usual) {}
+  explicit NormConfig(std::string_view name, const std::vector<Assignment>& options = {})
+      : PartConfig(kNorms, name, options) {}
+};
+
+// `config` is a NormConfig. Errors as MakePart's.
+std::unique_ptr<Norm> MakeNorm(const PartConfig& config, const PartContext& context, int64_t dim);
+
+}  // namespace halflife::model

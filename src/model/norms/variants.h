@@ -1,0 +1,14 @@
+// Inner header of the norms: the functions that give their variants.
+#pragma once
+
+#include "model/norms/norm.h"
+
+namespace halflife::model {
+
+using NormVariant = Variant<Norm, NormContext>;
+
+#define HL_NORM(Make) NormVariant Make();
+#include "model/norms/norms.inc"
+#undef HL_NORM
+
+}  // namespace halflife::model

@@ -1,0 +1,49 @@
+// What a model learns from a batch: which tokens it sees and which labels it must give at each.
+// Adding one is a file here, a line in objectives.inc and a message in the schema.
+//
+//   const auto objective = MakeObjective(config.objective, config.vocab_size);
+//   objective->Label({.batch = 2, .seq_len = 4, .inputs = inputs, .labels = labels, ...});
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "model/config/part.h"
+
+namespace halflife::model {
+
+// On the host, in place. Borrowed.
+struct LabelledRows {
+  int64_t batch = 0, seq_len = 0;  // B, T
+  std::span<int32_t> inputs;       // [B, T] tokens that the model sees
+  // [B, T]; before: the next token, or negative where there is none; after: what the loss asks for,
+  // negative where it asks for nothing.
+  std::span<int32_t> labels;
+  std::span<const uint64_t> samples;  // [B] global sample numbers: random choices follow them
+  uint64_t seed = 0;
+};
+
+class Objective {
+ public:
+  virtual ~Objective() = default;
+  virtual void Label(const LabelledRows& rows) const = 0;
+  // True: scores are probabilities of the next token, and text can be generated.
+  virtual bool predicts_next_token() const { return false; }
+};
+
+struct ObjectiveContext {
+  int64_t vocab_size = 0;
+};
+
+extern const PartKind kObjectives;
+struct ObjectiveConfig : PartConfig {
+  ObjectiveConfig() : PartConfig(kObjectives, kObjectives.usual) {}
+  explicit ObjectiveConfig(std::string_view name, const std::vector<Assignment>& options = {})
+      : PartConfig(kObjectives, name, options) {}
+};
+
+// Errors as MakePart's.
+std::unique_ptr<Objective> MakeObjective(const ObjectiveConfig& config, int64_t vocab_size);
+
+}  // namespace halflife::model

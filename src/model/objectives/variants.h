@@ -1,0 +1,14 @@
+// Inner header of the objectives: the functions that give their variants.
+#pragma once
+
+#include "model/objectives/objective.h"
+
+namespace halflife::model {
+
+using ObjectiveVariant = Variant<Objective, ObjectiveContext>;
+
+#define HL_OBJECTIVE(Make) ObjectiveVariant Make();
+#include "model/objectives/objectives.inc"
+#undef HL_OBJECTIVE
+
+}  // namespace halflife::model

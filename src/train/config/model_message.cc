@@ -1,0 +1,127 @@
+#include "train/config/model_message.h"
+
+#include <halflife/model.pb.h>
+
+#include "core/error.h"
+
+namespace halflife::train {
+namespace {
+
+namespace pb = google::protobuf;
+using Type = pb::FieldDescriptor::CppType;
+
+const pb::FieldDescriptor& FieldOf(const pb::Message& message, const std::string& name) {
+  const pb::FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(name);
+  HL_CHECK(field != nullptr, "the schema's ", message.GetDescriptor()->name(), " has no field ",
+           name);
+  return *field;
+}
+
+model::OptionValue Get(const pb::Message& message, const pb::FieldDescriptor& field) {
+  const pb::Reflection& reflection = *message.GetReflection();
+  switch (field.cpp_type()) {
+    case Type::CPPTYPE_BOOL:
+      return reflection.GetBool(message, &field);
+    case Type::CPPTYPE_INT64:
+      return reflection.GetInt64(message, &field);
+    case Type::CPPTYPE_DOUBLE:
+      return reflection.GetDouble(message, &field);
+    case Type::CPPTYPE_STRING:
+      return reflection.GetString(message, &field);
+    default:
+      HL_FAIL(ExitCode::kInternal, "no option has the type of field ", field.full_name());
+  }
+}
+
+struct Setter {
+  pb::Message& message;
+  const pb::FieldDescriptor& field;
+  const pb::Reflection& reflection = *message.GetReflection();
+  void operator()(bool value) const { reflection.SetBool(&message, &field, value); }
+  void operator()(int64_t value) const { reflection.SetInt64(&message, &field, value); }
+  void operator()(double value) const { reflection.SetDouble(&message, &field, value); }
+  void operator()(const std::string& value) const { reflection.SetString(&message, &field, value); }
+};
+
+void ReadOptions(const pb::Message& message, model::PartOptions& options) {
+  for (model::Option& option : options.Fields()) {
+    const pb::FieldDescriptor& field = FieldOf(message, option.name);
+    if (!message.GetReflection()->HasField(message, &field)) continue;
+    HL_CHECK(option.Set(Get(message, field)), "option ", option.name, " is no ", field.type_name());
+  }
+}
+
+void WriteOptions(model::PartOptions& options, pb::Message& message) {
+  for (const model::Option& option : options.Fields())
+    std::visit(Setter{message, FieldOf(message, option.name)}, option.value());
+}
+
+// The choice of a part: a message with one oneof of variants.
+void ReadPart(const pb::Message& choice, model::PartConfig& part) {
+  const pb::Reflection& reflection = *choice.GetReflection();
+  const pb::FieldDescriptor* variant =
+      reflection.GetOneofFieldDescriptor(choice, choice.GetDescriptor()->oneof_decl(0));
+  if (variant == nullptr) return;
+  part = model::PartConfig(part.kind(), variant->name());
+  ReadOptions(reflection.GetMessage(choice, variant), part.options());
+}
+
+void WritePart(const model::PartConfig& part, pb::Message& choice) {
+  model::PartConfig copy = part;
+  WriteOptions(copy.options(),
+               *choice.GetReflection()->MutableMessage(&choice, &FieldOf(choice, part.name())));
+}
+
+model::LayerGroup ReadGroup(const proto::LayerGroup& from) {
+  model::LayerGroup group;
+  group.layers.assign(from.layers().begin(), from.layers().end());
+  group.every = from.every();
+  group.first = from.first();
+  if (from.has_mixer()) ReadPart(from.mixer(), group.mixer.emplace());
+  if (from.has_channel_mixer()) ReadPart(from.channel_mixer(), group.channel_mixer.emplace());
+  return group;
+}
+
+void WriteGroup(const model::LayerGroup& group, proto::LayerGroup& to) {
+  to.mutable_layers()->Assign(group.layers.begin(), group.layers.end());
+  if (group.every > 0) to.set_every(group.every), to.set_first(group.first);
+  if (group.mixer) WritePart(*group.mixer, *to.mutable_mixer());
+  if (group.channel_mixer) WritePart(*group.channel_mixer, *to.mutable_channel_mixer());
+}
+
+}  // namespace
+
+void ReadModel(const proto::ModelConfig& message, model::ModelConfig& config) {
+  if (message.has_vocab_size()) config.vocab_size = message.vocab_size();
+  if (message.has_model_dim()) config.model_dim = message.model_dim();
+  if (message.has_num_layers()) config.num_layers = message.num_layers();
+  if (message.has_dropout()) config.dropout = message.dropout();
+  if (message.has_initializer_range()) config.initializer_range = message.initializer_range();
+  const auto child = [&](const char* name) -> const pb::Message& {
+    return message.GetReflection()->GetMessage(message, &FieldOf(message, name));
+  };
+  model::VisitParts(
+      config, {.group = [&](const char* name,
+                            model::PartOptions& options) { ReadOptions(child(name), options); },
+               .part = [&](model::PartConfig& part) { ReadPart(child(part.kind().name), part); }});
+  for (const proto::LayerGroup& group : message.hybrid()) config.hybrid.push_back(ReadGroup(group));
+}
+
+void WriteModel(const model::ModelConfig& config, proto::ModelConfig& message) {
+  message.set_vocab_size(config.vocab_size);
+  message.set_model_dim(config.model_dim);
+  message.set_num_layers(config.num_layers);
+  message.set_dropout(config.dropout);
+  message.set_initializer_range(config.initializer_range);
+  const auto child = [&](const char* name) -> pb::Message& {
+    return *message.GetReflection()->MutableMessage(&message, &FieldOf(message, name));
+  };
+  model::ModelConfig copy = config;
+  model::VisitParts(
+      copy, {.group = [&](const char* name,
+                          model::PartOptions& options) { WriteOptions(options, child(name)); },
+             .part = [&](model::PartConfig& part) { WritePart(part, child(part.kind().name)); }});
+  for (const model::LayerGroup& group : config.hybrid) WriteGroup(group, *message.add_hybrid());
+}
+
+}  // namespace halflife::train

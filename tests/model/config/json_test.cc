@@ -1,0 +1,129 @@
+// The form of a model's configuration that checkpoints keep, today's and the one before it.
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "model/config/model_config.h"
+#include "support/expect_error.h"
+
+namespace halflife::model {
+namespace {
+
+using testing::HasSubstr;
+
+ModelConfig EveryKindOfValue() {
+  ModelConfig config = {.vocab_size = 1000,
+                        .model_dim = 64,
+                        .num_layers = 5,
+                        .dropout = 0.1,
+                        .initializer_range = 0.006,
+                        .positions = PositionTableConfig("learned", {{"max_positions", 33}}),
+                        .block = BlockConfig("post_norm", {{"deep_norm", true}}),
+                        .norm = NormConfig("layer_norm", {{"eps", 1e-5}}),
+                        .mixer = MixerConfig("gla", {{"num_heads", 2}, {"feature_map", "silu"}}),
+                        .channel_mixer = ChannelMixerConfig("mlp", {{"activation", "relu2"}})};
+  config.head.tied = true;
+  config.embedding.scale = 0.1;
+  config.hybrid = {{.layers = {1}, .mixer = MixerConfig("softmax", {{"window", 7}})},
+                   {.every = 2, .channel_mixer = ChannelMixerConfig("identity")}};
+  return config;
+}
+
+TEST(ModelJson, RoundTrip) {
+  const ModelConfig config = EveryKindOfValue(), back = ModelConfigFromJson(ToJson(config));
+  EXPECT_EQ(ToJson(back), ToJson(config));
+  EXPECT_EQ(back.vocab_size, 1000);
+  EXPECT_EQ(back.initializer_range, 0.006);
+  EXPECT_EQ(back.embedding.scale, 0.1);
+  EXPECT_TRUE(back.head.tied);
+  EXPECT_TRUE(back.positions == config.positions);
+  EXPECT_TRUE(back.block == config.block);
+  EXPECT_TRUE(back.norm == config.norm);
+  EXPECT_TRUE(back.mixer == config.mixer);
+  EXPECT_TRUE(std::isinf(back.mixer.Get<double>("clamp_min"))) << "JSON itself has no infinity";
+  EXPECT_TRUE(back.channel_mixer == config.channel_mixer);
+  EXPECT_EQ(back.mixer_of(1).Get<int64_t>("window"), 7);
+  EXPECT_EQ(back.channel_mixer_of(4).name(), "identity");
+}
+
+// Options that came after a checkpoint have their defaults in it.
+TEST(ModelJson, AbsentOptionsKeepTheirDefaults) {
+  const ModelConfig config = ModelConfigFromJson(
+      R"({"vocab_size": 9, "model_dim": 32, "num_layers": 1, "dropout": 0,
+          "initializer_range": 0.02, "mixer": {"softmax": {"num_heads": 2}}})");
+  EXPECT_EQ(config.mixer.Get<double>("rope_theta"), 10000);
+  EXPECT_EQ(config.block.name(), "pre_norm");
+}
+
+// Replaces the first `from` in the JSON of a good configuration.
+std::string Edited(const std::string& from, const std::string& to) {
+  std::string text = ToJson(EveryKindOfValue());
+  const size_t place = text.find(from);
+  EXPECT_NE(place, std::string::npos) << from;
+  return text.replace(place, from.size(), to);
+}
+
+TEST(ModelJson, IsReadStrictly) {
+  const auto code = ExitCode::kNoUsableCheckpoint;
+  EXPECT_HL_ERROR(ModelConfigFromJson("{]"), code, "not JSON");
+  EXPECT_HL_ERROR(ModelConfigFromJson("[1]"), code, "is not an object");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("model_dim", "model_width")), code,
+                  "lacks 'model_dim'");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"dropout\"", "\"more\": 1, \"dropout\"")), code,
+                  "keys, of which this program knows");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"num_layers\": 5", "\"num_layers\": 3.5")), code,
+                  "'num_layers' that is no integer");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"tied\": true", "\"tied\": 1")), code,
+                  "head has 'tied' that is no bool");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"num_heads\"", "\"heads\"")), code,
+                  "has 'heads', which this program does not know");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"gla\"", "\"glas\"")), code, "mixer is 'glas'",
+                  "did you mean 'gla'?");
+  EXPECT_HL_ERROR(ModelConfigFromJson(Edited("0.1", "7.5")), code, "dropout is 7.5");
+}
+
+// As programs wrote it before models were made of parts.
+constexpr char kLegacy[] = R"({"dropout": 0.25, "initializer_range": 0.01, "mixer":
+    {"name": "retention", "options": {"expand_v": "1.5", "num_heads": "4", "rotary_base": "500",
+     "retention_norm": "none", "use_output_gate": "false"}},
+    "mlp_dim": 0, "mlp_ratio": 2.5, "mlp_bias": true, "model_dim": 64, "norm_eps": 1e-05,
+    "num_layers": 3, "tie_embeddings": true, "vocab_size": 77,
+    "hybrid": [{"layers": [1], "mixer": {"name": "softmax", "options": {"rope_theta": "500"}}}]})";
+
+TEST(LegacyModelJson, IsTheSameModel) {
+  ModelConfig want = {
+      .vocab_size = 77,
+      .model_dim = 64,
+      .num_layers = 3,
+      .dropout = 0.25,
+      .initializer_range = 0.01,
+      .norm = NormConfig("rms_norm", {{"eps", 1e-5}}),
+      .mixer = MixerConfig(
+          "retention",
+          {{"num_heads", 4}, {"expand_v", 1.5}, {"rope_theta", 500}, {"use_output_gate", false}}),
+      .channel_mixer =
+          ChannelMixerConfig("swiglu", {{"width", 0}, {"ratio", 2.5}, {"bias", true}})};
+  want.head.tied = true;
+  want.hybrid = {{.layers = {1}, .mixer = MixerConfig("softmax", {{"rope_theta", 500}})}};
+  EXPECT_EQ(ToJson(ModelConfigFromJson(kLegacy)), ToJson(want));
+}
+
+TEST(LegacyModelJson, IsReadStrictly) {
+  const auto code = ExitCode::kNoUsableCheckpoint;
+  const auto edited = [](const std::string& from, const std::string& to) {
+    std::string text = kLegacy;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  EXPECT_HL_ERROR(ModelConfigFromJson(edited("retention\"", "retentive\"")), code,
+                  "mixer is 'retentive'", "known: retention");
+  EXPECT_HL_ERROR(ModelConfigFromJson(edited("num_heads", "heads")), code, "has 'heads'");
+  EXPECT_HL_ERROR(ModelConfigFromJson(edited("\"4\"", "\"four\"")), code,
+                  "has 'num_heads' that is no int");
+  EXPECT_HL_ERROR(ModelConfigFromJson(edited("\"options\"", "\"option\"")), code,
+                  "mixer lacks 'options'");
+  EXPECT_HL_ERROR(ModelConfigFromJson(edited("\"mlp_ratio\"", "\"more\": 1, \"mlp_ratio\"")), code,
+                  "of which this program knows");
+}
+
+}  // namespace
+}  // namespace halflife::model

@@ -1,0 +1,107 @@
+// Initial values: functions of seed, name and element alone, of the distribution that they say.
+#include "model/init.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/expect_error.h"
+
+namespace halflife::model {
+namespace {
+
+std::vector<float> Draw(const Init& init, const std::vector<int64_t>& shape = {200, 500},
+                        const std::string& name = "w", uint64_t seed = 1) {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  std::vector<float> values(count, 7);
+  init.Fill(name, shape, seed, values.data());
+  return values;
+}
+
+struct Moments {
+  double mean = 0, std_dev = 0, low = 0, high = 0, n = 0;
+};
+Moments Of(const std::vector<float>& values) {
+  double sum = 0, squares = 0;
+  for (const double x : values) sum += x, squares += x * x;
+  const auto [low, high] = std::ranges::minmax(values);
+  const auto n = static_cast<double>(values.size());
+  return {sum / n, std::sqrt(squares / n - sum / n * sum / n), low, high, n};
+}
+
+TEST(Init, Constants) {
+  EXPECT_THAT(Draw(Init::Zeros(), {3}), testing::Each(0.f));
+  EXPECT_THAT(Draw(Init::Ones(), {3}), testing::Each(1.f));
+  EXPECT_THAT(Draw(Init::Constant(-2.5).Scaled(2), {3}), testing::Each(-5.f));
+}
+
+// Tolerances: five standard errors, sigma / sqrt(n) of the mean and sigma / sqrt(2 n) of sigma.
+TEST(Init, Normal) {
+  const Moments m = Of(Draw(Init::Normal(0.02)));
+  EXPECT_NEAR(m.mean, 0, 5 * 0.02 / std::sqrt(m.n));
+  EXPECT_NEAR(m.std_dev, 0.02, 5 * 0.02 / std::sqrt(2 * m.n));
+}
+
+TEST(Init, TruncatedNormal) {
+  const std::vector<float> values = Draw(Init::TruncatedNormal(0.02, 2));
+  const Moments m = Of(values);
+  EXPECT_LE(std::max(-m.low, m.high), 0.04f);
+  // Of a normal cut at 2 sigma: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)) sigma = 0.8796 sigma.
+  EXPECT_NEAR(m.std_dev, 0.8796 * 0.02, 5 * 0.02 / std::sqrt(2 * m.n));
+  // Elements that are inside at once keep the plain normal's value.
+  const std::vector<float> plain = Draw(Init::Normal(0.02));
+  int same = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::abs(plain[i]) > 0.04f) continue;
+    EXPECT_EQ(values[i], plain[i]);
+    ++same;
+  }
+  EXPECT_GT(same, 0.95 * m.n);
+  EXPECT_HL_ERROR(Draw(Init::TruncatedNormal(1, 0.1)), ExitCode::kInternal, "for ever");
+}
+
+TEST(Init, Uniform) {
+  const Moments m = Of(Draw(Init::Uniform(-1, 3)));
+  EXPECT_GE(m.low, -1);
+  EXPECT_LE(m.high, 3);
+  const double sigma = 4 / std::sqrt(12.0);
+  EXPECT_NEAR(m.mean, 1, 5 * sigma / std::sqrt(m.n));
+  EXPECT_NEAR(m.std_dev, sigma, 5 * sigma / std::sqrt(2 * m.n));
+}
+
+TEST(Init, LogUniform) {
+  std::vector<float> values = Draw(Init::LogUniform(0.001, 0.1));
+  for (float& value : values) value = std::log10(value);
+  const Moments m = Of(values);
+  EXPECT_GE(m.low, -3 - 1e-6);
+  EXPECT_LE(m.high, -1 + 1e-6);
+  EXPECT_NEAR(m.mean, -2, 5 * (2 / std::sqrt(12.0)) / std::sqrt(m.n));
+}
+
+TEST(Init, RangesOverChannels) {
+  EXPECT_THAT(Draw(Init::Range(1, 5), {2, 5}), testing::ElementsAre(1, 2, 3, 4, 5, 1, 2, 3, 4, 5));
+  EXPECT_THAT(Draw(Init::Range(3, 9), {1}), testing::ElementsAre(3));
+}
+
+TEST(Init, DependsOnSeedNameAndElementAlone) {
+  for (const Init& init : {Init::Normal(0.02), Init::TruncatedNormal(1), Init::Uniform(0, 1),
+                           Init::LogUniform(1, 2)}) {
+    const std::vector<float> values = Draw(init, {10, 7});
+    EXPECT_EQ(Draw(init, {10, 7}), values);
+    EXPECT_NE(Draw(init, {10, 7}, "w", 2), values);
+    EXPECT_NE(Draw(init, {10, 7}, "v"), values);
+    const std::vector<float> longer = Draw(init, {11, 7});
+    EXPECT_TRUE(std::equal(values.begin(), values.end(), longer.begin()));
+  }
+}
+
+TEST(Init, ScalingIsAFactor) {
+  const std::vector<float> values = Draw(Init::Normal(0.5), {20});
+  const std::vector<float> scaled = Draw(Init::Normal(0.5).Scaled(0.5).Scaled(4), {20});
+  for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(scaled[i], 2 * values[i]);
+}
+
+}  // namespace
+}  // namespace halflife::model

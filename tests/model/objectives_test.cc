@@ -1,0 +1,94 @@
+// What each objective makes of a batch of the next token's labels.
+#include "model/objectives/objective.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "support/expect_error.h"
+
+namespace halflife::model {
+namespace {
+
+constexpr int64_t kBatch = 40, kSeqLen = 250;
+
+struct Rows {
+  std::vector<int32_t> inputs = std::vector<int32_t>(kBatch * kSeqLen);
+  std::vector<int32_t> labels = std::vector<int32_t>(kBatch * kSeqLen);
+  std::vector<uint64_t> samples = std::vector<uint64_t>(kBatch);
+  Rows() {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      inputs[i] = static_cast<int32_t>(10 + i % 80);
+      labels[i] = static_cast<int32_t>(10 + (i + 1) % 80);
+    }
+    std::iota(samples.begin(), samples.end(), uint64_t{7});
+  }
+  void Label(const ObjectiveConfig& config, uint64_t seed = 1) {
+    MakeObjective(config, /*vocab_size=*/100)
+        ->Label({.batch = kBatch,
+                 .seq_len = kSeqLen,
+                 .inputs = inputs,
+                 .labels = labels,
+                 .samples = samples,
+                 .seed = seed});
+  }
+};
+
+TEST(NextToken, LeavesTheBatchAsItIs) {
+  Rows rows;
+  rows.Label(ObjectiveConfig("next_token"));
+  EXPECT_EQ(rows.inputs, Rows().inputs);
+  EXPECT_EQ(rows.labels, Rows().labels);
+  EXPECT_TRUE(MakeObjective(ObjectiveConfig(), 100)->predicts_next_token());
+}
+
+TEST(MaskedToken, HidesAShareOfTheTokensAndAsksForThem) {
+  Rows rows;
+  rows.Label(ObjectiveConfig("masked_token", {{"rate", 0.2}, {"mask_id", 3}}));
+  const Rows before;
+  double chosen = 0, masked = 0, kept = 0;
+  for (size_t i = 0; i < rows.inputs.size(); ++i) {
+    if (rows.labels[i] < 0) {
+      EXPECT_EQ(rows.inputs[i], before.inputs[i]) << "seen as it is";
+      continue;
+    }
+    EXPECT_EQ(rows.labels[i], before.inputs[i]) << "the label is what stood there";
+    EXPECT_TRUE(rows.inputs[i] >= 0 && rows.inputs[i] < 100);
+    ++chosen;
+    masked += rows.inputs[i] == 3;
+    kept += rows.inputs[i] == before.inputs[i];
+  }
+  const auto n = static_cast<double>(rows.inputs.size());
+  // Five standard errors of a share p of n draws, sqrt(p (1 - p) / n).
+  EXPECT_NEAR(chosen / n, 0.2, 5 * std::sqrt(0.2 * 0.8 / n));
+  EXPECT_NEAR(masked / chosen, 0.801, 5 * std::sqrt(0.8 * 0.2 / chosen));
+  EXPECT_NEAR(kept / chosen, 0.101, 5 * std::sqrt(0.1 * 0.9 / chosen));
+}
+
+TEST(MaskedToken, IsAFunctionOfSeedSampleAndPosition) {
+  const ObjectiveConfig config("masked_token");
+  Rows rows, again, other_seed, moved;
+  rows.Label(config);
+  again.Label(config);
+  EXPECT_EQ(again.inputs, rows.inputs);
+  EXPECT_EQ(again.labels, rows.labels);
+  other_seed.Label(config, 2);
+  EXPECT_NE(other_seed.labels, rows.labels);
+  // The second row's sample in the first row: the same places are chosen.
+  moved.samples[0] = rows.samples[1];
+  moved.Label(config);
+  for (int64_t t = 0; t < kSeqLen; ++t)
+    EXPECT_EQ(moved.labels[t] < 0, rows.labels[kSeqLen + t] < 0) << t;
+}
+
+TEST(MaskedToken, RefusesWhatCannotBe) {
+  const auto make = [](const std::vector<Assignment>& options) {
+    MakeObjective(ObjectiveConfig("masked_token", options), 100);
+  };
+  EXPECT_HL_ERROR(make({{"rate", 0}}), ExitCode::kUsage, "option rate is 0");
+  EXPECT_HL_ERROR(make({{"mask_share", 0.95}}), ExitCode::kUsage, "at most 1 together");
+  EXPECT_HL_ERROR(make({{"mask_id", 100}}), ExitCode::kUsage, "below the vocabulary of 100");
+}
+
+}  // namespace
+}  // namespace halflife::model

@@ -1,0 +1,324 @@
+// Each part but the mixers against its formula in plain LibTorch calls, in fp64; and a whole model
+// of every variant: gradients, decode, costs.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sin.h>
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "kernels/gradient_check.h"
+#include "model/language_model.h"
+
+namespace halflife::model {
+namespace {
+
+using test::Close;
+using test::Normal;
+
+constexpr int64_t kDim = 16, kLayers = 2;
+constexpr double kTolerance = 1e-12;  // some ten operations of order 1 in fp64
+
+// A part's parameters, bound to random values in fp64.
+class Parts : public testing::Test {
+ protected:
+  PartContext Context(const std::string& prefix = "") {
+    return {.sizes = {.model_dim = kDim, .num_layers = kLayers},
+            .prefix = prefix,
+            .parameters = &parameters_};
+  }
+  void Bind() {
+    for (int i = 0; i < parameters_.size(); ++i) {
+      values_[parameters_.specs()[i].name] = Normal(parameters_.specs()[i].shape, 100 + i);
+      parameters_.Bind(i, values_[parameters_.specs()[i].name]);
+    }
+  }
+  ParameterSet parameters_;
+  std::map<std::string, at::Tensor> values_;
+  const at::Tensor x_ = Normal({2, 5, kDim}, 1);
+};
+
+TEST_F(Parts, RmsNorm) {
+  const auto norm = MakeNorm(NormConfig("rms_norm", {{"eps", 0.1}}), Context("n."), kDim);
+  const auto bare = MakeNorm(NormConfig("rms_norm", {{"weight", false}}), Context("b."), kDim);
+  Bind();
+  const at::Tensor rms = (x_.square().mean(-1, true) + 0.1).sqrt();
+  EXPECT_TRUE(Close((*norm)(x_), x_ / rms * values_["n.weight"], kTolerance));
+  EXPECT_TRUE(Close((*bare)(x_), x_ / (x_.square().mean(-1, true) + 1e-6).sqrt(), kTolerance));
+  EXPECT_EQ(parameters_.size(), 1);
+}
+
+TEST_F(Parts, LayerNorm) {
+  const auto norm = MakeNorm(NormConfig("layer_norm", {{"eps", 0.1}}), Context("n."), kDim);
+  Bind();
+  const at::Tensor centred = x_ - x_.mean(-1, true);
+  const at::Tensor scale = (centred.square().mean(-1, true) + 0.1).sqrt();
+  EXPECT_TRUE(
+      Close((*norm)(x_), centred / scale * values_["n.weight"] + values_["n.bias"], kTolerance));
+  EXPECT_FALSE(parameters_.specs()[1].weight_decay);
+}
+
+TEST_F(Parts, AddAndNormIsTheNormOfTheSum) {
+  const at::Tensor branch = Normal({2, 5, kDim}, 2);
+  for (const std::string& name : NamesOf(kNorms)) {
+    const auto norm = MakeNorm(NormConfig(name), Context(name), kDim);
+    Bind();
+    at::Tensor x = x_;
+    const at::Tensor normed = norm->AddAndNorm(x, branch);
+    EXPECT_TRUE(Close(x, x_ + branch, kTolerance));
+    EXPECT_TRUE(Close(normed, (*norm)(x_ + branch), kTolerance)) << name;
+  }
+}
+
+TEST_F(Parts, MlpAndGlu) {
+  const auto mlp = MakeChannelMixer(
+      ChannelMixerConfig("mlp", {{"ratio", 3}, {"activation", "gelu_tanh"}, {"bias", true}}),
+      Context("m."));
+  const auto glu = MakeChannelMixer(
+      ChannelMixerConfig("glu", {{"width", 9}, {"activation", "relu"}}), Context("g."));
+  Bind();
+  EXPECT_EQ(values_["m.up_proj.weight"].size(0), 3 * kDim);
+  const at::Tensor inner =
+      at::gelu(at::linear(x_, values_["m.up_proj.weight"], values_["m.up_proj.bias"]), "tanh");
+  EXPECT_TRUE(Close((*mlp)(x_),
+                    at::linear(inner, values_["m.down_proj.weight"], values_["m.down_proj.bias"]),
+                    kTolerance));
+  const at::Tensor gated = at::relu(at::linear(x_, values_["g.gate_proj.weight"])) *
+                           at::linear(x_, values_["g.up_proj.weight"]);
+  EXPECT_TRUE(Close((*glu)(x_), at::linear(gated, values_["g.down_proj.weight"]), kTolerance));
+  EXPECT_TRUE((*MakeChannelMixer(ChannelMixerConfig("identity"), Context("i.")))(x_).equal(x_));
+}
+
+TEST_F(Parts, ChannelMixersDeclareTheirMatmuls) {
+  for (const std::string& name : NamesOf(kChannelMixers)) {
+    const int64_t before = parameters_.num_elements();
+    const auto mixer = MakeChannelMixer(ChannelMixerConfig(name), Context(name));
+    EXPECT_EQ(mixer->FlopsPerToken().matmul,
+              2.0 * static_cast<double>(parameters_.num_elements() - before));
+    EXPECT_GE(mixer->ActivationsPerToken(), static_cast<double>(kDim));
+  }
+}
+
+TEST_F(Parts, Positions) {
+  const at::Tensor positions = at::arange(7, 12, at::kLong).unsqueeze(0).expand({2, 5});
+  const auto learned =
+      MakePositionTable(PositionTableConfig("learned", {{"max_positions", 12}}), Context("p."));
+  const auto sines = MakePositionTable(PositionTableConfig("sinusoidal"), Context());
+  Bind();
+  EXPECT_TRUE(
+      Close((*learned)(x_, positions), x_ + values_["p.weight"].narrow(0, 7, 5), kTolerance));
+  EXPECT_EQ(learned->max_positions(), 12);
+  const at::Tensor table = (*sines)(x_, positions) - x_;
+  EXPECT_NEAR(table[1][2][0].item<double>(), std::sin(9.0), kTolerance);
+  EXPECT_NEAR(table[1][2][1].item<double>(), std::cos(9.0), kTolerance);
+  EXPECT_NEAR(table[0][4][6].item<double>(), std::sin(11 * std::pow(10000, -6.0 / kDim)),
+              kTolerance);
+  EXPECT_EQ(sines->max_positions(), 0);
+}
+
+TEST_F(Parts, EmbeddingWithScaleAndSegments) {
+  EmbeddingOptions options;
+  options.scale = 3;
+  options.num_segments = 2;
+  const TokenEmbedding embedding(options, Context(), 11, {});
+  Bind();
+  const at::Tensor tokens = at::arange(0, 10, at::kLong).view({2, 5});
+  const at::Tensor segments = tokens.remainder(2);
+  const at::Tensor plain = 3 * at::embedding(values_["embeddings.weight"], tokens);
+  const at::Tensor& table = values_["segment_embeddings.weight"];
+  EXPECT_TRUE(Close(embedding(tokens, segments), plain + at::embedding(table, segments), 1e-12));
+  EXPECT_TRUE(Close(embedding(tokens, {}), plain + table[0], kTolerance));
+}
+
+TEST_F(Parts, HeadWithBias) {
+  HeadOptions options;
+  options.bias = true;
+  const OutputHead head(options, Context(), 11, Parameter());
+  Bind();
+  const at::Tensor logits = at::linear(x_, values_["lm_head.weight"], values_["lm_head.bias"]);
+  EXPECT_TRUE(Close(head.Logits(x_), logits, kTolerance));
+  const at::Tensor targets = at::arange(0, 10, at::kLong);
+  const at::Tensor want =
+      -at::log_softmax(logits.flatten(0, 1), 1).gather(1, targets.unsqueeze(1)).squeeze(1);
+  EXPECT_TRUE(Close(head.TokenLosses(x_.flatten(0, 1), targets), want, 1e-11));
+  EXPECT_NEAR(head.Loss(x_.flatten(0, 1), targets, {}).loss.item<double>(),
+              want.sum().item<double>(), 1e-10);
+}
+
+// A mixer that doubles and a channel mixer that is the identity show a block's own arithmetic.
+at::Tensor RunBlock(const Block& block, const at::Tensor& x) {
+  ResidualStream stream(x);
+  block.Forward(stream, {.mix = [](const Mixer&, const at::Tensor& h) { return 2 * h; },
+                         .drop = [](LayerPass::Branch, const at::Tensor& y) { return y; }});
+  return stream.Sum();
+}
+
+TEST_F(Parts, BlocksArithmetic) {
+  const NormConfig norm("layer_norm", {{"weight", false}, {"bias", false}});
+  const MixerConfig mixer("softmax", {{"num_heads", 2}});
+  const ChannelMixerConfig channel_mixer("identity");
+  const auto make = [&](const BlockConfig& config, const char* prefix) {
+    return MakeBlock(
+        config,
+        {.part = Context(prefix), .norm = norm, .mixer = mixer, .channel_mixer = channel_mixer});
+  };
+  const auto plain = MakeNorm(norm, Context(), kDim);
+  const Norm& n = *plain;
+  const at::Tensor middle = x_ + 2 * n(x_);
+  EXPECT_TRUE(Close(RunBlock(*make(BlockConfig("pre_norm"), "a."), x_), middle + n(middle), 1e-11));
+  const auto post = make(BlockConfig("post_norm"), "b.");
+  EXPECT_TRUE(Close(RunBlock(*post, x_), n(2 * n(3 * x_)), 1e-11));
+  EXPECT_FALSE(post->needs_final_norm());
+  const auto deep = make(BlockConfig("post_norm", {{"deep_norm", true}}), "c.");
+  const double alpha = std::pow(2.0 * kLayers, 0.25);
+  EXPECT_TRUE(Close(RunBlock(*deep, x_), n((alpha + 1) * n((alpha + 2) * x_)), 1e-11));
+}
+
+// Standard deviation of a parameter's initial values, over that of q_proj.
+double InitRatio(const BlockConfig& block, const std::string& name) {
+  const LanguageModel model({.vocab_size = 11,
+                             .model_dim = 256,
+                             .num_layers = 8,
+                             .block = block,
+                             .mixer = MixerConfig("softmax")});
+  const auto std_dev = [&](const std::string& wanted) {
+    for (int i = 0; i < model.parameters().size(); ++i) {
+      const dist::ParamSpec& spec = model.parameters().specs()[i];
+      if (spec.name != "layers.3." + wanted) continue;
+      std::vector<float> values(spec.count());
+      model.parameters().Initialise(i, 1, values.data());
+      double squares = 0;
+      for (const double value : values) squares += value * value;
+      return std::sqrt(squares / static_cast<double>(values.size()));
+    }
+    return 0.0;
+  };
+  return std_dev(name) / std_dev("attn.q_proj.weight");
+}
+
+// 65,536 and more draws each: five standard errors of a ratio are 2 %.
+TEST(BlockInit, ScalesTheBranchesByDepth) {
+  const double up = std::sqrt(std::log(16.0)), down = std::pow(64.0, -0.25);
+  for (const char* name :
+       {"attn.v_proj.weight", "attn.o_proj.weight", "mlp.down_proj.weight", "mlp.up_proj.weight"}) {
+    const bool output = std::string(name).find("o") != std::string::npos &&
+                        (std::string(name).find("o_proj") != std::string::npos ||
+                         std::string(name).find("down") != std::string::npos);
+    EXPECT_NEAR(InitRatio(BlockConfig("pre_norm"), name), 1, 0.02) << name;
+    EXPECT_NEAR(InitRatio(BlockConfig("pre_norm", {{"scale_init_by_depth", true}}), name),
+                output && std::string(name) != "attn.v_proj.weight" ? 0.25 : 1, 0.02)
+        << name;
+    EXPECT_NEAR(InitRatio(BlockConfig("sub_ln"), name), up, 0.02 * up) << name;
+    EXPECT_NEAR(InitRatio(BlockConfig("post_norm", {{"deep_norm", true}}), name), down, 0.02 * down)
+        << name;
+  }
+}
+
+// ---- Whole models, each with one part that is not the usual one.
+
+struct Named {
+  std::string name;
+  ModelConfig config;
+};
+void PrintTo(const Named& named, std::ostream* out) { *out << named.name; }
+
+std::vector<Named> ModelsOfEveryPart() {
+  const ModelConfig usual = {.vocab_size = 37,
+                             .model_dim = kDim,
+                             .num_layers = kLayers,
+                             .initializer_range = 0.2,
+                             .mixer = MixerConfig("gla", {{"num_heads", 2}}),
+                             .channel_mixer = ChannelMixerConfig("swiglu", {{"width", 24}})};
+  std::vector<Named> models;
+  ModelConfig copy = usual;
+  VisitParts(copy, {.group = [](const char*, PartOptions&) {},
+                    .part =
+                        [&](PartConfig& part) {
+                          const PartConfig before = part;
+                          if (&part.kind() == &kMixers) return;  // those have their own suite
+                          for (const std::string& name : NamesOf(part.kind())) {
+                            part = PartConfig(part.kind(), name);
+                            models.push_back({std::string(part.kind().name) + "_" + name, copy});
+                          }
+                          part = before;
+                        }});
+  ModelConfig head = usual;
+  head.head.tied = head.head.bias = true;
+  models.push_back({"head_tied_with_bias", head});
+  ModelConfig embedding = usual;
+  embedding.embedding.scale = 0;
+  embedding.embedding.num_segments = 2;
+  models.push_back({"embedding_scaled_with_segments", embedding});
+  ModelConfig sub_ln = usual;
+  sub_ln.block = BlockConfig("sub_ln");
+  sub_ln.mixer = MixerConfig("softmax", {{"num_heads", 2}, {"out_bias", true}});
+  models.push_back({"sub_ln_softmax", sub_ln});
+  return models;
+}
+
+class EveryPart : public testing::TestWithParam<Named> {
+ protected:
+  EveryPart() : model_(GetParam().config) { model_.BindOwnMemory(1, true); }
+  static at::Tensor Tokens(uint64_t seed) {
+    return (test::Uniform({2, 30}, seed) * 37.0).to(at::kLong);
+  }
+  LanguageModel model_;
+  const SequenceSlice slice_ = SequenceSlice::Contiguous(2, 30, 0, at::kCPU);
+};
+INSTANTIATE_TEST_SUITE_P(All, EveryPart, testing::ValuesIn(ModelsOfEveryPart()),
+                         [](const auto& tested) { return tested.param.name; });
+
+TEST_P(EveryPart, EveryParameterGetsAFiniteGradient) {
+  model_.Loss(Tokens(1), Tokens(2), {.slice = &slice_}).objective.backward();
+  for (int i = 0; i < model_.parameters().size(); ++i) {
+    const at::Tensor& grad = model_.parameters().tensor(i).grad();
+    const std::string& name = model_.parameters().specs()[i].name;
+    ASSERT_TRUE(grad.defined()) << name;
+    EXPECT_TRUE(grad.isfinite().all().item<bool>()) << name;
+    EXPECT_GT(grad.abs().max().item<float>(), 0) << name;
+  }
+}
+
+// fp32, logits of order 1, states summed in another order.
+TEST_P(EveryPart, DecodeEqualsTheParallelForm) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = Tokens(3);
+  const at::Tensor want = model_.Logits(model_.Hidden(tokens, {.slice = &slice_}));
+  ModelState state = model_.EmptyState(2);
+  for (int64_t t = 0; t < 30; ++t)
+    ASSERT_TRUE(Close(model_.Step(tokens.select(1, t), state), want.select(1, t), 1e-4)) << t;
+  EXPECT_EQ(state.num_tokens, 30);
+}
+
+TEST_P(EveryPart, CountsAddUp) {
+  EXPECT_EQ(model_.CountParameters().total(), model_.parameters().num_elements());
+  EXPECT_GT(model_.ActivationBytesPerToken(30, 4), 0);
+}
+
+TEST(LearnedPositions, ATextBeyondTheTableIsRefused) {
+  LanguageModel model({.vocab_size = 37,
+                       .model_dim = kDim,
+                       .num_layers = 1,
+                       .positions = PositionTableConfig("learned", {{"max_positions", 4}}),
+                       .mixer = MixerConfig("softmax", {{"num_heads", 2}})});
+  model.BindOwnMemory(1, false);
+  EXPECT_EQ(model.max_positions(), 4);
+  const at::Tensor tokens = at::arange(0, 5, at::kLong).unsqueeze(0);
+  const auto slice = SequenceSlice::Contiguous(1, 5, 0, at::kCPU);
+  try {
+    model.Hidden(tokens, {.slice = &slice});
+    FAIL();
+  } catch (const std::exception& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("position 4 is beyond the model's table of 4"));
+  }
+}
+
+}  // namespace
+}  // namespace halflife::model

@@ -1,0 +1,125 @@
+// The schema, the plain structs and their defaults say the same; every field says whether it
+// decides a run's trajectory.
+#include <google/protobuf/descriptor.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <set>
+
+#include <halflife/run_config.pb.h>
+
+#include "train/config/run_config.h"
+
+namespace halflife::train {
+namespace {
+
+namespace pb = google::protobuf;
+using LeafVisitor = std::function<void(const std::string& path, const pb::FieldDescriptor& field)>;
+
+// Every field that holds a value, in every variant of every part.
+void VisitLeaves(const pb::Descriptor& message, const std::string& prefix,
+                 const LeafVisitor& visitor) {
+  for (int i = 0; i < message.field_count(); ++i) {
+    const pb::FieldDescriptor& field = *message.field(i);
+    const std::string path = prefix + field.name();
+    if (field.cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE) {
+      VisitLeaves(*field.message_type(), path + ".", visitor);
+    } else {
+      visitor(path, field);
+    }
+  }
+}
+const pb::Descriptor& Root() { return *proto::RunConfig::descriptor(); }
+
+TEST(Schema, EveryFieldSaysWhetherResumeComparesItAndWhatItIs) {
+  int count = 0;
+  VisitLeaves(Root(), "", [&](const std::string& path, const pb::FieldDescriptor& field) {
+    ++count;
+    EXPECT_NE(field.options().GetExtension(proto::resume), proto::UNTAGGED) << path;
+    EXPECT_FALSE(field.options().GetExtension(proto::help).empty()) << path;
+    if (path.starts_with("model.")) {
+      EXPECT_EQ(field.options().GetExtension(proto::resume), proto::COMPARED)
+          << path << ": a checkpoint compares all of the model";
+    }
+  });
+  EXPECT_GT(count, 80);
+}
+
+// A variant of every part: the struct lists what the message has, in its order and of its types.
+TEST(Schema, StructsOfPartsAndMessagesAgree) {
+  const std::map<std::string, pb::FieldDescriptor::CppType> kTypes = {
+      {"bool", pb::FieldDescriptor::CPPTYPE_BOOL},
+      {"int", pb::FieldDescriptor::CPPTYPE_INT64},
+      {"number", pb::FieldDescriptor::CPPTYPE_DOUBLE},
+      {"word", pb::FieldDescriptor::CPPTYPE_STRING}};
+  const auto agree = [&](const pb::Descriptor& message, model::PartOptions& options) {
+    const std::vector<model::Option> fields = options.Fields();
+    ASSERT_EQ(message.field_count(), static_cast<int>(fields.size())) << message.name();
+    for (size_t i = 0; i < fields.size(); ++i) {
+      const pb::FieldDescriptor& field = *message.field(static_cast<int>(i));
+      EXPECT_EQ(field.name(), fields[i].name) << message.name();
+      EXPECT_EQ(field.cpp_type(), kTypes.at(model::TypeName(fields[i]))) << field.full_name();
+      EXPECT_TRUE(field.has_presence()) << field.full_name();
+    }
+  };
+  const pb::Descriptor& model_message = *proto::ModelConfig::descriptor();
+  model::ModelConfig config;
+  model::VisitParts(
+      config,
+      {.group =
+           [&](const char* name, model::PartOptions& options) {
+             agree(*model_message.FindFieldByName(name)->message_type(), options);
+           },
+       .part =
+           [&](model::PartConfig& part) {
+             const pb::OneofDescriptor& variants =
+                 *model_message.FindFieldByName(part.kind().name)->message_type()->oneof_decl(0);
+             std::set<std::string> names;
+             for (int i = 0; i < variants.field_count(); ++i) {
+               const pb::FieldDescriptor& variant = *variants.field(i);
+               names.insert(variant.name());
+               model::PartConfig chosen(part.kind(), variant.name());
+               agree(*variant.message_type(), chosen.options());
+               EXPECT_FALSE(variant.message_type()->options().GetExtension(proto::summary).empty())
+                   << variant.name();
+             }
+             const std::vector<std::string> known = model::NamesOf(part.kind());
+             EXPECT_EQ(names, std::set<std::string>(known.begin(), known.end()));
+           }});
+}
+
+// A field that the structs forgot would be lost on the way to the run folder, and resume silently.
+TEST(Schema, EveryFieldIsWrittenAndReadBack) {
+  std::set<std::string> expected;
+  VisitLeaves(Root(), "", [&](const std::string& path, const pb::FieldDescriptor&) {
+    if (!path.starts_with("model.")) expected.insert(path);
+  });
+  std::set<std::string> written;
+  for (const auto& [path, value] : FlatFields({})) written.insert(path);
+  for (const std::string& path : expected) EXPECT_TRUE(written.contains(path)) << path;
+
+  // Another value for each: it must come back.
+  VisitLeaves(Root(), "", [&](const std::string& path, const pb::FieldDescriptor& field) {
+    if (field.is_repeated() || path.starts_with("model.hybrid")) return;
+    const std::string before = path.starts_with("model.") ? "" : FlatFields({}).at(path);
+    std::string value;
+    switch (field.cpp_type()) {
+      case pb::FieldDescriptor::CPPTYPE_BOOL:
+        value = before == "true" ? "false" : "true";
+        break;
+      case pb::FieldDescriptor::CPPTYPE_STRING:
+        value = "other";
+        break;
+      default:
+        value = "3";
+        break;
+    }
+    if (value == before) value = "5";
+    const RunConfig config = ParseRunConfig("", "", {path + "=" + value});
+    EXPECT_EQ(FlatFields(config).at(path), value) << path;
+  });
+}
+
+}  // namespace
+}  // namespace halflife::train
