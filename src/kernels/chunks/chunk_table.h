@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/decay_attention/args.h"
+#include "kernels/chunks/chunk_entry.h"
 
 namespace halflife::kernels {
 

@@ -21,11 +21,15 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "kernels/chunks/chunk_entry.h"
+#include "kernels/host_device.h"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
+
+constexpr int kMaxHeadDim = 256;  // of K and of V
 
 enum class DecayKind : uint8_t {
   kNone,            // log_decay absent: plain linear attention
@@ -35,10 +39,10 @@ enum class DecayKind : uint8_t {
   kPerTokenChannel,  // [B, T, H, K]  GLA, HGRN2
 };
 // One factor a token (it scales a finished tile of scores), or one a channel (it must be folded into the operands).
-constexpr bool IsPerChannel(DecayKind kind) {
+HL_HOST_DEVICE constexpr bool IsPerChannel(DecayKind kind) {
   return kind == DecayKind::kPerHeadChannel || kind == DecayKind::kPerTokenChannel;
 }
-constexpr bool IsPerToken(DecayKind kind) {
+HL_HOST_DEVICE constexpr bool IsPerToken(DecayKind kind) {
   return kind == DecayKind::kPerToken || kind == DecayKind::kPerTokenChannel;
 }
 
@@ -53,18 +57,6 @@ struct TensorView {
   void* data = nullptr;
   int64_t stride_b = 0, stride_t = 0, stride_h = 0;
   DType dtype = DType::kF32;
-};
-
-// A run of at most chunk_size tokens of one document, processed as one tile.
-struct ChunkEntry {
-  int64_t token;    // first token, counted within its row
-  int32_t row;      // index into the batch
-  int32_t length;   // 1 .. chunk_size
-  uint32_t flags;   // of ChunkFlag
-  int32_t padding;  // keeps the size a multiple of 8 on every side
-};
-enum ChunkFlag : uint32_t {
-  kChunkResets = 1,  // a document starts here: the state before is zero, whatever came earlier
 };
 
 struct DecayAttentionArgs {
@@ -130,10 +122,6 @@ struct DeviceLimits {
           // change a bit of the result
   int64_t shared_memory_bytes = 0;  // CUDA: most a block may ask for
 };
-
-// Tokens of a chunk, C, where no one asks for another. A GPU's matrix units take 64 rows at once; on the CPU half of that makes
-// a seventh fewer multiply-adds and smaller operands: forward + backward is 3 to 9 % faster at head sizes of 64 and 128.
-constexpr int DefaultChunkSize(bool is_cuda) { return is_cuda ? 64 : 32; }
 
 // What a caller has decided of a plan; 0: MakePlan decides.
 struct PlanRequest {

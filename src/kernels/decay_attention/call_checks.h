@@ -13,8 +13,6 @@
 
 namespace halflife::kernels {
 
-constexpr int kMaxHeadDim = 256;
-
 struct PlanLimits {
   const char* device;                  // as in "on the CPU"
   int min_chunk_size, max_chunk_size;  // tokens

@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "kernels/chunks/sequence_chunks.h"
+#include "kernels/decay_attention/args.h"
 
 namespace halflife::kernels {
 

@@ -7,6 +7,7 @@
 #include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu/workspace.h"
 #include "kernels/decay_attention/cuda/workspace.h"
+#include "kernels/decay_attention/partition.h"
 
 namespace halflife::kernels {
 namespace {
@@ -223,7 +224,7 @@ CheckpointLayout MakeCheckpointLayout(const DecayAttentionArgs& args,
   const size_t keys = args.head_dim_k;
   Regions regions;
   CheckpointLayout layout;
-  layout.num_slots = args.num_chunks / plan.checkpoint_every + args.num_sequences;
+  layout.num_slots = NumCheckpointSlots(args.num_chunks, args.num_sequences, plan.checkpoint_every);
   const size_t pieces = size_t(layout.num_slots) * args.num_heads;
   regions.Add(pieces * keys * args.head_dim_v * bytes);
   layout.norms = regions.Add(args.norm_kind == NormKind::kSumOfKeys ? pieces * keys * bytes : 0);

@@ -6,6 +6,7 @@
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cpu/workspace.h"
 #include "kernels/decay_attention/cuda/workspace.h"
+#include "kernels/decay_attention/partition.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {
@@ -178,11 +179,11 @@ TEST(DecayAttentionPlan, BytesFollowTheParts) {
 TEST(DecayAttentionPlan, CheckpointsOfSequencesDoNotMeet) {
   // lengths in chunks: each sequence's slots end before the next one's begin, the last within the count
   for (const int every : {1, 3, 4}) {
-    int64_t first = 0, free_slot = 0;
-    int n = 0;
+    int64_t free_slot = 0;
+    int first = 0, n = 0;
     for (const int length : {0, 1, 4, 5, 0, 3, 8, 1}) {
       for (int chunk = 0; chunk < length; ++chunk) {
-        const int64_t slot = cpu::CheckpointSlot(n, first, chunk, every);
+        const int64_t slot = CheckpointSlot(n, first, first + chunk, every);
         if (chunk % every == 0) {
           EXPECT_GE(slot, free_slot);
           free_slot = slot + 1;
@@ -192,7 +193,7 @@ TEST(DecayAttentionPlan, CheckpointsOfSequencesDoNotMeet) {
       ++n;
     }
     DecayAttentionArgs args = Shape(n, 64, 1, 16);
-    args.num_chunks = static_cast<int>(first);
+    args.num_chunks = first;
     DecayAttentionPlan plan;
     plan.checkpoint_every = every;
     EXPECT_LE(free_slot, cpu::MakeCheckpointLayout(args, plan).num_slots);

@@ -237,8 +237,8 @@ MUTATIONS = [
      "static_cast<int>(chunk.row * view.stride_b + chunk.token * view.stride_t +\n               head", "far"),
     ("far: a decay's offset in 32 bits", "cuda/tile.cuh", "return data[chunk.row * view.stride_b +",
      "return data[(int)chunk.row * (int)view.stride_b +", "far"),
-    ("far: rows of flat tensors counted in 32 bits", "cuda/simt.cuh", "HL_DEVICE int64_t FlatRow(",
-     "HL_DEVICE int FlatRow(", "far"),
+    ("far: rows of flat tensors counted in 32 bits", "partition.h", "constexpr int64_t FlatRow(",
+     "constexpr int FlatRow(", "far"),
     ("far: a step's slot in 32 bits", "cuda/step.cuh", "const int64_t slot = ", "const int slot = ", "far"),
     ("far: a summed gradient's offset in 32 bits", "cuda/reduce.cu", "const int64_t target = row", "const int target = row",
      "far"),
@@ -265,7 +265,7 @@ DECAY = Family(
     sources=["cuda/*.cu", "cuda/instances/*.cu", "cuda/workspace.cc", "plan.cc", "reference.cc",
              "../chunks/chunk_table.cc"],
     tests={test: f"tests/kernels/decay_attention/cuda/{test}_test.cc" for test in TESTS_OF},
-    instances={"cuda/tile.cuh": INSTANCES, "cuda/channel_tile.cuh": INSTANCES},
+    instances={"partition.h": INSTANCES, "cuda/tile.cuh": INSTANCES, "cuda/channel_tile.cuh": INSTANCES},
     mutations=MUTATIONS)
 
 

@@ -220,7 +220,7 @@ class ChannelDecay {
   // Every table, for the lanes from `column`. Within a tile factors are chained over at most 8 tokens.
   void TablesOfLanes(int column) {
     for (int r = 0; r < rows_; ++r) At(decay_.Row(r, column)) = Exp(At(log_decay_.Row(r, column)));
-    Vec<T> totals[kMaxRows / kTile];
+    Vec<T> totals[kMaxChunkSize / kTile];
     const int tiles = rows_ / kTile;
     for (int i = 0; i < tiles; ++i) {
       const int begin = i * kTile, middle = begin + kTile / 2, end = begin + kTile;

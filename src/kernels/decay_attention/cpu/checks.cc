@@ -9,7 +9,7 @@ namespace {
 
 constexpr PlanLimits kLimits = {.device = "the CPU",
                                 .min_chunk_size = 1,
-                                .max_chunk_size = kMaxRows,
+                                .max_chunk_size = kMaxChunkSize,
                                 .max_checkpoint_every = kMaxCheckpointEvery};
 
 void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,

@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/microkernel.h"
 #include "kernels/decay_attention/cpu/kernels.h"
+#include "kernels/decay_attention/partition.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
@@ -59,7 +60,7 @@ struct RowsOf {
 
   RowsOf(const TensorView& view, const ChunkEntry& chunk, int head, int num_heads, int view_heads) {
     const auto size = static_cast<int64_t>(SizeOf(view.dtype));
-    const int64_t shared = int64_t{1} * head * view_heads / num_heads;
+    const int64_t shared = SharedHead(head, num_heads, view_heads);
     base =
         static_cast<std::byte*>(view.data) +
         size * (chunk.row * view.stride_b + chunk.token * view.stride_t + shared * view.stride_h);

@@ -124,14 +124,12 @@ void OutputRows(const ScanItem& item, const Shape& shape, const ChunkEntry& chun
     }
   });
   if (!shape.normalised) return;
-  T inverse[kMaxRows];
+  T inverse[kMaxChunkSize];
   for (int r = 0; r < x.length; ++r) {
     const T denominator = *buffer.Row(r, shape.values) + static_cast<T>(args.norm_eps);
     inverse[r] = 1 / denominator;
     if (args.norm_denom != nullptr)
-      static_cast<T*>(args.norm_denom)[(int64_t{1} * chunk.row * args.seq_len + chunk.token + r) *
-                                           args.num_heads +
-                                       item.head] = denominator;
+      static_cast<T*>(args.norm_denom)[FlatRow(args, chunk, r, item.head)] = denominator;
   }
   ScaleRows(buffer, x.length, shape.columns_padded, inverse);
   StoreRows(buffer, out, 0, x.length, 0, shape.values);

@@ -19,6 +19,7 @@
 #include "kernels/decay_attention/cpu/checks.h"
 #include "kernels/decay_attention/cpu/kernels.h"
 #include "kernels/decay_attention/cpu/sums.h"
+#include "kernels/decay_attention/partition.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -37,8 +38,8 @@ const Kernels& BestKernels() { return *UsableKernels().front(); }
 
 CheckpointPlace PlaceOfCheckpoint(const ScanItem& item, const CheckpointLayout& layout, int chunk) {
   const DecayAttentionArgs& args = *item.args;
-  const int64_t slot = CheckpointSlot(item.sequence, item.first_chunk, chunk - item.first_chunk,
-                                      item.plan->checkpoint_every);
+  const int64_t slot =
+      CheckpointSlot(item.sequence, item.first_chunk, chunk, item.plan->checkpoint_every);
   const int64_t piece = slot * args.num_heads + item.head;
   auto* base = static_cast<std::byte*>(args.checkpoints);
   const size_t row = ComputeBytes(args) * args.head_dim_k;
@@ -85,33 +86,33 @@ void Parallel(int64_t count, size_t scratch_bytes, Run run) {
   }
 }
 
-// The items of a call, [num_sequences, H, num_segments].
+// The pieces of a call, [num_sequences, H, num_segments], an item each; its states are
+// [num_sequences, H].
 class Schedule {
  public:
   Schedule(const DecayAttentionArgs& args, const DecayAttentionPlan& plan)
       : args_(args), plan_(plan), segments_(std::max(1, plan.num_segments)) {}
 
-  int64_t num_sequence_heads() const { return int64_t{1} * args_.num_sequences * args_.num_heads; }
-  int64_t num_items() const { return num_sequence_heads() * segments_; }
+  int64_t num_states() const { return int64_t{1} * args_.num_sequences * args_.num_heads; }
+  int64_t num_pieces() const { return num_states() * segments_; }
   int segments() const { return segments_; }
   int64_t keys() const { return args_.head_dim_k; }
   int64_t decays() const { return IsPerChannel(args_.decay_kind) ? keys() : 1; }
 
-  // A head's pieces are consecutive: item = sequence_head x segments + segment. Segments start where checkpoints are taken.
-  ScanItem Item(int64_t index, void* scratch) const {
-    const int segment = static_cast<int>(index % segments_);
-    const int64_t sequence_head = index / segments_;
+  // Pieces of a state are consecutive: piece = state x segments + segment.
+  ScanItem Item(int64_t piece, void* scratch) const {
+    const int segment = static_cast<int>(piece % segments_);
+    const int64_t state = piece / segments_;
     ScanItem item = {.args = &args_, .plan = &plan_, .scratch = scratch};
-    item.sequence = static_cast<int>(sequence_head / args_.num_heads);
-    item.head = static_cast<int>(sequence_head % args_.num_heads);
+    item.sequence = static_cast<int>(state / args_.num_heads);
+    item.head = static_cast<int>(state % args_.num_heads);
     const int first = args_.sequence_begin[item.sequence];
     const int last = args_.sequence_begin[item.sequence + 1];
-    const int every = plan_.checkpoint_every;
-    const int groups = (last - first + every - 1) / every;
-    const int chunks = (groups + segments_ - 1) / segments_ * every;
+    const auto [begin, end] =
+        ChunksOfSegment(first, last, segment, segments_, plan_.checkpoint_every);
     item.first_chunk = first;
-    item.begin = static_cast<int>(std::min<int64_t>(last, first + int64_t{1} * segment * chunks));
-    item.end = static_cast<int>(std::min<int64_t>(last, int64_t{1} * item.begin + chunks));
+    item.begin = begin;
+    item.end = end;
     return item;
   }
 
@@ -145,22 +146,22 @@ struct SegmentStates {
         values(args.head_dim_v),
         normalised(args.norm_kind != NormKind::kNone) {}
 
-  std::byte* State(int64_t item) const {
-    return Offset(workspace + layout.states, item * keys * values, bytes);
+  std::byte* State(int64_t piece) const {
+    return Offset(workspace + layout.states, piece * keys * values, bytes);
   }
-  std::byte* Norm(int64_t item) const {
-    return normalised ? Offset(workspace + layout.norms, item * keys, bytes) : nullptr;
+  std::byte* Norm(int64_t piece) const {
+    return normalised ? Offset(workspace + layout.norms, piece * keys, bytes) : nullptr;
   }
-  std::byte* LogTransition(int64_t item) const {
-    return Offset(workspace + layout.log_transition, item * schedule.decays(), bytes);
+  std::byte* LogTransition(int64_t piece) const {
+    return Offset(workspace + layout.log_transition, piece * schedule.decays(), bytes);
   }
 
-  // state[item] += exp(log_transition[item]) state[from]
+  // state[piece] += exp(log_transition[piece]) state[from]
   template <typename T>
-  void Compose(int64_t item, int64_t from) const {
-    const auto* logs = reinterpret_cast<const T*>(LogTransition(item));
-    auto* state = reinterpret_cast<T*>(State(item));
-    auto* norm = reinterpret_cast<T*>(Norm(item));
+  void Compose(int64_t piece, int64_t from) const {
+    const auto* logs = reinterpret_cast<const T*>(LogTransition(piece));
+    auto* state = reinterpret_cast<T*>(State(piece));
+    auto* norm = reinterpret_cast<T*>(Norm(piece));
     const auto* from_state = reinterpret_cast<const T*>(State(from));
     const auto* from_norm = reinterpret_cast<const T*>(Norm(from));
     for (int64_t i = 0; i < keys; ++i) {
@@ -176,22 +177,22 @@ struct SegmentStates {
   // Turns own sums into states of the sequence, from the first segment on or from the last back.
   void Scan(bool reverse) const {
     const int segments = schedule.segments();
-    Parallel(schedule.num_sequence_heads(), 0, [&](int64_t head, void*) {
+    Parallel(schedule.num_states(), 0, [&](int64_t state, void*) {
       for (int i = 1; i < segments; ++i) {
-        const int64_t item = head * segments + (reverse ? segments - 1 - i : i);
-        const int64_t from = reverse ? item + 1 : item - 1;
-        bytes == 8 ? Compose<double>(item, from) : Compose<float>(item, from);
+        const int64_t piece = state * segments + (reverse ? segments - 1 - i : i);
+        const int64_t from = reverse ? piece + 1 : piece - 1;
+        bytes == 8 ? Compose<double>(piece, from) : Compose<float>(piece, from);
       }
     });
   }
 };
 
 // States [num_sequences, H, K, V] and norms [num_sequences, H, K] of the caller, at a head.
-std::byte* StateAt(const DecayAttentionArgs& args, const void* states, int64_t sequence_head) {
-  return Offset(states, sequence_head * args.head_dim_k * args.head_dim_v, ComputeBytes(args));
+std::byte* StateAt(const DecayAttentionArgs& args, const void* states, int64_t state) {
+  return Offset(states, state * args.head_dim_k * args.head_dim_v, ComputeBytes(args));
 }
-std::byte* NormAt(const DecayAttentionArgs& args, const void* norms, int64_t sequence_head) {
-  return Offset(norms, sequence_head * args.head_dim_k, ComputeBytes(args));
+std::byte* NormAt(const DecayAttentionArgs& args, const void* norms, int64_t state) {
+  return Offset(norms, state * args.head_dim_k, ComputeBytes(args));
 }
 
 // States after every segment (in reverse: gradients before each), in the workspace.
@@ -199,7 +200,7 @@ template <typename Run>
 void SegmentPass(const Schedule& schedule, const SegmentStates& states, size_t scratch_bytes,
                  const void* first_state, const void* first_norm, bool reverse, Run run) {
   const int segments = schedule.segments();
-  Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
+  Parallel(schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
     ScanItem item = schedule.Item(i, scratch);
     if (i % segments == (reverse ? segments - 1 : 0)) {
       item.entry_state = StateAt(*item.args, first_state, i / segments);
@@ -239,15 +240,15 @@ void ForwardWith(const Kernels& kernels, const DecayAttentionArgs& args,
   if (segments > 1)
     SegmentPass(schedule, states, scratch_bytes, args.initial_state, args.initial_norm, false,
                 kernels.state);
-  Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
+  Parallel(schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
     ScanItem item = schedule.Item(i, scratch);
-    const int64_t head = i / segments;
+    const int64_t state = i / segments;
     const bool first = i % segments == 0;
-    item.entry_state = first ? StateAt(args, args.initial_state, head) : states.State(i - 1);
-    item.entry_norm = first ? NormAt(args, args.initial_norm, head) : states.Norm(i - 1);
+    item.entry_state = first ? StateAt(args, args.initial_state, state) : states.State(i - 1);
+    item.entry_norm = first ? NormAt(args, args.initial_norm, state) : states.Norm(i - 1);
     if (i % segments == segments - 1) {
-      item.exit_state = StateAt(args, args.final_state, head);
-      item.exit_norm = NormAt(args, args.final_norm, head);
+      item.exit_state = StateAt(args, args.final_state, state);
+      item.exit_norm = NormAt(args, args.final_norm, state);
     }
     kernels.forward(item);
   });
@@ -267,16 +268,16 @@ void BackwardWith(const Kernels& kernels, const DecayAttentionGradArgs& grads,
         schedule, states, scratch_bytes, grads.dfinal_state, grads.dfinal_norm, true,
         [&](const ScanItem& item) { kernels.reverse_state(MakeReverseItem(item, grads.dout)); });
   const SharedSums sums(grads, layout);
-  Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
+  Parallel(schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
     ReverseItem item = MakeReverseItem(schedule.Item(i, scratch), grads.dout);
     sums.Direct(item, i % segments, segments);
-    const int64_t head = i / segments;
+    const int64_t state = i / segments;
     const bool last = i % segments == segments - 1;
-    item.scan.entry_state = last ? StateAt(args, grads.dfinal_state, head) : states.State(i + 1);
-    item.scan.entry_norm = last ? NormAt(args, grads.dfinal_norm, head) : states.Norm(i + 1);
+    item.scan.entry_state = last ? StateAt(args, grads.dfinal_state, state) : states.State(i + 1);
+    item.scan.entry_norm = last ? NormAt(args, grads.dfinal_norm, state) : states.Norm(i + 1);
     if (i % segments == 0) {
-      item.scan.exit_state = StateAt(args, grads.dinitial_state, head);
-      item.scan.exit_norm = NormAt(args, grads.dinitial_norm, head);
+      item.scan.exit_state = StateAt(args, grads.dinitial_state, state);
+      item.scan.exit_norm = NormAt(args, grads.dinitial_norm, state);
     }
     kernels.backward(item);
   });
@@ -298,7 +299,7 @@ void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan
   const size_t bytes = ComputeBytes(args);
   const SegmentStates states(schedule, args, layout);
   if (segments == 1) {
-    Parallel(schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
+    Parallel(schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
       ScanItem item = schedule.Item(i, scratch);
       item.exit_state = StateAt(args, segment.state, i);
       item.exit_norm = NormAt(args, segment.norm, i);
@@ -308,21 +309,21 @@ void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan
     return;
   }
   SegmentPass(schedule, states, scratch_bytes, nullptr, nullptr, reverse, run);
-  for (int64_t head = 0; head < schedule.num_sequence_heads(); ++head) {
-    const int64_t from = head * segments + (reverse ? 0 : segments - 1);
+  for (int64_t state = 0; state < schedule.num_states(); ++state) {
+    const int64_t from = state * segments + (reverse ? 0 : segments - 1);
     std::copy_n(states.State(from), bytes * schedule.keys() * args.head_dim_v,
-                StateAt(args, segment.state, head));
+                StateAt(args, segment.state, state));
     if (args.norm_kind != NormKind::kNone)
-      std::copy_n(states.Norm(from), bytes * schedule.keys(), NormAt(args, segment.norm, head));
+      std::copy_n(states.Norm(from), bytes * schedule.keys(), NormAt(args, segment.norm, state));
     for (int64_t c = 0; segment.log_transition != nullptr && c < decays; ++c) {
       double sum = 0;
       for (int i = 0; i < segments && sum != kNever; ++i) {
-        const std::byte* at = Offset(states.LogTransition(head * segments + i), c, bytes);
+        const std::byte* at = Offset(states.LogTransition(state * segments + i), c, bytes);
         const double log =
             bytes == 8 ? *reinterpret_cast<const double*>(at) : *reinterpret_cast<const float*>(at);
         sum = log == kNever ? log : sum + log;  // nor a NaN of what was before it
       }
-      std::byte* to = Offset(segment.log_transition, head * decays + c, bytes);
+      std::byte* to = Offset(segment.log_transition, state * decays + c, bytes);
       if (bytes == 8) {
         *reinterpret_cast<double*>(to) = sum;
       } else {

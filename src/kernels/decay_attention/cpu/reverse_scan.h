@@ -19,15 +19,12 @@ void LoadOutputGradient(const ReverseItem& item, const Shape& shape, const Chunk
   LoadRows(dout, x.length, x.rows, shape.values, T(1), x.dout);
   if (!shape.normalised) return;
   const RowsOf out(args.out, chunk, item.scan.head, args.num_heads, args.num_heads);
-  T inverse[kMaxRows], deltas[kMaxRows];
+  T inverse[kMaxChunkSize], deltas[kMaxChunkSize];
   WithStorage<T>(out.dtype, [&](auto sample) {
     using S = decltype(sample);
     for (int r = 0; r < x.length; ++r) {
       inverse[r] =
-          1 / static_cast<const T*>(
-                  args.norm_denom)[(int64_t{1} * chunk.row * args.seq_len + chunk.token + r) *
-                                       args.num_heads +
-                                   item.scan.head];
+          1 / static_cast<const T*>(args.norm_denom)[FlatRow(args, chunk, r, item.scan.head)];
       T delta = 0;
       for (int j = 0; j < shape.values; ++j)
         delta += Widen<T>(dout.Row<const S>(r)[j]) * Widen<T>(out.Row<const S>(r)[j]);
@@ -207,7 +204,7 @@ class ReverseScan {
   void StoreScaledKeyGradient(const ChunkEntry& chunk, const RowsOf& rows) {
     const RowsOf scales = Gradient(args_.key_scale, chunk);
     const RowsOf keys(args_.k, chunk, item_.scan.head, args_.num_heads, args_.num_k_heads);
-    T factors[kMaxRows];
+    T factors[kMaxChunkSize];
     for (int s = 0; s < chunk.length; ++s) factors[s] = *scales.Row<const T>(s);
     if (item_.dkey_scale.data != nullptr) {
       const RowsOf dscales = Gradient(item_.dkey_scale, chunk);

@@ -70,7 +70,7 @@ class ScalarDecay {
     length_ = chunk.length;
     rows_ = RoundUp(length_, kTile);
     LoadLogDecay(chunk);
-    T prefix[kMaxRows], suffix[kMaxRows], total[kMaxRows / kTile];
+    T prefix[kMaxChunkSize], suffix[kMaxChunkSize], total[kMaxChunkSize / kTile];
     SumWithinTiles(prefix, suffix, total);
     const int tiles = rows_ / kTile;
     T before = 0, after = 0;
@@ -182,7 +182,7 @@ class ScalarDecay {
               At(state_transposed.Row(i, column) + j) * At(adjoint_transposed.Row(i, column) + j);
     const T whole = through_[0] * Sum<T>(products);
     const T* over_rows = row_sums_ + capacity_ * kLanes<T>;
-    T late[kMaxRows], early[kMaxRows], h[kMaxRows];
+    T late[kMaxChunkSize], early[kMaxChunkSize], h[kMaxChunkSize];
     for (int r = 0; r < x.length; ++r) {
       h[r] = Sum<T>(At(row_sums_ + r * kLanes<T>)) - over_rows[r];
       late[r] = Sum<T>(At(row_sums_ + (2 * capacity_ + r) * kLanes<T>));

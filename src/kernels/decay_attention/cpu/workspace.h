@@ -12,7 +12,7 @@
 
 namespace halflife::kernels::cpu {
 
-constexpr int kMaxRows = 256;            // of a chunk
+constexpr int kMaxChunkSize = 256;       // tokens
 constexpr int kMaxCheckpointEvery = 64;  // chunks
 
 // Bytes of an element of state, and of a partial sum: fp32, or fp64 beside fp64 operands.
@@ -56,8 +56,7 @@ struct BackwardLayout {
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
-// Checkpoints are [num_slots, H, K, V], then with kSumOfKeys [num_slots, H, K]. The slots of a sequence are consecutive:
-// floor(a + b) >= floor(a) + floor(b) keeps neighbours apart without a table of their counts.
+// Checkpoints are [num_slots, H, K, V], then with kSumOfKeys [num_slots, H, K]; see CheckpointSlot.
 struct CheckpointLayout {
   int64_t num_slots = 0;
   size_t norms = 0;
@@ -65,9 +64,5 @@ struct CheckpointLayout {
 };
 CheckpointLayout MakeCheckpointLayout(const DecayAttentionArgs& args,
                                       const DecayAttentionPlan& plan);
-constexpr int64_t CheckpointSlot(int64_t sequence, int64_t first_chunk, int64_t chunk_in_sequence,
-                                 int64_t every) {
-  return first_chunk / every + sequence + chunk_in_sequence / every;
-}
 
 }  // namespace halflife::kernels::cpu

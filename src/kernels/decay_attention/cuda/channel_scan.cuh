@@ -43,7 +43,7 @@ HL_DEVICE void ScaleOperands(const ChannelShared<Config>& smem, int buffer, cons
                              const bf16* k, const DecayAttentionArgs& args, const ChunkEntry& chunk,
                              const Place& place, int first_row) {
   constexpr int kK = Config::kK;
-  const int decay_head = SharedHead(place.head, args.num_decay_heads, args.num_heads);
+  const int decay_head = SharedHead(place.head, args.num_heads, args.num_decay_heads);
   bf16* const scaled_q = smem.q + buffer * kTile * kK;
   bf16* const scaled_k = smem.k + buffer * kTile * kK;
 #pragma unroll 1
@@ -184,7 +184,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     }
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
     if (args.checkpoints != nullptr && (index - place.first) % params.checkpoint_every == 0) {
-      const int64_t slot = CheckpointSlot(place, index, params.checkpoint_every);
+      const int64_t slot =
+          CheckpointSlot(place.sequence, place.first, index, params.checkpoint_every);
       SaveCheckpoint<Config>(state, stage_out,
                              static_cast<bf16*>(args.checkpoints) +
                                  (slot * args.num_heads + place.head) * state_elements,

@@ -36,9 +36,9 @@ template <typename Config>
 HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttentionArgs& args,
                          const ChunkEntry& chunk, const Place& place, int stage) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
-  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
-  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
-  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
+  const int q_head = SharedHead(place.head, args.num_heads, args.num_q_heads);
+  const int k_head = SharedHead(place.head, args.num_heads, args.num_k_heads);
+  const int v_head = SharedHead(place.head, args.num_heads, args.num_v_heads);
   LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
                          RowsOf(args.q, chunk, q_head, 0, args.head_dim_k), chunk.length);
   LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,
@@ -197,7 +197,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     }
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
     if (args.checkpoints != nullptr && (index - place.first) % params.checkpoint_every == 0) {
-      const int64_t slot = CheckpointSlot(place, index, params.checkpoint_every);
+      const int64_t slot =
+          CheckpointSlot(place.sequence, place.first, index, params.checkpoint_every);
       SaveCheckpoint<Config>(state, smem.out + WarpId() * kChunk * 16,
                              static_cast<bf16*>(args.checkpoints) +
                                  (slot * args.num_heads + place.head) * state_elements,

@@ -62,7 +62,6 @@ decay::SegmentShape ForwardShape(const DecayAttentionArgs& args, const DecayAtte
   return {std::max(plan.num_segments, 1), (args.head_dim_v + width - 1) / width};
 }
 
-static_assert(decay::kSimtMaxK == kMaxHeadDim);
 // device, chunk sizes, chunks between checkpoints
 constexpr PlanLimits kPlanLimits = {"CUDA", 64, 64, std::numeric_limits<int>::max()};
 
@@ -77,9 +76,9 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
               "decay attention on CUDA with q, k, v of ", Name(dtype), ", ", Name(args.k.dtype),
               ", ", Name(args.v.dtype), "; bf16 and fp32 are compiled, one for all");
   HL_CHECK_AS(ExitCode::kUsage,
-              args.head_dim_k >= 1 && args.head_dim_k <= decay::kSimtMaxK && args.head_dim_v >= 1,
+              args.head_dim_k >= 1 && args.head_dim_k <= kMaxHeadDim && args.head_dim_v >= 1,
               "decay attention on CUDA with head_dim_k ", args.head_dim_k, ", head_dim_v ",
-              args.head_dim_v, "; head_dim_k of 1 to ", decay::kSimtMaxK, " is compiled");
+              args.head_dim_v, "; head_dim_k of 1 to ", kMaxHeadDim, " is compiled");
   CheckPlanAndTable(args, plan, kPlanLimits, workspace_bytes);
   CheckConstantDecay(args.decay_kind, args.log_decay, args.num_decay_heads, args.head_dim_k);
   // Slices of V multiply by at most 9, with the normaliser.

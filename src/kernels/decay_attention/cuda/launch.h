@@ -85,10 +85,9 @@ struct ReduceConstantParams {
 };
 void LaunchReduceConstant(const ReduceConstantParams& params, cudaStream_t stream);
 
-// The SIMT kernels: any kind, normaliser and K, V <= 256, fp32 arithmetic. A block owns
+// The SIMT kernels: any kind, normaliser and K, V <= kMaxHeadDim, fp32 arithmetic. A block owns
 // kSimtColumns columns of V; with the normaliser a column of ones counts as one more.
 constexpr int kSimtColumns = 32;
-constexpr int kSimtMaxK = 256;
 enum class SimtMode : uint8_t {
   kOutput,   // out and final_state; each slice computes the normaliser
   kStates,   // the states before each chunk

@@ -42,12 +42,6 @@ HL_DEVICE void Store(const TensorView& view, const ChunkEntry& chunk, int token,
     *target = x;
   }
 }
-// Row of a contiguous [B, T, H].
-HL_DEVICE int64_t FlatRow(const DecayAttentionArgs& args, const ChunkEntry& chunk, int token,
-                          int head) {
-  return (int64_t{1} * chunk.row * args.seq_len + chunk.token + token) * args.num_heads + head;
-}
-
 // S * exp(log_decay) as keep S + change S. Near 1 the change is what counts; near 0 it would cancel.
 struct DecayStep {
   float keep, change;
@@ -129,10 +123,10 @@ HL_DEVICE void StoreStateRow(const float (&row)[kSimtColumns], void* state, void
 
 // One barrier a token: v of token t and sums of token t - 1 go to buffers that the next token does not touch.
 template <typename T>
-__global__ void __launch_bounds__(kSimtMaxK, 1) SimtScanKernel(const SimtScanParams params) {
+__global__ void __launch_bounds__(kMaxHeadDim, 1) SimtScanKernel(const SimtScanParams params) {
   const DecayAttentionArgs& args = params.args;
   HL_SHARED(values, float[2][kSimtColumns]);
-  HL_SHARED(sums, float[2][kSimtMaxK / 32][kSimtColumns]);
+  HL_SHARED(sums, float[2][kMaxHeadDim / 32][kSimtColumns]);
   const bool output = params.mode == SimtMode::kOutput;
   const bool normalised = args.norm_kind == NormKind::kSumOfKeys;
   const int width = normalised && output ? kSimtColumns - 1 : kSimtColumns;
@@ -141,11 +135,11 @@ __global__ void __launch_bounds__(kSimtMaxK, 1) SimtScanKernel(const SimtScanPar
   const SimtColumns columns = ColumnsOf(args, place.slice, output);
   const int channel = place.channel, num_warps = SimtThreads(args.head_dim_k) / 32;
   const bool live = channel < args.head_dim_k;
-  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
-  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
-  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
-  const int decay_head = SharedHead(place.head, args.num_decay_heads, args.num_heads);
-  const int decay_channel = HasChannelDecay(args.decay_kind) ? channel : 0;
+  const int q_head = SharedHead(place.head, args.num_heads, args.num_q_heads);
+  const int k_head = SharedHead(place.head, args.num_heads, args.num_k_heads);
+  const int v_head = SharedHead(place.head, args.num_heads, args.num_v_heads);
+  const int decay_head = SharedHead(place.head, args.num_heads, args.num_decay_heads);
+  const int decay_channel = IsPerChannel(args.decay_kind) ? channel : 0;
   const int lane = LaneId();
 
   float state[kSimtColumns];
@@ -234,7 +228,7 @@ __global__ void __launch_bounds__(kSimtMaxK, 1) SimtScanKernel(const SimtScanPar
     StoreStateRow(state, args.final_state, stores_norm ? args.final_norm : nullptr, place.state,
                   args, columns, channel);
   if (params.log_transition != nullptr && place.slice == 0) {
-    if (HasChannelDecay(args.decay_kind)) {
+    if (IsPerChannel(args.decay_kind)) {
       if (live) params.log_transition[place.state * args.head_dim_k + channel] = log_transition;
     } else if (channel == 0) {
       params.log_transition[place.state] = log_transition;
@@ -248,7 +242,7 @@ __global__ void __launch_bounds__(kSimtMaxK, 1) SimtScanKernel(const SimtScanPar
 // own query (k_t v_t dout_t q_t) is in neither term: with strong decays it is far larger than D. For
 // the same reason the chunk's last D is summed as it stands, without the last key.
 template <typename T>
-__global__ void __launch_bounds__(kSimtMaxK, 1)
+__global__ void __launch_bounds__(kMaxHeadDim, 1)
     SimtReverseScanKernel(const SimtReverseScanParams params) {
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;
@@ -269,11 +263,11 @@ __global__ void __launch_bounds__(kSimtMaxK, 1)
   const SimtColumns columns = ColumnsOf(args, place.slice, false);
   const int channel = place.channel, lane = LaneId(), warp = WarpId();
   const bool live = channel < args.head_dim_k;
-  const bool per_channel = HasChannelDecay(args.decay_kind);
-  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
-  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
-  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
-  const int decay_head = SharedHead(place.head, args.num_decay_heads, args.num_heads);
+  const bool per_channel = IsPerChannel(args.decay_kind);
+  const int q_head = SharedHead(place.head, args.num_heads, args.num_q_heads);
+  const int k_head = SharedHead(place.head, args.num_heads, args.num_k_heads);
+  const int v_head = SharedHead(place.head, args.num_heads, args.num_v_heads);
+  const int decay_head = SharedHead(place.head, args.num_heads, args.num_decay_heads);
   const int64_t slice_rows = int64_t{1} * args.batch * args.seq_len * args.num_heads * place.slice;
 
   float adjoint[kSimtColumns];

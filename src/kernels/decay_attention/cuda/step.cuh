@@ -11,6 +11,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/grid_blocks.h"
 #include "kernels/decay_attention/cuda/launch.h"
+#include "kernels/decay_attention/partition.h"
 
 namespace halflife::kernels::decay {
 
@@ -19,9 +20,9 @@ constexpr int kStepColumns = 64, kStepRows = 4;
 template <typename T>
 __global__ void __launch_bounds__(kStepColumns* kStepRows)
     StepKernel(const DecayAttentionStepArgs args) {
-  HL_SHARED(queries, float[kSimtMaxK]);
-  HL_SHARED(keys, float[kSimtMaxK]);
-  HL_SHARED(changes, float[kSimtMaxK]);  // decay - 1: a decay near 1 keeps its bits
+  HL_SHARED(queries, float[kMaxHeadDim]);
+  HL_SHARED(keys, float[kMaxHeadDim]);
+  HL_SHARED(changes, float[kMaxHeadDim]);  // decay - 1: a decay near 1 keeps its bits
   HL_SHARED(sums, float[kStepRows][kStepColumns]);
   HL_SHARED(norms, float[kStepColumns * kStepRows / 32]);
   const int thread = static_cast<int>(threadIdx.x);
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(kStepColumns* kStepRows)
   const int head = static_cast<int>(blockIdx.x % args.num_heads);
   const int K = args.head_dim_k, V = args.head_dim_v;
   const int column = thread % kStepColumns, first = thread / kStepColumns;
-  const auto shared = [&](int num) { return head * num / args.num_heads; };
+  const auto shared = [&](int num) { return SharedHead(head, args.num_heads, num); };
   const auto row = [&](const TensorView& view, int h) {
     return static_cast<T*>(view.data) + b * view.stride_b + h * view.stride_h;
   };
@@ -56,12 +57,14 @@ __global__ void __launch_bounds__(kStepColumns* kStepRows)
     const float* const decay = static_cast<const float*>(args.log_decay.data);
     const int decay_head = shared(args.num_decay_heads);
     float log_decay = 0, key_scale = 1;
-    if (args.decay_kind == DecayKind::kPerHead) log_decay = decay[decay_head];
-    if (args.decay_kind == DecayKind::kPerHeadChannel)
-      log_decay = decay[int64_t{1} * decay_head * K + thread];
-    if (args.decay_kind == DecayKind::kPerToken || args.decay_kind == DecayKind::kPerTokenChannel)
-      log_decay = decay[b * args.log_decay.stride_b + decay_head * args.log_decay.stride_h +
-                        (args.decay_kind == DecayKind::kPerTokenChannel ? thread : 0)];
+    const int width = IsPerChannel(args.decay_kind) ? K : 1;
+    const int channel = IsPerChannel(args.decay_kind) ? thread : 0;
+    if (IsPerToken(args.decay_kind)) {
+      const TensorView& view = args.log_decay;
+      log_decay = decay[b * view.stride_b + decay_head * view.stride_h + channel];
+    } else if (args.decay_kind != DecayKind::kNone) {
+      log_decay = decay[int64_t{1} * decay_head * width + channel];
+    }
     if (args.key_scale.data != nullptr)
       key_scale = static_cast<const float*>(
           args.key_scale.data)[b * args.key_scale.stride_b + head * args.key_scale.stride_h];

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/decay_attention/cuda/launch.h"
+#include "kernels/decay_attention/partition.h"
 
 namespace halflife::kernels::decay {
 
@@ -36,7 +37,6 @@ struct Place {
   int64_t state;       // (sequence, head)
   bool starts, stops;  // the segment is the first, the last of its sequence
 };
-// Segments are of equal length but for the last, whole groups of chunks between two checkpoints.
 HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shape, int every) {
   Place place;
   int64_t index = blockIdx.x;
@@ -48,29 +48,15 @@ HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shap
   place.sequence = static_cast<int>(index / shape.num_segments);
   place.first = args.sequence_begin[place.sequence];
   place.last = args.sequence_begin[place.sequence + 1];
-  const int groups = (place.last - place.first + every - 1) / every;
-  const int length = (groups + shape.num_segments - 1) / shape.num_segments * every;
-  place.begin = min(place.last, place.first + place.segment * length);
-  place.end = min(place.last, place.begin + length);
+  const SegmentChunks chunks =
+      ChunksOfSegment(place.first, place.last, place.segment, shape.num_segments, every);
+  place.begin = chunks.begin;
+  place.end = chunks.end;
   place.starts = place.segment == 0;
   place.stops = place.segment == shape.num_segments - 1;
   place.state = int64_t{1} * place.sequence * args.num_heads + place.head;
   place.piece = place.state * shape.num_segments + place.segment;
   return place;
-}
-
-HL_DEVICE bool HasChannelDecay(DecayKind kind) {  // args.h's functions are the host's
-  return kind == DecayKind::kPerHeadChannel || kind == DecayKind::kPerTokenChannel;
-}
-
-HL_DEVICE int SharedHead(int head, int num, int num_heads) {
-  return static_cast<int>(int64_t{1} * head * num / num_heads);
-}
-
-// The slot of the state before a group of chunks. Slots of neighbouring sequences stay apart, as
-// floor(a) + floor(b) <= floor(a + b), and no table of counts is needed.
-HL_DEVICE int64_t CheckpointSlot(const Place& place, int chunk, int every) {
-  return int64_t{1} * place.first / every + place.sequence + (chunk - place.first) / every;
 }
 
 // ---- tiles ----
@@ -296,7 +282,7 @@ HL_DEVICE float KeyScaleAt(const DecayAttentionArgs& args, const ChunkEntry& chu
 HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& args,
                                const ChunkEntry& chunk, int head) {
   const int lane = LaneId(), in_block = lane % kBaseBlock;
-  const int decay_head = SharedHead(head, args.num_decay_heads, args.num_heads);
+  const int decay_head = SharedHead(head, args.num_heads, args.num_decay_heads);
 #pragma unroll 1
   for (int r = lane; r < kChunk; r += 32) {
     const bool live = r < chunk.length;

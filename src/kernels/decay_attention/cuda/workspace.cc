@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/decay_attention/cuda/launch.h"
+#include "kernels/decay_attention/partition.h"
 
 namespace halflife::kernels::cuda {
 namespace {
@@ -126,8 +127,8 @@ size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttenti
 }
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   if (BackwardRoute(args) == Route::kSimt) return 0;
-  const size_t slots =
-      size_t{1} * args.num_chunks / plan.checkpoint_every + static_cast<size_t>(args.num_sequences);
+  const auto slots = static_cast<size_t>(
+      NumCheckpointSlots(args.num_chunks, args.num_sequences, plan.checkpoint_every));
   return slots * args.num_heads * args.head_dim_k * args.head_dim_v * 2;
 }
 

@@ -1,0 +1,53 @@
+// How a problem is shared out, by one rule on the CPU and on CUDA: the head that a tensor of fewer heads gives, the chunks
+// of a segment, the slot of a checkpoint. C++17: CUDA sources include it.
+//
+//   const SegmentChunks chunks = ChunksOfSegment(begin[n], begin[n + 1], segment, num_segments, plan.checkpoint_every);
+//   for (int i = chunks.begin; i < chunks.end; ++i) ... args.chunks[i] ...
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/chunks/chunk_entry.h"
+#include "kernels/decay_attention/args.h"
+#include "kernels/host_device.h"
+
+namespace halflife::kernels {
+
+// The head that head `head` of `num_heads` reads, of a tensor that has `num_shared` of them.
+HL_HOST_DEVICE constexpr int SharedHead(int head, int num_heads, int num_shared) {
+  return static_cast<int>(int64_t{1} * head * num_shared / num_heads);
+}
+
+// Row of a contiguous [B, T, H].
+HL_HOST_DEVICE constexpr int64_t FlatRow(const DecayAttentionArgs& args, const ChunkEntry& chunk,
+                                         int token, int head) {
+  return (int64_t{1} * chunk.row * args.seq_len + chunk.token + token) * args.num_heads + head;
+}
+
+// Chunks [begin, end) of the table. Segments are of equal length but for the last ones, whole groups of the chunks between
+// two checkpoints of a sequence, which has chunks [first, last).
+struct SegmentChunks {
+  int begin, end;
+};
+HL_HOST_DEVICE constexpr SegmentChunks ChunksOfSegment(int first, int last, int segment,
+                                                       int num_segments, int checkpoint_every) {
+  const int groups = (last - first + checkpoint_every - 1) / checkpoint_every;
+  const int length = (groups + num_segments - 1) / num_segments * checkpoint_every;
+  const int64_t begin = first + int64_t{1} * segment * length;
+  const int64_t end = begin + length;
+  return {static_cast<int>(begin < last ? begin : last), static_cast<int>(end < last ? end : last)};
+}
+
+// The slot of the state before chunk `chunk`, the first of a group, of a sequence whose chunks start at `first`. The slots of
+// a sequence are consecutive, and those of neighbours stay apart without a table of their counts, as
+// floor(a) + floor(b) <= floor(a + b).
+HL_HOST_DEVICE constexpr int64_t CheckpointSlot(int sequence, int first, int chunk,
+                                                int checkpoint_every) {
+  return int64_t{1} * first / checkpoint_every + sequence + (chunk - first) / checkpoint_every;
+}
+HL_HOST_DEVICE constexpr int64_t NumCheckpointSlots(int num_chunks, int num_sequences,
+                                                    int checkpoint_every) {
+  return int64_t{1} * num_chunks / checkpoint_every + num_sequences;
+}
+
+}  // namespace halflife::kernels
