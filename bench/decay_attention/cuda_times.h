@@ -1,4 +1,5 @@
-// Decay attention on a GPU: times between CUDA events beside what the same GPU copies and multiplies in the same run.
+// Decay attention on a GPU: times between CUDA events beside what the same GPU copies and
+// multiplies in the same run.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,7 +8,8 @@
 
 namespace halflife::bench {
 
-// bf16. Error (exit 4) without a GPU, or in a build without CUDA; exit 70 where the kernel is not the oracle's.
+// bf16. Error (exit 4) without a GPU, or in a build without CUDA; exit 70 where the kernel is not
+// the oracle's.
 nlohmann::json CompareOnCuda(const Shape& shape, int rounds);
 
 }  // namespace halflife::bench

@@ -38,11 +38,11 @@ at::Tensor DecayMask(const at::Tensor& log_decay, const at::Tensor& distance) {
          (distance >= 0).to(at::kFloat);
 }
 
-// state[n] = decay[n - 1] state[n - 1] + added[n - 1] over N chunks, one after the other: [B, H, N, K, V]. Faster than the
-// matmul with [N, N] weights that needs no loop.
+// state[n] = decay[n - 1] state[n - 1] + added[n - 1] over N chunks, one after the other: [B, H, N,
+// K, V]. Faster than the matmul with [N, N] weights that needs no loop.
 at::Tensor ScanChunks(const at::Tensor& added, const std::vector<at::Tensor>& decay) {
-  const std::vector<at::Tensor> terms =
-      added.unbind(2);  // its gradient is one stack, select's a sum
+  // its gradient is one stack, select's a sum
+  const std::vector<at::Tensor> terms = added.unbind(2);
   std::vector<at::Tensor> states = {at::zeros_like(terms[0])};
   for (size_t n = 0; n + 1 < terms.size(); ++n)
     states.push_back(states.back() * decay[n % decay.size()] + terms[n]);
@@ -101,8 +101,8 @@ EagerForm MakeEagerPerChannel(const EagerShape& shape, double scale) {
     const at::Tensor k_to_start = k.unsqueeze(3) * at::exp(at_start - total.unsqueeze(3) + earlier);
     const at::Tensor across = at::matmul(q_from_start, k_to_start.transpose(-1, -2));
     const at::Tensor pair = at::exp(sub_total.unsqueeze(5) - sub_total.unsqueeze(4) + causal);
-    const at::Tensor within =
-        (q_sub.unsqueeze(5) * k_sub.unsqueeze(4) * pair).sum(-1);  // [B, H, N, S, Cs, Cs]
+    // [B, H, N, S, Cs, Cs]
+    const at::Tensor within = (q_sub.unsqueeze(5) * k_sub.unsqueeze(4) * pair).sum(-1);
     const at::Tensor diagonal = at::diag_embed(within.permute({0, 1, 2, 4, 5, 3}))
                                     .permute({0, 1, 2, 5, 3, 6, 4})
                                     .reshape(across.sizes());
@@ -114,9 +114,9 @@ EagerForm MakeEagerPerChannel(const EagerShape& shape, double scale) {
                      v = ToChunks(v_in, chunk), log_decay = ToChunks(log_decay_in, chunk);
     const at::Tensor total = log_decay.cumsum(3);  // [B, H, N, C, K]
     const at::Tensor chunk_total = total.narrow(3, chunk - 1, 1);
-    const at::Tensor added =
-        at::matmul((k * at::exp(chunk_total - total)).transpose(-1, -2), v);  // [B, H, N, K, V]
-    const at::Tensor carry = at::exp(chunk_total.squeeze(3)).unsqueeze(4);    // [B, H, N, K, 1]
+    // [B, H, N, K, V]
+    const at::Tensor added = at::matmul((k * at::exp(chunk_total - total)).transpose(-1, -2), v);
+    const at::Tensor carry = at::exp(chunk_total.squeeze(3)).unsqueeze(4);  // [B, H, N, K, 1]
     const at::Tensor state = ScanChunks(added, carry.unbind(2));
     const at::Tensor q_from_chunk = q * at::exp(total);
     return FromChunks(

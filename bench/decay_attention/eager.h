@@ -1,5 +1,5 @@
-// Decay attention as one would write it with LibTorch's operations and its autograd: in chunks, vectorised over the chunks,
-// constant masks made once. What the kernels are compared with.
+// Decay attention as one would write it with LibTorch's operations and its autograd: in chunks,
+// vectorised over the chunks, constant masks made once. What the kernels are compared with.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,9 +11,9 @@ namespace halflife::bench {
 
 struct EagerShape {
   int64_t seq_len = 0, chunk_size = 64;
-  // Per channel. 0: keys are divided by their decay since the chunk's start, which is fastest and overflows where a channel
-  // decays by more than e^88 within a chunk. Else exponents are never positive: pairs of tokens this close are formed channel
-  // by channel.
+  // Per channel. 0: keys are divided by their decay since the chunk's start, which is fastest and
+  // overflows where a channel decays by more than e^88 within a chunk. Else exponents are never
+  // positive: pairs of tokens this close are formed channel by channel.
   int64_t sub_chunk = 0;
 };
 

@@ -1,5 +1,5 @@
-// What the benchmark of decay attention runs, on any device: random problems, the kernels' call, and counts of what a call
-// must do.
+// What the benchmark of decay attention runs, on any device: random problems, the kernels' call,
+// and counts of what a call must do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 namespace halflife::bench {
 
 struct Shape {
-  std::string kind =
-      "per_head";  // constant per head; per_token; per_channel: per token and channel
+  // constant per head; per_token; per_channel: per token and channel
+  std::string kind = "per_head";
   int64_t batch = 2, seq_len = 4096, heads = 8;
   int64_t dim = 64;      // K of a head
   int64_t dim_v = 0;     // V; 0: K
@@ -36,13 +36,16 @@ at::Tensor Ours(const Problem& problem);
 // dq, dk, dv and, unless the decay is constant, dlog_decay.
 std::vector<at::Tensor> OursWithGradients(const Problem& problem);
 
-// Multiply-adds x 2 of the chunked algorithm at C = 64, whole squares counted, q k^T once a head: the same for every form,
-// whatever its chunks, so that rates compare times. What is executed is less: on the CPU two thirds of it.
+// Multiply-adds x 2 of the chunked algorithm at C = 64, whole squares counted, q k^T once a head:
+// the same for every form, whatever its chunks, so that rates compare times. What is executed is
+// less: on the CPU two thirds of it.
 double Flops(const Shape& shape, bool backward);
-// Bytes that no schedule avoids: each operand read and each result written once, in the forward and once more in the backward.
+// Bytes that no schedule avoids: each operand read and each result written once, in the forward and
+// once more in the backward.
 double CompulsoryBytes(const Shape& shape, int64_t element_bytes, bool backward);
 
-// Largest relative RMS error of outputs and gradients against the oracle, on two heads of the first 300 tokens.
+// Largest relative RMS error of outputs and gradients against the oracle, on two heads of the first
+// 300 tokens.
 double WorstError(const Shape& shape, const at::TensorOptions& options);
 
 }  // namespace halflife::bench

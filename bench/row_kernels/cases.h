@@ -1,4 +1,5 @@
-// What the benchmark of the row families runs: each family's call beside the same formula in LibTorch's operations.
+// What the benchmark of the row families runs: each family's call beside the same formula in
+// LibTorch's operations.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +15,8 @@
 namespace halflife::bench {
 
 using Tensors = std::vector<at::Tensor>;
-// Operands to results, in one order for both forms of a pass. Some passes update operands in place, and return those.
+// Operands to results, in one order for both forms of a pass. Some passes update operands in place,
+// and return those.
 using Form = std::function<Tensors(const Tensors&)>;
 
 struct Pass {
@@ -31,8 +33,8 @@ struct Case {
   std::string family, shape;
   std::function<Tensors()> make;  // random operands
   std::vector<Pass> passes;
-  // Largest relative RMS error of results in fp32: some roundings of 2^-24 and sums of up to 10^5 terms in blocks, or more
-  // where what was summed had been rounded to bf16.
+  // Largest relative RMS error of results in fp32: some roundings of 2^-24 and sums of up to 10^5
+  // terms in blocks, or more where what was summed had been rounded to bf16.
   double max_error = 5e-6;
 };
 
@@ -42,8 +44,8 @@ struct CaseOptions {
   bool large = false;                 // no operand stays in a cache; else a layer of a 6 x 256 step
 };
 
-// RMS norm (plain, after a sum, gated), rotary encoding, SwiGLU, short convolution: with gradients. Linear layers: their
-// weights' gradients.
+// RMS norm (plain, after a sum, gated), rotary encoding, SwiGLU, short convolution: with gradients.
+// Linear layers: their weights' gradients.
 std::vector<Case> MakeLayerCases(const CaseOptions& options);
 // AdamW, sum of squares, rows of cross entropy, the decode step of decay attention: in place.
 std::vector<Case> MakeUpdateCases(const CaseOptions& options);

@@ -26,7 +26,8 @@
 namespace halflife::bench {
 namespace {
 
-// One value on the operands' device, as its bytes: kernels read their tables where their arrays are.
+// One value on the operands' device, as its bytes: kernels read their tables where their arrays
+// are.
 template <typename T>
 at::Tensor OnDevice(T value, at::Device device) {
   return at::from_blob(&value, {static_cast<int64_t>(sizeof(T))}, at::kByte)

@@ -1,4 +1,5 @@
-// The CUDA kernel of the cross entropy over rows of logits, emulated, against the definition in fp64.
+// The CUDA kernel of the cross entropy over rows of logits, emulated, against the definition in
+// fp64.
 #include <limits>
 
 #include "kernels/cross_entropy/args.h"
@@ -18,7 +19,8 @@ struct Case {
   int shift = 0;     // elements that the logits are off their alignment
 };
 
-// One token, less than a pack, whole packs, odd ends, more than a pass of the largest block; peaked rows.
+// One token, less than a pack, whole packs, odd ends, more than a pass of the largest block; peaked
+// rows.
 constexpr Case kCases[] = {{2, 1},       {5, 3},       {3, 128},       {3, 259}, {2, 1500},
                            {2, 5003, 3}, {3, 260, 40}, {3, 260, 3, 1}, {2, 8192}};
 
@@ -70,7 +72,8 @@ Wanted Definition(const Case& c, const Values& logits, const std::vector<int64_t
   return want;
 }
 
-// Sums of up to 8192 exponentials of an error of some ulp each; logits of up to 160 are exact to 2^-24 of themselves.
+// Sums of up to 8192 exponentials of an error of some ulp each; logits of up to 160 are exact to
+// 2^-24 of themselves.
 TEST(CrossEntropyKernel, EqualsTheDefinitionInFp64) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(testing::Message() << c.num_rows << " x " << c.vocab << ", scale " << c.scale

@@ -17,7 +17,8 @@ DropoutConfig Config(double rate, int64_t first_position = 0) {
   return {.rate = rate, .key = kKey, .samples = kSamples, .first_position = first_position};
 }
 
-// 6 channels: less than a block of draws; 261: more than one, with an odd end (the last word of a draw unused).
+// 6 channels: less than a block of draws; 261: more than one, with an odd end (the last word of a
+// draw unused).
 TEST(DropoutTest, IsPhiloxOfSamplePositionAndChannel) {
   constexpr int64_t kDim = 261;
   const at::Tensor y = Dropout(at::ones({2, 3, kDim}), Config(0.25, 10));

@@ -1,5 +1,5 @@
-// Offsets that no 32 bits hold, in elements and in bytes of bf16: the loops over rows give, on rows beyond 2^31 elements of
-// address space, the bits that they give at its start.
+// Offsets that no 32 bits hold, in elements and in bytes of bf16: the loops over rows give, on rows
+// beyond 2^31 elements of address space, the bits that they give at its start.
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>

@@ -11,8 +11,9 @@
 
 namespace halflife::test {
 
-// `loss` maps the inputs (fp64 leaves) to a scalar; every `stride`-th element of each input is checked.
-// Error of the difference: step^2 times a third derivative, plus rounding of the loss over the step.
+// `loss` maps the inputs (fp64 leaves) to a scalar; every `stride`-th element of each input is
+// checked. Error of the difference: step^2 times a third derivative, plus rounding of the loss over
+// the step.
 inline void ExpectFiniteDifferences(
     const std::function<at::Tensor(const std::vector<at::Tensor>&)>& loss,
     const std::vector<at::Tensor>& inputs, double tolerance = 1e-6, int64_t stride = 1) {
@@ -58,9 +59,10 @@ inline void ExpectFloatMatchesDouble(
     EXPECT_TRUE(Close(narrow[i], wide[i], tolerance)) << (i == 0 ? "value" : "gradient ") << i;
 }
 
-// The fused bf16 loops against the same function in fp64 of the same values: fp64 inputs become bf16, fp32 inputs (weights) stay
-// fp32 and so do their gradients. Rounding to 8 significant bits moves a result by at most 2^-8 of itself, and Close allows that
-// much of the largest; the fp32 arithmetic before it is far below. `roundings`: more where partial results are stored as well.
+// The fused bf16 loops against the same function in fp64 of the same values: fp64 inputs become
+// bf16, fp32 inputs (weights) stay fp32 and so do their gradients. Rounding to 8 significant bits
+// moves a result by at most 2^-8 of itself, and Close allows that much of the largest; the fp32
+// arithmetic before it is far below. `roundings`: more where partial results are stored as well.
 inline void ExpectBf16MatchesDouble(
     const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& inputs, int roundings = 1) {

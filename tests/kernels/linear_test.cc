@@ -28,8 +28,9 @@ TEST(SharedInputLinearTest, GradientsAreFiniteDifferences) {
       loss, {Normal({2, 3, 4}, 1), Normal({5, 4}, 2), Normal({2, 4}, 3), Normal({5, 4}, 4)});
 }
 
-// From 512 tokens and 64 features up fp32 gradients of weights have their own kernel. 1e-6 of the largest element, about 100,
-// is ten times what sums of 600 products of unit variance round in the mean.
+// From 512 tokens and 64 features up fp32 gradients of weights have their own kernel. 1e-6 of the
+// largest element, about 100, is ten times what sums of 600 products of unit variance round in the
+// mean.
 TEST(SharedInputLinearTest, WeightGradientsOfManyTokensAreTheFormula) {
   for (const bool expanded : {false, true}) {
     const auto grads = [&](at::ScalarType dtype) {
@@ -43,9 +44,9 @@ TEST(SharedInputLinearTest, WeightGradientsOfManyTokensAreTheFormula) {
   }
 }
 
-// Sums of up to 1400 products in fp32, rounded to bf16, and so are the weights' gradients. Where the matmuls run in bf16 (few
-// rows, or a machine with tiles), the sum of two input gradients is rounded after each of them: three half units, as the first
-// may exceed the sum.
+// Sums of up to 1400 products in fp32, rounded to bf16, and so are the weights' gradients. Where
+// the matmuls run in bf16 (few rows, or a machine with tiles), the sum of two input gradients is
+// rounded after each of them: three half units, as the first may exceed the sum.
 TEST(SharedInputLinearTest, Bf16IsTheFormula) {
   for (const int64_t rows : {5, 64, 700}) {
     SCOPED_TRACE(rows);

@@ -1,5 +1,5 @@
-// Random tensors of the tests (a pure function of seed and shape, on any machine) and comparisons that say where the worst
-// element lies.
+// Random tensors of the tests (a pure function of seed and shape, on any machine) and comparisons
+// that say where the worst element lies.
 #pragma once
 
 #include <ATen/TensorOperators.h>

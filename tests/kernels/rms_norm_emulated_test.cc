@@ -25,8 +25,8 @@ std::string Name(const Case& c) {
          (c.gate ? ", gate" : "") + (c.dsum ? ", dsum" : "") + ", shift " + std::to_string(c.shift);
 }
 
-// Below a pack, groups of threads of each size, whole blocks, and more than a thread's pack; multiples of a pack and not;
-// more rows than the gradient has blocks.
+// Below a pack, groups of threads of each size, whole blocks, and more than a thread's pack;
+// multiples of a pack and not; more rows than the gradient has blocks.
 std::vector<Case> Cases() {
   std::vector<Case> cases = {{1, 1},   {3, 7},   {37, 16}, {20, 36},
                              {9, 100}, {5, 256}, {5, 301}, {4, 520}};

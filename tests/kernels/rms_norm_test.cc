@@ -32,8 +32,8 @@ TEST(RmsNormTest, GatedIsNormTimesSilu) {
   EXPECT_TRUE(test::Close(GatedRmsNorm(x, gate, weight, 1e-6), want, 1e-14));
 }
 
-// fp32 over 300 elements: 6e-8, some ten roundings deep; dweight sums 150 rows. The norm's eps bounds how much the two
-// terms of dx cancel (with one element a row they nearly do).
+// fp32 over 300 elements: 6e-8, some ten roundings deep; dweight sums 150 rows. The norm's eps
+// bounds how much the two terms of dx cancel (with one element a row they nearly do).
 TEST(RmsNormTest, FusedLoopsMatchFp64) {
   for (const int64_t dim : {1, 16, 300}) {
     SCOPED_TRACE(dim);
@@ -54,7 +54,8 @@ TEST(RmsNormTest, GradientsAreFiniteDifferences) {
       {Normal({4, 6}, 1), Normal({4, 6}, 2), Normal({6}, 3)});
 }
 
-// The same numbers as fp64 from the same bf16 inputs, rounded once; the weight's gradient stays fp32.
+// The same numbers as fp64 from the same bf16 inputs, rounded once; the weight's gradient stays
+// fp32.
 TEST(RmsNormTest, Bf16IsRoundedOnce) {
   for (const int64_t dim : {1, 16, 300}) {
     SCOPED_TRACE(dim);

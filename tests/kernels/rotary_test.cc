@@ -62,7 +62,8 @@ at::Tensor Head(std::vector<double> values) {
   return at::tensor(values, at::kDouble).view({1, 1, 1, static_cast<int64_t>(values.size())});
 }
 
-// Heads of 4 channels with the paper's pairs (1, 2), (3, 4) of q and (.5, -1), (2, .25) of k, worked out beside the code.
+// Heads of 4 channels with the paper's pairs (1, 2), (3, 4) of q and (.5, -1), (2, .25) of k,
+// worked out beside the code.
 TEST(XposTest, GoldenValues) {
   const at::Tensor q = Head({1, 3, 2, 4}), k = Head({0.5, 2, -1, 0.25});
   const auto tables = [](int64_t position) {
@@ -148,7 +149,8 @@ TEST(XposTest, PositionsRestartWithDocuments) {
   EXPECT_TRUE(test::BitEqual(got.narrow(1, 3, 3), want));
 }
 
-// The transpose turns back and keeps the scale: in fp64 against differences, the fused loops against fp64.
+// The transpose turns back and keeps the scale: in fp64 against differences, the fused loops
+// against fp64.
 TEST(XposTest, Gradients) {
   const XposTables tables = MakeXposTables(Positions(2, 5, 400), 12, {.centre = 0});
   for (const RotaryTable& table : {tables.q, tables.k}) {

@@ -28,7 +28,8 @@ std::string Name(const Case& c) {
          ", shift " + std::to_string(c.shift);
 }
 
-// Lengths about the runs of 16 and 32 tokens and below the number of taps; every number of taps; channels in whole packs and not.
+// Lengths about the runs of 16 and 32 tokens and below the number of taps; every number of taps;
+// channels in whole packs and not.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t seq_len : {1, 5, 33, 70})
@@ -42,7 +43,8 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// Documents that start with the slice (and cut the tail off), inside, and in several neighbouring tokens.
+// Documents that start with the slice (and cut the tail off), inside, and in several neighbouring
+// tokens.
 struct Documents {
   explicit Documents(const Case& c)
       : starts(new bool[kBatch * c.seq_len]()), ids(kBatch * c.seq_len) {
@@ -120,7 +122,8 @@ Wanted Definition(const Case& c, const Problem<T>& p) {
   Wanted want = {Values(x.size()), Values(x.size()), Values(tail.size()), Values(weight.size())};
   for (int64_t b = 0; b < kBatch; ++b) {
     for (int64_t t = 0; t < c.seq_len; ++t) {
-      // tokens it reads, itself first: until a document's start, or the slice's where nothing comes before it
+      // tokens it reads, itself first: until a document's start, or the slice's where nothing comes
+      // before it
       std::vector<int64_t> tokens = {t};
       while (static_cast<int64_t>(tokens.size()) < c.taps) {
         const int64_t last = tokens.back();

@@ -71,7 +71,8 @@ TEST(ShortConvTest, SplitAnywhereIsTheWhole) {
   }
 }
 
-// fp32 and bf16 inputs of a case; the fp64 form of LibTorch calls is what the loops are held against.
+// fp32 and bf16 inputs of a case; the fp64 form of LibTorch calls is what the loops are held
+// against.
 struct Case {
   int64_t seq_len, dim, taps;
   bool tail = true, documents = true;
@@ -125,7 +126,8 @@ TEST(ShortConvTest, FusedLoopsMatchFp64) {
   }
 }
 
-// What a token, a tail or a neighbouring document holds changes no bit of what it must not reach, nor of its gradient.
+// What a token, a tail or a neighbouring document holds changes no bit of what it must not reach,
+// nor of its gradient.
 TEST(ShortConvTest, NothingLeaksInBits) {
   const Case c = {70, 21, 4};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

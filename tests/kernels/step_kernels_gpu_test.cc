@@ -1,5 +1,5 @@
-// The CUDA kernels of a step's elementwise and row-wise parts on a GPU, through their bindings, against the CPU's on the same
-// tensors. Skips where there is no GPU.
+// The CUDA kernels of a step's elementwise and row-wise parts on a GPU, through their bindings,
+// against the CPU's on the same tensors. Skips where there is no GPU.
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
@@ -44,8 +44,8 @@ class StepKernelsGpuTest : public testing::TestWithParam<at::ScalarType> {
     return results;
   }
 
-  // Value and gradients; fp64 inputs become the storage under test, fp32 ones (weights) stay. Another order of sums in fp32;
-  // bf16: the two sides may round to neighbouring values.
+  // Value and gradients; fp64 inputs become the storage under test, fp32 ones (weights) stay.
+  // Another order of sums in fp32; bf16: the two sides may round to neighbouring values.
   static void ExpectSameOnBoth(const Function& function, const Tensors& inputs) {
     const Tensors want = Run(function, inputs, at::kCPU), got = Run(function, inputs, at::kCUDA);
     const Tensors again = Run(function, inputs, at::kCUDA);
@@ -125,8 +125,8 @@ TEST_P(StepKernelsGpuTest, ShortConv) {
   }
 }
 
-// The matmuls are LibTorch's on both sides: fp32 sums of 24 terms. In bf16 a GPU also rounds the logits' gradient, 2^-9 of each
-// term.
+// The matmuls are LibTorch's on both sides: fp32 sums of 24 terms. In bf16 a GPU also rounds the
+// logits' gradient, 2^-9 of each term.
 TEST_P(StepKernelsGpuTest, LinearCrossEntropy) {
   const at::Tensor targets =
       (at::arange(70, at::kLong) * 31) % 503 - (at::arange(70) % 5 == 4) * 600;

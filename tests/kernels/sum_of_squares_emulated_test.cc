@@ -12,7 +12,8 @@ using test::Array;
 using test::Random;
 using test::Values;
 
-// Parameters of one element, less and more than a block, whole blocks; `gap` elements of another value lie before each.
+// Parameters of one element, less and more than a block, whole blocks; `gap` elements of another
+// value lie before each.
 constexpr int64_t kCounts[] = {1, 7, kSquaresBlock + 5, 2 * kSquaresBlock, 300};
 
 struct Segments {

@@ -36,7 +36,8 @@ Results<T> Run(const Array<T>& gate, const Array<T>& up, const Array<T>& dout, i
   return r;
 }
 
-// Some ten roundings of 2^-24. Odd ends, whole blocks and one element more, and arrays off their alignment.
+// Some ten roundings of 2^-24. Odd ends, whole blocks and one element more, and arrays off their
+// alignment.
 TYPED_TEST(SwiGluKernel, EqualsTheFormulaInFp64) {
   for (const int64_t count : {0, 1, 31, 2048, 2049, 5000}) {
     for (const int shift : {0, 1}) {

@@ -1,7 +1,9 @@
-// AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization") over flat fp32 arrays in one pass:
-//   m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2,   w -= lr wd w + lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
-// with g = grads * grad_factor (clipping and averaging), and the rounded copy of w that the forward computes with. 28 bytes
-// of memory traffic a weight, 30 with the copy.
+// AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization") over flat fp32 arrays in one
+// pass:
+//   m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2,
+//   w -= lr wd w + lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+// with g = grads * grad_factor (clipping and averaging), and the rounded copy of w that the forward
+// computes with. 28 bytes of memory traffic a weight, 30 with the copy.
 //
 //   const AdamWSegment segments[] = {{.begin = 0, .end = n, .weight_decay = 0.1f}};
 //   cpu::AdamW({.main = w, .grads = g, .m = m, .v = v, .segments = segments, .num_segments = 1,
@@ -21,7 +23,8 @@ struct AdamWConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
 };
 
-// Elements [begin, end) of the arrays that are treated alike. Elements outside every segment are left alone.
+// Elements [begin, end) of the arrays that are treated alike. Elements outside every segment are
+// left alone.
 struct AdamWSegment {
   int64_t begin, end;
   float weight_decay;

@@ -1,6 +1,8 @@
-// A batch's chunk table where the kernels read it: beside the tensors, made once and shared by every layer.
+// A batch's chunk table where the kernels read it: beside the tensors, made once and shared by
+// every layer.
 //
-//   inputs.chunks = MakeSequenceChunks({.batch = B, .seq_len = T, .document_starts = starts}, x.device());
+//   inputs.chunks =
+//       MakeSequenceChunks({.batch = B, .seq_len = T, .document_starts = starts}, x.device());
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,11 +14,12 @@
 
 namespace halflife::kernels {
 
-// The runs of tokens that no document start cuts, for what is counted within them. On the device of the chunks, int64.
+// The runs of tokens that no document start cuts, for what is counted within them. On the device of
+// the chunks, int64.
 struct TokenRuns {
   at::Tensor begin;  // [B, T]: the run's first token, counted within its row
-  at::Tensor
-      sequence;  // [B, T]: whose initial state it goes on from; num_sequences: none, a document starts it
+  // [B, T]: whose initial state it goes on from; num_sequences: none, a document starts it
+  at::Tensor sequence;
   // [sequences]: the last token of each, b T + t; of a sequence n without tokens B T + n.
   at::Tensor last;
 };

@@ -1,5 +1,6 @@
-// The caller's rows that come next, fetched into the second cache while the present ones are multiplied. A head's rows are
-// short and lie all heads' width apart, which the hardware does not foresee; who meets them cold waits for memory.
+// The caller's rows that come next, fetched into the second cache while the present ones are
+// multiplied. A head's rows are short and lie all heads' width apart, which the hardware does not
+// foresee; who meets them cold waits for memory.
 //
 //   ahead.Begin(steps);
 //   ahead.Add(base, stride_bytes, length, row_bytes);
@@ -16,8 +17,9 @@ namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
 class RowsAhead {
  public:
-  // Gives up what has not been fetched yet. What is added is spread over the next `steps` calls of Step(): lines fetched
-  // in bursts fill the queue of misses, behind which the product's own loads wait as long as for cold rows.
+  // Gives up what has not been fetched yet. What is added is spread over the next `steps` calls of
+  // Step(): lines fetched in bursts fill the queue of misses, behind which the product's own loads
+  // wait as long as for cold rows.
   void Begin(int64_t steps) {
     steps_ = steps;
     num_lines_ = 0;

@@ -1,4 +1,5 @@
-// The contract of the softmax cross entropy over rows of logits between its binding, its CPU loops and its CUDA kernel.
+// The contract of the softmax cross entropy over rows of logits between its binding, its CPU loops
+// and its CUDA kernel.
 //
 //   loss = ln Z - logits[target],   d(loss + w ln^2 Z) / d logits = (1 + 2 w ln Z) softmax - onehot
 //

@@ -30,8 +30,9 @@ int64_t RowsPerBlock(int64_t num_rows, int64_t vocab) {
   return std::clamp<int64_t>(num_rows, 1, static_cast<int64_t>(rows));
 }
 
-// What the matmuls read. A GPU multiplies bf16 as it is stored; elsewhere operands are widened first. Results are in the compute
-// dtype all the same: a logit of 100 in bf16 would be off by up to a quarter.
+// What the matmuls read. A GPU multiplies bf16 as it is stored; elsewhere operands are widened
+// first. Results are in the compute dtype all the same: a logit of 100 in bf16 would be off by up
+// to a quarter.
 at::ScalarType OperandType(const at::Tensor& x) {
   return x.is_cuda() && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : ComputeType(x);
 }
@@ -52,8 +53,8 @@ void AddProduct(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
-// Calls visit(first row, rows, logits of the block) for one block after the other; the logits' memory is reused. `weight` is the
-// inputs' in the operands' dtype.
+// Calls visit(first row, rows, logits of the block) for one block after the other; the logits'
+// memory is reused. `weight` is the inputs' in the operands' dtype.
 template <typename Visit>
 void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weight,
                   const LinearCrossEntropyConfig& config, const Visit& visit) {
@@ -112,7 +113,8 @@ ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
   return result;
 }
 
-// The gradients are known but for one factor when the forward ends; backward, which may run once, scales them.
+// The gradients are known but for one factor when the forward ends; backward, which may run once,
+// scales them.
 BackwardFunction ScaleGradients(at::Tensor dhidden, at::Tensor dweight, at::ScalarType dtype) {
   return [dhidden, dweight, dtype](const BackwardCall& call) mutable -> Tensors {
     HL_CHECK(dhidden.defined(), "cross entropy is differentiable once");

@@ -1,5 +1,6 @@
-// The output layer and its cross entropy in one: logits = hidden weight^T exist for a block of rows at a time, and their
-// gradient is turned into those of hidden and weight while the block is in the cache. Never a [N, vocab] tensor.
+// The output layer and its cross entropy in one: logits = hidden weight^T exist for a block of rows
+// at a time, and their gradient is turned into those of hidden and weight while the block is in the
+// cache. Never a [N, vocab] tensor.
 //
 //   const auto sums = LinearCrossEntropy({hidden, *head, targets}, {.z_loss_weight = 1e-4});
 //   (sums.objective / num_targets).backward();
@@ -14,7 +15,8 @@ namespace halflife::kernels {
 struct LinearCrossEntropyInputs {
   at::Tensor hidden;  // [N, D] fp32, bf16 or fp64
   at::Tensor weight;  // [vocab, D], dtype of hidden
-  // [N] int64; negative: no target here. Outside the vocabulary: on the CPU Error, exit 3; on a GPU the sums are NaN
+  // [N] int64; negative: no target here. Outside the vocabulary: on the CPU Error, exit 3; on a GPU
+  // the sums are NaN
   at::Tensor targets;
 };
 struct LinearCrossEntropyConfig {
@@ -27,16 +29,18 @@ struct LinearCrossEntropySums {
   at::Tensor loss;       // scalar: sum of ln Z - logit[target]. No gradient
   at::Tensor z_loss;     // scalar: sum of (ln Z)^2. No gradient
 };
-// Logits, sums and the gradient of weight are formed in fp32 (fp64 beside fp64). On a GPU bf16 operands are multiplied as they
-// are, the logits' gradient rounded to bf16 among them.
+// Logits, sums and the gradient of weight are formed in fp32 (fp64 beside fp64). On a GPU bf16
+// operands are multiplied as they are, the logits' gradient rounded to bf16 among them.
 LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                           const LinearCrossEntropyConfig& config);
 
-// Most that LinearCrossEntropy holds at once while it differentiates, beyond its inputs: a block of logits, the two gradients, and
-// with `widened` (bf16) the weight in fp32, in whose place a GPU has the block's gradient in bf16.
+// Most that LinearCrossEntropy holds at once while it differentiates, beyond its inputs: a block of
+// logits, the two gradients, and with `widened` (bf16) the weight in fp32, in whose place a GPU has
+// the block's gradient in bf16.
 double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim, bool widened);
 
-// ln Z - logit[target] of each row, 0 where there is no target: [N] fp32 (fp64 beside fp64). No gradient.
+// ln Z - logit[target] of each row, 0 where there is no target: [N] fp32 (fp64 beside fp64). No
+// gradient.
 at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                    const LinearCrossEntropyConfig& config = {});
 

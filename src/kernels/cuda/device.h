@@ -1,8 +1,9 @@
-// Every instruction that CUDA C++ has no word for, once: with a PTX body for nvcc, and with a call into the emulator where
-// the same kernel source is compiled for the CPU (HL_EMULATE). Kernels therefore hold no bare asm, no <<<>>>, no
-// `extern __shared__` and no `__shared__`; what runs in the emulator then runs on the device.
+// Every instruction that CUDA C++ has no word for, once: with a PTX body for nvcc, and with a call
+// into the emulator where the same kernel source is compiled for the CPU (HL_EMULATE). Kernels
+// therefore hold no bare asm, no <<<>>>, no `extern __shared__` and no `__shared__`; what runs in
+// the emulator then runs on the device.
 //
-//   __global__ void Sum(const float* x, float* out) {              // grid: rows, block: 128 threads
+//   __global__ void Sum(const float* x, float* out) {  // grid: rows, block: 128 threads
 //     HL_SHARED(partial, float[4]);
 //     partial[threadIdx.x / 32] = WarpSum(x[blockIdx.x * 128 + threadIdx.x]);
 //     __syncthreads();
@@ -10,7 +11,8 @@
 //   }
 //   Launch({rows, 128, 0, "row sum"}, stream, Sum, x, out);
 //
-// C++17 for nvcc, C++20 for g++; device code from sm_80 on. Hopper's instructions are in device90.h.
+// C++17 for nvcc, C++20 for g++; device code from sm_80 on. Hopper's instructions are in
+// device90.h.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +29,9 @@
 
 #include "core/error.h"
 
-// HL_LOC is a trailing parameter of a wrapper: the kernel's line, for the emulator's messages and for its check that all
-// lanes of a warp stand at the same instruction. Nothing on the device. HL_LOC_ONLY: the same where it is the only one.
+// HL_LOC is a trailing parameter of a wrapper: the kernel's line, for the emulator's messages and
+// for its check that all lanes of a warp stand at the same instruction. Nothing on the device.
+// HL_LOC_ONLY: the same where it is the only one.
 #if HL_EMULATE
 #define HL_LOC_ONLY [[maybe_unused]] std::source_location where = std::source_location::current()
 #define HL_LOC , HL_LOC_ONLY
@@ -41,8 +44,9 @@
 #define HL_GRID_CONSTANT __grid_constant__
 #endif
 
-// HL_DYNAMIC_SMEM(smem): `smem` is the block's dynamic shared memory, unsigned char, aligned to 1024 bytes (a tile with
-// 128-byte swizzle asks for that). HL_SHARED(sums, float[8]): a variable in static shared memory.
+// HL_DYNAMIC_SMEM(smem): `smem` is the block's dynamic shared memory, unsigned char, aligned to
+// 1024 bytes (a tile with 128-byte swizzle asks for that). HL_SHARED(sums, float[8]): a variable in
+// static shared memory.
 #if HL_EMULATE
 #define HL_DYNAMIC_SMEM(name) unsigned char* const name = ::halflife::kernels::emu::DynamicShared()
 #define HL_SHARED(name, ...)                                                  \
@@ -89,7 +93,8 @@ inline void CheckLaunchShape(const LaunchShape& shape) {
            " blocks; 1 to 2147483647 x 65535 x 65535 work");
 }
 
-// Asynchronous on the device; the emulator returns when the kernel has ended and throws what it found.
+// Asynchronous on the device; the emulator returns when the kernel has ended and throws what it
+// found.
 template <typename... P, typename... A>
 void Launch(const LaunchShape& shape, [[maybe_unused]] cudaStream_t stream, void (*kernel)(P...),
             A&&... args) {
@@ -119,8 +124,9 @@ void Launch(const LaunchShape& shape, [[maybe_unused]] cudaStream_t stream, void
 
 // ---- shared memory ----
 
-// Cuts dynamic shared memory into arrays. Every thread makes the same cuts in the same order, and a kernel has one
-// layout: the emulator puts a poisoned KiB after each array and checks the sum against LaunchShape::smem_bytes.
+// Cuts dynamic shared memory into arrays. Every thread makes the same cuts in the same order, and a
+// kernel has one layout: the emulator puts a poisoned KiB after each array and checks the sum
+// against LaunchShape::smem_bytes.
 //
 //   HL_DYNAMIC_SMEM(smem);
 //   SmemCarver carver(smem);
@@ -153,7 +159,8 @@ class SmemCarver {
 #endif
 };
 
-// The 32-bit address in the shared window that PTX wants; emulated: the offset from the dynamic base.
+// The 32-bit address in the shared window that PTX wants; emulated: the offset from the dynamic
+// base.
 HL_DEVICE uint32_t SmemAddress(const void* smem) {
 #if HL_EMULATE
   return emu::SharedOffset(smem);
@@ -222,7 +229,8 @@ HL_DEVICE void MmaM16N8K16(float (&d)[4], const uint32_t (&a)[4], const uint32_t
 }
 
 // d += a b for one warp: a [16, 8] and b [8, 8] TF32 (ToTf32), d [16, 8] fp32 as above.
-//   a[0] (row g, k t)  a[1] (g+8, t)  a[2] (g, t+4)  a[3] (g+8, t+4)     b[0] (k t, n g)  b[1] (k t+4, n g)
+//   a[0] (row g, k t)  a[1] (g+8, t)  a[2] (g, t+4)  a[3] (g+8, t+4)
+//   b[0] (k t, n g)  b[1] (k t+4, n g)
 HL_DEVICE void MmaTf32M16N8K8(float (&d)[4], const uint32_t (&a)[4],
                               const uint32_t (&b)[2] HL_LOC) {
 #if HL_EMULATE
@@ -236,8 +244,9 @@ HL_DEVICE void MmaTf32M16N8K8(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// Four 8 x 8 matrices of 16-bit elements from shared memory. Lane l passes the address of row l % 8 of matrix l / 8 (16
-// bytes, aligned). r[i] of lane l: matrix i, row l / 4, columns 2 (l % 4) and + 1; kTrans: of the matrix transposed.
+// Four 8 x 8 matrices of 16-bit elements from shared memory. Lane l passes the address of row l % 8
+// of matrix l / 8 (16 bytes, aligned). r[i] of lane l: matrix i, row l / 4, columns 2 (l % 4) and +
+// 1; kTrans: of the matrix transposed.
 template <bool kTrans>
 HL_DEVICE void LdMatrixX4(uint32_t (&r)[4], const void* row HL_LOC) {
 #if HL_EMULATE
@@ -260,8 +269,9 @@ HL_DEVICE void LdMatrixX4(uint32_t (&r)[4], const void* row HL_LOC) {
 
 // ---- asynchronous copies of the calling thread ----
 
-// 16 bytes from global to shared memory, both aligned to 16. Not `valid`: zeros, and `global` is not read (it must still
-// be a pointer into an allocation). The target may be neither read nor written until a CpAsyncWait has covered it.
+// 16 bytes from global to shared memory, both aligned to 16. Not `valid`: zeros, and `global` is
+// not read (it must still be a pointer into an allocation). The target may be neither read nor
+// written until a CpAsyncWait has covered it.
 HL_DEVICE void CpAsync16(void* smem, const void* global, bool valid HL_LOC) {
 #if HL_EMULATE
   emu::CopyAsync16(smem, global, valid, where);
@@ -281,7 +291,8 @@ HL_DEVICE void CpAsyncCommit(HL_LOC_ONLY) {
 #endif
 }
 
-// Until all but the last kPending groups of this thread have landed. Other threads see them after a barrier.
+// Until all but the last kPending groups of this thread have landed. Other threads see them after a
+// barrier.
 template <int kPending>
 HL_DEVICE void CpAsyncWait(HL_LOC_ONLY) {
   static_assert(kPending >= 0);
@@ -294,7 +305,8 @@ HL_DEVICE void CpAsyncWait(HL_LOC_ONLY) {
 
 // ---- barriers and warps ----
 
-// A barrier of `threads` threads (a multiple of 32) of the block; kId 1..15, as 0 is __syncthreads().
+// A barrier of `threads` threads (a multiple of 32) of the block; kId 1..15, as 0 is
+// __syncthreads().
 template <int kId>
 HL_DEVICE void NamedBarrierSync(int threads HL_LOC) {
   static_assert(kId >= 1 && kId <= 15);

@@ -1,17 +1,22 @@
-// Hopper's own instructions (sm_90a), like device.h once for nvcc and once for the emulator: mbarriers, tile loads by TMA,
-// and wgmma on tiles with 128-byte swizzle.
+// Hopper's own instructions (sm_90a), like device.h once for nvcc and once for the emulator:
+// mbarriers, tile loads by TMA, and wgmma on tiles with 128-byte swizzle.
 //
 //   if (threadIdx.x == 0) { MbarrierInit(full, 1); MbarrierInitFence(); }
 //   __syncthreads();
-//   if (threadIdx.x == 0) { MbarrierArriveExpectTx(full, 8192); TmaLoad2d(tile, &map, full, k0, row0); }
+//   if (threadIdx.x == 0) {
+//     MbarrierArriveExpectTx(full, 8192);
+//     TmaLoad2d(tile, &map, full, k0, row0);
+//   }
 //   MbarrierWait(full, 0);
 //   WgmmaFence();
-//   for (int k = 0; k < 64; k += 16) WgmmaM64N64K16(d, AdvanceTile(a, 2 * k), AdvanceTile(b, 2 * k));
+//   for (int k = 0; k < 64; k += 16)
+//     WgmmaM64N64K16(d, AdvanceTile(a, 2 * k), AdvanceTile(b, 2 * k));
 //   WgmmaCommit();
 //   WgmmaWait<0>();
 //   FenceRegisters(d);
 //
-// Compile with -gencode arch=compute_90a,code=sm_90a. Host code that makes a TensorMap may be compiled for anything.
+// Compile with -gencode arch=compute_90a,code=sm_90a. Host code that makes a TensorMap may be
+// compiled for anything.
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -30,7 +35,8 @@ using TensorMap = emu::TensorMap;
 using TensorMap = CUtensorMap;
 #endif
 
-// A row-major matrix in global memory and the box of it that one TMA load brings. A box row is 128 bytes: the swizzle's.
+// A row-major matrix in global memory and the box of it that one TMA load brings. A box row is 128
+// bytes: the swizzle's.
 struct TileSource {
   const void* data;        // aligned to 16 bytes
   int64_t num_rows;        // rows and columns beyond read as zero
@@ -93,7 +99,8 @@ inline TensorMap MakeTensorMap(const TileSource& source) {
 #endif
 }
 
-// ---- mbarriers: 8 bytes of shared memory, a phase ends when `count` threads have arrived and all bytes have come ----
+// ---- mbarriers: 8 bytes of shared memory, a phase ends when `count` threads have arrived and all
+// bytes have come ----
 
 HL_DEVICE void MbarrierInit(uint64_t* barrier, int count HL_LOC) {
 #if HL_EMULATE
@@ -154,8 +161,9 @@ HL_DEVICE void MbarrierWait(uint64_t* barrier, uint32_t parity HL_LOC) {
 
 // ---- TMA ----
 
-// The box whose first element is (row, col) of the map, by one thread; completes box_rows * 128 bytes on the barrier.
-// `smem` begins at a multiple of 1024 bytes, `map` is a HL_GRID_CONSTANT parameter of the kernel.
+// The box whose first element is (row, col) of the map, by one thread; completes box_rows * 128
+// bytes on the barrier. `smem` begins at a multiple of 1024 bytes, `map` is a HL_GRID_CONSTANT
+// parameter of the kernel.
 HL_DEVICE void TmaLoad2d(void* smem, const TensorMap* map, uint64_t* barrier, int col,
                          int row HL_LOC) {
 #if HL_EMULATE
@@ -169,8 +177,8 @@ HL_DEVICE void TmaLoad2d(void* smem, const TensorMap* map, uint64_t* barrier, in
 #endif
 }
 
-// Between this thread's ordinary stores (and cp.async) to shared memory and a wgmma or TMA that reads them: each writer
-// fences, then the barrier.
+// Between this thread's ordinary stores (and cp.async) to shared memory and a wgmma or TMA that
+// reads them: each writer fences, then the barrier.
 HL_DEVICE void FenceProxyAsync() {
 #if HL_EMULATE
   emu::FenceProxyAsync();
@@ -181,7 +189,8 @@ HL_DEVICE void FenceProxyAsync() {
 
 // ---- wgmma: one warpgroup, bf16 operands, K-major tiles with 128-byte swizzle ----
 
-// A tile [rows, 64] bf16 that begins at a multiple of 1024 bytes; element (r, k) at SwizzledOffset<64>(r, k).
+// A tile [rows, 64] bf16 that begins at a multiple of 1024 bytes; element (r, k) at
+// SwizzledOffset<64>(r, k).
 HL_DEVICE uint64_t TileDescriptor(const void* smem HL_LOC) {
 #if HL_EMULATE
   return emu::TileDescriptor(smem, where);
@@ -214,7 +223,8 @@ HL_DEVICE void WgmmaCommit() {
 #endif
 }
 
-// Until all but the last kPending groups are done; before, neither accumulators nor operands may be touched.
+// Until all but the last kPending groups are done; before, neither accumulators nor operands may be
+// touched.
 template <int kPending>
 HL_DEVICE void WgmmaWait(HL_LOC_ONLY) {
   static_assert(kPending >= 0 && kPending <= 7);
@@ -235,7 +245,8 @@ HL_DEVICE void WgmmaWait(HL_LOC_ONLY) {
   " %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25," \
   " %26, %27, %28, %29, %30, %31}"
 
-// d += a b^T: a [64, 16] and b [64, 16] from shared memory, d [64, 64] fp32. WgmmaD in swizzle.h names the elements.
+// d += a b^T: a [64, 16] and b [64, 16] from shared memory, d [64, 64] fp32. WgmmaD in swizzle.h
+// names the elements.
 HL_DEVICE void WgmmaM64N64K16(float (&d)[32], uint64_t desc_a, uint64_t desc_b HL_LOC) {
 #if HL_EMULATE
   emu::WgmmaShared(d, desc_a, desc_b, where);
@@ -259,8 +270,8 @@ HL_DEVICE void WgmmaM64N64K16(float (&d)[32], const uint32_t (&a)[4], uint64_t d
 #endif
 }
 
-// The compiler knows nothing of the time between issue and wait and may move a use of d there. Before WgmmaFence and after
-// WgmmaWait this pins d.
+// The compiler knows nothing of the time between issue and wait and may move a use of d there.
+// Before WgmmaFence and after WgmmaWait this pins d.
 HL_DEVICE void FenceRegisters([[maybe_unused]] float (&d)[32]) {
 #if !HL_EMULATE
   asm volatile("" : HL_WGMMA_D(d)::"memory");

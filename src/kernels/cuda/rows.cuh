@@ -1,11 +1,13 @@
-// What the kernels of a step's elementwise and row-wise parts share: 16-byte accesses, with a scalar form for memory that
-// does not allow them, sums over the threads of a row, and the exponentials. Arithmetic is fp32 whatever the storage.
+// What the kernels of a step's elementwise and row-wise parts share: 16-byte accesses, with a
+// scalar form for memory that does not allow them, sums over the threads of a row, and the
+// exponentials. Arithmetic is fp32 whatever the storage.
 //
 //   float x[kPack<T>];
-//   Load(row + c, dim - c, aligned, x);     // elements c .. c + kPack - 1 of a row, zeros past its end
+//   Load(row + c, dim - c, aligned, x);  // elements c .. c + kPack - 1 of a row, zeros past its end
 //   Store(out + c, dim - c, aligned, x);
 //
-// `aligned` (Aligned16, on the host) says that every pack of every row starts at a multiple of 16 bytes and is whole.
+// `aligned` (Aligned16, on the host) says that every pack of every row starts at a multiple of 16
+// bytes and is whole.
 #pragma once
 
 #include <algorithm>
@@ -91,7 +93,8 @@ HL_DEVICE void Store(T* to, int count, bool aligned, const float (&x)[kWidth]) {
     if (i < count) to[i] = Narrow<T>(x[i]);
 }
 
-// fp32 values beside a pack of T: weights, partial sums. Two accesses of 16 bytes where the pack has 8 elements.
+// fp32 values beside a pack of T: weights, partial sums. Two accesses of 16 bytes where the pack
+// has 8 elements.
 template <int kWidth>
 HL_DEVICE void LoadFloats(const float* from, int count, bool aligned, float (&x)[kWidth]) {
   static_assert(kWidth % 4 == 0);
@@ -118,7 +121,8 @@ constexpr int kRowThreads = 512;    // at most, of a block that has one row
 constexpr int kGroupThreads = 128;  // of a block with several rows
 constexpr int kMaxRowWarps = kRowThreads / 32;
 
-// How a block is shared out: `lanes` threads to a row, a power of two below a warp, else whole warps and one row a block.
+// How a block is shared out: `lanes` threads to a row, a power of two below a warp, else whole
+// warps and one row a block.
 struct RowShape {
   int lanes, rows_per_block;
   int threads() const { return lanes * rows_per_block; }
@@ -135,8 +139,8 @@ RowShape RowShapeOf(int64_t dim) {
   return {lanes, kGroupThreads / lanes};
 }
 
-// The sum of x over the threads of each row, the same bits in all of them. All threads of the block take part. `partial` is
-// shared and may be written again after a barrier.
+// The sum of x over the threads of each row, the same bits in all of them. All threads of the block
+// take part. `partial` is shared and may be written again after a barrier.
 HL_DEVICE float RowSum(float x, int lanes, float (&partial)[kMaxRowWarps]) {
   if (lanes <= 32) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)

@@ -1,5 +1,5 @@
-// The second stage of a weight's gradient on the device: out[i] = sum over p of partials[p, i], in an order that depends on
-// the shape alone. C++17: CUDA sources include it.
+// The second stage of a weight's gradient on the device: out[i] = sum over p of partials[p, i], in
+// an order that depends on the shape alone. C++17: CUDA sources include it.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,11 @@
-// Index maps of kernels, one home for each: where a 16-byte unit of a tile lies in shared memory, and which element of a
-// matrix a register of a lane holds. constexpr on both sides, so that a host test can go through all of them.
+// Index maps of kernels, one home for each: where a 16-byte unit of a tile lies in shared memory,
+// and which element of a matrix a register of a lane holds. constexpr on both sides, so that a host
+// test can go through all of them.
 //
-//   tile[SwizzledOffset<64>(row, col)]                               // bf16 tile [rows, 64]
-//   LdMatrixX4<false>(a, q + SwizzledOffset<64>(m0 + LdMatrixA(lane).row, k0 + LdMatrixA(lane).col));
-//   const FragmentCoord at = MmaD(lane, i);                          // d[i] is out[m0 + at.row][n0 + at.col]
+//   tile[SwizzledOffset<64>(row, col)]  // bf16 tile [rows, 64]
+//   const FragmentCoord from = LdMatrixA(lane);
+//   LdMatrixX4<false>(a, q + SwizzledOffset<64>(m0 + from.row, k0 + from.col));
+//   const FragmentCoord at = MmaD(lane, i);  // d[i] is out[m0 + at.row][n0 + at.col]
 //
 // lane = 4 g + t throughout.
 #pragma once
@@ -22,9 +24,10 @@ struct FragmentCoord {
 
 inline constexpr int kUnitElements = 8;  // bf16 in the 16 bytes that cp.async and ldmatrix move
 
-// Element (row, col) of a bf16 tile [rows, kCols]. The lowest three bits of the unit's index in its row are XORed with
-// those of the row: eight rows at one column then fall into eight different groups of banks. For 64 columns (128 bytes a
-// row) in a tile that begins at a multiple of 1024 bytes it is TMA's and wgmma's 128-byte swizzle.
+// Element (row, col) of a bf16 tile [rows, kCols]. The lowest three bits of the unit's index in its
+// row are XORed with those of the row: eight rows at one column then fall into eight different
+// groups of banks. For 64 columns (128 bytes a row) in a tile that begins at a multiple of 1024
+// bytes it is TMA's and wgmma's 128-byte swizzle.
 template <int kCols>
 HL_HOST_DEVICE constexpr int SwizzledOffset(int row, int col) {
   static_assert(kCols == 64 || kCols == 128 || kCols == 256, "rows of 64, 128 or 256 bf16");
@@ -60,7 +63,8 @@ HL_HOST_DEVICE constexpr FragmentCoord MmaTf32B(int lane, int i) {
   return {lane % 4 + 4 * i, lane / 4};
 }
 
-// ---- ldmatrix.x4: which row's address a lane passes, as (row, col) of the row's first element ----
+// ---- ldmatrix.x4: which row's address a lane passes, as (row, col) of the row's first element
+// ----
 
 // A [16, 16] stored [m, k], not transposed: r[i] is MmaA's a[i].
 HL_HOST_DEVICE constexpr FragmentCoord LdMatrixA(int lane) { return {lane % 16, 8 * (lane / 16)}; }
@@ -68,8 +72,8 @@ HL_HOST_DEVICE constexpr FragmentCoord LdMatrixA(int lane) { return {lane % 16, 
 HL_HOST_DEVICE constexpr FragmentCoord LdMatrixATransposed(int lane) {
   return {lane % 8 + 8 * (lane / 16), 8 * (lane / 8 % 2)};
 }
-// Two B [16, 8] beside each other (n 0..7, n 8..15) stored [n, k], not transposed; coordinates (n, k). r[0] r[1] are
-// MmaB's b[0] b[1] of the first, r[2] r[3] of the second.
+// Two B [16, 8] beside each other (n 0..7, n 8..15) stored [n, k], not transposed; coordinates (n,
+// k). r[0] r[1] are MmaB's b[0] b[1] of the first, r[2] r[3] of the second.
 HL_HOST_DEVICE constexpr FragmentCoord LdMatrixBPair(int lane) {
   return {lane % 8 + 8 * (lane / 16), 8 * (lane / 8 % 2)};
 }

@@ -1,12 +1,14 @@
-// The contract of decay attention between its callers, its CPU kernels and its CUDA kernels: plain pointers and strides.
+// The contract of decay attention between its callers, its CPU kernels and its CUDA kernels: plain
+// pointers and strides.
 //
 //   S_t = diag(exp(log_decay_t)) S_{t-1} + (c_t k_t)^T v_t,   out_t = norm(scale q_t S_t)
 //
-// Decay first, then add, then read. S is [K, V] per head. A NaN in q stays in its token's output; one in k, key_scale, v or
-// log_decay is heard by its own and later tokens of its document and head, and by no other document, head or row, in gradients
-// as little as in outputs (a constant decay's gradient, which sums over them, aside). On tensor cores earlier tokens of its
-// tile of 16, counted from the chunk's first, hear one in v as well. Nothing here owns memory; the callee allocates nothing
-// that outlives the call and reads no host-side value from device memory.
+// Decay first, then add, then read. S is [K, V] per head. A NaN in q stays in its token's output;
+// one in k, key_scale, v or log_decay is heard by its own and later tokens of its document and
+// head, and by no other document, head or row, in gradients as little as in outputs (a constant
+// decay's gradient, which sums over them, aside). On tensor cores earlier tokens of its tile of 16,
+// counted from the chunk's first, hear one in v as well. Nothing here owns memory; the callee
+// allocates nothing that outlives the call and reads no host-side value from device memory.
 //
 //   DecayAttentionArgs args = {.batch = B, .seq_len = T, ...};
 //   const DecayAttentionPlan plan = MakePlan(args, DeviceLimits{});
@@ -38,7 +40,8 @@ enum class DecayKind : uint8_t {
   kPerToken,        // [B, T, H]     Mamba-2, simple GLA
   kPerTokenChannel,  // [B, T, H, K]  GLA, HGRN2
 };
-// One factor a token (it scales a finished tile of scores), or one a channel (it must be folded into the operands).
+// One factor a token (it scales a finished tile of scores), or one a channel (it must be folded
+// into the operands).
 HL_HOST_DEVICE constexpr bool IsPerChannel(DecayKind kind) {
   return kind == DecayKind::kPerHeadChannel || kind == DecayKind::kPerTokenChannel;
 }
@@ -48,11 +51,13 @@ HL_HOST_DEVICE constexpr bool IsPerToken(DecayKind kind) {
 
 enum class NormKind : uint8_t {
   kNone,
-  kSumOfKeys,  // out_t = n / (d + eps), d = scale q_t z_t, z_t the state of a column of ones: z_t = a_t z_{t-1} + c_t k_t
+  // out_t = n / (d + eps), d = scale q_t z_t, z_t the state of a column of ones: z_t = a_t z_{t-1}
+  // + c_t k_t
+  kSumOfKeys,
 };
 
-// A tensor whose last dimension is contiguous. Strides in elements; `data` null: absent. One whose heads are shared has
-// fewer heads than H: head h reads index h * num / H.
+// A tensor whose last dimension is contiguous. Strides in elements; `data` null: absent. One whose
+// heads are shared has fewer heads than H: head h reads index h * num / H.
 struct TensorView {
   void* data = nullptr;
   int64_t stride_b = 0, stride_t = 0, stride_h = 0;
@@ -68,21 +73,22 @@ struct DecayAttentionArgs {
   NormKind norm_kind = NormKind::kNone;
   double scale = 1, norm_eps = 1e-30;
 
-  TensorView
-      q;  // [B, T, Hq, K]  fp32 or bf16 (fp64 on the CPU, for gradient checks); k and v alike
+  // [B, T, Hq, K] fp32 or bf16 (fp64 on the CPU, for gradient checks); k and v alike
+  TensorView q;
   TensorView k;    // [B, T, Hk, K]
   TensorView v;    // [B, T, Hv, V]
   TensorView out;  // [B, T, H, V]
-  TensorView
-      log_decay;  // natural log, fp32 (fp64 beside fp64); shape of its kind over Hd heads, a constant one's without gaps
-                  // between heads on CUDA; -inf allowed per token
+  // natural log, fp32 (fp64 beside fp64); shape of its kind over Hd heads, a constant one's without
+  // gaps between heads on CUDA; -inf allowed per token
+  TensorView log_decay;
   TensorView key_scale;  // c_t [B, T, H] fp32, or absent: 1
 
-  // Sequences carry a state in and out: the rows of a batch, or with packed sequences (batch 1) each of them. Sequence n owns
-  // chunks [sequence_begin[n], sequence_begin[n + 1]), in order; none at all: its final state is its initial state.
+  // Sequences carry a state in and out: the rows of a batch, or with packed sequences (batch 1)
+  // each of them. Sequence n owns chunks [sequence_begin[n], sequence_begin[n + 1]), in order; none
+  // at all: its final state is its initial state.
   int num_sequences = 0, num_chunks = 0;
-  const ChunkEntry* chunks =
-      nullptr;  // [num_chunks], in the device's memory; built by MakeChunkTable
+  // [num_chunks], in the device's memory; built by MakeChunkTable
+  const ChunkEntry* chunks = nullptr;
   const int32_t* sequence_begin = nullptr;  // [num_sequences + 1]
 
   // All fp32 (fp64 beside fp64), contiguous; null: zero, or not wanted.
@@ -93,20 +99,21 @@ struct DecayAttentionArgs {
 
   // Written by a forward that will be differentiated, read by its backward.
   void* norm_denom = nullptr;  // [B, T, H] fp32: d + eps, with kSumOfKeys
-  void* checkpoints =
-      nullptr;  // CheckpointBytes(): states before every plan.checkpoint_every-th chunk; null: inference
+  // CheckpointBytes(): states before every plan.checkpoint_every-th chunk; null: inference
+  void* checkpoints = nullptr;
 
-  void* workspace =
-      nullptr;  // ForwardWorkspaceBytes() or BackwardWorkspaceBytes(); contents undefined before and after
+  // ForwardWorkspaceBytes() or BackwardWorkspaceBytes(); contents undefined before and after
+  void* workspace = nullptr;
 };
 
-// Gradients have the shapes of what they are gradients of, with H heads summed over those that share.
+// Gradients have the shapes of what they are gradients of, with H heads summed over those that
+// share.
 struct DecayAttentionGradArgs {
   DecayAttentionArgs forward;  // as the forward had it; `out` is read only with kSumOfKeys
   TensorView dout;             // [B, T, H, V]
   TensorView dq, dk, dv;       // all written
-  TensorView
-      dlog_decay;  // [Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K] fp32 (fp64); absent: not wanted
+  // [Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K] fp32 (fp64); absent: not wanted
+  TensorView dlog_decay;
   TensorView dkey_scale;               // [B, T, H] fp32; absent: not wanted
   const void* dfinal_state = nullptr;  // [num_sequences, H, K, V]; null: zero
   void* dinitial_state = nullptr;      // null: not wanted
@@ -117,9 +124,9 @@ struct DecayAttentionGradArgs {
 // What the device can do, as far as the choice of a schedule depends on it.
 struct DeviceLimits {
   bool is_cuda = false;
-  int num_sms =
-      1;  // CUDA: multiprocessors; the CPU's schedule ignores its threads, so that they cannot
-          // change a bit of the result
+  // CUDA: multiprocessors; the CPU's schedule ignores its threads, so that they cannot change a bit
+  // of the result
+  int num_sms = 1;
   int64_t shared_memory_bytes = 0;  // CUDA: most a block may ask for
 };
 
@@ -136,7 +143,8 @@ struct DecayAttentionPlan {
       1;            // pieces of each sequence that are scanned in parallel; 1: a fused single pass
   int block_v = 0;  // columns of V a block owns; V: all
 };
-// A pure function of shape, device and request; throws Error (exit 2) naming every problem of the shape.
+// A pure function of shape, device and request; throws Error (exit 2) naming every problem of the
+// shape.
 DecayAttentionPlan MakePlan(const DecayAttentionArgs& args, const DeviceLimits& limits,
                             const PlanRequest& request = {});
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
@@ -156,21 +164,23 @@ struct DecayAttentionStepArgs {
   TensorView key_scale;     // [B, H] or absent
   void* state = nullptr;    // [slots, H, K, V] fp32
   void* norm = nullptr;     // [slots, H, K] with kSumOfKeys
-  const int32_t* slots =
-      nullptr;  // [B]: which state row b owns; null: b. Negative: no state, out is zero.
+  // [B]: which state row b owns; null: b. Negative: no state, out is zero.
+  const int32_t* slots = nullptr;
 };
 
-// The state contract of a segment of a sequence (one rank's slice): S_out = exp(log_transition) S_in + state.
+// The state contract of a segment of a sequence (one rank's slice): S_out = exp(log_transition)
+// S_in + state.
 struct DecaySegmentArgs {
-  // Summarise reads k and v; BackwardSummarise q and, with kSumOfKeys, the out and norm_denom of the segment's own forward.
+  // Summarise reads k and v; BackwardSummarise q and, with kSumOfKeys, the out and norm_denom of
+  // the segment's own forward.
   DecayAttentionArgs forward;
   TensorView dout;  // read by BackwardSummarise
-  void* log_transition =
-      nullptr;  // [num_sequences, H, K or 1] fp32; -inf where a document starts inside; K with per-channel
-                // decay. Null: not wanted.
-  void* state =
-      nullptr;  // [num_sequences, H, K, V]: the final state from a zero one; for BackwardSummarise
-                // dL/d(initial state) from a zero dL/d(final state)
+  // [num_sequences, H, K or 1] fp32; -inf where a document starts inside; K with per-channel decay.
+  // Null: not wanted.
+  void* log_transition = nullptr;
+  // [num_sequences, H, K, V]: the final state from a zero one; for BackwardSummarise dL/d(initial
+  // state) from a zero dL/d(final state)
+  void* state = nullptr;
   void* norm = nullptr;  // [num_sequences, H, K]: the same of z, with kSumOfKeys
 };
 

@@ -1,4 +1,5 @@
-// Tensors as the kernels of decay attention read them, and the choice between the CPU's and CUDA's. Of the binding's own files.
+// Tensors as the kernels of decay attention read them, and the choice between the CPU's and CUDA's.
+// Of the binding's own files.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,7 +1,7 @@
-// What every kernel of decay attention demands of a call before it looks at memory: a plan within its limits, a chunk table,
-// a workspace where it needs one, and tensors that lie as the kernels read and write them; of a decode step, heads, sizes and
-// dtypes too, which for the rest MakePlan looks at.
-// C++17: CUDA's dispatch includes it.
+// What every kernel of decay attention demands of a call before it looks at memory: a plan within
+// its limits, a chunk table, a workspace where it needs one, and tensors that lie as the kernels
+// read and write them; of a decode step, heads, sizes and dtypes too, which for the rest MakePlan
+// looks at. C++17: CUDA's dispatch includes it.
 #pragma once
 
 #include <cstddef>
@@ -47,7 +47,8 @@ inline void CheckRead(const char* name, const TensorView& view) {
            view.stride_h, " of b, t, h; a copy without negative ones would work");
 }
 
-// What is written has a place of its own for each element: from the smallest stride up, a step passes over all that lies inside.
+// What is written has a place of its own for each element: from the smallest stride up, a step
+// passes over all that lies inside.
 inline void CheckWritten(const char* name, const TensorView& view, const ViewExtents& extents) {
   if (extents.batch == 0 || extents.seq_len == 0) return;
   CheckRead(name, view);
@@ -108,7 +109,8 @@ inline void CheckSummary(const DecaySegmentArgs& args, bool reverse) {
            "decay attention: a normalised backward summary needs the forward's out and norm_denom");
 }
 
-// The CUDA kernels read constant decays, and write their gradients, as [Hd] or [Hd, K] without gaps.
+// The CUDA kernels read constant decays, and write their gradients, as [Hd] or [Hd, K] without
+// gaps.
 inline void CheckConstantDecay(DecayKind kind, const TensorView& view, int num_heads,
                                int head_dim_k) {
   const int64_t width = IsPerChannel(kind) ? head_dim_k : 1;

@@ -79,7 +79,8 @@ void CheckShapes(const DecayAttentionInputs& in) {
   CheckKeyScale(in);
 }
 
-// The arguments of one call with all that keeps them valid. `inputs` are those the pointers were taken from.
+// The arguments of one call with all that keeps them valid. `inputs` are those the pointers were
+// taken from.
 struct Call {
   DecayAttentionInputs inputs;
   DecayAttentionArgs args;

@@ -64,8 +64,8 @@ at::Tensor HoldsState(const DecayState& initial, const at::Tensor& log_scale) {
   return initial.norm.defined() ? holds.logical_or((initial.norm.detach() != 0).any(2)) : holds;
 }
 
-// Steps of mu that l has made at each token, [B, T, H]: all tokens of a run that goes on from a state, else those after the
-// first key.
+// Steps of mu that l has made at each token, [B, T, H]: all tokens of a run that goes on from a
+// state, else those after the first key.
 at::Tensor StepsOfScale(const TokenRuns& runs, const at::Tensor& carried,
                         const at::Tensor& key_scale) {
   const at::Tensor begin = runs.begin.unsqueeze(2);

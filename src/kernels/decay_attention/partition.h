@@ -1,7 +1,8 @@
-// How a problem is shared out, by one rule on the CPU and on CUDA: the head that a tensor of fewer heads gives, the chunks
-// of a segment, the slot of a checkpoint. C++17: CUDA sources include it.
+// How a problem is shared out, by one rule on the CPU and on CUDA: the head that a tensor of fewer
+// heads gives, the chunks of a segment, the slot of a checkpoint. C++17: CUDA sources include it.
 //
-//   const SegmentChunks chunks = ChunksOfSegment(begin[n], begin[n + 1], segment, num_segments, plan.checkpoint_every);
+//   const SegmentChunks chunks = ChunksOfSegment(begin[n], begin[n + 1], segment, num_segments,
+//       plan.checkpoint_every);
 //   for (int i = chunks.begin; i < chunks.end; ++i) ... args.chunks[i] ...
 #pragma once
 
@@ -24,8 +25,8 @@ HL_HOST_DEVICE constexpr int64_t FlatRow(const DecayAttentionArgs& args, const C
   return (int64_t{1} * chunk.row * args.seq_len + chunk.token + token) * args.num_heads + head;
 }
 
-// Chunks [begin, end) of the table. Segments are of equal length but for the last ones, whole groups of the chunks between
-// two checkpoints of a sequence, which has chunks [first, last).
+// Chunks [begin, end) of the table. Segments are of equal length but for the last ones, whole
+// groups of the chunks between two checkpoints of a sequence, which has chunks [first, last).
 struct SegmentChunks {
   int begin, end;
 };
@@ -38,9 +39,9 @@ HL_HOST_DEVICE constexpr SegmentChunks ChunksOfSegment(int first, int last, int 
   return {static_cast<int>(begin < last ? begin : last), static_cast<int>(end < last ? end : last)};
 }
 
-// The slot of the state before chunk `chunk`, the first of a group, of a sequence whose chunks start at `first`. The slots of
-// a sequence are consecutive, and those of neighbours stay apart without a table of their counts, as
-// floor(a) + floor(b) <= floor(a + b).
+// The slot of the state before chunk `chunk`, the first of a group, of a sequence whose chunks
+// start at `first`. The slots of a sequence are consecutive, and those of neighbours stay apart
+// without a table of their counts, as floor(a) + floor(b) <= floor(a + b).
 HL_HOST_DEVICE constexpr int64_t CheckpointSlot(int sequence, int first, int chunk,
                                                 int checkpoint_every) {
   return int64_t{1} * first / checkpoint_every + sequence + (chunk - first) / checkpoint_every;

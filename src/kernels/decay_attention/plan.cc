@@ -13,8 +13,8 @@ namespace halflife::kernels {
 namespace {
 
 constexpr int kMaxSegments = 64;  // the scan over segments is serial
-// Between saved states on the CPU, at most: with less more states are saved and read, with more those of a group, which the
-// reverse scan holds, outgrow a core's cache.
+// Between saved states on the CPU, at most: with less more states are saved and read, with more
+// those of a group, which the reverse scan holds, outgrow a core's cache.
 constexpr int kHostGroupTokens = 256, kHostGroupChunks = 8;
 
 // Collects what is wrong with a shape, to name all of it at once.
@@ -94,8 +94,8 @@ void CheckShape(const DecayAttentionArgs& args, const DeviceLimits& limits) {
   problems.Throw();
 }
 
-// The CPU's rule knows nothing of threads: more segments only where sequences and heads alone are too few to share out.
-// A further pass over k and v costs a fourth of a forward.
+// The CPU's rule knows nothing of threads: more segments only where sequences and heads alone are
+// too few to share out. A further pass over k and v costs a fourth of a forward.
 int HostSegments(const DecayAttentionArgs& args, int64_t num_sequences) {
   constexpr int64_t kEnoughItems = 4, kMinTokens = 1024;
   const int64_t items = std::max<int64_t>(1, num_sequences * args.num_heads);
@@ -107,14 +107,15 @@ int HostSegments(const DecayAttentionArgs& args, int64_t num_sequences) {
   return segments;
 }
 
-// Blocks that share a multiprocessor: by registers and shared memory of a scan with K x block_v of state.
+// Blocks that share a multiprocessor: by registers and shared memory of a scan with K x block_v of
+// state.
 int BlocksPerSm(int head_dim_k, int block_v) {
   const int state = head_dim_k * block_v;
   return state <= 64 * 64 ? 3 : state <= 128 * 64 ? 2 : 1;
 }
 
-// Time of a forward in seconds: bytes at the memory's pace or flops at the MMA units', whichever takes longer, each slowed
-// by multiprocessors that have no block, and the launches.
+// Time of a forward in seconds: bytes at the memory's pace or flops at the MMA units', whichever
+// takes longer, each slowed by multiprocessors that have no block, and the launches.
 double ForwardSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, int64_t base,
                       int block_v, int segments) {
   const double tokens = 1.0 * args.batch * args.seq_len * args.num_heads;
@@ -139,7 +140,8 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
     return std::max<int64_t>(
         1, num_sequences * args.num_heads * ((args.head_dim_v + plan.block_v - 1) / plan.block_v));
   };
-  // The reverse scan with decays of channels keeps four states a chunk of a group, of all blocks at once in the L2 cache.
+  // The reverse scan with decays of channels keeps four states a chunk of a group, of all blocks at
+  // once in the L2 cache.
   if (IsPerChannel(args.decay_kind)) plan.checkpoint_every = 2;
   plan.block_v = args.head_dim_k > 128 ? 64 : args.head_dim_v <= 64 ? 64 : 128;
   if (args.seq_len < 2 * min_tokens && blocks() < limits.num_sms) plan.block_v = 64;

@@ -7,7 +7,8 @@
 namespace halflife::kernels {
 namespace {
 
-// The normaliser is one more column of v, of ones: with it W = V + 1 columns of state, the last of them z; else W = V.
+// The normaliser is one more column of v, of ones: with it W = V + 1 columns of state, the last of
+// them z; else W = V.
 struct Layout {
   const DecayReferenceProblem& problem;
   const int64_t T = problem.seq_len, H = problem.num_heads, K = problem.head_dim_k,
@@ -81,7 +82,8 @@ HeadHistory ScanForward(const Layout& layout, int64_t b, int64_t h, DecayReferen
   return history;
 }
 
-// Gradient of what was read from the state at one token, [W]: by the quotient rule where it was normalised.
+// Gradient of what was read from the state at one token, [W]: by the quotient rule where it was
+// normalised.
 std::vector<double> ReadGradient(const Layout& layout, const double* read, const double* dout) {
   std::vector<double> dread(dout, dout + layout.V);
   if (!layout.problem.normalised) return dread;

@@ -1,5 +1,6 @@
-// The oracle: the recurrence token by token in fp64, plain loops over plain memory, forward and (by the adjoint
-// recurrence) every gradient. Slow on purpose; nothing but tests and benches may call it.
+// The oracle: the recurrence token by token in fp64, plain loops over plain memory, forward and (by
+// the adjoint recurrence) every gradient. Slow on purpose; nothing but tests and benches may call
+// it.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,11 @@
-// Dropout as a pure function: the mask of element (row, token, channel) is Philox of (key; sample of the row, position in
-// the row, channel / 4), so it is drawn again in the backward pass instead of being kept, and is the same on any mesh.
+// Dropout as a pure function: the mask of element (row, token, channel) is Philox of (key; sample
+// of the row, position in the row, channel / 4), so it is drawn again in the backward pass instead
+// of being kept, and is the same on any mesh.
 //
-//   x = x + Dropout(branch, {.rate = 0.1, .key = MakeRandomKey(seed, RandomPurpose::kDropout, site),
-//                            .samples = samples, .first_position = slice.begin});
+//   x = x + Dropout(branch, {.rate = 0.1,
+//                            .key = MakeRandomKey(seed, RandomPurpose::kDropout, site),
+//                            .samples = samples,
+//                            .first_position = slice.begin});
 #pragma once
 
 #include <ATen/core/Tensor.h>

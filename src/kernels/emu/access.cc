@@ -1,5 +1,5 @@
-// The loads and stores that an emulated instruction makes for its lane: the one file of the emulator that is built with
-// ThreadSanitizer, so that it sees them as the thread's own.
+// The loads and stores that an emulated instruction makes for its lane: the one file of the
+// emulator that is built with ThreadSanitizer, so that it sees them as the thread's own.
 #include <cstdint>
 
 namespace halflife::kernels::emu {

@@ -1,5 +1,5 @@
-// mbarriers and TMA. A bulk copy is as late as it can be: it lands when no thread of the block can run (in random order a
-// quarter land at once). Until then its target is NaN and poisoned.
+// mbarriers and TMA. A bulk copy is as late as it can be: it lands when no thread of the block can
+// run (in random order a quarter land at once). Until then its target is NaN and poisoned.
 #include "kernels/emu/internal.h"
 
 namespace halflife::kernels::emu {
@@ -24,8 +24,9 @@ void Progress(Block& block, Mbarrier& barrier) {
   MakeReady(block, barrier.waiting);
 }
 
-// What bulk copies do belongs to a thread of their own, ordered after the issue and before the barrier's end: done in the
-// name of whoever happens to run, it would order that thread or accuse it.
+// What bulk copies do belongs to a thread of their own, ordered after the issue and before the
+// barrier's end: done in the name of whoever happens to run, it would order that thread or accuse
+// it.
 class AsEngine {
  public:
   AsEngine() {
@@ -186,7 +187,8 @@ void CheckNoBulkCopies(Block& block) {
   }
 }
 
-// Stores seen from here on by wgmma. Reads poisoned memory (red zones, copies in flight), so it is left uninstrumented.
+// Stores seen from here on by wgmma. Reads poisoned memory (red zones, copies in flight), so it is
+// left uninstrumented.
 __attribute__((no_sanitize("address", "undefined"))) void FenceProxyAsync() {
   Block& block = *current_block;
   int end = block.launch->smem_bytes;

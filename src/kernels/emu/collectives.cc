@@ -1,5 +1,6 @@
-// Barriers of a block and what a warp does together. In a warp collective each lane leaves pointers to its operands and
-// waits; the last lane works for all, writes through their pointers and goes on.
+// Barriers of a block and what a warp does together. In a warp collective each lane leaves pointers
+// to its operands and waits; the last lane works for all, writes through their pointers and goes
+// on.
 #include "kernels/emu/internal.h"
 
 namespace halflife::kernels::emu {
@@ -8,7 +9,8 @@ namespace halflife::kernels::emu {
 
 namespace {
 
-// Counts one thread in and completes the phase once `expected` are there. The caller waits where it has to.
+// Counts one thread in and completes the phase once `expected` are there. The caller waits where it
+// has to.
 bool Arrive(Block& block, Barrier& barrier) {
   SyncRelease(barrier.sync.Current());
   if (++barrier.arrived < barrier.expected) return false;

@@ -1,5 +1,6 @@
-// cp.async, and the arithmetic of single instructions. A copy is as late as the ISA allows: its target is NaN, and
-// poisoned, from the issue until the wait that covers it. In random order a quarter land at once, which is as legal.
+// cp.async, and the arithmetic of single instructions. A copy is as late as the ISA allows: its
+// target is NaN, and poisoned, from the issue until the wait that covers it. In random order a
+// quarter land at once, which is as legal.
 #include <cmath>
 
 #include "core/bfloat16.h"

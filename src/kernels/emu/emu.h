@@ -1,10 +1,12 @@
-// CUDA on the CPU: what kernel sources see when g++ compiles them (HL_EMULATE). One fiber per CUDA thread; a fiber leaves
-// the processor only at a barrier, a warp collective or an mbarrier wait. kernels/cuda/device.h includes this file; kernels
-// include device.h alone.
+// CUDA on the CPU: what kernel sources see when g++ compiles them (HL_EMULATE). One fiber per CUDA
+// thread; a fiber leaves the processor only at a barrier, a warp collective or an mbarrier wait.
+// kernels/cuda/device.h includes this file; kernels include device.h alone.
 //
-//   HL_EMU_ORDER=forward|reverse|random   which ready thread runs next (default forward: the lowest)
+//   HL_EMU_ORDER=forward|reverse|random
+//   which ready thread runs next (default forward: the lowest)
 //   HL_EMU_SEED=7                         of the random order (default 1)
-//   HL_EMU_WORKERS=2                      OS threads that run blocks (default: processors, at most 8)
+//   HL_EMU_WORKERS=2
+//   OS threads that run blocks (default: processors, at most 8)
 //
 // Whatever a launch does wrong is thrown from Launch, in the host thread, as halflife::Error.
 #pragma once
@@ -55,7 +57,8 @@ template <typename T>
 T& StaticShared(const void* key) {
   return *static_cast<T*>(StaticSharedErased(key, sizeof(T), alignof(T)));
 }
-// Cut `index` of SmemCarver: bytes [begin, begin + bytes) of the device's layout; returns where they lie here.
+// Cut `index` of SmemCarver: bytes [begin, begin + bytes) of the device's layout; returns where
+// they lie here.
 unsigned char* Carve(unsigned char* base, int begin, int bytes, int align, int index, Place place);
 uint32_t SharedOffset(const void* smem);
 

@@ -1,4 +1,5 @@
-// Switching stacks: ten lines of assembly on x86-64 (some 10 ns), ucontext elsewhere (two system calls, some 260 ns).
+// Switching stacks: ten lines of assembly on x86-64 (some 10 ns), ucontext elsewhere (two system
+// calls, some 260 ns).
 #include <cstdint>
 
 #include "kernels/emu/internal.h"
@@ -38,13 +39,15 @@ extern "C" void hl_emu_switch_stack(void** save, void* load);
 namespace halflife::kernels::emu {
 
 size_t StackBytes() {
-  // Virtual: pages that are not touched cost nothing. AddressSanitizer's frames are several times larger.
+  // Virtual: pages that are not touched cost nothing. AddressSanitizer's frames are several times
+  // larger.
   return HL_EMU_ASAN ? size_t{512} << 10 : size_t{256} << 10;
 }
 
 void PrepareContext(Context& context, void (*entry)(), int stagger) {
 #if HL_EMU_ASM_SWITCH
-  // Tops offset by multiples of 64 bytes: equally aligned stacks would fight for the same cache sets.
+  // Tops offset by multiples of 64 bytes: equally aligned stacks would fight for the same cache
+  // sets.
   auto top = reinterpret_cast<uintptr_t>(context.stack_bottom) + context.stack_bytes;
   top = (top - 64 - static_cast<uintptr_t>((stagger * 320) & 4080)) & ~uintptr_t{15};
   auto* slots = reinterpret_cast<void**>(top);

@@ -1,9 +1,10 @@
 // The emulator's own types: fibers, a block, a launch. Included by the emulator's sources alone.
 //
-// Everything here runs uninstrumented under ThreadSanitizer (built with HL_EMU_TSAN, not with -fsanitize=thread), else the
-// scheduler's own state would be reported as races. What an emulated instruction reads or writes for its lane goes
-// through access.cc, which is instrumented. Code that runs on a fiber calls nothing that the sanitizer intercepts
-// (memcpy, memset, malloc), as it would see the emulator's memory through them.
+// Everything here runs uninstrumented under ThreadSanitizer (built with HL_EMU_TSAN, not with
+// -fsanitize=thread), else the scheduler's own state would be reported as races. What an emulated
+// instruction reads or writes for its lane goes through access.cc, which is instrumented. Code that
+// runs on a fiber calls nothing that the sanitizer intercepts (memcpy, memset, malloc), as it would
+// see the emulator's memory through them.
 #pragma once
 
 #include <ucontext.h>
@@ -70,7 +71,8 @@ inline void SyncAcquire([[maybe_unused]] void* object) {
   __tsan_acquire(object);
 #endif
 }
-// Puts the caller's line into ThreadSanitizer's stacks: the emulator's functions are not instrumented.
+// Puts the caller's line into ThreadSanitizer's stacks: the emulator's functions are not
+// instrumented.
 class EntryFrame {
  public:
   explicit EntryFrame([[maybe_unused]] void* return_address) {
@@ -168,8 +170,9 @@ class FiberSet {
   uint64_t words_[kMaxThreads / 64] = {};
 };
 
-// Objects on which ThreadSanitizer orders one phase of a barrier. A thread may be a phase ahead of one that has not left
-// yet; with one object for all phases the slow one would be ordered after the fast one's later writes, hiding races.
+// Objects on which ThreadSanitizer orders one phase of a barrier. A thread may be a phase ahead of
+// one that has not left yet; with one object for all phases the slow one would be ordered after the
+// fast one's later writes, hiding races.
 struct SyncRing {
   uint64_t cells[8] = {};
   unsigned next = 0;
@@ -258,7 +261,8 @@ struct Block {
   uint64_t bulk_sync[kMaxBulkCopies] = {};  // from a copy's issue to its landing
   void* tsan_engine = nullptr;              // the fiber to which bulk copies belong
   uint64_t begin_sync = 0;                  // from the worker to its threads
-  // Dynamic memory as wgmma and TMA see it: as it was at the last proxy fence, plus what TMA brought since.
+  // Dynamic memory as wgmma and TMA see it: as it was at the last proxy fence, plus what TMA
+  // brought since.
   unsigned char* async_view = nullptr;
 };
 

@@ -19,8 +19,9 @@
 namespace halflife::kernels::emu {
 namespace {
 
-// Anonymous memory. Under ThreadSanitizer it is mapped anew for every block: what blocks did there one after the other
-// would otherwise be reported as races, as nothing orders the blocks of a launch.
+// Anonymous memory. Under ThreadSanitizer it is mapped anew for every block: what blocks did there
+// one after the other would otherwise be reported as races, as nothing orders the blocks of a
+// launch.
 class Mapping {
  public:
   explicit Mapping(size_t bytes) : bytes_(bytes) { Map(); }
@@ -45,8 +46,9 @@ class Mapping {
 };
 
 #if HL_EMU_TSAN
-// ThreadSanitizer's fibers take a millisecond to make, so they are used again: across launches, which the host thread
-// orders anyway, and within one by every fourth block of a worker. Blocks nearer to each other stay unordered.
+// ThreadSanitizer's fibers take a millisecond to make, so they are used again: across launches,
+// which the host thread orders anyway, and within one by every fourth block of a worker. Blocks
+// nearer to each other stay unordered.
 class TsanFibers {
  public:
   using Set = std::vector<void*>;  // a block's threads, then the engine of bulk copies
@@ -296,7 +298,8 @@ void RunErased(dim3 grid, dim3 block, int smem_bytes, const char* name, void (*b
   const int64_t num_blocks = int64_t{1} * grid.x * grid.y * grid.z;
   const int64_t num_workers = std::min(num_blocks, NumberOf("HL_EMU_WORKERS", processors));
 
-  // The workers outlive the threads: what they give back at their end must not reach another one of this launch.
+  // The workers outlive the threads: what they give back at their end must not reach another one of
+  // this launch.
   std::vector<std::unique_ptr<Worker>> workers;
   for (int64_t i = 0; i < num_workers; ++i) workers.push_back(std::make_unique<Worker>(launch));
   std::vector<std::thread> threads;

@@ -49,7 +49,8 @@ int FiberSet::Nth(int n) const {
   return -1;
 }
 
-// SplitMix64: the schedule is no part of any result, so the project's counter-based numbers are not needed.
+// SplitMix64: the schedule is no part of any result, so the project's counter-based numbers are not
+// needed.
 uint64_t NextRandom(Block& block) {
   block.random += 0x9e3779b97f4a7c15u;
   uint64_t z = block.random;
@@ -87,7 +88,8 @@ const char* OrderText(Order order) {
   return order == Order::kForward ? "forward" : order == Order::kReverse ? "reverse" : "random";
 }
 
-// "deadlock in block 0,0,0 of row sum: 32 threads (first 0) exited; 96 threads (first 32) __syncthreads at sum.cu:43"
+// "deadlock in block 0,0,0 of row sum: 32 threads (first 0) exited; 96 threads (first 32)
+// __syncthreads at sum.cu:43"
 [[noreturn]] void ReportDeadlock() {
   Block& block = *current_block;
   char message[2048];
@@ -195,7 +197,8 @@ void WaitHere(const char* what, int id, Place place) {
 void Yield() {
   Block& block = *current_block;
   Fiber& self = Self();
-  // Everyone who is ready goes first: in forward order the lowest thread would otherwise poll for ever.
+  // Everyone who is ready goes first: in forward order the lowest thread would otherwise poll for
+  // ever.
   block.ready.Remove(self.linear);
   if (block.ready.First() < 0 && !LandBulkCopies(block)) return;
   if (block.ready.First() < 0) return;

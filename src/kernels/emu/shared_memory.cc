@@ -1,4 +1,5 @@
-// Shared memory of a block: a dynamic arena cut by SmemCarver, and a static one, both with poisoned gaps.
+// Shared memory of a block: a dynamic arena cut by SmemCarver, and a static one, both with poisoned
+// gaps.
 #include "kernels/emu/internal.h"
 
 namespace halflife::kernels::emu {
@@ -63,7 +64,8 @@ unsigned char* Carve(unsigned char* base, int begin, int bytes, int align, int i
     }
     return data;
   }
-  // The first thread to come here: everything behind this array is out of bounds until it is cut too.
+  // The first thread to come here: everything behind this array is out of bounds until it is cut
+  // too.
   block.cuts[block.num_cuts++] = {begin, bytes};
   ASAN_POISON_MEMORY_REGION(data + bytes, static_cast<size_t>(block.statics - (data + bytes)));
   ASAN_UNPOISON_MEMORY_REGION(data, static_cast<size_t>(bytes));

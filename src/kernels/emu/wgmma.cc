@@ -1,5 +1,6 @@
-// wgmma: nothing is computed before the wait. At issue the accumulators are saved and become NaN; at the wait each thread
-// reads the tiles by their descriptors and adds its own fragment of the product. It needs no switch of fibers.
+// wgmma: nothing is computed before the wait. At issue the accumulators are saved and become NaN;
+// at the wait each thread reads the tiles by their descriptors and adds its own fragment of the
+// product. It needs no switch of fibers.
 #include "kernels/cuda/swizzle.h"
 #include "kernels/emu/internal.h"
 
@@ -7,8 +8,8 @@ namespace halflife::kernels::emu {
 namespace {
 
 constexpr int kDepth = 16;  // k of one wgmma
-// A descriptor here: the offset from dynamic shared memory in units of 16 bytes (16 bits, as red zones may go beyond the
-// device's 14), and a mark that says it was made by TileDescriptor.
+// A descriptor here: the offset from dynamic shared memory in units of 16 bytes (16 bits, as red
+// zones may go beyond the device's 14), and a mark that says it was made by TileDescriptor.
 constexpr uint64_t kMark = uint64_t{0x5a} << 48;
 constexpr uint64_t kMarkMask = uint64_t{0xff} << 48;
 

@@ -1,9 +1,12 @@
-// The contract of the root-mean-square norm between its binding, its CPU loops and its CUDA kernels.
+// The contract of the root-mean-square norm between its binding, its CPU loops and its CUDA
+// kernels.
 //
 //   out = n weight silu(gate),   n = x / rms(x),   rms(x) = sqrt(mean(x^2) + eps)
-//   dx = (m weight - n mean(m weight n)) / rms,   dweight = sum of m n over rows,   m = dout silu(gate)
+//   dx = (m weight - n mean(m weight n)) / rms,   dweight = sum of m n over rows,
+//   m = dout silu(gate)
 //
-// Rows are contiguous and follow one another. T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
+// Rows are contiguous and follow one another. T: float or Bf16; arithmetic is fp32. C++17, no
+// LibTorch: CUDA sources include it.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +25,8 @@ struct NormRows {
   const T* residual = nullptr;    // [rows, dim]; null: norm of x itself
   const T* gate = nullptr;        // [rows, dim]; null: no gate
   const float* weight = nullptr;  // [dim]
-  T* sum =
-      nullptr;  // [rows, dim], x + residual as stored, which is what is normed; with `residual`
+  // [rows, dim], x + residual as stored, which is what is normed; with `residual`
+  T* sum = nullptr;
   T* out = nullptr;              // [rows, dim]
   float* inverse_rms = nullptr;  // [rows]
   int64_t num_rows = 0, dim = 0;
@@ -44,7 +47,8 @@ struct NormGradRows {
 };
 
 namespace cpu {
-// Rows per partial sum of the weight's gradient: fixed, so that the sum does not depend on the number of threads.
+// Rows per partial sum of the weight's gradient: fixed, so that the sum does not depend on the
+// number of threads.
 constexpr int64_t kNormRowsPerBlock = 128;
 
 // Rows [begin, end).

@@ -13,8 +13,8 @@ struct Schedule {
   bool aligned;  // every row allows 16-byte accesses
 };
 
-// Where a thread works: packs of its row that start at `column`, + lanes packs, ... `once`: it has one pack at most, which
-// then stays in registers between the passes over the row.
+// Where a thread works: packs of its row that start at `column`, + lanes packs, ... `once`: it has
+// one pack at most, which then stays in registers between the passes over the row.
 template <typename T>
 struct Place {
   HL_DEVICE Place(const Schedule& schedule, int64_t dim_in)
@@ -128,8 +128,8 @@ HL_DEVICE void StoreInputGradient(const NormGradRows<T>& args, int64_t at, int c
   Store(args.dx + at, count, aligned, dx);
 }
 
-// Grid: at most kNormMaxBlocks blocks that stride over the rows; partials [blocks, dim] holds each block's dweight, summed
-// in the threads' registers where a thread has one pack, else in place.
+// Grid: at most kNormMaxBlocks blocks that stride over the rows; partials [blocks, dim] holds each
+// block's dweight, summed in the threads' registers where a thread has one pack, else in place.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     NormBackwardKernel(NormGradRows<T> args, Schedule schedule, float* partials) {

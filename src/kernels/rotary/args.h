@@ -1,6 +1,6 @@
-// The contract of the rotary encoding between its binding, its CPU loop and its CUDA kernel: channel j of a head turns with
-// channel j + half by the angle whose cosine and sine the token's row of the table holds, both times a scale for xPos. The
-// gradient turns back and keeps the scale.
+// The contract of the rotary encoding between its binding, its CPU loop and its CUDA kernel:
+// channel j of a head turns with channel j + half by the angle whose cosine and sine the token's
+// row of the table holds, both times a scale for xPos. The gradient turns back and keeps the scale.
 //
 // T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
 #pragma once

@@ -113,8 +113,8 @@ struct TableRows {
   at::Tensor positions;  // [R] fp64
   at::Tensor rows;       // [B, T] int64
 };
-// On the CPU a row for each position between the smallest and the largest. Elsewhere one a token: the two would have to be
-// read back from the device.
+// On the CPU a row for each position between the smallest and the largest. Elsewhere one a token:
+// the two would have to be read back from the device.
 TableRows RowsOf(const at::Tensor& positions) {
   const auto options = positions.options().dtype(at::kDouble);
   if (!positions.is_cpu())

@@ -8,7 +8,8 @@ using namespace rows;
 
 constexpr int kThreads = 256;
 
-// A thread turns a pack of channels of one head with the pack half a head further on. `packs` are those of half a head.
+// A thread turns a pack of channels of one head with the pack half a head further on. `packs` are
+// those of half a head.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     RotateKernel(RotaryTokens<T> args, int64_t packs, bool aligned) {

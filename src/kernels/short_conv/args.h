@@ -1,10 +1,13 @@
-// The contract of the short causal convolution between its binding, its CPU loops and its CUDA kernels.
+// The contract of the short causal convolution between its binding, its CPU loops and its CUDA
+// kernels.
 //
 //   s_t = sum over i <= reach_t of weight[W-1-i] x_{t-i},   y_t = silu(s_t)
-//   ds_t = dout_t silu'(s_t),   dx_t = sum of weight[W-1-i] ds_{t+i},   dweight[W-1-i] = sum of ds_t x_{t-i}, both over i <= reach
+//   ds_t = dout_t silu'(s_t),   dx_t = sum of weight[W-1-i] ds_{t+i},
+//   dweight[W-1-i] = sum of ds_t x_{t-i}, both over i <= reach
 //
-// A token's reach is how many tokens back it reads: at most W-1, none across a document's start, and as many tokens of the
-// tail as follow from that. T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
+// A token's reach is how many tokens back it reads: at most W-1, none across a document's start,
+// and as many tokens of the tail as follow from that. T: float or Bf16; arithmetic is fp32. C++17,
+// no LibTorch: CUDA sources include it.
 #pragma once
 
 #include <cstdint>
@@ -38,16 +41,17 @@ struct ConvGrads {
 // What the reach follows from.
 struct ConvReach {
   const int64_t* documents = nullptr;  // [B, T]; null: one per row
-  const bool* starts =
-      nullptr;  // [B, T], with `documents`: only whether one starts with the slice is read
+  // [B, T], with `documents`: only whether one starts with the slice is read
+  const bool* starts = nullptr;
   uint8_t* reach = nullptr;  // [B, T]
   int64_t batch = 0, seq_len = 0, taps = 0;
   bool has_tail = false;
 };
 
 namespace cpu {
-// Tokens per partial sum of the weight's gradient: fixed, so that the sum does not depend on the number of threads. Not less
-// than kConvMaxTaps - 1: the first block of a row then holds every token that reads the tail.
+// Tokens per partial sum of the weight's gradient: fixed, so that the sum does not depend on the
+// number of threads. Not less than kConvMaxTaps - 1: the first block of a row then holds every
+// token that reads the tail.
 constexpr int64_t kConvTokensPerBlock = 64;
 // Blocks count the rows' blocks of that many tokens, the last of a row may be shorter.
 inline int64_t ConvBlocksPerRow(int64_t seq_len) {

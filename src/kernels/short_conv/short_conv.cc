@@ -31,7 +31,8 @@ at::Tensor WithTail(const ShortConvInputs& inputs) {
   return at::cat({tail, inputs.x}, 1);
 }
 
-// Document of each token of WithTail. The tail belongs to the slice's first document unless one starts right there.
+// Document of each token of WithTail. The tail belongs to the slice's first document unless one
+// starts right there.
 at::Tensor DocumentsWithTail(const ShortConvInputs& inputs) {
   const at::Tensor first = inputs.documents.narrow(1, 0, 1);
   const at::Tensor before = at::where(inputs.starts.narrow(1, 0, 1), first - 1, first);

@@ -43,7 +43,8 @@ struct Taps {
   float weight[kTaps][kW];
 };
 
-// Inputs of token `token` of the place's row, the tail's where negative; zeros where there are none.
+// Inputs of token `token` of the place's row, the tail's where negative; zeros where there are
+// none.
 template <typename T, int kW>
 HL_DEVICE void LoadToken(const ConvShape<T>& shape, const Place& place, int64_t token, bool aligned,
                          float (&x)[kW]) {
@@ -128,8 +129,8 @@ HL_DEVICE void StoreInputGradient(const ConvShape<T>& shape, const ConvGrads<T>&
   }
 }
 
-// A thread walks its tokens and those after them that read them. `dx` holds the sums of the last kTaps tokens; the oldest is
-// complete when the walk is kTaps - 1 tokens further on.
+// A thread walks its tokens and those after them that read them. `dx` holds the sums of the last
+// kTaps tokens; the oldest is complete when the walk is kTaps - 1 tokens further on.
 template <typename T, int kTaps>
 __global__ void __launch_bounds__(kThreads)
     ConvBackwardKernel(ConvShape<T> shape, ConvGrads<T> grads, bool aligned, float* partials) {

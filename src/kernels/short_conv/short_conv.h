@@ -1,5 +1,6 @@
-// Depthwise causal convolution over the last W tokens, followed by SiLU: y_t = silu(sum_j weight[c, 0, j] x_{t-W+1+j}).
-// Tokens before the slice come from `tail`; no tap reaches over a document start. Differentiable.
+// Depthwise causal convolution over the last W tokens, followed by SiLU: y_t = silu(sum_j weight[c,
+// 0, j] x_{t-W+1+j}). Tokens before the slice come from `tail`; no tap reaches over a document
+// start. Differentiable.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,12 +17,12 @@ struct ShortConvInputs {
 
 at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]
 
-// The tail that continues the slice: its last W-1 inputs (older ones from `tail` where T < W-1) [B, W-1, D]; zeros where a
-// document start cuts them off.
+// The tail that continues the slice: its last W-1 inputs (older ones from `tail` where T < W-1) [B,
+// W-1, D]; zeros where a document start cuts them off.
 at::Tensor ShortConvTail(const ShortConvInputs& inputs);
 
-// One token more of every row: x [B, D] -> [B, D]. `tail` [B, W-1, D], fp32 (fp64 beside fp64; replaced where it is
-// not), moves on in place. No gradient.
+// One token more of every row: x [B, D] -> [B, D]. `tail` [B, W-1, D], fp32 (fp64 beside fp64;
+// replaced where it is not), moves on in place. No gradient.
 at::Tensor ShortConvStep(const at::Tensor& x, const at::Tensor& weight, at::Tensor& tail);
 
 }  // namespace halflife::kernels

@@ -1,5 +1,6 @@
-// Sum of squares of fp32 values in fp64, for the gradient's norm: partial sums of blocks that start with their segment (a
-// parameter), so that the bits do not depend on where the segments lie in the array.
+// Sum of squares of fp32 values in fp64, for the gradient's norm: partial sums of blocks that start
+// with their segment (a parameter), so that the bits do not depend on where the segments lie in the
+// array.
 //
 //   partials[b] = sum of values[i]^2 over the elements of block b
 //

@@ -23,7 +23,8 @@ HL_DEVICE SquaresSegment SegmentOf(const SquaresArgs& args, int64_t block) {
   return args.segments[low];
 }
 
-// Grid: blocks of elements. A thread has the same elements wherever the segment begins; 16-byte accesses where that allows them.
+// Grid: blocks of elements. A thread has the same elements wherever the segment begins; 16-byte
+// accesses where that allows them.
 __global__ void __launch_bounds__(kThreads) SumOfSquaresKernel(SquaresArgs args) {
   HL_SHARED(partial, double[kThreads / 32]);
   const int64_t block = blockIdx.x;

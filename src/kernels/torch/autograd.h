@@ -1,12 +1,15 @@
-// The one door of the kernels to LibTorch's autograd, whose headers double the time that a file takes to compile:
-// autograd.cc alone includes them. A family says here what it computes and how that is differentiated, as with
-// torch.autograd.Function.
+// The one door of the kernels to LibTorch's autograd, whose headers double the time that a file
+// takes to compile:
+// autograd.cc alone includes them. A family says here what it computes and how that is
+// differentiated, as with torch.autograd.Function.
 //
-//   const Tensors out = Apply({.name = "Square", .inputs = {x}, .forward = [&]() -> Forwarded {
-//     return {.outputs = {x * x}, .saved = {x}, .backward = [](const BackwardCall& call) -> Tensors {
-//       return {2 * call.saved[0] * call.grads[0]};
-//     }};
-//   }});
+//   const auto backward = [](const BackwardCall& call) -> Tensors {
+//     return {2 * call.saved[0] * call.grads[0]};
+//   };
+//   const auto forward = [&]() -> Forwarded {
+//     return {.outputs = {x * x}, .saved = {x}, .backward = backward};
+//   };
+//   const Tensors out = Apply({.name = "Square", .inputs = {x}, .forward = forward});
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,9 +32,10 @@ using BackwardFunction = std::function<Tensors(const BackwardCall& call)>;
 
 struct Forwarded {
   Tensors outputs;
-  // Inputs, outputs or neither; undefined ones stay so. They live until a backward that does not retain the graph, and one
-  // that was modified in place is an error of the backward. A tensor that `backward` captures has neither rule: an input
-  // there would go unchecked, an output would keep its own graph alive.
+  // Inputs, outputs or neither; undefined ones stay so. They live until a backward that does not
+  // retain the graph, and one that was modified in place is an error of the backward. A tensor that
+  // `backward` captures has neither rule: an input there would go unchecked, an output would keep
+  // its own graph alive.
   Tensors saved;
   BackwardFunction backward;
   size_t num_constant = 0;  // outputs, the last ones, that no gradient goes through
@@ -45,8 +49,8 @@ struct AutogradFunction {
   std::function<Forwarded()> forward;
 };
 
-// The outputs of forward(), which runs at once and without gradients. Its backward is kept where an input requires a
-// gradient and GradMode is enabled.
+// The outputs of forward(), which runs at once and without gradients. Its backward is kept where an
+// input requires a gradient and GradMode is enabled.
 Tensors Apply(const AutogradFunction& function);
 
 }  // namespace halflife::kernels

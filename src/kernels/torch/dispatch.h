@@ -1,5 +1,5 @@
-// Which form of a kernel runs: the fused one of the tensors' device (fp32 or bf16 storage) or the same formula in LibTorch
-// calls (fp64, other devices).
+// Which form of a kernel runs: the fused one of the tensors' device (fp32 or bf16 storage) or the
+// same formula in LibTorch calls (fp64, other devices).
 //
 //   if (!IsFused(x)) return Composed(x);
 //   WithStorage(x, [&]<typename T>() {
@@ -36,7 +36,8 @@ inline bool IsFused(const at::Tensor& x) {
   return (x.is_cpu() || (kHasCudaKernels && x.is_cuda())) && HasFusedDtype(x);
 }
 
-// on_cpu(), or on_cuda(the current stream of x's device). on_cuda takes `auto`: a build without CUDA never instantiates it.
+// on_cpu(), or on_cuda(the current stream of x's device). on_cuda takes `auto`: a build without
+// CUDA never instantiates it.
 template <typename OnCpu, typename OnCuda>
 void RunOn([[maybe_unused]] const at::Tensor& x, const OnCpu& on_cpu,
            [[maybe_unused]] const OnCuda& on_cuda) {

@@ -1,8 +1,9 @@
-// What the entries of the families demand of their tensors before a kernel reads through their pointers, and what their
-// messages say of those tensors.
+// What the entries of the families demand of their tensors before a kernel reads through their
+// pointers, and what their messages say of those tensors.
 //
 //   CheckDTypes("RmsNorm", {x, weight});
-//   HL_CHECK(FitsBeside(x, weight, {dim}), "RmsNorm of x ", Describe(x), " with weight ", Describe(weight),
+//   HL_CHECK(FitsBeside(x, weight, {dim}), "RmsNorm of x ", Describe(x), " with weight ",
+//       Describe(weight),
 //            "; x [..., D] and weight [D] on one device would work");
 #pragma once
 

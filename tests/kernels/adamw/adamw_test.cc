@@ -29,7 +29,8 @@ void Update(const AdamWArgs& args) {
 #endif
 }
 
-// Three segments with a hole and an odd length; the middle one does not decay, the last has no copy.
+// Three segments with a hole and an odd length; the middle one does not decay, the last has no
+// copy.
 struct Arrays {
   explicit Arrays(int64_t shift = 0) : size(shift + kDecayed + 2997) {
     for (std::vector<float>* x : {&main, &grads, &m, &v}) x->assign(size, 0);

@@ -40,7 +40,8 @@ TEST(ChunkTable, CutsRowsIntoChunks) {
 }
 
 TEST(ChunkTable, NoChunkSpansTwoDocuments) {
-  // row 0: starts at 0 and 10; row 1 goes on from its initial state up to 70; duplicates and the end do not matter
+  // row 0: starts at 0 and 10; row 1 goes on from its initial state up to 70; duplicates and the
+  // end do not matter
   const std::vector<int32_t> starts = {0, 10, 10, 170, 200};
   EXPECT_EQ(Text(MakeChunkTable(
                 {.batch = 2, .seq_len = 100, .chunk_size = 64, .document_starts = starts})),

@@ -1,4 +1,5 @@
-// The index maps, all of them: permutations, free of bank conflicts, and consistent with each other.
+// The index maps, all of them: permutations, free of bank conflicts, and consistent with each
+// other.
 #include "kernels/cuda/swizzle.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +23,8 @@ void CheckSwizzle() {
     }
   }
   EXPECT_EQ(*seen.rbegin(), kRows * kCols - 1);
-  // What ldmatrix reads at once: 16 bytes at one column of eight rows in a row, in all 8 groups of 4 banks.
+  // What ldmatrix reads at once: 16 bytes at one column of eight rows in a row, in all 8 groups of
+  // 4 banks.
   for (int row = 0; row < kRows; row += 8) {
     for (int col = 0; col < kCols; col += kUnitElements) {
       std::set<int> groups;

@@ -1,5 +1,5 @@
-// The CUDA kernels on a GPU against the CPU kernels on the same tensors: every kind, forward and every gradient, and the step.
-// Skips where there is no GPU.
+// The CUDA kernels on a GPU against the CPU kernels on the same tensors: every kind, forward and
+// every gradient, and the step. Skips where there is no GPU.
 #include <ATen/Context.h>
 
 #include <tuple>
@@ -12,7 +12,8 @@ namespace {
 using test::DecayProblem;
 using test::MakeProblem;
 
-// bf16 operands of the matrix units: 2^-9 each, three in a row; fp32: as between any two orders of a sum.
+// bf16 operands of the matrix units: 2^-9 each, three in a row; fp32: as between any two orders of
+// a sum.
 double Tolerance(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 2e-2 : 1e-5; }
 
 at::Tensor ToGpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }

@@ -24,8 +24,8 @@ constexpr DecayKind kKinds[] = {DecayKind::kPerHead, DecayKind::kPerToken,
 constexpr DecayStrength kStrengths[] = {DecayStrength::kMild, DecayStrength::kNearOne,
                                         DecayStrength::kStrong, DecayStrength::kResets};
 
-// fp64: sums of at most 200 terms of order 1, several deep. fp32 relative to the largest value: eps 6e-8 times sqrt(200)
-// roundings, times the depth of the sums (state, scores, gradient).
+// fp64: sums of at most 200 terms of order 1, several deep. fp32 relative to the largest value: eps
+// 6e-8 times sqrt(200) roundings, times the depth of the sums (state, scores, gradient).
 double Tolerance(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-12 : 5e-6; }
 
 void ExpectOracle(const DecayProblem& problem, double tolerance) {
@@ -133,7 +133,8 @@ TEST(DecayAttentionAccuracy, OracleGradientsAreFiniteDifferences) {
   check(problem.inputs.initial_state.kv, grads.dinitial_state.kv, "initial_state");
 }
 
-// The autograd function hands on the same gradients, each to its own input, through out and final state.
+// The autograd function hands on the same gradients, each to its own input, through out and final
+// state.
 TEST(DecayAttentionAutograd, GradientsReachTheirInputs) {
   DecayProblem problem = MakeProblem({.seq_len = 70, .documents = true}, 60, at::kFloat);
   const auto want = Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
@@ -200,7 +201,8 @@ TEST(DecayAttentionCausality, LaterTokensLeaveEarlierOutputsAlone) {
   }
 }
 
-// A decay that is equal for all channels is a per-token decay; one that is equal for all tokens is a constant.
+// A decay that is equal for all channels is a per-token decay; one that is equal for all tokens is
+// a constant.
 TEST(DecayAttentionKinds, AgreeWhereTheyOverlap) {
   DecayProblem constant = MakeProblem({.seq_len = 90, .kind = DecayKind::kPerHead}, 90, at::kFloat);
   DecayProblem per_token = constant, per_channel = constant;

@@ -1,4 +1,5 @@
-// A decode step of two rows whose states lie in slots 0 and `second_slot`, the others being address space alone.
+// A decode step of two rows whose states lie in slots 0 and `second_slot`, the others being address
+// space alone.
 //
 //   const SlotStates states(step, initial_state, initial_norm, FarSlot(step));
 //   cpu::Step(states.step());

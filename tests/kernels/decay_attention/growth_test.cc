@@ -1,5 +1,5 @@
-// Constant decays above 1 under the normaliser: outputs and gradients against the oracle in fp64, which holds e^700, and the
-// state handed on with its log scale.
+// Constant decays above 1 under the normaliser: outputs and gradients against the oracle in fp64,
+// which holds e^700, and the state handed on with its log scale.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -18,8 +18,8 @@ using test::Normal;
 using test::Oracle;
 using test::Uniform;
 
-// log_decay: per channel between -0.05 and 0.05, or per head 0.05 and -0.02. Without a gradient of the state, whose scale is
-// its own.
+// log_decay: per channel between -0.05 and 0.05, or per head 0.05 and -0.02. Without a gradient of
+// the state, whose scale is its own.
 DecayProblem GrowingProblem(int64_t seq_len, bool per_channel, uint64_t seed, at::ScalarType dtype,
                             bool key_scale = false) {
   DecayProblem problem =
@@ -73,10 +73,11 @@ TEST(DecayGrowth, FarBeyondTheRangeOfFloat) {
       const DecayProblem problem = GrowingProblem(4096, per_channel, 300, dtype, true);
       const auto want = Oracle(problem);
       const auto got = DecayAttention(problem.inputs, problem.config);
-      // fp64: 4,096 roundings, and exponents of 205. fp32: relative to the largest value as elsewhere. log_decay's gradient
-      // weighs pairs of tokens with their distance, and in the channel that carries a row what numerator and denominator
-      // want of it cancels: its terms sum in magnitude to 46,000 times the largest gradient, so that one rounding of each
-      // may cost 2.8e-3; 1.9e-4 was met.
+      // fp64: 4,096 roundings, and exponents of 205. fp32: relative to the largest value as
+      // elsewhere. log_decay's gradient weighs pairs of tokens with their distance, and in the
+      // channel that carries a row what numerator and denominator want of it cancels: its terms sum
+      // in magnitude to 46,000 times the largest gradient, so that one rounding of each may cost
+      // 2.8e-3; 1.9e-4 was met.
       const bool wide = dtype == at::kDouble;
       EXPECT_TRUE(got.out.isfinite().all().item<bool>());
       EXPECT_LE(RelativeError(got.out, want.output.out), wide ? 1e-12 : 5e-6);
@@ -101,7 +102,8 @@ TEST(DecayGrowth, DecaysBelowOneAreUntouched) {
   EXPECT_EQ(got.final_state.log_scale.abs().max().item<double>(), 0);
 }
 
-// Within the range of the plain state: the same numbers, and by autograd the same gradients, of the state's too.
+// Within the range of the plain state: the same numbers, and by autograd the same gradients, of the
+// state's too.
 TEST(DecayGrowth, IsThePlainStateWhereThatHolds) {
   DecayProblem problem = GrowingProblem(60, true, 320, at::kDouble, true);
   problem.inputs.initial_state = {.kv = Normal({1, 2, 8, 6}, 1), .norm = Uniform({1, 2, 8}, 2) + 1};
@@ -158,7 +160,8 @@ void ExpectSameAtTrueScale(const DecayState& got, const DecayState& want, double
   EXPECT_LE(RelativeError(a.norm, b.norm), tolerance);
 }
 
-// Carried with its log scale the state goes on as if never cut, far beyond what fp32 could hold of it.
+// Carried with its log scale the state goes on as if never cut, far beyond what fp32 could hold of
+// it.
 TEST(DecayGrowth, SplitAnywhereAndCarryIsTheWhole) {
   constexpr int64_t kTokens = 2500;
   for (const bool documents : {false, true}) {

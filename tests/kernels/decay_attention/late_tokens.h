@@ -1,7 +1,8 @@
-// The same problem with its tokens at the end of a row of 2^31 - 1: what lies before them is address space alone, and no
-// chunk covers it. Offsets of tokens then exceed 32 bits in every tensor, strided or flat.
+// The same problem with its tokens at the end of a row of 2^31 - 1: what lies before them is
+// address space alone, and no chunk covers it. Offsets of tokens then exceed 32 bits in every
+// tensor, strided or flat.
 //
-//   LateTokens late(args, grads, table);  // from here on args, grads and table speak of the late tokens
+//   LateTokens late(args, grads, table);  // all three speak of the late tokens from here on
 //   cpu::Forward(args, plan); ...
 //   late.CopyBack();                      // results to where they were wanted
 #pragma once

@@ -1,5 +1,5 @@
-// The normaliser, key_scale and the state of sums of keys through the binding: against the oracle, finite differences, and
-// themselves where two ways of asking must give one answer.
+// The normaliser, key_scale and the state of sums of keys through the binding: against the oracle,
+// finite differences, and themselves where two ways of asking must give one answer.
 #include <torch/csrc/autograd/autograd.h>
 
 #include "kernels/decay_attention/tensor_problem.h"
@@ -42,8 +42,9 @@ void PrintTo(const Variant& variant, std::ostream* out) {
 
 class DecayNormaliserTest : public testing::TestWithParam<Variant> {};
 
-// fp64: as without the normaliser. fp32, relative to the largest value: sums of up to 200 positive terms, and gradients that
-// are differences of two such, which with positive q and k cancel to a tenth at most.
+// fp64: as without the normaliser. fp32, relative to the largest value: sums of up to 200 positive
+// terms, and gradients that are differences of two such, which with positive q and k cancel to a
+// tenth at most.
 TEST_P(DecayNormaliserTest, EqualsTheOracle) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat})
     for (const bool documents : {false, true})
@@ -63,7 +64,8 @@ TEST_P(DecayNormaliserTest, EqualsTheOracle) {
       }
 }
 
-// Every input through every output; chunks of 4 tokens, so that all of a backward's parts take part.
+// Every input through every output; chunks of 4 tokens, so that all of a backward's parts take
+// part.
 TEST_P(DecayNormaliserTest, GradientsAreFiniteDifferences) {
   ProblemShape shape = GetParam().Shape();
   shape.batch = 1, shape.seq_len = 11, shape.dim_k = 3, shape.dim_v = 2;
@@ -154,7 +156,8 @@ TEST_P(DecayNormaliserTest, PackedSequencesAreSeparateOnes) {
 
 INSTANTIATE_TEST_SUITE_P(All, DecayNormaliserTest, testing::ValuesIn(Variants()));
 
-// Keys of one head and values of two, read by four query heads with key scales of their own: as if repeated.
+// Keys of one head and values of two, read by four query heads with key scales of their own: as if
+// repeated.
 TEST(DecayNormaliser, SharedHeadsAreAsIfRepeated) {
   DecayProblem problem = MakeProblem(
       {.seq_len = 90, .heads = 4, .normalised = true, .key_scale = true}, 240, at::kFloat);

@@ -30,8 +30,8 @@ DecayAttentionArgs HalfShape(int B, int T, int H, int D) {
   return args;
 }
 
-// What a shape is run by: a device's schedule and the exact sizes of what it needs, kept here so that no change of the
-// rules that choose them goes unseen.
+// What a shape is run by: a device's schedule and the exact sizes of what it needs, kept here so
+// that no change of the rules that choose them goes unseen.
 struct GoldenPlan {
   DecayKind kind;
   int B, T, H, K, V;
@@ -177,7 +177,8 @@ TEST(DecayAttentionPlan, BytesFollowTheParts) {
 }
 
 TEST(DecayAttentionPlan, CheckpointsOfSequencesDoNotMeet) {
-  // lengths in chunks: each sequence's slots end before the next one's begin, the last within the count
+  // lengths in chunks: each sequence's slots end before the next one's begin, the last within the
+  // count
   for (const int every : {1, 3, 4}) {
     int64_t free_slot = 0;
     int first = 0, n = 0;

@@ -53,7 +53,8 @@ struct ProblemConfig {
   int decay_width() const { return IsPerChannel(kind) ? K : 1; }
 };
 
-// Everything rounded to fp32 (or bf16) first, so that the oracle sees the very numbers that the kernels do.
+// Everything rounded to fp32 (or bf16) first, so that the oracle sees the very numbers that the
+// kernels do.
 struct RandomProblem {
   ProblemConfig config;
   uint64_t seed = 0;

@@ -15,7 +15,8 @@ struct Fixture {
   DecayReferenceProblem problem;
   Values out_weight, state_weight, norm_weight;
 
-  // L = <out, w> + <final_state, w'> + <final_norm, w''>, whose gradients at the outputs are the weights.
+  // L = <out, w> + <final_state, w'> + <final_norm, w''>, whose gradients at the outputs are the
+  // weights.
   double Loss(const DecayReferenceProblem& p) const {
     DecayReferenceProblem forward = p;
     forward.dout.clear();
@@ -63,7 +64,8 @@ Fixture MakeFixture(bool normalised, uint64_t seed) {
 }
 
 TEST(DecayReference, GradientsAreCentralDifferences) {
-  // Error of a difference: step^2 times a third derivative of order 10, and 2e-16 of a loss of order 10 over the step.
+  // Error of a difference: step^2 times a third derivative of order 10, and 2e-16 of a loss of
+  // order 10 over the step.
   constexpr double kStep = 1e-5, kTolerance = 2e-8;
   for (const bool normalised : {false, true}) {
     constexpr uint64_t kSeed = 3;

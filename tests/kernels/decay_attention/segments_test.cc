@@ -1,5 +1,6 @@
-// What sequence parallelism rests on: a sequence cut into ranks' slices, each handled on its own with the state that the
-// earlier ones' summaries give it, is the whole sequence, forward and backward.
+// What sequence parallelism rests on: a sequence cut into ranks' slices, each handled on its own
+// with the state that the earlier ones' summaries give it, is the whole sequence, forward and
+// backward.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>

@@ -1,6 +1,8 @@
-// Calls of the decode step that do not fit, for the CPU's entry and CUDA's alike: each must be refused in words.
+// Calls of the decode step that do not fit, for the CPU's entry and CUDA's alike: each must be
+// refused in words.
 //
-//   ExpectStepFaults([](const DecayAttentionStepArgs& args) { cpu::Step(args); }, /*is_cuda=*/false);
+//   ExpectStepFaults([](const DecayAttentionStepArgs& args) { cpu::Step(args); },
+//       /*is_cuda=*/false);
 #pragma once
 
 #include <functional>

@@ -1,4 +1,5 @@
-// A tensor as the kernels of decay attention meet it: fp32, fp64 or bf16 with strides, its values read and written as doubles.
+// A tensor as the kernels of decay attention meet it: fp32, fp64 or bf16 with strides, its values
+// read and written as doubles.
 //
 //   Tensor q({.B = 2, .T = 65, .heads = 4, .width = 64}, DType::kBF16);
 //   q.Set(values);      // [B, T, heads, width] in dense order, rounded to the storage
@@ -18,17 +19,19 @@ namespace halflife::kernels::test {
 using Values = std::vector<double>;
 
 struct Layout {
-  int padding =
-      0;  // elements before the first and between heads, tokens and rows: an odd number leaves nothing aligned
-  bool far =
-      false;  // token 64, head 1 and row 1 each lie more than 2^31 elements (2^32 bytes of bf16) behind the first
+  // elements before the first and between heads, tokens and rows: an odd number leaves nothing
+  // aligned
+  int padding = 0;
+  // token 64, head 1 and row 1 each lie more than 2^31 elements (2^32 bytes of bf16) behind the
+  // first
+  bool far = false;
 };
 struct Extents {
   int64_t B = 1, T = 1, heads = 1, width = 1;
 };
 
-// Outside its rows memory holds 0xFF (a far one: zeros), and the last element is the last byte, so that AddressSanitizer
-// sees a step beyond.
+// Outside its rows memory holds 0xFF (a far one: zeros), and the last element is the last byte, so
+// that AddressSanitizer sees a step beyond.
 class Tensor {
  public:
   Tensor() = default;

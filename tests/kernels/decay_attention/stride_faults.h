@@ -1,7 +1,9 @@
-// Strides with which a forward or a backward would write one place twice or walk backwards, for the CPU's entries and CUDA's
-// alike.
+// Strides with which a forward or a backward would write one place twice or walk backwards, for the
+// CPU's entries and CUDA's alike.
 //
-//   ExpectStrideFaults([&](const GradientChange& change) { ...; change(grads); cpu::Forward(...), cpu::Backward(...); });
+//   ExpectStrideFaults([&](const GradientChange& change) {
+//     ...; change(grads); cpu::Forward(...); cpu::Backward(...);
+//   });
 #pragma once
 
 #include <functional>
@@ -15,8 +17,8 @@ namespace halflife::kernels::test {
 
 using GradientChange = std::function<void(DecayAttentionGradArgs&)>;
 
-// run(change): a forward and a backward of B 2, T 65, H 2, K 24, V 40, contiguous, a decay a token and head, with key_scale and all
-// gradients wanted, after `change`.
+// run(change): a forward and a backward of B 2, T 65, H 2, K 24, V 40, contiguous, a decay a token
+// and head, with key_scale and all gradients wanted, after `change`.
 inline void ExpectStrideFaults(const std::function<void(const GradientChange&)>& run) {
   const std::pair<const char*, TensorView DecayAttentionGradArgs::*> gradients[] = {
       {"dq", &DecayAttentionGradArgs::dq},

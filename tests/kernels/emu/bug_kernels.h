@@ -12,7 +12,8 @@ float BlockSum(const std::vector<float>& x, bool fixed);
 // Lane l writes shared memory, lane l + 1 reads it; the mistake: a shuffle in place of __syncwarp.
 void ShiftInWarp(std::vector<int>& x, bool fixed);  // [32], rotated by one
 
-// Doubles 128 x 4 words by way of cp.async; the mistake: no wait, or a wait that leaves one group too many.
+// Doubles 128 x 4 words by way of cp.async; the mistake: no wait, or a wait that leaves one group
+// too many.
 enum class CopyMistake { kNone, kNoWait, kWaitOneGroupLess, kNoWaitAtAllAndExit };
 std::vector<uint32_t> CopyTwoGroups(const std::vector<uint32_t>& x, CopyMistake mistake);
 

@@ -1,5 +1,6 @@
-// Seeded mistakes, and what finds each: the plain build (a message, or NaN where a number should be), AddressSanitizer, or
-// ThreadSanitizer. What a sanitizer reports ends the process, so those cases run in a child.
+// Seeded mistakes, and what finds each: the plain build (a message, or NaN where a number should
+// be), AddressSanitizer, or ThreadSanitizer. What a sanitizer reports ends the process, so those
+// cases run in a child.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,7 +53,8 @@ std::string ErrorOf(const Body& body) {
 
 class Bugs : public testing::Test {
  protected:
-  // ThreadSanitizer counts fibers as threads and ignores what a child does that such a process forked: start it anew.
+  // ThreadSanitizer counts fibers as threads and ignores what a child does that such a process
+  // forked: start it anew.
   void SetUp() override { GTEST_FLAG_SET(death_test_style, kTsan ? "threadsafe" : "fast"); }
 };
 

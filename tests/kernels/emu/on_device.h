@@ -1,4 +1,5 @@
-// Host objects where a kernel can reach them: themselves in the emulator, a copy on a GPU. For tests that run on both.
+// Host objects where a kernel can reach them: themselves in the emulator, a copy on a GPU. For
+// tests that run on both.
 //
 //   OnDevice<Registers> io(&registers);      // uploaded
 //   Launch({1, 32, 0, "mma"}, nullptr, MmaKernel, io.get());

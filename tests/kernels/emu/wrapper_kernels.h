@@ -1,4 +1,5 @@
-// What the wrapper tests run, in the emulator or on a GPU: each function uploads, launches and downloads.
+// What the wrapper tests run, in the emulator or on a GPU: each function uploads, launches and
+// downloads.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,8 @@
 
 namespace halflife::kernels::test {
 
-// 0 in the emulator's sense of "always there"; on a machine without such a GPU: false, and the tests skip.
+// 0 in the emulator's sense of "always there"; on a machine without such a GPU: false, and the
+// tests skip.
 bool CanRun(int major);
 
 struct MmaCase {
@@ -51,23 +53,24 @@ struct WarpReductions {
 };
 void RunWarpReductions(WarpReductions& io);
 
-// 64 units of 16 bytes in three groups, the second waited for with one group pending; every third unit is not valid.
+// 64 units of 16 bytes in three groups, the second waited for with one group pending; every third
+// unit is not valid.
 struct CopyCase {
   uint32_t source[192];
   uint32_t out[192];
 };
 void RunCopies(CopyCase& io);
 
-// Warps 0 and 1 hand numbers to warps 2 and 3 through a buffer guarded by two named barriers; warp 0 also splits into
-// halves that shuffle on their own.
+// Warps 0 and 1 hand numbers to warps 2 and 3 through a buffer guarded by two named barriers; warp
+// 0 also splits into halves that shuffle on their own.
 struct HandOver {
   int received[64];
   int half_sums[32];
 };
 void RunHandOver(HandOver& io);
 
-// out [64, 64] = a [64, depth] b [64, depth]^T by cp.async in two stages, swizzled tiles, ldmatrix and mma; depth a
-// multiple of 64.
+// out [64, 64] = a [64, depth] b [64, depth]^T by cp.async in two stages, swizzled tiles, ldmatrix
+// and mma; depth a multiple of 64.
 struct Product {
   int depth;
   std::vector<uint16_t> a, b;  // bf16 [64, depth]
@@ -77,7 +80,8 @@ void RunMmaProduct(Product& product);
 
 // ---- sm_90a ----
 
-// The same by TMA in two stages from one producer warp, and wgmma; a from shared memory or through registers.
+// The same by TMA in two stages from one producer warp, and wgmma; a from shared memory or through
+// registers.
 void RunWgmmaProduct(Product& product, bool a_in_registers);
 
 // The box of 64 x 16 at (row, col) of a matrix [rows, cols], as it lies in shared memory.

@@ -1,5 +1,6 @@
-// Every wrapper against the tables of the PTX ISA, written down here anew: the emulator and the index maps in swizzle.h
-// repeat our reading of the ISA, and only the same test on a GPU proves that reading.
+// Every wrapper against the tables of the PTX ISA, written down here anew: the emulator and the
+// index maps in swizzle.h repeat our reading of the ISA, and only the same test on a GPU proves
+// that reading.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,7 +48,8 @@ int ColOfB(int lane) { return lane >> 2; }
 int RowOfC(int lane, int i) { return i < 2 ? lane >> 2 : (lane >> 2) + 8; }
 int ColOfC(int lane, int i) { return lane % 4 * 2 + (i & 1); }
 
-// For every element of A: A is 1 there and 0 elsewhere, B[k][n] = 1 + 8 k + n, so row m of D becomes row k of B.
+// For every element of A: A is 1 there and 0 elsewhere, B[k][n] = 1 + 8 k + n, so row m of D
+// becomes row k of B.
 TEST_F(Wrappers, MmaBf16FollowsTheTable) {
   std::vector<MmaCase> cases(16 * 16);
   for (int index = 0; index < 256; ++index) {
@@ -110,8 +112,8 @@ TEST_F(Wrappers, MmaTf32FollowsTheTable) {
   }
 }
 
-// ISA, ldmatrix .x4: lanes 8 i .. 8 i + 7 address the rows of matrix i; lane l receives row l / 4, elements 2 (l % 4) and
-// + 1 of each matrix; with .trans of each matrix transposed.
+// ISA, ldmatrix .x4: lanes 8 i .. 8 i + 7 address the rows of matrix i; lane l receives row l / 4,
+// elements 2 (l % 4) and + 1 of each matrix; with .trans of each matrix transposed.
 TEST_F(Wrappers, LdMatrixFollowsTheTable) {
   std::vector<LdMatrixCase> cases(4);
   for (size_t c = 0; c < cases.size(); ++c) {
@@ -313,7 +315,8 @@ TEST_F(Wrappers90, WgmmaOnStoredTiles) {
   ExpectProduct(product, 1);
 }
 
-// The swizzle as CUDA's guide has it: 16-byte unit u of 128-byte row r lies at unit u ^ (r % 8); zeros outside.
+// The swizzle as CUDA's guide has it: 16-byte unit u of 128-byte row r lies at unit u ^ (r % 8);
+// zeros outside.
 TEST_F(Wrappers90, TmaSwizzlesAndPadsWithZeros) {
   for (const auto& [row, col] : {std::pair(0, 0), {5, 24}, {35, 40}, {-3, -7}, {38, 79}}) {
     TmaCase io{40, 80, row, col, {}, std::vector<uint16_t>(16 * 64, 1)};

@@ -1,4 +1,5 @@
-// The kernels' door to LibTorch's autograd: what is recorded, what a backward is given, what it refuses.
+// The kernels' door to LibTorch's autograd: what is recorded, what a backward is given, what it
+// refuses.
 #include "kernels/torch/autograd.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,12 +1,15 @@
-// Decay of one factor a channel: folded into the operands, tile by tile of 16 tokens, with factors that lie between 1 and
-// the weight they make up (so they neither overflow nor are they the inverse of anything):
+// Decay of one factor a channel: folded into the operands, tile by tile of 16 tokens, with factors
+// that lie between 1 and the weight they make up (so they neither overflow nor are they the inverse
+// of anything):
 //
 //   tiles i > j:  w_rs = prefix_r through_{j+1} .. through_{i-1} suffix_s
-//     prefix_r = exp(sum over tile i's start .. r), suffix_s = exp(sum over s+1 .. tile j's end), through_i = exp(tile's sum)
+//     prefix_r = exp(sum over tile i's start .. r), suffix_s = exp(sum over s+1 .. tile j's end),
+//         through_i = exp(tile's sum)
 //   tile i = j:   k_s (or q_r) times one token's decay after the other, at most 15 of them
 //
-// For row tile i the keys of all earlier tiles carry their suffix and the tiles between: one more factor in place as i
-// moves on (`Cascade`). Between tiles and between chunks sums are exponentiated, not factors chained.
+// For row tile i the keys of all earlier tiles carry their suffix and the tiles between: one more
+// factor in place as i moves on (`Cascade`). Between tiles and between chunks sums are
+// exponentiated, not factors chained.
 #pragma once
 
 #include "kernels/decay_attention/cpu/scalar.h"
@@ -109,7 +112,8 @@ class ChannelDecay {
     });
   }
 
-  // dq_r = P_r (S do_r) + sum_{s <= r} D_rs w_rs k_s; and late = q (dq less its diagonal), for the decay's gradient.
+  // dq_r = P_r (S do_r) + sum_{s <= r} D_rs w_rs k_s; and late = q (dq less its diagonal), for the
+  // decay's gradient.
   template <typename Store>
   void QueryGradient(const Operands<T>& x, const Panels<T>& state_transposed, Store store) {
     for (int i = 0; i < rows_; i += kTile) {
@@ -143,7 +147,8 @@ class ChannelDecay {
       store(tile, row, column);
     });
   }
-  // dk_s = Q_s (R v_s) + sum_{r >= s} D_rs w_rs q_r; late loses k times the sum less its diagonal, early = k Q (R v).
+  // dk_s = Q_s (R v_s) + sum_{r >= s} D_rs w_rs q_r; late loses k times the sum less its diagonal,
+  // early = k Q (R v).
   template <typename Store>
   void KeyGradient(const Operands<T>& x, const Panels<T>& adjoint_transposed, Store store) {
     for (int j = rows_ - kTile; j >= 0; j -= kTile) {
@@ -217,7 +222,8 @@ class ChannelDecay {
     LoadRows(rows, length_, rows_, keys_, T(1), log_decay_);
   }
 
-  // Every table, for the lanes from `column`. Within a tile factors are chained over at most 8 tokens.
+  // Every table, for the lanes from `column`. Within a tile factors are chained over at most 8
+  // tokens.
   void TablesOfLanes(int column) {
     for (int r = 0; r < rows_; ++r) At(decay_.Row(r, column)) = Exp(At(log_decay_.Row(r, column)));
     Vec<T> totals[kMaxChunkSize / kTile];
@@ -272,7 +278,8 @@ class ChannelDecay {
     }
   }
 
-  // Scores of tile i on the diagonal, of the keys i + j .. + lanes: key s is decayed by each row it passes.
+  // Scores of tile i on the diagonal, of the keys i + j .. + lanes: key s is decayed by each row it
+  // passes.
   void DiagonalScores(const Operands<T>& x, int i, int j) const {
     const Vec<T> lanes = LaneNumbers<T>() + T(j);
     Vec<T> sums[kTile] = {};

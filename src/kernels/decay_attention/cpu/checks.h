@@ -1,4 +1,5 @@
-// What a call must bring besides a shape that MakePlan takes. Faults are the caller's: internal errors.
+// What a call must bring besides a shape that MakePlan takes. Faults are the caller's: internal
+// errors.
 #pragma once
 
 #include "kernels/decay_attention/args.h"

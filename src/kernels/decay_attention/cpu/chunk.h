@@ -1,4 +1,5 @@
-// Chunks between the caller's strided rows (fp32, bf16, fp64) and panels in scratch: LoadChunk, StoreOutput, states.
+// Chunks between the caller's strided rows (fp32, bf16, fp64) and panels in scratch: LoadChunk,
+// StoreOutput, states.
 #pragma once
 
 #include "kernels/cpu/microkernel.h"
@@ -12,8 +13,8 @@ constexpr int kTile = 16;
 
 constexpr int RoundUp(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// Sizes of one head. The normaliser is one more column of v, all ones: the state's last column is then z, out's last the
-// denominator, and no product needs a case of its own.
+// Sizes of one head. The normaliser is one more column of v, all ones: the state's last column is
+// then z, out's last the denominator, and no product needs a case of its own.
 struct Shape {
   int keys, values;                 // K, V
   int columns;                      // V, or V + 1 with the normaliser
@@ -92,7 +93,8 @@ HL_INLINE S Narrow(T x) {
     return static_cast<S>(x);
   }
 }
-// function(S{}) of the storage type; the compute type T is fp32 beside fp32 and bf16, fp64 beside fp64.
+// function(S{}) of the storage type; the compute type T is fp32 beside fp32 and bf16, fp64 beside
+// fp64.
 template <typename T, typename Function>
 HL_INLINE void WithStorage(DType dtype, Function function) {
   if constexpr (sizeof(T) == 8) {
@@ -104,8 +106,8 @@ HL_INLINE void WithStorage(DType dtype, Function function) {
   }
 }
 
-// Panel by panel, not row by row: measured 5 % faster over a forward whose heads lie side by side in memory.
-// to[r] = factor rows[r] for r < length, 0 up to `padded` rows and to the panel's end.
+// Panel by panel, not row by row: measured 5 % faster over a forward whose heads lie side by side
+// in memory. to[r] = factor rows[r] for r < length, 0 up to `padded` rows and to the panel's end.
 template <typename T>
 void LoadRows(const RowsOf& rows, int length, int padded, int width, T factor,
               const Panels<T>& to) {

@@ -1,6 +1,8 @@
-// The forward scan over chunks, for either family of decay: the state stays in cache from chunk to chunk.
+// The forward scan over chunks, for either family of decay: the state stays in cache from chunk to
+// chunk.
 //
-//   A_rs = (q_r . k_s) w_rs,   o_r = (q_r P_r) S + sum_{s <= r} A_rs v_s,   S' = G S + sum_s (k_s Q_s)^T v_s
+//   A_rs = (q_r . k_s) w_rs,   o_r = (q_r P_r) S + sum_{s <= r} A_rs v_s,
+//   S' = G S + sum_s (k_s Q_s)^T v_s
 #pragma once
 
 #include "kernels/decay_attention/cpu/channel.h"
@@ -105,7 +107,8 @@ void UpdateTransposed(const Shape& shape, const Decay& decay, const Operands<T>&
                     });
 }
 
-// out = q_entry S + A v; with the normaliser by way of `buffer` [C, V + 1], whose last column becomes the denominator.
+// out = q_entry S + A v; with the normaliser by way of `buffer` [C, V + 1], whose last column
+// becomes the denominator.
 template <typename T>
 void OutputRows(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,
                 const Operands<T>& x, const Panels<T>& state, const Panels<T>& buffer) {
@@ -154,8 +157,8 @@ struct ForwardScratch {
   }
 };
 
-// The sum of log_decay over an item's chunks; -inf where a document starts or a token's decay is 0, whatever else is in the
-// sum: what came before is gone, a NaN too.
+// The sum of log_decay over an item's chunks; -inf where a document starts or a token's decay is 0,
+// whatever else is in the sum: what came before is gone, a NaN too.
 template <typename T>
 class Transition {
  public:

@@ -1,16 +1,20 @@
-// The backward scan over chunks in reverse, for either family of decay. R is the gradient of the state after the chunk:
+// The backward scan over chunks in reverse, for either family of decay. R is the gradient of the
+// state after the chunk:
 //
-//   dv_s = sum_{r >= s} A_rs do_r + (k_s Q_s) R,   R' = G R + sum_r (q_r P_r)^T do_r,   dq, dk, dlog_decay: see the families
+//   dv_s = sum_{r >= s} A_rs do_r + (k_s Q_s) R,   R' = G R + sum_r (q_r P_r)^T do_r,
+//   dq, dk, dlog_decay: see the families
 //
-// A group of plan.checkpoint_every chunks at a time: from the state saved before it, the states before its other chunks are
-// recomputed (one product in 14 of a training step), all of them transposed, as the gradients read them.
+// A group of plan.checkpoint_every chunks at a time: from the state saved before it, the states
+// before its other chunks are recomputed (one product in 14 of a training step), all of them
+// transposed, as the gradients read them.
 #pragma once
 
 #include "kernels/decay_attention/cpu/chunk_scan.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
-// dout; with the normaliser that of numerator and denominator: do / (d + eps), and in the column of ones -(do . o) / (d + eps).
+// dout; with the normaliser that of numerator and denominator: do / (d + eps), and in the column of
+// ones -(do . o) / (d + eps).
 template <typename T>
 void LoadOutputGradient(const ReverseItem& item, const Shape& shape, const ChunkEntry& chunk,
                         Operands<T>& x) {
@@ -102,9 +106,10 @@ class ReverseScan {
   }
 
  private:
-  // What the scan comes to once chunk n of the group from `begin` is done: of the chunk before, the rows that only
-  // gradients need; of the group before, those that its recomputation reads first. A group's later k and v wait until
-  // it is recomputed: the rows of one head of 8 fall on an eighth of the second cache's sets.
+  // What the scan comes to once chunk n of the group from `begin` is done: of the chunk before, the
+  // rows that only gradients need; of the group before, those that its recomputation reads first. A
+  // group's later k and v wait until it is recomputed: the rows of one head of 8 fall on an eighth
+  // of the second cache's sets.
   void FetchRowsAfter(int n, int begin) {
     const ScanItem& scan = item_.scan;
     RowsAhead& ahead = scratch_.x.ahead;

@@ -1,5 +1,6 @@
-// Decay of one factor a token: it scales finished tiles of scores. Every weight is the exponential of a sum over exactly
-// its own range, or the product of two such whose ranges join, so that -inf (a weight of 0) is no special case:
+// Decay of one factor a token: it scales finished tiles of scores. Every weight is the exponential
+// of a sum over exactly its own range, or the product of two such whose ranges join, so that -inf
+// (a weight of 0) is no special case:
 //
 //   w_rs = exp(sum of log_decay over s+1 .. r)
 //        = exp(tile of r begins .. r) exp(s+1 .. tile of r begins - 1)     s in an earlier tile
@@ -28,7 +29,8 @@ HL_INLINE Vec<T> LaneNumbers() {
   return lanes;
 }
 
-// Gradients of log_decay go to rows of the caller's (per token) or into sums over tokens (constant).
+// Gradients of log_decay go to rows of the caller's (per token) or into sums over tokens
+// (constant).
 struct DecaySink {
   RowsOf rows;
   bool per_token = false;
@@ -117,7 +119,8 @@ class ScalarDecay {
     });
   }
 
-  // D_rs = do_r . v_s w_rs, and the sums of M = A (do v^T) below the diagonal over its rows minus those over its columns.
+  // D_rs = do_r . v_s w_rs, and the sums of M = A (do v^T) below the diagonal over its rows minus
+  // those over its columns.
   void IntraTileBackward(const Operands<T>& x) {
     T* over_columns = row_sums_;
     T* over_rows = row_sums_ + capacity_ * kLanes<T>;
@@ -170,8 +173,10 @@ class ScalarDecay {
     });
   }
 
-  // dg_t = sum_{r >= t} (h_r + x_r) + sum_{s < t} y_s + E, nothing of which is a difference of sums over the sequence:
-  // h as IntraTileBackward left it, x = q . dq and y = k . dk of the parts through the states, E = G sum(S R).
+  // dg_t = sum_{r >= t} (h_r + x_r) + sum_{s < t} y_s + E, nothing of which is a difference of sums
+  // over the sequence:
+  // h as IntraTileBackward left it, x = q . dq and y = k . dk of the parts through the states, E =
+  // G sum(S R).
   void DecayGradient(const Operands<T>& x, const Panels<T>& state_transposed,
                      const Panels<T>& adjoint_transposed, const DecaySink& sink) {
     Vec<T> products = {};

@@ -1,5 +1,5 @@
-// Gradients that several heads, sequences or segments add to: kept apart in the workspace, then summed in the order of
-// their index, so that no bit depends on which thread was first.
+// Gradients that several heads, sequences or segments add to: kept apart in the workspace, then
+// summed in the order of their index, so that no bit depends on which thread was first.
 #pragma once
 
 #include "kernels/decay_attention/cpu/kernels.h"

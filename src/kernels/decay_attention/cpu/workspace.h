@@ -1,8 +1,9 @@
-// Where the parts of the workspace and of the checkpoints lie: offsets in bytes from the buffer's start, each a multiple of
-// 64. The sizes that plan.cc gives out are the `bytes` of these.
+// Where the parts of the workspace and of the checkpoints lie: offsets in bytes from the buffer's
+// start, each a multiple of 64. The sizes that plan.cc gives out are the `bytes` of these.
 //
 //   const ForwardLayout layout = MakeForwardLayout(args, plan);
-//   auto* states = reinterpret_cast<float*>(static_cast<std::byte*>(args.workspace) + layout.segments.states);
+//   auto* memory = static_cast<std::byte*>(args.workspace);
+//   auto* states = reinterpret_cast<float*>(memory + layout.segments.states);
 #pragma once
 
 #include <cstddef>
@@ -34,7 +35,8 @@ class Regions {
   size_t bytes_ = 0;
 };
 
-// What a sequence's segments hand to each other, [num_sequences, H, num_segments] of each; none where one segment does.
+// What a sequence's segments hand to each other, [num_sequences, H, num_segments] of each; none
+// where one segment does.
 struct SegmentLayout {
   size_t states = 0;  // [.., K, V]: first the segment's own sum, then the state it starts from
   size_t norms = 0;   // [.., K]     likewise, with kSumOfKeys

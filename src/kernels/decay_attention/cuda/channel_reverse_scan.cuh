@@ -1,25 +1,31 @@
 // Gradients of decay attention where each key channel has its own decay: one block scans a segment
 // from the end, in tiles of 16 tokens, with R = dL/d(state) in registers.
 //
-// As in reverse_scan.cuh the chunks between two checkpoints, a group, are scanned twice: forward from the
-// checkpoint, leaving the state before each tile in a scratch, then in reverse, so that S before a
-// tile and R after it are there at the same time. Of a tile:
+// As in reverse_scan.cuh the chunks between two checkpoints, a group, are scanned twice: forward
+// from the checkpoint, leaving the state before each tile in a scratch, then in reverse, so that S
+// before a tile and R after it are there at the same time. Of a tile:
 //
-//   w_rs = product of the decays in (s, r]     P: tile's start to r, inclusive; Q: after s to its end; G: all of it
-//   D_rs = dout_r v_s                          scores_rs = scale c_s sum over channels of q_r k_s w_rs            (s <= r)
+//   w_rs = product of the decays in (s, r]
+//   P: tile's start to r, inclusive; Q: after s to its end; G: all of it
+//   D_rs = dout_r v_s
+//   scores_rs = scale c_s sum over channels of q_r k_s w_rs            (s <= r)
 //   x = P (S dout)                             y = c Q (R v)
 //   dq_r = scale (x_r + sum_{s <= r} D_rs w_rs c_s k_s)
 //   dk_s = y_s + c_s sum_{r >= s} D_rs w_rs scale q_r
 //   dv = scores^T dout + (c k Q) R             R' = G R + (scale q P)^T dout
-//   dg_t = sum_{r >= t} (a_r + scale q_r x_r) + sum_{s < t} k_s y_s - sum_{s >= t} b_s + G sum_v(S R)
-//     a_r, b_s: what pairs s < r give to q_r dq_r and to k_s dk_s. A pair that t does not part cancels, and
-//     none is of a size that the weights of the pairs parted do not have: pairs (s, s) are left out on both sides.
+//   dg_t = sum_{r >= t} (a_r + scale q_r x_r) + sum_{s < t} k_s y_s - sum_{s >= t} b_s
+//          + G sum_v(S R)
+//     a_r, b_s: what pairs s < r give to q_r dq_r and to k_s dk_s. A pair that t does not part
+//     cancels, and none is of a size that the weights of the pairs parted do not have: pairs (s, s)
+//     are left out on both sides.
 //
-// Products over V are MMAs. What weights of pairs enter is summed pair by pair in fp32: scores by threads
-// that share a key, gradients by two threads a channel, of which one has the queries and one the keys.
+// Products over V are MMAs. What weights of pairs enter is summed pair by pair in fp32: scores by
+// threads that share a key, gradients by two threads a channel, of which one has the queries and
+// one the keys.
 //
 // Shared memory in KiB, K = V = 128:
-//   | 2 x (q [16, K] 4 | k 4 | v [16, V] 4 | dout 4) | log decays [16, K] 8 | decays 8 | q P 4 | k Q 4 |
+//   | 2 x (q [16, K] 4 | k 4 | v [16, V] 4 | dout 4) | log decays [16, K] 8 | decays 8 | q P 4
+//   | k Q 4 |
 //   | R [K, V] 32 | x 8.3 | y 8.3 | scores [16, 64] 2 | stage of dv 4 | sums 3.3 |
 #pragma once
 
@@ -353,8 +359,8 @@ HL_DEVICE void GradValues(const ChannelRevShared<Config>& smem, const bf16* dout
   }
 }
 
-// Gradients of the log decays of a channel a thread, to `target` if it is there; returns their sum. A
-// decay of 0 has none, exactly.
+// Gradients of the log decays of a channel a thread, to `target` if it is there; returns their sum.
+// A decay of 0 has none, exactly.
 template <typename Config>
 HL_DEVICE float GradDecays(const ChannelRevShared<Config>& smem, const TensorView& target,
                            const ChunkEntry& tile, int head, int dim) {
@@ -448,8 +454,8 @@ HL_DEVICE void ScaleKeysOf(const ChannelReverseScan<Config>& scan, const bf16* k
                                                               scan.args(), tile, scan.place.head));
 }
 
-// Forward through a group: leaves the state before each of its tiles in the scratch, and the last tile
-// loaded. Barriers of a tile: it is there; scaled keys are there.
+// Forward through a group: leaves the state before each of its tiles in the scratch, and the last
+// tile loaded. Barriers of a tile: it is there; scaled keys are there.
 template <typename Config>
 HL_DEVICE void RecomputeStates(ChannelReverseScan<Config>& scan) {
   constexpr int kK = Config::kK, kV = Config::kV;
@@ -521,8 +527,9 @@ HL_DEVICE void GradOperands(const ChannelReverseScan<Config>& scan, const TileOp
              tile.length);
 }
 
-// All gradients of a tile, and R before it; adds those of the thread's log decay to `dlambda`. Barriers: the
-// tile is there; what PrepareTile makes is there; scores and D are there; gradients of pairs are there.
+// All gradients of a tile, and R before it; adds those of the thread's log decay to `dlambda`.
+// Barriers: the tile is there; what PrepareTile makes is there; scores and D are there; gradients
+// of pairs are there.
 template <typename Config>
 HL_DEVICE void SweepTile(ChannelReverseScan<Config>& scan, float (&adjoint)[Config::kV / 8][4],
                          float& dlambda) {

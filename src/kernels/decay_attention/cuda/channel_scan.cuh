@@ -3,13 +3,15 @@
 //
 // Decays of channels do not multiply a finished tile of scores, they go into the operands. A chunk
 // is therefore taken in tiles of 16 tokens, from state to state:
-//   out = (q P) S + scores v,   S = G S + (k Q)^T v     P: tile's start to r, inclusive; Q: after s to its end; G: all of it
+//   out = (q P) S + scores v,   S = G S + (k Q)^T v
+//   P: tile's start to r, inclusive; Q: after s to its end; G: all of it
 // Every factor is exp of a sum of log_decay over its own range within the tile, so none exceeds 1
 // where no decay does. The 16 x 16 scores, whose weights lie between the two ends of a tile, are
 // summed pair by pair: q_r k_s times a product of at most 15 decays.
 //
 // Shared memory in KiB, K = V = 128, C = 64:
-//   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | 2 x (q P [16, K] 4 | k Q 4 | G 0.5) | decays [16, K] 8 |
+//   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | 2 x (q P [16, K] 4 | k Q 4 | G 0.5)
+//   | decays [16, K] 8 |
 //   | scores [16, 64] 2 | stage of out 16 |
 #pragma once
 

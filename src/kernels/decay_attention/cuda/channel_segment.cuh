@@ -1,5 +1,5 @@
-// What each segment of a sequence makes of a zero state (reverse: of a zero dL/d(state) at its end), where
-// each key channel has its own decay: step 1 of segment.cuh, in tiles of 16 tokens.
+// What each segment of a sequence makes of a zero state (reverse: of a zero dL/d(state) at its
+// end), where each key channel has its own decay: step 1 of segment.cuh, in tiles of 16 tokens.
 //
 // Shared memory in KiB, K = V = 128:
 //   | 2 x (x [16, K] 4 | y [16, V] 4) | log decays [16, K] 8 | scaled x 4 | G 0.5 | = kSmemBytes
@@ -39,8 +39,8 @@ struct TileScan {
   }
 };
 
-// S' = G S + (c k Q)^T v, or R' = G R + (scale q P)^T dout. Barriers of a tile: it is there; the scaled
-// operand is there.
+// S' = G S + (c k Q)^T v, or R' = G R + (scale q P)^T dout. Barriers of a tile: it is there; the
+// scaled operand is there.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChannelStateScanKernel(const StateScanParams params) {

@@ -1,6 +1,7 @@
-// Device steps that the scans with decays of channels share: such a decay does not multiply a finished
-// tile of scores, it goes into the operands. Chunks are therefore taken in tiles of 16 tokens, from
-// state to state; weights within a tile are products of at most 15 decays, made pair by pair.
+// Device steps that the scans with decays of channels share: such a decay does not multiply a
+// finished tile of scores, it goes into the operands. Chunks are therefore taken in tiles of 16
+// tokens, from state to state; weights within a tile are products of at most 15 decays, made pair
+// by pair.
 //
 //   for (int row = 0; row < chunk.length; row += kTile) {
 //     const ChunkEntry tile = TileOf(chunk, row);
@@ -25,9 +26,9 @@ HL_DEVICE ChunkEntry TileOf(const ChunkEntry& chunk, int row) {
 }
 HL_DEVICE int LastTile(const ChunkEntry& chunk) { return (chunk.length - 1) / kTile * kTile; }
 
-// Calls visit(r, s, sum over channels of q_r k_s decay_{s+1} .. decay_r), once per pair of the tile;
-// 0 where s > r. q, k: tiles [16, kK], decays [16, kK]. A thread has one key and its group's share of
-// channels, in pairs: the key decays on its way from s to r.
+// Calls visit(r, s, sum over channels of q_r k_s decay_{s+1} .. decay_r), once per pair of the
+// tile; 0 where s > r. q, k: tiles [16, kK], decays [16, kK]. A thread has one key and its group's
+// share of channels, in pairs: the key decays on its way from s to r.
 template <int kK, int kThreads, typename Visit>
 HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, const Visit& visit) {
   constexpr int kGroups = kThreads / kTile;  // threads that share a key
@@ -138,7 +139,8 @@ HL_DEVICE float ScaleKeys(bf16* scaled, const bf16* k, const float* log_decay, i
   return sum;
 }
 
-// acc = G acc + x^T y over the tile's tokens: x [16, kK], y [16, kV], acc [16 channels of the warp, kV].
+// acc = G acc + x^T y over the tile's tokens: x [16, kK], y [16, kV], acc [16 channels of the warp,
+// kV].
 template <int kK, int kV>
 HL_DEVICE void AdvanceState(float (&acc)[kV / 8][4], const bf16* x, const bf16* y,
                             const float* transition) {

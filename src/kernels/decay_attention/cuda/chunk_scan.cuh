@@ -6,7 +6,8 @@
 // for S.
 //
 // Shared memory in KiB, K = V = 128, C = 64:
-//   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | scores [C, C] 8 | stage of out 16 | 2 x tables 2.1 | = kSmemBytes
+//   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | scores [C, C] 8 | stage of out 16
+//   | 2 x tables 2.1 | = kSmemBytes
 #pragma once
 
 #include "kernels/decay_attention/cuda/tile.cuh"
@@ -48,7 +49,8 @@ HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttenti
                          chunk.length);
 }
 
-// scores_rs = scale c_s w_rs q_r k_s for s <= r; what lies above the 16 x 16 tiles of the diagonal is not written.
+// scores_rs = scale c_s w_rs q_r k_s for s <= r; what lies above the 16 x 16 tiles of the diagonal
+// is not written.
 template <typename Config>
 HL_DEVICE void IntraTile(bf16* scores, const bf16* q, const bf16* k, const DecayTables& tables,
                          float scale) {

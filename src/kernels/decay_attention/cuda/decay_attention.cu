@@ -1,4 +1,5 @@
-// Dispatch of decay attention on CUDA: from a problem to the kernels that are compiled for it. Host code.
+// Dispatch of decay attention on CUDA: from a problem to the kernels that are compiled for it. Host
+// code.
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
@@ -116,8 +117,8 @@ void LaunchStates(const decay::StateScanParams& own, const DecayAttentionPlan& p
   launch(own, stream);
 }
 
-// Launches the scans of the segments for their own states and the scan over segments, which turns these
-// into the states before each (reverse: dL/dS after each) and passes on what `scan` says.
+// Launches the scans of the segments for their own states and the scan over segments, which turns
+// these into the states before each (reverse: dL/dS after each) and passes on what `scan` says.
 const float* ScanSegments(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                           const SegmentLayout& layout, const TensorView* dout,
                           decay::SegmentScanParams scan, cudaStream_t stream) {
@@ -164,7 +165,8 @@ void ScanForward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
   (IsPerChannel(args.decay_kind) ? instance.channel_scan : instance.chunk_scan)(params, stream);
 }
 
-// A gradient of heads that may be shared: itself, or where it is shared [B, T, H, dim] fp32 in the workspace.
+// A gradient of heads that may be shared: itself, or where it is shared [B, T, H, dim] fp32 in the
+// workspace.
 TensorView PartialOr(const TensorView& gradient, const DecayAttentionArgs& args, int heads, int dim,
                      size_t offset) {
   if (heads == args.num_heads) return gradient;

@@ -23,16 +23,16 @@ struct ChunkScanParams {
   DecayAttentionArgs args;
   SegmentShape shape;
   int checkpoint_every;
-  const float*
-      segment_states;  // [num_sequences, H, num_segments, K, V]: before each; null: initial_state
+  // [num_sequences, H, num_segments, K, V]: before each; null: initial_state
+  const float* segment_states;
 };
 
 struct ReverseScanParams {
   DecayAttentionGradArgs grads;
   SegmentShape shape;
   int checkpoint_every;
-  const float*
-      segment_states;  // [num_sequences, H, num_segments, K, V]: dL/d(state after each); null: dfinal_state
+  // [num_sequences, H, num_segments, K, V]: dL/d(state after each); null: dfinal_state
+  const float* segment_states;
   void* group;  // [blocks, checkpoint_every (times 4 with decays of channels), kK, kV] bf16
   // The gradients themselves, or fp32 [B, T, H, ..] to be summed over heads that share. dlambda
   // [pieces(, K)]; absent: not wanted.
@@ -69,7 +69,8 @@ struct SegmentScanParams {
 };
 void LaunchSegmentScan(const SegmentScanParams& params, cudaStream_t stream);
 
-// out[b, t, h', c] = sum over the heads h that share h' of partial[b, t, h, c], in the order of the heads.
+// out[b, t, h', c] = sum over the heads h that share h' of partial[b, t, h, c], in the order of the
+// heads.
 struct ReduceHeadsParams {
   const float* partial;  // [slices, B, T, H, dim]
   TensorView out;        // fp32 or bf16
@@ -77,7 +78,8 @@ struct ReduceHeadsParams {
 };
 void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream);
 
-// out[h', c] = sum over sequences, segments, and the heads h that share h' of partial[sequence, h, segment, c].
+// out[h', c] = sum over sequences, segments, and the heads h that share h' of partial[sequence, h,
+// segment, c].
 struct ReduceConstantParams {
   const float* partial;
   float* out;
@@ -104,7 +106,8 @@ struct SimtReverseScanParams {
   bool summary;         // dinitial_state only, from zero
   const float* states;  // as above
   const float* dnorm;   // [B, T, H] dL/d(sum of keys); with the normaliser
-  // Partial sums, fp32 [slices, B, T, H, ..] but for dv, [B, T, H, V], of which each slice has its columns.
+  // Partial sums, fp32 [slices, B, T, H, ..] but for dv, [B, T, H, V], of which each slice has its
+  // columns.
   float *dq, *dk, *dv, *dlog_decay, *dkey_scale;
   float* dlambda;  // [num_sequences, H, slices, K or 1]
 };

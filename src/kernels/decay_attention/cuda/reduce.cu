@@ -1,4 +1,5 @@
-// Second stages of decay attention: the scan over segments, and sums of partial gradients in a fixed order.
+// Second stages of decay attention: the scan over segments, and sums of partial gradients in a
+// fixed order.
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/grid_blocks.h"
 #include "kernels/decay_attention/cuda/launch.h"

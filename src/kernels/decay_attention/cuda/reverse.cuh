@@ -1,5 +1,6 @@
-// What the reverse scans share: states S between two checkpoints wait as A fragments in a scratch that
-// stays in the L2 cache; R = dL/d(state), which warps hold in accumulators, has a copy in shared memory.
+// What the reverse scans share: states S between two checkpoints wait as A fragments in a scratch
+// that stays in the L2 cache; R = dL/d(state), which warps hold in accumulators, has a copy in
+// shared memory.
 #pragma once
 
 #include "kernels/decay_attention/cuda/tile.cuh"

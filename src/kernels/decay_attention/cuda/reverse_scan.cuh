@@ -7,14 +7,19 @@
 // each chunk in a scratch that stays in the L2 cache, then in reverse. Both S and R are kept as [K
 // rows, V columns], 16 rows to a warp; S waits in the scratch as A fragments.
 //
-//   scores_rs  = scale c_s w_rs q_r k_s      dscores_rs = scale c_s w_rs dout_r v_s              (s <= r)
-//   dq = incoming S dout + dscores k         dk = c outgoing R v + dscores^T q       dv = scores^T dout + c outgoing k R
-//   dg_t = sum_{r >= t} (h_r + x_r) + sum_{s < t} y_s + through: nothing from before and after the chunk is subtracted
-//     h_r: row sum less column sum of scores dout v below the diagonal     x_r = q_r (incoming S dout)_r
-//     y_s = k_s (outgoing R v)_s                                           through = transition sum(S R)
+//   scores_rs = scale c_s w_rs q_r k_s,  dscores_rs = scale c_s w_rs dout_r v_s   (s <= r)
+//   dq = incoming S dout + dscores k,    dk = c outgoing R v + dscores^T q,
+//   dv = scores^T dout + c outgoing k R
+//   dg_t = sum_{r >= t} (h_r + x_r) + sum_{s < t} y_s + through:
+//       nothing from before and after the chunk is subtracted
+//     h_r: row sum less column sum of scores dout v below the diagonal
+//     x_r = q_r (incoming S dout)_r
+//     y_s = k_s (outgoing R v)_s
+//     through = transition sum(S R)
 //
 // Shared memory in KiB, K = V = 128, C = 64, of one stage (of two where they fit):
-//   | q 16 | k 16 | v 16 | dout 16 | R [K, V] 32 | scores 8 | dscores 8 | stage of outputs 16 | 2 x tables 2.1 | sums 5.8 |
+//   | q 16 | k 16 | v 16 | dout 16 | R [K, V] 32 | scores 8 | dscores 8 | stage of outputs 16
+//   | 2 x tables 2.1 | sums 5.8 |
 #pragma once
 
 #include "kernels/decay_attention/cuda/reverse.cuh"
@@ -101,7 +106,8 @@ HL_DEVICE void LoadChunkRev(const ReverseScanShared<Config>& smem,
                          RowsOf(grads.dout, chunk, place.head, 0, args.head_dim_v), chunk.length);
 }
 
-// scores, dscores, and of their product the sums below the diagonal. Tiles above the diagonal are not written.
+// scores, dscores, and of their product the sums below the diagonal. Tiles above the diagonal are
+// not written.
 template <typename Config>
 HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, const bf16* k,
                          const bf16* v, const bf16* dout, const DecayTables& tables, float scale) {

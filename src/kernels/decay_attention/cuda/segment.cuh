@@ -3,7 +3,8 @@
 // In reverse the same with dL/dS. One level up, steps 1 and 2 are what ranks of sequence
 // parallelism exchange.
 //
-// Shared memory in KiB, K = V = 128, C = 64:  | 2 x (x [C, K] 16 | y [C, V] 16) | 2 x tables 2.1 | = kSmemBytes
+// Shared memory in KiB, K = V = 128, C = 64: | 2 x (x [C, K] 16 | y [C, V] 16) | 2 x tables 2.1 | =
+// kSmemBytes
 #pragma once
 
 #include "kernels/decay_attention/cuda/tile.cuh"

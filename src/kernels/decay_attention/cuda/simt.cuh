@@ -42,7 +42,8 @@ HL_DEVICE void Store(const TensorView& view, const ChunkEntry& chunk, int token,
     *target = x;
   }
 }
-// S * exp(log_decay) as keep S + change S. Near 1 the change is what counts; near 0 it would cancel.
+// S * exp(log_decay) as keep S + change S. Near 1 the change is what counts; near 0 it would
+// cancel.
 struct DecayStep {
   float keep, change;
 };
@@ -121,7 +122,8 @@ HL_DEVICE void StoreStateRow(const float (&row)[kSimtColumns], void* state, void
   }
 }
 
-// One barrier a token: v of token t and sums of token t - 1 go to buffers that the next token does not touch.
+// One barrier a token: v of token t and sums of token t - 1 go to buffers that the next token does
+// not touch.
 template <typename T>
 __global__ void __launch_bounds__(kMaxHeadDim, 1) SimtScanKernel(const SimtScanParams params) {
   const DecayAttentionArgs& args = params.args;
@@ -236,11 +238,12 @@ __global__ void __launch_bounds__(kMaxHeadDim, 1) SimtScanKernel(const SimtScanP
   }
 }
 
-// D_t = dL/d(log_decay_t) = sum_v decay_t S_{t-1} R_t, R_t after q_t has been added, runs backwards as
+// D_t = dL/d(log_decay_t) = sum_v decay_t S_{t-1} R_t, R_t after q_t has been added, runs backwards
+// as
 //   D_t = D_{t+1} + q_t (scale decay_t S_{t-1} dout_t) - k_t (decay_{t+1} R_{t+1} v_t)
-// anew in each chunk, so that no difference runs over more of them. What a token's own key gives to its
-// own query (k_t v_t dout_t q_t) is in neither term: with strong decays it is far larger than D. For
-// the same reason the chunk's last D is summed as it stands, without the last key.
+// anew in each chunk, so that no difference runs over more of them. What a token's own key gives to
+// its own query (k_t v_t dout_t q_t) is in neither term: with strong decays it is far larger than
+// D. For the same reason the chunk's last D is summed as it stands, without the last key.
 template <typename T>
 __global__ void __launch_bounds__(kMaxHeadDim, 1)
     SimtReverseScanKernel(const SimtReverseScanParams params) {

@@ -5,7 +5,8 @@
 // that the eight rows an ldmatrix reads at one column lie in different banks. A state [kK, kV]
 // lives in accumulators, 16 rows to a warp.
 //
-//   lane = 4 g + t throughout; of an accumulator d: d[0] d[1] (row g, columns 2t, 2t+1), d[2] d[3] (row g+8, same).
+//   lane = 4 g + t throughout; of an accumulator d: d[0] d[1] (row g, columns 2t, 2t+1),
+//       d[2] d[3] (row g+8, same).
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -427,7 +428,8 @@ HL_DEVICE void StoreTransposedWide(const float (&d)[kChunk / 8][4], bf16* stage,
 
 // ---- states, 16 rows to a warp ----
 
-// acc += x^T diag(factor) y over the chunk's tokens: x [64, kX], y [64, kY], acc [kX rows of the warp, kY].
+// acc += x^T diag(factor) y over the chunk's tokens: x [64, kX], y [64, kY], acc [kX rows of the
+// warp, kY].
 template <int kX, int kY>
 HL_DEVICE void AccumulateOuter(float (&acc)[kY / 8][4], const bf16* x, const bf16* y,
                                const float* factor) {
@@ -448,8 +450,9 @@ HL_DEVICE void AccumulateOuter(float (&acc)[kY / 8][4], const bf16* x, const bf1
   }
 }
 
-// log2 of what a segment's scan has multiplied a state by, after one more piece with `sum`. Where a document
-// starts nothing of before gets through, nor (in reverse) a NaN in the decays of what comes after.
+// log2 of what a segment's scan has multiplied a state by, after one more piece with `sum`. Where a
+// document starts nothing of before gets through, nor (in reverse) a NaN in the decays of what
+// comes after.
 template <bool kReverse>
 HL_DEVICE float ExtendTransition(float log2_transition, float sum, bool resets) {
   const float cut = __uint_as_float(0xff800000u);  // -inf
@@ -462,7 +465,8 @@ HL_DEVICE float ExtendTransition(float log2_transition, float sum, bool resets) 
 struct StateRows {
   int rows, columns;  // that exist
   int row,
-      column;  // of the warp's first row and the tile's first column; kTransposed: the other way round
+      // of the warp's first row and the tile's first column; kTransposed: the other way round
+      column;
 };
 HL_DEVICE float StateValue(const float* data) { return *data; }
 HL_DEVICE float StateValue(const bf16* data) { return ToFloat(*data); }

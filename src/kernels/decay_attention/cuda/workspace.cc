@@ -25,7 +25,8 @@ size_t Pieces(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   return size_t{1} * args.num_sequences * args.num_heads * std::max(plan.num_segments, 1);
 }
 
-// States that a reverse scan keeps for each chunk of a group: with decays of channels it goes by tiles of 16 tokens.
+// States that a reverse scan keeps for each chunk of a group: with decays of channels it goes by
+// tiles of 16 tokens.
 size_t StatesPerChunk(const DecayAttentionArgs& args) {
   return IsPerChannel(args.decay_kind) ? 4 : 1;
 }

@@ -1,4 +1,5 @@
-// Where the parts of the CUDA kernels' workspace lie: offsets in bytes, each a multiple of 256. Host code.
+// Where the parts of the CUDA kernels' workspace lie: offsets in bytes, each a multiple of 256.
+// Host code.
 //
 //   const cuda::BackwardLayout layout = cuda::MakeBackwardLayout(args, plan);
 //   float* const dq = cuda::At<float>(args.workspace, layout.dq);
@@ -13,7 +14,8 @@ namespace halflife::kernels::cuda {
 
 // Which kernels run a problem.
 enum class Route {
-  kTensorCores,  // bf16, one decay factor a token, no normaliser, K and V (of a slice) within an instance
+  // bf16, one decay factor a token, no normaliser, K and V (of a slice) within an instance
+  kTensorCores,
   kChannelScan,  // the same where each channel has its own decay
   kSimt,         // everything else, in fp32
 };
@@ -38,7 +40,8 @@ struct BackwardLayout {
   size_t dv = 0;          // [B, T, H, V]
   size_t dlog_decay = 0;  // [B, T, H(, K)]
   size_t dlambda = 0;     // [num_sequences, H, num_segments(, K)]: constant decays
-  // Of the SIMT kernels, whose partial sums above have a further leading dimension, the slices of V (but for dv).
+  // Of the SIMT kernels, whose partial sums above have a further leading dimension, the slices of V
+  // (but for dv).
   size_t dkey_scale = 0;   // [slices, B, T, H]
   size_t simt_states = 0;  // [num_chunks, H, K, V (+ 1)]
   size_t dnorm = 0;        // [B, T, H]

@@ -1,4 +1,5 @@
-// Decays that break the usual shortcuts (differences of cumulative sums, products of rounded factors, 1 / b), and controls:
+// Decays that break the usual shortcuts (differences of cumulative sums, products of rounded
+// factors, 1 / b), and controls:
 // mistakes that the gates must notice.
 #include "kernels/decay_attention/cpu/run_cpu.h"
 
@@ -33,8 +34,8 @@ TEST(DecayAttentionAdversarial, AnyDecay) {
     }
 }
 
-// Sums up to 60 over a chunk: weights of e^60 beside those of 1. fp32 sums of that size are off by 60 x 6e-8 x a few in
-// the exponent, hence the wider gate.
+// Sums up to 60 over a chunk: weights of e^60 beside those of 1. fp32 sums of that size are off by
+// 60 x 6e-8 x a few in the exponent, hence the wider gate.
 TEST(DecayAttentionAdversarial, GrowthUpToSixtyAChunk) {
   for (const DecayKind kind : kKinds) {
     const RandomProblem problem =
@@ -121,7 +122,8 @@ TEST(DecayAttentionAdversarial, TheGatesNoticeMistakes) {
   }
 }
 
-// The shortcut that the kernels avoid: dlog_decay as a running sum of q dq - k dk over the sequence, here in fp32.
+// The shortcut that the kernels avoid: dlog_decay as a running sum of q dq - k dk over the
+// sequence, here in fp32.
 TEST(DecayAttentionAdversarial, ARunningSumOverTheSequenceWouldFail) {
   RandomProblem problem = MakeProblem({.B = 1,
                                        .T = 4096,

@@ -1,4 +1,5 @@
-// One problem a kind of decay through the emulated CUDA kernels, the CPU kernels and the oracle: all three agree.
+// One problem a kind of decay through the emulated CUDA kernels, the CPU kernels and the oracle:
+// all three agree.
 #include "kernels/decay_attention/cuda/expect.h"
 
 namespace halflife::kernels::test {

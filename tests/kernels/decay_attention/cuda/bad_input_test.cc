@@ -1,4 +1,5 @@
-// What decay attention's CUDA entries refuse, and what they make of input without numbers or without tokens, in the emulator.
+// What decay attention's CUDA entries refuse, and what they make of input without numbers or
+// without tokens, in the emulator.
 #include "kernels/decay_attention/cuda/expect.h"
 #include "kernels/decay_attention/step_faults.h"
 #include "kernels/decay_attention/stride_faults.h"
@@ -84,7 +85,8 @@ void ExpectSameElsewhere(const Tensor& got, const Tensor& clean, const NanPlace&
     }
 }
 
-// Outputs of the document and head: as without the NaN before `heard`, NaN from its token on (or in it alone).
+// Outputs of the document and head: as without the NaN before `heard`, NaN from its token on (or in
+// it alone).
 void ExpectHeardAfterwards(const Tensor& got, const Tensor& clean, const NanPlace& nan, int heard,
                            bool token_alone) {
   for (int t = nan.begin; t < nan.end; ++t)
@@ -150,8 +152,8 @@ TEST(CudaNan, StaysInItsDocumentAndHeadAndAfterItsToken) {
     }
 }
 
-// The states between segments, and their gradients, too know where documents start: here in the second of three
-// segments, at the first token of a group of chunks for no kind.
+// The states between segments, and their gradients, too know where documents start: here in the
+// second of three segments, at the first token of a group of chunks for no kind.
 TEST(CudaNan, StaysInItsDocumentAcrossSegments) {
   if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   constexpr int kStart = 560, kLength = 1100;

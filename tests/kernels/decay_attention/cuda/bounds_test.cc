@@ -1,5 +1,6 @@
-// Decay attention's CUDA kernels write their workspace and checkpoints to the end that is promised, and no further; in
-// the emulator. (The address sanitizer sees as much of every other test, whose buffers are of exactly that size.)
+// Decay attention's CUDA kernels write their workspace and checkpoints to the end that is promised,
+// and no further; in the emulator. (The address sanitizer sees as much of every other test, whose
+// buffers are of exactly that size.)
 #include <algorithm>
 #include <cstddef>
 #include <vector>
@@ -102,7 +103,8 @@ TEST(CudaBounds, TokenByToken) {
     }
 }
 
-// The forward runs on tensor cores, where it could leave checkpoints; the backward does not and wants none.
+// The forward runs on tensor cores, where it could leave checkpoints; the backward does not and
+// wants none.
 TEST(CudaBounds, BackwardWithoutCheckpoints) {
   if (kSanitized) GTEST_SKIP() << "in every other test the address sanitizer sees as much";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})

@@ -1,4 +1,5 @@
-// What the tests of decay attention's CUDA kernels share: the gates, and runs of a problem against the oracle.
+// What the tests of decay attention's CUDA kernels share: the gates, and runs of a problem against
+// the oracle.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +12,8 @@
 
 namespace halflife::kernels::test {
 
-// A thread of a kernel is a fiber of the thread sanitizer, which is slow: tests then run fewer sizes.
+// A thread of a kernel is a fiber of the thread sanitizer, which is slow: tests then run fewer
+// sizes.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr bool kSlow = true;
 #else
@@ -51,7 +53,8 @@ inline constexpr Strength kAdversarial[] = {Strength::kOne,    Strength::kNearOn
                                             Strength::kStrong, Strength::kVanish,
                                             Strength::kResets, Strength::kMixed};
 
-// Heads enough for a strength that draws at random: where a head has one decay, one would be one draw.
+// Heads enough for a strength that draws at random: where a head has one decay, one would be one
+// draw.
 constexpr int DecayHeads(DecayKind kind) { return kind == DecayKind::kPerHead ? 3 : 1; }
 
 struct HeadDims {
@@ -81,7 +84,8 @@ inline void ExpectSameTokens(const Tensor& a, const Tensor& b, int begin, int en
       for (int c = 0; c < a.width(); ++c) ASSERT_EQ(a.Get(0, t, h, c), b.Get(0, t, h, c)) << t;
 }
 
-// A changed gradient of one token's output is heard by its own query and by keys, values and decays up to it.
+// A changed gradient of one token's output is heard by its own query and by keys, values and decays
+// up to it.
 inline void ExpectGradientsKnowLaterOutputsOnly(const ProblemShape& shape, int token) {
   SCOPED_TRACE(Concat(shape.Name(), " token ", token));
   Problem before(shape), after(shape);

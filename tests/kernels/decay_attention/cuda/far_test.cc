@@ -1,5 +1,5 @@
-// Offsets that no 32 bits hold, in elements and in bytes of bf16: every route of the CUDA kernels gives, in the emulator, the
-// bits of a dense problem.
+// Offsets that no 32 bits hold, in elements and in bytes of bf16: every route of the CUDA kernels
+// gives, in the emulator, the bits of a dense problem.
 #include <limits>
 
 #include "kernels/decay_attention/cuda/expect.h"
@@ -61,7 +61,8 @@ TEST(CudaFar, RowsTokenByToken) {
   ExpectFarIsDense(shape);
 }
 
-// Tokens at the end of a row of 2^31 - 1. The backward token by token is left out: it sums slices over all tokens.
+// Tokens at the end of a row of 2^31 - 1. The backward token by token is left out: it sums slices
+// over all tokens.
 void ExpectLateIsDense(const ProblemShape& shape, bool backward) {
   SCOPED_TRACE(shape.Name());
   Problem problem(shape);
@@ -97,7 +98,8 @@ TEST(CudaFar, LateTokens) {
   ExpectLateIsDense(shape, false);
 }
 
-// Both rows of a batch decode: once with the first two slots of the states, once with one a whole address space away.
+// Both rows of a batch decode: once with the first two slots of the states, once with one a whole
+// address space away.
 TEST(CudaFar, SlotsOfAStep) {
   SKIP_IF_SLOW();
   ProblemShape shape = {.batch = 2, .seq_len = 1, .heads = 2, .dim_k = 16, .dim_v = 24};
@@ -118,7 +120,8 @@ TEST(CudaFar, SlotsOfAStep) {
   EXPECT_EQ(after[0], after[1]);
 }
 
-// A grid that would wrap around to a few blocks, or to none, is refused before anything is launched.
+// A grid that would wrap around to a few blocks, or to none, is refused before anything is
+// launched.
 TEST(CudaFar, MoreBlocksThanALaunchTakes) {
   const ProblemShape shape = {.seq_len = 1, .heads = 1, .dim_k = 16, .dim_v = 16};
   Problem problem(shape);

@@ -1,4 +1,5 @@
-// A RandomProblem run by the CUDA kernels in host memory, which is the emulator's device memory, beside the oracle's answer.
+// A RandomProblem run by the CUDA kernels in host memory, which is the emulator's device memory,
+// beside the oracle's answer.
 //
 //   Problem problem({.seq_len = 65, .heads = 1});
 //   problem.Forward(/*with_checkpoints=*/true);

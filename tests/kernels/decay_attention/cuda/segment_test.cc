@@ -80,7 +80,8 @@ TEST(CudaSegment, DocumentsAndPackedSequences) {
       {.seq_len = 600, .heads = 1, .num_segments = 2, .cu_seqlens = {0, 0, 64, 70, 600}});
 }
 
-// What a segment hands on equals what the whole scan leaves: S_out = exp(log_transition) S_in + state.
+// What a segment hands on equals what the whole scan leaves: S_out = exp(log_transition) S_in +
+// state.
 void ExpectSummaries(ProblemShape shape) {
   SCOPED_TRACE(shape.Name());
   Problem problem(shape);

@@ -1,4 +1,5 @@
-// The token-by-token kernels of decay attention and the decode step, in the emulator, against the oracle.
+// The token-by-token kernels of decay attention and the decode step, in the emulator, against the
+// oracle.
 #include "kernels/decay_attention/cuda/expect.h"
 
 namespace halflife::kernels::test {
@@ -34,7 +35,8 @@ TEST(CudaSimt, AnyLength) {
                        .norm = norm});
 }
 
-// Keys of more channels than the tensor cores' kernels take; values of more, for which only the gradients run here.
+// Keys of more channels than the tensor cores' kernels take; values of more, for which only the
+// gradients run here.
 TEST(CudaSimt, WideHeadsOfBf16) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
     for (const HeadDims& dims : {HeadDims{130, 24}, HeadDims{24, 130}}) {
@@ -67,14 +69,16 @@ TEST(CudaSimt, AdversarialDecays) {
       Problem problem(shape);
       problem.Forward();
       problem.Backward();
-      // A constant's gradient sums over tokens, each of which carries what those after it in its chunk rounded off.
+      // A constant's gradient sums over tokens, each of which carries what those after it in its
+      // chunk rounded off.
       for (const auto& [name, error] : problem.Compare(true).errors)
         EXPECT_LE(error, name == "dlambda" ? 1e-5 : Gate(shape, name)) << name;
     }
   }
 }
 
-// A factor of e^(60/64) is off by up to 6e-8, in the same direction at each of 64 tokens: hence the wider gate.
+// A factor of e^(60/64) is off by up to 6e-8, in the same direction at each of 64 tokens: hence the
+// wider gate.
 TEST(CudaSimt, GrowthUpToSixtyAChunk) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : kKinds) {
