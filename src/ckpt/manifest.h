@@ -2,10 +2,10 @@
 // which element ranges of which tensors lie where in them, with a hash per block. Protobuf stays
 // behind manifest.cc.
 //
-//   const std::string bytes = EncodeManifest(manifest);             // magic, length, payload, hash
-//   const Manifest again = DecodeManifest(bytes, "manifest.pb");    // DamageError unless all of it
-//   agrees CheckCoverage(again, "manifest.pb");                            // every element exactly
-//   once
+//   const std::string bytes = EncodeManifest(manifest);  // magic, length, payload, hash
+//   // DamageError unless all of it agrees.
+//   const Manifest again = DecodeManifest(bytes, "manifest.pb");
+//   CheckCoverage(again, "manifest.pb");  // every element exactly once
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // Which steps a run folder keeps, and the deletion of the others. Never fewer than two good steps
 // remain.
 //
-//   for (const RetentionChoice& choice : PlanRetention(ckpt_dir, policy)) ...   // what goes and
-//   why
+//   // What goes and why.
+//   for (const RetentionChoice& choice : PlanRetention(ckpt_dir, policy)) ...
 #pragma once
 
 #include <filesystem>

@@ -2,9 +2,9 @@
 // code runs on load, and every safetensors reader opens our shards. A header that is read is
 // treated as hostile.
 //
-//   const std::string head = safetensors::BuildHeader(entries, metadata, 4096);   // the data
-//   starts at head.size() const safetensors::Header header = safetensors::ReadHeader(path,
-//   ExitCode::kData);
+//   // The data starts at head.size().
+//   const std::string head = safetensors::BuildHeader(entries, metadata, 4096);
+//   const safetensors::Header header = safetensors::ReadHeader(path, ExitCode::kData);
 #pragma once
 
 #include <cstdint>

@@ -2,9 +2,9 @@
 // from the very bytes that are written. The result is a part of a manifest (one file, the tensors
 // it holds) for rank 0 to merge.
 //
-//   ShardPlan plan = PlanShard(arena, rank);      // which ranges, in file order
-//   const Manifest part = WriteShard(tmp_dir, plan, {.step = 1200, .rank = 3, .attempt =
-//   "9f2c01ab"});
+//   ShardPlan plan = PlanShard(arena, rank);  // which ranges, in file order
+//   const Manifest part =
+//       WriteShard(tmp_dir, plan, {.step = 1200, .rank = 3, .attempt = "9f2c01ab"});
 #pragma once
 
 #include <filesystem>

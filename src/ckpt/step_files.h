@@ -5,8 +5,8 @@
 //
 //   const StepFiles files(step_dir, manifest);
 //   BlockCursor cursor(files);
-//   cursor.Copy(tensor, fragment, begin, end, out);   // elements of the tensor, inside the
-//   fragment
+//   // Elements of the tensor, inside the fragment.
+//   cursor.Copy(tensor, fragment, begin, end, out);
 #pragma once
 
 #include <filesystem>

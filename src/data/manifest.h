@@ -4,7 +4,7 @@
 // accepts a message that was cut at a field's border.
 //
 //   AtomicWriteFile(folder / kManifestName, FrameManifest(manifest), ExitCode::kData);
-//   const Manifest manifest = ReadManifest(folder / kManifestName);
+//   const Manifest again = ReadManifest(folder / kManifestName);
 #pragma once
 
 #include <filesystem>

@@ -1,0 +1,124 @@
+// The examples of src/data's headers. A function's parameters are what its example takes for
+// granted.
+#include <hdf5.h>
+
+#include "core/files.h"
+#include "data/bpe/added_tokens.h"
+#include "data/bpe/merger.h"
+#include "data/bpe/regex.h"
+#include "data/bpe/tokenizer_json.h"
+#include "data/byte_stream.h"
+#include "data/dataset.h"
+#include "data/document_encoder.h"
+#include "data/hdf5_handles.h"
+#include "data/manifest.h"
+#include "data/ordered_pipeline.h"
+#include "data/output_folder.h"
+#include "data/prepare.h"
+#include "data/sentencepiece_bridge.h"
+#include "data/shard_reader.h"
+#include "data/shard_writer.h"
+#include "data/text_chunker.h"
+#include "data/text_tokens.h"
+#include "data/token_source.h"
+#include "data/tokenizer.h"
+#include "data/tokenizer_folder.h"
+#include "data/tokenizer_trainer.h"
+
+namespace halflife::data {
+
+using Path = std::filesystem::path;
+
+void AddedTokensExample(const std::vector<AddedToken>& tokens, std::string_view text) {
+#include "examples/data/bpe/added_tokens.h"
+}
+
+void MergerExample(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges,
+                   std::vector<int32_t>& ids) {
+#include "examples/data/bpe/merger.h"
+}
+
+void Use(ByteSpan span);
+void RegexExample(std::string_view text) {
+#include "examples/data/bpe/regex.h"
+}
+
+void TokenizerJsonExample(std::string_view bytes) {
+#include "examples/data/bpe/tokenizer_json.h"
+}
+
+void ByteStreamExample(const InputFile& file, char (&buffer)[64]) {
+#include "examples/data/byte_stream.h"
+}
+
+void DatasetExample(const Path& path, int64_t begin, std::span<int32_t> ids) {
+#include "examples/data/dataset.h"
+}
+
+void DocumentEncoderExample(const std::unique_ptr<Tokenizer>& tokenizer, const TextChunk& chunk) {
+#include "examples/data/document_encoder.h"
+}
+
+void Hdf5HandlesExample(const std::string& path) {
+#include "examples/data/hdf5_handles.h"
+}
+
+void ManifestExample(const Path& folder, const Manifest& manifest) {
+#include "examples/data/manifest.h"
+}
+
+void OrderedPipelineExample(int threads, TextChunker& chunker, const DocumentEncoder& encoder,
+                            ShardWriter& writer) {
+#include "examples/data/ordered_pipeline.h"
+}
+
+void WriteEverything(const Path& folder);
+void OutputFolderExample(const Path& out) {
+#include "examples/data/output_folder.h"
+}
+
+void PrepareExample() {
+#include "examples/data/prepare.h"
+}
+
+void SentencePieceBridgeExample(std::string_view bytes) {
+#include "examples/data/sentencepiece_bridge.h"
+}
+
+void ShardReaderExample(const Path& folder, const ShardRecord& record, int token_bytes,
+                        int vocab_size) {
+#include "examples/data/shard_reader.h"
+}
+
+void ShardWriterExample(const Path& tmp, std::span<const int32_t> ids) {
+#include "examples/data/shard_writer.h"
+}
+
+void TextChunkerExample(const std::vector<InputFile>& files) {
+#include "examples/data/text_chunker.h"
+}
+
+void TextTokensExample(const std::unique_ptr<Tokenizer>& tokenizer, int64_t seq_len) {
+#include "examples/data/text_tokens.h"
+}
+
+struct Cursor {
+  uint64_t next_sample;
+};
+void TokenSourceExample(const Dataset& dataset, const Cursor& cursor) {
+#include "examples/data/token_source.h"
+}
+
+void TokenizerExample(const Path& run) {
+#include "examples/data/tokenizer.h"
+}
+
+void TokenizerFolderExample() {
+#include "examples/data/tokenizer_folder.h"
+}
+
+void TokenizerTrainerExample(std::string_view document, int vocab_size) {
+#include "examples/data/tokenizer_trainer.h"
+}
+
+}  // namespace halflife::data

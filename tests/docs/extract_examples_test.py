@@ -1,0 +1,79 @@
+"""extract_examples.py on small texts; and every example of the repository is compiled somewhere."""
+
+import pathlib
+import re
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+sys.dont_write_bytecode = True
+import extract_examples  # noqa: E402
+
+# Areas of src/ whose examples are compiled here, and what of them is no C++ for a host.
+AREAS = {"core", "data", "dist", "ckpt", "interop"}
+ELSEWHERE = set()
+
+
+def lines_of(*text):
+    (example,) = extract_examples.examples_of("x.h", "src/x.h", "\n".join(text))
+    return example.lines
+
+
+class ExtractTest(unittest.TestCase):
+    def test_a_block_keeps_its_place_and_loses_its_comments(self):
+        (example,) = extract_examples.examples_of("core/x.h", "src/core/x.h", "\n".join([
+            "// What it is for.", "//", "//   const X x;  // made by main",
+            '//   x.Say("// no comment", \'"\');', "#pragma once"]))
+        self.assertEqual((example.name, example.line), ("core/x.h", 3))
+        self.assertEqual(example.text(), '#line 3 "src/core/x.h"\nconst X x;\n'
+                         'x.Say("// no comment", \'"\');\n')
+
+    def test_what_a_reader_can_think_of(self):
+        self.assertEqual(lines_of("//   for (int i : x) ...   // each"), ["for (int i : x) {}"])
+        self.assertEqual(lines_of("//   Run([] { ... }, {...}, {.a = 1, ...});"),
+                         ["Run([] {}, {}, {.a = 1});"])
+        self.assertEqual(lines_of("//   a.B();", "//   ... bind a ...", '//   C("...");'),
+                         ["a.B();", "", 'C("...");'])
+
+    def test_formulas_lists_and_prose_are_no_examples(self):
+        for text in ("//   S_t = exp(g_t) S_{t-1} + v_t,   o_t = q_t S_t",
+                     "//   LATEST    a hint for people; nothing relies on it",
+                     "// Prose that ends in a semicolon;", "int code = 1;"):
+            self.assertEqual(extract_examples.examples_of("x.h", "src/x.h", text), [], text)
+
+    def test_second_blocks_and_documents(self):
+        header = "//   a;\n//\n// And\n//   b;\n"
+        names = [one.name for one in extract_examples.examples_of("x.h", "src/x.h", header)]
+        self.assertEqual(names, ["x.h", "x.h.2"])
+        document = "Text\n```cpp\nint a;  // kept\n```\n```sh\nls;\n```\n"
+        (example,) = extract_examples.examples_of("docs/x.md", "docs/x.md", document)
+        self.assertEqual((example.line, example.lines), (3, ["int a;  // kept"]))
+
+    def test_files_change_when_an_example_does(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "a" / "x.h"
+            extract_examples.write_if_changed(path, "a;\n")
+            path.chmod(0o444)
+            before = path.stat().st_mtime_ns
+            extract_examples.write_if_changed(path, "a;\n")
+            self.assertEqual(path.stat().st_mtime_ns, before)
+            path.chmod(0o644)
+            extract_examples.write_if_changed(path, "b;\n")
+            self.assertEqual(path.read_text(), "b;\n")
+
+
+class RepositoryTest(unittest.TestCase):
+    def test_every_example_is_compiled_once(self):
+        wanted = {example.name for example in extract_examples.all_examples(HERE.parents[1])
+                  if example.name.split("/")[0] in AREAS} - ELSEWHERE
+        self.assertGreater(len(wanted), 50)
+        included = []
+        for source in HERE.glob("*.cc"):
+            included += re.findall(r'^#include "examples/(.+)"$', source.read_text(), re.MULTILINE)
+        self.assertEqual(sorted(included), sorted(wanted))
+
+
+if __name__ == "__main__":
+    unittest.main()

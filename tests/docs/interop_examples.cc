@@ -1,0 +1,43 @@
+// The examples of src/interop's headers. A function's parameters are what its example takes for
+// granted.
+#include <nlohmann/json.hpp>
+
+#include "interop/config_reader.h"
+#include "interop/export.h"
+#include "interop/hf_folder.h"
+#include "interop/hf_model.h"
+#include "interop/hf_sentencepiece.h"
+#include "interop/hf_tokenizer.h"
+#include "model/language_model.h"
+
+namespace halflife::interop {
+
+using Path = std::filesystem::path;
+using TokenizerPointer = std::unique_ptr<data::Tokenizer>;
+
+void ConfigReaderExample(const nlohmann::json& json, const Path& folder) {
+#include "examples/interop/config_reader.h"
+}
+
+void ExportExample(const ckpt::StepReader& step, const data::Tokenizer* tokenizer) {
+  using ckpt::StoredDType;
+#include "examples/interop/export.h"
+}
+
+void HfFolderExample(const Path& path, int64_t count, float* out) {
+#include "examples/interop/hf_folder.h"
+}
+
+void HfModelExample(int64_t count, float* out) {
+#include "examples/interop/hf_model.h"
+}
+
+void HfSentencePieceExample(std::string_view model_bytes, const data::Tokenizer& tokenizer) {
+#include "examples/interop/hf_sentencepiece.h"
+}
+
+void HfTokenizerExample(const TokenizerPointer& tokenizer, const Path& hf_folder) {
+#include "examples/interop/hf_tokenizer.h"
+}
+
+}  // namespace halflife::interop
