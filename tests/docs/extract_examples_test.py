@@ -12,7 +12,7 @@ sys.dont_write_bytecode = True
 import extract_examples  # noqa: E402
 
 # Areas of src/ whose examples are compiled here, and what of them is no C++ for a host.
-AREAS = {"core", "data", "dist", "ckpt", "interop"}
+AREAS = {"core", "data", "dist", "ckpt", "interop", "model", "docs"}
 ELSEWHERE = set()
 
 
