@@ -2,7 +2,7 @@
 // linear mixers memory and time per token do not grow with the length.
 //
 //   const GenerateStats stats = Generate(model, ids, {.max_tokens = 200, .sampler = {...}},
-//                                        [](int32_t id) { ... });
+//                                        [](int32_t id) { return id != kStop; });
 #pragma once
 
 #include <cstdint>

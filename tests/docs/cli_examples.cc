@@ -1,0 +1,39 @@
+// The examples of the headers of src/cli. A function's parameters are what its example takes for
+// granted.
+#include <CLI/CLI.hpp>
+
+#include "cli/command_line/command.h"
+#include "cli/command_line/help.h"
+#include "cli/command_line/options.h"
+#include "cli/command_line/parse.h"
+#include "cli/command_line/program.h"
+#include "cli/model_source.h"
+#include "cli/run.h"
+#include "cli/shared_facts.h"
+#include "infer/model_loader.h"
+
+namespace halflife::cli {
+
+namespace command_header {
+#include "examples/cli/command_line/command.h"
+}
+
+void HelpExample(CLI::App* command){
+#include "examples/cli/command_line/help.h"
+}
+
+ExitCode Run(std::monostate);
+void OptionsExample(int argc, char** argv) {
+#include "examples/cli/command_line/options.h"
+}
+
+int ParseExample(int argc, char** argv) {
+#include "examples/cli/command_line/parse.h"
+  return 0;
+}
+
+void SharedFactsExample(dist::RankContext& context, const infer::LoadedModel& loaded) {
+#include "examples/cli/shared_facts.h"
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,33 @@
+// The examples of the headers of src/infer and src/eval. A function's parameters are what its
+// example takes for granted.
+#include "eval/scorer.h"
+#include "infer/generator.h"
+#include "infer/model_loader.h"
+#include "infer/sampler.h"
+
+namespace halflife::infer {
+
+void GeneratorExample(const model::LanguageModel& model, const std::vector<int32_t>& ids) {
+  constexpr int32_t kStop = 1;
+#include "examples/infer/generator.h"
+}
+
+void ModelLoaderExample() {
+#include "examples/infer/model_loader.h"
+}
+
+void SamplerExample(std::span<const float> logits, uint64_t position) {
+#include "examples/infer/sampler.h"
+}
+
+}  // namespace halflife::infer
+
+namespace halflife::eval {
+
+std::vector<std::span<const int32_t>> sequences_of(const std::vector<size_t>& batch);
+void ScorerExample(std::span<const size_t> lengths, const ScoreConfig& config,
+                   const model::LanguageModel& model) {
+#include "examples/eval/scorer.h"
+}
+
+}  // namespace halflife::eval

@@ -1,0 +1,22 @@
+// The examples of src/report's headers. A function's parameters are what its example takes for
+// granted.
+#include "core/files.h"
+#include "report/page.h"
+#include "report/run_record.h"
+#include "report/series.h"
+
+namespace halflife::report {
+
+void PageExample() {
+#include "examples/report/page.h"
+}
+
+void RunRecordExample() {
+#include "examples/report/run_record.h"
+}
+
+void SeriesExample(const Series& points) {
+#include "examples/report/series.h"
+}
+
+}  // namespace halflife::report

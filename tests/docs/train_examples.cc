@@ -1,0 +1,81 @@
+// The examples of src/train's headers. A function's parameters are what its example takes for
+// granted.
+#include <ATen/core/Tensor.h>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "dist/gradient_reducer.h"
+#include "train/config/run_config.h"
+#include "train/loop/save_policy.h"
+#include "train/loop/stop_flags.h"
+#include "train/loop/stop_policy.h"
+#include "train/loop/trainer.h"
+#include "train/loop/warm_start.h"
+#include "train/record/event_log.h"
+#include "train/record/run_folder.h"
+#include "train/step/gradient_hooks.h"
+#include "train/step/parameter_arena.h"
+#include "train/step/step.h"
+#include "train/step/step_scalars.h"
+
+namespace halflife::train {
+
+using Path = std::filesystem::path;
+using RankContextPointer = std::unique_ptr<dist::RankContext>;
+
+void RunConfigExample(const Path& run) {
+#include "examples/train/config/run_config.h"
+}
+
+void SavePolicyExample(SavePolicy& policy, int64_t step, bool requested, const Error& error) {
+#include "examples/train/loop/save_policy.h"
+}
+
+void StopFlagsExample() {
+#include "examples/train/loop/stop_flags.h"
+}
+
+void StopPolicyExample(StopPolicy& policy, StepRunner& runner, int64_t step, uint64_t& num_updates,
+                       const Stopwatch& clock) {
+#include "examples/train/loop/stop_policy.h"
+}
+
+void TrainerExample(const RunConfig& config, Device device, RunFolder folder,
+                    RankContextPointer& context) {
+#include "examples/train/loop/trainer.h"
+}
+
+void WarmStartExample(const ckpt::WeightSource& source, const WarmStartRules& rules,
+                      ParameterArena& arena) {
+#include "examples/train/loop/warm_start.h"
+}
+
+void EventLogExample(const Path& run) {
+#include "examples/train/record/event_log.h"
+}
+
+void RunFolderExample(const Path& path, dist::RankContext& context) {
+#include "examples/train/record/run_folder.h"
+}
+
+void GradientHooksExample(model::ParameterSet& parameters, ParameterArena& arena, int64_t n,
+                          dist::GradientReducer& reducer, const at::Tensor& loss) {
+#include "examples/train/step/gradient_hooks.h"
+}
+
+void ParameterArenaExample(model::LanguageModel& model, uint64_t seed) {
+#include "examples/train/step/parameter_arena.h"
+}
+
+void StepExample(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
+                 data::TokenSource& source, dist::RankContext& context, Device device, int64_t step,
+                 uint64_t& num_updates, const StepScalars& flags) {
+#include "examples/train/step/step.h"
+}
+
+void StepScalarsExample(double loss, dist::Communicator& comm) {
+#include "examples/train/step/step_scalars.h"
+}
+
+}  // namespace halflife::train
