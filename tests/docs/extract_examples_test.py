@@ -11,8 +11,11 @@ sys.path.insert(0, str(HERE))
 sys.dont_write_bytecode = True
 import extract_examples  # noqa: E402
 
-AREAS = {"core", "data", "dist", "ckpt", "interop", "model", "train", "infer", "eval", "report", "cli",
-         "docs"}
+# Of the kernels, what a host's compiler reads without more: the rest is written for one instruction
+# set or for a device, and these headers' functions are called in the same way by every family.
+ELSEWHERE = {"kernels/cpu/microkernel.h", "kernels/cpu/rows_ahead.h", "kernels/cuda/device.h",
+             "kernels/cuda/device.h.2", "kernels/cuda/device90.h", "kernels/cuda/grid_blocks.h",
+             "kernels/cuda/swizzle.h"}
 
 
 def lines_of(*text):
@@ -65,8 +68,9 @@ class ExtractTest(unittest.TestCase):
 
 class RepositoryTest(unittest.TestCase):
     def test_every_example_is_compiled_once(self):
-        wanted = {example.name for example in extract_examples.all_examples(HERE.parents[1])
-                  if example.name.split("/")[0] in AREAS}
+        found = {example.name for example in extract_examples.all_examples(HERE.parents[1])}
+        self.assertLessEqual(ELSEWHERE, found)
+        wanted = found - ELSEWHERE
         self.assertGreater(len(wanted), 50)
         included = []
         for source in HERE.glob("*.cc"):

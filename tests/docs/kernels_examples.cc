@@ -1,0 +1,130 @@
+// The examples of the headers of src/kernels that a host compiles. A function's parameters are what
+// its example takes for granted.
+#include <ATen/TensorOperators.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "kernels/adamw/args.h"
+#include "kernels/chunks/chunk_table.h"
+#include "kernels/chunks/sequence_chunks.h"
+#include "kernels/cpu/math.h"
+#include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/cuda/workspace.h"
+#include "kernels/decay_attention/decay_attention.h"
+#include "kernels/dropout/dropout.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/weight_gradient.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "kernels/rotary/rotary.h"
+#include "kernels/swiglu/swiglu.h"
+#include "kernels/torch/autograd.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
+
+namespace halflife::kernels {
+
+using at::Tensor;
+
+void AdamWExample(const AdamWConfig& config, int64_t n, float* w, const float* g, float* m,
+                  float* v, double lr, double clip, uint64_t num_updates) {
+#include "examples/kernels/adamw/args.h"
+}
+
+void ChunkTableExample(int64_t B, int64_t T, const std::vector<int32_t>& cu_seqlens,
+                       DecayAttentionArgs& args) {
+#include "examples/kernels/chunks/chunk_table.h"
+}
+
+void SequenceChunksExample(int64_t B, int64_t T, const std::vector<int32_t>& starts,
+                           const Tensor& x, DecayAttentionInputs& inputs) {
+#include "examples/kernels/chunks/sequence_chunks.h"
+}
+
+namespace cpu_math_header {
+#include "examples/kernels/cpu/math.h"
+}
+
+void LinearCrossEntropyExample(const Tensor& hidden, const Tensor* head, const Tensor& targets,
+                               int64_t num_targets) {
+#include "examples/kernels/cross_entropy/linear_cross_entropy.h"
+}
+
+void DecayAttentionArgsExample(int B, int T) {
+#include "examples/kernels/decay_attention/args.h"
+}
+
+namespace cpu {
+void WorkspaceExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+#include "examples/kernels/decay_attention/cpu/workspace.h"
+}
+}  // namespace cpu
+
+void CudaWorkspaceExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+#include "examples/kernels/decay_attention/cuda/workspace.h"
+}
+
+void DecayAttentionExample(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                           int K) {
+  using std::sqrt;
+#include "examples/kernels/decay_attention/decay_attention.h"
+}
+
+struct Slice {
+  int64_t begin;
+  Tensor positions;
+};
+void DropoutExample(Tensor& x, const Tensor& branch, uint64_t seed, uint32_t site,
+                    std::span<const uint64_t> samples, const Slice& slice){
+#include "examples/kernels/dropout/dropout.h"
+}
+
+Tensor LinearExample(const Tensor& x, const Tensor* gate_proj, const Tensor* up_proj,
+                     const Tensor* down_proj) {
+#include "examples/kernels/linear/linear.h"
+}
+
+void WeightGradientExample(int64_t T, int64_t N, int64_t K, const float* dy, const float* x,
+                           float* dw) {
+#include "examples/kernels/linear/weight_gradient.h"
+}
+
+void RmsNormExample(const Tensor& x, const Tensor* weight) {
+#include "examples/kernels/rms_norm/rms_norm.h"
+}
+
+void RotaryExample(const Slice& slice, int64_t head_dim, Tensor& q, Tensor& k) {
+#include "examples/kernels/rotary/rotary.h"
+}
+
+void AutogradExample(const Tensor& x) {
+#include "examples/kernels/torch/autograd.h"
+}
+
+template <typename T>
+struct Args {
+  const T* x;
+};
+Tensor Composed(const Tensor& x);
+namespace cpu {
+template <typename T>
+void Kernel(const Args<T>& args);
+}
+namespace cuda {
+template <typename T>
+void Kernel(const Args<T>& args, cudaStream_t stream);
+}
+Tensor DispatchExample(const Tensor& x) {
+#include "examples/kernels/torch/dispatch.h"
+  return x;
+}
+
+void TensorChecksExample(const Tensor& x, const Tensor& weight, int64_t dim) {
+#include "examples/kernels/torch/tensor_checks.h"
+}
+
+}  // namespace halflife::kernels
