@@ -1,6 +1,6 @@
 // Tokens to vectors: a table, an optional factor, an optional table of segments.
 //
-//   const TokenEmbedding embedding(config.embedding, context, {.vocab_size = 259});
+//   const TokenEmbedding embedding(config.embedding, context, /*vocab_size=*/259, /*aliases=*/{});
 //   at::Tensor x = embedding(tokens, /*segments=*/{});
 #pragma once
 

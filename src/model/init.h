@@ -1,8 +1,8 @@
 // Initial values of parameters: each a pure function of (seed, name of the parameter, element), so
 // that they do not depend on the order of layers, the world size or the device.
 //
-//   Init::Normal(0.02).Scaled(1 / std::sqrt(2.0 * num_layers))
-//   Init::LogUniform(0.001, 0.1)
+//   const Init normal = Init::Normal(0.02).Scaled(1 / std::sqrt(2.0 * num_layers));
+//   const Init step_size = Init::LogUniform(0.001, 0.1);
 #pragma once
 
 #include <cstdint>

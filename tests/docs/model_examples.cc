@@ -3,11 +3,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mm.h>
 
+#include <cmath>
+
+#include "model/activation.h"
 #include "model/language_model.h"
-#include "model/mixer.h"
-#include "model/mixers/feature_map.h"
-#include "model/parameters.h"
-#include "model/sequence_slice.h"
 
 namespace halflife::model {
 
@@ -18,15 +17,62 @@ void LanguageModelExample(const ModelConfig& config, const Tensor& inputs, const
 #include "examples/model/language_model.h"
 }
 
-void MixerExample(const MixerConfig& config, const MixerContext& context, int64_t model_dim) {
-#include "examples/model/mixer.h"
+void ModelConfigExample() {
+#include "examples/model/config/model_config.h"
 }
 
-struct Sizes {
-  FeatureMap feature_map;
-};
-void FeatureMapExample(Sizes& sizes, MixerOptions& options, Tensor& q) {
-#include "examples/model/mixers/feature_map.h"
+void PartExample() {
+#include "examples/model/config/part.h"
+}
+
+#include "examples/model/config/options.h"
+
+void ActivationExample(Tensor& q) {
+#include "examples/model/activation.h"
+}
+
+void NormExample(const ModelConfig& config, int64_t model_dim, const Tensor& x, Tensor& h) {
+#include "examples/model/norms/norm.h"
+}
+
+void ChannelMixerExample(const ModelConfig& config, Norm& norm, Tensor& x) {
+#include "examples/model/channel_mixers/channel_mixer.h"
+}
+
+void BlockExample(const ModelConfig& config, const PartContext& context, ResidualStream& stream,
+                  const LayerPass& pass) {
+#include "examples/model/blocks/block.h"
+}
+
+void ResidualStreamExample(ResidualStream& stream, const std::unique_ptr<Norm>& norm,
+                           Tensor (*mixer)(const Tensor&)) {
+#include "examples/model/blocks/residual_stream.h"
+}
+
+void PositionTableExample(const ModelConfig& config, const SequenceSlice& slice, Tensor& x) {
+#include "examples/model/positions/position_table.h"
+}
+
+void ObjectiveExample(const ModelConfig& config, std::vector<int32_t>& inputs,
+                      std::vector<int32_t>& labels) {
+#include "examples/model/objectives/objective.h"
+}
+
+void EmbeddingExample(const ModelConfig& config, const PartContext& context, const Tensor& tokens) {
+#include "examples/model/embedding.h"
+}
+
+void HeadExample(const ModelConfig& config, const PartContext& context, int64_t vocab_size,
+                 const TokenEmbedding& embedding, const Tensor& hidden, const Tensor& targets) {
+#include "examples/model/head.h"
+}
+
+void PartContextExample(const PartContext& context) {
+#include "examples/model/part_context.h"
+}
+
+void InitExample(int64_t num_layers) {
+#include "examples/model/init.h"
 }
 
 void ParametersExample(ParameterSet& parameters, int64_t D, const Tensor& x) {

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "model/language_model.h"
 #include "support/expect_error.h"
 
 namespace halflife::interop {
@@ -13,11 +14,11 @@ using testing::IsEmpty;
 
 model::ModelConfig Model(const std::string& mixer, std::vector<model::Assignment> options = {}) {
   options.insert(options.begin(), {"num_heads", 4});
-  return {
-    .vocab_size = 50, .model_dim = 64, .num_layers = 3, .mixer = model::MixerConfig(mixer, options),
-    .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 96}})
-  }
-};
+  return {.vocab_size = 50,
+          .model_dim = 64,
+          .num_layers = 3,
+          .mixer = model::MixerConfig(mixer, options),
+          .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 96}})};
 }
 
 std::string Chosen(const model::ModelConfig& config, const std::string& model_type = "auto") {

@@ -1,7 +1,10 @@
 // A layer: a mixer and a channel mixer, their norms, and how both join the residual stream. Adding
 // one is a file here, a line in blocks.inc and a message in the schema.
 //
-//   const auto block = MakeBlock(config.block, {.part = context, .norm = config.norm, ...});
+//   const auto block = MakeBlock(config.block, {.part = context,
+//                                               .norm = config.norm,
+//                                               .mixer = config.mixer_of(3),
+//                                               .channel_mixer = config.channel_mixer_of(3)});
 //   block->Forward(stream, pass);
 #pragma once
 

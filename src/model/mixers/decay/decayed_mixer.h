@@ -2,8 +2,6 @@
 // and rotation of them, the state S_t = decay_t S_{t-1} + k_t^T v_t read by o_t = q_t S_t /
 // sqrt(K), then RMSNorm over each head's channels, a SiLU gate and o_proj. Parameters are named as
 // in fla. A mixer of the family brings its decay and says what else it departs in.
-//
-//   class Retention : public DecayedMixer { ... };   // see retention.cc
 #pragma once
 
 #include <array>
