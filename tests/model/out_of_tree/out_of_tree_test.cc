@@ -1,0 +1,135 @@
+// What a part owes to nobody but itself: one file, one message and one line each make a mixer, a channel
+// mixer and a position table that recipes, checkpoints, training and decode know.
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <set>
+
+#include "kernels/gradient_check.h"
+#include "model/language_model.h"
+#include "support/expect_error.h"
+#include "train/config/run_config.h"
+
+namespace halflife::model {
+namespace {
+
+const std::string kRecipe = R"(
+model {
+  vocab_size: 37 model_dim: 16 num_layers: 3 initializer_range: 0.2
+  mixer { toy { half_life: 4 } }
+  channel_mixer { toy { activation: "gelu" bias: true } }
+  positions { toy {} }
+  hybrid { layers: [1] mixer { gla { num_heads: 2 } } channel_mixer { toy {} } }
+  block { sub_ln {} }
+}
+)";
+
+train::RunConfig Recipe(const std::vector<std::string>& overrides = {}) {
+  return train::ParseRunConfig(kRecipe, "my.textproto", overrides);
+}
+
+TEST(OutOfTree, RecipesKnowThem) {
+  const ModelConfig config = Recipe().model;
+  EXPECT_EQ(config.mixer.name(), "toy");
+  EXPECT_EQ(config.mixer.Get<double>("half_life"), 4);
+  EXPECT_EQ(config.mixer.Get<int64_t>("num_heads"), 4) << "the default";
+  EXPECT_EQ(config.channel_mixer.Get<std::string>("activation"), "gelu");
+  EXPECT_EQ(config.positions.Get<int64_t>("period"), 8);
+  EXPECT_EQ(MixerSummary(config), "toy + gla in 1 of 3 layers");
+  EXPECT_TRUE(Problems(config).empty());
+}
+
+TEST(OutOfTree, OverridesKnowThem) {
+  const auto set = [](const std::vector<std::string>& overrides) {
+    return train::ParseRunConfig("", "my.textproto", overrides).model;
+  };
+  EXPECT_EQ(set({"model.mixer=toy"}).mixer, MixerConfig("toy"));
+  EXPECT_EQ(set({"model.mixer.toy.half_life=3"}).mixer.Get<double>("half_life"), 3);
+  EXPECT_EQ(set({"model.positions=toy", "model.positions.toy.period=2"}).positions,
+            PositionTableConfig("toy", {{"period", 2}}));
+  EXPECT_HL_ERROR(set({"model.mixer=tyo"}), ExitCode::kUsage, "unknown mixer 'tyo'",
+                  "did you mean 'toy'?");
+  EXPECT_HL_ERROR(set({"model.mixer.toy.halflife=3"}), ExitCode::kUsage,
+                  "did you mean 'half_life'?");
+}
+
+TEST(OutOfTree, WrongOptionsAreReportedTogether) {
+  ModelConfig config = Recipe({"model.mixer.toy.half_life=0", "model.mixer.toy.num_heads=3"}).model;
+  config.channel_mixer.Set("activation", "sine");
+  const std::string problems = Join(Problems(config), "\n");
+  for (const char* line :
+       {"mixer toy: option half_life is 0; a number of tokens above 0 would work",
+        "mixer toy: num_heads 3 must divide model_dim 16",
+        "channel_mixer toy: option activation is 'sine'; known: none, "})
+    EXPECT_THAT(problems, testing::HasSubstr(line));
+}
+
+TEST(OutOfTree, RunFoldersAndCheckpointsKeepThem) {
+  const train::RunConfig config = Recipe({"model.positions.toy.period=5"});
+  const std::string text = train::ToText(config);
+  EXPECT_EQ(train::ToText(train::ParseRunConfig(text, "config.textproto", {})), text);
+  const ModelConfig loaded = ModelConfigFromJson(ToJson(config.model));
+  EXPECT_EQ(ToJson(loaded), ToJson(config.model));
+  EXPECT_EQ(loaded.mixer, config.model.mixer);
+  EXPECT_EQ(loaded.positions, config.model.positions);
+}
+
+at::Tensor Tokens(uint64_t seed) { return (test::Uniform({4, 30}, seed) * 37.0).to(at::kLong); }
+
+TEST(OutOfTree, AModelOfThemLearns) {
+  LanguageModel model(Recipe().model);
+  model.BindOwnMemory(1, /*requires_grad=*/true);
+  const auto slice = SequenceSlice::Contiguous(4, 30, 0, at::kCPU);
+  const at::Tensor tokens = Tokens(1), targets = Tokens(2);
+  const auto step = [&] {  // of gradient descent; the loss before it
+    const at::Tensor loss = model.Loss(tokens, targets, {.slice = &slice}).objective / 120;
+    loss.backward();
+    const at::NoGradGuard no_grad;
+    for (int i = 0; i < model.parameters().size(); ++i) {
+      at::Tensor parameter = model.parameters().tensor(i);
+      parameter.sub_(parameter.grad(), 0.1);
+      parameter.mutable_grad().zero_();
+    }
+    return loss.item<double>();
+  };
+  const double first = step();
+  double last = first;
+  for (int i = 0; i < 60; ++i) last = step();
+  EXPECT_LT(last, 0.8 * first) << "targets to learn by heart";
+}
+
+// fp32, logits of order 1, states summed in another order.
+TEST(OutOfTree, AModelOfThemDecodes) {
+  LanguageModel model(Recipe().model);
+  model.BindOwnMemory(1, /*requires_grad=*/false);
+  const at::NoGradGuard no_grad;
+  const auto slice = SequenceSlice::Contiguous(4, 30, 0, at::kCPU);
+  const at::Tensor tokens = Tokens(3);
+  const at::Tensor want = model.Logits(model.Hidden(tokens, {.slice = &slice}));
+  ModelState state = model.EmptyState(4);
+  for (int64_t t = 0; t < 30; ++t)
+    ASSERT_TRUE(test::Close(model.Step(tokens.select(1, t), state), want.select(1, t), 1e-4)) << t;
+  EXPECT_TRUE(model.constant_state());
+}
+
+// A filter that matches nothing passes: this one says what has to run.
+TEST(OutOfTree, TheSuitesOfTheTreeRunOnThem) {
+  std::set<std::string> run;
+  const testing::UnitTest& tests = *testing::UnitTest::GetInstance();
+  for (int i = 0; i < tests.total_test_suite_count(); ++i) {
+    const testing::TestSuite& suite = *tests.GetTestSuite(i);
+    for (int j = 0; j < suite.total_test_count(); ++j)
+      if (suite.GetTestInfo(j)->should_run())
+        run.insert(std::string(suite.name()) + "." + suite.GetTestInfo(j)->name());
+  }
+  for (const char* test : {"Schema.StructsOfPartsAndMessagesAgree",
+                           "All/MixerConformance.StepsEqualTheParallelForm/toy_num_heads_2",
+                           "All/MixerConformance.GradientsAreFiniteDifferences/toy_half_life_0_5",
+                           "All/DecodeTest.PrefillAndStepsEqualTheParallelForm/toy",
+                           "All/EveryPart.DecodeEqualsTheParallelForm/channel_mixer_toy",
+                           "All/EveryPart.EveryParameterGetsAFiniteGradient/positions_toy"})
+    EXPECT_TRUE(run.contains(test)) << test;
+}
+
+}  // namespace
+}  // namespace halflife::model
