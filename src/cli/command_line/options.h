@@ -29,6 +29,11 @@ struct RecipeOptions {
   std::vector<std::string> overrides;
 };
 
+struct MixersOptions {
+  std::string name;
+  bool json = false;
+};
+
 struct TrainOptions {
   std::string config;
   std::vector<std::string> overrides;

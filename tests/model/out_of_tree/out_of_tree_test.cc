@@ -1,5 +1,5 @@
-// What a part owes to nobody but itself: one file, one message and one line each make a mixer, a channel
-// mixer and a position table that recipes, checkpoints, training and decode know.
+// One file, one message and one line each make a mixer, a channel mixer and a position table that
+// recipes, checkpoints, training, decode and help know: the toys of this folder.
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "kernels/gradient_check.h"
 #include "model/language_model.h"
 #include "support/expect_error.h"
+#include "train/config/part_help.h"
 #include "train/config/run_config.h"
 
 namespace halflife::model {
@@ -110,6 +111,21 @@ TEST(OutOfTree, AModelOfThemDecodes) {
   for (int64_t t = 0; t < 30; ++t)
     ASSERT_TRUE(test::Close(model.Step(tokens.select(1, t), state), want.select(1, t), 1e-4)) << t;
   EXPECT_TRUE(model.constant_state());
+}
+
+TEST(OutOfTree, HelpKnowsThem) {
+  int num_toys = 0;
+  for (const train::KindHelp& kind : train::HelpOfParts()) {
+    for (const train::VariantHelp& variant : kind.variants) {
+      if (variant.name != "toy") continue;
+      ++num_toys;
+      EXPECT_FALSE(variant.summary.empty());
+      if (kind.name == kMixers.name) {
+        EXPECT_EQ(variant.options[1].meaning, "tokens until a weight is halved");
+      }
+    }
+  }
+  EXPECT_EQ(num_toys, 3);
 }
 
 // A filter that matches nothing passes: this one says what has to run.

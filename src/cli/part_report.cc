@@ -1,0 +1,239 @@
+#include "cli/part_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "cli/ckpt_report.h"
+#include "cli/command_line/help.h"
+#include "core/error.h"
+#include "core/human.h"
+#include "core/nearest.h"
+#include "model/channel_mixers/channel_mixer.h"
+#include "model/mixer.h"
+#include "train/config/part_help.h"
+
+namespace halflife::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using train::KindHelp, train::VariantHelp;
+
+constexpr int64_t kModelDim = 1024, kSeqLen = 2048;
+constexpr size_t kLineWidth = 100;
+
+std::vector<KindHelp> Kinds() {
+  std::vector<KindHelp> kinds = train::HelpOfParts();
+  std::ranges::stable_partition(
+      kinds, [](const KindHelp& kind) { return kind.name == model::kMixers.name; });
+  return kinds;
+}
+
+// JSON has no infinities: they are words.
+Json ValueJson(const model::OptionValue& value) {
+  const double* number = std::get_if<double>(&value);
+  if (number != nullptr && !std::isfinite(*number)) return model::Text(value);
+  return std::visit([](const auto& plain) { return Json(plain); }, value);
+}
+
+Json OptionsJson(const VariantHelp& variant) {
+  Json options = Json::array();
+  for (const train::OptionHelp& option : variant.options) {
+    options.push_back({{"name", option.name},
+                       {"type", option.type},
+                       {"default", ValueJson(option.usual)},
+                       {"meaning", option.meaning},
+                       {"choices", option.choices}});
+  }
+  return options;
+}
+
+Json StateJson(const model::StateTensor& tensor) {
+  Json shape = Json::array();
+  int64_t num_elements = 1;
+  for (const int64_t size : tensor.shape) {
+    const bool grows = size == model::StateTensor::kGrows;
+    shape.push_back(grows ? Json("tokens") : Json(size));
+    if (!grows) num_elements *= size;
+  }
+  return {{"name", tensor.name},
+          {"shape", shape},
+          {"dtype", tensor.compute_dtype ? "compute" : "fp32"},
+          {"grows", tensor.grows()},
+          {"bytes", num_elements * static_cast<int64_t>(sizeof(float))}};
+}
+
+model::PartContext Context(model::ParameterSet& parameters) {
+  return {.sizes = {.model_dim = kModelDim, .num_layers = 1}, .parameters = &parameters};
+}
+
+void AddMixer(const std::string& name, Json& json) {
+  model::ParameterSet parameters;
+  const auto mixer = model::MakeMixer(model::MixerConfig(name), Context(parameters));
+  const model::FlopCount flops = mixer->FlopsPerToken(kSeqLen);
+  json["cost"] = {{"model_dim", kModelDim},
+                  {"seq_len", kSeqLen},
+                  {"parameters", parameters.num_elements()},
+                  {"matmul_flops", flops.matmul},
+                  {"mixing_flops", flops.mixing}};
+  json["state"] = Json::array();
+  for (const model::StateTensor& tensor : mixer->traits().state)
+    json["state"].push_back(StateJson(tensor));
+}
+
+void AddChannelMixer(const std::string& name, Json& json) {
+  model::ParameterSet parameters;
+  const auto mixer = model::MakeChannelMixer(model::ChannelMixerConfig(name), Context(parameters));
+  json["cost"] = {{"model_dim", kModelDim},
+                  {"parameters", parameters.num_elements()},
+                  {"matmul_flops", mixer->FlopsPerToken().matmul}};
+}
+
+std::string Padded(const std::string& text, size_t width) {
+  return text + std::string(width - std::min(width, text.size()), ' ');
+}
+
+// Rows of words whose last cell is broken into lines.
+std::string WrappedTable(const std::vector<std::vector<std::string>>& rows,
+                         const std::string& indent) {
+  std::vector<size_t> widths(rows[0].size() - 1);
+  for (const auto& row : rows)
+    for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line = indent;
+    for (size_t i = 0; i < widths.size(); ++i) line += Padded(row[i], widths[i] + 2);
+    text += line + WrapText(row.back(), kLineWidth - line.size(), kLineWidth, line.size()) + "\n";
+  }
+  return text;
+}
+
+std::string DefaultText(const Json& option) {
+  const Json& value = option["default"];
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+std::string OptionsText(const Json& options) {
+  if (options.empty()) return "It has no options.\n";
+  std::vector<std::vector<std::string>> rows = {{"option", "type", "default", "meaning"}};
+  for (const Json& option : options) {
+    std::string meaning = option["meaning"];
+    const std::vector<std::string> choices = option["choices"];
+    if (!choices.empty()) meaning += Concat("; one of ", Join(choices, ", "));
+    rows.push_back({option["name"], option["type"], DefaultText(option), meaning});
+  }
+  return WrappedTable(rows, "");
+}
+
+// "kv [4, 128, 256] fp32"
+std::string TensorText(const Json& tensor) {
+  std::vector<std::string> sizes;
+  for (const Json& size : tensor["shape"])
+    sizes.push_back(size.is_string() ? size.get<std::string>() : size.dump());
+  return Concat(tensor["name"].get<std::string>(), " [", Join(sizes, ", "), "] ",
+                tensor["dtype"] == "compute" ? "of the compute dtype" : "fp32");
+}
+
+std::string StateText(const Json& state) {
+  if (state.empty()) return "none";
+  std::vector<std::string> tensors;
+  uint64_t constant = 0, each_token = 0;
+  for (const Json& tensor : state) {
+    tensors.push_back(TensorText(tensor));
+    (tensor["grows"].get<bool>() ? each_token : constant) += tensor["bytes"].get<uint64_t>();
+  }
+  std::string text = Join(tensors, ", ") + ": ";
+  if (constant > 0 || each_token == 0)
+    text += HumanBytes(constant) + " a row, of any length" + (each_token > 0 ? ", and " : "");
+  if (each_token > 0) text += HumanBytes(each_token) + " a row for each token: it grows";
+  return text;
+}
+
+std::string CostText(const Json& part) {
+  const Json& cost = part["cost"];
+  const auto count = [&](const char* key) { return HumanCount(cost[key].get<double>()); };
+  std::string flops = count("matmul_flops") + " in matrices";
+  if (cost.contains("mixing_flops"))
+    flops +=
+        Concat(", ", count("mixing_flops"), " between tokens at seq_len ", cost["seq_len"].dump());
+  std::vector<std::vector<std::string>> rows = {{"parameters", count("parameters")},
+                                                {"FLOPs of a token, forward", flops}};
+  if (part.contains("state")) rows.push_back({"state", StateText(part["state"])});
+  return Concat("A layer of model_dim ", cost["model_dim"].dump(), " with the defaults:\n",
+                WrappedTable(rows, "  "), "\n");
+}
+
+// How a recipe, and --set over it, choose the part.
+std::string UseText(const Json& part) {
+  const std::string kind = part["kind"], name = part["name"];
+  const bool has_options = !part["options"].empty();
+  const std::string path = Concat("model.", kind);
+  return WrappedTable(
+      {{"recipe",
+        Concat("model { ", kind, " { ", name, has_options ? " { OPTION: VALUE }" : " {}", " } }")},
+       {"override",
+        Concat("--set ", path, "=", name,
+               has_options ? Concat(" --set ", path, ".", name, ".OPTION=VALUE") : "")}},
+      "");
+}
+
+}  // namespace
+
+Json DescribeParts() {
+  Json parts = Json::array();
+  for (const KindHelp& kind : Kinds()) {
+    Json variants = Json::array();
+    for (const VariantHelp& variant : kind.variants)
+      variants.push_back({{"name", variant.name}, {"summary", variant.summary}});
+    parts.push_back({{"kind", kind.name}, {"usual", kind.usual}, {"variants", variants}});
+  }
+  return parts;
+}
+
+std::string PartsText(const Json& parts) {
+  std::vector<std::vector<std::string>> mixers, others;
+  for (const Json& kind : parts) {
+    std::vector<std::string> names;
+    for (const Json& variant : kind["variants"]) {
+      if (kind["kind"] == model::kMixers.name)
+        mixers.push_back({variant["name"], variant["summary"]});
+      names.push_back(variant["name"]);
+    }
+    if (kind["kind"] != model::kMixers.name) others.push_back({kind["kind"], Join(names, ", ")});
+  }
+  return Concat(WrappedTable(mixers, ""), "\nOther parts of a model:\n", WrappedTable(others, "  "),
+                "\n`halflife mixers ", mixers.front().front(),
+                "` has all about one, `halflife mixers ", others.front().front(),
+                ".NAME` about another part.\n");
+}
+
+Json DescribePart(const std::string& name) {
+  std::vector<std::string> known;
+  for (const KindHelp& kind : Kinds()) {
+    for (const VariantHelp& variant : kind.variants) {
+      const std::string path = kind.name + "." + variant.name;
+      const bool is_mixer = kind.name == model::kMixers.name;
+      known.push_back(is_mixer ? variant.name : path);
+      if (name != known.back() && name != path) continue;
+      Json json = {{"kind", kind.name}, {"name", variant.name}, {"summary", variant.summary}};
+      if (!variant.equation.empty()) json["equation"] = variant.equation;
+      if (is_mixer) AddMixer(variant.name, json);
+      if (kind.name == model::kChannelMixers.name) AddChannelMixer(variant.name, json);
+      json["options"] = OptionsJson(variant);
+      return json;
+    }
+  }
+  HL_FAIL(ExitCode::kUsage, "no part of a model is called '", name, "'", DidYouMean(name, known),
+          "\nThere are ", Join(known, ", "));
+}
+
+std::string PartText(const Json& part) {
+  std::string text =
+      Concat(part["name"].get<std::string>(), ": ", part["summary"].get<std::string>(), "\n\n");
+  if (part.contains("equation"))
+    text += "  " + WrapText(part["equation"], kLineWidth - 2, kLineWidth, 2) + "\n\n";
+  if (part.contains("cost")) text += CostText(part);
+  return text + OptionsText(part["options"]) + "\n" + UseText(part);
+}
+
+}  // namespace halflife::cli

@@ -1,0 +1,55 @@
+#include "train/config/part_help.h"
+
+#include <halflife/model.pb.h>
+#include <halflife/schema.pb.h>
+
+#include "core/error.h"
+#include "model/config/model_config.h"
+
+namespace halflife::train {
+namespace {
+
+namespace pb = google::protobuf;
+
+const pb::FieldDescriptor& FieldOf(const pb::Descriptor& message, const std::string& name) {
+  const pb::FieldDescriptor* field = message.FindFieldByName(name);
+  HL_CHECK(field != nullptr, "the schema's ", message.name(), " has no field ", name);
+  return *field;
+}
+
+VariantHelp HelpOf(const model::VariantInfo& variant, const pb::Descriptor& message) {
+  VariantHelp help = {.name = variant.name,
+                      .summary = message.options().GetExtension(proto::summary),
+                      .equation = message.options().GetExtension(proto::equation),
+                      .options = {}};
+  const std::unique_ptr<model::PartOptions> defaults = variant.defaults();
+  for (const model::Option& option : defaults->Fields()) {
+    help.options.push_back(
+        {.name = option.name,
+         .type = model::TypeName(option),
+         .usual = option.value(),
+         .meaning = FieldOf(message, option.name).options().GetExtension(proto::help),
+         .choices = option.limits.choices});
+  }
+  return help;
+}
+
+}  // namespace
+
+std::vector<KindHelp> HelpOfParts() {
+  std::vector<KindHelp> kinds;
+  const auto add = [&](const model::PartConfig& part) {
+    const model::PartKind& kind = part.kind();
+    const pb::Descriptor& choice =
+        *FieldOf(*proto::ModelConfig::descriptor(), kind.name).message_type();
+    KindHelp help = {.name = kind.name, .usual = kind.usual, .variants = {}};
+    for (const model::VariantInfo& variant : kind.variants())
+      help.variants.push_back(HelpOf(variant, *FieldOf(choice, variant.name).message_type()));
+    kinds.push_back(std::move(help));
+  };
+  model::ModelConfig config;
+  model::VisitParts(config, {.group = [](const char*, model::PartOptions&) {}, .part = add});
+  return kinds;
+}
+
+}  // namespace halflife::train

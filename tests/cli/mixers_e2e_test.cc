@@ -1,0 +1,46 @@
+// `halflife mixers` as a user calls it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "support/subprocess.h"
+
+namespace halflife::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+RunResult Mixers(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {HALFLIFE_BINARY, "mixers"});
+  return RunCommand(arguments);
+}
+
+TEST(Mixers, ListsAndDescribes) {
+  const RunResult all = Mixers({});
+  EXPECT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_THAT(all.out, AllOf(HasSubstr("gla "), HasSubstr("Other parts of a model:")));
+  const RunResult one = Mixers({"retention"});
+  EXPECT_EQ(one.exit_code, 0) << one.err;
+  EXPECT_THAT(one.out, AllOf(HasSubstr("S_t = "), HasSubstr("rope_theta")));
+}
+
+TEST(Mixers, PrintsJson) {
+  const RunResult one = Mixers({"--json", "channel_mixer.glu"});
+  EXPECT_EQ(one.exit_code, 0) << one.err;
+  const auto json = nlohmann::json::parse(one.out);
+  EXPECT_EQ(json["kind"], "channel_mixer");
+  EXPECT_EQ(json["options"][3]["name"], "bias");
+  EXPECT_EQ(nlohmann::json::parse(Mixers({"--json"}).out)[0]["kind"], "mixer");
+}
+
+TEST(Mixers, AnUnknownNameIsAUsageError) {
+  const RunResult result = Mixers({"retnetion"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, HasSubstr("did you mean 'retention'?"));
+}
+
+}  // namespace
+}  // namespace halflife::test
