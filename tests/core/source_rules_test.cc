@@ -1,5 +1,7 @@
 // Rules about the source text that no compiler checks: which area may include which, where
-// third-party headers may appear, and that all random numbers are the project's own.
+// third-party headers may appear, that all random numbers are the project's own, and how long a line
+// may be.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +18,7 @@ namespace halflife {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::ElementsAre;
 
 struct Source {
   std::string path;  // below src/
@@ -24,7 +27,7 @@ struct Source {
   std::vector<std::string> lines;  // without // comments
 };
 
-std::vector<std::string> CodeLines(const std::string& text) {
+std::vector<std::string> Lines(const std::string& text) {
   std::vector<std::string> lines(1);
   for (const char c : text) {
     if (c == '\n') {
@@ -33,6 +36,11 @@ std::vector<std::string> CodeLines(const std::string& text) {
       lines.back() += c;
     }
   }
+  return lines;
+}
+
+std::vector<std::string> CodeLines(const std::string& text) {
+  std::vector<std::string> lines = Lines(text);
   for (std::string& line : lines) line = line.substr(0, line.find("//"));
   return lines;
 }
@@ -174,6 +182,69 @@ TEST(SourceRules, RandomNumbersAreOurOwn) {
   }
 }
 
+// A line in columns, which are characters and not bytes of UTF-8.
+size_t NumColumns(const std::string& line) {
+  return static_cast<size_t>(std::count_if(
+      line.begin(), line.end(), [](char c) { return (static_cast<unsigned char>(c) >> 6) != 2; }));
+}
+
+// clang-format breaks code at 100 columns and leaves comments as they are. What it cannot break is a
+// single word, such as a URL: that may stand on a line of its own, also in a comment.
+bool IsTooLong(const std::string& line) {
+  constexpr size_t kMaxColumns = 100;
+  if (NumColumns(line) <= kMaxColumns) return false;
+  static const std::regex one_word(R"(\s*(// )?\S+)");
+  return !std::regex_match(line, one_word);
+}
+
+// Numbers (from 1) of the lines that are too long. Inside a raw string, which clang-format leaves as
+// well, a line is text of the program, such as a page's style sheet: it may have any length.
+std::vector<size_t> LongLines(const std::vector<std::string>& lines) {
+  static const std::regex opening(R"re(R"([^ ()\\]*)\()re");
+  std::vector<size_t> found;
+  std::string closing;  // what ends the raw string that is open; empty: none is
+  for (size_t line = 0; line < lines.size(); ++line) {
+    const bool inside = !closing.empty();
+    size_t at = 0;
+    std::smatch match;
+    while (true) {
+      if (closing.empty()) {
+        const std::string rest = lines[line].substr(at);
+        if (!std::regex_search(rest, match, opening)) break;
+        closing = ")" + match[1].str() + "\"";
+        at += static_cast<size_t>(match.position() + match.length());
+      } else {
+        const size_t end = lines[line].find(closing, at);
+        if (end == std::string::npos) break;
+        at = end + closing.size();
+        closing.clear();
+      }
+    }
+    if (!inside && IsTooLong(lines[line])) found.push_back(line + 1);
+  }
+  return found;
+}
+
+TEST(SourceRules, LinesFitAHundredColumns) {
+  size_t num_files = 0;
+  for (const char* folder : {"src", "tests", "bench", "proto"}) {
+    for (const fs::directory_entry& entry :
+         fs::recursive_directory_iterator(fs::path(HALFLIFE_SOURCE_DIR) / folder)) {
+      const std::string extension = entry.path().extension();
+      if (!entry.is_regular_file() || !(kExtensions.contains(extension) || extension == ".proto")) {
+        continue;
+      }
+      ++num_files;
+      const std::vector<std::string> lines = Lines(ReadFile(entry.path(), ExitCode::kInternal));
+      for (const size_t line : LongLines(lines)) {
+        ADD_FAILURE() << entry.path().lexically_relative(HALFLIFE_SOURCE_DIR).string() << ":"
+                      << line << " has " << NumColumns(lines[line - 1]) << " columns";
+      }
+    }
+  }
+  EXPECT_GT(num_files, 300u);
+}
+
 // The rules themselves: each must find what it is for.
 TEST(SourceRules, TheChecksCatchWhatTheyForbid) {
   const auto fault = [](const char* area, const char* extension, const char* include) {
@@ -213,6 +284,15 @@ TEST(SourceRules, TheChecksCatchWhatTheyForbid) {
   }
   EXPECT_FALSE(IsForeignRandom("const float u = ToUniform(Draw(key, 1, 2, 3).x[0]);"));
   EXPECT_FALSE(IsForeignRandom("at::random_access(x); operand(at::range)"));
+  EXPECT_EQ(NumColumns("\u2550 dq\u00e9"), 5u);
+  EXPECT_TRUE(IsTooLong("// " + std::string(49, 'a') + " " + std::string(49, 'a')));
+  EXPECT_FALSE(IsTooLong("// " + std::string(48, 'a') + " " + std::string(48, 'a')));
+  EXPECT_TRUE(IsTooLong("    call(\"" + std::string(90, 'a') + "\"); // why"));
+  const std::string too_long = std::string(60, 'a') + " " + std::string(60, 'a');
+  EXPECT_THAT(LongLines({"f(R\"x(", too_long, "a)\" b", ")x\");", too_long}), ElementsAre(5));
+  EXPECT_THAT(LongLines({"R\"(" + too_long + ")\"", too_long}), ElementsAre(1, 2));
+  EXPECT_FALSE(IsTooLong("  // https://" + std::string(120, 'a')));
+  EXPECT_FALSE(IsTooLong(std::string(60, ' ') + "\"" + std::string(60, 'a') + "\","));
 }
 
 }  // namespace
