@@ -1,6 +1,7 @@
 #include "model/channel_mixers/channel_mixer.h"
 
 #include "kernels/linear/linear.h"
+#include "model/activation.h"
 #include "model/channel_mixers/variants.h"
 
 namespace halflife::model {
@@ -33,6 +34,13 @@ void WidthOptions::Resolve(double derived, int64_t multiple, ProblemList& proble
   problems.Require(rounded >= 1 && rounded <= kMaxWidth, "ratio is ", ratio, ", which makes it ",
                    rounded, " wide; 1 to ", kMaxWidth, " would work");
   width = rounded;
+}
+
+std::vector<Option> ActivatedOptions::Fields() {
+  return {{"width", &inner.width, {.min = 0}},
+          {"ratio", &inner.ratio},
+          {"activation", &activation, {.choices = Activation::Names()}},
+          {"bias", &bias}};
 }
 
 Projection::Projection(const PartContext& context, const std::string& name,

@@ -9,16 +9,7 @@
 namespace halflife::model {
 namespace {
 
-struct GluOptions : OptionsOf<GluOptions> {
-  WidthOptions inner;
-  std::string activation = "gelu";
-  bool bias = false;
-  std::vector<Option> Fields() override {
-    return {{"width", &inner.width, {.min = 0}},
-            {"ratio", &inner.ratio},
-            {"activation", &activation, {.choices = Activation::Names()}},
-            {"bias", &bias}};
-  }
+struct GluOptions : OptionsOf<GluOptions, ActivatedOptions> {
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     inner.Resolve(static_cast<double>(sizes.model_dim) * inner.ratio * 2 / 3, 256, problems);
   }

@@ -7,16 +7,7 @@
 namespace halflife::model {
 namespace {
 
-struct MlpOptions : OptionsOf<MlpOptions> {
-  WidthOptions inner;
-  std::string activation = "gelu";
-  bool bias = false;
-  std::vector<Option> Fields() override {
-    return {{"width", &inner.width, {.min = 0}},
-            {"ratio", &inner.ratio},
-            {"activation", &activation, {.choices = Activation::Names()}},
-            {"bias", &bias}};
-  }
+struct MlpOptions : OptionsOf<MlpOptions, ActivatedOptions> {
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     inner.Resolve(static_cast<double>(sizes.model_dim) * inner.ratio, 1, problems);
   }

@@ -23,6 +23,14 @@ struct WidthOptions {
   void Resolve(double derived, int64_t multiple, ProblemList& problems);
 };
 
+// What glu and mlp have in common.
+struct ActivatedOptions : OptionsOf<ActivatedOptions> {
+  WidthOptions inner;
+  std::string activation = "gelu";
+  bool bias = false;
+  std::vector<Option> Fields() override;
+};
+
 // One matrix with an optional bias.
 struct Projection {
   Parameter weight, bias;  // bias undeclared: none
