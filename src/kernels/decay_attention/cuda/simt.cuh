@@ -122,128 +122,428 @@ HL_DEVICE void StoreStateRow(const float (&row)[kSimtColumns], void* state, void
   }
 }
 
-// One barrier a token: v of token t and sums of token t - 1 go to buffers that the next token does
-// not touch.
+// The heads that head `head` of the output reads.
+struct SimtHeads {
+  int q, k, v, decay;
+};
+HL_DEVICE SimtHeads HeadsOf(const DecayAttentionArgs& args, int head) {
+  SimtHeads heads;
+  heads.q = SharedHead(head, args.num_heads, args.num_q_heads);
+  heads.k = SharedHead(head, args.num_heads, args.num_k_heads);
+  heads.v = SharedHead(head, args.num_heads, args.num_v_heads);
+  heads.decay = SharedHead(head, args.num_heads, args.num_decay_heads);
+  return heads;
+}
+
+// What a thread knows of its share of the problem.
+struct SimtThread {
+  SimtPlace place;
+  SimtColumns columns;
+  SimtHeads heads;
+  int num_slices, num_warps;
+  bool live;  // its channel exists
+  bool normalised, per_channel;
+
+  HL_DEVICE int decay_channel() const { return per_channel ? place.channel : 0; }
+};
+HL_DEVICE SimtThread SimtThreadOf(const DecayAttentionArgs& args, bool ones_in_each) {
+  SimtThread at;
+  at.normalised = args.norm_kind == NormKind::kSumOfKeys;
+  at.per_channel = IsPerChannel(args.decay_kind);
+  const int width = at.normalised && ones_in_each ? kSimtColumns - 1 : kSimtColumns;
+  const int columns = args.head_dim_v + (at.normalised && !ones_in_each ? 1 : 0);
+  at.num_slices = (columns + width - 1) / width;
+  at.num_warps = SimtThreads(args.head_dim_k) / 32;
+  at.place = SimtPlaceOf(args, at.num_slices);
+  at.columns = ColumnsOf(args, at.place.slice, ones_in_each);
+  at.heads = HeadsOf(args, at.place.head);
+  at.live = at.place.channel < args.head_dim_k;
+  return at;
+}
+// The thread's row of the state before a chunk, [num_chunks, H, K, V (+ 1)].
+HL_DEVICE int64_t ChunkStateRow(const DecayAttentionArgs& args, const SimtThread& at, int chunk) {
+  const int stride = args.head_dim_v + (at.normalised ? 1 : 0);
+  return ((int64_t{1} * chunk * args.num_heads + at.place.head) * args.head_dim_k +
+          at.place.channel) *
+             stride +
+         at.columns.first;
+}
+
+// ---- steps of the forward scan ----
+
+// Two buffers of each: v of token t and sums of token t - 1 go where the next token does not touch.
+struct SimtShared {
+  float (*values)[kSimtColumns];                  // [2]
+  float (*sums)[kMaxHeadDim / 32][kSimtColumns];  // [2]: q S of a token, by warps
+};
+// A token of one chunk, and the buffer that it uses.
+struct SimtToken {
+  ChunkEntry chunk;
+  int token, buffer;
+};
+
+// The token's v and the normaliser's one, by the first warp.
+template <typename T>
+HL_DEVICE void LoadValues(const SimtShared& smem, const DecayAttentionArgs& args,
+                          const SimtThread& at, const SimtToken& now) {
+  if (WarpId() != 0) return;
+  const int lane = LaneId();
+  float v = 0;
+  if (lane < at.columns.count)
+    v = Load<T>(args.v, now.chunk, now.token, at.heads.v, at.columns.first + lane);
+  if (lane == at.columns.ones) v = 1;
+  smem.values[now.buffer][lane] = v;
+}
+
+// What the thread's channel brings to a token; zeros where it does not exist.
+struct SimtInputs {
+  float q, k, log_decay;  // q times scale, k times key_scale
+};
+template <typename T>
+HL_DEVICE SimtInputs LoadInputs(const DecayAttentionArgs& args, const SimtThread& at,
+                                const SimtToken& now, bool output) {
+  const int channel = at.place.channel;
+  SimtInputs x = {0, 0, 0};
+  if (!at.live) return x;
+  if (output)
+    x.q =
+        static_cast<float>(args.scale) * Load<T>(args.q, now.chunk, now.token, at.heads.q, channel);
+  x.k = Load<T>(args.k, now.chunk, now.token, at.heads.k, channel) *
+        KeyScaleAt(args, now.chunk, now.token, at.place.head);
+  x.log_decay = LogDecayAt(args, now.chunk, now.token, at.heads.decay, at.decay_channel());
+  return x;
+}
+
+// S = decay S + k^T v; products = q S.
+HL_DEVICE void UpdateState(float (&state)[kSimtColumns], float (&products)[kSimtColumns],
+                           const SimtInputs& x, const float* values) {
+  const DecayStep step = DecayStepOf(x.log_decay);
+#pragma unroll
+  for (int c = 0; c < kSimtColumns; ++c) {
+    state[c] = Decayed(step, state[c]);
+    state[c] = fmaf(x.k, values[c], state[c]);
+    products[c] = x.q * state[c];
+  }
+}
+
+// Sums over the warps, the normaliser, and the store, by the first warp.
+template <typename T>
+HL_DEVICE void StoreOutput(const SimtShared& smem, const DecayAttentionArgs& args,
+                           const SimtThread& at, const SimtToken& done) {
+  if (WarpId() != 0) return;
+  const int lane = LaneId();
+  float y = 0;
+  for (int w = 0; w < at.num_warps; ++w) y += smem.sums[done.buffer][w][lane];
+  if (at.normalised) {
+    const float denom =
+        __shfl_sync(kFullWarp, y, kSimtColumns - 1) + static_cast<float>(args.norm_eps);
+    y /= denom;
+    if (lane == 0 && at.place.slice == 0 && args.norm_denom != nullptr)
+      static_cast<float*>(args.norm_denom)[FlatRow(args, done.chunk, done.token, at.place.head)] =
+          denom;
+  }
+  if (lane < at.columns.count)
+    Store<T>(args.out, done.chunk, done.token, at.place.head, at.columns.first + lane, y);
+}
+
+HL_DEVICE void SaveChunkState(const float (&state)[kSimtColumns], const SimtScanParams& params,
+                              const SimtThread& at, int chunk) {
+  if (!at.live) return;
+  float* const target = params.states + ChunkStateRow(params.args, at, chunk);
+#pragma unroll
+  for (int c = 0; c < kSimtColumns; ++c)
+    if (c < at.columns.count || c == at.columns.ones) target[c] = state[c];
+}
+
+HL_DEVICE void StoreTransition(float log_transition, const SimtScanParams& params,
+                               const SimtThread& at) {
+  if (params.log_transition == nullptr || at.place.slice != 0) return;
+  const int channel = at.place.channel;
+  if (at.per_channel) {
+    if (at.live)
+      params.log_transition[at.place.state * params.args.head_dim_k + channel] = log_transition;
+  } else if (channel == 0) {
+    params.log_transition[at.place.state] = log_transition;
+  }
+}
+
+// One barrier a token.
 template <typename T>
 __global__ void __launch_bounds__(kMaxHeadDim, 1) SimtScanKernel(const SimtScanParams params) {
   const DecayAttentionArgs& args = params.args;
   HL_SHARED(values, float[2][kSimtColumns]);
   HL_SHARED(sums, float[2][kMaxHeadDim / 32][kSimtColumns]);
+  const SimtShared smem = {values, sums};
   const bool output = params.mode == SimtMode::kOutput;
-  const bool normalised = args.norm_kind == NormKind::kSumOfKeys;
-  const int width = normalised && output ? kSimtColumns - 1 : kSimtColumns;
-  const int num_slices = (args.head_dim_v + (normalised && !output ? 1 : 0) + width - 1) / width;
-  const SimtPlace place = SimtPlaceOf(args, num_slices);
-  const SimtColumns columns = ColumnsOf(args, place.slice, output);
-  const int channel = place.channel, num_warps = SimtThreads(args.head_dim_k) / 32;
-  const bool live = channel < args.head_dim_k;
-  const int q_head = SharedHead(place.head, args.num_heads, args.num_q_heads);
-  const int k_head = SharedHead(place.head, args.num_heads, args.num_k_heads);
-  const int v_head = SharedHead(place.head, args.num_heads, args.num_v_heads);
-  const int decay_head = SharedHead(place.head, args.num_heads, args.num_decay_heads);
-  const int decay_channel = IsPerChannel(args.decay_kind) ? channel : 0;
-  const int lane = LaneId();
+  const SimtThread at = SimtThreadOf(args, output);
+  const int channel = at.place.channel;
 
   float state[kSimtColumns];
   const bool carries = params.mode != SimtMode::kSummary;
   LoadStateRow(state, carries ? args.initial_state : nullptr, carries ? args.initial_norm : nullptr,
-               place.state, args, columns, channel);
+               at.place.state, args, at.columns, channel);
   float log_transition = 0;
-
-  // Sums over the warps, the normaliser, and the store, by the first warp.
-  const auto finish = [&](const ChunkEntry& chunk, int token, int buffer) {
-    if (WarpId() != 0) return;
-    float y = 0;
-    for (int w = 0; w < num_warps; ++w) y += sums[buffer][w][lane];
-    if (normalised) {
-      const float denom =
-          __shfl_sync(kFullWarp, y, kSimtColumns - 1) + static_cast<float>(args.norm_eps);
-      y /= denom;
-      if (lane == 0 && place.slice == 0 && args.norm_denom != nullptr)
-        static_cast<float*>(args.norm_denom)[FlatRow(args, chunk, token, place.head)] = denom;
-    }
-    if (lane < columns.count) Store<T>(args.out, chunk, token, place.head, columns.first + lane, y);
-  };
-
-  int parity = 0;
-  ChunkEntry last_chunk = {};
-  int last_token = -1;
+  SimtToken now = {}, before = {};
+  before.token = -1;
 #pragma unroll 1
-  for (int index = place.begin; index < place.end; ++index) {
-    const ChunkEntry chunk = args.chunks[index];
-    if ((chunk.flags & kChunkResets) != 0) {
+  for (int index = at.place.begin; index < at.place.end; ++index) {
+    now.chunk = args.chunks[index];
+    if ((now.chunk.flags & kChunkResets) != 0) {
 #pragma unroll
       for (int c = 0; c < kSimtColumns; ++c) state[c] = 0;
       log_transition = __uint_as_float(0xff800000u);
     }
-    if (params.mode == SimtMode::kStates && live) {
-      const int stride = args.head_dim_v + (normalised ? 1 : 0);
-      float* const target =
-          params.states +
-          ((int64_t{1} * index * args.num_heads + place.head) * args.head_dim_k + channel) *
-              stride +
-          columns.first;
-#pragma unroll
-      for (int c = 0; c < kSimtColumns; ++c)
-        if (c < columns.count || c == columns.ones) target[c] = state[c];
-    }
+    if (params.mode == SimtMode::kStates) SaveChunkState(state, params, at, index);
 #pragma unroll 1
-    for (int token = 0; token < chunk.length; ++token) {
-      if (WarpId() == 0) {
-        float v = 0;
-        if (lane < columns.count) v = Load<T>(args.v, chunk, token, v_head, columns.first + lane);
-        if (lane == columns.ones) v = 1;
-        values[parity][lane] = v;
-      }
-      float q = 0, k = 0, decay = 0;
-      if (live) {
-        if (output)
-          q = static_cast<float>(args.scale) * Load<T>(args.q, chunk, token, q_head, channel);
-        k = Load<T>(args.k, chunk, token, k_head, channel) *
-            KeyScaleAt(args, chunk, token, place.head);
-        decay = LogDecayAt(args, chunk, token, decay_head, decay_channel);
-      }
-      log_transition += decay;
-      const DecayStep step = DecayStepOf(decay);
+    for (now.token = 0; now.token < now.chunk.length; ++now.token) {
+      LoadValues<T>(smem, args, at, now);
+      const SimtInputs x = LoadInputs<T>(args, at, now, output);
+      log_transition += x.log_decay;
       __syncthreads();
-      if (output && last_token >= 0) finish(last_chunk, last_token, 1 - parity);
+      if (output && before.token >= 0) StoreOutput<T>(smem, args, at, before);
       float products[kSimtColumns];
-#pragma unroll
-      for (int c = 0; c < kSimtColumns; ++c) {
-        state[c] = Decayed(step, state[c]);
-        state[c] = fmaf(k, values[parity][c], state[c]);
-        products[c] = q * state[c];
-      }
-      if (output) sums[parity][WarpId()][lane] = SumOverLanes(products);
-      parity = 1 - parity;
-      last_chunk = chunk;
-      last_token = token;
+      UpdateState(state, products, x, values[now.buffer]);
+      if (output) sums[now.buffer][WarpId()][LaneId()] = SumOverLanes(products);
+      before = now;
+      now.buffer = 1 - now.buffer;
     }
   }
   if (output) {
     __syncthreads();
-    if (last_token >= 0) finish(last_chunk, last_token, 1 - parity);
+    if (before.token >= 0) StoreOutput<T>(smem, args, at, before);
   }
   // With ones in each slice, one of them stores the norm.
-  const bool stores_norm = !output || place.slice == 0;
+  const bool stores_norm = !output || at.place.slice == 0;
   if (params.mode != SimtMode::kStates)
-    StoreStateRow(state, args.final_state, stores_norm ? args.final_norm : nullptr, place.state,
-                  args, columns, channel);
-  if (params.log_transition != nullptr && place.slice == 0) {
-    if (IsPerChannel(args.decay_kind)) {
-      if (live) params.log_transition[place.state * args.head_dim_k + channel] = log_transition;
-    } else if (channel == 0) {
-      params.log_transition[place.state] = log_transition;
-    }
-  }
+    StoreStateRow(state, args.final_state, stores_norm ? args.final_norm : nullptr, at.place.state,
+                  args, at.columns, channel);
+  StoreTransition(log_transition, params, at);
 }
 
-// D_t = dL/d(log_decay_t) = sum_v decay_t S_{t-1} R_t, R_t after q_t has been added, runs backwards
-// as
+// ---- steps of the reverse scan ----
+
+// D_t = dL/d(log_decay_t) = sum_v decay_t S_{t-1} R_t, R_t after q_t has been added, runs backwards:
 //   D_t = D_{t+1} + q_t (scale decay_t S_{t-1} dout_t) - k_t (decay_{t+1} R_{t+1} v_t)
 // anew in each chunk, so that no difference runs over more of them. What a token's own key gives to
 // its own query (k_t v_t dout_t q_t) is in neither term: with strong decays it is far larger than
 // D. For the same reason the chunk's last D is summed as it stands, without the last key.
+struct SimtReverseShared {
+  float *values, *douts;           // [C, kSimtColumns]
+  float* dv_sums;                  // [C, warps, kSimtColumns]
+  float *scale_sums, *decay_sums;  // [C, warps]
+  float* own;                      // [C]: v_t dout_t
+
+  HL_DEVICE SimtReverseShared(SmemCarver& carver, int num_warps)
+      : values(carver.Take<float>(kChunk * kSimtColumns)),
+        douts(carver.Take<float>(kChunk * kSimtColumns)),
+        dv_sums(carver.Take<float>(kChunk * num_warps * kSimtColumns)),
+        scale_sums(carver.Take<float>(kChunk * num_warps)),
+        decay_sums(carver.Take<float>(kChunk * num_warps)),
+        own(carver.Take<float>(kChunk)) {}
+};
+
+// A token's row of the slice's partial sums.
+HL_DEVICE int64_t SliceRow(const DecayAttentionArgs& args, const SimtThread& at,
+                           const ChunkEntry& chunk, int token) {
+  return int64_t{1} * args.batch * args.seq_len * args.num_heads * at.place.slice +
+         FlatRow(args, chunk, token, at.place.head);
+}
+
+// v and dout of a chunk; with the normaliser a one and the denominator's gradient beside them.
+template <typename T>
+HL_DEVICE void LoadReverseChunk(const SimtReverseShared& smem, const SimtReverseScanParams& params,
+                                const SimtThread& at, const ChunkEntry& chunk) {
+  const DecayAttentionGradArgs& grads = params.grads;
+  const DecayAttentionArgs& args = grads.forward;
+  const int head = at.place.head, first = at.columns.first;
+#pragma unroll 1
+  for (int i = at.place.channel; i < chunk.length * kSimtColumns; i += 32 * at.num_warps) {
+    const int token = i / kSimtColumns, c = i % kSimtColumns;
+    float v = 0, dout = 0;
+    if (c < at.columns.count) {
+      v = Load<T>(args.v, chunk, token, at.heads.v, first + c);
+      dout = Load<T>(grads.dout, chunk, token, head, first + c);
+      if (at.normalised)
+        dout /= static_cast<const float*>(args.norm_denom)[FlatRow(args, chunk, token, head)];
+    } else if (c == at.columns.ones) {
+      v = 1;
+      dout = params.dnorm[FlatRow(args, chunk, token, head)];
+    }
+    smem.values[i] = v;
+    smem.douts[i] = dout;
+  }
+}
+
+HL_DEVICE void OwnProducts(const SimtReverseShared& smem, const SimtThread& at,
+                           const ChunkEntry& chunk) {
+#pragma unroll 1
+  for (int token = at.place.channel; token < chunk.length; token += 32 * at.num_warps) {
+    float sum = 0;
+#pragma unroll 1
+    for (int c = 0; c < kSimtColumns; ++c) {
+      const int i = token * kSimtColumns + (c + token) % kSimtColumns;  // lanes in other banks
+      sum = fmaf(smem.values[i], smem.douts[i], sum);
+    }
+    smem.own[token] = sum;
+  }
+}
+
+// Forward through a chunk from its saved state: decay_t S_{t-1} dout_t to dq, without the token's
+// own key as yet. Returns S R at the chunk's end, the last key left out.
+template <typename T>
+HL_DEVICE float RecomputeStates(const SimtReverseShared& smem, const SimtReverseScanParams& params,
+                                const SimtThread& at, const ChunkEntry& chunk, int index,
+                                const float (&adjoint)[kSimtColumns]) {
+  const DecayAttentionArgs& args = params.grads.forward;
+  const int channel = at.place.channel;
+  float state[kSimtColumns];
+  const float* const source = params.states + ChunkStateRow(args, at, index);
+#pragma unroll
+  for (int c = 0; c < kSimtColumns; ++c)
+    state[c] = at.live && (c < at.columns.count || c == at.columns.ones) ? source[c] : 0.0f;
+  float key = 0;  // of the token before, which enters only now
+#pragma unroll 1
+  for (int token = 0; at.live && token < chunk.length; ++token) {
+    const DecayStep step =
+        DecayStepOf(LogDecayAt(args, chunk, token, at.heads.decay, at.decay_channel()));
+    float dq = 0;
+#pragma unroll
+    for (int c = 0; c < kSimtColumns; ++c) {
+      state[c] = fmaf(key, smem.values[max(token - 1, 0) * kSimtColumns + c], state[c]);
+      state[c] = Decayed(step, state[c]);
+      dq = fmaf(state[c], smem.douts[token * kSimtColumns + c], dq);
+    }
+    params.dq[SliceRow(args, at, chunk, token) * args.head_dim_k + channel] = dq;
+    key = Load<T>(args.k, chunk, token, at.heads.k, channel) *
+          KeyScaleAt(args, chunk, token, at.place.head);
+  }
+  float through = 0;
+#pragma unroll
+  for (int c = 0; c < kSimtColumns; ++c) through = fmaf(state[c], adjoint[c], through);
+  return through;
+}
+
+// What the thread's channel brings to a token in reverse; zeros where it does not exist.
+struct SimtReverseInputs {
+  float q, k, log_decay, key_scale, query;  // query: q times scale
+};
+template <typename T>
+HL_DEVICE SimtReverseInputs LoadReverseInputs(const DecayAttentionArgs& args, const SimtThread& at,
+                                              const ChunkEntry& chunk, int token) {
+  const int channel = at.place.channel;
+  SimtReverseInputs x = {0, 0, 0, 0, 0};
+  if (at.live) {
+    x.q = Load<T>(args.q, chunk, token, at.heads.q, channel);
+    x.k = Load<T>(args.k, chunk, token, at.heads.k, channel);
+    x.log_decay = LogDecayAt(args, chunk, token, at.heads.decay, at.decay_channel());
+  }
+  x.key_scale = KeyScaleAt(args, chunk, token, at.place.head);
+  x.query = static_cast<float>(args.scale) * x.q;
+  return x;
+}
+
+// R takes q_t dout_t in; products = k_t R, of which dv is the sum. Returns R v_t before that.
+HL_DEVICE float UpdateAdjoint(float (&adjoint)[kSimtColumns], float (&products)[kSimtColumns],
+                              const SimtReverseShared& smem, const SimtReverseInputs& x,
+                              int token) {
+  float dk = 0;
+#pragma unroll
+  for (int c = 0; c < kSimtColumns; ++c) {
+    dk = fmaf(adjoint[c], smem.values[token * kSimtColumns + c], dk);
+    adjoint[c] = fmaf(x.query, smem.douts[token * kSimtColumns + c], adjoint[c]);
+    products[c] = adjoint[c] * (x.k * x.key_scale);
+  }
+  return dk;
+}
+
+// dq, dk and, of the decay and the key's scale, what the thread or its warp knows. `through` goes
+// from D_{t+1} to D_t.
+HL_DEVICE void StoreTokenGradients(const SimtReverseShared& smem,
+                                   const SimtReverseScanParams& params, const SimtThread& at,
+                                   const SimtReverseInputs& x, const ChunkEntry& chunk, int token,
+                                   float dk, float& through) {
+  const DecayAttentionArgs& args = params.grads.forward;
+  const int lane = LaneId(), warp = WarpId();
+  const int64_t place = SliceRow(args, at, chunk, token) * args.head_dim_k + at.place.channel;
+  if (at.live) {
+    const float dq = params.dq[place];
+    if (token + 1 < chunk.length) through -= x.k * x.key_scale * dk;
+    through += x.query * dq;
+    dk = fmaf(x.query, smem.own[token], dk);
+    params.dq[place] =
+        static_cast<float>(args.scale) * fmaf(x.k * x.key_scale, smem.own[token], dq);
+    params.dk[place] = x.key_scale * dk;
+  }
+  const bool cut = ((chunk.flags & kChunkResets) != 0 && token == 0) ||
+                   __float_as_uint(x.log_decay) == 0xff800000u;  // -inf
+  if (cut) through = 0;
+  if (params.dlog_decay != nullptr && at.per_channel && at.live) params.dlog_decay[place] = through;
+  if (params.dlog_decay != nullptr && !at.per_channel) {
+    const float sum = WarpSum(through);
+    if (lane == 0) smem.decay_sums[token * at.num_warps + warp] = sum;
+  }
+  if (params.dkey_scale != nullptr) {
+    const float sum = WarpSum(x.k * dk);
+    if (lane == 0) smem.scale_sums[token * at.num_warps + warp] = sum;
+  }
+}
+
+// R of the token before; zero where a document starts.
+HL_DEVICE void DecayAdjoint(float (&adjoint)[kSimtColumns], float log_decay, bool starts) {
+  const DecayStep step = DecayStepOf(log_decay);
+#pragma unroll
+  for (int c = 0; c < kSimtColumns; ++c) adjoint[c] = starts ? 0.0f : Decayed(step, adjoint[c]);
+}
+
+// What is summed over a chunk's warps: dv, and the gradients of scalar decays and of key scales.
+HL_DEVICE void SumOverWarps(const SimtReverseShared& smem, const SimtReverseScanParams& params,
+                            const SimtThread& at, const ChunkEntry& chunk) {
+  const DecayAttentionArgs& args = params.grads.forward;
+#pragma unroll 1
+  for (int i = at.place.channel; i < chunk.length * kSimtColumns; i += 32 * at.num_warps) {
+    const int token = i / kSimtColumns, c = i % kSimtColumns;
+    if (c >= at.columns.count) continue;
+    float sum = 0;
+    for (int w = 0; w < at.num_warps; ++w)
+      sum += smem.dv_sums[(token * at.num_warps + w) * kSimtColumns + c];
+    params.dv[FlatRow(args, chunk, token, at.place.head) * args.head_dim_v + at.columns.first + c] =
+        sum;
+  }
+  const bool scalar_decay = params.dlog_decay != nullptr && !at.per_channel;
+#pragma unroll 1
+  for (int token = at.place.channel; token < chunk.length; token += 32 * at.num_warps) {
+    const int64_t row = SliceRow(args, at, chunk, token);
+    float decay = 0, scale = 0;
+    for (int w = 0; w < at.num_warps; ++w) {
+      if (scalar_decay) decay += smem.decay_sums[token * at.num_warps + w];
+      if (params.dkey_scale != nullptr) scale += smem.scale_sums[token * at.num_warps + w];
+    }
+    if (scalar_decay) params.dlog_decay[row] = decay;
+    if (params.dkey_scale != nullptr) params.dkey_scale[row] = scale;
+  }
+}
+
+// The gradient of a constant decay, of all the block's chunks.
+HL_DEVICE void StoreConstantDecay(const SimtReverseShared& smem,
+                                  const SimtReverseScanParams& params, const SimtThread& at,
+                                  float dlambda) {
+  if (params.dlambda == nullptr) return;
+  const int channel = at.place.channel;
+  const int64_t piece = at.place.state * at.num_slices + at.place.slice;
+  if (at.per_channel) {
+    if (at.live) params.dlambda[piece * params.grads.forward.head_dim_k + channel] = dlambda;
+    return;
+  }
+  __syncthreads();
+  const float sum = WarpSum(dlambda);
+  if (LaneId() == 0) smem.decay_sums[WarpId()] = sum;
+  __syncthreads();
+  if (channel != 0) return;
+  float total = 0;
+  for (int w = 0; w < at.num_warps; ++w) total += smem.decay_sums[w];
+  params.dlambda[piece] = total;
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kMaxHeadDim, 1)
     SimtReverseScanKernel(const SimtReverseScanParams params) {
@@ -251,188 +551,47 @@ __global__ void __launch_bounds__(kMaxHeadDim, 1)
   const DecayAttentionArgs& args = grads.forward;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
-  const int num_warps = SimtThreads(args.head_dim_k) / 32;
-  float* const values = carver.Take<float>(kChunk * kSimtColumns);
-  float* const douts = carver.Take<float>(kChunk * kSimtColumns);
-  float* const dv_sums = carver.Take<float>(kChunk * num_warps * kSimtColumns);
-  float* const scale_sums = carver.Take<float>(kChunk * num_warps);
-  float* const decay_sums = carver.Take<float>(kChunk * num_warps);
-  float* const own = carver.Take<float>(kChunk);  // v_t dout_t
-
-  const bool normalised = args.norm_kind == NormKind::kSumOfKeys;
-  const int stride = args.head_dim_v + (normalised ? 1 : 0);
-  const int num_slices = (stride + kSimtColumns - 1) / kSimtColumns;
-  const SimtPlace place = SimtPlaceOf(args, num_slices);
-  const SimtColumns columns = ColumnsOf(args, place.slice, false);
-  const int channel = place.channel, lane = LaneId(), warp = WarpId();
-  const bool live = channel < args.head_dim_k;
-  const bool per_channel = IsPerChannel(args.decay_kind);
-  const int q_head = SharedHead(place.head, args.num_heads, args.num_q_heads);
-  const int k_head = SharedHead(place.head, args.num_heads, args.num_k_heads);
-  const int v_head = SharedHead(place.head, args.num_heads, args.num_v_heads);
-  const int decay_head = SharedHead(place.head, args.num_heads, args.num_decay_heads);
-  const int64_t slice_rows = int64_t{1} * args.batch * args.seq_len * args.num_heads * place.slice;
+  const SimtThread at = SimtThreadOf(args, false);
+  const SimtReverseShared smem(carver, at.num_warps);
+  const bool gradients = !params.summary;
 
   float adjoint[kSimtColumns];
-  LoadStateRow(adjoint, params.summary ? nullptr : grads.dfinal_state,
-               params.summary ? nullptr : grads.dfinal_norm, place.state, args, columns, channel);
+  LoadStateRow(adjoint, gradients ? grads.dfinal_state : nullptr,
+               gradients ? grads.dfinal_norm : nullptr, at.place.state, args, at.columns,
+               at.place.channel);
   float dlambda = 0;
 #pragma unroll 1
-  for (int index = place.end - 1; index >= place.begin; --index) {
+  for (int index = at.place.end - 1; index >= at.place.begin; --index) {
     const ChunkEntry chunk = args.chunks[index];
     __syncthreads();  // the sums of the chunk before have been read
-#pragma unroll 1
-    for (int i = channel; i < chunk.length * kSimtColumns; i += 32 * num_warps) {
-      const int token = i / kSimtColumns, c = i % kSimtColumns;
-      float v = 0, dout = 0;
-      if (c < columns.count) {
-        v = Load<T>(args.v, chunk, token, v_head, columns.first + c);
-        dout = Load<T>(grads.dout, chunk, token, place.head, columns.first + c);
-        if (normalised)
-          dout /=
-              static_cast<const float*>(args.norm_denom)[FlatRow(args, chunk, token, place.head)];
-      } else if (c == columns.ones) {
-        v = 1;
-        dout = params.dnorm[FlatRow(args, chunk, token, place.head)];
-      }
-      values[i] = v;
-      douts[i] = dout;
-    }
+    LoadReverseChunk<T>(smem, params, at, chunk);
     __syncthreads();
     float through = 0;
-    if (!params.summary) {
-#pragma unroll 1
-      for (int token = channel; token < chunk.length; token += 32 * num_warps) {
-        float sum = 0;
-#pragma unroll 1
-        for (int c = 0; c < kSimtColumns; ++c) {
-          const int i = token * kSimtColumns + (c + token) % kSimtColumns;  // lanes in other banks
-          sum = fmaf(values[i], douts[i], sum);
-        }
-        own[token] = sum;
-      }
+    if (gradients) {
+      OwnProducts(smem, at, chunk);
       __syncthreads();
-      float state[kSimtColumns];
-      const float* const source =
-          params.states +
-          ((int64_t{1} * index * args.num_heads + place.head) * args.head_dim_k + channel) *
-              stride +
-          columns.first;
-#pragma unroll
-      for (int c = 0; c < kSimtColumns; ++c)
-        state[c] = live && (c < columns.count || c == columns.ones) ? source[c] : 0.0f;
-      float key = 0;  // of the token before, which enters only now
-#pragma unroll 1
-      for (int token = 0; live && token < chunk.length; ++token) {
-        const DecayStep step =
-            DecayStepOf(LogDecayAt(args, chunk, token, decay_head, per_channel ? channel : 0));
-        float dq = 0;
-#pragma unroll
-        for (int c = 0; c < kSimtColumns; ++c) {
-          state[c] = fmaf(key, values[max(token - 1, 0) * kSimtColumns + c], state[c]);
-          state[c] = Decayed(step, state[c]);
-          dq = fmaf(state[c], douts[token * kSimtColumns + c], dq);
-        }
-        params.dq[(slice_rows + FlatRow(args, chunk, token, place.head)) * args.head_dim_k +
-                  channel] = dq;  // without the token's own key, as yet
-        key = Load<T>(args.k, chunk, token, k_head, channel) *
-              KeyScaleAt(args, chunk, token, place.head);
-      }
-#pragma unroll
-      for (int c = 0; c < kSimtColumns; ++c) through = fmaf(state[c], adjoint[c], through);
+      through = RecomputeStates<T>(smem, params, at, chunk, index, adjoint);
     }
-    const bool resets = (chunk.flags & kChunkResets) != 0;
 #pragma unroll 1
     for (int token = chunk.length - 1; token >= 0; --token) {
-      const int64_t row = slice_rows + FlatRow(args, chunk, token, place.head);
-      float q = 0, k = 0, decay = 0;
-      if (live) {
-        q = Load<T>(args.q, chunk, token, q_head, channel);
-        k = Load<T>(args.k, chunk, token, k_head, channel);
-        decay = LogDecayAt(args, chunk, token, decay_head, per_channel ? channel : 0);
-      }
-      const float key_scale = KeyScaleAt(args, chunk, token, place.head);
-      const bool cut = (resets && token == 0) || __float_as_uint(decay) == 0xff800000u;  // -inf
-      const float query = static_cast<float>(args.scale) * q;
-      float dk = 0;
+      const SimtReverseInputs x = LoadReverseInputs<T>(args, at, chunk, token);
       float products[kSimtColumns];
-#pragma unroll
-      for (int c = 0; c < kSimtColumns; ++c) {
-        dk = fmaf(adjoint[c], values[token * kSimtColumns + c], dk);
-        adjoint[c] = fmaf(query, douts[token * kSimtColumns + c], adjoint[c]);
-        products[c] = adjoint[c] * (k * key_scale);
-      }
-      if (!params.summary) {
-        dv_sums[(token * num_warps + warp) * kSimtColumns + lane] = SumOverLanes(products);
-        const int64_t at = row * args.head_dim_k + channel;
-        if (live) {
-          const float dq = params.dq[at];
-          if (token + 1 < chunk.length) through -= k * key_scale * dk;
-          through += query * dq;
-          dk = fmaf(query, own[token], dk);
-          params.dq[at] = static_cast<float>(args.scale) * fmaf(k * key_scale, own[token], dq);
-          params.dk[at] = key_scale * dk;
-        }
-        if (cut) through = 0;
+      const float dk = UpdateAdjoint(adjoint, products, smem, x, token);
+      if (gradients) {
+        smem.dv_sums[(token * at.num_warps + WarpId()) * kSimtColumns + LaneId()] =
+            SumOverLanes(products);
+        StoreTokenGradients(smem, params, at, x, chunk, token, dk, through);
         dlambda += through;
-        if (params.dlog_decay != nullptr && per_channel && live) params.dlog_decay[at] = through;
-        if (params.dlog_decay != nullptr && !per_channel) {
-          const float sum = WarpSum(through);
-          if (lane == 0) decay_sums[token * num_warps + warp] = sum;
-        }
-        if (params.dkey_scale != nullptr) {
-          const float sum = WarpSum(k * dk);
-          if (lane == 0) scale_sums[token * num_warps + warp] = sum;
-        }
       }
-      const DecayStep step = DecayStepOf(decay);
-#pragma unroll
-      for (int c = 0; c < kSimtColumns; ++c)
-        adjoint[c] = resets && token == 0 ? 0.0f : Decayed(step, adjoint[c]);
+      DecayAdjoint(adjoint, x.log_decay, (chunk.flags & kChunkResets) != 0 && token == 0);
     }
-    if (params.summary) continue;
+    if (!gradients) continue;
     __syncthreads();
-#pragma unroll 1
-    for (int i = channel; i < chunk.length * kSimtColumns; i += 32 * num_warps) {
-      const int token = i / kSimtColumns, c = i % kSimtColumns;
-      if (c >= columns.count) continue;
-      float sum = 0;
-      for (int w = 0; w < num_warps; ++w)
-        sum += dv_sums[(token * num_warps + w) * kSimtColumns + c];
-      params.dv[FlatRow(args, chunk, token, place.head) * args.head_dim_v + columns.first + c] =
-          sum;
-    }
-#pragma unroll 1
-    for (int token = channel; token < chunk.length; token += 32 * num_warps) {
-      const int64_t row = slice_rows + FlatRow(args, chunk, token, place.head);
-      float decay = 0, scale = 0;
-      for (int w = 0; w < num_warps; ++w) {
-        if (params.dlog_decay != nullptr && !per_channel)
-          decay += decay_sums[token * num_warps + w];
-        if (params.dkey_scale != nullptr) scale += scale_sums[token * num_warps + w];
-      }
-      if (params.dlog_decay != nullptr && !per_channel) params.dlog_decay[row] = decay;
-      if (params.dkey_scale != nullptr) params.dkey_scale[row] = scale;
-    }
+    SumOverWarps(smem, params, at, chunk);
   }
-  StoreStateRow(adjoint, grads.dinitial_state, grads.dinitial_norm, place.state, args, columns,
-                channel);
-  if (params.dlambda != nullptr) {
-    const int64_t piece = place.state * num_slices + place.slice;
-    if (per_channel) {
-      if (live) params.dlambda[piece * args.head_dim_k + channel] = dlambda;
-    } else {
-      __syncthreads();
-      const float sum = WarpSum(dlambda);
-      if (lane == 0) decay_sums[warp] = sum;
-      __syncthreads();
-      if (channel == 0) {
-        float total = 0;
-        for (int w = 0; w < num_warps; ++w) total += decay_sums[w];
-        params.dlambda[piece] = total;
-      }
-    }
-  }
+  StoreStateRow(adjoint, grads.dinitial_state, grads.dinitial_norm, at.place.state, args,
+                at.columns, at.place.channel);
+  StoreConstantDecay(smem, params, at, dlambda);
 }
 
 // A warp a row.
