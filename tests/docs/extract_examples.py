@@ -3,8 +3,9 @@
 
     extract_examples.py REPOSITORY OUT
 
-An example is a block of a header's comment that is indented by three blanks or more, with a line
-that ends as a statement does, or a ```cpp block of a document. That of src/core/log.h becomes
+An example is a block of a header's comment that is indented by three blanks or more, stands apart
+from the text before it and has a line that ends as a statement does; or a ```cpp block of a
+document. That of src/core/log.h becomes
 OUT/examples/core/log.h, a second one of the same file log.h.2, that of docs/x.md docs/x.md; the
 lines keep their numbers. "..." stands for what a reader can think of: an empty body or list.
 OUT/examples.txt changes when an example does.
@@ -53,16 +54,18 @@ def is_code(lines):
 
 
 def comment_blocks(text):
-    """(line, lines) of each run of indented comment lines."""
-    blocks, begin, lines = [], 0, []
+    """(line, lines) of each run of indented comment lines that no text of a comment runs into."""
+    blocks, begin, lines, text_before = [], 0, [], False
     for number, line in enumerate([*text.splitlines(), ""], 1):
         match = COMMENT.match(line)
-        if match:
+        if match and not text_before:
             begin = begin or number
             lines.append(match[1])
-        elif lines:
-            blocks.append((begin, lines))
-            begin, lines = 0, []
+        elif not match:
+            if lines:
+                blocks.append((begin, lines))
+                begin, lines = 0, []
+            text_before = re.match(r" *// ?\S", line) is not None
     return blocks
 
 

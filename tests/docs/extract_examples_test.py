@@ -42,11 +42,12 @@ class ExtractTest(unittest.TestCase):
     def test_formulas_lists_and_prose_are_no_examples(self):
         for text in ("//   S_t = exp(g_t) S_{t-1} + v_t,   o_t = q_t S_t",
                      "//   LATEST    a hint for people; nothing relies on it",
+                     "// - an item of a list that goes on\n//   in a second line;",
                      "// Prose that ends in a semicolon;", "int code = 1;"):
             self.assertEqual(extract_examples.examples_of("x.h", "src/x.h", text), [], text)
 
     def test_second_blocks_and_documents(self):
-        header = "//   a;\n//\n// And\n//   b;\n"
+        header = "//   a;\n//\n// And\n//\n//   b;\n"
         names = [one.name for one in extract_examples.examples_of("x.h", "src/x.h", header)]
         self.assertEqual(names, ["x.h", "x.h.2"])
         document = "Text\n```cpp\nint a;  // kept\n```\n```sh\nls;\n```\n"

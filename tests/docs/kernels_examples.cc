@@ -16,6 +16,7 @@
 #include "kernels/decay_attention/cpu/workspace.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention.h"
+#include "kernels/decay_attention/partition.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/weight_gradient.h"
@@ -66,6 +67,12 @@ void WorkspaceExample(const DecayAttentionArgs& args, const DecayAttentionPlan& 
 
 void CudaWorkspaceExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
 #include "examples/kernels/decay_attention/cuda/workspace.h"
+}
+
+void Add(const ChunkEntry& chunk);
+void PartitionExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                      const int32_t* begin, int n, int segment, int num_segments) {
+#include "examples/kernels/decay_attention/partition.h"
 }
 
 void DecayAttentionExample(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "dist/gradient_reducer.h"
+#include "train/config/part_help.h"
 #include "train/config/run_config.h"
 #include "train/loop/save_policy.h"
 #include "train/loop/stop_flags.h"
@@ -23,6 +24,11 @@ namespace halflife::train {
 
 using Path = std::filesystem::path;
 using RankContextPointer = std::unique_ptr<dist::RankContext>;
+
+void Print(const std::string& name, const std::string& summary);
+void PartHelpExample() {
+#include "examples/train/config/part_help.h"
+}
 
 void RunConfigExample(const Path& run) {
 #include "examples/train/config/run_config.h"

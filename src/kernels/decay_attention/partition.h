@@ -2,8 +2,8 @@
 // heads gives, the chunks of a segment, the slot of a checkpoint. C++17: CUDA sources include it.
 //
 //   const SegmentChunks chunks = ChunksOfSegment(begin[n], begin[n + 1], segment, num_segments,
-//       plan.checkpoint_every);
-//   for (int i = chunks.begin; i < chunks.end; ++i) ... args.chunks[i] ...
+//                                                plan.checkpoint_every);
+//   for (int i = chunks.begin; i < chunks.end; ++i) Add(args.chunks[i]);
 #pragma once
 
 #include <cstdint>
