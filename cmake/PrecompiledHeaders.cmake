@@ -19,11 +19,11 @@ set(source ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
 file(CONFIGURE OUTPUT ${source} CONTENT "")
 add_library(hl_precompiled OBJECT ${source})
 target_link_libraries(hl_precompiled PRIVATE halflife_options LibTorch::LibTorch)
+target_compile_options(hl_precompiled PRIVATE ${HALFLIFE_QUICK_TO_COMPILE})
 target_precompile_headers(hl_precompiled PRIVATE ${torch_headers} <nlohmann/json.hpp>)
-foreach(area model train infer eval interop)
+foreach(area model train infer eval interop cli)
   target_precompile_headers(hl_${area} REUSE_FROM hl_precompiled)
 endforeach()
 
-# Those with options of their own.
+# It has options of its own.
 target_precompile_headers(hl_kernels PRIVATE ${torch_headers})
-target_precompile_headers(hl_cli PRIVATE ${torch_headers} <nlohmann/json.hpp>)
