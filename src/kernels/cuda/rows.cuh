@@ -3,7 +3,7 @@
 // exponentials. Arithmetic is fp32 whatever the storage.
 //
 //   float x[kPack<T>];
-//   Load(row + c, dim - c, aligned, x);  // elements c .. c + kPack - 1 of a row, zeros past its end
+//   Load(row + c, dim - c, aligned, x);  // elements c .. c + kPack - 1, zeros past a row's end
 //   Store(out + c, dim - c, aligned, x);
 //
 // `aligned` (Aligned16, on the host) says that every pack of every row starts at a multiple of 16

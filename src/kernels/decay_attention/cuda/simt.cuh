@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(kMaxHeadDim, 1) SimtScanKernel(const SimtScanP
 
 // ---- steps of the reverse scan ----
 
-// D_t = dL/d(log_decay_t) = sum_v decay_t S_{t-1} R_t, R_t after q_t has been added, runs backwards:
+// D_t = dL/d(log_decay_t) = sum_v decay_t S_{t-1} R_t, R_t after q_t was added, runs backwards:
 //   D_t = D_{t+1} + q_t (scale decay_t S_{t-1} dout_t) - k_t (decay_{t+1} R_{t+1} v_t)
 // anew in each chunk, so that no difference runs over more of them. What a token's own key gives to
 // its own query (k_t v_t dout_t q_t) is in neither term: with strong decays it is far larger than
