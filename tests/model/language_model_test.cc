@@ -27,7 +27,7 @@ ModelConfig Tiny(const std::string& mixer = "retention") {
           .model_dim = 32,
           .num_layers = 2,
           .initializer_range = 0.2,
-          .mixer = MixerConfig(mixer, {{"num_heads", 2}}),
+          .mixer = TestForms(mixer).front(),
           .channel_mixer = ChannelMixerConfig("swiglu", {{"width", 48}})};
 }
 

@@ -24,7 +24,7 @@ Outcome LossAndGradients(const std::string& mixer, Device device, at::ScalarType
   model::LanguageModel model(
       {.model_dim = 64,
        .num_layers = 2,
-       .mixer = model::MixerConfig(mixer, {{"num_heads", 2}}),
+       .mixer = model::TestForms(mixer).front(),
        .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 128}})});
   ParameterArena arena(model.parameters(),
                        {.device = ToTorch(device), .compute_dtype = compute_dtype});
