@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "interop/hf_folder_fixture.h"
 #include "interop/hf_model.h"
+#include "model/language_model.h"
 #include "support/mutate.h"
 #include "support/temp_dir.h"
 

@@ -14,11 +14,10 @@ using testing::IsEmpty;
 
 model::ModelConfig Model(const std::string& mixer, std::vector<model::Assignment> options = {}) {
   options.insert(options.begin(), {"num_heads", 4});
-  return {.vocab_size = 50,
-          .model_dim = 64,
-          .num_layers = 3,
-          .mixer = model::MixerConfig(mixer, options),
-          .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 96}})};
+  model::ModelConfig config = {.vocab_size = 50, .model_dim = 64, .num_layers = 3};
+  config.mixer = model::MixerConfig(mixer, options);
+  config.channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 96}});
+  return config;
 }
 
 std::string Chosen(const model::ModelConfig& config, const std::string& model_type = "auto") {
@@ -38,15 +37,15 @@ TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
 TEST(ChooseLayoutTest, ListsWhatNoClassExpresses) {
   EXPECT_HL_ERROR(Chosen(Model("softmax", {{"qk_norm", true}, {"out_bias", true}})),
                   ExitCode::kUsage, "llama: qk_norm is on", "transformer: out_bias is on");
-  EXPECT_HL_ERROR(Chosen(Model("retention", {{"rotary_base", 500}})), ExitCode::kUsage,
-                  "retnet: rotary_base is 500; 10000 would work");
+  EXPECT_HL_ERROR(Chosen(Model("retention", {{"rope_theta", 500}})), ExitCode::kUsage,
+                  "retnet: rope_theta is 500; 10000 would work");
   EXPECT_HL_ERROR(Chosen(Model("gla"), "llama"), ExitCode::kUsage,
                   "llama is for the mixer softmax; the model has gla");
   model::ModelConfig config = Model("gla");
   config.channel_mixer.Set("bias", true);
   config.hybrid = {{.layers = {1}, .mixer = Model("retention").mixer},
                    {.layers = {2}, .mixer = Model("softmax", {{"qk_norm", true}}).mixer}};
-  EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "mlp_bias is on",
+  EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "bias of the channel mixer is on",
                   "hybrid layers with the mixer retention", "qk_norm is on in the hybrid layers");
 }
 
