@@ -1,6 +1,7 @@
 #include "interop/export.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -34,10 +35,17 @@ void AddSpecialIds(const data::SpecialIds& ids, ordered_json& json) {
   add("pad_token_id", ids.pad);
 }
 
+// Those that the model has a table of, else those it was trained on.
+int64_t MaxPositions(const model::LanguageModel& model, const ckpt::StepState& state) {
+  if (model.max_positions() > 0) return model.max_positions();
+  return state.data.seq_len > 0 ? static_cast<int64_t>(state.data.seq_len) : kDefaultPositions;
+}
+
 // Every key is written: defaults of other programs have changed before.
-ordered_json ConfigJson(const Layout& layout, const model::ModelConfig& config,
+ordered_json ConfigJson(const Layout& layout, const model::LanguageModel& model,
                         const ckpt::StepState& state, const data::SpecialIds& ids,
                         const ExportOptions& options) {
+  const model::ModelConfig& config = model.config();
   ordered_json json;
   json["architectures"] = {layout.class_name()};
   json["model_type"] = layout.model_type();
@@ -47,8 +55,7 @@ ordered_json ConfigJson(const Layout& layout, const model::ModelConfig& config,
   layout.WriteConfig(config, json);
   json["tie_word_embeddings"] = config.head.tied && !options.untie;
   json["initializer_range"] = config.initializer_range;
-  json["max_position_embeddings"] =
-      state.data.seq_len > 0 ? static_cast<int64_t>(state.data.seq_len) : kDefaultPositions;
+  json["max_position_embeddings"] = MaxPositions(model, state);
   json["use_cache"] = true;
   AddSpecialIds(ids, json);
   return json;
@@ -56,30 +63,44 @@ ordered_json ConfigJson(const Layout& layout, const model::ModelConfig& config,
 
 // By their names there, so that the bytes do not depend on the order in which a model declares its
 // parameters.
-std::vector<WeightToWrite> Weights(const Layout& layout, const model::ModelConfig& config,
+std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageModel& model,
                                    const ckpt::StepReader& step, bool untie) {
-  std::vector<WeightToWrite> weights;
-  const auto add = [&](const std::string& name, const std::string& stored,
-                       const std::vector<int64_t>& shape) {
-    weights.push_back({.name = layout.TensorName(name, nullptr),
-                       .shape = shape,
-                       .read = [&step, stored](int64_t begin, int64_t end, float* out) {
-                         step.ReadRange(ckpt::Kind::kMain, stored, begin, end, out);
-                       }});
+  struct Tensor {
+    Placement placement;         // of the last part
+    std::vector<int64_t> shape;  // of a part
+    std::vector<RangeReader> parts;
   };
-  const model::LanguageModel model(config);
+  std::map<std::string, Tensor> tensors;
+  const auto add = [&](const std::string& name, const std::vector<int64_t>& shape,
+                       RangeReader read) {
+    const Placement placement = layout.PlacementOf(name);
+    Tensor& tensor = tensors[layout.TensorName(name, nullptr)];
+    tensor.placement = placement;
+    tensor.shape = shape;
+    tensor.parts.resize(static_cast<size_t>(placement.num_parts));
+    tensor.parts[static_cast<size_t>(placement.part)] = std::move(read);
+  };
+  const auto stored = [&](const std::string& name) {
+    return [&step, name](int64_t begin, int64_t end, float* out) {
+      step.ReadRange(ckpt::Kind::kMain, name, begin, end, out);
+    };
+  };
+  const model::ModelConfig& config = model.config();
   for (const dist::ParamSpec& spec : model.parameters().specs()) {
-    add(spec.name, spec.name, spec.shape);
-    if (spec.name == kEmbeddings && config.head.tied && untie) add(kHead, kEmbeddings, spec.shape);
+    add(spec.name, spec.shape, stored(spec.name));
+    if (spec.name == kEmbeddings && config.head.tied && untie)
+      add(kHead, spec.shape, stored(kEmbeddings));
   }
   for (const dist::ParamSpec& zero : layout.ZeroTensors(config)) {
-    weights.push_back({.name = layout.TensorName(zero.name, nullptr),
-                       .shape = zero.shape,
-                       .read = [](int64_t begin, int64_t end, float* out) {
-                         std::fill(out, out + (end - begin), 0.0f);
-                       }});
+    add(zero.name, zero.shape,
+        [](int64_t begin, int64_t end, float* out) { std::fill(out, out + (end - begin), 0.0f); });
   }
-  std::ranges::sort(weights, {}, &WeightToWrite::name);
+  std::vector<WeightToWrite> weights;
+  for (auto& [name, tensor] : tensors)
+    weights.push_back(
+        {.name = name,
+         .shape = TensorShape(tensor.placement, tensor.shape),
+         .read = TensorReader(tensor.placement, tensor.shape, std::move(tensor.parts))});
   return weights;
 }
 
@@ -123,9 +144,10 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
       WriteHfTokenizer(*tokenizer, temporary);
       ids = tokenizer->special_ids();
     }
-    WriteHfWeights(temporary, Weights(layout, config, step, options.untie), options.dtype,
+    const model::LanguageModel model(config);
+    WriteHfWeights(temporary, Weights(layout, model, step, options.untie), options.dtype,
                    options.max_shard_bytes);
-    const ordered_json json = ConfigJson(layout, config, step.state(), ids, options);
+    const ordered_json json = ConfigJson(layout, model, step.state(), ids, options);
     AtomicWriteFile(temporary / "config.json", json.dump(2) + "\n", ExitCode::kEnvironment);
     ordered_json generation;
     AddSpecialIds(ids, generation);

@@ -14,10 +14,6 @@ namespace {
 constexpr int64_t kDefaultPositions = 2048;
 constexpr int64_t kPieceElements = 1 << 20;
 
-std::vector<dist::ParamSpec> SpecsOf(const model::ModelConfig& config) {
-  return model::LanguageModel(config).parameters().specs();
-}
-
 }  // namespace
 
 HfModel HfModel::Open(const std::filesystem::path& path) {
@@ -56,9 +52,20 @@ bool HfModel::HeadEqualsEmbedding(const std::string& head, const std::string& em
   return true;
 }
 
+std::string HfModel::StoredName(const std::string& name) const {
+  const std::string prefix = layout_->OptionalPrefix();
+  if (!name.starts_with(prefix)) return name;
+  const auto first = folder_.tensors().lower_bound(prefix);
+  const bool written = first != folder_.tensors().end() && first->first.starts_with(prefix);
+  return written ? name : name.substr(prefix.size());
+}
+
 void HfModel::Match(ConfigReader& reader) {
-  const std::string head = layout_->TensorName("lm_head.weight", &reader),
-                    embedding = layout_->TensorName("embeddings.weight", &reader);
+  const auto stored_name = [&](const std::string& parameter) {
+    return StoredName(layout_->TensorName(parameter, &reader));
+  };
+  const std::string head = stored_name("lm_head.weight"),
+                    embedding = stored_name("embeddings.weight");
   std::set<std::string> spare;
   for (const auto& [name, tensor] : folder_.tensors()) {
     if (!layout_->IsBuffer(name)) spare.insert(name);
@@ -73,18 +80,24 @@ void HfModel::Match(ConfigReader& reader) {
     }
   }
   std::string problems;
-  for (const dist::ParamSpec& spec : SpecsOf(config_)) {
-    const std::string name = layout_->TensorName(spec.name, &reader);
+  std::set<std::string> asked;
+  const model::LanguageModel declared(config_);
+  if (declared.max_positions() > 0) max_positions_ = declared.max_positions();
+  for (const dist::ParamSpec& spec : declared.parameters().specs()) {
+    const std::string name = stored_name(spec.name);
     const HfTensor* tensor = folder_.Find(name);
-    spare.erase(name);
-    if (tensor == nullptr) {
-      problems += Concat("\n  missing: ", name, " ", ckpt::ShapeText(spec.shape));
-    } else if (tensor->shape != spec.shape) {
-      problems += Concat("\n  ", name, ": file ", ckpt::ShapeText(tensor->shape), ", model ",
-                         ckpt::ShapeText(spec.shape));
-    }
+    const Placement placement = layout_->PlacementOf(spec.name);
     weights_.push_back({spec.name, spec.shape});
-    tensor_of_[spec.name] = tensor;
+    stored_[spec.name] = {tensor, placement, spec.shape};
+    if (!asked.insert(name).second) continue;  // of several parameters
+    spare.erase(name);
+    const std::vector<int64_t> shape = TensorShape(placement, spec.shape);
+    if (tensor == nullptr) {
+      problems += Concat("\n  missing: ", name, " ", ckpt::ShapeText(shape));
+    } else if (tensor->shape != shape) {
+      problems += Concat("\n  ", name, ": file ", ckpt::ShapeText(tensor->shape), ", model ",
+                         ckpt::ShapeText(shape));
+    }
   }
   for (const std::string& name : spare)
     problems += Concat("\n  unexpected: ", name, " ", ckpt::ShapeText(folder_.Find(name)->shape));
@@ -93,9 +106,12 @@ void HfModel::Match(ConfigReader& reader) {
 }
 
 void HfModel::ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const {
-  const auto found = tensor_of_.find(name);
-  HL_CHECK(found != tensor_of_.end(), "no weight ", name, " in ", where());
-  folder_.Read(*found->second, begin, end, out);
+  const auto found = stored_.find(name);
+  HL_CHECK(found != stored_.end(), "no weight ", name, " in ", where());
+  const Stored& stored = found->second;
+  ParameterReader(stored.placement, stored.shape, [&](int64_t from, int64_t to, float* values) {
+    folder_.Read(*stored.tensor, from, to, values);
+  })(begin, end, out);
 }
 
 }  // namespace halflife::interop

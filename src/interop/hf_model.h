@@ -32,8 +32,15 @@ class HfModel : public ckpt::WeightSource {
   void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const override;
 
  private:
+  struct Stored {
+    const HfTensor* tensor = nullptr;
+    Placement placement;
+    std::vector<int64_t> shape;  // of the parameter
+  };
   explicit HfModel(HfFolder folder) : folder_(std::move(folder)) {}
   void Match(ConfigReader& reader);
+  // The name that a tensor has in this folder.
+  std::string StoredName(const std::string& name) const;
   bool HeadEqualsEmbedding(const std::string& head, const std::string& embedding) const;
 
   HfFolder folder_;
@@ -41,7 +48,7 @@ class HfModel : public ckpt::WeightSource {
   model::ModelConfig config_;
   int64_t max_positions_ = 0;
   std::vector<ckpt::WeightInfo> weights_;
-  std::map<std::string, const HfTensor*> tensor_of_;
+  std::map<std::string, Stored> stored_;  // by halflife's name
 };
 
 }  // namespace halflife::interop

@@ -4,19 +4,18 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "ckpt/safetensors.h"
+#include "interop/placement.h"
 
 namespace halflife::interop {
 
 struct WeightToWrite {
   std::string name;
   std::vector<int64_t> shape;  // outermost first
-  // Elements [begin, end) of the flattened weight.
-  std::function<void(int64_t begin, int64_t end, float* out)> read;
+  RangeReader read;
 };
 
 // In the order given, into an existing folder, rounded to `dtype` (kF32 or kBF16, to nearest even)

@@ -7,6 +7,8 @@
 
 namespace halflife::interop {
 
+Placement Layout::PlacementOf(const std::string&) const { return {}; }
+std::string Layout::OptionalPrefix() const { return {}; }
 bool Layout::IsBuffer(const std::string&) const { return false; }
 std::vector<dist::ParamSpec> Layout::ZeroTensors(const model::ModelConfig&) const { return {}; }
 

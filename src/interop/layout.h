@@ -1,7 +1,7 @@
 // How one Hugging Face model class writes the models that it can express: its name, its keys of
-// config.json, its names of tensors. One file a class in layouts/, one line in layouts.inc. Shapes
-// and orders of rows are those of halflife's own parameters for every class here: a tensor is
-// renamed, never permuted.
+// config.json, its names of tensors. One file a class in layouts/, one line in layouts.inc. A
+// parameter of halflife's is a tensor of theirs under another name, or lies in one as PlacementOf
+// says; no rows are permuted.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "interop/config_reader.h"
+#include "interop/placement.h"
 #include "model/config/model_config.h"
 
 namespace halflife::interop {
@@ -32,6 +33,10 @@ class Layout {
   // The class's name of a parameter of ours. `reader`: null for what export writes, else the config
   // of a folder whose options may change names.
   virtual std::string TensorName(const std::string& parameter, ConfigReader* reader) const = 0;
+  // Where in that tensor the parameter lies; parameters of one tensor have the same shape.
+  virtual Placement PlacementOf(const std::string& parameter) const;
+  // What old folders leave out before every name; empty: nothing.
+  virtual std::string OptionalPrefix() const;
   // Tensors that old folders hold and that carry no weights.
   virtual bool IsBuffer(const std::string& tensor) const;
   // Tensors that the class demands where `config` has no such parameter: all zeros.

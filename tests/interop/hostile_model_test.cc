@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -107,14 +108,18 @@ void ExpectSame(const HfModel& model) {
     EXPECT_EQ(left, asked);
   }
   ConfigReader reader(model.folder().config(), "config.json");
+  std::set<std::string> met;
   for (const ckpt::WeightInfo& weight : model.weights()) {
-    const auto found = left.find(model.layout().TensorName(weight.name, &reader));
+    const std::string name = model.layout().TensorName(weight.name, &reader);
+    const auto found = left.find(name);
     ASSERT_NE(found, left.end()) << weight.name;
-    EXPECT_EQ(found->second, weight.shape) << weight.name;
-    left.erase(found);
+    EXPECT_EQ(found->second, TensorShape(model.layout().PlacementOf(weight.name), weight.shape))
+        << weight.name;
+    met.insert(name);
     std::vector<float> values(static_cast<size_t>(weight.count()));
     model.ReadRange(weight.name, 0, weight.count(), values.data());
   }
+  std::erase_if(left, [&](const auto& entry) { return met.contains(entry.first); });
   EXPECT_TRUE(left.empty()) << left.begin()->first;
 }
 
@@ -128,11 +133,14 @@ void WriteFolder(const std::filesystem::path& folder, const json& config) {
   std::array<std::vector<ckpt::safetensors::Entry>, 2> shards;
   std::array<uint64_t, 2> bytes = {};
   json map;
-  for (size_t i = 0; const dist::ParamSpec& spec : model.parameters().specs()) {
-    const size_t shard = i++ % 2;
-    const uint64_t end = bytes[shard] + sizeof(float) * static_cast<uint64_t>(spec.count());
+  for (const dist::ParamSpec& spec : model.parameters().specs()) {
     const std::string name = layout.TensorName(spec.name, &reader);
-    shards[shard].push_back({.name = name, .shape = spec.shape, .begin = bytes[shard], .end = end});
+    if (map.contains(name)) continue;
+    const size_t shard = map.size() % 2;
+    const auto shape = TensorShape(layout.PlacementOf(spec.name), spec.shape);
+    const auto count = static_cast<uint64_t>(ckpt::CountElements(shape));
+    const uint64_t end = bytes[shard] + sizeof(float) * count;
+    shards[shard].push_back({.name = name, .shape = shape, .begin = bytes[shard], .end = end});
     bytes[shard] = end;
     map[name] = shard == 0 ? kFirstShard : kSecondShard;
   }

@@ -1,0 +1,93 @@
+#include "interop/placement.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ckpt/safetensors.h"
+#include "core/error.h"
+
+namespace halflife::interop {
+namespace {
+
+constexpr int64_t kBandElements = 1 << 20;
+
+struct Matrix {
+  RangeReader read;
+  int64_t rows = 0, columns = 0;
+};
+
+// Elements [begin, end) of the flattened transpose, [columns, rows]. The matrix is read in bands of
+// whole rows, as a checkpoint verifies a block for every read, however narrow.
+void ReadTransposed(const Matrix& matrix, int64_t begin, int64_t end, float* out) {
+  if (begin == end) return;
+  const int64_t rows = matrix.rows, columns = matrix.columns;
+  const int64_t first = begin / rows, last = (end - 1) / rows;  // columns that are wanted
+  const int64_t rows_of_band = std::max<int64_t>(1, kBandElements / columns);
+  std::vector<float> band;
+  for (int64_t row = 0; row < rows; row += rows_of_band) {
+    const int64_t num_rows = std::min(rows_of_band, rows - row);
+    const int64_t from = row * columns + first, to = (row + num_rows - 1) * columns + last + 1;
+    band.resize(static_cast<size_t>(to - from));
+    matrix.read(from, to, band.data());
+    for (int64_t column = first; column <= last; ++column) {
+      const int64_t to_out = column * rows + row - begin;  // of the band's first row
+      const int64_t stop = std::min(num_rows, end - begin - to_out);
+      for (int64_t i = std::max<int64_t>(0, -to_out); i < stop; ++i)
+        out[to_out + i] = band[static_cast<size_t>(i * columns + column - first)];
+    }
+  }
+}
+
+RangeReader Transposed(RangeReader read, int64_t rows, int64_t columns) {
+  return [matrix = Matrix{std::move(read), rows, columns}](int64_t begin, int64_t end, float* out) {
+    ReadTransposed(matrix, begin, end, out);
+  };
+}
+
+// One after the other, `count` elements each.
+RangeReader Stacked(std::vector<RangeReader> parts, int64_t count) {
+  return [parts = std::move(parts), count](int64_t begin, int64_t end, float* out) {
+    while (begin < end) {
+      const int64_t part = begin / count, first = part * count;
+      const int64_t stop = std::min(end, first + count);
+      parts[static_cast<size_t>(part)](begin - first, stop - first, out);
+      out += stop - begin;
+      begin = stop;
+    }
+  };
+}
+
+}  // namespace
+
+std::vector<int64_t> TensorShape(const Placement& placement, std::vector<int64_t> shape) {
+  shape.front() *= placement.num_parts;
+  if (!placement.transposed) return shape;
+  HL_CHECK(shape.size() == 2, "the transpose of a tensor of ", shape.size(), " dimensions");
+  return {shape[1], shape[0]};
+}
+
+RangeReader ParameterReader(const Placement& placement, const std::vector<int64_t>& shape,
+                            RangeReader tensor) {
+  if (placement.transposed) {
+    const std::vector<int64_t> theirs = TensorShape(placement, shape);
+    tensor = Transposed(std::move(tensor), theirs[0], theirs[1]);
+  }
+  const int64_t first = placement.part * ckpt::CountElements(shape);
+  if (first == 0) return tensor;
+  return [tensor = std::move(tensor), first](int64_t begin, int64_t end, float* out) {
+    tensor(first + begin, first + end, out);
+  };
+}
+
+RangeReader TensorReader(const Placement& placement, const std::vector<int64_t>& shape,
+                         std::vector<RangeReader> parts) {
+  HL_CHECK(static_cast<int64_t>(parts.size()) == placement.num_parts, parts.size(), " parts of ",
+           placement.num_parts);
+  RangeReader stacked = parts.size() == 1 ? std::move(parts.front())
+                                          : Stacked(std::move(parts), ckpt::CountElements(shape));
+  if (!placement.transposed) return stacked;
+  const std::vector<int64_t> theirs = TensorShape(placement, shape);
+  return Transposed(std::move(stacked), theirs[1], theirs[0]);
+}
+
+}  // namespace halflife::interop

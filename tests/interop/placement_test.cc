@@ -1,0 +1,112 @@
+#include "interop/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "core/concat.h"
+#include "support/expect_error.h"
+
+namespace halflife::interop {
+namespace {
+
+using Values = std::vector<float>;
+
+RangeReader ReaderOf(const Values& values) {
+  return [&values](int64_t begin, int64_t end, float* out) {
+    ASSERT_TRUE(0 <= begin && begin <= end && end <= static_cast<int64_t>(values.size()));
+    std::copy(values.begin() + begin, values.begin() + end, out);
+  };
+}
+
+// All of it, in pieces of up to `most` elements.
+Values InPieces(const RangeReader& read, int64_t count, int64_t most, std::mt19937_64& random) {
+  Values values(static_cast<size_t>(count), -1.0f);
+  for (int64_t begin = 0; begin < count;) {
+    const int64_t end = std::min(count, begin + static_cast<int64_t>(random() % most) + 1);
+    read(begin, end, values.data() + begin);
+    begin = end;
+  }
+  return values;
+}
+
+struct Case {
+  int64_t out, in, num_parts;
+  bool transposed;
+};
+
+// The value that says where in which parameter it belongs.
+float Value(int64_t part, int64_t row, int64_t column) {
+  return static_cast<float>(part * 1'000'000 + row * 1000 + column);
+}
+
+void ExpectBothWays(const Case& c) {
+  SCOPED_TRACE(
+      Concat(c.num_parts, " of [", c.out, ", ", c.in, "]", c.transposed ? ", transposed" : ""));
+  const std::vector<int64_t> shape = {c.out, c.in};
+  std::vector<Values> parameters;
+  Values tensor(static_cast<size_t>(c.num_parts * c.out * c.in));
+  for (int64_t part = 0; part < c.num_parts; ++part) {
+    Values& parameter = parameters.emplace_back();
+    for (int64_t row = 0; row < c.out; ++row)
+      for (int64_t column = 0; column < c.in; ++column) {
+        parameter.push_back(Value(part, row, column));
+        const int64_t stacked_row = part * c.out + row;
+        tensor[static_cast<size_t>(c.transposed ? column * c.num_parts * c.out + stacked_row
+                                                : stacked_row * c.in + column)] = parameter.back();
+      }
+  }
+  std::mt19937_64 random(3);
+  const auto num_elements = static_cast<int64_t>(tensor.size());
+  for (const int64_t most : {int64_t{1}, int64_t{7}, num_elements}) {
+    std::vector<RangeReader> readers;
+    for (int64_t part = 0; part < c.num_parts; ++part) {
+      const Placement placement = {c.transposed, part, c.num_parts};
+      const Values& parameter = parameters[static_cast<size_t>(part)];
+      EXPECT_EQ(
+          InPieces(ParameterReader(placement, shape, ReaderOf(tensor)), c.out * c.in, most, random),
+          parameter);
+      readers.push_back(ReaderOf(parameter));
+    }
+    const RangeReader whole = TensorReader({c.transposed, 0, c.num_parts}, shape, readers);
+    EXPECT_EQ(InPieces(whole, num_elements, most, random), tensor);
+  }
+}
+
+TEST(PlacementTest, ReadsEitherOutOfTheOtherInPiecesOfAnySize) {
+  for (const bool transposed : {false, true})
+    for (const int64_t num_parts : {1, 3})
+      for (const auto& [out, in] : {std::pair<int64_t, int64_t>{1, 1}, {1, 9}, {9, 1}, {5, 8}})
+        ExpectBothWays({out, in, num_parts, transposed});
+}
+
+// More than one band of rows, in wide and in high matrices.
+TEST(PlacementTest, MatricesOfMoreThanABand) {
+  std::mt19937_64 random(4);
+  for (const auto& [rows, columns] :
+       {std::pair<int64_t, int64_t>{1500, 1100}, {3, 1'100'000}, {1'100'000, 2}}) {
+    Values tensor(static_cast<size_t>(rows * columns)), want(tensor.size());
+    std::iota(tensor.begin(), tensor.end(), 0.0f);  // exact: below 2^24
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t column = 0; column < columns; ++column)
+        want[static_cast<size_t>(column * rows + row)] =
+            tensor[static_cast<size_t>(row * columns + column)];
+    const RangeReader read =
+        ParameterReader({.transposed = true}, {columns, rows}, ReaderOf(tensor));
+    EXPECT_TRUE(InPieces(read, rows * columns, 1 << 21, random) == want) << rows;
+  }
+}
+
+TEST(PlacementTest, ShapesOfTheirTensors) {
+  using Shape = std::vector<int64_t>;
+  EXPECT_EQ(TensorShape({}, {4, 5, 6}), (Shape{4, 5, 6}));
+  EXPECT_EQ(TensorShape({.part = 1, .num_parts = 3}, {4}), (Shape{12}));
+  EXPECT_EQ(TensorShape({.transposed = true, .num_parts = 3}, {4, 5}), (Shape{5, 12}));
+  EXPECT_HL_ERROR(TensorShape({.transposed = true}, {4}), ExitCode::kInternal,
+                  "the transpose of a tensor of 1 dimensions");
+}
+
+}  // namespace
+}  // namespace halflife::interop
