@@ -1,6 +1,5 @@
 // What fla's classes have in common: sizes, the SwiGLU block, ties, hybrid softmax layers.
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -10,45 +9,6 @@ namespace halflife::interop {
 namespace {
 
 using nlohmann::ordered_json;
-
-// halflife's name of an activation and the one that is written; further names are read.
-struct Activation {
-  const char* ours;
-  const char* theirs;
-  std::array<const char*, 2> also;
-};
-constexpr Activation kActivations[] = {
-    {"relu", "relu", {}},
-    {"relu2", "relu2", {}},
-    {"relu6", "relu6", {}},
-    {"leaky_relu", "leaky_relu", {}},
-    {"silu", "silu", {"swish"}},
-    {"sigmoid", "sigmoid", {}},
-    {"tanh", "tanh", {}},
-    {"gelu", "gelu", {"gelu_python"}},
-    {"gelu_tanh", "gelu_pytorch_tanh", {"gelu_new", "gelu_fast"}},
-    {"mish", "mish", {}},
-    {"none", "linear", {}},
-};
-
-std::string ReadFeatureMap(ConfigReader& reader) {
-  const std::string name = reader.String("feature_map", "linear");
-  for (const Activation& activation : kActivations) {
-    if (name == activation.theirs) return activation.ours;
-    for (const char* other : activation.also)
-      if (other != nullptr && name == other) return activation.ours;
-  }
-  const auto theirs = [](const Activation& activation) { return activation.theirs; };
-  reader.Require(false, "feature_map is '", name, "'; null or one of ",
-                 Join(kActivations, ", ", theirs), " would work");
-  return "none";
-}
-
-ordered_json FeatureMapJson(const std::string& ours) {
-  for (const Activation& activation : kActivations)
-    if (ours == activation.ours && ours != "none") return activation.theirs;
-  return nullptr;
-}
 
 bool IsSwish(const std::string& name) { return name == "swish" || name == "silu"; }
 
@@ -92,9 +52,11 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   if (same(config.norm, parts.norm))
     for (const model::Assignment& option : config.norm.Values())
       require(option.value != model::OptionValue(false), "the norm has no ", option.name);
-  if (same(config.channel_mixer, parts.channel_mixer))
-    require(parts.mlp_bias || !config.channel_mixer.Get<bool>("bias"),
-            "bias of the channel mixer is on");
+  if (same(config.channel_mixer, parts.channel_mixer) && parts.mlp_bias != MlpBias::kOption) {
+    const bool bias = config.channel_mixer.Get<bool>("bias");
+    require(bias == (parts.mlp_bias == MlpBias::kOn), "bias of the channel mixer is ",
+            bias ? "on" : "off");
+  }
   same(config.positions, parts.positions);
   same(config.objective, "next_token");
   require(config.embedding.scale == 1, "the embedding's scale is ", config.embedding.scale);
@@ -103,6 +65,14 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   for (const model::LayerGroup& group : config.hybrid)
     require(!group.channel_mixer, "hybrid layers have a channel mixer of their own");
   return lines;
+}
+
+std::string Renamed(std::string parameter, std::span<const Renaming> renamings) {
+  for (const auto& [ours, theirs] : renamings) {
+    const size_t place = parameter.find(ours);
+    if (place != std::string::npos) parameter.replace(place, std::string_view(ours).size(), theirs);
+  }
+  return parameter;
 }
 
 ordered_json Number(double value) {
@@ -238,7 +208,7 @@ void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_
   mixer.Set("num_kv_heads", reader.Int("num_kv_heads", heads));
   mixer.Set("expand_k", reader.Double("expand_k", expand_k));
   mixer.Set("expand_v", reader.Double("expand_v", expand_v));
-  mixer.Set("feature_map", ReadFeatureMap(reader));
+  mixer.Set("feature_map", ReadActivation(reader, "feature_map", "linear"));
   mixer.Set("use_output_gate", reader.Bool("use_output_gate", true));
   mixer.Set("norm_affine", reader.Bool("elementwise_affine", true));
 }
@@ -249,7 +219,9 @@ void WriteFlaLinear(const model::MixerConfig& mixer, ordered_json& json) {
   json["num_kv_heads"] = mixer.Get<int64_t>("num_kv_heads");
   json["expand_k"] = Number(mixer.Get<double>("expand_k"));
   json["expand_v"] = Number(mixer.Get<double>("expand_v"));
-  json["feature_map"] = FeatureMapJson(mixer.Get<std::string>("feature_map"));
+  json["feature_map"] = nullptr;
+  if (const auto map = mixer.Get<std::string>("feature_map"); map != "none")
+    json["feature_map"] = WrittenActivation(map);
   json["use_output_gate"] = mixer.Get<bool>("use_output_gate");
   json["elementwise_affine"] = mixer.Get<bool>("norm_affine");
 }

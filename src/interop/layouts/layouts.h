@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,15 +17,29 @@ namespace halflife::interop {
 #undef HL_LAYOUT
 
 // The parts that a class has beside its mixer; every other choice is an obstacle.
+enum class MlpBias { kOff, kOn, kOption };
 struct ClassParts {
   const char* norm = "rms_norm";
   const char* channel_mixer = "swiglu";
   const char* positions = "none";
-  bool mlp_bias = false;  // the class has a word for biases of the channel mixer
+  MlpBias mlp_bias = MlpBias::kOff;
 };
 std::vector<std::string> PartObstacles(const model::ModelConfig& config, const ClassParts& parts);
 // A number as an integer where it is one.
 nlohmann::ordered_json Number(double value);
+
+// A piece of a name of ours, and theirs in its place.
+struct Renaming {
+  const char* ours;
+  const char* theirs;
+};
+// Takes hold of the first occurrence of each, one after the other.
+std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
+
+// halflife's name of the activation that `key` holds, in any spelling of `transformers`.
+std::string ReadActivation(ConfigReader& reader, const std::string& key, const std::string& absent);
+// The spelling that is written.
+std::string WrittenActivation(const std::string& ours);
 
 // Keys that `transformers` itself writes into every config.json and that say nothing about the
 // model's function.

@@ -1,9 +1,7 @@
 // The Llama class of `transformers` itself: softmax attention that needs neither fla nor its
 // kernels to load.
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "interop/layouts/layouts.h"
 
@@ -11,12 +9,12 @@ namespace halflife::interop {
 namespace {
 
 // Ours -> theirs, where they differ beyond the prefix.
-constexpr std::array<std::pair<const char*, const char*>, 4> kRenamed = {{
+constexpr Renaming kRenamed[] = {
     {"embeddings.", "embed_tokens."},
     {".attn.", ".self_attn."},
     {".attn_norm.", ".input_layernorm."},
     {".mlp_norm.", ".post_attention_layernorm."},
-}};
+};
 
 double ReadRopeTheta(ConfigReader& reader) {
   double theta = reader.Double("rope_theta", 10000);
@@ -43,7 +41,7 @@ class Llama : public Layout {
   std::string mixer() const override { return "softmax"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
-    std::vector<std::string> lines = PartObstacles(config, {.mlp_bias = true});
+    std::vector<std::string> lines = PartObstacles(config, {.mlp_bias = MlpBias::kOption});
     const model::MixerConfig& options = config.mixer;
     if (options.Get<bool>("qk_norm")) lines.emplace_back("qk_norm is on");
     if (options.Get<int64_t>("window") > 0)
@@ -106,12 +104,7 @@ class Llama : public Layout {
   }
 
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
-    std::string name = parameter;
-    for (const auto& [ours, theirs] : kRenamed) {
-      const size_t place = name.find(ours);
-      if (place != std::string::npos) name.replace(place, std::string(ours).size(), theirs);
-    }
-    return FlaName(name);
+    return FlaName(Renamed(parameter, kRenamed));
   }
 
   bool IsBuffer(const std::string& tensor) const override {
