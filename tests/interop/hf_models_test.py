@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import, score and export against transformers' Llama and against reference_models.py.
+"""halflife import, score and export against transformers' Llama and GPT-2 and against
+reference_models.py.
 
     .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/src/cli/halflife
 """
@@ -16,7 +17,8 @@ try:
     from safetensors.torch import load_file, save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import (AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig,
-                              LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast)
+                              GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
+                              PreTrainedTokenizerFast)
 except ImportError as error:
     print(f"SKIPPED: hf_models_test: {error} (launch/setup --tests)")
     sys.exit(77)
@@ -67,6 +69,13 @@ LLAMA_VARIANTS = {
     "wide_heads": {"head_dim": 12, "num_key_value_heads": 1,
                    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0}},
 }
+GPT2_VARIANTS = {
+    "tied": {},
+    "untied": {"tie_word_embeddings": False, "layer_norm_epsilon": 1e-3},
+    "inner": {"n_inner": 20, "activation_function": "relu", "n_positions": 200, "resid_pdrop": 0.0},
+    "exact_gelu": {"activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 129},
+}
+RECIPES = pathlib.Path(__file__).resolve().parents[2] / "launch/recipes"
 
 
 def halflife(*arguments, code=0):
@@ -174,12 +183,27 @@ class HfModels(unittest.TestCase):
                                 "num_hidden_layers": 2, "num_attention_heads": 4,
                                 "initializer_range": 0.2} | variant)
         model = LlamaForCausalLM(config).float().eval()
-        for parameter in model.parameters():  # biases and norms away from 0 and 1
-            if parameter.dim() == 1:
-                torch.nn.init.normal_(parameter.data, float(parameter.data.mean()), 0.2)
+        self.move_vectors(model)
         folder = self.dir / "theirs"
         model.save_pretrained(folder, safe_serialization=True)
         return folder, model
+
+    def make_gpt2_folder(self, **variant):
+        torch.manual_seed(6)
+        config = GPT2Config(**{"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4,
+                               "n_positions": 256, "initializer_range": 0.2} | variant)
+        model = GPT2LMHeadModel(config).float().eval()
+        self.move_vectors(model)
+        folder = self.dir / "theirs"
+        model.save_pretrained(folder, safe_serialization=True)
+        return folder, model
+
+    @staticmethod
+    def move_vectors(model):
+        """Biases and norms away from 0 and 1."""
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                torch.nn.init.normal_(parameter.data, float(parameter.data.mean()), 0.2)
 
     def test_llama_of_transformers(self):
         for name, variant in LLAMA_VARIANTS.items():
@@ -187,12 +211,84 @@ class HfModels(unittest.TestCase):
                 self.tearDown()
                 self.setUp()
                 folder, model = self.make_llama_folder(**variant)
-                self.check_llama(folder, self.log_probs_of(model))
+                self.check_theirs(folder, self.log_probs_of(model))
 
-    def check_llama(self, folder, want):
+    def test_gpt2_of_transformers(self):
+        for name, variant in GPT2_VARIANTS.items():
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, model = self.make_gpt2_folder(**variant)
+                exported = self.check_theirs(folder, self.log_probs_of(model), GPT2LMHeadModel)
+                theirs = load_file(folder / "model.safetensors")
+                ours = load_file(exported / "model.safetensors")
+                self.assertEqual(theirs.keys(), ours.keys())
+                for key, tensor in theirs.items():
+                    self.assertTrue(torch.equal(tensor, ours[key]), key)
+                written = GPT2Config.from_pretrained(exported)
+                for key in ("n_positions", "layer_norm_epsilon", "resid_pdrop", "tie_word_embeddings"):
+                    self.assertEqual(getattr(written, key), getattr(model.config, key), key)
+
+    def test_gpt2_as_old_folders_have_it(self):
+        """Without the prefix, with masks as buffers, with a key of old."""
+        folder, model = self.make_gpt2_folder()
+
+        def make_old(weights):
+            for name in list(weights):
+                weights[name.removeprefix("transformer.")] = weights.pop(name)
+            for layer in range(2):
+                weights[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 256, 256).tril()
+                weights[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+
+        change_weights(folder, make_old)
+        change_config(folder, lambda config: config.update(n_ctx=256))
+        exported = self.check_theirs(folder, self.log_probs_of(model), GPT2LMHeadModel)
+        self.assertTrue(all(name.startswith("transformer.") for name in shapes_of(exported)))
+
+    def test_gpt2_of_other_shapes(self):
+        folder, _ = self.make_gpt2_folder()
+
+        def damage(weights):
+            weights["transformer.h.1.attn.c_attn.weight"] = torch.zeros(96, 32)
+            weights.pop("transformer.h.0.attn.c_attn.bias")
+
+        change_weights(folder, damage)
+        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertEqual(said.count("c_attn"), 2, said)  # once, not for q, k and v each
+        self.assertIn("transformer.h.1.attn.c_attn.weight: file [96, 32], model [32, 96]", said)
+        self.assertIn("missing: transformer.h.0.attn.c_attn.bias [96]", said)
+
+    def test_texts_longer_than_the_positions_of_gpt2(self):
+        folder, _ = self.make_gpt2_folder(n_positions=64)
+        score(folder, [[1] * 65], self.dir)  # the last id is a target alone
+        (self.dir / "ids.json").write_text(json.dumps([[1] * 66]))
+        said = halflife("score", "--model", folder, "--tokens", self.dir / "ids.json", "--out",
+                        self.dir / "scores.jsonl", code=2)
+        self.assertIn("beyond the model's table of 64 positions", said)
+
+    def test_a_gpt2_trained_here(self):
+        (self.dir / "text.txt").write_text("".join(texts.mixed_unicode(200, 13)))
+        halflife("prepare", "--input", self.dir / "text.txt", "--tokenizer", "bytes", "--out",
+                 self.dir / "data")
+        changes = {"data.path": self.dir / "data", "data.seq_len": 200, "model.model_dim": 32,
+                   "model.num_layers": 2, "model.mixer.softmax.num_heads": 4,
+                   "model.positions.learned.max_positions": 200, "model.initializer_range": 0.2,
+                   "train.steps": 3, "train.global_batch": 2, "train.micro_batch": 2,
+                   "train.device": "cpu", "train.precision": "fp32", "eval.every": 0,
+                   "schedule.warmup_steps": 1, "ckpt.every": 3}
+        run, exported = self.dir / "run", self.dir / "exported"
+        halflife("train", "--config", RECIPES / "gpt2_124m.textproto", "--run", run,
+                 *(word for key, value in changes.items() for word in ("--set", f"{key}={value}")))
+        halflife("export", "--run", run, "--out", exported)
+        model = AutoModelForCausalLM.from_pretrained(exported).float().eval()
+        self.assertIsInstance(model, GPT2LMHeadModel)
+        want = self.log_probs_of(model)
+        self.assertLess(widest(score(run, sequences(), self.dir), want), TOLERANCE)
+
+    def check_theirs(self, folder, want, of_class=LlamaForCausalLM):
         exported = self.check_all_ways(folder, want)
         back, loading = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
-        self.assertIsInstance(back, LlamaForCausalLM)
+        self.assertIsInstance(back, of_class)
         for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             self.assertFalse(loading[fault], fault)
         self.assertLess(widest(self.log_probs_of(back.float().eval()), want), TOLERANCE)
@@ -251,7 +347,7 @@ class HfModels(unittest.TestCase):
 
                 change_weights(folder, add_head)
                 theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-                exported = self.check_llama(folder, self.log_probs_of(theirs))
+                exported = self.check_theirs(folder, self.log_probs_of(theirs))
                 written = json.loads((exported / "config.json").read_text())
                 self.assertEqual(written["tie_word_embeddings"], name == "equal")
                 self.assertEqual("lm_head.weight" in shapes_of(exported), name == "other")
@@ -269,7 +365,7 @@ class HfModels(unittest.TestCase):
         folder, model = self.make_llama_folder()
         names = [f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(2)]
         change_weights(folder, lambda weights: weights.update({name: torch.ones(4) for name in names}))
-        exported = self.check_llama(folder, self.log_probs_of(model))
+        exported = self.check_theirs(folder, self.log_probs_of(model))
         self.assertFalse(shapes_of(exported).keys() & set(names))
 
     def test_half_precision(self):
@@ -280,7 +376,7 @@ class HfModels(unittest.TestCase):
         halves = load_file(folder / "model.safetensors")
         self.assertEqual({tensor.dtype for tensor in halves.values()}, {torch.float16})
         widened = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        exported = self.check_llama(folder, self.log_probs_of(widened))
+        exported = self.check_theirs(folder, self.log_probs_of(widened))
         for name, tensor in load_file(exported / "model.safetensors").items():
             self.assertTrue(torch.equal(tensor, halves[name].float()), name)
 
@@ -293,7 +389,7 @@ class HfModels(unittest.TestCase):
             config["rope_theta"] = 700.0
 
         change_config(folder, make_old)
-        exported = self.check_llama(folder, self.log_probs_of(model))
+        exported = self.check_theirs(folder, self.log_probs_of(model))
         written = json.loads((exported / "config.json").read_text())
         self.assertEqual((written["rope_theta"], written["rope_parameters"]["rope_theta"]), (700, 700))
 
@@ -303,14 +399,14 @@ class HfModels(unittest.TestCase):
         (folder / "config.json").write_text(json.dumps(
             {"model_type": "llama", "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2}))
         theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-        self.check_llama(folder, self.log_probs_of(theirs))
+        self.check_theirs(folder, self.log_probs_of(theirs))
 
     def test_biases_of_q_k_v_alone(self):
         """llama's attention_bias stands for o_proj too: its bias is written as zeros."""
         config = FRAME | {"model_type": "transformer", "num_heads": 4, "qkv_bias": True}
         folder, weights = self.make_fla_folder(config)
         want = [reference_models.log_probs(config, weights, ids) for ids in sequences()]
-        exported = self.check_llama(folder, want)
+        exported = self.check_theirs(folder, want)
         self.assertTrue(json.loads((exported / "config.json").read_text())["attention_bias"])
         written = load_file(exported / "model.safetensors")
         for layer in range(2):

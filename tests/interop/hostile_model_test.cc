@@ -1,4 +1,4 @@
-// Small folders with 14,000 planted faults, opened as models: refused with an Error, or exactly
+// Small folders with 15,500 planted faults, opened as models: refused with an Error, or exactly
 // what their config.json asks for, and never with more memory than the files account for.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -47,7 +47,11 @@ constexpr const char* kConfigs[] = {
     R"({"model_type": "gla", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
         "num_hidden_layers": 2, "num_heads": 2, "expand_k": 0.5, "expand_v": 1,
         "use_short_conv": true, "conv_size": 3, "clamp_min": -0.5, "tie_word_embeddings": true,
-        "attn": [{"layers": [0], "num_heads": 2, "window_size": 4}]})"};
+        "attn": [{"layers": [0], "num_heads": 2, "window_size": 4}]})",
+    R"({"model_type": "gpt2", "vocab_size": 5, "n_embd": 8, "n_inner": 6, "n_layer": 2, "n_head": 2,
+        "n_positions": 4, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+        "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "scale_attn_weights": true,
+        "scale_attn_by_inverse_layer_idx": false, "tie_word_embeddings": false})"};
 
 // What stands in the place of a config's value.
 const json kValues = json::parse(R"([
@@ -172,7 +176,7 @@ json WithOneChange(json config, std::mt19937_64& random) {
 }
 
 // A folder's files have less than 16 KiB each, as JSON some 30 times that; of the 29 tensors or
-// fewer, each may stand for one layer of 13 declared parameters with less than 1 KiB each. That is
+// fewer, each may stand for one layer of 16 declared parameters with less than 1 KiB each. That is
 // 2 MiB a time; the rest is for the allocator's and the libraries' pages. The least number from
 // nowhere that is tried as a size, 2^30, would be a thousand times as much.
 constexpr int64_t kMaxGrowthBytes = 16 << 20;

@@ -20,6 +20,17 @@ model::ModelConfig Model(const std::string& mixer, std::vector<model::Assignment
   return config;
 }
 
+// The recipe of parts that GPT-2 is.
+model::ModelConfig Gpt2Model() {
+  model::ModelConfig config =
+      Model("softmax", {{"qkv_bias", true}, {"out_bias", true}, {"rope_theta", 0}});
+  config.positions = model::PositionTableConfig("learned", {{"max_positions", 20}});
+  config.norm = model::NormConfig("layer_norm", {{"eps", 2e-5}});
+  config.channel_mixer = model::ChannelMixerConfig(
+      "mlp", {{"width", 96}, {"activation", "gelu_tanh"}, {"bias", true}});
+  return config;
+}
+
 std::string Chosen(const model::ModelConfig& config, const std::string& model_type = "auto") {
   return ChooseLayout(config, model_type).model_type();
 }
@@ -32,6 +43,7 @@ TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("softmax", {{"qkv_bias", true}})), "llama");
   EXPECT_EQ(Chosen(Model("retention")), "retnet");
   EXPECT_EQ(Chosen(Model("gla")), "gla");
+  EXPECT_EQ(Chosen(Gpt2Model()), "gpt2");
 }
 
 TEST(ChooseLayoutTest, ListsWhatNoClassExpresses) {
@@ -49,9 +61,30 @@ TEST(ChooseLayoutTest, ListsWhatNoClassExpresses) {
                   "hybrid layers with the mixer retention", "qk_norm is on in the hybrid layers");
 }
 
+TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
+  model::ModelConfig config = Gpt2Model();
+  config.mixer = Model("softmax", {{"num_kv_heads", 2}, {"head_dim", 8}, {"qk_norm", true}}).mixer;
+  config.mixer.Set("window", 5);
+  config.norm.Set("bias", false);
+  config.channel_mixer.Set("bias", false);
+  config.head.bias = true;
+  config.hybrid = {{.layers = {1}, .mixer = Model("retention").mixer}};
+  EXPECT_HL_ERROR(Chosen(config, "gpt2"), ExitCode::kUsage, "gpt2: the norm has no bias",
+                  "bias of the channel mixer is off", "the head has a bias", "qkv_bias is off",
+                  "out_bias is off", "qk_norm is on", "window is 5", "rope_theta is 10000",
+                  "num_kv_heads is 2", "head_dim is not model_dim / num_heads", "hybrid layers");
+  EXPECT_HL_ERROR(Chosen(Model("softmax"), "gpt2"), ExitCode::kUsage,
+                  "the norm is rms_norm; layer_norm would work",
+                  "the channel_mixer is swiglu; mlp would work",
+                  "the positions is none; learned would work");
+  EXPECT_HL_ERROR(Chosen(Gpt2Model(), "llama"), ExitCode::kUsage,
+                  "the norm is layer_norm; rms_norm would work", "q and k are not rotated");
+}
+
 TEST(LayoutOfTest, UnknownFamilyListsTheKnownOnes) {
-  EXPECT_HL_ERROR(LayoutOf("bert", "x/config.json"), ExitCode::kData,
-                  "x/config.json: model_type is 'bert'; known: llama, transformer, retnet, gla");
+  EXPECT_HL_ERROR(
+      LayoutOf("bert", "x/config.json"), ExitCode::kData,
+      "x/config.json: model_type is 'bert'; known: llama, transformer, gpt2, retnet, gla");
 }
 
 // config.json -> model -> config.json, for every class with every option away from its default.
@@ -64,9 +97,13 @@ TEST(LayoutTest, ConfigsRoundTrip) {
                           {"norm_affine", false}}),
       Model("gla", {{"use_short_conv", true}, {"conv_size", 3}, {"clamp_min", -0.25}}),
       Model("softmax", {{"qk_norm", true}, {"window", 7}, {"rope_theta", 1234.5}}),
-      Model("softmax", {{"qkv_bias", true}, {"out_bias", true}, {"head_dim", 24}})};
+      Model("softmax", {{"qkv_bias", true}, {"out_bias", true}, {"head_dim", 24}}),
+      Gpt2Model(),
+      Gpt2Model()};
   models[1].hybrid = {{.layers = {0, 2}, .mixer = Model("softmax", {{"window", 5}}).mixer}};
   models[3].channel_mixer.Set("bias", true);
+  models[5].channel_mixer.Set("activation", "relu");
+  models[5].dropout = 0.25;
   for (const model::ModelConfig& model : models) {
     const Layout& layout = ChooseLayout(model, "auto");
     nlohmann::ordered_json written = {{"vocab_size", 50}, {"tie_word_embeddings", false}};
@@ -114,6 +151,43 @@ TEST(LayoutTest, RopeByItsOldAndItsNewKeys) {
         Concat(R"({"rope_parameters": {")", key, R"(": "linear", "factor": 2, "rope_theta": 5}})");
     EXPECT_HL_ERROR(RopeTheta(linear.c_str()), ExitCode::kData, "rope_parameters is", "linear");
   }
+}
+
+model::ModelConfig ReadGpt2(const char* config) {
+  const auto json = nlohmann::json::parse(config);
+  ConfigReader reader(json, "x/config.json");
+  model::ModelConfig model = LayoutOf("gpt2", "").ReadConfig(reader);
+  reader.Check();
+  return model::Resolved(std::move(model));
+}
+
+TEST(LayoutTest, Gpt2ByItsDefaultsAndOtherNames) {
+  const model::ModelConfig usual = ReadGpt2("{}");
+  EXPECT_TRUE(usual.head.tied);
+  EXPECT_EQ(usual.channel_mixer.Get<int64_t>("width"), 4 * 768);
+  EXPECT_EQ(usual.channel_mixer.Get<std::string>("activation"), "gelu_tanh");
+  EXPECT_EQ(model::LanguageModel(usual).CountParameters().total(), 124439808);
+  const model::ModelConfig other =
+      ReadGpt2(R"({"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+                   "max_position_embeddings": 9, "n_embd": 48, "n_inner": null,
+                   "activation_function": "gelu"})");
+  EXPECT_EQ(other.model_dim, 48);
+  EXPECT_EQ(other.num_layers, 3);
+  EXPECT_EQ(other.mixer.Get<int64_t>("num_heads"), 4);
+  EXPECT_EQ(other.positions.Get<int64_t>("max_positions"), 9);
+  EXPECT_EQ(other.channel_mixer.Get<int64_t>("width"), 4 * 48);
+  EXPECT_EQ(other.channel_mixer.Get<std::string>("activation"), "gelu");
+}
+
+TEST(LayoutTest, RefusesWhatGpt2CanAndWeCannot) {
+  EXPECT_HL_ERROR(ReadGpt2(R"({"scale_attn_weights": false, "add_cross_attention": true,
+                               "scale_attn_by_inverse_layer_idx": true, "n_head": 2,
+                               "num_attention_heads": 3, "activation_function": "quick_gelu"})"),
+                  ExitCode::kData, "scale_attn_weights is false; true would work",
+                  "scale_attn_by_inverse_layer_idx is true; false would work",
+                  "add_cross_attention is true; false would work",
+                  "n_head is 2, but num_attention_heads, which means the same, is 3",
+                  "activation_function is 'quick_gelu'; null or one of relu");
 }
 
 TEST(LayoutTest, FeatureMapsByTheirOtherNames) {
