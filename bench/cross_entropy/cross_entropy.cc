@@ -1,5 +1,6 @@
-// The output layer with its cross entropy, forward and backward: halflife's blocks of rows against the plain form, which
-// holds [N, vocab] logits, log-probabilities and gradient. Peak memory of each in a process of its own, times in turn.
+// The output layer with its cross entropy, forward and backward: halflife's blocks of rows against
+// the plain form, which holds [N, vocab] logits, log-probabilities and gradient. Peak memory of
+// each in a process of its own, times in turn.
 //
 //   build/cpu/bench/bench_cross_entropy --rows 4096 --dim 512 --vocab 50280
 #include <ATen/Parallel.h>
@@ -20,6 +21,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "kernels/cpu/instruction_set.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "support/measure.h"
 
@@ -60,7 +62,8 @@ Result Run(const Problem& problem, bool fused) {
   return {loss.item<double>(), grads[1].norm().item<double>(), ms};
 }
 
-// Growth of the peak resident memory over the inputs, in a child: the peak of a process never falls.
+// Growth of the peak resident memory over the inputs, in a child: the peak of a process never
+// falls.
 double PeakMiB(const Options& options, bool fused) {
   int pipe_ends[2];
   HL_CHECK(pipe(pipe_ends) == 0, "pipe");
@@ -124,5 +127,11 @@ int main(int argc, char** argv) {
   app.add_option("--pairs", options.pairs);
   app.add_option("--threads", options.threads);
   CLI11_PARSE(app, argc, argv);
-  std::cout << halflife::Compare(options).dump(2) << "\n";
+  try {
+    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
+    std::cout << halflife::Compare(options).dump(2) << "\n";
+  } catch (const halflife::Error& error) {
+    std::cerr << error.what() << "\n";
+    return static_cast<int>(error.code());
+  }
 }

@@ -1,10 +1,13 @@
-// Decay attention: checked against the fp64 oracle, then timed, forward and forward + backward, all in one run and in turn. On
-// the CPU against the form made of LibTorch's operations and the machine's own matmul, on a GPU against its own copies and
-// matmul.
+// Decay attention: checked against the fp64 oracle, then timed, forward and forward + backward, all
+// in one run and in turn. On the CPU against the form made of LibTorch's operations and the
+// machine's own matmul, on a GPU against its own copies and matmul.
 //
-//   build/cpu/bench/bench_decay_attention --kind per_head --batch 2 --seq-len 4096 --heads 8 --dim 64
-//   build/cpu/bench/bench_decay_attention --kind per_head --lengths     # cost of a token from 1,024 to 65,536 tokens
-//   build/cuda/bench/bench_decay_attention --device cuda --kind per_token --batch 2 --seq-len 16384 --heads 16 --dim 128
+//   build/cpu/bench/bench_decay_attention --kind per_head --batch 2 --seq-len 4096 --heads 8
+//       --dim 64
+//   build/cpu/bench/bench_decay_attention --kind per_head --lengths     # cost of a token from
+//       1,024 to 65,536 tokens
+//   build/cuda/bench/bench_decay_attention --device cuda --kind per_token --batch 2 --seq-len
+//       16384 --heads 16 --dim 128
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -22,6 +25,7 @@
 #include "core/heap.h"
 #include "cuda_times.h"
 #include "eager.h"
+#include "kernels/cpu/instruction_set.h"
 #include "problem.h"
 #include "support/measure.h"
 
@@ -109,17 +113,19 @@ nlohmann::json Compare(const Options& o) {
             {"forward_share_of_matmul", Flops(o, false) / forward * 1e-6 / peak},
             {"forward_backward_share_of_matmul", Flops(o, true) / both * 1e-6 / peak}};
   };
-  nlohmann::json result = {{"kind", o.kind},
-                           {"batch", o.batch},
-                           {"seq_len", o.seq_len},
-                           {"heads", o.heads},
-                           {"dim", o.dim},
-                           {"dim_v", o.values()},
-                           {"qk_heads", o.groups()},
-                           {"threads", o.threads},
-                           {"max_error", error},
-                           {"matmul_gflops", peak},
-                           {"halflife", report(ours)}};
+  nlohmann::json result = {
+      {"kind", o.kind},
+      {"batch", o.batch},
+      {"seq_len", o.seq_len},
+      {"heads", o.heads},
+      {"dim", o.dim},
+      {"dim_v", o.values()},
+      {"qk_heads", o.groups()},
+      {"threads", o.threads},
+      {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
+      {"max_error", error},
+      {"matmul_gflops", peak},
+      {"halflife", report(ours)}};
   double best_forward = 1e300, best_both = 1e300;
   for (const auto& [name, times] : eager) {
     result[name] = report(times);
@@ -183,6 +189,7 @@ int main(int argc, char** argv) {
   at::set_num_threads(options.threads);
   halflife::PrepareHeap();  // for every form: as in a training run
   try {
+    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     std::cout << halflife::bench::Run(options).dump(2) << "\n";
   } catch (const halflife::Error& error) {
     std::cerr << error.what() << "\n";

@@ -1,6 +1,7 @@
-// Times decoding one token at a time, early and late in a long sequence: for linear mixers the time and the state must
-// not grow. The two are timed in pairs, token by token, as a machine that others use changes its pace within minutes.
-// Checks first that stepping equals the parallel form. Prints one JSON line.
+// Times decoding one token at a time, early and late in a long sequence: for linear mixers the time
+// and the state must not grow. The two are timed in pairs, token by token, as a machine that others
+// use changes its pace within minutes. Checks first that stepping equals the parallel form. Prints
+// one JSON line.
 //
 //   decode --mixer gla --tokens 100000
 #include <CLI/CLI.hpp>
@@ -17,6 +18,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "kernels/cpu/instruction_set.h"
 #include "model/language_model.h"
 #include "support/measure.h"
 
@@ -114,5 +116,11 @@ int main(int argc, char** argv) {
   app.add_option("--heads", options.heads);
   app.add_option("--tokens", options.tokens)->check(CLI::Range(2000, 100000000));
   CLI11_PARSE(app, argc, argv);
-  halflife::Run(options);
+  try {
+    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
+    halflife::Run(options);
+  } catch (const halflife::Error& error) {
+    std::cerr << error.what() << "\n";
+    return static_cast<int>(error.code());
+  }
 }

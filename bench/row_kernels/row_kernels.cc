@@ -1,7 +1,9 @@
-// The parts of a step that memory bounds: norms, rotary encoding, SwiGLU, short convolution, AdamW, the gradient's norm, rows
-// of cross entropy, decoding's state update; and one that the matmul bounds, the gradients of linear layers' weights. Each is
-// checked against the same formula in fp64, then timed in pairs with LibTorch's operations, beside what the machine copies in
-// the same run (or, for updates, what it negates in place): on the CPU as many bytes as the pass must move, on a GPU 2 GiB.
+// The parts of a step that memory bounds: norms, rotary encoding, SwiGLU, short convolution, AdamW,
+// the gradient's norm, rows of cross entropy, decoding's state update; and one that the matmul
+// bounds, the gradients of linear layers' weights. Each is checked against the same formula in
+// fp64, then timed in pairs with LibTorch's operations, beside what the machine copies in the same
+// run (or, for updates, what it negates in place): on the CPU as many bytes as the pass must move,
+// on a GPU 2 GiB.
 //
 //   build/cpu/bench/bench_row_kernels --only swiglu --dtype bf16
 //   build/cuda/bench/bench_row_kernels --device cuda
@@ -15,6 +17,7 @@
 #include "cases.h"
 #include "core/error.h"
 #include "core/heap.h"
+#include "kernels/cpu/instruction_set.h"
 #include "support/measure.h"
 
 namespace halflife::bench {
@@ -41,7 +44,8 @@ Tensors Copies(const Tensors& operands, bool wide) {
   return copies;
 }
 
-// Worst relative RMS error of the pass's results; throws where one is off by more than its dtype explains.
+// Worst relative RMS error of the pass's results; throws where one is off by more than its dtype
+// explains.
 double Check(const Case& one, const Pass& pass) {
   const Tensors operands = one.make();
   const Tensors got = pass.ours(Copies(operands, false)), want = pass.eager(Copies(operands, true));
@@ -151,6 +155,7 @@ nlohmann::ordered_json Run(Options options) {
   return {{"device", DeviceName(device)},
           {"dtype", options.dtype},
           {"threads", options.threads},
+          {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
           {"rounds", options.rounds},
           {"rows", rows}};
 }
@@ -176,6 +181,7 @@ int main(int argc, char** argv) {
   // Results are allocated anew in every call: what is timed is the loops, not page faults.
   halflife::PrepareHeap();
   try {
+    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     std::cout << halflife::bench::Run(options).dump(2) << "\n";
   } catch (const halflife::Error& error) {
     std::cerr << error.what() << "\n";

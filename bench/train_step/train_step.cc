@@ -1,9 +1,11 @@
-// Times whole training steps of a model: forward, backward, gradients into the arena, norm, clip, AdamW. Random tokens,
-// one rank. Prints one JSON line: the shape, the median and the spread of the step time, GFLOP/s and the share of the
-// peak (CPU: sgemm, measured in the same process). The PyTorch twin is pytorch_step.py, compare.py runs both in pairs and
-// compares the losses of their first steps, from the same parameters and batch.
+// Times whole training steps of a model: forward, backward, gradients into the arena, norm, clip,
+// AdamW. Random tokens, one rank. Prints one JSON line: the shape, the median and the spread of the
+// step time, GFLOP/s and the share of the peak (CPU: sgemm, measured in the same process). The
+// PyTorch twin is pytorch_step.py, compare.py runs both in pairs and compares the losses of their
+// first steps, from the same parameters and batch.
 //
-//   train_step --mixer gla --layers 6 --dim 256 --seq-len 512 --batch 8 --heads 4 --steps 10 --threads 1
+//   train_step --mixer gla --layers 6 --dim 256 --seq-len 512 --batch 8 --heads 4 --steps 10
+//       --threads 1
 //   train_step --mixer gla --save-start start.pt     # what pytorch_step.py --start begins with
 #include <CLI/CLI.hpp>
 
@@ -25,6 +27,7 @@
 #include "core/philox.h"
 #include "dist/communicator.h"
 #include "dist/gradient_reducer.h"
+#include "kernels/cpu/instruction_set.h"
 #include "train/device.h"
 #include "train/step/adamw.h"
 #include "train/step/gradient_hooks.h"
@@ -61,7 +64,8 @@ model::ModelConfig ConfigOf(const Options& options) {
           .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", options.mlp_dim}})};
 }
 
-// The parameters (fp32, by name), `inputs` and `targets` of the first step: a dict of tensors, as torch.load reads it.
+// The parameters (fp32, by name), `inputs` and `targets` of the first step: a dict of tensors, as
+// torch.load reads it.
 void SaveStart(const Options& options) {
   model::LanguageModel model(ConfigOf(options));
   c10::Dict<std::string, at::Tensor> start;
@@ -147,6 +151,7 @@ train::ComputePeak FindPeak(const Device& device) {
 }
 
 void Run(const Options& options) {
+  kernels::cpu::UseInstructionSetOfEnvironment();
   if (!options.save_start.empty()) return SaveStart(options);
   at::set_num_threads(options.threads);
   PrepareHeap();  // as the trainer does
@@ -176,6 +181,8 @@ void Run(const Options& options) {
                                       {"batch", options.batch},
                                       {"heads", options.heads},
                                       {"threads", options.threads},
+                                      {"instruction_set",
+                                       kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
                                       {"parameters", bench.model().CountParameters().total()},
                                       {"first_losses", first_losses},
                                       {"median_ms", 1e3 * median},

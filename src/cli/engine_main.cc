@@ -9,6 +9,7 @@
 #include "core/fault.h"
 #include "core/launcher.h"
 #include "core/log.h"
+#include "kernels/cpu/instruction_set.h"
 
 namespace halflife::cli {
 namespace {
@@ -21,6 +22,7 @@ int Main(int argc, char** argv) {
   try {
     Request request;
     if (const auto code = ParseCommandLine(argc, argv, request)) return static_cast<int>(*code);
+    kernels::cpu::UseInstructionSetOfEnvironment();
     const char* fault_spec = std::getenv("HL_FAULT");
     fault::Arm(fault_spec == nullptr ? "" : fault_spec, evidence.rank);
     return static_cast<int>(std::visit([](const auto& options) { return Run(options); }, request));

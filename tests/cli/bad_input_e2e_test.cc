@@ -55,17 +55,16 @@ TEST_F(BadInput, ImpossibleSizesAllAtOnce) {
 TEST_F(BadInput, UnknownMixerAndOption) {
   Expect(fixture->Run({.run = "m", .set = {"model.mixer=attention"}}), 2,
          {"attention", "retention"});
-  Expect(fixture->Run({.run = "m", .set = {"model.mixer.gla.heads=2"}}), 2,
-         {"heads", "num_heads"});
+  Expect(fixture->Run({.run = "m", .set = {"model.mixer.gla.heads=2"}}), 2, {"heads", "num_heads"});
 }
 
 TEST_F(BadInput, SizesThatNoMachineHolds) {
   Expect(fixture->Run({.run = "huge", .set = {"model.vocab_size=2000000000"}}), 2,
          {"this run does not fit", "parameters would fit"});
-  Expect(fixture->Run({.run = "huge",
-                       .set = {"model.mixer=gla",
-                               "model.mixer.gla.conv_size=4611686018427387904"}}),
-         2, {"conv_size", "at most"});
+  Expect(
+      fixture->Run({.run = "huge",
+                    .set = {"model.mixer=gla", "model.mixer.gla.conv_size=4611686018427387904"}}),
+      2, {"conv_size", "at most"});
   Expect(fixture->Run({.run = "huge", .set = {"train.global_batch=9223372036854775804"}}), 2,
          {"train.global_batch", "at most"});
   EXPECT_FALSE(std::filesystem::exists(fixture->path("huge")));

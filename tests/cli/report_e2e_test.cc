@@ -25,10 +25,9 @@ class Report : public testing::Test {
     ASSERT_EQ(killed.exit_code, 137) << killed.err;
     const RunResult resumed = fixture->Run({.run = "gla", .set = set});
     ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-    const RunResult other =
-        fixture->Run({.run = "retention",
-                      .set = {"model.mixer=retention", "optimizer.lr=1e-3"},
-                      .env = {{"HL_FAULT", "train.step:kill:6"}}});
+    const RunResult other = fixture->Run({.run = "retention",
+                                          .set = {"model.mixer=retention", "optimizer.lr=1e-3"},
+                                          .env = {{"HL_FAULT", "train.step:kill:6"}}});
     ASSERT_EQ(other.exit_code, 137) << other.err;
     std::ofstream(fixture->path("retention") / "metrics.jsonl", std::ios::app)
         << R"({"step":6,"lo)";

@@ -133,9 +133,10 @@ TEST_F(ScoreExport, InitFromStartsWithTheWeights) {
     const double before = fixture->Metrics("run", "loss").back()["loss"];
     EXPECT_LT(fixture->Metrics(name, "loss").front()["loss"].get<double>(), 1.3 * before);
   }
-  const RunResult wrong = fixture->Run({.run = "warm_wrong",
-                                        .set = {"train.steps=2", "model.channel_mixer.swiglu.width=40"},
-                                        .flags = {"--init-from", Path("run")}});
+  const RunResult wrong =
+      fixture->Run({.run = "warm_wrong",
+                    .set = {"train.steps=2", "model.channel_mixer.swiglu.width=40"},
+                    .flags = {"--init-from", Path("run")}});
   EXPECT_EQ(wrong.exit_code, 2) << wrong.err;
   EXPECT_NE(wrong.err.find("mlp.gate_proj.weight: file ["), std::string::npos) << wrong.err;
 }

@@ -1,6 +1,6 @@
 // Rules about the source text that no compiler checks: which area may include which, where
-// third-party headers may appear, that all random numbers are the project's own, and how long a line
-// may be.
+// third-party headers may appear, that all random numbers are the project's own, and how long a
+// line may be.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -188,8 +188,8 @@ size_t NumColumns(const std::string& line) {
       line.begin(), line.end(), [](char c) { return (static_cast<unsigned char>(c) >> 6) != 2; }));
 }
 
-// clang-format breaks code at 100 columns and leaves comments as they are. What it cannot break is a
-// single word, such as a URL: that may stand on a line of its own, also in a comment.
+// clang-format breaks code at 100 columns and leaves comments as they are. What it cannot break is
+// a single word, such as a URL: that may stand on a line of its own, also in a comment.
 bool IsTooLong(const std::string& line) {
   constexpr size_t kMaxColumns = 100;
   if (NumColumns(line) <= kMaxColumns) return false;
@@ -197,8 +197,8 @@ bool IsTooLong(const std::string& line) {
   return !std::regex_match(line, one_word);
 }
 
-// Numbers (from 1) of the lines that are too long. Inside a raw string, which clang-format leaves as
-// well, a line is text of the program, such as a page's style sheet: it may have any length.
+// Numbers (from 1) of the lines that are too long. Inside a raw string, which clang-format leaves
+// as well, a line is text of the program, such as a page's style sheet: it may have any length.
 std::vector<size_t> LongLines(const std::vector<std::string>& lines) {
   static const std::regex opening(R"re(R"([^ ()\\]*)\()re");
   std::vector<size_t> found;

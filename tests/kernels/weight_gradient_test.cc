@@ -7,9 +7,10 @@
 #include <omp.h>
 
 #include <limits>
+#include <vector>
 
 #include "core/error.h"
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/instruction_set.h"
 #include "kernels/linear/linear.h"
 #include "kernels/random_tensors.h"
 #include "support/expect_error.h"
@@ -21,16 +22,32 @@ using test::Normal;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-class WeightGradientTest : public testing::Test {
+using cpu::InstructionSet;
+
+// Those of this machine that have a form of the kernel.
+std::vector<InstructionSet> SetsWithKernel() {
+  std::vector<InstructionSet> sets = cpu::UsableInstructionSets();
+  sets.pop_back();  // the baseline
+  return sets;
+}
+
+class WeightGradientTest : public testing::TestWithParam<InstructionSet> {
  protected:
-  void SetUp() override {
-    if (!HasAvx512()) GTEST_SKIP() << "this machine has no AVX-512; linear layers use BLAS";
+  void SetUp() override { cpu::UseInstructionSet(GetParam()); }
+  void TearDown() override {
+    omp_set_num_threads(threads_);
+    cpu::UseInstructionSetOfEnvironment();
   }
-  void TearDown() override { omp_set_num_threads(threads_); }
 
  private:
   int threads_ = omp_get_max_threads();
 };
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(WeightGradientTest);
+INSTANTIATE_TEST_SUITE_P(, WeightGradientTest, testing::ValuesIn(SetsWithKernel()),
+                         [](const auto& form) {
+                           return form.param == InstructionSet::kAvx512 ? "Avx512" : "Avx2";
+                         });
 
 // NaN to write over, and behind it what must stay as it is.
 class Guarded {
@@ -65,8 +82,8 @@ at::Tensor Product(const at::Tensor& dy, const at::Tensor& x) {
   return dweight.Values({dy.size(1), x.size(1)});
 }
 
-// A sum of T products in blocks of 128 rounds an element at most 128 + T / 128 times: so many halves of an ulp of the sum
-// of their magnitudes.
+// A sum of T products in blocks of 128 rounds an element at most 128 + T / 128 times: so many
+// halves of an ulp of the sum of their magnitudes.
 void ExpectProduct(int64_t tokens, int64_t outs, int64_t ins) {
   SCOPED_TRACE(testing::Message() << tokens << " tokens, [" << outs << ", " << ins << "], "
                                   << omp_get_max_threads() << " threads");
@@ -82,16 +99,16 @@ void ExpectProduct(int64_t tokens, int64_t outs, int64_t ins) {
       << excess.max().item<double>() << " of its bound";
 }
 
-TEST_F(WeightGradientTest, AnySizes) {
+TEST_P(WeightGradientTest, AnySizes) {
   for (const int threads : {1, 16}) {
     omp_set_num_threads(threads);
     for (const int64_t tokens : {1, 127, 128, 129, 700}) ExpectProduct(tokens, 40, 70);
-    for (const int64_t outs : {1, 11, 12, 13, 481, 1000}) ExpectProduct(300, outs, 33);
-    for (const int64_t ins : {1, 31, 32, 257, 600}) ExpectProduct(300, 25, ins);
+    for (const int64_t outs : {1, 5, 6, 7, 11, 12, 13, 481, 1000}) ExpectProduct(300, outs, 33);
+    for (const int64_t ins : {1, 15, 16, 17, 31, 32, 257, 600}) ExpectProduct(300, 25, ins);
   }
 }
 
-TEST_F(WeightGradientTest, BitsDoNotDependOnThreads) {
+TEST_P(WeightGradientTest, BitsDoNotDependOnThreads) {
   const at::Tensor dy = Normal({300, 500}, 1, at::kFloat), x = Normal({300, 270}, 2, at::kFloat);
   omp_set_num_threads(1);
   const at::Tensor want = Product(dy, x);
@@ -101,7 +118,7 @@ TEST_F(WeightGradientTest, BitsDoNotDependOnThreads) {
   }
 }
 
-TEST_F(WeightGradientTest, NaNStaysInItsRowOrColumn) {
+TEST_P(WeightGradientTest, NaNStaysInItsRowOrColumn) {
   const at::Tensor dy = Normal({200, 30}, 1, at::kFloat), x = Normal({200, 50}, 2, at::kFloat);
   dy[150][7] = kNaN;
   x[3][40] = kNaN;
@@ -112,14 +129,16 @@ TEST_F(WeightGradientTest, NaNStaysInItsRowOrColumn) {
 }
 
 // Their sums have different orders, so the bits tell which of them ran.
-TEST_F(WeightGradientTest, TakesManyTokensOfSmallWeights) {
+TEST_P(WeightGradientTest, TakesManyTokensOfSmallWeights) {
   struct Choice {
     int64_t tokens, outs, ins;
     bool kernel;
   };
+  const bool narrower = GetParam() == InstructionSet::kAvx2;
   for (const Choice& c :
        {Choice{512, 64, 64, true}, Choice{512, 384, 700, true}, Choice{512, 700, 384, true},
-        Choice{511, 64, 64, false}, Choice{512, 63, 64, false}, Choice{512, 385, 385, false}}) {
+        Choice{511, 64, 64, false}, Choice{512, 63, 64, narrower}, Choice{512, 16, 64, narrower},
+        Choice{512, 15, 64, false}, Choice{512, 385, 385, narrower}}) {
     SCOPED_TRACE(testing::Message() << c.tokens << " tokens, [" << c.outs << ", " << c.ins << "]");
     const at::Tensor dy = Normal({c.tokens, c.outs}, 1, at::kFloat),
                      x = Normal({c.tokens, c.ins}, 2, at::kFloat);
@@ -129,12 +148,21 @@ TEST_F(WeightGradientTest, TakesManyTokensOfSmallWeights) {
   }
 }
 
-TEST_F(WeightGradientTest, RowsLieAnywhereAndGradientsGoOn) {
+TEST_P(WeightGradientTest, RowsLieAnywhereAndGradientsGoOn) {
   const at::Tensor dy = Normal({70, 600}, 1, at::kFloat).t(),
                    x = Normal({600, 90}, 2, at::kFloat).narrow(1, 10, 80).requires_grad_();
   EXPECT_TRUE(test::BitEqual(WeightGradient(dy, x.detach()),
                              Product(dy.contiguous(), x.detach().contiguous())));
   EXPECT_TRUE(WeightGradient(dy, x).requires_grad());
+}
+
+TEST(WeightGradient, TheBaselineTakesBlas) {
+  cpu::UseInstructionSet(InstructionSet::kBaseline);
+  const at::Tensor dy = Normal({600, 80}, 1, at::kFloat), x = Normal({600, 80}, 2, at::kFloat);
+  const at::Tensor got = WeightGradient(dy, x);
+  EXPECT_FALSE(HasWeightGradient());
+  cpu::UseInstructionSetOfEnvironment();
+  EXPECT_TRUE(test::BitEqual(got, at::mm(dy.t(), x)));
 }
 
 TEST(WeightGradient, SaysWhatDoesNotFit) {

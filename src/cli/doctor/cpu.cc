@@ -10,7 +10,7 @@
 #include "cli/doctor/system_files.h"
 #include "core/concat.h"
 #include "core/human.h"
-#include "kernels/decay_attention/cpu/kernels.h"
+#include "kernels/cpu/instruction_set.h"
 
 namespace halflife::cli::doctor {
 namespace {
@@ -47,11 +47,17 @@ std::optional<double> CgroupCores(const Scene& scene) {
 }
 
 Finding Instructions(const Scene& scene) {
+  using kernels::cpu::InstructionSet;
   const std::string model = ParseField(scene.Read(scene.proc / "cpuinfo"), "model name");
-  const std::string used = kernels::cpu::BestKernels().name;
+  const InstructionSet used = kernels::cpu::InstructionSetInUse(),
+                       widest = kernels::cpu::UsableInstructionSets().front();
   Finding finding{Verdict::kOk, "kernels",
-                  Concat(used, " on ", model.empty() ? "an unnamed CPU" : model)};
-  if (kernels::cpu::UsableKernels().size() == 1) {
+                  Concat(NameOf(used), " on ", model.empty() ? "an unnamed CPU" : model)};
+  if (used != widest) {
+    finding.verdict = Verdict::kWarn;
+    finding.text += Concat(": HALFLIFE_CPU_ISA keeps them from ", NameOf(widest));
+    finding.remedy = "unset HALFLIFE_CPU_ISA";
+  } else if (widest == InstructionSet::kBaseline) {
     finding.verdict = Verdict::kWarn;
     finding.text += ": neither AVX-512 nor AVX2 with FMA is there, so kernels are slow";
     finding.remedy = "in a virtual machine pass the host's CPU through, e.g. qemu -cpu host";

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "kernels/adamw/element.h"
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/vectorised.h"
 
 namespace halflife::kernels {
 
@@ -23,8 +23,8 @@ AdamWFactors MakeAdamWFactors(const AdamWConfig& config, double lr, double grad_
 namespace cpu {
 namespace {
 
-// Blocks start with their segment, so that an element's place in the vector loop, and with it the last bit of its result,
-// does not depend on where the segment lies.
+// Blocks start with their segment, so that an element's place in the vector loop, and with it the
+// last bit of its result, does not depend on where the segment lies.
 constexpr int64_t kBlock = 1 << 14;
 
 struct Block {
@@ -32,7 +32,7 @@ struct Block {
   const AdamWSegment* segment;
 };
 
-HL_VECTORISED void UpdateBlock(const AdamWArgs& args, const Block& block) {
+HL_INLINE void UpdateBlock(const AdamWArgs& args, const Block& block) {
   const AdamWFactors f = args.factors;
   const float weight_decay = block.segment->weight_decay;
   const float* __restrict grads = args.grads;
@@ -42,7 +42,7 @@ HL_VECTORISED void UpdateBlock(const AdamWArgs& args, const Block& block) {
     main[i] = AdamWElement(f, weight_decay, grads[i], main[i], m[i], v[i]);
 }
 
-HL_VECTORISED void RoundBlock(const AdamWArgs& args, const Block& block) {
+HL_INLINE void RoundBlock(const AdamWArgs& args, const Block& block) {
   const float* __restrict main = args.main;
   uint16_t* __restrict copy = args.copy;
 #pragma omp simd
@@ -60,8 +60,10 @@ void AdamW(const AdamWArgs& args) {
   }
 #pragma omp parallel for schedule(static)
   for (size_t i = 0; i < blocks.size(); ++i) {
-    UpdateBlock(args, blocks[i]);
-    if (args.copy != nullptr && blocks[i].segment->has_copy != 0) RoundBlock(args, blocks[i]);
+    const Block& block = blocks[i];
+    RunVectorised([&]() HL_LAMBDA_INLINE { UpdateBlock(args, block); });
+    if (args.copy != nullptr && block.segment->has_copy != 0)
+      RunVectorised([&]() HL_LAMBDA_INLINE { RoundBlock(args, block); });
   }
 }
 

@@ -1,5 +1,5 @@
-// A chunk of a batch's tokens as the kernels read it, and its size. C++17, no LibTorch: CUDA sources
-// include it.
+// A chunk of a batch's tokens as the kernels read it, and its size. C++17, no LibTorch: CUDA
+// sources include it.
 #pragma once
 
 #include <cstdint>

@@ -1,13 +1,6 @@
-// What the fused loops on the CPU share: a marker that compiles a plain loop for several vector widths, which of them this machine
-// has, an exponential that vectorises (libm's is a call per element), bf16 storage. Target clones take no templates: a loop over
-// several storage types is an HL_INLINE template, wrapped once for each type.
-//
-//   template <typename T> HL_INLINE void SiluLoop(const T* x, T* y, int64_t n) {
-//   #pragma omp simd
-//     for (int64_t i = 0; i < n; ++i) y[i] = Narrow<T>(Widen(x[i]) * Sigmoid(Widen(x[i])));
-//   }
-//   HL_VECTORISED void Silu(const float* x, float* y, int64_t n) { SiluLoop(x, y, n); }
-//   HL_VECTORISED void Silu(const Bf16* x, Bf16* y, int64_t n) { SiluLoop(x, y, n); }
+// Arithmetic that the CPU kernels' loops share: an exponential that vectorises (libm's is a call
+// per element), bf16 storage. What is HL_INLINE is compiled for the instruction set of the loop
+// that it stands in (kernels/cpu/vectorised.h).
 #pragma once
 
 #include <bit>
@@ -16,37 +9,14 @@
 
 #include "core/bfloat16.h"
 
-// One body, compiled for each instruction set; the loader picks (GNU ifunc). AddressSanitizer starts after the resolvers
-// run, and so does ThreadSanitizer: their builds keep the default alone. x86-64-v4 and not its avx512f alone, which lacks
-// lanes of 16 bits: loops over bf16 take half the time with them.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
-#define HL_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=haswell", "default")))
-#else
-#define HL_VECTORISED
-#endif
 #define HL_INLINE __attribute__((always_inline)) inline
 #define HL_LAMBDA_INLINE __attribute__((always_inline))  // after a lambda's parameters
 
 namespace halflife::kernels {
 
-// Whether this machine runs what is compiled as a whole for one instruction set; HL_VECTORISED asks by itself.
-#if defined(__x86_64__) && defined(__GNUC__)
-inline bool HasHaswell() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-}
-inline bool HasAvx512() {
-  return HasHaswell() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-#else
-inline bool HasHaswell() { return false; }
-inline bool HasAvx512() { return false; }
-#endif
-
-// e^x to 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by the minimax polynomial of Cephes' expf, 2^n by its exponent
-// bits. 0 below -87 (subnormals are not worth a branch), infinity above 88.72, NaN stays NaN.
+// e^x to 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by the minimax polynomial of Cephes' expf,
+// 2^n by its exponent bits. 0 below -87 (subnormals are not worth a branch), infinity above 88.72,
+// NaN stays NaN.
 HL_INLINE float Exp(float x) {
   constexpr float kRound =
       12582912.0f;  // 1.5 x 2^23: adding it leaves round(x) in the low mantissa bits

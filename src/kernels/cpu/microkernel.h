@@ -1,11 +1,12 @@
-// Products of small matrices that lie in cache, for one instruction set: the file that includes this has said which (see
-// decay_attention/cpu/avx512.cc). Matrices are "panels": 32 columns at a time, each panel's rows one after the other,
+// Products of small matrices that lie in cache, for one instruction set: the file that includes
+// this has said which (see kernels/cpu/avx512.h). Matrices are "panels": 32 columns at a time, each
+// panel's rows one after the other,
 //
 //   element (row, column) = data[(column / 32) panel + 32 row + column % 32],
 //
-// so that every stride within a product is a constant, whatever the sizes, and no two rows fall on one cache set. The
-// left operand may be read transposed for free (its elements are broadcast); the right one must have its rows along the
-// reduction.
+// so that every stride within a product is a constant, whatever the sizes, and no two rows fall on
+// one cache set. The left operand may be read transposed for free (its elements are broadcast); the
+// right one must have its rows along the reduction.
 //
 //   ForTiles<Tile<float>>(rows, columns, [&](int row, int column) HL_INLINE_LAMBDA {
 //     Tile<float> tile(ahead);
@@ -46,6 +47,14 @@ HL_INLINE const Vec<T>& At(const T* address) {
   return *reinterpret_cast<const Vec<T>*>(address);
 }
 template <typename T>
+HL_INLINE Vec<T> LoadUnaligned(const T* address) {
+  return *reinterpret_cast<const typename VecOf<T>::Unaligned*>(address);
+}
+template <typename T>
+HL_INLINE void StoreUnaligned(T* address, const Vec<T>& x) {
+  *reinterpret_cast<typename VecOf<T>::Unaligned*>(address) = x;
+}
+template <typename T>
 HL_INLINE T Sum(const Vec<T>& x) {
   T lanes[kLanes<T>];
   __builtin_memcpy(lanes, &x, sizeof(lanes));
@@ -66,7 +75,8 @@ struct Panels {
   }
 };
 
-// Accumulators of kRows x kVecs vectors. 16 or more hide the latency of two multiply-add units; fewer registers, fewer rows.
+// Accumulators of kRows x kVecs vectors. 16 or more hide the latency of two multiply-add units;
+// fewer registers, fewer rows.
 template <typename T, int kRowsOf, int kVecsOf>
 struct TileOf {
   static constexpr int kRows = kRowsOf, kVecs = kVecsOf, kColumns = kVecs * kLanes<T>;
@@ -91,17 +101,36 @@ struct TileOf {
       Accumulate<kPanel, 1>(a.Row(row, k), b.Row(k, column), depth);
     }
   }
-  // += A[begin .. end), row ..)^T B[begin .. end, column ..): A's columns are the rows of the product.
+  // += A[begin .. end), row ..)^T B[begin .. end, column ..): A's columns are the rows of the
+  // product.
   HL_INLINE void MultiplyAddTransposed(const Panels<T>& a, int row, const Panels<T>& b, int column,
                                        int begin, int end) {
     Accumulate<1, kPanel>(a.Row(begin, row), b.Row(begin, column), end - begin);
   }
-  // The same, where A's columns lie apart in strips of kRows, [depth, kRows], and B's in a panel, [depth, 32].
+  // The same, where A's columns lie apart in strips of kRows, [depth, kRows], and B's in a panel,
+  // [depth, 32].
   HL_INLINE void MultiplyAddStrip(const T* strip, const T* panel, int depth) {
     Accumulate<1, kRows>(strip, panel, depth);
   }
-  // += A[row .., row ..) B[row .., column ..) of a square of kRows, without what lies above A's diagonal: zeros there would
-  // hand a NaN of B to rows that must not hear of it.
+  // += A B of kRows rows of A, `stride` elements apart, and B's columns in a panel of their own,
+  // [depth, kColumns]. Nothing is fetched ahead: rows that lie whole in memory are foreseen by the
+  // hardware.
+  HL_INLINE void MultiplyAddRows(const T* a, int64_t stride, const T* panel, int depth) {
+#pragma GCC unroll 4
+    for (int k = 0; k < depth; ++k) {
+      Vec<T> right[kVecs];
+#pragma GCC unroll 2
+      for (int n = 0; n < kVecs; ++n) right[n] = At(panel + k * kColumns + n * kLanes<T>);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const T left = a[r * stride + k];
+#pragma GCC unroll 2
+        for (int n = 0; n < kVecs; ++n) sums[r][n] += left * right[n];
+      }
+    }
+  }
+  // += A[row .., row ..) B[row .., column ..) of a square of kRows, without what lies above A's
+  // diagonal: zeros there would hand a NaN of B to rows that must not hear of it.
   HL_INLINE void MultiplyAddLower(const Panels<T>& a, int row, const Panels<T>& b, int column) {
 #pragma GCC unroll 1
     for (int k = 0; k < kRows; ++k) ahead.Step();
@@ -165,7 +194,8 @@ template <typename T>
 using SquareTile = TileOf<T, HL_SIMD_BYTES == 64 ? int(64 / sizeof(T)) : 4,
                           HL_SIMD_BYTES == 64 ? 16 / kLanes<T> : 2>;
 
-// body(row, column) for each tile of a [rows, columns] matrix; a panel of the right operand stays in the first cache.
+// body(row, column) for each tile of a [rows, columns] matrix; a panel of the right operand stays
+// in the first cache.
 template <typename Tile, typename Body>
 HL_INLINE void ForTiles(int rows, int columns, Body body) {
   for (int column = 0; column < columns; column += Tile::kColumns)

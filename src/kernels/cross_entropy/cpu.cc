@@ -2,20 +2,20 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/vectorised.h"
 #include "kernels/cross_entropy/args.h"
 
 namespace halflife::kernels::cpu {
 namespace {
 
-HL_VECTORISED float Max(const float* x, int64_t count) {
+HL_INLINE float MaxLoop(const float* x, int64_t count) {
   float max = x[0];
 #pragma omp simd reduction(max : max)
   for (int64_t i = 0; i < count; ++i) max = x[i] > max ? x[i] : max;
   return max;
 }
 
-HL_VECTORISED float SumOfExp(const float* x, int64_t count, float max) {
+HL_INLINE float SumOfExpLoop(const float* x, int64_t count, float max) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < count; ++i) sum += Exp(x[i] - max);
@@ -23,7 +23,7 @@ HL_VECTORISED float SumOfExp(const float* x, int64_t count, float max) {
 }
 
 // x = e^(x - shift), returns the sum
-HL_VECTORISED float ExpInPlace(float* x, int64_t count, float shift) {
+HL_INLINE float ExpInPlaceLoop(float* x, int64_t count, float shift) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < count; ++i) {
@@ -34,9 +34,22 @@ HL_VECTORISED float ExpInPlace(float* x, int64_t count, float shift) {
   return sum;
 }
 
-HL_VECTORISED void Scale(float* x, int64_t count, float factor) {
+HL_INLINE void ScaleLoop(float* x, int64_t count, float factor) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) x[i] *= factor;
+}
+
+float Max(const float* x, int64_t count) {
+  return RunVectorised([&]() HL_LAMBDA_INLINE { return MaxLoop(x, count); });
+}
+float SumOfExp(const float* x, int64_t count, float max) {
+  return RunVectorised([&]() HL_LAMBDA_INLINE { return SumOfExpLoop(x, count, max); });
+}
+float ExpInPlace(float* x, int64_t count, float shift) {
+  return RunVectorised([&]() HL_LAMBDA_INLINE { return ExpInPlaceLoop(x, count, shift); });
+}
+void Scale(float* x, int64_t count, float factor) {
+  RunVectorised([&]() HL_LAMBDA_INLINE { ScaleLoop(x, count, factor); });
 }
 
 // Loss and gradient of one row with a target.

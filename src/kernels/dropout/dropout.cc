@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/vectorised.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
@@ -36,7 +36,8 @@ struct DropoutRows {
   int64_t seq_len, dim;
 };
 
-// Draws of kLanes counters at a time, the words of one kind side by side: a loop over them vectorises.
+// Draws of kLanes counters at a time, the words of one kind side by side: a loop over them
+// vectorises.
 constexpr int64_t kLanes = 64;
 struct Words {
   uint32_t x[4][kLanes];
@@ -91,12 +92,6 @@ HL_INLINE void DropLoop(const DropoutRows<T>& rows, int64_t begin, int64_t end) 
     }
   }
 }
-HL_VECTORISED void DropTokens(const DropoutRows<float>& rows, int64_t begin, int64_t end) {
-  DropLoop(rows, begin, end);
-}
-HL_VECTORISED void DropTokens(const DropoutRows<Bf16>& rows, int64_t begin, int64_t end) {
-  DropLoop(rows, begin, end);
-}
 
 at::Tensor ApplyOnCpu(const at::Tensor& x_in, const Mask& mask) {
   const at::Tensor x = x_in.contiguous();
@@ -107,13 +102,15 @@ at::Tensor ApplyOnCpu(const at::Tensor& x_in, const Mask& mask) {
                                  .mask = &mask,
                                  .seq_len = x.size(1),
                                  .dim = x.size(2)};
-    at::parallel_for(0, x.size(0) * x.size(1), 16,
-                     [&](int64_t begin, int64_t end) { DropTokens(rows, begin, end); });
+    at::parallel_for(0, x.size(0) * x.size(1), 16, [&](int64_t begin, int64_t end) {
+      cpu::RunVectorised([&]() HL_LAMBDA_INLINE { DropLoop(rows, begin, end); });
+    });
   });
   return out;
 }
 
-// Philox4x32 on int64 tensors that hold 32-bit words: products wrap modulo 2^64 as they do in uint64.
+// Philox4x32 on int64 tensors that hold 32-bit words: products wrap modulo 2^64 as they do in
+// uint64.
 std::vector<at::Tensor> PhiloxOnTensors(std::vector<at::Tensor> x, RandomKey key) {
   constexpr int64_t kWord = 0xffffffff;
   uint32_t k0 = key.k0, k1 = key.k1;

@@ -8,9 +8,12 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 
 #include "core/error.h"
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/vectorised.h"
+#include "kernels/linear/right_operand.h"
 #include "kernels/linear/weight_gradient.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
@@ -19,21 +22,31 @@
 namespace halflife::kernels {
 namespace {
 
-// Rows that the widened form converts at a time: few enough for their fp32 copies to stay in the caches, and fixed, so that
-// the sums over blocks do not depend on the number of threads.
+// Rows that the widened form converts at a time: few enough for their fp32 copies to stay in the
+// caches, and fixed, so that the sums over blocks do not depend on the number of threads.
 constexpr int64_t kBlockRows = 512;
 // Below this many rows the weights' conversion would cost more than the matmul (decoding).
 constexpr int64_t kMinWidenedRows = 64;
 constexpr int64_t kGrain = 1 << 15;
-// Where the kernel for weight gradients takes less time than BLAS, measured with one thread and two: of the smaller of a
+// Where the kernel for weight gradients takes less time than BLAS, measured: the smaller of a
 // weight's sides.
-constexpr int64_t kMinGradientTokens = 512, kMinGradientSide = 64, kMaxGradientSide = 384;
+constexpr int64_t kMinGradientTokens = 512;
+struct GradientSides {
+  int64_t min, max;
+};
+GradientSides SidesOfOwnGradient() {
+  if (cpu::InstructionSetInUse() == cpu::InstructionSet::kAvx512) return {64, 384};
+  return {16, std::numeric_limits<int64_t>::max()};
+}
 
-// Whether a matmul of bf16 is faster than one of fp32 here. A vector unit's bf16 dot product (AVX512-BF16) takes as many
-// slots on Intel's cores as the fp32 FMAs that it replaces, and oneDNN's kernels around it reach half of MKL's fp32 rate;
-// AMX tiles are an order faster, and AMD's cores run the instruction at twice the rate of an FMA.
+// Whether a matmul of bf16 is faster than one of fp32 here. A vector unit's bf16 dot product
+// (AVX512-BF16) takes as many slots on Intel's cores as the fp32 FMAs that it replaces, and
+// oneDNN's kernels around it reach half of MKL's fp32 rate; AMX tiles are an order faster, and
+// AMD's cores run the instruction at twice the rate of an FMA. Either comes with AVX-512: who asks
+// for a narrower instruction set gets what a machine without them does.
 bool HasFastBf16() {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  if (cpu::InstructionSetInUse() != cpu::InstructionSet::kAvx512) return false;
   return __builtin_cpu_supports("amx-bf16") ||
          (__builtin_cpu_is("amd") && __builtin_cpu_supports("avx512bf16"));
 #else
@@ -48,11 +61,11 @@ bool UsesWidened(const at::Tensor& x, at::TensorList weights) {
   return x.numel() / x.size(-1) >= kMinWidenedRows && !HasFastBf16();
 }
 
-HL_VECTORISED void WidenRange(const Bf16* __restrict x, float* __restrict y, int64_t count) {
+HL_INLINE void WidenRange(const Bf16* __restrict x, float* __restrict y, int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) y[i] = Widen(x[i]);
 }
-HL_VECTORISED void NarrowRange(const float* __restrict x, Bf16* __restrict y, int64_t count) {
+HL_INLINE void NarrowRange(const float* __restrict x, Bf16* __restrict y, int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) y[i] = Narrow<Bf16>(x[i]);
 }
@@ -62,14 +75,14 @@ void WidenTo(const at::Tensor& wide, const at::Tensor& narrow) {
   const auto* const x = Elements<Bf16>(narrow);
   auto* const y = MutableElements<float>(wide);
   at::parallel_for(0, narrow.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    WidenRange(x + begin, y + begin, end - begin);
+    cpu::RunVectorised([&]() HL_LAMBDA_INLINE { WidenRange(x + begin, y + begin, end - begin); });
   });
 }
 void NarrowTo(const at::Tensor& narrow, const at::Tensor& wide) {
   const auto* const x = Elements<float>(wide);
   auto* const y = MutableElements<Bf16>(narrow);
   at::parallel_for(0, wide.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    NarrowRange(x + begin, y + begin, end - begin);
+    cpu::RunVectorised([&]() HL_LAMBDA_INLINE { NarrowRange(x + begin, y + begin, end - begin); });
   });
 }
 
@@ -92,11 +105,11 @@ class WideBlock {
 Tensors WidenedForward(const at::Tensor& x_in, at::TensorList weights) {
   const at::Tensor x = x_in.flatten(0, -2).contiguous();  // [tokens, D]
   const int64_t num_rows = x.size(0), block_rows = std::min(kBlockRows, num_rows);
-  std::vector<at::Tensor> wide_weights;
+  std::vector<RightOperand> wide_weights;
   std::vector<WideBlock> wide_outs;
   Tensors outs;
   for (const at::Tensor& weight : weights) {
-    wide_weights.push_back(weight.to(at::kFloat).t());
+    wide_weights.emplace_back(weight.to(at::kFloat), /*transposed=*/true);
     wide_outs.emplace_back(block_rows, weight.size(0), x);
     outs.push_back(at::empty({num_rows, weight.size(0)}, x.options()));
   }
@@ -106,7 +119,7 @@ Tensors WidenedForward(const at::Tensor& x_in, at::TensorList weights) {
     const at::Tensor block = wide_x.Load(x, first, count);
     for (size_t i = 0; i < outs.size(); ++i) {
       at::Tensor wide = wide_outs[i].Rows(count);
-      at::mm_out(wide, block, wide_weights[i]);
+      wide_weights[i].Multiply(block, wide);
       NarrowTo(outs[i].narrow(0, first, count), wide);
     }
   }
@@ -130,7 +143,8 @@ LinearGrads WidenedBackward(const BackwardCall& call) {
   const int64_t num_rows = x.size(0), block_rows = std::min(kBlockRows, num_rows);
   LinearGrads result;
   result.dweights.resize(grads.size());
-  std::vector<at::Tensor> wide_weights(grads.size()), douts(grads.size());
+  std::vector<at::Tensor> douts(grads.size());
+  std::vector<std::optional<RightOperand>> wide_weights(grads.size());  // for dx
   std::vector<WideBlock> wide_douts;
   bool any = false;
   for (size_t i = 0; i < grads.size(); ++i) {
@@ -138,8 +152,9 @@ LinearGrads WidenedBackward(const BackwardCall& call) {
     if (!grads[i].defined()) continue;
     any = true;
     douts[i] = grads[i].flatten(0, -2).contiguous();
-    wide_weights[i] = saved[1 + i].to(at::kFloat);
-    if (call.wanted[1 + i]) result.dweights[i] = at::empty_like(wide_weights[i]);
+    const at::Tensor weight = saved[1 + i].to(at::kFloat);
+    if (call.wanted[0]) wide_weights[i].emplace(weight, /*transposed=*/false);
+    if (call.wanted[1 + i]) result.dweights[i] = at::empty_like(weight);
   }
   if (!any) return result;
   if (call.wanted[0]) result.dx = at::empty_like(x);
@@ -154,7 +169,7 @@ LinearGrads WidenedBackward(const BackwardCall& call) {
       const at::Tensor dout = wide_douts[i].Load(douts[i], first, count);
       // beta 0 overwrites whatever the memory held
       if (call.wanted[1 + i]) result.dweights[i].addmm_(dout.t(), x_block, first == 0 ? 0 : 1);
-      if (call.wanted[0]) dx_block.addmm_(dout, wide_weights[i], added ? 1 : 0);
+      if (call.wanted[0]) wide_weights[i]->Multiply(dout, dx_block, added);
       added = true;
     }
     if (call.wanted[0]) NarrowTo(result.dx.narrow(0, first, count), dx_block);
@@ -162,6 +177,15 @@ LinearGrads WidenedBackward(const BackwardCall& call) {
   for (at::Tensor& dweight : result.dweights)
     if (dweight.defined()) dweight = dweight.to(at::kBFloat16);
   return result;
+}
+
+at::Tensor PlainForward(const at::Tensor& x, const at::Tensor& weight) {
+  if (!HasOwnMatmul(x, weight)) return at::linear(x, weight);
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = weight.size(0);
+  at::Tensor rows = at::empty({x.numel() / x.size(-1), weight.size(0)}, x.options());
+  RightOperand(weight, /*transposed=*/true).Multiply(x.flatten(0, -2).contiguous(), rows);
+  return rows.view(shape);
 }
 
 LinearGrads PlainBackward(const BackwardCall& call) {
@@ -175,7 +199,11 @@ LinearGrads PlainBackward(const BackwardCall& call) {
     const at::Tensor dy = grads[i].flatten(0, -2);
     if (call.wanted[1 + i]) result.dweights[i] = WeightGradient(dy, x);
     if (!call.wanted[0]) continue;
-    if (result.dx.defined()) {
+    if (HasOwnMatmul(dy, weight)) {
+      const bool added = result.dx.defined();
+      if (!added) result.dx = at::empty_like(x);
+      RightOperand(weight, /*transposed=*/false).Multiply(dy.contiguous(), result.dx, added);
+    } else if (result.dx.defined()) {
       result.dx.addmm_(dy, weight);
     } else {
       result.dx = at::mm(dy, weight);
@@ -205,7 +233,7 @@ std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
     if (UsesWidened(x, weights)) {
       outs = WidenedForward(x, weights);
     } else {
-      for (const at::Tensor& weight : weights) outs.push_back(at::linear(x, weight));
+      for (const at::Tensor& weight : weights) outs.push_back(PlainForward(x, weight));
     }
     return {.outputs = outs, .saved = inputs, .backward = SharedInputBackward};
   };
@@ -220,12 +248,13 @@ at::Tensor WeightGradient(const at::Tensor& dy, const at::Tensor& x) {
   HL_CHECK(dy.dim() == 2 && x.dim() == 2 && dy.size(0) == x.size(0), "a weight's gradient from dy ",
            Describe(dy), " and x ", Describe(x), "; [tokens, out] and [tokens, D] would work");
   const int64_t side = std::min(dy.size(1), x.size(1));
+  const GradientSides sides = SidesOfOwnGradient();
   const bool fits = dy.is_cpu() && x.is_cpu() && dy.scalar_type() == at::kFloat &&
                     x.scalar_type() == at::kFloat && dy.size(0) >= kMinGradientTokens &&
-                    side >= kMinGradientSide && side <= kMaxGradientSide;
+                    side >= sides.min && side <= sides.max;
   const bool differentiated =
       c10::GradMode::is_enabled() && (dy.requires_grad() || x.requires_grad());
-  if (!fits || differentiated || !HasAvx512()) return at::mm(dy.t(), x);
+  if (!fits || differentiated || !HasWeightGradient()) return at::mm(dy.t(), x);
   const at::Tensor dy_rows = dy.contiguous(), x_rows = x.contiguous();
   const at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, x.options());
   WeightGradientArgs args = {.num_tokens = dy.size(0),

@@ -1,13 +1,15 @@
 // The gradient of a linear layer's weight on the CPU, fp32: dW = dY^T X, a sum over tokens.
 //
-//   WeightGradientArgs args = {.num_tokens = T, .out_features = N, .in_features = K, .dy = dy, .x = x, .dweight = dw};
-//   args.workspace = static_cast<float*>(std::aligned_alloc(64, 4 * WeightGradientWorkspaceFloats(args)));
+//   WeightGradientArgs args = {.num_tokens = T, .out_features = N, .in_features = K,
+//                              .dy = dy, .x = x, .dweight = dw};
+//   args.workspace = static_cast<float*>(
+//       std::aligned_alloc(64, 4 * WeightGradientWorkspaceFloats(args)));
 //   WeightGradient(args);
 //
-// For a few hundred features BLAS takes this product at three quarters of its rate elsewhere: it brings both operands, each
-// much longer than the result, into the layout of its kernel before it multiplies. Here they keep the order of their rows, and
-// those of the next tokens are fetched during the products of the present ones. Compiled for AVX-512 alone (HasAvx512() says
-// whether it runs), which it is tuned for.
+// For a few hundred features BLAS takes this product at three quarters of its rate elsewhere: it
+// brings both operands, each much longer than the result, into the layout of its kernel before it
+// multiplies. Here they keep the order of their rows, and those of the next tokens are fetched
+// during the products of the present ones. It is compiled for AVX-512 and for AVX2.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +24,12 @@ struct WeightGradientArgs {
   float* workspace = nullptr;  // WeightGradientWorkspaceFloats(), aligned to 64 bytes
 };
 
+// Whether the instruction set in use has a form of it, which the two below need.
+bool HasWeightGradient();
 // For as many threads as the next parallel region would have.
 int64_t WeightGradientWorkspaceFloats(const WeightGradientArgs& args);
-// Tokens are summed in blocks of 128, ascending, whatever the number of threads; each block is fused multiply-adds in order.
+// Tokens are summed in blocks of 128, ascending, whatever the number of threads; each block is
+// fused multiply-adds in order.
 void WeightGradient(const WeightGradientArgs& args);
 
 }  // namespace halflife::kernels

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/vectorised.h"
 #include "kernels/rms_norm/args.h"
 
 namespace halflife::kernels::cpu {
@@ -59,8 +59,8 @@ HL_INLINE void ForwardLoop(const NormRows<T>& rows, int64_t begin, int64_t end) 
   }
 }
 
-// With n = x / rms, m = dout silu(gate): dx = (m w - n mean(m w n)) / rms, dweight = sum of m n over rows.
-// The first pass leaves m w in `scratch`.
+// With n = x / rms, m = dout silu(gate): dx = (m w - n mean(m w n)) / rms, dweight = sum of m n
+// over rows. The first pass leaves m w in `scratch`.
 template <typename T>
 HL_INLINE float PlainTerms(const NormGradRows<T>& rows, int64_t row, float* __restrict dweight,
                            float* __restrict scratch) {
@@ -130,37 +130,21 @@ HL_INLINE void BackwardLoop(const NormGradRows<T>& rows, int64_t begin, int64_t 
   }
 }
 
-// In an unnamed namespace: target clones of a function with external linkage would export the clones as well.
-HL_VECTORISED void Forward(const NormRows<float>& rows, int64_t begin, int64_t end) {
-  ForwardLoop(rows, begin, end);
-}
-HL_VECTORISED void Forward(const NormRows<Bf16>& rows, int64_t begin, int64_t end) {
-  ForwardLoop(rows, begin, end);
-}
-HL_VECTORISED void Backward(const NormGradRows<float>& rows, int64_t begin, int64_t end,
-                            float* dweight, float* scratch) {
-  BackwardLoop(rows, begin, end, dweight, scratch);
-}
-HL_VECTORISED void Backward(const NormGradRows<Bf16>& rows, int64_t begin, int64_t end,
-                            float* dweight, float* scratch) {
-  BackwardLoop(rows, begin, end, dweight, scratch);
-}
-
 }  // namespace
 
 void NormForward(const NormRows<float>& rows, int64_t begin, int64_t end) {
-  Forward(rows, begin, end);
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
 }
 void NormForward(const NormRows<Bf16>& rows, int64_t begin, int64_t end) {
-  Forward(rows, begin, end);
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
 }
 void NormBackward(const NormGradRows<float>& rows, int64_t begin, int64_t end, float* dweight,
                   float* scratch) {
-  Backward(rows, begin, end, dweight, scratch);
+  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(rows, begin, end, dweight, scratch); });
 }
 void NormBackward(const NormGradRows<Bf16>& rows, int64_t begin, int64_t end, float* dweight,
                   float* scratch) {
-  Backward(rows, begin, end, dweight, scratch);
+  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(rows, begin, end, dweight, scratch); });
 }
 
 }  // namespace halflife::kernels::cpu

@@ -1,4 +1,4 @@
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/vectorised.h"
 #include "kernels/rotary/args.h"
 
 namespace halflife::kernels::cpu {
@@ -23,21 +23,13 @@ HL_INLINE void RotateLoop(const RotaryTokens<T>& tokens, int64_t begin, int64_t 
     }
   }
 }
-// In an unnamed namespace: target clones of a function with external linkage would export the clones as well.
-HL_VECTORISED void RotateTokens(const RotaryTokens<float>& tokens, int64_t begin, int64_t end) {
-  RotateLoop(tokens, begin, end);
-}
-HL_VECTORISED void RotateTokens(const RotaryTokens<Bf16>& tokens, int64_t begin, int64_t end) {
-  RotateLoop(tokens, begin, end);
-}
-
 }  // namespace
 
 void Rotate(const RotaryTokens<float>& tokens, int64_t begin, int64_t end) {
-  RotateTokens(tokens, begin, end);
+  RunVectorised([&]() HL_LAMBDA_INLINE { RotateLoop(tokens, begin, end); });
 }
 void Rotate(const RotaryTokens<Bf16>& tokens, int64_t begin, int64_t end) {
-  RotateTokens(tokens, begin, end);
+  RunVectorised([&]() HL_LAMBDA_INLINE { RotateLoop(tokens, begin, end); });
 }
 
 }  // namespace halflife::kernels::cpu

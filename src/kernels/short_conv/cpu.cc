@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/vectorised.h"
 #include "kernels/short_conv/args.h"
 
 namespace halflife::kernels::cpu {
@@ -36,7 +36,8 @@ HL_INLINE void WithCount(int64_t count, const Run& run) {
   }
 }
 
-// The taps of one token that reads kCount tokens, itself the last: what they read, and their weights.
+// The taps of one token that reads kCount tokens, itself the last: what they read, and their
+// weights.
 template <typename T, int kCount>
 struct Taps {
   HL_INLINE Taps(const ConvShape<T>& shape, int64_t row, int64_t token) {
@@ -79,7 +80,8 @@ HL_INLINE void ForwardLoop(const ConvShape<T>& shape, int64_t block, T* out) {
   }
 }
 
-// ds = dout silu'(sum); dweight[tap] += ds x[what the tap reads], where the token is the block's own.
+// ds = dout silu'(sum); dweight[tap] += ds x[what the tap reads], where the token is the block's
+// own.
 template <typename T, int kCount, bool kOwn>
 HL_INLINE void SumGradient(const ConvShape<T>& shape, int64_t row, int64_t token,
                            const T* __restrict dout, float* __restrict ds,
@@ -98,7 +100,8 @@ HL_INLINE void SumGradient(const ConvShape<T>& shape, int64_t row, int64_t token
   }
 }
 
-// dx of a token that kCount tokens read, the first `skip` steps after it: sum over them of weight ds.
+// dx of a token that kCount tokens read, the first `skip` steps after it: sum over them of weight
+// ds.
 template <typename T, int kCount>
 HL_INLINE void InputGradient(const float* __restrict weight, const float* __restrict ds,
                              int64_t dim, T* __restrict dx) {
@@ -131,8 +134,8 @@ HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads
       }
     });
   }
-  // The readers of `token` are consecutive: from `first`, itself or the slice's first token, until one whose reach ends
-  // before it.
+  // The readers of `token` are consecutive: from `first`, itself or the slice's first token, until
+  // one whose reach ends before it.
   const auto gradient = [&](int64_t token, T* dx) HL_LAMBDA_INLINE {
     const int64_t first = std::max<int64_t>(token, 0);
     int64_t last = first;
@@ -151,21 +154,6 @@ HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads
   if (begin > 0 || grads.dtail == nullptr) return;
   for (int64_t i = 0; i < taps - 1; ++i)
     gradient(i - (taps - 1), grads.dtail + (row * (taps - 1) + i) * dim);
-}
-
-HL_VECTORISED void Forward(const ConvShape<float>& shape, int64_t block, float* out) {
-  ForwardLoop(shape, block, out);
-}
-HL_VECTORISED void Forward(const ConvShape<Bf16>& shape, int64_t block, Bf16* out) {
-  ForwardLoop(shape, block, out);
-}
-HL_VECTORISED void Backward(const ConvShape<float>& shape, const ConvGrads<float>& grads,
-                            int64_t block, float* dweight, float* scratch) {
-  BackwardLoop(shape, grads, block, dweight, scratch);
-}
-HL_VECTORISED void Backward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads,
-                            int64_t block, float* dweight, float* scratch) {
-  BackwardLoop(shape, grads, block, dweight, scratch);
 }
 
 }  // namespace
@@ -187,18 +175,18 @@ void FillReach(const ConvReach& args) {
 }
 
 void ConvForward(const ConvShape<float>& shape, int64_t block, float* out) {
-  Forward(shape, block, out);
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(shape, block, out); });
 }
 void ConvForward(const ConvShape<Bf16>& shape, int64_t block, Bf16* out) {
-  Forward(shape, block, out);
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(shape, block, out); });
 }
 void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, int64_t block,
                   float* dweight, float* scratch) {
-  Backward(shape, grads, block, dweight, scratch);
+  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(shape, grads, block, dweight, scratch); });
 }
 void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, int64_t block,
                   float* dweight, float* scratch) {
-  Backward(shape, grads, block, dweight, scratch);
+  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(shape, grads, block, dweight, scratch); });
 }
 
 }  // namespace halflife::kernels::cpu

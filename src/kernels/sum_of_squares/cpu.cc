@@ -1,14 +1,14 @@
 #include <algorithm>
 
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/vectorised.h"
 #include "kernels/sum_of_squares/args.h"
 
 namespace halflife::kernels::cpu {
 namespace {
 
-// A product of two fp32 is exact in fp64, so that the bits are those of any instruction set. 32 chains of additions hide
-// their latency.
-HL_VECTORISED double SumOfSquares(const float* values, int64_t count) {
+// A product of two fp32 is exact in fp64, so that the bits are those of any instruction set. 32
+// chains of additions hide their latency.
+HL_INLINE double SumOfSquares(const float* values, int64_t count) {
   constexpr int kLanes = 32;
   double lanes[kLanes] = {};
   int64_t i = 0;
@@ -37,7 +37,8 @@ void SumOfSquares(const SquaresArgs& args, int64_t begin, int64_t end) {
     const int64_t first = (block - segment->first_block) * kSquaresBlock;
     const int64_t count = std::min(segment->count - first, kSquaresBlock);
     const float* const values = args.values + segment->begin + first;
-    args.partials[block] = SumOfSquares(values, count);
+    args.partials[block] =
+        RunVectorised([&]() HL_LAMBDA_INLINE { return SumOfSquares(values, count); });
   }
 }
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/vectorised.h"
 #include "kernels/swiglu/args.h"
 
 namespace halflife::kernels::cpu {
@@ -31,33 +31,19 @@ HL_INLINE void BackwardLoop(const SwiGluGradArgs<T>& args, int64_t begin, int64_
   }
 }
 
-// In an unnamed namespace: target clones of a function with external linkage would export the clones as well.
-HL_VECTORISED void Forward(const SwiGluArgs<float>& args, int64_t begin, int64_t end) {
-  ForwardLoop(args, begin, end);
-}
-HL_VECTORISED void Forward(const SwiGluArgs<Bf16>& args, int64_t begin, int64_t end) {
-  ForwardLoop(args, begin, end);
-}
-HL_VECTORISED void Backward(const SwiGluGradArgs<float>& args, int64_t begin, int64_t end) {
-  BackwardLoop(args, begin, end);
-}
-HL_VECTORISED void Backward(const SwiGluGradArgs<Bf16>& args, int64_t begin, int64_t end) {
-  BackwardLoop(args, begin, end);
-}
-
 }  // namespace
 
 void SwiGluForward(const SwiGluArgs<float>& args, int64_t begin, int64_t end) {
-  Forward(args, begin, end);
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(args, begin, end); });
 }
 void SwiGluForward(const SwiGluArgs<Bf16>& args, int64_t begin, int64_t end) {
-  Forward(args, begin, end);
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(args, begin, end); });
 }
 void SwiGluBackward(const SwiGluGradArgs<float>& args, int64_t begin, int64_t end) {
-  Backward(args, begin, end);
+  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(args, begin, end); });
 }
 void SwiGluBackward(const SwiGluGradArgs<Bf16>& args, int64_t begin, int64_t end) {
-  Backward(args, begin, end);
+  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(args, begin, end); });
 }
 
 }  // namespace halflife::kernels::cpu

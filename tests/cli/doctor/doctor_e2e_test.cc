@@ -11,6 +11,7 @@ namespace halflife::test {
 namespace {
 
 using nlohmann::json;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 
@@ -57,6 +58,18 @@ TEST(Doctor, TextEndsInTheCounts) {
   EXPECT_THAT(result.out, HasSubstr("\nlibraries\n"));
   EXPECT_THAT(result.out, HasSubstr(" FAIL\n"));
   EXPECT_EQ(result.out.find("disk test"), std::string::npos);
+}
+
+TEST(Doctor, TheInstructionSetIsTheOneAskedFor) {
+  const auto run = [](const std::string& word) {
+    return RunCommand({HALFLIFE_BINARY, "doctor", "--quick"},
+                      {.env = {{"HALFLIFE_CPU_ISA", word}}});
+  };
+  EXPECT_THAT(run("baseline").out, ContainsRegex("kernels +baseline on "));
+  const RunResult unknown = run("sse9");
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_THAT(unknown.err,
+              HasSubstr("HALFLIFE_CPU_ISA=sse9 names no instruction set; avx512, avx2"));
 }
 
 TEST(Doctor, AFolderThatCannotBeWrittenFails) {

@@ -2,7 +2,7 @@
 #include "kernels/decay_attention/cpu/kernels.h"
 
 #include "kernels/cpu/avx512.h"
-#define HL_SIMD_NAME "AVX-512"
+
 #include "kernels/decay_attention/cpu/body.h"
 
 namespace halflife::kernels::cpu {

@@ -1,9 +1,8 @@
-// The kernels for any machine: vectors of 128 bits, which every compiler target has or splits.
+// The kernels for any machine.
 #include "kernels/decay_attention/cpu/kernels.h"
 
-#define HL_SIMD_BYTES 16
-#define HL_SIMD_NAMESPACE baseline
-#define HL_SIMD_NAME "baseline"
+#include "kernels/cpu/baseline.h"
+
 #include "kernels/decay_attention/cpu/body.h"
 
 namespace halflife::kernels::cpu {

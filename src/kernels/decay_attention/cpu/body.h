@@ -1,5 +1,5 @@
-// The entry points of one instruction set. A file that includes this defines HL_SIMD_BYTES (the width of its vectors) and
-// HL_SIMD_NAMESPACE, and sets its target after the standard headers, whose inline functions every other file shares.
+// The entry points of one instruction set, which the file that includes this has chosen
+// (kernels/cpu/avx512.h).
 #pragma once
 
 #include "kernels/decay_attention/cpu/reverse_scan.h"
@@ -62,8 +62,7 @@ inline void Step(const DecayAttentionStepArgs& args, int row, int head) {
                               : StepHead<float>(args, row, head);
 }
 
-inline constexpr Kernels kKernels = {.name = HL_SIMD_NAME,
-                                     .scratch_bytes = ScratchBytes,
+inline constexpr Kernels kKernels = {.scratch_bytes = ScratchBytes,
                                      .forward = Forward,
                                      .state = State,
                                      .backward = Backward,

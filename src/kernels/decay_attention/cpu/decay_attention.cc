@@ -1,9 +1,10 @@
-// Decay attention on the CPU: who scans which chunks, and what is summed afterwards. The scans are in body.h, compiled
-// once per instruction set.
+// Decay attention on the CPU: who scans which chunks, and what is summed afterwards. The scans are
+// in body.h, compiled once per instruction set.
 //
-// A thread takes one head of one segment of one sequence. Several segments: each first sums up its own state (`state`),
-// a scan over segments makes of these the states between them, then all scan at once. Nothing depends on the number of
-// threads: gradients of shared heads and of constant decays are kept apart and summed in the order of their index.
+// A thread takes one head of one segment of one sequence. Several segments: each first sums up its
+// own state (`state`), a scan over segments makes of these the states between them, then all scan
+// at once. Nothing depends on the number of threads: gradients of shared heads and of constant
+// decays are kept apart and summed in the order of their index.
 #include <omp.h>
 
 #include <algorithm>
@@ -11,9 +12,9 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
-#include <vector>
 
 #include "core/error.h"
+#include "kernels/cpu/instruction_set.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu/checks.h"
@@ -27,14 +28,17 @@
 
 namespace halflife::kernels::cpu {
 
-std::vector<const Kernels*> UsableKernels() {
-  std::vector<const Kernels*> usable;
-  if (HasAvx512()) usable.push_back(&Avx512Kernels());
-  if (HasHaswell()) usable.push_back(&HaswellKernels());
-  usable.push_back(&BaselineKernels());
-  return usable;
+const Kernels& KernelsInUse() {
+  switch (InstructionSetInUse()) {
+    case InstructionSet::kAvx512:
+      return Avx512Kernels();
+    case InstructionSet::kAvx2:
+      return Avx2Kernels();
+    case InstructionSet::kBaseline:
+      break;
+  }
+  return BaselineKernels();
 }
-const Kernels& BestKernels() { return *UsableKernels().front(); }
 
 CheckpointPlace PlaceOfCheckpoint(const ScanItem& item, const CheckpointLayout& layout, int chunk) {
   const DecayAttentionArgs& args = *item.args;
@@ -49,8 +53,8 @@ CheckpointPlace PlaceOfCheckpoint(const ScanItem& item, const CheckpointLayout& 
 
 namespace {
 
-// Strong decays drive products into subnormal numbers, on which every operation traps into microcode; they count as zero
-// here, whatever the caller's thread has set.
+// Strong decays drive products into subnormal numbers, on which every operation traps into
+// microcode; they count as zero here, whatever the caller's thread has set.
 class FlushSubnormals {
  public:
 #if defined(__x86_64__)
@@ -224,15 +228,8 @@ ReverseItem MakeReverseItem(const ScanItem& scan, const TensorView& dout) {
 }  // namespace
 
 void Forward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  ForwardWith(BestKernels(), args, plan);
-}
-void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan) {
-  BackwardWith(BestKernels(), grads, plan);
-}
-
-void ForwardWith(const Kernels& kernels, const DecayAttentionArgs& args,
-                 const DecayAttentionPlan& plan) {
   CheckCall(args, plan);
+  const Kernels& kernels = KernelsInUse();
   const Schedule schedule(args, plan);
   const int segments = schedule.segments();
   const size_t scratch_bytes = kernels.scratch_bytes(args, plan, false);
@@ -254,9 +251,9 @@ void ForwardWith(const Kernels& kernels, const DecayAttentionArgs& args,
   });
 }
 
-void BackwardWith(const Kernels& kernels, const DecayAttentionGradArgs& grads,
-                  const DecayAttentionPlan& plan) {
+void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan) {
   CheckCall(grads, plan);
+  const Kernels& kernels = KernelsInUse();
   const DecayAttentionArgs& args = grads.forward;
   const Schedule schedule(args, plan);
   const int segments = schedule.segments();
@@ -336,18 +333,15 @@ void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan
 }  // namespace
 
 void Summarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan) {
-  SummariseWith(BestKernels(), args, plan);
-}
-void SummariseWith(const Kernels& kernels, const DecaySegmentArgs& args,
-                   const DecayAttentionPlan& plan) {
   CheckCall(args, plan, false);
+  const Kernels& kernels = KernelsInUse();
   SummariseBy(args, plan, MakeForwardLayout(args.forward, plan).segments,
               kernels.scratch_bytes(args.forward, plan, false), false, kernels.state);
 }
 
 void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan) {
   CheckCall(args, plan, true);
-  const Kernels& kernels = BestKernels();
+  const Kernels& kernels = KernelsInUse();
   SummariseBy(args, plan, MakeForwardLayout(args.forward, plan).segments,
               kernels.scratch_bytes(args.forward, plan, true), true, [&](const ScanItem& item) {
                 kernels.reverse_state(MakeReverseItem(item, args.dout));
@@ -356,7 +350,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
 
 void Step(const DecayAttentionStepArgs& args) {
   CheckStep(args, /*is_cuda=*/false);
-  const Kernels& kernels = BestKernels();
+  const Kernels& kernels = KernelsInUse();
   Parallel(int64_t{1} * args.batch * args.num_heads, 0, [&](int64_t i, void*) {
     kernels.step(args, static_cast<int>(i / args.num_heads), static_cast<int>(i % args.num_heads));
   });

@@ -1,4 +1,5 @@
-// What decay_attention.cc (schedule, sharing of heads) asks of the bodies that are compiled once per instruction set.
+// What decay_attention.cc (schedule, sharing of heads) asks of the bodies that are compiled once
+// per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +8,6 @@
 #include <cstdint>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "kernels/cpu/math.h"
 #include "kernels/decay_attention/args.h"
@@ -15,8 +15,8 @@
 
 namespace halflife::kernels::cpu {
 
-// One head over consecutive chunks of one sequence: the work of one thread. States are [K, V], norms [K], in the compute
-// type (fp32, or fp64 beside fp64 operands).
+// One head over consecutive chunks of one sequence: the work of one thread. States are [K, V],
+// norms [K], in the compute type (fp32, or fp64 beside fp64 operands).
 struct ScanItem {
   const DecayAttentionArgs* args = nullptr;
   const DecayAttentionPlan* plan = nullptr;
@@ -49,7 +49,6 @@ struct CheckpointPlace {
 CheckpointPlace PlaceOfCheckpoint(const ScanItem& item, const CheckpointLayout& layout, int chunk);
 
 struct Kernels {
-  const char* name;  // of the instruction set
   size_t (*scratch_bytes)(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                           bool backward);
   void (*forward)(const ScanItem& item);
@@ -59,18 +58,9 @@ struct Kernels {
   void (*step)(const DecayAttentionStepArgs& args, int row, int head);
 };
 const Kernels& BaselineKernels();
-const Kernels& HaswellKernels();
+const Kernels& Avx2Kernels();
 const Kernels& Avx512Kernels();
-// Those that this machine can run, the widest vectors first.
-std::vector<const Kernels*> UsableKernels();
-const Kernels& BestKernels();
-
-// cpu::Forward, Backward and Summarise by the kernels given.
-void ForwardWith(const Kernels& kernels, const DecayAttentionArgs& args,
-                 const DecayAttentionPlan& plan);
-void BackwardWith(const Kernels& kernels, const DecayAttentionGradArgs& grads,
-                  const DecayAttentionPlan& plan);
-void SummariseWith(const Kernels& kernels, const DecaySegmentArgs& args,
-                   const DecayAttentionPlan& plan);
+// Those of the instruction set in use.
+const Kernels& KernelsInUse();
 
 }  // namespace halflife::kernels::cpu

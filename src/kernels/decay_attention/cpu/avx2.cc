@@ -1,0 +1,10 @@
+// The kernels compiled for AVX2; run only where the processor has it.
+#include "kernels/decay_attention/cpu/kernels.h"
+
+#include "kernels/cpu/avx2.h"
+
+#include "kernels/decay_attention/cpu/body.h"
+
+namespace halflife::kernels::cpu {
+const Kernels& Avx2Kernels() { return avx2::kKernels; }
+}  // namespace halflife::kernels::cpu

@@ -1,0 +1,13 @@
+// The weight gradient's kernel compiled for AVX2; run only where the processor has it.
+#include <omp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/cpu/math.h"
+
+#include "kernels/cpu/avx2.h"
+
+#include "kernels/linear/weight_gradient_body.h"
