@@ -4,7 +4,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "cli/ckpt_report.h"
 #include "cli/command_line/help.h"
 #include "core/error.h"
 #include "core/human.h"
@@ -108,8 +107,8 @@ std::string WrappedTable(const std::vector<std::vector<std::string>>& rows,
   return text;
 }
 
-std::string DefaultText(const Json& option) {
-  const Json& value = option["default"];
+std::string DefaultText(const Json& value) {
+  if (value.is_number_float()) return model::Text(value.get<double>());
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
@@ -120,32 +119,41 @@ std::string OptionsText(const Json& options) {
     std::string meaning = option["meaning"];
     const std::vector<std::string> choices = option["choices"];
     if (!choices.empty()) meaning += Concat("; one of ", Join(choices, ", "));
-    rows.push_back({option["name"], option["type"], DefaultText(option), meaning});
+    rows.push_back({option["name"], option["type"], DefaultText(option["default"]), meaning});
   }
   return WrappedTable(rows, "");
 }
 
-// "kv [4, 128, 256] fp32"
+// "kv [4, 128, 256]"
 std::string TensorText(const Json& tensor) {
   std::vector<std::string> sizes;
   for (const Json& size : tensor["shape"])
     sizes.push_back(size.is_string() ? size.get<std::string>() : size.dump());
-  return Concat(tensor["name"].get<std::string>(), " [", Join(sizes, ", "), "] ",
-                tensor["dtype"] == "compute" ? "of the compute dtype" : "fp32");
+  return Concat(tensor["name"].get<std::string>(), " [", Join(sizes, ", "), "]");
 }
 
 std::string StateText(const Json& state) {
   if (state.empty()) return "none";
-  std::vector<std::string> tensors;
+  std::vector<std::string> tensors, sizes;
   uint64_t constant = 0, each_token = 0;
   for (const Json& tensor : state) {
     tensors.push_back(TensorText(tensor));
     (tensor["grows"].get<bool>() ? each_token : constant) += tensor["bytes"].get<uint64_t>();
   }
-  std::string text = Join(tensors, ", ") + ": ";
-  if (constant > 0 || each_token == 0)
-    text += HumanBytes(constant) + " a row, of any length" + (each_token > 0 ? ", and " : "");
-  if (each_token > 0) text += HumanBytes(each_token) + " a row for each token: it grows";
+  if (constant > 0) sizes.push_back(HumanBytes(constant) + " a row of any length");
+  if (each_token > 0) sizes.push_back(HumanBytes(each_token) + " more with each token of a row");
+  return Concat(Join(tensors, ", "), ": ", Join(sizes, " and "), ", in fp32");
+}
+
+// An equation a line; two blanks stand between them in the schema.
+std::string EquationText(const std::string& equations) {
+  std::string text;
+  for (size_t begin = 0; begin < equations.size();) {
+    const size_t gap = std::min(equations.find(",  ", begin), equations.size());
+    const std::string equation = equations.substr(begin, gap - begin);
+    text += "  " + WrapText(equation, kLineWidth - 2, kLineWidth, 4) + "\n";
+    begin = gap + 3;
+  }
   return text;
 }
 
@@ -159,8 +167,8 @@ std::string CostText(const Json& part) {
   std::vector<std::vector<std::string>> rows = {{"parameters", count("parameters")},
                                                 {"FLOPs of a token, forward", flops}};
   if (part.contains("state")) rows.push_back({"state", StateText(part["state"])});
-  return Concat("A layer of model_dim ", cost["model_dim"].dump(), " with the defaults:\n",
-                WrappedTable(rows, "  "), "\n");
+  return Concat("In each layer of a model of model_dim ", cost["model_dim"].dump(),
+                ", with the defaults:\n", WrappedTable(rows, "  "), "\n");
 }
 
 // How a recipe, and --set over it, choose the part.
@@ -193,18 +201,19 @@ Json DescribeParts() {
 std::string PartsText(const Json& parts) {
   std::vector<std::vector<std::string>> mixers, others;
   for (const Json& kind : parts) {
+    const bool is_mixer = kind["kind"] == model::kMixers.name;
     std::vector<std::string> names;
     for (const Json& variant : kind["variants"]) {
-      if (kind["kind"] == model::kMixers.name)
-        mixers.push_back({variant["name"], variant["summary"]});
       names.push_back(variant["name"]);
+      if (variant["name"] == kind["usual"]) names.back() += " (usual)";
+      if (is_mixer) mixers.push_back({names.back(), variant["summary"]});
     }
-    if (kind["kind"] != model::kMixers.name) others.push_back({kind["kind"], Join(names, ", ")});
+    if (!is_mixer) others.push_back({kind["kind"], Join(names, ", ")});
   }
-  return Concat(WrappedTable(mixers, ""), "\nOther parts of a model:\n", WrappedTable(others, "  "),
-                "\n`halflife mixers ", mixers.front().front(),
-                "` has all about one, `halflife mixers ", others.front().front(),
-                ".NAME` about another part.\n");
+  return Concat("Mixers:\n", WrappedTable(mixers, "  "), "\nOther parts of a model:\n",
+                WrappedTable(others, "  "),
+                "\n`halflife mixers NAME` has all about a mixer, `halflife mixers ",
+                others.front().front(), ".NAME` about another part.\n");
 }
 
 Json DescribePart(const std::string& name) {
@@ -230,8 +239,7 @@ Json DescribePart(const std::string& name) {
 std::string PartText(const Json& part) {
   std::string text =
       Concat(part["name"].get<std::string>(), ": ", part["summary"].get<std::string>(), "\n\n");
-  if (part.contains("equation"))
-    text += "  " + WrapText(part["equation"], kLineWidth - 2, kLineWidth, 2) + "\n\n";
+  if (part.contains("equation")) text += EquationText(part["equation"]) + "\n";
   if (part.contains("cost")) text += CostText(part);
   return text + OptionsText(part["options"]) + "\n" + UseText(part);
 }

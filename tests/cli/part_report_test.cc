@@ -21,8 +21,8 @@ TEST(PartReport, ListsTheMixersFirst) {
   EXPECT_EQ(parts[0]["kind"], "mixer");
   EXPECT_EQ(parts[0]["usual"], "retention");
   const std::string text = PartsText(parts);
-  EXPECT_TRUE(text.starts_with("retention ")) << text;
-  EXPECT_THAT(text, AllOf(HasSubstr("\ngla "), HasSubstr("swiglu, glu, mlp, identity")));
+  EXPECT_TRUE(text.starts_with("Mixers:\n  retention (usual)  retention of RetNet")) << text;
+  EXPECT_THAT(text, AllOf(HasSubstr("\n  gla "), HasSubstr("swiglu (usual), glu, mlp, identity")));
 }
 
 // Every part with its defaults fits the model of the costs, and its text a terminal.
@@ -50,15 +50,15 @@ TEST(PartReport, CostsAreThoseOfALayer) {
   EXPECT_EQ(
       softmax["state"][0].dump(),
       R"({"name":"keys","shape":["tokens",8,128],"dtype":"compute","grows":true,"bytes":4096})");
-  EXPECT_THAT(PartText(softmax), HasSubstr("keys [tokens, 8, 128] of the compute dtype, values"));
-  EXPECT_THAT(PartText(softmax), HasSubstr("8.0 KiB a row for each token: it grows"));
+  EXPECT_THAT(PartText(softmax),
+              HasSubstr("keys [tokens, 8, 128], values [tokens, 8, 128]: 8.0 KiB more"));
 
   // q and k of half the width, v, gate and output; a gate of rank 16 with its bias; a head's norm
   const Json gla = DescribePart("gla");
   EXPECT_EQ(gla["cost"]["parameters"], 4 * kDim * kDim + 16 * (kDim + 512) + 512 + 256);
   EXPECT_EQ(gla["state"].size(), 1u);
   EXPECT_EQ(gla["state"][0]["bytes"], 4 * 4 * 128 * 256);
-  EXPECT_THAT(PartText(gla), HasSubstr("kv [4, 128, 256] fp32: 512.0 KiB a row, of any length"));
+  EXPECT_THAT(PartText(gla), HasSubstr("kv [4, 128, 256]: 512.0 KiB a row of any length, in fp32"));
   EXPECT_EQ(DescribePart("channel_mixer.mlp")["cost"]["parameters"], 8 * kDim * kDim);
 }
 
@@ -69,6 +69,8 @@ TEST(PartReport, OptionsAreShownAsRecipesWriteThem) {
   const std::string text = PartText(gla);
   EXPECT_THAT(text, HasSubstr("\nnum_heads        int     4        heads, H\n"));
   EXPECT_THAT(text, HasSubstr("number  -inf  "));
+  EXPECT_THAT(text, HasSubstr("number  1     "));
+  EXPECT_THAT(text, HasSubstr("\n  o_t = q_t S_t / sqrt(K)\n"));
   EXPECT_THAT(text, HasSubstr("one of none, "));
   EXPECT_THAT(text, HasSubstr("--set model.mixer=gla --set model.mixer.gla.OPTION=VALUE\n"));
   EXPECT_THAT(

@@ -32,8 +32,9 @@ TEST(PartHelp, EveryVariantSaysWhatItIs) {
       EXPECT_EQ(variant.equation.empty(), kind.name != model::kMixers.name);
       for (const OptionHelp& option : variant.options) {
         EXPECT_FALSE(option.meaning.empty()) << option.name;
-        if (!option.choices.empty())
+        if (!option.choices.empty()) {
           EXPECT_THAT(option.choices, Contains(std::get<std::string>(option.usual)));
+        }
       }
     }
     EXPECT_THAT(names, Contains(kind.usual)) << kind.name;
