@@ -2,10 +2,12 @@
 // recipes, checkpoints, training, decode and help know: the toys of this folder.
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
 #include <set>
+#include <string>
+#include <vector>
 
-#include "kernels/gradient_check.h"
+#include "core/files.h"
+#include "kernels/random_tensors.h"
 #include "model/language_model.h"
 #include "support/expect_error.h"
 #include "train/config/part_help.h"
@@ -126,6 +128,20 @@ TEST(OutOfTree, HelpKnowsThem) {
     }
   }
   EXPECT_EQ(num_toys, 3);
+}
+
+// docs/adding_a_mixer.md is right as long as it shows what is tested here.
+TEST(OutOfTree, TheGuideShowsTheToyMixer) {
+  const auto read = [](const char* path) {
+    return ReadFile(std::string(HALFLIFE_SOURCE_DIR) + "/" + path, ExitCode::kInternal);
+  };
+  const std::string guide = read("docs/adding_a_mixer.md"),
+                    mixer = read("tests/model/out_of_tree/toy_mixer.cc"),
+                    messages = read("tests/model/out_of_tree/messages.proto");
+  EXPECT_NE(guide.find("```cpp\n" + mixer + "```\n"), std::string::npos);
+  const size_t begin = messages.find("message ToyMixer"), end = messages.find("\n}\n", begin);
+  EXPECT_NE(guide.find("```proto\n" + messages.substr(begin, end + 3 - begin) + "```\n"),
+            std::string::npos);
 }
 
 // A filter that matches nothing passes: this one says what has to run.
