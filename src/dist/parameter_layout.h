@@ -25,7 +25,7 @@ struct ParamSpec {
   std::string name;            // as in a checkpoint, e.g. "layers.0.attn.q_proj.weight"
   std::vector<int64_t> shape;  // outermost first
   Region region = Region::kCompute;
-  bool weight_decay = false;         // matrices only
+  bool weight_decay = false;         // whether AdamW decays it: its part says so
   int grad_uses = 1;                 // how often one backward accumulates into it
   std::vector<std::string> aliases;  // other names of the same tensor (tied head)
 
