@@ -1,4 +1,4 @@
-// AdamW over the arena, decay on matrices only; the arithmetic is kernels/adamw.
+// AdamW over the arena, decay where a parameter asks for it; the arithmetic is kernels/adamw.
 #pragma once
 
 #include <ATen/core/Tensor.h>
