@@ -10,7 +10,7 @@
 #include "kernels/adamw/args.h"
 #include "kernels/chunks/chunk_table.h"
 #include "kernels/chunks/sequence_chunks.h"
-#include "kernels/cpu/math.h"
+#include "kernels/cpu/vectorised.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cpu/workspace.h"
@@ -19,6 +19,8 @@
 #include "kernels/decay_attention/partition.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/matmul.h"
+#include "kernels/linear/right_operand.h"
 #include "kernels/linear/weight_gradient.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
@@ -46,8 +48,22 @@ void SequenceChunksExample(int64_t B, int64_t T, const std::vector<int32_t>& sta
 #include "examples/kernels/chunks/sequence_chunks.h"
 }
 
-namespace cpu_math_header {
-#include "examples/kernels/cpu/math.h"
+namespace cpu {
+namespace vectorised_header {
+#include "examples/kernels/cpu/vectorised.h"
+}
+
+void InstructionSetExample() {
+#include "examples/kernels/cpu/instruction_set.h"
+}
+}  // namespace cpu
+
+void MatmulExample(int64_t T, int64_t D, int64_t N, const float* w, const float* x, float* y) {
+#include "examples/kernels/linear/matmul.h"
+}
+
+void RightOperandExample(const Tensor& weight, const Tensor& x, Tensor& y) {
+#include "examples/kernels/linear/right_operand.h"
 }
 
 void LinearCrossEntropyExample(const Tensor& hidden, const Tensor* head, const Tensor& targets,
