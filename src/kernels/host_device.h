@@ -1,8 +1,9 @@
-// HL_HOST_DEVICE marks a constexpr function that CPU and CUDA kernels share. C++17.
+// HL_EVERYWHERE marks a constexpr function that CPU and CUDA kernels share. C++17. On a device it is
+// always inlined: a call would cost the kernels that are short of registers a stack frame.
 #pragma once
 
 #ifdef __CUDACC__
-#define HL_HOST_DEVICE __host__ __device__
+#define HL_EVERYWHERE __host__ __device__ __forceinline__
 #else
-#define HL_HOST_DEVICE
+#define HL_EVERYWHERE
 #endif

@@ -8,6 +8,7 @@
 #include "interop/hf_model.h"
 #include "interop/hf_sentencepiece.h"
 #include "interop/hf_tokenizer.h"
+#include "interop/placement.h"
 #include "model/language_model.h"
 
 namespace halflife::interop {
@@ -38,6 +39,10 @@ void HfSentencePieceExample(std::string_view model_bytes, const data::Tokenizer&
 
 void HfTokenizerExample(const TokenizerPointer& tokenizer, const Path& hf_folder) {
 #include "examples/interop/hf_tokenizer.h"
+}
+
+void PlacementExample() {
+#include "examples/interop/placement.h"
 }
 
 }  // namespace halflife::interop

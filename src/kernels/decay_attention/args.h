@@ -42,10 +42,10 @@ enum class DecayKind : uint8_t {
 };
 // One factor a token (it scales a finished tile of scores), or one a channel (it must be folded
 // into the operands).
-HL_HOST_DEVICE constexpr bool IsPerChannel(DecayKind kind) {
+HL_EVERYWHERE constexpr bool IsPerChannel(DecayKind kind) {
   return kind == DecayKind::kPerHeadChannel || kind == DecayKind::kPerTokenChannel;
 }
-HL_HOST_DEVICE constexpr bool IsPerToken(DecayKind kind) {
+HL_EVERYWHERE constexpr bool IsPerToken(DecayKind kind) {
   return kind == DecayKind::kPerToken || kind == DecayKind::kPerTokenChannel;
 }
 

@@ -15,13 +15,13 @@
 namespace halflife::kernels {
 
 // The head that head `head` of `num_heads` reads, of a tensor that has `num_shared` of them.
-HL_HOST_DEVICE constexpr int SharedHead(int head, int num_heads, int num_shared) {
+HL_EVERYWHERE constexpr int SharedHead(int head, int num_shared, int num_heads) {
   return static_cast<int>(int64_t{1} * head * num_shared / num_heads);
 }
 
 // Row of a contiguous [B, T, H].
-HL_HOST_DEVICE constexpr int64_t FlatRow(const DecayAttentionArgs& args, const ChunkEntry& chunk,
-                                         int token, int head) {
+HL_EVERYWHERE constexpr int64_t FlatRow(const DecayAttentionArgs& args, const ChunkEntry& chunk,
+                                        int token, int head) {
   return (int64_t{1} * chunk.row * args.seq_len + chunk.token + token) * args.num_heads + head;
 }
 
@@ -30,24 +30,23 @@ HL_HOST_DEVICE constexpr int64_t FlatRow(const DecayAttentionArgs& args, const C
 struct SegmentChunks {
   int begin, end;
 };
-HL_HOST_DEVICE constexpr SegmentChunks ChunksOfSegment(int first, int last, int segment,
-                                                       int num_segments, int checkpoint_every) {
+HL_EVERYWHERE constexpr SegmentChunks ChunksOfSegment(int first, int last, int segment,
+                                                      int num_segments, int checkpoint_every) {
   const int groups = (last - first + checkpoint_every - 1) / checkpoint_every;
   const int length = (groups + num_segments - 1) / num_segments * checkpoint_every;
-  const int64_t begin = first + int64_t{1} * segment * length;
-  const int64_t end = begin + length;
-  return {static_cast<int>(begin < last ? begin : last), static_cast<int>(end < last ? end : last)};
+  const int begin = first + segment * length < last ? first + segment * length : last;
+  return {begin, begin + length < last ? begin + length : last};
 }
 
 // The slot of the state before chunk `chunk`, the first of a group, of a sequence whose chunks
 // start at `first`. The slots of a sequence are consecutive, and those of neighbours stay apart
 // without a table of their counts, as floor(a) + floor(b) <= floor(a + b).
-HL_HOST_DEVICE constexpr int64_t CheckpointSlot(int sequence, int first, int chunk,
-                                                int checkpoint_every) {
+HL_EVERYWHERE constexpr int64_t CheckpointSlot(int sequence, int first, int chunk,
+                                               int checkpoint_every) {
   return int64_t{1} * first / checkpoint_every + sequence + (chunk - first) / checkpoint_every;
 }
-HL_HOST_DEVICE constexpr int64_t NumCheckpointSlots(int num_chunks, int num_sequences,
-                                                    int checkpoint_every) {
+HL_EVERYWHERE constexpr int64_t NumCheckpointSlots(int num_chunks, int num_sequences,
+                                                   int checkpoint_every) {
   return int64_t{1} * num_chunks / checkpoint_every + num_sequences;
 }
 

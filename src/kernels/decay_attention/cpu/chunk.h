@@ -61,7 +61,7 @@ struct RowsOf {
 
   RowsOf(const TensorView& view, const ChunkEntry& chunk, int head, int num_heads, int view_heads) {
     const auto size = static_cast<int64_t>(SizeOf(view.dtype));
-    const int64_t shared = SharedHead(head, num_heads, view_heads);
+    const int64_t shared = SharedHead(head, view_heads, num_heads);
     base =
         static_cast<std::byte*>(view.data) +
         size * (chunk.row * view.stride_b + chunk.token * view.stride_t + shared * view.stride_h);

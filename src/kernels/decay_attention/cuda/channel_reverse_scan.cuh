@@ -129,14 +129,14 @@ HL_DEVICE void LoadOperands(const ChannelRevShared<Config>& smem,
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
   const DecayAttentionArgs& args = grads.forward;
   const ChunkEntry tile = at.tile();
-  const int k_head = SharedHead(place.head, args.num_heads, args.num_k_heads);
-  const int v_head = SharedHead(place.head, args.num_heads, args.num_v_heads);
+  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
+  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
   LoadTile<kK, kThreads, kTile>(smem.k + stage * kTile * kK,
                                 RowsOf(args.k, tile, k_head, 0, args.head_dim_k), tile.length);
   LoadTile<kV, kThreads, kTile>(smem.v + stage * kTile * kV,
                                 RowsOf(args.v, tile, v_head, 0, args.head_dim_v), tile.length);
   if (!at.sweeps) return;
-  const int q_head = SharedHead(place.head, args.num_heads, args.num_q_heads);
+  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
   LoadTile<kK, kThreads, kTile>(smem.q + stage * kTile * kK,
                                 RowsOf(args.q, tile, q_head, 0, args.head_dim_k), tile.length);
   LoadTile<kV, kThreads, kTile>(smem.dout + stage * kTile * kV,

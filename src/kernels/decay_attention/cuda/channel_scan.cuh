@@ -45,7 +45,7 @@ HL_DEVICE void ScaleOperands(const ChannelShared<Config>& smem, int buffer, cons
                              const bf16* k, const DecayAttentionArgs& args, const ChunkEntry& chunk,
                              const Place& place, int first_row) {
   constexpr int kK = Config::kK;
-  const int decay_head = SharedHead(place.head, args.num_heads, args.num_decay_heads);
+  const int decay_head = SharedHead(place.head, args.num_decay_heads, args.num_heads);
   bf16* const scaled_q = smem.q + buffer * kTile * kK;
   bf16* const scaled_k = smem.k + buffer * kTile * kK;
 #pragma unroll 1

@@ -87,7 +87,7 @@ HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, cons
     view.stride_b = view.stride_t = 0;
     view.stride_h = args.head_dim_k;
   }
-  const int decay_head = SharedHead(head, args.num_heads, args.num_decay_heads);
+  const int decay_head = SharedHead(head, args.num_decay_heads, args.num_heads);
   const Rows rows = RowsOf(view, tile, decay_head, 0, args.head_dim_k);
   const float* const data = reinterpret_cast<const float*>(rows.data);
   if (rows.aligned) {

@@ -37,9 +37,9 @@ template <typename Config>
 HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttentionArgs& args,
                          const ChunkEntry& chunk, const Place& place, int stage) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
-  const int q_head = SharedHead(place.head, args.num_heads, args.num_q_heads);
-  const int k_head = SharedHead(place.head, args.num_heads, args.num_k_heads);
-  const int v_head = SharedHead(place.head, args.num_heads, args.num_v_heads);
+  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
+  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
+  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
   LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
                          RowsOf(args.q, chunk, q_head, 0, args.head_dim_k), chunk.length);
   LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,

@@ -92,14 +92,14 @@ HL_DEVICE void LoadChunkRev(const ReverseScanShared<Config>& smem,
                             const Place& place, int stage, bool sweeps) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
   const DecayAttentionArgs& args = grads.forward;
-  const int k_head = SharedHead(place.head, args.num_heads, args.num_k_heads);
-  const int v_head = SharedHead(place.head, args.num_heads, args.num_v_heads);
+  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
+  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
   LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,
                          RowsOf(args.k, chunk, k_head, 0, args.head_dim_k), chunk.length);
   LoadTile<kV, kThreads>(smem.v + stage * kChunk * kV,
                          RowsOf(args.v, chunk, v_head, 0, args.head_dim_v), chunk.length);
   if (!sweeps) return;
-  const int q_head = SharedHead(place.head, args.num_heads, args.num_q_heads);
+  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
   LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
                          RowsOf(args.q, chunk, q_head, 0, args.head_dim_k), chunk.length);
   LoadTile<kV, kThreads>(smem.dout + stage * kChunk * kV,

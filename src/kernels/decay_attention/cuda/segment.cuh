@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     const TensorView& x = kReverse ? args.q : args.k;
     const TensorView& y = kReverse ? params.dout : args.v;
     const int x_head =
-        SharedHead(place.head, args.num_heads, kReverse ? args.num_q_heads : args.num_k_heads);
+        SharedHead(place.head, kReverse ? args.num_q_heads : args.num_k_heads, args.num_heads);
     const int y_head =
-        kReverse ? place.head : SharedHead(place.head, args.num_heads, args.num_v_heads);
+        kReverse ? place.head : SharedHead(place.head, args.num_v_heads, args.num_heads);
     LoadTile<kK, kThreads>(x_tiles + i % 2 * kChunk * kK,
                            RowsOf(x, chunk, x_head, 0, args.head_dim_k), chunk.length);
     LoadTile<kV, kThreads>(y_tiles + i % 2 * kChunk * kV,

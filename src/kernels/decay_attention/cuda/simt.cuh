@@ -128,10 +128,10 @@ struct SimtHeads {
 };
 HL_DEVICE SimtHeads HeadsOf(const DecayAttentionArgs& args, int head) {
   SimtHeads heads;
-  heads.q = SharedHead(head, args.num_heads, args.num_q_heads);
-  heads.k = SharedHead(head, args.num_heads, args.num_k_heads);
-  heads.v = SharedHead(head, args.num_heads, args.num_v_heads);
-  heads.decay = SharedHead(head, args.num_heads, args.num_decay_heads);
+  heads.q = SharedHead(head, args.num_q_heads, args.num_heads);
+  heads.k = SharedHead(head, args.num_k_heads, args.num_heads);
+  heads.v = SharedHead(head, args.num_v_heads, args.num_heads);
+  heads.decay = SharedHead(head, args.num_decay_heads, args.num_heads);
   return heads;
 }
 

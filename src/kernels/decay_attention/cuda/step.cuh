@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kStepColumns* kStepRows)
   const int head = static_cast<int>(blockIdx.x % args.num_heads);
   const int K = args.head_dim_k, V = args.head_dim_v;
   const int column = thread % kStepColumns, first = thread / kStepColumns;
-  const auto shared = [&](int num) { return SharedHead(head, args.num_heads, num); };
+  const auto shared = [&](int num) { return SharedHead(head, num, args.num_heads); };
   const auto row = [&](const TensorView& view, int h) {
     return static_cast<T*>(view.data) + b * view.stride_b + h * view.stride_h;
   };

@@ -283,7 +283,7 @@ HL_DEVICE float KeyScaleAt(const DecayAttentionArgs& args, const ChunkEntry& chu
 HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& args,
                                const ChunkEntry& chunk, int head) {
   const int lane = LaneId(), in_block = lane % kBaseBlock;
-  const int decay_head = SharedHead(head, args.num_heads, args.num_decay_heads);
+  const int decay_head = SharedHead(head, args.num_decay_heads, args.num_heads);
 #pragma unroll 1
   for (int r = lane; r < kChunk; r += 32) {
     const bool live = r < chunk.length;
