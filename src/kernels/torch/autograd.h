@@ -1,7 +1,6 @@
 // The one door of the kernels to LibTorch's autograd, whose headers double the time that a file
-// takes to compile:
-// autograd.cc alone includes them. A family says here what it computes and how that is
-// differentiated, as with torch.autograd.Function.
+// takes to compile: autograd.cc alone includes them. A family says here what it computes and how
+// that is differentiated, as with torch.autograd.Function.
 //
 //   const auto backward = [](const BackwardCall& call) -> Tensors {
 //     return {2 * call.saved[0] * call.grads[0]};
