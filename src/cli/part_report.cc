@@ -1,7 +1,6 @@
 #include "cli/part_report.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "cli/command_line/help.h"
@@ -9,6 +8,7 @@
 #include "core/human.h"
 #include "core/nearest.h"
 #include "model/channel_mixers/channel_mixer.h"
+#include "model/config/json.h"
 #include "model/mixer.h"
 #include "train/config/part_help.h"
 
@@ -28,19 +28,12 @@ std::vector<KindHelp> Kinds() {
   return kinds;
 }
 
-// JSON has no infinities: they are words.
-Json ValueJson(const model::OptionValue& value) {
-  const double* number = std::get_if<double>(&value);
-  if (number != nullptr && !std::isfinite(*number)) return model::Text(value);
-  return std::visit([](const auto& plain) { return Json(plain); }, value);
-}
-
 Json OptionsJson(const VariantHelp& variant) {
   Json options = Json::array();
   for (const train::OptionHelp& option : variant.options) {
     options.push_back({{"name", option.name},
                        {"type", option.type},
-                       {"default", ValueJson(option.usual)},
+                       {"default", model::ToJson(option.usual)},
                        {"meaning", option.meaning},
                        {"choices", option.choices}});
   }

@@ -69,11 +69,7 @@ struct BlockContext {
 };
 
 extern const PartKind kBlocks;
-struct BlockConfig : PartConfig {
-  BlockConfig() : PartConfig(kBlocks, kBlocks.usual) {}
-  explicit BlockConfig(std::string_view name, const std::vector<Assignment>& options = {})
-      : PartConfig(kBlocks, name, options) {}
-};
+using BlockConfig = ConfigOf<kBlocks>;
 
 // Errors as MakePart's.
 std::unique_ptr<Block> MakeBlock(const BlockConfig& config, const BlockContext& context);

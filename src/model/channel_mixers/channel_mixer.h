@@ -25,11 +25,7 @@ class ChannelMixer {
 };
 
 extern const PartKind kChannelMixers;
-struct ChannelMixerConfig : PartConfig {
-  ChannelMixerConfig() : PartConfig(kChannelMixers, kChannelMixers.usual) {}
-  explicit ChannelMixerConfig(std::string_view name, const std::vector<Assignment>& options = {})
-      : PartConfig(kChannelMixers, name, options) {}
-};
+using ChannelMixerConfig = ConfigOf<kChannelMixers>;
 
 // Errors as MakePart's.
 std::unique_ptr<ChannelMixer> MakeChannelMixer(const ChannelMixerConfig& config,

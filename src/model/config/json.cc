@@ -1,4 +1,6 @@
 // The form in which a checkpoint keeps a model's configuration.
+#include "model/config/json.h"
+
 #include <nlohmann/json.hpp>
 
 #include <cmath>
@@ -19,16 +21,9 @@ void Check(bool condition, const std::string& where, const std::string& problem)
               problem);
 }
 
-// JSON has no infinities: they are words.
-Json ToJson(const OptionValue& value) {
-  const double* number = std::get_if<double>(&value);
-  if (number != nullptr && !std::isfinite(*number)) return Text(value);
-  return std::visit([](const auto& plain) { return Json(plain); }, value);
-}
-
 Json ToJson(PartOptions& options) {
   Json json = Json::object();
-  for (const Option& option : options.Fields()) json[option.name] = ToJson(option.value());
+  for (const Option& option : options.Fields()) json[option.name] = model::ToJson(option.value());
   return json;
 }
 
@@ -136,6 +131,12 @@ LayerGroup ReadGroup(const Json& json) {
 }
 
 }  // namespace
+
+nlohmann::json ToJson(const OptionValue& value) {
+  const double* number = std::get_if<double>(&value);
+  if (number != nullptr && !std::isfinite(*number)) return Text(value);
+  return std::visit([](const auto& plain) { return Json(plain); }, value);
+}
 
 std::string ToJson(const ModelConfig& config) {
   Json json = {{"vocab_size", config.vocab_size},

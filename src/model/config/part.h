@@ -72,6 +72,14 @@ class PartConfig {
   std::unique_ptr<PartOptions> options_;
 };
 
+// The choice among the variants of one kind: `using NormConfig = ConfigOf<kNorms>`.
+template <const PartKind& kKind>
+struct ConfigOf : PartConfig {
+  ConfigOf() : PartConfig(kKind, kKind.usual) {}
+  explicit ConfigOf(std::string_view name, const std::vector<Assignment>& options = {})
+      : PartConfig(kKind, name, options) {}
+};
+
 // Names of all variants of a kind.
 std::vector<std::string> NamesOf(const PartKind& kind);
 

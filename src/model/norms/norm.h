@@ -27,11 +27,7 @@ struct NormContext {
 };
 
 extern const PartKind kNorms;
-struct NormConfig : PartConfig {
-  NormConfig() : PartConfig(kNorms, kNorms.usual) {}
-  explicit NormConfig(std::string_view name, const std::vector<Assignment>& options = {})
-      : PartConfig(kNorms, name, options) {}
-};
+using NormConfig = ConfigOf<kNorms>;
 
 // `config` is a NormConfig. Errors as MakePart's.
 std::unique_ptr<Norm> MakeNorm(const PartConfig& config, const PartContext& context, int64_t dim);

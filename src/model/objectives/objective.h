@@ -37,11 +37,7 @@ struct ObjectiveContext {
 };
 
 extern const PartKind kObjectives;
-struct ObjectiveConfig : PartConfig {
-  ObjectiveConfig() : PartConfig(kObjectives, kObjectives.usual) {}
-  explicit ObjectiveConfig(std::string_view name, const std::vector<Assignment>& options = {})
-      : PartConfig(kObjectives, name, options) {}
-};
+using ObjectiveConfig = ConfigOf<kObjectives>;
 
 // Errors as MakePart's.
 std::unique_ptr<Objective> MakeObjective(const ObjectiveConfig& config, int64_t vocab_size);

@@ -23,11 +23,7 @@ class PositionTable {
 };
 
 extern const PartKind kPositionTables;
-struct PositionTableConfig : PartConfig {
-  PositionTableConfig() : PartConfig(kPositionTables, kPositionTables.usual) {}
-  explicit PositionTableConfig(std::string_view name, const std::vector<Assignment>& options = {})
-      : PartConfig(kPositionTables, name, options) {}
-};
+using PositionTableConfig = ConfigOf<kPositionTables>;
 
 // Errors as MakePart's.
 std::unique_ptr<PositionTable> MakePositionTable(const PositionTableConfig& config,

@@ -3,19 +3,13 @@
 #include <halflife/model.pb.h>
 
 #include "core/error.h"
+#include "train/config/schema_field.h"
 
 namespace halflife::train {
 namespace {
 
 namespace pb = google::protobuf;
 using Type = pb::FieldDescriptor::CppType;
-
-const pb::FieldDescriptor& FieldOf(const pb::Message& message, const std::string& name) {
-  const pb::FieldDescriptor* field = message.GetDescriptor()->FindFieldByName(name);
-  HL_CHECK(field != nullptr, "the schema's ", message.GetDescriptor()->name(), " has no field ",
-           name);
-  return *field;
-}
 
 model::OptionValue Get(const pb::Message& message, const pb::FieldDescriptor& field) {
   const pb::Reflection& reflection = *message.GetReflection();
@@ -45,7 +39,7 @@ struct Setter {
 
 void ReadOptions(const pb::Message& message, model::PartOptions& options) {
   for (model::Option& option : options.Fields()) {
-    const pb::FieldDescriptor& field = FieldOf(message, option.name);
+    const pb::FieldDescriptor& field = FieldOf(*message.GetDescriptor(), option.name);
     if (!message.GetReflection()->HasField(message, &field)) continue;
     HL_CHECK(option.Set(Get(message, field)), "option ", option.name, " is no ", field.type_name());
   }
@@ -53,7 +47,7 @@ void ReadOptions(const pb::Message& message, model::PartOptions& options) {
 
 void WriteOptions(model::PartOptions& options, pb::Message& message) {
   for (const model::Option& option : options.Fields())
-    std::visit(Setter{message, FieldOf(message, option.name)}, option.value());
+    std::visit(Setter{message, FieldOf(*message.GetDescriptor(), option.name)}, option.value());
 }
 
 // The choice of a part: a message with one oneof of variants.
@@ -68,8 +62,8 @@ void ReadPart(const pb::Message& choice, model::PartConfig& part) {
 
 void WritePart(const model::PartConfig& part, pb::Message& choice) {
   model::PartConfig copy = part;
-  WriteOptions(copy.options(),
-               *choice.GetReflection()->MutableMessage(&choice, &FieldOf(choice, part.name())));
+  WriteOptions(copy.options(), *choice.GetReflection()->MutableMessage(
+                                   &choice, &FieldOf(*choice.GetDescriptor(), part.name())));
 }
 
 model::LayerGroup ReadGroup(const proto::LayerGroup& from) {
@@ -98,7 +92,7 @@ void ReadModel(const proto::ModelConfig& message, model::ModelConfig& config) {
   if (message.has_dropout()) config.dropout = message.dropout();
   if (message.has_initializer_range()) config.initializer_range = message.initializer_range();
   const auto child = [&](const char* name) -> const pb::Message& {
-    return message.GetReflection()->GetMessage(message, &FieldOf(message, name));
+    return message.GetReflection()->GetMessage(message, &FieldOf(*message.GetDescriptor(), name));
   };
   model::VisitParts(
       config, {.group = [&](const char* name,
@@ -114,7 +108,8 @@ void WriteModel(const model::ModelConfig& config, proto::ModelConfig& message) {
   message.set_dropout(config.dropout);
   message.set_initializer_range(config.initializer_range);
   const auto child = [&](const char* name) -> pb::Message& {
-    return *message.GetReflection()->MutableMessage(&message, &FieldOf(message, name));
+    return *message.GetReflection()->MutableMessage(&message,
+                                                    &FieldOf(*message.GetDescriptor(), name));
   };
   model::ModelConfig copy = config;
   model::VisitParts(

@@ -3,19 +3,13 @@
 #include <halflife/model.pb.h>
 #include <halflife/schema.pb.h>
 
-#include "core/error.h"
 #include "model/config/model_config.h"
+#include "train/config/schema_field.h"
 
 namespace halflife::train {
 namespace {
 
 namespace pb = google::protobuf;
-
-const pb::FieldDescriptor& FieldOf(const pb::Descriptor& message, const std::string& name) {
-  const pb::FieldDescriptor* field = message.FindFieldByName(name);
-  HL_CHECK(field != nullptr, "the schema's ", message.name(), " has no field ", name);
-  return *field;
-}
 
 VariantHelp HelpOf(const model::VariantInfo& variant, const pb::Descriptor& message) {
   VariantHelp help = {.name = variant.name,

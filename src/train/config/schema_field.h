@@ -1,0 +1,19 @@
+// Inner header of what matches options with the schema.
+#pragma once
+
+#include <google/protobuf/descriptor.h>
+
+#include <string>
+
+#include "core/error.h"
+
+namespace halflife::train {
+
+inline const google::protobuf::FieldDescriptor& FieldOf(const google::protobuf::Descriptor& message,
+                                                        const std::string& name) {
+  const google::protobuf::FieldDescriptor* field = message.FindFieldByName(name);
+  HL_CHECK(field != nullptr, "the schema's ", message.name(), " has no field ", name);
+  return *field;
+}
+
+}  // namespace halflife::train
