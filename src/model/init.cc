@@ -66,6 +66,9 @@ void Init::Fill(const std::string& name, const std::vector<int64_t>& shape, uint
             value += (high_ - low_) * static_cast<double>(i % channels) /
                      static_cast<double>(channels - 1);
           break;
+        case Kind::kFormula:
+          value = formula_(i, uniform);
+          break;
       }
       out[i] = static_cast<float>(factor_ * value);
     }

@@ -6,7 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace halflife::model {
@@ -29,6 +31,14 @@ class Init {
   // Evenly spaced over the channels (the last dim): `first` at the first, `last` at the last.
   static Init Range(double first, double last) { return Init(Kind::kRange, first, last); }
 
+  // value(element, u): of the number of the element and of its own uniform draw u in [0, 1).
+  using Formula = std::function<double(int64_t element, double uniform)>;
+  static Init Of(Formula value) {
+    Init init(Kind::kFormula, 0, 0);
+    init.formula_ = std::move(value);
+    return init;
+  }
+
   // The same values times `factor`: of branches whose depth decides their size.
   Init Scaled(double factor) const {
     Init init = *this;
@@ -41,12 +51,13 @@ class Init {
             float* out) const;
 
  private:
-  enum class Kind { kConstant, kNormal, kTruncatedNormal, kUniform, kLogUniform, kRange };
+  enum class Kind { kConstant, kNormal, kTruncatedNormal, kUniform, kLogUniform, kRange, kFormula };
   Init(Kind kind, double low, double high) : kind_(kind), low_(low), high_(high) {}
 
   Kind kind_;
   double low_, high_;  // of a normal: 0 and the standard deviation
   double cut_ = 0;
+  Formula formula_;
   double factor_ = 1;
 };
 

@@ -19,6 +19,9 @@ constexpr uint32_t kEmbeddingSite = 0;
 uint32_t SiteOf(size_t layer, LayerPass::Branch branch) {
   return static_cast<uint32_t>(1 + 2 * layer + branch);
 }
+uint32_t SiteWithinMixer(size_t layer, uint32_t site) {
+  return uint32_t{1} << 31 | static_cast<uint32_t>(layer) << 8 | site;
+}
 
 }  // namespace
 
@@ -46,7 +49,9 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
   positions_ = MakePositionTable(config.positions, context.Below("positions."));
   count_.embedding = added();
   for (int64_t i = 0; i < config.num_layers; ++i) {
-    blocks_.push_back(MakeBlock(config.block, {.part = context.Below(Concat("layers.", i, ".")),
+    PartContext of_layer = context.Below(Concat("layers.", i, "."));
+    of_layer.layer = i;
+    blocks_.push_back(MakeBlock(config.block, {.part = std::move(of_layer),
                                                .norm = resolved.norm,
                                                .mixer = config.mixer_of(i),
                                                .channel_mixer = config.channel_mixer_of(i)}));
@@ -104,16 +109,24 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || slice.begin + slice.seq_len <= most, "position ",
               slice.begin + slice.seq_len - 1, " is beyond the model's table of ", most,
               " positions; use shorter texts");
-  const Drop drop = [&](uint32_t site, const at::Tensor& x) {
-    if (!context.training || config_.dropout == 0) return x;
-    return kernels::Dropout(x, {.rate = config_.dropout,
+  const auto drop_at = [&](uint32_t site, const at::Tensor& x, double rate) {
+    if (!context.training || rate == 0) return x;
+    return kernels::Dropout(x, {.rate = rate,
                                 .key = MakeRandomKey(context.seed, RandomPurpose::kDropout, site),
                                 .samples = context.samples,
                                 .first_position = slice.begin});
   };
+  const Drop drop = [&](uint32_t site, const at::Tensor& x) {
+    return drop_at(site, x, config_.dropout);
+  };
   if (state != nullptr) state->layers.resize(blocks_.size());
   const Mix mix = [&](size_t layer, const Mixer& mixer, const at::Tensor& x) {
     MixerCall call = {.x = x, .slice = slice};
+    if (context.training) {
+      call.drop = [&, layer](uint32_t site, const at::Tensor& y, double rate) {
+        return drop_at(SiteWithinMixer(layer, site), y, rate);
+      };
+    }
     if (state == nullptr) return mixer.Forward(call).y;
     call.initial = &state->layers[layer];
     call.num_past = state->num_tokens;

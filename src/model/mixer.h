@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,11 +20,7 @@
 namespace halflife::model {
 
 extern const PartKind kMixers;
-struct MixerConfig : PartConfig {
-  MixerConfig() : PartConfig(kMixers, kMixers.usual) {}
-  explicit MixerConfig(std::string_view name, const std::vector<Assignment>& options = {})
-      : PartConfig(kMixers, name, options) {}
-};
+using MixerConfig = ConfigOf<kMixers>;
 
 // How a rank that holds a later slice of the rows gets a state tensor from the ranks before it.
 // Every rule says what the state after a slice is as a function of the one before it.
@@ -34,6 +31,9 @@ enum class StateExchange {
   kTail,
   // after = before and all tokens of the slice: gathered.
   kGather,
+  // A logarithm that other tensors are scaled by: exp(it) times each of those counts, so that any
+  // choice of it is right which keeps them finite. They follow their own rules by that product.
+  kLogScale,
 };
 
 struct StateTensor {
@@ -43,6 +43,9 @@ struct StateTensor {
   // In the dtype of the parameters; else in fp32 (fp64 beside fp64).
   bool compute_dtype = false;
   StateExchange exchange = StateExchange::kAffine;
+  // Which tensor of the state holds the logarithm that this one is scaled by; its shape is the first
+  // sizes of this one's. -1: none.
+  int log_scale = -1;
 
   bool grows() const;
 };
@@ -65,11 +68,15 @@ MixerState EmptyState(const MixerTraits& traits, int64_t batch, at::Device devic
 
 // All tokens of a slice at once: training, evaluation and prefill.
 struct MixerCall {
+  // Dropout within the mixer, of x [B, T, C] at a site of its own (0 to 255) with a rate.
+  using Drop = std::function<at::Tensor(uint32_t site, const at::Tensor& x, double rate)>;
+
   at::Tensor x;                         // [B, T, D]
   const SequenceSlice& slice;           // borrowed
   const MixerState* initial = nullptr;  // before the slice, borrowed; null: from zero
   int64_t num_past = 0;                 // tokens that `initial` has seen
   bool want_state = false;              // after the last token
+  Drop drop = {};                       // empty outside training
 };
 struct MixerOutput {
   at::Tensor y;      // [B, T, D]

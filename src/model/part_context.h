@@ -15,6 +15,7 @@ namespace halflife::model {
 
 struct PartContext {
   ModelSizes sizes = {};
+  int64_t layer = 0;   // of sizes.num_layers, from 0
   std::string prefix;  // parameter names start with it, e.g. "layers.3.attn."
   ParameterSet* parameters = nullptr;
   double initializer_range = 0.02;

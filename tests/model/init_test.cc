@@ -85,6 +85,13 @@ TEST(Init, RangesOverChannels) {
   EXPECT_THAT(Draw(Init::Range(3, 9), {1}), testing::ElementsAre(3));
 }
 
+TEST(Init, FormulasSeeTheElementAndADrawOfItsOwn) {
+  EXPECT_THAT(Draw(Init::Of([](int64_t i, double) { return 10.0 - static_cast<double>(i); }), {3}),
+              testing::ElementsAre(10.f, 9.f, 8.f));
+  const auto draw = [](int64_t, double u) { return 3 + 2 * u; };
+  EXPECT_EQ(Draw(Init::Of(draw)), Draw(Init::Uniform(3, 5)));
+}
+
 TEST(Init, DependsOnSeedNameAndElementAlone) {
   for (const Init& init : {Init::Normal(0.02), Init::TruncatedNormal(1), Init::Uniform(0, 1),
                            Init::LogUniform(1, 2)}) {
