@@ -12,6 +12,7 @@
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/binding.h"
 #include "kernels/decay_attention/growth.h"
+#include "kernels/decay_attention/own_denominator.h"
 #include "kernels/torch/autograd.h"
 
 namespace halflife::kernels {
@@ -363,6 +364,18 @@ DecayAttentionGrads Gradients(const DecayAttentionInputs& inputs,
   return RunBackward(call, config, {.dout = dout, .final_state = dfinal_state}, {}, forward.saved);
 }
 
+// What only some configs give a meaning to.
+void CheckOptional(const DecayAttentionInputs& in, const DecayAttentionConfig& config) {
+  const std::vector<int64_t> want = {in.q.size(0), in.q.size(1), NumHeads(in)};
+  HL_CHECK(!in.log_key_scale.defined() ||
+               (config.allow_growth && FitsBeside(in.q, in.log_key_scale, want)),
+           "decay attention: log_key_scale ", Describe(in.log_key_scale), " beside q ",
+           Describe(in.q), "; [B, T, H], here ", at::IntArrayRef(want),
+           ", with allow_growth would work");
+  HL_CHECK(!in.norm_q.defined() || config.norm == NormKind::kSumOfKeys,
+           "decay attention: norm_q without the normaliser");
+}
+
 void CheckSummary(const DecayAttentionConfig& config) {
   HL_CHECK_AS(ExitCode::kUsage, !config.allow_growth,
               "decay attention: the summary of a segment carries no log scale; log_decay <= 0 "
@@ -374,16 +387,24 @@ void CheckSummary(const DecayAttentionConfig& config) {
 DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,
                                     const DecayAttentionConfig& config) {
   CheckStateFields("initial_state", inputs.initial_state, config);
-  if (!config.allow_growth) return Differentiable(inputs, config);
+  CheckOptional(inputs, config);
+  const auto run = [&](const DecayAttentionInputs& plain) {
+    return plain.norm_q.defined() ? WithOwnDenominator(plain, config)
+                                  : Differentiable(plain, config);
+  };
+  if (!config.allow_growth) return run(inputs);
   CheckShapes(inputs);
   const ScaledInputs scaled = ScaleGrowth(inputs, config);
-  DecayAttentionOutput output = Differentiable(scaled.inputs, config);
+  DecayAttentionOutput output = run(scaled.inputs);
   output.final_state.log_scale = scaled.final_log_scale;
   return output;
 }
 
 DecayAttentionGrads Backward(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
                              const at::Tensor& dout, const DecayState& dfinal_state) {
+  HL_CHECK_AS(ExitCode::kUsage, !inputs.log_key_scale.defined() && !inputs.norm_q.defined(),
+              "decay attention: Backward with log_key_scale or norm_q; autograd, through "
+              "DecayAttention, would work");
   if (!config.allow_growth) return Gradients(inputs, config, dout, dfinal_state);
   CheckShapes(inputs);
   const ScaledInputs scaled = ScaleGrowth(inputs, config);

@@ -40,6 +40,13 @@ struct DecayAttentionInputs {
   // that limit under allow_growth.
   at::Tensor log_decay = {};
   at::Tensor key_scale = {};  // c [B, T, H] fp32 (fp64), or undefined: 1; 0 masks a key
+  // [B, T, H], of any size, with allow_growth: keys count exp of it as much. Keys that are
+  // exponentials come as exp(x - max x) with the maximum here, for which no gradient is due: their
+  // own gradient holds all of it. Undefined: 0.
+  at::Tensor log_key_scale = {};
+  // With the normaliser, what its denominator reads in place of q and k: [B, T, H, K] both, or
+  // undefined both.
+  at::Tensor norm_q = {}, norm_k = {};
   // Where documents start inside the rows; null: each row goes on from its initial state.
   std::shared_ptr<const SequenceChunks> chunks = {};
   DecayState initial_state = {};  // sequences are rows, or chunks'
@@ -51,8 +58,8 @@ struct DecayAttentionConfig {
   // sees no key gives 0.
   NormKind norm = NormKind::kNone;
   double norm_eps = 1e-30;
-  // Constant log_decay of any size over any length, with kSumOfKeys: the state is kept with a log
-  // scale (growth.h), and norm_eps is added at that scale.
+  // Constant log_decay of any size over any length, or none, with kSumOfKeys: the state is kept with
+  // a log scale (growth.h), and norm_eps is added at that scale.
   bool allow_growth = false;
   int num_segments = 0;  // pieces of a sequence that run in parallel; 0: by the shape
 };
@@ -102,6 +109,8 @@ struct DecayAttentionStepInputs {
   at::Tensor log_decay = {};
   bool constant_decay = false;  // log_decay has no batch dimension
   at::Tensor key_scale = {};
+  at::Tensor log_key_scale = {};        // [B, H]
+  at::Tensor norm_q = {}, norm_k = {};  // [B, H, K]
 };
 at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs,
                               const DecayAttentionConfig& config, DecayState& state);

@@ -4,11 +4,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "core/error.h"
 #include "kernels/decay_attention/binding.h"
@@ -21,18 +23,25 @@ void CheckConfig(const DecayAttentionConfig& config, bool constant, const at::Te
               "decay attention: allow_growth without the normaliser, whose output would grow with "
               "the state; norm = kSumOfKeys would work");
   HL_CHECK_AS(ExitCode::kUsage, constant, "decay attention: allow_growth with log_decay ",
-              Describe(log_decay), "; a constant one, [Hd] or [Hd, K], would work");
+              Describe(log_decay), "; a constant one, [Hd] or [Hd, K], or none would work");
 }
 
-// mu of each of H heads, [H] fp64.
-at::Tensor GrowthOfHeads(const at::Tensor& log_decay, int64_t num_heads) {
+// x [Hd, ...] for each of H heads, [H, ...].
+at::Tensor OfHeads(const at::Tensor& x, int64_t num_heads) {
+  const at::Tensor head = at::arange(num_heads, x.options().dtype(at::kLong).requires_grad(false));
+  return x.index_select(0, (head * x.size(0)).floor_divide(num_heads));
+}
+// mu of each of H heads, [H] fp64. Without a decay 0.
+at::Tensor GrowthOfHeads(const at::Tensor& log_decay, int64_t num_heads, at::Device device) {
+  if (!log_decay.defined())
+    return at::zeros({num_heads}, at::TensorOptions(device).dtype(at::kDouble));
   at::Tensor mu = log_decay.detach().to(at::kDouble);
   if (mu.dim() == 2) mu = mu.amax(1);
-  const at::Tensor head = at::arange(num_heads, mu.options().dtype(at::kLong));
-  return mu.clamp_min(0).index_select(0, (head * mu.size(0)).floor_divide(num_heads));
+  return OfHeads(mu.clamp_min(0), num_heads);
 }
 // log_decay - mu, in the type that the kernels read.
 at::Tensor Lowered(const at::Tensor& log_decay, at::ScalarType compute) {
+  if (!log_decay.defined()) return {};
   const at::Tensor x = log_decay.to(compute);
   const at::Tensor largest = x.dim() == 2 ? x.detach().amax(1, true) : x.detach();
   return x - largest.clamp_min(0);
@@ -57,6 +66,36 @@ at::Tensor CountWithinRun(const at::Tensor& marked, const at::Tensor& begin) {
   return sums - before.gather(1, begin.expand_as(sums));
 }
 
+// exp(M - l): at most 1 but for keys that are masked, which M says nothing of.
+at::Tensor KeyFactor(const at::Tensor& log_key_scale, const at::Tensor& log_scale,
+                     at::ScalarType compute) {
+  if (!log_key_scale.defined()) return (-log_scale).exp().to(compute);
+  return (log_key_scale.detach().to(at::kDouble) - log_scale).clamp_max(0).exp().to(compute);
+}
+
+// log_decay [Hd], [Hd, K] or undefined, less the steps of l at each token: per token.
+at::Tensor LoweredBySteps(const at::Tensor& log_decay, const at::Tensor& steps,
+                          at::ScalarType compute) {
+  const at::Tensor lowered = -steps.to(compute);  // [..., H]
+  if (!log_decay.defined()) return lowered;
+  const at::Tensor decay = OfHeads(log_decay.to(compute), steps.size(-1));
+  return decay.dim() == 1 ? lowered + decay : lowered.unsqueeze(-1) + decay;
+}
+
+// The largest of x [B, T, H] from the run's begin to each token.
+at::Tensor LargestWithinRun(const at::Tensor& x, const at::Tensor& begin) {
+  const int64_t seq_len = x.size(1);
+  const at::Tensor before =  // tokens of the run before each, [B, T, 1]
+      (at::arange(seq_len, begin.options()).unsqueeze(0) - begin).unsqueeze(2);
+  at::Tensor largest = x;  // of the last `reach` tokens
+  for (int64_t reach = 1; reach < seq_len; reach *= 2) {
+    const at::Tensor earlier =
+        at::cat({largest.narrow(1, 0, reach), largest.narrow(1, 0, seq_len - reach)}, 1);
+    largest = at::where(before >= reach, at::maximum(largest, earlier), largest);
+  }
+  return largest;
+}
+
 // Whether a sequence starts with anything in its state, [sequences, H] bool.
 at::Tensor HoldsState(const DecayState& initial, const at::Tensor& log_scale) {
   at::Tensor holds = at::zeros_like(log_scale, log_scale.options().dtype(at::kBool));
@@ -79,11 +118,38 @@ at::Tensor StepsOfScale(const TokenRuns& runs, const at::Tensor& carried,
   return (count - 1 + carried.to(at::kLong)).clamp_min(0);
 }
 
+// l at each token and its step to it from the token before, [B, T, H] fp64.
+struct LogScale {
+  at::Tensor at_token;
+  at::Tensor step;  // only with log_key_scale
+};
+
+// `before`: l of what the token's run goes on from, where `carried`.
+LogScale LogScaleOf(const DecayAttentionInputs& inputs, const TokenRuns& runs,
+                    const at::Tensor& before, const at::Tensor& carried, const at::Tensor& mu) {
+  if (!inputs.log_key_scale.defined())
+    return {before + StepsOfScale(runs, carried, inputs.key_scale) * mu, {}};
+  const double none = -std::numeric_limits<double>::infinity();
+  at::Tensor keys = inputs.log_key_scale.detach().to(at::kDouble);
+  if (inputs.key_scale.defined()) keys = keys.masked_fill(inputs.key_scale.detach() == 0, none);
+  const at::Tensor begin = runs.begin.unsqueeze(2);
+  const at::Tensor place = at::arange(keys.size(1), begin.options()).view({1, -1, 1}) - begin;
+  const at::Tensor grown = (place + 1) * mu;  // of what came before the run
+  const at::Tensor past = before.masked_fill(carried.logical_not(), none);
+  const at::Tensor largest = at::maximum(LargestWithinRun(keys - grown, runs.begin), past) + grown;
+  LogScale scale = {.at_token = largest.masked_fill(largest.isneginf(), 0), .step = {}};
+  const at::Tensor earlier =
+      at::cat({scale.at_token.narrow(1, 0, 1), scale.at_token.narrow(1, 0, keys.size(1) - 1)}, 1);
+  // Where nothing has been heard yet any step is right: there is no state to lower.
+  scale.step = (scale.at_token - at::where(place == 0, before, earlier)).clamp_min(0).maximum(mu);
+  return scale;
+}
+
 }  // namespace
 
 ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config) {
   const at::Tensor& g = inputs.log_decay;
-  CheckConfig(config, g.defined() && g.dim() <= 2, g);
+  CheckConfig(config, !g.defined() || g.dim() <= 2, g);
   ScaledInputs scaled = {.inputs = inputs, .key_factor = {}, .final_log_scale = {}};
   const int64_t batch = inputs.q.size(0), seq_len = inputs.q.size(1);
   if (inputs.chunks == nullptr)
@@ -91,13 +157,14 @@ ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentio
         MakeSequenceChunks({.batch = batch, .seq_len = seq_len}, inputs.q.device());
   const SequenceChunks& chunks = *scaled.inputs.chunks;
   const int64_t sequences = chunks.num_sequences();
-  const int64_t heads = std::max({inputs.q.size(2), inputs.k.size(2), inputs.v.size(2), g.size(0)});
+  const int64_t heads = std::max(
+      {inputs.q.size(2), inputs.k.size(2), inputs.v.size(2), g.defined() ? g.size(0) : int64_t{1}});
   const DecayState& initial = inputs.initial_state;
   binding::CheckStateShapes("initial_state", initial, inputs.q,
                             {sequences, heads, inputs.q.size(3), inputs.v.size(3)});
   CheckLogScale(inputs.q, initial.log_scale, {sequences, heads}, initial.kv.defined());
 
-  const at::Tensor mu = GrowthOfHeads(g, heads);
+  const at::Tensor mu = GrowthOfHeads(g, heads, inputs.q.device());
   const at::Tensor before = initial.log_scale.defined()
                                 ? initial.log_scale.detach()
                                 : at::zeros({sequences, heads}, mu.options());
@@ -109,28 +176,49 @@ ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentio
         .view({batch, seq_len, heads});
   };
   const at::Tensor holds = HoldsState(initial, before);
-  const at::Tensor log_scale =
-      of_runs(before * holds) + StepsOfScale(runs, of_runs(holds), inputs.key_scale) * mu;
-  scaled.key_factor = (-log_scale).exp().to(ComputeType(inputs.q));
+  const LogScale scale = LogScaleOf(inputs, runs, of_runs(before * holds), of_runs(holds), mu);
+  const at::ScalarType compute = ComputeType(inputs.q);
+  scaled.key_factor = KeyFactor(inputs.log_key_scale, scale.at_token, compute);
   scaled.inputs.key_scale = Scaled(inputs.key_scale, scaled.key_factor);
-  scaled.inputs.log_decay = Lowered(g, ComputeType(inputs.q));
+  scaled.inputs.log_decay =
+      scale.step.defined() ? LoweredBySteps(g, scale.step, compute) : Lowered(g, compute);
+  scaled.inputs.log_key_scale.reset();
   scaled.inputs.initial_state.log_scale.reset();
-  scaled.final_log_scale = at::cat({log_scale.flatten(0, 1), before}).index_select(0, runs.last);
+  scaled.final_log_scale =
+      at::cat({scale.at_token.flatten(0, 1), before}).index_select(0, runs.last);
   return scaled;
 }
 
 DecayAttentionStepInputs ScaleGrowthOfStep(const DecayAttentionStepInputs& inputs,
                                            const DecayAttentionConfig& config, DecayState& state) {
-  CheckConfig(config, inputs.log_decay.defined() && inputs.constant_decay, inputs.log_decay);
+  const at::Tensor& g = inputs.log_decay;
+  CheckConfig(config, !g.defined() || inputs.constant_decay, g);
   const int64_t batch = inputs.q.size(0), heads = state.kv.size(1);
   HL_CHECK(state.log_scale.defined(), "decay attention step: growth without a log_scale; fp64 [",
            batch, ", ", heads, "], zeros for an empty state, would work");
   CheckLogScale(inputs.q, state.log_scale, {batch, heads}, true);
   DecayAttentionStepInputs scaled = inputs;
+  const at::ScalarType compute = ComputeType(inputs.q);
+  const at::Tensor mu = GrowthOfHeads(g, heads, inputs.q.device());
   const at::Tensor holds = (state.norm != 0).any(2);  // the first key is taken as it is
-  state.log_scale.add_(GrowthOfHeads(inputs.log_decay, heads)).mul_(holds);
-  scaled.key_scale = Scaled(inputs.key_scale, (-state.log_scale).exp().to(ComputeType(inputs.q)));
-  scaled.log_decay = Lowered(inputs.log_decay, ComputeType(inputs.q));
+  if (inputs.log_key_scale.defined()) {
+    at::Tensor keys = inputs.log_key_scale.to(at::kDouble);
+    const double none = -std::numeric_limits<double>::infinity();
+    if (inputs.key_scale.defined()) keys = keys.masked_fill(inputs.key_scale == 0, none);
+    const at::Tensor past = (state.log_scale + mu).masked_fill(holds.logical_not(), none);
+    const at::Tensor largest = at::maximum(keys, past);
+    const at::Tensor after = largest.masked_fill(largest.isneginf(), 0);
+    scaled.log_decay =
+        LoweredBySteps(g, (after - state.log_scale).clamp_min(0).maximum(mu), compute);
+    scaled.constant_decay = false;
+    scaled.log_key_scale.reset();
+    state.log_scale.copy_(after);
+  } else {
+    state.log_scale.add_(mu).mul_(holds);
+    scaled.log_decay = Lowered(g, compute);
+  }
+  scaled.key_scale =
+      Scaled(inputs.key_scale, KeyFactor(inputs.log_key_scale, state.log_scale, compute));
   return scaled;
 }
 

@@ -22,13 +22,14 @@
 namespace halflife::kernels {
 
 struct ScaledInputs {
-  // log_decay - mu, key_scale exp(-l), no log_scale; differentiable in the originals
+  // log_decay - mu, key_scale exp(-l), no log_scale; differentiable in the originals. With
+  // log_key_scale a decay per token.
   DecayAttentionInputs inputs;
-  at::Tensor key_factor;       // exp(-l) [B, T, H], in the type of key_scale
+  at::Tensor key_factor;       // exp(M - l) [B, T, H], in the type of key_scale
   at::Tensor final_log_scale;  // [sequences, H] fp64
 };
-// The shapes of `inputs` have been checked. Error (exit 2) for other decays than constant ones and
-// without the normaliser.
+// The shapes of `inputs` have been checked. Error (exit 2) for decays per token and without the
+// normaliser.
 ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config);
 
 // One token: moves log_scale [B, H] on by it, in place, and scales log_decay and key_scale.

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "kernels/decay_attention/binding.h"
 #include "kernels/decay_attention/growth.h"
+#include "kernels/decay_attention/own_denominator.h"
 
 namespace halflife::kernels {
 namespace {
@@ -125,8 +126,16 @@ at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs,
                               const DecayAttentionConfig& config, DecayState& state) {
   CheckTensors(inputs, state.kv);
   CheckState(inputs.q, state, config);
-  if (!config.allow_growth) return RunStep(inputs, config, state);
-  return RunStep(ScaleGrowthOfStep(inputs, config, state), config, state);
+  HL_CHECK(!inputs.log_key_scale.defined() ||
+               (config.allow_growth &&
+                FitsBeside(inputs.q, inputs.log_key_scale, {state.kv.size(0), state.kv.size(1)})),
+           "decay attention step: log_key_scale ", Describe(inputs.log_key_scale), " beside state ",
+           Describe(state.kv), "; [B, H] with allow_growth would work");
+  const auto run = [&](const DecayAttentionStepInputs& plain) {
+    return plain.norm_q.defined() ? StepWithOwnDenominator(plain, config, state)
+                                  : RunStep(plain, config, state);
+  };
+  return run(config.allow_growth ? ScaleGrowthOfStep(inputs, config, state) : inputs);
 }
 
 }  // namespace halflife::kernels

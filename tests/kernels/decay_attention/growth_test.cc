@@ -312,9 +312,11 @@ TEST(DecayGrowthBadInput, SaysWhatDoesNotFit) {
                     in.log_decay = at::zeros({1, 10, 2});
                   }),
                   usage, "allow_growth with log_decay [1, 10, 2] fp32",
-                  "a constant one, [Hd] or [Hd, K], would work");
-  EXPECT_HL_ERROR(with([](auto& in, auto&) { in.log_decay.reset(); }), usage,
-                  "allow_growth with log_decay undefined");
+                  "a constant one, [Hd] or [Hd, K], or none would work");
+  EXPECT_HL_ERROR(with([](auto& in, auto&) {
+                    in.log_key_scale = at::zeros({1, 10, 3});
+                  }),
+                  internal, "log_key_scale [1, 10, 3] fp32", "[B, T, H], here [1, 10, 2]");
   const at::Tensor kv = at::zeros({1, 2, 8, 6});
   const auto with_scale = [&](const at::Tensor& state, const at::Tensor& log_scale) {
     return with([&](auto& in, auto&) { in.initial_state = {.kv = state, .log_scale = log_scale}; });
