@@ -12,6 +12,7 @@
 #include "kernels/rotary/rotary.h"
 #include "kernels/short_conv/short_conv.h"
 #include "kernels/torch/dispatch.h"
+#include "model/activation.h"
 
 namespace halflife::model {
 namespace {
@@ -25,19 +26,47 @@ Parameter DeclareConv(const PartContext& context, const std::string& name, int64
       Init::Normal(context.initializer_range));
 }
 
+// An activation as a map: fla's retnet and gla.
+class Activated : public FeatureMap {
+ public:
+  Activated(const std::string& name, int64_t dim)
+      : activation_(Activation::Named(name)), dim_(dim) {}
+  Features operator()(const at::Tensor& x) const override { return {activation_(x)}; }
+  int64_t width() const override { return dim_; }
+
+ private:
+  Activation activation_;
+  int64_t dim_;
+};
+
 }  // namespace
 
-std::vector<Option> DecayedOptions::Fields() {
+std::vector<Option> LinearHeadOptions::Fields() {
   return {{"num_heads", &num_heads},
           {"num_kv_heads", &num_kv_heads, {.min = 0}},
           {"expand_k", &expand_k},
-          {"expand_v", &expand_v},
-          {"use_output_gate", &use_output_gate},
-          {"norm_affine", &norm_affine},
-          {"feature_map", &feature_map, {.choices = Activation::Names()}}};
+          {"expand_v", &expand_v}};
 }
 
-void DecayedOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
+std::vector<Option> DecayedOptions::Fields() {
+  std::vector<Option> fields = LinearHeadOptions::Fields();
+  fields.push_back({"use_output_gate", &use_output_gate});
+  fields.push_back({"norm_affine", &norm_affine});
+  fields.push_back({"feature_map", &feature_map, {.choices = Activation::Names()}});
+  return fields;
+}
+
+DecayedForm FormOf(const DecayedOptions& options) {
+  const auto make_map = [name = options.feature_map, dim = options.head_dim_k](const PartContext&) {
+    return std::make_unique<Activated>(name, dim);
+  };
+  return {.make_map_q = make_map,
+          .use_output_gate = options.use_output_gate,
+          .norm_name = options.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
+          .norm_affine = options.norm_affine};
+}
+
+void LinearHeadOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
   if (num_kv_heads == 0) num_kv_heads = num_heads;
   const auto dim = static_cast<double>(sizes.model_dim);
   const double dim_k = dim * expand_k, dim_v = dim * expand_v;
@@ -58,66 +87,85 @@ void DecayedOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
   if (heads_fit) head_dim_k = keys / num_heads, head_dim_v = values / num_heads;
 }
 
-DecayedMixer::DecayedMixer(const DecayedOptions& options, const PartContext& context,
+DecayedMixer::DecayedMixer(const LinearHeadOptions& heads, const PartContext& context,
                            const DecayedForm& form)
-    : options_(options),
-      model_dim_(context.model_dim()),
-      norm_eps_(context.norm_eps),
-      conv_size_(form.conv_size),
-      rope_theta_(form.rope_theta),
-      feature_map_(Activation::Named(options.feature_map)) {
-  q_ = DeclareMatrix(context, "q_proj.weight", {.out = options.key_dim(), .in = model_dim_});
-  k_ = DeclareMatrix(context, "k_proj.weight", {.out = options.kv_key_dim(), .in = model_dim_});
-  v_ = DeclareMatrix(
-      context, "v_proj.weight",
-      {.out = options.kv_value_dim(), .in = model_dim_, .init_scale = context.value_init_scale});
-  if (conv_size_ > 0) {
-    convs_ = {DeclareConv(context, "q_conv1d.weight", options.key_dim(), conv_size_),
-              DeclareConv(context, "k_conv1d.weight", options.kv_key_dim(), conv_size_),
-              DeclareConv(context, "v_conv1d.weight", options.kv_value_dim(), conv_size_)};
-  }
-  decay_ = form.make_decay(context);
-  const bool gated = options.use_output_gate;
-  if (gated)
-    gate_ = DeclareMatrix(context, "g_proj.weight", {.out = options.value_dim(), .in = model_dim_});
-  if (options.norm_affine)
-    norm_ = DeclareNorm(context, gated ? "g_norm_swish_gate.weight" : "g_norm.weight",
-                        options.head_dim_v);
-  out_ = OutputProjection(context, options.value_dim(), /*bias=*/false);
+    : heads_(heads), form_(form), model_dim_(context.model_dim()), norm_eps_(context.norm_eps) {
+  const char* const names[] = {"q", "k", "v"};
+  const int64_t dims[] = {heads.key_dim(), heads.kv_key_dim(), heads.kv_value_dim()};
+  for (size_t i = 0; i < 3; ++i)
+    projections_[i] = DeclareMatrix(
+        context, Concat(names[i], "_proj.weight"),
+        {.out = dims[i], .in = model_dim_, .init_scale = i == 2 ? context.value_init_scale : 1});
+  for (size_t i = 0; i < 3 && form.bias; ++i)
+    biases_[i] = DeclareBias(context, Concat(names[i], "_proj.bias"), dims[i]);
+  for (size_t i = 0; i < 3 && form.conv_size > 0; ++i)
+    convs_[i] = DeclareConv(context, Concat(names[i], "_conv1d.weight"), dims[i], form.conv_size);
+  MakeMaps(context);
+  if (form.make_decay) decay_ = form.make_decay(context);
+  if (form.use_output_gate)
+    gate_ = DeclareMatrix(context, "g_proj.weight", {.out = heads.value_dim(), .in = model_dim_});
+  if (has_norm() && form.norm_affine)
+    norm_ = DeclareNorm(context, form.norm_name, heads.head_dim_v);
+  out_ = OutputProjection(context, heads.value_dim(), form.bias);
+  HL_CHECK(normalised() || !log_scaled(), "features with a log scale, or a decay that may grow, ",
+           "without a normaliser");
+}
+
+void DecayedMixer::MakeMaps(const PartContext& context) {
+  const auto make = [&](const DecayedForm::MakeMap& maker,
+                        const char* name) -> std::shared_ptr<const FeatureMap> {
+    const PartContext below = context.Below(name);
+    return maker ? maker(below) : MakeFeatureMap("identity", below, heads_.head_dim_k);
+  };
+  maps_[0] = make(form_.make_map_q, "feature_map_q.");
+  const auto& make_k = form_.make_map_k ? form_.make_map_k : form_.make_map_q;
+  maps_[1] = form_.tie_maps ? maps_[0] : make(make_k, "feature_map_k.");
 }
 
 MixerTraits DecayedMixer::traits() const {
+  const int64_t num_features = maps_[0]->width();
+  const int log_scale = log_scaled() ? 2 : -1;
   MixerTraits traits;
-  traits.state = {
-      {.name = "kv", .shape = {options_.num_heads, options_.head_dim_k, options_.head_dim_v}}};
-  if (conv_size_ == 0) return traits;
+  traits.state = {{.name = "kv",
+                   .shape = {heads_.num_heads, num_features, heads_.head_dim_v},
+                   .log_scale = log_scale}};
+  if (normalised())
+    traits.state.push_back(
+        {.name = "key_sum", .shape = {heads_.num_heads, num_features}, .log_scale = log_scale});
+  if (log_scaled())
+    traits.state.push_back(
+        {.name = "log_scale", .shape = {heads_.num_heads}, .exchange = StateExchange::kLogScale});
+  if (form_.conv_size == 0) return traits;
   const auto tail = [&](const char* name, int64_t channels) {
     traits.state.push_back(
-        {.name = name, .shape = {conv_size_ - 1, channels}, .exchange = StateExchange::kTail});
+        {.name = name, .shape = {form_.conv_size - 1, channels}, .exchange = StateExchange::kTail});
   };
-  tail("q_tail", options_.key_dim());
-  tail("k_tail", options_.kv_key_dim());
-  tail("v_tail", options_.kv_value_dim());
+  tail("q_tail", heads_.key_dim());
+  tail("k_tail", heads_.kv_key_dim());
+  tail("v_tail", heads_.kv_value_dim());
   return traits;
 }
 
 MixerOutput DecayedMixer::Forward(const MixerCall& call) const {
   const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
   MixerOutput result;
-  if (call.want_state) result.state.tensors.resize(conv_size_ > 0 ? 1 + convs_.size() : 1);
+  if (call.want_state) result.state.tensors.resize(traits().state.size());
   const Heads heads = Project(call.x, call.slice.positions, [&](const at::Tensor& y, size_t index) {
     return Convolve(y, index, call, call.want_state ? &result.state : nullptr);
   });
-  const auto [o, final_state] = kernels::DecayAttention(
-      {.q = heads.q,
-       .k = heads.k,
+  const auto [o, memory] = kernels::DecayAttention(
+      {.q = heads.q.x,
+       .k = heads.k.x,
        .v = heads.v,
        .log_decay = heads.log_decay,
+       .log_key_scale = heads.k.log_scale,
+       .norm_q = heads.plain_q,
+       .norm_k = heads.plain_k,
        .chunks = call.slice.chunks,
-       .initial_state = {.kv = carried ? call.initial->tensors[0] : at::Tensor()}},
-      {.scale = Scale()});
+       .initial_state = carried ? MemoryOf(*call.initial) : kernels::DecayState()},
+      KernelConfig());
   result.y = Output(o, heads.gate);
-  if (call.want_state) result.state.tensors[0] = final_state.kv;
+  if (call.want_state) Keep(memory, result.state);
   return result;
 }
 
@@ -125,68 +173,102 @@ at::Tensor DecayedMixer::Step(const at::Tensor& x, int64_t num_past, MixerState&
   const at::Tensor token = x.unsqueeze(1);
   const auto slice = SequenceSlice::Contiguous(x.size(0), 1, num_past, x.device());
   const Heads heads = Project(token, slice.positions, [&](const at::Tensor& y, size_t index) {
-    if (conv_size_ == 0) return y;
-    return kernels::ShortConvStep(y.squeeze(1), *convs_[index], state.tensors[1 + index])
+    if (form_.conv_size == 0) return y;
+    return kernels::ShortConvStep(y.squeeze(1), *convs_[index],
+                                  state.tensors[num_memories() + index])
         .unsqueeze(1);
   });
-  const bool constant = decay_->constant();
-  kernels::DecayState memory = {.kv = state.tensors[0]};
+  const auto at_token = [](const at::Tensor& y) { return y.defined() ? y.squeeze(1) : y; };
+  const bool constant = decay_ != nullptr && decay_->constant();
+  kernels::DecayState memory = MemoryOf(state);
   const at::Tensor o = kernels::DecayAttentionStep(
-      {.q = heads.q.squeeze(1),
-       .k = heads.k.squeeze(1),
-       .v = heads.v.squeeze(1),
-       .log_decay = constant ? heads.log_decay : heads.log_decay.squeeze(1),
-       .constant_decay = constant},
-      {.scale = Scale()}, memory);
+      {.q = at_token(heads.q.x),
+       .k = at_token(heads.k.x),
+       .v = at_token(heads.v),
+       .log_decay = constant ? heads.log_decay : at_token(heads.log_decay),
+       .constant_decay = constant,
+       .log_key_scale = at_token(heads.k.log_scale),
+       .norm_q = at_token(heads.plain_q),
+       .norm_k = at_token(heads.plain_k)},
+      KernelConfig(), memory);
+  Keep(memory, state);
   return Output(o.unsqueeze(1), heads.gate).squeeze(1);
+}
+
+kernels::DecayAttentionConfig DecayedMixer::KernelConfig() const {
+  const double scale =
+      form_.scale_queries ? 1 / std::sqrt(static_cast<double>(maps_[0]->width())) : 1;
+  return {.scale = scale,
+          .norm = normalised() ? kernels::NormKind::kSumOfKeys : kernels::NormKind::kNone,
+          .norm_eps = form_.normaliser_eps,
+          .allow_growth = log_scaled()};
+}
+
+kernels::DecayState DecayedMixer::MemoryOf(const MixerState& state) const {
+  kernels::DecayState memory = {.kv = state.tensors[0]};
+  if (normalised()) memory.norm = state.tensors[1];
+  if (log_scaled()) memory.log_scale = state.tensors[2].to(at::kDouble);
+  return memory;
+}
+
+void DecayedMixer::Keep(const kernels::DecayState& memory, MixerState& state) const {
+  state.tensors[0] = memory.kv;
+  if (normalised()) state.tensors[1] = memory.norm;
+  if (log_scaled()) state.tensors[2] = memory.log_scale.to(memory.kv.scalar_type());
 }
 
 DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const at::Tensor& positions,
                                           const Convolution& convolve) const {
-  std::vector<at::Tensor> weights = {*q_, *k_, *v_};
-  const std::vector<at::Tensor> of_decay = decay_->Weights();
+  std::vector<at::Tensor> weights = {*projections_[0], *projections_[1], *projections_[2]};
+  std::vector<at::Tensor> of_decay;
+  if (decay_ != nullptr) of_decay = decay_->Weights();
   weights.insert(weights.end(), of_decay.begin(), of_decay.end());
   if (gate_.declared()) weights.push_back(*gate_);
   const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, weights);
-  const auto heads = [&](size_t index, int64_t head_dim) {
-    return SplitHeads(convolve(y[index], index), head_dim);
+  const auto split = [&](size_t index, int64_t head_dim) {
+    return SplitHeads(convolve(AddBias(y[index], biases_[index]), index), head_dim);
   };
-  at::Tensor q = feature_map_(heads(0, options_.head_dim_k)),
-             k = feature_map_(heads(1, options_.head_dim_k));
-  if (rope_theta_ > 0) {
-    const auto table = kernels::MakeRotaryTable(positions, options_.head_dim_k, rope_theta_);
-    q = kernels::ApplyRotary(q, table);
-    k = kernels::ApplyRotary(k, table);
+  Heads heads = {.q = (*maps_[0])(split(0, heads_.head_dim_k)),
+                 .k = (*maps_[1])(split(1, heads_.head_dim_k))};
+  if (form_.normaliser == Normaliser::kUnrotatedKeys)
+    heads.plain_q = heads.q.x, heads.plain_k = heads.k.x;
+  if (form_.rope_theta > 0) {
+    const auto table = kernels::MakeRotaryTable(positions, maps_[0]->width(), form_.rope_theta);
+    heads.q.x = kernels::ApplyRotary(heads.q.x, table);
+    heads.k.x = kernels::ApplyRotary(heads.k.x, table);
   }
-  return {.q = std::move(q),
-          .k = std::move(k),
-          .v = heads(2, options_.head_dim_v),
-          .log_decay = (*decay_)(x, std::span(y).subspan(3, of_decay.size())),
-          .gate = gate_.declared() ? y.back() : at::Tensor()};
+  if (heads.k.log_scale.defined())  // of every query head
+    heads.k.log_scale = RepeatHeads(heads.k.log_scale.unsqueeze(3), heads_.num_heads).squeeze(3);
+  heads.v = split(2, heads_.head_dim_v);
+  if (decay_ != nullptr) heads.log_decay = (*decay_)(x, std::span(y).subspan(3, of_decay.size()));
+  if (gate_.declared()) heads.gate = y.back();
+  return heads;
 }
 
 // Convolution `index` reads its tail from the call's state and leaves the new one in `after`.
 at::Tensor DecayedMixer::Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                                   MixerState* after) const {
-  if (conv_size_ == 0) return y;
+  if (form_.conv_size == 0) return y;
+  const size_t place = num_memories() + index;
   const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
   const kernels::ShortConvInputs inputs = {
       .x = y,
       .weight = *convs_[index],
-      .tail = carried ? call.initial->tensors[1 + index] : at::Tensor(),
+      .tail = carried ? call.initial->tensors[place] : at::Tensor(),
       .documents = call.slice.documents,
       .starts = call.slice.starts};
   if (after != nullptr) {
     // A copy: a view would keep the whole sequence.
     const at::Tensor tail = kernels::ShortConvTail(inputs).to(
         kernels::ComputeType(y), /*non_blocking=*/false, /*copy=*/true);
-    after->tensors[1 + index] = tail.contiguous();
+    after->tensors[place] = tail.contiguous();
   }
   return kernels::ShortConv(inputs);
 }
 
 // o [..., H, V], gate [..., H V] or undefined -> [..., D].
 at::Tensor DecayedMixer::Output(const at::Tensor& o, const at::Tensor& gate) const {
+  if (!has_norm()) return out_(o.flatten(-2));
   const at::Tensor weight =
       norm_.declared() ? *norm_
                        : at::ones({o.size(-1)}, o.options().dtype(kernels::ComputeType(o)));
@@ -196,28 +278,31 @@ at::Tensor DecayedMixer::Output(const at::Tensor& o, const at::Tensor& gate) con
   return out_(y.flatten(-2));
 }
 
-double DecayedMixer::Scale() const {
-  return 1 / std::sqrt(static_cast<double>(options_.head_dim_k));
-}
-
 FlopCount DecayedMixer::FlopsPerToken(int64_t) const {
-  const int64_t gates = gate_.declared() ? options_.value_dim() : 0;
-  const int64_t rows = options_.key_dim() + options_.kv_key_dim() + options_.kv_value_dim() +
-                       options_.value_dim() + gates;
-  return {.matmul = 2 * static_cast<double>(model_dim_ * rows + decay_->num_matrix_elements()),
-          .mixing = 4 * static_cast<double>(options_.key_dim() * options_.head_dim_v)};
+  const int64_t gates = gate_.declared() ? heads_.value_dim() : 0;
+  const int64_t rows =
+      heads_.key_dim() + heads_.kv_key_dim() + heads_.kv_value_dim() + heads_.value_dim() + gates;
+  const int64_t of_decay = decay_ == nullptr ? 0 : decay_->num_matrix_elements();
+  const int64_t of_maps = heads_.num_heads * maps_[0]->num_matrix_elements() +
+                          heads_.num_kv_heads * maps_[1]->num_matrix_elements();
+  const int64_t columns = heads_.head_dim_v + normalised();
+  return {.matmul = 2 * static_cast<double>(model_dim_ * rows + of_decay + of_maps),
+          .mixing = 4 * static_cast<double>(heads_.num_heads * maps_[0]->width() * columns)};
 }
 
 double DecayedMixer::ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const {
-  const auto keys = static_cast<double>(options_.key_dim()),
-             values = static_cast<double>(options_.value_dim());
+  const auto values = static_cast<double>(heads_.value_dim()),
+             features = static_cast<double>(heads_.num_heads * maps_[0]->width());
+  const int64_t of_decay = decay_ == nullptr ? 0 : decay_->num_activations();
+  const int64_t of_maps = heads_.num_heads * maps_[0]->num_activations() +
+                          heads_.num_kv_heads * maps_[1]->num_activations();
   // x, q, k, v, the gate, o before and after the norm.
-  const double elements = static_cast<double>(model_dim_ + decay_->num_activations()) + 2 * keys +
+  const double elements = static_cast<double>(model_dim_ + of_decay + of_maps) + 2 * features +
                           (gate_.declared() ? 4 : 3) * values;
-  // The kept states, and 1/rms of each head.
-  const double fp32 = static_cast<double>(decay_->num_fp32_activations()) +
-                      keys * static_cast<double>(options_.head_dim_v) / kTokensPerKeptState +
-                      static_cast<double>(options_.num_heads);
+  // The kept states, 1/rms of each head, and the denominators.
+  const double fp32 = static_cast<double>(decay_ == nullptr ? 0 : decay_->num_fp32_activations()) +
+                      features * static_cast<double>(heads_.head_dim_v) / kTokensPerKeptState +
+                      static_cast<double>(heads_.num_heads * (1 + normalised()));
   return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
 }
 

@@ -1,28 +1,33 @@
 // What mixers with a decayed state share: q, k and v, an optional short convolution, feature map
 // and rotation of them, the state S_t = decay_t S_{t-1} + k_t^T v_t read by o_t = q_t S_t /
-// sqrt(K), then RMSNorm over each head's channels, a SiLU gate and o_proj. Parameters are named as
-// in fla. A mixer of the family brings its decay and says what else it departs in.
+// sqrt(F), perhaps divided by the same sum of the keys alone, then RMSNorm over each head's
+// channels, a SiLU gate and o_proj. Parameters are named as in fla. A mixer of the family brings its
+// decay and says what else it departs in.
 #pragma once
 
 #include <array>
 #include <functional>
 #include <span>
 
-#include "model/activation.h"
+#include "model/mixers/decay/feature_map.h"
 #include "model/mixers/variants.h"
+
+namespace halflife::kernels {
+struct DecayState;
+struct DecayAttentionConfig;
+}  // namespace halflife::kernels
 
 namespace halflife::model {
 
-// Options of the whole family; each mixer's own struct derives from it.
-struct DecayedOptions : OptionsOf<DecayedOptions> {
+// The heads of a linear mixer.
+struct LinearHeadOptions : OptionsOf<LinearHeadOptions> {
   int64_t num_heads, num_kv_heads = 0;  // 0: num_heads
   double expand_k, expand_v;            // widths of all heads together, in model_dims
-  bool use_output_gate = true, norm_affine = true;
-  std::string feature_map = "none";
   // Set by Resolve.
   int64_t head_dim_k = 0, head_dim_v = 0;
 
-  DecayedOptions(int64_t heads, double k, double v) : num_heads(heads), expand_k(k), expand_v(v) {}
+  LinearHeadOptions(int64_t heads, double k, double v)
+      : num_heads(heads), expand_k(k), expand_v(v) {}
   std::vector<Option> Fields() override;
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override;
 
@@ -32,17 +37,26 @@ struct DecayedOptions : OptionsOf<DecayedOptions> {
   int64_t kv_value_dim() const { return num_kv_heads * head_dim_v; }
 };
 
+// Options that retention and gla share.
+struct DecayedOptions : OptionsOf<DecayedOptions, LinearHeadOptions> {
+  bool use_output_gate = true, norm_affine = true;
+  std::string feature_map = "none";  // an activation
+
+  using OptionsOf::OptionsOf;
+  std::vector<Option> Fields() override;
+};
+
 // Where the logarithm of the decay comes from.
 class LogDecay {
  public:
   virtual ~LogDecay() = default;
   // Matrices whose products with x it reads: computed together with the projections.
   virtual std::vector<at::Tensor> Weights() const { return {}; }
-  // `products` [B, T, *], one of each of Weights. -> fp32 [H], the same for all tokens, or [B, T,
-  // Hk], or [B, T, Hk, K].
+  // `products` [B, T, *], one of each of Weights. -> fp32 [H] or [H, K], the same for all tokens, or
+  // [B, T, Hk], or [B, T, Hk, K].
   virtual at::Tensor operator()(const at::Tensor& x,
                                 std::span<const at::Tensor> products) const = 0;
-  virtual bool constant() const { return false; }  // [H]
+  virtual bool constant() const { return false; }  // the same for all tokens
 
   // Its own share of the costs, per token.
   virtual int64_t num_matrix_elements() const { return 0; }
@@ -50,18 +64,41 @@ class LogDecay {
   virtual int64_t num_fp32_activations() const { return 0; }
 };
 
+// The divisor of a head's output.
+enum class Normaliser {
+  kNone,
+  kKeys,           // q_t z_t, z the sum of the keys that S holds
+  kUnrotatedKeys,  // the same of q and k before their rotation
+};
+
 // How a mixer departs from the family.
 struct DecayedForm {
-  int64_t conv_size = 0;  // taps of a short convolution of q, k and v; 0: none
-  double rope_theta = 0;  // base of the rotation of q and k; 0: none
-  // Declares what the decay learns, between the projections and the output.
-  std::function<std::unique_ptr<LogDecay>(const PartContext&)> make_decay;
+  using MakeMap = std::function<std::unique_ptr<FeatureMap>(const PartContext&)>;
+  using MakeDecay = std::function<std::unique_ptr<LogDecay>(const PartContext&)>;
+
+  int64_t conv_size = 0;           // taps of a short convolution of q, k and v; 0: none
+  bool bias = false;               // of the projections
+  MakeMap make_map_q, make_map_k;  // empty: none, of k that of q
+  bool tie_maps = false;           // one map for both
+  double rope_theta = 0;           // base of the rotation of q and k; 0: none
+  // Declares what the decay learns, between the projections and the output. Empty: nothing decays.
+  MakeDecay make_decay;
+  bool allow_growth = false;  // the decay, a constant one, may lie above 1; with a normaliser
+  Normaliser normaliser = Normaliser::kNone;
+  double normaliser_eps = 1e-30;
+  bool scale_queries = true;  // by 1 / sqrt(F)
+  bool use_output_gate = true;
+  // Name of the norm of each head's output, and whether it learns a weight. Empty: no norm.
+  const char* norm_name = "";
+  bool norm_affine = true;
 };
+// What their common options say.
+DecayedForm FormOf(const DecayedOptions& options);
 
 class DecayedMixer : public Mixer {
  public:
-  // `options` are resolved.
-  DecayedMixer(const DecayedOptions& options, const PartContext& context, const DecayedForm& form);
+  // `heads` are resolved.
+  DecayedMixer(const LinearHeadOptions& heads, const PartContext& context, const DecayedForm& form);
 
   MixerTraits traits() const override;
   MixerOutput Forward(const MixerCall& call) const override;
@@ -71,10 +108,11 @@ class DecayedMixer : public Mixer {
 
  private:
   struct Heads {
-    at::Tensor q;          // [B, T, H, K]
-    at::Tensor k, v;       // [B, T, Hk, *]: H / Hk query heads read each
-    at::Tensor log_decay;  // as LogDecay gives it
-    at::Tensor gate;       // [B, T, H V], or undefined
+    Features q, k;                // [B, T, H or Hk, F]; H / Hk query heads read each
+    at::Tensor v;                 // [B, T, Hk, V]
+    at::Tensor plain_q, plain_k;  // before the rotation, where the normaliser reads them
+    at::Tensor log_decay;         // as LogDecay gives it, or undefined
+    at::Tensor gate;              // [B, T, H V], or undefined
   };
   // Maps y [B, T, dim], which is q, k or v by its index, before the split into heads.
   using Convolution = std::function<at::Tensor(const at::Tensor& y, size_t index)>;
@@ -83,17 +121,25 @@ class DecayedMixer : public Mixer {
   at::Tensor Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                       MixerState* after) const;
   at::Tensor Output(const at::Tensor& o, const at::Tensor& gate) const;
-  double Scale() const;
+  kernels::DecayAttentionConfig KernelConfig() const;
+  void MakeMaps(const PartContext& context);
 
-  DecayedOptions options_;
+  // The first tensors of a state are those of decay attention; tails of convolutions follow.
+  bool has_norm() const { return *form_.norm_name != 0; }
+  bool normalised() const { return form_.normaliser != Normaliser::kNone; }
+  bool log_scaled() const { return form_.allow_growth || maps_[1]->has_log_scale(); }
+  size_t num_memories() const { return 1 + normalised() + log_scaled(); }
+  kernels::DecayState MemoryOf(const MixerState& state) const;
+  void Keep(const kernels::DecayState& memory, MixerState& state) const;
+
+  LinearHeadOptions heads_;
+  DecayedForm form_;
   int64_t model_dim_;
   double norm_eps_;
-  int64_t conv_size_;
-  double rope_theta_;
-  Activation feature_map_;
-  Parameter q_, k_, v_, gate_, norm_;
-  std::array<Parameter, 3> convs_;
-  std::unique_ptr<LogDecay> decay_;
+  std::array<std::shared_ptr<const FeatureMap>, 2> maps_;  // of q and k
+  std::array<Parameter, 3> projections_, biases_, convs_;  // of q, k and v
+  Parameter gate_, norm_;
+  std::unique_ptr<LogDecay> decay_;  // null: none
   OutputProjection out_;
 };
 

@@ -75,14 +75,19 @@ class GateDecay : public LogDecay {
   Parameter in_, out_, bias_;
 };
 
+DecayedForm FormOf(const GlaOptions& options) {
+  DecayedForm form = FormOf(static_cast<const DecayedOptions&>(options));
+  if (options.use_short_conv) form.conv_size = options.conv_size;
+  form.make_decay = [options](const PartContext& context) {
+    return std::make_unique<GateDecay>(options, context);
+  };
+  return form;
+}
+
 class Gla : public DecayedMixer {
  public:
   Gla(const GlaOptions& options, const PartContext& context)
-      : DecayedMixer(options, context,
-                     {.conv_size = options.use_short_conv ? options.conv_size : 0,
-                      .make_decay = [&](const PartContext& inner) {
-                        return std::make_unique<GateDecay>(options, inner);
-                      }}) {}
+      : DecayedMixer(options, context, FormOf(options)) {}
 };
 
 }  // namespace

@@ -43,13 +43,19 @@ class FixedDecay : public LogDecay {
   int64_t num_heads_;
 };
 
+DecayedForm FormOf(const RetentionOptions& options) {
+  DecayedForm form = FormOf(static_cast<const DecayedOptions&>(options));
+  form.rope_theta = options.rope_theta;
+  form.make_decay = [options](const PartContext&) {
+    return std::make_unique<FixedDecay>(options.num_heads);
+  };
+  return form;
+}
+
 class Retention : public DecayedMixer {
  public:
   Retention(const RetentionOptions& options, const PartContext& context)
-      : DecayedMixer(options, context,
-                     {.rope_theta = options.rope_theta, .make_decay = [&](const PartContext&) {
-                        return std::make_unique<FixedDecay>(options.num_heads);
-                      }}) {}
+      : DecayedMixer(options, context, FormOf(options)) {}
 };
 
 }  // namespace

@@ -1,0 +1,160 @@
+// D2D, linear attention with trainable decay ("Disentangle to Decay", COLING 2025): weights
+// phi(q_i) . phi(k_j) gamma^(i-j) over channels, normalised, with gamma = exp(Pb_h - s Ps_c): a base
+// that is fixed per head and a trained part per channel. With `decay` at alibi, trained_alibi or
+// none, and rotary or learned positions, it is each of the paper's baselines.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/from_blob.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/torch/dispatch.h"
+#include "model/mixers/decay/decayed_mixer.h"
+
+namespace halflife::model {
+namespace {
+
+struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
+  std::string feature_map = "elu";
+  std::string decay = "d2d";
+  double decay_scale = 0;  // s; 0: 1 with elu, 0.02 with exp
+  double max_log_decay = std::numeric_limits<double>::infinity();
+  bool regularise_decay = true;  // weight decay takes hold of what the decay learns
+  double rope_theta = 0;         // of q and k, not of the denominator; 0: none
+  double eps = 0;                // of the denominator; 0: 1e-30 beside a decay, else 1e-14
+  bool bias = true;
+  bool scale_init_by_depth = true;  // o_proj starts at 1 / sqrt(2 L)
+
+  D2dOptions() : OptionsOf(/*heads=*/12, /*k=*/1, /*v=*/1) {}
+  std::vector<Option> Fields() override {
+    return {{"num_heads", &num_heads},
+            {"feature_map", &feature_map, {.choices = {"elu", "exp"}}},
+            {"decay", &decay, {.choices = {"d2d", "alibi", "trained_alibi", "none"}}},
+            {"decay_scale", &decay_scale},
+            {"max_log_decay", &max_log_decay},
+            {"regularise_decay", &regularise_decay},
+            {"rope_theta", &rope_theta},
+            {"eps", &eps},
+            {"bias", &bias},
+            {"scale_init_by_depth", &scale_init_by_depth}};
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    LinearHeadOptions::Resolve(sizes, problems);
+    if (decay_scale == 0) decay_scale = feature_map == "exp" ? 0.02 : 1;
+    if (eps == 0) eps = decay == "none" ? 1e-14 : 1e-30;
+    problems.Require(decay_scale > 0, "option decay_scale is ", decay_scale,
+                     "; a number above 0 would work");
+    problems.Require(eps > 0, "option eps is ", eps, "; a number above 0 would work");
+    problems.Require(rope_theta == 0 || rope_theta > 1, "option rope_theta is ", rope_theta,
+                     "; 0 or a number above 1 would work");
+    problems.Require(rope_theta == 0 || decay == "none", "rope_theta with the decay ", decay,
+                     "; decay none would work");
+    problems.Require(rope_theta == 0 || head_dim_k % 2 == 0, "width per head ", head_dim_k,
+                     " must be even: rotation pairs channels");
+  }
+};
+
+// Pb of heads 1 to H, -2^(-H/h), in fp32 from fp64; [H].
+at::Tensor BaseLogDecay(int64_t num_heads, at::Device device) {
+  std::vector<float> base;
+  for (int64_t h = 1; h <= num_heads; ++h)
+    base.push_back(
+        static_cast<float>(-std::exp2(-static_cast<double>(num_heads) / static_cast<double>(h))));
+  return at::from_blob(base.data(), {num_heads}, at::kFloat).to(device, at::kFloat, false, true);
+}
+
+// ALiBi's form with a base of D2D's own: [H].
+class BaseDecay : public LogDecay {
+ public:
+  explicit BaseDecay(int64_t num_heads) : num_heads_(num_heads) {}
+  at::Tensor operator()(const at::Tensor& x, std::span<const at::Tensor>) const override {
+    return BaseLogDecay(num_heads_, x.device());
+  }
+  bool constant() const override { return true; }
+
+ private:
+  int64_t num_heads_;
+};
+
+// Pb_h - s Ps, [H, K]; or with Pb = 0 and s = -1, of one number a head, [H].
+class TrainedDecay : public LogDecay {
+ public:
+  TrainedDecay(const D2dOptions& options, const PartContext& context)
+      : per_channel_(options.decay == "d2d"),
+        num_heads_(options.num_heads),
+        scale_(options.decay_scale),
+        max_(options.max_log_decay) {
+    dist::ParamSpec spec = {.name = context.prefix + "head_gamma", .shape = {num_heads_}};
+    if (per_channel_) spec.name = context.prefix + "Ps", spec.shape = {1, options.key_dim()};
+    spec.region = dist::Region::kFp32;
+    spec.weight_decay = options.regularise_decay;
+    trained_ = context.parameters->Declare(spec, Init::Zeros());
+  }
+  at::Tensor operator()(const at::Tensor& x, std::span<const at::Tensor>) const override {
+    const at::Tensor log_decay = per_channel_ ? BaseLogDecay(num_heads_, x.device()).unsqueeze(1) -
+                                                    scale_ * trained_->view({num_heads_, -1})
+                                              : *trained_;
+    return std::isfinite(max_) ? log_decay.clamp_max(max_) : log_decay;
+  }
+  bool constant() const override { return true; }
+
+ private:
+  bool per_channel_;
+  int64_t num_heads_;
+  double scale_, max_;
+  Parameter trained_;
+};
+
+DecayedForm FormOf(const D2dOptions& options) {
+  DecayedForm form = {
+      .bias = options.bias,
+      .make_map_q =
+          [=](const PartContext& context) {
+            return MakeFeatureMap(options.feature_map, context, options.head_dim_k);
+          },
+      .rope_theta = options.rope_theta,
+      .normaliser = options.rope_theta > 0 ? Normaliser::kUnrotatedKeys : Normaliser::kKeys,
+      .normaliser_eps = options.eps,
+      .scale_queries = false,
+      .use_output_gate = false};
+  if (options.decay == "alibi") {
+    form.make_decay = [=](const PartContext&) {
+      return std::make_unique<BaseDecay>(options.num_heads);
+    };
+  } else if (options.decay != "none") {
+    form.make_decay = [=](const PartContext& context) {
+      return std::make_unique<TrainedDecay>(options, context);
+    };
+    form.allow_growth = !(options.max_log_decay <= 0);
+  }
+  return form;
+}
+
+PartContext WithOutputScale(PartContext context, bool by_depth) {
+  if (by_depth)
+    context.output_init_scale /= std::sqrt(2.0 * static_cast<double>(context.sizes.num_layers));
+  return context;
+}
+
+class D2d : public DecayedMixer {
+ public:
+  D2d(const D2dOptions& options, const PartContext& context)
+      : DecayedMixer(options, WithOutputScale(context, options.scale_init_by_depth),
+                     FormOf(options)) {}
+};
+
+}  // namespace
+
+MixerVariant D2dVariant() {
+  return MixerVariantOf<D2dOptions, D2d>(
+      "d2d", {{{"num_heads", 2}},
+              {{"num_heads", 2}, {"feature_map", "exp"}, {"bias", false}},
+              {{"num_heads", 4}, {"max_log_decay", 0}},
+              {{"num_heads", 2}, {"decay", "alibi"}, {"feature_map", "exp"}},
+              {{"num_heads", 2}, {"decay", "trained_alibi"}},
+              {{"num_heads", 2}, {"decay", "none"}, {"rope_theta", 10000}},
+              {{"num_heads", 2}, {"decay", "none"}, {"rope_theta", 10000}, {"feature_map", "exp"}},
+              {{"num_heads", 2}, {"decay", "none"}}});
+}
+
+}  // namespace halflife::model

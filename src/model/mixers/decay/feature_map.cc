@@ -1,0 +1,207 @@
+#include "model/mixers/decay/feature_map.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/roll.h>
+#include <ATen/ops/softmax.h>
+
+#include "core/error.h"
+#include "kernels/linear/linear.h"
+#include "kernels/torch/autograd.h"
+#include "kernels/torch/dispatch.h"
+
+namespace halflife::model {
+namespace {
+
+// Maps without parameters and with d features.
+using Function = Features (*)(const at::Tensor& x);
+
+class Elementwise : public FeatureMap {
+ public:
+  Elementwise(Function apply, int64_t dim) : apply_(apply), dim_(dim) {}
+  Features operator()(const at::Tensor& x) const override { return apply_(x); }
+  int64_t width() const override { return dim_; }
+
+ private:
+  Function apply_;
+  int64_t dim_;
+};
+
+Features Identity(const at::Tensor& x) { return {x}; }
+Features Relu(const at::Tensor& x) { return {at::relu(x)}; }
+
+// elu(x) + 1 (Katharopoulos et al., 2020). exp(min(x, 0)) + max(x, 0) in fp32: elu(x), rounded
+// before the 1 is added, leaves nothing of a feature below 1e-7, in bf16 of one below 0.002. The
+// slope is min(feature, 1).
+Features EluPlusOne(const at::Tensor& x) {
+  const auto backward = [](const kernels::BackwardCall& call) -> kernels::Tensors {
+    const at::Tensor& feature = call.saved[0];
+    return {call.grads[0] * feature.clamp_max(1)};
+  };
+  const auto forward = [&]() -> kernels::Forwarded {
+    const at::Tensor wide = x.to(kernels::ComputeType(x));
+    const at::Tensor feature = wide.clamp_max(0).exp_().add_(wide.clamp_min(0)).to(x.scalar_type());
+    return {.outputs = {feature}, .saved = {feature}, .backward = backward};
+  };
+  return {kernels::Apply({.name = "EluPlusOne", .inputs = {x}, .forward = forward})[0]};
+}
+
+at::Tensor ShiftedExp(const at::Tensor& x, at::Tensor& largest) {
+  const auto backward = [](const kernels::BackwardCall& call) -> kernels::Tensors {
+    return {call.grads[0] * call.saved[0]};
+  };
+  const auto forward = [&]() -> kernels::Forwarded {
+    const at::Tensor wide = x.to(kernels::ComputeType(x));
+    const at::Tensor row = wide.amax(-1, /*keepdim=*/true);
+    largest = row.squeeze(-1);
+    const at::Tensor feature = (wide - row).exp_().to(x.scalar_type());
+    return {.outputs = {feature}, .saved = {feature}, .backward = backward};
+  };
+  return kernels::Apply({.name = "ShiftedExp", .inputs = {x}, .forward = forward})[0];
+}
+
+// exp(x - max x) with the maximum of each head as the scale.
+class Exp : public FeatureMap {
+ public:
+  Exp(const PartContext&, int64_t dim) : dim_(dim) {}
+  Features operator()(const at::Tensor& x) const override {
+    Features features;
+    features.x = ShiftedExp(x, features.log_scale);
+    return features;
+  }
+  int64_t width() const override { return dim_; }
+  bool has_log_scale() const override { return true; }
+
+ private:
+  int64_t dim_;
+};
+
+Parameter DeclareSquare(const PartContext& context, const std::string& name, int64_t dim) {
+  return DeclareMatrix(context, name, {.out = dim, .in = dim});
+}
+
+// (A1 x + b1) * (A2 x + b2).
+class ElementwiseProduct : public FeatureMap {
+ public:
+  ElementwiseProduct(const PartContext& context, int64_t dim) : dim_(dim) {
+    for (size_t i = 0; i < 2; ++i) {
+      const std::string layer = i == 0 ? "layer1." : "layer2.";
+      weights_[i] = DeclareSquare(context, layer + "weight", dim);
+      biases_[i] = DeclareBias(context, layer + "bias", dim);
+    }
+  }
+  Features operator()(const at::Tensor& x) const override {
+    const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, {*weights_[0], *weights_[1]});
+    return {AddBias(y[0], biases_[0]) * AddBias(y[1], biases_[1])};
+  }
+  int64_t width() const override { return dim_; }
+  int64_t num_matrix_elements() const override { return 2 * dim_ * dim_; }
+  int64_t num_activations() const override { return 3 * dim_; }
+
+ private:
+  int64_t dim_;
+  Parameter weights_[2], biases_[2];
+};
+
+// softmax([2 y, -2 y]) of y = A x + b (Zhang et al., 2024), A = 1 at the start.
+class Hedgehog : public FeatureMap {
+ public:
+  Hedgehog(const PartContext& context, int64_t dim) : dim_(dim) {
+    weight_ = context.parameters->Declare(
+        {.name = context.prefix + "layer.weight", .shape = {dim, dim}, .weight_decay = true},
+        Init::Of([dim](int64_t i, double) { return i / dim == i % dim ? 1.0 : 0.0; }));
+    bias_ = DeclareBias(context, "layer.bias", dim);
+  }
+  Features operator()(const at::Tensor& x) const override {
+    const at::Tensor y = 2 * AddBias(kernels::Linear(x, *weight_), bias_);
+    return {at::softmax(at::cat({y, -y}, -1), -1)};
+  }
+  int64_t width() const override { return 2 * dim_; }
+  int64_t num_matrix_elements() const override { return dim_ * dim_; }
+  int64_t num_activations() const override { return dim_; }
+
+ private:
+  int64_t dim_;
+  Parameter weight_, bias_;
+};
+
+// relu(A x) (Kasai et al., 2021).
+class T2r : public FeatureMap {
+ public:
+  T2r(const PartContext& context, int64_t dim)
+      : dim_(dim), weight_(DeclareSquare(context, "layer.weight", dim)) {}
+  Features operator()(const at::Tensor& x) const override {
+    return {at::relu(kernels::Linear(x, *weight_))};
+  }
+  int64_t width() const override { return dim_; }
+  int64_t num_matrix_elements() const override { return dim_ * dim_; }
+  int64_t num_activations() const override { return dim_; }
+
+ private:
+  int64_t dim_;
+  Parameter weight_;
+};
+
+// Deterministic parameter-free projection (Schlag et al., 2021): r = [relu(x), relu(-x)], and r
+// times r rolled by 1 to 4 channels, side by side.
+class Dpfp : public FeatureMap {
+ public:
+  Dpfp(const PartContext&, int64_t dim) : dim_(dim) {}
+  Features operator()(const at::Tensor& x) const override {
+    const at::Tensor r = at::relu(at::cat({x, -x}, -1));
+    std::vector<at::Tensor> products;
+    for (int64_t shift = 1; shift <= kNumShifts; ++shift)
+      products.push_back(r * at::roll(r, shift, -1));
+    return {at::cat(products, -1)};
+  }
+  int64_t width() const override { return 2 * kNumShifts * dim_; }
+  int64_t num_activations() const override { return 2 * (1 + kNumShifts) * dim_; }
+
+ private:
+  static constexpr int64_t kNumShifts = 4;
+  int64_t dim_;
+};
+
+using Maker = std::unique_ptr<FeatureMap> (*)(const PartContext& context, int64_t dim);
+template <Function kApply>
+std::unique_ptr<FeatureMap> MakeElementwise(const PartContext&, int64_t dim) {
+  return std::make_unique<Elementwise>(kApply, dim);
+}
+template <typename Map>
+std::unique_ptr<FeatureMap> MakeClass(const PartContext& context, int64_t dim) {
+  return std::make_unique<Map>(context, dim);
+}
+
+struct Entry {
+  const char* name;
+  Maker make;
+};
+
+constexpr Entry kMaps[] = {
+    {"elu", MakeElementwise<EluPlusOne>},
+    {"exp", MakeClass<Exp>},
+    {"relu", MakeElementwise<Relu>},
+    {"identity", MakeElementwise<Identity>},
+    {"elementwise_product", MakeClass<ElementwiseProduct>},
+    {"hedgehog", MakeClass<Hedgehog>},
+    {"t2r", MakeClass<T2r>},
+    {"dpfp", MakeClass<Dpfp>},
+};
+
+}  // namespace
+
+std::vector<std::string> FeatureMapNames() {
+  std::vector<std::string> names;
+  for (const Entry& entry : kMaps) names.emplace_back(entry.name);
+  return names;
+}
+
+std::unique_ptr<FeatureMap> MakeFeatureMap(const std::string& name, const PartContext& context,
+                                           int64_t dim) {
+  for (const Entry& entry : kMaps)
+    if (name == entry.name) return entry.make(context, dim);
+  HL_FAIL(ExitCode::kInternal, "no feature map is called '", name, "'");
+}
+
+}  // namespace halflife::model

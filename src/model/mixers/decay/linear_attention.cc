@@ -1,0 +1,110 @@
+// Linear attention (Katharopoulos et al., 2020): o_t = phi(q_t) S_t / (phi(q_t) z_t) with S the sum
+// of phi(k)^T v and z that of phi(k), nothing decays. With `normalise` off and `output_norm` on it is
+// fla's LinearAttention, whose options and names it takes over.
+#include "model/mixers/decay/decayed_mixer.h"
+
+namespace halflife::model {
+namespace {
+
+constexpr double kDenominatorEps = 1e-10;  // as in fla
+constexpr double kSumEps = 1e-4;
+
+struct LinearAttentionOptions : OptionsOf<LinearAttentionOptions, LinearHeadOptions> {
+  std::string feature_map = "elu";
+  bool tie_feature_map_qk = false;
+  bool norm_q = false, norm_k = false;  // features divided by their sum
+  bool normalise = true;
+  bool output_norm = false, norm_affine = true;
+
+  LinearAttentionOptions() : OptionsOf(/*heads=*/4, /*k=*/1, /*v=*/1) {}
+  std::vector<Option> Fields() override {
+    std::vector<Option> fields = LinearHeadOptions::Fields();
+    fields.push_back({"feature_map", &feature_map, {.choices = FeatureMapNames()}});
+    fields.push_back({"tie_feature_map_qk", &tie_feature_map_qk});
+    fields.push_back({"norm_q", &norm_q});
+    fields.push_back({"norm_k", &norm_k});
+    fields.push_back({"normalise", &normalise});
+    fields.push_back({"output_norm", &output_norm});
+    fields.push_back({"norm_affine", &norm_affine});
+    return fields;
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    LinearHeadOptions::Resolve(sizes, problems);
+    const bool exp = feature_map == "exp";
+    problems.Require(!exp || normalise,
+                     "feature_map exp without normalise grows beyond every number; normalise, or "
+                     "another map, would work");
+    problems.Require(!exp || !(norm_q || norm_k),
+                     "feature_map exp with norm_q or norm_k; the normaliser alone would work");
+  }
+};
+
+// Another map, whose features are divided by their sum.
+class DividedBySum : public FeatureMap {
+ public:
+  explicit DividedBySum(std::unique_ptr<FeatureMap> inner) : inner_(std::move(inner)) {}
+  Features operator()(const at::Tensor& x) const override {
+    const at::Tensor y = (*inner_)(x).x;
+    return {y / (y.sum(-1, /*keepdim=*/true) + kSumEps)};
+  }
+  int64_t width() const override { return inner_->width(); }
+  int64_t num_matrix_elements() const override { return inner_->num_matrix_elements(); }
+  int64_t num_activations() const override { return inner_->num_activations() + inner_->width(); }
+
+ private:
+  std::unique_ptr<FeatureMap> inner_;
+};
+
+DecayedForm FormOf(const LinearAttentionOptions& options) {
+  const auto make_map = [=](const PartContext& context,
+                            bool divided) -> std::unique_ptr<FeatureMap> {
+    auto map = MakeFeatureMap(options.feature_map, context, options.head_dim_k);
+    if (!divided) return map;
+    return std::make_unique<DividedBySum>(std::move(map));
+  };
+  return {
+      .make_map_q = [=](const PartContext& context) { return make_map(context, options.norm_q); },
+      .make_map_k = [=](const PartContext& context) { return make_map(context, options.norm_k); },
+      .tie_maps = options.tie_feature_map_qk,
+      .normaliser = options.normalise ? Normaliser::kKeys : Normaliser::kNone,
+      .normaliser_eps = kDenominatorEps,
+      .use_output_gate = false,
+      .norm_name = options.output_norm ? "norm.weight" : "",
+      .norm_affine = options.norm_affine};
+}
+
+class LinearAttention : public DecayedMixer {
+ public:
+  LinearAttention(const LinearAttentionOptions& options, const PartContext& context)
+      : DecayedMixer(options, context, FormOf(options)) {}
+};
+
+}  // namespace
+
+// relu and dpfp with one narrow key head: in the fifth key channel of the suite's rows lies a value
+// within a finite difference of the kink at 0.
+MixerVariant LinearAttentionVariant() {
+  const std::vector<Assignment> narrow = {{"num_heads", 4}, {"num_kv_heads", 1}};
+  const auto form = [](std::vector<Assignment> options, const std::vector<Assignment>& more) {
+    options.insert(options.end(), more.begin(), more.end());
+    return options;
+  };
+  return MixerVariantOf<LinearAttentionOptions, LinearAttention>(
+      "linear_attention",
+      {{{"num_heads", 2}},
+       {{"num_heads", 4}, {"num_kv_heads", 2}, {"feature_map", "exp"}},
+       {{"num_heads", 2},
+        {"feature_map", "elementwise_product"},
+        {"normalise", false},
+        {"output_norm", true}},
+       {{"num_heads", 2}, {"feature_map", "hedgehog"}, {"tie_feature_map_qk", true}},
+       {{"num_heads", 2}, {"feature_map", "t2r"}, {"normalise", false}, {"expand_v", 2}},
+       form(narrow, {{"feature_map", "dpfp"}, {"normalise", false}}),
+       form(narrow, {{"feature_map", "relu"},
+                     {"normalise", false},
+                     {"output_norm", true},
+                     {"norm_affine", false}}),
+       {{"num_heads", 2}, {"norm_q", true}, {"norm_k", true}, {"normalise", false}}});
+}
+
+}  // namespace halflife::model

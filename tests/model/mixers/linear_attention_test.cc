@@ -1,0 +1,86 @@
+// Linear attention against its quadratic form, written out in LibTorch calls.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/einsum.h>
+#include <ATen/ops/linear.h>
+
+#include <cmath>
+
+#include "kernels/random_tensors.h"
+#include "model/mixers/built_mixer.h"
+#include "support/expect_error.h"
+
+namespace halflife::model {
+namespace {
+
+using test::BuiltMixer;
+using test::Close;
+using test::Normal;
+
+constexpr int64_t kDim = 16, kHeads = 2;
+
+// elu + 1, divided by the sum of the weights: the paper's.
+TEST(LinearAttention, IsTheQuadraticForm) {
+  const BuiltMixer mixer(MixerConfig("linear_attention", {{"num_heads", kHeads}}), kDim);
+  const at::Tensor x = Normal({2, 150, kDim}, 1);
+  const auto heads = [&](const char* name) {
+    return at::linear(x, mixer[name]).unflatten(-1, {kHeads, -1});
+  };
+  const auto map = [](const at::Tensor& y) { return y.clamp_max(0).exp() + y.clamp_min(0); };
+  const at::Tensor scores =
+      at::einsum("bthd,bshd->bhts", {map(heads("q_proj.weight")), map(heads("k_proj.weight"))})
+          .tril();
+  const at::Tensor weights = scores / scores.sum(-1, /*keepdim=*/true);
+  const at::Tensor o = at::einsum("bhts,bshd->bthd", {weights, heads("v_proj.weight")});
+  // The denominator's eps of 1e-10 beside sums above 1e-2.
+  EXPECT_TRUE(Close(mixer.Run(x), at::linear(o.flatten(2), mixer["o_proj.weight"]), 1e-7));
+}
+
+// fla's defaults: features that are products, no divisor, RMSNorm over each head.
+TEST(LinearAttention, IsFlasLayer) {
+  const BuiltMixer mixer(MixerConfig("linear_attention", {{"num_heads", kHeads},
+                                                          {"feature_map", "elementwise_product"},
+                                                          {"normalise", false},
+                                                          {"output_norm", true}}),
+                         kDim);
+  const at::Tensor x = Normal({2, 70, kDim}, 2);
+  const auto heads = [&](const char* name) {
+    return at::linear(x, mixer[name]).unflatten(-1, {kHeads, -1});
+  };
+  const auto map = [&](const at::Tensor& y, const std::string& name) {
+    const auto layer = [&](const std::string& which) {
+      return at::linear(y, mixer[name + which + ".weight"], mixer[name + which + ".bias"]);
+    };
+    return layer(".layer1") * layer(".layer2");
+  };
+  const at::Tensor q = map(heads("q_proj.weight"), "feature_map_q"),
+                   k = map(heads("k_proj.weight"), "feature_map_k");
+  const at::Tensor scores = at::einsum("bthd,bshd->bhts", {q, k}).tril() / std::sqrt(8.0);
+  const at::Tensor o = at::einsum("bhts,bshd->bthd", {scores, heads("v_proj.weight")});
+  const at::Tensor normed =
+      o / (o.square().mean(-1, /*keepdim=*/true) + 1e-6).sqrt() * mixer["norm.weight"];
+  EXPECT_TRUE(Close(mixer.Run(x), at::linear(normed.flatten(2), mixer["o_proj.weight"]), 1e-11));
+}
+
+TEST(LinearAttention, TiedMapsAreOne) {
+  const auto count = [](bool tied) {
+    return BuiltMixer(MixerConfig("linear_attention", {{"num_heads", kHeads},
+                                                       {"feature_map", "t2r"},
+                                                       {"tie_feature_map_qk", tied}}),
+                      kDim)
+        .parameters()
+        .num_elements();
+  };
+  EXPECT_EQ(count(false) - count(true), 8 * 8);
+}
+
+TEST(LinearAttention, SaysWhatDoesNotFit) {
+  MixerConfig config("linear_attention", {{"feature_map", "exp"}, {"normalise", false}});
+  EXPECT_THAT(Join(config.Resolve({.model_dim = 16, .num_layers = 1}), "\n"),
+              testing::HasSubstr("feature_map exp without normalise grows beyond every number"));
+  MixerConfig unknown("linear_attention", {{"feature_map", "elu2"}});
+  EXPECT_THAT(Join(unknown.Resolve({.model_dim = 16, .num_layers = 1}), "\n"),
+              testing::HasSubstr("known: elu, exp, relu, identity, elementwise_product, hedgehog"));
+}
+
+}  // namespace
+}  // namespace halflife::model
