@@ -20,12 +20,14 @@ struct Case {
   int64_t seq_len, dim, taps;
   bool tail = true, documents = true;
   int shift = 0;  // elements that every array is off its alignment
+  bool bias = false, silu = true;
 };
 
 std::string Name(const Case& c) {
   return "T " + std::to_string(c.seq_len) + ", D " + std::to_string(c.dim) + ", W " +
          std::to_string(c.taps) + (c.tail ? ", tail" : "") + (c.documents ? ", documents" : "") +
-         ", shift " + std::to_string(c.shift);
+         ", shift " + std::to_string(c.shift) + (c.bias ? ", bias" : "") +
+         (c.silu ? "" : ", no SiLU");
 }
 
 // Lengths about the runs of 16 and 32 tokens and below the number of taps; every number of taps;
@@ -40,6 +42,14 @@ std::vector<Case> Cases() {
   cases.push_back({70, 16, 4, true, true, /*shift=*/1});
   cases.push_back({35, 16, 8});
   cases.push_back({3, 264, 7});
+  for (const bool bias : {false, true}) {
+    for (const bool silu : {false, true}) {
+      if (!bias && silu) continue;  // the cases above
+      for (const int64_t taps : {1, 3, 4, 8})
+        for (const int64_t dim : {11, 16})
+          cases.push_back({70, dim, taps, true, true, /*shift=*/dim % 2 == 1 ? 1 : 0, bias, silu});
+    }
+  }
   return cases;
 }
 
@@ -65,9 +75,10 @@ struct Problem {
         tail(Random(kBatch * (c.taps - 1) * c.dim, 2), c.shift),
         dout(Random(kBatch * c.seq_len * c.dim, 3), c.shift),
         weight(Random(c.taps * c.dim, 4), c.shift),
+        bias(Random(c.dim, 5), c.shift),
         documents(c) {}
   Array<T> x, tail, dout;
-  Array<float> weight;
+  Array<float> weight, bias;
   Documents documents;
 };
 
@@ -75,7 +86,7 @@ template <typename T>
 struct Results {
   std::vector<uint8_t> reach;
   Array<T> out, dx, dtail;
-  Array<float> dweight;
+  Array<float> dweight;  // and dbias behind it
 };
 
 template <typename T>
@@ -83,7 +94,7 @@ Results<T> Run(const Case& c, const Problem<T>& p) {
   const int64_t size = kBatch * c.seq_len * c.dim;
   Results<T> r = {std::vector<uint8_t>(kBatch * c.seq_len), Array<T>(size, c.shift),
                   Array<T>(size, c.shift), Array<T>(kBatch * (c.taps - 1) * c.dim, c.shift),
-                  Array<float>(c.taps * c.dim)};
+                  Array<float>((c.taps + (c.bias ? 1 : 0)) * c.dim)};
   cuda::FillReach({.documents = c.documents ? p.documents.ids.data() : nullptr,
                    .starts = c.documents ? p.documents.starts.get() : nullptr,
                    .reach = r.reach.data(),
@@ -95,14 +106,15 @@ Results<T> Run(const Case& c, const Problem<T>& p) {
   const ConvShape<T> shape = {.x = p.x.data(),
                               .tail = c.tail ? p.tail.data() : nullptr,
                               .weight = p.weight.data(),
+                              .bias = c.bias ? p.bias.data() : nullptr,
                               .reach = r.reach.data(),
                               .batch = kBatch,
                               .seq_len = c.seq_len,
                               .dim = c.dim,
-                              .taps = c.taps};
+                              .taps = c.taps,
+                              .silu = c.silu};
   cuda::ConvForward(shape, r.out.data(), nullptr);
-  Array<float> workspace(
-      Values(cuda::ConvWorkspaceFloats(kBatch, c.seq_len, c.dim, c.taps), std::nan("")));
+  Array<float> workspace(Values(cuda::ConvWorkspaceFloats(shape), std::nan("")));
   cuda::ConvBackward(
       shape,
       ConvGrads<T>{
@@ -118,8 +130,9 @@ struct Wanted {
 template <typename T>
 Wanted Definition(const Case& c, const Problem<T>& p) {
   const Values x = p.x.values(), tail = p.tail.values(), weight = p.weight.values(),
-               dout = p.dout.values();
-  Wanted want = {Values(x.size()), Values(x.size()), Values(tail.size()), Values(weight.size())};
+               bias = p.bias.values(), dout = p.dout.values();
+  Wanted want = {Values(x.size()), Values(x.size()), Values(tail.size()),
+                 Values(weight.size() + (c.bias ? c.dim : 0))};
   for (int64_t b = 0; b < kBatch; ++b) {
     for (int64_t t = 0; t < c.seq_len; ++t) {
       // tokens it reads, itself first: until a document's start, or the slice's where nothing comes
@@ -137,14 +150,15 @@ Wanted Definition(const Case& c, const Problem<T>& p) {
                      c.dim +
                  d;
         };
-        double sum = 0;
+        double sum = c.bias ? bias[d] : 0;
         for (size_t i = 0; i < tokens.size(); ++i) {
           const double value = tokens[i] >= 0 ? x[place(tokens[i])] : tail[place(tokens[i])];
           sum += weight[(c.taps - 1 - static_cast<int64_t>(i)) * c.dim + d] * value;
         }
         const double sigmoid = 1 / (1 + std::exp(-sum));
-        want.out[place(t)] = sum * sigmoid;
-        const double ds = dout[place(t)] * sigmoid * (1 + sum * (1 - sigmoid));
+        want.out[place(t)] = c.silu ? sum * sigmoid : sum;
+        const double ds = dout[place(t)] * (c.silu ? sigmoid * (1 + sum * (1 - sigmoid)) : 1);
+        if (c.bias) want.dweight[c.taps * c.dim + d] += ds;
         for (size_t i = 0; i < tokens.size(); ++i) {
           const int64_t tap = (c.taps - 1 - static_cast<int64_t>(i)) * c.dim + d;
           Values& dinput = tokens[i] >= 0 ? want.dx : want.dtail;

@@ -32,15 +32,18 @@ double Silu(double x) { return x / (1 + std::exp(-x)); }
 
 TEST(ShortConvTest, IsTheDefinitionWithDocuments) {
   ShortConvInputs in = Inputs();
+  in.bias = Normal({kDim}, 4);
   in.starts = at::empty({kBatch, kSeqLen}, at::kBool).fill_(false);
   in.starts[0][0] = true;  // cuts the tail off
   in.starts[0][4] = true;
   in.starts[1][2] = true;
   in.documents = in.starts.to(at::kLong).cumsum(1);
   const at::Tensor y = ShortConv(in);
+  in.silu = false;
+  const at::Tensor sums = ShortConv(in);
   for (int64_t b = 0; b < kBatch; ++b) {
     for (int64_t t = 0; t < kSeqLen; ++t) {
-      double sum = 0;
+      double sum = in.bias[1].item<double>();
       for (int64_t back = 0; back < kTaps; ++back) {
         const int64_t from = t - back;
         const at::Tensor source = from >= 0 ? in.x[b][from] : in.tail[b][kTaps - 1 + from];
@@ -48,6 +51,7 @@ TEST(ShortConvTest, IsTheDefinitionWithDocuments) {
         if (from >= 0 && in.starts[b][from].item<bool>()) break;
       }
       EXPECT_NEAR(y[b][t][1].item<double>(), Silu(sum), 1e-14) << b << ", " << t;
+      EXPECT_NEAR(sums[b][t][1].item<double>(), sum, 1e-14) << b << ", " << t;
     }
   }
 }
@@ -76,6 +80,7 @@ TEST(ShortConvTest, SplitAnywhereIsTheWhole) {
 struct Case {
   int64_t seq_len, dim, taps;
   bool tail = true, documents = true;
+  bool bias = false, silu = true;
 };
 
 at::Tensor Starts(const Case& c) {
@@ -87,14 +92,21 @@ at::Tensor Starts(const Case& c) {
 }
 
 at::Tensor RunCase(const Case& c, const at::Tensor& x, const at::Tensor& weight,
-                   const at::Tensor& tail) {
-  ShortConvInputs in = {.x = x, .weight = weight, .tail = {}, .documents = {}, .starts = {}};
+                   const at::Tensor& tail, const at::Tensor& bias = {}) {
+  ShortConvInputs in = {.x = x,
+                        .weight = weight,
+                        .bias = bias,
+                        .tail = {},
+                        .documents = {},
+                        .starts = {},
+                        .silu = c.silu};
   if (c.tail) in.tail = tail;
   if (c.documents) in.starts = Starts(c), in.documents = in.starts.to(at::kLong).cumsum(1);
   return ShortConv(in);
 }
 
-// Lengths about the blocks of 64 tokens, below the number of taps, and every number of taps.
+// Lengths about the blocks of 64 tokens, below the number of taps, and every number of taps, plain
+// and with what may stand around the sum.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t seq_len : {1, 2, 5, 63, 64, 65, 67, 150})
@@ -102,12 +114,21 @@ std::vector<Case> Cases() {
       for (const bool tail : {false, true}) cases.push_back({seq_len, 21, 4, tail, documents});
   for (int64_t taps = 2; taps <= 8; ++taps) cases.push_back({70, 5, taps});
   cases.push_back({3, 300, 8});
+  for (const bool bias : {false, true}) {
+    for (const bool silu : {false, true}) {
+      if (!bias && silu) continue;  // the cases above
+      for (int64_t taps = 1; taps <= 8; ++taps)
+        cases.push_back({70, 21, taps, taps > 1, true, bias, silu});
+      cases.push_back({2, 5, 4, /*tail=*/false, /*documents=*/false, bias, silu});
+    }
+  }
   return cases;
 }
 
 std::string Name(const Case& c) {
   return Concat("T ", c.seq_len, ", D ", c.dim, ", W ", c.taps, c.tail ? ", tail" : "",
-                c.documents ? ", documents" : "");
+                c.documents ? ", documents" : "", c.bias ? ", bias" : "",
+                c.silu ? "" : ", no SiLU");
 }
 
 // fp32: up to 8 products and a sigmoid forward, sums over 300 tokens for the weight.
@@ -115,14 +136,16 @@ TEST(ShortConvTest, FusedLoopsMatchFp64) {
   for (const Case& c : Cases()) {
     SCOPED_TRACE(Name(c));
     const auto function = [&](const auto& in) {
-      const at::Tensor y = RunCase(c, in[0], in[1], c.tail ? in[2] : at::Tensor());
-      return c.tail ? y : y + 0 * in[2].sum();  // every input has a gradient
+      const at::Tensor y =
+          RunCase(c, in[0], in[1], c.tail ? in[2] : at::Tensor(), c.bias ? in[3] : at::Tensor());
+      return y + 0 * (in[2].sum() + in[3].sum()).to(y.scalar_type());  // all have a gradient
     };
-    const std::vector<at::Tensor> inputs = {Normal({kBatch, c.seq_len, c.dim}, 1),
-                                            Normal({c.dim, 1, c.taps}, 2),
-                                            Normal({kBatch, c.taps - 1, c.dim}, 3)};
+    const std::vector<at::Tensor> inputs = {
+        Normal({kBatch, c.seq_len, c.dim}, 1), Normal({c.dim, 1, c.taps}, 2),
+        Normal({kBatch, c.taps - 1, c.dim}, 3), Normal({c.dim}, 4)};
     test::ExpectFloatMatchesDouble(function, inputs, 2e-6);
-    test::ExpectBf16MatchesDouble(function, {inputs[0], inputs[1].to(at::kFloat), inputs[2]});
+    test::ExpectBf16MatchesDouble(
+        function, {inputs[0], inputs[1].to(at::kFloat), inputs[2], inputs[3].to(at::kFloat)});
   }
 }
 
@@ -189,6 +212,7 @@ TEST(ShortConvTest, StepsEqualTheWholeInBitsAndKeepTheirTail) {
     for (const int64_t taps : {1, 2, 4}) {
       SCOPED_TRACE(taps);
       ShortConvInputs whole = Inputs();
+      if (taps == 2) whole.bias = Normal({kDim}, 4, at::kFloat), whole.silu = false;
       whole.x = whole.x.to(dtype);
       whole.weight = whole.weight.narrow(2, 0, taps).to(at::kFloat);
       whole.tail = whole.tail.narrow(1, 0, taps - 1).to(dtype);
@@ -196,7 +220,11 @@ TEST(ShortConvTest, StepsEqualTheWholeInBitsAndKeepTheirTail) {
       at::Tensor tail = whole.tail.to(at::kFloat).clone();
       const void* const memory = tail.const_data_ptr();
       for (int64_t t = 0; t < kSeqLen; ++t)
-        EXPECT_TRUE(test::BitEqual(ShortConvStep(whole.x.select(1, t), whole.weight, tail),
+        EXPECT_TRUE(test::BitEqual(ShortConvStep({.x = whole.x.select(1, t),
+                                                  .weight = whole.weight,
+                                                  .bias = whole.bias,
+                                                  .silu = whole.silu},
+                                                 tail),
                                    want.select(1, t)))
             << t;
       EXPECT_EQ(tail.const_data_ptr(), memory);
@@ -204,8 +232,8 @@ TEST(ShortConvTest, StepsEqualTheWholeInBitsAndKeepTheirTail) {
     }
   }
   at::Tensor none;
-  EXPECT_HL_ERROR(ShortConvStep(Inputs().x, Inputs().weight, none), ExitCode::kInternal,
-                  "ShortConvStep of x [2, 9, 5]", "tail undefined");
+  EXPECT_HL_ERROR(ShortConvStep({.x = Inputs().x, .weight = Inputs().weight}, none),
+                  ExitCode::kInternal, "ShortConvStep of x [2, 9, 5]", "tail undefined");
 }
 
 TEST(ShortConvTest, BitsDoNotDependOnTheNumberOfThreads) {
@@ -214,26 +242,35 @@ TEST(ShortConvTest, BitsDoNotDependOnTheNumberOfThreads) {
     const at::Tensor x = Normal({kBatch, c.seq_len, c.dim}, 1, at::kBFloat16).requires_grad_();
     const at::Tensor weight = Normal({c.dim, 1, c.taps}, 2, at::kFloat).requires_grad_();
     const at::Tensor tail = Normal({kBatch, c.taps - 1, c.dim}, 3, at::kBFloat16).requires_grad_();
-    const at::Tensor y = RunCase(c, x, weight, tail);
-    return torch::autograd::grad({y}, {x, weight, tail},
+    const at::Tensor bias = Normal({c.dim}, 5, at::kFloat).requires_grad_();
+    const at::Tensor y = RunCase(c, x, weight, tail, bias);
+    return torch::autograd::grad({y}, {x, weight, tail, bias},
                                  {Normal({kBatch, c.seq_len, c.dim}, 4, at::kBFloat16)});
   });
 }
 
 TEST(ShortConvTest, GradientsAreFiniteDifferences) {
-  test::ExpectFiniteDifferences(
-      [](const auto& in) {
-        return ShortConv(
-                   {.x = in[0], .weight = in[1], .tail = in[2], .documents = {}, .starts = {}})
-            .square()
-            .sum();
-      },
-      {Inputs().x, Inputs().weight, Inputs().tail});
+  for (const bool silu : {false, true}) {
+    test::ExpectFiniteDifferences(
+        [silu](const auto& in) {
+          return ShortConv({.x = in[0],
+                            .weight = in[1],
+                            .bias = in[3],
+                            .tail = in[2],
+                            .documents = {},
+                            .starts = {},
+                            .silu = silu})
+              .square()
+              .sum();
+        },
+        {Inputs().x, Inputs().weight, Inputs().tail, Normal({kDim}, 4)});
+  }
 }
 
 TEST(ShortConvTest, BadInput) {
   ShortConvInputs good = Inputs();
   for (at::Tensor* x : {&good.x, &good.weight, &good.tail}) *x = x->to(at::kFloat);
+  good.bias = at::zeros({kDim}, at::kFloat);
   good.starts = at::zeros({kBatch, kSeqLen}, at::kBool);
   good.documents = at::zeros({kBatch, kSeqLen}, at::kLong);
   const auto expect = [&](const auto& change, ExitCode code, const std::string& message) {
@@ -250,6 +287,10 @@ TEST(ShortConvTest, BadInput) {
   expect([](auto& in) { in.weight = in.weight.select(1, 0); }, internal, "weight [5, 4]");
   expect([](auto& in) { in.weight = in.weight.narrow(2, 0, 0); }, internal, "weight [5, 1, 0]");
   expect([](auto& in) { in.weight = in.weight.to(at::kMeta); }, internal, "fp32 on meta");
+  expect([](auto& in) { in.bias = in.bias.narrow(0, 0, kDim - 1); }, internal,
+         "ShortConv of x [2, 9, 5] fp32 on cpu with bias [4] fp32 on cpu; [D] on the device of x");
+  expect([](auto& in) { in.bias = in.bias.to(at::kMeta); }, internal, "fp32 on meta");
+  expect([](auto& in) { in.bias = in.bias.to(at::kHalf); }, usage, "ShortConv of fp16");
   expect([](auto& in) { in.tail = in.tail.narrow(1, 0, kTaps - 2); }, internal, "tail [2, 2, 5]");
   expect([](auto& in) { in.tail = in.tail.narrow(0, 0, 1); }, internal, "tail [1, 3, 5]");
   expect([](auto& in) { in.tail = in.tail.to(at::kMeta); }, internal, "fp32 on meta");

@@ -1,9 +1,9 @@
 // The contract of the short causal convolution between its binding, its CPU loops and its CUDA
 // kernels.
 //
-//   s_t = sum over i <= reach_t of weight[W-1-i] x_{t-i},   y_t = silu(s_t)
-//   ds_t = dout_t silu'(s_t),   dx_t = sum of weight[W-1-i] ds_{t+i},
-//   dweight[W-1-i] = sum of ds_t x_{t-i}, both over i <= reach
+//   s_t = bias + sum over i <= reach_t of weight[W-1-i] x_{t-i},   y_t = silu(s_t), or s_t itself
+//   ds_t = dout_t silu'(s_t), or dout_t,   dx_t = sum of weight[W-1-i] ds_{t+i},
+//   dweight[W-1-i] = sum of ds_t x_{t-i}, both over i <= reach,   dbias = sum of ds_t
 //
 // A token's reach is how many tokens back it reads: at most W-1, none across a document's start,
 // and as many tokens of the tail as follow from that. T: float or Bf16; arithmetic is fp32. C++17,
@@ -26,9 +26,14 @@ struct ConvShape {
   const T* x = nullptr;            // [B, T, D]
   const T* tail = nullptr;         // [B, W-1, D]; null: nothing before the slice
   const float* weight = nullptr;   // [W, D], tap j reads the token W-1-j back
+  const float* bias = nullptr;     // [D]; null: none
   const uint8_t* reach = nullptr;  // [B, T]
   int64_t batch = 0, seq_len = 0, dim = 0;
   int64_t taps = 0;  // W, 1 to kConvMaxTaps
+  bool silu = true;  // false: the sum itself is the output
+
+  // Rows of D of the gradient of what is learned: dweight's W, then dbias where there is a bias.
+  int64_t gradient_rows() const { return taps + (bias != nullptr ? 1 : 0); }
 };
 
 template <typename T>
@@ -61,7 +66,8 @@ inline int64_t ConvBlocksPerRow(int64_t seq_len) {
 void FillReach(const ConvReach& args);
 void ConvForward(const ConvShape<float>& shape, int64_t block, float* out);
 void ConvForward(const ConvShape<Bf16>& shape, int64_t block, Bf16* out);
-// dweight [W, D] += the block's; `scratch` holds (kConvTokensPerBlock + kConvMaxTaps) D floats.
+// dweight [gradient_rows(), D] += the block's; `scratch` holds (kConvTokensPerBlock + kConvMaxTaps)
+// D floats.
 void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, int64_t block,
                   float* dweight, float* scratch);
 void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, int64_t block,
@@ -71,14 +77,16 @@ void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, in
 namespace cuda {
 // Tokens that a thread walks in the backward, and with them a partial sum of the weight's gradient.
 constexpr int64_t kConvGradRun = 32;
-inline int64_t ConvWorkspaceFloats(int64_t batch, int64_t seq_len, int64_t dim, int64_t taps) {
-  return batch * ((seq_len + kConvGradRun - 1) / kConvGradRun) * taps * dim;
+template <typename T>
+int64_t ConvWorkspaceFloats(const ConvShape<T>& shape) {
+  const int64_t runs = (shape.seq_len + kConvGradRun - 1) / kConvGradRun;
+  return shape.batch * runs * shape.gradient_rows() * shape.dim;
 }
 
 void FillReach(const ConvReach& args, cudaStream_t stream);
 void ConvForward(const ConvShape<float>& shape, float* out, cudaStream_t stream);
 void ConvForward(const ConvShape<Bf16>& shape, Bf16* out, cudaStream_t stream);
-// dweight [W, D] is overwritten; `workspace` holds ConvWorkspaceFloats.
+// dweight [gradient_rows(), D] is overwritten; `workspace` holds ConvWorkspaceFloats.
 void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, float* dweight,
                   float* workspace, cudaStream_t stream);
 void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, float* dweight,

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cpu/vectorised.h"
 #include "kernels/short_conv/args.h"
@@ -36,8 +37,14 @@ HL_INLINE void WithCount(int64_t count, const Run& run) {
   }
 }
 
+// Calls run.operator()<silu>(): the loops over channels have no branches.
+template <typename Run>
+HL_INLINE void WithActivation(bool silu, const Run& run) {
+  silu ? run.template operator()<true>() : run.template operator()<false>();
+}
+
 // The taps of one token that reads kCount tokens, itself the last: what they read, and their
-// weights.
+// weights; and the bias that their sum begins with.
 template <typename T, int kCount>
 struct Taps {
   HL_INLINE Taps(const ConvShape<T>& shape, int64_t row, int64_t token) {
@@ -45,28 +52,34 @@ struct Taps {
       input[i] = InputsAt(shape, row, token - (kCount - 1) + i);
       weight[i] = shape.weight + (shape.taps - kCount + i) * shape.dim;
     }
+    // Without a bias a mask makes 0 of a weight: separate loops would double the time to compile.
+    const bool has_bias = shape.bias != nullptr;
+    bias = has_bias ? shape.bias : shape.weight;
+    bias_mask = has_bias ? ~uint32_t{0} : 0;
   }
   HL_INLINE float Sum(int64_t channel) const {
-    float sum = 0;
+    float sum = std::bit_cast<float>(std::bit_cast<uint32_t>(bias[channel]) & bias_mask);
     for (int i = 0; i < kCount; ++i) sum += weight[i][channel] * Widen(input[i][channel]);
     return sum;
   }
   const T* input[kCount];
   const float* weight[kCount];
+  const float* bias;
+  uint32_t bias_mask;
 };
 
-template <typename T, int kCount>
+template <bool kSilu, typename T, int kCount>
 HL_INLINE void ForwardToken(const ConvShape<T>& shape, int64_t row, int64_t token,
                             T* __restrict out) {
   const Taps<T, kCount> taps(shape, row, token);
 #pragma omp simd
   for (int64_t c = 0; c < shape.dim; ++c) {
     const float sum = taps.Sum(c);
-    out[c] = Narrow<T>(sum * Sigmoid(sum));
+    out[c] = Narrow<T>(kSilu ? sum * Sigmoid(sum) : sum);
   }
 }
 
-template <typename T>
+template <bool kSilu, typename T>
 HL_INLINE void ForwardLoop(const ConvShape<T>& shape, int64_t block, T* out) {
   const int64_t blocks_per_row = ConvBlocksPerRow(shape.seq_len);
   const int64_t row = block / blocks_per_row;
@@ -75,14 +88,14 @@ HL_INLINE void ForwardLoop(const ConvShape<T>& shape, int64_t block, T* out) {
   for (int64_t token = begin; token < end; ++token) {
     const int64_t place = row * shape.seq_len + token;
     WithCount(shape.reach[place] + 1, [&]<int kCount>() HL_LAMBDA_INLINE {
-      ForwardToken<T, kCount>(shape, row, token, out + place * shape.dim);
+      ForwardToken<kSilu, T, kCount>(shape, row, token, out + place * shape.dim);
     });
   }
 }
 
-// ds = dout silu'(sum); dweight[tap] += ds x[what the tap reads], where the token is the block's
-// own.
-template <typename T, int kCount, bool kOwn>
+// ds = dout silu'(sum), or dout; dweight[tap] += ds x[what the tap reads], where the token is the
+// block's own.
+template <bool kSilu, typename T, int kCount, bool kOwn>
 HL_INLINE void SumGradient(const ConvShape<T>& shape, int64_t row, int64_t token,
                            const T* __restrict dout, float* __restrict ds,
                            float* __restrict dweight) {
@@ -91,8 +104,11 @@ HL_INLINE void SumGradient(const ConvShape<T>& shape, int64_t row, int64_t token
   const int64_t dim = shape.dim;
 #pragma omp simd
   for (int64_t c = 0; c < dim; ++c) {
-    const float sum = taps.Sum(c), sigmoid = Sigmoid(sum);
-    const float gradient = Widen(dout[c]) * (sigmoid * (1.0f + sum * (1.0f - sigmoid)));
+    float gradient = Widen(dout[c]);
+    if constexpr (kSilu) {
+      const float sum = taps.Sum(c), sigmoid = Sigmoid(sum);
+      gradient *= sigmoid * (1.0f + sum * (1.0f - sigmoid));
+    }
     ds[c] = gradient;
     if constexpr (kOwn) {
       for (int i = 0; i < kCount; ++i) dw[i * dim + c] += gradient * Widen(taps.input[i][c]);
@@ -113,6 +129,15 @@ HL_INLINE void InputGradient(const float* __restrict weight, const float* __rest
   }
 }
 
+// sum += the rows of x [count, dim].
+HL_INLINE void AddRows(const float* __restrict x, int64_t count, int64_t dim,
+                       float* __restrict sum) {
+  for (int64_t i = 0; i < count; ++i) {
+#pragma omp simd
+    for (int64_t c = 0; c < dim; ++c) sum[c] += x[i * dim + c];
+  }
+}
+
 template <typename T>
 HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads, int64_t block,
                             float* dweight, float* scratch) {
@@ -124,16 +149,19 @@ HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads
   const int64_t halo_end = std::min(seq_len, end + taps - 1);
   const uint8_t* reach = shape.reach + row * seq_len;
   const T* dout = grads.dout + row * seq_len * dim;
-  for (int64_t token = begin; token < halo_end; ++token) {
-    float* ds = scratch + (token - begin) * dim;
-    WithCount(reach[token] + 1, [&]<int kCount>() HL_LAMBDA_INLINE {
-      if (token < end) {
-        SumGradient<T, kCount, true>(shape, row, token, dout + token * dim, ds, dweight);
-      } else {
-        SumGradient<T, kCount, false>(shape, row, token, dout + token * dim, ds, dweight);
-      }
-    });
-  }
+  WithActivation(shape.silu, [&]<bool kSilu>() HL_LAMBDA_INLINE {
+    for (int64_t token = begin; token < halo_end; ++token) {
+      float* ds = scratch + (token - begin) * dim;
+      WithCount(reach[token] + 1, [&]<int kCount>() HL_LAMBDA_INLINE {
+        if (token < end) {
+          SumGradient<kSilu, T, kCount, true>(shape, row, token, dout + token * dim, ds, dweight);
+        } else {
+          SumGradient<kSilu, T, kCount, false>(shape, row, token, dout + token * dim, ds, dweight);
+        }
+      });
+    }
+  });
+  if (shape.bias != nullptr) AddRows(scratch, end - begin, dim, dweight + taps * dim);
   // The readers of `token` are consecutive: from `first`, itself or the slice's first token, until
   // one whose reach ends before it.
   const auto gradient = [&](int64_t token, T* dx) HL_LAMBDA_INLINE {
@@ -156,6 +184,14 @@ HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads
     gradient(i - (taps - 1), grads.dtail + (row * (taps - 1) + i) * dim);
 }
 
+template <typename T>
+void Forward(const ConvShape<T>& shape, int64_t block, T* out) {
+  RunVectorised([&]() HL_LAMBDA_INLINE {
+    WithActivation(shape.silu,
+                   [&]<bool kSilu>() HL_LAMBDA_INLINE { ForwardLoop<kSilu>(shape, block, out); });
+  });
+}
+
 }  // namespace
 
 void FillReach(const ConvReach& args) {
@@ -175,10 +211,10 @@ void FillReach(const ConvReach& args) {
 }
 
 void ConvForward(const ConvShape<float>& shape, int64_t block, float* out) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(shape, block, out); });
+  Forward(shape, block, out);
 }
 void ConvForward(const ConvShape<Bf16>& shape, int64_t block, Bf16* out) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(shape, block, out); });
+  Forward(shape, block, out);
 }
 void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, int64_t block,
                   float* dweight, float* scratch) {

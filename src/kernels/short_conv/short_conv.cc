@@ -61,17 +61,21 @@ at::Tensor Reach(const at::Tensor& documents_in, const at::Tensor& starts_in, bo
 struct Inputs {
   at::Tensor x, tail, reach;
   at::Tensor weight;  // [W, D] fp32
+  at::Tensor bias;    // [D] fp32, may be undefined
+  bool silu;
 
   template <typename T>
   ConvShape<T> Shape() const {
     return {.x = Elements<T>(x),
             .tail = Elements<T>(tail),
             .weight = Elements<float>(weight),
+            .bias = Elements<float>(bias),
             .reach = Elements<uint8_t>(reach),
             .batch = x.size(0),
             .seq_len = x.size(1),
             .dim = x.size(2),
-            .taps = weight.size(0)};
+            .taps = weight.size(0),
+            .silu = silu};
   }
 };
 
@@ -83,11 +87,11 @@ void ForwardOnCpu(const ConvShape<T>& shape, T* out) {
   });
 }
 
-// dweight [W, D] is overwritten.
+// dweight [gradient_rows(), D] is overwritten.
 template <typename T>
 void BackwardOnCpu(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* dweight) {
   const int64_t num_blocks = shape.batch * cpu::ConvBlocksPerRow(shape.seq_len);
-  const int64_t size = shape.taps * shape.dim;
+  const int64_t size = shape.gradient_rows() * shape.dim;
   std::vector<float> partial(num_blocks * size);
   at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch((cpu::kConvTokensPerBlock + kConvMaxTaps) * shape.dim);
@@ -111,14 +115,16 @@ at::Tensor ForwardFused(const Inputs& in) {
 
 struct ConvResults {
   at::Tensor dx, dtail;
-  at::Tensor dweight;  // [W, D] fp32
+  at::Tensor dweight;  // [W, D] fp32, or [W + 1, D]: the last row is dbias
 };
 
 ConvResults BackwardFused(const Inputs& in, const at::Tensor& dout_in) {
   const at::Tensor dout = dout_in.contiguous();
-  const ConvResults results = {.dx = at::empty_like(in.x),
-                               .dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor(),
-                               .dweight = at::empty_like(in.weight)};
+  const int64_t gradient_rows = in.weight.size(0) + (in.bias.defined() ? 1 : 0);
+  const ConvResults results = {
+      .dx = at::empty_like(in.x),
+      .dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor(),
+      .dweight = at::empty({gradient_rows, in.weight.size(1)}, in.weight.options())};
   WithStorage(in.x, [&]<typename T>() {
     const ConvShape<T> shape = in.Shape<T>();
     const ConvGrads<T> grads = {.dout = Elements<T>(dout),
@@ -128,9 +134,8 @@ ConvResults BackwardFused(const Inputs& in, const at::Tensor& dout_in) {
     RunOn(
         in.x, [&] { BackwardOnCpu(shape, grads, dweight); },
         [&](auto stream) {
-          const at::Tensor workspace = at::empty(
-              {cuda::ConvWorkspaceFloats(shape.batch, shape.seq_len, shape.dim, shape.taps)},
-              in.weight.options());
+          const at::Tensor workspace =
+              at::empty({cuda::ConvWorkspaceFloats(shape)}, in.weight.options());
           cuda::ConvBackward(shape, grads, dweight, MutableElements<float>(workspace), stream);
         });
   });
@@ -138,25 +143,38 @@ ConvResults BackwardFused(const Inputs& in, const at::Tensor& dout_in) {
 }
 
 at::Tensor FusedShortConv(const ShortConvInputs& inputs) {
-  const at::Tensor &x = inputs.x, &weight = inputs.weight;
+  const at::Tensor &x = inputs.x, &weight = inputs.weight, &bias = inputs.bias;
   const at::Tensor tail = inputs.tail.defined() ? inputs.tail.to(x.scalar_type()) : at::Tensor();
   const auto forward = [&]() -> Forwarded {
     const Inputs in = {
         .x = x.contiguous(),
         .tail = tail.defined() ? tail.contiguous() : tail,
         .reach = Reach(inputs.documents, inputs.starts, tail.defined(), x, weight.size(2)),
-        .weight = weight.select(1, 0).t().to(at::kFloat).contiguous()};
+        .weight = weight.select(1, 0).t().to(at::kFloat).contiguous(),
+        .bias = bias.defined() ? bias.to(at::kFloat).contiguous() : bias,
+        .silu = inputs.silu};
+    const auto backward = [weight_dtype = weight.scalar_type(),
+                           bias_dtype = bias.defined() ? bias.scalar_type() : at::kFloat,
+                           silu = inputs.silu](const BackwardCall& call) -> Tensors {
+      const Tensors& saved = call.saved;
+      const ConvResults results = BackwardFused({.x = saved[0],
+                                                 .tail = saved[1],
+                                                 .reach = saved[2],
+                                                 .weight = saved[3],
+                                                 .bias = saved[4],
+                                                 .silu = silu},
+                                                call.grads[0]);
+      const int64_t taps = saved[3].size(0);
+      const at::Tensor dweight = results.dweight.narrow(0, 0, taps).t().unsqueeze(1),
+                       dbias = saved[4].defined() ? results.dweight.select(0, taps).to(bias_dtype)
+                                                  : at::Tensor();
+      return {results.dx, dweight.to(weight_dtype), dbias, results.dtail};
+    };
     return {.outputs = {ForwardFused(in)},
-            .saved = {in.x, in.tail, in.reach, in.weight},
-            .backward = [dtype = weight.scalar_type()](const BackwardCall& call) -> Tensors {
-              const Tensors& saved = call.saved;
-              const ConvResults results = BackwardFused(
-                  {.x = saved[0], .tail = saved[1], .reach = saved[2], .weight = saved[3]},
-                  call.grads[0]);
-              return {results.dx, results.dweight.t().unsqueeze(1).to(dtype), results.dtail};
-            }};
+            .saved = {in.x, in.tail, in.reach, in.weight, in.bias},
+            .backward = backward};
   };
-  return Apply({.name = "ShortConv", .inputs = {x, weight, tail}, .forward = forward})[0];
+  return Apply({.name = "ShortConv", .inputs = {x, weight, bias, tail}, .forward = forward})[0];
 }
 
 // In LibTorch calls: fp64, more taps than the loops take, no tokens.
@@ -167,7 +185,7 @@ at::Tensor Composed(const ShortConvInputs& inputs) {
   const at::Tensor weight = inputs.weight.to(compute);
   const at::Tensor documents =
       inputs.documents.defined() ? DocumentsWithTail(inputs) : at::Tensor();
-  at::Tensor sum;
+  at::Tensor sum = inputs.bias.defined() ? inputs.bias.to(compute) : at::Tensor();
   for (int64_t tap = 0; tap < taps; ++tap) {
     at::Tensor term = extended.narrow(1, tap, seq_len);
     if (documents.defined() && tap + 1 < taps) {
@@ -177,13 +195,13 @@ at::Tensor Composed(const ShortConvInputs& inputs) {
     term = term * weight.select(2, tap).select(1, 0);
     sum = sum.defined() ? sum + term : term;
   }
-  return at::silu(sum).to(inputs.x.scalar_type());
+  return (inputs.silu ? at::silu(sum) : sum).to(inputs.x.scalar_type());
 }
 
 void Check(const ShortConvInputs& inputs) {
   const at::Tensor &x = inputs.x, &weight = inputs.weight, &tail = inputs.tail;
   const at::Tensor &documents = inputs.documents, &starts = inputs.starts;
-  CheckDTypes("ShortConv", {x, weight, tail});
+  CheckDTypes("ShortConv", {x, weight, inputs.bias, tail});
   const bool sizes = x.defined() && x.dim() == 3 && weight.defined() && weight.dim() == 3 &&
                      weight.size(2) >= 1 && FitsBeside(x, weight, {x.size(2), 1, weight.size(2)});
   HL_CHECK(
@@ -191,6 +209,9 @@ void Check(const ShortConvInputs& inputs) {
       "ShortConv of x ", Describe(x), " with weight ", Describe(weight), " and tail ",
       Describe(tail),
       "; x [B, T, D], weight [D, 1, W] and tail [B, W-1, D] or none, on one device, would work");
+  HL_CHECK(!inputs.bias.defined() || FitsBeside(x, inputs.bias, {x.size(2)}), "ShortConv of x ",
+           Describe(x), " with bias ", Describe(inputs.bias),
+           "; [D] on the device of x, or none, would work");
   const auto tokens = [&](const at::Tensor& y, at::ScalarType dtype) {
     return FitsBeside(x, y, {x.size(0), x.size(1)}) && y.scalar_type() == dtype;
   };
@@ -205,7 +226,8 @@ void Check(const ShortConvInputs& inputs) {
 
 at::Tensor ShortConv(const ShortConvInputs& inputs) {
   Check(inputs);
-  const bool fits = inputs.weight.size(2) <= kConvMaxTaps && inputs.x.numel() > 0;
+  const bool fits = inputs.weight.size(2) <= kConvMaxTaps && inputs.x.numel() > 0 &&
+                    (!inputs.bias.defined() || IsFused(inputs.bias));
   if (!IsFused(inputs.x) || !IsFused(inputs.weight) || !fits) return Composed(inputs);
   return FusedShortConv(inputs);
 }
@@ -220,14 +242,19 @@ at::Tensor ShortConvTail(const ShortConvInputs& inputs) {
   return tail * same.unsqueeze(2).to(tail.scalar_type());
 }
 
-at::Tensor ShortConvStep(const at::Tensor& x, const at::Tensor& weight, at::Tensor& tail) {
+at::Tensor ShortConvStep(const ShortConvToken& token, at::Tensor& tail) {
+  const at::Tensor& x = token.x;
   HL_CHECK(x.dim() == 2 && tail.defined(), "ShortConvStep of x ", Describe(x), " with tail ",
            Describe(tail), "; x [B, D] and a tail would work");
   const c10::AutoGradMode no_grad(false);
-  const at::Tensor y =
-      ShortConv(
-          {.x = x.unsqueeze(1), .weight = weight, .tail = tail, .documents = {}, .starts = {}})
-          .squeeze(1);
+  const at::Tensor y = ShortConv({.x = x.unsqueeze(1),
+                                  .weight = token.weight,
+                                  .bias = token.bias,
+                                  .tail = tail,
+                                  .documents = {},
+                                  .starts = {},
+                                  .silu = token.silu})
+                           .squeeze(1);
   const int64_t length = tail.size(1);
   tail = tail.to(ComputeType(x));
   // one after the other: a single copy would read what it has written

@@ -41,6 +41,7 @@ template <int kTaps, int kW>
 struct Taps {
   float x[kTaps][kW];
   float weight[kTaps][kW];
+  float bias[kW];  // unused without one
 };
 
 // Inputs of token `token` of the place's row, the tail's where negative; zeros where there are
@@ -59,8 +60,8 @@ HL_DEVICE void LoadToken(const ConvShape<T>& shape, const Place& place, int64_t 
   }
 }
 
-// The weights, and the inputs as the token before the run sees them.
-template <typename T, int kTaps, int kW>
+// The weights, the bias, and the inputs as the token before the run sees them.
+template <bool kBias, typename T, int kTaps, int kW>
 HL_DEVICE void Begin(const ConvShape<T>& shape, const Place& place, bool aligned,
                      Taps<kTaps, kW>& taps) {
 #pragma unroll
@@ -70,6 +71,7 @@ HL_DEVICE void Begin(const ConvShape<T>& shape, const Place& place, bool aligned
     LoadFloats(shape.weight + at, exists ? place.count : 0, aligned, taps.weight[i]);
     if (i + 1 < kTaps) LoadToken(shape, place, place.begin - 1 - i, aligned, taps.x[i]);
   }
+  if constexpr (kBias) LoadFloats(shape.bias + place.channel, place.count, aligned, taps.bias);
 }
 
 template <int kTaps, int kW>
@@ -81,10 +83,13 @@ HL_DEVICE void Shift(float (&x)[kTaps][kW]) {
 }
 
 // Taps beyond the reach are left out, not multiplied by 0: another document's NaN stays there.
-template <int kTaps, int kW>
+template <bool kBias, int kTaps, int kW>
 HL_DEVICE void Sum(const Taps<kTaps, kW>& taps, int reach, float (&sum)[kW]) {
 #pragma unroll
-  for (int c = 0; c < kW; ++c) sum[c] = taps.weight[0][c] * taps.x[0][c];
+  for (int c = 0; c < kW; ++c) {
+    sum[c] = taps.weight[0][c] * taps.x[0][c];
+    if constexpr (kBias) sum[c] += taps.bias[c];
+  }
 #pragma unroll
   for (int i = 1; i < kTaps; ++i) {
     if (i > reach) continue;
@@ -93,22 +98,24 @@ HL_DEVICE void Sum(const Taps<kTaps, kW>& taps, int reach, float (&sum)[kW]) {
   }
 }
 
-template <typename T, int kTaps>
+template <typename T, int kTaps, bool kBias>
 __global__ void __launch_bounds__(kThreads)
     ConvForwardKernel(ConvShape<T> shape, bool aligned, T* out) {
   constexpr int kW = kWidth<T, kTaps>;
   const Place place = PlaceOf(shape, kForwardRun, kW);
   if (!place.exists) return;
   Taps<kTaps, kW> taps;
-  Begin(shape, place, aligned, taps);
+  Begin<kBias>(shape, place, aligned, taps);
   for (int64_t token = place.begin; token < place.end; ++token) {
     const int64_t at = place.row * shape.seq_len + token;
     Shift(taps.x);
     LoadToken(shape, place, token, aligned, taps.x[0]);
     float sum[kW];
-    Sum(taps, shape.reach[at], sum);
+    Sum<kBias>(taps, shape.reach[at], sum);
+    if (shape.silu) {
 #pragma unroll
-    for (int c = 0; c < kW; ++c) sum[c] *= Sigmoid(sum[c]);
+      for (int c = 0; c < kW; ++c) sum[c] *= Sigmoid(sum[c]);
+    }
     Store(out + at * shape.dim + place.channel, place.count, aligned, sum);
   }
 }
@@ -129,17 +136,32 @@ HL_DEVICE void StoreInputGradient(const ConvShape<T>& shape, const ConvGrads<T>&
   }
 }
 
+// ds of a token out of its dout.
+template <bool kBias, typename T, int kTaps, int kW>
+HL_DEVICE void SumGradient(const ConvShape<T>& shape, const Taps<kTaps, kW>& taps, int reach,
+                           float (&ds)[kW]) {
+  if (!shape.silu) return;
+  float sum[kW];
+  Sum<kBias>(taps, reach, sum);
+#pragma unroll
+  for (int c = 0; c < kW; ++c) {
+    const float sigmoid = Sigmoid(sum[c]);
+    ds[c] *= sigmoid * (1.0f + sum[c] * (1.0f - sigmoid));
+  }
+}
+
 // A thread walks its tokens and those after them that read them. `dx` holds the sums of the last
 // kTaps tokens; the oldest is complete when the walk is kTaps - 1 tokens further on.
-template <typename T, int kTaps>
+template <typename T, int kTaps, bool kBias>
 __global__ void __launch_bounds__(kThreads)
     ConvBackwardKernel(ConvShape<T> shape, ConvGrads<T> grads, bool aligned, float* partials) {
   constexpr int kW = kWidth<T, kTaps>;
   const Place place = PlaceOf(shape, cuda::kConvGradRun, kW);
   if (!place.exists) return;
   Taps<kTaps, kW> taps;
-  Begin(shape, place, aligned, taps);
+  Begin<kBias>(shape, place, aligned, taps);
   float dx[kTaps][kW] = {}, dweight[kTaps][kW] = {};
+  [[maybe_unused]] float dbias[kW] = {};
   for (int64_t token = place.begin; token < place.end + kTaps - 1; ++token) {
     Shift(dx);
 #pragma unroll
@@ -149,14 +171,9 @@ __global__ void __launch_bounds__(kThreads)
       const int reach = shape.reach[at];
       Shift(taps.x);
       LoadToken(shape, place, token, aligned, taps.x[0]);
-      float ds[kW], sum[kW];
+      float ds[kW];
       Load(grads.dout + at * shape.dim + place.channel, place.count, aligned, ds);
-      Sum(taps, reach, sum);
-#pragma unroll
-      for (int c = 0; c < kW; ++c) {
-        const float sigmoid = Sigmoid(sum[c]);
-        ds[c] *= sigmoid * (1.0f + sum[c] * (1.0f - sigmoid));
-      }
+      SumGradient<kBias>(shape, taps, reach, ds);
 #pragma unroll
       for (int i = 0; i < kTaps; ++i) {
         if (i > reach) continue;
@@ -166,10 +183,16 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int c = 0; c < kW; ++c) dweight[i][c] += ds[c] * taps.x[i][c];
       }
+      if constexpr (kBias) {
+        const bool own = token < place.end;
+#pragma unroll
+        for (int c = 0; c < kW; ++c) dbias[c] += own ? ds[c] : 0.0f;
+      }
     }
     StoreInputGradient(shape, grads, place, token - (kTaps - 1), aligned, dx[kTaps - 1]);
   }
-  float* const mine = partials + place.run * shape.taps * shape.dim + place.channel;
+  const int64_t rows = shape.taps + (kBias ? 1 : 0);
+  float* const mine = partials + place.run * rows * shape.dim + place.channel;
 #pragma unroll
   for (int i = 0; i < kTaps; ++i) {
     if (i < shape.taps) {
@@ -177,6 +200,11 @@ __global__ void __launch_bounds__(kThreads)
       for (int c = 0; c < kW; ++c)
         if (c < place.count) mine[(shape.taps - 1 - i) * shape.dim + c] = dweight[i][c];
     }
+  }
+  if constexpr (kBias) {
+#pragma unroll
+    for (int c = 0; c < kW; ++c)
+      if (c < place.count) mine[shape.taps * shape.dim + c] = dbias[c];
   }
 }
 
@@ -213,42 +241,50 @@ void CheckTaps(const ConvShape<T>& shape) {
            " taps; 1 to ", kConvMaxTaps, " work");
 }
 
-template <typename T, int kTaps>
+template <typename T, int kTaps, bool kBias>
 void RunForward(const ConvShape<T>& shape, T* out, cudaStream_t stream) {
   const int64_t items = ItemsOf(shape, kForwardRun, kWidth<T, kTaps>);
-  const bool aligned = Aligned16<T>(shape.dim, shape.x, shape.tail, shape.weight, out);
+  const bool aligned = Aligned16<T>(shape.dim, shape.x, shape.tail, shape.weight, shape.bias, out);
   if (items > 0)
     Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "short convolution"}, stream,
-           ConvForwardKernel<T, kTaps>, shape, aligned, out);
+           ConvForwardKernel<T, kTaps, kBias>, shape, aligned, out);
 }
 template <typename T>
 void Forward(const ConvShape<T>& shape, T* out, cudaStream_t stream) {
   CheckTaps(shape);
-  shape.taps <= 4 ? RunForward<T, 4>(shape, out, stream) : RunForward<T, 8>(shape, out, stream);
+  if (shape.bias == nullptr) {
+    shape.taps <= 4 ? RunForward<T, 4, false>(shape, out, stream)
+                    : RunForward<T, 8, false>(shape, out, stream);
+  } else {
+    shape.taps <= 4 ? RunForward<T, 4, true>(shape, out, stream)
+                    : RunForward<T, 8, true>(shape, out, stream);
+  }
 }
 
-template <typename T, int kTaps>
+template <typename T, int kTaps, bool kBias>
 void RunBackward(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* workspace,
                  cudaStream_t stream) {
   const int64_t items = ItemsOf(shape, cuda::kConvGradRun, kWidth<T, kTaps>);
-  const bool aligned =
-      Aligned16<T>(shape.dim, shape.x, shape.tail, shape.weight, grads.dout, grads.dx, grads.dtail);
+  const bool aligned = Aligned16<T>(shape.dim, shape.x, shape.tail, shape.weight, shape.bias,
+                                    grads.dout, grads.dx, grads.dtail);
   if (items > 0)
     Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "short convolution's gradient"}, stream,
-           ConvBackwardKernel<T, kTaps>, shape, grads, aligned, workspace);
+           ConvBackwardKernel<T, kTaps, kBias>, shape, grads, aligned, workspace);
 }
 template <typename T>
 void Backward(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* dweight,
               float* workspace, cudaStream_t stream) {
   CheckTaps(shape);
-  shape.taps <= 4 ? RunBackward<T, 4>(shape, grads, workspace, stream)
-                  : RunBackward<T, 8>(shape, grads, workspace, stream);
-  const int64_t size = shape.taps * shape.dim;
+  if (shape.bias == nullptr) {
+    shape.taps <= 4 ? RunBackward<T, 4, false>(shape, grads, workspace, stream)
+                    : RunBackward<T, 8, false>(shape, grads, workspace, stream);
+  } else {
+    shape.taps <= 4 ? RunBackward<T, 4, true>(shape, grads, workspace, stream)
+                    : RunBackward<T, 8, true>(shape, grads, workspace, stream);
+  }
+  const int64_t size = shape.gradient_rows() * shape.dim;
   if (size == 0) return;
-  cuda::SumPartials(
-      workspace,
-      cuda::ConvWorkspaceFloats(shape.batch, shape.seq_len, shape.dim, shape.taps) / size, size,
-      dweight, stream);
+  cuda::SumPartials(workspace, cuda::ConvWorkspaceFloats(shape) / size, size, dweight, stream);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Depthwise causal convolution over the last W tokens, followed by SiLU: y_t = silu(sum_j weight[c,
-// 0, j] x_{t-W+1+j}). Tokens before the slice come from `tail`; no tap reaches over a document
-// start. Differentiable.
+// Depthwise causal convolution over the last W tokens, followed by SiLU or by nothing: y_t =
+// silu(bias[c] + sum_j weight[c, 0, j] x_{t-W+1+j}). Tokens before the slice come from `tail`; no
+// tap reaches over a document start. Differentiable.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,11 +8,13 @@
 namespace halflife::kernels {
 
 struct ShortConvInputs {
-  at::Tensor x;          // [B, T, D] fp32, bf16 or fp64; weight and tail too, each of its own
+  at::Tensor x;          // [B, T, D] fp32, bf16 or fp64; the other three too, each of its own
   at::Tensor weight;     // [D, 1, W]
+  at::Tensor bias = {};  // [D], or undefined: none
   at::Tensor tail;       // [B, W-1, D]: the inputs before the slice, or undefined: zeros
   at::Tensor documents;  // [B, T] int64, or undefined: one per row
   at::Tensor starts;     // [B, T] bool, with `documents`
+  bool silu = true;      // false: the sum itself
 };
 
 at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]
@@ -21,8 +23,14 @@ at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]
 // W-1, D]; zeros where a document start cuts them off.
 at::Tensor ShortConvTail(const ShortConvInputs& inputs);
 
-// One token more of every row: x [B, D] -> [B, D]. `tail` [B, W-1, D], fp32 (fp64 beside fp64;
-// replaced where it is not), moves on in place. No gradient.
-at::Tensor ShortConvStep(const at::Tensor& x, const at::Tensor& weight, at::Tensor& tail);
+struct ShortConvToken {
+  at::Tensor x;          // [B, D]
+  at::Tensor weight;     // [D, 1, W]
+  at::Tensor bias = {};  // [D], or undefined: none
+  bool silu = true;
+};
+// One token more of every row -> [B, D]. `tail` [B, W-1, D], fp32 (fp64 beside fp64; replaced where
+// it is not), moves on in place. No gradient.
+at::Tensor ShortConvStep(const ShortConvToken& token, at::Tensor& tail);
 
 }  // namespace halflife::kernels

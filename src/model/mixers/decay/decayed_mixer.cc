@@ -174,7 +174,7 @@ at::Tensor DecayedMixer::Step(const at::Tensor& x, int64_t num_past, MixerState&
   const auto slice = SequenceSlice::Contiguous(x.size(0), 1, num_past, x.device());
   const Heads heads = Project(token, slice.positions, [&](const at::Tensor& y, size_t index) {
     if (form_.conv_size == 0) return y;
-    return kernels::ShortConvStep(y.squeeze(1), *convs_[index],
+    return kernels::ShortConvStep({.x = y.squeeze(1), .weight = *convs_[index]},
                                   state.tensors[num_memories() + index])
         .unsqueeze(1);
   });
