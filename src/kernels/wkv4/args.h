@@ -1,0 +1,107 @@
+// The contract of RWKV-4's time mixing between its binding, its CPU loops and its CUDA kernels. Per
+// sequence and channel, with the log decay w <= 0 and the bonus u of the token's own key:
+//
+//   out_t = (A_{t-1} + e^{u + k_t} v_t) / (B_{t-1} + e^{u + k_t})
+//   A_t = e^w A_{t-1} + e^{k_t} v_t,   B_t = e^w B_{t-1} + e^{k_t}
+//
+// A state holds A = p e^o and B = q e^o; where q is 0 nothing was seen, whatever o says. T: storage of
+// activations (float, Bf16 or double), C: of all else and of the arithmetic (float, or double beside
+// double). C++17, no LibTorch: CUDA sources include it.
+#pragma once
+
+#include <cstdint>
+
+#include "core/bfloat16.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+// Tokens between two states that the forward keeps for the backward, which works its way from each
+// to the next once more.
+constexpr int kWkvTokensPerState = 16;
+inline int64_t WkvTiles(int64_t seq_len) {
+  return (seq_len + kWkvTokensPerState - 1) / kWkvTokensPerState;
+}
+
+// Of one token a sequence, [B, D] each.
+template <typename C>
+struct WkvState {
+  C* numerator = nullptr;    // p; null: the whole state is absent
+  C* denominator = nullptr;  // q
+  C* log_scale = nullptr;    // o
+};
+
+template <typename T, typename C>
+struct WkvShape {
+  const T* k = nullptr;            // [B, T, D]
+  const T* v = nullptr;            // [B, T, D]
+  const C* log_decay = nullptr;    // [D] w
+  const C* bonus = nullptr;        // [D] u
+  const bool* starts = nullptr;    // [B, T]: documents, before which the state is dropped; or null
+  WkvState<const C> initial = {};  // absent: nothing was seen
+  int64_t batch = 0, seq_len = 0, dim = 0;
+};
+
+template <typename T, typename C>
+struct WkvResults {
+  T* out = nullptr;        // [B, T, D]
+  WkvState<C> final = {};  // may be the initial state's memory, or absent
+  C* kept = nullptr;       // [B, WkvTiles, 3, D]: p, q, o before each tile; null: not wanted
+};
+
+template <typename T, typename C>
+struct WkvGrads {
+  const C* kept = nullptr;
+  const T* dout = nullptr;         // [B, T, D]
+  WkvState<const C> final = {};    // the state that the forward left; its log scale is read
+  WkvState<const C> dfinal = {};   // log scales have no gradient: theirs are null; or absent
+  T *dk = nullptr, *dv = nullptr;  // [B, T, D]
+  WkvState<C> dinitial = {};       // absent: not wanted
+};
+
+namespace cpu {
+// Channels of a sequence that are worked through together. An item is one such block of one
+// sequence, item = sequence * blocks + block; no result depends on who runs it.
+constexpr int kWkvChannels = 64;
+inline int64_t WkvBlocks(int64_t dim) { return (dim + kWkvChannels - 1) / kWkvChannels; }
+
+void WkvForward(const WkvShape<float, float>& shape, const WkvResults<float, float>& results,
+                int64_t item);
+void WkvForward(const WkvShape<Bf16, float>& shape, const WkvResults<Bf16, float>& results,
+                int64_t item);
+void WkvForward(const WkvShape<double, double>& shape, const WkvResults<double, double>& results,
+                int64_t item);
+// dlog_decay and dbonus are [B, D]: of each sequence alone.
+void WkvBackward(const WkvShape<float, float>& shape, const WkvGrads<float, float>& grads,
+                 float* dlog_decay, float* dbonus, int64_t item);
+void WkvBackward(const WkvShape<Bf16, float>& shape, const WkvGrads<Bf16, float>& grads,
+                 float* dlog_decay, float* dbonus, int64_t item);
+void WkvBackward(const WkvShape<double, double>& shape, const WkvGrads<double, double>& grads,
+                 double* dlog_decay, double* dbonus, int64_t item);
+}  // namespace cpu
+
+namespace cuda {
+// Rows are cut into segments where their channels alone would leave a GPU idle: a pass for the own
+// states of each, one that joins them in order, then all tokens. Both sizes depend on the shape alone.
+struct WkvSegments {
+  int64_t count = 1;   // of a row
+  int64_t tokens = 0;  // of each but the last, a multiple of kWkvTokensPerState
+};
+WkvSegments WkvSegmentsOf(int64_t batch, int64_t seq_len, int64_t dim);
+// Of the forward or the backward.
+int64_t WkvWorkspaceFloats(int64_t batch, int64_t seq_len, int64_t dim);
+
+void WkvForward(const WkvShape<float, float>& shape, const WkvResults<float, float>& results,
+                float* workspace, cudaStream_t stream);
+void WkvForward(const WkvShape<Bf16, float>& shape, const WkvResults<Bf16, float>& results,
+                float* workspace, cudaStream_t stream);
+// dlog_decay and dbonus are [D].
+void WkvBackward(const WkvShape<float, float>& shape, const WkvGrads<float, float>& grads,
+                 float* dlog_decay, float* dbonus, float* workspace, cudaStream_t stream);
+void WkvBackward(const WkvShape<Bf16, float>& shape, const WkvGrads<Bf16, float>& grads,
+                 float* dlog_decay, float* dbonus, float* workspace, cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace halflife::kernels

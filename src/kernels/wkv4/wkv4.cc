@@ -1,0 +1,286 @@
+#include "kernels/wkv4/wkv4.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/torch/autograd.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
+#include "kernels/wkv4/args.h"
+
+namespace halflife::kernels {
+namespace {
+
+// function.operator()<T, C>(): storage and arithmetic.
+template <typename Function>
+void WithTypes(const at::Tensor& x, const Function& function) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return function.template operator()<double, double>();
+    case at::kBFloat16:
+      return function.template operator()<Bf16, float>();
+    default:
+      return function.template operator()<float, float>();
+  }
+}
+
+template <typename C>
+WkvState<C> MutableElementsOf(const WkvMemory& memory) {
+  return {.numerator = MutableElements<C>(memory.numerator),
+          .denominator = MutableElements<C>(memory.denominator),
+          .log_scale = MutableElements<C>(memory.log_scale)};
+}
+template <typename C>
+WkvState<const C> ElementsOf(const WkvMemory& memory) {
+  return {.numerator = Elements<C>(memory.numerator),
+          .denominator = Elements<C>(memory.denominator),
+          .log_scale = Elements<C>(memory.log_scale)};
+}
+
+// What both directions read. All contiguous; starts and the state may be undefined.
+struct Operands {
+  at::Tensor k, v, log_decay, bonus, starts;
+  WkvMemory initial;
+
+  template <typename T, typename C>
+  WkvShape<T, C> Shape() const {
+    return {.k = Elements<T>(k),
+            .v = Elements<T>(v),
+            .log_decay = Elements<C>(log_decay),
+            .bonus = Elements<C>(bonus),
+            .starts = Elements<bool>(starts),
+            .initial = ElementsOf<C>(initial),
+            .batch = k.size(0),
+            .seq_len = k.size(1),
+            .dim = k.size(2)};
+  }
+  int64_t num_items() const { return k.size(0) * cpu::WkvBlocks(k.size(2)); }
+};
+
+WkvMemory EmptyLike(const at::Tensor& k) {
+  const auto options = k.options().dtype(ComputeType(k));
+  const auto state = [&] { return at::empty({k.size(0), k.size(2)}, options); };
+  return {.numerator = state(), .denominator = state(), .log_scale = state()};
+}
+
+template <typename T, typename C>
+void ForwardOn(const Operands& in, const WkvResults<T, C>& results) {
+  const WkvShape<T, C> shape = in.Shape<T, C>();
+  RunOn(
+      in.k,
+      [&] {
+        at::parallel_for(0, in.num_items(), 1, [&](int64_t begin, int64_t end) {
+          for (int64_t item = begin; item < end; ++item) cpu::WkvForward(shape, results, item);
+        });
+      },
+      [&](auto stream) {
+        if constexpr (std::is_same_v<C, float>) {
+          const at::Tensor workspace =
+              at::empty({cuda::WkvWorkspaceFloats(shape.batch, shape.seq_len, shape.dim)},
+                        in.log_decay.options());
+          cuda::WkvForward(shape, results, MutableElements<float>(workspace), stream);
+        }
+      });
+}
+
+struct Results {
+  at::Tensor out, kept;
+  WkvMemory final;
+};
+Results RunForward(const Operands& in, bool keep) {
+  const int64_t batch = in.k.size(0), seq_len = in.k.size(1), dim = in.k.size(2);
+  Results results = {.out = at::empty_like(in.k), .kept = {}, .final = EmptyLike(in.k)};
+  if (keep) results.kept = at::empty({batch, WkvTiles(seq_len), 3, dim}, in.log_decay.options());
+  WithTypes(in.k, [&]<typename T, typename C>() {
+    ForwardOn<T, C>(in, {.out = MutableElements<T>(results.out),
+                         .final = MutableElementsOf<C>(results.final),
+                         .kept = MutableElements<C>(results.kept)});
+  });
+  return results;
+}
+
+// [B, D] to [D], the sequences in order.
+template <typename C>
+void SumSequences(const std::vector<C>& of_sequence, int64_t batch, int64_t dim, C* sum) {
+  std::fill(sum, sum + dim, C(0));
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t c = 0; c < dim; ++c) sum[c] += of_sequence[b * dim + c];
+}
+
+template <typename T, typename C>
+void BackwardOn(const Operands& in, const WkvGrads<T, C>& grads, C* dlog_decay, C* dbonus) {
+  const WkvShape<T, C> shape = in.Shape<T, C>();
+  RunOn(
+      in.k,
+      [&] {
+        std::vector<C> of_decay(shape.batch * shape.dim), of_bonus(shape.batch * shape.dim);
+        at::parallel_for(0, in.num_items(), 1, [&](int64_t begin, int64_t end) {
+          for (int64_t item = begin; item < end; ++item)
+            cpu::WkvBackward(shape, grads, of_decay.data(), of_bonus.data(), item);
+        });
+        SumSequences(of_decay, shape.batch, shape.dim, dlog_decay);
+        SumSequences(of_bonus, shape.batch, shape.dim, dbonus);
+      },
+      [&](auto stream) {
+        if constexpr (std::is_same_v<C, float>) {
+          const at::Tensor workspace =
+              at::empty({cuda::WkvWorkspaceFloats(shape.batch, shape.seq_len, shape.dim)},
+                        in.log_decay.options());
+          cuda::WkvBackward(shape, grads, dlog_decay, dbonus, MutableElements<float>(workspace),
+                            stream);
+        }
+      });
+}
+
+// saved: k, v, log decay, bonus, starts, the initial state (3), what the forward kept, the final log
+// scale. grads: of out, numerator and denominator; undefined where there is none.
+Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
+  const Operands in = {.k = saved[0],
+                       .v = saved[1],
+                       .log_decay = saved[2],
+                       .bonus = saved[3],
+                       .starts = saved[4],
+                       .initial = {saved[5], saved[6], saved[7]}};
+  const at::Tensor dout = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(in.k);
+  WkvMemory dfinal;
+  if (grads[1].defined() || grads[2].defined()) {
+    const auto dense = [&](const at::Tensor& x) {
+      return x.defined() ? x.contiguous() : at::zeros_like(saved[9]);
+    };
+    dfinal = {.numerator = dense(grads[1]), .denominator = dense(grads[2]), .log_scale = {}};
+  }
+  const at::Tensor dk = at::empty_like(in.k), dv = at::empty_like(in.v),
+                   dlog_decay = at::empty_like(in.log_decay), dbonus = at::empty_like(in.bonus);
+  WkvMemory dinitial;
+  if (saved[5].defined()) dinitial = EmptyLike(in.k);
+  WithTypes(in.k, [&]<typename T, typename C>() {
+    BackwardOn<T, C>(in,
+                     {.kept = Elements<C>(saved[8]),
+                      .dout = Elements<T>(dout),
+                      .final = {.numerator = nullptr,
+                                .denominator = nullptr,
+                                .log_scale = Elements<C>(saved[9])},
+                      .dfinal = ElementsOf<C>(dfinal),
+                      .dk = MutableElements<T>(dk),
+                      .dv = MutableElements<T>(dv),
+                      .dinitial = MutableElementsOf<C>(dinitial)},
+                     MutableElements<C>(dlog_decay), MutableElements<C>(dbonus));
+  });
+  return {dk, dv, dlog_decay, dbonus, dinitial.numerator, dinitial.denominator};
+}
+
+at::Tensor RoundedToBf16(const at::Tensor& x) { return x.to(at::kBFloat16).to(x.scalar_type()); }
+
+void Check(const WkvInputs& in) {
+  const at::Tensor &k = in.k, &v = in.v;
+  CheckDTypes("Wkv4", {k, v, in.log_decay, in.bonus});
+  HL_CHECK(k.defined() && k.dim() == 3 && IsLike(k, v) && (k.is_cpu() || HasFusedDtype(k)),
+           "Wkv4 of k ", Describe(k), " and v ", Describe(v),
+           "; [B, T, D] of one dtype and device for both would work, fp64 on the CPU alone");
+  const auto per_channel = [&](const at::Tensor& x) { return FitsBeside(k, x, {k.size(2)}); };
+  HL_CHECK(per_channel(in.log_decay) && per_channel(in.bonus), "Wkv4 of k ", Describe(k),
+           " with log_decay ", Describe(in.log_decay), " and bonus ", Describe(in.bonus),
+           "; [D] for both on its device would work");
+  HL_CHECK(!in.starts.defined() || (FitsBeside(k, in.starts, {k.size(0), k.size(1)}) &&
+                                    in.starts.scalar_type() == at::kBool),
+           "Wkv4 of k ", Describe(k), " with starts ", Describe(in.starts),
+           "; [B, T] bool on its device, or none, would work");
+}
+
+void CheckMemory(const at::Tensor& k, const WkvMemory& memory) {
+  const auto fits = [&](const at::Tensor& x) {
+    return FitsBeside(k, x, {k.size(0), k.size(-1)}) && x.scalar_type() == ComputeType(k);
+  };
+  HL_CHECK(fits(memory.numerator) && fits(memory.denominator) && fits(memory.log_scale),
+           "Wkv4 of k ", Describe(k), " with a state of ", Describe(memory.numerator), ", ",
+           Describe(memory.denominator), " and ", Describe(memory.log_scale), "; [B, D] ",
+           DTypeName(ComputeType(k)), " on its device would work");
+}
+
+at::Tensor Contiguous(const at::Tensor& x) { return x.defined() ? x.contiguous() : x; }
+
+}  // namespace
+
+WkvOutputs Wkv4(const WkvInputs& inputs) {
+  Check(inputs);
+  const WkvMemory& initial = inputs.initial;
+  if (initial.numerator.defined()) CheckMemory(inputs.k, initial);
+  const at::ScalarType compute = ComputeType(inputs.k);
+  const bool round = inputs.round_to_bf16 && compute == at::kFloat;
+  const Tensors operands = {inputs.k,     inputs.v,          inputs.log_decay,
+                            inputs.bonus, initial.numerator, initial.denominator};
+  const bool keep = c10::GradMode::is_enabled() && std::ranges::any_of(operands, [](const auto& x) {
+                      return x.defined() && x.requires_grad();
+                    });
+  const auto forward = [&]() -> Forwarded {
+    const Operands in = {.k = inputs.k.contiguous(),
+                         .v = inputs.v.contiguous(),
+                         .log_decay = inputs.log_decay.to(compute).contiguous(),
+                         .bonus = inputs.bonus.to(compute).contiguous(),
+                         .starts = Contiguous(inputs.starts),
+                         .initial = {Contiguous(initial.numerator), Contiguous(initial.denominator),
+                                     Contiguous(initial.log_scale)}};
+    const Results results = RunForward(in, keep);
+    const auto backward = [round, decay_dtype = inputs.log_decay.scalar_type(),
+                           bonus_dtype =
+                               inputs.bonus.scalar_type()](const BackwardCall& call) -> Tensors {
+      Tensors grads = RunBackward(call.saved, call.grads);
+      for (int i = 0; round && i < 4; ++i) grads[i] = RoundedToBf16(grads[i]);
+      grads[2] = grads[2].to(decay_dtype);
+      grads[3] = grads[3].to(bonus_dtype);
+      return grads;
+    };
+    const WkvMemory& final = results.final;
+    return {.outputs = {round ? RoundedToBf16(results.out) : results.out, final.numerator,
+                        final.denominator, final.log_scale},
+            .saved = {in.k, in.v, in.log_decay, in.bonus, in.starts, in.initial.numerator,
+                      in.initial.denominator, in.initial.log_scale, results.kept, final.log_scale},
+            .backward = backward,
+            .num_constant = 1};
+  };
+  const Tensors out =
+      Apply({.name = "Wkv4", .inputs = operands, .undefined_grads = true, .forward = forward});
+  return {.out = out[0], .final = {out[1], out[2], out[3]}};
+}
+
+at::Tensor Wkv4Step(const WkvStepInputs& inputs, WkvMemory& state) {
+  HL_CHECK(inputs.k.defined() && inputs.k.dim() == 2 && inputs.v.defined() && inputs.v.dim() == 2,
+           "Wkv4Step of k ", Describe(inputs.k), " and v ", Describe(inputs.v),
+           "; [B, D] for both would work");
+  const WkvInputs token = {.k = inputs.k.unsqueeze(1),
+                           .v = inputs.v.unsqueeze(1),
+                           .log_decay = inputs.log_decay,
+                           .bonus = inputs.bonus,
+                           .starts = {},
+                           .initial = {}};
+  Check(token);
+  CheckMemory(inputs.k, state);
+  const bool dense = state.numerator.is_contiguous() && state.denominator.is_contiguous() &&
+                     state.log_scale.is_contiguous();
+  HL_CHECK(dense, "Wkv4Step in a state that is not contiguous, which could not move on in place");
+  const c10::AutoGradMode no_grad(false);
+  const at::ScalarType compute = ComputeType(inputs.k);
+  const Operands in = {.k = token.k.contiguous(),
+                       .v = token.v.contiguous(),
+                       .log_decay = inputs.log_decay.to(compute).contiguous(),
+                       .bonus = inputs.bonus.to(compute).contiguous(),
+                       .starts = {},
+                       .initial = state};
+  const at::Tensor out = at::empty_like(in.k);
+  WithTypes(in.k, [&]<typename T, typename C>() {
+    ForwardOn<T, C>(
+        in,
+        {.out = MutableElements<T>(out), .final = MutableElementsOf<C>(state), .kept = nullptr});
+  });
+  return out.squeeze(1);
+}
+
+}  // namespace halflife::kernels
