@@ -1,0 +1,303 @@
+#include "kernels/selective_scan/selective_scan.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/selective_scan/args.h"
+#include "kernels/torch/autograd.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
+
+namespace halflife::kernels {
+namespace {
+
+// function.operator()<T, C>(): storage and arithmetic.
+template <typename Function>
+void WithTypes(const at::Tensor& x, const Function& function) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return function.template operator()<double, double>();
+    case at::kBFloat16:
+      return function.template operator()<Bf16, float>();
+    default:
+      return function.template operator()<float, float>();
+  }
+}
+
+// What both directions read. All contiguous; starts and the initial state may be undefined.
+struct Operands {
+  at::Tensor x, delta, delta_bias, a, b, c, skip, starts, initial;
+
+  template <typename T, typename C>
+  ScanShape<T, C> Shape() const {
+    return {.x = Elements<T>(x),
+            .delta = Elements<T>(delta),
+            .delta_bias = Elements<C>(delta_bias),
+            .a = Elements<C>(a),
+            .b = Elements<T>(b),
+            .c = Elements<T>(c),
+            .skip = Elements<C>(skip),
+            .starts = Elements<bool>(starts),
+            .initial = Elements<C>(initial),
+            .batch = x.size(0),
+            .seq_len = x.size(1),
+            .channels = x.size(2),
+            .states = a.size(1)};
+  }
+  cuda::ScanSizes sizes() const { return {x.size(0), x.size(1), x.size(2), a.size(1)}; }
+  int64_t tiles() const {
+    return ScanTiles(x.size(1), x.is_cuda() ? cuda::kScanTile : cpu::kScanTile);
+  }
+};
+
+// run(item, scratch) for every block of channels of every sequence, with memory of its thread's own.
+template <typename Run>
+void ForItems(const Operands& in, const Run& run) {
+  const int64_t items = in.x.size(0) * cpu::ScanBlocks(in.x.size(2));
+  const int64_t bytes = cpu::ScanScratchBytes(in.a.size(1), in.x.scalar_type() == at::kDouble);
+  at::parallel_for(0, items, 1, [&](int64_t begin, int64_t end) {
+    struct alignas(64) Line {
+      std::byte bytes[64];
+    };
+    std::vector<Line> scratch(static_cast<size_t>((bytes + 63) / 64));
+    for (int64_t item = begin; item < end; ++item) run(item, static_cast<void*>(scratch.data()));
+  });
+}
+
+template <typename T, typename C>
+void ForwardOn(const Operands& in, const ScanResults<T, C>& results) {
+  const ScanShape<T, C> shape = in.Shape<T, C>();
+  RunOn(
+      in.x,
+      [&] {
+        ForItems(in, [&](int64_t item, void* scratch) {
+          cpu::ScanForward(shape, results, item, scratch);
+        });
+      },
+      [&](auto stream) {
+        if constexpr (std::is_same_v<C, float>) {
+          const at::Tensor workspace =
+              at::empty({cuda::ScanForwardWorkspaceFloats(in.sizes())}, in.a.options());
+          cuda::ScanForward(shape, results, MutableElements<float>(workspace), stream);
+        }
+      });
+}
+
+// [count, size] to [size], one after the other. Threads share out elements, not what is summed.
+template <typename C>
+void SumPartials(const std::vector<C>& partials, int64_t count, int64_t size, C* sum) {
+  constexpr int64_t kGrain = 1 << 12;
+  at::parallel_for(0, size, kGrain, [&](int64_t begin, int64_t end) {
+    std::fill(sum + begin, sum + end, C(0));
+    for (int64_t p = 0; p < count; ++p)
+      for (int64_t i = begin; i < end; ++i) sum[i] += partials[p * size + i];
+  });
+}
+
+// Of the weights, in the compute type: `a` as [N, I], b and c [B, T, N].
+struct WeightGrads {
+  at::Tensor a, skip, delta_bias, b, c;
+};
+
+template <typename C>
+void BackwardOnCpu(const Operands& in, const auto& shape, const auto& grads,
+                   const WeightGrads& weights) {
+  const int64_t batch = shape.batch, channels = shape.channels,
+                tokens = batch * shape.seq_len * shape.states, blocks = cpu::ScanBlocks(channels);
+  std::vector<C> da(batch * shape.states * channels), dskip(batch * channels),
+      dbias(batch * channels), db(blocks * tokens), dc(blocks * tokens);
+  const cpu::ScanPartials<C> partials = {.da = da.data(),
+                                         .dskip = dskip.data(),
+                                         .ddelta_bias = dbias.data(),
+                                         .db = db.data(),
+                                         .dc = dc.data()};
+  ForItems(in, [&](int64_t item, void* scratch) {
+    cpu::ScanBackward(shape, grads, partials, item, scratch);
+  });
+  SumPartials(da, batch, shape.states * channels, MutableElements<C>(weights.a));
+  SumPartials(dskip, batch, channels, MutableElements<C>(weights.skip));
+  SumPartials(dbias, batch, channels, MutableElements<C>(weights.delta_bias));
+  SumPartials(db, blocks, tokens, MutableElements<C>(weights.b));
+  SumPartials(dc, blocks, tokens, MutableElements<C>(weights.c));
+}
+
+template <typename T, typename C>
+void BackwardOn(const Operands& in, const ScanGrads<T, C>& grads, const WeightGrads& weights) {
+  const ScanShape<T, C> shape = in.Shape<T, C>();
+  RunOn(
+      in.x, [&] { BackwardOnCpu<C>(in, shape, grads, weights); },
+      [&](auto stream) {
+        if constexpr (std::is_same_v<C, float>) {
+          const at::Tensor workspace =
+              at::empty({cuda::ScanBackwardWorkspaceFloats(in.sizes())}, in.a.options());
+          cuda::ScanBackward(shape, grads,
+                             {.da = MutableElements<float>(weights.a),
+                              .dskip = MutableElements<float>(weights.skip),
+                              .ddelta_bias = MutableElements<float>(weights.delta_bias),
+                              .db = MutableElements<float>(weights.b),
+                              .dc = MutableElements<float>(weights.c)},
+                             MutableElements<float>(workspace), stream);
+        }
+      });
+}
+
+// saved: the operands in their order, and the states that the forward kept. -> gradients in the same
+// order, without one of starts, in the compute type but for x and delta.
+Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
+  const Operands in = {saved[0], saved[1], saved[2], saved[3], saved[4],
+                       saved[5], saved[6], saved[7], saved[8]};
+  const at::Tensor dy = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(in.x);
+  const at::Tensor dfinal = grads[1].defined() ? grads[1].contiguous() : grads[1];
+  const auto options = in.a.options();
+  const WeightGrads weights = {.a = at::empty({in.a.size(1), in.a.size(0)}, options),
+                               .skip = at::empty_like(in.skip),
+                               .delta_bias = at::empty_like(in.delta_bias),
+                               .b = at::empty(in.b.sizes(), options),
+                               .c = at::empty(in.c.sizes(), options)};
+  const at::Tensor dx = at::empty_like(in.x), ddelta = at::empty_like(in.delta),
+                   dinitial = in.initial.defined() ? at::empty_like(in.initial) : at::Tensor();
+  if (in.x.size(1) == 0 && dinitial.defined()) {  // no kernel would write it
+    dinitial.zero_();
+    if (dfinal.defined()) dinitial.copy_(dfinal);
+  }
+  WithTypes(in.x, [&]<typename T, typename C>() {
+    BackwardOn<T, C>(in,
+                     {.kept = Elements<C>(saved[9]),
+                      .dy = Elements<T>(dy),
+                      .dfinal = Elements<C>(dfinal),
+                      .dx = MutableElements<T>(dx),
+                      .ddelta = MutableElements<T>(ddelta),
+                      .dinitial = MutableElements<C>(dinitial)},
+                     weights);
+  });
+  return {dx,        ddelta,    weights.delta_bias, weights.a.t(),
+          weights.b, weights.c, weights.skip,       dinitial};
+}
+
+void Check(const SelectiveScanInputs& in) {
+  const at::Tensor& x = in.x;
+  CheckDTypes("SelectiveScan", {x, in.delta, in.delta_bias, in.a, in.b, in.c, in.skip});
+  HL_CHECK(x.defined() && x.dim() == 3 && IsLike(x, in.delta) && (x.is_cpu() || HasFusedDtype(x)),
+           "SelectiveScan of x ", Describe(x), " and delta ", Describe(in.delta),
+           "; [B, T, I] of one dtype and device for both would work, fp64 on the CPU alone");
+  const int64_t batch = x.size(0), seq_len = x.size(1), channels = x.size(2);
+  const int64_t states = in.a.defined() && in.a.dim() == 2 ? in.a.size(1) : 0;
+  const auto fits = [&](const at::Tensor& y, at::IntArrayRef shape) {
+    return FitsBeside(x, y, shape);
+  };
+  HL_CHECK(states >= 1 && states <= kScanMaxStates && fits(in.a, {channels, states}) &&
+               fits(in.delta_bias, {channels}) && fits(in.skip, {channels}),
+           "SelectiveScan of x ", Describe(x), " with a ", Describe(in.a), ", delta_bias ",
+           Describe(in.delta_bias), " and skip ", Describe(in.skip), "; [I, N] with N of 1 to ",
+           kScanMaxStates, ", [I] and [I] on its device would work");
+  HL_CHECK(fits(in.b, {batch, seq_len, states}) && fits(in.c, {batch, seq_len, states}),
+           "SelectiveScan of x ", Describe(x), " and a ", Describe(in.a), " with b ",
+           Describe(in.b), " and c ", Describe(in.c), "; [B, T, N] on its device would work");
+  HL_CHECK(!in.starts.defined() ||
+               (fits(in.starts, {batch, seq_len}) && in.starts.scalar_type() == at::kBool),
+           "SelectiveScan of x ", Describe(x), " with starts ", Describe(in.starts),
+           "; [B, T] bool on its device, or none, would work");
+  HL_CHECK(!in.initial.defined() || (fits(in.initial, {batch, channels, states}) &&
+                                     in.initial.scalar_type() == ComputeType(x)),
+           "SelectiveScan of x ", Describe(x), " with a state ", Describe(in.initial),
+           "; [B, I, N] ", DTypeName(ComputeType(x)), " on its device, or none, would work");
+}
+
+Operands Prepare(const SelectiveScanInputs& in) {
+  const auto weight = [&](const at::Tensor& y) { return y.to(ComputeType(in.x)).contiguous(); };
+  const auto activation = [&](const at::Tensor& y) {
+    return y.to(in.x.scalar_type()).contiguous();
+  };
+  const auto if_any = [](const at::Tensor& y) { return y.defined() ? y.contiguous() : y; };
+  return {.x = in.x.contiguous(),
+          .delta = in.delta.contiguous(),
+          .delta_bias = weight(in.delta_bias),
+          .a = weight(in.a),
+          .b = activation(in.b),
+          .c = activation(in.c),
+          .skip = weight(in.skip),
+          .starts = if_any(in.starts),
+          .initial = if_any(in.initial)};
+}
+
+}  // namespace
+
+SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
+  Check(inputs);
+  const Tensors operands = {inputs.x, inputs.delta, inputs.delta_bias, inputs.a,
+                            inputs.b, inputs.c,     inputs.skip,       inputs.initial};
+  const bool keep = c10::GradMode::is_enabled() && std::ranges::any_of(operands, [](const auto& x) {
+                      return x.defined() && x.requires_grad();
+                    });
+  const auto forward = [&]() -> Forwarded {
+    const Operands in = Prepare(inputs);
+    const int64_t batch = in.x.size(0), channels = in.x.size(2), states = in.a.size(1);
+    const at::Tensor y = at::empty_like(in.x);
+    // Of no tokens no kernel runs.
+    const at::Tensor final = in.x.size(1) > 0 ? at::empty({batch, channels, states}, in.a.options())
+                             : in.initial.defined()
+                                 ? in.initial.clone()
+                                 : at::zeros({batch, channels, states}, in.a.options());
+    at::Tensor kept;
+    if (keep) kept = at::empty({batch, in.tiles(), states, channels}, in.a.options());
+    WithTypes(in.x, [&]<typename T, typename C>() {
+      if (in.x.size(1) == 0) return;
+      ForwardOn<T, C>(in, {.y = MutableElements<T>(y),
+                           .final = MutableElements<C>(final),
+                           .kept = MutableElements<C>(kept)});
+    });
+    const auto backward = [dtypes = std::vector<at::ScalarType>{
+                               inputs.delta_bias.scalar_type(), inputs.a.scalar_type(),
+                               inputs.b.scalar_type(), inputs.c.scalar_type(),
+                               inputs.skip.scalar_type()}](const BackwardCall& call) -> Tensors {
+      Tensors grads = RunBackward(call.saved, call.grads);
+      for (size_t i = 0; i < dtypes.size(); ++i) grads[2 + i] = grads[2 + i].to(dtypes[i]);
+      return grads;
+    };
+    return {.outputs = {y, final},
+            .saved = {in.x, in.delta, in.delta_bias, in.a, in.b, in.c, in.skip, in.starts,
+                      in.initial, kept},
+            .backward = backward};
+  };
+  const Tensors out = Apply(
+      {.name = "SelectiveScan", .inputs = operands, .undefined_grads = true, .forward = forward});
+  return {.y = out[0], .final = out[1]};
+}
+
+at::Tensor SelectiveScanStep(const SelectiveScanStepInputs& inputs, at::Tensor& state) {
+  for (const at::Tensor* x : {&inputs.x, &inputs.delta, &inputs.b, &inputs.c})
+    HL_CHECK(x->defined() && x->dim() == 2, "SelectiveScanStep of ", Describe(*x),
+             "; [B, I] for x and delta and [B, N] for b and c would work");
+  HL_CHECK(state.defined() && state.is_contiguous(), "SelectiveScanStep in a state ",
+           Describe(state), "; a contiguous one [B, I, N], which moves on in place, would work");
+  const SelectiveScanInputs token = {.x = inputs.x.unsqueeze(1),
+                                     .delta = inputs.delta.unsqueeze(1),
+                                     .delta_bias = inputs.delta_bias,
+                                     .a = inputs.a,
+                                     .b = inputs.b.unsqueeze(1),
+                                     .c = inputs.c.unsqueeze(1),
+                                     .skip = inputs.skip,
+                                     .starts = {},
+                                     .initial = state};
+  Check(token);
+  const c10::AutoGradMode no_grad(false);
+  const Operands in = Prepare(token);
+  const at::Tensor y = at::empty_like(in.x);
+  WithTypes(in.x, [&]<typename T, typename C>() {
+    ForwardOn<T, C>(
+        in, {.y = MutableElements<T>(y), .final = MutableElements<C>(state), .kept = nullptr});
+  });
+  return y.squeeze(1);
+}
+
+}  // namespace halflife::kernels

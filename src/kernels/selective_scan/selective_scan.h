@@ -1,0 +1,40 @@
+// Mamba's selective scan (Gu and Dao, 2023): N states a channel, which decay and take up as much as
+// the token's own step says,
+//
+//   step_t = softplus(delta_t + delta_bias)
+//   h_t = e^{step_t a} h_{t-1} + step_t x_t b_t,   y_t = c_t . h_t + skip x_t
+//
+//   const auto [y, state] = SelectiveScan({.x = x, .delta = delta, .delta_bias = bias, .a = a,
+//                                          .b = b, .c = c, .skip = d, .starts = {}, .initial = {}});
+//
+// The states of all tokens are never in memory: backward goes forward from one kept in 32 (on a GPU
+// in 16) once more. Differentiable in all but starts.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace halflife::kernels {
+
+struct SelectiveScanInputs {
+  at::Tensor x, delta;    // [B, T, I] fp32, bf16 or fp64 (on the CPU)
+  at::Tensor delta_bias;  // [I]; it, a, b, c and skip of any of these dtypes
+  at::Tensor a;           // [I, N] < 0; N up to 256
+  at::Tensor b, c;        // [B, T, N]
+  at::Tensor skip;        // [I]
+  at::Tensor starts;      // [B, T] bool: documents, before which the state is dropped; or undefined
+  at::Tensor initial;     // [B, I, N] in the compute type: before the first token; undefined: zero
+};
+struct SelectiveScanOutputs {
+  at::Tensor y;      // [B, T, I] in the dtype of x
+  at::Tensor final;  // [B, I, N] in the compute type
+};
+SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs);
+
+// One token more of every row: x and delta [B, I], b and c [B, N] -> [B, I]. `state` [B, I, N] moves
+// on in place. No gradient.
+struct SelectiveScanStepInputs {
+  at::Tensor x, delta, delta_bias, a, b, c, skip;
+};
+at::Tensor SelectiveScanStep(const SelectiveScanStepInputs& inputs, at::Tensor& state);
+
+}  // namespace halflife::kernels
