@@ -64,6 +64,14 @@ HL_INLINE T Sum(const Vec<T>& x) {
   return lanes[0];
 }
 
+// 0, 1, 2, ...
+template <typename T>
+HL_INLINE Vec<T> LaneNumbers() {
+  Vec<T> lanes = {};
+  for (int i = 0; i < kLanes<T>; ++i) lanes[i] = static_cast<T>(i);
+  return lanes;
+}
+
 // A matrix in panels; `panel` elements lie between two panels.
 template <typename T>
 struct Panels {

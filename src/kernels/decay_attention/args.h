@@ -22,9 +22,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
 #include "kernels/chunks/chunk_entry.h"
 #include "kernels/host_device.h"
+#include "kernels/tensor_view.h"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
@@ -54,14 +54,6 @@ enum class NormKind : uint8_t {
   // out_t = n / (d + eps), d = scale q_t z_t, z_t the state of a column of ones: z_t = a_t z_{t-1}
   // + c_t k_t
   kSumOfKeys,
-};
-
-// A tensor whose last dimension is contiguous. Strides in elements; `data` null: absent. One whose
-// heads are shared has fewer heads than H: head h reads index h * num / H.
-struct TensorView {
-  void* data = nullptr;
-  int64_t stride_b = 0, stride_t = 0, stride_h = 0;
-  DType dtype = DType::kF32;
 };
 
 struct DecayAttentionArgs {

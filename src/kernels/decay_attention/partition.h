@@ -1,5 +1,5 @@
-// How a problem is shared out, by one rule on the CPU and on CUDA: the head that a tensor of fewer
-// heads gives, the chunks of a segment, the slot of a checkpoint. C++17: CUDA sources include it.
+// How a problem is shared out, by one rule on the CPU and on CUDA: the chunks of a segment, the slot
+// of a checkpoint. C++17: CUDA sources include it.
 //
 //   const SegmentChunks chunks = ChunksOfSegment(begin[n], begin[n + 1], segment, num_segments,
 //                                                plan.checkpoint_every);
@@ -13,11 +13,6 @@
 #include "kernels/host_device.h"
 
 namespace halflife::kernels {
-
-// The head that head `head` of `num_heads` reads, of a tensor that has `num_shared` of them.
-HL_EVERYWHERE constexpr int SharedHead(int head, int num_shared, int num_heads) {
-  return static_cast<int>(int64_t{1} * head * num_shared / num_heads);
-}
 
 // Row of a contiguous [B, T, H].
 HL_EVERYWHERE constexpr int64_t FlatRow(const DecayAttentionArgs& args, const ChunkEntry& chunk,

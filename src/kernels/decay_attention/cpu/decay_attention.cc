@@ -5,26 +5,19 @@
 // own state (`state`), a scan over segments makes of these the states between them, then all scan
 // at once. Nothing depends on the number of threads: gradients of shared heads and of constant
 // decays are kept apart and summed in the order of their index.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
-#include <memory>
 
 #include "core/error.h"
 #include "kernels/cpu/instruction_set.h"
+#include "kernels/cpu/parallel.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu/checks.h"
 #include "kernels/decay_attention/cpu/kernels.h"
 #include "kernels/decay_attention/cpu/sums.h"
 #include "kernels/decay_attention/partition.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 namespace halflife::kernels::cpu {
 
@@ -53,42 +46,7 @@ CheckpointPlace PlaceOfCheckpoint(const ScanItem& item, const CheckpointLayout& 
 
 namespace {
 
-// Strong decays drive products into subnormal numbers, on which every operation traps into
-// microcode; they count as zero here, whatever the caller's thread has set.
-class FlushSubnormals {
- public:
-#if defined(__x86_64__)
-  FlushSubnormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
-  ~FlushSubnormals() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#else
-  FlushSubnormals() {}
-#endif
-};
-
-struct Free {
-  void operator()(void* memory) const noexcept { std::free(memory); }
-};
-
-// run(index, scratch) for every index, each thread with scratch of its own.
-template <typename Run>
-void Parallel(int64_t count, size_t scratch_bytes, Run run) {
-  if (count <= 0) return;
-  const int num_threads =
-      static_cast<int>(std::min<int64_t>(count, std::max(1, omp_get_max_threads())));
-  const size_t stride = (scratch_bytes + 4095) / 4096 * 4096 + 4096;
-  const std::unique_ptr<void, Free> scratch(std::aligned_alloc(4096, stride * num_threads));
-  HL_CHECK_AS(ExitCode::kEnvironment, scratch != nullptr, "decay attention: no memory for ",
-              stride * num_threads, " bytes of scratch");
-  auto* base = static_cast<std::byte*>(scratch.get());
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
-  for (int64_t i = 0; i < count; ++i) {
-    const FlushSubnormals flush;
-    run(i, base + stride * omp_get_thread_num());
-  }
-}
+constexpr const char* kKernel = "decay attention";
 
 // The pieces of a call, [num_sequences, H, num_segments], an item each; its states are
 // [num_sequences, H].
@@ -181,7 +139,7 @@ struct SegmentStates {
   // Turns own sums into states of the sequence, from the first segment on or from the last back.
   void Scan(bool reverse) const {
     const int segments = schedule.segments();
-    Parallel(schedule.num_states(), 0, [&](int64_t state, void*) {
+    Parallel(kKernel, schedule.num_states(), 0, [&](int64_t state, void*) {
       for (int i = 1; i < segments; ++i) {
         const int64_t piece = state * segments + (reverse ? segments - 1 - i : i);
         const int64_t from = reverse ? piece + 1 : piece - 1;
@@ -204,7 +162,7 @@ template <typename Run>
 void SegmentPass(const Schedule& schedule, const SegmentStates& states, size_t scratch_bytes,
                  const void* first_state, const void* first_norm, bool reverse, Run run) {
   const int segments = schedule.segments();
-  Parallel(schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
+  Parallel(kKernel, schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
     ScanItem item = schedule.Item(i, scratch);
     if (i % segments == (reverse ? segments - 1 : 0)) {
       item.entry_state = StateAt(*item.args, first_state, i / segments);
@@ -237,7 +195,7 @@ void Forward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   if (segments > 1)
     SegmentPass(schedule, states, scratch_bytes, args.initial_state, args.initial_norm, false,
                 kernels.state);
-  Parallel(schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
+  Parallel(kKernel, schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
     ScanItem item = schedule.Item(i, scratch);
     const int64_t state = i / segments;
     const bool first = i % segments == 0;
@@ -265,7 +223,7 @@ void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& pla
         schedule, states, scratch_bytes, grads.dfinal_state, grads.dfinal_norm, true,
         [&](const ScanItem& item) { kernels.reverse_state(MakeReverseItem(item, grads.dout)); });
   const SharedSums sums(grads, layout);
-  Parallel(schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
+  Parallel(kKernel, schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
     ReverseItem item = MakeReverseItem(schedule.Item(i, scratch), grads.dout);
     sums.Direct(item, i % segments, segments);
     const int64_t state = i / segments;
@@ -296,7 +254,7 @@ void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan
   const size_t bytes = ComputeBytes(args);
   const SegmentStates states(schedule, args, layout);
   if (segments == 1) {
-    Parallel(schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
+    Parallel(kKernel, schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
       ScanItem item = schedule.Item(i, scratch);
       item.exit_state = StateAt(args, segment.state, i);
       item.exit_norm = NormAt(args, segment.norm, i);
@@ -351,7 +309,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
 void Step(const DecayAttentionStepArgs& args) {
   CheckStep(args, /*is_cuda=*/false);
   const Kernels& kernels = KernelsInUse();
-  Parallel(int64_t{1} * args.batch * args.num_heads, 0, [&](int64_t i, void*) {
+  Parallel(kKernel, int64_t{1} * args.batch * args.num_heads, 0, [&](int64_t i, void*) {
     kernels.step(args, static_cast<int>(i / args.num_heads), static_cast<int>(i % args.num_heads));
   });
 }

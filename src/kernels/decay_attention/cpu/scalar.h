@@ -22,13 +22,6 @@ struct Operands {
   mutable RowsAhead ahead;    // of the chunks to come; no value depends on it
 };
 
-template <typename T>
-HL_INLINE Vec<T> LaneNumbers() {
-  Vec<T> lanes = {};
-  for (int i = 0; i < kLanes<T>; ++i) lanes[i] = static_cast<T>(i);
-  return lanes;
-}
-
 // Gradients of log_decay go to rows of the caller's (per token) or into sums over tokens
 // (constant).
 struct DecaySink {
