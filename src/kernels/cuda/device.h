@@ -328,6 +328,10 @@ HL_DEVICE void NamedBarrierArrive(int threads HL_LOC) {
 #endif
 }
 
+// Of blocks of one dimension.
+HL_DEVICE int LaneId() { return static_cast<int>(threadIdx.x) % 32; }
+HL_DEVICE int WarpId() { return static_cast<int>(threadIdx.x) / 32; }
+
 // Sum and maximum over the warp, the same bits in every lane. All 32 lanes take part.
 HL_DEVICE float WarpSum(float x HL_LOC) {
 #pragma unroll

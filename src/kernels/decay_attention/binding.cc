@@ -1,45 +1,22 @@
 #include "kernels/decay_attention/binding.h"
 
-#include <limits>
-
 namespace halflife::kernels::binding {
+namespace {
 
-DType ToDType(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return DType::kF32;
-    case at::kDouble:
-      return DType::kF64;
-    case at::kBFloat16:
-      return DType::kBF16;
-    default:
-      HL_FAIL(ExitCode::kUsage, "decay attention of ", DTypeName(x.scalar_type()),
-              "; fp32, bf16 or (on the CPU) fp64 would work");
-  }
-}
+constexpr const char* kKernel = "decay attention";
 
-TensorView ViewOf(const at::Tensor& x) {
-  const auto stride = [&](int64_t dim) { return dim < x.dim() ? x.stride(dim) : 0; };
-  return {.data = x.data_ptr(),
-          .stride_b = stride(0),
-          .stride_t = stride(1),
-          .stride_h = stride(2),
-          .dtype = ToDType(x)};
-}
+}  // namespace
 
-at::Tensor Rows(const at::Tensor& x) {
-  return !x.defined() || x.stride(-1) == 1 ? x : x.contiguous();
-}
+DType ToDType(const at::Tensor& x) { return kernels::ToDType(kKernel, x); }
+TensorView ViewOf(const at::Tensor& x) { return kernels::ViewOf(kKernel, x); }
+TensorView TokenView(const at::Tensor& x) { return TokenViewOf(kKernel, x); }
+
 at::Tensor DecayRows(const at::Tensor& x, bool constant) {
   return constant ? x.contiguous() : Rows(x);
 }
 
 void CheckCounts(std::initializer_list<at::Tensor> tensors) {
-  for (const at::Tensor& x : tensors)
-    for (const int64_t size : x.sizes())
-      HL_CHECK_AS(ExitCode::kUsage, size <= std::numeric_limits<int>::max(),
-                  "decay attention of a tensor ", x.sizes(), "; dimensions up to ",
-                  std::numeric_limits<int>::max(), " would work");
+  kernels::CheckCounts(kKernel, tensors);
 }
 
 void CheckStateFields(const char* what, const DecayState& state,
@@ -62,10 +39,6 @@ void CheckStateShapes(const char* what, const DecayState& state, const at::Tenso
   check(".norm", state.norm, sizes.slice(0, 3));
 }
 
-[[noreturn]] void FailWithoutCuda() {
-  HL_FAIL(
-      ExitCode::kEnvironment,
-      "decay attention on a CUDA tensor, but this build has no CUDA; configure with nvcc at hand");
-}
+[[noreturn]] void FailWithoutCuda() { kernels::FailWithoutCuda(kKernel); }
 
 }  // namespace halflife::kernels::binding

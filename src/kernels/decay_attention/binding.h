@@ -11,6 +11,7 @@
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
+#include "kernels/torch/tensor_views.h"
 #ifdef HALFLIFE_WITH_CUDA
 #include <ATen/cuda/CUDAContext.h>
 #endif
@@ -19,11 +20,10 @@ namespace halflife::kernels::binding {
 
 // Error (exit 2) for a dtype that no kernel takes.
 DType ToDType(const at::Tensor& x);
-// Of [B, T, heads, width].
+// Of [B, T, heads, width], and of one token, [B, heads, width].
 TensorView ViewOf(const at::Tensor& x);
-// The last dimension contiguous.
-at::Tensor Rows(const at::Tensor& x);
-// The same of a log_decay: a constant one has no gaps between its heads either.
+TensorView TokenView(const at::Tensor& x);
+// Rows() of a log_decay: a constant one has no gaps between its heads either.
 at::Tensor DecayRows(const at::Tensor& x, bool constant);
 // The kernels count rows, tokens, heads and channels in 32 bits (and form offsets in 64).
 void CheckCounts(std::initializer_list<at::Tensor> tensors);

@@ -63,15 +63,6 @@ void CheckTensors(const DecayAttentionStepInputs& in, const at::Tensor& state) {
   CheckLogDecay(in);
 }
 
-// One token: the head is the second dimension.
-TensorView TokenView(const at::Tensor& x) {
-  return {.data = x.data_ptr(),
-          .stride_b = x.stride(0),
-          .stride_t = 0,
-          .stride_h = x.stride(1),
-          .dtype = ToDType(x)};
-}
-
 void SetLogDecay(const at::Tensor& log_decay, bool constant, DecayAttentionStepArgs& args) {
   const int64_t head = constant ? 0 : 1;
   const bool per_channel = log_decay.dim() == head + 2;

@@ -11,8 +11,7 @@
 // at every token, in one direction.
 #pragma once
 
-#include <type_traits>
-
+#include "kernels/cuda/chunk_rows.cuh"
 #include "kernels/cuda/grid_blocks.h"
 #include "kernels/decay_attention/cuda/tile.cuh"
 
@@ -24,24 +23,6 @@ struct SimtPlace {
   int64_t state;
 };
 
-template <typename T>
-HL_DEVICE float Load(const TensorView& view, const ChunkEntry& chunk, int token, int head,
-                     int column) {
-  return ToFloat(static_cast<const T*>(
-      view.data)[chunk.row * view.stride_b + (chunk.token + token) * view.stride_t +
-                 head * view.stride_h + column]);
-}
-template <typename T>
-HL_DEVICE void Store(const TensorView& view, const ChunkEntry& chunk, int token, int head,
-                     int column, float x) {
-  T* const target = static_cast<T*>(view.data) + chunk.row * view.stride_b +
-                    (chunk.token + token) * view.stride_t + head * view.stride_h + column;
-  if constexpr (std::is_same_v<T, bf16>) {
-    *target = ToBf16(x);
-  } else {
-    *target = x;
-  }
-}
 // S * exp(log_decay) as keep S + change S. Near 1 the change is what counts; near 0 it would
 // cancel.
 struct DecayStep {

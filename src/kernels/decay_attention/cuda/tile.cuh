@@ -19,11 +19,9 @@ constexpr int kChunk = 64;     // C
 constexpr int kBaseBlock = 8;  // running sums of decays restart here: no chain is longer
 constexpr float kLog2E = 1.44269504088896341f;
 
-HL_DEVICE int LaneId() { return static_cast<int>(threadIdx.x) % 32; }
-// The same, but not known to be the same as before: what is computed from it inside a loop stays
+// LaneId(), but not known to be the same as before: what is computed from it inside a loop stays
 // inside, as registers are scarcer than instructions.
 HL_DEVICE int FreshLaneId() { return __shfl_sync(kFullWarp, LaneId(), LaneId()); }
-HL_DEVICE int WarpId() { return static_cast<int>(threadIdx.x) / 32; }
 HL_DEVICE int FreshWarpId() { return __shfl_sync(kFullWarp, WarpId(), 0); }
 HL_DEVICE int LaneRow() { return LaneId() / 4; }         // g
 HL_DEVICE int LaneColumn() { return LaneId() % 4 * 2; }  // 2t

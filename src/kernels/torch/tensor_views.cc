@@ -1,0 +1,58 @@
+#include "kernels/torch/tensor_views.h"
+
+#include <limits>
+
+#include "core/error.h"
+#include "kernels/torch/tensor_checks.h"
+
+namespace halflife::kernels {
+
+DType ToDType(const char* kernel, const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return DType::kF32;
+    case at::kDouble:
+      return DType::kF64;
+    case at::kBFloat16:
+      return DType::kBF16;
+    default:
+      HL_FAIL(ExitCode::kUsage, kernel, " of ", DTypeName(x.scalar_type()),
+              "; fp32, bf16 or (on the CPU) fp64 would work");
+  }
+}
+
+TensorView ViewOf(const char* kernel, const at::Tensor& x) {
+  const auto stride = [&](int64_t dim) { return dim < x.dim() ? x.stride(dim) : 0; };
+  return {.data = x.data_ptr(),
+          .stride_b = stride(0),
+          .stride_t = stride(1),
+          .stride_h = stride(2),
+          .dtype = ToDType(kernel, x)};
+}
+
+TensorView TokenViewOf(const char* kernel, const at::Tensor& x) {
+  return {.data = x.data_ptr(),
+          .stride_b = x.stride(0),
+          .stride_t = 0,
+          .stride_h = x.stride(1),
+          .dtype = ToDType(kernel, x)};
+}
+
+at::Tensor Rows(const at::Tensor& x) {
+  return !x.defined() || x.stride(-1) == 1 ? x : x.contiguous();
+}
+
+void CheckCounts(const char* kernel, std::initializer_list<at::Tensor> tensors) {
+  for (const at::Tensor& x : tensors)
+    for (const int64_t size : x.sizes())
+      HL_CHECK_AS(ExitCode::kUsage, size <= std::numeric_limits<int>::max(), kernel,
+                  " of a tensor ", x.sizes(), "; dimensions up to ",
+                  std::numeric_limits<int>::max(), " would work");
+}
+
+[[noreturn]] void FailWithoutCuda(const char* kernel) {
+  HL_FAIL(ExitCode::kEnvironment, kernel,
+          " on a CUDA tensor, but this build has no CUDA; configure with nvcc at hand");
+}
+
+}  // namespace halflife::kernels
