@@ -140,9 +140,16 @@ struct TileOf {
   // += A[row .., row ..) B[row .., column ..) of a square of kRows, without what lies above A's
   // diagonal: zeros there would hand a NaN of B to rows that must not hear of it.
   HL_INLINE void MultiplyAddLower(const Panels<T>& a, int row, const Panels<T>& b, int column) {
-#pragma GCC unroll 1
-    for (int k = 0; k < kRows; ++k) ahead.Step();
-    AccumulateLower(a.Row(row, row), b.Row(row, column), std::make_integer_sequence<int, kRows>());
+    MultiplyAddTriangle<true, kPanel, 1>(a, row, b, column);
+  }
+  // The same where A is read transposed; and what lies on or above its diagonal instead.
+  HL_INLINE void MultiplyAddLowerTransposed(const Panels<T>& a, int row, const Panels<T>& b,
+                                            int column) {
+    MultiplyAddTriangle<true, 1, kPanel>(a, row, b, column);
+  }
+  HL_INLINE void MultiplyAddUpperTransposed(const Panels<T>& a, int row, const Panels<T>& b,
+                                            int column) {
+    MultiplyAddTriangle<false, 1, kPanel>(a, row, b, column);
   }
 
   template <typename Function>  // function(vec&, row of the tile, column of the tile)
@@ -176,19 +183,28 @@ struct TileOf {
       }
     }
   }
-  // Steps by template: rows that are no constants would put the accumulators into memory.
-  template <int... kStep>
-  HL_INLINE void AccumulateLower(const T* a, const T* b, std::integer_sequence<int, kStep...>) {
-    (LowerStep<kStep>(a, b + kStep * kPanel), ...);
+  template <bool kLower, int kRowStride, int kDepthStride>
+  HL_INLINE void MultiplyAddTriangle(const Panels<T>& a, int row, const Panels<T>& b, int column) {
+#pragma GCC unroll 1
+    for (int k = 0; k < kRows; ++k) ahead.Step();
+    AccumulateTriangle<kLower, kRowStride, kDepthStride>(a.Row(row, row), b.Row(row, column),
+                                                         std::make_integer_sequence<int, kRows>());
   }
-  template <int kStep>
-  HL_INLINE void LowerStep(const T* a, const T* b) {
+  // Steps by template: rows that are no constants would put the accumulators into memory.
+  template <bool kLower, int kRowStride, int kDepthStride, int... kStep>
+  HL_INLINE void AccumulateTriangle(const T* a, const T* b, std::integer_sequence<int, kStep...>) {
+    (TriangleStep<kLower ? kStep : 0, kLower ? kRows : kStep + 1, kRowStride>(
+         a + kStep * kDepthStride, b + kStep * kPanel),
+     ...);
+  }
+  template <int kFirst, int kEnd, int kRowStride>
+  HL_INLINE void TriangleStep(const T* a, const T* b) {
     Vec<T> right[kVecs];
 #pragma GCC unroll 2
     for (int n = 0; n < kVecs; ++n) right[n] = At(b + n * kLanes<T>);
 #pragma GCC unroll 16
-    for (int r = kStep; r < kRows; ++r) {
-      const T left = a[r * kPanel + kStep];
+    for (int r = kFirst; r < kEnd; ++r) {
+      const T left = a[r * kRowStride];
 #pragma GCC unroll 2
       for (int n = 0; n < kVecs; ++n) sums[r][n] += left * right[n];
     }

@@ -1,0 +1,10 @@
+// The kernels compiled for AVX2; run only where the processor has it.
+#include "kernels/polynomial_attention/cpu/kernels.h"
+
+#include "kernels/cpu/avx2.h"
+
+#include "kernels/polynomial_attention/cpu/body.h"
+
+namespace halflife::kernels::cpu::polynomial {
+const Kernels& Avx2Kernels() { return avx2::polynomial::kKernels; }
+}  // namespace halflife::kernels::cpu::polynomial

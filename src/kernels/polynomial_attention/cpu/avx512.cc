@@ -1,0 +1,10 @@
+// The kernels compiled for AVX-512; run only where the processor has it.
+#include "kernels/polynomial_attention/cpu/kernels.h"
+
+#include "kernels/cpu/avx512.h"
+
+#include "kernels/polynomial_attention/cpu/body.h"
+
+namespace halflife::kernels::cpu::polynomial {
+const Kernels& Avx512Kernels() { return avx512::polynomial::kKernels; }
+}  // namespace halflife::kernels::cpu::polynomial

@@ -1,0 +1,49 @@
+// What the CUDA kernels of polynomial attention and their dispatch share. C++17.
+#pragma once
+
+#include "kernels/polynomial_attention/args.h"
+
+namespace halflife::kernels::polynomial {
+
+constexpr int kSliceColumns = 8;  // of V that a block owns
+constexpr int kScanThreads = 256;
+constexpr int kScanBlocksPerSm = 2;  // the state of d = 64 takes 86 KiB; 128 registers a thread
+constexpr int kStepColumns = 64, kStepRows = 4;
+constexpr int kStepBlocksPerSm = 4;  // 64 registers a thread
+
+// What a scan computes, and whether its x is the side of k: the table in cpu/scan.h.
+struct ForwardPass {
+  static constexpr bool kOutputs = true, kGradients = false, kKeys = false;
+};
+struct QueryGradientPass {
+  static constexpr bool kOutputs = false, kGradients = true, kKeys = false;
+};
+struct KeyGradientPass {
+  static constexpr bool kOutputs = true, kGradients = true, kKeys = true;
+};
+
+inline int NumSlices(const PolynomialAttentionArgs& args) {
+  return (args.head_dim_v + kSliceColumns - 1) / kSliceColumns;
+}
+
+struct ScanParams {
+  PolynomialAttentionGradArgs grads;  // of a forward its args alone
+  // dq or dk of each slice's columns, [slices, B, T, H, d]
+  float* partials = nullptr;
+};
+
+// Shared memory of a scan, in bytes: the state of a slice and its column of weights, features'
+// factors and gradients.
+inline int ScanSharedBytes(const PolynomialAttentionArgs& args) {
+  const int features = FeatureLayout(args.head_dim, args.weights).count;
+  const int arrays[] = {4 * (kSliceColumns + 1) * features, 4 * features, 2 * features};
+  int bytes = 0;
+  for (const int array : arrays) bytes += (array + 15) / 16 * 16;
+  return bytes;
+}
+inline int StepSharedBytes(const PolynomialAttentionStepArgs& args) {
+  const int features = FeatureLayout(args.head_dim, args.weights).count;
+  return 2 * ((4 * features + 15) / 16 * 16) + (2 * features + 15) / 16 * 16;
+}
+
+}  // namespace halflife::kernels::polynomial

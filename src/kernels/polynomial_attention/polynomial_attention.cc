@@ -1,0 +1,292 @@
+#include "kernels/polynomial_attention/polynomial_attention.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/torch/autograd.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
+#include "kernels/torch/tensor_views.h"
+
+namespace halflife::kernels {
+namespace {
+
+constexpr const char* kKernel = "polynomial attention";
+
+void CheckShapes(const PolynomialAttentionInputs& in) {
+  const at::Tensor &q = in.q, &k = in.k, &v = in.v;
+  HL_CHECK(q.dim() == 4 && v.dim() == 4 && q.sizes() == k.sizes() && q.size(0) == v.size(0) &&
+               q.size(1) == v.size(1) && q.size(2) == v.size(2),
+           "polynomial attention of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+           "; q and k [B, T, H, d], v [B, T, H, V] would work");
+  HL_CHECK(q.is_cpu() || q.is_cuda(), "polynomial attention of q ", Describe(q),
+           "; the CPU and CUDA have kernels for it");
+  HL_CHECK(k.device() == q.device() && v.device() == q.device(), "polynomial attention of q ",
+           Describe(q), ", k ", Describe(k), ", v ", Describe(v), "; one device would work");
+  if (q.is_cuda() && !kHasCudaKernels) FailWithoutCuda(kKernel);
+  CheckCounts(kKernel, {q, v});
+  HL_CHECK(
+      in.chunks == nullptr || (in.chunks->batch == q.size(0) && in.chunks->seq_len == q.size(1) &&
+                               in.chunks->device == q.device()),
+      "polynomial attention: chunks of another batch or device");
+}
+
+void CheckStateOf(const char* what, const PolynomialState& state, const at::Tensor& q,
+                  at::IntArrayRef sizes, bool normalise) {
+  HL_CHECK(!state.norm.defined() || normalise, "polynomial attention: ", what, ".norm ",
+           Describe(state.norm),
+           ", but nothing is normalised; normalise, or no such state, would work");
+  const auto check = [&](const char* field, const at::Tensor& x, at::IntArrayRef want) {
+    HL_CHECK(!x.defined() || FitsBeside(q, x, want), "polynomial attention: ", what, field, " ",
+             Describe(x), " of states ", want, " on ", q.device().str());
+  };
+  check(".kv", state.kv, sizes);
+  check(".norm", state.norm, sizes.slice(0, 3));
+}
+
+const void* DataOf(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
+void* PlaceOf(const at::Tensor& x) { return x.defined() ? x.mutable_data_ptr() : nullptr; }
+
+// The arguments of one call with all that keeps them valid.
+struct Call {
+  PolynomialAttentionInputs inputs;
+  PolynomialAttentionArgs args;
+  PolynomialForm form = PolynomialForm::kByShape;
+
+  at::Tensor Empty(at::IntArrayRef sizes) const {
+    return at::empty(sizes, inputs.q.options().dtype(ComputeType(inputs.q)));
+  }
+  std::vector<int64_t> StateSizes() const {
+    return {args.num_sequences, args.num_heads, FeatureLayout(args.head_dim, args.weights).count,
+            args.head_dim_v};
+  }
+  PolynomialState EmptyState() const {
+    const std::vector<int64_t> sizes = StateSizes();
+    return {.kv = Empty(sizes),
+            .norm = args.normalise ? Empty({sizes[0], sizes[1], sizes[2]}) : at::Tensor()};
+  }
+  // A state, or a gradient of one, as the kernels read it. Undefined stays so.
+  PolynomialState StateRows(const char* what, const PolynomialState& state) const {
+    CheckStateOf(what, state, inputs.q, StateSizes(), args.normalise);
+    const auto rows = [&](const at::Tensor& x) {
+      return x.defined() ? x.to(ComputeType(inputs.q)).contiguous() : x;
+    };
+    return {.kv = rows(state.kv), .norm = rows(state.norm)};
+  }
+  PolynomialAttentionPlan Plan() const {
+    return MakePlan(args, {.chunk_size = static_cast<int>(inputs.chunks->chunk_size),
+                           .form = form,
+                           .is_cuda = inputs.q.is_cuda()});
+  }
+};
+
+Call MakeCall(const PolynomialAttentionInputs& given, const PolynomialAttentionConfig& config) {
+  CheckShapes(given);
+  Call call = {.inputs = given, .args = {}, .form = config.form};
+  PolynomialAttentionInputs& in = call.inputs;
+  in.q = Rows(in.q), in.k = Rows(in.k), in.v = Rows(in.v);
+  if (in.chunks == nullptr)
+    in.chunks = MakeSequenceChunks({.batch = in.q.size(0), .seq_len = in.q.size(1)}, in.q.device());
+  PolynomialAttentionArgs& args = call.args;
+  args.batch = static_cast<int>(in.q.size(0));
+  args.seq_len = static_cast<int>(in.q.size(1));
+  args.num_heads = static_cast<int>(in.q.size(2));
+  args.head_dim = static_cast<int>(in.q.size(3));
+  args.head_dim_v = static_cast<int>(in.v.size(3));
+  args.scale = config.scale;
+  args.weights = config.weights;
+  args.normalise = config.normalise;
+  args.norm_eps = config.norm_eps;
+  args.q = ViewOf(kKernel, in.q), args.k = ViewOf(kKernel, in.k), args.v = ViewOf(kKernel, in.v);
+  args.out = {.dtype = args.v.dtype};
+  args.num_sequences = in.chunks->num_sequences();
+  args.num_chunks = in.chunks->num_chunks();
+  args.chunks = in.chunks->chunks();
+  args.sequence_begin = in.chunks->sequence_begin();
+  in.initial_state = call.StateRows("initial_state", in.initial_state);
+  args.initial_state = DataOf(in.initial_state.kv);
+  args.initial_norm = DataOf(in.initial_state.norm);
+  return call;
+}
+
+struct ForwardResult {
+  PolynomialAttentionOutput output;
+  at::Tensor norm_denom;  // of one that will be differentiated
+};
+
+ForwardResult RunForward(Call& call, bool want_final_state, bool differentiated) {
+  PolynomialAttentionArgs& args = call.args;
+  ForwardResult result;
+  result.output.out = at::empty(call.inputs.v.sizes(), call.inputs.v.options());
+  args.out = ViewOf(kKernel, result.output.out);
+  if (want_final_state) result.output.final_state = call.EmptyState();
+  args.final_state = PlaceOf(result.output.final_state.kv);
+  args.final_norm = PlaceOf(result.output.final_state.norm);
+  if (differentiated && args.normalise)
+    result.norm_denom = call.Empty({args.batch, args.seq_len, args.num_heads});
+  args.norm_denom = PlaceOf(result.norm_denom);
+  const PolynomialAttentionPlan plan = call.Plan();
+  RunOn(
+      call.inputs.q, [&] { cpu::Forward(args, plan); },
+      [&](auto stream) { cuda::Forward(args, plan, stream); });
+  return result;
+}
+
+struct Gradients {
+  at::Tensor dq, dk, dv;
+  PolynomialState dinitial_state;
+};
+
+// dL/d(out), as the kernels read it.
+at::Tensor OutputGradient(const Call& call, const at::Tensor& dout) {
+  const at::Tensor& v = call.inputs.v;
+  return dout.defined() ? Rows(dout.to(v.scalar_type())) : at::zeros(v.sizes(), v.options());
+}
+
+Gradients RunBackward(Call& call, const at::Tensor& dout, const PolynomialState& dfinal_given,
+                      bool wants_initial) {
+  const PolynomialAttentionInputs& in = call.inputs;
+  const at::Tensor rows = OutputGradient(call, dout);
+  const PolynomialState dfinal = call.StateRows("dfinal_state", dfinal_given);
+  if (dfinal.kv.defined() || dfinal.norm.defined() || wants_initial)
+    call.form = PolynomialForm::kChunked;
+  Gradients grads = {.dq = at::empty(in.q.sizes(), in.q.options()),
+                     .dk = at::empty(in.k.sizes(), in.k.options()),
+                     .dv = at::empty(in.v.sizes(), in.v.options()),
+                     .dinitial_state = {}};
+  if (wants_initial) grads.dinitial_state = call.EmptyState();
+  PolynomialAttentionGradArgs args = {.forward = call.args,
+                                      .dout = ViewOf(kKernel, rows),
+                                      .dq = ViewOf(kKernel, grads.dq),
+                                      .dk = ViewOf(kKernel, grads.dk),
+                                      .dv = ViewOf(kKernel, grads.dv),
+                                      .dfinal_state = DataOf(dfinal.kv),
+                                      .dinitial_state = PlaceOf(grads.dinitial_state.kv),
+                                      .dfinal_norm = DataOf(dfinal.norm),
+                                      .dinitial_norm = PlaceOf(grads.dinitial_state.norm)};
+  const PolynomialAttentionPlan plan = call.Plan();
+  RunOn(
+      in.q, [&] { cpu::Backward(args, plan); },
+      [&](auto stream) {
+        const at::Tensor workspace =
+            at::empty({static_cast<int64_t>(cuda::WorkspaceBytes(args.forward))},
+                      in.q.options().dtype(at::kByte));
+        args.forward.workspace = workspace.data_ptr();
+        cuda::Backward(args, plan, stream);
+      });
+  return grads;
+}
+
+// What a backward needs beside tensors.
+struct BackwardPlan {
+  std::shared_ptr<const SequenceChunks> chunks;
+  PolynomialAttentionConfig config;
+  bool wants_initial = false;
+
+  Tensors operator()(const BackwardCall& backward) const {
+    const Tensors &saved = backward.saved, &grads = backward.grads;
+    Call call = MakeCall({.q = saved[0],
+                          .k = saved[1],
+                          .v = saved[2],
+                          .chunks = chunks,
+                          .initial_state = {.kv = saved[3], .norm = saved[4]}},
+                         config);
+    if (config.normalise) {
+      call.args.out = ViewOf(kKernel, saved[5]);
+      call.args.norm_denom = PlaceOf(saved[6]);
+    } else {
+      call.args.out = call.args.v;  // not read
+    }
+    const PolynomialState dfinal = {.kv = grads.size() > 1 ? grads[1] : at::Tensor(),
+                                    .norm = grads.size() > 2 ? grads[2] : at::Tensor()};
+    const Gradients result = RunBackward(call, grads[0], dfinal, wants_initial);
+    return {result.dq, result.dk, result.dv, result.dinitial_state.kv, result.dinitial_state.norm};
+  }
+};
+
+void CheckStepTensors(const PolynomialAttentionStepInputs& in,
+                      const PolynomialAttentionConfig& config, const PolynomialState& state) {
+  const at::Tensor &q = in.q, &k = in.k, &v = in.v;
+  HL_CHECK(q.dim() == 3 && v.dim() == 3 && q.sizes() == k.sizes() && q.size(0) == v.size(0) &&
+               q.size(1) == v.size(1) && k.device() == q.device() && v.device() == q.device(),
+           "polynomial attention step of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+           "; q and k [B, H, d], v [B, H, V] on one device would work");
+  if (q.is_cuda() && !kHasCudaKernels) FailWithoutCuda(kKernel);
+  CheckCounts(kKernel, {q, v});
+  const int64_t features = FeatureLayout(static_cast<int>(q.size(2)), config.weights).count;
+  const std::vector<int64_t> sizes = {q.size(0), q.size(1), features, v.size(2)};
+  const auto fits = [&](const at::Tensor& x, at::IntArrayRef want) {
+    return FitsBeside(q, x, want) && x.scalar_type() == ComputeType(q) && x.is_contiguous();
+  };
+  HL_CHECK(fits(state.kv, sizes) &&
+               (!config.normalise || fits(state.norm, at::IntArrayRef(sizes).slice(0, 3))),
+           "polynomial attention step: state.kv ", Describe(state.kv), " and state.norm ",
+           Describe(state.norm), "; contiguous ones [B, H, F, V], here ", at::IntArrayRef(sizes),
+           ", and, normalised, [B, H, F] of ", DTypeName(ComputeType(q)), " would work");
+}
+
+}  // namespace
+
+PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& inputs,
+                                              const PolynomialAttentionConfig& config) {
+  const Tensors given = {inputs.q, inputs.k, inputs.v, inputs.initial_state.kv,
+                         inputs.initial_state.norm};
+  const auto wants = [](const at::Tensor& x) {
+    return c10::GradMode::is_enabled() && x.defined() && x.requires_grad();
+  };
+  const bool wants_initial = wants(given[3]) || wants(given[4]);
+  const bool differentiated =
+      wants_initial || wants(inputs.q) || wants(inputs.k) || wants(inputs.v);
+  const auto forward = [&]() -> Forwarded {
+    Call call = MakeCall(inputs, config);
+    const auto [output, norm_denom] = RunForward(call, config.want_final_state, differentiated);
+    Forwarded result = {
+        .outputs = {output.out},
+        .saved = given,
+        .backward = BackwardPlan{
+            .chunks = call.inputs.chunks, .config = config, .wants_initial = wants_initial}};
+    result.saved.insert(result.saved.end(),
+                        {config.normalise ? output.out : at::Tensor(), norm_denom});
+    for (const at::Tensor& x : {output.final_state.kv, output.final_state.norm})
+      if (x.defined()) result.outputs.push_back(x);
+    return result;
+  };
+  const Tensors out = Apply({.name = "PolynomialAttention",
+                             .inputs = given,
+                             .undefined_grads = true,
+                             .forward = forward});
+  return {.out = out[0],
+          .final_state = {.kv = out.size() > 1 ? out[1] : at::Tensor(),
+                          .norm = out.size() > 2 ? out[2] : at::Tensor()}};
+}
+
+at::Tensor PolynomialAttentionStep(const PolynomialAttentionStepInputs& inputs,
+                                   const PolynomialAttentionConfig& config,
+                                   PolynomialState& state) {
+  CheckStepTensors(inputs, config, state);
+  const at::Tensor q = Rows(inputs.q), k = Rows(inputs.k), v = Rows(inputs.v);
+  const at::Tensor out = at::empty(v.sizes(), v.options());
+  const PolynomialAttentionStepArgs args = {.batch = static_cast<int>(q.size(0)),
+                                            .num_heads = static_cast<int>(q.size(1)),
+                                            .head_dim = static_cast<int>(q.size(2)),
+                                            .head_dim_v = static_cast<int>(v.size(2)),
+                                            .scale = config.scale,
+                                            .weights = config.weights,
+                                            .normalise = config.normalise,
+                                            .norm_eps = config.norm_eps,
+                                            .q = TokenViewOf(kKernel, q),
+                                            .k = TokenViewOf(kKernel, k),
+                                            .v = TokenViewOf(kKernel, v),
+                                            .out = TokenViewOf(kKernel, out),
+                                            .state = PlaceOf(state.kv),
+                                            .norm = PlaceOf(state.norm)};
+  RunOn(
+      q, [&] { cpu::Step(args); }, [&](auto stream) { cuda::Step(args, stream); });
+  return out;
+}
+
+}  // namespace halflife::kernels

@@ -1,0 +1,64 @@
+// Polynomial attention as the mixers call it: causal attention whose similarity is
+// a0 + a1 s + a2 s^2 with s = scale q.k, divided by the sum of the similarities where it is
+// normalised (args.h). Differentiable in q, k, v and the initial state, through out and the final
+// state. Short sequences are computed token against token, long ones in chunks with a state of the
+// packed features of k, which never lie in memory token by token.
+//
+//   auto [out, final_state] = PolynomialAttention(
+//       {.q = q, .k = k, .v = v}, {.scale = 1 / sqrt(d), .weights = {.a0 = 1, .a1 = 1, .a2 = 0.5}});
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/chunks/sequence_chunks.h"
+#include "kernels/polynomial_attention/args.h"
+
+namespace halflife::kernels {
+
+// What a sequence carries from token to token: sums over its tokens of psi(k) v and of psi(k), F
+// features wide (features.h). After more tokens it is what it was plus their own, or their own alone
+// where a document started.
+struct PolynomialState {
+  at::Tensor kv = {};    // [sequences, H, F, V] fp32 (fp64 beside fp64 operands); undefined: zero
+  at::Tensor norm = {};  // [sequences, H, F] likewise, where normalised
+};
+
+struct PolynomialAttentionInputs {
+  at::Tensor q;  // [B, T, H, d] fp32, bf16, or fp64 on the CPU; k and v alike
+  at::Tensor k;  // [B, T, H, d]
+  at::Tensor v;  // [B, T, H, V]
+  // Where documents start inside the rows; null: each row goes on from its initial state.
+  std::shared_ptr<const SequenceChunks> chunks = {};
+  PolynomialState initial_state = {};  // sequences are rows, or chunks'
+};
+
+struct PolynomialAttentionConfig {
+  double scale = 1;
+  PolynomialWeights weights;
+  bool normalise = true;
+  double norm_eps = 1e-12;       // added to the sum of similarities
+  bool want_final_state = true;  // short sequences need none for themselves
+  PolynomialForm form = PolynomialForm::kByShape;
+};
+
+struct PolynomialAttentionOutput {
+  at::Tensor out;               // [B, T, H, V], dtype of v
+  PolynomialState final_state;  // undefined unless wanted
+};
+
+// Throws Error for shapes, dtypes and devices that do not fit each other or the kernels.
+PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& inputs,
+                                              const PolynomialAttentionConfig& config);
+
+// One token: q and k [B, H, d], v [B, H, V]; returns [B, H, V]. The state of B sequences is updated
+// in place: what PolynomialAttention left as final_state, or zeros.
+struct PolynomialAttentionStepInputs {
+  at::Tensor q, k, v;
+};
+at::Tensor PolynomialAttentionStep(const PolynomialAttentionStepInputs& inputs,
+                                   const PolynomialAttentionConfig& config, PolynomialState& state);
+
+}  // namespace halflife::kernels

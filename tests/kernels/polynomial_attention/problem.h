@@ -1,0 +1,221 @@
+// Random problems of polynomial attention, the oracle's answer to them, and the kernels' in any form.
+//
+//   const Problem problem = MakeProblem({.seq_len = 65, .kernel = kBased}, seed);
+//   const Answer want = Oracle(problem), got = RunCpu(problem, {.chunk_size = 16});
+//   ExpectClose(got, want, 1e-5);
+#pragma once
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/polynomial_attention/polynomial_attention.h"
+#include "kernels/polynomial_attention/reference.h"
+#include "kernels/random_tensors.h"
+
+namespace halflife::kernels::test {
+
+using halflife::test::BitEqual;
+using halflife::test::Close;
+using halflife::test::Normal;
+
+struct Kernel {
+  const char* name;
+  PolynomialWeights weights;
+  bool normalise;
+};
+inline constexpr Kernel kBased = {"based", {1, 1, 0.5}, true},
+                        kRebased = {"rebased", {0, 0, 1}, true},
+                        kShifted = {"shifted parabola", {0.5, 1, 0.5}, true},
+                        kLinear = {"linear", {0, 1, 0}, false};
+inline constexpr Kernel kKernels[] = {kBased, kRebased, kShifted, kLinear};
+
+struct ProblemShape {
+  int64_t batch = 1, seq_len = 65, heads = 2, dim = 16, dim_v = 10;
+  Kernel kernel = kBased;
+  bool states = false;
+  std::vector<int32_t> document_starts = {};  // flat
+  double norm_eps = 1e-12;
+};
+
+// fp64, rounded to what the kernels will store.
+struct Problem {
+  ProblemShape shape;
+  at::Tensor q, k, v, dout;
+  PolynomialState initial, dfinal;
+
+  double scale() const { return 1 / std::sqrt(static_cast<double>(shape.dim)); }
+  PolynomialAttentionConfig Config() const {
+    return {.scale = scale(),
+            .weights = shape.kernel.weights,
+            .normalise = shape.kernel.normalise,
+            .norm_eps = shape.norm_eps,
+            .want_final_state = shape.states};
+  }
+};
+
+inline Problem MakeProblem(const ProblemShape& s, uint64_t seed,
+                           at::ScalarType stored = at::kFloat) {
+  const auto draw = [&](std::vector<int64_t> shape, uint64_t offset) {
+    return Normal(std::move(shape), seed + offset).to(stored).to(at::kDouble);
+  };
+  Problem p = {.shape = s,
+               .q = draw({s.batch, s.seq_len, s.heads, s.dim}, 0),
+               .k = draw({s.batch, s.seq_len, s.heads, s.dim}, 1),
+               .v = draw({s.batch, s.seq_len, s.heads, s.dim_v}, 2),
+               .dout = draw({s.batch, s.seq_len, s.heads, s.dim_v}, 3),
+               .initial = {},
+               .dfinal = {}};
+  if (!s.states) return p;
+  // A state that eight tokens have left: its sums of similarities are positive.
+  Problem before = MakeProblem({.batch = s.batch,
+                                .seq_len = 8,
+                                .heads = s.heads,
+                                .dim = s.dim,
+                                .dim_v = s.dim_v,
+                                .kernel = s.kernel},
+                               seed + 10, stored);
+  PolynomialAttentionConfig config = before.Config();
+  config.want_final_state = true;
+  config.form = PolynomialForm::kChunked;
+  const PolynomialState left =
+      PolynomialAttention({.q = before.q, .k = before.k, .v = before.v}, config).final_state;
+  const auto rounded = [](const at::Tensor& x) { return x.to(at::kFloat).to(at::kDouble); };
+  p.initial.kv = rounded(left.kv);
+  p.dfinal.kv = rounded(Normal(left.kv.sizes().vec(), seed + 4));
+  if (!s.kernel.normalise) return p;
+  p.initial.norm = rounded(left.norm);
+  p.dfinal.norm = rounded(Normal(left.norm.sizes().vec(), seed + 5));
+  return p;
+}
+
+// By name: "out", "dq", ...
+using Answer = std::map<std::string, at::Tensor>;
+
+inline std::vector<double> Values(const at::Tensor& x) {
+  if (!x.defined()) return {};
+  const at::Tensor flat = x.to(at::kDouble).contiguous();
+  return {flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel()};
+}
+inline at::Tensor TensorOf(const std::vector<double>& values, at::IntArrayRef sizes) {
+  at::Tensor x = at::zeros(sizes, at::kDouble);
+  std::copy(values.begin(), values.end(), x.mutable_data_ptr<double>());
+  return x;
+}
+
+inline Answer Oracle(const Problem& p) {
+  const ProblemShape& s = p.shape;
+  PolynomialReferenceProblem reference = {.batch = s.batch,
+                                          .seq_len = s.seq_len,
+                                          .num_heads = s.heads,
+                                          .head_dim = s.dim,
+                                          .head_dim_v = s.dim_v,
+                                          .scale = p.scale(),
+                                          .weights = s.kernel.weights,
+                                          .normalise = s.kernel.normalise,
+                                          .norm_eps = s.norm_eps,
+                                          .q = Values(p.q),
+                                          .k = Values(p.k),
+                                          .v = Values(p.v),
+                                          .starts = {},
+                                          .initial_state = Values(p.initial.kv),
+                                          .initial_norm = Values(p.initial.norm),
+                                          .dout = Values(p.dout),
+                                          .dfinal_state = Values(p.dfinal.kv),
+                                          .dfinal_norm = Values(p.dfinal.norm)};
+  reference.starts.assign(s.batch * s.seq_len, 0);
+  for (const int32_t start : s.document_starts) reference.starts[start] = 1;
+  const PolynomialReferenceResult r = PolynomialReference(reference);
+  const int64_t features = FeatureLayout(static_cast<int>(s.dim), s.kernel.weights).count;
+  Answer answer = {{"out", TensorOf(r.out, p.v.sizes())},
+                   {"dq", TensorOf(r.dq, p.q.sizes())},
+                   {"dk", TensorOf(r.dk, p.k.sizes())},
+                   {"dv", TensorOf(r.dv, p.v.sizes())}};
+  if (!s.states) return answer;
+  const std::vector<int64_t> state = {s.batch, s.heads, features, s.dim_v},
+                             norm = {s.batch, s.heads, features};
+  answer["final_state"] = TensorOf(r.final_state, state);
+  answer["dinitial_state"] = TensorOf(r.dinitial_state, state);
+  if (!s.kernel.normalise) return answer;
+  answer["final_norm"] = TensorOf(r.final_norm, norm);
+  answer["dinitial_norm"] = TensorOf(r.dinitial_norm, norm);
+  return answer;
+}
+
+struct RunConfig {
+  at::ScalarType dtype = at::kFloat;
+  int64_t chunk_size = 32;
+  PolynomialForm form = PolynomialForm::kChunked;
+};
+
+inline std::shared_ptr<const SequenceChunks> ChunksOf(const ProblemShape& s, int64_t chunk_size) {
+  return MakeSequenceChunks({.batch = s.batch,
+                             .seq_len = s.seq_len,
+                             .chunk_size = chunk_size,
+                             .document_starts = s.document_starts},
+                            at::kCPU);
+}
+
+inline Answer RunCpu(const Problem& p, const RunConfig& run) {
+  const at::ScalarType wide = run.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  std::vector<at::Tensor> leaves;
+  const auto leaf = [&](const at::Tensor& x, at::ScalarType dtype) {
+    if (!x.defined()) return x;
+    leaves.push_back(x.to(dtype).clone().requires_grad_());
+    return leaves.back();
+  };
+  PolynomialAttentionInputs inputs = {.q = leaf(p.q, run.dtype),
+                                      .k = leaf(p.k, run.dtype),
+                                      .v = leaf(p.v, run.dtype),
+                                      .chunks = ChunksOf(p.shape, run.chunk_size)};
+  inputs.initial_state = {.kv = leaf(p.initial.kv, wide), .norm = leaf(p.initial.norm, wide)};
+  PolynomialAttentionConfig config = p.Config();
+  config.form = run.form;
+  const auto [out, final_state] = PolynomialAttention(inputs, config);
+  std::vector<at::Tensor> results = {out}, gradients = {p.dout.to(run.dtype)};
+  Answer answer = {{"out", out.detach()}};
+  if (p.shape.states) {
+    results.push_back(final_state.kv);
+    gradients.push_back(p.dfinal.kv.to(wide));
+    answer["final_state"] = final_state.kv.detach();
+    if (final_state.norm.defined()) {
+      results.push_back(final_state.norm);
+      gradients.push_back(p.dfinal.norm.to(wide));
+      answer["final_norm"] = final_state.norm.detach();
+    }
+  }
+  const char* const names[] = {"dq", "dk", "dv", "dinitial_state", "dinitial_norm"};
+  const auto grads = torch::autograd::grad(results, leaves, gradients);
+  for (size_t i = 0; i < grads.size(); ++i) answer[names[i]] = grads[i];
+  return answer;
+}
+
+// Root-mean-square error over that of what is wanted, or over `least`; NaN fails.
+inline double RelativeError(const at::Tensor& got, const at::Tensor& want, double least = 1e-3) {
+  const at::Tensor difference = got.to(at::kDouble) - want;
+  const double error = difference.square().mean().item<double>(),
+               size = want.square().mean().item<double>();
+  return std::sqrt(error) / std::max(std::sqrt(size), least);
+}
+// A normalised dq or dk is a difference of terms of size 1, which cancel altogether where a token
+// sees itself alone: not less than a third of that is what rounding is compared with.
+inline void ExpectClose(const Answer& got, const Answer& want, double tolerance) {
+  for (const auto& [name, tensor] : want) {
+    ASSERT_TRUE(got.contains(name)) << name;
+    ASSERT_EQ(got.at(name).sizes(), tensor.sizes()) << name;
+    const double least = name == "dq" || name == "dk" ? 0.3 : 1e-3;
+    EXPECT_LE(RelativeError(got.at(name), tensor, least), tolerance) << name;
+  }
+}
+
+inline void PrintTo(const Kernel& kernel, std::ostream* out) { *out << kernel.name; }
+
+}  // namespace halflife::kernels::test
