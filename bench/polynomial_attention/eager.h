@@ -1,0 +1,22 @@
+// Polynomial attention as one would write it with LibTorch's operations and its autograd. What the
+// kernels are compared with.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "kernels/polynomial_attention/polynomial_attention.h"
+
+namespace halflife::bench {
+
+struct EagerForm {
+  int64_t chunk_size = 0;  // divides seq_len; 0: scores of all pairs of tokens, [H, T, T] a row
+  bool packed = false;     // features of x_a x_b with a <= b alone, gathered by index
+};
+
+// q and k [B, T, H, d], v [B, T, H, V] -> out [B, T, H, V]; normalised.
+at::Tensor RunEager(const EagerForm& form, const at::Tensor& q, const at::Tensor& k,
+                    const at::Tensor& v, const kernels::PolynomialAttentionConfig& config);
+
+}  // namespace halflife::bench

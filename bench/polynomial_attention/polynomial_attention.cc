@@ -1,0 +1,219 @@
+// Polynomial attention: checked against the fp64 kernel, then timed, forward and forward + backward,
+// against the forms made of LibTorch's operations, all in one run and in turn.
+//
+//   build/cpu/bench/bench_polynomial_attention --kernel based --seq-len 4096
+//   build/cpu/bench/bench_polynomial_attention --lengths   # cost of a token from 512 to 16,384 tokens
+#include <ATen/Parallel.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/heap.h"
+#include "eager.h"
+#include "kernels/cpu/instruction_set.h"
+#include "support/measure.h"
+
+namespace halflife::bench {
+namespace {
+
+using kernels::PolynomialAttention;
+using kernels::PolynomialAttentionConfig;
+using kernels::PolynomialForm;
+
+struct Options {
+  std::string kernel = "based", form = "shape";
+  int64_t batch = 2, seq_len = 4096, heads = 8, dim = 16, dim_v = 64;
+  int rounds = 7, threads = 1;
+  bool lengths = false, skip_eager = false, skip_quadratic = false;
+
+  PolynomialAttentionConfig Config() const {
+    HL_CHECK_AS(ExitCode::kUsage, kernel == "based" || kernel == "rebased", "kernel ", kernel,
+                "; based or rebased would work");
+    HL_CHECK_AS(ExitCode::kUsage, form == "shape" || form == "quadratic" || form == "chunked",
+                "form ", form, "; shape, quadratic or chunked would work");
+    return {.scale = 1 / std::sqrt(static_cast<double>(dim)),
+            .weights = kernel == "based" ? kernels::PolynomialWeights{1, 1, 0.5}
+                                         : kernels::PolynomialWeights{0, 0, 1},
+            .want_final_state = false,
+            .form = form == "shape"       ? PolynomialForm::kByShape
+                    : form == "quadratic" ? PolynomialForm::kQuadratic
+                                          : PolynomialForm::kChunked};
+  }
+};
+
+struct Problem {
+  at::Tensor q, k, v, dout;
+
+  explicit Problem(const Options& o)
+      : q(at::randn({o.batch, o.seq_len, o.heads, o.dim}).requires_grad_()),
+        k(at::randn({o.batch, o.seq_len, o.heads, o.dim}).requires_grad_()),
+        v(at::randn({o.batch, o.seq_len, o.heads, o.dim_v}).requires_grad_()),
+        dout(at::randn({o.batch, o.seq_len, o.heads, o.dim_v})) {}
+};
+
+using Form = std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>;
+
+Form Ours(const Options& o) {
+  return [config = o.Config()](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    return PolynomialAttention({.q = q, .k = k, .v = v}, config).out;
+  };
+}
+Form Eager(const Options& o, const EagerForm& form) {
+  return
+      [config = o.Config(), form](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+        return RunEager(form, q, k, v, config);
+      };
+}
+
+struct Times {
+  std::vector<double> forward_ms, both_ms;
+};
+
+void TimeOnce(const Form& form, const Problem& p, Times& times) {
+  {
+    const c10::AutoGradMode no_grad(false);
+    const Stopwatch watch;
+    form(p.q, p.k, p.v);
+    times.forward_ms.push_back(watch.Seconds() * 1e3);
+  }
+  const Stopwatch watch;
+  torch::autograd::grad({form(p.q, p.k, p.v)}, {p.q, p.k, p.v}, {p.dout});
+  times.both_ms.push_back(watch.Seconds() * 1e3);
+}
+
+// The worst of out, dq, dk and dv against the same form in fp64.
+double WorstError(const Form& form, const Form& exact, const Problem& p) {
+  const auto run = [&p](const Form& f, at::ScalarType dtype) {
+    std::vector<at::Tensor> x;
+    for (const at::Tensor& leaf : {p.q, p.k, p.v})
+      x.push_back(leaf.detach().to(dtype).requires_grad_());
+    std::vector<at::Tensor> results = {f(x[0], x[1], x[2])};
+    for (const at::Tensor& grad : torch::autograd::grad(results, x, {p.dout.to(dtype)}))
+      results.push_back(grad);
+    return results;
+  };
+  const auto got = run(form, at::kFloat), want = run(exact, at::kDouble);
+  double worst = 0;
+  for (size_t i = 0; i < got.size(); ++i)
+    worst = std::max(worst, RelativeRms(got[i].detach(), want[i].detach()));
+  return worst;
+}
+
+nlohmann::json Report(const Times& times) {
+  return {{"forward_ms", Median(times.forward_ms)}, {"forward_backward_ms", Median(times.both_ms)}};
+}
+
+nlohmann::json Compare(const Options& o) {
+  const Problem p(o);
+  std::map<std::string, EagerForm> eager_forms;
+  if (!o.skip_eager) {
+    eager_forms = {{"eager_chunk_64", {.chunk_size = 64}},
+                   {"eager_chunk_128", {.chunk_size = 128}},
+                   {"eager_chunk_256", {.chunk_size = 256}},
+                   {"eager_packed_chunk_128", {.chunk_size = 128, .packed = true}}};
+    if (!o.skip_quadratic) eager_forms["eager_quadratic"] = {};
+  }
+  Options small = o;  // the quadratic form in fp64 is slow
+  small.seq_len = std::min<int64_t>(o.seq_len, 512), small.form = "chunked";
+  const Problem sample(small);
+  const double error = WorstError(Ours(small), Eager(small, {}), sample);
+  HL_CHECK(error < 1e-4, "the kernel is off by ", error);
+  Times ours;
+  std::map<std::string, Times> eager;
+  for (int round = 0; round < o.rounds + 1; ++round) {
+    if (round == 1) ours = {}, eager.clear();  // the first is a warm-up
+    TimeOnce(Ours(o), p, ours);
+    for (const auto& [name, form] : eager_forms) TimeOnce(Eager(o, form), p, eager[name]);
+  }
+  nlohmann::json result = {
+      {"kernel", o.kernel},
+      {"form", o.form},
+      {"batch", o.batch},
+      {"seq_len", o.seq_len},
+      {"heads", o.heads},
+      {"dim", o.dim},
+      {"dim_v", o.dim_v},
+      {"threads", o.threads},
+      {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
+      {"max_error", error},
+      {"halflife", Report(ours)}};
+  double best_forward = 1e300, best_both = 1e300;
+  for (const auto& [name, times] : eager) {
+    result[name] = Report(times);
+    best_forward = std::min(best_forward, Median(times.forward_ms));
+    best_both = std::min(best_both, Median(times.both_ms));
+  }
+  if (!eager.empty()) {
+    result["speed_ratio_forward"] = best_forward / Median(ours.forward_ms);
+    result["speed_ratio_forward_backward"] = best_both / Median(ours.both_ms);
+  }
+  return result;
+}
+
+// Nanoseconds a token and head, forward + backward, at equal numbers of tokens.
+nlohmann::json CompareLengths(const Options& options) {
+  const std::vector<int64_t> lengths = {512, 1024, 4096, 16384};
+  std::map<int64_t, Times> times;
+  for (int round = 0; round < options.rounds; ++round) {
+    for (const int64_t seq_len : lengths) {
+      Options o = options;
+      o.seq_len = seq_len;
+      o.batch = 16384 / seq_len;
+      TimeOnce(Ours(o), Problem(o), times[seq_len]);
+    }
+  }
+  nlohmann::json result = {
+      {"kernel", options.kernel}, {"dim", options.dim}, {"dim_v", options.dim_v}};
+  const double tokens = 16384.0 * static_cast<double>(options.heads);
+  std::vector<double> costs;
+  for (const int64_t seq_len : lengths) {
+    costs.push_back(Median(times[seq_len].both_ms) * 1e6 / tokens);
+    result["ns_a_token_head"][std::to_string(seq_len)] = costs.back();
+  }
+  const auto [least, most] = std::minmax_element(costs.begin(), costs.end());
+  result["dearest_over_cheapest"] = *most / *least;
+  return result;
+}
+
+}  // namespace
+}  // namespace halflife::bench
+
+int main(int argc, char** argv) {
+  halflife::bench::Options options;
+  CLI::App app("Polynomial attention against LibTorch's operations; prints JSON");
+  app.add_option("--kernel", options.kernel, "based or rebased");
+  app.add_option("--form", options.form, "of ours: shape (the plan's choice), quadratic, chunked");
+  app.add_option("--batch", options.batch);
+  app.add_option("--seq-len", options.seq_len, "a multiple of 256 beside LibTorch's forms");
+  app.add_option("--heads", options.heads);
+  app.add_option("--dim", options.dim, "of q and k of a head");
+  app.add_option("--dim-v", options.dim_v, "of v of a head");
+  app.add_option("--rounds", options.rounds);
+  app.add_option("--threads", options.threads);
+  app.add_flag("--lengths", options.lengths, "cost of a token at 512 to 16,384 tokens instead");
+  app.add_flag("--skip-eager", options.skip_eager);
+  app.add_flag("--skip-quadratic", options.skip_quadratic, "which takes gigabytes of memory");
+  CLI11_PARSE(app, argc, argv);
+  at::set_num_threads(options.threads);
+  halflife::PrepareHeap();  // for every form: as in a training run
+  try {
+    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
+    const auto result = options.lengths ? halflife::bench::CompareLengths(options)
+                                        : halflife::bench::Compare(options);
+    std::cout << result.dump(2) << "\n";
+  } catch (const halflife::Error& error) {
+    std::cerr << error.what() << "\n";
+    return static_cast<int>(error.code());
+  }
+}
