@@ -1,0 +1,167 @@
+// Focus pooling, forward and backward, against the form that LibTorch's operations give: cumulative
+// sums of exp(log_weight) u and exp(log_weight), less copies of themselves a window earlier. Both
+// are checked against that form in fp64, then timed in turn; and what a token costs over windows
+// and lengths, which should not matter.
+//
+//   build/cpu/bench/bench_focus_pool --batch 2 --seq-len 4096 --heads 8 --dim 64
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/heap.h"
+#include "kernels/cpu/instruction_set.h"
+#include "kernels/focus_pool/focus_pool.h"
+#include "support/measure.h"
+
+namespace halflife::bench {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// Sums of up to T positive terms in two levels; the prefix form in fp32 loses more.
+constexpr double kMaxError = 5e-6;
+
+struct Options {
+  int64_t batch = 2, seq_len = 4096, heads = 8, dim = 64;
+  int rounds = 7, threads = 1;
+};
+
+struct Operands {
+  at::Tensor log_weight, u, dout;
+  Operands(const Options& o, int64_t seq_len)
+      : log_weight((at::rand({o.batch, seq_len, o.heads}) * 2 - 1).requires_grad_()),
+        u(at::randn({o.batch, seq_len, o.heads, o.dim}).requires_grad_()),
+        dout(at::randn({o.batch, seq_len, o.heads, o.dim})) {}
+  Operands Wide() const {
+    Operands wide = *this;
+    for (at::Tensor* x : {&wide.log_weight, &wide.u, &wide.dout})
+      *x = x->detach().to(at::kDouble).requires_grad_(x->requires_grad());
+    return wide;
+  }
+};
+
+// Sums over the last `window` tokens, of all without one. x [B, T, ...].
+at::Tensor WindowSums(const at::Tensor& x, int64_t window) {
+  const at::Tensor sums = x.cumsum(1);
+  const int64_t seq_len = x.size(1);
+  if (window == 0 || window >= seq_len) return sums;
+  const at::Tensor rest =
+      sums.narrow(1, window, seq_len - window) - sums.narrow(1, 0, seq_len - window);
+  return at::cat({sums.narrow(1, 0, window), rest}, 1);
+}
+at::Tensor Eager(const Operands& x, int64_t window) {
+  const at::Tensor weight = x.log_weight.exp().unsqueeze(3);
+  return WindowSums(weight * x.u, window) / WindowSums(weight, window);
+}
+at::Tensor Ours(const Operands& x, int64_t window) {
+  return kernels::FocusPool({.log_weight = x.log_weight, .u = x.u}, {.window = window}).out;
+}
+
+template <typename Form>
+Tensors ForwardBackward(const Form& form, const Operands& x, int64_t window) {
+  const at::Tensor out = form(x, window);
+  Tensors results = torch::autograd::grad({out}, {x.log_weight, x.u}, {x.dout});
+  results.push_back(out.detach());
+  return results;
+}
+
+double WorstError(const Tensors& got, const Tensors& want) {
+  double worst = 0;
+  for (size_t i = 0; i < got.size(); ++i)
+    worst = std::max(worst, RelativeRms(got[i], want[i].detach()));
+  return worst;
+}
+
+nlohmann::ordered_json Compare(const Options& o, int64_t window) {
+  const Operands x(o, o.seq_len);
+  const Tensors want = ForwardBackward(Eager, x.Wide(), window);
+  const double error = WorstError(ForwardBackward(Ours, x, window), want);
+  HL_CHECK(error <= kMaxError, "window ", window, ": off by ", error, "; ", kMaxError,
+           " is allowed");
+  std::vector<double> ours, eager, ratios;
+  for (int i = 0; i < o.rounds; ++i) {
+    ours.push_back(Milliseconds(at::kCPU, [&] { ForwardBackward(Ours, x, window); }));
+    eager.push_back(Milliseconds(at::kCPU, [&] { ForwardBackward(Eager, x, window); }));
+    ratios.push_back(eager.back() / ours.back());
+  }
+  return {{"window", window},
+          {"ms", Median(ours)},
+          {"eager_ms", Median(eager)},
+          {"speedup", Median(ratios)},
+          {"error", error},
+          {"eager_error", WorstError(ForwardBackward(Eager, x, window), want)}};
+}
+
+// Nanoseconds a token, head and channel, of shapes in turn.
+nlohmann::ordered_json TokenCosts(const Options& o,
+                                  const std::vector<std::pair<int64_t, int64_t>>& shapes) {
+  std::vector<Operands> operands;
+  for (const auto& [seq_len, window] : shapes) operands.emplace_back(o, seq_len);
+  std::vector<std::vector<double>> times(shapes.size());
+  for (int i = 0; i <= o.rounds; ++i)
+    for (size_t s = 0; s < shapes.size(); ++s) {
+      const double ms =
+          Milliseconds(at::kCPU, [&] { ForwardBackward(Ours, operands[s], shapes[s].second); });
+      if (i > 0) times[s].push_back(ms);  // the first round finds cold memory
+    }
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (size_t s = 0; s < shapes.size(); ++s) {
+    const auto elements = static_cast<double>(o.batch * shapes[s].first * o.heads * o.dim);
+    rows.push_back({{"seq_len", shapes[s].first},
+                    {"window", shapes[s].second},
+                    {"ns_per_element", Median(times[s]) * 1e6 / elements}});
+  }
+  return rows;
+}
+
+nlohmann::ordered_json Run(const Options& o) {
+  nlohmann::ordered_json report = {
+      {"batch", o.batch},
+      {"seq_len", o.seq_len},
+      {"heads", o.heads},
+      {"dim", o.dim},
+      {"threads", o.threads},
+      {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())}};
+  for (const int64_t window : {int64_t{4}, int64_t{64}, int64_t{0}})
+    report["against_eager"].push_back(Compare(o, window));
+  report["over_windows"] =
+      TokenCosts(o, {{o.seq_len, 128}, {o.seq_len, 256}, {o.seq_len, 1024}, {o.seq_len, 0}});
+  report["over_lengths"] =
+      TokenCosts(o, {{512, 128}, {2048, 128}, {4096, 128}, {16384, 128}, {512, 0}, {16384, 0}});
+  return report;
+}
+
+}  // namespace
+}  // namespace halflife::bench
+
+int main(int argc, char** argv) {
+  halflife::bench::Options options;
+  CLI::App app("Focus pooling against LibTorch's cumulative sums; prints JSON");
+  app.add_option("--batch", options.batch);
+  app.add_option("--seq-len", options.seq_len);
+  app.add_option("--heads", options.heads);
+  app.add_option("--dim", options.dim, "channels of a head");
+  app.add_option("--rounds", options.rounds);
+  app.add_option("--threads", options.threads);
+  CLI11_PARSE(app, argc, argv);
+  at::set_num_threads(options.threads);
+  // Results are allocated anew in every call: what is timed is the loops, not page faults.
+  halflife::PrepareHeap();
+  try {
+    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
+    std::cout << halflife::bench::Run(options).dump(2) << "\n";
+  } catch (const halflife::Error& error) {
+    std::cerr << error.what() << "\n";
+    return static_cast<int>(error.code());
+  }
+}

@@ -1,0 +1,10 @@
+// The kernels compiled for AVX2; run only where the processor has it.
+#include "kernels/focus_pool/cpu/kernels.h"
+
+#include "kernels/cpu/avx2.h"
+
+#include "kernels/focus_pool/cpu/body.h"
+
+namespace halflife::kernels::cpu {
+AllFocusKernels Avx2FocusKernels() { return avx2::All(); }
+}  // namespace halflife::kernels::cpu

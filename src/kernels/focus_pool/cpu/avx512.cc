@@ -1,0 +1,10 @@
+// The kernels compiled for AVX-512; run only where the processor has it.
+#include "kernels/focus_pool/cpu/kernels.h"
+
+#include "kernels/cpu/avx512.h"
+
+#include "kernels/focus_pool/cpu/body.h"
+
+namespace halflife::kernels::cpu {
+AllFocusKernels Avx512FocusKernels() { return avx512::All(); }
+}  // namespace halflife::kernels::cpu

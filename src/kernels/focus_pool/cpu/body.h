@@ -1,0 +1,234 @@
+// Forward and backward of one run and head, for the instruction set that the file which includes
+// this has chosen (kernels/cpu/avx512.h).
+#pragma once
+
+#include "kernels/focus_pool/cpu/window_scan.h"
+
+namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
+
+// The tokens themselves, behind those of the tail.
+template <typename T>
+class Tokens {
+ public:
+  using Payload = T;
+  using Compute = FocusCompute<T>;
+  int64_t halo, count;
+
+  explicit Tokens(const FocusItem<T>& item)
+      : halo(item.run.sequence >= 0 && item.shape.tail_log_weight != nullptr ? item.shape.window - 1
+                                                                             : 0),
+        count(halo + item.run.length),
+        item_(item),
+        first_((item.run.row * item.shape.seq_len + item.run.begin) * item.shape.num_heads +
+               item.head),
+        first_of_tail_(item.run.sequence * halo * item.shape.num_heads + item.head) {}
+
+  void Fill(int64_t begin, int64_t end) {
+    FocusScratch<T>& scratch = item_.scratch;
+    for (int64_t leaf = begin; leaf < end; ++leaf) {
+      scratch.key[leaf] = leaf < halo ? item_.shape.tail_log_weight[InTail(leaf)]
+                                      : item_.shape.log_weight[InRow(leaf)];
+      scratch.mass[leaf] = scratch.scale[leaf] = 1;
+    }
+  }
+  HL_INLINE const T* Row(int64_t leaf) const {
+    return leaf < halo ? item_.shape.tail_u + InTail(leaf) * item_.shape.dim
+                       : item_.shape.u + InRow(leaf) * item_.shape.dim;
+  }
+  HL_INLINE void Fetch(int64_t leaf) const {
+    FetchRow<0>(Row(leaf), item_.shape.dim);
+    FetchRow<1>(item_.results.out + InRow(leaf) * item_.shape.dim, item_.shape.dim);
+  }
+  void Finish(int64_t begin, int64_t n, const Compute* max, const Compute* mass, Compute* factor) {
+    const auto eps = static_cast<Compute>(item_.shape.eps);
+    // eps at the scale of the sums; none is added where exp(-max) could be infinite times 0
+    for (int64_t i = 0; i < n; ++i) factor[i] = eps > 0 ? -max[i] : kNothing<Compute>;
+    ExpAll(factor, n);
+    for (int64_t i = 0; i < n; ++i) {
+      const bool nothing = max[i] == kNothing<Compute>;
+      const Compute sum = nothing ? Compute{0} : mass[i] + eps * factor[i];
+      const int64_t at = InRow(begin + i);
+      item_.results.row_max[at] = max[i];
+      item_.results.row_sum[at] = sum;
+      factor[i] = nothing ? Compute{0} : 1 / sum;
+    }
+  }
+  template <typename SumAt>
+  HL_INLINE void Store(int64_t leaf, const SumAt& sum) {
+    const int64_t dim = item_.shape.dim;
+    T* __restrict out = item_.results.out + InRow(leaf) * dim;
+#pragma omp simd
+    for (int64_t p = 0; p < dim; ++p) out[p] = NarrowTo<T>(sum(p));
+  }
+
+ private:
+  HL_INLINE int64_t InRow(int64_t leaf) const {
+    return first_ + (leaf - halo) * item_.shape.num_heads;
+  }
+  HL_INLINE int64_t InTail(int64_t leaf) const {
+    return first_of_tail_ + leaf * item_.shape.num_heads;
+  }
+
+  const FocusItem<T>& item_;
+  int64_t first_, first_of_tail_;  // of the run's first token and of the tail's, and this head
+};
+
+// Row t weights dout_t for the tokens that it saw, which stand before it: in reversed time, a token
+// sums over its own row and those before. Leaf (-max, delta / sum, dout / sum), delta = dout . out;
+// sums (m', rho, r) give du = exp(l + m') r and dl = u . du - exp(l + m') rho. The tokens of the
+// tail come last, with rows that weight nothing.
+template <typename T>
+class Readers {
+ public:
+  using Payload = T;
+  using Compute = FocusCompute<T>;
+  static constexpr int64_t halo = 0;
+  int64_t count;
+
+  Readers(const FocusItem<T>& item, const FocusPoolGrads<T>& grads)
+      : count(item.run.length + (item.run.sequence >= 0 && grads.dtail_log_weight != nullptr
+                                     ? item.shape.window - 1
+                                     : 0)),
+        item_(item),
+        grads_(grads),
+        last_((item.run.row * item.shape.seq_len + item.run.begin + item.run.length - 1) *
+                  item.shape.num_heads +
+              item.head),
+        last_of_tail_((item.run.sequence * (item.shape.window - 1) + item.shape.window - 2) *
+                          item.shape.num_heads +
+                      item.head) {}
+
+  void Fill(int64_t begin, int64_t end) {
+    FocusScratch<T>& scratch = item_.scratch;
+    for (int64_t leaf = begin; leaf < end; ++leaf) {
+      const Compute max =
+          leaf < item_.run.length ? item_.results.row_max[InRow(leaf)] : kNothing<Compute>;
+      const bool nothing = max == kNothing<Compute>;
+      scratch.key[leaf] = nothing ? kNothing<Compute> : -max;
+      scratch.scale[leaf] = nothing ? Compute{0} : 1 / item_.results.row_sum[InRow(leaf)];
+      scratch.mass[leaf] = nothing ? Compute{0} : Delta(leaf) * scratch.scale[leaf];
+    }
+  }
+  HL_INLINE const T* Row(int64_t leaf) const { return grads_.dout + InRow(leaf) * item_.shape.dim; }
+  HL_INLINE void Fetch(int64_t leaf) const {
+    if (leaf >= item_.run.length) return;
+    const int64_t dim = item_.shape.dim, at = InRow(leaf) * dim;
+    FetchRow<0>(item_.results.out + at, dim);
+    FetchRow<0>(grads_.dout + at, dim);
+    FetchRow<0>(item_.shape.u + at, dim);
+    FetchRow<1>(grads_.du + at, dim);
+  }
+  void Finish(int64_t begin, int64_t n, const Compute* max, const Compute* mass, Compute* factor) {
+    begin_ = begin;
+    for (int64_t i = 0; i < n; ++i) {
+      const Compute log_weight = LogWeight(begin + i);
+      const bool nothing = log_weight == kNothing<Compute> || max[i] == kNothing<Compute>;
+      factor[i] = nothing ? kNothing<Compute> : log_weight + max[i];
+    }
+    ExpAll(factor, n);
+    for (int64_t i = 0; i < n; ++i) rho_[i] = factor[i] * mass[i];
+  }
+  template <typename SumAt>
+  HL_INLINE void Store(int64_t leaf, const SumAt& sum) {
+    const bool own = leaf < item_.run.length;
+    const int64_t at = own ? InRow(leaf) : InTail(leaf), dim = item_.shape.dim;
+    const T* __restrict u = (own ? item_.shape.u : item_.shape.tail_u) + at * dim;
+    T* __restrict du = (own ? grads_.du : grads_.dtail_u) + at * dim;
+    Compute* const dlog_weight = (own ? grads_.dlog_weight : grads_.dtail_log_weight) + at;
+    if (LogWeight(leaf) == kNothing<Compute>) {  // what it holds is not read
+      for (int64_t p = 0; p < dim; ++p) {
+        sum(p);
+        du[p] = T{};
+      }
+      *dlog_weight = 0;
+      return;
+    }
+    Compute dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t p = 0; p < dim; ++p) {
+      const Compute x = sum(p);
+      dot += x * WidenTo(u[p]);
+      du[p] = NarrowTo<T>(x);
+    }
+    *dlog_weight = dot - rho_[leaf - begin_];
+  }
+
+ private:
+  HL_INLINE int64_t InRow(int64_t leaf) const { return last_ - leaf * item_.shape.num_heads; }
+  HL_INLINE int64_t InTail(int64_t leaf) const {
+    return last_of_tail_ - (leaf - item_.run.length) * item_.shape.num_heads;
+  }
+  HL_INLINE Compute LogWeight(int64_t leaf) const {
+    return leaf < item_.run.length ? item_.shape.log_weight[InRow(leaf)]
+                                   : item_.shape.tail_log_weight[InTail(leaf)];
+  }
+  Compute Delta(int64_t leaf) const {
+    const int64_t dim = item_.shape.dim, at = InRow(leaf) * dim;
+    const T* __restrict out = item_.results.out + at;
+    const T* __restrict dout = grads_.dout + at;
+    Compute sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t p = 0; p < dim; ++p) sum += WidenTo(out[p]) * WidenTo(dout[p]);
+    return sum;
+  }
+
+  const FocusItem<T>& item_;
+  const FocusPoolGrads<T>& grads_;
+  int64_t last_, last_of_tail_;  // of the run's last token and of the tail's, and this head
+  int64_t begin_ = 0;            // of the chunk at hand
+  Compute rho_[kFocusChunk];
+};
+
+template <typename T>
+void Forward(const FocusItem<T>& item) {
+  using A = FocusCompute<T>;
+  const FocusPoolShape<T>& shape = item.shape;
+  const int64_t dim = shape.dim;
+  Tokens<T> tokens(item);
+  WindowScan<Tokens<T>> scan(tokens, shape.window, dim, item.scratch);
+  Element<A>& carry = scan.carry();
+  const int64_t before = item.run.sequence * shape.num_heads + item.head;
+  if (item.run.sequence >= 0 && shape.log_scale != nullptr && shape.mass[before] != 0) {
+    carry.log_scale = shape.log_scale[before], carry.mass = shape.mass[before];
+    for (int64_t p = 0; p < dim; ++p) carry.sum[p] = shape.sum[before * dim + p];
+  }
+  scan.Run();
+  if (item.run.final_state < 0 || item.results.log_scale == nullptr) return;
+  const int64_t after = item.run.final_state * shape.num_heads + item.head;
+  const bool nothing = carry.log_scale == kNothing<A>;
+  item.results.log_scale[after] = nothing ? A{0} : carry.log_scale;
+  item.results.mass[after] = carry.mass;
+  for (int64_t p = 0; p < dim; ++p) item.results.sum[after * dim + p] = carry.sum[p];
+}
+
+// The final state reads all tokens as a row would, with the log weight -log_scale.
+template <typename T>
+void Backward(const FocusItem<T>& item, const FocusPoolGrads<T>& grads) {
+  using A = FocusCompute<T>;
+  const FocusPoolShape<T>& shape = item.shape;
+  const int64_t dim = shape.dim;
+  Readers<T> readers(item, grads);
+  WindowScan<Readers<T>> scan(readers, shape.window, dim, item.scratch);
+  Element<A>& carry = scan.carry();
+  const int64_t after = item.run.final_state * shape.num_heads + item.head;
+  if (item.run.final_state >= 0 && grads.dsum != nullptr && item.results.mass[after] != 0) {
+    carry.log_scale = -item.results.log_scale[after];
+    carry.mass = -grads.dmass[after];
+    for (int64_t p = 0; p < dim; ++p) carry.sum[p] = grads.dsum[after * dim + p];
+  }
+  scan.Run();
+  if (item.run.sequence < 0 || grads.dinitial_sum == nullptr) return;
+  const int64_t before = item.run.sequence * shape.num_heads + item.head;
+  const bool nothing = shape.mass[before] == 0 || carry.log_scale == kNothing<A>;
+  const A weight = nothing ? A{0} : ExpOf(shape.log_scale[before] + carry.log_scale);
+  grads.dinitial_mass[before] = -weight * carry.mass;
+  for (int64_t p = 0; p < dim; ++p) grads.dinitial_sum[before * dim + p] = weight * carry.sum[p];
+}
+
+inline AllFocusKernels All() {
+  return {{Forward<float>, Backward<float>},
+          {Forward<Bf16>, Backward<Bf16>},
+          {Forward<double>, Backward<double>}};
+}
+
+}  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE

@@ -1,0 +1,63 @@
+#include <algorithm>
+
+#include "core/error.h"
+#include "kernels/cpu/instruction_set.h"
+#include "kernels/focus_pool/cpu/kernels.h"
+
+namespace halflife::kernels::cpu {
+namespace {
+
+AllFocusKernels KernelsInUse() {
+  switch (InstructionSetInUse()) {
+    case InstructionSet::kAvx512:
+      return Avx512FocusKernels();
+    case InstructionSet::kAvx2:
+      return Avx2FocusKernels();
+    case InstructionSet::kBaseline:
+      break;
+  }
+  return BaselineFocusKernels();
+}
+
+template <typename T, typename Body>
+void ForPieces(const FocusPoolShape<T>& shape, const FocusPoolResults<T>& results, int64_t begin,
+               int64_t end, const Body& body) {
+  int64_t longest = 0;
+  for (int64_t i = 0; i < shape.num_runs; ++i) longest = std::max(longest, shape.runs[i].length);
+  FocusScratch<T> scratch(shape, longest);
+  for (int64_t piece = begin; piece < end; ++piece)
+    body(FocusItem<T>{.shape = shape,
+                      .results = results,
+                      .run = shape.runs[piece / shape.num_heads],
+                      .head = piece % shape.num_heads,
+                      .scratch = scratch});
+}
+
+}  // namespace
+
+template <typename T>
+void FocusPoolForward(const FocusPoolShape<T>& shape, const FocusPoolResults<T>& results,
+                      int64_t begin, int64_t end) {
+  const auto kernels = std::get<FocusKernels<T>>(KernelsInUse());
+  ForPieces(shape, results, begin, end, [&](const FocusItem<T>& item) { kernels.forward(item); });
+}
+
+template <typename T>
+void FocusPoolBackward(const FocusPoolShape<T>& shape, const FocusPoolResults<T>& results,
+                       const FocusPoolGrads<T>& grads, int64_t begin, int64_t end) {
+  const auto kernels = std::get<FocusKernels<T>>(KernelsInUse());
+  ForPieces(shape, results, begin, end,
+            [&](const FocusItem<T>& item) { kernels.backward(item, grads); });
+}
+
+#define HL_FOCUS_POOL(T)                                                                        \
+  template void FocusPoolForward(const FocusPoolShape<T>&, const FocusPoolResults<T>&, int64_t, \
+                                 int64_t);                                                      \
+  template void FocusPoolBackward(const FocusPoolShape<T>&, const FocusPoolResults<T>&,         \
+                                  const FocusPoolGrads<T>&, int64_t, int64_t);
+HL_FOCUS_POOL(float)
+HL_FOCUS_POOL(Bf16)
+HL_FOCUS_POOL(double)
+#undef HL_FOCUS_POOL
+
+}  // namespace halflife::kernels::cpu

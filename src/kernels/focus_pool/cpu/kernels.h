@@ -1,0 +1,36 @@
+// What focus_pool.cc asks of the bodies that are compiled once per instruction set.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "kernels/cpu/math.h"
+#include "kernels/focus_pool/args.h"
+#include "kernels/focus_pool/cpu/scratch.h"
+
+namespace halflife::kernels::cpu {
+
+// One run and head: the work of one thread.
+template <typename T>
+struct FocusItem {
+  const FocusPoolShape<T>& shape;
+  const FocusPoolResults<T>& results;  // the backward reads out, row_max and row_sum
+  FocusRun run;
+  int64_t head;
+  FocusScratch<T>& scratch;
+};
+
+template <typename T>
+struct FocusKernels {
+  void (*forward)(const FocusItem<T>& item);
+  void (*backward)(const FocusItem<T>& item, const FocusPoolGrads<T>& grads);
+};
+using AllFocusKernels = std::tuple<FocusKernels<float>, FocusKernels<Bf16>, FocusKernels<double>>;
+AllFocusKernels BaselineFocusKernels();
+AllFocusKernels Avx2FocusKernels();
+AllFocusKernels Avx512FocusKernels();
+
+}  // namespace halflife::kernels::cpu
