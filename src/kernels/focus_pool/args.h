@@ -115,8 +115,11 @@ struct FocusWork {
   const FocusChunk* chunks = nullptr;
   const FocusBlock* blocks = nullptr;
   int64_t num_chunks = 0, num_blocks = 0;
-  float* totals = nullptr;  // FocusTotalsFloats each
-  float* outer = nullptr;
+  // FocusTotalsFloats each: what a chunk makes, what comes before it in its block, and the rest of
+  // the block before.
+  float* totals = nullptr;
+  float* carry = nullptr;
+  float* rest = nullptr;
   float* delta = nullptr;  // [B, T, H], of the backward
 };
 inline int64_t FocusTotalsFloats(int64_t num_chunks, int64_t num_heads, int64_t dim) {

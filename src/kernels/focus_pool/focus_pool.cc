@@ -119,7 +119,7 @@ class DeviceWork {
     const bool narrow = IsNarrow(in.config.window);
     const int64_t count =
         narrow ? 0 : cuda::FocusTotalsFloats(num_chunks, in.u.size(2), in.u.size(3));
-    totals_ = at::empty({count}, floats), outer_ = at::empty({count}, floats);
+    for (at::Tensor* totals : {&totals_, &carry_, &rest_}) *totals = at::empty({count}, floats);
     if (backward) delta_ = at::empty_like(in.log_weight);
     num_chunks_ = num_chunks, num_blocks_ = static_cast<int64_t>(plan.blocks.size());
     for (at::Tensor* table : {&runs_, &chunks_, &blocks_}) *table = table->to(in.u.device());
@@ -131,7 +131,8 @@ class DeviceWork {
             .num_chunks = num_chunks_,
             .num_blocks = num_blocks_,
             .totals = MutableElements<float>(totals_),
-            .outer = MutableElements<float>(outer_),
+            .carry = MutableElements<float>(carry_),
+            .rest = MutableElements<float>(rest_),
             .delta = MutableElements<float>(delta_)};
   }
 
@@ -144,7 +145,7 @@ class DeviceWork {
     return bytes;
   }
 
-  at::Tensor runs_, chunks_, blocks_, totals_, outer_, delta_;
+  at::Tensor runs_, chunks_, blocks_, totals_, carry_, rest_, delta_;
   int64_t num_chunks_ = 0, num_blocks_ = 0;
 };
 
