@@ -26,7 +26,8 @@ enum class RandomPurpose : uint32_t {
   kSampling = 4,
   kSplit = 5,
   kTest = 6,
-  kMask = 7
+  kMask = 7,
+  kSynthetic = 8
 };
 
 constexpr uint32_t kRandomVersion = 1;

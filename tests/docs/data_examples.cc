@@ -18,6 +18,8 @@
 #include "data/sentencepiece_bridge.h"
 #include "data/shard_reader.h"
 #include "data/shard_writer.h"
+#include "data/synthetic/mqar.h"
+#include "data/synthetic/numpy_mqar.h"
 #include "data/text_chunker.h"
 #include "data/text_tokens.h"
 #include "data/token_source.h"
@@ -92,6 +94,14 @@ void ShardReaderExample(const Path& folder, const ShardRecord& record, int token
 
 void ShardWriterExample(const Path& tmp, std::span<const int32_t> ids) {
 #include "examples/data/shard_writer.h"
+}
+
+void MqarExample() {
+#include "examples/data/synthetic/mqar.h"
+}
+
+void NumpyMqarExample(const MqarConfig& config) {
+#include "examples/data/synthetic/numpy_mqar.h"
 }
 
 void TextChunkerExample(const std::vector<InputFile>& files) {
