@@ -1,6 +1,6 @@
-// halflife prepare: signals and what a user sees; the work is in data/prepare.h.
+// halflife prepare: signals and what a user sees; the work is in data/prepare.h and
+// data/synthetic/prepare_mqar.h.
 #include "data/prepare.h"
-#include "cli/run.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/human.h"
 #include "core/log.h"
+#include "data/synthetic/prepare_mqar.h"
 
 namespace halflife::cli {
 namespace {
@@ -119,19 +120,69 @@ void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary&
   }
 }
 
+// Runs `prepare` on a config that is stopped by signals and shows how far it is.
+template <typename Config, typename Prepare>
+auto Watched(Config config, const Prepare& prepare) {
+  const StopOnSignal signals;
+  config.stop = &stop_requested;
+  ProgressLine progress;
+  config.on_progress = std::ref(progress);
+  return prepare(config);
+}
+
+// The lists of the command line as segments of `examples` rows; none where that is 0.
+std::vector<data::MqarSegment> Segments(const PrepareOptions& options,
+                                        const std::vector<int64_t>& examples) {
+  const size_t count =
+      std::max({options.seq_len.size(), options.num_pairs.size(), examples.size()});
+  const auto entry = [&](const char* flag, const std::vector<int64_t>& list, size_t i) {
+    HL_CHECK_AS(ExitCode::kUsage, list.size() == 1 || list.size() == count, flag, " has ",
+                list.size(), " numbers; 1 for all segments or ", count, " would work");
+    return list[list.size() == 1 ? 0 : i];
+  };
+  std::vector<data::MqarSegment> segments;
+  for (size_t i = 0; i < count; ++i) {
+    const data::MqarSegment segment = {entry("--seq-len", options.seq_len, i),
+                                       entry("--num-pairs", options.num_pairs, i),
+                                       entry("the list of examples", examples, i)};
+    if (segment.num_examples != 0) segments.push_back(segment);
+  }
+  return segments;
+}
+
+void PrintRows(const char* name, const data::SplitInfo& split) {
+  std::cout << "  " << name << ": " << split.num_documents << " rows";
+  for (const data::Segment& segment : split.segments)
+    std::cout << "\n    " << segment.num_rows << " of " << segment.name << ", seed "
+              << segment.seed;
+  std::cout << "\n";
+}
+
+void PrintSummary(const data::PrepareMqarConfig& config, const data::MqarSummary& summary) {
+  std::cout << "prepared " << config.out.string() << ": labelled rows of " << summary.row_len
+            << " tokens in " << HumanSeconds(summary.seconds) << "\n";
+  PrintRows("train", summary.train);
+  PrintRows("validation", summary.validation);
+  PrintRows("test", summary.test);
+  std::cout << "  vocabulary: " << config.vocab_size << "\n"
+            << "  hash: " << ToHex(summary.hash) << "\n";
+}
+
 }  // namespace
 
 ExitCode Run(const PrepareOptions& options) {
-  data::PrepareConfig config = options.config;
-  const StopOnSignal signals;
-  config.stop = &stop_requested;
-  data::PrepareSummary summary;
-  {
-    ProgressLine progress;
-    config.on_progress = std::ref(progress);
-    summary = data::Prepare(config);
+  if (options.synthetic.empty()) {
+    PrintSummary(options.config, Watched(options.config, data::Prepare));
+    return ExitCode::kFinished;
   }
-  PrintSummary(config, summary);
+  data::PrepareMqarConfig config = options.mqar;
+  config.out = options.config.out;
+  config.threads = options.config.threads;
+  config.shard_tokens = options.config.shard_tokens;
+  config.train = Segments(options, options.examples);
+  config.validation = Segments(options, options.validation_examples);
+  config.test = Segments(options, options.test_examples);
+  PrintSummary(config, Watched(config, data::PrepareMqar));
   return ExitCode::kFinished;
 }
 

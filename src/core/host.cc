@@ -1,5 +1,6 @@
 #include "core/host.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,6 +54,11 @@ uint64_t CgroupLimit(const fs::path& proc, const fs::path& cgroups) {
 std::string HostName() {
   char name[256] = {};
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+int NumUsableCores() {
+  cpu_set_t cores;
+  return ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? std::max(1, CPU_COUNT(&cores)) : 1;
 }
 
 uint64_t HostMemoryBytes(const fs::path& proc, const fs::path& cgroups) {

@@ -1,4 +1,4 @@
-// This machine: its name, for messages and records, and its memory.
+// This machine: its name, for messages and records, its memory and its cores.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,10 @@
 namespace halflife {
 
 std::string HostName();  // "unknown" where the system does not tell
+
+// The cores that this process may use, which a batch system may have cut below the machine's; at
+// least 1.
+int NumUsableCores();
 
 // Bytes that the processes of this machine may use together: memory and swap, or less where a
 // cgroup limits this process. 0: the system does not tell. The folders are parameters for tests.

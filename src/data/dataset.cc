@@ -35,9 +35,26 @@ SplitShards MakeShards(const fs::path& folder, const SplitRecord& split, int voc
   return shards;
 }
 
+std::string DescribeGenerator(const Manifest& manifest) {
+  if (!manifest.has_rows()) return "";
+  std::vector<std::string> parameters;
+  for (const auto& [name, value] : manifest.parameters)
+    parameters.push_back(Concat(name, " ", value));
+  return Concat(manifest.generator, " ", manifest.generator_version, ": ", Join(parameters, ", "));
+}
+
 }  // namespace
 
-const char* Name(Split split) { return split == Split::kTrain ? "train" : "validation"; }
+const char* Name(Split split) {
+  return split == Split::kTrain ? "train" : split == Split::kValidation ? "validation" : "test";
+}
+
+Split SplitOf(const std::string& name) {
+  for (const Split split : kSplits) {
+    if (name == Name(split)) return split;
+  }
+  HL_FAIL(ExitCode::kUsage, "'", name, "' is no split; train, validation or test would work");
+}
 
 double BitsPerByte(double nats_per_target, const SplitInfo& split) {
   const auto targets = static_cast<double>(split.num_tokens - split.num_documents);
@@ -50,20 +67,56 @@ class Dataset::Impl {
       : folder(folder_arg), manifest(std::move(manifest_arg)) {
     info = {.train = manifest.train.info,
             .validation = manifest.validation.info,
+            .test = manifest.test.info,
             .vocab_size = manifest.vocab_size,
             .eos_id = manifest.eos_id,
             .tokenizer_kind = manifest.tokenizer_kind,
+            .row_len = manifest.row_len,
+            .generator = DescribeGenerator(manifest),
             .hash = manifest.hash};
     train = MakeShards(folder, manifest.train, manifest.vocab_size);
     validation = MakeShards(folder, manifest.validation, manifest.vocab_size);
+    test = MakeShards(folder, manifest.test, manifest.vocab_size);
   }
   ~Impl() {
     const Hdf5Lock lock;  // the readers close their files
     train = {};
     validation = {};
+    test = {};
   }
 
-  SplitShards& shards(Split split) { return split == Split::kTrain ? train : validation; }
+  SplitShards& shards(Split split) {
+    return split == Split::kTrain ? train : split == Split::kValidation ? validation : test;
+  }
+
+  const SplitInfo& split(Split split) const {
+    return split == Split::kTrain        ? info.train
+           : split == Split::kValidation ? info.validation
+                                         : info.test;
+  }
+
+  // Fills `out` with the entries from `begin` on of a column that is read by blocks of kBlockTokens,
+  // read(ShardReader&, block), from as many shards as it takes.
+  template <typename Read>
+  void ReadColumn(Split split, int64_t begin, std::span<int32_t> out, const Read& read) {
+    const SplitInfo& about = this->split(split);
+    const int64_t end = begin + static_cast<int64_t>(out.size());
+    HL_CHECK(begin >= 0 && end <= about.num_tokens, "tokens [", begin, ", ", end, ") of a ",
+             Name(split), " split of ", about.num_tokens);
+    SplitShards& source = shards(split);
+    for (int64_t at = begin; at < end;) {
+      const auto above = std::upper_bound(source.begins.begin(), source.begins.end(), at);
+      const auto index = static_cast<size_t>(above - source.begins.begin() - 1);
+      ShardReader& shard = source.readers[index];
+      Touch(shard);
+      const int64_t local = at - source.begins[index];
+      const std::vector<int32_t> block = read(shard, local / kBlockTokens);
+      const int64_t offset = local % kBlockTokens;
+      const int64_t count = std::min(static_cast<int64_t>(block.size()) - offset, end - at);
+      std::copy_n(block.begin() + offset, count, out.begin() + (at - begin));
+      at += count;
+    }
+  }
 
   // Marks a shard as just used, and closes the one that has rested longest where too many are open.
   void Touch(ShardReader& shard) {
@@ -79,7 +132,7 @@ class Dataset::Impl {
 
   template <typename Visit>  // Visit(ShardReader&, int64_t)
   void ForEachShard(const Visit& visit) {
-    for (SplitShards* split : {&train, &validation}) {
+    for (SplitShards* split : {&train, &validation, &test}) {
       for (ShardReader& shard : split->readers) visit(shard);
     }
   }
@@ -98,7 +151,7 @@ class Dataset::Impl {
   const fs::path folder;
   const Manifest manifest;
   DatasetInfo info;
-  SplitShards train, validation;
+  SplitShards train, validation, test;
   std::list<ShardReader*> recent;  // open shards, the last used first; guarded by Hdf5Lock
 };
 
@@ -118,9 +171,7 @@ Dataset Dataset::Open(const fs::path& folder) {
 
 const DatasetInfo& Dataset::info() const { return impl_->info; }
 const fs::path& Dataset::folder() const { return impl_->folder; }
-const SplitInfo& Dataset::split(Split split) const {
-  return split == Split::kTrain ? impl_->info.train : impl_->info.validation;
-}
+const SplitInfo& Dataset::split(Split split) const { return impl_->split(split); }
 
 std::vector<ShardInfo> Dataset::Shards(Split split) const {
   std::vector<ShardInfo> shards;
@@ -133,23 +184,14 @@ std::vector<ShardInfo> Dataset::Shards(Split split) const {
 }
 
 void Dataset::Read(Split split, int64_t begin, std::span<int32_t> ids) const {
-  const int64_t end = begin + static_cast<int64_t>(ids.size());
-  const int64_t total = this->split(split).num_tokens;
-  HL_CHECK(begin >= 0 && end <= total, "tokens [", begin, ", ", end, ") of a ", Name(split),
-           " split of ", total);
-  SplitShards& shards = impl_->shards(split);
-  for (int64_t at = begin; at < end;) {
-    const auto above = std::upper_bound(shards.begins.begin(), shards.begins.end(), at);
-    const auto index = static_cast<size_t>(above - shards.begins.begin() - 1);
-    ShardReader& shard = shards.readers[index];
-    impl_->Touch(shard);
-    const int64_t local = at - shards.begins[index];
-    const std::vector<int32_t> block = shard.ReadTokens(local / kBlockTokens);
-    const int64_t offset = local % kBlockTokens;
-    const int64_t count = std::min(static_cast<int64_t>(block.size()) - offset, end - at);
-    std::copy_n(block.begin() + offset, count, ids.begin() + (at - begin));
-    at += count;
-  }
+  impl_->ReadColumn(split, begin, ids,
+                    [](ShardReader& shard, int64_t block) { return shard.ReadTokens(block); });
+}
+
+void Dataset::ReadLabels(Split split, int64_t begin, std::span<int32_t> labels) const {
+  HL_CHECK(info().has_rows(), folder().string(), " holds text, whose labels are its next tokens");
+  impl_->ReadColumn(split, begin, labels,
+                    [](ShardReader& shard, int64_t block) { return shard.ReadLabels(block); });
 }
 
 std::vector<int64_t> Dataset::DocumentStarts(Split split, int64_t begin, int64_t end) const {
@@ -174,6 +216,9 @@ std::vector<int64_t> Dataset::DocumentStarts(Split split, int64_t begin, int64_t
 }
 
 std::unique_ptr<Tokenizer> Dataset::LoadTokenizer() const {
+  HL_CHECK_AS(ExitCode::kUsage, !info().has_rows(), folder().string(), " holds labelled rows (",
+              impl_->manifest.generator,
+              "), not text, and has no tokenizer; a dataset of `halflife prepare --input` has one");
   impl_->CheckTokenizerFiles();
   std::unique_ptr<Tokenizer> tokenizer = data::LoadTokenizer(impl_->folder / kTokenizerFolder);
   HL_CHECK_AS(ExitCode::kData, tokenizer->vocab_size() == info().vocab_size, "the tokenizer of ",
@@ -188,7 +233,10 @@ void Dataset::Verify() const {
     shard.CheckWhole();
     impl_->Touch(shard);
     const ShardRecord& record = shard.record();
-    for (int64_t i = 0; i < NumBlocks(record.num_tokens, kBlockTokens); ++i) shard.ReadTokens(i);
+    for (int64_t i = 0; i < NumBlocks(record.num_tokens, kBlockTokens); ++i) {
+      shard.ReadTokens(i);
+      if (info().has_rows()) shard.ReadLabels(i);
+    }
     for (int64_t i = 0; i < NumBlocks(record.num_documents, kBlockStarts); ++i) shard.ReadStarts(i);
   });
 }

@@ -1,10 +1,11 @@
 // A prepared dataset: one self-contained folder of immutable HDF5 token shards, a protobuf manifest
-// and the tokenizer.
+// and the tokenizer. It holds text, or rows of equal length with a label beside each token.
 //   DATASET/manifest.pb  manifest.txtpb  tokenizer/...  train-00000.h5 ...  validation-00000.h5 ...
 //
 //   const Dataset dataset = Dataset::Open(path);
 //   // Any range, across shards, without loading them whole.
 //   dataset.Read(Split::kTrain, begin, ids);
+//   if (dataset.info().has_rows()) dataset.ReadLabels(Split::kTrain, begin, labels);
 #pragma once
 
 #include <cstdint>
@@ -19,14 +20,24 @@
 
 namespace halflife::data {
 
-enum class Split : uint8_t { kTrain, kValidation };
-const char* Name(Split split);  // "train", "validation"
+enum class Split : uint8_t { kTrain, kValidation, kTest };  // text has no test split
+constexpr Split kSplits[] = {Split::kTrain, Split::kValidation, Split::kTest};
+const char* Name(Split split);           // "train", "validation", "test"
+Split SplitOf(const std::string& name);  // Error kUsage for another name
+
+// Rows of one kind that follow each other, such as those of one difficulty.
+struct Segment {
+  std::string name;  // "seq_len=128,num_kv_pairs=16"
+  int64_t num_rows = 0;
+  uint64_t seed = 0;
+};
 
 struct SplitInfo {
-  int64_t num_tokens = 0;  // each document's eos included
-  int64_t num_documents = 0;
-  int64_t num_bytes = 0;  // of text
+  int64_t num_tokens = 0;     // each document's eos included
+  int64_t num_documents = 0;  // rows are documents, too
+  int64_t num_bytes = 0;      // of text
   int num_shards = 0;
+  std::vector<Segment> segments = {};  // of labelled rows
 };
 
 // A loss in bits of a byte of text, which models with different tokenizers share: what a target
@@ -44,10 +55,13 @@ struct ShardInfo {
 };
 
 struct DatasetInfo {
-  SplitInfo train, validation;
+  SplitInfo train, validation, test;
   int vocab_size = 0;
-  int eos_id = 0;
-  std::string tokenizer_kind;
+  int eos_id = 0;              // -1: labelled rows
+  std::string tokenizer_kind;  // empty: labelled rows
+  int64_t row_len = 0;         // tokens of a labelled row; 0: text
+  std::string generator;       // of labelled rows: "mqar native 1: power 0.01, ..."
+  bool has_rows() const { return row_len > 0; }
   Hash128 hash;  // of the manifest: what a checkpoint records
 };
 
@@ -68,9 +82,13 @@ class Dataset {
   // Tokens [begin, begin + ids.size()) of the split's concatenated documents. Verifies the checksum
   // of every block it touches, and that every id is below the vocabulary. Thread-safe.
   void Read(Split split, int64_t begin, std::span<int32_t> ids) const;
+  // The labels of the same tokens, verified likewise; kNoTarget where nothing is asked. Of labelled
+  // rows alone.
+  void ReadLabels(Split split, int64_t begin, std::span<int32_t> labels) const;
   // Starts of documents that lie in [begin, end), ascending.
   std::vector<int64_t> DocumentStarts(Split split, int64_t begin, int64_t end) const;
 
+  // Error kUsage for labelled rows, which have none.
   std::unique_ptr<Tokenizer> LoadTokenizer() const;
   // Reads and checks every byte of every shard: Error kData for the first damage.
   void Verify() const;

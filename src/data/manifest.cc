@@ -77,6 +77,12 @@ void ToProto(Split split, const SplitRecord& record, proto::DatasetSplit* out) {
   out->set_num_tokens(record.info.num_tokens);
   out->set_num_documents(record.info.num_documents);
   out->set_num_bytes(record.info.num_bytes);
+  for (const Segment& segment : record.info.segments) {
+    proto::DatasetSegment* one = out->add_segments();
+    one->set_name(segment.name);
+    one->set_num_rows(segment.num_rows);
+    one->set_seed(segment.seed);
+  }
   for (const ShardRecord& shard : record.shards) {
     proto::DatasetShard* one = out->add_shards();
     ToProto(shard.file, one->mutable_file());
@@ -85,6 +91,7 @@ void ToProto(Split split, const SplitRecord& record, proto::DatasetSplit* out) {
     one->set_header_bytes(shard.header_bytes);
     one->set_header_xxh3_128(ToHex(shard.header_hash));
     one->set_token_hashes(JoinHashes(shard.token_hashes));
+    one->set_label_hashes(JoinHashes(shard.label_hashes));
     one->set_start_hashes(JoinHashes(shard.start_hashes));
     one->mutable_first_starts()->Assign(shard.first_starts.begin(), shard.first_starts.end());
   }
@@ -93,6 +100,8 @@ void ToProto(Split split, const SplitRecord& record, proto::DatasetSplit* out) {
 SplitRecord FromProto(const proto::DatasetSplit& split) {
   SplitRecord record;
   record.info = {split.num_tokens(), split.num_documents(), split.num_bytes(), split.shards_size()};
+  for (const proto::DatasetSegment& segment : split.segments())
+    record.info.segments.push_back({segment.name(), segment.num_rows(), segment.seed()});
   for (const proto::DatasetShard& shard : split.shards()) {
     record.shards.push_back(
         {.file = FromProto(shard.file()),
@@ -101,15 +110,36 @@ SplitRecord FromProto(const proto::DatasetSplit& split) {
          .header_bytes = shard.header_bytes(),
          .header_hash = FromHex(shard.header_xxh3_128()),
          .token_hashes = SplitHashes(shard.token_hashes()),
+         .label_hashes = SplitHashes(shard.label_hashes()),
          .start_hashes = SplitHashes(shard.start_hashes()),
          .first_starts = {shard.first_starts().begin(), shard.first_starts().end()}});
   }
   return record;
 }
 
+void ToProto(const Manifest& manifest, proto::DatasetRows* out) {
+  out->set_seq_len(manifest.row_len);
+  out->set_generator(manifest.generator);
+  out->set_generator_version(manifest.generator_version);
+  for (const auto& [name, value] : manifest.parameters) {
+    proto::DatasetParameter* one = out->add_parameters();
+    one->set_name(name);
+    one->set_value(value);
+  }
+}
+
+void ToProto(const Manifest& manifest, proto::DatasetPreparation* out) {
+  out->set_documents(manifest.documents);
+  out->set_field(manifest.field);
+  out->set_validation_fraction(manifest.validation_fraction);
+  out->set_split_seed(manifest.split_seed);
+  out->set_replace_invalid_utf8(manifest.replace_invalid_utf8);
+  out->set_validation_input(manifest.validation_input);
+}
+
 proto::DatasetManifest ToProto(const Manifest& manifest) {
   proto::DatasetManifest out;
-  out.set_format_version(kDatasetVersion);
+  out.set_format_version(manifest.has_rows() ? kRowsVersion : kTextVersion);
   proto::DatasetTokenizer* tokenizer = out.mutable_tokenizer();
   tokenizer->set_kind(manifest.tokenizer_kind);
   tokenizer->set_vocab_size(manifest.vocab_size);
@@ -120,13 +150,12 @@ proto::DatasetManifest ToProto(const Manifest& manifest) {
   out.set_block_starts(kBlockStarts);
   ToProto(Split::kTrain, manifest.train, out.add_splits());
   ToProto(Split::kValidation, manifest.validation, out.add_splits());
-  proto::DatasetPreparation* preparation = out.mutable_preparation();
-  preparation->set_documents(manifest.documents);
-  preparation->set_field(manifest.field);
-  preparation->set_validation_fraction(manifest.validation_fraction);
-  preparation->set_split_seed(manifest.split_seed);
-  preparation->set_replace_invalid_utf8(manifest.replace_invalid_utf8);
-  preparation->set_validation_input(manifest.validation_input);
+  if (manifest.has_rows()) {
+    ToProto(Split::kTest, manifest.test, out.add_splits());
+    ToProto(manifest, out.mutable_rows());
+  } else {
+    ToProto(manifest, out.mutable_preparation());
+  }
   return out;
 }
 
@@ -139,6 +168,14 @@ Manifest FromProto(const proto::DatasetManifest& in) {
     manifest.tokenizer_files.push_back(FromProto(file));
   manifest.train = FromProto(in.splits(0));
   manifest.validation = FromProto(in.splits(1));
+  if (in.has_rows()) {
+    manifest.test = FromProto(in.splits(2));
+    manifest.row_len = in.rows().seq_len();
+    manifest.generator = in.rows().generator();
+    manifest.generator_version = in.rows().generator_version();
+    for (const auto& one : in.rows().parameters())
+      manifest.parameters.emplace_back(one.name(), one.value());
+  }
   manifest.documents = in.preparation().documents();
   manifest.field = in.preparation().field();
   manifest.validation_fraction = in.preparation().validation_fraction();
@@ -149,21 +186,25 @@ Manifest FromProto(const proto::DatasetManifest& in) {
 }
 
 // The counts must agree with each other before any code indexes by them.
-bool Consistent(const SplitRecord& split) {
+bool Consistent(const SplitRecord& split, int64_t row_len) {
   int64_t tokens = 0, documents = 0;
   for (const ShardRecord& shard : split.shards) {
     const auto token_blocks = static_cast<size_t>(NumBlocks(shard.num_tokens, kBlockTokens));
     const auto start_blocks = static_cast<size_t>(NumBlocks(shard.num_documents, kBlockStarts));
     if (shard.num_tokens <= 0 || shard.num_documents < 0 || shard.file.name.empty() ||
         shard.file.name.find('/') != std::string::npos || shard.header_bytes > shard.file.bytes ||
-        shard.token_hashes.size() != token_blocks || shard.start_hashes.size() != start_blocks ||
-        shard.first_starts.size() != start_blocks) {
+        shard.token_hashes.size() != token_blocks ||
+        shard.label_hashes.size() != (row_len > 0 ? token_blocks : 0) ||
+        shard.start_hashes.size() != start_blocks || shard.first_starts.size() != start_blocks) {
       return false;
     }
     tokens += shard.num_tokens;
     documents += shard.num_documents;
   }
-  return tokens == split.info.num_tokens && documents == split.info.num_documents;
+  int64_t rows = 0;
+  for (const Segment& segment : split.info.segments) rows += segment.num_rows;
+  return tokens == split.info.num_tokens && documents == split.info.num_documents &&
+         (row_len == 0 || (rows == documents && tokens == rows * row_len));
 }
 
 bool HasHashes(const proto::DatasetManifest& in) {
@@ -178,10 +219,12 @@ bool HasHashes(const proto::DatasetManifest& in) {
 }
 
 bool Consistent(const proto::DatasetManifest& in) {
+  const bool rows = in.format_version() == kRowsVersion;
+  const int eos = in.tokenizer().eos_id(), vocab_size = in.tokenizer().vocab_size();
   return HasHashes(in) && in.block_tokens() == kBlockTokens && in.block_starts() == kBlockStarts &&
-         in.splits_size() == 2 && in.tokenizer().vocab_size() > 0 &&
-         in.token_bytes() == static_cast<uint32_t>(TokenBytes(in.tokenizer().vocab_size())) &&
-         in.tokenizer().eos_id() >= 0 && in.tokenizer().eos_id() < in.tokenizer().vocab_size();
+         vocab_size > 0 && in.token_bytes() == static_cast<uint32_t>(TokenBytes(vocab_size)) &&
+         in.splits_size() == (rows ? 3 : 2) && in.has_rows() == rows &&
+         (rows ? in.rows().seq_len() > 0 && eos == -1 : eos >= 0 && eos < vocab_size);
 }
 
 }  // namespace
@@ -205,6 +248,7 @@ std::string ManifestText(const Manifest& manifest) {
   for (proto::DatasetSplit& split : *message.mutable_splits()) {
     for (proto::DatasetShard& shard : *split.mutable_shards()) {
       shard.clear_token_hashes();
+      shard.clear_label_hashes();
       shard.clear_start_hashes();
       shard.clear_first_starts();
     }
@@ -212,6 +256,13 @@ std::string ManifestText(const Manifest& manifest) {
   std::string text;
   HL_CHECK(google::protobuf::TextFormat::PrintToString(message, &text));
   return text;
+}
+
+Hash128 WriteManifest(const Manifest& manifest, const fs::path& folder) {
+  const std::string framed = FrameManifest(manifest);
+  AtomicWriteFile(folder / kManifestTextName, ManifestText(manifest), ExitCode::kData);
+  AtomicWriteFile(folder / kManifestName, framed, ExitCode::kData);
+  return FrameHash(framed);
 }
 
 Hash128 FrameHash(std::string_view framed) { return FromBytes(framed.substr(framed.size() - 16)); }
@@ -239,13 +290,18 @@ Manifest ReadManifest(const fs::path& path) {
   const bool parsed =
       message.ParseFromArray(bytes.data() + 16, static_cast<int>(bytes.size() - kFrameBytes));
   HL_CHECK_AS(ExitCode::kData, parsed, path.string(), " is no DatasetManifest; ", kDamageRemedy);
-  HL_CHECK_AS(ExitCode::kData, message.format_version() == kDatasetVersion, path.string(),
-              " is of dataset format ", message.format_version(), ", this program reads format ",
-              kDatasetVersion, "; use the program that wrote it, or run `halflife prepare` again");
+  HL_CHECK_AS(ExitCode::kData,
+              message.format_version() == kTextVersion || message.format_version() == kRowsVersion,
+              path.string(), " is of dataset format ", message.format_version(),
+              ", this program reads formats ", kTextVersion, " and ", kRowsVersion,
+              "; use the program that wrote it, or run `halflife prepare` again");
   HL_CHECK_AS(ExitCode::kData, Consistent(message), path.string(), " contradicts itself; ",
               kDamageRemedy);
   Manifest manifest = FromProto(message);
-  HL_CHECK_AS(ExitCode::kData, Consistent(manifest.train) && Consistent(manifest.validation),
+  HL_CHECK_AS(ExitCode::kData,
+              Consistent(manifest.train, manifest.row_len) &&
+                  Consistent(manifest.validation, manifest.row_len) &&
+                  Consistent(manifest.test, manifest.row_len),
               path.string(), " has counts that contradict each other; ", kDamageRemedy);
   manifest.hash = FrameHash(bytes);
   return manifest;

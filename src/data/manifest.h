@@ -3,12 +3,13 @@
 // (proto/halflife/dataset.proto), xxh3-128 of all before. The frame is needed because protobuf
 // accepts a message that was cut at a field's border.
 //
-//   AtomicWriteFile(folder / kManifestName, FrameManifest(manifest), ExitCode::kData);
+//   WriteManifest(manifest, folder);
 //   const Manifest again = ReadManifest(folder / kManifestName);
 #pragma once
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/dataset.h"
@@ -22,11 +23,12 @@ struct SplitRecord {
 };
 
 struct Manifest {
-  std::string tokenizer_kind;
+  std::string tokenizer_kind;  // empty: labelled rows
   int vocab_size = 0;
-  int eos_id = 0;
+  int eos_id = 0;                           // -1: labelled rows
   std::vector<FileRecord> tokenizer_files;  // names below tokenizer/
   SplitRecord train, validation;
+  SplitRecord test;  // of labelled rows alone
 
   // How the text was cut.
   std::string documents;
@@ -36,11 +38,24 @@ struct Manifest {
   bool replace_invalid_utf8 = false;
   bool validation_input = false;
 
+  // Of labelled rows: what made them.
+  int64_t row_len = 0;  // tokens; 0: text
+  std::string generator;
+  uint32_t generator_version = 0;
+  std::vector<std::pair<std::string, std::string>> parameters;
+
+  bool has_rows() const { return row_len > 0; }
+  const SplitRecord& of(Split split) const {
+    return split == Split::kTrain ? train : split == Split::kValidation ? validation : test;
+  }
+
   Hash128 hash;  // the frame's; set by ReadManifest
 };
 
 std::string FrameManifest(const Manifest& manifest);
 std::string ManifestText(const Manifest& manifest);  // for people
+// Both, into a dataset's folder. Returns the frame's hash.
+Hash128 WriteManifest(const Manifest& manifest, const std::filesystem::path& folder);
 // Error kData for a missing file, a damaged frame, another version, or counts that contradict each
 // other.
 Manifest ReadManifest(const std::filesystem::path& path);

@@ -1,7 +1,5 @@
 #include "data/prepare.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -10,6 +8,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/host.h"
 #include "data/document_encoder.h"
 #include "data/manifest.h"
 #include "data/ordered_pipeline.h"
@@ -25,7 +24,9 @@ namespace {
 namespace fs = std::filesystem;
 
 void CheckConfig(const PrepareConfig& config) {
-  HL_CHECK_AS(ExitCode::kUsage, !config.inputs.empty(), "--input names no file");
+  HL_CHECK_AS(ExitCode::kUsage, !config.inputs.empty(),
+              "--input names no file; --synthetic mqar makes rows "
+              "without text");
   HL_CHECK_AS(ExitCode::kUsage, !config.out.empty(), "--out names no folder");
   HL_CHECK_AS(ExitCode::kUsage, config.train_tokenizer == config.tokenizer.empty(),
               "give either --tokenizer bytes|FILE|FOLDER, or --train-tokenizer --vocab N");
@@ -40,12 +41,6 @@ void CheckConfig(const PrepareConfig& config) {
               config.shard_tokens, " is below ", kBlockTokens, ", the smallest shard");
   HL_CHECK_AS(ExitCode::kUsage, config.max_document_bytes > 0 && config.chunk_bytes > 0,
               "--max-document-bytes ", config.max_document_bytes, " is not positive");
-}
-
-// The cores this process may use, which a batch system may have cut below the machine's.
-int NumCores() {
-  cpu_set_t cores;
-  return ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? std::max(1, CPU_COUNT(&cores)) : 1;
 }
 
 uint64_t DiskBytes(const InputFiles& inputs) {
@@ -64,7 +59,7 @@ class Run {
                                ? InputFiles{}
                                : FindInputFiles(config.validation_inputs, "--validation-input")),
         tokenizer_(config.train_tokenizer ? nullptr : OpenTokenizer(config.tokenizer)),
-        threads_(config.threads == 0 ? NumCores() : config.threads) {
+        threads_(config.threads == 0 ? NumUsableCores() : config.threads) {
     RequireApart();
     rules_ = {.field = config.field,
               .replace_invalid_utf8 = config.replace_invalid_utf8,
@@ -287,8 +282,8 @@ std::vector<FileRecord> SaveTokenizer(const Tokenizer& tokenizer, const fs::path
   return records;
 }
 
-void WriteManifest(const PrepareConfig& config, const Tokenizer& tokenizer, const fs::path& folder,
-                   Manifest& manifest) {
+void Describe(const PrepareConfig& config, const Tokenizer& tokenizer, const fs::path& folder,
+              Manifest& manifest) {
   manifest.tokenizer_files = SaveTokenizer(tokenizer, folder / kTokenizerFolder);
   manifest.tokenizer_kind = tokenizer.kind();
   manifest.vocab_size = tokenizer.vocab_size();
@@ -299,10 +294,6 @@ void WriteManifest(const PrepareConfig& config, const Tokenizer& tokenizer, cons
   manifest.validation_fraction = manifest.validation_input ? 0 : config.validation_fraction;
   manifest.split_seed = config.split_seed;
   manifest.replace_invalid_utf8 = config.replace_invalid_utf8;
-  const std::string framed = FrameManifest(manifest);
-  manifest.hash = FrameHash(framed);
-  AtomicWriteFile(folder / kManifestTextName, ManifestText(manifest), ExitCode::kData);
-  AtomicWriteFile(folder / kManifestName, framed, ExitCode::kData);
 }
 
 }  // namespace
@@ -315,7 +306,8 @@ PrepareSummary Prepare(const PrepareConfig& config) try {
   const std::unique_ptr<Tokenizer> tokenizer = run.MakeTokenizer();
   Manifest manifest = run.WriteShards(output.path(), *tokenizer);
   run.CheckSplits(manifest);
-  WriteManifest(config, *tokenizer, output.path(), manifest);
+  Describe(config, *tokenizer, output.path(), manifest);
+  manifest.hash = WriteManifest(manifest, output.path());
   output.Publish();
   PrepareSummary summary = run.Summarise(manifest);
   summary.seconds = clock.Seconds();

@@ -41,8 +41,8 @@ void CheckAgainstManifest(const fs::path& path, ShardFile* shard) {
   std::error_code ignored;
   if (!fs::exists(folder / kManifestName, ignored)) return;
   const Manifest manifest = ReadManifest(folder / kManifestName);
-  for (const Split split : {Split::kTrain, Split::kValidation}) {
-    const SplitRecord& record = split == Split::kTrain ? manifest.train : manifest.validation;
+  for (const Split split : kSplits) {
+    const SplitRecord& record = manifest.of(split);
     for (const ShardRecord& row : record.shards) {
       if (row.file.name != path.filename()) continue;
       ShardReader(folder, row, TokenBytes(manifest.vocab_size), manifest.vocab_size).CheckHeader();
@@ -70,6 +70,7 @@ ShardFile ReadShardFile(const fs::path& path) {
   shard.num_tokens = tokens.length;
   shard.token_bytes = tokens.element_bytes;
   shard.num_documents = ReadColumn(file, kStartsName, path).length;
+  shard.has_labels = H5Lexists(file.get(), kLabelsName, H5P_DEFAULT) > 0;
   return shard;
 }
 

@@ -13,6 +13,7 @@ struct ShardFile {
   int64_t num_tokens = 0;
   int64_t num_documents = 0;  // that start in it
   int token_bytes = 0;        // 2 or 4
+  bool has_labels = false;    // of labelled rows, one a token
   // Of the manifest beside it, where there is one that names this file.
   std::string split;         // "train", "validation"; empty: no manifest
   std::string dataset_hash;  // hex

@@ -10,7 +10,9 @@
 
 namespace halflife::data {
 
-constexpr uint32_t kDatasetVersion = 1;
+constexpr uint32_t kTextVersion = 1;
+// Programs that know text alone refuse it: they would train on the next token in place of labels.
+constexpr uint32_t kRowsVersion = 2;
 // One HDF5 chunk and one hash each: 64 KiB of 16-bit tokens, 64 KiB of document starts. Small
 // enough that a random window of some hundred tokens reads little more than it needs, large enough
 // that hashes take 0.03 % of the tokens.
@@ -18,6 +20,8 @@ constexpr int64_t kBlockTokens = 32768;
 constexpr int64_t kBlockStarts = 8192;
 // [num_tokens] uint16 or uint32, little endian.
 constexpr char kTokensName[] = "tokens";
+// [num_tokens] int32, of labelled rows: kNoTarget where nothing is asked.
+constexpr char kLabelsName[] = "labels";
 // [num_documents] int64, token index in the shard.
 constexpr char kStartsName[] = "document_starts";
 constexpr char kManifestName[] = "manifest.pb";
@@ -41,6 +45,7 @@ struct ShardRecord {
   uint64_t header_bytes = 0;  // what lies before the first block: HDF5's own structures
   Hash128 header_hash;
   std::vector<Hash128> token_hashes;  // of the tokens of each block, as stored
+  std::vector<Hash128> label_hashes;  // of their labels; none: text
   std::vector<Hash128> start_hashes;
   std::vector<int64_t> first_starts;  // first entry of each block of document starts
 };

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "data/batch.h"
 #include "data/file_hash.h"
 
 namespace halflife::data {
@@ -68,12 +69,15 @@ void ShardReader::Open() {
   const Hdf5Handle uncached = CheckHdf5(H5Pcreate(H5P_DATASET_ACCESS), &H5Pclose, describe);
   CheckHdf5(H5Pset_chunk_cache(uncached.get(), 0, 0, 0), describe);
   tokens_ = CheckHdf5(H5Dopen2(file.get(), kTokensName, uncached.get()), &H5Dclose, describe);
+  if (!record_.label_hashes.empty())
+    labels_ = CheckHdf5(H5Dopen2(file.get(), kLabelsName, uncached.get()), &H5Dclose, describe);
   starts_ = CheckHdf5(H5Dopen2(file.get(), kStartsName, uncached.get()), &H5Dclose, describe);
   file_ = std::move(file);
 }
 
 void ShardReader::Close() {
   starts_ = {};
+  labels_ = {};
   tokens_ = {};
   file_ = {};
 }
@@ -117,6 +121,30 @@ std::vector<int32_t> ShardReader::ReadTokens(int64_t block) {
     ids[i] = static_cast<int32_t>(id);
   }
   return ids;
+}
+
+std::vector<int32_t> ShardReader::ReadLabels(int64_t block) {
+  const int64_t begin = block * kBlockTokens;
+  std::vector<int32_t> labels(
+      static_cast<size_t>(BlockLength(record_.num_tokens, kBlockTokens, block)));
+  {
+    const Hdf5Lock lock;
+    Open();
+    ReadRaw(labels_, H5T_STD_I32LE, begin, static_cast<int64_t>(labels.size()), labels.data());
+  }
+  HL_CHECK_AS(ExitCode::kData,
+              HashBytes(labels.data(), 4 * labels.size()) ==
+                  record_.label_hashes[static_cast<size_t>(block)],
+              "labels ", begin, " to ", begin + static_cast<int64_t>(labels.size()),
+              " of the token shard ", path_.string(),
+              " do not have the hash of the manifest: they are damaged; ", kDamageRemedy);
+  for (size_t i = 0; i < labels.size(); ++i) {
+    HL_CHECK_AS(
+        ExitCode::kData, labels[i] == kNoTarget || (labels[i] >= 0 && labels[i] < vocab_size_),
+        "label ", begin + static_cast<int64_t>(i), " of the token shard ", path_.string(), " is ",
+        labels[i], ", but the vocabulary has ", vocab_size_, " ids; run `halflife prepare` again");
+  }
+  return labels;
 }
 
 std::vector<int64_t> ShardReader::ReadStarts(int64_t block) {

@@ -27,6 +27,7 @@ class ShardReader {
   // Every byte of the file.
   void CheckWhole() const;
   std::vector<int32_t> ReadTokens(int64_t block);
+  std::vector<int32_t> ReadLabels(int64_t block);  // of these tokens; of labelled rows
   std::vector<int64_t> ReadStarts(int64_t block);
 
   // Open files are a limited good: the owner closes the ones that rest. Call both under an
@@ -43,7 +44,7 @@ class ShardReader {
   ShardRecord record_;
   int token_bytes_;
   int vocab_size_;
-  Hdf5Handle file_, tokens_, starts_;  // the datasets close before the file
+  Hdf5Handle file_, tokens_, labels_, starts_;  // the datasets close before the file
 };
 
 }  // namespace halflife::data

@@ -87,17 +87,18 @@ class BlockColumn {
 // Bytes set aside at the file's beginning for all of HDF5's own structures: 24 bytes of index a
 // block and some KiB for the rest. With that room given, everything that is not a block lies in one
 // piece that the manifest hashes.
-uint64_t HeaderRoom(int64_t capacity) {
-  const int64_t blocks = NumBlocks(capacity, kBlockTokens) + NumBlocks(capacity, kBlockStarts) + 2;
+uint64_t HeaderRoom(int64_t capacity, bool labels) {
+  const int64_t token_blocks = NumBlocks(capacity, kBlockTokens) + 1;
+  const int64_t blocks = (labels ? 2 : 1) * token_blocks + NumBlocks(capacity, kBlockStarts) + 1;
   return 8192 + 24 * static_cast<uint64_t>(blocks);
 }
 
-Hdf5Handle CreateFile(const fs::path& path, int64_t capacity) {
+Hdf5Handle CreateFile(const fs::path& path, uint64_t header_room) {
   const auto describe = [&] { return Concat("cannot create ", path.string()); };
   const Hdf5Handle access = CheckHdf5(H5Pcreate(H5P_FILE_ACCESS), &H5Pclose, describe);
   CheckHdf5(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110), describe);
   CheckHdf5(H5Pset_file_locking(access.get(), false, true), describe);  // absent on many networks
-  CheckHdf5(H5Pset_meta_block_size(access.get(), HeaderRoom(capacity)), describe);
+  CheckHdf5(H5Pset_meta_block_size(access.get(), header_room), describe);
   CheckHdf5(H5Pset_small_data_block_size(access.get(), 0), describe);
   const Hdf5Handle create = CheckHdf5(H5Pcreate(H5P_FILE_CREATE), &H5Pclose, describe);
   CheckHdf5(H5Pset_obj_track_times(create.get(), false), describe);
@@ -110,12 +111,16 @@ Hdf5Handle CreateFile(const fs::path& path, int64_t capacity) {
 // One shard while it is written.
 class ShardWriter::File {
  public:
-  File(const fs::path& path, int token_bytes, int64_t capacity)
+  File(const fs::path& path, int token_bytes, int64_t capacity, bool labels)
       : path_(path), token_bytes_(token_bytes), capacity_(capacity) {
     const Hdf5Lock lock;
-    file_ = CreateFile(path, capacity);
+    file_ = CreateFile(path, HeaderRoom(capacity, labels));
     const int64_t type = token_bytes == 2 ? H5T_STD_U16LE : H5T_STD_U32LE;
     tokens_ = std::make_unique<BlockColumn>(file_.get(), kTokensName, type, kBlockTokens, capacity);
+    if (labels) {
+      labels_ = std::make_unique<BlockColumn>(file_.get(), kLabelsName, H5T_STD_I32LE, kBlockTokens,
+                                              capacity);
+    }
     starts_ = std::make_unique<BlockColumn>(file_.get(), kStartsName, H5T_STD_I64LE, kBlockStarts,
                                             capacity);
     token_block_.reserve(static_cast<size_t>(kBlockTokens * token_bytes));
@@ -139,8 +144,17 @@ class ShardWriter::File {
     }
   }
 
+  // As many as the tokens, in any steps.
+  void AddLabels(std::span<const int32_t> labels) {
+    for (const int32_t label : labels) {
+      label_block_.push_back(label);
+      if (static_cast<int64_t>(label_block_.size()) == kBlockTokens) FlushLabels();
+    }
+  }
+
   ShardRecord Close() {
     if (!token_block_.empty()) FlushTokens();
+    if (!label_block_.empty()) FlushLabels();
     if (!start_block_.empty()) FlushStarts();
     CloseHdf5();
     HashAndSync();
@@ -157,6 +171,14 @@ class ShardWriter::File {
     token_block_.clear();
   }
 
+  void FlushLabels() {
+    record_.label_hashes.push_back(HashBytes(label_block_.data(), 4 * label_block_.size()));
+    const Hdf5Lock lock;
+    labels_->Write(label_block_.data(), static_cast<int64_t>(label_block_.size()),
+                   [&] { return Concat("cannot write labels to ", path_.string()); });
+    label_block_.clear();
+  }
+
   void FlushStarts() {
     record_.start_hashes.push_back(HashBytes(start_block_.data(), 8 * start_block_.size()));
     record_.first_starts.push_back(start_block_.front());
@@ -171,7 +193,14 @@ class ShardWriter::File {
     const auto tokens = tokens_->GetExtent(), starts = starts_->GetExtent();
     record_.header_bytes = std::min(tokens.begin, starts.begin);
     block_bytes_ = tokens.bytes + starts.bytes;
-    const bool closed = tokens_->CloseNow() && starts_->CloseNow() && file_.CloseNow();
+    bool closed = tokens_->CloseNow() && starts_->CloseNow();
+    if (labels_ != nullptr) {
+      const auto labels = labels_->GetExtent();
+      record_.header_bytes = std::min(record_.header_bytes, labels.begin);
+      block_bytes_ += labels.bytes;
+      closed = labels_->CloseNow() && closed;
+    }
+    closed = file_.CloseNow() && closed;
     CheckHdf5(closed ? 0 : -1, [&] { return Concat("cannot finish ", path_.string()); });
   }
 
@@ -193,8 +222,9 @@ class ShardWriter::File {
   const int token_bytes_;
   const int64_t capacity_;
   Hdf5Handle file_;  // before the columns: they close first
-  std::unique_ptr<BlockColumn> tokens_, starts_;
+  std::unique_ptr<BlockColumn> tokens_, labels_, starts_;
   std::vector<uint8_t> token_block_;  // little endian, as on disk
+  std::vector<int32_t> label_block_;
   std::vector<int64_t> start_block_;
   uint64_t block_bytes_ = 0;
   ShardRecord record_;
@@ -211,7 +241,7 @@ void ShardWriter::OpenShardIfNone() {
   char number[16];
   std::snprintf(number, sizeof number, "-%05zu.h5", record_.shards.size());
   file_ = std::make_unique<File>(config_.folder / (std::string(Name(config_.split)) + number),
-                                 config_.token_bytes, config_.shard_tokens);
+                                 config_.token_bytes, config_.shard_tokens, config_.labels);
 }
 
 void ShardWriter::CloseShard() {
@@ -226,10 +256,26 @@ void ShardWriter::BeginDocument() {
 }
 
 void ShardWriter::Append(std::span<const int32_t> ids) {
+  HL_CHECK(!config_.labels, "tokens without the labels of a labelled row");
+  AppendPieces(ids, {});
+}
+
+void ShardWriter::AppendRow(std::span<const int32_t> ids, std::span<const int32_t> labels) {
+  HL_CHECK(config_.labels && ids.size() == labels.size(), labels.size(), " labels of ", ids.size(),
+           " tokens");
+  BeginDocument();
+  AppendPieces(ids, labels);
+}
+
+void ShardWriter::AppendPieces(std::span<const int32_t> ids, std::span<const int32_t> labels) {
   while (!ids.empty()) {
     OpenShardIfNone();
     const auto count = std::min<size_t>(ids.size(), static_cast<size_t>(file_->room()));
     file_->AddTokens(ids.first(count));
+    if (config_.labels) {
+      file_->AddLabels(labels.first(count));
+      labels = labels.subspan(count);
+    }
     record_.info.num_tokens += static_cast<int64_t>(count);
     ids = ids.subspan(count);
     if (file_->room() == 0) CloseShard();

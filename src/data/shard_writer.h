@@ -1,5 +1,6 @@
 // Writes the documents of one split into numbered HDF5 shards of at most `shard_tokens` tokens
-// each. A document may cross from one shard into the next. One thread uses a writer.
+// each, or its labelled rows. Either may cross from one shard into the next. One thread uses a
+// writer.
 //
 //   ShardWriter writer({.folder = tmp, .split = Split::kTrain, .token_bytes = 2});
 //   writer.BeginDocument();
@@ -21,6 +22,7 @@ struct ShardWriterConfig {
   Split split = Split::kTrain;
   int token_bytes = 2;
   int64_t shard_tokens = int64_t{1} << 26;  // 128 MiB of 16-bit tokens
+  bool labels = false;                      // beside each token
 };
 
 class ShardWriter {
@@ -30,12 +32,15 @@ class ShardWriter {
 
   void BeginDocument();
   void Append(std::span<const int32_t> ids);
+  // In place of the two above, with config.labels: one row, as many labels as ids.
+  void AppendRow(std::span<const int32_t> ids, std::span<const int32_t> labels);
   // Text bytes of what was appended, for the manifest.
   void CountBytes(int64_t bytes) { record_.info.num_bytes += bytes; }
   SplitRecord Finish();
 
  private:
   class File;
+  void AppendPieces(std::span<const int32_t> ids, std::span<const int32_t> labels);
   void OpenShardIfNone();
   void CloseShard();
 

@@ -46,6 +46,48 @@ TEST_F(PrepareCliTest, PreparesAndSums) {
             2);
 }
 
+TEST_F(PrepareCliTest, MakesASyntheticTask) {
+  const RunResult result = Run({"--synthetic",
+                                "mqar",
+                                "--vocab-size",
+                                "64",
+                                "--seq-len",
+                                "16",
+                                "--num-pairs",
+                                "4",
+                                "2",
+                                "--examples",
+                                "50",
+                                "30",
+                                "--validation-examples",
+                                "10",
+                                "--test-examples",
+                                "0",
+                                "--generator",
+                                "numpy_compat",
+                                "--out",
+                                Path("mqar")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const char* piece : {"labelled rows of 16 tokens", "train: 80 rows",
+                            "30 of seq_len=16,num_kv_pairs=2, seed 142", "test: 0 rows"}) {
+    EXPECT_THAT(result.out, HasSubstr(piece));
+  }
+  const Dataset dataset = Dataset::Open(Path("mqar"));
+  EXPECT_THAT(result.out, HasSubstr(ToHex(dataset.info().hash)));
+  EXPECT_THAT(dataset.info().generator, HasSubstr("mqar numpy_compat"));
+
+  const RunResult odd = Run({"--synthetic", "mqar", "--seq-len", "63", "--out", Path("odd")});
+  EXPECT_EQ(odd.exit_code, 2);
+  EXPECT_THAT(odd.err, HasSubstr("64 would work"));
+  const RunResult lists = Run({"--synthetic", "mqar", "--seq-len", "64", "32", "--num-pairs", "4",
+                               "8", "2", "--out", Path("lists")});
+  EXPECT_EQ(lists.exit_code, 2);
+  EXPECT_THAT(lists.err, HasSubstr("--seq-len has 2 numbers; 1 for all segments or 3 would work"));
+  EXPECT_EQ(Run({"--synthetic", "mqar", "--input", Path("a.txt"), "--out", Path("o")}).exit_code,
+            2);
+  EXPECT_EQ(Run({"--out", Path("o")}).exit_code, 2);  // neither
+}
+
 TEST_F(PrepareCliTest, ExitCodes) {
   EXPECT_EQ(Run({"--input", Path("a.txt")}).exit_code, 2);                      // no --out
   EXPECT_EQ(Run({"--input", Path("a.txt"), "--out", Path("o")}).exit_code, 2);  // no tokenizer

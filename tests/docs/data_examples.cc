@@ -20,6 +20,7 @@
 #include "data/shard_writer.h"
 #include "data/synthetic/mqar.h"
 #include "data/synthetic/numpy_mqar.h"
+#include "data/synthetic/prepare_mqar.h"
 #include "data/text_chunker.h"
 #include "data/text_tokens.h"
 #include "data/token_source.h"
@@ -53,7 +54,8 @@ void ByteStreamExample(const InputFile& file, char (&buffer)[64]) {
 #include "examples/data/byte_stream.h"
 }
 
-void DatasetExample(const Path& path, int64_t begin, std::span<int32_t> ids) {
+void DatasetExample(const Path& path, int64_t begin, std::span<int32_t> ids,
+                    std::span<int32_t> labels) {
 #include "examples/data/dataset.h"
 }
 
@@ -102,6 +104,10 @@ void MqarExample() {
 
 void NumpyMqarExample(const MqarConfig& config) {
 #include "examples/data/synthetic/numpy_mqar.h"
+}
+
+void PrepareMqarExample() {
+#include "examples/data/synthetic/prepare_mqar.h"
 }
 
 void TextChunkerExample(const std::vector<InputFile>& files) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "data/prepare.h"
+#include "data/synthetic/prepare_mqar.h"
 #include "eval/score_config.h"
 #include "infer/config.h"
 #include "interop/export.h"
@@ -22,6 +23,12 @@ namespace halflife::cli {
 
 struct PrepareOptions {
   data::PrepareConfig config;
+  // In place of text: the name of a task, and its segments, whose lists are as long as each other
+  // or have one entry for all.
+  std::string synthetic;
+  data::PrepareMqarConfig mqar;
+  std::vector<int64_t> seq_len = {64}, num_pairs = {4}, examples = {100000};
+  std::vector<int64_t> validation_examples = {3000}, test_examples = {3000};
 };
 
 struct RecipeOptions {

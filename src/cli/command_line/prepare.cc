@@ -1,9 +1,62 @@
-// halflife prepare: text into a dataset.
+// halflife prepare: text, or a synthetic task, into a dataset.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
 
 namespace halflife::cli {
+namespace {
+
+void AddMqar(CLI::App& command, CLI::Option* inputs, PrepareOptions& options) {
+  using data::MqarGenerator;
+  const std::map<std::string, MqarGenerator> generators = {
+      {"native", MqarGenerator::kNative}, {"numpy_compat", MqarGenerator::kNumpyCompat}};
+  data::PrepareMqarConfig& mqar = options.mqar;
+  command.option_defaults()->group("Synthetic rows");
+  command
+      .add_option("--synthetic", options.synthetic,
+                  "In place of --input: labelled rows of a task. mqar: multi-query associative "
+                  "recall, pairs of a key and a value, then each key again, which asks for its "
+                  "value [none: text]")
+      ->check(CLI::IsMember({"mqar"}))
+      ->excludes(inputs);
+  command.add_option("--vocab-size", mqar.vocab_size, "Tokens; half of them are keys")
+      ->capture_default_str();
+  command.add_option("--seq-len", options.seq_len, "Tokens of a row, an even number")
+      ->capture_default_str();
+  command
+      .add_option("--num-pairs", options.num_pairs,
+                  "Pairs of a row, at most a quarter of its tokens. With several numbers here, in "
+                  "--seq-len or in --examples, the dataset has as many segments, and scores are "
+                  "also given by segment")
+      ->capture_default_str();
+  command
+      .add_option("--power", mqar.power,
+                  "Slot g of those that a key may return in has the weight g^(power - 1)")
+      ->capture_default_str();
+  command.add_flag("--random-non-queries", mqar.random_non_queries,
+                   "Random tokens where a row would have zeros");
+  command
+      .add_option("--generator", mqar.generator,
+                  "numpy_compat gives the rows of Zoology and ReBased to the bit; native is faster "
+                  "and makes each row from its number alone")
+      ->transform(CLI::CheckedTransformer(generators).description("{native,numpy_compat}"))
+      ->default_str("native");
+  command.add_option("--examples", options.examples, "Training rows of each segment")
+      ->capture_default_str();
+  command
+      .add_option("--validation-examples", options.validation_examples,
+                  "Validation rows of each segment; 0: none")
+      ->capture_default_str();
+  command
+      .add_option("--test-examples", options.test_examples, "Test rows of each segment; 0: none")
+      ->capture_default_str();
+  command
+      .add_option("--seed", mqar.seed,
+                  "Of the training rows; the test rows have this + 10, the validation rows + 20")
+      ->capture_default_str();
+}
+
+}  // namespace
 
 void AddPrepare(CLI::App& app, Request& request) {
   using data::DocumentMode;
@@ -14,7 +67,8 @@ void AddPrepare(CLI::App& app, Request& request) {
   const std::map<std::string, bool> invalid_utf8 = {{"error", false}, {"replace", true}};
   auto options = std::make_shared<PrepareOptions>();
   data::PrepareConfig& config = options->config;
-  CLI::App* command = app.add_subcommand("prepare", "Tokenise text into a dataset");
+  CLI::App* command =
+      app.add_subcommand("prepare", "Tokenise text into a dataset, or make a synthetic one");
   DescribeUse(
       *command,
       {.notes = "An --input that is a folder is searched for .txt and .jsonl files, also as .gz or "
@@ -25,13 +79,16 @@ void AddPrepare(CLI::App& app, Request& request) {
                     "halflife prepare --input 'corpus/*.jsonl.zst' --field body --tokenizer "
                     "spm.model --out corpus.data",
                     "halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out "
-                    "corpus.data"},
+                    "corpus.data",
+                    "halflife prepare --synthetic mqar --seq-len 128 --num-pairs 16 --out "
+                    "mqar.data"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}});
-  command
-      ->add_option("--input", config.inputs,
-                   "Files, folders or patterns of .txt and .jsonl, also as .gz or .zst")
-      ->type_name("PATH")
-      ->required();
+  CLI::Option* inputs =
+      command
+          ->add_option("--input", config.inputs,
+                       "Files, folders or patterns of .txt and .jsonl, also as .gz or .zst [none: "
+                       "needed without --synthetic]")
+          ->type_name("PATH");
   command->add_option("--out", config.out, "The dataset's folder; must not exist")
       ->type_name("DIR")
       ->required();
@@ -84,6 +141,7 @@ void AddPrepare(CLI::App& app, Request& request) {
       ->capture_default_str();
   command->add_option("--shard-tokens", config.shard_tokens, "Tokens of one shard file at most")
       ->capture_default_str();
+  AddMqar(*command, inputs, *options);
   command->callback([=, &request] { request = *options; });
 }
 

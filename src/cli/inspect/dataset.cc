@@ -32,6 +32,10 @@ Json SplitJson(const Dataset& dataset, Split split) {
                {"text_bytes", info.num_bytes},
                {"mean_document_tokens", MeanLength(info)},
                {"shards", Json::array()}};
+  for (const data::Segment& segment : info.segments) {
+    json["segments"].push_back(
+        {{"name", segment.name}, {"rows", segment.num_rows}, {"seed", segment.seed}});
+  }
   for (const data::ShardInfo& shard : dataset.Shards(split)) {
     json["shards"].push_back({{"file", shard.name},
                               {"tokens", shard.num_tokens},
@@ -41,15 +45,34 @@ Json SplitJson(const Dataset& dataset, Split split) {
   return json;
 }
 
+// Labelled rows have a test split besides the two of text.
+std::vector<Split> SplitsOf(const data::DatasetInfo& info) {
+  std::vector<Split> splits = {Split::kTrain, Split::kValidation};
+  if (info.has_rows()) splits.push_back(Split::kTest);
+  return splits;
+}
+
+void PrintShards(const Dataset& dataset, Split split, const char* documents, std::ostream& out) {
+  for (const data::ShardInfo& shard : dataset.Shards(split)) {
+    out << "  " << shard.name << ": " << shard.num_tokens << " tokens, " << shard.num_documents
+        << " " << documents << " start here, " << HumanBytes(shard.num_bytes) << "\n";
+  }
+}
+
+void PrintRows(const Dataset& dataset, Split split, std::ostream& out) {
+  const data::SplitInfo& info = dataset.split(split);
+  out << Name(split) << ": " << info.num_documents << " rows\n";
+  for (const data::Segment& segment : info.segments)
+    out << "  " << segment.num_rows << " of " << segment.name << ", seed " << segment.seed << "\n";
+  PrintShards(dataset, split, "rows", out);
+}
+
 void PrintSplit(const Dataset& dataset, Split split, std::ostream& out) {
   const data::SplitInfo& info = dataset.split(split);
   out << Name(split) << ": " << info.num_tokens << " tokens in " << info.num_documents
       << " documents (" << Fixed(MeanLength(info), 1) << " tokens each on average), "
       << HumanBytes(static_cast<uint64_t>(info.num_bytes)) << " of text\n";
-  for (const data::ShardInfo& shard : dataset.Shards(split)) {
-    out << "  " << shard.name << ": " << shard.num_tokens << " tokens, " << shard.num_documents
-        << " documents start here, " << HumanBytes(shard.num_bytes) << "\n";
-  }
+  PrintShards(dataset, split, "documents", out);
 }
 
 }  // namespace
@@ -69,12 +92,16 @@ bool IsDataset(const fs::path& path) {
 Json DescribeDataset(const fs::path& path) {
   const Dataset dataset = Dataset::Open(path);
   const data::DatasetInfo& info = dataset.info();
-  return {
-      {"hash", ToHex(info.hash)},
-      {"tokenizer",
-       {{"kind", info.tokenizer_kind}, {"vocab_size", info.vocab_size}, {"eos_id", info.eos_id}}},
-      {"train", SplitJson(dataset, Split::kTrain)},
-      {"validation", SplitJson(dataset, Split::kValidation)}};
+  Json json = {{"hash", ToHex(info.hash)}};
+  if (info.has_rows()) {
+    json["rows"] = {
+        {"seq_len", info.row_len}, {"vocab_size", info.vocab_size}, {"generator", info.generator}};
+  } else {
+    json["tokenizer"] = {
+        {"kind", info.tokenizer_kind}, {"vocab_size", info.vocab_size}, {"eos_id", info.eos_id}};
+  }
+  for (const Split split : SplitsOf(info)) json[Name(split)] = SplitJson(dataset, split);
+  return json;
 }
 
 std::string DatasetText(const fs::path& path) {
@@ -82,11 +109,16 @@ std::string DatasetText(const fs::path& path) {
   const data::DatasetInfo& info = dataset.info();
   std::ostringstream out;
   out << "dataset " << path.string() << "\n"
-      << "hash: " << ToHex(info.hash) << "\n"
-      << "tokenizer: " << info.tokenizer_kind << ", " << info.vocab_size << " ids, eos "
+      << "hash: " << ToHex(info.hash) << "\n";
+  if (info.has_rows()) {
+    out << "labelled rows of " << info.row_len << " tokens, vocabulary " << info.vocab_size << "\n"
+        << "generator: " << info.generator << "\n";
+    for (const Split split : SplitsOf(info)) PrintRows(dataset, split, out);
+    return out.str();
+  }
+  out << "tokenizer: " << info.tokenizer_kind << ", " << info.vocab_size << " ids, eos "
       << info.eos_id << "\n";
-  PrintSplit(dataset, Split::kTrain, out);
-  PrintSplit(dataset, Split::kValidation, out);
+  for (const Split split : SplitsOf(info)) PrintSplit(dataset, split, out);
   return out.str();
 }
 
@@ -103,6 +135,7 @@ Json DescribeShard(const fs::path& path) {
           {"documents", shard.num_documents},
           {"mean_document_tokens", MeanLength(shard.num_tokens, shard.num_documents)},
           {"token_width", shard.token_bytes},
+          {"labels", shard.has_labels},
           {"split", or_null(shard.split)},
           {"dataset", or_null(shard.dataset_hash)}};
 }

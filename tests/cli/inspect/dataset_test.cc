@@ -8,6 +8,7 @@
 #include "cli/inspect/artifact.h"
 #include "data/dataset.h"
 #include "data/small_datasets.h"
+#include "data/synthetic/prepare_mqar.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -47,6 +48,29 @@ TEST_F(InspectDatasetTest, TextNamesEverything) {
   const std::string text = Text(dir_ / "out");
   for (const char* piece : {"tokenizer: bytes, 259 ids, eos 1", "train: ", "validation: ",
                             "train-00000.h5: ", "tokens each on average", "hash: "}) {
+    EXPECT_THAT(text, testing::HasSubstr(piece));
+  }
+}
+
+TEST_F(InspectDatasetTest, LabelledRowsHaveSegmentsAndATestSplit) {
+  data::PrepareMqar({.train = {{16, 4, 50}, {16, 2, 30}},
+                     .validation = {{16, 4, 10}},
+                     .test = {{16, 2, 20}},
+                     .vocab_size = 64,
+                     .seed = 3,
+                     .out = dir_ / "mqar",
+                     .threads = 1});
+  const auto json = Describe(dir_ / "mqar");
+  EXPECT_EQ(json["rows"]["seq_len"], 16);
+  EXPECT_EQ(json["train"]["segments"][1]["name"], "seq_len=16,num_kv_pairs=2");
+  EXPECT_EQ(json["train"]["segments"][1]["rows"], 30);
+  EXPECT_EQ(json["test"]["documents"], 20);
+  EXPECT_FALSE(json.contains("tokenizer"));
+  EXPECT_TRUE(Describe(dir_ / "mqar/test-00000.h5")["labels"]);
+  const std::string text = Text(dir_ / "mqar");
+  for (const char* piece :
+       {"labelled rows of 16 tokens, vocabulary 64", "mqar native 1: power 0.01", "test: 20 rows",
+        "30 of seq_len=16,num_kv_pairs=2, seed 103"}) {
     EXPECT_THAT(text, testing::HasSubstr(piece));
   }
 }
