@@ -45,7 +45,9 @@ ExitCode DryRun(train::RunConfig config) {
   if (path.empty()) path = "DATASET";
   train::PlanScene scene = train::SceneHere(config, evidence.world_size, evidence.local_size);
   scene.train_tokens = dataset ? dataset->train.num_tokens : 0;
-  std::cout << train::PlanText(config, model::LanguageModel(config.model), scene);
+  const model::LanguageModel model(config.model);
+  train::RequireRows(config, model, /*packed=*/true);
+  std::cout << train::PlanText(config, model, scene);
   return ExitCode::kFinished;
 }
 

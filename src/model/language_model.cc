@@ -208,6 +208,22 @@ bool LanguageModel::constant_state() const {
       blocks_, [](const auto& block) { return block->mixer().traits().constant_state(); });
 }
 
-int64_t LanguageModel::max_positions() const { return positions_->max_positions(); }
+int64_t LanguageModel::max_positions() const {
+  int64_t most = positions_->max_positions();
+  for (const auto& block : blocks_) {
+    const int64_t tokens = block->mixer().traits().max_tokens;
+    if (tokens > 0) most = most == 0 ? tokens : std::min(most, tokens);
+  }
+  return most;
+}
+
+std::string LanguageModel::LayerOfOneDocument() const {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (!blocks_[i]->mixer().traits().packs_documents)
+      return Concat("the mixer of layer ", i, ", ",
+                    config_.mixer_of(static_cast<int64_t>(i)).name(), ",");
+  }
+  return "";
+}
 
 }  // namespace halflife::model

@@ -77,8 +77,12 @@ class LanguageModel {
   const ParameterCount& CountParameters() const { return count_; }
   FlopCount FlopsPerToken(int64_t seq_len) const;  // forward; head included, embedding lookup not
   double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const;
-  bool constant_state() const;    // of every layer
-  int64_t max_positions() const;  // of the position table; 0: any
+  bool constant_state() const;  // of every layer
+  // Tokens of a row that the position table and every mixer know; 0: any number.
+  int64_t max_positions() const;
+  // Empty where every layer takes rows of several documents; else the first that does not: "the
+  // mixer of layer 0, hyena,".
+  std::string LayerOfOneDocument() const;
 
  private:
   at::Tensor Embed(const at::Tensor& tokens, const at::Tensor& positions,

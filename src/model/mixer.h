@@ -29,7 +29,8 @@ enum class StateExchange {
   kAffine,
   // after = the last tokens of (before, slice): a halo of the neighbour.
   kTail,
-  // after = before and all tokens of the slice: gathered.
+  // after = before and all tokens of the slice: gathered. What a token adds may follow from the
+  // state's tails.
   kGather,
   // A logarithm that other tensors are scaled by: exp(it) times each of those counts, so that any
   // choice of it is right which keeps them finite. They follow their own rules by that product.
@@ -52,6 +53,12 @@ struct StateTensor {
 
 struct MixerTraits {
   bool causal = true;
+  // False: a later token may move the last bits of an earlier output, as the rounding of a
+  // transform over the whole row does.
+  bool causal_in_bits = true;
+  // False: a row is one document, and Forward refuses slices that have boundaries (kUsage).
+  bool packs_documents = true;
+  int64_t max_tokens = 0;  // of a row; 0: any number
   std::vector<StateTensor> state;
   bool constant_state() const;  // nothing grows
 };

@@ -1,6 +1,7 @@
 #include "model/mixer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -79,6 +80,17 @@ at::Tensor RepeatHeads(const at::Tensor& x, int64_t num_heads) {
   const int64_t group = num_heads / x.size(2);
   if (group == 1) return x;
   return x.unsqueeze(3).expand({x.size(0), x.size(1), x.size(2), group, x.size(3)}).flatten(2, 3);
+}
+
+void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache) {
+  if (place == cache.size(1)) {
+    std::vector<int64_t> shape(cache.sizes().begin(), cache.sizes().end());
+    shape[1] = std::max<int64_t>(kFirstCapacity, 2 * place);
+    at::Tensor grown = at::empty(shape, cache.options());
+    grown.narrow(1, 0, place).copy_(cache);
+    cache = grown;
+  }
+  cache.narrow(1, place, 1).copy_(token);
 }
 
 OutputProjection::OutputProjection(const PartContext& context, int64_t width, bool bias) {

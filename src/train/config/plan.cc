@@ -108,6 +108,17 @@ void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
   if (rank == 0) HL_WARN("train", "by estimate this run ", verdict);
 }
 
+void RequireRows(const RunConfig& config, const model::LanguageModel& model, bool packed) {
+  const int64_t most = model.max_positions();
+  HL_CHECK_AS(ExitCode::kUsage, most == 0 || config.data.seq_len <= most, "data.seq_len is ",
+              config.data.seq_len, ", and the model's tables have ", most,
+              " positions; a data.seq_len of at most ", most, " would work, or longer tables");
+  const std::string layer = model.LayerOfOneDocument();
+  HL_CHECK_AS(ExitCode::kUsage, !packed || layer.empty(), layer,
+              " mixes whole rows, and rows of text are packed with several documents; rows of one "
+              "document, or a mixer whose state restarts with a document, e.g. gla, would work");
+}
+
 bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int world_size) {
   constexpr int64_t kUsualVocabulary = 32000;
   const bool names_none = config.model.vocab_size == 0;

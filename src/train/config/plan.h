@@ -36,6 +36,10 @@ std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& m
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
                    const PlanScene& scene, int rank);
 
+// Error kUsage where the model does not take rows as long as data.seq_len, or where they hold
+// several documents (`packed`, as rows of text do) and a layer takes one document a row.
+void RequireRows(const RunConfig& config, const model::LanguageModel& model, bool packed);
+
 // Gives a recipe what a plan needs, and no dataset has to be there (null): the vocabulary is the
 // recipe's, else the dataset's, else the 32,000 that the sizes of models are usually given for.
 // True where it had to be assumed. Error kUsage for impossible values (Validate).

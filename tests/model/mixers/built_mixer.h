@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "kernels/random_tensors.h"
 #include "model/mixer.h"
 
 namespace halflife::test {
@@ -42,6 +43,18 @@ class BuiltMixer {
     const int index = IndexOf(name);
     parameters_.Bind(index, value.to(parameters_.tensor(index).scalar_type())
                                 .reshape(parameters_.specs()[index].shape));
+  }
+
+  // Parameters that start at zero (biases) get normal values: a formula without them fails then.
+  void FillZeros() {
+    for (int i = 0; i < parameters_.size(); ++i) {
+      const at::Tensor& tensor = parameters_.tensor(i);
+      if (!tensor.any().item<bool>())
+        parameters_.Bind(i, Normal(tensor.sizes().vec(), 100 + i, tensor.scalar_type()));
+    }
+  }
+  const dist::ParamSpec& spec(const std::string& name) const {
+    return parameters_.specs()[IndexOf(name)];
   }
 
   // Whole rows x [B, T, D], one document each.

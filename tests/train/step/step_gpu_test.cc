@@ -31,6 +31,7 @@ Outcome LossAndGradients(const std::string& mixer, Device device, at::ScalarType
   arena.Initialise(3);
   GradientHooks hooks(model.parameters(), arena);
   data::Batch batch{.batch_size = 2, .seq_len = 150, .cu_seqlens = {0, 70, 150, 300}};
+  if (!model.LayerOfOneDocument().empty()) batch.cu_seqlens = {0, 150, 300};
   for (int i = 0; i < 300; ++i) {
     batch.inputs.push_back(3 + (i * 37) % 256);
     batch.targets.push_back(i == 69 ? data::kNoTarget : 3 + (i * 11) % 256);

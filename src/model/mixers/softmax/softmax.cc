@@ -4,7 +4,6 @@
 // far, grows.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
@@ -111,8 +110,8 @@ class Softmax : public Mixer {
   at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override {
     const auto slice = SequenceSlice::Contiguous(x.size(0), 1, num_past, x.device());
     const Heads heads = Project(x.unsqueeze(1), slice.positions);
-    Append(heads.k, num_past, state.tensors[0]);
-    Append(heads.v, num_past, state.tensors[1]);
+    AppendToken(heads.k, num_past, state.tensors[0]);
+    AppendToken(heads.v, num_past, state.tensors[1]);
     const int64_t num_keys = num_past + 1;
     const int64_t visible = sizes_.window == 0 ? num_keys : std::min(sizes_.window, num_keys);
     const int64_t first = num_keys - visible;
@@ -197,17 +196,6 @@ class Softmax : public Mixer {
     const at::Tensor documents = at::cat({past, slice.documents}, 1);  // [B, S]
     const at::Tensor same = slice.documents.unsqueeze(2) == documents.unsqueeze(1);
     return visible.logical_and(same).unsqueeze(1);
-  }
-
-  static void Append(const at::Tensor& token, int64_t place, at::Tensor& cache) {
-    if (place == cache.size(1)) {
-      std::vector<int64_t> shape(cache.sizes().begin(), cache.sizes().end());
-      shape[1] = std::max<int64_t>(64, 2 * place);
-      at::Tensor grown = at::empty(shape, cache.options());
-      grown.narrow(1, 0, place).copy_(cache);
-      cache = grown;
-    }
-    cache.narrow(1, place, 1).copy_(token);
   }
 
   SoftmaxOptions sizes_;

@@ -1,0 +1,87 @@
+#include "model/mixers/convolution/long_convolution.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+#include "kernels/fft_conv/fft_conv.h"
+#include "kernels/linear/linear.h"
+#include "kernels/torch/dispatch.h"
+#include "model/mixers/variants.h"
+
+namespace halflife::model {
+
+double PositionFeature(int64_t element, int64_t filter_len) {
+  const auto position = static_cast<double>(element / kPositionFeatures),
+             length = static_cast<double>(filter_len);
+  const double angle = 1e-4 * 2 * std::numbers::pi * position / length;
+  switch (element % kPositionFeatures) {
+    case 0:
+      return position / (length - 1);
+    case 1:
+      return std::cos(angle);
+    default:
+      return -std::sin(angle);
+  }
+}
+
+FilterLayer::FilterLayer(const PartContext& context, const std::string& name,
+                         const MatrixShape& shape, bool bias) {
+  const auto declare = [&](const char* which, std::vector<int64_t> sizes, Init init) {
+    return context.parameters->Declare({.name = context.prefix + name + which,
+                                        .shape = std::move(sizes),
+                                        .region = dist::Region::kFp32},
+                                       init);
+  };
+  weight_ = declare(".weight", {shape.out, shape.in}, Init::Normal(context.initializer_range));
+  if (bias) bias_ = declare(".bias", {shape.out}, Init::Zeros());
+}
+
+at::Tensor FilterLayer::operator()(const at::Tensor& x) const {
+  return AddBias(kernels::Linear(x, *weight_), bias_);
+}
+
+MixerTraits LongConvolutionTraits(int64_t channels, int64_t filter_len) {
+  return {.causal_in_bits = false,
+          .packs_documents = false,
+          .max_tokens = filter_len,
+          .state = {{.name = "inputs",
+                     .shape = {StateTensor::kGrows, channels},
+                     .compute_dtype = true,
+                     .exchange = StateExchange::kGather}}};
+}
+
+void RequireOneDocument(const std::string& mixer, const SequenceSlice& slice) {
+  HL_CHECK_AS(ExitCode::kUsage, !slice.has_boundaries(), "mixer ", mixer,
+              " mixes whole rows, and these hold several documents; rows of one document, or a "
+              "mixer whose state restarts with a document, would work");
+}
+
+void RequireWithinFilter(const std::string& mixer, int64_t num_tokens, int64_t filter_len) {
+  HL_CHECK_AS(ExitCode::kUsage, num_tokens <= filter_len, "mixer ", mixer, " has a filter of ",
+              filter_len, " positions, and the row has ", num_tokens,
+              " tokens; shorter texts would work");
+}
+
+at::Tensor ConvolveRows(const LongConvolutionCall& call, at::Tensor* after) {
+  const int64_t num_past = call.past.defined() ? call.past.size(1) : 0, seq_len = call.x.size(1);
+  const at::Tensor inputs = num_past > 0 ? at::cat({call.past, call.x}, 1) : call.x;
+  if (after != nullptr) *after = inputs;
+  return kernels::FftConv({.x = inputs, .filter = call.filter}).narrow(1, num_past, seq_len);
+}
+
+at::Tensor ConvolveStep(const at::Tensor& x, const at::Tensor& filter, int64_t num_past,
+                        at::Tensor& inputs) {
+  AppendToken(x.unsqueeze(1), num_past, inputs);
+  const at::Tensor seen = inputs.narrow(1, 0, num_past + 1).to(kernels::ComputeType(x));
+  return (seen * filter.flip(0)).sum(1).to(x.scalar_type());
+}
+
+double LongConvolutionFlops(int64_t seq_len) {
+  return 15 * std::log2(2 * static_cast<double>(seq_len)) + 6;
+}
+
+}  // namespace halflife::model

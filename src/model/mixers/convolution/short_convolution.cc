@@ -1,0 +1,58 @@
+#include "model/mixers/convolution/short_convolution.h"
+
+#include <cmath>
+
+#include "kernels/short_conv/short_conv.h"
+#include "kernels/torch/dispatch.h"
+
+namespace halflife::model {
+
+ShortConvolution::ShortConvolution(const PartContext& context, const std::string& name,
+                                   const ConvolutionShape& shape)
+    : shape_(shape) {
+  const double bound = 1 / std::sqrt(static_cast<double>(shape.taps));
+  weight_ = context.parameters->Declare(
+      {.name = context.prefix + name + ".weight", .shape = {shape.channels, 1, shape.taps}},
+      Init::Uniform(-bound, bound));
+  if (!shape.bias) return;
+  bias_ = context.parameters->Declare({.name = context.prefix + name + ".bias",
+                                       .shape = {shape.channels},
+                                       .region = dist::Region::kFp32},
+                                      Init::Uniform(-bound, bound));
+}
+
+at::Tensor ShortConvolution::operator()(const ConvolutionCall& call, at::Tensor* after) const {
+  const kernels::ShortConvInputs inputs = {.x = call.x,
+                                           .weight = *weight_,
+                                           .bias = shape_.bias ? *bias_ : at::Tensor(),
+                                           .tail = call.tail,
+                                           .documents = call.slice.documents,
+                                           .starts = call.slice.starts,
+                                           .silu = shape_.silu};
+  if (after != nullptr) {
+    // A copy: a view would keep the whole sequence.
+    *after = kernels::ShortConvTail(inputs)
+                 .to(kernels::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true)
+                 .contiguous();
+  }
+  return kernels::ShortConv(inputs);
+}
+
+at::Tensor ShortConvolution::Step(const at::Tensor& x, at::Tensor& tail) const {
+  return kernels::ShortConvStep({.x = x,
+                                 .weight = *weight_,
+                                 .bias = shape_.bias ? *bias_ : at::Tensor(),
+                                 .silu = shape_.silu},
+                                tail);
+}
+
+StateTensor ShortConvolution::tail(const std::string& name) const {
+  return {
+      .name = name, .shape = {shape_.taps - 1, shape_.channels}, .exchange = StateExchange::kTail};
+}
+
+double ShortConvolution::flops_per_token() const {
+  return 2 * static_cast<double>(shape_.taps * shape_.channels);
+}
+
+}  // namespace halflife::model
