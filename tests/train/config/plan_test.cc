@@ -63,6 +63,20 @@ TEST(Plan, RefusesWhatCannotFitAndWarnsOfWhatMayNot) {
   RequireMemory(config, model, {.memory_bytes = exact + 1}, 0);
 }
 
+TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
+  const auto require = [](const std::vector<std::string>& overrides, bool packed) {
+    const RunConfig config = Small(overrides);
+    RequireRows(config, model::LanguageModel(config.model), packed);
+  };
+  const std::string hyena = "model.mixer=hyena";
+  require({}, true);
+  require({hyena}, false);
+  EXPECT_HL_ERROR(require({hyena}, true), ExitCode::kUsage, "the mixer of layer 0, hyena,",
+                  "packed with several documents", "would work");
+  EXPECT_HL_ERROR(require({hyena, "data.seq_len=2000"}, false), ExitCode::kUsage,
+                  "data.seq_len is 2000", "at most 1024 would work");
+}
+
 TEST(Plan, ShowsEveryOptionInForceAndTheEpochs) {
   const RunConfig config = Small();
   const std::string text =

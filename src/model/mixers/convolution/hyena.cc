@@ -1,0 +1,178 @@
+// Hyena of order 2 (Poli et al., 2023), as Zoology has it: three projections under a short
+// convolution, two gates, and between them a convolution as long as the row whose filter a sine
+// network of position makes, under a window that decays at its own rate in each channel.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/sin.h>
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/linear/linear.h"
+#include "kernels/torch/dispatch.h"
+#include "model/mixers/convolution/long_convolution.h"
+#include "model/mixers/convolution/short_convolution.h"
+#include "model/mixers/variants.h"
+
+namespace halflife::model {
+namespace {
+
+constexpr int64_t kInnerLayers = 2;  // of the filter's network, between its first and its last
+// A channel's window falls to kWindowEnd of itself after a share of the filter's positions: the
+// first channel's after kSlowest (beyond the end), the last one's after kFastest.
+constexpr double kWindowEnd = 0.01, kSlowest = 1.5, kFastest = 0.3;
+
+struct HyenaOptions : OptionsOf<HyenaOptions> {
+  int64_t filter_len = 1024;
+  int64_t filter_width = 64;
+  int64_t conv_size = 3;
+  std::vector<Option> Fields() override {
+    return {{"filter_len", &filter_len, {.min = 2}},
+            {"filter_width", &filter_width},
+            {"conv_size", &conv_size}};
+  }
+};
+
+// h_t = exp(-t |a| / (filter_len - 1)) W_n sin(f * (... sin(f * (W_1 z_t + b_1)))), one filter for
+// each channel. The positions' features z are learned too.
+class SineFilter {
+ public:
+  SineFilter(const HyenaOptions& options, const PartContext& context, int64_t dim)
+      : length_(options.filter_len), dim_(dim) {
+    const auto declare = [&](const char* name, std::vector<int64_t> shape, Init init) {
+      return context.parameters->Declare(
+          {.name = context.prefix + name, .shape = std::move(shape), .region = dist::Region::kFp32},
+          init);
+    };
+    const int64_t width = options.filter_width, length = length_;
+    bias_ = declare("bias", {dim}, Init::Normal(1));
+    features_ = declare(
+        "pos_emb.z", {1, length, kPositionFeatures},
+        Init::Of([length](int64_t element, double) { return PositionFeature(element, length); }));
+    const PartContext network = context.Below("implicit_filter.");
+    layers_.emplace_back(network, "0", MatrixShape{.out = width, .in = kPositionFeatures},
+                         /*bias=*/true);
+    frequencies_ = declare("implicit_filter.1.freq", {width}, Init::Ones());
+    for (int64_t i = 1; i <= kInnerLayers; ++i)
+      layers_.emplace_back(network, Concat(2 * i), MatrixShape{.out = width, .in = width},
+                           /*bias=*/true);
+    layers_.emplace_back(network, Concat(2 * kInnerLayers + 2),
+                         MatrixShape{.out = dim, .in = width}, /*bias=*/false);
+  }
+
+  // Of the first `num_tokens` positions, [num_tokens, D].
+  at::Tensor operator()(int64_t num_tokens) const {
+    RequireWithinFilter("hyena", num_tokens, length_);
+    at::Tensor h = features_->select(0, 0).narrow(0, 0, num_tokens);
+    for (size_t i = 0; i + 1 < layers_.size(); ++i) h = at::sin(*frequencies_ * layers_[i](h));
+    h = layers_.back()(h);
+    const double slow = std::log(kWindowEnd) / kSlowest, fast = std::log(kWindowEnd) / kFastest;
+    const double step = dim_ > 1 ? (fast - slow) / static_cast<double>(dim_ - 1) : 0;
+    const at::Tensor rates = at::arange(dim_, h.options()) * step + slow,
+                     times = at::arange(num_tokens, h.options()) / static_cast<double>(length_ - 1);
+    return h * at::exp(at::outer(times, rates));
+  }
+  // The weight of a token's own input beside the filter's, [D].
+  const at::Tensor& bias() const { return *bias_; }
+  int64_t length() const { return length_; }
+
+ private:
+  int64_t length_, dim_;
+  Parameter bias_, features_, frequencies_;
+  std::vector<FilterLayer> layers_;
+};
+
+class Hyena : public Mixer {
+ public:
+  Hyena(const HyenaOptions& options, const PartContext& context)
+      : dim_(context.model_dim()),
+        filter_width_(options.filter_width),
+        in_(DeclareMatrix(context, "in_proj.weight",
+                          {.out = 3 * dim_, .in = dim_, .init_scale = context.value_init_scale})),
+        in_bias_(DeclareBias(context, "in_proj.bias", 3 * dim_)),
+        conv_(context, "short_filter",
+              {.channels = 3 * dim_, .taps = options.conv_size, .bias = true}),
+        filter_(options, context.Below("filter_fn."), dim_),
+        out_(context, dim_, /*bias=*/true) {}
+
+  MixerTraits traits() const override {
+    MixerTraits traits = LongConvolutionTraits(dim_, filter_.length());
+    traits.state.push_back(conv_.tail("tail"));
+    return traits;
+  }
+
+  MixerOutput Forward(const MixerCall& call) const override {
+    RequireOneDocument("hyena", call.slice);
+    const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+    const auto before = [&](size_t i) { return carried ? call.initial->tensors[i] : at::Tensor(); };
+    const int64_t num_past = call.num_past;
+    MixerOutput result;
+    if (call.want_state) result.state.tensors.resize(2);
+    const auto after = [&](size_t i) {
+      return call.want_state ? &result.state.tensors[i] : nullptr;
+    };
+    const Branches branches =
+        Split(conv_({.x = Project(call.x), .slice = call.slice, .tail = before(1)}, after(1)));
+    const at::Tensor sums =
+        ConvolveRows({.x = branches.u,
+                      .filter = filter_(num_past + call.slice.seq_len),
+                      .past = num_past > 0 ? before(0).narrow(1, 0, num_past) : at::Tensor()},
+                     after(0));
+    result.y = Join(branches, sums);
+    return result;
+  }
+
+  at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override {
+    const Branches branches = Split(conv_.Step(Project(x), state.tensors[1]));
+    return Join(branches,
+                ConvolveStep(branches.u, filter_(num_past + 1), num_past, state.tensors[0]));
+  }
+
+  FlopCount FlopsPerToken(int64_t seq_len) const override {
+    const auto dim = static_cast<double>(dim_), width = static_cast<double>(filter_width_);
+    // Each position's filter is made once a batch; it is counted for every row.
+    const double filter = width * (kPositionFeatures + kInnerLayers * width + dim);
+    return {.matmul = 2 * (4 * dim * dim + filter),
+            .mixing = conv_.flops_per_token() + dim * (LongConvolutionFlops(seq_len) + 4)};
+  }
+  double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
+    // x, the three branches before and after the short convolution, u, its sums, their product.
+    return static_cast<double>(10 * dim_ * bytes_per_element) +
+           kLongConvolutionBytes * static_cast<double>(dim_);
+  }
+
+ private:
+  struct Branches {
+    at::Tensor u;     // x1 * v, what the filter sees
+    at::Tensor gate;  // x2
+  };
+  at::Tensor Project(const at::Tensor& x) const {
+    return AddBias(kernels::Linear(x, *in_), in_bias_);
+  }
+  static Branches Split(const at::Tensor& convolved) {
+    const std::vector<at::Tensor> parts = convolved.chunk(3, -1);
+    return {.u = parts[0] * parts[2], .gate = parts[1]};
+  }
+  at::Tensor Join(const Branches& branches, const at::Tensor& sums) const {
+    const at::Tensor own = branches.u * filter_.bias().to(branches.u.scalar_type());
+    return out_(branches.gate * (sums + own));
+  }
+
+  int64_t dim_, filter_width_;
+  Parameter in_, in_bias_;
+  ShortConvolution conv_;
+  SineFilter filter_;
+  OutputProjection out_;
+};
+
+}  // namespace
+
+MixerVariant HyenaVariant() {
+  return MixerVariantOf<HyenaOptions, Hyena>(
+      "hyena", {{{"filter_len", 2048}, {"filter_width", 8}},
+                {{"filter_len", 130}, {"filter_width", 6}, {"conv_size", 1}}});
+}
+
+}  // namespace halflife::model
