@@ -62,7 +62,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       save_policy_(config_.ckpt.every, config_.ckpt.on_error),
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
-  RequireRows(config_, model_, /*packed=*/true);
+  RequireRows(config_, model_, !dataset_.info().has_rows());
   RequireMemory(config_, model_, SceneHere(config_, context.world_size(), context.local_size()),
                 context.rank());
   const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
