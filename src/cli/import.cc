@@ -23,7 +23,7 @@ std::string Recipe(const interop::HfModel& model) {
 }  // namespace
 
 ExitCode Run(const ImportOptions& options) {
-  const interop::HfModel model = interop::HfModel::Open(options.from);
+  const interop::HfModel model = interop::HfModel::Open(options.from, options.layout);
   const interop::ImportReport report = interop::ImportModel(model, Recipe(model), options.out);
   std::cout << options.from << " (" << model.layout().class_name() << ") -> " << options.out << ": "
             << model::MixerSummary(model.config()) << ", "

@@ -16,11 +16,12 @@ constexpr int64_t kPieceElements = 1 << 20;
 
 }  // namespace
 
-HfModel HfModel::Open(const std::filesystem::path& path) {
+HfModel HfModel::Open(const std::filesystem::path& path, const std::string& layout) {
   HfModel model(HfFolder::Open(path));
   const std::string where = (path / "config.json").string();
   ConfigReader reader(model.folder_.config(), where);
-  model.layout_ = &LayoutOf(reader.String("model_type", ""), where);
+  const std::string model_type = reader.String("model_type", "");
+  model.layout_ = &LayoutOf(layout.empty() ? model_type : layout, where);
   model.max_positions_ = reader.Int("max_position_embeddings", kDefaultPositions);
   model.config_ = model.layout_->ReadConfig(reader);
   reader.Check();

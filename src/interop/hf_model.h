@@ -19,8 +19,9 @@ namespace halflife::interop {
 class HfModel : public ckpt::WeightSource {
  public:
   // Checks all of it: Error kData lists every tensor that is missing, unexpected or of another
-  // shape. A tied config with a head of its own values is read as untied, with a warning.
-  static HfModel Open(const std::filesystem::path& folder);
+  // shape. A tied config with a head of its own values is read as untied, with a warning. `layout`:
+  // in place of the folder's model_type; empty: that.
+  static HfModel Open(const std::filesystem::path& folder, const std::string& layout = "");
 
   const model::ModelConfig& config() const { return config_; }
   const Layout& layout() const { return *layout_; }

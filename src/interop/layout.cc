@@ -43,6 +43,10 @@ const Layout& ChooseLayout(const model::ModelConfig& given, const std::string& m
   std::string obstacles;
   for (const Layout* layout : Layouts()) {
     if (any ? layout->mixer() != config.mixer.name() : layout->model_type() != model_type) continue;
+    if (!layout->exports()) {
+      obstacles += "\n  " + layout->model_type() + " is a layout that is only imported";
+      continue;
+    }
     if (layout->mixer() != config.mixer.name()) {
       obstacles += Concat("\n  ", model_type, " is for the mixer ", layout->mixer(),
                           "; the model has ", config.mixer.name());

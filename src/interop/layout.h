@@ -19,7 +19,9 @@ class Layout {
   virtual ~Layout() = default;
   virtual std::string model_type() const = 0;  // of config.json
   virtual std::string class_name() const = 0;  // its `architectures`
-  virtual std::string mixer() const = 0;       // halflife's name of the mixer it is for
+  // False: a layout of authors' own checkpoints, which import takes when asked for it by name.
+  virtual bool exports() const { return true; }
+  virtual std::string mixer() const = 0;  // halflife's name of the mixer it is for
 
   // One line for each part of `config` that the class has no word for; empty: it expresses all of
   // it.
@@ -44,7 +46,8 @@ class Layout {
 };
 
 const std::vector<const Layout*>& Layouts();
-// Error kData for a model_type that is not known: lists the known ones.
+// Of a folder's own model_type, or of the name that import was given. Error kData for one that is not
+// known: lists the known ones.
 const Layout& LayoutOf(const std::string& model_type, const std::string& where);
 // The first that has the mixer and no obstacle; `model_type` empty or "auto": any. Error kUsage
 // with every obstacle of every candidate.

@@ -70,6 +70,23 @@ def gla_mixer(config):
     return shapes
 
 
+def linear_attn_mixer(config):
+    heads, kv_heads, keys, values = linear_widths(config, 1, 1, 4)
+    group, dim, head_dim = heads // kv_heads, config["hidden_size"], keys // heads
+    shapes = {"q_proj.weight": [keys, dim], "k_proj.weight": [keys // group, dim],
+              "v_proj.weight": [values // group, dim], "o_proj.weight": [dim, values]}
+    if config.get("elementwise_affine", True):
+        shapes["norm.weight"] = [values // heads]
+    layers = {"elementwise_product": ["layer1", "layer2"], "hedgehog": ["layer"], "t2r": ["layer"]}
+    feature_map = config.get("feature_map", "elementwise_product")
+    for which in "q" if config.get("tie_feature_map_qk", False) else "qk":
+        for layer in layers.get(feature_map, []):
+            shapes[f"feature_map_{which}.{layer}.weight"] = [head_dim, head_dim]
+            if feature_map != "t2r":
+                shapes[f"feature_map_{which}.{layer}.bias"] = [head_dim]
+    return shapes
+
+
 def attention_mixer(config, dim):
     heads = config.get("num_heads", 32)
     head_dim = dim // heads
@@ -97,7 +114,8 @@ def mixer_tensors(config, layer):
         return attention_mixer(entry, config["hidden_size"])
     if config["model_type"] == "transformer":
         return attention_mixer(config, config["hidden_size"])
-    return {"retnet": retnet_mixer, "gla": gla_mixer}[config["model_type"]](config)
+    mixers = {"retnet": retnet_mixer, "gla": gla_mixer, "linear_attn": linear_attn_mixer}
+    return mixers[config["model_type"]](config)
 
 
 def tensors(config):
@@ -189,6 +207,45 @@ def gla(config, w, x):
     return linear_attention(config, w, x, log_decay)
 
 
+def features(config, w, which, x):
+    """fla's feature maps of x [..., d]; `which` is q or k."""
+    if config.get("tie_feature_map_qk", False):
+        which = "q"
+    def layer(name):
+        prefix = f"feature_map_{which}.{name}"
+        return x @ w[f"{prefix}.weight"].t() + w.get(f"{prefix}.bias", 0)
+    name = config.get("feature_map", "elementwise_product")
+    if name == "elementwise_product":
+        return layer("layer1") * layer("layer2")
+    if name == "hedgehog":
+        return torch.cat([2 * layer("layer"), -2 * layer("layer")], -1).softmax(-1)
+    if name == "t2r":
+        return F.relu(layer("layer"))
+    if name == "dpfp":
+        r = torch.cat([F.relu(x), F.relu(-x)], -1)
+        return torch.cat([r * r.roll(shift, -1) for shift in range(1, 5)], -1)
+    return {"elu": lambda y: F.elu(y) + 1, "relu": F.relu, "identity": lambda y: y}[name](x)
+
+
+def linear_attn(config, w, x):
+    heads, kv_heads, keys, values = linear_widths(config, 1, 1, 4)
+    q, k, v = (x @ w[f"{n}_proj.weight"].t() for n in "qkv")
+    q = q.unflatten(-1, (heads, keys // heads))
+    k, v = (y.unflatten(-1, (kv_heads, -1)).repeat_interleave(heads // kv_heads, dim=1)
+            for y in (k, v))
+    q, k = features(config, w, "q", q), features(config, w, "k", k)
+    if config.get("norm_q", False):
+        q = q / (q.sum(-1, keepdim=True) + 1e-4)
+    if config.get("norm_k", False):
+        k = k / (k.sum(-1, keepdim=True) + 1e-4)
+    q = q * q.shape[-1] ** -0.5
+    o = recurrence(q, k, v, torch.zeros_like(k))
+    if config.get("norm_feature_map", False):
+        o = o / ((q * k.cumsum(0)).sum(-1, keepdim=True) + 1e-10)
+    o = rms_norm(o, w.get("norm.weight"), config.get("norm_eps", 1e-6))
+    return o.flatten(1) @ w["o_proj.weight"].t()
+
+
 def attention(config, w, x):
     heads = config.get("num_heads", 32)
     head_dim = x.shape[-1] // heads
@@ -222,7 +279,8 @@ def log_probs(config, weights, ids):
         if entry is not None:
             x = x + attention(entry, own, h)
         else:
-            mixer = {"retnet": retnet, "gla": gla, "transformer": attention}[config["model_type"]]
+            mixer = {"retnet": retnet, "gla": gla, "linear_attn": linear_attn,
+                     "transformer": attention}[config["model_type"]]
             x = x + mixer(config, own, h)
         h = rms_norm(x, w[prefix + "mlp_norm.weight"], eps)
         gate, up = h @ w[prefix + "mlp.gate_proj.weight"].t(), h @ w[prefix + "mlp.up_proj.weight"].t()

@@ -40,12 +40,14 @@ recipe gla_340m 32000 374475776
 recipe retention_340m 32000 380165120
 recipe softmax_340m 32000 373867520
 recipe gpt2_124m 50257 124439808
+recipe d2d_124m 50257 123674880
 recipe gla_1.3b 32000 1365508096
 recipe gla_7b 32000 6741635072
 on_gpus gla_340m 8 16 32
 on_gpus retention_340m 8 16 32
 on_gpus softmax_340m 8 16 32
 on_gpus gpt2_124m 8 16 32
+on_gpus d2d_124m 8 16
 on_gpus gla_1.3b 16 32 64 128
 on_gpus gla_7b 64 128
 

@@ -12,7 +12,8 @@ void AddImport(CLI::App& app, Request& request) {
   DescribeUse(*command,
               {.notes = "The run has a step 0: eval, score, generate and export take it, and train "
                         "goes on from it with the config.textproto beside it.",
-               .examples = {"halflife import --from models/tiny-llama --out runs/tiny-llama"},
+               .examples = {"halflife import --from models/tiny-llama --out runs/tiny-llama",
+                            "halflife import --from models/d2d --layout d2d --out runs/d2d"},
                .exit_codes = {ExitCode::kData, ExitCode::kNonFinite, ExitCode::kCheckpointIo}});
   command->add_option("--from", options->from, "The folder: config.json, safetensors, tokenizer")
       ->type_name("DIR")
@@ -20,6 +21,11 @@ void AddImport(CLI::App& app, Request& request) {
   command->add_option("--out", options->out, "The run to make; it must not exist")
       ->type_name("DIR")
       ->required();
+  command
+      ->add_option("--layout", options->layout,
+                   "Whose names the tensors have, in place of config.json's model_type: d2d, "
+                   "d2d_ape for checkpoints of D2D's authors")
+      ->type_name("NAME");
   command->callback([=, &request] { request = *options; });
 }
 

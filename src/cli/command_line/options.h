@@ -81,6 +81,7 @@ struct ExportOptions {
 
 struct ImportOptions {
   std::string from, out;
+  std::string layout;  // empty: config.json's model_type
 };
 
 struct InspectOptions {

@@ -201,24 +201,33 @@ std::string FlaLinearName(const std::string& parameter, ConfigReader* reader) {
   return name.substr(0, name.size() - fused.size()) + "g_norm.weight";
 }
 
-void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
-                   double expand_k, double expand_v) {
+void ReadFlaHeads(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
+                  double expand_k, double expand_v) {
   const int64_t heads = reader.Int("num_heads", num_heads);
   mixer.Set("num_heads", heads);
   mixer.Set("num_kv_heads", reader.Int("num_kv_heads", heads));
   mixer.Set("expand_k", reader.Double("expand_k", expand_k));
   mixer.Set("expand_v", reader.Double("expand_v", expand_v));
+}
+
+void WriteFlaHeads(const model::MixerConfig& mixer, ordered_json& json) {
+  json["attn_mode"] = "chunk";
+  json["num_heads"] = mixer.Get<int64_t>("num_heads");
+  json["num_kv_heads"] = mixer.Get<int64_t>("num_kv_heads");
+  json["expand_k"] = Number(mixer.Get<double>("expand_k"));
+  json["expand_v"] = Number(mixer.Get<double>("expand_v"));
+}
+
+void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
+                   double expand_k, double expand_v) {
+  ReadFlaHeads(reader, mixer, num_heads, expand_k, expand_v);
   mixer.Set("feature_map", ReadActivation(reader, "feature_map", "linear"));
   mixer.Set("use_output_gate", reader.Bool("use_output_gate", true));
   mixer.Set("norm_affine", reader.Bool("elementwise_affine", true));
 }
 
 void WriteFlaLinear(const model::MixerConfig& mixer, ordered_json& json) {
-  json["attn_mode"] = "chunk";
-  json["num_heads"] = mixer.Get<int64_t>("num_heads");
-  json["num_kv_heads"] = mixer.Get<int64_t>("num_kv_heads");
-  json["expand_k"] = Number(mixer.Get<double>("expand_k"));
-  json["expand_v"] = Number(mixer.Get<double>("expand_v"));
+  WriteFlaHeads(mixer, json);
   json["feature_map"] = nullptr;
   if (const auto map = mixer.Get<std::string>("feature_map"); map != "none")
     json["feature_map"] = WrittenActivation(map);

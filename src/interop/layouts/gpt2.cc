@@ -1,7 +1,6 @@
 // GPT-2 of `transformers`: softmax attention without rotation, a table of positions, LayerNorm, an
 // MLP, and biases everywhere. Its matrices are [in, out], with those of q, k and v side by side in
 // one.
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"
@@ -9,31 +8,10 @@
 namespace halflife::interop {
 namespace {
 
-constexpr const char* kPrefix = "transformer.";
-constexpr const char* kHead = "lm_head.weight";
-
-constexpr Renaming kRenamed[] = {
-    {"embeddings.", "wte."},  {"positions.", "wpe."},
-    {"layers.", "h."},        {".attn_norm.", ".ln_1."},
-    {".mlp_norm.", ".ln_2."}, {"norm.", "ln_f."},  // after those of the layers, which end in it
-    {".q_proj.", ".c_attn."}, {".k_proj.", ".c_attn."},
-    {".v_proj.", ".c_attn."}, {".o_proj.", ".c_proj."},
-    {".up_proj.", ".c_fc."},  {".down_proj.", ".c_proj."},
-};
-constexpr std::array<const char*, 3> kSideBySide = {".q_proj.", ".k_proj.", ".v_proj."};
-
 // `gelu_new` is what other readers of this class look for.
 std::string ActivationOf(const model::ModelConfig& config) {
   const auto name = config.channel_mixer.Get<std::string>("activation");
   return name == "gelu_tanh" ? "gelu_new" : WrittenActivation(name);
-}
-
-// A size under the class's own key, or under the one that all classes of `transformers` know.
-int64_t ReadSize(ConfigReader& reader, const char* key, const char* alias, int64_t absent) {
-  const int64_t own = reader.Int(key, absent), other = reader.Int(alias, own);
-  reader.Require(!reader.Has(key) || own == other, key, " is ", own, ", but ", alias,
-                 ", which means the same, is ", other);
-  return other;
 }
 
 class Gpt2 : public Layout {
@@ -85,63 +63,29 @@ class Gpt2 : public Layout {
   }
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
-    IgnoreCommonKeys(reader);
-    // The precision of scores, dropout of their weights, an old name of n_positions, other heads
-    // than the language model's, memory in training.
-    reader.Ignore({"reorder_and_upcast_attn", "attn_pdrop", "n_ctx", "summary_activation",
-                   "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-                   "summary_use_proj", "task_specific_params", "gradient_checkpointing"});
     const auto require = [&](const char* key, bool value) {
       reader.Require(reader.Bool(key, value) == value, key, " is ", value ? "false" : "true", "; ",
                      value ? "true" : "false", " would work");
     };
     require("scale_attn_weights", true);
     require("scale_attn_by_inverse_layer_idx", false);
-    require("add_cross_attention", false);
-    model::ModelConfig config;
-    config.vocab_size = reader.Int("vocab_size", 50257);
-    config.model_dim = ReadSize(reader, "n_embd", "hidden_size", 768);
-    config.num_layers = ReadSize(reader, "n_layer", "num_hidden_layers", 12);
-    // One rate of ours stands for both of theirs: where they differ, that of the branches.
-    config.dropout = reader.Double("resid_pdrop", 0.1);
-    reader.Ignore({"embd_pdrop"});
-    config.initializer_range = reader.Double("initializer_range", 0.02);
-    config.head.tied = reader.Bool("tie_word_embeddings", true);
+    model::ModelConfig config = ReadGpt2Frame(reader);
     config.block.Set("scale_init_by_depth", true);
-    config.norm = model::NormConfig("layer_norm");
-    config.norm.Set("eps", reader.Double("layer_norm_epsilon", 1e-5));
-    config.positions = model::PositionTableConfig("learned");
-    config.positions.Set("max_positions",
-                         ReadSize(reader, "n_positions", "max_position_embeddings", 1024));
-    config.channel_mixer = model::ChannelMixerConfig("mlp", {{"bias", true}});
-    config.channel_mixer.Set("width", reader.Int("n_inner", 4 * config.model_dim));
-    config.channel_mixer.Set("activation",
-                             ReadActivation(reader, "activation_function", "gelu_new"));
+    ReadGpt2Mlp(reader, config);
     config.mixer =
         model::MixerConfig(mixer(), {{"qkv_bias", true}, {"out_bias", true}, {"rope_theta", 0}});
-    config.mixer.Set("num_heads", ReadSize(reader, "n_head", "num_attention_heads", 12));
+    config.mixer.Set("num_heads", ReadGpt2Heads(reader));
     return config;
   }
 
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
-    return parameter == kHead ? parameter : kPrefix + Renamed(parameter, kRenamed);
+    return Gpt2Name(parameter);
   }
-
   Placement PlacementOf(const std::string& parameter) const override {
-    Placement placement;
-    placement.transposed = parameter.ends_with("_proj.weight");
-    for (size_t i = 0; i < kSideBySide.size(); ++i)
-      if (parameter.find(kSideBySide[i]) != std::string::npos)
-        placement.part = static_cast<int64_t>(i), placement.num_parts = kSideBySide.size();
-    return placement;
+    return Gpt2Placement(parameter);
   }
-
-  std::string OptionalPrefix() const override { return kPrefix; }
-
-  // The causal masks of old folders.
-  bool IsBuffer(const std::string& tensor) const override {
-    return tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias");
-  }
+  std::string OptionalPrefix() const override { return kGpt2Prefix; }
+  bool IsBuffer(const std::string& tensor) const override { return IsGpt2Mask(tensor); }
 };
 
 }  // namespace

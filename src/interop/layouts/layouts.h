@@ -54,6 +54,18 @@ model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defau
 void WriteFlaFrame(const model::ModelConfig& config, nlohmann::ordered_json& json);
 // Of a model in fla's frame: other parts, MLP biases, hybrid layers that are not plain softmax.
 std::vector<std::string> FlaObstacles(const model::ModelConfig& config);
+// GPT-2's frame: sizes, LayerNorm, dropout, ties.
+inline constexpr const char* kGpt2Prefix = "transformer.";
+model::ModelConfig ReadGpt2Frame(ConfigReader& reader);
+// Its positions and its MLP.
+void ReadGpt2Mlp(ConfigReader& reader, model::ModelConfig& config);
+int64_t ReadGpt2Heads(ConfigReader& reader);
+std::string Gpt2Name(const std::string& parameter);
+// Matrices are [in, out], with those of q, k and v side by side in one.
+Placement Gpt2Placement(const std::string& parameter);
+// A buffer of old folders.
+bool IsGpt2Mask(const std::string& tensor);
+
 // fla's `attn`: the softmax layers of a hybrid model.
 void ReadFlaHybrid(ConfigReader& reader, model::ModelConfig& config);
 nlohmann::ordered_json FlaHybrid(const model::ModelConfig& config);
@@ -63,7 +75,11 @@ std::string FlaName(const std::string& parameter);
 // the gate.
 std::string FlaLinearName(const std::string& parameter, ConfigReader* reader);
 
-// What retnet and gla share.
+// The heads of linear mixers.
+void ReadFlaHeads(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
+                  double expand_k, double expand_v);
+void WriteFlaHeads(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
+// What retnet and gla share beyond them.
 void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                    double expand_k, double expand_v);
 void WriteFlaLinear(const model::MixerConfig& mixer, nlohmann::ordered_json& json);

@@ -1,0 +1,130 @@
+// Checkpoints of D2D's authors: their classes in GPT-2's frame, told apart by the class name, as
+// config.json calls all of them gpt2. "d2d" are those with a GLU and without positions, "d2d_ape"
+// those with GPT-2's own MLP and learned positions.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+namespace {
+
+// A piece of a class name, and what it stands for. Old names are those of the training script.
+struct Variant {
+  const char* piece;
+  const char* feature_map;
+  const char* decay;
+  bool ape;
+};
+// The first that fits. Those with RoPE are left out: it turns neighbouring channels, ours halves of a
+// head, and no rows of a tensor are moved here.
+constexpr Variant kVariants[] = {
+    {"TrainingEluALiBi", "elu", "trained_alibi", false},
+    {"EluWithD2D", "elu", "d2d", false},
+    {"ExpWithD2D", "exp", "d2d", false},
+    {"EluWithALiBi", "elu", "alibi", false},
+    {"ExpWithALiBi", "exp", "alibi", false},
+    {"EluWithVanillaAPE", "elu", "none", true},
+    {"ExpWithVanillaAPE", "exp", "none", true},
+    {"MoonStoneEluPlus", "elu", "d2d", false},
+    {"MoonStoneEluALiBi", "elu", "alibi", false},
+    {"MoonStoneALiBi", "exp", "alibi", false},
+    {"EluGPT", "elu", "none", true},
+};
+
+std::string ClassName(ConfigReader& reader) {
+  const nlohmann::json* classes = reader.Member("architectures");
+  const bool one = classes != nullptr && classes->is_array() && classes->size() == 1 &&
+                   classes->front().is_string();
+  return one ? classes->front().get<std::string>() : "";
+}
+
+const Variant* ReadVariant(ConfigReader& reader, bool ape) {
+  const std::string name = ClassName(reader);
+  for (const Variant& variant : kVariants)
+    if (variant.ape == ape && name.find(variant.piece) != std::string::npos) return &variant;
+  std::string known;
+  for (const Variant& variant : kVariants)
+    if (variant.ape == ape) known += (known.empty() ? "" : ", ") + std::string(variant.piece);
+  reader.Require(false, "architectures names '", name,
+                 "'; one class with one of these in its name ", "would work: ", known);
+  return nullptr;
+}
+
+class AuthorsD2d : public Layout {
+ public:
+  std::string class_name() const override { return "D2D"; }
+  std::string mixer() const override { return "d2d"; }
+  bool exports() const override { return false; }
+  std::vector<std::string> Obstacles(const model::ModelConfig&) const override { return {}; }
+  void WriteConfig(const model::ModelConfig&, nlohmann::ordered_json&) const override {}
+
+  std::string OptionalPrefix() const override { return kGpt2Prefix; }
+  bool IsBuffer(const std::string& tensor) const override { return IsGpt2Mask(tensor); }
+
+ protected:
+  model::ModelConfig ReadFrame(ConfigReader& reader, bool ape) const {
+    model::ModelConfig config = ReadGpt2Frame(reader);
+    // Their attention reads neither.
+    reader.Ignore({"scale_attn_weights", "scale_attn_by_inverse_layer_idx"});
+    config.mixer = model::MixerConfig(mixer());
+    config.mixer.Set("num_heads", ReadGpt2Heads(reader));
+    if (const Variant* variant = ReadVariant(reader, ape)) {
+      config.mixer.Set("feature_map", std::string(variant->feature_map));
+      config.mixer.Set("decay", std::string(variant->decay));
+      // Growth is cut off there by a clamp at 0.
+      if (config.mixer.Get<std::string>("decay") == "trained_alibi")
+        config.mixer.Set("max_log_decay", 0.0);
+    }
+    return config;
+  }
+};
+
+class D2d : public AuthorsD2d {
+ public:
+  std::string model_type() const override { return "d2d"; }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFrame(reader, /*ape=*/false);
+    reader.Ignore({"n_positions", "max_position_embeddings", "activation_function"});
+    const int64_t width = reader.Int("n_inner", 8 * config.model_dim / 3);
+    config.channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", width}, {"bias", true}});
+    return config;
+  }
+
+  // Their GLU is fc3(fc1(x) silu(fc2(x))).
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    constexpr Renaming kGlu[] = {{"mlp.up_proj.", "glu.fc1."},
+                                 {"mlp.gate_proj.", "glu.fc2."},
+                                 {"mlp.down_proj.", "glu.fc3."}};
+    return Gpt2Name(Renamed(parameter, kGlu));
+  }
+  // Matrices of the GLU lie as ours do.
+  Placement PlacementOf(const std::string& parameter) const override {
+    return parameter.find(".mlp.") == std::string::npos ? Gpt2Placement(parameter) : Placement();
+  }
+};
+
+class D2dApe : public AuthorsD2d {
+ public:
+  std::string model_type() const override { return "d2d_ape"; }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFrame(reader, /*ape=*/true);
+    ReadGpt2Mlp(reader, config);
+    return config;
+  }
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    return Gpt2Name(parameter);
+  }
+  Placement PlacementOf(const std::string& parameter) const override {
+    return Gpt2Placement(parameter);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Layout> MakeD2d() { return std::make_unique<D2d>(); }
+std::unique_ptr<Layout> MakeD2dApe() { return std::make_unique<D2dApe>(); }
+
+}  // namespace halflife::interop
