@@ -1,0 +1,272 @@
+// Causal Fastformer, an additive attention (after Wu et al., 2021): windows of q are pooled with the
+// weights that a learned vector gives, the pooled query multiplies each key, windows of that are
+// pooled in the same way, and the pooled key multiplies each value:
+//
+//   Q = pool(q; a),  m = Q * k,  K = pool(m; b),  y = K * v,
+//   pool(x; a)_i = sum over j in W(i) of e^(l_j) x_j / (sum of e^(l_j) + eps),  l_j = c (x_j . a) / n,
+//
+// with x and a standardised per head, in what is pooled too. A token hears 2 (window - 1) others a
+// layer. Published in several forms; `preset` names one. There is no output matrix, so the block's
+// initial sizes of values and outputs, and sub-LN's inner norm, have nothing to act upon.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/layer_norm.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+
+#include "kernels/linear/linear.h"
+#include "kernels/torch/dispatch.h"
+#include "model/mixers/focus/explanation.h"
+#include "model/mixers/focus/focus.h"
+
+namespace halflife::model {
+namespace {
+
+constexpr double kMixNormEps = 1e-5;
+enum Site : uint32_t { kPooledQuery = 0, kPooledKey = 1 };
+
+struct FastformerPreset {
+  std::string_view name;
+  // Names of the matrices of q, k and v, then of the pooled query; one name: q, k and v in its
+  // rows, in this order.
+  std::array<const char*, 4> matrices;
+  // One pool of x itself, which multiplies v: neither q nor k.
+  bool additive;
+  bool norm;       // of what is pooled, and of the learned vectors, which then start normal
+  double rescale;  // with norm; without, log weights divide by sqrt(n)
+  double eps;
+  // y = m + K * v and K = pool(LN(x + m)): the first product joins the second's input and the
+  // output.
+  bool inner_residual;
+  const char* windows;
+};
+constexpr FastformerPreset kPresets[] = {
+    // Divides by sqrt(D), whatever the number of heads.
+    {.name = "additive_readme",
+     .matrices = {"Wvalues.weight"},
+     .additive = true,
+     .norm = false,
+     .rescale = 0,
+     .eps = 0,
+     .inner_residual = false,
+     .windows = "doubling"},
+    {.name = "fastformer_seed",
+     .matrices = {"Wquery.weight", "Wkeys.weight", "Wvalues.weight", "Wpooled.weight"},
+     .additive = false,
+     .norm = false,
+     .rescale = 0,
+     .eps = 0,
+     .inner_residual = true,
+     .windows = "doubling"},
+    {.name = "fastformer_v011",
+     .matrices = {"Wquery.weight", "Wkeys.weight", "Wvalues.weight"},
+     .additive = false,
+     .norm = true,
+     .rescale = 5,
+     .eps = 0,
+     .inner_residual = false,
+     .windows = "doubling"},
+    {.name = "fastformer_latest",
+     .matrices = {"projections.weight"},
+     .additive = false,
+     .norm = true,
+     .rescale = 15,
+     .eps = 1e-5,
+     .inner_residual = false,
+     .windows = "doubling_between"}};
+const FastformerPreset& Named(const std::string& name) {
+  return *std::ranges::find(kPresets, name, &FastformerPreset::name);
+}
+std::vector<std::string> PresetNames() {
+  std::vector<std::string> names;
+  for (const FastformerPreset& preset : kPresets) names.emplace_back(preset.name);
+  return names;
+}
+constexpr double kNormEps = 1e-5;  // of the standardisation
+
+struct FastformerOptions : OptionsOf<FastformerOptions, FocusOptions> {
+  FastformerOptions() : OptionsOf("fastformer_latest", PresetNames()) {}
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    FocusOptions::Resolve(sizes, problems);
+    const bool norm = Named(preset).norm;
+    problems.Require(!norm || head_dim > 1, "width per head ", head_dim,
+                     " has no standard deviation; num_heads up to ", sizes.model_dim / 2,
+                     " would work");
+    problems.Require(rescale == 0 || norm, "option rescale is ", rescale, ", but ", preset,
+                     " divides by the root of a width; 0 would work");
+  }
+};
+
+class Fastformer : public Mixer, public Explained {
+ public:
+  Fastformer(const FastformerOptions& options, const PartContext& context)
+      : form_(Named(options.preset)),
+        dim_(context.model_dim()),
+        num_heads_(options.num_heads),
+        head_dim_(options.head_dim),
+        rescale_(options.rescale > 0 ? options.rescale : form_.rescale),
+        dropout_(options.dropout) {
+    const bool joined = !form_.additive && form_.matrices[1] == nullptr;
+    for (const char* name : form_.matrices)
+      if (name != nullptr)
+        weights_.push_back(
+            DeclareMatrix(context, name, {.out = joined ? 3 * dim_ : dim_, .in = dim_}));
+    query_ = DeclareVector(context, "query_attn");
+    if (!form_.additive) key_ = DeclareVector(context, "key_attn");
+    if (form_.inner_residual) {
+      norm_ = DeclareNorm(context, "mix_norm.weight", dim_);
+      norm_bias_ = context.parameters->Declare({.name = context.prefix + "mix_norm.bias",
+                                                .shape = {dim_},
+                                                .region = dist::Region::kFp32},
+                                               Init::Zeros());
+    }
+    const int64_t window = WindowOf(options, form_.windows, context);
+    const auto pool = [&](size_t first) {
+      return WindowPool({.window = window,
+                         .eps = form_.eps,
+                         .num_heads = num_heads_,
+                         .dim = head_dim_,
+                         .first_state = first});
+    };
+    pools_[0] = pool(0);
+    pools_[1] = pool(pools_[0].state("").size());
+  }
+
+  MixerTraits traits() const override {
+    MixerTraits traits = {.state = pools_[0].state("query_")};
+    if (form_.additive) return traits;
+    for (const StateTensor& tensor : pools_[1].state("key_")) traits.state.push_back(tensor);
+    return traits;
+  }
+
+  MixerOutput Forward(const MixerCall& call) const override {
+    MixerOutput result;
+    MixerState* const after = call.want_state ? &result.state : nullptr;
+    const auto pool = [&](int index, const Leaves& leaves) {
+      const at::Tensor y =
+          pools_[index].Forward(leaves.log_weight, leaves.payload, call, after).flatten(2);
+      if (!call.drop || dropout_ == 0) return y;
+      return call.drop(index == 0 ? kPooledQuery : kPooledKey, y, dropout_);
+    };
+    result.y = Mix(call.x, pool);
+    return result;
+  }
+
+  at::Tensor Step(const at::Tensor& x, int64_t, MixerState& state) const override {
+    const auto pool = [&](int index, const Leaves& leaves) {
+      return pools_[index]
+          .Step(leaves.log_weight.squeeze(1), leaves.payload.squeeze(1), state)
+          .flatten(1)
+          .unsqueeze(1);
+    };
+    return Mix(x.unsqueeze(1), pool).squeeze(1);
+  }
+
+  std::vector<Explanation> Explain(const MixerCall& call) const override {
+    const c10::AutoGradMode no_grad(false);
+    std::vector<Explanation> explanations;
+    Mix(call.x, [&](int index, const Leaves& leaves) {
+      const WindowPool& pool = pools_[index];
+      explanations.push_back(
+          ExplainPool(leaves.log_weight, call.slice, pool.shape().window, pool.shape().eps));
+      return pool.Forward(leaves.log_weight, leaves.payload, call, nullptr).flatten(2);
+    });
+    return explanations;
+  }
+
+  FlopCount FlopsPerToken(int64_t) const override {
+    const auto dim = static_cast<double>(dim_);
+    const double pools = form_.additive ? 1 : 2;
+    // a pool: the log weight's dot, and sums by suffixes, by prefixes and of the two
+    return {.matmul = 2 * dim * dim * num_square_matrices(), .mixing = pools * 9 * dim};
+  }
+  double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
+    const auto dim = static_cast<double>(dim_);
+    const double pools = form_.additive ? 1 : 2;
+    // x, the projections, a pool's payload and rows, and products; in fp32 what is standardised,
+    // thrice a pool, and log weights, row maxima and sums
+    const double elements = 1 + num_square_matrices() + 3 * pools + (form_.inner_residual ? 2 : 0);
+    return elements * dim * static_cast<double>(bytes_per_element) +
+           4 * pools * ((form_.norm ? 3 * dim : 0) + 3 * static_cast<double>(num_heads_));
+  }
+
+ private:
+  // What a pool reads.
+  struct Leaves {
+    at::Tensor log_weight;  // [B, T, H] fp32
+    at::Tensor payload;     // [B, T, H, n]
+  };
+
+  double num_square_matrices() const { return form_.additive ? 1 : form_.inner_residual ? 4 : 3; }
+
+  // [H, n], where it is standardised; else [D] zeros, which weight all tokens alike at first.
+  Parameter DeclareVector(const PartContext& context, const std::string& name) const {
+    std::vector<int64_t> shape = {dim_};
+    if (form_.norm) shape = {num_heads_, head_dim_};
+    return context.parameters->Declare(
+        {.name = context.prefix + name, .shape = shape, .region = dist::Region::kFp32},
+        form_.norm ? Init::Normal(context.initializer_range) : Init::Zeros());
+  }
+
+  // x [B, T, D].
+  Leaves Weigh(const at::Tensor& x, const Parameter& vector) const {
+    const at::ScalarType wide = kernels::ComputeType(x);
+    at::Tensor heads = SplitHeads(x, head_dim_).to(wide),
+               direction = vector->view({num_heads_, head_dim_}).to(wide);
+    const auto width = static_cast<double>(form_.additive ? dim_ : head_dim_);
+    double scale = 1 / std::sqrt(width);
+    if (form_.norm) {
+      heads = RealNorm(heads, kNormEps), direction = RealNorm(direction, kNormEps);
+      scale = rescale_ / width;
+    }
+    return {.log_weight = (heads * direction).sum(-1) * scale,
+            .payload = heads.to(x.scalar_type())};
+  }
+
+  // x [B, T, D] -> [B, T, D]; pool(index, leaves) -> [B, T, D].
+  template <typename Pool>
+  at::Tensor Mix(const at::Tensor& x, const Pool& pool) const {
+    if (form_.additive) return pool(0, Weigh(x, query_)) * kernels::Linear(x, *weights_[0]);
+    std::vector<at::Tensor> matrices;
+    for (size_t i = 0; i < std::min<size_t>(3, weights_.size()); ++i)
+      matrices.push_back(*weights_[i]);
+    std::vector<at::Tensor> y = kernels::SharedInputLinear(x, matrices);
+    if (y.size() == 1) y = y[0].chunk(3, -1);
+    at::Tensor query = pool(0, Weigh(y[0], query_));
+    if (form_.inner_residual) query = kernels::Linear(query, *weights_[3]);
+    const at::Tensor mixed = query * y[1];
+    if (!form_.inner_residual) return pool(1, Weigh(mixed, key_)) * y[2];
+    const at::Tensor normed = at::layer_norm((x + mixed).to(kernels::ComputeType(x)), {dim_},
+                                             *norm_, *norm_bias_, kMixNormEps)
+                                  .to(x.scalar_type());
+    return mixed + pool(1, Weigh(normed, key_)) * y[2];
+  }
+
+  FastformerPreset form_;
+  int64_t dim_, num_heads_, head_dim_;
+  double rescale_, dropout_;
+  std::vector<Parameter> weights_;
+  Parameter query_, key_, norm_, norm_bias_;
+  std::array<WindowPool, 2> pools_;
+};
+
+}  // namespace
+
+MixerVariant FastformerVariant() {
+  const auto form = [](const char* preset, int64_t window) -> std::vector<Assignment> {
+    return {{"preset", preset}, {"num_heads", 2}, {"windows", "same"}, {"window", window}};
+  };
+  return MixerVariantOf<FastformerOptions, Fastformer>("fastformer",
+                                                       {{{"num_heads", 2}, {"rescale", 4.0}},
+                                                        form("fastformer_latest", 6),
+                                                        form("fastformer_v011", 0),
+                                                        form("fastformer_seed", 0),
+                                                        form("fastformer_seed", 7),
+                                                        form("additive_readme", 0),
+                                                        form("additive_readme", 2)});
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,293 @@
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "model/mixers/focus/focus.h"
+#include "model/mixers/focus/support.h"
+#include "support/expect_error.h"
+
+namespace halflife::model {
+namespace {
+
+using test::Close;
+using test::FocusMixer;
+using test::Heads;
+using test::Named;
+using test::Normal;
+using test::Pooled;
+using test::Projected;
+using test::Standardised;
+
+constexpr int64_t kDim = 16, kHeads = 2, kHeadDim = 8;
+const std::vector<std::string> kPresets = {"leap_v011", "leap_v012", "leap_v101", "leap_latest"};
+
+MixerConfig Leap(const std::string& preset, int64_t window) {
+  return MixerConfig(
+      "leap", {{"preset", preset}, {"num_heads", kHeads}, {"windows", "same"}, {"window", window}});
+}
+
+// The published forms, as their authors' code computes them.
+at::Tensor Formula(const std::string& preset, int64_t window, const at::Tensor& x,
+                   const Named& weights) {
+  const auto project = [&](const char* name) {
+    return Heads(Projected(x, weights.at(name)), kHeads);
+  };
+  if (preset == "leap_v011" || preset == "leap_v012") {
+    const bool first = preset == "leap_v011";
+    const double eps = first ? 0 : 1e-5;
+    const at::Tensor q = project(first ? "gate.weight" : "Wq.weight");
+    const at::Tensor f = Standardised(project(first ? "Wq.weight" : "Wf1.weight"), eps);
+    const at::Tensor k = Standardised(project(first ? "Wk.weight" : "Wf2.weight"), eps);
+    const at::Tensor weight = ((f * k).sum(-1) / kHeadDim * 5).exp();
+    const at::Tensor pooled = Pooled(weight, project("Wv.weight"), window, 0);
+    const at::Tensor gate = first ? q : (q * pooled).sum(-1, true) / std::sqrt(double{kHeadDim});
+    return (at::sigmoid(gate) * pooled).flatten(2);
+  }
+  const bool norm = preset == "leap_v101";
+  std::vector<at::Tensor> parts;  // q, f, k, v
+  for (const at::Tensor& part : Projected(x, weights.at("projections.weight")).chunk(4, -1))
+    parts.push_back(norm ? Standardised(Heads(part, kHeads), 1e-5) : Heads(part, kHeads));
+  const double scale = norm ? 10.0 / kHeadDim : 1 / std::sqrt(double{kHeadDim});
+  const at::Tensor l = (parts[1] * parts[2]).sum(-1) * scale;
+  const at::Tensor weight = norm ? l.exp() : at::where(l > 0, l + 1, l.exp());
+  const at::Tensor keys = Pooled(weight, parts[2], window, 1e-5);
+  const at::Tensor values = Pooled(weight, parts[3], window, 1e-5);
+  return (at::sigmoid((parts[0] * keys).sum(-1, true) * scale) * values).flatten(2);
+}
+
+// Number 13.
+TEST(LeapTest, IsThePublishedFormula) {
+  for (const std::string& preset : kPresets)
+    for (const int64_t window : {0, 1, 5, 20}) {
+      SCOPED_TRACE(preset + ", window " + std::to_string(window));
+      test::ExpectFormula(Leap(preset, window), kDim, 50,
+                          [&](const at::Tensor& x, const Named& weights) {
+                            return Formula(preset, window, x, weights);
+                          });
+    }
+}
+
+// Number 11, with the windows that each preset gives 6 layers, up to 64.
+TEST(LeapTest, StepsAreTheWhole) {
+  for (const std::string& preset : kPresets) {
+    SCOPED_TRACE(preset);
+    test::ExpectStepsAreTheWhole(MixerConfig("leap", {{"preset", preset}, {"num_heads", kHeads}}),
+                                 {3, 15, 64, 100});
+  }
+}
+
+// Number 12: the sum of window - 1 over the layers.
+TEST(LeapTest, HearsItsWindows) {
+  for (const std::string& preset : kPresets) {
+    SCOPED_TRACE(preset);
+    test::ExpectReach(Leap(preset, 4), 2 * 3);
+  }
+}
+
+// The sites and rates of dropout; what stands there is replaced by `value`.
+struct Drops {
+  std::set<uint32_t> sites;
+  MixerCall::Drop Multiply(double factor, uint32_t only) {
+    return [this, factor, only](uint32_t site, const at::Tensor& x, double rate) {
+      sites.insert(site);
+      EXPECT_EQ(rate, 0.25);
+      EXPECT_EQ(x.dim(), 3);
+      return site == only ? x * factor : x;
+    };
+  }
+};
+MixerConfig WithDropout(const std::string& preset, double rate) {
+  MixerConfig config = Leap(preset, 0);
+  config.Set("dropout", rate);
+  return config;
+}
+
+// Number 13's dropout: the places where each form has it, the keys never among them; a dropped log
+// weight is 0, the token's weight 1.
+TEST(LeapTest, DropsWhereThePresetDoes) {
+  const std::map<std::string, std::set<uint32_t>> want = {{"leap_v011", {4}},
+                                                          {"leap_v012", {1, 4}},
+                                                          {"leap_v101", {0, 1, 2, 3}},
+                                                          {"leap_latest", {0, 1, 2, 3}}};
+  const at::Tensor x = Normal({2, 12, kDim}, 1);
+  for (const std::string& preset : kPresets) {
+    Drops drops;
+    FocusMixer(WithDropout(preset, 0.25), kDim, at::kDouble)(x, drops.Multiply(1, 0));
+    EXPECT_EQ(drops.sites, want.at(preset)) << preset;
+    Drops none;
+    FocusMixer(WithDropout(preset, 0), kDim, at::kDouble)(x, none.Multiply(1, 0));
+    EXPECT_TRUE(none.sites.empty());
+  }
+  const FocusMixer built(WithDropout("leap_v101", 0.25), kDim, at::kDouble);
+  Drops drops;
+  const at::Tensor got = built(x, drops.Multiply(0, /*only=*/3));
+  const std::vector<at::Tensor> parts =
+      Projected(x, built.named.at("projections.weight")).chunk(4, -1);
+  const auto head = [&](int i) { return Standardised(Heads(parts[i], kHeads), 1e-5); };
+  const at::Tensor ones = at::ones({2, 12, kHeads}, at::kDouble);
+  const at::Tensor gate =
+      (head(0) * Pooled(ones, head(2), 0, 1e-5)).sum(-1, true) * (10.0 / kHeadDim);
+  EXPECT_TRUE(Close(got, (at::sigmoid(gate) * Pooled(ones, head(3), 0, 1e-5)).flatten(2), 1e-12));
+}
+
+// The log weights of the last tokens, which a window's state holds.
+at::Tensor LogWeights(const FocusMixer& built, const at::Tensor& x) {
+  const auto slice = SequenceSlice::Contiguous(x.size(0), x.size(1), 0, at::kCPU);
+  return built.built->Forward({.x = x, .slice = slice, .want_state = true}).state.tensors[1];
+}
+
+// Number 14.
+TEST(LeapTest, LogWeightsAreBounded) {
+  for (const auto& [preset, factor] :
+       std::map<std::string, double>{{"leap_v011", 5}, {"leap_v012", 5}, {"leap_v101", 10}}) {
+    const FocusMixer built(Leap(preset, 60), kDim, at::kDouble);
+    const at::Tensor l = LogWeights(built, Normal({4, 59, kDim}, 2) * 100);
+    EXPECT_LE(l.abs().max().item<double>(), factor * (kHeadDim - 1) / kHeadDim + 1e-12) << preset;
+    EXPECT_GT(l.abs().max().item<double>(), factor / 2) << preset;
+  }
+}
+TEST(LeapTest, ConstantHeadsAreFinite) {
+  const at::Tensor x = at::zeros({1, 6, kDim}, at::kDouble).requires_grad_();
+  for (const std::string& preset : kPresets) {
+    const at::Tensor y = FocusMixer(Leap(preset, 3), kDim, at::kDouble)(x);
+    EXPECT_TRUE(y.isfinite().all().item<bool>()) << preset;
+    const at::Tensor dx = torch::autograd::grad({y.sum()}, {x})[0];
+    EXPECT_TRUE(dx.isfinite().all().item<bool>()) << preset;
+  }
+}
+TEST(RealNormTest, IsStandardisation) {
+  const at::Tensor x = Normal({5, 7}, 1);
+  for (const double eps : {0.0, 0.1})
+    EXPECT_TRUE(Close(RealNorm(x, eps), Standardised(x, eps), 1e-14));
+  EXPECT_NEAR(RealNorm(x, 0)[0].square().sum().item<double>(), 6, 1e-12);
+  const at::Tensor constant = at::full({2, 4}, 3.0, at::kDouble).requires_grad_();
+  for (const double eps : {0.0, 1e-5}) {
+    const at::Tensor y = RealNorm(constant, eps);
+    EXPECT_TRUE((y == 0).all().item<bool>());
+    EXPECT_TRUE(torch::autograd::grad({y.square().sum() + y[0][0]}, {constant})[0]
+                    .isfinite()
+                    .all()
+                    .item<bool>());
+  }
+}
+
+// Number 17: one channel a head, so that l = +-x^2; the weight elu(l) + 1 of l from -15 to 50.
+TEST(LeapTest, LogOfEluPlusOne) {
+  for (const double sign : {1.0, -1.0}) {
+    FocusMixer built(
+        MixerConfig(
+            "leap",
+            {{"preset", "leap_latest"}, {"num_heads", 1}, {"windows", "same"}, {"window", 2}}),
+        1, at::kDouble);
+    const at::Tensor weight = built.named.begin()->second.detach();
+    weight[0][0] = 1, weight[1][0] = sign, weight[2][0] = 1, weight[3][0] = 1;
+    const double most = sign > 0 ? 50 : 15;
+    for (double size = 0; size <= most; size += 0.25) {
+      const double l = sign * size, want = l > 0 ? l + 1 : std::exp(l);
+      const at::Tensor x = at::full({1, 1, 1}, std::sqrt(size), at::kDouble);
+      const double got = std::exp(LogWeights(built, x).item<double>());
+      EXPECT_NEAR(got, want, 1e-13 * want) << l;
+    }
+  }
+}
+
+// Number 15: the authors' windows. 0: all.
+TEST(LeapTest, AutomaticWindows) {
+  using Windows = std::vector<int64_t>;
+  const std::map<std::string, std::map<int64_t, Windows>> want = {
+      {"doubling",
+       {{1, {0}},
+        {2, {4, 0}},
+        {4, {4, 8, 16, 0}},
+        {5, {4, 8, 16, 32, 0}},
+        {6, {4, 8, 16, 32, 64, 0}},
+        {9, {4, 8, 16, 32, 64, 128, 256, 512, 0}}}},
+      {"doubling_between",
+       {{1, {0}},
+        {2, {0, 0}},
+        {4, {0, 4, 8, 0}},
+        {5, {0, 4, 8, 16, 0}},
+        {6, {0, 4, 8, 16, 32, 0}},
+        {9, {0, 4, 8, 16, 32, 64, 128, 256, 0}}}},
+      {"cycle",
+       {{1, {0}},
+        {2, {0, 4}},
+        {4, {0, 4, 8, 16}},
+        {5, {0, 4, 8, 16, 0}},
+        {6, {0, 4, 8, 16, 0, 4}},
+        {9, {0, 4, 8, 16, 0, 4, 8, 16, 0}}}}};
+  for (const auto& [rule, of_lengths] : want)
+    for (const auto& [num_layers, windows] : of_lengths)
+      EXPECT_EQ(AutomaticWindows(rule, num_layers), windows) << rule << ", " << num_layers;
+}
+TEST(LeapTest, LayersTakeTheWindowsOfTheirPreset) {
+  const auto state = [](const char* preset, int64_t layer, int64_t max_length) {
+    return FocusMixer(MixerConfig("leap", {{"preset", preset}, {"max_length", max_length}}), kDim,
+                      at::kFloat, {.layer = layer, .num_layers = 9})
+        .built->traits()
+        .state[0];
+  };
+  EXPECT_EQ(state("leap_v011", 2, 1024).shape, (std::vector<int64_t>{15}));
+  EXPECT_EQ(state("leap_v101", 2, 1024).shape, (std::vector<int64_t>{7}));
+  EXPECT_EQ(state("leap_v101", 4, 1024).name, "log_scale");
+  EXPECT_EQ(state("leap_v011", 7, 1024).shape, (std::vector<int64_t>{511}));
+  EXPECT_EQ(state("leap_v011", 7, 512).name, "log_scale");  // as long as any row
+}
+
+// Number 18: shares rebuild what a layer gives.
+TEST(LeapTest, ExplainsItself) {
+  for (const std::string& preset : kPresets)
+    for (const int64_t window : {0, 6}) {
+      SCOPED_TRACE(preset);
+      test::ExpectSharesAgree(Leap(preset, window), kDim, 1);
+    }
+  const FocusMixer mixer(Leap("leap_v011", 6), kDim, at::kDouble);
+  const at::Tensor x = Normal({2, 25, kDim}, 3);
+  const auto slice = SequenceSlice::Contiguous(2, 25, 0, at::kCPU);
+  const Explanation pool =
+      dynamic_cast<const Explained&>(mixer.built.mixer()).Explain({.x = x, .slice = slice})[0];
+  const at::Tensor v = Heads(Projected(x, mixer.named.at("Wv.weight")), kHeads);
+  const at::Tensor pooled = (pool.Dense().unsqueeze(4) * v.unsqueeze(1)).sum(2);
+  EXPECT_TRUE(Close((pool.gate * pooled).flatten(2), mixer(x), 1e-12));
+}
+
+TEST(LeapTest, SaysWhatDoesNotFit) {
+  const auto make = [](const std::vector<Assignment>& options) {
+    FocusMixer(MixerConfig("leap", options), kDim, at::kFloat);
+  };
+  EXPECT_HL_ERROR(make({{"num_heads", 3}}), ExitCode::kUsage, "num_heads 3", "model_dim 16");
+  EXPECT_HL_ERROR(make({{"num_heads", 16}}), ExitCode::kUsage, "width per head 1", "up to 8");
+  EXPECT_HL_ERROR(make({{"window", 64}}), ExitCode::kUsage, "window is 64", "windows same");
+  EXPECT_HL_ERROR(make({{"window", -1}}), ExitCode::kUsage, "window", "-1");
+  EXPECT_HL_ERROR(make({{"preset", "leap_v2"}}), ExitCode::kUsage, "preset", "leap_v101");
+  EXPECT_HL_ERROR(make({{"preset", "leap_latest"}, {"rescale", 10.0}}), ExitCode::kUsage,
+                  "rescale is 10", "0 would work");
+  EXPECT_HL_ERROR(make({{"dropout", 1.0}}), ExitCode::kUsage, "dropout is 1", "below 1");
+}
+
+// Number 15: the parameters of the authors' models of D 128, 6 layers, 32100 tokens and 2048
+// positions. 0.1.1 also allocates a vector of D and a LayerNorm of a head's width in each layer
+// which nothing reads: they are no parameters here, and count in its published number alone.
+TEST(LeapTest, CountsThePublishedParameters) {
+  constexpr int64_t kWidth = 128, kLayers = 6, kVocab = 32100, kPositions = 2048, kWidthOfHead = 32;
+  const int64_t embeddings = (kVocab + kPositions) * kWidth, norm = 2 * kWidth;
+  const auto own = [](const char* preset) {
+    return FocusMixer(MixerConfig("leap", {{"preset", preset}}), kWidth, at::kFloat)
+        .built.parameters()
+        .num_elements();
+  };
+  const int64_t ffn = 8 * kWidth * kWidth, ffn_biases = 5 * kWidth;
+  const int64_t unused = kWidth + 2 * kWidthOfHead;
+  EXPECT_EQ(embeddings + kVocab + norm + kLayers * (own("leap_v011") + unused + ffn + 2 * norm),
+            5587172);
+  for (const char* preset : {"leap_v101", "leap_latest"})
+    EXPECT_EQ(embeddings + norm + kLayers * (own(preset) + ffn + ffn_biases + 2 * norm), 5557760);
+}
+
+}  // namespace
+}  // namespace halflife::model
