@@ -25,8 +25,7 @@ struct FocusScratch {
         outer(shape.dim) {
     // A second block, or a tail in the place of one before the first.
     const bool has_blocks = shape.window > 0 && !IsNarrow(shape.window) &&
-                            (longest > shape.window || shape.tail_log_weight != nullptr ||
-                             longest + shape.window - 1 > shape.window);
+                            (longest > shape.window || shape.tail_log_weight != nullptr);
     const int64_t chunks = has_blocks ? FocusChunks(shape.window) + 1 : 0;
     for (Totals& totals : blocks) {
       totals.log_scale.resize(chunks);
@@ -47,7 +46,7 @@ struct FocusScratch {
 
  private:
   static int64_t LeavesOf(const FocusPoolShape<T>& shape, int64_t longest) {
-    return longest + (shape.window == 0 ? 0 : shape.window - 1);
+    return longest + (shape.tail_log_weight == nullptr ? 0 : shape.window - 1);
   }
 };
 

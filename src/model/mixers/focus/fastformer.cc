@@ -1,9 +1,10 @@
-// Causal Fastformer, an additive attention (after Wu et al., 2021): windows of q are pooled with the
-// weights that a learned vector gives, the pooled query multiplies each key, windows of that are
-// pooled in the same way, and the pooled key multiplies each value:
+// Causal Fastformer, an additive attention (after Wu et al., 2021): windows of q are pooled with
+// the weights that a learned vector gives, the pooled query multiplies each key, windows of that
+// are pooled in the same way, and the pooled key multiplies each value:
 //
 //   Q = pool(q; a),  m = Q * k,  K = pool(m; b),  y = K * v,
-//   pool(x; a)_i = sum over j in W(i) of e^(l_j) x_j / (sum of e^(l_j) + eps),  l_j = c (x_j . a) / n,
+//   pool(x; a)_i = sum over j in W(i) of e^(l_j) x_j / (sum of e^(l_j) + eps),
+//   l_j = c (x_j . a) / n,
 //
 // with x and a standardised per head, in what is pooled too. A token hears 2 (window - 1) others a
 // layer. Published in several forms; `preset` names one. There is no output matrix, so the block's

@@ -100,8 +100,8 @@ inline void ExpectFormula(
     EXPECT_TRUE(Close(got[i], want[i], 1e-5)) << (i == 0 ? "output" : "gradient ") << i;
 }
 
-// Number 18: rows, columns, the whole matrix and the last row agree, also over documents; shares are
-// not negative and sum to no more than 1.
+// Number 18: rows, columns, the whole matrix and the last row agree, also over documents; shares
+// are not negative and sum to no more than 1.
 inline void ExpectSharesAgree(const MixerConfig& config, int64_t dim, size_t num_pools) {
   constexpr int64_t kSeqLen = 30;
   const std::vector<int32_t> cu_seqlens = {0, 7, 30, 60};
