@@ -173,6 +173,20 @@ TEST(FocusPoolWindow, HearsItsOwnTokensAlone) {
   }
 }
 
+// A NaN among the log weights is not taken for a small one, not even before masked tokens.
+TEST(FocusPoolWindow, HearsNanLogWeights) {
+  constexpr int64_t kSeqLen = 200, kToken = 70;
+  for (const int64_t window : {0, 3, 40, 64, 128}) {
+    FocusProblem p = MakeFocusProblem<float>({.seq_len = kSeqLen, .window = window, .dim = 1});
+    std::fill(p.log_weight.begin() + kToken, p.log_weight.end(), test::kMasked);
+    p.log_weight[kToken] = std::nan("");
+    const FocusOutput got = Pool<float>(p);
+    for (int64_t t = 0; t < kSeqLen; ++t)
+      ASSERT_EQ(std::isnan(got.out[t]), t >= kToken && (window == 0 || t < kToken + window))
+          << "window " << window << ", token " << t;
+  }
+}
+
 // Number 5: shares are not negative, sum to 1 or to z / (z + eps), and rebuild the output, which
 // lies between the least and the largest u of the window.
 TEST(FocusPoolShares, RebuildTheOutput) {
