@@ -181,9 +181,11 @@ TEST(FocusPoolWindow, HearsNanLogWeights) {
     std::fill(p.log_weight.begin() + kToken, p.log_weight.end(), test::kMasked);
     p.log_weight[kToken] = std::nan("");
     const FocusOutput got = Pool<float>(p);
-    for (int64_t t = 0; t < kSeqLen; ++t)
-      ASSERT_EQ(std::isnan(got.out[t]), t >= kToken && (window == 0 || t < kToken + window))
-          << "window " << window << ", token " << t;
+    for (int64_t t = 0; t < kSeqLen; ++t) {
+      const bool hears = t >= kToken && (window == 0 || t < kToken + window);
+      ASSERT_EQ(std::isnan(got.out[t]), hears) << "window " << window << ", token " << t;
+      ASSERT_EQ(std::isnan(got.row_sum[t]), hears) << "window " << window << ", token " << t;
+    }
   }
 }
 
