@@ -24,10 +24,12 @@
 #include "kernels/linear/weight_gradient.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
+#include "kernels/selective_scan/selective_scan.h"
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
+#include "kernels/wkv4/wkv4.h"
 
 namespace halflife::kernels {
 
@@ -122,6 +124,16 @@ void RmsNormExample(const Tensor& x, const Tensor* weight) {
 
 void RotaryExample(const Slice& slice, int64_t head_dim, Tensor& q, Tensor& k) {
 #include "examples/kernels/rotary/rotary.h"
+}
+
+void SelectiveScanExample(const Tensor& x, const Tensor& delta, const Tensor& bias, const Tensor& a,
+                          const Tensor& b, const Tensor& c, const Tensor& d) {
+#include "examples/kernels/selective_scan/selective_scan.h"
+}
+
+void Wkv4Example(const Tensor& k, const Tensor& v, const Tensor& time_decay,
+                 const Tensor& time_first) {
+#include "examples/kernels/wkv4/wkv4.h"
 }
 
 void AutogradExample(const Tensor& x) {

@@ -1,9 +1,8 @@
 // Rows of a block of channels, between the storage of activations and arrays of the compute type,
 // for one instruction set: the file that includes this has said which (see kernels/cpu/avx512.h).
 //
-//   T* row = k + token * dim + channel;
-//   LoadRow(row, count, width, keys);   // keys[count .. width) = 0
-//   StoreRow(keys, count, row);
+//   LoadRow(k + token * dim + channel, count, width, keys);  // keys[count .. width) = 0
+//   StoreRow(keys, count, dk + token * dim + channel);
 #pragma once
 
 #include <cstdint>

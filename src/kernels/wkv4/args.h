@@ -2,7 +2,7 @@
 // sequence and channel, with the log decay w <= 0 and the bonus u of the token's own key:
 //
 //   out_t = (A_{t-1} + e^{u + k_t} v_t) / (B_{t-1} + e^{u + k_t})
-//   A_t = e^w A_{t-1} + e^{k_t} v_t,   B_t = e^w B_{t-1} + e^{k_t}
+//   A_t = e^w A_{t-1} + e^{k_t} v_t,   B_t the same of 1 in place of v_t
 //
 // A state holds A = p e^o and B = q e^o; where q is 0 nothing was seen, whatever o says. T: storage of
 // activations (float, Bf16 or double), C: of all else and of the arithmetic (float, or double beside
