@@ -94,12 +94,17 @@ void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache) {
 }
 
 OutputProjection::OutputProjection(const PartContext& context, int64_t width, bool bias) {
+OutputProjection::OutputProjection(const PartContext& context, int64_t width, bool bias,
+                                   const OutputForm& form) {
   if (context.inner_norm != nullptr)
     inner_norm_ = MakeNorm(*context.inner_norm, context.Below("inner_norm."), width);
-  weight_ = DeclareMatrix(
-      context, "o_proj.weight",
-      {.out = context.model_dim(), .in = width, .init_scale = context.output_init_scale});
-  if (bias) bias_ = DeclareBias(context, "o_proj.bias", context.model_dim());
+  const Init init =
+      form.init.value_or(Init::Normal(context.initializer_range)).Scaled(context.output_init_scale);
+  weight_ = context.parameters->Declare({.name = context.prefix + form.name + ".weight",
+                                         .shape = {context.model_dim(), width},
+                                         .weight_decay = true},
+                                        init);
+  if (bias) bias_ = DeclareBias(context, form.name + ".bias", context.model_dim());
 }
 
 at::Tensor OutputProjection::operator()(const at::Tensor& y) const {

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "model/mixer.h"
@@ -35,12 +37,18 @@ at::Tensor RepeatHeads(const at::Tensor& x, int64_t num_heads);
 // Writes a token [B, 1, ...] to place `place` of a state that grows, [B, capacity, ...]; where it is
 // full, it is replaced by one of twice the capacity.
 void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache);
+// Of last matrices that public layers call otherwise, or start otherwise than other matrices.
+struct OutputForm {
+  std::string name = "o_proj";
+  std::optional<Init> init = {};  // what the block's output_init_scale scales
+};
 
 // The last matrix of a mixer, o_proj: y W^T + b, after the sub-LN norm where the block wants one.
 class OutputProjection {
  public:
   OutputProjection() = default;
-  OutputProjection(const PartContext& context, int64_t width, bool bias);
+  OutputProjection(const PartContext& context, int64_t width, bool bias,
+                   const OutputForm& form = {});
   at::Tensor operator()(const at::Tensor& y) const;  // [..., width] -> [..., D]
 
  private:

@@ -1,0 +1,200 @@
+// Mamba (Gu and Dao, 2023): a short convolution, then a scan of N states a channel whose step, input
+// and output each token selects, gated by SiLU. Parameters are named as in transformers' Mamba.
+//
+// Its authors draw the steps log-uniformly between 0.001 and 0.1 at the start (`canonical`); the
+// training code of ReBased's figures (Aksenov et al., 2024) overwrites what they drew by its general
+// rule, normal matrices and biases of 0, so that all steps are 0.69 and the slowest state forgets half
+// of itself a token (`fork`).
+#include <ATen/TensorOperators.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/linear/linear.h"
+#include "kernels/selective_scan/args.h"
+#include "kernels/selective_scan/selective_scan.h"
+#include "kernels/short_conv/short_conv.h"
+#include "kernels/swiglu/swiglu.h"
+#include "kernels/torch/dispatch.h"
+#include "model/mixers/variants.h"
+
+namespace halflife::model {
+namespace {
+
+struct MambaOptions : OptionsOf<MambaOptions> {
+  int64_t d_state = 16, d_conv = 4, expand = 2;
+  int64_t dt_rank = 0;  // 0: model_dim / 16, rounded up
+  std::string mamba_init = "canonical";
+
+  std::vector<Option> Fields() override {
+    return {{"d_state", &d_state, {.max = kernels::kScanMaxStates}},
+            {"d_conv", &d_conv, {.min = 2}},
+            {"expand", &expand},
+            {"dt_rank", &dt_rank, {.min = 0}},
+            {"mamba_init", &mamba_init, {.choices = {"canonical", "fork"}}}};
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    if (dt_rank == 0) dt_rank = (sizes.model_dim + 15) / 16;
+    const int64_t most = std::max<int64_t>(1, kMaxWidth / std::max<int64_t>(1, sizes.model_dim));
+    problems.Require(expand <= most, "expand ", expand, " of model_dim ", sizes.model_dim, " is ",
+                     expand * sizes.model_dim, " channels; an expand of up to ", most,
+                     " would work");
+  }
+};
+
+// As torch.nn.Linear's and Conv1d's, of `fan_in` inputs each.
+Init UniformOf(int64_t fan_in) {
+  const double bound = 1 / std::sqrt(static_cast<double>(fan_in));
+  return Init::Uniform(-bound, bound);
+}
+
+// The softplus of the bias is log-uniform in [0.001, 0.1].
+Init BiasOfSteps() {
+  return Init::Of([](int64_t, double uniform) {
+    const double step = 0.001 * std::pow(100.0, uniform);
+    return step + std::log(-std::expm1(-step));
+  });
+}
+
+class Mamba : public Mixer {
+ public:
+  Mamba(const MambaOptions& options, const PartContext& context)
+      : sizes_(options), dim_(context.model_dim()), inner_(options.expand * dim_) {
+    const bool fork = options.mamba_init == "fork";
+    const auto matrix = [&](const char* name, const MatrixShape& shape, const Init& canonical) {
+      if (fork) return DeclareMatrix(context, name, shape);
+      return context.parameters->Declare(
+          {.name = context.prefix + name, .shape = {shape.out, shape.in}, .weight_decay = true},
+          canonical);
+    };
+    const auto fp32 = [&](const char* name, const std::vector<int64_t>& shape, const Init& init) {
+      return context.parameters->Declare(
+          {.name = context.prefix + name, .shape = shape, .region = dist::Region::kFp32}, init);
+    };
+    const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;
+    in_ = matrix("in_proj.weight", {.out = 2 * inner_, .in = dim_}, UniformOf(dim_));
+    conv_ = context.parameters->Declare(
+        {.name = context.prefix + "conv1d.weight", .shape = {inner_, 1, sizes_.d_conv}},
+        UniformOf(sizes_.d_conv));
+    conv_bias_ = fp32("conv1d.bias", {inner_}, UniformOf(sizes_.d_conv));
+    select_ = matrix("x_proj.weight", {.out = rank + 2 * states, .in = inner_}, UniformOf(inner_));
+    step_ = matrix("dt_proj.weight", {.out = inner_, .in = rank}, UniformOf(rank));
+    step_bias_ = fp32("dt_proj.bias", {inner_}, fork ? Init::Zeros() : BiasOfSteps());
+    a_log_ = fp32("A_log", {inner_, states}, Init::Of([states](int64_t element, double) {
+                    return std::log(1.0 + static_cast<double>(element % states));
+                  }));
+    skip_ = fp32("D", {inner_}, Init::Ones());
+    OutputForm out = {.name = "out_proj"};
+    if (!fork)
+      out.init =
+          UniformOf(inner_).Scaled(1 / std::sqrt(static_cast<double>(context.sizes.num_layers)));
+    out_ = OutputProjection(context, inner_, /*bias=*/false, out);
+  }
+
+  MixerTraits traits() const override {
+    MixerTraits traits;
+    traits.state = {
+        {.name = "ssm", .shape = {inner_, sizes_.d_state}},
+        {.name = "x_tail", .shape = {sizes_.d_conv - 1, inner_}, .exchange = StateExchange::kTail}};
+    return traits;
+  }
+
+  MixerOutput Forward(const MixerCall& call) const override {
+    const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+    const std::vector<at::Tensor> in = Enter(call.x);
+    const kernels::ShortConvInputs conv = {
+        .x = in[0],
+        .weight = *conv_,
+        .bias = *conv_bias_,
+        .tail = carried ? call.initial->tensors[1] : at::Tensor(),
+        .documents = call.slice.documents,
+        .starts = call.slice.starts};
+    const at::Tensor x = kernels::ShortConv(conv);
+    const Selected selected = Select(x);
+    const auto [y, state] =
+        kernels::SelectiveScan({.x = x,
+                                .delta = selected.delta,
+                                .delta_bias = *step_bias_,
+                                .a = A(),
+                                .b = selected.b,
+                                .c = selected.c,
+                                .skip = *skip_,
+                                .starts = call.slice.starts,
+                                .initial = carried ? call.initial->tensors[0] : at::Tensor()});
+    MixerOutput result = {.y = out_(kernels::SwiGlu(in[1], y)), .state = {}};
+    if (call.want_state) {
+      // A copy: a view would keep the whole sequence.
+      const at::Tensor tail = kernels::ShortConvTail(conv).to(
+          kernels::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true);
+      result.state.tensors = {state, tail.contiguous()};
+    }
+    return result;
+  }
+
+  at::Tensor Step(const at::Tensor& u, int64_t, MixerState& state) const override {
+    const std::vector<at::Tensor> in = Enter(u);
+    const at::Tensor x = kernels::ShortConvStep({.x = in[0], .weight = *conv_, .bias = *conv_bias_},
+                                                state.tensors[1]);
+    const Selected selected = Select(x);
+    const at::Tensor y = kernels::SelectiveScanStep({.x = x,
+                                                     .delta = selected.delta,
+                                                     .delta_bias = *step_bias_,
+                                                     .a = A(),
+                                                     .b = selected.b,
+                                                     .c = selected.c,
+                                                     .skip = *skip_},
+                                                    state.tensors[0]);
+    return out_(kernels::SwiGlu(in[1], y));
+  }
+
+  FlopCount FlopsPerToken(int64_t) const override {
+    const int64_t elements = inner_ * (3 * dim_ + 2 * sizes_.dt_rank + 2 * sizes_.d_state);
+    // A state's decay, its exponential counted as one, its input and its output; the taps.
+    return {.matmul = 2 * static_cast<double>(elements),
+            .mixing = static_cast<double>(inner_ * (7 * sizes_.d_state + 2 * sizes_.d_conv))};
+  }
+  double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
+    // u; x before and after the convolution, the gate, the step, y, and y gated; what x selects,
+    // with copies of its parts.
+    const int64_t elements = dim_ + 6 * inner_ + 2 * (sizes_.dt_rank + 2 * sizes_.d_state);
+    constexpr double kTokensPerKeptState = 32;
+    return static_cast<double>(elements * bytes_per_element) +
+           4 * static_cast<double>(inner_ * sizes_.d_state) / kTokensPerKeptState;
+  }
+
+ private:
+  // u [..., D] -> x and the gate z [..., I]: the halves of one matrix apart, so that each is dense.
+  std::vector<at::Tensor> Enter(const at::Tensor& u) const {
+    return kernels::SharedInputLinear(u,
+                                      {in_->narrow(0, 0, inner_), in_->narrow(0, inner_, inner_)});
+  }
+  struct Selected {
+    at::Tensor delta;  // [..., I], before bias and softplus
+    at::Tensor b, c;   // [..., N]
+  };
+  Selected Select(const at::Tensor& x) const {
+    const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;
+    const at::Tensor y = kernels::Linear(x, *select_);
+    return {.delta = kernels::Linear(y.narrow(-1, 0, rank), *step_),
+            .b = y.narrow(-1, rank, states),
+            .c = y.narrow(-1, rank + states, states)};
+  }
+  at::Tensor A() const { return a_log_->exp().neg(); }
+
+  MambaOptions sizes_;
+  int64_t dim_, inner_;
+  Parameter in_, conv_, conv_bias_, select_, step_, step_bias_, a_log_, skip_;
+  OutputProjection out_;
+};
+
+}  // namespace
+
+MixerVariant MambaVariant() {
+  return MixerVariantOf<MambaOptions, Mamba>(
+      "mamba",
+      {{{"d_state", 5}},
+       {{"d_state", 3}, {"d_conv", 2}, {"expand", 1}, {"dt_rank", 2}, {"mamba_init", "fork"}}});
+}
+
+}  // namespace halflife::model

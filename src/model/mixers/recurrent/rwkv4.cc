@@ -1,0 +1,182 @@
+// Time mixing of RWKV-4 (Peng et al., 2023), the half of its block that lets tokens see each other:
+// keys, values and receptances of a token and the one before it, mixed per channel; an average of the
+// values under the weights e^key, which decay per channel and give the token's own key a bonus; a
+// gate. Parameters are named as in RWKV-4's own models.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/stack.h>
+
+#include <array>
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "kernels/linear/linear.h"
+#include "kernels/short_conv/short_conv.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/wkv4/wkv4.h"
+#include "model/mixers/variants.h"
+
+namespace halflife::model {
+namespace {
+
+struct Rwkv4Options : OptionsOf<Rwkv4Options> {
+  std::string wkv_dtype = "fp32";  // bf16: the average and its gradients are rounded
+  std::vector<Option> Fields() override {
+    return {{"wkv_dtype", &wkv_dtype, {.choices = {"fp32", "bf16"}}}};
+  }
+};
+
+// Where a layer stands among the others, which RWKV's initial values follow.
+struct Depth {
+  explicit Depth(const PartContext& context) {
+    const auto layer = static_cast<double>(context.layer),
+               layers = static_cast<double>(context.sizes.num_layers);
+    from_first = layers > 1 ? layer / (layers - 1) : 0;
+    to_last = 1 - layer / layers;
+  }
+  double from_first, to_last;  // 0 to 1, and 1 to 1 / L
+};
+
+class Rwkv4 : public Mixer {
+ public:
+  Rwkv4(const Rwkv4Options& options, const PartContext& context)
+      : dim_(context.model_dim()), round_to_bf16_(options.wkv_dtype == "bf16") {
+    const Depth depth(context);
+    const auto dim = static_cast<double>(dim_);
+    decay_ = DeclareChannels(context, "time_decay", [=](int64_t channel, double) {
+      const double place = dim > 1 ? static_cast<double>(channel) / (dim - 1) : 0;
+      return -5 + 8 * std::pow(place, 0.7 + 1.3 * depth.from_first);
+    });
+    first_ = DeclareChannels(context, "time_first", [](int64_t channel, double) {
+      return std::log(0.3) + 0.5 * static_cast<double>((channel + 1) % 3 - 1);
+    });
+    const auto declare_mix = [&](const char* name, double power, double shift) {
+      return DeclareChannels(context, name, [=](int64_t channel, double) {
+        return std::pow(static_cast<double>(channel) / dim, power) + shift;
+      });
+    };
+    mixes_ = {declare_mix("time_mix_k", depth.to_last, 0),
+              declare_mix("time_mix_v", depth.to_last, 0.3 * depth.from_first),
+              declare_mix("time_mix_r", depth.to_last / 2, 0)};
+    const Init init = Init::Uniform(-1 / std::sqrt(dim), 1 / std::sqrt(dim));
+    matrices_ = {DeclareSquare(context, "key.weight", init),
+                 DeclareSquare(context, "value.weight", init.Scaled(context.value_init_scale)),
+                 DeclareSquare(context, "receptance.weight", init)};
+    out_ = OutputProjection(context, dim_, /*bias=*/false, {.name = "output", .init = init});
+  }
+
+  MixerTraits traits() const override {
+    MixerTraits traits;
+    traits.state = {{.name = "x_tail", .shape = {1, dim_}, .exchange = StateExchange::kTail},
+                    {.name = "numerator", .shape = {dim_}, .log_scale = 3},
+                    {.name = "denominator", .shape = {dim_}, .log_scale = 3},
+                    {.name = "log_scale", .shape = {dim_}, .exchange = StateExchange::kLogScale}};
+    return traits;
+  }
+
+  MixerOutput Forward(const MixerCall& call) const override {
+    const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+    const auto before = [&](size_t i) { return carried ? call.initial->tensors[i] : at::Tensor(); };
+    const kernels::ShortConvInputs shift = {.x = call.x,
+                                            .weight = MixWeight(mixes_[0]),
+                                            .tail = before(0),
+                                            .documents = call.slice.documents,
+                                            .starts = call.slice.starts,
+                                            .silu = false};
+    const Projected y = Project(shift);
+    const auto [wkv, memory] = kernels::Wkv4({.k = y.k,
+                                              .v = y.v,
+                                              .log_decay = LogDecay(),
+                                              .bonus = *first_,
+                                              .starts = call.slice.starts,
+                                              .initial = {before(1), before(2), before(3)},
+                                              .round_to_bf16 = round_to_bf16_});
+    MixerOutput result = {.y = out_(at::sigmoid(y.r) * wkv), .state = {}};
+    if (call.want_state) {
+      // A copy: a view would keep the whole sequence.
+      const at::Tensor tail = kernels::ShortConvTail(shift).to(
+          kernels::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true);
+      result.state.tensors = {tail.contiguous(), memory.numerator, memory.denominator,
+                              memory.log_scale};
+    }
+    return result;
+  }
+
+  at::Tensor Step(const at::Tensor& x, int64_t, MixerState& state) const override {
+    at::Tensor& tail = state.tensors[0];
+    const Projected y = Project({.x = x.unsqueeze(1),
+                                 .weight = MixWeight(mixes_[0]),
+                                 .tail = tail,
+                                 .documents = {},
+                                 .starts = {},
+                                 .silu = false});
+    tail.select(1, 0).copy_(x);
+    kernels::WkvMemory memory = {state.tensors[1], state.tensors[2], state.tensors[3]};
+    at::Tensor wkv = kernels::Wkv4Step(
+        {.k = y.k.squeeze(1), .v = y.v.squeeze(1), .log_decay = LogDecay(), .bonus = *first_},
+        memory);
+    if (round_to_bf16_ && wkv.scalar_type() == at::kFloat)
+      wkv = wkv.to(at::kBFloat16).to(at::kFloat);
+    return out_(at::sigmoid(y.r.squeeze(1)) * wkv);
+  }
+
+  FlopCount FlopsPerToken(int64_t) const override {
+    const auto dim = static_cast<double>(dim_);
+    // Three mixes of two tokens; an output and a state of two sums each, and a gate.
+    return {.matmul = 8 * dim * dim, .mixing = 20 * dim};
+  }
+  double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
+    // x and its three mixes, k, v and r, the average, the gate and their product.
+    const auto dim = static_cast<double>(dim_);
+    constexpr double kTokensPerKeptState = 16;  // of three sums in fp32
+    return 10 * dim * static_cast<double>(bytes_per_element) + 4 * 3 * dim / kTokensPerKeptState;
+  }
+
+ private:
+  Parameter DeclareChannels(const PartContext& context, const std::string& name,
+                            Init::Formula value) const {
+    return context.parameters->Declare(
+        {.name = context.prefix + name, .shape = {dim_}, .region = dist::Region::kFp32},
+        Init::Of(std::move(value)));
+  }
+  Parameter DeclareSquare(const PartContext& context, const std::string& name,
+                          const Init& init) const {
+    return context.parameters->Declare(
+        {.name = context.prefix + name, .shape = {dim_, dim_}, .weight_decay = true}, init);
+  }
+
+  // mu x_t + (1 - mu) x_{t-1} as a convolution of two taps: [D, 1, 2].
+  static at::Tensor MixWeight(const Parameter& mix) {
+    return at::stack({1 - *mix, *mix}, 1).unsqueeze(1);
+  }
+  at::Tensor LogDecay() const { return decay_->exp().neg(); }
+
+  struct Projected {
+    at::Tensor k, v, r;  // [B, T, D]
+  };
+  // `shift`: with the weight of the first mix.
+  Projected Project(const kernels::ShortConvInputs& shift) const {
+    std::array<at::Tensor, 3> y;
+    for (size_t i = 0; i < y.size(); ++i) {
+      kernels::ShortConvInputs mixed = shift;
+      if (i > 0) mixed.weight = MixWeight(mixes_[i]);
+      y[i] = kernels::Linear(kernels::ShortConv(mixed), *matrices_[i]);
+    }
+    return {.k = y[0], .v = y[1], .r = y[2]};
+  }
+
+  int64_t dim_;
+  bool round_to_bf16_;
+  Parameter decay_, first_;
+  std::array<Parameter, 3> mixes_, matrices_;  // of k, v and r
+  OutputProjection out_;
+};
+
+}  // namespace
+
+MixerVariant Rwkv4Variant() {
+  return MixerVariantOf<Rwkv4Options, Rwkv4>("rwkv4", {{}, {{"wkv_dtype", "bf16"}}});
+}
+
+}  // namespace halflife::model
