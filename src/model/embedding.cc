@@ -8,12 +8,14 @@
 namespace halflife::model {
 
 std::vector<Option> EmbeddingOptions::Fields() {
-  return {{"scale", &scale}, {"num_segments", &num_segments, {.min = 0}}};
+  return {{"scale", &scale}, {"num_segments", &num_segments, {.min = 0}}, {"dropout", &dropout}};
 }
 
 void EmbeddingOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
   problems.Require(scale >= 0 && std::isfinite(scale), "option scale is ", scale,
                    "; a number above 0 would work, or 0 for sqrt(model_dim)");
+  problems.Require(dropout >= 0 && dropout < 1, "option dropout is ", dropout,
+                   "; a number in [0, 1) would work");
   if (scale == 0) scale = std::sqrt(static_cast<double>(sizes.model_dim));
 }
 

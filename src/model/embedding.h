@@ -16,6 +16,7 @@ namespace halflife::model {
 struct EmbeddingOptions : OptionsOf<EmbeddingOptions> {
   double scale = 1;          // of the token's vector; 0: sqrt(model_dim)
   int64_t num_segments = 0;  // rows of the segment table; 0: none
+  double dropout = 0;        // on the sum of all tables; 0: the model's dropout
   std::vector<Option> Fields() override;
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override;
 };

@@ -136,7 +136,9 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
     return output.y;
   };
   const at::Tensor x = Embed(tokens, slice.positions, context.segments);
-  const at::Tensor hidden = RunBlocks(drop(kEmbeddingSite, x), mix, drop);
+  const double embedding_dropout =
+      config_.embedding.dropout > 0 ? config_.embedding.dropout : config_.dropout;
+  const at::Tensor hidden = RunBlocks(drop_at(kEmbeddingSite, x, embedding_dropout), mix, drop);
   if (state != nullptr) state->num_tokens += slice.seq_len;
   return hidden;
 }

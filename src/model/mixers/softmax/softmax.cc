@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/linear/linear.h"
@@ -28,6 +29,7 @@ struct SoftmaxOptions : OptionsOf<SoftmaxOptions> {
   int64_t window = 0;  // key j is visible to query i while i - j < window; 0: all
   bool qk_norm = false, qkv_bias = false, out_bias = false;
   double rope_theta = 10000;  // 0: q and k are not rotated
+  double dropout = 0;         // of the probabilities, in training
 
   std::vector<Option> Fields() override {
     return {{"num_heads", &num_heads},
@@ -37,12 +39,15 @@ struct SoftmaxOptions : OptionsOf<SoftmaxOptions> {
             {"qk_norm", &qk_norm},
             {"qkv_bias", &qkv_bias},
             {"out_bias", &out_bias},
-            {"rope_theta", &rope_theta}};
+            {"rope_theta", &rope_theta},
+            {"dropout", &dropout}};
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     if (num_kv_heads == 0) num_kv_heads = num_heads;
     problems.Require(rope_theta == 0 || rope_theta > 1, "option rope_theta is ", rope_theta,
                      "; a number above 1 would work, or 0 for no rotation");
+    problems.Require(dropout >= 0 && dropout < 1, "option dropout is ", dropout,
+                     "; a number in [0, 1) would work");
     problems.Require(head_dim > 0 || sizes.model_dim % num_heads == 0, "num_heads ", num_heads,
                      " must divide model_dim ", sizes.model_dim, ", or head_dim must be given");
     if (head_dim == 0) head_dim = std::max<int64_t>(1, sizes.model_dim / num_heads);
@@ -101,8 +106,12 @@ class Softmax : public Mixer {
     }
     const bool plain = num_past == 0 && !slice.has_boundaries() &&
                        (sizes_.window == 0 || slice.seq_len <= sizes_.window);
-    const at::Tensor mask = plain ? at::Tensor() : VisiblePairs(slice, num_past, call.x.device());
-    MixerOutput result = {.y = Attend(heads.q, k, v, mask, plain), .state = {}};
+    const bool drops = call.drop != nullptr && sizes_.dropout > 0;
+    const at::Tensor mask =
+        plain && !drops ? at::Tensor() : VisiblePairs(slice, num_past, call.x.device());
+    MixerOutput result = {.y = drops ? AttendWithDropout(heads.q, k, v, mask, call.drop)
+                                     : Attend(heads.q, k, v, mask, plain),
+                          .state = {}};
     if (call.want_state) result.state.tensors = {k, v};
     return result;
   }
@@ -130,14 +139,15 @@ class Softmax : public Mixer {
             .mixing = 2 * queries * static_cast<double>(span + 1)};
   }
 
-  double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
+  double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override {
     // x, rotated q, k, v and the output; with q and k norm also what is normed. The attention keeps
-    // one fp32 per head.
+    // one fp32 per head, with dropout two of each probability.
     const auto kv = static_cast<double>(sizes_.num_kv_heads * sizes_.head_dim);
     const double elements = static_cast<double>(model_dim_) + 2 * query_dim() + 2 * kv +
                             (sizes_.qk_norm ? 2 * (query_dim() + kv) : 0);
     return elements * static_cast<double>(bytes_per_element) +
-           4 * static_cast<double>(sizes_.num_heads);
+           4 * static_cast<double>(sizes_.num_heads) *
+               (sizes_.dropout > 0 ? 1 + 2 * static_cast<double>(seq_len) : 1);
   }
 
  private:
@@ -170,6 +180,25 @@ class Softmax : public Mixer {
         RepeatHeads(v, sizes_.num_heads).transpose(1, 2),
         mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt, /*dropout_p=*/0.0, causal);
     return out_(out.transpose(1, 2).flatten(2));
+  }
+
+  // The same with some of the probabilities dropped, which are all kept then: [B, H, T, S] in fp32.
+  at::Tensor AttendWithDropout(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const at::Tensor& mask, const MixerCall::Drop& drop) const {
+    const at::ScalarType compute = kernels::ComputeType(q);
+    const auto by_head = [&](const at::Tensor& x) { return x.to(compute).transpose(1, 2); };
+    const at::Tensor scores =
+        by_head(q).matmul(by_head(RepeatHeads(k, sizes_.num_heads)).transpose(2, 3)) /
+        std::sqrt(static_cast<double>(sizes_.head_dim));
+    const at::Tensor probabilities =
+        scores.masked_fill(mask.logical_not(), -std::numeric_limits<double>::infinity())
+            .softmax(-1);
+    const at::Tensor of_tokens = probabilities.transpose(1, 2);  // [B, T, H, S]
+    const at::Tensor kept = drop(/*site=*/0, of_tokens.flatten(2), sizes_.dropout)
+                                .unflatten(2, {sizes_.num_heads, -1})
+                                .transpose(1, 2);
+    const at::Tensor out = kept.matmul(by_head(RepeatHeads(v, sizes_.num_heads)));
+    return out_(out.transpose(1, 2).flatten(2).to(q.scalar_type()));
   }
 
   // True where query i of the slice sees key j: earlier or itself, within the window, in the same
@@ -211,7 +240,7 @@ MixerVariant SoftmaxVariant() {
       "softmax", {{{"num_heads", 2}},
                   {{"num_heads", 2}, {"head_dim", 12}, {"qkv_bias", true}, {"out_bias", true}},
                   {{"num_heads", 4}, {"num_kv_heads", 2}, {"qk_norm", true}, {"window", 20}},
-                  {{"num_heads", 2}, {"rope_theta", 0}}});
+                  {{"num_heads", 2}, {"rope_theta", 0}, {"dropout", 0.1}}});
 }
 
 }  // namespace halflife::model

@@ -1,0 +1,83 @@
+// What the conformance suite does not run: dropout of the probabilities, which training alone has.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <vector>
+
+#include "model/mixers/built_mixer.h"
+
+namespace halflife::model {
+namespace {
+
+using test::BuiltMixer;
+using test::Close;
+using test::Normal;
+
+constexpr int64_t kDim = 16, kHeads = 4, kSeqLen = 9;
+
+struct Dropped {
+  at::Tensor y;
+  std::vector<std::vector<int64_t>> shapes;  // of what was given to the dropout
+  double rate = 0;
+};
+
+Dropped RunWith(const BuiltMixer& built, const SequenceSlice& slice, const at::Tensor& x,
+                at::Tensor (*apply)(const at::Tensor&)) {
+  Dropped result;
+  const MixerCall::Drop drop = [&](uint32_t site, const at::Tensor& p, double rate) {
+    EXPECT_EQ(site, 0u);
+    result.shapes.push_back(p.sizes().vec());
+    result.rate = rate;
+    return apply(p);
+  };
+  result.y = built->Forward({.x = x, .slice = slice, .drop = drop}).y;
+  return result;
+}
+
+TEST(SoftmaxTest, DropsProbabilitiesInTrainingAlone) {
+  const MixerConfig config("softmax", {{"num_heads", kHeads},
+                                       {"num_kv_heads", int64_t{2}},
+                                       {"window", int64_t{5}},
+                                       {"out_bias", true},
+                                       {"dropout", 0.25}});
+  BuiltMixer built(config, kDim);
+  built.FillZeros();
+  const at::Tensor x = Normal({2, kSeqLen, kDim}, 1);
+  const std::vector<int32_t> cu_seqlens = {0, 4, 9, 18};
+  for (const SequenceSlice& slice : {SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU),
+                                     SequenceSlice::Packed(2, kSeqLen, cu_seqlens, at::kCPU)}) {
+    const at::Tensor want = built->Forward({.x = x, .slice = slice}).y;
+    const Dropped kept = RunWith(built, slice, x, [](const at::Tensor& p) { return p; });
+    EXPECT_TRUE(Close(kept.y, want, 1e-13)) << "nothing dropped is nothing changed";
+    EXPECT_EQ(kept.rate, 0.25);
+    ASSERT_EQ(kept.shapes.size(), 1u);
+    EXPECT_EQ(kept.shapes[0], (std::vector<int64_t>{2, kSeqLen, kHeads * kSeqLen}));
+    const Dropped none =
+        RunWith(built, slice, x, [](const at::Tensor& p) { return at::zeros_like(p); });
+    EXPECT_TRUE(Close(none.y, built["o_proj.bias"].expand_as(none.y), 1e-15));
+  }
+  // Each token's probabilities are its own row of what is dropped: they sum up to 1 in each head.
+  const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
+  RunWith(built, slice, x, [](const at::Tensor& p) {
+    const at::Tensor sums = p.unflatten(2, {kHeads, kSeqLen}).sum(-1);
+    EXPECT_TRUE(Close(sums, at::zeros_like(sums) + 1, 1e-14));
+    return p;
+  });
+}
+
+TEST(SoftmaxTest, WithoutARateNothingIsDropped) {
+  const BuiltMixer built(MixerConfig("softmax", {{"num_heads", kHeads}}), kDim);
+  const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
+  const at::Tensor x = Normal({2, kSeqLen, kDim}, 1);
+  EXPECT_TRUE(RunWith(built, slice, x, [](const at::Tensor& p) { return p; }).shapes.empty());
+}
+
+TEST(SoftmaxTest, ARateOfOneIsRefused) {
+  MixerConfig config("softmax", {{"dropout", 1.0}});
+  const std::vector<std::string> problems = config.Resolve({.model_dim = kDim, .num_layers = 1});
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_NE(problems[0].find("dropout is 1; a number in [0, 1)"), std::string::npos) << problems[0];
+}
+
+}  // namespace
+}  // namespace halflife::model
