@@ -1,0 +1,183 @@
+// The small models of associative recall that ReBased compares its mixers in (Aksenov et al., 2024;
+// their skeleton is Zoology's), and its language models, put together from parts: exact parameter
+// counts of the paper's tables, and the residual stream by hand.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/softmax.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/random_tensors.h"
+#include "model/language_model.h"
+#include "model/mixers/direct_convolution.h"
+
+namespace halflife::model {
+namespace {
+
+using test::Close;
+
+// One head, biases everywhere, no rotation, dropout of the probabilities.
+MixerConfig OneHead() {
+  return MixerConfig("softmax", {{"num_heads", 1},
+                                 {"qkv_bias", true},
+                                 {"out_bias", true},
+                                 {"rope_theta", 0},
+                                 {"dropout", 0.1}});
+}
+
+struct RecallShape {
+  int64_t model_dim, num_positions;
+};
+
+// Two blocks without an MLP, learned positions, a tied head, and dropout on the embedding alone.
+ModelConfig RecallModel(const RecallShape& shape, const MixerConfig& first,
+                        const MixerConfig& second) {
+  ModelConfig config = {.vocab_size = 8192, .model_dim = shape.model_dim, .num_layers = 2};
+  config.embedding.dropout = 0.1;
+  config.positions = PositionTableConfig("learned", {{"max_positions", shape.num_positions}});
+  config.block = BlockConfig("pre_norm", {{"scale_init_by_depth", true}});
+  config.norm = NormConfig("layer_norm");
+  config.mixer = first;
+  config.channel_mixer = ChannelMixerConfig("identity");
+  config.head.tied = true;
+  config.hybrid = {{.layers = {1}, .mixer = second}};
+  return config;
+}
+
+int64_t CountOf(const ModelConfig& config) {
+  return LanguageModel(config).CountParameters().total();
+}
+
+// Table 6 of the paper; each column has a table of positions of its own length.
+struct Cell {
+  RecallShape shape;
+  int64_t count;
+};
+
+TEST(RecallModels, AttentionHasThePapersParameters) {
+  for (const Cell& cell : {Cell{{64, 1024}, 623'744},
+                           {{128, 1024}, 1'313'024},
+                           {{256, 1024}, 2'888'192},
+                           {{512, 1024}, 6'824'960}})
+    EXPECT_EQ(CountOf(RecallModel(cell.shape, OneHead(), OneHead())), cell.count);
+}
+
+TEST(RecallModels, ConvolutionAndAttentionHaveThePapersParameters) {
+  for (const Cell& cell : {Cell{{64, 512}, 578'752},
+                           {{128, 128}, 1'149'312},
+                           {{256, 128}, 2'462'464},
+                           {{512, 128}, 5'580'288}})
+    EXPECT_EQ(CountOf(RecallModel(cell.shape, MixerConfig("base_conv"), OneHead())), cell.count);
+}
+
+// The language models of its section 5.4: 50,280 tokens, no positions, D = 768.
+ModelConfig PileModel(int64_t num_layers, int64_t mlp_width, const MixerConfig& mixer) {
+  ModelConfig config = {.vocab_size = 50280, .model_dim = 768, .num_layers = num_layers};
+  config.mixer = mixer;
+  config.channel_mixer = ChannelMixerConfig("swiglu", {{"width", mlp_width}});
+  config.head.tied = true;
+  return config;
+}
+
+TEST(RecallModels, LanguageModelsHaveThePapersParameters) {
+  const MixerConfig attention("softmax", {{"num_heads", 12}, {"rope_theta", 0}});
+  EXPECT_EQ(CountOf(PileModel(12, 3072, attention)), 151'880'448);
+  // Gated convolutions in every second of 18 layers, as Based has them; the others are attention
+  // here, whose 4 D^2 take the place of Based's 2 D (12 x 16) + 2 D^2.
+  ModelConfig hybrid = PileModel(18, 1536, MixerConfig("gated_conv"));
+  hybrid.hybrid = {{.every = 2, .first = 1, .mixer = attention}};
+  EXPECT_EQ(CountOf(hybrid), 147'542'016 + 9 * (2 * 768 * 768 - 2 * 768 * 12 * 16));
+}
+
+// A model in fp64 whose parameters are read by name.
+class ByHand : public testing::Test {
+ protected:
+  static constexpr int64_t kDim = 8, kSeqLen = 7;
+
+  ByHand() : model_(RecallModel({kDim, kSeqLen}, MixerConfig("base_conv"), OneHead())) {
+    for (int i = 0; i < model_.parameters().size(); ++i) {
+      const dist::ParamSpec& spec = model_.parameters().specs()[i];
+      values_[spec.name] = test::Normal(spec.shape, 100 + i) * 0.5;
+      model_.parameters().Bind(i, values_[spec.name]);
+    }
+  }
+  at::Tensor Affine(const std::string& name, const at::Tensor& x) const {
+    return x.matmul(values_.at(name + ".weight").t()) + values_.at(name + ".bias");
+  }
+  at::Tensor Norm(const std::string& name, const at::Tensor& x) const {
+    return at::layer_norm(x, {kDim}, values_.at(name + ".weight"), values_.at(name + ".bias"),
+                          1e-5);
+  }
+  at::Tensor BaseConv(const at::Tensor& u) const {
+    const std::string mixer = "layers.0.attn.";
+    const at::Tensor conv = test::ShortSum(u, values_.at(mixer + "conv.conv.weight")) +
+                            values_.at(mixer + "conv.conv.bias");
+    return conv * Affine(mixer + "projection", u) + u;
+  }
+  at::Tensor Attention(const at::Tensor& u) const {
+    const std::string mixer = "layers.1.attn.";
+    const at::Tensor scores =
+        Affine(mixer + "q_proj", u).matmul(Affine(mixer + "k_proj", u).transpose(1, 2)) /
+        std::sqrt(static_cast<double>(kDim));
+    const at::Tensor later = at::ones({kSeqLen, kSeqLen}, at::kBool).triu(1);
+    const at::Tensor probabilities =
+        at::softmax(scores.masked_fill(later, -std::numeric_limits<double>::infinity()), -1);
+    return Affine(mixer + "o_proj", probabilities.matmul(Affine(mixer + "v_proj", u)));
+  }
+
+  LanguageModel model_;
+  std::map<std::string, at::Tensor> values_;
+  const at::Tensor tokens_ = (test::Uniform({2, kSeqLen}, 3) * 8192).to(at::kLong);
+  const SequenceSlice slice_ = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
+  const at::NoGradGuard no_grad_;
+};
+
+// r <- r + h; r <- r + mixer(norm r); h = norm' r: a block without an MLP still adds its second norm.
+TEST_F(ByHand, ABlockWithoutAnMlpAddsItsSecondNorm) {
+  at::Tensor r = at::embedding(values_.at("embeddings.weight"), tokens_) +
+                 at::embedding(values_.at("positions.weight"), at::arange(kSeqLen));
+  r = r + BaseConv(Norm("layers.0.attn_norm", r));
+  r = r + Norm("layers.0.mlp_norm", r);
+  r = r + Attention(Norm("layers.1.attn_norm", r));
+  const at::Tensor h = Norm("layers.1.mlp_norm", r);
+  const at::Tensor want = Norm("norm", r + h);
+  const at::Tensor hidden = model_.Hidden(tokens_, {.slice = &slice_});
+  EXPECT_TRUE(Close(hidden, want, 1e-12));
+  // Logits are fp32, of order 10.
+  EXPECT_TRUE(Close(model_.Logits(hidden), want.matmul(values_.at("embeddings.weight").t()), 1e-5));
+}
+
+// The model has no dropout but that of its embedding and of its attention's probabilities.
+TEST(RecallModels, DropoutIsOnTheEmbeddingAlone) {
+  const MixerConfig conv("base_conv");
+  ModelConfig config = RecallModel({8, 16}, conv, conv);
+  config.embedding.dropout = 0.5;
+  LanguageModel model(config);
+  model.BindOwnMemory(1, false);
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = (test::Uniform({1, 16}, 3) * 8192).to(at::kLong);
+  const auto slice = SequenceSlice::Contiguous(1, 16, 0, at::kCPU);
+  const std::vector<uint64_t> samples = {4};
+  const auto hidden = [&](bool training) {
+    return model.Hidden(tokens,
+                        {.slice = &slice, .training = training, .seed = 1, .samples = samples});
+  };
+  EXPECT_FALSE(test::BitEqual(hidden(true), hidden(false)));
+  // With tables of zeros the embedding has nothing left to drop, and the branches have: their biases.
+  for (int i = 0; i < model.parameters().size(); ++i) {
+    const std::string& name = model.parameters().specs()[i].name;
+    const at::Tensor tensor = model.parameters().tensor(i);
+    if (i < 2) model.parameters().Bind(i, tensor * 0);
+    if (name.ends_with("projection.bias")) model.parameters().Bind(i, tensor + 1);
+  }
+  EXPECT_GT(hidden(false).abs().max().item<float>(), 0.1);
+  EXPECT_TRUE(test::BitEqual(hidden(true), hidden(false)));
+}
+
+}  // namespace
+}  // namespace halflife::model
