@@ -1,4 +1,4 @@
-// What the model trains on: B rows of T tokens, packed from documents.
+// What the model trains on: B rows of T tokens, packed from documents or each a labelled one.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +7,20 @@
 namespace halflife::data {
 
 constexpr int32_t kNoTarget = -100;
+constexpr uint64_t kNoSample = UINT64_MAX;
 
 struct Batch {
   int64_t batch_size = 0;       // B
   int64_t seq_len = 0;          // T
   std::vector<int32_t> inputs;  // [B, T] token ids
-  // [B, T] next token, or kNoTarget (at a document's eos, and in padding).
+  // [B, T] next token, or the label of a labelled row; kNoTarget where there is none (at a
+  // document's eos, in padding, and where a labelled row asks nothing).
   std::vector<int32_t> targets;
   // [num_pieces + 1], strictly ascending: the starts of document pieces over the flattened B*T
   // tokens, then B*T. Every row's start is one of them.
   std::vector<int32_t> cu_seqlens;
-  // [B] global sample numbers, of which order and dropout are functions.
+  // [B] global sample numbers, of which order and dropout are functions; kNoSample for the rows,
+  // behind all others, that pad the last step of an epoch: they have no targets.
   std::vector<uint64_t> samples;
   int64_t num_targets = 0;  // targets that are not kNoTarget
 };

@@ -95,8 +95,8 @@ class Dataset::Impl {
                                          : info.test;
   }
 
-  // Fills `out` with the entries from `begin` on of a column that is read by blocks of kBlockTokens,
-  // read(ShardReader&, block), from as many shards as it takes.
+  // Fills `out` with the entries from `begin` on of a column that is read by blocks of
+  // kBlockTokens, read(ShardReader&, block), from as many shards as it takes.
   template <typename Read>
   void ReadColumn(Split split, int64_t begin, std::span<int32_t> out, const Read& read) {
     const SplitInfo& about = this->split(split);

@@ -14,8 +14,28 @@
 namespace halflife::data {
 namespace {
 
+// Appends row `row` of labelled rows.
+void AppendLabelledRow(const TokenView& view, int64_t row, Batch& batch) {
+  const size_t begin = batch.inputs.size();
+  batch.cu_seqlens.push_back(static_cast<int32_t>(begin));
+  batch.inputs.resize(begin + static_cast<size_t>(batch.seq_len));
+  batch.targets.resize(batch.inputs.size());
+  const std::span<int32_t> labels = std::span(batch.targets).subspan(begin);
+  view.read(row * batch.seq_len, std::span(batch.inputs).subspan(begin));
+  view.read_labels(row * batch.seq_len, labels);
+  batch.num_targets += std::ranges::count_if(labels, [](int32_t label) { return label >= 0; });
+}
+
+// Appends a row that no loss sees, so that a short step has the shape of all others.
+void AppendPadding(Batch& batch) {
+  batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
+  batch.inputs.resize(batch.inputs.size() + static_cast<size_t>(batch.seq_len), 0);
+  batch.targets.resize(batch.inputs.size(), kNoTarget);
+  batch.samples.push_back(kNoSample);
+}
+
 // Reads tokens [window T, window T + T] and appends them to `batch` as its next row.
-void AppendRow(const TokenView& view, int64_t window, uint64_t sample, Batch& batch) {
+void AppendText(const TokenView& view, int64_t window, Batch& batch) {
   const int64_t seq_len = batch.seq_len;
   std::vector<int32_t> tokens(static_cast<size_t>(seq_len + 1));
   view.read(window * seq_len, tokens);
@@ -31,6 +51,14 @@ void AppendRow(const TokenView& view, int64_t window, uint64_t sample, Batch& ba
     batch.num_targets += !ends;
     if (ends && t + 1 < seq_len)
       batch.cu_seqlens.push_back(row_start + static_cast<int32_t>(t) + 1);
+  }
+}
+
+void AppendRow(const TokenView& view, int64_t window, uint64_t sample, Batch& batch) {
+  if (view.row_len > 0) {
+    AppendLabelledRow(view, window, batch);
+  } else {
+    AppendText(view, window, batch);
   }
   batch.samples.push_back(sample);
 }
@@ -68,13 +96,28 @@ int64_t NumWindows(int64_t num_tokens, int64_t seq_len) {
   return std::max<int64_t>(num_tokens - 1, 0) / seq_len;
 }
 
+int64_t NumWindows(const TokenView& tokens, int64_t seq_len) {
+  if (tokens.row_len == 0) return NumWindows(tokens.info.num_tokens, seq_len);
+  HL_CHECK_AS(ExitCode::kUsage, seq_len == tokens.row_len, "seq_len ", seq_len, ": ", tokens.name,
+              " has labelled rows of ", tokens.row_len, " tokens, which are not cut; set ",
+              "data.seq_len (`eval --seq-len`) to ", tokens.row_len);
+  return tokens.info.num_documents;
+}
+
 TokenView ViewOf(const Dataset& dataset, Split split) {
-  return {.name = Concat("the ", Name(split), " split"),
-          .info = dataset.split(split),
-          .eos_id = dataset.info().eos_id,
-          .read = [&dataset, split](int64_t begin, std::span<int32_t> ids) {
-            dataset.Read(split, begin, ids);
-          }};
+  TokenView view = {.name = Concat("the ", Name(split), " split"),
+                    .info = dataset.split(split),
+                    .eos_id = dataset.info().eos_id,
+                    .read = [&dataset, split](int64_t begin, std::span<int32_t> ids) {
+                      dataset.Read(split, begin, ids);
+                    }};
+  if (dataset.info().has_rows()) {
+    view.row_len = dataset.info().row_len;
+    view.read_labels = [&dataset, split](int64_t begin, std::span<int32_t> labels) {
+      dataset.ReadLabels(split, begin, labels);
+    };
+  }
+  return view;
 }
 
 Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count) {
@@ -97,12 +140,20 @@ class TokenSource::Impl {
       : tokens_(ViewOf(dataset, split)), config_(config) {
     CheckConfig(config);
     const int64_t num_tokens = dataset.split(split).num_tokens;
-    num_windows_ = static_cast<uint64_t>(NumWindows(num_tokens, config.seq_len));
-    HL_CHECK_AS(ExitCode::kData, num_windows_ > 0, "the ", Name(split), " split of ",
+    order_ = {.num_windows = NumWindows(tokens_, config.seq_len),
+              .global_batch = config.global_batch,
+              .epoch_end = config.epoch_end};
+    HL_CHECK_AS(ExitCode::kData, order_.num_windows > 0, "the ", Name(split), " split of ",
                 dataset.folder().string(), " holds ", num_tokens,
                 " tokens, fewer than seq_len + 1 = ", config.seq_len + 1,
                 "; prepare more text, or set seq_len to ", std::max<int64_t>(num_tokens - 1, 1),
                 " or less");
+    HL_CHECK_AS(
+        ExitCode::kUsage, config.epoch_end != EpochEnd::kDrop || order_.StepsPerEpoch() > 0, "the ",
+        Name(split), " split of ", dataset.folder().string(), " has ", order_.num_windows,
+        " rows, fewer than the global_batch of ", config.global_batch,
+        ", and data.epoch_end drop leaves out what fills no step; a global_batch of at most ",
+        order_.num_windows, ", or data.epoch_end short would work");
     Start();
   }
   ~Impl() { Stop(); }
@@ -116,20 +167,20 @@ class TokenSource::Impl {
   }
 
   void Seek(uint64_t next_sample) {
-    const auto step = static_cast<uint64_t>(config_.global_batch);
-    HL_CHECK(next_sample % step == 0, "sample ", next_sample,
-             " is not a multiple of the global batch ", step);
+    const uint64_t step = order_.StepAt(next_sample);
     Stop();
-    position_ = next_sample / step * micro_batches();
+    position_ = step * micro_batches();
     Start();
   }
 
   // Every rank advances by one micro-batch at a time, so all of them together by micro_batch *
   // dp_size.
   uint64_t next_sample() const {
-    return position_ * static_cast<uint64_t>(config_.micro_batch * config_.dp_size);
+    return order_.FirstSample(position_ / micro_batches()) +
+           position_ % micro_batches() *
+               static_cast<uint64_t>(config_.micro_batch * config_.dp_size);
   }
-  uint64_t num_windows() const { return num_windows_; }
+  const SampleOrder& order() const { return order_; }
   double TakeWaitSeconds() { return std::exchange(wait_seconds_, 0.0); }
 
  private:
@@ -143,14 +194,19 @@ class TokenSource::Impl {
   Batch ReadMicroBatch(uint64_t position) const {
     const uint64_t step = position / micro_batches(), accumulation = position % micro_batches();
     const auto micro = static_cast<uint64_t>(config_.micro_batch);
-    const uint64_t first = step * static_cast<uint64_t>(config_.global_batch) +
-                           static_cast<uint64_t>(config_.dp_rank) * micro_batches() * micro +
-                           accumulation * micro;
+    const uint64_t first =  // of the step's rows
+        static_cast<uint64_t>(config_.dp_rank) * micro_batches() * micro + accumulation * micro;
+    const auto num_rows = static_cast<uint64_t>(order_.NumSamples(step));
+    const auto num_windows = static_cast<uint64_t>(order_.num_windows);
     Batch batch = MakeBatch(config_.micro_batch, config_.seq_len);
-    for (uint64_t sample = first; sample < first + micro; ++sample) {
-      const uint64_t epoch = sample / num_windows_;
-      const uint64_t window =
-          PermuteIndex(sample % num_windows_, num_windows_, config_.seed, epoch);
+    for (uint64_t row = first; row < first + micro; ++row) {
+      if (row >= num_rows) {
+        AppendPadding(batch);
+        continue;
+      }
+      const uint64_t sample = order_.FirstSample(step) + row;
+      const uint64_t window = PermuteIndex(sample % num_windows, num_windows, config_.seed,
+                                           /*epoch=*/sample / num_windows);
       AppendRow(tokens_, static_cast<int64_t>(window), sample, batch);
     }
     batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
@@ -210,7 +266,7 @@ class TokenSource::Impl {
 
   const TokenView tokens_;
   const TokenSourceConfig config_;
-  uint64_t num_windows_ = 0;
+  SampleOrder order_;
   uint64_t position_ = 0;  // micro-batches this rank has handed out since the run began
   double wait_seconds_ = 0;
 
@@ -226,7 +282,8 @@ TokenSource::TokenSource(const Dataset& dataset, Split split, const TokenSourceC
     : impl_(std::make_unique<Impl>(dataset, split, config)) {}
 TokenSource::~TokenSource() = default;
 Batch TokenSource::Next() { return impl_->Next(); }
-int64_t TokenSource::num_windows() const { return static_cast<int64_t>(impl_->num_windows()); }
+int64_t TokenSource::num_windows() const { return impl_->order().num_windows; }
+const SampleOrder& TokenSource::order() const { return impl_->order(); }
 uint64_t TokenSource::next_sample() const { return impl_->next_sample(); }
 void TokenSource::Seek(uint64_t next_sample) { impl_->Seek(next_sample); }
 double TokenSource::TakeWaitSeconds() { return impl_->TakeWaitSeconds(); }

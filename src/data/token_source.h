@@ -1,10 +1,11 @@
 // The endless, seeded stream of training batches of one data-parallel rank.
 //
 // Window w of an epoch covers tokens [w T, w T + T] of the concatenated documents (T + 1 tokens, T
-// apart). Sample g of the run is window Permute(seed, epoch, g mod W) of epoch g / W, in O(1) and
-// without an index file. Step t uses samples t G .. t G + G - 1 (G = global batch); dp rank d takes
-// a contiguous share of them. So the set and order of samples never depend on the world size, the
-// micro batch or the accumulation, and the cursor is one number.
+// apart), or is row w of a dataset of labelled rows. Sample g of the run is window
+// Permute(seed, epoch, g mod W) of epoch g / W, in O(1) and without an index file. Step t uses
+// samples t G .. t G + G - 1 (G = global batch; SampleOrder tells how steps may end with an epoch
+// instead); dp rank d takes a contiguous share of them. So the set and order of samples never
+// depend on the world size, the micro batch or the accumulation, and the cursor is one number.
 //
 //   TokenSource source(dataset, Split::kTrain,
 //                      {.seq_len = 512, .micro_batch = 4, .global_batch = 16});
@@ -21,6 +22,7 @@
 
 #include "data/batch.h"
 #include "data/dataset.h"
+#include "data/sample_order.h"
 
 namespace halflife::data {
 
@@ -35,6 +37,7 @@ struct TokenSourceConfig {
   int dp_size = 1;
   uint64_t seed = 0;
   int prefetch = 4;  // batches read ahead by a thread of its own; 0: none
+  EpochEnd epoch_end = EpochEnd::kFill;
 };
 
 // A bijection of [0, size) for every (seed, epoch): a Feistel network on the next power of four,
@@ -44,7 +47,8 @@ uint64_t PermuteIndex(uint64_t index, uint64_t size, uint64_t seed, uint64_t epo
 class TokenSource {
  public:
   // `dataset` is borrowed for the source's life. Error kData where the split holds fewer than
-  // seq_len + 1 tokens; kUsage for sizes that do not divide.
+  // seq_len + 1 tokens; kUsage for sizes that do not divide, and for a seq_len other than that of
+  // labelled rows.
   TokenSource(const Dataset& dataset, Split split, const TokenSourceConfig& config);
   ~TokenSource();
 
@@ -52,10 +56,11 @@ class TokenSource {
   Batch Next();
 
   int64_t num_windows() const;
-  // The global sample number that the next step starts with (a multiple of global_batch between
-  // steps).
+  const SampleOrder& order() const;
+  // The global sample number that the next micro-batches of all ranks start with: between steps,
+  // order().FirstSample of the next one.
   uint64_t next_sample() const;
-  // Drops what was read ahead and continues at this sample; a multiple of global_batch.
+  // Drops what was read ahead and continues at this sample, the first of a step.
   void Seek(uint64_t next_sample);
   // Seconds Next has waited since the last call of this function.
   double TakeWaitSeconds();
@@ -71,6 +76,9 @@ struct TokenView {
   SplitInfo info;
   int32_t eos_id = 0;
   std::function<void(int64_t begin, std::span<int32_t> ids)> read;  // as Dataset::Read
+  // Of labelled rows; 0 and null: text.
+  int64_t row_len = 0;
+  std::function<void(int64_t begin, std::span<int32_t> labels)> read_labels = nullptr;
 };
 // `dataset` is borrowed.
 TokenView ViewOf(const Dataset& dataset, Split split);
@@ -81,5 +89,8 @@ Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t 
                   int64_t count);
 // floor((num_tokens - 1) / seq_len), at least 0.
 int64_t NumWindows(int64_t num_tokens, int64_t seq_len);
+// The same, or the number of labelled rows, which are as long as they are: Error kUsage for another
+// seq_len.
+int64_t NumWindows(const TokenView& tokens, int64_t seq_len);
 
 }  // namespace halflife::data

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "core/concat.h"
 #include "data/small_datasets.h"
+#include "data/synthetic/prepare_mqar.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -15,6 +17,7 @@ namespace halflife::data {
 namespace {
 
 using halflife::test::TempDir;
+using Ids = std::vector<int32_t>;
 
 class TokenSourceTest : public testing::Test {
  protected:
@@ -190,6 +193,80 @@ TEST_F(TokenSourceTest, SeekEqualsNeverHavingStopped) {
   }
 }
 
+// A short step has all rows of the epoch that are left, and behind them padding that asks nothing.
+TEST_F(TokenSourceTest, AStepMayEndWithItsEpoch) {
+  TokenSourceConfig config{.seq_len = 64, .micro_batch = 2, .global_batch = 8, .dp_size = 2};
+  config.epoch_end = EpochEnd::kShort;
+  const SampleOrder order = Source(config).order();
+  ASSERT_NE(order.num_windows % 8, 0) << "the last step should be short";
+  std::vector<uint64_t> seen;
+  int64_t num_padding = 0;
+  for (int64_t step = 0; step < 2 * order.StepsPerEpoch(); ++step) {
+    for (config.dp_rank = 0; config.dp_rank < 2; ++config.dp_rank) {
+      TokenSource source = Source(config);
+      source.Seek(order.FirstSample(static_cast<uint64_t>(step)));
+      for (int micro = 0; micro < 2; ++micro) {
+        const Batch batch = source.Next();
+        EXPECT_EQ(batch.inputs.size(), 128u);
+        EXPECT_EQ(batch.cu_seqlens.back(), 128);
+        for (int64_t row = 0; row < 2; ++row) {
+          const uint64_t sample = batch.samples[static_cast<size_t>(row)];
+          if (sample != kNoSample) {
+            seen.push_back(sample);
+            continue;
+          }
+          ++num_padding;
+          EXPECT_EQ(Row(batch.targets, row, 64), std::vector<int32_t>(64, kNoTarget));
+        }
+      }
+      EXPECT_EQ(source.next_sample(), order.FirstSample(static_cast<uint64_t>(step) + 1));
+    }
+  }
+  std::vector<uint64_t> each_once(static_cast<size_t>(2 * order.num_windows));
+  std::iota(each_once.begin(), each_once.end(), uint64_t{0});
+  EXPECT_EQ(seen, each_once);
+  EXPECT_EQ(num_padding, 2 * (8 - order.num_windows % 8));
+
+  config.dp_rank = 0;
+  config.epoch_end = EpochEnd::kDrop;
+  config.global_batch = 4 * (order.num_windows / 4 + 1);
+  EXPECT_HL_ERROR(Source(config), ExitCode::kUsage, "data.epoch_end drop",
+                  Concat("at most ", order.num_windows));
+}
+
+TEST_F(TokenSourceTest, LabelledRowsAreWholeAndKeepTheirLabels) {
+  PrepareMqar(
+      {.train = {{16, 4, 30}}, .vocab_size = 64, .seed = 3, .out = dir_ / "mqar", .threads = 1});
+  const Dataset rows = Dataset::Open(dir_ / "mqar");
+  const Ids inputs = test::ReadAll(rows, Split::kTrain);
+  Ids labels(inputs.size());
+  rows.ReadLabels(Split::kTrain, 0, labels);
+  const TokenSourceConfig config{.seq_len = 16, .micro_batch = 5, .global_batch = 5, .seed = 9};
+  TokenSource source(rows, Split::kTrain, config);
+  ASSERT_EQ(source.num_windows(), 30);
+  std::vector<Ids> epochs(2);
+  for (Ids& order : epochs) {
+    for (int micro = 0; micro < 6; ++micro) {
+      const Batch batch = source.Next();
+      EXPECT_EQ(batch.num_targets, 5 * 4);
+      EXPECT_EQ(batch.cu_seqlens, (Ids{0, 16, 32, 48, 64, 80}));
+      for (int64_t row = 0; row < 5; ++row) {
+        const uint64_t sample = batch.samples[static_cast<size_t>(row)];
+        const auto number = static_cast<int64_t>(PermuteIndex(sample % 30, 30, 9, sample / 30));
+        EXPECT_EQ(Row(batch.inputs, row, 16), Row(inputs, number, 16));
+        EXPECT_EQ(Row(batch.targets, row, 16), Row(labels, number, 16));
+        order.push_back(static_cast<int32_t>(number));
+      }
+    }
+  }
+  EXPECT_NE(epochs[0], epochs[1]) << "each epoch has an order of its own";
+  std::sort(epochs[0].begin(), epochs[0].end());
+  std::sort(epochs[1].begin(), epochs[1].end());
+  EXPECT_EQ(epochs[0], epochs[1]);
+  EXPECT_HL_ERROR(TokenSource(rows, Split::kTrain, {.seq_len = 8, .micro_batch = 1}),
+                  ExitCode::kUsage, "seq_len 8", "rows of 16 tokens", "to 16");
+}
+
 TEST_F(TokenSourceTest, SizesThatDoNotFit) {
   EXPECT_HL_ERROR(Source({.seq_len = 8, .micro_batch = 3, .global_batch = 8, .dp_size = 2}),
                   ExitCode::kUsage, "global_batch 8", "micro_batch 3 x dp size 2 = 6",
@@ -197,7 +274,7 @@ TEST_F(TokenSourceTest, SizesThatDoNotFit) {
   EXPECT_HL_ERROR(Source({.seq_len = 0}), ExitCode::kUsage, "seq_len 0");
   EXPECT_HL_ERROR(Source({.dp_rank = 2, .dp_size = 2}), ExitCode::kUsage, "dp rank 2");
   TokenSource source = Source({.seq_len = 8, .micro_batch = 4, .global_batch = 8});
-  EXPECT_HL_ERROR(source.Seek(3), ExitCode::kInternal, "sample 3 is not a multiple");
+  EXPECT_HL_ERROR(source.Seek(3), ExitCode::kInternal, "sample 3 begins no step");
 }
 
 TEST_F(TokenSourceTest, TooFewTokens) {

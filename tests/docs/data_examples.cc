@@ -15,6 +15,7 @@
 #include "data/ordered_pipeline.h"
 #include "data/output_folder.h"
 #include "data/prepare.h"
+#include "data/sample_order.h"
 #include "data/sentencepiece_bridge.h"
 #include "data/shard_reader.h"
 #include "data/shard_writer.h"
@@ -83,6 +84,10 @@ void OutputFolderExample(const Path& out) {
 
 void PrepareExample() {
 #include "examples/data/prepare.h"
+}
+
+void SampleOrderExample() {
+#include "examples/data/sample_order.h"
 }
 
 void SentencePieceBridgeExample(std::string_view bytes) {
