@@ -42,4 +42,10 @@ at::Tensor OutputHead::TokenLosses(const at::Tensor& hidden, const at::Tensor& t
   return kernels::LinearTokenCrossEntropy(Inputs(hidden, targets));
 }
 
+kernels::TokenScores OutputHead::TokenScores(
+    const at::Tensor& hidden, const at::Tensor& targets,
+    const kernels::LinearCrossEntropyConfig& config) const {
+  return kernels::LinearTokenScores(Inputs(hidden, targets), config);
+}
+
 }  // namespace halflife::model

@@ -30,6 +30,8 @@ class OutputHead {
   kernels::LinearCrossEntropySums Loss(const at::Tensor& hidden, const at::Tensor& targets,
                                        const kernels::LinearCrossEntropyConfig& config) const;
   at::Tensor TokenLosses(const at::Tensor& hidden, const at::Tensor& targets) const;  // [N] fp32
+  kernels::TokenScores TokenScores(const at::Tensor& hidden, const at::Tensor& targets,
+                                   const kernels::LinearCrossEntropyConfig& config) const;
 
  private:
   kernels::LinearCrossEntropyInputs Inputs(const at::Tensor& hidden,

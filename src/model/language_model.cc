@@ -149,7 +149,7 @@ LossSums LanguageModel::Loss(const at::Tensor& tokens, const at::Tensor& targets
                              const ForwardContext& context) const {
   const kernels::LinearCrossEntropySums sums =
       head_->Loss(Hidden(tokens, context).flatten(0, 1), targets.flatten(),
-                  {.z_loss_weight = context.z_loss_weight});
+                  {.z_loss_weight = context.z_loss_weight, .num_targets = context.num_targets});
   return {sums.objective, sums.loss, sums.z_loss};
 }
 
@@ -158,6 +158,15 @@ at::Tensor LanguageModel::TokenLosses(const at::Tensor& tokens, const at::Tensor
   const at::NoGradGuard no_grad;
   return head_->TokenLosses(Hidden(tokens, context, state).flatten(0, 1), targets.flatten())
       .view(tokens.sizes());
+}
+
+TokenScores LanguageModel::Scores(const at::Tensor& tokens, const at::Tensor& targets,
+                                  const ForwardContext& context) const {
+  const at::NoGradGuard no_grad;
+  const kernels::TokenScores scores =
+      head_->TokenScores(Hidden(tokens, context).flatten(0, 1), targets.flatten(),
+                         {.num_targets = context.num_targets});
+  return {scores.loss.view(tokens.sizes()), scores.correct.view(tokens.sizes())};
 }
 
 ModelState LanguageModel::EmptyState(int64_t batch) const {

@@ -24,6 +24,7 @@ struct ForwardContext {
   const SequenceSlice* slice = nullptr;
   bool training = false;  // dropout on
   double z_loss_weight = 0;
+  int64_t num_targets = -1;  // that are not negative, where the caller knows
   uint64_t seed = 0;
   std::span<const uint64_t> samples = {};  // [B] global sample numbers; needed with dropout
   at::Tensor segments = {};  // [B, T] int64, or undefined: all tokens are of segment 0
@@ -34,6 +35,11 @@ struct LossSums {
   at::Tensor objective;  // loss + context.z_loss_weight z_loss; differentiable, once
   at::Tensor loss;       // of -ln p
   at::Tensor z_loss;     // of (ln Z)^2
+};
+
+struct TokenScores {
+  at::Tensor losses;   // [B, T] fp32, -ln p(target), 0 where there is no target
+  at::Tensor correct;  // [B, T] fp32, 1 where the target is the likeliest token, else 0
 };
 
 struct ModelState {
@@ -69,6 +75,9 @@ class LanguageModel {
   // Hidden's.
   at::Tensor TokenLosses(const at::Tensor& tokens, const at::Tensor& targets,
                          const ForwardContext& context, ModelState* state = nullptr) const;
+
+  TokenScores Scores(const at::Tensor& tokens, const at::Tensor& targets,
+                     const ForwardContext& context) const;
 
   ModelState EmptyState(int64_t batch) const;
   // tokens [B] int64 -> logits [B, vocab] fp32; the state advances by one token.

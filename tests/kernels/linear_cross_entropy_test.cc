@@ -107,6 +107,51 @@ TEST(LinearCrossEntropyTest, AnyBlockSize) {
   }
 }
 
+// Rows without a target add exact zeros to every sum, so that leaving them out changes the weight's
+// gradient alone, by the order of its sum: 60 terms of fp32 products below 1.
+TEST(LinearCrossEntropyTest, RowsWithoutATargetMayBeLeftOut) {
+  const at::Tensor hidden = Normal({240, 16}, 3, at::kFloat).requires_grad_(),
+                   weight = Normal({50, 16}, 4, at::kFloat).requires_grad_();
+  at::Tensor targets = at::randint(0, 50, {240}, at::kLong);
+  targets.view({60, 4}).narrow(1, 1, 3).fill_(-100);
+  const auto run = [&](int64_t num_targets) {
+    const auto sums = LinearCrossEntropy(
+        {hidden, weight, targets},
+        {.z_loss_weight = 0.1, .rows_per_block = 32, .num_targets = num_targets});
+    auto results = grad({sums.objective}, {hidden, weight});
+    results.push_back(sums.loss);
+    results.push_back(sums.z_loss);
+    return results;
+  };
+  const auto all = run(-1), chosen = run(60);
+  for (size_t i = 0; i < all.size(); ++i)
+    EXPECT_TRUE(test::Close(chosen[i], all[i], 1e-6)) << "result " << i;
+  EXPECT_TRUE((chosen[0][1] == 0).all().item<bool>()) << "no gradient without a target";
+
+  const at::Tensor losses = LinearTokenCrossEntropy({hidden, weight, targets});
+  const at::Tensor same = LinearTokenCrossEntropy({hidden, weight, targets}, {.num_targets = 60});
+  EXPECT_TRUE(test::Close(same, losses, 1e-6));
+  EXPECT_HL_ERROR(run(59), ExitCode::kInternal, "60 targets, announced as 59");
+  targets.fill_(-100);
+  EXPECT_EQ(run(0)[2].item<float>(), 0) << "a micro-batch of padding";
+}
+
+TEST(LinearCrossEntropyTest, ScoresAreRightWhereTheTargetHasTheLargestLogit) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    LinearCrossEntropyInputs inputs = MakeInputs(1, dtype);
+    const at::Tensor best = at::linear(inputs.hidden, inputs.weight).argmax(1);
+    inputs.targets = best.clone();
+    inputs.targets[0] = (best[0] + 1) % kVocab;
+    inputs.targets[2] = -100;
+    for (const int64_t num_targets : {-1, 4}) {
+      const TokenScores scores =
+          LinearTokenScores(inputs, {.rows_per_block = 2, .num_targets = num_targets});
+      EXPECT_TRUE(scores.correct.equal(at::tensor({0, 1, 0, 1, 1}, scores.correct.options())));
+      EXPECT_TRUE(scores.loss.equal(LinearTokenCrossEntropy(inputs, {.rows_per_block = 2})));
+    }
+  }
+}
+
 TEST(LinearCrossEntropyTest, Bf16FormsLogitsInFp32) {
   const LinearCrossEntropyInputs narrow = MakeInputs(20, at::kBFloat16);
   const LinearCrossEntropyInputs wide = {narrow.hidden.to(at::kFloat), narrow.weight.to(at::kFloat),

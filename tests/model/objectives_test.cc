@@ -42,6 +42,16 @@ TEST(NextToken, LeavesTheBatchAsItIs) {
   EXPECT_TRUE(MakeObjective(ObjectiveConfig(), 100)->predicts_next_token());
 }
 
+TEST(Labelled, LeavesTheDatasetsLabelsAsTheyAre) {
+  Rows rows;
+  rows.Label(ObjectiveConfig("labelled"));
+  EXPECT_EQ(rows.inputs, Rows().inputs);
+  EXPECT_EQ(rows.labels, Rows().labels);
+  const auto objective = MakeObjective(ObjectiveConfig("labelled"), 100);
+  EXPECT_TRUE(objective->takes_labels_of_data());
+  EXPECT_FALSE(objective->predicts_next_token());
+}
+
 TEST(MaskedToken, HidesAShareOfTheTokensAndAsksForThem) {
   Rows rows;
   rows.Label(ObjectiveConfig("masked_token", {{"rate", 0.2}, {"mask_id", 3}}));

@@ -2,8 +2,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/nonzero.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -11,6 +14,7 @@
 #include <algorithm>
 #include <bit>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "kernels/cross_entropy/rows.h"
@@ -51,6 +55,35 @@ void AddProduct(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   } else {
     at::addmm_out(sum, sum, a, b, sum.scalar_type());
   }
+}
+
+// The rows that products are formed of.
+struct ChosenRows {
+  LinearCrossEntropyInputs inputs;  // theirs
+  at::Tensor numbers;               // [n] int64; undefined: all rows
+  int64_t num_rows = 0;             // of all
+
+  // Their results as those of all rows, zero for the others.
+  at::Tensor Spread(const at::Tensor& results) const {
+    if (!numbers.defined()) return results;
+    std::vector<int64_t> shape = results.sizes().vec();
+    shape[0] = num_rows;
+    return at::zeros(shape, results.options()).index_copy_(0, numbers, results);
+  }
+};
+
+ChosenRows ChooseRows(const LinearCrossEntropyInputs& inputs,
+                      const LinearCrossEntropyConfig& config) {
+  const int64_t num_rows = inputs.hidden.size(0);
+  const LinearCrossEntropyInputs all = {inputs.hidden, inputs.weight, inputs.targets.contiguous()};
+  if (config.num_targets < 0 || 2 * config.num_targets > num_rows) return {all, {}, num_rows};
+  const at::Tensor numbers = at::nonzero(inputs.targets >= 0).squeeze(1);
+  HL_CHECK(numbers.size(0) == config.num_targets, "cross entropy of ", numbers.size(0),
+           " targets, announced as ", config.num_targets);
+  return {{inputs.hidden.index_select(0, numbers), inputs.weight,
+           inputs.targets.index_select(0, numbers)},
+          numbers,
+          num_rows};
 }
 
 // Calls visit(first row, rows, logits of the block) for one block after the other; the logits'
@@ -147,8 +180,9 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
   const bool gradient = c10::GradMode::is_enabled() &&
                         (inputs.hidden.requires_grad() || inputs.weight.requires_grad());
   const auto forward = [&]() -> Forwarded {
-    const ForwardResult result =
-        RunForward({inputs.hidden, inputs.weight, inputs.targets.contiguous()}, config, gradient);
+    const ChosenRows rows = ChooseRows(inputs, config);
+    ForwardResult result = RunForward(rows.inputs, config, gradient);
+    if (gradient) result.dhidden = rows.Spread(result.dhidden);
     const auto scalar = [&](double value) {
       return at::scalar_tensor(value, inputs.hidden.options().dtype(ComputeType(inputs.hidden)));
     };
@@ -170,20 +204,38 @@ double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim, boo
                 (widened ? weight : 0));
 }
 
-at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
-                                   const LinearCrossEntropyConfig& config) {
+namespace {
+
+TokenScores ScoreTokens(const LinearCrossEntropyInputs& inputs,
+                        const LinearCrossEntropyConfig& config, bool want_correct) {
   Check(inputs);
   const c10::AutoGradMode no_grad(false);
-  const at::Tensor targets = inputs.targets.contiguous();
-  const at::ScalarType compute = ComputeType(inputs.hidden);
+  const ChosenRows chosen = ChooseRows(inputs, config);
+  const LinearCrossEntropyInputs& own = chosen.inputs;
+  const at::ScalarType compute = ComputeType(own.hidden);
   const CrossEntropyRows rows =
-      internal::EmptyRows(inputs.hidden.size(0), inputs.hidden.options().dtype(compute));
-  const at::Tensor weight = inputs.weight.to(OperandType(inputs.hidden));
-  ForEachBlock(inputs, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
-    internal::ReduceRows(logits, targets.narrow(0, first, count), 0, false,
-                         rows.Narrow(first, count));
+      internal::EmptyRows(own.hidden.size(0), own.hidden.options().dtype(compute));
+  const at::Tensor correct = at::empty_like(rows.loss);
+  const at::Tensor weight = own.weight.to(OperandType(own.hidden));
+  ForEachBlock(own, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
+    const at::Tensor targets = own.targets.narrow(0, first, count);
+    internal::ReduceRows(logits, targets, 0, false, rows.Narrow(first, count));
+    if (want_correct) correct.narrow(0, first, count).copy_(logits.argmax(1) == targets);
   });
-  return rows.loss;
+  return {.loss = chosen.Spread(rows.loss),
+          .correct = want_correct ? chosen.Spread(correct) : at::Tensor()};
+}
+
+}  // namespace
+
+at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
+                                   const LinearCrossEntropyConfig& config) {
+  return ScoreTokens(inputs, config, /*want_correct=*/false).loss;
+}
+
+TokenScores LinearTokenScores(const LinearCrossEntropyInputs& inputs,
+                              const LinearCrossEntropyConfig& config) {
+  return ScoreTokens(inputs, config, /*want_correct=*/true);
 }
 
 }  // namespace halflife::kernels

@@ -22,6 +22,9 @@ struct LinearCrossEntropyInputs {
 struct LinearCrossEntropyConfig {
   double z_loss_weight = 0;
   int64_t rows_per_block = 0;  // 0: the power of two whose logits fit 64 MiB, at least 64
+  // Rows that have a target, where the caller knows; Error for another number than there are. If
+  // they are at most half, the others are left out of the products, to which they give nothing.
+  int64_t num_targets = -1;
 };
 
 struct LinearCrossEntropySums {
@@ -43,5 +46,12 @@ double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim, boo
 // gradient.
 at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                    const LinearCrossEntropyConfig& config = {});
+
+struct TokenScores {
+  at::Tensor loss;     // [N] as LinearTokenCrossEntropy's
+  at::Tensor correct;  // [N] of that dtype: 1 where the target has the largest logit, else 0
+};
+TokenScores LinearTokenScores(const LinearCrossEntropyInputs& inputs,
+                              const LinearCrossEntropyConfig& config = {});
 
 }  // namespace halflife::kernels

@@ -17,8 +17,8 @@ namespace halflife::model {
 struct LabelledRows {
   int64_t batch = 0, seq_len = 0;  // B, T
   std::span<int32_t> inputs;       // [B, T] tokens that the model sees
-  // [B, T]; before: the next token, or negative where there is none; after: what the loss asks for,
-  // negative where it asks for nothing.
+  // [B, T]; before: the next token, or the dataset's own label, negative where there is none;
+  // after: what the loss asks for, negative where it asks for nothing.
   std::span<int32_t> labels;
   std::span<const uint64_t> samples;  // [B] global sample numbers: random choices follow them
   uint64_t seed = 0;
@@ -30,6 +30,8 @@ class Objective {
   virtual void Label(const LabelledRows& rows) const = 0;
   // True: scores are probabilities of the next token, and text can be generated.
   virtual bool predicts_next_token() const { return false; }
+  // True: it trains on labelled rows, and on nothing else.
+  virtual bool takes_labels_of_data() const { return false; }
 };
 
 struct ObjectiveContext {
