@@ -1,4 +1,4 @@
-// halflife eval: validation loss and perplexity of a checkpoint.
+// halflife eval: validation loss and perplexity of a checkpoint, or accuracy on labelled rows.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -27,6 +27,7 @@ void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& data
   HL_CHECK_AS(ExitCode::kUsage, dataset.info().vocab_size <= model_vocab, "the dataset ",
               dataset.folder().string(), " has a vocabulary of ", dataset.info().vocab_size,
               ", the model of ", model_vocab, "; prepare the text with the run's own tokenizer");
+  if (dataset.info().has_rows()) return;    // which no tokenizer has made
   if (loaded.tokenizer == nullptr) return;  // a step that was copied away from its run
   data::RequireSameTokens(dataset, *loaded.tokenizer, loaded.path.string());
 }
@@ -34,31 +35,36 @@ void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& data
 // What the model is scored on: a dataset's validation split, or texts.
 class Scored {
  public:
-  Scored(const EvalOptions& options, const infer::LoadedModel& loaded) {
+  Scored(const EvalOptions& options, const infer::LoadedModel& loaded)
+      : split_(data::SplitOf(options.split)) {
     if (options.data.empty()) {
       text_ = data::EncodeFiles(options.texts, infer::RequireTokenizer(loaded));
     } else {
       dataset_ = data::Dataset::Open(options.data);
       CheckVocabulary(loaded, *dataset_);
+      HL_CHECK_AS(ExitCode::kUsage, !options.bigram || !dataset_->info().has_rows(),
+                  "--bigram counts tokens that follow each other, and ", options.data,
+                  " holds labelled rows: it has no text to count");
     }
   }
   // The view is valid as long as this object.
   data::TokenView tokens() const {
-    return dataset_ ? data::ViewOf(*dataset_, data::Split::kValidation) : data::ViewOf(text_);
+    return dataset_ ? data::ViewOf(*dataset_, split_) : data::ViewOf(text_);
   }
   const data::Dataset& dataset() const { return *dataset_; }  // with --data
   SharedFact Fact(const EvalOptions& options) const {
     const std::string hash =
         ToHex(dataset_ ? dataset_->info().hash
                        : HashBytes(text_.ids.data(), text_.ids.size() * sizeof(int32_t)));
-    const std::string from =
-        dataset_ ? "--data " + options.data : "--text " + Join(options.texts, " ");
-    return {"the text", hash, Concat(from, " (hash ", hash, ")")};
+    const std::string from = dataset_ ? Concat("--data ", options.data, " --split ", options.split)
+                                      : "--text " + Join(options.texts, " ");
+    return {"the text", hash + options.split, Concat(from, " (hash ", hash, ")")};
   }
 
  private:
   std::optional<data::Dataset> dataset_;
   data::TextTokens text_;
+  data::Split split_;
 };
 
 void CheckOptions(const EvalOptions& options) {
@@ -81,6 +87,25 @@ void CheckRanks(const EvalOptions& options, const infer::LoadedModel& loaded, co
                          number("--windows", options.windows), number("--batch", options.batch)});
 }
 
+// The tokens of a window, unless the user says: as trained, but labelled rows are not cut.
+int64_t WindowOf(const data::TokenView& tokens, const infer::LoadedModel& loaded) {
+  return tokens.row_len > 0 ? tokens.row_len : loaded.state.data.seq_len;
+}
+
+nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
+  nlohmann::ordered_json out = {
+      {"tokens", result.num_targets}, {"loss", result.loss}, {"perplexity", result.perplexity()}};
+  if (result.bits_per_byte) out["bits_per_byte"] = *result.bits_per_byte;
+  if (result.accuracy) out["accuracy"] = *result.accuracy;
+  for (const eval::SegmentScore& segment : result.segments) {
+    out["segments"].push_back({{"name", segment.name},
+                               {"tokens", segment.num_targets},
+                               {"loss", segment.loss},
+                               {"accuracy", segment.accuracy}});
+  }
+  return out;
+}
+
 // The text is made from the JSON, so that both always say the same.
 std::string Text(const nlohmann::ordered_json& out) {
   const auto number = [&](const char* key, int digits) {
@@ -89,8 +114,16 @@ std::string Text(const nlohmann::ordered_json& out) {
   std::string text =
       Concat("step ", out.at("step").dump(), ", ", out.at("tokens").dump(),
              " tokens in windows of ", out.at("seq_len").dump(), "\nloss        ",
-             number("loss", 4), " nats per token\nperplexity  ", number("perplexity", 3),
-             "\ntext        ", number("bits_per_byte", 4), " bits per byte\n");
+             number("loss", 4), " nats per token\nperplexity  ", number("perplexity", 3), "\n");
+  if (out.contains("bits_per_byte"))
+    text += Concat("text        ", number("bits_per_byte", 4), " bits per byte\n");
+  if (out.contains("accuracy")) text += Concat("accuracy    ", number("accuracy", 4), "\n");
+  if (out.contains("segments")) {
+    for (const auto& segment : out["segments"]) {
+      text += Concat("  ", segment["name"].get<std::string>(), ": ",
+                     Fixed(segment["accuracy"].get<double>(), 4), "\n");
+    }
+  }
   if (out.contains("bigram_loss")) {
     text += Concat("bigram      ", number("bigram_loss", 4), " nats per token, ",
                    number("bigram_bits_per_byte", 4), " bits per byte (add-one smoothed)\n");
@@ -102,20 +135,16 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
   const Scored scored(options, loaded);
-  const int64_t seq_len = options.seq_len > 0 ? options.seq_len : loaded.state.data.seq_len;
+  const int64_t seq_len = options.seq_len > 0 ? options.seq_len : WindowOf(scored.tokens(), loaded);
   CheckRanks(options, loaded, scored, seq_len, context);
   const eval::ValidationResult result =
       eval::Validate(*loaded.model, scored.tokens(),
                      {.seq_len = seq_len, .num_windows = options.windows, .batch = options.batch},
                      at::kCPU, context.control());
   if (context.rank() != 0) return ExitCode::kFinished;
-  nlohmann::ordered_json out = {{"model", loaded.path.string()},
-                                {"step", loaded.state.step},
-                                {"seq_len", seq_len},
-                                {"tokens", result.num_targets},
-                                {"loss", result.loss},
-                                {"perplexity", result.perplexity()},
-                                {"bits_per_byte", result.bits_per_byte}};
+  nlohmann::ordered_json out = {
+      {"model", loaded.path.string()}, {"step", loaded.state.step}, {"seq_len", seq_len}};
+  out.update(ResultJson(result));
   if (options.bigram) {
     const eval::BigramResult bigram = eval::ScoreBigram(scored.dataset(), seq_len, options.windows);
     out["bigram_loss"] = bigram.loss;

@@ -55,7 +55,9 @@ ExitCode DryRun(train::RunConfig config) {
 void WarnOfOtherTokens(const std::string& init_from, const std::string& dataset) {
   const auto own = OpenTokenizer(init_from);
   if (own == nullptr) return;
-  const auto theirs = data::Dataset::Open(dataset).LoadTokenizer();
+  const data::Dataset data = data::Dataset::Open(dataset);
+  if (data.info().has_rows()) return;
+  const auto theirs = data.LoadTokenizer();
   const auto difference = data::FindDifference(*theirs, *own);
   if (!difference) return;
   HL_WARN("train", "--init-from ", init_from, " was trained with another tokenizer: token ",

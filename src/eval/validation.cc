@@ -2,7 +2,9 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "core/error.h"
 #include "eval/batch_tensors.h"
@@ -13,22 +15,105 @@ namespace {
 // Of an objective's random choices: those of validation are the same in every run.
 constexpr uint64_t kValidationSeed = 0;
 
-// One fp64 sum per window, so that the grouping into batches does not show.
-void AppendWindowSums(const at::Tensor& losses, std::vector<double>& sums) {
-  const at::Tensor rows = losses.to(at::kCPU).to(at::kDouble).sum(1).contiguous();
-  sums.insert(sums.end(), rows.const_data_ptr<double>(),
-              rows.const_data_ptr<double>() + rows.numel());
+// Of one window, in fp64, so that the grouping into batches does not show.
+struct WindowSums {
+  double loss = 0, num_correct = 0, num_targets = 0;
+};
+constexpr int64_t kSumsOfWindow = 3;
+
+// [B, T] -> the sums of its rows.
+at::Tensor RowSums(const at::Tensor& values) {
+  return values.to(at::kCPU).to(at::kDouble).sum(1).contiguous();
+}
+
+// Scores one batch and appends the sums of its windows.
+void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool labelled,
+                  at::Device device, std::vector<WindowSums>& sums) {
+  ApplyObjective(model.objective(), kValidationSeed, batch);
+  const BatchTensors tensors = ToTensors(batch, device);
+  const model::ForwardContext context = {.slice = &tensors.slice, .num_targets = batch.num_targets};
+  model::TokenScores scores;
+  if (labelled) {
+    scores = model.Scores(tensors.inputs, tensors.targets, context);
+  } else {
+    scores.losses = model.TokenLosses(tensors.inputs, tensors.targets, context);
+  }
+  const at::Tensor losses = RowSums(scores.losses);
+  const at::Tensor correct = labelled ? RowSums(scores.correct) : at::Tensor();
+  for (int64_t row = 0; row < batch.batch_size; ++row) {
+    const auto labels =
+        std::span(batch.targets)
+            .subspan(static_cast<size_t>(row * batch.seq_len), static_cast<size_t>(batch.seq_len));
+    sums.push_back({.loss = losses.const_data_ptr<double>()[row],
+                    .num_correct = labelled ? correct.const_data_ptr<double>()[row] : 0,
+                    .num_targets = static_cast<double>(
+                        std::ranges::count_if(labels, [](int32_t label) { return label >= 0; }))});
+  }
+}
+
+WindowSums Total(std::span<const WindowSums> windows) {
+  WindowSums total;
+  for (const WindowSums& window : windows) {
+    total.loss += window.loss;
+    total.num_correct += window.num_correct;
+    total.num_targets += window.num_targets;
+  }
+  return total;
+}
+
+// Of those of the first windows that were scored; windows are rows.
+std::vector<SegmentScore> ScoresOfSegments(const std::vector<data::Segment>& segments,
+                                           std::span<const WindowSums> windows) {
+  std::vector<SegmentScore> scores;
+  for (const data::Segment& segment : segments) {
+    const size_t count = std::min(windows.size(), static_cast<size_t>(segment.num_rows));
+    const WindowSums total = Total(windows.first(count));
+    windows = windows.subspan(count);
+    if (total.num_targets == 0) continue;
+    scores.push_back({.name = segment.name,
+                      .loss = total.loss / total.num_targets,
+                      .accuracy = total.num_correct / total.num_targets,
+                      .num_targets = static_cast<int64_t>(total.num_targets)});
+  }
+  return scores;
+}
+
+ValidationResult MakeResult(const data::TokenView& tokens, std::span<const WindowSums> windows) {
+  const WindowSums total = Total(windows);
+  HL_CHECK_AS(ExitCode::kData, total.num_targets > 0, "the validation windows hold no targets");
+  ValidationResult result = {.loss = total.loss / total.num_targets,
+                             .num_targets = static_cast<int64_t>(total.num_targets)};
+  if (tokens.row_len == 0) {
+    result.bits_per_byte = data::BitsPerByte(result.loss, tokens.info);
+    return result;
+  }
+  result.accuracy = total.num_correct / total.num_targets;
+  if (tokens.info.segments.size() > 1)
+    result.segments = ScoresOfSegments(tokens.info.segments, windows);
+  return result;
 }
 
 }  // namespace
 
 double ValidationResult::perplexity() const { return std::exp(loss); }
 
+void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& tokens) {
+  const bool wanted = model.objective().takes_labels_of_data(), there = tokens.row_len > 0;
+  const std::string& name = model.config().objective.name();
+  HL_CHECK_AS(ExitCode::kUsage, there || !wanted, "objective ", name, ": ", tokens.name,
+              " is text, which has no labels of its own; labelled rows, such as those of `halflife "
+              "prepare --synthetic mqar`, or the objective next_token would work");
+  HL_CHECK_AS(ExitCode::kUsage, wanted || !there, "objective ", name, ": ", tokens.name,
+              " holds labelled rows, whose labels it would not use; model { objective { labelled "
+              "{} } } would work");
+}
+
 ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
                           const ValidationConfig& config, at::Device device,
                           dist::Communicator& control) {
   const c10::AutoGradMode no_grad(false);
-  const int64_t available = data::NumWindows(tokens.info.num_tokens, config.seq_len);
+  RequireLabelsOf(model, tokens);
+  const int64_t available = data::NumWindows(tokens, config.seq_len);
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
               " tokens, fewer than one window of ", config.seq_len,
               " + 1; use a shorter data.seq_len (`eval --seq-len`), or more text (`prepare` with a "
@@ -39,40 +124,24 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
   const int world = control.size(), rank = control.rank();
   std::vector<int64_t> begins(world + 1);
   for (int r = 0; r <= world; ++r) begins[r] = total * r / world;
-  std::vector<double> sums;
-  double num_targets = 0;
+  std::vector<WindowSums> sums;
   for (int64_t first = begins[rank]; first < begins[rank + 1]; first += config.batch) {
     const int64_t count = std::min(config.batch, begins[rank + 1] - first);
-    data::Batch batch = data::ReadWindows(tokens, config.seq_len, first, count);
-    ApplyObjective(model.objective(), kValidationSeed, batch);
-    const BatchTensors tensors = ToTensors(batch, device);
-    AppendWindowSums(model.TokenLosses(tensors.inputs, tensors.targets, {.slice = &tensors.slice}),
-                     sums);
-    num_targets += static_cast<double>(batch.num_targets);
+    ScoreWindows(model, data::ReadWindows(tokens, config.seq_len, first, count), tokens.row_len > 0,
+                 device, sums);
   }
 
-  std::vector<double> all(total);
+  std::vector<WindowSums> all(static_cast<size_t>(total));
   std::vector<int64_t> counts(world);
-  for (int r = 0; r < world; ++r) counts[r] = begins[r + 1] - begins[r];
+  for (int r = 0; r < world; ++r) counts[r] = kSumsOfWindow * (begins[r + 1] - begins[r]);
+  static_assert(sizeof(WindowSums) == kSumsOfWindow * sizeof(double));
   control
-      .AllGatherV(Ref(sums.data(), static_cast<int64_t>(sums.size())), Ref(all.data(), total),
-                  counts, {"validation_losses", 0}, nullptr)
+      .AllGatherV(Ref(reinterpret_cast<double*>(sums.data()),
+                      kSumsOfWindow * static_cast<int64_t>(sums.size())),
+                  Ref(reinterpret_cast<double*>(all.data()), kSumsOfWindow * total), counts,
+                  {"validation_sums", 0}, nullptr)
       .WaitHost();
-  control.AllReduce(Ref(&num_targets, 1), dist::ReduceOp::kSum, {"validation_targets", 0}, nullptr)
-      .WaitHost();
-  ValidationResult result;
-  result.num_targets = static_cast<int64_t>(num_targets);
-  HL_CHECK_AS(ExitCode::kData, result.num_targets > 0, "the validation windows hold no targets");
-  for (const double sum : all) result.loss += sum;
-  result.loss /= num_targets;
-  result.bits_per_byte = data::BitsPerByte(result.loss, tokens.info);
-  return result;
-}
-
-ValidationResult Validate(const model::LanguageModel& model, const data::Dataset& dataset,
-                          const ValidationConfig& config, at::Device device,
-                          dist::Communicator& control) {
-  return Validate(model, data::ViewOf(dataset, data::Split::kValidation), config, device, control);
+  return MakeResult(tokens, all);
 }
 
 }  // namespace halflife::eval

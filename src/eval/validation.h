@@ -1,7 +1,11 @@
-// The mean loss over windows of the validation split, or of other text. Windows are dealt over
-// ranks and summed in fp64 in window order, so that the result does not depend on the world size
-// beyond the model's own rounding.
+// The mean loss over windows of a split, or of other text, and the accuracy on labelled rows.
+// Windows are dealt over ranks and summed in fp64 in window order, so that the result does not
+// depend on the world size beyond the model's own rounding.
 #pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "data/token_source.h"
 #include "dist/communicator.h"
@@ -14,18 +18,26 @@ struct ValidationConfig {
   int64_t num_windows = 0;  // the first so many; 0: all
   int64_t batch = 8;        // rows of one forward
 };
+// Of the rows of one segment.
+struct SegmentScore {
+  std::string name;
+  double loss = 0, accuracy = 0;
+  int64_t num_targets = 0;
+};
 struct ValidationResult {
   double loss = 0;  // mean -ln p per target
   int64_t num_targets = 0;
-  double bits_per_byte = 0;  // data::BitsPerByte of the loss
+  std::optional<double> bits_per_byte;  // of text: data::BitsPerByte of the loss
+  std::optional<double> accuracy;  // of labelled rows: share of labels that are the likeliest token
+  std::vector<SegmentScore> segments;  // of labelled rows, where there are several kinds
   double perplexity() const;
 };
-// Collective over `control`. Error kData where the tokens are no whole window.
+// Error kUsage where the objective takes its labels from the dataset and the tokens have none, or
+// the other way round.
+void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& tokens);
+
+// Collective over `control`. Error kData where the tokens are no whole window; as RequireLabelsOf.
 ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
-                          const ValidationConfig& config, at::Device device,
-                          dist::Communicator& control);
-// The same over the validation split.
-ValidationResult Validate(const model::LanguageModel& model, const data::Dataset& dataset,
                           const ValidationConfig& config, at::Device device,
                           dist::Communicator& control);
 

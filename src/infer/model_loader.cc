@@ -45,6 +45,9 @@ LoadedModel LoadModel(const std::filesystem::path& run_or_step,
 }
 
 const data::Tokenizer& RequireTokenizer(const LoadedModel& loaded) {
+  HL_CHECK_AS(ExitCode::kUsage, !loaded.model->objective().takes_labels_of_data(),
+              loaded.path.string(), " was trained on labelled rows, not text: it reads none; ",
+              "`halflife eval --data` scores such rows");
   HL_CHECK_AS(ExitCode::kUsage, loaded.tokenizer != nullptr, "no tokenizer beside ",
               loaded.path.string(), "; pass --tokenizer DIR (a dataset's or a run's tokenizer/)");
   const int64_t vocab = loaded.model->config().vocab_size;

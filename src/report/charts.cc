@@ -165,6 +165,11 @@ std::vector<ChartGroup> Charts(const Runs& runs) {
     std::erase_if(plots, [](const PlotSpec& plot) { return !HasPoints(plot); });
     if (!plots.empty()) groups.push_back({title, std::move(plots)});
   };
+  add("Accuracy", {maker.Make({.title = "Validation accuracy",
+                               .note = "share of labels that are the likeliest token",
+                               .y_from_zero = true,
+                               .markers = true},
+                              Metric("val_accuracy"))});
   add("Optimisation", {GradientNorm(runs, maker),
                        maker.Make({.title = "Learning rate", .y_from_zero = true}, Metric("lr"))});
   add("Speed",

@@ -1,4 +1,4 @@
-// halflife eval: validation loss and perplexity of a checkpoint.
+// halflife eval: validation loss and perplexity of a checkpoint, or accuracy on labelled rows.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
@@ -18,9 +18,13 @@ void AddEval(CLI::App& app, Request& request) {
            "it ends in .gz or .zst. Bits per byte compare models with different tokenizers: "
            "the loss in bits, times (tokens - documents) / bytes of text of the whole split. So a "
            "document's eos counts in place of its first token, which nothing predicts, and "
-           "with the bytes tokenizer it is the loss / ln 2.",
+           "with the bytes tokenizer it is the loss / ln 2. On labelled rows a row is a window, "
+           "and "
+           "accuracy is the share of labels that are the model's likeliest token, also by segment "
+           "where the dataset has several.",
        .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
-                    "halflife eval --model runs/first --text chapter.txt"},
+                    "halflife eval --model runs/first --text chapter.txt",
+                    "halflife eval --model runs/recall --data mqar.data --split test"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
   command
@@ -28,12 +32,19 @@ void AddEval(CLI::App& app, Request& request) {
                    "A dataset folder, whose validation split is scored [none: --text]")
       ->type_name("DATASET");
   command
+      ->add_option("--split", options->split,
+                   "Another split of --data; labelled rows have a test split")
+      ->check(CLI::IsMember({"train", "validation", "test"}))
+      ->capture_default_str();
+  command
       ->add_option("--text", options->texts,
                    "Text files instead of --data, each one document, read by the tokenizer")
       ->type_name("FILE");
   command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]")
       ->type_name("DIR");
-  command->add_option("--seq-len", options->seq_len, "Tokens a window [as trained]")
+  command
+      ->add_option("--seq-len", options->seq_len,
+                   "Tokens a window [as trained; of labelled rows: theirs]")
       ->check(CLI::PositiveNumber);
   command->add_option("--windows", options->windows, "Score the first so many windows [all]")
       ->check(CLI::NonNegativeNumber);

@@ -53,7 +53,7 @@ struct TrainOptions {
 };
 
 struct EvalOptions {
-  std::string model, tokenizer, data;
+  std::string model, tokenizer, data, split = "validation";
   std::vector<std::string> texts;
   int64_t seq_len = 0, windows = 0, batch = 8;
   int threads = 0;

@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "core/pairwise_sum.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "train/config/epochs.h"
 #include "train/device.h"
 
 namespace halflife::train {
@@ -127,6 +128,7 @@ bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int wo
   RunConfig complete = config;
   if (complete.data.path.empty()) complete.data.path = "DATASET";  // all that may be missing
   Validate(complete, world_size);
+  if (dataset != nullptr) ResolveSteps(config, *dataset);
   return names_none && dataset == nullptr;
 }
 

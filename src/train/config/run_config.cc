@@ -53,6 +53,8 @@ void VisitLoop(const Direction& direction, proto::TrainConfig& m, LoopConfig& c)
   HL_FIELD(m, log_every, c.log_every);
   HL_FIELD(m, time_limit_s, c.time_limit_s);
   HL_FIELD(m, log_samples, c.log_samples);
+  HL_FIELD(m, max_epochs, c.max_epochs);
+  HL_FIELD(m, stop_at_accuracy, c.stop_at_accuracy);
 }
 
 template <typename Direction>
@@ -64,11 +66,13 @@ void VisitOptimizer(const Direction& direction, proto::RunConfig& m, RunConfig& 
   HL_FIELD(o, eps, c.optimizer.eps);
   HL_FIELD(o, weight_decay, c.optimizer.weight_decay);
   HL_FIELD(o, clip_norm, c.optimizer.clip_norm);
+  HL_FIELD(o, decay_all, c.optimizer.decay_all);
   proto::ScheduleConfig& s = *m.mutable_schedule();
   HL_FIELD(s, kind, c.schedule.kind);
   HL_FIELD(s, warmup_steps, c.schedule.warmup_steps);
   HL_FIELD(s, decay_steps, c.schedule.decay_steps);
   HL_FIELD(s, final_lr_ratio, c.schedule.final_lr_ratio);
+  HL_FIELD(s, per_epoch, c.schedule.per_epoch);
 }
 
 template <typename Direction>
@@ -76,12 +80,15 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   HL_FIELD((*m.mutable_data()), path, c.data.path);
   HL_FIELD((*m.mutable_data()), seq_len, c.data.seq_len);
   HL_FIELD((*m.mutable_data()), prefetch, c.data.prefetch);
+  HL_FIELD((*m.mutable_data()), epoch_end, c.data.epoch_end);
   VisitOptimizer(direction, m, c);
   VisitLoop(direction, *m.mutable_train(), c.train);
   HL_FIELD((*m.mutable_eval()), every, c.eval.every);
   HL_FIELD((*m.mutable_eval()), windows, c.eval.windows);
   HL_FIELD((*m.mutable_eval()), sample_prompt, c.eval.sample_prompt);
   HL_FIELD((*m.mutable_eval()), sample_tokens, c.eval.sample_tokens);
+  HL_FIELD((*m.mutable_eval()), every_epochs, c.eval.every_epochs);
+  HL_FIELD((*m.mutable_eval()), split, c.eval.split);
   proto::CkptConfig& k = *m.mutable_ckpt();
   HL_FIELD(k, every, c.ckpt.every);
   HL_FIELD(k, keep_last, c.ckpt.store.keep_last);

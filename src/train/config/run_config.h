@@ -23,6 +23,7 @@ struct DataConfig {
   std::string path;
   int64_t seq_len = 512;
   int prefetch = 4;
+  std::string epoch_end = "fill";
 };
 
 struct OptimizerConfig {
@@ -30,6 +31,7 @@ struct OptimizerConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0.1;
   double clip_norm = 1.0;  // 0: off
+  bool decay_all = false;
 };
 
 struct LoopConfig {
@@ -46,6 +48,8 @@ struct LoopConfig {
   int64_t log_every = 10;
   double time_limit_s = 0;
   bool log_samples = false;
+  int64_t max_epochs = 0;
+  double stop_at_accuracy = 0;
 };
 
 struct EvalConfig {
@@ -53,6 +57,8 @@ struct EvalConfig {
   int64_t windows = 0;
   std::string sample_prompt;
   int64_t sample_tokens = 200;
+  int64_t every_epochs = 0;
+  std::string split = "validation";
 };
 
 struct SaveConfig {

@@ -43,6 +43,12 @@ void CheckOptimizer(const RunConfig& c, Problems& problems) {
                    "a number >= 0");
   problems.Require(c.schedule.decay_steps >= 0, "schedule.decay_steps", c.schedule.decay_steps,
                    "a number >= 0");
+  problems.Require(!c.schedule.per_epoch || c.train.max_epochs > 0, "schedule.per_epoch", "true",
+                   "false without train.max_epochs, which it counts to");
+  problems.Require(!c.schedule.per_epoch || c.schedule.warmup_steps == 0, "schedule.warmup_steps",
+                   c.schedule.warmup_steps, "0 with schedule.per_epoch");
+  problems.Require(!c.schedule.per_epoch || c.schedule.kind != "wsd", "schedule.kind", "wsd",
+                   "cosine, linear or constant with schedule.per_epoch");
   problems.Require(c.schedule.final_lr_ratio >= 0 && c.schedule.final_lr_ratio <= 1,
                    "schedule.final_lr_ratio", c.schedule.final_lr_ratio, "[0, 1]");
 }
@@ -78,6 +84,13 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
   problems.Require(t.threads >= 0 && t.threads <= 1024, "train.threads", t.threads,
                    "0 (cores / ranks of the host) to 1024");
   problems.Require(t.log_every >= 1, "train.log_every", t.log_every, "a number >= 1");
+  problems.Require(t.max_epochs >= 0 && t.max_epochs <= (1 << 24), "train.max_epochs", t.max_epochs,
+                   "0 (train.steps counts) to 16777216");
+  problems.Require(t.stop_at_accuracy >= 0 && t.stop_at_accuracy < 1, "train.stop_at_accuracy",
+                   t.stop_at_accuracy, "[0, 1) (0: off)");
+  problems.Require(t.stop_at_accuracy == 0 || c.model.objective.name() == "labelled",
+                   "train.stop_at_accuracy", t.stop_at_accuracy,
+                   "0 without the objective labelled, which has an accuracy");
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }
 
@@ -91,12 +104,16 @@ void Validate(const RunConfig& config, int world_size) {
                    config.data.seq_len, "1 to 16777216");
   problems.Require(config.data.prefetch >= 0, "data.prefetch", config.data.prefetch,
                    "a number >= 0");
+  problems.OneOf("data.epoch_end", config.data.epoch_end, {"fill", "short", "drop"});
   model::ModelConfig model = config.model;
   if (model.vocab_size == 0) model.vocab_size = 259;  // the dataset's, checked when it is opened
   for (const std::string& line : model::Problems(model)) problems.Add(line);
   CheckOptimizer(config, problems);
   CheckLoop(config, world_size, problems);
   problems.Require(config.eval.every >= 0, "eval.every", config.eval.every, "a number >= 0");
+  problems.Require(config.eval.every_epochs >= 0, "eval.every_epochs", config.eval.every_epochs,
+                   "a number >= 0");
+  problems.OneOf("eval.split", config.eval.split, {"validation", "test"});
   problems.Require(config.eval.windows >= 0, "eval.windows", config.eval.windows,
                    "a number >= 0 (0: the whole split)");
   problems.Require(config.eval.sample_prompt.empty() || config.log.tensorboard,
@@ -109,7 +126,8 @@ void Validate(const RunConfig& config, int world_size) {
                    "2 or more (the older one is what a damaged checkpoint falls back to)");
   problems.Require(config.ckpt.store.keep_every >= 0, "ckpt.keep_every",
                    config.ckpt.store.keep_every, "a number >= 0 (0: off)");
-  problems.OneOf("ckpt.keep_best", config.ckpt.store.keep_best, {"", "loss", "val_loss"});
+  problems.OneOf("ckpt.keep_best", config.ckpt.store.keep_best,
+                 {"", "loss", "val_loss", "val_error"});
   problems.Require(config.ckpt.store.timeout_s > 0, "ckpt.timeout_s", config.ckpt.store.timeout_s,
                    "seconds > 0");
   problems.OneOf("ckpt.on_error", config.ckpt.on_error, {"warn", "stop"});

@@ -28,4 +28,8 @@ double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t to
   return 1 - (1 - floor) * progress;
 }
 
+double LearningRateFactorOfEpoch(const ScheduleConfig& config, int64_t epoch, int64_t max_epochs) {
+  return LearningRateFactor(config, epoch, max_epochs + 1);
+}
+
 }  // namespace halflife::train

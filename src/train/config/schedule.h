@@ -11,10 +11,16 @@ struct ScheduleConfig {
   int64_t warmup_steps = 0;
   int64_t decay_steps = 0;      // wsd: length of the final linear decay; 0: a tenth of the run
   double final_lr_ratio = 0.1;  // constant ignores it
+  bool per_epoch = false;       // LearningRateFactorOfEpoch holds
 };
 
 // Factor of the peak learning rate for optimiser step `step` (0-based) of `total_steps`. Warm-up is
 // linear and reaches 1 at step warmup_steps - 1; decays reach final_lr_ratio at the last step.
 double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t total_steps);
+
+// The same for all steps of epoch `epoch` (0-based) of `max_epochs`, as PyTorch's CosineAnnealingLR
+// and LinearLR give it when they are stepped once an epoch: the first epoch has the peak, and
+// final_lr_ratio would be that of the epoch behind the last. Without warm-up.
+double LearningRateFactorOfEpoch(const ScheduleConfig& config, int64_t epoch, int64_t max_epochs);
 
 }  // namespace halflife::train

@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "core/nearest.h"
 #include "core/version.h"
+#include "train/config/epochs.h"
 #include "train/config/plan.h"
 #include "train/loop/nonfinite_guard.h"
 
@@ -27,6 +28,7 @@ RunConfig Resolve(RunConfig config, const data::Dataset& dataset) {
   HL_CHECK_AS(ExitCode::kUsage, config.model.vocab_size >= vocab, "model.vocab_size ",
               config.model.vocab_size, " is smaller than the dataset's vocabulary of ", vocab, " (",
               dataset.folder().string(), "); leave it out to take the dataset's");
+  ResolveSteps(config, dataset.info());
   return config;
 }
 
@@ -37,7 +39,8 @@ data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::RankCo
           .dp_rank = context.rank(),
           .dp_size = context.world_size(),
           .seed = config.train.seed,
-          .prefetch = config.data.prefetch};
+          .prefetch = config.data.prefetch,
+          .epoch_end = data::EpochEndOf(config.data.epoch_end)};
 }
 
 // Text that Markdown shows letter by letter.
@@ -63,6 +66,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
   RequireRows(config_, model_, !dataset_.info().has_rows());
+  eval::RequireLabelsOf(model_, data::ViewOf(dataset_, data::Split::kTrain));
   RequireMemory(config_, model_, SceneHere(config_, context.world_size(), context.local_size()),
                 context.rank());
   const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
@@ -90,9 +94,9 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   ckpt::StepState state = state_;
   state.data.order_version = data::kOrderVersion;
   state.data.seed = config_.train.seed;
-  state.data.next_sample = state.step * config_.train.global_batch;
-  state.data.samples = state.data.next_sample;
-  state.data.epoch = state.data.next_sample / source_->num_windows();
+  state.data.next_sample = source_->order().FirstSample(state.step);
+  state.data.samples = source_->order().NumSamplesBefore(state.step);
+  state.data.epoch = source_->order().EpochOf(state.step);
   state.data.tokens = state.data.samples * config_.data.seq_len;
   state.data.dataset = dataset_.info().hash;
   state.data.seq_len = static_cast<uint32_t>(config_.data.seq_len);
@@ -147,8 +151,8 @@ void Trainer::CheckAllowed(const std::vector<std::string>& names,
 
 void Trainer::Resume(const TrainOptions& options) {
   // The position in the data is step x global_batch windows of seq_len in the seed's order.
-  for (const char* fixed :
-       {"train.global_batch", "data.seq_len", "train.seed", "data.hash", "data.order_version"}) {
+  for (const char* fixed : {"train.global_batch", "data.seq_len", "data.epoch_end", "train.seed",
+                            "data.hash", "data.order_version"}) {
     HL_CHECK_AS(ExitCode::kUsage,
                 std::find(options.allow_change.begin(), options.allow_change.end(), fixed) ==
                     options.allow_change.end(),
@@ -185,7 +189,7 @@ void Trainer::Resume(const TrainOptions& options) {
   const bool own_step = loaded && std::filesystem::weakly_canonical(loaded->path).parent_path() ==
                                       std::filesystem::weakly_canonical(folder_.path() / "ckpt");
   if (own_step) save_policy_.NoteSaved(static_cast<int64_t>(state_.step));
-  source_->Seek(state_.step * config_.train.global_batch);
+  source_->Seek(source_->order().FirstSample(state_.step));
 }
 
 void Trainer::Start(const TrainOptions& options) {
@@ -225,8 +229,8 @@ void Trainer::DescribeRun() {
 void Trainer::WriteRunFiles() {
   if (context_.rank() != 0) return;
   folder_.WriteConfig(ToText(config_));
-  folder_.CopyTokenizer(dataset_);
-  if (state_.step < static_cast<uint64_t>(config_.train.steps)) folder_.RemoveDone();
+  if (!dataset_.info().has_rows()) folder_.CopyTokenizer(dataset_);
+  if (!Finished()) folder_.RemoveDone();
   Heartbeat("start");
   const model::FlopCount flops = model_.FlopsPerToken(config_.data.seq_len);
   metrics_ = std::make_unique<Metrics>(
@@ -266,12 +270,15 @@ void Trainer::Heartbeat(const char* phase) {
 void Trainer::RunValidation() {
   const Stopwatch watch;
   Heartbeat("validate");
-  const eval::ValidationResult result = eval::Validate(model_, dataset_,
-                                                       {.seq_len = config_.data.seq_len,
-                                                        .num_windows = config_.eval.windows,
-                                                        .batch = config_.train.micro_batch},
-                                                       ToTorch(device_), context_.control());
+  const eval::ValidationResult result =
+      eval::Validate(model_, data::ViewOf(dataset_, data::SplitOf(config_.eval.split)),
+                     {.seq_len = config_.data.seq_len,
+                      .num_windows = config_.eval.windows,
+                      .batch = config_.train.micro_batch},
+                     ToTorch(device_), context_.control());
   state_.metrics["val_loss"] = result.loss;
+  // As an error, of which less is better, as of a loss: ckpt.keep_best keeps the lowest.
+  if (result.accuracy) state_.metrics["val_error"] = 1 - *result.accuracy;
   if (metrics_) metrics_->Validation(static_cast<int64_t>(state_.step), result);
   ShowSampleText();
   stop_policy_.NoteValidation(watch.Seconds());
@@ -314,14 +321,20 @@ void Trainer::LogSamples(const StepResult& result) {
   samples_->Append({{"step", state_.step}, {"samples", merged}});
 }
 
-bool Trainer::NothingToDo() const {
-  return state_.step >= static_cast<uint64_t>(config_.train.steps) && folder_.finished();
+bool Trainer::Finished() const {
+  if (state_.step >= static_cast<uint64_t>(config_.train.steps)) return true;
+  // A checkpoint holds it, so that a resumed run knows it, too. What was not trained may go on.
+  const auto error = state_.metrics.find("val_error");
+  return config_.train.stop_at_accuracy > 0 && state_.step > 0 && error != state_.metrics.end() &&
+         1 - error->second > config_.train.stop_at_accuracy;
 }
+
+bool Trainer::NothingToDo() const { return Finished() && folder_.finished(); }
 
 ExitCode Trainer::ConfirmDone() {
   HL_INFO("train", "this run is finished (step ", state_.step, "): nothing to do");
   // DONE is written anew: a launcher believes that this attempt did not fail by a DONE of its own.
-  if (context_.rank() == 0) folder_.WriteDone(config_.train.steps);
+  if (context_.rank() == 0) folder_.WriteDone(static_cast<int64_t>(state_.step));
   return ExitCode::kFinished;
 }
 
@@ -332,8 +345,9 @@ StepResult Trainer::TakeStep() {
   GuardNonFinite(config_, state_.step + 1, result, state_.guard);
   stop_policy_.NoteStep(result.seconds);
   ++state_.step;
-  // The validation loss is an earlier step's: keep_best must not see it as this one's.
+  // A validation is an earlier step's: keep_best must not see it as this one's.
   state_.metrics.erase("val_loss");
+  state_.metrics.erase("val_error");
   state_.metrics["loss"] = result.loss;
   state_.last_lr = result.lr;
   if (config_.train.log_samples) LogSamples(result);
@@ -349,10 +363,11 @@ ExitCode Trainer::SaveAndStop(ExitCode code) {
 }
 
 ExitCode Trainer::Finish() {
-  if (!save_policy_.IsSaved(config_.train.steps)) Save(/*must_succeed=*/true, /*final=*/true);
-  if (context_.rank() == 0) folder_.WriteDone(config_.train.steps);
-  HL_INFO("train", "finished: ", config_.train.steps, " steps, ",
-          HumanCount(static_cast<double>(state_.step * config_.train.global_batch) *
+  const auto step = static_cast<int64_t>(state_.step);
+  if (!save_policy_.IsSaved(step)) Save(/*must_succeed=*/true, /*final=*/true);
+  if (context_.rank() == 0) folder_.WriteDone(step);
+  HL_INFO("train", "finished: ", step, " steps, ",
+          HumanCount(static_cast<double>(source_->order().NumSamplesBefore(state_.step)) *
                      static_cast<double>(config_.data.seq_len)),
           " tokens, run folder ", folder_.path().string());
   return ExitCode::kFinished;
@@ -362,15 +377,14 @@ ExitCode Trainer::Run() {
   if (NothingToDo()) return ConfirmDone();
   const auto total = static_cast<uint64_t>(config_.train.steps);
   if (state_.step == 0) RunValidation();
-  while (state_.step < total) {
+  while (!Finished()) {
     const StepResult result = TakeStep();
-    const bool last = state_.step == total;
-    const bool validate = config_.eval.every > 0 && state_.step % config_.eval.every == 0;
-    if (validate || last) RunValidation();
-    if (last) break;  // the final save follows: there is nothing to requeue for
+    const auto step = static_cast<int64_t>(state_.step);
+    if (ValidationIsDue(config_.eval, source_->order(), step) || state_.step == total)
+      RunValidation();
+    if (Finished()) break;  // the final save follows: there is nothing to requeue for
     if (const auto code = StopPolicy::CodeOf(result.scalars)) return SaveAndStop(*code);
-    if (save_policy_.IsDue(static_cast<int64_t>(state_.step),
-                           result.scalars.any(Scalar::kSaveAndContinue))) {
+    if (save_policy_.IsDue(step, result.scalars.any(Scalar::kSaveAndContinue))) {
       Save(/*must_succeed=*/false, /*final=*/false);
     }
     if (heartbeat_clock_.Seconds() > 10) Heartbeat("train");

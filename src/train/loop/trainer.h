@@ -56,6 +56,8 @@ class Trainer {
   void WriteRunFiles();
   std::unique_ptr<EventLog> OpenEvents() const;  // null: not asked for, or not possible
   void DescribeRun();
+  // Every step is done, or train.stop_at_accuracy was passed after the last one.
+  bool Finished() const;
   bool NothingToDo() const;  // where a finished run was started again
   ExitCode ConfirmDone();
   StepResult TakeStep();

@@ -18,6 +18,7 @@ std::string TagOf(const std::string& metric) {
       {"val_loss", "val/loss"},
       {"val_perplexity", "val/perplexity"},
       {"val_bits_per_byte", "val/bits_per_byte"},
+      {"val_accuracy", "val/accuracy"},
       {"val_tokens", "val/tokens"},
       {"tokens_per_s", "perf/tokens_per_second"},
       {"elapsed_s", "perf/elapsed_s"},
@@ -32,6 +33,9 @@ std::string TagOf(const std::string& metric) {
       {"save_blocked_ms", "ckpt/save_blocked_ms"},
       {"save_mb_per_s", "ckpt/save_mb_per_s"},
   };
+  // A segment's: "val_accuracy/num_kv_pairs=4".
+  if (const size_t slash = metric.find('/'); slash != std::string::npos)
+    return TagOf(metric.substr(0, slash)) + metric.substr(slash);
   const auto found = kTags.find(metric);
   return found == kTags.end() ? "other/" + metric : found->second;
 }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -80,16 +81,22 @@ void Metrics::Progress(int64_t step, const StepResult& result, double tokens_per
 
 void Metrics::Validation(int64_t step, const eval::ValidationResult& result) {
   last_val_loss_ = result.loss;
-  Write({{"step", step},
-         {"val_loss", result.loss},
-         {"val_perplexity", result.perplexity()},
-         {"val_bits_per_byte", result.bits_per_byte},
-         {"val_tokens", result.num_targets}});
+  nlohmann::ordered_json line = {
+      {"step", step}, {"val_loss", result.loss}, {"val_perplexity", result.perplexity()}};
+  if (result.bits_per_byte) line["val_bits_per_byte"] = *result.bits_per_byte;
+  if (result.accuracy) line["val_accuracy"] = *result.accuracy;
+  for (const eval::SegmentScore& segment : result.segments)
+    line[Concat("val_accuracy/", segment.name)] = segment.accuracy;
+  line["val_tokens"] = result.num_targets;
+  Write(std::move(line));
   if (terminal_ && line_open_) std::cerr << "\n";
   line_open_ = false;
-  HL_INFO("train", "step ", step, ": validation loss ", Fixed(result.loss, 4), ", perplexity ",
-          Fixed(result.perplexity(), 3), " per token, ", Fixed(result.bits_per_byte, 4),
-          " bits per byte");
+  const std::string rest =
+      result.accuracy
+          ? Concat("accuracy ", Fixed(*result.accuracy, 4))
+          : Concat("perplexity ", Fixed(result.perplexity(), 3), " per token, ",
+                   Fixed(result.bits_per_byte.value_or(std::nan("")), 4), " bits per byte");
+  HL_INFO("train", "step ", step, ": validation loss ", Fixed(result.loss, 4), ", ", rest);
 }
 
 void Metrics::Save(int64_t step, uint64_t bytes, double seconds) {

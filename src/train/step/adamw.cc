@@ -10,16 +10,18 @@
 
 namespace halflife::train {
 
-AdamW::AdamW(ParameterArena& arena, const AdamWConfig& config) : arena_(arena), config_(config) {
+AdamW::AdamW(ParameterArena& arena, const AdamWConfig& config, bool decay_all)
+    : arena_(arena), config_(config) {
   std::vector<kernels::AdamWSegment> segments;
   const auto& specs = arena_.layout().specs();
   for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
     const int64_t begin = arena_.layout().offset(i), count = specs[i].count();
-    segments.push_back(
-        {.begin = begin,
-         .end = begin + count,
-         .weight_decay = specs[i].weight_decay ? static_cast<float>(config_.weight_decay) : 0.0f,
-         .has_copy = specs[i].region == dist::Region::kCompute ? 1 : 0});
+    segments.push_back({.begin = begin,
+                        .end = begin + count,
+                        .weight_decay = decay_all || specs[i].weight_decay
+                                            ? static_cast<float>(config_.weight_decay)
+                                            : 0.0f,
+                        .has_copy = specs[i].region == dist::Region::kCompute ? 1 : 0});
     max_segment_ = std::max(max_segment_, count);
   }
   num_segments_ = static_cast<int>(segments.size());

@@ -1,4 +1,5 @@
-// AdamW over the arena, decay where a parameter asks for it; the arithmetic is kernels/adamw.
+// AdamW over the arena, decay where a parameter asks for it, or everywhere; the arithmetic is
+// kernels/adamw.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +13,7 @@ using kernels::AdamWConfig;
 
 class AdamW {
  public:
-  AdamW(ParameterArena& arena, const AdamWConfig& config);
+  AdamW(ParameterArena& arena, const AdamWConfig& config, bool decay_all = false);
 
   // One update with gradient = arena.grads() * grad_factor; `num_updates` counts updates including
   // this one (>= 1).

@@ -19,10 +19,12 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       device_(device),
       hooks_(model.parameters(), arena),
       reducer_(arena.layout(), context.world(), RefOf(arena.grads()), CurrentStream(device)),
-      optimizer_(arena, {.beta1 = config.optimizer.beta1,
-                         .beta2 = config.optimizer.beta2,
-                         .eps = config.optimizer.eps,
-                         .weight_decay = config.optimizer.weight_decay}),
+      optimizer_(arena,
+                 {.beta1 = config.optimizer.beta1,
+                  .beta2 = config.optimizer.beta2,
+                  .eps = config.optimizer.eps,
+                  .weight_decay = config.optimizer.weight_decay},
+                 config.optimizer.decay_all),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {}
 
 void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
@@ -32,6 +34,7 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   const model::ForwardContext context{.slice = &tensors.slice,
                                       .training = true,
                                       .z_loss_weight = config_.train.z_loss,
+                                      .num_targets = batch.num_targets,
                                       .seed = config_.train.seed,
                                       .samples = batch.samples};
   const model::LossSums sums = model_.Loss(tensors.inputs, tensors.targets, context);
@@ -50,6 +53,7 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   if (config_.train.log_samples) {
     const size_t row_bytes = batch.seq_len * sizeof(int32_t);
     for (int64_t row = 0; row < batch.batch_size; ++row) {
+      if (batch.samples[row] == data::kNoSample) break;  // padding follows
       result.samples.push_back(
           {batch.samples[row], HashBytes(batch.inputs.data() + row * batch.seq_len, row_bytes)});
     }
@@ -89,6 +93,14 @@ void StepRunner::Reduce(int64_t step, StepResult& result) {
   }
 }
 
+double StepRunner::LearningRate(int64_t step) const {
+  const ScheduleConfig& schedule = config_.schedule;
+  const int64_t epoch = source_.order().EpochOf(static_cast<uint64_t>(step));
+  return config_.optimizer.lr *
+         (schedule.per_epoch ? LearningRateFactorOfEpoch(schedule, epoch, config_.train.max_epochs)
+                             : LearningRateFactor(schedule, step, config_.train.steps));
+}
+
 StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalars& flags) {
   const Stopwatch watch;
   source_.TakeWaitSeconds();
@@ -108,8 +120,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
       result.scalars.any(Scalar::kNonFiniteGrads)
           ? std::nan("")
           : static_cast<float>(std::sqrt(result.scalars[Scalar::kGradSquares]) * to_mean);
-  result.lr =
-      config_.optimizer.lr * LearningRateFactor(config_.schedule, step, config_.train.steps);
+  result.lr = LearningRate(step);
   const bool finite_norm = std::isfinite(result.grad_norm);
   if (config_.optimizer.clip_norm > 0 && finite_norm) {
     result.clip_factor = std::min(1.0, config_.optimizer.clip_norm / (result.grad_norm + 1e-6));

@@ -53,6 +53,7 @@ class StepRunner {
  private:
   void MicroBatch(int64_t index, int64_t count, StepResult& result);
   void Reduce(int64_t step, StepResult& result);
+  double LearningRate(int64_t step) const;
 
   const RunConfig& config_;
   model::LanguageModel& model_;

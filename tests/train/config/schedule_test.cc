@@ -42,6 +42,18 @@ TEST(Schedule, WsdHoldsThenDecaysOverItsOwnLength) {
   EXPECT_DOUBLE_EQ(LearningRateFactor(config, 99, 100), 0);
 }
 
+// The learning rates of the ReBased runs: 3e-3 over 64 epochs.
+TEST(Schedule, OneRateAnEpoch) {
+  const ScheduleConfig config{.kind = "cosine", .final_lr_ratio = 0, .per_epoch = true};
+  const auto rate = [&](int64_t epoch) {
+    return 3e-3 * LearningRateFactorOfEpoch(config, epoch, 64);
+  };
+  EXPECT_DOUBLE_EQ(rate(0), 3e-3);
+  EXPECT_NEAR(rate(1), 2.99819e-3, 5e-9);
+  EXPECT_NEAR(rate(32), 1.5e-3, 1e-15);
+  EXPECT_NEAR(rate(63), 1.81e-6, 5e-9);
+}
+
 TEST(Schedule, RunShorterThanItsWarmUp) {
   const ScheduleConfig config{.kind = "cosine", .warmup_steps = 10};
   EXPECT_DOUBLE_EQ(LearningRateFactor(config, 9, 10), 1);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/philox.h"
+#include "train/config/schedule.h"
 
 namespace halflife::train {
 namespace {
@@ -58,6 +59,30 @@ TEST(AdamW, EqualsTheFormulaInFp64) {
     }
     // 20 updates of at most lr each, every one with a few fp32 roundings (2^-24) of values below 2
     for (int64_t i = 0; i < count; ++i) EXPECT_NEAR(flat[i], w[i], 20 * 8 * 0x1p-24) << i;
+  }
+}
+
+// Weight decay alone, over 64 epochs of 196 steps of the ReBased runs' learning rate, shrinks a
+// norm that has no gradient by the product of (1 - lr wd).
+TEST(AdamW, DecayOfEverythingShrinksNormsWithoutAGradient) {
+  const ScheduleConfig schedule{.kind = "cosine", .final_lr_ratio = 0, .per_epoch = true};
+  struct Drift {
+    double lr, left, half_digit;
+  };
+  for (const auto& [lr, left, half_digit] : {Drift{5e-4, 0.727, 5e-4}, Drift{1e-3, 0.529, 5e-4},
+                                             Drift{3e-3, 0.148, 5e-4}, Drift{1e-2, 0.0017, 5e-5}}) {
+    Fixture fixture;
+    ParameterArena arena(fixture.parameters, {});
+    arena.Initialise(5);
+    AdamW optimizer(arena, {.weight_decay = 0.1}, /*decay_all=*/true);
+    uint64_t updates = 0;
+    for (int epoch = 0; epoch < 64; ++epoch) {
+      for (int step = 0; step < 196; ++step) {
+        arena.grads().zero_();
+        optimizer.Update(lr * LearningRateFactorOfEpoch(schedule, epoch, 64), 1, ++updates);
+      }
+    }
+    EXPECT_NEAR(arena.View(arena.main(), 1)[0].item<double>(), left, half_digit) << lr;
   }
 }
 

@@ -1,0 +1,153 @@
+// A synthetic task through the binary: prepared, trained by epochs, stopped, resumed, scored.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+using testing::HasSubstr;
+
+// 300 rows in steps of 32: ten an epoch, of which the last has 12.
+class Mqar : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(HALFLIFE_BINARY, 20000);
+    const RunResult prepared = fixture->Halflife(
+        {"prepare", "--synthetic", "mqar", "--vocab-size", "32", "--seq-len", "16", "--num-pairs",
+         "4", "2", "--examples", "200", "100", "--validation-examples", "30", "--test-examples",
+         "20", "--out", Path("mqar")});
+    ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+    const RunResult run = fixture->Run({.run = "undisturbed", .set = Settings()});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+  }
+  static void TearDownTestSuite() { delete fixture; }
+
+  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
+  static std::vector<std::string> Settings(const std::vector<std::string>& more = {}) {
+    std::vector<std::string> settings = {"data.path=" + Path("mqar"), "data.seq_len=16",
+                                         "data.epoch_end=short",      "model.objective=labelled",
+                                         "optimizer.lr=1e-2",         "optimizer.decay_all=true",
+                                         "schedule.warmup_steps=0",   "schedule.per_epoch=true",
+                                         "schedule.final_lr_ratio=0", "train.global_batch=32",
+                                         "train.micro_batch=8",       "train.max_epochs=3",
+                                         "train.log_samples=true",    "eval.windows=0",
+                                         "eval.every_epochs=1",       "ckpt.every=7"};
+    settings.insert(settings.end(), more.begin(), more.end());
+    return settings;
+  }
+  static std::string Done(const std::string& run) {
+    std::ostringstream text;
+    text << std::ifstream(fixture->path(run) / "DONE").rdbuf();
+    return text.str();
+  }
+  static void ExpectBitwiseUndisturbed(const std::string& run) {
+    const RunResult diff =
+        fixture->Halflife({"ckpt", "diff", Path("undisturbed"), Path(run), "--bitwise"});
+    EXPECT_EQ(diff.exit_code, 0) << diff.out << diff.err;
+  }
+  static RunFixture* fixture;
+};
+RunFixture* Mqar::fixture = nullptr;
+
+TEST_F(Mqar, EpochsHaveTheirStepsRatesAndValidations) {
+  const auto steps = fixture->Metrics("undisturbed", "loss");
+  ASSERT_EQ(steps.size(), 30u);
+  int64_t num_targets = 0;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const double rate = i < 10 ? 1e-2 : i < 20 ? 7.5e-3 : 2.5e-3;  // (1 + cos(pi e / 3)) / 2
+    EXPECT_NEAR(steps[i]["lr"].get<double>(), rate, 1e-12) << i;
+    num_targets += steps[i]["valid_tokens"].get<int64_t>();
+  }
+  EXPECT_EQ(num_targets, 3 * (200 * 4 + 100 * 2)) << "each label once an epoch";
+  const auto validations = fixture->Metrics("undisturbed", "val_accuracy");
+  ASSERT_EQ(validations.size(), 4u);
+  EXPECT_EQ(validations[3]["step"], 30);
+  EXPECT_EQ(validations[3]["val_tokens"], 30 * 4 + 30 * 2);
+  EXPECT_FALSE(validations[3].contains("val_bits_per_byte"));
+  EXPECT_TRUE(validations[3].contains("val_accuracy/seq_len=16,num_kv_pairs=2"));
+  EXPECT_LT(validations[3]["val_loss"].get<double>(), validations[0]["val_loss"].get<double>());
+}
+
+TEST_F(Mqar, KilledAndResumedOnAnotherNumberOfRanksIsTheSameToTheBit) {
+  for (const int ranks : {1, 2}) {
+    const std::string run = "killed" + std::to_string(ranks);
+    const RunResult crash = fixture->Run(
+        {.run = run, .set = Settings(), .env = {{"HL_FAULT", "train.step:kill:19:0"}}});
+    ASSERT_EQ(crash.exit_code, 137) << crash.err;
+    const RunResult resumed = fixture->Run({.run = run, .ranks = ranks, .set = Settings()});
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+    ExpectBitwiseUndisturbed(run);
+  }
+}
+
+TEST_F(Mqar, AccuracyEndsARunThatMayGoOnLater) {
+  const RunResult first =
+      fixture->Run({.run = "early", .set = Settings({"train.stop_at_accuracy=1e-6"})});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(Done("early"), "step 10\n");
+  const RunResult again =
+      fixture->Run({.run = "early", .set = Settings({"train.stop_at_accuracy=1e-6"})});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("nothing to do"));
+  EXPECT_EQ(fixture->Metrics("early", "loss").size(), 10u);
+  const RunResult on = fixture->Run({.run = "early", .set = Settings()});
+  EXPECT_EQ(on.exit_code, 0) << on.err;
+  EXPECT_EQ(Done("early"), "step 30\n");
+  ExpectBitwiseUndisturbed("early");
+}
+
+TEST_F(Mqar, EvalGivesAccuracyBySegmentAndSplit) {
+  const auto evaluate = [&](const std::string& split) {
+    const RunResult result = fixture->Halflife({"eval", "--model", Path("undisturbed"), "--data",
+                                                Path("mqar"), "--split", split, "--json"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out);
+  };
+  const auto validation = evaluate("validation");
+  const auto trained = fixture->Metrics("undisturbed", "val_accuracy").back();
+  EXPECT_EQ(validation["accuracy"], trained["val_accuracy"]);
+  EXPECT_EQ(validation["segments"][0]["accuracy"],
+            trained["val_accuracy/seq_len=16,num_kv_pairs=4"]);
+  EXPECT_FALSE(validation.contains("bits_per_byte"));
+  const auto test = evaluate("test");
+  EXPECT_EQ(test["tokens"], 20 * 4 + 20 * 2);
+  EXPECT_EQ(test["segments"].size(), 2u);
+  const RunResult text =
+      fixture->Halflife({"eval", "--model", Path("undisturbed"), "--data", Path("mqar")});
+  EXPECT_THAT(text.out, HasSubstr("accuracy    "));
+  EXPECT_THAT(text.out, HasSubstr("seq_len=16,num_kv_pairs=2: "));
+}
+
+TEST_F(Mqar, WhatDoesNotFitIsRefusedWithWhatWould) {
+  const auto refused = [&](const std::string& run, const std::vector<std::string>& set,
+                           const std::string& words) {
+    const RunResult result = fixture->Run({.run = run, .set = Settings(set)});
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(words));
+    EXPECT_FALSE(std::filesystem::exists(fixture->path(run)));
+  };
+  refused("next", {"model.objective=next_token"}, "objective { labelled {} } } would work");
+  refused("text", {"data.path=" + Path("data")}, "is text, which has no labels of its own");
+  refused("short", {"data.seq_len=8"}, "labelled rows of 16 tokens");
+  refused("no_split", {"eval.split=train"}, "use one of validation, test");
+  refused("no_epochs", {"train.max_epochs=0"}, "false without train.max_epochs");
+  refused("prompt", {"eval.sample_prompt=the"}, "has no tokenizer");
+  const auto fails = [&](const std::vector<std::string>& command, const std::string& words) {
+    const RunResult result = fixture->Halflife(command);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(words));
+  };
+  fails({"generate", "--model", Path("undisturbed"), "--prompt", "the"}, "labelled rows, not text");
+  fails({"eval", "--model", Path("undisturbed"), "--text", Path("text.txt")},
+        "labelled rows, not text");
+  fails({"eval", "--model", Path("undisturbed"), "--data", Path("mqar"), "--bigram"},
+        "has no text to count");
+}
+
+}  // namespace
+}  // namespace halflife::test
