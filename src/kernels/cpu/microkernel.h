@@ -193,7 +193,7 @@ struct TileOf {
   // Steps by template: rows that are no constants would put the accumulators into memory.
   template <bool kLower, int kRowStride, int kDepthStride, int... kStep>
   HL_INLINE void AccumulateTriangle(const T* a, const T* b, std::integer_sequence<int, kStep...>) {
-    (TriangleStep<kLower ? kStep : 0, kLower ? kRows : kStep + 1, kRowStride>(
+    (TriangleStep<(kLower ? kStep : 0), (kLower ? kRows : kStep + 1), kRowStride>(
          a + kStep * kDepthStride, b + kStep * kPanel),
      ...);
   }

@@ -93,7 +93,6 @@ void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache) {
   cache.narrow(1, place, 1).copy_(token);
 }
 
-OutputProjection::OutputProjection(const PartContext& context, int64_t width, bool bias) {
 OutputProjection::OutputProjection(const PartContext& context, int64_t width, bool bias,
                                    const OutputForm& form) {
   if (context.inner_norm != nullptr)

@@ -37,6 +37,7 @@ at::Tensor RepeatHeads(const at::Tensor& x, int64_t num_heads);
 // Writes a token [B, 1, ...] to place `place` of a state that grows, [B, capacity, ...]; where it is
 // full, it is replaced by one of twice the capacity.
 void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache);
+
 // Of last matrices that public layers call otherwise, or start otherwise than other matrices.
 struct OutputForm {
   std::string name = "o_proj";

@@ -15,8 +15,8 @@ struct Extent {
   int64_t seq_len, dim, dim_v;
 };
 // Lengths around tiles and chunks, widths around vectors.
-constexpr Extent kExtents[] = {{1, 16, 64},  {2, 8, 1},     {15, 16, 2},  {16, 24, 5},
-                               {17, 16, 10}, {63, 8, 21},   {64, 64, 42}, {65, 16, 64},
+constexpr Extent kExtents[] = {{1, 16, 64},  {2, 8, 1},    {15, 16, 2},  {16, 24, 5},
+                               {17, 16, 10}, {63, 8, 21},  {64, 64, 42}, {65, 16, 64},
                                {127, 24, 5}, {300, 8, 42}, {33, 3, 7},   {2048, 8, 5}};
 
 // Number 1. fp64: 2^-53 times sums of a few thousand terms that cancel to a hundredth.
