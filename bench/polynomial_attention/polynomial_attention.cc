@@ -1,8 +1,8 @@
-// Polynomial attention: checked against the fp64 kernel, then timed, forward and forward + backward,
-// against the forms made of LibTorch's operations, all in one run and in turn.
+// Polynomial attention: checked against the fp64 kernel, then timed, forward and forward +
+// backward, against the forms made of LibTorch's operations, all in one run and in turn.
 //
 //   build/cpu/bench/bench_polynomial_attention --kernel based --seq-len 4096
-//   build/cpu/bench/bench_polynomial_attention --lengths   # cost of a token from 512 to 16,384 tokens
+//   build/cpu/bench/bench_polynomial_attention --lengths   # cost of a token, 512 to 16,384 tokens
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/GradMode.h>

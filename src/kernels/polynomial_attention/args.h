@@ -5,10 +5,10 @@
 //   n_i = sum over j <= i of kappa(s_ij) v_j,   z_i = sum over j <= i of kappa(s_ij)
 //   out_i = n_i / (z_i + norm_eps), divided in fp32, or n_i
 //
-// (1, 1, 1/2) is Based (Arora et al., 2024), (0, 0, 1) ReBased (Aksenov et al., 2024). As kappa is a
-// product of features (features.h), a state of fixed size stands for all earlier tokens:
-// S [F, V] = sum of psi(k_j) v_j and u [F] = sum of psi(k_j); S_out = S_in + own, and 0 + own where
-// a document starts.
+// (1, 1, 1/2) is Based (Arora et al., 2024), (0, 0, 1) ReBased (Aksenov et al., 2024). As kappa is
+// a product of features (features.h), a state of fixed size stands for all earlier tokens: S [F, V]
+// = sum of psi(k_j) v_j and u [F] = sum of psi(k_j); S_out = S_in + own, and 0 + own where a
+// document starts.
 //
 // A NaN in q stays in its token's output; one in k or v is heard by its own and later tokens of its
 // document and head. In gradients earlier tokens of its chunk hear it too; no other document, head

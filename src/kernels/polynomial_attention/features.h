@@ -1,9 +1,9 @@
-// The features of a polynomial similarity: kappa(scale q . k) = sum over f of w_f psi_f(q) psi_f(k),
+// The features of a polynomial similarity, kappa(scale q . k) = sum of w_f psi_f(q) psi_f(k):
 //
 //   order   psi             w            width
 //     0     1               a0           1
 //     1     x_a             a1 scale     d
-//     2     x_a x_a         a2 scale^2   d (d + 1) / 2, in the order (0,0), (0,1) .. (0,d-1), (1,1) ..
+//     2     x_a x_a         a2 scale^2   d (d + 1) / 2, as (0,0), (0,1) .. (0,d-1), (1,1) ..
 //           x_a x_b, a < b  2 a2 scale^2
 //
 // "packed": x_a x_b and x_b x_a are one. Orders without a weight are left out. All weights lie with

@@ -4,8 +4,9 @@
 // state. Short sequences are computed token against token, long ones in chunks with a state of the
 // packed features of k, which never lie in memory token by token.
 //
-//   auto [out, final_state] = PolynomialAttention(
-//       {.q = q, .k = k, .v = v}, {.scale = 1 / sqrt(d), .weights = {.a0 = 1, .a1 = 1, .a2 = 0.5}});
+//   auto [out, final_state] =
+//       PolynomialAttention({.q = q, .k = k, .v = v},
+//                           {.scale = 1 / sqrt(d), .weights = {.a0 = 1, .a1 = 1, .a2 = 0.5}});
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +20,8 @@
 namespace halflife::kernels {
 
 // What a sequence carries from token to token: sums over its tokens of psi(k) v and of psi(k), F
-// features wide (features.h). After more tokens it is what it was plus their own, or their own alone
-// where a document started.
+// features wide (features.h). After more tokens it is what it was plus their own, or their own
+// alone where a document started.
 struct PolynomialState {
   at::Tensor kv = {};    // [sequences, H, F, V] fp32 (fp64 beside fp64 operands); undefined: zero
   at::Tensor norm = {};  // [sequences, H, F] likewise, where normalised

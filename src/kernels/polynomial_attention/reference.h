@@ -1,6 +1,6 @@
-// The oracle: the double sum over pairs of tokens in fp64, plain loops over plain memory, with every
-// gradient by the rules of differentiation of that sum; states as sums of packed features. Slow on
-// purpose; nothing but tests and benches may call it.
+// The oracle: the double sum over pairs of tokens in fp64, plain loops over plain memory, with
+// every gradient by the rules of differentiation of that sum; states as sums of packed features.
+// Slow on purpose; nothing but tests and benches may call it.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Random problems of polynomial attention, the oracle's answer to them, and the kernels' in any form.
+// Random problems of polynomial attention, the oracle's answer to them, and the kernels' in any
+// form.
 //
 //   const Problem problem = MakeProblem({.seq_len = 65, .kernel = kBased}, seed);
 //   const Answer want = Oracle(problem), got = RunCpu(problem, {.chunk_size = 16});

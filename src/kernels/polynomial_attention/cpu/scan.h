@@ -106,8 +106,8 @@ class Scan {
 
   void Run(const ScanItem& item) {
     item_ = &item;
-    Clear(y_features_, sizes_.feature_rows, sizes_.chunk);
-    LoadState();
+    live_ = false;
+    if (!item.plan->quadratic) LoadState();
     int window = 0;  // the first chunk of y, in the scan's order, of the document
     const int count = item.end - item.begin;
     for (int i = 0; i < count; ++i) {
@@ -246,6 +246,7 @@ class Scan {
                  sizeof(T) * std::min(kPanel, sizes_.values - c));
   }
   void LoadState() {
+    Clear(y_features_, sizes_.feature_rows, sizes_.chunk);  // whose rows beyond F no one writes
     ClearState();
     live_ = item_->entry_state != nullptr || item_->entry_norm != nullptr;
     if (item_->entry_state != nullptr)

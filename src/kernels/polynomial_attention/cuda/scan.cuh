@@ -1,6 +1,6 @@
 // Polynomial attention token by token in fp32: any d and V that the family takes, fp32 and bf16
-// operands. The passes and their sides x and y are those of cpu/scan.h: a token of y is added to the
-// state, then the token of x reads it.
+// operands. The passes and their sides x and y are those of cpu/scan.h: a token of y is added to
+// the state, then the token of x reads it.
 //
 // A block owns kSliceColumns columns of V of one head of one sequence, and the column of weights w
 // beside them (so each block has the normaliser's sums at hand); a thread every kScanThreads-th

@@ -164,8 +164,8 @@ class Problem {
   }
 
   // Sums of features are larger than the sum of similarities that they cancel to, by this factor at
-  // most; by so much more is it off. The kernel 1 + s + s^2 / 2 cancels little, s^2 does where q and
-  // the first keys are nearly at right angles.
+  // most; by so much more is it off. The kernel 1 + s + s^2 / 2 cancels little, s^2 does where q
+  // and the first keys are nearly at right angles.
   double Cancellation(const PolynomialReferenceResult& want) const {
     if (!shape_.normalise) return 1;
     double worst = 1;
