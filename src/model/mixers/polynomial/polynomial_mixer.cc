@@ -1,0 +1,137 @@
+#include "model/mixers/polynomial/polynomial_mixer.h"
+
+#include <cmath>
+
+#include "kernels/decay_attention/decay_attention.h"
+#include "kernels/linear/linear.h"
+#include "kernels/polynomial_attention/polynomial_attention.h"
+
+namespace halflife::model {
+
+std::vector<Option> PolynomialOptions::Fields() {
+  return {{"num_heads", &num_heads},
+          {"feature_dim", &feature_dim, {.max = kernels::kMaxPolynomialDim}},
+          {"eps", &eps}};
+}
+
+void PolynomialOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
+  problems.Require(eps > 0, "eps is ", eps, "; a number above 0 would work (1e-12 is usual)");
+  head_dim_v = sizes.model_dim / num_heads;
+  problems.Require(head_dim_v >= 1, "num_heads ", num_heads, " above model_dim ", sizes.model_dim,
+                   "; up to ", sizes.model_dim, " would work");
+  problems.Require(
+      head_dim_v <= kernels::kMaxPolynomialValues, "values of ", head_dim_v,
+      " channels a head; up to ", kernels::kMaxPolynomialValues, " would work, so at least ",
+      (sizes.model_dim + kernels::kMaxPolynomialValues) / (kernels::kMaxPolynomialValues + 1),
+      " heads");
+}
+
+PolynomialMixer::PolynomialMixer(const PolynomialOptions& options, const PartContext& context,
+                                 const PolynomialForm& form)
+    : options_(options),
+      model_dim_(context.model_dim()),
+      weights_(form.weights),
+      elementwise_(form.elementwise),
+      q_(DeclareMatrix(context, "q_proj.weight", {.out = options.key_dim(), .in = model_dim_})),
+      k_(DeclareMatrix(context, "k_proj.weight", {.out = options.key_dim(), .in = model_dim_})),
+      v_(DeclareMatrix(
+          context, "v_proj.weight",
+          {.out = options.value_dim(), .in = model_dim_, .init_scale = context.value_init_scale})) {
+  if (form.make_maps) maps_ = form.make_maps(context);
+  out_ = OutputProjection(context, options.value_dim(), /*bias=*/false);
+}
+
+int64_t PolynomialMixer::num_features() const {
+  if (elementwise_) return options_.feature_dim;
+  return kernels::FeatureLayout(static_cast<int>(options_.feature_dim), weights_).count;
+}
+
+MixerTraits PolynomialMixer::traits() const {
+  const int64_t heads = options_.num_heads, features = num_features();
+  return {.state = {{.name = "kv", .shape = {heads, features, options_.head_dim_v}},
+                    {.name = "norm", .shape = {heads, features}}}};
+}
+
+PolynomialMixer::Heads PolynomialMixer::Project(const at::Tensor& x) const {
+  const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, {*q_, *k_, *v_});
+  const auto split = [&](const at::Tensor& projected, const QueryKeyMap& map) {
+    const at::Tensor heads = SplitHeads(map ? map(projected) : projected, options_.feature_dim);
+    return elementwise_ ? heads.square() : heads;
+  };
+  return {.q = split(y[0], maps_.q),
+          .k = split(y[1], maps_.k),
+          .v = SplitHeads(y[2], options_.head_dim_v)};
+}
+
+MixerOutput PolynomialMixer::Forward(const MixerCall& call) const {
+  const Heads heads = Project(call.x);
+  const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+  const auto initial = [&](size_t i) { return carried ? call.initial->tensors[i] : at::Tensor(); };
+  const auto dim = static_cast<double>(options_.feature_dim);
+  MixerOutput result;
+  at::Tensor o;
+  if (elementwise_) {
+    const auto [out, state] = kernels::DecayAttention(
+        {.q = heads.q,
+         .k = heads.k,
+         .v = heads.v,
+         .chunks = call.slice.chunks,
+         .initial_state = {.kv = initial(0), .norm = initial(1)}},
+        {.scale = 1 / dim, .norm = kernels::NormKind::kSumOfKeys, .norm_eps = options_.eps});
+    o = out;
+    if (call.want_state) result.state.tensors = {state.kv, state.norm};
+  } else {
+    const auto [out, state] =
+        kernels::PolynomialAttention({.q = heads.q,
+                                      .k = heads.k,
+                                      .v = heads.v,
+                                      .chunks = call.slice.chunks,
+                                      .initial_state = {.kv = initial(0), .norm = initial(1)}},
+                                     {.scale = 1 / std::sqrt(dim),
+                                      .weights = weights_,
+                                      .norm_eps = options_.eps,
+                                      .want_final_state = call.want_state});
+    o = out;
+    if (call.want_state) result.state.tensors = {state.kv, state.norm};
+  }
+  result.y = out_(o.flatten(2));
+  return result;
+}
+
+at::Tensor PolynomialMixer::Step(const at::Tensor& x, int64_t, MixerState& state) const {
+  const Heads heads = Project(x);  // [B, H, *]
+  const auto dim = static_cast<double>(options_.feature_dim);
+  at::Tensor o;
+  if (elementwise_) {
+    kernels::DecayState memory = {.kv = state.tensors[0], .norm = state.tensors[1]};
+    o = kernels::DecayAttentionStep(
+        {.q = heads.q, .k = heads.k, .v = heads.v},
+        {.scale = 1 / dim, .norm = kernels::NormKind::kSumOfKeys, .norm_eps = options_.eps},
+        memory);
+  } else {
+    kernels::PolynomialState memory = {.kv = state.tensors[0], .norm = state.tensors[1]};
+    o = kernels::PolynomialAttentionStep(
+        {.q = heads.q, .k = heads.k, .v = heads.v},
+        {.scale = 1 / std::sqrt(dim), .weights = weights_, .norm_eps = options_.eps}, memory);
+  }
+  return out_(o.flatten(1));
+}
+
+FlopCount PolynomialMixer::FlopsPerToken(int64_t) const {
+  const auto dim = static_cast<double>(model_dim_), keys = static_cast<double>(options_.key_dim()),
+             values = static_cast<double>(options_.value_dim()),
+             heads = static_cast<double>(options_.num_heads),
+             features = static_cast<double>(num_features());
+  // the state and the normaliser's are read and added to
+  return {.matmul = 4 * dim * (keys + values), .mixing = 4 * features * (values + heads)};
+}
+
+double PolynomialMixer::ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const {
+  // x, q, k, v and the output; of the normaliser one fp32 a head; squares of q and k of their own
+  const int64_t keys = options_.key_dim() * (elementwise_ ? 4 : 2);
+  const int64_t elements = model_dim_ + keys + 2 * options_.value_dim();
+  return static_cast<double>(elements * bytes_per_element) +
+         4 * static_cast<double>(options_.num_heads + maps_.num_activations);
+}
+
+}  // namespace halflife::model
