@@ -43,6 +43,7 @@ recipe gpt2_124m 50257 124439808
 recipe d2d_124m 50257 123674880
 recipe gla_1.3b 32000 1365508096
 recipe gla_7b 32000 6741635072
+recipe simple_mqar 8192 279776
 on_gpus gla_340m 8 16 32
 on_gpus retention_340m 8 16 32
 on_gpus softmax_340m 8 16 32
