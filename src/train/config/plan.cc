@@ -178,9 +178,12 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   out << "the whole run\n";
   const double run_tokens = tokens * static_cast<double>(config.train.steps);
   row("tokens", HumanCount(run_tokens));
-  if (scene.train_tokens > 0)
-    row("epochs", Concat(Fixed(run_tokens / static_cast<double>(scene.train_tokens), 2), " of ",
+  if (scene.train_tokens > 0) {
+    const double epochs = run_tokens / static_cast<double>(scene.train_tokens);
+    const int64_t whole = config.train.max_epochs;
+    row("epochs", Concat(whole > 0 ? Concat(whole) : Fixed(epochs, 2), " of ",
                          HumanCount(static_cast<double>(scene.train_tokens)), " tokens"));
+  }
   row("checkpoint", Bytes(12 * static_cast<double>(count.total())));
   return out.str();
 }
