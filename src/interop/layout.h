@@ -46,8 +46,8 @@ class Layout {
 };
 
 const std::vector<const Layout*>& Layouts();
-// Of a folder's own model_type, or of the name that import was given. Error kData for one that is not
-// known: lists the known ones.
+// Of a folder's own model_type, or of the name that import was given. Error kData for one that is
+// not known: lists the known ones.
 const Layout& LayoutOf(const std::string& model_type, const std::string& where);
 // The first that has the mixer and no obstacle; `model_type` empty or "auto": any. Error kUsage
 // with every obstacle of every candidate.

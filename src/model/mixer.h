@@ -44,8 +44,8 @@ struct StateTensor {
   // In the dtype of the parameters; else in fp32 (fp64 beside fp64).
   bool compute_dtype = false;
   StateExchange exchange = StateExchange::kAffine;
-  // Which tensor of the state holds the logarithm that this one is scaled by; its shape is the first
-  // sizes of this one's. -1: none.
+  // Which tensor of the state holds the logarithm that this one is scaled by; its shape is the
+  // first sizes of this one's. -1: none.
   int log_scale = -1;
 
   bool grows() const;

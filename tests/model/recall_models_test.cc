@@ -137,7 +137,8 @@ class ByHand : public testing::Test {
   const at::NoGradGuard no_grad_;
 };
 
-// r <- r + h; r <- r + mixer(norm r); h = norm' r: a block without an MLP still adds its second norm.
+// r <- r + h; r <- r + mixer(norm r); h = norm' r: a block without an MLP still adds its second
+// norm.
 TEST_F(ByHand, ABlockWithoutAnMlpAddsItsSecondNorm) {
   at::Tensor r = at::embedding(values_.at("embeddings.weight"), tokens_) +
                  at::embedding(values_.at("positions.weight"), at::arange(kSeqLen));
@@ -168,7 +169,8 @@ TEST(RecallModels, DropoutIsOnTheEmbeddingAlone) {
                         {.slice = &slice, .training = training, .seed = 1, .samples = samples});
   };
   EXPECT_FALSE(test::BitEqual(hidden(true), hidden(false)));
-  // With tables of zeros the embedding has nothing left to drop, and the branches have: their biases.
+  // With tables of zeros the embedding has nothing left to drop, and the branches have: their
+  // biases.
   for (int i = 0; i < model.parameters().size(); ++i) {
     const std::string& name = model.parameters().specs()[i].name;
     const at::Tensor tensor = model.parameters().tensor(i);

@@ -16,8 +16,8 @@ struct Variant {
   const char* decay;
   bool ape;
 };
-// The first that fits. Those with RoPE are left out: it turns neighbouring channels, ours halves of a
-// head, and no rows of a tensor are moved here.
+// The first that fits. Those with RoPE are left out: it turns neighbouring channels, ours halves of
+// a head, and no rows of a tensor are moved here.
 constexpr Variant kVariants[] = {
     {"TrainingEluALiBi", "elu", "trained_alibi", false},
     {"EluWithD2D", "elu", "d2d", false},

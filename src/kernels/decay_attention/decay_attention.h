@@ -58,8 +58,8 @@ struct DecayAttentionConfig {
   // sees no key gives 0.
   NormKind norm = NormKind::kNone;
   double norm_eps = 1e-30;
-  // Constant log_decay of any size over any length, or none, with kSumOfKeys: the state is kept with
-  // a log scale (growth.h), and norm_eps is added at that scale.
+  // Constant log_decay of any size over any length, or none, with kSumOfKeys: the state is kept
+  // with a log scale (growth.h), and norm_eps is added at that scale.
   bool allow_growth = false;
   int num_segments = 0;  // pieces of a sequence that run in parallel; 0: by the shape
 };

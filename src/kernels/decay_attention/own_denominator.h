@@ -1,6 +1,6 @@
 // The normaliser with operands of its own, norm_q and norm_k: two passes, one over v and one over a
-// column of ones. Rotary positions under a normaliser want it, whose denominator stays unrotated and
-// so positive (Su et al., 2021, eq. 19).
+// column of ones. Rotary positions under a normaliser want it, whose denominator stays unrotated
+// and so positive (Su et al., 2021, eq. 19).
 #pragma once
 
 #include "kernels/decay_attention/decay_attention.h"

@@ -1,5 +1,5 @@
-// How a problem is shared out, by one rule on the CPU and on CUDA: the chunks of a segment, the slot
-// of a checkpoint. C++17: CUDA sources include it.
+// How a problem is shared out, by one rule on the CPU and on CUDA: the chunks of a segment, the
+// slot of a checkpoint. C++17: CUDA sources include it.
 //
 //   const SegmentChunks chunks = ChunksOfSegment(begin[n], begin[n + 1], segment, num_segments,
 //                                                plan.checkpoint_every);

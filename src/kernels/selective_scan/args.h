@@ -1,11 +1,11 @@
-// The contract of Mamba's selective scan between its binding, its CPU loops and its CUDA kernels. Per
-// sequence and channel i, with N states each:
+// The contract of Mamba's selective scan between its binding, its CPU loops and its CUDA kernels.
+// Per sequence and channel i, with N states each:
 //
 //   step_t = softplus(delta_t + delta_bias)
 //   h_t[n] = e^{step_t a[n]} h_{t-1}[n] + step_t x_t b_t[n],   y_t = sum_n c_t[n] h_t[n] + skip x_t
 //
-// T: storage of activations (float, Bf16 or double), C: of all else and of the arithmetic (float, or
-// double beside double). C++17, no LibTorch: CUDA sources include it.
+// T: storage of activations (float, Bf16 or double), C: of all else and of the arithmetic (float,
+// or double beside double). C++17, no LibTorch: CUDA sources include it.
 #pragma once
 
 #include <cstdint>
@@ -102,7 +102,8 @@ struct ScanWeightGrads {
 };
 
 // Rows are cut into segments where their channels alone would leave a GPU idle: a pass for the own
-// states of each, one that joins them in order, then all tokens. Both sizes depend on the shape alone.
+// states of each, one that joins them in order, then all tokens. Both sizes depend on the shape
+// alone.
 struct ScanSegments {
   int64_t count = 1;   // of a row
   int64_t tokens = 0;  // of each but the last, a multiple of kScanTile

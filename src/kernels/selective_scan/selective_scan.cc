@@ -60,7 +60,8 @@ struct Operands {
   }
 };
 
-// run(item, scratch) for every block of channels of every sequence, with memory of its thread's own.
+// run(item, scratch) for every block of channels of every sequence, with memory of its thread's
+// own.
 template <typename Run>
 void ForItems(const Operands& in, const Run& run) {
   const int64_t items = in.x.size(0) * cpu::ScanBlocks(in.x.size(2));
@@ -151,8 +152,8 @@ void BackwardOn(const Operands& in, const ScanGrads<T, C>& grads, const WeightGr
       });
 }
 
-// saved: the operands in their order, and the states that the forward kept. -> gradients in the same
-// order, without one of starts, in the compute type but for x and delta.
+// saved: the operands in their order, and the states that the forward kept. -> gradients in the
+// same order, without one of starts, in the compute type but for x and delta.
 Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
   const Operands in = {saved[0], saved[1], saved[2], saved[3], saved[4],
                        saved[5], saved[6], saved[7], saved[8]};

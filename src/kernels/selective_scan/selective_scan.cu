@@ -1,6 +1,6 @@
 // A thread has one channel of one segment of a row, and takes a tile of tokens at a time: what they
-// have of the channel lies in its registers, while its states come and go one after another. b and c
-// of the tile are shared by the block's channels.
+// have of the channel lies in its registers, while its states come and go one after another. b and
+// c of the tile are shared by the block's channels.
 #include "kernels/cuda/grid_blocks.h"
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/sum_partials.h"
@@ -57,8 +57,8 @@ struct Place {
   bool exists, last;
 };
 
-// What a tile's tokens have of the thread's channel; zeros where there is none. Bit t of `resets`: a
-// document starts at token t.
+// What a tile's tokens have of the thread's channel; zeros where there is none. Bit t of `resets`:
+// a document starts at token t.
 struct Tile {
   float x[kTile], step[kTile];
   unsigned resets;

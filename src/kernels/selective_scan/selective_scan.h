@@ -5,7 +5,7 @@
 //   h_t = e^{step_t a} h_{t-1} + step_t x_t b_t,   y_t = c_t . h_t + skip x_t
 //
 //   const auto [y, state] = SelectiveScan({.x = x, .delta = delta, .delta_bias = bias, .a = a,
-//                                          .b = b, .c = c, .skip = d, .starts = {}, .initial = {}});
+// .b = b, .c = c, .skip = d, .starts = {}, .initial = {}});
 //
 // The states of all tokens are never in memory: backward goes forward from one kept in 32 (on a GPU
 // in 16) once more. Differentiable in all but starts.
@@ -30,8 +30,8 @@ struct SelectiveScanOutputs {
 };
 SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs);
 
-// One token more of every row: x and delta [B, I], b and c [B, N] -> [B, I]. `state` [B, I, N] moves
-// on in place. No gradient.
+// One token more of every row: x and delta [B, I], b and c [B, N] -> [B, I]. `state` [B, I, N]
+// moves on in place. No gradient.
 struct SelectiveScanStepInputs {
   at::Tensor x, delta, delta_bias, a, b, c, skip;
 };

@@ -4,9 +4,9 @@
 //   out_t = (A_{t-1} + e^{u + k_t} v_t) / (B_{t-1} + e^{u + k_t})
 //   A_t = e^w A_{t-1} + e^{k_t} v_t,   B_t the same of 1 in place of v_t
 //
-// A state holds A = p e^o and B = q e^o; where q is 0 nothing was seen, whatever o says. T: storage of
-// activations (float, Bf16 or double), C: of all else and of the arithmetic (float, or double beside
-// double). C++17, no LibTorch: CUDA sources include it.
+// A state holds A = p e^o and B = q e^o; where q is 0 nothing was seen, whatever o says. T: storage
+// of activations (float, Bf16 or double), C: of all else and of the arithmetic (float, or double
+// beside double). C++17, no LibTorch: CUDA sources include it.
 #pragma once
 
 #include <cstdint>
@@ -84,7 +84,8 @@ void WkvBackward(const WkvShape<double, double>& shape, const WkvGrads<double, d
 
 namespace cuda {
 // Rows are cut into segments where their channels alone would leave a GPU idle: a pass for the own
-// states of each, one that joins them in order, then all tokens. Both sizes depend on the shape alone.
+// states of each, one that joins them in order, then all tokens. Both sizes depend on the shape
+// alone.
 struct WkvSegments {
   int64_t count = 1;   // of a row
   int64_t tokens = 0;  // of each but the last, a multiple of kWkvTokensPerState

@@ -18,8 +18,8 @@
 
 namespace halflife::kernels::wkv {
 
-// The scale of a sum without terms: below that of any term, and finite, as differences of infinities
-// would be NaN.
+// The scale of a sum without terms: below that of any term, and finite, as differences of
+// infinities would be NaN.
 inline constexpr double kNothing = -1e30;
 
 // e^w = factor e^shift.
@@ -92,8 +92,8 @@ HL_WKV_INLINE Output<C> Read(C bonus, C k, C v, const Memory<C>& before) {
   return {out, inverse, weights.second, weights.top};
 }
 
-// dL/dA = a e^c and dL/dB = b e^c; r is the sum with terms of 1 in place of gradients: 0 where there
-// was no term, and what tells when the numbers have decayed.
+// dL/dA = a e^c and dL/dB = b e^c; r is the sum with terms of 1 in place of gradients: 0 where
+// there was no term, and what tells when the numbers have decayed.
 template <typename C>
 struct Adjoint {
   C a, b, r, c;

@@ -140,8 +140,8 @@ void BackwardOn(const Operands& in, const WkvGrads<T, C>& grads, C* dlog_decay, 
       });
 }
 
-// saved: k, v, log decay, bonus, starts, the initial state (3), what the forward kept, the final log
-// scale. grads: of out, numerator and denominator; undefined where there is none.
+// saved: k, v, log decay, bonus, starts, the initial state (3), what the forward kept, the final
+// log scale. grads: of out, numerator and denominator; undefined where there is none.
 Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
   const Operands in = {.k = saved[0],
                        .v = saved[1],

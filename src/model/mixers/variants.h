@@ -34,8 +34,8 @@ at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim);
 // [B, T, Hk, d] -> [B, T, H, d]: query head h reads head h / (H / Hk).
 at::Tensor RepeatHeads(const at::Tensor& x, int64_t num_heads);
 
-// Writes a token [B, 1, ...] to place `place` of a state that grows, [B, capacity, ...]; where it is
-// full, it is replaced by one of twice the capacity.
+// Writes a token [B, 1, ...] to place `place` of a state that grows, [B, capacity, ...]; where it
+// is full, it is replaced by one of twice the capacity.
 void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache);
 
 // Of last matrices that public layers call otherwise, or start otherwise than other matrices.

@@ -1,19 +1,17 @@
 // Inner header of what matches options with the schema.
 #pragma once
 
-#include <google/protobuf/descriptor.h>
-
 #include <string>
 
-#include "core/error.h"
+namespace google::protobuf {
+class Descriptor;
+class FieldDescriptor;
+}  // namespace google::protobuf
 
 namespace halflife::train {
 
-inline const google::protobuf::FieldDescriptor& FieldOf(const google::protobuf::Descriptor& message,
-                                                        const std::string& name) {
-  const google::protobuf::FieldDescriptor* field = message.FindFieldByName(name);
-  HL_CHECK(field != nullptr, "the schema's ", message.name(), " has no field ", name);
-  return *field;
-}
+// Error kInternal for a name that the message does not have.
+const google::protobuf::FieldDescriptor& FieldOf(const google::protobuf::Descriptor& message,
+                                                 const std::string& name);
 
 }  // namespace halflife::train

@@ -99,8 +99,8 @@ TYPED_TEST(FocusPool, IsTheDefinitionWithDocumentsAndStates) {
   }
 }
 
-// Number 9: sums in two levels, so that 65536 tokens are as exact as a thousand. The kernels in fp64
-// stand for the oracle, which takes the square of the length.
+// Number 9: sums in two levels, so that 65536 tokens are as exact as a thousand. The kernels in
+// fp64 stand for the oracle, which takes the square of the length.
 TEST(FocusPoolLength, ErrorsDoNotGrow) {
   for (const int64_t window : {0, 30000}) {
     const FocusProblem p = MakeFocusProblem<float>({.seq_len = 65536, .window = window, .dim = 4});

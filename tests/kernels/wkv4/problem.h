@@ -113,8 +113,8 @@ void ExpectOracle(WkvProblem<T>& problem, const WkvGot& got, bool initial, doubl
   ExpectClose<float>("ddenominator", got.dq, dq, fp32);
 }
 
-// Lengths about the tiles of 16 tokens and, for a GPU, segments of 128; channels about the blocks of
-// 64; large keys of both signs.
+// Lengths about the tiles of 16 tokens and, for a GPU, segments of 128; channels about the blocks
+// of 64; large keys of both signs.
 inline std::vector<WkvCase> WkvCases() {
   std::vector<WkvCase> cases;
   for (const int64_t seq_len : {1, 2, 15, 16, 17, 70})

@@ -59,7 +59,8 @@ at::Tensor LogFeature(const at::Tensor& x, bool exp) {
   return exp ? x : at::where(x > 0, x.clamp_min(0).log1p(), x);
 }
 
-// o [B, T, H, d] by sums of exponentials of logarithms, which no growth overflows. log_decay [H, d].
+// o [B, T, H, d] by sums of exponentials of logarithms, which no growth overflows. log_decay [H,
+// d].
 at::Tensor Oracle(const Heads& heads, const at::Tensor& log_decay, bool exp) {
   const int64_t seq_len = heads.q.size(1);
   const at::Tensor place = at::arange(seq_len, at::kDouble);
@@ -129,8 +130,8 @@ TEST(D2d, TrainedDecaysLieHeadByHead) {
   EXPECT_FALSE(after.narrow(2, kHeadDim, kHeadDim).equal(before.narrow(2, kHeadDim, kHeadDim)));
 }
 
-// Properties 6 and 7: untrained it is ALiBi's form, trained alike over a head's channels a decay per
-// head, and without any decay plain linear attention.
+// Properties 6 and 7: untrained it is ALiBi's form, trained alike over a head's channels a decay
+// per head, and without any decay plain linear attention.
 TEST(D2d, ContainsItsBaselines) {
   const at::Tensor x = Normal({2, 150, kDim}, 4);
   const BuiltMixer d2d(D2d(), kDim), alibi(D2d({{"decay", "alibi"}}), kDim);

@@ -46,8 +46,8 @@ struct Layer {
   std::unique_ptr<Mixer> mixer;
 };
 
-// Table 6 of ReBased (Aksenov et al., 2024): two layers with two layer norms each, 8192 tokens, 1024
-// positions and a last norm.
+// Table 6 of ReBased (Aksenov et al., 2024): two layers with two layer norms each, 8192 tokens,
+// 1024 positions and a last norm.
 TEST(Rwkv4Test, HasAsManyParametersAsPublished) {
   const std::map<int64_t, int64_t> published = {
       {64, 623'872}, {128, 1'313'280}, {256, 2'888'704}, {512, 6'825'984}};

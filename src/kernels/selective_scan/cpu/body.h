@@ -1,7 +1,7 @@
 // The loops of the selective scan for one instruction set. An item scans the tokens of one sequence
 // in tiles, for a block of channels: the tile's rows are brought into arrays that lie dense in the
-// cache, then each vector of channels goes through the tile with 8 of its states in registers. States
-// are padded to groups of 8, with b and c of 0.
+// cache, then each vector of channels goes through the tile with 8 of its states in registers.
+// States are padded to groups of 8, with b and c of 0.
 #pragma once
 
 #include "kernels/cpu/block_rows.h"

@@ -13,8 +13,8 @@ constexpr C kDecayBase = C(1);
 template <>
 inline constexpr float kDecayBase<float> = 1.44269504f;  // 1 / ln 2
 
-// 2^x to 2 ulp (and the rounding of x) for x from -126 to 127, where it stays beyond; NaN stays NaN.
-// x = n + r with |r| <= 1/2, 2^r by its minimax polynomial, n added to the exponent's bits.
+// 2^x to 2 ulp (and the rounding of x) for x from -126 to 127, where it stays beyond; NaN stays
+// NaN. x = n + r with |r| <= 1/2, 2^r by its minimax polynomial, n added to the exponent's bits.
 HL_INLINE Vec<float> Decay(const Vec<float>& x) {
   const Vec<float> zero = {};
   const Vec<float> low = x < -126.0f ? zero - 126.0f : x;

@@ -1,6 +1,7 @@
 // The loops of RWKV-4's time mixing for one instruction set. An item scans the tokens of one
 // sequence in tiles, for a block of channels; the rows of a tile are brought into arrays that lie
-// dense in the cache, and there the vectors of channels are worked through, one token after another.
+// dense in the cache, and there the vectors of channels are worked through, one token after
+// another.
 #pragma once
 
 #include "kernels/cpu/block_rows.h"

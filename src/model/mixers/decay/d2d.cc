@@ -1,7 +1,7 @@
 // D2D, linear attention with trainable decay ("Disentangle to Decay", COLING 2025): weights
-// phi(q_i) . phi(k_j) gamma^(i-j) over channels, normalised, with gamma = exp(Pb_h - s Ps_c): a base
-// that is fixed per head and a trained part per channel. With `decay` at alibi, trained_alibi or
-// none, and rotary or learned positions, it is each of the paper's baselines.
+// phi(q_i) . phi(k_j) gamma^(i-j) over channels, normalised, with gamma = exp(Pb_h - s Ps_c): a
+// base that is fixed per head and a trained part per channel. With `decay` at alibi, trained_alibi
+// or none, and rotary or learned positions, it is each of the paper's baselines.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/from_blob.h>
 

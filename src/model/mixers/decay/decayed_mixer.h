@@ -1,8 +1,8 @@
 // What mixers with a decayed state share: q, k and v, an optional short convolution, feature map
 // and rotation of them, the state S_t = decay_t S_{t-1} + k_t^T v_t read by o_t = q_t S_t /
 // sqrt(F), perhaps divided by the same sum of the keys alone, then RMSNorm over each head's
-// channels, a SiLU gate and o_proj. Parameters are named as in fla. A mixer of the family brings its
-// decay and says what else it departs in.
+// channels, a SiLU gate and o_proj. Parameters are named as in fla. A mixer of the family brings
+// its decay and says what else it departs in.
 #pragma once
 
 #include <array>
@@ -52,8 +52,8 @@ class LogDecay {
   virtual ~LogDecay() = default;
   // Matrices whose products with x it reads: computed together with the projections.
   virtual std::vector<at::Tensor> Weights() const { return {}; }
-  // `products` [B, T, *], one of each of Weights. -> fp32 [H] or [H, K], the same for all tokens, or
-  // [B, T, Hk], or [B, T, Hk, K].
+  // `products` [B, T, *], one of each of Weights. -> fp32 [H] or [H, K], the same for all tokens,
+  // or [B, T, Hk], or [B, T, Hk, K].
   virtual at::Tensor operator()(const at::Tensor& x,
                                 std::span<const at::Tensor> products) const = 0;
   virtual bool constant() const { return false; }  // the same for all tokens

@@ -37,8 +37,8 @@ class FeatureMap {
 };
 
 std::vector<std::string> FeatureMapNames();
-// Declares what the map learns. `dim`: channels of a head, d. Error kInternal for a name that is not
-// one of FeatureMapNames().
+// Declares what the map learns. `dim`: channels of a head, d. Error kInternal for a name that is
+// not one of FeatureMapNames().
 std::unique_ptr<FeatureMap> MakeFeatureMap(const std::string& name, const PartContext& context,
                                            int64_t dim);
 

@@ -1,10 +1,11 @@
-// Mamba (Gu and Dao, 2023): a short convolution, then a scan of N states a channel whose step, input
-// and output each token selects, gated by SiLU. Parameters are named as in transformers' Mamba.
+// Mamba (Gu and Dao, 2023): a short convolution, then a scan of N states a channel whose step,
+// input and output each token selects, gated by SiLU. Parameters are named as in transformers'
+// Mamba.
 //
 // Its authors draw the steps log-uniformly between 0.001 and 0.1 at the start (`canonical`); the
-// training code of ReBased's figures (Aksenov et al., 2024) overwrites what they drew by its general
-// rule, normal matrices and biases of 0, so that all steps are 0.69 and the slowest state forgets half
-// of itself a token (`fork`).
+// training code of ReBased's figures (Aksenov et al., 2024) overwrites what they drew by its
+// general rule, normal matrices and biases of 0, so that all steps are 0.69 and the slowest state
+// forgets half of itself a token (`fork`).
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Time mixing of RWKV-4 (Peng et al., 2023), the half of its block that lets tokens see each other:
-// keys, values and receptances of a token and the one before it, mixed per channel; an average of the
-// values under the weights e^key, which decay per channel and give the token's own key a bonus; a
-// gate. Parameters are named as in RWKV-4's own models.
+// keys, values and receptances of a token and the one before it, mixed per channel; an average of
+// the values under the weights e^key, which decay per channel and give the token's own key a bonus;
+// a gate. Parameters are named as in RWKV-4's own models.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/stack.h>
