@@ -119,6 +119,13 @@ TEST(FastformerTest, ExplainsItself) {
     }
 }
 
+TEST(FastformerTest, RunsInBf16) {
+  for (const std::string& preset : kPresets) {
+    SCOPED_TRACE(preset);
+    test::ExpectBf16IsClose(Fastformer(preset, 20));
+  }
+}
+
 TEST(FastformerTest, SaysWhatDoesNotFit) {
   const auto make = [](const std::vector<Assignment>& options) {
     FocusMixer(MixerConfig("fastformer", options), kDim, at::kFloat);

@@ -256,6 +256,13 @@ TEST(LeapTest, ExplainsItself) {
   EXPECT_TRUE(Close((pool.gate * pooled).flatten(2), mixer(x), 1e-12));
 }
 
+TEST(LeapTest, RunsInBf16) {
+  for (const std::string& preset : kPresets) {
+    SCOPED_TRACE(preset);
+    test::ExpectBf16IsClose(Leap(preset, 20));
+  }
+}
+
 TEST(LeapTest, SaysWhatDoesNotFit) {
   const auto make = [](const std::vector<Assignment>& options) {
     FocusMixer(MixerConfig("leap", options), kDim, at::kFloat);

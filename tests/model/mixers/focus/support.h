@@ -187,4 +187,25 @@ inline void ExpectReach(const MixerConfig& config, int64_t reach) {
   }
 }
 
+// Matrices and activations in bf16, the rest in fp32, as a GPU trains: logits of order 1 within the
+// roundings of two layers, 2^-8 each, that a sharp pool's log weights magnify some ten times; and a
+// gradient for every parameter.
+inline void ExpectBf16IsClose(const MixerConfig& config) {
+  LanguageModel wide(ModelOf(config, 2)), narrow(ModelOf(config, 2));
+  wide.BindOwnMemory(1, false);
+  narrow.BindOwnMemory(1, true);
+  std::vector<at::Tensor> leaves;
+  for (int i = 0; i < narrow.parameters().size(); ++i) {
+    const bool fp32 = narrow.parameters().specs()[i].region == dist::Region::kFp32;
+    const at::Tensor value = narrow.parameters().tensor(i).detach();
+    leaves.push_back((fp32 ? value.clone() : value.to(at::kBFloat16)).requires_grad_());
+    narrow.parameters().Bind(i, leaves.back());
+  }
+  const at::Tensor tokens = SomeTokens(2, 50);
+  const at::Tensor got = AllLogits(narrow, tokens);
+  EXPECT_TRUE(Close(got, AllLogits(wide, tokens), 0.15));
+  for (const at::Tensor& grad : torch::autograd::grad({got.to(at::kFloat).square().sum()}, leaves))
+    EXPECT_TRUE(grad.isfinite().all().item<bool>());
+}
+
 }  // namespace halflife::model::test
