@@ -18,10 +18,9 @@ void AddEval(CLI::App& app, Request& request) {
            "it ends in .gz or .zst. Bits per byte compare models with different tokenizers: "
            "the loss in bits, times (tokens - documents) / bytes of text of the whole split. So a "
            "document's eos counts in place of its first token, which nothing predicts, and "
-           "with the bytes tokenizer it is the loss / ln 2. On labelled rows a row is a window, "
-           "and "
-           "accuracy is the share of labels that are the model's likeliest token, also by segment "
-           "where the dataset has several.",
+           "with the bytes tokenizer it is the loss / ln 2. A labelled row is a window; accuracy "
+           "is the share of labels that are the model's likeliest token, also by segment where the "
+           "dataset has several.",
        .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
                     "halflife eval --model runs/first --text chapter.txt",
                     "halflife eval --model runs/recall --data mqar.data --split test"},

@@ -22,8 +22,8 @@ struct LinearCrossEntropyInputs {
 struct LinearCrossEntropyConfig {
   double z_loss_weight = 0;
   int64_t rows_per_block = 0;  // 0: the power of two whose logits fit 64 MiB, at least 64
-  // Rows that have a target, where the caller knows; Error for another number than there are. If
-  // they are at most half, the others are left out of the products, to which they give nothing.
+  // Rows that have a target, where the caller knows. If they are at most half, the others are left
+  // out of the products, to which they give nothing; Error where there are not as many.
   int64_t num_targets = -1;
 };
 
