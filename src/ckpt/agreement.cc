@@ -114,8 +114,12 @@ std::vector<std::string> FindDifferences(const Manifest& manifest, const Expecta
   comparison.AllFields(FlattenJson(convert ? expectation.canonical_model_config(stored) : stored),
                        FlattenJson(expectation.model_config_json), kModelPrefix);
   // An imported step 0 comes from no run of ours: nothing but its model can disagree.
-  if (!manifest.state.trajectory.empty() || manifest.state.step > 0)
-    comparison.AllFields(manifest.state.trajectory, expectation.trajectory, "");
+  if (!manifest.state.trajectory.empty() || manifest.state.step > 0) {
+    Fields trajectory = manifest.state.trajectory;
+    trajectory.insert(expectation.trajectory_defaults.begin(),
+                      expectation.trajectory_defaults.end());
+    comparison.AllFields(trajectory, expectation.trajectory, "");
+  }
   comparison.Tensors(manifest, arena);
   return std::move(comparison).lines();
 }

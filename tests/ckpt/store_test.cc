@@ -183,6 +183,19 @@ TEST(StoreTest, AllowedChangesPass) {
   EXPECT_TRUE(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation));
 }
 
+// Of a checkpoint that an earlier program wrote.
+TEST(StoreTest, FieldsThatCameLaterMeanTheirDefaults) {
+  const TempDir run;
+  SaveStep(run.path(), {.step = 10}, SmallSpecs());
+  Expectation expectation = MatchingExpectation();
+  expectation.trajectory_defaults = {{"data.epoch_end", "fill"}, {"optimizer.lr", "0.1"}};
+  expectation.trajectory["data.epoch_end"] = "fill";
+  EXPECT_TRUE(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation));
+  expectation.trajectory["data.epoch_end"] = "drop";
+  EXPECT_HL_ERROR(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation), ExitCode::kUsage,
+                  "data.epoch_end: checkpoint fill, this run drop");
+}
+
 TEST(StoreTest, TheFolderHoldsWhatPeopleAndToolsExpect) {
   const TempDir run;
   SaveStep(run.path(), {.world = 2, .step = 1200}, SmallSpecs());

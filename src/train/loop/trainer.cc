@@ -171,6 +171,7 @@ void Trainer::Resume(const TrainOptions& options) {
                           return model::ToJson(model::Resolved(model::ModelConfigFromJson(stored)));
                         },
                     .trajectory = expected.trajectory,
+                    .trajectory_defaults = TrajectoryFields(RunConfig()),
                     .allow_change = options.allow_change},
                    HostArena());
   if (loaded) {
