@@ -75,6 +75,50 @@ TEST(RecallModels, ConvolutionAndAttentionHaveThePapersParameters) {
     EXPECT_EQ(CountOf(RecallModel(cell.shape, MixerConfig("base_conv"), OneHead())), cell.count);
 }
 
+TEST(RecallModels, Rwkv4HasThePapersParameters) {
+  const MixerConfig rwkv4("rwkv4");
+  for (const Cell& cell : {Cell{{64, 1024}, 623'872},
+                           {{128, 1024}, 1'313'280},
+                           {{256, 1024}, 2'888'704},
+                           {{512, 1024}, 6'825'984}})
+    EXPECT_EQ(CountOf(RecallModel(cell.shape, rwkv4, rwkv4)), cell.count);
+}
+
+TEST(RecallModels, ConvolutionAndRwkv4HaveThePapersParameters) {
+  for (const Cell& cell : {Cell{{64, 2048}, 677'120},
+                           {{128, 2048}, 1'395'200},
+                           {{256, 512}, 2'561'024},
+                           {{512, 512}, 5'777'408}})
+    EXPECT_EQ(CountOf(RecallModel(cell.shape, MixerConfig("base_conv"), MixerConfig("rwkv4"))),
+              cell.count);
+}
+
+// Its authors' blocks of Mamba have one RMSNorm each, before a last LayerNorm: 4 D in all. A block
+// of ours has two norms, with the last one 5 D where all are RMSNorm.
+TEST(RecallModels, MambaHasThePapersParameters) {
+  for (const Cell& cell : {Cell{{64, 1024}, 655'360},
+                           {{128, 1024}, 1'413'120},
+                           {{256, 1024}, 3'235'840},
+                           {{512, 512}, 7'847'936}}) {
+    ModelConfig config = RecallModel(cell.shape, MixerConfig("mamba"), MixerConfig("mamba"));
+    config.norm = NormConfig("rms_norm");
+    EXPECT_EQ(CountOf(config), cell.count + cell.shape.model_dim);
+  }
+}
+
+TEST(RecallModels, BasedAndRebasedHaveThePapersParameters) {
+  for (const Cell& cell : {Cell{{64, 256}, 577'984},
+                           {{128, 256}, 1'179'520},
+                           {{256, 256}, 2'459'392},
+                           {{512, 256}, 5'307'904}}) {
+    const auto count = [&](const char* mixer) {
+      return CountOf(RecallModel(cell.shape, MixerConfig("base_conv"), MixerConfig(mixer)));
+    };
+    EXPECT_EQ(count("based"), cell.count);
+    EXPECT_EQ(count("rebased"), cell.count + 768);  // gamma and beta of q and k, 12 x 16 each
+  }
+}
+
 // The language models of its section 5.4: 50,280 tokens, no positions, D = 768.
 ModelConfig PileModel(int64_t num_layers, int64_t mlp_width, const MixerConfig& mixer) {
   ModelConfig config = {.vocab_size = 50280, .model_dim = 768, .num_layers = num_layers};
@@ -87,11 +131,14 @@ ModelConfig PileModel(int64_t num_layers, int64_t mlp_width, const MixerConfig& 
 TEST(RecallModels, LanguageModelsHaveThePapersParameters) {
   const MixerConfig attention("softmax", {{"num_heads", 12}, {"rope_theta", 0}});
   EXPECT_EQ(CountOf(PileModel(12, 3072, attention)), 151'880'448);
-  // Gated convolutions in every second of 18 layers, as Based has them; the others are attention
-  // here, whose 4 D^2 take the place of Based's 2 D (12 x 16) + 2 D^2.
-  ModelConfig hybrid = PileModel(18, 1536, MixerConfig("gated_conv"));
-  hybrid.hybrid = {{.every = 2, .first = 1, .mixer = attention}};
-  EXPECT_EQ(CountOf(hybrid), 147'542'016 + 9 * (2 * 768 * 768 - 2 * 768 * 12 * 16));
+  // Gated convolutions in every second of 18 layers.
+  const auto hybrid = [](const char* mixer) {
+    ModelConfig config = PileModel(18, 1536, MixerConfig("gated_conv"));
+    config.hybrid = {{.every = 2, .first = 1, .mixer = MixerConfig(mixer)}};
+    return CountOf(config);
+  };
+  EXPECT_EQ(hybrid("based"), 147'542'016);
+  EXPECT_EQ(hybrid("rebased"), 147'548'928);
 }
 
 // A model in fp64 whose parameters are read by name.
