@@ -1,0 +1,207 @@
+// RWKV-4's time mixing and Mamba's selective scan against LibTorch's operations, forward and forward +
+// backward, all in one run and in turn; each form is checked against the token-by-token form in fp64
+// first. With --lengths, the cost of a token from 512 to 16,384 tokens instead.
+//
+//   build/cpu/bench/bench_scans --kind wkv4 --batch 2 --seq-len 2048 --dim 1024
+//   build/cpu/bench/bench_scans --kind selective_scan --states 16 --lengths
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/heap.h"
+#include "eager.h"
+#include "kernels/cpu/instruction_set.h"
+#include "support/measure.h"
+
+namespace halflife::bench {
+namespace {
+
+struct Options {
+  std::string kind = "wkv4";
+  int64_t batch = 2, seq_len = 2048, dim = 1024, states = 16;
+  int rounds = 5, threads = 1;
+  bool lengths = false;
+  bool wkv() const { return kind == "wkv4"; }
+};
+
+// Operands as a model has them at the start of its training: decays of RWKV from 0.007 to 1 a token,
+// steps of Mamba from 0.001 to 0.1.
+Tensors MakeOperands(const Options& o) {
+  const std::vector<int64_t> rows = {o.batch, o.seq_len, o.dim},
+                             keys = {o.batch, o.seq_len, o.states};
+  Tensors in;
+  if (o.wkv()) {
+    in = {at::randn(rows), at::randn(rows), -(at::rand({o.dim}) * 5 - 5).exp(), at::randn({o.dim})};
+  } else {
+    const at::Tensor step = (at::rand({o.dim}) * 4.6 - 6.9).exp();
+    in = {at::randn(rows),
+          at::randn(rows) * 0.1,
+          step + (-(-step).expm1()).log(),
+          -(at::rand({o.dim, o.states}) * 2.77).exp(),
+          at::randn(keys),
+          at::randn(keys),
+          at::randn({o.dim})};
+  }
+  for (const at::Tensor& x : in) x.requires_grad_();
+  return in;
+}
+
+EagerForm Ours(const Options& o) {
+  if (o.wkv())
+    return {"halflife", [](const Tensors& in) {
+              return kernels::Wkv4({.k = in[0],
+                                    .v = in[1],
+                                    .log_decay = in[2],
+                                    .bonus = in[3],
+                                    .starts = {},
+                                    .initial = {}})
+                  .out;
+            }};
+  return {"halflife", [](const Tensors& in) {
+            return kernels::SelectiveScan({.x = in[0],
+                                           .delta = in[1],
+                                           .delta_bias = in[2],
+                                           .a = in[3],
+                                           .b = in[4],
+                                           .c = in[5],
+                                           .skip = in[6],
+                                           .starts = {},
+                                           .initial = {}})
+                .y;
+          }};
+}
+
+// The output and every gradient.
+Tensors ResultsOf(const EagerForm& form, const Tensors& in, const at::Tensor& dout) {
+  Tensors results = {form.run(in)};
+  for (const at::Tensor& grad : torch::autograd::grad({results[0]}, in, {dout}))
+    results.push_back(grad);
+  return results;
+}
+
+// Of a row of 256 tokens; chained decays and sums in another order explain 1e-5.
+void Check(Options o, const std::vector<EagerForm>& forms, const EagerForm& exact) {
+  o.batch = 1, o.seq_len = 256;
+  const Tensors in = MakeOperands(o);
+  Tensors wide;
+  for (const at::Tensor& x : in) wide.push_back(x.detach().to(at::kDouble).requires_grad_());
+  const at::Tensor dout = at::randn({o.batch, o.seq_len, o.dim});
+  const Tensors want = ResultsOf(exact, wide, dout.to(at::kDouble));
+  for (const EagerForm& form : forms) {
+    const Tensors got = ResultsOf(form, in, dout);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double error = RelativeRms(got[i], want[i].detach());
+      HL_CHECK(error < 1e-5, form.name, ": result ", i, " is off by ", error,
+               " of the form in fp64");
+    }
+  }
+}
+
+struct Times {
+  std::vector<double> forward_ms, both_ms;
+};
+void TimeOnce(const EagerForm& form, const Tensors& in, const at::Tensor& dout, Times& times) {
+  {
+    const c10::AutoGradMode no_grad(false);
+    times.forward_ms.push_back(Milliseconds(at::kCPU, [&] { form.run(in); }));
+  }
+  times.both_ms.push_back(
+      Milliseconds(at::kCPU, [&] { torch::autograd::grad({form.run(in)}, in, {dout}); }));
+}
+
+nlohmann::ordered_json Compare(const Options& o) {
+  std::vector<EagerForm> forms = o.wkv() ? EagerWkv() : EagerScan();
+  const EagerForm exact = forms.front();
+  forms.insert(forms.begin(), Ours(o));
+  Check(o, forms, exact);
+  const Tensors in = MakeOperands(o);
+  const at::Tensor dout = at::randn({o.batch, o.seq_len, o.dim});
+  std::map<std::string, Times> times;
+  for (int round = 0; round < o.rounds + 1; ++round) {
+    if (round == 1) times.clear();  // the first is a warm-up
+    for (const EagerForm& form : forms) TimeOnce(form, in, dout, times[form.name]);
+  }
+  nlohmann::ordered_json result = {
+      {"kind", o.kind},
+      {"batch", o.batch},
+      {"seq_len", o.seq_len},
+      {"dim", o.dim},
+      {"threads", o.threads},
+      {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())}};
+  if (!o.wkv()) result["states"] = o.states;
+  double best_forward = 1e300, best_both = 1e300;
+  for (const EagerForm& form : forms) {
+    const double forward = Median(times[form.name].forward_ms),
+                 both = Median(times[form.name].both_ms);
+    result[form.name] = {{"forward_ms", forward}, {"forward_backward_ms", both}};
+    if (form.name == "halflife") continue;
+    best_forward = std::min(best_forward, forward), best_both = std::min(best_both, both);
+  }
+  result["speed_ratio_forward"] = best_forward / Median(times["halflife"].forward_ms);
+  result["speed_ratio_forward_backward"] = best_both / Median(times["halflife"].both_ms);
+  return result;
+}
+
+// Nanoseconds a token, forward + backward, at equal numbers of tokens.
+nlohmann::ordered_json CompareLengths(Options o) {
+  constexpr int64_t kTokens = 16384;
+  const std::vector<int64_t> lengths = {512, 2048, 8192, 16384};
+  std::map<int64_t, Times> times;
+  for (int round = 0; round < o.rounds + 1; ++round) {
+    if (round == 1) times.clear();
+    for (const int64_t seq_len : lengths) {
+      o.seq_len = seq_len, o.batch = kTokens / seq_len;
+      TimeOnce(Ours(o), MakeOperands(o), at::randn({o.batch, o.seq_len, o.dim}), times[seq_len]);
+    }
+  }
+  nlohmann::ordered_json result = {{"kind", o.kind}, {"dim", o.dim}, {"threads", o.threads}};
+  for (const int64_t seq_len : lengths)
+    result["ns_a_token"][std::to_string(seq_len)] = Median(times[seq_len].both_ms) * 1e6 / kTokens;
+  result["longest_over_shortest"] =
+      Median(times[lengths.back()].both_ms) / Median(times[lengths.front()].both_ms);
+  return result;
+}
+
+nlohmann::ordered_json Run(const Options& options) {
+  HL_CHECK_AS(ExitCode::kUsage, options.wkv() || options.kind == "selective_scan", "unknown kind '",
+              options.kind, "'; wkv4 and selective_scan would work");
+  HL_CHECK_AS(ExitCode::kUsage, options.seq_len % 64 == 0, "--seq-len ", options.seq_len,
+              "; a multiple of 64, the eager form's largest chunk, would work");
+  return options.lengths ? CompareLengths(options) : Compare(options);
+}
+
+}  // namespace
+}  // namespace halflife::bench
+
+int main(int argc, char** argv) {
+  halflife::bench::Options options;
+  CLI::App app("The scans of RWKV-4 and Mamba against LibTorch's operations; prints JSON");
+  app.add_option("--kind", options.kind, "wkv4 or selective_scan");
+  app.add_option("--batch", options.batch);
+  app.add_option("--seq-len", options.seq_len, "a multiple of 64");
+  app.add_option("--dim", options.dim, "channels");
+  app.add_option("--states", options.states, "of a channel of the selective scan");
+  app.add_option("--rounds", options.rounds);
+  app.add_option("--threads", options.threads);
+  app.add_flag("--lengths", options.lengths, "cost of a token at 512 to 16,384 tokens instead");
+  CLI11_PARSE(app, argc, argv);
+  at::set_num_threads(options.threads);
+  halflife::PrepareHeap();  // for every form: as in a training run
+  try {
+    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
+    std::cout << halflife::bench::Run(options).dump(2) << "\n";
+  } catch (const halflife::Error& error) {
+    std::cerr << error.what() << "\n";
+    return static_cast<int>(error.code());
+  }
+}
