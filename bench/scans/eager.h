@@ -1,5 +1,6 @@
-// RWKV-4's time mixing and Mamba's selective scan in LibTorch's operations, differentiable: what the
-// kernels are measured against. Of each the fastest form is to be taken. Without documents or state.
+// RWKV-4's time mixing and Mamba's selective scan in LibTorch's operations, differentiable: what
+// the kernels are measured against. Of each the fastest form is to be taken. Without documents or
+// state.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
-// RWKV-4's time mixing and Mamba's selective scan against LibTorch's operations, forward and forward +
-// backward, all in one run and in turn; each form is checked against the token-by-token form in fp64
-// first. With --lengths, the cost of a token from 512 to 16,384 tokens instead.
+// RWKV-4's time mixing and Mamba's selective scan against LibTorch's operations, forward and
+// forward + backward, all in one run and in turn; each form is checked against the token-by-token
+// form in fp64 first. With --lengths, the cost of a token from 512 to 16,384 tokens instead.
 //
 //   build/cpu/bench/bench_scans --kind wkv4 --batch 2 --seq-len 2048 --dim 1024
 //   build/cpu/bench/bench_scans --kind selective_scan --states 16 --lengths
@@ -34,8 +34,8 @@ struct Options {
   bool wkv() const { return kind == "wkv4"; }
 };
 
-// Operands as a model has them at the start of its training: decays of RWKV from 0.007 to 1 a token,
-// steps of Mamba from 0.001 to 0.1.
+// Operands as a model has them at the start of its training: decays of RWKV from 0.007 to 1 a
+// token, steps of Mamba from 0.001 to 0.1.
 Tensors MakeOperands(const Options& o) {
   const std::vector<int64_t> rows = {o.batch, o.seq_len, o.dim},
                              keys = {o.batch, o.seq_len, o.states};

@@ -53,8 +53,8 @@ struct Expectation {
   // Brings the form that an earlier program stored into that of model_config_json. Empty: as it is.
   std::function<std::string(const std::string&)> canonical_model_config = {};
   std::map<std::string, std::string> trajectory;
-  // What a field of the trajectory means where the checkpoint, of a program that did not know it yet,
-  // has none: what that program did.
+  // What a field of the trajectory means where the checkpoint, of a program that did not know it
+  // yet, has none: what that program did.
   std::map<std::string, std::string> trajectory_defaults = {};
   std::vector<std::string> allow_change;  // names of fields that may differ
 };
