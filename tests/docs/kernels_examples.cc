@@ -10,6 +10,7 @@
 #include "kernels/adamw/args.h"
 #include "kernels/chunks/chunk_table.h"
 #include "kernels/chunks/sequence_chunks.h"
+#include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vectorised.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/decay_attention/args.h"
@@ -18,10 +19,14 @@
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/decay_attention/partition.h"
 #include "kernels/dropout/dropout.h"
+#include "kernels/focus_pool/focus_pool.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/linear/right_operand.h"
 #include "kernels/linear/weight_gradient.h"
+#include "kernels/polynomial_attention/args.h"
+#include "kernels/polynomial_attention/features.h"
+#include "kernels/polynomial_attention/polynomial_attention.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 #include "kernels/selective_scan/selective_scan.h"
@@ -29,6 +34,7 @@
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
+#include "kernels/torch/tensor_views.h"
 #include "kernels/wkv4/wkv4.h"
 
 namespace halflife::kernels {
@@ -53,6 +59,10 @@ void SequenceChunksExample(int64_t B, int64_t T, const std::vector<int32_t>& sta
 namespace cpu {
 namespace vectorised_header {
 #include "examples/kernels/cpu/vectorised.h"
+}
+
+void ParallelExample(int64_t num_states, size_t scratch_bytes) {
+#include "examples/kernels/cpu/parallel.h"
 }
 
 void InstructionSetExample() {
@@ -124,6 +134,27 @@ void RmsNormExample(const Tensor& x, const Tensor* weight) {
 
 void RotaryExample(const Slice& slice, int64_t head_dim, Tensor& q, Tensor& k) {
 #include "examples/kernels/rotary/rotary.h"
+}
+
+void FocusPoolExample(const Tensor& log_weight, const Tensor& v) {
+#include "examples/kernels/focus_pool/focus_pool.h"
+}
+
+void PolynomialArgsExample(int B, int T) {
+#include "examples/kernels/polynomial_attention/args.h"
+}
+
+void PolynomialFeaturesExample() {
+#include "examples/kernels/polynomial_attention/features.h"
+}
+
+void PolynomialAttentionExample(const Tensor& q, const Tensor& k, const Tensor& v, double d) {
+  using std::sqrt;
+#include "examples/kernels/polynomial_attention/polynomial_attention.h"
+}
+
+void TensorViewsExample(const Tensor& q, DecayAttentionArgs& args) {
+#include "examples/kernels/torch/tensor_views.h"
 }
 
 void SelectiveScanExample(const Tensor& x, const Tensor& delta, const Tensor& bias, const Tensor& a,

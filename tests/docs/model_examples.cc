@@ -7,6 +7,11 @@
 
 #include "model/activation.h"
 #include "model/language_model.h"
+#include "model/mixers/convolution/long_convolution.h"
+#include "model/mixers/convolution/short_convolution.h"
+#include "model/mixers/decay/feature_map.h"
+#include "model/mixers/focus/explanation.h"
+#include "model/mixers/variants.h"
 
 namespace halflife::model {
 
@@ -26,6 +31,24 @@ void PartExample() {
 }
 
 #include "examples/model/config/options.h"
+
+void LongConvolutionExample(const Tensor& x, const Tensor& filter, const Tensor& before,
+                            Tensor& inputs) {
+#include "examples/model/mixers/convolution/long_convolution.h"
+}
+
+void ShortConvolutionExample(const PartContext& context, int64_t dim, const Tensor& x,
+                             const SequenceSlice& slice, const Tensor& before, Tensor& after) {
+#include "examples/model/mixers/convolution/short_convolution.h"
+}
+
+void FeatureMapExample(const PartContext& context, int64_t head_dim, const Tensor& y) {
+#include "examples/model/mixers/decay/feature_map.h"
+}
+
+void ExplanationExample(const Mixer& mixer, const Tensor& x, const SequenceSlice& slice) {
+#include "examples/model/mixers/focus/explanation.h"
+}
 
 void ActivationExample(Tensor& q) {
 #include "examples/model/activation.h"

@@ -4,8 +4,8 @@
 //   step_t = softplus(delta_t + delta_bias)
 //   h_t = e^{step_t a} h_{t-1} + step_t x_t b_t,   y_t = c_t . h_t + skip x_t
 //
-//   const auto [y, state] = SelectiveScan({.x = x, .delta = delta, .delta_bias = bias, .a = a,
-// .b = b, .c = c, .skip = d, .starts = {}, .initial = {}});
+//   const auto [y, state] = SelectiveScan(
+//       {.x = x, .delta = delta, .delta_bias = bias, .a = a, .b = b, .c = c, .skip = d});
 //
 // The states of all tokens are never in memory: backward goes forward from one kept in 32 (on a GPU
 // in 16) once more. Differentiable in all but starts.
