@@ -23,8 +23,8 @@ void AddImport(CLI::App& app, Request& request) {
       ->required();
   command
       ->add_option("--layout", options->layout,
-                   "Whose names the tensors have, in place of config.json's model_type: d2d, "
-                   "d2d_ape for checkpoints of D2D's authors")
+                   "Whose names the tensors have: d2d or d2d_ape for checkpoints of D2D's authors "
+                   "[config.json's model_type]")
       ->type_name("NAME");
   command->callback([=, &request] { request = *options; });
 }

@@ -366,6 +366,8 @@ DecayAttentionGrads Gradients(const DecayAttentionInputs& inputs,
 
 // What only some configs give a meaning to.
 void CheckOptional(const DecayAttentionInputs& in, const DecayAttentionConfig& config) {
+  if (!in.log_key_scale.defined() && !in.norm_q.defined()) return;
+  CheckShapes(in);
   const std::vector<int64_t> want = {in.q.size(0), in.q.size(1), NumHeads(in)};
   HL_CHECK(!in.log_key_scale.defined() ||
                (config.allow_growth && FitsBeside(in.q, in.log_key_scale, want)),

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -13,6 +14,8 @@
 
 namespace halflife::model {
 namespace {
+
+constexpr int64_t kUsualHeadDim = 64;
 
 struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
   std::string feature_map = "elu";
@@ -25,9 +28,9 @@ struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
   bool bias = true;
   bool scale_init_by_depth = true;  // o_proj starts at 1 / sqrt(2 L)
 
-  D2dOptions() : OptionsOf(/*heads=*/12, /*k=*/1, /*v=*/1) {}
+  D2dOptions() : OptionsOf(/*heads=*/0, /*k=*/1, /*v=*/1) {}  // 0: one for 64 channels
   std::vector<Option> Fields() override {
-    return {{"num_heads", &num_heads},
+    return {{"num_heads", &num_heads, {.min = 0}},
             {"feature_map", &feature_map, {.choices = {"elu", "exp"}}},
             {"decay", &decay, {.choices = {"d2d", "alibi", "trained_alibi", "none"}}},
             {"decay_scale", &decay_scale},
@@ -39,6 +42,7 @@ struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
             {"scale_init_by_depth", &scale_init_by_depth}};
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    if (num_heads == 0) num_heads = std::max<int64_t>(1, sizes.model_dim / kUsualHeadDim);
     LinearHeadOptions::Resolve(sizes, problems);
     if (decay_scale == 0) decay_scale = feature_map == "exp" ? 0.02 : 1;
     if (eps == 0) eps = decay == "none" ? 1e-14 : 1e-30;
