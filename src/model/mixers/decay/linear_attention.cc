@@ -1,6 +1,8 @@
 // Linear attention (Katharopoulos et al., 2020): o_t = phi(q_t) S_t / (phi(q_t) z_t) with S the sum
 // of phi(k)^T v and z that of phi(k), nothing decays. With `normalise` off and `output_norm` on it
 // is fla's LinearAttention, whose options and names it takes over.
+#include <ATen/TensorOperators.h>
+
 #include "model/mixers/decay/decayed_mixer.h"
 
 namespace halflife::model {
