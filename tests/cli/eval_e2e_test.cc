@@ -188,9 +188,10 @@ TEST_F(RanksThatDisagree, EvalSaysInWhat) {
   const RunResult data = Run(eval, Path("data"), Path("less"));
   EXPECT_EQ(data.exit_code, 2) << data.err;
   EXPECT_THAT(data.err,
-              HasSubstr("the ranks disagree: the text is --data " + Path("data") + " (hash " +
-                        hash("data") + ") on rank 0, --data " + Path("less") + " (hash " +
-                        hash("less") + ") on rank 1; give every rank the same"));
+              HasSubstr("the ranks disagree: the text is --data " + Path("data") +
+                        " --split validation (hash " + hash("data") + ") on rank 0, --data " +
+                        Path("less") + " --split validation (hash " + hash("less") +
+                        ") on rank 1; give every rank the same"));
   const RunResult windows = Run(eval, "5", "6");
   EXPECT_EQ(windows.exit_code, 2) << windows.err;
   EXPECT_THAT(windows.err, HasSubstr("disagree: --windows is 5 on rank 0, 6 on rank 1"));
