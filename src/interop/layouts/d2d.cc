@@ -1,7 +1,6 @@
 // Checkpoints of D2D's authors: their classes in GPT-2's frame, told apart by the class name, as
 // config.json calls all of them gpt2. "d2d" are those with a GLU and without positions, "d2d_ape"
 // those with GPT-2's own MLP and learned positions.
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"

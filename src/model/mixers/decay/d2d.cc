@@ -3,7 +3,8 @@
 // base that is fixed per head and a trained part per channel. With `decay` at alibi, trained_alibi
 // or none, and rotary or learned positions, it is each of the paper's baselines.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/exp2.h>
 
 #include <algorithm>
 #include <cmath>
@@ -58,13 +59,12 @@ struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
   }
 };
 
-// Pb of heads 1 to H, -2^(-H/h), in fp32 from fp64; [H].
+// Pb of heads 1 to H, -2^(-H/h), in fp32 from fp64; [H]. Made where it is used: from the host it
+// would be copied in every layer of every step.
 at::Tensor BaseLogDecay(int64_t num_heads, at::Device device) {
-  std::vector<float> base;
-  for (int64_t h = 1; h <= num_heads; ++h)
-    base.push_back(
-        static_cast<float>(-std::exp2(-static_cast<double>(num_heads) / static_cast<double>(h))));
-  return at::from_blob(base.data(), {num_heads}, at::kFloat).to(device, at::kFloat, false, true);
+  const at::Tensor head =
+      at::arange(1, num_heads + 1, at::TensorOptions(device).dtype(at::kDouble));
+  return (-at::exp2(-num_heads / head)).to(at::kFloat);
 }
 
 // ALiBi's form with a base of D2D's own: [H].
