@@ -26,6 +26,11 @@ double DrawWithin(RandomKey key, int64_t element, double cut) {
 
 }  // namespace
 
+Init Init::UniformOfFanIn(int64_t fan_in) {
+  const double bound = 1 / std::sqrt(static_cast<double>(fan_in));
+  return Uniform(-bound, bound);
+}
+
 void Init::Fill(const std::string& name, const std::vector<int64_t>& shape, uint64_t seed,
                 float* out) const {
   int64_t count = 1;

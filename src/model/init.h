@@ -23,6 +23,8 @@ class Init {
     return init;
   }
   static Init Uniform(double low, double high) { return Init(Kind::kUniform, low, high); }
+  // As torch.nn.Linear's and Conv1d's of so many inputs each: uniform in +-1/sqrt(fan_in).
+  static Init UniformOfFanIn(int64_t fan_in);
   // Its logarithm is uniform; 0 < low < high.
   static Init LogUniform(double low, double high) { return Init(Kind::kLogUniform, low, high); }
   static Init Constant(double value) { return Init(Kind::kConstant, value, value); }

@@ -84,6 +84,9 @@ struct MixerCall {
   int64_t num_past = 0;                 // tokens that `initial` has seen
   bool want_state = false;              // after the last token
   Drop drop = {};                       // empty outside training
+
+  // Whether there is a state to go on from: a mixer that has been given none starts from zero.
+  bool carried() const { return initial != nullptr && !initial->tensors.empty(); }
 };
 struct MixerOutput {
   at::Tensor y;      // [B, T, D]

@@ -45,7 +45,7 @@ class Toy : public Mixer {
   MixerOutput Forward(const MixerCall& call) const override {
     const at::Tensor v = Values(call.x);  // [B, T, H, V]
     const at::Tensor one = at::ones({v.size(0), v.size(1), num_heads_, 1}, v.options());
-    const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+    const bool carried = call.carried();
     const auto [sum, last] = kernels::DecayAttention(
         {.q = one,
          .k = one,

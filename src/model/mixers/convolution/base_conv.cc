@@ -85,7 +85,7 @@ class BaseConv : public Mixer {
   }
 
   MixerOutput Forward(const MixerCall& call) const override {
-    const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+    const bool carried = call.carried();
     const at::Tensor before = carried ? call.initial->tensors[0] : at::Tensor();
     MixerOutput result;
     if (call.want_state) result.state.tensors.resize(1);

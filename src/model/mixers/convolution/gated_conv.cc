@@ -39,7 +39,7 @@ class GatedConv : public Mixer {
   MixerTraits traits() const override { return {.state = {conv_.tail("tail")}}; }
 
   MixerOutput Forward(const MixerCall& call) const override {
-    const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+    const bool carried = call.carried();
     const std::vector<at::Tensor> parts = Project(call.x);
     MixerOutput result;
     if (call.want_state) result.state.tensors.resize(1);

@@ -105,7 +105,7 @@ class Hyena : public Mixer {
 
   MixerOutput Forward(const MixerCall& call) const override {
     RequireOneDocument("hyena", call.slice);
-    const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+    const bool carried = call.carried();
     const auto before = [&](size_t i) { return carried ? call.initial->tensors[i] : at::Tensor(); };
     const int64_t num_past = call.num_past;
     MixerOutput result;

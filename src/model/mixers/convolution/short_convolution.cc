@@ -1,7 +1,5 @@
 #include "model/mixers/convolution/short_convolution.h"
 
-#include <cmath>
-
 #include "kernels/short_conv/short_conv.h"
 #include "kernels/torch/dispatch.h"
 
@@ -10,15 +8,14 @@ namespace halflife::model {
 ShortConvolution::ShortConvolution(const PartContext& context, const std::string& name,
                                    const ConvolutionShape& shape)
     : shape_(shape) {
-  const double bound = 1 / std::sqrt(static_cast<double>(shape.taps));
+  const Init init = Init::UniformOfFanIn(shape.taps);
   weight_ = context.parameters->Declare(
-      {.name = context.prefix + name + ".weight", .shape = {shape.channels, 1, shape.taps}},
-      Init::Uniform(-bound, bound));
+      {.name = context.prefix + name + ".weight", .shape = {shape.channels, 1, shape.taps}}, init);
   if (!shape.bias) return;
   bias_ = context.parameters->Declare({.name = context.prefix + name + ".bias",
                                        .shape = {shape.channels},
                                        .region = dist::Region::kFp32},
-                                      Init::Uniform(-bound, bound));
+                                      init);
 }
 
 at::Tensor ShortConvolution::operator()(const ConvolutionCall& call, at::Tensor* after) const {

@@ -147,7 +147,7 @@ MixerTraits DecayedMixer::traits() const {
 }
 
 MixerOutput DecayedMixer::Forward(const MixerCall& call) const {
-  const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+  const bool carried = call.carried();
   MixerOutput result;
   if (call.want_state) result.state.tensors.resize(traits().state.size());
   const Heads heads = Project(call.x, call.slice.positions, [&](const at::Tensor& y, size_t index) {
@@ -250,7 +250,7 @@ at::Tensor DecayedMixer::Convolve(const at::Tensor& y, size_t index, const Mixer
                                   MixerState* after) const {
   if (form_.conv_size == 0) return y;
   const size_t place = num_memories() + index;
-  const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+  const bool carried = call.carried();
   const kernels::ShortConvInputs inputs = {
       .x = y,
       .weight = *convs_[index],

@@ -96,7 +96,7 @@ kernels::FocusPoolState WindowPool::Read(const MixerState& state) const {
 
 at::Tensor WindowPool::Forward(const at::Tensor& log_weight, const at::Tensor& u,
                                const MixerCall& call, MixerState* after) const {
-  const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+  const bool carried = call.carried();
   const kernels::FocusPoolOutput y = kernels::FocusPool(
       {.log_weight = log_weight,
        .u = u,

@@ -65,7 +65,7 @@ PolynomialMixer::Heads PolynomialMixer::Project(const at::Tensor& x) const {
 
 MixerOutput PolynomialMixer::Forward(const MixerCall& call) const {
   const Heads heads = Project(call.x);
-  const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+  const bool carried = call.carried();
   const auto initial = [&](size_t i) { return carried ? call.initial->tensors[i] : at::Tensor(); };
   const auto dim = static_cast<double>(options_.feature_dim);
   MixerOutput result;

@@ -44,12 +44,6 @@ struct MambaOptions : OptionsOf<MambaOptions> {
   }
 };
 
-// As torch.nn.Linear's and Conv1d's, of `fan_in` inputs each.
-Init UniformOf(int64_t fan_in) {
-  const double bound = 1 / std::sqrt(static_cast<double>(fan_in));
-  return Init::Uniform(-bound, bound);
-}
-
 // The softplus of the bias is log-uniform in [0.001, 0.1].
 Init BiasOfSteps() {
   return Init::Of([](int64_t, double uniform) {
@@ -74,13 +68,14 @@ class Mamba : public Mixer {
           {.name = context.prefix + name, .shape = shape, .region = dist::Region::kFp32}, init);
     };
     const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;
-    in_ = matrix("in_proj.weight", {.out = 2 * inner_, .in = dim_}, UniformOf(dim_));
+    in_ = matrix("in_proj.weight", {.out = 2 * inner_, .in = dim_}, Init::UniformOfFanIn(dim_));
     conv_ = context.parameters->Declare(
         {.name = context.prefix + "conv1d.weight", .shape = {inner_, 1, sizes_.d_conv}},
-        UniformOf(sizes_.d_conv));
-    conv_bias_ = fp32("conv1d.bias", {inner_}, UniformOf(sizes_.d_conv));
-    select_ = matrix("x_proj.weight", {.out = rank + 2 * states, .in = inner_}, UniformOf(inner_));
-    step_ = matrix("dt_proj.weight", {.out = inner_, .in = rank}, UniformOf(rank));
+        Init::UniformOfFanIn(sizes_.d_conv));
+    conv_bias_ = fp32("conv1d.bias", {inner_}, Init::UniformOfFanIn(sizes_.d_conv));
+    select_ = matrix("x_proj.weight", {.out = rank + 2 * states, .in = inner_},
+                     Init::UniformOfFanIn(inner_));
+    step_ = matrix("dt_proj.weight", {.out = inner_, .in = rank}, Init::UniformOfFanIn(rank));
     step_bias_ = fp32("dt_proj.bias", {inner_}, fork ? Init::Zeros() : BiasOfSteps());
     a_log_ = fp32("A_log", {inner_, states}, Init::Of([states](int64_t element, double) {
                     return std::log(1.0 + static_cast<double>(element % states));
@@ -88,8 +83,8 @@ class Mamba : public Mixer {
     skip_ = fp32("D", {inner_}, Init::Ones());
     OutputForm out = {.name = "out_proj"};
     if (!fork)
-      out.init =
-          UniformOf(inner_).Scaled(1 / std::sqrt(static_cast<double>(context.sizes.num_layers)));
+      out.init = Init::UniformOfFanIn(inner_).Scaled(
+          1 / std::sqrt(static_cast<double>(context.sizes.num_layers)));
     out_ = OutputProjection(context, inner_, /*bias=*/false, out);
   }
 
@@ -102,7 +97,7 @@ class Mamba : public Mixer {
   }
 
   MixerOutput Forward(const MixerCall& call) const override {
-    const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+    const bool carried = call.carried();
     const std::vector<at::Tensor> in = Enter(call.x);
     const kernels::ShortConvInputs conv = {
         .x = in[0],

@@ -59,7 +59,7 @@ class Rwkv4 : public Mixer {
     mixes_ = {declare_mix("time_mix_k", depth.to_last, 0),
               declare_mix("time_mix_v", depth.to_last, 0.3 * depth.from_first),
               declare_mix("time_mix_r", depth.to_last / 2, 0)};
-    const Init init = Init::Uniform(-1 / std::sqrt(dim), 1 / std::sqrt(dim));
+    const Init init = Init::UniformOfFanIn(dim_);
     matrices_ = {DeclareSquare(context, "key.weight", init),
                  DeclareSquare(context, "value.weight", init.Scaled(context.value_init_scale)),
                  DeclareSquare(context, "receptance.weight", init)};
@@ -76,7 +76,7 @@ class Rwkv4 : public Mixer {
   }
 
   MixerOutput Forward(const MixerCall& call) const override {
-    const bool carried = call.initial != nullptr && !call.initial->tensors.empty();
+    const bool carried = call.carried();
     const auto before = [&](size_t i) { return carried ? call.initial->tensors[i] : at::Tensor(); };
     const kernels::ShortConvInputs shift = {.x = call.x,
                                             .weight = MixWeight(mixes_[0]),
