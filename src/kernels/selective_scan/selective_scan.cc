@@ -21,19 +21,6 @@
 namespace halflife::kernels {
 namespace {
 
-// function.operator()<T, C>(): storage and arithmetic.
-template <typename Function>
-void WithTypes(const at::Tensor& x, const Function& function) {
-  switch (x.scalar_type()) {
-    case at::kDouble:
-      return function.template operator()<double, double>();
-    case at::kBFloat16:
-      return function.template operator()<Bf16, float>();
-    default:
-      return function.template operator()<float, float>();
-  }
-}
-
 // What both directions read. All contiguous; starts and the initial state may be undefined.
 struct Operands {
   at::Tensor x, delta, delta_bias, a, b, c, skip, starts, initial;
@@ -171,7 +158,7 @@ Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
     dinitial.zero_();
     if (dfinal.defined()) dinitial.copy_(dfinal);
   }
-  WithTypes(in.x, [&]<typename T, typename C>() {
+  WithStorageAndArithmetic(in.x, [&]<typename T, typename C>() {
     BackwardOn<T, C>(in,
                      {.kept = Elements<C>(saved[9]),
                       .dy = Elements<T>(dy),
@@ -251,7 +238,7 @@ SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
                                  : at::zeros({batch, channels, states}, in.a.options());
     at::Tensor kept;
     if (keep) kept = at::empty({batch, in.tiles(), states, channels}, in.a.options());
-    WithTypes(in.x, [&]<typename T, typename C>() {
+    WithStorageAndArithmetic(in.x, [&]<typename T, typename C>() {
       if (in.x.size(1) == 0) return;
       ForwardOn<T, C>(in, {.y = MutableElements<T>(y),
                            .final = MutableElements<C>(final),
@@ -294,7 +281,7 @@ at::Tensor SelectiveScanStep(const SelectiveScanStepInputs& inputs, at::Tensor& 
   const c10::AutoGradMode no_grad(false);
   const Operands in = Prepare(token);
   const at::Tensor y = at::empty_like(in.x);
-  WithTypes(in.x, [&]<typename T, typename C>() {
+  WithStorageAndArithmetic(in.x, [&]<typename T, typename C>() {
     ForwardOn<T, C>(
         in, {.y = MutableElements<T>(y), .final = MutableElements<C>(state), .kept = nullptr});
   });

@@ -58,6 +58,20 @@ auto WithStorage(const at::Tensor& x, const Function& function) {
   return function.template operator()<float>();
 }
 
+// function.operator()<T, C>(), of storage and arithmetic, for fp64 too: for families whose CPU form
+// takes it.
+template <typename Function>
+auto WithStorageAndArithmetic(const at::Tensor& x, const Function& function) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return function.template operator()<double, double>();
+    case at::kBFloat16:
+      return function.template operator()<Bf16, float>();
+    default:
+      return function.template operator()<float, float>();
+  }
+}
+
 // Elements of a contiguous tensor whose dtype is T's; null for an undefined one.
 template <typename T>
 const T* Elements(const at::Tensor& x) {

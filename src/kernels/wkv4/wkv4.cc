@@ -19,19 +19,6 @@
 namespace halflife::kernels {
 namespace {
 
-// function.operator()<T, C>(): storage and arithmetic.
-template <typename Function>
-void WithTypes(const at::Tensor& x, const Function& function) {
-  switch (x.scalar_type()) {
-    case at::kDouble:
-      return function.template operator()<double, double>();
-    case at::kBFloat16:
-      return function.template operator()<Bf16, float>();
-    default:
-      return function.template operator()<float, float>();
-  }
-}
-
 template <typename C>
 WkvState<C> MutableElementsOf(const WkvMemory& memory) {
   return {.numerator = MutableElements<C>(memory.numerator),
@@ -99,7 +86,7 @@ Results RunForward(const Operands& in, bool keep) {
   const int64_t batch = in.k.size(0), seq_len = in.k.size(1), dim = in.k.size(2);
   Results results = {.out = at::empty_like(in.k), .kept = {}, .final = EmptyLike(in.k)};
   if (keep) results.kept = at::empty({batch, WkvTiles(seq_len), 3, dim}, in.log_decay.options());
-  WithTypes(in.k, [&]<typename T, typename C>() {
+  WithStorageAndArithmetic(in.k, [&]<typename T, typename C>() {
     ForwardOn<T, C>(in, {.out = MutableElements<T>(results.out),
                          .final = MutableElementsOf<C>(results.final),
                          .kept = MutableElements<C>(results.kept)});
@@ -161,7 +148,7 @@ Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
                    dlog_decay = at::empty_like(in.log_decay), dbonus = at::empty_like(in.bonus);
   WkvMemory dinitial;
   if (saved[5].defined()) dinitial = EmptyLike(in.k);
-  WithTypes(in.k, [&]<typename T, typename C>() {
+  WithStorageAndArithmetic(in.k, [&]<typename T, typename C>() {
     BackwardOn<T, C>(in,
                      {.kept = Elements<C>(saved[8]),
                       .dout = Elements<T>(dout),
@@ -275,7 +262,7 @@ at::Tensor Wkv4Step(const WkvStepInputs& inputs, WkvMemory& state) {
                        .starts = {},
                        .initial = state};
   const at::Tensor out = at::empty_like(in.k);
-  WithTypes(in.k, [&]<typename T, typename C>() {
+  WithStorageAndArithmetic(in.k, [&]<typename T, typename C>() {
     ForwardOn<T, C>(
         in,
         {.out = MutableElements<T>(out), .final = MutableElementsOf<C>(state), .kept = nullptr});
