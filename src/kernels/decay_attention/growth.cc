@@ -66,6 +66,18 @@ at::Tensor CountWithinRun(const at::Tensor& marked, const at::Tensor& begin) {
   return sums - before.gather(1, begin.expand_as(sums));
 }
 
+constexpr double kNothing = -std::numeric_limits<double>::infinity();  // ln of no weight
+
+// M of the keys that key_scale does not mask, in fp64.
+at::Tensor LogScaleOfKeys(const at::Tensor& log_key_scale, const at::Tensor& key_scale) {
+  const at::Tensor scale = log_key_scale.detach().to(at::kDouble);
+  return key_scale.defined() ? scale.masked_fill(key_scale.detach() == 0, kNothing) : scale;
+}
+// l where something has been heard, 0 before.
+at::Tensor OrZero(const at::Tensor& log_scale) {
+  return log_scale.masked_fill(log_scale.isneginf(), 0);
+}
+
 // exp(M - l): at most 1 but for keys that are masked, which M says nothing of.
 at::Tensor KeyFactor(const at::Tensor& log_key_scale, const at::Tensor& log_scale,
                      at::ScalarType compute) {
@@ -129,15 +141,13 @@ LogScale LogScaleOf(const DecayAttentionInputs& inputs, const TokenRuns& runs,
                     const at::Tensor& before, const at::Tensor& carried, const at::Tensor& mu) {
   if (!inputs.log_key_scale.defined())
     return {before + StepsOfScale(runs, carried, inputs.key_scale) * mu, {}};
-  const double none = -std::numeric_limits<double>::infinity();
-  at::Tensor keys = inputs.log_key_scale.detach().to(at::kDouble);
-  if (inputs.key_scale.defined()) keys = keys.masked_fill(inputs.key_scale.detach() == 0, none);
+  const at::Tensor keys = LogScaleOfKeys(inputs.log_key_scale, inputs.key_scale);
   const at::Tensor begin = runs.begin.unsqueeze(2);
   const at::Tensor place = at::arange(keys.size(1), begin.options()).view({1, -1, 1}) - begin;
   const at::Tensor grown = (place + 1) * mu;  // of what came before the run
-  const at::Tensor past = before.masked_fill(carried.logical_not(), none);
+  const at::Tensor past = before.masked_fill(carried.logical_not(), kNothing);
   const at::Tensor largest = at::maximum(LargestWithinRun(keys - grown, runs.begin), past) + grown;
-  LogScale scale = {.at_token = largest.masked_fill(largest.isneginf(), 0), .step = {}};
+  LogScale scale = {.at_token = OrZero(largest), .step = {}};
   const at::Tensor earlier =
       at::cat({scale.at_token.narrow(1, 0, 1), scale.at_token.narrow(1, 0, keys.size(1) - 1)}, 1);
   // Where nothing has been heard yet any step is right: there is no state to lower.
@@ -202,12 +212,9 @@ DecayAttentionStepInputs ScaleGrowthOfStep(const DecayAttentionStepInputs& input
   const at::Tensor mu = GrowthOfHeads(g, heads, inputs.q.device());
   const at::Tensor holds = (state.norm != 0).any(2);  // the first key is taken as it is
   if (inputs.log_key_scale.defined()) {
-    at::Tensor keys = inputs.log_key_scale.to(at::kDouble);
-    const double none = -std::numeric_limits<double>::infinity();
-    if (inputs.key_scale.defined()) keys = keys.masked_fill(inputs.key_scale == 0, none);
-    const at::Tensor past = (state.log_scale + mu).masked_fill(holds.logical_not(), none);
-    const at::Tensor largest = at::maximum(keys, past);
-    const at::Tensor after = largest.masked_fill(largest.isneginf(), 0);
+    const at::Tensor keys = LogScaleOfKeys(inputs.log_key_scale, inputs.key_scale);
+    const at::Tensor past = (state.log_scale + mu).masked_fill(holds.logical_not(), kNothing);
+    const at::Tensor after = OrZero(at::maximum(keys, past));
     scaled.log_decay =
         LoweredBySteps(g, (after - state.log_scale).clamp_min(0).maximum(mu), compute);
     scaled.constant_decay = false;
