@@ -62,6 +62,10 @@ struct DatasetInfo {
   int64_t row_len = 0;         // tokens of a labelled row; 0: text
   std::string generator;       // of labelled rows: "mqar native 1: power 0.01, ..."
   bool has_rows() const { return row_len > 0; }
+  // Whether a row may hold pieces of several documents: text that is one document never does.
+  bool packs_documents() const {
+    return !has_rows() && (train.num_documents > 1 || validation.num_documents > 1);
+  }
   Hash128 hash;  // of the manifest: what a checkpoint records
 };
 

@@ -116,8 +116,9 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model, boo
               " positions; a data.seq_len of at most ", most, " would work, or longer tables");
   const std::string layer = model.LayerOfOneDocument();
   HL_CHECK_AS(ExitCode::kUsage, !packed || layer.empty(), layer,
-              " mixes whole rows, and rows of text are packed with several documents; rows of one "
-              "document, or a mixer whose state restarts with a document, e.g. gla, would work");
+              " mixes whole rows, and rows of text are packed with several documents; text that is "
+              "one document (`prepare --documents file`), or a mixer whose state restarts with a "
+              "document, e.g. gla, would work");
 }
 
 bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int world_size) {

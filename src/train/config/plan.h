@@ -36,8 +36,8 @@ std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& m
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
                    const PlanScene& scene, int rank);
 
-// Error kUsage where the model does not take rows as long as data.seq_len, or where they hold
-// several documents (`packed`, as rows of text do) and a layer takes one document a row.
+// Error kUsage where the model does not take rows as long as data.seq_len, or where they may
+// hold several documents (`packed`) and a layer takes one document a row.
 void RequireRows(const RunConfig& config, const model::LanguageModel& model, bool packed);
 
 // Gives a recipe what a plan needs, and no dataset has to be there (null): the vocabulary is the
