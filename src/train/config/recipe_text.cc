@@ -148,9 +148,6 @@ class Override {
           VariantsOf(descriptor) == nullptr ? ""
                                             : Concat("; options stand below them, e.g. ", Outer(),
                                                      ".", known.front(), ".", name));
-    Check(!field->is_repeated(), "'", name,
-          "' is a list, which --set cannot change; write it in the ",
-          "recipe, e.g. hybrid { layers: [1] mixer { softmax {} } }");
     return *field;
   }
 
@@ -158,6 +155,8 @@ class Override {
   std::string Outer() const { return path_.substr(0, path_.rfind('.')); }
 
   void Descend(const pb::FieldDescriptor& field) {
+    Check(!field.is_repeated(), "'", field.name(),
+          "' is a list, and only a whole one can be set: ", kListExample);
     Check(field.cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE, "'", field.name(),
           "' has no fields");
     const pb::Reflection& reflection = *message_->GetReflection();
@@ -173,13 +172,14 @@ class Override {
 
   void Assign(const pb::FieldDescriptor& field) {
     const pb::Reflection& reflection = *message_->GetReflection();
-    if (field.cpp_type() != pb::FieldDescriptor::CPPTYPE_MESSAGE) {
-      const std::string text =
-          field.name() + ": " + (NeedsQuotes(field, value_) ? Quoted(value_) : value_);
-      return WithErrors("--set " + text_, [&](pb::TextFormat::Parser& parser) {
-        return parser.MergeFromString(text, message_);
-      });
+    const bool is_message = field.cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE;
+    if (field.is_repeated() || (is_message && value_.starts_with("{"))) {
+      Check(!field.is_repeated() || value_.starts_with("["), "'", field.name(),
+            "' is a list; write ", kListExample);
+      reflection.ClearField(message_, &field);
+      return Merge(field, value_);
     }
+    if (!is_message) return Merge(field, NeedsQuotes(field, value_) ? Quoted(value_) : value_);
     const pb::Descriptor& group = *field.message_type();
     Check(VariantsOf(group) != nullptr, "'", field.name(),
           "' is a group; set one of its fields: ", Join(FieldNames(group), ", "));
@@ -191,6 +191,16 @@ class Override {
     choice->Clear();
     choice->GetReflection()->MutableMessage(choice, variant);
   }
+
+  // `value` in the text format.
+  void Merge(const pb::FieldDescriptor& field, const std::string& value) {
+    WithErrors("--set " + text_, [&](pb::TextFormat::Parser& parser) {
+      return parser.MergeFromString(Concat(field.name(), ": ", value), message_);
+    });
+  }
+
+  static constexpr char kListExample[] =
+      "--set 'model.hybrid=[{ layers: [1] mixer { softmax {} } }]', or =[] for none";
 
   const std::string& text_;
   std::string path_, value_;

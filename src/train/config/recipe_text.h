@@ -18,8 +18,10 @@ void ParseRecipe(const std::string& text, const std::string& name,
                  google::protobuf::Message& message);
 
 // "optimizer.lr=3e-4" sets a field; "model.mixer=gla" chooses a variant with its defaults;
-// "model.mixer.gla.num_heads=4" sets an option of the variant that is chosen. Error kUsage for a
-// path that leads nowhere, with the names that do.
+// "model.mixer.gla.num_heads=4" sets an option of the variant that is chosen; what begins with a
+// bracket is text format and takes the place of all that stood there: "model.hybrid=[]" for lists,
+// "model.mixer={ gla { num_heads: 4 } }" for groups. Error kUsage for a path that leads nowhere,
+// with the names that do.
 void ApplyOverride(const std::string& assignment, google::protobuf::Message& message);
 
 }  // namespace halflife::train

@@ -45,12 +45,32 @@ TEST(RunConfig, OverridesReachEveryKindOfField) {
 
 // A group without a mixer would silently be the default one.
 TEST(RunConfig, HybridLayersNameTheirMixer) {
-  EXPECT_HL_ERROR(Parse({"model.hybrid.layers=1"}), ExitCode::kUsage, "'hybrid' is a list",
-                  "write it in the recipe");
   const RunConfig config =
       ParseRunConfig("data { path: 'd' } model { hybrid { layers: [1, 3] } }", "recipe", {});
   EXPECT_HL_ERROR(Validate(config, 1), ExitCode::kUsage,
                   "the hybrid group of layers 1, 3 names no mixer");
+}
+
+TEST(RunConfig, AnOverrideInBracketsTakesThePlaceOfAll) {
+  const std::string recipe =
+      "model { mixer { gla { num_heads: 2 } } hybrid { layers: [1] mixer { softmax {} } } }";
+  const auto parse = [&](const std::string& override) {
+    return ParseRunConfig(recipe, "recipe", {override}).model;
+  };
+  EXPECT_TRUE(parse("model.hybrid=[]").hybrid.empty());
+  const model::ModelConfig two = parse(
+      "model.hybrid=[{ layers: [0] mixer { d2d {} } }, { layers: [2, 3] mixer { softmax {} } }]");
+  ASSERT_EQ(two.hybrid.size(), 2u);
+  EXPECT_EQ(two.hybrid[0].mixer->name(), "d2d");
+  EXPECT_EQ(two.hybrid[1].layers, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(parse("model.mixer={ gla { expand_v: 2 } }").mixer.Get<int64_t>("num_heads"),
+            model::MixerConfig("gla").Get<int64_t>("num_heads"));
+  EXPECT_HL_ERROR(parse("model.hybrid.layers=1"), ExitCode::kUsage, "--set model.hybrid.layers",
+                  "'hybrid' is a list", "=[] for none");
+  EXPECT_HL_ERROR(parse("model.hybrid=softmax"), ExitCode::kUsage, "'hybrid' is a list",
+                  "--set 'model.hybrid=[{ layers: [1] mixer { softmax {} } }]'");
+  EXPECT_HL_ERROR(parse("model.hybrid=[{ layer: [1] }]"), ExitCode::kUsage,
+                  "--set model.hybrid=[{ layer: [1] }]:1:", "did you mean 'layers'");
 }
 
 TEST(RunConfig, AMisspeltNameIsToldTheNearest) {
