@@ -10,6 +10,7 @@
 #include "core/human.h"
 #include "report/axis.h"
 #include "report/charts.h"
+#include "report/figure.h"
 #include "report/html.h"
 #include "report/page_assets.h"
 
@@ -25,12 +26,8 @@ std::string Small(const std::string& text) { return Concat(" <small>", Escape(te
 
 // The run's marker on a piece of its line.
 std::string Key(size_t index) {
-  const int style = static_cast<int>(index);
-  return Concat(
-      "<svg class=\"key\" viewBox=\"0 0 30 12\" aria-hidden=\"true\"><path class=\"line s",
-      style % kNumStyles, style >= kNumStyles ? " dashed" : "",
-      "\" d=\"M1,6H29\"/><g class=\"marks s", style % kNumStyles, "\">", MarkerShape(style, 15, 6),
-      "</g></svg>");
+  return Concat("<svg class=\"key\" viewBox=\"0 0 30 12\" aria-hidden=\"true\">",
+                StyleKey(static_cast<int>(index)), "</svg>");
 }
 
 std::string Status(const RunRecord& run) {
@@ -142,12 +139,16 @@ std::string Legend(const Runs& runs) {
   return out + "</ul>";
 }
 
+std::string Grid(const std::vector<PlotSpec>& plots) {
+  std::string out = "<div class=\"grid-of-charts\">";
+  for (const PlotSpec& plot : plots) out += RenderPlot(plot);
+  return out + "</div>";
+}
+
 std::string ChartSections(const Runs& runs) {
   std::string out;
   for (const ChartGroup& group : Charts(runs)) {
-    out += Concat("<section><h2>", Escape(group.title), "</h2><div class=\"grid-of-charts\">");
-    for (const PlotSpec& plot : group.plots) out += RenderPlot(plot);
-    out += "</div></section>";
+    out += Concat("<section><h2>", Escape(group.title), "</h2>", Grid(group.plots), "</section>");
   }
   return out;
 }
@@ -292,21 +293,40 @@ void NameApart(Runs& runs) {
   }
 }
 
-}  // namespace
-
-std::string RenderPage(Runs runs, const std::string& made) {
-  NameApart(runs);
-  const std::string title = runs.size() == 1 ? runs[0].name : Concat(runs.size(), " runs");
+std::string Document(const std::string& title, const std::string& body, const std::string& made) {
   return Concat(
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
       "'unsafe-inline'; script-src 'unsafe-inline'\">"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>",
-      Escape(title), " – halflife report</title><style>", kPageStyle,
-      "</style></head>\n<body><header><h1>", Escape(title), "</h1></header>",
-      runs.size() > 1 ? Legend(runs) : "", Summary(runs), Notes(runs), ChartSections(runs),
-      ValidationTable(runs), ConfigDifferences(runs), Configs(runs), "<footer>", Escape(made),
-      "</footer><script>", kPageScript, "</script></body></html>\n");
+      Escape(title), " – halflife report</title><style>", kPlotStyle, kPageStyle,
+      "</style></head>\n<body><header><h1>", Escape(title), "</h1></header>", body, "<footer>",
+      Escape(made), "</footer><script>", kPageScript, "</script></body></html>\n");
+}
+
+}  // namespace
+
+std::string RenderPage(Runs runs, const std::string& made) {
+  NameApart(runs);
+  const std::string title = runs.size() == 1 ? runs[0].name : Concat(runs.size(), " runs");
+  return Document(
+      title,
+      Concat(runs.size() > 1 ? Legend(runs) : "", Summary(runs), Notes(runs), ChartSections(runs),
+             ValidationTable(runs), ConfigDifferences(runs), Configs(runs)),
+      made);
+}
+
+std::string RenderOverview(const std::string& title, const std::vector<PlotSpec>& plots,
+                           const std::vector<Table>& tables, const std::string& made) {
+  std::string body;
+  if (!plots.empty()) {
+    body = "<ul class=\"legend\">";
+    for (const Curve& curve : plots.front().curves)
+      body += Concat("<li>", Key(static_cast<size_t>(curve.style)), Escape(curve.name), "</li>");
+    body += Concat("</ul><section>", Grid(plots), "</section>");
+  }
+  for (const Table& table : tables) body += RenderTable(table);
+  return Document(title, body, made);
 }
 
 }  // namespace halflife::report

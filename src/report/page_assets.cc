@@ -5,7 +5,7 @@ namespace halflife::report {
 // The eight colours are Okabe and Ito's (colour universal design, 2008), which stay apart for all
 // common kinds of colour blindness; yellow is replaced, as it fades on white. Runs also differ in
 // their markers.
-const char* const kPageStyle = R"css(
+const char* const kPlotStyle = R"css(
 :root {
   color-scheme: light dark;
   --page: #ffffff; --card: #ffffff; --text: #1b1f24; --soft: #5b6570; --edge: #d9dee3; --grid: #e8ebee;
@@ -19,6 +19,23 @@ const char* const kPageStyle = R"css(
     --s0: #56a9e0; --s1: #ff8b4a; --s2: #33c99b; --s3: #e59ccb; --s4: #f0b53f; --s5: #9bd6f7; --s6: #d7dde2; --s7: #c9a86f;
   }
 }
+svg text { font-size: 12px; fill: var(--soft); font-variant-numeric: tabular-nums; }
+.grid line { stroke: var(--grid); } .grid .minor { stroke-opacity: .55; }
+.grid .axis, .grid .tick { stroke: var(--soft); }
+.grid .y { text-anchor: end; dominant-baseline: central; } .grid .x { text-anchor: middle; }
+.grid .name { text-anchor: end; }
+.s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); }
+.s4 { --c: var(--s4); } .s5 { --c: var(--s5); } .s6 { --c: var(--s6); } .s7 { --c: var(--s7); }
+.line { fill: none; stroke: var(--c); stroke-width: 1.7; stroke-linejoin: round; stroke-linecap: round; }
+.dashed { stroke-dasharray: 6 3; }
+.band { fill: var(--c); fill-opacity: .2; }
+.marks * { fill: var(--c); } .marks .hollow { fill: var(--card); stroke: var(--c); stroke-width: 1.7; }
+.marks .nonfinite { fill: var(--bad); }
+.resume { stroke: var(--c); stroke-dasharray: 1 4; stroke-opacity: .8; }
+.rule line { stroke: var(--soft); stroke-dasharray: 5 4; } .rule text { text-anchor: end; }
+)css";
+
+const char* const kPageStyle = R"css(
 * { box-sizing: border-box; }
 html { font: 15px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 body { margin: 0 auto; padding: 28px 24px 48px; max-width: 1320px; background: var(--page); color: var(--text); }
@@ -48,20 +65,6 @@ figure { position: relative; margin: 0; min-width: 0; }
 figcaption { display: flex; flex-wrap: wrap; gap: 0 10px; align-items: baseline; margin-bottom: 4px; }
 figcaption b { font-weight: 600; } figcaption span { font-size: .82rem; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
-svg text { font-size: 12px; fill: var(--soft); font-variant-numeric: tabular-nums; }
-.grid line { stroke: var(--grid); } .grid .minor { stroke-opacity: .55; }
-.grid .axis, .grid .tick { stroke: var(--soft); }
-.grid .y { text-anchor: end; dominant-baseline: central; } .grid .x { text-anchor: middle; }
-.grid .name { text-anchor: end; }
-.s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); }
-.s4 { --c: var(--s4); } .s5 { --c: var(--s5); } .s6 { --c: var(--s6); } .s7 { --c: var(--s7); }
-.line { fill: none; stroke: var(--c); stroke-width: 1.7; stroke-linejoin: round; stroke-linecap: round; }
-.dashed { stroke-dasharray: 6 3; }
-.band { fill: var(--c); fill-opacity: .2; }
-.marks * { fill: var(--c); } .marks .hollow { fill: var(--card); stroke: var(--c); stroke-width: 1.7; }
-.marks .nonfinite { fill: var(--bad); }
-.resume { stroke: var(--c); stroke-dasharray: 1 4; stroke-opacity: .8; }
-.rule line { stroke: var(--soft); stroke-dasharray: 5 4; } .rule text { text-anchor: end; }
 .cursor { stroke: var(--soft); visibility: hidden; }
 .tip { position: absolute; z-index: 2; pointer-events: none; padding: 6px 9px; border: 1px solid var(--edge); border-radius: 6px;
   background: var(--card); font-size: .82rem; line-height: 1.4; white-space: nowrap; font-variant-numeric: tabular-nums;

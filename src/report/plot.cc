@@ -15,7 +15,6 @@ namespace halflife::report {
 namespace {
 
 // Lengths are in the SVG's own units, which are CSS pixels at the width of a column.
-constexpr double kWidth = 600, kHeight = 270;
 constexpr double kLeft = 56, kRight = 588, kTop = 14, kBottom = 232;
 constexpr int kNumBuckets = 180;  // about one for every 3 pixels
 
@@ -63,13 +62,14 @@ class Chart {
   Chart(const PlotSpec& spec, Axis x, Axis y, std::vector<DrawnCurve> curves)
       : spec_(spec), x_(std::move(x)), y_(std::move(y)), curves_(std::move(curves)) {}
 
-  std::string Svg() const {
-    std::string out = Concat("<svg viewBox=\"0 0 ", kWidth, " ", kHeight,
+  std::string Svg(const std::string& attributes) const {
+    std::string out = Concat("<svg ", attributes, "viewBox=\"0 0 ", kPlotWidth, " ", kPlotHeight,
                              "\" role=\"img\" aria-label=\"", Escape(spec_.title), "\">");
     out += Grid();
     for (const Rule& rule : spec_.rules) out += RuleLine(rule);
     for (const DrawnCurve& drawn : curves_) out += ResumeMarks(*drawn.curve);
     for (const DrawnCurve& drawn : curves_) out += Band(drawn);
+    for (const DrawnCurve& drawn : curves_) out += ErrorBars(*drawn.curve);
     for (const DrawnCurve& drawn : curves_) out += Line(drawn);
     for (const DrawnCurve& drawn : curves_) out += Markers(drawn);
     return out + "<line class=\"cursor\" y1=\"" + Number(kTop) + "\" y2=\"" + Number(kBottom) +
@@ -141,7 +141,7 @@ class Chart {
       out += Concat("<text class=\"y\" x=\"", Number(kLeft - 7), "\" y=\"", y, "\">", tick.label,
                     "</text>");
     }
-    for (const Tick& tick : x_.Ticks(6)) {
+    for (const Tick& tick : XTicks()) {
       const std::string x = Number(x_.Pixel(tick.value));
       const double length = tick.label.empty() ? 3 : 5;
       out += Concat("<line class=\"tick\" x1=\"", x, "\" x2=\"", x, "\" y1=\"", Number(kBottom),
@@ -156,6 +156,27 @@ class Chart {
                   "\">", Escape(spec_.x_name), x_.scale() == Scale::kLog ? " (logarithmic)" : "",
                   "</text></g>");
     return out;
+  }
+
+  std::vector<Tick> XTicks() const {
+    if (spec_.x_ticks.empty()) return x_.Ticks(6);
+    std::vector<Tick> ticks;
+    for (const double value : spec_.x_ticks)
+      if (value >= x_.low() && value <= x_.high()) ticks.push_back({value, ShortNumber(value)});
+    return ticks;
+  }
+
+  std::string ErrorBars(const Curve& curve) const {
+    std::string path;
+    for (size_t i = 0; i < curve.spread.size(); ++i) {
+      const auto [x, y] = curve.points[i];
+      const double low = std::max(y - curve.spread[i], y_.low());
+      const double high = std::min(y + curve.spread[i], y_.high());
+      if (curve.spread[i] <= 0 || !Fits(x, x_.scale()) || !std::isfinite(y)) continue;
+      path += Concat("M", At(x_.Pixel(x), y_.Pixel(low)), "V", Number(y_.Pixel(high)));
+    }
+    if (path.empty()) return "";
+    return Concat("<path class=\"line s", curve.style % kNumStyles, "\" d=\"", path, "\"/>");
   }
 
   std::string RuleLine(const Rule& rule) const {
@@ -258,6 +279,29 @@ class Chart {
   std::vector<DrawnCurve> curves_;
 };
 
+// nullopt where there is no value to draw.
+std::optional<Chart> ChartOf(const PlotSpec& spec) {
+  Range x_range, y_range;
+  for (const Curve& curve : spec.curves) {
+    for (const Point& point : curve.points) {
+      x_range.Add(point.x, spec.x_scale);
+      if (Fits(point.x, spec.x_scale)) y_range.Add(point.y, spec.y_scale);
+    }
+  }
+  if (y_range.empty()) return std::nullopt;
+  for (const Rule& rule : spec.rules) y_range.Add(rule.y, spec.y_scale);
+  const Axis x(x_range.low, x_range.high, spec.x_scale, kLeft, kRight);
+  std::vector<DrawnCurve> curves;
+  for (const Curve& curve : spec.curves) {
+    Series points;
+    for (const Point& point : curve.points) {
+      if (Fits(point.x, spec.x_scale)) points.push_back(point);
+    }
+    curves.push_back({&curve, Reduce(points, x.low(), x.high(), spec.x_scale, kNumBuckets)});
+  }
+  return std::optional<Chart>(std::in_place, spec, x, PaddedAxis(y_range, spec), std::move(curves));
+}
+
 std::string Caption(const PlotSpec& spec, const std::string& reduction) {
   std::string note = spec.note;
   if (!reduction.empty()) note += (note.empty() ? "" : "; ") + reduction;
@@ -293,30 +337,18 @@ std::string MarkerShape(int style, double x, double y) {
 }
 
 std::string RenderPlot(const PlotSpec& spec) {
-  Range x_range, y_range;
-  for (const Curve& curve : spec.curves) {
-    for (const Point& point : curve.points) {
-      x_range.Add(point.x, spec.x_scale);
-      if (Fits(point.x, spec.x_scale)) y_range.Add(point.y, spec.y_scale);
-    }
-  }
-  if (y_range.empty()) {
+  const std::optional<Chart> chart = ChartOf(spec);
+  if (!chart) {
     return Concat("<figure>", Caption(spec, ""),
                   "<p class=\"none\">no finite value yet</p></figure>");
   }
-  for (const Rule& rule : spec.rules) y_range.Add(rule.y, spec.y_scale);
-  const Axis x(x_range.low, x_range.high, spec.x_scale, kLeft, kRight);
-  std::vector<DrawnCurve> curves;
-  for (const Curve& curve : spec.curves) {
-    Series points;
-    for (const Point& point : curve.points) {
-      if (Fits(point.x, spec.x_scale)) points.push_back(point);
-    }
-    curves.push_back({&curve, Reduce(points, x.low(), x.high(), spec.x_scale, kNumBuckets)});
-  }
-  const Chart chart(spec, x, PaddedAxis(y_range, spec), std::move(curves));
-  return Concat("<figure>", Caption(spec, chart.ReductionNote()), chart.Svg(),
-                "<script type=\"application/json\">", chart.HoverData(), "</script></figure>");
+  return Concat("<figure>", Caption(spec, chart->ReductionNote()), chart->Svg(""),
+                "<script type=\"application/json\">", chart->HoverData(), "</script></figure>");
+}
+
+std::string RenderDrawing(const PlotSpec& spec, const std::string& attributes) {
+  const std::optional<Chart> chart = ChartOf(spec);
+  return chart ? chart->Svg(attributes + " ") : "";
 }
 
 }  // namespace halflife::report

@@ -14,6 +14,7 @@ struct Curve {
   int style = 0;     // colour and marker; the same number is the same run in every chart
   Series points;
   std::vector<double> resumes;  // x of the first point after a resume
+  std::vector<double> spread;   // of each point: half of its error bar; empty: none
 };
 
 struct Rule {  // a horizontal line that the curves are read against
@@ -25,6 +26,7 @@ struct PlotSpec {
   std::string title;  // with the unit
   std::string note;   // what to know to read it; may be empty
   std::string x_name = "step";
+  std::vector<double> x_ticks;  // the values that are labelled; empty: round numbers
   Scale x_scale = Scale::kLinear, y_scale = Scale::kLinear;
   bool y_from_zero = false;
   bool markers = false;  // one at each point: few, far apart
@@ -36,6 +38,11 @@ struct PlotSpec {
 // and on a logarithmic scale values <= 0. A long curve becomes the mean of neighbours in a band
 // from their lowest to their highest. A chart without a point says so.
 std::string RenderPlot(const PlotSpec& spec);
+
+// The drawing alone, <svg ...>...</svg>, with `attributes` in its tag; empty where no value can be
+// drawn. It is kPlotWidth x kPlotHeight of its own units.
+std::string RenderDrawing(const PlotSpec& spec, const std::string& attributes);
+inline constexpr double kPlotWidth = 600, kPlotHeight = 270;
 
 // The marker that a style is known by, centred at (x, y): for legends and line ends.
 std::string MarkerShape(int style, double x, double y);
