@@ -26,6 +26,19 @@ have() { command -v "$1" >/dev/null 2>&1; }
 # The text between the shebang and the first line that is no comment: every script's --help.
 print_usage() { awk 'NR == 1 { next } !/^#/ { exit } { sub(/^# ?/, ""); print }' "$1"; }
 
+# The program of $HALFLIFE, else what this repository has built.
+find_program() {
+  local program candidates=("$repo"/build/{cuda,cpu}/src/cli/halflife)
+  if [ -n "${HALFLIFE:-}" ]; then candidates=("$HALFLIFE"); fi
+  for program in "${candidates[@]}"; do
+    if [ -x "$program" ]; then
+      echo "$program"
+      return 0
+    fi
+  done
+  fail 2 "no program at ${candidates[*]}; build it, or set HALFLIFE"
+}
+
 find_nvcc() {
   local candidate
   for candidate in nvcc /usr/local/cuda/bin/nvcc "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"; do

@@ -1,4 +1,4 @@
-// halflife report: one HTML page about runs.
+// halflife report: one HTML page about runs, or about a sweep.
 #include <ctime>
 #include <iostream>
 
@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "core/version.h"
 #include "report/page.h"
+#include "sweep/results.h"
 
 namespace halflife::cli {
 namespace {
@@ -33,8 +34,7 @@ std::vector<report::RunRecord> ReadRuns(const std::vector<std::string>& paths) {
   std::string last_problem;
   for (const std::string& path : paths) {
     try {
-      runs.push_back(report::ReadRun(path));
-      AddRunFacts(runs.back());
+      runs.push_back(ReadRunWithFacts(path));
     } catch (const Error& error) {
       if (error.code() != ExitCode::kUsage) throw;
       last_problem = error.message();
@@ -47,11 +47,23 @@ std::vector<report::RunRecord> ReadRuns(const std::vector<std::string>& paths) {
   return runs;
 }
 
+std::string SweepPage(const std::string& path) {
+  const sweep::SweepFolder folder(path);
+  const sweep::SweepConfig config = sweep::LoadSweep(folder.sweep_file(), {});
+  const auto results = sweep::ReadResults(config, folder, ReadRunWithFacts);
+  const auto groups = sweep::SumUp(config, results);
+  const std::string name = std::filesystem::weakly_canonical(path).filename().string();
+  return report::RenderOverview(
+      name, sweep::Figure(config, groups),
+      {sweep::SummaryTable(config, groups), sweep::ResultsTable(config, results)}, Made());
+}
+
 }  // namespace
 
 ExitCode Run(const ReportOptions& options) {
-  std::vector<report::RunRecord> runs = ReadRuns(options.runs);
-  const std::string page = report::RenderPage(std::move(runs), Made());
+  const bool is_sweep = options.runs.size() == 1 && sweep::SweepFolder::Is(options.runs.front());
+  const std::string page = is_sweep ? SweepPage(options.runs.front())
+                                    : report::RenderPage(ReadRuns(options.runs), Made());
   WriteOutput(options.out, page, ExitCode::kEnvironment);
   std::ostream& words = IsStandardOutput(options.out) ? std::cerr : std::cout;
   words << "wrote " << options.out << " (" << HumanBytes(page.size()) << ")\n";

@@ -40,4 +40,10 @@ void AddRunFacts(report::RunRecord& run) {
   AddCheckpoint(run);
 }
 
+report::RunRecord ReadRunWithFacts(const std::filesystem::path& path) {
+  report::RunRecord run = report::ReadRun(path);
+  AddRunFacts(run);
+  return run;
+}
+
 }  // namespace halflife::cli

@@ -2,6 +2,8 @@
 // which stands on core alone, does not read.
 #pragma once
 
+#include <filesystem>
+
 #include "report/run_record.h"
 
 namespace halflife::cli {
@@ -10,5 +12,7 @@ namespace halflife::cli {
 // checkpoint's manifest says; a run without a checkpoint, or with a damaged one, is still worth a
 // report.
 void AddRunFacts(report::RunRecord& run);
+// ReadRun with them.
+report::RunRecord ReadRunWithFacts(const std::filesystem::path& path);
 
 }  // namespace halflife::cli

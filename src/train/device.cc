@@ -15,20 +15,16 @@
 #endif
 
 namespace halflife::train {
-namespace {
 
-int NumCudaDevices() {
+int NumGpus() {
 #ifdef HALFLIFE_WITH_CUDA
   return c10::cuda::device_count();
 #else
   return 0;
 #endif
 }
-
-}  // namespace
-
 Device ChooseDevice(const std::string& name, int local_rank) {
-  const int num_devices = name == "cpu" ? 0 : NumCudaDevices();
+  const int num_devices = name == "cpu" ? 0 : NumGpus();
   if (num_devices > 0) return {Device::Kind::kCuda, local_rank % num_devices};
 #ifdef HALFLIFE_WITH_CUDA
   const char* why = "no GPU is visible; see nvidia-smi";

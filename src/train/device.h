@@ -10,6 +10,9 @@
 
 namespace halflife::train {
 
+// That this process sees; 0 in a build without CUDA parts.
+int NumGpus();
+
 // "auto" | "cpu" | "cuda". Error kEnvironment where CUDA is asked for and is not compiled in or not
 // there.
 Device ChooseDevice(const std::string& name, int local_rank);

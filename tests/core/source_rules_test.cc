@@ -83,10 +83,11 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"train", {"core", "kernels", "dist", "data", "model", "ckpt", "eval"}},
     {"infer", {"core", "kernels", "dist", "data", "model", "ckpt"}},
     {"report", {"core"}},
+    {"sweep", {"core", "train", "report"}},
     {"interop", {"core", "data", "model", "ckpt"}},
     {"cli",
      {"core", "kernels", "dist", "data", "model", "ckpt", "eval", "train", "infer", "report",
-      "interop"}},
+      "sweep", "interop"}},
 };
 
 // Where a file of src/train stands: every room includes itself and what stands before it.

@@ -4,7 +4,7 @@
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$repo" || exit 1
-scripts=(launch/setup launch/quickstart launch/mpirun/run.sh launch/slurm/train.sbatch tests/run .ci/run
+scripts=(launch/setup launch/quickstart launch/mpirun/run.sh launch/slurm/train.sbatch launch/slurm/sweep.sbatch tests/run .ci/run
   tests/support/*.sh tests/launch/*_test.sh tests/launch/fake_rank.sh)
 sourced=(launch/common.sh launch/supervise.sh tests/launch/slurm_run.sh
   tests/launch/fake_run.sh)

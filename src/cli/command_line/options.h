@@ -52,6 +52,14 @@ struct TrainOptions {
   train::WarmStartRules init_rules;
 };
 
+struct SweepOptions {
+  std::string config, out;
+  std::vector<std::string> overrides;
+  int jobs = 0, retries = 0;
+  std::string share = "0/1";
+  bool dry_run = false;
+};
+
 struct EvalOptions {
   std::string model, tokenizer, data, split = "validation";
   std::vector<std::string> texts;

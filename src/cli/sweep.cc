@@ -1,0 +1,57 @@
+// halflife sweep: a grid of runs of one recipe.
+#include "sweep/sweep.h"
+
+#include <iostream>
+
+#include "cli/run.h"
+#include "cli/run_facts.h"
+#include "core/error.h"
+#include "core/files.h"
+
+namespace halflife::cli {
+namespace {
+
+struct Share {
+  int index = 0, count = 1;
+};
+
+// "2/8"
+Share ParseShare(const std::string& text) {
+  Share share;
+  char slash = 0, rest = 0;
+  std::istringstream in(text);
+  in >> share.index >> slash >> share.count;
+  HL_CHECK_AS(
+      ExitCode::kUsage,
+      !in.fail() && slash == '/' && !(in >> rest) && share.index >= 0 && share.index < share.count,
+      "--share '", text, "' is not INDEX/COUNT; the first of eight is 0/8, the last 7/8");
+  return share;
+}
+
+// The program that this process was, before it became the engine beside it.
+std::filesystem::path ProgramBesideEngine() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "halflife";
+}
+
+}  // namespace
+
+ExitCode Run(const SweepOptions& options) {
+  const Share share = ParseShare(options.share);
+  const sweep::SweepRequest request = {
+      .config = sweep::LoadSweep(options.config, options.overrides),
+      .text = ReadFile(options.config, ExitCode::kUsage),
+      .folder = options.out,
+      .program = ProgramBesideEngine(),
+      .jobs = options.jobs,
+      .retries = options.retries,
+      .share = share.index,
+      .num_shares = share.count,
+      .read_run = ReadRunWithFacts};
+  if (options.dry_run) {
+    std::cout << sweep::PlanText(request) << std::flush;
+    return ExitCode::kFinished;
+  }
+  return sweep::RunSweep(request);
+}
+
+}  // namespace halflife::cli

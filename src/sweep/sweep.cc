@@ -1,0 +1,328 @@
+#include "sweep/sweep.h"
+
+#include <algorithm>
+#include <iostream>
+#include <set>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "core/host.h"
+#include "core/human.h"
+#include "core/log.h"
+#include "report/figure.h"
+#include "sweep/job_queue.h"
+#include "train/config/plan.h"
+#include "train/device.h"
+
+namespace halflife::sweep {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool IsThere(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+// The recipe of a run, resolved; what is wrong with it says which run's it is.
+train::RunConfig RecipeOf(const SweepRequest& request, const Trial& trial) {
+  const SweepFolder folder(request.folder);
+  try {
+    const train::RunConfig config = train::LoadRunConfig(
+        request.config.recipe, WithDatasets(trial.overrides, folder.datasets()));
+    train::RunConfig planned = config;
+    train::CompleteForPlan(planned, nullptr, /*world_size=*/1);
+    return config;
+  } catch (const Error& error) {
+    HL_FAIL(error.code(), "run ", trial.name, ": ", error.message());
+  }
+}
+
+// What decides a run's trajectory: two recipes that agree in it make the same run.
+std::map<std::string, std::string> IdentityOf(const train::RunConfig& config) {
+  std::map<std::string, std::string> identity = train::TrajectoryFields(config);
+  for (const auto& [name, value] : train::FlatFields(config))
+    if (name.starts_with("model.")) identity[name] = value;
+  return identity;
+}
+
+// Numbers of another recipe must not pass for this one's.
+void RequireSameRecipe(const SweepFolder& folder, const Trial& trial,
+                       const train::RunConfig& config) {
+  const fs::path file = folder.recipe(trial.name);
+  if (!IsThere(file)) return;
+  const auto stands = IdentityOf(train::LoadRunConfig(file, {}));
+  for (const auto& [name, value] : IdentityOf(config)) {
+    const auto found = stands.find(name);
+    const std::string before = found == stands.end() ? "nothing" : found->second;
+    HL_CHECK_AS(ExitCode::kUsage, before == value, "run ", trial.name, " in ",
+                folder.path().string(), " was made with ", name, " ", before,
+                ", and the sweep now says ", value, "; give another --out, or remove ",
+                folder.run(trial.name).string(), " and ", file.string());
+  }
+}
+
+void RequireSameDatasets(const SweepRequest& request) {
+  const SweepFolder folder(request.folder);
+  if (!IsThere(folder.sweep_file())) return;
+  const SweepConfig before = ParseSweep(ReadFile(folder.sweep_file(), ExitCode::kEnvironment),
+                                        folder.sweep_file().string(), {});
+  for (const DatasetToPrepare& old : before.datasets) {
+    for (const DatasetToPrepare& dataset : request.config.datasets) {
+      HL_CHECK_AS(ExitCode::kUsage, old.name != dataset.name || old.words == dataset.words,
+                  "dataset ", dataset.name, " in ", folder.path().string(),
+                  " was made by `prepare ", Join(old.words, " "), "`, and the sweep now says `",
+                  Join(dataset.words, " "), "`; give another name, or another --out");
+    }
+  }
+}
+
+bool MayGoBetterAgain(int exit_code) {
+  return exit_code != static_cast<int>(ExitCode::kUsage) &&
+         exit_code != static_cast<int>(ExitCode::kData);
+}
+
+class Sweep {
+ public:
+  explicit Sweep(const SweepRequest& request)
+      : request_(request), folder_(request.folder), trials_(Grid(request.config)) {
+    for (size_t i = 0; i < trials_.size(); ++i)
+      if (static_cast<int>(i) % request.num_shares == request.share) mine_.push_back(i);
+  }
+
+  ExitCode Run() {
+    std::vector<train::RunConfig> recipes;
+    for (const size_t i : mine_) {
+      recipes.push_back(RecipeOf(request_, trials_[i]));
+      RequireSameRecipe(folder_, trials_[i], recipes.back());
+    }
+    RequireSameDatasets(request_);
+    folder_.Make();
+    for (size_t n = 0; n < mine_.size(); ++n)
+      AtomicWriteFile(folder_.recipe(trials_[mine_[n]].name), train::ToText(recipes[n]),
+                      ExitCode::kEnvironment);
+    AtomicWriteFile(folder_.sweep_file(), request_.text, ExitCode::kEnvironment);
+    results_ = ReadResults(request_.config, folder_, request_.read_run);
+    const Slots slots = recipes.empty() ? Slots() : SlotsFor(recipes.front());
+    const int stopped_by = RunAll(slots);
+    results_ = ReadResults(request_.config, folder_, request_.read_run);
+    WriteResults();
+    std::cout << Ending() << std::flush;
+    return Verdict(stopped_by);
+  }
+
+ private:
+  // The machine's GPUs, one run on each, or its cores by the threads of a run.
+  Slots SlotsFor(const train::RunConfig& recipe) const {
+    Slots slots;
+    const int num_gpus = recipe.train.device == "cpu" ? 0 : train::NumGpus();
+    for (int gpu = 0; gpu < num_gpus; ++gpu) slots.gpus.push_back(GpuName(gpu));
+    const int cores = NumUsableCores(), threads = std::max(1, recipe.train.threads);
+    slots.count = request_.jobs > 0 ? request_.jobs
+                  : num_gpus > 0    ? num_gpus
+                                    : std::max(1, cores / threads);
+    if (recipe.train.threads == 0) slots.threads = std::max(1, cores / slots.count);
+    return slots;
+  }
+  // Visible GPU number `gpu`, as a child has to be told of it.
+  static std::string GpuName(int gpu) {
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (visible == nullptr) return Concat(gpu);
+    std::istringstream names(visible);
+    std::string name;
+    for (int i = 0; i <= gpu; ++i) std::getline(names, name, ',');
+    return name;
+  }
+
+  int RunAll(const Slots& slots) {
+    std::vector<size_t> open;
+    for (const size_t i : mine_)
+      if (results_[i].status.state != TrialState::kFinished) open.push_back(i);
+    HL_INFO("sweep", trials_.size(), " runs", Mine(), ", ", mine_.size() - open.size(),
+            " of them finished; ", slots.count, " at a time");
+    if (const int signal = PrepareDatasets(open, slots); signal != 0) return signal;
+    std::vector<Job> jobs;
+    for (const size_t i : open)
+      if (HasItsDatasets(trials_[i])) jobs.push_back(JobOf(i));
+    return RunJobs(jobs, slots);
+  }
+  std::string Mine() const {
+    return request_.num_shares == 1 ? ""
+                                    : Concat(", ", mine_.size(), " in share ", request_.share,
+                                             " of ", request_.num_shares);
+  }
+
+  // Those that the open runs need and that are not there.
+  int PrepareDatasets(const std::vector<size_t>& open, const Slots& slots) {
+    std::set<std::string> needed;
+    for (const size_t i : open)
+      for (const std::string& name : DatasetsOf(trials_[i].overrides)) needed.insert(name);
+    std::vector<Job> jobs;
+    for (const DatasetToPrepare& dataset : request_.config.datasets)
+      if (needed.contains(dataset.name) && !IsThere(folder_.datasets() / dataset.name))
+        jobs.push_back(JobOf(dataset));
+    return RunJobs(jobs, slots);
+  }
+
+  Job JobOf(const DatasetToPrepare& dataset) const {
+    std::vector<std::string> words = {request_.program.string(), "prepare"};
+    words.insert(words.end(), dataset.words.begin(), dataset.words.end());
+    words.insert(words.end(), {"--out", (folder_.datasets() / dataset.name).string()});
+    const fs::path log = folder_.dataset_log(dataset.name);
+    return {.command = {.words = words, .environment = {}, .log = log},
+            .started = [name = dataset.name] { HL_INFO("sweep", "preparing dataset ", name); },
+            .ended =
+                [name = dataset.name, log](int exit_code, double seconds, bool) {
+                  if (exit_code == 0)
+                    HL_INFO("sweep", "dataset ", name, " is there after ", HumanSeconds(seconds));
+                  else
+                    HL_ERROR("sweep", "dataset ", name, ": exit code ", exit_code, "; see ",
+                             log.string());
+                  return false;
+                }};
+  }
+
+  // Another share may have made one that failed here, as it was there already.
+  bool HasItsDatasets(const Trial& trial) {
+    for (const std::string& name : DatasetsOf(trial.overrides)) {
+      if (IsThere(folder_.datasets() / name)) continue;
+      TrialStatus status = folder_.Status(trial.name);
+      status.state = TrialState::kFailed;
+      status.exit_code = static_cast<int>(ExitCode::kData);
+      status.message =
+          Concat("dataset ", name, " could not be made; see ", folder_.dataset_log(name).string());
+      folder_.SetStatus(trial.name, status);
+      return false;
+    }
+    return true;
+  }
+
+  Job JobOf(size_t i) {
+    const std::string& name = trials_[i].name;
+    return {
+        .command = {.words = {request_.program.string(), "train", "--config",
+                              folder_.recipe(name).string(), "--run", folder_.run(name).string()},
+                    .environment = {},
+                    .log = folder_.log(name)},
+        .started = [this, i] { Started(i); },
+        .ended = [this, i](int exit_code, double seconds,
+                           bool stopping) { return Ended(i, exit_code, seconds, stopping); }};
+  }
+
+  void Started(size_t i) {
+    TrialStatus& status = results_[i].status;
+    status.state = TrialState::kRunning;
+    ++status.attempts;
+    folder_.SetStatus(trials_[i].name, status);
+  }
+
+  bool Ended(size_t i, int exit_code, double seconds, bool stopping) {
+    TrialStatus status = results_[i].status;
+    status.exit_code = exit_code;
+    status.seconds += seconds;
+    const bool saved = exit_code == static_cast<int>(ExitCode::kRequeue) ||
+                       exit_code == static_cast<int>(ExitCode::kInterrupted);
+    status.state = exit_code == 0      ? TrialState::kFinished
+                   : stopping || saved ? TrialState::kStopped
+                                       : TrialState::kFailed;
+    status.message =
+        status.state == TrialState::kFailed ? LastWords(folder_.log(trials_[i].name)) : "";
+    folder_.SetStatus(trials_[i].name, status);
+    results_[i] = ReadResult(request_.config.summary, folder_, trials_[i], request_.read_run);
+    Tell(i, seconds);
+    WriteResults();
+    const bool again = status.state == TrialState::kFailed && MayGoBetterAgain(exit_code) &&
+                       ++num_retries_[i] <= request_.retries;
+    if (again) HL_INFO("sweep", trials_[i].name, " starts once more");
+    return again && !stopping;
+  }
+
+  void Tell(size_t i, double seconds) const {
+    const TrialResult& result = results_[i];
+    if (result.status.state == TrialState::kFailed) {
+      HL_ERROR("sweep", trials_[i].name, " failed with exit code ", result.status.exit_code, ": ",
+               result.status.message);
+      return;
+    }
+    HL_INFO("sweep", Count(TrialState::kFinished), " of ", mine_.size(), ": ", trials_[i].name, " ",
+            NameOf(result.status.state), " after ", HumanSeconds(seconds),
+            result.best
+                ? Concat(", best ", request_.config.summary.metric, " ", Fixed(result.best->y, 4),
+                         " at step ", static_cast<int64_t>(result.best->x))
+                : "");
+  }
+
+  size_t Count(TrialState state) const {
+    return static_cast<size_t>(
+        std::ranges::count_if(mine_, [&](size_t i) { return results_[i].status.state == state; }));
+  }
+
+  void WriteResults() const {
+    const auto write = [&](const char* name, const std::string& text) {
+      AtomicWriteFile(folder_.path() / name, text, ExitCode::kEnvironment);
+    };
+    const std::vector<Group> groups = SumUp(request_.config, results_);
+    write("results.csv", report::Csv(ResultsTable(request_.config, results_)));
+    write("summary.csv", report::Csv(SummaryTable(request_.config, groups)));
+    const std::vector<report::PlotSpec> figure = Figure(request_.config, groups);
+    if (!figure.empty()) write("figure.svg", report::RenderFigure(figure));
+  }
+
+  std::string Ending() const {
+    std::string text = Concat(Count(TrialState::kFinished), " of ", mine_.size(),
+                              " runs finished, ", Count(TrialState::kFailed), " failed; ",
+                              folder_.path().string(), "/results.csv, summary.csv",
+                              request_.config.summary.x.empty() ? "" : ", figure.svg", "\n");
+    for (const size_t i : mine_)
+      if (results_[i].status.state == TrialState::kFailed)
+        text +=
+            Concat("failed  ", trials_[i].name, "  ", folder_.log(trials_[i].name).string(), "\n");
+    return text;
+  }
+
+  ExitCode Verdict(int stopped_by) const {
+    if (stopped_by == SIGINT) return ExitCode::kInterrupted;
+    if (stopped_by != 0) return ExitCode::kRequeue;
+    for (const size_t i : mine_) {
+      const TrialStatus& status = results_[i].status;
+      if (status.state == TrialState::kFailed) return static_cast<ExitCode>(status.exit_code);
+      // A run that somebody else stopped goes on with the next call.
+      if (status.state != TrialState::kFinished) return ExitCode::kRequeue;
+    }
+    return ExitCode::kFinished;
+  }
+
+  const SweepRequest& request_;
+  const SweepFolder folder_;
+  const std::vector<Trial> trials_;
+  std::vector<size_t> mine_;
+  std::vector<TrialResult> results_;  // of all trials
+  std::map<size_t, int> num_retries_;
+};
+
+}  // namespace
+
+std::string PlanText(const SweepRequest& request) {
+  const SweepFolder folder(request.folder);
+  std::string text;
+  std::map<TrialState, int> count;
+  for (const TrialResult& result : ReadResults(request.config, folder, request.read_run)) {
+    const train::RunConfig recipe = RecipeOf(request, result.trial);
+    RequireSameRecipe(folder, result.trial, recipe);
+    ++count[result.status.state];
+    text += Concat(NameOf(result.status.state), "  ", result.trial.name, "\n");
+  }
+  std::string head;
+  for (const auto& [state, number] : count)
+    head += Concat(head.empty() ? "" : ", ", number, " ", NameOf(state));
+  std::string datasets;
+  for (const DatasetToPrepare& dataset : request.config.datasets)
+    datasets +=
+        Concat("dataset  ", dataset.name,
+               IsThere(folder.datasets() / dataset.name) ? "  there" : "  to be made", "\n");
+  return Concat(head, "\n", datasets, text);
+}
+
+ExitCode RunSweep(const SweepRequest& request) { return Sweep(request).Run(); }
+
+}  // namespace halflife::sweep

@@ -1,0 +1,256 @@
+#include "sweep/sweep_config.h"
+
+#include <halflife/sweep.pb.h>
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "core/nearest.h"
+#include "sweep/metric.h"
+#include "train/config/recipe_text.h"
+
+namespace halflife::sweep {
+namespace {
+
+constexpr char kDataset[] = "dataset:";
+
+std::string FieldOf(const std::string& assignment) {
+  return assignment.substr(0, assignment.find('='));
+}
+std::string ValueOf(const std::string& assignment) {
+  const size_t equals = assignment.find('=');
+  return equals == std::string::npos ? "" : assignment.substr(equals + 1);
+}
+
+// Whether setting `later` undoes what `earlier` has set: it is the same field, or holds it.
+bool Undoes(const std::string& later, const std::string& earlier) {
+  return earlier == later || earlier.starts_with(later + ".");
+}
+
+std::vector<std::string> WordsOf(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+// Gathers what is wrong, so that one reading of the message mends the whole file.
+class Problems {
+ public:
+  template <typename... Pieces>
+  void Add(const Pieces&... pieces) {
+    text_ += Concat("\n  ", pieces...);
+  }
+  void Throw(const std::string& name) const {
+    HL_CHECK_AS(ExitCode::kUsage, text_.empty(), name, ":", text_);
+  }
+
+ private:
+  std::string text_;
+};
+
+Axis ReadAxis(const proto::SweepAxis& message, Problems& problems) {
+  const std::string& field = message.field();
+  Axis axis{.name = message.name(), .points = {}};
+  if (axis.name.empty()) axis.name = field.substr(field.rfind('.') + 1);
+  if (field.empty() != (message.value_size() == 0) ||
+      (message.value_size() > 0) == (message.point_size() > 0)) {
+    problems.Add("axis '", axis.name,
+                 "': it takes either a field with values, or points; e.g. axis { field: "
+                 "\"optimizer.lr\" value: [\"1e-3\", \"3e-3\"] }");
+  }
+  for (const std::string& value : message.value())
+    axis.points.push_back({.label = value, .set = {Concat(field, "=", value)}});
+  for (const proto::SweepPoint& point : message.point())
+    axis.points.push_back(
+        {.label = point.label(), .set = {point.set().begin(), point.set().end()}});
+  return axis;
+}
+
+// Labels become names of folders.
+void CheckLabels(const Axis& axis, Problems& problems) {
+  std::set<std::string> labels;
+  for (const Point& point : axis.points) {
+    if (point.label.empty() || point.label.find_first_of("/\\,=\n\t \"") != std::string::npos)
+      problems.Add("axis '", axis.name, "': '", point.label,
+                   "' cannot name runs; a label has no spaces, quotes, slashes, commas or =");
+    if (!labels.insert(point.label).second)
+      problems.Add("axis '", axis.name, "' has '", point.label, "' twice");
+    for (const std::string& set : point.set)
+      if (set.find('=') == std::string::npos)
+        problems.Add("axis '", axis.name, "': '", set, "' is no assignment; write FIELD=VALUE");
+  }
+}
+
+std::set<std::string> FieldsOf(const Axis& axis) {
+  std::set<std::string> fields;
+  for (const Point& point : axis.points)
+    for (const std::string& set : point.set) fields.insert(FieldOf(set));
+  return fields;
+}
+
+void CheckClashes(const std::vector<Axis>& axes, Problems& problems) {
+  for (size_t later = 0; later < axes.size(); ++later) {
+    for (size_t earlier = 0; earlier < later; ++earlier) {
+      if (axes[later].name == axes[earlier].name)
+        problems.Add("two axes are called '", axes[later].name, "'; give one a name of its own");
+      for (const std::string& field : FieldsOf(axes[later])) {
+        for (const std::string& before : FieldsOf(axes[earlier])) {
+          if (Undoes(field, before))
+            problems.Add("axis '", axes[later].name, "' sets ", field, ", which undoes ", before,
+                         " of axis '", axes[earlier].name,
+                         "'; pair what belongs together in the points of one axis",
+                         field == before ? "" : ", or swap the two");
+        }
+      }
+    }
+  }
+}
+
+void CheckDatasets(const SweepConfig& sweep, Problems& problems) {
+  std::vector<std::string> known;
+  for (const DatasetToPrepare& dataset : sweep.datasets) {
+    if (dataset.name.empty() || dataset.name.find_first_of("/\\\n\t \"") != std::string::npos)
+      problems.Add("a dataset cannot be called '", dataset.name, "'");
+    if (std::ranges::count(known, dataset.name) > 0)
+      problems.Add("two datasets are called '", dataset.name, "'");
+    if (std::ranges::count(dataset.words, "--out") > 0)
+      problems.Add("dataset '", dataset.name, "': --out is the sweep's to say");
+    known.push_back(dataset.name);
+  }
+  const auto check = [&](const std::vector<std::string>& overrides) {
+    for (const std::string& name : DatasetsOf(overrides))
+      if (std::ranges::count(known, name) == 0)
+        problems.Add("dataset '", name, "' is asked for, and nothing makes it",
+                     DidYouMean(name, known));
+  };
+  check(sweep.set);
+  for (const Axis& axis : sweep.axes)
+    for (const Point& point : axis.points) check(point.set);
+}
+
+// The figure's x is logarithmic.
+void CheckNumbers(const Axis& axis, Problems& problems) {
+  for (const Point& point : axis.points) {
+    double value = 0;
+    const char* end = point.label.data() + point.label.size();
+    const auto [parsed, error] = std::from_chars(point.label.data(), end, value);
+    if (error != std::errc() || parsed != end || !(value > 0))
+      problems.Add("summary: x is '", axis.name, "', and '", point.label, "' is no number above 0");
+  }
+}
+
+void CheckSummary(const SweepConfig& sweep, Problems& problems) {
+  std::vector<std::string> names;
+  for (const Axis& axis : sweep.axes) names.push_back(axis.name);
+  const Summary& summary = sweep.summary;
+  std::set<std::string> used;
+  for (const auto& [role, name] :
+       {std::pair{"over", summary.over}, std::pair{"best_of", summary.best_of},
+        std::pair{"x", summary.x}, std::pair{"line", summary.line},
+        std::pair{"panel", summary.panel}}) {
+    if (name.empty()) continue;
+    if (std::ranges::count(names, name) == 0)
+      problems.Add("summary: ", role, " is '", name, "', and there is no such axis",
+                   DidYouMean(name, names), "\n    There are ", Join(names, ", "));
+    if (!used.insert(name).second)
+      problems.Add("summary: axis '", name, "' has two roles; it can have one");
+  }
+  for (const Axis& axis : sweep.axes)
+    if (axis.name == summary.x) CheckNumbers(axis, problems);
+  if (summary.x.empty() && !(summary.line.empty() && summary.panel.empty()))
+    problems.Add("summary: a figure needs x, the axis along its bottom");
+  if (!IsKnownMetric(summary.metric))
+    problems.Add("summary: metric '", summary.metric, "' is not one to sum up",
+                 DidYouMean(summary.metric, KnownMetrics()), "\n    There are ",
+                 Join(KnownMetrics(), ", "));
+}
+
+}  // namespace
+
+SweepConfig ParseSweep(const std::string& text, const std::string& name_for_errors,
+                       const std::vector<std::string>& overrides) {
+  proto::Sweep message;
+  train::ParseRecipe(text, name_for_errors, message);
+  SweepConfig sweep{.recipe = message.recipe(),
+                    .set = {message.set().begin(), message.set().end()},
+                    .axes = {},
+                    .datasets = {},
+                    .summary = {}};
+  sweep.set.insert(sweep.set.end(), overrides.begin(), overrides.end());
+  Problems problems;
+  if (sweep.recipe.empty())
+    problems.Add("no recipe; name the one that the runs share, e.g. recipe: \"mine.textproto\"");
+  if (message.axis_size() == 0)
+    problems.Add("no axis; e.g. axis { field: \"train.seed\" value: [\"1\", \"2\"] }");
+  for (const proto::SweepAxis& axis : message.axis()) {
+    sweep.axes.push_back(ReadAxis(axis, problems));
+    CheckLabels(sweep.axes.back(), problems);
+  }
+  for (const proto::SweepDataset& dataset : message.dataset())
+    sweep.datasets.push_back({.name = dataset.name(), .words = WordsOf(dataset.prepare())});
+  const proto::SweepSummary& summary = message.summary();
+  if (summary.has_metric()) sweep.summary.metric = summary.metric();
+  sweep.summary.over = summary.over();
+  sweep.summary.best_of = summary.best_of();
+  sweep.summary.x = summary.x();
+  sweep.summary.line = summary.line();
+  sweep.summary.panel = summary.panel();
+  CheckClashes(sweep.axes, problems);
+  CheckDatasets(sweep, problems);
+  CheckSummary(sweep, problems);
+  problems.Throw(name_for_errors);
+  return sweep;
+}
+
+SweepConfig LoadSweep(const std::filesystem::path& file,
+                      const std::vector<std::string>& overrides) {
+  SweepConfig sweep = ParseSweep(ReadFile(file, ExitCode::kUsage), file.string(), overrides);
+  if (sweep.recipe.is_relative()) sweep.recipe = file.parent_path() / sweep.recipe;
+  return sweep;
+}
+
+std::vector<Trial> Grid(const SweepConfig& sweep) {
+  std::vector<Trial> trials = {{.name = "", .labels = {}, .overrides = sweep.set}};
+  for (const Axis& axis : sweep.axes) {
+    std::vector<Trial> longer;
+    for (const Trial& trial : trials) {
+      for (const Point& point : axis.points) {
+        Trial next = trial;
+        next.name += Concat(next.name.empty() ? "" : ",", axis.name, "=", point.label);
+        next.labels.push_back(point.label);
+        next.overrides.insert(next.overrides.end(), point.set.begin(), point.set.end());
+        longer.push_back(std::move(next));
+      }
+    }
+    trials = std::move(longer);
+  }
+  return trials;
+}
+
+std::vector<std::string> DatasetsOf(const std::vector<std::string>& overrides) {
+  std::vector<std::string> names;
+  for (const std::string& override : overrides) {
+    const std::string value = ValueOf(override);
+    if (value.starts_with(kDataset)) names.push_back(value.substr(std::size(kDataset) - 1));
+  }
+  return names;
+}
+
+std::vector<std::string> WithDatasets(const std::vector<std::string>& overrides,
+                                      const std::filesystem::path& folder) {
+  std::vector<std::string> replaced;
+  for (const std::string& override : overrides) {
+    const std::vector<std::string> names = DatasetsOf({override});
+    replaced.push_back(names.empty()
+                           ? override
+                           : Concat(FieldOf(override), "=", (folder / names.front()).string()));
+  }
+  return replaced;
+}
+
+}  // namespace halflife::sweep

@@ -1,0 +1,106 @@
+#include "sweep/sweep_folder.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "core/json_text.h"
+
+namespace halflife::sweep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr TrialState kStates[] = {TrialState::kPending, TrialState::kRunning, TrialState::kStopped,
+                                  TrialState::kFailed, TrialState::kFinished};
+
+bool IsThere(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+}  // namespace
+
+const char* NameOf(TrialState state) {
+  switch (state) {
+    case TrialState::kPending:
+      return "pending";
+    case TrialState::kRunning:
+      return "running";
+    case TrialState::kStopped:
+      return "stopped";
+    case TrialState::kFailed:
+      return "failed";
+    case TrialState::kFinished:
+      return "finished";
+  }
+  HL_FAIL(ExitCode::kInternal, "no state ", static_cast<int>(state));
+}
+
+void SweepFolder::Make() const {
+  for (const char* part : {"datasets", "recipes", "runs", "logs", "status"}) {
+    std::error_code error;
+    fs::create_directories(path_ / part, error);
+    HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot make ", (path_ / part).string(), ": ",
+                error.message());
+  }
+}
+
+fs::path SweepFolder::recipe(const std::string& trial) const {
+  return path_ / "recipes" / (trial + ".textproto");
+}
+fs::path SweepFolder::run(const std::string& trial) const { return path_ / "runs" / trial; }
+fs::path SweepFolder::log(const std::string& trial) const {
+  return path_ / "logs" / (trial + ".log");
+}
+fs::path SweepFolder::dataset_log(const std::string& dataset) const {
+  return path_ / "logs" / ("dataset-" + dataset + ".log");
+}
+fs::path SweepFolder::status(const std::string& trial) const {
+  return path_ / "status" / (trial + ".json");
+}
+
+TrialStatus SweepFolder::Status(const std::string& trial) const {
+  TrialStatus found;
+  if (IsThere(status(trial))) {
+    const auto json = nlohmann::json::parse(ReadJsonText(status(trial)), nullptr,
+                                            /*allow_exceptions=*/false);
+    HL_CHECK_AS(ExitCode::kEnvironment, json.is_object(), status(trial).string(),
+                " is damaged; remove it, and the run goes on from its checkpoints");
+    for (const TrialState state : kStates)
+      if (json.value("state", "") == NameOf(state)) found.state = state;
+    found.exit_code = json.value("exit_code", 0);
+    found.attempts = json.value("attempts", 0);
+    found.seconds = json.value("seconds", 0.0);
+    found.message = json.value("message", "");
+  }
+  if (IsThere(run(trial) / "DONE")) found.state = TrialState::kFinished;
+  return found;
+}
+
+void SweepFolder::SetStatus(const std::string& trial, const TrialStatus& set) const {
+  const nlohmann::ordered_json json = {{"state", NameOf(set.state)},
+                                       {"exit_code", set.exit_code},
+                                       {"attempts", set.attempts},
+                                       {"seconds", set.seconds},
+                                       {"message", set.message}};
+  using Json = nlohmann::ordered_json;
+  AtomicWriteFile(status(trial), json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n",
+                  ExitCode::kEnvironment);
+}
+
+bool SweepFolder::Is(const fs::path& path) { return IsThere(SweepFolder(path).sweep_file()); }
+
+std::string LastWords(const fs::path& log) {
+  std::ifstream in(log);
+  std::string last, error;
+  for (std::string line; std::getline(in, line);) {
+    if (line.empty()) continue;
+    last = line;
+    if (line.find("[error]") != std::string::npos) error = line;
+  }
+  return error.empty() ? last : error;
+}
+
+}  // namespace halflife::sweep

@@ -1,0 +1,204 @@
+// `halflife sweep` through the binary: a grid that fails in part, is killed, stopped and shared,
+// and still comes to what undisturbed runs come to.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class Sweep : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(HALFLIFE_BINARY, 20000);
+    std::ofstream(Path("two.textproto")) << Text("");
+    const RunResult result = RunSweep("two", "undisturbed");
+    ASSERT_EQ(result.exit_code, 0) << result.err << Read("undisturbed/logs/dataset-made.log");
+  }
+  static void TearDownTestSuite() { delete fixture; }
+
+  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
+  static std::string Read(const std::string& name) {
+    std::ostringstream text;
+    text << std::ifstream(Path(name)).rdbuf();
+    return text.str();
+  }
+  // Two mixers of two seeds; `more` is of the file's end.
+  static std::string Text(const std::string& more) {
+    return "recipe: \"recipe.textproto\"\n"
+           "dataset { name: \"made\" prepare: \"--input " +
+           Path("text.txt") +
+           " --tokenizer bytes --validation-fraction 0.2\" }\n"
+           "set: \"data.path=dataset:made\" set: \"train.steps=8\" set: \"ckpt.every=2\"\n"
+           "set: \"eval.every=4\" set: \"train.threads=1\"\n"
+           "axis { name: \"mixer\"\n"
+           "  point { label: \"gla\" set: \"model.mixer=gla\" }\n"
+           "  point { label: \"d2d\" set: \"model.mixer=d2d\" }\n}\n"
+           "axis { field: \"train.seed\" value: [\"1\", \"2\"] }\n"
+           "summary { over: \"seed\" }\n" +
+           more;
+  }
+  static RunResult RunSweep(const std::string& config, const std::string& out,
+                            const std::vector<std::string>& flags = {},
+                            const std::map<std::string, std::string>& env = {}) {
+    std::vector<std::string> words = {
+        HALFLIFE_BINARY, "sweep", "--config", Path(config + ".textproto"), "--out", Path(out)};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return RunCommand(words, {.timeout_s = 240, .env = env});
+  }
+  static void ExpectBitwiseUndisturbed(const std::string& out) {
+    for (const char* trial : {"mixer=gla,seed=1", "mixer=gla,seed=2", "mixer=d2d,seed=1"}) {
+      const std::string run = std::string("/runs/") + trial;
+      const RunResult diff = fixture->Halflife(
+          {"ckpt", "diff", Path("undisturbed" + run), Path(out + run), "--bitwise"});
+      EXPECT_EQ(diff.exit_code, 0) << trial << diff.out << diff.err;
+    }
+  }
+  static RunFixture* fixture;
+};
+RunFixture* Sweep::fixture = nullptr;
+
+TEST_F(Sweep, MakesItsDatasetItsRunsAndItsTables) {
+  const std::string results = Read("undisturbed/results.csv");
+  EXPECT_THAT(results, HasSubstr("run,mixer,seed,state,exit_code,attempts,seconds,parameters,steps,"
+                                 "val_loss,val_loss_step,median_tokens_per_s,message\n"));
+  EXPECT_THAT(results, HasSubstr("\"mixer=d2d,seed=2\",d2d,2,finished,0,1,"));
+  EXPECT_THAT(Read("undisturbed/summary.csv"),
+              AllOf(HasSubstr("mixer,val_loss_mean,val_loss_std,val_loss_low,val_loss_high,runs\n"),
+                    HasSubstr("\ngla,"), HasSubstr("\nd2d,")));
+  EXPECT_TRUE(std::filesystem::exists(Path("undisturbed/datasets/made/manifest.pb")));
+  const RunResult page = fixture->Halflife({"report", Path("undisturbed"), "--out", "-"});
+  EXPECT_EQ(page.exit_code, 0) << page.err;
+  EXPECT_THAT(page.out, AllOf(HasSubstr("<h2>Summary</h2>"), HasSubstr("mixer=d2d,seed=2"),
+                              HasSubstr("Content-Security-Policy")));
+}
+
+// A run of the same recipe by hand is the same run.
+TEST_F(Sweep, ARunIsWhatTrainMakesOfItsRecipe) {
+  const RunResult alone = fixture->Halflife({"train", "--config",
+                                             Path("undisturbed/recipes/mixer=gla,seed=2.textproto"),
+                                             "--run", Path("alone")});
+  ASSERT_EQ(alone.exit_code, 0) << alone.err;
+  const RunResult diff = fixture->Halflife(
+      {"ckpt", "diff", Path("undisturbed/runs/mixer=gla,seed=2"), Path("alone"), "--bitwise"});
+  EXPECT_EQ(diff.exit_code, 0) << diff.out;
+}
+
+TEST_F(Sweep, KilledRunsGoOnAndFinishedOnesStay) {
+  const RunResult killed =
+      RunSweep("two", "killed", {"--share", "0/2"}, {{"HL_FAULT", "train.step:kill:6"}});
+  EXPECT_EQ(killed.exit_code, 137) << killed.err;
+  EXPECT_THAT(killed.out, AllOf(HasSubstr("0 of 2 runs finished, 2 failed"),
+                                HasSubstr("failed  mixer=gla,seed=1")));
+  EXPECT_THAT(Read("killed/results.csv"), HasSubstr("mixer=gla,seed=2\",gla,2,pending,0,0,"));
+  const RunResult half = RunSweep("two", "killed", {"--share", "0/2", "--jobs", "1"});
+  EXPECT_EQ(half.exit_code, 0) << half.err;
+  EXPECT_THAT(Read("killed/results.csv"), HasSubstr("mixer=gla,seed=1\",gla,1,finished,0,2,"));
+  const RunResult whole = RunSweep("two", "killed");
+  EXPECT_EQ(whole.exit_code, 0) << whole.err;
+  EXPECT_THAT(whole.err, HasSubstr("4 runs, 2 of them finished"));
+  EXPECT_THAT(whole.out, HasSubstr("4 of 4 runs finished, 0 failed"));
+  ExpectBitwiseUndisturbed("killed");
+}
+
+TEST_F(Sweep, ASignalSavesWhatRunsAndTheSameCommandGoesOn) {
+  // stopped once its first run trains
+  const std::string metrics = Path("stopped/runs/mixer=gla,seed=1/metrics.jsonl");
+  const std::string script =
+      std::string(HALFLIFE_BINARY) + " sweep --config " + Path("two.textproto") + " --out " +
+      Path("stopped") +
+      " --jobs 1 --set train.steps=1000000 --set ckpt.every=1000000 & sweep=$!; " + "until [ -s '" +
+      metrics + "' ]; do sleep 0.1; done; kill -TERM $sweep; wait $sweep";
+  const RunResult stopped = RunCommand({"/bin/sh", "-c", script}, {.timeout_s = 120});
+  EXPECT_EQ(stopped.exit_code, 75) << stopped.err;
+  const std::string results = Read("stopped/results.csv");
+  EXPECT_THAT(results, AllOf(HasSubstr(",stopped,75,1,"), HasSubstr(",pending,0,0,")));
+  EXPECT_TRUE(std::filesystem::exists(Path("stopped/runs/mixer=gla,seed=1/ckpt/LATEST")));
+}
+
+TEST_F(Sweep, ARunThatFailsStopsNoOther) {
+  std::ofstream(Path("bad.textproto")) << Text(
+      "axis { name: \"lr\" point { label: \"bad\" set: \"optimizer.lr=1e30\" set: "
+      "\"train.on_nonfinite=stop\" } point { label: \"good\" set: \"optimizer.lr=1e-3\" } "
+      "}");
+  const RunResult result = RunSweep("bad", "bad", {"--retries", "1"});
+  EXPECT_EQ(result.exit_code, 73) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("4 of 8 runs finished, 4 failed"));
+  const std::string results = Read("bad/results.csv");
+  EXPECT_THAT(results, AllOf(HasSubstr("lr=bad\",gla,1,bad,failed,73,2,"),
+                             HasSubstr("lr=good\",gla,1,good,finished,0,1,")));
+  EXPECT_THAT(Read("bad/logs/mixer=gla,seed=1,lr=bad.log"), HasSubstr("finite"));
+}
+
+TEST_F(Sweep, ADatasetThatCannotBeMadeFailsItsRunsAlone) {
+  std::string text = Text("");
+  const std::string good = "--validation-fraction 0.2\" }\n";
+  text.insert(
+      text.find(good) + good.size(),
+      "dataset { name: \"broken\" prepare: \"--input /no/such/text --tokenizer bytes\" }\n");
+  const std::string gla = "set: \"model.mixer=gla\"";
+  text.insert(text.find(gla) + gla.size(), " set: \"data.path=dataset:broken\"");
+  std::ofstream(Path("broken.textproto")) << text;
+  const RunResult result = RunSweep("broken", "broken");
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_THAT(Read("broken/results.csv"),
+              AllOf(HasSubstr("mixer=gla,seed=1\",gla,1,failed,3,0,"),
+                    HasSubstr("dataset broken could not be made"),
+                    HasSubstr("mixer=d2d,seed=1\",d2d,1,finished,0,1,")));
+}
+
+TEST_F(Sweep, NumbersOfAnotherRecipeDoNotPassForThese) {
+  const RunResult changed = RunSweep("two", "undisturbed", {"--set", "optimizer.lr=0.5"});
+  EXPECT_EQ(changed.exit_code, 2);
+  EXPECT_THAT(changed.err,
+              AllOf(HasSubstr("run mixer=gla,seed=1"), HasSubstr("was made with optimizer.lr"),
+                    HasSubstr("now says 0.5"), HasSubstr("another --out")));
+  // what does not decide a run's numbers may change
+  EXPECT_EQ(RunSweep("two", "undisturbed", {"--set", "train.log_every=3"}).exit_code, 0);
+  std::string text = Text("");
+  text.replace(text.find("0.2\""), 3, "0.5");
+  std::ofstream(Path("other_data.textproto")) << text;
+  const RunResult data = RunSweep("other_data", "undisturbed");
+  EXPECT_EQ(data.exit_code, 2);
+  EXPECT_THAT(data.err, AllOf(HasSubstr("dataset made"), HasSubstr("--validation-fraction 0.5"),
+                              HasSubstr("another --out")));
+}
+
+TEST_F(Sweep, SaysWhatIsWrongBeforeItStartsAnything) {
+  std::ofstream(Path("option.textproto"))
+      << Text("axis { field: \"model.num_layers\" value: [\"1\", \"-1\"] }");
+  const RunResult option = RunSweep("option", "never");
+  EXPECT_EQ(option.exit_code, 2);
+  EXPECT_THAT(option.err,
+              AllOf(HasSubstr("run mixer=gla,seed=1,num_layers=-1: "), HasSubstr("num_layers")));
+  EXPECT_FALSE(std::filesystem::exists(Path("never")));
+  const RunResult share = RunSweep("two", "never", {"--share", "2/2"});
+  EXPECT_EQ(share.exit_code, 2);
+  EXPECT_THAT(share.err, HasSubstr("--share '2/2' is not INDEX/COUNT"));
+  const RunResult missing = RunSweep("no_such_sweep", "never");
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_THAT(missing.err, HasSubstr("no_such_sweep.textproto"));
+}
+
+TEST_F(Sweep, ADryRunTellsAndChangesNothing) {
+  const RunResult plan = RunSweep("two", "planned", {"--dry-run"});
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_EQ(plan.out,
+            "4 pending\ndataset  made  to be made\npending  mixer=gla,seed=1\n"
+            "pending  mixer=gla,seed=2\npending  mixer=d2d,seed=1\npending  mixer=d2d,seed=2\n");
+  EXPECT_FALSE(std::filesystem::exists(Path("planned")));
+  EXPECT_THAT(
+      RunSweep("two", "undisturbed", {"--dry-run"}).out,
+      AllOf(HasSubstr("4 finished"), HasSubstr("dataset  made  there"), Not(HasSubstr("pending"))));
+}
+
+}  // namespace
+}  // namespace halflife::test

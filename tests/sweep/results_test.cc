@@ -1,0 +1,137 @@
+#include "sweep/results.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace halflife::sweep {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// mixer x dim x lr x seed, summed up as the ReBased paper's Figure 1 is.
+SweepConfig Sweep() {
+  return ParseSweep(R"(recipe: "r"
+    axis { name: "mixer" point { label: "a" set: "m=a" } point { label: "b" set: "m=b" } }
+    axis { field: "model_dim" value: ["32", "64"] }
+    axis { field: "lr" value: ["1e-3", "1e-2"] }
+    axis { field: "seed" value: ["1", "2"] }
+    summary { metric: "val_accuracy" over: "seed" best_of: "lr" x: "model_dim" line: "mixer" })",
+                    "s.textproto", {});
+}
+
+report::RunRecord RunWith(const std::vector<double>& accuracies) {
+  report::RunRecord run;
+  for (size_t i = 0; i < accuracies.size(); ++i)
+    run.metrics["val_accuracy"].push_back({10.0 * static_cast<double>(i + 1), accuracies[i]});
+  return run;
+}
+
+// The best value of run i of the grid is `best(i)`; NaN: it has none.
+std::vector<TrialResult> ResultsWith(const SweepConfig& sweep,
+                                     const std::function<double(const Trial&)>& best) {
+  std::vector<TrialResult> results;
+  for (const Trial& trial : Grid(sweep)) {
+    const report::RunRecord run = RunWith({0.01, best(trial), 0.0});
+    results.push_back(
+        ResultOf(sweep.summary, trial, {.state = TrialState::kFinished, .attempts = 1}, &run));
+  }
+  return results;
+}
+
+TEST(Results, ARunCountsWithItsBestValueAndTheStepOfIt) {
+  const report::RunRecord run = RunWith({0.2, 0.9, NAN, 0.9, 0.5});
+  const TrialResult result = ResultOf(Sweep().summary, {}, {}, &run);
+  ASSERT_TRUE(result.best.has_value());
+  EXPECT_EQ(result.best->y, 0.9);
+  EXPECT_EQ(result.best->x, 20);
+  EXPECT_FALSE(ResultOf(Sweep().summary, {}, {}, nullptr).best.has_value());
+}
+
+TEST(Results, TheBestRateIsThatOfTheBestMeanNotOfTheBestRun) {
+  const SweepConfig sweep = Sweep();
+  // 1e-2 has the best run of all, 1e-3 the better mean
+  const auto value = [](const Trial& trial) {
+    const bool high_rate = trial.labels[2] == "1e-2", first = trial.labels[3] == "1";
+    return high_rate ? (first ? 1.0 : 0.2) : (first ? 0.7 : 0.8);
+  };
+  const std::vector<Group> groups = SumUp(sweep, ResultsWith(sweep, value));
+  ASSERT_EQ(groups.size(), 4u);
+  for (const Group& group : groups) {
+    EXPECT_EQ(group.best_label, "1e-3");
+    EXPECT_EQ(group.num_runs, 2);
+    EXPECT_DOUBLE_EQ(group.mean, 0.75);
+    EXPECT_NEAR(group.deviation, 0.1 / std::sqrt(2.0), 1e-15);  // of the sample: n - 1
+    EXPECT_EQ(group.low, 0.7);
+    EXPECT_EQ(group.high, 0.8);
+  }
+  EXPECT_THAT(GroupAxes(sweep), ElementsAre("mixer", "model_dim"));
+  EXPECT_THAT(groups[3].labels, ElementsAre("b", "64"));
+}
+
+TEST(Results, ALossIsBestWhereItIsLowest) {
+  SweepConfig sweep = Sweep();
+  sweep.summary.metric = "val_loss";
+  report::RunRecord run;
+  run.metrics["val_loss"] = {{10, 3}, {20, 1}, {30, 2}};
+  EXPECT_EQ(ResultOf(sweep.summary, {}, {}, &run).best->y, 1);
+}
+
+TEST(Results, RunsWithoutAValueAreLeftOutAndCounted) {
+  const SweepConfig sweep = Sweep();
+  std::vector<TrialResult> results =
+      ResultsWith(sweep, [](const Trial& trial) { return trial.labels[2] == "1e-3" ? 0.5 : 0.4; });
+  results[0].best.reset();                                 // a, 32, 1e-3, seed 1
+  for (size_t i = 4; i < 8; ++i) results[i].best.reset();  // a, 64
+  const std::vector<Group> groups = SumUp(sweep, results);
+  ASSERT_EQ(groups.size(), 3u);
+  EXPECT_EQ(groups[0].num_runs, 1);
+  EXPECT_EQ(groups[0].deviation, 0);
+  EXPECT_THAT(
+      report::Csv(SummaryTable(sweep, groups)),
+      HasSubstr("mixer,model_dim,best_lr,val_accuracy_mean,val_accuracy_std,"
+                "val_accuracy_low,val_accuracy_high,runs\na,32,1e-3,0.5,0,0.5,0.5,1\nb,32,"));
+}
+
+TEST(Results, TheTableOfRunsKeepsCommasOfMessagesApart) {
+  const SweepConfig sweep = Sweep();
+  const Trial trial = Grid(sweep)[1];
+  const TrialStatus failed = {.state = TrialState::kFailed,
+                              .exit_code = 73,
+                              .attempts = 2,
+                              .seconds = 1.25,
+                              .message = "no \"finite\" loss, sorry"};
+  const std::string csv =
+      report::Csv(ResultsTable(sweep, {ResultOf(sweep.summary, trial, failed, nullptr)}));
+  EXPECT_THAT(csv, HasSubstr("\"mixer=a,model_dim=32,lr=1e-3,seed=2\",a,32,1e-3,2,failed,73,2,1.2,"
+                             ",0,,,,\"no \"\"finite\"\" loss, sorry\"\n"));
+}
+
+TEST(Results, TheFigureHasALineAMixerWithItsDeviation) {
+  SweepConfig sweep = Sweep();
+  const std::vector<TrialResult> results =
+      ResultsWith(sweep, [](const Trial& trial) { return trial.labels[3] == "1" ? 0.25 : 0.75; });
+  const std::vector<report::PlotSpec> plots = Figure(sweep, SumUp(sweep, results));
+  ASSERT_EQ(plots.size(), 1u);
+  EXPECT_THAT(plots[0].x_ticks, ElementsAre(32, 64));
+  ASSERT_EQ(plots[0].curves.size(), 2u);
+  EXPECT_EQ(plots[0].curves[1].name, "b");
+  EXPECT_EQ(plots[0].curves[1].points[1].x, 64);
+  EXPECT_EQ(plots[0].curves[1].points[1].y, 0.5);
+  EXPECT_THAT(plots[0].curves[1].spread,
+              ElementsAre(testing::DoubleNear(0.5 / std::sqrt(2.0), 1e-15),
+                          testing::DoubleNear(0.5 / std::sqrt(2.0), 1e-15)));
+  sweep.summary.line.clear();
+  sweep.summary.panel = "mixer";
+  const std::vector<report::PlotSpec> panels = Figure(sweep, SumUp(sweep, results));
+  ASSERT_EQ(panels.size(), 2u);
+  EXPECT_EQ(panels[1].title, "val_accuracy, mixer b");
+  EXPECT_EQ(panels[1].curves.size(), 1u);
+  sweep.summary.x.clear();
+  EXPECT_TRUE(Figure(sweep, SumUp(sweep, results)).empty());
+}
+
+}  // namespace
+}  // namespace halflife::sweep

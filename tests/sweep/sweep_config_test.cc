@@ -1,0 +1,99 @@
+#include "sweep/sweep_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/expect_error.h"
+
+namespace halflife::sweep {
+namespace {
+
+using testing::ElementsAre;
+
+constexpr char kTwoAxes[] = R"(
+recipe: "r.textproto"
+set: "train.steps=10"
+axis {
+  name: "mixer"
+  point { label: "based" set: "model.mixer=based" set: "data.path=dataset:long" }
+  point { label: "mamba" set: "model.mixer=mamba" }
+}
+axis { field: "train.seed" value: ["1", "2", "3"] }
+dataset { name: "long" prepare: "--synthetic  mqar --seq-len 64" }
+summary { metric: "val_accuracy" over: "seed" }
+)";
+
+SweepConfig Parse(const std::string& text) { return ParseSweep(text, "s.textproto", {}); }
+// A sweep that is whole but for `more`.
+SweepConfig ParseWith(const std::string& more) {
+  return Parse("recipe: \"r\" axis { field: \"train.seed\" value: [\"1\", \"2\"] } " + more);
+}
+
+TEST(SweepConfig, IsTheProductOfItsAxesTheLastFastest) {
+  const SweepConfig sweep = ParseSweep(kTwoAxes, "s.textproto", {"train.device=cpu"});
+  const std::vector<Trial> trials = Grid(sweep);
+  ASSERT_EQ(trials.size(), 6u);
+  EXPECT_EQ(trials[0].name, "mixer=based,seed=1");
+  EXPECT_EQ(trials[1].name, "mixer=based,seed=2");
+  EXPECT_EQ(trials[5].name, "mixer=mamba,seed=3");
+  EXPECT_THAT(trials[5].labels, ElementsAre("mamba", "3"));
+  EXPECT_THAT(trials[1].overrides,
+              ElementsAre("train.steps=10", "train.device=cpu", "model.mixer=based",
+                          "data.path=dataset:long", "train.seed=2"));
+}
+
+TEST(SweepConfig, DatasetsAreNamedAndReplaced) {
+  const SweepConfig sweep = Parse(kTwoAxes);
+  EXPECT_THAT(sweep.datasets[0].words, ElementsAre("--synthetic", "mqar", "--seq-len", "64"));
+  const Trial trial = Grid(sweep)[0];
+  EXPECT_THAT(DatasetsOf(trial.overrides), ElementsAre("long"));
+  EXPECT_THAT(WithDatasets(trial.overrides, "out/datasets"),
+              ElementsAre("train.steps=10", "model.mixer=based", "data.path=out/datasets/long",
+                          "train.seed=1"));
+}
+
+TEST(SweepConfig, RefusesAxesThatClash) {
+  EXPECT_HL_ERROR(ParseWith(R"(axis { name: "again" field: "train.seed" value: "7" })"),
+                  ExitCode::kUsage, "s.textproto", "axis 'again' sets train.seed",
+                  "undoes train.seed of axis 'seed'", "the points of one axis");
+  EXPECT_HL_ERROR(ParseWith(R"(axis { field: "model.mixer.gla.num_heads" value: "2" }
+                              axis { field: "model.mixer" value: "gla" })"),
+                  ExitCode::kUsage, "axis 'mixer' sets model.mixer",
+                  "undoes model.mixer.gla.num_heads of axis 'num_heads'", "swap the two");
+  EXPECT_HL_ERROR(ParseWith(R"(axis { name: "seed" field: "optimizer.lr" value: "1" })"),
+                  ExitCode::kUsage, "two axes are called 'seed'");
+  // a variant, then its options, is what two axes are for
+  ParseWith(R"(axis { field: "model.mixer" value: "gla" }
+               axis { field: "model.mixer.gla.num_heads" value: "2" })");
+}
+
+TEST(SweepConfig, RefusesWhatMakesNoSenseAllAtOnce) {
+  EXPECT_HL_ERROR(Parse(""), ExitCode::kUsage, "no recipe", "no axis", "e.g. axis {");
+  EXPECT_HL_ERROR(ParseWith(R"(axis { name: "empty" }
+                   axis { field: "a.b" value: ["1", "1"] }
+                   axis { name: "p" point { label: "x/y" set: "c=1" } point { label: "z" set: "c" } })"),
+                  ExitCode::kUsage, "axis 'empty': it takes either a field with values, or points",
+                  "axis 'b' has '1' twice", "'x/y' cannot name runs", "'c' is no assignment");
+  EXPECT_HL_ERROR(ParseWith("axes {}"), ExitCode::kUsage, "s.textproto", "axes", "axis");
+}
+
+TEST(SweepConfig, RefusesDatasetsThatNothingMakes) {
+  EXPECT_HL_ERROR(ParseWith(R"(set: "data.path=dataset:trian"
+                               dataset { name: "train" prepare: "--input x --out y" })"),
+                  ExitCode::kUsage, "dataset 'trian' is asked for", "did you mean 'train'",
+                  "--out is the sweep's");
+}
+
+TEST(SweepConfig, RefusesASummaryOfWhatIsNotThere) {
+  EXPECT_HL_ERROR(ParseWith(R"(summary { metric: "val_los" over: "seeds" })"), ExitCode::kUsage,
+                  "over is 'seeds'", "did you mean 'seed'", "metric 'val_los'",
+                  "did you mean 'val_loss'");
+  EXPECT_HL_ERROR(ParseWith(R"(summary { over: "seed" line: "seed" })"), ExitCode::kUsage,
+                  "axis 'seed' has two roles", "a figure needs x");
+  EXPECT_HL_ERROR(ParseWith(R"(axis { name: "kind" point { label: "based" set: "a=1" } }
+                               summary { x: "kind" })"),
+                  ExitCode::kUsage, "x is 'kind', and 'based' is no number above 0");
+}
+
+}  // namespace
+}  // namespace halflife::sweep

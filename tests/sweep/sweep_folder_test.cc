@@ -1,0 +1,52 @@
+#include "sweep/sweep_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::sweep {
+namespace {
+
+TEST(SweepFolder, KeepsAStatusAndSeesWhatIsDone) {
+  const test::TempDir dir;
+  const SweepFolder folder(dir / "sweep");
+  folder.Make();
+  folder.Make();  // again is no fault
+  EXPECT_EQ(folder.Status("a=1").state, TrialState::kPending);
+  folder.SetStatus("a=1", {.state = TrialState::kFailed,
+                           .exit_code = 73,
+                           .attempts = 2,
+                           .seconds = 1.5,
+                           .message = "broken \xff bytes"});
+  const TrialStatus failed = folder.Status("a=1");
+  EXPECT_EQ(failed.state, TrialState::kFailed);
+  EXPECT_EQ(failed.exit_code, 73);
+  EXPECT_EQ(failed.attempts, 2);
+  EXPECT_EQ(failed.seconds, 1.5);
+  std::filesystem::create_directories(folder.run("a=1"));
+  std::ofstream(folder.run("a=1") / "DONE") << "{}";
+  EXPECT_EQ(folder.Status("a=1").state, TrialState::kFinished);
+}
+
+TEST(SweepFolder, ADamagedStatusIsAnErrorThatSaysWhatToDo) {
+  const test::TempDir dir;
+  const SweepFolder folder(dir / "sweep");
+  folder.Make();
+  std::ofstream(dir / "sweep/status/a=1.json") << "{\"state\":";
+  EXPECT_HL_ERROR(folder.Status("a=1"), ExitCode::kEnvironment, "a=1.json is damaged; remove it");
+}
+
+TEST(SweepFolder, TheLastWordsAreThoseOfAnError) {
+  const test::TempDir dir;
+  EXPECT_EQ(LastWords(dir / "none"), "");
+  std::ofstream(dir / "log") << "first\n[1] [error] what was wrong\nafterwards\n\n";
+  EXPECT_EQ(LastWords(dir / "log"), "[1] [error] what was wrong");
+  std::ofstream(dir / "plain") << "first\nlast\n";
+  EXPECT_EQ(LastWords(dir / "plain"), "last");
+}
+
+}  // namespace
+}  // namespace halflife::sweep
