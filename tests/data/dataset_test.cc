@@ -67,6 +67,17 @@ TEST(BitsPerByteTest, SharesTheCostOfAllTargetsAmongAllBytes) {
   EXPECT_DOUBLE_EQ(BitsPerByte(1.25, bytes), 1.25 / std::numbers::ln2);
 }
 
+// A row of a text that is one document holds no other's tokens, and labelled rows never do.
+TEST(DatasetInfoTest, RowsArePackedWhereASplitHasSeveralDocuments) {
+  DatasetInfo info;
+  info.train.num_documents = info.validation.num_documents = 1;
+  EXPECT_FALSE(info.packs_documents());
+  info.validation.num_documents = 2;
+  EXPECT_TRUE(info.packs_documents());
+  info.row_len = 64;
+  EXPECT_FALSE(info.packs_documents());
+}
+
 TEST_F(DatasetTest, DocumentStartsFollowEachEos) {
   const Dataset dataset = Dataset::Open(out());
   const std::vector<int32_t> all = ReadAll(dataset, Split::kTrain);
