@@ -3,7 +3,7 @@
 // use changes its pace within minutes. Checks first that stepping equals the parallel form. Prints
 // one JSON line.
 //
-//   decode --mixer gla --tokens 100000
+//   decode --config launch/recipes/quickstart.textproto --set model.mixer=mamba --tokens 100000
 #include <CLI/CLI.hpp>
 
 #include <ATen/Parallel.h>
@@ -21,18 +21,28 @@
 #include "kernels/cpu/instruction_set.h"
 #include "model/language_model.h"
 #include "support/measure.h"
+#include "train/config/run_config.h"
 
 namespace halflife {
 namespace {
 
 struct Options {
-  std::string mixer = "gla";
-  int64_t layers = 6, dim = 256, heads = 4, tokens = 100000, window = 500;
+  std::string config = "launch/recipes/quickstart.textproto";
+  std::vector<std::string> overrides;
+  int64_t early = 1000, tokens = 100000, window = 500;
 };
+
+constexpr int64_t kVocabSize = 259;  // bytes
 
 int64_t Token(int64_t position) {
   const RandomKey key = MakeRandomKey(1, RandomPurpose::kTest, 0);
-  return Draw(key, static_cast<uint64_t>(position), 0, 0).x[0] % 259;
+  return Draw(key, static_cast<uint64_t>(position), 0, 0).x[0] % kVocabSize;
+}
+
+model::ModelConfig ModelOf(const Options& options) {
+  model::ModelConfig config = train::LoadRunConfig(options.config, options.overrides).model;
+  config.vocab_size = kVocabSize;
+  return config;
 }
 
 // Largest |logit difference| between stepping and one parallel forward over 300 tokens.
@@ -72,15 +82,16 @@ class Sequence {
 void Run(const Options& options) {
   at::set_num_threads(1);
   const c10::InferenceMode inference;
-  model::LanguageModel model(
-      {.model_dim = options.dim,
-       .num_layers = options.layers,
-       .mixer = model::MixerConfig(options.mixer, {{"num_heads", options.heads}})});
+  const model::ModelConfig config = ModelOf(options);
+  model::LanguageModel model(config);
+  const int64_t most = model.max_positions();
+  HL_CHECK_AS(ExitCode::kUsage, most == 0 || options.tokens <= most, "the model takes ", most,
+              " tokens at most; --tokens ", options.tokens, " is more");
   model.BindOwnMemory(1, false);
   const double difference = CheckAgainstParallel(model);
 
   Sequence early(model), late(model);
-  while (early.num_tokens() < 1000) early.Step();
+  while (early.num_tokens() < options.early) early.Step();
   while (late.num_tokens() < options.tokens - options.window) late.Step();
   const int64_t early_bytes = early.state_bytes();
   std::vector<double> early_seconds, late_seconds;
@@ -91,16 +102,17 @@ void Run(const Options& options) {
   }
   const double early_ms = 1e3 * bench::Median(early_seconds),
                late_ms = 1e3 * bench::Median(late_seconds);
-  std::cout << nlohmann::ordered_json{{"mixer", options.mixer},
-                                      {"layers", options.layers},
-                                      {"dim", options.dim},
+  std::cout << nlohmann::ordered_json{{"mixer", model::MixerSummary(config)},
+                                      {"layers", config.num_layers},
+                                      {"dim", config.model_dim},
                                       {"max_logit_difference", difference},
-                                      {"ms_per_token_at_1000", early_ms},
-                                      {"ms_per_token_at_end", late_ms},
+                                      {"early", options.early},
+                                      {"early_ms_per_token", early_ms},
+                                      {"early_state_bytes", early_bytes},
                                       {"tokens", options.tokens},
-                                      {"ratio", late_ms / early_ms},
-                                      {"state_bytes_at_1000", early_bytes},
-                                      {"state_bytes_at_end", late.state_bytes()}}
+                                      {"late_ms_per_token", late_ms},
+                                      {"late_state_bytes", late.state_bytes()},
+                                      {"ratio", late_ms / early_ms}}
             << std::endl;
 }
 
@@ -110,11 +122,10 @@ void Run(const Options& options) {
 int main(int argc, char** argv) {
   CLI::App app("Times decoding");
   halflife::Options options;
-  app.add_option("--mixer", options.mixer);
-  app.add_option("--layers", options.layers);
-  app.add_option("--dim", options.dim);
-  app.add_option("--heads", options.heads);
-  app.add_option("--tokens", options.tokens)->check(CLI::Range(2000, 100000000));
+  app.add_option("--config", options.config);
+  app.add_option("--set", options.overrides)->take_all();
+  app.add_option("--early", options.early)->check(CLI::Range(1, 1000000));
+  app.add_option("--tokens", options.tokens)->check(CLI::Range(1000, 100000000));
   CLI11_PARSE(app, argc, argv);
   try {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();

@@ -38,10 +38,10 @@ struct Options {
 
 struct Operands {
   at::Tensor log_weight, u, dout;
-  Operands(const Options& o, int64_t seq_len)
-      : log_weight((at::rand({o.batch, seq_len, o.heads}) * 2 - 1).requires_grad_()),
-        u(at::randn({o.batch, seq_len, o.heads, o.dim}).requires_grad_()),
-        dout(at::randn({o.batch, seq_len, o.heads, o.dim})) {}
+  explicit Operands(const Options& o)
+      : log_weight((at::rand({o.batch, o.seq_len, o.heads}) * 2 - 1).requires_grad_()),
+        u(at::randn({o.batch, o.seq_len, o.heads, o.dim}).requires_grad_()),
+        dout(at::randn({o.batch, o.seq_len, o.heads, o.dim})) {}
   Operands Wide() const {
     Operands wide = *this;
     for (at::Tensor* x : {&wide.log_weight, &wide.u, &wide.dout})
@@ -83,7 +83,7 @@ double WorstError(const Tensors& got, const Tensors& want) {
 }
 
 nlohmann::ordered_json Compare(const Options& o, int64_t window) {
-  const Operands x(o, o.seq_len);
+  const Operands x(o);
   const Tensors want = ForwardBackward(Eager, x.Wide(), window);
   const double error = WorstError(ForwardBackward(Ours, x, window), want);
   HL_CHECK(error <= kMaxError, "window ", window, ": off by ", error, "; ", kMaxError,
@@ -102,11 +102,15 @@ nlohmann::ordered_json Compare(const Options& o, int64_t window) {
           {"eager_error", WorstError(ForwardBackward(Eager, x, window), want)}};
 }
 
-// Nanoseconds a token, head and channel, of shapes in turn.
-nlohmann::ordered_json TokenCosts(const Options& o,
+// Nanoseconds a token, head and channel, of shapes in turn, at equal numbers of tokens.
+nlohmann::ordered_json TokenCosts(Options o,
                                   const std::vector<std::pair<int64_t, int64_t>>& shapes) {
+  constexpr int64_t kTokens = 16384;
   std::vector<Operands> operands;
-  for (const auto& [seq_len, window] : shapes) operands.emplace_back(o, seq_len);
+  for (const auto& [seq_len, window] : shapes) {
+    o.seq_len = seq_len, o.batch = kTokens / seq_len;
+    operands.emplace_back(o);
+  }
   std::vector<std::vector<double>> times(shapes.size());
   for (int i = 0; i <= o.rounds; ++i)
     for (size_t s = 0; s < shapes.size(); ++s) {
@@ -116,7 +120,7 @@ nlohmann::ordered_json TokenCosts(const Options& o,
     }
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (size_t s = 0; s < shapes.size(); ++s) {
-    const auto elements = static_cast<double>(o.batch * shapes[s].first * o.heads * o.dim);
+    const auto elements = static_cast<double>(kTokens * o.heads * o.dim);
     rows.push_back({{"seq_len", shapes[s].first},
                     {"window", shapes[s].second},
                     {"ns_per_element", Median(times[s]) * 1e6 / elements}});
