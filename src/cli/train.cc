@@ -46,7 +46,7 @@ ExitCode DryRun(train::RunConfig config) {
   train::PlanScene scene = train::SceneHere(config, evidence.world_size, evidence.local_size);
   scene.train_tokens = dataset ? dataset->train.num_tokens : 0;
   const model::LanguageModel model(config.model);
-  train::RequireRows(config, model, dataset && dataset->packs_documents());
+  train::RequireRows(config, model, dataset ? &*dataset : nullptr);
   std::cout << train::PlanText(config, model, scene);
   return ExitCode::kFinished;
 }

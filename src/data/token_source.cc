@@ -92,16 +92,16 @@ void CheckConfig(const TokenSourceConfig& config) {
 
 }  // namespace
 
-int64_t NumWindows(int64_t num_tokens, int64_t seq_len) {
-  return std::max<int64_t>(num_tokens - 1, 0) / seq_len;
+int64_t NumWindows(const SplitInfo& split, int64_t row_len, int64_t seq_len) {
+  return row_len > 0 ? split.num_documents : std::max<int64_t>(split.num_tokens - 1, 0) / seq_len;
 }
 
 int64_t NumWindows(const TokenView& tokens, int64_t seq_len) {
-  if (tokens.row_len == 0) return NumWindows(tokens.info.num_tokens, seq_len);
-  HL_CHECK_AS(ExitCode::kUsage, seq_len == tokens.row_len, "seq_len ", seq_len, ": ", tokens.name,
-              " has labelled rows of ", tokens.row_len, " tokens, which are not cut; set ",
-              "data.seq_len (`eval --seq-len`) to ", tokens.row_len);
-  return tokens.info.num_documents;
+  HL_CHECK_AS(ExitCode::kUsage, tokens.row_len == 0 || seq_len == tokens.row_len, "seq_len ",
+              seq_len, ": ", tokens.name, " has labelled rows of ", tokens.row_len,
+              " tokens, which are not cut; set data.seq_len (`eval --seq-len`) to ",
+              tokens.row_len);
+  return NumWindows(tokens.info, tokens.row_len, seq_len);
 }
 
 TokenView ViewOf(const Dataset& dataset, Split split) {

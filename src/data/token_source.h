@@ -87,10 +87,9 @@ TokenView ViewOf(const Dataset& dataset, Split split);
 Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count);
 Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t first,
                   int64_t count);
-// floor((num_tokens - 1) / seq_len), at least 0.
-int64_t NumWindows(int64_t num_tokens, int64_t seq_len);
-// The same, or the number of labelled rows, which are as long as they are: Error kUsage for another
-// seq_len.
+// Of text floor((num_tokens - 1) / seq_len), at least 0; of labelled rows (row_len > 0) all of them.
+int64_t NumWindows(const SplitInfo& split, int64_t row_len, int64_t seq_len);
+// The same. Labelled rows are as long as they are: Error kUsage for another seq_len.
 int64_t NumWindows(const TokenView& tokens, int64_t seq_len);
 
 }  // namespace halflife::data

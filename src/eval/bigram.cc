@@ -32,13 +32,13 @@ BigramResult ScoreBigram(const data::Dataset& dataset, int64_t seq_len, int64_t 
               " does not fit; the baseline serves vocabularies up to 20000");
   std::vector<uint32_t> pairs(vocab * vocab), firsts(vocab);
   ForEachTarget(dataset, data::Split::kTrain, seq_len,
-                data::NumWindows(dataset.split(data::Split::kTrain).num_tokens, seq_len),
+                data::NumWindows(data::ViewOf(dataset, data::Split::kTrain), seq_len),
                 [&](int32_t a, int32_t b) {
                   ++pairs[a * vocab + b];
                   ++firsts[a];
                 });
   const int64_t available =
-      data::NumWindows(dataset.split(data::Split::kValidation).num_tokens, seq_len);
+      data::NumWindows(data::ViewOf(dataset, data::Split::kValidation), seq_len);
   BigramResult result;
   ForEachTarget(
       dataset, data::Split::kValidation, seq_len,

@@ -108,7 +108,7 @@ TEST_F(TokenSourceTest, TargetsAndBoundaries) {
 
 TEST_F(TokenSourceTest, BoundariesAgreeWithTheDocumentStarts) {
   constexpr int64_t kSeqLen = 128;
-  const int64_t windows = NumWindows(static_cast<int64_t>(all_.size()), kSeqLen);
+  const int64_t windows = NumWindows(ViewOf(*dataset_, Split::kTrain), kSeqLen);
   for (int64_t w = 0; w < windows; ++w) {
     const Batch batch = ReadWindows(*dataset_, Split::kTrain, kSeqLen, w, 1);
     std::set<int32_t> expected = {0, kSeqLen};
@@ -283,9 +283,12 @@ TEST_F(TokenSourceTest, TooFewTokens) {
   EXPECT_HL_ERROR(Source({.seq_len = tokens}), ExitCode::kData, "train split", "out",
                   Concat(tokens, " tokens"), Concat("seq_len + 1 = ", tokens + 1),
                   Concat("seq_len to ", tokens - 1));
-  EXPECT_EQ(NumWindows(0, 8), 0);
-  EXPECT_EQ(NumWindows(8, 8), 0);
-  EXPECT_EQ(NumWindows(9, 8), 1);
+  const auto of_text = [](int64_t num_tokens) {
+    return NumWindows({.num_tokens = num_tokens}, /*row_len=*/0, /*seq_len=*/8);
+  };
+  EXPECT_EQ(of_text(0), 0);
+  EXPECT_EQ(of_text(8), 0);
+  EXPECT_EQ(of_text(9), 1);
 }
 
 TEST_F(TokenSourceTest, ReaderErrorsReachNext) {

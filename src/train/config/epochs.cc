@@ -6,10 +6,7 @@
 namespace halflife::train {
 
 data::SampleOrder OrderOf(const RunConfig& config, const data::DatasetInfo& dataset) {
-  const data::SplitInfo& train = dataset.train;
-  return {.num_windows = dataset.has_rows()
-                             ? train.num_documents
-                             : data::NumWindows(train.num_tokens, config.data.seq_len),
+  return {.num_windows = data::NumWindows(dataset.train, dataset.row_len, config.data.seq_len),
           .global_batch = config.train.global_batch,
           .epoch_end = data::EpochEndOf(config.data.epoch_end)};
 }

@@ -109,16 +109,21 @@ void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
   if (rank == 0) HL_WARN("train", "by estimate this run ", verdict);
 }
 
-void RequireRows(const RunConfig& config, const model::LanguageModel& model, bool packed) {
+void RequireRows(const RunConfig& config, const model::LanguageModel& model,
+                 const data::DatasetInfo* dataset) {
   const int64_t most = model.max_positions();
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || config.data.seq_len <= most, "data.seq_len is ",
               config.data.seq_len, ", and the model's tables have ", most,
               " positions; a data.seq_len of at most ", most, " would work, or longer tables");
+  if (dataset == nullptr) return;
   const std::string layer = model.LayerOfOneDocument();
-  HL_CHECK_AS(ExitCode::kUsage, !packed || layer.empty(), layer,
+  HL_CHECK_AS(ExitCode::kUsage, !dataset->packs_documents() || layer.empty(), layer,
               " mixes whole rows, and rows of text are packed with several documents; text that is "
               "one document (`prepare --documents file`), or a mixer whose state restarts with a "
               "document, e.g. gla, would work");
+  HL_CHECK_AS(ExitCode::kUsage, config.eval.split != "test" || dataset->has_rows(),
+              "eval.split is 'test', and text has no test split; eval.split 'validation' would "
+              "work");
 }
 
 bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int world_size) {

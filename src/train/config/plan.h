@@ -36,9 +36,11 @@ std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& m
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
                    const PlanScene& scene, int rank);
 
-// Error kUsage where the model does not take rows as long as data.seq_len, or where they may
-// hold several documents (`packed`) and a layer takes one document a row.
-void RequireRows(const RunConfig& config, const model::LanguageModel& model, bool packed);
+// Error kUsage where the model does not take rows as long as data.seq_len, where the dataset's may
+// hold several documents and a layer takes one a row, or where it has no split that eval.split
+// names. `dataset` may be null: not known.
+void RequireRows(const RunConfig& config, const model::LanguageModel& model,
+                 const data::DatasetInfo* dataset);
 
 // Gives a recipe what a plan needs, and no dataset has to be there (null): the vocabulary is the
 // recipe's, else the dataset's, else the 32,000 that the sizes of models are usually given for.

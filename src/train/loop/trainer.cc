@@ -65,7 +65,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       save_policy_(config_.ckpt.every, config_.ckpt.on_error),
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
-  RequireRows(config_, model_, dataset_.info().packs_documents());
+  RequireRows(config_, model_, &dataset_.info());
   eval::RequireLabelsOf(model_, data::ViewOf(dataset_, data::Split::kTrain));
   RequireMemory(config_, model_, SceneHere(config_, context.world_size(), context.local_size()),
                 context.rank());

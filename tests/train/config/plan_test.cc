@@ -64,17 +64,25 @@ TEST(Plan, RefusesWhatCannotFitAndWarnsOfWhatMayNot) {
 }
 
 TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
-  const auto require = [](const std::vector<std::string>& overrides, bool packed) {
+  data::DatasetInfo packed, whole, rows;
+  packed.train.num_documents = 2;
+  whole.train.num_documents = whole.validation.num_documents = 1;
+  rows.row_len = 64;
+  const auto require = [](const std::vector<std::string>& overrides, const auto* dataset) {
     const RunConfig config = Small(overrides);
-    RequireRows(config, model::LanguageModel(config.model), packed);
+    RequireRows(config, model::LanguageModel(config.model), dataset);
   };
-  const std::string hyena = "model.mixer=hyena";
-  require({}, true);
-  require({hyena}, false);
-  EXPECT_HL_ERROR(require({hyena}, true), ExitCode::kUsage, "the mixer of layer 0, hyena,",
-                  "packed with several documents", "would work");
-  EXPECT_HL_ERROR(require({hyena, "data.seq_len=2000"}, false), ExitCode::kUsage,
+  const std::string hyena = "model.mixer=hyena", test = "eval.split=test";
+  require({}, &packed);
+  require({hyena}, &whole);
+  require({hyena, test}, &rows);
+  require({hyena, test}, static_cast<data::DatasetInfo*>(nullptr));
+  EXPECT_HL_ERROR(require({hyena}, &packed), ExitCode::kUsage, "the mixer of layer 0, hyena,",
+                  "packed with several documents", "`prepare --documents file`", "would work");
+  EXPECT_HL_ERROR(require({hyena, "data.seq_len=2000"}, &whole), ExitCode::kUsage,
                   "data.seq_len is 2000", "at most 1024 would work");
+  EXPECT_HL_ERROR(require({test}, &packed), ExitCode::kUsage, "eval.split is 'test'",
+                  "text has no test split", "'validation' would work");
 }
 
 TEST(Plan, ShowsEveryOptionInForceAndTheEpochs) {
