@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# recipes_test.sh HALFLIFE: every recipe resolves, and has the parameters that its run card claims.
+# recipes_test.sh HALFLIFE: every recipe resolves, and has the parameters that its run card claims;
+# every sweep resolves to as many runs as its card says.
 set -uo pipefail
 halflife=$1
 # shellcheck source=tests/launch/checks.sh
@@ -64,5 +65,25 @@ for recipe in *.textproto; do
       failures=$((failures + 1))
     fi
   done
+done
+
+# sweep NAME RUNS: every run of it has a recipe that resolves.
+declare -A num_runs
+sweep() {
+  num_runs[$1]=$2
+  check "$1, runs" "$2 pending" \
+    "$("$halflife" sweep --config "../sweeps/$1.textproto" --out none --dry-run | head -n 1)"
+  check "$1, runs of its card" "$2" "$(sed -nE 's/^#   runs +([0-9,]+),.*/\1/p' "../sweeps/$1.textproto" | tr -d ,)"
+}
+sweep mqar_figure_1 2000
+sweep mqar_ablation 960
+sweep mqar_small 80
+sweep zoo 28
+for sweep in ../sweeps/*.textproto; do
+  name=$(basename "$sweep" .textproto)
+  if [[ -z ${num_runs[$name]:-} ]]; then
+    echo "FAILED  $sweep is not in this test"
+    failures=$((failures + 1))
+  fi
 done
 exit $((failures > 0))
