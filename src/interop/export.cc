@@ -73,7 +73,7 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageMo
   std::map<std::string, Tensor> tensors;
   const auto add = [&](const std::string& name, const std::vector<int64_t>& shape,
                        RangeReader read) {
-    const Placement placement = layout.PlacementOf(name);
+    const Placement placement = layout.PlacementOf(name, nullptr);
     Tensor& tensor = tensors[layout.TensorName(name, nullptr)];
     tensor.placement = placement;
     tensor.shape = shape;

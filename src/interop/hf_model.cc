@@ -22,7 +22,8 @@ HfModel HfModel::Open(const std::filesystem::path& path, const std::string& layo
   ConfigReader reader(model.folder_.config(), where);
   const std::string model_type = reader.String("model_type", "");
   model.layout_ = &LayoutOf(layout.empty() ? model_type : layout, where);
-  model.max_positions_ = reader.Int("max_position_embeddings", kDefaultPositions);
+  model.max_positions_ = reader.Int("max_position_embeddings", kDefaultPositions, /*min=*/0);
+  if (model.max_positions_ == 0) model.max_positions_ = kDefaultPositions;  // no table of them
   model.config_ = model.layout_->ReadConfig(reader);
   reader.Check();
   // Each layer has tensors of its own: a number from nowhere must not become memory.
@@ -38,8 +39,8 @@ HfModel HfModel::Open(const std::filesystem::path& path, const std::string& layo
   return model;
 }
 
-bool HfModel::HeadEqualsEmbedding(const std::string& head, const std::string& embedding) const {
-  const HfTensor &a = *folder_.Find(head), &b = *folder_.Find(embedding);
+bool HfModel::AreEqual(const std::string& one, const std::string& other) const {
+  const HfTensor &a = *folder_.Find(one), &b = *folder_.Find(other);
   if (a.shape != b.shape) return false;
   std::vector<float> left, right;
   for (int64_t begin = 0; begin < a.count(); begin += kPieceElements) {
@@ -69,10 +70,12 @@ void HfModel::Match(ConfigReader& reader) {
                     embedding = stored_name("embeddings.weight");
   std::set<std::string> spare;
   for (const auto& [name, tensor] : folder_.tensors()) {
-    if (!layout_->IsBuffer(name)) spare.insert(name);
+    if (layout_->IsBuffer(name, reader)) continue;
+    const std::string original = layout_->CopyOf(name);
+    if (folder_.Find(original) == nullptr || !AreEqual(name, original)) spare.insert(name);
   }
   if (config_.head.tied && spare.contains(head) && spare.contains(embedding)) {
-    if (HeadEqualsEmbedding(head, embedding)) {
+    if (AreEqual(head, embedding)) {
       spare.erase(head);
     } else {
       HL_WARN("interop", where(), ": tie_word_embeddings is true, but ", head, " differs from ",
@@ -87,7 +90,7 @@ void HfModel::Match(ConfigReader& reader) {
   for (const dist::ParamSpec& spec : declared.parameters().specs()) {
     const std::string name = stored_name(spec.name);
     const HfTensor* tensor = folder_.Find(name);
-    const Placement placement = layout_->PlacementOf(spec.name);
+    const Placement placement = layout_->PlacementOf(spec.name, &reader);
     weights_.push_back({spec.name, spec.shape});
     stored_[spec.name] = {tensor, placement, spec.shape};
     if (!asked.insert(name).second) continue;  // of several parameters

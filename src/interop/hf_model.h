@@ -42,7 +42,7 @@ class HfModel : public ckpt::WeightSource {
   void Match(ConfigReader& reader);
   // The name that a tensor has in this folder.
   std::string StoredName(const std::string& name) const;
-  bool HeadEqualsEmbedding(const std::string& head, const std::string& embedding) const;
+  bool AreEqual(const std::string& one, const std::string& other) const;  // tensors of the folder
 
   HfFolder folder_;
   const Layout* layout_ = nullptr;

@@ -7,9 +7,10 @@
 
 namespace halflife::interop {
 
-Placement Layout::PlacementOf(const std::string&) const { return {}; }
+Placement Layout::PlacementOf(const std::string&, ConfigReader*) const { return {}; }
 std::string Layout::OptionalPrefix() const { return {}; }
-bool Layout::IsBuffer(const std::string&) const { return false; }
+bool Layout::IsBuffer(const std::string&, ConfigReader&) const { return false; }
+std::string Layout::CopyOf(const std::string&) const { return {}; }
 std::vector<dist::ParamSpec> Layout::ZeroTensors(const model::ModelConfig&) const { return {}; }
 
 const std::vector<const Layout*>& Layouts() {

@@ -35,12 +35,15 @@ class Layout {
   // The class's name of a parameter of ours. `reader`: null for what export writes, else the config
   // of a folder whose options may change names.
   virtual std::string TensorName(const std::string& parameter, ConfigReader* reader) const = 0;
-  // Where in that tensor the parameter lies; parameters of one tensor have the same shape.
-  virtual Placement PlacementOf(const std::string& parameter) const;
+  // Where in that tensor the parameter lies; parameters of one tensor have the same shape. `reader`
+  // as above.
+  virtual Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const;
   // What old folders leave out before every name; empty: nothing.
   virtual std::string OptionalPrefix() const;
-  // Tensors that old folders hold and that carry no weights.
-  virtual bool IsBuffer(const std::string& tensor) const;
+  // Tensors that folders may hold and that carry no weights.
+  virtual bool IsBuffer(const std::string& tensor, ConfigReader& reader) const;
+  // The tensor whose values the class holds under this name, too, and a folder may; empty: none.
+  virtual std::string CopyOf(const std::string& tensor) const;
   // Tensors that the class demands where `config` has no such parameter: all zeros.
   virtual std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const;
 };

@@ -61,6 +61,7 @@ RangeReader Stacked(std::vector<RangeReader> parts, int64_t count) {
 
 std::vector<int64_t> TensorShape(const Placement& placement, std::vector<int64_t> shape) {
   shape.front() *= placement.num_parts;
+  shape.insert(shape.begin(), static_cast<size_t>(placement.leading_ones), 1);
   if (!placement.transposed) return shape;
   HL_CHECK(shape.size() == 2, "the transpose of a tensor of ", shape.size(), " dimensions");
   return {shape[1], shape[0]};

@@ -17,6 +17,8 @@ struct Placement {
   // Theirs stacks so many parameters along their outermost dimension, which is its innermost where
   // it is transposed; this one is the `part`-th, from 0.
   int64_t part = 0, num_parts = 1;
+  // Theirs has so many dimensions of 1 before those of the parameter.
+  int64_t leading_ones = 0;
 };
 
 // Elements [begin, end) of a flattened tensor.

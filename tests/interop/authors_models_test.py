@@ -1,30 +1,14 @@
 #!/usr/bin/env python3
-"""halflife import --layout: checkpoints under their authors' own names, against forwards written out
-here in fp64.
+"""halflife import --layout d2d and d2d_ape: checkpoints under their authors' own names, against
+forwards written out here in fp64.
 
     .venv-compare/bin/python tests/interop/authors_models_test.py build/cpu/src/cli/halflife
 """
 
-import json
-import pathlib
-import subprocess
-import sys
-import tempfile
-import unittest
-
-try:
-    import torch
-    import torch.nn.functional as F
-    from safetensors.torch import save_file
-except ImportError as error:
-    print(f"SKIPPED: authors_models_test: {error} (launch/setup --tests)")
-    sys.exit(77)
-
-HALFLIFE = ""
-# fp32 there, fp64 here: rounding of logits of order 10 in two layers.
-TOLERANCE = 2e-5
-VOCAB, DIM, HEADS, LAYERS, WIDTH, POSITIONS = 61, 32, 4, 2, 48, 256
-LENGTHS = (2, 29, 64, 65, 200)
+from authors_fixture import (DIM, HEADS, LAYERS, POSITIONS, VOCAB, WIDTH, AuthorsTest, layer_norm, linear,
+                             main, next_token_log_probs, random_weights)
+import torch
+import torch.nn.functional as F
 
 D2D_CLASSES = {
     "LinearEluWithD2DLMHeadModel": ("elu", "d2d", False),
@@ -33,12 +17,6 @@ D2D_CLASSES = {
     "TrainingEluALiBiLMHeadModel": ("elu", "trained_alibi", False),
     "LinearExpWithVanillaAPELMHeadModel": ("exp", "none", True),
 }
-
-
-def halflife(*arguments, code=0):
-    done = subprocess.run([HALFLIFE, *map(str, arguments)], capture_output=True, text=True, check=False)
-    assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
 
 
 def d2d_tensors(decay, ape):
@@ -66,14 +44,10 @@ def d2d_tensors(decay, ape):
 
 
 def d2d_weights(decay, ape):
-    torch.manual_seed(6)
-    weights = {}
-    for name, shape in d2d_tensors(decay, ape).items():
-        weights[name] = 0.2 * torch.randn(shape)
-        if ".ln_" in name and name.endswith("weight"):
-            weights[name] += 1
+    weights = random_weights(d2d_tensors(decay, ape))
+    for name, tensor in weights.items():
         if name.endswith("head_gamma"):
-            weights[name] -= 0.1  # one above the clamp at 0 or two below it
+            tensor -= 0.1  # one above the clamp at 0 or two below it
     return weights
 
 
@@ -99,91 +73,56 @@ def d2d_attention(w, x, feature_map, decay):
     return torch.einsum("hij,jhc->ihc", weights, v).flatten(1) @ w["c_proj.weight"] + w["c_proj.bias"]
 
 
-def d2d_log_probs(weights, ids, feature_map, decay, ape):
-    w = {name: tensor.double() for name, tensor in weights.items()}
-    def norm(x, name):
-        return F.layer_norm(x, (DIM,), w[name + ".weight"], w[name + ".bias"], 1e-5)
-    def linear(x, name):
-        return F.linear(x, w[name + ".weight"], w[name + ".bias"])
+def d2d_log_probs(w, ids, feature_map, decay, ape):
     x = w["transformer.wte.weight"][torch.tensor(ids)]
     if ape:
         x = x + w["transformer.wpe.weight"][:len(ids)]
     for layer in range(LAYERS):
         prefix = f"transformer.h.{layer}."
         own = {n[len(prefix) + 5:]: t for n, t in w.items() if n.startswith(prefix + "attn.")}
-        x = x + d2d_attention(own, norm(x, prefix + "ln_1"), feature_map, decay)
-        h = norm(x, prefix + "ln_2")
+        x = x + d2d_attention(own, layer_norm(x, w, prefix + "ln_1"), feature_map, decay)
+        h = layer_norm(x, w, prefix + "ln_2")
         if ape:
             inner = F.gelu(h @ w[prefix + "mlp.c_fc.weight"] + w[prefix + "mlp.c_fc.bias"],
                            approximate="tanh")
             x = x + inner @ w[prefix + "mlp.c_proj.weight"] + w[prefix + "mlp.c_proj.bias"]
         else:
-            x = x + linear(linear(h, prefix + "glu.fc1") * F.silu(linear(h, prefix + "glu.fc2")),
-                           prefix + "glu.fc3")
-    logits = norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].t()
-    return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0]
+            gated = linear(h, w, prefix + "glu.fc1") * F.silu(linear(h, w, prefix + "glu.fc2"))
+            x = x + linear(gated, w, prefix + "glu.fc3")
+    return next_token_log_probs(layer_norm(x, w, "transformer.ln_f") @ w["transformer.wte.weight"].t(), ids)
 
 
-class AuthorsModels(unittest.TestCase):
-    def setUp(self):
-        self._holder = tempfile.TemporaryDirectory(prefix="halflife_authors_")
-        self.dir = pathlib.Path(self._holder.name)
+def d2d_config(class_name):
+    return {"model_type": "gpt2", "architectures": [class_name], "vocab_size": VOCAB, "n_embd": DIM,
+            "n_layer": LAYERS, "n_head": HEADS, "n_inner": WIDTH, "n_positions": POSITIONS,
+            "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "attn_pdrop": 0.1,
+            "resid_pdrop": 0.1, "embd_pdrop": 0.1}
 
-    def tearDown(self):
-        self._holder.cleanup()
 
-    def make_d2d(self, class_name, change=lambda weights: None):
-        _, decay, ape = D2D_CLASSES[class_name]
-        weights = d2d_weights(decay, ape)
-        change(weights)
-        folder = self.dir / "theirs"
-        folder.mkdir()
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        config = {"model_type": "gpt2", "architectures": [class_name], "vocab_size": VOCAB,
-                  "n_embd": DIM, "n_layer": LAYERS, "n_head": HEADS, "n_inner": WIDTH,
-                  "n_positions": POSITIONS, "activation_function": "gelu_new",
-                  "layer_norm_epsilon": 1e-5, "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1}
-        (folder / "config.json").write_text(json.dumps(config))
-        return folder, weights
-
-    def score(self, model, ids):
-        (self.dir / "ids.json").write_text(json.dumps(ids))
-        halflife("score", "--model", model, "--tokens", self.dir / "ids.json", "--out",
-                 self.dir / "scores.jsonl", "--threads", 1)
-        lines = (self.dir / "scores.jsonl").read_text().splitlines()
-        return [torch.tensor(json.loads(line)["logprobs"], dtype=torch.float64) for line in lines]
-
+class AuthorsModels(AuthorsTest):
     def test_d2d(self):
-        generator = torch.Generator().manual_seed(5)
-        ids = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in LENGTHS]
         for name, (feature_map, decay, ape) in D2D_CLASSES.items():
             with self.subTest(name):
-                self.tearDown()
-                self.setUp()
-                folder, weights = self.make_d2d(name)
-                layout = "d2d_ape" if ape else "d2d"
-                halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run")
-                for got, sequence in zip(self.score(self.dir / "run", ids), ids):
-                    want = d2d_log_probs(weights, sequence, feature_map, decay, ape)
-                    self.assertLess(float((got - want).abs().max()), TOLERANCE)
+                def log_probs(w, ids, form=(feature_map, decay, ape)):
+                    return d2d_log_probs(w, ids, *form)
+                self.check(d2d_weights(decay, ape), d2d_config(name), "d2d_ape" if ape else "d2d", log_probs)
 
     def test_says_what_is_missing_or_left_over(self):
-        def change(weights):
-            weights["transformer.h.1.attn.Qs"] = weights.pop("transformer.h.1.attn.Ps")
-        folder, _ = self.make_d2d("LinearEluWithD2DLMHeadModel", change)
-        said = halflife("import", "--from", folder, "--layout", "d2d", "--out", self.dir / "run", code=3)
+        weights = d2d_weights("d2d", ape=False)
+        weights["transformer.h.1.attn.Qs"] = weights.pop("transformer.h.1.attn.Ps")
+        said = self.import_folder(weights, d2d_config("LinearEluWithD2DLMHeadModel"), "d2d", code=3)
         for part in ("transformer.h.1.attn.Ps", "transformer.h.1.attn.Qs"):
             self.assertIn(part, said)
         self.assertFalse((self.dir / "run").exists())
 
     def test_says_which_classes_it_knows(self):
-        folder, _ = self.make_d2d("LinearExpWithVanillaAPELMHeadModel")
-        said = halflife("import", "--from", folder, "--layout", "d2d", "--out", self.dir / "run", code=3)
-        self.assertIn("EluWithD2D", said)
-        said = halflife("import", "--from", folder, "--layout", "d3d", "--out", self.dir / "run", code=3)
-        self.assertIn("d2d_ape", said)
+        folder = self.make_folder(d2d_weights("none", ape=True),
+                                  d2d_config("LinearExpWithVanillaAPELMHeadModel"))
+        for layout, known in (("d2d", "EluWithD2D"), ("d3d", "d2d_ape")):
+            said = self.halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
+                                 code=3)
+            self.assertIn(known, said)
 
 
 if __name__ == "__main__":
-    HALFLIFE = sys.argv.pop(1)
-    unittest.main()
+    main()

@@ -51,7 +51,18 @@ constexpr const char* kConfigs[] = {
     R"({"model_type": "gpt2", "vocab_size": 5, "n_embd": 8, "n_inner": 6, "n_layer": 2, "n_head": 2,
         "n_positions": 4, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
         "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "scale_attn_weights": true,
-        "scale_attn_by_inverse_layer_idx": false, "tie_word_embeddings": false})"};
+        "scale_attn_by_inverse_layer_idx": false, "tie_word_embeddings": false})",
+    R"({"model_type": "leap", "vocab_size": 5, "hidden_size": 8, "n_layer": 2, "n_head": 2,
+        "n_positions": 8, "window_sizes": [8, 4], "rescale": 10, "hidden_dropout_prob": 0.1})",
+    R"({"model_type": "fastformer", "vocab_size": 5, "hidden_size": 8, "n_layer": 2, "n_heads": 2,
+        "n_positions": 8, "use_local_att": true, "rescale_value": 7})",
+    R"({"model_type": "zoology", "vocab_size": 5, "d_model": 8, "n_layers": 2,
+        "max_position_embeddings": 8, "pad_vocab_size_multiple": 2,
+        "resid_dropout": 0.1, "embed_dropout": 0.1, "drop_path": 0.1, "log_scores": false,
+        "state_mixer": {"name": "torch.nn.Identity", "kwargs": {}},
+        "sequence_mixer": {"name": "zoology.mixers.hybrid.Hybrid", "kwargs": {"configs": [
+            {"name": "a.Hyena", "kwargs": {"l_max": 8, "filter_order": 4}},
+            {"name": "a.MHA", "kwargs": {"num_heads": 2, "bias": true, "dropout": 0.1}}]}}})"};
 
 // What stands in the place of a config's value.
 const json kValues = json::parse(R"([
@@ -117,7 +128,8 @@ void ExpectSame(const HfModel& model) {
     const std::string name = model.layout().TensorName(weight.name, &reader);
     const auto found = left.find(name);
     ASSERT_NE(found, left.end()) << weight.name;
-    EXPECT_EQ(found->second, TensorShape(model.layout().PlacementOf(weight.name), weight.shape))
+    EXPECT_EQ(found->second,
+              TensorShape(model.layout().PlacementOf(weight.name, &reader), weight.shape))
         << weight.name;
     met.insert(name);
     std::vector<float> values(static_cast<size_t>(weight.count()));
@@ -141,7 +153,7 @@ void WriteFolder(const std::filesystem::path& folder, const json& config) {
     const std::string name = layout.TensorName(spec.name, &reader);
     if (map.contains(name)) continue;
     const size_t shard = map.size() % 2;
-    const auto shape = TensorShape(layout.PlacementOf(spec.name), spec.shape);
+    const auto shape = TensorShape(layout.PlacementOf(spec.name, &reader), spec.shape);
     const auto count = static_cast<uint64_t>(ckpt::CountElements(shape));
     const uint64_t end = bytes[shard] + sizeof(float) * count;
     shards[shard].push_back({.name = name, .shape = shape, .begin = bytes[shard], .end = end});

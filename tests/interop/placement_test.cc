@@ -104,6 +104,7 @@ TEST(PlacementTest, ShapesOfTheirTensors) {
   EXPECT_EQ(TensorShape({}, {4, 5, 6}), (Shape{4, 5, 6}));
   EXPECT_EQ(TensorShape({.part = 1, .num_parts = 3}, {4}), (Shape{12}));
   EXPECT_EQ(TensorShape({.transposed = true, .num_parts = 3}, {4, 5}), (Shape{5, 12}));
+  EXPECT_EQ(TensorShape({.leading_ones = 2}, {4}), (Shape{1, 1, 4}));
   EXPECT_HL_ERROR(TensorShape({.transposed = true}, {4}), ExitCode::kInternal,
                   "the transpose of a tensor of 1 dimensions");
 }

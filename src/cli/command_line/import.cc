@@ -22,9 +22,10 @@ void AddImport(CLI::App& app, Request& request) {
       ->type_name("DIR")
       ->required();
   command
-      ->add_option("--layout", options->layout,
-                   "Whose names the tensors have: d2d or d2d_ape for checkpoints of D2D's authors "
-                   "[config.json's model_type]")
+      ->add_option(
+          "--layout", options->layout,
+          "Whose names the tensors have, of checkpoints of a paper's authors: d2d, d2d_ape, "
+          "leap, fastformer or zoology [config.json's model_type]")
       ->type_name("NAME");
   command->callback([=, &request] { request = *options; });
 }

@@ -59,7 +59,9 @@ class AuthorsD2d : public Layout {
   void WriteConfig(const model::ModelConfig&, nlohmann::ordered_json&) const override {}
 
   std::string OptionalPrefix() const override { return kGpt2Prefix; }
-  bool IsBuffer(const std::string& tensor) const override { return IsGpt2Mask(tensor); }
+  bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
+    return IsGpt2Mask(tensor);
+  }
 
  protected:
   model::ModelConfig ReadFrame(ConfigReader& reader, bool ape) const {
@@ -99,7 +101,7 @@ class D2d : public AuthorsD2d {
     return Gpt2Name(Renamed(parameter, kGlu));
   }
   // Matrices of the GLU lie as ours do.
-  Placement PlacementOf(const std::string& parameter) const override {
+  Placement PlacementOf(const std::string& parameter, ConfigReader*) const override {
     return parameter.find(".mlp.") == std::string::npos ? Gpt2Placement(parameter) : Placement();
   }
 };
@@ -116,7 +118,7 @@ class D2dApe : public AuthorsD2d {
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
     return Gpt2Name(parameter);
   }
-  Placement PlacementOf(const std::string& parameter) const override {
+  Placement PlacementOf(const std::string& parameter, ConfigReader*) const override {
     return Gpt2Placement(parameter);
   }
 };

@@ -81,11 +81,13 @@ class Gpt2 : public Layout {
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
     return Gpt2Name(parameter);
   }
-  Placement PlacementOf(const std::string& parameter) const override {
+  Placement PlacementOf(const std::string& parameter, ConfigReader*) const override {
     return Gpt2Placement(parameter);
   }
   std::string OptionalPrefix() const override { return kGpt2Prefix; }
-  bool IsBuffer(const std::string& tensor) const override { return IsGpt2Mask(tensor); }
+  bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
+    return IsGpt2Mask(tensor);
+  }
 };
 
 }  // namespace

@@ -107,7 +107,7 @@ class Llama : public Layout {
     return FlaName(Renamed(parameter, kRenamed));
   }
 
-  bool IsBuffer(const std::string& tensor) const override {
+  bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
     return tensor.ends_with(".rotary_emb.inv_freq");
   }
 

@@ -138,7 +138,7 @@ std::string MixerSummary(const ModelConfig& config) {
   std::map<std::string, int64_t> others;
   int64_t num_others = 0;
   for (const LayerGroup& group : config.hybrid) {
-    if (!group.mixer) continue;
+    if (!group.mixer || group.mixer->name() == config.mixer.name()) continue;
     const auto count = static_cast<int64_t>(group.Numbers(config.num_layers).size());
     num_others += count;
     others[group.mixer->name()] += count;

@@ -96,6 +96,9 @@ TEST(ModelConfigTest, SummaryNamesEveryMixer) {
   ModelConfig all = Hybrid();
   all.hybrid[0].layers = {0, 1, 2};
   EXPECT_EQ(MixerSummary(all), "softmax in 3 of 3 layers");
+  ModelConfig forms = Hybrid();
+  forms.hybrid[0].mixer = MixerConfig("gla", {{"num_heads", 2}});
+  EXPECT_EQ(MixerSummary(forms), "gla");
 }
 
 // Sizes whose products would overflow, or that no memory holds, are problems and not allocations.

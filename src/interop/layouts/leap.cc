@@ -1,0 +1,209 @@
+// Checkpoints of LEAP's authors, and of the Fastformer beside it: one decoder with learned
+// positions, LayerNorm and an MLP of exact GELU, in which releases differ by their mixer, their
+// biases and their names. Each release wrote the options that it had into config.json, which tells
+// them apart; "preset" in it says so outright.
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+namespace {
+
+// What the decoders of one release have, and what they call it.
+struct Release {
+  const char* preset;
+  bool mlp_bias, head_bias;
+  const char* norm;    // before the mixer
+  const char* mixer;   // before the names of its matrices
+  bool drops_outside;  // its only dropout is as good as one of the mixer's output
+};
+constexpr Release kLeapReleases[] = {
+    {"leap_v011", false, true, ".attention.attn_norm.", ".attention.", true},
+    {"leap_v101", true, false, ".attn_norm.", ".", false},
+    {"leap_latest", true, false, ".attn_norm.", ".leap.", false}};
+constexpr Release kFastformerReleases[] = {
+    {"fastformer_v011", false, true, ".attention.attn_norm.", ".attention.", false},
+    {"fastformer_latest", false, true, ".attention.attn_norm.", ".attention.", false}};
+
+// The release of that name; an unknown name is a problem.
+const Release& Named(std::span<const Release> releases, const std::string& name,
+                     ConfigReader& reader) {
+  for (const Release& release : releases)
+    if (name == release.preset) return release;
+  const auto preset = [](const Release& release) { return release.preset; };
+  reader.Require(false, "preset is '", name, "'; one of ", Join(releases, ", ", preset),
+                 " would work");
+  return releases.back();
+}
+
+void SetRescale(ConfigReader& reader, const char* key, model::MixerConfig& mixer) {
+  if (!reader.Has(key)) return;
+  const double rescale = reader.Double(key, 1);
+  reader.Require(rescale > 0, key, " is ", rescale, "; a number above 0 would work (10 is usual)");
+  mixer.Set("rescale", rescale);
+}
+
+int64_t ReadHeads(ConfigReader& reader) {
+  const int64_t old = reader.Int("n_heads", 4);
+  return reader.Int("n_head", old);
+}
+
+// A window of at least the model's positions sees all: 0 here.
+std::vector<int64_t> ReadWindows(ConfigReader& reader, const nlohmann::json& sizes,
+                                 const model::ModelConfig& config, int64_t positions) {
+  std::vector<int64_t> windows;
+  for (const nlohmann::json& size : sizes) {
+    const bool valid =
+        size.is_number_integer() && !(size.is_number_unsigned() && size > INT64_MAX) && size >= 1;
+    reader.Require(valid, "window_sizes holds ", size.dump().substr(0, 40),
+                   "; numbers from 1 would work");
+    windows.push_back(valid && size < positions ? size.get<int64_t>() : 0);
+  }
+  const bool fits = static_cast<int64_t>(windows.size()) == config.num_layers;
+  reader.Require(fits, "window_sizes has ", windows.size(), " windows for ", config.num_layers,
+                 " layers; one for each would work");
+  if (!fits) windows.clear();
+  return windows;
+}
+
+// The windows of config.mixer, and of layers that have others than the first.
+void SetWindows(ConfigReader& reader, int64_t positions, model::ModelConfig& config) {
+  const bool local = reader.Bool("use_local_att", true);
+  const nlohmann::json* sizes = reader.Member("window_sizes");
+  if (sizes == nullptr) {
+    if (!local) config.mixer.Set("windows", std::string("same"));
+    config.mixer.Set("max_length", positions);
+    return;
+  }
+  reader.Require(sizes->is_array() && !sizes->empty(),
+                 "window_sizes is no list; null, or a window for each layer, would work");
+  if (!sizes->is_array()) return;
+  const std::vector<int64_t> windows = ReadWindows(reader, *sizes, config, positions);
+  if (windows.empty()) return;
+  config.mixer.Set("windows", std::string("same"));
+  config.mixer.Set("window", windows.front());
+  std::map<int64_t, model::LayerGroup> groups;
+  for (size_t layer = 0; layer < windows.size(); ++layer) {
+    if (windows[layer] == windows.front()) continue;
+    model::LayerGroup& group = groups[windows[layer]];
+    group.layers.push_back(static_cast<int64_t>(layer));
+    group.mixer = config.mixer;
+    group.mixer->Set("window", windows[layer]);
+  }
+  for (auto& [window, group] : groups) config.hybrid.push_back(std::move(group));
+}
+
+class LeapAuthors : public Layout {
+ public:
+  bool exports() const override { return false; }
+  std::vector<std::string> Obstacles(const model::ModelConfig&) const override { return {}; }
+  void WriteConfig(const model::ModelConfig&, nlohmann::ordered_json&) const override {}
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    const Release& release = ReleaseOf(reader);
+    IgnoreCommonKeys(reader);
+    model::ModelConfig config;
+    config.vocab_size = reader.Int("vocab_size", 32100);
+    config.model_dim = reader.Int("hidden_size", 256);
+    config.num_layers = reader.Int("n_layer", 4);
+    config.dropout = reader.Double("hidden_dropout_prob", 0.1);
+    config.initializer_range = reader.Double("initializer_range", 0.02);
+    config.norm = model::NormConfig("layer_norm", {{"eps", 1e-5}});
+    config.head.tied = reader.Bool("tie_word_embeddings", true);
+    config.head.bias = release.head_bias;
+    const int64_t positions = reader.Int("n_positions", 1024);
+    config.positions = model::PositionTableConfig("learned", {{"max_positions", positions}});
+    config.channel_mixer = model::ChannelMixerConfig("mlp", {{"width", 4 * config.model_dim},
+                                                             {"activation", std::string("gelu")},
+                                                             {"bias", release.mlp_bias}});
+    config.mixer = model::MixerConfig(mixer(), {{"preset", std::string(release.preset)}});
+    config.mixer.Set("num_heads", ReadHeads(reader));
+    if (!release.drops_outside) config.mixer.Set("dropout", config.dropout);
+    ReadRescale(release, reader, config.mixer);
+    SetWindows(reader, positions, config);
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader* reader) const override {
+    const Release& release = ReleaseOf(*reader);
+    const Renaming top[] = {{"embeddings.", "word_embedding."}, {"lm_head.", "proj_logits."}};
+    if (parameter.starts_with("norm.")) return "last_" + parameter;
+    if (!parameter.starts_with("layers.") && !parameter.starts_with("positions."))
+      return Renamed(parameter, top);
+    const Renaming within[] = {
+        {"layers.", "decoders."},      {"positions.", "position_embeddings."},
+        {".mlp.up_proj.", ".boom."},   {".mlp.down_proj.", ".unboom."},
+        {".attn_norm.", release.norm}, {".mlp_norm.", ".boom_norm."},
+        {".attn.", release.mixer},
+    };
+    return decoder() + Renamed(parameter, within);
+  }
+
+  // Declared in the first release, and never used.
+  bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
+    return tensor.ends_with(".attention.vec") ||
+           tensor.find(".attention.qk_norm.") != std::string::npos;
+  }
+
+ protected:
+  virtual std::string decoder() const = 0;  // before all names but the top ones
+  virtual const Release& ReleaseOf(ConfigReader& reader) const = 0;
+  virtual void ReadRescale(const Release& release, ConfigReader& reader,
+                           model::MixerConfig& mixer) const = 0;
+};
+
+class Leap : public LeapAuthors {
+ public:
+  std::string model_type() const override { return "leap"; }
+  std::string class_name() const override { return "LeapForCausalLM"; }
+  std::string mixer() const override { return "leap"; }
+
+ protected:
+  std::string decoder() const override { return "leap_model."; }
+
+  // Only 1.0.1 has a factor, and only 0.1.1 says n_heads.
+  const Release& ReleaseOf(ConfigReader& reader) const override {
+    const bool old = reader.Has("n_heads") && !reader.Has("n_head");
+    const char* guess = reader.Has("rescale") ? "leap_v101" : old ? "leap_v011" : "leap_latest";
+    return Named(kLeapReleases, reader.String("preset", guess), reader);
+  }
+
+  void ReadRescale(const Release& release, ConfigReader& reader,
+                   model::MixerConfig& mixer) const override {
+    reader.Require(!reader.Bool("rnn", false), "rnn is true; false would work");
+    if (release.preset != std::string("leap_v101")) return reader.Ignore({"rescale"});
+    reader.Require(reader.Has("rescale"), "rescale is null, which means 1.0.1 without its norms; ",
+                   "a number would work (10 is usual)");
+    SetRescale(reader, "rescale", mixer);
+  }
+};
+
+class Fastformer : public LeapAuthors {
+ public:
+  std::string model_type() const override { return "fastformer"; }
+  std::string class_name() const override { return "FastformerForCausalLM"; }
+  std::string mixer() const override { return "fastformer"; }
+
+ protected:
+  std::string decoder() const override { return "fastformer_model."; }
+
+  const Release& ReleaseOf(ConfigReader& reader) const override {
+    const char* guess = reader.Has("rescale") ? "fastformer_latest" : "fastformer_v011";
+    return Named(kFastformerReleases, reader.String("preset", guess), reader);
+  }
+
+  // A version between the two has 0.1.1's matrices and a factor of another name.
+  void ReadRescale(const Release& release, ConfigReader& reader,
+                   model::MixerConfig& mixer) const override {
+    const bool latest = release.preset == std::string("fastformer_latest");
+    SetRescale(reader, latest ? "rescale" : "rescale_value", mixer);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Layout> MakeLeap() { return std::make_unique<Leap>(); }
+std::unique_ptr<Layout> MakeFastformer() { return std::make_unique<Fastformer>(); }
+
+}  // namespace halflife::interop

@@ -1,0 +1,157 @@
+// The small models of associative recall: Zoology's skeleton, which ReBased's authors keep. Its
+// config.json is the `model` part of their configuration as JSON, with modules by import path. A
+// block adds its second norm, or an MLP of it, to the residual stream.
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "interop/layouts/layouts.h"
+#include "interop/layouts/zoology_modules.h"
+
+namespace halflife::interop {
+namespace {
+
+constexpr const char* kMixer = ".attn.";
+
+constexpr Renaming kFrame[] = {
+    {"embeddings.", "embeddings.word_embeddings."},
+    {"positions.", "embeddings.position_embeddings."},
+    {".attn_norm.", ".norm1."},
+    {".mlp_norm.", ".norm2."},
+    {"norm.", "ln_f."},  // after those of the layers, which end in it
+    {".mlp.up_proj.", ".state_mixer.fc1."},
+    {".mlp.down_proj.", ".state_mixer.fc2."},
+};
+
+// A parameter of a layer's mixer: "layers.3.attn.q_proj.weight" in pieces.
+struct MixerParameter {
+  std::string layer;  // "layers.3."
+  ZoologyModule mixer;
+  std::string name;  // "q_proj.weight"
+};
+std::optional<MixerParameter> InMixer(const std::string& parameter, ConfigReader* reader) {
+  const size_t end = parameter.find(kMixer);
+  const std::string_view prefix = "layers.";
+  if (end == std::string::npos || !parameter.starts_with(prefix)) return std::nullopt;
+  int64_t layer = 0;
+  std::from_chars(parameter.data() + prefix.size(), parameter.data() + end, layer);
+  return MixerParameter{.layer = parameter.substr(0, end + 1),
+                        .mixer = ZoologyMixerOf(*reader->Member("sequence_mixer"), layer),
+                        .name = parameter.substr(end + std::string_view(kMixer).size())};
+}
+
+// The model's mixer is that of the last layer, as in recipes; layers before it have their own.
+void ReadMixers(ConfigReader& reader, const nlohmann::json& sequence_mixer,
+                model::ModelConfig& config) {
+  const int64_t period = ZoologyPeriod(sequence_mixer, config.num_layers);
+  const auto read = [&](int64_t layer) {
+    return ReadZoologyMixer(ZoologyMixerOf(sequence_mixer, layer), layer, reader);
+  };
+  config.mixer = read(period - 1);
+  for (int64_t layer = 0; layer + 1 < period; ++layer) {
+    model::MixerConfig mixer = read(layer);
+    if (mixer == config.mixer) continue;
+    model::LayerGroup& group = config.hybrid.emplace_back();
+    group.mixer = std::move(mixer);
+    if (period == config.num_layers) {
+      group.layers = {layer};
+    } else {
+      group.every = period;
+      group.first = layer;
+    }
+  }
+}
+
+class Zoology : public Layout {
+ public:
+  std::string model_type() const override { return "zoology"; }
+  std::string class_name() const override { return "LanguageModel"; }
+  std::string mixer() const override { return "rebased"; }
+  bool exports() const override { return false; }
+  std::vector<std::string> Obstacles(const model::ModelConfig&) const override { return {}; }
+  void WriteConfig(const model::ModelConfig&, nlohmann::ordered_json&) const override {}
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    IgnoreCommonKeys(reader);
+    // Arguments that lie in the modules' kwargs, too; how it is trained, logged and called.
+    reader.Ignore({"num_heads", "use_gamma", "use_beta", "normalize", "log_scores", "drop_path",
+                   "gradient_checkpointing", "learnable_word_embeddings", "name"});
+    model::ModelConfig config = ReadSizes(reader);
+    RefuseOtherBlocks(reader);
+    config.block.Set("scale_init_by_depth", true);
+    const nlohmann::json *sequence_mixer = reader.Member("sequence_mixer"),
+                         *state_mixer = reader.Member("state_mixer");
+    const char* want = " is not given; {\"name\": ..., \"kwargs\": {...}} would work";
+    reader.Require(sequence_mixer != nullptr, "sequence_mixer", want);
+    reader.Require(state_mixer != nullptr, "state_mixer", want);
+    const std::string objective = reader.String("objective", "next_token");
+    const bool labelled = objective == "labelled";  // a key of ours: they train on labels, always
+    reader.Require(labelled || objective == "next_token", "objective is '", objective,
+                   "'; next_token or labelled would work");
+    if (labelled) config.objective = model::ObjectiveConfig(objective);
+    if (sequence_mixer != nullptr) ReadMixers(reader, *sequence_mixer, config);
+    if (state_mixer != nullptr)
+      config.channel_mixer = ReadZoologyStateMixer(*state_mixer, config.model_dim, reader);
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader* reader) const override {
+    if (parameter.starts_with("lm_head.")) return parameter;
+    const std::optional<MixerParameter> inner = InMixer(parameter, reader);
+    if (!inner) return "backbone." + Renamed(parameter, kFrame);
+    return Concat("backbone.", inner->layer, "sequence_mixer.",
+                  inner->mixer.in_hybrid ? "mixer." : "",
+                  ZoologyMixerName(inner->mixer, inner->name));
+  }
+  Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const override {
+    const std::optional<MixerParameter> inner = InMixer(parameter, reader);
+    return inner ? ZoologyPlacement(inner->mixer, inner->name) : Placement();
+  }
+
+  // Tables that follow from sizes: times, rates, and features that are not trained.
+  bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
+    return tensor.ends_with(".pos_emb.t") || tensor.ends_with(".modulation.deltas") ||
+           tensor.ends_with(".conv.pos_emb.z");
+  }
+  // One module of sines stands between all layers of a filter's network.
+  std::string CopyOf(const std::string& tensor) const override {
+    for (const char* again : {".implicit_filter.3.freq", ".implicit_filter.5.freq"})
+      if (tensor.ends_with(again))
+        return tensor.substr(0, tensor.size() - std::string_view(again).size()) +
+               ".implicit_filter.1.freq";
+    return {};
+  }
+
+ private:
+  static model::ModelConfig ReadSizes(ConfigReader& reader) {
+    model::ModelConfig config;
+    const int64_t multiple = reader.Int("pad_vocab_size_multiple", 1);
+    config.vocab_size = (reader.Int("vocab_size", 8192) + multiple - 1) / multiple * multiple;
+    config.model_dim = reader.Int("d_model", 128);
+    config.num_layers = reader.Int("n_layers", 2);
+    config.dropout = reader.Double("resid_dropout", 0);
+    config.embedding.dropout = reader.Double("embed_dropout", 0.1);
+    config.head.tied = true;
+    const int64_t positions = reader.Int("max_position_embeddings", 64, /*min=*/0);
+    if (positions > 0)
+      config.positions = model::PositionTableConfig("learned", {{"max_positions", positions}});
+    config.norm = model::NormConfig("layer_norm", {{"eps", 1e-5}});
+    return config;
+  }
+
+  static void RefuseOtherBlocks(ConfigReader& reader) {
+    const std::string block = reader.String("block_type", "TransformerBlock");
+    reader.Require(block == "TransformerBlock", "block_type is '", block,
+                   "'; TransformerBlock would work");
+    for (const char* on : {"pre_norm", "affine_norm"})
+      reader.Require(reader.Bool(on, true), on, " is false; true would work");
+    // Of the last norm alone; the others have this one.
+    const double eps = reader.Double("layer_norm_epsilon", 1e-5);
+    reader.Require(eps == 1e-5, "layer_norm_epsilon is ", eps, "; 1e-5 would work");
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Layout> MakeZoology() { return std::make_unique<Zoology>(); }
+
+}  // namespace halflife::interop

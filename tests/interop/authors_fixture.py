@@ -1,0 +1,108 @@
+"""What the tests of halflife import --layout share: a folder under an authors' names, imported and
+scored, against a forward written out in fp64.
+
+    class Models(AuthorsTest):
+        def test_one(self):
+            self.check(weights, config, layout="d2d", log_probs=lambda ids: ...)
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+    from safetensors.torch import save_file
+except ImportError as error:
+    print(f"SKIPPED: {pathlib.Path(sys.argv[0]).stem}: {error} (launch/setup --tests)")
+    sys.exit(77)
+
+# fp32 there, fp64 here: rounding of logits of order 10 in two layers.
+TOLERANCE = 2e-5
+VOCAB, DIM, HEADS, LAYERS, WIDTH, POSITIONS = 61, 32, 4, 2, 48, 256
+LENGTHS = (2, 29, 64, 65, 200)
+
+
+def layer_norm(x, weights, name):
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weights[name + ".weight"], weights[name + ".bias"],
+                                          1e-5)
+
+
+def linear(x, weights, name):
+    return torch.nn.functional.linear(x, weights[name + ".weight"], weights.get(name + ".bias"))
+
+
+def next_token_log_probs(logits, ids):
+    return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0]
+
+
+def random_weights(shapes, seed=6):
+    """Of these shapes; weights of norms are about 1."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for name, tensor in weights.items():
+        if name.endswith("weight") and tensor.dim() == 1:
+            tensor += 1
+    return weights
+
+
+def sequences(lengths=LENGTHS):
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+class AuthorsTest(unittest.TestCase):
+    program = ""
+
+    def setUp(self):
+        self._holder = tempfile.TemporaryDirectory(prefix="halflife_authors_")
+        self.dir = pathlib.Path(self._holder.name)
+
+    def tearDown(self):
+        self._holder.cleanup()
+
+    def halflife(self, *arguments, code=0):
+        done = subprocess.run([self.program, *map(str, arguments)], capture_output=True, text=True,
+                              check=False)
+        self.assertEqual(done.returncode, code, f"{arguments}: {done.stdout}{done.stderr}")
+        return done.stdout + done.stderr
+
+    def make_folder(self, weights, config):
+        folder = self.dir / "theirs"
+        folder.mkdir()
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    def import_folder(self, weights, config, layout, code=0):
+        folder = self.make_folder(weights, config)
+        return self.halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
+                             code=code)
+
+    def score(self, model, ids):
+        (self.dir / "ids.json").write_text(json.dumps(ids))
+        self.halflife("score", "--model", model, "--tokens", self.dir / "ids.json", "--out",
+                      self.dir / "scores.jsonl", "--threads", 1)
+        lines = (self.dir / "scores.jsonl").read_text().splitlines()
+        return [torch.tensor(json.loads(line)["logprobs"], dtype=torch.float64) for line in lines]
+
+    def check(self, weights, config, layout, log_probs, lengths=LENGTHS):
+        """In a folder of its own: log_probs(weights in fp64, ids) is what `score` has to give."""
+        self.tearDown()
+        self.setUp()
+        self.import_folder(weights, config, layout)
+        wide = {name: tensor.double() for name, tensor in weights.items()}
+        ids = sequences(lengths)
+        worst = 0.0
+        for got, sequence in zip(self.score(self.dir / "run", ids), ids):
+            worst = max(worst, float((got - log_probs(wide, sequence)).abs().max()))
+        print(f"{self.id().rsplit('.', 1)[-1]}: largest difference {worst:.1e}", file=sys.stderr)
+        self.assertLess(worst, TOLERANCE)
+
+
+def main():
+    AuthorsTest.program = sys.argv.pop(1)
+    unittest.main()

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""halflife import --layout leap and fastformer: checkpoints under their authors' own names, against
+forwards written out here in fp64, in which every token sums its own window.
+
+    .venv-compare/bin/python tests/interop/authors_leap_test.py build/cpu/src/cli/halflife
+"""
+
+from authors_fixture import (DIM, HEADS, POSITIONS, VOCAB, AuthorsTest, layer_norm, linear, main,
+                             next_token_log_probs, random_weights)
+import torch
+import torch.nn.functional as F
+
+WINDOWS = [POSITIONS, 4, 9, 4]
+HEAD_DIM = DIM // HEADS
+
+
+def shapes_of(preset, layers):
+    fastformer, v011 = preset.startswith("fastformer"), preset.endswith("v011")
+    decoder = "fastformer_model." if fastformer else "leap_model."
+    shapes = {"word_embedding.weight": [VOCAB, DIM], "last_norm.weight": [DIM], "last_norm.bias": [DIM],
+              decoder + "position_embeddings.weight": [POSITIONS, DIM]}
+    if fastformer or v011:
+        shapes["proj_logits.bias"] = [VOCAB]
+    for layer in range(layers):
+        prefix = f"{decoder}decoders.{layer}."
+        attention = prefix + "attention." if fastformer or v011 else prefix
+        for norm in (prefix + "boom_norm", attention + "attn_norm"):
+            shapes |= {norm + ".weight": [DIM], norm + ".bias": [DIM]}
+        shapes |= {prefix + "boom.weight": [4 * DIM, DIM], prefix + "unboom.weight": [DIM, 4 * DIM]}
+        if not fastformer and not v011:
+            shapes |= {prefix + "boom.bias": [4 * DIM], prefix + "unboom.bias": [DIM]}
+        shapes |= {attention + name: shape for name, shape in mixer_shapes(preset).items()}
+    return shapes
+
+
+def mixer_shapes(preset):
+    square, vector = [DIM, DIM], [HEADS, HEAD_DIM]
+    return {
+        "leap_v011": {"Wq.weight": square, "Wk.weight": square, "Wv.weight": square, "gate.weight": square,
+                      # which it has and never uses
+                      "vec": [DIM], "qk_norm.weight": [HEAD_DIM], "qk_norm.bias": [HEAD_DIM]},
+        "leap_v101": {"projections.weight": [4 * DIM, DIM]},
+        "leap_latest": {"leap.projections.weight": [4 * DIM, DIM]},
+        "fastformer_v011": {"Wquery.weight": square, "Wkeys.weight": square, "Wvalues.weight": square,
+                            "query_attn": vector, "key_attn": vector},
+        "fastformer_latest": {"projections.weight": [3 * DIM, DIM], "query_attn": vector,
+                              "key_attn": vector},
+    }[preset]
+
+
+def config_of(preset, windows=WINDOWS, **more):
+    """As the authors' classes save it, with the options that the release has."""
+    heads = "n_head" if preset in ("leap_v101", "leap_latest") else "n_heads"
+    config = {"model_type": "LeapForCausalLM", "hidden_size": DIM, "vocab_size": VOCAB, heads: HEADS,
+              "use_local_att": True, "window_sizes": windows, "n_positions": POSITIONS,
+              "n_layer": len(windows or WINDOWS), "hidden_dropout_prob": 0.1, "initializer_range": 0.02}
+    if preset in ("leap_v101", "fastformer_latest"):
+        config["rescale"] = 8
+    return config | more
+
+
+def real_norm(x, eps):
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps)
+
+
+def pool(weight, payload, window, eps):
+    """weight [T, H], payload [T, H, P]."""
+    place = torch.arange(weight.shape[0])
+    distance = place[:, None] - place
+    seen = ((distance >= 0) & (distance < window)).to(weight.dtype)
+    total = torch.einsum("ij,jh->ih", seen, weight) + eps
+    return torch.einsum("ij,jh,jhp->ihp", seen, weight, payload) / total[..., None]
+
+
+def split(x):
+    return x.unflatten(-1, (HEADS, HEAD_DIM))
+
+
+def leap_mixer(preset, w, x, window):
+    if preset == "leap_v011":
+        q, k, v = (split(linear(x, w, name)) for name in ("Wq", "Wk", "Wv"))
+        logit = (real_norm(q, 0) * real_norm(k, 0)).sum(-1) * 5 / HEAD_DIM
+        return torch.sigmoid(linear(x, w, "gate")) * pool(logit.exp(), v, window, 0).flatten(1)
+    name = "projections" if preset == "leap_v101" else "leap.projections"
+    q, f, k, v = (split(y) for y in linear(x, w, name).chunk(4, -1))
+    scale = HEAD_DIM ** -0.5
+    if preset == "leap_v101":
+        q, f, k, v = (real_norm(y, 1e-5) for y in (q, f, k, v))
+        scale = 8 / HEAD_DIM
+    logit = (f * k).sum(-1) * scale
+    weight = logit.exp() if preset == "leap_v101" else F.elu(logit) + 1
+    pooled = pool(weight, torch.cat([k, v], -1), window, 1e-5)
+    gate = torch.sigmoid((q * pooled[..., :HEAD_DIM]).sum(-1, keepdim=True) * scale)
+    return (gate * pooled[..., HEAD_DIM:]).flatten(1)
+
+
+def fastformer_mixer(preset, w, x, window, rescale):
+    if preset == "fastformer_v011":
+        q, k, v = (linear(x, w, name) for name in ("Wquery", "Wkeys", "Wvalues"))
+    else:
+        q, k, v = linear(x, w, "projections").chunk(3, -1)
+
+    def pooled(y, name):
+        heads = real_norm(split(y), 1e-5)
+        logit = (heads * real_norm(w[name], 1e-5)).sum(-1) * rescale / HEAD_DIM
+        return pool(logit.exp(), heads, window, 0 if preset == "fastformer_v011" else 1e-5).flatten(1)
+
+    return pooled(pooled(q, "query_attn") * k, "key_attn") * v
+
+
+def log_probs(preset, w, ids, windows, rescale):
+    decoder = "fastformer_model." if preset.startswith("fastformer") else "leap_model."
+    x = w["word_embedding.weight"][torch.tensor(ids)] + w[decoder + "position_embeddings.weight"][:len(ids)]
+    for layer, window in enumerate(windows):
+        prefix = f"{decoder}decoders.{layer}."
+        attention = prefix + "attention." if prefix + "attention.attn_norm.weight" in w else prefix
+        own = {name[len(attention):]: tensor for name, tensor in w.items() if name.startswith(attention)}
+        h = layer_norm(x, w, attention + "attn_norm")
+        if preset.startswith("leap"):
+            x = x + leap_mixer(preset, own, h, window)
+        else:
+            x = x + fastformer_mixer(preset, own, h, window, rescale)
+        inner = F.gelu(linear(layer_norm(x, w, prefix + "boom_norm"), w, prefix + "boom"))
+        x = x + linear(inner, w, prefix + "unboom")
+    logits = F.linear(layer_norm(x, w, "last_norm"), w["word_embedding.weight"], w.get("proj_logits.bias"))
+    return next_token_log_probs(logits, ids)
+
+
+class AuthorsLeap(AuthorsTest):
+    def check_preset(self, preset, config, windows=WINDOWS, rescale=8.0):
+        with self.subTest(preset):
+            layout = preset.split("_")[0]
+            weights = random_weights(shapes_of(preset, len(windows)))
+            self.check(weights, config, layout,
+                       lambda w, ids: log_probs(preset, w, ids, windows, rescale))
+
+    def test_every_release(self):
+        for preset in ("leap_v011", "leap_v101", "leap_latest", "fastformer_latest"):
+            self.check_preset(preset, config_of(preset))
+        self.check_preset("fastformer_v011", config_of("fastformer_v011"), rescale=5)
+
+    def test_a_factor_by_its_name_between_two_releases(self):
+        self.check_preset("fastformer_v011", config_of("fastformer_v011", rescale_value=7), rescale=7)
+
+    def test_windows_by_the_release(self):
+        for preset, windows in (("leap_v011", [4, 8, 16, POSITIONS]),
+                                ("leap_v101", [POSITIONS, 4, 8, 16]),
+                                ("leap_latest", [POSITIONS, 4, 8, 16]),
+                                ("fastformer_latest", [POSITIONS, 4, 8, POSITIONS])):
+            self.check_preset(preset, config_of(preset, windows=None), windows)
+
+    def test_no_windows(self):
+        config = config_of("leap_latest", windows=None, use_local_att=False)
+        self.check_preset("leap_latest", config, [POSITIONS] * 4)
+
+    def test_a_preset_that_is_named_wins(self):
+        config = config_of("leap_latest") | {"preset": "leap_latest", "n_heads": HEADS}
+        del config["n_head"]  # which alone would say 0.1.1
+        self.check_preset("leap_latest", config)
+
+    def test_a_head_beside_the_table_that_it_equals(self):
+        weights = random_weights(shapes_of("leap_latest", len(WINDOWS)))
+        weights["proj_logits.weight"] = weights["word_embedding.weight"].clone()
+        self.check(weights, config_of("leap_latest"), "leap",
+                   lambda w, ids: log_probs("leap_latest", w, ids, WINDOWS, 8))
+        self.assertIn("tied: true", (self.dir / "run" / "config.textproto").read_text())
+
+    def test_says_what_does_not_fit(self):
+        weights = random_weights(shapes_of("leap_latest", len(WINDOWS)))
+        weights["leap_model.decoders.1.surplus"] = weights.pop("leap_model.decoders.1.boom.bias")
+        weights["last_norm.bias"] = weights["last_norm.bias"][1:].clone()
+        said = self.import_folder(weights, config_of("leap_latest"), "leap", code=3)
+        for part in ("missing: leap_model.decoders.1.boom.bias [128]",
+                     "unexpected: leap_model.decoders.1.surplus [128]",
+                     "last_norm.bias: file [31], model [32]"):
+            self.assertIn(part, said)
+        self.assertFalse((self.dir / "run").exists())
+
+    def test_says_which_options_it_has_no_form_of(self):
+        for change, part in (({"rnn": True}, "rnn is true"),
+                             ({"window_sizes": [4, 0, 4, 4]}, "window_sizes holds 0"),
+                             ({"window_sizes": [4, 4]}, "window_sizes has 2 windows for 4 layers"),
+                             ({"preset": "leap_v012"}, "one of leap_v011, leap_v101, leap_latest"),
+                             ({"preset": "leap_v101"}, "rescale is null")):
+            with self.subTest(part):
+                self.tearDown()
+                self.setUp()
+                config = config_of("leap_latest") | change
+                weights = random_weights(shapes_of("leap_latest", len(WINDOWS)))
+                self.assertIn(part, self.import_folder(weights, config, "leap", code=3))
+
+
+if __name__ == "__main__":
+    main()
