@@ -93,8 +93,10 @@ int64_t WindowOf(const data::TokenView& tokens, const infer::LoadedModel& loaded
 }
 
 nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
-  nlohmann::ordered_json out = {
-      {"tokens", result.num_targets}, {"loss", result.loss}, {"perplexity", result.perplexity()}};
+  nlohmann::ordered_json out = {{"tokens", result.num_targets},
+                                {"loss", result.loss},
+                                {"perplexity", result.perplexity()},
+                                {"perplexity_hf", result.perplexity_hf()}};
   if (result.bits_per_byte) out["bits_per_byte"] = *result.bits_per_byte;
   if (result.accuracy) out["accuracy"] = *result.accuracy;
   for (const eval::SegmentScore& segment : result.segments) {

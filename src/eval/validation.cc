@@ -78,10 +78,25 @@ std::vector<SegmentScore> ScoresOfSegments(const std::vector<data::Segment>& seg
   return scores;
 }
 
-ValidationResult MakeResult(const data::TokenView& tokens, std::span<const WindowSums> windows) {
+// ValidationResult::loss_hf. Batches without targets have no mean, and are left out.
+double MeanOfBatches(std::span<const WindowSums> windows, size_t batch) {
+  double sum = 0, num_rows = 0;
+  for (; !windows.empty(); windows = windows.subspan(std::min(batch, windows.size()))) {
+    const auto rows = windows.first(std::min(batch, windows.size()));
+    const WindowSums total = Total(rows);
+    if (total.num_targets == 0) continue;
+    sum += static_cast<double>(rows.size()) * total.loss / total.num_targets;
+    num_rows += static_cast<double>(rows.size());
+  }
+  return sum / num_rows;
+}
+
+ValidationResult MakeResult(const data::TokenView& tokens, std::span<const WindowSums> windows,
+                            int64_t batch) {
   const WindowSums total = Total(windows);
   HL_CHECK_AS(ExitCode::kData, total.num_targets > 0, "the validation windows hold no targets");
   ValidationResult result = {.loss = total.loss / total.num_targets,
+                             .loss_hf = MeanOfBatches(windows, static_cast<size_t>(batch)),
                              .num_targets = static_cast<int64_t>(total.num_targets)};
   if (tokens.row_len == 0) {
     result.bits_per_byte = data::BitsPerByte(result.loss, tokens.info);
@@ -96,6 +111,7 @@ ValidationResult MakeResult(const data::TokenView& tokens, std::span<const Windo
 }  // namespace
 
 double ValidationResult::perplexity() const { return std::exp(loss); }
+double ValidationResult::perplexity_hf() const { return std::exp(loss_hf); }
 
 void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& tokens) {
   const bool wanted = model.objective().takes_labels_of_data(), there = tokens.row_len > 0;
@@ -141,7 +157,7 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
                   Ref(reinterpret_cast<double*>(all.data()), kSumsOfWindow * total), counts,
                   {"validation_sums", 0}, nullptr)
       .WaitHost();
-  return MakeResult(tokens, all);
+  return MakeResult(tokens, all, config.batch);
 }
 
 }  // namespace halflife::eval

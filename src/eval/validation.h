@@ -26,11 +26,16 @@ struct SegmentScore {
 };
 struct ValidationResult {
   double loss = 0;  // mean -ln p per target
+  // What the Trainer of transformers calls eval_loss: the mean over batches, weighted by their
+  // rows, of each batch's mean per target. The same where all rows have as many targets; elsewhere
+  // it depends on `batch`.
+  double loss_hf = 0;
   int64_t num_targets = 0;
   std::optional<double> bits_per_byte;  // of text: data::BitsPerByte of the loss
   std::optional<double> accuracy;  // of labelled rows: share of labels that are the likeliest token
   std::vector<SegmentScore> segments;  // of labelled rows, where there are several kinds
   double perplexity() const;
+  double perplexity_hf() const;
 };
 // Error kUsage where the objective takes its labels from the dataset and the tokens have none, or
 // the other way round.

@@ -1,0 +1,104 @@
+// The two means of a validation: over targets, and over batches as transformers' Trainer has it.
+#include "eval/validation.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+
+#include "data/prepare.h"
+#include "data/synthetic/prepare_mqar.h"
+#include "dist/local_communicator.h"
+#include "support/temp_dir.h"
+
+namespace halflife::eval {
+namespace {
+
+constexpr int64_t kSeqLen = 16, kRows = 8;
+
+class Validation : public testing::Test {
+ protected:
+  static model::LanguageModel Model(const char* objective, int64_t vocab_size) {
+    model::ModelConfig config = {.vocab_size = vocab_size, .model_dim = 16, .num_layers = 1};
+    config.initializer_range = 0.5;  // losses far from each other
+    config.mixer = model::MixerConfig("d2d", {{"num_heads", 2}});
+    config.objective = model::ObjectiveConfig(objective);
+    return model::LanguageModel(config);
+  }
+  // Of `world` ranks; rank 0's.
+  ValidationResult Run(const data::TokenView& tokens, const char* objective, int64_t batch,
+                       int world = 1) const {
+    ValidationResult result;
+    dist::LocalWorld::Run(world, [&](dist::Communicator& control) {
+      model::LanguageModel model = Model(objective, tokens.row_len > 0 ? 64 : 259);
+      model.BindOwnMemory(1, false);
+      const ValidationResult of_rank =
+          Validate(model, tokens, {.seq_len = kSeqLen, .batch = batch}, at::kCPU, control);
+      if (control.rank() == 0) result = of_rank;
+    });
+    return result;
+  }
+  data::Dataset Mqar(const std::string& name, const std::vector<data::MqarSegment>& rows) const {
+    data::PrepareMqar({.train = {{kSeqLen, 4, kRows}},
+                       .validation = rows,
+                       .vocab_size = 64,
+                       .out = dir_ / name,
+                       .threads = 1});
+    return data::Dataset::Open(dir_ / name);
+  }
+  test::TempDir dir_;
+};
+
+// Number 22 of D2D's properties: where each row has as many targets, nothing is padded and both
+// means are one.
+TEST_F(Validation, MeansAgreeWhereNothingIsPadded) {
+  const data::Dataset even = Mqar("even", {{kSeqLen, 4, 2 * kRows}});
+  const data::TokenView tokens = data::ViewOf(even, data::Split::kValidation);
+  for (const int64_t batch : {int64_t{1}, int64_t{3}, kRows}) {
+    const ValidationResult result = Run(tokens, "labelled", batch);
+    EXPECT_NEAR(result.loss_hf, result.loss, 1e-12 * result.loss) << batch;
+    EXPECT_DOUBLE_EQ(result.perplexity_hf(), std::exp(result.loss_hf));
+  }
+}
+
+// Number 22: rows of 4 targets and rows of 2. In batches of one kind each batch counts by its rows,
+// in one batch by its targets; the number of ranks changes neither.
+TEST_F(Validation, MeansDifferByThePaddingOfTheBatches) {
+  const data::Dataset uneven = Mqar("uneven", {{kSeqLen, 4, kRows}, {kSeqLen, 2, kRows}});
+  const data::TokenView tokens = data::ViewOf(uneven, data::Split::kValidation);
+  const ValidationResult result = Run(tokens, "labelled", kRows);
+  ASSERT_EQ(result.segments.size(), 2u);
+  const double four = result.segments[0].loss, two = result.segments[1].loss;
+  ASSERT_GT(std::abs(four - two), 1e-3);
+  EXPECT_NEAR(result.loss, (4 * four + 2 * two) / 6, 1e-6);
+  EXPECT_NEAR(result.loss_hf, (four + two) / 2, 1e-6);
+  const ValidationResult one_batch = Run(tokens, "labelled", 2 * kRows);
+  EXPECT_NEAR(one_batch.loss_hf, one_batch.loss, 1e-12 * result.loss);
+  EXPECT_NEAR(Run(tokens, "labelled", kRows, 2).loss_hf, result.loss_hf, 1e-6);
+  EXPECT_NEAR(Run(tokens, "labelled", 3).loss_hf, Run(tokens, "labelled", 3, 4).loss_hf, 1e-6);
+}
+
+// Number 22: what stands after the end of a document is no target, in either mean.
+TEST_F(Validation, NothingIsAskedOfTheEndOfADocument) {
+  {
+    std::ofstream text(dir_ / "text.txt");
+    for (int line = 0; line < 40; ++line) text << "document " << line << "\n\n";
+  }
+  data::Prepare({.inputs = {(dir_ / "text.txt").string()},
+                 .tokenizer = "bytes",
+                 .out = dir_ / "text",
+                 .threads = 1});
+  const data::Dataset dataset = data::Dataset::Open(dir_ / "text");
+  const data::TokenView tokens = data::ViewOf(dataset, data::Split::kTrain);
+  const int64_t windows = data::NumWindows(tokens, kSeqLen);
+  const data::Batch batch = data::ReadWindows(tokens, kSeqLen, 0, windows);
+  const int64_t ends = std::ranges::count(batch.inputs, dataset.info().eos_id);
+  ASSERT_GT(ends, 20);
+  const ValidationResult result = Run(tokens, "next_token", 4);
+  EXPECT_EQ(result.num_targets, windows * kSeqLen - ends);
+  EXPECT_NE(result.loss_hf, result.loss) << "windows of different numbers of targets";
+}
+
+}  // namespace
+}  // namespace halflife::eval
