@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
+#include "train/config/run_config.h"
+
 namespace halflife::train {
 namespace {
 
@@ -52,6 +56,26 @@ TEST(Schedule, OneRateAnEpoch) {
   EXPECT_NEAR(rate(1), 2.99819e-3, 5e-9);
   EXPECT_NEAR(rate(32), 1.5e-3, 1e-15);
   EXPECT_NEAR(rate(63), 1.81e-6, 5e-9);
+}
+
+// Number 21 of D2D's properties, on its recipe. The code that it was trained with gives its first
+// update a rate of 0; here update n has the rate of its update n + 1, and none is lost.
+TEST(Schedule, D2dRisesForThreeThousandUpdatesAndEndsAtZero) {
+  const RunConfig config =
+      LoadRunConfig(std::string(HALFLIFE_SOURCE_DIR) + "/launch/recipes/d2d_124m.textproto", {});
+  const int64_t steps = config.train.steps;
+  const auto rate_of_update = [&](int64_t update) {
+    return update == 0
+               ? 0
+               : config.optimizer.lr * LearningRateFactor(config.schedule, update - 1, steps);
+  };
+  EXPECT_EQ(steps, 178507);
+  EXPECT_NEAR(rate_of_update(0), 0, 1e-15);
+  EXPECT_NEAR(rate_of_update(1500), 2.5e-4, 1e-15);
+  EXPECT_NEAR(rate_of_update(3000), 5e-4, 1e-15);
+  EXPECT_NEAR(rate_of_update(steps), 0, 1e-15);
+  const int64_t middle = (3000 + steps) / 2;
+  EXPECT_NEAR(rate_of_update(middle), 2.5e-4, 1e-8);  // half a cosine is odd about its middle
 }
 
 TEST(Schedule, RunShorterThanItsWarmUp) {

@@ -51,6 +51,7 @@ class StepTest : public testing::Test {
   struct Outcome {
     std::vector<StepResult> steps;
     std::vector<float> main;
+    std::vector<float> adam_m;  // on one rank: after a first step a tenth of the clipped gradient
     std::vector<SampleRecord> samples;  // of the first step, all ranks
   };
 
@@ -96,6 +97,10 @@ class StepTest : public testing::Test {
           const at::Tensor view = arena.View(arena.main(), i).contiguous();
           outcome.main.insert(outcome.main.end(), view.const_data_ptr<float>(),
                               view.const_data_ptr<float>() + view.numel());
+        }
+        if (world == 1) {
+          const at::Tensor& m = arena.adam_m();
+          outcome.adam_m.assign(m.const_data_ptr<float>(), m.const_data_ptr<float>() + m.numel());
         }
       }
     };
@@ -145,6 +150,28 @@ TEST_F(StepTest, MicroBatchSizeIsFree) {
     EXPECT_NEAR(small.steps[step].loss / large.steps[step].loss, 1, 1e-5);
     EXPECT_EQ(small.steps[step].num_targets, large.steps[step].num_targets);
   }
+}
+
+// Number 21 of D2D's properties: where each row has as many targets, 8 micro-batches of 4 rows have
+// the gradient of one of 32, and two ranks that of one.
+TEST_F(StepTest, D2dsGradientIsThatOfTheWholeBatch) {
+  std::vector<std::string> settings = {"data.path=mqar",        "data.seq_len=16",
+                                       "train.global_batch=32", "model.objective=labelled",
+                                       "model.mixer=d2d",       "model.mixer.d2d.num_heads=2",
+                                       "train.micro_batch=4"};
+  const Outcome parts = Train(1, 1, settings), ranks = Train(2, 1, settings);
+  settings.back() = "train.micro_batch=32";
+  const Outcome whole = Train(1, 1, settings);
+  ASSERT_EQ(parts.adam_m.size(), whole.adam_m.size());
+  double largest = 0, worst = 0;
+  for (size_t i = 0; i < whole.adam_m.size(); ++i) {
+    largest = std::max(largest, std::abs(double{whole.adam_m[i]}));
+    worst = std::max(worst, std::abs(double{parts.adam_m[i]} - whole.adam_m[i]));
+  }
+  EXPECT_GT(largest, 0);
+  EXPECT_LE(worst, 1e-5 * largest);
+  EXPECT_EQ(ranks.main, parts.main);
+  EXPECT_EQ(ranks.steps[0].loss, parts.steps[0].loss);
 }
 
 // Rows with labels of their own, 20 of them in steps of 8: the third has 4, and on one rank of two
