@@ -58,6 +58,29 @@ TEST_F(BadInput, UnknownMixerAndOption) {
   Expect(fixture->Run({.run = "m", .set = {"model.mixer.gla.heads=2"}}), 2, {"heads", "num_heads"});
 }
 
+// Options of the mixers for recall, and rows that they do not take.
+TEST_F(BadInput, WhatAMixerDoesNotTake) {
+  const auto refused = [](const std::vector<std::string>& set,
+                          const std::vector<std::string>& pieces) {
+    Expect(fixture->Run({.run = "refused", .set = set}), 2, pieces);
+    EXPECT_FALSE(std::filesystem::exists(fixture->path("refused")));
+  };
+  refused({"model.mixer=d2d", "model.mixer.d2d.head_dim=16"}, {"head_dim", "num_heads"});
+  refused({"model.mixer=d2d", "model.mixer.d2d.num_heads=5"}, {"num_heads 5 must divide"});
+  refused({"model.mixer=leap", "model.mixer.leap.num_heads=5"},
+          {"num_heads 5 must divide model_dim 32"});
+  refused({"model.mixer=based", "model.mixer.based.num_heads=33"},
+          {"num_heads 33 above model_dim 32", "up to 32"});
+  refused({"model.mixer=base_conv", "model.mixer.base_conv.kernel_size=0"},
+          {"kernel_size is 0", "3 is usual"});
+  refused({"model.mixer=mamba", "model.mixer.mamba.d_conv=1"}, {"d_conv", "at least 2"});
+  // text is packed
+  refused({"model.mixer=hyena"}, {"layer 0, hyena,", "several documents"});
+  refused({"model.mixer=base_conv", "model.mixer.base_conv.kernel_size=-1"},
+          {"layer 0, base_conv,", "several documents"});
+  refused({"model.positions.learned.max_positions=32"}, {"data.seq_len is 64", "at most 32"});
+}
+
 TEST_F(BadInput, SizesThatNoMachineHolds) {
   Expect(fixture->Run({.run = "huge", .set = {"model.vocab_size=2000000000"}}), 2,
          {"this run does not fit", "parameters would fit"});
