@@ -1,0 +1,154 @@
+// What rows of growing length cost: time and memory of a token, and of a decode step.
+//
+// A time is the least of several, as a machine with other work is never faster than an idle one;
+// trials of the two sides alternate, and go on until they agree or patience ends.
+#include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "model/language_model.h"
+#include "model/mixers/built_mixer.h"
+
+namespace halflife::model {
+namespace {
+
+using test::BuiltMixer;
+using test::Normal;
+
+constexpr int64_t kDim = 64, kTokens = 16384;  // of all rows together
+
+// The largest number of bytes that the tensors made in its life have held at once.
+class PeakBytes {
+ public:
+  PeakBytes() {
+    counter_ = std::make_shared<Counter>();
+    c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, counter_);
+  }
+  ~PeakBytes() { c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE); }
+  double peak() const { return static_cast<double>(counter_->peak); }
+
+ private:
+  struct Counter : c10::MemoryReportingInfoBase {
+    int64_t now = 0, peak = 0;
+    void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+      now += size;
+      peak = std::max(peak, now);
+    }
+    bool memoryProfilingEnabled() const override { return true; }
+  };
+  std::shared_ptr<Counter> counter_;
+};
+
+// All tokens in rows of `seq_len`.
+at::Tensor Rows(int64_t seq_len) {
+  return Normal({kTokens / seq_len, seq_len, kDim}, 1, at::kFloat).requires_grad_();
+}
+void Pass(const BuiltMixer& mixer, const at::Tensor& x) {
+  torch::autograd::grad({mixer.Run(x)}, {x}, {x.detach()});
+}
+double PeakOf(const BuiltMixer& mixer, const at::Tensor& x) {
+  const PeakBytes bytes;
+  Pass(mixer, x);
+  return bytes.peak();
+}
+
+double SecondsOf(const std::function<void()>& run) {
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+struct Times {
+  double one = 1e9, other = 1e9;
+  bool Agree(double share) const {
+    return other <= (1 + share) * one && one <= (1 + share) * other;
+  }
+};
+Times TimesOf(const std::function<void()>& one, const std::function<void()>& other, double share) {
+  constexpr int kTrials = 200, kLeast = 3;
+  Times times;
+  for (int i = 0; i < kTrials && (i < kLeast || !times.Agree(share)); ++i) {
+    times.one = std::min(times.one, SecondsOf(one));
+    times.other = std::min(times.other, SecondsOf(other));
+  }
+  return times;
+}
+
+// Time and memory of a token in rows of 2,048 and of 16,384. Were they quadratic, they would be 8
+// times as much.
+void ExpectLinear(const MixerConfig& config, double share) {
+  at::set_num_threads(1);
+  const BuiltMixer mixer(config, kDim, at::kFloat);
+  const at::Tensor short_rows = Rows(2048), one_row = Rows(kTokens);
+  const double few = PeakOf(mixer, short_rows), many = PeakOf(mixer, one_row);
+  EXPECT_GT(few, 4.0 * kTokens * kDim);
+  EXPECT_NEAR(many / few, 1, share) << "bytes";
+  const Times times =
+      TimesOf([&] { Pass(mixer, short_rows); }, [&] { Pass(mixer, one_row); }, share);
+  EXPECT_TRUE(times.Agree(share)) << times.one << " s in rows of 2048, " << times.other
+                                  << " s in rows of " << kTokens;
+}
+
+// Number 24 of D2D's properties.
+TEST(CostOfRows, D2dIsLinear) {
+  for (const char* map : {"elu", "exp"})
+    ExpectLinear(MixerConfig("d2d", {{"num_heads", 1}, {"feature_map", map}}), 0.2);
+}
+
+// Number 24: a decode step of D2D holds the same number of bytes wherever it stands in its text.
+TEST(CostOfRows, D2dDecodesInConstantMemory) {
+  const c10::AutoGradMode no_grad(false);
+  LanguageModel model({.vocab_size = 37,
+                       .model_dim = kDim,
+                       .num_layers = 2,
+                       .mixer = MixerConfig("d2d", {{"num_heads", 2}})});
+  model.BindOwnMemory(1, false);
+  ModelState state = model.EmptyState(1);
+  const at::Tensor token = (test::Uniform({1}, 1) * 37).to(at::kLong);
+  model.Step(token, state);
+  const int64_t bytes = state.bytes();
+  double first = 0;
+  for (int64_t t = 1; t < 1500; ++t) {
+    const PeakBytes of_step;
+    model.Step(token, state);
+    if (t == 1) first = of_step.peak();
+    ASSERT_NEAR(of_step.peak(), first, 0.02 * first) << t;  // scalars come and go
+    ASSERT_EQ(state.bytes(), bytes) << t;
+  }
+}
+
+// Number 20 of LEAP's tests, without its comparison with softmax, which is a benchmark's.
+TEST(CostOfRows, PoolsAreLinear) {
+  for (const int64_t window : {int64_t{0}, int64_t{256}})
+    ExpectLinear(MixerConfig("leap", {{"num_heads", 2}, {"windows", "same"}, {"window", window}}),
+                 0.2);
+}
+
+// Number 20: a window of 128 tokens takes as long as longer ones.
+TEST(CostOfRows, WindowsOfAnyLengthTakeAsLong) {
+  at::set_num_threads(1);
+  constexpr int64_t kSeqLen = 8192;
+  const auto mixer = [](int64_t window) {
+    return std::make_unique<BuiltMixer>(
+        MixerConfig("leap", {{"num_heads", 2}, {"windows", "same"}, {"window", window}}), kDim,
+        at::kFloat);
+  };
+  const auto narrow = mixer(128);
+  const at::Tensor x = Rows(kSeqLen);
+  for (const int64_t window : {int64_t{512}, int64_t{4096}, kSeqLen}) {
+    const auto wide = mixer(window);
+    const Times times = TimesOf([&] { Pass(*narrow, x); }, [&] { Pass(*wide, x); }, 0.15);
+    EXPECT_TRUE(times.Agree(0.15))
+        << times.one << " s for windows of 128, " << times.other << " s of " << window;
+  }
+}
+
+}  // namespace
+}  // namespace halflife::model
