@@ -190,6 +190,18 @@ class HfModels(unittest.TestCase):
                 self.assertEqual(written["model_type"], config["model_type"])
                 self.assertEqual(shapes_of(exported), reference_models.tensors(written))
 
+    def test_a_tied_feature_map_under_both_names(self):
+        config = FRAME | FLA_VARIANTS["linear_attn_hedgehog_tied"]
+        folder, weights = self.make_fla_folder(config)
+        maps = {name: name.replace("_q.", "_k.") for name in weights if ".feature_map_q." in name}
+        change_weights(folder, lambda all: all.update({maps[name]: all[name].clone() for name in maps}))
+        want = [reference_models.log_probs(config, weights, ids) for ids in sequences()]
+        self.check_all_ways(folder, want)
+        change_weights(folder, lambda all: all.update({maps[name]: all[name] + 1 for name in maps}))
+        said = halflife("import", "--from", folder, "--out", self.dir / "other", code=3)
+        for name in maps.values():
+            self.assertIn(f"unexpected: {name}", said)
+
     def make_llama_folder(self, **variant):
         torch.manual_seed(4)
         config = LlamaConfig(**{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,

@@ -51,6 +51,12 @@ class LinearAttn : public Layout {
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
     return FlaName(parameter);
   }
+  // A map that q and k share is one module under two names.
+  std::string CopyOf(const std::string& tensor) const override {
+    constexpr Renaming kOfKeys[] = {{".feature_map_k.", ".feature_map_q."}};
+    std::string original = Renamed(tensor, kOfKeys);
+    return original == tensor ? std::string() : original;
+  }
 };
 
 }  // namespace
