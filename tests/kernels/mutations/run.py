@@ -5,8 +5,9 @@
   tests/kernels/mutations/run.py --only barrier     # those with the word in their name
   tests/kernels/mutations/run.py --kind all         # what a plain run need not see again in asan, then in tsan
 
-A mutation is a textual substitution in one source (MUTATIONS here and in step.py); one that no longer matches is an error,
-so that the table follows the code. Exit code 1 if a bug survives. Needs g++, GoogleTest and CUDA's headers, no GPU.
+A mutation is a textual substitution in one source (MUTATIONS here and in the files beside); one that no longer matches is an error,
+so that the table follows the code. Exit code 1 if a bug survives. Needs g++, GoogleTest and CUDA's headers, no GPU. What needs LibTorch is
+linked.py's.
 """
 
 import argparse
@@ -21,6 +22,9 @@ import tempfile
 import time
 
 from family import ROOT, Family
+from pooling import FOCUS_POOL
+from recall import POLYNOMIAL
+from scans import SCANS
 from step import ADAMW, STEP
 
 FLAGS = {
@@ -405,7 +409,7 @@ def main():
     options = parser.parse_args()
     kinds = list(FLAGS) if options.kind == "all" else [options.kind]
     survivors = []
-    for family in (DECAY, STEP, ADAMW):
+    for family in (DECAY, STEP, ADAMW, POLYNOMIAL, FOCUS_POOL, SCANS):
         left = [m for m in family.mutations if options.only in m[0]]
         for kind in kinds:
             if left:

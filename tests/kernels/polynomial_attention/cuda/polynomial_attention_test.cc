@@ -265,6 +265,8 @@ TEST(CudaPolynomial, Bf16) {
 
 TEST(CudaPolynomial, StepsAreTheWhole) {
   Problem({.batch = 2, .seq_len = 5, .dim_v = 70}).ExpectSteps();
+  // More features than a block has threads, so that each warp has a share of the divisor.
+  Problem({.seq_len = 3, .heads = 1, .dim = 24, .dim_v = 4}).ExpectSteps();
   if (!kSlow) Problem({.seq_len = 9, .dim = 16, .normalise = false}).ExpectSteps();
 }
 
