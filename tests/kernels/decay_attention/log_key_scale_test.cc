@@ -139,5 +139,22 @@ TEST(LogKeyScale, LaterKeysChangeNoBitOfEarlierOutputs) {
   EXPECT_TRUE(test::BitEqual(after.narrow(1, 0, 50), before.narrow(1, 0, 50)));
 }
 
+// A key far above all others raises the scale of its own document alone: in fp32 nothing would be
+// left of the keys of others.
+TEST(LogKeyScale, KeysOfAnotherDocumentChangeNoBit) {
+  DecayProblem problem = ProblemOf(kCases[1]);
+  DecayAttentionInputs& in = problem.inputs;
+  for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay}) *x = x->to(at::kFloat);
+  in.log_key_scale = LogScales().to(at::kFloat);
+  const at::Tensor others = in.chunks->runs().begin.select(0, 0) > 0;  // in row 0
+  const auto out_of_others = [&] {
+    return DecayAttention(in, problem.config).out.select(0, 0).index({others});
+  };
+  const at::Tensor before = out_of_others();
+  ASSERT_GT(before.size(0), 10);
+  in.log_key_scale[0][0].fill_(300);
+  EXPECT_TRUE(test::BitEqual(out_of_others(), before));
+}
+
 }  // namespace
 }  // namespace halflife::kernels

@@ -61,6 +61,32 @@ TEST(LinearAttention, IsFlasLayer) {
   EXPECT_TRUE(Close(mixer.Run(x), at::linear(normed.flatten(2), mixer["o_proj.weight"]), 1e-11));
 }
 
+// norm_q and norm_k divide the features of their own side by their sum.
+TEST(LinearAttention, DividesTheFeaturesOfEitherSide) {
+  const at::Tensor x = Normal({2, 40, kDim}, 3);
+  for (const bool of_q : {false, true}) {
+    for (const bool of_k : {false, true}) {
+      const BuiltMixer mixer(
+          MixerConfig(
+              "linear_attention",
+              {{"num_heads", kHeads}, {"norm_q", of_q}, {"norm_k", of_k}, {"normalise", false}}),
+          kDim);
+      const auto heads = [&](const char* name) {
+        return at::linear(x, mixer[name]).unflatten(-1, {kHeads, -1});
+      };
+      const auto map = [](const at::Tensor& y, bool divided) {
+        const at::Tensor feature = y.clamp_max(0).exp() + y.clamp_min(0);
+        return divided ? feature / (feature.sum(-1, /*keepdim=*/true) + 1e-4) : feature;
+      };
+      const at::Tensor q = map(heads("q_proj.weight"), of_q), k = map(heads("k_proj.weight"), of_k);
+      const at::Tensor scores = at::einsum("bthd,bshd->bhts", {q, k}).tril() / std::sqrt(8.0);
+      const at::Tensor o = at::einsum("bhts,bshd->bthd", {scores, heads("v_proj.weight")});
+      EXPECT_TRUE(Close(mixer.Run(x), at::linear(o.flatten(2), mixer["o_proj.weight"]), 1e-11))
+          << "norm_q " << of_q << ", norm_k " << of_k;
+    }
+  }
+}
+
 TEST(LinearAttention, TiedMapsAreOne) {
   const auto count = [](bool tied) {
     return BuiltMixer(MixerConfig("linear_attention", {{"num_heads", kHeads},
