@@ -2,15 +2,19 @@
 
     launch/setup --compare && cmake --build build/cpu --target bench_train_step
     python3 bench/train_step/compare.py --mixer gla --pairs 5 --json step_gla.json
+    python3 bench/train_step/compare.py --mixer all --pairs 3 --markdown steps.md
 
-PyTorch runs eagerly, or under torch.compile with --compile; --precision bf16 means autocast there and
-a bf16 copy of the parameters with fp32 main weights here.
+PyTorch runs eagerly, or under torch.compile with --compile; --precision bf16 means autocast there
+and a bf16 copy of the parameters with fp32 main weights here.
 
 Both programs take the same model and step arguments and print one JSON line each with "median_ms"
 and "peak_memory_mib". They run in turn, --pairs times, never at once, and the order within a pair
-alternates: what else the machine does meets both alike. Both begin with halflife's parameters and
+alternates: what else the machine does meets both alike; "processor" ratios are of the processor
+time that a step takes, which other programs move less. Both begin with halflife's parameters and
 batch, and their losses before and after the first update must agree. The ratios are of the medians
-over pairs; above 1 means that halflife is faster, or needs less memory.
+over pairs; above 1 means that halflife is faster, or needs less memory. With several mixers,
+halflife's step of `retention` runs in every pair, too: "over_retention" is the mixer's time over
+that.
 """
 
 import argparse
@@ -23,10 +27,16 @@ import sys
 import tempfile
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
+STEP = REPO / "bench/train_step/pytorch_step.py"
 
-# How far the losses may part before and after the first update, nats a token. Before: the rounding of a
-# mean of 4,096 of about 5.6. After: AdamW's first update is the learning rate, 1e-3, times each gradient's
-# sign, which rounding turns where a gradient is near 0. Seen: 5e-7 and 5e-5 in fp32, 3e-4 and 5e-3 in bf16.
+# Those that halflife's mixers have at 256 channels, but for retention and softmax, of whose 8 heads
+# all figures so far had 4.
+HEADS, USUAL_HEADS = {"based": 12, "rebased": 12}, 4
+
+# How far the losses may part before and after the first update, nats a token. Before: the rounding
+# of a mean of 4,096 of about 5.6. After: AdamW's first update is the learning rate, 1e-3, times each
+# gradient's sign, which rounding turns where a gradient is near 0, and PyTorch's side lets norms and
+# biases decay, too, by 1e-4 of themselves. Seen: 5e-7 and 2e-4 in fp32, 3e-4 and 5e-3 in bf16.
 LOSS_TOLERANCE = {"fp32": (1e-5, 1e-3), "bf16": (2e-3, 2e-2)}
 
 
@@ -42,20 +52,25 @@ def spread(values: list[float]) -> dict:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
+class ModelsDiffer(Exception):
+    """A message for the user."""
+
+
 def check_same_model(
     results: dict[str, list[dict]], tolerances: tuple[float, float]
 ) -> list[list[float]]:
-    """The losses of the first two steps, [[halflife, pytorch], ...]; exits where they differ."""
+    """The losses of the first two steps, [[halflife, pytorch], ...]; ModelsDiffer where they
+    differ."""
     ours, theirs = (results[name][0] for name in ("halflife", "pytorch"))
     if ours["parameters"] != theirs["parameters"]:
-        sys.exit(
+        raise ModelsDiffer(
             f"the two models differ: {ours['parameters']} parameters here, "
             f"{theirs['parameters']} in PyTorch"
         )
     losses = [list(pair) for pair in zip(ours["first_losses"], theirs["first_losses"])][:2]
     for step, ((here, there), tolerance) in enumerate(zip(losses, tolerances)):
         if not abs(here - there) <= tolerance:
-            sys.exit(
+            raise ModelsDiffer(
                 f"the two models differ: the loss of step {step} is {here:.6f} here, {there:.6f} "
                 f"in PyTorch, from the same parameters and batch; {tolerance} is allowed"
             )
@@ -63,15 +78,15 @@ def check_same_model(
 
 
 def compare(
-    ours: list[str],
-    theirs: list[str],
+    commands: dict[str, list[str]],
     pairs: int,
     threads: int,
     tolerances: tuple[float, float],
 ) -> dict:
-    results: dict[str, list[dict]] = {"halflife": [], "pytorch": []}
+    """`commands`: of halflife and pytorch, and perhaps of retention."""
+    results: dict[str, list[dict]] = {name: [] for name in commands}
     for pair in range(pairs):
-        order = [("halflife", ours), ("pytorch", theirs)]
+        order = list(commands.items())
         for name, command in order if pair % 2 == 0 else reversed(order):
             results[name].append(run(command, threads))
             print(
@@ -80,33 +95,91 @@ def compare(
             )
         losses = check_same_model(results, tolerances)
     summary = {}
-    for key in ("median_ms", "peak_memory_mib"):
+    for key in ("median_ms", "median_processor_ms", "peak_memory_mib"):
         summary[key] = {name: spread([r[key] for r in runs]) for name, runs in results.items()}
-    return {
-        "median_ms": summary["median_ms"],
-        "peak_memory_mib": summary["peak_memory_mib"],
-        "speed_ratio": summary["median_ms"]["pytorch"]["median"]
-        / summary["median_ms"]["halflife"]["median"],
-        "speed_ratio_of_pairs": spread(
-            [
-                theirs["median_ms"] / ours["median_ms"]
-                for ours, theirs in zip(results["halflife"], results["pytorch"])
-            ]
-        ),
-        "memory_ratio": summary["peak_memory_mib"]["pytorch"]["median"]
-        / summary["peak_memory_mib"]["halflife"]["median"],
+
+    def ratios(key: str, over: str, under: str) -> tuple[float, dict]:
+        """Of the medians, and of the pairs."""
+        medians = (summary[key][name]["median"] for name in (over, under))
+        of_pairs = [a[key] / b[key] for a, b in zip(results[over], results[under])]
+        return next(medians) / next(medians), spread(of_pairs)
+
+    speed, speed_of_pairs = ratios("median_ms", "pytorch", "halflife")
+    measured = {
+        **summary,
+        "speed_ratio": speed,
+        "speed_ratio_of_pairs": speed_of_pairs,
+        "processor_ratio": ratios("median_processor_ms", "pytorch", "halflife")[0],
+        "memory_ratio": ratios("peak_memory_mib", "pytorch", "halflife")[0],
         "parameters": results["halflife"][0]["parameters"],
         "first_losses": losses,
     }
+    if "retention" in commands:
+        over, over_of_pairs = ratios("median_ms", "halflife", "retention")
+        measured |= {
+            "over_retention": over,
+            "over_retention_of_pairs": over_of_pairs,
+            "processor_over_retention": ratios("median_processor_ms", "halflife", "retention")[0],
+        }
+    return measured
 
 
-def main() -> None:
+def measure_mixer(args: argparse.Namespace, mixer: str) -> dict:
+    shape = {
+        key: getattr(args, key)
+        for key in (*("precision", "layers", "dim", "seq_len", "batch", "steps"), "threads")
+    }
+
+    def command_of(program: list[str], mixer: str) -> list[str]:
+        settings = {"mixer": mixer, "heads": args.heads or HEADS.get(mixer, USUAL_HEADS), **shape}
+        flags = ((f"--{key.replace('_', '-')}", str(value)) for key, value in settings.items())
+        return [*program, *(word for flag in flags for word in flag)]
+
+    commands = {
+        "halflife": command_of([str(args.binary)], mixer),
+        "pytorch": command_of([str(args.python), str(STEP)], mixer),
+    }
+    if len(args.mixer) > 1 and mixer != "retention":
+        commands["retention"] = command_of([str(args.binary)], "retention")
+    if args.compile:
+        commands["pytorch"].append("--compile")
+    with tempfile.TemporaryDirectory() as folder:
+        start = str(pathlib.Path(folder) / "start.pt")
+        subprocess.run([*commands["halflife"], "--save-start", start], check=True)
+        commands["pytorch"] += ["--start", start]
+        return compare(commands, args.pairs, args.threads, LOSS_TOLERANCE[args.precision])
+
+
+def markdown(rows: list[dict]) -> str:
+    lines = [
+        "| mixer | halflife, ms | PyTorch, ms | speed, by processor time | peak memory | time over "
+        "retention's, by processor time |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "problem" in row:
+            lines.append(f"| {row['mixer']} | {row['problem']} |")
+            continue
+        ms = {name: figures["median"] for name, figures in row["median_ms"].items()}
+        over = ""
+        if "over_retention" in row:
+            over = f"{row['over_retention']:.2f}, {row['processor_over_retention']:.2f}"
+        lines.append(
+            f"| {row['mixer']} | {ms['halflife']:,.0f} | {ms['pytorch']:,.0f} | "
+            f"{row['speed_ratio']:.2f} x, {row['processor_ratio']:.2f} x | "
+            f"{100 / row['memory_ratio']:.0f} % | {over} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--mixer", choices=["gla", "retention", "softmax"], default="gla")
-    for name, default in {"layers": 6, "dim": 256, "heads": 4, "seq-len": 512, "batch": 8}.items():
+    parser.add_argument("--mixer", nargs="+", default=["gla"], help="names, or all")
+    for name, default in {"layers": 6, "dim": 256, "seq-len": 512, "batch": 8}.items():
         parser.add_argument("--" + name, type=int, default=default)
+    parser.add_argument("--heads", type=int, help="default: 12 of based and rebased, 4 of others")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--compile", action="store_true", help="PyTorch under torch.compile")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of one program's run")
@@ -117,6 +190,7 @@ def main() -> None:
     )
     parser.add_argument("--python", type=pathlib.Path, default=REPO / ".venv-compare/bin/python")
     parser.add_argument("--json", type=pathlib.Path, help="also write the result to this file")
+    parser.add_argument("--markdown", type=pathlib.Path, help="write a table to this file")
     args = parser.parse_args()
     for path, remedy in (
         (args.binary, "cmake --build build/cpu --target bench_train_step"),
@@ -124,31 +198,34 @@ def main() -> None:
     ):
         if not path.exists():
             sys.exit(f"{path} is not there; run: {remedy}")
-
-    shape = {
-        key: getattr(args, key)
-        for key in (
-            *("mixer", "precision", "layers", "dim", "heads", "seq_len", "batch", "steps"),
-            "threads",
+    if args.mixer == ["all"]:
+        listed = subprocess.run(
+            [args.binary, "--list-mixers"], stdout=subprocess.PIPE, text=True, check=True
         )
-    }
-    flags = [
-        word for key, value in shape.items() for word in ("--" + key.replace("_", "-"), str(value))
-    ]
-    ours = [str(args.binary), *flags]
-    theirs = [str(args.python), str(REPO / "bench/train_step/pytorch_step.py"), *flags]
-    if args.compile:
-        theirs.append("--compile")
-    with tempfile.TemporaryDirectory() as folder:
-        start = str(pathlib.Path(folder) / "start.pt")
-        subprocess.run([*ours, "--save-start", start], check=True)
-        theirs += ["--start", start]
-        measured = compare(ours, theirs, args.pairs, args.threads, LOSS_TOLERANCE[args.precision])
-    result = {"shape": shape, "compile": args.compile, "pairs": args.pairs, **measured}
-    text = json.dumps(result, indent=2)
+        args.mixer = listed.stdout.split()
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    rows: list[dict] = []
+    for mixer in args.mixer:
+        print(mixer, file=sys.stderr)
+        try:
+            rows.append({"mixer": mixer, **measure_mixer(args, mixer)})
+        except ModelsDiffer as problem:
+            rows.append({"mixer": mixer, "problem": str(problem)})
+    settings = ("layers", "dim", "seq_len", "batch", "heads", "precision", "compile", "threads")
+    shape = {key: getattr(args, key) for key in (*settings, "steps", "pairs")}
+    text = json.dumps({"shape": shape, "mixers": rows}, indent=2)
     print(text)
     if args.json:
         args.json.write_text(text + "\n", encoding="utf-8")
+    if args.markdown:
+        args.markdown.write_text(markdown(rows), encoding="utf-8")
+    problems = [f"{row['mixer']}: {row['problem']}" for row in rows if "problem" in row]
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 //   train_step --mixer gla --layers 6 --dim 256 --seq-len 512 --batch 8 --heads 4 --steps 10
 //       --threads 1
 //   train_step --mixer gla --save-start start.pt     # what pytorch_step.py --start begins with
+//   train_step --list-mixers                         # what --mixer takes
 #include <CLI/CLI.hpp>
 
 #include <ATen/Parallel.h>
@@ -17,6 +18,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -56,11 +58,20 @@ at::Tensor RandomTokens(const Options& options, uint64_t stream) {
 
 constexpr uint64_t kSeed = 1;
 
+// With the mixer's own defaults besides; not every mixer has heads.
+model::MixerConfig MixerOf(const Options& options) {
+  model::MixerConfig mixer(options.mixer);
+  const std::vector<model::Assignment> values = mixer.Values();
+  if (std::ranges::count(values, std::string("num_heads"), &model::Assignment::name) > 0)
+    mixer.Set("num_heads", options.heads);
+  return mixer;
+}
+
 model::ModelConfig ConfigOf(const Options& options) {
   return {.vocab_size = options.vocab,
           .model_dim = options.dim,
           .num_layers = options.layers,
-          .mixer = model::MixerConfig(options.mixer, {{"num_heads", options.heads}}),
+          .mixer = MixerOf(options),
           .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", options.mlp_dim}})};
 }
 
@@ -160,13 +171,16 @@ void Run(const Options& options) {
   Bench bench(options);
   std::vector<double> first_losses;
   for (int i = 0; i < options.warmup; ++i) first_losses.push_back(bench.Step());
-  std::vector<double> seconds;
+  std::vector<double> seconds, processor_seconds;
   for (int i = 0; i < options.steps; ++i) {
     const Stopwatch watch;
+    const std::clock_t begin = std::clock();
     bench.Step();
     seconds.push_back(watch.Seconds());
+    processor_seconds.push_back(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
   }
   std::sort(seconds.begin(), seconds.end());
+  std::sort(processor_seconds.begin(), processor_seconds.end());
   const double median = seconds[seconds.size() / 2];
   const model::FlopCount flops = bench.model().FlopsPerToken(options.seq_len);
   const double per_step =
@@ -186,6 +200,8 @@ void Run(const Options& options) {
                                       {"parameters", bench.model().CountParameters().total()},
                                       {"first_losses", first_losses},
                                       {"median_ms", 1e3 * median},
+                                      {"median_processor_ms",
+                                       1e3 * processor_seconds[processor_seconds.size() / 2]},
                                       {"min_ms", 1e3 * seconds.front()},
                                       {"max_ms", 1e3 * seconds.back()},
                                       {"gflops", per_step / median / 1e9},
@@ -203,7 +219,10 @@ void Run(const Options& options) {
 int main(int argc, char** argv) {
   CLI::App app("Times the training step");
   halflife::Options options;
+  bool list_mixers = false;
   app.add_option("--mixer", options.mixer);
+  app.add_flag("--list-mixers", list_mixers,
+               "print the names that --mixer takes, and time nothing");
   app.add_option("--device", options.device, "cpu or cuda: exit code 4 without a GPU");
   app.add_option("--precision", options.precision);
   app.add_option("--layers", options.layers);
@@ -211,7 +230,7 @@ int main(int argc, char** argv) {
   app.add_option("--mlp-dim", options.mlp_dim);
   app.add_option("--seq-len", options.seq_len);
   app.add_option("--batch", options.batch);
-  app.add_option("--heads", options.heads);
+  app.add_option("--heads", options.heads, "of mixers that have heads");
   app.add_option("--vocab", options.vocab);
   app.add_option("--steps", options.steps);
   app.add_option("--warmup", options.warmup);
@@ -219,6 +238,11 @@ int main(int argc, char** argv) {
   app.add_option("--save-start", options.save_start,
                  "write the first step's parameters and batch to this file, and time nothing");
   CLI11_PARSE(app, argc, argv);
+  if (list_mixers) {
+    for (const std::string& name : halflife::model::NamesOf(halflife::model::kMixers))
+      std::cout << name << "\n";
+    return 0;
+  }
   try {
     halflife::Run(options);
   } catch (const halflife::Error& error) {

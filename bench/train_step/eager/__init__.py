@@ -1,0 +1,31 @@
+"""Every mixer of halflife in plain PyTorch, in the best form that eager PyTorch has for it:
+attention in chunks, vectorised over the chunks; constant masks made once; sums over tokens as
+products with triangular matrices. Options have halflife's defaults, and parameters its names.
+
+Shapes: B batch, T seq_len, H heads, K head_dim of q and k, V head_dim of v, C chunk, N chunks, D
+model_dim.
+"""
+
+from .convolution import BaseConv, GatedConv, Hyena
+from .decay import D2d, Gla, LinearAttention, Retention
+from .focus import Fastformer, Leap
+from .pairs import Based, Rebased, Softmax
+from .recurrent import Mamba, Rwkv4
+
+# Each is made from the program's arguments and the number of its layer: MIXERS["gla"](args, layer).
+MIXERS = {
+    "retention": Retention,
+    "gla": Gla,
+    "softmax": Softmax,
+    "d2d": D2d,
+    "linear_attention": LinearAttention,
+    "base_conv": BaseConv,
+    "gated_conv": GatedConv,
+    "hyena": Hyena,
+    "leap": Leap,
+    "fastformer": Fastformer,
+    "rwkv4": Rwkv4,
+    "mamba": Mamba,
+    "based": Based,
+    "rebased": Rebased,
+}

@@ -1,0 +1,76 @@
+"""What several of the mixers are made of."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROTARY_BASE = 10000.0
+
+
+def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.normal_(layer.weight, std=0.02)
+    return layer
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, eps=1e-6)
+
+
+class Rotary(nn.Module):
+    """Half-split rotary position code over the whole head."""
+
+    def __init__(self, head_dim: int, seq_len: int):
+        super().__init__()
+        frequency = ROTARY_BASE ** (-torch.arange(0, head_dim, 2).float() / head_dim)
+        angle = torch.outer(torch.arange(seq_len).float(), frequency)
+        self.register_buffer(
+            "cos", torch.cat([angle.cos()] * 2, -1)[None, :, None], persistent=False
+        )
+        self.register_buffer(
+            "sin", torch.cat([angle.sin()] * 2, -1)[None, :, None], persistent=False
+        )
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, H, K]
+        first, second = x.chunk(2, -1)
+        return x * self.cos + torch.cat([-second, first], -1) * self.sin
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[..., H d] -> [..., H, d]."""
+    return x.unflatten(-1, (heads, -1))
+
+
+def to_chunks(x: Tensor, chunk: int) -> Tensor:
+    """[B, T, H, X] -> [B, H, N, C, X]."""
+    batch, seq_len, heads, dim = x.shape
+    return x.view(batch, seq_len // chunk, chunk, heads, dim).permute(0, 3, 1, 2, 4).contiguous()
+
+
+def from_chunks(x: Tensor) -> Tensor:
+    """[B, H, N, C, X] -> [B, T, H, X]."""
+    batch, heads, num_chunks, chunk, dim = x.shape
+    return x.permute(0, 2, 3, 1, 4).reshape(batch, num_chunks * chunk, heads, dim)
+
+
+def lower(size: int, diagonal: int = 0) -> Tensor:
+    """Ones on and below a diagonal, [size, size]: times x, the sums up to each row of x."""
+    return torch.ones(size, size).tril(diagonal)
+
+
+class CausalConv(nn.Module):
+    """A depthwise convolution of a few taps over [B, C, T], the last tap on the token itself."""
+
+    def __init__(self, channels: int, taps: int, bias: bool):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(channels, 1, taps) / taps**0.5)
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels, _, taps = self.weight.shape
+        return F.conv1d(F.pad(x, (taps - 1, 0)), self.weight, self.bias, groups=channels)

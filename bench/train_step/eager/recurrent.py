@@ -1,0 +1,111 @@
+"""The recurrences per channel: rwkv4 and mamba."""
+
+import argparse
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .layers import CausalConv, linear
+
+
+class Rwkv4(nn.Module):
+    """A channel's decay w is the same for all tokens, so its sums are products with matrices of
+    e^((i - j) w): [C, C] within a chunk, [N, N] between chunks. Keys are less their row's largest;
+    keys of a channel that lie 80 and more below it are lost, which halflife's are not."""
+
+    def __init__(self, args: argparse.Namespace, layer: int):
+        super().__init__()
+        dim, self.chunk = args.dim, args.chunk
+        self.time_decay, self.time_first, self.time_mix_k, self.time_mix_v, self.time_mix_r = (
+            nn.Parameter(torch.zeros(dim)) for _ in range(5)  # of --start
+        )
+        self.key, self.value, self.receptance, self.output = (linear(dim, dim) for _ in range(4))
+        self.register_buffer("within", self.distances(args.chunk), persistent=False)
+        num_chunks = args.seq_len // args.chunk
+        # from the end of chunk m to the start of chunk n
+        between = self.distances(num_chunks) * args.chunk
+        self.register_buffer("between", between, persistent=False)
+        place = torch.arange(args.chunk).float()
+        self.register_buffer("place", place, persistent=False)  # [C]
+
+    @staticmethod
+    def distances(size: int) -> Tensor:
+        """Tokens between i and j < i, i - j - 1, [size, size]."""
+        place = torch.arange(size).float()
+        return (place[:, None] - place - 1).clamp(min=0)
+
+    def sums(self, x: Tensor, log_decay: Tensor) -> Tensor:
+        """Decayed sums over the tokens before each, [D, T, X]; log_decay [D, 1]."""
+        within = torch.exp(log_decay[..., None] * self.within).tril(-1)  # [D, C, C]
+        between = torch.exp(log_decay[..., None] * self.between).tril(-1)  # [D, N, N]
+        to_end = torch.exp(log_decay * (self.chunk - 1 - self.place))  # [D, C]
+        from_start = torch.exp(log_decay * self.place)  # [D, C]
+        chunks = x.unflatten(1, (-1, self.chunk))  # [D, N, C, X]
+        own = (to_end[:, None, None] @ chunks).squeeze(2)  # [D, N, X]
+        before = (between @ own).unsqueeze(2)  # [D, N, 1, X]
+        return torch.addcmul(
+            within[:, None] @ chunks, from_start[:, None, :, None], before
+        ).flatten(1, 2)
+
+    def average(self, k: Tensor, v: Tensor) -> Tensor:  # [B, T, D]
+        own = k + self.time_first
+        top = torch.maximum(k, own).detach().amax(1, keepdim=True)
+        weight = torch.exp(k - top)
+        batch = k.shape[0]
+        both = torch.cat([weight, weight * v]).permute(2, 1, 0).contiguous()  # [D, T, 2 B]
+        sums = self.sums(both, -torch.exp(self.time_decay)[:, None]).permute(2, 1, 0)
+        now = torch.exp(own - top)
+        return torch.addcmul(sums[batch:], now, v) / (sums[:batch] + now)
+
+    def forward(self, x: Tensor) -> Tensor:
+        earlier = F.pad(x, (0, 0, 1, -1))
+        k, v, r = (
+            matrix(torch.lerp(earlier, x, mix))
+            for matrix, mix in (
+                (self.key, self.time_mix_k),
+                (self.value, self.time_mix_v),
+                (self.receptance, self.time_mix_r),
+            )
+        )
+        return self.output(torch.sigmoid(r) * self.average(k, v))
+
+
+class Mamba(nn.Module):
+    """Token by token: the states of one token [B, I, N] stay in the cache, where those of all
+    tokens, which a scan in chunks passes over a dozen times, go to memory and back."""
+
+    STATES, TAPS, EXPAND = 16, 4, 2
+
+    def __init__(self, args: argparse.Namespace, layer: int):
+        super().__init__()
+        inner, self.rank = self.EXPAND * args.dim, math.ceil(args.dim / 16)
+        self.in_proj = linear(args.dim, 2 * inner)
+        self.conv1d = CausalConv(inner, self.TAPS, bias=True)
+        self.x_proj = linear(inner, self.rank + 2 * self.STATES)
+        self.dt_proj = linear(self.rank, inner, bias=True)
+        self.A_log = nn.Parameter(torch.log(torch.arange(1.0, self.STATES + 1)).repeat(inner, 1))
+        self.D = nn.Parameter(torch.ones(inner))
+        self.out_proj = linear(inner, args.dim)
+
+    def scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """x and step [B, T, I], b and c [B, T, N] -> [B, T, I]."""
+        a = -torch.exp(self.A_log)
+        added = step * x
+        state = torch.zeros(x.shape[0], *a.shape)
+        outs = []
+        tokens = zip(*(y.unbind(1) for y in (step, added, b, c)))
+        for step_t, added_t, b_t, c_t in tokens:
+            decay = torch.exp(step_t[..., None] * a)
+            state = torch.addcmul(added_t[..., None] * b_t[:, None], decay, state)
+            outs.append(torch.bmm(state, c_t[..., None]))
+        return torch.stack(outs, 1).squeeze(-1)
+
+    def forward(self, u: Tensor) -> Tensor:
+        x, gate = self.in_proj(u).chunk(2, -1)
+        x = F.silu(self.conv1d(x.transpose(1, 2))).transpose(1, 2).contiguous()
+        step, b, c = self.x_proj(x).split([self.rank, self.STATES, self.STATES], -1)
+        step = F.softplus(self.dt_proj(step))
+        y = torch.addcmul(self.scan(x, step, b, c), self.D, x)
+        return self.out_proj(y * F.silu(gate))
