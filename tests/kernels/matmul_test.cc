@@ -155,5 +155,12 @@ TEST_F(MatmulTest, SaysWhatDoesNotFit) {
                   "[200, 80]", "[rows, 81] would work");
 }
 
+TEST_F(MatmulTest, BesideAvx512OnAmdAlone) {
+  if (cpu::UsableInstructionSets().front() < InstructionSet::kAvx512)
+    GTEST_SKIP() << "this machine has no AVX-512";
+  cpu::UseInstructionSet(InstructionSet::kAvx512);
+  EXPECT_EQ(HasMatmul(), cpu::IsAmd());
+}
+
 }  // namespace
 }  // namespace halflife::kernels

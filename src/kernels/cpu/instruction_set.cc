@@ -57,6 +57,15 @@ std::vector<InstructionSet> UsableInstructionSets() {
 
 InstructionSet InstructionSetInUse() { return in_use.load(std::memory_order_relaxed); }
 
+bool IsAmd() {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
 void UseInstructionSet(InstructionSet set) {
   HL_CHECK(set <= Widest(), "this machine does not run ", NameOf(set));
   in_use.store(set, std::memory_order_relaxed);

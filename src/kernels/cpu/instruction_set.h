@@ -27,6 +27,8 @@ const char* NameOf(InstructionSet set);
 std::vector<InstructionSet> UsableInstructionSets();
 
 InstructionSet InstructionSetInUse();
+// Whether the processor is AMD's, on which the libraries below LibTorch do not use all of it.
+bool IsAmd();
 // Not while kernels run. One of UsableInstructionSets().
 void UseInstructionSet(InstructionSet set);
 

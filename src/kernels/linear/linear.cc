@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "kernels/cpu/instruction_set.h"
 #include "kernels/cpu/vectorised.h"
 #include "kernels/linear/right_operand.h"
 #include "kernels/linear/weight_gradient.h"
@@ -48,7 +49,7 @@ bool HasFastBf16() {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
   if (cpu::InstructionSetInUse() != cpu::InstructionSet::kAvx512) return false;
   return __builtin_cpu_supports("amx-bf16") ||
-         (__builtin_cpu_is("amd") && __builtin_cpu_supports("avx512bf16"));
+         (cpu::IsAmd() && __builtin_cpu_supports("avx512bf16"));
 #else
   return true;
 #endif

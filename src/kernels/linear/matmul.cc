@@ -5,7 +5,11 @@
 
 namespace halflife::kernels {
 
-bool HasMatmul() { return cpu::InstructionSetInUse() == cpu::InstructionSet::kAvx2; }
+// On AMD's cores beside AVX-512, too: the BLAS runs the same AVX2 kernels there.
+bool HasMatmul() {
+  const cpu::InstructionSet set = cpu::InstructionSetInUse();
+  return set == cpu::InstructionSet::kAvx2 || (set == cpu::InstructionSet::kAvx512 && cpu::IsAmd());
+}
 
 int64_t MatmulPanelFloats(const MatmulRight& right) { return cpu::avx2::MatmulPanelFloats(right); }
 

@@ -6,8 +6,9 @@
 //   PackMatmulRight(right, panels);
 //   Matmul({.rows = T, .depth = D, .columns = N, .a = x, .panels = panels, .out = y});
 //
-// It is compiled for AVX2 alone. There the BLAS below LibTorch reaches, on a core of AMD's, four
-// fifths of what the core can do: it copies the left operand, which is read in its place here, and
+// It is compiled for AVX2 alone, and used where that is the instruction set in use and on AMD's
+// cores. On those the BLAS below LibTorch runs AVX2 kernels whatever else they can do, and reaches
+// four fifths of what these could: it copies the left operand, which is read in its place here, and
 // takes a pass of its own to scale the result.
 #pragma once
 
@@ -28,7 +29,7 @@ struct MatmulArgs {
   float* out = nullptr;                      // [rows, columns], contiguous; written
 };
 
-// Whether the instruction set in use has a form of it, which the three below need.
+// Whether it is to be used here; the three below need AVX2.
 bool HasMatmul();
 // Of the packed right operand, which lies aligned to 64 bytes.
 int64_t MatmulPanelFloats(const MatmulRight& right);
