@@ -122,8 +122,7 @@ class BaseConv : public Mixer {
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     // u, the two factors, and what their activations read.
     const int64_t tensors = use_act_ ? (filter_ ? 5 : 4) : 3;
-    return static_cast<double>(tensors * dim_ * bytes_per_element) +
-           (filter_ ? kLongConvolutionBytes * static_cast<double>(dim_) : 0);
+    return static_cast<double>(tensors * dim_ * bytes_per_element);
   }
 
  private:

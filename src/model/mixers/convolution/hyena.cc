@@ -139,8 +139,7 @@ class Hyena : public Mixer {
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     // x, the three branches before and after the short convolution, u, its sums, their product.
-    return static_cast<double>(10 * dim_ * bytes_per_element) +
-           kLongConvolutionBytes * static_cast<double>(dim_);
+    return static_cast<double>(10 * dim_ * bytes_per_element);
   }
 
  private:

@@ -51,7 +51,5 @@ at::Tensor ConvolveStep(const at::Tensor& x, const at::Tensor& filter, int64_t n
 
 // Of one channel and token: three transforms of twice the row and the product of two.
 double LongConvolutionFlops(int64_t seq_len);
-// Bytes that backward keeps of one channel and token: the spectra of the row and of the filter.
-constexpr double kLongConvolutionBytes = 16;
 
 }  // namespace halflife::model
