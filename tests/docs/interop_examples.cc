@@ -8,6 +8,7 @@
 #include "interop/hf_model.h"
 #include "interop/hf_sentencepiece.h"
 #include "interop/hf_tokenizer.h"
+#include "interop/layouts/zoology_modules.h"
 #include "interop/placement.h"
 #include "model/language_model.h"
 
@@ -39,6 +40,10 @@ void HfSentencePieceExample(std::string_view model_bytes, const data::Tokenizer&
 
 void HfTokenizerExample(const TokenizerPointer& tokenizer, const Path& hf_folder) {
 #include "examples/interop/hf_tokenizer.h"
+}
+
+void ZoologyModulesExample(ConfigReader& reader) {
+#include "examples/interop/layouts/zoology_modules.h"
 }
 
 void PlacementExample() {

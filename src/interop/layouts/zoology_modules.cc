@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <span>
 
 #include "interop/layouts/layouts.h"
@@ -14,12 +15,13 @@ using nlohmann::json;
 constexpr const char* kHybrid = "Hybrid";
 
 ZoologyModule ReadModule(const json& description) {
-  ZoologyModule module;
+  ZoologyModule module{.class_name = "", .kwargs = std::make_shared<json>(json::object())};
   if (!description.is_object()) return module;
   const auto kwargs = description.find("kwargs");
-  if (kwargs != description.end() && !kwargs->is_null()) module.kwargs = *kwargs;
+  if (kwargs != description.end() && !kwargs->is_null())
+    module.kwargs = std::make_shared<json>(*kwargs);
   const auto path = description.find("name");
-  if (path == description.end() || !path->is_string() || !module.kwargs.is_object()) return module;
+  if (path == description.end() || !path->is_string() || !module.kwargs->is_object()) return module;
   const std::string name = path->get<std::string>();
   module.class_name = name.substr(name.rfind('.') + 1);
   return module;
@@ -28,15 +30,15 @@ ZoologyModule ReadModule(const json& description) {
 // The list of a Hybrid; null: another class, or no list.
 const json* HybridList(const ZoologyModule& module) {
   if (module.class_name != kHybrid) return nullptr;
-  const auto configs = module.kwargs.find("configs");
-  const bool list = configs != module.kwargs.end() && configs->is_array() && !configs->empty();
+  const auto configs = module.kwargs->find("configs");
+  const bool list = configs != module.kwargs->end() && configs->is_array() && !configs->empty();
   return list ? &*configs : nullptr;
 }
 
 // Zoology may give a convolution's taps layer by layer: the length of that list; 0: it does not.
 int64_t NumTaps(const ZoologyModule& module) {
-  const auto taps = module.kwargs.find("kernel_size");
-  const bool list = taps != module.kwargs.end() && taps->is_array();
+  const auto taps = module.kwargs->find("kernel_size");
+  const bool list = taps != module.kwargs->end() && taps->is_array();
   return list ? static_cast<int64_t>(taps->size()) : 0;
 }
 
@@ -229,7 +231,7 @@ model::MixerConfig ReadZoologyMixer(const ZoologyModule& module, int64_t layer,
                  module.class_name, "'; one of ", Join(kMixers, ", ", name),
                  ", or a Hybrid of them, would work");
   if (mixer == nullptr) return model::MixerConfig();
-  ConfigReader kwargs(module.kwargs, Concat(reader.where(), ", ", mixer->name));
+  ConfigReader kwargs(*module.kwargs, Concat(reader.where(), ", ", mixer->name));
   const model::MixerConfig config = mixer->read(kwargs, layer);
   kwargs.Check();
   return config;
@@ -241,7 +243,7 @@ model::ChannelMixerConfig ReadZoologyStateMixer(const json& state_mixer, int64_t
   if (module.class_name == "Identity") return model::ChannelMixerConfig("identity");
   reader.Require(module.class_name == "MLP", "the state_mixer is '", module.class_name,
                  "'; MLP or Identity would work");
-  ConfigReader kwargs(module.kwargs, reader.where() + ", MLP");
+  ConfigReader kwargs(*module.kwargs, reader.where() + ", MLP");
   kwargs.Require(!kwargs.Has("activation"), "activation is given; gelu, by default, would work");
   Demand(kwargs, "return_residual", false);
   const int64_t times = kwargs.Int("hidden_mult", 1);
@@ -254,8 +256,8 @@ std::string ZoologyMixerName(const ZoologyModule& mixer, const std::string& para
   const MixerClass* known = ClassOf(mixer);
   std::string name = known == nullptr ? parameter : Renamed(parameter, known->names);
   if (mixer.class_name != "ReBased") return name;
-  const auto normalize = mixer.kwargs.find("normalize");
-  const bool norm = normalize == mixer.kwargs.end() || *normalize != false;
+  const auto normalize = mixer.kwargs->find("normalize");
+  const bool norm = normalize == mixer.kwargs->end() || *normalize != false;
   return norm ? Renamed(name, kLayerNormNames) : Renamed(name, kScalerNames);
 }
 

@@ -6,7 +6,8 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "interop/config_reader.h"
@@ -17,8 +18,8 @@ namespace halflife::interop {
 
 struct ZoologyModule {
   std::string class_name;  // the last piece of the import path; empty: no module is described
-  nlohmann::json kwargs = nlohmann::json::object();
-  bool in_hybrid = false;  // its tensors lie one level deeper
+  std::shared_ptr<const nlohmann::json> kwargs;  // an object where there is a class
+  bool in_hybrid = false;                        // its tensors lie one level deeper
 };
 
 // The mixer of a layer: the module itself, or that of the layer in a Hybrid's list, which begins
