@@ -87,7 +87,7 @@ TokenView ViewOf(const Dataset& dataset, Split split);
 Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count);
 Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t first,
                   int64_t count);
-// Of text floor((num_tokens - 1) / seq_len), at least 0; of labelled rows (row_len > 0) all of them.
+// Of text floor((num_tokens - 1) / seq_len), at least 0; of labelled rows (row_len > 0) all.
 int64_t NumWindows(const SplitInfo& split, int64_t row_len, int64_t seq_len);
 // The same. Labelled rows are as long as they are: Error kUsage for another seq_len.
 int64_t NumWindows(const TokenView& tokens, int64_t seq_len);
