@@ -48,6 +48,14 @@ class Layout {
   virtual std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const;
 };
 
+// Of checkpoints of authors' own, which nothing is written as.
+class ImportOnlyLayout : public Layout {
+ public:
+  bool exports() const final { return false; }
+  std::vector<std::string> Obstacles(const model::ModelConfig&) const final { return {}; }
+  void WriteConfig(const model::ModelConfig&, nlohmann::ordered_json&) const final {}
+};
+
 const std::vector<const Layout*>& Layouts();
 // Of a folder's own model_type, or of the name that import was given. Error kData for one that is
 // not known: lists the known ones.

@@ -50,13 +50,10 @@ const Variant* ReadVariant(ConfigReader& reader, bool ape) {
   return nullptr;
 }
 
-class AuthorsD2d : public Layout {
+class AuthorsD2d : public ImportOnlyLayout {
  public:
   std::string class_name() const override { return "D2D"; }
   std::string mixer() const override { return "d2d"; }
-  bool exports() const override { return false; }
-  std::vector<std::string> Obstacles(const model::ModelConfig&) const override { return {}; }
-  void WriteConfig(const model::ModelConfig&, nlohmann::ordered_json&) const override {}
 
   std::string OptionalPrefix() const override { return kGpt2Prefix; }
   bool IsBuffer(const std::string& tensor, ConfigReader&) const override {

@@ -94,12 +94,8 @@ void SetWindows(ConfigReader& reader, int64_t positions, model::ModelConfig& con
   for (auto& [window, group] : groups) config.hybrid.push_back(std::move(group));
 }
 
-class LeapAuthors : public Layout {
+class LeapAuthors : public ImportOnlyLayout {
  public:
-  bool exports() const override { return false; }
-  std::vector<std::string> Obstacles(const model::ModelConfig&) const override { return {}; }
-  void WriteConfig(const model::ModelConfig&, nlohmann::ordered_json&) const override {}
-
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     const Release& release = ReleaseOf(reader);
     IgnoreCommonKeys(reader);

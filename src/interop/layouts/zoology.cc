@@ -61,14 +61,11 @@ void ReadMixers(ConfigReader& reader, const nlohmann::json& sequence_mixer,
   }
 }
 
-class Zoology : public Layout {
+class Zoology : public ImportOnlyLayout {
  public:
   std::string model_type() const override { return "zoology"; }
   std::string class_name() const override { return "LanguageModel"; }
   std::string mixer() const override { return "rebased"; }
-  bool exports() const override { return false; }
-  std::vector<std::string> Obstacles(const model::ModelConfig&) const override { return {}; }
-  void WriteConfig(const model::ModelConfig&, nlohmann::ordered_json&) const override {}
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     IgnoreCommonKeys(reader);
