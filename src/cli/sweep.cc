@@ -6,7 +6,6 @@
 #include "cli/run.h"
 #include "cli/run_facts.h"
 #include "core/error.h"
-#include "core/files.h"
 
 namespace halflife::cli {
 namespace {
@@ -39,7 +38,6 @@ ExitCode Run(const SweepOptions& options) {
   const Share share = ParseShare(options.share);
   const sweep::SweepRequest request = {
       .config = sweep::LoadSweep(options.config, options.overrides),
-      .text = ReadFile(options.config, ExitCode::kUsage),
       .folder = options.out,
       .program = ProgramBesideEngine(),
       .jobs = options.jobs,

@@ -159,8 +159,7 @@ TrialResult ResultOf(const Summary& summary, const Trial& trial, const TrialStat
 TrialResult ReadResult(const Summary& summary, const SweepFolder& folder, const Trial& trial,
                        const ReadRun& read_run) {
   const TrialStatus status = folder.Status(trial.name);
-  std::error_code ignored;
-  if (!std::filesystem::exists(folder.run(trial.name) / "metrics.jsonl", ignored))
+  if (!IsThere(folder.run(trial.name) / "metrics.jsonl"))
     return ResultOf(summary, trial, status, nullptr);
   const report::RunRecord run = read_run(folder.run(trial.name));
   return ResultOf(summary, trial, status, &run);

@@ -19,11 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool IsThere(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
-}
-
 // The recipe of a run, resolved; what is wrong with it says which run's it is.
 train::RunConfig RecipeOf(const SweepRequest& request, const Trial& trial) {
   const SweepFolder folder(request.folder);
@@ -101,7 +96,7 @@ class Sweep {
     for (size_t n = 0; n < mine_.size(); ++n)
       AtomicWriteFile(folder_.recipe(trials_[mine_[n]].name), train::ToText(recipes[n]),
                       ExitCode::kEnvironment);
-    AtomicWriteFile(folder_.sweep_file(), request_.text, ExitCode::kEnvironment);
+    AtomicWriteFile(folder_.sweep_file(), request_.config.text, ExitCode::kEnvironment);
     results_ = ReadResults(request_.config, folder_, request_.read_run);
     const Slots slots = recipes.empty() ? Slots() : SlotsFor(recipes.front());
     const int stopped_by = RunAll(slots);

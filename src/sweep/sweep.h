@@ -13,7 +13,6 @@ namespace halflife::sweep {
 
 struct SweepRequest {
   SweepConfig config;
-  std::string text;               // of the sweep's file, which the folder keeps
   std::filesystem::path folder;   // --out
   std::filesystem::path program;  // `halflife`
   int jobs = 0;                   // runs at a time; 0: one for each GPU, or as the cores allow

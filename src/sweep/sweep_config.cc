@@ -176,7 +176,8 @@ SweepConfig ParseSweep(const std::string& text, const std::string& name_for_erro
                        const std::vector<std::string>& overrides) {
   proto::Sweep message;
   train::ParseRecipe(text, name_for_errors, message);
-  SweepConfig sweep{.recipe = message.recipe(),
+  SweepConfig sweep{.text = text,
+                    .recipe = message.recipe(),
                     .set = {message.set().begin(), message.set().end()},
                     .axes = {},
                     .datasets = {},

@@ -33,6 +33,7 @@ struct Summary {
 };
 
 struct SweepConfig {
+  std::string text;  // of its file
   std::filesystem::path recipe;
   std::vector<std::string> set;  // of every run, before the axes'
   std::vector<Axis> axes;

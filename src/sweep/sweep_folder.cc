@@ -12,30 +12,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr TrialState kStates[] = {TrialState::kPending, TrialState::kRunning, TrialState::kStopped,
-                                  TrialState::kFailed, TrialState::kFinished};
+// In the order of TrialState.
+constexpr const char* kStateNames[] = {"pending", "running", "stopped", "failed", "finished"};
+
+}  // namespace
+
+const char* NameOf(TrialState state) { return kStateNames[static_cast<size_t>(state)]; }
 
 bool IsThere(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
-}
-
-}  // namespace
-
-const char* NameOf(TrialState state) {
-  switch (state) {
-    case TrialState::kPending:
-      return "pending";
-    case TrialState::kRunning:
-      return "running";
-    case TrialState::kStopped:
-      return "stopped";
-    case TrialState::kFailed:
-      return "failed";
-    case TrialState::kFinished:
-      return "finished";
-  }
-  HL_FAIL(ExitCode::kInternal, "no state ", static_cast<int>(state));
 }
 
 void SweepFolder::Make() const {
@@ -68,8 +54,9 @@ TrialStatus SweepFolder::Status(const std::string& trial) const {
                                             /*allow_exceptions=*/false);
     HL_CHECK_AS(ExitCode::kEnvironment, json.is_object(), status(trial).string(),
                 " is damaged; remove it, and the run goes on from its checkpoints");
-    for (const TrialState state : kStates)
-      if (json.value("state", "") == NameOf(state)) found.state = state;
+    for (size_t state = 0; state < std::size(kStateNames); ++state)
+      if (json.value("state", "") == kStateNames[state])
+        found.state = static_cast<TrialState>(state);
     found.exit_code = json.value("exit_code", 0);
     found.attempts = json.value("attempts", 0);
     found.seconds = json.value("seconds", 0.0);

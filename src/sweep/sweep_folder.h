@@ -25,6 +25,8 @@ struct TrialStatus {
   std::string message;  // the last attempt's last words, where it failed
 };
 
+bool IsThere(const std::filesystem::path& path);  // what cannot be looked at is not
+
 class SweepFolder {
  public:
   explicit SweepFolder(std::filesystem::path path) : path_(std::move(path)) {}
