@@ -131,10 +131,12 @@ std::string Summary(const Runs& runs) {
   return out + "</section>";
 }
 
-std::string Legend(const Runs& runs) {
+// `named` have a `name` each, and the style of their place.
+template <typename Named>
+std::string Legend(const std::vector<Named>& named) {
   std::string out = "<ul class=\"legend\">";
-  for (size_t i = 0; i < runs.size(); ++i) {
-    out += Concat("<li>", Key(i), Escape(runs[i].name), "</li>");
+  for (size_t i = 0; i < named.size(); ++i) {
+    out += Concat("<li>", Key(i), Escape(named[i].name), "</li>");
   }
   return out + "</ul>";
 }
@@ -319,12 +321,8 @@ std::string RenderPage(Runs runs, const std::string& made) {
 std::string RenderOverview(const std::string& title, const std::vector<PlotSpec>& plots,
                            const std::vector<Table>& tables, const std::string& made) {
   std::string body;
-  if (!plots.empty()) {
-    body = "<ul class=\"legend\">";
-    for (const Curve& curve : plots.front().curves)
-      body += Concat("<li>", Key(static_cast<size_t>(curve.style)), Escape(curve.name), "</li>");
-    body += Concat("</ul><section>", Grid(plots), "</section>");
-  }
+  if (!plots.empty())
+    body = Concat(Legend(plots.front().curves), "<section>", Grid(plots), "</section>");
   for (const Table& table : tables) body += RenderTable(table);
   return Document(title, body, made);
 }
