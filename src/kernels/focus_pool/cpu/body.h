@@ -1,10 +1,15 @@
-// Forward and backward of one run and head, for the instruction set that the file which includes
+// Forward and backward of heads of one run, for the instruction set that the file which includes
 // this has chosen (kernels/cpu/avx512.h).
 #pragma once
 
 #include "kernels/focus_pool/cpu/window_scan.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
+
+template <typename T>
+FocusHeadScratch<T>& ScratchOf(const FocusItem<T>& item, int64_t head) {
+  return item.scratch.heads[head - item.first_head];
+}
 
 // The tokens themselves, behind those of the tail.
 template <typename T>
@@ -14,21 +19,20 @@ class Tokens {
   using Compute = FocusCompute<T>;
   int64_t halo, count;
 
-  explicit Tokens(const FocusItem<T>& item)
+  Tokens(const FocusItem<T>& item, int64_t head)
       : halo(item.run.sequence >= 0 && item.shape.tail_log_weight != nullptr ? item.shape.window - 1
                                                                              : 0),
         count(halo + item.run.length),
         item_(item),
-        first_((item.run.row * item.shape.seq_len + item.run.begin) * item.shape.num_heads +
-               item.head),
-        first_of_tail_(item.run.sequence * halo * item.shape.num_heads + item.head) {}
+        scratch_(ScratchOf(item, head)),
+        first_((item.run.row * item.shape.seq_len + item.run.begin) * item.shape.num_heads + head),
+        first_of_tail_(item.run.sequence * halo * item.shape.num_heads + head) {}
 
   void Fill(int64_t begin, int64_t end) {
-    FocusScratch<T>& scratch = item_.scratch;
     for (int64_t leaf = begin; leaf < end; ++leaf) {
-      scratch.key[leaf] = leaf < halo ? item_.shape.tail_log_weight[InTail(leaf)]
-                                      : item_.shape.log_weight[InRow(leaf)];
-      scratch.mass[leaf] = scratch.scale[leaf] = 1;
+      scratch_.key[leaf] = leaf < halo ? item_.shape.tail_log_weight[InTail(leaf)]
+                                       : item_.shape.log_weight[InRow(leaf)];
+      scratch_.mass[leaf] = scratch_.scale[leaf] = 1;
     }
   }
   HL_INLINE const T* Row(int64_t leaf) const {
@@ -70,6 +74,7 @@ class Tokens {
   }
 
   const FocusItem<T>& item_;
+  FocusHeadScratch<T>& scratch_;
   int64_t first_, first_of_tail_;  // of the run's first token and of the tail's, and this head
 };
 
@@ -85,28 +90,28 @@ class Readers {
   static constexpr int64_t halo = 0;
   int64_t count;
 
-  Readers(const FocusItem<T>& item, const FocusPoolGrads<T>& grads)
+  Readers(const FocusItem<T>& item, const FocusPoolGrads<T>& grads, int64_t head)
       : count(item.run.length + (item.run.sequence >= 0 && grads.dtail_log_weight != nullptr
                                      ? item.shape.window - 1
                                      : 0)),
         item_(item),
         grads_(grads),
+        scratch_(ScratchOf(item, head)),
         last_((item.run.row * item.shape.seq_len + item.run.begin + item.run.length - 1) *
                   item.shape.num_heads +
-              item.head),
+              head),
         last_of_tail_((item.run.sequence * (item.shape.window - 1) + item.shape.window - 2) *
                           item.shape.num_heads +
-                      item.head) {}
+                      head) {}
 
   void Fill(int64_t begin, int64_t end) {
-    FocusScratch<T>& scratch = item_.scratch;
     for (int64_t leaf = begin; leaf < end; ++leaf) {
       const Compute max =
           leaf < item_.run.length ? item_.results.row_max[InRow(leaf)] : kNothing<Compute>;
       const bool nothing = max == kNothing<Compute>;
-      scratch.key[leaf] = nothing ? kNothing<Compute> : -max;
-      scratch.scale[leaf] = nothing ? Compute{0} : 1 / item_.results.row_sum[InRow(leaf)];
-      scratch.mass[leaf] = nothing ? Compute{0} : Delta(leaf) * scratch.scale[leaf];
+      scratch_.key[leaf] = nothing ? kNothing<Compute> : -max;
+      scratch_.scale[leaf] = nothing ? Compute{0} : 1 / item_.results.row_sum[InRow(leaf)];
+      scratch_.mass[leaf] = nothing ? Compute{0} : Delta(leaf) * scratch_.scale[leaf];
     }
   }
   HL_INLINE const T* Row(int64_t leaf) const { return grads_.dout + InRow(leaf) * item_.shape.dim; }
@@ -174,55 +179,98 @@ class Readers {
 
   const FocusItem<T>& item_;
   const FocusPoolGrads<T>& grads_;
+  FocusHeadScratch<T>& scratch_;
   int64_t last_, last_of_tail_;  // of the run's last token and of the tail's, and this head
   int64_t begin_ = 0;            // of the chunk at hand
   Compute rho_[kFocusChunk];
 };
 
 template <typename T>
-void Forward(const FocusItem<T>& item) {
-  using A = FocusCompute<T>;
+using ForwardScan = WindowScan<Tokens<T>>;
+template <typename T>
+using BackwardScan = WindowScan<Readers<T>>;
+
+// All heads chunk by chunk: their rows of a token lie side by side, and a long row, walked once a
+// head, would come from memory once a head.
+template <typename Scan>
+void RunTogether(std::vector<Scan>& heads) {
+  while (!heads.front().done())
+    for (Scan& scan : heads) scan.Advance();
+}
+
+// The sums so far are what the scan goes on from.
+template <typename T>
+void TakeInitial(const FocusItem<T>& item, int64_t head, Element<FocusCompute<T>>& carry) {
   const FocusPoolShape<T>& shape = item.shape;
-  const int64_t dim = shape.dim;
-  Tokens<T> tokens(item);
-  WindowScan<Tokens<T>> scan(tokens, shape.window, dim, item.scratch);
-  Element<A>& carry = scan.carry();
-  const int64_t before = item.run.sequence * shape.num_heads + item.head;
-  if (item.run.sequence >= 0 && shape.log_scale != nullptr && shape.mass[before] != 0) {
-    carry.log_scale = shape.log_scale[before], carry.mass = shape.mass[before];
-    for (int64_t p = 0; p < dim; ++p) carry.sum[p] = shape.sum[before * dim + p];
-  }
-  scan.Run();
+  if (item.run.sequence < 0 || shape.log_scale == nullptr) return;
+  const int64_t before = item.run.sequence * shape.num_heads + head, dim = shape.dim;
+  if (shape.mass[before] == 0) return;
+  carry.log_scale = shape.log_scale[before], carry.mass = shape.mass[before];
+  for (int64_t p = 0; p < dim; ++p) carry.sum[p] = shape.sum[before * dim + p];
+}
+template <typename T>
+void GiveFinal(const FocusItem<T>& item, int64_t head, const Element<FocusCompute<T>>& carry) {
+  using A = FocusCompute<T>;
   if (item.run.final_state < 0 || item.results.log_scale == nullptr) return;
-  const int64_t after = item.run.final_state * shape.num_heads + item.head;
+  const int64_t after = item.run.final_state * item.shape.num_heads + head, dim = item.shape.dim;
   const bool nothing = carry.log_scale == kNothing<A>;
   item.results.log_scale[after] = nothing ? A{0} : carry.log_scale;
   item.results.mass[after] = carry.mass;
   for (int64_t p = 0; p < dim; ++p) item.results.sum[after * dim + p] = carry.sum[p];
 }
 
+template <typename T>
+void Forward(const FocusItem<T>& item) {
+  const FocusPoolShape<T>& shape = item.shape;
+  std::vector<ForwardScan<T>> scans;
+  scans.reserve(item.end_head - item.first_head);
+  for (int64_t head = item.first_head; head < item.end_head; ++head) {
+    scans.emplace_back(Tokens<T>(item, head), shape.window, shape.dim, ScratchOf(item, head),
+                       item.scratch.chunk);
+    TakeInitial(item, head, scans.back().carry());
+  }
+  RunTogether(scans);
+  for (int64_t head = item.first_head; head < item.end_head; ++head)
+    GiveFinal(item, head, scans[head - item.first_head].carry());
+}
+
 // The final state reads all tokens as a row would, with the log weight -log_scale.
 template <typename T>
-void Backward(const FocusItem<T>& item, const FocusPoolGrads<T>& grads) {
+void TakeFinal(const FocusItem<T>& item, const FocusPoolGrads<T>& grads, int64_t head,
+               Element<FocusCompute<T>>& carry) {
+  if (item.run.final_state < 0 || grads.dsum == nullptr) return;
+  const int64_t after = item.run.final_state * item.shape.num_heads + head, dim = item.shape.dim;
+  if (item.results.mass[after] == 0) return;
+  carry.log_scale = -item.results.log_scale[after];
+  carry.mass = -grads.dmass[after];
+  for (int64_t p = 0; p < dim; ++p) carry.sum[p] = grads.dsum[after * dim + p];
+}
+template <typename T>
+void GiveInitial(const FocusItem<T>& item, const FocusPoolGrads<T>& grads, int64_t head,
+                 const Element<FocusCompute<T>>& carry) {
   using A = FocusCompute<T>;
-  const FocusPoolShape<T>& shape = item.shape;
-  const int64_t dim = shape.dim;
-  Readers<T> readers(item, grads);
-  WindowScan<Readers<T>> scan(readers, shape.window, dim, item.scratch);
-  Element<A>& carry = scan.carry();
-  const int64_t after = item.run.final_state * shape.num_heads + item.head;
-  if (item.run.final_state >= 0 && grads.dsum != nullptr && item.results.mass[after] != 0) {
-    carry.log_scale = -item.results.log_scale[after];
-    carry.mass = -grads.dmass[after];
-    for (int64_t p = 0; p < dim; ++p) carry.sum[p] = grads.dsum[after * dim + p];
-  }
-  scan.Run();
   if (item.run.sequence < 0 || grads.dinitial_sum == nullptr) return;
-  const int64_t before = item.run.sequence * shape.num_heads + item.head;
+  const FocusPoolShape<T>& shape = item.shape;
+  const int64_t before = item.run.sequence * shape.num_heads + head, dim = shape.dim;
   const bool nothing = shape.mass[before] == 0 || carry.log_scale == kNothing<A>;
   const A weight = nothing ? A{0} : ExpOf(shape.log_scale[before] + carry.log_scale);
   grads.dinitial_mass[before] = -weight * carry.mass;
   for (int64_t p = 0; p < dim; ++p) grads.dinitial_sum[before * dim + p] = weight * carry.sum[p];
+}
+
+template <typename T>
+void Backward(const FocusItem<T>& item, const FocusPoolGrads<T>& grads) {
+  const FocusPoolShape<T>& shape = item.shape;
+  std::vector<BackwardScan<T>> scans;
+  scans.reserve(item.end_head - item.first_head);
+  for (int64_t head = item.first_head; head < item.end_head; ++head) {
+    scans.emplace_back(Readers<T>(item, grads, head), shape.window, shape.dim,
+                       ScratchOf(item, head), item.scratch.chunk);
+    TakeFinal(item, grads, head, scans.back().carry());
+  }
+  RunTogether(scans);
+  for (int64_t head = item.first_head; head < item.end_head; ++head)
+    GiveInitial(item, grads, head, scans[head - item.first_head].carry());
 }
 
 inline AllFocusKernels All() {

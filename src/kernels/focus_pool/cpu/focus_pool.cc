@@ -19,18 +19,24 @@ AllFocusKernels KernelsInUse() {
   return BaselineFocusKernels();
 }
 
+// Pieces of the same run together.
 template <typename T, typename Body>
 void ForPieces(const FocusPoolShape<T>& shape, const FocusPoolResults<T>& results, int64_t begin,
                int64_t end, const Body& body) {
   int64_t longest = 0;
   for (int64_t i = 0; i < shape.num_runs; ++i) longest = std::max(longest, shape.runs[i].length);
-  FocusScratch<T> scratch(shape, longest);
-  for (int64_t piece = begin; piece < end; ++piece)
+  FocusScratch<T> scratch(shape, std::min(shape.num_heads, end - begin), longest);
+  while (begin < end) {
+    const int64_t run = begin / shape.num_heads, first_of_run = run * shape.num_heads;
+    const int64_t stop = std::min(end, first_of_run + shape.num_heads);
     body(FocusItem<T>{.shape = shape,
                       .results = results,
-                      .run = shape.runs[piece / shape.num_heads],
-                      .head = piece % shape.num_heads,
+                      .run = shape.runs[run],
+                      .first_head = begin - first_of_run,
+                      .end_head = stop - first_of_run,
                       .scratch = scratch});
+    begin = stop;
+  }
 }
 
 }  // namespace

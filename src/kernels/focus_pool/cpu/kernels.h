@@ -13,14 +13,14 @@
 
 namespace halflife::kernels::cpu {
 
-// One run and head: the work of one thread.
+// Heads [first_head, end_head) of one run: the work of one thread.
 template <typename T>
 struct FocusItem {
   const FocusPoolShape<T>& shape;
   const FocusPoolResults<T>& results;  // the backward reads out, row_max and row_sum
   FocusRun run;
-  int64_t head;
-  FocusScratch<T>& scratch;
+  int64_t first_head, end_head;
+  FocusScratch<T>& scratch;  // of as many heads at least
 };
 
 template <typename T>

@@ -1,7 +1,7 @@
 // Sums over windows of one run and head, in whichever direction of time its source reads: the
 // source gives leaves (log weight `key`, `mass`, payload row times `scale`), the scan calls it back
-// with the sums over each leaf's window, chunk by chunk and row by row. For one instruction set,
-// which the file that includes this has chosen (kernels/cpu/avx512.h).
+// with the sums over each leaf's window, row by row in a chunk, one chunk a call. For one
+// instruction set, which the file that includes this has chosen (kernels/cpu/avx512.h).
 //
 //   class Source {
 //     using Payload = ...;                                 // storage of rows
@@ -126,31 +126,43 @@ class WindowScan {
   using T = typename Source::Payload;
 
  public:
-  WindowScan(Source& source, int64_t window, int64_t dim, FocusScratch<T>& scratch)
-      : source_(source), window_(window), dim_(dim), scratch_(scratch) {
+  WindowScan(const Source& source, int64_t window, int64_t dim, FocusHeadScratch<T>& scratch,
+             FocusChunkScratch<T>& chunk_scratch)
+      : source_(source),
+        window_(window),
+        dim_(dim),
+        scratch_(scratch),
+        chunk_(chunk_scratch),
+        first_(source.halo),
+        block_(source.halo),
+        follows_(source.halo > 0) {
     carry_.sum = scratch.carry.data();
     carry_.Clear(dim);
-    source.Fill(0, source.halo);
+    source_.Fill(0, source_.halo);
+    if (follows_ && !IsNarrow(window)) SumHalo();
   }
 
   // What the sums go on from, and what they end in, without a window.
   Element<A>& carry() { return carry_; }
 
-  void Run() {
-    if (IsNarrow(window_)) return RunNarrow();
-    const int64_t block = window_ == 0 ? source_.count : window_;
-    if (source_.halo > 0) SumHalo();
-    bool follows = source_.halo > 0;  // another block
-    for (int64_t begin = source_.halo; begin < source_.count; begin += block, follows = true) {
-      const int64_t end = begin + block < source_.count ? begin + block : source_.count;
-      const bool goes_on = end < source_.count;
-      if (window_ > 0) carry_.Clear(dim_);
-      for (int64_t first = begin; first < end; first += kFocusChunk) {
-        const int64_t n = end - first < kFocusChunk ? end - first : kFocusChunk;
-        RunChunk(first, n, (first - begin) / kFocusChunk, follows, goes_on);
-      }
-      if (goes_on) EndBlock();
+  bool done() const { return first_ == source_.count; }
+
+  // One chunk further.
+  void Advance() {
+    const bool narrow = IsNarrow(window_);
+    const bool goes_on = !narrow && window_ > 0 && block_ + window_ < source_.count;
+    const int64_t end = goes_on ? block_ + window_ : source_.count;
+    const int64_t n = end - first_ < kFocusChunk ? end - first_ : kFocusChunk;
+    if (narrow) {
+      RunNarrow(first_, n);
+    } else {
+      if (window_ > 0 && first_ == block_) carry_.Clear(dim_);
+      RunChunk(first_, n, (first_ - block_) / kFocusChunk, goes_on);
     }
+    first_ += n;
+    if (!goes_on || first_ < end) return;
+    EndBlock();
+    block_ = first_, follows_ = true;
   }
 
  private:
@@ -163,7 +175,7 @@ class WindowScan {
     scratch_.blocks[side].mass[chunk] = total.mass;
   }
   const T* RowOf(int64_t leaf) const {
-    return scratch_.key[leaf] == kNothing<A> ? scratch_.none.data() : source_.Row(leaf);
+    return scratch_.key[leaf] == kNothing<A> ? chunk_.none.data() : source_.Row(leaf);
   }
 
   // Totals of the tail's chunks. It stands where a block before the first would, without that
@@ -199,19 +211,19 @@ class WindowScan {
   }
 
   // Chunk `chunk` of its block: leaves [first, first + n).
-  void RunChunk(int64_t first, int64_t n, int64_t chunk, bool follows, bool goes_on) {
+  void RunChunk(int64_t first, int64_t n, int64_t chunk, bool goes_on) {
     source_.Fill(first, first + n);
     Element<A> outer = carry_;
-    if (follows) {
+    if (follows_) {
       SumSuffixes(first, n, chunk);
-      outer.sum = scratch_.outer.data();
+      outer.sum = chunk_.outer.data();
       Element<A>::Combine(carry_, Total(0, chunk + 1), outer, dim_);
     }
     running_.Scan(scratch_.key.data(), scratch_.mass.data(), scratch_.scale.data(), first, 1, n);
-    Element<A> prefix = {.sum = scratch_.prefix.data()};
+    Element<A> prefix = {.sum = chunk_.prefix.data()};
     prefix.Clear(dim_);
-    Weigh(first, n, outer, follows);
-    if (follows) {
+    Weigh(first, n, outer);
+    if (follows_) {
       EmitRows<true>(first, n, outer);
     } else {
       EmitRows<false>(first, n, outer);
@@ -232,7 +244,7 @@ class WindowScan {
     const int64_t rest = window_ - chunk * kFocusChunk;
     const int64_t length = rest < kFocusChunk ? rest : kFocusChunk;
     const int64_t last = first - window_ + length - 1;
-    A* row = scratch_.suffix.data() + length * dim_;
+    A* row = chunk_.suffix.data() + length * dim_;
     for (int64_t p = 0; p < dim_; ++p) row[p] = 0;
     suffix_.Scan(scratch_.key.data(), scratch_.mass.data(), scratch_.scale.data(), last, -1,
                  length - 1);
@@ -256,10 +268,10 @@ class WindowScan {
   }
 
   // The factors of the three sums of each window, with the source's.
-  void Weigh(int64_t first, int64_t n, const Element<A>& outer, bool follows) {
+  void Weigh(int64_t first, int64_t n, const Element<A>& outer) {
     A max[kFocusChunk], mass[kFocusChunk], factor[kFocusChunk];
     for (int64_t i = 0; i < n; ++i) {
-      if (!follows) suffix_max_[i] = kNothing<A>, suffix_mass_[i] = 0;
+      if (!follows_) suffix_max_[i] = kNothing<A>, suffix_mass_[i] = 0;
       max[i] = Larger(Larger(outer.log_scale, suffix_max_[i]), running_.max[i]);
       const A reference = Reference(max[i]);
       of_prefix_[i] = running_.max[i] - reference;
@@ -284,9 +296,9 @@ class WindowScan {
       const A keep = running_.keep[i], add = running_.add[i];
       const A of_prefix = of_prefix_[i], of_outer = of_outer_[i], of_suffix = of_suffix_[i];
       const T* __restrict row = RowOf(first + i);
-      A* __restrict prefix = scratch_.prefix.data();
+      A* __restrict prefix = chunk_.prefix.data();
       const A* __restrict far = outer.sum;
-      const A* __restrict near = scratch_.suffix.data() + (i + 1) * dim_;
+      const A* __restrict near = chunk_.suffix.data() + (i + 1) * dim_;
       source_.Store(first + i, [=](int64_t p) HL_LAMBDA_INLINE {
         const A sum = keep * prefix[p] + add * WidenTo(row[p]);
         prefix[p] = sum;
@@ -298,18 +310,15 @@ class WindowScan {
   }
 
   // Each window by itself.
-  void RunNarrow() {
+  void RunNarrow(int64_t first, int64_t n) {
     A max[kFocusChunk], mass[kFocusChunk], factor[kFocusChunk];
     A weights[kFocusNarrow][kFocusChunk];
-    for (int64_t first = source_.halo; first < source_.count; first += kFocusChunk) {
-      const int64_t n = source_.count - first < kFocusChunk ? source_.count - first : kFocusChunk;
-      source_.Fill(first, first + n);
-      WeighNarrow(first, n, max, mass, weights);
-      source_.Finish(first, n, max, mass, factor);
-      for (int64_t i = 0; i < n; ++i) {
-        if (const int64_t next = first + i + kFocusChunk; next < source_.count) source_.Fetch(next);
-        EmitNarrow(first + i, factor[i], weights, i);
-      }
+    source_.Fill(first, first + n);
+    WeighNarrow(first, n, max, mass, weights);
+    source_.Finish(first, n, max, mass, factor);
+    for (int64_t i = 0; i < n; ++i) {
+      if (const int64_t next = first + i + kFocusChunk; next < source_.count) source_.Fetch(next);
+      EmitNarrow(first + i, factor[i], weights, i);
     }
   }
   // Always kFocusNarrow rows, those that are not there with nothing in them.
@@ -318,7 +327,7 @@ class WindowScan {
     A weight[kFocusNarrow];
     for (int64_t back = 0; back < kFocusNarrow; ++back) {
       const bool exists = back < window_ && back <= leaf;
-      rows[back] = exists ? RowOf(leaf - back) : scratch_.none.data();
+      rows[back] = exists ? RowOf(leaf - back) : chunk_.none.data();
       weight[back] = exists ? weights[back][i] * factor : A{0};
     }
     const T *row0 = rows[0], *row1 = rows[1], *row2 = rows[2], *row3 = rows[3];
@@ -348,9 +357,12 @@ class WindowScan {
     }
   }
 
-  Source& source_;
+  Source source_;
   int64_t window_, dim_;
-  FocusScratch<T>& scratch_;
+  FocusHeadScratch<T>& scratch_;
+  FocusChunkScratch<T>& chunk_;
+  int64_t first_, block_;  // the next leaf, and the first of its block
+  bool follows_;           // another block
   Element<A> carry_;
   Running<A> running_, suffix_;
   A suffix_max_[kFocusChunk], suffix_mass_[kFocusChunk];
