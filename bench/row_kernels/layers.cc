@@ -2,6 +2,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv1d.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/rms_norm.h>
@@ -191,7 +192,20 @@ Layer ShortConv(const std::vector<int64_t>& shape) {
           }};
 }
 
-// The one part here that the matmul bounds, not memory.
+// This and the next are bound by the matmul, not by memory.
+Case Linear(int64_t tokens, int64_t outs, int64_t ins) {
+  return {
+      .family = "linear",
+      .shape = Concat(tokens, " tokens, [", outs, ", ", ins, "]"),
+      .make = [=]() -> Tensors {
+        return {at::randn({tokens, ins}), at::randn({outs, ins})};
+      },
+      .passes = {{"forward",
+                  [](const Tensors& in) -> Tensors { return {kernels::Linear(in[0], in[1])}; },
+                  [](const Tensors& in) -> Tensors { return {at::linear(in[0], in[1])}; },
+                  4.0 * static_cast<double>(tokens * (outs + ins) + outs * ins), std::nullopt}}};
+}
+
 Case WeightGradient(int64_t tokens, int64_t outs, int64_t ins) {
   return {.family = "weight_gradient",
           .shape = Concat(tokens, " tokens, [", outs, ", ", ins, "]"),
@@ -222,11 +236,12 @@ std::vector<Case> MakeLayerCases(const CaseOptions& options) {
   std::vector<Case> cases;
   for (const Layer& layer : layers) cases.push_back(MakeCase(layer, options));
   if (options.device.is_cpu() && options.dtype == at::kFloat) {  // elsewhere it is LibTorch's
-    if (large) {
-      cases.push_back(WeightGradient(8 * 4096, 256, 256));
-    } else {
-      for (const auto& [outs, ins] : {std::pair{256, 256}, {768, 256}, {256, 768}})
-        cases.push_back(WeightGradient(8 * 512, outs, ins));
+    const std::vector<std::pair<int64_t, int64_t>> sizes =
+        large ? std::vector<std::pair<int64_t, int64_t>>{{256, 256}, {1024, 1024}}
+              : std::vector<std::pair<int64_t, int64_t>>{{256, 256}, {768, 256}, {256, 768}};
+    for (const auto& [outs, ins] : sizes) {
+      cases.push_back(Linear(large ? 8 * 4096 : 8 * 512, outs, ins));
+      cases.push_back(WeightGradient(large ? 8 * 4096 : 8 * 512, outs, ins));
     }
   }
   return cases;

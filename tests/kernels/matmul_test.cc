@@ -24,13 +24,12 @@ using test::Normal;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-class MatmulTest : public testing::Test {
+class MatmulTest : public testing::TestWithParam<InstructionSet> {
  protected:
   void SetUp() override {
-    if (cpu::UsableInstructionSets().front() < InstructionSet::kAvx2)
-      GTEST_SKIP() << "this machine has no AVX2; linear layers use BLAS";
-    cpu::UseInstructionSet(InstructionSet::kAvx2);
-    ASSERT_TRUE(HasMatmul());
+    if (cpu::UsableInstructionSets().front() < GetParam())
+      GTEST_SKIP() << "this machine has no " << cpu::NameOf(GetParam());
+    cpu::UseInstructionSet(GetParam());
   }
   void TearDown() override {
     omp_set_num_threads(threads_);
@@ -93,16 +92,19 @@ void ExpectProduct(int64_t rows, int64_t depth, int64_t columns) {
     }
 }
 
-TEST_F(MatmulTest, AnySizes) {
+TEST_P(MatmulTest, AnySizes) {
   for (const int threads : {1, 5}) {
     omp_set_num_threads(threads);
-    for (const int64_t rows : {1, 5, 6, 7, 12, 239, 240, 241, 1000}) ExpectProduct(rows, 20, 33);
-    for (const int64_t depth : {1, 2, 255, 256, 257, 600}) ExpectProduct(19, depth, 40);
-    for (const int64_t columns : {1, 8, 15, 16, 17, 100}) ExpectProduct(19, 30, columns);
+    for (const int64_t rows : {1, 5, 6, 7, 12, 13, 239, 240, 241, 1000})
+      ExpectProduct(rows, 20, 33);
+    for (const int64_t depth : {1, 2, 127, 128, 129, 255, 256, 257, 600})
+      ExpectProduct(19, depth, 40);
+    for (const int64_t columns : {1, 8, 15, 16, 17, 31, 32, 33, 100})
+      ExpectProduct(19, 30, columns);
   }
 }
 
-TEST_F(MatmulTest, BitsOfARowDependOnNothingElse) {
+TEST_P(MatmulTest, BitsOfARowDependOnNothingElse) {
   const at::Tensor a = Normal({700, 300}, 1, at::kFloat), b = Normal({300, 70}, 2, at::kFloat);
   omp_set_num_threads(1);
   const at::Tensor want = Product(a, b, false);
@@ -114,7 +116,7 @@ TEST_F(MatmulTest, BitsOfARowDependOnNothingElse) {
   EXPECT_TRUE(test::BitEqual(Product(a.narrow(0, 101, 400), b, false), want.narrow(0, 101, 400)));
 }
 
-TEST_F(MatmulTest, NaNStaysInItsRowOrColumn) {
+TEST_P(MatmulTest, NaNStaysInItsRowOrColumn) {
   const at::Tensor a = Normal({50, 300}, 1, at::kFloat), b = Normal({300, 30}, 2, at::kFloat);
   a[49][280] = kNaN;
   b[3][29] = kNaN;
@@ -124,8 +126,33 @@ TEST_F(MatmulTest, NaNStaysInItsRowOrColumn) {
   EXPECT_EQ(heard.sum().item<int64_t>(), 30 + 50 - 1);
 }
 
+TEST_P(MatmulTest, BitsAreThoseOfAvx2) {
+  const at::Tensor a = Normal({250, 300}, 1, at::kFloat), b = Normal({300, 70}, 2, at::kFloat);
+  const at::Tensor got = Product(a, b, true);
+  cpu::UseInstructionSet(InstructionSet::kAvx2);
+  EXPECT_TRUE(test::BitEqual(got, Product(a, b, true)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, MatmulTest,
+                         testing::Values(InstructionSet::kAvx2, InstructionSet::kAvx512),
+                         [](const auto& form) {
+                           return form.param == InstructionSet::kAvx2 ? "Avx2" : "Avx512";
+                         });
+
+// Where linear layers take it.
+class LinearMatmulTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cpu::UsableInstructionSets().front() < InstructionSet::kAvx2)
+      GTEST_SKIP() << "this machine has no AVX2; linear layers use BLAS";
+    cpu::UseInstructionSet(InstructionSet::kAvx2);
+    ASSERT_TRUE(HasMatmul());
+  }
+  void TearDown() override { cpu::UseInstructionSetOfEnvironment(); }
+};
+
 // The bits tell which of them ran: sums of 300 products in one order and in BLAS's.
-TEST_F(MatmulTest, LinearLayersTakeItFromEnoughRowsOn) {
+TEST_F(LinearMatmulTest, LinearLayersTakeItFromEnoughRowsOn) {
   const at::Tensor weight = Normal({70, 300}, 2, at::kFloat);
   for (const int64_t rows : {127, 128}) {
     const at::Tensor x =
@@ -139,7 +166,7 @@ TEST_F(MatmulTest, LinearLayersTakeItFromEnoughRowsOn) {
   EXPECT_FALSE(test::BitEqual(Linear(x, weight), own));
 }
 
-TEST_F(MatmulTest, GradientsOfInputsAreTheFormula) {
+TEST_F(LinearMatmulTest, GradientsOfInputsAreTheFormula) {
   const auto grad = [](at::ScalarType dtype) {
     const at::Tensor x = Normal({3, 50, 65}, 1, dtype).requires_grad_();
     const auto y = SharedInputLinear(x, {Normal({70, 65}, 2, dtype), Normal({9, 65}, 3, dtype)});
@@ -150,12 +177,12 @@ TEST_F(MatmulTest, GradientsOfInputsAreTheFormula) {
   EXPECT_TRUE(test::Close(grad(at::kFloat), grad(at::kDouble), 1e-6));
 }
 
-TEST_F(MatmulTest, SaysWhatDoesNotFit) {
+TEST_F(LinearMatmulTest, SaysWhatDoesNotFit) {
   EXPECT_HL_ERROR(Linear(at::empty({200, 80}), at::empty({7, 81})), ExitCode::kInternal,
                   "[200, 80]", "[rows, 81] would work");
 }
 
-TEST_F(MatmulTest, BesideAvx512OnAmdAlone) {
+TEST_F(LinearMatmulTest, BesideAvx512OnAmdAlone) {
   if (cpu::UsableInstructionSets().front() < InstructionSet::kAvx512)
     GTEST_SKIP() << "this machine has no AVX-512";
   cpu::UseInstructionSet(InstructionSet::kAvx512);

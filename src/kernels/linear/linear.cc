@@ -36,7 +36,7 @@ struct GradientSides {
   int64_t min, max;
 };
 GradientSides SidesOfOwnGradient() {
-  if (cpu::InstructionSetInUse() == cpu::InstructionSet::kAvx512) return {64, 384};
+  if (cpu::InstructionSetInUse() == cpu::InstructionSet::kAvx512 && !cpu::IsAmd()) return {64, 384};
   return {16, std::numeric_limits<int64_t>::max()};
 }
 

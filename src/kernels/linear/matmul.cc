@@ -4,19 +4,27 @@
 #include "kernels/linear/matmul_forms.h"
 
 namespace halflife::kernels {
+namespace {
 
-// On AMD's cores beside AVX-512, too: the BLAS runs the same AVX2 kernels there.
+bool UsesAvx512() { return cpu::InstructionSetInUse() == cpu::InstructionSet::kAvx512; }
+
+}  // namespace
+
 bool HasMatmul() {
-  const cpu::InstructionSet set = cpu::InstructionSetInUse();
-  return set == cpu::InstructionSet::kAvx2 || (set == cpu::InstructionSet::kAvx512 && cpu::IsAmd());
+  return UsesAvx512() ? cpu::IsAmd() : cpu::InstructionSetInUse() == cpu::InstructionSet::kAvx2;
 }
 
-int64_t MatmulPanelFloats(const MatmulRight& right) { return cpu::avx2::MatmulPanelFloats(right); }
+int64_t MatmulPanelFloats(const MatmulRight& right) {
+  return UsesAvx512() ? cpu::avx512::MatmulPanelFloats(right) : cpu::avx2::MatmulPanelFloats(right);
+}
 
 void PackMatmulRight(const MatmulRight& right, float* panels) {
-  cpu::avx2::PackMatmulRight(right, panels);
+  UsesAvx512() ? cpu::avx512::PackMatmulRight(right, panels)
+               : cpu::avx2::PackMatmulRight(right, panels);
 }
 
-void Matmul(const MatmulArgs& args) { cpu::avx2::Matmul(args); }
+void Matmul(const MatmulArgs& args) {
+  UsesAvx512() ? cpu::avx512::Matmul(args) : cpu::avx2::Matmul(args);
+}
 
 }  // namespace halflife::kernels

@@ -6,10 +6,10 @@
 //   PackMatmulRight(right, panels);
 //   Matmul({.rows = T, .depth = D, .columns = N, .a = x, .panels = panels, .out = y});
 //
-// It is compiled for AVX2 alone, and used where that is the instruction set in use and on AMD's
-// cores. On those the BLAS below LibTorch runs AVX2 kernels whatever else they can do, and reaches
-// four fifths of what these could: it copies the left operand, which is read in its place here, and
-// takes a pass of its own to scale the result.
+// It is used where AVX2 is the instruction set in use, and on AMD's cores beside AVX-512. The BLAS
+// below LibTorch runs AVX2 kernels on those whatever else they can do, and reaches four fifths of
+// what these could: it copies the left operand, which is read in its place here, and takes a pass of
+// its own to scale the result. Both forms give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@ struct MatmulArgs {
   float* out = nullptr;                      // [rows, columns], contiguous; written
 };
 
-// Whether it is to be used here; the three below need AVX2.
+// Whether it is to be used here. The three below need AVX2 or AVX-512, and the same instruction set
+// in use from the packing to the product.
 bool HasMatmul();
 // Of the packed right operand, which lies aligned to 64 bytes.
 int64_t MatmulPanelFloats(const MatmulRight& right);

@@ -1,10 +1,17 @@
-// The forms of Matmul, each in a file of its own.
+// The forms of Matmul, each in a file of its own, of which matmul.cc chooses.
 #pragma once
 
 #include "kernels/linear/matmul.h"
 
-namespace halflife::kernels::cpu::avx2 {
+namespace halflife::kernels::cpu {
+namespace avx512 {
 int64_t MatmulPanelFloats(const MatmulRight& right);
 void PackMatmulRight(const MatmulRight& right, float* panels);
 void Matmul(const MatmulArgs& args);
-}  // namespace halflife::kernels::cpu::avx2
+}  // namespace avx512
+namespace avx2 {
+int64_t MatmulPanelFloats(const MatmulRight& right);
+void PackMatmulRight(const MatmulRight& right, float* panels);
+void Matmul(const MatmulArgs& args);
+}  // namespace avx2
+}  // namespace halflife::kernels::cpu

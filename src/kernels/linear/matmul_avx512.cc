@@ -1,0 +1,13 @@
+// Matmul compiled for AVX-512; run only where the processor has it.
+#include <omp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/cpu/math.h"
+
+#include "kernels/cpu/avx512.h"
+
+#include "kernels/linear/matmul_body.h"
