@@ -27,6 +27,7 @@
 #include "kernels/polynomial_attention/args.h"
 #include "kernels/polynomial_attention/features.h"
 #include "kernels/polynomial_attention/polynomial_attention.h"
+#include "kernels/real_norm/real_norm.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 #include "kernels/selective_scan/selective_scan.h"
@@ -130,6 +131,10 @@ void WeightGradientExample(int64_t T, int64_t N, int64_t K, const float* dy, con
 
 void RmsNormExample(const Tensor& x, const Tensor* weight) {
 #include "examples/kernels/rms_norm/rms_norm.h"
+}
+
+void RealNormExample(const Tensor& heads) {
+#include "examples/kernels/real_norm/real_norm.h"
 }
 
 void RotaryExample(const Slice& slice, int64_t head_dim, Tensor& q, Tensor& k) {

@@ -9,6 +9,7 @@
 
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/gradient_check.h"
+#include "kernels/real_norm/real_norm.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 #include "kernels/short_conv/short_conv.h"
@@ -71,6 +72,14 @@ TEST_P(StepKernelsGpuTest, RmsNorm) {
           return y.sum + y.normed;
         },
         {x, other, weight});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, RealNorm) {
+  for (const int64_t dim : {7, 64, 1000}) {
+    SCOPED_TRACE(dim);
+    ExpectSameOnBoth([](const Tensors& in) { return RealNorm(in[0], 0.5); },
+                     {Normal({150, dim}, 1)});
   }
 }
 

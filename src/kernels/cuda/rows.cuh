@@ -110,6 +110,21 @@ HL_DEVICE void LoadFloats(const float* from, int count, bool aligned, float (&x)
   for (int i = 0; i < kWidth; ++i) x[i] = i < count ? from[i] : 0.0f;
 }
 
+// to[i] = x[i] for i < count: fp32 results beside a pack of T.
+template <int kWidth>
+HL_DEVICE void StoreFloats(float* to, int count, bool aligned, const float (&x)[kWidth]) {
+  static_assert(kWidth % 4 == 0);
+  if (aligned && count >= kWidth) {
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 4)
+      *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i)
+    if (i < count) to[i] = x[i];
+}
+
 // ---- functions ----
 
 // 1 / (1 + e^-x) to a few ulp; 0 and 1 at the infinities.

@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "kernels/linear/linear.h"
+#include "kernels/real_norm/real_norm.h"
 #include "kernels/torch/dispatch.h"
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/focus/focus.h"
@@ -215,14 +216,13 @@ class Fastformer : public Mixer, public Explained {
   // x [B, T, D].
   Leaves Weigh(const at::Tensor& x, const Parameter& vector) const {
     const at::ScalarType wide = kernels::ComputeType(x);
-    at::Tensor heads = SplitHeads(x, head_dim_).to(wide),
-               direction = vector->view({num_heads_, head_dim_}).to(wide);
+    const auto vectors = [&](const at::Tensor& of_heads) {
+      return form_.norm ? kernels::RealNorm(of_heads, kNormEps) : of_heads.to(wide);
+    };
+    const at::Tensor heads = vectors(SplitHeads(x, head_dim_)),
+                     direction = vectors(vector->view({num_heads_, head_dim_}));
     const auto width = static_cast<double>(form_.additive ? dim_ : head_dim_);
-    double scale = 1 / std::sqrt(width);
-    if (form_.norm) {
-      heads = RealNorm(heads, kNormEps), direction = RealNorm(direction, kNormEps);
-      scale = rescale_ / width;
-    }
+    const double scale = form_.norm ? rescale_ / width : 1 / std::sqrt(width);
     return {.log_weight = (heads * direction).sum(-1) * scale,
             .payload = heads.to(x.scalar_type())};
   }

@@ -1,15 +1,8 @@
 #include "model/mixers/focus/focus.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/where.h>
-
 #include <algorithm>
-#include <limits>
 
 #include "core/error.h"
-#include "kernels/torch/dispatch.h"
 
 namespace halflife::model {
 
@@ -56,18 +49,6 @@ int64_t WindowOf(const FocusOptions& options, const char* of_preset, const PartC
   const std::string rule = options.windows == "preset" ? of_preset : options.windows;
   const int64_t window = AutomaticWindows(rule, context.sizes.num_layers)[context.layer];
   return window < options.max_length ? window : 0;
-}
-
-at::Tensor RealNorm(const at::Tensor& x_in, double eps) {
-  const at::Tensor x = x_in.to(kernels::ComputeType(x_in));
-  const at::Tensor centred = x - x.mean(-1, /*keepdim=*/true);
-  const at::Tensor variance =
-      centred.square().sum(-1, /*keepdim=*/true) / static_cast<double>(x.size(-1) - 1);
-  // the root's slope at 0 would be infinite
-  const at::Tensor varies = variance != 0;
-  const at::Tensor deviation = at::where(varies, variance, at::ones_like(variance)).sqrt() + eps;
-  const double constant = eps > 0 ? eps : std::numeric_limits<double>::infinity();
-  return centred / at::where(varies, deviation, at::full_like(deviation, constant));
 }
 
 std::vector<StateTensor> WindowPool::state(const std::string& prefix) const {

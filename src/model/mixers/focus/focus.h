@@ -45,11 +45,6 @@ std::vector<int64_t> AutomaticWindows(const std::string& rule, int64_t num_layer
 // That of the layer at hand; `of_preset` is the preset's rule. `options` are resolved.
 int64_t WindowOf(const FocusOptions& options, const char* of_preset, const PartContext& context);
 
-// (x - mean) / (std + eps) over the last dim, with the unbiased std (divisor n - 1): of length
-// sqrt(n - 1) at most. In fp32 (fp64 beside fp64). Constant channels become 0, with no gradient
-// where eps is 0.
-at::Tensor RealNorm(const at::Tensor& x, double eps);
-
 // Pools one payload of every head over a window, and keeps what that takes in a mixer's state, from
 // the tensor `first_state` on.
 class WindowPool {

@@ -20,6 +20,7 @@
 #include <string_view>
 
 #include "kernels/linear/linear.h"
+#include "kernels/real_norm/real_norm.h"
 #include "kernels/torch/dispatch.h"
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/focus/focus.h"
@@ -183,11 +184,11 @@ class Leap : public Mixer, public Explained {
     const auto dim = static_cast<double>(dim_),
                heads = static_cast<double>(pool_.shape().num_heads),
                payload = heads * static_cast<double>(pool_.shape().dim);
-    // x, the four projections, payload and pooled rows; in fp32 what is standardised, thrice, and
-    // log weights, row maxima and sums
+    // x, the four projections, payload and pooled rows; in fp32 what is standardised, and log
+    // weights, row maxima and sums
     const double normed = (form_.norm_focus ? 2 : 0) + (form_.norm_others ? 2 : 0);
     return (5 * dim + 2 * payload) * static_cast<double>(bytes_per_element) +
-           4 * (3 * normed * dim + 3 * heads);
+           4 * (normed * (dim + 2 * heads) + 3 * heads);
   }
 
  private:
@@ -209,7 +210,7 @@ class Leap : public Mixer, public Explained {
     if (y.size() == 1) y = y[0].chunk(4, -1);
     const auto heads = [&](int index, bool norm) {
       const at::Tensor split = SplitHeads(y[index], head_dim_);
-      return norm ? RealNorm(split, form_.norm_eps) : split;
+      return norm ? kernels::RealNorm(split, form_.norm_eps) : split;
     };
     const at::ScalarType wide = kernels::ComputeType(x);
     const at::Tensor k = heads(2, form_.norm_focus);

@@ -160,21 +160,6 @@ TEST(LeapTest, ConstantHeadsAreFinite) {
     EXPECT_TRUE(dx.isfinite().all().item<bool>()) << preset;
   }
 }
-TEST(RealNormTest, IsStandardisation) {
-  const at::Tensor x = Normal({5, 7}, 1);
-  for (const double eps : {0.0, 0.1})
-    EXPECT_TRUE(Close(RealNorm(x, eps), Standardised(x, eps), 1e-14));
-  EXPECT_NEAR(RealNorm(x, 0)[0].square().sum().item<double>(), 6, 1e-12);
-  const at::Tensor constant = at::full({2, 4}, 3.0, at::kDouble).requires_grad_();
-  for (const double eps : {0.0, 1e-5}) {
-    const at::Tensor y = RealNorm(constant, eps);
-    EXPECT_TRUE((y == 0).all().item<bool>());
-    EXPECT_TRUE(torch::autograd::grad({y.square().sum() + y[0][0]}, {constant})[0]
-                    .isfinite()
-                    .all()
-                    .item<bool>());
-  }
-}
 
 // Number 17: one channel a head, so that l = +-x^2; the weight elu(l) + 1 of l from -15 to 50.
 TEST(LeapTest, LogOfEluPlusOne) {
