@@ -38,6 +38,23 @@ MUTATIONS = [
     ("norm: a long row keeps its last pack", "rms_norm/rms_norm.cu",
      "if (!place.once) Load(normed", "if (false) Load(normed", "rms_norm"),
     ("norm: other gradient of x dropped", "rms_norm/rms_norm.cu", "dx[i] += other[i];", ";", "rms_norm"),
+    ("standardise: what lies past a row's end deviates, too", "real_norm/real_norm.cu",
+     "if (c + i < place.dim) squares +=", "squares +=", "real_norm"),
+    ("standardise: divided by all channels", "real_norm/args.h",
+     "const auto free = static_cast<float>(dim - 1);", "const auto free = static_cast<float>(dim);",
+     "real_norm"),
+    ("standardise: eps in the direction's slope forgotten", "real_norm/args.h",
+     "(deviation + eps) / (deviation * free)", "1 / free", "real_norm"),
+    ("standardise: rows that do not vary", "real_norm/args.h", "if (deviation == 0)", "if (false)",
+     "real_norm"),
+    ("standardise: the gradient's mean dropped", "real_norm/real_norm.cu",
+     "factor * (dy[i] - mean - y[i] * along)", "factor * (dy[i] - y[i] * along)", "real_norm"),
+    ("standardise: one place for two sums", "real_norm/real_norm.cu",
+     "dot = RowSum(dot, schedule.lanes, partial[1]);", "dot = RowSum(dot, schedule.lanes, partial[0]);",
+     "real_norm"),
+    ("standardise: wide rows stored by half", "cuda/rows.cuh",
+     "reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);",
+     "reinterpret_cast<float4*>(to) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);", "real_norm"),
     ("rotary: a token past the last", "rotary/rotary.cu", "if (token >= args.num_tokens) return;", "", "rotary"),
     ("rotary: channels past half a head", "rotary/rotary.cu",
      "min(args.half - j, int64_t{kPack<T>})", "int64_t{kPack<T>}", "rotary"),
@@ -135,7 +152,7 @@ MUTATIONS = [
      "sum_of_squares"),
 ]
 
-FAMILIES = ("rms_norm", "rotary", "swiglu", "short_conv", "cross_entropy", "sum_of_squares")
+FAMILIES = ("rms_norm", "real_norm", "rotary", "swiglu", "short_conv", "cross_entropy", "sum_of_squares")
 
 STEP = Family(
     name="step kernels", folder="src/kernels",
