@@ -16,6 +16,7 @@
 
 #include "kernels/gradient_check.h"
 #include "model/language_model.h"
+#include "support/expect_error.h"
 
 namespace halflife::model {
 namespace {
@@ -102,7 +103,7 @@ TEST_F(Parts, ChannelMixersDeclareTheirMatmuls) {
     const auto mixer = MakeChannelMixer(ChannelMixerConfig(name), Context(name));
     EXPECT_EQ(mixer->FlopsPerToken().matmul,
               2.0 * static_cast<double>(parameters_.num_elements() - before));
-    EXPECT_GE(mixer->ActivationsPerToken(), static_cast<double>(kDim));
+    EXPECT_GE(mixer->ActivationsPerToken(), name == kNoChannelMixer ? 0 : double{kDim});
   }
 }
 
@@ -173,12 +174,35 @@ TEST_F(Parts, BlocksArithmetic) {
   const Norm& n = *plain;
   const at::Tensor middle = x_ + 2 * n(x_);
   EXPECT_TRUE(Close(RunBlock(*make(BlockConfig("pre_norm"), "a."), x_), middle + n(middle), 1e-11));
+  const auto of_norm = make(BlockConfig("pre_norm", {{"mixer_residual_post_norm", true}}), "d.");
+  EXPECT_TRUE(Close(RunBlock(*of_norm, x_), 3 * n(x_) + n(3 * n(x_)), 1e-11));
   const auto post = make(BlockConfig("post_norm"), "b.");
   EXPECT_TRUE(Close(RunBlock(*post, x_), n(2 * n(3 * x_)), 1e-11));
   EXPECT_FALSE(post->needs_final_norm());
   const auto deep = make(BlockConfig("post_norm", {{"deep_norm", true}}), "c.");
   const double alpha = std::pow(2.0 * kLayers, 0.25);
   EXPECT_TRUE(Close(RunBlock(*deep, x_), n((alpha + 1) * n((alpha + 2) * x_)), 1e-11));
+}
+
+// With a norm that has weights: one for the mixer, none for what is not there.
+TEST_F(Parts, BlocksOfAMixerAlone) {
+  const NormConfig norm("rms_norm", {{"eps", 0.1}});
+  const MixerConfig mixer("softmax", {{"num_heads", 2}});
+  const ChannelMixerConfig none(kNoChannelMixer);
+  for (const char* name : {"pre_norm", "post_norm", "sub_ln"}) {
+    const std::string prefix = Concat(name, ".");
+    const auto block =
+        MakeBlock(BlockConfig(name),
+                  {.part = Context(prefix), .norm = norm, .mixer = mixer, .channel_mixer = none});
+    Bind();
+    EXPECT_FALSE(values_.contains(prefix + "mlp_norm.weight"));
+    const auto normed = [&](const at::Tensor& x) {
+      return x / (x.square().mean(-1, true) + 0.1).sqrt() * values_[prefix + "attn_norm.weight"];
+    };
+    const at::Tensor want = std::string(name) == "post_norm" ? normed(3 * x_) : x_ + 2 * normed(x_);
+    EXPECT_TRUE(Close(RunBlock(*block, x_), want, 1e-11)) << name;
+    EXPECT_HL_ERROR(block->channel_mixer()(x_), ExitCode::kInternal, "that it has not");
+  }
 }
 
 // Standard deviation of a parameter's initial values, over that of q_proj.
@@ -256,6 +280,9 @@ std::vector<Named> ModelsOfEveryPart() {
   embedding.embedding.scale = 0;
   embedding.embedding.num_segments = 2;
   models.push_back({"embedding_scaled_with_segments", embedding});
+  ModelConfig of_norm = usual;
+  of_norm.block = BlockConfig("pre_norm", {{"mixer_residual_post_norm", true}});
+  models.push_back({"residual_post_norm", of_norm});
   ModelConfig sub_ln = usual;
   sub_ln.block = BlockConfig("sub_ln");
   sub_ln.mixer = MixerConfig("softmax", {{"num_heads", 2}, {"out_bias", true}});

@@ -48,7 +48,9 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
             " would work");
     return part.name() == name;
   };
-  same(config.block, "pre_norm");
+  if (same(config.block, "pre_norm"))
+    require(!config.block.Get<bool>("mixer_residual_post_norm"),
+            "mixer_residual_post_norm of the block is on");
   if (same(config.norm, parts.norm))
     for (const model::Assignment& option : config.norm.Values())
       require(option.value != model::OptionValue(false), "the norm has no ", option.name);

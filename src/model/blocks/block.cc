@@ -33,13 +33,14 @@ void Block::MakeParts(const BlockContext& context, const PartContext& branch) {
   };
   make(mixer_norm_, num_norm_, [&] { return norm("attn_norm."); });
   make(mixer_, num_mixer_, [&] { return MakeMixer(context.mixer, branch.Below("attn.")); });
-  make(channel_norm_, num_norm_, [&] { return norm("mlp_norm."); });
+  if (context.channel_mixer.name() != kNoChannelMixer)
+    make(channel_norm_, num_norm_, [&] { return norm("mlp_norm."); });
   make(channel_mixer_, num_channel_mixer_,
        [&] { return MakeChannelMixer(context.channel_mixer, branch.Below("mlp.")); });
 }
 
-void Block::ForwardPreNorm(ResidualStream& stream, const LayerPass& pass) const {
-  stream.Add(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, stream.Normed(*mixer_norm_))));
+void Block::AddChannelMixer(ResidualStream& stream, const LayerPass& pass) const {
+  if (channel_norm_ == nullptr) return;
   stream.Add(pass.drop(LayerPass::kChannelMixer, (*channel_mixer_)(stream.Normed(*channel_norm_))));
 }
 

@@ -49,12 +49,14 @@ class Block {
  protected:
   std::unique_ptr<Mixer> mixer_;
   std::unique_ptr<ChannelMixer> channel_mixer_;
-  std::unique_ptr<Norm> mixer_norm_, channel_norm_;
+  std::unique_ptr<Norm> mixer_norm_, channel_norm_;  // the latter null: no second branch
 
   // Makes the four in the order of the forward pass: attn_norm, attn, mlp_norm, mlp.
   void MakeParts(const struct BlockContext& context, const PartContext& branch);
-  // x += mixer(norm x); x += channel_mixer(norm x).
-  void ForwardPreNorm(ResidualStream& stream, const LayerPass& pass) const;
+  double num_branches() const { return channel_norm_ == nullptr ? 1 : 2; }
+
+  // x += channel_mixer(norm x), where there is one.
+  void AddChannelMixer(ResidualStream& stream, const LayerPass& pass) const;
 
  private:
   int64_t num_mixer_ = 0, num_channel_mixer_ = 0, num_norm_ = 0;  // elements

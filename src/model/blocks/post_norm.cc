@@ -34,10 +34,11 @@ class PostNorm : public Block {
       stream.Replace(norm.AddAndNorm(x, branch));
     };
     join(*mixer_norm_, pass.drop(LayerPass::kMixer, pass.mix(*mixer_, stream.Sum())));
+    if (channel_norm_ == nullptr) return;
     join(*channel_norm_, pass.drop(LayerPass::kChannelMixer, (*channel_mixer_)(stream.Sum())));
   }
   // The sum before either norm.
-  double ActivationsPerToken() const override { return 2 * static_cast<double>(dim_); }
+  double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
   bool needs_final_norm() const override { return false; }
 
  private:

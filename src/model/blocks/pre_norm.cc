@@ -1,5 +1,5 @@
 // x += mixer(norm x); x += channel_mixer(norm x): what nearly every language model since GPT-2 is
-// made of.
+// made of. With mixer_residual_post_norm the mixer joins what it read: x = norm x + mixer(norm x).
 #include <cmath>
 
 #include "model/blocks/variants.h"
@@ -10,13 +10,17 @@ namespace {
 struct PreNormOptions : OptionsOf<PreNormOptions> {
   bool scale_init_by_depth =
       false;  // the branches' last matrices start at 1 / sqrt(2 L), as GPT-2's
-  std::vector<Option> Fields() override { return {{"scale_init_by_depth", &scale_init_by_depth}}; }
+  bool mixer_residual_post_norm = false;
+  std::vector<Option> Fields() override {
+    return {{"scale_init_by_depth", &scale_init_by_depth},
+            {"mixer_residual_post_norm", &mixer_residual_post_norm}};
+  }
 };
 
 class PreNorm : public Block {
  public:
   PreNorm(const PreNormOptions& options, const BlockContext& context)
-      : dim_(context.part.model_dim()) {
+      : dim_(context.part.model_dim()), residual_post_norm_(options.mixer_residual_post_norm) {
     PartContext branch = context.part;
     if (options.scale_init_by_depth)
       branch.output_init_scale =
@@ -25,13 +29,18 @@ class PreNorm : public Block {
   }
 
   void Forward(ResidualStream& stream, const LayerPass& pass) const override {
-    ForwardPreNorm(stream, pass);
+    at::Tensor read = stream.Normed(*mixer_norm_);
+    if (residual_post_norm_) stream.Replace(read);
+    stream.Add(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, read)));
+    read.reset();
+    AddChannelMixer(stream, pass);
   }
   // x before either norm.
-  double ActivationsPerToken() const override { return 2 * static_cast<double>(dim_); }
+  double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
 
  private:
   int64_t dim_;
+  bool residual_post_norm_;
 };
 
 }  // namespace

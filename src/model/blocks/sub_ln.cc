@@ -21,10 +21,13 @@ class SubLn : public Block {
   }
 
   void Forward(ResidualStream& stream, const LayerPass& pass) const override {
-    ForwardPreNorm(stream, pass);
+    stream.Add(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, stream.Normed(*mixer_norm_))));
+    AddChannelMixer(stream, pass);
   }
   // x before either norm; what the inner norms read is counted by nobody else.
-  double ActivationsPerToken() const override { return 4 * static_cast<double>(dim_); }
+  double ActivationsPerToken() const override {
+    return 2 * num_branches() * static_cast<double>(dim_);
+  }
 
  private:
   int64_t dim_;

@@ -24,6 +24,9 @@ class ChannelMixer {
   virtual double ActivationsPerToken() const = 0;
 };
 
+// The variant of layers that end with their mixer: no branch, and no norm for one.
+inline constexpr const char* kNoChannelMixer = "none";
+
 extern const PartKind kChannelMixers;
 using ChannelMixerConfig = ConfigOf<kChannelMixers>;
 

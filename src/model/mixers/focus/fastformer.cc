@@ -55,6 +55,7 @@ constexpr FastformerPreset kPresets[] = {
      .eps = 0,
      .inner_residual = false,
      .windows = "doubling"},
+    // Its layer is norm x + y: of blocks with mixer_residual_post_norm.
     {.name = "fastformer_seed",
      .matrices = {"Wquery.weight", "Wkeys.weight", "Wvalues.weight", "Wpooled.weight"},
      .additive = false,

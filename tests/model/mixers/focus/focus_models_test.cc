@@ -41,6 +41,8 @@ ModelConfig Decoder(const Preset& preset, const std::vector<Assignment>& options
   config.mixer = MixerConfig(preset.mixer, all);
   config.channel_mixer = ChannelMixerConfig("mlp", {{"width", 4 * dim}, {"bias", true}});
   config.head.tied = true;
+  if (std::string_view(preset.name) == "fastformer_seed")
+    config.block = BlockConfig("pre_norm", {{"mixer_residual_post_norm", true}});
   return config;
 }
 
