@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""halflife import, score and export against transformers' Llama and GPT-2 and against
+"""halflife import, score and export against transformers' Llama, GPT-2 and Mamba and against
 reference_models.py.
 
     .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/src/cli/halflife
@@ -18,7 +18,7 @@ try:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import (AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig,
                               GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
-                              PreTrainedTokenizerFast)
+                              MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast)
 except ImportError as error:
     print(f"SKIPPED: hf_models_test: {error} (launch/setup --tests)")
     sys.exit(77)
@@ -81,6 +81,11 @@ LLAMA_VARIANTS = {
     "biases": {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-5},
     "wide_heads": {"head_dim": 12, "num_key_value_heads": 1,
                    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0}},
+}
+MAMBA_VARIANTS = {
+    "defaults": {},
+    "other_sizes_untied": {"state_size": 5, "conv_kernel": 3, "expand": 3, "time_step_rank": 7,
+                           "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False},
 }
 GPT2_VARIANTS = {
     "tied": {},
@@ -223,6 +228,16 @@ class HfModels(unittest.TestCase):
         model.save_pretrained(folder, safe_serialization=True)
         return folder, model
 
+    def make_mamba_folder(self, **variant):
+        torch.manual_seed(8)
+        config = MambaConfig(**{"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2,
+                                "initializer_range": 0.2} | variant)
+        model = MambaForCausalLM(config).float().eval()
+        self.move_vectors(model)
+        folder = self.dir / "theirs"
+        model.save_pretrained(folder, safe_serialization=True)
+        return folder, model
+
     @staticmethod
     def move_vectors(model):
         """Biases and norms away from 0 and 1."""
@@ -282,6 +297,26 @@ class HfModels(unittest.TestCase):
         self.assertEqual(said.count("c_attn"), 2, said)  # once, not for q, k and v each
         self.assertIn("transformer.h.1.attn.c_attn.weight: file [96, 32], model [32, 96]", said)
         self.assertIn("missing: transformer.h.0.attn.c_attn.bias [96]", said)
+
+    def test_mamba_of_transformers(self):
+        for name, variant in MAMBA_VARIANTS.items():
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, model = self.make_mamba_folder(**variant)
+                exported = self.check_theirs(folder, self.log_probs_of(model), MambaForCausalLM)
+                theirs = load_file(folder / "model.safetensors")
+                ours = load_file(exported / "model.safetensors")
+                self.assertEqual(theirs.keys(), ours.keys())
+                for key, tensor in theirs.items():
+                    self.assertTrue(torch.equal(tensor, ours[key]), key)
+
+    def test_mamba_with_biases_is_refused(self):
+        folder, _ = self.make_mamba_folder(use_bias=True, use_conv_bias=False, hidden_act="gelu")
+        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        for problem in ("use_bias is true; false would work", "use_conv_bias is false",
+                        "hidden_act is 'gelu'; silu would work"):
+            self.assertIn(problem, said)
 
     def test_texts_longer_than_the_positions_of_gpt2(self):
         folder, _ = self.make_gpt2_folder(n_positions=64)

@@ -48,6 +48,7 @@ recipe simple_mqar 8192 279776
 recipe conv_attention_mqar 8192 1149312
 recipe rebased_150m 50280 147548928
 recipe based_150m 50280 147542016
+recipe mamba_130m 50280 129135360
 on_gpus gla_340m 8 16 32
 on_gpus retention_340m 8 16 32
 on_gpus softmax_340m 8 16 32
@@ -55,6 +56,7 @@ on_gpus gpt2_124m 8 16 32
 on_gpus d2d_124m 8 16
 on_gpus rebased_150m 8 16 32
 on_gpus based_150m 8 16 32
+on_gpus mamba_130m 8 16 32
 on_gpus gla_1.3b 16 32 64 128
 on_gpus gla_7b 64 128
 
