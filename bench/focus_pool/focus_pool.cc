@@ -1,7 +1,8 @@
 // Focus pooling, forward and backward, against the form that LibTorch's operations give: cumulative
 // sums of exp(log_weight) u and exp(log_weight), less copies of themselves a window earlier. Both
 // are checked against that form in fp64, then timed in turn; and what a token costs over windows
-// and lengths, which should not matter.
+// and lengths, which should not matter; and what LibTorch's fused causal attention takes for the
+// same rows, which a pool of values with a weight a token replaces.
 //
 //   build/cpu/bench/bench_focus_pool --batch 2 --seq-len 4096 --heads 8 --dim 64
 #include <ATen/Parallel.h>
@@ -10,6 +11,8 @@
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <CLI/CLI.hpp>
@@ -34,6 +37,7 @@ constexpr double kMaxError = 5e-6;
 struct Options {
   int64_t batch = 2, seq_len = 4096, heads = 8, dim = 64;
   int rounds = 7, threads = 1;
+  std::vector<int64_t> attention_lengths;
 };
 
 struct Operands {
@@ -128,6 +132,37 @@ nlohmann::ordered_json TokenCosts(Options o,
   return rows;
 }
 
+// One row a length, pooled over all tokens, against attention of as many heads and channels.
+nlohmann::ordered_json AgainstAttention(Options o, const std::vector<int64_t>& lengths) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  o.batch = 1;
+  for (const int64_t seq_len : lengths) {
+    o.seq_len = seq_len;
+    const Operands x(o);
+    const auto qkv = [&] {
+      return at::randn({1, o.heads, seq_len, o.dim}).requires_grad_();  // [B, H, T, D]
+    };
+    const at::Tensor q = qkv(), k = qkv(), v = qkv(), dout = at::randn_like(q);
+    std::vector<double> ours, attention, ratios;
+    const int rounds = seq_len > 4096 ? 1 : 3;
+    for (int i = 0; i <= rounds; ++i) {
+      const double pool = Milliseconds(at::kCPU, [&] { ForwardBackward(Ours, x, 0); });
+      const double softmax = Milliseconds(at::kCPU, [&] {
+        const at::Tensor y =
+            at::scaled_dot_product_attention(q, k, v, {}, /*dropout_p=*/0, /*is_causal=*/true);
+        torch::autograd::grad({y}, {q, k, v}, {dout});
+      });
+      if (i == 0) continue;  // finds cold memory
+      ours.push_back(pool), attention.push_back(softmax), ratios.push_back(softmax / pool);
+    }
+    rows.push_back({{"seq_len", seq_len},
+                    {"ms", Median(ours)},
+                    {"attention_ms", Median(attention)},
+                    {"speedup", Median(ratios)}});
+  }
+  return rows;
+}
+
 nlohmann::ordered_json Run(const Options& o) {
   nlohmann::ordered_json report = {
       {"batch", o.batch},
@@ -142,6 +177,8 @@ nlohmann::ordered_json Run(const Options& o) {
       TokenCosts(o, {{o.seq_len, 128}, {o.seq_len, 256}, {o.seq_len, 1024}, {o.seq_len, 0}});
   report["over_lengths"] =
       TokenCosts(o, {{512, 128}, {2048, 128}, {4096, 128}, {16384, 128}, {512, 0}, {16384, 0}});
+  if (!o.attention_lengths.empty())
+    report["against_attention"] = AgainstAttention(o, o.attention_lengths);
   return report;
 }
 
@@ -157,6 +194,8 @@ int main(int argc, char** argv) {
   app.add_option("--dim", options.dim, "channels of a head");
   app.add_option("--rounds", options.rounds);
   app.add_option("--threads", options.threads);
+  app.add_option("--attention", options.attention_lengths,
+                 "lengths at which causal attention is timed, too, such as 2048 8192");
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
   // Results are allocated anew in every call: what is timed is the loops, not page faults.

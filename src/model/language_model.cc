@@ -58,8 +58,12 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
     blocks_.back()->CountParameters(count_);
   }
   added();
+  HL_CHECK_AS(ExitCode::kUsage, blocks_.back()->needs_final_norm() || !config.final_norm,
+              "the block ", config.block.name(),
+              " ends with a norm of its own; no final_norm would work");
   if (blocks_.back()->needs_final_norm())
-    final_norm_ = MakeNorm(resolved.norm, context.Below("norm."), config.model_dim);
+    final_norm_ = MakeNorm(resolved.final_norm ? *resolved.final_norm : resolved.norm,
+                           context.Below("norm."), config.model_dim);
   count_.norm += added();
   head_ =
       std::make_unique<OutputHead>(config.head, context, config.vocab_size, embedding_->table());

@@ -26,9 +26,9 @@ VOCAB, DIM, HEADS, LAYERS, WIDTH, POSITIONS = 61, 32, 4, 2, 48, 256
 LENGTHS = (2, 29, 64, 65, 200)
 
 
-def layer_norm(x, weights, name):
+def layer_norm(x, weights, name, eps=1e-5):
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weights[name + ".weight"], weights[name + ".bias"],
-                                          1e-5)
+                                          eps)
 
 
 def linear(x, weights, name):

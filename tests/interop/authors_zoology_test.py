@@ -139,6 +139,10 @@ def shapes_of(config):
         shapes["backbone.embeddings.position_embeddings.weight"] = [POSITIONS, DIM]
     for layer in range(config["n_layers"]):
         block = f"backbone.layers.{layer}."
+        if config["block_type"] == "MambaBlock":
+            shapes[block + "norm.weight"] = [DIM]
+            shapes |= {f"{block}mixer.{name}": shape for name, shape in mamba_shapes().items()}
+            continue
         for norm in ("norm1", "norm2"):
             shapes |= {f"{block}{norm}.weight": [DIM], f"{block}{norm}.bias": [DIM]}
         described, prefix = in_layer(config, layer)
@@ -278,6 +282,13 @@ MIXERS = {"MHA": attention, "BaseConv": base_conv, "Based": based, "ReBased": re
           "RWKVTimeMixer": rwkv, "Mamba": mamba}
 
 
+def mamba_block(stream, w, block):
+    rms = stream / (stream.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    own = {name[len(block + "mixer."):]: tensor for name, tensor in w.items()
+           if name.startswith(block + "mixer.")}
+    return mamba(own, rms * w[block + "norm.weight"], None)
+
+
 def log_probs(config, w, ids):
     """Branches are added where the next norm reads the stream, so an identity adds the second norm."""
     table = w["backbone.embeddings.word_embeddings.weight"]
@@ -286,6 +297,9 @@ def log_probs(config, w, ids):
         stream = stream + w["backbone.embeddings.position_embeddings.weight"][:len(ids)]
     for layer in range(config["n_layers"]):
         block = f"backbone.layers.{layer}."
+        if config["block_type"] == "MambaBlock":
+            stream = stream + mamba_block(stream, w, block)
+            continue
         described, prefix = in_layer(config, layer)
         own = {name[len(prefix):]: tensor for name, tensor in w.items() if name.startswith(prefix)}
         mix = MIXERS[class_of(described)]
@@ -295,7 +309,8 @@ def log_probs(config, w, ids):
             inner = F.gelu(linear(branch, w, block + "state_mixer.fc1"))
             branch = linear(inner, w, block + "state_mixer.fc2")
         stream = stream + branch
-    return next_token_log_probs(layer_norm(stream, w, "backbone.ln_f") @ table.t(), ids)
+    last = layer_norm(stream, w, "backbone.ln_f", config["layer_norm_epsilon"])
+    return next_token_log_probs(last @ table.t(), ids)
 
 
 class AuthorsZoology(AuthorsTest):
@@ -319,6 +334,17 @@ class AuthorsZoology(AuthorsTest):
 
     def test_mlp_and_no_positions(self):
         self.check_config(config_of(module("RWKVTimeMixer"), state_mixer=MLP, max_position_embeddings=0))
+
+    def test_blocks_of_mamba_alone(self):
+        """Whatever the sequence mixer is called."""
+        for name in ("Mamba", "MHA"):
+            with self.subTest(name):
+                described = module(name) | {"kwargs": {"d_state": STATES}}
+                self.check_config(config_of(described, block_type="MambaBlock", layers=3,
+                                            layer_norm_epsilon=1e-2))
+
+    def test_a_last_norm_of_another_eps(self):
+        self.check_config(config_of(module("Mamba"), layer_norm_epsilon=1e-2))
 
     def test_a_vocabulary_is_rounded_up(self):
         config = config_of(module("MHA", bias=False), pad_vocab_size_multiple=16)
@@ -369,7 +395,9 @@ class AuthorsZoology(AuthorsTest):
 
     def test_says_which_options_it_has_no_form_of(self):
         for config, part in (
-                (config_of(module("MHA"), block_type="MambaBlock"), "block_type is 'MambaBlock'"),
+                (config_of(module("MHA"), block_type="ParallelBlock"), "block_type is 'ParallelBlock'"),
+                (config_of(module("Mamba"), block_type="MambaBlock", resid_dropout=0.5),
+                 "resid_dropout is 0.5, which a model of MambaBlocks has before its last norm alone"),
                 (config_of(module("MHA"), pre_norm=False), "pre_norm is false"),
                 (config_of({"name": "zoology.mixers.h3.H3", "kwargs": {}}),
                  "'H3'; one of MHA, BaseConv, Based, ReBased, Hyena, RWKVTimeMixer, Mamba"),

@@ -280,6 +280,9 @@ std::vector<Named> ModelsOfEveryPart() {
   embedding.embedding.scale = 0;
   embedding.embedding.num_segments = 2;
   models.push_back({"embedding_scaled_with_segments", embedding});
+  ModelConfig last = usual;
+  last.final_norm = NormConfig("layer_norm");
+  models.push_back({"another_final_norm", last});
   ModelConfig of_norm = usual;
   of_norm.block = BlockConfig("pre_norm", {{"mixer_residual_post_norm", true}});
   models.push_back({"residual_post_norm", of_norm});

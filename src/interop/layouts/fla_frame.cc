@@ -51,6 +51,7 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   if (same(config.block, "pre_norm"))
     require(!config.block.Get<bool>("mixer_residual_post_norm"),
             "mixer_residual_post_norm of the block is on");
+  require(!config.final_norm, "the last norm is one of its own, final_norm");
   if (same(config.norm, parts.norm))
     for (const model::Assignment& option : config.norm.Values())
       require(option.value != model::OptionValue(false), "the norm has no ", option.name);

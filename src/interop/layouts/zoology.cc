@@ -1,6 +1,7 @@
 // The small models of associative recall: Zoology's skeleton, which ReBased's authors keep. Its
 // config.json is the `model` part of their configuration as JSON, with modules by import path. A
-// block adds its second norm, or an MLP of it, to the residual stream.
+// TransformerBlock adds its second norm, or an MLP of it, to the residual stream; a MambaBlock is
+// one RMSNorm and Mamba, whatever class sequence_mixer names.
 #include <charconv>
 #include <nlohmann/json.hpp>
 
@@ -21,6 +22,18 @@ constexpr Renaming kFrame[] = {
     {".mlp.up_proj.", ".state_mixer.fc1."},
     {".mlp.down_proj.", ".state_mixer.fc2."},
 };
+constexpr Renaming kMambaFrame[] = {
+    {"embeddings.", "embeddings.word_embeddings."},
+    {"positions.", "embeddings.position_embeddings."},
+    {".attn_norm.", ".rms."},  // not the last norm's name until that is gone
+    {"norm.", "ln_f."},
+    {".rms.", ".norm."},
+    {".attn.", ".mixer."},
+};
+
+bool HasMambaBlocks(ConfigReader& reader) {
+  return reader.String("block_type", "TransformerBlock") == "MambaBlock";
+}
 
 // A parameter of a layer's mixer: "layers.3.attn.q_proj.weight" in pieces.
 struct MixerParameter {
@@ -75,24 +88,18 @@ class Zoology : public ImportOnlyLayout {
     model::ModelConfig config = ReadSizes(reader);
     RefuseOtherBlocks(reader);
     config.block.Set("scale_init_by_depth", true);
-    const nlohmann::json *sequence_mixer = reader.Member("sequence_mixer"),
-                         *state_mixer = reader.Member("state_mixer");
-    const char* want = " is not given; {\"name\": ..., \"kwargs\": {...}} would work";
-    reader.Require(sequence_mixer != nullptr, "sequence_mixer", want);
-    reader.Require(state_mixer != nullptr, "state_mixer", want);
     const std::string objective = reader.String("objective", "next_token");
     const bool labelled = objective == "labelled";  // a key of ours: they train on labels, always
     reader.Require(labelled || objective == "next_token", "objective is '", objective,
                    "'; next_token or labelled would work");
     if (labelled) config.objective = model::ObjectiveConfig(objective);
-    if (sequence_mixer != nullptr) ReadMixers(reader, *sequence_mixer, config);
-    if (state_mixer != nullptr)
-      config.channel_mixer = ReadZoologyStateMixer(*state_mixer, config.model_dim, reader);
+    HasMambaBlocks(reader) ? ReadMambaBlocks(reader, config) : ReadBlocks(reader, config);
     return config;
   }
 
   std::string TensorName(const std::string& parameter, ConfigReader* reader) const override {
     if (parameter.starts_with("lm_head.")) return parameter;
+    if (HasMambaBlocks(*reader)) return "backbone." + Renamed(parameter, kMambaFrame);
     const std::optional<MixerParameter> inner = InMixer(parameter, reader);
     if (!inner) return "backbone." + Renamed(parameter, kFrame);
     return Concat("backbone.", inner->layer, "sequence_mixer.",
@@ -100,6 +107,7 @@ class Zoology : public ImportOnlyLayout {
                   ZoologyMixerName(inner->mixer, inner->name));
   }
   Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const override {
+    if (HasMambaBlocks(*reader)) return {};
     const std::optional<MixerParameter> inner = InMixer(parameter, reader);
     return inner ? ZoologyPlacement(inner->mixer, inner->name) : Placement();
   }
@@ -132,18 +140,42 @@ class Zoology : public ImportOnlyLayout {
     if (positions > 0)
       config.positions = model::PositionTableConfig("learned", {{"max_positions", positions}});
     config.norm = model::NormConfig("layer_norm", {{"eps", 1e-5}});
+    const double last = reader.Double("layer_norm_epsilon", 1e-5);
+    if (last != 1e-5) config.final_norm = model::NormConfig("layer_norm", {{"eps", last}});
     return config;
+  }
+
+  static const nlohmann::json* Module(ConfigReader& reader, const char* key) {
+    const nlohmann::json* module = reader.Member(key);
+    reader.Require(module != nullptr, key,
+                   " is not given; {\"name\": ..., \"kwargs\": {...}} would work");
+    return module;
+  }
+  static void ReadBlocks(ConfigReader& reader, model::ModelConfig& config) {
+    const nlohmann::json *sequence_mixer = Module(reader, "sequence_mixer"),
+                         *state_mixer = Module(reader, "state_mixer");
+    if (sequence_mixer != nullptr) ReadMixers(reader, *sequence_mixer, config);
+    if (state_mixer != nullptr)
+      config.channel_mixer = ReadZoologyStateMixer(*state_mixer, config.model_dim, reader);
+  }
+  static void ReadMambaBlocks(ConfigReader& reader, model::ModelConfig& config) {
+    reader.Ignore({"state_mixer"});
+    if (const nlohmann::json* sequence_mixer = Module(reader, "sequence_mixer"))
+      config.mixer = ReadZoologyMamba(*sequence_mixer, reader);
+    config.channel_mixer = model::ChannelMixerConfig(model::kNoChannelMixer);
+    if (!config.final_norm) config.final_norm = config.norm;
+    config.norm = model::NormConfig("rms_norm", {{"eps", 1e-5}});
+    reader.Require(config.dropout == 0, "resid_dropout is ", config.dropout, ", which a model of ",
+                   "MambaBlocks has before its last norm alone; 0 would work");
+    config.embedding.dropout = 0;
   }
 
   static void RefuseOtherBlocks(ConfigReader& reader) {
     const std::string block = reader.String("block_type", "TransformerBlock");
-    reader.Require(block == "TransformerBlock", "block_type is '", block,
-                   "'; TransformerBlock would work");
+    reader.Require(block == "TransformerBlock" || block == "MambaBlock", "block_type is '", block,
+                   "'; TransformerBlock or MambaBlock would work");
     for (const char* on : {"pre_norm", "affine_norm"})
       reader.Require(reader.Bool(on, true), on, " is false; true would work");
-    // Of the last norm alone; the others have this one.
-    const double eps = reader.Double("layer_norm_epsilon", 1e-5);
-    reader.Require(eps == 1e-5, "layer_norm_epsilon is ", eps, "; 1e-5 would work");
   }
 };
 

@@ -237,6 +237,17 @@ model::MixerConfig ReadZoologyMixer(const ZoologyModule& module, int64_t layer,
   return config;
 }
 
+model::MixerConfig ReadZoologyMamba(const json& sequence_mixer, ConfigReader& reader) {
+  const ZoologyModule module = ReadModule(sequence_mixer);
+  const bool object = module.kwargs->is_object();
+  reader.Require(object, "kwargs of the sequence_mixer are no object; {} would work");
+  if (!object) return model::MixerConfig("mamba");
+  ConfigReader kwargs(*module.kwargs, reader.where() + ", Mamba");
+  model::MixerConfig config = ReadMamba(kwargs, /*layer=*/0);
+  kwargs.Check();
+  return config;
+}
+
 model::ChannelMixerConfig ReadZoologyStateMixer(const json& state_mixer, int64_t model_dim,
                                                 ConfigReader& reader) {
   const ZoologyModule module = ReadModule(state_mixer);

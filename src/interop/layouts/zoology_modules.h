@@ -31,6 +31,8 @@ int64_t ZoologyPeriod(const nlohmann::json& sequence_mixer, int64_t num_layers);
 // What the module's class cannot be here is a problem in `reader`, or Error kData.
 model::MixerConfig ReadZoologyMixer(const ZoologyModule& module, int64_t layer,
                                     ConfigReader& reader);
+// Mamba with the kwargs of a module of whatever name.
+model::MixerConfig ReadZoologyMamba(const nlohmann::json& sequence_mixer, ConfigReader& reader);
 model::ChannelMixerConfig ReadZoologyStateMixer(const nlohmann::json& state_mixer,
                                                 int64_t model_dim, ConfigReader& reader);
 

@@ -148,6 +148,7 @@ std::string ToJson(const ModelConfig& config) {
   VisitParts(
       copy, {.group = [&](const char* name, PartOptions& options) { json[name] = ToJson(options); },
              .part = [&](PartConfig& part) { json[part.kind().name] = ToJson(part); }});
+  if (copy.final_norm) json["final_norm"] = ToJson(*copy.final_norm);
   for (const LayerGroup& group : config.hybrid) json["hybrid"].push_back(ToJson(group));
   return json.dump(2);
 }
@@ -174,6 +175,7 @@ ModelConfig ModelConfigFromJson(const std::string& text) {
                             if (const Json* found = members.Find(part.kind().name))
                               ReadPart(*found, part);
                           }});
+  if (const Json* norm = members.Find("final_norm")) ReadPart(*norm, config.final_norm.emplace());
   if (const Json* hybrid = members.Find("hybrid")) {
     Check(hybrid->is_array(), "the text", "has 'hybrid' that is not an array");
     for (const Json& group : *hybrid) config.hybrid.push_back(ReadGroup(group));

@@ -87,6 +87,7 @@ std::vector<std::string> ResolveParts(ModelConfig& config) {
                             add("", problems.lines());
                           },
                       .part = [&](PartConfig& part) { add("", part.Resolve(sizes)); }});
+  if (config.final_norm) add("final: ", config.final_norm->Resolve(sizes));
   for (LayerGroup& group : config.hybrid) {
     if (group.mixer) add("hybrid: ", group.mixer->Resolve(sizes));
     if (group.channel_mixer) add("hybrid: ", group.channel_mixer->Resolve(sizes));

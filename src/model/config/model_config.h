@@ -44,6 +44,7 @@ struct ModelConfig {
   PositionTableConfig positions;
   BlockConfig block;
   NormConfig norm;
+  std::optional<NormConfig> final_norm;  // before the head; absent: norm
   MixerConfig mixer;
   ChannelMixerConfig channel_mixer;
   HeadOptions head;

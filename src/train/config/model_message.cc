@@ -98,6 +98,7 @@ void ReadModel(const proto::ModelConfig& message, model::ModelConfig& config) {
       config, {.group = [&](const char* name,
                             model::PartOptions& options) { ReadOptions(child(name), options); },
                .part = [&](model::PartConfig& part) { ReadPart(child(part.kind().name), part); }});
+  if (message.has_final_norm()) ReadPart(message.final_norm(), config.final_norm.emplace());
   for (const proto::LayerGroup& group : message.hybrid()) config.hybrid.push_back(ReadGroup(group));
 }
 
@@ -116,6 +117,7 @@ void WriteModel(const model::ModelConfig& config, proto::ModelConfig& message) {
       copy, {.group = [&](const char* name,
                           model::PartOptions& options) { WriteOptions(options, child(name)); },
              .part = [&](model::PartConfig& part) { WritePart(part, child(part.kind().name)); }});
+  if (copy.final_norm) WritePart(*copy.final_norm, *message.mutable_final_norm());
   for (const model::LayerGroup& group : config.hybrid) WriteGroup(group, *message.add_hybrid());
 }
 

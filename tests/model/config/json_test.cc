@@ -23,6 +23,7 @@ ModelConfig EveryKindOfValue() {
                         .mixer = MixerConfig("gla", {{"num_heads", 2}, {"feature_map", "silu"}}),
                         .channel_mixer = ChannelMixerConfig("mlp", {{"activation", "relu2"}})};
   config.head.tied = true;
+  config.final_norm = NormConfig("rms_norm", {{"eps", 1e-3}});
   config.embedding.scale = 0.1;
   config.hybrid = {{.layers = {1}, .mixer = MixerConfig("softmax", {{"window", 7}})},
                    {.every = 2, .channel_mixer = ChannelMixerConfig("identity")}};
@@ -39,6 +40,7 @@ TEST(ModelJson, RoundTrip) {
   EXPECT_TRUE(back.positions == config.positions);
   EXPECT_TRUE(back.block == config.block);
   EXPECT_TRUE(back.norm == config.norm);
+  EXPECT_TRUE(back.final_norm == config.final_norm);
   EXPECT_TRUE(back.mixer == config.mixer);
   EXPECT_TRUE(std::isinf(back.mixer.Get<double>("clamp_min"))) << "JSON itself has no infinity";
   EXPECT_TRUE(back.channel_mixer == config.channel_mixer);

@@ -90,6 +90,16 @@ TEST(ModelConfigTest, LayersHaveTheirGroupsParts) {
   EXPECT_EQ(MixerSummary(config), "gla + softmax in 2 of 7 layers");
 }
 
+TEST(ModelConfigTest, TheLastNormMayBeAnother) {
+  ModelConfig config = Unusual();
+  config.final_norm = NormConfig("layer_norm", {{"eps", -1.0}});
+  EXPECT_THAT(Problems(config), ElementsAre(HasSubstr("final: norm layer_norm: eps is -1")));
+  config.final_norm = NormConfig("layer_norm");
+  config.block = BlockConfig("post_norm");
+  EXPECT_HL_ERROR(LanguageModel(config), ExitCode::kUsage,
+                  "the block post_norm ends with a norm of its own; no final_norm would work");
+}
+
 TEST(ModelConfigTest, SummaryNamesEveryMixer) {
   EXPECT_EQ(MixerSummary(Unusual()), "gla");
   EXPECT_EQ(MixerSummary(Hybrid()), "gla + softmax in 1 of 3 layers");

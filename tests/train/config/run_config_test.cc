@@ -51,6 +51,21 @@ TEST(RunConfig, HybridLayersNameTheirMixer) {
                   "the hybrid group of layers 1, 3 names no mixer");
 }
 
+TEST(RunConfig, TheLastNormIsThatOfTheOthersUnlessNamed) {
+  const auto parse = [](const std::vector<std::string>& overrides) {
+    return ParseRunConfig("data { path: 'd' } model { norm { layer_norm {} } }", "recipe",
+                          overrides);
+  };
+  EXPECT_FALSE(parse({}).model.final_norm);
+  const RunConfig config = parse({"model.final_norm={ rms_norm { eps: 1e-3 } }"});
+  const RunConfig again = ParseRunConfig(ToText(config), "what a run keeps", {});
+  for (const RunConfig& read : {config, again}) {
+    ASSERT_TRUE(read.model.final_norm);
+    EXPECT_EQ(read.model.final_norm->name(), "rms_norm");
+    EXPECT_EQ(read.model.final_norm->Get<double>("eps"), 1e-3);
+  }
+}
+
 TEST(RunConfig, AnOverrideInBracketsTakesThePlaceOfAll) {
   const std::string recipe =
       "model { mixer { gla { num_heads: 2 } } hybrid { layers: [1] mixer { softmax {} } } }";
