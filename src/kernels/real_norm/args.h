@@ -39,16 +39,18 @@ struct RealNormGradRows {
   int64_t num_rows = 0, dim = 0;
 };
 
-// Of a row whose c^2 add up to `squares`.
+// f and g of a row.
 struct RealNormScale {
   float factor, slope;
+
+  // Its c^2 add up to `squares`.
+  HL_EVERYWHERE static RealNormScale Of(float squares, int64_t dim, float eps) {
+    const auto free = static_cast<float>(dim - 1);
+    const float deviation = sqrtf(squares / free);
+    if (deviation == 0) return {eps > 0 ? 1 / eps : 0.0f, 0.0f};
+    return {1 / (deviation + eps), (deviation + eps) / (deviation * free)};
+  }
 };
-HL_EVERYWHERE inline RealNormScale RealNormScaleOf(float squares, int64_t dim, float eps) {
-  const auto free = static_cast<float>(dim - 1);
-  const float deviation = sqrtf(squares / free);
-  if (deviation == 0) return {eps > 0 ? 1 / eps : 0.0f, 0.0f};
-  return {1 / (deviation + eps), (deviation + eps) / (deviation * free)};
-}
 
 namespace cpu {
 // Rows [begin, end).

@@ -20,7 +20,7 @@ HL_INLINE void ForwardLoop(const RealNormRows<T>& rows, int64_t begin, int64_t e
       const float centred = Widen(x[i]) - mean;
       squares += centred * centred;
     }
-    const RealNormScale scale = RealNormScaleOf(squares, dim, rows.eps);
+    const RealNormScale scale = RealNormScale::Of(squares, dim, rows.eps);
     rows.factor[row] = scale.factor, rows.slope[row] = scale.slope;
     const float factor = scale.factor;
 #pragma omp simd

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
   squares = RowSum(squares, schedule.lanes, partial[1]);
   if (!place.valid) return;
-  const RealNormScale scale = RealNormScaleOf(squares, args.dim, args.eps);
+  const RealNormScale scale = RealNormScale::Of(squares, args.dim, args.eps);
   if (place.column == 0) args.factor[place.row] = scale.factor, args.slope[place.row] = scale.slope;
   for (int c = place.column; c < place.dim; c += place.step) {
     Load(x_row + c, place.dim - c, schedule.aligned, x);
