@@ -260,11 +260,7 @@ class HfModels(unittest.TestCase):
                 self.setUp()
                 folder, model = self.make_gpt2_folder(**variant)
                 exported = self.check_theirs(folder, self.log_probs_of(model), GPT2LMHeadModel)
-                theirs = load_file(folder / "model.safetensors")
-                ours = load_file(exported / "model.safetensors")
-                self.assertEqual(theirs.keys(), ours.keys())
-                for key, tensor in theirs.items():
-                    self.assertTrue(torch.equal(tensor, ours[key]), key)
+                self.check_same_tensors(folder, exported)
                 written = GPT2Config.from_pretrained(exported)
                 for key in ("n_positions", "layer_norm_epsilon", "resid_pdrop", "tie_word_embeddings"):
                     self.assertEqual(getattr(written, key), getattr(model.config, key), key)
@@ -305,11 +301,7 @@ class HfModels(unittest.TestCase):
                 self.setUp()
                 folder, model = self.make_mamba_folder(**variant)
                 exported = self.check_theirs(folder, self.log_probs_of(model), MambaForCausalLM)
-                theirs = load_file(folder / "model.safetensors")
-                ours = load_file(exported / "model.safetensors")
-                self.assertEqual(theirs.keys(), ours.keys())
-                for key, tensor in theirs.items():
-                    self.assertTrue(torch.equal(tensor, ours[key]), key)
+                self.check_same_tensors(folder, exported)
 
     def test_mamba_with_biases_is_refused(self):
         folder, _ = self.make_mamba_folder(use_bias=True, use_conv_bias=False, hidden_act="gelu")
@@ -344,6 +336,13 @@ class HfModels(unittest.TestCase):
         self.assertIsInstance(model, GPT2LMHeadModel)
         want = self.log_probs_of(model)
         self.assertLess(widest(score(run, sequences(), self.dir), want), TOLERANCE)
+
+    def check_same_tensors(self, folder, exported):
+        theirs = load_file(folder / "model.safetensors")
+        ours = load_file(exported / "model.safetensors")
+        self.assertEqual(theirs.keys(), ours.keys())
+        for key, tensor in theirs.items():
+            self.assertTrue(torch.equal(tensor, ours[key]), key)
 
     def check_theirs(self, folder, want, of_class=LlamaForCausalLM):
         exported = self.check_all_ways(folder, want)

@@ -154,6 +154,12 @@ RowShape RowShapeOf(int64_t dim) {
   return {lanes, kGroupThreads / lanes};
 }
 
+// What a launch knows beyond its arguments.
+struct Schedule {
+  int lanes, rows_per_block;
+  bool aligned;  // every row allows 16-byte accesses
+};
+
 // The sum of x over the threads of each row, the same bits in all of them. All threads of the block
 // take part. `partial` is shared and may be written again after a barrier.
 HL_DEVICE float RowSum(float x, int lanes, float (&partial)[kMaxRowWarps]) {

@@ -7,12 +7,6 @@ namespace {
 
 using namespace rows;
 
-// What a launch knows beyond its arguments.
-struct Schedule {
-  int lanes, rows_per_block;
-  bool aligned;  // every row allows 16-byte accesses
-};
-
 // Where a thread works: packs of its row that start at `column`, + lanes packs, ... `once`: it has
 // one pack at most, which then stays in registers between the passes over the row.
 template <typename T>
