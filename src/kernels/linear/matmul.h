@@ -8,8 +8,8 @@
 //
 // It is used where AVX2 is the instruction set in use, and on AMD's cores beside AVX-512. The BLAS
 // below LibTorch runs AVX2 kernels on those whatever else they can do, and reaches four fifths of
-// what these could: it copies the left operand, which is read in its place here, and takes a pass of
-// its own to scale the result. Both forms give the same bits.
+// what these could: it copies the left operand, which is read in its place here, and takes a pass
+// of its own to scale the result. Both forms give the same bits.
 #pragma once
 
 #include <cstdint>
