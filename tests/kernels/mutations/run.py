@@ -399,6 +399,9 @@ def survivors_of(family, kind, mutations, options):
     return survivors
 
 
+FAMILIES = (DECAY, STEP, ADAMW, POLYNOMIAL, FOCUS_POOL, SCANS)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -409,7 +412,7 @@ def main():
     options = parser.parse_args()
     kinds = list(FLAGS) if options.kind == "all" else [options.kind]
     survivors = []
-    for family in (DECAY, STEP, ADAMW, POLYNOMIAL, FOCUS_POOL, SCANS):
+    for family in FAMILIES:
         left = [m for m in family.mutations if options.only in m[0]]
         for kind in kinds:
             if left:
