@@ -187,13 +187,13 @@ class Fastformer : public Mixer, public Explained {
     return {.matmul = 2 * dim * dim * num_square_matrices(), .mixing = pools * 9 * dim};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    const auto dim = static_cast<double>(dim_);
+    const auto dim = static_cast<double>(dim_), heads = static_cast<double>(num_heads_);
     const double pools = form_.additive ? 1 : 2;
     // x, the projections, a pool's payload and rows, and products; in fp32 what is standardised,
-    // thrice a pool, and log weights, row maxima and sums
+    // and log weights, row maxima and sums
     const double elements = 1 + num_square_matrices() + 3 * pools + (form_.inner_residual ? 2 : 0);
     return elements * dim * static_cast<double>(bytes_per_element) +
-           4 * pools * ((form_.norm ? 3 * dim : 0) + 3 * static_cast<double>(num_heads_));
+           4 * pools * ((form_.norm ? dim + 2 * heads : 0) + 3 * heads);
   }
 
  private:
