@@ -43,6 +43,12 @@ std::string ReadActivation(ConfigReader& reader, const std::string& key,
   return "none";
 }
 
+void RequireSwish(ConfigReader& reader, const std::string& spelling) {
+  const std::string name = reader.String("hidden_act", spelling);
+  reader.Require(name == "swish" || name == "silu", "hidden_act is '", name, "'; ", spelling,
+                 " would work");
+}
+
 std::string WrittenActivation(const std::string& ours) {
   for (const Activation& activation : kActivations)
     if (ours == activation.ours) return activation.theirs;

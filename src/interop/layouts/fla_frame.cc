@@ -10,8 +10,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-bool IsSwish(const std::string& name) { return name == "swish" || name == "silu"; }
-
 // One entry of `attn`.
 void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
                      model::ModelConfig& config) {
@@ -126,8 +124,7 @@ model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defau
   config.norm.Set("eps", reader.Double("norm_eps", 1e-6));
   config.head.tied = reader.Bool("tie_word_embeddings", false);
   config.initializer_range = reader.Double("initializer_range", 0.02);
-  const std::string activation = reader.String("hidden_act", "swish");
-  reader.Require(IsSwish(activation), "hidden_act is '", activation, "'; swish would work");
+  RequireSwish(reader, "swish");
   reader.Require(!reader.Has("attnres_block_size"),
                  "attnres_block_size is set; null would work: it adds tensors");
   return config;

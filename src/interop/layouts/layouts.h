@@ -38,6 +38,8 @@ std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
 
 // halflife's name of the activation that `key` holds, in any spelling of `transformers`.
 std::string ReadActivation(ConfigReader& reader, const std::string& key, const std::string& absent);
+// That `hidden_act` is SiLU, in either spelling; the class's own is that of an absent key.
+void RequireSwish(ConfigReader& reader, const std::string& spelling);
 // The spelling that is written.
 std::string WrittenActivation(const std::string& ours);
 

@@ -81,9 +81,7 @@ class Mamba : public Layout {
                    "; expand x hidden_size, ", expand * config.model_dim, ", would work");
     reader.Require(!reader.Bool("use_bias", false), "use_bias is true; false would work");
     reader.Require(reader.Bool("use_conv_bias", true), "use_conv_bias is false; true would work");
-    const std::string activation = reader.String("hidden_act", "silu");
-    reader.Require(activation == "silu" || activation == "swish", "hidden_act is '", activation,
-                   "'; silu would work");
+    RequireSwish(reader, "silu");
   }
 };
 
