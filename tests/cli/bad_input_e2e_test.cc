@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -13,7 +14,7 @@ namespace {
 
 class BadInput : public testing::Test {
  protected:
-  static void SetUpTestSuite() { fixture = new RunFixture(HALFLIFE_BINARY); }
+  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
   static void TearDownTestSuite() { delete fixture; }
 
   static void Expect(const RunResult& result, int code, const std::vector<std::string>& pieces) {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -17,7 +18,7 @@ namespace {
 class CrashResume : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(kProgram);
     const RunResult result = fixture->Run({.run = "undisturbed", .ranks = 2});
     ASSERT_EQ(result.exit_code, 0) << result.err;
   }

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <numbers>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -17,7 +18,7 @@ class Eval : public testing::Test {
  protected:
   // "run" was trained on bytes, "pieces-run" on sentencepiece's pieces.
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(kProgram);
     const RunResult prepared =
         Halflife({"prepare", "--input", Path("text.txt"), "--train-tokenizer", "--vocab", "320",
                   "--out", Path("pieces"), "--validation-fraction", "0.2"});
@@ -125,8 +126,8 @@ TEST_F(Eval, ATextIsWorthWhatItsDatasetIsWorth) {
       EXPECT_GT(expected["tokens"], 500);
     }
   }
-  std::vector<std::string> command = {HALFLIFE_BINARY, "eval", "--model", Path("run"),
-                                      "--text",        one,    "--json"};
+  std::vector<std::string> command = {kProgram, "eval", "--model", Path("run"),
+                                      "--text", one,    "--json"};
   std::vector<nlohmann::json> results;
   for (const int ranks : {1, 2}) {
     const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
@@ -171,7 +172,7 @@ class RanksThatDisagree : public Eval {
                              "  if [ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && [ \"$arg\" = '"
                           << from << "' ]; then arg='" << to
                           << "'; fi\n  args+=(\"$arg\")\ndone\nexec \"${args[@]}\"\n";
-    std::vector<std::string> command = {"bash", script, HALFLIFE_BINARY};
+    std::vector<std::string> command = {"bash", script, kProgram};
     command.insert(command.end(), arguments.begin(), arguments.end());
     return RunRanks(2, command, {.timeout_s = 60});  // a collective's deadline is 180 s
   }

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "core/files.h"
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -18,7 +19,7 @@ class Report : public testing::Test {
   // "gla" was killed after step 12 and resumed from step 10; "retention" goes on: it stopped after
   // 5 of 20 steps.
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(kProgram);
     const std::vector<std::string> set = {"eval.every=5"};
     const RunResult killed =
         fixture->Run({.run = "gla", .set = set, .env = {{"HL_FAULT", "train.step:kill:13"}}});

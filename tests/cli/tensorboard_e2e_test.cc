@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -16,11 +17,11 @@ namespace fs = std::filesystem;
 // metric -> step -> value; NaN for what is not finite.
 using Series = std::map<std::string, std::map<int64_t, double>>;
 
-const fs::path kPython = fs::path(HALFLIFE_SOURCE_DIR) / ".venv-compare/bin/python";
+const fs::path kPython = fs::path(kSourceDir) / ".venv-compare/bin/python";
 
 class TensorBoard : public testing::Test {
  protected:
-  static void SetUpTestSuite() { fixture = new RunFixture(HALFLIFE_BINARY); }
+  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
   static void TearDownTestSuite() { delete fixture; }
   void SetUp() override {
     if (!fs::exists(kPython) ||
@@ -54,9 +55,8 @@ class TensorBoard : public testing::Test {
     return series;
   }
   static nlohmann::json Read(const std::string& run) {
-    const RunResult result =
-        RunCommand({kPython, fs::path(HALFLIFE_SOURCE_DIR) / "tests/cli/read_events.py",
-                    fixture->path(run) / "events"});
+    const RunResult result = RunCommand({kPython, fs::path(kSourceDir) / "tests/cli/read_events.py",
+                                         fixture->path(run) / "events"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return nlohmann::json::parse(result.out);
   }

@@ -12,6 +12,7 @@
 #include "cli/inspect/artifact.h"
 #include "core/files.h"
 #include "support/expect_error.h"
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::cli::inspect {
@@ -23,7 +24,7 @@ using testing::HasSubstr;
 class InspectKindsTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(test::kProgram);
     const auto trained =
         fixture->Run({.run = "run", .set = {"train.steps=4", "ckpt.every=2", "eval.every=2"}});
     ASSERT_EQ(trained.exit_code, 0) << trained.err;
@@ -54,7 +55,8 @@ RunFixture* InspectKindsTest::fixture = nullptr;
 
 // The first column of the table under "## kind": `key`, one a row.
 std::set<std::string> DocumentedKeys(const std::string& kind) {
-  std::istringstream lines(ReadFile(HALFLIFE_SOURCE_DIR "/docs/inspect.md", ExitCode::kInternal));
+  std::istringstream lines(
+      ReadFile(fs::path(test::kSourceDir) / "docs/inspect.md", ExitCode::kInternal));
   std::set<std::string> keys;
   bool inside = false;
   for (std::string line; std::getline(lines, line);) {

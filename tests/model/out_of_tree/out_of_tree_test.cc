@@ -10,6 +10,7 @@
 #include "kernels/random_tensors.h"
 #include "model/language_model.h"
 #include "support/expect_error.h"
+#include "support/paths.h"
 #include "train/config/part_help.h"
 #include "train/config/run_config.h"
 
@@ -133,7 +134,7 @@ TEST(OutOfTree, HelpKnowsThem) {
 // docs/adding_a_mixer.md is right as long as it shows what is tested here.
 TEST(OutOfTree, TheGuideShowsTheToyMixer) {
   const auto read = [](const char* path) {
-    return ReadFile(std::string(HALFLIFE_SOURCE_DIR) + "/" + path, ExitCode::kInternal);
+    return ReadFile(std::string(test::kSourceDir) + "/" + path, ExitCode::kInternal);
   };
   const std::string guide = read("docs/adding_a_mixer.md"),
                     mixer = read("tests/model/out_of_tree/toy_mixer.cc"),
