@@ -93,8 +93,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
 
 // Where a file of src/train stands: every room includes itself and what stands before it.
 int TrainRoom(const std::string& path) {
-  static const std::vector<std::string> kRooms = {"train/config/", "train/step/", "train/record/",
-                                                  "train/loop/"};
+  static const std::vector<std::string> kRooms = {"train/config/", "train/step/", "train/plan/",
+                                                  "train/record/", "train/loop/"};
   const auto room = std::find_if(kRooms.begin(), kRooms.end(), [&](const std::string& prefix) {
     return path.starts_with(prefix);
   });
