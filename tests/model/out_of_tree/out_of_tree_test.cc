@@ -50,7 +50,7 @@ TEST(OutOfTree, OverridesKnowThem) {
   EXPECT_EQ(set({"model.mixer=toy"}).mixer, MixerConfig("toy"));
   EXPECT_EQ(set({"model.mixer.toy.half_life=3"}).mixer.Get<double>("half_life"), 3);
   EXPECT_EQ(set({"model.positions=toy", "model.positions.toy.period=2"}).positions,
-            PositionTableConfig("toy", {{"period", 2}}));
+            PositionsConfig("toy", {{"period", 2}}));
   EXPECT_HL_ERROR(set({"model.mixer=tyo"}), ExitCode::kUsage, "unknown mixer 'tyo'",
                   "did you mean 'toy'?");
   EXPECT_HL_ERROR(set({"model.mixer.toy.halflife=3"}), ExitCode::kUsage,
