@@ -42,8 +42,6 @@ function(hl_test)
   add_executable(${T_NAME} ${T_SOURCES})
   target_link_libraries(${T_NAME} PRIVATE ${T_LIBS} hl_test_support GTest::gtest GTest::gmock hl_test_main)
   target_include_directories(${T_NAME} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
-  target_compile_definitions(${T_NAME} PRIVATE
-    HALFLIFE_SOURCE_DIR="${CMAKE_SOURCE_DIR}" HALFLIFE_BINARY="$<TARGET_FILE:halflife>")
   target_compile_options(${T_NAME} PRIVATE ${HALFLIFE_QUICK_TO_COMPILE})
   if(T_LABEL STREQUAL "gpu")
     add_dependencies(gpu_tests ${T_NAME})

@@ -30,6 +30,7 @@
 #include "dist/communicator.h"
 #include "dist/gradient_reducer.h"
 #include "kernels/cpu/instruction_set.h"
+#include "kernels/torch/tensor_ref.h"
 #include "train/device.h"
 #include "train/step/adamw.h"
 #include "train/step/gradient_hooks.h"
@@ -105,8 +106,8 @@ class Bench {
                {.device = train::ToTorch(device_),
                 .compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat}),
         hooks_(model_.parameters(), arena_),
-        reducer_(arena_.layout(), *comm_, train::RefOf(arena_.grads()),
-                 train::CurrentStream(device_)),
+        reducer_(arena_.layout(), *comm_, kernels::RefOf(arena_.grads()),
+                 kernels::CurrentStream(device_)),
         optimizer_(arena_, {}),
         inputs_(RandomTokens(options, 0).to(train::ToTorch(device_))),
         targets_(RandomTokens(options, 1).to(train::ToTorch(device_))),
@@ -123,7 +124,7 @@ class Bench {
     sums.objective.div(static_cast<double>(inputs_.numel())).backward();
     hooks_.EndMicroBatch();
     reducer_.Finish();
-    const double norm = std::sqrt(train::SumOfSquares(arena_.layout(), arena_.grads()));
+    const double norm = std::sqrt(train::SumOfSquares(arena_.updated_fragments(), arena_.grads()));
     optimizer_.Update(1e-3, std::min(1.0, 1.0 / (norm + 1e-6)), ++num_updates_);
     // the item waits for the device: what is timed has happened
     return sums.loss.item<double>() / static_cast<double>(inputs_.numel());

@@ -171,8 +171,9 @@ void LoadSession::GatherArrays() {
   for (const Kind kind : arena_.kinds()) {
     int index = 0;
     for (const dist::Bucket& bucket : arena_.layout->buckets()) {
+      if (bucket.end <= arena_.sliced_end(kind)) continue;  // this rank's slice is all it holds
       const int64_t length = (bucket.end - bucket.begin) / control_.size();
-      float* const out = arena_.array(kind) + bucket.begin;
+      float* const out = arena_.place(kind, {.arena_begin = bucket.begin});
       control_
           .AllGather(Ref(out + control_.rank() * length, length),
                      Ref(out, bucket.end - bucket.begin), {"ckpt_gather", index++}, nullptr)
@@ -184,8 +185,9 @@ void LoadSession::GatherArrays() {
 void LoadSession::CompareArrays() {
   StreamHash hash;
   for (const Kind kind : arena_.kinds()) {
-    hash.Update(arena_.array(kind),
-                static_cast<size_t>(arena_.layout->num_elements()) * sizeof(float));
+    const int64_t begin = arena_.sliced_end(kind), count = arena_.layout->num_elements() - begin;
+    hash.Update(arena_.place(kind, {.arena_begin = begin}),
+                static_cast<size_t>(count) * sizeof(float));
   }
   const auto hashes =
       OnEveryRank(control_, {"ckpt_replicas", 0}, [&] { return ToHex(hash.Digest()); });

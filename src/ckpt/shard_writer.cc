@@ -1,23 +1,17 @@
 #include "ckpt/shard_writer.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <map>
 #include <memory>
 
+#include "ckpt/direct_writer.h"
 #include "core/error.h"
 #include "core/fault.h"
-#include "core/files.h"
-#include "core/human.h"
 
 namespace halflife::ckpt {
 namespace {
 
-using internal::ErrnoText;
 namespace fs = std::filesystem;
 
 constexpr auto kCode = ExitCode::kCheckpointIo;
@@ -51,19 +45,6 @@ std::string MakeHeader(const ShardPlan& plan, const ShardLabel& label) {
                                   kDataAlignment);
 }
 
-// Reserves the blocks, so that a full disk shows before anything is written. The system call
-// itself: where it is not supported, glibc's posix_fallocate would write every block instead.
-void Reserve(int fd, uint64_t bytes, const fs::path& path) {
-  int result = 0;
-  do {
-    result = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes));
-  } while (result != 0 && errno == EINTR);
-  if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
-  const int error = errno;
-  HL_FAIL(kCode, "cannot reserve ", HumanBytes(bytes), " for ", path.string(), ": ",
-          ErrnoText(error), "; ", HumanBytes(FreeBytes(path.parent_path(), kCode)), " are free");
-}
-
 void CheckNoNan(const ShardPiece& piece, int64_t begin, const float* data, int64_t count) {
   bool any = false;
   for (int64_t i = 0; i < count; ++i) any |= data[i] != data[i];  // vectorises; NaN != NaN
@@ -73,11 +54,11 @@ void CheckNoNan(const ShardPiece& piece, int64_t begin, const float* data, int64
           begin + at, "; such a step could not be resumed and is not saved");
 }
 
+// Hashes what it writes: block by block, and as a whole.
 class ShardFile {
  public:
-  ShardFile(const fs::path& path, std::string header, uint64_t data_bytes)
-      : path_(path), fd_(OpenFile(path, O_WRONLY | O_CREAT | O_EXCL, kCode)) {
-    Reserve(fd_.get(), header.size() + data_bytes, path_);
+  ShardFile(const fs::path& path, const std::string& header, uint64_t data_bytes)
+      : file_(path, header.size() + data_bytes) {
     entry_.name = path.filename().string();
     entry_.data_offset = header.size();
     entry_.header_hash = HashBytes(header);
@@ -90,12 +71,11 @@ class ShardFile {
     return HashBytes(data, bytes);
   }
 
-  uint64_t data_bytes() const { return entry_.bytes - entry_.data_offset; }
+  uint64_t data_bytes() const { return file_.bytes() - entry_.data_offset; }
 
   FileEntry Finish() {
-    HL_FAULT_POINT("ckpt.p1.fsync", kCode);
-    Fsync(fd_.get(), path_, kCode);
-    fd_.Close(path_, kCode);
+    file_.Finish();
+    entry_.bytes = file_.bytes();
     entry_.hash = whole_.Digest();
     return entry_;
   }
@@ -103,13 +83,11 @@ class ShardFile {
  private:
   void Append(const void* data, size_t bytes) {
     HL_FAULT_POINT("ckpt.p1.write", kCode);
+    file_.Append(data, bytes);
     whole_.Update(data, bytes);
-    WriteAll(fd_.get(), data, bytes, path_, kCode);
-    entry_.bytes += bytes;
   }
 
-  fs::path path_;
-  Fd fd_;
+  DirectWriter file_;
   StreamHash whole_;
   FileEntry entry_;
 };
@@ -159,7 +137,8 @@ ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<Kind>
                              .shape = spec.shape,
                              .begin = fragment.begin,
                              .end = fragment.end,
-                             .arena_begin = fragment.arena_begin});
+                             .arena_begin = fragment.arena_begin,
+                             .slice_begin = fragment.slice_begin});
     }
     if (rank != 0) continue;
     for (const dist::ParamSpec& spec : layout.specs()) {
@@ -172,7 +151,9 @@ ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<Kind>
 
 ShardPlan PlanShard(const ArenaView& arena, int rank) {
   ShardPlan plan = PlanShard(*arena.layout, arena.kinds(), rank);
-  for (ShardPiece& piece : plan.pieces) piece.data = arena.array(piece.kind) + piece.arena_begin;
+  for (ShardPiece& piece : plan.pieces)
+    piece.data = arena.place(piece.kind,
+                             {.arena_begin = piece.arena_begin, .slice_begin = piece.slice_begin});
   return plan;
 }
 

@@ -23,10 +23,10 @@ constexpr uint64_t kDataAlignment = 4096;
 struct ShardPiece {
   Kind kind = Kind::kMain;
   std::string tensor;
-  std::vector<int64_t> shape;  // of the whole tensor
-  int64_t begin = 0, end = 0;  // elements; all fp32
-  int64_t arena_begin = 0;
-  const float* data = nullptr;  // `end - begin` values, or null: ask ShardPlan::fill
+  std::vector<int64_t> shape;                // of the whole tensor
+  int64_t begin = 0, end = 0;                // elements; all fp32
+  int64_t arena_begin = 0, slice_begin = 0;  // as of dist::Fragment
+  const float* data = nullptr;               // `end - begin` values, or null: ask ShardPlan::fill
 };
 
 struct ShardPlan {

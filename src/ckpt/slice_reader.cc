@@ -37,8 +37,10 @@ void SliceReader::CheckWholeFiles(int stride) const {
 void SliceReader::ClearSlice() const {
   for (const Kind kind : arena_.kinds()) {
     for (const dist::Bucket& bucket : arena_.layout->buckets()) {
-      const int64_t length = (bucket.end - bucket.begin) / arena_.layout->num_slices();
-      std::fill_n(arena_.array(kind) + bucket.begin + slice_ * length, length, 0.0f);
+      const auto range = arena_.layout->SliceOf(bucket, slice_);
+      std::fill_n(
+          arena_.place(kind, {.arena_begin = range.arena_begin, .slice_begin = range.slice_begin}),
+          range.count, 0.0f);
     }
   }
 }
@@ -72,8 +74,8 @@ int64_t SliceReader::PlanRange(const TensorEntry& tensor, Kind kind, const dist:
     const int64_t begin = std::max(range.begin, fragment.begin);
     const int64_t end = std::min(range.end, fragment.end);
     if (fragment.kind != kind || begin >= end) continue;
-    pieces->push_back({&tensor, &fragment, begin, end,
-                       arena_.array(kind) + range.arena_begin + (begin - range.begin)});
+    pieces->push_back(
+        {&tensor, &fragment, begin, end, arena_.place(kind, range) + (begin - range.begin)});
     planned += end - begin;
   }
   return planned;

@@ -17,12 +17,23 @@ namespace halflife::ckpt {
 enum class Kind : uint8_t { kMain, kAdamM, kAdamV, kExtra };
 const char* Name(Kind kind);  // "main", "adam_m", "adam_v", "extra"
 
-// Borrowed host memory in the layout's arena order, layout.num_elements() each.
+// Borrowed host memory in the layout's arena order, layout.num_held(sliced_end(kind)) elements
+// each.
 struct ArenaView {
   const dist::ParameterLayout* layout = nullptr;
   float* main = nullptr;
   float* adam_m = nullptr;  // null with adam_v: weights only
   float* adam_v = nullptr;
+  // Up to which element of the arena the arrays hold this rank's slices alone.
+  int64_t main_sliced_end = 0, moments_sliced_end = 0;
+
+  int64_t sliced_end(Kind kind) const {
+    return kind == Kind::kMain ? main_sliced_end : moments_sliced_end;
+  }
+  // Where this rank holds the first element of a fragment of its own slice.
+  float* place(Kind kind, const dist::Fragment& fragment) const {
+    return array(kind) + layout->PlaceOf(fragment, sliced_end(kind));
+  }
 
   // Error (exit 70) for kExtra, which no arena holds.
   float* array(Kind kind) const {

@@ -80,7 +80,7 @@ class CheckpointStore {
 
   // Collective. nullopt: no step there at all (kAuto) or kNone. Error kNoUsableCheckpoint where
   // steps exist but none is usable; kUsage where the config disagrees; kCheckpointIo where reading
-  // failed. Every rank's whole arena is filled.
+  // failed. Every rank's arena is filled, of what it holds in slices its own.
   std::optional<LoadReport> Load(const ResumeRequest& request, const Expectation& expectation,
                                  const ArenaView& arena);
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cli/eval_lengths.h"
 #include "cli/model_source.h"
 #include "cli/run.h"
 #include "cli/world.h"
@@ -71,6 +72,14 @@ void CheckOptions(const EvalOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.data.empty() != options.texts.empty(),
               options.data.empty() ? "nothing to evaluate on" : "both --data and --text",
               "; give either --data DATASET or --text FILE...");
+  const bool of_lengths = options.methods != EvalOptions{}.methods || options.bin > 0 ||
+                          !options.out.empty() || !options.csv.empty() || !options.figure.empty();
+  HL_CHECK_AS(ExitCode::kUsage, !options.lengths.empty() || !of_lengths,
+              "--method, --bin, --out, --csv and --figure belong to a table by length; --lengths "
+              "N,... would work beside them");
+  HL_CHECK_AS(ExitCode::kUsage,
+              options.lengths.empty() || (options.seq_len == 0 && !options.bigram),
+              "--seq-len and --bigram beside --lengths; without them it would work");
   HL_CHECK_AS(ExitCode::kUsage, !options.bigram || options.texts.empty(),
               "--bigram counts the training split of a dataset, and --text has none; give --data "
               "DATASET, such as one of `halflife prepare --validation-input FILE`");
@@ -83,8 +92,18 @@ void CheckRanks(const EvalOptions& options, const infer::LoadedModel& loaded, co
   const auto number = [](const char* name, int64_t value) {
     return SharedFact{name, Concat(value), Concat(value)};
   };
-  RequireAlike(context, {WeightsFact(loaded), scored.Fact(options), number("--seq-len", seq_len),
-                         number("--windows", options.windows), number("--batch", options.batch)});
+  std::vector<SharedFact> facts = {WeightsFact(loaded),
+                                   scored.Fact(options),
+                                   number("--seq-len", seq_len),
+                                   number("--windows", options.windows),
+                                   number("--batch", options.batch),
+                                   number("--bin", options.bin)};
+  std::vector<std::string> lengths;
+  for (const int64_t length : options.lengths) lengths.push_back(Concat(length));
+  const std::string all_lengths = Join(lengths, ","), methods = Join(options.methods, ",");
+  facts.push_back({"--lengths", all_lengths, all_lengths});
+  facts.push_back({"--method", methods, methods});
+  RequireAlike(context, facts);
 }
 
 // The tokens of a window, unless the user says: as trained, but labelled rows are not cut.
@@ -139,6 +158,8 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   const Scored scored(options, loaded);
   const int64_t seq_len = options.seq_len > 0 ? options.seq_len : WindowOf(scored.tokens(), loaded);
   CheckRanks(options, loaded, scored, seq_len, context);
+  if (!options.lengths.empty())
+    return EvaluateLengths(options, loaded, scored.tokens(), scored.Fact(options), context);
   const eval::ValidationResult result =
       eval::Validate(*loaded.model, scored.tokens(),
                      {.seq_len = seq_len, .num_windows = options.windows, .batch = options.batch},

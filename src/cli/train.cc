@@ -1,5 +1,7 @@
 // halflife train: one run from a recipe, alone or as one rank under mpirun or srun.
+#include <algorithm>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cli/model_source.h"
@@ -17,6 +19,9 @@
 #include "train/config/plan.h"
 #include "train/loop/stop_flags.h"
 #include "train/loop/trainer.h"
+#include "train/plan/cluster_plan_text.h"
+#include "train/plan/plan_search.h"
+#include "train/plan/plan_text.h"
 
 namespace halflife::cli {
 namespace {
@@ -32,18 +37,62 @@ train::WarmStartRules InitRules(const TrainOptions& options) {
   return rules;
 }
 
-ExitCode DryRun(train::RunConfig config) {
-  const LauncherEvidence evidence = ReadLauncherEvidence();
-  std::string& path = config.data.path;
+std::optional<data::DatasetInfo> DatasetOf(const train::RunConfig& config) {
   std::error_code ignored;
-  std::optional<data::DatasetInfo> dataset;
-  if (std::filesystem::exists(path, ignored)) dataset = data::Dataset::Open(path).info();
-  if (train::CompleteForPlan(config, dataset ? &*dataset : nullptr, evidence.world_size)) {
-    std::cout << "# there is no dataset" << (path.empty() ? "" : " " + path) << ": a vocabulary of "
-              << config.model.vocab_size << " is assumed (--set model.vocab_size=N for another)\n";
+  if (!std::filesystem::exists(config.data.path, ignored)) return std::nullopt;
+  return data::Dataset::Open(config.data.path).info();
+}
+
+void TellVocabulary(const train::RunConfig& config, std::ostream& out) {
+  const std::string& path = config.data.path;
+  out << "# there is no dataset" << (path.empty() ? "" : " " + path) << ": a vocabulary of "
+      << config.model.vocab_size << " is assumed (--set model.vocab_size=N for another)\n";
+}
+
+// On machines that are not here.
+ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
+  const train::PlanRequest request = train::ParsePlan(*options.plan);
+  const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
+  const data::DatasetInfo* const info = dataset ? &*dataset : nullptr;
+  if (request.search) {
+    // Of one rank until the search has its own.
+    config.parallel.sp = request.sp.value_or(1);
+    config.train.micro_batch = 1;
+  } else {
+    config = train::ConfigFor(config, request);
   }
+  const int ranks = request.search ? 1 : request.cluster.world_size();
+  const bool assumed = train::CompleteForPlan(config, info, ranks);
+  train::RequireRows(config, model::LanguageModel(config.model), info);
+  train::FoundPlan found;
+  if (request.search) {
+    found = train::SearchPlan(config, request);
+  } else {
+    found.plan = train::PlanCluster(config, request.cluster);
+  }
+  if (options.json) {
+    std::cout << train::ClusterPlanJson(found.plan).dump(2) << "\n";
+    return ExitCode::kFinished;
+  }
+  std::cout << train::ClusterPlanText(found.plan);
+  if (request.search)
+    std::cout << "the fastest of " << found.num_fitting << " plans that fit, of "
+              << found.num_possible << "\n";
+  if (assumed) TellVocabulary(config, std::cout);
+  return ExitCode::kFinished;
+}
+
+ExitCode DryRun(train::RunConfig config, int local_ranks) {
+  const LauncherEvidence evidence = ReadLauncherEvidence();
+  // As many as there are, or as are asked for, or as share a row.
+  const int world = std::max({evidence.world_size, local_ranks, config.parallel.sp});
+  const int on_host = evidence.world_size > 1 ? evidence.local_size : world;
+  std::string& path = config.data.path;
+  const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
+  if (train::CompleteForPlan(config, dataset ? &*dataset : nullptr, world))
+    TellVocabulary(config, std::cout);
   if (path.empty()) path = "DATASET";
-  train::PlanScene scene = train::SceneHere(config, evidence.world_size, evidence.local_size);
+  train::PlanScene scene = train::SceneHere(config, world, on_host);
   scene.train_tokens = dataset ? dataset->train.num_tokens : 0;
   const model::LanguageModel model(config.model);
   train::RequireRows(config, model, dataset ? &*dataset : nullptr);
@@ -96,12 +145,13 @@ ExitCode Run(const TrainOptions& options) {
           ? std::filesystem::path("runs") / std::filesystem::path(options.config).stem()
           : std::filesystem::path(options.run);
   const train::RunConfig config = train::LoadRunConfig(options.config, options.overrides);
-  if (options.dry_run) return DryRun(config);
+  if (options.plan) return Plan(config, options);
+  if (options.dry_run) return DryRun(config, options.local_ranks);
   const train::WarmStartRules init_rules = InitRules(options);
   const std::unique_ptr<ckpt::WeightSource> init_from =
       options.init_from.empty() ? nullptr : OpenWeights(options.init_from);
   train::StopFlags::InstallHandlers();
-  return RunInWorld(config.comm_timeout_s, [&](dist::RankContext& context, auto& abort_dir) {
+  const auto body = [&](dist::RankContext& context, std::filesystem::path& abort_dir) {
     context.RequireSameConfig(ToHex(HashBytes(train::ToText(config))));
     train::Validate(config, context.world_size());
     const auto sample_text = SampleText(config);
@@ -112,17 +162,20 @@ ExitCode Run(const TrainOptions& options) {
     // A start that fails takes a new folder with it, so nobody's words may hold it open.
     if (!folder.is_new()) abort_dir = run_dir;
     const Stopwatch clock;
-    const Device device = PrepareTrainProcess(config, folder, context);
+    const Device device = PrepareTrainProcess(config, folder, context, options.local_ranks > 1);
     train::Trainer trainer(config, device, std::move(folder), context,
                            {.resume = resume,
                             .allow_change = options.allow_change,
                             .init_from = init_from.get(),
                             .init_rules = init_rules,
                             .sample_text = sample_text,
+                            .trace = {.file = options.trace, .steps = options.trace_steps},
                             .clock = clock});
     abort_dir = run_dir;
     return trainer.Run();
-  });
+  };
+  return options.local_ranks > 1 ? RunOnLocalRanks(options.local_ranks, config.comm_timeout_s, body)
+                                 : RunInWorld(config.comm_timeout_s, body);
 }
 
 }  // namespace halflife::cli

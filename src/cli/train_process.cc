@@ -40,12 +40,15 @@ void RequireSameDevice(Device device, dist::RankContext& context) {
 }  // namespace
 
 Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolder& folder,
-                           dist::RankContext& context) {
+                           dist::RankContext& context, bool local) {
   const Device device = train::ChooseDevice(config.train.device, context.local_rank());
-  log::Init({.rank = context.rank(),
-             .world_size = context.world_size(),
-             .console_level = log::ParseLevel(config.log.level),
-             .file = folder.LogFile(context.rank())});
+  // Threads of one process have one log, rank 0's.
+  if (!local || context.rank() == 0)
+    log::Init({.rank = context.rank(),
+               .world_size = local ? 1 : context.world_size(),
+               .console_level = log::ParseLevel(config.log.level),
+               .file = folder.LogFile(context.rank())});
+  context.flight().KeepIn(folder.FlightFolder(), folder.attempt());
   SetThreads(config.train.threads, context);
   PrepareHeap();
   RequireSameDevice(device, context);

@@ -1,5 +1,5 @@
-// What a process of `halflife train` sets for itself before a Trainer is made: its log file, the
-// device, LibTorch's threads and the heap.
+// What a process of `halflife train` sets for itself before a Trainer is made: its log file and
+// flight record, the device, LibTorch's threads and the heap.
 #pragma once
 
 #include "core/tensor_ref.h"
@@ -10,8 +10,9 @@
 namespace halflife::cli {
 
 // Collective. Returns the device to train on, which `context` communicates from. Error kEnvironment
-// where it is not there, or where ranks would compute on devices of different kinds.
+// where it is not there, or where ranks would compute on devices of different kinds. `local`: the
+// ranks are threads of this process.
 Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolder& folder,
-                           dist::RankContext& context);
+                           dist::RankContext& context, bool local);
 
 }  // namespace halflife::cli

@@ -17,5 +17,7 @@ namespace halflife::cli {
 using WorldBody =
     std::function<ExitCode(dist::RankContext& context, std::filesystem::path& abort_dir)>;
 ExitCode RunInWorld(double timeout_s, const WorldBody& body);
+// The same on `num_ranks` threads of this process. Error kUsage under mpirun or srun.
+ExitCode RunOnLocalRanks(int num_ranks, double timeout_s, const WorldBody& body);
 
 }  // namespace halflife::cli

@@ -23,9 +23,10 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-inline int64_t UnixMilliseconds() {
+inline int64_t UnixMicroseconds() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+  return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
 }
+inline int64_t UnixMilliseconds() { return UnixMicroseconds() / 1000; }
 
 }  // namespace halflife

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/log_thread.h"
 
 namespace halflife::log {
 namespace {
@@ -23,6 +24,8 @@ spdlog::level::level_enum ToSpdlog(Level level) {
   }
   return spdlog::level::info;
 }
+
+thread_local int thread_rank = 0;  // in a process of several ranks
 
 // spdlog's own default logger writes to stdout, which belongs to the program's results.
 [[maybe_unused]] const bool kOnStderrBeforeMain = [] {
@@ -67,8 +70,15 @@ void Init(const Config& config) {
 
 void Flush() { spdlog::default_logger()->flush(); }
 
+void SpeakAsRank(int rank) { thread_rank = rank; }
+int RankOfThisThread() { return thread_rank; }
+
 void Write(Level level, std::string_view area, const std::string& text) {
-  spdlog::log(ToSpdlog(level), "{}: {}", area, text);
+  if (thread_rank == 0) {
+    spdlog::log(ToSpdlog(level), "{}: {}", area, text);
+  } else if (level == Level::kWarn || level == Level::kError) {
+    spdlog::log(ToSpdlog(level), "rank {}: {}: {}", thread_rank, area, text);
+  }
 }
 
 Level ParseLevel(std::string_view name) {

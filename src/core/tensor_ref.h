@@ -28,9 +28,11 @@ struct TensorRef {
   Device device = {};
 
   size_t bytes() const { return static_cast<size_t>(count) * SizeOf(dtype); }
+  // Of a reference without memory (a plan's) another one.
   TensorRef Slice(int64_t begin, int64_t length) const {
-    return {static_cast<char*>(data) + begin * static_cast<int64_t>(SizeOf(dtype)), length, dtype,
-            device};
+    char* const first = static_cast<char*>(data);
+    return {first == nullptr ? nullptr : first + begin * static_cast<int64_t>(SizeOf(dtype)),
+            length, dtype, device};
   }
 };
 

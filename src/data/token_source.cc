@@ -10,6 +10,8 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/fault.h"
+#include "core/log_thread.h"
 
 namespace halflife::data {
 namespace {
@@ -192,6 +194,7 @@ class TokenSource::Impl {
   // The rank's position-th micro-batch of the run: a pure function, so a cursor is all the state
   // there is.
   Batch ReadMicroBatch(uint64_t position) const {
+    const int64_t begin_us = UnixMicroseconds();
     const uint64_t step = position / micro_batches(), accumulation = position % micro_batches();
     const auto micro = static_cast<uint64_t>(config_.micro_batch);
     const uint64_t first =  // of the step's rows
@@ -210,6 +213,7 @@ class TokenSource::Impl {
       AppendRow(tokens_, static_cast<int64_t>(window), sample, batch);
     }
     batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
+    if (config_.on_read) config_.on_read(begin_us, UnixMicroseconds());
     return batch;
   }
 
@@ -233,6 +237,7 @@ class TokenSource::Impl {
         if (stop_) return;
       }
       try {
+        HL_FAULT_POINT("data.read", ExitCode::kData);
         Batch batch = ReadMicroBatch(position++);
         const std::lock_guard lock(mutex_);
         queue_.push_back(std::move(batch));
@@ -251,7 +256,10 @@ class TokenSource::Impl {
     stop_ = false;
     error_ = nullptr;
     queue_.clear();
-    thread_ = std::thread([this, position = position_] { Prefetch(position); });
+    thread_ = std::thread([this, position = position_, rank = log::RankOfThisThread()] {
+      log::SpeakAsRank(rank);
+      Prefetch(position);
+    });
   }
 
   void Stop() {

@@ -38,6 +38,8 @@ struct TokenSourceConfig {
   uint64_t seed = 0;
   int prefetch = 4;  // batches read ahead by a thread of its own; 0: none
   EpochEnd epoch_end = EpochEnd::kFill;
+  // Called for each batch that was read, by the thread that did: Unix time in microseconds.
+  std::function<void(int64_t begin_us, int64_t end_us)> on_read = nullptr;
 };
 
 // A bijection of [0, size) for every (seed, epoch): a Feistel network on the next power of four,

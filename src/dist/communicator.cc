@@ -26,12 +26,12 @@ class SelfCommunicator final : public RequestCommunicator {
  public:
   explicit SelfCommunicator(std::string name) : RequestCommunicator(0, 1, std::move(name)) {}
 
-  std::unique_ptr<Communicator> Split(int color, int, std::string name) override {
-    return color < 0 ? nullptr : std::make_unique<SelfCommunicator>(std::move(name));
-  }
   void Abort(const std::string& cause) noexcept override { aborted_ = cause; }
 
  private:
+  std::unique_ptr<RequestCommunicator> SplitGroup(int color, int, std::string name) override {
+    return color < 0 ? nullptr : std::make_unique<SelfCommunicator>(std::move(name));
+  }
   Work Issue(Request request, int64_t seq) override {
     if (!aborted_.empty()) {
       throw CommError({CommFailure::Kind::kAborted,

@@ -1,6 +1,6 @@
 // A group of ranks that move and sum tensors together. Three kinds: MPI for CPU tensors
 // (MakeMpiCommunicator), NCCL for CUDA tensors (MakeNcclCommunicator), and threads of one process
-// for tests (LocalWorld). All sum pairwise over ranks on the CPU, so MPI and Local agree bit
+// (LocalWorld). All sum pairwise over ranks on the CPU, so MPI and Local agree bit
 // for bit.
 //
 // Rules: every rank of a group issues the same operations in the same order; operations of one
@@ -54,7 +54,7 @@ class Communicator {
   // An operation starts after all work queued on `producer` at the call (CUDA; null on the CPU:
   // data is ready now).
   virtual Work AllReduce(TensorRef inout, ReduceOp op, OpTag tag, cudaStream_t producer) = 0;
-  // in = size() * out.count elements; slice r goes to rank r.
+  // in = size() * out.count elements; slice r goes to rank r. `out` may be its own slice of `in`.
   virtual Work ReduceScatter(TensorRef in, TensorRef out, ReduceOp op, OpTag tag,
                              cudaStream_t producer) = 0;
   // `in` may alias its own slice of `out`.

@@ -5,20 +5,11 @@
 namespace halflife::dist {
 
 GradientReducer::GradientReducer(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
-                                 cudaStream_t producer)
-    : layout_(layout),
-      comm_(comm),
-      grads_(grads),
-      producer_(producer),
-      bucket_of_(layout.specs().size()) {
+                                 cudaStream_t producer, ReducedTo to)
+    : layout_(layout), comm_(comm), grads_(grads), producer_(producer), to_(to), progress_(layout) {
   HL_CHECK(grads.dtype == DType::kF32 && grads.count == layout.num_elements(),
            "the gradient arena has ", grads.count, " elements of ", Name(grads.dtype),
            "; the layout wants ", layout.num_elements(), " of fp32");
-  for (size_t bucket = 0; bucket < layout.buckets().size(); ++bucket) {
-    for (const int param : layout.buckets()[bucket].params) {
-      bucket_of_[param] = static_cast<int>(bucket);
-    }
-  }
 }
 
 void GradientReducer::BeginStep() {
@@ -26,40 +17,35 @@ void GradientReducer::BeginStep() {
   active_ = true;
   exposed_seconds_ = 0;
   works_.clear();
-  ready_.assign(layout_.specs().size(), false);
-  remaining_.clear();
-  for (const Bucket& bucket : layout_.buckets()) {
-    remaining_.push_back(static_cast<int>(bucket.params.size()));
-  }
+  progress_.Begin();
 }
 
 void GradientReducer::MarkReady(int param) {
   HL_CHECK(active_, "a gradient became ready outside a step");
-  HL_CHECK(!ready_.at(param), "parameter '", layout_.specs()[param].name,
-           "' accumulated a gradient after it was complete; is grad_uses ",
-           layout_.specs()[param].grad_uses, " too small?");
-  ready_[param] = true;
-  if (--remaining_[bucket_of_[param]] == 0) LaunchReady();
+  progress_.MarkReady(param);
+  LaunchReady();
 }
 
 void GradientReducer::LaunchReady() {
   const std::vector<Bucket>& buckets = layout_.buckets();
-  while (works_.size() < buckets.size() && remaining_[works_.size()] == 0) {
-    const int index = static_cast<int>(works_.size());
-    const Bucket& bucket = buckets[index];
-    works_.push_back(comm_.AllReduce(grads_.Slice(bucket.begin, bucket.end - bucket.begin),
-                                     ReduceOp::kSum, {"grad_bucket", index}, producer_));
+  while (works_.size() < buckets.size() && progress_.complete(static_cast<int>(works_.size()))) {
+    works_.push_back(Launch(static_cast<int>(works_.size())));
   }
+}
+
+Work GradientReducer::Launch(int index) {
+  const Bucket& bucket = layout_.buckets()[index];
+  const TensorRef all = grads_.Slice(bucket.begin, bucket.end - bucket.begin);
+  const OpTag tag = {"grad_bucket", index};
+  if (to_ == ReducedTo::kAllRanks) return comm_.AllReduce(all, ReduceOp::kSum, tag, producer_);
+  const ParameterLayout::SliceRange slice = layout_.SliceOf(bucket, comm_.rank());
+  return comm_.ReduceScatter(all, grads_.Slice(slice.arena_begin, slice.count), ReduceOp::kSum, tag,
+                             producer_);
 }
 
 void GradientReducer::Finish() {
   HL_CHECK(active_, "Finish without BeginStep");
-  std::string missing;
-  for (size_t param = 0; param < ready_.size(); ++param) {
-    if (!ready_[param]) missing += Concat(missing.empty() ? "" : ", ", layout_.specs()[param].name);
-  }
-  HL_CHECK(missing.empty(), "no gradient reached: ", missing,
-           "; does the loss depend on these parameters?");
+  progress_.RequireAll();
   const Stopwatch stopwatch;
   for (Work& work : works_) {
     work.WaitOn(producer_);

@@ -1,5 +1,7 @@
 // Sums gradients over ranks bucket by bucket while backward still runs. Buckets launch strictly in
 // index order, so all ranks issue the same sequence whatever order their gradients become ready in.
+// Each rank gets all sums, or, where each updates only its slice of the parameters, those of its
+// slices.
 //
 //   GradientReducer reducer(layout, comm, grads, /*producer=*/nullptr);
 //   reducer.BeginStep();         // before the last micro-batch's backward
@@ -9,24 +11,27 @@
 
 #include <vector>
 
+#include "dist/bucket_progress.h"
 #include "dist/communicator.h"
 #include "dist/parameter_layout.h"
 
 namespace halflife::dist {
+
+enum class ReducedTo : uint8_t { kAllRanks, kSlices };
 
 class GradientReducer {
  public:
   // All are borrowed for the reducer's life. `grads` has layout.num_elements() elements of fp32 and
   // stays in place.
   GradientReducer(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
-                  cudaStream_t producer);
+                  cudaStream_t producer, ReducedTo to = ReducedTo::kAllRanks);
 
   void BeginStep();
   // The parameter's gradient of this step is complete in the arena. Twice in one step is an Error
   // naming it.
   void MarkReady(int param);
-  // Waits until every bucket is summed. Afterwards the arena holds the sum over ranks on every
-  // rank.
+  // Waits until every bucket is summed. Afterwards the arena holds the sum over ranks: everywhere,
+  // or with kSlices in this rank's slice of each bucket (of the rest anything).
   void Finish();
 
   // Seconds the host has waited in Finish in this step: communication that compute did not hide.
@@ -34,15 +39,15 @@ class GradientReducer {
 
  private:
   void LaunchReady();
+  Work Launch(int bucket);
 
   const ParameterLayout& layout_;
   Communicator& comm_;
   TensorRef grads_;
   cudaStream_t producer_;
-  std::vector<int> bucket_of_;  // by parameter
-  std::vector<int> remaining_;  // parameters a bucket still waits for
-  std::vector<bool> ready_;     // by parameter
-  std::vector<Work> works_;     // by bucket, launched so far
+  ReducedTo to_;
+  BucketProgress progress_;
+  std::vector<Work> works_;  // by bucket, launched so far
   bool active_ = false;
   double exposed_seconds_ = 0;
 };

@@ -88,12 +88,12 @@ class LocalCommunicator final : public RequestCommunicator {
         state_(state),
         group_(std::move(group)) {}
 
-  std::unique_ptr<Communicator> Split(int color, int key, std::string name) override;
   void Abort(const std::string& cause) noexcept override {
     state_.Abort(CommFailure::Kind::kAborted, cause);
   }
 
  private:
+  std::unique_ptr<RequestCommunicator> SplitGroup(int color, int key, std::string name) override;
   Work Issue(Request request, int64_t seq) override;
   void Befall(LocalFault::Kind kind, Request& request);
 
@@ -145,7 +145,8 @@ void LocalCommunicator::Befall(LocalFault::Kind kind, Request& request) {
   }
 }
 
-std::unique_ptr<Communicator> LocalCommunicator::Split(int color, int key, std::string name) {
+std::unique_ptr<RequestCommunicator> LocalCommunicator::SplitGroup(int color, int key,
+                                                                   std::string name) {
   const int64_t seq = issued_;  // equal on all ranks: names the new groups
   std::vector<int64_t> mine = {color, key, rank()};
   std::vector<int64_t> all(3 * size());

@@ -1,5 +1,5 @@
-// Ranks as threads of one process: the communicator of tests. Sums as MPI does, bit for bit;
-// delays, reorders and breaks operations on demand. CPU tensors only.
+// Ranks as threads of one process: for tests, and for `train --local-ranks`. Sums as MPI does, bit
+// for bit; delays, reorders and breaks operations on demand. CPU tensors only.
 //
 //   LocalWorld::Run(4, [&](Communicator& comm) {
 //     float x = 1;

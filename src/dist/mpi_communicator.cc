@@ -51,14 +51,14 @@ class MpiCommunicator final : public RequestCommunicator {
         group_(group),
         options_(options) {}
 
-  std::unique_ptr<Communicator> Split(int color, int key, std::string name) override {
+  void Abort(const std::string& cause) noexcept override { engine_.Abort(cause); }
+
+ private:
+  std::unique_ptr<RequestCommunicator> SplitGroup(int color, int key, std::string name) override {
     const MpiEngine::Group group = engine_.Split(group_.id, color, key, options_.timeout_s);
     if (color < 0) return nullptr;
     return std::make_unique<MpiCommunicator>(engine_, group, std::move(name), options_);
   }
-  void Abort(const std::string& cause) noexcept override { engine_.Abort(cause); }
-
- private:
   Work Issue(Request request, int64_t seq) override {
     std::string what = Describe(request, name(), seq);
     std::shared_ptr<MpiJob> job = engine_.Submit(

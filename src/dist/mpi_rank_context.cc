@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "core/host.h"
@@ -78,6 +79,7 @@ class MpiRankContext final : public RankContext {
   void RequireSameConfig(const std::string& config_hash) override {
     CheckSameConfig(*control_, config_hash);
   }
+  FlightRecorder& flight() override { return *flight_; }
   [[noreturn]] void AbortWorld(int exit_code) noexcept override;
 
  private:
@@ -89,6 +91,7 @@ class MpiRankContext final : public RankContext {
   MpiLibrary library_;
   std::unique_ptr<MpiEngine> engine_;
   MpiEngine::Group node_;
+  std::optional<FlightRecorder> flight_;
   std::unique_ptr<Communicator> control_, world_, device_world_;
 };
 
@@ -108,6 +111,9 @@ MpiRankContext::MpiRankContext(const RankConfig& config, const LauncherEvidence&
                                  "control", options);
   world_ = MakeMpiCommunicator(*engine_, engine_->Split(all.id, 0, all.rank, config.timeout_s),
                                "world", options);
+  flight_.emplace(all.rank, all.size);
+  RecordIn(*control_, &*flight_);
+  RecordIn(*world_, &*flight_);
   Hello(config);
 }
 
@@ -130,6 +136,7 @@ void MpiRankContext::UseDevice(Device device) {
   device_world_.reset();
   if (!device.is_cuda()) return;
   device_world_ = MakeDeviceWorld(*control_, device, config_.timeout_s, config_.init_timeout_s);
+  RecordIn(*device_world_, &*flight_);
 }
 
 MpiRankContext::~MpiRankContext() {

@@ -112,13 +112,13 @@ class NcclCommunicator final : public RequestCommunicator {
       : RequestCommunicator(group->rank(), group->size(), group->name()),
         group_(std::move(group)) {}
 
-  std::unique_ptr<Communicator> Split(int color, int key, std::string name) override {
-    std::shared_ptr<Group> made = group_->Split(color, key, std::move(name));
-    return made ? std::make_unique<NcclCommunicator>(std::move(made)) : nullptr;
-  }
   void Abort(const std::string& cause) noexcept override { group_->Abort(cause); }
 
  private:
+  std::unique_ptr<RequestCommunicator> SplitGroup(int color, int key, std::string name) override {
+    std::shared_ptr<Group> made = group_->Split(color, key, std::move(name));
+    return made ? std::make_unique<NcclCommunicator>(std::move(made)) : nullptr;
+  }
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
   Work Issue(Request request, int64_t seq) override;
   ncclResult_t Enqueue(const Request& request, ncclComm_t comm) const;

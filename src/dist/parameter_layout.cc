@@ -80,17 +80,23 @@ int64_t ParameterLayout::num_parameters() const {
   return total;
 }
 
+ParameterLayout::SliceRange ParameterLayout::SliceOf(const Bucket& bucket, int slice) const {
+  const int64_t count = (bucket.end - bucket.begin) / num_slices_;
+  return {bucket.begin + slice * count, bucket.begin / num_slices_, count};
+}
+
 std::vector<Fragment> ParameterLayout::SliceFragments(int slice) const {
   HL_CHECK(0 <= slice && slice < num_slices_, "slice ", slice, " of ", num_slices_);
   std::vector<Fragment> fragments;
   for (const Bucket& bucket : buckets_) {
-    const int64_t length = (bucket.end - bucket.begin) / num_slices_;
-    const int64_t slice_begin = bucket.begin + slice * length;
+    const SliceRange range = SliceOf(bucket, slice);
     for (const int param : bucket.params) {
       const int64_t offset = offsets_[param];
-      const int64_t begin = std::max(slice_begin, offset);
-      const int64_t end = std::min(slice_begin + length, offset + specs_[param].count());
-      if (begin < end) fragments.push_back({param, begin - offset, end - offset, begin});
+      const int64_t begin = std::max(range.arena_begin, offset);
+      const int64_t end = std::min(range.arena_begin + range.count, offset + specs_[param].count());
+      if (begin < end)
+        fragments.push_back({param, begin - offset, end - offset, begin,
+                             begin - range.arena_begin + range.slice_begin});
     }
   }
   return fragments;
@@ -101,7 +107,7 @@ std::vector<Fragment> ParameterLayout::AllFragments() const {
   fragments.reserve(specs_.size());
   for (const Bucket& bucket : buckets_) {
     for (const int param : bucket.params) {
-      fragments.push_back({param, 0, specs_[param].count(), offsets_[param]});
+      fragments.push_back({param, 0, specs_[param].count(), offsets_[param], 0});
     }
   }
   return fragments;

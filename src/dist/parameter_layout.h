@@ -50,6 +50,7 @@ struct Fragment {
   int param = 0;
   int64_t begin = 0, end = 0;  // elements of the flattened parameter
   int64_t arena_begin = 0;
+  int64_t slice_begin = 0;  // where it lies in the slices of all buckets, one after the other
 };
 
 class ParameterLayout {
@@ -60,6 +61,22 @@ class ParameterLayout {
   const std::vector<Bucket>& buckets() const { return buckets_; }
   int64_t num_elements() const { return num_elements_; }  // with padding
   int64_t num_compute_elements() const { return num_compute_elements_; }
+  // An array may hold, of the buckets before element `sliced_end` of the arena (a bucket's end, or
+  // 0), one rank's slices alone, and all of those behind: its elements, and where it has the first
+  // of a fragment.
+  int64_t num_held(int64_t sliced_end) const {
+    return num_elements_ - sliced_end + sliced_end / num_slices_;
+  }
+  int64_t PlaceOf(const Fragment& fragment, int64_t sliced_end) const {
+    return fragment.arena_begin < sliced_end
+               ? fragment.slice_begin
+               : fragment.arena_begin - sliced_end + sliced_end / num_slices_;
+  }
+  // Slice `slice` of a bucket: where it lies in a whole array, and in that of the slice.
+  struct SliceRange {
+    int64_t arena_begin = 0, slice_begin = 0, count = 0;
+  };
+  SliceRange SliceOf(const Bucket& bucket, int slice) const;
   int64_t offset(int param) const { return offsets_[param]; }
   int num_slices() const { return num_slices_; }
   int64_t num_parameters() const;  // without padding

@@ -18,7 +18,10 @@ class SingleRankContext final : public RankContext {
   explicit SingleRankContext(const RankConfig& config)
       : config_(config),
         world_(MakeSelfCommunicator("world")),
-        control_(MakeSelfCommunicator("control")) {}
+        control_(MakeSelfCommunicator("control")) {
+    RecordIn(*world_, &flight_);
+    RecordIn(*control_, &flight_);
+  }
 
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
@@ -31,8 +34,10 @@ class SingleRankContext final : public RankContext {
     device_world_.reset();
     if (!device.is_cuda()) return;
     device_world_ = MakeDeviceWorld(*control_, device, config_.timeout_s, config_.init_timeout_s);
+    RecordIn(*device_world_, &flight_);
   }
   void RequireSameConfig(const std::string&) override {}
+  FlightRecorder& flight() override { return flight_; }
   [[noreturn]] void AbortWorld(int exit_code) noexcept override {
     log::Flush();
     ::_exit(exit_code);
@@ -41,6 +46,7 @@ class SingleRankContext final : public RankContext {
  private:
   const RankConfig config_;
   const std::string host_ = HostName();
+  FlightRecorder flight_{0, 1};
   std::unique_ptr<Communicator> world_, control_, device_world_;
 };
 

@@ -11,6 +11,7 @@
 #include "core/launcher.h"
 #include "core/tensor_ref.h"
 #include "dist/communicator.h"
+#include "dist/flight_recorder.h"
 
 namespace halflife::dist {
 
@@ -45,6 +46,9 @@ class RankContext {
   // the config" naming the odd ranks otherwise. (Separate from Create: the config is only known
   // after the world exists.)
   virtual void RequireSameConfig(const std::string& config_hash) = 0;
+
+  // What this rank does, for people who ask why a run hangs or failed.
+  virtual FlightRecorder& flight() = 0;
 
   // Ends the whole world with this exit code, at once, from any thread. Does not return.
   [[noreturn]] virtual void AbortWorld(int exit_code) noexcept = 0;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "core/hash.h"
 #include "core/human.h"
+#include "dist/flight_recorder.h"
 
 namespace halflife::dist {
 namespace {
@@ -28,6 +30,44 @@ int64_t SharedCount(const Request& request) {
   }
 }
 
+// Tells the recorder when the caller has seen the operation's end.
+class RecordedOperation final : public Operation {
+ public:
+  RecordedOperation(Work work, FlightRecorder& recorder, uint64_t number)
+      : work_(std::move(work)), recorder_(recorder), number_(number) {}
+
+  bool Done() override {
+    return Seen([this] { return work_.Done(); });
+  }
+  void WaitHost() override {
+    Seen([this] { return work_.WaitHost(), true; });
+  }
+  void WaitOn(cudaStream_t consumer) override {
+    Seen([&] { return work_.WaitOn(consumer), true; });
+  }
+
+ private:
+  template <typename Wait>
+  bool Seen(Wait wait) {
+    try {
+      const bool done = wait();
+      if (done) End(OpState::kDone);
+      return done;
+    } catch (...) {
+      End(OpState::kFailed);
+      throw;
+    }
+  }
+  void End(OpState state) {
+    if (!std::exchange(ended_, true)) recorder_.End(number_, state);
+  }
+
+  Work work_;
+  FlightRecorder& recorder_;
+  const uint64_t number_;
+  bool ended_ = false;
+};
+
 }  // namespace
 
 int64_t Request::bytes() const { return static_cast<int64_t>(std::max(in.bytes(), out.bytes())); }
@@ -37,6 +77,8 @@ const char* Name(OpKind kind) {
                                     "all_to_all", "broadcast",      "send_recv",  "barrier"};
   return kNames[static_cast<int>(kind)];
 }
+
+std::string KindOfGroup(const std::string& group) { return group.substr(0, group.find('_')); }
 
 std::string Describe(const Request& request, const std::string& group, int64_t seq) {
   const std::string payload =
@@ -152,7 +194,28 @@ Work RequestCommunicator::Barrier(OpTag tag) {
 
 Work RequestCommunicator::CheckAndIssue(Request request) {
   Check(request);
-  return Issue(std::move(request), next_seq_++);
+  const int64_t seq = next_seq_++;
+  if (recorder_ == nullptr) return Issue(std::move(request), seq);
+  const uint64_t number = recorder_->Begin(name_, size_, request, seq);
+  try {
+    return Work(
+        std::make_shared<RecordedOperation>(Issue(std::move(request), seq), *recorder_, number));
+  } catch (...) {
+    recorder_->End(number, OpState::kFailed);
+    throw;
+  }
+}
+
+std::unique_ptr<Communicator> RequestCommunicator::Split(int color, int key, std::string name) {
+  std::unique_ptr<RequestCommunicator> made = SplitGroup(color, key, std::move(name));
+  if (made) made->RecordIn(recorder_);
+  return made;
+}
+
+void RecordIn(Communicator& comm, FlightRecorder* recorder) {
+  auto* const known = dynamic_cast<RequestCommunicator*>(&comm);
+  HL_CHECK(known != nullptr, "group ", comm.name(), " keeps no flight record");
+  known->RecordIn(recorder);
 }
 
 void RequestCommunicator::Check(const Request& request) const {

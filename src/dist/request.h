@@ -10,6 +10,8 @@
 
 namespace halflife::dist {
 
+class FlightRecorder;
+
 enum class OpKind : uint8_t {
   kAllReduce,
   kReduceScatter,
@@ -36,6 +38,9 @@ struct Request {
 };
 
 const char* Name(OpKind kind);
+
+// What groups of one purpose are called together in records and metrics: "rows" of "rows_3".
+std::string KindOfGroup(const std::string& group);
 
 // "all_reduce 'grad_bucket' 7 (group world, seq 12, 4.0 KiB fp32)"
 std::string Describe(const Request& request, const std::string& group, int64_t seq);
@@ -68,9 +73,14 @@ class RequestCommunicator : public Communicator {
   Work SendRecv(TensorRef send, int to, TensorRef recv, int from, OpTag tag,
                 cudaStream_t producer) override;
   Work Barrier(OpTag tag) override;
+  std::unique_ptr<Communicator> Split(int color, int key, std::string name) final;
+
+  // Borrowed: keeps the operations from now on, and those of groups split from this one.
+  void RecordIn(FlightRecorder* recorder) { recorder_ = recorder; }
 
  protected:
   virtual Work Issue(Request request, int64_t seq) = 0;
+  virtual std::unique_ptr<RequestCommunicator> SplitGroup(int color, int key, std::string name) = 0;
   virtual Device::Kind device_kind() const { return Device::Kind::kCpu; }
 
  private:
@@ -81,6 +91,10 @@ class RequestCommunicator : public Communicator {
   const int size_;
   const std::string name_;
   int64_t next_seq_ = 0;
+  FlightRecorder* recorder_ = nullptr;
 };
+
+// For communicators of this program, which are all RequestCommunicators.
+void RecordIn(Communicator& comm, FlightRecorder* recorder);
 
 }  // namespace halflife::dist

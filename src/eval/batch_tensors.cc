@@ -29,7 +29,17 @@ void ApplyObjective(const model::Objective& objective, uint64_t seed, data::Batc
 
 BatchTensors ToTensors(const data::Batch& batch, at::Device device) {
   return {Ids(batch.inputs, batch, device), Ids(batch.targets, batch, device),
-          model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device)};
+          model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device),
+          batch.num_targets};
+}
+
+BatchTensors ToTensors(const data::Batch& batch, at::Device device,
+                       const model::SequenceParallel& parallel) {
+  const at::Tensor targets = parallel.TokensOf(Ids(batch.targets, batch, at::kCPU));
+  const auto slice =
+      model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device);
+  return {parallel.TokensOf(Ids(batch.inputs, batch, at::kCPU)).to(device), targets.to(device),
+          parallel.SliceOf(slice), targets.ge(0).sum().item<int64_t>()};
 }
 
 }  // namespace halflife::eval

@@ -5,7 +5,7 @@
 
 #include "data/batch.h"
 #include "model/objectives/objective.h"
-#include "model/sequence_slice.h"
+#include "model/sequence_parallel.h"
 
 namespace halflife::eval {
 
@@ -13,11 +13,15 @@ struct BatchTensors {
   at::Tensor inputs;   // [B, T] int64
   at::Tensor targets;  // [B, T] int64, data::kNoTarget = none
   model::SequenceSlice slice;
+  int64_t num_targets = 0;
 };
 // Labels the batch as the model's objective wants it, in place; `seed` is that of its random
 // choices.
 void ApplyObjective(const model::Objective& objective, uint64_t seed, data::Batch& batch);
 
 BatchTensors ToTensors(const data::Batch& batch, at::Device device);
+// This rank's slice of the rows.
+BatchTensors ToTensors(const data::Batch& batch, at::Device device,
+                       const model::SequenceParallel& parallel);
 
 }  // namespace halflife::eval

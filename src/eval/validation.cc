@@ -26,29 +26,76 @@ at::Tensor RowSums(const at::Tensor& values) {
   return values.to(at::kCPU).to(at::kDouble).sum(1).contiguous();
 }
 
-// Scores one batch and appends the sums of its windows.
+// Sums over all windows by their bins of positions, in the order of windows: those of a window are
+// [loss, targets] for each bin.
+class BinSums {
+ public:
+  BinSums(int64_t num_windows, int64_t seq_len, int64_t bin)
+      : bin_(bin),
+        num_bins_(bin > 0 ? (seq_len + bin - 1) / bin : 0),
+        sums_(static_cast<size_t>(2 * num_bins_ * num_windows)) {}
+
+  // losses and num_targets [B, T] of the windows from `window` on.
+  void Add(int64_t window, const at::Tensor& losses, const at::Tensor& num_targets) {
+    for (int64_t i = 0; i < num_bins_; ++i) {
+      const int64_t begin = i * bin_, length = std::min(bin_, losses.size(1) - begin);
+      const at::Tensor loss = RowSums(losses.narrow(1, begin, length)),
+                       count = RowSums(num_targets.narrow(1, begin, length));
+      for (int64_t row = 0; row < losses.size(0); ++row) {
+        double* const place = &sums_[static_cast<size_t>(2 * ((window + row) * num_bins_ + i))];
+        place[0] = loss.const_data_ptr<double>()[row];
+        place[1] = count.const_data_ptr<double>()[row];
+      }
+    }
+  }
+  std::vector<PositionScore> Scores(dist::Communicator& control) {
+    if (sums_.empty()) return {};
+    control
+        .AllReduce(Ref(sums_.data(), static_cast<int64_t>(sums_.size())), dist::ReduceOp::kSum,
+                   {"validation_bins", 0}, nullptr)
+        .WaitHost();
+    std::vector<PositionScore> scores;
+    for (int64_t i = 0; i < num_bins_; ++i) {
+      double loss = 0, num_targets = 0;
+      for (size_t at = static_cast<size_t>(2 * i); at < sums_.size();
+           at += static_cast<size_t>(2 * num_bins_))
+        loss += sums_[at], num_targets += sums_[at + 1];
+      if (num_targets == 0) continue;
+      scores.push_back({.begin = i * bin_,
+                        .num_targets = static_cast<int64_t>(num_targets),
+                        .loss = loss / num_targets});
+    }
+    return scores;
+  }
+
+ private:
+  int64_t bin_, num_bins_;
+  std::vector<double> sums_;
+};
+
+// Scores one batch, of each row what this rank has of it: appends the sums of its windows, and adds
+// to `bins` those of the windows from `first` on.
 void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool labelled,
-                  at::Device device, std::vector<WindowSums>& sums) {
+                  const model::SequenceParallel* parallel, at::Device device,
+                  std::vector<WindowSums>& sums, int64_t first, BinSums& bins) {
   ApplyObjective(model.objective(), kValidationSeed, batch);
-  const BatchTensors tensors = ToTensors(batch, device);
-  const model::ForwardContext context = {.slice = &tensors.slice, .num_targets = batch.num_targets};
+  const BatchTensors tensors =
+      parallel == nullptr ? ToTensors(batch, device) : ToTensors(batch, device, *parallel);
+  const model::ForwardContext context = {.slice = &tensors.slice,
+                                         .num_targets = tensors.num_targets};
   model::TokenScores scores;
   if (labelled) {
     scores = model.Scores(tensors.inputs, tensors.targets, context);
   } else {
     scores.losses = model.TokenLosses(tensors.inputs, tensors.targets, context);
   }
-  const at::Tensor losses = RowSums(scores.losses);
+  bins.Add(first, scores.losses, tensors.targets.ge(0));
+  const at::Tensor losses = RowSums(scores.losses), num_targets = RowSums(tensors.targets.ge(0));
   const at::Tensor correct = labelled ? RowSums(scores.correct) : at::Tensor();
-  for (int64_t row = 0; row < batch.batch_size; ++row) {
-    const auto labels =
-        std::span(batch.targets)
-            .subspan(static_cast<size_t>(row * batch.seq_len), static_cast<size_t>(batch.seq_len));
+  for (int64_t row = 0; row < batch.batch_size; ++row)
     sums.push_back({.loss = losses.const_data_ptr<double>()[row],
                     .num_correct = labelled ? correct.const_data_ptr<double>()[row] : 0,
-                    .num_targets = static_cast<double>(
-                        std::ranges::count_if(labels, [](int32_t label) { return label >= 0; }))});
-  }
+                    .num_targets = num_targets.const_data_ptr<double>()[row]});
 }
 
 WindowSums Total(std::span<const WindowSums> windows) {
@@ -137,27 +184,29 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
   const int64_t total =
       config.num_windows > 0 ? std::min(config.num_windows, available) : available;
 
-  const int world = control.size(), rank = control.rank();
-  std::vector<int64_t> begins(world + 1);
-  for (int r = 0; r <= world; ++r) begins[r] = total * r / world;
+  const int sp = config.parallel == nullptr ? 1 : config.parallel->group->size();
+  const int groups = control.size() / sp, group = control.rank() / sp;
+  const auto begin_of = [&](int64_t g) { return total * g / groups; };
+  const int64_t begin = begin_of(group), end = begin_of(group + 1);
   std::vector<WindowSums> sums;
-  for (int64_t first = begins[rank]; first < begins[rank + 1]; first += config.batch) {
-    const int64_t count = std::min(config.batch, begins[rank + 1] - first);
+  HL_CHECK(config.bin == 0 || sp == 1, "bins of positions, and rows on several ranks");
+  BinSums bins(total, config.seq_len, config.bin);
+  for (int64_t first = begin; first < end; first += config.batch) {
+    const int64_t count = std::min(config.batch, end - first);
     ScoreWindows(model, data::ReadWindows(tokens, config.seq_len, first, count), tokens.row_len > 0,
-                 device, sums);
+                 config.parallel, device, sums, first, bins);
   }
-
+  // Of every window, the sum over the ranks that have some of it; 0 adds nothing to the others.
   std::vector<WindowSums> all(static_cast<size_t>(total));
-  std::vector<int64_t> counts(world);
-  for (int r = 0; r < world; ++r) counts[r] = kSumsOfWindow * (begins[r + 1] - begins[r]);
+  std::ranges::copy(sums, all.begin() + begin);
   static_assert(sizeof(WindowSums) == kSumsOfWindow * sizeof(double));
   control
-      .AllGatherV(Ref(reinterpret_cast<double*>(sums.data()),
-                      kSumsOfWindow * static_cast<int64_t>(sums.size())),
-                  Ref(reinterpret_cast<double*>(all.data()), kSumsOfWindow * total), counts,
-                  {"validation_sums", 0}, nullptr)
+      .AllReduce(Ref(reinterpret_cast<double*>(all.data()), kSumsOfWindow * total),
+                 dist::ReduceOp::kSum, {"validation_sums", 0}, nullptr)
       .WaitHost();
-  return MakeResult(tokens, all, config.batch);
+  ValidationResult result = MakeResult(tokens, all, config.batch);
+  result.positions = bins.Scores(control);
+  return result;
 }
 
 }  // namespace halflife::eval

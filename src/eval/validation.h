@@ -10,6 +10,7 @@
 #include "data/token_source.h"
 #include "dist/communicator.h"
 #include "model/language_model.h"
+#include "model/sequence_parallel.h"
 
 namespace halflife::eval {
 
@@ -17,12 +18,20 @@ struct ValidationConfig {
   int64_t seq_len = 512;
   int64_t num_windows = 0;  // the first so many; 0: all
   int64_t batch = 8;        // rows of one forward
+  int64_t bin = 0;          // tokens of a position bin; 0: none are told
+  // This rank has a slice of each of its rows (borrowed); null: it has rows of its own.
+  const model::SequenceParallel* parallel = nullptr;
 };
 // Of the rows of one segment.
 struct SegmentScore {
   std::string name;
   double loss = 0, accuracy = 0;
   int64_t num_targets = 0;
+};
+// Of the targets whose inputs stand at [begin, begin + bin) of their windows.
+struct PositionScore {
+  int64_t begin = 0, num_targets = 0;
+  double loss = 0;
 };
 struct ValidationResult {
   double loss = 0;  // mean -ln p per target
@@ -33,7 +42,8 @@ struct ValidationResult {
   int64_t num_targets = 0;
   std::optional<double> bits_per_byte;  // of text: data::BitsPerByte of the loss
   std::optional<double> accuracy;  // of labelled rows: share of labels that are the likeliest token
-  std::vector<SegmentScore> segments;  // of labelled rows, where there are several kinds
+  std::vector<SegmentScore> segments;    // of labelled rows, where there are several kinds
+  std::vector<PositionScore> positions;  // those bins that have targets
   double perplexity() const;
   double perplexity_hf() const;
 };

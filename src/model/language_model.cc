@@ -46,11 +46,13 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
   embedding_ = std::make_unique<TokenEmbedding>(
       resolved.embedding, context, config.vocab_size,
       config.head.tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>{});
-  positions_ = MakePositionTable(config.positions, context.Below("positions."));
+  positions_ = MakePositions(config.positions, context.Below("positions."));
   count_.embedding = added();
   for (int64_t i = 0; i < config.num_layers; ++i) {
+    first_params_.push_back(parameters_.size());
     PartContext of_layer = context.Below(Concat("layers.", i, "."));
     of_layer.layer = i;
+    of_layer.positions = positions_.get();
     blocks_.push_back(MakeBlock(config.block, {.part = std::move(of_layer),
                                                .norm = resolved.norm,
                                                .mixer = config.mixer_of(i),
@@ -58,6 +60,7 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
     blocks_.back()->CountParameters(count_);
   }
   added();
+  first_params_.push_back(parameters_.size());
   HL_CHECK_AS(ExitCode::kUsage, blocks_.back()->needs_final_norm() || !config.final_norm,
               "the block ", config.block.name(),
               " ends with a norm of its own; no final_norm would work");
@@ -69,6 +72,14 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
       std::make_unique<OutputHead>(config.head, context, config.vocab_size, embedding_->table());
   count_.head = added();
   objective_ = MakeObjective(config.objective, config.vocab_size);
+  HL_CHECK_AS(
+      ExitCode::kUsage,
+      !positions_->in_attention() ||
+          std::ranges::any_of(
+              blocks_, [](const auto& block) { return block->mixer().traits().takes_positions; }),
+      "positions ", config.positions.name(),
+      " are told by layers of attention, and the model has none; positions none, or a "
+      "layer of softmax, would work");
   for (size_t i = 0; i < blocks_.size(); ++i)
     HL_CHECK_AS(ExitCode::kUsage,
                 !objective_->predicts_next_token() || blocks_[i]->mixer().traits().causal,
@@ -89,17 +100,20 @@ void LanguageModel::BindOwnMemory(uint64_t seed, bool requires_grad) {
 
 at::Tensor LanguageModel::Embed(const at::Tensor& tokens, const at::Tensor& positions,
                                 const at::Tensor& segments) const {
-  return (*positions_)((*embedding_)(tokens, segments), positions);
+  return positions_->AddTo((*embedding_)(tokens, segments), positions);
 }
 
-at::Tensor LanguageModel::RunBlocks(at::Tensor x, const Mix& mix, const Drop& drop) const {
+at::Tensor LanguageModel::RunBlocks(at::Tensor x, const Mix& mix, const Drop& drop,
+                                    const Await& await) const {
   ResidualStream stream(std::move(x));
   for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (await) await(static_cast<int64_t>(i));
     blocks_[i]->Forward(
         stream, {.mix = [&](const Mixer& mixer, const at::Tensor& h) { return mix(i, mixer, h); },
                  .drop = [&](LayerPass::Branch branch,
                              const at::Tensor& y) { return drop(SiteOf(i, branch), y); }});
   }
+  if (await) await(static_cast<int64_t>(blocks_.size()));
   return final_norm_ == nullptr ? stream.Sum() : stream.Normed(*final_norm_);
 }
 
@@ -131,6 +145,7 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
         return drop_at(SiteWithinMixer(layer, site), y, rate);
       };
     }
+    if (slice.segment != nullptr) return OverSegments(layer, call);
     if (state == nullptr) return mixer.Forward(call).y;
     call.initial = &state->layers[layer];
     call.num_past = state->num_tokens;
@@ -139,12 +154,27 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
     state->layers[layer] = std::move(output.state);
     return output.y;
   };
+  if (context.await_layer) context.await_layer(-1);
   const at::Tensor x = Embed(tokens, slice.positions, context.segments);
   const double embedding_dropout =
       config_.embedding.dropout > 0 ? config_.embedding.dropout : config_.dropout;
-  const at::Tensor hidden = RunBlocks(drop_at(kEmbeddingSite, x, embedding_dropout), mix, drop);
+  const at::Tensor hidden =
+      RunBlocks(drop_at(kEmbeddingSite, x, embedding_dropout), mix, drop, context.await_layer);
   if (state != nullptr) state->num_tokens += slice.seq_len;
   return hidden;
+}
+
+at::Tensor LanguageModel::OverSegments(size_t layer, const MixerCall& call) const {
+  const Mixer& mixer = blocks_[layer]->mixer();
+  const kernels::SegmentGroup& group = *call.slice.segment->group;
+  const int64_t before = group.num_asked();
+  at::Tensor y = mixer.Forward(call).y;
+  // A mixer that remembers tokens and has asked nobody for them would train on slices.
+  const MixerTraits traits = mixer.traits();
+  HL_CHECK_AS(ExitCode::kUsage,
+              traits.splits_rows && (traits.state.empty() || group.num_asked() > before),
+              NameOfMixer(layer), " cannot have a row on several ranks; parallel.sp 1 would work");
+  return y;
 }
 
 at::Tensor LanguageModel::Logits(const at::Tensor& hidden) const { return head_->Logits(hidden); }
@@ -197,25 +227,61 @@ at::Tensor LanguageModel::Step(const at::Tensor& tokens, ModelState& state) cons
   return Logits(hidden);
 }
 
+int64_t LanguageModel::LayerOf(int param) const {
+  const auto after = std::ranges::upper_bound(first_params_, param);
+  return after - first_params_.begin() - 1;
+}
+
 FlopCount LanguageModel::FlopsPerToken(int64_t seq_len) const {
-  FlopCount sum = {.matmul = 2 * static_cast<double>(config_.model_dim) *
-                             static_cast<double>(config_.vocab_size)};
+  FlopCount sum;
+  for (int64_t layer = -1; layer <= config_.num_layers; ++layer)
+    sum += FlopsOfLayer(layer, seq_len);
+  return sum;
+}
+
+FlopCount LanguageModel::FlopsOfLayer(int64_t layer, int64_t seq_len) const {
+  if (layer < 0) return {};
+  if (layer == config_.num_layers)
+    return {.matmul = 2 * static_cast<double>(config_.model_dim) *
+                      static_cast<double>(config_.vocab_size)};
+  const Block& block = *blocks_[static_cast<size_t>(layer)];
+  FlopCount sum = block.mixer().FlopsPerToken(seq_len);
+  return sum += block.channel_mixer().FlopsPerToken();
+}
+
+double LanguageModel::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const {
+  double sum = 0;
+  for (int64_t layer = -1; layer <= config_.num_layers; ++layer)
+    sum += ActivationBytesOfLayer(layer, seq_len, bytes_per_element);
+  return sum;
+}
+
+double LanguageModel::ActivationBytesOfLayer(int64_t layer, int64_t seq_len,
+                                             int64_t bytes_per_element) const {
+  const auto bytes = static_cast<double>(bytes_per_element);
+  // The embedded token, and the last hidden vector.
+  if (layer < 0 || layer == config_.num_layers)
+    return static_cast<double>(config_.model_dim) * bytes;
+  const Block& block = *blocks_[static_cast<size_t>(layer)];
+  return (block.ActivationsPerToken() + block.channel_mixer().ActivationsPerToken()) * bytes +
+         block.mixer().ActivationBytesPerToken(seq_len, bytes_per_element);
+}
+
+double LanguageModel::StateBytesPerRow(int64_t bytes_per_element) const {
+  double sum = 0;
   for (const auto& block : blocks_) {
-    sum += block->mixer().FlopsPerToken(seq_len);
-    sum += block->channel_mixer().FlopsPerToken();
+    for (const StateTensor& tensor : block->mixer().traits().state) {
+      if (tensor.grows()) continue;
+      double count = 1;
+      for (const int64_t size : tensor.shape) count *= static_cast<double>(size);
+      sum += count * static_cast<double>(tensor.compute_dtype ? bytes_per_element : 4);
+    }
   }
   return sum;
 }
 
-double LanguageModel::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const {
-  const auto bytes = static_cast<double>(bytes_per_element);
-  // The embedded token and the last hidden vector.
-  double sum = 2 * static_cast<double>(config_.model_dim) * bytes;
-  for (const auto& block : blocks_) {
-    sum += (block->ActivationsPerToken() + block->channel_mixer().ActivationsPerToken()) * bytes;
-    sum += block->mixer().ActivationBytesPerToken(seq_len, bytes_per_element);
-  }
-  return sum;
+MixerTraits LanguageModel::TraitsOf(int64_t block) const {
+  return blocks_.at(static_cast<size_t>(block))->mixer().traits();
 }
 
 bool LanguageModel::constant_state() const {
@@ -232,13 +298,23 @@ int64_t LanguageModel::max_positions() const {
   return most;
 }
 
-std::string LanguageModel::LayerOfOneDocument() const {
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    if (!blocks_[i]->mixer().traits().packs_documents)
-      return Concat("the mixer of layer ", i, ", ",
-                    config_.mixer_of(static_cast<int64_t>(i)).name(), ",");
-  }
+std::string LanguageModel::NameOfMixer(size_t layer) const {
+  return Concat("the mixer of layer ", layer, ", ",
+                config_.mixer_of(static_cast<int64_t>(layer)).name(), ",");
+}
+
+std::string LanguageModel::FirstLayer(const std::function<bool(const MixerTraits&)>& is) const {
+  for (size_t i = 0; i < blocks_.size(); ++i)
+    if (is(blocks_[i]->mixer().traits())) return NameOfMixer(i);
   return "";
+}
+
+std::string LanguageModel::LayerOfOneDocument() const {
+  return FirstLayer([](const MixerTraits& traits) { return !traits.packs_documents; });
+}
+
+std::string LanguageModel::LayerOfWholeRows() const {
+  return FirstLayer([](const MixerTraits& traits) { return !traits.splits_rows; });
 }
 
 }  // namespace halflife::model

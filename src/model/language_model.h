@@ -28,6 +28,8 @@ struct ForwardContext {
   uint64_t seed = 0;
   std::span<const uint64_t> samples = {};  // [B] global sample numbers; needed with dropout
   at::Tensor segments = {};  // [B, T] int64, or undefined: all tokens are of segment 0
+  // Called before the parameters of a layer (LayerOf) are read; empty: they are there.
+  std::function<void(int64_t layer)> await_layer = {};
 };
 
 // Scalars in fp32, sums over targets.
@@ -83,15 +85,27 @@ class LanguageModel {
   // tokens [B] int64 -> logits [B, vocab] fp32; the state advances by one token.
   at::Tensor Step(const at::Tensor& tokens, ModelState& state) const;
 
+  // The layer that reads a parameter: -1 the embedding and positions, 0 to num_layers - 1 the
+  // blocks, num_layers the final norm and the head (a tied one has its weight from the embedding).
+  int64_t LayerOf(int param) const;
   const ParameterCount& CountParameters() const { return count_; }
   FlopCount FlopsPerToken(int64_t seq_len) const;  // forward; head included, embedding lookup not
   double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const;
-  bool constant_state() const;  // of every layer
+  // What of these is a layer's, as LayerOf counts them.
+  FlopCount FlopsOfLayer(int64_t layer, int64_t seq_len) const;
+  double ActivationBytesOfLayer(int64_t layer, int64_t seq_len, int64_t bytes_per_element) const;
+  // Of the mixers' states that do not grow, all layers together: what a rank that holds a slice of
+  // a row keeps of the tokens before it until backward.
+  double StateBytesPerRow(int64_t bytes_per_element) const;
+  MixerTraits TraitsOf(int64_t block) const;  // of the block's mixer
+  bool constant_state() const;                // of every layer
   // Tokens of a row that the position table and every mixer know; 0: any number.
   int64_t max_positions() const;
   // Empty where every layer takes rows of several documents; else the first that does not: "the
   // mixer of layer 0, hyena,".
   std::string LayerOfOneDocument() const;
+  // Likewise, of rows whose slices lie on several ranks.
+  std::string LayerOfWholeRows() const;
 
  private:
   at::Tensor Embed(const at::Tensor& tokens, const at::Tensor& positions,
@@ -100,13 +114,20 @@ class LanguageModel {
   // layer.
   using Mix = std::function<at::Tensor(size_t layer, const Mixer& mixer, const at::Tensor& x)>;
   using Drop = std::function<at::Tensor(uint32_t site, const at::Tensor& x)>;
-  at::Tensor RunBlocks(at::Tensor x, const Mix& mix, const Drop& drop) const;
+  at::Tensor OverSegments(size_t layer, const MixerCall& call) const;
+  std::string NameOfMixer(size_t layer) const;
+  // By its name; "": none.
+  std::string FirstLayer(const std::function<bool(const MixerTraits&)>& is) const;
+  using Await = std::function<void(int64_t layer)>;
+  at::Tensor RunBlocks(at::Tensor x, const Mix& mix, const Drop& drop,
+                       const Await& await = {}) const;
 
   ModelConfig config_;
   ParameterSet parameters_;
   ParameterCount count_;
+  std::vector<int> first_params_;  // of layers 0 to num_layers, as LayerOf counts them
   std::unique_ptr<TokenEmbedding> embedding_;
-  std::unique_ptr<PositionTable> positions_;
+  std::unique_ptr<Positions> positions_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::unique_ptr<Norm> final_norm_;  // null: the last block norms its output
   std::unique_ptr<OutputHead> head_;

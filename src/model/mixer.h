@@ -58,7 +58,11 @@ struct MixerTraits {
   bool causal_in_bits = true;
   // False: a row is one document, and Forward refuses slices that have boundaries (kUsage).
   bool packs_documents = true;
-  int64_t max_tokens = 0;  // of a row; 0: any number
+  // False: the slices of a row cannot lie on several ranks, and models refuse it by the mixer's
+  // name. True: what it knows of earlier tokens comes from kernels that take slice.segment.
+  bool splits_rows = true;
+  int64_t max_tokens = 0;        // of a row; 0: any number
+  bool takes_positions = false;  // tells positions by the model's, where those are in_attention()
   std::vector<StateTensor> state;
   bool constant_state() const;  // nothing grows
 };

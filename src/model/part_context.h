@@ -13,6 +13,8 @@
 
 namespace halflife::model {
 
+class Positions;
+
 struct PartContext {
   ModelSizes sizes = {};
   int64_t layer = 0;   // of sizes.num_layers, from 0
@@ -25,6 +27,8 @@ struct PartContext {
   double value_init_scale = 1, output_init_scale = 1;
   // Sub-LN: this norm stands before a branch's output matrix. Null: none does.
   const PartConfig* inner_norm = nullptr;
+  // The model's; layers of attention may tell positions by it. Null: by themselves.
+  const Positions* positions = nullptr;
 
   int64_t model_dim() const { return sizes.model_dim; }
   PartContext Below(const std::string& name) const;  // prefix + name

@@ -56,7 +56,7 @@ SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
 }
 
 SequenceSlice SequenceSlice::Narrow(int64_t first, int64_t length) const {
-  HL_CHECK(0 <= first && 1 <= length && first + length <= seq_len, "tokens [", first, ", ",
+  HL_CHECK(0 <= first && 0 <= length && first + length <= seq_len, "tokens [", first, ", ",
            first + length, ") of a slice of ", seq_len);
   SequenceSlice part = {.batch = batch, .seq_len = length, .begin = begin + first};
   part.positions = positions.narrow(1, first, length);

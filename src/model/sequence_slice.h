@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/chunks/sequence_chunks.h"
+#include "kernels/sequence/row_segment.h"
 
 namespace halflife::model {
 
@@ -34,6 +35,9 @@ struct SequenceSlice {
   // attention cuts there, shared by all layers. Empty and null without boundaries.
   std::vector<int32_t> document_starts;
   std::shared_ptr<const kernels::SequenceChunks> chunks;
+  // Rows of which other ranks hold the rest (model/sequence_parallel.h); null: nobody does, or what
+  // is before the slice comes with a mixer's state.
+  std::shared_ptr<const kernels::RowSegment> segment = {};
   bool has_boundaries() const { return documents.defined(); }
 
   // Whole rows from position `offset` on, one document a row.
@@ -43,7 +47,8 @@ struct SequenceSlice {
   // (data::Batch).
   static SequenceSlice Packed(int64_t batch, int64_t seq_len, std::span<const int32_t> cu_seqlens,
                               at::Device device);
-  // Tokens [first, first + length) of every row, with positions and documents of the whole.
+  // Tokens [first, first + length) of every row, with positions and documents of the whole; there
+  // may be none.
   SequenceSlice Narrow(int64_t first, int64_t length) const;
 };
 

@@ -32,6 +32,16 @@ SeriesOf Percent(const std::string& part, const std::string& whole) {
   };
 }
 
+// No series where all of it is 0: what a run does not do needs no picture.
+SeriesOf NonZero(const SeriesOf& series_of) {
+  return [series_of](const RunRecord& run) {
+    Series series = series_of(run);
+    const bool any =
+        std::any_of(series.begin(), series.end(), [](const Point& point) { return point.y != 0; });
+    return any ? series : Series();
+  };
+}
+
 bool KnowTokens(const Runs& runs) {
   return std::all_of(runs.begin(), runs.end(),
                      [](const RunRecord& run) { return run.tokens_per_step > 0; });
@@ -185,7 +195,19 @@ std::vector<ChartGroup> Charts(const Runs& runs) {
        maker.Make({.title = "Exposed communication, % of a step",
                    .note = "what backward does not hide, on rank 0",
                    .y_from_zero = true},
-                  Percent("exposed_comm_ms", "step_ms"))});
+                  Percent("exposed_comm_ms", "step_ms")),
+       maker.Make({.title = "Waiting for the other slices of rows, % of a step",
+                   .note = "a part of exposed communication",
+                   .y_from_zero = true},
+                  NonZero(Percent("exposed_rows_ms", "step_ms"))),
+       maker.Make({.title = "Waiting for parameters of other ranks, % of a step",
+                   .note = "a part of exposed communication",
+                   .y_from_zero = true},
+                  NonZero(Percent("exposed_param_ms", "step_ms"))),
+       maker.Make({.title = "The slowest rank's computing, % of the median rank's",
+                   .note = "all ranks wait for it",
+                   .markers = true},
+                  Percent("busy_ms_max", "busy_ms_median"))});
   add("Memory and checkpoints",
       {maker.Make({.title = "Peak memory, GiB", .note = "so far, of rank 0", .y_from_zero = true},
                   Metric("peak_memory_bytes", 1.0 / (1 << 30))),

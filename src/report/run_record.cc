@@ -37,7 +37,10 @@ class MetricsReader {
       if (key == "checkpoint_damage" && value.is_string()) {
         run_.checkpoint_damage.push_back(value);
       } else if (key == "elapsed_s" && value.is_number()) {
-        AddTime(step, earlier_s_ + value.get<double>());
+        run_.elapsed_s = std::max(run_.elapsed_s, earlier_s_ + value.get<double>());
+        AddOnce(key, step, earlier_s_ + value.get<double>());
+      } else if (key == "tokens" && value.is_number()) {
+        AddOnce(key, step, value.get<double>());
       } else if (value.is_boolean()) {
         Add(key, step, value.get<bool>() ? 1 : 0);
       } else if (value.is_number() || value.is_null()) {
@@ -74,14 +77,12 @@ class MetricsReader {
     series.push_back({static_cast<double>(step), value});
   }
 
-  // A step's time is that of its first line: its validation and save come later and are not what
-  // its loss took.
-  void AddTime(int64_t step, double seconds) {
-    run_.elapsed_s = std::max(run_.elapsed_s, seconds);
-    const Series& series = run_.metric("elapsed_s");
-    if (series.empty() || series.back().x != static_cast<double>(step)) {
-      Add("elapsed_s", step, seconds);
-    }
+  // What every line says (the tokens and the time so far) is a step's by its first line: its
+  // validation comes later, its save perhaps behind the lines of later steps, and their time is not
+  // what its loss took.
+  void AddOnce(const std::string& key, int64_t step, double value) {
+    const Series& series = run_.metric(key);
+    if (series.empty() || series.back().x < static_cast<double>(step)) Add(key, step, value);
   }
 
   RunRecord& run_;

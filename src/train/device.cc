@@ -10,7 +10,6 @@
 #ifdef HALFLIFE_WITH_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -39,39 +38,6 @@ Device ChooseDevice(const std::string& name, int local_rank) {
 at::Device ToTorch(Device device) {
   return device.is_cuda() ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device.index))
                           : at::Device(at::kCPU);
-}
-
-TensorRef RefOf(const at::Tensor& tensor) {
-  HL_CHECK(tensor.is_contiguous(), "a TensorRef needs a contiguous tensor");
-  DType dtype = DType::kF32;
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      dtype = DType::kF32;
-      break;
-    case at::kDouble:
-      dtype = DType::kF64;
-      break;
-    case at::kBFloat16:
-      dtype = DType::kBF16;
-      break;
-    case at::kLong:
-      dtype = DType::kI64;
-      break;
-    default:
-      HL_FAIL(ExitCode::kInternal, "no TensorRef for ", c10::toString(tensor.scalar_type()));
-  }
-  const Device device =
-      tensor.is_cuda() ? Device{Device::Kind::kCuda, tensor.device().index()} : Device{};
-  return {tensor.data_ptr(), tensor.numel(), dtype, device};
-}
-
-cudaStream_t CurrentStream([[maybe_unused]] Device device) {
-#ifdef HALFLIFE_WITH_CUDA
-  if (device.is_cuda()) {
-    return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device.index)).stream();
-  }
-#endif
-  return nullptr;
 }
 
 std::optional<ComputePeak> FindComputePeak([[maybe_unused]] Device device) {

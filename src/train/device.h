@@ -18,12 +18,6 @@ int NumGpus();
 Device ChooseDevice(const std::string& name, int local_rank);
 at::Device ToTorch(Device device);
 
-// A borrowed view of a contiguous tensor's memory.
-TensorRef RefOf(const at::Tensor& tensor);
-
-// The stream that LibTorch works on; null on the CPU.
-cudaStream_t CurrentStream(Device device);
-
 struct ComputePeak {
   double flops_per_s = 0;
   std::string source;  // how it is known, e.g. "H200 bf16 dense"

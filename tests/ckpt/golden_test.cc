@@ -5,6 +5,7 @@
 #include "ckpt/ckpt_fixture.h"
 #include "ckpt/manifest.h"
 #include "ckpt/reader.h"
+#include "support/paths.h"
 
 namespace halflife::ckpt::test {
 namespace {
@@ -15,7 +16,7 @@ using halflife::test::TempDir;
 constexpr uint64_t kStep = 7;
 
 fs::path GoldenRun(uint32_t version) {
-  return fs::path(HALFLIFE_SOURCE_DIR) / "tests/golden" / Concat("ckpt_v", version);
+  return fs::path(halflife::test::kSourceDir) / "tests/golden" / Concat("ckpt_v", version);
 }
 
 // A tied matrix that is cut between two ranks, a vector of the fp32 region, an empty tensor.

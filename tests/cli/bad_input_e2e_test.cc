@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -13,7 +14,7 @@ namespace {
 
 class BadInput : public testing::Test {
  protected:
-  static void SetUpTestSuite() { fixture = new RunFixture(HALFLIFE_BINARY); }
+  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
   static void TearDownTestSuite() { delete fixture; }
 
   static void Expect(const RunResult& result, int code, const std::vector<std::string>& pieces) {
@@ -238,7 +239,8 @@ TEST_F(BadInput, RanksThatDisagreeAboutTheConfig) {
 TEST_F(BadInput, FullDisk) {
   const auto small = fixture->path("small");
   std::filesystem::create_directories(small);
-  if (::mount("tmpfs", small.c_str(), "tmpfs", 0, "size=640k") != 0) {
+  // One step of 471 KiB and the flight record of 132, and no second step.
+  if (::mount("tmpfs", small.c_str(), "tmpfs", 0, "size=800k") != 0) {
     GTEST_SKIP() << "mounting a tmpfs is not permitted here";
   }
   const RunResult result = fixture->Run({.run = "small/run", .set = {"train.steps=40"}});

@@ -9,6 +9,7 @@
 
 #include "cli/command_line/completion/shells.h"
 #include "cli/command_line/program.h"
+#include "support/paths.h"
 #include "support/subprocess.h"
 #include "support/temp_dir.h"
 
@@ -28,7 +29,7 @@ class CompletionTest : public testing::Test {
   void SetUp() override {
     std::filesystem::create_directories(dir_ / "a folder");
     std::ofstream(dir_ / "a file") << "x";
-    const auto script = RunCommand({HALFLIFE_BINARY, "completion", shell_});
+    const auto script = RunCommand({test::kProgram, "completion", shell_});
     ASSERT_EQ(script.exit_code, 0) << script.err;
     std::ofstream(dir_ / "script") << script.out;
     if (RunCommand({shell_, "--version"}).exit_code != 0) {
@@ -156,7 +157,7 @@ TEST(CompletionScripts, HoldTheWholeTree) {
 }
 
 TEST(CompletionScripts, AnotherShellIsRefused) {
-  const RunResult result = RunCommand({HALFLIFE_BINARY, "completion", "csh"});
+  const RunResult result = RunCommand({test::kProgram, "completion", "csh"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, testing::HasSubstr("{bash,zsh,fish}"));
 }

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <thread>
 
+#include "core/concat.h"
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -17,7 +19,7 @@ namespace {
 class CrashResume : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(kProgram);
     const RunResult result = fixture->Run({.run = "undisturbed", .ranks = 2});
     ASSERT_EQ(result.exit_code, 0) << result.err;
   }
@@ -58,6 +60,33 @@ TEST_F(CrashResume, WholeJobKilledAtEveryPointOfASave) {
     ASSERT_EQ(crash.exit_code, 137) << crash.err;
     Resume(run);
     ExpectBitwiseUndisturbed(run);
+  }
+}
+
+// While training goes on: both ranks, threads of one process, die at once, wherever the other's
+// writer and both steps are then. Four saves; a number counts the visits of both ranks.
+TEST_F(CrashResume, AKillAtAnyMomentOfSavesInTheBackgroundLosesNothing) {
+  std::vector<std::string> faults;
+  const auto add = [&](const std::string& point, int first, int last, int step) {
+    for (int nth = first; nth <= last; nth += step) faults.push_back(Concat(point, ":kill:", nth));
+  };
+  add("ckpt.p1.write", 1, 375, 13);
+  for (const std::string point : {"ckpt.p1.fsync", "ckpt.p2.vote"}) add(point, 1, 8, 1);
+  for (const std::string point : {"ckpt.p3.manifest", "ckpt.p4.rename", "ckpt.p5.latest"})
+    add(point, 1, 4, 1);
+  add("train.backward", 13, 77, 16);  // a step or two behind a save's begin
+  ASSERT_GE(faults.size(), 60u);
+  for (const std::string& fault : faults) {
+    SCOPED_TRACE(fault);
+    const std::string run = "killed_" + fault;
+    const std::vector<std::string> threads = {"--local-ranks", "2"};
+    const RunResult crash =
+        fixture->Run({.run = run, .flags = threads, .env = {{"HL_FAULT", fault}}});
+    ASSERT_EQ(crash.exit_code, 137) << crash.err;
+    const RunResult resumed = fixture->Run({.run = run, .flags = threads});
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+    ExpectBitwiseUndisturbed(run);
+    std::filesystem::remove_all(fixture->path(run));
   }
 }
 
@@ -111,8 +140,10 @@ TEST_F(CrashResume, UserSignalOnOneRankSavesAndRequeues) {
 }
 
 TEST_F(CrashResume, DamagedNewestCheckpointFallsBackLoudly) {
-  const RunResult partial =
-      fixture->Run({.run = "damaged", .ranks = 2, .env = {{"HL_FAULT", "train.step:kill:13:0"}}});
+  const RunResult partial = fixture->Run({.run = "damaged",
+                                          .ranks = 2,
+                                          .set = {"ckpt.background=false"},  // step 10 is there
+                                          .env = {{"HL_FAULT", "train.step:kill:13:0"}}});
   ASSERT_EQ(partial.exit_code, 137) << partial.err;
   const auto shard = fixture->path("damaged") / "ckpt/step_000000000010/rank_00001.safetensors";
   std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);

@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <numbers>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -17,7 +19,7 @@ class Eval : public testing::Test {
  protected:
   // "run" was trained on bytes, "pieces-run" on sentencepiece's pieces.
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(kProgram);
     const RunResult prepared =
         Halflife({"prepare", "--input", Path("text.txt"), "--train-tokenizer", "--vocab", "320",
                   "--out", Path("pieces"), "--validation-fraction", "0.2"});
@@ -125,8 +127,8 @@ TEST_F(Eval, ATextIsWorthWhatItsDatasetIsWorth) {
       EXPECT_GT(expected["tokens"], 500);
     }
   }
-  std::vector<std::string> command = {HALFLIFE_BINARY, "eval", "--model", Path("run"),
-                                      "--text",        one,    "--json"};
+  std::vector<std::string> command = {kProgram, "eval", "--model", Path("run"),
+                                      "--text", one,    "--json"};
   std::vector<nlohmann::json> results;
   for (const int ranks : {1, 2}) {
     const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
@@ -161,6 +163,64 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
   EXPECT_EQ(scored.exit_code, 0) << scored.err;
 }
 
+// Tables by length: resumed from their file, the same on two ranks, with CSV and a picture.
+TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
+  const RunResult run =
+      fixture->Run({.run = "attention", .set = {"train.steps=10", "model.mixer=softmax"}});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const std::vector<std::string> eval = {
+      "eval", "--model", Path("attention"), "--data", Path("data"), "--windows", "2"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = eval;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  const std::string out = Path("lengths.json");
+  const RunResult first = Halflife(with({"--lengths", "64,256", "--out", out, "--bin", "64"}));
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_THAT(first.out, HasSubstr("trained on 64\n            64        256       \nas_trained"));
+  auto json = nlohmann::json::parse(std::ifstream(out));
+  ASSERT_EQ(json["rows"].size(), 2u);
+  EXPECT_EQ(json["rows"][0]["tokens"], json["rows"][1]["tokens"]);
+  EXPECT_EQ(json["rows"][1]["positions"].size(), 4u);
+
+  // A row that is there is not scored again: a mark on it stays.
+  json["rows"][0]["seconds"] = -1;
+  std::ofstream(out) << json.dump();
+  const std::vector<std::string> more = {"--lengths", "64,256",
+                                         "--out",     out,
+                                         "--bin",     "64",
+                                         "--method",  "as_trained,blocks+info_scale",
+                                         "--csv",     Path("lengths.csv"),
+                                         "--figure",  Path("lengths.svg")};
+  const RunResult second = Halflife(with(more));
+  ASSERT_EQ(second.exit_code, 0) << second.err;
+  json = nlohmann::json::parse(std::ifstream(out));
+  ASSERT_EQ(json["rows"].size(), 4u);
+  EXPECT_EQ(json["rows"][0]["seconds"], -1);
+  EXPECT_NE(json["rows"][3]["loss"], json["rows"][1]["loss"]);
+  std::ifstream csv(Path("lengths.csv"));
+  const std::string text(std::istreambuf_iterator<char>(csv), {});
+  EXPECT_EQ(std::ranges::count(text, '\n'), 5);
+  EXPECT_THAT(text, HasSubstr("\"blocks+info_scale\",256,"));
+  EXPECT_TRUE(std::filesystem::exists(Path("lengths.svg")));
+
+  std::vector<std::string> ranks = with({"--lengths", "64,256", "--method", "blocks", "--json"});
+  ranks.insert(ranks.begin(), kProgram);
+  const RunResult one = RunCommand(ranks), two = RunRanks(2, ranks);
+  ASSERT_EQ(two.exit_code, 0) << two.err;
+  for (int i = 0; i < 2; ++i)
+    EXPECT_NEAR(nlohmann::json::parse(two.out)["rows"][i]["loss"],
+                nlohmann::json::parse(one.out)["rows"][i]["loss"], 1e-6);
+
+  const RunResult others = Halflife(with({"--lengths", "64,128", "--out", out, "--bin", "64"}));
+  EXPECT_EQ(others.exit_code, 2);
+  EXPECT_THAT(others.err, HasSubstr("holds rows of another longest: 256, here 128"));
+  EXPECT_THAT(Halflife(with({"--bin", "5"})).err, HasSubstr("belong to a table by length"));
+  EXPECT_THAT(Halflife(with({"--lengths", "64", "--seq-len", "9"})).err,
+              HasSubstr("--seq-len and --bigram beside --lengths"));
+}
+
 // Two ranks, of which the second has `to` where the first has the argument `from`.
 class RanksThatDisagree : public Eval {
  protected:
@@ -171,7 +231,7 @@ class RanksThatDisagree : public Eval {
                              "  if [ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && [ \"$arg\" = '"
                           << from << "' ]; then arg='" << to
                           << "'; fi\n  args+=(\"$arg\")\ndone\nexec \"${args[@]}\"\n";
-    std::vector<std::string> command = {"bash", script, HALFLIFE_BINARY};
+    std::vector<std::string> command = {"bash", script, kProgram};
     command.insert(command.end(), arguments.begin(), arguments.end());
     return RunRanks(2, command, {.timeout_s = 60});  // a collective's deadline is 180 s
   }

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "support/paths.h"
 #include "support/subprocess.h"
 #include "support/temp_dir.h"
 
@@ -13,7 +14,7 @@ namespace fs = std::filesystem;
 
 // What makes --version, --help and a shell's completion answer at once.
 TEST(Front, LoadsNeitherLibTorchNorMpi) {
-  const RunResult libraries = RunCommand({"ldd", HALFLIFE_BINARY});
+  const RunResult libraries = RunCommand({"ldd", kProgram});
   ASSERT_EQ(libraries.exit_code, 0) << libraries.err;
   for (const char* heavy : {"torch", "libmpi", "hdf5", "protobuf"})
     EXPECT_EQ(libraries.out.find(heavy), std::string::npos) << libraries.out;
@@ -22,7 +23,7 @@ TEST(Front, LoadsNeitherLibTorchNorMpi) {
 // Alone, it still answers what needs no engine, and says what is missing for the rest.
 TEST(Front, SaysWhereItsEngineBelongs) {
   const TempDir dir;
-  fs::copy_file(HALFLIFE_BINARY, dir / "halflife");
+  fs::copy_file(kProgram, dir / "halflife");
   const auto run = [&](const std::vector<std::string>& words) {
     std::vector<std::string> command = {dir / "halflife"};
     command.insert(command.end(), words.begin(), words.end());
@@ -46,7 +47,7 @@ TEST(Front, SaysWhereItsEngineBelongs) {
 // A link in PATH leads to the folder that holds both.
 TEST(Front, StartsThroughALink) {
   const TempDir dir;
-  fs::create_symlink(HALFLIFE_BINARY, dir / "halflife");
+  fs::create_symlink(kProgram, dir / "halflife");
   const RunResult result = RunCommand({dir / "halflife", "recipe"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_NE(result.out.find("retention {"), std::string::npos) << result.out;

@@ -6,6 +6,7 @@
 
 #include "data/tokenizer.h"
 #include "interop/small_sentencepiece.h"
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -14,7 +15,7 @@ namespace {
 class Generate : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(kProgram);
     const RunResult result =
         fixture->Run({.run = "run", .set = {"train.steps=60", "ckpt.every=0"}});
     ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -100,12 +101,12 @@ TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
 TEST_F(Generate, EvalOnTwoRanksIsTheSame) {
   std::vector<double> losses;
   for (const int ranks : {1, 2}) {
-    const std::vector<std::string> command = {HALFLIFE_BINARY, "eval",
-                                              "--model",       fixture->path("run"),
-                                              "--data",        fixture->path("data"),
-                                              "--windows",     "8",
-                                              "--batch",       "4",
-                                              "--threads",     "1",
+    const std::vector<std::string> command = {kProgram,    "eval",
+                                              "--model",   fixture->path("run"),
+                                              "--data",    fixture->path("data"),
+                                              "--windows", "8",
+                                              "--batch",   "4",
+                                              "--threads", "1",
                                               "--json"};
     const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
     ASSERT_EQ(result.exit_code, 0) << result.err;

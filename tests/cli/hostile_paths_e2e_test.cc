@@ -10,6 +10,7 @@
 #include <fstream>
 #include <functional>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -32,7 +33,7 @@ void MakeEndless(const fs::path& path) { fs::create_symlink("/dev/zero", path); 
 class HostilePaths : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(kProgram);
     const RunResult result = fixture->Run({.run = "run", .set = {"train.steps=2"}});
     ASSERT_EQ(result.exit_code, 0) << result.err;
   }
@@ -49,7 +50,7 @@ class HostilePaths : public testing::Test {
     return copy;
   }
   static RunResult Halflife(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), HALFLIFE_BINARY);
+    arguments.insert(arguments.begin(), kProgram);
     return RunCommand(arguments, {.timeout_s = 60});
   }
   static RunResult Resume(const std::string& run, const std::string& steps) {

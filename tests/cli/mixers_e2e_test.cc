@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "support/paths.h"
 #include "support/subprocess.h"
 
 namespace halflife::test {
@@ -13,7 +14,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 RunResult Mixers(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {HALFLIFE_BINARY, "mixers"});
+  arguments.insert(arguments.begin(), {kProgram, "mixers"});
   return RunCommand(arguments);
 }
 

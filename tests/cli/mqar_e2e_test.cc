@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -16,7 +17,7 @@ using testing::HasSubstr;
 class Mqar : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY, 20000);
+    fixture = new RunFixture(kProgram, 20000);
     const RunResult prepared = fixture->Halflife(
         {"prepare", "--synthetic", "mqar", "--vocab-size", "32", "--seq-len", "16", "--num-pairs",
          "4", "2", "--examples", "200", "100", "--validation-examples", "30", "--test-examples",

@@ -3,6 +3,7 @@
 
 #include <fstream>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -13,7 +14,7 @@ namespace fs = std::filesystem;
 class Outputs : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(kProgram);
     const RunResult result = fixture->Run({.run = "run", .set = {"train.steps=2"}});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     std::ofstream(fixture->path("line.txt")) << "the old stone walls";
@@ -23,7 +24,7 @@ class Outputs : public testing::Test {
   static std::string Path(const std::string& name) { return fixture->path(name).string(); }
   // In the shell, for redirections; $H is the program.
   static RunResult Shell(const std::string& line) {
-    return RunCommand({"bash", "-c", line}, {.env = {{"H", HALFLIFE_BINARY}}, .cwd = Path("")});
+    return RunCommand({"bash", "-c", line}, {.env = {{"H", kProgram}}, .cwd = Path("")});
   }
   static std::string Read(const std::string& name) {
     std::ifstream file(fixture->path(name));

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "core/files.h"
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -15,11 +16,11 @@ namespace fs = std::filesystem;
 
 class Report : public testing::Test {
  protected:
-  // "gla" was killed after step 12 and resumed from step 10; "retention" goes on: it stopped after
-  // 5 of 20 steps.
+  // "gla" was killed after step 12 and resumed from step 10, whose save training awaited;
+  // "retention" goes on: it stopped after 5 of 20 steps.
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
-    const std::vector<std::string> set = {"eval.every=5"};
+    fixture = new RunFixture(kProgram);
+    const std::vector<std::string> set = {"eval.every=5", "ckpt.background=false"};
     const RunResult killed =
         fixture->Run({.run = "gla", .set = set, .env = {{"HL_FAULT", "train.step:kill:13"}}});
     ASSERT_EQ(killed.exit_code, 137) << killed.err;

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -19,7 +20,7 @@ std::string Contents(const std::filesystem::path& path) {
 class ScoreExport : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(kProgram);
     RunResult result = fixture->Run({.run = "run", .set = {"train.steps=30", "ckpt.every=0"}});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     result = Halflife({"export", "--run", Path("run"), "--out", Path("hf")});
@@ -79,7 +80,7 @@ TEST_F(ScoreExport, AnyNumberOfRanksWritesTheSameBytes) {
   std::vector<std::string> outputs;
   for (const int ranks : {1, 2}) {
     std::vector<std::string> command = {
-        HALFLIFE_BINARY,  "score", "--model",           Path("run"),      "--tokens",
+        kProgram,         "score", "--model",           Path("run"),      "--tokens",
         Path("ids.json"), "--out", Path("ranks.jsonl"), "--batch-tokens", "4",
         "--threads",      "1"};
     const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -18,7 +19,7 @@ using testing::Not;
 class Sweep : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY, 20000);
+    fixture = new RunFixture(kProgram, 20000);
     std::ofstream(Path("two.textproto")) << Text("");
     const RunResult result = RunSweep("two", "undisturbed");
     ASSERT_EQ(result.exit_code, 0) << result.err << Read("undisturbed/logs/dataset-made.log");
@@ -49,8 +50,8 @@ class Sweep : public testing::Test {
   static RunResult RunSweep(const std::string& config, const std::string& out,
                             const std::vector<std::string>& flags = {},
                             const std::map<std::string, std::string>& env = {}) {
-    std::vector<std::string> words = {
-        HALFLIFE_BINARY, "sweep", "--config", Path(config + ".textproto"), "--out", Path(out)};
+    std::vector<std::string> words = {kProgram, "sweep",  "--config", Path(config + ".textproto"),
+                                      "--out",  Path(out)};
     words.insert(words.end(), flags.begin(), flags.end());
     return RunCommand(words, {.timeout_s = 240, .env = env});
   }
@@ -113,7 +114,7 @@ TEST_F(Sweep, ASignalSavesWhatRunsAndTheSameCommandGoesOn) {
   // stopped once its first run trains
   const std::string metrics = Path("stopped/runs/mixer=gla,seed=1/metrics.jsonl");
   const std::string script =
-      std::string(HALFLIFE_BINARY) + " sweep --config " + Path("two.textproto") + " --out " +
+      std::string(kProgram) + " sweep --config " + Path("two.textproto") + " --out " +
       Path("stopped") +
       " --jobs 1 --set train.steps=1000000 --set ckpt.every=1000000 & sweep=$!; " + "until [ -s '" +
       metrics + "' ]; do sleep 0.1; done; kill -TERM $sweep; wait $sweep";

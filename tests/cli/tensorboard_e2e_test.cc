@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -16,11 +17,11 @@ namespace fs = std::filesystem;
 // metric -> step -> value; NaN for what is not finite.
 using Series = std::map<std::string, std::map<int64_t, double>>;
 
-const fs::path kPython = fs::path(HALFLIFE_SOURCE_DIR) / ".venv-compare/bin/python";
+const fs::path kPython = fs::path(kSourceDir) / ".venv-compare/bin/python";
 
 class TensorBoard : public testing::Test {
  protected:
-  static void SetUpTestSuite() { fixture = new RunFixture(HALFLIFE_BINARY); }
+  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
   static void TearDownTestSuite() { delete fixture; }
   void SetUp() override {
     if (!fs::exists(kPython) ||
@@ -54,9 +55,8 @@ class TensorBoard : public testing::Test {
     return series;
   }
   static nlohmann::json Read(const std::string& run) {
-    const RunResult result =
-        RunCommand({kPython, fs::path(HALFLIFE_SOURCE_DIR) / "tests/cli/read_events.py",
-                    fixture->path(run) / "events"});
+    const RunResult result = RunCommand({kPython, fs::path(kSourceDir) / "tests/cli/read_events.py",
+                                         fixture->path(run) / "events"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return nlohmann::json::parse(result.out);
   }
@@ -106,11 +106,22 @@ const std::map<std::string, std::string> TensorBoard::kTags = {
     {"step_ms", "perf/step_ms"},
     {"data_wait_ms", "perf/data_wait_ms"},
     {"exposed_comm_ms", "perf/exposed_comm_ms"},
+    {"exposed_grad_ms", "perf/exposed_grad_ms"},
+    {"exposed_param_ms", "perf/exposed_param_ms"},
+    {"exposed_rows_ms", "perf/exposed_rows_ms"},
+    {"comm_bytes/control", "comm/bytes/control"},
+    {"comm_bytes/world", "comm/bytes/world"},
+    {"comm_bytes/ckpt", "comm/bytes/ckpt"},
+    {"busy_ms_min", "perf/busy_ms_min"},
+    {"busy_ms_median", "perf/busy_ms_median"},
+    {"busy_ms_max", "perf/busy_ms_max"},
+    {"slowest_rank", "perf/slowest_rank"},
     {"mfu_6p", "perf/mfu_6p"},
     {"mfu_full", "perf/mfu_full"},
     {"peak_flops", "perf/peak_flops"},
     {"peak_memory_bytes", "perf/peak_memory_bytes"},
     {"save_bytes", "ckpt/save_bytes"},
+    {"save_ms", "ckpt/save_ms"},
     {"save_blocked_ms", "ckpt/save_blocked_ms"},
     {"save_mb_per_s", "ckpt/save_mb_per_s"},
 };
@@ -154,8 +165,10 @@ TEST_F(TensorBoard, ShowsWhatTheModelWritesAndTrainsAsWithout) {
 // Killed after step 12, resumed from step 10 with other validation steps: the validation of step 12
 // is superseded, and nothing replaces it.
 TEST_F(TensorBoard, ShowsEveryStepOnceAfterAKillAndAResume) {
-  const RunResult killed = fixture->Run(
-      {.run = "killed", .set = {"eval.every=4"}, .env = {{"HL_FAULT", "train.step:kill:13"}}});
+  // Saves hold training up, so that the validation is the last record.
+  const RunResult killed = fixture->Run({.run = "killed",
+                                         .set = {"eval.every=4", "ckpt.background=false"},
+                                         .env = {{"HL_FAULT", "train.step:kill:13"}}});
   ASSERT_EQ(killed.exit_code, 137) << killed.err;
   const Series before = Metrics("killed");
   ASSERT_EQ(before.at("loss").rbegin()->first, 12);

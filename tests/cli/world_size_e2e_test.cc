@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "core/concat.h"
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
@@ -12,7 +13,7 @@ namespace {
 
 class WorldSize : public testing::Test {
  protected:
-  static void SetUpTestSuite() { fixture = new RunFixture(HALFLIFE_BINARY); }
+  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
   static void TearDownTestSuite() { delete fixture; }
   static RunFixture* fixture;
 };

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/files.h"
+#include "support/paths.h"
 
 namespace halflife {
 namespace {
@@ -92,8 +93,8 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
 
 // Where a file of src/train stands: every room includes itself and what stands before it.
 int TrainRoom(const std::string& path) {
-  static const std::vector<std::string> kRooms = {"train/config/", "train/step/", "train/record/",
-                                                  "train/loop/"};
+  static const std::vector<std::string> kRooms = {"train/config/", "train/step/", "train/plan/",
+                                                  "train/record/", "train/loop/"};
   const auto room = std::find_if(kRooms.begin(), kRooms.end(), [&](const std::string& prefix) {
     return path.starts_with(prefix);
   });
@@ -135,7 +136,7 @@ std::string FaultOf(const Source& source, const std::string& include) {
 }
 
 const std::vector<Source>& AllSources() {
-  static const std::vector<Source> sources = ReadSources(fs::path(HALFLIFE_SOURCE_DIR) / "src");
+  static const std::vector<Source> sources = ReadSources(fs::path(test::kSourceDir) / "src");
   return sources;
 }
 
@@ -232,7 +233,7 @@ TEST(SourceRules, LinesFitAHundredColumns) {
   size_t num_files = 0;
   for (const char* folder : {"src", "tests", "bench", "proto"}) {
     for (const fs::directory_entry& entry :
-         fs::recursive_directory_iterator(fs::path(HALFLIFE_SOURCE_DIR) / folder)) {
+         fs::recursive_directory_iterator(fs::path(test::kSourceDir) / folder)) {
       const std::string extension = entry.path().extension();
       if (!entry.is_regular_file() || !(kExtensions.contains(extension) || extension == ".proto")) {
         continue;
@@ -240,8 +241,8 @@ TEST(SourceRules, LinesFitAHundredColumns) {
       ++num_files;
       const std::vector<std::string> lines = Lines(ReadFile(entry.path(), ExitCode::kInternal));
       for (const size_t line : LongLines(lines)) {
-        ADD_FAILURE() << entry.path().lexically_relative(HALFLIFE_SOURCE_DIR).string() << ":"
-                      << line << " has " << NumColumns(lines[line - 1]) << " columns";
+        ADD_FAILURE() << entry.path().lexically_relative(test::kSourceDir).string() << ":" << line
+                      << " has " << NumColumns(lines[line - 1]) << " columns";
       }
     }
   }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "data/small_datasets.h"
+#include "support/paths.h"
 #include "support/subprocess.h"
 #include "support/temp_dir.h"
 
@@ -26,7 +27,7 @@ class PrepareCliTest : public testing::Test {
     test::WriteText(dir_ / "a.txt", test::JoinByBlankLines(test::RandomDocuments(300, 1)));
   }
   RunResult Run(std::vector<std::string> options) {
-    std::vector<std::string> command = {HALFLIFE_BINARY, "prepare"};
+    std::vector<std::string> command = {test::kProgram, "prepare"};
     command.insert(command.end(), options.begin(), options.end());
     return RunCommand(command);
   }
@@ -139,8 +140,8 @@ TEST_F(PrepareCliTest, CtrlCLeavesNothing) {
   const pid_t child = ::fork();
   if (child == 0) {
     std::freopen(log.c_str(), "w", stderr) == nullptr ? ::_exit(9) : void();
-    ::execl(HALFLIFE_BINARY, "halflife", "prepare", "--input", input.c_str(), "--tokenizer",
-            "bytes", "--out", out.c_str(), nullptr);
+    ::execl(test::kProgram, "halflife", "prepare", "--input", input.c_str(), "--tokenizer", "bytes",
+            "--out", out.c_str(), nullptr);
     ::_exit(127);
   }
   // Interrupt it once its temporary folder shows that it works.

@@ -84,11 +84,13 @@ class Mail {
 class Catcher final : public RequestCommunicator {
  public:
   Catcher(int rank, int size) : RequestCommunicator(rank, size, "mail") {}
-  std::unique_ptr<Communicator> Split(int, int, std::string) override { return nullptr; }
   void Abort(const std::string&) noexcept override {}
   std::function<void(const Request&)> on_issue;
 
  private:
+  std::unique_ptr<RequestCommunicator> SplitGroup(int, int, std::string) override {
+    return nullptr;
+  }
   Work Issue(Request request, int64_t) override {
     on_issue(request);
     return {};

@@ -2,6 +2,7 @@
 // granted.
 #include "ckpt/collective.h"
 #include "ckpt/diff.h"
+#include "ckpt/direct_writer.h"
 #include "ckpt/manifest.h"
 #include "ckpt/reader.h"
 #include "ckpt/retention.h"
@@ -40,6 +41,10 @@ void RetentionExample(const Path& ckpt_dir, const RetentionPolicy& policy) {
 
 void RunLockExample(const Path& run_dir) {
 #include "examples/ckpt/run_lock.h"
+}
+
+void DirectWriterExample(const Path& path, uint64_t num_bytes, const char* data, size_t count) {
+#include "examples/ckpt/direct_writer.h"
 }
 
 void SafetensorsExample(const std::vector<safetensors::Entry>& entries,

@@ -15,6 +15,7 @@
 #include "core/pairwise_sum.h"
 #include "core/philox.h"
 #include "core/tfrecord.h"
+#include "core/trace.h"
 
 namespace halflife {
 
@@ -72,6 +73,10 @@ struct Event {
 };
 void TfRecordExample(const Event& event, int fd, const Path& path, ExitCode code) {
 #include "examples/core/tfrecord.h"
+}
+
+void TraceExample(int rank, int64_t begin_us, int64_t end_us, int64_t bytes, const Path& path) {
+#include "examples/core/trace.h"
 }
 
 }  // namespace halflife

@@ -1,18 +1,41 @@
 // The examples of src/dist's headers. A function's parameters are what its example takes for
 // granted.
+#include "dist/bucket_progress.h"
 #include "dist/communicator.h"
+#include "dist/flight_recorder.h"
+#include "dist/flight_report.h"
 #include "dist/gradient_reducer.h"
 #include "dist/local_communicator.h"
+#include "dist/local_rank_context.h"
+#include "dist/mesh.h"
 #include "dist/mpi_engine.h"
 #include "dist/nccl_communicator.h"
+#include "dist/parameter_gather.h"
 #include "dist/parameter_layout.h"
 #include "dist/rank_context.h"
+#include "dist/rehearsal.h"
 #include "dist/work.h"
 
 namespace halflife::dist {
 
+void Launch(int bucket);
+void BucketProgressExample(const ParameterLayout& layout, int param, int bucket) {
+#include "examples/dist/bucket_progress.h"
+}
+
 void CommunicatorExample(Communicator& comm, double* norms) {
 #include "examples/dist/communicator.h"
+}
+
+void FlightRecorderExample(int rank, int world_size, const std::filesystem::path& run,
+                           const std::string& attempt, int64_t step, const Request& request,
+                           int64_t seq) {
+#include "examples/dist/flight_recorder.h"
+}
+
+void Print(const std::string& line);
+void FlightReportExample(const std::filesystem::path& run, int64_t now_us) {
+#include "examples/dist/flight_report.h"
 }
 
 void GradientReducerExample(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
@@ -22,6 +45,26 @@ void GradientReducerExample(const ParameterLayout& layout, Communicator& comm, T
 
 void LocalCommunicatorExample() {
 #include "examples/dist/local_communicator.h"
+}
+
+void MeshExample(std::unique_ptr<RankContext>& owner) {
+  RankContext& context = *owner;
+#include "examples/dist/mesh.h"
+}
+
+void ParameterGatherExample(const ParameterLayout& layout, Communicator& comm, TensorRef weights,
+                            int64_t n, int param) {
+#include "examples/dist/parameter_gather.h"
+}
+
+void Reduce(GradientReducer& reducer);
+void RehearsalExample(const ParameterLayout& layout) {
+#include "examples/dist/rehearsal.h"
+}
+
+void Train(RankContext& context);
+void LocalRankContextExample() {
+#include "examples/dist/local_rank_context.h"
 }
 
 void MpiEngineExample(const ExchangePlan& plan) {

@@ -1,5 +1,6 @@
 // The examples of the headers of src/infer and src/eval. A function's parameters are what its
 // example takes for granted.
+#include "eval/length_table.h"
 #include "eval/scorer.h"
 #include "infer/generator.h"
 #include "infer/model_loader.h"
@@ -28,6 +29,15 @@ std::vector<std::span<const int32_t>> sequences_of(const std::vector<size_t>& ba
 void ScorerExample(std::span<const size_t> lengths, const ScoreConfig& config,
                    const model::LanguageModel& model) {
 #include "examples/eval/scorer.h"
+}
+
+void LengthMethodExample(const model::LanguageModel& model) {
+#include "examples/eval/length_method.h"
+}
+
+void LengthTableExample(const model::LanguageModel& model, const data::TokenView& tokens,
+                        const LengthMethod& method, dist::Communicator& control) {
+#include "examples/eval/length_table.h"
 }
 
 }  // namespace halflife::eval

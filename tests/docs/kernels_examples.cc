@@ -31,6 +31,13 @@
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 #include "kernels/selective_scan/selective_scan.h"
+#include "kernels/sequence/exchange_cost.h"
+#include "kernels/sequence/row_segment.h"
+#include "kernels/sequence/segment_scan.h"
+#include "kernels/sequence/state_exchange.h"
+#include "kernels/sequence/tokens_before.h"
+#include "kernels/softmax_attention/softmax_attention.h"
+#include "kernels/softmax_attention/visible_keys.h"
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
@@ -55,6 +62,27 @@ void ChunkTableExample(int64_t B, int64_t T, const std::vector<int32_t>& cu_seql
 void SequenceChunksExample(int64_t B, int64_t T, const std::vector<int32_t>& starts,
                            const Tensor& x, DecayAttentionInputs& inputs) {
 #include "examples/kernels/chunks/sequence_chunks.h"
+}
+
+void RowSegmentExample(const std::shared_ptr<SegmentGroup>& group, const Tensor& positions,
+                       const Tensor& x) {
+#include "examples/kernels/sequence/row_segment.h"
+}
+void ExchangeCostExample(SegmentGroup& group, int64_t bytes) {
+#include "examples/kernels/sequence/exchange_cost.h"
+}
+void StateExchangeExample(const SegmentSummary& summary, const RowSegment& row) {
+#include "examples/kernels/sequence/state_exchange.h"
+}
+void SegmentScanExample(const Tensor& x, const Tensor& decay, const SegmentScan& scan,
+                        const RowSegment& row) {
+  const auto& run = scan.run;
+  const auto& summarise = scan.summarise;
+#include "examples/kernels/sequence/segment_scan.h"
+}
+void TokensBeforeExample(const Tensor& k, const Tensor& x, int64_t window, int64_t taps,
+                         const RowSegment& row) {
+#include "examples/kernels/sequence/tokens_before.h"
 }
 
 namespace cpu {
@@ -156,6 +184,18 @@ void PolynomialFeaturesExample() {
 void PolynomialAttentionExample(const Tensor& q, const Tensor& k, const Tensor& v, double d) {
   using std::sqrt;
 #include "examples/kernels/polynomial_attention/polynomial_attention.h"
+}
+
+struct PositionsOfSlice {
+  Tensor positions;
+};
+void SoftmaxAttentionExample(const Tensor& q, const Tensor& k, const Tensor& v,
+                             const PositionsOfSlice& slice) {
+#include "examples/kernels/softmax_attention/softmax_attention.h"
+}
+
+void VisibleKeysExample(const PositionsOfSlice& slice, int64_t num_past) {
+#include "examples/kernels/softmax_attention/visible_keys.h"
 }
 
 void TensorViewsExample(const Tensor& q, DecayAttentionArgs& args) {

@@ -10,8 +10,14 @@
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/decay/feature_map.h"
+#include "model/mixers/decay/fixed_decay.h"
 #include "model/mixers/focus/explanation.h"
+#include "model/mixers/softmax/query_scale.h"
 #include "model/mixers/variants.h"
+#include "model/positions/alibi.h"
+#include "model/positions/frequencies.h"
+#include "model/positions/t5.h"
+#include "model/sequence_parallel.h"
 
 namespace halflife::model {
 
@@ -72,8 +78,36 @@ void ResidualStreamExample(ResidualStream& stream, const std::unique_ptr<Norm>& 
 #include "examples/model/blocks/residual_stream.h"
 }
 
-void PositionTableExample(const ModelConfig& config, const SequenceSlice& slice, Tensor& x) {
-#include "examples/model/positions/position_table.h"
+void PositionsExample(const ModelConfig& config, const SequenceSlice& slice, Tensor& x) {
+#include "examples/model/positions/positions.h"
+}
+
+void FixedDecayExample(DecayedForm& form) {
+#include "examples/model/mixers/decay/fixed_decay.h"
+}
+
+struct PositionsOfSlice {
+  Tensor positions;
+};
+void AttentionPositionsExample(const AttentionPositions& method, const Tensor& q, const Tensor& k,
+                               const PositionsOfSlice& slice) {
+#include "examples/model/positions/attention_positions.h"
+}
+
+void AlibiExample() {
+#include "examples/model/positions/alibi.h"
+}
+
+void FrequenciesExample() {
+#include "examples/model/positions/frequencies.h"
+}
+
+void T5Example() {
+#include "examples/model/positions/t5.h"
+}
+
+void QueryScaleExample(Tensor q, const Tensor& num_keys) {
+#include "examples/model/mixers/softmax/query_scale.h"
 }
 
 void ObjectiveExample(const ModelConfig& config, std::vector<int32_t>& inputs,
@@ -101,6 +135,12 @@ void InitExample(int64_t num_layers) {
 void ParametersExample(ParameterSet& parameters, int64_t D, const Tensor& x) {
   using dist::Region;
 #include "examples/model/parameters.h"
+}
+
+void SequenceParallelExample(dist::Communicator& comm, const SequenceSlice& whole,
+                             const LanguageModel& model, const Tensor& tokens,
+                             const Tensor& targets) {
+#include "examples/model/sequence_parallel.h"
 }
 
 struct Batch {

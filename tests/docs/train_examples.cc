@@ -2,20 +2,33 @@
 // granted.
 #include <ATen/core/Tensor.h>
 
+#include <iostream>
+
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "dist/gradient_reducer.h"
 #include "train/config/part_help.h"
 #include "train/config/run_config.h"
+#include "train/loop/background_save.h"
 #include "train/loop/save_policy.h"
 #include "train/loop/stop_flags.h"
 #include "train/loop/stop_policy.h"
 #include "train/loop/trainer.h"
 #include "train/loop/warm_start.h"
+#include "train/plan/cluster_plan_text.h"
+#include "train/plan/memory_plan.h"
+#include "train/plan/plan_search.h"
+#include "train/plan/row_exchanges.h"
+#include "train/plan/step_operations.h"
+#include "train/plan/timeline.h"
 #include "train/record/event_log.h"
+#include "train/record/metrics.h"
+#include "train/record/rank_times.h"
 #include "train/record/run_folder.h"
+#include "train/record/run_trace.h"
 #include "train/step/gradient_hooks.h"
+#include "train/step/gradient_shares.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step.h"
 #include "train/step/step_scalars.h"
@@ -61,13 +74,63 @@ void EventLogExample(const Path& run) {
 #include "examples/train/record/event_log.h"
 }
 
+void RankTimesExample(dist::RankContext& context, Metrics& metrics, int64_t step,
+                      double busy_seconds) {
+#include "examples/train/record/rank_times.h"
+}
+
 void RunFolderExample(const Path& path, dist::RankContext& context) {
 #include "examples/train/record/run_folder.h"
+}
+
+void RunTraceExample(dist::RankContext& context, int64_t step, int64_t begin_us, int64_t end_us) {
+#include "examples/train/record/run_trace.h"
+}
+
+void ClusterExample() {
+#include "examples/train/plan/cluster.h"
+}
+
+void ClusterPlanExample(const RunConfig& config) {
+#include "examples/train/plan/cluster_plan.h"
+}
+
+void MemoryPlanExample(const RunConfig& config, const model::LanguageModel& model, int rank) {
+#include "examples/train/plan/memory_plan.h"
+}
+
+void PlanSearchExample(const RunConfig& config) {
+#include "examples/train/plan/plan_search.h"
+}
+
+void RowExchangesExample(const RunConfig& config, const model::LanguageModel& model,
+                         const kernels::ExchangeCost& cost) {
+#include "examples/train/plan/row_exchanges.h"
+}
+
+void Print(int64_t value);
+void StepOperationsExample(const RunConfig& config, const kernels::ExchangeCost& cost) {
+#include "examples/train/plan/step_operations.h"
+}
+
+void TimelineExample() {
+#include "examples/train/plan/timeline.h"
+}
+
+void ForwardAndBackward();
+void BackgroundSaveExample(ckpt::CheckpointStore& store, dist::Communicator& comm,
+                           ParameterArena& arena, const ckpt::StepState& state) {
+#include "examples/train/loop/background_save.h"
 }
 
 void GradientHooksExample(model::ParameterSet& parameters, ParameterArena& arena, int64_t n,
                           dist::GradientReducer& reducer, const at::Tensor& loss) {
 #include "examples/train/step/gradient_hooks.h"
+}
+
+void GradientSharesExample(ParameterArena& arena, dist::Communicator& comm, const at::Tensor& grad,
+                           int param) {
+#include "examples/train/step/gradient_shares.h"
 }
 
 void ParameterArenaExample(model::LanguageModel& model, uint64_t seed) {

@@ -24,7 +24,7 @@ model::ModelConfig Model(const std::string& mixer, std::vector<model::Assignment
 model::ModelConfig Gpt2Model() {
   model::ModelConfig config =
       Model("softmax", {{"qkv_bias", true}, {"out_bias", true}, {"rope_theta", 0}});
-  config.positions = model::PositionTableConfig("learned", {{"max_positions", 20}});
+  config.positions = model::PositionsConfig("learned", {{"max_positions", 20}});
   config.norm = model::NormConfig("layer_norm", {{"eps", 2e-5}});
   config.channel_mixer = model::ChannelMixerConfig(
       "mlp", {{"width", 96}, {"activation", "gelu_tanh"}, {"bias", true}});
@@ -73,6 +73,8 @@ TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
                   "bias of the channel mixer is off", "the head has a bias", "qkv_bias is off",
                   "out_bias is off", "qk_norm is on", "window is 5", "rope_theta is 10000",
                   "num_kv_heads is 2", "head_dim is not model_dim / num_heads", "hybrid layers");
+  EXPECT_HL_ERROR(Chosen(Model("softmax", {{"block", 8}, {"cos_scale", 4.0}}), "llama"),
+                  ExitCode::kUsage, "llama: block is 8; 0 would work", "cos_scale is 4");
   EXPECT_HL_ERROR(Chosen(Model("softmax"), "gpt2"), ExitCode::kUsage,
                   "the norm is rms_norm; layer_norm would work",
                   "the channel_mixer is swiglu; mlp would work",

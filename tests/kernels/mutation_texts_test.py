@@ -7,7 +7,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "mutations"))
 
-import mixers  # noqa: E402
+import linked  # noqa: E402
 import run  # noqa: E402
 from family import ROOT  # noqa: E402
 
@@ -22,8 +22,8 @@ class MutationTexts(unittest.TestCase):
         for family in run.FAMILIES:
             self.check(ROOT / family.folder, family.mutations)
 
-    def test_of_mixers_and_cpu_kernels(self):
-        self.check(ROOT, mixers.MUTATIONS)
+    def test_of_what_is_linked(self):
+        self.check(ROOT, linked.MUTATIONS)
 
 
 if __name__ == "__main__":

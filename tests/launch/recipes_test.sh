@@ -84,7 +84,8 @@ sweep() {
 }
 sweep mqar_figure_1 2000
 sweep mqar_ablation 960
-sweep mqar_small 80
+sweep mqar_small 40
+sweep lengths 12
 sweep zoo 28
 for sweep in ../sweeps/*.textproto; do
   name=$(basename "$sweep" .textproto)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# slurm_nodes_test.sh HALFLIFE (inside with_slurm.sh --isolated --nodes 6): bad links cost time,
+# slurm_nodes_test.sh HALFLIFE (inside with_slurm.sh --isolated --nodes 8): bad links cost time,
 # dead nodes cost a restart, and neither changes a bit.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
@@ -41,10 +41,13 @@ else
   echo "SKIPPED: packet loss: no nft here, or its kernel modules (Debian: nftables)"
 fi
 
+# Training awaits its saves: at step 60 the one of step 50 is there.
+saves=(--set ckpt.every=50 --set ckpt.background=false)
+
 # Both jobs lose a node at once, as Slurm needs half a minute to declare one dead.
 declare -A jobs
 for launcher in mpirun srun; do
-  LAUNCHER=$launcher submit death_$launcher --exclusive -- --set ckpt.every=50
+  LAUNCHER=$launcher submit death_$launcher --exclusive -- "${saves[@]}"
   jobs[$launcher]=$job
   pause death_$launcher "$job" 60
 done
@@ -59,5 +62,29 @@ for launcher in mpirun srun; do
   check "$launcher: a node dies: one restart" 1 "$(job_field "$job" Restarts)" death_$launcher
 done
 check "mpirun: a node dies: its code" 1 "$(count ': exit 205, step 0 -> (50|100)$' death_mpirun.log)" death_mpirun
+
+# Rows shared by the two ranks of a node, two groups of them. A node dies, there is no other, and
+# somebody tells Slurm to do with what is left: as rows are cut as before, no bit changes.
+# shellcheck disable=SC2317  # wait_until calls it
+is_requeued() { [ "$(job_field "$1" JobState) $(job_field "$1" Restarts)" = "PENDING 1" ]; }
+shared=(--set parallel.sp=2 --set parallel.zero_stage=1 "${saves[@]}")
+"$HALFLIFE" train --config recipe.textproto --run mesh_undisturbed --local-ranks 4 "${shared[@]}" \
+  >mesh_undisturbed.log 2>&1 || { cat mesh_undisturbed.log && exit 1; }
+submit mesh --ntasks-per-node=2 --exclude="n[1-6]" -- "${shared[@]}"
+if pause mesh "$job" 60; then
+  kill -KILL "${node_pids[$(last_node "$job") - 1]}"
+  go_on "$job"
+fi
+wait_until "the job of shared rows is requeued" is_requeued "$job"
+scontrol update JobId="$job" NumNodes=1
+scontrol update JobId="$job" NumTasks=2
+wait_for_run "$job" mesh
+check "shared rows, a node dies: finished" "COMPLETED 0" "$(ending "$job")" mesh
+check "shared rows, a node dies: two ranks went on" 1 \
+  "$(count '8 x 64 tokens a step on 2 ranks, 2 to a row' mesh.log)" mesh
+check "shared rows, a node dies: four ranks began" 1 \
+  "$(count '8 x 64 tokens a step on 4 ranks, 2 to a row' mesh.log)" mesh
+"$HALFLIFE" ckpt diff mesh_undisturbed mesh --bitwise >diff.log 2>&1
+check "shared rows, a node dies: the bits of an undisturbed run" 0 $? mesh
 
 exit $((failures > 0))

@@ -31,7 +31,7 @@ wait_for_end "$job"
 check "a finished run can be extended" "COMPLETED 0 step 160" "$(ending "$job") $(<"$run/DONE")" "$run"
 
 run=crashes
-HL_FAULT=train.step:kill:65:1 submit "$run" -- --set ckpt.every=50
+HL_FAULT=train.step:kill:65:1 submit "$run" -- --set ckpt.every=50 --set ckpt.background=false
 wait_for_run "$job" "$run"
 check "crashes with new checkpoints between them" "COMPLETED 0 0>50 50>100 100>150" \
   "$(ending "$job") $(attempts "$run")" "$run"

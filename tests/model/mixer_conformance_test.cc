@@ -7,29 +7,15 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
-#include <ostream>
 #include <string>
 #include <vector>
 
 #include "kernels/gradient_check.h"
 #include "model/mixer.h"
+#include "model/mixer_forms.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
-
-// "gla_num_heads_2"
-static std::string NameOf(const MixerConfig& form) {
-  const MixerConfig usual(form.name());
-  std::string name = form.name();
-  for (const Assignment& option : form.Values()) {
-    for (const Assignment& other : usual.Values())
-      if (option.name == other.name && option.value != other.value)
-        name += "_" + option.name + "_" + Text(option.value);
-  }
-  return name;
-}
-// Found by GoogleTest beside its argument.
-void PrintTo(const MixerConfig& form, std::ostream* out) { *out << NameOf(form); }
 
 namespace {
 
@@ -40,25 +26,20 @@ constexpr int64_t kBatch = 2, kDim = 16;
 // Sums of some hundred terms of order 1 in fp64, chunked differently.
 constexpr double kTolerance = 1e-11;
 
-// Every mixer in the forms that it asks to be tested in.
-std::vector<MixerConfig> Forms() {
-  std::vector<MixerConfig> forms;
-  for (const std::string& name : NamesOf(kMixers))
-    for (const MixerConfig& form : TestForms(name)) forms.push_back(form);
-  return forms;
-}
-
-class MixerConformance : public testing::TestWithParam<MixerConfig> {
+class MixerConformance : public testing::TestWithParam<MixerForm> {
  protected:
   MixerConformance() { Build(at::kDouble, 0.3); }
 
   // Weights large enough that decays and scores leave their neutral values.
   void Build(at::ScalarType dtype, double std_dev) {
     parameters_ = std::make_unique<ParameterSet>();
-    mixer_ = MakeMixer(GetParam(), {.sizes = {.model_dim = kDim, .num_layers = 1},
-                                    .prefix = "attn.",
-                                    .parameters = parameters_.get(),
-                                    .initializer_range = std_dev});
+    PartContext context = {.sizes = {.model_dim = kDim, .num_layers = 1},
+                           .prefix = "attn.",
+                           .parameters = parameters_.get(),
+                           .initializer_range = std_dev};
+    positions_ = MakePositions(GetParam().positions, context);
+    context.positions = positions_.get();
+    mixer_ = MakeMixer(GetParam(), context);
     for (int i = 0; i < parameters_->size(); ++i) {
       at::Tensor tensor = at::empty(parameters_->specs()[i].shape, at::kFloat);
       parameters_->Initialise(i, 11, tensor.mutable_data_ptr<float>());
@@ -105,15 +86,12 @@ class MixerConformance : public testing::TestWithParam<MixerConfig> {
   bool packs() const { return mixer_->traits().packs_documents; }
 
   std::unique_ptr<ParameterSet> parameters_;
+  std::unique_ptr<Positions> positions_;
   std::unique_ptr<Mixer> mixer_;
 };
 
-INSTANTIATE_TEST_SUITE_P(All, MixerConformance, testing::ValuesIn(Forms()), [](const auto& tested) {
-  std::string name = NameOf(tested.param);
-  for (char& c : name)
-    if (c == '.' || c == '-') c = '_';
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, MixerConformance, testing::ValuesIn(test::AllMixerForms()),
+                         [](const auto& tested) { return test::TestNameOf(tested.param); });
 
 // Decode = parallel, for lengths around the chunk of 64.
 TEST_P(MixerConformance, StepsEqualTheParallelForm) {

@@ -39,7 +39,7 @@ ModelConfig RecallModel(const RecallShape& shape, const MixerConfig& first,
                         const MixerConfig& second) {
   ModelConfig config = {.vocab_size = 8192, .model_dim = shape.model_dim, .num_layers = 2};
   config.embedding.dropout = 0.1;
-  config.positions = PositionTableConfig("learned", {{"max_positions", shape.num_positions}});
+  config.positions = PositionsConfig("learned", {{"max_positions", shape.num_positions}});
   config.block = BlockConfig("pre_norm", {{"scale_init_by_depth", true}});
   config.norm = NormConfig("layer_norm");
   config.mixer = first;

@@ -23,6 +23,8 @@ RunRecord Trained(const std::string& name, double offset, int steps = 40) {
     run.metrics["tokens_per_s"].push_back({1.0 * step, 1000});
     run.metrics["step_ms"].push_back({1.0 * step, 500});
     run.metrics["data_wait_ms"].push_back({1.0 * step, 5});
+    run.metrics["exposed_rows_ms"].push_back({1.0 * step, 0});
+    run.metrics["exposed_param_ms"].push_back({1.0 * step, 7});
     if (step % 10 == 0) {
       run.metrics["val_loss"].push_back({1.0 * step, loss});
       run.metrics["val_bits_per_byte"].push_back({1.0 * step, 0.3 * loss});
@@ -51,7 +53,9 @@ TEST(Page, OneRunHasItsNumbers) {
   EXPECT_THAT(page, HasSubstr("<td>20.5k</td>"));  // 40 x 512 tokens
   EXPECT_THAT(page, HasSubstr("<td>20 s</td>"));
   EXPECT_THAT(page, HasSubstr("Waiting for data, % of a step"));
-  EXPECT_THAT(page, Not(HasSubstr("Learning rate")));  // it has no such metric
+  EXPECT_THAT(page, HasSubstr("Waiting for parameters of other ranks"));
+  EXPECT_THAT(page, Not(HasSubstr("Waiting for the other slices")));  // for which it never waits
+  EXPECT_THAT(page, Not(HasSubstr("Learning rate")));                 // it has no such metric
   EXPECT_THAT(page, Not(HasSubstr("Where the configs differ")));
   EXPECT_THAT(page, HasSubstr("made today"));
 }

@@ -117,6 +117,22 @@ TEST_F(ReadRunTest, TimeCountsOnFromAttemptToAttempt) {
   EXPECT_TRUE(run.metric("unix_ms").empty());
 }
 
+// As where it was made beside training.
+TEST_F(ReadRunTest, ASaveThatEndsBehindLaterStepsTakesNothingFromThem) {
+  Write("metrics.jsonl", R"({"step":1,"loss":5,"tokens":64,"elapsed_s":10,"attempt":"a"})"
+                         "\n"
+                         R"({"step":2,"loss":4,"tokens":128,"elapsed_s":20,"attempt":"a"})"
+                         "\n"
+                         R"({"step":1,"save_bytes":9,"tokens":64,"elapsed_s":25,"attempt":"a"})"
+                         "\n");
+  const RunRecord run = Read();
+  EXPECT_EQ(run.num_tokens(), 128);
+  EXPECT_EQ(Steps(run.metric("tokens")), (std::vector<double>{1, 2}));
+  EXPECT_EQ(Steps(run.metric("elapsed_s")), (std::vector<double>{1, 2}));
+  EXPECT_EQ(Steps(run.metric("save_bytes")), std::vector<double>{1});
+  EXPECT_EQ(run.elapsed_s, 25);
+}
+
 // As versions before these keys wrote them.
 TEST_F(ReadRunTest, WithoutTokensAndTime) {
   Write("metrics.jsonl", "{\"step\":3,\"loss\":5,\"attempt\":\"a\"}\n");

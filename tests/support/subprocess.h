@@ -2,7 +2,7 @@
 // user does.
 //
 //   const RunResult result =
-//       RunCommand({HALFLIFE_BINARY, "train", "--config", path}, {.timeout_s = 60});
+//       RunCommand({kProgram, "train", "--config", path}, {.timeout_s = 60});
 //   EXPECT_EQ(result.exit_code, 2) << result.err;
 #pragma once
 

@@ -7,7 +7,7 @@ model_dim.
 """
 
 from .convolution import BaseConv, GatedConv, Hyena
-from .decay import D2d, Gla, LinearAttention, Retention
+from .decay import D2d, Gla, LinearAttention, RetNet, Retention
 from .focus import Fastformer, Leap
 from .pairs import Based, Rebased, Softmax
 from .recurrent import Mamba, Rwkv4
@@ -18,6 +18,7 @@ MIXERS = {
     "gla": Gla,
     "softmax": Softmax,
     "d2d": D2d,
+    "retnet": RetNet,
     "linear_attention": LinearAttention,
     "base_conv": BaseConv,
     "gated_conv": GatedConv,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import RmsNorm, Rotary, from_chunks, linear, lower, split_heads, to_chunks
+from .layers import ROTARY_BASE, RmsNorm, Rotary, from_chunks, linear, lower, split_heads, to_chunks
 
 GATE_RANK = 16
 GATE_NORMALISER = 16
@@ -54,13 +54,36 @@ class Retention(Gated):
         self.register_buffer("from_start", from_start[:, None, :, None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        q = to_chunks(self.rotary(split_heads(self.q_proj(x), self.heads)), self.chunk) * self.scale
+        return self.attend(split_heads(self.q_proj(x), self.heads), x)
+
+    def attend(self, q: Tensor, x: Tensor) -> Tensor:  # [B, T, H, K], [B, T, D]
+        q = to_chunks(self.rotary(q), self.chunk) * self.scale
         k = to_chunks(self.rotary(split_heads(self.k_proj(x), self.heads)), self.chunk)
         v = to_chunks(split_heads(self.v_proj(x), self.heads), self.chunk)
         added = (k * self.to_end).transpose(-1, -2) @ v  # [B, H, N, K, V]
         state = (self.inter @ added.flatten(-2)).view_as(added)
         o = (q @ k.transpose(-1, -2) * self.intra) @ v + (q * self.from_start) @ state
         return self.finish(from_chunks(o), x)
+
+
+class RetNet(Retention):
+    """The same in torchscale's form: its angles, no weight of the norm, and rows divided by the
+    root of their decays' sum, which a constant factor of each query is."""
+
+    def __init__(self, args: argparse.Namespace, layer: int):
+        super().__init__(args, layer)
+        half = args.dim // args.heads // 2
+        frequency = ROTARY_BASE ** (-torch.arange(half).double() / (half - 1))
+        self.rotary = Rotary(2 * half, args.seq_len, frequency.float())
+        self.g_norm_swish_gate = RmsNorm(int(args.dim * args.expand_v) // args.heads, affine=False)
+        gamma = 1 - 2.0 ** (-5 - torch.arange(args.heads).double())
+        count = torch.arange(args.seq_len)[:, None] + 1.0
+        sums = (1 - gamma**count) / (1 - gamma)
+        self.register_buffer("rows", sums.rsqrt().float()[:, :, None], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = split_heads(self.q_proj(x), self.heads) * self.rows
+        return self.attend(scaled, x)
 
 
 class Gla(Gated):

@@ -14,20 +14,22 @@ def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 class RmsNorm(nn.Module):
-    def __init__(self, dim: int):
+    def __init__(self, dim: int, affine: bool = True):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
+        self.dim = dim
+        self.weight = nn.Parameter(torch.ones(dim)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, eps=1e-6)
+        return F.rms_norm(x, (self.dim,), self.weight, eps=1e-6)
 
 
 class Rotary(nn.Module):
     """Half-split rotary position code over the whole head."""
 
-    def __init__(self, head_dim: int, seq_len: int):
+    def __init__(self, head_dim: int, seq_len: int, frequency: Tensor | None = None):
         super().__init__()
-        frequency = ROTARY_BASE ** (-torch.arange(0, head_dim, 2).float() / head_dim)
+        if frequency is None:  # of the pairs
+            frequency = ROTARY_BASE ** (-torch.arange(0, head_dim, 2).float() / head_dim)
         angle = torch.outer(torch.arange(seq_len).float(), frequency)
         self.register_buffer(
             "cos", torch.cat([angle.cos()] * 2, -1)[None, :, None], persistent=False

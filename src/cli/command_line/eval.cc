@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "eval/length_method_help.h"
 
 namespace halflife::cli {
 
@@ -23,6 +24,8 @@ void AddEval(CLI::App& app, Request& request) {
            "dataset has several.",
        .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
                     "halflife eval --model runs/first --text chapter.txt",
+                    "halflife eval --model runs/first --data datasets/mine "
+                    "--lengths 512,1024,2048 --method as_trained,blocks,yarn+info_scale",
                     "halflife eval --model runs/recall --data mqar.data --split test"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
@@ -55,6 +58,33 @@ void AddEval(CLI::App& app, Request& request) {
   command->add_flag("--bigram", options->bigram,
                     "Also score an add-one-smoothed bigram model of the training split");
   command->add_flag("--json", options->json, "Print JSON");
+  command
+      ->add_option("--lengths", options->lengths,
+                   "Tokens a row, several: a table of perplexity by length. Each divides the "
+                   "longest, so that all score the same targets; --windows counts the longest")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->type_name("N,...");
+  command
+      ->add_option("--method", options->methods,
+                   "What attention does at other lengths than in training, each joined of steps by "
+                   "'+': " +
+                       eval::LengthMethodNames())
+      ->delimiter(',')
+      ->type_name("METHOD,...")
+      ->capture_default_str();
+  command
+      ->add_option("--bin", options->bin,
+                   "With --lengths: tell losses by positions of so many tokens in --out [none]")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--out", options->out,
+                   "With --lengths: a JSON file, which a later call goes on from [none]")
+      ->type_name("FILE");
+  command->add_option("--csv", options->csv, "With --lengths: the table as CSV [none]")
+      ->type_name("FILE");
+  command->add_option("--figure", options->figure, "With --lengths: the curves as SVG [none]")
+      ->type_name("FILE");
   command->callback([=, &request] { request = *options; });
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -47,7 +48,11 @@ struct TrainOptions {
   std::string run;
   std::string resume = "auto";
   std::vector<std::string> allow_change;
-  bool steal_lock = false, dry_run = false;
+  bool steal_lock = false, dry_run = false, json = false;
+  std::optional<std::string> plan;
+  int local_ranks = 1;
+  std::string trace;
+  int64_t trace_steps = 50;
   std::string init_from, init_map, init_new_rows = "refuse";
   train::WarmStartRules init_rules;
 };
@@ -66,6 +71,10 @@ struct EvalOptions {
   int64_t seq_len = 0, windows = 0, batch = 8;
   int threads = 0;
   bool bigram = false, json = false;
+  std::vector<int64_t> lengths;  // any: a table by length, for which all below is
+  std::vector<std::string> methods = {"as_trained"};
+  int64_t bin = 0;
+  std::string out, csv, figure;
 };
 
 struct ScoreOptions {

@@ -39,11 +39,12 @@ void AddTrain(CLI::App& app, Request& request) {
       {.notes = "A run that was stopped goes on with the same command. Every name that --set takes "
                 "is in proto/halflife/run_config.proto; `halflife recipe` prints them with their "
                 "values.",
-       .examples =
-           {"halflife train --config launch/recipes/quickstart.textproto --set "
-            "data.path=datasets/mine --run runs/first",
-            "launch/mpirun/run.sh --ranks 2 -- halflife train --config "
-            "launch/recipes/quickstart.textproto --set optimizer.lr=3e-4 --run runs/second"},
+       .examples = {"halflife train --config launch/recipes/quickstart.textproto --set "
+                    "data.path=datasets/mine --run runs/first",
+                    "launch/mpirun/run.sh --ranks 2 -- halflife train --config "
+                    "launch/recipes/quickstart.textproto --set optimizer.lr=3e-4 --run runs/second",
+                    "halflife train --config launch/recipes/gla_340m.textproto --dry-run --plan "
+                    "nodes=4,gpus=8,zero=1"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kTimeout,
                       ExitCode::kPeerLost, ExitCode::kNonFinite, ExitCode::kCheckpointIo,
                       ExitCode::kRequeue, ExitCode::kNoUsableCheckpoint, ExitCode::kInterrupted}});
@@ -55,9 +56,35 @@ void AddTrain(CLI::App& app, Request& request) {
                    "Overrides a field of the recipe, e.g. optimizer.lr=3e-4; may be repeated")
       ->type_name("NAME=VALUE")
       ->take_all();
-  command->add_flag("--dry-run", options->dry_run,
-                    "Print the resolved config with all defaults, parameters, memory and whether "
-                    "it fits, tokens, epochs; train nothing. Needs no dataset");
+  command
+      ->add_option("--local-ranks", options->local_ranks,
+                   "Ranks that are threads of this process, on the CPU: what mpirun would start, "
+                   "where there is none")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  CLI::Option* trace =
+      command->add_option("--trace", options->trace,
+                          "A timeline of every rank's first steps, for ui.perfetto.dev [none]");
+  trace->type_name("FILE");
+  command->add_option("--trace-steps", options->trace_steps, "How many")
+      ->type_name("N")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str()
+      ->needs(trace);
+  CLI::Option* dry_run =
+      command->add_flag("--dry-run", options->dry_run,
+                        "Print the resolved config with all defaults, parameters, memory and "
+                        "whether it fits, tokens, epochs; train nothing. Needs no dataset");
+  CLI::Option* plan = command->add_option(
+      "--plan", options->plan,
+      "With --dry-run: what the recipe costs on machines that are not here, from "
+      "\"nodes=N,gpus=G\" "
+      "and, where they differ from the recipe's or the preset's, sp, zero, micro_batch, device "
+      "(h100, h200, a100, cpu), peak_tflops, efficiency, hbm_gbs, nvlink_gbs, network_gbs, "
+      "memory_gib; auto before them searches sp, zero and micro_batch [none]");
+  plan->type_name("KEY=VALUE,...")->needs(dry_run);
+  command->add_flag("--json", options->json, "Print the plan as JSON")->needs(plan);
 
   command->option_defaults()->group("Run folder");
   command->add_option("--run", options->run, "The run's folder [runs/ and the recipe's name]")

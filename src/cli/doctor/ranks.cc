@@ -15,6 +15,7 @@
 #include "cli/doctor/system_files.h"
 #include "core/clock.h"
 #include "core/human.h"
+#include "kernels/torch/tensor_ref.h"
 #include "train/device.h"
 
 namespace halflife::cli::doctor {
@@ -51,7 +52,7 @@ class AllReduceTest {
     at::Tensor sum = pattern + comm_.rank();
     Measurement result;
     const Stopwatch first;
-    Sum(train::RefOf(sum), train::CurrentStream(device_));
+    Sum(kernels::RefOf(sum), kernels::CurrentStream(device_));
     // n x pattern + (0 + ... + n - 1)
     const at::Tensor expected = pattern * ranks + 0.5 * ranks * (ranks - 1);
     result.num_wrong = at::ne(sum, expected).sum().item<int64_t>();
@@ -61,7 +62,7 @@ class AllReduceTest {
     sum.zero_();  // stays zero, however often it is summed
     const Stopwatch watch;
     for (int64_t i = 0; i < result.runs; ++i) {
-      Sum(train::RefOf(sum), train::CurrentStream(device_));
+      Sum(kernels::RefOf(sum), kernels::CurrentStream(device_));
     }
     result.seconds = watch.Seconds() / static_cast<double>(result.runs);
     return result;
@@ -73,7 +74,7 @@ class AllReduceTest {
   }
   int64_t SumOverRanks(int64_t value) {
     at::Tensor tensor = at::arange(1, at::kDouble).add(value).to(train::ToTorch(device_));
-    Sum(train::RefOf(tensor), train::CurrentStream(device_));
+    Sum(kernels::RefOf(tensor), kernels::CurrentStream(device_));
     return static_cast<int64_t>(tensor.item<double>());
   }
   int64_t FromRankZero(int64_t value) { return SumOverRanks(comm_.rank() == 0 ? value : 0); }

@@ -54,6 +54,10 @@ nlohmann::ordered_json DescribeMetrics(const std::filesystem::path& path);
 // events.cc
 bool IsEvents(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeEvents(const std::filesystem::path& path);
+// flight.cc
+bool IsFlight(const std::filesystem::path& path);
+nlohmann::ordered_json DescribeFlight(const std::filesystem::path& path);
+std::string FlightText(const std::filesystem::path& path);
 // weights.cc
 bool IsSafetensors(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeSafetensors(const std::filesystem::path& path);

@@ -3,6 +3,7 @@
 
 #include "cli/inspect/artifact.h"
 #include "train/config/plan.h"
+#include "train/plan/plan_text.h"
 
 namespace halflife::cli::inspect {
 namespace {

@@ -34,6 +34,21 @@ void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
   inner.Check();
 }
 
+// What no public class does in its attention.
+void AddAttentionObstacles(const model::MixerConfig& mixer, std::vector<std::string>& lines) {
+  if (mixer.name() != "softmax") return;
+  const model::MixerConfig usual("softmax");
+  for (const char* option : {"block", "sinks", "cos_scale", "query_scale"}) {
+    const auto value_of = [&](const model::MixerConfig& config) {
+      const std::vector<model::Assignment> values = config.Values();
+      return model::Text(std::ranges::find(values, option, &model::Assignment::name)->value);
+    };
+    if (value_of(mixer) != value_of(usual))
+      lines.push_back(
+          Concat(option, " is ", value_of(mixer), "; ", value_of(usual), " would work"));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> PartObstacles(const model::ModelConfig& config, const ClassParts& parts) {
@@ -65,6 +80,9 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   require(!config.head.bias, "the head has a bias");
   for (const model::LayerGroup& group : config.hybrid)
     require(!group.channel_mixer, "hybrid layers have a channel mixer of their own");
+  AddAttentionObstacles(config.mixer, lines);
+  for (const model::LayerGroup& group : config.hybrid)
+    if (group.mixer) AddAttentionObstacles(*group.mixer, lines);
   return lines;
 }
 

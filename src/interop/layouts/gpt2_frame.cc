@@ -54,7 +54,7 @@ model::ModelConfig ReadGpt2Frame(ConfigReader& reader) {
 }
 
 void ReadGpt2Mlp(ConfigReader& reader, model::ModelConfig& config) {
-  config.positions = model::PositionTableConfig("learned");
+  config.positions = model::PositionsConfig("learned");
   config.positions.Set("max_positions",
                        ReadSize(reader, "n_positions", "max_position_embeddings", 1024));
   config.channel_mixer = model::ChannelMixerConfig("mlp", {{"bias", true}});

@@ -109,7 +109,7 @@ class LeapAuthors : public ImportOnlyLayout {
     config.head.tied = reader.Bool("tie_word_embeddings", true);
     config.head.bias = release.head_bias;
     const int64_t positions = reader.Int("n_positions", 1024);
-    config.positions = model::PositionTableConfig("learned", {{"max_positions", positions}});
+    config.positions = model::PositionsConfig("learned", {{"max_positions", positions}});
     config.channel_mixer = model::ChannelMixerConfig("mlp", {{"width", 4 * config.model_dim},
                                                              {"activation", std::string("gelu")},
                                                              {"bias", release.mlp_bias}});

@@ -138,7 +138,7 @@ class Zoology : public ImportOnlyLayout {
     config.head.tied = true;
     const int64_t positions = reader.Int("max_position_embeddings", 64, /*min=*/0);
     if (positions > 0)
-      config.positions = model::PositionTableConfig("learned", {{"max_positions", positions}});
+      config.positions = model::PositionsConfig("learned", {{"max_positions", positions}});
     config.norm = model::NormConfig("layer_norm", {{"eps", 1e-5}});
     const double last = reader.Double("layer_norm_epsilon", 1e-5);
     if (last != 1e-5) config.final_norm = model::NormConfig("layer_norm", {{"eps", last}});

@@ -16,12 +16,14 @@ __global__ void __launch_bounds__(kThreads) UpdateSegment(AdamWArgs args) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = segment.begin + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
        i < segment.end; i += stride) {
-    float m = args.m[i], v = args.v[i];
-    const float w =
-        AdamWElement(args.factors, segment.weight_decay, args.grads[i], args.main[i], m, v);
-    args.main[i] = w;
-    args.m[i] = m;
-    args.v[i] = v;
+    float* const main = args.main + (i + segment.main_shift);
+    const int64_t moment = i + segment.moments_shift;
+    float m = args.m[moment], v = args.v[moment];
+    const float w = AdamWElement(args.factors, segment.weight_decay,
+                                 args.grads[i + segment.grads_shift], *main, m, v);
+    *main = w;
+    args.m[moment] = m;
+    args.v[moment] = v;
     if (args.copy != nullptr && segment.has_copy != 0)
       reinterpret_cast<bf16*>(args.copy)[i] = __float2bfloat16_rn(w);
   }

@@ -29,6 +29,8 @@ struct AdamWSegment {
   int64_t begin, end;
   float weight_decay;
   int32_t has_copy;  // not 0: `copy` holds these elements
+  // Of arrays that hold only a part: element i lies at i + shift. Of m and v the same.
+  int64_t main_shift = 0, grads_shift = 0, moments_shift = 0;
 };
 
 // What every element shares, formed in fp64 from the step.
@@ -48,7 +50,7 @@ struct AdamWArgs {
   const float* grads = nullptr;  // [n]
   float* m = nullptr;            // [n]
   float* v = nullptr;            // [n]
-  uint16_t* copy = nullptr;      // bf16, w rounded to nearest even, by the same index; null: none
+  uint16_t* copy = nullptr;      // bf16, w rounded to nearest even, by i itself; null: none
   const AdamWSegment* segments = nullptr;  // in the arrays' memory
   int num_segments = 0;
   int64_t max_segment = 0;  // elements of the longest; sizes the grid

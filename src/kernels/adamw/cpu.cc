@@ -23,27 +23,47 @@ AdamWFactors MakeAdamWFactors(const AdamWConfig& config, double lr, double grad_
 namespace cpu {
 namespace {
 
-// Blocks start with their segment, so that an element's place in the vector loop, and with it the
-// last bit of its result, does not depend on where the segment lies.
 constexpr int64_t kBlock = 1 << 14;
+// Elements that are updated together. A block's last ones are computed as a full group, too: the
+// last bit of a result must not depend on where a rank's slice cuts its parameter.
+constexpr int64_t kGroup = 16;
 
 struct Block {
   int64_t begin, end;
   const AdamWSegment* segment;
 };
 
+HL_INLINE void UpdateGroups(const AdamWFactors& f, float weight_decay, int64_t num_groups,
+                            const float* __restrict grads, float* __restrict main,
+                            float* __restrict m, float* __restrict v) {
+  for (int64_t group = 0; group < num_groups; ++group) {
+    const int64_t first = group * kGroup;
+#pragma omp simd
+    for (int64_t i = first; i < first + kGroup; ++i)
+      main[i] = AdamWElement(f, weight_decay, grads[i], main[i], m[i], v[i]);
+  }
+}
+
 HL_INLINE void UpdateBlock(const AdamWArgs& args, const Block& block) {
   const AdamWFactors f = args.factors;
   const float weight_decay = block.segment->weight_decay;
-  const float* __restrict grads = args.grads;
-  float* __restrict main = args.main, * __restrict m = args.m, * __restrict v = args.v;
-#pragma omp simd
-  for (int64_t i = block.begin; i < block.end; ++i)
-    main[i] = AdamWElement(f, weight_decay, grads[i], main[i], m[i], v[i]);
+  const AdamWSegment& segment = *block.segment;
+  const float* grads = args.grads + (block.begin + segment.grads_shift);
+  const int64_t moments = block.begin + segment.moments_shift;
+  float* const arrays[] = {args.main + (block.begin + segment.main_shift), args.m + moments,
+                           args.v + moments};
+  const int64_t count = block.end - block.begin, whole = count / kGroup * kGroup;
+  UpdateGroups(f, weight_decay, whole / kGroup, grads, arrays[0], arrays[1], arrays[2]);
+  if (whole == count) return;
+  float rest[4][kGroup] = {};
+  std::copy(grads + whole, grads + count, rest[3]);
+  for (int i = 0; i < 3; ++i) std::copy(arrays[i] + whole, arrays[i] + count, rest[i]);
+  UpdateGroups(f, weight_decay, 1, rest[3], rest[0], rest[1], rest[2]);
+  for (int i = 0; i < 3; ++i) std::copy(rest[i], rest[i] + (count - whole), arrays[i] + whole);
 }
 
 HL_INLINE void RoundBlock(const AdamWArgs& args, const Block& block) {
-  const float* __restrict main = args.main;
+  const float* __restrict main = args.main + block.segment->main_shift;
   uint16_t* __restrict copy = args.copy;
 #pragma omp simd
   for (int64_t i = block.begin; i < block.end; ++i) copy[i] = Narrow<Bf16>(main[i]).bits;

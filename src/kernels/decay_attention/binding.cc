@@ -1,5 +1,8 @@
 #include "kernels/decay_attention/binding.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+
 namespace halflife::kernels::binding {
 namespace {
 
@@ -13,6 +16,11 @@ TensorView TokenView(const at::Tensor& x) { return TokenViewOf(kKernel, x); }
 
 at::Tensor DecayRows(const at::Tensor& x, bool constant) {
   return constant ? x.contiguous() : Rows(x);
+}
+
+at::Tensor OfHeads(const at::Tensor& x, int64_t num_heads, int64_t dim) {
+  const at::Tensor head = at::arange(num_heads, x.options().dtype(at::kLong).requires_grad(false));
+  return x.index_select(dim, (head * x.size(dim)).floor_divide(num_heads));
 }
 
 void CheckCounts(std::initializer_list<at::Tensor> tensors) {

@@ -25,6 +25,8 @@ TensorView ViewOf(const at::Tensor& x);
 TensorView TokenView(const at::Tensor& x);
 // Rows() of a log_decay: a constant one has no gaps between its heads either.
 at::Tensor DecayRows(const at::Tensor& x, bool constant);
+// x with Hd heads along `dim` for each of H heads, which reads index h * Hd / H.
+at::Tensor OfHeads(const at::Tensor& x, int64_t num_heads, int64_t dim = 0);
 // The kernels count rows, tokens, heads and channels in 32 bits (and form offsets in 64).
 void CheckCounts(std::initializer_list<at::Tensor> tensors);
 // The state has no field that the config gives no meaning to. `what` names it in the message.

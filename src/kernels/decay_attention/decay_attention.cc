@@ -1,7 +1,6 @@
 #include "kernels/decay_attention/decay_attention.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
@@ -13,6 +12,7 @@
 #include "kernels/decay_attention/binding.h"
 #include "kernels/decay_attention/growth.h"
 #include "kernels/decay_attention/own_denominator.h"
+#include "kernels/decay_attention/segments.h"
 #include "kernels/torch/autograd.h"
 
 namespace halflife::kernels {
@@ -390,6 +390,7 @@ DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,
                                     const DecayAttentionConfig& config) {
   CheckStateFields("initial_state", inputs.initial_state, config);
   CheckOptional(inputs, config);
+  if (inputs.segment != nullptr) return OverSegments(inputs, config);
   const auto run = [&](const DecayAttentionInputs& plain) {
     return plain.norm_q.defined() ? WithOwnDenominator(plain, config)
                                   : Differentiable(plain, config);
@@ -457,18 +458,6 @@ DecayState BackwardSummarise(const DecayAttentionInputs& inputs, const DecayAtte
   segment_args.forward.workspace = workspace.data_ptr();
   HL_DISPATCH(call.is_cuda(), BackwardSummarise, segment_args, call.plan);
   return dstate;
-}
-
-DecayState PassThrough(const DecaySegment& segment, const DecayState& before) {
-  const auto pass = [](const at::Tensor& log_transition, const at::Tensor& from,
-                       const at::Tensor& own) {
-    if (!from.defined() || !own.defined()) return own;
-    const at::Tensor cut = log_transition.isneginf();
-    return at::where(cut, own, log_transition.exp() * from + own);
-  };
-  const at::Tensor& log_transition = segment.log_transition;  // [sequences, H, K or 1]
-  return {.kv = pass(log_transition.unsqueeze(3), before.kv, segment.state.kv),
-          .norm = pass(log_transition, before.norm, segment.state.norm)};
 }
 
 }  // namespace halflife::kernels

@@ -15,6 +15,7 @@
 
 #include "kernels/chunks/sequence_chunks.h"
 #include "kernels/decay_attention/args.h"
+#include "kernels/sequence/row_segment.h"
 
 namespace halflife::kernels {
 
@@ -50,6 +51,8 @@ struct DecayAttentionInputs {
   // Where documents start inside the rows; null: each row goes on from its initial state.
   std::shared_ptr<const SequenceChunks> chunks = {};
   DecayState initial_state = {};  // sequences are rows, or chunks'
+  // Rows of which other ranks hold the rest: from no initial state, and without a final one.
+  std::shared_ptr<const RowSegment> segment = {};
 };
 
 struct DecayAttentionConfig {
@@ -76,7 +79,7 @@ DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,
 
 // The state contract of a segment (one rank's slice of a sequence). Transition of the segment:
 // S_out = exp(log_transition) S_in + S, and likewise z, with -inf where the segment holds a
-// document start or a decay of 0. Not with allow_growth.
+// document start or a decay of 0. Not with allow_growth. DecayAttention with a segment runs all.
 struct DecaySegment {
   at::Tensor log_transition;  // [sequences, H, K] fp32 (K of size 1 where the decay is per head)
   DecayState state;           // from a zero state
@@ -86,6 +89,7 @@ DecaySegment Summarise(const DecayAttentionInputs& inputs, const DecayAttentionC
 // on it, inputs carry the segment's initial state.
 DecayState BackwardSummarise(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
                              const at::Tensor& dout);
+
 // The state after a segment from the one before it. Backward, with the segment's BackwardSummarise
 // as its state: dL/d(state before) from dL/d(state after). -inf passes nothing on, a NaN neither.
 DecayState PassThrough(const DecaySegment& segment, const DecayState& before);

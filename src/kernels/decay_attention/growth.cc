@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "kernels/decay_attention/binding.h"
+#include "kernels/sequence/state_exchange.h"
 
 namespace halflife::kernels {
 namespace {
@@ -26,18 +27,13 @@ void CheckConfig(const DecayAttentionConfig& config, bool constant, const at::Te
               Describe(log_decay), "; a constant one, [Hd] or [Hd, K], or none would work");
 }
 
-// x [Hd, ...] for each of H heads, [H, ...].
-at::Tensor OfHeads(const at::Tensor& x, int64_t num_heads) {
-  const at::Tensor head = at::arange(num_heads, x.options().dtype(at::kLong).requires_grad(false));
-  return x.index_select(0, (head * x.size(0)).floor_divide(num_heads));
-}
 // mu of each of H heads, [H] fp64. Without a decay 0.
 at::Tensor GrowthOfHeads(const at::Tensor& log_decay, int64_t num_heads, at::Device device) {
   if (!log_decay.defined())
     return at::zeros({num_heads}, at::TensorOptions(device).dtype(at::kDouble));
   at::Tensor mu = log_decay.detach().to(at::kDouble);
   if (mu.dim() == 2) mu = mu.amax(1);
-  return OfHeads(mu.clamp_min(0), num_heads);
+  return binding::OfHeads(mu.clamp_min(0), num_heads);
 }
 // log_decay - mu, in the type that the kernels read.
 at::Tensor Lowered(const at::Tensor& log_decay, at::ScalarType compute) {
@@ -73,11 +69,6 @@ at::Tensor LogScaleOfKeys(const at::Tensor& log_key_scale, const at::Tensor& key
   const at::Tensor scale = log_key_scale.detach().to(at::kDouble);
   return key_scale.defined() ? scale.masked_fill(key_scale.detach() == 0, kNothing) : scale;
 }
-// l where something has been heard, 0 before.
-at::Tensor OrZero(const at::Tensor& log_scale) {
-  return log_scale.masked_fill(log_scale.isneginf(), 0);
-}
-
 // exp(M - l): at most 1 but for keys that are masked, which M says nothing of.
 at::Tensor KeyFactor(const at::Tensor& log_key_scale, const at::Tensor& log_scale,
                      at::ScalarType compute) {
@@ -90,7 +81,7 @@ at::Tensor LoweredBySteps(const at::Tensor& log_decay, const at::Tensor& steps,
                           at::ScalarType compute) {
   const at::Tensor lowered = -steps.to(compute);  // [..., H]
   if (!log_decay.defined()) return lowered;
-  const at::Tensor decay = OfHeads(log_decay.to(compute), steps.size(-1));
+  const at::Tensor decay = binding::OfHeads(log_decay.to(compute), steps.size(-1));
   return decay.dim() == 1 ? lowered + decay : lowered.unsqueeze(-1) + decay;
 }
 
@@ -147,9 +138,11 @@ LogScale LogScaleOf(const DecayAttentionInputs& inputs, const TokenRuns& runs,
   const at::Tensor grown = (place + 1) * mu;  // of what came before the run
   const at::Tensor past = before.masked_fill(carried.logical_not(), kNothing);
   const at::Tensor largest = at::maximum(LargestWithinRun(keys - grown, runs.begin), past) + grown;
-  LogScale scale = {.at_token = OrZero(largest), .step = {}};
-  const at::Tensor earlier =
-      at::cat({scale.at_token.narrow(1, 0, 1), scale.at_token.narrow(1, 0, keys.size(1) - 1)}, 1);
+  LogScale scale = {.at_token = ScaleOrZero(largest), .step = {}};
+  const int64_t num_later = std::max<int64_t>(keys.size(1) - 1, 0);
+  const at::Tensor earlier = at::cat({scale.at_token.narrow(1, 0, keys.size(1) - num_later),
+                                      scale.at_token.narrow(1, 0, num_later)},
+                                     1);
   // Where nothing has been heard yet any step is right: there is no state to lower.
   scale.step = (scale.at_token - at::where(place == 0, before, earlier)).clamp_min(0).maximum(mu);
   return scale;
@@ -214,7 +207,7 @@ DecayAttentionStepInputs ScaleGrowthOfStep(const DecayAttentionStepInputs& input
   if (inputs.log_key_scale.defined()) {
     const at::Tensor keys = LogScaleOfKeys(inputs.log_key_scale, inputs.key_scale);
     const at::Tensor past = (state.log_scale + mu).masked_fill(holds.logical_not(), kNothing);
-    const at::Tensor after = OrZero(at::maximum(keys, past));
+    const at::Tensor after = ScaleOrZero(at::maximum(keys, past));
     scaled.log_decay =
         LoweredBySteps(g, (after - state.log_scale).clamp_min(0).maximum(mu), compute);
     scaled.constant_decay = false;

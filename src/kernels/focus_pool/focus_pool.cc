@@ -20,6 +20,7 @@
 #include "kernels/focus_pool/args.h"
 #include "kernels/focus_pool/partition.h"
 #include "kernels/focus_pool/plan.h"
+#include "kernels/focus_pool/segments.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
@@ -398,6 +399,7 @@ void Check(const FocusPoolInputs& inputs, const FocusPoolConfig& config) {
 
 FocusPoolOutput FocusPool(const FocusPoolInputs& inputs, const FocusPoolConfig& config) {
   Check(inputs, config);
+  if (inputs.segment != nullptr) return OverSegments(inputs, config);
   const Runs runs = RunsOf(inputs);
   const FocusPoolState& state = inputs.initial_state;
   at::Tensor tail_log_weight, tail_u;

@@ -18,6 +18,7 @@
 #include <memory>
 
 #include "kernels/chunks/sequence_chunks.h"
+#include "kernels/sequence/row_segment.h"
 
 namespace halflife::kernels {
 
@@ -41,6 +42,8 @@ struct FocusPoolInputs {
   // Where documents start inside the rows; null: each row goes on from its initial state.
   std::shared_ptr<const SequenceChunks> chunks = {};
   FocusPoolState initial_state = {};  // of N sequences: rows, or chunks'; undefined: nothing seen
+  // Rows of which other ranks hold the rest: from no initial state, and without a final one.
+  std::shared_ptr<const RowSegment> segment = {};
 };
 
 struct FocusPoolConfig {

@@ -112,6 +112,11 @@ struct PolynomialAttentionStepArgs {
 namespace cpu {
 void Forward(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan);
 void Backward(const PolynomialAttentionGradArgs& args, const PolynomialAttentionPlan& plan);
+// Only the states of these, by a plan that is not quadratic: the final one; the initial one's
+// gradient. Nothing is written to out, dq, dk and dv, which are as for the whole.
+void Summarise(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan);
+void BackwardSummarise(const PolynomialAttentionGradArgs& args,
+                       const PolynomialAttentionPlan& plan);
 void Step(const PolynomialAttentionStepArgs& args);
 }  // namespace cpu
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/polynomial_attention/segments.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
@@ -201,8 +202,9 @@ struct BackwardPlan {
     } else {
       call.args.out = call.args.v;  // not read
     }
-    const PolynomialState dfinal = {.kv = grads.size() > 1 ? grads[1] : at::Tensor(),
-                                    .norm = grads.size() > 2 ? grads[2] : at::Tensor()};
+    PolynomialState dfinal;
+    if (config.want_final_state) dfinal.kv = grads[1];
+    if (config.want_final_state && config.normalise) dfinal.norm = grads[2];
     const Gradients result = RunBackward(call, grads[0], dfinal, wants_initial);
     return {result.dq, result.dk, result.dv, result.dinitial_state.kv, result.dinitial_state.norm};
   }
@@ -233,6 +235,7 @@ void CheckStepTensors(const PolynomialAttentionStepInputs& in,
 
 PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& inputs,
                                               const PolynomialAttentionConfig& config) {
+  if (inputs.segment != nullptr) return OverSegments(inputs, config);
   const Tensors given = {inputs.q, inputs.k, inputs.v, inputs.initial_state.kv,
                          inputs.initial_state.norm};
   const auto wants = [](const at::Tensor& x) {
@@ -253,15 +256,52 @@ PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& i
                         {config.normalise ? output.out : at::Tensor(), norm_denom});
     for (const at::Tensor& x : {output.final_state.kv, output.final_state.norm})
       if (x.defined()) result.outputs.push_back(x);
+    if (norm_denom.defined()) result.outputs.push_back(norm_denom), result.num_constant = 1;
     return result;
   };
   const Tensors out = Apply({.name = "PolynomialAttention",
                              .inputs = given,
                              .undefined_grads = true,
                              .forward = forward});
-  return {.out = out[0],
-          .final_state = {.kv = out.size() > 1 ? out[1] : at::Tensor(),
-                          .norm = out.size() > 2 ? out[2] : at::Tensor()}};
+  PolynomialAttentionOutput output = {.out = out[0], .final_state = {}};
+  if (config.want_final_state) output.final_state.kv = out[1];
+  if (config.want_final_state && config.normalise) output.final_state.norm = out[2];
+  if (config.normalise && differentiated) output.norm_denom = out.back();
+  return output;
+}
+
+PolynomialState Summarise(const PolynomialAttentionInputs& inputs,
+                          const PolynomialAttentionConfig& config) {
+  Call call = MakeCall(inputs, config);
+  call.form = PolynomialForm::kChunked;
+  if (inputs.q.is_cuda()) return RunForward(call, true, false).output.final_state;
+  const PolynomialState state = call.EmptyState();
+  call.args.final_state = PlaceOf(state.kv), call.args.final_norm = PlaceOf(state.norm);
+  call.args.out = call.args.v;  // not written
+  cpu::Summarise(call.args, call.Plan());
+  return state;
+}
+
+PolynomialState BackwardSummarise(const PolynomialAttentionInputs& inputs,
+                                  const PolynomialAttentionConfig& config,
+                                  const PolynomialAttentionOutput& output, const at::Tensor& dout) {
+  Call call = MakeCall(inputs, config);
+  call.form = PolynomialForm::kChunked;
+  const at::Tensor out = config.normalise ? Rows(output.out) : call.inputs.v;  // else not read
+  call.args.out = ViewOf(kKernel, out);
+  call.args.norm_denom = PlaceOf(output.norm_denom);
+  if (inputs.q.is_cuda()) return RunBackward(call, dout, {}, true).dinitial_state;
+  const at::Tensor rows = OutputGradient(call, dout);
+  const PolynomialState gradient = call.EmptyState();
+  cpu::BackwardSummarise({.forward = call.args,
+                          .dout = ViewOf(kKernel, rows),
+                          .dq = call.args.q,  // the three are not written
+                          .dk = call.args.k,
+                          .dv = call.args.v,
+                          .dinitial_state = PlaceOf(gradient.kv),
+                          .dinitial_norm = PlaceOf(gradient.norm)},
+                         call.Plan());
+  return gradient;
 }
 
 at::Tensor PolynomialAttentionStep(const PolynomialAttentionStepInputs& inputs,

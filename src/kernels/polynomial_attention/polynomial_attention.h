@@ -4,7 +4,7 @@
 // state. Short sequences are computed token against token, long ones in chunks with a state of the
 // packed features of k, which never lie in memory token by token.
 //
-//   auto [out, final_state] =
+//   auto [out, final_state, divisors] =
 //       PolynomialAttention({.q = q, .k = k, .v = v},
 //                           {.scale = 1 / sqrt(d), .weights = {.a0 = 1, .a1 = 1, .a2 = 0.5}});
 #pragma once
@@ -16,6 +16,7 @@
 
 #include "kernels/chunks/sequence_chunks.h"
 #include "kernels/polynomial_attention/args.h"
+#include "kernels/sequence/row_segment.h"
 
 namespace halflife::kernels {
 
@@ -34,6 +35,8 @@ struct PolynomialAttentionInputs {
   // Where documents start inside the rows; null: each row goes on from its initial state.
   std::shared_ptr<const SequenceChunks> chunks = {};
   PolynomialState initial_state = {};  // sequences are rows, or chunks'
+  // Rows of which other ranks hold the rest: from no initial state, and without a final one.
+  std::shared_ptr<const RowSegment> segment = {};
 };
 
 struct PolynomialAttentionConfig {
@@ -48,11 +51,21 @@ struct PolynomialAttentionConfig {
 struct PolynomialAttentionOutput {
   at::Tensor out;               // [B, T, H, V], dtype of v
   PolynomialState final_state;  // undefined unless wanted
+  // [B, T, H] fp32 (fp64): what out was divided by; undefined unless normalised and differentiated.
+  at::Tensor norm_denom = {};
 };
 
 // Throws Error for shapes, dtypes and devices that do not fit each other or the kernels.
 PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& inputs,
                                               const PolynomialAttentionConfig& config);
+
+// What sequence parallelism exchanges between segments: the final state from none, and dL/d(initial
+// state) from the segment's own outputs, of which `output` holds out and norm_denom.
+PolynomialState Summarise(const PolynomialAttentionInputs& inputs,
+                          const PolynomialAttentionConfig& config);
+PolynomialState BackwardSummarise(const PolynomialAttentionInputs& inputs,
+                                  const PolynomialAttentionConfig& config,
+                                  const PolynomialAttentionOutput& output, const at::Tensor& dout);
 
 // One token: q and k [B, H, d], v [B, H, V]; returns [B, H, V]. The state of B sequences is updated
 // in place: what PolynomialAttention left as final_state, or zeros.

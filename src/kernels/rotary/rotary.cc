@@ -6,10 +6,9 @@
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/log.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
@@ -74,12 +73,6 @@ at::Tensor RotateComposed(const at::Tensor& x, const RotaryTable& table) {
   return at::cat({a * cos - b * sin, b * cos + a * sin}, 3).to(x.scalar_type());
 }
 
-// base^(-2j/d) rounded to fp32, as the public implementations keep it.
-float InverseFrequency(int64_t j, int64_t dim, double base) {
-  return static_cast<float>(
-      std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(dim)));
-}
-
 // Smallest and largest of a tensor on the CPU; (0, -1) of none.
 std::pair<int64_t, int64_t> Bounds(const at::Tensor& x_in) {
   if (x_in.numel() == 0) return {0, -1};
@@ -89,52 +82,40 @@ std::pair<int64_t, int64_t> Bounds(const at::Tensor& x_in) {
   return {*low, *high};
 }
 
-RotaryTable CpuTable(const at::Tensor& positions, int64_t dim, double base) {
+RotaryTable CpuTable(const at::Tensor& positions, std::span<const float> frequencies,
+                     double factor) {
   const auto [low, high] = Bounds(positions);
-  const int64_t first = low, num_rows = high - low + 1, half = dim / 2;
+  const int64_t first = low, num_rows = high - low + 1,
+                half = static_cast<int64_t>(frequencies.size());
   const auto options = positions.options().dtype(at::kFloat);
   RotaryTable table = {.cos = at::empty({num_rows, half}, options),
                        .sin = at::empty({num_rows, half}, options),
                        .rows = positions - first};
   float* cos = table.cos.mutable_data_ptr<float>();
   float* sin = table.sin.mutable_data_ptr<float>();
+  const auto scale = static_cast<float>(factor);
   for (int64_t j = 0; j < half; ++j) {
-    const float frequency = InverseFrequency(j, dim, base);
     for (int64_t row = 0; row < num_rows; ++row) {
-      const float angle = static_cast<float>(first + row) * frequency;
-      cos[row * half + j] = std::cos(angle);
-      sin[row * half + j] = std::sin(angle);
+      const float angle = static_cast<float>(first + row) * frequencies[static_cast<size_t>(j)];
+      cos[row * half + j] = scale * std::cos(angle);
+      sin[row * half + j] = scale * std::sin(angle);
     }
   }
   return table;
 }
 
-struct TableRows {
-  at::Tensor positions;  // [R] fp64
-  at::Tensor rows;       // [B, T] int64
-};
-// On the CPU a row for each position between the smallest and the largest. Elsewhere one a token:
-// the two would have to be read back from the device.
-TableRows RowsOf(const at::Tensor& positions) {
-  const auto options = positions.options().dtype(at::kDouble);
-  if (!positions.is_cpu())
-    return {.positions = positions.flatten().to(at::kDouble),
-            .rows = at::arange(positions.numel(), positions.options()).view_as(positions)};
-  const auto [low, high] = Bounds(positions);
-  return {.positions = at::arange(low, high + 1, options), .rows = positions - low};
+// On a device whose values the host does not look at: a row for each token.
+RotaryTable DeviceTable(const at::Tensor& positions, const at::Tensor& frequencies, double factor) {
+  const at::Tensor angles = positions.flatten().to(at::kFloat).unsqueeze(1) * frequencies;
+  return {.cos = at::cos(angles) * factor,
+          .sin = at::sin(angles) * factor,
+          .rows = at::arange(positions.numel(), positions.options()).view_as(positions)};
 }
 
-void CheckXposRange(const at::Tensor& positions, const XposConfig& config) {
-  constexpr double kMaxExponent = 40;
-  if (!positions.is_cpu() || positions.numel() == 0) return;
-  const auto [low, high] = Bounds(positions);
-  const double steepest = -std::log(config.gamma / (1 + config.gamma)) / config.scale_base;
-  const double farthest =
-      std::max(static_cast<double>(high) - config.centre, config.centre - static_cast<double>(low));
-  HL_CHECK_AS(ExitCode::kUsage, farthest * steepest <= kMaxExponent, "xPos of positions ", low,
-              " to ", high, " with centre ", config.centre, " scales by e^", farthest * steepest,
-              "; at most ", std::floor(kMaxExponent / steepest),
-              " tokens off the centre would work");
+void CheckTableOf(const at::Tensor& positions, int64_t dim) {
+  HL_CHECK(positions.scalar_type() == at::kLong && dim >= 2 && dim % 2 == 0,
+           "rotary table of positions ", Describe(positions), " for heads of ", dim,
+           "; int64 and an even head_dim would work");
 }
 
 void CheckTable(const at::Tensor& x, const RotaryTable& table) {
@@ -156,38 +137,28 @@ void CheckTable(const at::Tensor& x, const RotaryTable& table) {
 
 }  // namespace
 
-RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base) {
-  HL_CHECK(positions.scalar_type() == at::kLong && dim >= 2 && dim % 2 == 0,
-           "rotary table of positions ", Describe(positions), " for heads of ", dim,
-           "; int64 and an even head_dim would work");
-  if (positions.is_cpu()) return CpuTable(positions, dim, base);
-  const TableRows rows = RowsOf(positions);
-  const auto options = positions.options().dtype(at::kFloat);
-  const at::Tensor exponents = at::arange(dim / 2, options) * (-2.0 / static_cast<double>(dim));
-  const at::Tensor angles = rows.positions.to(at::kFloat).unsqueeze(1) * at::pow(base, exponents);
-  return {.cos = at::cos(angles), .sin = at::sin(angles), .rows = rows.rows};
+std::vector<float> RotaryFrequencies(int64_t dim, double base) {
+  std::vector<float> frequencies;
+  for (int64_t j = 0; j < dim / 2; ++j)
+    frequencies.push_back(static_cast<float>(
+        std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(dim))));
+  return frequencies;
 }
 
-XposTables MakeXposTables(const at::Tensor& positions, int64_t dim, const XposConfig& config) {
-  HL_CHECK(positions.scalar_type() == at::kLong && dim >= 2 && dim % 2 == 0 && config.gamma > 0 &&
-               config.scale_base > 0,
-           "xPos tables of positions ", Describe(positions), " for heads of ", dim, ", gamma ",
-           config.gamma, ", scale base ", config.scale_base,
-           "; int64, an even head_dim and positive numbers would work");
-  const TableRows rows = RowsOf(positions);
-  const at::Tensor channel = at::arange(dim / 2, rows.positions.options());
-  const at::Tensor part = channel * (2 / static_cast<double>(dim));  // 2j / d
-  const at::Tensor rates = at::log((part + config.gamma) / (1 + config.gamma)) / config.scale_base;
-  CheckXposRange(positions, config);
-  const at::Tensor place = rows.positions.unsqueeze(1);
-  const at::Tensor angles = place * at::pow(config.base, -part);
-  const at::Tensor log_scale = (place - config.centre) * rates;
-  const auto table = [&](const at::Tensor& scale) -> RotaryTable {
-    return {.cos = (at::cos(angles) * scale).to(at::kFloat),
-            .sin = (at::sin(angles) * scale).to(at::kFloat),
-            .rows = rows.rows};
-  };
-  return {.q = table(at::exp(log_scale)), .k = table(at::exp(-log_scale))};
+RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base) {
+  CheckTableOf(positions, dim);
+  if (positions.is_cpu()) return CpuTable(positions, RotaryFrequencies(dim, base), 1);
+  const auto options = positions.options().dtype(at::kFloat);
+  const at::Tensor exponents = at::arange(dim / 2, options) * (-2.0 / static_cast<double>(dim));
+  return DeviceTable(positions, at::pow(base, exponents), 1);
+}
+
+RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const float> frequencies,
+                            double factor) {
+  CheckTableOf(positions, 2 * static_cast<int64_t>(frequencies.size()));
+  if (positions.is_cpu()) return CpuTable(positions, frequencies, factor);
+  const std::vector<float> on_host(frequencies.begin(), frequencies.end());
+  return DeviceTable(positions, at::tensor(on_host).to(positions.device()), factor);
 }
 
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {

@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "kernels/selective_scan/args.h"
+#include "kernels/selective_scan/segments.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
@@ -222,6 +223,7 @@ Operands Prepare(const SelectiveScanInputs& in) {
 
 SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
   Check(inputs);
+  if (inputs.segment != nullptr) return OverSegments(inputs);
   const Tensors operands = {inputs.x, inputs.delta, inputs.delta_bias, inputs.a,
                             inputs.b, inputs.c,     inputs.skip,       inputs.initial};
   const bool keep = c10::GradMode::is_enabled() && std::ranges::any_of(operands, [](const auto& x) {

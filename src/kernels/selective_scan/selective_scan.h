@@ -13,6 +13,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
+#include "kernels/sequence/row_segment.h"
+
 namespace halflife::kernels {
 
 struct SelectiveScanInputs {
@@ -23,6 +27,8 @@ struct SelectiveScanInputs {
   at::Tensor skip;        // [I]
   at::Tensor starts;      // [B, T] bool: documents, before which the state is dropped; or undefined
   at::Tensor initial;     // [B, I, N] in the compute type: before the first token; undefined: zero
+  // Rows of which other ranks hold the rest: from no initial state, and without a final one.
+  std::shared_ptr<const RowSegment> segment = {};
 };
 struct SelectiveScanOutputs {
   at::Tensor y;      // [B, T, I] in the dtype of x

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/sequence/tokens_before.h"
 #include "kernels/short_conv/args.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
@@ -184,7 +185,7 @@ at::Tensor Composed(const ShortConvInputs& inputs) {
   const at::Tensor extended = WithTail(inputs).to(compute);
   const at::Tensor weight = inputs.weight.to(compute);
   const at::Tensor documents =
-      inputs.documents.defined() ? DocumentsWithTail(inputs) : at::Tensor();
+      inputs.documents.defined() && seq_len > 0 ? DocumentsWithTail(inputs) : at::Tensor();
   at::Tensor sum = inputs.bias.defined() ? inputs.bias.to(compute) : at::Tensor();
   for (int64_t tap = 0; tap < taps; ++tap) {
     at::Tensor term = extended.narrow(1, tap, seq_len);
@@ -226,6 +227,15 @@ void Check(const ShortConvInputs& inputs) {
 
 at::Tensor ShortConv(const ShortConvInputs& inputs) {
   Check(inputs);
+  if (inputs.segment != nullptr) {
+    HL_CHECK(!inputs.tail.defined(), "ShortConv: a tail of the caller's before a segment");
+    ShortConvInputs alone = inputs;
+    alone.segment.reset();
+    inputs.segment->group->NoteAsked();
+    const int64_t length = inputs.weight.size(2) - 1;
+    if (length > 0) alone.tail = DocumentBefore(inputs.x, length, *inputs.segment);
+    return ShortConv(alone);
+  }
   const bool fits = inputs.weight.size(2) <= kConvMaxTaps && inputs.x.numel() > 0 &&
                     (!inputs.bias.defined() || IsFused(inputs.bias));
   if (!IsFused(inputs.x) || !IsFused(inputs.weight) || !fits) return Composed(inputs);

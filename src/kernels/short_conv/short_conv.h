@@ -5,6 +5,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
+#include "kernels/sequence/row_segment.h"
+
 namespace halflife::kernels {
 
 struct ShortConvInputs {
@@ -15,6 +19,8 @@ struct ShortConvInputs {
   at::Tensor documents;  // [B, T] int64, or undefined: one per row
   at::Tensor starts;     // [B, T] bool, with `documents`
   bool silu = true;      // false: the sum itself
+  // Rows of which other ranks hold the rest: the tail is theirs, none is given.
+  std::shared_ptr<const RowSegment> segment = {};
 };
 
 at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]

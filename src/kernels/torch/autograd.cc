@@ -1,6 +1,7 @@
 #include "kernels/torch/autograd.h"
 
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable_info.h>
@@ -127,6 +128,17 @@ Tensors Apply(const AutogradFunction& function) {
   Tensors outputs = Wrap(given, result, node);
   if (node != nullptr) node->Keep(outputs, result.saved, result.backward);
   return outputs;
+}
+
+Tensors Differentiate(const Tensors& outputs, const Tensors& grads, const Tensors& inputs,
+                      bool keep_graph) {
+  Tensors from, with;
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (outputs[i].requires_grad() && grads[i].defined())
+      from.push_back(outputs[i]), with.push_back(grads[i]);
+  if (from.empty() || inputs.empty()) return Tensors(inputs.size());
+  return autograd::grad(from, inputs, with, keep_graph, /*create_graph=*/false,
+                        /*allow_unused=*/true);
 }
 
 }  // namespace halflife::kernels

@@ -52,4 +52,9 @@ struct AutogradFunction {
 // input requires a gradient and GradMode is enabled.
 Tensors Apply(const AutogradFunction& function);
 
+// The gradients of `inputs` from those of `outputs`, by the graph between them; undefined where
+// there is no way. `keep_graph`: for another call.
+Tensors Differentiate(const Tensors& outputs, const Tensors& grads, const Tensors& inputs,
+                      bool keep_graph);
+
 }  // namespace halflife::kernels

@@ -4,21 +4,15 @@
 
 #include "core/error.h"
 #include "kernels/torch/tensor_checks.h"
+#include "kernels/torch/tensor_ref.h"
 
 namespace halflife::kernels {
 
 DType ToDType(const char* kernel, const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return DType::kF32;
-    case at::kDouble:
-      return DType::kF64;
-    case at::kBFloat16:
-      return DType::kBF16;
-    default:
-      HL_FAIL(ExitCode::kUsage, kernel, " of ", DTypeName(x.scalar_type()),
-              "; fp32, bf16 or (on the CPU) fp64 would work");
-  }
+  const at::ScalarType type = x.scalar_type();
+  HL_CHECK_AS(ExitCode::kUsage, type == at::kFloat || type == at::kDouble || type == at::kBFloat16,
+              kernel, " of ", DTypeName(type), "; fp32, bf16 or (on the CPU) fp64 would work");
+  return DTypeOf(x);
 }
 
 TensorView ViewOf(const char* kernel, const at::Tensor& x) {

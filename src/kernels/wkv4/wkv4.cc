@@ -15,6 +15,7 @@
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
 #include "kernels/wkv4/args.h"
+#include "kernels/wkv4/segments.h"
 
 namespace halflife::kernels {
 namespace {
@@ -198,6 +199,7 @@ at::Tensor Contiguous(const at::Tensor& x) { return x.defined() ? x.contiguous()
 
 WkvOutputs Wkv4(const WkvInputs& inputs) {
   Check(inputs);
+  if (inputs.segment != nullptr) return OverSegments(inputs);
   const WkvMemory& initial = inputs.initial;
   if (initial.numerator.defined()) CheckMemory(inputs.k, initial);
   const at::ScalarType compute = ComputeType(inputs.k);

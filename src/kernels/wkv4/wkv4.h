@@ -12,6 +12,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
+#include "kernels/sequence/row_segment.h"
+
 namespace halflife::kernels {
 
 // [B, D] each, in the compute type: numerator e^log_scale and denominator e^log_scale are the sums
@@ -29,6 +33,8 @@ struct WkvInputs {
   // The output and the gradients of k, v, log_decay and bonus are rounded to bf16, as by the
   // original's bf16 kernels, which compute in fp32. Beside fp64 nothing is rounded.
   bool round_to_bf16 = false;
+  // Rows of which other ranks hold the rest: from no initial state, and without a final one.
+  std::shared_ptr<const RowSegment> segment = {};
 };
 struct WkvOutputs {
   at::Tensor out;   // [B, T, D] in the dtype of k

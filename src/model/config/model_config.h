@@ -18,7 +18,7 @@
 #include "model/mixer.h"
 #include "model/norms/norm.h"
 #include "model/objectives/objective.h"
-#include "model/positions/position_table.h"
+#include "model/positions/positions.h"
 
 namespace halflife::model {
 
@@ -41,7 +41,7 @@ struct ModelConfig {
   double dropout = 0;  // on the embedding and on each branch before its residual add
   double initializer_range = 0.02;
   EmbeddingOptions embedding;
-  PositionTableConfig positions;
+  PositionsConfig positions;
   BlockConfig block;
   NormConfig norm;
   std::optional<NormConfig> final_norm;  // before the head; absent: norm

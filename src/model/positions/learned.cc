@@ -12,13 +12,13 @@ struct LearnedOptions : OptionsOf<LearnedOptions> {
   std::vector<Option> Fields() override { return {{"max_positions", &max_positions}}; }
 };
 
-class Learned : public PositionTable {
+class Learned : public Positions {
  public:
   Learned(const LearnedOptions& options, const PartContext& context)
       : max_positions_(options.max_positions),
         table_(DeclareMatrix(context, "weight",
                              {.out = options.max_positions, .in = context.model_dim()})) {}
-  at::Tensor operator()(const at::Tensor& x, const at::Tensor& positions) const override {
+  at::Tensor AddTo(const at::Tensor& x, const at::Tensor& positions) const override {
     return x + at::embedding(*table_, positions);
   }
   int64_t max_positions() const override { return max_positions_; }
@@ -30,8 +30,8 @@ class Learned : public PositionTable {
 
 }  // namespace
 
-PositionTableVariant LearnedPositionsVariant() {
-  return VariantOf<LearnedOptions, Learned, PositionTable, PartContext>("learned");
+PositionsVariant LearnedPositionsVariant() {
+  return VariantOf<LearnedOptions, Learned, Positions, PartContext>("learned");
 }
 
 }  // namespace halflife::model

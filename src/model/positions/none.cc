@@ -1,4 +1,4 @@
-// No table: the mixers see order themselves.
+// None: the mixers see order themselves.
 #include "model/positions/variants.h"
 
 namespace halflife::model {
@@ -6,16 +6,15 @@ namespace {
 
 struct NoPositionsOptions : OptionsOf<NoPositionsOptions> {};
 
-class NoPositions : public PositionTable {
+class NoPositions : public Positions {
  public:
   NoPositions(const NoPositionsOptions&, const PartContext&) {}
-  at::Tensor operator()(const at::Tensor& x, const at::Tensor&) const override { return x; }
 };
 
 }  // namespace
 
-PositionTableVariant NoPositionsVariant() {
-  return VariantOf<NoPositionsOptions, NoPositions, PositionTable, PartContext>("none");
+PositionsVariant NoPositionsVariant() {
+  return VariantOf<NoPositionsOptions, NoPositions, Positions, PartContext>("none");
 }
 
 }  // namespace halflife::model

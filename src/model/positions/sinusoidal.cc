@@ -22,13 +22,13 @@ struct SinusoidalOptions : OptionsOf<SinusoidalOptions> {
   }
 };
 
-class Sinusoidal : public PositionTable {
+class Sinusoidal : public Positions {
  public:
   Sinusoidal(const SinusoidalOptions& options, const PartContext& context)
       : base_(options.base), dim_(context.model_dim()) {}
 
   // The angles are formed in fp64: in fp32 they lose a digit for every tenfold position.
-  at::Tensor operator()(const at::Tensor& x, const at::Tensor& positions) const override {
+  at::Tensor AddTo(const at::Tensor& x, const at::Tensor& positions) const override {
     const auto options = positions.options().dtype(at::kDouble);
     const at::Tensor exponent = at::arange(0, dim_, 2, options) / static_cast<double>(dim_);
     const at::Tensor angle =
@@ -44,8 +44,8 @@ class Sinusoidal : public PositionTable {
 
 }  // namespace
 
-PositionTableVariant SinusoidalPositionsVariant() {
-  return VariantOf<SinusoidalOptions, Sinusoidal, PositionTable, PartContext>("sinusoidal");
+PositionsVariant SinusoidalPositionsVariant() {
+  return VariantOf<SinusoidalOptions, Sinusoidal, Positions, PartContext>("sinusoidal");
 }
 
 }  // namespace halflife::model

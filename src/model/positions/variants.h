@@ -1,14 +1,14 @@
-// Inner header of the position tables: the functions that give their variants.
+// Inner header of the ways to know positions: the functions that give their variants.
 #pragma once
 
-#include "model/positions/position_table.h"
+#include "model/positions/positions.h"
 
 namespace halflife::model {
 
-using PositionTableVariant = Variant<PositionTable, PartContext>;
+using PositionsVariant = Variant<Positions, PartContext>;
 
-#define HL_POSITION_TABLE(Make) PositionTableVariant Make();
+#define HL_POSITIONS(Make) PositionsVariant Make();
 #include "model/positions/positions.inc"
-#undef HL_POSITION_TABLE
+#undef HL_POSITIONS
 
 }  // namespace halflife::model

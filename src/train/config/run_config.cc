@@ -96,9 +96,11 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   HL_FIELD(k, keep_best, c.ckpt.store.keep_best);
   HL_FIELD(k, on_error, c.ckpt.on_error);
   HL_FIELD(k, timeout_s, c.ckpt.store.timeout_s);
+  HL_FIELD(k, background, c.ckpt.background);
   proto::ParallelConfig& p = *m.mutable_parallel();
   HL_FIELD(p, zero_stage, c.parallel.zero_stage);
   HL_FIELD(p, sp, c.parallel.sp);
+  HL_FIELD(p, exchange, c.parallel.exchange);
   HL_FIELD(p, first_bucket_bytes, c.parallel.first_bucket_bytes);
   HL_FIELD(p, bucket_bytes, c.parallel.bucket_bytes);
   HL_FIELD((*m.mutable_comm()), timeout_s, c.comm_timeout_s);

@@ -64,12 +64,17 @@ struct EvalConfig {
 struct SaveConfig {
   int64_t every = 0;
   std::string on_error = "warn";
+  bool background = true;
   ckpt::StoreConfig store;
 };
 
 struct ParallelConfig {
   int zero_stage = 0;
   int sp = 1;
+  std::string exchange = "auto";
+  // With zero_stage 2: buckets whose sums may be under way before a further one waits.
+  static constexpr int kBucketsInFlight = 3;
+
   int64_t first_bucket_bytes = 8 << 20;
   int64_t bucket_bytes = 64 << 20;
 };

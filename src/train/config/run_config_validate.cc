@@ -71,10 +71,12 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                      "train.micro_batch", t.micro_batch,
                      Concat("at most ", INT32_MAX / std::max<int64_t>(c.data.seq_len, 1),
                             " (micro_batch x seq_len counts in 32 bits)"));
-    const int64_t unit = t.micro_batch * world_size;
-    problems.Require(t.global_batch % unit == 0, "train.global_batch", t.global_batch,
-                     Concat("a multiple of micro_batch x ranks = ", t.micro_batch, " x ",
-                            world_size, " = ", unit));
+    const int sp = c.parallel.sp >= 1 && world_size % c.parallel.sp == 0 ? c.parallel.sp : 1;
+    const int64_t unit = t.micro_batch * world_size / sp;
+    problems.Require(
+        t.global_batch % unit == 0, "train.global_batch", t.global_batch,
+        Concat("a multiple of micro_batch x ranks", sp > 1 ? " / parallel.sp" : "", " = ",
+               t.micro_batch, " x ", world_size, sp > 1 ? Concat(" / ", sp) : "", " = ", unit));
   }
   problems.Require(t.z_loss >= 0, "train.z_loss", t.z_loss, "a number >= 0");
   problems.OneOf("train.precision", t.precision, {"fp32", "bf16"});
@@ -131,9 +133,13 @@ void Validate(const RunConfig& config, int world_size) {
   problems.Require(config.ckpt.store.timeout_s > 0, "ckpt.timeout_s", config.ckpt.store.timeout_s,
                    "seconds > 0");
   problems.OneOf("ckpt.on_error", config.ckpt.on_error, {"warn", "stop"});
-  problems.Require(config.parallel.zero_stage == 0, "parallel.zero_stage",
-                   config.parallel.zero_stage, "0");
-  problems.Require(config.parallel.sp == 1, "parallel.sp", config.parallel.sp, "1");
+  problems.Require(config.parallel.zero_stage >= 0 && config.parallel.zero_stage <= 2,
+                   "parallel.zero_stage", config.parallel.zero_stage, "0, 1 or 2");
+  problems.Require(config.parallel.sp >= 1 && world_size % config.parallel.sp == 0, "parallel.sp",
+                   config.parallel.sp, Concat("a divisor of the number of ranks, ", world_size));
+  problems.Require(config.parallel.sp <= config.data.seq_len, "parallel.sp", config.parallel.sp,
+                   Concat("at most data.seq_len, ", config.data.seq_len));
+  problems.OneOf("parallel.exchange", config.parallel.exchange, {"auto", "gather", "ring", "scan"});
   problems.Require(config.parallel.bucket_bytes >= 4096, "parallel.bucket_bytes",
                    config.parallel.bucket_bytes, "4096 or more");
   problems.Require(config.parallel.first_bucket_bytes >= 4096, "parallel.first_bucket_bytes",

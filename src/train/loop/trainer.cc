@@ -18,6 +18,7 @@
 #include "train/config/epochs.h"
 #include "train/config/plan.h"
 #include "train/loop/nonfinite_guard.h"
+#include "train/plan/memory_plan.h"
 
 namespace halflife::train {
 namespace {
@@ -32,12 +33,12 @@ RunConfig Resolve(RunConfig config, const data::Dataset& dataset) {
   return config;
 }
 
-data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::RankContext& context) {
+data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::Mesh& mesh) {
   return {.seq_len = config.data.seq_len,
           .micro_batch = config.train.micro_batch,
           .global_batch = config.train.global_batch,
-          .dp_rank = context.rank(),
-          .dp_size = context.world_size(),
+          .dp_rank = mesh.dp_index,
+          .dp_size = mesh.dp,
           .seed = config.train.seed,
           .prefetch = config.data.prefetch,
           .epoch_end = data::EpochEndOf(config.data.epoch_end)};
@@ -58,9 +59,12 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
     : config_(std::move(config)),
       context_(context),
       device_(device),
+      mesh_(dist::Mesh::Of(context.rank(), context.world_size(), config_.parallel.sp)),
       folder_(std::move(folder)),
       dataset_(data::Dataset::Open(config_.data.path)),
       model_((config_ = Resolve(std::move(config_), dataset_)).model),
+      trace_(options.trace, context),
+      rank_times_(context.control()),
       sample_text_(options.sample_text),
       save_policy_(config_.ckpt.every, config_.ckpt.on_error),
       stop_policy_(config_.train.time_limit_s),
@@ -69,22 +73,22 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   eval::RequireLabelsOf(model_, data::ViewOf(dataset_, data::Split::kTrain));
   RequireMemory(config_, model_, SceneHere(config_, context.world_size(), context.local_size()),
                 context.rank());
-  const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
   arena_ = std::make_unique<ParameterArena>(
       model_.parameters(),
-      ParameterArena::Config{.device = ToTorch(device_),
-                             .compute_dtype = compute,
-                             .layout = {.first_bucket_bytes = config_.parallel.first_bucket_bytes,
-                                        .bucket_bytes = config_.parallel.bucket_bytes,
-                                        .num_slices = context.world_size()}});
-  source_ = std::make_unique<data::TokenSource>(dataset_, data::Split::kTrain,
-                                                SourceConfig(config_, context));
-  store_ = std::make_unique<ckpt::CheckpointStore>(folder_.path() / "ckpt", context.control(),
+      ParameterArena::Of(config_, ToTorch(device_), context.rank(), context.world_size()));
+  data::TokenSourceConfig source = SourceConfig(config_, mesh_);
+  if (!options.trace.file.empty())
+    source.on_read = [this](int64_t begin_us, int64_t end_us) { trace_.Read(begin_us, end_us); };
+  source_ = std::make_unique<data::TokenSource>(dataset_, data::Split::kTrain, source);
+  store_comm_ = context.control().Split(0, mesh_.sum_rank(), "ckpt");
+  store_ = std::make_unique<ckpt::CheckpointStore>(folder_.path() / "ckpt", *store_comm_,
                                                    config_.ckpt.store);
   if (context.rank() == 0) store_->SetOwnershipCheck([this] { folder_.CheckStillOwner(); });
   Resume(options);
   WriteRunFiles();
   runner_ = std::make_unique<StepRunner>(config_, model_, *arena_, *source_, context_, device_);
+  runner_->ShareParameters();
+  save_ = std::make_unique<BackgroundSave>(*store_, *store_comm_, *arena_);
   folder_.Keep();
 }
 
@@ -107,7 +111,11 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   state.trajectory["data.order_version"] = Concat(data::kOrderVersion);
   state.model_family = config_.model.mixer.name();
   state.model_config_json = model::ToJson(model::Resolved(config_.model));
-  state.mesh = {.world = context_.world_size(), .dp = context_.world_size()};
+  state.mesh = {.world = context_.world_size(),
+                .dp = mesh_.dp,
+                .sp = mesh_.sp,
+                .zero_stage = config_.parallel.zero_stage,
+                .shard = config_.parallel.zero_stage > 0 ? context_.world_size() : 1};
   const BuildInfo build = GetBuildInfo();
   state.versions.halflife = build.version;
   state.versions.git_hash = build.git_hash;
@@ -119,8 +127,12 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
 
 ckpt::ArenaView Trainer::HostArena() {
   host_copies_ = {arena_->main().cpu(), arena_->adam_m().cpu(), arena_->adam_v().cpu()};
-  return {&arena_->layout(), host_copies_[0].mutable_data_ptr<float>(),
-          host_copies_[1].mutable_data_ptr<float>(), host_copies_[2].mutable_data_ptr<float>()};
+  return {.layout = &arena_->layout(),
+          .main = host_copies_[0].mutable_data_ptr<float>(),
+          .adam_m = host_copies_[1].mutable_data_ptr<float>(),
+          .adam_v = host_copies_[2].mutable_data_ptr<float>(),
+          .main_sliced_end = arena_->main_sliced_end(),
+          .moments_sliced_end = arena_->moments_sliced_end()};
 }
 
 void Trainer::FinishLoad() {
@@ -258,6 +270,7 @@ void Trainer::WriteRunFiles() {
 }
 
 void Trainer::Heartbeat(const char* phase) {
+  context_.flight().EnterPhase(phase, static_cast<int64_t>(state_.step));
   heartbeat_clock_.Restart();
   if (context_.rank() != 0) return;
   try {
@@ -270,12 +283,14 @@ void Trainer::Heartbeat(const char* phase) {
 
 void Trainer::RunValidation() {
   const Stopwatch watch;
+  runner_->AwaitParameters();
   Heartbeat("validate");
   const eval::ValidationResult result =
       eval::Validate(model_, data::ViewOf(dataset_, data::SplitOf(config_.eval.split)),
                      {.seq_len = config_.data.seq_len,
                       .num_windows = config_.eval.windows,
-                      .batch = config_.train.micro_batch},
+                      .batch = config_.train.micro_batch,
+                      .parallel = runner_->parallel()},
                      ToTorch(device_), context_.control());
   state_.metrics["val_loss"] = result.loss;
   // As an error, of which less is better, as of a loss: ckpt.keep_best keeps the lowest.
@@ -290,21 +305,51 @@ void Trainer::ShowSampleText() {
   metrics_->Text(static_cast<int64_t>(state_.step), "eval/sample", Verbatim(sample_text_(model_)));
 }
 
-void Trainer::Save(bool must_succeed, bool final) {
-  const Stopwatch watch;
-  Heartbeat("save");
+void Trainer::EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end) {
   try {
-    const ckpt::SaveReport report = store_->Save(HostArena(), CurrentState(final));
-    const auto step = static_cast<int64_t>(state_.step);
-    save_policy_.NoteSaved(step);
-    if (metrics_) metrics_->Save(step, report.bytes, watch.Seconds());
+    const BackgroundSave::Report report = end();
+    save_policy_.NoteSaved(report.step);
+    stop_policy_.NoteSave(report.save.seconds);
+    trace_.Save(report.step, report.begin_us,
+                report.begin_us + std::llround(1e6 * report.save.seconds));
+    if (metrics_) metrics_->Save(report.step, report.save, report.blocked_seconds);
   } catch (const Error& error) {
     // Every rank throws the same decision; the older steps are untouched.
-    if (!save_policy_.GoesOnAfter(error.code()) || must_succeed) throw;
-    HL_WARN("ckpt", "saving step ", state_.step, " failed, training goes on: ", error.message());
+    if (must_succeed || !save_policy_.GoesOnAfter(error.code())) throw;
+    HL_WARN("ckpt", "a save failed, training goes on: ", error.message());
   }
+}
+
+void Trainer::AwaitSave() {
+  if (save_->under_way()) EndSave(/*must_succeed=*/false, [this] { return save_->Finish(); });
+}
+
+// Of the arena itself: nothing changes it meanwhile.
+void Trainer::SaveNow(bool must_succeed, bool final) {
+  AwaitSave();
+  Heartbeat("save");
+  EndSave(must_succeed, [&] {
+    const int64_t begin_us = UnixMicroseconds();
+    const auto report = store_->Save(HostArena(), CurrentState(final));
+    return BackgroundSave::Report{static_cast<int64_t>(state_.step), report, report.seconds,
+                                  begin_us};
+  });
   host_copies_.clear();
-  stop_policy_.NoteSave(watch.Seconds());
+}
+
+void Trainer::SaveIfDue(bool requested) {
+  const auto step = static_cast<int64_t>(state_.step);
+  if (!save_policy_.IsDue(step, requested)) return;
+  if (!config_.ckpt.background) return SaveNow(/*must_succeed=*/false, /*final=*/false);
+  const Stopwatch watch;
+  // One at a time; none is left out, so that a run's checkpoints follow from its recipe.
+  AwaitSave();
+  if (watch.Seconds() > 1) {
+    HL_WARN("ckpt", "training waited ", Fixed(watch.Seconds(), 1), " s at step ", step,
+            " for the save before it to end; a larger ckpt.every leaves it the time");
+  }
+  Heartbeat("save");
+  save_->Begin(CurrentState(/*final=*/false));
 }
 
 void Trainer::LogSamples(const StepResult& result) {
@@ -341,11 +386,15 @@ ExitCode Trainer::ConfirmDone() {
 
 StepResult Trainer::TakeStep() {
   HL_FAULT_POINT("train.step", ExitCode::kInternal);
-  StepResult result = runner_->Run(static_cast<int64_t>(state_.step), state_.num_updates,
-                                   stop_policy_.OwnRequests(run_clock_.Seconds()));
+  const int64_t begin_us = UnixMicroseconds();
+  StepScalars flags = stop_policy_.OwnRequests(run_clock_.Seconds());
+  flags[Scalar::kEndedSaves] = save_->under_way() && save_->ended() ? 1 : 0;
+  StepResult result = runner_->Run(static_cast<int64_t>(state_.step), state_.num_updates, flags,
+                                   [this] { save_->AwaitCopy(); });
   GuardNonFinite(config_, state_.step + 1, result, state_.guard);
   stop_policy_.NoteStep(result.seconds);
   ++state_.step;
+  trace_.Step(static_cast<int64_t>(state_.step), begin_us, UnixMicroseconds());
   // A validation is an earlier step's: keep_best must not see it as this one's.
   state_.metrics.erase("val_loss");
   state_.metrics.erase("val_error");
@@ -353,11 +402,17 @@ StepResult Trainer::TakeStep() {
   state_.last_lr = result.lr;
   if (config_.train.log_samples) LogSamples(result);
   if (metrics_) metrics_->Step(static_cast<int64_t>(state_.step), result);
+  // On a GPU the host's waits are not the device's.
+  const auto compared = device_.is_cuda()
+                            ? std::nullopt
+                            : rank_times_.Add(result.seconds - result.exposed_comm_seconds());
+  if (compared && metrics_) metrics_->Ranks(static_cast<int64_t>(state_.step), *compared);
   return result;
 }
 
 ExitCode Trainer::SaveAndStop(ExitCode code) {
-  Save(/*must_succeed=*/true, /*final=*/false);
+  SaveNow(/*must_succeed=*/true, /*final=*/false);
+  trace_.Finish();
   HL_INFO("train", "stopped after step ", state_.step, " of ", config_.train.steps,
           ": saved; start the same command again to go on");
   return code;
@@ -365,7 +420,9 @@ ExitCode Trainer::SaveAndStop(ExitCode code) {
 
 ExitCode Trainer::Finish() {
   const auto step = static_cast<int64_t>(state_.step);
-  if (!save_policy_.IsSaved(step)) Save(/*must_succeed=*/true, /*final=*/true);
+  AwaitSave();
+  if (!save_policy_.IsSaved(step)) SaveNow(/*must_succeed=*/true, /*final=*/true);
+  trace_.Finish();
   if (context_.rank() == 0) folder_.WriteDone(step);
   HL_INFO("train", "finished: ", step, " steps, ",
           HumanCount(static_cast<double>(source_->order().NumSamplesBefore(state_.step)) *
@@ -376,18 +433,27 @@ ExitCode Trainer::Finish() {
 
 ExitCode Trainer::Run() {
   if (NothingToDo()) return ConfirmDone();
+  try {
+    return Train();
+  } catch (const dist::CommError& error) {
+    // A save under way may have met what ended both: its words are the cause then.
+    if (error.kind() == dist::CommFailure::Kind::kAborted && save_->under_way()) save_->Finish();
+    throw;
+  }
+}
+
+ExitCode Trainer::Train() {
   const auto total = static_cast<uint64_t>(config_.train.steps);
   if (state_.step == 0) RunValidation();
   while (!Finished()) {
     const StepResult result = TakeStep();
     const auto step = static_cast<int64_t>(state_.step);
+    if (result.scalars[Scalar::kEndedSaves] == context_.world_size()) AwaitSave();
     if (ValidationIsDue(config_.eval, source_->order(), step) || state_.step == total)
       RunValidation();
     if (Finished()) break;  // the final save follows: there is nothing to requeue for
     if (const auto code = StopPolicy::CodeOf(result.scalars)) return SaveAndStop(*code);
-    if (save_policy_.IsDue(step, result.scalars.any(Scalar::kSaveAndContinue))) {
-      Save(/*must_succeed=*/false, /*final=*/false);
-    }
+    SaveIfDue(result.scalars.any(Scalar::kSaveAndContinue));
     if (heartbeat_clock_.Seconds() > 10) Heartbeat("train");
   }
   return Finish();

@@ -13,13 +13,16 @@
 
 #include "ckpt/store.h"
 #include "core/clock.h"
+#include "dist/mesh.h"
 #include "dist/rank_context.h"
 #include "train/config/run_config.h"
+#include "train/loop/background_save.h"
 #include "train/loop/save_policy.h"
 #include "train/loop/stop_policy.h"
 #include "train/loop/warm_start.h"
 #include "train/record/metrics.h"
 #include "train/record/run_folder.h"
+#include "train/record/run_trace.h"
 #include "train/step/step.h"
 
 namespace halflife::train {
@@ -34,6 +37,7 @@ struct TrainOptions {
   // Lets the model write, for TensorBoard: rank 0 calls it after each validation. Null: nobody
   // asked for it.
   std::function<std::string(const model::LanguageModel&)> sample_text = nullptr;
+  TraceConfig trace = {};
   Stopwatch clock;  // train.time_limit_s counts from its start
 };
 
@@ -64,9 +68,14 @@ class Trainer {
   void Heartbeat(const char* phase);
   void RunValidation();
   void ShowSampleText();
-  void Save(bool must_succeed, bool final);
+  void SaveIfDue(bool requested);
+  void SaveNow(bool must_succeed, bool final);
+  void AwaitSave();  // of the save under way, if any
+  // `end` waits for a save's end.
+  void EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end);
   ExitCode SaveAndStop(ExitCode code);
   ExitCode Finish();
+  ExitCode Train();
   void LogSamples(const StepResult& result);
   ckpt::ArenaView HostArena();
   void FinishLoad();
@@ -75,26 +84,32 @@ class Trainer {
   RunConfig config_;
   dist::RankContext& context_;
   Device device_;
+  dist::Mesh mesh_;
   RunFolder folder_;
   data::Dataset dataset_;
   model::LanguageModel model_;
+  RunTrace trace_;
   std::unique_ptr<ParameterArena> arena_;
   std::unique_ptr<data::TokenSource> source_;
+  // Saves run beside the step's collectives, so they have a group of their own.
+  std::unique_ptr<dist::Communicator> store_comm_;
   std::unique_ptr<ckpt::CheckpointStore> store_;
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Metrics> metrics_;      // rank 0
   std::unique_ptr<JsonlWriter> samples_;  // rank 0, with train.log_samples
+  RankTimes rank_times_;
   std::function<std::string(const model::LanguageModel&)> sample_text_;
 
   // What a save adds to the arrays: step, cursor, guard, last metrics.
   ckpt::StepState state_;
-  // The device's arrays, while they are saved or loaded.
+  // The device's arrays, while they are saved in the foreground or loaded.
   std::vector<at::Tensor> host_copies_;
   // Banners of the checkpoints that were passed over on resume.
   std::vector<std::string> damage_;
   SavePolicy save_policy_;
   StopPolicy stop_policy_;
   Stopwatch run_clock_, heartbeat_clock_;
+  std::unique_ptr<BackgroundSave> save_;  // reads what is above: the first to go
 };
 
 }  // namespace halflife::train

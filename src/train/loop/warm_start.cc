@@ -144,19 +144,18 @@ WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules
   for (const auto& [param, weight] : plan.items) {
     at::Tensor values = at::empty(weight->shape, at::kFloat);
     source.ReadRange(weight->name, 0, weight->count(), values.mutable_data_ptr<float>());
-    const at::Tensor target = arena.View(arena.main(), param);
-    if (values.sizes() == target.sizes()) {
-      target.copy_(values);
-    } else {
+    if (values.sizes() != arena.layout().specs()[param].shape) {
       const int64_t rows = values.size(0);
-      target.narrow(0, 0, rows).copy_(values);
+      const at::Tensor grown = arena.InitialWeights(param);
+      grown.narrow(0, 0, rows).copy_(values);
       if (rules.new_rows == RowGrowth::kMean)
-        target.narrow(0, rows, target.size(0) - rows).copy_(values.mean(0, /*keepdim=*/true));
+        grown.narrow(0, rows, grown.size(0) - rows).copy_(values.mean(0, /*keepdim=*/true));
+      values = grown;
     }
+    arena.SetWeights(param, values);
     ++report.num_loaded;
     report.num_elements += weight->count();
   }
-  arena.RefreshComputeCopy();
   return report;
 }
 

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 
 #include <halflife/tensorboard_event.pb.h>
 
@@ -38,24 +40,42 @@ std::vector<fs::path> EventFiles(const fs::path& folder) {
   return files;
 }
 
-// Steps ascend within a file, so a cut at the first that is too late removes them all, and with
-// them a torn last record. A file that says nothing any more is removed.
+// Drops the records of steps from `first_step` on, and a torn last one. A save is recorded when it
+// ends, behind later steps than its own, so records to keep may stand behind such: they are moved
+// forward before the rest is cut off, and a kill in between leaves them whole, with a torn record
+// behind. A file that says nothing any more is removed.
 void CutBack(const fs::path& path, int64_t first_step) {
   TfRecordReader records(path, ExitCode::kEnvironment);
-  uint64_t keep = 0;
-  bool says_something = false;
+  uint64_t kept_end = 0;  // of the records before the first dropped one
+  std::string moved;      // the kept records behind it
+  bool drops = false, says_something = false;
   while (const auto payload = records.Next()) {
     tb::Event event;
     if (!event.ParseFromString(*payload)) break;
-    if (!event.has_file_version() && event.step() >= first_step) break;
-    keep = records.offset();
+    if (!event.has_file_version() && event.step() >= first_step) {
+      drops = true;
+      continue;
+    }
+    if (drops) {
+      moved += FrameTfRecord(*payload);
+    } else {
+      kept_end = records.offset();
+    }
     says_something = says_something || event.has_summary();
   }
   if (!says_something) {
     fs::remove(path);
-  } else if (keep < fs::file_size(path)) {
-    fs::resize_file(path, keep);
+    return;
   }
+  if (!moved.empty()) {
+    const Fd file = OpenFile(path, O_WRONLY, ExitCode::kEnvironment);
+    HL_CHECK_AS(ExitCode::kEnvironment,
+                ::lseek(file.get(), static_cast<off_t>(kept_end), SEEK_SET) >= 0, path.string(),
+                ": ", std::strerror(errno));
+    WriteAll(file.get(), moved.data(), moved.size(), path, ExitCode::kEnvironment);
+  }
+  const uint64_t end = kept_end + moved.size();
+  if (end < fs::file_size(path)) fs::resize_file(path, end);
 }
 
 // Names sort in the order of the attempts, even where two start within a second or a clock lags.

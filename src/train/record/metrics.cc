@@ -43,8 +43,13 @@ void Metrics::Step(int64_t step, const StepResult& result) {
                                  {"tokens_per_s", tokens_per_s},
                                  {"step_ms", 1e3 * result.seconds},
                                  {"data_wait_ms", 1e3 * result.data_wait_seconds},
-                                 {"exposed_comm_ms", 1e3 * result.exposed_comm_seconds},
+                                 {"exposed_comm_ms", 1e3 * result.exposed_comm_seconds()},
+                                 {"exposed_grad_ms", 1e3 * result.exposed_grad_seconds},
+                                 {"exposed_param_ms", 1e3 * result.exposed_param_seconds},
+                                 {"exposed_rows_ms", 1e3 * result.exposed_rows_seconds},
                                  {"z_loss", result.z_loss}};
+  if (config_.world_size > 1)
+    for (const auto& [group, bytes] : result.comm_bytes) line["comm_bytes/" + group] = bytes;
   if (config_.peak) {
     const double peak = config_.peak->flops_per_s * config_.world_size;
     line["mfu_6p"] = config_.flops_per_token_6p * tokens_per_s / peak;
@@ -99,14 +104,30 @@ void Metrics::Validation(int64_t step, const eval::ValidationResult& result) {
   HL_INFO("train", "step ", step, ": validation loss ", Fixed(result.loss, 4), ", ", rest);
 }
 
-void Metrics::Save(int64_t step, uint64_t bytes, double seconds) {
+void Metrics::Save(int64_t step, const ckpt::SaveReport& report, double blocked_s) {
+  const auto bytes = static_cast<double>(report.bytes);
   Write({{"step", step},
-         {"save_bytes", bytes},
-         {"save_blocked_ms", 1e3 * seconds},
-         {"save_mb_per_s", bytes / 1e6 / seconds}});
+         {"save_bytes", report.bytes},
+         {"save_ms", 1e3 * report.seconds},
+         {"save_blocked_ms", 1e3 * blocked_s},
+         {"save_mb_per_s", bytes / 1e6 / report.seconds}});
   if (terminal_ && line_open_) std::cerr << "\n";
   line_open_ = false;
-  HL_INFO("ckpt", "wrote step ", step, " (", HumanBytes(bytes), " in ", Fixed(seconds, 2), " s)");
+  HL_INFO("ckpt", "wrote step ", step, " (", HumanBytes(bytes), " in ", Fixed(report.seconds, 2),
+          " s, of which training waited ", Fixed(blocked_s, 2), " s)");
+}
+
+void Metrics::Ranks(int64_t step, const ComparedTimes& times) {
+  Write({{"step", step},
+         {"busy_ms_min", 1e3 * times.min_s},
+         {"busy_ms_median", 1e3 * times.median_s},
+         {"busy_ms_max", 1e3 * times.max_s},
+         {"slowest_rank", times.slowest}});
+  if (times.times_in_a_row == 0 || times.times_in_a_row % RankTimes::kWorthAWarning != 0) return;
+  HL_WARN("train", "rank ", times.slowest, " takes ",
+          Fixed(100 * (times.max_s / times.median_s - 1), 0),
+          " % longer to compute a step than the median rank, for ",
+          times.times_in_a_row * RankTimes::kEvery, " steps now; all ranks wait for it");
 }
 
 void Metrics::Text(int64_t step, const std::string& tag, const std::string& markdown) {

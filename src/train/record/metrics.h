@@ -7,11 +7,13 @@
 #include <optional>
 #include <string>
 
+#include "ckpt/store.h"
 #include "core/clock.h"
 #include "core/jsonl.h"
 #include "eval/validation.h"
 #include "train/device.h"
 #include "train/record/event_log.h"
+#include "train/record/rank_times.h"
 #include "train/step/step.h"
 
 namespace halflife::train {
@@ -38,7 +40,9 @@ class Metrics {
 
   void Step(int64_t step, const StepResult& result);
   void Validation(int64_t step, const eval::ValidationResult& result);
-  void Save(int64_t step, uint64_t bytes, double seconds);
+  // `blocked_s`: what the save took the step loop.
+  void Save(int64_t step, const ckpt::SaveReport& report, double blocked_s);
+  void Ranks(int64_t step, const ComparedTimes& times);
   // A damaged checkpoint that was passed over on the way to `step`.
   void Damage(int64_t step, const std::string& banner);
 

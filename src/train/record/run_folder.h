@@ -1,6 +1,6 @@
 // A run's folder: config, tokenizer, logs, metrics, the lock and the words of a rank that failed.
 //   RUN/ config.textproto  metrics.jsonl  events/  logs/r00000.log  tokenizer/  ckpt/  abort/FIRST
-//   heartbeat.json  DONE
+//   flight/r00000.flight  heartbeat.json  DONE
 //
 //   const RunFolder folder = RunFolder::Open(path, context, {.steal_lock = false});
 #pragma once
@@ -42,6 +42,11 @@ class RunFolder {
   void Keep() { created_.clear(); }
 
   std::filesystem::path LogFile(int rank) const;
+  std::filesystem::path FlightFolder() const { return FlightFolderOf(path_); }
+  // Of a run's folder: the ranks' flight records, while it runs and after a failure.
+  static std::filesystem::path FlightFolderOf(const std::filesystem::path& run) {
+    return run / "flight";
+  }
 
   // Rank 0 only.
   void WriteConfig(const std::string& text) const;

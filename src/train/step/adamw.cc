@@ -6,22 +6,27 @@
 #include <algorithm>
 #include <vector>
 
-#include "train/device.h"
+#include "kernels/torch/tensor_ref.h"
 
 namespace halflife::train {
 
 AdamW::AdamW(ParameterArena& arena, const AdamWConfig& config, bool decay_all)
     : arena_(arena), config_(config) {
   std::vector<kernels::AdamWSegment> segments;
-  const auto& specs = arena_.layout().specs();
-  for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
-    const int64_t begin = arena_.layout().offset(i), count = specs[i].count();
+  const dist::ParameterLayout& layout = arena_.layout();
+  for (const dist::Fragment& part : arena_.updated_fragments()) {
+    const dist::ParamSpec& spec = layout.specs()[part.param];
+    const int64_t begin = part.arena_begin, count = part.end - part.begin;
+    const auto shift = [&](int64_t sliced_end) { return layout.PlaceOf(part, sliced_end) - begin; };
     segments.push_back({.begin = begin,
                         .end = begin + count,
-                        .weight_decay = decay_all || specs[i].weight_decay
+                        .weight_decay = decay_all || spec.weight_decay
                                             ? static_cast<float>(config_.weight_decay)
                                             : 0.0f,
-                        .has_copy = specs[i].region == dist::Region::kCompute ? 1 : 0});
+                        .has_copy = spec.region == dist::Region::kCompute ? 1 : 0,
+                        .main_shift = shift(arena_.main_sliced_end()),
+                        .grads_shift = shift(arena_.grads_sliced_end()),
+                        .moments_shift = shift(arena_.moments_sliced_end())});
     max_segment_ = std::max(max_segment_, count);
   }
   num_segments_ = static_cast<int>(segments.size());
@@ -45,7 +50,8 @@ void AdamW::Update(double lr, double grad_factor, uint64_t num_updates) {
       .factors = kernels::MakeAdamWFactors(config_, lr, grad_factor, num_updates)};
 #ifdef HALFLIFE_WITH_CUDA
   if (arena_.main().is_cuda()) {
-    kernels::cuda::AdamW(args, CurrentStream({Device::Kind::kCuda, arena_.main().get_device()}));
+    kernels::cuda::AdamW(args,
+                         kernels::CurrentStream({Device::Kind::kCuda, arena_.main().get_device()}));
     return;
   }
 #endif

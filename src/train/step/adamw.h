@@ -15,14 +15,14 @@ class AdamW {
  public:
   AdamW(ParameterArena& arena, const AdamWConfig& config, bool decay_all = false);
 
-  // One update with gradient = arena.grads() * grad_factor; `num_updates` counts updates including
-  // this one (>= 1).
+  // One update of what this rank updates, with gradient = arena.grads() * grad_factor;
+  // `num_updates` counts updates including this one (>= 1).
   void Update(double lr, double grad_factor, uint64_t num_updates);
 
  private:
   ParameterArena& arena_;
   AdamWConfig config_;
-  at::Tensor segments_;  // bytes of kernels::AdamWSegment, one a parameter, beside the arena
+  at::Tensor segments_;  // bytes of kernels::AdamWSegment, one a fragment, beside the arena
   int num_segments_ = 0;
   int64_t max_segment_ = 0;
 };

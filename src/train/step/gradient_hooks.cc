@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 
 #include "core/error.h"
+#include "core/fault.h"
 #include "core/pairwise_sum.h"
 
 namespace halflife::train {
@@ -26,13 +27,15 @@ class GradientHooks::Hook : public torch::autograd::PostAccumulateGradHook {
   int param_;
 };
 
-GradientHooks::GradientHooks(model::ParameterSet& parameters, ParameterArena& arena)
+GradientHooks::GradientHooks(model::ParameterSet& parameters, ParameterArena& arena,
+                             GradientShares* shares)
     : parameters_(parameters),
       arena_(arena),
+      shares_(shares),
       uses_(parameters.size(), 0),
-      pairwise_(arena.grads().is_cpu()) {
+      pairwise_(arena.grads().is_cpu() && shares == nullptr) {
   for (int i = 0; i < parameters_.size(); ++i) {
-    slots_.push_back(arena_.View(arena_.grads(), i));
+    if (shares_ == nullptr) slots_.push_back(arena_.View(arena_.grads(), i));
     torch::autograd::impl::set_post_acc_grad_hooks(parameters_.tensor(i),
                                                    std::make_unique<Hook>(*this, i));
   }
@@ -49,6 +52,7 @@ void GradientHooks::BeginMicroBatch(int64_t index, int64_t count, dist::Gradient
   count_ = count;
   reducer_ = reducer;
   std::fill(uses_.begin(), uses_.end(), 0);
+  if (shares_ != nullptr) shares_->BeginMicroBatch(index == 0);
   if (!pairwise_) return;
   while (static_cast<int>(levels_.size()) < NumLevels(count)) {
     const at::Tensor flat = at::empty_like(arena_.grads());
@@ -71,9 +75,15 @@ void GradientHooks::JoinEarlier(int param) {
 }
 
 void GradientHooks::Adopt(int param, at::Tensor& grad) {
+  HL_FAULT_POINT("train.hook", ExitCode::kInternal);
   const dist::ParamSpec& spec = parameters_.specs()[param];
   HL_CHECK(uses_[param] < spec.grad_uses, "parameter ", spec.name, " received its gradient ",
            uses_[param] + 1, " times in one backward; its grad_uses is ", spec.grad_uses);
+  if (shares_ != nullptr) {
+    Share(param, grad);
+    grad.reset();
+    return;
+  }
   if ((pairwise_ || index_ == 0) && uses_[param] == 0) {
     slots_[param].copy_(grad);
   } else {
@@ -85,6 +95,16 @@ void GradientHooks::Adopt(int param, at::Tensor& grad) {
   if (reducer_ != nullptr) reducer_->MarkReady(param);
 }
 
+void GradientHooks::Share(int param, const at::Tensor& grad) {
+  at::Tensor slot = shares_->Slot(param);
+  if (uses_[param] == 0) {
+    slot.copy_(grad);
+  } else {
+    slot.add_(grad);
+  }
+  if (++uses_[param] == parameters_.specs()[param].grad_uses) shares_->MarkReady(param);
+}
+
 void GradientHooks::EndMicroBatch() {
   std::string missing;
   for (int i = 0; i < parameters_.size(); ++i) {
@@ -92,6 +112,7 @@ void GradientHooks::EndMicroBatch() {
   }
   HL_CHECK(missing.empty(), "backward gave no gradient to:", missing);
   reducer_ = nullptr;
+  if (shares_ != nullptr) shares_->FinishMicroBatch();
 }
 
 }  // namespace halflife::train

@@ -5,6 +5,7 @@
 // Micro-batches are summed pairwise on the CPU (core/pairwise_sum.h), as ranks are, so that powers
 // of two of either change no bit; this takes one more arena for each doubling of their number. On
 // CUDA they are summed one after the other: NCCL's order is not ours, so nothing would be gained.
+// With GradientShares each is summed over ranks first.
 //
 //   GradientHooks hooks(parameters, arena);
 //   for (int64_t i = 0; i < n; ++i) {
@@ -17,13 +18,16 @@
 #include <vector>
 
 #include "dist/gradient_reducer.h"
+#include "train/step/gradient_shares.h"
 #include "train/step/parameter_arena.h"
 
 namespace halflife::train {
 
 class GradientHooks {
  public:
-  GradientHooks(model::ParameterSet& parameters, ParameterArena& arena);
+  // `shares`, borrowed, where the arena's gradients are slices; else null.
+  GradientHooks(model::ParameterSet& parameters, ParameterArena& arena,
+                GradientShares* shares = nullptr);
   ~GradientHooks();  // takes the hooks off
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -37,11 +41,13 @@ class GradientHooks {
  private:
   class Hook;
   void Adopt(int param, at::Tensor& grad);
+  void Share(int param, const at::Tensor& grad);
   void JoinEarlier(int param);
 
   model::ParameterSet& parameters_;
   ParameterArena& arena_;
-  std::vector<at::Tensor> slots_;  // by parameter: its view of arena.grads()
+  GradientShares* shares_;
+  std::vector<at::Tensor> slots_;  // by parameter: its view of arena.grads(); empty with shares
   std::vector<int> uses_;          // accumulations seen in this micro-batch
   bool pairwise_;
   // [level][parameter]: finished subtrees of earlier micro-batches.

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/sum_of_squares/args.h"
-#include "train/device.h"
+#include "kernels/torch/tensor_ref.h"
 
 namespace halflife::train {
 namespace {
@@ -21,12 +21,12 @@ struct Segments {
   int64_t num_blocks = 0;
 };
 
-Segments SegmentsOf(const dist::ParameterLayout& layout) {
+Segments SegmentsOf(const std::vector<dist::Fragment>& fragments) {
   Segments segments;
-  for (size_t i = 0; i < layout.specs().size(); ++i) {
-    const int64_t count = layout.specs()[i].count();
+  for (const dist::Fragment& part : fragments) {
+    const int64_t count = part.end - part.begin;
     if (count == 0) continue;
-    segments.list.push_back({layout.offset(i), count, segments.num_blocks});
+    segments.list.push_back({part.arena_begin, count, segments.num_blocks});
     segments.num_blocks += segments.list.back().num_blocks();
   }
   return segments;
@@ -48,7 +48,8 @@ at::Tensor PartialSums(const Segments& segments, const at::Tensor& flat) {
         at::from_blob(const_cast<SquaresSegment*>(segments.list.data()), {bytes}, at::kByte)
             .to(flat.device(), at::kByte);
     args.segments = static_cast<const SquaresSegment*>(table.const_data_ptr());
-    kernels::cuda::SumOfSquares(args, CurrentStream({Device::Kind::kCuda, flat.get_device()}));
+    kernels::cuda::SumOfSquares(args,
+                                kernels::CurrentStream({Device::Kind::kCuda, flat.get_device()}));
     return partials.cpu();
   }
 #endif
@@ -60,8 +61,8 @@ at::Tensor PartialSums(const Segments& segments, const at::Tensor& flat) {
 
 }  // namespace
 
-double SumOfSquares(const dist::ParameterLayout& layout, const at::Tensor& flat) {
-  const Segments segments = SegmentsOf(layout);
+double SumOfSquares(const std::vector<dist::Fragment>& fragments, const at::Tensor& flat) {
+  const Segments segments = SegmentsOf(fragments);
   const at::Tensor partials = PartialSums(segments, flat);
   const double* partial = partials.const_data_ptr<double>();
   double sum = 0;

@@ -4,10 +4,13 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 #include "core/error.h"
+#include "dist/mesh.h"
+#include "kernels/torch/tensor_ref.h"
 
 namespace halflife::train {
 namespace {
@@ -28,23 +31,54 @@ at::Tensor ZeroedFlat(int64_t count, at::ScalarType dtype, at::Device device) {
 
 }  // namespace
 
+ParameterArena::Config ParameterArena::Of(const RunConfig& config, at::Device device, int rank,
+                                          int world_size) {
+  return {.device = device,
+          .compute_dtype = config.train.precision == "bf16" ? at::kBFloat16 : at::kFloat,
+          .layout = {.first_bucket_bytes = config.parallel.first_bucket_bytes,
+                     .bucket_bytes = config.parallel.bucket_bytes,
+                     .num_slices = world_size},
+          .zero_stage = config.parallel.zero_stage,
+          .slice = dist::Mesh::Of(rank, world_size, config.parallel.sp).sum_rank()};
+}
+
 ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& config)
-    : parameters_(parameters),
+    : config_(config),
+      parameters_(parameters),
       layout_(parameters.specs(), config.layout),
-      device_(config.device),
-      main_(ZeroedFlat(layout_.num_elements(), at::kFloat, device_)),
-      grads_(ZeroedFlat(layout_.num_elements(), at::kFloat, device_)),
-      adam_m_(ZeroedFlat(layout_.num_elements(), at::kFloat, device_)),
-      adam_v_(ZeroedFlat(layout_.num_elements(), at::kFloat, device_)) {
-  if (config.compute_dtype != at::kFloat) {
-    compute_ = ZeroedFlat(layout_.num_compute_elements(), config.compute_dtype, device_);
+      device_(config.device) {
+  const bool has_copies = config.compute_dtype != at::kFloat;
+  updated_ = sliced() ? layout_.SliceFragments(config.slice) : layout_.AllFragments();
+  std::ranges::stable_sort(updated_, {}, &dist::Fragment::param);
+  if (sliced()) {
+    main_sliced_end_ = has_copies ? layout_.num_compute_elements() : 0;
+    moments_sliced_end_ = layout_.num_elements();
+    grads_sliced_end_ = config.zero_stage > 1 ? layout_.num_elements() : 0;
   }
+  const auto zeros = [&](int64_t sliced_end) {
+    return ZeroedFlat(layout_.num_held(sliced_end), at::kFloat, device_);
+  };
+  main_ = zeros(main_sliced_end_), grads_ = zeros(grads_sliced_end_);
+  adam_m_ = zeros(moments_sliced_end_), adam_v_ = zeros(moments_sliced_end_);
+  if (has_copies)
+    compute_ = ZeroedFlat(layout_.num_compute_elements(), config.compute_dtype, device_);
   for (int i = 0; i < parameters_.size(); ++i) {
-    const bool in_copy = compute_.defined() && layout_.specs()[i].region == dist::Region::kCompute;
-    at::Tensor view = View(in_copy ? compute_ : main_, i).detach();
+    at::Tensor view = ComputedWith(i).detach();
     view.set_requires_grad(true);
     parameters_.Bind(i, std::move(view));
   }
+}
+
+bool ParameterArena::has_copy(int param) const {
+  return compute_.defined() && layout_.specs()[param].region == dist::Region::kCompute;
+}
+
+at::Tensor ParameterArena::ComputedWith(int param) const {
+  const dist::ParamSpec& spec = layout_.specs()[param];
+  if (has_copy(param)) return View(compute_, param);
+  // Behind what is held in slices.
+  const int64_t place = layout_.PlaceOf({.arena_begin = layout_.offset(param)}, main_sliced_end_);
+  return main_.narrow(0, place, spec.count()).view(spec.shape);
 }
 
 at::Tensor ParameterArena::View(const at::Tensor& flat, int param) const {
@@ -52,19 +86,45 @@ at::Tensor ParameterArena::View(const at::Tensor& flat, int param) const {
   return flat.narrow(0, layout_.offset(param), spec.count()).view(spec.shape);
 }
 
+void ParameterArena::SetWeights(int param, const at::Tensor& values) {
+  ComputedWith(param).copy_(values);
+  if (!has_copy(param)) return;  // that was its place in main
+  const at::Tensor flat = values.contiguous().view({-1});
+  for (const dist::Fragment& part : updated_)
+    if (part.param == param)
+      main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), part.end - part.begin)
+          .copy_(flat.narrow(0, part.begin, part.end - part.begin));
+}
+
+at::Tensor ParameterArena::InitialWeights(int param) const {
+  at::Tensor values = at::empty(layout_.specs()[param].shape, at::kFloat);
+  parameters_.Initialise(param, seed_, values.mutable_data_ptr<float>());
+  return values;
+}
+
 void ParameterArena::Initialise(uint64_t seed) {
-  std::vector<float> values;
-  for (int i = 0; i < parameters_.size(); ++i) {
-    values.resize(layout_.specs()[i].count());
-    parameters_.Initialise(i, seed, values.data());
-    const at::Tensor source = at::from_blob(values.data(), layout_.specs()[i].shape, at::kFloat);
-    View(main_, i).copy_(source);
-  }
-  RefreshComputeCopy();
+  seed_ = seed;
+  for (int i = 0; i < parameters_.size(); ++i) SetWeights(i, InitialWeights(i));
 }
 
 void ParameterArena::RefreshComputeCopy() {
-  if (compute_.defined()) compute_.copy_(main_.narrow(0, 0, layout_.num_compute_elements()));
+  if (!compute_.defined()) return;
+  for (const dist::Fragment& part : updated_) {
+    if (part.arena_begin >= compute_.numel()) continue;
+    const int64_t count = part.end - part.begin;
+    compute_.narrow(0, part.arena_begin, count)
+        .copy_(main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), count));
+  }
+}
+
+std::vector<dist::GatheredArray> ParameterArena::ComputedArrays() const {
+  const int64_t all = layout_.num_elements(), of_copy = layout_.num_compute_elements();
+  const TensorRef main = kernels::RefOf(main_);
+  if (!compute_.defined()) return {{.begin = 0, .end = all, .data = main}};
+  return {{.begin = 0, .end = of_copy, .data = kernels::RefOf(compute_)},
+          {.begin = of_copy,
+           .end = all,
+           .data = main.Slice(main.count - (all - of_copy), all - of_copy)}};
 }
 
 }  // namespace halflife::train

@@ -2,6 +2,9 @@
 // gradients and Adam's m and v, in ParameterLayout's order, plus the copy of the compute region in
 // the compute dtype where that is not fp32. The model's parameters are views into it.
 //
+// Of the arrays that a rank shares out with others (ZeRO: Rajbhandari et al., 2020) it holds its
+// slices alone: of m and v, of the main weights that have a compute copy, of gradients.
+//
 //   ParameterArena arena(model.parameters(), {.device = at::kCPU, .compute_dtype = at::kFloat});
 //   arena.Initialise(seed);
 #pragma once
@@ -10,41 +13,67 @@
 
 #include <vector>
 
+#include "dist/parameter_gather.h"
 #include "dist/parameter_layout.h"
 #include "model/parameters.h"
+#include "train/config/run_config.h"
 
 namespace halflife::train {
 
 class ParameterArena {
  public:
   struct Config {
-    at::Device device = at::kCPU;
+    at::Device device = at::kCPU;               // kMeta: sizes without memory, for plans
     at::ScalarType compute_dtype = at::kFloat;  // kFloat or kBFloat16
     dist::LayoutConfig layout;
+    int zero_stage = 0;  // 1: this rank's slices of what only the optimiser reads; 2: of gradients
+    int slice = 0;       // of layout.num_slices
   };
+  // Of one rank of a run.
+  static Config Of(const RunConfig& config, at::Device device, int rank, int world_size);
   // Allocates and binds every parameter of `parameters` (a leaf that requires a gradient).
   ParameterArena(model::ParameterSet& parameters, const Config& config);
 
   const dist::ParameterLayout& layout() const { return layout_; }
-  // [num_elements] fp32, on the device.
+  // [layout.num_held(sliced_end)] fp32, on the device.
   at::Tensor& main() { return main_; }
   at::Tensor& grads() { return grads_; }
   at::Tensor& adam_m() { return adam_m_; }
   at::Tensor& adam_v() { return adam_v_; }
+  // Up to which element of the arena these arrays hold slices; 0: whole.
+  int64_t main_sliced_end() const { return main_sliced_end_; }
+  int64_t moments_sliced_end() const { return moments_sliced_end_; }
+  int64_t grads_sliced_end() const { return grads_sliced_end_; }
+  // What this rank updates: its slices, or everything.
+  bool sliced() const { return config_.zero_stage > 0; }
+  // In the order of parameters.
+  const std::vector<dist::Fragment>& updated_fragments() const { return updated_; }
   // [num_compute_elements] in the compute dtype, by main's index; undefined where that is fp32.
   const at::Tensor& compute_copy() const { return compute_; }
-  // This parameter's part of one of them, in its shape.
+  // This parameter's part of one that is whole, in its shape.
   at::Tensor View(const at::Tensor& flat, int param) const;
+  // Sets a parameter: what this rank holds of its main weights, and what it computes with.
+  void SetWeights(int param, const at::Tensor& values);
 
   void Initialise(uint64_t seed);
-  // After main changed: rounds it (to nearest even) into the compute copy. Nothing may run between
-  // a forward and its backward: autograd does not see these writes.
+  at::Tensor InitialWeights(int param) const;  // of that seed; fp32, on the CPU
+  // After main changed: rounds it (to nearest even) into the compute copy, of what this rank holds.
+  // Nothing may run between a forward and its backward: autograd does not see these writes.
   void RefreshComputeCopy();
+  // What the ranks compute with and gather after an update of their slices.
+  std::vector<dist::GatheredArray> ComputedArrays() const;
 
  private:
+  bool has_copy(int param) const;
+  at::Tensor ComputedWith(int param) const;
+
+  const Config config_;
   model::ParameterSet& parameters_;
   dist::ParameterLayout layout_;
   at::Device device_;
+  int64_t main_sliced_end_ = 0, moments_sliced_end_ = 0, grads_sliced_end_ = 0;
+  std::vector<dist::Fragment> updated_;
+  uint64_t seed_ = 0;
   at::Tensor main_, grads_, adam_m_, adam_v_;
   at::Tensor compute_;  // [num_compute_elements] in the compute dtype; undefined for fp32
 };

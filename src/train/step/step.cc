@@ -4,11 +4,25 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/fault.h"
+#include "dist/mesh.h"
 #include "eval/batch_tensors.h"
+#include "kernels/torch/tensor_ref.h"
+#include "train/config/plan.h"
 #include "train/device.h"
 #include "train/step/gradient_norm.h"
 
 namespace halflife::train {
+namespace {
+
+std::optional<GradientShares> MakeShares(ParameterArena& arena, dist::Communicator& sums,
+                                         Device device) {
+  if (arena.grads_sliced_end() == 0) return std::nullopt;
+  return std::optional<GradientShares>(std::in_place, arena, sums, kernels::CurrentStream(device));
+}
+
+}  // namespace
+
 StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
                        data::TokenSource& source, dist::RankContext& context, Device device)
     : config_(config),
@@ -17,40 +31,87 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       source_(source),
       context_(context),
       device_(device),
-      hooks_(model.parameters(), arena),
-      reducer_(arena.layout(), context.world(), RefOf(arena.grads()), CurrentStream(device)),
+      rows_(ShareRows(config, context, device)),
+      sums_(dist::SplitSums(context.world(), dist::Mesh::Of(context.rank(), context.world_size(),
+                                                            config.parallel.sp))),
+      shares_(MakeShares(arena, sums_ ? *sums_ : context.world(), device)),
+      hooks_(model.parameters(), arena, shares_ ? &*shares_ : nullptr),
       optimizer_(arena,
                  {.beta1 = config.optimizer.beta1,
                   .beta2 = config.optimizer.beta2,
                   .eps = config.optimizer.eps,
                   .weight_decay = config.optimizer.weight_decay},
                  config.optimizer.decay_all),
-      config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {}
+      own_gradients_(arena.updated_fragments()),
+      config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {
+  for (dist::Fragment& part : own_gradients_)
+    part.arena_begin = arena.layout().PlaceOf(part, arena.grads_sliced_end());
+  dist::Communicator& sums = sums_ ? *sums_ : context.world();
+  if (!shares_)
+    reducer_.emplace(arena.layout(), sums, kernels::RefOf(arena.grads()),
+                     kernels::CurrentStream(device),
+                     arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks);
+  if (!arena.sliced()) return;
+  gather_.emplace(arena.layout(), sums, arena.ComputedArrays(), kernels::CurrentStream(device));
+  params_of_layer_.resize(config.model.num_layers + 2);
+  for (int param = 0; param < model.parameters().size(); ++param)
+    params_of_layer_[1 + model.LayerOf(param)].push_back(param);
+}
+
+void StepRunner::ShareParameters() {
+  if (!gather_) return;
+  gather_->Start();
+  gather_->AwaitAll();
+}
+
+void StepRunner::AwaitParameters() {
+  if (gather_) gather_->AwaitAll();
+}
+
+void StepRunner::AwaitLayer(int64_t layer) {
+  // The head's loss is read on the host, and so is backward's end: with the deadline by then.
+  if (rows_.parallel && layer == config_.model.num_layers) rows_.parallel->group->Settle();
+  if (!gather_) return;
+  for (const int param : params_of_layer_[1 + layer]) gather_->Await(param);
+}
+
+void StepRunner::Enter(const char* phase) {
+  context_.flight().EnterPhase(phase, step_);
+  HL_FAULT_POINT(Concat("train.", phase), ExitCode::kInternal);
+}
 
 void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
+  Enter("data");
   data::Batch batch = source_.Next();
   eval::ApplyObjective(model_.objective(), config_.train.seed, batch);
-  const eval::BatchTensors tensors = eval::ToTensors(batch, ToTorch(device_));
+  const eval::BatchTensors tensors = rows_.parallel
+                                         ? eval::ToTensors(batch, ToTorch(device_), *rows_.parallel)
+                                         : eval::ToTensors(batch, ToTorch(device_));
   const model::ForwardContext context{.slice = &tensors.slice,
                                       .training = true,
                                       .z_loss_weight = config_.train.z_loss,
-                                      .num_targets = batch.num_targets,
+                                      .num_targets = tensors.num_targets,
                                       .seed = config_.train.seed,
-                                      .samples = batch.samples};
+                                      .samples = batch.samples,
+                                      .await_layer = [this](int64_t layer) { AwaitLayer(layer); }};
+  Enter("forward");
   const model::LossSums sums = model_.Loss(tensors.inputs, tensors.targets, context);
   // A sum over targets times a constant: the division by the global number of targets happens in
   // the optimiser, so no collective has to run first and no mean of means is formed.
   const double scale = 1.0 / (config_.train.global_batch * config_.data.seq_len);
-  const bool last = index == count - 1;
-  hooks_.BeginMicroBatch(index, count, last ? &reducer_ : nullptr);
-  if (last) reducer_.BeginStep();
+  const bool reduces = reducer_ && index == count - 1;
+  hooks_.BeginMicroBatch(index, count, reduces ? &*reducer_ : nullptr);
+  if (reduces) reducer_->BeginStep();
+  Enter("backward");
   sums.objective.mul(scale).backward();
+  if (rows_.parallel) rows_.parallel->group->Settle();
   hooks_.EndMicroBatch();
 
   loss_.Add(sums.loss.item<double>());
   z_loss_.Add(sums.z_loss.item<double>());
-  result.num_targets += batch.num_targets;
-  if (config_.train.log_samples) {
+  result.num_targets += tensors.num_targets;
+  const bool names_rows = rows_.ranks == nullptr || rows_.ranks->rank() == 0;
+  if (config_.train.log_samples && names_rows) {
     const size_t row_bytes = batch.seq_len * sizeof(int32_t);
     for (int64_t row = 0; row < batch.batch_size; ++row) {
       if (batch.samples[row] == data::kNoSample) break;  // padding follows
@@ -61,13 +122,16 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
 }
 
 void StepRunner::Reduce(int64_t step, StepResult& result) {
-  reducer_.Finish();
+  Enter("reduce");
+  if (reducer_) reducer_->Finish();
   StepScalars& scalars = result.scalars;
   result.loss = loss_.Total();
   result.z_loss = z_loss_.Total();
-  const double squares = SumOfSquares(arena_.layout(), arena_.grads());
+  const double squares = SumOfSquares(own_gradients_, arena_.grads());
   const bool bad_loss = !std::isfinite(result.loss);
-  scalars[Scalar::kGradSquares] = std::isfinite(squares) ? squares : 0;
+  // Shares of it where the ranks have shares; of the whole, which all hold, an equal part each.
+  scalars[Scalar::kGradSquares] =
+      std::isfinite(squares) ? squares * (arena_.sliced() ? context_.world_size() : 1) : 0;
   scalars[Scalar::kNonFiniteGrads] = std::isfinite(squares) ? 0 : 1;
   scalars[Scalar::kNonFiniteRankSum] = bad_loss ? context_.rank() + 1 : 0;
   scalars[Scalar::kNonFiniteRanks] = bad_loss ? 1 : 0;
@@ -101,13 +165,16 @@ double StepRunner::LearningRate(int64_t step) const {
                              : LearningRateFactor(schedule, step, config_.train.steps));
 }
 
-StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalars& flags) {
+StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalars& flags,
+                           const std::function<void()>& before_update) {
   const Stopwatch watch;
   source_.TakeWaitSeconds();
+  if (gather_) gather_->TakeWaitSeconds();  // of a start, a validation or a save
+  if (rows_.parallel) rows_.parallel->group->TakeWaitSeconds();
   StepResult result;
   result.scalars = flags;
-  const int64_t num_micro =
-      config_.train.global_batch / (config_.train.micro_batch * context_.world_size());
+  step_ = step + 1;
+  const int64_t num_micro = NumMicroBatches(config_, context_.world_size());
   loss_ = z_loss_ = {};
   for (int64_t micro = 0; micro < num_micro; ++micro) MicroBatch(micro, num_micro, result);
   Reduce(step, result);
@@ -128,10 +195,16 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   if (!finite_norm && result.nonfinite.empty()) result.nonfinite = "the gradient's norm";
   result.skipped = !result.nonfinite.empty();
   if (!result.skipped) {
+    Enter("update");
+    if (before_update) before_update();
     optimizer_.Update(result.lr, to_mean * result.clip_factor, ++num_updates);
+    if (gather_) gather_->Start();
   }
   result.data_wait_seconds = source_.TakeWaitSeconds();
-  result.exposed_comm_seconds = reducer_.exposed_seconds();
+  result.exposed_grad_seconds = shares_ ? shares_->TakeWaitSeconds() : reducer_->exposed_seconds();
+  if (gather_) result.exposed_param_seconds = gather_->TakeWaitSeconds();
+  if (rows_.parallel) result.exposed_rows_seconds = rows_.parallel->group->TakeWaitSeconds();
+  result.comm_bytes = context_.flight().TakeBytes();
   result.seconds = watch.Seconds();
   return result;
 }

@@ -5,17 +5,21 @@
 //   const StepResult result = runner.Run(step, num_updates, flags);
 #pragma once
 
+#include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ckpt/state.h"
 #include "core/pairwise_sum.h"
 #include "data/token_source.h"
 #include "dist/gradient_reducer.h"
+#include "dist/parameter_gather.h"
 #include "dist/rank_context.h"
 #include "train/config/run_config.h"
 #include "train/step/adamw.h"
 #include "train/step/gradient_hooks.h"
+#include "train/step/shared_rows.h"
 #include "train/step/step_scalars.h"
 
 namespace halflife::train {
@@ -36,24 +40,45 @@ struct StepResult {
   std::string nonfinite;  // which rank, in words; empty when finite
   StepScalars scalars;    // reduced: flags of all ranks
   double seconds = 0;
-  double data_wait_seconds = 0;       // this rank's
-  double exposed_comm_seconds = 0;    // this rank's
-  std::vector<SampleRecord> samples;  // this rank's; with train.log_samples
+  double data_wait_seconds = 0;  // this rank's
+  // Seconds this rank waited for others: for sums of gradients, for parameters that others updated,
+  // for the other slices of its rows.
+  double exposed_grad_seconds = 0, exposed_param_seconds = 0, exposed_rows_seconds = 0;
+  double exposed_comm_seconds() const {
+    return exposed_grad_seconds + exposed_param_seconds + exposed_rows_seconds;
+  }
+  std::map<std::string, int64_t> comm_bytes;  // this rank's collectives' since the step before
+  std::vector<SampleRecord> samples;          // this rank's; with train.log_samples
 };
 
 class StepRunner {
  public:
+  // Collective. `source` gives the rows of this rank's group (dist/mesh.h).
   StepRunner(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
              data::TokenSource& source, dist::RankContext& context, Device device);
 
   // Step number `step` (0-based). `flags` come with this rank's own stop requests set; they return
   // reduced. `num_updates` counts applied updates and is advanced.
-  StepResult Run(int64_t step, uint64_t& num_updates, const StepScalars& flags);
+  // `before_update` is called when the arena is about to change.
+  StepResult Run(int64_t step, uint64_t& num_updates, const StepScalars& flags,
+                 const std::function<void()>& before_update = nullptr);
+
+  // With parallel.zero_stage > 0: collective; every rank gets the parameters that the others
+  // updated, as at a run's start. Run shares them too, while the next forward begins.
+  void ShareParameters();
+  // Before the parameters are read outside of Run.
+  void AwaitParameters();
+  // Over the ranks that share this rank's rows; null: none do.
+  const model::SequenceParallel* parallel() const {
+    return rows_.parallel ? &*rows_.parallel : nullptr;
+  }
 
  private:
   void MicroBatch(int64_t index, int64_t count, StepResult& result);
   void Reduce(int64_t step, StepResult& result);
   double LearningRate(int64_t step) const;
+  void AwaitLayer(int64_t layer);
+  void Enter(const char* phase);
 
   const RunConfig& config_;
   model::LanguageModel& model_;
@@ -61,11 +86,18 @@ class StepRunner {
   data::TokenSource& source_;
   dist::RankContext& context_;
   Device device_;
+  SharedRows rows_;
+  std::unique_ptr<dist::Communicator> sums_;  // sums gradients; null: the world does
+  std::optional<GradientShares> shares_;      // each rank keeps its slices of gradients
   GradientHooks hooks_;
-  dist::GradientReducer reducer_;
+  std::optional<dist::GradientReducer> reducer_;  // else
+  std::optional<dist::ParameterGather> gather_;   // each rank updates its slices
   AdamW optimizer_;
-  PairwiseSum<double> loss_, z_loss_;  // of this step's micro-batches
-  double config_identity_;             // low 32 bits of the config's hash, exact in fp64
+  int64_t step_ = 0;                               // being taken, from 1
+  PairwiseSum<double> loss_, z_loss_;              // of this step's micro-batches
+  std::vector<std::vector<int>> params_of_layer_;  // by LanguageModel::LayerOf + 1
+  std::vector<dist::Fragment> own_gradients_;      // at their places in arena.grads()
+  double config_identity_;  // low 32 bits of the config's hash, exact in fp64
 };
 
 }  // namespace halflife::train

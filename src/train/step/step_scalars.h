@@ -14,7 +14,8 @@
 namespace halflife::train {
 
 enum class Scalar : int {
-  // The reduced gradient's sum of squares: every rank holds all of it, so the sum is divided by W.
+  // The reduced gradient's sum of squares: every rank gives all of it, or W times its share, and
+  // the sum is divided by W.
   kGradSquares,
   // Ranks that met a non-finite reduced gradient.
   kNonFiniteGrads,
@@ -30,6 +31,8 @@ enum class Scalar : int {
   kSaveAndContinue,
   kSaveAndStop,
   kTimeLimit,
+  // Ranks on which the save under way has ended.
+  kEndedSaves,
   // Identities: their sum must be W times the own value.
   kStep,
   kConfigHash,

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "support/paths.h"
 #include "support/subprocess.h"
 #include "support/temp_dir.h"
 
@@ -33,7 +34,7 @@ void ExpectConsistent(const RunResult& result, const json& report) {
 
 TEST(Doctor, AloneItTellsEverything) {
   const TempDir dir;
-  const RunResult result = RunCommand({HALFLIFE_BINARY, "doctor", "--json", "--run", dir / "runs"});
+  const RunResult result = RunCommand({kProgram, "doctor", "--json", "--run", dir / "runs"});
   const json report = json::parse(result.out);
   ExpectConsistent(result, report);
   for (const char* name : {"this build", "sentencepiece", "mpirun", "kernels", "cores", "threads",
@@ -54,7 +55,7 @@ TEST(Doctor, AloneItTellsEverything) {
 }
 
 TEST(Doctor, TextEndsInTheCounts) {
-  const RunResult result = RunCommand({HALFLIFE_BINARY, "doctor", "--quick"});
+  const RunResult result = RunCommand({kProgram, "doctor", "--quick"});
   EXPECT_THAT(result.out, HasSubstr("\nlibraries\n"));
   EXPECT_THAT(result.out, HasSubstr(" FAIL\n"));
   EXPECT_EQ(result.out.find("disk test"), std::string::npos);
@@ -62,8 +63,7 @@ TEST(Doctor, TextEndsInTheCounts) {
 
 TEST(Doctor, TheInstructionSetIsTheOneAskedFor) {
   const auto run = [](const std::string& word) {
-    return RunCommand({HALFLIFE_BINARY, "doctor", "--quick"},
-                      {.env = {{"HALFLIFE_CPU_ISA", word}}});
+    return RunCommand({kProgram, "doctor", "--quick"}, {.env = {{"HALFLIFE_CPU_ISA", word}}});
   };
   EXPECT_THAT(run("baseline").out, ContainsRegex("kernels +baseline on "));
   const RunResult unknown = run("sse9");
@@ -73,15 +73,14 @@ TEST(Doctor, TheInstructionSetIsTheOneAskedFor) {
 }
 
 TEST(Doctor, AFolderThatCannotBeWrittenFails) {
-  const RunResult result = RunCommand({HALFLIFE_BINARY, "doctor", "--run", "/proc/self"});
+  const RunResult result = RunCommand({kProgram, "doctor", "--run", "/proc/self"});
   EXPECT_EQ(result.exit_code, 4) << result.out;
   EXPECT_THAT(result.out, HasSubstr("\nFAIL  disk test "));
 }
 
 TEST(Doctor, TwoRanksSumThroughTheRealCommunicator) {
   const TempDir dir;
-  const RunResult result =
-      RunRanks(2, {HALFLIFE_BINARY, "doctor", "--json", "--run", dir / "runs"});
+  const RunResult result = RunRanks(2, {kProgram, "doctor", "--json", "--run", dir / "runs"});
   const json report = json::parse(result.out);  // one report, not one a rank
   ExpectConsistent(result, report);
   EXPECT_EQ(report["world_size"], 2);

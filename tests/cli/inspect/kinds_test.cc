@@ -11,7 +11,9 @@
 #include "ckpt/safetensors.h"
 #include "cli/inspect/artifact.h"
 #include "core/files.h"
+#include "dist/flight_recorder.h"
 #include "support/expect_error.h"
+#include "support/paths.h"
 #include "support/run_fixture.h"
 
 namespace halflife::cli::inspect {
@@ -23,10 +25,11 @@ using testing::HasSubstr;
 class InspectKindsTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(HALFLIFE_BINARY);
+    fixture = new RunFixture(test::kProgram);
     const auto trained =
         fixture->Run({.run = "run", .set = {"train.steps=4", "ckpt.every=2", "eval.every=2"}});
     ASSERT_EQ(trained.exit_code, 0) << trained.err;
+    dist::FlightRecorder(0, 2).KeepIn(fixture->path("flight"), "a");  // of a rank that went away
     const std::filesystem::path hf = fixture->path("hf");
     std::filesystem::create_directories(hf);
     std::ofstream(hf / "config.json") << R"({"model_type": "gla"})";
@@ -45,6 +48,7 @@ class InspectKindsTest : public testing::Test {
             {"recipe", "recipe.textproto"},
             {"metrics", "run/metrics.jsonl"},
             {"events", "run/events"},
+            {"flight", "flight"},
             {"hf_model", "hf"},
             {"safetensors", "run/ckpt/step_000000000004/rank_00000.safetensors"}};
   }
@@ -54,7 +58,7 @@ RunFixture* InspectKindsTest::fixture = nullptr;
 
 // The first column of the table under "## kind": `key`, one a row.
 std::set<std::string> DocumentedKeys(const std::string& kind) {
-  std::istringstream lines(ReadFile(HALFLIFE_SOURCE_DIR "/docs/inspect.md", ExitCode::kInternal));
+  std::istringstream lines(ReadFile(fs::path(kSourceDir) / "docs/inspect.md", ExitCode::kInternal));
   std::set<std::string> keys;
   bool inside = false;
   for (std::string line; std::getline(lines, line);) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Plants bugs in copies of what g++ compiles (mixers, LibTorch's side of the kernels, CPU kernels)
-and reports which test of a built tree caught each.
+"""Plants bugs in copies of what g++ compiles (mixers, LibTorch's side of the kernels, CPU kernels,
+what divides a step among ranks) and reports which test of a built tree caught each.
 
   tests/kernels/mutations/linked.py                          # all, in build/cpu
   tests/kernels/mutations/linked.py --only d2d --build DIR   # those with the word in their name
@@ -21,9 +21,12 @@ import sys
 import tempfile
 
 from family import ROOT
-from mixers import MUTATIONS
+import attention
+import mixers
+import ranks
 from run import verdict_of
 
+MUTATIONS = mixers.MUTATIONS + ranks.MUTATIONS + attention.MUTATIONS
 OTHER_INSTRUCTION_SETS = ("avx2.cc", "avx512.cc")
 
 

@@ -71,8 +71,8 @@ LINEAR_ATTENTION = [
     ("linear: dpfp rolls the other way", f"{DECAY}/feature_map.cc", "at::roll(r, shift, -1)",
      "at::roll(r, -shift, -1)", "feature_map_test"),
     ("linear: the state at a slice's start ignored", f"{DECAY}/decayed_mixer.cc",
-     ".initial_state = carried ? MemoryOf(*call.initial) : kernels::DecayState()}",
-     ".initial_state = kernels::DecayState()}", conformance("linear_attention")),
+     ".initial_state = carried ? MemoryOf(*call.initial) : kernels::DecayState(),",
+     ".initial_state = kernels::DecayState(),", conformance("linear_attention")),
     ("linear: a document's start is not honoured", f"{DECAY}/decayed_mixer.cc",
      ".chunks = call.slice.chunks,", ".chunks = {},", conformance("linear_attention")),
 ]
@@ -83,9 +83,8 @@ POLYNOMIALS = [
      "{.scale = 1 / std::sqrt(dim),\n                                      .weights",
      "{.scale = 1 / dim,\n                                      .weights", "based_test"),
     ("based: the state at a slice's start ignored", f"{POLYNOMIAL}/polynomial_mixer.cc",
-     ".initial_state = {.kv = initial(0), .norm = initial(1)}},\n"
-     "                                     {.scale", ".initial_state = {}},\n{.scale",
-     conformance("based")),
+     "                                      .initial_state = {.kv = initial(0), .norm = "
+     "initial(1)},", ".initial_state = {},", conformance("based")),
     ("based: a document's start is not honoured", f"{POLYNOMIAL}/polynomial_mixer.cc",
      ".chunks = call.slice.chunks,\n                                      .initial_state",
      ".chunks = {},\n                                      .initial_state", conformance("based")),
@@ -219,4 +218,23 @@ RECURRENCES = [
      "selective_scan_test:*EqualTheOracle*"),
 ]
 
-MUTATIONS = D2D + LINEAR_ATTENTION + POLYNOMIALS + POOLS + CONVOLUTIONS + RECURRENCES
+SEQUENCE = f"{KERNELS}/sequence"
+SEQUENCES = [
+    ("sequence: the state before is not decayed", f"{SEQUENCE}/state_exchange.cc",
+     "f * before + own", "before + own", "sequence_parallel_test"),
+    ("sequence: gradients of segments further on are lost", f"{SEQUENCE}/state_exchange.cc",
+     "after[i] = Fold(of_rank.back(), after[i], of_rank[i]);", "after[i] = of_rank[i];",
+     "sequence_parallel_test"),
+    ("sequence: a document's start does not cut the state", f"{SEQUENCE}/segment_scan.cc",
+     "if (!row.has_start.defined()) return log_transition;", "return log_transition;",
+     "sequence_parallel_test"),
+    ("sequence: no gradient of the state after", f"{SEQUENCE}/segment_scan.cc",
+     "douts.push_back(gradient);", "douts.push_back(gradient * 0);", "sequence_parallel_test"),
+    ("sequence: tokens of a rank too many", f"{SEQUENCE}/tokens_before.cc",
+     "r < row_.rank(); ++r) between", "r <= row_.rank(); ++r) between", "sequence_parallel_test"),
+    ("sequence: one token of another document", f"{SEQUENCE}/tokens_before.cc",
+     "position.clamp_max(row.begin()).unsqueeze(1)",
+     "(position + 1).clamp_max(row.begin()).unsqueeze(1)", "sequence_parallel_test"),
+]
+
+MUTATIONS = D2D + LINEAR_ATTENTION + POLYNOMIALS + POOLS + CONVOLUTIONS + RECURRENCES + SEQUENCES

@@ -134,7 +134,7 @@ TEST_P(PolynomialFormsTest, GradientsAreFiniteDifferences) {
   if (p.initial.norm.defined()) leaves.push_back(p.initial.norm);
   halflife::test::ExpectFiniteDifferences(
       [&](const std::vector<at::Tensor>& x) {
-        const auto [out, final_state] = PolynomialAttention(
+        const auto [out, final_state, divisors] = PolynomialAttention(
             {.q = x[0],
              .k = x[1],
              .v = x[2],

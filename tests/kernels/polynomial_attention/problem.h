@@ -180,7 +180,7 @@ inline Answer RunCpu(const Problem& p, const RunConfig& run) {
   inputs.initial_state = {.kv = leaf(p.initial.kv, wide), .norm = leaf(p.initial.norm, wide)};
   PolynomialAttentionConfig config = p.Config();
   config.form = run.form;
-  const auto [out, final_state] = PolynomialAttention(inputs, config);
+  const auto [out, final_state, divisors] = PolynomialAttention(inputs, config);
   std::vector<at::Tensor> results = {out}, gradients = {p.dout.to(run.dtype)};
   Answer answer = {{"out", out.detach()}};
   if (p.shape.states) {

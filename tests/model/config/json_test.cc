@@ -17,7 +17,7 @@ ModelConfig EveryKindOfValue() {
                         .num_layers = 5,
                         .dropout = 0.1,
                         .initializer_range = 0.006,
-                        .positions = PositionTableConfig("learned", {{"max_positions", 33}}),
+                        .positions = PositionsConfig("learned", {{"max_positions", 33}}),
                         .block = BlockConfig("post_norm", {{"deep_norm", true}}),
                         .norm = NormConfig("layer_norm", {{"eps", 1e-5}}),
                         .mixer = MixerConfig("gla", {{"num_heads", 2}, {"feature_map", "silu"}}),

@@ -10,11 +10,13 @@
 #include "core/error.h"
 #include "kernels/random_tensors.h"
 #include "model/mixer.h"
+#include "model/positions/positions.h"
 
 namespace halflife::test {
 
 struct LayerPlace {
   int64_t layer = 0, num_layers = 1;
+  model::PositionsConfig positions = {};  // of the model
 };
 
 class BuiltMixer {
@@ -22,10 +24,13 @@ class BuiltMixer {
   BuiltMixer(const model::MixerConfig& config, int64_t model_dim,
              at::ScalarType dtype = at::kDouble, double std_dev = 0.3,
              const LayerPlace& place = {}) {
-    mixer_ = MakeMixer(config, {.sizes = {.model_dim = model_dim, .num_layers = place.num_layers},
-                                .layer = place.layer,
-                                .parameters = &parameters_,
-                                .initializer_range = std_dev});
+    model::PartContext context = {.sizes = {.model_dim = model_dim, .num_layers = place.num_layers},
+                                  .layer = place.layer,
+                                  .parameters = &parameters_,
+                                  .initializer_range = std_dev};
+    positions_ = MakePositions(place.positions, context.Below("positions."));
+    context.positions = positions_.get();
+    mixer_ = MakeMixer(config, context);
     for (int i = 0; i < parameters_.size(); ++i) {
       at::Tensor tensor = at::empty(parameters_.specs()[i].shape, at::kFloat);
       parameters_.Initialise(i, 11, tensor.mutable_data_ptr<float>());
@@ -70,6 +75,7 @@ class BuiltMixer {
     HL_FAIL(ExitCode::kInternal, "no parameter is called ", name);
   }
   model::ParameterSet parameters_;
+  std::unique_ptr<model::Positions> positions_;
   std::unique_ptr<model::Mixer> mixer_;
 };
 

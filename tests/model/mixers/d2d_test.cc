@@ -317,7 +317,7 @@ TEST(D2d, CountsOfTheShell) {
             123665664);
   EXPECT_EQ(CountOf(Gpt2Shell(MixerConfig("d2d", {{"decay", "trained_alibi"}}))), 123665808);
   ModelConfig ape = Gpt2Shell(MixerConfig("d2d", {{"decay", "none"}}));
-  ape.positions = PositionTableConfig("learned", {{"max_positions", 1024}});
+  ape.positions = PositionsConfig("learned", {{"max_positions", 1024}});
   ape.channel_mixer = ChannelMixerConfig("mlp", {{"activation", "gelu_tanh"}, {"bias", true}});
   EXPECT_EQ(CountOf(ape), 124439808);
 }

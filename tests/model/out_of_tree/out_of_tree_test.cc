@@ -10,6 +10,7 @@
 #include "kernels/random_tensors.h"
 #include "model/language_model.h"
 #include "support/expect_error.h"
+#include "support/paths.h"
 #include "train/config/part_help.h"
 #include "train/config/run_config.h"
 
@@ -49,7 +50,7 @@ TEST(OutOfTree, OverridesKnowThem) {
   EXPECT_EQ(set({"model.mixer=toy"}).mixer, MixerConfig("toy"));
   EXPECT_EQ(set({"model.mixer.toy.half_life=3"}).mixer.Get<double>("half_life"), 3);
   EXPECT_EQ(set({"model.positions=toy", "model.positions.toy.period=2"}).positions,
-            PositionTableConfig("toy", {{"period", 2}}));
+            PositionsConfig("toy", {{"period", 2}}));
   EXPECT_HL_ERROR(set({"model.mixer=tyo"}), ExitCode::kUsage, "unknown mixer 'tyo'",
                   "did you mean 'toy'?");
   EXPECT_HL_ERROR(set({"model.mixer.toy.halflife=3"}), ExitCode::kUsage,
@@ -133,7 +134,7 @@ TEST(OutOfTree, HelpKnowsThem) {
 // docs/adding_a_mixer.md is right as long as it shows what is tested here.
 TEST(OutOfTree, TheGuideShowsTheToyMixer) {
   const auto read = [](const char* path) {
-    return ReadFile(std::string(HALFLIFE_SOURCE_DIR) + "/" + path, ExitCode::kInternal);
+    return ReadFile(std::string(test::kSourceDir) + "/" + path, ExitCode::kInternal);
   };
   const std::string guide = read("docs/adding_a_mixer.md"),
                     mixer = read("tests/model/out_of_tree/toy_mixer.cc"),

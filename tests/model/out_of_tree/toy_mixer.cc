@@ -52,7 +52,8 @@ class Toy : public Mixer {
          .v = v,
          .log_decay = LogDecay(v),
          .chunks = call.slice.chunks,
-         .initial_state = {.kv = carried ? call.initial->tensors[0] : at::Tensor()}},
+         .initial_state = {.kv = carried ? call.initial->tensors[0] : at::Tensor()},
+         .segment = call.slice.segment},
         {.scale = 1});
     MixerOutput result = {.y = out_(sum.flatten(2)), .state = {}};
     if (call.want_state) result.state.tensors = {last.kv};

@@ -12,11 +12,11 @@ struct ToyOptions : OptionsOf<ToyOptions> {
   std::vector<Option> Fields() override { return {{"period", &period}}; }
 };
 
-class Toy : public PositionTable {
+class Toy : public Positions {
  public:
   Toy(const ToyOptions& options, const PartContext&) : period_(options.period) {}
 
-  at::Tensor operator()(const at::Tensor& x, const at::Tensor& positions) const override {
+  at::Tensor AddTo(const at::Tensor& x, const at::Tensor& positions) const override {
     const at::Tensor ramp = at::remainder(positions, period_) / static_cast<double>(period_);
     return x + ramp.to(x.scalar_type()).unsqueeze(-1);
   }
@@ -27,8 +27,8 @@ class Toy : public PositionTable {
 
 }  // namespace
 
-PositionTableVariant ToyPositionsVariant() {
-  return VariantOf<ToyOptions, Toy, PositionTable, PartContext>("toy");
+PositionsVariant ToyPositionsVariant() {
+  return VariantOf<ToyOptions, Toy, Positions, PartContext>("toy");
 }
 
 }  // namespace halflife::model

@@ -8,8 +8,6 @@
 namespace halflife::train {
 namespace {
 
-using testing::HasSubstr;
-
 RunConfig Small(const std::vector<std::string>& overrides = {}) {
   constexpr char kRecipe[] = R"(
     data { path: "d" seq_len: 256 }
@@ -18,49 +16,6 @@ RunConfig Small(const std::vector<std::string>& overrides = {}) {
     train { steps: 10 global_batch: 32 micro_batch: 16 device: "cpu" }
   )";
   return ParseRunConfig(kRecipe, "recipe", overrides);
-}
-
-uint64_t TotalOf(const RunConfig& config) {
-  const model::LanguageModel model(config.model);
-  return static_cast<uint64_t>(PlanMemory(config, model, 1).total());
-}
-
-std::string Verdict(const RunConfig& config, uint64_t memory_bytes, int ranks = 1) {
-  return MemoryVerdict(config, model::LanguageModel(config.model),
-                       {.ranks_of_device = ranks, .memory_bytes = memory_bytes});
-}
-
-TEST(Plan, SaysNothingOfWhatFitsOrCannotBeKnown) {
-  EXPECT_EQ(Verdict(Small(), TotalOf(Small()) + 1), "");
-  EXPECT_EQ(Verdict(Small(), 0), "");
-}
-
-TEST(Plan, SaysWhichMicroBatchWouldFit) {
-  const uint64_t memory = TotalOf(Small({"train.micro_batch=4"})) + 1;
-  EXPECT_THAT(Verdict(Small(), memory),
-              testing::AllOf(HasSubstr("does not fit: "), HasSubstr("train.micro_batch 4 would")));
-  EXPECT_THAT(Verdict(Small(), 2 * memory, 2),
-              testing::AllOf(HasSubstr("for each of 2 ranks"), HasSubstr("train.micro_batch 4")));
-}
-
-TEST(Plan, SaysWhichLengthWouldFitWhereNoMicroBatchDoes) {
-  const uint64_t memory = TotalOf(Small({"train.micro_batch=1", "data.seq_len=64"})) + 1;
-  EXPECT_THAT(Verdict(Small(), memory), HasSubstr("train.micro_batch 1 with data.seq_len 64"));
-}
-
-TEST(Plan, SaysWhatTheWeightsAloneTakeWhereNothingHelps) {
-  EXPECT_THAT(Verdict(Small(), 100'000), HasSubstr("weights, Adam and gradients alone take"));
-}
-
-// A start that must fail fails before it allocates; an estimate alone stops nothing.
-TEST(Plan, RefusesWhatCannotFitAndWarnsOfWhatMayNot) {
-  const RunConfig config = Small();
-  const model::LanguageModel model(config.model);
-  EXPECT_HL_ERROR(RequireMemory(config, model, {.memory_bytes = 100'000}, 0), ExitCode::kUsage,
-                  "this run does not fit", "parameters would fit");
-  const MemoryPlan plan = PlanMemory(config, model, 1);
-  const auto exact = static_cast<uint64_t>(plan.main_and_adam + plan.gradients);
-  RequireMemory(config, model, {.memory_bytes = exact + 1}, 0);
 }
 
 TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
@@ -85,15 +40,11 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
                   "text has no test split", "'validation' would work");
 }
 
-TEST(Plan, ShowsEveryOptionInForceAndTheEpochs) {
-  const RunConfig config = Small();
-  const std::string text =
-      PlanText(config, model::LanguageModel(config.model), {.train_tokens = 163'840});
-  for (const char* option : {"expand_k", "clamp_min", "conv_size", "use_output_gate"})
-    EXPECT_THAT(text, HasSubstr(Concat(option, ": "))) << "of gla";
-  EXPECT_THAT(text, testing::ContainsRegex("epochs +0.50 of 163.8k tokens"));
-  const RunConfig again = ParseRunConfig(ToText(WithDerivedOptions(config)), "resolved", {});
-  EXPECT_EQ(ToText(WithDerivedOptions(again)), ToText(WithDerivedOptions(config)));
+TEST(Plan, RefusesRanksForAMixerOfWholeRows) {
+  EXPECT_HL_ERROR(RequireRows(Small({"model.mixer=hyena", "parallel.sp=2"}),
+                              model::LanguageModel(Small({"model.mixer=hyena"}).model), nullptr),
+                  ExitCode::kUsage, "parallel.sp 2: the mixer of layer 0, hyena,",
+                  "parallel.sp 1, or a mixer");
 }
 
 TEST(Plan, AssumesAVocabularyOnlyWhereNoneIsNamed) {

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "support/paths.h"
 #include "train/config/run_config.h"
 
 namespace halflife::train {
@@ -62,7 +63,7 @@ TEST(Schedule, OneRateAnEpoch) {
 // update a rate of 0; here update n has the rate of its update n + 1, and none is lost.
 TEST(Schedule, D2dRisesForThreeThousandUpdatesAndEndsAtZero) {
   const RunConfig config =
-      LoadRunConfig(std::string(HALFLIFE_SOURCE_DIR) + "/launch/recipes/d2d_124m.textproto", {});
+      LoadRunConfig(std::string(test::kSourceDir) + "/launch/recipes/d2d_124m.textproto", {});
   const int64_t steps = config.train.steps;
   const auto rate_of_update = [&](int64_t update) {
     return update == 0

@@ -96,6 +96,26 @@ TEST_F(Events, ALifeCutsBackWhatItReplays) {
                                             "loss@5", "loss@6", "loss@7", "loss@8"));
 }
 
+// A save made beside training is recorded when it ends, behind later steps than its own.
+TEST_F(Events, AnEarlierStepRecordedBehindALaterOneStays) {
+  fs::path path;
+  {
+    EventLog first(folder_, 0);
+    Write(first, 0, 4);
+    first.Scalars(2, {{"save", 1.0}});
+    Write(first, 4, 6);
+    first.Scalars(3, {{"save", 1.0}});
+    first.Scalars(5, {{"save", 1.0}});
+    path = first.path();
+  }
+  fs::resize_file(path, fs::file_size(path) - 3);  // the last one is torn
+  EventLog second(folder_, 4);
+  Write(second, 4, 5);
+  EXPECT_THAT(Shown(), testing::ElementsAre("loss@0", "loss@1", "loss@2", "loss@3", "save@2",
+                                            "save@3", "loss@4"));
+  EXPECT_EQ(Files().front(), path);
+}
+
 TEST_F(Events, ARunThatStartsAnewForgetsTheOldOne) {
   {
     EventLog first(folder_, 0);

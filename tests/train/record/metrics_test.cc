@@ -48,7 +48,7 @@ TEST_F(MetricsTest, TokensAndTimeInEveryLine) {
     metrics.Validation(0, {.loss = 5, .num_targets = 100, .bits_per_byte = 1.5});
     metrics.Step(1, OneStep());
     metrics.Step(2, OneStep());
-    metrics.Save(2, 1000, 0.1);
+    metrics.Save(2, {.bytes = 1000, .seconds = 0.1}, 0.02);
   }
   const Lines lines = Read();
   ASSERT_EQ(lines.size(), 4u);

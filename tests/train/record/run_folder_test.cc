@@ -5,8 +5,8 @@
 #include <fstream>
 
 #include "dist/local_communicator.h"
+#include "dist/local_rank_context.h"
 #include "support/expect_error.h"
-#include "support/local_rank_context.h"
 #include "support/temp_dir.h"
 
 namespace halflife::train {
@@ -20,7 +20,8 @@ class RunFolderTest : public testing::Test {
   template <typename Body>
   static void WithContext(const Body& body) {
     dist::LocalWorld::Run(1, [&](dist::Communicator& comm) {
-      test::LocalRankContext context(comm);
+      const auto owned = dist::MakeLocalRankContext(comm);
+      dist::RankContext& context = *owned;
       body(context);
     });
   }

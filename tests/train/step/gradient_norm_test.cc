@@ -32,16 +32,17 @@ TEST(GradientNorm, IsTheFp64SumForAnyThreadCount) {
     expected += x * x;
   }
   at::set_num_threads(1);
-  const double one = SumOfSquares(layout, flat);
+  const double one = SumOfSquares(layout.AllFragments(), flat);
   at::set_num_threads(2);
-  EXPECT_EQ(one, SumOfSquares(layout, flat));
+  EXPECT_EQ(one, SumOfSquares(layout.AllFragments(), flat));
   EXPECT_NEAR(one / expected, 1, 1e-12);  // 1e5 additions of 2^-53
 }
 
 TEST(GradientNorm, DoesNotDependOnTheNumberOfSlices) {
   const dist::ParameterLayout one = MakeLayout(1), seven = MakeLayout(7);
   ASSERT_NE(one.num_elements(), seven.num_elements());
-  EXPECT_EQ(SumOfSquares(one, Filled(one)), SumOfSquares(seven, Filled(seven)));
+  EXPECT_EQ(SumOfSquares(one.AllFragments(), Filled(one)),
+            SumOfSquares(seven.AllFragments(), Filled(seven)));
 }
 
 }  // namespace

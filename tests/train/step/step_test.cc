@@ -13,8 +13,9 @@
 #include "data/prepare.h"
 #include "data/synthetic/prepare_mqar.h"
 #include "dist/local_communicator.h"
+#include "dist/local_rank_context.h"
+#include "dist/mesh.h"
 #include "support/expect_error.h"
-#include "support/local_rank_context.h"
 #include "support/run_fixture.h"
 
 namespace halflife::train {
@@ -50,10 +51,22 @@ class StepTest : public testing::Test {
 
   struct Outcome {
     std::vector<StepResult> steps;
-    std::vector<float> main;
+    std::vector<float> main;  // what is computed with, widened
+    size_t optimizer_bytes = 0, gradient_bytes = 0;
     std::vector<float> adam_m;  // on one rank: after a first step a tenth of the clipped gradient
     std::vector<SampleRecord> samples;  // of the first step, all ranks
   };
+
+  // What this rank updates; the rest may still be on its way from others.
+  static std::vector<float> OwnWeights(ParameterArena& arena) {
+    std::vector<float> weights;
+    for (const dist::Fragment& part : arena.updated_fragments()) {
+      const float* const first = arena.main().const_data_ptr<float>() +
+                                 arena.layout().PlaceOf(part, arena.main_sliced_end());
+      weights.insert(weights.end(), first, first + (part.end - part.begin));
+    }
+    return weights;
+  }
 
   // Trains `steps` steps on `world` rank threads; the result is rank 0's.
   static Outcome Train(int world, int steps, const std::vector<std::string>& overrides = {},
@@ -63,27 +76,43 @@ class StepTest : public testing::Test {
     const auto body = [&](dist::Communicator& comm) {
       at::set_num_threads(1);
       const RunConfig config = ParseRunConfig(kRecipe, "test", overrides);
-      test::LocalRankContext context(comm);
+      const auto owned = dist::MakeLocalRankContext(comm);
+      dist::RankContext& context = *owned;
+      const auto mesh = dist::Mesh::Of(comm.rank(), comm.size(), config.parallel.sp);
       const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
       model::LanguageModel model(config.model);
+      const at::ScalarType compute = config.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
       ParameterArena arena(model.parameters(),
-                           {.layout = {.first_bucket_bytes = config.parallel.first_bucket_bytes,
+                           {.compute_dtype = compute,
+                            .layout = {.first_bucket_bytes = config.parallel.first_bucket_bytes,
                                        .bucket_bytes = config.parallel.bucket_bytes,
-                                       .num_slices = comm.size()}});
+                                       .num_slices = comm.size()},
+                            .zero_stage = config.parallel.zero_stage,
+                            .slice = mesh.sum_rank()});
       arena.Initialise(config.train.seed);
       data::TokenSource source(dataset, data::Split::kTrain,
                                {.seq_len = config.data.seq_len,
                                 .micro_batch = config.train.micro_batch,
                                 .global_batch = config.train.global_batch,
-                                .dp_rank = comm.rank(),
-                                .dp_size = comm.size(),
+                                .dp_rank = mesh.dp_index,
+                                .dp_size = mesh.dp,
                                 .seed = config.train.seed,
                                 .prefetch = 0,
                                 .epoch_end = data::EpochEndOf(config.data.epoch_end)});
       StepRunner runner(config, model, arena, source, context, {});
       uint64_t num_updates = 0;
       for (int step = 0; step < steps; ++step) {
-        StepResult result = runner.Run(step, num_updates, {});
+        // A save in the background reads the arena until then.
+        const std::vector<float> before = OwnWeights(arena);
+        const at::Tensor m = arena.adam_m().clone();
+        int times = 0;
+        StepResult result = runner.Run(step, num_updates, {}, [&] {
+          ++times;
+          EXPECT_EQ(OwnWeights(arena), before);
+          EXPECT_TRUE(arena.adam_m().equal(m));
+        });
+        EXPECT_EQ(times, result.skipped ? 0 : 1);
+        EXPECT_EQ(arena.adam_m().equal(m), result.skipped);
         const std::lock_guard lock(mutex);
         if (step == 0) {
           outcome.samples.insert(outcome.samples.end(), result.samples.begin(),
@@ -91,10 +120,14 @@ class StepTest : public testing::Test {
         }
         if (comm.rank() == 0) outcome.steps.push_back(std::move(result));
       }
+      runner.AwaitParameters();
       if (comm.rank() == 0) {
+        outcome.optimizer_bytes =
+            arena.main().nbytes() + arena.adam_m().nbytes() + arena.adam_v().nbytes();
+        outcome.gradient_bytes = arena.grads().nbytes();
         // tensors one by one: the arena's padding depends on the number of slices
         for (int i = 0; i < model.parameters().size(); ++i) {
-          const at::Tensor view = arena.View(arena.main(), i).contiguous();
+          const at::Tensor view = model.parameters().tensor(i).to(at::kFloat).contiguous();
           outcome.main.insert(outcome.main.end(), view.const_data_ptr<float>(),
                               view.const_data_ptr<float>() + view.numel());
         }
@@ -108,6 +141,14 @@ class StepTest : public testing::Test {
     std::sort(outcome.samples.begin(), outcome.samples.end(),
               [](const auto& a, const auto& b) { return a.sample < b.sample; });
     return outcome;
+  }
+
+  static void ExpectSameBits(const Outcome& got, const Outcome& want) {
+    for (size_t step = 0; step < want.steps.size(); ++step) {
+      EXPECT_EQ(got.steps[step].loss, want.steps[step].loss) << step;
+      EXPECT_EQ(got.steps[step].grad_norm, want.steps[step].grad_norm) << step;
+    }
+    EXPECT_EQ(got.main, want.main);
   }
 
   static test::TempDir* dir;
@@ -134,6 +175,16 @@ TEST_F(StepTest, WorldSizeChangesNoBit) {
 
 // Any other cut of the batch changes the order of the sums: about 2^-24 at the first step, grown by
 // the updates after.
+// Head and embedding are one tensor, whose gradient has two parts, from both ends of backward.
+TEST_F(StepTest, ATiedWeightIsSummedOnceBothItsGradientsAreThere) {
+  const std::vector<std::string> tied = {"model.head.tied=true"};
+  const Outcome one = Train(1, 6, tied);
+  ExpectSameBits(Train(2, 6, tied), one);
+  ExpectSameBits(Train(4, 6, {"model.head.tied=true", "parallel.zero_stage=1"}), one);
+  const Outcome untied = Train(1, 1);
+  EXPECT_NE(untied.main.size(), one.main.size());
+}
+
 TEST_F(StepTest, AnyNumberOfRanksAndMicroBatchesAgreesToRounding) {
   const std::vector<std::string> batch = {"train.global_batch=12"};
   const Outcome one = Train(1, 10, batch), three = Train(3, 10, batch);
@@ -141,6 +192,91 @@ TEST_F(StepTest, AnyNumberOfRanksAndMicroBatchesAgreesToRounding) {
     EXPECT_NEAR(one.steps[step].loss / three.steps[step].loss, 1, step == 0 ? 1e-6 : 1e-5);
     EXPECT_NEAR(one.steps[step].grad_norm / three.steps[step].grad_norm, 1, 1e-4);
   }
+}
+
+// (dp, sp) of (1, 2), (2, 2) and (1, 4): the same rows and targets, and sums in another order.
+TEST_F(StepTest, RanksThatShareRowsAgreeToRounding) {
+  const Outcome one = Train(1, 10);
+  struct Mesh {
+    int world, sp;
+  };
+  for (const Mesh& mesh : {Mesh{2, 2}, Mesh{4, 2}, Mesh{4, 4}}) {
+    const Outcome other = Train(mesh.world, 10, {Concat("parallel.sp=", mesh.sp)});
+    ASSERT_EQ(one.samples.size(), other.samples.size());
+    for (size_t i = 0; i < one.samples.size(); ++i)
+      EXPECT_EQ(one.samples[i].sample, other.samples[i].sample);
+    for (int step = 0; step < 10; ++step) {
+      const StepResult &want = one.steps[step], &got = other.steps[step];
+      EXPECT_EQ(got.num_targets, want.num_targets);
+      EXPECT_NEAR(got.loss / want.loss, 1, step == 0 ? 1e-6 : 1e-5) << mesh.world << "/" << mesh.sp;
+      EXPECT_NEAR(got.grad_norm / want.grad_norm, 1, 1e-4) << mesh.world << "/" << mesh.sp;
+    }
+  }
+}
+
+// With rows cut alike, groups of ranks and micro-batches of one are summed by the same tree.
+TEST_F(StepTest, GroupsThatShareRowsChangeNoBit) {
+  for (const std::string stage : {"0", "1"}) {
+    const std::vector<std::string> settings = {"parallel.sp=2", "parallel.zero_stage=" + stage};
+    const Outcome one = Train(2, 10, settings);
+    ExpectSameBits(Train(4, 10, settings), one);
+    ExpectSameBits(Train(8, 10, settings), one);
+  }
+}
+
+// A mixer may ask for no token before its slice and be right: a convolution of one tap, a window of
+// one token.
+TEST_F(StepTest, MixersWithoutAPastShareRowsToo) {
+  for (const std::vector<std::string>& mixer :
+       {std::vector<std::string>{"model.mixer=gated_conv", "model.mixer.gated_conv.conv_size=1"},
+        {"model.mixer=softmax", "model.mixer.softmax.num_heads=2",
+         "model.mixer.softmax.window=1"}}) {
+    std::vector<std::string> shared = mixer;
+    shared.push_back("parallel.sp=2");
+    const Outcome one = Train(1, 2, mixer), two = Train(2, 2, shared);
+    EXPECT_NEAR(two.steps[1].loss / one.steps[1].loss, 1, 1e-5) << mixer[0];
+  }
+}
+
+// Each rank updates its slices by the same sums, and the slices' cuts change no element's bits.
+TEST_F(StepTest, SharesOfTheOptimizerChangeNoBit) {
+  for (const std::string precision : {"fp32", "bf16"}) {
+    for (const auto& [world, sp] : {std::pair{2, 1}, std::pair{4, 1}, std::pair{4, 2}}) {
+      std::vector<std::string> settings = {"train.precision=" + precision,
+                                           Concat("parallel.sp=", sp), "parallel.zero_stage=0"};
+      const Outcome whole = Train(world, 6, settings);
+      settings.back() = "parallel.zero_stage=1";
+      ExpectSameBits(Train(world, 6, settings), whole);
+    }
+  }
+}
+
+// Of one micro-batch a rank the sums are the same; of several, ranks are added up before these.
+TEST_F(StepTest, SharesOfGradientsChangeNoBitOfOneMicroBatch) {
+  const std::vector<std::string> whole = {"train.precision=bf16"},
+                                 shares = {"train.precision=bf16", "parallel.zero_stage=2"};
+  ExpectSameBits(Train(4, 6, shares), Train(4, 6, whole));
+  const Outcome other = Train(2, 6, shares), want = Train(2, 6, whole);
+  for (int step = 0; step < 6; ++step) {
+    EXPECT_NEAR(other.steps[step].loss / want.steps[step].loss, 1, 1e-4) << step;
+    EXPECT_NEAR(other.steps[step].grad_norm / want.steps[step].grad_norm, 1, 1e-3) << step;
+  }
+}
+
+// Main weights, m and v: 12 bytes a parameter without shares; with them m and v, and weights that
+// have a compute copy, cost a rank its share. Gradients: 4. Buckets are padded.
+TEST_F(StepTest, SharesTakeTheirShareOfMemory) {
+  const auto train = [](const std::string& precision, int stage) {
+    return Train(4, 0, {"train.precision=" + precision, Concat("parallel.zero_stage=", stage)});
+  };
+  const Outcome fp32 = train("fp32", 0), bf16 = train("bf16", 0);
+  const auto ratio = [](size_t a, size_t b) { return static_cast<double>(a) / b; };
+  EXPECT_NEAR(ratio(train("fp32", 1).optimizer_bytes, fp32.optimizer_bytes), (4 + 8.0 / 4) / 12,
+              0.001);
+  EXPECT_NEAR(ratio(train("bf16", 1).optimizer_bytes, bf16.optimizer_bytes), 1.0 / 4,
+              0.01);  // norms are fp32, and whole
+  EXPECT_EQ(train("fp32", 1).gradient_bytes, fp32.gradient_bytes);
+  EXPECT_NEAR(ratio(train("fp32", 2).gradient_bytes, fp32.gradient_bytes), 1.0 / 4, 0.001);
 }
 
 TEST_F(StepTest, MicroBatchSizeIsFree) {
@@ -196,10 +332,16 @@ TEST_F(StepTest, AShortStepIsTheMeanOverItsRowsHoweverItIsCut) {
 }
 
 TEST_F(StepTest, AdversarialSchedulesGiveTheSameBits) {
-  const Outcome plain = Train(2, 3);
-  for (uint64_t seed = 1; seed <= 8; ++seed) {
-    const Outcome delayed = Train(2, 3, {}, {.schedule = dist::LocalSchedule{.seed = seed}});
-    EXPECT_EQ(plain.main, delayed.main) << "schedule seed " << seed;
+  for (const std::vector<std::string>& overrides : {std::vector<std::string>{},
+                                                    {"parallel.sp=2", "parallel.exchange=scan"},
+                                                    {"parallel.sp=2", "parallel.exchange=auto"},
+                                                    {"parallel.zero_stage=2"}}) {
+    const Outcome plain = Train(2, 3, overrides);
+    for (uint64_t seed = 1; seed <= 8; ++seed) {
+      const Outcome delayed =
+          Train(2, 3, overrides, {.schedule = dist::LocalSchedule{.seed = seed}});
+      EXPECT_EQ(plain.main, delayed.main) << "schedule seed " << seed;
+    }
   }
 }
 

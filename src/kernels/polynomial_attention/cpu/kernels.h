@@ -28,6 +28,7 @@ struct ScanItem {
   const void* entry_norm = nullptr;
   void* exit_state = nullptr;
   void* exit_norm = nullptr;
+  bool state_only = false;  // the pass writes nothing else
   void* scratch = nullptr;  // aligned to 64 bytes
 };
 

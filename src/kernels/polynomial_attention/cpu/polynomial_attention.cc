@@ -75,9 +75,8 @@ ScanItem ItemOf(const PolynomialAttentionGradArgs& grads, const PolynomialAttent
           .scratch = scratch};
 }
 
-}  // namespace
-
-void Forward(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan) {
+void ScanForward(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan,
+                 bool state_only) {
   CheckCall(args, plan, polynomial::kMaxChunkSize);
   CheckChunks(args, plan);
   const Kernels& kernels = KernelsOfMachine();
@@ -89,27 +88,47 @@ void Forward(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan&
     ScanItem item = ItemOf(call, plan, i, scratch);
     item.exit_state = At(args, args.final_state, i, args.head_dim_v);
     item.exit_norm = At(args, args.final_norm, i, 1);
+    item.state_only = state_only;
     kernels.scan(item, Pass::kForward);
   });
 }
 
-void Backward(const PolynomialAttentionGradArgs& grads, const PolynomialAttentionPlan& plan) {
+void ScanBackward(const PolynomialAttentionGradArgs& grads, const PolynomialAttentionPlan& plan,
+                  bool state_only) {
   CheckCall(grads, plan, polynomial::kMaxChunkSize);
   const PolynomialAttentionArgs& args = grads.forward;
   CheckChunks(args, plan);
   const Kernels& kernels = KernelsOfMachine();
   const size_t scratch_bytes = kernels.scratch_bytes(args, plan, MostChunks(args), true);
   const int64_t states = int64_t{1} * args.num_sequences * args.num_heads;
-  Parallel(kKernel, 2 * states, scratch_bytes, [&](int64_t i, void* scratch) {
-    const int64_t state = i / 2;
+  const int passes = state_only ? 1 : 2;  // the key gradient's builds the initial state's
+  Parallel(kKernel, passes * states, scratch_bytes, [&](int64_t i, void* scratch) {
+    const int64_t state = i / passes;
     ScanItem item = ItemOf(grads, plan, state, scratch);
-    if (i % 2 == 1) return kernels.scan(item, Pass::kQueryGradient);
+    if (i % passes == 1) return kernels.scan(item, Pass::kQueryGradient);
     item.entry_state = At(args, grads.dfinal_state, state, args.head_dim_v);
     item.entry_norm = At(args, grads.dfinal_norm, state, 1);
     item.exit_state = At(args, grads.dinitial_state, state, args.head_dim_v);
     item.exit_norm = At(args, grads.dinitial_norm, state, 1);
+    item.state_only = state_only;
     kernels.scan(item, Pass::kKeyGradient);
   });
+}
+
+}  // namespace
+
+void Forward(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan) {
+  ScanForward(args, plan, /*state_only=*/false);
+}
+void Summarise(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan) {
+  ScanForward(args, plan, /*state_only=*/true);
+}
+void Backward(const PolynomialAttentionGradArgs& grads, const PolynomialAttentionPlan& plan) {
+  ScanBackward(grads, plan, /*state_only=*/false);
+}
+void BackwardSummarise(const PolynomialAttentionGradArgs& grads,
+                       const PolynomialAttentionPlan& plan) {
+  ScanBackward(grads, plan, /*state_only=*/true);
 }
 
 void Step(const PolynomialAttentionStepArgs& args) {

@@ -120,7 +120,7 @@ class Scan {
       const int slot = item.plan->quadratic ? i : 0;
       FetchRowsOf(i + 1 < count ? &ChunkAt(i + 1) : nullptr);
       LoadMet(chunk, slot);
-      ComputeFor(chunk, item.plan->quadratic ? window : 0, slot, i);
+      if (!item.state_only) ComputeFor(chunk, item.plan->quadratic ? window : 0, slot, i);
       if (kDescending && resets) {
         window = i + 1;
         DropState();
@@ -160,9 +160,11 @@ class Scan {
     const auto fetch = [&](const TensorView& view, int width) {
       Rows(view, *chunk).FetchAhead(ahead_, chunk->length, width);
     };
-    fetch(args_.q, sizes_.dim);
-    fetch(args_.k, sizes_.dim);
-    fetch(args_.v, sizes_.values);
+    fetch(kDescending ? args_.q : args_.k, sizes_.dim);
+    if (!kDescending) fetch(args_.v, sizes_.values);
+    if (item_->state_only) return;
+    fetch(kDescending ? args_.k : args_.q, sizes_.dim);
+    if (kDescending) fetch(args_.v, sizes_.values);
     if (kPass == Pass::kForward || args_.normalise) fetch(args_.out, sizes_.values);
     if (kGradients) fetch(grads.dout, sizes_.values);
     if (kPass == Pass::kQueryGradient) fetch(grads.dq, sizes_.dim);

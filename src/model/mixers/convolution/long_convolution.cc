@@ -47,6 +47,7 @@ at::Tensor FilterLayer::operator()(const at::Tensor& x) const {
 MixerTraits LongConvolutionTraits(int64_t channels, int64_t filter_len) {
   return {.causal_in_bits = false,
           .packs_documents = false,
+          .splits_rows = false,
           .max_tokens = filter_len,
           .state = {{.name = "inputs",
                      .shape = {StateTensor::kGrows, channels},

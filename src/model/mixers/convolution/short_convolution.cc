@@ -25,7 +25,8 @@ at::Tensor ShortConvolution::operator()(const ConvolutionCall& call, at::Tensor*
                                            .tail = call.tail,
                                            .documents = call.slice.documents,
                                            .starts = call.slice.starts,
-                                           .silu = shape_.silu};
+                                           .silu = shape_.silu,
+                                           .segment = call.slice.segment};
   if (after != nullptr) {
     // A copy: a view would keep the whole sequence.
     *after = kernels::ShortConvTail(inputs)

@@ -162,7 +162,8 @@ MixerOutput DecayedMixer::Forward(const MixerCall& call) const {
        .norm_q = heads.plain_q,
        .norm_k = heads.plain_k,
        .chunks = call.slice.chunks,
-       .initial_state = carried ? MemoryOf(*call.initial) : kernels::DecayState()},
+       .initial_state = carried ? MemoryOf(*call.initial) : kernels::DecayState(),
+       .segment = call.slice.segment},
       KernelConfig());
   result.y = Output(o, heads.gate);
   if (call.want_state) Keep(memory, result.state);
@@ -232,10 +233,17 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const at::Tensor&
                  .k = (*maps_[1])(split(1, heads_.head_dim_k))};
   if (form_.normaliser == Normaliser::kUnrotatedKeys)
     heads.plain_q = heads.q.x, heads.plain_k = heads.k.x;
-  if (form_.rope_theta > 0) {
-    const auto table = kernels::MakeRotaryTable(positions, maps_[0]->width(), form_.rope_theta);
+  if (form_.rope_theta > 0 || !form_.rotary_frequencies.empty()) {
+    const auto table =
+        form_.rotary_frequencies.empty()
+            ? kernels::MakeRotaryTable(positions, maps_[0]->width(), form_.rope_theta)
+            : kernels::MakeRotaryTable(positions, form_.rotary_frequencies);
     heads.q.x = kernels::ApplyRotary(heads.q.x, table);
     heads.k.x = kernels::ApplyRotary(heads.k.x, table);
+  }
+  if (form_.query_scale) {
+    const at::Tensor scale = form_.query_scale(positions).unsqueeze(-1);
+    heads.q.x = (heads.q.x * scale.to(kernels::ComputeType(x))).to(heads.q.x.scalar_type());
   }
   if (heads.k.log_scale.defined())  // of every query head
     heads.k.log_scale = RepeatHeads(heads.k.log_scale.unsqueeze(3), heads_.num_heads).squeeze(3);
@@ -256,7 +264,8 @@ at::Tensor DecayedMixer::Convolve(const at::Tensor& y, size_t index, const Mixer
       .weight = *convs_[index],
       .tail = carried ? call.initial->tensors[place] : at::Tensor(),
       .documents = call.slice.documents,
-      .starts = call.slice.starts};
+      .starts = call.slice.starts,
+      .segment = call.slice.segment};
   if (after != nullptr) {
     // A copy: a view would keep the whole sequence.
     const at::Tensor tail = kernels::ShortConvTail(inputs).to(

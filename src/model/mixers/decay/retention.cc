@@ -1,11 +1,7 @@
 // Retention of RetNet (Sun et al., 2023) in fla's form: q and k are rotated, the decay of head h is
 // gamma_h = 1 - 2^(-5-h) for all tokens.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/exp2.h>
-#include <ATen/ops/log1p.h>
-
 #include "model/mixers/decay/decayed_mixer.h"
+#include "model/mixers/decay/fixed_decay.h"
 
 namespace halflife::model {
 namespace {
@@ -28,26 +24,11 @@ struct RetentionOptions : OptionsOf<RetentionOptions, DecayedOptions> {
   }
 };
 
-class FixedDecay : public LogDecay {
- public:
-  explicit FixedDecay(int64_t num_heads) : num_heads_(num_heads) {}
-  // ln gamma_h by log1p: gamma itself rounds to 1 in fp32 from head 20 on.
-  at::Tensor operator()(const at::Tensor& x, std::span<const at::Tensor>) const override {
-    const at::Tensor head =
-        at::arange(num_heads_, x.options().dtype(at::kFloat).requires_grad(false));
-    return at::log1p(-at::exp2(-5 - head));
-  }
-  bool constant() const override { return true; }
-
- private:
-  int64_t num_heads_;
-};
-
 DecayedForm FormOf(const RetentionOptions& options) {
   DecayedForm form = FormOf(static_cast<const DecayedOptions&>(options));
   form.rope_theta = options.rope_theta;
   form.make_decay = [options](const PartContext&) {
-    return std::make_unique<FixedDecay>(options.num_heads);
+    return std::make_unique<FixedDecay>(RetentionLogDecays(options.num_heads));
   };
   return form;
 }

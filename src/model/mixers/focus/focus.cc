@@ -82,7 +82,8 @@ at::Tensor WindowPool::Forward(const at::Tensor& log_weight, const at::Tensor& u
       {.log_weight = log_weight,
        .u = u,
        .chunks = call.slice.chunks,
-       .initial_state = carried ? Read(*call.initial) : kernels::FocusPoolState()},
+       .initial_state = carried ? Read(*call.initial) : kernels::FocusPoolState(),
+       .segment = call.slice.segment},
       {.window = shape_.window, .eps = shape_.eps, .want_state = after != nullptr});
   if (after == nullptr || shape_.window == 1) return y.out;
   const kernels::FocusPoolState& s = y.final_state;

@@ -76,17 +76,19 @@ MixerOutput PolynomialMixer::Forward(const MixerCall& call) const {
          .k = heads.k,
          .v = heads.v,
          .chunks = call.slice.chunks,
-         .initial_state = {.kv = initial(0), .norm = initial(1)}},
+         .initial_state = {.kv = initial(0), .norm = initial(1)},
+         .segment = call.slice.segment},
         {.scale = 1 / dim, .norm = kernels::NormKind::kSumOfKeys, .norm_eps = options_.eps});
     o = out;
     if (call.want_state) result.state.tensors = {state.kv, state.norm};
   } else {
-    const auto [out, state] =
+    const auto [out, state, divisors] =
         kernels::PolynomialAttention({.q = heads.q,
                                       .k = heads.k,
                                       .v = heads.v,
                                       .chunks = call.slice.chunks,
-                                      .initial_state = {.kv = initial(0), .norm = initial(1)}},
+                                      .initial_state = {.kv = initial(0), .norm = initial(1)},
+                                      .segment = call.slice.segment},
                                      {.scale = 1 / std::sqrt(dim),
                                       .weights = weights_,
                                       .norm_eps = options_.eps,

@@ -105,7 +105,8 @@ class Mamba : public Mixer {
         .bias = *conv_bias_,
         .tail = carried ? call.initial->tensors[1] : at::Tensor(),
         .documents = call.slice.documents,
-        .starts = call.slice.starts};
+        .starts = call.slice.starts,
+        .segment = call.slice.segment};
     const at::Tensor x = kernels::ShortConv(conv);
     const Selected selected = Select(x);
     const auto [y, state] =
@@ -117,7 +118,8 @@ class Mamba : public Mixer {
                                 .c = selected.c,
                                 .skip = *skip_,
                                 .starts = call.slice.starts,
-                                .initial = carried ? call.initial->tensors[0] : at::Tensor()});
+                                .initial = carried ? call.initial->tensors[0] : at::Tensor(),
+                                .segment = call.slice.segment});
     MixerOutput result = {.y = out_(kernels::SwiGlu(in[1], y)), .state = {}};
     if (call.want_state) {
       // A copy: a view would keep the whole sequence.

@@ -83,7 +83,8 @@ class Rwkv4 : public Mixer {
                                             .tail = before(0),
                                             .documents = call.slice.documents,
                                             .starts = call.slice.starts,
-                                            .silu = false};
+                                            .silu = false,
+                                            .segment = call.slice.segment};
     const Projected y = Project(shift);
     const auto [wkv, memory] = kernels::Wkv4({.k = y.k,
                                               .v = y.v,
@@ -91,7 +92,8 @@ class Rwkv4 : public Mixer {
                                               .bonus = *first_,
                                               .starts = call.slice.starts,
                                               .initial = {before(1), before(2), before(3)},
-                                              .round_to_bf16 = round_to_bf16_});
+                                              .round_to_bf16 = round_to_bf16_,
+                                              .segment = call.slice.segment});
     MixerOutput result = {.y = out_(at::sigmoid(y.r) * wkv), .state = {}};
     if (call.want_state) {
       // A copy: a view would keep the whole sequence.

@@ -37,7 +37,7 @@ ModelConfig Decoder(const Preset& preset, const std::vector<Assignment>& options
   ModelConfig config = {.vocab_size = kVocab, .model_dim = dim, .num_layers = 2};
   config.initializer_range = 0.1;
   config.norm = NormConfig("layer_norm", {{"eps", 1e-5}});
-  config.positions = PositionTableConfig("learned", {{"max_positions", 256}});
+  config.positions = PositionsConfig("learned", {{"max_positions", 256}});
   config.mixer = MixerConfig(preset.mixer, all);
   config.channel_mixer = ChannelMixerConfig("mlp", {{"width", 4 * dim}, {"bias", true}});
   config.head.tied = true;

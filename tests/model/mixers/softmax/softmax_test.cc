@@ -51,7 +51,7 @@ TEST(SoftmaxTest, DropsProbabilitiesInTrainingAlone) {
     EXPECT_TRUE(Close(kept.y, want, 1e-13)) << "nothing dropped is nothing changed";
     EXPECT_EQ(kept.rate, 0.25);
     ASSERT_EQ(kept.shapes.size(), 1u);
-    EXPECT_EQ(kept.shapes[0], (std::vector<int64_t>{2, kSeqLen, kHeads * kSeqLen}));
+    EXPECT_EQ(kept.shapes[0], (std::vector<int64_t>{2, kSeqLen, kSeqLen * kHeads}));
     const Dropped none =
         RunWith(built, slice, x, [](const at::Tensor& p) { return at::zeros_like(p); });
     EXPECT_TRUE(Close(none.y, built["o_proj.bias"].expand_as(none.y), 1e-15));
@@ -59,7 +59,7 @@ TEST(SoftmaxTest, DropsProbabilitiesInTrainingAlone) {
   // Each token's probabilities are its own row of what is dropped: they sum up to 1 in each head.
   const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
   RunWith(built, slice, x, [](const at::Tensor& p) {
-    const at::Tensor sums = p.unflatten(2, {kHeads, kSeqLen}).sum(-1);
+    const at::Tensor sums = p.unflatten(2, {kSeqLen, kHeads}).sum(2);
     EXPECT_TRUE(Close(sums, at::zeros_like(sums) + 1, 1e-14));
     return p;
   });

@@ -1,0 +1,127 @@
+"""Writing a checkpoint, beside other writers of the same bytes on the same disk, and what it takes training, as JSON.
+
+    .venv-compare/bin/python bench/checkpoint/save.py --data quickstart/dataset-XXXX --rounds 5
+
+A model of 100 M parameters, so 1.2 GB of weights and AdamW's moments. In each round `halflife train` saves once after
+its last step and three times beside training; then safetensors, torch.save and torch.distributed.checkpoint write
+arrays of as many bytes, and `dd` as many zeros. All end with fsync. Figures are medians over rounds, the ratios those
+of medians. `blocked_share` is what a save beside training takes the step loop, of a save that training waits for.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+SETTINGS = {
+    "model.model_dim": 768,
+    "model.num_layers": 14,
+    "model.channel_mixer.swiglu.width": 2048,
+    "data.seq_len": 256,
+    "train.global_batch": 1,
+    "train.micro_batch": 1,
+    "train.steps": 9,
+    "train.threads": 2,
+    "eval.windows": 1,
+    "eval.every": 0,
+    "ckpt.every": 2,
+    "ckpt.keep_last": 2,
+    "log.tensorboard": "false",
+}
+
+
+def fsync(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def train(options: argparse.Namespace, folder: pathlib.Path) -> tuple:
+    """(save that training waits for, saves beside training), as lines of metrics.jsonl."""
+    command = [str(options.binary), "train", "--config", str(REPO / "launch/recipes/quickstart.textproto")]
+    command += ["--run", str(folder / "run"), "--set", f"data.path={options.data}"]
+    command += [word for item in SETTINGS.items() for word in ("--set", "=".join(map(str, item)))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"exit {done.returncode} of {' '.join(command)}\n{done.stderr}")
+    saves = [json.loads(line) for line in open(folder / "run/metrics.jsonl") if "save_bytes" in line]
+    return saves[-1], saves[:-1]
+
+
+def timed(write, num_bytes: int) -> float:
+    """MB/s."""
+    start = time.monotonic()
+    write()
+    return num_bytes / 1e6 / (time.monotonic() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=pathlib.Path, default=REPO / "build/cpu/src/cli/halflife")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--dir", type=pathlib.Path, help="of the disk to write to [a temporary folder]")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+
+    rates, blocked, waited = {}, [], []
+    for number in range(options.rounds):
+        with tempfile.TemporaryDirectory(dir=options.dir) as name:
+            folder = pathlib.Path(name)
+            alone, beside = train(options, folder)
+            shutil.rmtree(folder / "run")
+            num_bytes = alone["save_bytes"]
+            waited.append(alone["save_ms"])
+            blocked += [save["save_blocked_ms"] for save in beside]
+            state = {f"tensor{i}": torch.randn(num_bytes // 4 // 64) for i in range(64)}
+
+            def save_safetensors() -> None:
+                safetensors.torch.save_file(state, folder / "a.safetensors")
+                fsync(folder / "a.safetensors")
+
+            def save_torch() -> None:
+                torch.save(state, folder / "a.pt")
+                fsync(folder / "a.pt")
+
+            def dd() -> None:
+                count = num_bytes >> 22
+                arguments = ["if=/dev/zero", f"of={folder / 'zeros'}", "bs=4M", f"count={count}", "oflag=direct"]
+                subprocess.run(["dd", *arguments, "conv=fsync"], check=True, capture_output=True)
+
+            def save_dcp() -> None:
+                dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / "dcp", sync_files=True), no_dist=True)
+
+            writers = {"safetensors": save_safetensors, "torch.save": save_torch, "dcp": save_dcp, "dd": dd}
+            once = {"halflife": alone["save_mb_per_s"]}
+            once |= {writer: timed(write, num_bytes) for writer, write in writers.items()}
+            for writer, rate in once.items():
+                rates.setdefault(writer, []).append(rate)
+            print(f"round {number + 1}: {once}, blocked {[round(ms, 1) for ms in blocked[-3:]]} ms", file=sys.stderr)
+    median = {writer: statistics.median(values) for writer, values in rates.items()}
+    print(
+        json.dumps(
+            {
+                "bytes": num_bytes,
+                "mb_per_s": median,
+                "ratio": {writer: median["halflife"] / median[writer] for writer in median},
+                "save_ms": statistics.median(waited),
+                "blocked_ms": statistics.median(blocked),
+                "blocked_share": statistics.median(blocked) / statistics.median(waited),
+            },
+            indent=2,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

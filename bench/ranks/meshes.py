@@ -1,0 +1,92 @@
+"""The quickstart recipe on six meshes of ranks: how far the losses of one training run drift apart, as JSON.
+
+    python3 bench/ranks/meshes.py --data quickstart/dataset-XXXX --out /tmp/meshes
+
+A mesh is (dp, sp, ZeRO stage). All train on the same rows in the same order; where rows are cut otherwise, sums are in
+another order and losses differ by rounding, which training amplifies. Beside them `rounding`: one rank again, with
+micro-batches of twice as many rows, so that sums over rows, and nothing else, are in another order. Differences are
+those from one rank's losses, at the last step (`last`) and of the mean of the last 20 (`mean`); what a mesh adds to
+`rounding` would be a mistake. Runs that are in --out already are not run again.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+from training import BINARY, REPO
+
+MESHES = [(1, 1, 0), (2, 1, 1), (1, 2, 0), (2, 2, 1), (1, 4, 2), (4, 1, 2)]
+MODELS = {
+    "gla": {"model.mixer": "gla"},
+    "retention": {"model.mixer": "retention"},
+    "rebased": {"model.mixer": "rebased"},
+    "leap": {"model.mixer": "leap"},
+    "softmax hybrid": {"model.hybrid": "[{ layers: 1 mixer { softmax { num_heads: 4 window: 200 } } }]"},
+}
+
+
+def train(options: argparse.Namespace, run: pathlib.Path, mesh: tuple, settings: dict) -> list:
+    """The losses of the run's steps."""
+    dp, sp, stage = mesh
+    settings = {
+        "data.path": options.data,
+        "train.steps": options.steps,
+        "train.micro_batch": 2,
+        "parallel.sp": sp,
+        "parallel.zero_stage": stage,
+        "eval.every": 0,
+        "eval.windows": 1,
+        "ckpt.every": 0,
+        "log.tensorboard": "false",
+        **settings,
+    }
+    command = [] if dp * sp == 1 else ["mpirun", "-n", str(dp * sp), "--oversubscribe", "--bind-to", "none"]
+    command += [str(options.binary), "train", "--config", str(REPO / "launch/recipes/quickstart.textproto")]
+    command += ["--run", str(run)] + [word for item in settings.items() for word in ("--set", "=".join(map(str, item)))]
+    if not (run / "DONE").exists():
+        environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"exit {done.returncode} of {' '.join(command)}\n{done.stderr}")
+    lines = [json.loads(line) for line in open(run / "metrics.jsonl")]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=pathlib.Path, default=BINARY)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="the runs' folders")
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args()
+
+    results = {}
+    for model in options.model:
+        folder = options.out / model.replace(" ", "_")
+        losses = {}
+        for mesh in MESHES:
+            run = folder.with_name(f"{folder.name}_{'_'.join(map(str, mesh))}")
+            losses[str(mesh)] = train(options, run, mesh, MODELS[model])
+            print(f"{model} {mesh}: {losses[str(mesh)][-1]:.6f}", file=sys.stderr, flush=True)
+        other_sums = {**MODELS[model], "train.micro_batch": 4}
+        losses["rounding"] = train(options, folder.with_name(f"{folder.name}_rounding"), MESHES[0], other_sums)
+        one = losses[str(MESHES[0])]
+        results[model] = {
+            name: {
+                "loss": loss[-1],
+                "last": abs(loss[-1] - one[-1]),
+                "mean": abs(statistics.mean(loss[-20:]) - statistics.mean(one[-20:])),
+                "first": abs(loss[0] - one[0]),
+            }
+            for name, loss in losses.items()
+        }
+    print(json.dumps({"steps": options.steps, **results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What overlap hides of the sums of gradients on a slow network, as JSON. As root: it shapes a network of its own.
+
+    python3 bench/ranks/overlap.py --data quickstart/dataset-XXXX --pairs 3
+
+Two ranks talk TCP over the loopback of a network namespace of their own, whose bandwidth (`tc`, a token bucket) is such
+that a step's sums take about --share of its compute. With overlap, buckets leave while backward runs; without, one
+bucket holds all gradients, so it leaves when backward ends. `hidden` is the share of the traffic's time that a step
+does not wait for, `speedup` the ratio of medians of steps' times.
+"""
+
+import json
+import os
+import shutil
+import sys
+
+from training import compare, model_parser, model_settings, train
+
+TCP = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_oob_tcp_if_include": "lo"}
+
+
+def namespace(bits_per_s: float) -> tuple:
+    """A command that runs the command behind it where the loopback has this bandwidth; 0: as it is."""
+    shape = f"tc qdisc add dev lo root tbf rate {bits_per_s:.0f}bit burst 256kb limit 64mb &&" if bits_per_s else ""
+    return ("unshare", "-n", "bash", "-c", f'ip link set lo up && {shape} exec "$@"', "-")
+
+
+def main() -> None:
+    parser = model_parser(__doc__, layers=8, batch=4)  # rows of 512 tokens a rank
+    parser.set_defaults(steps=12)
+    parser.add_argument("--share", type=float, default=0.5)
+    options = parser.parse_args()
+    if os.geteuid() != 0 or shutil.which("tc") is None:
+        sys.exit("a network namespace needs root, and its bandwidth `tc` (Debian: iproute2)")
+    os.environ.update(TCP)
+    one_bucket = 1 << 40
+
+    def run(bits_per_s: float, first_bucket: int, bucket: int) -> dict:
+        settings = {
+            **model_settings(options),
+            "train.global_batch": 2 * options.batch,
+            "train.micro_batch": options.batch,
+            "parallel.first_bucket_bytes": first_bucket,
+            "parallel.bucket_bytes": bucket,
+            "log.tensorboard": "false",
+        }
+        return train(options.binary, ranks=2, threads=1, settings=settings, prefix=namespace(bits_per_s))
+
+    free = run(0, one_bucket, one_bucket)
+    compute_ms = free["step_ms"] - free["exposed_grad_ms"]
+    # A trial bandwidth tells how many bits a step sends; time is inverse to bandwidth.
+    trial = 1e9
+    slow = run(trial, one_bucket, one_bucket)
+    bits_per_s = trial * slow["exposed_grad_ms"] / (options.share * compute_ms)
+    sides = {
+        "overlap": lambda: run(bits_per_s, 1 << 20, 2 << 20),
+        "one bucket": lambda: run(bits_per_s, one_bucket, one_bucket),
+    }
+    summary = compare(sides, options.pairs)
+    summary["bandwidth_mbit_per_s"] = bits_per_s / 1e6
+    summary["compute_ms"] = compute_ms
+    summary["hidden"] = 1 - summary["overlap"]["exposed_grad_ms"] / summary["one bucket"]["exposed_grad_ms"]
+    summary["speedup"] = summary["one bucket"]["step_ms"] / summary["overlap"]["step_ms"]
+    print(json.dumps(summary, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Ranks that share rows against ranks with rows of their own, at as many tokens a rank: the real trainer, as JSON.
+
+    python3 bench/ranks/rows_vs_batch.py --data quickstart/dataset-XXXX --mixer gla rebased --pairs 3
+
+Rows of --seq-len tokens x ranks on all ranks together (parallel.sp) against rows of --seq-len on each. The ratio is
+that of the medians of tokens/s. Attention over a row costs more the longer it is; mixers with a state do not.
+"""
+
+import argparse
+import json
+import pathlib
+
+from training import BINARY, compare, train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=pathlib.Path, default=BINARY)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--mixer", nargs="+", default=["gla"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seq-len", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=4, help="rows of a micro-batch")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--pairs", type=int, default=3)
+    options = parser.parse_args()
+
+    def run(mixer: str, shared: bool) -> dict:
+        factor = options.ranks if shared else 1
+        settings = {
+            "data.path": options.data,
+            "model.mixer": mixer,
+            "data.seq_len": options.seq_len * factor,
+            "train.steps": options.steps,
+            "train.micro_batch": options.batch,
+            "train.global_batch": options.batch * options.ranks // factor,
+            "parallel.sp": factor,
+        }
+        return train(options.binary, ranks=options.ranks, threads=1, settings=settings)
+
+    results = {}
+    for mixer in options.mixer:
+        sides = {"rows": lambda: run(mixer, shared=True), "batch": lambda: run(mixer, shared=False)}
+        summary = compare(sides, options.pairs)
+        summary["ratio"] = summary["rows"]["tokens_per_s"] / summary["batch"]["tokens_per_s"]
+        results[mixer] = summary
+    print(json.dumps({"ranks": options.ranks, "seq_len": options.seq_len, "batch": options.batch, **results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

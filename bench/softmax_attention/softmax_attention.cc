@@ -1,0 +1,189 @@
+// Softmax attention, forward alone and with its gradients, against LibTorch's fused causal
+// attention, to which it is held first; and what each pattern, bias, decay and scale costs beside
+// plain causal attention, in turn. Forward alone is also timed at --long tokens of one row, where
+// blocks and windows leave most of the square out.
+//
+//   build/cpu/bench/bench_softmax_attention --batch 8 --seq-len 512 --heads 4 --dim 64
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/heap.h"
+#include "kernels/cpu/instruction_set.h"
+#include "kernels/softmax_attention/softmax_attention.h"
+#include "support/measure.h"
+
+namespace halflife::bench {
+namespace {
+
+using kernels::KeyPattern;
+
+constexpr double kMaxError = 5e-6;  // fp32 sums of up to T terms
+
+struct Options {
+  int64_t batch = 8, seq_len = 512, heads = 4, dim = 64, long_row = 8192, block = 128;
+  int rounds = 9, threads = 1;
+};
+
+struct Rows {
+  at::Tensor q, k, v, dout, positions;
+  Rows(const Options& o, int64_t batch, int64_t seq_len) {
+    const auto make = [&] { return at::randn({batch, seq_len, o.heads, o.dim}).requires_grad_(); };
+    q = make(), k = make(), v = make();
+    dout = at::randn_like(q).detach();
+    positions = at::arange(seq_len, at::kLong).unsqueeze(0).expand({batch, seq_len});
+  }
+  double scale() const { return 1 / std::sqrt(static_cast<double>(q.size(3))); }
+};
+
+struct Form {
+  const char* name;
+  at::Tensor (*run)(const Rows& rows, const Options& options);
+};
+
+at::Tensor LibTorch(const Rows& x, const Options&) {
+  const auto by_head = [](const at::Tensor& y) { return y.transpose(1, 2); };
+  return at::scaled_dot_product_attention(by_head(x.q), by_head(x.k), by_head(x.v), {}, 0.0,
+                                          /*is_causal=*/true, x.scale())
+      .transpose(1, 2);
+}
+at::Tensor Ours(const Rows& x, const kernels::SoftmaxAttentionConfig& config,
+                const at::Tensor& bias = {}) {
+  return kernels::SoftmaxAttention(
+      {.q = x.q, .k = x.k, .v = x.v, .bias = bias, .positions = x.positions}, config);
+}
+at::Tensor Causal(const Rows& x, const Options&) { return Ours(x, {.scale = x.scale()}); }
+
+const Form kForms[] = {
+    {"window",
+     [](const Rows& x, const Options& o) {
+       return Ours(x, {.scale = x.scale(), .pattern = {.window = 2 * o.block}});
+     }},
+    {"blocks",
+     [](const Rows& x, const Options& o) {
+       return Ours(x, {.scale = x.scale(), .pattern = {.block = o.block}});
+     }},
+    {"window that sees all",
+     [](const Rows& x, const Options&) {
+       return Ours(x, {.scale = x.scale(), .pattern = {.window = x.q.size(1)}});
+     }},
+    {"bias by distance (ALiBi)",
+     [](const Rows& x, const Options& o) {
+       const at::Tensor slopes = at::rand({o.heads, 1}) / 8;
+       return Ours(x, {.scale = x.scale()}, -slopes * at::arange(x.q.size(1), at::kFloat));
+     }},
+    {"decay with distance (xPos)",
+     [](const Rows& x, const Options& o) {
+       kernels::SoftmaxAttentionConfig config = {.scale = x.scale()};
+       for (int64_t c = 0; c < o.dim; ++c)
+         config.decay_rates.push_back(-2.4e-3 * static_cast<double>(c) /
+                                      static_cast<double>(o.dim));
+       return Ours(x, config);
+     }},
+    {"factor of each query (InfoScale)",
+     [](const Rows& x, const Options&) {
+       Rows scaled = x;
+       scaled.q = x.q * at::rand({1, x.q.size(1), 1, 1});
+       return Ours(scaled, {.scale = x.scale()});
+     }},
+    {"far pairs (ReRoPE)", [](const Rows& x, const Options& o) {
+       return kernels::SoftmaxAttention(
+           {.q = x.q, .k = x.k, .v = x.v, .far_q = x.q, .far_k = x.k, .positions = x.positions},
+           {.scale = x.scale(), .far_from = o.block});
+     }}};
+
+double TimeOf(const Form& form, const Rows& rows, const Options& o, bool gradients) {
+  if (!gradients) {
+    const at::NoGradGuard no_grad;
+    return Milliseconds(at::kCPU, [&] { form.run(rows, o); });
+  }
+  return Milliseconds(at::kCPU, [&] {
+    torch::autograd::grad({form.run(rows, o)}, {rows.q, rows.k, rows.v}, {rows.dout});
+  });
+}
+
+// `form` over plain causal attention, medians of pairs.
+nlohmann::ordered_json Beside(const Form& form, const Rows& rows, const Options& o,
+                              bool gradients) {
+  const Form causal = {"causal", Causal};
+  std::vector<double> times, plain, ratios;
+  for (int i = 0; i <= o.rounds; ++i) {
+    const double mine = TimeOf(form, rows, o, gradients);
+    const double other = TimeOf(causal, rows, o, gradients);
+    if (i == 0) continue;  // finds cold memory
+    times.push_back(mine), plain.push_back(other), ratios.push_back(mine / other);
+  }
+  return {{"form", form.name},
+          {"ms", Median(times)},
+          {"causal_ms", Median(plain)},
+          {"over_causal", Median(ratios)}};
+}
+
+void CheckAgainstLibTorch(const Options& o) {
+  const Rows rows(o, 1, 300);
+  const at::NoGradGuard no_grad;
+  const double error = RelativeRms(Causal(rows, o), LibTorch(rows, o).to(at::kDouble).contiguous());
+  HL_CHECK(error <= kMaxError, "off by ", error, "; ", kMaxError, " is allowed");
+}
+
+nlohmann::ordered_json Run(const Options& o) {
+  CheckAgainstLibTorch(o);
+  nlohmann::ordered_json report = {
+      {"batch", o.batch},
+      {"seq_len", o.seq_len},
+      {"heads", o.heads},
+      {"dim", o.dim},
+      {"block", o.block},
+      {"threads", o.threads},
+      {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())}};
+  const Form libtorch = {"LibTorch's causal attention", LibTorch};
+  const Rows rows(o, o.batch, o.seq_len), long_row(o, 1, o.long_row);
+  for (const bool gradients : {false, true}) {
+    auto& part = report[gradients ? "forward_backward" : "forward"];
+    part.push_back(Beside(libtorch, rows, o, gradients));
+    for (const Form& form : kForms) part.push_back(Beside(form, rows, o, gradients));
+  }
+  auto& part = report["forward_of_a_row_of_" + std::to_string(o.long_row)];
+  part.push_back(Beside(libtorch, long_row, o, /*gradients=*/false));
+  for (const Form& form : kForms) part.push_back(Beside(form, long_row, o, false));
+  return report;
+}
+
+}  // namespace
+}  // namespace halflife::bench
+
+int main(int argc, char** argv) {
+  halflife::bench::Options options;
+  CLI::App app("Softmax attention against LibTorch's, and what patterns cost; prints JSON");
+  app.add_option("--batch", options.batch);
+  app.add_option("--seq-len", options.seq_len);
+  app.add_option("--heads", options.heads);
+  app.add_option("--dim", options.dim, "channels of a head");
+  app.add_option("--block", options.block, "tokens of a block; a window is two");
+  app.add_option("--long", options.long_row, "tokens of the row whose forward is timed besides");
+  app.add_option("--rounds", options.rounds);
+  app.add_option("--threads", options.threads);
+  CLI11_PARSE(app, argc, argv);
+  at::set_num_threads(options.threads);
+  // Results are allocated anew in every call: what is timed is the loops, not page faults.
+  halflife::PrepareHeap();
+  try {
+    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
+    std::cout << halflife::bench::Run(options).dump(2) << "\n";
+  } catch (const halflife::Error& error) {
+    std::cerr << error.what() << "\n";
+    return static_cast<int>(error.code());
+  }
+}

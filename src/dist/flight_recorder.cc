@@ -1,0 +1,168 @@
+#include "dist/flight_recorder.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/host.h"
+#include "core/log.h"
+#include "dist/flight_image.h"
+#include "dist/flight_report.h"
+
+namespace halflife::dist {
+namespace {
+
+namespace fs = std::filesystem;
+using flight::Entry;
+using flight::Image;
+
+// Cut to the field, always ended by a zero.
+template <size_t kSize>
+void SetText(char (&field)[kSize], std::string_view text) {
+  const size_t count = std::min(text.size(), kSize - 1);
+  std::memcpy(field, text.data(), count);
+  std::memset(field + count, 0, kSize - count);
+}
+
+Image* MapImage(int fd) {
+  const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  void* const memory = ::mmap(nullptr, sizeof(Image), PROT_READ | PROT_WRITE, flags, fd, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<Image*>(memory);
+}
+
+}  // namespace
+
+void FlightRecorder::Unmap::operator()(Image* image) const { ::munmap(image, sizeof(Image)); }
+
+FlightRecorder::FlightRecorder(int rank, int world_size) : image_(MapImage(-1)) {
+  if (image_ == nullptr) throw std::bad_alloc();
+  flight::Header& header = image_->header;
+  std::memcpy(header.magic, flight::kMagic, sizeof(header.magic));
+  header.version = flight::kVersion;
+  header.rank = static_cast<uint32_t>(rank);
+  header.world_size = static_cast<uint32_t>(world_size);
+  header.pid = static_cast<uint32_t>(::getpid());
+  SetText(header.host, HostName());
+  EnterPhase("start", 0);
+}
+
+FlightRecorder::~FlightRecorder() { StopTicking(); }
+
+void FlightRecorder::KeepIn(const fs::path& folder, const std::string& attempt) {
+  HL_CHECK(path_.empty(), "a flight record has its file already");
+  SetText(image_->header.attempt, attempt);
+  image_->header.alive_us = UnixMicroseconds();
+  const fs::path path = folder / FlightRecordName(static_cast<int>(image_->header.rank));
+  std::error_code error;
+  fs::create_directories(folder, error);
+  const Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  // Written rather than made long: a full disk is then an error here, and no signal at a later
+  // touch of the mapping.
+  Image* mapped = nullptr;
+  if (fd && ::pwrite(fd.get(), image_.get(), sizeof(Image), 0) == ssize_t{sizeof(Image)})
+    mapped = MapImage(fd.get());
+  if (mapped == nullptr) {
+    HL_WARN("dist", "no flight record in ", folder.string(), ": ", internal::ErrnoText(errno),
+            "; what ranks did before a failure will not be known");
+    return;
+  }
+  image_.reset(mapped);
+  path_ = path;
+  ticker_ = std::thread([this] { Tick(); });
+}
+
+void FlightRecorder::Tick() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    image_->header.alive_us = UnixMicroseconds();
+    stop_.wait_for(lock, std::chrono::milliseconds(250));
+  }
+}
+
+void FlightRecorder::StopTicking() {
+  if (!ticker_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.notify_all();
+  ticker_.join();
+}
+
+void FlightRecorder::Discard() {
+  if (path_.empty()) return;
+  StopTicking();
+  std::error_code ignored;
+  fs::remove(path_, ignored);
+  fs::remove(path_.parent_path(), ignored);  // fails while others are in it
+  path_.clear();
+}
+
+void FlightRecorder::EnterPhase(const char* phase, int64_t step) {
+  flight::Header& header = image_->header;
+  const int64_t now_us = UnixMicroseconds();
+  if (Trace* const trace = trace_)
+    trace->Slice("phases", header.phase, header.phase_since_us, now_us);
+  header.phase_since_us = now_us;
+  header.step = step;
+  SetText(header.phase, phase);
+}
+
+void FlightRecorder::Fail(const std::string& cause) {
+  const std::lock_guard lock(mutex_);
+  flight::Header& header = image_->header;
+  if (header.failed_us != 0) return;
+  SetText(header.cause, cause);
+  header.failed_us = UnixMicroseconds();
+}
+
+uint64_t FlightRecorder::Begin(const std::string& group, int group_size, const Request& request,
+                               int64_t seq) {
+  {
+    const std::lock_guard lock(mutex_);
+    bytes_[KindOfGroup(group)] += request.bytes();
+  }
+  const uint64_t number = ++image_->header.num_operations;
+  Entry& entry = image_->entries[(number - 1) % flight::kNumEntries];
+  entry.number = 0;
+  entry.issued_us = UnixMicroseconds();
+  entry.ended_us = 0;
+  entry.seq = seq;
+  entry.bytes = request.bytes();
+  entry.index = request.tag.index;
+  entry.group_size = group_size;
+  entry.kind = static_cast<uint8_t>(request.kind);
+  entry.state = static_cast<uint8_t>(OpState::kIssued);
+  SetText(entry.group, group);
+  SetText(entry.what, request.tag.what);
+  entry.number = number;
+  return number;
+}
+
+std::map<std::string, int64_t> FlightRecorder::TakeBytes() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(bytes_, {});
+}
+
+void FlightRecorder::End(uint64_t number, OpState state) {
+  Entry& entry = image_->entries[(number - 1) % flight::kNumEntries];
+  if (entry.number != number) return;  // a later one has its place
+  entry.ended_us = UnixMicroseconds();
+  entry.state = static_cast<uint8_t>(state);
+  if (Trace* const trace = trace_) {
+    trace->Overlapping(
+        entry.group,
+        Concat(Name(static_cast<OpKind>(entry.kind)), " ", entry.what, " ", entry.index),
+        entry.issued_us, entry.ended_us, entry.bytes);
+  }
+}
+
+}  // namespace halflife::dist

@@ -1,0 +1,286 @@
+#include "dist/flight_report.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <map>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/host.h"
+#include "core/human.h"
+#include "core/log.h"
+#include "dist/flight_image.h"
+
+namespace halflife::dist {
+namespace {
+
+namespace fs = std::filesystem;
+using flight::Image;
+
+// Ranks of a sound run are this far apart now and then.
+constexpr int64_t kNoticeUs = 2'000'000;
+constexpr uint32_t kMostRanks = 1 << 20;
+
+template <size_t kSize>
+std::string TextOf(const char (&field)[kSize]) {
+  return std::string(field, ::strnlen(field, kSize));
+}
+
+// The third field of /proc/PID/stat, behind the name in brackets.
+ProcessState StateOf(int64_t pid) {
+  std::ifstream in(Concat("/proc/", pid, "/stat"));
+  std::string line;
+  if (!std::getline(in, line)) return ProcessState::kGone;
+  const size_t name_end = line.rfind(')');
+  const char state = name_end + 2 < line.size() ? line[name_end + 2] : '?';
+  if (state == 'Z' || state == 'X') return ProcessState::kGone;
+  return state == 'T' || state == 't' ? ProcessState::kStopped : ProcessState::kRuns;
+}
+
+FlightOperation Decode(const flight::Entry& entry) {
+  constexpr auto kLastKind = static_cast<uint8_t>(OpKind::kBarrier);
+  return {.number = entry.number,
+          .group = TextOf(entry.group),
+          .group_size = entry.group_size,
+          .seq = entry.seq,
+          .kind = entry.kind <= kLastKind ? Name(static_cast<OpKind>(entry.kind)) : "unknown",
+          .what = TextOf(entry.what),
+          .index = entry.index,
+          .bytes = entry.bytes,
+          .state = static_cast<OpState>(
+              std::min<uint8_t>(entry.state, static_cast<uint8_t>(OpState::kFailed))),
+          .issued_us = entry.issued_us,
+          .ended_us = entry.ended_us};
+}
+
+std::string Ago(int64_t since_us, int64_t now_us) {
+  return HumanSeconds(static_cast<double>(std::max<int64_t>(0, now_us - since_us)) * 1e-6);
+}
+
+std::string Doing(const FlightRecord& record, int64_t now_us) {
+  return Concat("in phase ", record.phase, " of step ", record.step, " for ",
+                Ago(record.phase_since_us, now_us));
+}
+
+// --- operations that not all ranks of a group have issued alike ---
+
+// By rank: the latest operation of one group.
+using Latest = std::map<int, const FlightOperation*>;
+
+std::map<std::string, Latest> LatestByGroup(const std::vector<FlightRecord>& records) {
+  std::map<std::string, Latest> groups;
+  for (const FlightRecord& record : records) {
+    for (const FlightOperation& operation : record.operations) {
+      const FlightOperation*& latest = groups[operation.group][record.rank];
+      if (latest == nullptr || operation.seq > latest->seq) latest = &operation;
+    }
+  }
+  return groups;
+}
+
+const FlightOperation* Find(const FlightRecord& record, const std::string& group, int64_t seq) {
+  for (const FlightOperation& operation : record.operations)
+    if (operation.group == group && operation.seq == seq) return &operation;
+  return nullptr;
+}
+
+struct Divergence {
+  int64_t at_us = 0;
+  std::string text;
+};
+
+std::vector<int> RanksOf(const std::vector<const FlightRecord*>& records) {
+  std::vector<int> ranks;
+  for (const FlightRecord* record : records) ranks.push_back(record->rank);
+  return ranks;
+}
+
+// The first operation of `group` that one of its ranks has issued and another has not, or as
+// another operation. A rank that has issued none is known to be of the group where all are.
+void AddDivergence(const std::string& group, const Latest& latest,
+                   const std::vector<FlightRecord>& records, int64_t now_us,
+                   std::vector<Divergence>* found) {
+  const FlightOperation& any = *latest.begin()->second;
+  const bool is_everybodys = any.group_size == records[0].world_size;
+  const auto last_of = [&](const FlightRecord& record) -> int64_t {
+    const auto own = latest.find(record.rank);
+    return own == latest.end() ? -1 : own->second->seq;
+  };
+  int64_t least = any.seq, most = any.seq;
+  for (const FlightRecord& record : records) {
+    if (!is_everybodys && !latest.contains(record.rank)) continue;
+    least = std::min(least, last_of(record));
+    most = std::max(most, last_of(record));
+  }
+  const int64_t seq = std::min(least + 1, most);
+  const FlightOperation* first = nullptr;
+  std::vector<const FlightRecord*> issued, late, otherwise;
+  for (const FlightRecord& record : records) {
+    const FlightOperation* const own = Find(record, group, seq);
+    if (own == nullptr) {
+      if (last_of(record) == least && (is_everybodys || least >= 0)) late.push_back(&record);
+      continue;
+    }
+    if (first == nullptr) first = own;
+    (Describe(*own) == Describe(*first) ? issued : otherwise).push_back(&record);
+  }
+  if (first == nullptr) return;
+  if (now_us - first->issued_us < kNoticeUs) late.clear();
+  for (const FlightRecord* record : otherwise) {
+    found->push_back(
+        {first->issued_us, Concat("rank ", record->rank, " has issued ", group, " #", seq, " as ",
+                                  Describe(*Find(*record, group, seq)), ", rank ",
+                                  JoinRanks(RanksOf(issued)), " as ", Describe(*first))});
+  }
+  for (const FlightRecord* record : late) {
+    found->push_back(
+        {first->issued_us,
+         Concat("rank ", record->rank, " has not issued ", group, " #", seq, " ", Describe(*first),
+                " (it is ", Doing(*record, now_us), "); rank ", JoinRanks(RanksOf(issued)),
+                " did, ", Ago(first->issued_us, now_us), " ago")});
+  }
+}
+
+std::vector<Divergence> Divergences(const std::vector<FlightRecord>& records, int64_t now_us) {
+  std::vector<Divergence> found;
+  for (const auto& [group, latest] : LatestByGroup(records))
+    AddDivergence(group, latest, records, now_us, &found);
+  std::ranges::stable_sort(found, {}, &Divergence::at_us);
+  return found;
+}
+
+// --- processes ---
+
+std::vector<const FlightRecord*> InOrder(const std::vector<FlightRecord>& records,
+                                         int64_t FlightRecord::*time) {
+  std::vector<const FlightRecord*> ordered;
+  for (const FlightRecord& record : records) ordered.push_back(&record);
+  std::ranges::stable_sort(ordered, {}, time);
+  return ordered;
+}
+
+// Where all are gone, the one whose signs of life ended first is the cause.
+void AddProcess(const FlightRecord& record, int64_t now_us, std::vector<FlightFinding>* findings) {
+  constexpr int64_t kSilentUs = 30'000'000;  // far above the time between two signs of life
+  const bool ended =
+      record.process == ProcessState::kStopped || record.process == ProcessState::kGone;
+  if (!ended && now_us - record.alive_us < kSilentUs) return;
+  findings->push_back(
+      {FlightFinding::Kind::kProcess,
+       Concat("rank ", record.rank, " (pid ", record.pid, " on ", record.host, ") ",
+              ended ? Concat("is ", Name(record.process), ", its last sign of life ")
+                    : "has given its last sign of life ",
+              HumanSeconds(1e-6 * static_cast<double>(now_us - record.alive_us)), " ago, ",
+              Doing(record, record.alive_us))});
+}
+
+}  // namespace
+
+std::string Describe(const FlightOperation& operation) {
+  return Concat(operation.kind, " '", operation.what, "' ", operation.index);
+}
+
+const char* Name(OpState state) {
+  constexpr const char* kNames[] = {"issued", "done", "failed"};
+  return kNames[static_cast<int>(state)];
+}
+
+const char* Name(ProcessState state) {
+  constexpr const char* kNames[] = {"runs", "stopped", "gone", "unknown"};
+  return kNames[static_cast<int>(state)];
+}
+
+std::string FlightRecordName(int rank) {
+  const std::string digits = std::to_string(rank);
+  return Concat("r", std::string(5 - std::min<size_t>(5, digits.size()), '0'), digits, ".flight");
+}
+
+FlightRecord ReadFlightRecord(const fs::path& path) {
+  const std::string bytes = ReadFile(path, ExitCode::kData, sizeof(Image));
+  HL_CHECK_AS(ExitCode::kData,
+              bytes.size() == sizeof(Image) &&
+                  std::memcmp(bytes.data(), flight::kMagic, sizeof(flight::kMagic)) == 0,
+              path.string(), " is no flight record of a rank");
+  const auto image = std::make_unique<Image>();
+  std::memcpy(static_cast<void*>(image.get()), bytes.data(), sizeof(Image));
+  const flight::Header& header = image->header;
+  HL_CHECK_AS(ExitCode::kData, header.version == flight::kVersion, path.string(), " has version ",
+              header.version, ", this program reads ", flight::kVersion);
+  HL_CHECK_AS(ExitCode::kData, header.rank < header.world_size && header.world_size <= kMostRanks,
+              path.string(), " is damaged: rank ", header.rank, " of ", header.world_size);
+  FlightRecord record{.rank = static_cast<int>(header.rank),
+                      .world_size = static_cast<int>(header.world_size),
+                      .pid = header.pid,
+                      .host = TextOf(header.host),
+                      .attempt = TextOf(header.attempt),
+                      .alive_us = header.alive_us,
+                      .phase = TextOf(header.phase),
+                      .phase_since_us = header.phase_since_us,
+                      .step = header.step,
+                      .cause = TextOf(header.cause),
+                      .failed_us = header.failed_us,
+                      .num_operations = header.num_operations};
+  if (record.host == HostName()) record.process = StateOf(record.pid);
+  for (const flight::Entry& entry : image->entries)
+    if (entry.number != 0) record.operations.push_back(Decode(entry));
+  std::ranges::sort(record.operations, {}, &FlightOperation::number);
+  return record;
+}
+
+std::vector<FlightRecord> ReadFlight(const fs::path& folder) {
+  std::vector<FlightRecord> records;
+  std::error_code error;
+  for (const fs::directory_entry& file : fs::directory_iterator(folder, error))
+    if (file.path().extension() == ".flight") records.push_back(ReadFlightRecord(file.path()));
+  HL_CHECK_AS(ExitCode::kData, !error || error == std::errc::no_such_file_or_directory,
+              "cannot read ", folder.string(), ": ", error.message());
+  if (records.empty()) return records;
+  const std::string attempt =
+      std::ranges::max_element(records, {}, &FlightRecord::alive_us)->attempt;
+  std::erase_if(records, [&](const FlightRecord& record) { return record.attempt != attempt; });
+  std::ranges::sort(records, {}, &FlightRecord::rank);
+  return records;
+}
+
+std::vector<FlightFinding> FlightFindings(const std::vector<FlightRecord>& records,
+                                          int64_t now_us) {
+  using enum FlightFinding::Kind;
+  std::vector<FlightFinding> findings;
+  for (const FlightRecord* record : InOrder(records, &FlightRecord::failed_us)) {
+    if (record->failed_us == 0) continue;
+    findings.push_back(
+        {kFailed, Concat("rank ", record->rank, " failed ", Ago(record->failed_us, now_us),
+                         " ago, ", Doing(*record, record->failed_us), ": ", record->cause)});
+  }
+  for (const FlightRecord* record : InOrder(records, &FlightRecord::alive_us))
+    if (record->failed_us == 0) AddProcess(*record, now_us, &findings);
+  for (const Divergence& divergence : Divergences(records, now_us))
+    findings.push_back({kDiverged, divergence.text});
+  std::vector<int> missing;
+  for (int rank = 0; !records.empty() && rank < records[0].world_size; ++rank)
+    if (!std::ranges::binary_search(records, rank, {}, &FlightRecord::rank))
+      missing.push_back(rank);
+  if (!missing.empty())
+    findings.push_back({kMissing, Concat("no flight record of rank ", JoinRanks(missing))});
+  return findings;
+}
+
+std::string WhoIsLate(const fs::path& folder) noexcept {
+  constexpr size_t kMost = 4;
+  try {
+    std::string text;
+    size_t count = 0;
+    for (const FlightFinding& finding : FlightFindings(ReadFlight(folder), UnixMicroseconds())) {
+      if (finding.kind == FlightFinding::Kind::kFailed || ++count > kMost) continue;
+      text += Concat(text.empty() ? "" : "; ", finding.text);
+    }
+    return text;
+  } catch (const std::exception& error) {
+    HL_WARN("dist", "no word from the flight records: ", error.what());
+    return "";
+  }
+}
+
+}  // namespace halflife::dist

@@ -1,0 +1,173 @@
+#include "eval/length_method.h"
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+
+#include "core/error.h"
+#include "eval/length_method_help.h"
+
+namespace halflife::eval {
+namespace {
+
+// A config that steps change one after the other.
+struct Edit {
+  model::ModelConfig& config;
+  const LengthScene& scene;
+  const std::string& step;
+  std::optional<int64_t> number;
+
+  int64_t NumberOr(int64_t usual) const { return std::max<int64_t>(1, number.value_or(usual)); }
+  // The number, or how much longer rows are than in training.
+  double Stretch() const {
+    const auto ratio = static_cast<double>(scene.length) / static_cast<double>(scene.train_len);
+    return number ? static_cast<double>(*number) : std::max(1.0, ratio);
+  }
+
+  void SetInAttention(const char* option, const model::OptionValue& value) const {
+    ForAttention([&](model::MixerConfig& mixer) { mixer.Set(option, value); });
+  }
+  void SetPositions(const model::PositionsConfig& positions) const {
+    HL_CHECK_AS(
+        ExitCode::kUsage, config.positions.name() == "none", "--method ", step,
+        " turns queries and keys in place of plain rotation, and the model's positions are ",
+        config.positions.name(), "; as_trained, window or blocks would work");
+    ForAttention([&](model::MixerConfig& mixer) {
+      HL_CHECK_AS(ExitCode::kUsage, mixer.Get<double>("rope_theta") > 0, "--method ", step,
+                  " turns queries and keys, and the model's attention was trained without; "
+                  "as_trained, window or blocks would work");
+    });
+    config.positions = positions;
+  }
+
+ private:
+  void ForAttention(const std::function<void(model::MixerConfig&)>& change) const {
+    bool any = false;
+    const auto visit = [&](model::MixerConfig& mixer) {
+      if (mixer.name() != "softmax") return;
+      change(mixer);
+      any = true;
+    };
+    visit(config.mixer);
+    for (model::LayerGroup& group : config.hybrid)
+      if (group.mixer) visit(*group.mixer);
+    HL_CHECK_AS(ExitCode::kUsage, any, "--method ", step,
+                " is of softmax attention, and the model has none; as_trained would work");
+  }
+};
+
+void SetQueryScale(const Edit& edit, const char* form) {
+  edit.SetInAttention("query_scale", std::string(form));
+  edit.SetInAttention("query_scale_mode", std::string("eval_only"));
+  edit.SetInAttention("query_scale_length", edit.NumberOr(edit.scene.train_len));
+}
+model::PositionsConfig SinksAndWindow(const Edit& edit, const char* name) {
+  constexpr int64_t kSinks = 4;
+  return model::PositionsConfig(
+      name, {{"sinks", kSinks}, {"window", edit.NumberOr(edit.scene.train_len - kSinks)}});
+}
+
+void AsTrained(const Edit&) {}
+void Window(const Edit& edit) {
+  edit.SetInAttention("block", int64_t{0});
+  edit.SetInAttention("window", edit.NumberOr(edit.scene.train_len));
+}
+void Blocks(const Edit& edit) {
+  edit.SetInAttention("window", int64_t{0});
+  edit.SetInAttention("block", edit.NumberOr(edit.scene.train_len / 2));
+}
+void Sinks(const Edit& edit) { edit.SetInAttention("sinks", edit.NumberOr(4)); }
+void StreamingLlm(const Edit& edit) { edit.SetPositions(SinksAndWindow(edit, "streaming_llm")); }
+void LmInfinite(const Edit& edit) { edit.SetPositions(SinksAndWindow(edit, "lm_infinite")); }
+void Rerope(const Edit& edit) {
+  edit.SetPositions(
+      model::PositionsConfig("rerope", {{"window", edit.NumberOr(edit.scene.train_len / 2)}}));
+}
+void LeakyRerope(const Edit& edit) {
+  edit.SetPositions(model::PositionsConfig(
+      "rerope",
+      {{"window", std::max<int64_t>(1, edit.scene.train_len / 2)}, {"leak", edit.NumberOr(16)}}));
+}
+void Interpolated(const Edit& edit) {
+  edit.SetPositions(model::PositionsConfig("interpolated", {{"stretch", edit.Stretch()}}));
+}
+void NtkAware(const Edit& edit) {
+  edit.SetPositions(model::PositionsConfig("ntk_aware", {{"stretch", edit.Stretch()}}));
+}
+void Yarn(const Edit& edit) {
+  edit.SetPositions(model::PositionsConfig(
+      "yarn", {{"stretch", edit.Stretch()}, {"length", edit.scene.train_len}}));
+}
+void InfoScale(const Edit& edit) { SetQueryScale(edit, "info"); }
+void LogScale(const Edit& edit) { SetQueryScale(edit, "log"); }
+
+struct StepKind {
+  const char* name;
+  const char* number;  // what it may be given; empty: none
+  void (*apply)(const Edit& edit);
+};
+
+const StepKind kSteps[] = {
+#define HL_LENGTH_METHOD(name, number, help, Apply) {name, number, Apply},
+#include "eval/length_methods.inc"
+#undef HL_LENGTH_METHOD
+};
+
+const StepKind& KindOf(const std::string& name) {
+  const StepKind* const found = std::ranges::find(kSteps, name, &StepKind::name);
+  HL_CHECK_AS(ExitCode::kUsage, found != std::end(kSteps), "--method: there is no '", name,
+              "'; known:\n", LengthMethodHelp());
+  return *found;
+}
+
+std::vector<std::string> Split(std::string_view text, char mark) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(mark, begin), text.size());
+    parts.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+}  // namespace
+
+LengthMethod LengthMethod::Parse(std::string_view text) {
+  LengthMethod method;
+  method.text_ = text;
+  for (const std::string& part : Split(text, '+')) {
+    const size_t colon = part.find(':');
+    Step step = {.name = part.substr(0, colon), .number = std::nullopt};
+    const StepKind& kind = KindOf(step.name);
+    if (colon != std::string::npos) {
+      const std::string digits = part.substr(colon + 1);
+      int64_t number = 0;
+      const auto [end, error] =
+          std::from_chars(digits.data(), digits.data() + digits.size(), number);
+      HL_CHECK_AS(ExitCode::kUsage,
+                  *kind.number != '\0' && error == std::errc() && number > 0 &&
+                      end == digits.data() + digits.size(),
+                  "--method ", part, ": '", digits, "' where ", kind.name,
+                  *kind.number == '\0' ? " takes no number" : " takes a whole number above 0");
+      step.number = number;
+    }
+    method.steps_.push_back(std::move(step));
+  }
+  return method;
+}
+
+std::unique_ptr<model::LanguageModel> LengthMethod::AppliedTo(const model::LanguageModel& model,
+                                                              const LengthScene& scene) const {
+  model::ModelConfig config = model.config();
+  for (const Step& step : steps_)
+    KindOf(step.name).apply(
+        {.config = config, .scene = scene, .step = text_, .number = step.number});
+  auto other = std::make_unique<model::LanguageModel>(config);
+  const model::ParameterSet& weights = model.parameters();
+  HL_CHECK(other->parameters().size() == weights.size(), "--method ", text_,
+           " changes the model's parameters");
+  for (int i = 0; i < weights.size(); ++i) other->parameters().Bind(i, weights.tensor(i));
+  return other;
+}
+
+}  // namespace halflife::eval

@@ -1,0 +1,44 @@
+#include "eval/length_table.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/error.h"
+
+namespace halflife::eval {
+
+void RequireLengths(const model::LanguageModel& model, const LengthTable& table) {
+  HL_CHECK_AS(ExitCode::kUsage, !table.lengths.empty(), "no length to evaluate");
+  const int64_t longest = std::ranges::max(table.lengths), most = model.max_positions();
+  for (const int64_t length : table.lengths)
+    HL_CHECK_AS(ExitCode::kUsage, length > 0 && longest % length == 0, "--lengths: ", length,
+                " does not divide the longest, ", longest,
+                ", and every length scores the same targets; divisors would work");
+  HL_CHECK_AS(ExitCode::kUsage, most == 0 || longest <= most, "--lengths: the model knows ", most,
+              " positions, fewer than ", longest, "; lengths of at most ", most, " would work");
+}
+
+LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& tokens,
+                      const LengthTable& table, const LengthMethod& method, int64_t length,
+                      dist::Communicator& control) {
+  const int64_t longest = std::ranges::max(table.lengths);
+  const int64_t available = data::NumWindows(tokens, longest);
+  HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
+              " tokens, fewer than one stretch of ", longest,
+              " + 1; shorter --lengths, or more text, would work");
+  const int64_t stretches =
+      table.num_stretches > 0 ? std::min(table.num_stretches, available) : available;
+  const auto other = method.AppliedTo(model, {.train_len = table.train_len, .length = length});
+  const auto begin = std::chrono::steady_clock::now();
+  LengthRow row = {.method = method.text(), .length = length, .seconds = 0, .result = {}};
+  row.result = Validate(*other, tokens,
+                        {.seq_len = length,
+                         .num_windows = stretches * (longest / length),
+                         .batch = std::max<int64_t>(1, table.batch_tokens / length),
+                         .bin = table.bin},
+                        at::kCPU, control);
+  row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return row;
+}
+
+}  // namespace halflife::eval

@@ -1,0 +1,77 @@
+#include "kernels/polynomial_attention/segments.h"
+
+#include <ATen/ops/zeros.h>
+
+#include "core/error.h"
+#include "kernels/sequence/segment_scan.h"
+
+namespace halflife::kernels {
+namespace {
+
+PolynomialState ToPolynomialState(const SegmentState& state) {
+  if (state.values.empty()) return {};
+  return {.kv = state.values[0], .norm = state.values.size() > 1 ? state.values[1] : at::Tensor()};
+}
+SegmentState ToSegmentState(const PolynomialState& state) {
+  SegmentState segment = {.values = {state.kv}};
+  if (state.norm.defined()) segment.values.push_back(state.norm);
+  return segment;
+}
+
+PolynomialAttentionInputs Detached(PolynomialAttentionInputs in) {
+  in.q = in.q.detach(), in.k = in.k.detach(), in.v = in.v.detach();
+  return in;
+}
+
+}  // namespace
+
+PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
+                                       const PolynomialAttentionConfig& config) {
+  HL_CHECK(!inputs.initial_state.kv.defined() && !config.want_final_state,
+           "polynomial attention: a state of the caller's before or after a segment");
+  PolynomialAttentionInputs alone = inputs;
+  alone.segment.reset();
+  PolynomialAttentionConfig with_state = config;
+  with_state.want_final_state = true;
+  const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
+    const PolynomialAttentionOutput y =
+        PolynomialAttention({.q = x[0],
+                             .k = x[1],
+                             .v = x[2],
+                             .chunks = inputs.chunks,
+                             .initial_state = ToPolynomialState(before)},
+                            with_state);
+    if (!y.norm_denom.defined())
+      return {.outputs = {y.out}, .after = ToSegmentState(y.final_state)};
+    return {.outputs = {y.out, y.norm_denom},
+            .num_constant = 1,
+            .after = ToSegmentState(y.final_state)};
+  };
+  const auto summarise = [&]() -> SegmentSummary {
+    const SegmentState own = ToSegmentState(Summarise(alone, with_state));
+    const at::Tensor& kv = own.values[0];
+    return {.own = own,
+            .log_transition =
+                CutByStarts(at::zeros({kv.size(0), kv.size(1)}, kv.options()), *inputs.segment)};
+  };
+  const auto gradient_before = [in = Detached(alone), with_state](const SegmentState& before,
+                                                                  const Tensors& outputs,
+                                                                  const Tensors& douts) -> Tensors {
+    PolynomialAttentionInputs from = in;
+    from.initial_state = ToPolynomialState(before);
+    const PolynomialAttentionOutput output = {
+        .out = outputs[0],
+        .final_state = {},
+        .norm_denom = outputs.size() > 1 ? outputs[1] : at::Tensor()};
+    return ToSegmentState(BackwardSummarise(from, with_state, output, douts[0])).values;
+  };
+  return {.out = RunSegment({.name = "PolynomialAttentionSegment",
+                             .inputs = {inputs.q, inputs.k, inputs.v},
+                             .run = run,
+                             .summarise = summarise,
+                             .gradient_before = gradient_before},
+                            *inputs.segment)[0],
+          .final_state = {}};
+}
+
+}  // namespace halflife::kernels

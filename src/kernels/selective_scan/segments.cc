@@ -1,0 +1,49 @@
+#include "kernels/selective_scan/segments.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/softplus.h>
+
+#include "core/error.h"
+#include "kernels/sequence/segment_scan.h"
+#include "kernels/torch/dispatch.h"
+
+namespace halflife::kernels {
+namespace {
+
+SelectiveScanInputs WithTensors(SelectiveScanInputs in, const Tensors& x,
+                                const SegmentState& before) {
+  in.x = x[0], in.delta = x[1], in.delta_bias = x[2], in.a = x[3], in.b = x[4], in.c = x[5];
+  in.skip = x[6];
+  in.initial = before.values.empty() ? at::Tensor() : before.values[0];
+  in.segment.reset();
+  return in;
+}
+
+// a times the sum of the segment's steps, [B, I, N].
+at::Tensor LogTransition(const SelectiveScanInputs& in) {
+  const at::ScalarType compute = ComputeType(in.x);
+  const at::Tensor steps =
+      at::softplus(in.delta.detach().to(compute) + in.delta_bias.detach().to(compute)).sum(1);
+  return steps.unsqueeze(2) * in.a.detach().to(compute);
+}
+
+}  // namespace
+
+SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
+  HL_CHECK(!inputs.initial.defined(), "SelectiveScan: an initial state of a segment");
+  const Tensors given = {inputs.x, inputs.delta, inputs.delta_bias, inputs.a,
+                         inputs.b, inputs.c,     inputs.skip};
+  const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
+    const auto [y, final] = SelectiveScan(WithTensors(inputs, x, before));
+    return {.outputs = {y}, .after = {.values = {final}}};
+  };
+  const auto summarise = [&]() -> SegmentSummary {
+    return {.own = run(given, {}).after,
+            .log_transition = CutByStarts(LogTransition(inputs), *inputs.segment)};
+  };
+  const SegmentScan scan = {
+      .name = "SelectiveScanSegment", .inputs = given, .run = run, .summarise = summarise};
+  return {.y = RunSegment(scan, *inputs.segment)[0], .final = {}};
+}
+
+}  // namespace halflife::kernels

@@ -1,0 +1,90 @@
+#include "kernels/sequence/exchange_cost.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/clock.h"
+#include "core/error.h"
+
+namespace halflife::kernels {
+namespace {
+
+constexpr int64_t kSmall = 4 << 10, kLarge = 1 << 20;  // bytes
+
+// The median of some runs, after one that connects the ranks.
+template <typename Run>
+double Median(SegmentGroup& group, Run run) {
+  std::array<double, 5> seconds;
+  run();
+  group.Settle();
+  for (double& s : seconds) {
+    const Stopwatch watch;
+    run();
+    group.Settle();
+    s = watch.Seconds();
+  }
+  std::ranges::sort(seconds);
+  return seconds[seconds.size() / 2];
+}
+
+// Through the times of two sizes: {at 0 bytes, a byte}.
+std::array<double, 2> Line(double small, double large) {
+  const double slope = std::max(0.0, (large - small) / static_cast<double>(kLarge - kSmall));
+  return {std::max(0.0, small - slope * static_cast<double>(kSmall)), slope};
+}
+
+}  // namespace
+
+double ExchangeCost::Seconds(StateStrategy strategy, int ranks, int64_t bytes) const {
+  const auto size = static_cast<double>(bytes);
+  switch (strategy) {
+    case StateStrategy::kGather:
+      return gather_s + gather_s_per_byte * size;
+    case StateStrategy::kRing:
+      return (ranks - 1) * (shift_s + shift_s_per_byte * size);
+    case StateStrategy::kScan:
+      return (ranks - 2 + kScanPieces) * (shift_s + shift_s_per_byte * size / kScanPieces);
+    case StateStrategy::kCheapest:
+      break;
+  }
+  HL_FAIL(ExitCode::kInternal, "the cheapest strategy has no cost of its own");
+}
+
+StateStrategy ExchangeCost::Cheapest(int ranks, int64_t bytes) const {
+  return std::ranges::min({StateStrategy::kGather, StateStrategy::kRing, StateStrategy::kScan}, {},
+                          [&](StateStrategy strategy) { return Seconds(strategy, ranks, bytes); });
+}
+
+ExchangeCost MeasureExchange(SegmentGroup& group, at::Device device) {
+  const auto bytes = [&](int64_t count) {
+    return at::zeros({count}, at::TensorOptions(at::kByte).device(device));
+  };
+  const auto gather = [&](int64_t count) {
+    return Median(group, [&, part = bytes(count)] { group.AllGather(part, "exchange cost"); });
+  };
+  const bool first = group.rank() == 0, last = group.rank() == group.size() - 1;
+  const auto shift = [&](int64_t count) {
+    return Median(group, [&, sent = bytes(count), received = bytes(count)] {
+      group
+          .Shift(last ? at::Tensor() : sent, first ? at::Tensor() : received,
+                 SegmentGroup::Direction::kToNext, "exchange cost")
+          ->Wait();
+    });
+  };
+  const auto gathers = Line(gather(kSmall), gather(kLarge));
+  const auto shifts = Line(shift(kSmall), shift(kLarge));
+  const at::Tensor own =
+      at::tensor({gathers[0], gathers[1], shifts[0], shifts[1]}, at::TensorOptions(at::kDouble));
+  const at::Tensor slowest = group.AllGather(own.to(device), "exchange cost").cpu().amax(0);
+  const auto value = [&](int64_t i) { return slowest[i].item<double>(); };
+  return {.gather_s = value(0),
+          .gather_s_per_byte = value(1),
+          .shift_s = value(2),
+          .shift_s_per_byte = value(3)};
+}
+
+}  // namespace halflife::kernels

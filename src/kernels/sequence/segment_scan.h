@@ -1,0 +1,48 @@
+// A scan over rows that lie on several ranks, from what computes it over one segment: each rank
+// sums its tokens up, the states before all segments follow from the sums, and each rank runs its
+// segment from there. In backward the same way back.
+//
+//   const Tensors out = RunSegment({.name = "Scan",
+//                                   .inputs = {x, decay},
+//                                   .run = run,
+//                                   .summarise = summarise}, row);
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include "kernels/sequence/state_exchange.h"
+
+namespace halflife::kernels {
+
+struct ScannedSegment {
+  Tensors outputs;
+  size_t num_constant = 0;  // outputs, the last ones, that no gradient goes through
+  // After the segment. Its log scale is no gradient's business: with it held fixed the values have
+  // all of it.
+  SegmentState after;
+};
+
+// dL/d(values before) through the outputs alone, from those and their gradients (of constant ones
+// none). Kept until backward.
+using GradientBefore = std::function<Tensors(const SegmentState& before, const Tensors& outputs,
+                                             const Tensors& doutputs)>;
+
+struct SegmentScan {
+  const char* name = "";  // what LibTorch's messages call it
+  Tensors inputs;         // that a gradient may be wanted of; undefined: absent
+  // The segment of `inputs` from the state before it, without values: from nothing. Differentiable
+  // in the inputs and the values.
+  std::function<ScannedSegment(const Tensors& inputs, const SegmentState& before)> run;
+  // The segment alone. Runs without gradients.
+  std::function<SegmentSummary()> summarise;
+  GradientBefore gradient_before = {};  // where it costs less than a backward of `run`
+};
+
+// The outputs of this rank's segment. All ranks call it, and all its backward.
+Tensors RunSegment(const SegmentScan& scan, const RowSegment& row);
+
+// -inf where a document starts inside the segment, else `log_transition` [N, C, ...].
+at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row);
+
+}  // namespace halflife::kernels

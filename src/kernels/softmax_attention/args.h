@@ -1,0 +1,66 @@
+// What the kernels of softmax attention read and write. No LibTorch.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/tensor_view.h"
+
+namespace halflife::kernels {
+
+// Tokens of a tile, of queries and of keys alike.
+constexpr int kAttentionTile = 64;
+
+// B rows, T queries, S keys, H heads of queries and Hk of keys; widths d and V. Query t is key
+// num_past + t of its row, and "distance" is the query's place minus the key's.
+struct SoftmaxAttentionArgs {
+  int batch = 0, num_queries = 0, num_keys = 0, num_past = 0;
+  int num_heads = 0, num_kv_heads = 0;
+  int head_dim = 0, head_dim_v = 0;
+  double scale = 1;  // of the products of q and k
+
+  TensorView q;    // [B, T, H, d]
+  TensorView k;    // [B, S, Hk, d]
+  TensorView v;    // [B, S, Hk, V]
+  TensorView out;  // [B, T, H, V]
+  // Of pairs at a distance of far_from or more, in place of q and, with own_far_keys, of k; 0:
+  // there are none.
+  TensorView far_q, far_k;
+  int far_from = 0;
+  bool own_far_keys = false;
+
+  // Query t of row b sees keys [first, end), and [sinks, sinks + num_sinks); all [B, T].
+  const int32_t* first = nullptr;
+  const int32_t* end = nullptr;
+  const int32_t* sinks = nullptr;
+  int num_sinks = 0;
+
+  // Added to the scores, in the compute type: [H, bias_stride], of which element
+  // bias_zero - distance belongs to a distance; a tile of elements that no pair reads lies at both
+  // ends. Null: none.
+  const void* bias = nullptr;
+  int64_t bias_stride = 0, bias_zero = 0;
+  // The product of channel c decays by e^(decay_rates[c] distance), <= 0 each: [d]. Null: none.
+  const double* decay_rates = nullptr;
+
+  // ln of the sum of e^score of each query, [B, T, H], in the compute type (fp32; fp64 beside
+  // fp64); -inf where it sees no key. Null in a forward: not wanted.
+  void* log_sum = nullptr;
+
+  bool has_far() const { return far_from > 0; }
+};
+
+struct SoftmaxAttentionGradArgs {
+  SoftmaxAttentionArgs forward;
+  TensorView dout;            // as out
+  TensorView dq, dk, dv;      // as q, k, v
+  TensorView dfar_q, dfar_k;  // as far_q and far_k, where those are there
+  void* dbias = nullptr;      // [B, H, bias_stride], zero before; null: not wanted
+};
+
+namespace cpu {
+
+void Forward(const SoftmaxAttentionArgs& args);
+void Backward(const SoftmaxAttentionGradArgs& args);
+
+}  // namespace cpu
+}  // namespace halflife::kernels

@@ -1,0 +1,142 @@
+#include "kernels/softmax_attention/composed.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "kernels/torch/autograd.h"
+#include "kernels/torch/dispatch.h"
+
+namespace halflife::kernels {
+namespace {
+
+constexpr int64_t kBlock = 512;  // queries
+constexpr double kNever = -std::numeric_limits<double>::infinity();
+
+// [B, S, Hk, d] -> [B, H, S, d] in the compute type where the scores are formed here.
+at::Tensor ByHead(const at::Tensor& x, int64_t num_heads) {
+  const int64_t shared = num_heads / x.size(2);
+  return (shared == 1 ? x : x.repeat_interleave(shared, 2)).transpose(1, 2);
+}
+
+// Queries [begin, end) against keys [first_key, end_key).
+struct Block {
+  const SoftmaxAttentionInputs& inputs;
+  const SoftmaxAttentionConfig& config;
+  const VisibleKeys& seen;
+  int64_t begin, end, first_key, end_key;
+
+  int64_t num_past() const { return inputs.k.size(1) - inputs.q.size(1); }
+  at::Tensor Queries(const at::Tensor& q) const { return q.narrow(1, begin, end - begin); }
+  at::Tensor Keys(const at::Tensor& k) const { return k.narrow(1, first_key, end_key - first_key); }
+  at::TensorOptions Long() const { return inputs.positions.options(); }
+  at::Tensor KeyPlaces() const { return at::arange(first_key, end_key, Long()); }
+  at::Tensor QueryPlaces() const {
+    return at::arange(num_past() + begin, num_past() + end, Long());
+  }
+  at::Tensor Distances() const { return QueryPlaces().unsqueeze(1) - KeyPlaces(); }
+
+  at::Tensor Visible() const {  // [B, 1, T, S]
+    const auto rows = [&](const at::Tensor& x) { return Queries(x).unsqueeze(2); };
+    const at::Tensor key = KeyPlaces();
+    at::Tensor visible = (key >= rows(seen.first)).logical_and(key < rows(seen.end));
+    if (config.pattern.sinks > 0)
+      visible = visible.logical_or((key >= rows(seen.sinks))
+                                       .logical_and(key < rows(seen.sinks) + config.pattern.sinks)
+                                       .logical_and(key < rows(seen.end)));
+    return visible.unsqueeze(1);
+  }
+  at::Tensor Bias() const {  // [H, T, S]
+    const at::Tensor distances = Distances().clamp_min(0);
+    return inputs.bias.index_select(1, distances.flatten()).unflatten(1, distances.sizes());
+  }
+  // x by e^(+-rate (place - the block's first query)): products then decay with the distance, and
+  // no factor is above what the block's own length makes it.
+  at::Tensor Decayed(const at::Tensor& x, const at::Tensor& places, double sign) const {
+    if (config.decay_rates.empty()) return x;
+    const auto options = Long().dtype(at::kDouble);
+    const at::Tensor rates = at::tensor(config.decay_rates, options);
+    const at::Tensor gaps = (places - (num_past() + begin)).to(at::kDouble).unsqueeze(1);
+    const at::Tensor factors = at::exp(sign * gaps * rates).to(ComputeType(x));
+    return (x.to(factors.scalar_type()) * factors.unsqueeze(1)).to(x.scalar_type());
+  }
+};
+
+at::Tensor Scores(const Block& block, const at::Tensor& q, const at::Tensor& k) {
+  const at::ScalarType compute = ComputeType(q);
+  const int64_t num_heads = q.size(2);
+  return ByHead(q.to(compute), num_heads).matmul(ByHead(k.to(compute), num_heads).transpose(2, 3)) *
+         block.config.scale;
+}
+
+// With probabilities at hand, [B, T, H, V].
+at::Tensor AttendDense(const Block& block, const at::Tensor& q, const at::Tensor& k) {
+  const SoftmaxAttentionInputs& in = block.inputs;
+  at::Tensor scores = Scores(block, q, k);
+  if (in.far_q.defined()) {
+    const at::Tensor far =
+        Scores(block, block.Queries(in.far_q), block.Keys(in.far_k.defined() ? in.far_k : in.k));
+    scores = at::where(block.Distances() >= block.config.far_from, far, scores);
+  }
+  if (in.bias.defined()) scores = scores + block.Bias();
+  const at::Tensor visible = block.Visible(), none = visible.any(3, true).logical_not();
+  at::Tensor probabilities = scores.masked_fill(visible.logical_not(), kNever)
+                                 .masked_fill(none, 0.0)
+                                 .softmax(-1)
+                                 .masked_fill(none, 0.0);
+  if (block.config.drop)
+    probabilities = block.config.drop(probabilities.permute({0, 2, 3, 1})).permute({0, 3, 1, 2});
+  const at::Tensor v = ByHead(block.Keys(in.v).to(scores.scalar_type()), q.size(2));
+  return probabilities.matmul(v).transpose(1, 2).to(q.scalar_type());
+}
+
+at::Tensor AttendFused(const Block& block, const at::Tensor& q, const at::Tensor& k) {
+  const SoftmaxAttentionInputs& in = block.inputs;
+  at::Tensor mask = block.Visible();
+  if (in.bias.defined())
+    mask = block.Bias().unsqueeze(0).masked_fill(mask.logical_not(), kNever).to(q.scalar_type());
+  const int64_t num_heads = q.size(2);
+  return at::scaled_dot_product_attention(
+             ByHead(q, num_heads), ByHead(k, num_heads), ByHead(block.Keys(in.v), num_heads), mask,
+             /*dropout_p=*/0.0, /*is_causal=*/false, block.config.scale)
+      .transpose(1, 2);
+}
+
+}  // namespace
+
+at::Tensor ComposedSoftmaxAttention(const SoftmaxAttentionInputs& inputs,
+                                    const SoftmaxAttentionConfig& config) {
+  const int64_t num_queries = inputs.q.size(1), num_keys = inputs.k.size(1);
+  const int64_t num_past = num_keys - num_queries;
+  const VisibleKeys seen = VisibleKeysOf(inputs.positions, num_past, config.pattern);
+  const int64_t step = config.drop ? std::max<int64_t>(num_queries, 1) : kBlock;
+  const bool bounded = config.pattern.reach() > 0 && config.pattern.sinks == 0 && !config.drop;
+  Tensors outs;
+  for (int64_t begin = 0; begin < num_queries; begin += step) {
+    const int64_t end = std::min(begin + step, num_queries), place = num_past + begin;
+    const Block block = {
+        .inputs = inputs,
+        .config = config,
+        .seen = seen,
+        .begin = begin,
+        .end = end,
+        .first_key = bounded ? std::max<int64_t>(0, place - config.pattern.reach() + 1) : 0,
+        .end_key = config.drop ? num_keys : num_past + end};
+    const at::Tensor q = block.Decayed(block.Queries(inputs.q), block.QueryPlaces(), +1),
+                     k = block.Decayed(block.Keys(inputs.k), block.KeyPlaces(), -1);
+    const bool dense = inputs.far_q.defined() || config.drop;
+    outs.push_back(dense ? AttendDense(block, q, k) : AttendFused(block, q, k));
+  }
+  if (outs.empty()) outs.push_back(inputs.q.narrow(1, 0, 0).narrow(3, 0, 0));
+  return at::cat(outs, 1);
+}
+
+}  // namespace halflife::kernels

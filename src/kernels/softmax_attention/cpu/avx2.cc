@@ -1,0 +1,10 @@
+// The kernels compiled for AVX2; run only where the processor has it.
+#include "kernels/softmax_attention/cpu/kernels.h"
+
+#include "kernels/cpu/avx2.h"
+
+#include "kernels/softmax_attention/cpu/body.h"
+
+namespace halflife::kernels::cpu::softmax_attention {
+const Kernels& Avx2Kernels() { return avx2::softmax_attention::kKernels; }
+}  // namespace halflife::kernels::cpu::softmax_attention

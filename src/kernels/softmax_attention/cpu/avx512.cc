@@ -1,0 +1,10 @@
+// The kernels compiled for AVX-512; run only where the processor has it.
+#include "kernels/softmax_attention/cpu/kernels.h"
+
+#include "kernels/cpu/avx512.h"
+
+#include "kernels/softmax_attention/cpu/body.h"
+
+namespace halflife::kernels::cpu::softmax_attention {
+const Kernels& Avx512Kernels() { return avx512::softmax_attention::kKernels; }
+}  // namespace halflife::kernels::cpu::softmax_attention

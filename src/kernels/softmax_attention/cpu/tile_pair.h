@@ -1,0 +1,286 @@
+// One tile of queries against one of keys: the scores of the pairs that are visible, and products
+// with what those weigh. Forward and backward both go through it.
+//
+// Of products that decay with the distance, the factor of a pair is parted so that none of its
+// parts can overflow at any length: e^(rate (m - n)) is e^(rate (m - m0)) of the query, m0 the
+// tile's first, times e^(rate (n1 - n)) of the key, n1 its tile's last, times e^(rate (m0 - n1)) of
+// the pair of tiles. The first two are tables, at most 1; the third is above 1 on the diagonal
+// alone, by what 63 tokens decay.
+#pragma once
+
+#include "kernels/cpu/chunk_rows.h"
+#include "kernels/softmax_attention/cpu/kernels.h"
+
+namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::softmax_attention {
+
+using cpu::softmax_attention::Item;
+
+constexpr int kTile = kAttentionTile;
+constexpr int kRowStep = 16;  // rows of products come in multiples of it, those of any tile
+
+// Columns of a tile of keys that a query sees: [begin, end) and, before these, [sinks, end_sinks).
+struct RowSpan {
+  int begin = 0, end = 0, sinks = 0, end_sinks = 0;
+  bool empty() const { return begin >= end && sinks >= end_sinks; }
+  bool whole() const { return begin == 0 && end == kTile; }
+};
+
+inline ChunkEntry TileOfTokens(int row, int tile, int num_tokens) {
+  return {.token = int64_t{1} * tile * kTile,
+          .row = row,
+          .length = std::min(kTile, num_tokens - tile * kTile),
+          .flags = 0,
+          .padding = 0};
+}
+
+// Of a tensor's own head.
+inline RowsOf RowsOfHead(const TensorView& view, const ChunkEntry& tokens, int head) {
+  return RowsOf(view, tokens, head, 1, 1);
+}
+
+template <typename T>
+class TilePair {
+ public:
+  TilePair(const SoftmaxAttentionArgs& args, ScratchSpace& space)
+      : args_(args),
+        dim_(args.head_dim),
+        dim_rows_(RoundUp(dim_, kRowStep)),
+        num_tiles_((args.num_keys + kTile - 1) / kTile) {
+    rows_ = space.Matrix<T>(kTile, dim_);
+    q_ = space.Matrix<T>(kTile, dim_);
+    scores_ = space.Matrix<T>(kTile, kTile);
+    keys_ = space.Matrix<T>(num_tiles_ * dim_rows_, kTile);
+    if (args.has_far()) {
+      far_q_ = space.Matrix<T>(kTile, dim_);
+      far_scores_ = space.Matrix<T>(kTile, kTile);
+      far_keys_ = !args.own_far_keys ? keys_ : space.Matrix<T>(num_tiles_ * dim_rows_, kTile);
+    }
+    if (args.decay_rates != nullptr) {
+      met_q_ = space.Matrix<T>(kTile, dim_);
+      row_decays_ = space.Matrix<T>(kTile, dim_);
+      key_decays_ = space.Matrix<T>(kTile, dim_);
+      pair_decays_ = space.Array<T>(RoundUp(dim_, kPanel));
+    }
+  }
+
+  int num_tiles() const { return num_tiles_; }
+  int num_rows() const { return num_rows_; }
+  const RowSpan& span(int r) const { return spans_[r]; }
+
+  // Once, before tiles are loaded.
+  void FillDecays() {
+    if (args_.decay_rates == nullptr) return;
+    Clear(row_decays_, kTile, dim_), Clear(key_decays_, kTile, dim_);
+    for (int i = 0; i < RoundUp(dim_, kPanel); ++i) pair_decays_[i] = 0;
+    for (int i = 0; i < dim_; ++i) {
+      const double rate = args_.decay_rates[i];
+      for (int r = 0; r < kTile; ++r) {
+        *row_decays_.Row(r, i) = static_cast<T>(std::exp(rate * r));
+        *key_decays_.Row(r, i) = static_cast<T>(std::exp(rate * (kTile - 1 - r)));
+      }
+    }
+  }
+
+  // ---- a tile of queries ----
+
+  void LoadQueries(int row, int head, int tile) {
+    const ChunkEntry tokens = TileOfTokens(row, tile, args_.num_queries);
+    num_rows_ = tokens.length;
+    first_query_ = static_cast<int>(tokens.token);
+    const int64_t index = int64_t{1} * row * args_.num_queries + first_query_;
+    first_ = args_.first + index, end_ = args_.end + index;
+    sinks_ = args_.num_sinks > 0 ? args_.sinks + index : nullptr;
+    bias_ = args_.bias == nullptr
+                ? nullptr
+                : static_cast<const T*>(args_.bias) + head * args_.bias_stride + args_.bias_zero;
+    Load(args_.q, tokens, head, static_cast<T>(args_.scale), q_);
+    if (args_.decay_rates != nullptr) Multiply(row_decays_, kTile, q_);
+    if (args_.has_far()) Load(args_.far_q, tokens, head, static_cast<T>(args_.scale), far_q_);
+  }
+  // Whether one of them sees a key of the tile.
+  bool Meets(int tile) {
+    bool any = false;
+    for (int r = 0; r < num_rows_; ++r) {
+      spans_[r] = SpanOf(r, tile * kTile);
+      any = any || !spans_[r].empty();
+    }
+    return any;
+  }
+
+  // ---- a tile of keys ----
+
+  // Transposed, for the scores; also as they lie where `rows` and `far_rows` have data.
+  void LoadKeys(const ChunkEntry& tokens, int head, int tile, const Panels<T>& rows = {},
+                const Panels<T>& far_rows = {}) {
+    const Panels<T>& near = rows.data == nullptr ? rows_ : rows;
+    Load(args_.k, tokens, head, T(1), near);
+    if (args_.decay_rates != nullptr) Multiply(key_decays_, kTile, near);
+    Transpose(near, KeysOf(keys_, tile), kTile, dim_rows_);
+    if (!args_.own_far_keys) return;
+    const Panels<T>& far = far_rows.data == nullptr ? rows_ : far_rows;
+    Load(args_.far_k, tokens, head, T(1), far);
+    Transpose(far, KeysOf(far_keys_, tile), kTile, dim_rows_);
+  }
+
+  // ---- the pair ----
+
+  enum class Distance { kNear, kFar, kBoth };
+
+  // The scores of a tile that Meets() looked at last; -inf where a query does not see a key.
+  void ComputeScores(int tile) {
+    distance_ = DistanceTo(tile);
+    if (distance_ != Distance::kFar) {
+      if (args_.decay_rates != nullptr) DecayQueries(tile);
+      Product(queries(), KeysOf(keys_, tile), scores_);
+    }
+    if (distance_ != Distance::kNear)
+      Product(far_q_, KeysOf(far_keys_, tile), distance_ == Distance::kFar ? scores_ : far_scores_);
+    for (int r = 0; r < num_rows_; ++r) FinishScores(r, tile);
+  }
+
+  // out [tile, width] += weights right, right [tile, width] of the keys. A row takes from no key
+  // that its query does not see: a zero times a NaN there would tell of it.
+  void AddSeen(const Panels<T>& weights, const Panels<T>& right, int width, const Panels<T>& out) {
+    for (int row = 0; row < num_rows_; row += Tile<T>::kRows) {
+      const auto [begin, end] = SeenByAll(row);
+      for (int r = row; r < std::min(row + Tile<T>::kRows, num_rows_); ++r) {
+        AddKeys(weights, right, width, r, spans_[r].sinks, spans_[r].end_sinks, out);
+        AddKeys(weights, right, width, r, spans_[r].begin, std::min(begin, spans_[r].end), out);
+        AddKeys(weights, right, width, r, std::max(end, spans_[r].begin), spans_[r].end, out);
+      }
+      for (int column = 0; column < width && begin < end; column += Tile<T>::kColumns) {
+        Tile<T> tile(ahead_);
+        const T* before = out.Row(row, column);
+        tile.ForEach([&](Vec<T>& sum, int r, int j)
+                         HL_INLINE_LAMBDA { sum = At(before + r * kPanel + j); });
+        tile.MultiplyAdd(weights, row, right, column, begin, end);
+        tile.Store(out, row, column);
+      }
+    }
+  }
+
+  // Where the columns at a distance of far_from or more end in row r.
+  int FarColumns(int r, int tile) const {
+    return QueryPlace(r) - tile * kTile - args_.far_from + 1;
+  }
+  // Of row r: the element of `table` [bias_stride] that the tile's first key reads.
+  int64_t BiasOffset(int r, int tile) const { return int64_t{tile} * kTile - QueryPlace(r); }
+
+  Distance distance() const { return distance_; }
+  const Panels<T>& scores() const { return scores_; }
+  const Panels<T>& rows() const { return rows_; }
+  const Panels<T>& far_queries() const { return far_q_; }
+  // As they stand in the scores.
+  const Panels<T>& queries() const { return args_.decay_rates != nullptr ? met_q_ : q_; }
+  const Panels<T>& row_decays() const { return row_decays_; }
+  const Panels<T>& key_decays() const { return key_decays_; }
+  const T* pair_decays() const { return pair_decays_; }
+  RowsAhead& ahead() { return ahead_; }
+
+  // x *= factors, both [rows, d].
+  void Multiply(const Panels<T>& factors, int rows, const Panels<T>& x) const {
+    for (int column = 0; column < dim_; column += kPanel)
+      for (int r = 0; r < rows; ++r)
+        for (int j = 0; j < kPanel; j += kLanes<T>)
+          At(x.Row(r, column) + j) *= At(factors.Row(r, column) + j);
+  }
+
+ private:
+  void Load(const TensorView& view, const ChunkEntry& tokens, int head, T factor,
+            const Panels<T>& to) const {
+    LoadRows(RowsOfHead(view, tokens, head), tokens.length, kTile, dim_, factor, to);
+  }
+  Panels<T> KeysOf(const Panels<T>& keys, int tile) const {
+    return {keys.data + int64_t{1} * tile * dim_rows_ * kTile, dim_rows_ * kPanel};
+  }
+  int QueryPlace(int r) const { return args_.num_past + first_query_ + r; }
+
+  RowSpan SpanOf(int r, int base) const {
+    const auto column = [&](int key) { return std::clamp(key - base, 0, kTile); };
+    RowSpan span = {.begin = column(first_[r]), .end = column(end_[r])};
+    if (sinks_ == nullptr) return span;
+    span.sinks = column(sinks_[r]);
+    span.end_sinks = column(std::min(sinks_[r] + args_.num_sinks, first_[r]));
+    return span;
+  }
+  Distance DistanceTo(int tile) const {
+    if (!args_.has_far()) return Distance::kNear;
+    const int longest = QueryPlace(num_rows_ - 1) - tile * kTile;
+    const int shortest = QueryPlace(0) - (tile * kTile + kTile - 1);
+    if (longest < args_.far_from) return Distance::kNear;
+    return shortest >= args_.far_from ? Distance::kFar : Distance::kBoth;
+  }
+  void DecayQueries(int tile) {
+    const int gap = QueryPlace(0) - (tile * kTile + kTile - 1);
+    for (int i = 0; i < dim_; ++i)
+      pair_decays_[i] = static_cast<T>(std::exp(args_.decay_rates[i] * gap));
+    for (int column = 0; column < dim_; column += kPanel)
+      for (int r = 0; r < num_rows_; ++r)
+        for (int j = 0; j < kPanel; j += kLanes<T>)
+          At(met_q_.Row(r, column) + j) = At(q_.Row(r, column) + j) * At(pair_decays_ + column + j);
+  }
+  void Product(const Panels<T>& q, const Panels<T>& keys, const Panels<T>& scores) {
+    ForTiles<Tile<T>>(num_rows_, kTile, [&](int row, int column) HL_INLINE_LAMBDA {
+      Tile<T> tile(ahead_);
+      tile.Clear();
+      tile.MultiplyAdd(q, row, keys, column, 0, dim_);
+      tile.Store(scores, row, column);
+    });
+  }
+  HL_INLINE void FinishScores(int r, int tile) {
+    const RowSpan& span = spans_[r];
+    if (span.empty()) return;  // nobody reads them
+    const T far_columns = static_cast<T>(FarColumns(r, tile));
+    const T* bias = bias_ == nullptr ? nullptr : bias_ + BiasOffset(r, tile);
+    for (int j = 0; j < kTile; j += kLanes<T>) {
+      const Vec<T> column = LaneNumbers<T>() + T(j);
+      T* const place = scores_.Row(r, j);
+      Vec<T> x = At(place);
+      if (distance_ == Distance::kBoth) x = column < far_columns ? At(far_scores_.Row(r, j)) : x;
+      if (bias != nullptr) x += LoadUnaligned(bias + j);
+      if (!span.whole()) {
+        const auto seen = ((column >= T(span.begin)) & (column < T(span.end))) |
+                          ((column >= T(span.sinks)) & (column < T(span.end_sinks)));
+        x = seen ? x : Vec<T>{} - std::numeric_limits<T>::infinity();
+      }
+      At(place) = x;
+    }
+  }
+  // Columns that all queries of a group of rows see, from a multiple of 32 on; none where some see
+  // sinks, too.
+  std::pair<int, int> SeenByAll(int row) const {
+    int begin = 0, end = kTile;
+    for (int r = row; r < std::min(row + Tile<T>::kRows, num_rows_); ++r) {
+      begin = std::max(begin, spans_[r].begin);
+      end = spans_[r].sinks < spans_[r].end_sinks ? 0 : std::min(end, spans_[r].end);
+    }
+    begin = RoundUp(begin, kPanel);
+    return begin < end ? std::pair(begin, end) : std::pair(0, 0);
+  }
+  void AddKeys(const Panels<T>& weights, const Panels<T>& right, int width, int r, int begin,
+               int end, const Panels<T>& out) const {
+    for (int key = begin; key < end; ++key) {
+      const T weight = *weights.Row(r, key);
+      for (int column = 0; column < width; column += kLanes<T>)
+        At(out.Row(r, column)) += weight * At(right.Row(key, column));
+    }
+  }
+
+  const SoftmaxAttentionArgs& args_;
+  const int dim_, dim_rows_, num_tiles_;
+  int num_rows_ = 0, first_query_ = 0;                                  // of the tile of queries
+  const int32_t *first_ = nullptr, *end_ = nullptr, *sinks_ = nullptr;  // of its rows
+  const T* bias_ = nullptr;                                             // of a distance of 0
+  Distance distance_ = Distance::kNear;
+  RowSpan spans_[kTile];
+  RowsAhead ahead_;  // fetches nothing: tiles lie in scratch
+
+  Panels<T> rows_;                     // [tile, d] of keys, as they lie
+  Panels<T> q_, far_q_, met_q_;        // [tile, d], scaled
+  Panels<T> keys_, far_keys_;          // [tiles of keys][d, tile]
+  Panels<T> scores_, far_scores_;      // [tile, tile]
+  Panels<T> row_decays_, key_decays_;  // [tile, d]
+  T* pair_decays_ = nullptr;           // [d]
+};
+
+}  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::softmax_attention

@@ -1,0 +1,204 @@
+#include "kernels/softmax_attention/softmax_attention.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "kernels/softmax_attention/args.h"
+#include "kernels/softmax_attention/composed.h"
+#include "kernels/torch/autograd.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/tensor_checks.h"
+#include "kernels/torch/tensor_views.h"
+
+namespace halflife::kernels {
+namespace {
+
+constexpr const char* kKernel = "softmax attention";
+
+void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
+  const at::Tensor &q = in.q, &k = in.k, &v = in.v;
+  CheckDTypes(kKernel, {q, k, v});
+  HL_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && q.size(0) == k.size(0) &&
+               q.size(3) == k.size(3) && k.sizes().slice(0, 3) == v.sizes().slice(0, 3) &&
+               k.size(1) >= q.size(1) && k.size(2) > 0 && q.size(2) % k.size(2) == 0,
+           "softmax attention of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+           "; q [B, T, H, d], k [B, S, Hk, d], v [B, S, Hk, V] with S >= T and Hk a divisor of H "
+           "would work");
+  HL_CHECK(k.device() == q.device() && v.device() == q.device() &&
+               k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+           "softmax attention of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+           "; one dtype and device would work");
+  HL_CHECK(FitsBeside(q, in.positions, {q.size(0), q.size(1)}), "softmax attention: positions ",
+           Describe(in.positions), " of q ", Describe(q));
+  CheckCounts(kKernel, {q, k, v});
+  HL_CHECK(!in.far_q.defined() || (IsLike(q, in.far_q) && config.far_from > 0),
+           "softmax attention: far_q ", Describe(in.far_q), " from ", config.far_from, ", q ",
+           Describe(q));
+  HL_CHECK(!in.far_k.defined() || (in.far_q.defined() && IsLike(k, in.far_k)),
+           "softmax attention: far_k ", Describe(in.far_k), " of k ", Describe(k));
+  HL_CHECK(!in.bias.defined() ||
+               (in.bias.dim() == 2 && in.bias.size(0) == q.size(2) &&
+                in.bias.size(1) >= k.size(1) && in.bias.scalar_type() == ComputeType(q)),
+           "softmax attention: bias ", Describe(in.bias), "; [", q.size(2), ", at least ",
+           k.size(1), "] of ", DTypeName(ComputeType(q)), " would work");
+  HL_CHECK(
+      config.decay_rates.empty() ||
+          (static_cast<int64_t>(config.decay_rates.size()) == q.size(3) && !in.far_q.defined() &&
+           std::ranges::all_of(config.decay_rates, [](double x) { return x <= 0; })),
+      "softmax attention: ", config.decay_rates.size(), " decay rates for heads of ", q.size(3),
+      "; one <= 0 a channel, and no far_q, would work");
+  HL_CHECK(config.pattern.window == 0 || config.pattern.block == 0, "softmax attention: window ",
+           config.pattern.window, " and block ", config.pattern.block, "; one of them would work");
+}
+
+// The tensors of one call as the kernels read them, in the order of the autograd's inputs.
+struct Call {
+  at::Tensor q, k, v, far_q, far_k;
+  at::Tensor bias;  // [H, N] by falling distance, a tile of zeros at both ends
+  VisibleKeys seen;
+  SoftmaxAttentionArgs args;
+
+  Tensors tensors() const { return {q, k, v, far_q, far_k, bias}; }
+};
+
+void SetViews(Call& call, const SoftmaxAttentionConfig& config) {
+  SoftmaxAttentionArgs& args = call.args;
+  const auto view = [](at::Tensor& x) {
+    if (!x.defined()) return TensorView{};
+    x = Rows(x);
+    return ViewOf(kKernel, x);
+  };
+  args.batch = static_cast<int>(call.q.size(0));
+  args.num_queries = static_cast<int>(call.q.size(1));
+  args.num_keys = static_cast<int>(call.k.size(1));
+  args.num_past = args.num_keys - args.num_queries;
+  args.num_heads = static_cast<int>(call.q.size(2));
+  args.num_kv_heads = static_cast<int>(call.k.size(2));
+  args.head_dim = static_cast<int>(call.q.size(3));
+  args.head_dim_v = static_cast<int>(call.v.size(3));
+  args.scale = config.scale;
+  args.q = view(call.q), args.k = view(call.k), args.v = view(call.v);
+  args.far_q = view(call.far_q), args.far_k = view(call.far_k);
+  args.far_from = call.far_q.defined() ? static_cast<int>(config.far_from) : 0;
+  args.own_far_keys = call.far_k.defined();
+  args.first = call.seen.first.const_data_ptr<int32_t>();
+  args.end = call.seen.end.const_data_ptr<int32_t>();
+  args.sinks = call.seen.sinks.const_data_ptr<int32_t>();
+  args.num_sinks = static_cast<int>(config.pattern.sinks);
+  args.decay_rates = config.decay_rates.empty() ? nullptr : config.decay_rates.data();
+  if (!call.bias.defined()) return;
+  call.bias = call.bias.contiguous();
+  args.bias = call.bias.const_data_ptr();
+  args.bias_stride = call.bias.size(1);
+  args.bias_zero = call.bias.size(1) - kAttentionTile - 1;
+}
+
+// What a backward needs beside tensors.
+struct BackwardPlan {
+  SoftmaxAttentionConfig config;
+
+  // saved: the six inputs, first, end, sinks, out, log_sum.
+  Tensors operator()(const BackwardCall& backward) const {
+    const Tensors& saved = backward.saved;
+    Call call = {.q = saved[0],
+                 .k = saved[1],
+                 .v = saved[2],
+                 .far_q = saved[3],
+                 .far_k = saved[4],
+                 .bias = saved[5],
+                 .seen = {.first = saved[6], .end = saved[7], .sinks = saved[8]},
+                 .args = {}};
+    SetViews(call, config);
+    call.args.out = ViewOf(kKernel, saved[9]);
+    call.args.log_sum = saved[10].data_ptr();
+    const at::Tensor dout = Rows(backward.grads[0].to(call.v.scalar_type()));
+    const auto like = [](const at::Tensor& x) {
+      return x.defined() ? at::empty(x.sizes(), x.options()) : at::Tensor();
+    };
+    const auto view = [](const at::Tensor& x) {
+      return x.defined() ? ViewOf(kKernel, x) : TensorView{};
+    };
+    Tensors grads = {like(call.q), like(call.k), like(call.v), like(call.far_q), like(call.far_k)};
+    at::Tensor dbias;
+    if (call.bias.defined() && backward.wanted[5])
+      dbias = at::zeros({call.q.size(0), call.q.size(2), call.bias.size(1)}, call.bias.options());
+    cpu::Backward({.forward = call.args,
+                   .dout = ViewOf(kKernel, dout),
+                   .dq = view(grads[0]),
+                   .dk = view(grads[1]),
+                   .dv = view(grads[2]),
+                   .dfar_q = view(grads[3]),
+                   .dfar_k = view(grads[4]),
+                   .dbias = dbias.defined() ? dbias.mutable_data_ptr() : nullptr});
+    grads.push_back(dbias.defined() ? dbias.sum(0) : at::Tensor());
+    return grads;
+  }
+};
+
+at::Tensor FusedOnCpu(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
+  Call call = {.q = in.q,
+               .k = in.k,
+               .v = in.v,
+               .far_q = in.far_q,
+               .far_k = in.far_k,
+               .bias = in.bias.defined()
+                           ? at::constant_pad_nd(in.bias.flip(1), {kAttentionTile, kAttentionTile})
+                           : at::Tensor(),
+               .seen = VisibleKeysOf(in.positions, in.k.size(1) - in.q.size(1), config.pattern),
+               .args = {}};
+  const bool differentiated =
+      c10::GradMode::is_enabled() && std::ranges::any_of(call.tensors(), [](const at::Tensor& x) {
+        return x.defined() && x.requires_grad();
+      });
+  const Tensors given = call.tensors();
+  const auto forward = [&]() -> Forwarded {
+    SetViews(call, config);
+    SoftmaxAttentionArgs& args = call.args;
+    const at::Tensor out =
+        at::empty({in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}, in.q.options());
+    args.out = ViewOf(kKernel, out);
+    at::Tensor log_sum;
+    if (differentiated)
+      log_sum = at::empty(in.q.sizes().slice(0, 3), in.q.options().dtype(ComputeType(in.q)));
+    args.log_sum = log_sum.defined() ? log_sum.mutable_data_ptr() : nullptr;
+    cpu::Forward(args);
+    Forwarded result = {
+        .outputs = {out}, .saved = given, .backward = BackwardPlan{.config = config}};
+    if (!differentiated) return result;
+    result.outputs.push_back(log_sum), result.num_constant = 1;
+    result.saved.insert(result.saved.end(),
+                        {call.seen.first, call.seen.end, call.seen.sinks, out, log_sum});
+    return result;
+  };
+  return Apply({.name = "SoftmaxAttention", .inputs = given, .forward = forward})[0];
+}
+
+// Whether LibTorch's own causal attention is the same: one document a row, from its beginning.
+bool IsPlain(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
+  return in.one_document && in.q.size(1) == in.k.size(1) && config.pattern.reach() == 0 &&
+         !in.far_q.defined() && !in.bias.defined() && config.decay_rates.empty() && !config.drop;
+}
+
+}  // namespace
+
+at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
+                            const SoftmaxAttentionConfig& config) {
+  CheckShapes(inputs, config);
+  if (inputs.q.is_cpu() && !config.drop) return FusedOnCpu(inputs, config);
+  if (!IsPlain(inputs, config)) return ComposedSoftmaxAttention(inputs, config);
+  const auto by_head = [](const at::Tensor& x) { return x.transpose(1, 2); };
+  return at::scaled_dot_product_attention(by_head(inputs.q), by_head(inputs.k), by_head(inputs.v),
+                                          std::nullopt, /*dropout_p=*/0.0, /*is_causal=*/true,
+                                          config.scale,
+                                          /*enable_gqa=*/inputs.q.size(2) != inputs.k.size(2))
+      .transpose(1, 2);
+}
+
+}  // namespace halflife::kernels

@@ -1,0 +1,51 @@
+// Softmax attention of causal rows: the scores' pattern, biases by distance, decays with distance
+// and a second pair of queries and keys for far distances, so that one kernel serves the ways of
+// telling positions. No [T, S] tensor: on the CPU tiles of 64 x 64 that no query sees cost nothing.
+//
+//   const at::Tensor out = SoftmaxAttention(
+//       {.q = q, .k = k, .v = v, .positions = slice.positions}, {.scale = 1 / std::sqrt(64.0)});
+//
+// B rows, T queries, S >= T keys, the last T of which are the queries' own; H heads of queries and
+// Hk, a divisor, of keys and values; widths d and V. Query t is at place S - T + t of its row.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include "kernels/softmax_attention/visible_keys.h"
+
+namespace halflife::kernels {
+
+struct SoftmaxAttentionInputs {
+  at::Tensor q;  // [B, T, H, d] fp32, bf16 or fp64
+  at::Tensor k;  // [B, S, Hk, d]
+  at::Tensor v;  // [B, S, Hk, V]
+  // In place of q and k between tokens far_from or more apart; far_k undefined: k serves there too.
+  at::Tensor far_q = {}, far_k = {};
+  // Added to the scores of head h at distance n, [H, at least S] in the compute type (fp32, or fp64
+  // beside fp64); undefined: none.
+  at::Tensor bias = {};
+  at::Tensor positions;  // [B, T] int64: of each query in its document
+  // Whether it is known that all tokens of a row are of one document: LibTorch's causal attention,
+  // which CUDA has, knows no other.
+  bool one_document = false;
+};
+struct SoftmaxAttentionConfig {
+  double scale = 1;  // of the products of q and k
+  KeyPattern pattern = {};
+  int64_t far_from = 0;  // with far_q: at least 1
+  // Channel c of a product decays by e^(decay_rates[c] distance), <= 0 each, [d]; empty: none. Not
+  // with far_q. Finite at any length.
+  std::vector<double> decay_rates = {};
+  // Of the probabilities [B, T, S, H], which are all kept then; empty: nothing is dropped.
+  std::function<at::Tensor(const at::Tensor& probabilities)> drop = {};
+};
+
+// [B, T, H, V] in q's dtype, differentiable in all inputs but the positions. A query that sees no
+// key gets zeros. Error (exit 2) for shapes that do not fit.
+at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
+                            const SoftmaxAttentionConfig& config);
+
+}  // namespace halflife::kernels

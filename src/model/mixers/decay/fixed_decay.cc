@@ -1,0 +1,33 @@
+#include "model/mixers/decay/fixed_decay.h"
+
+#include <ATen/ops/tensor.h>
+
+#include <cmath>
+
+namespace halflife::model {
+
+std::vector<double> RetentionLogDecays(int64_t num_heads) {
+  std::vector<double> logs;
+  for (int64_t head = 0; head < num_heads; ++head)
+    logs.push_back(std::log1p(-std::exp2(-5.0 - static_cast<double>(head))));
+  return logs;
+}
+
+std::vector<double> RetentionLogDecaysOfRange(int64_t num_heads) {
+  const double first = std::log(1.0 / 32), last = std::log(1.0 / 512);
+  std::vector<double> logs;
+  for (int64_t head = 0; head < num_heads; ++head) {
+    const double part =
+        num_heads == 1 ? 0 : static_cast<double>(head) / static_cast<double>(num_heads - 1);
+    logs.push_back(std::log1p(-std::exp(first + part * (last - first))));
+  }
+  return logs;
+}
+
+at::Tensor FixedDecay::operator()(const at::Tensor& x, std::span<const at::Tensor>) const {
+  if (!on_device_.defined() || on_device_.device() != x.device())
+    on_device_ = at::tensor(log_decays_, at::kFloat).to(x.device());
+  return on_device_;
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,35 @@
+// Decays per head that nothing learns, those of retention.
+//
+//   form.make_decay = [](const PartContext&) {
+//     return std::make_unique<FixedDecay>(RetentionLogDecays(8));
+//   };
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "model/mixers/decay/decayed_mixer.h"
+
+namespace halflife::model {
+
+// ln gamma_h, gamma_h = 1 - 2^(-5-h) for heads from 0 (Sun et al., 2023, equation 8), by log1p:
+// gamma itself rounds to 1 in fp32 from head 20 on.
+std::vector<double> RetentionLogDecays(int64_t num_heads);
+// gamma = 1 - e^x, x evenly from ln 1/32 to ln 1/512 over the heads: that of the paper's models of
+// 1.3B to 6.7B parameters.
+std::vector<double> RetentionLogDecaysOfRange(int64_t num_heads);
+
+class FixedDecay : public LogDecay {
+ public:
+  explicit FixedDecay(std::vector<double> log_decays) : log_decays_(std::move(log_decays)) {}
+  at::Tensor operator()(const at::Tensor& x, std::span<const at::Tensor>) const override;
+  bool constant() const override { return true; }
+
+ private:
+  std::vector<double> log_decays_;  // [H]
+  // Of the device that asked last: a copy in each forward would hold its stream up.
+  mutable at::Tensor on_device_;
+};
+
+}  // namespace halflife::model

@@ -1,0 +1,93 @@
+// Retention as RetNet computes it (Sun et al., 2023, section 2; torchscale): beside `retention`,
+// which is fla's form, the angles of the rotation are torchscale's, each head is normed without a
+// weight, and a row of retention is divided by the root of what its decays add up to,
+//
+//   o_n = q_n S_n / sqrt(K s_n),  s_n = sum_{j <= n} gamma^(n-j) = (1 - gamma^(n+1)) / (1 - gamma),
+//
+// n counted in the token's document. So the parallel, recurrent and chunkwise forms are one: the
+// divisor goes into the query. The paper's third step, which divides a row of scores by its
+// absolute sum, has no recurrent form, and the norm of each head undoes it up to its eps.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/expm1.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/tensor.h>
+
+#include <cmath>
+
+#include "kernels/torch/dispatch.h"
+#include "model/mixers/decay/decayed_mixer.h"
+#include "model/mixers/decay/fixed_decay.h"
+
+namespace halflife::model {
+namespace {
+
+struct RetNetOptions : OptionsOf<RetNetOptions, LinearHeadOptions> {
+  double rope_theta = 10000;
+  std::string decay = "heads";
+  std::string row_norm = "decay";
+
+  RetNetOptions() : OptionsOf(/*heads=*/4, /*k=*/1, /*v=*/2) {}
+  std::vector<Option> Fields() override {
+    std::vector<Option> fields = LinearHeadOptions::Fields();
+    fields.push_back({"rope_theta", &rope_theta});
+    fields.push_back({"decay", &decay, {.choices = {"heads", "range"}}});
+    fields.push_back({"row_norm", &row_norm, {.choices = {"decay", "none"}}});
+    return fields;
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    LinearHeadOptions::Resolve(sizes, problems);
+    problems.Require(rope_theta > 1, "option rope_theta is ", rope_theta,
+                     "; a number above 1 would work");
+    problems.Require(head_dim_k % 2 == 0 && head_dim_k > 2, "key width per head ", head_dim_k,
+                     "; an even one of at least 4 would work: rotation pairs channels");
+  }
+};
+
+// theta^(-j / (d/2 - 1)), j = 0 to d/2 - 1: the last is 1 / theta exactly.
+std::vector<float> TorchscaleFrequencies(int64_t dim, double theta) {
+  std::vector<float> frequencies;
+  for (int64_t j = 0; j < dim / 2; ++j)
+    frequencies.push_back(static_cast<float>(
+        std::pow(theta, -static_cast<double>(j) / static_cast<double>(dim / 2 - 1))));
+  return frequencies;
+}
+
+DecayedForm FormOf(const RetNetOptions& options) {
+  const std::vector<double> log_decays = options.decay == "heads"
+                                             ? RetentionLogDecays(options.num_heads)
+                                             : RetentionLogDecaysOfRange(options.num_heads);
+  DecayedForm form = {
+      .rotary_frequencies = TorchscaleFrequencies(options.head_dim_k, options.rope_theta),
+      .use_output_gate = true,
+      .norm_name = "g_norm_swish_gate.weight",
+      .norm_affine = false};
+  form.make_decay = [log_decays](const PartContext&) {
+    return std::make_unique<FixedDecay>(log_decays);
+  };
+  if (options.row_norm == "decay")
+    form.query_scale = [log_decays](const at::Tensor& positions) {
+      const at::Tensor rates = at::tensor(log_decays, at::kDouble).to(positions.device());
+      // (1 - gamma^(n + 1)) / (1 - gamma) [B, T, H]
+      const at::Tensor sums =
+          at::expm1((positions + 1).to(at::kDouble).unsqueeze(-1) * rates) / at::expm1(rates);
+      return at::rsqrt(sums);
+    };
+  return form;
+}
+
+class RetNet : public DecayedMixer {
+ public:
+  RetNet(const RetNetOptions& options, const PartContext& context)
+      : DecayedMixer(options, context, FormOf(options)) {}
+};
+
+}  // namespace
+
+MixerVariant RetNetVariant() {
+  return MixerVariantOf<RetNetOptions, RetNet>(
+      "retnet", {{{"num_heads", 2}},
+                 {{"num_heads", 4}, {"num_kv_heads", 2}, {"decay", "range"}},
+                 {{"num_heads", 2}, {"row_norm", "none"}, {"expand_v", 1.0}}});
+}
+
+}  // namespace halflife::model

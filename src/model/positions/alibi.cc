@@ -1,0 +1,48 @@
+// ALiBi (Press et al., 2022): scores lose slope_h for each token of distance; nothing is rotated or
+// learned.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
+
+#include <cmath>
+
+#include "model/positions/alibi.h"
+#include "model/positions/attention_variant.h"
+
+namespace halflife::model {
+namespace {
+
+struct AlibiOptions : OptionsOf<AlibiOptions> {};
+
+class Alibi : public AttentionPositions {
+ public:
+  Alibi(const AlibiOptions&, const AttentionLayer& layer) : slopes_(AlibiSlopes(layer.num_heads)) {}
+  at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
+    const at::Tensor slopes = at::tensor(slopes_, options).unsqueeze(1);
+    return -slopes * at::arange(num_distances, options);
+  }
+
+ private:
+  std::vector<double> slopes_;
+};
+
+}  // namespace
+
+std::vector<double> AlibiSlopes(int64_t num_heads) {
+  int64_t power = 1;
+  while (2 * power <= num_heads) power *= 2;
+  const auto slope = [](int64_t head, int64_t heads) {
+    return std::exp2(-8.0 * static_cast<double>(head + 1) / static_cast<double>(heads));
+  };
+  std::vector<double> slopes;
+  for (int64_t head = 0; head < power; ++head) slopes.push_back(slope(head, power));
+  for (int64_t head = 0; head < num_heads - power; ++head)
+    slopes.push_back(slope(2 * head, 2 * power));
+  return slopes;
+}
+
+PositionsVariant AlibiPositionsVariant() {
+  return AttentionVariantOf<AlibiOptions, Alibi>("alibi");
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,33 @@
+#include "model/positions/attention_positions.h"
+
+#include "core/error.h"
+#include "kernels/rotary/rotary.h"
+
+namespace halflife::model {
+
+const AttentionLayer& Rotating(const AttentionLayer& layer) {
+  HL_CHECK_AS(ExitCode::kUsage, layer.rope_theta > 1 && layer.head_dim % 2 == 0,
+              "positions by rotation, in heads of ", layer.head_dim, " with rope_theta ",
+              layer.rope_theta, "; heads of an even width and a rope_theta above 1 would work");
+  return layer;
+}
+
+void AttentionPositions::Encode(AttentionHeads&, const at::Tensor&) const {}
+
+at::Tensor AttentionPositions::Bias(int64_t, const at::TensorOptions&) const { return {}; }
+
+at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
+                  std::span<const float> frequencies, double factor) {
+  return kernels::ApplyRotary(x, kernels::MakeRotaryTable(positions, frequencies, factor));
+}
+
+RotaryPositions::RotaryPositions(const AttentionLayer& layer)
+    : RotaryPositions(kernels::RotaryFrequencies(Rotating(layer).head_dim, layer.rope_theta)) {}
+
+void RotaryPositions::Encode(AttentionHeads& heads, const at::Tensor& positions) const {
+  const auto table = kernels::MakeRotaryTable(positions, frequencies_, factor_);
+  heads.q = kernels::ApplyRotary(heads.q, table);
+  heads.k = kernels::ApplyRotary(heads.k, table);
+}
+
+}  // namespace halflife::model

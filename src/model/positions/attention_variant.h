@@ -1,0 +1,35 @@
+// Inner header of the methods of attention: their variant.
+#pragma once
+
+#include <memory>
+
+#include "model/positions/variants.h"
+
+namespace halflife::model {
+
+// Positions that each layer of attention tells by a `Method` made of the options and the layer.
+template <typename Options, typename Method>
+class PositionsInAttention : public Positions {
+ public:
+  PositionsInAttention(const Options& options, const PartContext&) : options_(options) {}
+  bool in_attention() const override { return true; }
+  std::unique_ptr<AttentionPositions> OfLayer(const AttentionLayer& layer) const override {
+    return std::make_unique<Method>(options_, layer);
+  }
+
+ private:
+  Options options_;
+};
+
+template <typename Options, typename Method>
+PositionsVariant AttentionVariantOf(const char* name) {
+  return VariantOf<Options, PositionsInAttention<Options, Method>, Positions, PartContext>(name);
+}
+
+// The longest text over that of training.
+inline void RequireStretch(double stretch, ProblemList& problems) {
+  problems.Require(stretch >= 1, "option stretch is ", stretch,
+                   "; the longest text over that of training, at least 1, would work");
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,54 @@
+// ReRoPE (Su, 2023): distances of `window` or more count as `window`, in Leaky ReRoPE as
+// window + (distance - window) / leak. Those pairs have a query and a key of their own: the key
+// turned by its position over leak (not at all without one), the query by what is missing.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
+
+#include "model/positions/attention_variant.h"
+#include "model/positions/frequencies.h"
+
+namespace halflife::model {
+namespace {
+
+struct ReropeOptions : OptionsOf<ReropeOptions> {
+  int64_t window = 512, leak = 0;  // leak 0: none
+  std::vector<Option> Fields() override {
+    return {{"window", &window}, {"leak", &leak, {.min = 0}}};
+  }
+};
+
+class Rerope : public RotaryPositions {
+ public:
+  Rerope(const ReropeOptions& options, const AttentionLayer& layer)
+      : RotaryPositions(layer), options_(options) {
+    if (options.leak > 0)
+      leaking_ = InterpolatedFrequencies(layer.head_dim, layer.rope_theta,
+                                         static_cast<double>(options.leak));
+  }
+  void Encode(AttentionHeads& heads, const at::Tensor& positions) const override {
+    if (options_.leak == 0) {
+      heads.far_q = Rotate(heads.q, at::full_like(positions, options_.window), frequencies());
+      heads.far_k = heads.k;
+    } else {
+      // (i + (leak - 1) window) / leak - j / leak = window + (i - j - window) / leak
+      const int64_t shift = (options_.leak - 1) * options_.window;
+      heads.far_q = Rotate(heads.q, positions + shift, leaking_);
+      heads.far_k = Rotate(heads.k, positions, leaking_);
+    }
+    RotaryPositions::Encode(heads, positions);
+  }
+  int64_t far_from() const override { return options_.window; }
+  bool has_far_keys() const override { return true; }
+
+ private:
+  ReropeOptions options_;
+  std::vector<float> leaking_;
+};
+
+}  // namespace
+
+PositionsVariant ReropePositionsVariant() {
+  return AttentionVariantOf<ReropeOptions, Rerope>("rerope");
+}
+
+}  // namespace halflife::model

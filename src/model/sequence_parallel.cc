@@ -1,0 +1,152 @@
+#include "model/sequence_parallel.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <numeric>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "kernels/torch/tensor_ref.h"
+
+namespace halflife::model {
+namespace {
+
+TensorRef RefOrNone(const at::Tensor& x) {
+  return x.defined() ? kernels::RefOf(x) : TensorRef{.dtype = DType::kU8};
+}
+
+cudaStream_t StreamOf(const at::Tensor& x) {
+  return x.defined() && x.is_cuda() ? kernels::CurrentStream(kernels::RefOf(x).device) : nullptr;
+}
+
+// Bytes travel: what they mean is the ends' business, and one that only sends need not know what
+// the other way carries.
+at::Tensor Bytes(const at::Tensor& x) { return x.defined() ? x.flatten().view(at::kByte) : x; }
+
+// Operations of a group complete in order: the last one stands for all.
+struct Waits {
+  dist::Work last;
+  double seconds = 0;
+
+  void Await(dist::Work work, cudaStream_t consumer) {
+    const Stopwatch stopwatch;
+    work.WaitOn(consumer);
+    seconds += stopwatch.Seconds();
+    last = std::move(work);
+  }
+};
+
+class ShiftTransfer final : public kernels::SegmentGroup::Transfer {
+ public:
+  ShiftTransfer(dist::Work work, cudaStream_t consumer, Waits& waits)
+      : work_(std::move(work)), consumer_(consumer), waits_(waits) {}
+  void Wait() override {
+    if (!std::exchange(waited_, true)) waits_.Await(std::move(work_), consumer_);
+  }
+
+ private:
+  dist::Work work_;
+  cudaStream_t consumer_;
+  Waits& waits_;
+  bool waited_ = false;
+};
+
+class RankGroup final : public kernels::SegmentGroup {
+ public:
+  explicit RankGroup(dist::Communicator& comm) : comm_(comm) {}
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  double TakeWaitSeconds() override { return std::exchange(waits_.seconds, 0); }
+  void Settle() override { waits_.last.WaitHost(); }
+
+  at::Tensor AllGather(const at::Tensor& x, const char* what) override {
+    const at::Tensor in = x.contiguous();
+    std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+    sizes.insert(sizes.begin(), size());
+    const at::Tensor out = at::empty(sizes, x.options());
+    waits_.Await(comm_.AllGather(kernels::RefOf(in), kernels::RefOf(out), {what, 0}, StreamOf(x)),
+                 StreamOf(x));
+    return out;
+  }
+
+  at::Tensor ReduceScatter(const at::Tensor& x, const char* what) override {
+    const at::Tensor in = x.contiguous(), out = at::empty(x.sizes().slice(1), x.options());
+    waits_.Await(comm_.ReduceScatter(kernels::RefOf(in), kernels::RefOf(out), dist::ReduceOp::kSum,
+                                     {what, 0}, StreamOf(x)),
+                 StreamOf(x));
+    return out;
+  }
+
+  std::unique_ptr<Transfer> Shift(const at::Tensor& send, const at::Tensor& received,
+                                  Direction direction, const char* what) override {
+    const int next = rank() + 1 < size() ? rank() + 1 : -1, previous = rank() - 1;
+    const bool forward = direction == Direction::kToNext;
+    const int to = forward ? next : previous, from = forward ? previous : next;
+    const cudaStream_t stream = StreamOf(send.defined() ? send : received);
+    return std::make_unique<ShiftTransfer>(
+        comm_.SendRecv(RefOrNone(Bytes(send)), send.defined() ? to : -1, RefOrNone(Bytes(received)),
+                       received.defined() ? from : -1, {what, 0}, stream),
+        stream, waits_);
+  }
+
+ private:
+  dist::Communicator& comm_;
+  Waits waits_;
+};
+
+}  // namespace
+
+std::shared_ptr<kernels::SegmentGroup> MakeSegmentGroup(dist::Communicator& comm) {
+  return std::make_shared<RankGroup>(comm);
+}
+
+std::vector<int64_t> CutRow(int64_t seq_len, int num_ranks, int64_t align) {
+  if (seq_len < align * num_ranks) align = 1;
+  const int64_t num_units = (seq_len + align - 1) / align;  // the last may be a part
+  std::vector<int64_t> lengths;
+  int64_t begin = 0;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const int64_t units = num_units / num_ranks + (rank < num_units % num_ranks ? 1 : 0);
+    const int64_t length = std::min(units * align, seq_len - begin);
+    lengths.push_back(length);
+    begin += length;
+  }
+  return lengths;
+}
+
+std::vector<int64_t> SequenceParallel::LengthsOf(int64_t seq_len) const {
+  if (lengths.empty()) return CutRow(seq_len, group->size(), kAlign);
+  const int64_t sum = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  HL_CHECK(lengths.size() == static_cast<size_t>(group->size()) && sum == seq_len, "slices of ",
+           sum, " tokens in all on ", lengths.size(), " ranks, of rows of ", seq_len, " on ",
+           group->size());
+  return lengths;
+}
+
+SequenceSlice SequenceParallel::SliceOf(const SequenceSlice& whole) const {
+  kernels::RowSegment row = {.group = group,
+                             .lengths = LengthsOf(whole.seq_len),
+                             .first_position = {},
+                             .has_start = {},
+                             .strategy = strategy,
+                             .cost = cost};
+  const int64_t begin = row.begin(), length = row.lengths[row.rank()];
+  SequenceSlice slice = whole.Narrow(begin, length);
+  row.first_position = length > 0 ? slice.positions.select(1, 0).contiguous()
+                                  : at::zeros({whole.batch}, whole.positions.options());
+  if (slice.has_boundaries()) row.has_start = slice.starts.any(1);
+  slice.segment = std::make_shared<const kernels::RowSegment>(std::move(row));
+  return slice;
+}
+
+at::Tensor SequenceParallel::TokensOf(const at::Tensor& x) const {
+  const std::vector<int64_t> of_ranks = LengthsOf(x.size(1));
+  const auto rank = static_cast<size_t>(group->rank());
+  const int64_t begin =
+      std::accumulate(of_ranks.begin(), of_ranks.begin() + group->rank(), int64_t{0});
+  return x.narrow(1, begin, of_ranks[rank]).contiguous();
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,150 @@
+#include "train/loop/background_save.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+
+#include "core/error.h"
+#include "core/log_thread.h"
+#include "kernels/torch/tensor_ref.h"
+
+#ifdef HALFLIFE_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace halflife::train {
+
+// The copies of CUDA arrays run on the stream that computes, so an update behind them needs no
+// waiting; the thread awaits the event after them.
+class BackgroundSave::DeviceCopy {
+ public:
+#ifdef HALFLIFE_WITH_CUDA
+  DeviceCopy() { Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  ~DeviceCopy() { cudaEventDestroy(event_); }
+  void Mark(const at::Tensor& on_device) {
+    Check(cudaEventRecord(event_, kernels::CurrentStream(kernels::RefOf(on_device).device)));
+  }
+  void Await() { Check(cudaEventSynchronize(event_)); }
+
+ private:
+  static void Check(cudaError_t error) {
+    HL_CHECK_AS(ExitCode::kEnvironment, error == cudaSuccess,
+                "copying a step to the host: ", cudaGetErrorString(error));
+  }
+  cudaEvent_t event_ = nullptr;
+#else
+  void Mark(const at::Tensor&) {}
+  void Await() {}
+#endif
+};
+
+BackgroundSave::BackgroundSave(ckpt::CheckpointStore& store, dist::Communicator& comm,
+                               ParameterArena& arena)
+    : store_(store), comm_(comm), arena_(arena), exceptions_(std::uncaught_exceptions()) {
+  if (arena.main().is_cuda()) device_copy_ = std::make_unique<DeviceCopy>();
+}
+
+BackgroundSave::~BackgroundSave() {
+  if (!under_way()) return;
+  if (comm_.size() > 1 && std::uncaught_exceptions() > exceptions_)
+    comm_.Abort("this rank failed while a step was saved");
+  thread_.join();
+}
+
+ckpt::ArenaView BackgroundSave::View() {
+  const int64_t all = arena_.layout().num_elements();
+  float* const data = copy_.mutable_data_ptr<float>();
+  const int64_t held = copy_.size(1);
+  return {.layout = &arena_.layout(),
+          .main = data,
+          .adam_m = data + held,
+          .adam_v = data + 2 * held,
+          .main_sliced_end = all,
+          .moments_sliced_end = all};
+}
+
+void BackgroundSave::Begin(ckpt::StepState state) {
+  HL_CHECK(!under_way(), "a save is under way already");
+  clock_.Restart();
+  state_ = std::move(state);
+  report_ = {.step = static_cast<int64_t>(state_.step), .begin_us = UnixMicroseconds()};
+  failure_ = nullptr;
+  ended_ = false;
+  is_copied_ = false;
+  if (!copy_.defined()) {
+    const int64_t held = arena_.layout().num_held(arena_.layout().num_elements());
+    copy_ =
+        at::empty({3, held}, at::TensorOptions(at::kFloat).pinned_memory(device_copy_ != nullptr));
+  }
+  if (device_copy_) {
+    CopyOwnSlices();
+    device_copy_->Mark(arena_.main());
+    is_copied_ = true;
+  }
+  thread_ = std::thread([this, rank = log::RankOfThisThread()] {
+    log::SpeakAsRank(rank);
+    Run();
+  });
+  report_.blocked_seconds = clock_.Seconds();
+}
+
+// Of each bucket the own slice, wherever an array has it.
+void BackgroundSave::CopyOwnSlices() {
+  const dist::ParameterLayout& layout = arena_.layout();
+  const std::pair<at::Tensor*, int64_t> arrays[] = {
+      {&arena_.main(), arena_.main_sliced_end()},
+      {&arena_.adam_m(), arena_.moments_sliced_end()},
+      {&arena_.adam_v(), arena_.moments_sliced_end()}};
+  for (int64_t i = 0; i < 3; ++i) {
+    const auto& [array, sliced_end] = arrays[i];
+    for (const dist::Bucket& bucket : layout.buckets()) {
+      const auto range = layout.SliceOf(bucket, comm_.rank());
+      const int64_t from = layout.PlaceOf(
+          {.arena_begin = range.arena_begin, .slice_begin = range.slice_begin}, sliced_end);
+      if (device_copy_) {
+        copy_[i]
+            .narrow(0, range.slice_begin, range.count)
+            .copy_(array->narrow(0, from, range.count), /*non_blocking=*/true);
+      } else {  // no LibTorch: its threads belong to the step
+        std::memcpy(copy_.mutable_data_ptr<float>() + i * copy_.size(1) + range.slice_begin,
+                    array->const_data_ptr<float>() + from, range.count * sizeof(float));
+      }
+    }
+  }
+}
+
+void BackgroundSave::Run() {
+  try {
+    if (device_copy_) {
+      device_copy_->Await();
+    } else {
+      CopyOwnSlices();
+      const std::lock_guard lock(mutex_);
+      is_copied_ = true;
+    }
+    copied_.notify_all();
+    report_.save = store_.Save(View(), state_);
+    report_.save.seconds = clock_.Seconds();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+  ended_ = true;
+}
+
+void BackgroundSave::AwaitCopy() {
+  const Stopwatch watch;
+  std::unique_lock lock(mutex_);
+  if (is_copied_) return;
+  copied_.wait(lock, [&] { return is_copied_; });
+  report_.blocked_seconds += watch.Seconds();
+}
+
+BackgroundSave::Report BackgroundSave::Finish() {
+  const Stopwatch watch;
+  thread_.join();
+  report_.blocked_seconds += watch.Seconds();
+  if (failure_) std::rethrow_exception(failure_);
+  return report_;
+}
+
+}  // namespace halflife::train

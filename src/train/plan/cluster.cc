@@ -1,0 +1,211 @@
+#include "train/plan/cluster.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/nearest.h"
+
+namespace halflife::train {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+constexpr int kMostRanks = 1 << 20;  // up to which the step's scalars are exact
+
+const std::vector<std::string> kDevices = {"h100", "h200", "a100", "cpu"};
+const std::vector<std::string> kKeys = {"nodes",       "gpus",       "sp",          "zero",
+                                        "micro_batch", "device",     "peak_tflops", "efficiency",
+                                        "hbm_gbs",     "nvlink_gbs", "network_gbs", "memory_gib"};
+
+Cluster Preset(const std::string& device) {
+  if (device == "h200") {
+    return {.device = device, .hbm_bytes_per_s = 4.8e12, .memory_bytes = 139 * kGiB};
+  }
+  if (device == "a100") {
+    return {.device = device,
+            .peak_flops = 312e12,
+            .hbm_bytes_per_s = 2.039e12,
+            .nvlink_bytes_per_s = 230e9,
+            .network_bytes_per_s = 22.5e9,
+            .memory_bytes = 79 * kGiB};
+  }
+  if (device == "cpu") {
+    // The rates of a small server's core and of 10 GbE; an operation is polled for every 50 us.
+    return {.device = device,
+            .peak_flops = 0,
+            .efficiency = 1,
+            .hbm_bytes_per_s = 10e9,
+            .nvlink_bytes_per_s = 3e9,
+            .network_bytes_per_s = 1.2e9,
+            .base_s = 50e-6,
+            .node_hop_s = 5e-6,
+            .network_hop_s = 30e-6};
+  }
+  return {.device = device, .memory_bytes = 79 * kGiB};
+}
+
+double NumberOf(const std::string& key, const std::string& value, const std::string& works) {
+  char* end = nullptr;
+  const double number = std::strtod(value.c_str(), &end);
+  HL_CHECK_AS(ExitCode::kUsage,
+              !value.empty() && *end == '\0' && std::isfinite(number) && number > 0, "--plan ", key,
+              "=", value, ": ", works, " would work");
+  return number;
+}
+
+int64_t CountOf(const std::string& key, const std::string& value, int64_t least, int64_t most) {
+  char* end = nullptr;
+  const long long number = std::strtoll(value.c_str(), &end, 10);
+  HL_CHECK_AS(ExitCode::kUsage, !value.empty() && *end == '\0' && number >= least && number <= most,
+              "--plan ", key, "=", value, ": a whole number from ", least, " to ", most,
+              " would work");
+  return number;
+}
+
+struct Assignment {
+  std::string key, value;
+};
+
+// The pieces between commas; a lone word has no value.
+std::vector<Assignment> Split(const std::string& text) {
+  std::vector<Assignment> assignments;
+  std::istringstream pieces(text);
+  for (std::string piece; std::getline(pieces, piece, ',');) {
+    const size_t equals = piece.find('=');
+    if (equals == std::string::npos) {
+      assignments.push_back({piece, ""});
+    } else {
+      assignments.push_back({piece.substr(0, equals), piece.substr(equals + 1)});
+    }
+  }
+  return assignments;
+}
+
+void Assign(const std::string& key, const std::string& value, PlanRequest& request) {
+  Cluster& cluster = request.cluster;
+  const auto rate = [&](double unit) { return unit * NumberOf(key, value, "a number > 0"); };
+  if (key == "nodes") cluster.nodes = static_cast<int>(CountOf(key, value, 1, kMostRanks));
+  if (key == "gpus") cluster.gpus = static_cast<int>(CountOf(key, value, 1, 1024));
+  if (key == "sp") request.sp = static_cast<int>(CountOf(key, value, 1, kMostRanks));
+  if (key == "zero") request.zero = static_cast<int>(CountOf(key, value, 0, 2));
+  if (key == "micro_batch")
+    request.micro_batch = CountOf(key, value, 1, std::numeric_limits<int32_t>::max());
+  if (key == "peak_tflops") cluster.peak_flops = rate(1e12);
+  if (key == "hbm_gbs") cluster.hbm_bytes_per_s = rate(1e9);
+  if (key == "nvlink_gbs") cluster.nvlink_bytes_per_s = rate(1e9);
+  if (key == "network_gbs") cluster.network_bytes_per_s = rate(1e9);
+  if (key == "memory_gib") cluster.memory_bytes = rate(kGiB);
+  if (key == "efficiency") {
+    cluster.efficiency = NumberOf(key, value, "a number above 0 and up to 1");
+    HL_CHECK_AS(ExitCode::kUsage, cluster.efficiency <= 1, "--plan efficiency=", value,
+                ": a number above 0 and up to 1 would work");
+  }
+}
+
+std::string DeviceOf(const std::vector<Assignment>& assignments) {
+  for (const Assignment& assignment : assignments) {
+    if (assignment.key != "device") continue;
+    HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(kDevices, assignment.value) > 0,
+                "--plan device=", assignment.value, DidYouMean(assignment.value, kDevices), ": ",
+                Join(kDevices, ", "),
+                " would work; for another, the nearest of these with its own peak_tflops, hbm_gbs "
+                "and memory_gib");
+    return assignment.value;
+  }
+  return "h100";
+}
+
+}  // namespace
+
+PlanRequest ParsePlan(const std::string& text) {
+  const std::vector<Assignment> assignments = Split(text);
+  HL_CHECK_AS(ExitCode::kUsage, !assignments.empty(),
+              "--plan '' names no machines; nodes=4,gpus=8 would work");
+  PlanRequest request = {.cluster = Preset(DeviceOf(assignments))};
+  std::set<std::string> seen;
+  for (const auto& [key, value] : assignments) {
+    HL_CHECK_AS(ExitCode::kUsage, seen.insert(key).second, "--plan names ", key,
+                " twice; once would work");
+    if (key == "auto" && value.empty()) {
+      request.search = true;
+      continue;
+    }
+    HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(kKeys, key) > 0, "--plan has no '", key, "'",
+                DidYouMean(key, kKeys), "; auto, or one of ", Join(kKeys, ", "),
+                " with =VALUE would work");
+    Assign(key, value, request);
+  }
+  const Cluster& cluster = request.cluster;
+  HL_CHECK_AS(ExitCode::kUsage, cluster.nodes <= kMostRanks / cluster.gpus,
+              "--plan nodes=", cluster.nodes, ",gpus=", cluster.gpus, ": at most ", kMostRanks,
+              " ranks in all would work");
+  HL_CHECK_AS(ExitCode::kUsage, cluster.peak_flops > 0,
+              "--plan device=cpu: how fast its cores multiply is not known; peak_tflops=NUMBER "
+              "would work, e.g. full FLOPs a second of a run on one rank, in units of 1e12");
+  return request;
+}
+
+std::vector<int> Cluster::RowSizes() const {
+  std::vector<int> sizes;
+  for (int sp = 1; sp <= world_size(); ++sp)
+    if (world_size() % sp == 0 && (gpus % sp == 0 || sp % gpus == 0)) sizes.push_back(sp);
+  return sizes;
+}
+
+RunConfig ConfigFor(RunConfig config, const PlanRequest& request) {
+  const Cluster& cluster = request.cluster;
+  if (request.sp) config.parallel.sp = *request.sp;
+  if (request.zero) config.parallel.zero_stage = *request.zero;
+  if (request.micro_batch) config.train.micro_batch = *request.micro_batch;
+  config.train.device = cluster.device == "cpu" ? "cpu" : "cuda";
+  const std::vector<int> sizes = cluster.RowSizes();
+  HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(sizes, config.parallel.sp) > 0,
+              "--plan nodes=", cluster.nodes, ",gpus=", cluster.gpus, " with sp ",
+              config.parallel.sp, ": the ranks of a row lie on one node or are all of several; sp ",
+              Join(sizes, ", "), " would work");
+  return config;
+}
+
+double Cluster::Seconds(const dist::RehearsedOperation& operation) const {
+  const int ranks = operation.group_size;
+  if (ranks == 1) return 0;
+  const auto bytes = static_cast<double>(operation.bytes);
+  const double others = ranks - 1;
+  // Every rank sends to every other one, on its host's processor.
+  if (operation.group == "control") return 50e-6 + others * 2e-6 + bytes * others / 1e9;
+  const int of_node = std::min(ranks, gpus);  // consecutive ranks
+  const int group_nodes = (ranks + of_node - 1) / of_node;
+  const bool crosses = group_nodes > 1;
+  if (operation.kind == dist::OpKind::kSendRecv)
+    return base_s + (crosses ? network_hop_s : node_hop_s) +
+           bytes / (crosses ? network_bytes_per_s : nvlink_bytes_per_s);
+  // A ring enters and leaves a node once for each of its ranks' network cards.
+  const double rate =
+      crosses ? std::min(nvlink_bytes_per_s, of_node * network_bytes_per_s) : nvlink_bytes_per_s;
+  const double network_hops = crosses ? group_nodes : 0, node_hops = others - network_hops;
+  const double ring_s =
+      std::max(0.0, node_hops) * node_hop_s + std::min(others, network_hops) * network_hop_s;
+  const double moved = bytes * others / ranks / rate;
+  if (operation.kind != dist::OpKind::kAllReduce) return base_s + ring_s + moved;
+  const double tree_s = 2 * (of_node - 1) * node_hop_s + 2 * std::log2(group_nodes) * network_hop_s;
+  return base_s + std::min(2 * ring_s, tree_s) + 2 * moved;
+}
+
+kernels::ExchangeCost Cluster::RowCost(int sp) const {
+  const auto seconds = [&](dist::OpKind kind, int64_t bytes) {
+    return Seconds({.group = "rows", .group_size = sp, .kind = kind, .bytes = bytes});
+  };
+  constexpr int64_t kBytes = 1 << 20;
+  const auto slope = [&](dist::OpKind kind, int64_t factor) {
+    return (seconds(kind, factor * kBytes) - seconds(kind, 0)) / kBytes;
+  };
+  return {.gather_s = seconds(dist::OpKind::kAllGather, 0),
+          .gather_s_per_byte = slope(dist::OpKind::kAllGather, sp),
+          .shift_s = seconds(dist::OpKind::kSendRecv, 0),
+          .shift_s_per_byte = slope(dist::OpKind::kSendRecv, 1)};
+}
+
+}  // namespace halflife::train

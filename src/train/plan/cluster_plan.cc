@@ -1,0 +1,263 @@
+#include "train/plan/cluster_plan.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "core/error.h"
+#include "core/human.h"
+#include "dist/request.h"
+#include "train/config/plan.h"
+#include "train/plan/timeline.h"
+
+namespace halflife::train {
+namespace {
+
+using dist::OpKind;
+using dist::RehearsedEvent;
+using dist::RehearsedOperation;
+
+constexpr double kMiB = 1024.0 * 1024;
+// Of compute while collectives run beside it; assumed.
+constexpr double kComputeTax = 0.04;
+// Of a GPU's memory to pinned memory of its host; assumed (PCIe of the fourth generation).
+constexpr double kHostCopyBytesPerS = 25e9;
+// The driver's context, and of a communicator NCCL_BUFFSIZE in both directions of 32 channels.
+constexpr double kContextBytes = 512 * kMiB, kCommunicatorBytes = 32 * 2 * 4 * kMiB;
+constexpr double kMargin = 0.05;  // of the rest
+
+enum Lane : int { kCompute, kRows, kGradients, kParameters, kScalars };
+
+Lane LaneOf(const RehearsedOperation& operation) {
+  if (operation.group == "control") return kScalars;
+  if (dist::KindOfGroup(operation.group) == "rows") return kRows;
+  return operation.what == "param_bucket" ? kParameters : kGradients;
+}
+
+using CollectiveKey = std::tuple<std::string, std::string, std::string>;
+CollectiveKey KeyOf(const RehearsedOperation& operation) {
+  return {dist::KindOfGroup(operation.group), dist::Name(operation.kind), operation.what};
+}
+
+double SecondsOf(const ComputePiece& piece, const Cluster& cluster) {
+  return std::max(piece.flops / (cluster.peak_flops * cluster.efficiency),
+                  piece.bytes / cluster.hbm_bytes_per_s);
+}
+
+// Of operations, by index. A rank without a part in a shift waits for those that have one.
+std::vector<double> SecondsOf(const std::vector<RehearsedOperation>& operations,
+                              const Cluster& cluster) {
+  std::map<std::string, int64_t> largest;
+  for (const RehearsedOperation& operation : operations)
+    largest[operation.what] = std::max(largest[operation.what], operation.bytes);
+  std::vector<double> seconds;
+  for (RehearsedOperation operation : operations) {
+    if (operation.kind == OpKind::kSendRecv && operation.bytes == 0)
+      operation.bytes = largest.at(operation.what);
+    seconds.push_back(cluster.Seconds(operation));
+  }
+  return seconds;
+}
+
+// The two steps of a rehearsal on their lanes.
+struct StepTimeline {
+  std::vector<TimelineOperation> operations;
+  std::vector<int64_t> collective;  // by operation: in the rehearsal; -1: compute
+  std::vector<int> updates;         // the operation that ends each step
+  Timeline timeline;
+};
+
+StepTimeline TimelineOf(const StepOperations& step, const Cluster& cluster,
+                        const std::vector<double>& seconds) {
+  StepTimeline result;
+  std::vector<int> place(seconds.size(), -1);  // of a collective among the operations
+  std::vector<int> after;                      // of what comes next
+  for (const RehearsedEvent& event : step.rehearsal.events()) {
+    const auto value = static_cast<size_t>(event.value);
+    const auto next = static_cast<int>(result.operations.size());
+    if (event.kind == RehearsedEvent::Kind::kWait) {
+      after.push_back(place[value]);
+      continue;
+    }
+    const bool computes = event.kind == RehearsedEvent::Kind::kCompute;
+    result.collective.push_back(computes ? -1 : event.value);
+    if (computes) {
+      const ComputePiece& piece = step.pieces[value];
+      result.operations.push_back({kCompute, SecondsOf(piece, cluster), std::move(after)});
+      if (piece.kind == ComputePiece::Kind::kUpdate) result.updates.push_back(next);
+      after = {next};
+    } else {
+      place[value] = next;
+      result.operations.push_back(
+          {LaneOf(step.rehearsal.operations()[value]), seconds[value], after});
+    }
+  }
+  result.timeline = Schedule(result.operations, {.taxed_lane = kCompute, .tax = kComputeTax});
+  return result;
+}
+
+void AddTimes(const StepOperations& step, const Cluster& cluster, ClusterPlan& plan) {
+  const std::vector<double> seconds = SecondsOf(step.rehearsal.operations(), cluster);
+  const StepTimeline steps = TimelineOf(step, cluster, seconds);
+  const std::vector<Interval>& intervals = steps.timeline.intervals;
+  plan.step_s = intervals[steps.updates[1]].end - intervals[steps.updates[0]].end;
+  std::map<CollectiveKey, PlannedCollective*> rows;
+  for (PlannedCollective& row : plan.collectives) rows[{row.group, row.kind, row.what}] = &row;
+  for (size_t i = static_cast<size_t>(step.second_operation); i < seconds.size(); ++i)
+    rows.at(KeyOf(step.rehearsal.operations()[i]))->seconds += seconds[i];
+  for (size_t i = static_cast<size_t>(steps.updates[0]) + 1; i < intervals.size(); ++i) {
+    if (steps.operations[i].lane != kCompute) continue;
+    plan.compute_s += steps.operations[i].seconds;
+    for (const Waited& wait : WaitsOf(static_cast<int>(i), steps.operations, steps.timeline)) {
+      const auto collective = static_cast<size_t>(steps.collective[wait.operation]);
+      rows.at(KeyOf(step.rehearsal.operations()[collective]))->exposed_seconds += wait.seconds;
+    }
+  }
+}
+
+// What a step takes beyond products at the peak rate, which sums to plan.step_s less that.
+void AddLosses(const StepOperations& step, double ideal_flops, ClusterPlan& plan) {
+  const Cluster& cluster = plan.cluster;
+  double flops = 0, below_peak = 0, traffic = 0, update = 0;
+  for (const ComputePiece& piece : step.pieces) {
+    const double seconds = SecondsOf(piece, cluster);
+    if (piece.kind == ComputePiece::Kind::kUpdate) {
+      update += seconds;
+      continue;
+    }
+    const auto times = static_cast<double>(step.num_micro_batches);
+    const double at_peak = piece.flops / cluster.peak_flops;
+    const bool multiplies = seconds <= at_peak / cluster.efficiency;
+    (multiplies ? below_peak : traffic) += times * (seconds - at_peak);
+    flops += times * piece.flops;
+  }
+  std::map<std::string, double> waits;
+  for (const PlannedCollective& row : plan.collectives)
+    waits[Concat("waiting for ", row.what, " of ", row.group)] += row.exposed_seconds;
+  plan.losses = {{"products below the device's peak", below_peak},
+                 {"layers that the memory's rate bounds", traffic},
+                 {"the update", update},
+                 {"slices of rows that are longer or see more than the mean",
+                  (flops - ideal_flops) / cluster.peak_flops}};
+  for (const auto& [what, seconds] : waits) plan.losses.push_back({what, seconds});
+  double known = ideal_flops / cluster.peak_flops;
+  for (const PlannedLoss& loss : plan.losses) known += loss.seconds;
+  plan.losses.push_back({"compute beside collectives", plan.step_s - known});
+  std::ranges::stable_sort(plan.losses, std::ranges::greater(), &PlannedLoss::seconds);
+}
+
+// Adds what the formulas of a start leave out, and takes the arena's own sizes.
+void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan& plan) {
+  MemoryPlan& memory = plan.memory;
+  memory.main_and_adam = step.main_and_adam_bytes;
+  memory.compute_copy = step.compute_copy_bytes;
+  if (config.parallel.zero_stage > 1 && plan.cluster.world_size() > 1)
+    memory.gradients = step.gradient_bytes + step.bucket_slot_bytes;
+  int64_t whole_past = 0;  // of all layers and micro-batches
+  std::map<std::string, int> groups;
+  for (const RehearsedOperation& operation : step.operations()) {
+    if (operation.group != "control") groups[operation.group] = operation.group_size;
+    if (LaneOf(operation) != kRows) continue;
+    const bool shift = operation.kind == OpKind::kSendRecv;
+    const double both = shift ? 2 : 1 + 1.0 / operation.group_size;
+    memory.exchange = std::max(memory.exchange, both * static_cast<double>(operation.bytes));
+    if (operation.kind == OpKind::kAllGather && operation.what == "tokens_before")
+      whole_past += operation.bytes;
+  }
+  memory.states += static_cast<double>(whole_past) / static_cast<double>(step.num_micro_batches);
+  if (config.train.device == "cuda")
+    memory.libraries = kContextBytes + kCommunicatorBytes * static_cast<double>(groups.size());
+  memory.margin = kMargin * memory.total();
+}
+
+void AddSave(const RunConfig& config, const StepOperations& step, ClusterPlan& plan) {
+  plan.checkpoint_bytes = 12 * static_cast<double>(plan.parameters);
+  if (!config.ckpt.background) return;
+  // A copy of this rank's share, which the next update waits for.
+  const double bytes = plan.checkpoint_bytes / plan.cluster.world_size();
+  const double copy_s = config.train.device == "cuda" ? bytes / kHostCopyBytesPerS
+                                                      : 2 * bytes / plan.cluster.hbm_bytes_per_s;
+  const double until_update = plan.step_s - SecondsOf(step.pieces.back(), plan.cluster);
+  plan.save_blocked_s = std::max(0.0, copy_s - until_update);
+}
+
+void AddWarnings(ClusterPlan& plan) {
+  const double total = plan.memory.total(), room = plan.cluster.memory_bytes;
+  const auto bytes = [](double x) { return HumanBytes(static_cast<uint64_t>(x)); };
+  const auto percent = [](double x) { return Concat(Fixed(100 * x, 0), " %"); };
+  if (room > 0 && total > kPlannedMemory * room)
+    plan.warnings.push_back(
+        Concat("memory: ", bytes(total), " of a rank's ", bytes(room), ", ", percent(total / room),
+               total > room ? "; it does not fit: " : "; estimates may be short by as much: ",
+               "a smaller micro_batch, a higher zero or a larger sp takes less"));
+  if (plan.exposed_s() > 0.1 * plan.step_s)
+    plan.warnings.push_back(Concat("communication: compute waits for it in ",
+                                   percent(plan.exposed_s() / plan.step_s), " of a step"));
+}
+
+}  // namespace
+
+std::map<std::string, int64_t> ClusterPlan::BytesByGroup() const {
+  std::map<std::string, int64_t> bytes;
+  for (const PlannedCollective& row : collectives) bytes[row.group] += row.bytes;
+  return bytes;
+}
+
+double ClusterPlan::exposed_s() const {
+  double sum = 0;
+  for (const PlannedCollective& row : collectives) sum += row.exposed_seconds;
+  return sum;
+}
+
+std::vector<PlannedCollective> CollectivesOf(const StepOperations& step) {
+  std::vector<PlannedCollective> rows;
+  std::map<CollectiveKey, size_t> row_of;
+  for (const RehearsedOperation& operation : step.operations()) {
+    const auto [found, is_new] = row_of.emplace(KeyOf(operation), rows.size());
+    if (is_new)
+      rows.push_back({.group = dist::KindOfGroup(operation.group),
+                      .group_size = operation.group_size,
+                      .kind = dist::Name(operation.kind),
+                      .what = operation.what});
+    ++rows[found->second].count;
+    rows[found->second].bytes += operation.bytes;
+  }
+  return rows;
+}
+
+ClusterPlan PlanCluster(const RunConfig& config, const Cluster& cluster,
+                        RowRehearsals& rehearsals) {
+  const int world_size = cluster.world_size();
+  const StepOperations step =
+      RehearseStep(config, {.rank = config.parallel.sp - 1, .world_size = world_size}, rehearsals);
+  const model::LanguageModel model(config.model);
+  ClusterPlan plan = {.cluster = cluster,
+                      .sp = config.parallel.sp,
+                      .zero_stage = config.parallel.zero_stage,
+                      .micro_batch = config.train.micro_batch,
+                      .num_micro_batches = step.num_micro_batches,
+                      .parameters = model.CountParameters().total(),
+                      .tokens = config.train.global_batch * config.data.seq_len,
+                      .memory = PlanMemory(config, model, world_size),
+                      .collectives = CollectivesOf(step)};
+  AddTimes(step, cluster, plan);
+  AddMemory(config, step, plan);
+  AddSave(config, step, plan);
+  const model::FlopCount token = model.FlopsPerToken(config.data.seq_len);
+  const auto tokens = static_cast<double>(plan.tokens);
+  const double full = 3 * (token.matmul + token.mixing) * tokens;
+  plan.tokens_per_s = tokens / plan.step_s;
+  const double peak = cluster.peak_flops * world_size;
+  plan.mfu_6p = 6 * static_cast<double>(plan.parameters) * plan.tokens_per_s / peak;
+  plan.mfu_full = full / plan.step_s / peak;
+  AddLosses(step, full / world_size, plan);
+  AddWarnings(plan);
+  return plan;
+}
+
+ClusterPlan PlanCluster(const RunConfig& config, const Cluster& cluster) {
+  RowRehearsals rehearsals(config, config.parallel.sp - 1, cluster.RowCost(config.parallel.sp));
+  return PlanCluster(config, cluster, rehearsals);
+}
+
+}  // namespace halflife::train

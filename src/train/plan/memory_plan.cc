@@ -1,0 +1,126 @@
+#include "train/plan/memory_plan.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/human.h"
+#include "core/log.h"
+#include "core/pairwise_sum.h"
+#include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "model/sequence_parallel.h"
+#include "train/config/plan.h"
+#include "train/device.h"
+
+namespace halflife::train {
+
+namespace {
+
+bool RunsOnGpu(const RunConfig& config) {
+  return config.train.device == "cuda" ||
+         (config.train.device == "auto" && ChooseDevice("auto", 0).is_cuda());
+}
+
+double Exact(const MemoryPlan& plan) {
+  return plan.main_and_adam + plan.gradients + plan.compute_copy;
+}
+
+std::string Bytes(double bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
+
+// What would fit into `room` bytes a rank instead.
+std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
+                     const PlanScene& scene, double room) {
+  const double parameters = static_cast<double>(model.CountParameters().total());
+  const MemoryPlan plan = PlanMemory(config, model, scene.world_size);
+  RunConfig other = config;
+  const auto fits = [&] { return PlanMemory(other, model, scene.world_size).total() <= room; };
+  if (plan.saved_copy > 0) {
+    other.ckpt.background = false;
+    if (fits()) return "ckpt.background false would fit";
+  }
+  for (other.train.micro_batch /= 2; other.train.micro_batch >= 1; other.train.micro_batch /= 2) {
+    const int64_t unit = other.train.micro_batch * NumRowGroups(config, scene.world_size);
+    if (config.train.global_batch % unit == 0 && fits())
+      return Concat("train.micro_batch ", other.train.micro_batch, " would fit");
+  }
+  other.train.micro_batch = 1;
+  for (other.data.seq_len /= 2; other.data.seq_len >= 1; other.data.seq_len /= 2) {
+    if (config.train.global_batch % NumRowGroups(config, scene.world_size) == 0 && fits())
+      return Concat("train.micro_batch 1 with data.seq_len ", other.data.seq_len, " would fit");
+  }
+  return Concat("its weights, Adam and gradients alone take ", Bytes(Exact(plan)),
+                " a rank; a model of at most ", HumanCount(room * parameters / Exact(plan)),
+                " parameters would fit");
+}
+
+}  // namespace
+
+MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size) {
+  const double parameters = static_cast<double>(model.CountParameters().total());
+  // of the rank with the longest slice of each row
+  const int64_t slice =
+      model::CutRow(config.data.seq_len, config.parallel.sp, model::SequenceParallel::kAlign)[0];
+  const int64_t tokens = config.train.micro_batch * slice;
+  const bool bf16 = config.train.precision == "bf16";
+  const int bytes_per_element = bf16 ? 2 : 4;
+  const double shares = config.parallel.zero_stage > 0 ? world_size : 1;
+  // GradientHooks
+  const int levels = RunsOnGpu(config) ? 0 : NumLevels(NumMicroBatches(config, world_size));
+  // With stage 2 the buckets in flight and the one that fills; the longest may be one tensor.
+  int64_t bucket = config.parallel.bucket_bytes / 4;
+  for (const dist::ParamSpec& spec : model.parameters().specs())
+    bucket = std::max(bucket, spec.count());
+  const double buckets = 4.0 * static_cast<double>(bucket) * (ParallelConfig::kBucketsInFlight + 1);
+  const double gradients = config.parallel.zero_stage > 1
+                               ? 4 * parameters / shares + std::min(4 * parameters, buckets)
+                               : 4 * parameters * (1 + levels);
+  const bool copies = config.ckpt.background && config.ckpt.every > 0;
+  const double copy = copies ? 12 * parameters / world_size : 0;
+  const double per_parameter = shares == 1 ? 12 : bf16 ? 12 / shares : 4 + 8 / shares;
+  return {.main_and_adam = per_parameter * parameters,
+          .gradients = gradients,
+          .compute_copy = bf16 ? 2 * parameters : 0,
+          .activations = static_cast<double>(tokens) *
+                         model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element),
+          .loss = kernels::LinearCrossEntropyBytes(tokens, model.config().vocab_size,
+                                                   model.config().model_dim, /*widened=*/bf16),
+          .saved_copy = RunsOnGpu(config) ? 0 : copy,
+          .states = config.parallel.sp == 1 ? 0
+                                            : static_cast<double>(config.train.micro_batch) *
+                                                  model.StateBytesPerRow(bytes_per_element),
+          .pinned_staging = RunsOnGpu(config) ? copy : 0};
+}
+
+PlanScene SceneHere(const RunConfig& config, int world_size, int local_size) {
+  PlanScene scene{.world_size = world_size};
+  if (!RunsOnGpu(config)) {
+    scene.ranks_of_device = local_size;
+    scene.memory_bytes = DeviceMemoryBytes({});
+  } else if (const Device device = ChooseDevice("auto", 0); device.is_cuda()) {
+    scene.memory_bytes = DeviceMemoryBytes(device);
+  }
+  return scene;
+}
+
+std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& model,
+                          const PlanScene& scene) {
+  const double room = static_cast<double>(scene.memory_bytes) / scene.ranks_of_device;
+  const double total = PlanMemory(config, model, scene.world_size).total();
+  if (scene.memory_bytes == 0 || total <= room) return "";
+  const std::string ranks =
+      scene.ranks_of_device == 1 ? "" : Concat(" for each of ", scene.ranks_of_device, " ranks");
+  return Concat("does not fit: ", Bytes(total), ranks, ", and there are ",
+                HumanBytes(scene.memory_bytes), " here; ", WhatFits(config, model, scene, room));
+}
+
+void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
+                   const PlanScene& scene, int rank) {
+  const std::string verdict = MemoryVerdict(config, model, scene);
+  if (verdict.empty()) return;
+  const double exact = Exact(PlanMemory(config, model, scene.world_size));
+  HL_CHECK_AS(ExitCode::kUsage,
+              exact * scene.ranks_of_device <= static_cast<double>(scene.memory_bytes), "this run ",
+              verdict);
+  if (rank == 0) HL_WARN("train", "by estimate this run ", verdict);
+}
+
+}  // namespace halflife::train

@@ -1,0 +1,129 @@
+#include "train/plan/plan_search.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "core/error.h"
+#include "core/human.h"
+#include "train/config/plan.h"
+
+namespace halflife::train {
+namespace {
+
+std::vector<int> RowSizesToTry(const RunConfig& config, const model::LanguageModel& model,
+                               const PlanRequest& request) {
+  if (request.sp) return {ConfigFor(config, request).parallel.sp};
+  if (!model.LayerOfWholeRows().empty()) return {1};
+  std::vector<int> sizes = request.cluster.RowSizes();
+  std::erase_if(sizes, [&](int sp) { return sp > config.data.seq_len; });
+  return sizes;
+}
+
+// Divisors of the rows that a group of ranks has in a step; none where groups do not divide them.
+std::vector<int64_t> MicroBatchesToTry(const RunConfig& config, const PlanRequest& request,
+                                       int sp) {
+  const int64_t groups = request.cluster.world_size() / sp, batch = config.train.global_batch;
+  std::vector<int64_t> sizes;
+  if (batch % groups != 0) return sizes;
+  const int64_t rows = batch / groups;
+  for (int64_t size = 1; size <= rows; ++size)
+    if (rows % size == 0 && (!request.micro_batch || *request.micro_batch == size))
+      sizes.push_back(size);
+  return sizes;
+}
+
+std::vector<int> StagesToTry(const PlanRequest& request) {
+  if (request.zero) return {*request.zero};
+  return request.cluster.world_size() == 1 ? std::vector<int>{0} : std::vector<int>{0, 1, 2};
+}
+
+bool IsBetter(const ClusterPlan& a, const ClusterPlan& b) {
+  if (a.tokens_per_s != b.tokens_per_s) return a.tokens_per_s > b.tokens_per_s;
+  return a.memory.total() < b.memory.total();
+}
+
+std::string Bytes(double bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
+
+class Search {
+ public:
+  Search(const RunConfig& config, const PlanRequest& request)
+      : config_(config), request_(request), model_(config.model) {}
+
+  // The largest micro-batch that fits, for each stage.
+  void Try(int sp, const std::vector<int64_t>& micro_batches) {
+    for (const int stage : StagesToTry(request_))
+      for (auto size = micro_batches.rbegin(); size != micro_batches.rend(); ++size)
+        if (TryOne(sp, stage, *size)) break;
+  }
+
+  const FoundPlan& found() const { return found_; }
+  const std::string& smallest() const { return smallest_; }
+
+ private:
+  // Whether it fits.
+  bool TryOne(int sp, int stage, int64_t micro_batch) {
+    PlanRequest chosen = request_;
+    chosen.sp = sp, chosen.zero = stage, chosen.micro_batch = micro_batch;
+    const RunConfig config = ConfigFor(config_, chosen);
+    ++found_.num_possible;
+    const Cluster& cluster = request_.cluster;
+    const double least = PlanMemory(config, model_, cluster.world_size()).total();
+    if (!Fits(least)) return NoteTooLarge(least, config), false;
+    const ClusterPlan plan = PlanCluster(config, cluster, RehearsalsOf(config));
+    const double bytes = plan.memory.total();
+    if (!Fits(bytes)) return NoteTooLarge(bytes, config), false;
+    if (found_.num_fitting++ == 0 || IsBetter(plan, found_.plan)) found_.plan = plan;
+    return true;
+  }
+
+  // What is sent between slices does not depend on the stage.
+  RowRehearsals& RehearsalsOf(const RunConfig& config) {
+    const int sp = config.parallel.sp;
+    const std::pair<int, int64_t> key(sp, config.train.micro_batch);
+    return rehearsals_.try_emplace(key, config, sp - 1, request_.cluster.RowCost(sp)).first->second;
+  }
+
+  bool Fits(double bytes) const {
+    const double room = request_.cluster.memory_bytes;
+    return room == 0 || bytes <= kPlannedMemory * room;
+  }
+  void NoteTooLarge(double bytes, const RunConfig& config) {
+    if (bytes >= smallest_bytes_) return;
+    smallest_bytes_ = bytes;
+    smallest_ = Concat(Bytes(bytes), " with sp ", config.parallel.sp, ", zero ",
+                       config.parallel.zero_stage, " and micro_batch ", config.train.micro_batch);
+  }
+
+  const RunConfig& config_;
+  const PlanRequest& request_;
+  const model::LanguageModel model_;
+  FoundPlan found_;
+  std::map<std::pair<int, int64_t>, RowRehearsals> rehearsals_;  // by sp and micro_batch
+  double smallest_bytes_ = std::numeric_limits<double>::infinity();
+  std::string smallest_;
+};
+
+}  // namespace
+
+FoundPlan SearchPlan(const RunConfig& config, const PlanRequest& request) {
+  Search search(config, request);
+  const model::LanguageModel model(config.model);
+  const std::vector<int> sizes = RowSizesToTry(config, model, request);
+  for (const int sp : sizes) search.Try(sp, MicroBatchesToTry(config, request, sp));
+  const int ranks = request.cluster.world_size();
+  HL_CHECK_AS(ExitCode::kUsage, search.found().num_possible > 0, "--plan auto: train.global_batch ",
+              config.train.global_batch, " has no split over ", ranks, " ranks",
+              request.micro_batch ? Concat(" with micro_batch ", *request.micro_batch) : "",
+              "; a multiple of ", ranks / sizes.back() * request.micro_batch.value_or(1),
+              " would work, or fewer nodes");
+  HL_CHECK_AS(ExitCode::kUsage, search.found().num_fitting > 0, "--plan auto: none of ",
+              search.found().num_possible, " plans fits ",
+              Bytes(kPlannedMemory * request.cluster.memory_bytes),
+              " (90 % of a rank's); the smallest takes ", search.smallest(),
+              "; more nodes, shorter rows or a smaller model would work");
+  return search.found();
+}
+
+}  // namespace halflife::train

@@ -1,0 +1,70 @@
+#include "train/plan/plan_text.h"
+
+#include <iomanip>
+#include <sstream>
+
+#include "core/error.h"
+#include "core/human.h"
+#include "train/config/plan.h"
+
+namespace halflife::train {
+namespace {
+
+std::string Bytes(double bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
+
+}  // namespace
+
+std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
+                     const PlanScene& scene) {
+  const int world_size = scene.world_size;
+  std::ostringstream out;
+  const auto row = [&out](const char* name, const std::string& value) {
+    out << "  " << std::left << std::setw(28) << name << std::right << std::setw(12) << value
+        << "\n";
+  };
+  out << "# the resolved config\n" << ToText(WithDerivedOptions(config)) << "\n";
+  const model::ParameterCount count = model.CountParameters();
+  const auto parameters = [](int64_t n) { return HumanCount(static_cast<double>(n)); };
+  out << "parameters\n";
+  row("embedding", parameters(count.embedding));
+  row("head", config.model.head.tied ? "tied" : parameters(count.head));
+  row("mixers", parameters(count.mixer));
+  row("mlps", parameters(count.mlp));
+  row("norms", parameters(count.norm));
+  row("total", Concat(parameters(count.total()), " (", count.total(), ")"));
+
+  const MemoryPlan memory = PlanMemory(config, model, world_size);
+  out << "memory on each rank\n";
+  row("main weights, Adam m and v", Bytes(memory.main_and_adam));
+  row("gradients and their sums", Bytes(memory.gradients));
+  row("compute copy", Bytes(memory.compute_copy));
+  row("activations (estimate)", Bytes(memory.activations));
+  row("loss: logits, gradients", Bytes(memory.loss));
+  if (memory.states > 0) row("states before its slices", Bytes(memory.states));
+  if (memory.saved_copy > 0) row("copy for saves", Bytes(memory.saved_copy));
+  row("total", Bytes(memory.total()));
+  if (const std::string verdict = MemoryVerdict(config, model, scene); !verdict.empty())
+    out << "  " << verdict << "\n";
+
+  const double tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
+  const model::FlopCount flops = model.FlopsPerToken(config.data.seq_len);
+  out << "one step on " << world_size << (world_size == 1 ? " rank\n" : " ranks\n");
+  row("tokens", HumanCount(tokens));
+  row("micro-batches on each rank", Concat(NumMicroBatches(config, world_size)));
+  if (config.parallel.sp > 1) row("ranks that share a row", Concat(config.parallel.sp));
+  row("FLOPs, 6 x parameters", HumanCount(6.0 * static_cast<double>(count.total()) * tokens));
+  row("FLOPs, full", HumanCount(3 * (flops.matmul + flops.mixing) * tokens));
+  out << "the whole run\n";
+  const double run_tokens = tokens * static_cast<double>(config.train.steps);
+  row("tokens", HumanCount(run_tokens));
+  if (scene.train_tokens > 0) {
+    const double epochs = run_tokens / static_cast<double>(scene.train_tokens);
+    const int64_t whole = config.train.max_epochs;
+    row("epochs", Concat(whole > 0 ? Concat(whole) : Fixed(epochs, 2), " of ",
+                         HumanCount(static_cast<double>(scene.train_tokens)), " tokens"));
+  }
+  row("checkpoint", Bytes(12 * static_cast<double>(count.total())));
+  return out.str();
+}
+
+}  // namespace halflife::train

@@ -1,0 +1,139 @@
+#include "train/plan/row_exchanges.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
+#include "core/error.h"
+#include "model/mixer.h"
+#include "model/sequence_parallel.h"
+#include "train/step/shared_rows.h"
+
+namespace halflife::train {
+namespace {
+
+constexpr int64_t kFewTokens = 8;  // of a slice
+
+// A mixer alone, of a layer of the model, with weights of zeros in the dtypes of a run.
+struct LoneMixer {
+  model::ParameterSet parameters;
+  std::unique_ptr<model::Mixer> mixer;
+
+  LoneMixer(const RunConfig& config, int64_t layer, at::ScalarType compute) {
+    mixer = model::MakeMixer(
+        config.model.mixer_of(layer),
+        {.sizes = config.model.sizes(), .layer = layer, .parameters = &parameters});
+    for (int i = 0; i < parameters.size(); ++i) {
+      const dist::ParamSpec& spec = parameters.specs()[i];
+      const bool wide = spec.region == dist::Region::kFp32;
+      parameters.Bind(i, at::zeros(spec.shape, wide ? at::kFloat : compute));
+    }
+  }
+};
+
+// Mixers that exchange alike: of one form, with one state (windows may follow from the layer).
+std::string KeyOf(const model::LanguageModel& model, int64_t layer) {
+  model::ModelConfig alone = model.config();
+  alone.mixer = model.config().mixer_of(layer);
+  alone.hybrid.clear();
+  std::string key = model::ToJson(alone);
+  for (const model::StateTensor& tensor : model.TraitsOf(layer).state)
+    key += Concat(" ", tensor.name, " ", Join(tensor.shape, "x"));
+  return key;
+}
+
+bool SameOperations(const RowExchanges& a, const RowExchanges& b) {
+  const auto same = [](const auto& x, const auto& y) {
+    return x.kind == y.kind && x.what == y.what && (x.bytes == 0) == (y.bytes == 0);
+  };
+  return std::ranges::equal(a.operations, b.operations, same);
+}
+
+}  // namespace
+
+RowRehearsals::RowRehearsals(const RunConfig& config, int sp_index,
+                             const kernels::ExchangeCost& cost)
+    : config_(config), sp_index_(sp_index), cost_(cost) {}
+
+RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
+                                     const std::vector<int64_t>& lengths) const {
+  const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
+  const LoneMixer alone(config_, layer, compute);
+  dist::Rehearsal rehearsal;
+  const auto comm = rehearsal.MakeGroup(sp_index_, config_.parallel.sp, "rows");
+  // The strategy is that of the job's messages.
+  const double rows = static_cast<double>(config_.train.micro_batch) / static_cast<double>(batch);
+  kernels::ExchangeCost cost = cost_;
+  cost.gather_s_per_byte *= rows, cost.shift_s_per_byte *= rows;
+  const model::SequenceParallel parallel = {
+      .group = model::MakeSegmentGroup(*comm),
+      .strategy = StrategyOf(config_.parallel.exchange),
+      .cost = std::make_shared<const kernels::ExchangeCost>(cost),
+      .lengths = lengths};
+  const int64_t seq_len = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  const model::SequenceSlice slice =
+      parallel.SliceOf(model::SequenceSlice::Contiguous(batch, seq_len, 0, at::kCPU));
+  const at::Tensor x = at::zeros({slice.batch, slice.seq_len, config_.model.model_dim}, compute)
+                           .requires_grad_(true);
+  const at::Tensor y =
+      alone.mixer
+          ->Forward({.x = x,
+                     .slice = slice,
+                     .drop = [](uint32_t, const at::Tensor& z, double) { return z; }})
+          .y;
+  const auto of_forward = static_cast<std::ptrdiff_t>(rehearsal.events().size());
+  y.sum().backward();
+  const auto& events = rehearsal.events();
+  return {.operations = rehearsal.operations(),
+          .forward = {events.begin(), events.begin() + of_forward},
+          .backward = {events.begin() + of_forward, events.end()},
+          .reaches = parallel.group->reaches()};
+}
+
+RowExchanges RowRehearsals::AtJobsLength(int64_t layer, int64_t batch) const {
+  const int sp = config_.parallel.sp;
+  const std::vector<int64_t> lengths =
+      model::CutRow(config_.data.seq_len, sp, model::SequenceParallel::kAlign);
+  // Of the longest slice, and of the shortest that is somebody's past.
+  const int64_t length = lengths[0], least = lengths[static_cast<size_t>(sp) - 2];
+  const auto rehearse = [&](int64_t of_slice) {
+    return Rehearse(layer, batch, std::vector<int64_t>(static_cast<size_t>(sp), of_slice));
+  };
+  const auto whole = [&] { return Rehearse(layer, batch, lengths); };
+  if (length <= 2 * kFewTokens) return whole();
+  // Whether a past lies within the neighbour's slice decides how it is fetched: slices of a
+  // rehearsal are as long as all pasts that do, and shorter than all others.
+  int64_t shorter = kFewTokens;
+  RowExchanges first = rehearse(shorter);
+  bool within = true;  // all pasts
+  for (const int64_t reach : first.reaches) {
+    if (reach > least && reach <= length) return whole();
+    if (reach <= least) shorter = std::max(shorter, reach);
+    within = within && reach <= least;
+  }
+  if (length <= 2 * shorter) return whole();
+  if (shorter > kFewTokens) first = rehearse(shorter);
+  if (within) return first;
+  const RowExchanges second = rehearse(2 * shorter);
+  if (!SameOperations(first, second)) return whole();
+  for (size_t i = 0; i < first.operations.size(); ++i) {
+    int64_t& bytes = first.operations[i].bytes;
+    bytes += (second.operations[i].bytes - bytes) * (length - shorter) / shorter;
+  }
+  return first;
+}
+
+const RowExchanges& RowRehearsals::OfLayer(const model::LanguageModel& model, int64_t layer) {
+  const std::string key = KeyOf(model, layer);
+  if (const auto known = layers_.find(key); known != layers_.end()) return known->second;
+  // As many rows as change what pieces a state is cut into.
+  const int64_t rows = config_.train.micro_batch, batch = std::min(rows, kernels::kScanPieces);
+  RowExchanges exchanges = AtJobsLength(layer, batch);
+  for (dist::RehearsedOperation& operation : exchanges.operations)
+    operation.bytes = operation.bytes * rows / batch;
+  return layers_.emplace(key, std::move(exchanges)).first->second;
+}
+
+}  // namespace halflife::train

@@ -1,0 +1,222 @@
+#include "train/plan/step_operations.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "dist/gradient_reducer.h"
+#include "dist/mesh.h"
+#include "dist/parameter_gather.h"
+#include "kernels/torch/tensor_ref.h"
+#include "model/sequence_parallel.h"
+#include "train/config/plan.h"
+#include "train/step/gradient_shares.h"
+#include "train/step/parameter_arena.h"
+#include "train/step/step_scalars.h"
+
+namespace halflife::train {
+namespace {
+
+// What each layer's parameters are, and what it computes.
+class Pieces {
+ public:
+  // `mixing`: of each block, what this rank's token-to-token work is to a token's on average.
+  Pieces(const RunConfig& config, const model::LanguageModel& model, int64_t tokens,
+         const std::vector<double>& mixing, double updated_elements)
+      : num_layers_(config.model.num_layers), params_(config.model.num_layers + 2) {
+    const bool bf16 = config.train.precision == "bf16";
+    const double element = bf16 ? 2 : 4;
+    const auto rows = static_cast<double>(tokens);
+    std::vector<double> weights(params_.size());
+    for (int param = 0; param < model.parameters().size(); ++param) {
+      const auto layer = static_cast<size_t>(1 + model.LayerOf(param));
+      params_[layer].push_back(param);
+      weights[layer] += static_cast<double>(model.parameters().specs()[param].count());
+    }
+    for (const auto kind : {ComputePiece::Kind::kForward, ComputePiece::Kind::kBackward}) {
+      const bool backward = kind == ComputePiece::Kind::kBackward;
+      for (int64_t layer = -1; layer <= num_layers_; ++layer) {
+        const model::FlopCount flops = model.FlopsOfLayer(layer, config.data.seq_len);
+        const double kept = model.ActivationBytesOfLayer(layer, config.data.seq_len, bf16 ? 2 : 4);
+        const double of_layer = weights[static_cast<size_t>(layer + 1)];
+        const bool block = layer >= 0 && layer < num_layers_;
+        const double share = block ? mixing[static_cast<size_t>(layer)] : 1;
+        // What is kept for backward is written and read once on each way; a gradient is written,
+        // and added to the arena's.
+        pieces_.push_back(
+            {.kind = kind,
+             .layer = layer,
+             .flops = rows * (backward ? 2 : 1) * (flops.matmul + flops.mixing * share),
+             .bytes = 2 * rows * kept + of_layer * (element + (backward ? 12 : 0))});
+      }
+    }
+    // AdamW: main, m and v read and written, the gradient read twice (its norm comes first), the
+    // compute copy written.
+    pieces_.push_back({.kind = ComputePiece::Kind::kUpdate,
+                       .bytes = updated_elements * (3 * 8 + 2 * 4 + (bf16 ? 2 : 0))});
+  }
+
+  const std::vector<ComputePiece>& pieces() const { return pieces_; }
+  const std::vector<int>& params(int64_t layer) const {
+    return params_[static_cast<size_t>(layer + 1)];
+  }
+  int64_t forward(int64_t layer) const { return layer + 1; }
+  int64_t backward(int64_t layer) const { return num_layers_ + 2 + layer + 1; }
+  int64_t update() const { return 2 * (num_layers_ + 2); }
+
+ private:
+  int64_t num_layers_;
+  std::vector<std::vector<int>> params_;  // by layer + 1
+  std::vector<ComputePiece> pieces_;
+};
+
+// One rank's step as StepRunner takes it; nothing is computed.
+class RankRehearsal {
+ public:
+  RankRehearsal(const RunConfig& config, model::LanguageModel& model, const RankOfJob& rank,
+                RowRehearsals& rows, StepOperations& step)
+      : config_(config),
+        model_(model),
+        rows_(rows),
+        step_(step),
+        mesh_(dist::Mesh::Of(rank.rank, rank.world_size, config.parallel.sp)),
+        control_(Group(rank.rank, rank.world_size, "control")),
+        sums_(Group(mesh_.sum_rank(), rank.world_size, mesh_.sums_name())),
+        arena_(model.parameters(),
+               ParameterArena::Of(config, at::kMeta, rank.rank, rank.world_size)),
+        pieces_(config, model, step.tokens, MixingShares(), UpdatedElements()) {
+    step.pieces = pieces_.pieces();
+    if (arena_.grads_sliced_end() > 0) {
+      shares_.emplace(arena_, *sums_, nullptr);
+    } else {
+      reducer_.emplace(arena_.layout(), *sums_, kernels::RefOf(arena_.grads()), nullptr,
+                       arena_.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks);
+    }
+    if (arena_.sliced()) gather_.emplace(arena_.layout(), *sums_, arena_.ComputedArrays(), nullptr);
+  }
+
+  void Step() {
+    const int64_t count = step_.num_micro_batches;
+    for (int64_t micro = 0; micro < count; ++micro) MicroBatch(micro, count);
+    if (reducer_) reducer_->Finish();
+    StepScalars().Reduce(*control_);
+    step_.rehearsal.Compute(pieces_.update());
+    if (gather_) gather_->Start();
+  }
+
+  void TellSizes() {
+    const auto bytes = [](const at::Tensor& x) { return static_cast<double>(x.nbytes()); };
+    step_.main_and_adam_bytes =
+        bytes(arena_.main()) + bytes(arena_.adam_m()) + bytes(arena_.adam_v());
+    step_.gradient_bytes = bytes(arena_.grads());
+    if (arena_.compute_copy().defined()) step_.compute_copy_bytes = bytes(arena_.compute_copy());
+    if (shares_) step_.bucket_slot_bytes = static_cast<double>(shares_->most_slot_bytes());
+  }
+
+ private:
+  std::unique_ptr<dist::Communicator> Group(int rank, int size, const std::string& name) {
+    return size == 1 ? dist::MakeSelfCommunicator(name)
+                     : step_.rehearsal.MakeGroup(rank, size, name);
+  }
+
+  // Where a layer sees all tokens before it, rank r of R meets (2 r + 1) / R of a row's mean.
+  std::vector<double> MixingShares() {
+    std::vector<double> shares(static_cast<size_t>(config_.model.num_layers), 1.0);
+    if (mesh_.sp == 1) return shares;
+    for (size_t layer = 0; layer < shares.size(); ++layer) {
+      const auto& reaches = rows_.OfLayer(model_, static_cast<int64_t>(layer)).reaches;
+      if (!reaches.empty() && *reaches.rbegin() >= config_.data.seq_len)
+        shares[layer] = (2.0 * mesh_.sp_index + 1) / mesh_.sp;
+    }
+    return shares;
+  }
+
+  double UpdatedElements() const {
+    double sum = 0;
+    for (const dist::Fragment& part : arena_.updated_fragments())
+      sum += static_cast<double>(part.end - part.begin);
+    return sum;
+  }
+
+  void Await(int64_t layer) {
+    if (!gather_) return;
+    for (const int param : pieces_.params(layer)) gather_->Await(param);
+  }
+
+  void Replay(const RowExchanges& layer, const std::vector<dist::RehearsedEvent>& events) {
+    std::vector<int64_t> issued(layer.operations.size(), -1);
+    for (const dist::RehearsedEvent& event : events) {
+      const auto index = static_cast<size_t>(event.value);
+      if (event.kind == dist::RehearsedEvent::Kind::kIssue) {
+        dist::RehearsedOperation operation = layer.operations[index];
+        operation.group = mesh_.rows_name();
+        issued[index] = step_.rehearsal.Issue(std::move(operation));
+      } else if (issued[index] >= 0) {
+        step_.rehearsal.Wait(issued[index]);
+      }
+    }
+  }
+
+  void Exchange(int64_t layer, bool forward) {
+    if (mesh_.sp == 1 || layer < 0 || layer == config_.model.num_layers) return;
+    const RowExchanges& exchanges = rows_.OfLayer(model_, layer);
+    Replay(exchanges, forward ? exchanges.forward : exchanges.backward);
+    if (!exchanges.reaches.empty())
+      step_.longest_past =
+          std::max(step_.longest_past, std::min(*exchanges.reaches.rbegin(), config_.data.seq_len));
+  }
+
+  void MicroBatch(int64_t index, int64_t count) {
+    for (int64_t layer = -1; layer <= config_.model.num_layers; ++layer) {
+      Await(layer);
+      Exchange(layer, /*forward=*/true);
+      step_.rehearsal.Compute(pieces_.forward(layer));
+    }
+    const bool reduces = reducer_ && index == count - 1;
+    if (shares_) shares_->BeginMicroBatch(index == 0);
+    if (reduces) reducer_->BeginStep();
+    for (int64_t layer = config_.model.num_layers; layer >= -1; --layer) {
+      Exchange(layer, /*forward=*/false);
+      step_.rehearsal.Compute(pieces_.backward(layer));
+      const std::vector<int>& params = pieces_.params(layer);
+      for (auto param = params.rbegin(); param != params.rend(); ++param) {
+        if (shares_) shares_->Slot(*param), shares_->MarkReady(*param);
+        if (reduces) reducer_->MarkReady(*param);
+      }
+    }
+    if (shares_) shares_->FinishMicroBatch();
+  }
+
+  const RunConfig& config_;
+  model::LanguageModel& model_;
+  RowRehearsals& rows_;
+  StepOperations& step_;
+  const dist::Mesh mesh_;
+  std::unique_ptr<dist::Communicator> control_, sums_;
+  ParameterArena arena_;
+  Pieces pieces_;
+  std::optional<GradientShares> shares_;
+  std::optional<dist::GradientReducer> reducer_;
+  std::optional<dist::ParameterGather> gather_;
+};
+
+}  // namespace
+
+StepOperations RehearseStep(const RunConfig& config, const RankOfJob& rank,
+                            RowRehearsals& rehearsals) {
+  model::LanguageModel model(config.model);  // its parameters get sizes without memory
+  StepOperations step;
+  step.num_micro_batches = NumMicroBatches(config, rank.world_size);
+  // The longest slice, whichever rank has it: the others wait for it.
+  step.tokens = config.train.micro_batch * model::CutRow(config.data.seq_len, config.parallel.sp,
+                                                         model::SequenceParallel::kAlign)[0];
+  RankRehearsal run(config, model, rank, rehearsals, step);
+  run.Step();
+  step.second_event = step.rehearsal.events().size();
+  step.second_operation = static_cast<int64_t>(step.rehearsal.operations().size());
+  run.Step();
+  run.TellSizes();
+  return step;
+}
+
+}  // namespace halflife::train

@@ -1,0 +1,47 @@
+// The timeline of a run's first steps since its start: `train --trace FILE`. Of each rank the
+// steps and their phases, as the host goes through them, collectives from their issue to when the
+// rank has seen their end, the loader's reads, and saves.
+//
+//   RunTrace trace({.file = "trace.json", .steps = 50}, context);
+//   trace.Step(step, begin_us, end_us);   // writes the file after the last of them
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+
+#include "core/trace.h"
+#include "dist/rank_context.h"
+
+namespace halflife::train {
+
+struct TraceConfig {
+  std::filesystem::path file;  // empty: no trace
+  int64_t steps = 50;
+};
+
+class RunTrace {
+ public:
+  // Collective: rank 0 makes the file, so that one that cannot be written is an Error kEnvironment
+  // now.
+  RunTrace(const TraceConfig& config, dist::RankContext& context);
+  ~RunTrace();
+  RunTrace(const RunTrace&) = delete;
+  RunTrace& operator=(const RunTrace&) = delete;
+
+  // Times are Unix time in microseconds; any thread.
+  void Read(int64_t begin_us, int64_t end_us);
+  void Save(int64_t step, int64_t begin_us, int64_t end_us);
+  // Collective where it is the last one.
+  void Step(int64_t step, int64_t begin_us, int64_t end_us);
+  // Collective: writes what there is, unless it is written.
+  void Finish();
+
+ private:
+  const TraceConfig config_;
+  dist::RankContext& context_;
+  Trace trace_;
+  int64_t steps_left_;
+  std::atomic<bool> open_ = false;
+};
+
+}  // namespace halflife::train

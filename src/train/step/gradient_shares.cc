@@ -1,0 +1,92 @@
+#include "train/step/gradient_shares.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "kernels/torch/tensor_ref.h"
+
+namespace halflife::train {
+
+GradientShares::GradientShares(ParameterArena& arena, dist::Communicator& comm,
+                               cudaStream_t producer)
+    : arena_(arena),
+      comm_(comm),
+      producer_(producer),
+      progress_(arena.layout()),
+      sums_(arena.layout().buckets().size()) {
+  HL_CHECK(arena.grads_sliced_end() == arena.layout().num_elements() &&
+               arena.layout().num_slices() == comm.size(),
+           "shares of gradients that are whole, or of ", arena.layout().num_slices(),
+           " slices for ", comm.size(), " ranks");
+}
+
+void GradientShares::BeginMicroBatch(bool first) {
+  first_ = first;
+  num_launched_ = num_settled_ = 0;
+  progress_.Begin();
+}
+
+at::Tensor GradientShares::Slot(int param) {
+  const dist::ParameterLayout& layout = arena_.layout();
+  const dist::Bucket& bucket = layout.buckets()[progress_.bucket_of(param)];
+  at::Tensor& gradients = sums_[progress_.bucket_of(param)].gradients;
+  if (!gradients.defined()) {
+    // zeros: padding takes part in sums
+    gradients = at::zeros({bucket.end - bucket.begin}, arena_.grads().options());
+    slot_bytes_ += static_cast<int64_t>(gradients.nbytes());
+    most_slot_bytes_ = std::max(most_slot_bytes_, slot_bytes_);
+  }
+  const dist::ParamSpec& spec = layout.specs()[param];
+  return gradients.narrow(0, layout.offset(param) - bucket.begin, spec.count()).view(spec.shape);
+}
+
+void GradientShares::MarkReady(int param) {
+  progress_.MarkReady(param);
+  LaunchReady();
+}
+
+void GradientShares::LaunchReady() {
+  while (num_launched_ < static_cast<int>(sums_.size()) && progress_.complete(num_launched_)) {
+    while (num_launched_ - num_settled_ >= ParallelConfig::kBucketsInFlight) Settle(num_settled_++);
+    Launch(num_launched_++);
+  }
+}
+
+at::Tensor GradientShares::OwnSlice(int bucket) const {
+  const auto range = arena_.layout().SliceOf(arena_.layout().buckets()[bucket], comm_.rank());
+  return arena_.grads().narrow(0, range.slice_begin, range.count);
+}
+
+void GradientShares::Launch(int bucket) {
+  BucketSum& sum = sums_[bucket];
+  const at::Tensor share = OwnSlice(bucket);
+  sum.own = first_ ? share : at::empty(share.sizes(), share.options());
+  sum.work = comm_.ReduceScatter(kernels::RefOf(sum.gradients), kernels::RefOf(sum.own),
+                                 dist::ReduceOp::kSum, {"grad_bucket", bucket}, producer_);
+}
+
+void GradientShares::Settle(int bucket) {
+  BucketSum& sum = sums_[bucket];
+  const Stopwatch stopwatch;
+  sum.work.WaitOn(producer_);
+  sum.work
+      .WaitHost();  // with the deadline: a stream that waits for a dead peer would wait for ever
+  wait_seconds_ += stopwatch.Seconds();
+  if (!first_) OwnSlice(bucket).add_(sum.own);
+  slot_bytes_ -= static_cast<int64_t>(sum.gradients.nbytes());
+  sum = {};
+}
+
+void GradientShares::FinishMicroBatch() {
+  progress_.RequireAll();
+  while (num_settled_ < num_launched_) Settle(num_settled_++);
+}
+
+double GradientShares::TakeWaitSeconds() { return std::exchange(wait_seconds_, 0); }
+
+}  // namespace halflife::train

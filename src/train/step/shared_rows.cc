@@ -1,0 +1,45 @@
+#include "train/step/shared_rows.h"
+
+#include <map>
+
+#include "core/human.h"
+#include "core/log.h"
+#include "dist/mesh.h"
+#include "kernels/sequence/exchange_cost.h"
+#include "train/device.h"
+
+namespace halflife::train {
+namespace {
+
+void LogCost(const kernels::ExchangeCost& cost) {
+  HL_INFO("train", "between the slices of a row a message takes ", Fixed(1e6 * cost.shift_s, 0),
+          " us and ", Fixed(1e12 * cost.shift_s_per_byte, 0),
+          " us a MB, to gather one of each rank ", Fixed(1e6 * cost.gather_s, 0), " us and ",
+          Fixed(1e12 * cost.gather_s_per_byte, 0), " us a MB");
+}
+
+}  // namespace
+
+kernels::StateStrategy StrategyOf(const std::string& exchange) {
+  using enum kernels::StateStrategy;
+  static const std::map<std::string, kernels::StateStrategy> kStrategies = {
+      {"auto", kCheapest}, {"gather", kGather}, {"ring", kRing}, {"scan", kScan}};
+  return kStrategies.at(exchange);
+}
+
+SharedRows ShareRows(const RunConfig& config, dist::RankContext& context, Device device) {
+  const auto mesh = dist::Mesh::Of(context.rank(), context.world_size(), config.parallel.sp);
+  if (mesh.sp == 1) return {};
+  dist::RequireRowsOnWholeHosts(context.control(), context.host(), mesh);
+  SharedRows rows = {.ranks = dist::SplitRows(context.world(), mesh), .parallel = {}};
+  rows.parallel = {.group = model::MakeSegmentGroup(*rows.ranks),
+                   .strategy = StrategyOf(config.parallel.exchange)};
+  if (rows.parallel->strategy == kernels::StateStrategy::kCheapest) {
+    rows.parallel->cost = std::make_shared<const kernels::ExchangeCost>(
+        kernels::MeasureExchange(*rows.parallel->group, ToTorch(device)));
+    LogCost(*rows.parallel->cost);
+  }
+  return rows;
+}
+
+}  // namespace halflife::train

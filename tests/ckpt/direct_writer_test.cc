@@ -1,0 +1,106 @@
+#include "ckpt/direct_writer.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "core/error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::ckpt {
+namespace {
+
+std::string Bytes(size_t count) {
+  std::string bytes(count, '\0');
+  for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<char>(i * 2654435761u >> 13);
+  return bytes;
+}
+
+void WriteInParts(const std::filesystem::path& path, const std::string& bytes, size_t part) {
+  DirectWriter file(path, bytes.size());
+  for (size_t at = 0; at < bytes.size(); at += part)
+    file.Append(bytes.data() + at, std::min(part, bytes.size() - at));
+  EXPECT_EQ(file.bytes(), bytes.size());
+  file.Finish();
+}
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+// Sizes around sectors (4 KiB) and blocks (4 MiB), more blocks than there is memory for.
+TEST(DirectWriter, WritesWhatWasAppended) {
+  const test::TempDir dir;
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{4095}, size_t{4096}, 4 * kMiB - 1,
+                            4 * kMiB, 4 * kMiB + 1, 21 * kMiB + 13}) {
+    for (const size_t part : {size_t{100003}, 5 * kMiB}) {
+      const auto path = dir.path() / Concat(size, "_", part);
+      const std::string bytes = Bytes(size);
+      WriteInParts(path, bytes, part);
+      EXPECT_TRUE(ReadFile(path, ExitCode::kCheckpointIo) == bytes) << size << " by " << part;
+    }
+  }
+}
+
+// A file system in memory has no disk to be direct with.
+TEST(DirectWriter, WorksWithoutDirectWrites) {
+  const std::filesystem::path shm = "/dev/shm";
+  if (!std::filesystem::is_directory(shm)) GTEST_SKIP() << "no /dev/shm here";
+  const std::filesystem::path path = shm / Concat("halflife_direct_writer_", ::getpid());
+  const std::string bytes = Bytes(9 * kMiB + 77);
+  WriteInParts(path, bytes, 3 * kMiB);
+  EXPECT_TRUE(ReadFile(path, ExitCode::kCheckpointIo) == bytes);
+  std::filesystem::remove(path);
+}
+
+TEST(DirectWriter, RefusesAnExistingFile) {
+  const test::TempDir dir;
+  const auto path = dir.path() / "shard";
+  WriteInParts(path, "abc", 3);
+  EXPECT_THROW(DirectWriter(path, 3), Error);
+  EXPECT_EQ(ReadFile(path, ExitCode::kCheckpointIo), "abc");
+}
+
+// A limit of the process instead of a full disk, which would show when room is reserved.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
+
+TEST(DirectWriter, TellsWhatTheThreadMet) {
+  const test::TempDir dir;
+  const FileSizeLimit limit(5 * kMiB);
+  try {
+    DirectWriter file(dir.path() / "shard", kMiB);
+    const std::string bytes = Bytes(4 * kMiB);
+    for (int i = 0; i < 20; ++i) file.Append(bytes.data(), bytes.size());
+    file.Finish();
+    FAIL() << "wrote past the limit";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kCheckpointIo);
+    EXPECT_NE(error.message().find("File too large"), std::string::npos) << error.message();
+  }
+}
+
+// An attempt that fails elsewhere leaves its writer in the middle.
+TEST(DirectWriter, MayBeLeftUnfinished) {
+  const test::TempDir dir;
+  DirectWriter file(dir.path() / "shard", 64 * kMiB);
+  file.Append(Bytes(13 * kMiB).data(), 13 * kMiB);
+}
+
+}  // namespace
+}  // namespace halflife::ckpt

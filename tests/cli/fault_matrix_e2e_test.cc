@@ -1,0 +1,157 @@
+// One rank of two throws, hangs, stands still or dies, wherever it is: the job ends in time, with
+// the right exit code, and names the rank and what it did.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "core/concat.h"
+#include "support/paths.h"
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+using testing::ContainsRegex;
+using testing::HasSubstr;
+
+constexpr double kTimeout = 4;  // of a collective
+constexpr double kStart = 15;   // MPI, dataset, the steps before, on a busy machine
+constexpr double kGrace = 10;   // from the timeout to the end of the job
+
+class FaultMatrix : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
+  static void TearDownTestSuite() { delete fixture; }
+
+  struct Outcome {
+    RunResult result;
+    double seconds = 0;
+    std::string first;  // abort/FIRST
+  };
+  static Outcome Train(const std::string& run, const std::string& fault,
+                       std::vector<std::string> set = {}) {
+    set.insert(set.end(),
+               {Concat("comm.timeout_s=", kTimeout), "train.steps=100000", "train.log_every=1000"});
+    const auto start = std::chrono::steady_clock::now();
+    Outcome outcome{
+        .result = fixture->Run(
+            {.run = run, .ranks = 2, .set = set, .env = {{"HL_FAULT", fault}}, .timeout_s = 100})};
+    outcome.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::ifstream file(fixture->path(run) / "abort" / "FIRST");
+    std::getline(file, outcome.first);
+    return outcome;
+  }
+  static nlohmann::json Flight(const std::string& run) {
+    const RunResult result =
+        fixture->Halflife({"inspect", "--json", (fixture->path(run) / "flight").string()});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out);
+  }
+
+  static RunFixture* fixture;
+};
+RunFixture* FaultMatrix::fixture = nullptr;
+
+TEST_F(FaultMatrix, ARankThatThrowsIsNamedWithItsCause) {
+  for (const std::string point : {"train.data", "train.forward", "train.backward", "train.hook",
+                                  "train.reduce", "train.update", "train.step", "data.read"}) {
+    SCOPED_TRACE(point);
+    const Outcome outcome = Train("throws_" + point, point + ":throw:9:1");
+    EXPECT_EQ(outcome.result.exit_code, 70) << outcome.result.err;
+    EXPECT_LT(outcome.seconds, kStart);
+    EXPECT_EQ(outcome.first.find("rank 1: "), 0u) << outcome.first;
+    EXPECT_THAT(outcome.first, HasSubstr("injected at " + point));
+    EXPECT_THAT(outcome.result.err, HasSubstr("injected at " + point));
+    const nlohmann::json flight = Flight("throws_" + point);
+    ASSERT_FALSE(flight["findings"].empty());
+    EXPECT_EQ(flight["findings"][0]["kind"], "failed");
+    EXPECT_THAT(flight["findings"][0]["text"].get<std::string>(), HasSubstr("rank 1 failed"));
+  }
+}
+
+TEST_F(FaultMatrix, ARankThatHangsIsNamedWithWhatItDoes) {
+  const std::map<std::string, std::string> phase_of = {{"train.forward", "forward"},
+                                                       {"train.hook", "backward"},
+                                                       {"train.update", "update"},
+                                                       {"data.read", "data"}};
+  for (const auto& [point, phase] : phase_of) {
+    SCOPED_TRACE(point);
+    const Outcome outcome = Train("hangs_" + point, point + ":stall:9:1");
+    EXPECT_EQ(outcome.result.exit_code, 71) << outcome.result.err;
+    EXPECT_LT(outcome.seconds, kStart + kTimeout + kGrace);
+    EXPECT_THAT(outcome.first, HasSubstr("nothing came from rank 1"));
+    EXPECT_THAT(outcome.first, HasSubstr("rank 1 has not issued world #"));
+    EXPECT_THAT(outcome.first, HasSubstr(Concat("it is in phase ", phase, " of step ")));
+  }
+}
+
+TEST_F(FaultMatrix, AKilledRankIsTheOneGoneFirst) {
+  const Outcome outcome = Train("killed", "train.forward:kill:9:1");
+  EXPECT_EQ(outcome.result.exit_code, 137) << outcome.result.err;
+  EXPECT_LT(outcome.seconds, kStart + 5);
+  const nlohmann::json flight = Flight("killed");
+  ASSERT_FALSE(flight["findings"].empty());
+  for (const auto& finding : flight["findings"]) {
+    if (finding["kind"] == "failed") continue;  // rank 0 may have had the time to say "peer lost"
+    EXPECT_THAT(finding["text"].get<std::string>(), HasSubstr("rank 1 (pid"));
+    EXPECT_THAT(finding["text"].get<std::string>(), HasSubstr("is gone"));
+    EXPECT_THAT(finding["text"].get<std::string>(), HasSubstr("in phase forward of step"));
+    break;
+  }
+}
+
+TEST_F(FaultMatrix, AStoppedRankIsNamedAsStopped) {
+  std::chrono::steady_clock::time_point stopped;
+  std::thread stopper([&] {
+    const std::filesystem::path record = fixture->path("stopped") / "flight" / "r00001.flight";
+    while (!std::filesystem::exists(record))
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::this_thread::sleep_for(std::chrono::seconds(3));  // some steps
+    const auto pid = Flight("stopped")["ranks"][1]["pid"].get<pid_t>();
+    stopped = std::chrono::steady_clock::now();
+    EXPECT_EQ(::kill(pid, SIGSTOP), 0);
+  });
+  const Outcome outcome = Train("stopped", "");
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - stopped;
+  stopper.join();
+  EXPECT_EQ(outcome.result.exit_code, 71) << outcome.result.err;
+  EXPECT_LT(took.count(), kTimeout + kGrace);
+  EXPECT_THAT(outcome.first, ContainsRegex("nothing came from rank 1|not taken by rank 1"));
+  EXPECT_THAT(outcome.first, HasSubstr("rank 1 (pid"));
+  EXPECT_THAT(outcome.first, HasSubstr("is stopped, its last sign of life "));
+}
+
+// The thread that saves, while training goes on.
+TEST_F(FaultMatrix, AWriterThatThrowsEndsTheRunAndOneThatHangsIsFound) {
+  const Outcome throws = Train("writer_throws", "ckpt.p1.write:throw:9:1", {"ckpt.every=5"});
+  EXPECT_EQ(throws.result.exit_code, 70) << throws.result.err;
+  EXPECT_THAT(throws.first, HasSubstr("rank 1: "));
+  EXPECT_THAT(throws.first, HasSubstr("injected at ckpt.p1.write"));
+
+  const Outcome hangs =
+      Train("writer_hangs", "ckpt.p1.write:stall:9:1", {"ckpt.every=5", "ckpt.timeout_s=3"});
+  EXPECT_EQ(hangs.result.exit_code, 71) << hangs.result.err;
+  EXPECT_LT(hangs.seconds, kStart + kTimeout + kGrace);
+  EXPECT_THAT(hangs.first, HasSubstr("not all ranks had written their shard within 3 s"));
+  EXPECT_THAT(hangs.first, HasSubstr("rank 1 has not issued ckpt #"));
+}
+
+// What the storage refuses is no reason to end: the save is given up on all ranks, and the next one
+// counts.
+TEST_F(FaultMatrix, AWriterWithoutStorageEndsItsSaveAlone) {
+  const RunResult result = fixture->Run({.run = "writer_eio",
+                                         .ranks = 2,
+                                         .set = {"train.steps=20", "ckpt.every=5"},
+                                         .env = {{"HL_FAULT", "ckpt.p1.write:eio:9:1"}}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("a save failed, training goes on: rank 1: injected"));
+  EXPECT_TRUE(std::filesystem::exists(fixture->path("writer_eio/ckpt/step_000000000020")));
+}
+
+}  // namespace
+}  // namespace halflife::test

@@ -1,0 +1,143 @@
+// The same recipe where ranks share rows: any mesh trains the same, and goes on from any other's
+// checkpoints.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "core/concat.h"
+#include "support/paths.h"
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+struct Mesh {
+  int ranks, sp, zero_stage;
+  std::string name() const { return Concat("dp", ranks / sp, "_sp", sp, "_zero", zero_stage); }
+};
+const Mesh kMeshes[] = {{1, 1, 0}, {2, 1, 1}, {2, 2, 0}, {4, 2, 1}, {4, 4, 2}, {4, 1, 2}};
+
+class MeshRuns : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
+  static void TearDownTestSuite() { delete fixture; }
+
+  static std::vector<std::string> SettingsOf(const Mesh& mesh) {
+    // A state, a window's past and a convolution's cross the cut; slices of 64 tokens or, on four
+    // ranks, of 32.
+    return {"data.seq_len=128",
+            "train.micro_batch=1",
+            "train.log_samples=true",
+            "ckpt.background=false",  // a run killed after step 12 has saved step 10
+            Concat("parallel.sp=", mesh.sp),
+            Concat("parallel.zero_stage=", mesh.zero_stage),
+            "model.hybrid=[{ layers: 1 mixer { softmax { num_heads: 2 window: 50 } } }]"};
+  }
+  static RunResult Train(const std::string& run, const Mesh& mesh,
+                         const std::map<std::string, std::string>& env = {}) {
+    return fixture->Run({.run = run, .ranks = mesh.ranks, .set = SettingsOf(mesh), .env = env});
+  }
+  // By step, of the last attempt.
+  static std::map<int, double> Losses(const std::string& run) {
+    std::map<int, double> losses;
+    for (const auto& line : fixture->Metrics(run, "loss")) losses[line["step"]] = line["loss"];
+    return losses;
+  }
+  static std::map<int, std::string> Samples(const std::string& run) {
+    std::map<int, std::string> samples;
+    std::ifstream file(fixture->path(run) / "samples.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const auto json = nlohmann::json::parse(line);
+      samples[json["step"]] = json["samples"].dump();
+    }
+    return samples;
+  }
+
+  static RunFixture* fixture;
+};
+RunFixture* MeshRuns::fixture = nullptr;
+
+// Sums in another order differ by some 2^-24 at the first step; training amplifies that.
+TEST_F(MeshRuns, AnyMeshTrainsTheSame) {
+  for (const Mesh& mesh : kMeshes) {
+    const RunResult result = Train(mesh.name(), mesh);
+    ASSERT_EQ(result.exit_code, 0) << mesh.name() << result.err;
+    const auto want = Losses(kMeshes[0].name()), got = Losses(mesh.name());
+    ASSERT_EQ(got.size(), 20u);
+    EXPECT_NEAR(got.at(1) / want.at(1), 1, 1e-6) << mesh.name();
+    EXPECT_NEAR(got.at(20), want.at(20), 1e-3) << mesh.name();
+    EXPECT_EQ(Samples(mesh.name()), Samples(kMeshes[0].name())) << mesh.name();
+    const auto validation = fixture->Metrics(mesh.name(), "val_loss"),
+               whole = fixture->Metrics(kMeshes[0].name(), "val_loss");
+    ASSERT_EQ(validation.size(), whole.size());
+    EXPECT_NEAR(validation[0]["val_loss"].get<double>() / whole[0]["val_loss"].get<double>(), 1,
+                1e-6)
+        << mesh.name();
+    EXPECT_EQ(validation[0]["val_tokens"], whole[0]["val_tokens"]) << mesh.name();
+  }
+}
+
+TEST_F(MeshRuns, ASharedRunTwiceIsBitwiseEqual) {
+  for (const std::string run : {"once", "again"}) ASSERT_EQ(Train(run, {4, 2, 1}).exit_code, 0);
+  const RunResult same = fixture->Halflife(
+      {"ckpt", "diff", fixture->path("once"), fixture->path("again"), "--bitwise"});
+  EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
+}
+
+TEST_F(MeshRuns, AnyMeshGoesOnFromAnyOther) {
+  ASSERT_EQ(Train("undisturbed", kMeshes[0]).exit_code, 0);
+  const auto want = Losses("undisturbed");
+  const auto samples = Samples("undisturbed");
+  const Mesh meshes[] = {{1, 1, 0}, {2, 2, 0}, {4, 2, 1}, {4, 1, 2}};
+  for (const Mesh& from : meshes) {
+    const std::string stopped = "stopped_" + from.name();
+    ASSERT_EQ(Train(stopped, from, {{"HL_FAULT", "train.step:kill:13:0"}}).exit_code, 137);
+    for (const Mesh& to : meshes) {
+      const std::string run = Concat(from.name(), "_to_", to.name());
+      std::filesystem::copy(fixture->path(stopped), fixture->path(run),
+                            std::filesystem::copy_options::recursive);
+      std::filesystem::remove(fixture->path(run) / "samples.jsonl");
+      const RunResult resumed = Train(run, to);
+      ASSERT_EQ(resumed.exit_code, 0) << run << resumed.err;
+      const auto got = Losses(run);
+      EXPECT_NEAR(got.at(11) / want.at(11), 1, 1e-5) << run;
+      EXPECT_EQ(Samples(run).at(11), samples.at(11)) << run;
+    }
+  }
+}
+
+TEST_F(MeshRuns, RanksAsThreadsGiveTheBitsOfProcesses) {
+  const Mesh mesh = {4, 2, 1};
+  ASSERT_EQ(Train("processes", mesh).exit_code, 0);
+  const RunResult threads =
+      fixture->Run({.run = "threads", .set = SettingsOf(mesh), .flags = {"--local-ranks", "4"}});
+  ASSERT_EQ(threads.exit_code, 0) << threads.err;
+  const RunResult same = fixture->Halflife(
+      {"ckpt", "diff", fixture->path("processes"), fixture->path("threads"), "--bitwise"});
+  EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
+  EXPECT_EQ(Samples("threads"), Samples("processes"));
+}
+
+TEST_F(MeshRuns, RanksAsThreadsFailOnceAndUnderALauncherNot) {
+  const RunResult failed = fixture->Run({.run = "failed",
+                                         .flags = {"--local-ranks", "4"},
+                                         .env = {{"HL_FAULT", "train.step:throw:3"}}});
+  EXPECT_EQ(failed.exit_code, 70) << failed.err;
+  const RunResult twice =
+      fixture->Run({.run = "twice", .ranks = 2, .flags = {"--local-ranks", "2"}});
+  EXPECT_EQ(twice.exit_code, 2);
+  EXPECT_NE(twice.err.find("--local-ranks 2 in one of 2 processes"), std::string::npos)
+      << twice.err;
+}
+
+TEST_F(MeshRuns, AMixerThatCannotBeCutIsRefusedByName) {
+  const RunResult result =
+      fixture->Run({.run = "whole", .ranks = 2, .set = {"model.mixer=hyena", "parallel.sp=2"}});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.err.find("the mixer of layer 0, hyena,"), std::string::npos) << result.err;
+}
+
+}  // namespace
+}  // namespace halflife::test

@@ -1,0 +1,115 @@
+// `train --dry-run --plan` against runs: the bytes of each group's collectives are what every step
+// of a run on these ranks records.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/concat.h"
+#include "support/paths.h"
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+class PlanRuns : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
+  static void TearDownTestSuite() { delete fixture; }
+
+  static RunResult Plan(const std::string& plan, const std::vector<std::string>& set = {},
+                        const std::vector<std::string>& flags = {}) {
+    std::vector<std::string> all = {"--dry-run", "--plan", plan};
+    all.insert(all.end(), flags.begin(), flags.end());
+    return fixture->Run({.run = "none", .set = set, .flags = all});
+  }
+
+  static RunFixture* fixture;
+};
+RunFixture* PlanRuns::fixture = nullptr;
+
+TEST_F(PlanRuns, BytesOfEveryGroupAreThoseOfARun) {
+  struct Mesh {
+    int ranks, sp, zero;
+  };
+  const Mesh kMeshes[] = {{1, 1, 0}, {2, 1, 0}, {2, 1, 1}, {2, 2, 0}, {4, 2, 1}, {4, 1, 2}};
+  for (const Mesh& mesh : kMeshes) {
+    const std::string run = Concat("run_", mesh.ranks, "_", mesh.sp, "_", mesh.zero);
+    // A state, a window's past and a convolution's cross the cut; nothing is saved or validated
+    // between the steps.
+    const std::vector<std::string> set = {
+        "data.seq_len=128",
+        "train.micro_batch=1",
+        "train.steps=5",
+        "ckpt.every=0",
+        "parallel.exchange=gather",
+        "parallel.first_bucket_bytes=16384",
+        "parallel.bucket_bytes=32768",
+        Concat("parallel.sp=", mesh.sp),
+        Concat("parallel.zero_stage=", mesh.zero),
+        "model.hybrid=[{ layers: 1 mixer { softmax { num_heads: 2 window: 50 } } }]"};
+    const RunResult planned =
+        Plan(Concat("gpus=", mesh.ranks, ",device=cpu,peak_tflops=0.1"), set, {"--json"});
+    ASSERT_EQ(planned.exit_code, 0) << planned.err;
+    std::map<std::string, int64_t> want;
+    const json plan = json::parse(planned.out);
+    for (const json& row : plan.at("collectives"))
+      want["comm_bytes/" + row["group"].get<std::string>()] += row["bytes"].get<int64_t>();
+
+    const RunResult trained =
+        fixture->Run({.run = run, .set = set, .flags = {"--local-ranks", Concat(mesh.ranks)}});
+    ASSERT_EQ(trained.exit_code, 0) << trained.err;
+    int num_steps = 0;
+    for (const json& line : fixture->Metrics(run, "step_ms")) {
+      if (line["step"] == 1) continue;  // what a start sends is counted there, too
+      std::map<std::string, int64_t> got;
+      for (const auto& [key, value] : line.items())
+        if (key.starts_with("comm_bytes/")) got[key] = value;
+      EXPECT_EQ(got, want) << run << ", step " << line["step"];
+      ++num_steps;
+    }
+    EXPECT_EQ(num_steps, 4);
+    EXPECT_EQ(want.empty(), mesh.ranks == 1);
+  }
+}
+
+TEST_F(PlanRuns, PrintsAPlanForMachinesThatAreNotHere) {
+  const RunResult result = Plan("nodes=2,gpus=4,zero=1", {"train.micro_batch=1"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const char* piece :
+       {"2 nodes x 4 h100: 8 groups of rows x 1 rank, ZeRO stage 1", "memory on each rank",
+        "collectives of a step, of one rank", "MFU, full", "largest losses of a step"})
+    EXPECT_THAT(result.out, HasSubstr(piece));
+  const RunResult found = Plan("auto,nodes=1,gpus=4");
+  EXPECT_EQ(found.exit_code, 0) << found.err;
+  EXPECT_THAT(found.out, HasSubstr("the fastest of "));
+}
+
+TEST_F(PlanRuns, RefusesWhatCannotBeWithExitTwo) {
+  struct Case {
+    const char* plan;
+    std::vector<std::string> set;
+    std::vector<const char*> words;
+  };
+  const Case kCases[] = {
+      {"", {}, {"names no machines", "nodes=4,gpus=8 would work"}},
+      {"nodes=0", {}, {"--plan nodes=0", "from 1 to"}},
+      {"noodes=1", {}, {"no 'noodes'", "did you mean 'nodes'"}},
+      {"gpus=4,sp=3", {}, {"with sp 3", "sp 1, 2, 4 would work"}},
+      {"gpus=4,micro_batch=3", {}, {"train.global_batch: 8", "a multiple of"}},
+      {"gpus=2,sp=2", {"model.mixer=hyena"}, {"layer 0, hyena,", "parallel.sp 1, or a mixer"}},
+      {"auto,gpus=2,sp=2", {"model.mixer=hyena"}, {"layer 0, hyena,"}},
+      {"auto,nodes=3,sp=1", {}, {"has no split over 3 ranks", "would work"}}};
+  for (const Case& c : kCases) {
+    const RunResult result = Plan(c.plan, c.set);
+    EXPECT_EQ(result.exit_code, 2) << c.plan;
+    for (const char* words : c.words) EXPECT_THAT(result.err, HasSubstr(words)) << c.plan;
+  }
+  const RunResult alone = fixture->Run({.run = "none", .flags = {"--plan", "gpus=4"}});
+  EXPECT_EQ(alone.exit_code, 2);
+  EXPECT_THAT(alone.err, HasSubstr("--dry-run"));
+}
+
+}  // namespace
+}  // namespace halflife::test

@@ -1,0 +1,82 @@
+// train --trace: every rank's phases, collectives, reads and saves, in a file that viewers open.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+
+#include "support/paths.h"
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+using testing::HasSubstr;
+
+// By rank: how often a name comes as a slice, or as the begin of an overlapping one.
+using Counts = std::map<std::string, int>;
+
+std::map<int, Counts> Read(const std::filesystem::path& path) {
+  std::map<int, Counts> counts;
+  std::map<int, std::map<std::string, int>> open;
+  std::ifstream file(path);
+  const nlohmann::json json = nlohmann::json::parse(file);
+  for (const auto& event : json.at("traceEvents")) {
+    const std::string phase = event.at("ph"), name = event.at("name");
+    const int rank = event.at("pid");
+    if (phase == "X" || phase == "b") ++counts[rank][name];
+    if (phase == "X") {
+      EXPECT_GE(event.at("dur"), 0) << event;
+    }
+    if (phase == "b") ++open[rank][event.at("id2").dump()];
+    if (phase == "e") --open[rank][event.at("id2").dump()];
+  }
+  for (const auto& [rank, ids] : open)
+    for (const auto& [id, count] : ids) EXPECT_EQ(count, 0) << rank << " " << id;
+  return counts;
+}
+
+TEST(TraceE2e, HoldsWhatEveryRankDid) {
+  const RunFixture fixture(kProgram);
+  const auto path = fixture.path("trace.json");
+  const RunResult result = fixture.Run({.run = "run",
+                                        .ranks = 2,
+                                        .set = {"train.steps=8", "ckpt.every=2", "parallel.sp=2",
+                                                "parallel.zero_stage=1", "train.micro_batch=4"},
+                                        .flags = {"--trace", path, "--trace-steps", "6"}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("ui.perfetto.dev"));
+  const std::map<int, Counts> ranks = Read(path);
+  ASSERT_EQ(ranks.size(), 2u);
+  for (const auto& [rank, counts] : ranks) {
+    const auto of = [&](const std::string& name) {
+      const auto found = counts.find(name);
+      return found == counts.end() ? 0 : found->second;
+    };
+    EXPECT_EQ(of("step 1"), 1) << rank;
+    EXPECT_EQ(of("step 6"), 1) << rank;
+    EXPECT_EQ(of("step 7"), 0) << rank;
+    EXPECT_EQ(of("forward"), 12) << rank;  // two micro-batches a step
+    EXPECT_EQ(of("backward"), 12) << rank;
+    EXPECT_GE(of("update"), 5) << rank;
+    EXPECT_GE(of("read"), 12) << rank;
+    EXPECT_EQ(of("save of step 2"), 1) << rank;
+    EXPECT_GE(of("reduce_scatter grad_bucket 0"), 6) << rank;
+    int exchanges = 0;
+    for (const auto& [name, count] : counts)
+      exchanges += name.starts_with("all_gather ") ? count : 0;
+    EXPECT_GT(exchanges, 12) << rank;
+  }
+}
+
+TEST(TraceE2e, AFileThatCannotBeWrittenIsToldBeforeTheFirstStep) {
+  const RunFixture fixture(kProgram);
+  const RunResult result =
+      fixture.Run({.run = "run", .flags = {"--trace", fixture.path("none") / "trace.json"}});
+  EXPECT_EQ(result.exit_code, 4) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("none/trace.json"));
+  EXPECT_FALSE(std::filesystem::exists(fixture.path("run")));
+}
+
+}  // namespace
+}  // namespace halflife::test

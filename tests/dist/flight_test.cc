@@ -1,0 +1,287 @@
+// What ranks did last: kept in files that outlive them, and read by whoever asks why.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "core/clock.h"
+#include "dist/flight_report.h"
+#include "dist/local_rank_context.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::dist {
+namespace {
+
+using test::TempDir;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using Kind = FlightFinding::Kind;
+
+Request Sum(float* data, int64_t count, int index) {
+  return {.kind = OpKind::kAllReduce,
+          .tag = {"grad_bucket", index},
+          .in = Ref(data, count),
+          .out = Ref(data, count)};
+}
+
+TEST(FlightRecorder, KeepsPhaseAndOperations) {
+  const TempDir dir;
+  float data[3] = {};
+  FlightRecorder recorder(2, 4);
+  const uint64_t before = recorder.Begin("world", 4, Sum(data, 3, 7), 11);
+  recorder.KeepIn(dir.path() / "flight", "cafe0001");
+  recorder.End(before, OpState::kDone);
+  recorder.Begin("rows_1", 2, Sum(data, 1, 8), 0);
+  recorder.EnterPhase("backward", 17);
+  const FlightRecord record = ReadFlightRecord(dir.path() / "flight" / "r00002.flight");
+  EXPECT_EQ(record.rank, 2);
+  EXPECT_EQ(record.world_size, 4);
+  EXPECT_EQ(record.pid, ::getpid());
+  EXPECT_EQ(record.attempt, "cafe0001");
+  EXPECT_EQ(record.process, ProcessState::kRuns);
+  EXPECT_EQ(record.phase, "backward");
+  EXPECT_EQ(record.step, 17);
+  EXPECT_EQ(record.failed_us, 0);
+  ASSERT_EQ(record.operations.size(), 2u);
+  const FlightOperation& first = record.operations[0];
+  EXPECT_EQ(first.group, "world");
+  EXPECT_EQ(first.group_size, 4);
+  EXPECT_EQ(first.seq, 11);
+  EXPECT_EQ(Describe(first), "all_reduce 'grad_bucket' 7");
+  EXPECT_EQ(first.bytes, 12);
+  EXPECT_EQ(first.state, OpState::kDone);
+  EXPECT_GE(first.ended_us, first.issued_us);
+  EXPECT_EQ(record.operations[1].state, OpState::kIssued);
+  EXPECT_EQ(record.operations[1].ended_us, 0);
+}
+
+TEST(FlightRecorder, KeepsTheLatestOperations) {
+  const TempDir dir;
+  FlightRecorder recorder(0, 1);
+  recorder.KeepIn(dir.path(), "a");
+  for (int i = 0; i < 1500; ++i) {
+    const uint64_t number = recorder.Begin("world", 1, Sum(nullptr, 0, i), i);
+    if (i == 3) recorder.End(number + 1024, OpState::kFailed);  // of none so far
+    recorder.End(number, OpState::kDone);
+  }
+  const FlightRecord record = ReadFlightRecord(dir.path() / FlightRecordName(0));
+  EXPECT_EQ(record.num_operations, 1500u);
+  ASSERT_EQ(record.operations.size(), 1024u);
+  for (size_t i = 0; i < record.operations.size(); ++i) {
+    EXPECT_EQ(record.operations[i].index, static_cast<int>(476 + i));
+    EXPECT_EQ(record.operations[i].state, OpState::kDone);
+  }
+}
+
+TEST(FlightRecorder, CountsBytesByKindOfGroup) {
+  FlightRecorder recorder(0, 4);
+  float data[4] = {};
+  recorder.Begin("world", 4, Sum(data, 3, 0), 0);
+  recorder.Begin("world", 4, Sum(data, 1, 0), 1);
+  recorder.Begin("rows_0", 2, Sum(data, 4, 0), 0);
+  EXPECT_EQ(recorder.TakeBytes(), (std::map<std::string, int64_t>{{"rows", 16}, {"world", 16}}));
+  EXPECT_TRUE(recorder.TakeBytes().empty());
+}
+
+TEST(FlightRecorder, OutlivesAKilledProcess) {
+  const TempDir dir;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    FlightRecorder recorder(0, 1);
+    recorder.KeepIn(dir.path(), "a");
+    recorder.EnterPhase("forward", 5);
+    recorder.Begin("world", 1, Sum(nullptr, 0, 3), 9);
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::waitpid(child, nullptr, 0);
+  const FlightRecord record = ReadFlightRecord(dir.path() / FlightRecordName(0));
+  EXPECT_EQ(record.pid, child);
+  EXPECT_EQ(record.process, ProcessState::kGone);
+  EXPECT_EQ(record.phase, "forward");
+  ASSERT_EQ(record.operations.size(), 1u);
+  EXPECT_EQ(record.operations[0].seq, 9);
+}
+
+TEST(FlightRecorder, GoesWhereTheRunEndedWell) {
+  const TempDir dir;
+  FlightRecorder one(0, 2), other(1, 2);
+  one.KeepIn(dir.path() / "flight", "a");
+  other.KeepIn(dir.path() / "flight", "a");
+  one.Discard();
+  EXPECT_EQ(ReadFlight(dir.path() / "flight").size(), 1u);
+  other.Discard();
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "flight"));
+  EXPECT_THAT(ReadFlight(dir.path() / "flight"), IsEmpty());
+}
+
+TEST(FlightRecorder, DoesWithoutAFileWhereThereCanBeNone) {
+  const TempDir dir;
+  std::ofstream(dir.path() / "file") << "no folder";
+  FlightRecorder recorder(0, 1);
+  recorder.KeepIn(dir.path() / "file", "a");
+  EXPECT_TRUE(recorder.path().empty());
+  recorder.End(recorder.Begin("world", 1, Sum(nullptr, 0, 0), 0), OpState::kDone);
+  recorder.Discard();
+}
+
+// Collectives of ranks, and of groups split from theirs, by the context's own wiring.
+TEST(FlightRecorder, RanksRecordTheirCollectives) {
+  const TempDir dir;
+  RunLocalRanks(3, {.timeout_s = 20}, [&](RankContext& context) {
+    context.flight().KeepIn(dir.path(), "a");
+    double one = 1;
+    context.world().AllReduce(Ref(&one, 1), ReduceOp::kSum, {"ones", 4}, nullptr).WaitHost();
+    const auto pair = context.world().Split(context.rank() / 2, 0, "pair");
+    pair->Barrier({"met", 0}).WaitHost();
+  });
+  const std::vector<FlightRecord> records = ReadFlight(dir.path());
+  ASSERT_EQ(records.size(), 3u);
+  for (const FlightRecord& record : records) {
+    std::vector<std::string> operations;
+    for (const FlightOperation& operation : record.operations) {
+      if (operation.what == "split") continue;
+      EXPECT_EQ(operation.state, OpState::kDone);
+      operations.push_back(operation.group + ": " + Describe(operation));
+    }
+    EXPECT_THAT(operations, ElementsAre("world: all_reduce 'ones' 4", "pair: barrier 'met' 0"));
+  }
+  EXPECT_THAT(FlightFindings(records, UnixMicroseconds()), IsEmpty());
+}
+
+TEST(FlightReport, RefusesWhatIsNoRecord) {
+  const TempDir dir;
+  std::ofstream(dir.path() / "r00000.flight") << "short";
+  EXPECT_HL_ERROR(ReadFlight(dir.path()), ExitCode::kData, "r00000.flight",
+                  "is no flight record of a rank");
+  FlightRecorder recorder(0, 1);
+  recorder.KeepIn(dir.path(), "a");
+  const auto damage = [&](std::streamoff at, uint32_t value) {
+    std::fstream file(dir.path() / "r00000.flight", std::ios::in | std::ios::out);
+    file.seekp(at);
+    file.write(reinterpret_cast<const char*>(&value), sizeof(value));
+  };
+  damage(8, 99);
+  EXPECT_HL_ERROR(ReadFlight(dir.path()), ExitCode::kData, "version 99");
+  damage(8, 1);
+  damage(12, 5);
+  EXPECT_HL_ERROR(ReadFlight(dir.path()), ExitCode::kData, "rank 5 of 1");
+}
+
+// --- what is made of records ---
+
+constexpr int64_t kSecond = 1'000'000;
+constexpr int64_t kNow = 1'000'000 * kSecond;
+
+FlightOperation Issued(int64_t seq, int64_t seconds_ago, const std::string& what = "grad_bucket",
+                       const std::string& group = "world") {
+  return {.number = static_cast<uint64_t>(seq + 1),
+          .group = group,
+          .group_size = group == "world" ? 3 : 1,
+          .seq = seq,
+          .kind = "all_reduce",
+          .what = what,
+          .issued_us = kNow - seconds_ago * kSecond};
+}
+
+FlightRecord Rank(int rank, std::vector<FlightOperation> operations) {
+  return {.rank = rank,
+          .world_size = 3,
+          .pid = 100 + rank,
+          .host = "node",
+          .alive_us = kNow,
+          .process = ProcessState::kRuns,
+          .phase = rank == 1 ? "data" : "backward",
+          .phase_since_us = kNow - 31 * kSecond,
+          .step = 5,
+          .operations = std::move(operations)};
+}
+
+std::vector<std::string> Texts(const std::vector<FlightRecord>& records) {
+  std::vector<std::string> texts;
+  for (const FlightFinding& finding : FlightFindings(records, kNow)) texts.push_back(finding.text);
+  return texts;
+}
+
+TEST(FlightReport, NamesWhoHasNotIssuedWhat) {
+  EXPECT_THAT(Texts({Rank(0, {Issued(11, 40), Issued(12, 30)}), Rank(1, {Issued(11, 40)}),
+                     Rank(2, {Issued(11, 40), Issued(12, 31), Issued(13, 30)})}),
+              ElementsAre("rank 1 has not issued world #12 all_reduce 'grad_bucket' 0 (it is in "
+                          "phase data of step 5 for 31 s); rank 0 and 2 did, 30 s ago"));
+}
+
+// One that has not begun is known as late where the group is everybody's.
+TEST(FlightReport, NamesWhoHasIssuedNone) {
+  FlightOperation of_two = Issued(0, 30, "state", "rows_1");
+  of_two.group_size = 2;
+  EXPECT_THAT(Texts({Rank(0, {Issued(0, 30)}), Rank(1, {}), Rank(2, {Issued(0, 30), of_two})}),
+              ElementsAre(HasSubstr("rank 1 has not issued world #0 all_reduce 'grad_bucket' 0")));
+}
+
+TEST(FlightReport, NamesWhoDoesSomethingElse) {
+  EXPECT_THAT(Texts({Rank(0, {Issued(11, 40), Issued(12, 30)}),
+                     Rank(1, {Issued(11, 40), Issued(12, 30, "loss")}),
+                     Rank(2, {Issued(11, 40), Issued(12, 30)})}),
+              ElementsAre("rank 1 has issued world #12 as all_reduce 'loss' 0, rank 0 and 2 as "
+                          "all_reduce 'grad_bucket' 0"));
+}
+
+TEST(FlightReport, NamesProcessesThatStandOrAreGone) {
+  FlightRecord stopped = Rank(1, {Issued(11, 40)}), silent = Rank(2, {Issued(11, 40)});
+  stopped.process = ProcessState::kStopped;
+  stopped.alive_us = kNow - 40 * kSecond;
+  silent.process = ProcessState::kUnknown;
+  silent.alive_us = kNow - 90 * kSecond;
+  EXPECT_THAT(Texts({Rank(0, {Issued(11, 40)}), stopped, silent}),
+              ElementsAre(HasSubstr("rank 2 (pid 102 on node) has given its last sign of life 1 "
+                                    "min 30 s ago"),
+                          HasSubstr("rank 1 (pid 101 on node) is stopped, its last sign of life "
+                                    "40 s ago, in phase data of step 5")));
+}
+
+TEST(FlightReport, PutsTheFirstCauseFirst) {
+  FlightRecord late = Rank(0, {Issued(11, 40)}), first = Rank(1, {Issued(11, 40)});
+  late.cause = "timeout";
+  late.failed_us = kNow - 2 * kSecond;
+  first.cause = "out of memory";
+  first.failed_us = kNow - 9 * kSecond;
+  EXPECT_THAT(Texts({late, first, Rank(2, {Issued(11, 40)})}),
+              ElementsAre(HasSubstr("rank 1 failed 9 s ago, in phase data of step 5 for 22 s: out "
+                                    "of memory"),
+                          HasSubstr("rank 0 failed 2 s ago")));
+}
+
+TEST(FlightReport, NamesRanksWithoutARecord) {
+  EXPECT_THAT(Texts({Rank(0, {}), Rank(2, {})}), ElementsAre("no flight record of rank 1"));
+}
+
+// Ranks of a sound run are apart, but not for long; and each group has numbers of its own.
+TEST(FlightReport, SaysNothingOfASoundRun) {
+  EXPECT_THAT(Texts({Rank(0, {Issued(11, 40), Issued(12, 1)}), Rank(1, {Issued(11, 40)}),
+                     Rank(2, {Issued(11, 40), Issued(40, 1, "state", "rows_1")})}),
+              IsEmpty());
+}
+
+// Records that an earlier start of more ranks left say nothing of this one.
+TEST(FlightReport, ReadsTheLatestStart) {
+  const TempDir dir;
+  std::vector<std::unique_ptr<FlightRecorder>> before;
+  for (int rank = 0; rank < 3; ++rank) {
+    before.push_back(std::make_unique<FlightRecorder>(rank, 3));
+    before.back()->KeepIn(dir.path(), "before");
+  }
+  before.clear();
+  ::usleep(2000);
+  FlightRecorder now(0, 1);
+  now.KeepIn(dir.path(), "now");
+  const std::vector<FlightRecord> records = ReadFlight(dir.path());
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].attempt, "now");
+}
+
+}  // namespace
+}  // namespace halflife::dist

@@ -1,0 +1,339 @@
+// Softmax attention against loops over pairs that are written from its definition, and against
+// LibTorch's own gradients.
+#include "kernels/softmax_attention/softmax_attention.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/gradient_check.h"
+#include "kernels/random_tensors.h"
+#include "kernels/softmax_attention/composed.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+using namespace test;
+
+struct Shape {
+  const char* name = "";
+  int64_t batch = 2, seq_len = 70, num_past = 0, heads = 2, kv_heads = 2, dim = 8, dim_v = 6;
+  KeyPattern pattern = {};
+  bool bias = false;
+  int64_t far_from = 0;
+  bool own_far_keys = false;
+  bool decay = false;
+  std::vector<int64_t> starts = {0};  // of documents, in tokens of a row
+};
+
+// Every part of the formula, on and off the edges of tiles.
+const std::vector<Shape> kShapes = {
+    {.name = "one token", .seq_len = 1},
+    {.name = "a tile", .seq_len = 64},
+    {.name = "three tiles", .seq_len = 129, .dim = 40, .dim_v = 33},
+    {.name = "shared keys", .heads = 4, .kv_heads = 2},
+    {.name = "a past", .seq_len = 66, .num_past = 67},
+    {.name = "documents", .seq_len = 150, .starts = {0, 1, 63, 64, 130}},
+    {.name = "a window", .seq_len = 200, .pattern = {.window = 70}, .starts = {0, 20}},
+    {.name = "blocks", .seq_len = 165, .pattern = {.block = 32}, .starts = {0, 5}},
+    {.name = "sinks", .seq_len = 200, .pattern = {.window = 10, .sinks = 3}, .starts = {0, 70}},
+    {.name = "bias", .seq_len = 130, .num_past = 3, .kv_heads = 1, .bias = true},
+    {.name = "bias in a window", .seq_len = 140, .pattern = {.window = 33}, .bias = true},
+    {.name = "far", .seq_len = 140, .far_from = 20, .own_far_keys = true, .starts = {0, 10}},
+    {.name = "far queries", .seq_len = 140, .kv_heads = 1, .far_from = 130},
+    {.name = "far with sinks",
+     .seq_len = 140,
+     .pattern = {.window = 16, .sinks = 2},
+     .bias = true,
+     .far_from = 16,
+     .own_far_keys = true},
+    {.name = "decay", .seq_len = 150, .num_past = 20, .kv_heads = 1, .decay = true},
+    {.name = "decay in blocks", .seq_len = 170, .pattern = {.block = 48}, .decay = true}};
+
+struct Problem {
+  SoftmaxAttentionInputs in;
+  SoftmaxAttentionConfig config;
+
+  Problem To(at::ScalarType dtype) const {
+    Problem other = *this;
+    for (at::Tensor* x : {&other.in.q, &other.in.k, &other.in.v, &other.in.far_q, &other.in.far_k})
+      if (x->defined()) *x = x->to(dtype);
+    if (in.bias.defined())
+      other.in.bias = in.bias.to(dtype == at::kDouble ? at::kDouble : at::kFloat);
+    return other;
+  }
+  at::Tensor Out(at::ScalarType dtype = at::kDouble) const {
+    const Problem other = To(dtype);
+    return SoftmaxAttention(other.in, other.config);
+  }
+};
+
+at::Tensor Positions(const Shape& shape) {
+  at::Tensor positions = at::zeros({shape.batch, shape.seq_len}, at::kLong);
+  auto* data = positions.mutable_data_ptr<int64_t>();
+  for (int64_t row = 0; row < shape.batch; ++row) {
+    int64_t start = -shape.num_past;  // the past is of the first document
+    for (int64_t t = 0; t < shape.seq_len; ++t) {
+      // another cut in each row
+      if (t > row && std::ranges::count(shape.starts, t - row) > 0) start = t;
+      data[row * shape.seq_len + t] = t - start;
+    }
+  }
+  return positions;
+}
+
+Problem MakeProblem(const Shape& s, uint64_t seed) {
+  const int64_t keys = s.num_past + s.seq_len;
+  Problem p;
+  p.in.q = Normal({s.batch, s.seq_len, s.heads, s.dim}, seed);
+  p.in.k = Normal({s.batch, keys, s.kv_heads, s.dim}, seed + 1);
+  p.in.v = Normal({s.batch, keys, s.kv_heads, s.dim_v}, seed + 2);
+  p.in.positions = Positions(s);
+  if (s.far_from > 0) p.in.far_q = Normal({s.batch, s.seq_len, s.heads, s.dim}, seed + 3);
+  if (s.own_far_keys) p.in.far_k = Normal({s.batch, keys, s.kv_heads, s.dim}, seed + 4);
+  if (s.bias) p.in.bias = Normal({s.heads, keys + 5}, seed + 5);
+  p.config = {.scale = 1 / std::sqrt(static_cast<double>(s.dim)),
+              .pattern = s.pattern,
+              .far_from = s.far_from};
+  for (int64_t c = 0; c < s.dim && s.decay; ++c)
+    p.config.decay_rates.push_back(-0.003 * static_cast<double>(c));
+  return p;
+}
+
+bool Sees(const KeyPattern& pattern, int64_t query, int64_t key) {  // positions of one document
+  if (key > query) return false;
+  if (key < pattern.sinks) return true;
+  if (pattern.block > 0) return query / pattern.block - key / pattern.block <= 1;
+  return pattern.window == 0 || query - key < pattern.window;
+}
+
+// One query by the definition, in fp64.
+void AttendByLoops(const Problem& p, int64_t b, int64_t t, int64_t h, double* out) {
+  const SoftmaxAttentionInputs& in = p.in;
+  const int64_t num_past = in.k.size(1) - in.q.size(1), place = num_past + t;
+  const int64_t position = in.positions[b][t].item<int64_t>();
+  const int64_t kv = h / (in.q.size(2) / in.k.size(2)), dim = in.q.size(3);
+  const auto values = in.v.accessor<double, 4>();
+  std::vector<double> weights;
+  double sum = 0;
+  const int64_t first = std::max<int64_t>(0, place - position);
+  for (int64_t key = first; key <= place; ++key) {
+    const int64_t distance = place - key;
+    weights.push_back(0);
+    if (!Sees(p.config.pattern, position, position - distance)) continue;
+    const bool far = in.far_q.defined() && distance >= p.config.far_from;
+    const auto q = (far ? in.far_q : in.q).accessor<double, 4>()[b][t][h];
+    const auto k = (far && in.far_k.defined() ? in.far_k : in.k).accessor<double, 4>()[b][key][kv];
+    double score = 0;
+    for (int64_t c = 0; c < dim; ++c) {
+      const double rate = p.config.decay_rates.empty() ? 0 : p.config.decay_rates[c];
+      score += q[c] * k[c] * std::exp(rate * static_cast<double>(distance));
+    }
+    score *= p.config.scale;
+    if (in.bias.defined()) score += in.bias.accessor<double, 2>()[h][distance];
+    weights.back() = std::exp(score);
+    sum += weights.back();
+  }
+  for (int64_t j = 0; j < in.v.size(3); ++j) {
+    out[j] = 0;
+    for (size_t i = 0; i < weights.size(); ++i)
+      out[j] += weights[i] / sum * values[b][first + static_cast<int64_t>(i)][kv][j];
+  }
+}
+at::Tensor ByLoops(const Problem& p) {
+  const at::Tensor &q = p.in.q, &v = p.in.v;
+  at::Tensor out = at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, at::kDouble);
+  for (int64_t b = 0; b < q.size(0); ++b)
+    for (int64_t t = 0; t < q.size(1); ++t)
+      for (int64_t h = 0; h < q.size(2); ++h)
+        AttendByLoops(p, b, t, h, out[b][t][h].mutable_data_ptr<double>());
+  return out;
+}
+
+// fp64 differs by rounding alone; fp32 by that of a score (some 1e-6 of values near 1); bf16 by
+// that of its operands, 2^-9 each.
+TEST(SoftmaxAttention, IsTheDefinition) {
+  for (const Shape& shape : kShapes) {
+    SCOPED_TRACE(shape.name);
+    const Problem p = MakeProblem(shape, 1);
+    const at::Tensor want = ByLoops(p);
+    EXPECT_TRUE(Close(p.Out(), want, 1e-13));
+    EXPECT_TRUE(Close(p.Out(at::kFloat), want, 5e-6));
+    EXPECT_TRUE(Close(p.Out(at::kBFloat16), want, 2e-2));
+    EXPECT_TRUE(Close(ComposedSoftmaxAttention(p.in, p.config), want, 1e-13));
+  }
+}
+
+std::vector<at::Tensor> Gradients(const Problem& p, bool composed) {
+  Problem leaf = p;
+  std::vector<at::Tensor> leaves;
+  for (at::Tensor* x :
+       {&leaf.in.q, &leaf.in.k, &leaf.in.v, &leaf.in.far_q, &leaf.in.far_k, &leaf.in.bias})
+    if (x->defined()) leaves.push_back(*x = x->detach().clone().requires_grad_());
+  const at::Tensor out = composed ? ComposedSoftmaxAttention(leaf.in, leaf.config)
+                                  : SoftmaxAttention(leaf.in, leaf.config);
+  const at::Tensor weight = Normal(out.sizes().vec(), 77, out.scalar_type());
+  return torch::autograd::grad({(out * weight).sum()}, leaves);
+}
+
+TEST(SoftmaxAttention, GradientsAreAutograds) {
+  for (const Shape& shape : kShapes) {
+    SCOPED_TRACE(shape.name);
+    Problem p = MakeProblem(shape, 2);
+    const auto got = Gradients(p, false), single = Gradients(p.To(at::kFloat), false);
+    p.config.drop = [](const at::Tensor& x) { return x; };  // nothing but LibTorch's operators
+    const auto want = Gradients(p, true);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(Close(got[i], want[i], 1e-12)) << "input " << i;
+      EXPECT_TRUE(Close(single[i], want[i], 2e-5)) << "input " << i;
+    }
+  }
+}
+
+TEST(SoftmaxAttention, GradientsAreDifferences) {
+  const Problem p = MakeProblem({.batch = 1,
+                                 .seq_len = 67,
+                                 .kv_heads = 1,
+                                 .dim = 3,
+                                 .dim_v = 2,
+                                 .pattern = {.window = 9},
+                                 .bias = true,
+                                 .far_from = 4,
+                                 .own_far_keys = true},
+                                3);
+  const auto loss = [&](const std::vector<at::Tensor>& x) {
+    SoftmaxAttentionInputs in = p.in;
+    in.q = x[0], in.k = x[1], in.v = x[2], in.far_q = x[3], in.far_k = x[4], in.bias = x[5];
+    const at::Tensor out = SoftmaxAttention(in, p.config);
+    return (out * Normal(out.sizes().vec(), 4)).sum();
+  };
+  ExpectFiniteDifferences(loss, {p.in.q, p.in.k, p.in.v, p.in.far_q, p.in.far_k, p.in.bias}, 1e-6,
+                          5);
+}
+
+// A NaN included: it is heard by later tokens of its document, within the pattern, and no others.
+TEST(SoftmaxAttention, TokensChangeNoBitOfWhoDoesNotSeeThem) {
+  for (const Shape& shape :
+       {Shape{.seq_len = 150, .starts = {0, 100}}, Shape{.seq_len = 150, .pattern = {.window = 40}},
+        Shape{.seq_len = 150, .pattern = {.block = 20, .sinks = 2}}}) {
+    const Problem p = MakeProblem(shape, 5);
+    const at::Tensor before = p.Out(at::kFloat);
+    for (const int64_t token : {0, 1, 31, 64, 99, 149})
+      for (const double value : {3.0, std::numeric_limits<double>::quiet_NaN()}) {
+        Problem changed = p;
+        for (at::Tensor* x : {&changed.in.k, &changed.in.v}) {
+          *x = x->clone();
+          x->select(1, token).fill_(value);
+        }
+        const at::Tensor after = changed.Out(at::kFloat);
+        for (int64_t t = 0; t < shape.seq_len; ++t) {
+          const int64_t position = p.in.positions[0][t].item<int64_t>();
+          const int64_t of_key = position - (t - token);
+          const bool sees = of_key >= 0 && Sees(shape.pattern, position, of_key);
+          EXPECT_EQ(BitEqual(after[0][t], before[0][t]), !sees) << token << " heard by " << t;
+        }
+      }
+  }
+}
+
+// What a row's tokens get must not depend on how they come: all at once, in pieces after a past,
+// or one by one, which has a kernel of its own.
+TEST(SoftmaxAttention, PiecesAndSingleQueriesAreTheWhole) {
+  for (const Shape& shape : kShapes) {
+    if (shape.num_past > 0) continue;
+    SCOPED_TRACE(shape.name);
+    const Problem p = MakeProblem(shape, 6);
+    const at::Tensor whole = p.Out();
+    const auto part = [&](int64_t begin, int64_t end) {
+      Problem piece = p;
+      const auto queries = [&](const at::Tensor& x) { return x.narrow(1, begin, end - begin); };
+      piece.in.q = queries(p.in.q), piece.in.positions = queries(p.in.positions);
+      if (p.in.far_q.defined()) piece.in.far_q = queries(p.in.far_q);
+      piece.in.k = p.in.k.narrow(1, 0, end), piece.in.v = p.in.v.narrow(1, 0, end);
+      if (p.in.far_k.defined()) piece.in.far_k = p.in.far_k.narrow(1, 0, end);
+      return piece.Out();
+    };
+    for (const int64_t cut : {int64_t{1}, shape.seq_len / 2}) {
+      if (cut == 0 || cut >= shape.seq_len) continue;
+      EXPECT_TRUE(Close(at::cat({part(0, cut), part(cut, shape.seq_len)}, 1), whole, 1e-13)) << cut;
+    }
+    for (int64_t t = 0; t < shape.seq_len; t += 7)
+      EXPECT_TRUE(Close(part(t, t + 1), whole.narrow(1, t, 1), 1e-13)) << t;
+  }
+}
+
+TEST(SoftmaxAttention, ThreadsChangeNoBit) {
+  const Problem p = MakeProblem({.batch = 1, .seq_len = 300, .heads = 1, .kv_heads = 1}, 7);
+  const at::Tensor out = p.Out(at::kFloat);
+  const auto grads = Gradients(p.To(at::kFloat), false);
+  const int threads = at::get_num_threads();
+  at::set_num_threads(threads == 1 ? 3 : 1);
+  EXPECT_TRUE(BitEqual(p.Out(at::kFloat), out));
+  const auto again = Gradients(p.To(at::kFloat), false);
+  at::set_num_threads(threads);
+  for (size_t i = 0; i < grads.size(); ++i) EXPECT_TRUE(BitEqual(again[i], grads[i])) << i;
+}
+
+TEST(SoftmaxAttention, AWindowOfOneGivesTheValuesBack) {
+  const Problem p = MakeProblem({.pattern = {.window = 1}}, 8);
+  EXPECT_TRUE(BitEqual(p.Out(at::kFloat), p.in.v.to(at::kFloat)));
+}
+
+// The ratio of two weights on one diagonal, at a distance whose factors, formed apart, would leave
+// fp32: e^(-0.0245 * 20000) and its reciprocal.
+TEST(SoftmaxAttention, DecaysAreFiniteAtAnyLength) {
+  Shape shape = {.batch = 1,
+                 .seq_len = 20000,
+                 .heads = 1,
+                 .kv_heads = 1,
+                 .dim = 4,
+                 .dim_v = 2,
+                 .pattern = {.window = 100}};
+  Problem p = MakeProblem(shape, 9);
+  p.config.decay_rates = {-0.0245, -0.01, 0, -0.0001};
+  const at::Tensor out = p.Out(at::kFloat);
+  EXPECT_TRUE(out.isfinite().all().item<bool>());
+  EXPECT_TRUE(Close(out, p.Out(), 5e-6));
+  p.config.pattern = {};
+  p.in.q = p.in.q.narrow(1, 19999, 1), p.in.positions = p.in.positions.narrow(1, 19999, 1);
+  EXPECT_TRUE(Close(p.Out(at::kFloat), ByLoops(p), 5e-6));
+}
+
+TEST(SoftmaxAttention, NoTokensOrRows) {
+  for (const Shape& shape :
+       {Shape{.seq_len = 0, .num_past = 3}, Shape{.batch = 0},
+        Shape{.seq_len = 0, .num_past = 3, .far_from = 2, .own_far_keys = true}}) {
+    const Problem p = MakeProblem(shape, 10);
+    EXPECT_EQ(p.Out().numel(), 0);
+    for (const at::Tensor& grad : Gradients(p, false))
+      EXPECT_EQ(grad.count_nonzero().item<int64_t>(), 0);
+  }
+}
+
+TEST(SoftmaxAttention, SaysWhatDoesNotFit) {
+  const Problem p = MakeProblem({}, 11);
+  const auto with = [&](auto change) {
+    Problem other = p;
+    change(other);
+    return other.Out();
+  };
+  EXPECT_HL_ERROR(with([](Problem& x) { x.in.k = x.in.k.narrow(1, 0, 5); }), ExitCode::kInternal,
+                  "[2, 5, 2, 8]", "S >= T");
+  EXPECT_HL_ERROR(with([](Problem& x) { x.config.pattern = {.window = 3, .block = 4}; }),
+                  ExitCode::kInternal, "window 3 and block 4");
+  EXPECT_HL_ERROR(with([](Problem& x) { x.config.decay_rates = {-1.0}; }), ExitCode::kInternal,
+                  "1 decay rates for heads of 8");
+  EXPECT_HL_ERROR(with([](Problem& x) {
+                    x.in.bias = Normal({2, 3}, 1);
+                  }),
+                  ExitCode::kInternal, "bias [2, 3]", "[2, at least 70]");
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,62 @@
+#include "kernels/softmax_attention/visible_keys.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+namespace halflife::kernels {
+namespace {
+
+std::vector<int> Values(const at::Tensor& x) {
+  const int* data = x.const_data_ptr<int>();
+  return {data, data + x.numel()};
+}
+VisibleKeys Of(const std::vector<int64_t>& positions, int64_t num_past, const KeyPattern& pattern) {
+  return VisibleKeysOf(at::tensor(positions).unsqueeze(0), num_past, pattern);
+}
+using Places = std::vector<int>;
+
+TEST(VisibleKeys, OfDocuments) {
+  const VisibleKeys seen = Of({5, 6, 0, 1, 2}, /*num_past=*/3, {});
+  EXPECT_EQ(Values(seen.first), (Places{0, 0, 5, 5, 5}));  // two of its tokens are not here
+  EXPECT_EQ(Values(seen.end), (Places{4, 5, 6, 7, 8}));
+  EXPECT_EQ(Values(seen.sinks), (Places{-2, -2, 5, 5, 5}));
+}
+
+TEST(VisibleKeys, OfAWindow) {
+  const VisibleKeys seen = Of({0, 1, 2, 3, 0, 1, 2, 3}, 0, {.window = 3});
+  EXPECT_EQ(Values(seen.first), (Places{0, 0, 0, 1, 4, 4, 4, 5}));
+}
+
+// The block of a query and the one before, counted from the document's start.
+TEST(VisibleKeys, OfBlocks) {
+  const VisibleKeys seen = Of({0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4}, 0, {.block = 2});
+  EXPECT_EQ(Values(seen.first), (Places{0, 0, 0, 0, 2, 2, 4, 7, 7, 7, 7, 9}));
+}
+
+// K b (b + 1) / 2 + (K - 1) b^2 for K whole blocks, which are the causal pairs up to 2 b tokens.
+TEST(VisibleKeys, PairsOfBlocks) {
+  EXPECT_EQ(NumVisiblePairs(2048, {.block = 512}), 1311744);
+  EXPECT_EQ(NumVisiblePairs(4096, {.block = 512}), 2885632);
+  EXPECT_EQ(NumVisiblePairs(8192, {.block = 512}), 6033408);
+  EXPECT_EQ(NumVisiblePairs(1024, {.block = 512}), NumVisiblePairs(1024, {}));
+}
+
+TEST(VisibleKeys, PairsOfAWindowAndSinks) {
+  EXPECT_EQ(NumVisiblePairs(10, {}), 55);
+  EXPECT_EQ(NumVisiblePairs(10, {.window = 1}), 10);
+  EXPECT_EQ(NumVisiblePairs(10, {.window = 3}), 1 + 2 + 8 * 3);
+  // from position 3 on one sink lies before the window, from 4 on two
+  EXPECT_EQ(NumVisiblePairs(10, {.window = 3, .sinks = 2}), 27 + 1 + 6 * 2);
+}
+
+TEST(VisibleKeys, CountsAddUpToThePairs) {
+  for (const KeyPattern& pattern : {KeyPattern{}, KeyPattern{.window = 7}, KeyPattern{.block = 5},
+                                    KeyPattern{.window = 4, .sinks = 3}}) {
+    const at::Tensor counts = NumVisibleKeys(at::arange(40).unsqueeze(0), pattern);
+    EXPECT_EQ(counts.sum().item<int64_t>(), NumVisiblePairs(40, pattern));
+  }
+}
+
+}  // namespace
+}  // namespace halflife::kernels

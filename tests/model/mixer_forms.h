@@ -1,0 +1,89 @@
+// What suites that run on every mixer run on: the forms that mixers ask to be tested in, by name.
+#pragma once
+
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "model/mixer.h"
+#include "model/positions/positions.h"
+
+namespace halflife::model {
+
+// A mixer and, of layers of attention, how the model knows positions.
+struct MixerForm : MixerConfig {
+  PositionsConfig positions;
+};
+
+// "gla_num_heads_2"
+inline std::string NameOf(const PartConfig& form) {
+  const PartConfig usual(form.kind(), form.name());
+  std::string name = form.name();
+  for (const Assignment& option : form.Values()) {
+    for (const Assignment& other : usual.Values())
+      if (option.name == other.name && option.value != other.value)
+        name += "_" + option.name + "_" + Text(option.value);
+  }
+  return name;
+}
+inline std::string NameOf(const MixerForm& form) {
+  const std::string name = NameOf(static_cast<const PartConfig&>(form));
+  return form.positions.name() == "none" ? name : name + "_" + NameOf(form.positions);
+}
+// Found by GoogleTest beside its argument.
+inline void PrintTo(const MixerForm& form, std::ostream* out) { *out << NameOf(form); }
+
+}  // namespace halflife::model
+
+namespace halflife::test {
+
+// Options of the ways in which attention knows positions that take every path within some hundred
+// tokens.
+inline std::vector<model::PositionsConfig> AttentionPositionsForms() {
+  using Options = std::vector<model::Assignment>;
+  const std::map<std::string, std::vector<Options>> small = {
+      {"xpos", {{{"scale_base", 64.0}}}},
+      {"t5", {{{"num_buckets", int64_t{8}}, {"max_distance", int64_t{50}}}}},
+      {"interpolated", {{{"stretch", 3.0}}}},
+      {"ntk_aware", {{{"stretch", 3.0}}}},
+      {"yarn", {{{"stretch", 4.0}, {"length", int64_t{64}}}}},
+      {"rerope", {{{"window", int64_t{20}}}, {{"window", int64_t{20}}, {"leak", int64_t{4}}}}},
+      {"streaming_llm", {{{"sinks", int64_t{3}}, {"window", int64_t{20}}}}},
+      {"lm_infinite", {{{"sinks", int64_t{3}}, {"window", int64_t{20}}}}}};
+  std::vector<model::PositionsConfig> forms;
+  for (const std::string& name : NamesOf(model::kPositions)) {
+    model::ParameterSet parameters;
+    const model::PartContext context = {.sizes = {.model_dim = 16, .num_layers = 1},
+                                        .parameters = &parameters};
+    if (!MakePositions(model::PositionsConfig(name), context)->in_attention()) continue;
+    const auto found = small.find(name);
+    if (found == small.end()) {
+      forms.emplace_back(name);
+    } else {
+      for (const Options& options : found->second) forms.emplace_back(name, options);
+    }
+  }
+  return forms;
+}
+
+inline std::vector<model::MixerForm> AllMixerForms() {
+  std::vector<model::MixerForm> forms;
+  for (const std::string& name : NamesOf(model::kMixers))
+    for (const model::MixerConfig& form : model::TestForms(name)) forms.push_back({form, {}});
+  for (const model::PositionsConfig& positions : AttentionPositionsForms())
+    forms.push_back({model::MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"qkv_bias", true}}),
+                     positions});
+  return forms;
+}
+
+// As a test's name may be spelt.
+inline std::string TestNameOf(const model::MixerForm& form) {
+  std::string name = model::NameOf(form);
+  for (char& c : name)
+    if (c == '.' || c == '-') c = '_';
+  return name;
+}
+
+}  // namespace halflife::test

@@ -1,0 +1,237 @@
+// Ways in which attention knows positions: golden values of the papers' formulas, what each is
+// where it changes nothing, and errors. That all agree with themselves in pieces, on several ranks
+// and in decode is the mixers' conformance.
+#include "model/positions/positions.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "kernels/random_tensors.h"
+#include "kernels/rotary/rotary.h"
+#include "model/language_model.h"
+#include "model/mixers/built_mixer.h"
+#include "model/positions/alibi.h"
+#include "model/positions/frequencies.h"
+#include "model/positions/t5.h"
+#include "support/expect_error.h"
+
+namespace halflife::model {
+namespace {
+
+using test::BuiltMixer;
+using test::Close;
+using test::Normal;
+
+class Method {
+ public:
+  explicit Method(const PositionsConfig& config, int64_t head_dim = 4, int64_t num_heads = 1,
+                  double rope_theta = 10000) {
+    const PartContext context = {.sizes = {.model_dim = head_dim * num_heads, .num_layers = 1},
+                                 .parameters = &parameters_};
+    positions_ = MakePositions(config, context);
+    method_ = positions_->OfLayer(
+        {.part = context, .num_heads = num_heads, .head_dim = head_dim, .rope_theta = rope_theta});
+  }
+  const AttentionPositions* operator->() const { return method_.get(); }
+
+  // q at m against k at n, [d] each, before the scale of 1/sqrt(d).
+  double Score(const at::Tensor& q, const at::Tensor& k, int64_t m, int64_t n) const {
+    const AttentionHeads of_q = Encoded(q, m), of_k = Encoded(k, n);
+    const int64_t far_from = method_->far_from();
+    if (far_from > 0 && m - n >= far_from)
+      return (of_q.far_q * (method_->has_far_keys() ? of_k.far_k : of_k.k)).sum().item<double>();
+    at::Tensor product = of_q.q * of_k.k;
+    if (const std::vector<double> rates = method_->decay_rates(); !rates.empty())
+      product = product * at::exp(at::tensor(rates, at::kDouble) * static_cast<double>(m - n));
+    return product.sum().item<double>();
+  }
+
+ private:
+  AttentionHeads Encoded(const at::Tensor& x, int64_t position) const {
+    AttentionHeads heads = {.q = x.view({1, 1, 1, -1}), .k = x.view({1, 1, 1, -1})};
+    method_->Encode(heads, at::full({1, 1}, position, at::kLong));
+    return heads;
+  }
+  ParameterSet parameters_;
+  std::unique_ptr<Positions> positions_;
+  std::unique_ptr<AttentionPositions> method_;
+};
+
+// Pairs are halves here: of neighbours (1, 2), (3, 4) and (.5, -1), (2, .25), worked out by hand.
+// Angles are formed in fp32, so that 1,000 rad carry 3e-5.
+TEST(Xpos, GoldenScores) {
+  const at::Tensor q = at::tensor({1.0, 3.0, 2.0, 4.0}), k = at::tensor({0.5, 2.0, -1.0, 0.25});
+  const Method xpos(PositionsConfig("xpos"));
+  EXPECT_NEAR(xpos.Score(q.to(at::kDouble), k.to(at::kDouble), 7, 3), 9.151154823, 1e-5);
+  EXPECT_NEAR(xpos.Score(q.to(at::kDouble), k.to(at::kDouble), 1000, 0), -1.030211620, 1e-4);
+  EXPECT_NEAR(xpos.Score(q.to(at::kDouble), k.to(at::kDouble), 12, 12), 5.5, 1e-6);
+}
+
+// ln(2/7) / 512 of the pair that turns fastest; the two halves of a pair alike.
+TEST(Xpos, Rates) {
+  const std::vector<double> rates = Method(PositionsConfig("xpos"), 64)->decay_rates();
+  EXPECT_NEAR(rates[0], -2.4468027e-3, 1e-9);
+  EXPECT_NEAR(std::exp(512 * rates[31]), 0.977679, 1e-6);
+  EXPECT_EQ(rates[32], rates[0]);
+}
+
+TEST(Alibi, Slopes) {
+  const auto exponents = [](int64_t heads) {
+    std::vector<double> x;
+    for (const double slope : AlibiSlopes(heads))  // halves of whole numbers
+      x.push_back(std::round(-std::log2(slope) * 1e9) / 1e9);
+    return x;
+  };
+  using List = std::vector<double>;
+  EXPECT_EQ(exponents(1), (List{8}));
+  EXPECT_EQ(exponents(3), (List{4, 8, 2}));
+  EXPECT_EQ(exponents(6), (List{2, 4, 6, 8, 1, 3}));
+  EXPECT_EQ(exponents(8), (List{1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(exponents(12), (List{1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5}));
+  EXPECT_EQ(exponents(20).back(), 1.75);
+  EXPECT_EQ(AlibiSlopes(25).size(), 25u);
+}
+
+TEST(Alibi, BiasIsTheSlopeTimesTheDistance) {
+  const at::Tensor bias = Method(PositionsConfig("alibi"), 4, 2)->Bias(5000, at::kFloat);
+  EXPECT_EQ(bias[0][0].item<float>(), 0);
+  EXPECT_EQ(bias[0][4095].item<float>(), -4095.0F / 16);  // near tokens stay apart at any length
+  EXPECT_EQ(bias[0][4094].item<float>() - bias[0][4095].item<float>(), 1.0F / 16);
+}
+
+// Where each bucket of 32, up to 128, begins.
+TEST(T5, Buckets) {
+  const std::vector<int64_t> buckets = T5Buckets(1000001, 32, 128);
+  const std::vector<int64_t> begins = {16, 19, 21, 24, 27, 31, 35, 40,
+                                       46, 52, 59, 67, 77, 87, 99, 113};
+  for (int64_t n = 0; n < 16; ++n) EXPECT_EQ(buckets[n], n);
+  for (size_t i = 0; i < begins.size(); ++i) {
+    EXPECT_EQ(buckets[begins[i]], static_cast<int64_t>(16 + i)) << begins[i];
+    EXPECT_EQ(buckets[begins[i] - 1], static_cast<int64_t>(15 + i)) << begins[i];
+  }
+  for (const int64_t n : {127, 128, 1000000}) EXPECT_EQ(buckets[n], 31);
+}
+
+TEST(Yarn, RampAndFactor) {
+  const YarnConfig config = {.stretch = 64, .length = 64};
+  const YarnRamp ramp = YarnRampOf(128, 10000, config);
+  EXPECT_EQ(ramp.first, 0);
+  EXPECT_EQ(ramp.last, 17);
+  EXPECT_NEAR(YarnFactor(64), 1.415888, 1e-6);
+  const std::vector<float> yarn = YarnFrequencies(128, 10000, config),
+                           usual = kernels::RotaryFrequencies(128, 10000);
+  EXPECT_EQ(yarn[0], usual[0]);
+  EXPECT_FLOAT_EQ(yarn[17], usual[17] / 64);
+  EXPECT_FLOAT_EQ(yarn[63], usual[63] / 64);
+}
+
+TEST(NtkAware, SlowestIsInterpolatedAndFastestIsNot) {
+  const std::vector<float> ntk = NtkAwareFrequencies(64, 10000, 8),
+                           usual = kernels::RotaryFrequencies(64, 10000);
+  EXPECT_EQ(ntk[0], usual[0]);
+  EXPECT_NEAR(ntk[31] / usual[31], 1.0 / 8, 1e-6);
+}
+
+double Plain(const at::Tensor& q, const at::Tensor& k, int64_t m, int64_t n) {
+  const auto rotate = [](const at::Tensor& x, int64_t position) {
+    const auto table = kernels::MakeRotaryTable(at::full({1, 1}, position, at::kLong), 8, 10000);
+    return kernels::ApplyRotary(x.view({1, 1, 1, -1}), table);
+  };
+  return (rotate(q, m) * rotate(k, n)).sum().item<double>();
+}
+
+TEST(AttentionPositions, NothingToDoIsPlainRotation) {
+  const at::Tensor q = Normal({8}, 1), k = Normal({8}, 2);
+  for (const PositionsConfig& config :
+       {PositionsConfig("interpolated"), PositionsConfig("ntk_aware"), PositionsConfig("yarn"),
+        PositionsConfig("rerope", {{"window", int64_t{50}}}),
+        PositionsConfig("rerope", {{"window", int64_t{5}}, {"leak", int64_t{1}}}),
+        PositionsConfig("streaming_llm", {{"window", int64_t{50}}}),
+        PositionsConfig("lm_infinite", {{"window", int64_t{50}}})}) {
+    const Method method(config, 8);
+    EXPECT_NEAR(method.Score(q, k, 41, 3), Plain(q, k, 41, 3), 1e-5) << config.name();
+  }
+}
+
+// Distances as each method counts them. Angles of fp32.
+TEST(AttentionPositions, CountDistances) {
+  const at::Tensor q = Normal({8}, 3), k = Normal({8}, 4);
+  const auto expect = [&](const PositionsConfig& config, int64_t m, int64_t n, int64_t counts) {
+    EXPECT_NEAR(Method(config, 8).Score(q, k, m, n), Plain(q, k, counts, 0), 2e-4)
+        << config.name() << " " << m << " " << n;
+  };
+  expect(PositionsConfig("interpolated", {{"stretch", 4.0}}), 90, 10, 20);
+  const PositionsConfig rerope("rerope", {{"window", int64_t{16}}});
+  expect(rerope, 90, 75, 15);
+  expect(rerope, 90, 74, 16);
+  expect(rerope, 90, 3, 16);
+  const PositionsConfig leaky("rerope", {{"window", int64_t{16}}, {"leak", int64_t{4}}});
+  expect(leaky, 90, 75, 15);
+  expect(leaky, 90, 74, 16);
+  expect(leaky, 90, 2, 16 + (88 - 16) / 4);
+  const PositionsConfig infinite("lm_infinite", {{"sinks", int64_t{2}}, {"window", int64_t{16}}});
+  expect(infinite, 90, 1, 16);
+  expect(infinite, 90, 80, 10);
+  // sinks 0 to 3 and 16 recent ones: the query is at 19 of the cache
+  const PositionsConfig streaming("streaming_llm",
+                                  {{"sinks", int64_t{4}}, {"window", int64_t{16}}});
+  expect(streaming, 90, 1, 18);
+  expect(streaming, 17, 1, 16);
+  expect(streaming, 90, 80, 10);
+}
+
+// Position enters without a method by the causal mask alone: the last query of one layer does not
+// see in which order the others came.
+TEST(AttentionPositions, NoneKnowsNoOrder) {
+  const BuiltMixer mixer(MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", 0.0}}),
+                         16);
+  const at::Tensor x = Normal({1, 9, 16}, 5);
+  const at::Tensor turned = at::cat({x.narrow(1, 0, 8).flip(1), x.narrow(1, 8, 1)}, 1);
+  EXPECT_TRUE(Close(mixer.Run(turned).select(1, 8), mixer.Run(x).select(1, 8), 1e-13));
+}
+
+ModelConfig Small(const PositionsConfig& positions, const MixerConfig& mixer) {
+  ModelConfig config = {.vocab_size = 11,
+                        .model_dim = 16,
+                        .num_layers = 2,
+                        .mixer = mixer,
+                        .channel_mixer = ChannelMixerConfig("swiglu", {{"width", int64_t{16}}})};
+  config.positions = positions;
+  return config;
+}
+
+TEST(AttentionPositions, LayersShareT5sTableAndOwnKerples) {
+  const MixerConfig softmax("softmax", {{"num_heads", int64_t{2}}});
+  const auto count = [&](const char* positions) {
+    return LanguageModel(Small(PositionsConfig(positions), softmax)).CountParameters().total();
+  };
+  EXPECT_EQ(count("t5") - count("none"), 32 * 2);
+  EXPECT_EQ(count("kerple_log") - count("none"), 2 * 2 * 2);
+}
+
+TEST(AttentionPositions, SayWhatDoesNotFit) {
+  const auto make = [](const PositionsConfig& positions, const MixerConfig& mixer) {
+    LanguageModel(Small(positions, mixer));
+  };
+  EXPECT_HL_ERROR(make(PositionsConfig("alibi"), MixerConfig("gla", {{"num_heads", int64_t{2}}})),
+                  ExitCode::kUsage, "positions alibi", "layers of attention",
+                  "a layer of softmax, would work");
+  EXPECT_HL_ERROR(make(PositionsConfig("xpos"),
+                       MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", 0.0}})),
+                  ExitCode::kUsage, "rope_theta 0", "above 1 would work");
+  EXPECT_HL_ERROR(make(PositionsConfig("streaming_llm"),
+                       MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"window", int64_t{8}}})),
+                  ExitCode::kUsage, "window 8", "0 would work");
+  EXPECT_HL_ERROR(make(PositionsConfig("yarn", {{"stretch", 0.5}}), MixerConfig("softmax")),
+                  ExitCode::kUsage, "stretch is 0.5", "at least 1");
+}
+
+}  // namespace
+}  // namespace halflife::model

@@ -1,0 +1,195 @@
+#include "train/plan/cluster_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "dist/parameter_layout.h"
+#include "support/expect_error.h"
+#include "train/plan/cluster_plan_text.h"
+#include "train/plan/plan_search.h"
+
+namespace halflife::train {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+
+RunConfig Recipe(const std::vector<std::string>& overrides = {}) {
+  constexpr char kRecipe[] = R"(
+    data { path: "d" seq_len: 512 }
+    model { vocab_size: 1000 model_dim: 64 num_layers: 2 mixer { gla { num_heads: 2 } } }
+    train { steps: 10 global_batch: 32 micro_batch: 2 precision: "bf16" }
+    ckpt { every: 5 }
+    parallel { first_bucket_bytes: 65536 bucket_bytes: 131072 exchange: "gather" }
+  )";
+  return ParseRunConfig(kRecipe, "recipe", overrides);
+}
+
+ClusterPlan PlanOf(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  const PlanRequest request = ParsePlan(text);
+  RunConfig config = ConfigFor(Recipe(overrides), request);
+  Validate(config, request.cluster.world_size());
+  return PlanCluster(config, request.cluster);
+}
+
+const PlannedCollective& Find(const ClusterPlan& plan, const std::string& what) {
+  for (const PlannedCollective& row : plan.collectives)
+    if (row.what == what) return row;
+  throw std::runtime_error("no " + what);
+}
+
+TEST(ClusterPlan, OneRankHasNoCollectivesAndWaitsForNothing) {
+  const ClusterPlan plan = PlanOf("gpus=1");
+  EXPECT_TRUE(plan.collectives.empty());
+  EXPECT_EQ(plan.exposed_s(), 0);
+  EXPECT_NEAR(plan.step_s, plan.compute_s, 1e-12 * plan.step_s);
+}
+
+// The layout's buckets, in the group that metrics name.
+TEST(ClusterPlan, SumsEveryBucketOnceAndGathersWhatIsComputedWith) {
+  const ClusterPlan whole = PlanOf("gpus=8"), shares = PlanOf("gpus=8,zero=1");
+  model::LanguageModel model(Recipe().model);
+  const dist::ParameterLayout layout(
+      model.parameters().specs(),
+      {.first_bucket_bytes = 65536, .bucket_bytes = 131072, .num_slices = 8});
+  const auto buckets = static_cast<int64_t>(layout.buckets().size());
+  EXPECT_EQ(Find(whole, "grad_bucket").kind, "all_reduce");
+  EXPECT_EQ(Find(whole, "grad_bucket").group, "world");
+  EXPECT_EQ(Find(whole, "grad_bucket").count, buckets);
+  EXPECT_EQ(Find(whole, "grad_bucket").bytes, 4 * layout.num_elements());
+  EXPECT_EQ(Find(shares, "grad_bucket").kind, "reduce_scatter");
+  // bf16 of the region that has a copy, fp32 of the rest
+  EXPECT_EQ(Find(shares, "param_bucket").bytes,
+            4 * layout.num_elements() - 2 * layout.num_compute_elements());
+  EXPECT_EQ(Find(shares, "step_scalars").count, 1);
+  EXPECT_EQ(shares.BytesByGroup().at("world"),
+            Find(shares, "grad_bucket").bytes + Find(shares, "param_bucket").bytes);
+  // each of two micro-batches
+  EXPECT_EQ(Find(PlanOf("gpus=8,zero=2"), "grad_bucket").count, 2 * buckets);
+}
+
+TEST(ClusterPlan, LossesAndProductsAtThePeakAreTheStep) {
+  for (const char* text : {"gpus=1", "gpus=8,zero=1", "nodes=2,gpus=8,sp=4,zero=2"}) {
+    const ClusterPlan plan = PlanOf(text);
+    double sum = plan.mfu_full * plan.step_s;  // products alone, at the peak
+    for (const PlannedLoss& loss : plan.losses) {
+      EXPECT_GE(loss.seconds, -1e-9 * plan.step_s) << loss.what;
+      sum += loss.seconds;
+    }
+    EXPECT_NEAR(sum / plan.step_s, 1, 1e-9) << text;
+    EXPECT_NEAR(plan.tokens_per_s * plan.step_s, 32 * 512, 1e-6);
+  }
+}
+
+TEST(ClusterPlan, SlowerLinksExposeMoreAndAreWarnedOf) {
+  const ClusterPlan fast = PlanOf("nodes=2,gpus=8,zero=1"),
+                    slow = PlanOf("nodes=2,gpus=8,zero=1,network_gbs=0.001");
+  EXPECT_GT(slow.exposed_s(), 10 * fast.exposed_s());
+  EXPECT_EQ(slow.BytesByGroup(), fast.BytesByGroup());
+  const std::string text = ClusterPlanText(slow);
+  EXPECT_TRUE(text.starts_with("warning: communication: compute waits for it in ")) << text;
+}
+
+TEST(ClusterPlan, CountsMemoryByPart) {
+  const ClusterPlan plan = PlanOf("gpus=8,zero=1,sp=2");
+  model::LanguageModel model(Recipe().model);
+  const dist::ParameterLayout layout(
+      model.parameters().specs(),
+      {.first_bucket_bytes = 65536, .bucket_bytes = 131072, .num_slices = 8});
+  const MemoryPlan& memory = plan.memory;
+  const auto all = static_cast<double>(layout.num_elements()),
+             copied = static_cast<double>(layout.num_compute_elements());
+  EXPECT_DOUBLE_EQ(memory.main_and_adam, copied * 4 / 8 + (all - copied) * 4 + all * 8 / 8);
+  EXPECT_DOUBLE_EQ(memory.compute_copy, copied * 2);
+  EXPECT_DOUBLE_EQ(memory.states, 2 * model.StateBytesPerRow(2));
+  // The two messages of a layer: a gather of both ranks' states, and one's own.
+  int64_t layer_states = 0;
+  for (const PlannedCollective& row : plan.collectives)
+    if (row.what == "state") layer_states = row.bytes / row.count;
+  EXPECT_DOUBLE_EQ(memory.exchange, 1.5 * static_cast<double>(layer_states));
+  EXPECT_DOUBLE_EQ(memory.libraries, kGiB / 2 + 2 * kGiB / 4) << "of two groups";
+  EXPECT_DOUBLE_EQ(memory.margin, (memory.total() - memory.margin) * 0.05);
+  EXPECT_DOUBLE_EQ(memory.pinned_staging, 12.0 * static_cast<double>(plan.parameters) / 8);
+  EXPECT_EQ(memory.saved_copy, 0);
+}
+
+TEST(ClusterPlan, WarnsOfMemoryFirst) {
+  const double total = PlanOf("gpus=8").memory.total() / kGiB;
+  const std::string tight = ClusterPlanText(PlanOf(Concat("gpus=8,memory_gib=", total / 0.95)));
+  EXPECT_TRUE(tight.starts_with("warning: memory: ")) << tight;
+  EXPECT_THAT(tight, HasSubstr("95 %; estimates may be short"));
+  EXPECT_THAT(ClusterPlanText(PlanOf(Concat("gpus=8,memory_gib=", total / 1.2))),
+              HasSubstr("it does not fit"));
+  EXPECT_THAT(ClusterPlanText(PlanOf("gpus=8")), testing::Not(HasSubstr("warning: memory")));
+}
+
+TEST(ClusterPlan, JsonHasWhatTheTextHas) {
+  const ClusterPlan plan = PlanOf("nodes=2,gpus=8,sp=4,zero=1");
+  const auto json = ClusterPlanJson(plan);
+  EXPECT_EQ(json["collectives"].size(), plan.collectives.size());
+  EXPECT_EQ(json["cluster"]["device"], "h100");
+  EXPECT_EQ(json["memory_of_one_rank"]["total_bytes"].get<uint64_t>(),
+            static_cast<uint64_t>(plan.memory.total()));
+  EXPECT_DOUBLE_EQ(json["step_seconds"].get<double>(), plan.step_s);
+  const std::string text = ClusterPlanText(plan);
+  for (const char* part : {"sums", "rows", "control", "grad_bucket", "param_bucket", "MFU, full",
+                           "estimate", "largest losses", "a save blocks"})
+    EXPECT_THAT(text, HasSubstr(part));
+}
+
+// Every rank of a row sees as many tokens before its own as come before it.
+TEST(ClusterPlan, TheLastSliceOfSoftmaxHasTheMostWork) {
+  const ClusterPlan softmax = PlanOf("gpus=8,sp=8", {"model.mixer=softmax", "data.seq_len=65536"});
+  const auto of_slices = [](const ClusterPlan& plan) {
+    for (const PlannedLoss& loss : plan.losses)
+      if (loss.what.starts_with("slices of rows")) return loss.seconds;
+    return -1.0;
+  };
+  EXPECT_GT(of_slices(softmax), 0.1 * softmax.step_s * softmax.mfu_full);
+  EXPECT_NEAR(of_slices(PlanOf("gpus=8,sp=8")), 0, 1e-12);
+}
+
+TEST(PlanSearch, FindsTheFastestThatFits) {
+  const PlanRequest request = ParsePlan("auto,nodes=2,gpus=4");
+  const FoundPlan found = SearchPlan(Recipe(), request);
+  EXPECT_EQ(found.num_possible, 4 * 3) << "sp 1, 2, 4 and 8, three stages; the largest rows fit";
+  EXPECT_EQ(found.num_fitting, found.num_possible);
+  for (const char* text : {"nodes=2,gpus=4,sp=1,zero=0,micro_batch=4", "nodes=2,gpus=4,sp=2,zero=1",
+                           "nodes=2,gpus=4,sp=8,zero=2,micro_batch=32"})
+    EXPECT_GE(found.plan.tokens_per_s, PlanOf(text).tokens_per_s) << text;
+  PlanRequest fixed = request;
+  fixed.sp = 4, fixed.zero = 2, fixed.micro_batch = 8;
+  const FoundPlan one = SearchPlan(Recipe(), fixed);
+  EXPECT_EQ(one.num_possible, 1);
+  EXPECT_EQ(one.plan.sp, 4);
+  EXPECT_EQ(one.plan.zero_stage, 2);
+  EXPECT_EQ(one.plan.micro_batch, 8);
+}
+
+TEST(PlanSearch, TakesLessMemoryWhereItHasTo) {
+  PlanRequest request = ParsePlan("auto,gpus=4,sp=1,device=cpu,peak_tflops=1");
+  const FoundPlan roomy = SearchPlan(Recipe(), request);
+  EXPECT_EQ(roomy.plan.micro_batch, 8);
+  request.cluster.memory_bytes = roomy.plan.memory.total();
+  const FoundPlan tight = SearchPlan(Recipe(), request);
+  EXPECT_EQ(tight.plan.micro_batch, 4);
+  EXPECT_LE(tight.plan.memory.total(), kPlannedMemory * request.cluster.memory_bytes);
+  EXPECT_LE(tight.plan.tokens_per_s, roomy.plan.tokens_per_s);
+  for (const std::string& warning : tight.plan.warnings)
+    EXPECT_FALSE(warning.starts_with("memory")) << warning;
+}
+
+TEST(PlanSearch, SaysWhatWouldWorkWhereNothingDoes) {
+  EXPECT_HL_ERROR(SearchPlan(Recipe(), ParsePlan("auto,nodes=8,gpus=8,sp=1")), ExitCode::kUsage,
+                  "train.global_batch 32 has no split over 64 ranks",
+                  "a multiple of 64 would work");
+  EXPECT_HL_ERROR(SearchPlan(Recipe(), ParsePlan("auto,gpus=8,memory_gib=0.01")), ExitCode::kUsage,
+                  "fits 9.2 MiB", "the smallest takes", "more nodes");
+  EXPECT_EQ(SearchPlan(Recipe({"model.mixer=hyena"}), ParsePlan("auto,gpus=8")).plan.sp, 1);
+}
+
+}  // namespace
+}  // namespace halflife::train

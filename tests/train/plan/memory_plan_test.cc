@@ -1,0 +1,133 @@
+#include "train/plan/memory_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/expect_error.h"
+#include "train/config/plan.h"
+#include "train/plan/plan_text.h"
+
+namespace halflife::train {
+namespace {
+
+using testing::HasSubstr;
+
+RunConfig Small(const std::vector<std::string>& overrides = {}) {
+  constexpr char kRecipe[] = R"(
+    data { path: "d" seq_len: 256 }
+    model { vocab_size: 1000 model_dim: 64 num_layers: 2
+            mixer { gla { num_heads: 2 } } }
+    train { steps: 10 global_batch: 32 micro_batch: 16 device: "cpu" }
+  )";
+  return ParseRunConfig(kRecipe, "recipe", overrides);
+}
+
+uint64_t TotalOf(const RunConfig& config) {
+  const model::LanguageModel model(config.model);
+  return static_cast<uint64_t>(PlanMemory(config, model, 1).total());
+}
+
+std::string Verdict(const RunConfig& config, uint64_t memory_bytes, int ranks = 1) {
+  return MemoryVerdict(config, model::LanguageModel(config.model),
+                       {.ranks_of_device = ranks, .memory_bytes = memory_bytes});
+}
+
+TEST(MemoryPlan, SaysNothingOfWhatFitsOrCannotBeKnown) {
+  EXPECT_EQ(Verdict(Small(), TotalOf(Small()) + 1), "");
+  EXPECT_EQ(Verdict(Small(), 0), "");
+}
+
+TEST(MemoryPlan, SaysWhichMicroBatchWouldFit) {
+  const uint64_t memory = TotalOf(Small({"train.micro_batch=4"})) + 1;
+  EXPECT_THAT(Verdict(Small(), memory),
+              testing::AllOf(HasSubstr("does not fit: "), HasSubstr("train.micro_batch 4 would")));
+  EXPECT_THAT(Verdict(Small(), 2 * memory, 2),
+              testing::AllOf(HasSubstr("for each of 2 ranks"), HasSubstr("train.micro_batch 4")));
+}
+
+TEST(MemoryPlan, SaysWhichLengthWouldFitWhereNoMicroBatchDoes) {
+  const uint64_t memory = TotalOf(Small({"train.micro_batch=1", "data.seq_len=64"})) + 1;
+  EXPECT_THAT(Verdict(Small(), memory), HasSubstr("train.micro_batch 1 with data.seq_len 64"));
+}
+
+TEST(MemoryPlan, SaysWhatTheWeightsAloneTakeWhereNothingHelps) {
+  EXPECT_THAT(Verdict(Small(), 100'000), HasSubstr("weights, Adam and gradients alone take"));
+}
+
+// A start that must fail fails before it allocates; an estimate alone stops nothing.
+TEST(MemoryPlan, RefusesWhatCannotFitAndWarnsOfWhatMayNot) {
+  const RunConfig config = Small();
+  const model::LanguageModel model(config.model);
+  EXPECT_HL_ERROR(RequireMemory(config, model, {.memory_bytes = 100'000}, 0), ExitCode::kUsage,
+                  "this run does not fit", "parameters would fit");
+  const MemoryPlan plan = PlanMemory(config, model, 1);
+  const auto exact = static_cast<uint64_t>(plan.main_and_adam + plan.gradients);
+  RequireMemory(config, model, {.memory_bytes = exact + 1}, 0);
+}
+
+TEST(MemoryPlan, RanksThatShareRowsShareActivations) {
+  const RunConfig whole = Small(), shared = Small({"parallel.sp=2"});
+  const model::LanguageModel model(whole.model);
+  const MemoryPlan one = PlanMemory(whole, model, 2), two = PlanMemory(shared, model, 2);
+  EXPECT_EQ(two.activations, one.activations / 2);
+  EXPECT_EQ(two.main_and_adam, one.main_and_adam);
+  EXPECT_EQ(NumMicroBatches(shared, 2), 2 * NumMicroBatches(whole, 2));
+}
+
+// More ranks to a row than there are: planned for one row's.
+TEST(MemoryPlan, SaysWhatFitsForRanksThatAreNotThere) {
+  const RunConfig config = Small({"parallel.sp=4"});
+  const model::LanguageModel model(config.model);
+  EXPECT_EQ(NumMicroBatches(config, 1), NumMicroBatches(config, 4));
+  EXPECT_THAT(MemoryVerdict(config, model, {.world_size = 1, .memory_bytes = 3'000'000}),
+              HasSubstr("would fit"));
+}
+
+TEST(MemoryPlan, RanksShareTheOptimizersState) {
+  const RunConfig shares = Small({"parallel.zero_stage=1"});
+  const model::LanguageModel model(shares.model);
+  const double whole = PlanMemory(Small(), model, 4).main_and_adam;
+  EXPECT_DOUBLE_EQ(PlanMemory(shares, model, 1).main_and_adam, whole);
+  EXPECT_DOUBLE_EQ(PlanMemory(shares, model, 4).main_and_adam, whole * (4 + 8.0 / 4) / 12);
+  EXPECT_DOUBLE_EQ(
+      PlanMemory(Small({"parallel.zero_stage=1", "train.precision=bf16"}), model, 4).main_and_adam,
+      whole / 4);
+}
+
+// States of [H, K, V] in fp32 and short convolutions' tails, of two layers and 16 rows.
+TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
+  const RunConfig whole = Small(), shared = Small({"parallel.sp=2"});
+  const model::LanguageModel model(whole.model);
+  EXPECT_EQ(PlanMemory(whole, model, 2).states, 0);
+  double of_row = 0;
+  for (const model::StateTensor& tensor : model.TraitsOf(0).state) {
+    double bytes = 4;
+    for (const int64_t size : tensor.shape) bytes *= static_cast<double>(size);
+    of_row += bytes;
+  }
+  EXPECT_GE(of_row, 2 * 16 * 32 * 4) << "K is half of V";
+  EXPECT_DOUBLE_EQ(PlanMemory(shared, model, 2).states, 16 * 2 * of_row);
+
+  const RunConfig saves = Small({"ckpt.every=5"});
+  RunConfig on_gpu = saves;
+  on_gpu.train.device = "cuda";
+  const double copy = 12.0 * static_cast<double>(model.CountParameters().total()) / 2;
+  EXPECT_DOUBLE_EQ(PlanMemory(saves, model, 2).saved_copy, copy);
+  EXPECT_EQ(PlanMemory(saves, model, 2).pinned_staging, 0);
+  EXPECT_EQ(PlanMemory(on_gpu, model, 2).saved_copy, 0);
+  EXPECT_DOUBLE_EQ(PlanMemory(on_gpu, model, 2).pinned_staging, copy);
+}
+
+TEST(PlanText, ShowsEveryOptionInForceAndTheEpochs) {
+  const RunConfig config = Small();
+  const std::string text =
+      PlanText(config, model::LanguageModel(config.model), {.train_tokens = 163'840});
+  for (const char* option : {"expand_k", "clamp_min", "conv_size", "use_output_gate"})
+    EXPECT_THAT(text, HasSubstr(Concat(option, ": "))) << "of gla";
+  EXPECT_THAT(text, testing::ContainsRegex("epochs +0.50 of 163.8k tokens"));
+  const RunConfig again = ParseRunConfig(ToText(WithDerivedOptions(config)), "resolved", {});
+  EXPECT_EQ(ToText(WithDerivedOptions(again)), ToText(WithDerivedOptions(config)));
+}
+
+}  // namespace
+}  // namespace halflife::train

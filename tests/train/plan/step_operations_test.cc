@@ -1,0 +1,192 @@
+// A rehearsed step against real ones: every rank's collectives, group by group in their order with
+// their bytes, as its flight record has them.
+#include "train/plan/step_operations.h"
+
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <mutex>
+
+#include "data/prepare.h"
+#include "dist/flight_report.h"
+#include "dist/local_communicator.h"
+#include "dist/local_rank_context.h"
+#include "dist/mesh.h"
+#include "support/run_fixture.h"
+#include "train/step/step.h"
+
+namespace halflife::train {
+namespace {
+
+constexpr char kRecipe[] = R"(
+data { path: "data" seq_len: 128 prefetch: 0 }
+model { vocab_size: 259 model_dim: 16 num_layers: 2 dropout: 0.1
+        channel_mixer { swiglu { width: 32 } }
+        mixer { gla { num_heads: 2 use_short_conv: true } } }
+train { steps: 100 global_batch: 8 micro_batch: 2 seed: 3 }
+parallel { first_bucket_bytes: 4096 bucket_bytes: 8192 exchange: "gather" }
+)";
+
+using Operations = std::map<std::string, std::vector<std::string>>;  // by group, in order
+
+std::string LineOf(const std::string& kind, const std::string& what, int64_t bytes) {
+  return Concat(kind, " ", what, " ", bytes);
+}
+
+Operations Rehearsed(const RunConfig& config, const RankOfJob& rank) {
+  RowRehearsals rows(config, rank.rank % config.parallel.sp, {});
+  const StepOperations step = RehearseStep(config, rank, rows);
+  Operations lines;
+  for (const dist::RehearsedOperation& operation : step.operations())
+    lines[operation.group].push_back(
+        LineOf(dist::Name(operation.kind), operation.what, operation.bytes));
+  return lines;
+}
+
+class StepOperationsTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    at::set_num_threads(1);
+    dir = new test::TempDir();
+    std::ofstream(dir->path() / "text.txt") << test::MakeText(30000, 2);
+    data::Prepare({.inputs = {(dir->path() / "text.txt").string()},
+                   .tokenizer = "bytes",
+                   .out = dir->path() / "data",
+                   .threads = 1});
+  }
+  static void TearDownTestSuite() { delete dir; }
+
+  // What a rank issued after its first `before` collectives.
+  static Operations LastStepOf(const dist::FlightRecord& record, uint64_t before) {
+    Operations lines;
+    for (const dist::FlightOperation& operation : record.operations)
+      if (operation.number > before)
+        lines[operation.group].push_back(LineOf(operation.kind, operation.what, operation.bytes));
+    return lines;
+  }
+
+  // Takes two steps on `world` rank threads; of each rank, the second step's.
+  static std::vector<Operations> Run(const RunConfig& config, int world) {
+    std::vector<Operations> by_rank(static_cast<size_t>(world));
+    const auto flight = dir->path() / Concat("flight", num_runs++);
+    dist::LocalWorld::Run(world, [&](dist::Communicator& comm) {
+      at::set_num_threads(1);
+      const auto context = dist::MakeLocalRankContext(comm);
+      context->flight().KeepIn(flight, "test");
+      const auto mesh = dist::Mesh::Of(comm.rank(), comm.size(), config.parallel.sp);
+      const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
+      model::LanguageModel model(config.model);
+      ParameterArena arena(model.parameters(),
+                           ParameterArena::Of(config, at::kCPU, comm.rank(), comm.size()));
+      arena.Initialise(config.train.seed);
+      data::TokenSource source(dataset, data::Split::kTrain,
+                               {.seq_len = config.data.seq_len,
+                                .micro_batch = config.train.micro_batch,
+                                .global_batch = config.train.global_batch,
+                                .dp_rank = mesh.dp_index,
+                                .dp_size = mesh.dp,
+                                .seed = config.train.seed,
+                                .prefetch = 0});
+      StepRunner runner(config, model, arena, source, *context, {});
+      uint64_t num_updates = 0;
+      runner.Run(0, num_updates, {});
+      const auto path = flight / dist::FlightRecordName(comm.rank());
+      const uint64_t before = dist::ReadFlightRecord(path).num_operations;
+      runner.Run(1, num_updates, {});
+      by_rank[static_cast<size_t>(comm.rank())] = LastStepOf(dist::ReadFlightRecord(path), before);
+      runner.AwaitParameters();
+      context->flight().Discard();
+    });
+    return by_rank;
+  }
+
+  static void ExpectRehearsedAsRun(int world, const std::vector<std::string>& overrides) {
+    const RunConfig config = ParseRunConfig(kRecipe, "test", overrides);
+    const std::vector<Operations> by_rank = Run(config, world);
+    for (int rank = 0; rank < world; ++rank) {
+      EXPECT_FALSE(by_rank[static_cast<size_t>(rank)].empty());
+      EXPECT_EQ(Rehearsed(config, {.rank = rank, .world_size = world}),
+                by_rank[static_cast<size_t>(rank)])
+          << "rank " << rank << " of " << world << ", " << Join(overrides, " ");
+    }
+  }
+
+  static test::TempDir* dir;
+  static int num_runs;
+};
+test::TempDir* StepOperationsTest::dir = nullptr;
+int StepOperationsTest::num_runs = 0;
+
+TEST_F(StepOperationsTest, AreThoseOfARunOnEveryMesh) {
+  struct Mesh {
+    int world, sp, zero;
+  };
+  for (const Mesh& mesh : {Mesh{2, 1, 0}, Mesh{2, 1, 1}, Mesh{2, 2, 0}, Mesh{4, 2, 1},
+                           Mesh{4, 1, 2}, Mesh{4, 4, 2}, Mesh{3, 3, 1}}) {
+    const bool thirds = mesh.world == 3;
+    ExpectRehearsedAsRun(
+        mesh.world, {Concat("parallel.sp=", mesh.sp), Concat("parallel.zero_stage=", mesh.zero),
+                     thirds ? "train.global_batch=6" : "train.global_batch=8"});
+  }
+}
+
+// Softmax whose window lies in the neighbour's slice, reaches beyond it, and whole; rows whose
+// slices have one length and rows of 100 tokens.
+TEST_F(StepOperationsTest, AreThoseOfARunForEveryStrategyAndPast) {
+  for (const char* exchange : {"gather", "ring", "scan"}) {
+    for (const char* window : {"30", "50", "0"}) {
+      const std::string hybrid = Concat(
+          "model.hybrid=[{ layers: 1 mixer { softmax { num_heads: 2 window: ", window, " } } }]");
+      ExpectRehearsedAsRun(4, {"parallel.sp=4", Concat("parallel.exchange=", exchange), hybrid});
+    }
+  }
+  ExpectRehearsedAsRun(2, {"parallel.sp=2", "data.seq_len=100", "train.precision=bf16"});
+}
+
+TEST_F(StepOperationsTest, AreThoseOfARunForEveryMixerThatSharesRows) {
+  for (const std::string& mixer : model::NamesOf(model::kMixers)) {
+    const RunConfig config = ParseRunConfig(kRecipe, "test", {"model.mixer=" + mixer});
+    if (!model::LanguageModel(config.model).LayerOfWholeRows().empty()) continue;
+    ExpectRehearsedAsRun(2, {"parallel.sp=2", "model.mixer=" + mixer});
+  }
+}
+
+// Rows of 8 x 2048 tokens are rehearsed on shorter ones: as if they had been run.
+TEST_F(StepOperationsTest, OfLongRowsAreThoseOfTheirLength) {
+  for (const char* window : {"0", "20", "200", "5000"}) {
+    const RunConfig config = ParseRunConfig(
+        kRecipe, "test",
+        {"parallel.sp=8", "data.seq_len=16384", "train.global_batch=2", "train.micro_batch=2",
+         "model.mixer=softmax", Concat("model.mixer.softmax.window=", window),
+         "model.mixer.softmax.num_heads=2"});
+    const Operations lines = Rehearsed(config, {.rank = 1, .world_size = 8});
+    // [2 rows, tokens, 2 heads, keys and values of 8] in fp32, of two layers.
+    const int64_t count = std::atoi(window), of_token = 2 * 2 * 16 * 4;
+    const bool gathered = count == 0 || count > 2048;
+    const int64_t bytes = of_token * (gathered ? 8 * 2048 : count - 1);
+    const std::string line = LineOf(gathered ? "all_gather" : "send_recv", "tokens_before", bytes);
+    EXPECT_EQ(std::ranges::count(lines.at("rows_0"), line), 2) << window;
+  }
+}
+
+// Of ZeRO stage 2 no rank has all gradients at one time: the rehearsal finds how many.
+TEST_F(StepOperationsTest, TellsTheArenasSizes) {
+  RunConfig config = ParseRunConfig(kRecipe, "test", {"parallel.zero_stage=2"});
+  RowRehearsals rows(config, 0, {});
+  const StepOperations step = RehearseStep(config, {.rank = 0, .world_size = 4}, rows);
+  model::LanguageModel model(config.model);
+  const dist::ParameterLayout layout(model.parameters().specs(),
+                                     ParameterArena::Of(config, at::kCPU, 0, 4).layout);
+  const auto elements = static_cast<double>(layout.num_elements());
+  EXPECT_EQ(step.main_and_adam_bytes, elements * (4 + 8.0 / 4)) << "fp32 weights are whole";
+  EXPECT_EQ(step.gradient_bytes, elements * 4 / 4);
+  EXPECT_GE(step.bucket_slot_bytes, 8192);
+  EXPECT_LE(step.bucket_slot_bytes, 4 * elements);
+  EXPECT_EQ(step.num_micro_batches, 1);
+  EXPECT_EQ(step.tokens, 2 * 128);
+}
+
+}  // namespace
+}  // namespace halflife::train
