@@ -49,7 +49,8 @@ class LocalOperation final : public Operation {
     }
   }
 
-  bool Done() override { return state_.Done(*group_, *slot_); }
+  // Also once the world has failed: WaitHost then says how.
+  bool Done() override { return state_.Done(*group_, *slot_) || state_.aborted(); }
   void WaitHost() override { state_.Wait(*group_, *slot_, rank_, seq_, deadline_); }
   void WaitOn(cudaStream_t) override { WaitHost(); }
 

@@ -136,6 +136,11 @@ void State::Abort(CommFailure::Kind kind, const std::string& cause) {
   changed_.notify_all();
 }
 
+bool State::aborted() {
+  const std::lock_guard lock(mutex_);
+  return abort_.has_value();
+}
+
 void State::HangUntilAbort() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return abort_.has_value(); });

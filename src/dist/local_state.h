@@ -54,6 +54,7 @@ class State {
 
   // The first cause counts. `kind` is what the other ranks throw.
   void Abort(CommFailure::Kind kind, const std::string& cause);
+  bool aborted();
   void HangUntilAbort();
   void Leave(int world_rank);  // this rank's thread has ended
   // Operations that wait for ranks which have ended; empty in a sound program.

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "core/concat.h"
@@ -18,9 +20,13 @@ namespace {
 using testing::ContainsRegex;
 using testing::HasSubstr;
 
-constexpr double kTimeout = 4;  // of a collective
-constexpr double kStart = 15;   // MPI, dataset, the steps before, on a busy machine
-constexpr double kGrace = 10;   // from the timeout to the end of the job
+constexpr double kTimeout = 4;  // of a collective where a rank hangs; else nobody waits for it
+constexpr double kPatience = 60;
+constexpr double kStart =
+    60;  // at most: MPI, dataset, the steps before, on a slow and busy machine
+constexpr double kGrace = 10;  // from the timeout to the end of the job
+// Saves have deadlines of their own, in which a rank would wait for one that hangs.
+const std::vector<std::string> kNoSaves = {"ckpt.every=0"};
 
 class FaultMatrix : public testing::Test {
  protected:
@@ -33,9 +39,9 @@ class FaultMatrix : public testing::Test {
     std::string first;  // abort/FIRST
   };
   static Outcome Train(const std::string& run, const std::string& fault,
-                       std::vector<std::string> set = {}) {
-    set.insert(set.end(),
-               {Concat("comm.timeout_s=", kTimeout), "train.steps=100000", "train.log_every=1000"});
+                       std::vector<std::string> set = {}, double timeout_s = kPatience) {
+    set.insert(set.end(), {Concat("comm.timeout_s=", timeout_s), "train.steps=100000",
+                           "train.log_every=1000"});
     const auto start = std::chrono::steady_clock::now();
     Outcome outcome{
         .result = fixture->Run(
@@ -45,6 +51,11 @@ class FaultMatrix : public testing::Test {
     std::ifstream file(fixture->path(run) / "abort" / "FIRST");
     std::getline(file, outcome.first);
     return outcome;
+  }
+  // Whole ones of a file that grows, or is not there yet.
+  static int64_t NumLines(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    return std::count(std::istreambuf_iterator<char>(file), {}, '\n');
   }
   static nlohmann::json Flight(const std::string& run) {
     const RunResult result =
@@ -63,7 +74,6 @@ TEST_F(FaultMatrix, ARankThatThrowsIsNamedWithItsCause) {
     SCOPED_TRACE(point);
     const Outcome outcome = Train("throws_" + point, point + ":throw:9:1");
     EXPECT_EQ(outcome.result.exit_code, 70) << outcome.result.err;
-    EXPECT_LT(outcome.seconds, kStart);
     EXPECT_EQ(outcome.first.find("rank 1: "), 0u) << outcome.first;
     EXPECT_THAT(outcome.first, HasSubstr("injected at " + point));
     EXPECT_THAT(outcome.result.err, HasSubstr("injected at " + point));
@@ -81,7 +91,7 @@ TEST_F(FaultMatrix, ARankThatHangsIsNamedWithWhatItDoes) {
                                                        {"data.read", "data"}};
   for (const auto& [point, phase] : phase_of) {
     SCOPED_TRACE(point);
-    const Outcome outcome = Train("hangs_" + point, point + ":stall:9:1");
+    const Outcome outcome = Train("hangs_" + point, point + ":stall:9:1", kNoSaves, kTimeout);
     EXPECT_EQ(outcome.result.exit_code, 71) << outcome.result.err;
     EXPECT_LT(outcome.seconds, kStart + kTimeout + kGrace);
     EXPECT_THAT(outcome.first, HasSubstr("nothing came from rank 1"));
@@ -93,7 +103,6 @@ TEST_F(FaultMatrix, ARankThatHangsIsNamedWithWhatItDoes) {
 TEST_F(FaultMatrix, AKilledRankIsTheOneGoneFirst) {
   const Outcome outcome = Train("killed", "train.forward:kill:9:1");
   EXPECT_EQ(outcome.result.exit_code, 137) << outcome.result.err;
-  EXPECT_LT(outcome.seconds, kStart + 5);
   const nlohmann::json flight = Flight("killed");
   ASSERT_FALSE(flight["findings"].empty());
   for (const auto& finding : flight["findings"]) {
@@ -106,19 +115,20 @@ TEST_F(FaultMatrix, AKilledRankIsTheOneGoneFirst) {
 }
 
 TEST_F(FaultMatrix, AStoppedRankIsNamedAsStopped) {
-  std::chrono::steady_clock::time_point stopped;
+  std::chrono::steady_clock::time_point stopped = std::chrono::steady_clock::now();
   std::thread stopper([&] {
-    const std::filesystem::path record = fixture->path("stopped") / "flight" / "r00001.flight";
-    while (!std::filesystem::exists(record))
+    const std::filesystem::path metrics = fixture->path("stopped") / "metrics.jsonl";
+    for (int i = 0; i < 1200 && NumLines(metrics) < 10; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    std::this_thread::sleep_for(std::chrono::seconds(3));  // some steps
-    const auto pid = Flight("stopped")["ranks"][1]["pid"].get<pid_t>();
+    const nlohmann::json ranks = Flight("stopped")["ranks"];
+    if (ranks.size() < 2) return ADD_FAILURE() << ranks.dump();
     stopped = std::chrono::steady_clock::now();
-    EXPECT_EQ(::kill(pid, SIGSTOP), 0);
+    EXPECT_EQ(::kill(ranks[1]["pid"].get<pid_t>(), SIGSTOP), 0);
   });
-  const Outcome outcome = Train("stopped", "");
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - stopped;
+  const Outcome outcome = Train("stopped", "", kNoSaves, kTimeout);
+  const auto ended = std::chrono::steady_clock::now();
   stopper.join();
+  const std::chrono::duration<double> took = ended - stopped;
   EXPECT_EQ(outcome.result.exit_code, 71) << outcome.result.err;
   EXPECT_LT(took.count(), kTimeout + kGrace);
   EXPECT_THAT(outcome.first, ContainsRegex("nothing came from rank 1|not taken by rank 1"));
@@ -133,8 +143,8 @@ TEST_F(FaultMatrix, AWriterThatThrowsEndsTheRunAndOneThatHangsIsFound) {
   EXPECT_THAT(throws.first, HasSubstr("rank 1: "));
   EXPECT_THAT(throws.first, HasSubstr("injected at ckpt.p1.write"));
 
-  const Outcome hangs =
-      Train("writer_hangs", "ckpt.p1.write:stall:9:1", {"ckpt.every=5", "ckpt.timeout_s=3"});
+  const Outcome hangs = Train("writer_hangs", "ckpt.p1.write:stall:9:1",
+                              {"ckpt.every=5", "ckpt.timeout_s=3"}, kTimeout);
   EXPECT_EQ(hangs.result.exit_code, 71) << hangs.result.err;
   EXPECT_LT(hangs.seconds, kStart + kTimeout + kGrace);
   EXPECT_THAT(hangs.first, HasSubstr("not all ranks had written their shard within 3 s"));

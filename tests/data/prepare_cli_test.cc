@@ -27,7 +27,7 @@ class PrepareCliTest : public testing::Test {
     test::WriteText(dir_ / "a.txt", test::JoinByBlankLines(test::RandomDocuments(300, 1)));
   }
   RunResult Run(std::vector<std::string> options) {
-    std::vector<std::string> command = {test::kProgram, "prepare"};
+    std::vector<std::string> command = {halflife::test::kProgram, "prepare"};
     command.insert(command.end(), options.begin(), options.end());
     return RunCommand(command);
   }
@@ -140,7 +140,7 @@ TEST_F(PrepareCliTest, CtrlCLeavesNothing) {
   const pid_t child = ::fork();
   if (child == 0) {
     std::freopen(log.c_str(), "w", stderr) == nullptr ? ::_exit(9) : void();
-    ::execl(test::kProgram, "halflife", "prepare", "--input", input.c_str(), "--tokenizer", "bytes",
+    ::execl(halflife::test::kProgram, "halflife", "prepare", "--input", input.c_str(), "--tokenizer", "bytes",
             "--out", out.c_str(), nullptr);
     ::_exit(127);
   }

@@ -272,5 +272,18 @@ TEST(LocalCommunicator, AbortEndsPendingAndLaterOperations) {
   });
 }
 
+// Who polls must not wait for a rank that will never come.
+TEST(LocalCommunicator, AnOperationOfAFailedWorldIsOverForWhoPolls) {
+  LocalWorld::Run(2, [](Communicator& comm) {
+    if (comm.rank() == 1) return comm.Abort("a test asked for it");
+    Work work = comm.Barrier({"polled", 0});
+    const Stopwatch watch;
+    while (!work.Done() && watch.Seconds() < 60)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(work.Done());
+    EXPECT_HL_ERROR(work.WaitHost(), ExitCode::kPeerLost, "a test asked for it");
+  });
+}
+
 }  // namespace
 }  // namespace halflife::dist

@@ -42,7 +42,7 @@ else
 fi
 
 # Training awaits its saves: at step 60 the one of step 50 is there.
-saves=(--set ckpt.every=50 --set ckpt.background=false)
+saves=(--set ckpt.every=50 --set ckpt.background=false --set comm.timeout_s=900)
 
 # Both jobs lose a node at once, as Slurm needs half a minute to declare one dead.
 declare -A jobs

@@ -18,7 +18,7 @@
 # removed.
 set -uo pipefail
 PATH=$PATH:/usr/sbin:/sbin
-seconds_to_start=30
+seconds_to_start=120
 num_nodes=2 isolated=no
 pids=() command_pid='' bridge='' namespaces=()
 

@@ -35,7 +35,7 @@ optimizer { lr: 3e-3 clip_norm: 1.0 }
 schedule { kind: "constant" warmup_steps: 2 }
 train { steps: 6 global_batch: 4 micro_batch: 2 seed: 7 threads: 1 log_every: 1 }
 eval { windows: 8 }
-ckpt { every: 2 keep_last: 4 }
+ckpt { every: 2 keep_last: 4 background: false }  # one order of calls: cases follow from their names
 """
 TOKENIZERS = {"bytes": ["--tokenizer", "bytes"], "pieces": ["--train-tokenizer", "--vocab", "300"]}
 
