@@ -58,7 +58,8 @@ RunFixture* InspectKindsTest::fixture = nullptr;
 
 // The first column of the table under "## kind": `key`, one a row.
 std::set<std::string> DocumentedKeys(const std::string& kind) {
-  std::istringstream lines(ReadFile(fs::path(kSourceDir) / "docs/inspect.md", ExitCode::kInternal));
+  std::istringstream lines(
+      ReadFile(std::string(test::kSourceDir) + "/docs/inspect.md", ExitCode::kInternal));
   std::set<std::string> keys;
   bool inside = false;
   for (std::string line; std::getline(lines, line);) {
