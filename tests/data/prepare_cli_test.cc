@@ -140,8 +140,8 @@ TEST_F(PrepareCliTest, CtrlCLeavesNothing) {
   const pid_t child = ::fork();
   if (child == 0) {
     std::freopen(log.c_str(), "w", stderr) == nullptr ? ::_exit(9) : void();
-    ::execl(halflife::test::kProgram, "halflife", "prepare", "--input", input.c_str(), "--tokenizer", "bytes",
-            "--out", out.c_str(), nullptr);
+    ::execl(halflife::test::kProgram, "halflife", "prepare", "--input", input.c_str(),
+            "--tokenizer", "bytes", "--out", out.c_str(), nullptr);
     ::_exit(127);
   }
   // Interrupt it once its temporary folder shows that it works.
