@@ -1,6 +1,7 @@
 // What the kernels of softmax attention read and write. No LibTorch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/tensor_view.h"
@@ -17,6 +18,9 @@ struct SoftmaxAttentionArgs {
   int num_heads = 0, num_kv_heads = 0;
   int head_dim = 0, head_dim_v = 0;
   double scale = 1;  // of the products of q and k
+  // In place of the softmax a score counts by its square where it is above 0, over the number of
+  // keys that its query sees.
+  bool squared_relu = false;
 
   TensorView q;    // [B, T, H, d]
   TensorView k;    // [B, S, Hk, d]
@@ -43,10 +47,17 @@ struct SoftmaxAttentionArgs {
   const double* decay_rates = nullptr;
 
   // ln of the sum of e^score of each query, [B, T, H], in the compute type (fp32; fp64 beside
-  // fp64); -inf where it sees no key. Null in a forward: not wanted.
+  // fp64); -inf where it sees no key, and no number that means something where squared_relu is.
+  // Null in a forward: not wanted.
   void* log_sum = nullptr;
 
   bool has_far() const { return far_from > 0; }
+  // Keys that query t of row b sees; `query` is b T + t.
+  int NumSeen(int64_t query) const {
+    const int behind =
+        std::max(0, std::min(sinks[query] + num_sinks, first[query]) - std::max(sinks[query], 0));
+    return std::max(0, end[query] - first[query]) + behind;
+  }
 };
 
 struct SoftmaxAttentionGradArgs {

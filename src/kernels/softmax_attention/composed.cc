@@ -77,8 +77,8 @@ at::Tensor Scores(const Block& block, const at::Tensor& q, const at::Tensor& k) 
          block.config.scale;
 }
 
-// With probabilities at hand, [B, T, H, V].
-at::Tensor AttendDense(const Block& block, const at::Tensor& q, const at::Tensor& k) {
+// Of all pairs of the block, far ones and biases included: [B, H, T, S].
+at::Tensor AllScores(const Block& block, const at::Tensor& q, const at::Tensor& k) {
   const SoftmaxAttentionInputs& in = block.inputs;
   at::Tensor scores = Scores(block, q, k);
   if (in.far_q.defined()) {
@@ -86,12 +86,22 @@ at::Tensor AttendDense(const Block& block, const at::Tensor& q, const at::Tensor
         Scores(block, block.Queries(in.far_q), block.Keys(in.far_k.defined() ? in.far_k : in.k));
     scores = at::where(block.Distances() >= block.config.far_from, far, scores);
   }
-  if (in.bias.defined()) scores = scores + block.Bias();
+  return in.bias.defined() ? scores + block.Bias() : scores;
+}
+
+// With probabilities at hand, [B, T, H, V].
+at::Tensor AttendDense(const Block& block, const at::Tensor& q, const at::Tensor& k) {
+  const SoftmaxAttentionInputs& in = block.inputs;
+  const at::Tensor scores = AllScores(block, q, k);
   const at::Tensor visible = block.Visible(), none = visible.any(3, true).logical_not();
-  at::Tensor probabilities = scores.masked_fill(visible.logical_not(), kNever)
-                                 .masked_fill(none, 0.0)
-                                 .softmax(-1)
-                                 .masked_fill(none, 0.0);
+  at::Tensor probabilities =
+      block.config.squared_relu
+          ? scores.clamp_min(0).square().masked_fill(visible.logical_not(), 0.0) /
+                visible.sum(3, true).clamp_min(1)
+          : scores.masked_fill(visible.logical_not(), kNever)
+                .masked_fill(none, 0.0)
+                .softmax(-1)
+                .masked_fill(none, 0.0);
   if (block.config.drop)
     probabilities = block.config.drop(probabilities.permute({0, 2, 3, 1})).permute({0, 3, 1, 2});
   const at::Tensor v = ByHead(block.Keys(in.v).to(scores.scalar_type()), q.size(2));
@@ -110,16 +120,24 @@ at::Tensor AttendFused(const Block& block, const at::Tensor& q, const at::Tensor
       .transpose(1, 2);
 }
 
-}  // namespace
+// Of the keys that queries before `end` may see.
+int64_t EndOfKeys(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
+                  int64_t end) {
+  const int64_t num_keys = inputs.k.size(1), num_past = num_keys - inputs.q.size(1);
+  if (config.drop) return num_keys;
+  if (!config.pattern.bidirectional) return num_past + end;
+  const int64_t window = config.pattern.window;
+  return window > 0 ? std::min(num_keys, end + window - 1) : num_keys;
+}
 
-at::Tensor ComposedSoftmaxAttention(const SoftmaxAttentionInputs& inputs,
-                                    const SoftmaxAttentionConfig& config) {
-  const int64_t num_queries = inputs.q.size(1), num_keys = inputs.k.size(1);
-  const int64_t num_past = num_keys - num_queries;
+// visit(block, q, k) for block after block of queries, q and k as their products need them.
+template <typename Visit>
+void ForBlocks(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
+               Visit visit) {
+  const int64_t num_queries = inputs.q.size(1), num_past = inputs.k.size(1) - num_queries;
   const VisibleKeys seen = VisibleKeysOf(inputs.positions, num_past, config.pattern);
   const int64_t step = config.drop ? std::max<int64_t>(num_queries, 1) : kBlock;
   const bool bounded = config.pattern.reach() > 0 && config.pattern.sinks == 0 && !config.drop;
-  Tensors outs;
   for (int64_t begin = 0; begin < num_queries; begin += step) {
     const int64_t end = std::min(begin + step, num_queries), place = num_past + begin;
     const Block block = {
@@ -129,14 +147,33 @@ at::Tensor ComposedSoftmaxAttention(const SoftmaxAttentionInputs& inputs,
         .begin = begin,
         .end = end,
         .first_key = bounded ? std::max<int64_t>(0, place - config.pattern.reach() + 1) : 0,
-        .end_key = config.drop ? num_keys : num_past + end};
-    const at::Tensor q = block.Decayed(block.Queries(inputs.q), block.QueryPlaces(), +1),
-                     k = block.Decayed(block.Keys(inputs.k), block.KeyPlaces(), -1);
-    const bool dense = inputs.far_q.defined() || config.drop;
-    outs.push_back(dense ? AttendDense(block, q, k) : AttendFused(block, q, k));
+        .end_key = EndOfKeys(inputs, config, end)};
+    visit(block, block.Decayed(block.Queries(inputs.q), block.QueryPlaces(), +1),
+          block.Decayed(block.Keys(inputs.k), block.KeyPlaces(), -1));
   }
+}
+
+}  // namespace
+
+at::Tensor ComposedSoftmaxAttention(const SoftmaxAttentionInputs& inputs,
+                                    const SoftmaxAttentionConfig& config) {
+  const bool dense = inputs.far_q.defined() || config.drop || config.squared_relu;
+  Tensors outs;
+  ForBlocks(inputs, config, [&](const Block& block, const at::Tensor& q, const at::Tensor& k) {
+    outs.push_back(dense ? AttendDense(block, q, k) : AttendFused(block, q, k));
+  });
   if (outs.empty()) outs.push_back(inputs.q.narrow(1, 0, 0).narrow(3, 0, 0));
   return at::cat(outs, 1);
+}
+
+void ForScoreBlocks(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
+                    const std::function<void(const ScoreBlock&)>& visit) {
+  ForBlocks(inputs, config, [&](const Block& block, const at::Tensor& q, const at::Tensor& k) {
+    visit({.first_key = block.first_key,
+           .scores = AllScores(block, q, k),
+           .visible = block.Visible(),
+           .distances = block.Distances()});
+  });
 }
 
 }  // namespace halflife::kernels

@@ -1,4 +1,5 @@
-// The same in LibTorch calls: for dropout, which keeps all probabilities, and for CUDA.
+// The same in LibTorch calls: for dropout, which keeps all probabilities, for CUDA, and for whoever
+// looks at scores.
 #pragma once
 
 #include "kernels/softmax_attention/softmax_attention.h"
@@ -8,5 +9,16 @@ namespace halflife::kernels {
 // As SoftmaxAttention. Queries come in blocks, each with the keys that it may see.
 at::Tensor ComposedSoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                                     const SoftmaxAttentionConfig& config);
+
+// Some queries of all rows, and all keys that any of them may see, from `first_key` on.
+struct ScoreBlock {
+  int64_t first_key = 0;
+  at::Tensor scores;     // [B, H, T', S'] in the compute type, biases and factors included
+  at::Tensor visible;    // [B, 1, T', S'] bool
+  at::Tensor distances;  // [T', S'] int64, the query's place minus the key's
+};
+// Calls visit for block after block of queries.
+void ForScoreBlocks(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
+                    const std::function<void(const ScoreBlock&)>& visit);
 
 }  // namespace halflife::kernels

@@ -56,6 +56,11 @@ void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig&
       "; one <= 0 a channel, and no far_q, would work");
   HL_CHECK(config.pattern.window == 0 || config.pattern.block == 0, "softmax attention: window ",
            config.pattern.window, " and block ", config.pattern.block, "; one of them would work");
+  HL_CHECK(!config.pattern.bidirectional ||
+               (k.size(1) == q.size(1) && config.pattern.block == 0 && !in.bias.defined() &&
+                !in.far_q.defined() && config.decay_rates.empty()),
+           "softmax attention: a bidirectional pattern of ", q.size(1), " queries and ", k.size(1),
+           " keys; as many keys, without blocks, bias, far_q and decays, would work");
 }
 
 // The tensors of one call as the kernels read them, in the order of the autograd's inputs.
@@ -84,6 +89,7 @@ void SetViews(Call& call, const SoftmaxAttentionConfig& config) {
   args.head_dim = static_cast<int>(call.q.size(3));
   args.head_dim_v = static_cast<int>(call.v.size(3));
   args.scale = config.scale;
+  args.squared_relu = config.squared_relu;
   args.q = view(call.q), args.k = view(call.k), args.v = view(call.v);
   args.far_q = view(call.far_q), args.far_k = view(call.far_k);
   args.far_from = call.far_q.defined() ? static_cast<int>(config.far_from) : 0;
@@ -180,10 +186,11 @@ at::Tensor FusedOnCpu(const SoftmaxAttentionInputs& in, const SoftmaxAttentionCo
   return Apply({.name = "SoftmaxAttention", .inputs = given, .forward = forward})[0];
 }
 
-// Whether LibTorch's own causal attention is the same: one document a row, from its beginning.
+// Whether LibTorch's own attention is the same: one document a row, from its beginning.
 bool IsPlain(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
   return in.one_document && in.q.size(1) == in.k.size(1) && config.pattern.reach() == 0 &&
-         !in.far_q.defined() && !in.bias.defined() && config.decay_rates.empty() && !config.drop;
+         !in.far_q.defined() && !in.bias.defined() && config.decay_rates.empty() &&
+         !config.squared_relu && !config.drop;
 }
 
 }  // namespace
@@ -195,8 +202,8 @@ at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
   if (!IsPlain(inputs, config)) return ComposedSoftmaxAttention(inputs, config);
   const auto by_head = [](const at::Tensor& x) { return x.transpose(1, 2); };
   return at::scaled_dot_product_attention(by_head(inputs.q), by_head(inputs.k), by_head(inputs.v),
-                                          std::nullopt, /*dropout_p=*/0.0, /*is_causal=*/true,
-                                          config.scale,
+                                          std::nullopt, /*dropout_p=*/0.0,
+                                          /*is_causal=*/!config.pattern.bidirectional, config.scale,
                                           /*enable_gqa=*/inputs.q.size(2) != inputs.k.size(2))
       .transpose(1, 2);
 }

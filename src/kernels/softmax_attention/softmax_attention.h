@@ -1,6 +1,7 @@
-// Softmax attention of causal rows: the scores' pattern, biases by distance, decays with distance
-// and a second pair of queries and keys for far distances, so that one kernel serves the ways of
-// telling positions. No [T, S] tensor: on the CPU tiles of 64 x 64 that no query sees cost nothing.
+// Softmax attention of rows: the scores' pattern, biases by distance, decays with distance and a
+// second pair of queries and keys for far distances, so that one kernel serves the ways of telling
+// positions; and the squared ReLU of gated attention units in the softmax's place. No [T, S]
+// tensor: on the CPU tiles of 64 x 64 that no query sees cost nothing.
 //
 //   const at::Tensor out = SoftmaxAttention(
 //       {.q = q, .k = k, .v = v, .positions = slice.positions}, {.scale = 1 / std::sqrt(64.0)});
@@ -34,7 +35,11 @@ struct SoftmaxAttentionInputs {
 };
 struct SoftmaxAttentionConfig {
   double scale = 1;  // of the products of q and k
+  // A bidirectional one takes neither biases, nor far_q, nor decays: these know no way ahead.
   KeyPattern pattern = {};
+  // Weights are max(0, score)^2 over the number of keys that the query sees (Hua et al., 2022;
+  // there the number is squared, too), in place of the softmax.
+  bool squared_relu = false;
   int64_t far_from = 0;  // with far_q: at least 1
   // Channel c of a product decays by e^(decay_rates[c] distance), <= 0 each, [d]; empty: none. Not
   // with far_q. Finite at any length.

@@ -28,6 +28,7 @@ struct Shape {
   int64_t far_from = 0;
   bool own_far_keys = false;
   bool decay = false;
+  bool squared_relu = false;
   std::vector<int64_t> starts = {0};  // of documents, in tokens of a row
 };
 
@@ -53,7 +54,34 @@ const std::vector<Shape> kShapes = {
      .far_from = 16,
      .own_far_keys = true},
     {.name = "decay", .seq_len = 150, .num_past = 20, .kv_heads = 1, .decay = true},
-    {.name = "decay in blocks", .seq_len = 170, .pattern = {.block = 48}, .decay = true}};
+    {.name = "decay in blocks", .seq_len = 170, .pattern = {.block = 48}, .decay = true},
+    {.name = "both ways",
+     .seq_len = 150,
+     .pattern = {.bidirectional = true},
+     .starts = {0, 1, 63, 64, 130}},
+    {.name = "a window both ways",
+     .seq_len = 170,
+     .kv_heads = 1,
+     .pattern = {.window = 40, .bidirectional = true},
+     .starts = {0, 20}},
+    {.name = "squared ReLU",
+     .seq_len = 140,
+     .kv_heads = 1,
+     .dim_v = 70,
+     .squared_relu = true,
+     .starts = {0, 10}},
+    {.name = "squared ReLU of one query", .seq_len = 1, .num_past = 70, .squared_relu = true},
+    {.name = "squared ReLU with sinks",
+     .seq_len = 90,
+     .num_past = 5,
+     .pattern = {.window = 10, .sinks = 3},
+     .squared_relu = true,
+     .starts = {0, 70}},
+    {.name = "squared ReLU both ways",
+     .seq_len = 100,
+     .pattern = {.window = 30, .bidirectional = true},
+     .squared_relu = true,
+     .starts = {0, 33}}};
 
 struct Problem {
   SoftmaxAttentionInputs in;
@@ -99,6 +127,7 @@ Problem MakeProblem(const Shape& s, uint64_t seed) {
   if (s.bias) p.in.bias = Normal({s.heads, keys + 5}, seed + 5);
   p.config = {.scale = 1 / std::sqrt(static_cast<double>(s.dim)),
               .pattern = s.pattern,
+              .squared_relu = s.squared_relu,
               .far_from = s.far_from};
   for (int64_t c = 0; c < s.dim && s.decay; ++c)
     p.config.decay_rates.push_back(-0.003 * static_cast<double>(c));
@@ -106,10 +135,17 @@ Problem MakeProblem(const Shape& s, uint64_t seed) {
 }
 
 bool Sees(const KeyPattern& pattern, int64_t query, int64_t key) {  // positions of one document
-  if (key > query) return false;
+  if (key > query && !pattern.bidirectional) return false;
   if (key < pattern.sinks) return true;
   if (pattern.block > 0) return query / pattern.block - key / pattern.block <= 1;
-  return pattern.window == 0 || query - key < pattern.window;
+  return pattern.window == 0 || std::abs(query - key) < pattern.window;
+}
+// The place behind the document of query t.
+int64_t DocumentEnd(const at::Tensor& positions, int64_t b, int64_t t, int64_t num_past) {
+  const auto of = positions.accessor<int64_t, 2>()[b];
+  int64_t end = t + 1;
+  while (end < positions.size(1) && of[end] != 0) ++end;
+  return num_past + end;
 }
 
 // One query by the definition, in fp64.
@@ -122,7 +158,9 @@ void AttendByLoops(const Problem& p, int64_t b, int64_t t, int64_t h, double* ou
   std::vector<double> weights;
   double sum = 0;
   const int64_t first = std::max<int64_t>(0, place - position);
-  for (int64_t key = first; key <= place; ++key) {
+  const int64_t end = DocumentEnd(in.positions, b, t, num_past);
+  double num_seen = 0;
+  for (int64_t key = first; key < end; ++key) {
     const int64_t distance = place - key;
     weights.push_back(0);
     if (!Sees(p.config.pattern, position, position - distance)) continue;
@@ -136,9 +174,12 @@ void AttendByLoops(const Problem& p, int64_t b, int64_t t, int64_t h, double* ou
     }
     score *= p.config.scale;
     if (in.bias.defined()) score += in.bias.accessor<double, 2>()[h][distance];
-    weights.back() = std::exp(score);
+    const double positive = std::max(score, 0.0);
+    weights.back() = p.config.squared_relu ? positive * positive : std::exp(score);
     sum += weights.back();
+    num_seen += 1;
   }
+  if (p.config.squared_relu) sum = num_seen;
   for (int64_t j = 0; j < in.v.size(3); ++j) {
     out[j] = 0;
     for (size_t i = 0; i < weights.size(); ++i)
@@ -221,7 +262,9 @@ TEST(SoftmaxAttention, GradientsAreDifferences) {
 TEST(SoftmaxAttention, TokensChangeNoBitOfWhoDoesNotSeeThem) {
   for (const Shape& shape :
        {Shape{.seq_len = 150, .starts = {0, 100}}, Shape{.seq_len = 150, .pattern = {.window = 40}},
-        Shape{.seq_len = 150, .pattern = {.block = 20, .sinks = 2}}}) {
+        Shape{.seq_len = 150, .pattern = {.block = 20, .sinks = 2}},
+        Shape{.seq_len = 150, .pattern = {.window = 40, .bidirectional = true}, .starts = {0, 100}},
+        Shape{.seq_len = 150, .squared_relu = true, .starts = {0, 100}}}) {
     const Problem p = MakeProblem(shape, 5);
     const at::Tensor before = p.Out(at::kFloat);
     for (const int64_t token : {0, 1, 31, 64, 99, 149})
@@ -235,7 +278,9 @@ TEST(SoftmaxAttention, TokensChangeNoBitOfWhoDoesNotSeeThem) {
         for (int64_t t = 0; t < shape.seq_len; ++t) {
           const int64_t position = p.in.positions[0][t].item<int64_t>();
           const int64_t of_key = position - (t - token);
-          const bool sees = of_key >= 0 && Sees(shape.pattern, position, of_key);
+          const bool sees = of_key >= 0 && token < DocumentEnd(p.in.positions, 0, t, 0) &&
+                            Sees(shape.pattern, position, of_key);
+          if (sees && shape.squared_relu) continue;  // a score below 0 may change nothing
           EXPECT_EQ(BitEqual(after[0][t], before[0][t]), !sees) << token << " heard by " << t;
         }
       }
@@ -246,7 +291,7 @@ TEST(SoftmaxAttention, TokensChangeNoBitOfWhoDoesNotSeeThem) {
 // or one by one, which has a kernel of its own.
 TEST(SoftmaxAttention, PiecesAndSingleQueriesAreTheWhole) {
   for (const Shape& shape : kShapes) {
-    if (shape.num_past > 0) continue;
+    if (shape.num_past > 0 || shape.pattern.bidirectional) continue;
     SCOPED_TRACE(shape.name);
     const Problem p = MakeProblem(shape, 6);
     const at::Tensor whole = p.Out();
@@ -327,6 +372,11 @@ TEST(SoftmaxAttention, SaysWhatDoesNotFit) {
                   "[2, 5, 2, 8]", "S >= T");
   EXPECT_HL_ERROR(with([](Problem& x) { x.config.pattern = {.window = 3, .block = 4}; }),
                   ExitCode::kInternal, "window 3 and block 4");
+  EXPECT_HL_ERROR(with([](Problem& x) {
+                    x.config.pattern = {.bidirectional = true};
+                    x.config.far_from = 3, x.in.far_q = x.in.q;
+                  }),
+                  ExitCode::kInternal, "a bidirectional pattern", "without blocks, bias, far_q");
   EXPECT_HL_ERROR(with([](Problem& x) { x.config.decay_rates = {-1.0}; }), ExitCode::kInternal,
                   "1 decay rates for heads of 8");
   EXPECT_HL_ERROR(with([](Problem& x) {

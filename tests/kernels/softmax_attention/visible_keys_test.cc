@@ -28,6 +28,18 @@ TEST(VisibleKeys, OfAWindow) {
   EXPECT_EQ(Values(seen.first), (Places{0, 0, 0, 1, 4, 4, 4, 5}));
 }
 
+TEST(VisibleKeys, OfBothDirections) {
+  const std::vector<int64_t> positions = {3, 4, 0, 1, 2, 3, 0};  // the row begins in a document
+  const VisibleKeys all = Of(positions, 0, {.bidirectional = true});
+  EXPECT_EQ(Values(all.first), (Places{0, 0, 2, 2, 2, 2, 6}));
+  EXPECT_EQ(Values(all.end), (Places{2, 2, 6, 6, 6, 6, 7}));
+  const VisibleKeys near = Of(positions, 0, {.window = 2, .bidirectional = true});
+  EXPECT_EQ(Values(near.first), (Places{0, 0, 2, 2, 3, 4, 6}));
+  EXPECT_EQ(Values(near.end), (Places{2, 2, 4, 5, 6, 6, 7}));
+  EXPECT_EQ(NumVisiblePairs(10, {.bidirectional = true}), 100);
+  EXPECT_EQ(NumVisiblePairs(10, {.window = 2, .bidirectional = true}), 28);
+}
+
 // The block of a query and the one before, counted from the document's start.
 TEST(VisibleKeys, OfBlocks) {
   const VisibleKeys seen = Of({0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4}, 0, {.block = 2});
@@ -51,8 +63,10 @@ TEST(VisibleKeys, PairsOfAWindowAndSinks) {
 }
 
 TEST(VisibleKeys, CountsAddUpToThePairs) {
-  for (const KeyPattern& pattern : {KeyPattern{}, KeyPattern{.window = 7}, KeyPattern{.block = 5},
-                                    KeyPattern{.window = 4, .sinks = 3}}) {
+  for (const KeyPattern& pattern :
+       {KeyPattern{}, KeyPattern{.window = 7}, KeyPattern{.block = 5},
+        KeyPattern{.window = 4, .sinks = 3}, KeyPattern{.bidirectional = true},
+        KeyPattern{.window = 6, .sinks = 2, .bidirectional = true}}) {
     const at::Tensor counts = NumVisibleKeys(at::arange(40).unsqueeze(0), pattern);
     EXPECT_EQ(counts.sum().item<int64_t>(), NumVisiblePairs(40, pattern));
   }

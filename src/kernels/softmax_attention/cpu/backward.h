@@ -2,9 +2,9 @@
 //
 //   dV = P^T dO,  dP = dO V^T,  dS = P (dP - dO . O),  dQ = scale dS K,  dK = scale dS^T Q,
 //
-// and the bias of a distance has the sum of dS over its diagonal. A thread takes all queries that
-// meet one head of keys, one after the other, so that each sum has one order whatever the number
-// of threads.
+// and the bias of a distance has the sum of dS over its diagonal. Of a squared ReLU over n keys
+// dS = 2 / n max(0, S) dP. A thread takes all queries that meet one head of keys, one after the
+// other, so that each sum has one order whatever the number of threads.
 #pragma once
 
 #include "kernels/softmax_attention/cpu/tile_pair.h"
@@ -86,7 +86,7 @@ class Backward {
     }
     StoreQueries(tokens, head);
   }
-  // ln of the sums, and dO . O.
+  // ln of the sums, the numbers of keys, and dO . O, which a squared ReLU has none of.
   void LoadSums(const ChunkEntry& tokens, int head) {
     const RowsOf out = RowsOfHead(args_.out, tokens, head);
     WithStorage<T>(out.dtype, [&](auto sample) {
@@ -94,10 +94,11 @@ class Backward {
       for (int r = 0; r < tokens.length; ++r) {
         const int64_t token = int64_t{1} * tokens.row * args_.num_queries + tokens.token + r;
         log_sums_[r] = static_cast<const T*>(args_.log_sum)[token * args_.num_heads + head];
+        num_seen_[r] = static_cast<T>(args_.NumSeen(token));
         T sum = 0;
         for (int j = 0; j < values_; ++j)
           sum += *dout_.Row(r, j) * Widen<T>(out.Row<const S>(r)[j]);
-        deltas_[r] = sum;
+        deltas_[r] = args_.squared_relu ? T(0) : sum;
       }
     });
   }
@@ -107,7 +108,9 @@ class Backward {
       const bool seen = !pair_.span(r).empty();
       for (int j = 0; j < kTile; j += kLanes<T>) {
         T* const place = pair_.scores().Row(r, j);
-        At(place) = seen ? Exp(At(place) - log_sums_[r]) : Vec<T>{};
+        At(place) = !seen                ? Vec<T>{}
+                    : args_.squared_relu ? Slope(At(place), r)
+                                         : Exp(At(place) - log_sums_[r]);
       }
     }
     ForTiles<Tile<T>>(pair_.num_rows(), kTile, [&](int row, int column) HL_INLINE_LAMBDA {
@@ -121,6 +124,19 @@ class Backward {
       });
       tile.Store(dscores_, row, column);
     });
+    if (args_.squared_relu) SquareSlopes();
+  }
+  // dP / dS of a squared ReLU.
+  HL_INLINE Vec<T> Slope(Vec<T> score, int r) const {
+    return score > T(0) ? score * (2 / num_seen_[r]) : Vec<T>{};
+  }
+  // From the slopes the weights: (2 x / n)^2 n / 4 = x^2 / n.
+  void SquareSlopes() {
+    for (int r = 0; r < pair_.num_rows(); ++r)
+      for (int j = 0; j < kTile; j += kLanes<T>) {
+        T* const place = pair_.scores().Row(r, j);
+        At(place) = At(place) * At(place) * (num_seen_[r] / 4);
+      }
   }
   void AddToBias(int row, int head, int met) {
     const int64_t of_head = (int64_t{1} * row * args_.num_heads + head) * args_.bias_stride;
@@ -210,11 +226,11 @@ class Backward {
   const SoftmaxAttentionArgs& args_;
   TilePair<T> pair_;
   const int dim_, values_, value_rows_;
-  T log_sums_[kTile], deltas_[kTile];              // of the tile of queries
-  Panels<T> keys_, dkeys_, far_keys_, dfar_keys_;  // [tiles][tile, d]
-  Panels<T> values_t_, dvalues_;                   // [tiles][V, tile], [tiles][tile, V]
-  Panels<T> dout_, dq_, dfar_q_, dmet_q_;          // [tile, V], [tile, d]
-  Panels<T> dscores_, dfar_scores_;                // [tile, tile]
+  T log_sums_[kTile], deltas_[kTile], num_seen_[kTile];  // of the tile of queries
+  Panels<T> keys_, dkeys_, far_keys_, dfar_keys_;        // [tiles][tile, d]
+  Panels<T> values_t_, dvalues_;                         // [tiles][V, tile], [tiles][tile, V]
+  Panels<T> dout_, dq_, dfar_q_, dmet_q_;                // [tile, V], [tile, d]
+  Panels<T> dscores_, dfar_scores_;                      // [tile, tile]
 };
 
 }  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::softmax_attention

@@ -52,9 +52,15 @@ class Forward {
   void Attend(const Item& item, int met) {
     if (!loaded_[met]) Load(item, met);
     pair_.ComputeScores(met);
-    RaiseMaxima();
-    for (int r = 0; r < pair_.num_rows(); ++r)
-      if (!pair_.span(r).empty()) Weigh(r);
+    if (!args_.squared_relu) RaiseMaxima();
+    for (int r = 0; r < pair_.num_rows(); ++r) {
+      if (pair_.span(r).empty()) continue;
+      if (args_.squared_relu) {
+        Square(r);
+      } else {
+        Weigh(r);
+      }
+    }
     pair_.AddSeen(pair_.scores(), ValuesOf(met), args_.head_dim_v, out_);
   }
   // The maxima with this tile's scores, and what the sums so far count by them.
@@ -76,6 +82,13 @@ class Forward {
     }
     for (int r = 0; r < kTile; r += kLanes<T>) At(factors_ + r) = Exp(At(factors_ + r));
   }
+  HL_INLINE void Square(int r) {
+    for (int j = 0; j < kTile; j += kLanes<T>) {
+      T* const place = pair_.scores().Row(r, j);
+      const Vec<T> x = At(place);
+      At(place) = x > T(0) ? x * x : Vec<T>{};
+    }
+  }
   HL_INLINE void Weigh(int r) {
     const T maximum = maxima_[r] == -std::numeric_limits<T>::infinity() ? T(0) : maxima_[r];
     Vec<T> sum = {};
@@ -93,11 +106,12 @@ class Forward {
   void Finish(const Item& item, int tile) {
     const ChunkEntry tokens = TileOfTokens(item.row, tile, args_.num_queries);
     for (int r = 0; r < tokens.length; ++r) {
-      const T inverse = sums_[r] == T(0) ? T(0) : 1 / sums_[r];  // who sees nothing gets nothing
+      const int64_t token = int64_t{1} * item.row * args_.num_queries + tokens.token + r;
+      const T sum = args_.squared_relu ? static_cast<T>(args_.NumSeen(token)) : sums_[r];
+      const T inverse = sum == T(0) ? T(0) : 1 / sum;  // who sees nothing gets nothing
       for (int column = 0; column < args_.head_dim_v; column += kLanes<T>)
         At(out_.Row(r, column)) *= inverse;
       if (args_.log_sum == nullptr) continue;
-      const int64_t token = int64_t{1} * item.row * args_.num_queries + tokens.token + r;
       static_cast<T*>(args_.log_sum)[token * args_.num_heads + item.head] =
           maxima_[r] + std::log(sums_[r]);
     }

@@ -33,6 +33,7 @@ class SingleQuery {
     ForSeen([&](int begin, int end) { Score(begin, end); });
     T sum = 0;
     ForSeen([&](int begin, int end) { AddValues(begin, end, sum); });
+    if (args_.squared_relu) sum = static_cast<T>(args_.NumSeen(item.row));
     const T inverse = sum == T(0) ? T(0) : 1 / sum;
     const RowsOf out = RowsOfHead(args_.out, token, item.head);
     WithStorage<T>(out.dtype, [&](auto sample) {
@@ -102,10 +103,12 @@ class SingleQuery {
       sum += At(q + column) * At(rows_.Row(row, column));
     return Sum<T>(sum);
   }
+  static T Square(T x) { return x * x; }
   void AddValues(int begin, int end, T& sum) {
     LoadTile(args_.v, begin, end, args_.head_dim_v);
     for (int key = begin; key < end; ++key) {
-      const T weight = std::exp(scores_[key] - maximum_);
+      const T weight = args_.squared_relu ? Square(std::max(scores_[key], T(0)))
+                                          : std::exp(scores_[key] - maximum_);
       sum += weight;
       for (int column = 0; column < args_.head_dim_v; column += kLanes<T>)
         At(out_ + column) += weight * At(rows_.Row(key - begin, column));
