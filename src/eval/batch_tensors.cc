@@ -23,6 +23,10 @@ void ApplyObjective(const model::Objective& objective, uint64_t seed, data::Batc
                    .labels = batch.targets,
                    .samples = batch.samples,
                    .seed = seed});
+  for (int64_t row = 0; row < batch.batch_size; ++row) {
+    if (batch.samples[row] != data::kNoSample) continue;  // no objective asks for padding
+    std::fill_n(batch.targets.begin() + row * batch.seq_len, batch.seq_len, data::kNoTarget);
+  }
   batch.num_targets =
       std::ranges::count_if(batch.targets, [](int32_t label) { return label >= 0; });
 }

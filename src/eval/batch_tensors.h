@@ -15,8 +15,8 @@ struct BatchTensors {
   model::SequenceSlice slice;
   int64_t num_targets = 0;
 };
-// Labels the batch as the model's objective wants it, in place; `seed` is that of its random
-// choices.
+// Labels the batch as the model's objective wants it, in place, but for rows of padding, which have
+// no targets; `seed` is that of its random choices.
 void ApplyObjective(const model::Objective& objective, uint64_t seed, data::Batch& batch);
 
 BatchTensors ToTensors(const data::Batch& batch, at::Device device);

@@ -8,7 +8,10 @@
 namespace halflife::model {
 
 std::vector<Option> EmbeddingOptions::Fields() {
-  return {{"scale", &scale}, {"num_segments", &num_segments, {.min = 0}}, {"dropout", &dropout}};
+  return {{"scale", &scale},
+          {"num_segments", &num_segments, {.min = 0}},
+          {"dropout", &dropout},
+          {"norm", &norm}};
 }
 
 void EmbeddingOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
@@ -26,7 +29,7 @@ TokenEmbedding::TokenEmbedding(EmbeddingOptions options, const PartContext& cont
                                         .shape = {vocab_size, context.model_dim()},
                                         .weight_decay = true,
                                         .aliases = std::move(aliases)},
-                                       Init::Normal(context.initializer_range));
+                                       context.MatrixInit(context.model_dim()));
   if (options_.num_segments > 0)
     segments_ = DeclareMatrix(context, "segment_embeddings.weight",
                               {.out = options_.num_segments, .in = context.model_dim()});

@@ -17,6 +17,7 @@ struct EmbeddingOptions : OptionsOf<EmbeddingOptions> {
   double scale = 1;          // of the token's vector; 0: sqrt(model_dim)
   int64_t num_segments = 0;  // rows of the segment table; 0: none
   double dropout = 0;        // on the sum of all tables; 0: the model's dropout
+  bool norm = false;         // of that sum, positions included, by the model's norm
   std::vector<Option> Fields() override;
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override;
 };

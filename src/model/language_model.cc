@@ -38,6 +38,7 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
   const PartContext context = {.sizes = config.sizes(),
                                .parameters = &parameters_,
                                .initializer_range = config.initializer_range,
+                               .fan_in_init = config.initializer == "fan_in",
                                .norm_eps = resolved.norm.Get<double>("eps")};
   auto added = [this, before = int64_t{0}]() mutable {
     return parameters_.num_elements() - std::exchange(before, parameters_.num_elements());
@@ -47,6 +48,8 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
       resolved.embedding, context, config.vocab_size,
       config.head.tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>{});
   positions_ = MakePositions(config.positions, context.Below("positions."));
+  if (resolved.embedding.norm)
+    embedding_norm_ = MakeNorm(resolved.norm, context.Below("embedding_norm."), config.model_dim);
   count_.embedding = added();
   for (int64_t i = 0; i < config.num_layers; ++i) {
     first_params_.push_back(parameters_.size());
@@ -79,7 +82,7 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
               blocks_, [](const auto& block) { return block->mixer().traits().takes_positions; }),
       "positions ", config.positions.name(),
       " are told by layers of attention, and the model has none; positions none, or a "
-      "layer of softmax, would work");
+      "layer of softmax or gau, would work");
   for (size_t i = 0; i < blocks_.size(); ++i)
     HL_CHECK_AS(ExitCode::kUsage,
                 !objective_->predicts_next_token() || blocks_[i]->mixer().traits().causal,
@@ -100,7 +103,8 @@ void LanguageModel::BindOwnMemory(uint64_t seed, bool requires_grad) {
 
 at::Tensor LanguageModel::Embed(const at::Tensor& tokens, const at::Tensor& positions,
                                 const at::Tensor& segments) const {
-  return positions_->AddTo((*embedding_)(tokens, segments), positions);
+  const at::Tensor x = positions_->AddTo((*embedding_)(tokens, segments), positions);
+  return embedding_norm_ == nullptr ? x : (*embedding_norm_)(x);
 }
 
 at::Tensor LanguageModel::RunBlocks(at::Tensor x, const Mix& mix, const Drop& drop,
@@ -145,6 +149,10 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
         return drop_at(SiteWithinMixer(layer, site), y, rate);
       };
     }
+    if (context.observe)
+      call.observe = [&, layer](const auto& inputs, const auto& config) {
+        context.observe(static_cast<int64_t>(layer), inputs, config);
+      };
     if (slice.segment != nullptr) return OverSegments(layer, call);
     if (state == nullptr) return mixer.Forward(call).y;
     call.initial = &state->layers[layer];

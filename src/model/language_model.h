@@ -28,6 +28,10 @@ struct ForwardContext {
   uint64_t seed = 0;
   std::span<const uint64_t> samples = {};  // [B] global sample numbers; needed with dropout
   at::Tensor segments = {};  // [B, T] int64, or undefined: all tokens are of segment 0
+  // Called by layers of attention with what they are about to compute (MixerCall::observe).
+  std::function<void(int64_t layer, const kernels::SoftmaxAttentionInputs&,
+                     const kernels::SoftmaxAttentionConfig&)>
+      observe = {};
   // Called before the parameters of a layer (LayerOf) are read; empty: they are there.
   std::function<void(int64_t layer)> await_layer = {};
 };
@@ -128,6 +132,7 @@ class LanguageModel {
   std::vector<int> first_params_;  // of layers 0 to num_layers, as LayerOf counts them
   std::unique_ptr<TokenEmbedding> embedding_;
   std::unique_ptr<Positions> positions_;
+  std::unique_ptr<Norm> embedding_norm_;  // null: none
   std::vector<std::unique_ptr<Block>> blocks_;
   std::unique_ptr<Norm> final_norm_;  // null: the last block norms its output
   std::unique_ptr<OutputHead> head_;

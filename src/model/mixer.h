@@ -17,6 +17,11 @@
 #include "model/part_context.h"
 #include "model/sequence_slice.h"
 
+namespace halflife::kernels {
+struct SoftmaxAttentionInputs;
+struct SoftmaxAttentionConfig;
+}  // namespace halflife::kernels
+
 namespace halflife::model {
 
 extern const PartKind kMixers;
@@ -88,6 +93,11 @@ struct MixerCall {
   int64_t num_past = 0;                 // tokens that `initial` has seen
   bool want_state = false;              // after the last token
   Drop drop = {};                       // empty outside training
+  // Called by layers of attention with what they are about to compute, for statistics; may be
+  // empty.
+  std::function<void(const kernels::SoftmaxAttentionInputs&,
+                     const kernels::SoftmaxAttentionConfig&)>
+      observe = {};
 
   // Whether there is a state to go on from: a mixer that has been given none starts from zero.
   bool carried() const { return initial != nullptr && !initial->tensors.empty(); }

@@ -21,6 +21,9 @@ struct PartContext {
   std::string prefix;  // parameter names start with it, e.g. "layers.3.attn."
   ParameterSet* parameters = nullptr;
   double initializer_range = 0.02;
+  // Of matrices in place of a normal of initializer_range: truncated at two standard deviations,
+  // L^(-1/3) / sqrt(inputs) of them left (GAU-alpha's; Su, 2022).
+  bool fan_in_init = false;
   double norm_eps = 1e-6;  // of norms that a part has within
   // Factors on the standard deviation of the matrices that a residual branch reads and writes its
   // values by, chosen by the block: v_proj and the MLP's first; o_proj and the MLP's last.
@@ -32,14 +35,15 @@ struct PartContext {
 
   int64_t model_dim() const { return sizes.model_dim; }
   PartContext Below(const std::string& name) const;  // prefix + name
+  // Of a matrix with so many inputs.
+  Init MatrixInit(int64_t fan_in, double scale = 1) const;
 };
 
 struct MatrixShape {
   int64_t out, in;
   double init_scale = 1;
 };
-// Declares prefix + name: a matrix [out, in], normal with the model's initializer_range, with
-// weight decay.
+// Declares prefix + name: a matrix [out, in], started as MatrixInit says, with weight decay.
 Parameter DeclareMatrix(const PartContext& context, const std::string& name,
                         const MatrixShape& shape);
 // The weight of a norm [dim]: ones, in fp32, without weight decay.

@@ -12,6 +12,7 @@
 #include "model/mixers/decay/feature_map.h"
 #include "model/mixers/decay/fixed_decay.h"
 #include "model/mixers/focus/explanation.h"
+#include "model/mixers/softmax/attention.h"
 #include "model/mixers/softmax/query_scale.h"
 #include "model/mixers/variants.h"
 #include "model/positions/alibi.h"
@@ -108,6 +109,11 @@ void T5Example() {
 
 void QueryScaleExample(Tensor q, const Tensor& num_keys) {
 #include "examples/model/mixers/softmax/query_scale.h"
+}
+
+void AttentionExample(const AttentionOptions& options, const PartContext& context,
+                      const MixerCall& call, const Attention::Heads& heads) {
+#include "examples/model/mixers/softmax/attention.h"
 }
 
 void ObjectiveExample(const ModelConfig& config, std::vector<int32_t>& inputs,

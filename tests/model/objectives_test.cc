@@ -91,6 +91,55 @@ TEST(MaskedToken, IsAFunctionOfSeedSampleAndPosition) {
     EXPECT_EQ(moved.labels[t] < 0, rows.labels[kSeqLen + t] < 0) << t;
 }
 
+// The same tokens in rows of half the length: the same ones are hidden, by the same.
+TEST(MaskedToken, HidesPlacesOfTheTextHoweverItIsCut) {
+  const ObjectiveConfig config("masked_token");
+  Rows whole, halves;
+  std::iota(whole.samples.begin(), whole.samples.end(), uint64_t{0});
+  whole.Label(config);
+  std::vector<uint64_t> samples(2 * kBatch);
+  std::iota(samples.begin(), samples.end(), uint64_t{0});
+  MakeObjective(config, 100)
+      ->Label({.batch = 2 * kBatch,
+               .seq_len = kSeqLen / 2,
+               .inputs = halves.inputs,
+               .labels = halves.labels,
+               .samples = samples,
+               .seed = 1});
+  EXPECT_EQ(halves.inputs, whole.inputs);
+  EXPECT_EQ(halves.labels, whole.labels);
+}
+
+// Words of the bytes "ab 7c, d" over and over: "ab", "7c" and "d" are hidden or seen as one.
+TEST(MaskedToken, HidesWholeWords) {
+  const std::string text = "ab 7c, d\xc3\xa9\n";
+  Rows rows;
+  for (size_t i = 0; i < rows.inputs.size(); ++i)
+    rows.inputs[i] = 3 + static_cast<uint8_t>(text[i % text.size()]);
+  const std::vector<int32_t> before = rows.inputs;
+  MakeObjective(ObjectiveConfig("masked_token", {{"whole_words", true}, {"random_share", 0.0}}),
+                259)
+      ->Label({.batch = kBatch,
+               .seq_len = kSeqLen,
+               .inputs = rows.inputs,
+               .labels = rows.labels,
+               .samples = rows.samples,
+               .seed = 1});
+  double chosen = 0;
+  for (int64_t i = 0; i < kBatch * kSeqLen; ++i) {
+    chosen += rows.labels[i] >= 0;
+    const bool in_word =
+        i % kSeqLen > 0 && before[i] != 3 + ' ' && before[i] != 3 + ',' && before[i] != 3 + '\n';
+    const bool goes_on = in_word && before[i - 1] != 3 + ' ' && before[i - 1] != 3 + '\n';
+    if (!goes_on) continue;
+    EXPECT_EQ(rows.labels[i] >= 0, rows.labels[i - 1] >= 0) << i;
+    EXPECT_EQ(rows.inputs[i] == before[i], rows.inputs[i - 1] == before[i - 1]) << i;
+  }
+  // Words of up to three tokens: the share of tokens varies more than that of independent draws.
+  const auto n = static_cast<double>(kBatch * kSeqLen);
+  EXPECT_NEAR(chosen / n, 0.15, 5 * std::sqrt(3 * 0.15 * 0.85 / n));
+}
+
 TEST(MaskedToken, RefusesWhatCannotBe) {
   const auto make = [](const std::vector<Assignment>& options) {
     MakeObjective(ObjectiveConfig("masked_token", options), 100);
@@ -98,6 +147,8 @@ TEST(MaskedToken, RefusesWhatCannotBe) {
   EXPECT_HL_ERROR(make({{"rate", 0}}), ExitCode::kUsage, "option rate is 0");
   EXPECT_HL_ERROR(make({{"mask_share", 0.95}}), ExitCode::kUsage, "at most 1 together");
   EXPECT_HL_ERROR(make({{"mask_id", 100}}), ExitCode::kUsage, "below the vocabulary of 100");
+  EXPECT_HL_ERROR(make({{"whole_words", true}}), ExitCode::kUsage, "the tokenizer bytes",
+                  "the model's is 100");
 }
 
 }  // namespace

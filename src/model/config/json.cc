@@ -88,6 +88,13 @@ class Members {
           Concat("has '", key, "' that is no ", kInteger ? "integer" : "number"));
     *value = member.get<Number>();
   }
+  // A word that came after the first checkpoints: absent, `value` stays.
+  void ReadWord(const std::string& key, std::string* value) {
+    const Json* member = Find(key);
+    if (member == nullptr) return;
+    Check(member->is_string(), where_, Concat("has '", key, "' that is no word"));
+    *value = member->get<std::string>();
+  }
   void CheckNothingElse() const {
     Check(json_.size() == num_read_, where_,
           Concat("has ", json_.size(), " keys, of which this program knows ", num_read_,
@@ -143,7 +150,8 @@ std::string ToJson(const ModelConfig& config) {
                {"model_dim", config.model_dim},
                {"num_layers", config.num_layers},
                {"dropout", config.dropout},
-               {"initializer_range", config.initializer_range}};
+               {"initializer_range", config.initializer_range},
+               {"initializer", config.initializer}};
   ModelConfig copy = config;
   VisitParts(
       copy, {.group = [&](const char* name, PartOptions& options) { json[name] = ToJson(options); },
@@ -165,6 +173,7 @@ ModelConfig ModelConfigFromJson(const std::string& text) {
   members.Read("num_layers", &config.num_layers);
   members.Read("dropout", &config.dropout);
   members.Read("initializer_range", &config.initializer_range);
+  members.ReadWord("initializer", &config.initializer);
   VisitParts(config, {.group =
                           [&](const char* name, PartOptions& options) {
                             if (const Json* found = members.Find(name))

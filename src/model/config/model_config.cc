@@ -66,6 +66,8 @@ std::vector<std::string> SizeProblems(const ModelConfig& config) {
   problems.Require(config.initializer_range > 0 && std::isfinite(config.initializer_range),
                    "initializer_range is ", config.initializer_range,
                    "; a number above 0 would work (0.02 is usual)");
+  problems.Require(config.initializer == "normal" || config.initializer == "fan_in",
+                   "initializer is '", config.initializer, "'; one of normal, fan_in would work");
   for (const LayerGroup& group : config.hybrid) CheckGroup(config, group, problems);
   if (config.num_layers <= kMostLayers) CheckTwice(config, problems);
   return problems.lines();

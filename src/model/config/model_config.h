@@ -40,6 +40,7 @@ struct ModelConfig {
   int64_t num_layers = 6;
   double dropout = 0;  // on the embedding and on each branch before its residual add
   double initializer_range = 0.02;
+  std::string initializer = "normal";  // of matrices; or "fan_in" (PartContext::fan_in_init)
   EmbeddingOptions embedding;
   PositionsConfig positions;
   BlockConfig block;

@@ -41,6 +41,10 @@ std::vector<Assignment> PartConfig::Values() const {
   return values;
 }
 
+bool PartConfig::Has(std::string_view option) const {
+  return std::ranges::count(options_->Fields(), option, &Option::name) > 0;
+}
+
 Option PartConfig::Find(std::string_view name) const {
   for (Option& option : options_->Fields())
     if (option.name == name) return option;

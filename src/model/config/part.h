@@ -54,6 +54,7 @@ class PartConfig {
   // All fields with their values, in the order that the variant lists them.
   std::vector<Assignment> Values() const;
 
+  bool Has(std::string_view option) const;
   void Set(std::string_view option, const OptionValue& value);
   // T is bool, int64_t, double or std::string.
   template <typename T>

@@ -97,8 +97,7 @@ OutputProjection::OutputProjection(const PartContext& context, int64_t width, bo
                                    const OutputForm& form) {
   if (context.inner_norm != nullptr)
     inner_norm_ = MakeNorm(*context.inner_norm, context.Below("inner_norm."), width);
-  const Init init =
-      form.init.value_or(Init::Normal(context.initializer_range)).Scaled(context.output_init_scale);
+  const Init init = form.init.value_or(context.MatrixInit(width)).Scaled(context.output_init_scale);
   weight_ = context.parameters->Declare({.name = context.prefix + form.name + ".weight",
                                          .shape = {context.model_dim(), width},
                                          .weight_decay = true},

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "model/config/part.h"
@@ -30,6 +31,8 @@ class Objective {
   virtual void Label(const LabelledRows& rows) const = 0;
   // True: scores are probabilities of the next token, and text can be generated.
   virtual bool predicts_next_token() const { return false; }
+  // The token that hides others; none: nothing is hidden.
+  virtual std::optional<int32_t> mask_token() const { return std::nullopt; }
   // True: it trains on labelled rows, and on nothing else.
   virtual bool takes_labels_of_data() const { return false; }
 };

@@ -17,6 +17,7 @@ struct AlibiOptions : OptionsOf<AlibiOptions> {};
 class Alibi : public AttentionPositions {
  public:
   Alibi(const AlibiOptions&, const AttentionLayer& layer) : slopes_(AlibiSlopes(layer.num_heads)) {}
+  bool has_bias() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor slopes = at::tensor(slopes_, options).unsqueeze(1);
     return -slopes * at::arange(num_distances, options);

@@ -36,7 +36,8 @@ class AttentionPositions {
   // Of tokens at `positions` [B, T] int64 of their documents.
   virtual void Encode(AttentionHeads& heads, const at::Tensor& positions) const;
   // Added to the scores at distances 0 to num_distances - 1: [H, num_distances] of `options`;
-  // undefined: nothing is.
+  // undefined: nothing is, unless has_bias().
+  virtual bool has_bias() const { return false; }
   virtual at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const;
   // Products of channel c decay by e^(rate_c distance): [d]; empty: they do not.
   virtual std::vector<double> decay_rates() const { return {}; }

@@ -38,6 +38,7 @@ struct KerpleLogOptions : OptionsOf<KerpleLogOptions> {};
 class KerpleLog : public Kerple {
  public:
   KerpleLog(const KerpleLogOptions&, const AttentionLayer& layer) : Kerple(layer) {}
+  bool has_bias() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options);
     return -r1() * at::log1p((*r2()).clamp_min(kLeast) * distance);
@@ -49,6 +50,7 @@ struct KerplePowerOptions : OptionsOf<KerplePowerOptions> {};
 class KerplePower : public Kerple {
  public:
   KerplePower(const KerplePowerOptions&, const AttentionLayer& layer) : Kerple(layer) {}
+  bool has_bias() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options).clamp_min(1);
     // 0^r2 is 0, and the logarithm that its gradient has is not finite

@@ -30,6 +30,7 @@ struct T5Options : OptionsOf<T5Options> {
 class T5Bias : public AttentionPositions {
  public:
   T5Bias(const T5Options& options, Parameter table) : options_(options), table_(std::move(table)) {}
+  bool has_bias() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor buckets =
         at::tensor(T5Buckets(num_distances, options_.num_buckets, options_.max_distance))

@@ -91,6 +91,7 @@ void ReadModel(const proto::ModelConfig& message, model::ModelConfig& config) {
   if (message.has_num_layers()) config.num_layers = message.num_layers();
   if (message.has_dropout()) config.dropout = message.dropout();
   if (message.has_initializer_range()) config.initializer_range = message.initializer_range();
+  if (message.has_initializer()) config.initializer = message.initializer();
   const auto child = [&](const char* name) -> const pb::Message& {
     return message.GetReflection()->GetMessage(message, &FieldOf(*message.GetDescriptor(), name));
   };
@@ -108,6 +109,7 @@ void WriteModel(const model::ModelConfig& config, proto::ModelConfig& message) {
   message.set_num_layers(config.num_layers);
   message.set_dropout(config.dropout);
   message.set_initializer_range(config.initializer_range);
+  message.set_initializer(config.initializer);
   const auto child = [&](const char* name) -> pb::Message& {
     return *message.GetReflection()->MutableMessage(&message,
                                                     &FieldOf(*message.GetDescriptor(), name));

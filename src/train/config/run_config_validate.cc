@@ -90,9 +90,9 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                    "0 (train.steps counts) to 16777216");
   problems.Require(t.stop_at_accuracy >= 0 && t.stop_at_accuracy < 1, "train.stop_at_accuracy",
                    t.stop_at_accuracy, "[0, 1) (0: off)");
-  problems.Require(t.stop_at_accuracy == 0 || c.model.objective.name() == "labelled",
+  problems.Require(t.stop_at_accuracy == 0 || c.model.objective.name() != "next_token",
                    "train.stop_at_accuracy", t.stop_at_accuracy,
-                   "0 without the objective labelled, which has an accuracy");
+                   "0 without the objective labelled or masked_token, which have an accuracy");
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }
 
@@ -121,6 +121,10 @@ void Validate(const RunConfig& config, int world_size) {
   problems.Require(config.eval.sample_prompt.empty() || config.log.tensorboard,
                    "eval.sample_prompt", config.eval.sample_prompt,
                    "'' without log.tensorboard, which shows what follows it");
+  problems.Require(
+      config.eval.sample_prompt.empty() || config.model.objective.name() == "next_token",
+      "eval.sample_prompt", config.eval.sample_prompt,
+      Concat("'' beside the objective ", config.model.objective.name(), ", which writes no text"));
   problems.Require(config.eval.sample_tokens >= 1, "eval.sample_tokens", config.eval.sample_tokens,
                    "1 or more");
   problems.Require(config.ckpt.every >= 0, "ckpt.every", config.ckpt.every, "a number >= 0");

@@ -22,6 +22,8 @@ ModelConfig EveryKindOfValue() {
                         .norm = NormConfig("layer_norm", {{"eps", 1e-5}}),
                         .mixer = MixerConfig("gla", {{"num_heads", 2}, {"feature_map", "silu"}}),
                         .channel_mixer = ChannelMixerConfig("mlp", {{"activation", "relu2"}})};
+  config.initializer = "fan_in";
+  config.embedding.norm = true;
   config.head.tied = true;
   config.final_norm = NormConfig("rms_norm", {{"eps", 1e-3}});
   config.embedding.scale = 0.1;
@@ -35,6 +37,8 @@ TEST(ModelJson, RoundTrip) {
   EXPECT_EQ(ToJson(back), ToJson(config));
   EXPECT_EQ(back.vocab_size, 1000);
   EXPECT_EQ(back.initializer_range, 0.006);
+  EXPECT_EQ(back.initializer, "fan_in");
+  EXPECT_TRUE(back.embedding.norm);
   EXPECT_EQ(back.embedding.scale, 0.1);
   EXPECT_TRUE(back.head.tied);
   EXPECT_TRUE(back.positions == config.positions);
@@ -55,6 +59,8 @@ TEST(ModelJson, AbsentOptionsKeepTheirDefaults) {
           "initializer_range": 0.02, "mixer": {"softmax": {"num_heads": 2}}})");
   EXPECT_EQ(config.mixer.Get<double>("rope_theta"), 10000);
   EXPECT_EQ(config.block.name(), "pre_norm");
+  EXPECT_EQ(config.initializer, "normal");
+  EXPECT_FALSE(config.embedding.norm);
 }
 
 // Replaces the first `from` in the JSON of a good configuration.

@@ -222,7 +222,7 @@ TEST(AttentionPositions, SayWhatDoesNotFit) {
   };
   EXPECT_HL_ERROR(make(PositionsConfig("alibi"), MixerConfig("gla", {{"num_heads", int64_t{2}}})),
                   ExitCode::kUsage, "positions alibi", "layers of attention",
-                  "a layer of softmax, would work");
+                  "a layer of softmax or gau, would work");
   EXPECT_HL_ERROR(make(PositionsConfig("xpos"),
                        MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", 0.0}})),
                   ExitCode::kUsage, "rope_theta 0", "above 1 would work");

@@ -36,7 +36,7 @@ FilterLayer::FilterLayer(const PartContext& context, const std::string& name,
                                         .region = dist::Region::kFp32},
                                        init);
   };
-  weight_ = declare(".weight", {shape.out, shape.in}, Init::Normal(context.initializer_range));
+  weight_ = declare(".weight", {shape.out, shape.in}, context.MatrixInit(shape.in));
   if (bias) bias_ = declare(".bias", {shape.out}, Init::Zeros());
 }
 

@@ -1,0 +1,296 @@
+#include "model/mixers/softmax/attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/rsqrt.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "kernels/rotary/rotary.h"
+#include "kernels/sequence/tokens_before.h"
+#include "kernels/torch/dispatch.h"
+
+namespace halflife::model {
+namespace {
+
+// Rotation by the layer's own rope_theta, whose frequencies are formed where positions are.
+class OwnRotation : public AttentionPositions {
+ public:
+  explicit OwnRotation(const AttentionLayer& layer)
+      : head_dim_(layer.head_dim), rope_theta_(layer.rope_theta) {}
+  void Encode(AttentionHeads& heads, const at::Tensor& positions) const override {
+    const auto table = kernels::MakeRotaryTable(positions, head_dim_, rope_theta_);
+    heads.q = kernels::ApplyRotary(heads.q, table);
+    heads.k = kernels::ApplyRotary(heads.k, table);
+  }
+
+ private:
+  int64_t head_dim_;
+  double rope_theta_;
+};
+
+// The model's way where its attention has one, else the layer's own.
+std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
+                                                const Attention::Shape& shape,
+                                                const PartContext& context) {
+  const AttentionLayer layer = {.part = context,
+                                .num_heads = shape.num_heads,
+                                .head_dim = shape.head_dim,
+                                .rope_theta = options.rope_theta};
+  if (context.positions != nullptr && context.positions->in_attention())
+    return context.positions->OfLayer(layer);
+  if (options.rope_theta > 0) return std::make_unique<OwnRotation>(layer);
+  return std::make_unique<AttentionPositions>();
+}
+
+kernels::KeyPattern PatternOf(const AttentionOptions& options, const Attention::Shape& shape,
+                              const AttentionPositions& positions) {
+  const kernels::KeyPattern own = {.window = options.window,
+                                   .block = options.block,
+                                   .sinks = options.sinks,
+                                   .bidirectional = shape.bidirectional};
+  const bool looks_back = positions.pattern().reach() > 0 || positions.far_from() > 0 ||
+                          !positions.decay_rates().empty() || positions.has_bias();
+  HL_CHECK_AS(ExitCode::kUsage, !shape.bidirectional || !looks_back,
+              "attention that sees later tokens, and positions that know only earlier ones; those "
+              "that rotate (none, interpolated, ntk_aware, yarn) would work, or a causal layer");
+  if (positions.pattern().reach() == 0) return own;
+  HL_CHECK_AS(ExitCode::kUsage, own.reach() == 0, "window ", options.window, " and block ",
+              options.block,
+              ", but the model's positions say which keys are seen; 0 would work for both");
+  return positions.pattern();
+}
+
+// Of length 1; one of length 0 stays so, and its gradient finite.
+at::Tensor Unit(const at::Tensor& x_in) {
+  constexpr double kLeast = 1e-6;  // of a length
+  const at::Tensor x = x_in.to(kernels::ComputeType(x_in));
+  const at::Tensor squares = x.square().sum(-1, /*keepdim=*/true);
+  return (x * at::rsqrt(squares + kLeast * kLeast)).to(x_in.scalar_type());
+}
+
+}  // namespace
+
+std::vector<Option> AttentionOptions::Fields() {
+  return {{"window", &window, {.min = 0}},
+          {"rope_theta", &rope_theta},
+          {"dropout", &dropout},
+          {"block", &block, {.min = 0}},
+          {"sinks", &sinks, {.min = 0}},
+          {"cos_scale", &cos_scale},
+          {"cos_scale_learned", &cos_scale_learned},
+          {"query_scale", &query_scale.form, {.choices = {"none", "info", "log"}}},
+          {"query_scale_mode", &query_scale.mode, {.choices = {"eval_only", "train", "fixed_len"}}},
+          {"query_scale_length", &query_scale.length, {.min = 0}},
+          {"query_scale_dim", &query_scale.dim, {.min = 0}}};
+}
+
+void AttentionOptions::ResolveFor(int64_t head_dim, ProblemList& problems) {
+  problems.Require(rope_theta == 0 || rope_theta > 1, "option rope_theta is ", rope_theta,
+                   "; a number above 1 would work, or 0 for no rotation");
+  problems.Require(dropout >= 0 && dropout < 1, "option dropout is ", dropout,
+                   "; a number in [0, 1) would work");
+  problems.Require(rope_theta == 0 || head_dim % 2 == 0, "width per head ", head_dim,
+                   " must be even: rotation pairs channels");
+  problems.Require(window == 0 || block == 0, "window ", window, " and block ", block,
+                   "; one of them, the other 0, would work");
+  problems.Require(sinks == 0 || window > 0 || block > 0, "sinks ", sinks,
+                   " without a window or block; all keys are seen then, and 0 would work");
+  problems.Require(cos_scale >= 0, "option cos_scale is ", cos_scale,
+                   "; a number above 0 would work, or 0 for products");
+  problems.Require(!cos_scale_learned || cos_scale > 0,
+                   "cos_scale_learned without cos_scale, which it starts from");
+  const bool scales = query_scale.form != "none";
+  problems.Require(scales ? query_scale.length >= 2 : query_scale.length == 0, "query_scale ",
+                   query_scale.form, " with query_scale_length ", query_scale.length,
+                   scales ? "; the training length, at least 2, would work" : "; 0 would work");
+  if (query_scale.dim == 0) query_scale.dim = head_dim;
+}
+
+Attention::Attention(const AttentionOptions& options, const Shape& shape,
+                     const PartContext& context)
+    : options_(options), shape_(shape) {
+  if (options.cos_scale_learned)
+    log_cos_scale_ = context.parameters->Declare({.name = context.prefix + "log_cos_scale",
+                                                  .shape = {shape.num_heads, 1},
+                                                  .region = dist::Region::kFp32},
+                                                 Init::Constant(std::log(options.cos_scale)));
+  positions_ = PositionsOf(options, shape, context);
+  config_ = {.scale = ScoreScale(),
+             .pattern = PatternOf(options, shape, *positions_),
+             .squared_relu = shape.squared_relu,
+             .far_from = positions_->far_from(),
+             .decay_rates = positions_->decay_rates()};
+}
+
+// Keys and values [B, capacity, Hk, d], of which num_past are in use; Step doubles the capacity
+// when it is full.
+MixerTraits Attention::traits() const {
+  MixerTraits traits = {.causal = !shape_.bidirectional,
+                        .splits_rows = !shape_.bidirectional,
+                        .takes_positions = true};
+  if (shape_.bidirectional) return traits;
+  const auto cache = [&](const char* name, int64_t dim) {
+    traits.state.push_back({.name = name,
+                            .shape = {StateTensor::kGrows, shape_.num_kv_heads, dim},
+                            .compute_dtype = true,
+                            .exchange = StateExchange::kGather});
+  };
+  cache("keys", shape_.head_dim);
+  cache("values", shape_.head_dim_v);
+  if (positions_->has_far_keys()) cache("far_keys", shape_.head_dim);
+  return traits;
+}
+
+void Attention::RequireCausal(const char* what) const {
+  HL_CHECK_AS(ExitCode::kUsage, !shape_.bidirectional, "attention that sees later tokens: ", what,
+              "; whole rows would work, or a causal layer");
+}
+
+Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
+  const SequenceSlice& slice = call.slice;
+  if (call.num_past > 0) RequireCausal("a row that goes on from a state");
+  if (slice.segment != nullptr) RequireCausal("a row on several ranks");
+  Encode(own, slice.positions);
+  Heads heads = WithPast(call, own);
+  if (scales_queries()) ScaleQueries(slice.positions, heads);
+  const bool one_document =
+      call.num_past == 0 && slice.segment == nullptr && !slice.has_boundaries();
+  Output result = {.y = Attend(heads, slice.positions, one_document, &call), .state = {}};
+  if (!call.want_state || shape_.bidirectional) return result;
+  result.state = {heads.k, heads.v};
+  if (positions_->has_far_keys()) result.state.push_back(heads.far_k);
+  return result;
+}
+
+at::Tensor Attention::Step(Heads heads, int64_t num_past, MixerState& state) const {
+  RequireCausal("decode, token by token");
+  const auto slice = SequenceSlice::Contiguous(heads.q.size(0), 1, num_past, heads.q.device());
+  Encode(heads, slice.positions);
+  const auto with_cache = [&](at::Tensor& token, at::Tensor& cache) {
+    AppendToken(token, num_past, cache);
+    token = cache.narrow(1, 0, num_past + 1);
+  };
+  with_cache(heads.k, state.tensors[0]);
+  with_cache(heads.v, state.tensors[1]);
+  if (positions_->has_far_keys()) with_cache(heads.far_k, state.tensors[2]);
+  if (scales_queries()) ScaleQueries(slice.positions, heads);
+  return Attend(heads, slice.positions, /*one_document=*/false, /*call=*/nullptr);
+}
+
+double Attention::NumKeys(int64_t seq_len) const {
+  return static_cast<double>(kernels::NumVisiblePairs(seq_len, config_.pattern)) /
+         static_cast<double>(std::max<int64_t>(seq_len, 1));
+}
+
+// Each query meets each key that it sees twice: its score and its values.
+double Attention::MixingFlops(int64_t seq_len) const {
+  return 2 * static_cast<double>(shape_.num_heads * (shape_.head_dim + shape_.head_dim_v)) *
+         NumKeys(seq_len);
+}
+
+double Attention::ActivationBytes(int64_t seq_len, int64_t bytes_per_element) const {
+  const auto queries = static_cast<double>(shape_.num_heads * shape_.head_dim),
+             keys = static_cast<double>(shape_.num_kv_heads * shape_.head_dim),
+             values = static_cast<double>(shape_.num_kv_heads * shape_.head_dim_v),
+             outputs = static_cast<double>(shape_.num_heads * shape_.head_dim_v);
+  const double elements =
+      queries + keys + values + outputs + (options_.cos_scale > 0 ? queries + keys : 0) +
+      (positions_->far_from() > 0 ? queries : 0) + (positions_->has_far_keys() ? keys : 0);
+  return elements * static_cast<double>(bytes_per_element) +
+         4 * static_cast<double>(shape_.num_heads) *
+             (KeepsWeights() ? 1 + 2 * static_cast<double>(seq_len) : 1);
+}
+
+// LibTorch's operators keep all weights for backward: with dropout, and on CUDA of a squared ReLU.
+bool Attention::KeepsWeights() const { return options_.dropout > 0 || shape_.squared_relu; }
+
+// Of products of what Encode gives: a learned scale is in the queries.
+double Attention::ScoreScale() const {
+  if (options_.cos_scale_learned) return 1;
+  return options_.cos_scale > 0 ? options_.cos_scale
+                                : 1 / std::sqrt(static_cast<double>(shape_.head_dim));
+}
+
+void Attention::Encode(Heads& heads, const at::Tensor& positions) const {
+  if (options_.cos_scale > 0) heads.q = Unit(heads.q), heads.k = Unit(heads.k);
+  if (options_.cos_scale_learned)
+    heads.q = (heads.q * log_cos_scale_->exp()).to(heads.q.scalar_type());
+  positions_->Encode(heads, positions);
+}
+
+// With the keys and values before the slice: of the call's state, or of the other ranks.
+Attention::Heads Attention::WithPast(const MixerCall& call, const Heads& own) const {
+  const bool far_keys = positions_->has_far_keys();
+  Heads heads = own;
+  if (const kernels::RowSegment* row = call.slice.segment.get()) {
+    std::vector<at::Tensor> parts = {own.k, own.v};
+    if (far_keys) parts.push_back(own.far_k);
+    const at::Tensor past = kernels::TokensBefore(at::cat(parts, 3), Reach(call), *row);
+    // Of other ranks even none: what they did not give has a part in backward.
+    const auto behind = [&](int64_t begin, const at::Tensor& x) {
+      return at::cat({past.narrow(3, begin, x.size(3)), x}, 1);
+    };
+    heads.k = behind(0, own.k), heads.v = behind(shape_.head_dim, own.v);
+    if (far_keys) heads.far_k = behind(shape_.head_dim + shape_.head_dim_v, own.far_k);
+  } else if (call.num_past > 0) {
+    const std::vector<at::Tensor>& state = call.initial->tensors;
+    const auto behind = [&](size_t tensor, const at::Tensor& x) {
+      return at::cat({state[tensor].narrow(1, 0, call.num_past), x}, 1);
+    };
+    heads.k = behind(0, own.k), heads.v = behind(1, own.v);
+    if (far_keys) heads.far_k = behind(2, own.far_k);
+  }
+  return heads;
+}
+
+// How many tokens before the slice may be seen; all where dropout numbers a row's keys.
+int64_t Attention::Reach(const MixerCall& call) const {
+  const kernels::KeyPattern& pattern = config_.pattern;
+  const bool drops = call.drop != nullptr && options_.dropout > 0;
+  const bool bounded = pattern.reach() > 0 && pattern.sinks == 0 && !drops;
+  return bounded ? pattern.reach() - 1 : std::numeric_limits<int64_t>::max();
+}
+
+void Attention::ScaleQueries(const at::Tensor& positions, Heads& heads) const {
+  const QueryScale& scale = options_.query_scale;
+  const at::Tensor num_keys = scale.mode == "fixed_len"
+                                  ? at::full_like(positions, heads.k.size(1))
+                                  : kernels::NumVisibleKeys(positions, config_.pattern);
+  const at::Tensor factors =
+      QueryScales(num_keys, scale).to(kernels::ComputeType(heads.q)).unsqueeze(-1).unsqueeze(-1);
+  const auto apply = [&](at::Tensor& q) { q = (q * factors).to(q.scalar_type()); };
+  apply(heads.q);
+  if (heads.far_q.defined()) apply(heads.far_q);
+}
+
+// [B, T, H V]; probabilities are dropped at site 0. `call`: null in decode.
+at::Tensor Attention::Attend(const Heads& heads, const at::Tensor& positions, bool one_document,
+                             const MixerCall* call) const {
+  kernels::SoftmaxAttentionConfig config = config_;
+  if (call != nullptr && call->drop != nullptr && options_.dropout > 0) {
+    // The keys are numbered before the heads: a draw must not depend on how many keys are here.
+    config.drop = [&](const at::Tensor& probabilities) {
+      return call->drop(/*site=*/0, probabilities.flatten(2), options_.dropout)
+          .unflatten(2, {-1, shape_.num_heads});
+    };
+  }
+  const auto options = heads.q.options().dtype(kernels::ComputeType(heads.q));
+  const kernels::SoftmaxAttentionInputs inputs = {
+      .q = heads.q,
+      .k = heads.k,
+      .v = heads.v,
+      .far_q = heads.far_q,
+      .far_k = heads.far_k,
+      .bias = positions_->Bias(heads.k.size(1), options),
+      .positions = positions,
+      .one_document = one_document};
+  if (call != nullptr && call->observe) call->observe(inputs, config);
+  return kernels::SoftmaxAttention(inputs, config).flatten(2);
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,165 @@
+// The gated attention unit (Hua et al., 2022), as GAU-alpha has it: one head whose queries and keys
+// share a narrow base z, and whose wide values are gated by u, so that it stands for a mixer and a
+// channel mixer together:
+//
+//   u, v, z = SiLU(x W_u), SiLU(x W_v), SiLU(x W_z),  q = g_q z + b_q,  k = g_k z + b_k,
+//   y = (u * attention(q, k, v)) W_o
+//
+// Causal, or, as an encoder, with later tokens seen, too. GAU-alpha's blocks are post-norm, with a
+// norm without weights, and have the channel mixer none.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/silu.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/linear/linear.h"
+#include "kernels/torch/dispatch.h"
+#include "model/mixers/softmax/attention.h"
+
+namespace halflife::model {
+namespace {
+
+// softmax_plus (Su, 2022): scores grow with the logarithm of the number of keys, 1 at 512.
+constexpr int64_t kSoftmaxPlusLength = 512;
+
+struct GauOptions : OptionsOf<GauOptions, AttentionOptions> {
+  int64_t width = 0;  // of u and v, e; 0: 2 model_dim
+  int64_t key_dim = 128;
+  bool causal = true;
+  std::string normaliser = "softmax";
+  bool bias = false;  // of the matrices, and b_q and b_k
+
+  std::vector<Option> Fields() override {
+    std::vector<Option> fields = {
+        {"width", &width, {.min = 0}},
+        {"key_dim", &key_dim},
+        {"causal", &causal},
+        {"normaliser", &normaliser, {.choices = {"softmax", "softmax_plus", "squared_relu"}}},
+        {"bias", &bias}};
+    std::ranges::copy(AttentionOptions::Fields(), std::back_inserter(fields));
+    return fields;
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    if (width == 0) width = 2 * sizes.model_dim;
+    problems.Require(normaliser == "softmax" || query_scale.form == "none", "normaliser ",
+                     normaliser, " with query_scale ", query_scale.form,
+                     normaliser == "softmax_plus" ? ", which it brings itself"
+                                                  : ", which would only scale its outputs",
+                     "; normaliser softmax, or query_scale none, would work");
+    problems.Require(causal || block == 0, "block ", block,
+                     " where later tokens are seen; a window, or 0, would work");
+    ResolveFor(key_dim, problems);
+  }
+};
+
+AttentionOptions AttentionOf(const GauOptions& options) {
+  AttentionOptions attention = options;
+  if (options.normaliser == "softmax_plus")
+    attention.query_scale = {
+        .form = "log", .mode = "train", .length = kSoftmaxPlusLength, .dim = options.key_dim};
+  return attention;
+}
+
+class Gau : public Mixer {
+ public:
+  Gau(const GauOptions& options, const PartContext& context)
+      : options_(options), model_dim_(context.model_dim()) {
+    const int64_t width = options.width, key_dim = options.key_dim;
+    u_ = DeclareMatrix(context, "u_proj.weight", {.out = width, .in = model_dim_});
+    v_ = DeclareMatrix(context, "v_proj.weight",
+                       {.out = width, .in = model_dim_, .init_scale = context.value_init_scale});
+    z_ = DeclareMatrix(context, "z_proj.weight", {.out = key_dim, .in = model_dim_});
+    q_gain_ = DeclareNorm(context, "q_gain", key_dim);
+    k_gain_ = DeclareNorm(context, "k_gain", key_dim);
+    if (options.bias) {
+      u_bias_ = DeclareBias(context, "u_proj.bias", width);
+      v_bias_ = DeclareBias(context, "v_proj.bias", width);
+      z_bias_ = DeclareBias(context, "z_proj.bias", key_dim);
+      q_offset_ = DeclareBias(context, "q_offset", key_dim);
+      k_offset_ = DeclareBias(context, "k_offset", key_dim);
+    }
+    attention_ = Attention(AttentionOf(options),
+                           {.num_heads = 1,
+                            .num_kv_heads = 1,
+                            .head_dim = key_dim,
+                            .head_dim_v = width,
+                            .bidirectional = !options.causal,
+                            .squared_relu = options.normaliser == "squared_relu"},
+                           context);
+    out_ = OutputProjection(context, width, options.bias);
+  }
+
+  MixerTraits traits() const override { return attention_.traits(); }
+
+  MixerOutput Forward(const MixerCall& call) const override {
+    const Projected projected = Project(call.x);
+    Attention::Output out = attention_.Forward(call, projected.heads);
+    return {.y = out_(projected.u * out.y), .state = {.tensors = std::move(out.state)}};
+  }
+
+  at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override {
+    const Projected projected = Project(x.unsqueeze(1));
+    return out_(projected.u * attention_.Step(projected.heads, num_past, state)).squeeze(1);
+  }
+
+  FlopCount FlopsPerToken(int64_t seq_len) const override {
+    return {.matmul = 2 * static_cast<double>(model_dim_ * (3 * options_.width + options_.key_dim)),
+            .mixing = attention_.MixingFlops(seq_len)};
+  }
+
+  // x, the projections before and after SiLU, and the gated output; v after SiLU counts as the
+  // attention's.
+  double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override {
+    const auto elements =
+        static_cast<double>(model_dim_ + 4 * options_.width + 2 * options_.key_dim);
+    return elements * static_cast<double>(bytes_per_element) +
+           attention_.ActivationBytes(seq_len, bytes_per_element);
+  }
+
+ private:
+  struct Projected {
+    at::Tensor u;  // [B, T, e]
+    Attention::Heads heads;
+  };
+
+  Projected Project(const at::Tensor& x) const {
+    const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, {*u_, *v_, *z_});
+    const at::Tensor z = at::silu(AddBias(y[2], z_bias_));
+    const auto gained = [&](const Parameter& gain, const Parameter& offset) {
+      const at::Tensor wide = z.to(kernels::ComputeType(z)) * *gain;
+      return AddBias(wide.to(z.scalar_type()), offset).unsqueeze(2);
+    };
+    Projected result = {.u = at::silu(AddBias(y[0], u_bias_)), .heads = {}};
+    result.heads.q = gained(q_gain_, q_offset_);
+    result.heads.k = gained(k_gain_, k_offset_);
+    result.heads.v = at::silu(AddBias(y[1], v_bias_)).unsqueeze(2);
+    return result;
+  }
+
+  GauOptions options_;
+  int64_t model_dim_;
+  Parameter u_, v_, z_, q_gain_, k_gain_, u_bias_, v_bias_, z_bias_, q_offset_, k_offset_;
+  Attention attention_;
+  OutputProjection out_;
+};
+
+}  // namespace
+
+MixerVariant GauVariant() {
+  return MixerVariantOf<GauOptions, Gau>(
+      "gau",
+      {{{"key_dim", 8}},
+       {{"key_dim", 8}, {"width", 24}, {"normaliser", "squared_relu"}, {"bias", true}},
+       {{"key_dim", 8}, {"normaliser", "softmax_plus"}, {"window", 20}, {"dropout", 0.1}},
+       {{"key_dim", 8},
+        {"cos_scale", 3.0},
+        {"query_scale", "info"},
+        {"query_scale_mode", "train"},
+        {"query_scale_length", 32}},
+       {{"key_dim", 8}, {"causal", false}},
+       {{"key_dim", 8}, {"causal", false}, {"normaliser", "squared_relu"}, {"window", 12}},
+       {{"key_dim", 8}, {"causal", false}, {"normaliser", "softmax_plus"}, {"cos_scale", 3.0}}});
+}
+
+}  // namespace halflife::model
