@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/model_source.h"
 #include "core/error.h"
@@ -18,6 +20,21 @@ namespace {
 
 using nlohmann::ordered_json;
 
+ordered_json AttentionJson(const eval::AttentionSummary& summary) {
+  ordered_json json = {{"resolution", summary.resolution},
+                       {"resolution_of_means", summary.resolution_of_means}};
+  for (const double resolution : summary.resolution_by_layer)  // null: a layer without attention
+    json["resolution_by_layer"].push_back(std::isnan(resolution) ? ordered_json()
+                                                                 : ordered_json(resolution));
+  for (const eval::AttentionBucket& bucket : summary.buckets)
+    json["by_keys"].push_back({{"keys", bucket.first_keys},
+                               {"queries", bucket.num_queries},
+                               {"entropy", bucket.entropy},
+                               {"relative_entropy", bucket.relative_entropy},
+                               {"largest", bucket.largest}});
+  return json;
+}
+
 ordered_json RowJson(const eval::LengthRow& row) {
   const eval::ValidationResult& result = row.result;
   ordered_json json = {{"method", row.method},
@@ -28,6 +45,7 @@ ordered_json RowJson(const eval::LengthRow& row) {
                        {"seconds", row.seconds},
                        {"tokens_per_s", static_cast<double>(result.num_targets) / row.seconds}};
   if (result.accuracy) json["accuracy"] = *result.accuracy;
+  if (row.attention) json["attention"] = AttentionJson(*row.attention);
   for (const eval::PositionScore& bin : result.positions)
     json["positions"].push_back({{"begin", bin.begin},
                                  {"tokens", bin.num_targets},
@@ -103,27 +121,64 @@ std::string Padded(std::string text, size_t width) {
   text.resize(std::max(text.size(), width), ' ');
   return text;
 }
-std::string TableText(const ordered_json& json, const std::vector<std::string>& methods,
-                      const std::vector<int64_t>& lengths) {
+// A line a method of what `value` gives of each row; "" where it gives nothing.
+std::string Section(const ordered_json& json, const std::vector<std::string>& methods,
+                    const std::vector<int64_t>& lengths, const std::string& title,
+                    const std::function<std::optional<std::string>(const ordered_json&)>& value) {
   size_t width = 12;
   for (const std::string& method : methods) width = std::max(width, method.size() + 2);
-  std::string text = Concat("perplexity by tokens of a row; trained on ",
-                            json["train_len"].get<int64_t>(), "\n", Padded("", width));
-  for (const int64_t length : lengths) text += Padded(Concat(length), 10);
+  std::string text;
   for (const std::string& method : methods) {
-    text += "\n" + Padded(method, width);
-    for (const ordered_json& row : RowsAsked(json, {method}, lengths))
-      text += Padded(Fixed(row["perplexity"].get<double>(), 3), 10);
+    text += Padded(method, width);
+    for (const ordered_json& row : RowsAsked(json, {method}, lengths)) {
+      const std::optional<std::string> cell = value(row);
+      if (!cell) return "";
+      text += Padded(*cell, 10);
+    }
+    text += "\n";
   }
-  return text + "\n";
+  std::string head = Concat(title, "\n", Padded("", width));
+  for (const int64_t length : lengths) head += Padded(Concat(length), 10);
+  return head + "\n" + text;
+}
+std::string TableText(const ordered_json& json, const std::vector<std::string>& methods,
+                      const std::vector<int64_t>& lengths) {
+  using Cell = std::optional<std::string>;
+  const auto of_attention = [](const ordered_json& row, const char* key) -> Cell {
+    if (!row.contains("attention")) return std::nullopt;
+    const ordered_json& attention = row["attention"];
+    if (std::string(key) == "resolution") return Fixed(attention[key].get<double>(), 4);
+    const ordered_json& buckets = attention["by_keys"];  // the one that most queries are in
+    const auto most = std::ranges::max_element(
+        buckets, {}, [](const ordered_json& bucket) { return bucket["queries"].get<int64_t>(); });
+    return Fixed((*most)[key].get<double>(), 3);
+  };
+  return Section(
+             json, methods, lengths,
+             Concat("perplexity by tokens of a row; trained on ", json["train_len"].get<int64_t>()),
+             [](const ordered_json& row) -> Cell {
+               return Fixed(row["perplexity"].get<double>(), 3);
+             }) +
+         Section(json, methods, lengths, "accuracy",
+                 [](const ordered_json& row) -> Cell {
+                   if (!row.contains("accuracy")) return std::nullopt;
+                   return Fixed(row["accuracy"].get<double>(), 4);
+                 }) +
+         Section(json, methods, lengths, "attention resolution",
+                 [&](const ordered_json& row) { return of_attention(row, "resolution"); }) +
+         Section(json, methods, lengths,
+                 "entropy of attention, nats, of queries that see as many keys as most do",
+                 [&](const ordered_json& row) { return of_attention(row, "entropy"); });
 }
 
 std::string CsvText(const ordered_json& json, const std::vector<ordered_json>& rows) {
-  std::string text = "model,train_len,method,length,tokens,loss,perplexity,tokens_per_s\n";
+  std::string text = "model,train_len,method,length,tokens,loss,perplexity,accuracy,tokens_per_s\n";
   for (const ordered_json& row : rows)
     text += Concat(json["model"].dump(), ",", json["train_len"].dump(), ",", row["method"].dump(),
                    ",", row["length"].dump(), ",", row["tokens"].dump(), ",", row["loss"].dump(),
-                   ",", row["perplexity"].dump(), ",", row["tokens_per_s"].dump(), "\n");
+                   ",", row["perplexity"].dump(), ",",
+                   row.contains("accuracy") ? row["accuracy"].dump() : "", ",",
+                   row["tokens_per_s"].dump(), "\n");
   return text;
 }
 
@@ -154,7 +209,8 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
                                    .lengths = options.lengths,
                                    .num_stretches = options.windows,
                                    .batch_tokens = options.batch * loaded.state.data.seq_len,
-                                   .bin = options.bin};
+                                   .bin = options.bin,
+                                   .attention = options.attention};
   eval::RequireLengths(*loaded.model, table);
   std::vector<eval::LengthMethod> methods;
   for (const std::string& method : options.methods)
@@ -162,14 +218,15 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
   for (const eval::LengthMethod& method : methods)  // before hours of others
     method.AppliedTo(*loaded.model, {.train_len = table.train_len, .length = table.lengths[0]});
 
-  LengthFile file(context.rank() == 0 ? options.out : "",
-                  {{"model", loaded.path.string()},
-                   {"weights", WeightsFact(loaded).value},
-                   {"text", tokens_fact.value},
-                   {"train_len", table.train_len},
-                   {"longest", std::ranges::max(table.lengths)},
-                   {"windows", table.num_stretches},
-                   {"bin", table.bin}});
+  ordered_json facts = {{"model", loaded.path.string()},
+                        {"weights", WeightsFact(loaded).value},
+                        {"text", tokens_fact.value},
+                        {"train_len", table.train_len},
+                        {"longest", std::ranges::max(table.lengths)},
+                        {"windows", table.num_stretches},
+                        {"bin", table.bin}};
+  if (table.attention) facts["attention"] = true;  // no key of files from before
+  LengthFile file(context.rank() == 0 ? options.out : "", std::move(facts));
   const std::vector<double> skips = RowsToSkip(file, methods, table.lengths, context);
   size_t number = 0;
   for (const eval::LengthMethod& method : methods) {

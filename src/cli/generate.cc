@@ -31,6 +31,7 @@ ExitCode Run(const GenerateOptions& options) {
   at::set_num_threads(options.threads);
   const infer::Sampler check(options.generate.sampler);  // bad flags before a long load
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
+  infer::RequireNextTokens(*loaded.model);
   const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
   constexpr uint64_t kMaxPromptBytes = 1ull << 30;
   const std::string prompt =

@@ -124,7 +124,8 @@ void AppendLine(const std::vector<int32_t>& ids, const std::vector<float>& score
   text += "]}\n";
 }
 
-void Report(const Input& input, const std::vector<std::vector<float>>& scores,
+// `of_text`: the scores are those of the next tokens, whose sum is a text's.
+void Report(const Input& input, const std::vector<std::vector<float>>& scores, bool of_text,
             const std::string& out) {
   const Sequences& sequences = input.sequences;
   std::string text;
@@ -139,7 +140,9 @@ void Report(const Input& input, const std::vector<std::vector<float>>& scores,
   std::ostream& words = IsStandardOutput(out) ? std::cerr : std::cout;
   words << sequences.size() << " sequences, " << count << " tokens scored";
   const double nats = -sum / static_cast<double>(count);
-  if (count > 0) words << ", " << Fixed(nats, 4) << " nats per token" << BitsPerByte(nats, input);
+  if (count > 0)
+    words << ", " << Fixed(nats, 4) << " nats per token"
+          << (of_text ? BitsPerByte(nats, input) : "");
   words << ": " << out << "\n";
 }
 
@@ -177,7 +180,9 @@ ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
   const std::vector<std::string> shares = dist::AllGatherBytes(
       context.control(), ScoreShare(*loaded.model, sequences, batches, options.score, context),
       {"score", 0});
-  if (context.rank() == 0) Report(input, Collect(shares, sequences, batches), options.out);
+  if (context.rank() == 0)
+    Report(input, Collect(shares, sequences, batches),
+           loaded.model->objective().predicts_next_token(), options.out);
   return ExitCode::kFinished;
 }
 

@@ -44,7 +44,7 @@ struct Edit {
   void ForAttention(const std::function<void(model::MixerConfig&)>& change) const {
     bool any = false;
     const auto visit = [&](model::MixerConfig& mixer) {
-      if (mixer.name() != "softmax") return;
+      if (!mixer.Has("query_scale")) return;
       change(mixer);
       any = true;
     };

@@ -7,6 +7,22 @@
 
 namespace halflife::eval {
 
+namespace {
+
+// Whose weights are probabilities.
+bool HasSoftmax(const model::ModelConfig& config) {
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const model::MixerConfig& mixer = config.mixer_of(layer);
+    const bool attends = mixer.Has("query_scale");
+    if (attends &&
+        !(mixer.Has("normaliser") && mixer.Get<std::string>("normaliser") == "squared_relu"))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 void RequireLengths(const model::LanguageModel& model, const LengthTable& table) {
   HL_CHECK_AS(ExitCode::kUsage, !table.lengths.empty(), "no length to evaluate");
   const int64_t longest = std::ranges::max(table.lengths), most = model.max_positions();
@@ -14,6 +30,8 @@ void RequireLengths(const model::LanguageModel& model, const LengthTable& table)
     HL_CHECK_AS(ExitCode::kUsage, length > 0 && longest % length == 0, "--lengths: ", length,
                 " does not divide the longest, ", longest,
                 ", and every length scores the same targets; divisors would work");
+  HL_CHECK_AS(ExitCode::kUsage, !table.attention || HasSoftmax(model.config()),
+              "statistics of attention, and the model has no layer of softmax attention");
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || longest <= most, "--lengths: the model knows ", most,
               " positions, fewer than ", longest, "; lengths of at most ", most, " would work");
 }
@@ -30,13 +48,17 @@ LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& 
       table.num_stretches > 0 ? std::min(table.num_stretches, available) : available;
   const auto other = method.AppliedTo(model, {.train_len = table.train_len, .length = length});
   const auto begin = std::chrono::steady_clock::now();
-  LengthRow row = {.method = method.text(), .length = length, .seconds = 0, .result = {}};
+  LengthRow row = {
+      .method = method.text(), .length = length, .seconds = 0, .result = {}, .attention = {}};
+  AttentionStatistics attention(other->config().num_layers);
   row.result = Validate(*other, tokens,
                         {.seq_len = length,
                          .num_windows = stretches * (longest / length),
                          .batch = std::max<int64_t>(1, table.batch_tokens / length),
-                         .bin = table.bin},
+                         .bin = table.bin,
+                         .attention = table.attention ? &attention : nullptr},
                         at::kCPU, control);
+  if (table.attention) row.attention = attention.Summarise(control);
   row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return row;
 }

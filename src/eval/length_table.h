@@ -6,9 +6,11 @@
 //   const LengthRow row = ScoreLength(model, tokens, table, method, 256, control);
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "eval/attention_statistics.h"
 #include "eval/length_method.h"
 #include "eval/validation.h"
 
@@ -20,15 +22,18 @@ struct LengthTable {
   int64_t num_stretches = 0;     // the first so many; 0: all
   int64_t batch_tokens = 4096;   // of one forward, or a row
   int64_t bin = 0;               // as ValidationConfig's
+  bool attention = false;        // statistics of layers of attention, too
 };
 struct LengthRow {
   std::string method;
   int64_t length = 0;
   double seconds = 0;
   ValidationResult result;
+  std::optional<AttentionSummary> attention;
 };
 
-// Error kUsage where a length does not divide the longest, or the model knows no so long rows.
+// Error kUsage where a length does not divide the longest, the model knows no so long rows, or has
+// no attention whose statistics are asked for.
 void RequireLengths(const model::LanguageModel& model, const LengthTable& table);
 
 // Collective over `control`; after RequireLengths. Error kData where the tokens hold no stretch.

@@ -1,5 +1,6 @@
 #include "eval/scorer.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
@@ -24,6 +25,31 @@ void CheckIds(std::span<const int32_t> ids, int64_t vocab_size) {
     HL_CHECK_AS(ExitCode::kUsage, ids[i] >= 0 && ids[i] < vocab_size, "token ", ids[i],
                 " at place ", i, " is outside the model's vocabulary of ", vocab_size);
   }
+}
+
+// Of every token but the first, in rows that each hide one.
+std::vector<float> ScoreHidden(const model::LanguageModel& model, std::span<const int32_t> sequence,
+                               const ScoreConfig& config) {
+  const auto length = static_cast<int64_t>(sequence.size());
+  const int64_t most_rows =
+      std::max<int64_t>(1, config.batch_tokens / std::max<int64_t>(1, length));
+  std::vector<float> scores;
+  for (int64_t first = 1; first < length; first += most_rows) {
+    const int64_t rows = std::min(most_rows, length - first);
+    at::Tensor tokens = at::empty({rows, length}, at::kLong);
+    at::Tensor targets = at::full({rows, length}, data::kNoTarget, at::kLong);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t hidden = row * length + first + row;
+      std::ranges::copy(sequence, tokens.mutable_data_ptr<int64_t>() + row * length);
+      targets.mutable_data_ptr<int64_t>()[hidden] = sequence[first + row];
+      tokens.mutable_data_ptr<int64_t>()[hidden] = *model.objective().mask_token();
+    }
+    const auto slice = model::SequenceSlice::Contiguous(rows, length, 0, at::kCPU);
+    const at::Tensor losses = model.TokenLosses(tokens, targets, {.slice = &slice}).contiguous();
+    for (int64_t row = 0; row < rows; ++row)
+      scores.push_back(-losses.const_data_ptr<float>()[row * length + first + row]);
+  }
+  return scores;
 }
 
 }  // namespace
@@ -54,10 +80,17 @@ std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
   const c10::InferenceMode inference;
   const auto rows = static_cast<int64_t>(sequences.size());
   std::vector<std::vector<float>> scores(sequences.size());
-  HL_CHECK_AS(ExitCode::kUsage, model.objective().predicts_next_token(),
-              "the model's objective is ", model.config().objective.name(),
-              "; `score` gives probabilities of the next token, `eval` the loss of this one");
   for (const auto& sequence : sequences) CheckIds(sequence, model.config().vocab_size);
+  if (model.objective().mask_token()) {
+    std::ranges::transform(sequences, scores.begin(), [&](std::span<const int32_t> sequence) {
+      return ScoreHidden(model, sequence, config);
+    });
+    return scores;
+  }
+  HL_CHECK_AS(
+      ExitCode::kUsage, model.objective().predicts_next_token(), "the model's objective is ",
+      model.config().objective.name(),
+      "; `score` gives probabilities of next or hidden tokens, `eval` the loss of this one");
   model::ModelState state = model.EmptyState(rows);
   const auto inputs_of_longest = static_cast<int64_t>(LongestOf(sequences)) - 1;
   for (int64_t begin = 0; begin < inputs_of_longest; begin += config.piece) {

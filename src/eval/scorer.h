@@ -1,6 +1,7 @@
-// Log-probabilities of given tokens: ln p(ids[i+1] | ids[..i]). Long sequences are streamed in
-// pieces on a carried state, so that memory does not grow with the length (for mixers whose state
-// does not); short ones share a batch.
+// Log-probabilities of given tokens: ln p(ids[i+1] | ids[..i]), or, of a model that learnt to name
+// hidden tokens, ln p(ids[i+1] | all others), each hidden in a copy of its own (Salazar et al.,
+// 2020). Long sequences are streamed in pieces on a carried state, so that memory does not grow
+// with the length (for mixers whose state does not); short ones share a batch.
 //
 //   for (const std::vector<size_t>& batch : ScoreBatches(lengths, config))
 //     ScoreBatch(model, sequences_of(batch), config);
@@ -22,7 +23,7 @@ std::vector<std::vector<size_t>> ScoreBatches(std::span<const size_t> lengths,
                                               const ScoreConfig& config);
 
 // Returns one vector a sequence, one shorter than it, fp32. Error kUsage for an id outside the
-// model's vocabulary.
+// model's vocabulary, and where the objective gives no such probabilities.
 std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
                                            std::span<const std::span<const int32_t>> sequences,
                                            const ScoreConfig& config);

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "core/error.h"
+#include "eval/attention_statistics.h"
 #include "eval/batch_tensors.h"
 
 namespace halflife::eval {
@@ -75,26 +76,27 @@ class BinSums {
 
 // Scores one batch, of each row what this rank has of it: appends the sums of its windows, and adds
 // to `bins` those of the windows from `first` on.
-void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool labelled,
-                  const model::SequenceParallel* parallel, at::Device device,
-                  std::vector<WindowSums>& sums, int64_t first, BinSums& bins) {
+void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool counts_correct,
+                  const ValidationConfig& config, at::Device device, std::vector<WindowSums>& sums,
+                  int64_t first, BinSums& bins) {
   ApplyObjective(model.objective(), kValidationSeed, batch);
-  const BatchTensors tensors =
-      parallel == nullptr ? ToTensors(batch, device) : ToTensors(batch, device, *parallel);
-  const model::ForwardContext context = {.slice = &tensors.slice,
-                                         .num_targets = tensors.num_targets};
+  const BatchTensors tensors = config.parallel == nullptr
+                                   ? ToTensors(batch, device)
+                                   : ToTensors(batch, device, *config.parallel);
+  model::ForwardContext context = {.slice = &tensors.slice, .num_targets = tensors.num_targets};
+  if (config.attention != nullptr) context.observe = config.attention->Observer();
   model::TokenScores scores;
-  if (labelled) {
+  if (counts_correct) {
     scores = model.Scores(tensors.inputs, tensors.targets, context);
   } else {
     scores.losses = model.TokenLosses(tensors.inputs, tensors.targets, context);
   }
   bins.Add(first, scores.losses, tensors.targets.ge(0));
   const at::Tensor losses = RowSums(scores.losses), num_targets = RowSums(tensors.targets.ge(0));
-  const at::Tensor correct = labelled ? RowSums(scores.correct) : at::Tensor();
+  const at::Tensor correct = counts_correct ? RowSums(scores.correct) : at::Tensor();
   for (int64_t row = 0; row < batch.batch_size; ++row)
     sums.push_back({.loss = losses.const_data_ptr<double>()[row],
-                    .num_correct = labelled ? correct.const_data_ptr<double>()[row] : 0,
+                    .num_correct = counts_correct ? correct.const_data_ptr<double>()[row] : 0,
                     .num_targets = num_targets.const_data_ptr<double>()[row]});
 }
 
@@ -138,14 +140,19 @@ double MeanOfBatches(std::span<const WindowSums> windows, size_t batch) {
   return sum / num_rows;
 }
 
-ValidationResult MakeResult(const data::TokenView& tokens, std::span<const WindowSums> windows,
-                            int64_t batch) {
+// Text by its next tokens has bits per byte, whatever else is asked for an accuracy.
+bool PredictsText(const model::LanguageModel& model, const data::TokenView& tokens) {
+  return tokens.row_len == 0 && model.objective().predicts_next_token();
+}
+
+ValidationResult MakeResult(const data::TokenView& tokens, bool predicts_text,
+                            std::span<const WindowSums> windows, int64_t batch) {
   const WindowSums total = Total(windows);
   HL_CHECK_AS(ExitCode::kData, total.num_targets > 0, "the validation windows hold no targets");
   ValidationResult result = {.loss = total.loss / total.num_targets,
                              .loss_hf = MeanOfBatches(windows, static_cast<size_t>(batch)),
                              .num_targets = static_cast<int64_t>(total.num_targets)};
-  if (tokens.row_len == 0) {
+  if (predicts_text) {
     result.bits_per_byte = data::BitsPerByte(result.loss, tokens.info);
     return result;
   }
@@ -188,13 +195,15 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
   const int groups = control.size() / sp, group = control.rank() / sp;
   const auto begin_of = [&](int64_t g) { return total * g / groups; };
   const int64_t begin = begin_of(group), end = begin_of(group + 1);
+  const bool predicts_text = PredictsText(model, tokens);
   std::vector<WindowSums> sums;
-  HL_CHECK(config.bin == 0 || sp == 1, "bins of positions, and rows on several ranks");
+  HL_CHECK((config.bin == 0 && config.attention == nullptr) || sp == 1,
+           "bins of positions, or statistics of attention, and rows on several ranks");
   BinSums bins(total, config.seq_len, config.bin);
   for (int64_t first = begin; first < end; first += config.batch) {
     const int64_t count = std::min(config.batch, end - first);
-    ScoreWindows(model, data::ReadWindows(tokens, config.seq_len, first, count), tokens.row_len > 0,
-                 config.parallel, device, sums, first, bins);
+    ScoreWindows(model, data::ReadWindows(tokens, config.seq_len, first, count), !predicts_text,
+                 config, device, sums, first, bins);
   }
   // Of every window, the sum over the ranks that have some of it; 0 adds nothing to the others.
   std::vector<WindowSums> all(static_cast<size_t>(total));
@@ -204,7 +213,7 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
       .AllReduce(Ref(reinterpret_cast<double*>(all.data()), kSumsOfWindow * total),
                  dist::ReduceOp::kSum, {"validation_sums", 0}, nullptr)
       .WaitHost();
-  ValidationResult result = MakeResult(tokens, all, config.batch);
+  ValidationResult result = MakeResult(tokens, predicts_text, all, config.batch);
   result.positions = bins.Scores(control);
   return result;
 }

@@ -1,4 +1,5 @@
-// The mean loss over windows of a split, or of other text, and the accuracy on labelled rows.
+// The mean loss over windows of a split, or of other text, and the accuracy on labelled rows and
+// hidden tokens.
 // Windows are dealt over ranks and summed in fp64 in window order, so that the result does not
 // depend on the world size beyond the model's own rounding.
 #pragma once
@@ -14,11 +15,14 @@
 
 namespace halflife::eval {
 
+class AttentionStatistics;
+
 struct ValidationConfig {
   int64_t seq_len = 512;
-  int64_t num_windows = 0;  // the first so many; 0: all
-  int64_t batch = 8;        // rows of one forward
-  int64_t bin = 0;          // tokens of a position bin; 0: none are told
+  int64_t num_windows = 0;                   // the first so many; 0: all
+  int64_t batch = 8;                         // rows of one forward
+  int64_t bin = 0;                           // tokens of a position bin; 0: none are told
+  AttentionStatistics* attention = nullptr;  // filled with this rank's windows; borrowed
   // This rank has a slice of each of its rows (borrowed); null: it has rows of its own.
   const model::SequenceParallel* parallel = nullptr;
 };
@@ -40,8 +44,10 @@ struct ValidationResult {
   // it depends on `batch`.
   double loss_hf = 0;
   int64_t num_targets = 0;
-  std::optional<double> bits_per_byte;  // of text: data::BitsPerByte of the loss
-  std::optional<double> accuracy;  // of labelled rows: share of labels that are the likeliest token
+  // Of text whose next tokens are predicted: data::BitsPerByte of the loss.
+  std::optional<double> bits_per_byte;
+  // Else, of hidden tokens and labelled rows: the share of labels that are the likeliest token.
+  std::optional<double> accuracy;
   std::vector<SegmentScore> segments;    // of labelled rows, where there are several kinds
   std::vector<PositionScore> positions;  // those bins that have targets
   double perplexity() const;

@@ -23,8 +23,11 @@ struct GenerateStats {
   int64_t state_bytes = 0;  // after the last token
 };
 
-// Runs on the model's device. `prompt` must not be empty (Error kUsage). `on_token` gets each new
-// token and returns false to stop.
+// Error kUsage where the model predicts other things than the next token.
+void RequireNextTokens(const model::LanguageModel& model);
+
+// Runs on the model's device. As RequireNextTokens; `prompt` must not be empty (Error kUsage).
+// `on_token` gets each new token and returns false to stop.
 GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_t> prompt,
                        const GenerateConfig& config, const std::function<bool(int32_t)>& on_token);
 

@@ -1,5 +1,6 @@
 // The examples of the headers of src/infer and src/eval. A function's parameters are what its
 // example takes for granted.
+#include "eval/attention_statistics.h"
 #include "eval/length_table.h"
 #include "eval/scorer.h"
 #include "infer/generator.h"
@@ -33,6 +34,12 @@ void ScorerExample(std::span<const size_t> lengths, const ScoreConfig& config,
 
 void LengthMethodExample(const model::LanguageModel& model) {
 #include "examples/eval/length_method.h"
+}
+
+void AttentionStatisticsExample(const model::LanguageModel& model, const at::Tensor& tokens,
+                                const at::Tensor& targets, const model::SequenceSlice& slice,
+                                dist::Communicator& control) {
+#include "examples/eval/attention_statistics.h"
 }
 
 void LengthTableExample(const model::LanguageModel& model, const data::TokenView& tokens,

@@ -9,6 +9,7 @@
 
 #include "data/prepare.h"
 #include "dist/local_communicator.h"
+#include "eval/batch_tensors.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -43,12 +44,13 @@ class LengthTables : public testing::Test {
         model::MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", rope_theta}}));
   }
   LengthRow Score(const std::string& method, int64_t length, int world = 1, int64_t bin = 0,
-                  const model::ModelConfig& config = Softmax()) const {
+                  const model::ModelConfig& config = Softmax(), bool attention = false) const {
     const LengthTable table = {.train_len = kTrainLen,
                                .lengths = {16, 32, 128},
                                .num_stretches = 3,
                                .batch_tokens = 64,
-                               .bin = bin};
+                               .bin = bin,
+                               .attention = attention};
     LengthRow row;
     dist::LocalWorld::Run(world, [&](dist::Communicator& control) {
       model::LanguageModel model(config);
@@ -58,6 +60,20 @@ class LengthTables : public testing::Test {
       if (control.rank() == 0) row = of_rank;
     });
     return row;
+  }
+  // Of hidden tokens in the first three windows: the share of which the model finds likeliest.
+  double AccuracyByHand(const model::ModelConfig& config, int64_t length) const {
+    model::LanguageModel model(config);
+    model.BindOwnMemory(1, false);
+    data::Batch batch =
+        data::ReadWindows(data::ViewOf(*dataset_, data::Split::kTrain), length, 0, 3);
+    ApplyObjective(model.objective(), /*seed=*/0, batch);
+    const BatchTensors tensors = ToTensors(batch, at::kCPU);
+    const at::Tensor likeliest =
+        model.Logits(model.Hidden(tensors.inputs, {.slice = &tensors.slice})).argmax(-1);
+    const at::Tensor asked = tensors.targets.ge(0);
+    return likeliest.eq(tensors.targets).logical_and(asked).sum().item<double>() /
+           asked.sum().item<double>();
   }
   double Loss(const std::string& method, int64_t length) const {
     return Score(method, length).result.loss;
@@ -117,6 +133,54 @@ TEST_F(LengthTables, BinsOfPositionsMakeUpTheWhole) {
   // the first tokens of a row know nothing of what came before, the same at any length
   const ValidationResult shorter = Score("as_trained", 16, 1, /*bin=*/16).result;
   EXPECT_EQ(shorter.positions.size(), 1u);
+}
+
+// An encoder is asked for the same hidden tokens at every length, and has an accuracy on them.
+TEST_F(LengthTables, HiddenTokensAreTheSameAtEveryLength) {
+  model::ModelConfig encoder =
+      Config(model::MixerConfig("gau", {{"key_dim", int64_t{8}}, {"causal", false}}));
+  encoder.objective = model::ObjectiveConfig("masked_token", {{"mask_id", int64_t{2}}});
+  const auto score = [&](const std::string& method, int64_t length, int world = 1) {
+    return Score(method, length, world, 0, encoder).result;
+  };
+  const ValidationResult whole = score("as_trained", 128), rows = score("as_trained", 16);
+  EXPECT_GT(whole.num_targets, 20);
+  EXPECT_EQ(rows.num_targets, whole.num_targets);
+  EXPECT_GT(std::abs(rows.loss - whole.loss), 1e-4);
+  EXPECT_NEAR(whole.accuracy.value(), AccuracyByHand(encoder, 128), 1e-12);
+  EXPECT_FALSE(whole.bits_per_byte.has_value());
+  EXPECT_NEAR(score("as_trained", 32, 3).loss, score("as_trained", 32).loss, 1e-6);
+  EXPECT_EQ(score("window:128", 128).loss, whole.loss);
+  for (const char* method : {"window:8", "yarn", "info_scale"})
+    EXPECT_GT(std::abs(score(method, 128).loss - whole.loss), 1e-5) << method;
+  EXPECT_HL_ERROR(score("blocks", 128), ExitCode::kUsage, "where later tokens are seen");
+  EXPECT_HL_ERROR(score("rerope", 128), ExitCode::kUsage, "know only earlier ones");
+}
+
+// InfoScale sharpens the attention of queries that see more keys than in training, and of no
+// others; ranks change nothing.
+TEST_F(LengthTables, TellWhatAttentionLooksAt) {
+  const auto statistics = [&](const std::string& method, int64_t length, int world = 1) {
+    return Score(method, length, world, 0, Softmax(), /*attention=*/true).attention.value();
+  };
+  const AttentionSummary plain = statistics("as_trained", 128),
+                         info = statistics("info_scale", 128);
+  ASSERT_EQ(plain.buckets.size(), 8u);                  // 1, 2, 4, ... 64 keys, and 128
+  EXPECT_EQ(plain.buckets[4].num_queries, 3 * 16 * 4);  // stretches, positions, heads of all layers
+  for (const size_t few : {0, 1, 2, 3})
+    EXPECT_EQ(info.buckets[few].entropy, plain.buckets[few].entropy);
+  for (const size_t many : {5, 6, 7}) {
+    EXPECT_LT(info.buckets[many].entropy, plain.buckets[many].entropy);
+    EXPECT_GT(info.buckets[many].largest, plain.buckets[many].largest);
+  }
+  const AttentionSummary three = statistics("as_trained", 32, 3),
+                         one = statistics("as_trained", 32);
+  EXPECT_NEAR(three.resolution, one.resolution, 1e-9);
+  EXPECT_EQ(three.resolution_by_layer.size(), 2u);
+  EXPECT_FALSE(Score("as_trained", 16).attention.has_value());
+  model::LanguageModel linear(Config(model::MixerConfig("gla", {{"num_heads", int64_t{2}}})));
+  EXPECT_HL_ERROR(RequireLengths(linear, {.train_len = 16, .lengths = {16}, .attention = true}),
+                  ExitCode::kUsage, "no layer of softmax attention");
 }
 
 TEST_F(LengthTables, SayWhatDoesNotFit) {

@@ -69,6 +69,34 @@ TEST(ScoreBatchTest, EqualsEachSequenceAlone) {
   }
 }
 
+// Of an encoder every token, hidden alone, by all others.
+TEST(ScoreBatchTest, HiddenTokensOneByOne) {
+  model::ModelConfig config = {.vocab_size = 30, .model_dim = 16, .num_layers = 2};
+  config.initializer_range = 0.3;
+  config.mixer = model::MixerConfig("gau", {{"key_dim", int64_t{8}}, {"causal", false}});
+  config.objective = model::ObjectiveConfig("masked_token", {{"mask_id", int64_t{7}}});
+  model::LanguageModel model(config);
+  model.BindOwnMemory(1, false);
+  const std::vector<int32_t> ids = Ids(70, 2), few = Ids(2, 5);
+  const std::vector<std::span<const int32_t>> rows = {ids, few};
+  std::vector<float> want;
+  for (size_t hidden = 1; hidden < ids.size(); ++hidden) {
+    std::vector<int32_t> seen = ids;
+    seen[hidden] = 7;
+    const at::Tensor tokens =
+        at::tensor(std::vector<int64_t>(seen.begin(), seen.end())).unsqueeze(0);
+    const auto slice = model::SequenceSlice::Contiguous(1, 70, 0, at::kCPU);
+    const at::Tensor log_p =
+        at::log_softmax(model.Logits(model.Hidden(tokens, {.slice = &slice})), 2);
+    want.push_back(log_p[0][static_cast<int64_t>(hidden)][ids[hidden]].item<float>());
+  }
+  for (const int64_t batch_tokens : {1, 200, 100000}) {
+    const auto scores = ScoreBatch(model, rows, {.batch_tokens = batch_tokens});
+    EXPECT_THAT(scores[0], testing::Pointwise(testing::FloatNear(1e-5f), want)) << batch_tokens;
+    EXPECT_EQ(scores[1].size(), 1u);
+  }
+}
+
 TEST(ScoreBatchTest, IdsOutsideTheVocabulary) {
   const auto model = Tiny("gla");
   const std::vector<int32_t> ids = {1, 2, 30};

@@ -10,6 +10,7 @@
 #include "data/prepare.h"
 #include "data/synthetic/prepare_mqar.h"
 #include "dist/local_communicator.h"
+#include "eval/batch_tensors.h"
 #include "support/temp_dir.h"
 
 namespace halflife::eval {
@@ -98,6 +99,23 @@ TEST_F(Validation, NothingIsAskedOfTheEndOfADocument) {
   const ValidationResult result = Run(tokens, "next_token", 4);
   EXPECT_EQ(result.num_targets, windows * kSeqLen - ends);
   EXPECT_NE(result.loss_hf, result.loss) << "windows of different numbers of targets";
+}
+
+// Rows that fill a short last step up are nobody's to name.
+TEST(ApplyObjectives, PaddingHasNoTargets) {
+  data::Batch batch;
+  batch.batch_size = 2, batch.seq_len = 50;
+  batch.inputs.assign(100, 9), batch.targets.assign(100, data::kNoTarget);
+  batch.samples = {3, data::kNoSample};
+  const auto objective = model::MakeObjective(
+      model::ObjectiveConfig("masked_token", {{"rate", 0.5}}), /*vocab_size=*/20);
+  ApplyObjective(*objective, /*seed=*/1, batch);
+  const auto asked = [&](int64_t begin) {
+    return std::count(batch.targets.begin() + begin, batch.targets.begin() + begin + 50, 9);
+  };
+  EXPECT_GT(asked(0), 10);
+  EXPECT_EQ(asked(50), 0);
+  EXPECT_EQ(batch.num_targets, asked(0));
 }
 
 }  // namespace

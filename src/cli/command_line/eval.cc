@@ -1,4 +1,5 @@
-// halflife eval: validation loss and perplexity of a checkpoint, or accuracy on labelled rows.
+// halflife eval: validation loss and perplexity of a checkpoint, or accuracy on labelled rows and
+// hidden tokens.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
@@ -77,6 +78,9 @@ void AddEval(CLI::App& app, Request& request) {
       ->add_option("--bin", options->bin,
                    "With --lengths: tell losses by positions of so many tokens in --out [none]")
       ->check(CLI::PositiveNumber);
+  command->add_flag("--attention", options->attention,
+                    "With --lengths: also what softmax attention looks at: its entropy by the keys "
+                    "that a query sees, its resolution of distances");
   command
       ->add_option("--out", options->out,
                    "With --lengths: a JSON file, which a later call goes on from [none]")

@@ -13,8 +13,9 @@ void AddScore(CLI::App& app, Request& request) {
       {.notes =
            "Writes a line a sequence: {\"ids\":[...],\"logprobs\":[...]} with logprobs[i] = ln "
            "p(ids[i+1] | ids[..i]) in fp32, and prints the mean, of --text also in bits per byte "
-           "(a text's first token, which is not scored, counts as an average one). Under mpirun "
-           "the ranks share the sequences.",
+           "(a text's first token, which is not scored, counts as an average one). A model of "
+           "hidden tokens gives ln p(ids[i+1] | all other ids), each hidden in a row of its own, "
+           "whole. Under mpirun the ranks share the sequences.",
        .examples = {"halflife score --model runs/first --text chapter.txt --out chapter.jsonl"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
