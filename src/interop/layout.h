@@ -1,7 +1,7 @@
 // How one Hugging Face model class writes the models that it can express: its name, its keys of
 // config.json, its names of tensors. One file a class in layouts/, one line in layouts.inc. A
 // parameter of halflife's is a tensor of theirs under another name, or lies in one as PlacementOf
-// says; no rows are permuted.
+// says.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -35,8 +35,7 @@ class Layout {
   // The class's name of a parameter of ours. `reader`: null for what export writes, else the config
   // of a folder whose options may change names.
   virtual std::string TensorName(const std::string& parameter, ConfigReader* reader) const = 0;
-  // Where in that tensor the parameter lies; parameters of one tensor have the same shape. `reader`
-  // as above.
+  // Where in that tensor the parameter lies. `reader` as above.
   virtual Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const;
   // What old folders leave out before every name; empty: nothing.
   virtual std::string OptionalPrefix() const;

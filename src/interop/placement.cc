@@ -57,10 +57,28 @@ RangeReader Stacked(std::vector<RangeReader> parts, int64_t count) {
   };
 }
 
+// Rows 0, 2, 4, ... and then 1, 3, 5, ... of n rows of `width` elements.
+RangeReader EvenThenOdd(RangeReader read, int64_t num_rows, int64_t width) {
+  return
+      [read = std::move(read), half = num_rows / 2, width](int64_t begin, int64_t end, float* out) {
+        while (begin < end) {
+          const int64_t row = begin / width, theirs = row < half ? 2 * row : 2 * (row - half) + 1;
+          const int64_t stop = std::min(end, (row + 1) * width), shift = (theirs - row) * width;
+          read(begin + shift, stop + shift, out);
+          out += stop - begin;
+          begin = stop;
+        }
+      };
+}
+
+bool IsWhole(const Placement& placement) {
+  return placement.num_rows == 0 && !placement.pairs_neighbours;
+}
+
 }  // namespace
 
 std::vector<int64_t> TensorShape(const Placement& placement, std::vector<int64_t> shape) {
-  shape.front() *= placement.num_parts;
+  shape.front() = placement.num_rows > 0 ? placement.num_rows : shape.front() * placement.num_parts;
   shape.insert(shape.begin(), static_cast<size_t>(placement.leading_ones), 1);
   if (!placement.transposed) return shape;
   HL_CHECK(shape.size() == 2, "the transpose of a tensor of ", shape.size(), " dimensions");
@@ -73,17 +91,19 @@ RangeReader ParameterReader(const Placement& placement, const std::vector<int64_
     const std::vector<int64_t> theirs = TensorShape(placement, shape);
     tensor = Transposed(std::move(tensor), theirs[0], theirs[1]);
   }
-  const int64_t first = placement.part * ckpt::CountElements(shape);
-  if (first == 0) return tensor;
-  return [tensor = std::move(tensor), first](int64_t begin, int64_t end, float* out) {
-    tensor(first + begin, first + end, out);
-  };
+  const int64_t count = ckpt::CountElements(shape), width = count / std::max<int64_t>(1, shape[0]);
+  if (const int64_t first = placement.part * count + placement.first_row * width; first > 0) {
+    tensor = [tensor = std::move(tensor), first](int64_t begin, int64_t end, float* out) {
+      tensor(first + begin, first + end, out);
+    };
+  }
+  return placement.pairs_neighbours ? EvenThenOdd(std::move(tensor), shape[0], width) : tensor;
 }
 
 RangeReader TensorReader(const Placement& placement, const std::vector<int64_t>& shape,
                          std::vector<RangeReader> parts) {
-  HL_CHECK(static_cast<int64_t>(parts.size()) == placement.num_parts, parts.size(), " parts of ",
-           placement.num_parts);
+  HL_CHECK(static_cast<int64_t>(parts.size()) == placement.num_parts && IsWhole(placement),
+           parts.size(), " parts of ", placement.num_parts, ", or rows of a tensor");
   RangeReader stacked = parts.size() == 1 ? std::move(parts.front())
                                           : Stacked(std::move(parts), ckpt::CountElements(shape));
   if (!placement.transposed) return stacked;

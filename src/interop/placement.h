@@ -1,6 +1,7 @@
 // Where a parameter of ours lies in a tensor of another program: it is the tensor, or its
-// transpose, or one of several of the same shape that are stacked in it. Each is read out of the
-// other range by range, with the memory of a few MiB.
+// transpose, or one of several of the same shape that are stacked in it, or some of its rows, in
+// another order perhaps. Each is read out of the other range by range, with the memory of a few
+// MiB.
 //
 //   const Placement keys = {.transposed = true, .part = 1, .num_parts = 3};  // of q, k and v
 //   TensorShape(keys, {768, 768});                                           // {768, 2304}
@@ -19,6 +20,12 @@ struct Placement {
   int64_t part = 0, num_parts = 1;
   // Theirs has so many dimensions of 1 before those of the parameter.
   int64_t leading_ones = 0;
+  // Theirs has so many rows (0: the parameter's), of which the parameter's are those from
+  // `first_row` on. Read alone, as the next: no class writes such.
+  int64_t first_row = 0, num_rows = 0;
+  // A rotation turns neighbouring rows together in theirs, 2i and 2i + 1, which are i and i + n/2
+  // of the parameter's n.
+  bool pairs_neighbours = false;
 };
 
 // Elements [begin, end) of a flattened tensor.

@@ -99,6 +99,34 @@ TEST(PlacementTest, MatricesOfMoreThanABand) {
   }
 }
 
+// Rows 3 to 8 of ten, of which neighbours are halves here.
+TEST(PlacementTest, SomeRowsInAnotherOrder) {
+  std::mt19937_64 random(5);
+  for (const int64_t columns : {1, 3}) {
+    Values tensor(static_cast<size_t>(10 * columns)), some, halves;
+    std::iota(tensor.begin(), tensor.end(), 0.0f);
+    const auto append = [&](int64_t row, Values& to) {
+      to.insert(to.end(), tensor.begin() + row * columns, tensor.begin() + (row + 1) * columns);
+    };
+    for (const int64_t row : {3, 4, 5, 6, 7, 8}) append(row, some);
+    for (const int64_t row : {3, 5, 7, 4, 6, 8}) append(row, halves);
+    const std::vector<int64_t> shape = {6, columns};
+    for (const int64_t most : {int64_t{1}, int64_t{4}, 6 * columns}) {
+      const auto read = [&](bool pairs_neighbours) {
+        const Placement placement = {
+            .first_row = 3, .num_rows = 10, .pairs_neighbours = pairs_neighbours};
+        EXPECT_EQ(TensorShape(placement, shape), (std::vector<int64_t>{10, columns}));
+        return InPieces(ParameterReader(placement, shape, ReaderOf(tensor)), 6 * columns, most,
+                        random);
+      };
+      EXPECT_EQ(read(false), some);
+      EXPECT_EQ(read(true), halves);
+    }
+  }
+  EXPECT_HL_ERROR(TensorReader({.pairs_neighbours = true}, {2}, {RangeReader()}),
+                  ExitCode::kInternal, "rows of a tensor");
+}
+
 TEST(PlacementTest, ShapesOfTheirTensors) {
   using Shape = std::vector<int64_t>;
   EXPECT_EQ(TensorShape({}, {4, 5, 6}), (Shape{4, 5, 6}));

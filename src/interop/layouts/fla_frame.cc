@@ -77,6 +77,7 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   same(config.objective, "next_token");
   require(config.embedding.scale == 1, "the embedding's scale is ", config.embedding.scale);
   require(config.embedding.num_segments == 0, "the embedding has segments");
+  require(!config.embedding.norm, "the embedding has a norm");
   require(!config.head.bias, "the head has a bias");
   for (const model::LayerGroup& group : config.hybrid)
     require(!group.channel_mixer, "hybrid layers have a channel mixer of their own");
