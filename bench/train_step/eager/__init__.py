@@ -9,7 +9,7 @@ model_dim.
 from .convolution import BaseConv, GatedConv, Hyena
 from .decay import D2d, Gla, LinearAttention, RetNet, Retention
 from .focus import Fastformer, Leap
-from .pairs import Based, Rebased, Softmax
+from .pairs import Based, Gau, Rebased, Softmax
 from .recurrent import Mamba, Rwkv4
 
 # Each is made from the program's arguments and the number of its layer: MIXERS["gla"](args, layer).
@@ -17,6 +17,7 @@ MIXERS = {
     "retention": Retention,
     "gla": Gla,
     "softmax": Softmax,
+    "gau": Gau,
     "d2d": D2d,
     "retnet": RetNet,
     "linear_attention": LinearAttention,

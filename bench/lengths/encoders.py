@@ -1,0 +1,88 @@
+"""A table of GAU encoders beyond the length of their rows, with and without both scalings
+("Information entropy invariance", 2025): one is trained on hidden words of a text, fine-tuned on
+rows of 64 with products or with cosines as scores, and evaluated up to 16 times that, with and
+without InfoScale.
+
+    launch/quickstart                                     # builds, and writes the text
+    python3 bench/lengths/encoders.py --out runs/encoders
+
+Prints Markdown: accuracy on the same hidden bytes at every length, perplexity, and the entropy of
+attention. Runs and evaluations go on where they were stopped.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO / "bench/zoo"))
+import zoo  # noqa: E402  its text
+
+RECIPE = "launch/recipes/gau_bytes.textproto"
+LENGTHS = [64, 128, 256, 512, 1024]
+METHODS = ["as_trained", "info_scale", "log_scale", "window", "yarn"]
+# cos_scale: 0 is products. The recipe's softmax_plus gives way to softmax, as there.
+SCALES = {"products": 0, "cosines times 8": 8, "cosines times 16": 16, "cosines times 32": 32}
+FINE = ["data.seq_len=64", "train.global_batch=64", "train.micro_batch=64",
+        "model.mixer.gau.normaliser=softmax", "optimizer.lr=1e-3", "schedule.warmup_steps=50",
+        "schedule.final_lr_ratio=0"]  # fmt: skip
+
+
+def run(command: list[str]) -> None:
+    if subprocess.run(command, cwd=REPO, stdout=subprocess.DEVNULL, check=False).returncode != 0:
+        sys.exit(f"failed: {' '.join(command)}")
+
+
+def train(args: argparse.Namespace, folder: pathlib.Path, settings: list[str], *more: str) -> None:
+    data = f"data.path={args.out}/king_james"
+    sets = [word for setting in [data, *settings] for word in ("--set", setting)]
+    run([args.program, "train", "--config", RECIPE, *sets, "--run", str(folder), *more])
+
+
+def evaluate(args: argparse.Namespace, folder: pathlib.Path) -> dict:
+    """{(method, length): row}."""
+    table = folder / "lengths.json"
+    run([args.program, "eval", "--model", str(folder), "--data", f"{args.out}/king_james", "--lengths",
+         ",".join(map(str, LENGTHS)), "--windows", str(args.windows), "--method", ",".join(METHODS), "--out",
+         str(table), "--attention"])  # fmt: skip
+    return {(row["method"], row["length"]): row for row in json.loads(table.read_text())["rows"]}
+
+
+def entropy(row: dict) -> float:
+    return max(row["attention"]["by_keys"], key=lambda by: by["queries"])["entropy"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--program", default=str(REPO / "build/cpu/src/cli/halflife"))
+    parser.add_argument("--steps", type=int, default=400, help="of fine-tuning")
+    parser.add_argument("--windows", type=int, default=16, help="stretches of the longest length")
+    args = parser.parse_args()
+    args.out = args.out.absolute()
+    zoo.write_text()
+    if not (args.out / "king_james/manifest.pb").exists():
+        run([args.program, "prepare", "--input", f"{zoo.TEXT}/train.txt", "--validation-input",
+             f"{zoo.TEXT}/validation.txt", "--documents", "file", "--tokenizer", "bytes", "--out",
+             f"{args.out}/king_james"])  # fmt: skip
+    train(args, args.out / "start", [])
+    print("| scores | evaluated | " + " | ".join(f"{n:,}" for n in LENGTHS) + f" | perplexity at {LENGTHS[0]} "
+          f"| at {LENGTHS[-1]:,} | entropy at {LENGTHS[0]} | at {LENGTHS[-1]:,} |")
+    print("|---" * (len(LENGTHS) + 6) + "|")
+    for name, scale in SCALES.items():
+        folder = args.out / f"cos_scale={scale}"
+        train(args, folder, [*FINE, f"model.mixer.gau.cos_scale={scale}", f"train.steps={args.steps}"],
+              "--init-from", str(args.out / "start"))  # fmt: skip
+        rows = evaluate(args, folder)
+        for method in METHODS:
+            ends = [rows[method, LENGTHS[0]], rows[method, LENGTHS[-1]]]
+            print(f"| {name} | {method} | "
+                  + " | ".join(f"{rows[method, n]['accuracy']:.4f}" for n in LENGTHS) + " | "
+                  + " | ".join(f"{row['perplexity']:.2f}" for row in ends) + " | "
+                  + " | ".join(f"{entropy(row):.2f}" for row in ends) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A table of perplexity by length, of ways to know positions that were trained on short rows from
+two seeds, each with the methods of inference that fit it.
+
+    launch/quickstart                                     # builds, and writes the text
+    python3 bench/lengths/lengths.py --out sweeps/lengths
+
+Prints Markdown: means over the seeds, and behind a row the largest distance of a seed from its mean
+where that is above 1 %. The models are those of `halflife sweep --config
+launch/sweeps/lengths.textproto`; that, and the evaluations, go on where they were stopped.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO / "bench/zoo"))
+import zoo  # noqa: E402  its text
+
+LENGTHS = [128, 256, 512, 1024, 2048]
+PATTERNS = ["as_trained", "window", "blocks", "streaming_llm"]
+# What softmax layers can be evaluated with, by how they were trained.
+METHODS = {
+    "rope": [*PATTERNS, "lm_infinite", "rerope", "interpolated", "ntk_aware", "yarn", "info_scale",
+             "yarn+info_scale"],
+    "xpos": ["as_trained", "window", "blocks"],
+    "alibi": ["as_trained", "window", "blocks", "info_scale"],
+    "cos_info": ["as_trained", "blocks", "rerope", "yarn"],
+}  # fmt: skip
+
+
+def run(command: list[str]) -> None:
+    if subprocess.run(command, cwd=REPO, stdout=subprocess.DEVNULL, check=False).returncode != 0:
+        sys.exit(f"failed: {' '.join(command)}")
+
+
+def evaluate(args: argparse.Namespace, label: str, seed: int) -> dict:
+    """{method: {length: row}}; the methods share one file of the run."""
+    folder = args.out / "runs" / f"positions={label},seed={seed}"
+    table = folder / "lengths.json"
+    attention = ["--attention"] if label in METHODS else []
+    run([args.program, "eval", "--model", str(folder), "--data", str(args.out / "datasets/king_james"),
+         "--lengths", ",".join(map(str, LENGTHS)), "--windows", str(args.windows), "--method",
+         ",".join(METHODS.get(label, ["as_trained"])), "--out", str(table), *attention])  # fmt: skip
+    rows: dict = {}
+    for row in json.loads(table.read_text())["rows"]:
+        rows.setdefault(row["method"], {})[row["length"]] = row
+    return rows
+
+
+def mean(values: list[float]) -> float:
+    return statistics.fmean(values)
+
+
+def line(label: str, method: str, of_seeds: list[dict]) -> str:
+    cells, spread = [], 0.0
+    for length in LENGTHS:
+        values = [rows[method][length]["perplexity"] for rows in of_seeds]
+        cells.append(f"{mean(values):.3f}")
+        spread = max(spread, *(abs(value / mean(values) - 1) for value in values))
+    note = f"± {spread:.0%}" if spread > 0.01 else ""
+    return f"| {label} | {method} | " + " | ".join(cells) + f" | {note} |"
+
+
+def attention_line(label: str, method: str, of_seeds: list[dict]) -> str:
+    def at(length: int, key: str) -> float:
+        rows = [seed[method][length]["attention"] for seed in of_seeds]
+        if key == "resolution":
+            return mean([row["resolution"] for row in rows])
+        # of the number of keys that most queries see: half a row to a row, without a pattern
+        return mean([max(row["by_keys"], key=lambda by: by["queries"])[key] for row in rows])
+
+    ends = (LENGTHS[0], LENGTHS[-1])
+    cells = [f"{at(length, 'resolution'):.4f}" for length in ends]
+    cells += [f"{at(length, 'entropy'):.2f}" for length in ends]
+    cells += [f"{at(length, 'largest'):.2f}" for length in ends]
+    return f"| {label} | {method} | " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--program", default=str(REPO / "build/cpu/src/cli/halflife"))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--windows", type=int, default=16, help="stretches of the longest length")
+    args = parser.parse_args()
+    args.out = args.out.absolute()
+    zoo.write_text()
+    run([args.program, "sweep", "--config", "launch/sweeps/lengths.textproto", "--out", str(args.out),
+         "--jobs", str(args.jobs)])  # fmt: skip
+    labels = sorted({p.name.split("=")[1].split(",")[0] for p in (args.out / "runs").glob("positions=*")},
+                    key=lambda label: (list(METHODS) + [label]).index(label))
+    results = {label: [evaluate(args, label, seed) for seed in (1, 2)] for label in labels}
+    print("| trained with | evaluated | " + " | ".join(f"{n:,}" for n in LENGTHS) + " | seeds |")
+    print("|---" * (len(LENGTHS) + 3) + "|")
+    for label, of_seeds in results.items():
+        for method in METHODS.get(label, ["as_trained"]):
+            print(line(label, method, of_seeds))
+    print(f"\n| trained with | evaluated | resolution at {LENGTHS[0]} | at {LENGTHS[-1]:,} | entropy, nats, "
+          f"at {LENGTHS[0]} | at {LENGTHS[-1]:,} | largest weight at {LENGTHS[0]} | at {LENGTHS[-1]:,} |")
+    print("|---" * 8 + "|")
+    for label in METHODS:
+        for method in METHODS[label]:
+            print(attention_line(label, method, results[label]))
+
+
+if __name__ == "__main__":
+    main()
