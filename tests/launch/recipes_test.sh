@@ -49,6 +49,9 @@ recipe conv_attention_mqar 8192 1149312
 recipe rebased_150m 50280 147548928
 recipe based_150m 50280 147542016
 recipe mamba_130m 50280 129135360
+recipe gau_alpha 12000 96517632
+recipe gau_alpha_6l 12000 31042560
+recipe gau_bytes 259 1451328
 on_gpus gla_340m 8 16 32
 on_gpus retention_340m 8 16 32
 on_gpus softmax_340m 8 16 32
@@ -57,6 +60,7 @@ on_gpus d2d_124m 8 16
 on_gpus rebased_150m 8 16 32
 on_gpus based_150m 8 16 32
 on_gpus mamba_130m 8 16 32
+on_gpus gau_alpha 8 16
 on_gpus gla_1.3b 16 32 64 128
 on_gpus gla_7b 64 128
 
@@ -85,7 +89,7 @@ sweep() {
 sweep mqar_figure_1 2000
 sweep mqar_ablation 960
 sweep mqar_small 40
-sweep lengths 12
+sweep lengths 20
 sweep zoo 28
 for sweep in ../sweeps/*.textproto; do
   name=$(basename "$sweep" .textproto)
