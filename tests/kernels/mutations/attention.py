@@ -82,7 +82,7 @@ MUTATIONS = [
     ("gau: keys have the queries' gains", "src/model/mixers/softmax/gau.cc",
      "gained(k_gain_, k_offset_)", "gained(q_gain_, q_offset_)", "gau_test"),
     ("gau: the gate without SiLU", "src/model/mixers/softmax/gau.cc",
-     ".u = at::silu(AddBias(y[0], u_bias_))", ".u = AddBias(y[0], u_bias_)", "gau_test"),
+     "out_(kernels::SwiGlu(projected.u, out.y))", "out_(projected.u * out.y)", "gau_test"),
     ("gau: softmax_plus by another length", "src/model/mixers/softmax/gau.cc",
      "kSoftmaxPlusLength = 512;", "kSoftmaxPlusLength = 64;", "gau_test"),
     ("gau: an encoder that sees earlier tokens alone", "src/model/mixers/softmax/gau.cc",

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/linear/linear.h"
+#include "kernels/swiglu/swiglu.h"
 #include "kernels/torch/dispatch.h"
 #include "model/mixers/softmax/attention.h"
 
@@ -95,12 +96,14 @@ class Gau : public Mixer {
   MixerOutput Forward(const MixerCall& call) const override {
     const Projected projected = Project(call.x);
     Attention::Output out = attention_.Forward(call, projected.heads);
-    return {.y = out_(projected.u * out.y), .state = {.tensors = std::move(out.state)}};
+    return {.y = out_(kernels::SwiGlu(projected.u, out.y)),
+            .state = {.tensors = std::move(out.state)}};
   }
 
   at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override {
     const Projected projected = Project(x.unsqueeze(1));
-    return out_(projected.u * attention_.Step(projected.heads, num_past, state)).squeeze(1);
+    const at::Tensor values = attention_.Step(projected.heads, num_past, state);
+    return out_(kernels::SwiGlu(projected.u, values)).squeeze(1);
   }
 
   FlopCount FlopsPerToken(int64_t seq_len) const override {
@@ -108,18 +111,18 @@ class Gau : public Mixer {
             .mixing = attention_.MixingFlops(seq_len)};
   }
 
-  // x, the projections before and after SiLU, and the gated output; v after SiLU counts as the
+  // x, u and v before SiLU, z before and after it, and the gated output; v after SiLU counts as the
   // attention's.
   double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override {
     const auto elements =
-        static_cast<double>(model_dim_ + 4 * options_.width + 2 * options_.key_dim);
+        static_cast<double>(model_dim_ + 3 * options_.width + 2 * options_.key_dim);
     return elements * static_cast<double>(bytes_per_element) +
            attention_.ActivationBytes(seq_len, bytes_per_element);
   }
 
  private:
   struct Projected {
-    at::Tensor u;  // [B, T, e]
+    at::Tensor u;  // [B, T, e], before its SiLU
     Attention::Heads heads;
   };
 
@@ -130,7 +133,7 @@ class Gau : public Mixer {
       const at::Tensor wide = z.to(kernels::ComputeType(z)) * *gain;
       return AddBias(wide.to(z.scalar_type()), offset).unsqueeze(2);
     };
-    Projected result = {.u = at::silu(AddBias(y[0], u_bias_)), .heads = {}};
+    Projected result = {.u = AddBias(y[0], u_bias_), .heads = {}};
     result.heads.q = gained(q_gain_, q_offset_);
     result.heads.k = gained(k_gain_, k_offset_);
     result.heads.v = at::silu(AddBias(y[1], v_bias_)).unsqueeze(2);
