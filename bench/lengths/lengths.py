@@ -37,14 +37,25 @@ def run(command: list[str]) -> None:
         sys.exit(f"failed: {' '.join(command)}")
 
 
-def evaluate(args: argparse.Namespace, label: str, seed: int) -> dict:
+# Whose attention is looked at, over a few stretches: it forms whole blocks of scores.
+LOOKED_AT = {
+    "rope": ["as_trained", "blocks", "info_scale"],
+    "xpos": ["as_trained", "blocks"],
+    "alibi": ["as_trained"],
+    "cos_info": ["as_trained", "blocks"],
+}
+STRETCHES_LOOKED_AT = 4
+
+
+def evaluate(args: argparse.Namespace, label: str, seed: int, attention: bool = False) -> dict:
     """{method: {length: row}}; the methods share one file of the run."""
     folder = args.out / "runs" / f"positions={label},seed={seed}"
-    table = folder / "lengths.json"
-    attention = ["--attention"] if label in METHODS else []
+    table = folder / ("attention.json" if attention else "lengths.json")
+    methods = LOOKED_AT[label] if attention else METHODS.get(label, ["as_trained"])
+    windows = STRETCHES_LOOKED_AT if attention else args.windows
     run([args.program, "eval", "--model", str(folder), "--data", str(args.out / "datasets/king_james"),
-         "--lengths", ",".join(map(str, LENGTHS)), "--windows", str(args.windows), "--method",
-         ",".join(METHODS.get(label, ["as_trained"])), "--out", str(table), *attention])  # fmt: skip
+         "--lengths", ",".join(map(str, LENGTHS)), "--windows", str(windows), "--method", ",".join(methods),
+         "--out", str(table), *(["--attention"] if attention else [])])  # fmt: skip
     rows: dict = {}
     for row in json.loads(table.read_text())["rows"]:
         rows.setdefault(row["method"], {})[row["length"]] = row
@@ -85,7 +96,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--program", default=str(REPO / "build/cpu/src/cli/halflife"))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--windows", type=int, default=16, help="stretches of the longest length")
+    parser.add_argument("--windows", type=int, default=32, help="stretches of the longest length")
     args = parser.parse_args()
     args.out = args.out.absolute()
     zoo.write_text()
@@ -102,9 +113,10 @@ def main() -> None:
     print(f"\n| trained with | evaluated | resolution at {LENGTHS[0]} | at {LENGTHS[-1]:,} | entropy, nats, "
           f"at {LENGTHS[0]} | at {LENGTHS[-1]:,} | largest weight at {LENGTHS[0]} | at {LENGTHS[-1]:,} |")
     print("|---" * 8 + "|")
-    for label in METHODS:
-        for method in METHODS[label]:
-            print(attention_line(label, method, results[label]))
+    for label, methods in LOOKED_AT.items():
+        of_seeds = [evaluate(args, label, seed, attention=True) for seed in (1, 2)]
+        for method in methods:
+            print(attention_line(label, method, of_seeds))
 
 
 if __name__ == "__main__":
