@@ -13,12 +13,13 @@ attention. Runs and evaluations go on where they were stopped.
 import argparse
 import json
 import pathlib
-import subprocess
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "bench/zoo"))
-import zoo  # noqa: E402  its text
+import zoo  # noqa: E402  its text, and how it runs programs
+
+from lengths import by_most_queries  # noqa: E402
 
 RECIPE = "launch/recipes/gau_bytes.textproto"
 LENGTHS = [64, 128, 256, 512, 1024]
@@ -30,28 +31,19 @@ FINE = ["data.seq_len=64", "train.global_batch=64", "train.micro_batch=64",
         "schedule.final_lr_ratio=0"]  # fmt: skip
 
 
-def run(command: list[str]) -> None:
-    if subprocess.run(command, cwd=REPO, stdout=subprocess.DEVNULL, check=False).returncode != 0:
-        sys.exit(f"failed: {' '.join(command)}")
-
-
 def train(args: argparse.Namespace, folder: pathlib.Path, settings: list[str], *more: str) -> None:
     data = f"data.path={args.out}/king_james"
     sets = [word for setting in [data, *settings] for word in ("--set", setting)]
-    run([args.program, "train", "--config", RECIPE, *sets, "--run", str(folder), *more])
+    zoo.run([args.program, "train", "--config", RECIPE, *sets, "--run", str(folder), *more])
 
 
 def evaluate(args: argparse.Namespace, folder: pathlib.Path) -> dict:
     """{(method, length): row}."""
     table = folder / "lengths.json"
-    run([args.program, "eval", "--model", str(folder), "--data", f"{args.out}/king_james", "--lengths",
-         ",".join(map(str, LENGTHS)), "--windows", str(args.windows), "--method", ",".join(METHODS), "--out",
-         str(table), "--attention"])  # fmt: skip
+    zoo.run([args.program, "eval", "--model", str(folder), "--data", f"{args.out}/king_james", "--lengths",
+             ",".join(map(str, LENGTHS)), "--windows", str(args.windows), "--method", ",".join(METHODS), "--out",
+             str(table), "--attention"])  # fmt: skip
     return {(row["method"], row["length"]): row for row in json.loads(table.read_text())["rows"]}
-
-
-def entropy(row: dict) -> float:
-    return max(row["attention"]["by_keys"], key=lambda by: by["queries"])["entropy"]
 
 
 def main() -> None:
@@ -64,9 +56,9 @@ def main() -> None:
     args.out = args.out.absolute()
     zoo.write_text()
     if not (args.out / "king_james/manifest.pb").exists():
-        run([args.program, "prepare", "--input", f"{zoo.TEXT}/train.txt", "--validation-input",
-             f"{zoo.TEXT}/validation.txt", "--documents", "file", "--tokenizer", "bytes", "--out",
-             f"{args.out}/king_james"])  # fmt: skip
+        zoo.run([args.program, "prepare", "--input", f"{zoo.TEXT}/train.txt", "--validation-input",
+                 f"{zoo.TEXT}/validation.txt", "--documents", "file", "--tokenizer", "bytes", "--out",
+                 f"{args.out}/king_james"])  # fmt: skip
     train(args, args.out / "start", [])
     print("| scores | evaluated | " + " | ".join(f"{n:,}" for n in LENGTHS) + f" | perplexity at {LENGTHS[0]} "
           f"| at {LENGTHS[-1]:,} | entropy at {LENGTHS[0]} | at {LENGTHS[-1]:,} |")
@@ -81,7 +73,7 @@ def main() -> None:
             print(f"| {name} | {method} | "
                   + " | ".join(f"{rows[method, n]['accuracy']:.4f}" for n in LENGTHS) + " | "
                   + " | ".join(f"{row['perplexity']:.2f}" for row in ends) + " | "
-                  + " | ".join(f"{entropy(row):.2f}" for row in ends) + " |", flush=True)
+                  + " | ".join(f"{by_most_queries(row)['entropy']:.2f}" for row in ends) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "bench/zoo"))
-import zoo  # noqa: E402  its text
+import zoo  # noqa: E402  its text, and how it runs programs
 
 LENGTHS = [128, 256, 512, 1024, 2048]
 PATTERNS = ["as_trained", "window", "blocks", "streaming_llm"]
@@ -28,13 +27,8 @@ METHODS = {
              "yarn+info_scale"],
     "xpos": ["as_trained", "window", "blocks"],
     "alibi": ["as_trained", "window", "blocks", "info_scale"],
-    "cos_info": ["as_trained", "blocks", "rerope", "yarn"],
+    "cos_info": ["as_trained", "window", "blocks", "rerope", "yarn"],
 }  # fmt: skip
-
-
-def run(command: list[str]) -> None:
-    if subprocess.run(command, cwd=REPO, stdout=subprocess.DEVNULL, check=False).returncode != 0:
-        sys.exit(f"failed: {' '.join(command)}")
 
 
 # Whose attention is looked at, over a few stretches: it forms whole blocks of scores.
@@ -53,13 +47,18 @@ def evaluate(args: argparse.Namespace, label: str, seed: int, attention: bool = 
     table = folder / ("attention.json" if attention else "lengths.json")
     methods = LOOKED_AT[label] if attention else METHODS.get(label, ["as_trained"])
     windows = STRETCHES_LOOKED_AT if attention else args.windows
-    run([args.program, "eval", "--model", str(folder), "--data", str(args.out / "datasets/king_james"),
-         "--lengths", ",".join(map(str, LENGTHS)), "--windows", str(windows), "--method", ",".join(methods),
-         "--out", str(table), *(["--attention"] if attention else [])])  # fmt: skip
+    zoo.run([args.program, "eval", "--model", str(folder), "--data", str(args.out / "datasets/king_james"),
+             "--lengths", ",".join(map(str, LENGTHS)), "--windows", str(windows), "--method", ",".join(methods),
+             "--out", str(table), *(["--attention"] if attention else [])])  # fmt: skip
     rows: dict = {}
     for row in json.loads(table.read_text())["rows"]:
         rows.setdefault(row["method"], {})[row["length"]] = row
     return rows
+
+
+def by_most_queries(row: dict) -> dict:
+    """Of the number of keys that most queries see: half a row to a row, without a pattern."""
+    return max(row["attention"]["by_keys"], key=lambda by: by["queries"])
 
 
 def mean(values: list[float]) -> float:
@@ -78,11 +77,10 @@ def line(label: str, method: str, of_seeds: list[dict]) -> str:
 
 def attention_line(label: str, method: str, of_seeds: list[dict]) -> str:
     def at(length: int, key: str) -> float:
-        rows = [seed[method][length]["attention"] for seed in of_seeds]
+        rows = [seed[method][length] for seed in of_seeds]
         if key == "resolution":
-            return mean([row["resolution"] for row in rows])
-        # of the number of keys that most queries see: half a row to a row, without a pattern
-        return mean([max(row["by_keys"], key=lambda by: by["queries"])[key] for row in rows])
+            return mean([row["attention"]["resolution"] for row in rows])
+        return mean([by_most_queries(row)[key] for row in rows])
 
     ends = (LENGTHS[0], LENGTHS[-1])
     cells = [f"{at(length, 'resolution'):.4f}" for length in ends]
@@ -100,8 +98,8 @@ def main() -> None:
     args = parser.parse_args()
     args.out = args.out.absolute()
     zoo.write_text()
-    run([args.program, "sweep", "--config", "launch/sweeps/lengths.textproto", "--out", str(args.out),
-         "--jobs", str(args.jobs)])  # fmt: skip
+    zoo.run([args.program, "sweep", "--config", "launch/sweeps/lengths.textproto", "--out", str(args.out),
+             "--jobs", str(args.jobs)])  # fmt: skip
     labels = sorted({p.name.split("=")[1].split(",")[0] for p in (args.out / "runs").glob("positions=*")},
                     key=lambda label: (list(METHODS) + [label]).index(label))
     results = {label: [evaluate(args, label, seed) for seed in (1, 2)] for label in labels}
