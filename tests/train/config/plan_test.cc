@@ -4,19 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "support/expect_error.h"
+#include "train/config/small_recipe.h"
 
 namespace halflife::train {
 namespace {
-
-RunConfig Small(const std::vector<std::string>& overrides = {}) {
-  constexpr char kRecipe[] = R"(
-    data { path: "d" seq_len: 256 }
-    model { vocab_size: 1000 model_dim: 64 num_layers: 2
-            mixer { gla { num_heads: 2 } } }
-    train { steps: 10 global_batch: 32 micro_batch: 16 device: "cpu" }
-  )";
-  return ParseRunConfig(kRecipe, "recipe", overrides);
-}
 
 TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
   data::DatasetInfo packed, whole, rows;
@@ -24,7 +15,7 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
   whole.train.num_documents = whole.validation.num_documents = 1;
   rows.row_len = 64;
   const auto require = [](const std::vector<std::string>& overrides, const auto* dataset) {
-    const RunConfig config = Small(overrides);
+    const RunConfig config = SmallRecipe(overrides);
     RequireRows(config, model::LanguageModel(config.model), dataset);
   };
   const std::string hyena = "model.mixer=hyena", test = "eval.split=test";
@@ -41,14 +32,14 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
 }
 
 TEST(Plan, RefusesRanksForAMixerOfWholeRows) {
-  EXPECT_HL_ERROR(RequireRows(Small({"model.mixer=hyena", "parallel.sp=2"}),
-                              model::LanguageModel(Small({"model.mixer=hyena"}).model), nullptr),
-                  ExitCode::kUsage, "parallel.sp 2: the mixer of layer 0, hyena,",
-                  "parallel.sp 1, or a mixer");
+  EXPECT_HL_ERROR(
+      RequireRows(SmallRecipe({"model.mixer=hyena", "parallel.sp=2"}),
+                  model::LanguageModel(SmallRecipe({"model.mixer=hyena"}).model), nullptr),
+      ExitCode::kUsage, "parallel.sp 2: the mixer of layer 0, hyena,", "parallel.sp 1, or a mixer");
 }
 
 TEST(Plan, AssumesAVocabularyOnlyWhereNoneIsNamed) {
-  RunConfig named = Small(), unnamed = ParseRunConfig("", "empty", {}), prepared = unnamed;
+  RunConfig named = SmallRecipe(), unnamed = ParseRunConfig("", "empty", {}), prepared = unnamed;
   EXPECT_FALSE(CompleteForPlan(named, nullptr, 1));
   EXPECT_EQ(named.model.vocab_size, 1000);
   EXPECT_TRUE(CompleteForPlan(unnamed, nullptr, 1));
@@ -57,12 +48,12 @@ TEST(Plan, AssumesAVocabularyOnlyWhereNoneIsNamed) {
   const data::DatasetInfo dataset = {.vocab_size = 320};
   EXPECT_FALSE(CompleteForPlan(prepared, &dataset, 1));
   EXPECT_EQ(prepared.model.vocab_size, 320);
-  RunConfig zero = Small({"train.micro_batch=0"});
+  RunConfig zero = SmallRecipe({"train.micro_batch=0"});
   EXPECT_HL_ERROR(CompleteForPlan(zero, nullptr, 1), ExitCode::kUsage, "train.micro_batch: 0");
 }
 
 TEST(Plan, NamesEveryMixerOfAHybrid) {
-  RunConfig config = Small();
+  RunConfig config = SmallRecipe();
   config.model.hybrid = {{.layers = {1}, .mixer = model::MixerConfig("softmax")}};
   EXPECT_THAT(PlanSummary(config, model::LanguageModel(config.model), 1),
               testing::StartsWith("gla + softmax in 1 of 2 layers, 2 layers x 64"));

@@ -5,22 +5,13 @@
 
 #include "support/expect_error.h"
 #include "train/config/plan.h"
+#include "train/config/small_recipe.h"
 #include "train/plan/plan_text.h"
 
 namespace halflife::train {
 namespace {
 
 using testing::HasSubstr;
-
-RunConfig Small(const std::vector<std::string>& overrides = {}) {
-  constexpr char kRecipe[] = R"(
-    data { path: "d" seq_len: 256 }
-    model { vocab_size: 1000 model_dim: 64 num_layers: 2
-            mixer { gla { num_heads: 2 } } }
-    train { steps: 10 global_batch: 32 micro_batch: 16 device: "cpu" }
-  )";
-  return ParseRunConfig(kRecipe, "recipe", overrides);
-}
 
 uint64_t TotalOf(const RunConfig& config) {
   const model::LanguageModel model(config.model);
@@ -33,30 +24,31 @@ std::string Verdict(const RunConfig& config, uint64_t memory_bytes, int ranks = 
 }
 
 TEST(MemoryPlan, SaysNothingOfWhatFitsOrCannotBeKnown) {
-  EXPECT_EQ(Verdict(Small(), TotalOf(Small()) + 1), "");
-  EXPECT_EQ(Verdict(Small(), 0), "");
+  EXPECT_EQ(Verdict(SmallRecipe(), TotalOf(SmallRecipe()) + 1), "");
+  EXPECT_EQ(Verdict(SmallRecipe(), 0), "");
 }
 
 TEST(MemoryPlan, SaysWhichMicroBatchWouldFit) {
-  const uint64_t memory = TotalOf(Small({"train.micro_batch=4"})) + 1;
-  EXPECT_THAT(Verdict(Small(), memory),
+  const uint64_t memory = TotalOf(SmallRecipe({"train.micro_batch=4"})) + 1;
+  EXPECT_THAT(Verdict(SmallRecipe(), memory),
               testing::AllOf(HasSubstr("does not fit: "), HasSubstr("train.micro_batch 4 would")));
-  EXPECT_THAT(Verdict(Small(), 2 * memory, 2),
+  EXPECT_THAT(Verdict(SmallRecipe(), 2 * memory, 2),
               testing::AllOf(HasSubstr("for each of 2 ranks"), HasSubstr("train.micro_batch 4")));
 }
 
 TEST(MemoryPlan, SaysWhichLengthWouldFitWhereNoMicroBatchDoes) {
-  const uint64_t memory = TotalOf(Small({"train.micro_batch=1", "data.seq_len=64"})) + 1;
-  EXPECT_THAT(Verdict(Small(), memory), HasSubstr("train.micro_batch 1 with data.seq_len 64"));
+  const uint64_t memory = TotalOf(SmallRecipe({"train.micro_batch=1", "data.seq_len=64"})) + 1;
+  EXPECT_THAT(Verdict(SmallRecipe(), memory),
+              HasSubstr("train.micro_batch 1 with data.seq_len 64"));
 }
 
 TEST(MemoryPlan, SaysWhatTheWeightsAloneTakeWhereNothingHelps) {
-  EXPECT_THAT(Verdict(Small(), 100'000), HasSubstr("weights, Adam and gradients alone take"));
+  EXPECT_THAT(Verdict(SmallRecipe(), 100'000), HasSubstr("weights, Adam and gradients alone take"));
 }
 
 // A start that must fail fails before it allocates; an estimate alone stops nothing.
 TEST(MemoryPlan, RefusesWhatCannotFitAndWarnsOfWhatMayNot) {
-  const RunConfig config = Small();
+  const RunConfig config = SmallRecipe();
   const model::LanguageModel model(config.model);
   EXPECT_HL_ERROR(RequireMemory(config, model, {.memory_bytes = 100'000}, 0), ExitCode::kUsage,
                   "this run does not fit", "parameters would fit");
@@ -66,7 +58,7 @@ TEST(MemoryPlan, RefusesWhatCannotFitAndWarnsOfWhatMayNot) {
 }
 
 TEST(MemoryPlan, RanksThatShareRowsShareActivations) {
-  const RunConfig whole = Small(), shared = Small({"parallel.sp=2"});
+  const RunConfig whole = SmallRecipe(), shared = SmallRecipe({"parallel.sp=2"});
   const model::LanguageModel model(whole.model);
   const MemoryPlan one = PlanMemory(whole, model, 2), two = PlanMemory(shared, model, 2);
   EXPECT_EQ(two.activations, one.activations / 2);
@@ -76,7 +68,7 @@ TEST(MemoryPlan, RanksThatShareRowsShareActivations) {
 
 // More ranks to a row than there are: planned for one row's.
 TEST(MemoryPlan, SaysWhatFitsForRanksThatAreNotThere) {
-  const RunConfig config = Small({"parallel.sp=4"});
+  const RunConfig config = SmallRecipe({"parallel.sp=4"});
   const model::LanguageModel model(config.model);
   EXPECT_EQ(NumMicroBatches(config, 1), NumMicroBatches(config, 4));
   EXPECT_THAT(MemoryVerdict(config, model, {.world_size = 1, .memory_bytes = 3'000'000}),
@@ -84,19 +76,20 @@ TEST(MemoryPlan, SaysWhatFitsForRanksThatAreNotThere) {
 }
 
 TEST(MemoryPlan, RanksShareTheOptimizersState) {
-  const RunConfig shares = Small({"parallel.zero_stage=1"});
+  const RunConfig shares = SmallRecipe({"parallel.zero_stage=1"});
   const model::LanguageModel model(shares.model);
-  const double whole = PlanMemory(Small(), model, 4).main_and_adam;
+  const double whole = PlanMemory(SmallRecipe(), model, 4).main_and_adam;
   EXPECT_DOUBLE_EQ(PlanMemory(shares, model, 1).main_and_adam, whole);
   EXPECT_DOUBLE_EQ(PlanMemory(shares, model, 4).main_and_adam, whole * (4 + 8.0 / 4) / 12);
   EXPECT_DOUBLE_EQ(
-      PlanMemory(Small({"parallel.zero_stage=1", "train.precision=bf16"}), model, 4).main_and_adam,
+      PlanMemory(SmallRecipe({"parallel.zero_stage=1", "train.precision=bf16"}), model, 4)
+          .main_and_adam,
       whole / 4);
 }
 
 // States of [H, K, V] in fp32 and short convolutions' tails, of two layers and 16 rows.
 TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
-  const RunConfig whole = Small(), shared = Small({"parallel.sp=2"});
+  const RunConfig whole = SmallRecipe(), shared = SmallRecipe({"parallel.sp=2"});
   const model::LanguageModel model(whole.model);
   EXPECT_EQ(PlanMemory(whole, model, 2).states, 0);
   double of_row = 0;
@@ -108,7 +101,7 @@ TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
   EXPECT_GE(of_row, 2 * 16 * 32 * 4) << "K is half of V";
   EXPECT_DOUBLE_EQ(PlanMemory(shared, model, 2).states, 16 * 2 * of_row);
 
-  const RunConfig saves = Small({"ckpt.every=5"});
+  const RunConfig saves = SmallRecipe({"ckpt.every=5"});
   RunConfig on_gpu = saves;
   on_gpu.train.device = "cuda";
   const double copy = 12.0 * static_cast<double>(model.CountParameters().total()) / 2;
@@ -119,7 +112,7 @@ TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
 }
 
 TEST(PlanText, ShowsEveryOptionInForceAndTheEpochs) {
-  const RunConfig config = Small();
+  const RunConfig config = SmallRecipe();
   const std::string text =
       PlanText(config, model::LanguageModel(config.model), {.train_tokens = 163'840});
   for (const char* option : {"expand_k", "clamp_min", "conv_size", "use_output_gate"})
