@@ -55,7 +55,9 @@ struct Block {
     return visible.unsqueeze(1);
   }
   at::Tensor Bias() const {  // [H, T, S]
-    const at::Tensor distances = Distances().clamp_min(0);
+    // What lies ahead of a causal query is masked, and of another as far as what lies back.
+    const at::Tensor distances =
+        config.pattern.bidirectional ? Distances().abs() : Distances().clamp_min(0);
     return inputs.bias.index_select(1, distances.flatten()).unflatten(1, distances.sizes());
   }
   // x by e^(+-rate (place - the block's first query)): products then decay with the distance, and

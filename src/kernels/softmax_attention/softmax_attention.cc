@@ -1,5 +1,6 @@
 #include "kernels/softmax_attention/softmax_attention.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -56,22 +57,34 @@ void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig&
       "; one <= 0 a channel, and no far_q, would work");
   HL_CHECK(config.pattern.window == 0 || config.pattern.block == 0, "softmax attention: window ",
            config.pattern.window, " and block ", config.pattern.block, "; one of them would work");
-  HL_CHECK(!config.pattern.bidirectional ||
-               (k.size(1) == q.size(1) && config.pattern.block == 0 && !in.bias.defined() &&
-                !in.far_q.defined() && config.decay_rates.empty()),
+  HL_CHECK(!config.pattern.bidirectional || (k.size(1) == q.size(1) && config.pattern.block == 0 &&
+                                             !in.far_q.defined() && config.decay_rates.empty()),
            "softmax attention: a bidirectional pattern of ", q.size(1), " queries and ", k.size(1),
-           " keys; as many keys, without blocks, bias, far_q and decays, would work");
+           " keys; as many keys, without blocks, far_q and decays, would work");
 }
 
 // The tensors of one call as the kernels read them, in the order of the autograd's inputs.
 struct Call {
   at::Tensor q, k, v, far_q, far_k;
-  at::Tensor bias;  // [H, N] by falling distance, a tile of zeros at both ends
+  at::Tensor bias;  // [H, N] as BiasTable has it
   VisibleKeys seen;
   SoftmaxAttentionArgs args;
 
   Tensors tensors() const { return {q, k, v, far_q, far_k, bias}; }
 };
+
+// By falling distance, of a bidirectional pattern down to that of the first query and the last key;
+// a tile of zeros at both ends.
+at::Tensor BiasTable(const at::Tensor& bias, const KeyPattern& pattern) {
+  if (!bias.defined()) return bias;
+  at::Tensor table = bias.flip(1);
+  if (pattern.bidirectional) table = at::cat({table, bias.narrow(1, 1, bias.size(1) - 1)}, 1);
+  return at::constant_pad_nd(table, {kAttentionTile, kAttentionTile});
+}
+// The place in it of a distance of 0.
+int64_t BiasZero(int64_t size, const KeyPattern& pattern) {
+  return pattern.bidirectional ? (size - 1) / 2 : size - kAttentionTile - 1;
+}
 
 void SetViews(Call& call, const SoftmaxAttentionConfig& config) {
   SoftmaxAttentionArgs& args = call.args;
@@ -103,7 +116,7 @@ void SetViews(Call& call, const SoftmaxAttentionConfig& config) {
   call.bias = call.bias.contiguous();
   args.bias = call.bias.const_data_ptr();
   args.bias_stride = call.bias.size(1);
-  args.bias_zero = call.bias.size(1) - kAttentionTile - 1;
+  args.bias_zero = BiasZero(args.bias_stride, config.pattern);
 }
 
 // What a backward needs beside tensors.
@@ -154,9 +167,7 @@ at::Tensor FusedOnCpu(const SoftmaxAttentionInputs& in, const SoftmaxAttentionCo
                .v = in.v,
                .far_q = in.far_q,
                .far_k = in.far_k,
-               .bias = in.bias.defined()
-                           ? at::constant_pad_nd(in.bias.flip(1), {kAttentionTile, kAttentionTile})
-                           : at::Tensor(),
+               .bias = BiasTable(in.bias, config.pattern),
                .seen = VisibleKeysOf(in.positions, in.k.size(1) - in.q.size(1), config.pattern),
                .args = {}};
   const bool differentiated =

@@ -25,8 +25,8 @@ struct SoftmaxAttentionInputs {
   at::Tensor v;  // [B, S, Hk, V]
   // In place of q and k between tokens far_from or more apart; far_k undefined: k serves there too.
   at::Tensor far_q = {}, far_k = {};
-  // Added to the scores of head h at distance n, [H, at least S] in the compute type (fp32, or fp64
-  // beside fp64); undefined: none.
+  // Added to the scores of head h at distance n, ahead as well as back, [H, at least S] in the
+  // compute type (fp32, or fp64 beside fp64); undefined: none.
   at::Tensor bias = {};
   at::Tensor positions;  // [B, T] int64: of each query in its document
   // Whether it is known that all tokens of a row are of one document: LibTorch's causal attention,
@@ -35,7 +35,7 @@ struct SoftmaxAttentionInputs {
 };
 struct SoftmaxAttentionConfig {
   double scale = 1;  // of the products of q and k
-  // A bidirectional one takes neither biases, nor far_q, nor decays: these know no way ahead.
+  // A bidirectional one takes neither far_q nor decays: these know no way ahead.
   KeyPattern pattern = {};
   // Weights are max(0, score)^2 over the number of keys that the query sees (Hua et al., 2022;
   // there the number is squared, too), in place of the softmax.

@@ -1,5 +1,5 @@
-// ALiBi (Press et al., 2022): scores lose slope_h for each token of distance; nothing is rotated or
-// learned.
+// ALiBi (Press et al., 2022): scores lose slope_h for each token of distance, in an encoder ahead
+// as well as back; nothing is rotated or learned.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>
@@ -18,6 +18,7 @@ class Alibi : public AttentionPositions {
  public:
   Alibi(const AlibiOptions&, const AttentionLayer& layer) : slopes_(AlibiSlopes(layer.num_heads)) {}
   bool has_bias() const override { return true; }
+  bool looks_ahead() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor slopes = at::tensor(slopes_, options).unsqueeze(1);
     return -slopes * at::arange(num_distances, options);

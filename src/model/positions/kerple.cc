@@ -24,6 +24,8 @@ class Kerple : public AttentionPositions {
  public:
   explicit Kerple(const AttentionLayer& layer)
       : r1_(Declare(layer, "kerple.r1", 2)), r2_(Declare(layer, "kerple.r2", 1)) {}
+  bool has_bias() const override { return true; }
+  bool looks_ahead() const override { return true; }
 
  protected:
   at::Tensor r1() const { return (*r1_).clamp_min(kLeast); }
@@ -38,7 +40,6 @@ struct KerpleLogOptions : OptionsOf<KerpleLogOptions> {};
 class KerpleLog : public Kerple {
  public:
   KerpleLog(const KerpleLogOptions&, const AttentionLayer& layer) : Kerple(layer) {}
-  bool has_bias() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options);
     return -r1() * at::log1p((*r2()).clamp_min(kLeast) * distance);
@@ -50,7 +51,6 @@ struct KerplePowerOptions : OptionsOf<KerplePowerOptions> {};
 class KerplePower : public Kerple {
  public:
   KerplePower(const KerplePowerOptions&, const AttentionLayer& layer) : Kerple(layer) {}
-  bool has_bias() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options).clamp_min(1);
     // 0^r2 is 0, and the logarithm that its gradient has is not finite

@@ -64,6 +64,16 @@ const std::vector<Shape> kShapes = {
      .kv_heads = 1,
      .pattern = {.window = 40, .bidirectional = true},
      .starts = {0, 20}},
+    {.name = "bias both ways",
+     .seq_len = 150,
+     .kv_heads = 1,
+     .pattern = {.bidirectional = true},
+     .bias = true,
+     .starts = {0, 64, 100}},
+    {.name = "bias in a window both ways",
+     .seq_len = 140,
+     .pattern = {.window = 33, .bidirectional = true},
+     .bias = true},
     {.name = "squared ReLU",
      .seq_len = 140,
      .kv_heads = 1,
@@ -173,7 +183,7 @@ void AttendByLoops(const Problem& p, int64_t b, int64_t t, int64_t h, double* ou
       score += q[c] * k[c] * std::exp(rate * static_cast<double>(distance));
     }
     score *= p.config.scale;
-    if (in.bias.defined()) score += in.bias.accessor<double, 2>()[h][distance];
+    if (in.bias.defined()) score += in.bias.accessor<double, 2>()[h][std::abs(distance)];
     const double positive = std::max(score, 0.0);
     weights.back() = p.config.squared_relu ? positive * positive : std::exp(score);
     sum += weights.back();
@@ -376,7 +386,7 @@ TEST(SoftmaxAttention, SaysWhatDoesNotFit) {
                     x.config.pattern = {.bidirectional = true};
                     x.config.far_from = 3, x.in.far_q = x.in.q;
                   }),
-                  ExitCode::kInternal, "a bidirectional pattern", "without blocks, bias, far_q");
+                  ExitCode::kInternal, "a bidirectional pattern", "without blocks, far_q");
   EXPECT_HL_ERROR(with([](Problem& x) { x.config.decay_rates = {-1.0}; }), ExitCode::kInternal,
                   "1 decay rates for heads of 8");
   EXPECT_HL_ERROR(with([](Problem& x) {

@@ -47,17 +47,18 @@ std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
   return std::make_unique<AttentionPositions>();
 }
 
-kernels::KeyPattern PatternOf(const AttentionOptions& options, const Attention::Shape& shape,
+kernels::KeyPattern PatternOf(const AttentionOptions& options,
                               const AttentionPositions& positions) {
   const kernels::KeyPattern own = {.window = options.window,
                                    .block = options.block,
                                    .sinks = options.sinks,
-                                   .bidirectional = shape.bidirectional};
+                                   .bidirectional = !options.causal};
   const bool looks_back = positions.pattern().reach() > 0 || positions.far_from() > 0 ||
-                          !positions.decay_rates().empty() || positions.has_bias();
-  HL_CHECK_AS(ExitCode::kUsage, !shape.bidirectional || !looks_back,
+                          !positions.decay_rates().empty() || !positions.looks_ahead();
+  HL_CHECK_AS(ExitCode::kUsage, options.causal || !looks_back,
               "attention that sees later tokens, and positions that know only earlier ones; those "
-              "that rotate (none, interpolated, ntk_aware, yarn) would work, or a causal layer");
+              "that rotate (none, interpolated, ntk_aware, yarn), alibi or kerple_log would work, "
+              "or a causal layer");
   if (positions.pattern().reach() == 0) return own;
   HL_CHECK_AS(ExitCode::kUsage, own.reach() == 0, "window ", options.window, " and block ",
               options.block,
@@ -76,7 +77,8 @@ at::Tensor Unit(const at::Tensor& x_in) {
 }  // namespace
 
 std::vector<Option> AttentionOptions::Fields() {
-  return {{"window", &window, {.min = 0}},
+  return {{"causal", &causal},
+          {"window", &window, {.min = 0}},
           {"rope_theta", &rope_theta},
           {"dropout", &dropout},
           {"block", &block, {.min = 0}},
@@ -98,6 +100,8 @@ void AttentionOptions::ResolveFor(int64_t head_dim, ProblemList& problems) {
                    " must be even: rotation pairs channels");
   problems.Require(window == 0 || block == 0, "window ", window, " and block ", block,
                    "; one of them, the other 0, would work");
+  problems.Require(causal || block == 0, "block ", block,
+                   " where later tokens are seen; a window, or 0, would work");
   problems.Require(sinks == 0 || window > 0 || block > 0, "sinks ", sinks,
                    " without a window or block; all keys are seen then, and 0 would work");
   problems.Require(cos_scale >= 0, "option cos_scale is ", cos_scale,
@@ -121,7 +125,7 @@ Attention::Attention(const AttentionOptions& options, const Shape& shape,
                                                  Init::Constant(std::log(options.cos_scale)));
   positions_ = PositionsOf(options, shape, context);
   config_ = {.scale = ScoreScale(),
-             .pattern = PatternOf(options, shape, *positions_),
+             .pattern = PatternOf(options, *positions_),
              .squared_relu = shape.squared_relu,
              .far_from = positions_->far_from(),
              .decay_rates = positions_->decay_rates()};
@@ -130,10 +134,9 @@ Attention::Attention(const AttentionOptions& options, const Shape& shape,
 // Keys and values [B, capacity, Hk, d], of which num_past are in use; Step doubles the capacity
 // when it is full.
 MixerTraits Attention::traits() const {
-  MixerTraits traits = {.causal = !shape_.bidirectional,
-                        .splits_rows = !shape_.bidirectional,
-                        .takes_positions = true};
-  if (shape_.bidirectional) return traits;
+  MixerTraits traits = {
+      .causal = options_.causal, .splits_rows = options_.causal, .takes_positions = true};
+  if (!options_.causal) return traits;
   const auto cache = [&](const char* name, int64_t dim) {
     traits.state.push_back({.name = name,
                             .shape = {StateTensor::kGrows, shape_.num_kv_heads, dim},
@@ -147,7 +150,7 @@ MixerTraits Attention::traits() const {
 }
 
 void Attention::RequireCausal(const char* what) const {
-  HL_CHECK_AS(ExitCode::kUsage, !shape_.bidirectional, "attention that sees later tokens: ", what,
+  HL_CHECK_AS(ExitCode::kUsage, options_.causal, "attention that sees later tokens: ", what,
               "; whole rows would work, or a causal layer");
 }
 
@@ -161,7 +164,7 @@ Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
   const bool one_document =
       call.num_past == 0 && slice.segment == nullptr && !slice.has_boundaries();
   Output result = {.y = Attend(heads, slice.positions, one_document, &call), .state = {}};
-  if (!call.want_state || shape_.bidirectional) return result;
+  if (!call.want_state || !options_.causal) return result;
   result.state = {heads.k, heads.v};
   if (positions_->has_far_keys()) result.state.push_back(heads.far_k);
   return result;

@@ -21,6 +21,7 @@
 namespace halflife::model {
 
 struct AttentionOptions : OptionsOf<AttentionOptions> {
+  bool causal = true;  // false: a query sees later keys of its document, too
   int64_t window = 0;  // key j is visible to query i while i - j < window; 0: all
   int64_t block = 0;   // queries see their own block of so many tokens and the one before; 0: all
   int64_t sinks = 0;   // with a window or blocks: the document's first keys are seen besides
@@ -41,7 +42,6 @@ class Attention {
   struct Shape {
     int64_t num_heads = 0, num_kv_heads = 0;
     int64_t head_dim = 0, head_dim_v = 0;
-    bool bidirectional = false;
     bool squared_relu = false;  // in place of the softmax
   };
   struct Heads : AttentionHeads {
@@ -60,9 +60,10 @@ class Attention {
   MixerTraits traits() const;
 
   // Of heads as they were projected. Error kUsage for a past, or other ranks' slices, of a
-  // bidirectional shape.
+  // layer that sees later tokens.
   Output Forward(const MixerCall& call, Heads heads) const;
-  // Of one token, T = 1. Updates the state's tensors. Error kUsage for a bidirectional shape.
+  // Of one token, T = 1. Updates the state's tensors. Error kUsage for a layer that sees later
+  // tokens.
   at::Tensor Step(Heads heads, int64_t num_past, MixerState& state) const;
 
   // Of a query, in the mean over a row of one document.

@@ -27,7 +27,6 @@ constexpr int64_t kSoftmaxPlusLength = 512;
 struct GauOptions : OptionsOf<GauOptions, AttentionOptions> {
   int64_t width = 0;  // of u and v, e; 0: 2 model_dim
   int64_t key_dim = 128;
-  bool causal = true;
   std::string normaliser = "softmax";
   bool bias = false;  // of the matrices, and b_q and b_k
 
@@ -35,7 +34,6 @@ struct GauOptions : OptionsOf<GauOptions, AttentionOptions> {
     std::vector<Option> fields = {
         {"width", &width, {.min = 0}},
         {"key_dim", &key_dim},
-        {"causal", &causal},
         {"normaliser", &normaliser, {.choices = {"softmax", "softmax_plus", "squared_relu"}}},
         {"bias", &bias}};
     std::ranges::copy(AttentionOptions::Fields(), std::back_inserter(fields));
@@ -48,8 +46,6 @@ struct GauOptions : OptionsOf<GauOptions, AttentionOptions> {
                      normaliser == "softmax_plus" ? ", which it brings itself"
                                                   : ", which would only scale its outputs",
                      "; normaliser softmax, or query_scale none, would work");
-    problems.Require(causal || block == 0, "block ", block,
-                     " where later tokens are seen; a window, or 0, would work");
     ResolveFor(key_dim, problems);
   }
 };
@@ -85,7 +81,6 @@ class Gau : public Mixer {
                             .num_kv_heads = 1,
                             .head_dim = key_dim,
                             .head_dim_v = width,
-                            .bidirectional = !options.causal,
                             .squared_relu = options.normaliser == "squared_relu"},
                            context);
     out_ = OutputProjection(context, width, options.bias);

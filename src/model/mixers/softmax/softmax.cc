@@ -1,8 +1,8 @@
 // Softmax attention with grouped key-value heads: the baseline that linear mixers are measured
-// against. It rotates its queries and keys (rope_theta), or tells positions by the model's method;
-// a window, or blocks, bound what a query sees; scores may be cosines, and may grow with the number
-// of keys. Parameters are named as in fla's Transformer. Its state, the keys and values of all
-// tokens so far, grows.
+// against, or, not causal, an encoder. It rotates its queries and keys (rope_theta), or tells
+// positions by the model's method; a window, or blocks, bound what a query sees; scores may be
+// cosines, and may grow with the number of keys. Parameters are named as in fla's Transformer. Its
+// state, the keys and values of all tokens so far, grows.
 #include <algorithm>
 #include <vector>
 
@@ -131,6 +131,7 @@ MixerVariant SoftmaxVariant() {
                   {{"num_heads", 2}, {"head_dim", 12}, {"qkv_bias", true}, {"out_bias", true}},
                   {{"num_heads", 4}, {"num_kv_heads", 2}, {"qk_norm", true}, {"window", 20}},
                   {{"num_heads", 2}, {"rope_theta", 0}, {"dropout", 0.1}},
+                  {{"num_heads", 2}, {"causal", false}, {"window", 15}},
                   {{"num_heads", 2}, {"block", 24}, {"sinks", 3}, {"cos_scale", 5.0}},
                   {{"num_heads", 4},
                    {"num_kv_heads", 2},

@@ -348,10 +348,11 @@ TEST(GauTest, SaysWhatDoesNotFit) {
                   ExitCode::kUsage, "normaliser softmax_plus with query_scale log");
   EXPECT_HL_ERROR(make({{"causal", false}, {"block", int64_t{8}}}), ExitCode::kUsage,
                   "block 8 where later tokens are seen");
-  for (const char* name : {"alibi", "t5", "xpos", "rerope", "streaming_llm"})
+  for (const char* name : {"t5", "xpos", "rerope", "streaming_llm"})
     EXPECT_HL_ERROR(make({{"causal", false}}, PositionsConfig(name)), ExitCode::kUsage,
                     "know only earlier ones");
-  make({{"causal", false}}, PositionsConfig("yarn"));
+  for (const char* name : {"yarn", "alibi", "kerple_power"})
+    make({{"causal", false}}, PositionsConfig(name));
   ModelConfig next = GauAlpha(1);
   next.objective = {};
   EXPECT_HL_ERROR(LanguageModel{next}, ExitCode::kUsage, "objective next_token", "gau",

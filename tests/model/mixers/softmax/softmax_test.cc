@@ -1,10 +1,17 @@
-// What the conformance suite does not run: dropout of the probabilities, which training alone has.
+// What the conformance suite does not run: dropout of the probabilities, which training alone has,
+// and an encoder by its definition.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "model/mixers/built_mixer.h"
+#include "model/positions/alibi.h"
 
 namespace halflife::model {
 namespace {
@@ -70,6 +77,33 @@ TEST(SoftmaxTest, WithoutARateNothingIsDropped) {
   const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
   const at::Tensor x = Normal({2, kSeqLen, kDim}, 1);
   EXPECT_TRUE(RunWith(built, slice, x, [](const at::Tensor& p) { return p; }).shapes.empty());
+}
+
+// In fp64: softmax_j(q_i k_j / sqrt(d) - slope |i - j|) over the document of i, ahead and back.
+TEST(SoftmaxTest, AnEncoderWithAlibiLooksBothWays) {
+  const MixerConfig config("softmax",
+                           {{"num_heads", kHeads}, {"causal", false}, {"rope_theta", 0}});
+  const BuiltMixer built(config, kDim, at::kDouble, 0.3, {.positions = PositionsConfig("alibi")});
+  const at::Tensor x = Normal({1, kSeqLen, kDim}, 2);
+  const std::vector<int32_t> cu_seqlens = {0, 4, 9};
+  const auto slice = SequenceSlice::Packed(1, kSeqLen, cu_seqlens, at::kCPU);
+  const auto heads = [&](const char* name) {  // [H, T, d]
+    return at::linear(x[0], built[name]).unflatten(1, {kHeads, kDim / kHeads}).transpose(0, 1);
+  };
+  const at::Tensor place = at::arange(kSeqLen, at::kDouble);
+  const at::Tensor distance = (place.unsqueeze(1) - place).abs();
+  const at::Tensor slopes = at::tensor(AlibiSlopes(kHeads), at::kDouble).view({kHeads, 1, 1});
+  const at::Tensor document = (place >= 4).to(at::kLong);
+  const at::Tensor scores = heads("q_proj.weight").matmul(heads("k_proj.weight").transpose(1, 2)) /
+                                std::sqrt(static_cast<double>(kDim / kHeads)) -
+                            slopes * distance;
+  const at::Tensor weights =
+      scores
+          .masked_fill(document.unsqueeze(1).ne(document), -std::numeric_limits<double>::infinity())
+          .softmax(-1);
+  const at::Tensor want = at::linear(
+      weights.matmul(heads("v_proj.weight")).transpose(0, 1).flatten(1), built["o_proj.weight"]);
+  EXPECT_TRUE(Close(built->Forward({.x = x, .slice = slice}).y[0], want, 1e-13));
 }
 
 TEST(SoftmaxTest, ARateOfOneIsRefused) {
