@@ -168,9 +168,52 @@ void PrintSummary(const data::PrepareMqarConfig& config, const data::MqarSummary
             << "  hash: " << ToHex(summary.hash) << "\n";
 }
 
+void PrintCounts(const char* name, const data::ExampleCounts& counts) {
+  std::cout << "  " << name << ": " << counts.num_examples << " examples in " << counts.num_rows
+            << " rows\n";
+}
+
+void PrintSummary(const data::PrepareExamplesConfig& config, const data::ExamplesSummary& summary) {
+  std::cout << "prepared " << config.out.string() << ": labelled rows of " << config.rules.row_len
+            << " tokens in " << HumanSeconds(summary.seconds) << "\n";
+  PrintCounts("train", summary.train);
+  PrintCounts("validation", summary.validation);
+  PrintCounts("test", summary.test);
+  if (!summary.classes.empty()) std::cout << "  classes: " << Join(summary.classes, ", ") << "\n";
+  std::cout << "  tokenizer: " << summary.tokenizer_kind << "\n"
+            << "  hash: " << ToHex(summary.hash) << "\n";
+  const auto left = [](const char* what, int64_t count) {
+    if (count > 0) std::cout << "  " << what << ": " << count << " examples\n";
+  };
+  left("left out, as empty", summary.num_empty);
+  left("left out, as too long", summary.num_dropped);
+  left("cut to a row", summary.num_cut);
+}
+
+ExitCode RunExamples(const PrepareOptions& options) {
+  data::PrepareExamplesConfig config = options.examples_config;
+  const data::PrepareConfig& shared = options.config;
+  config.labels =
+      options.labels == "classes" ? data::RowLabels::kClasses : data::RowLabels::kAnswers;
+  config.inputs = shared.inputs;
+  config.validation_inputs = shared.validation_inputs;
+  config.tokenizer = shared.tokenizer;
+  config.out = shared.out;
+  config.text_field = shared.field;
+  config.validation_fraction = shared.validation_fraction;
+  config.split_seed = shared.split_seed;
+  config.threads = shared.threads;
+  config.shard_tokens = shared.shard_tokens;
+  config.replace_invalid_utf8 = shared.replace_invalid_utf8;
+  config.max_record_bytes = shared.max_document_bytes;
+  PrintSummary(config, Watched(config, data::PrepareExamples));
+  return ExitCode::kFinished;
+}
+
 }  // namespace
 
 ExitCode Run(const PrepareOptions& options) {
+  if (!options.labels.empty()) return RunExamples(options);
   if (options.synthetic.empty()) {
     PrintSummary(options.config, Watched(options.config, data::Prepare));
     return ExitCode::kFinished;

@@ -105,7 +105,7 @@ void WarnOfOtherTokens(const std::string& init_from, const std::string& dataset)
   const auto own = OpenTokenizer(init_from);
   if (own == nullptr) return;
   const data::Dataset data = data::Dataset::Open(dataset);
-  if (data.info().has_rows()) return;
+  if (!data.info().has_tokenizer()) return;
   const auto theirs = data.LoadTokenizer();
   const auto difference = data::FindDifference(*theirs, *own);
   if (!difference) return;

@@ -25,11 +25,11 @@ struct SplitShards {
   std::vector<int64_t> begins;  // token index in the split of each shard, then the total
 };
 
-SplitShards MakeShards(const fs::path& folder, const SplitRecord& split, int vocab_size) {
+SplitShards MakeShards(const fs::path& folder, const Manifest& manifest, const SplitRecord& split) {
   SplitShards shards;
   shards.begins.push_back(0);
   for (const ShardRecord& record : split.shards) {
-    shards.readers.emplace_back(folder, record, TokenBytes(vocab_size), vocab_size);
+    shards.readers.emplace_back(folder, record, manifest.vocab_size, manifest.num_labels());
     shards.begins.push_back(shards.begins.back() + record.num_tokens);
   }
   return shards;
@@ -47,6 +47,11 @@ std::string DescribeGenerator(const Manifest& manifest) {
 
 const char* Name(Split split) {
   return split == Split::kTrain ? "train" : split == Split::kValidation ? "validation" : "test";
+}
+
+const char* Name(RowLabels labels) {
+  constexpr const char* kNames[] = {"none", "task", "answers", "classes"};
+  return kNames[static_cast<int>(labels)];
 }
 
 Split SplitOf(const std::string& name) {
@@ -73,10 +78,12 @@ class Dataset::Impl {
             .tokenizer_kind = manifest.tokenizer_kind,
             .row_len = manifest.row_len,
             .generator = DescribeGenerator(manifest),
+            .labels = manifest.labels,
+            .classes = manifest.classes,
             .hash = manifest.hash};
-    train = MakeShards(folder, manifest.train, manifest.vocab_size);
-    validation = MakeShards(folder, manifest.validation, manifest.vocab_size);
-    test = MakeShards(folder, manifest.test, manifest.vocab_size);
+    train = MakeShards(folder, manifest, manifest.train);
+    validation = MakeShards(folder, manifest, manifest.validation);
+    test = MakeShards(folder, manifest, manifest.test);
   }
   ~Impl() {
     const Hdf5Lock lock;  // the readers close their files
@@ -216,7 +223,7 @@ std::vector<int64_t> Dataset::DocumentStarts(Split split, int64_t begin, int64_t
 }
 
 std::unique_ptr<Tokenizer> Dataset::LoadTokenizer() const {
-  HL_CHECK_AS(ExitCode::kUsage, !info().has_rows(), folder().string(), " holds labelled rows (",
+  HL_CHECK_AS(ExitCode::kUsage, info().has_tokenizer(), folder().string(), " holds labelled rows (",
               impl_->manifest.generator,
               "), not text, and has no tokenizer; a dataset of `halflife prepare --input` has one");
   impl_->CheckTokenizerFiles();

@@ -1,5 +1,6 @@
 // A prepared dataset: one self-contained folder of immutable HDF5 token shards, a protobuf manifest
-// and the tokenizer. It holds text, or rows of equal length with a label beside each token.
+// and the tokenizer. It holds text, or rows of equal length with a label beside each token: those
+// of a synthetic task, or of labelled text.
 //   DATASET/manifest.pb  manifest.txtpb  tokenizer/...  train-00000.h5 ...  validation-00000.h5 ...
 //
 //   const Dataset dataset = Dataset::Open(path);
@@ -25,6 +26,15 @@ constexpr Split kSplits[] = {Split::kTrain, Split::kValidation, Split::kTest};
 const char* Name(Split split);           // "train", "validation", "test"
 Split SplitOf(const std::string& name);  // Error kUsage for another name
 
+// What stands beside the tokens of rows.
+enum class RowLabels : uint8_t {
+  kNone,     // text: its next tokens are the labels
+  kTask,     // tokens that a synthetic task asks for
+  kAnswers,  // next tokens, where these belong to the answer to a prompt
+  kClasses,  // at a document's first token the number of the document's class
+};
+const char* Name(RowLabels labels);  // "none", "task", "answers", "classes"
+
 // Rows of one kind that follow each other, such as those of one difficulty.
 struct Segment {
   std::string name;  // "seq_len=128,num_kv_pairs=16"
@@ -34,7 +44,7 @@ struct Segment {
 
 struct SplitInfo {
   int64_t num_tokens = 0;     // each document's eos included
-  int64_t num_documents = 0;  // rows are documents, too
+  int64_t num_documents = 0;  // of rows that hold several, padding is one, too
   int64_t num_bytes = 0;      // of text
   int num_shards = 0;
   std::vector<Segment> segments = {};  // of labelled rows
@@ -57,14 +67,18 @@ struct ShardInfo {
 struct DatasetInfo {
   SplitInfo train, validation, test;
   int vocab_size = 0;
-  int eos_id = 0;              // -1: labelled rows
-  std::string tokenizer_kind;  // empty: labelled rows
+  int eos_id = 0;              // -1: rows of a task
+  std::string tokenizer_kind;  // empty: rows of a task
   int64_t row_len = 0;         // tokens of a labelled row; 0: text
   std::string generator;       // of labelled rows: "mqar native 1: power 0.01, ..."
+  RowLabels labels = RowLabels::kNone;
+  std::vector<std::string> classes = {};  // names, of kClasses
   bool has_rows() const { return row_len > 0; }
-  // Whether a row may hold pieces of several documents: text that is one document never does.
+  bool has_tokenizer() const { return !tokenizer_kind.empty(); }
+  // Whether a row may hold several documents: one of a task, or of text that is one document, never
+  // does.
   bool packs_documents() const {
-    return !has_rows() && (train.num_documents > 1 || validation.num_documents > 1);
+    return labels != RowLabels::kTask && (train.num_documents > 1 || validation.num_documents > 1);
   }
   Hash128 hash;  // of the manifest: what a checkpoint records
 };
@@ -92,7 +106,7 @@ class Dataset {
   // Starts of documents that lie in [begin, end), ascending.
   std::vector<int64_t> DocumentStarts(Split split, int64_t begin, int64_t end) const;
 
-  // Error kUsage for labelled rows, which have none.
+  // Error kUsage for rows of a task, which have none.
   std::unique_ptr<Tokenizer> LoadTokenizer() const;
   // Reads and checks every byte of every shard: Error kData for the first damage.
   void Verify() const;

@@ -1,30 +1,16 @@
 #include "data/document_encoder.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/human.h"
 #include "core/philox.h"
-#include "data/utf8.h"
+#include "data/records.h"
 
 namespace halflife::data {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r";
-
-void CheckUtf8(TextChunk& chunk, bool replace) {
-  const size_t bad = FindInvalidUtf8(chunk.text);
-  if (bad == std::string::npos) return;
-  const auto line =
-      chunk.first_line +
-      std::count(chunk.text.begin(), chunk.text.begin() + static_cast<int64_t>(bad), '\n');
-  HL_CHECK_AS(ExitCode::kData, replace, chunk.file->path.string(), ": byte ",
-              chunk.offset + static_cast<int64_t>(bad), " of the text (line ", line,
-              ") is not valid UTF-8; convert the file, or have `halflife prepare --invalid-utf8 "
-              "replace` put U+FFFD there");
-  chunk.text = ReplaceInvalidUtf8(chunk.text);
-}
 
 void CheckLength(const TextChunk& chunk, int64_t line, std::string_view text,
                  const DocumentRules& rules) {
@@ -34,46 +20,19 @@ void CheckLength(const TextChunk& chunk, int64_t line, std::string_view text,
               "; raise that limit, or cut the text into shorter documents");
 }
 
-std::string RecordText(const TextChunk& chunk, int64_t line, std::string_view json,
-                       const std::string& field) {
-  const auto place = [&] { return Concat(chunk.file->path.string(), ":", line, ": "); };
-  nlohmann::json record;
-  try {
-    record = nlohmann::json::parse(json);
-  } catch (const nlohmann::json::exception& error) {
-    HL_FAIL(ExitCode::kData, place(), "not a JSON record: ", error.what());
-  }
-  HL_CHECK_AS(ExitCode::kData, record.is_object(), place(), "a JSON ", record.type_name(),
-              " where a record {\"", field, "\": \"...\"} should be");
-  const auto found = record.find(field);
-  if (found == record.end()) {
-    std::string fields;
-    for (const auto& [name, value] : record.items()) fields += (fields.empty() ? "" : ", ") + name;
-    HL_FAIL(ExitCode::kData, place(), "the record has no field '", field,
-            "'; it has: ", fields.empty() ? "none" : fields, "; choose one with --field");
-  }
-  HL_CHECK_AS(ExitCode::kData, found->is_string(), place(), "the field '", field, "' is a JSON ",
-              found->type_name(), ", not a string; choose another with --field");
-  return std::move(found->get_ref<std::string&>());
-}
-
 int64_t ForEachRecord(const TextChunk& chunk, const DocumentRules& rules,
                       const std::function<void(const Document&)>& visit) {
-  int64_t num_empty = 0, line_number = chunk.first_line;
-  std::string_view rest = chunk.text;
-  for (; !rest.empty(); ++line_number) {
-    const size_t newline = std::min(rest.find('\n'), rest.size());
-    const std::string_view line = rest.substr(0, newline);
-    rest.remove_prefix(std::min(newline + 1, rest.size()));
-    if (line.find_first_not_of(kBlanks) == std::string_view::npos) continue;
-    const std::string text = RecordText(chunk, line_number, line, rules.field);
-    CheckLength(chunk, line_number, text, rules);
+  int64_t num_empty = 0;
+  const std::vector<RecordField> fields = {{rules.field, "--field"}};
+  ForEachJsonRecord(chunk, fields, [&](const Record& record) {
+    const std::string& text = record.values[0];
+    CheckLength(chunk, record.line, text, rules);
     if (text.empty()) {
       ++num_empty;
     } else {
       visit({.text = text});
     }
-  }
+  });
   return num_empty;
 }
 
@@ -124,7 +83,7 @@ int64_t ForEachFile(const TextChunk& chunk, const DocumentRules& rules,
 
 int64_t ForEachDocument(TextChunk chunk, const DocumentRules& rules,
                         const std::function<void(const Document&)>& visit) {
-  CheckUtf8(chunk, rules.replace_invalid_utf8);
+  RequireUtf8(chunk, rules.replace_invalid_utf8);
   switch (chunk.documents) {
     case DocumentMode::kRecord:
       return ForEachRecord(chunk, rules, visit);

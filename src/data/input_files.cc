@@ -13,7 +13,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kKnownExtensions[] = ".txt, .jsonl, or one of them with .gz or .zst";
+const char* ExtensionOf(TextFormat format) {
+  constexpr const char* kExtensions[] = {".txt", ".jsonl", ".tsv"};
+  return kExtensions[static_cast<int>(format)];
+}
+
+std::string KnownExtensions(std::span<const TextFormat> formats) {
+  std::string names;
+  for (const TextFormat format : formats) names += Concat(ExtensionOf(format), ", ");
+  return names + "or one of them with .gz or .zst";
+}
 
 Compression CompressionOf(const fs::path& path) {
   if (path.extension() == ".gz") return Compression::kGzip;
@@ -27,16 +36,14 @@ fs::path TextExtension(const fs::path& path) {
   return (packed ? path.stem() : path).extension();
 }
 
-// By the extensions alone; nothing where they are not ours.
-std::optional<InputFile> Classify(const fs::path& path) {
-  InputFile file{.path = path, .compression = CompressionOf(path)};
+// By the extensions alone; nothing where they are of none of the formats.
+std::optional<InputFile> Classify(const fs::path& path, std::span<const TextFormat> formats) {
   const fs::path extension = TextExtension(path);
-  if (extension == ".jsonl") {
-    file.format = TextFormat::kJsonl;
-  } else if (extension != ".txt") {
-    return std::nullopt;
+  for (const TextFormat format : formats) {
+    if (extension == ExtensionOf(format))
+      return InputFile{.path = path, .format = format, .compression = CompressionOf(path)};
   }
-  return file;
+  return std::nullopt;
 }
 
 void RequireRegularFile(const fs::path& path) {
@@ -70,6 +77,7 @@ std::vector<fs::path> FilesBelow(const fs::path& folder) {
 
 class Collector {
  public:
+  explicit Collector(std::span<const TextFormat> formats) : formats_(formats) {}
   void Add(const fs::path& path) {
     std::error_code ignored;
     if (fs::is_directory(path, ignored)) {
@@ -79,13 +87,13 @@ class Collector {
       return;
     }
     HL_CHECK_AS(ExitCode::kData, AddFile(path), path.string(),
-                " has an unknown extension; prepare reads ", kKnownExtensions);
+                " has an unknown extension; prepare reads ", KnownExtensions(formats_));
   }
   InputFiles Take() { return std::move(found_); }
 
  private:
   bool AddFile(const fs::path& path) {
-    std::optional<InputFile> file = Classify(path);
+    std::optional<InputFile> file = Classify(path, formats_);
     if (!file) return false;
     RequireRegularFile(path);
     if (!seen_.insert(fs::canonical(path)).second) return true;
@@ -94,27 +102,46 @@ class Collector {
     return true;
   }
 
+  std::span<const TextFormat> formats_;
   InputFiles found_;
   std::set<fs::path> seen_;
 };
 
 }  // namespace
 
-InputFiles FindInputFiles(const std::vector<std::string>& names, const std::string& flag) {
-  Collector collector;
+InputFiles FindInputFiles(const std::vector<std::string>& names, const std::string& flag,
+                          std::span<const TextFormat> formats) {
+  Collector collector(formats);
   for (const std::string& name : names) {
     std::error_code ignored;
     // A file may be called "a[1].txt": a name that exists is no pattern.
     const std::vector<fs::path> paths =
         fs::exists(name, ignored) ? std::vector<fs::path>{name} : Glob(name);
     HL_CHECK_AS(ExitCode::kData, !paths.empty(), "no file matches ", flag, " ", name,
-                "; give a file, a folder or a pattern of ", kKnownExtensions);
+                "; give a file, a folder or a pattern of ", KnownExtensions(formats));
     for (const fs::path& path : paths) collector.Add(path);
   }
   InputFiles found = collector.Take();
   HL_CHECK_AS(ExitCode::kData, !found.files.empty(), "the ", flag, " folders hold no text: of ",
-              found.num_skipped, " files none ends in ", kKnownExtensions);
+              found.num_skipped, " files none ends in ", KnownExtensions(formats));
   return found;
+}
+
+void RequireApart(const InputFiles& training, const InputFiles& held_out, const std::string& flag) {
+  std::set<fs::path> known;
+  for (const InputFile& file : training.files) known.insert(fs::canonical(file.path));
+  for (const InputFile& file : held_out.files) {
+    HL_CHECK_AS(ExitCode::kUsage, !known.contains(fs::canonical(file.path)), file.path.string(),
+                " is both in --input and in ", flag,
+                ": its loss would be of text that was trained "
+                "on; name the files of --input without it");
+  }
+}
+
+uint64_t DiskBytes(const InputFiles& inputs) {
+  uint64_t bytes = 0;
+  for (const InputFile& file : inputs.files) bytes += file.bytes;
+  return bytes;
 }
 
 InputFile PlainTextFile(const fs::path& path) {

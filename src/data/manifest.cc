@@ -6,6 +6,7 @@
 #include <halflife/dataset.pb.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -126,6 +127,22 @@ void ToProto(const Manifest& manifest, proto::DatasetRows* out) {
     one->set_name(name);
     one->set_value(value);
   }
+  if (manifest.labels == RowLabels::kTask) return;  // as its format says
+  out->set_labels(Name(manifest.labels));
+  out->mutable_classes()->Assign(manifest.classes.begin(), manifest.classes.end());
+}
+
+// Nothing for a name that is none.
+std::optional<RowLabels> LabelsOf(const proto::DatasetRows& rows) {
+  if (rows.labels().empty()) return RowLabels::kTask;
+  for (const RowLabels labels : {RowLabels::kAnswers, RowLabels::kClasses})
+    if (rows.labels() == Name(labels)) return labels;
+  return std::nullopt;
+}
+
+uint32_t VersionOf(const Manifest& manifest) {
+  if (!manifest.has_rows()) return kTextVersion;
+  return manifest.labels == RowLabels::kTask ? kRowsVersion : kExamplesVersion;
 }
 
 void ToProto(const Manifest& manifest, proto::DatasetPreparation* out) {
@@ -139,7 +156,7 @@ void ToProto(const Manifest& manifest, proto::DatasetPreparation* out) {
 
 proto::DatasetManifest ToProto(const Manifest& manifest) {
   proto::DatasetManifest out;
-  out.set_format_version(manifest.has_rows() ? kRowsVersion : kTextVersion);
+  out.set_format_version(VersionOf(manifest));
   proto::DatasetTokenizer* tokenizer = out.mutable_tokenizer();
   tokenizer->set_kind(manifest.tokenizer_kind);
   tokenizer->set_vocab_size(manifest.vocab_size);
@@ -175,6 +192,8 @@ Manifest FromProto(const proto::DatasetManifest& in) {
     manifest.generator_version = in.rows().generator_version();
     for (const auto& one : in.rows().parameters())
       manifest.parameters.emplace_back(one.name(), one.value());
+    manifest.labels = LabelsOf(in.rows()).value();
+    manifest.classes = {in.rows().classes().begin(), in.rows().classes().end()};
   }
   manifest.documents = in.preparation().documents();
   manifest.field = in.preparation().field();
@@ -186,7 +205,7 @@ Manifest FromProto(const proto::DatasetManifest& in) {
 }
 
 // The counts must agree with each other before any code indexes by them.
-bool Consistent(const SplitRecord& split, int64_t row_len) {
+bool Consistent(const SplitRecord& split, int64_t row_len, RowLabels labels) {
   int64_t tokens = 0, documents = 0;
   for (const ShardRecord& shard : split.shards) {
     const auto token_blocks = static_cast<size_t>(NumBlocks(shard.num_tokens, kBlockTokens));
@@ -203,8 +222,9 @@ bool Consistent(const SplitRecord& split, int64_t row_len) {
   }
   int64_t rows = 0;
   for (const Segment& segment : split.info.segments) rows += segment.num_rows;
+  const bool whole_rows = labels == RowLabels::kTask ? rows == documents : rows <= documents;
   return tokens == split.info.num_tokens && documents == split.info.num_documents &&
-         (row_len == 0 || (rows == documents && tokens == rows * row_len));
+         (row_len == 0 || (whole_rows && tokens == rows * row_len));
 }
 
 bool HasHashes(const proto::DatasetManifest& in) {
@@ -219,15 +239,35 @@ bool HasHashes(const proto::DatasetManifest& in) {
 }
 
 bool Consistent(const proto::DatasetManifest& in) {
-  const bool rows = in.format_version() == kRowsVersion;
+  const bool rows = in.format_version() != kTextVersion;
+  const bool of_task = in.format_version() == kRowsVersion;
+  const std::optional<RowLabels> labels = rows ? LabelsOf(in.rows()) : RowLabels::kNone;
   const int eos = in.tokenizer().eos_id(), vocab_size = in.tokenizer().vocab_size();
   return HasHashes(in) && in.block_tokens() == kBlockTokens && in.block_starts() == kBlockStarts &&
          vocab_size > 0 && in.token_bytes() == static_cast<uint32_t>(TokenBytes(vocab_size)) &&
-         in.splits_size() == (rows ? 3 : 2) && in.has_rows() == rows &&
-         (rows ? in.rows().seq_len() > 0 && eos == -1 : eos >= 0 && eos < vocab_size);
+         in.splits_size() == (rows ? 3 : 2) && in.has_rows() == rows && labels.has_value() &&
+         of_task == (labels == RowLabels::kTask) &&
+         (labels == RowLabels::kClasses) == (in.rows().classes_size() > 1) &&
+         (!rows || in.rows().seq_len() > 0) && (of_task ? eos == -1 : eos >= 0 && eos < vocab_size);
 }
 
 }  // namespace
+
+void SaveTokenizer(const Tokenizer& tokenizer, const fs::path& folder, Manifest& manifest) {
+  const fs::path below = folder / kTokenizerFolder;
+  fs::create_directory(below);
+  tokenizer.Save(below);
+  manifest.tokenizer_files.clear();
+  for (const auto& entry : fs::directory_iterator(below)) {
+    const std::string bytes = ReadFile(entry.path(), ExitCode::kData);
+    manifest.tokenizer_files.push_back(
+        {entry.path().filename().string(), bytes.size(), HashBytes(bytes)});
+  }
+  std::ranges::sort(manifest.tokenizer_files, {}, &FileRecord::name);
+  manifest.tokenizer_kind = tokenizer.kind();
+  manifest.vocab_size = tokenizer.vocab_size();
+  manifest.eos_id = tokenizer.eos_id();
+}
 
 std::string FrameManifest(const Manifest& manifest) {
   std::string payload;
@@ -290,18 +330,19 @@ Manifest ReadManifest(const fs::path& path) {
   const bool parsed =
       message.ParseFromArray(bytes.data() + 16, static_cast<int>(bytes.size() - kFrameBytes));
   HL_CHECK_AS(ExitCode::kData, parsed, path.string(), " is no DatasetManifest; ", kDamageRemedy);
-  HL_CHECK_AS(ExitCode::kData,
-              message.format_version() == kTextVersion || message.format_version() == kRowsVersion,
-              path.string(), " is of dataset format ", message.format_version(),
-              ", this program reads formats ", kTextVersion, " and ", kRowsVersion,
-              "; use the program that wrote it, or run `halflife prepare` again");
+  HL_CHECK_AS(
+      ExitCode::kData,
+      message.format_version() >= kTextVersion && message.format_version() <= kExamplesVersion,
+      path.string(), " is of dataset format ", message.format_version(),
+      ", this program reads formats ", kTextVersion, " to ", kExamplesVersion,
+      "; use the program that wrote it, or run `halflife prepare` again");
   HL_CHECK_AS(ExitCode::kData, Consistent(message), path.string(), " contradicts itself; ",
               kDamageRemedy);
   Manifest manifest = FromProto(message);
   HL_CHECK_AS(ExitCode::kData,
-              Consistent(manifest.train, manifest.row_len) &&
-                  Consistent(manifest.validation, manifest.row_len) &&
-                  Consistent(manifest.test, manifest.row_len),
+              Consistent(manifest.train, manifest.row_len, manifest.labels) &&
+                  Consistent(manifest.validation, manifest.row_len, manifest.labels) &&
+                  Consistent(manifest.test, manifest.row_len, manifest.labels),
               path.string(), " has counts that contradict each other; ", kDamageRemedy);
   manifest.hash = FrameHash(bytes);
   return manifest;

@@ -23,14 +23,14 @@ struct SplitRecord {
 };
 
 struct Manifest {
-  std::string tokenizer_kind;  // empty: labelled rows
+  std::string tokenizer_kind;  // empty: rows of a task
   int vocab_size = 0;
-  int eos_id = 0;                           // -1: labelled rows
+  int eos_id = 0;                           // -1: rows of a task
   std::vector<FileRecord> tokenizer_files;  // names below tokenizer/
   SplitRecord train, validation;
-  SplitRecord test;  // of labelled rows alone
+  SplitRecord test;  // of rows alone
 
-  // How the text was cut.
+  // How the text was cut, without rows.
   std::string documents;
   std::string field;
   double validation_fraction = 0;
@@ -38,19 +38,29 @@ struct Manifest {
   bool replace_invalid_utf8 = false;
   bool validation_input = false;
 
-  // Of labelled rows: what made them.
+  // Of rows: what made them.
   int64_t row_len = 0;  // tokens; 0: text
   std::string generator;
   uint32_t generator_version = 0;
   std::vector<std::pair<std::string, std::string>> parameters;
+  RowLabels labels = RowLabels::kNone;
+  std::vector<std::string> classes = {};
 
   bool has_rows() const { return row_len > 0; }
+  // Labels are below it.
+  int num_labels() const {
+    return labels == RowLabels::kClasses ? static_cast<int>(classes.size()) : vocab_size;
+  }
   const SplitRecord& of(Split split) const {
     return split == Split::kTrain ? train : split == Split::kValidation ? validation : test;
   }
 
   Hash128 hash;  // the frame's; set by ReadManifest
 };
+
+// Writes the tokenizer below a dataset's folder, and into the manifest what it says of it.
+void SaveTokenizer(const Tokenizer& tokenizer, const std::filesystem::path& folder,
+                   Manifest& manifest);
 
 std::string FrameManifest(const Manifest& manifest);
 std::string ManifestText(const Manifest& manifest);  // for people

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <unordered_map>
 
 #include "core/clock.h"
@@ -43,12 +42,6 @@ void CheckConfig(const PrepareConfig& config) {
               "--max-document-bytes ", config.max_document_bytes, " is not positive");
 }
 
-uint64_t DiskBytes(const InputFiles& inputs) {
-  uint64_t bytes = 0;
-  for (const InputFile& file : inputs.files) bytes += file.bytes;
-  return bytes;
-}
-
 // One run of `prepare`: the settings and counts that its phases share.
 class Run {
  public:
@@ -60,7 +53,7 @@ class Run {
                                : FindInputFiles(config.validation_inputs, "--validation-input")),
         tokenizer_(config.train_tokenizer ? nullptr : OpenTokenizer(config.tokenizer)),
         threads_(config.threads == 0 ? NumUsableCores() : config.threads) {
-    RequireApart();
+    RequireApart(inputs_, validation_inputs_, "--validation-input");
     rules_ = {.field = config.field,
               .replace_invalid_utf8 = config.replace_invalid_utf8,
               .max_document_bytes = config.max_document_bytes,
@@ -88,7 +81,6 @@ class Run {
   };
 
   bool has_validation_inputs() const { return !validation_inputs_.files.empty(); }
-  void RequireApart() const;
   void CheckInputs(const Manifest& manifest) const;
   std::unique_ptr<Tokenizer> TrainTokenizer();
   // Tokenises all documents of `inputs`, each into the split that `rules` give it.
@@ -123,17 +115,6 @@ class Run {
   std::unordered_map<uint64_t, int64_t> validation_contents_;
   int64_t num_validation_in_train_ = 0;
 };
-
-// A loss on text that was trained on says nothing of other text.
-void Run::RequireApart() const {
-  std::set<fs::path> training;
-  for (const InputFile& file : inputs_.files) training.insert(fs::canonical(file.path));
-  for (const InputFile& file : validation_inputs_.files) {
-    HL_CHECK_AS(ExitCode::kUsage, !training.contains(fs::canonical(file.path)), file.path.string(),
-                " is both in --input and in --validation-input: the validation loss would be of "
-                "text that was trained on; name the files of --input without it");
-  }
-}
 
 std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
   struct ChunkLines {
@@ -269,25 +250,7 @@ PrepareSummary Run::Summarise(const Manifest& manifest) const {
           .hash = manifest.hash};
 }
 
-std::vector<FileRecord> SaveTokenizer(const Tokenizer& tokenizer, const fs::path& folder) {
-  fs::create_directory(folder);
-  tokenizer.Save(folder);
-  std::vector<FileRecord> records;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string bytes = ReadFile(entry.path(), ExitCode::kData);
-    records.push_back({entry.path().filename().string(), bytes.size(), HashBytes(bytes)});
-  }
-  std::sort(records.begin(), records.end(),
-            [](const FileRecord& a, const FileRecord& b) { return a.name < b.name; });
-  return records;
-}
-
-void Describe(const PrepareConfig& config, const Tokenizer& tokenizer, const fs::path& folder,
-              Manifest& manifest) {
-  manifest.tokenizer_files = SaveTokenizer(tokenizer, folder / kTokenizerFolder);
-  manifest.tokenizer_kind = tokenizer.kind();
-  manifest.vocab_size = tokenizer.vocab_size();
-  manifest.eos_id = tokenizer.eos_id();
+void Describe(const PrepareConfig& config, Manifest& manifest) {
   manifest.documents = Name(config.documents);
   manifest.field = config.field;
   manifest.validation_input = !config.validation_inputs.empty();
@@ -306,7 +269,8 @@ PrepareSummary Prepare(const PrepareConfig& config) try {
   const std::unique_ptr<Tokenizer> tokenizer = run.MakeTokenizer();
   Manifest manifest = run.WriteShards(output.path(), *tokenizer);
   run.CheckSplits(manifest);
-  Describe(config, *tokenizer, output.path(), manifest);
+  SaveTokenizer(*tokenizer, output.path(), manifest);
+  Describe(config, manifest);
   manifest.hash = WriteManifest(manifest, output.path());
   output.Publish();
   PrepareSummary summary = run.Summarise(manifest);

@@ -45,7 +45,7 @@ void CheckAgainstManifest(const fs::path& path, ShardFile* shard) {
     const SplitRecord& record = manifest.of(split);
     for (const ShardRecord& row : record.shards) {
       if (row.file.name != path.filename()) continue;
-      ShardReader(folder, row, TokenBytes(manifest.vocab_size), manifest.vocab_size).CheckHeader();
+      ShardReader(folder, row, manifest.vocab_size, manifest.num_labels()).CheckHeader();
       shard->split = Name(split);
       shard->dataset_hash = ToHex(manifest.hash);
     }

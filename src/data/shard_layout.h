@@ -13,6 +13,8 @@ namespace halflife::data {
 constexpr uint32_t kTextVersion = 1;
 // Programs that know text alone refuse it: they would train on the next token in place of labels.
 constexpr uint32_t kRowsVersion = 2;
+// And those that know rows of one document each would let tokens look into other examples.
+constexpr uint32_t kExamplesVersion = 3;
 // One HDF5 chunk and one hash each: 64 KiB of 16-bit tokens, 64 KiB of document starts. Small
 // enough that a random window of some hundred tokens reads little more than it needs, large enough
 // that hashes take 0.03 % of the tokens.

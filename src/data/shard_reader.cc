@@ -33,12 +33,13 @@ int64_t BlockLength(int64_t total, int64_t block_size, int64_t block) {
 
 }  // namespace
 
-ShardReader::ShardReader(const fs::path& folder, const ShardRecord& record, int token_bytes,
-                         int vocab_size)
+ShardReader::ShardReader(const fs::path& folder, const ShardRecord& record, int vocab_size,
+                         int num_labels)
     : path_(folder / record.file.name),
       record_(record),
-      token_bytes_(token_bytes),
-      vocab_size_(vocab_size) {}
+      token_bytes_(TokenBytes(vocab_size)),
+      vocab_size_(vocab_size),
+      num_labels_(num_labels) {}
 
 void ShardReader::CheckHeader() const {
   CheckSize(path_, record_.file.bytes);
@@ -140,9 +141,9 @@ std::vector<int32_t> ShardReader::ReadLabels(int64_t block) {
               " do not have the hash of the manifest: they are damaged; ", kDamageRemedy);
   for (size_t i = 0; i < labels.size(); ++i) {
     HL_CHECK_AS(
-        ExitCode::kData, labels[i] == kNoTarget || (labels[i] >= 0 && labels[i] < vocab_size_),
+        ExitCode::kData, labels[i] == kNoTarget || (labels[i] >= 0 && labels[i] < num_labels_),
         "label ", begin + static_cast<int64_t>(i), " of the token shard ", path_.string(), " is ",
-        labels[i], ", but the vocabulary has ", vocab_size_, " ids; run `halflife prepare` again");
+        labels[i], ", but there are ", num_labels_, " labels; run `halflife prepare` again");
   }
   return labels;
 }

@@ -2,7 +2,7 @@
 // believed unhashed: the header's hash is checked before HDF5 parses it, each block's hash whenever
 // the block is read.
 //
-//   ShardReader shard(folder, record, token_bytes, vocab_size);
+//   ShardReader shard(folder, record, vocab_size, num_labels);
 //   shard.CheckHeader();
 //   const std::vector<int32_t> block = shard.ReadTokens(3);   // tokens [3, 4) * kBlockTokens
 #pragma once
@@ -18,8 +18,9 @@ namespace halflife::data {
 
 class ShardReader {
  public:
-  ShardReader(const std::filesystem::path& folder, const ShardRecord& record, int token_bytes,
-              int vocab_size);
+  // Labels are below `num_labels`.
+  ShardReader(const std::filesystem::path& folder, const ShardRecord& record, int vocab_size,
+              int num_labels);
 
   const ShardRecord& record() const { return record_; }
   // Presence, size and header. Error kData.
@@ -44,6 +45,7 @@ class ShardReader {
   ShardRecord record_;
   int token_bytes_;
   int vocab_size_;
+  int num_labels_;
   Hdf5Handle file_, tokens_, labels_, starts_;  // the datasets close before the file
 };
 

@@ -256,11 +256,11 @@ void ShardWriter::BeginDocument() {
 }
 
 void ShardWriter::Append(std::span<const int32_t> ids) {
-  HL_CHECK(!config_.labels, "tokens without the labels of a labelled row");
+  HL_CHECK(!config_.labels, "tokens without their labels");
   AppendPieces(ids, {});
 }
 
-void ShardWriter::AppendRow(std::span<const int32_t> ids, std::span<const int32_t> labels) {
+void ShardWriter::AppendLabelled(std::span<const int32_t> ids, std::span<const int32_t> labels) {
   HL_CHECK(config_.labels && ids.size() == labels.size(), labels.size(), " labels of ", ids.size(),
            " tokens");
   BeginDocument();

@@ -1,5 +1,5 @@
-// Writes the documents of one split into numbered HDF5 shards of at most `shard_tokens` tokens
-// each, or its labelled rows. Either may cross from one shard into the next. One thread uses a
+// Writes the documents of one split, with or without labels, into numbered HDF5 shards of at most
+// `shard_tokens` tokens each. A document may cross from one shard into the next. One thread uses a
 // writer.
 //
 //   ShardWriter writer({.folder = tmp, .split = Split::kTrain, .token_bytes = 2});
@@ -32,8 +32,9 @@ class ShardWriter {
 
   void BeginDocument();
   void Append(std::span<const int32_t> ids);
-  // In place of the two above, with config.labels: one row, as many labels as ids.
-  void AppendRow(std::span<const int32_t> ids, std::span<const int32_t> labels);
+  // In place of the two above, with config.labels: a document whole, a row or part of one; as many
+  // labels as ids.
+  void AppendLabelled(std::span<const int32_t> ids, std::span<const int32_t> labels);
   // Text bytes of what was appended, for the manifest.
   void CountBytes(int64_t bytes) { record_.info.num_bytes += bytes; }
   SplitRecord Finish();

@@ -16,7 +16,7 @@ constexpr std::string_view kWhitespace = " \t\r\n";
 
 DocumentMode Resolve(DocumentMode mode, TextFormat format) {
   if (mode != DocumentMode::kAuto) return mode;
-  return format == TextFormat::kJsonl ? DocumentMode::kRecord : DocumentMode::kBlankLine;
+  return format == TextFormat::kText ? DocumentMode::kBlankLine : DocumentMode::kRecord;
 }
 
 // The start of the line after the last blank line; nothing where there is none. The first line of a
@@ -49,11 +49,24 @@ const char* Name(DocumentMode mode) {
   return kNames[static_cast<int>(mode)];
 }
 
+void RequireUtf8(TextChunk& chunk, bool replace) {
+  const size_t bad = FindInvalidUtf8(chunk.text);
+  if (bad == std::string::npos) return;
+  const auto line =
+      chunk.first_line +
+      std::count(chunk.text.begin(), chunk.text.begin() + static_cast<int64_t>(bad), '\n');
+  HL_CHECK_AS(ExitCode::kData, replace, chunk.file->path.string(), ": byte ",
+              chunk.offset + static_cast<int64_t>(bad), " of the text (line ", line,
+              ") is not valid UTF-8; convert the file, or have `halflife prepare --invalid-utf8 "
+              "replace` put U+FFFD there");
+  chunk.text = ReplaceInvalidUtf8(chunk.text);
+}
+
 TextChunker::TextChunker(const std::vector<InputFile>& files, const ChunkerConfig& config)
     : files_(files), config_(config) {
   for (const InputFile& file : files) {
     const bool records = Resolve(config.documents, file.format) == DocumentMode::kRecord;
-    HL_CHECK_AS(ExitCode::kUsage, records == (file.format == TextFormat::kJsonl), "--documents ",
+    HL_CHECK_AS(ExitCode::kUsage, records == (file.format != TextFormat::kText), "--documents ",
                 Name(config.documents), " does not fit ", file.path.string(),
                 ": .jsonl files hold records, .txt files hold blank-line blocks or one document "
                 "each; use --documents auto");

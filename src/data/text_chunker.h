@@ -43,6 +43,10 @@ struct TextChunk {
   std::string text;
 };
 
+// UTF-8 alone is text: where the chunk holds other bytes, error kData with their place, or with
+// `replace` U+FFFD in their stead.
+void RequireUtf8(TextChunk& chunk, bool replace);
+
 // A document's split is decided by at most this much of its beginning, so that it is known with the
 // first piece.
 constexpr int64_t kSplitHashBytes = 64 << 10;

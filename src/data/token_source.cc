@@ -12,14 +12,28 @@
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/log_thread.h"
+#include "data/shard_layout.h"
 
 namespace halflife::data {
 namespace {
 
+// The starts of the documents of row `row`, appended to the batch's.
+void AppendStarts(const TokenView& view, int64_t row, Batch& batch) {
+  const auto place = static_cast<int64_t>(batch.inputs.size());  // of the row in the batch
+  const int64_t begin = row * batch.seq_len;
+  const std::vector<int64_t> starts = view.document_starts
+                                          ? view.document_starts(begin, begin + batch.seq_len)
+                                          : std::vector<int64_t>{begin};
+  HL_CHECK_AS(ExitCode::kData, !starts.empty() && starts.front() == begin, view.name, ": row ", row,
+              " does not begin with a document: the dataset contradicts itself; ", kDamageRemedy);
+  for (const int64_t start : starts)
+    batch.cu_seqlens.push_back(static_cast<int32_t>(place + start - begin));
+}
+
 // Appends row `row` of labelled rows.
 void AppendLabelledRow(const TokenView& view, int64_t row, Batch& batch) {
+  AppendStarts(view, row, batch);
   const size_t begin = batch.inputs.size();
-  batch.cu_seqlens.push_back(static_cast<int32_t>(begin));
   batch.inputs.resize(begin + static_cast<size_t>(batch.seq_len));
   batch.targets.resize(batch.inputs.size());
   const std::span<int32_t> labels = std::span(batch.targets).subspan(begin);
@@ -95,7 +109,8 @@ void CheckConfig(const TokenSourceConfig& config) {
 }  // namespace
 
 int64_t NumWindows(const SplitInfo& split, int64_t row_len, int64_t seq_len) {
-  return row_len > 0 ? split.num_documents : std::max<int64_t>(split.num_tokens - 1, 0) / seq_len;
+  return row_len > 0 ? split.num_tokens / row_len
+                     : std::max<int64_t>(split.num_tokens - 1, 0) / seq_len;
 }
 
 int64_t NumWindows(const TokenView& tokens, int64_t seq_len) {
@@ -113,8 +128,16 @@ TokenView ViewOf(const Dataset& dataset, Split split) {
                     .read = [&dataset, split](int64_t begin, std::span<int32_t> ids) {
                       dataset.Read(split, begin, ids);
                     }};
-  if (dataset.info().has_rows()) {
-    view.row_len = dataset.info().row_len;
+  const DatasetInfo& info = dataset.info();
+  if (info.has_rows()) {
+    view.row_len = info.row_len;
+    view.labels = info.labels;
+    view.classes = info.classes;
+    if (info.labels != RowLabels::kTask) {
+      view.document_starts = [&dataset, split](int64_t begin, int64_t end) {
+        return dataset.DocumentStarts(split, begin, end);
+      };
+    }
     view.read_labels = [&dataset, split](int64_t begin, std::span<int32_t> labels) {
       dataset.ReadLabels(split, begin, labels);
     };

@@ -80,7 +80,11 @@ struct TokenView {
   std::function<void(int64_t begin, std::span<int32_t> ids)> read;  // as Dataset::Read
   // Of labelled rows; 0 and null: text.
   int64_t row_len = 0;
+  RowLabels labels = RowLabels::kNone;
+  std::vector<std::string> classes = {};  // names, of RowLabels::kClasses
   std::function<void(int64_t begin, std::span<int32_t> labels)> read_labels = nullptr;
+  // As Dataset::DocumentStarts, of rows that hold several; null: a row is one document.
+  std::function<std::vector<int64_t>(int64_t begin, int64_t end)> document_starts = nullptr;
 };
 // `dataset` is borrowed.
 TokenView ViewOf(const Dataset& dataset, Split split);

@@ -67,7 +67,7 @@ TEST(BitsPerByteTest, SharesTheCostOfAllTargetsAmongAllBytes) {
   EXPECT_DOUBLE_EQ(BitsPerByte(1.25, bytes), 1.25 / std::numbers::ln2);
 }
 
-// A row of a text that is one document holds no other's tokens, and labelled rows never do.
+// A row of a text that is one document holds no other's tokens, and one of a task never does.
 TEST(DatasetInfoTest, RowsArePackedWhereASplitHasSeveralDocuments) {
   DatasetInfo info;
   info.train.num_documents = info.validation.num_documents = 1;
@@ -75,6 +75,8 @@ TEST(DatasetInfoTest, RowsArePackedWhereASplitHasSeveralDocuments) {
   info.validation.num_documents = 2;
   EXPECT_TRUE(info.packs_documents());
   info.row_len = 64;
+  EXPECT_TRUE(info.packs_documents());
+  info.labels = RowLabels::kTask;
   EXPECT_FALSE(info.packs_documents());
 }
 

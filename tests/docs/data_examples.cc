@@ -10,11 +10,15 @@
 #include "data/byte_stream.h"
 #include "data/dataset.h"
 #include "data/document_encoder.h"
+#include "data/examples/example.h"
+#include "data/examples/prepare_examples.h"
+#include "data/examples/row_packer.h"
 #include "data/hdf5_handles.h"
 #include "data/manifest.h"
 #include "data/ordered_pipeline.h"
 #include "data/output_folder.h"
 #include "data/prepare.h"
+#include "data/records.h"
 #include "data/sample_order.h"
 #include "data/sentencepiece_bridge.h"
 #include "data/shard_reader.h"
@@ -64,6 +68,23 @@ void DocumentEncoderExample(const std::unique_ptr<Tokenizer>& tokenizer, const T
 #include "examples/data/document_encoder.h"
 }
 
+void ExampleExample(const std::unique_ptr<Tokenizer>& tokenizer) {
+#include "examples/data/examples/example.h"
+}
+
+void RowPackerExample(ShardWriter& writer, const Example& example) {
+#include "examples/data/examples/row_packer.h"
+}
+
+void PrepareExamplesExample() {
+#include "examples/data/examples/prepare_examples.h"
+}
+
+void Use(const std::string& text, const std::string& label);
+void RecordsExample(const std::vector<InputFile>& files, const TextChunk& chunk) {
+#include "examples/data/records.h"
+}
+
 void Hdf5HandlesExample(const std::string& path) {
 #include "examples/data/hdf5_handles.h"
 }
@@ -94,8 +115,8 @@ void SentencePieceBridgeExample(std::string_view bytes) {
 #include "examples/data/sentencepiece_bridge.h"
 }
 
-void ShardReaderExample(const Path& folder, const ShardRecord& record, int token_bytes,
-                        int vocab_size) {
+void ShardReaderExample(const Path& folder, const ShardRecord& record, int vocab_size,
+                        int num_labels) {
 #include "examples/data/shard_reader.h"
 }
 

@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "data/examples/prepare_examples.h"
 #include "data/prepare.h"
 #include "data/synthetic/prepare_mqar.h"
 #include "eval/score_config.h"
@@ -24,6 +25,9 @@ namespace halflife::cli {
 
 struct PrepareOptions {
   data::PrepareConfig config;
+  // What labels records have, in place of text: "classes", "answers" or "".
+  std::string labels;
+  data::PrepareExamplesConfig examples_config;  // but for what `config` says as well
   // In place of text: the name of a task, and its segments, whose lists are as long as each other
   // or have one entry for all.
   std::string synthetic;

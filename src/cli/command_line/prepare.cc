@@ -56,6 +56,51 @@ void AddMqar(CLI::App& command, CLI::Option* inputs, PrepareOptions& options) {
       ->capture_default_str();
 }
 
+void AddExamples(CLI::App& command, CLI::Option* synthetic, PrepareOptions& options) {
+  using data::TooLong;
+  const std::map<std::string, TooLong> rules = {
+      {"error", TooLong::kError}, {"cut", TooLong::kCut}, {"drop", TooLong::kDrop}};
+  data::PrepareExamplesConfig& config = options.examples_config;
+  command.option_defaults()->group("Labelled text");
+  CLI::Option* labels =
+      command
+          .add_option("--labels", options.labels,
+                      "--input holds labelled records, .tsv with a first line of names or .jsonl: "
+                      "texts with their classes, or prompts with their answers [none: text]")
+          ->check(CLI::IsMember({"classes", "answers"}))
+          ->excludes(synthetic);
+  for (const char* of_text : {"--train-tokenizer", "--documents"})
+    labels->excludes(command.get_option(of_text));
+  command
+      .add_option("--row-len", config.rules.row_len,
+                  "Tokens of a row: of one text with its class, or of as many answers as fit")
+      ->capture_default_str()
+      ->needs(labels);
+  command
+      .add_option("--too-long", config.rules.too_long,
+                  "Examples that no row holds: an error, cut to a row, or left out")
+      ->transform(CLI::CheckedTransformer(rules).description("{error,cut,drop}"))
+      ->default_str("error")
+      ->needs(labels);
+  command.add_option("--label-field", config.label_field, "The field with a text's class")
+      ->capture_default_str()
+      ->needs(labels);
+  command
+      .add_option("--classes", config.classes,
+                  "The classes, by their numbers from 0 [those of --input, sorted]")
+      ->delimiter(',')
+      ->needs(labels);
+  command.add_option("--prompt-field", config.prompt_field, "The field with a prompt")
+      ->capture_default_str()
+      ->needs(labels);
+  command.add_option("--answer-field", config.answer_field, "The field with its answer")
+      ->capture_default_str()
+      ->needs(labels);
+  command.add_option("--test-input", config.test_inputs, "Records of a test split [none]")
+      ->type_name("PATH")
+      ->needs(labels);
+}
+
 }  // namespace
 
 void AddPrepare(CLI::App& app, Request& request) {
@@ -81,7 +126,11 @@ void AddPrepare(CLI::App& app, Request& request) {
                     "halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out "
                     "corpus.data",
                     "halflife prepare --synthetic mqar --seq-len 128 --num-pairs 16 --out "
-                    "mqar.data"},
+                    "mqar.data",
+                    "halflife prepare --labels classes --input train.tsv --validation-input "
+                    "dev.tsv --row-len 128 --tokenizer bytes --out reviews.data",
+                    "halflife prepare --labels answers --input pairs.jsonl --tokenizer bytes "
+                    "--out pairs.data"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}});
   CLI::Option* inputs =
       command
@@ -142,6 +191,7 @@ void AddPrepare(CLI::App& app, Request& request) {
   command->add_option("--shard-tokens", config.shard_tokens, "Tokens of one shard file at most")
       ->capture_default_str();
   AddMqar(*command, inputs, *options);
+  AddExamples(*command, command->get_option("--synthetic"), *options);
   command->callback([=, &request] { request = *options; });
 }
 

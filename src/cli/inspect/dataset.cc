@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "cli/inspect/artifact.h"
+#include "core/concat.h"
 #include "core/human.h"
 #include "data/shard_file.h"
 #include "data/shard_layout.h"
@@ -61,10 +62,26 @@ void PrintShards(const Dataset& dataset, Split split, const char* documents, std
 
 void PrintRows(const Dataset& dataset, Split split, std::ostream& out) {
   const data::SplitInfo& info = dataset.split(split);
-  out << Name(split) << ": " << info.num_documents << " rows\n";
+  const bool of_task = dataset.info().labels == data::RowLabels::kTask;
+  out << Name(split) << ": " << info.num_tokens / dataset.info().row_len << " rows\n";
   for (const data::Segment& segment : info.segments)
-    out << "  " << segment.num_rows << " of " << segment.name << ", seed " << segment.seed << "\n";
-  PrintShards(dataset, split, "rows", out);
+    if (of_task)
+      out << "  " << segment.num_rows << " of " << segment.name << ", seed " << segment.seed
+          << "\n";
+  PrintShards(dataset, split, of_task ? "rows" : "documents", out);
+}
+
+Json RowsJson(const data::DatasetInfo& info) {
+  Json json = {
+      {"seq_len", info.row_len}, {"vocab_size", info.vocab_size}, {"generator", info.generator}};
+  json["labels"] = Name(info.labels);
+  if (!info.classes.empty()) json["classes"] = info.classes;
+  return json;
+}
+
+std::string TokenizerText(const data::DatasetInfo& info) {
+  return Concat("tokenizer: ", info.tokenizer_kind, ", ", info.vocab_size, " ids, eos ",
+                info.eos_id, "\n");
 }
 
 void PrintSplit(const Dataset& dataset, Split split, std::ostream& out) {
@@ -93,10 +110,8 @@ Json DescribeDataset(const fs::path& path) {
   const Dataset dataset = Dataset::Open(path);
   const data::DatasetInfo& info = dataset.info();
   Json json = {{"hash", ToHex(info.hash)}};
-  if (info.has_rows()) {
-    json["rows"] = {
-        {"seq_len", info.row_len}, {"vocab_size", info.vocab_size}, {"generator", info.generator}};
-  } else {
+  if (info.has_rows()) json["rows"] = RowsJson(info);
+  if (info.has_tokenizer()) {
     json["tokenizer"] = {
         {"kind", info.tokenizer_kind}, {"vocab_size", info.vocab_size}, {"eos_id", info.eos_id}};
   }
@@ -113,11 +128,12 @@ std::string DatasetText(const fs::path& path) {
   if (info.has_rows()) {
     out << "labelled rows of " << info.row_len << " tokens, vocabulary " << info.vocab_size << "\n"
         << "generator: " << info.generator << "\n";
+    if (!info.classes.empty()) out << "classes: " << Join(info.classes, ", ") << "\n";
+    if (info.has_tokenizer()) out << TokenizerText(info);
     for (const Split split : SplitsOf(info)) PrintRows(dataset, split, out);
     return out.str();
   }
-  out << "tokenizer: " << info.tokenizer_kind << ", " << info.vocab_size << " ids, eos "
-      << info.eos_id << "\n";
+  out << TokenizerText(info);
   for (const Split split : SplitsOf(info)) PrintSplit(dataset, split, out);
   return out.str();
 }

@@ -130,7 +130,8 @@ class Run {
             .generator_version = kMqarVersion,
             .parameters = {{"power", ShortestText(config_.power)},
                            {"random_non_queries", config_.random_non_queries ? "true" : "false"},
-                           {"seed", Concat(config_.seed)}}};
+                           {"seed", Concat(config_.seed)}},
+            .labels = RowLabels::kTask};
   }
 
  private:
@@ -176,7 +177,7 @@ class Run {
           for (size_t at = 0; at < unit.inputs.size(); at += static_cast<size_t>(width)) {
             std::copy_n(unit.inputs.begin() + static_cast<int64_t>(at), width, inputs.begin());
             std::copy_n(unit.labels.begin() + static_cast<int64_t>(at), width, labels.begin());
-            writer.AppendRow(inputs, labels);
+            writer.AppendLabelled(inputs, labels);
             progress_.disk_bytes += RowBytes();
           }
           if (config_.on_progress) config_.on_progress(progress_);

@@ -242,7 +242,7 @@ void Trainer::DescribeRun() {
 void Trainer::WriteRunFiles() {
   if (context_.rank() != 0) return;
   folder_.WriteConfig(ToText(config_));
-  if (!dataset_.info().has_rows()) folder_.CopyTokenizer(dataset_);
+  if (dataset_.info().has_tokenizer()) folder_.CopyTokenizer(dataset_);
   if (!Finished()) folder_.RemoveDone();
   Heartbeat("start");
   const model::FlopCount flops = model_.FlopsPerToken(config_.data.seq_len);

@@ -1,0 +1,53 @@
+#include "data/examples/example.h"
+
+#include "core/error.h"
+#include "data/batch.h"
+
+namespace halflife::data {
+
+const char* Name(TooLong rule) {
+  constexpr const char* kNames[] = {"error", "cut", "drop"};
+  return kNames[static_cast<int>(rule)];
+}
+
+bool ExampleEncoder::Fit(std::vector<int32_t>& ids, const std::string& place) const {
+  const auto most = static_cast<size_t>(rules_.row_len);
+  if (ids.size() <= most) return true;
+  HL_CHECK_AS(ExitCode::kData, rules_.too_long != TooLong::kError, place, "an example of ",
+              ids.size(), " tokens, and rows have ", most, "; a --row-len of ", ids.size(),
+              ", --too-long cut or --too-long drop would work");
+  ids.resize(most);
+  return rules_.too_long == TooLong::kCut;
+}
+
+Example ExampleEncoder::OfClass(std::string_view text, int32_t label,
+                                const std::string& place) const {
+  Example example = {.num_bytes = static_cast<int64_t>(text.size())};
+  tokenizer_.EncodeAppend(text, example.ids);
+  example.ids.push_back(tokenizer_.eos_id());
+  const size_t whole = example.ids.size();
+  if (!Fit(example.ids, place)) return {.dropped = true};
+  example.cut = example.ids.size() < whole;
+  example.ids.back() = tokenizer_.eos_id();
+  example.labels.assign(example.ids.size(), kNoTarget);
+  example.labels.front() = label;
+  return example;
+}
+
+Example ExampleEncoder::OfAnswer(std::string_view prompt, std::string_view answer,
+                                 const std::string& place) const {
+  Example example = {.num_bytes = static_cast<int64_t>(prompt.size() + answer.size())};
+  tokenizer_.EncodeAppend(prompt, example.ids);
+  const size_t answer_begin = example.ids.size();
+  tokenizer_.EncodeAppend(answer, example.ids);
+  example.ids.push_back(tokenizer_.eos_id());
+  const size_t whole = example.ids.size();
+  if (!Fit(example.ids, place) || example.ids.size() <= answer_begin) return {.dropped = true};
+  example.cut = example.ids.size() < whole;
+  example.labels.assign(example.ids.size(), kNoTarget);
+  for (size_t i = answer_begin > 0 ? answer_begin - 1 : 0; i + 1 < example.ids.size(); ++i)
+    example.labels[i] = example.ids[i + 1];
+  return example;
+}
+
+}  // namespace halflife::data

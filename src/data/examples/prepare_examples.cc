@@ -1,0 +1,339 @@
+#include "data/examples/prepare_examples.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/host.h"
+#include "data/document_encoder.h"
+#include "data/examples/row_packer.h"
+#include "data/manifest.h"
+#include "data/ordered_pipeline.h"
+#include "data/output_folder.h"
+#include "data/records.h"
+#include "data/shard_writer.h"
+#include "data/tokenizer_folder.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint32_t kExamplesGenerator = 1;  // raised when equal files give other rows
+
+void CheckConfig(const PrepareExamplesConfig& config) {
+  const auto require = [](bool holds, const auto&... words) {
+    HL_CHECK_AS(ExitCode::kUsage, holds, words...);
+  };
+  HL_CHECK(config.labels == RowLabels::kClasses || config.labels == RowLabels::kAnswers);
+  require(!config.inputs.empty(), "--input names no file; a .tsv or .jsonl would work");
+  require(!config.out.empty(), "--out names no folder");
+  require(!config.tokenizer.empty(), "--labels ", Name(config.labels),
+          " needs --tokenizer bytes|FILE|FOLDER, such as that of the model to be tuned");
+  require(config.rules.row_len >= 2, "--row-len ", config.rules.row_len,
+          "; 2 or more tokens would work");
+  require(config.labels == RowLabels::kClasses || config.classes.empty(),
+          "--classes belongs to --labels classes");
+  require(config.classes.empty() || config.classes.size() >= 2,
+          "--classes names one class; two or "
+          "more would work");
+  const std::set<std::string> names(config.classes.begin(), config.classes.end());
+  require(names.size() == config.classes.size(),
+          "--classes names a class twice: ", Join(config.classes, ", "));
+  require(config.validation_fraction >= 0 && config.validation_fraction < 1,
+          "--validation-fraction ", config.validation_fraction, " is not in [0, 1)");
+  require(config.threads >= 0 && config.threads <= 1024, "--threads ", config.threads,
+          " is not in [0, 1024]; 0 takes all cores");
+  require(config.shard_tokens >= kBlockTokens, "--shard-tokens ", config.shard_tokens, " is below ",
+          kBlockTokens, ", the smallest shard");
+}
+
+std::vector<RecordField> FieldsOf(const PrepareExamplesConfig& config) {
+  if (config.labels == RowLabels::kClasses)
+    return {{config.text_field, "--field"}, {config.label_field, "--label-field", true}};
+  return {{config.prompt_field, "--prompt-field"}, {config.answer_field, "--answer-field"}};
+}
+
+std::optional<int64_t> WholeNumber(const std::string& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// 2 before 10 where all are numbers; else by bytes.
+std::vector<std::string> InOrder(const std::set<std::string>& names) {
+  std::vector<std::string> sorted(names.begin(), names.end());
+  if (std::ranges::all_of(sorted, [](const auto& name) { return WholeNumber(name).has_value(); }))
+    std::ranges::stable_sort(sorted, {}, [](const auto& name) { return *WholeNumber(name); });
+  return sorted;
+}
+
+// The files of one option, and how their records are read.
+struct Source {
+  InputFiles files;
+  RecordReader reader;
+  std::optional<Split> split;  // of all its records; nothing: each by its content
+};
+
+// What becomes of a chunk of records.
+struct EncodedExamples {
+  struct One {
+    Split split;
+    Example example;
+  };
+  std::vector<One> examples;
+  int64_t num_empty = 0;
+  uint64_t disk_bytes = 0;
+};
+
+class Run {
+ public:
+  explicit Run(const PrepareExamplesConfig& config)
+      : config_(config),
+        tokenizer_(OpenTokenizer(config.tokenizer)),
+        encoder_(*tokenizer_, config.rules),
+        threads_(config.threads == 0 ? NumUsableCores() : config.threads) {
+    const bool splits = config.validation_inputs.empty();
+    AddSource(config.inputs, "--input", splits ? std::nullopt : std::optional(Split::kTrain));
+    AddSource(config.validation_inputs, "--validation-input", Split::kValidation);
+    AddSource(config.test_inputs, "--test-input", Split::kTest);
+    for (const auto& source : sources_) progress_.total_disk_bytes += DiskBytes(source->files);
+    if (config.labels == RowLabels::kClasses) NumberClasses();
+  }
+
+  Manifest WriteShards(const fs::path& folder);
+  ExamplesSummary Summarise(const Manifest& manifest) const;
+
+ private:
+  struct Writer {
+    Writer(const ShardWriterConfig& shards, const RowPackerConfig& rows)
+        : writer(shards), packer(writer, rows) {}
+    ShardWriter writer;
+    RowPacker packer;
+  };
+
+  void AddSource(const std::vector<std::string>& names, const char* flag,
+                 std::optional<Split> split);
+  void NumberClasses();
+  // Calls write(map(chunk)) for the chunks of a source, in order.
+  template <typename Out, typename Map, typename Write>
+  void ForEachChunk(const Source& source, const Map& map, const Write& write);
+  EncodedExamples Encode(const Source& source, TextChunk chunk) const;
+  Example EncodeOne(const Record& record, const std::string& place) const;
+  int32_t ClassOf(const std::string& name, const std::string& place) const;
+  Writer MakeWriter(const fs::path& folder, Split split) const;
+  SplitRecord Finish(Writer& writer, Split split) const;
+  std::vector<std::pair<std::string, std::string>> Parameters() const;
+
+  const PrepareExamplesConfig& config_;
+  const std::unique_ptr<Tokenizer> tokenizer_;
+  const ExampleEncoder encoder_;
+  const int threads_;
+  std::vector<std::unique_ptr<Source>> sources_;  // the first is --input
+  std::vector<std::string> classes_;
+  std::map<std::string, int32_t> number_of_class_;
+  std::map<Split, ExampleCounts> counts_;
+  int64_t num_empty_ = 0, num_cut_ = 0, num_dropped_ = 0;
+  PrepareProgress progress_;
+};
+
+void Run::AddSource(const std::vector<std::string>& names, const char* flag,
+                    std::optional<Split> split) {
+  if (names.empty()) return;
+  InputFiles files = FindInputFiles(names, flag, kRecordFormats);
+  for (const auto& source : sources_) RequireApart(source->files, files, flag);
+  RecordReader reader(files.files, FieldsOf(config_));
+  sources_.push_back(std::make_unique<Source>(std::move(files), std::move(reader), split));
+}
+
+template <typename Out, typename Map, typename Write>
+void Run::ForEachChunk(const Source& source, const Map& map, const Write& write) {
+  TextChunker chunker(source.files.files, {.max_document_bytes = config_.max_record_bytes});
+  RunOrdered<TextChunk, Out>(
+      threads_,
+      [&] {
+        HL_CHECK_AS(ExitCode::kInterrupted, config_.stop == nullptr || !config_.stop->load(),
+                    "stopped by a signal; nothing was written to ", config_.out.string());
+        return chunker.Next();
+      },
+      [&](TextChunk chunk) {
+        RequireUtf8(chunk, config_.replace_invalid_utf8);
+        return map(std::move(chunk));
+      },
+      write);
+}
+
+void Run::NumberClasses() {
+  classes_ = config_.classes;
+  if (classes_.empty()) {
+    std::set<std::string> names;
+    ForEachChunk<std::set<std::string>>(
+        *sources_.front(),
+        [&](const TextChunk& chunk) {
+          std::set<std::string> found;
+          sources_.front()->reader.ForEach(
+              chunk, [&](const Record& record) { found.insert(record.values[1]); });
+          return found;
+        },
+        [&](std::set<std::string> found) { names.merge(found); });
+    classes_ = InOrder(names);
+    HL_CHECK_AS(ExitCode::kData, classes_.size() >= 2, "the examples of --input have ",
+                classes_.size(), classes_.size() == 1 ? " label: '" + classes_[0] + "'" : " labels",
+                "; two or more classes would work");
+  }
+  for (size_t i = 0; i < classes_.size(); ++i)
+    number_of_class_[classes_[i]] = static_cast<int32_t>(i);
+}
+
+int32_t Run::ClassOf(const std::string& name, const std::string& place) const {
+  const auto found = number_of_class_.find(name);
+  HL_CHECK_AS(ExitCode::kData, found != number_of_class_.end(), place, "the label '", name,
+              "' is none of the classes ", Join(classes_, ", "), "; ",
+              config_.classes.empty() ? "they are those of --input, or what --classes names"
+                                      : "--classes names them");
+  return found->second;
+}
+
+Example Run::EncodeOne(const Record& record, const std::string& place) const {
+  if (config_.labels == RowLabels::kAnswers)
+    return encoder_.OfAnswer(record.values[0], record.values[1], place);
+  return encoder_.OfClass(record.values[0], ClassOf(record.values[1], place), place);
+}
+
+EncodedExamples Run::Encode(const Source& source, TextChunk chunk) const {
+  const DocumentRules split = {.validation_fraction = config_.validation_fraction,
+                               .split_seed = config_.split_seed,
+                               .split = source.split};
+  EncodedExamples encoded = {.examples = {}, .disk_bytes = chunk.disk_bytes};
+  source.reader.ForEach(chunk, [&](const Record& record) {
+    const std::string place = Concat(chunk.file->path.string(), ":", record.line, ": ");
+    const bool answers = config_.labels == RowLabels::kAnswers;
+    if (record.values[0].empty() && (!answers || record.values[1].empty())) {
+      ++encoded.num_empty;
+      return;
+    }
+    encoded.examples.push_back(
+        {ChooseSplit(ContentHash(record.values[0]), split), EncodeOne(record, place)});
+  });
+  return encoded;
+}
+
+Run::Writer Run::MakeWriter(const fs::path& folder, Split split) const {
+  const SpecialIds special = tokenizer_->special_ids();
+  return {{.folder = folder,
+           .split = split,
+           .token_bytes = TokenBytes(tokenizer_->vocab_size()),
+           .shard_tokens = config_.shard_tokens,
+           .labels = true},
+          {.row_len = config_.rules.row_len,
+           .pad_id = special.pad >= 0 ? special.pad : special.eos,
+           .one_per_row = config_.labels == RowLabels::kClasses}};
+}
+
+SplitRecord Run::Finish(Writer& writer, Split split) const {
+  writer.packer.Finish();
+  SplitRecord record = writer.writer.Finish();
+  if (writer.packer.num_rows() > 0)
+    record.info.segments.push_back({"rows", writer.packer.num_rows(), 0});
+  HL_CHECK_AS(ExitCode::kData,
+              split == Split::kTest || writer.packer.num_rows() > 0 ||
+                  (split == Split::kValidation && config_.validation_inputs.empty() &&
+                   config_.validation_fraction == 0),
+              "no example fell into the ", Name(split), " split; ",
+              config_.validation_inputs.empty()
+                  ? "another --validation-fraction or --split-seed, or files with more examples"
+                  : "files with examples",
+              " would work");
+  return record;
+}
+
+std::vector<std::pair<std::string, std::string>> Run::Parameters() const {
+  std::vector<std::pair<std::string, std::string>> parameters;
+  for (const RecordField& field : FieldsOf(config_))
+    parameters.emplace_back(field.flag.substr(2), field.name);
+  parameters.emplace_back("too_long", Name(config_.rules.too_long));
+  for (const auto& [split, counts] : counts_)
+    parameters.emplace_back(Concat(Name(split), "_examples"), Concat(counts.num_examples));
+  return parameters;
+}
+
+Manifest Run::WriteShards(const fs::path& folder) {
+  progress_.phase = "tokenising";
+  Writer train = MakeWriter(folder, Split::kTrain);
+  Writer validation = MakeWriter(folder, Split::kValidation);
+  Writer test = MakeWriter(folder, Split::kTest);
+  const std::map<Split, Writer*> of = {
+      {Split::kTrain, &train}, {Split::kValidation, &validation}, {Split::kTest, &test}};
+  for (const auto& source : sources_) {
+    const uint64_t before = progress_.disk_bytes;
+    ForEachChunk<EncodedExamples>(
+        *source, [&](TextChunk chunk) { return Encode(*source, std::move(chunk)); },
+        [&](EncodedExamples chunk) {
+          for (const auto& [split, example] : chunk.examples) {
+            num_cut_ += example.cut ? 1 : 0;
+            num_dropped_ += example.dropped ? 1 : 0;
+            if (example.dropped) continue;
+            of.at(split)->packer.Add(example);
+            ++counts_[split].num_examples;
+            ++progress_.num_documents;
+            progress_.text_bytes += example.num_bytes;
+          }
+          num_empty_ += chunk.num_empty;
+          progress_.disk_bytes = before + chunk.disk_bytes;
+          if (config_.on_progress) config_.on_progress(progress_);
+        });
+  }
+  for (const auto& [split, writer] : of) counts_[split].num_rows = writer->packer.num_rows();
+  Manifest manifest = {.train = Finish(train, Split::kTrain),
+                       .validation = Finish(validation, Split::kValidation),
+                       .test = Finish(test, Split::kTest),
+                       .row_len = config_.rules.row_len,
+                       .generator = Concat("examples with ", Name(config_.labels)),
+                       .generator_version = kExamplesGenerator,
+                       .parameters = Parameters(),
+                       .labels = config_.labels,
+                       .classes = classes_};
+  SaveTokenizer(*tokenizer_, folder, manifest);
+  return manifest;
+}
+
+ExamplesSummary Run::Summarise(const Manifest& manifest) const {
+  return {.train = counts_.at(Split::kTrain),
+          .validation = counts_.at(Split::kValidation),
+          .test = counts_.at(Split::kTest),
+          .classes = classes_,
+          .tokenizer_kind = manifest.tokenizer_kind,
+          .num_empty = num_empty_,
+          .num_cut = num_cut_,
+          .num_dropped = num_dropped_,
+          .seconds = 0,
+          .hash = manifest.hash};
+}
+
+}  // namespace
+
+ExamplesSummary PrepareExamples(const PrepareExamplesConfig& config) try {
+  const Stopwatch clock;
+  CheckConfig(config);
+  Run run(config);
+  OutputFolder output(config.out);
+  Manifest manifest = run.WriteShards(output.path());
+  manifest.hash = WriteManifest(manifest, output.path());
+  output.Publish();
+  ExamplesSummary summary = run.Summarise(manifest);
+  summary.seconds = clock.Seconds();
+  return summary;
+} catch (const fs::filesystem_error& error) {
+  // A folder that cannot be made or listed, such as on a full disk.
+  HL_FAIL(ExitCode::kData, "prepare cannot go on with ", config.out.string(), ": ", TextOf(error));
+}
+
+}  // namespace halflife::data

@@ -1,0 +1,151 @@
+#include "data/examples/prepare_examples.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "core/concat.h"
+#include "data/batch.h"
+#include "data/shard_layout.h"
+#include "data/small_datasets.h"
+#include "data/token_source.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+using test::WriteText;
+
+class PrepareExamplesTest : public testing::Test {
+ protected:
+  std::string File(const std::string& name, const std::string& text) const {
+    WriteText(dir_ / name, text);
+    return (dir_ / name).string();
+  }
+  PrepareExamplesConfig Classes(const std::string& out) const {
+    return {.labels = RowLabels::kClasses,
+            .inputs = {File("train.tsv", "text\tlabel\nabc\t10\nd\t2\n\t2\nef\t10\n")},
+            .validation_inputs = {File("dev.tsv", "label\ttext\n2\tgh\n")},
+            .tokenizer = "bytes",
+            .out = dir_ / out,
+            .rules = {.row_len = 5},
+            .threads = 2};
+  }
+  PrepareExamplesConfig Answers(const std::string& out, const std::string& text) const {
+    return {.labels = RowLabels::kAnswers,
+            .inputs = {File(out + ".jsonl", text)},
+            .tokenizer = "bytes",
+            .out = dir_ / out,
+            .rules = {.row_len = 8},
+            .validation_fraction = 0};
+  }
+  halflife::test::TempDir dir_;
+};
+
+// A row is a text with its class, then padding as a document of its own.
+TEST_F(PrepareExamplesTest, RowsOfClasses) {
+  const PrepareExamplesConfig config = Classes("classes");
+  const ExamplesSummary summary = PrepareExamples(config);
+  EXPECT_EQ(summary.train.num_examples, 3);
+  EXPECT_EQ(summary.num_empty, 1);
+  EXPECT_EQ(summary.classes, (std::vector<std::string>{"2", "10"})) << "numbers by their size";
+  const Dataset dataset = Dataset::Open(config.out);
+  dataset.Verify();
+  const DatasetInfo& info = dataset.info();
+  EXPECT_EQ(info.hash, summary.hash);
+  EXPECT_EQ(info.labels, RowLabels::kClasses);
+  EXPECT_EQ(info.classes, summary.classes);
+  EXPECT_TRUE(info.has_tokenizer() && info.packs_documents());
+  EXPECT_EQ(dataset.LoadTokenizer()->kind(), "bytes");
+  EXPECT_EQ(info.train.num_bytes, 6);
+
+  const TokenView view = ViewOf(dataset, Split::kTrain);
+  ASSERT_EQ(NumWindows(view, 5), 3);
+  const Batch batch = ReadWindows(view, 5, 0, 3);
+  const auto id = [](char c) { return c + 3; };
+  EXPECT_EQ(batch.inputs, (std::vector<int32_t>{id('a'), id('b'), id('c'), 1, 0, id('d'), 1, 0, 0,
+                                                0, id('e'), id('f'), 1, 0, 0}));
+  std::vector<int32_t> labels(15, kNoTarget);
+  labels[0] = 1, labels[5] = 0, labels[10] = 1;
+  EXPECT_EQ(batch.targets, labels);
+  EXPECT_EQ(batch.cu_seqlens, (std::vector<int32_t>{0, 4, 5, 7, 10, 13, 15}));
+  EXPECT_EQ(batch.num_targets, 3);
+}
+
+// As many as fit share a row, in their order; none looks into another.
+TEST_F(PrepareExamplesTest, RowsOfAnswers) {
+  const PrepareExamplesConfig config =
+      Answers("answers",
+              "{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"cd\", \"answer\": \"e\"}\n"
+              "{\"prompt\": \"f\", \"answer\": \"ghij\"}\n");
+  const ExamplesSummary summary = PrepareExamples(config);
+  EXPECT_EQ(summary.train.num_examples, 3);
+  EXPECT_EQ(summary.train.num_rows, 2);
+  const Dataset dataset = Dataset::Open(config.out);
+  const Batch batch = ReadWindows(dataset, Split::kTrain, 8, 0, 2);
+  EXPECT_EQ(batch.cu_seqlens, (std::vector<int32_t>{0, 3, 7, 8, 14, 16}));
+  const int32_t no = kNoTarget;
+  const auto id = [](char c) { return c + 3; };
+  EXPECT_EQ(batch.targets, (std::vector<int32_t>{id('b'), 1, no, no, id('e'), 1, no, no, id('g'),
+                                                 id('h'), id('i'), id('j'), 1, no, no, no}));
+}
+
+// A function of the files and options: threads and shards' borders change no row.
+TEST_F(PrepareExamplesTest, ThreadsChangeNothing) {
+  std::string lines = "text\tlabel\n";
+  for (int i = 0; i < 3000; ++i)
+    lines += Concat("text number ", i, "\t", i % 3 == 0 ? "third" : "other", "\n");
+  const auto prepare = [&](const std::string& out, int threads) {
+    PrepareExamplesConfig config = Classes(out);
+    config.inputs = {File("many.tsv", lines)};
+    config.validation_inputs = {};
+    config.validation_fraction = 0.1;
+    config.rules.row_len = 40;
+    config.threads = threads;
+    config.shard_tokens = kBlockTokens;
+    return PrepareExamples(config);
+  };
+  const ExamplesSummary one = prepare("one", 1), three = prepare("three", 3);
+  EXPECT_EQ(one.hash, three.hash);
+  EXPECT_EQ(one.train.num_examples + one.validation.num_examples, 3000);
+  EXPECT_NEAR(static_cast<double>(one.validation.num_examples), 300, 5 * std::sqrt(300));
+  const Dataset dataset = Dataset::Open(dir_ / "one");
+  EXPECT_GE(dataset.info().train.num_shards, 2) << "rows should cross shards";
+  const TokenView view = ViewOf(dataset, Split::kTrain);
+  for (int64_t row = 0; row < NumWindows(view, 40); ++row)
+    ASSERT_EQ(ReadWindows(view, 40, row, 1).num_targets, 1) << row;
+}
+
+TEST_F(PrepareExamplesTest, Refuses) {
+  const auto with = [&](auto change) {
+    PrepareExamplesConfig config = Classes("refused");
+    change(config);
+    return PrepareExamples(config);
+  };
+  EXPECT_HL_ERROR(with([&](auto& c) {
+                    c.validation_inputs = {File("odd.tsv", "text\tlabel\na\t2\nb\tmaybe\n")};
+                  }),
+                  ExitCode::kData, "odd.tsv:3: the label 'maybe' is none of the classes 2, 10");
+  EXPECT_HL_ERROR(with([&](auto& c) { c.inputs = {File("one.tsv", "text\tlabel\na\t2\n")}; }),
+                  ExitCode::kData, "have 1 label: '2'; two or more classes would work");
+  EXPECT_HL_ERROR(with([](auto& c) {
+                    c.classes = {"2", "2"};
+                  }),
+                  ExitCode::kUsage, "names a class twice");
+  EXPECT_HL_ERROR(with([](auto& c) { c.rules.row_len = 3; }), ExitCode::kData,
+                  "train.tsv:2: ", "4 tokens, and rows have 3");
+  EXPECT_HL_ERROR(with([](auto& c) { c.validation_inputs = c.inputs; }), ExitCode::kUsage,
+                  "both in --input and in --validation-input");
+  EXPECT_HL_ERROR(with([](auto& c) { c.tokenizer = ""; }), ExitCode::kUsage, "needs --tokenizer");
+  EXPECT_HL_ERROR(
+      with([&](auto& c) { c.validation_inputs = {File("empty.tsv", "text\tlabel\n\t2\n")}; }),
+      ExitCode::kData, "no example fell into the validation split");
+  EXPECT_FALSE(fs::exists(dir_ / "refused"));
+  for (const auto& entry : fs::directory_iterator(dir_.path()))
+    EXPECT_TRUE(entry.is_regular_file()) << "left behind: " << entry.path();
+}
+
+}  // namespace
+}  // namespace halflife::data
