@@ -28,7 +28,7 @@ void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& data
   HL_CHECK_AS(ExitCode::kUsage, dataset.info().vocab_size <= model_vocab, "the dataset ",
               dataset.folder().string(), " has a vocabulary of ", dataset.info().vocab_size,
               ", the model of ", model_vocab, "; prepare the text with the run's own tokenizer");
-  if (dataset.info().has_rows()) return;    // which no tokenizer has made
+  if (!dataset.info().has_tokenizer()) return;
   if (loaded.tokenizer == nullptr) return;  // a step that was copied away from its run
   data::RequireSameTokens(dataset, *loaded.tokenizer, loaded.path.string());
 }
@@ -114,6 +114,15 @@ int64_t WindowOf(const data::TokenView& tokens, const infer::LoadedModel& loaded
   return tokens.row_len > 0 ? tokens.row_len : loaded.state.data.seq_len;
 }
 
+nlohmann::ordered_json ClassesJson(const eval::ClassScores& scores) {
+  nlohmann::ordered_json out = {
+      {"documents", scores.num_documents}, {"mcc", scores.mcc}, {"f1_macro", scores.f1_macro}};
+  if (scores.f1) out["f1"] = *scores.f1;
+  if (scores.auroc) out["auroc"] = *scores.auroc;
+  out["confusion"] = scores.confusion;
+  return out;
+}
+
 nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
   nlohmann::ordered_json out = {{"tokens", result.num_targets},
                                 {"loss", result.loss},
@@ -121,6 +130,7 @@ nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
                                 {"perplexity_hf", result.perplexity_hf()}};
   if (result.bits_per_byte) out["bits_per_byte"] = *result.bits_per_byte;
   if (result.accuracy) out["accuracy"] = *result.accuracy;
+  if (result.classes) out["classes"] = ClassesJson(*result.classes);
   for (const eval::SegmentScore& segment : result.segments) {
     out["segments"].push_back({{"name", segment.name},
                                {"tokens", segment.num_targets},
@@ -142,6 +152,13 @@ std::string Text(const nlohmann::ordered_json& out) {
   if (out.contains("bits_per_byte"))
     text += Concat("text        ", number("bits_per_byte", 4), " bits per byte\n");
   if (out.contains("accuracy")) text += Concat("accuracy    ", number("accuracy", 4), "\n");
+  if (out.contains("classes")) {
+    for (const char* measure : {"mcc", "f1_macro", "f1", "auroc"}) {
+      if (out["classes"].contains(measure))
+        text += Concat(measure, std::string(12 - std::string_view(measure).size(), ' '),
+                       Fixed(out["classes"][measure].get<double>(), 4), "\n");
+    }
+  }
   if (out.contains("segments")) {
     for (const auto& segment : out["segments"]) {
       text += Concat("  ", segment["name"].get<std::string>(), ": ",

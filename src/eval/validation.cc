@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <span>
 
 #include "core/error.h"
@@ -74,11 +75,62 @@ class BinSums {
   std::vector<double> sums_;
 };
 
+// What every window's document is said to be: [label + 1, ln p of each class], all 0 where a rank
+// has not seen it.
+class ClassTable {
+ public:
+  ClassTable(int64_t num_windows, const model::Objective& objective)
+      : num_classes_(objective.classifier() ? objective.classifier()->num_classes : 0),
+        rows_(num_classes_ == 0 ? 0 : static_cast<size_t>(num_windows * width())) {}
+
+  // The documents of the windows from `window` on.
+  void Add(int64_t window, const data::Batch& batch, const at::Tensor& log_probs_in) {
+    const at::Tensor log_probs = log_probs_in.to(at::kCPU).to(at::kDouble).contiguous();
+    const double* from = log_probs.const_data_ptr<double>();
+    for (size_t i = 0; i + 1 < batch.cu_seqlens.size(); ++i, from += num_classes_) {
+      const int64_t first = batch.cu_seqlens[i], row = first / batch.seq_len;
+      const int32_t label = batch.targets[static_cast<size_t>(first)];
+      if (label < 0) continue;
+      double* const place = &rows_[static_cast<size_t>((window + row) * width())];
+      HL_CHECK(place[0] == 0, "a row with several labelled documents");
+      place[0] = label + 1;
+      std::copy_n(from, num_classes_, place + 1);
+    }
+  }
+  std::optional<ClassScores> Scores(dist::Communicator& control) {
+    if (rows_.empty()) return std::nullopt;
+    control
+        .AllReduce(Ref(rows_.data(), static_cast<int64_t>(rows_.size())), dist::ReduceOp::kSum,
+                   {"validation_classes", 0}, nullptr)
+        .WaitHost();
+    std::vector<int32_t> labels;
+    std::vector<double> log_probs;
+    for (size_t at = 0; at < rows_.size(); at += static_cast<size_t>(width())) {
+      if (rows_[at] == 0) continue;
+      labels.push_back(static_cast<int32_t>(rows_[at]) - 1);
+      const auto row = rows_.begin() + static_cast<int64_t>(at);
+      log_probs.insert(log_probs.end(), row + 1, row + width());
+    }
+    return ScoreClasses(labels, log_probs, num_classes_);
+  }
+
+ private:
+  int64_t width() const { return num_classes_ + 1; }
+  int64_t num_classes_;  // 0: there are none
+  std::vector<double> rows_;
+};
+
+// Where the sums of all windows go, besides WindowSums.
+struct Details {
+  BinSums bins;
+  ClassTable classes;
+};
+
 // Scores one batch, of each row what this rank has of it: appends the sums of its windows, and adds
-// to `bins` those of the windows from `first` on.
+// to `details` those of the windows from `first` on.
 void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool counts_correct,
                   const ValidationConfig& config, at::Device device, std::vector<WindowSums>& sums,
-                  int64_t first, BinSums& bins) {
+                  int64_t first, Details& details) {
   ApplyObjective(model.objective(), kValidationSeed, batch);
   const BatchTensors tensors = config.parallel == nullptr
                                    ? ToTensors(batch, device)
@@ -91,7 +143,8 @@ void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool cou
   } else {
     scores.losses = model.TokenLosses(tensors.inputs, tensors.targets, context);
   }
-  bins.Add(first, scores.losses, tensors.targets.ge(0));
+  details.bins.Add(first, scores.losses, tensors.targets.ge(0));
+  if (scores.class_log_probs.defined()) details.classes.Add(first, batch, scores.class_log_probs);
   const at::Tensor losses = RowSums(scores.losses), num_targets = RowSums(tensors.targets.ge(0));
   const at::Tensor correct = counts_correct ? RowSums(scores.correct) : at::Tensor();
   for (int64_t row = 0; row < batch.batch_size; ++row)
@@ -140,6 +193,21 @@ double MeanOfBatches(std::span<const WindowSums> windows, size_t batch) {
   return sum / num_rows;
 }
 
+// What a split holds, and the objective that would work.
+const std::map<data::RowLabels, std::string> kHeld = {
+    {data::RowLabels::kNone,
+     "text, which has no labels of its own; next_token or masked_token would work, or labelled "
+     "rows, "
+     "such as those of `halflife prepare --synthetic mqar` or `--labels classes`"},
+    {data::RowLabels::kTask,
+     "labelled rows, whose labels it would not use; model { objective { labelled {} } } would "
+     "work"},
+    {data::RowLabels::kAnswers,
+     "prompts and answers, labelled by their next tokens; model { objective { next_token {} } } "
+     "would work"},
+    {data::RowLabels::kClasses,
+     "texts and their classes; model { objective { classification {} } } would work"}};
+
 // Text by its next tokens has bits per byte, whatever else is asked for an accuracy.
 bool PredictsText(const model::LanguageModel& model, const data::TokenView& tokens) {
   return tokens.row_len == 0 && model.objective().predicts_next_token();
@@ -168,14 +236,28 @@ double ValidationResult::perplexity() const { return std::exp(loss); }
 double ValidationResult::perplexity_hf() const { return std::exp(loss_hf); }
 
 void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& tokens) {
-  const bool wanted = model.objective().takes_labels_of_data(), there = tokens.row_len > 0;
-  const std::string& name = model.config().objective.name();
-  HL_CHECK_AS(ExitCode::kUsage, there || !wanted, "objective ", name, ": ", tokens.name,
-              " is text, which has no labels of its own; labelled rows, such as those of `halflife "
-              "prepare --synthetic mqar`, or the objective next_token would work");
-  HL_CHECK_AS(ExitCode::kUsage, wanted || !there, "objective ", name, ": ", tokens.name,
-              " holds labelled rows, whose labels it would not use; model { objective { labelled "
-              "{} } } would work");
+  const model::Objective& objective = model.objective();
+  const auto classifier = objective.classifier();
+  const auto fits = [&](data::RowLabels labels) {
+    switch (labels) {
+      case data::RowLabels::kNone:
+        return !objective.takes_labels_of_data();
+      case data::RowLabels::kTask:
+        return objective.takes_labels_of_data() && !classifier;
+      case data::RowLabels::kAnswers:
+        return objective.predicts_next_token();
+      case data::RowLabels::kClasses:
+        return classifier.has_value();
+    }
+    return false;
+  };
+  HL_CHECK_AS(ExitCode::kUsage, fits(tokens.labels), "objective ", model.config().objective.name(),
+              ": ", tokens.name, " holds ", kHeld.at(tokens.labels));
+  const auto num_classes = static_cast<int64_t>(tokens.classes.size());
+  HL_CHECK_AS(ExitCode::kUsage, !classifier || classifier->num_classes == num_classes,
+              "objective classification: num_classes is ", classifier->num_classes, ", and ",
+              tokens.name, " has ", num_classes, ": ", Join(tokens.classes, ", "),
+              "; --set model.objective.classification.num_classes=", num_classes, " would work");
 }
 
 ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
@@ -199,11 +281,12 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
   std::vector<WindowSums> sums;
   HL_CHECK((config.bin == 0 && config.attention == nullptr) || sp == 1,
            "bins of positions, or statistics of attention, and rows on several ranks");
-  BinSums bins(total, config.seq_len, config.bin);
+  Details details = {BinSums(total, config.seq_len, config.bin),
+                     ClassTable(total, model.objective())};
   for (int64_t first = begin; first < end; first += config.batch) {
     const int64_t count = std::min(config.batch, end - first);
     ScoreWindows(model, data::ReadWindows(tokens, config.seq_len, first, count), !predicts_text,
-                 config, device, sums, first, bins);
+                 config, device, sums, first, details);
   }
   // Of every window, the sum over the ranks that have some of it; 0 adds nothing to the others.
   std::vector<WindowSums> all(static_cast<size_t>(total));
@@ -214,7 +297,8 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
                  dist::ReduceOp::kSum, {"validation_sums", 0}, nullptr)
       .WaitHost();
   ValidationResult result = MakeResult(tokens, predicts_text, all, config.batch);
-  result.positions = bins.Scores(control);
+  result.positions = details.bins.Scores(control);
+  result.classes = details.classes.Scores(control);
   return result;
 }
 

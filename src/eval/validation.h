@@ -10,6 +10,7 @@
 
 #include "data/token_source.h"
 #include "dist/communicator.h"
+#include "eval/class_scores.h"
 #include "model/language_model.h"
 #include "model/sequence_parallel.h"
 
@@ -50,11 +51,12 @@ struct ValidationResult {
   std::optional<double> accuracy;
   std::vector<SegmentScore> segments;    // of labelled rows, where there are several kinds
   std::vector<PositionScore> positions;  // those bins that have targets
+  std::optional<ClassScores> classes;    // of documents
   double perplexity() const;
   double perplexity_hf() const;
 };
-// Error kUsage where the objective takes its labels from the dataset and the tokens have none, or
-// the other way round.
+// Error kUsage where the objective wants other labels than stand beside the tokens, or another
+// number of classes.
 void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& tokens);
 
 // Collective over `control`. Error kData where the tokens are no whole window; as RequireLabelsOf.

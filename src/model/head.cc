@@ -17,6 +17,11 @@ OutputHead::OutputHead(const HeadOptions& options, const PartContext& context, i
   if (options.bias) bias_ = DeclareBias(context, "lm_head.bias", vocab_size);
 }
 
+OutputHead::OutputHead(const PartContext& context, int64_t num_classes)
+    : weight_(DeclareMatrix(context, "classifier.weight",
+                            {.out = num_classes, .in = context.model_dim()})),
+      bias_(DeclareBias(context, "classifier.bias", num_classes)) {}
+
 at::Tensor OutputHead::Logits(const at::Tensor& hidden) const {
   const at::ScalarType compute = kernels::ComputeType(hidden);
   const at::Tensor logits = at::linear(hidden.to(compute), weight_->to(compute));

@@ -24,6 +24,8 @@ class OutputHead {
   // Parameters lm_head.weight (untied) and lm_head.bias.
   OutputHead(const HeadOptions& options, const PartContext& context, int64_t vocab_size,
              const Parameter& embedding);
+  // Of classes in place of tokens: classifier.weight and classifier.bias.
+  OutputHead(const PartContext& context, int64_t num_classes);
 
   at::Tensor Logits(const at::Tensor& hidden) const;  // [..., D] -> [..., vocab] fp32
   // hidden [N, D], targets [N] int64.

@@ -4,12 +4,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/dropout/dropout.h"
+#include "model/document_pooler.h"
 
 namespace halflife::model {
 namespace {
@@ -35,6 +39,7 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
   const std::vector<std::string> problems = Problems(config);
   HL_CHECK_AS(ExitCode::kUsage, problems.empty(), Join(problems, "\n"));
   const ModelConfig resolved = Resolved(config);
+  objective_ = MakeObjective(config.objective, config.vocab_size);
   const PartContext context = {.sizes = config.sizes(),
                                .parameters = &parameters_,
                                .initializer_range = config.initializer_range,
@@ -71,10 +76,8 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
     final_norm_ = MakeNorm(resolved.final_norm ? *resolved.final_norm : resolved.norm,
                            context.Below("norm."), config.model_dim);
   count_.norm += added();
-  head_ =
-      std::make_unique<OutputHead>(config.head, context, config.vocab_size, embedding_->table());
+  MakeHead(context);
   count_.head = added();
-  objective_ = MakeObjective(config.objective, config.vocab_size);
   HL_CHECK_AS(
       ExitCode::kUsage,
       !positions_->in_attention() ||
@@ -92,6 +95,27 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
 }
 
 LanguageModel::~LanguageModel() = default;
+
+void LanguageModel::MakeHead(const PartContext& context) {
+  const std::optional<ClassifierOptions> classifier = objective_->classifier();
+  if (!classifier) {
+    head_ = std::make_unique<OutputHead>(config_.head, context, config_.vocab_size,
+                                         embedding_->table());
+    return;
+  }
+  const std::string name = config_.objective.name();
+  HL_CHECK_AS(ExitCode::kUsage, !config_.head.tied && !config_.head.bias, "objective ", name,
+              " has a classifier in place of a head over the vocabulary, and the recipe's head is ",
+              config_.head.tied ? "tied" : "one with a bias",
+              "; --set model.head.tied=false --set model.head.bias=false would work");
+  const bool looks_back = std::ranges::all_of(
+      blocks_, [](const auto& block) { return block->mixer().traits().causal; });
+  HL_CHECK_AS(ExitCode::kUsage, classifier->pooling != "first" || !looks_back, "objective ", name,
+              ": pooling first reads what the first token knows, and in causal layers it has seen "
+              "nothing else; mean or last would work");
+  pooler_ = std::make_unique<DocumentPooler>(*classifier, context);
+  head_ = std::make_unique<OutputHead>(context, classifier->num_classes);
+}
 
 void LanguageModel::BindOwnMemory(uint64_t seed, bool requires_grad) {
   for (int i = 0; i < parameters_.size(); ++i) {
@@ -185,12 +209,27 @@ at::Tensor LanguageModel::OverSegments(size_t layer, const MixerCall& call) cons
   return y;
 }
 
+LanguageModel::HeadRows LanguageModel::RowsOf(const at::Tensor& hidden, const at::Tensor& targets,
+                                              const ForwardContext& context) const {
+  if (pooler_ == nullptr) return {hidden.flatten(0, 1), targets.flatten()};
+  return {(*pooler_)(hidden, *context.slice),
+          targets.flatten().index_select(0, FirstTokens(*context.slice))};
+}
+
+at::Tensor LanguageModel::AtTokens(const at::Tensor& of_rows, const at::Tensor& tokens,
+                                   const ForwardContext& context) const {
+  if (pooler_ == nullptr) return of_rows.view(tokens.sizes());
+  const at::Tensor all = at::zeros({tokens.numel()}, of_rows.options());
+  return all.index_copy(0, FirstTokens(*context.slice), of_rows).view(tokens.sizes());
+}
+
 at::Tensor LanguageModel::Logits(const at::Tensor& hidden) const { return head_->Logits(hidden); }
 
 LossSums LanguageModel::Loss(const at::Tensor& tokens, const at::Tensor& targets,
                              const ForwardContext& context) const {
+  const HeadRows rows = RowsOf(Hidden(tokens, context), targets, context);
   const kernels::LinearCrossEntropySums sums =
-      head_->Loss(Hidden(tokens, context).flatten(0, 1), targets.flatten(),
+      head_->Loss(rows.hidden, rows.targets,
                   {.z_loss_weight = context.z_loss_weight, .num_targets = context.num_targets});
   return {sums.objective, sums.loss, sums.z_loss};
 }
@@ -198,17 +237,26 @@ LossSums LanguageModel::Loss(const at::Tensor& tokens, const at::Tensor& targets
 at::Tensor LanguageModel::TokenLosses(const at::Tensor& tokens, const at::Tensor& targets,
                                       const ForwardContext& context, ModelState* state) const {
   const at::NoGradGuard no_grad;
-  return head_->TokenLosses(Hidden(tokens, context, state).flatten(0, 1), targets.flatten())
-      .view(tokens.sizes());
+  const HeadRows rows = RowsOf(Hidden(tokens, context, state), targets, context);
+  return AtTokens(head_->TokenLosses(rows.hidden, rows.targets), tokens, context);
 }
 
 TokenScores LanguageModel::Scores(const at::Tensor& tokens, const at::Tensor& targets,
                                   const ForwardContext& context) const {
   const at::NoGradGuard no_grad;
-  const kernels::TokenScores scores =
-      head_->TokenScores(Hidden(tokens, context).flatten(0, 1), targets.flatten(),
-                         {.num_targets = context.num_targets});
-  return {scores.loss.view(tokens.sizes()), scores.correct.view(tokens.sizes())};
+  const HeadRows rows = RowsOf(Hidden(tokens, context), targets, context);
+  if (pooler_ == nullptr) {
+    const kernels::TokenScores scores =
+        head_->TokenScores(rows.hidden, rows.targets, {.num_targets = context.num_targets});
+    return {AtTokens(scores.loss, tokens, context), AtTokens(scores.correct, tokens, context)};
+  }
+  const at::Tensor log_probs = at::log_softmax(Logits(rows.hidden).to(at::kFloat), -1);
+  const at::Tensor asked = rows.targets.ge(0);
+  const at::Tensor of_target =
+      log_probs.gather(1, rows.targets.clamp_min(0).unsqueeze(1)).squeeze(1);
+  const at::Tensor correct = log_probs.argmax(1).eq(rows.targets);
+  return {AtTokens(-of_target * asked, tokens, context),
+          AtTokens(correct.to(at::kFloat), tokens, context), log_probs};
 }
 
 ModelState LanguageModel::EmptyState(int64_t batch) const {
@@ -249,12 +297,25 @@ FlopCount LanguageModel::FlopsPerToken(int64_t seq_len) const {
 
 FlopCount LanguageModel::FlopsOfLayer(int64_t layer, int64_t seq_len) const {
   if (layer < 0) return {};
+  const auto dim = static_cast<double>(config_.model_dim);
+  if (layer == config_.num_layers && pooler_ != nullptr) {  // of a row that is one document
+    const auto num_classes = static_cast<double>(objective_->classifier()->num_classes);
+    return {.matmul = (pooler_->FlopsPerDocument() + 2 * dim * num_classes) /
+                      static_cast<double>(seq_len)};
+  }
   if (layer == config_.num_layers)
-    return {.matmul = 2 * static_cast<double>(config_.model_dim) *
-                      static_cast<double>(config_.vocab_size)};
+    return {.matmul = 2 * dim * static_cast<double>(config_.vocab_size)};
   const Block& block = *blocks_[static_cast<size_t>(layer)];
   FlopCount sum = block.mixer().FlopsPerToken(seq_len);
   return sum += block.channel_mixer().FlopsPerToken();
+}
+
+double LanguageModel::LossBytes(int64_t batch, int64_t seq_len, bool widened) const {
+  if (pooler_ == nullptr)
+    return kernels::LinearCrossEntropyBytes(batch * seq_len, config_.vocab_size, config_.model_dim,
+                                            widened);
+  return kernels::LinearCrossEntropyBytes(batch, objective_->classifier()->num_classes,
+                                          config_.model_dim, widened);
 }
 
 double LanguageModel::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const {

@@ -46,6 +46,8 @@ struct LossSums {
 struct TokenScores {
   at::Tensor losses;   // [B, T] fp32, -ln p(target), 0 where there is no target
   at::Tensor correct;  // [B, T] fp32, 1 where the target is the likeliest token, else 0
+  // Of a classifier (else undefined): [P, num_classes] fp32, ln p of the slice's P documents.
+  at::Tensor class_log_probs = {};
 };
 
 struct ModelState {
@@ -53,6 +55,8 @@ struct ModelState {
   int64_t num_tokens = 0;  // of each row so far: the position of the next one
   int64_t bytes() const;
 };
+
+class DocumentPooler;
 
 class LanguageModel {
  public:
@@ -95,6 +99,8 @@ class LanguageModel {
   const ParameterCount& CountParameters() const { return count_; }
   FlopCount FlopsPerToken(int64_t seq_len) const;  // forward; head included, embedding lookup not
   double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const;
+  // Most that the head holds at once while its loss is differentiated; `widened`: of bf16.
+  double LossBytes(int64_t batch, int64_t seq_len, bool widened) const;
   // What of these is a layer's, as LayerOf counts them.
   FlopCount FlopsOfLayer(int64_t layer, int64_t seq_len) const;
   double ActivationBytesOfLayer(int64_t layer, int64_t seq_len, int64_t bytes_per_element) const;
@@ -118,6 +124,16 @@ class LanguageModel {
   // layer.
   using Mix = std::function<at::Tensor(size_t layer, const Mixer& mixer, const at::Tensor& x)>;
   using Drop = std::function<at::Tensor(uint32_t site, const at::Tensor& x)>;
+  // What the head is asked of: tokens, or with a classifier documents.
+  struct HeadRows {
+    at::Tensor hidden, targets;  // [N, D], [N]
+  };
+  HeadRows RowsOf(const at::Tensor& hidden, const at::Tensor& targets,
+                  const ForwardContext& context) const;
+  // What the head says of its rows, at their tokens: [B, T], 0 elsewhere.
+  at::Tensor AtTokens(const at::Tensor& of_rows, const at::Tensor& tokens,
+                      const ForwardContext& context) const;
+  void MakeHead(const PartContext& context);
   at::Tensor OverSegments(size_t layer, const MixerCall& call) const;
   std::string NameOfMixer(size_t layer) const;
   // By its name; "": none.
@@ -134,7 +150,8 @@ class LanguageModel {
   std::unique_ptr<Positions> positions_;
   std::unique_ptr<Norm> embedding_norm_;  // null: none
   std::vector<std::unique_ptr<Block>> blocks_;
-  std::unique_ptr<Norm> final_norm_;  // null: the last block norms its output
+  std::unique_ptr<Norm> final_norm_;        // null: the last block norms its output
+  std::unique_ptr<DocumentPooler> pooler_;  // null: the head is asked of every token
   std::unique_ptr<OutputHead> head_;
   std::unique_ptr<Objective> objective_;
 };

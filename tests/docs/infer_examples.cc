@@ -1,6 +1,7 @@
 // The examples of the headers of src/infer and src/eval. A function's parameters are what its
 // example takes for granted.
 #include "eval/attention_statistics.h"
+#include "eval/class_scores.h"
 #include "eval/length_table.h"
 #include "eval/scorer.h"
 #include "infer/generator.h"
@@ -40,6 +41,10 @@ void AttentionStatisticsExample(const model::LanguageModel& model, const at::Ten
                                 const at::Tensor& targets, const model::SequenceSlice& slice,
                                 dist::Communicator& control) {
 #include "examples/eval/attention_statistics.h"
+}
+
+void ClassScoresExample(std::span<const int32_t> labels, std::span<const double> log_probs) {
+#include "examples/eval/class_scores.h"
 }
 
 void LengthTableExample(const model::LanguageModel& model, const data::TokenView& tokens,

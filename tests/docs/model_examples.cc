@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "model/activation.h"
+#include "model/document_pooler.h"
 #include "model/language_model.h"
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
@@ -38,6 +39,11 @@ void PartExample() {
 }
 
 #include "examples/model/config/options.h"
+
+void DocumentPoolerExample(const ClassifierOptions& options, const PartContext& context,
+                           const Tensor& hidden, const SequenceSlice& slice) {
+#include "examples/model/document_pooler.h"
+}
 
 void LongConvolutionExample(const Tensor& x, const Tensor& filter, const Tensor& before,
                             Tensor& inputs) {

@@ -52,6 +52,7 @@ recipe mamba_130m 50280 129135360
 recipe gau_alpha 12000 96517632
 recipe gau_alpha_6l 12000 31042560
 recipe gau_bytes 259 1451328
+recipe dna_alibi 4096 117060866
 on_gpus gla_340m 8 16 32
 on_gpus retention_340m 8 16 32
 on_gpus softmax_340m 8 16 32

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "model/config/part.h"
 
@@ -25,6 +26,15 @@ struct LabelledRows {
   uint64_t seed = 0;
 };
 
+// What a model ends with, in place of a head over its vocabulary, to name the class of a document.
+struct ClassifierOptions {
+  int64_t num_classes = 2;
+  // The document as one vector: its first or last hidden vector, or the mean of all of them, eos
+  // included.
+  std::string pooling = "mean";
+  bool dense = false;  // a layer and tanh behind it, as BERT's pooler (Devlin et al., 2019)
+};
+
 class Objective {
  public:
   virtual ~Objective() = default;
@@ -33,8 +43,10 @@ class Objective {
   virtual bool predicts_next_token() const { return false; }
   // The token that hides others; none: nothing is hidden.
   virtual std::optional<int32_t> mask_token() const { return std::nullopt; }
-  // True: it trains on labelled rows, and on nothing else.
+  // True: it trains on labels that stand in the dataset, and on nothing else.
   virtual bool takes_labels_of_data() const { return false; }
+  // Then: the labels are classes, one at the first token of a document.
+  virtual std::optional<ClassifierOptions> classifier() const { return std::nullopt; }
 };
 
 struct ObjectiveContext {

@@ -38,6 +38,9 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
               config.parallel.sp, ": ", whole,
               " mixes whole rows and cannot have one on several ranks; parallel.sp 1, or a mixer "
               "with a state that passes on, e.g. gla, would work");
+  HL_CHECK_AS(ExitCode::kUsage, config.parallel.sp == 1 || !model.objective().classifier(),
+              "parallel.sp ", config.parallel.sp, ": objective ", config.model.objective.name(),
+              " reads whole documents, and no rank would have one; parallel.sp 1 would work");
   if (dataset == nullptr) return;
   const std::string layer = model.LayerOfOneDocument();
   HL_CHECK_AS(ExitCode::kUsage, !dataset->packs_documents() || layer.empty(), layer,

@@ -6,7 +6,6 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "core/pairwise_sum.h"
-#include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "model/sequence_parallel.h"
 #include "train/config/plan.h"
 #include "train/device.h"
@@ -81,8 +80,7 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
           .compute_copy = bf16 ? 2 * parameters : 0,
           .activations = static_cast<double>(tokens) *
                          model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element),
-          .loss = kernels::LinearCrossEntropyBytes(tokens, model.config().vocab_size,
-                                                   model.config().model_dim, /*widened=*/bf16),
+          .loss = model.LossBytes(config.train.micro_batch, slice, /*widened=*/bf16),
           .saved_copy = RunsOnGpu(config) ? 0 : copy,
           .states = config.parallel.sp == 1 ? 0
                                             : static_cast<double>(config.train.micro_batch) *

@@ -92,6 +92,11 @@ void Metrics::Validation(int64_t step, const eval::ValidationResult& result) {
   if (result.accuracy) line["val_accuracy"] = *result.accuracy;
   for (const eval::SegmentScore& segment : result.segments)
     line[Concat("val_accuracy/", segment.name)] = segment.accuracy;
+  if (result.classes) {
+    line["val_mcc"] = result.classes->mcc;
+    line["val_f1_macro"] = result.classes->f1_macro;
+    if (result.classes->auroc) line["val_auroc"] = *result.classes->auroc;
+  }
   line["val_tokens"] = result.num_targets;
   Write(std::move(line));
   if (terminal_ && line_open_) std::cerr << "\n";

@@ -22,11 +22,12 @@ import tempfile
 
 from family import ROOT
 import attention
+import fine_tuning
 import mixers
 import ranks
 from run import verdict_of
 
-MUTATIONS = mixers.MUTATIONS + ranks.MUTATIONS + attention.MUTATIONS
+MUTATIONS = mixers.MUTATIONS + ranks.MUTATIONS + attention.MUTATIONS + fine_tuning.MUTATIONS
 OTHER_INSTRUCTION_SETS = ("avx2.cc", "avx512.cc")
 
 

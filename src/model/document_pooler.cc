@@ -1,0 +1,63 @@
+#include "model/document_pooler.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/segment_reduce.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/tensor.h>
+
+#include "core/error.h"
+#include "kernels/torch/dispatch.h"
+
+namespace halflife::model {
+namespace {
+
+// Behind the last token of each document.
+at::Tensor Ends(const at::Tensor& firsts, int64_t num_tokens) {
+  return at::cat(
+      {firsts.narrow(0, 1, firsts.size(0) - 1), at::full({1}, num_tokens, firsts.options())});
+}
+
+}  // namespace
+
+at::Tensor FirstTokens(const SequenceSlice& slice) {
+  HL_CHECK(slice.begin == 0 && slice.segment == nullptr, "documents of rows that are cut");
+  std::vector<int64_t> firsts(slice.document_starts.begin(), slice.document_starts.end());
+  if (!slice.has_boundaries())
+    for (int64_t row = 0; row < slice.batch; ++row) firsts.push_back(row * slice.seq_len);
+  return at::tensor(firsts, at::kLong).to(slice.positions.device());
+}
+
+DocumentPooler::DocumentPooler(const ClassifierOptions& options, const PartContext& context)
+    : pooling_(options.pooling == "first"  ? Pooling::kFirst
+               : options.pooling == "last" ? Pooling::kLast
+                                           : Pooling::kMean),
+      model_dim_(context.model_dim()) {
+  if (!options.dense) return;
+  weight_ = DeclareMatrix(context, "pooler.dense.weight", {.out = model_dim_, .in = model_dim_});
+  bias_ = DeclareBias(context, "pooler.dense.bias", model_dim_);
+}
+
+at::Tensor DocumentPooler::operator()(const at::Tensor& hidden, const SequenceSlice& slice) const {
+  const at::Tensor tokens = hidden.flatten(0, 1), firsts = FirstTokens(slice);
+  at::Tensor pooled;
+  if (pooling_ == Pooling::kFirst) {
+    pooled = tokens.index_select(0, firsts);
+  } else if (pooling_ == Pooling::kLast) {
+    pooled = tokens.index_select(0, Ends(firsts, tokens.size(0)) - 1);
+  } else {
+    pooled = at::segment_reduce(tokens.to(kernels::ComputeType(tokens)), "mean",
+                                Ends(firsts, tokens.size(0)) - firsts)
+                 .to(tokens.scalar_type());
+  }
+  if (!weight_.declared()) return pooled;
+  return at::tanh(at::linear(pooled, *weight_, bias_->to(pooled.scalar_type())));
+}
+
+double DocumentPooler::FlopsPerDocument() const {
+  return weight_.declared() ? 2.0 * static_cast<double>(model_dim_ * model_dim_) : 0;
+}
+
+}  // namespace halflife::model

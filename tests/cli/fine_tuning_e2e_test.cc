@@ -1,0 +1,190 @@
+// Fine-tuning through the binary: an encoder that learns text by its hidden bytes, then the classes
+// of sequences; a decoder that learns answers to prompts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "core/concat.h"
+#include "core/philox.h"
+#include "support/paths.h"
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+using testing::HasSubstr;
+
+// Sequences of bases, as of the task that `dna_alibi` is for: those of class 1 hold a motif, at any
+// place, those of class 0 do not. It is its own mirror image: ALiBi ahead is as ALiBi back.
+std::string MotifTable(int count, uint64_t seed) {
+  const RandomKey key = MakeRandomKey(seed, RandomPurpose::kTest, 2);
+  const std::string motif = "CCCCCC";
+  std::string table = "sequence\tlabel\n";
+  for (int i = 0; i < count; ++i) {
+    std::string bases;
+    for (uint64_t t = 0; t < 30; ++t)
+      bases += "ACGT"[Draw(key, static_cast<uint64_t>(i), t, 0).x[0] % 4];
+    const RandomCounter draw = Draw(key, static_cast<uint64_t>(i), 1000, 0);
+    for (size_t at = bases.find(motif); at != std::string::npos; at = bases.find(motif))
+      bases[at] = 'T';
+    const bool with = draw.x[0] % 2 == 1;
+    if (with) bases.replace(draw.x[1] % (bases.size() - motif.size()), motif.size(), motif);
+    table += Concat(bases, "\t", with ? 1 : 0, "\n");
+  }
+  return table;
+}
+
+class FineTuning : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    fixture = new RunFixture(kProgram, 20000);
+    Write("train.tsv", MotifTable(2000, 1));
+    Write("dev.tsv", MotifTable(200, 2));
+  }
+  static void TearDownTestSuite() { delete fixture; }
+  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
+  static void Write(const std::string& name, const std::string& text) {
+    std::ofstream(fixture->path(name)) << text;
+  }
+  static RunResult Prepare(const std::string& out, std::vector<std::string> more) {
+    std::vector<std::string> command = {"prepare", "--tokenizer", "bytes", "--out", Path(out)};
+    command.insert(command.end(), more.begin(), more.end());
+    return fixture->Halflife(command);
+  }
+  // Prepared once.
+  static void PrepareMotifs() {
+    if (std::filesystem::exists(Path("motifs"))) return;
+    const RunResult result =
+        Prepare("motifs", {"--labels", "classes", "--input", Path("train.tsv"),
+                           "--validation-input", Path("dev.tsv"), "--test-input", Path("dev2.tsv"),
+                           "--field", "sequence", "--row-len", "32"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("train: 2000 examples in 2000 rows"));
+    EXPECT_THAT(result.out, HasSubstr("classes: 0, 1"));
+  }
+  // An encoder with ALiBi on rows of 32.
+  static std::vector<std::string> Encoder(std::vector<std::string> more) {
+    std::vector<std::string> set = {"data.seq_len=32",
+                                    "model.model_dim=64",
+                                    "model.num_layers=2",
+                                    "model.mixer=softmax",
+                                    "model.mixer.softmax.num_heads=4",
+                                    "model.mixer.softmax.causal=false",
+                                    "model.mixer.softmax.rope_theta=0",
+                                    "model.positions=alibi",
+                                    "train.global_batch=32",
+                                    "train.micro_batch=32",
+                                    "optimizer.lr=3e-3",
+                                    "eval.windows=0"};
+    set.insert(set.end(), more.begin(), more.end());
+    return set;
+  }
+  static nlohmann::json Eval(const std::vector<std::string>& more) {
+    std::vector<std::string> command = {"eval", "--json"};
+    command.insert(command.end(), more.begin(), more.end());
+    const RunResult result = fixture->Halflife(command);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out);
+  }
+  static RunFixture* fixture;
+};
+RunFixture* FineTuning::fixture = nullptr;
+
+TEST_F(FineTuning, AnEncoderLearnsClasses) {
+  Write("dev2.tsv", MotifTable(50, 3));
+  PrepareMotifs();
+  const RunResult hidden =
+      fixture->Run({.run = "hidden",
+                    .set = Encoder({"data.path=" + Path("data"), "model.objective=masked_token",
+                                    "train.steps=20"})});
+  ASSERT_EQ(hidden.exit_code, 0) << hidden.err;
+  const RunResult tuned =
+      fixture->Run({.run = "classes",
+                    .set = Encoder({"data.path=" + Path("motifs"), "model.objective=classification",
+                                    "train.steps=400", "eval.every=200"}),
+                    .flags = {"--init-from", Path("hidden"), "--init-allow-missing", "classifier.*",
+                              "--init-allow-unexpected", "lm_head.*"}});
+  ASSERT_EQ(tuned.exit_code, 0) << tuned.err;
+  EXPECT_THAT(tuned.err, HasSubstr("2 kept at their initial value"));
+  const auto validations = fixture->Metrics("classes", "val_mcc");
+  ASSERT_FALSE(validations.empty());
+  EXPECT_GT(validations.back()["val_accuracy"], 0.9) << validations.back();
+  EXPECT_GT(validations.back()["val_auroc"], 0.95);
+
+  const nlohmann::json scores = Eval({"--model", Path("classes"), "--data", Path("motifs")});
+  EXPECT_NEAR(scores["accuracy"].get<double>(), validations.back()["val_accuracy"].get<double>(),
+              1e-12);
+  EXPECT_NEAR(scores["classes"]["mcc"].get<double>(), validations.back()["val_mcc"].get<double>(),
+              1e-12);
+  EXPECT_EQ(scores["classes"]["documents"], 200);
+  EXPECT_EQ(Eval({"--model", Path("classes"), "--data", Path("motifs"), "--split",
+                  "test"})["classes"]["documents"],
+            50);
+
+  // It reads no text, and generates none.
+  const RunResult generate =
+      fixture->Halflife({"generate", "--model", Path("classes"), "--prompt", "ACGT"});
+  EXPECT_EQ(generate.exit_code, 2);
+  EXPECT_THAT(generate.err, HasSubstr("classification"));
+  const RunResult text =
+      fixture->Halflife({"eval", "--model", Path("classes"), "--data", Path("data")});
+  EXPECT_EQ(text.exit_code, 2);
+  EXPECT_THAT(text.err,
+              HasSubstr("the validation split holds text, which has no labels of its own"));
+}
+
+TEST_F(FineTuning, RefusesWhatDoesNotFit) {
+  Write("dev2.tsv", MotifTable(50, 3));
+  PrepareMotifs();
+  const auto refused = [&](std::vector<std::string> set, const char* message) {
+    set.push_back("data.path=" + Path("motifs"));
+    const RunResult result = fixture->Run({.run = "refused", .set = Encoder(set)});
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  };
+  refused({"model.objective=next_token", "model.mixer.softmax.causal=true"},
+          "holds texts and their classes; model { objective { classification {} } } would work");
+  refused({"model.objective=classification", "model.objective.classification.num_classes=3"},
+          "num_classes is 3, and the train split has 2: 0, 1");
+  refused({"model.objective=classification", "data.seq_len=64"}, "labelled rows of 32 tokens");
+  Write("odd.tsv", "sequence\tlabel\nACGT\tmaybe\n");
+  const RunResult label =
+      Prepare("odd", {"--labels", "classes", "--input", Path("train.tsv"), "--validation-input",
+                      Path("odd.tsv"), "--field", "sequence", "--row-len", "32"});
+  EXPECT_EQ(label.exit_code, 3);
+  EXPECT_THAT(label.err, HasSubstr("odd.tsv:2: the label 'maybe' is none of the classes 0, 1"));
+  EXPECT_FALSE(std::filesystem::exists(Path("odd")));
+  const RunResult alone = Prepare("alone", {"--input", Path("text.txt"), "--row-len", "32"});
+  EXPECT_EQ(alone.exit_code, 2) << "--row-len without --labels";
+}
+
+// Answers alone are learned: the prompts are random letters, the answer says the last of them.
+TEST_F(FineTuning, ADecoderLearnsAnswers) {
+  std::string pairs;
+  for (int i = 0; i < 600; ++i) {
+    const char last = static_cast<char>('a' + i % 5);
+    pairs += Concat("{\"prompt\": \"", static_cast<char>('a' + i / 7 % 26),
+                    static_cast<char>('a' + i / 3 % 26), last, "?\", \"answer\": \"", last, last,
+                    "!\"}\n");
+  }
+  Write("pairs.jsonl", pairs);
+  const RunResult prepared =
+      Prepare("pairs", {"--labels", "answers", "--input", Path("pairs.jsonl"), "--row-len", "32"});
+  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  const RunResult run =
+      fixture->Run({.run = "answers",
+                    .set = {"data.path=" + Path("pairs"), "data.seq_len=32", "train.steps=120",
+                            "train.global_batch=8", "train.micro_batch=8", "optimizer.lr=1e-2",
+                            "eval.windows=0"}});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const RunResult generated =
+      fixture->Halflife({"generate", "--model", Path("answers"), "--prompt", "xyc?",
+                         "--temperature", "0", "--max-tokens", "8"});
+  EXPECT_EQ(generated.exit_code, 0) << generated.err;
+  EXPECT_THAT(generated.out, HasSubstr("xyc?cc!"));
+  EXPECT_GT(Eval({"--model", Path("answers"), "--data", Path("pairs")})["accuracy"], 0.95);
+}
+
+}  // namespace
+}  // namespace halflife::test
