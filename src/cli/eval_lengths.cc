@@ -2,17 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cli/eval_file.h"
 #include "cli/model_source.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/human.h"
 #include "eval/length_table.h"
+#include "report/evaluation.h"
 #include "report/figure.h"
 
 namespace halflife::cli {
@@ -54,95 +55,63 @@ ordered_json RowJson(const eval::LengthRow& row) {
   return json;
 }
 
-// What --out holds: the facts that its rows belong to, and the rows.
-class LengthFile {
+ordered_json KeyOf(const std::string& method, int64_t length) {
+  return {{"method", method}, {"length", length}};
+}
+
+constexpr CsvColumn kColumns[] = {
+    {"model", "/model"},           {"train_len", "/train_len"}, {"method", "/method"},
+    {"length", "/length"},         {"tokens", "/tokens"},       {"loss", "/loss"},
+    {"perplexity", "/perplexity"}, {"accuracy", "/accuracy"},   {"tokens_per_s", "/tokens_per_s"}};
+
+// Rows of the methods and lengths that were asked for, in that order; the file may hold others.
+class AskedRows {
  public:
-  // `path` may be empty: nothing is read or written.
-  LengthFile(std::filesystem::path path, ordered_json facts)
-      : path_(std::move(path)), json_(std::move(facts)) {
-    const ordered_json wanted = json_;
-    json_["rows"] = ordered_json::array();
-    if (path_.empty() || !std::filesystem::exists(path_)) return;
-    const ordered_json met =
-        ordered_json::parse(ReadFile(path_, ExitCode::kUsage), nullptr, /*exceptions=*/false);
-    HL_CHECK_AS(ExitCode::kUsage, met.is_object() && met.contains("rows"), path_.string(),
-                " is no table of lengths; another --out would work");
-    for (const auto& [key, value] : wanted.items())
-      HL_CHECK_AS(ExitCode::kUsage, met.contains(key) && met.at(key) == value, path_.string(),
-                  " holds rows of another ", key, ": ",
-                  met.contains(key) ? met.at(key).dump() : "none", ", here ", value.dump(),
-                  "; another --out would work");
-    json_ = met;
+  AskedRows(const EvalFile& file, const EvalOptions& options)
+      : file_(file), methods_(options.methods), lengths_(options.lengths) {}
+  const std::vector<std::string>& methods() const { return methods_; }
+  const std::vector<int64_t>& lengths() const { return lengths_; }
+  ordered_json Row(const std::string& method, int64_t length) const {
+    return file_.RowOf(KeyOf(method, length));
   }
-  const ordered_json& json() const { return json_; }
-  bool Has(const std::string& method, int64_t length) const {
-    return std::ranges::any_of(json_["rows"], [&](const ordered_json& row) {
-      return row["method"] == method && row["length"] == length;
-    });
-  }
-  void Add(const eval::LengthRow& row) {
-    json_["rows"].push_back(RowJson(row));
-    if (!path_.empty()) WriteOutput(path_, json_.dump(2) + "\n", ExitCode::kEnvironment);
+  ordered_json json() const {
+    ordered_json json = file_.json();
+    json["rows"] = ordered_json::array();
+    for (const std::string& method : methods_)
+      for (const int64_t length : lengths_) json["rows"].push_back(Row(method, length));
+    return json;
   }
 
  private:
-  std::filesystem::path path_;
-  ordered_json json_;
+  const EvalFile& file_;
+  std::vector<std::string> methods_;
+  std::vector<int64_t> lengths_;
 };
-
-// Rank 0 knows which rows are there; all must skip the same.
-std::vector<double> RowsToSkip(const LengthFile& file,
-                               const std::vector<eval::LengthMethod>& methods,
-                               const std::vector<int64_t>& lengths, dist::RankContext& context) {
-  std::vector<double> skips;
-  for (const eval::LengthMethod& method : methods)
-    for (const int64_t length : lengths)
-      skips.push_back(context.rank() == 0 && file.Has(method.text(), length) ? 1 : 0);
-  context.control()
-      .AllReduce(Ref(skips.data(), static_cast<int64_t>(skips.size())), dist::ReduceOp::kSum,
-                 {"rows_to_skip", 0}, nullptr)
-      .WaitHost();
-  return skips;
-}
-
-// Rows of the methods and lengths that were asked for, in that order; the file may hold others.
-std::vector<ordered_json> RowsAsked(const ordered_json& json,
-                                    const std::vector<std::string>& methods,
-                                    const std::vector<int64_t>& lengths) {
-  std::vector<ordered_json> rows;
-  for (const std::string& method : methods)
-    for (const int64_t length : lengths)
-      for (const ordered_json& row : json["rows"])
-        if (row["method"] == method && row["length"] == length) rows.push_back(row);
-  return rows;
-}
 
 std::string Padded(std::string text, size_t width) {
   text.resize(std::max(text.size(), width), ' ');
   return text;
 }
 // A line a method of what `value` gives of each row; "" where it gives nothing.
-std::string Section(const ordered_json& json, const std::vector<std::string>& methods,
-                    const std::vector<int64_t>& lengths, const std::string& title,
+std::string Section(const AskedRows& rows, const std::string& title,
                     const std::function<std::optional<std::string>(const ordered_json&)>& value) {
   size_t width = 12;
-  for (const std::string& method : methods) width = std::max(width, method.size() + 2);
+  for (const std::string& method : rows.methods()) width = std::max(width, method.size() + 2);
   std::string text;
-  for (const std::string& method : methods) {
+  for (const std::string& method : rows.methods()) {
     text += Padded(method, width);
-    for (const ordered_json& row : RowsAsked(json, {method}, lengths)) {
-      const std::optional<std::string> cell = value(row);
+    for (const int64_t length : rows.lengths()) {
+      const std::optional<std::string> cell = value(rows.Row(method, length));
       if (!cell) return "";
       text += Padded(*cell, 10);
     }
     text += "\n";
   }
   std::string head = Concat(title, "\n", Padded("", width));
-  for (const int64_t length : lengths) head += Padded(Concat(length), 10);
+  for (const int64_t length : rows.lengths()) head += Padded(Concat(length), 10);
   return head + "\n" + text;
 }
-std::string TableText(const ordered_json& json, const std::vector<std::string>& methods,
-                      const std::vector<int64_t>& lengths) {
+std::string TableText(const AskedRows& rows, int64_t train_len) {
   using Cell = std::optional<std::string>;
   const auto of_attention = [](const ordered_json& row, const char* key) -> Cell {
     if (!row.contains("attention")) return std::nullopt;
@@ -153,51 +122,24 @@ std::string TableText(const ordered_json& json, const std::vector<std::string>& 
         buckets, {}, [](const ordered_json& bucket) { return bucket["queries"].get<int64_t>(); });
     return Fixed((*most)[key].get<double>(), 3);
   };
-  return Section(
-             json, methods, lengths,
-             Concat("perplexity by tokens of a row; trained on ", json["train_len"].get<int64_t>()),
-             [](const ordered_json& row) -> Cell {
-               return Fixed(row["perplexity"].get<double>(), 3);
-             }) +
-         Section(json, methods, lengths, "accuracy",
+  return Section(rows, Concat("perplexity by tokens of a row; trained on ", train_len),
+                 [](const ordered_json& row) -> Cell {
+                   return Fixed(row["perplexity"].get<double>(), 3);
+                 }) +
+         Section(rows, "accuracy",
                  [](const ordered_json& row) -> Cell {
                    if (!row.contains("accuracy")) return std::nullopt;
                    return Fixed(row["accuracy"].get<double>(), 4);
                  }) +
-         Section(json, methods, lengths, "attention resolution",
+         Section(rows, "attention resolution",
                  [&](const ordered_json& row) { return of_attention(row, "resolution"); }) +
-         Section(json, methods, lengths,
-                 "entropy of attention, nats, of queries that see as many keys as most do",
+         Section(rows, "entropy of attention, nats, of queries that see as many keys as most do",
                  [&](const ordered_json& row) { return of_attention(row, "entropy"); });
 }
 
-std::string CsvText(const ordered_json& json, const std::vector<ordered_json>& rows) {
-  std::string text = "model,train_len,method,length,tokens,loss,perplexity,accuracy,tokens_per_s\n";
-  for (const ordered_json& row : rows)
-    text += Concat(json["model"].dump(), ",", json["train_len"].dump(), ",", row["method"].dump(),
-                   ",", row["length"].dump(), ",", row["tokens"].dump(), ",", row["loss"].dump(),
-                   ",", row["perplexity"].dump(), ",",
-                   row.contains("accuracy") ? row["accuracy"].dump() : "", ",",
-                   row["tokens_per_s"].dump(), "\n");
-  return text;
-}
-
-std::string FigureText(const ordered_json& json, const std::vector<std::string>& methods,
-                       const std::vector<int64_t>& lengths) {
-  report::PlotSpec plot = {.title = "perplexity by tokens of a row",
-                           .note = Concat("trained on rows of ", json["train_len"].dump()),
-                           .x_name = "tokens",
-                           .x_scale = report::Scale::kLog,
-                           .y_scale = report::Scale::kLog,
-                           .markers = true};
-  for (const int64_t length : lengths) plot.x_ticks.push_back(static_cast<double>(length));
-  for (size_t i = 0; i < methods.size(); ++i) {
-    report::Curve curve = {.name = methods[i], .style = static_cast<int>(i) % report::kNumStyles};
-    for (const ordered_json& row : RowsAsked(json, {methods[i]}, lengths))
-      curve.points.push_back({row["length"].get<double>(), row["perplexity"].get<double>()});
-    plot.curves.push_back(std::move(curve));
-  }
-  return report::RenderFigure({plot});
+std::string FigureText(const AskedRows& rows) {
+  return report::RenderFigure(
+      report::ChartsByLength({report::ParseEvaluation(rows.json().dump(), "--out")}));
 }
 
 }  // namespace
@@ -226,26 +168,28 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
                         {"windows", table.num_stretches},
                         {"bin", table.bin}};
   if (table.attention) facts["attention"] = true;  // no key of files from before
-  LengthFile file(context.rank() == 0 ? options.out : "", std::move(facts));
-  const std::vector<double> skips = RowsToSkip(file, methods, table.lengths, context);
+  const bool writes = context.rank() == 0;
+  EvalFile file({.json = writes ? options.out : "", .csv = writes ? options.csv : ""},
+                std::move(facts), kColumns);
+  std::vector<ordered_json> keys;
+  for (const std::string& method : options.methods)
+    for (const int64_t length : table.lengths) keys.push_back(KeyOf(method, length));
+  const std::vector<bool> there = RowsThere(file, keys, context);
   size_t number = 0;
   for (const eval::LengthMethod& method : methods) {
     for (const int64_t length : table.lengths) {
-      if (skips[number++] > 0) continue;
+      if (there[number++]) continue;
       const eval::LengthRow row =
           eval::ScoreLength(*loaded.model, tokens, table, method, length, context.control());
-      if (context.rank() == 0) file.Add(row);
+      file.Add(RowJson(row));
     }
   }
-  if (context.rank() != 0) return ExitCode::kFinished;
-  const std::vector<ordered_json> rows = RowsAsked(file.json(), options.methods, options.lengths);
-  if (!options.csv.empty())
-    WriteOutput(options.csv, CsvText(file.json(), rows), ExitCode::kEnvironment);
+  if (!writes) return ExitCode::kFinished;
+  file.WriteCsv();
+  const AskedRows asked(file, options);
   if (!options.figure.empty())
-    WriteOutput(options.figure, FigureText(file.json(), options.methods, options.lengths),
-                ExitCode::kEnvironment);
-  std::cout << (options.json ? file.json().dump(2) + "\n"
-                             : TableText(file.json(), options.methods, options.lengths))
+    WriteOutput(options.figure, FigureText(asked), ExitCode::kEnvironment);
+  std::cout << (options.json ? file.json().dump(2) + "\n" : TableText(asked, table.train_len))
             << std::flush;
   return ExitCode::kFinished;
 }

@@ -1,5 +1,6 @@
-// halflife report: one HTML page about runs, or about a sweep.
+// halflife report: one HTML page about runs and evaluations, or about a sweep.
 #include <ctime>
+#include <filesystem>
 #include <iostream>
 
 #include "cli/run.h"
@@ -10,6 +11,8 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "core/version.h"
+#include "report/evaluation.h"
+#include "report/figure.h"
 #include "report/page.h"
 #include "sweep/results.h"
 
@@ -27,24 +30,51 @@ std::string Made() {
                 time);
 }
 
+// What the arguments name: folders of runs, files of `halflife eval --out`.
+struct Sources {
+  std::vector<report::RunRecord> runs;
+  std::vector<report::Evaluation> evaluations;
+
+  void Add(const std::string& path) {
+    std::error_code error;
+    if (std::filesystem::is_regular_file(path, error)) {
+      evaluations.push_back(report::ReadEvaluation(path));
+    } else {
+      runs.push_back(ReadRunWithFacts(path));
+    }
+  }
+};
+
 // A shell's runs/* also names what is no run, e.g. what a killed start left: the rest is still
 // worth a page.
-std::vector<report::RunRecord> ReadRuns(const std::vector<std::string>& paths) {
-  std::vector<report::RunRecord> runs;
+Sources ReadSources(const std::vector<std::string>& paths) {
+  Sources sources;
   std::string last_problem;
   for (const std::string& path : paths) {
     try {
-      runs.push_back(ReadRunWithFacts(path));
+      sources.Add(path);
     } catch (const Error& error) {
       if (error.code() != ExitCode::kUsage) throw;
       last_problem = error.message();
       if (paths.size() > 1) HL_WARN("report", "left out: ", last_problem);
     }
   }
-  HL_CHECK_AS(
-      ExitCode::kUsage, !runs.empty(),
-      paths.size() == 1 ? last_problem : Concat("none of ", paths.size(), " paths is a run"));
-  return runs;
+  HL_CHECK_AS(ExitCode::kUsage, !sources.runs.empty() || !sources.evaluations.empty(),
+              paths.size() == 1 ? last_problem
+                                : Concat("none of ", paths.size(),
+                                         " paths is a run or a file of "
+                                         "`halflife eval --out`"));
+  return sources;
+}
+
+// A picture has the curves by length alone.
+std::string MakeReport(const Sources& sources, const std::string& out) {
+  if (!out.ends_with(".svg")) return report::RenderPage(sources.runs, sources.evaluations, Made());
+  const std::vector<report::PlotSpec> plots = report::ChartsByLength(sources.evaluations);
+  HL_CHECK_AS(ExitCode::kUsage, !plots.empty(), "--out ", out,
+              ": a picture shows perplexity by length, and no file of `halflife eval --lengths "
+              "--out` with a row is among what is given; a page (--out report.html) would work");
+  return report::RenderFigure(plots);
 }
 
 std::string SweepPage(const std::string& path) {
@@ -63,7 +93,7 @@ std::string SweepPage(const std::string& path) {
 ExitCode Run(const ReportOptions& options) {
   const bool is_sweep = options.runs.size() == 1 && sweep::SweepFolder::Is(options.runs.front());
   const std::string page = is_sweep ? SweepPage(options.runs.front())
-                                    : report::RenderPage(ReadRuns(options.runs), Made());
+                                    : MakeReport(ReadSources(options.runs), options.out);
   WriteOutput(options.out, page, ExitCode::kEnvironment);
   std::ostream& words = IsStandardOutput(options.out) ? std::cerr : std::cout;
   words << "wrote " << options.out << " (" << HumanBytes(page.size()) << ")\n";

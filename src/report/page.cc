@@ -287,6 +287,17 @@ std::string Configs(const Runs& runs) {
   return out + "</section>";
 }
 
+// The curves are not the runs', so they have a legend of their own.
+std::string ByLength(const std::vector<Evaluation>& evaluations) {
+  const std::vector<PlotSpec> plots = ChartsByLength(evaluations);
+  if (evaluations.empty()) return "";
+  if (plots.empty()) return "<section><h2>By length</h2><p>No row was scored yet.</p></section>";
+  std::string out = Concat("<section><h2>By length</h2>", Legend(plots.front().curves), Grid(plots),
+                           "</section>");
+  for (const Table& table : TablesByLength(evaluations)) out += RenderTable(table);
+  return out;
+}
+
 void NameApart(Runs& runs) {
   std::map<std::string, int> count;
   for (const RunRecord& run : runs) ++count[run.name];
@@ -308,13 +319,18 @@ std::string Document(const std::string& title, const std::string& body, const st
 
 }  // namespace
 
-std::string RenderPage(Runs runs, const std::string& made) {
+std::string RenderPage(Runs runs, const std::vector<Evaluation>& evaluations,
+                       const std::string& made) {
   NameApart(runs);
+  const std::string by_length = ByLength(evaluations);
+  if (runs.empty())
+    return Document(Counted(static_cast<int64_t>(evaluations.size()), "evaluation"), by_length,
+                    made);
   const std::string title = runs.size() == 1 ? runs[0].name : Concat(runs.size(), " runs");
   return Document(
       title,
       Concat(runs.size() > 1 ? Legend(runs) : "", Summary(runs), Notes(runs), ChartSections(runs),
-             ValidationTable(runs), ConfigDifferences(runs), Configs(runs)),
+             by_length, ValidationTable(runs), ConfigDifferences(runs), Configs(runs)),
       made);
 }
 

@@ -2,21 +2,24 @@
 // no script to be read.
 //
 //   const std::string page =
-//       RenderPage({ReadRun("runs/a"), ReadRun("runs/b")}, "2026-01-31 17:05 UTC");
+//       RenderPage({ReadRun("runs/a"), ReadRun("runs/b")}, {ReadEvaluation("runs/a/lengths.json")},
+//                  "2026-01-31 17:05 UTC");
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "report/evaluation.h"
 #include "report/plot.h"
 #include "report/run_record.h"
 #include "report/table.h"
 
 namespace halflife::report {
 
-// `made` tells at the foot of the page when it was made, and by what. There is at least one run;
-// runs of one name go by their paths.
-std::string RenderPage(std::vector<RunRecord> runs, const std::string& made);
+// `made` tells at the foot of the page when it was made, and by what. There is at least one run or
+// evaluation; runs of one name go by their paths.
+std::string RenderPage(std::vector<RunRecord> runs, const std::vector<Evaluation>& evaluations,
+                       const std::string& made);
 
 // A page about many runs that no chart of curves could hold: what they came to, drawn and in
 // tables.

@@ -131,6 +131,27 @@ TEST_F(Report, SaysWhatIsNoRun) {
   EXPECT_NE(out.err.find("/no/x.html"), std::string::npos) << out.err;
 }
 
+// Evaluations stand beside the runs, or in a picture of their own.
+TEST_F(Report, EvaluationsByLengthAreDrawn) {
+  const std::string table = fixture->path("lengths.json");
+  const RunResult eval =
+      fixture->Halflife({"eval", "--model", fixture->path("gla"), "--data", fixture->path("data"),
+                         "--windows", "1", "--lengths", "32,64", "--out", table});
+  ASSERT_EQ(eval.exit_code, 0) << eval.err;
+  const std::string page = ReadFile(MakePage({"gla", "lengths.json"}), ExitCode::kInternal);
+  EXPECT_NE(page.find("<h2>By length</h2>"), std::string::npos);
+  EXPECT_NE(page.find("Perplexity by tokens of a row</h2>"), std::string::npos);
+  const std::string picture = fixture->path("lengths.svg");
+  const RunResult drawn = fixture->Halflife({"report", table, "--out", picture});
+  ASSERT_EQ(drawn.exit_code, 0) << drawn.err;
+  EXPECT_TRUE(ReadFile(picture, ExitCode::kInternal).starts_with("<svg"));
+  const RunResult none =
+      fixture->Halflife({"report", fixture->path("gla"), "--out", fixture->path("none.svg")});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_NE(none.err.find("a picture shows perplexity by length"), std::string::npos) << none.err;
+  EXPECT_FALSE(fs::exists(fixture->path("none.svg")));
+}
+
 TEST_F(Report, TheBrowserShowsTheNumbersAndHasNothingToSay) {
   if (!HaveBrowser()) GTEST_SKIP() << "no chromium here (Debian: chromium)";
   std::string console;

@@ -7,6 +7,7 @@
 #include "cli/command_line/options.h"
 #include "cli/command_line/parse.h"
 #include "cli/command_line/program.h"
+#include "cli/eval_file.h"
 #include "cli/model_source.h"
 #include "cli/run.h"
 #include "cli/shared_facts.h"
@@ -30,6 +31,10 @@ void OptionsExample(int argc, char** argv) {
 int ParseExample(int argc, char** argv) {
 #include "examples/cli/command_line/parse.h"
   return 0;
+}
+
+void EvalFileExample(const EvalFile::Json& facts, const EvalFile::Json& row) {
+#include "examples/cli/eval_file.h"
 }
 
 void SharedFactsExample(dist::RankContext& context, const infer::LoadedModel& loaded) {

@@ -1,12 +1,17 @@
 // The examples of src/report's headers. A function's parameters are what its example takes for
 // granted.
 #include "core/files.h"
+#include "report/evaluation.h"
 #include "report/figure.h"
 #include "report/page.h"
 #include "report/run_record.h"
 #include "report/series.h"
 
 namespace halflife::report {
+
+void EvaluationExample() {
+#include "examples/report/evaluation.h"
+}
 
 void FigureExample(const std::vector<PlotSpec>& plots) {
 #include "examples/report/figure.h"

@@ -36,7 +36,9 @@ RunRecord Trained(const std::string& name, double offset, int steps = 40) {
   return run;
 }
 
-std::string Page(std::vector<RunRecord> runs) { return RenderPage(std::move(runs), "made today"); }
+std::string Page(std::vector<RunRecord> runs) {
+  return RenderPage(std::move(runs), {}, "made today");
+}
 
 TEST(Escape, LeavesNoMarkupAndNoBrokenBytes) {
   EXPECT_EQ(Escape("a<b>&\"'"), "a&lt;b&gt;&amp;&quot;&#39;");

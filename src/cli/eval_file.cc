@@ -1,0 +1,82 @@
+#include "cli/eval_file.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "report/table.h"
+
+namespace halflife::cli {
+namespace {
+
+using Json = EvalFile::Json;
+
+// What tells rows apart.
+constexpr const char* kKeys[] = {"method", "length"};
+
+std::string Text(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : value.is_null() ? "" : value.dump();
+}
+
+}  // namespace
+
+EvalFile::EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> columns)
+    : paths_(std::move(paths)), json_(std::move(facts)), columns_(columns) {
+  const Json wanted = json_;
+  json_["rows"] = Json::array();
+  if (paths_.json.empty() || !std::filesystem::exists(paths_.json)) return;
+  const Json met =
+      Json::parse(ReadFile(paths_.json, ExitCode::kUsage), nullptr, /*exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kUsage, met.is_object() && met.contains("rows"), paths_.json.string(),
+              " is no table of lengths; another --out would work");
+  for (const auto& [key, value] : wanted.items())
+    HL_CHECK_AS(ExitCode::kUsage, met.contains(key) && met.at(key) == value, paths_.json.string(),
+                " holds rows of another ", key, ": ",
+                met.contains(key) ? met.at(key).dump() : "none", ", here ", value.dump(),
+                "; another --out would work");
+  json_ = met;
+}
+
+Json EvalFile::RowOf(const Json& key) const {
+  for (const Json& row : json_["rows"]) {
+    const auto same = [&](const char* name) {
+      return row.value(name, Json()) == key.value(name, Json());
+    };
+    if (std::ranges::all_of(kKeys, same)) return row;
+  }
+  return {};
+}
+
+void EvalFile::Add(Json row) {
+  json_["rows"].push_back(std::move(row));
+  if (!paths_.json.empty()) WriteOutput(paths_.json, json_.dump(2) + "\n", ExitCode::kEnvironment);
+  WriteCsv();
+}
+
+void EvalFile::WriteCsv() const {
+  if (paths_.csv.empty()) return;
+  report::Table table;
+  for (const CsvColumn& column : columns_) table.header.emplace_back(column.name);
+  for (const Json& row : json_["rows"]) {
+    std::vector<std::string> fields;
+    for (const CsvColumn& column : columns_) {
+      const Json::json_pointer path(column.path);
+      fields.push_back(Text(row.contains(path) ? row.at(path) : json_.value(path, Json())));
+    }
+    table.rows.push_back(std::move(fields));
+  }
+  WriteOutput(paths_.csv, report::Csv(table), ExitCode::kEnvironment);
+}
+
+std::vector<bool> RowsThere(const EvalFile& file, const std::vector<Json>& keys,
+                            dist::RankContext& context) {
+  std::vector<double> there;
+  for (const Json& key : keys) there.push_back(context.rank() == 0 && file.Has(key) ? 1 : 0);
+  context.control()
+      .AllReduce(Ref(there.data(), static_cast<int64_t>(there.size())), dist::ReduceOp::kSum,
+                 {"rows_there", 0}, nullptr)
+      .WaitHost();
+  return {there.begin(), there.end()};
+}
+
+}  // namespace halflife::cli

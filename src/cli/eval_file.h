@@ -1,0 +1,54 @@
+// The files of `halflife eval --out` and `--csv`: facts that the rows belong to, and rows, each in
+// the files as soon as it is known, so that a later call goes on from them.
+//
+//   constexpr CsvColumn kColumns[] = {{"method", "/method"}, {"loss", "/loss"}};
+//   EvalFile file({.json = "lengths.json", .csv = "lengths.csv"}, facts, kColumns);
+//   if (!file.Has({{"method", "window"}, {"length", 256}})) file.Add(row);
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <vector>
+
+#include "dist/rank_context.h"
+
+namespace halflife::cli {
+
+struct EvalPaths {
+  std::filesystem::path json, csv;  // empty: not written
+};
+struct CsvColumn {
+  const char* name;
+  const char* path;  // of JSON, in the row or, where that has none, in the facts
+};
+
+class EvalFile {
+ public:
+  using Json = nlohmann::ordered_json;
+
+  // Takes the rows of a JSON file that is there. Error kUsage where it is none of these, or holds
+  // rows of other facts; nothing is written yet. `columns` are borrowed.
+  EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> columns);
+
+  const Json& json() const { return json_; }  // the facts, and "rows"
+  // Whether a row is there with these values of kKeys, and none of the others.
+  bool Has(const Json& key) const { return !RowOf(key).is_null(); }
+  // The row, or null.
+  Json RowOf(const Json& key) const;
+  // Both files are whole at any time, and hold the same rows.
+  void Add(Json row);
+  // For a call that adds nothing.
+  void WriteCsv() const;
+
+ private:
+  EvalPaths paths_;
+  Json json_;
+  std::span<const CsvColumn> columns_;
+};
+
+// Which of the keys have rows already, the same on all ranks: rank 0 has the file. Collective.
+std::vector<bool> RowsThere(const EvalFile& file, const std::vector<EvalFile::Json>& keys,
+                            dist::RankContext& context);
+
+}  // namespace halflife::cli

@@ -1,0 +1,173 @@
+#include "report/evaluation.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/error.h"
+#include "core/files.h"
+#include "report/axis.h"
+
+namespace halflife::report {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Measure {
+  const char* path;  // in a row of the file
+  const char* title;
+  Scale scale;
+};
+constexpr Measure kMeasures[] = {
+    {"/perplexity", "Perplexity by tokens of a row", Scale::kLog},
+    {"/accuracy", "Accuracy by tokens of a row", Scale::kLinear},
+};
+
+// "runs/first/ckpt/step_000000000020" -> "first"
+std::string NameOfModel(const fs::path& path) {
+  const fs::path folder = path.parent_path();
+  return folder.filename() == "ckpt" ? folder.parent_path().filename().string()
+                                     : path.filename().string();
+}
+
+EvaluationRow ReadRow(const nlohmann::json& json) {
+  EvaluationRow row = {.method = json.at("method"), .length = json.at("length"), .values = {}};
+  for (const Measure& measure : kMeasures) {
+    const nlohmann::json::json_pointer path(measure.path);
+    if (json.contains(path) && json.at(path).is_number()) row.values[measure.path] = json.at(path);
+  }
+  return row;
+}
+
+// Where a curve's numbers come from.
+struct CurveSource {
+  std::string name;
+  const Evaluation* evaluation;
+  std::string method;
+
+  Series Points(const Measure& measure) const {
+    Series points;
+    for (const EvaluationRow& row : evaluation->rows) {
+      const auto value = row.values.find(measure.path);
+      if (row.method != method || value == row.values.end()) continue;
+      points.push_back({static_cast<double>(row.length), value->second});
+    }
+    std::ranges::sort(points, {}, &Point::x);
+    return points;
+  }
+};
+
+// Several files of one model, or models of one name, go by the files' names.
+void NameApart(std::vector<CurveSource>& curves) {
+  std::map<std::string, int> count;
+  for (const CurveSource& curve : curves) ++count[curve.name];
+  for (CurveSource& curve : curves)
+    if (count[curve.name] > 1) curve.name = Concat(curve.evaluation->name, ", ", curve.method);
+}
+
+// By model and method; what all curves share is not said of each.
+std::vector<CurveSource> CurvesOf(const std::vector<Evaluation>& evaluations) {
+  std::vector<CurveSource> curves;
+  std::set<std::string> models, methods;
+  for (const Evaluation& evaluation : evaluations) {
+    for (const EvaluationRow& row : evaluation.rows) {
+      const auto same = [&](const CurveSource& curve) {
+        return curve.evaluation == &evaluation && curve.method == row.method;
+      };
+      if (std::ranges::any_of(curves, same)) continue;
+      curves.push_back({.name = {}, .evaluation = &evaluation, .method = row.method});
+      models.insert(evaluation.model);
+      methods.insert(row.method);
+    }
+  }
+  for (CurveSource& curve : curves) {
+    const std::string& model = curve.evaluation->model;
+    curve.name = methods.size() == 1  ? model
+                 : models.size() == 1 ? curve.method
+                                      : Concat(model, ", ", curve.method);
+  }
+  NameApart(curves);
+  return curves;
+}
+
+// "trained on rows of 128", of all models.
+std::string NoteOf(const std::vector<Evaluation>& evaluations) {
+  std::set<int64_t> lengths;
+  for (const Evaluation& evaluation : evaluations) lengths.insert(evaluation.train_len);
+  return "trained on rows of " + Join(lengths, ", ");
+}
+
+std::set<int64_t> LengthsOf(const std::vector<Evaluation>& evaluations) {
+  std::set<int64_t> lengths;
+  for (const Evaluation& evaluation : evaluations)
+    for (const EvaluationRow& row : evaluation.rows) lengths.insert(row.length);
+  return lengths;
+}
+
+}  // namespace
+
+Evaluation ParseEvaluation(const std::string& text, const std::string& name) {
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  try {
+    Evaluation evaluation = {.name = name,
+                             .model = NameOfModel(json.at("model").get<std::string>()),
+                             .train_len = json.at("train_len"),
+                             .rows = {}};
+    for (const nlohmann::json& row : json.at("rows")) evaluation.rows.push_back(ReadRow(row));
+    return evaluation;
+  } catch (const nlohmann::json::exception&) {
+    HL_FAIL(ExitCode::kUsage, name,
+            " is no evaluation by length; a file of `halflife eval --lengths N,... --out FILE` "
+            "would work");
+  }
+}
+
+Evaluation ReadEvaluation(const fs::path& path) {
+  return ParseEvaluation(ReadFile(path, ExitCode::kUsage), path.string());
+}
+
+std::vector<PlotSpec> ChartsByLength(const std::vector<Evaluation>& evaluations) {
+  const std::vector<CurveSource> curves = CurvesOf(evaluations);
+  std::vector<PlotSpec> plots;
+  for (const Measure& measure : kMeasures) {
+    PlotSpec plot = {.title = measure.title,
+                     .note = NoteOf(evaluations),
+                     .x_name = "tokens",
+                     .x_scale = Scale::kLog,
+                     .y_scale = measure.scale,
+                     .y_from_zero = measure.scale == Scale::kLinear,
+                     .markers = true};
+    bool any = false;
+    for (const CurveSource& curve : curves) {
+      plot.curves.push_back({.name = curve.name,
+                             .style = static_cast<int>(plot.curves.size()),
+                             .points = curve.Points(measure)});
+      any = any || !plot.curves.back().points.empty();
+    }
+    for (const int64_t length : LengthsOf(evaluations))
+      plot.x_ticks.push_back(static_cast<double>(length));
+    if (any) plots.push_back(std::move(plot));
+  }
+  return plots;
+}
+
+std::vector<Table> TablesByLength(const std::vector<Evaluation>& evaluations) {
+  std::vector<Table> tables;
+  for (const PlotSpec& plot : ChartsByLength(evaluations)) {
+    Table table = {.title = plot.title, .header = {""}, .rows = {}};
+    for (const double length : plot.x_ticks)
+      table.header.push_back(Concat(static_cast<int64_t>(length)));
+    for (const Curve& curve : plot.curves) {
+      std::vector<std::string> row = {curve.name};
+      for (const double length : plot.x_ticks) {
+        const auto point = std::ranges::find(curve.points, length, &Point::x);
+        row.push_back(point == curve.points.end() ? "–" : ShortNumber(point->y));
+      }
+      table.rows.push_back(std::move(row));
+    }
+    tables.push_back(std::move(table));
+  }
+  return tables;
+}
+
+}  // namespace halflife::report

@@ -1,0 +1,70 @@
+// The files of `halflife eval --out` and `--csv`: whole after each row, and gone on from.
+#include "cli/eval_file.h"
+
+#include <gtest/gtest.h>
+
+#include "core/files.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::cli {
+namespace {
+
+using Json = EvalFile::Json;
+
+constexpr CsvColumn kColumns[] = {
+    {"model", "/model"}, {"method", "/method"}, {"length", "/length"}, {"seen", "/recall/seen"}};
+
+class EvalFiles : public testing::Test {
+ protected:
+  EvalFile File(const Json& facts = {{"model", "a, b"}}) const {
+    return {{.json = dir_ / "e.json", .csv = dir_ / "e.csv"}, facts, kColumns};
+  }
+  std::string Csv() const { return ReadFile(dir_ / "e.csv", ExitCode::kInternal); }
+  Json Written() const { return Json::parse(ReadFile(dir_ / "e.json", ExitCode::kInternal)); }
+  static Json Row(const char* method, int length) {
+    return {{"method", method}, {"length", length}, {"recall", {{"seen", 0.5}}}};
+  }
+  test::TempDir dir_;
+};
+
+TEST_F(EvalFiles, EachRowIsInBothFilesAtOnce) {
+  EvalFile file = File();
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "e.json"));
+  file.Add(Row("window", 64));
+  EXPECT_EQ(Csv(), "model,method,length,seen\n\"a, b\",window,64,0.5\n");
+  EXPECT_EQ(Written()["rows"].size(), 1u);
+  file.Add({{"method", "window"}, {"length", 128}});  // has no such measure
+  EXPECT_EQ(Csv(), "model,method,length,seen\n\"a, b\",window,64,0.5\n\"a, b\",window,128,\n");
+  EXPECT_EQ(Written(), file.json());
+}
+
+TEST_F(EvalFiles, ALaterCallGoesOn) {
+  {
+    EvalFile first = File();
+    first.Add(Row("window", 64));
+  }
+  std::filesystem::remove(dir_ / "e.csv");
+  EvalFile second = File();
+  EXPECT_TRUE(second.Has({{"method", "window"}, {"length", 64}}));
+  EXPECT_FALSE(second.Has({{"method", "window"}, {"length", 128}}));
+  EXPECT_EQ(second.RowOf({{"method", "window"}, {"length", 64}}), Row("window", 64));
+  second.WriteCsv();  // of the rows that were there
+  EXPECT_EQ(Csv(), "model,method,length,seen\n\"a, b\",window,64,0.5\n");
+  second.Add(Row("blocks", 64));
+  EXPECT_EQ(Written()["rows"].size(), 2u);
+}
+
+TEST_F(EvalFiles, SayWhatTheyAreNot) {
+  File().Add(Row("window", 64));
+  EXPECT_HL_ERROR(File({{"model", "c"}}), ExitCode::kUsage,
+                  "e.json holds rows of another model: \"a, b\", here \"c\"", "another --out");
+  EXPECT_HL_ERROR(File({{"model", "a, b"}, {"seed", 1}}), ExitCode::kUsage,
+                  "another seed: none, here 1");
+  AtomicWriteFile(dir_ / "e.json", "{}", ExitCode::kInternal);
+  EXPECT_HL_ERROR(File(), ExitCode::kUsage, "e.json is no table of lengths");
+  EXPECT_EQ(ReadFile(dir_ / "e.json", ExitCode::kInternal), "{}");
+}
+
+}  // namespace
+}  // namespace halflife::cli
