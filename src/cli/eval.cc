@@ -73,12 +73,12 @@ void CheckOptions(const EvalOptions& options) {
               options.data.empty() ? "nothing to evaluate on" : "both --data and --text",
               "; give either --data DATASET or --text FILE...");
   const bool of_lengths = options.methods != EvalOptions{}.methods || options.bin > 0 ||
-                          options.attention || !options.out.empty() || !options.csv.empty() ||
-                          !options.figure.empty();
-  HL_CHECK_AS(
-      ExitCode::kUsage, !options.lengths.empty() || !of_lengths,
-      "--method, --bin, --attention, --out, --csv and --figure belong to a table by length; "
-      "--lengths N,... would work beside them");
+                          options.attention || options.recall || !options.out.empty() ||
+                          !options.csv.empty() || !options.figure.empty();
+  HL_CHECK_AS(ExitCode::kUsage, !options.lengths.empty() || !of_lengths,
+              "--method, --bin, --recall, --attention, --out, --csv and --figure belong to a table "
+              "by length; "
+              "--lengths N,... would work beside them");
   HL_CHECK_AS(ExitCode::kUsage,
               options.lengths.empty() || (options.seq_len == 0 && !options.bigram),
               "--seq-len and --bigram beside --lengths; without them it would work");
@@ -100,6 +100,7 @@ void CheckRanks(const EvalOptions& options, const infer::LoadedModel& loaded, co
                                    number("--windows", options.windows),
                                    number("--batch", options.batch),
                                    number("--bin", options.bin),
+                                   number("--recall", options.recall ? 1 : 0),
                                    number("--attention", options.attention ? 1 : 0)};
   std::vector<std::string> lengths;
   for (const int64_t length : options.lengths) lengths.push_back(Concat(length));

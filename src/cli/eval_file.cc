@@ -1,6 +1,7 @@
 #include "cli/eval_file.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -15,6 +16,7 @@ using Json = EvalFile::Json;
 constexpr const char* kKeys[] = {"method", "length"};
 
 std::string Text(const Json& value) {
+  if (value.is_number_float() && !std::isfinite(value.get<double>())) return "";
   return value.is_string() ? value.get<std::string>() : value.is_null() ? "" : value.dump();
 }
 

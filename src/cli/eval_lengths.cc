@@ -47,6 +47,9 @@ ordered_json RowJson(const eval::LengthRow& row) {
                        {"tokens_per_s", static_cast<double>(result.num_targets) / row.seconds}};
   if (result.accuracy) json["accuracy"] = *result.accuracy;
   if (row.attention) json["attention"] = AttentionJson(*row.attention);
+  for (const eval::RecallScore& score : result.recall)  // null: there are no such tokens
+    json["recall"][score.name] = {
+        {"tokens", score.num_targets}, {"loss", score.loss}, {"perplexity", std::exp(score.loss)}};
   for (const eval::PositionScore& bin : result.positions)
     json["positions"].push_back({{"begin", bin.begin},
                                  {"tokens", bin.num_targets},
@@ -111,26 +114,40 @@ std::string Section(const AskedRows& rows, const std::string& title,
   for (const int64_t length : rows.lengths()) head += Padded(Concat(length), 10);
   return head + "\n" + text;
 }
+// A measure that is not finite is "-", in a file null.
+std::string Number(const ordered_json& value, int digits) {
+  return value.is_number() && std::isfinite(value.get<double>())
+             ? Fixed(value.get<double>(), digits)
+             : "-";
+}
 std::string TableText(const AskedRows& rows, int64_t train_len) {
   using Cell = std::optional<std::string>;
   const auto of_attention = [](const ordered_json& row, const char* key) -> Cell {
     if (!row.contains("attention")) return std::nullopt;
     const ordered_json& attention = row["attention"];
-    if (std::string(key) == "resolution") return Fixed(attention[key].get<double>(), 4);
+    if (std::string(key) == "resolution") return Number(attention[key], 4);
     const ordered_json& buckets = attention["by_keys"];  // the one that most queries are in
     const auto most = std::ranges::max_element(
         buckets, {}, [](const ordered_json& bucket) { return bucket["queries"].get<int64_t>(); });
-    return Fixed((*most)[key].get<double>(), 3);
+    return Number((*most)[key], 3);
+  };
+  const auto recall = [&](const char* title, const char* name) {
+    return Section(rows, title, [name](const ordered_json& row) -> Cell {
+      if (!row.contains("recall")) return std::nullopt;
+      return Number(row["recall"][name]["perplexity"], 3);
+    });
   };
   return Section(rows, Concat("perplexity by tokens of a row; trained on ", train_len),
-                 [](const ordered_json& row) -> Cell {
-                   return Fixed(row["perplexity"].get<double>(), 3);
-                 }) +
+                 [](const ordered_json& row) -> Cell { return Number(row["perplexity"], 3); }) +
          Section(rows, "accuracy",
                  [](const ordered_json& row) -> Cell {
                    if (!row.contains("accuracy")) return std::nullopt;
-                   return Fixed(row["accuracy"].get<double>(), 4);
+                   return Number(row["accuracy"], 4);
                  }) +
+         recall("perplexity of tokens that their document has held before", "token_seen") +
+         recall("perplexity of new tokens", "token_new") +
+         recall("perplexity of pairs of tokens that it has held before", "bigram_seen") +
+         recall("perplexity of new pairs", "bigram_new") +
          Section(rows, "attention resolution",
                  [&](const ordered_json& row) { return of_attention(row, "resolution"); }) +
          Section(rows, "entropy of attention, nats, of queries that see as many keys as most do",
@@ -152,6 +169,7 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
                                    .num_stretches = options.windows,
                                    .batch_tokens = options.batch * loaded.state.data.seq_len,
                                    .bin = options.bin,
+                                   .recall = options.recall,
                                    .attention = options.attention};
   eval::RequireLengths(*loaded.model, table);
   std::vector<eval::LengthMethod> methods;
@@ -167,7 +185,8 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
                         {"longest", std::ranges::max(table.lengths)},
                         {"windows", table.num_stretches},
                         {"bin", table.bin}};
-  if (table.attention) facts["attention"] = true;  // no key of files from before
+  if (table.attention) facts["attention"] = true;  // no keys of files from before
+  if (table.recall) facts["recall"] = true;
   const bool writes = context.rank() == 0;
   EvalFile file({.json = writes ? options.out : "", .csv = writes ? options.csv : ""},
                 std::move(facts), kColumns);

@@ -32,6 +32,9 @@ void RequireLengths(const model::LanguageModel& model, const LengthTable& table)
                 ", and every length scores the same targets; divisors would work");
   HL_CHECK_AS(ExitCode::kUsage, !table.attention || HasSoftmax(model.config()),
               "statistics of attention, and the model has no layer of softmax attention");
+  HL_CHECK_AS(ExitCode::kUsage, !table.recall || model.objective().predicts_next_token(),
+              "--recall tells next tokens apart, and the model's objective is ",
+              model.config().objective.name(), "; without it --lengths would work");
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || longest <= most, "--lengths: the model knows ", most,
               " positions, fewer than ", longest, "; lengths of at most ", most, " would work");
 }
@@ -56,6 +59,7 @@ LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& 
                          .num_windows = stretches * (longest / length),
                          .batch = std::max<int64_t>(1, table.batch_tokens / length),
                          .bin = table.bin,
+                         .recall = table.recall,
                          .attention = table.attention ? &attention : nullptr},
                         at::kCPU, control);
   if (table.attention) row.attention = attention.Summarise(control);

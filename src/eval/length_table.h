@@ -21,8 +21,9 @@ struct LengthTable {
   std::vector<int64_t> lengths;  // each divides the longest
   int64_t num_stretches = 0;     // the first so many; 0: all
   int64_t batch_tokens = 4096;   // of one forward, or a row
-  int64_t bin = 0;               // as ValidationConfig's
-  bool attention = false;        // statistics of layers of attention, too
+  int64_t bin = 0;               // as ValidationConfig's, and so is `recall`
+  bool recall = false;
+  bool attention = false;  // statistics of layers of attention, too
 };
 struct LengthRow {
   std::string method;
@@ -32,8 +33,8 @@ struct LengthRow {
   std::optional<AttentionSummary> attention;
 };
 
-// Error kUsage where a length does not divide the longest, the model knows no so long rows, or has
-// no attention whose statistics are asked for.
+// Error kUsage where a length does not divide the longest, the model knows no so long rows, has no
+// attention whose statistics are asked for, or predicts no next tokens whose recall is.
 void RequireLengths(const model::LanguageModel& model, const LengthTable& table);
 
 // Collective over `control`; after RequireLengths. Error kData where the tokens hold no stretch.

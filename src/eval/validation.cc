@@ -1,5 +1,6 @@
 #include "eval/validation.h"
 
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "core/error.h"
 #include "eval/attention_statistics.h"
 #include "eval/batch_tensors.h"
+#include "eval/recall.h"
 
 namespace halflife::eval {
 namespace {
@@ -28,51 +30,78 @@ at::Tensor RowSums(const at::Tensor& values) {
   return values.to(at::kCPU).to(at::kDouble).sum(1).contiguous();
 }
 
-// Sums over all windows by their bins of positions, in the order of windows: those of a window are
-// [loss, targets] for each bin.
+// Sums over all windows by the parts of their targets, in the order of windows: those of a window
+// are [loss, targets] for each part.
+class PartSums {
+ public:
+  PartSums(int64_t num_windows, int64_t num_parts)
+      : num_parts_(num_parts), sums_(static_cast<size_t>(2 * num_parts * num_windows)) {}
+
+  // Of the windows from `window` on: losses and num_targets of the part, [B, any].
+  void Add(int64_t window, int64_t part, const at::Tensor& losses, const at::Tensor& num_targets) {
+    const at::Tensor loss = RowSums(losses), count = RowSums(num_targets);
+    for (int64_t row = 0; row < losses.size(0); ++row) {
+      double* const place = &sums_[static_cast<size_t>(2 * ((window + row) * num_parts_ + part))];
+      place[0] = loss.const_data_ptr<double>()[row];
+      place[1] = count.const_data_ptr<double>()[row];
+    }
+  }
+  struct Score {
+    int64_t num_targets = 0;
+    double loss = 0;  // NaN: no targets
+  };
+  // Of each part. Collective where there are any; `name` is the exchange's.
+  std::vector<Score> Scores(dist::Communicator& control, const char* name) {
+    if (sums_.empty()) return {};
+    control
+        .AllReduce(Ref(sums_.data(), static_cast<int64_t>(sums_.size())), dist::ReduceOp::kSum,
+                   {name, 0}, nullptr)
+        .WaitHost();
+    std::vector<Score> scores;
+    for (int64_t part = 0; part < num_parts_; ++part) {
+      double loss = 0, num_targets = 0;
+      for (size_t at = static_cast<size_t>(2 * part); at < sums_.size();
+           at += static_cast<size_t>(2 * num_parts_))
+        loss += sums_[at], num_targets += sums_[at + 1];
+      scores.push_back({static_cast<int64_t>(num_targets), loss / num_targets});
+    }
+    return scores;
+  }
+
+ private:
+  int64_t num_parts_;
+  std::vector<double> sums_;
+};
+
+// The parts of a window by position.
 class BinSums {
  public:
   BinSums(int64_t num_windows, int64_t seq_len, int64_t bin)
       : bin_(bin),
         num_bins_(bin > 0 ? (seq_len + bin - 1) / bin : 0),
-        sums_(static_cast<size_t>(2 * num_bins_ * num_windows)) {}
+        sums_(num_windows, num_bins_) {}
 
-  // losses and num_targets [B, T] of the windows from `window` on.
-  void Add(int64_t window, const at::Tensor& losses, const at::Tensor& num_targets) {
+  // losses and asked [B, T] of the windows from `window` on.
+  void Add(int64_t window, const at::Tensor& losses, const at::Tensor& asked) {
     for (int64_t i = 0; i < num_bins_; ++i) {
       const int64_t begin = i * bin_, length = std::min(bin_, losses.size(1) - begin);
-      const at::Tensor loss = RowSums(losses.narrow(1, begin, length)),
-                       count = RowSums(num_targets.narrow(1, begin, length));
-      for (int64_t row = 0; row < losses.size(0); ++row) {
-        double* const place = &sums_[static_cast<size_t>(2 * ((window + row) * num_bins_ + i))];
-        place[0] = loss.const_data_ptr<double>()[row];
-        place[1] = count.const_data_ptr<double>()[row];
-      }
+      sums_.Add(window, i, losses.narrow(1, begin, length), asked.narrow(1, begin, length));
     }
   }
   std::vector<PositionScore> Scores(dist::Communicator& control) {
-    if (sums_.empty()) return {};
-    control
-        .AllReduce(Ref(sums_.data(), static_cast<int64_t>(sums_.size())), dist::ReduceOp::kSum,
-                   {"validation_bins", 0}, nullptr)
-        .WaitHost();
     std::vector<PositionScore> scores;
-    for (int64_t i = 0; i < num_bins_; ++i) {
-      double loss = 0, num_targets = 0;
-      for (size_t at = static_cast<size_t>(2 * i); at < sums_.size();
-           at += static_cast<size_t>(2 * num_bins_))
-        loss += sums_[at], num_targets += sums_[at + 1];
-      if (num_targets == 0) continue;
-      scores.push_back({.begin = i * bin_,
-                        .num_targets = static_cast<int64_t>(num_targets),
-                        .loss = loss / num_targets});
+    int64_t begin = -bin_;
+    for (const PartSums::Score& score : sums_.Scores(control, "validation_bins")) {
+      begin += bin_;
+      if (score.num_targets == 0) continue;
+      scores.push_back({.begin = begin, .num_targets = score.num_targets, .loss = score.loss});
     }
     return scores;
   }
 
  private:
   int64_t bin_, num_bins_;
-  std::vector<double> sums_;
+  PartSums sums_;
 };
 
 // What every window's document is said to be: [label + 1, ln p of each class], all 0 where a rank
@@ -120,17 +149,52 @@ class ClassTable {
   std::vector<double> rows_;
 };
 
-// Where the sums of all windows go, besides WindowSums.
-struct Details {
+// The parts of a window by what its text has said before.
+class RecallSums {
+ public:
+  RecallSums(int64_t num_windows, bool wanted)
+      : wanted_(wanted), sums_(num_windows, wanted ? std::ssize(kNames) : 0) {}
+
+  // losses and asked [B, T] of the windows from `window` on, which are those of `batch`.
+  void Add(int64_t window, const data::Batch& batch, const at::Tensor& losses,
+           const at::Tensor& asked) {
+    if (!wanted_) return;
+    const RecallFlags flags = FindRecalled(batch);
+    int64_t part = 0;
+    for (const std::vector<uint8_t>* const seen : {&flags.token_seen, &flags.bigram_seen}) {
+      const at::Tensor mask = at::from_blob(const_cast<uint8_t*>(seen->data()),
+                                            {batch.batch_size, batch.seq_len}, at::kByte)
+                                  .to(losses.device(), at::kBool);
+      for (const at::Tensor& of_part : {mask, mask.logical_not()})
+        sums_.Add(window, part++, losses * of_part, asked.logical_and(of_part));
+    }
+  }
+  std::vector<RecallScore> Scores(dist::Communicator& control) {
+    std::vector<RecallScore> scores;
+    for (const PartSums::Score& score : sums_.Scores(control, "validation_recall"))
+      scores.push_back(
+          {.name = kNames[scores.size()], .num_targets = score.num_targets, .loss = score.loss});
+    return scores;
+  }
+
+ private:
+  static constexpr const char* kNames[] = {"token_seen", "token_new", "bigram_seen", "bigram_new"};
+  bool wanted_;
+  PartSums sums_;
+};
+
+// What is added up of windows.
+struct Sums {
+  std::vector<WindowSums> windows;  // of this rank
   BinSums bins;
+  RecallSums recall;
   ClassTable classes;
 };
 
-// Scores one batch, of each row what this rank has of it: appends the sums of its windows, and adds
-// to `details` those of the windows from `first` on.
+// Scores one batch, of each row what this rank has of it, and adds to the sums those of its windows,
+// which are the windows from `first` on.
 void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool counts_correct,
-                  const ValidationConfig& config, at::Device device, std::vector<WindowSums>& sums,
-                  int64_t first, Details& details) {
+                  const ValidationConfig& config, at::Device device, int64_t first, Sums& sums) {
   ApplyObjective(model.objective(), kValidationSeed, batch);
   const BatchTensors tensors = config.parallel == nullptr
                                    ? ToTensors(batch, device)
@@ -143,14 +207,16 @@ void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool cou
   } else {
     scores.losses = model.TokenLosses(tensors.inputs, tensors.targets, context);
   }
-  details.bins.Add(first, scores.losses, tensors.targets.ge(0));
-  if (scores.class_log_probs.defined()) details.classes.Add(first, batch, scores.class_log_probs);
+  sums.bins.Add(first, scores.losses, tensors.targets.ge(0));
+  sums.recall.Add(first, batch, scores.losses, tensors.targets.ge(0));
+  if (scores.class_log_probs.defined()) sums.classes.Add(first, batch, scores.class_log_probs);
   const at::Tensor losses = RowSums(scores.losses), num_targets = RowSums(tensors.targets.ge(0));
   const at::Tensor correct = counts_correct ? RowSums(scores.correct) : at::Tensor();
   for (int64_t row = 0; row < batch.batch_size; ++row)
-    sums.push_back({.loss = losses.const_data_ptr<double>()[row],
-                    .num_correct = counts_correct ? correct.const_data_ptr<double>()[row] : 0,
-                    .num_targets = num_targets.const_data_ptr<double>()[row]});
+    sums.windows.push_back(
+        {.loss = losses.const_data_ptr<double>()[row],
+         .num_correct = counts_correct ? correct.const_data_ptr<double>()[row] : 0,
+         .num_targets = num_targets.const_data_ptr<double>()[row]});
 }
 
 WindowSums Total(std::span<const WindowSums> windows) {
@@ -278,27 +344,30 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
   const auto begin_of = [&](int64_t g) { return total * g / groups; };
   const int64_t begin = begin_of(group), end = begin_of(group + 1);
   const bool predicts_text = PredictsText(model, tokens);
-  std::vector<WindowSums> sums;
-  HL_CHECK((config.bin == 0 && config.attention == nullptr) || sp == 1,
-           "bins of positions, or statistics of attention, and rows on several ranks");
-  Details details = {BinSums(total, config.seq_len, config.bin),
-                     ClassTable(total, model.objective())};
+  HL_CHECK((config.bin == 0 && config.attention == nullptr && !config.recall) || sp == 1,
+           "bins of positions, recall, or statistics of attention, and rows on several ranks");
+  HL_CHECK(!config.recall || predicts_text, "recall of what is no text's next token");
+  Sums sums = {.windows = {},
+               .bins = {total, config.seq_len, config.bin},
+               .recall = {total, config.recall},
+               .classes = {total, model.objective()}};
   for (int64_t first = begin; first < end; first += config.batch) {
     const int64_t count = std::min(config.batch, end - first);
     ScoreWindows(model, data::ReadWindows(tokens, config.seq_len, first, count), !predicts_text,
-                 config, device, sums, first, details);
+                 config, device, first, sums);
   }
   // Of every window, the sum over the ranks that have some of it; 0 adds nothing to the others.
   std::vector<WindowSums> all(static_cast<size_t>(total));
-  std::ranges::copy(sums, all.begin() + begin);
+  std::ranges::copy(sums.windows, all.begin() + begin);
   static_assert(sizeof(WindowSums) == kSumsOfWindow * sizeof(double));
   control
       .AllReduce(Ref(reinterpret_cast<double*>(all.data()), kSumsOfWindow * total),
                  dist::ReduceOp::kSum, {"validation_sums", 0}, nullptr)
       .WaitHost();
   ValidationResult result = MakeResult(tokens, predicts_text, all, config.batch);
-  result.positions = details.bins.Scores(control);
-  result.classes = details.classes.Scores(control);
+  result.positions = sums.bins.Scores(control);
+  result.recall = sums.recall.Scores(control);
+  result.classes = sums.classes.Scores(control);
   return result;
 }
 

@@ -23,6 +23,7 @@ struct ValidationConfig {
   int64_t num_windows = 0;                   // the first so many; 0: all
   int64_t batch = 8;                         // rows of one forward
   int64_t bin = 0;                           // tokens of a position bin; 0: none are told
+  bool recall = false;                       // by what the text has said before, of next tokens
   AttentionStatistics* attention = nullptr;  // filled with this rank's windows; borrowed
   // This rank has a slice of each of its rows (borrowed); null: it has rows of its own.
   const model::SequenceParallel* parallel = nullptr;
@@ -38,6 +39,12 @@ struct PositionScore {
   int64_t begin = 0, num_targets = 0;
   double loss = 0;
 };
+// Of next tokens, by whether their text has said them before (eval/recall.h).
+struct RecallScore {
+  std::string name;  // token_seen, token_new, bigram_seen, bigram_new
+  int64_t num_targets = 0;
+  double loss = 0;  // NaN where there are no such targets
+};
 struct ValidationResult {
   double loss = 0;  // mean -ln p per target
   // What the Trainer of transformers calls eval_loss: the mean over batches, weighted by their
@@ -52,6 +59,7 @@ struct ValidationResult {
   std::vector<SegmentScore> segments;    // of labelled rows, where there are several kinds
   std::vector<PositionScore> positions;  // those bins that have targets
   std::optional<ClassScores> classes;    // of documents
+  std::vector<RecallScore> recall;       // where it was asked for: all four
   double perplexity() const;
   double perplexity_hf() const;
 };

@@ -21,6 +21,10 @@ struct Measure {
 constexpr Measure kMeasures[] = {
     {"/perplexity", "Perplexity by tokens of a row", Scale::kLog},
     {"/accuracy", "Accuracy by tokens of a row", Scale::kLinear},
+    {"/recall/token_seen/perplexity", "Perplexity of tokens seen before", Scale::kLog},
+    {"/recall/token_new/perplexity", "Perplexity of tokens not seen before", Scale::kLog},
+    {"/recall/bigram_seen/perplexity", "Perplexity of pairs of tokens seen before", Scale::kLog},
+    {"/recall/bigram_new/perplexity", "Perplexity of pairs not seen before", Scale::kLog},
 };
 
 // "runs/first/ckpt/step_000000000020" -> "first"

@@ -205,13 +205,21 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
   EXPECT_THAT(text, HasSubstr(",64,blocks+info_scale,256,"));
   EXPECT_TRUE(std::filesystem::exists(Path("lengths.svg")));
 
-  std::vector<std::string> ranks = with({"--lengths", "64,256", "--method", "blocks", "--json"});
+  std::vector<std::string> ranks =
+      with({"--lengths", "64,256", "--method", "blocks", "--recall", "--json"});
   ranks.insert(ranks.begin(), kProgram);
   const RunResult one = RunCommand(ranks), two = RunRanks(2, ranks);
   ASSERT_EQ(two.exit_code, 0) << two.err;
   for (int i = 0; i < 2; ++i)
-    EXPECT_NEAR(nlohmann::json::parse(two.out)["rows"][i]["loss"],
-                nlohmann::json::parse(one.out)["rows"][i]["loss"], 1e-6);
+    for (const char* path : {"/loss", "/recall/token_seen/loss", "/recall/bigram_new/loss"}) {
+      const nlohmann::json::json_pointer at(path);
+      EXPECT_NEAR(nlohmann::json::parse(two.out)["rows"][i].at(at),
+                  nlohmann::json::parse(one.out)["rows"][i].at(at), 1e-6);
+    }
+
+  EXPECT_THAT(Halflife(with({"--lengths", "64", "--recall"})).out,
+              HasSubstr("\nperplexity of new pairs\n"));
+  EXPECT_THAT(Halflife(with({"--recall"})).err, HasSubstr("belong to a table by length"));
 
   const RunResult others = Halflife(with({"--lengths", "64,128", "--out", out, "--bin", "64"}));
   EXPECT_EQ(others.exit_code, 2);

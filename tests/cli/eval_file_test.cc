@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "core/files.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
@@ -37,6 +39,10 @@ TEST_F(EvalFiles, EachRowIsInBothFilesAtOnce) {
   file.Add({{"method", "window"}, {"length", 128}});  // has no such measure
   EXPECT_EQ(Csv(), "model,method,length,seen\n\"a, b\",window,64,0.5\n\"a, b\",window,128,\n");
   EXPECT_EQ(Written(), file.json());
+  // What is not finite is null in JSON, and nothing in CSV.
+  file.Add({{"method", "w"}, {"length", 1}, {"recall", {{"seen", std::nan("")}}}});
+  EXPECT_TRUE(Written()["rows"][2]["recall"]["seen"].is_null());
+  EXPECT_TRUE(Csv().ends_with("\n\"a, b\",w,1,\n"));
 }
 
 TEST_F(EvalFiles, ALaterCallGoesOn) {

@@ -3,6 +3,7 @@
 #include "eval/attention_statistics.h"
 #include "eval/class_scores.h"
 #include "eval/length_table.h"
+#include "eval/recall.h"
 #include "eval/scorer.h"
 #include "infer/generator.h"
 #include "infer/model_loader.h"
@@ -45,6 +46,10 @@ void AttentionStatisticsExample(const model::LanguageModel& model, const at::Ten
 
 void ClassScoresExample(std::span<const int32_t> labels, std::span<const double> log_probs) {
 #include "examples/eval/class_scores.h"
+}
+
+void RecallExample(const data::Batch& batch, size_t row, size_t t) {
+#include "examples/eval/recall.h"
 }
 
 void LengthTableExample(const model::LanguageModel& model, const data::TokenView& tokens,

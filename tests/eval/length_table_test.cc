@@ -6,10 +6,12 @@
 
 #include <cmath>
 #include <fstream>
+#include <map>
 
 #include "data/prepare.h"
 #include "dist/local_communicator.h"
 #include "eval/batch_tensors.h"
+#include "eval/recall.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -45,12 +47,16 @@ class LengthTables : public testing::Test {
   }
   LengthRow Score(const std::string& method, int64_t length, int world = 1, int64_t bin = 0,
                   const model::ModelConfig& config = Softmax(), bool attention = false) const {
-    const LengthTable table = {.train_len = kTrainLen,
-                               .lengths = {16, 32, 128},
-                               .num_stretches = 3,
-                               .batch_tokens = 64,
-                               .bin = bin,
-                               .attention = attention};
+    return ScoreIn({.train_len = kTrainLen,
+                    .lengths = {16, 32, 128},
+                    .num_stretches = 3,
+                    .batch_tokens = 64,
+                    .bin = bin,
+                    .attention = attention},
+                   method, length, world, config);
+  }
+  LengthRow ScoreIn(const LengthTable& table, const std::string& method, int64_t length,
+                    int world = 1, const model::ModelConfig& config = Softmax()) const {
     LengthRow row;
     dist::LocalWorld::Run(world, [&](dist::Communicator& control) {
       model::LanguageModel model(config);
@@ -133,6 +139,69 @@ TEST_F(LengthTables, BinsOfPositionsMakeUpTheWhole) {
   // the first tokens of a row know nothing of what came before, the same at any length
   const ValidationResult shorter = Score("as_trained", 16, 1, /*bin=*/16).result;
   EXPECT_EQ(shorter.positions.size(), 1u);
+}
+
+// Every target is seen or new, and the losses of both make up the whole; more of a text has said
+// more. The sums by hand are those of one forward over the same windows.
+TEST_F(LengthTables, RecallPartsTheTargets) {
+  LengthTable table = {.train_len = kTrainLen,
+                       .lengths = {16, 128},
+                       .num_stretches = 3,
+                       .batch_tokens = 64,
+                       .recall = true};
+  std::map<int64_t, int64_t> seen;
+  for (const int64_t length : table.lengths) {
+    const ValidationResult result = ScoreIn(table, "as_trained", length).result;
+    ASSERT_EQ(result.recall.size(), 4u);
+    for (const size_t first : {0, 2}) {
+      const RecallScore &old = result.recall[first], &fresh = result.recall[first + 1];
+      EXPECT_EQ(old.num_targets + fresh.num_targets, result.num_targets);
+      EXPECT_NEAR(old.loss * static_cast<double>(old.num_targets) +
+                      fresh.loss * static_cast<double>(fresh.num_targets),
+                  result.loss * static_cast<double>(result.num_targets), 1e-9);
+    }
+    EXPECT_LT(result.recall[2].num_targets, result.recall[0].num_targets);
+    seen[length] = result.recall[0].num_targets;
+    const ValidationResult two = ScoreIn(table, "as_trained", length, 2).result;
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(two.recall[i].num_targets, result.recall[i].num_targets);
+      EXPECT_NEAR(two.recall[i].loss, result.recall[i].loss, 1e-6);
+    }
+  }
+  EXPECT_GT(seen[128], seen[16]);
+
+  model::LanguageModel model(Softmax());
+  model.BindOwnMemory(1, false);
+  const data::Batch batch =
+      data::ReadWindows(data::ViewOf(*dataset_, data::Split::kTrain), 128, 0, 3);
+  const BatchTensors tensors = ToTensors(batch, at::kCPU);
+  const at::Tensor losses =
+      model.TokenLosses(tensors.inputs, tensors.targets, {.slice = &tensors.slice}).contiguous();
+  double loss = 0;
+  const RecallFlags flags = FindRecalled(batch);
+  for (size_t i = 0; i < flags.bigram_seen.size(); ++i)
+    if (flags.bigram_seen[i] != 0) loss += losses.const_data_ptr<float>()[i];
+  const RecallScore bigrams = ScoreIn(table, "as_trained", 128).result.recall[2];
+  EXPECT_EQ(bigrams.name, "bigram_seen");
+  // a forward of other shape rounds each loss, some 6 nats in fp32, otherwise
+  EXPECT_NEAR(bigrams.loss, loss / static_cast<double>(bigrams.num_targets), 1e-5);
+}
+
+// Rows of one token have no pair before: a part without targets has no loss.
+TEST_F(LengthTables, RecallOfNothingIsNotANumber) {
+  const ValidationResult result =
+      ScoreIn({.train_len = kTrainLen, .lengths = {1}, .num_stretches = 30, .recall = true},
+              "as_trained", 1)
+          .result;
+  EXPECT_EQ(result.recall[2].num_targets, 0);
+  EXPECT_TRUE(std::isnan(result.recall[2].loss));
+  EXPECT_NEAR(result.recall[3].loss, result.loss, 1e-12);
+  model::ModelConfig encoder =
+      Config(model::MixerConfig("gau", {{"key_dim", int64_t{8}}, {"causal", false}}));
+  encoder.objective = model::ObjectiveConfig("masked_token", {{"mask_id", int64_t{2}}});
+  model::LanguageModel hides(encoder);
+  EXPECT_HL_ERROR(RequireLengths(hides, {.train_len = 16, .lengths = {16}, .recall = true}),
+                  ExitCode::kUsage, "objective is masked_token");
 }
 
 // An encoder is asked for the same hidden tokens at every length, and has an accuracy on them.

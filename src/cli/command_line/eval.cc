@@ -78,6 +78,9 @@ void AddEval(CLI::App& app, Request& request) {
       ->add_option("--bin", options->bin,
                    "With --lengths: tell losses by positions of so many tokens in --out [none]")
       ->check(CLI::PositiveNumber);
+  command->add_flag("--recall", options->recall,
+                    "With --lengths: also perplexity of tokens that their document in the row has "
+                    "held before, and of new ones; likewise of pairs with the token before");
   command->add_flag("--attention", options->attention,
                     "With --lengths: also what softmax attention looks at: its entropy by the keys "
                     "that a query sees, its resolution of distances");

@@ -78,7 +78,7 @@ struct EvalOptions {
   std::vector<int64_t> lengths;  // any: a table by length, for which all below is
   std::vector<std::string> methods = {"as_trained"};
   int64_t bin = 0;
-  bool attention = false;
+  bool recall = false, attention = false;
   std::string out, csv, figure;
 };
 

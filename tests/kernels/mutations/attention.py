@@ -108,4 +108,12 @@ MUTATIONS = [
      "static_cast<double>(dim / 2 - 1))));", "static_cast<double>(dim / 2))));", "retnet_test"),
     ("lengths: longer rows score fewer targets", "src/eval/length_table.cc",
      "stretches * (longest / length)", "stretches", "length_table_test"),
+    ("recall: a document knows the one before", "src/eval/recall.cc",
+     "    Said said;\n    const auto end", "    static Said said;\n    const auto end", "recall_test"),
+    ("recall: the target counts as said", "src/eval/recall.cc",
+     "flags.token_seen[t] = said.Has(batch.targets[t]);",
+     "said.Add(batch.targets[t]);\n      flags.token_seen[t] = said.Has(batch.targets[t]);",
+     "recall_test"),
+    ("recall: new tokens are all tokens", "src/eval/validation.cc",
+     "{mask, mask.logical_not()}", "{mask, mask.logical_or(asked)}", "length_table_test"),
 ]
