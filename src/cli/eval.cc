@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cli/eval_lengths.h"
+#include "cli/eval_retrieval.h"
 #include "cli/model_source.h"
 #include "cli/run.h"
 #include "cli/world.h"
@@ -68,20 +69,39 @@ class Scored {
   data::Split split_;
 };
 
+// What belongs to a table by length, and what to a table of one kind.
+void CheckLengthOptions(const EvalOptions& options) {
+  const EvalOptions usual;
+  const bool of_losses = options.protocols != usual.protocols || options.bin > 0 ||
+                         options.recall || options.attention;
+  const bool of_retrieval = options.depths != usual.depths || options.samples != usual.samples ||
+                            options.pairs != usual.pairs || options.seed != usual.seed;
+  const bool of_lengths = options.methods != usual.methods || of_losses ||
+                          !options.retrieval.empty() || !options.out.empty() ||
+                          !options.csv.empty() || !options.figure.empty();
+  HL_CHECK_AS(ExitCode::kUsage, !options.lengths.empty() || !of_lengths,
+              "--method, --protocol, --bin, --recall, --attention, --retrieval, --out, --csv and "
+              "--figure belong to a table by length; --lengths N,... would work beside them");
+  HL_CHECK_AS(ExitCode::kUsage,
+              options.lengths.empty() || (options.seq_len == 0 && !options.bigram),
+              "--seq-len and --bigram beside --lengths; without them it would work");
+  HL_CHECK_AS(ExitCode::kUsage, !options.retrieval.empty() || !of_retrieval,
+              "--depths, --samples, --pairs and --seed belong to --retrieval passkey or mqar");
+  HL_CHECK_AS(
+      ExitCode::kUsage, options.retrieval.empty() || (!of_losses && options.windows == 0),
+      "--retrieval asks for what is hidden in the text, --windows, --protocol, --bin, "
+      "--recall and --attention are of its losses; without them, with --samples N, it would work");
+  HL_CHECK_AS(ExitCode::kUsage, options.retrieval != "passkey" || options.pairs == usual.pairs,
+              "--pairs ", options.pairs,
+              " with --retrieval passkey, which hides one key; "
+              "--retrieval mqar would work");
+}
+
 void CheckOptions(const EvalOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.data.empty() != options.texts.empty(),
               options.data.empty() ? "nothing to evaluate on" : "both --data and --text",
               "; give either --data DATASET or --text FILE...");
-  const bool of_lengths = options.methods != EvalOptions{}.methods || options.bin > 0 ||
-                          options.attention || options.recall || !options.out.empty() ||
-                          !options.csv.empty() || !options.figure.empty();
-  HL_CHECK_AS(ExitCode::kUsage, !options.lengths.empty() || !of_lengths,
-              "--method, --bin, --recall, --attention, --out, --csv and --figure belong to a table "
-              "by length; "
-              "--lengths N,... would work beside them");
-  HL_CHECK_AS(ExitCode::kUsage,
-              options.lengths.empty() || (options.seq_len == 0 && !options.bigram),
-              "--seq-len and --bigram beside --lengths; without them it would work");
+  CheckLengthOptions(options);
   HL_CHECK_AS(ExitCode::kUsage, !options.bigram || options.texts.empty(),
               "--bigram counts the training split of a dataset, and --text has none; give --data "
               "DATASET, such as one of `halflife prepare --validation-input FILE`");
@@ -100,13 +120,19 @@ void CheckRanks(const EvalOptions& options, const infer::LoadedModel& loaded, co
                                    number("--windows", options.windows),
                                    number("--batch", options.batch),
                                    number("--bin", options.bin),
+                                   number("--samples", options.samples),
+                                   number("--pairs", options.pairs),
+                                   number("--seed", static_cast<int64_t>(options.seed)),
                                    number("--recall", options.recall ? 1 : 0),
                                    number("--attention", options.attention ? 1 : 0)};
-  std::vector<std::string> lengths;
-  for (const int64_t length : options.lengths) lengths.push_back(Concat(length));
-  const std::string all_lengths = Join(lengths, ","), methods = Join(options.methods, ",");
-  facts.push_back({"--lengths", all_lengths, all_lengths});
-  facts.push_back({"--method", methods, methods});
+  const auto list = [&](const char* name, const std::string& value) {
+    facts.push_back({name, value, value});
+  };
+  list("--lengths", Join(options.lengths, ","));
+  list("--method", Join(options.methods, ","));
+  list("--protocol", Join(options.protocols, ","));
+  list("--retrieval", options.retrieval);
+  list("--depths", Join(options.depths, ","));
   RequireAlike(context, facts);
 }
 
@@ -179,6 +205,8 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   const Scored scored(options, loaded);
   const int64_t seq_len = options.seq_len > 0 ? options.seq_len : WindowOf(scored.tokens(), loaded);
   CheckRanks(options, loaded, scored, seq_len, context);
+  if (!options.retrieval.empty())
+    return EvaluateRetrieval(options, loaded, scored.tokens(), scored.Fact(options), context);
   if (!options.lengths.empty())
     return EvaluateLengths(options, loaded, scored.tokens(), scored.Fact(options), context);
   const eval::ValidationResult result =

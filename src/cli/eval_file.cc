@@ -13,7 +13,7 @@ namespace {
 using Json = EvalFile::Json;
 
 // What tells rows apart.
-constexpr const char* kKeys[] = {"method", "length"};
+constexpr const char* kKeys[] = {"method", "protocol", "length", "depth"};
 
 std::string Text(const Json& value) {
   if (value.is_number_float() && !std::isfinite(value.get<double>())) return "";

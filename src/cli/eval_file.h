@@ -32,7 +32,8 @@ class EvalFile {
   EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> columns);
 
   const Json& json() const { return json_; }  // the facts, and "rows"
-  // Whether a row is there with these values of kKeys, and none of the others.
+  // Whether a row is there with these values of what tells rows apart (method, protocol, length,
+  // depth).
   bool Has(const Json& key) const { return !RowOf(key).is_null(); }
   // The row, or null.
   Json RowOf(const Json& key) const;

@@ -36,15 +36,22 @@ ordered_json AttentionJson(const eval::AttentionSummary& summary) {
   return json;
 }
 
+// Files from before there were protocols have segments, and do not say so.
+ordered_json KeyOf(const std::string& method, const std::string& protocol, int64_t length) {
+  ordered_json key = {{"method", method}};
+  if (protocol != "segments") key["protocol"] = protocol;
+  key["length"] = length;
+  return key;
+}
+
 ordered_json RowJson(const eval::LengthRow& row) {
   const eval::ValidationResult& result = row.result;
-  ordered_json json = {{"method", row.method},
-                       {"length", row.length},
-                       {"tokens", result.num_targets},
-                       {"loss", result.loss},
-                       {"perplexity", result.perplexity()},
-                       {"seconds", row.seconds},
-                       {"tokens_per_s", static_cast<double>(result.num_targets) / row.seconds}};
+  ordered_json json = KeyOf(row.method, row.protocol, row.length);
+  json["tokens"] = result.num_targets;
+  json["loss"] = result.loss;
+  json["perplexity"] = result.perplexity();
+  json["seconds"] = row.seconds;
+  json["tokens_per_s"] = static_cast<double>(result.num_targets) / row.seconds;
   if (result.accuracy) json["accuracy"] = *result.accuracy;
   if (row.attention) json["attention"] = AttentionJson(*row.attention);
   for (const eval::RecallScore& score : result.recall)  // null: there are no such tokens
@@ -58,36 +65,54 @@ ordered_json RowJson(const eval::LengthRow& row) {
   return json;
 }
 
-ordered_json KeyOf(const std::string& method, int64_t length) {
-  return {{"method", method}, {"length", length}};
-}
+constexpr CsvColumn kColumns[] = {{"model", "/model"},
+                                  {"train_len", "/train_len"},
+                                  {"method", "/method"},
+                                  {"length", "/length"},
+                                  {"tokens", "/tokens"},
+                                  {"loss", "/loss"},
+                                  {"perplexity", "/perplexity"},
+                                  {"accuracy", "/accuracy"},
+                                  {"tokens_per_s", "/tokens_per_s"},
+                                  {"protocol", "/protocol"},
+                                  {"token_seen_tokens", "/recall/token_seen/tokens"},
+                                  {"token_seen_loss", "/recall/token_seen/loss"},
+                                  {"token_new_tokens", "/recall/token_new/tokens"},
+                                  {"token_new_loss", "/recall/token_new/loss"},
+                                  {"bigram_seen_tokens", "/recall/bigram_seen/tokens"},
+                                  {"bigram_seen_loss", "/recall/bigram_seen/loss"},
+                                  {"bigram_new_tokens", "/recall/bigram_new/tokens"},
+                                  {"bigram_new_loss", "/recall/bigram_new/loss"}};
 
-constexpr CsvColumn kColumns[] = {
-    {"model", "/model"},           {"train_len", "/train_len"}, {"method", "/method"},
-    {"length", "/length"},         {"tokens", "/tokens"},       {"loss", "/loss"},
-    {"perplexity", "/perplexity"}, {"accuracy", "/accuracy"},   {"tokens_per_s", "/tokens_per_s"}};
-
-// Rows of the methods and lengths that were asked for, in that order; the file may hold others.
+// Rows of the methods, protocols and lengths that were asked for, in that order; the file may hold
+// others.
 class AskedRows {
  public:
   AskedRows(const EvalFile& file, const EvalOptions& options)
-      : file_(file), methods_(options.methods), lengths_(options.lengths) {}
-  const std::vector<std::string>& methods() const { return methods_; }
+      : file_(file), lengths_(options.lengths) {
+    for (const std::string& method : options.methods)
+      for (const std::string& protocol : options.protocols) lines_.push_back({method, protocol});
+  }
+  struct Line {
+    std::string method, protocol;
+    std::string name() const { return protocol == "segments" ? method : method + ", " + protocol; }
+  };
+  const std::vector<Line>& lines() const { return lines_; }
   const std::vector<int64_t>& lengths() const { return lengths_; }
-  ordered_json Row(const std::string& method, int64_t length) const {
-    return file_.RowOf(KeyOf(method, length));
+  ordered_json Row(const Line& line, int64_t length) const {
+    return file_.RowOf(KeyOf(line.method, line.protocol, length));
   }
   ordered_json json() const {
     ordered_json json = file_.json();
     json["rows"] = ordered_json::array();
-    for (const std::string& method : methods_)
-      for (const int64_t length : lengths_) json["rows"].push_back(Row(method, length));
+    for (const Line& line : lines_)
+      for (const int64_t length : lengths_) json["rows"].push_back(Row(line, length));
     return json;
   }
 
  private:
   const EvalFile& file_;
-  std::vector<std::string> methods_;
+  std::vector<Line> lines_;
   std::vector<int64_t> lengths_;
 };
 
@@ -95,16 +120,16 @@ std::string Padded(std::string text, size_t width) {
   text.resize(std::max(text.size(), width), ' ');
   return text;
 }
-// A line a method of what `value` gives of each row; "" where it gives nothing.
+// A line a method and protocol of what `value` gives of each row; "" where it gives nothing.
 std::string Section(const AskedRows& rows, const std::string& title,
                     const std::function<std::optional<std::string>(const ordered_json&)>& value) {
   size_t width = 12;
-  for (const std::string& method : rows.methods()) width = std::max(width, method.size() + 2);
+  for (const AskedRows::Line& line : rows.lines()) width = std::max(width, line.name().size() + 2);
   std::string text;
-  for (const std::string& method : rows.methods()) {
-    text += Padded(method, width);
+  for (const AskedRows::Line& line : rows.lines()) {
+    text += Padded(line.name(), width);
     for (const int64_t length : rows.lengths()) {
-      const std::optional<std::string> cell = value(rows.Row(method, length));
+      const std::optional<std::string> cell = value(rows.Row(line, length));
       if (!cell) return "";
       text += Padded(*cell, 10);
     }
@@ -172,11 +197,14 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
                                    .recall = options.recall,
                                    .attention = options.attention};
   eval::RequireLengths(*loaded.model, table);
-  std::vector<eval::LengthMethod> methods;
-  for (const std::string& method : options.methods)
-    methods.push_back(eval::LengthMethod::Parse(method));
-  for (const eval::LengthMethod& method : methods)  // before hours of others
-    method.AppliedTo(*loaded.model, {.train_len = table.train_len, .length = table.lengths[0]});
+  const std::vector<eval::LengthMethod> methods =
+      eval::LengthMethod::ParseAll(options.methods, *loaded.model,
+                                   {.train_len = table.train_len, .length = table.lengths.front()});
+  std::vector<eval::Protocol> protocols;
+  for (const std::string& text : options.protocols) {
+    protocols.push_back(eval::Protocol::Parse(text));
+    for (const int64_t length : table.lengths) protocols.back().RequireFits(*loaded.model, length);
+  }
 
   ordered_json facts = {{"model", loaded.path.string()},
                         {"weights", WeightsFact(loaded).value},
@@ -192,17 +220,16 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
                 std::move(facts), kColumns);
   std::vector<ordered_json> keys;
   for (const std::string& method : options.methods)
-    for (const int64_t length : table.lengths) keys.push_back(KeyOf(method, length));
+    for (const std::string& protocol : options.protocols)
+      for (const int64_t length : table.lengths) keys.push_back(KeyOf(method, protocol, length));
   const std::vector<bool> there = RowsThere(file, keys, context);
   size_t number = 0;
-  for (const eval::LengthMethod& method : methods) {
-    for (const int64_t length : table.lengths) {
-      if (there[number++]) continue;
-      const eval::LengthRow row =
-          eval::ScoreLength(*loaded.model, tokens, table, method, length, context.control());
-      file.Add(RowJson(row));
-    }
-  }
+  for (const eval::LengthMethod& method : methods)
+    for (const eval::Protocol& protocol : protocols)
+      for (const int64_t length : table.lengths)
+        if (!there[number++])
+          file.Add(RowJson(eval::ScoreLength(*loaded.model, tokens, table, method, protocol, length,
+                                             context.control())));
   if (!writes) return ExitCode::kFinished;
   file.WriteCsv();
   const AskedRows asked(file, options);

@@ -50,11 +50,11 @@ void AppendPadding(Batch& batch) {
   batch.samples.push_back(kNoSample);
 }
 
-// Reads tokens [window T, window T + T] and appends them to `batch` as its next row.
-void AppendText(const TokenView& view, int64_t window, Batch& batch) {
+// Reads tokens [begin, begin + T] and appends them to `batch` as its next row.
+void AppendText(const TokenView& view, int64_t begin, Batch& batch) {
   const int64_t seq_len = batch.seq_len;
   std::vector<int32_t> tokens(static_cast<size_t>(seq_len + 1));
-  view.read(window * seq_len, tokens);
+  view.read(begin, tokens);
   const int32_t eos = view.eos_id;
   const auto row_start = static_cast<int32_t>(batch.inputs.size());
   batch.cu_seqlens.push_back(row_start);
@@ -74,7 +74,7 @@ void AppendRow(const TokenView& view, int64_t window, uint64_t sample, Batch& ba
   if (view.row_len > 0) {
     AppendLabelledRow(view, window, batch);
   } else {
-    AppendText(view, window, batch);
+    AppendText(view, window * batch.seq_len, batch);
   }
   batch.samples.push_back(sample);
 }
@@ -149,6 +149,18 @@ Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64
   Batch batch = MakeBatch(count, seq_len);
   for (int64_t window = first; window < first + count; ++window) {
     AppendRow(tokens, window, static_cast<uint64_t>(window), batch);
+  }
+  batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
+  return batch;
+}
+
+Batch ReadSlidingWindows(const TokenView& tokens, int64_t seq_len, int64_t stride, int64_t first,
+                         int64_t count) {
+  HL_CHECK(tokens.row_len == 0 && stride > 0, "sliding by ", stride, " over ", tokens.name);
+  Batch batch = MakeBatch(count, seq_len);
+  for (int64_t window = first; window < first + count; ++window) {
+    AppendText(tokens, window * stride, batch);
+    batch.samples.push_back(static_cast<uint64_t>(window));
   }
   batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
   return batch;

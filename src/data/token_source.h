@@ -91,6 +91,9 @@ TokenView ViewOf(const Dataset& dataset, Split split);
 
 // Reads the windows [first, first + count) in order, as one batch.
 Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count);
+// Likewise of text, window w from token w stride on: they overlap where stride < seq_len.
+Batch ReadSlidingWindows(const TokenView& tokens, int64_t seq_len, int64_t stride, int64_t first,
+                         int64_t count);
 Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t first,
                   int64_t count);
 // Of text floor((num_tokens - 1) / seq_len), at least 0; of labelled rows (row_len > 0) all.

@@ -156,6 +156,15 @@ LengthMethod LengthMethod::Parse(std::string_view text) {
   return method;
 }
 
+std::vector<LengthMethod> LengthMethod::ParseAll(const std::vector<std::string>& texts,
+                                                 const model::LanguageModel& model,
+                                                 const LengthScene& scene) {
+  std::vector<LengthMethod> methods;
+  for (const std::string& text : texts) methods.push_back(Parse(text));
+  for (const LengthMethod& method : methods) method.AppliedTo(model, scene);
+  return methods;
+}
+
 std::unique_ptr<model::LanguageModel> LengthMethod::AppliedTo(const model::LanguageModel& model,
                                                               const LengthScene& scene) const {
   model::ModelConfig config = model.config();

@@ -26,6 +26,10 @@ class LengthMethod {
   // Steps joined by '+', each a name and, where it takes one, ":NUMBER". Error kUsage for unknown
   // names (with the known ones) and numbers that are none or not above 0.
   static LengthMethod Parse(std::string_view text);
+  // Several, each tried on the model, so that what does not fit it is told before hours of others.
+  static std::vector<LengthMethod> ParseAll(const std::vector<std::string>& texts,
+                                            const model::LanguageModel& model,
+                                            const LengthScene& scene);
   const std::string& text() const { return text_; }
 
   // A model of the same weights, which it borrows from `model`'s memory. Error kUsage where the

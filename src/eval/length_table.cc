@@ -25,7 +25,7 @@ bool HasSoftmax(const model::ModelConfig& config) {
 
 void RequireLengths(const model::LanguageModel& model, const LengthTable& table) {
   HL_CHECK_AS(ExitCode::kUsage, !table.lengths.empty(), "no length to evaluate");
-  const int64_t longest = std::ranges::max(table.lengths), most = model.max_positions();
+  const int64_t longest = std::ranges::max(table.lengths);
   for (const int64_t length : table.lengths)
     HL_CHECK_AS(ExitCode::kUsage, length > 0 && longest % length == 0, "--lengths: ", length,
                 " does not divide the longest, ", longest,
@@ -35,13 +35,18 @@ void RequireLengths(const model::LanguageModel& model, const LengthTable& table)
   HL_CHECK_AS(ExitCode::kUsage, !table.recall || model.objective().predicts_next_token(),
               "--recall tells next tokens apart, and the model's objective is ",
               model.config().objective.name(), "; without it --lengths would work");
+  RequirePositions(model, table.lengths);
+}
+
+void RequirePositions(const model::LanguageModel& model, const std::vector<int64_t>& lengths) {
+  const int64_t longest = std::ranges::max(lengths), most = model.max_positions();
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || longest <= most, "--lengths: the model knows ", most,
               " positions, fewer than ", longest, "; lengths of at most ", most, " would work");
 }
 
 LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& tokens,
-                      const LengthTable& table, const LengthMethod& method, int64_t length,
-                      dist::Communicator& control) {
+                      const LengthTable& table, const LengthMethod& method,
+                      const Protocol& protocol, int64_t length, dist::Communicator& control) {
   const int64_t longest = std::ranges::max(table.lengths);
   const int64_t available = data::NumWindows(tokens, longest);
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
@@ -51,12 +56,20 @@ LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& 
       table.num_stretches > 0 ? std::min(table.num_stretches, available) : available;
   const auto other = method.AppliedTo(model, {.train_len = table.train_len, .length = length});
   const auto begin = std::chrono::steady_clock::now();
-  LengthRow row = {
-      .method = method.text(), .length = length, .seconds = 0, .result = {}, .attention = {}};
+  LengthRow row = {.method = method.text(),
+                   .protocol = protocol.text(),
+                   .length = length,
+                   .seconds = 0,
+                   .result = {},
+                   .attention = {}};
+  const bool slides = protocol.kind() == Protocol::Kind::kSliding;
+  const int64_t stride = protocol.stride(length);  // of the windows: they end where stretches do
   AttentionStatistics attention(other->config().num_layers);
   row.result = Validate(*other, tokens,
                         {.seq_len = length,
-                         .num_windows = stretches * (longest / length),
+                         .num_windows = (stretches * longest - length) / stride + 1,
+                         .stride = slides ? stride : 0,
+                         .piece = protocol.piece(),
                          .batch = std::max<int64_t>(1, table.batch_tokens / length),
                          .bin = table.bin,
                          .recall = table.recall,

@@ -1,9 +1,10 @@
 // Loss and perplexity by the length of the text that a model is given, with several methods side by
-// side. Every length scores the same targets: the text is cut into stretches of the longest, and
-// each of these into rows of a length that start from nothing.
+// side. Every length and protocol scores the same targets: those of the text's first stretches of
+// the longest. Each of these is cut into rows of a length that start from nothing, or rows slide
+// over all of them.
 //
 //   LengthTable table = {.train_len = 128, .lengths = {128, 256, 512}};
-//   const LengthRow row = ScoreLength(model, tokens, table, method, 256, control);
+//   const LengthRow row = ScoreLength(model, tokens, table, method, protocol, 256, control);
 #pragma once
 
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "eval/attention_statistics.h"
 #include "eval/length_method.h"
+#include "eval/protocol.h"
 #include "eval/validation.h"
 
 namespace halflife::eval {
@@ -26,7 +28,7 @@ struct LengthTable {
   bool attention = false;  // statistics of layers of attention, too
 };
 struct LengthRow {
-  std::string method;
+  std::string method, protocol;
   int64_t length = 0;
   double seconds = 0;
   ValidationResult result;
@@ -37,9 +39,12 @@ struct LengthRow {
 // attention whose statistics are asked for, or predicts no next tokens whose recall is.
 void RequireLengths(const model::LanguageModel& model, const LengthTable& table);
 
-// Collective over `control`; after RequireLengths. Error kData where the tokens hold no stretch.
+// Error kUsage where the model knows fewer positions than one of the lengths.
+void RequirePositions(const model::LanguageModel& model, const std::vector<int64_t>& lengths);
+
+// Collective over `control`; after RequireLengths and the protocol's RequireFits. Error kData where the tokens hold no stretch.
 LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& tokens,
-                      const LengthTable& table, const LengthMethod& method, int64_t length,
-                      dist::Communicator& control);
+                      const LengthTable& table, const LengthMethod& method,
+                      const Protocol& protocol, int64_t length, dist::Communicator& control);
 
 }  // namespace halflife::eval

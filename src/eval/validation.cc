@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "eval/attention_statistics.h"
 #include "eval/batch_tensors.h"
+#include "eval/carried.h"
 #include "eval/recall.h"
 
 namespace halflife::eval {
@@ -202,7 +203,9 @@ void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool cou
   model::ForwardContext context = {.slice = &tensors.slice, .num_targets = tensors.num_targets};
   if (config.attention != nullptr) context.observe = config.attention->Observer();
   model::TokenScores scores;
-  if (counts_correct) {
+  if (config.piece > 0) {
+    scores.losses = CarriedLosses(model, batch, config.piece);
+  } else if (counts_correct) {
     scores = model.Scores(tensors.inputs, tensors.targets, context);
   } else {
     scores.losses = model.TokenLosses(tensors.inputs, tensors.targets, context);
@@ -217,6 +220,23 @@ void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool cou
         {.loss = losses.const_data_ptr<double>()[row],
          .num_correct = counts_correct ? correct.const_data_ptr<double>()[row] : 0,
          .num_targets = num_targets.const_data_ptr<double>()[row]});
+}
+
+// How many there are where they begin `stride` apart.
+int64_t NumSlidingWindows(const data::TokenView& tokens, int64_t seq_len, int64_t stride) {
+  const int64_t targets = tokens.info.num_tokens - 1;
+  return targets < seq_len ? 0 : (targets - seq_len) / stride + 1;
+}
+
+// What an earlier window has scored is not asked for again.
+data::Batch ReadBatch(const data::TokenView& tokens, const ValidationConfig& config, int64_t first,
+                      int64_t count) {
+  if (config.stride == 0) return data::ReadWindows(tokens, config.seq_len, first, count);
+  data::Batch batch = data::ReadSlidingWindows(tokens, config.seq_len, config.stride, first, count);
+  for (int64_t row = first == 0 ? 1 : 0; row < count; ++row)
+    std::fill_n(batch.targets.begin() + row * config.seq_len, config.seq_len - config.stride,
+                data::kNoTarget);
+  return batch;
 }
 
 WindowSums Total(std::span<const WindowSums> windows) {
@@ -331,7 +351,9 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
                           dist::Communicator& control) {
   const c10::AutoGradMode no_grad(false);
   RequireLabelsOf(model, tokens);
-  const int64_t available = data::NumWindows(tokens, config.seq_len);
+  const int64_t available = config.stride > 0
+                                ? NumSlidingWindows(tokens, config.seq_len, config.stride)
+                                : data::NumWindows(tokens, config.seq_len);
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
               " tokens, fewer than one window of ", config.seq_len,
               " + 1; use a shorter data.seq_len (`eval --seq-len`), or more text (`prepare` with a "
@@ -346,6 +368,8 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
   const bool predicts_text = PredictsText(model, tokens);
   HL_CHECK((config.bin == 0 && config.attention == nullptr && !config.recall) || sp == 1,
            "bins of positions, recall, or statistics of attention, and rows on several ranks");
+  HL_CHECK((config.stride == 0 && config.piece == 0) || (predicts_text && sp == 1),
+           "windows that slide, or in pieces, of what is no text's next token or on several ranks");
   HL_CHECK(!config.recall || predicts_text, "recall of what is no text's next token");
   Sums sums = {.windows = {},
                .bins = {total, config.seq_len, config.bin},
@@ -353,8 +377,8 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
                .classes = {total, model.objective()}};
   for (int64_t first = begin; first < end; first += config.batch) {
     const int64_t count = std::min(config.batch, end - first);
-    ScoreWindows(model, data::ReadWindows(tokens, config.seq_len, first, count), !predicts_text,
-                 config, device, first, sums);
+    ScoreWindows(model, ReadBatch(tokens, config, first, count), !predicts_text, config, device,
+                 first, sums);
   }
   // Of every window, the sum over the ranks that have some of it; 0 adds nothing to the others.
   std::vector<WindowSums> all(static_cast<size_t>(total));

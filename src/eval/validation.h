@@ -20,7 +20,11 @@ class AttentionStatistics;
 
 struct ValidationConfig {
   int64_t seq_len = 512;
-  int64_t num_windows = 0;                   // the first so many; 0: all
+  int64_t num_windows = 0;  // the first so many; 0: all
+  // Of next tokens: windows begin so many tokens apart, and each but the first scores its last so
+  // many, which have seq_len - stride before them or more; 0: windows lie side by side.
+  int64_t stride = 0;
+  int64_t piece = 0;                         // CarriedLosses in such pieces; 0: whole windows
   int64_t batch = 8;                         // rows of one forward
   int64_t bin = 0;                           // tokens of a position bin; 0: none are told
   bool recall = false;                       // by what the text has said before, of next tokens

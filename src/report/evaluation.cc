@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "core/error.h"
@@ -21,6 +22,7 @@ struct Measure {
 constexpr Measure kMeasures[] = {
     {"/perplexity", "Perplexity by tokens of a row", Scale::kLog},
     {"/accuracy", "Accuracy by tokens of a row", Scale::kLinear},
+    {"/retrieval_accuracy", "Answers found in a text, share, mean over depths", Scale::kLinear},
     {"/recall/token_seen/perplexity", "Perplexity of tokens seen before", Scale::kLog},
     {"/recall/token_new/perplexity", "Perplexity of tokens not seen before", Scale::kLog},
     {"/recall/bigram_seen/perplexity", "Perplexity of pairs of tokens seen before", Scale::kLog},
@@ -36,6 +38,7 @@ std::string NameOfModel(const fs::path& path) {
 
 EvaluationRow ReadRow(const nlohmann::json& json) {
   EvaluationRow row = {.method = json.at("method"), .length = json.at("length"), .values = {}};
+  if (json.contains("protocol")) row.method += ", " + json.at("protocol").get<std::string>();
   for (const Measure& measure : kMeasures) {
     const nlohmann::json::json_pointer path(measure.path);
     if (json.contains(path) && json.at(path).is_number()) row.values[measure.path] = json.at(path);
@@ -49,14 +52,19 @@ struct CurveSource {
   const Evaluation* evaluation;
   std::string method;
 
+  // The mean of the rows of a length: there are several where needles are hidden at several depths.
   Series Points(const Measure& measure) const {
-    Series points;
+    std::map<int64_t, std::vector<double>> values;
     for (const EvaluationRow& row : evaluation->rows) {
       const auto value = row.values.find(measure.path);
       if (row.method != method || value == row.values.end()) continue;
-      points.push_back({static_cast<double>(row.length), value->second});
+      values[row.length].push_back(value->second);
     }
-    std::ranges::sort(points, {}, &Point::x);
+    Series points;
+    for (const auto& [length, of_length] : values)
+      points.push_back(
+          {static_cast<double>(length), std::accumulate(of_length.begin(), of_length.end(), 0.0) /
+                                            static_cast<double>(of_length.size())});
     return points;
   }
 };

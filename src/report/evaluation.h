@@ -18,7 +18,7 @@
 namespace halflife::report {
 
 struct EvaluationRow {
-  std::string method;
+  std::string method;                    // and the protocol, where that is not segments
   int64_t length = 0;                    // tokens of a row
   std::map<std::string, double> values;  // by the paths of their JSON: "/perplexity"
 };

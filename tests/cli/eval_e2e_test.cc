@@ -219,6 +219,19 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
 
   EXPECT_THAT(Halflife(with({"--lengths", "64", "--recall"})).out,
               HasSubstr("\nperplexity of new pairs\n"));
+  std::vector<std::string> both = with(
+      {"--lengths", "64,256", "--protocol", "segments,sliding:32", "--out", out, "--bin", "64"});
+  EXPECT_THAT(Halflife(both).out, HasSubstr("\nas_trained, sliding:32  "));
+  json = nlohmann::json::parse(std::ifstream(out));
+  ASSERT_EQ(json["rows"].size(), 6u);  // beside those of two methods
+  EXPECT_EQ(json["rows"][4]["protocol"], "sliding:32");
+  EXPECT_EQ(json["rows"][4]["tokens"], json["rows"][0]["tokens"]);
+  EXPECT_EQ(Halflife(both).exit_code, 0);  // all are there
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(out)), json);
+  EXPECT_THAT(Halflife(with({"--lengths", "64", "--protocol", "carried:16"})).err,
+              HasSubstr("the state of the mixer of layer 0, softmax, grows"));
+  EXPECT_THAT(Halflife(with({"--protocol", "sliding:8"})).err,
+              HasSubstr("belong to a table by length"));
   EXPECT_THAT(Halflife(with({"--recall"})).err, HasSubstr("belong to a table by length"));
 
   const RunResult others = Halflife(with({"--lengths", "64,128", "--out", out, "--bin", "64"}));
@@ -227,6 +240,58 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
   EXPECT_THAT(Halflife(with({"--bin", "5"})).err, HasSubstr("belong to a table by length"));
   EXPECT_THAT(Halflife(with({"--lengths", "64", "--seq-len", "9"})).err,
               HasSubstr("--seq-len and --bigram beside --lengths"));
+}
+
+// What is hidden in texts is asked for by depth and length, resumed and shared as losses are.
+TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
+  const auto eval = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval",       "--model",   Path("run"), "--data",
+                                          Path("data"), "--samples", "3",         "--lengths",
+                                          "96,128",     "--depths",  "0,1",       "--retrieval"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  const std::string out = Path("needles.json");
+  const RunResult first = Halflife(eval({"passkey", "--out", out, "--csv", Path("needles.csv")}));
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_THAT(first.out, HasSubstr("passkey, as_trained: share of answers that are right\n"
+                                   "depth       96        128       \n0.00        0.000"));
+  auto json = nlohmann::json::parse(std::ifstream(out));
+  ASSERT_EQ(json["rows"].size(), 4u);
+  EXPECT_EQ(json["rows"][1]["depth"], 1);
+  EXPECT_EQ(json["rows"][1]["answers"], 3);
+  EXPECT_EQ(json["rows"][1]["tokens"], 15);
+  json["rows"].erase(2);
+  json["rows"][0]["loss"] = -1;  // a mark on a row that is not scored again
+  std::ofstream(out) << json.dump();
+  const RunResult second = Halflife(eval({"passkey", "--out", out, "--figure", Path("n.svg")}));
+  ASSERT_EQ(second.exit_code, 0) << second.err;
+  json = nlohmann::json::parse(std::ifstream(out));
+  ASSERT_EQ(json["rows"].size(), 4u);
+  EXPECT_EQ(json["rows"][0]["loss"], -1);
+  EXPECT_TRUE(std::filesystem::exists(Path("n.svg")));
+
+  std::vector<std::string> pairs = eval({"mqar", "--pairs", "3", "--json"});
+  pairs.insert(pairs.begin(), kProgram);
+  const RunResult one = RunCommand(pairs), two = RunRanks(2, pairs);
+  ASSERT_EQ(two.exit_code, 0) << two.err;
+  for (int i = 0; i < 4; ++i)
+    EXPECT_NEAR(nlohmann::json::parse(two.out)["rows"][i]["loss"],
+                nlohmann::json::parse(one.out)["rows"][i]["loss"], 1e-6);
+
+  const auto says = [&](const std::vector<std::string>& more, const std::string& words) {
+    const RunResult result = Halflife(eval(more));
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(words));
+  };
+  says({"passkey", "--lengths", "64"}, "rows of 64 tokens are too short");
+  says({"passkey", "--recall"}, "--retrieval asks for what is hidden");
+  says({"passkey", "--pairs", "3"}, "--pairs 3 with --retrieval passkey");
+  says({"mqar", "--pairs", "300"}, "--pairs 300: a haystack of 128 tokens leaves ");
+  says({"mqar", "--out", out}, "holds rows of another retrieval: \"passkey\", here \"mqar\"");
+  const RunResult seed = Halflife(
+      {"eval", "--model", Path("run"), "--data", Path("data"), "--lengths", "64", "--seed", "3"});
+  EXPECT_THAT(seed.err, HasSubstr("belong to --retrieval passkey or mqar"));
 }
 
 // Two ranks, of which the second has `to` where the first has the argument `from`.

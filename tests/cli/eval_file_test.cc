@@ -55,6 +55,7 @@ TEST_F(EvalFiles, ALaterCallGoesOn) {
   EXPECT_TRUE(second.Has({{"method", "window"}, {"length", 64}}));
   EXPECT_FALSE(second.Has({{"method", "window"}, {"length", 128}}));
   EXPECT_EQ(second.RowOf({{"method", "window"}, {"length", 64}}), Row("window", 64));
+  EXPECT_FALSE(second.Has({{"method", "window"}, {"length", 64}, {"depth", 0.5}}));
   second.WriteCsv();  // of the rows that were there
   EXPECT_EQ(Csv(), "model,method,length,seen\n\"a, b\",window,64,0.5\n");
   second.Add(Row("blocks", 64));

@@ -18,6 +18,7 @@
 #include "data/ordered_pipeline.h"
 #include "data/output_folder.h"
 #include "data/prepare.h"
+#include "data/random_words.h"
 #include "data/records.h"
 #include "data/sample_order.h"
 #include "data/sentencepiece_bridge.h"
@@ -105,6 +106,10 @@ void OutputFolderExample(const Path& out) {
 
 void PrepareExample() {
 #include "examples/data/prepare.h"
+}
+
+void RandomWordsExample(uint64_t seed, uint64_t example) {
+#include "examples/data/random_words.h"
 }
 
 void SampleOrderExample() {

@@ -1,9 +1,12 @@
 // The examples of the headers of src/infer and src/eval. A function's parameters are what its
 // example takes for granted.
 #include "eval/attention_statistics.h"
+#include "eval/carried.h"
 #include "eval/class_scores.h"
 #include "eval/length_table.h"
 #include "eval/recall.h"
+#include "eval/retrieval.h"
+#include "eval/retrieval_table.h"
 #include "eval/scorer.h"
 #include "infer/generator.h"
 #include "infer/model_loader.h"
@@ -48,12 +51,32 @@ void ClassScoresExample(std::span<const int32_t> labels, std::span<const double>
 #include "examples/eval/class_scores.h"
 }
 
+void ProtocolExample() {
+#include "examples/eval/protocol.h"
+}
+
+void CarriedExample(const model::LanguageModel& model, const data::Batch& batch) {
+#include "examples/eval/carried.h"
+}
+
 void RecallExample(const data::Batch& batch, size_t row, size_t t) {
 #include "examples/eval/recall.h"
 }
 
+void RetrievalExample(const data::TokenView& tokens, const data::Tokenizer& tokenizer,
+                      uint64_t sample) {
+#include "examples/eval/retrieval.h"
+}
+
+void RetrievalTableExample(const model::LanguageModel& model,
+                           const std::function<Prompt(uint64_t sample)>& prompts,
+                           dist::Communicator& control) {
+#include "examples/eval/retrieval_table.h"
+}
+
 void LengthTableExample(const model::LanguageModel& model, const data::TokenView& tokens,
-                        const LengthMethod& method, dist::Communicator& control) {
+                        const LengthMethod& method, const Protocol& protocol,
+                        dist::Communicator& control) {
 #include "examples/eval/length_table.h"
 }
 

@@ -56,13 +56,15 @@ class LengthTables : public testing::Test {
                    method, length, world, config);
   }
   LengthRow ScoreIn(const LengthTable& table, const std::string& method, int64_t length,
-                    int world = 1, const model::ModelConfig& config = Softmax()) const {
+                    int world = 1, const model::ModelConfig& config = Softmax(),
+                    const std::string& protocol = "segments") const {
     LengthRow row;
     dist::LocalWorld::Run(world, [&](dist::Communicator& control) {
       model::LanguageModel model(config);
       model.BindOwnMemory(1, false);
-      const LengthRow of_rank = ScoreLength(model, data::ViewOf(*dataset_, data::Split::kTrain),
-                                            table, LengthMethod::Parse(method), length, control);
+      const LengthRow of_rank =
+          ScoreLength(model, data::ViewOf(*dataset_, data::Split::kTrain), table,
+                      LengthMethod::Parse(method), Protocol::Parse(protocol), length, control);
       if (control.rank() == 0) row = of_rank;
     });
     return row;
@@ -185,6 +187,61 @@ TEST_F(LengthTables, RecallPartsTheTargets) {
   EXPECT_EQ(bigrams.name, "bigram_seen");
   // a forward of other shape rounds each loss, some 6 nats in fp32, otherwise
   EXPECT_NEAR(bigrams.loss, loss / static_cast<double>(bigrams.num_targets), 1e-5);
+}
+
+// Each token with a row of 32 before it, or what the text has: the windows by hand end where the
+// token's stride does.
+TEST_F(LengthTables, SlidingRowsScoreTheirLastTokens) {
+  const LengthTable table = {
+      .train_len = kTrainLen, .lengths = {32, 128}, .num_stretches = 2, .batch_tokens = 64};
+  const auto score = [&](const std::string& protocol, int64_t length, int world = 1) {
+    return ScoreIn(table, "as_trained", length, world, Softmax(), protocol).result;
+  };
+  EXPECT_EQ(score("sliding:32", 32).loss, score("segments", 32).loss);
+  model::LanguageModel model(Softmax());
+  model.BindOwnMemory(1, false);
+  const data::TokenView tokens = data::ViewOf(*dataset_, data::Split::kTrain);
+  for (const int64_t stride : {1, 8, 16}) {
+    double loss = 0;
+    int64_t num_windows = 0;
+    for (int64_t end = 32; end <= 2 * 128; end += stride, ++num_windows) {
+      data::TokenView from = tokens;  // whose first window is the one that ends there
+      from.read = [&](int64_t begin, std::span<int32_t> ids) {
+        tokens.read(end - 32 + begin, ids);
+      };
+      const BatchTensors window = ToTensors(data::ReadWindows(from, 32, 0, 1), at::kCPU);
+      const at::Tensor losses =
+          model.TokenLosses(window.inputs, window.targets, {.slice = &window.slice});
+      loss += losses.narrow(1, end == 32 ? 0 : 32 - stride, end == 32 ? 32 : stride)
+                  .sum()
+                  .item<double>();
+    }
+    const ValidationResult result = score(Concat("sliding:", stride), 32);
+    EXPECT_EQ(result.num_targets, 2 * 128);  // as many as of segments of any length
+    EXPECT_NEAR(result.loss, loss / (2 * 128), 1e-5) << stride;
+    EXPECT_NEAR(score(Concat("sliding:", stride), 32, 3).loss, result.loss, 1e-6);
+  }
+}
+
+TEST_F(LengthTables, CarriedRowsAreWholeRows) {
+  const model::ModelConfig gla = Config(model::MixerConfig("gla", {{"num_heads", int64_t{2}}}));
+  const LengthTable table = {.train_len = kTrainLen,
+                             .lengths = {32, 128},
+                             .num_stretches = 3,
+                             .batch_tokens = 64,
+                             .bin = 32,
+                             .recall = true};
+  for (const int64_t length : table.lengths) {
+    const auto score = [&](const char* protocol, int world = 1) {
+      return ScoreIn(table, "as_trained", length, world, gla, protocol).result;
+    };
+    const ValidationResult whole = score("segments"), pieces = score("carried:24"),
+                           ranks = score("carried:24", 2);
+    EXPECT_EQ(pieces.num_targets, whole.num_targets);
+    EXPECT_NEAR(pieces.loss, whole.loss, 1e-5);
+    EXPECT_NEAR(pieces.recall[0].loss, whole.recall[0].loss, 1e-5);
+    EXPECT_NEAR(ranks.loss, pieces.loss, 1e-6);
+  }
 }
 
 // Rows of one token have no pair before: a part without targets has no loss.

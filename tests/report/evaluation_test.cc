@@ -76,6 +76,21 @@ TEST(Evaluation, ThePageHasTheCurvesAndTheirNumbers) {
   EXPECT_THAT(RenderPage({run}, {begun}, "now"), HasSubstr("<title>trained"));
 }
 
+// Needles at several depths are one point of a length.
+TEST(Evaluation, DepthsAreOneCurve) {
+  const Evaluation found = ParseEvaluation(R"({"model": "m", "train_len": 8, "rows": [
+    {"method": "as_trained", "length": 16, "depth": 0, "retrieval_accuracy": 0.25},
+    {"method": "as_trained", "length": 16, "depth": 1, "retrieval_accuracy": 0.75},
+    {"method": "as_trained", "length": 32, "depth": 0, "retrieval_accuracy": 0.0}]})",
+                                           "n.json");
+  const std::vector<PlotSpec> plots = ChartsByLength({found});
+  ASSERT_EQ(plots.size(), 1u);
+  EXPECT_THAT(plots[0].title, HasSubstr("mean over depths"));
+  ASSERT_EQ(plots[0].curves.at(0).points.size(), 2u);
+  EXPECT_EQ(plots[0].curves[0].points[0].y, 0.5);
+  EXPECT_EQ(plots[0].curves[0].points[1].y, 0);
+}
+
 TEST(Evaluation, SaysWhatIsNone) {
   for (const char* text : {"no json", "[]", R"({"model": "m", "train_len": 1})",
                            R"({"model": "m", "train_len": 1, "rows": [{"length": 3}]})"})

@@ -27,6 +27,8 @@ void AddEval(CLI::App& app, Request& request) {
                     "halflife eval --model runs/first --text chapter.txt",
                     "halflife eval --model runs/first --data datasets/mine "
                     "--lengths 512,1024,2048 --method as_trained,blocks,yarn+info_scale",
+                    "halflife eval --model runs/first --data datasets/mine --lengths 256,512 "
+                    "--retrieval passkey --depths 0,0.5,1",
                     "halflife eval --model runs/recall --data mqar.data --split test"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
@@ -73,6 +75,37 @@ void AddEval(CLI::App& app, Request& request) {
                        eval::LengthMethodNames())
       ->delimiter(',')
       ->type_name("METHOD,...")
+      ->capture_default_str();
+  command
+      ->add_option("--protocol", options->protocols,
+                   "How rows of a length score the text: segments (side by side, from nothing), "
+                   "sliding:STRIDE (each scores its last STRIDE tokens), carried:PIECE (as "
+                   "segments, in pieces on a carried state: memory does not grow with the length)")
+      ->delimiter(',')
+      ->type_name("PROTOCOL,...")
+      ->capture_default_str();
+  command
+      ->add_option("--retrieval", options->retrieval,
+                   "With --lengths: instead of the loss, how often the model finds what is hidden "
+                   "in the text: a passkey of five digits, or pairs of tokens (mqar) [none]")
+      ->check(CLI::IsMember({"passkey", "mqar"}));
+  command
+      ->add_option("--depths", options->depths,
+                   "With --retrieval: where it is hidden, from 0, the beginning, to 1, the end")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0))
+      ->type_name("DEPTH,...")
+      ->capture_default_str();
+  command->add_option("--samples", options->samples, "With --retrieval: prompts of a cell")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--pairs", options->pairs, "With --retrieval mqar: pairs of a prompt")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--seed", options->seed,
+                   "With --retrieval: of what is hidden, and of the places of the texts")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command
       ->add_option("--bin", options->bin,

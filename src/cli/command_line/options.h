@@ -76,7 +76,11 @@ struct EvalOptions {
   int threads = 0;
   bool bigram = false, json = false;
   std::vector<int64_t> lengths;  // any: a table by length, for which all below is
-  std::vector<std::string> methods = {"as_trained"};
+  std::vector<std::string> methods = {"as_trained"}, protocols = {"segments"};
+  std::string retrieval;  // passkey or mqar, for which the next four are; empty: a table of losses
+  std::vector<double> depths = {0, 0.25, 0.5, 0.75, 1};
+  int64_t samples = 20, pairs = 4;
+  uint64_t seed = 0;
   int64_t bin = 0;
   bool recall = false, attention = false;
   std::string out, csv, figure;

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/philox.h"
 #include "data/batch.h"
+#include "data/random_words.h"
 
 namespace halflife::data {
 namespace {
@@ -15,30 +15,9 @@ namespace {
 // What a draw of a row is for: the `layer` of its key.
 enum class Stream : uint32_t { kKeys = 0, kValues = 1, kSlots = 2, kFill = 3 };
 
-// The random words of one example, by their number.
-class Words {
- public:
-  Words(uint64_t seed, Stream stream, uint64_t example)
-      : key_(MakeRandomKey(seed, RandomPurpose::kSynthetic, static_cast<uint32_t>(stream))),
-        example_(example) {}
-
-  uint32_t operator()(uint32_t number) {
-    const uint32_t block = number / 4;
-    if (block != block_) draw_ = Draw(key_, example_, block_ = block, 0);
-    return draw_.x[number % 4];
-  }
-  // Of [0, size): one in 2^32 / size words is dealt unevenly, which no count of draws can show.
-  int64_t Below(uint32_t number, int64_t size) {
-    return static_cast<int64_t>(
-        static_cast<uint64_t>((*this)(number)) * static_cast<uint64_t>(size) >> 32);
-  }
-
- private:
-  RandomKey key_;
-  uint64_t example_;
-  uint32_t block_ = UINT32_MAX;
-  RandomCounter draw_ = {};
-};
+RandomWords Words(uint64_t seed, Stream stream, uint64_t example) {
+  return {MakeRandomKey(seed, RandomPurpose::kSynthetic, static_cast<uint32_t>(stream)), example};
+}
 
 // Distinct members of [0, size): the first steps of a Fisher-Yates shuffle, undone behind each row,
 // so that a row costs what it draws and not `size`.
@@ -49,7 +28,7 @@ class DistinctDraws {
   }
 
   // Appends `count` members, each plus `base`.
-  void Append(Words words, int64_t count, int32_t base, std::vector<int32_t>& out) {
+  void Append(RandomWords words, int64_t count, int32_t base, std::vector<int32_t>& out) {
     const auto size = static_cast<int64_t>(members_.size());
     for (int64_t i = 0; i < count; ++i) {
       const int64_t other = i + words.Below(static_cast<uint32_t>(i), size - i);
@@ -76,7 +55,7 @@ class SlotDraws {
   explicit SlotDraws(std::vector<double> weights)
       : weights_(std::move(weights)), arrivals_(weights_.size()) {}
 
-  void Append(Words words, int64_t count, std::vector<int32_t>& out) {
+  void Append(RandomWords words, int64_t count, std::vector<int32_t>& out) {
     for (size_t g = 0; g < weights_.size(); ++g) {
       const auto word = static_cast<uint32_t>(2 * g);
       const double uniform = ToUniform(words(word), words(word + 1));  // [0, 1): the log is finite
@@ -93,7 +72,7 @@ class SlotDraws {
 
 // Random tokens in place of the zeros of one row.
 void Fill(const MqarConfig& config, uint64_t example, int32_t* inputs) {
-  Words words(config.seed, Stream::kFill, example);
+  RandomWords words = Words(config.seed, Stream::kFill, example);
   for (int64_t t = 0; t < config.seq_len; ++t) {
     if (inputs[t] == 0)
       inputs[t] = static_cast<int32_t>(words.Below(static_cast<uint32_t>(t), config.vocab_size));

@@ -1,46 +1,21 @@
 // What rows of growing length take: memory of a token, and of a decode step. Time is a benchmark's
 // (bench_decay_attention --lengths, bench_focus_pool).
-#include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
-#include <memory>
-
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
+#include "support/peak_bytes.h"
 
 namespace halflife::model {
 namespace {
 
 using test::BuiltMixer;
 using test::Normal;
+using test::PeakBytes;
 
 constexpr int64_t kDim = 64, kTokens = 16384;  // of all rows together
-
-// The largest number of bytes that the tensors made in its life have held at once.
-class PeakBytes {
- public:
-  PeakBytes() {
-    counter_ = std::make_shared<Counter>();
-    c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, counter_);
-  }
-  ~PeakBytes() { c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE); }
-  double peak() const { return static_cast<double>(counter_->peak); }
-
- private:
-  struct Counter : c10::MemoryReportingInfoBase {
-    int64_t now = 0, peak = 0;
-    void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
-      now += size;
-      peak = std::max(peak, now);
-    }
-    bool memoryProfilingEnabled() const override { return true; }
-  };
-  std::shared_ptr<Counter> counter_;
-};
 
 // All tokens in rows of `seq_len`.
 at::Tensor Rows(int64_t seq_len) {

@@ -1,0 +1,62 @@
+#include "eval/protocol.h"
+
+#include <charconv>
+#include <utility>
+
+#include "core/error.h"
+
+namespace halflife::eval {
+namespace {
+
+constexpr std::pair<std::string_view, Protocol::Kind> kWithTokens[] = {
+    {"sliding:", Protocol::Kind::kSliding}, {"carried:", Protocol::Kind::kCarried}};
+
+// "" where no layer's state grows.
+std::string LayerThatGrows(const model::LanguageModel& model) {
+  for (int64_t layer = 0; layer < model.config().num_layers; ++layer)
+    if (!model.TraitsOf(layer).constant_state())
+      return Concat("layer ", layer, ", ", model.config().mixer_of(layer).name());
+  return "";
+}
+
+}  // namespace
+
+Protocol Protocol::Parse(std::string_view text) {
+  Protocol protocol;
+  protocol.text_ = text;
+  if (text == "segments") return protocol;
+  for (const auto& [name, kind] : kWithTokens) {
+    if (!text.starts_with(name)) continue;
+    const std::string_view digits = text.substr(name.size());
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), protocol.tokens_);
+    HL_CHECK_AS(
+        ExitCode::kUsage,
+        error == std::errc() && end == digits.data() + digits.size() && protocol.tokens_ > 0,
+        "--protocol ", text, ": '", digits, "' where ", name,
+        " takes a whole number of tokens above 0");
+    protocol.kind_ = kind;
+    return protocol;
+  }
+  HL_FAIL(ExitCode::kUsage, "--protocol: there is no '", text,
+          "'; segments, sliding:STRIDE and carried:PIECE would work, such as sliding:64");
+}
+
+void Protocol::RequireFits(const model::LanguageModel& model, int64_t length) const {
+  if (kind_ == Kind::kSegments) return;
+  HL_CHECK_AS(ExitCode::kUsage, model.objective().predicts_next_token(), "--protocol ", text_,
+              " scores next tokens, and the model's objective is ", model.config().objective.name(),
+              "; segments would work");
+  if (kind_ == Kind::kSliding) {
+    HL_CHECK_AS(ExitCode::kUsage, length % tokens_ == 0, "--protocol ", text_, ": ", tokens_,
+                " does not divide rows of ", length, " tokens; divisors would work");
+    return;
+  }
+  const std::string grows = LayerThatGrows(model);
+  HL_CHECK_AS(ExitCode::kUsage, grows.empty(), "--protocol ", text_, ": the state of the mixer of ",
+              grows,
+              ", grows with the text, so a row in pieces would take as much memory as a whole "
+              "one; segments or sliding:STRIDE would work");
+}
+
+}  // namespace halflife::eval
