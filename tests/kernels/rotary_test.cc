@@ -29,10 +29,10 @@ TEST(RotaryTest, TurnsHalvesByPositionTimesFrequency) {
       const double angle =
           static_cast<double>(kFirst + t) * std::pow(100.0, -2.0 * static_cast<double>(j) / kDim);
       const double a = x[0][t][1][j].item<double>(), b = x[0][t][1][j + kDim / 2].item<double>();
-      // angles are formed in fp32
-      EXPECT_NEAR(y[0][t][1][j].item<double>(), a * std::cos(angle) - b * std::sin(angle), 3e-6);
+      // the table is rounded to fp32: 2^-25 of cos and of sin, |a| + |b| < 8
+      EXPECT_NEAR(y[0][t][1][j].item<double>(), a * std::cos(angle) - b * std::sin(angle), 3e-7);
       EXPECT_NEAR(y[0][t][1][j + kDim / 2].item<double>(),
-                  b * std::cos(angle) + a * std::sin(angle), 3e-6);
+                  b * std::cos(angle) + a * std::sin(angle), 3e-7);
     }
   }
 }
@@ -44,8 +44,9 @@ TEST(RotaryTest, ProductsDependOnDistanceOnly) {
     const at::Tensor b = ApplyRotary(k, MakeRotaryTable(Positions(1, 1, k_position), 64, 10000));
     return (a * b).sum().item<double>();
   };
-  // |q||k| is about 64; angles of up to 1000 rad carry 6e-5 of rounding in fp32
-  EXPECT_NEAR(product(7, 3), product(1004, 1000), 64 * 6e-5);
+  // each of 32 pairs carries two tables' roundings, 2^-24 of products of some units
+  for (const int64_t shift : {int64_t{1000}, int64_t{100'000}, int64_t{10'000'000}})
+    EXPECT_NEAR(product(7, 3), product(7 + shift, 3 + shift), 1e-5) << shift;
   EXPECT_GT(std::abs(product(7, 3) - product(7, 5)), 0.1);
 }
 
@@ -57,7 +58,7 @@ TEST(RotaryTest, OwnFrequenciesAndFactor) {
   EXPECT_TRUE(test::BitEqual(same.sin, usual.sin));
   const RotaryTable twice = MakeRotaryTable(positions, RotaryFrequencies(8, 100), 2);
   EXPECT_TRUE(test::BitEqual(twice.cos, usual.cos * 2));
-  const std::vector<float> still(4, 0.0F);
+  const std::vector<double> still(4, 0.0);
   EXPECT_TRUE(test::BitEqual(MakeRotaryTable(positions, still).sin, usual.sin * 0));
 }
 

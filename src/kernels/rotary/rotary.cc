@@ -82,7 +82,7 @@ std::pair<int64_t, int64_t> Bounds(const at::Tensor& x_in) {
   return {*low, *high};
 }
 
-RotaryTable CpuTable(const at::Tensor& positions, std::span<const float> frequencies,
+RotaryTable CpuTable(const at::Tensor& positions, std::span<const double> frequencies,
                      double factor) {
   const auto [low, high] = Bounds(positions);
   const int64_t first = low, num_rows = high - low + 1,
@@ -93,22 +93,23 @@ RotaryTable CpuTable(const at::Tensor& positions, std::span<const float> frequen
                        .rows = positions - first};
   float* cos = table.cos.mutable_data_ptr<float>();
   float* sin = table.sin.mutable_data_ptr<float>();
-  const auto scale = static_cast<float>(factor);
-  for (int64_t j = 0; j < half; ++j) {
-    for (int64_t row = 0; row < num_rows; ++row) {
-      const float angle = static_cast<float>(first + row) * frequencies[static_cast<size_t>(j)];
-      cos[row * half + j] = scale * std::cos(angle);
-      sin[row * half + j] = scale * std::sin(angle);
+  at::parallel_for(0, num_rows, 256, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t j = 0; j < half; ++j) {
+        const double angle = static_cast<double>(first + row) * frequencies[static_cast<size_t>(j)];
+        cos[row * half + j] = static_cast<float>(factor * std::cos(angle));
+        sin[row * half + j] = static_cast<float>(factor * std::sin(angle));
+      }
     }
-  }
+  });
   return table;
 }
 
 // On a device whose values the host does not look at: a row for each token.
 RotaryTable DeviceTable(const at::Tensor& positions, const at::Tensor& frequencies, double factor) {
-  const at::Tensor angles = positions.flatten().to(at::kFloat).unsqueeze(1) * frequencies;
-  return {.cos = at::cos(angles) * factor,
-          .sin = at::sin(angles) * factor,
+  const at::Tensor angles = positions.flatten().to(at::kDouble).unsqueeze(1) * frequencies;
+  return {.cos = (at::cos(angles) * factor).to(at::kFloat),
+          .sin = (at::sin(angles) * factor).to(at::kFloat),
           .rows = at::arange(positions.numel(), positions.options()).view_as(positions)};
 }
 
@@ -137,27 +138,26 @@ void CheckTable(const at::Tensor& x, const RotaryTable& table) {
 
 }  // namespace
 
-std::vector<float> RotaryFrequencies(int64_t dim, double base) {
-  std::vector<float> frequencies;
+std::vector<double> RotaryFrequencies(int64_t dim, double base) {
+  std::vector<double> frequencies;
   for (int64_t j = 0; j < dim / 2; ++j)
-    frequencies.push_back(static_cast<float>(
-        std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(dim))));
+    frequencies.push_back(std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(dim)));
   return frequencies;
 }
 
 RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base) {
   CheckTableOf(positions, dim);
   if (positions.is_cpu()) return CpuTable(positions, RotaryFrequencies(dim, base), 1);
-  const auto options = positions.options().dtype(at::kFloat);
+  const auto options = positions.options().dtype(at::kDouble);
   const at::Tensor exponents = at::arange(dim / 2, options) * (-2.0 / static_cast<double>(dim));
   return DeviceTable(positions, at::pow(base, exponents), 1);
 }
 
-RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const float> frequencies,
+RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const double> frequencies,
                             double factor) {
   CheckTableOf(positions, 2 * static_cast<int64_t>(frequencies.size()));
   if (positions.is_cpu()) return CpuTable(positions, frequencies, factor);
-  const std::vector<float> on_host(frequencies.begin(), frequencies.end());
+  const std::vector<double> on_host(frequencies.begin(), frequencies.end());
   return DeviceTable(positions, at::tensor(on_host).to(positions.device()), factor);
 }
 

@@ -1,5 +1,6 @@
 // Rotary position encoding (Su et al., 2021), half layout: channel j turns with channel j + d/2 by
-// the angle position * base^(-2j/d). Differentiable in x.
+// the angle position * base^(-2j/d). Differentiable in x. Angles are formed in fp64: in fp32 those
+// of a position of 100,000 would be off by 4e-3, and distances with them.
 //
 //   const RotaryTable table = MakeRotaryTable(slice.positions, head_dim, 10000);
 //   q = ApplyRotary(q, table), k = ApplyRotary(k, table);
@@ -24,10 +25,10 @@ RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double bas
 
 // The same with the pairs' own frequencies, radians a token, [d/2]; cos and sin are multiplied by
 // `factor`. For positions that are interpolated or mixed (NTK-aware, YaRN).
-RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const float> frequencies,
+RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const double> frequencies,
                             double factor = 1);
-// base^(-2j/d) of each pair, rounded to fp32 as the public implementations keep it.
-std::vector<float> RotaryFrequencies(int64_t dim, double base);
+// base^(-2j/d) of each pair.
+std::vector<double> RotaryFrequencies(int64_t dim, double base);
 
 // x [B, T, H, d] fp32, bf16 or fp64 -> the same shape and dtype.
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table);

@@ -17,7 +17,7 @@ void AttentionPositions::Encode(AttentionHeads&, const at::Tensor&) const {}
 at::Tensor AttentionPositions::Bias(int64_t, const at::TensorOptions&) const { return {}; }
 
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
-                  std::span<const float> frequencies, double factor) {
+                  std::span<const double> frequencies, double factor) {
   return kernels::ApplyRotary(x, kernels::MakeRotaryTable(positions, frequencies, factor));
 }
 

@@ -55,23 +55,23 @@ const AttentionLayer& Rotating(const AttentionLayer& layer);
 
 // x turned by `positions`, halves of a head as pairs (kernels/rotary/rotary.h).
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
-                  std::span<const float> frequencies, double factor = 1);
+                  std::span<const double> frequencies, double factor = 1);
 
 // Rotary positions (Su et al., 2021) with the frequencies of the pairs, [d/2]; cos and sin are
 // multiplied by `factor`, so that scores are by its square.
 class RotaryPositions : public AttentionPositions {
  public:
-  explicit RotaryPositions(std::vector<float> frequencies, double factor = 1)
+  explicit RotaryPositions(std::vector<double> frequencies, double factor = 1)
       : frequencies_(std::move(frequencies)), factor_(factor) {}
   // The usual ones of the layer's rope_theta. Errors of Rotating.
   explicit RotaryPositions(const AttentionLayer& layer);
   void Encode(AttentionHeads& heads, const at::Tensor& positions) const override;
 
  protected:
-  std::span<const float> frequencies() const { return frequencies_; }
+  std::span<const double> frequencies() const { return frequencies_; }
 
  private:
-  std::vector<float> frequencies_;
+  std::vector<double> frequencies_;
   double factor_ = 1;
 };
 

@@ -15,14 +15,14 @@ double Usual(int64_t pair, int64_t dim, double base) {
 
 }  // namespace
 
-std::vector<float> InterpolatedFrequencies(int64_t dim, double base, double stretch) {
-  std::vector<float> frequencies;
+std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double stretch) {
+  std::vector<double> frequencies;
   for (int64_t pair = 0; pair < dim / 2; ++pair)
-    frequencies.push_back(static_cast<float>(Usual(pair, dim, base) / stretch));
+    frequencies.push_back(Usual(pair, dim, base) / stretch);
   return frequencies;
 }
 
-std::vector<float> NtkAwareFrequencies(int64_t dim, double base, double stretch) {
+std::vector<double> NtkAwareFrequencies(int64_t dim, double base, double stretch) {
   const auto width = static_cast<double>(dim);
   return kernels::RotaryFrequencies(dim,
                                     dim > 2 ? base * std::pow(stretch, width / (width - 2)) : base);
@@ -39,14 +39,14 @@ YarnRamp YarnRampOf(int64_t dim, double base, const YarnConfig& config) {
           .last = std::min(width - 1, std::ceil(pair_of(config.slow)))};
 }
 
-std::vector<float> YarnFrequencies(int64_t dim, double base, const YarnConfig& config) {
+std::vector<double> YarnFrequencies(int64_t dim, double base, const YarnConfig& config) {
   const YarnRamp ramp = YarnRampOf(dim, base, config);
   const double width = std::max(ramp.last - ramp.first, 0.001);  // of a ramp that is a step
-  std::vector<float> frequencies;
+  std::vector<double> frequencies;
   for (int64_t pair = 0; pair < dim / 2; ++pair) {
     const double kept = 1 - std::clamp((static_cast<double>(pair) - ramp.first) / width, 0.0, 1.0);
     const double usual = Usual(pair, dim, base);
-    frequencies.push_back(static_cast<float>(kept * usual + (1 - kept) * usual / config.stretch));
+    frequencies.push_back(kept * usual + (1 - kept) * usual / config.stretch);
   }
   return frequencies;
 }

@@ -1,7 +1,7 @@
 // Frequencies of rotary pairs for texts longer than those of training: position interpolation,
 // NTK-aware bases and YaRN.
 //
-//   const std::vector<float> slow = InterpolatedFrequencies(64, 10000, /*stretch=*/4);
+//   const std::vector<double> slow = InterpolatedFrequencies(64, 10000, /*stretch=*/4);
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@ namespace halflife::model {
 
 // All [dim / 2], radians a token. `stretch` is the longest text over that of training.
 // Chen et al., 2023: every position divided by stretch.
-std::vector<float> InterpolatedFrequencies(int64_t dim, double base, double stretch);
+std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double stretch);
 // A base of base stretch^(dim / (dim - 2)): the slowest pair is interpolated, the fastest is not.
-std::vector<float> NtkAwareFrequencies(int64_t dim, double base, double stretch);
+std::vector<double> NtkAwareFrequencies(int64_t dim, double base, double stretch);
 
 // Peng et al., 2023: pairs that turn more than `fast` times over the training length stay, those
 // that turn less than `slow` times are interpolated, and there is a ramp over the pairs between.
@@ -26,7 +26,7 @@ struct YarnRamp {
   double first, last;  // of the pairs between
 };
 YarnRamp YarnRampOf(int64_t dim, double base, const YarnConfig& config);
-std::vector<float> YarnFrequencies(int64_t dim, double base, const YarnConfig& config);
+std::vector<double> YarnFrequencies(int64_t dim, double base, const YarnConfig& config);
 // Of cos and sin: 0.1 ln stretch + 1, whose square is a temperature of the scores.
 double YarnFactor(double stretch);
 

@@ -42,7 +42,7 @@ class Rerope : public RotaryPositions {
 
  private:
   ReropeOptions options_;
-  std::vector<float> leaking_;
+  std::vector<double> leaking_;
 };
 
 }  // namespace

@@ -125,18 +125,18 @@ TEST(Yarn, RampAndFactor) {
   EXPECT_EQ(ramp.first, 0);
   EXPECT_EQ(ramp.last, 17);
   EXPECT_NEAR(YarnFactor(64), 1.415888, 1e-6);
-  const std::vector<float> yarn = YarnFrequencies(128, 10000, config),
-                           usual = kernels::RotaryFrequencies(128, 10000);
+  const std::vector<double> yarn = YarnFrequencies(128, 10000, config),
+                            usual = kernels::RotaryFrequencies(128, 10000);
   EXPECT_EQ(yarn[0], usual[0]);
-  EXPECT_FLOAT_EQ(yarn[17], usual[17] / 64);
-  EXPECT_FLOAT_EQ(yarn[63], usual[63] / 64);
+  EXPECT_DOUBLE_EQ(yarn[17], usual[17] / 64);
+  EXPECT_DOUBLE_EQ(yarn[63], usual[63] / 64);
 }
 
 TEST(NtkAware, SlowestIsInterpolatedAndFastestIsNot) {
-  const std::vector<float> ntk = NtkAwareFrequencies(64, 10000, 8),
-                           usual = kernels::RotaryFrequencies(64, 10000);
+  const std::vector<double> ntk = NtkAwareFrequencies(64, 10000, 8),
+                            usual = kernels::RotaryFrequencies(64, 10000);
   EXPECT_EQ(ntk[0], usual[0]);
-  EXPECT_NEAR(ntk[31] / usual[31], 1.0 / 8, 1e-6);
+  EXPECT_NEAR(ntk[31] / usual[31], 1.0 / 8, 1e-13);
 }
 
 double Plain(const at::Tensor& q, const at::Tensor& k, int64_t m, int64_t n) {

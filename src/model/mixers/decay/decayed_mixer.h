@@ -76,12 +76,12 @@ struct DecayedForm {
   using MakeMap = std::function<std::unique_ptr<FeatureMap>(const PartContext&)>;
   using MakeDecay = std::function<std::unique_ptr<LogDecay>(const PartContext&)>;
 
-  int64_t conv_size = 0;                       // taps of a short convolution of q, k and v; 0: none
-  bool bias = false;                           // of the projections
-  MakeMap make_map_q, make_map_k;              // empty: none, of k that of q
-  bool tie_maps = false;                       // one map for both
-  double rope_theta = 0;                       // base of the rotation of q and k; 0: none
-  std::vector<float> rotary_frequencies = {};  // of the pairs, [K/2], in place of rope_theta's
+  int64_t conv_size = 0;           // taps of a short convolution of q, k and v; 0: none
+  bool bias = false;               // of the projections
+  MakeMap make_map_q, make_map_k;  // empty: none, of k that of q
+  bool tie_maps = false;           // one map for both
+  double rope_theta = 0;           // base of the rotation of q and k; 0: none
+  std::vector<double> rotary_frequencies = {};  // of the pairs, [K/2], in place of rope_theta's
   // A factor of each query by its position: [B, T] int64 -> [B, T, H] fp64. Empty: none.
   std::function<at::Tensor(const at::Tensor& positions)> query_scale = {};
   // Declares what the decay learns, between the projections and the output. Empty: nothing decays.

@@ -44,11 +44,11 @@ struct RetNetOptions : OptionsOf<RetNetOptions, LinearHeadOptions> {
 };
 
 // theta^(-j / (d/2 - 1)), j = 0 to d/2 - 1: the last is 1 / theta exactly.
-std::vector<float> TorchscaleFrequencies(int64_t dim, double theta) {
-  std::vector<float> frequencies;
+std::vector<double> TorchscaleFrequencies(int64_t dim, double theta) {
+  std::vector<double> frequencies;
   for (int64_t j = 0; j < dim / 2; ++j)
-    frequencies.push_back(static_cast<float>(
-        std::pow(theta, -static_cast<double>(j) / static_cast<double>(dim / 2 - 1))));
+    frequencies.push_back(
+        std::pow(theta, -static_cast<double>(j) / static_cast<double>(dim / 2 - 1)));
   return frequencies;
 }
 

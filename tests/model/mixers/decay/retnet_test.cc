@@ -46,10 +46,10 @@ TEST(RetNetTest, ParallelFormsWorkedValues) {
 }
 
 at::Tensor Rotated(const at::Tensor& x, int64_t dim) {  // [1, T, H, K]
-  std::vector<float> frequencies;
+  std::vector<double> frequencies;
   for (int64_t j = 0; j < dim / 2; ++j)
-    frequencies.push_back(static_cast<float>(
-        std::pow(10000.0, -static_cast<double>(j) / static_cast<double>(dim / 2 - 1))));
+    frequencies.push_back(
+        std::pow(10000.0, -static_cast<double>(j) / static_cast<double>(dim / 2 - 1)));
   const at::Tensor positions = at::arange(x.size(1), at::kLong).unsqueeze(0);
   return kernels::ApplyRotary(x, kernels::MakeRotaryTable(positions, frequencies));
 }
