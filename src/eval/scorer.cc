@@ -27,6 +27,17 @@ void CheckIds(std::span<const int32_t> ids, int64_t vocab_size) {
   }
 }
 
+// Attention whose scores grow by the keys given takes padding for keys, and a piece for a row.
+bool AsksRowLength(const model::ModelConfig& config) {
+  const auto asks = [](const model::MixerConfig& mixer) {
+    return mixer.Has("query_scale_mode") && mixer.Get<std::string>("query_scale") != "none" &&
+           mixer.Get<std::string>("query_scale_mode") == "fixed_len";
+  };
+  return asks(config.mixer) || std::ranges::any_of(config.hybrid, [&](const auto& group) {
+           return group.mixer && asks(*group.mixer);
+         });
+}
+
 // Of every token but the first, in rows that each hide one.
 std::vector<float> ScoreHidden(const model::LanguageModel& model, std::span<const int32_t> sequence,
                                const ScoreConfig& config) {
@@ -91,8 +102,16 @@ std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
       ExitCode::kUsage, model.objective().predicts_next_token(), "the model's objective is ",
       model.config().objective.name(),
       "; `score` gives probabilities of next or hidden tokens, `eval` the loss of this one");
-  model::ModelState state = model.EmptyState(rows);
   const auto inputs_of_longest = static_cast<int64_t>(LongestOf(sequences)) - 1;
+  if (AsksRowLength(model.config()) && (rows > 1 || inputs_of_longest > config.piece)) {
+    std::ranges::transform(sequences, scores.begin(), [&](std::span<const int32_t> sequence) {
+      const ScoreConfig whole = {.piece = static_cast<int64_t>(sequence.size()),
+                                 .batch_tokens = config.batch_tokens};
+      return ScoreBatch(model, {&sequence, 1}, whole).front();
+    });
+    return scores;
+  }
+  model::ModelState state = model.EmptyState(rows);
   for (int64_t begin = 0; begin < inputs_of_longest; begin += config.piece) {
     const int64_t length = std::min(config.piece, inputs_of_longest - begin);
     // Padding stands behind a row's own tokens, which never see it.

@@ -69,6 +69,29 @@ TEST(ScoreBatchTest, EqualsEachSequenceAlone) {
   }
 }
 
+// Where scores grow by the length of the row, rows neither share a batch nor are cut.
+TEST(ScoreBatchTest, ARowsLengthIsItsOwn) {
+  model::ModelConfig config = Tiny("softmax")->config();
+  config.mixer.Set("query_scale", std::string("info"));
+  config.mixer.Set("query_scale_mode", std::string("fixed_len"));
+  config.mixer.Set("query_scale_length", int64_t{16});
+  config.initializer_range = 0.3;
+  model::LanguageModel model(config);
+  model.BindOwnMemory(1, false);
+  const std::vector<std::vector<int32_t>> ids = {Ids(150, 1), Ids(2, 3), Ids(37, 2)};
+  const std::vector<std::span<const int32_t>> rows(ids.begin(), ids.end());
+  const auto scores = ScoreBatch(model, rows, {.piece = 20});
+  for (size_t row = 0; row < ids.size(); ++row) {
+    const auto alone = ScoreBatch(model, {&rows[row], 1}, {});
+    EXPECT_THAT(scores[row], testing::Pointwise(testing::FloatNear(1e-5f), alone[0])) << row;
+  }
+  // The first token of a longer row is read by a larger factor, but sees itself alone: the second
+  // tells.
+  const std::vector<int32_t> begin(ids[0].begin(), ids[0].begin() + 37);
+  const std::span<const int32_t> shorter(begin);
+  EXPECT_GT(std::abs(ScoreBatch(model, {&shorter, 1}, {})[0][1] - scores[0][1]), 1e-4);
+}
+
 // Of an encoder every token, hidden alone, by all others.
 TEST(ScoreBatchTest, HiddenTokensOneByOne) {
   model::ModelConfig config = {.vocab_size = 30, .model_dim = 16, .num_layers = 2};

@@ -15,7 +15,7 @@ import unittest
 
 try:
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
 except ImportError as error:
     print(f"SKIPPED: {pathlib.Path(sys.argv[0]).stem}: {error} (launch/setup --tests)")
     sys.exit(77)
@@ -49,9 +49,9 @@ def random_weights(shapes, seed=6):
     return weights
 
 
-def sequences(lengths=LENGTHS):
+def sequences(lengths=LENGTHS, vocab=VOCAB):
     generator = torch.Generator().manual_seed(5)
-    return [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+    return [torch.randint(0, vocab, (n,), generator=generator).tolist() for n in lengths]
 
 
 class AuthorsTest(unittest.TestCase):
@@ -82,12 +82,27 @@ class AuthorsTest(unittest.TestCase):
         return self.halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
                              code=code)
 
-    def score(self, model, ids):
+    def score(self, model, ids, *more):
         (self.dir / "ids.json").write_text(json.dumps(ids))
         self.halflife("score", "--model", model, "--tokens", self.dir / "ids.json", "--out",
-                      self.dir / "scores.jsonl", "--threads", 1)
+                      self.dir / "scores.jsonl", "--threads", 1, *more)
         lines = (self.dir / "scores.jsonl").read_text().splitlines()
         return [torch.tensor(json.loads(line)["logprobs"], dtype=torch.float64) for line in lines]
+
+    def weights_of(self, run):
+        """The parameters of a run's newest step, in fp64, under halflife's names."""
+        files = sorted((run / "ckpt").glob("step_*/rank_00000.safetensors"))
+        kept = {name.removeprefix("main/"): tensor.double() for name, tensor in load_file(files[-1]).items()
+                if name.startswith("main/")}
+        self.assertFalse([name for name in kept if "@" in name], "one rank writes whole tensors")
+        return kept
+
+    def check_scores(self, run, ids, want, *more):
+        """That `score` gives these log-probabilities; `more` are options of it."""
+        worst = max(float((got - expected).abs().max())
+                    for got, expected in zip(self.score(run, ids, *more), want, strict=True))
+        print(f"{self.id().rsplit('.', 1)[-1]}: largest difference {worst:.1e}", file=sys.stderr)
+        self.assertLess(worst, TOLERANCE)
 
     def check(self, weights, config, layout, log_probs, lengths=LENGTHS):
         """In a folder of its own: log_probs(weights in fp64, ids) is what `score` has to give."""
@@ -96,11 +111,7 @@ class AuthorsTest(unittest.TestCase):
         self.import_folder(weights, config, layout)
         wide = {name: tensor.double() for name, tensor in weights.items()}
         ids = sequences(lengths)
-        worst = 0.0
-        for got, sequence in zip(self.score(self.dir / "run", ids), ids):
-            worst = max(worst, float((got - log_probs(wide, sequence)).abs().max()))
-        print(f"{self.id().rsplit('.', 1)[-1]}: largest difference {worst:.1e}", file=sys.stderr)
-        self.assertLess(worst, TOLERANCE)
+        self.check_scores(self.dir / "run", ids, [log_probs(wide, sequence) for sequence in ids])
 
 
 def main():

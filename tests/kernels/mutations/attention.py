@@ -60,6 +60,8 @@ MUTATIONS = [
     ("positions: a window counts keys that it hides", "src/model/mixers/softmax/attention.cc",
      ": kernels::NumVisibleKeys(positions, config_.pattern);", ": positions + 1;",
      "query_scale_test"),
+    ("scores: rows whose length counts share a batch", "src/eval/scorer.cc",
+     "AsksRowLength(model.config()) &&", "false &&", "scorer_test"),
     ("attention: later keys without the window's end", f"{KERNEL}/visible_keys.cc",
      "return pattern.window > 0 ? at::minimum(ends, place + pattern.window) : ends;", "return ends;",
      "visible_keys_test"),

@@ -134,8 +134,11 @@ Attention::Attention(const AttentionOptions& options, const Shape& shape,
 // Keys and values [B, capacity, Hk, d], of which num_past are in use; Step doubles the capacity
 // when it is full.
 MixerTraits Attention::traits() const {
-  MixerTraits traits = {
-      .causal = options_.causal, .splits_rows = options_.causal, .takes_positions = true};
+  // Of a rank's slice the length of the row is not known.
+  const bool asks_row_length = scales_queries() && options_.query_scale.mode == "fixed_len";
+  MixerTraits traits = {.causal = options_.causal,
+                        .splits_rows = options_.causal && !asks_row_length,
+                        .takes_positions = true};
   if (!options_.causal) return traits;
   const auto cache = [&](const char* name, int64_t dim) {
     traits.state.push_back({.name = name,
