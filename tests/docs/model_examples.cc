@@ -12,6 +12,7 @@
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/decay/feature_map.h"
 #include "model/mixers/decay/fixed_decay.h"
+#include "model/mixers/decay/score_sums.h"
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/softmax/query_scale.h"
@@ -96,6 +97,11 @@ void FixedDecayExample(DecayedForm& form) {
 struct PositionsOfSlice {
   Tensor positions;
 };
+void ScoreSumsExample(const Tensor& q, const Tensor& k, const PositionsOfSlice& slice,
+                      const Tensor& log_decay) {
+#include "examples/model/mixers/decay/score_sums.h"
+}
+
 void AttentionPositionsExample(const AttentionPositions& method, const Tensor& q, const Tensor& k,
                                const PositionsOfSlice& slice) {
 #include "examples/model/positions/attention_positions.h"

@@ -295,7 +295,13 @@ TEST_P(MixerConformance, GradientsAreFiniteDifferences) {
     for (int i = 0; i < parameters_->size(); ++i) parameters_->Bind(i, in[1 + i]);
     return (Run(in[0], slice) * weights).sum();
   };
-  test::ExpectFiniteDifferences(loss, inputs, 1e-5, /*stride=*/7);
+  // A divisor that is taken for a constant, as this option's is, is seen as far as the norm of a
+  // head does not undo it: by its eps of 1e-6 over outputs of some tenths, squared. retnet_test has
+  // the exact gradient.
+  const MixerConfig& mixer = GetParam();
+  const bool detached =
+      mixer.Has("row_norm") && mixer.Get<std::string>("row_norm") == "torchscale_parallel";
+  test::ExpectFiniteDifferences(loss, inputs, detached ? 1e-4 : 1e-5, /*stride=*/7);
 }
 
 // Through the state of an earlier slice: gradients of its tokens from losses on the later ones, and

@@ -1,6 +1,7 @@
 #include "model/mixers/decay/decayed_mixer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
 
 #include <cmath>
@@ -13,6 +14,7 @@
 #include "kernels/short_conv/short_conv.h"
 #include "kernels/torch/dispatch.h"
 #include "model/activation.h"
+#include "model/mixers/decay/score_sums.h"
 
 namespace halflife::model {
 namespace {
@@ -75,10 +77,11 @@ void LinearHeadOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
                    "; factors of model_dim, e.g. 0.5 and 1, would work (widths up to ", kMaxWidth,
                    ")");
   if (!sane) return;
-  problems.Require(dim_k == std::floor(dim_k) && dim_v == std::floor(dim_v), "model_dim ",
-                   sizes.model_dim, " times expand_k ", expand_k, " and expand_v ", expand_v,
-                   " must be whole numbers");
-  const auto keys = static_cast<int64_t>(dim_k), values = static_cast<int64_t>(dim_v);
+  // A ratio of two widths, rounded, gives the width back up to its last bits.
+  const auto whole = [&](double width) { return std::abs(width - std::round(width)) < 1e-9 * dim; };
+  problems.Require(whole(dim_k) && whole(dim_v), "model_dim ", sizes.model_dim, " times expand_k ",
+                   expand_k, " and expand_v ", expand_v, " must be whole numbers");
+  const int64_t keys = std::llround(dim_k), values = std::llround(dim_v);
   const bool heads_fit = keys > 0 && values > 0 && keys % num_heads == 0 && values % num_heads == 0;
   problems.Require(heads_fit, "num_heads ", num_heads, " must divide the key width ", keys,
                    " and the value width ", values);
@@ -109,6 +112,8 @@ DecayedMixer::DecayedMixer(const LinearHeadOptions& heads, const PartContext& co
   out_ = OutputProjection(context, heads.value_dim(), form.bias);
   HL_CHECK(normalised() || !log_scaled(), "features with a log scale, or a decay that may grow, ",
            "without a normaliser");
+  HL_CHECK(!form_.score_norm || (decay_ != nullptr && decay_->constant() && form_.conv_size == 0),
+           "score_norm without a constant decay, or with a convolution");
 }
 
 void DecayedMixer::MakeMaps(const PartContext& context) {
@@ -135,6 +140,14 @@ MixerTraits DecayedMixer::traits() const {
   if (log_scaled())
     traits.state.push_back(
         {.name = "log_scale", .shape = {heads_.num_heads}, .exchange = StateExchange::kLogScale});
+  if (form_.score_norm) {
+    traits.causal_in_bits = false;  // sums over all keys, of which later ones are 0
+    traits.splits_rows = false;
+    traits.state.push_back({.name = "keys",
+                            .shape = {StateTensor::kGrows, heads_.num_kv_heads, num_features},
+                            .compute_dtype = true,
+                            .exchange = StateExchange::kGather});
+  }
   if (form_.conv_size == 0) return traits;
   const auto tail = [&](const char* name, int64_t channels) {
     traits.state.push_back(
@@ -150,9 +163,19 @@ MixerOutput DecayedMixer::Forward(const MixerCall& call) const {
   const bool carried = call.carried();
   MixerOutput result;
   if (call.want_state) result.state.tensors.resize(traits().state.size());
-  const Heads heads = Project(call.x, call.slice.positions, [&](const at::Tensor& y, size_t index) {
+  Heads heads = Project(call.x, call.slice.positions, [&](const at::Tensor& y, size_t index) {
     return Convolve(y, index, call, call.want_state ? &result.state : nullptr);
   });
+  if (form_.score_norm) {
+    const at::Tensor keys =
+        call.num_past == 0
+            ? heads.k.x
+            : at::cat(
+                  {call.initial->tensors[num_memories()].narrow(1, 0, call.num_past), heads.k.x},
+                  1);
+    NormScores(keys, call.slice.positions, heads);
+    if (call.want_state) result.state.tensors[num_memories()] = keys;
+  }
   const auto [o, memory] = kernels::DecayAttention(
       {.q = heads.q.x,
        .k = heads.k.x,
@@ -173,12 +196,17 @@ MixerOutput DecayedMixer::Forward(const MixerCall& call) const {
 at::Tensor DecayedMixer::Step(const at::Tensor& x, int64_t num_past, MixerState& state) const {
   const at::Tensor token = x.unsqueeze(1);
   const auto slice = SequenceSlice::Contiguous(x.size(0), 1, num_past, x.device());
-  const Heads heads = Project(token, slice.positions, [&](const at::Tensor& y, size_t index) {
+  Heads heads = Project(token, slice.positions, [&](const at::Tensor& y, size_t index) {
     if (form_.conv_size == 0) return y;
     return kernels::ShortConvStep({.x = y.squeeze(1), .weight = *convs_[index]},
                                   state.tensors[num_memories() + index])
         .unsqueeze(1);
   });
+  if (form_.score_norm) {
+    at::Tensor& keys = state.tensors[num_memories()];
+    AppendToken(heads.k.x, num_past, keys);
+    NormScores(keys.narrow(1, 0, num_past + 1), slice.positions, heads);
+  }
   const auto at_token = [](const at::Tensor& y) { return y.defined() ? y.squeeze(1) : y; };
   const bool constant = decay_ != nullptr && decay_->constant();
   kernels::DecayState memory = MemoryOf(state);
@@ -196,10 +224,12 @@ at::Tensor DecayedMixer::Step(const at::Tensor& x, int64_t num_past, MixerState&
   return Output(o.unsqueeze(1), heads.gate).squeeze(1);
 }
 
+double DecayedMixer::query_scale() const {
+  return form_.scale_queries ? 1 / std::sqrt(static_cast<double>(maps_[0]->width())) : 1;
+}
+
 kernels::DecayAttentionConfig DecayedMixer::KernelConfig() const {
-  const double scale =
-      form_.scale_queries ? 1 / std::sqrt(static_cast<double>(maps_[0]->width())) : 1;
-  return {.scale = scale,
+  return {.scale = query_scale(),
           .norm = normalised() ? kernels::NormKind::kSumOfKeys : kernels::NormKind::kNone,
           .norm_eps = form_.normaliser_eps,
           .allow_growth = log_scaled()};
@@ -253,6 +283,17 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const at::Tensor&
   return heads;
 }
 
+void DecayedMixer::NormScores(const at::Tensor& keys, const at::Tensor& positions,
+                              Heads& heads) const {
+  constexpr double kLeast = 1, kMost = 5e4;  // torchscale's
+  const at::Tensor sums = ScoreSums({.q = heads.q.x,
+                                     .k = keys,
+                                     .positions = positions,
+                                     .log_decay = heads.log_decay,
+                                     .scale = query_scale()});
+  heads.q.x = (heads.q.x / sums.clamp(kLeast, kMost).unsqueeze(3)).to(heads.q.x.scalar_type());
+}
+
 // Convolution `index` reads its tail from the call's state and leaves the new one in `after`.
 at::Tensor DecayedMixer::Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                                   MixerState* after) const {
@@ -287,7 +328,7 @@ at::Tensor DecayedMixer::Output(const at::Tensor& o, const at::Tensor& gate) con
   return out_(y.flatten(-2));
 }
 
-FlopCount DecayedMixer::FlopsPerToken(int64_t) const {
+FlopCount DecayedMixer::FlopsPerToken(int64_t seq_len) const {
   const int64_t gates = gate_.declared() ? heads_.value_dim() : 0;
   const int64_t rows =
       heads_.key_dim() + heads_.kv_key_dim() + heads_.kv_value_dim() + heads_.value_dim() + gates;
@@ -295,8 +336,13 @@ FlopCount DecayedMixer::FlopsPerToken(int64_t) const {
   const int64_t of_maps = heads_.num_heads * maps_[0]->num_matrix_elements() +
                           heads_.num_kv_heads * maps_[1]->num_matrix_elements();
   const int64_t columns = heads_.head_dim_v + normalised();
+  // Each query meets each key before it.
+  const double of_scores =
+      form_.score_norm ? static_cast<double>(heads_.num_heads * maps_[0]->width() * (seq_len + 1))
+                       : 0;
   return {.matmul = 2 * static_cast<double>(model_dim_ * rows + of_decay + of_maps),
-          .mixing = 4 * static_cast<double>(heads_.num_heads * maps_[0]->width() * columns)};
+          .mixing =
+              4 * static_cast<double>(heads_.num_heads * maps_[0]->width() * columns) + of_scores};
 }
 
 double DecayedMixer::ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const {

@@ -84,6 +84,9 @@ struct DecayedForm {
   std::vector<double> rotary_frequencies = {};  // of the pairs, [K/2], in place of rope_theta's
   // A factor of each query by its position: [B, T] int64 -> [B, T, H] fp64. Empty: none.
   std::function<at::Tensor(const at::Tensor& positions)> query_scale = {};
+  // Divides each query by its row's ScoreSums, kept between 1 and 5e4, which asks for all keys: the
+  // state grows. With a constant decay per head and without convolutions.
+  bool score_norm = false;
   // Declares what the decay learns, between the projections and the output. Empty: nothing decays.
   MakeDecay make_decay;
   bool allow_growth = false;  // the decay, a constant one, may lie above 1; with a normaliser
@@ -124,10 +127,14 @@ class DecayedMixer : public Mixer {
   at::Tensor Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                       MixerState* after) const;
   at::Tensor Output(const at::Tensor& o, const at::Tensor& gate) const;
+  // By ScoreSums of keys [B, N, Hk, K], those before the heads' own included.
+  void NormScores(const at::Tensor& keys, const at::Tensor& positions, Heads& heads) const;
   kernels::DecayAttentionConfig KernelConfig() const;
   void MakeMaps(const PartContext& context);
 
-  // The first tensors of a state are those of decay attention; tails of convolutions follow.
+  double query_scale() const;
+  // The first tensors of a state are those of decay attention; tails of convolutions follow, or the
+  // keys that score_norm reads.
   bool has_norm() const { return *form_.norm_name != 0; }
   bool normalised() const { return form_.normaliser != Normaliser::kNone; }
   bool log_scaled() const { return form_.allow_growth || maps_[1]->has_log_scale(); }

@@ -7,6 +7,8 @@
 // n counted in the token's document. So the parallel, recurrent and chunkwise forms are one: the
 // divisor goes into the query. The paper's third step, which divides a row of scores by its
 // absolute sum, has no recurrent form, and the norm of each head undoes it up to its eps.
+// row_norm torchscale_parallel has it for checkpoints that are to give what torchscale's parallel
+// form gives: it meets every key anew, as attention does, and its divisor has no gradient.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/expm1.h>
 #include <ATen/ops/rsqrt.h>
@@ -31,7 +33,8 @@ struct RetNetOptions : OptionsOf<RetNetOptions, LinearHeadOptions> {
     std::vector<Option> fields = LinearHeadOptions::Fields();
     fields.push_back({"rope_theta", &rope_theta});
     fields.push_back({"decay", &decay, {.choices = {"heads", "range"}}});
-    fields.push_back({"row_norm", &row_norm, {.choices = {"decay", "none"}}});
+    fields.push_back(
+        {"row_norm", &row_norm, {.choices = {"decay", "none", "torchscale_parallel"}}});
     return fields;
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
@@ -64,7 +67,8 @@ DecayedForm FormOf(const RetNetOptions& options) {
   form.make_decay = [log_decays](const PartContext&) {
     return std::make_unique<FixedDecay>(log_decays);
   };
-  if (options.row_norm == "decay")
+  form.score_norm = options.row_norm == "torchscale_parallel";
+  if (options.row_norm != "none")
     form.query_scale = [log_decays](const at::Tensor& positions) {
       const at::Tensor rates = at::tensor(log_decays, at::kDouble).to(positions.device());
       // (1 - gamma^(n + 1)) / (1 - gamma) [B, T, H]
@@ -87,7 +91,8 @@ MixerVariant RetNetVariant() {
   return MixerVariantOf<RetNetOptions, RetNet>(
       "retnet", {{{"num_heads", 2}},
                  {{"num_heads", 4}, {"num_kv_heads", 2}, {"decay", "range"}},
-                 {{"num_heads", 2}, {"row_norm", "none"}, {"expand_v", 1.0}}});
+                 {{"num_heads", 2}, {"row_norm", "none"}, {"expand_v", 1.0}},
+                 {{"num_heads", 4}, {"num_kv_heads", 2}, {"row_norm", "torchscale_parallel"}}});
 }
 
 }  // namespace halflife::model

@@ -3,16 +3,19 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 
 #include "kernels/rotary/rotary.h"
 #include "model/mixers/built_mixer.h"
 #include "model/mixers/decay/fixed_decay.h"
+#include "model/mixers/decay/score_sums.h"
 
 namespace halflife::model {
 namespace {
@@ -21,28 +24,33 @@ using test::BuiltMixer;
 using test::Close;
 using test::Normal;
 
-// q and k [T, K], v [T, V] of one head -> [T, V], rows divided by the root of their decays' sum or
-// not.
+// q and k [T, K], v [T, V] of one head -> [T, V], by the option row_norm.
 at::Tensor Parallel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double gamma,
-                    bool row_norm) {
+                    const std::string& row_norm) {
   const at::Tensor n = at::arange(q.size(0), at::kDouble);
   const at::Tensor gap = n.unsqueeze(1) - n;
   at::Tensor decay = at::pow(at::Scalar(gamma), gap.clamp_min(0)) * (gap >= 0).to(at::kDouble);
-  if (row_norm) decay = decay / decay.sum(1, true).sqrt();
+  if (row_norm != "none") decay = decay / decay.sum(1, true).sqrt();
   const double scale = 1 / std::sqrt(static_cast<double>(q.size(1)));
-  return (q.matmul(k.t()) * scale * decay).matmul(v);
+  at::Tensor scores = q.matmul(k.t()) * scale * decay;
+  if (row_norm == "torchscale_parallel")
+    scores = scores / scores.detach().abs().sum(1, true).clamp(1, 5e4);
+  return scores.matmul(v);
 }
 
 TEST(RetNetTest, ParallelFormsWorkedValues) {
   const at::Tensor q = at::tensor({1.0, 0.0, 0.0, 1.0, 1.0, 1.0}, at::kDouble).view({3, 2}),
                    k = at::tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0}, at::kDouble).view({3, 2}),
                    v = at::tensor({1.0, -1.0, 2.0}, at::kDouble).view({3, 1});
-  const auto expect = [&](bool row_norm, double a, double b, double c) {
-    EXPECT_TRUE(Close(Parallel(q, k, v, 31.0 / 32, row_norm).flatten(),
-                      at::tensor({a, b, c}, at::kDouble), 1e-9));
+  const auto expect = [&](const char* row_norm, double a, double b, double c, double factor = 1) {
+    EXPECT_TRUE(Close(Parallel(q * factor, k, v, 31.0 / 32, row_norm).flatten(),
+                      at::tensor({a, b, c}, at::kDouble), 1e-4));
   };
-  expect(false, 0.707106781, -1.458407736, 12.75209075);
-  expect(true, 0.707106781, -1.039402301, 7.478972834);
+  expect("none", 0.707106781, -1.458407736, 12.75209075);
+  expect("decay", 0.707106781, -1.039402301, 7.478972834);
+  // absolute scores of 0.7071, which count as 1, 2.9922 and 8.5417; and all beyond 50,000
+  expect("torchscale_parallel", 0.707106781, -0.347368, 0.875584);
+  expect("torchscale_parallel", 1.414214, -2.078805, 14.957946, 1e5);
 }
 
 at::Tensor Rotated(const at::Tensor& x, int64_t dim) {  // [1, T, H, K]
@@ -54,42 +62,106 @@ at::Tensor Rotated(const at::Tensor& x, int64_t dim) {  // [1, T, H, K]
   return kernels::ApplyRotary(x, kernels::MakeRotaryTable(positions, frequencies));
 }
 
+constexpr int64_t kDim = 16, kHeads = 2;
+
+// Of the matrices of `mixer`, x [1, T, D] -> [1, T, D]; differentiable in x.
+at::Tensor ByItsParallelForm(const BuiltMixer& mixer, const at::Tensor& x,
+                             const std::string& row_norm) {
+  const auto project = [&](const char* name, int64_t width) {
+    return x.matmul(mixer[name].t()).view({1, x.size(1), kHeads, width});
+  };
+  const at::Tensor q = Rotated(project("q_proj.weight", 8), 8),
+                   k = Rotated(project("k_proj.weight", 8), 8), v = project("v_proj.weight", 16),
+                   gate = project("g_proj.weight", 16);
+  std::vector<at::Tensor> heads;
+  for (int64_t h = 0; h < kHeads; ++h) {
+    const double gamma = 1 - std::exp2(-5.0 - static_cast<double>(h));
+    const auto of_head = [&](const at::Tensor& y) { return y[0].select(1, h); };
+    const at::Tensor o = Parallel(of_head(q), of_head(k), of_head(v), gamma, row_norm);
+    const at::Tensor normed = o * (o.square().mean(-1, true) + 1e-6).rsqrt();
+    heads.push_back(at::silu(of_head(gate)) * normed);
+  }
+  return at::cat(heads, 1).matmul(mixer["o_proj.weight"].t()).unsqueeze(0);
+}
+
+// The gradient, too, of which the divisor by scores has none.
 TEST(RetNetTest, IsTheParallelForm) {
-  constexpr int64_t kDim = 16, kHeads = 2, kSeqLen = 150;
-  for (const bool row_norm : {true, false}) {
-    const BuiltMixer mixer(
-        MixerConfig("retnet", {{"num_heads", kHeads}, {"row_norm", row_norm ? "decay" : "none"}}),
-        kDim);
-    const at::Tensor x = Normal({1, kSeqLen, kDim}, 1);
-    const auto project = [&](const char* name, int64_t width) {
-      return x.matmul(mixer[name].t()).view({1, kSeqLen, kHeads, width});
-    };
-    const at::Tensor q = Rotated(project("q_proj.weight", 8), 8),
-                     k = Rotated(project("k_proj.weight", 8), 8), v = project("v_proj.weight", 16),
-                     gate = project("g_proj.weight", 16);
-    std::vector<at::Tensor> heads;
-    for (int64_t h = 0; h < kHeads; ++h) {
-      const double gamma = 1 - std::exp2(-5.0 - static_cast<double>(h));
-      const auto of_head = [&](const at::Tensor& y) { return y[0].select(1, h); };
-      const at::Tensor o = Parallel(of_head(q), of_head(k), of_head(v), gamma, row_norm);
-      const at::Tensor normed = o * (o.square().mean(-1, true) + 1e-6).rsqrt();
-      heads.push_back(at::silu(of_head(gate)) * normed);
-    }
-    const at::Tensor want = at::cat(heads, 1).matmul(mixer["o_proj.weight"].t()).unsqueeze(0);
+  for (const char* row_norm : {"decay", "none", "torchscale_parallel"}) {
+    SCOPED_TRACE(row_norm);
+    BuiltMixer mixer(MixerConfig("retnet", {{"num_heads", kHeads}, {"row_norm", row_norm}}), kDim);
+    // outputs of heads near the root of the norm's eps, so that factors of rows tell
+    mixer.Set("v_proj.weight", mixer["v_proj.weight"] * 1e-3);
+    const at::Tensor x = Normal({1, 150, kDim}, 1).requires_grad_();
+    const at::Tensor got = mixer.Run(x), want = ByItsParallelForm(mixer, x, row_norm);
     // the kernel takes logarithms of the decays in fp32: e^(2^-24 n) over 150 tokens
-    EXPECT_TRUE(Close(mixer.Run(x), want, 1e-6)) << row_norm;
+    EXPECT_TRUE(Close(got, want, 1e-6));
+    const at::Tensor weight = Normal({1, 150, kDim}, 2);
+    const auto gradient = [&](const at::Tensor& y) {
+      return torch::autograd::grad({(y * weight).sum()}, {x})[0];
+    };
+    EXPECT_TRUE(Close(gradient(got), gradient(want), 1e-4));  // of values near 10
   }
 }
 
-// The norm of a head undoes a factor of its row but for eps: both agree where rows are large.
-TEST(RetNetTest, RowNormIsUndoneByTheHeadsNorm) {
-  const auto run = [](const char* row_norm) {
+// The norm of a head undoes a factor of its row but for eps: without one all three are the same
+// (specified test 15), with 1e-6 they are beside outputs of some thousandths apart.
+TEST(RetNetTest, RowNormsAreUndoneByTheHeadsNorm) {
+  const auto run = [](const char* row_norm, double factor) {
     BuiltMixer mixer(MixerConfig("retnet", {{"num_heads", int64_t{2}}, {"row_norm", row_norm}}),
                      16);
-    mixer.Set("v_proj.weight", mixer["v_proj.weight"] * 1e4);
+    mixer.Set("v_proj.weight", mixer["v_proj.weight"] * factor);
     return mixer.Run(Normal({2, 90, 16}, 2));
   };
-  EXPECT_TRUE(Close(run("decay"), run("none"), 1e-7));
+  for (const char* row_norm : {"none", "torchscale_parallel"}) {
+    EXPECT_TRUE(Close(run("decay", 1e6), run(row_norm, 1e6), 1e-9)) << row_norm;
+    EXPECT_FALSE(Close(run("decay", 1e-3), run(row_norm, 1e-3), 1e-2)) << row_norm;
+  }
+}
+
+// Where a row stands changes nothing without a state before it, but for its decays' sum, which the
+// norm undoes (test 15).
+TEST(RetNetTest, SeesDistancesAlone) {
+  const BuiltMixer mixer(MixerConfig("retnet", {{"num_heads", int64_t{2}}, {"row_norm", "none"}}),
+                         16);
+  const at::Tensor x = Normal({1, 40, 16}, 3);
+  auto there = SequenceSlice::Contiguous(1, 40, 0, at::kCPU);
+  there.positions = there.positions + 5000;
+  // tables of fp32
+  EXPECT_TRUE(Close(mixer->Forward({.x = x, .slice = there}).y, mixer.Run(x), 1e-5));
+}
+
+// The norm is of each head alone (test 16): values of one change no other.
+TEST(RetNetTest, AHeadsValuesAreItsOwn) {
+  BuiltMixer mixer(MixerConfig("retnet", {{"num_heads", int64_t{2}}}), 16);
+  const at::Tensor x = Normal({1, 40, 16}, 4), identity = at::eye(16, 32, at::kDouble);
+  mixer.Set("o_proj.weight", identity);  // shows the first head's values
+  const at::Tensor before = mixer.Run(x);
+  at::Tensor values = mixer["v_proj.weight"].clone();
+  values.narrow(0, 16, 16).mul_(100);
+  mixer.Set("v_proj.weight", values);
+  EXPECT_TRUE(test::BitEqual(mixer.Run(x), before));
+  values.narrow(0, 0, 16).mul_(2);
+  mixer.Set("v_proj.weight", values);
+  EXPECT_FALSE(test::BitEqual(mixer.Run(x), before));
+}
+
+// A query meets the keys of its document alone, and in a row that goes on from a state those before
+// it, too: what the mixers' conformance compares in pieces and documents.
+TEST(RetNetTest, ScoreSumsOfDocuments) {
+  const at::Tensor q = Normal({1, 300, 4, 6}, 5), k = Normal({1, 307, 2, 6}, 6);
+  at::Tensor positions = at::arange(300).unsqueeze(0) + 7;  // behind seven tokens of a state
+  positions.narrow(1, 200, 100).sub_(207);
+  const at::Tensor log_decay = at::tensor({-0.1, -0.01, 0.0, -0.5});
+  const at::Tensor sums =
+      ScoreSums({.q = q, .k = k, .positions = positions, .log_decay = log_decay, .scale = 0.25});
+  for (const int64_t t : {0, 127, 128, 199, 200, 299})
+    for (int64_t h = 0; h < 4; ++h) {
+      double sum = 0;
+      for (int64_t key = t < 200 ? 0 : 207; key <= t + 7; ++key)
+        sum += std::abs(0.25 * (q[0][t][h] * k[0][key][h / 2]).sum().item<double>()) *
+               std::exp(log_decay[h].item<double>() * static_cast<double>(t + 7 - key));
+      EXPECT_NEAR(sums[0][t][h].item<double>(), sum, 1e-12 * sum) << t << " " << h;
+    }
 }
 
 TEST(RetNetTest, Decays) {
