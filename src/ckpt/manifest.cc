@@ -68,6 +68,7 @@ void Put(const DataCursor& from, pb::DataCursor* to) {
   to->set_tokens(from.tokens);
   to->set_seq_len(from.seq_len);
   Put(from.dataset, to->mutable_dataset());
+  to->mutable_classes()->Assign(from.classes.begin(), from.classes.end());
   for (const BlendCounter& counter : from.blend) {
     pb::BlendCounter* out = to->add_blend();
     out->set_corpus(counter.corpus);
@@ -231,7 +232,8 @@ class Decoder {
                   .tokens = from.tokens(),
                   .dataset = Get(from.dataset()),
                   .blend = {},
-                  .seq_len = from.seq_len()};
+                  .seq_len = from.seq_len(),
+                  .classes = {from.classes().begin(), from.classes().end()}};
     for (const pb::BlendCounter& counter : from.blend()) {
       to.blend.push_back({counter.corpus(), counter.drawn(), counter.weight()});
     }

@@ -72,6 +72,7 @@ struct DataCursor {
   Hash128 dataset;
   std::vector<BlendCounter> blend;
   uint32_t seq_len = 0;
+  std::vector<std::string> classes = {};  // names, of a dataset of texts and their classes
 };
 
 struct GuardState {  // the non-finite policy's memory

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cli/class_scores_json.h"
 #include "cli/eval_lengths.h"
 #include "cli/eval_retrieval.h"
 #include "cli/model_source.h"
@@ -24,11 +25,21 @@
 namespace halflife::cli {
 namespace {
 
+// As many classes in another order would be scored as others.
+void RequireClasses(const infer::LoadedModel& loaded, const data::Dataset& dataset) {
+  const std::vector<std::string>&own = loaded.state.data.classes, &given = dataset.info().classes;
+  HL_CHECK_AS(ExitCode::kUsage, own.empty() || given.empty() || own == given, loaded.path.string(),
+              " was trained on the classes ", Join(own, ", "), ", and ", dataset.folder().string(),
+              " numbers ", Join(given, ", "), "; prepared with --classes ", Join(own, ","),
+              " it would work");
+}
+
 void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& dataset) {
   const int64_t model_vocab = loaded.model->config().vocab_size;
   HL_CHECK_AS(ExitCode::kUsage, dataset.info().vocab_size <= model_vocab, "the dataset ",
               dataset.folder().string(), " has a vocabulary of ", dataset.info().vocab_size,
               ", the model of ", model_vocab, "; prepare the text with the run's own tokenizer");
+  RequireClasses(loaded, dataset);
   if (!dataset.info().has_tokenizer()) return;
   if (loaded.tokenizer == nullptr) return;  // a step that was copied away from its run
   data::RequireSameTokens(dataset, *loaded.tokenizer, loaded.path.string());
@@ -141,15 +152,6 @@ int64_t WindowOf(const data::TokenView& tokens, const infer::LoadedModel& loaded
   return tokens.row_len > 0 ? tokens.row_len : loaded.state.data.seq_len;
 }
 
-nlohmann::ordered_json ClassesJson(const eval::ClassScores& scores) {
-  nlohmann::ordered_json out = {
-      {"documents", scores.num_documents}, {"mcc", scores.mcc}, {"f1_macro", scores.f1_macro}};
-  if (scores.f1) out["f1"] = *scores.f1;
-  if (scores.auroc) out["auroc"] = *scores.auroc;
-  out["confusion"] = scores.confusion;
-  return out;
-}
-
 nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
   nlohmann::ordered_json out = {{"tokens", result.num_targets},
                                 {"loss", result.loss},
@@ -157,7 +159,7 @@ nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
                                 {"perplexity_hf", result.perplexity_hf()}};
   if (result.bits_per_byte) out["bits_per_byte"] = *result.bits_per_byte;
   if (result.accuracy) out["accuracy"] = *result.accuracy;
-  if (result.classes) out["classes"] = ClassesJson(*result.classes);
+  if (result.classes) out["classes"] = ClassScoresJson(*result.classes);
   for (const eval::SegmentScore& segment : result.segments) {
     out["segments"].push_back({{"name", segment.name},
                                {"tokens", segment.num_targets},
@@ -172,14 +174,16 @@ std::string Text(const nlohmann::ordered_json& out) {
   const auto number = [&](const char* key, int digits) {
     return Fixed(out.at(key).get<double>(), digits);
   };
-  std::string text =
-      Concat("step ", out.at("step").dump(), ", ", out.at("tokens").dump(),
-             " tokens in windows of ", out.at("seq_len").dump(), "\nloss        ",
-             number("loss", 4), " nats per token\nperplexity  ", number("perplexity", 3), "\n");
+  const bool documents = out.contains("classes");
+  std::string text = Concat("step ", out.at("step").dump(), ", ", out.at("tokens").dump(),
+                            documents ? " documents in rows of " : " tokens in windows of ",
+                            out.at("seq_len").dump(), "\nloss        ", number("loss", 4),
+                            documents ? " nats per document\n" : " nats per token\n");
+  if (!documents) text += Concat("perplexity  ", number("perplexity", 3), "\n");
   if (out.contains("bits_per_byte"))
     text += Concat("text        ", number("bits_per_byte", 4), " bits per byte\n");
   if (out.contains("accuracy")) text += Concat("accuracy    ", number("accuracy", 4), "\n");
-  if (out.contains("classes")) {
+  if (documents) {
     for (const char* measure : {"mcc", "f1_macro", "f1", "auroc"}) {
       if (out["classes"].contains(measure))
         text += Concat(measure, std::string(12 - std::string_view(measure).size(), ' '),

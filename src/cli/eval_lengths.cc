@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cli/class_scores_json.h"
 #include "cli/eval_file.h"
 #include "cli/model_source.h"
 #include "core/error.h"
@@ -53,6 +54,7 @@ ordered_json RowJson(const eval::LengthRow& row) {
   json["seconds"] = row.seconds;
   json["tokens_per_s"] = static_cast<double>(result.num_targets) / row.seconds;
   if (result.accuracy) json["accuracy"] = *result.accuracy;
+  if (result.classes) json["classes"] = ClassScoresJson(*result.classes);
   if (row.attention) json["attention"] = AttentionJson(*row.attention);
   for (const eval::RecallScore& score : result.recall)  // null: there are no such tokens
     json["recall"][score.name] = {
@@ -73,6 +75,9 @@ constexpr CsvColumn kColumns[] = {{"model", "/model"},
                                   {"loss", "/loss"},
                                   {"perplexity", "/perplexity"},
                                   {"accuracy", "/accuracy"},
+                                  {"mcc", "/classes/mcc"},
+                                  {"f1_macro", "/classes/f1_macro"},
+                                  {"auroc", "/classes/auroc"},
                                   {"tokens_per_s", "/tokens_per_s"},
                                   {"protocol", "/protocol"},
                                   {"token_seen_tokens", "/recall/token_seen/tokens"},

@@ -188,6 +188,10 @@ void PrintSummary(const data::PrepareExamplesConfig& config, const data::Example
   left("left out, as empty", summary.num_empty);
   left("left out, as too long", summary.num_dropped);
   left("cut to a row", summary.num_cut);
+  if (summary.num_held_out_in_train > 0)
+    HL_WARN("prepare", summary.num_held_out_in_train,
+            " examples of the validation and test splits have a text or prompt of --input, too: "
+            "scores on them will be of what was trained on");
 }
 
 ExitCode RunExamples(const PrepareOptions& options) {

@@ -34,15 +34,19 @@ double Correlation(const Confusion& confusion, double num_documents, double num_
   return spread == 0 ? 0 : (num_correct * num_documents - products) / spread;
 }
 
-double F1(const Confusion& confusion, size_t k) {
+// Nothing of a class that is neither there nor predicted.
+std::optional<double> F1(const Confusion& confusion, size_t k) {
   const double sum = RowSum(confusion, k) + ColumnSum(confusion, k);
-  return sum == 0 ? 0 : 2 * static_cast<double>(confusion[k][k]) / sum;
+  if (sum == 0) return std::nullopt;
+  return 2 * static_cast<double>(confusion[k][k]) / sum;
 }
 
 // Of class k against the rest, by the sum of ranks (Mann and Whitney).
 std::optional<double> Area(std::span<const int32_t> labels, std::span<const double> log_probs,
                            size_t num_classes, size_t k) {
   const auto score = [&](size_t i) { return log_probs[i * num_classes + k]; };
+  for (size_t i = 0; i < labels.size(); ++i)
+    if (std::isnan(score(i))) return std::nullopt;  // a model that has diverged orders nothing
   std::vector<size_t> order(labels.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::sort(order, {}, score);
@@ -87,16 +91,18 @@ ClassScores ScoreClasses(std::span<const int32_t> labels, std::span<const double
     const auto prediction = static_cast<size_t>(std::ranges::max_element(row) - row.begin());
     ++scores.confusion.at(static_cast<size_t>(labels[i]))[prediction];
   }
-  double num_correct = 0, f1 = 0;
+  double num_correct = 0, f1 = 0, num_met = 0;
   for (size_t k = 0; k < width; ++k) {
     num_correct += static_cast<double>(scores.confusion[k][k]);
-    f1 += F1(scores.confusion, k);
+    const std::optional<double> of_class = F1(scores.confusion, k);
+    f1 += of_class.value_or(0);
+    num_met += of_class.has_value() ? 1 : 0;
   }
   const auto count = static_cast<double>(labels.size());
   scores.accuracy = num_correct / count;
   scores.mcc = Correlation(scores.confusion, count, num_correct);
-  scores.f1_macro = f1 / static_cast<double>(num_classes);
-  if (num_classes == 2) scores.f1 = F1(scores.confusion, 1);
+  scores.f1_macro = f1 / num_met;
+  if (num_classes == 2) scores.f1 = F1(scores.confusion, 1).value_or(0);
   scores.auroc = Area(labels, log_probs, width);
   return scores;
 }

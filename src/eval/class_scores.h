@@ -17,13 +17,14 @@ struct ClassScores {
   // Matthews' correlation of labels and predictions (Gorodkin, 2004, for more than two classes); 0
   // where either is constant.
   double mcc = 0;
-  // Mean over the classes of 2 TP / (2 TP + FP + FN), 0 of a class that is neither there nor
-  // predicted; and that of the second class, where there are two.
+  // 2 TP / (2 TP + FP + FN): the mean over the classes that are there or predicted; and that of the
+  // second class, where there are two, 0 if it is neither.
   double f1_macro = 0;
   std::optional<double> f1;
   // The share of pairs, one of a class and one of another, that the probability of the class puts
   // in order; ties count half. Of two classes that of the second; else the mean over the classes,
-  // each against the rest. Nothing where a class has no document, or all of them.
+  // each against the rest. Nothing where a class has no document, or all of them, or a probability
+  // is NaN.
   std::optional<double> auroc;
   std::vector<std::vector<int64_t>> confusion;  // [label][prediction] documents
 };

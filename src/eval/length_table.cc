@@ -47,6 +47,11 @@ void RequirePositions(const model::LanguageModel& model, const std::vector<int64
 LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& tokens,
                       const LengthTable& table, const LengthMethod& method,
                       const Protocol& protocol, int64_t length, dist::Communicator& control) {
+  HL_CHECK_AS(
+      ExitCode::kUsage,
+      tokens.row_len == 0 || (!table.recall && protocol.kind() == Protocol::Kind::kSegments),
+      "--recall and --protocol ", protocol.text(), " tell tokens of text apart, and ", tokens.name,
+      " has labelled rows; --protocol segments without --recall would work");
   const int64_t longest = std::ranges::max(table.lengths);
   const int64_t available = data::NumWindows(tokens, longest);
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,

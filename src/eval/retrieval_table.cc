@@ -55,13 +55,13 @@ void Score(const Prompts& prompts, const AnswerScorer& scorer, bool one_answer, 
 
 void RequireAnswers(const model::LanguageModel& model, bool labels_will_do) {
   const model::Objective& objective = model.objective();
-  HL_CHECK_AS(
-      ExitCode::kUsage,
-      objective.predicts_next_token() || (labels_will_do && objective.takes_labels_of_data()),
-      "--retrieval asks for ",
-      labels_will_do ? "the token that goes with a key" : "the next tokens of a key",
-      ", and the model's objective is ", model.config().objective.name(), "; a model of next_token",
-      labels_will_do ? " or labelled" : "", " would work");
+  HL_CHECK_AS(ExitCode::kUsage,
+              objective.predicts_next_token() ||
+                  (labels_will_do && objective.takes_labels_of_data() && !objective.classifier()),
+              "--retrieval asks for ",
+              labels_will_do ? "the token that goes with a key" : "the next tokens of a key",
+              ", and the model's objective is ", model.config().objective.name(),
+              "; a model of next_token", labels_will_do ? " or labelled" : "", " would work");
 }
 
 AnswerScorer ScorerOf(const model::LanguageModel& model) {

@@ -46,8 +46,9 @@ LoadedModel LoadModel(const std::filesystem::path& run_or_step,
 
 const data::Tokenizer& RequireTokenizer(const LoadedModel& loaded) {
   HL_CHECK_AS(ExitCode::kUsage, !loaded.model->objective().takes_labels_of_data(),
-              loaded.path.string(), " was trained on labelled rows, not text: it reads none; ",
-              "`halflife eval --data` scores such rows");
+              loaded.path.string(), " has the objective ", loaded.model->config().objective.name(),
+              ", whose labels stand in a dataset: it tells nothing of plain text; `halflife eval "
+              "--data` scores labelled rows");
   HL_CHECK_AS(ExitCode::kUsage, loaded.tokenizer != nullptr, "no tokenizer beside ",
               loaded.path.string(), "; pass --tokenizer DIR (a dataset's or a run's tokenizer/)");
   const int64_t vocab = loaded.model->config().vocab_size;

@@ -255,7 +255,7 @@ TokenScores LanguageModel::Scores(const at::Tensor& tokens, const at::Tensor& ta
   const at::Tensor of_target =
       log_probs.gather(1, rows.targets.clamp_min(0).unsqueeze(1)).squeeze(1);
   const at::Tensor correct = log_probs.argmax(1).eq(rows.targets);
-  return {AtTokens(-of_target * asked, tokens, context),
+  return {AtTokens((-of_target).masked_fill(asked.logical_not(), 0.0), tokens, context),
           AtTokens(correct.to(at::kFloat), tokens, context), log_probs};
 }
 

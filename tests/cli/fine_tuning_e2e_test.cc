@@ -122,11 +122,31 @@ TEST_F(FineTuning, AnEncoderLearnsClasses) {
                   "test"})["classes"]["documents"],
             50);
 
+  // By length and method, too; never of classes that are numbered otherwise.
+  const RunResult by_length = fixture->Halflife(
+      {"eval", "--model", Path("classes"), "--data", Path("motifs"), "--lengths", "32", "--json"});
+  ASSERT_EQ(by_length.exit_code, 0) << by_length.err;
+  EXPECT_EQ(nlohmann::json::parse(by_length.out)["rows"][0]["classes"]["mcc"],
+            scores["classes"]["mcc"]);
+  ASSERT_EQ(Prepare("turned", {"--labels", "classes", "--input", Path("train.tsv"), "--classes",
+                               "1,0", "--field", "sequence", "--row-len", "32"})
+                .exit_code,
+            0);
+  const RunResult turned =
+      fixture->Halflife({"eval", "--model", Path("classes"), "--data", Path("turned")});
+  EXPECT_EQ(turned.exit_code, 2);
+  EXPECT_THAT(turned.err, HasSubstr("prepared with --classes 0,1 it would work"));
+
   // It reads no text, and generates none.
   const RunResult generate =
       fixture->Halflife({"generate", "--model", Path("classes"), "--prompt", "ACGT"});
   EXPECT_EQ(generate.exit_code, 2);
   EXPECT_THAT(generate.err, HasSubstr("classification"));
+  const RunResult needle =
+      fixture->Halflife({"eval", "--model", Path("classes"), "--text", Path("text.txt"),
+                         "--retrieval", "mqar", "--lengths", "64"});
+  EXPECT_EQ(needle.exit_code, 2);
+  EXPECT_THAT(needle.err, HasSubstr("the model's objective is classification"));
   const RunResult text =
       fixture->Halflife({"eval", "--model", Path("classes"), "--data", Path("data")});
   EXPECT_EQ(text.exit_code, 2);
@@ -155,6 +175,10 @@ TEST_F(FineTuning, RefusesWhatDoesNotFit) {
   EXPECT_EQ(label.exit_code, 3);
   EXPECT_THAT(label.err, HasSubstr("odd.tsv:2: the label 'maybe' is none of the classes 0, 1"));
   EXPECT_FALSE(std::filesystem::exists(Path("odd")));
+  const RunResult other = Prepare(
+      "other", {"--labels", "answers", "--input", Path("pairs.jsonl"), "--label-field", "l"});
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.err, HasSubstr("belongs to --labels classes, and --labels is answers"));
   const RunResult alone = Prepare("alone", {"--input", Path("text.txt"), "--row-len", "32"});
   EXPECT_EQ(alone.exit_code, 2) << "--row-len without --labels";
 }
@@ -184,6 +208,16 @@ TEST_F(FineTuning, ADecoderLearnsAnswers) {
   EXPECT_EQ(generated.exit_code, 0) << generated.err;
   EXPECT_THAT(generated.out, HasSubstr("xyc?cc!"));
   EXPECT_GT(Eval({"--model", Path("answers"), "--data", Path("pairs")})["accuracy"], 0.95);
+  // Measures of running text are not of rows.
+  for (const std::vector<std::string>& of_text :
+       {std::vector<std::string>{"--recall"}, {"--protocol", "sliding:16"}}) {
+    std::vector<std::string> command = {
+        "eval", "--model", Path("answers"), "--data", Path("pairs"), "--lengths", "32"};
+    command.insert(command.end(), of_text.begin(), of_text.end());
+    const RunResult refused = fixture->Halflife(command);
+    EXPECT_EQ(refused.exit_code, 2) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr("tell tokens of text apart"));
+  }
 }
 
 }  // namespace

@@ -43,6 +43,17 @@ TEST(ClassScores, OfWhatIsConstant) {
   EXPECT_FALSE(one_class.auroc.has_value());
 }
 
+// A model that has diverged, and a class that is never met.
+TEST(ClassScores, OfWhatOrdersNothing) {
+  const double nan = std::nan("");
+  const auto diverged = ScoreClasses(std::vector<int32_t>{0, 1}, std::vector<double>(4, nan), 2);
+  EXPECT_FALSE(diverged.auroc.has_value());
+  const std::vector<double> logs = {-1, -2, -3, -1, -2, -3, -2, -1, -3};
+  const auto unmet = ScoreClasses(std::vector<int32_t>{0, 0, 1}, logs, 3);
+  EXPECT_DOUBLE_EQ(unmet.f1_macro, 1) << "of the two that are met";
+  EXPECT_FALSE(unmet.auroc.has_value());
+}
+
 // Of three classes against the definitions: Gorodkin's covariances of indicators, and pairs counted
 // one by one.
 TEST(ClassScores, OfThreeClassesByDefinition) {

@@ -69,7 +69,7 @@ void AddExamples(CLI::App& command, CLI::Option* synthetic, PrepareOptions& opti
                       "texts with their classes, or prompts with their answers [none: text]")
           ->check(CLI::IsMember({"classes", "answers"}))
           ->excludes(synthetic);
-  for (const char* of_text : {"--train-tokenizer", "--documents"})
+  for (const char* of_text : {"--train-tokenizer", "--vocab", "--documents"})
     labels->excludes(command.get_option(of_text));
   command
       .add_option("--row-len", config.rules.row_len,
@@ -101,6 +101,20 @@ void AddExamples(CLI::App& command, CLI::Option* synthetic, PrepareOptions& opti
       ->needs(labels);
 }
 
+// Those of the other kind of labels would do nothing.
+void RequireOptionsOfLabels(const CLI::App& command, const std::string& labels) {
+  const std::map<std::string, std::string> kinds = {{"--field", "classes"},
+                                                    {"--label-field", "classes"},
+                                                    {"--classes", "classes"},
+                                                    {"--prompt-field", "answers"},
+                                                    {"--answer-field", "answers"}};
+  for (const auto& [option, kind] : kinds) {
+    if (!labels.empty() && labels != kind && command.count(option) > 0)
+      throw CLI::ValidationError(option,
+                                 "belongs to --labels " + kind + ", and --labels is " + labels);
+  }
+}
+
 }  // namespace
 
 void AddPrepare(CLI::App& app, Request& request) {
@@ -116,8 +130,9 @@ void AddPrepare(CLI::App& app, Request& request) {
       app.add_subcommand("prepare", "Tokenise text into a dataset, or make a synthetic one");
   DescribeUse(
       *command,
-      {.notes = "An --input that is a folder is searched for .txt and .jsonl files, also as .gz or "
-                ".zst. Ctrl-C leaves nothing behind.",
+      {.notes =
+           "An --input that is a folder is searched for .txt and .jsonl files (with --labels .tsv "
+           "and .jsonl), also as .gz or .zst. Ctrl-C leaves nothing behind.",
        .examples = {"halflife prepare --input book.txt --tokenizer bytes --out book.data",
                     "halflife prepare --input wiki.train.txt --validation-input wiki.valid.txt "
                     "--tokenizer tokenizer.json --out wiki.data",
@@ -135,8 +150,8 @@ void AddPrepare(CLI::App& app, Request& request) {
   CLI::Option* inputs =
       command
           ->add_option("--input", config.inputs,
-                       "Files, folders or patterns of .txt and .jsonl, also as .gz or .zst [none: "
-                       "needed without --synthetic]")
+                       "Files, folders or patterns of .txt and .jsonl (with --labels .tsv and "
+                       ".jsonl), also as .gz or .zst [none: needed without --synthetic]")
           ->type_name("PATH");
   command->add_option("--out", config.out, "The dataset's folder; must not exist")
       ->type_name("DIR")
@@ -192,7 +207,10 @@ void AddPrepare(CLI::App& app, Request& request) {
       ->capture_default_str();
   AddMqar(*command, inputs, *options);
   AddExamples(*command, command->get_option("--synthetic"), *options);
-  command->callback([=, &request] { request = *options; });
+  command->callback([=, &request] {
+    RequireOptionsOfLabels(*command, options->labels);
+    request = *options;
+  });
 }
 
 }  // namespace halflife::cli

@@ -25,7 +25,7 @@ struct ExampleRules {
 // Nothing is left of a dropped one.
 struct Example {
   std::vector<int32_t> ids, labels;  // as many; kNoTarget where nothing is asked
-  int64_t num_bytes = 0;             // of text
+  int64_t num_bytes = 0;             // of text, before a cut
   bool cut = false, dropped = false;
 };
 

@@ -5,13 +5,16 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/host.h"
+#include "core/shortest_text.h"
 #include "data/document_encoder.h"
 #include "data/examples/row_packer.h"
 #include "data/manifest.h"
@@ -87,6 +90,7 @@ struct Source {
 struct EncodedExamples {
   struct One {
     Split split;
+    uint64_t content;  // of what decides the split
     Example example;
   };
   std::vector<One> examples;
@@ -129,6 +133,7 @@ class Run {
   EncodedExamples Encode(const Source& source, TextChunk chunk) const;
   Example EncodeOne(const Record& record, const std::string& place) const;
   int32_t ClassOf(const std::string& name, const std::string& place) const;
+  void Compare(Split split, uint64_t content, std::unordered_map<uint64_t, int64_t>& held_out);
   Writer MakeWriter(const fs::path& folder, Split split) const;
   SplitRecord Finish(Writer& writer, Split split) const;
   std::vector<std::pair<std::string, std::string>> Parameters() const;
@@ -141,7 +146,7 @@ class Run {
   std::vector<std::string> classes_;
   std::map<std::string, int32_t> number_of_class_;
   std::map<Split, ExampleCounts> counts_;
-  int64_t num_empty_ = 0, num_cut_ = 0, num_dropped_ = 0;
+  int64_t num_empty_ = 0, num_cut_ = 0, num_dropped_ = 0, num_held_out_in_train_ = 0;
   PrepareProgress progress_;
 };
 
@@ -149,7 +154,7 @@ void Run::AddSource(const std::vector<std::string>& names, const char* flag,
                     std::optional<Split> split) {
   if (names.empty()) return;
   InputFiles files = FindInputFiles(names, flag, kRecordFormats);
-  for (const auto& source : sources_) RequireApart(source->files, files, flag);
+  if (!sources_.empty()) RequireApart(sources_.front()->files, files, flag);
   RecordReader reader(files.files, FieldsOf(config_));
   sources_.push_back(std::make_unique<Source>(std::move(files), std::move(reader), split));
 }
@@ -181,6 +186,7 @@ void Run::NumberClasses() {
           std::set<std::string> found;
           sources_.front()->reader.ForEach(
               chunk, [&](const Record& record) { found.insert(record.values[1]); });
+          found.erase("");  // an error where it is met
           return found;
         },
         [&](std::set<std::string> found) { names.merge(found); });
@@ -194,6 +200,8 @@ void Run::NumberClasses() {
 }
 
 int32_t Run::ClassOf(const std::string& name, const std::string& place) const {
+  HL_CHECK_AS(ExitCode::kData, !name.empty(), place, "a text without a label; one of ",
+              Join(classes_, ", "), " would work");
   const auto found = number_of_class_.find(name);
   HL_CHECK_AS(ExitCode::kData, found != number_of_class_.end(), place, "the label '", name,
               "' is none of the classes ", Join(classes_, ", "), "; ",
@@ -216,14 +224,25 @@ EncodedExamples Run::Encode(const Source& source, TextChunk chunk) const {
   source.reader.ForEach(chunk, [&](const Record& record) {
     const std::string place = Concat(chunk.file->path.string(), ":", record.line, ": ");
     const bool answers = config_.labels == RowLabels::kAnswers;
-    if (record.values[0].empty() && (!answers || record.values[1].empty())) {
+    if (record.values[answers ? 1 : 0].empty()) {
       ++encoded.num_empty;
       return;
     }
-    encoded.examples.push_back(
-        {ChooseSplit(ContentHash(record.values[0]), split), EncodeOne(record, place)});
+    const Hash128 content =
+        ContentHash(record.values[0].empty() ? record.values[1] : record.values[0]);
+    encoded.examples.push_back({ChooseSplit(content, split), content.lo, EncodeOne(record, place)});
   });
   return encoded;
+}
+
+// What is split off by its content has no twin in training.
+void Run::Compare(Split split, uint64_t content, std::unordered_map<uint64_t, int64_t>& held_out) {
+  if (split != Split::kTrain) {
+    ++held_out[content];
+  } else if (const auto found = held_out.find(content); found != held_out.end()) {
+    num_held_out_in_train_ += found->second;
+    held_out.erase(found);
+  }
 }
 
 Run::Writer Run::MakeWriter(const fs::path& folder, Split split) const {
@@ -243,12 +262,13 @@ SplitRecord Run::Finish(Writer& writer, Split split) const {
   SplitRecord record = writer.writer.Finish();
   if (writer.packer.num_rows() > 0)
     record.info.segments.push_back({"rows", writer.packer.num_rows(), 0});
-  HL_CHECK_AS(ExitCode::kData,
-              split == Split::kTest || writer.packer.num_rows() > 0 ||
-                  (split == Split::kValidation && config_.validation_inputs.empty() &&
-                   config_.validation_fraction == 0),
+  const bool none_asked_for = split == Split::kTest ? config_.test_inputs.empty()
+                                                    : split == Split::kValidation &&
+                                                          config_.validation_inputs.empty() &&
+                                                          config_.validation_fraction == 0;
+  HL_CHECK_AS(ExitCode::kData, none_asked_for || writer.packer.num_rows() > 0,
               "no example fell into the ", Name(split), " split; ",
-              config_.validation_inputs.empty()
+              split != Split::kTest && config_.validation_inputs.empty()
                   ? "another --validation-fraction or --split-seed, or files with more examples"
                   : "files with examples",
               " would work");
@@ -259,29 +279,37 @@ std::vector<std::pair<std::string, std::string>> Run::Parameters() const {
   std::vector<std::pair<std::string, std::string>> parameters;
   for (const RecordField& field : FieldsOf(config_))
     parameters.emplace_back(field.flag.substr(2), field.name);
-  parameters.emplace_back("too_long", Name(config_.rules.too_long));
+  parameters.emplace_back("too-long", Name(config_.rules.too_long));
+  parameters.emplace_back("invalid-utf8", config_.replace_invalid_utf8 ? "replace" : "error");
+  if (config_.validation_inputs.empty()) {
+    parameters.emplace_back("validation-fraction", ShortestText(config_.validation_fraction));
+    parameters.emplace_back("split-seed", Concat(config_.split_seed));
+  }
   for (const auto& [split, counts] : counts_)
-    parameters.emplace_back(Concat(Name(split), "_examples"), Concat(counts.num_examples));
+    parameters.emplace_back(Concat(Name(split), "-examples"), Concat(counts.num_examples));
   return parameters;
 }
 
 Manifest Run::WriteShards(const fs::path& folder) {
   progress_.phase = "tokenising";
+  std::unordered_map<uint64_t, int64_t> held_out;  // how many have this content
   Writer train = MakeWriter(folder, Split::kTrain);
   Writer validation = MakeWriter(folder, Split::kValidation);
   Writer test = MakeWriter(folder, Split::kTest);
   const std::map<Split, Writer*> of = {
       {Split::kTrain, &train}, {Split::kValidation, &validation}, {Split::kTest, &test}};
-  for (const auto& source : sources_) {
+  // Held-out examples first, so that those of training are compared with all of them.
+  for (const auto& source : sources_ | std::views::reverse) {
     const uint64_t before = progress_.disk_bytes;
     ForEachChunk<EncodedExamples>(
         *source, [&](TextChunk chunk) { return Encode(*source, std::move(chunk)); },
         [&](EncodedExamples chunk) {
-          for (const auto& [split, example] : chunk.examples) {
+          for (const auto& [split, content, example] : chunk.examples) {
             num_cut_ += example.cut ? 1 : 0;
             num_dropped_ += example.dropped ? 1 : 0;
             if (example.dropped) continue;
             of.at(split)->packer.Add(example);
+            Compare(split, content, held_out);
             ++counts_[split].num_examples;
             ++progress_.num_documents;
             progress_.text_bytes += example.num_bytes;
@@ -314,6 +342,7 @@ ExamplesSummary Run::Summarise(const Manifest& manifest) const {
           .num_empty = num_empty_,
           .num_cut = num_cut_,
           .num_dropped = num_dropped_,
+          .num_held_out_in_train = num_held_out_in_train_,
           .seconds = 0,
           .hash = manifest.hash};
 }

@@ -34,7 +34,8 @@ struct PrepareExamplesConfig {
   // Names in the order of their numbers. Empty: those of `inputs`, whole numbers by their size,
   // else by their bytes.
   std::vector<std::string> classes;
-  // Without validation_inputs: the share of examples that goes there, by the text or the prompt.
+  // Without validation_inputs: the share of examples that goes there, by the text, or the prompt
+  // (without one the answer).
   double validation_fraction = 0.05;
   uint64_t split_seed = 0;
   int threads = 0;  // 0: all cores
@@ -52,8 +53,10 @@ struct ExamplesSummary {
   ExampleCounts train, validation, test;
   std::vector<std::string> classes;  // of kClasses
   std::string tokenizer_kind;
-  int64_t num_empty = 0;                 // left out: neither text, prompt nor answer
+  int64_t num_empty = 0;                 // left out: without text, or without an answer
   int64_t num_cut = 0, num_dropped = 0;  // by ExampleRules::too_long
+  // Of the validation and test splits: examples whose text, or prompt, is one of --input's, too.
+  int64_t num_held_out_in_train = 0;
   double seconds = 0;
   Hash128 hash;  // of the manifest
 };

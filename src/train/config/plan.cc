@@ -43,10 +43,11 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
               " reads whole documents, and no rank would have one; parallel.sp 1 would work");
   if (dataset == nullptr) return;
   const std::string layer = model.LayerOfOneDocument();
-  HL_CHECK_AS(ExitCode::kUsage, !dataset->packs_documents() || layer.empty(), layer,
-              " mixes whole rows, and rows of text are packed with several documents; text that is "
-              "one document (`prepare --documents file`), or a mixer whose state restarts with a "
-              "document, e.g. gla, would work");
+  HL_CHECK_AS(
+      ExitCode::kUsage, !dataset->packs_documents() || layer.empty(), layer,
+      " mixes whole rows, and rows of text are packed with several documents; ",
+      dataset->has_rows() ? "" : "text that is one document (`prepare --documents file`), or ",
+      "a mixer whose state restarts with a document, e.g. gla, would work");
   HL_CHECK_AS(ExitCode::kUsage, config.eval.split != "test" || dataset->has_rows(),
               "eval.split is 'test', and text has no test split; eval.split 'validation' would "
               "work");

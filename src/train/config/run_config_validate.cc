@@ -92,7 +92,8 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                    t.stop_at_accuracy, "[0, 1) (0: off)");
   problems.Require(t.stop_at_accuracy == 0 || c.model.objective.name() != "next_token",
                    "train.stop_at_accuracy", t.stop_at_accuracy,
-                   "0 without the objective labelled or masked_token, which have an accuracy");
+                   "0 without an objective that has an accuracy whatever the data: labelled, "
+                   "masked_token or classification");
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }
 

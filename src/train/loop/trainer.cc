@@ -104,6 +104,7 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   state.data.tokens = state.data.samples * config_.data.seq_len;
   state.data.dataset = dataset_.info().hash;
   state.data.seq_len = static_cast<uint32_t>(config_.data.seq_len);
+  state.data.classes = dataset_.info().classes;
   state.rng_seed = config_.train.seed;
   state.run_config_text = ToText(config_);
   state.trajectory = TrajectoryFields(config_);

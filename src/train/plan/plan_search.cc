@@ -15,7 +15,7 @@ namespace {
 std::vector<int> RowSizesToTry(const RunConfig& config, const model::LanguageModel& model,
                                const PlanRequest& request) {
   if (request.sp) return {ConfigFor(config, request).parallel.sp};
-  if (!model.LayerOfWholeRows().empty()) return {1};
+  if (!model.LayerOfWholeRows().empty() || model.objective().classifier()) return {1};
   std::vector<int> sizes = request.cluster.RowSizes();
   std::erase_if(sizes, [&](int sp) { return sp > config.data.seq_len; });
   return sizes;

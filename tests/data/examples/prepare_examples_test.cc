@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 
 #include "core/concat.h"
@@ -92,6 +93,24 @@ TEST_F(PrepareExamplesTest, RowsOfAnswers) {
                                                  id('h'), id('i'), id('j'), 1, no, no, no}));
 }
 
+// Examples without prompts are split by their answers; those without answers are left out.
+TEST_F(PrepareExamplesTest, PromptsMayBeEmpty) {
+  std::string lines = "{\"prompt\": \"a\", \"answer\": \"\"}\n";
+  for (int i = 0; i < 200; ++i) lines += Concat("{\"prompt\": \"\", \"answer\": \"", i, "\"}\n");
+  PrepareExamplesConfig config = Answers("free", lines);
+  config.validation_fraction = 0.2;
+  const ExamplesSummary summary = PrepareExamples(config);
+  EXPECT_EQ(summary.num_empty, 1);
+  EXPECT_NEAR(static_cast<double>(summary.validation.num_examples), 40, 5 * std::sqrt(32));
+}
+
+TEST_F(PrepareExamplesTest, CountsWhatIsHeldOutAndTrains) {
+  PrepareExamplesConfig config = Classes("twins");
+  config.validation_inputs = {File("twins.tsv", "text\tlabel\nd\t2\nd\t10\nnew\t2\n")};
+  EXPECT_EQ(PrepareExamples(config).num_held_out_in_train, 2);
+  EXPECT_EQ(PrepareExamples(Classes("apart")).num_held_out_in_train, 0);
+}
+
 // A function of the files and options: threads and shards' borders change no row.
 TEST_F(PrepareExamplesTest, ThreadsChangeNothing) {
   std::string lines = "text\tlabel\n";
@@ -142,6 +161,11 @@ TEST_F(PrepareExamplesTest, Refuses) {
   EXPECT_HL_ERROR(
       with([&](auto& c) { c.validation_inputs = {File("empty.tsv", "text\tlabel\n\t2\n")}; }),
       ExitCode::kData, "no example fell into the validation split");
+  EXPECT_HL_ERROR(with([&](auto& c) { c.test_inputs = {File("names.tsv", "text\tlabel\n")}; }),
+                  ExitCode::kData, "no example fell into the test split; files with examples");
+  EXPECT_HL_ERROR(
+      with([&](auto& c) { c.inputs = {File("un.tsv", "text\tlabel\na\t1\nb\t2\nc\t\n")}; }),
+      ExitCode::kData, "un.tsv:4: a text without a label; one of 1, 2 would work");
   EXPECT_FALSE(fs::exists(dir_ / "refused"));
   for (const auto& entry : fs::directory_iterator(dir_.path()))
     EXPECT_TRUE(entry.is_regular_file()) << "left behind: " << entry.path();

@@ -268,6 +268,25 @@ TEST(SoftmaxAttention, GradientsAreDifferences) {
                           5);
 }
 
+// A distance ahead and the same one back have one bias between them.
+TEST(SoftmaxAttention, GradientsOfABiasBothWaysAreDifferences) {
+  const Problem p = MakeProblem({.batch = 1,
+                                 .seq_len = 67,
+                                 .dim = 3,
+                                 .dim_v = 2,
+                                 .pattern = {.bidirectional = true},
+                                 .bias = true,
+                                 .starts = {0, 20}},
+                                3);
+  const auto loss = [&](const std::vector<at::Tensor>& x) {
+    SoftmaxAttentionInputs in = p.in;
+    in.q = x[0], in.k = x[1], in.v = x[2], in.bias = x[3];
+    const at::Tensor out = SoftmaxAttention(in, p.config);
+    return (out * Normal(out.sizes().vec(), 4)).sum();
+  };
+  ExpectFiniteDifferences(loss, {p.in.q, p.in.k, p.in.v, p.in.bias}, 1e-6, 5);
+}
+
 // A NaN included: it is heard by later tokens of its document, within the pattern, and no others.
 TEST(SoftmaxAttention, TokensChangeNoBitOfWhoDoesNotSeeThem) {
   for (const Shape& shape :

@@ -1,0 +1,12 @@
+// What `eval` says of classes, for a whole split and for each row of a table by length.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "eval/class_scores.h"
+
+namespace halflife::cli {
+
+nlohmann::ordered_json ClassScoresJson(const eval::ClassScores& scores);
+
+}  // namespace halflife::cli
