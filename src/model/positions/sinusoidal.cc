@@ -1,7 +1,9 @@
 // Fixed sines and cosines (Vaswani et al., 2017, section 3.5): channels 2i and 2i + 1 of position p
-// are sin and cos of p / base^(2i / D).
+// are sin and cos of p / base^(2i / D). In fairseq's layout sines are the first half of the channels
+// and cosines the second, of (p + 2) / base^(i / (D/2 - 1)): its positions begin behind a pad.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
@@ -14,31 +16,43 @@ namespace {
 
 struct SinusoidalOptions : OptionsOf<SinusoidalOptions> {
   double base = 10000;
-  std::vector<Option> Fields() override { return {{"base", &base}}; }
+  std::string layout = "pairs";
+  std::vector<Option> Fields() override {
+    return {{"base", &base}, {"layout", &layout, {.choices = {"pairs", "fairseq"}}}};
+  }
+  bool halves() const { return layout == "fairseq"; }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     problems.Require(base > 1, "option base is ", base, "; a number above 1 would work");
     problems.Require(sizes.model_dim % 2 == 0, "model_dim ", sizes.model_dim,
                      " must be even: channels come in pairs of sine and cosine");
+    problems.Require(!halves() || sizes.model_dim > 2, "layout fairseq with model_dim ",
+                     sizes.model_dim, "; at least 4 would work");
   }
 };
 
 class Sinusoidal : public Positions {
  public:
   Sinusoidal(const SinusoidalOptions& options, const PartContext& context)
-      : base_(options.base), dim_(context.model_dim()) {}
+      : base_(options.base), halves_(options.halves()), dim_(context.model_dim()) {}
 
   // The angles are formed in fp64: in fp32 they lose a digit for every tenfold position.
   at::Tensor AddTo(const at::Tensor& x, const at::Tensor& positions) const override {
-    const auto options = positions.options().dtype(at::kDouble);
-    const at::Tensor exponent = at::arange(0, dim_, 2, options) / static_cast<double>(dim_);
-    const at::Tensor angle =
-        positions.to(at::kDouble).unsqueeze(-1) * at::pow(at::Scalar(base_), -exponent);
-    const at::Tensor table = at::stack({at::sin(angle), at::cos(angle)}, -1).flatten(-2);
+    constexpr int64_t kFairseqFirst = 2;
+    const int64_t half = dim_ / 2;
+    const at::Tensor exponent = at::arange(half, positions.options().dtype(at::kDouble)) /
+                                static_cast<double>(halves_ ? half - 1 : half);
+    const at::Tensor place =
+        (positions + (halves_ ? kFairseqFirst : 0)).to(at::kDouble).unsqueeze(-1);
+    const at::Tensor angle = place * at::pow(at::Scalar(base_), -exponent);
+    const at::Tensor sines = at::sin(angle), cosines = at::cos(angle);
+    const at::Tensor table =
+        halves_ ? at::cat({sines, cosines}, -1) : at::stack({sines, cosines}, -1).flatten(-2);
     return x + table.to(x.scalar_type());
   }
 
  private:
   double base_;
+  bool halves_;
   int64_t dim_;
 };
 
