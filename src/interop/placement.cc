@@ -57,22 +57,22 @@ RangeReader Stacked(std::vector<RangeReader> parts, int64_t count) {
   };
 }
 
-// Rows 0, 2, 4, ... and then 1, 3, 5, ... of n rows of `width` elements.
+// Of each `num_rows` rows of `width` elements those at 0, 2, 4, ... and then those at 1, 3, 5, ...
 RangeReader EvenThenOdd(RangeReader read, int64_t num_rows, int64_t width) {
-  return
-      [read = std::move(read), half = num_rows / 2, width](int64_t begin, int64_t end, float* out) {
-        while (begin < end) {
-          const int64_t row = begin / width, theirs = row < half ? 2 * row : 2 * (row - half) + 1;
-          const int64_t stop = std::min(end, (row + 1) * width), shift = (theirs - row) * width;
-          read(begin + shift, stop + shift, out);
-          out += stop - begin;
-          begin = stop;
-        }
-      };
+  return [read = std::move(read), num_rows, width](int64_t begin, int64_t end, float* out) {
+    while (begin < end) {
+      const int64_t row = begin / width, ours = row % num_rows, half = num_rows / 2;
+      const int64_t theirs = ours < half ? 2 * ours : 2 * (ours - half) + 1;
+      const int64_t stop = std::min(end, (row + 1) * width), shift = (theirs - ours) * width;
+      read(begin + shift, stop + shift, out);
+      out += stop - begin;
+      begin = stop;
+    }
+  };
 }
 
 bool IsWhole(const Placement& placement) {
-  return placement.num_rows == 0 && !placement.pairs_neighbours;
+  return placement.num_rows == 0 && placement.pair_rows == 0;
 }
 
 }  // namespace
@@ -97,7 +97,10 @@ RangeReader ParameterReader(const Placement& placement, const std::vector<int64_
       tensor(first + begin, first + end, out);
     };
   }
-  return placement.pairs_neighbours ? EvenThenOdd(std::move(tensor), shape[0], width) : tensor;
+  if (placement.pair_rows == 0) return tensor;
+  HL_CHECK(placement.pair_rows % 2 == 0 && shape[0] % placement.pair_rows == 0, shape[0],
+           " rows in groups of ", placement.pair_rows);
+  return EvenThenOdd(std::move(tensor), placement.pair_rows, width);
 }
 
 RangeReader TensorReader(const Placement& placement, const std::vector<int64_t>& shape,

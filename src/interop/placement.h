@@ -23,9 +23,9 @@ struct Placement {
   // Theirs has so many rows (0: the parameter's), of which the parameter's are those from
   // `first_row` on. Read alone, as the next: no class writes such.
   int64_t first_row = 0, num_rows = 0;
-  // A rotation turns neighbouring rows together in theirs, 2i and 2i + 1, which are i and i + n/2
-  // of the parameter's n.
-  bool pairs_neighbours = false;
+  // A rotation turns neighbouring rows together in theirs, 2i and 2i + 1 of so many (a head's),
+  // which are i and i + pair_rows/2 of as many of the parameter's. 0: rows lie alike.
+  int64_t pair_rows = 0;
 };
 
 // Elements [begin, end) of a flattened tensor.

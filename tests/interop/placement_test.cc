@@ -112,19 +112,28 @@ TEST(PlacementTest, SomeRowsInAnotherOrder) {
     for (const int64_t row : {3, 5, 7, 4, 6, 8}) append(row, halves);
     const std::vector<int64_t> shape = {6, columns};
     for (const int64_t most : {int64_t{1}, int64_t{4}, 6 * columns}) {
-      const auto read = [&](bool pairs_neighbours) {
-        const Placement placement = {
-            .first_row = 3, .num_rows = 10, .pairs_neighbours = pairs_neighbours};
+      const auto read = [&](int64_t pair_rows) {
+        const Placement placement = {.first_row = 3, .num_rows = 10, .pair_rows = pair_rows};
         EXPECT_EQ(TensorShape(placement, shape), (std::vector<int64_t>{10, columns}));
         return InPieces(ParameterReader(placement, shape, ReaderOf(tensor)), 6 * columns, most,
                         random);
       };
-      EXPECT_EQ(read(false), some);
-      EXPECT_EQ(read(true), halves);
+      EXPECT_EQ(read(0), some);
+      EXPECT_EQ(read(6), halves);
     }
   }
-  EXPECT_HL_ERROR(TensorReader({.pairs_neighbours = true}, {2}, {RangeReader()}),
-                  ExitCode::kInternal, "rows of a tensor");
+  EXPECT_HL_ERROR(TensorReader({.pair_rows = 2}, {2}, {RangeReader()}), ExitCode::kInternal,
+                  "rows of a tensor");
+}
+
+// Each head's rows are halved by themselves.
+TEST(PlacementTest, PairsOfTwoHeads) {
+  const Values tensor = {0, 1, 2, 3, 4, 5, 6, 7};
+  Values halves(8);
+  ParameterReader({.pair_rows = 4}, {8}, ReaderOf(tensor))(0, 8, halves.data());
+  EXPECT_EQ(halves, (Values{0, 2, 1, 3, 4, 6, 5, 7}));
+  EXPECT_HL_ERROR(ParameterReader({.pair_rows = 3}, {6}, ReaderOf(tensor)), ExitCode::kInternal,
+                  "6 rows in groups of 3");
 }
 
 TEST(PlacementTest, ShapesOfTheirTensors) {

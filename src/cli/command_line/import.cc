@@ -25,7 +25,8 @@ void AddImport(CLI::App& app, Request& request) {
       ->add_option(
           "--layout", options->layout,
           "Whose names the tensors have, of checkpoints of a paper's authors: d2d, d2d_ape, "
-          "leap, fastformer or zoology [config.json's model_type]")
+          "leap, fastformer, gau_alpha, torchscale_decoder, torchscale_retnet or zoology "
+          "[config.json's model_type]")
       ->type_name("NAME");
   command->callback([=, &request] { request = *options; });
 }

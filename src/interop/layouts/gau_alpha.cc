@@ -67,14 +67,14 @@ class GauAlpha : public ImportOnlyLayout {
 
   Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const override {
     const auto has = [&](const char* piece) { return parameter.find(piece) != std::string::npos; };
-    if (has(".attn.q_") || has(".attn.k_")) return {.pairs_neighbours = true};
     const int64_t width = reader->Int("intermediate_size", kWidth),
                   key_dim = reader->Int("attention_key_size", kKeyDim);
+    if (has(".attn.q_") || has(".attn.k_")) return {.pair_rows = key_dim};
     const int64_t num_rows = 2 * width + key_dim;
     if (has(".u_proj.")) return {.first_row = 0, .num_rows = num_rows};
     if (has(".v_proj.")) return {.first_row = width, .num_rows = num_rows};
     if (has(".z_proj."))
-      return {.first_row = 2 * width, .num_rows = num_rows, .pairs_neighbours = true};
+      return {.first_row = 2 * width, .num_rows = num_rows, .pair_rows = key_dim};
     return {};
   }
 

@@ -117,6 +117,8 @@ MUTATIONS = [
      "gap <= rows.positions.narrow(1, begin, count).unsqueeze(2)", "gap <= num_keys", "retnet_test"),
     ("sinusoidal: fairseq's positions from 0", "src/model/positions/sinusoidal.cc",
      "kFairseqFirst = 2;", "kFairseqFirst = 0;", "positions_test"),
+    ("weights: pairs of the first head alone", "src/interop/placement.cc",
+     "ours = row % num_rows", "ours = row", "placement_test"),
     ("retnet: angles of fla", "src/model/mixers/decay/retnet.cc",
      "static_cast<double>(dim / 2 - 1)));", "static_cast<double>(dim / 2)));", "retnet_test"),
     ("lengths: longer rows score fewer targets", "src/eval/length_table.cc",

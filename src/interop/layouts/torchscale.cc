@@ -1,0 +1,259 @@
+// Language models of torchscale (github.com/microsoft/torchscale): Decoder, a transformer with
+// xPos, T5's biases or a table of positions, and RetNetDecoder. Their rotations pair neighbouring
+// channels of a head where ours pair halves. Its fairseq examples write "decoder." before every
+// name, and their options into the same keys.
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+namespace {
+
+constexpr int64_t kFirstPosition = 2;  // row of the first token, as fairseq counts behind its pad
+
+void RequireFalse(ConfigReader& reader, const char* key) {
+  reader.Require(!reader.Bool(key, false), key, " is true; false would work");
+}
+
+// How branches join the stream. RetNet takes `subln` and has no such norms.
+model::BlockConfig ReadBlock(ConfigReader& reader, bool has_subln) {
+  const bool deep = reader.Bool("deepnorm", false),
+             before = reader.Bool("decoder_normalize_before", true);
+  const bool subln = reader.Bool("subln", true) && has_subln && !deep;  // deepnorm takes it back
+  reader.Require(!deep || !before,
+                 "deepnorm is true beside decoder_normalize_before, which scales the stream of "
+                 "blocks that norm before; decoder_normalize_before false would work");
+  reader.Require(!subln || before,
+                 "subln is true and decoder_normalize_before is false; true, or subln false, "
+                 "would work");
+  if (deep) return model::BlockConfig("post_norm", {{"deep_norm", true}});
+  if (!before) return model::BlockConfig("post_norm");
+  return model::BlockConfig(subln ? "sub_ln" : "pre_norm");
+}
+
+class Torchscale : public ImportOnlyLayout {
+ public:
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    constexpr Renaming kNames[] = {
+        {"lm_head.", "output_projection."},
+        {"positions.relative_attention_bias.",
+         "self_attn_relative_position.relative_attention_bias."},
+        {"positions.", "embed_positions."},
+        {"embedding_norm.", "layernorm_embedding."},
+        {"embeddings.", "embed_tokens."},
+        {".mlp_norm.", ".final_layer_norm."},
+        {".mlp.inner_norm.", ".ffn.ffn_layernorm."},
+        {".mlp.", ".ffn."},
+        {".down_proj.", ".fc2."},
+        {".attn.inner_norm.", ".attn.inner_attn_ln."},
+        {".o_proj.", ".out_proj."},
+    };
+    const bool last_norm = parameter.starts_with("norm.");
+    return kDecoder +
+           (last_norm ? "layer_" + parameter : Renamed(Renamed(parameter, kNames), OwnNames()));
+  }
+  std::string OptionalPrefix() const override { return kDecoder; }
+
+ protected:
+  static constexpr const char* kDecoder = "decoder.";
+
+  // Of what only one of the classes has.
+  virtual std::span<const Renaming> OwnNames() const = 0;
+
+  // All that both have beside their mixer, positions and channel mixer.
+  static model::ModelConfig ReadFrame(ConfigReader& reader, const char* norm, double eps) {
+    IgnoreCommonKeys(reader);
+    // Of training, of memory, of experts that moe_freq 0 leaves out, or without an effect.
+    reader.Ignore({"activation_dropout",
+                   "relu_dropout",
+                   "drop_path_rate",
+                   "bert_init",
+                   "checkpoint_activations",
+                   "offload_activations",
+                   "fsdp",
+                   "ddp_rank",
+                   "no_output_layer",
+                   "max_target_positions",
+                   "decoder_input_dim",
+                   "decoder_output_dim",
+                   "moe_top1_expert",
+                   "moe_expert_count",
+                   "moe_gating_use_fp32",
+                   "moe_eval_capacity_token_fraction",
+                   "moe_second_expert_policy",
+                   "moe_normalize_gate_prob_before_dropping",
+                   "use_xmoe",
+                   "flash_attention",
+                   "seq_parallel"});
+    RequireFalse(reader, "multiway");
+    const int64_t experts = reader.Int("moe_freq", 0, /*min=*/0);
+    reader.Require(experts == 0, "moe_freq is ", experts, "; 0, no experts, would work");
+    reader.Require(reader.Has("vocab_size"), "vocab_size is missing");
+    model::ModelConfig config;
+    config.vocab_size = reader.Int("vocab_size", 1);
+    config.model_dim = reader.Int("decoder_embed_dim", 768);
+    config.num_layers = reader.Int("decoder_layers", 12);
+    config.dropout = reader.Double("dropout", 0.0);
+    config.embedding.scale = reader.Bool("no_scale_embedding", true) ? 1 : 0;
+    config.embedding.norm = reader.Bool("layernorm_embedding", false);
+    config.head.tied = reader.Bool("share_decoder_input_output_embed", false);
+    config.norm = model::NormConfig(norm, {{"eps", reader.Double("layernorm_eps", eps)}});
+    return config;
+  }
+};
+
+class TorchscaleDecoder : public Torchscale {
+ public:
+  std::string model_type() const override { return "torchscale_decoder"; }
+  std::string class_name() const override { return "Decoder"; }
+  std::string mixer() const override { return "softmax"; }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFrame(reader, "layer_norm", 1e-5);
+    for (const char* key : {"segment_length", "dilated_ratio"})
+      reader.Require(!reader.Has(key), key, " is set, of dilated attention; null would work");
+    config.block = ReadBlock(reader, /*has_subln=*/true);
+    config.positions = ReadPositions(reader);
+    config.mixer = model::MixerConfig(mixer(), {{"qkv_bias", true}, {"out_bias", true}});
+    config.mixer.Set("num_heads", NumHeads(reader));
+    config.mixer.Set("dropout", reader.Double("attention_dropout", 0.0));
+    if (config.positions.name() != "xpos") config.mixer.Set("rope_theta", 0.0);
+    config.channel_mixer = model::ChannelMixerConfig("mlp", {{"bias", true}});
+    config.channel_mixer.Set("width", reader.Int("decoder_ffn_embed_dim", 3072));
+    config.channel_mixer.Set("activation", ReadActivation(reader, "activation_fn", "gelu"));
+    return config;
+  }
+
+  Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const override {
+    const auto has = [&](const char* piece) { return parameter.find(piece) != std::string::npos; };
+    if (reader->Bool("xpos_rel_pos", false) && (has(".q_proj.") || has(".k_proj.")))
+      return {.pair_rows = reader->Int("decoder_embed_dim", 768) / NumHeads(*reader)};
+    if (parameter == "positions.weight")
+      return {.first_row = kFirstPosition, .num_rows = kFirstPosition + NumPositions(*reader)};
+    if (has("relative_attention_bias."))  // the second half is of later tokens
+      return {.first_row = 0, .num_rows = NumBuckets(*reader)};
+    return {};
+  }
+
+  // Which the modules form anew.
+  bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
+    return tensor.ends_with(".self_attn.xpos.scale") || tensor.ends_with("._float_tensor") ||
+           tensor == "decoder.version" || tensor == "version";
+  }
+
+ protected:
+  std::span<const Renaming> OwnNames() const override {
+    static constexpr Renaming kNames[] = {{".attn_norm.", ".self_attn_layer_norm."},
+                                          {".attn.", ".self_attn."},
+                                          {".up_proj.", ".fc1."}};
+    return kNames;
+  }
+
+ private:
+  static int64_t NumHeads(ConfigReader& reader) {
+    return reader.Int("decoder_attention_heads", 12);
+  }
+  static int64_t NumPositions(ConfigReader& reader) {
+    return reader.Int("max_target_positions", 1024);
+  }
+  static int64_t NumBuckets(ConfigReader& reader) {
+    return reader.Int("rel_pos_buckets", 0, /*min=*/0);
+  }
+
+  static model::PositionsConfig ReadPositions(ConfigReader& reader) {
+    const int64_t buckets = NumBuckets(reader), longest = reader.Int("max_rel_pos", 0, /*min=*/0);
+    const int64_t scale_base = reader.Int("xpos_scale_base", 512);
+    const bool xpos = reader.Bool("xpos_rel_pos", false), biased = buckets > 0 && longest > 0,
+               learned = reader.Bool("decoder_learned_pos", false),
+               added = !reader.Bool("no_token_positional_embeddings", false);
+    // Sines leave no tensor behind that would tell.
+    reader.Require(learned || reader.Has("no_token_positional_embeddings"),
+                   "no_token_positional_embeddings is missing; true, or false where sines are "
+                   "added to the embedding, would work");
+    reader.Require(xpos + biased + added <= 1, "positions by more than one of xpos_rel_pos ", xpos,
+                   ", rel_pos_buckets ", buckets, " and no_token_positional_embeddings ", !added,
+                   "; one of them would work");
+    reader.Require(!biased || buckets % 4 == 0, "rel_pos_buckets is ", buckets,
+                   "; a multiple of 4 would work: half of them are of later tokens");
+    if (xpos)
+      return model::PositionsConfig("xpos", {{"scale_base", static_cast<double>(scale_base)}});
+    // The class asks for buckets of both directions, and a causal one meets half of them.
+    if (biased)
+      return model::PositionsConfig("t5",
+                                    {{"num_buckets", buckets / 2}, {"max_distance", longest}});
+    if (!added) return model::PositionsConfig("none");
+    if (learned)
+      return model::PositionsConfig("learned", {{"max_positions", NumPositions(reader)}});
+    return model::PositionsConfig("sinusoidal", {{"layout", std::string("fairseq")}});
+  }
+};
+
+class TorchscaleRetNet : public Torchscale {
+ public:
+  std::string model_type() const override { return "torchscale_retnet"; }
+  std::string class_name() const override { return "RetNetDecoder"; }
+  std::string mixer() const override { return "retnet"; }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFrame(reader, "rms_norm", 1e-6);
+    reader.Ignore({"rel_pos_buckets", "max_rel_pos", "xpos_rel_pos", "xpos_scale_base",
+                   "decoder_learned_pos", "no_token_positional_embeddings", "chunkwise_recurrent",
+                   "recurrent_chunk_size"});
+    config.block = ReadBlock(reader, /*has_subln=*/false);
+    const int64_t values = reader.Int("decoder_value_embed_dim", 1280),
+                  inner = reader.Int("decoder_ffn_embed_dim", 1280);
+    config.mixer = model::MixerConfig(mixer());
+    config.mixer.Set("num_heads", NumHeads(reader));
+    config.mixer.Set("expand_v",
+                     static_cast<double>(values) / static_cast<double>(config.model_dim));
+    config.mixer.Set("row_norm", ReadRowNorm(reader));
+    const std::string activation = ReadActivation(reader, "activation_fn", "gelu");
+    config.channel_mixer = activation == "silu"
+                               ? model::ChannelMixerConfig("swiglu")
+                               : model::ChannelMixerConfig("glu", {{"activation", activation}});
+    config.channel_mixer.Set("width", inner);
+    return config;
+  }
+
+  Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const override {
+    const auto has = [&](const char* piece) { return parameter.find(piece) != std::string::npos; };
+    if (has(".attn.q_proj.") || has(".attn.k_proj."))
+      return {.pair_rows = reader->Int("decoder_embed_dim", 768) / NumHeads(*reader)};
+    return {};
+  }
+
+  bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
+    return tensor.ends_with("retnet_rel_pos.angle") || tensor.ends_with("retnet_rel_pos.decay");
+  }
+
+ protected:
+  std::span<const Renaming> OwnNames() const override {
+    static constexpr Renaming kNames[] = {{".attn_norm.", ".retention_layer_norm."},
+                                          {".attn.", ".retention."},
+                                          {".ffn.gate_proj.", ".ffn.fc1."},
+                                          {".ffn.up_proj.", ".ffn.gate."}};
+    return kNames;
+  }
+
+ private:
+  static int64_t NumHeads(ConfigReader& reader) { return reader.Int("decoder_retention_heads", 3); }
+  // A key of ours: what the class computes in parallel has no state of constant size, and differs
+  // from what it computes token by token by the eps of a head's norm.
+  static std::string ReadRowNorm(ConfigReader& reader) {
+    const std::string row_norm = reader.String("row_norm", "torchscale_parallel");
+    constexpr std::array<const char*, 3> kKnown = {"torchscale_parallel", "decay", "none"};
+    const bool known = std::ranges::count(kKnown, row_norm) > 0;
+    reader.Require(known, "row_norm is '", row_norm, "'; one of ", Join(kKnown, ", "),
+                   " would work");
+    return known ? row_norm : kKnown[0];
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Layout> MakeTorchscaleDecoder() { return std::make_unique<TorchscaleDecoder>(); }
+std::unique_ptr<Layout> MakeTorchscaleRetNet() { return std::make_unique<TorchscaleRetNet>(); }
+
+}  // namespace halflife::interop
