@@ -15,6 +15,9 @@
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/cuda/blocks.h"
+#include "kernels/decay_attention/cuda/route.h"
+#include "kernels/decay_attention/cuda/scans.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/decay_attention/partition.h"
@@ -125,6 +128,20 @@ void WorkspaceExample(const DecayAttentionArgs& args, const DecayAttentionPlan& 
 void CudaWorkspaceExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
 #include "examples/kernels/decay_attention/cuda/workspace.h"
 }
+
+void BlocksExample(const DeviceLimits& limits) {
+#include "examples/kernels/decay_attention/cuda/blocks.h"
+}
+void RouteExample(const DecayAttentionArgs& args, const DeviceLimits& limits,
+                  DecayAttentionPlan& plan) {
+#include "examples/kernels/decay_attention/cuda/route.h"
+}
+namespace cuda {
+void ScansExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                  cudaStream_t stream) {
+#include "examples/kernels/decay_attention/cuda/scans.h"
+}
+}  // namespace cuda
 
 void Add(const ChunkEntry& chunk);
 void PartitionExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,

@@ -31,7 +31,7 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-constexpr int kMaxHeadDim = 256;  // of K and of V
+constexpr int kMaxHeadDimK = 256, kMaxHeadDimV = 512;
 
 enum class DecayKind : uint8_t {
   kNone,            // log_decay absent: plain linear attention
@@ -128,12 +128,19 @@ struct PlanRequest {
   int num_segments = 0;  // of DecayAttentionPlan
 };
 
+// CUDA: rows and columns of a state [K, V] that a block of a scan owns; a wider head is cut into
+// slices, a block each. None: no scan on tensor cores takes the problem.
+struct DecayBlock {
+  int k = 0, v = 0;
+};
+
 struct DecayAttentionPlan {
   int chunk_size = 0;        // of args.chunks, at most
   int checkpoint_every = 4;  // chunks between saved states
   int num_segments =
-      1;            // pieces of each sequence that are scanned in parallel; 1: a fused single pass
-  int block_v = 0;  // columns of V a block owns; V: all
+      1;  // pieces of each sequence that are scanned in parallel; 1: a fused single pass
+  bool is_cuda = false;
+  DecayBlock forward, backward;
 };
 // A pure function of shape, device and request; throws Error (exit 2) naming every problem of the
 // shape.

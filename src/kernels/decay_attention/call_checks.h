@@ -131,10 +131,10 @@ inline void CheckStepShape(const DecayAttentionStepArgs& args) {
               " heads of q, k, v and log_decay beside a state of ", H, "; divisors of ", H,
               " would work");
   HL_CHECK_AS(ExitCode::kUsage,
-              args.head_dim_k >= 1 && args.head_dim_k <= kMaxHeadDim && args.head_dim_v >= 1 &&
-                  args.head_dim_v <= kMaxHeadDim,
+              args.head_dim_k >= 1 && args.head_dim_k <= kMaxHeadDimK && args.head_dim_v >= 1 &&
+                  args.head_dim_v <= kMaxHeadDimV,
               "decay attention step with head sizes ", args.head_dim_k, " and ", args.head_dim_v,
-              "; 1 to ", kMaxHeadDim, " would work");
+              "; K of 1 to ", kMaxHeadDimK, " and V of 1 to ", kMaxHeadDimV, " would work");
 }
 
 inline void CheckStepDTypes(const DecayAttentionStepArgs& args, bool is_cuda) {

@@ -6,6 +6,7 @@
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/partition.h"
 
@@ -70,10 +71,10 @@ void CheckShape(const DecayAttentionArgs& args, const DeviceLimits& limits) {
   CheckHeads(problems, "num_v_heads", args.num_v_heads, args.num_heads);
   if (args.decay_kind != DecayKind::kNone)
     CheckHeads(problems, "num_decay_heads", args.num_decay_heads, args.num_heads);
-  problems.Unless(args.head_dim_k >= 1 && args.head_dim_k <= kMaxHeadDim, "head_dim_k ",
-                  args.head_dim_k, " is outside 1 .. ", kMaxHeadDim);
-  problems.Unless(args.head_dim_v >= 1 && args.head_dim_v <= kMaxHeadDim, "head_dim_v ",
-                  args.head_dim_v, " is outside 1 .. ", kMaxHeadDim);
+  problems.Unless(args.head_dim_k >= 1 && args.head_dim_k <= kMaxHeadDimK, "head_dim_k ",
+                  args.head_dim_k, " is outside 1 .. ", kMaxHeadDimK);
+  problems.Unless(args.head_dim_v >= 1 && args.head_dim_v <= kMaxHeadDimV, "head_dim_v ",
+                  args.head_dim_v, " is outside 1 .. ", kMaxHeadDimV);
   problems.Unless(std::isfinite(args.scale), "scale is ", args.scale);
   problems.Unless(args.norm_kind == NormKind::kNone || args.norm_eps > 0, "norm_eps is ",
                   args.norm_eps, "; it must be positive");
@@ -107,24 +108,26 @@ int HostSegments(const DecayAttentionArgs& args, int64_t num_sequences) {
   return segments;
 }
 
-// Blocks that share a multiprocessor: by registers and shared memory of a scan with K x block_v of
+// Blocks that share a multiprocessor: by registers and shared memory of a scan with so much of a
 // state.
-int BlocksPerSm(int head_dim_k, int block_v) {
-  const int state = head_dim_k * block_v;
+int BlocksPerSm(const DecayBlock& block) {
+  const int state = block.k * block.v;
   return state <= 64 * 64 ? 3 : state <= 128 * 64 ? 2 : 1;
 }
 
 // Time of a forward in seconds: bytes at the memory's pace or flops at the MMA units', whichever
 // takes longer, each slowed by multiprocessors that have no block, and the launches.
 double ForwardSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, int64_t base,
-                      int block_v, int segments) {
+                      const DecayBlock& block, int segments) {
   const double tokens = 1.0 * args.batch * args.seq_len * args.num_heads;
   const double K = args.head_dim_k, V = args.head_dim_v, C = 64;
-  const double row_bytes = (args.q.dtype == DType::kF32 ? 4.0 : 2.0) * (K + V);
+  const double row_bytes = 2 * (K + V);
   const double states = segments == 1 ? 0.0 : 16.0 * K * V * base * segments;
-  const double bytes = tokens * row_bytes * (segments == 1 ? 2.0 : 3.0) + states;
+  const double bytes =
+      tokens * (cuda::ForwardBytesPerToken(args, block) + (segments == 1 ? 0.0 : row_bytes)) +
+      states;
   const double flops = tokens * (C * (K + V) + 4 * K * V + (segments == 1 ? 0.0 : 2 * K * V));
-  const double slots = 1.0 * limits.num_sms * BlocksPerSm(args.head_dim_k, block_v);
+  const double slots = 1.0 * limits.num_sms * BlocksPerSm(block);
   const double blocks = 1.0 * base * segments;
   const double utilisation = blocks / (slots * std::ceil(blocks / slots));
   const double active = std::min(1.0, blocks / limits.num_sms);
@@ -132,22 +135,25 @@ double ForwardSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits
          4e-6 * (segments == 1 ? 1 : 3);
 }
 
-// Sets block_v and num_segments.
+// Sets the blocks and num_segments.
 void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
                     int64_t num_sequences, DecayAttentionPlan& plan) {
+  plan.is_cuda = true;
+  plan.forward = cuda::ForwardBlock(args, limits.shared_memory_bytes);
+  plan.backward = cuda::BackwardBlock(args, limits.shared_memory_bytes);
   const int64_t min_tokens = 8 * std::max(args.head_dim_k, args.head_dim_v);
   const auto blocks = [&] {
     return std::max<int64_t>(
-        1, num_sequences * args.num_heads * ((args.head_dim_v + plan.block_v - 1) / plan.block_v));
+        1, num_sequences * args.num_heads * cuda::SlicesOf(args, plan.forward).count());
   };
   // The reverse scan with decays of channels keeps four states a chunk of a group, of all blocks at
   // once in the L2 cache.
   if (IsPerChannel(args.decay_kind)) plan.checkpoint_every = 2;
-  plan.block_v = args.head_dim_k > 128 ? 64 : args.head_dim_v <= 64 ? 64 : 128;
-  if (args.seq_len < 2 * min_tokens && blocks() < limits.num_sms) plan.block_v = 64;
-  double best = ForwardSeconds(args, limits, blocks(), plan.block_v, 1);
+  if (plan.forward.k == 0) return;  // token by token: no segments
+  if (args.seq_len < 2 * min_tokens && blocks() < limits.num_sms) plan.forward.v = 64;
+  double best = ForwardSeconds(args, limits, blocks(), plan.forward, 1);
   for (int n = 2; n <= kMaxSegments && args.seq_len / n >= min_tokens; n *= 2) {
-    const double seconds = ForwardSeconds(args, limits, blocks(), plan.block_v, n);
+    const double seconds = ForwardSeconds(args, limits, blocks(), plan.forward, n);
     if (seconds < best) {
       best = seconds;
       plan.num_segments = n;
@@ -237,16 +243,16 @@ CheckpointLayout MakeCheckpointLayout(const DecayAttentionArgs& args,
 }  // namespace cpu
 
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  return plan.block_v > 0 ? cuda::ForwardWorkspaceBytes(args, plan)
-                          : cpu::MakeForwardLayout(args, plan).bytes;
+  return plan.is_cuda ? cuda::ForwardWorkspaceBytes(args, plan)
+                      : cpu::MakeForwardLayout(args, plan).bytes;
 }
 size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  return plan.block_v > 0 ? cuda::BackwardWorkspaceBytes(args, plan)
-                          : cpu::MakeBackwardLayout(args, plan).bytes;
+  return plan.is_cuda ? cuda::BackwardWorkspaceBytes(args, plan)
+                      : cpu::MakeBackwardLayout(args, plan).bytes;
 }
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  return plan.block_v > 0 ? cuda::CheckpointBytes(args, plan)
-                          : cpu::MakeCheckpointLayout(args, plan).bytes;
+  return plan.is_cuda ? cuda::CheckpointBytes(args, plan)
+                      : cpu::MakeCheckpointLayout(args, plan).bytes;
 }
 
 }  // namespace halflife::kernels

@@ -12,7 +12,8 @@
 namespace halflife::kernels {
 namespace {
 
-constexpr DeviceLimits kHopper = {true, 132, 232448}, kAmpere = {true, 108, 166912};
+constexpr DeviceLimits kHopper = {true, 132, 232448}, kAmpere = {true, 108, 166912},
+                       kAda = {true, 142, 101376};
 
 DecayAttentionArgs Shape(int B, int T, int H, int D) {
   DecayAttentionArgs args;
@@ -36,35 +37,54 @@ struct GoldenPlan {
   DecayKind kind;
   int B, T, H, K, V;
   const DeviceLimits& limits;
-  int segments, block_v, checkpoint_every;
+  int segments;
+  int forward_k, forward_v, backward_k, backward_v;  // of a block
+  int checkpoint_every;
   size_t forward_bytes, backward_bytes, checkpoint_bytes;
 };
 constexpr DecayKind kToken = DecayKind::kPerToken, kChannel = DecayKind::kPerTokenChannel;
 constexpr GoldenPlan kGoldenPlans[] = {
     // 32 heads: too few for 132 multiprocessors
-    {DecayKind::kNone, 2, 16384, 16, 128, 128, kHopper, 4, 128, 4, 8389120, 25166336, 68157440},
-    {kToken, 2, 16384, 16, 128, 128, kHopper, 4, 128, 4, 8389120, 25166336, 68157440},
-    {kChannel, 2, 16384, 16, 128, 128, kHopper, 4, 128, 2, 8454144, 42008576, 135266304},
+    {DecayKind::kNone, 2, 16384, 16, 128, 128, kHopper, 4, 128, 128, 128, 128, 4, 8389120, 25166336,
+     68157440},
+    {kToken, 2, 16384, 16, 128, 128, kHopper, 4, 128, 128, 128, 128, 4, 8389120, 25166336,
+     68157440},
+    {kChannel, 2, 16384, 16, 128, 128, kHopper, 4, 128, 128, 128, 128, 2, 8454144, 42008576,
+     135266304},
     // 36 idle ones cost less than a second pass over k and v
-    {kToken, 1, 8192, 96, 128, 128, kHopper, 1, 128, 4, 0, 12582912, 103809024},
-    {kChannel, 1, 8192, 96, 128, 128, kHopper, 1, 128, 2, 0, 25165824, 204472320},
-    {kToken, 8, 2048, 32, 64, 64, kHopper, 1, 64, 4, 0, 8388608, 18874368},
-    {kChannel, 8, 2048, 32, 64, 64, kHopper, 1, 64, 2, 0, 16777216, 35651584},
-    {DecayKind::kPerHead, 1, 131072, 16, 128, 128, kHopper, 8, 128, 4, 8389120, 25166848,
-     268959744},
-    {kChannel, 1, 131072, 16, 128, 128, kHopper, 8, 128, 2, 8454144, 42008576, 537395200},
-    {kToken, 8, 16384, 32, 128, 128, kHopper, 1, 128, 4, 0, 33554432, 545259520},
-    {kChannel, 8, 16384, 32, 128, 128, kHopper, 1, 128, 2, 0, 67108864, 1082130432},
+    {kToken, 1, 8192, 96, 128, 128, kHopper, 1, 128, 128, 128, 128, 4, 0, 12582912, 103809024},
+    {kChannel, 1, 8192, 96, 128, 128, kHopper, 1, 128, 128, 128, 128, 2, 0, 25165824, 204472320},
+    {kToken, 8, 2048, 32, 64, 64, kHopper, 1, 64, 64, 64, 64, 4, 0, 8388608, 18874368},
+    {kChannel, 8, 2048, 32, 64, 64, kHopper, 1, 64, 64, 64, 64, 2, 0, 16777216, 35651584},
+    {DecayKind::kPerHead, 1, 131072, 16, 128, 128, kHopper, 8, 128, 128, 128, 128, 4, 8389120,
+     25166848, 268959744},
+    {kChannel, 1, 131072, 16, 128, 128, kHopper, 8, 128, 128, 128, 128, 2, 8454144, 42008576,
+     537395200},
+    {kToken, 8, 16384, 32, 128, 128, kHopper, 1, 128, 128, 128, 128, 4, 0, 33554432, 545259520},
+    {kChannel, 8, 16384, 32, 128, 128, kHopper, 1, 128, 128, 128, 128, 2, 0, 67108864, 1082130432},
     // too short for segments: halves of V
-    {kToken, 1, 1024, 16, 128, 128, kHopper, 1, 64, 4, 0, 2097152, 2621440},
+    {kToken, 1, 1024, 16, 128, 128, kHopper, 1, 128, 64, 128, 128, 4, 0, 2097152, 2621440},
     // D2D
-    {DecayKind::kPerHeadChannel, 32, 512, 12, 64, 64, kHopper, 1, 64, 2, 0, 25264128, 15728640},
+    {DecayKind::kPerHeadChannel, 32, 512, 12, 64, 64, kHopper, 1, 64, 64, 64, 64, 2, 0, 25264128,
+     15728640},
     // Mamba-2
-    {kToken, 1, 8192, 64, 128, 64, kHopper, 2, 64, 4, 4194816, 12583424, 34603008},
-    // no tensor cores: token by token
-    {kToken, 8, 2048, 32, 256, 256, kHopper, 1, 64, 4, 0, 11291066368, 0},
-    {kChannel, 2, 16384, 16, 128, 128, kAmpere, 8, 128, 2, 16908288, 84017152, 135266304},
-    {kToken, 2, 16384, 16, 128, 128, kAmpere, 8, 128, 4, 16778240, 50332672, 68157440},
+    {kToken, 1, 8192, 64, 128, 64, kHopper, 2, 128, 64, 128, 64, 4, 4194816, 12583424, 34603008},
+    // slices: of V, and of both, whose sums over slices of K the forward has in its workspace
+    {DecayKind::kPerHead, 8, 2048, 8, 128, 256, kHopper, 1, 128, 64, 128, 128, 4, 0, 285213184,
+     37748736},
+    {kChannel, 8, 2048, 4, 128, 256, kHopper, 1, 128, 64, 128, 128, 2, 0, 218103808, 35651584},
+    {kToken, 8, 2048, 32, 256, 256, kHopper, 1, 128, 128, 128, 128, 4, 1073741824, 3363831808,
+     301989888},
+    {DecayKind::kPerHead, 8, 2048, 8, 256, 512, kHopper, 1, 128, 128, 128, 128, 4, 536870912,
+     1677723648, 150994944},
+    // 99 KiB of shared memory: slices where others need none
+    {kToken, 8, 2048, 32, 128, 128, kAda, 1, 64, 128, 64, 128, 4, 536870912, 574619648, 75497472},
+    {kChannel, 8, 2048, 32, 128, 128, kAda, 1, 64, 128, 64, 128, 2, 536870912, 603979776,
+     142606336},
+    {kChannel, 2, 16384, 16, 128, 128, kAmpere, 8, 128, 128, 128, 128, 2, 16908288, 84017152,
+     135266304},
+    {kToken, 2, 16384, 16, 128, 128, kAmpere, 8, 128, 128, 128, 128, 4, 16778240, 50332672,
+     68157440},
 };
 
 TEST(DecayAttentionPlan, DevicesFollowTheShape) {
@@ -80,7 +100,10 @@ TEST(DecayAttentionPlan, DevicesFollowTheShape) {
     const DecayAttentionPlan plan = MakePlan(args, g.limits);
     EXPECT_EQ(plan.chunk_size, 64);
     EXPECT_EQ(plan.num_segments, g.segments);
-    EXPECT_EQ(plan.block_v, g.block_v);
+    EXPECT_EQ(plan.forward.k, g.forward_k);
+    EXPECT_EQ(plan.forward.v, g.forward_v);
+    EXPECT_EQ(plan.backward.k, g.backward_k);
+    EXPECT_EQ(plan.backward.v, g.backward_v);
     EXPECT_EQ(plan.checkpoint_every, g.checkpoint_every);
     EXPECT_EQ(ForwardWorkspaceBytes(args, plan), g.forward_bytes);
     EXPECT_EQ(BackwardWorkspaceBytes(args, plan), g.backward_bytes);
@@ -90,38 +113,52 @@ TEST(DecayAttentionPlan, DevicesFollowTheShape) {
 
 TEST(DecayAttentionPlan, WhatRunsOnTensorCores) {
   using cuda::Route;
-  struct Golden {
-    DecayKind kind;
-    int dim_k, dim_v;
-    Route forward, backward;
+  DecayAttentionArgs args = HalfShape(1, 128, 1, 64);
+  for (const DecayKind kind :
+       {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel, kToken, kChannel})
+    for (const NormKind norm : {NormKind::kNone, NormKind::kSumOfKeys})
+      for (const DeviceLimits* device : {&kAda, &kAmpere, &kHopper})
+        for (const int dim_k : {1, 64, 128, 192, 256})
+          for (const int dim_v : {1, 64, 128, 256, 512}) {
+            float decay = 0;
+            args.decay_kind = kind;
+            args.log_decay.data = kind == DecayKind::kNone ? nullptr : &decay;
+            args.norm_kind = norm;
+            args.head_dim_k = dim_k;
+            args.head_dim_v = dim_v;
+            const DecayAttentionPlan plan = MakePlan(args, *device);
+            const Route route = IsPerChannel(kind) ? Route::kChannelScan : Route::kTensorCores;
+            SCOPED_TRACE(cuda::DescribeRoute(args, plan));
+            EXPECT_EQ(cuda::ForwardRoute(args, plan), route);
+            EXPECT_EQ(cuda::BackwardRoute(args, plan), route);
+            EXPECT_LE(cuda::ForwardSharedBytes(kind, plan.forward), device->shared_memory_bytes);
+            EXPECT_LE(cuda::BackwardSharedBytes(kind, plan.backward), device->shared_memory_bytes);
+          }
+}
+
+TEST(DecayAttentionPlan, WhatRunsTokenByToken) {
+  using cuda::Route;
+  DecayAttentionArgs args = HalfShape(1, 128, 1, 128);
+  const auto expect_simt = [&](const DeviceLimits& device, const char* reason) {
+    const DecayAttentionPlan plan = MakePlan(args, device);
+    EXPECT_EQ(cuda::BackwardRoute(args, plan), Route::kSimt);
+    EXPECT_NE(cuda::DescribeRoute(args, plan).find(reason), std::string::npos)
+        << cuda::DescribeRoute(args, plan);
+    return cuda::ForwardRoute(args, plan);
   };
-  constexpr Golden kGolden[] = {
-      {DecayKind::kNone, 64, 64, Route::kTensorCores, Route::kTensorCores},
-      {DecayKind::kPerHead, 128, 128, Route::kTensorCores, Route::kTensorCores},
-      {DecayKind::kPerToken, 128, 128, Route::kTensorCores, Route::kTensorCores},
-      {DecayKind::kPerToken, 64, 256, Route::kTensorCores, Route::kSimt},
-      {DecayKind::kPerToken, 256, 64, Route::kSimt, Route::kSimt},
-      {DecayKind::kPerHeadChannel, 64, 64, Route::kChannelScan, Route::kChannelScan},
-      {DecayKind::kPerTokenChannel, 128, 128, Route::kChannelScan, Route::kChannelScan},
-      {DecayKind::kPerTokenChannel, 64, 256, Route::kChannelScan, Route::kSimt},
-      {DecayKind::kPerTokenChannel, 256, 64, Route::kSimt, Route::kSimt},
-  };
-  for (const Golden& g : kGolden) {
-    SCOPED_TRACE(testing::Message()
-                 << "kind " << static_cast<int>(g.kind) << " K " << g.dim_k << " V " << g.dim_v);
-    DecayAttentionArgs args = HalfShape(1, 128, 1, 64);
-    args.decay_kind = g.kind;
-    args.head_dim_k = g.dim_k;
-    args.head_dim_v = g.dim_v;
-    EXPECT_EQ(cuda::ForwardRoute(args), g.forward);
-    EXPECT_EQ(cuda::BackwardRoute(args), g.backward);
-    args.norm_kind = NormKind::kSumOfKeys;
-    EXPECT_EQ(cuda::BackwardRoute(args), Route::kSimt);
-    args.norm_kind = NormKind::kNone;
-    args.q.dtype = DType::kF32;
-    EXPECT_EQ(cuda::ForwardRoute(args), Route::kSimt);
-    EXPECT_EQ(cuda::BackwardRoute(args), Route::kSimt);
-  }
+  constexpr DeviceLimits kTuring = {true, 68, 64 << 10};  // sm_75
+  EXPECT_EQ(expect_simt(kTuring, "as no block fits the shared memory"), Route::kSimt);
+  for (TensorView* view : {&args.q, &args.k, &args.v, &args.out}) view->dtype = DType::kF32;
+  EXPECT_EQ(expect_simt(kHopper, "K 128, V 128, token by token, as q is fp32; bf16 runs on"),
+            Route::kSimt);
+}
+
+TEST(DecayAttentionPlan, SaysInWhichBlocks) {
+  DecayAttentionArgs args = HalfShape(8, 2048, 8, 256);
+  args.head_dim_v = 512;
+  EXPECT_EQ(cuda::DescribeRoute(args, MakePlan(args, kHopper)),
+            "K 256, V 512, on tensor cores: forward in blocks of 128 x 128, 2 x 4 a head; backward "
+            "in blocks of 128 x 128, 2 x 4 a head");
 }
 
 // With decays of channels a group of two chunks holds eight states, one a tile of 16 tokens.
@@ -204,7 +241,7 @@ TEST(DecayAttentionPlan, CheckpointsOfSequencesDoNotMeet) {
 TEST(DecayAttentionPlan, NamesEveryProblemOfAShape) {
   DecayAttentionArgs args = Shape(1, 64, 6, 64);
   args.num_k_heads = 4;
-  args.head_dim_v = 300;
+  args.head_dim_v = 513;
   args.decay_kind = DecayKind::kPerToken;
   args.k.dtype = DType::kBF16;
   try {
@@ -212,8 +249,9 @@ TEST(DecayAttentionPlan, NamesEveryProblemOfAShape) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kUsage);
-    for (const char* part : {"num_k_heads 4 does not divide num_heads 6", "head_dim_v 300",
-                             "log_decay is missing", "one dtype for all"})
+    for (const char* part :
+         {"num_k_heads 4 does not divide num_heads 6", "head_dim_v 513 is outside 1 .. 512",
+          "log_decay is missing", "one dtype for all"})
       EXPECT_NE(error.message().find(part), std::string::npos) << part << "\n" << error.message();
   }
 }

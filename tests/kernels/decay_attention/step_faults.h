@@ -67,8 +67,9 @@ inline void ExpectStepFaults(const StepEntry& step, bool is_cuda) {
   expect([](auto& args) { args.num_decay_heads = 8; }, usage, "step with 4, 4, 4 and 8 heads");
   expect([](auto& args) { args.num_heads = 0; }, usage, "beside a state of 0");
   expect([](auto& args) { args.head_dim_k = 257; }, usage,
-         "decay attention step with head sizes 257 and 16; 1 to 256 would work");
-  expect([](auto& args) { args.head_dim_v = 257; }, usage, "head sizes 8 and 257");
+         "decay attention step with head sizes 257 and 16; K of 1 to 256 and V of 1 to 512 would "
+         "work");
+  expect([](auto& args) { args.head_dim_v = 513; }, usage, "head sizes 8 and 513");
   expect([](auto& args) { args.head_dim_v = 0; }, usage, "head sizes 8 and 0");
   expect([](auto& args) { args.k.dtype = DType::kBF16; }, usage,
          "q, k, v, out of fp32, bf16, fp32, fp32; one of bf16, fp32");

@@ -34,7 +34,7 @@ FLAGS = {
 }
 
 TESTS_OF = ("chunk_scan", "channel_scan", "channel_reverse_scan", "segment", "simt", "bad_input",
-            "bounds", "far")
+            "bounds", "far", "slices")
 
 # (name, source, text, replacement, test)
 MUTATIONS = [
@@ -222,8 +222,48 @@ MUTATIONS = [
      "    *state = carry;\n    carry =", "    *state = carry = ", "segment"),
     ("segment: reverse scan runs forward", "cuda/reduce.cu",
      "params.reverse ? params.num_segments - 1 - i : i", "i", "segment"),
-    ("checkpoints where the backward wants none", "cuda/decay_attention.cu",
-     "if (BackwardRoute(args) == Route::kSimt) params.args.checkpoints = nullptr;", "", "bounds"),
+    ("checkpoints where the backward wants none", "cuda/scans.cu",
+     "if (BackwardRoute(args, plan) == Route::kSimt) args.checkpoints = nullptr;", "", "bounds"),
+    ("slices: of K, in one checkpoint place", "cuda/chunk_scan.cuh",
+     "checkpoint + (rows.row + part * kChunk) * rows.columns", "checkpoint + part * kChunk * rows.columns",
+     "slices"),
+    ("slices: of K, keys of the first", "cuda/chunk_scan.cuh",
+     "RowsOf(args.k, chunk, k_head, place.key_slice * kK,", "RowsOf(args.k, chunk, k_head, 0,", "slices"),
+    ("slices: of K, decays of the first", "cuda/channel_scan.cuh",
+     "const int channel = place.key_slice * kK + c;", "const int channel = c;", "slices"),
+    ("slices: of V, dout of the first", "cuda/reverse_scan.cuh",
+     "RowsOf(grads.dout, chunk, place.head, column,", "RowsOf(grads.dout, chunk, place.head, 0,", "slices"),
+    ("slices: of V, dq in one place", "cuda/channel_reverse_scan.cuh",
+     "RowsOf(SliceOf(gradient, args, place.slice, args.head_dim_k), tile,",
+     "RowsOf(SliceOf(gradient, args, 0, args.head_dim_k), tile,", "slices"),
+    ("slices: of K, dv in one place", "cuda/reverse_scan.cuh",
+     "SliceOf(params.dv, args, place.key_slice, args.head_dim_v)",
+     "SliceOf(params.dv, args, 0, args.head_dim_v)", "slices"),
+    ("slices: key scales of one slice of V", "cuda/reverse.cuh",
+     "place.key_slice * params.shape.num_slices + place.slice", "place.key_slice", "slices"),
+    ("slices: one summed", "cuda/reduce.cu",
+     "slice < params.num_slices; ++slice)\n      AddChannels", "slice < 1; ++slice)\n      AddChannels",
+     "slices"),
+    ("slices: one of a constant decay's summed", "cuda/reduce.cu",
+     "slice < params.num_slices; ++slice)\n          sum", "slice < 1; ++slice)\n          sum", "slices"),
+    ("slices: state scans know one of K", "cuda/segment.cuh", "RowsOf(x, chunk, x_head, place.key_slice * kK,",
+     "RowsOf(x, chunk, x_head, 0,", "slices"),
+    ("slices: place read before it is there", "cuda/reverse_scan.cuh",
+     "*smem.place = PlaceOf(args, params.shape, every);\n  __syncthreads();",
+     "*smem.place = PlaceOf(args, params.shape, every);", "slices"),
+    ("normaliser: the sum of keys has no gradient", "cuda/normaliser.cu",
+     "params.of_sums[row] = -sum / denom;", "params.of_sums[row] = 0;", "slices"),
+    ("normaliser: dout is not divided", "cuda/normaliser.cu",
+     "params.of_numerator[row] = 1 / denom;", "params.of_numerator[row] = 1;", "slices"),
+    ("normaliser: one slice of K divides", "cuda/normaliser.cu",
+     "for (int i = 0; i < params.num_slices; ++i) denom +=", "for (int i = 0; i < 1; ++i) denom +=", "slices"),
+    ("normaliser: segments know no row scale", "cuda/scans.cu", "  own.row_scales = scan.row_scales;\n",
+     "  own.row_scales = nullptr;\n", "slices"),
+    ("normaliser: its slice over the first of V", "cuda/scans.cu",
+     "const int first = SlicesOf(args, plan.backward).values;", "const int first = 0;", "slices"),
+    ("normaliser: its checkpoints over the state's", "cuda/scans.cu",
+     "static_cast<char*>(args.checkpoints) + NormCheckpoints(args, plan)",
+     "static_cast<char*>(args.checkpoints)", "slices"),
     ("simt: no barrier", "cuda/simt.cuh", "      __syncthreads();\n      if (output && before.token",
      "      if (output && before.token", "simt"),
     ("simt: normaliser's gradient dropped", "cuda/simt.cuh",
@@ -262,14 +302,17 @@ INSTANCES = {"chunk_scan": ("cuda/instances/chunk_scan_", "cuda/instances/revers
              "channel_reverse_scan": "cuda/instances/channel_reverse_scan_",
              "segment": ("cuda/instances/segment", "cuda/instances/channel_segment"),
              "bad_input": ("cuda/instances/segment", "cuda/instances/channel_segment"),
-             "simt": "cuda/instances/simt_", "far": "cuda/instances/"}
+             "simt": "cuda/instances/simt_", "far": "cuda/instances/",
+             "slices": ("cuda/instances/chunk_scan_", "cuda/instances/channel_", "cuda/instances/reverse_scan_",
+                        "cuda/instances/segment")}
 
 DECAY = Family(
     name="decay attention", folder="src/kernels/decay_attention",
-    sources=["cuda/*.cu", "cuda/instances/*.cu", "cuda/workspace.cc", "plan.cc", "reference.cc",
+    sources=["cuda/*.cu", "cuda/instances/*.cu", "cuda/route.cc", "cuda/workspace.cc", "plan.cc", "reference.cc",
              "../chunks/chunk_table.cc"],
     tests={test: f"tests/kernels/decay_attention/cuda/{test}_test.cc" for test in TESTS_OF},
-    instances={"partition.h": INSTANCES, "cuda/tile.cuh": INSTANCES, "cuda/channel_tile.cuh": INSTANCES},
+    instances={"partition.h": INSTANCES, "cuda/tile.cuh": INSTANCES, "cuda/channel_tile.cuh": INSTANCES,
+               "cuda/reverse.cuh": INSTANCES},
     mutations=MUTATIONS)
 
 

@@ -13,7 +13,8 @@ void StepHead(const DecayAttentionStepArgs& args, int row, int head) {
   };
   const int K = args.head_dim_k, V = args.head_dim_v;
   const int64_t slot = args.slots == nullptr ? row : args.slots[row];
-  T out[kMaxHeadDim] = {};
+  T out[kMaxHeadDimV];
+  for (int j = 0; j < V; ++j) out[j] = 0;
   if (slot >= 0) {
     TensorView decay_view = args.log_decay;
     if (!IsPerToken(args.decay_kind)) decay_view.stride_b = 0;
@@ -31,7 +32,7 @@ void StepHead(const DecayAttentionStepArgs& args, int row, int head) {
       const S* q = rows(args.q, args.num_q_heads).template Row<const S>(0);
       const S* k = rows(args.k, args.num_k_heads).template Row<const S>(0);
       const S* v = rows(args.v, args.num_v_heads).template Row<const S>(0);
-      T values[kMaxHeadDim];
+      T values[kMaxHeadDimV];
       for (int j = 0; j < V; ++j) values[j] = Widen<T>(v[j]);
       for (int i = 0; i < K; ++i) {
         const T decay = args.decay_kind == DecayKind::kNone

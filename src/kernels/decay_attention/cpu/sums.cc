@@ -70,7 +70,7 @@ void SharedSums::ReduceHeads(const Shared& shared) const {
     for (int64_t token = 0; token < num_tokens; ++token) {
       const int64_t b = token / args_.seq_len, t = token % args_.seq_len;
       for (int head = 0; head < shared.heads; ++head) {
-        T sums[kMaxHeadDim];
+        T sums[std::max(kMaxHeadDimK, kMaxHeadDimV)];
         std::copy_n(At<T>(shared.partial, b, t, int64_t{1} * head * per_head), shared.width, sums);
         for (int i = 1; i < per_head; ++i) {
           const T* partial = At<T>(shared.partial, b, t, int64_t{1} * head * per_head + i);

@@ -26,7 +26,7 @@
 // Shared memory in KiB, K = V = 128:
 //   | 2 x (q [16, K] 4 | k 4 | v [16, V] 4 | dout 4) | log decays [16, K] 8 | decays 8 | q P 4
 //   | k Q 4 |
-//   | R [K, V] 32 | x 8.3 | y 8.3 | scores [16, 64] 2 | stage of dv 4 | sums 3.3 |
+//   | R [K, V] 32 | x 8.3 | y 8.3 | scores [16, 64] 2 | stage of dv 4 | sums 3.4 |
 #pragma once
 
 #include "kernels/decay_attention/cuda/channel_tile.cuh"
@@ -38,11 +38,12 @@ template <int kK>
 struct ChannelGradSums {
   float dscores[kTile][kTile];             // D, 0 above the diagonal
   float dscores_transposed[kTile][kTile];  // the same, [s, r]
-  float key_scale[kTile];
+  float query_scale[kTile], key_scale[kTile];
   float dkey_scale[kK / 32][kTile];  // by the warps that have keys
   float transition[kK];              // G
   float through[kK];                 // sum of S R over V
 };
+static_assert(sizeof(ChannelGradSums<128>) == ChannelGradSumsBytes(128));
 
 template <int kK_, int kV_>
 struct ChannelRevConfig {
@@ -50,10 +51,7 @@ struct ChannelRevConfig {
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;  // two threads a channel
   static constexpr int kMinBlocksPerSm = kK == 64 ? 2 : 1;
   static constexpr int kPitch = kK + 4;  // of x and y, so that fragments' stores meet no bank twice
-  static constexpr int kSmemBytes = 2 * kTile * 2 * (kK + kV) * 2 + 2 * kTile * kK * 4 +
-                                    2 * kTile * kK * 2 + kK * kV * 2 + 2 * kTile * kPitch * 4 +
-                                    kTile * kChunk * 2 + kWarps * kTile * 16 * 2 +
-                                    static_cast<int>(sizeof(ChannelGradSums<kK>));
+  static constexpr int kSmemBytes = ChannelReverseScanBytes(kK, kV);
 };
 
 template <typename Config>
@@ -67,6 +65,7 @@ struct ChannelRevShared {
   bf16* scores;               // [16, 64], of which 16 columns are used
   bf16* out;                  // [kWarps][16, 16]
   ChannelGradSums<Config::kK>* sums;
+  Place* place;
 };
 
 // Of one of the two stages.
@@ -131,16 +130,19 @@ HL_DEVICE void LoadOperands(const ChannelRevShared<Config>& smem,
   const ChunkEntry tile = at.tile();
   const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
   const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
+  const int channel = place.key_slice * kK, column = place.slice * kV;
   LoadTile<kK, kThreads, kTile>(smem.k + stage * kTile * kK,
-                                RowsOf(args.k, tile, k_head, 0, args.head_dim_k), tile.length);
+                                RowsOf(args.k, tile, k_head, channel, args.head_dim_k),
+                                tile.length);
   LoadTile<kV, kThreads, kTile>(smem.v + stage * kTile * kV,
-                                RowsOf(args.v, tile, v_head, 0, args.head_dim_v), tile.length);
+                                RowsOf(args.v, tile, v_head, column, args.head_dim_v), tile.length);
   if (!at.sweeps) return;
   const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
   LoadTile<kK, kThreads, kTile>(smem.q + stage * kTile * kK,
-                                RowsOf(args.q, tile, q_head, 0, args.head_dim_k), tile.length);
+                                RowsOf(args.q, tile, q_head, channel, args.head_dim_k),
+                                tile.length);
   LoadTile<kV, kThreads, kTile>(smem.dout + stage * kTile * kV,
-                                RowsOf(grads.dout, tile, place.head, 0, args.head_dim_v),
+                                RowsOf(grads.dout, tile, place.head, column, args.head_dim_v),
                                 tile.length);
 }
 
@@ -250,7 +252,7 @@ HL_DEVICE void StoreValue(const Rows& rows, int row, int column, float value) {
 // dq of a channel a thread; leaves a_r + scale q_r x_r in place of S dout.
 template <typename Config>
 HL_DEVICE void GradQueries(const ChannelRevShared<Config>& smem, const bf16* q, const bf16* k,
-                           const Rows& rows, int length, float scale) {
+                           const Rows& rows, int length) {
   constexpr int kK = Config::kK;
   const int c = static_cast<int>(threadIdx.x);
   float keys[kTile];  // on their way to r
@@ -269,6 +271,7 @@ HL_DEVICE void GradQueries(const ChannelRevShared<Config>& smem, const bf16* q, 
       sum = fmaf(dscores[s], keys[s], sum);
     }
     keys[r] = ToFloat(k[TileOffset<kK>(r, c)]) * smem.sums->key_scale[r];
+    const float scale = smem.sums->query_scale[r];
     smem.x[r * Config::kPitch + c] = scale * ToFloat(q[TileOffset<kK>(r, c)]) * sum;
     if (r < length && c < rows.dim) StoreValue(rows, r, c, scale * fmaf(dscores[r], keys[r], sum));
   }
@@ -277,7 +280,7 @@ HL_DEVICE void GradQueries(const ChannelRevShared<Config>& smem, const bf16* q, 
 // dk of a channel a thread; leaves sum_{s < t} k_s y_s - sum_{s >= t} b_s in place of R v.
 template <typename Config>
 HL_DEVICE void GradKeys(const ChannelRevShared<Config>& smem, const bf16* q, const bf16* k,
-                        const Rows& rows, int length, float scale, bool wants_key_scale) {
+                        const Rows& rows, int length, bool wants_key_scale) {
   constexpr int kK = Config::kK;
   const int c = static_cast<int>(threadIdx.x) - kK;
   float queries[kTile];  // on their way back to s
@@ -296,7 +299,7 @@ HL_DEVICE void GradKeys(const ChannelRevShared<Config>& smem, const bf16* q, con
       queries[r] *= decay;
       sum = fmaf(dscores[r], queries[r], sum);
     }
-    queries[s] = scale * ToFloat(q[TileOffset<kK>(s, c)]);
+    queries[s] = smem.sums->query_scale[s] * ToFloat(q[TileOffset<kK>(s, c)]);
     const float key = ToFloat(k[TileOffset<kK>(s, c)]), key_scale = smem.sums->key_scale[s];
     const float from_after = outgoing * smem.y[s * Config::kPitch + c];
     const float dk = from_after + fmaf(dscores[s], queries[s], sum);
@@ -363,18 +366,21 @@ HL_DEVICE void GradValues(const ChannelRevShared<Config>& smem, const bf16* dout
 // A decay of 0 has none, exactly.
 template <typename Config>
 HL_DEVICE float GradDecays(const ChannelRevShared<Config>& smem, const TensorView& target,
-                           const ChunkEntry& tile, int head, int dim) {
-  const int c = static_cast<int>(threadIdx.x);
+                           const DecayAttentionArgs& args, const ChunkEntry& tile,
+                           const Place& place) {
+  const int c = static_cast<int>(threadIdx.x), first = place.key_slice * Config::kK;
+  const int dim = args.head_dim_k;
   const bool resets = (tile.flags & kChunkResets) != 0;
   Rows rows = {};
-  if (target.data != nullptr) rows = RowsOf(target, tile, head, 0, dim);
+  if (target.data != nullptr)
+    rows = RowsOf(SliceOf(target, args, place.slice, dim), tile, place.head, first, dim);
   float late = smem.sums->transition[c] * smem.sums->through[c], total = 0;
 #pragma unroll
   for (int t = kTile - 1; t >= 0; --t) {
     late += smem.x[t * Config::kPitch + c];
     const bool cut = (t == 0 && resets) || smem.decays[t * Config::kK + c] == 0.0f;
     const float gradient = cut ? 0.0f : late + smem.y[t * Config::kPitch + c];
-    if (t >= tile.length || c >= dim) continue;
+    if (t >= tile.length || first + c >= dim) continue;
     total += gradient;
     if (rows.data != nullptr) StoreValue(rows, t, c, gradient);
   }
@@ -382,14 +388,14 @@ HL_DEVICE float GradDecays(const ChannelRevShared<Config>& smem, const TensorVie
 }
 
 template <typename Config>
-HL_DEVICE void GradKeyScale(const ChannelRevShared<Config>& smem, const TensorView& target,
-                            const ChunkEntry& tile, int head) {
+HL_DEVICE void GradKeyScale(const ChannelRevShared<Config>& smem, const ReverseScanParams& params,
+                            const ChunkEntry& tile, const Place& place) {
   const int s = static_cast<int>(threadIdx.x) - Config::kK;
   if (s < 0 || s >= tile.length) return;
   float sum = 0;
 #pragma unroll
   for (int w = 0; w < Config::kK / 32; ++w) sum += smem.sums->dkey_scale[w][s];
-  StoreValue(RowsOf(target, tile, head, 0, 1), s, 0, sum);
+  *TokenValue(params.dkey_scale, params, tile, place, s) = sum;
 }
 
 template <typename Config>
@@ -411,6 +417,7 @@ HL_DEVICE ChannelRevShared<Config> CarveChannelRev(unsigned char* raw) {
   smem.scores = carver.Take<bf16>(kTile * kChunk);
   smem.out = carver.Take<bf16>(Config::kWarps * kTile * 16);
   smem.sums = carver.Take<ChannelGradSums<kK>>(1);
+  smem.place = carver.Take<Place>(1);
   return smem;
 }
 
@@ -431,9 +438,12 @@ struct ChannelReverseScan {
     return static_cast<int>(threadIdx.x) < Config::kK;
   }
   HL_DEVICE static int Channel() { return static_cast<int>(threadIdx.x) % Config::kK; }
+  // Of the block, of all channels.
+  HL_DEVICE int FirstChannel() const { return place.key_slice * Config::kK; }
   HL_DEVICE uint4* StateSlot() const { return scratch + int64_t{1} * at.slot() * kSlot; }
   HL_DEVICE StateRows WarpRows() const {
-    return {args().head_dim_k, args().head_dim_v, FreshWarpId() * 16, 0};
+    return {args().head_dim_k, args().head_dim_v, FirstChannel() + FreshWarpId() * 16,
+            place.slice * Config::kV};
   }
   HL_DEVICE int64_t StateElements() const {
     return int64_t{1} * args().head_dim_k * args().head_dim_v;
@@ -443,7 +453,7 @@ struct ChannelReverseScan {
 template <typename Config>
 HL_DEVICE void LoadDecaysOf(const ChannelReverseScan<Config>& scan) {
   LoadLogDecays<Config::kK, Config::kThreads>(scan.smem.log_decay, scan.args(), scan.at.tile(),
-                                              scan.place.head);
+                                              scan.place);
 }
 template <typename Config>
 HL_DEVICE void ScaleKeysOf(const ChannelReverseScan<Config>& scan, const bf16* k,
@@ -499,14 +509,16 @@ HL_DEVICE void PrepareTile(const ChannelReverseScan<Config>& scan, const TileOpe
   StateProducts<Config>(smem, state, adjoint, tile_in.v, tile_in.dout);
   CopyAdjoint<Config>(smem.adjoint, adjoint);
   if (scan.HasQuery()) {
-    ScaleQueries<Config::kK>(smem.scaled_q, smem.decays, tile_in.q, smem.log_decay, c,
-                             static_cast<float>(scan.args().scale));
+    ScaleQueries<Config::kK>(smem.scaled_q, smem.decays, tile_in.q, smem.log_decay, c, scan.args(),
+                             tile, scan.place.head, scan.params.row_scales);
     return;
   }
   ScaleKeysOf(scan, tile_in.k, tile);
-  if (c < kTile)
-    smem.sums->key_scale[c] =
-        c < tile.length ? KeyScaleAt(scan.args(), tile, c, scan.place.head) : 0.0f;
+  if (c >= kTile) return;
+  const bool live = c < tile.length;
+  smem.sums->key_scale[c] = live ? KeyScaleAt(scan.args(), tile, c, scan.place.head) : 0.0f;
+  smem.sums->query_scale[c] =
+      live ? QueryScaleAt(scan.args(), scan.params.row_scales, tile, c, scan.place.head) : 0.0f;
 }
 
 // dq, dk, dv.
@@ -514,16 +526,21 @@ template <typename Config>
 HL_DEVICE void GradOperands(const ChannelReverseScan<Config>& scan, const TileOperands& tile_in,
                             const ChunkEntry& tile) {
   const ReverseScanParams& params = scan.params;
-  const int head = scan.place.head, dim_k = scan.args().head_dim_k;
-  const float scale = static_cast<float>(scan.args().scale);
+  const DecayAttentionArgs& args = scan.args();
+  const Place& place = scan.place;
+  const auto channels = [&](const TensorView& gradient) {
+    return RowsOf(SliceOf(gradient, args, place.slice, args.head_dim_k), tile, place.head,
+                  scan.FirstChannel(), args.head_dim_k);
+  };
   if (scan.HasQuery()) {
-    GradQueries(scan.smem, tile_in.q, tile_in.k, RowsOf(params.dq, tile, head, 0, dim_k),
-                tile.length, scale);
+    GradQueries(scan.smem, tile_in.q, tile_in.k, channels(params.dq), tile.length);
   } else {
-    GradKeys(scan.smem, tile_in.q, tile_in.k, RowsOf(params.dk, tile, head, 0, dim_k), tile.length,
-             scale, params.grads.dkey_scale.data != nullptr);
+    GradKeys(scan.smem, tile_in.q, tile_in.k, channels(params.dk), tile.length,
+             params.dkey_scale.data != nullptr);
   }
-  GradValues(scan.smem, tile_in.dout, RowsOf(params.dv, tile, head, 0, scan.args().head_dim_v),
+  GradValues(scan.smem, tile_in.dout,
+             RowsOf(SliceOf(params.dv, args, place.key_slice, args.head_dim_v), tile, place.head,
+                    place.slice * Config::kV, args.head_dim_v),
              tile.length);
 }
 
@@ -536,7 +553,6 @@ HL_DEVICE void SweepTile(ChannelReverseScan<Config>& scan, float (&adjoint)[Conf
   constexpr int kK = Config::kK, kV = Config::kV;
   const ChannelRevShared<Config>& smem = scan.smem;
   const DecayAttentionGradArgs& grads = scan.params.grads;
-  const float scale = static_cast<float>(grads.forward.scale);
   const ChunkEntry tile = scan.at.tile();
   const uint4* const state = scan.StateSlot();
   const TileOperands in = OperandsOf(smem, scan.stage);
@@ -552,7 +568,7 @@ HL_DEVICE void SweepTile(ChannelReverseScan<Config>& scan, float (&adjoint)[Conf
   CpAsyncCommit();
   PairScores<kK, Config::kThreads>(in.q, in.k, smem.decays, [&](int r, int s, float sum) {
     smem.scores[TileOffset<kChunk>(r, s)] =
-        ToBf16(s <= r ? sum * (scale * smem.sums->key_scale[s]) : 0.0f);
+        ToBf16(s <= r ? sum * (smem.sums->query_scale[r] * smem.sums->key_scale[s]) : 0.0f);
   });
   // The last warp has the fewest pairs.
   if (WarpId() == Config::kWarps - 1) ScoreGradients<Config>(*smem.sums, in.v, in.dout);
@@ -562,10 +578,9 @@ HL_DEVICE void SweepTile(ChannelReverseScan<Config>& scan, float (&adjoint)[Conf
   GradOperands(scan, in, tile);
   __syncthreads();
   if (scan.HasQuery()) {
-    dlambda += GradDecays<Config>(smem, scan.params.dlog_decay, tile, scan.place.head,
-                                  grads.forward.head_dim_k);
-  } else if (grads.dkey_scale.data != nullptr) {
-    GradKeyScale<Config>(smem, grads.dkey_scale, tile, scan.place.head);
+    dlambda += GradDecays<Config>(smem, scan.params.dlog_decay, grads.forward, tile, scan.place);
+  } else if (scan.params.dkey_scale.data != nullptr) {
+    GradKeyScale<Config>(smem, scan.params, tile, scan.place);
   }
 }
 
@@ -577,7 +592,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const ChannelRevShared<Config> smem = CarveChannelRev<Config>(raw);
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;
-  const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
+  // All threads have the same: in shared memory it takes no registers, which are scarce here.
+  if (threadIdx.x == 0) *smem.place = PlaceOf(args, params.shape, params.checkpoint_every);
+  __syncthreads();
+  const Place& place = *smem.place;
   uint4* const scratch =
       static_cast<uint4*>(params.group) +
       int64_t{1} * blockIdx.x * params.checkpoint_every * kTilesPerChunk * kSlot +
@@ -613,8 +631,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     StoreState<false>(
         adjoint, static_cast<float*>(grads.dinitial_state) + place.state * scan.StateElements(),
         scan.WarpRows());
-  if (params.dlambda != nullptr && static_cast<int>(threadIdx.x) < args.head_dim_k)
-    params.dlambda[place.piece * args.head_dim_k + threadIdx.x] = dlambda;
+  const int channel = scan.FirstChannel() + static_cast<int>(threadIdx.x);
+  if (params.dlambda != nullptr && scan.HasQuery() && channel < args.head_dim_k)
+    params.dlambda[PieceOf(params, place.slice, place) * args.head_dim_k + channel] = dlambda;
 }
 
 template <int kK, int kV>

@@ -25,9 +25,7 @@ struct ChannelConfig {
   static constexpr int kK = kK_, kV = kV_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = 1;
-  static constexpr int kSmemBytes = 2 * kChunk * (2 * kK + kV) * 2 + 2 * kTile * kK * 2 * 2 +
-                                    2 * kK * 4 + kTile * kK * 4 + kTile * kChunk * 2 +
-                                    kChunk * kV * 2;
+  static constexpr int kSmemBytes = ChannelScanBytes(kK, kV);
 };
 
 template <typename Config>
@@ -50,11 +48,12 @@ HL_DEVICE void ScaleOperands(const ChannelShared<Config>& smem, int buffer, cons
   bf16* const scaled_k = smem.k + buffer * kTile * kK;
 #pragma unroll 1
   for (int c = static_cast<int>(threadIdx.x); c < kK; c += Config::kThreads) {
+    const int channel = place.key_slice * kK + c;
     float decay[kTile];
 #pragma unroll
     for (int r = 0; r < kTile; ++r) {
-      const bool live = first_row + r < chunk.length && c < args.head_dim_k;
-      decay[r] = live ? LogDecayAt(args, chunk, first_row + r, decay_head, c) * kLog2E : 0.0f;
+      const bool live = first_row + r < chunk.length && channel < args.head_dim_k;
+      decay[r] = live ? LogDecayAt(args, chunk, first_row + r, decay_head, channel) * kLog2E : 0.0f;
     }
     float sum = 0;
 #pragma unroll
@@ -92,10 +91,12 @@ HL_DEVICE void TileScores(const ChannelShared<Config>& smem, const bf16* q, cons
       });
 }
 
-// out^T of the tile's tokens, into the warp's stage; then the state after them.
+// out^T of the tile's tokens, into the warp's stage, or where it is a partial sum to its place;
+// then the state after them.
 template <typename Config>
 HL_DEVICE void TileOutput(const ChannelShared<Config>& smem, int buffer, const bf16* v,
-                          float (&state)[Config::kK / 8][4], bf16* stage, int first_row) {
+                          float (&state)[Config::kK / 8][4], bf16* stage, Rows target, int length,
+                          int first_row) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
   const int columns_k = ColumnsFirst<kK>(lane), rows_k = RowsFirst<kK>(lane);
@@ -115,14 +116,19 @@ HL_DEVICE void TileOutput(const ChannelShared<Config>& smem, int buffer, const b
   LoadFragment<kV, true>(values, v, ColumnsFirst<kV>(lane), first_row, WarpId() * 16);
   LoadFragment<kChunk, false>(b, smem.scores, ColumnsFirst<kChunk>(lane), 0, 0);
   MmaPair(out[0], out[1], values, b);
+  if (target.is_wide) {
+    target.data += first_row * target.stride_t * static_cast<int>(sizeof(float));
+    StoreTransposedWide(out, stage, target, length - first_row, WarpId() * 16);
+  } else {
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < 2; ++n) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 pair = TransposePair(out[n][2 * half], out[n][2 * half + 1]);
-      const int row = first_row + 8 * n + lane % 4 * 2 + lane / 4 % 2;
-      *reinterpret_cast<uint32_t*>(stage + row * 16 + lane / 8 * 2 + half * 8) =
-          PackBf16(pair.x, pair.y);
+      for (int half = 0; half < 2; ++half) {
+        const float2 pair = TransposePair(out[n][2 * half], out[n][2 * half + 1]);
+        const int row = first_row + 8 * n + lane % 4 * 2 + lane / 4 % 2;
+        *reinterpret_cast<uint32_t*>(stage + row * 16 + lane / 8 * 2 + half * 8) =
+            PackBf16(pair.x, pair.y);
+      }
     }
   }
   ScaleAccumulatorColumns(state, transition);
@@ -156,7 +162,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const DecayAttentionArgs& args = params.args;
   const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
-  const StateRows rows = {args.head_dim_k, args.head_dim_v, 0, place.slice * kV + WarpId() * 16};
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
+                          place.slice * kV + WarpId() * 16};
   bf16* const stage_out = smem.scan.out + WarpId() * kChunk * 16;
 
   float state[kK / 8][4];
@@ -193,6 +200,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                                  (slot * args.num_heads + place.head) * state_elements,
                              rows);
     }
+    const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
+                               place.head, place.slice * kV, args.head_dim_v);
 #pragma unroll 1
     for (int row = 0; row < chunk.length; row += kTile) {
       const int buffer = row / kTile % 2;
@@ -200,11 +209,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       __syncthreads();
       TileScores(smem, q, k, args, chunk, place, row);
       __syncthreads();
-      TileOutput(smem, buffer, v, state, stage_out, row);
+      TileOutput(smem, buffer, v, state, stage_out, target, chunk.length, row);
     }
-    FlushTransposed(stage_out,
-                    RowsOf(args.out, chunk, place.head, place.slice * kV, args.head_dim_v),
-                    chunk.length, WarpId() * 16);
+    if (!target.is_wide) FlushTransposed(stage_out, target, chunk.length, WarpId() * 16);
   }
   if (args.final_state != nullptr && place.stops)
     StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,

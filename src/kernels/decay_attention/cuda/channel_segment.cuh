@@ -15,8 +15,7 @@ struct ChannelStateScanConfig {
   static constexpr bool kReverse = kReverse_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kV == 64 && kK == 64 ? 3 : 1;
-  static constexpr int kSmemBytes =
-      2 * kTile * (kK + kV) * 2 + kTile * kK * 4 + kTile * kK * 2 + kK * 4;
+  static constexpr int kSmemBytes = ChannelStateScanBytes(kK, kV);
 };
 
 // The tiles of a segment, one after the other.
@@ -64,13 +63,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       kReverse ? place.head : SharedHead(place.head, args.num_v_heads, args.num_heads);
   const auto load = [&](const ChunkEntry& tile, int stage) {
     LoadTile<kK, kThreads, kTile>(x_tiles + stage * kTile * kK,
-                                  RowsOf(x, tile, x_head, 0, args.head_dim_k), tile.length);
+                                  RowsOf(x, tile, x_head, place.key_slice * kK, args.head_dim_k),
+                                  tile.length);
     LoadTile<kV, kThreads, kTile>(y_tiles + stage * kTile * kV,
                                   RowsOf(y, tile, y_head, place.slice * kV, args.head_dim_v),
                                   tile.length);
   };
   const auto load_decays = [&](const ChunkEntry& tile) {
-    LoadLogDecays<kK, kThreads>(log_decay, args, tile, place.head);
+    LoadLogDecays<kK, kThreads>(log_decay, args, tile, place);
   };
 
   float state[kV / 8][4];
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     if (channel < kK) {
       const bf16* const rows = x_tiles + stage * kTile * kK;
       const float sum =
-          kReverse ? ScaleQueries<kK>(scaled, nullptr, rows, log_decay, channel,
-                                      static_cast<float>(args.scale))
+          kReverse ? ScaleQueries<kK>(scaled, nullptr, rows, log_decay, channel, args, tile,
+                                      place.head, params.row_scales)
                    : ScaleKeys<kK>(scaled, rows, log_decay, channel, args, tile, place.head);
       transition[channel] = Exp2Approx(sum);
       log2_transition = ExtendTransition<kReverse>(log2_transition, sum, resets);
@@ -110,11 +110,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     if (kReverse && resets) Clear(state);
     stage = 1 - stage;
   }
-  const StateRows rows = {args.head_dim_k, args.head_dim_v, WarpId() * 16, place.slice * kV};
+  const int first = place.key_slice * kK;
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, first + WarpId() * 16,
+                          place.slice * kV};
   StoreState<false>(
       state, params.states + place.piece * (int64_t{1} * args.head_dim_k * args.head_dim_v), rows);
-  if (channel < args.head_dim_k && place.slice == 0 && params.log_transition != nullptr)
-    params.log_transition[place.piece * args.head_dim_k + channel] =
+  if (channel < kK && first + channel < args.head_dim_k && place.slice == 0 &&
+      params.log_transition != nullptr)
+    params.log_transition[place.piece * args.head_dim_k + first + channel] =
         log2_transition * params.transition_unit;
 }
 

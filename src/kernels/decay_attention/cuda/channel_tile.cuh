@@ -13,7 +13,6 @@
 
 namespace halflife::kernels::decay {
 
-constexpr int kTile = 16;
 constexpr int kTilesPerChunk = kChunk / kTile;
 
 // 16 tokens of a chunk as a chunk of their own.
@@ -78,17 +77,18 @@ HL_DEVICE void ScaleAccumulatorRows(float (&d)[kTiles][4], const float* factor) 
   }
 }
 
-// Starts to load log decays; 0 past the tile's end and past the last channel.
+// Starts to load log decays of the block's channels; 0 past the tile's end and past the last
+// channel.
 template <int kK, int kThreads>
 HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, const ChunkEntry& tile,
-                             int head) {
+                             const Place& place) {
   TensorView view = args.log_decay;
   if (args.decay_kind == DecayKind::kPerHeadChannel) {
     view.stride_b = view.stride_t = 0;
     view.stride_h = args.head_dim_k;
   }
-  const int decay_head = SharedHead(head, args.num_decay_heads, args.num_heads);
-  const Rows rows = RowsOf(view, tile, decay_head, 0, args.head_dim_k);
+  const int decay_head = SharedHead(place.head, args.num_decay_heads, args.num_heads);
+  const Rows rows = RowsOf(view, tile, decay_head, place.key_slice * kK, args.head_dim_k);
   const float* const data = reinterpret_cast<const float*>(rows.data);
   if (rows.aligned) {
 #pragma unroll 1
@@ -112,13 +112,15 @@ HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, cons
 // units of log2.
 template <int kK>
 HL_DEVICE float ScaleQueries(bf16* scaled, float* decays, const bf16* q, const float* log_decay,
-                             int c, float scale) {
+                             int c, const DecayAttentionArgs& args, const ChunkEntry& tile,
+                             int head, const float* row_scales) {
   float sum = 0;
 #pragma unroll
   for (int r = 0; r < kTile; ++r) {
     const float decay = log_decay[r * kK + c] * kLog2E;
     sum += decay;
     if (decays != nullptr) decays[r * kK + c] = Exp2Approx(decay);
+    const float scale = r < tile.length ? QueryScaleAt(args, row_scales, tile, r, head) : 0.0f;
     scaled[TileOffset<kK>(r, c)] =
         ToBf16(ToFloat(q[TileOffset<kK>(r, c)]) * (scale * Exp2Approx(sum)));
   }

@@ -7,7 +7,7 @@
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | scores [C, C] 8 | stage of out 16
-//   | 2 x tables 2.1 | = kSmemBytes
+//   | 2 x tables 2.3 | = kSmemBytes
 #pragma once
 
 #include "kernels/decay_attention/cuda/tile.cuh"
@@ -20,9 +20,7 @@ struct ChunkScanConfig {
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   // Registers allow no more: kK / 2 of them are state.
   static constexpr int kMinBlocksPerSm = kV == 64 ? (kK == 64 ? 3 : 2) : 1;
-  static constexpr int kStageElements = kChunk * (2 * kK + kV);
-  static constexpr int kSmemBytes = 2 * kStageElements * 2 + kChunk * kChunk * 2 + kChunk * kV * 2 +
-                                    2 * static_cast<int>(sizeof(DecayTables));
+  static constexpr int kSmemBytes = ChunkScanBytes(kK, kV);
 };
 
 template <typename Config>
@@ -41,9 +39,11 @@ HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttenti
   const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
   const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
   LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
-                         RowsOf(args.q, chunk, q_head, 0, args.head_dim_k), chunk.length);
+                         RowsOf(args.q, chunk, q_head, place.key_slice * kK, args.head_dim_k),
+                         chunk.length);
   LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,
-                         RowsOf(args.k, chunk, k_head, 0, args.head_dim_k), chunk.length);
+                         RowsOf(args.k, chunk, k_head, place.key_slice * kK, args.head_dim_k),
+                         chunk.length);
   LoadTile<kV, kThreads>(smem.v + stage * kChunk * kV,
                          RowsOf(args.v, chunk, v_head, place.slice * kV, args.head_dim_v),
                          chunk.length);
@@ -133,7 +133,7 @@ HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* sta
 #pragma unroll
   for (int part = 0; part < Config::kK / kChunk; ++part) {
     Rows target;
-    target.data = reinterpret_cast<char*>(checkpoint + part * kChunk * rows.columns);
+    target.data = reinterpret_cast<char*>(checkpoint + (rows.row + part * kChunk) * rows.columns);
     target.stride_t = rows.columns;
     target.dim = rows.columns;
     target.aligned = rows.columns % 8 == 0 && reinterpret_cast<uintptr_t>(checkpoint) % 16 == 0;
@@ -144,7 +144,7 @@ HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* sta
 #pragma unroll
       for (int i = 0; i < 4; ++i) d[n][i] = state[part * (kChunk / 8) + n][i];
     }
-    StoreTransposed(d, stage, target, rows.rows - part * kChunk, rows.column);
+    StoreTransposed(d, stage, target, rows.rows - rows.row - part * kChunk, rows.column);
   }
 }
 
@@ -167,7 +167,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const DecayAttentionArgs& args = params.args;
   const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
-  const StateRows rows = {args.head_dim_k, args.head_dim_v, 0, place.slice * kV + WarpId() * 16};
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
+                          place.slice * kV + WarpId() * 16};
 
   float state[kK / 8][4];
   Clear(state);
@@ -211,8 +212,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     float out[kChunk / 8][4];
     InterOutput<Config>(out, state, q, tables);
     IntraOutput<Config>(out, v, smem.scores);
-    const Rows target = RowsOf(args.out, chunk, place.head, place.slice * kV, args.head_dim_v);
-    StoreTransposed(out, smem.out + WarpId() * kChunk * 16, target, chunk.length, WarpId() * 16);
+    const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
+                               place.head, place.slice * kV, args.head_dim_v);
+    StoreTokens(out, smem.out + WarpId() * kChunk * 16, target, chunk.length, WarpId() * 16);
     Scale(state, tables.transition);
     AccumulateOuter<kV, kK>(state, v, k, tables.outgoing_scaled);
     if (WarpId() == 0 && index + 1 < place.end)

@@ -6,17 +6,22 @@
 #include <cstdint>
 
 #include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/cuda/blocks.h"
 
 namespace halflife::kernels::decay {
 
-// How a kernel's blocks share the problem: (sequence, segment, head, slice of V), the last fastest.
+// How a kernel's blocks share the problem: (sequence, segment, head, slice of K, slice of V), the
+// last fastest.
 struct SegmentShape {
-  int num_segments;  // of each sequence
-  int num_slices;    // of V, for kernels that split it
+  int num_segments;    // of each sequence
+  int num_key_slices;  // of K
+  int num_slices;      // of V
+
+  HL_EVERYWHERE int num_parts() const { return num_key_slices * num_slices; }
 };
 inline unsigned NumBlocks(const DecayAttentionArgs& args, const SegmentShape& shape) {
   return static_cast<unsigned>(int64_t{1} * args.num_sequences * shape.num_segments *
-                               args.num_heads * shape.num_slices);
+                               args.num_heads * shape.num_parts());
 }
 
 struct ChunkScanParams {
@@ -25,6 +30,8 @@ struct ChunkScanParams {
   int checkpoint_every;
   // [num_sequences, H, num_segments, K, V]: before each; null: initial_state
   const float* segment_states;
+  // args.out, or fp32 [slices of K, B, T, H, V] to be summed over them
+  TensorView out;
 };
 
 struct ReverseScanParams {
@@ -33,17 +40,22 @@ struct ReverseScanParams {
   int checkpoint_every;
   // [num_sequences, H, num_segments, K, V]: dL/d(state after each); null: dfinal_state
   const float* segment_states;
+  // [B, T, H]: a factor of each row of dout, which all gradients are linear in, in fp32 where dout
+  // itself would round it; null: 1
+  const float* row_scales;
   void* group;  // [blocks, checkpoint_every (times 4 with decays of channels), kK, kV] bf16
-  // The gradients themselves, or fp32 [B, T, H, ..] to be summed over heads that share. dlambda
-  // [pieces(, K)]; absent: not wanted.
-  TensorView dq, dk, dv, dlog_decay;
-  float* dlambda;
+  // The gradients themselves, or fp32 [slices, B, T, H, ..] to be summed over slices and over heads
+  // that share: slices of V for dq, dk and the decays of channels, of K for dv, of both for a decay
+  // a token and for key scales. Absent: not wanted.
+  TensorView dq, dk, dv, dlog_decay, dkey_scale;
+  float* dlambda;  // [slices, num_sequences, H, num_segments(, K)], slices as of dlog_decay
 };
 
 // The state of each segment from a zero one; reverse: of dL/dS from zero at the segment's end.
 struct StateScanParams {
   DecayAttentionArgs args;
-  TensorView dout;  // reverse only
+  TensorView dout;          // reverse only
+  const float* row_scales;  // reverse only, as of ReverseScanParams
   SegmentShape shape;
   int checkpoint_every;
   bool reverse;
@@ -78,16 +90,16 @@ struct ReduceHeadsParams {
 };
 void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream);
 
-// out[h', c] = sum over sequences, segments, and the heads h that share h' of partial[sequence, h,
-// segment, c].
+// out[h', c] = sum over sequences, segments, slices, and the heads h that share h' of
+// partial[slice, sequence, h, segment, c].
 struct ReduceConstantParams {
   const float* partial;
   float* out;
-  int num_sequences, num_segments, num_heads, num_out_heads, dim;
+  int num_slices, num_sequences, num_segments, num_heads, num_out_heads, dim;
 };
 void LaunchReduceConstant(const ReduceConstantParams& params, cudaStream_t stream);
 
-// The SIMT kernels: any kind, normaliser and K, V <= kMaxHeadDim, fp32 arithmetic. A block owns
+// The SIMT kernels: any kind, normaliser, K <= kMaxHeadDimK and V, fp32 arithmetic. A block owns
 // kSimtColumns columns of V; with the normaliser a column of ones counts as one more.
 constexpr int kSimtColumns = 32;
 enum class SimtMode : uint8_t {
@@ -123,7 +135,8 @@ void LaunchSimtNormGradient(const DecayAttentionGradArgs& grads, float* dnorm, c
 template <typename T>
 void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream);
 
-// Head sizes of the instance: K and V are padded to them with zeros as tiles are loaded.
+// What a block of the instance owns of K and V, which are padded to slices of this size with zeros
+// as tiles are loaded.
 template <int kK, int kV>
 void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK, int kV>

@@ -43,27 +43,59 @@ __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanP
         log2_transition * 0.693147180559945309f;
 }
 
+// Channels that a thread of ReduceHeads sums: divisions by sizes cost more than the sums.
+constexpr int kChannels = 4;
+
+int64_t NumChannelGroups(const ReduceHeadsParams& params) {
+  return int64_t{1} * params.batch * params.seq_len * params.num_out_heads *
+         ((params.dim + kChannels - 1) / kChannels);
+}
+
+// sum += x[0 .. count).
+HL_DEVICE void AddChannels(float (&sum)[kChannels], const float* x, int count, bool aligned) {
+  if (aligned) {
+    const float4 four = *reinterpret_cast<const float4*>(x);
+    sum[0] += four.x;
+    sum[1] += four.y;
+    sum[2] += four.z;
+    sum[3] += four.w;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i)
+    if (i < count) sum[i] += x[i];
+}
+
 __global__ void __launch_bounds__(kThreads) ReduceHeadsKernel(const ReduceHeadsParams params) {
   int64_t item = int64_t{1} * blockIdx.x * kThreads + threadIdx.x;
   const int64_t rows = int64_t{1} * params.batch * params.seq_len;
-  if (item >= rows * params.num_out_heads * params.dim) return;
-  const int c = static_cast<int>(item % params.dim);
-  item /= params.dim;
+  const int groups = (params.dim + kChannels - 1) / kChannels;
+  if (item >= rows * params.num_out_heads * groups) return;
+  const int c = static_cast<int>(item % groups) * kChannels;
+  item /= groups;
   const int head = static_cast<int>(item % params.num_out_heads);
   const int64_t row = item / params.num_out_heads;
-  const int group = params.num_heads / params.num_out_heads;
-  float sum = 0;
-  for (int h = head * group; h < (head + 1) * group; ++h) {
+  const int sharing = params.num_heads / params.num_out_heads;
+  const int count = min(kChannels, params.dim - c);
+  const bool aligned = params.dim % kChannels == 0;  // as a workspace's parts are
+  float sum[kChannels] = {0, 0, 0, 0};
+  for (int h = head * sharing; h < (head + 1) * sharing; ++h) {
     for (int slice = 0; slice < params.num_slices; ++slice)
-      sum += params.partial[((slice * rows + row) * params.num_heads + h) * params.dim + c];
+      AddChannels(sum,
+                  params.partial + ((slice * rows + row) * params.num_heads + h) * params.dim + c,
+                  count, aligned);
   }
   const TensorView& out = params.out;
   const int64_t target = row / params.seq_len * out.stride_b + row % params.seq_len * out.stride_t +
                          head * out.stride_h + c;
-  if (out.dtype == DType::kBF16) {
-    static_cast<bf16*>(out.data)[target] = ToBf16(sum);
-  } else {
-    static_cast<float*>(out.data)[target] = sum;
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) {
+    if (i >= count) break;
+    if (out.dtype == DType::kBF16) {
+      static_cast<bf16*>(out.data)[target + i] = ToBf16(sum[i]);
+    } else {
+      static_cast<float*>(out.data)[target + i] = sum[i];
+    }
   }
 }
 
@@ -74,15 +106,16 @@ __global__ void __launch_bounds__(kThreads)
   const int head = item / params.dim, c = item % params.dim;
   const int group = params.num_heads / params.num_out_heads;
   float total = 0;
+  const int64_t pieces = int64_t{1} * params.num_sequences * params.num_heads * params.num_segments;
   for (int n = 0; n < params.num_sequences; ++n) {
     float sum = 0;  // per sequence: sums of like size are added
     for (int h = head * group; h < (head + 1) * group; ++h) {
-      for (int segment = 0; segment < params.num_segments; ++segment)
-        sum +=
-            params
-                .partial[((int64_t{1} * n * params.num_heads + h) * params.num_segments + segment) *
-                             params.dim +
-                         c];
+      for (int segment = 0; segment < params.num_segments; ++segment) {
+        const int64_t piece =
+            (int64_t{1} * n * params.num_heads + h) * params.num_segments + segment;
+        for (int slice = 0; slice < params.num_slices; ++slice)
+          sum += params.partial[(slice * pieces + piece) * params.dim + c];
+      }
     }
     total += sum;
   }
@@ -96,8 +129,7 @@ void LaunchSegmentScan(const SegmentScanParams& params, cudaStream_t stream) {
          stream, SegmentScanKernel, params);
 }
 void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream) {
-  const int64_t items =
-      int64_t{1} * params.batch * params.seq_len * params.num_out_heads * params.dim;
+  const int64_t items = NumChannelGroups(params);
   if (items > 0)
     Launch(ShapeFor(items, "decay attention sum over heads"), stream, ReduceHeadsKernel, params);
 }

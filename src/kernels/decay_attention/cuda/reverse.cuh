@@ -7,6 +7,24 @@
 
 namespace halflife::kernels::decay {
 
+// The slice of K and V, counted as one index.
+HL_DEVICE int PartOf(const ReverseScanParams& params, const Place& place) {
+  return place.key_slice * params.shape.num_slices + place.slice;
+}
+// Its place in [slices, num_sequences, H, num_segments].
+HL_DEVICE int64_t PieceOf(const ReverseScanParams& params, int slice, const Place& place) {
+  return int64_t{1} * slice * params.grads.forward.num_sequences * params.grads.forward.num_heads *
+             params.shape.num_segments +
+         place.piece;
+}
+// The block's own of a gradient of one number a token and head.
+HL_DEVICE float* TokenValue(const TensorView& gradient, const ReverseScanParams& params,
+                            const ChunkEntry& chunk, const Place& place, int token) {
+  const TensorView view = SliceOf(gradient, params.grads.forward, PartOf(params, place), 1);
+  return static_cast<float*>(view.data) + chunk.row * view.stride_b +
+         (chunk.token + token) * view.stride_t + place.head * view.stride_h;
+}
+
 // The state as A fragments, which the same thread reads again.
 template <typename Config>
 HL_DEVICE void KeepState(uint4* slot, const float (&state)[Config::kV / 8][4]) {

@@ -19,7 +19,7 @@
 //
 // Shared memory in KiB, K = V = 128, C = 64, of one stage (of two where they fit):
 //   | q 16 | k 16 | v 16 | dout 16 | R [K, V] 32 | scores 8 | dscores 8 | stage of outputs 16
-//   | 2 x tables 2.1 | sums 5.8 |
+//   | 2 x tables 2.3 | sums 5.8 |
 #pragma once
 
 #include "kernels/decay_attention/cuda/reverse.cuh"
@@ -38,16 +38,14 @@ struct GradSums {
   float dlambda;  // of the chunks so far
   float padding[7];
 };
+static_assert(sizeof(GradSums<8>) == GradSumsBytes(8));
 
 template <int kK_, int kV_, int kStages_>
 struct ReverseScanConfig {
   static constexpr int kK = kK_, kV = kV_, kStages = kStages_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kK == 64 ? 2 : 1;
-  static constexpr int kSmemBytes = kStages * kChunk * 2 * (kK + kV) * 2 + kK * kV * 2 +
-                                    2 * kChunk * kChunk * 2 + kChunk * kK * 2 +
-                                    2 * static_cast<int>(sizeof(DecayTables)) +
-                                    static_cast<int>(sizeof(GradSums<kWarps>));
+  static constexpr int kSmemBytes = ReverseScanBytes(kK, kV, kStages);
 };
 
 template <typename Config>
@@ -58,6 +56,7 @@ struct ReverseScanShared {
   bf16* out;               // [kWarps][64, 16]
   DecayTables* tables;     // [2]
   GradSums<Config::kWarps>* sums;
+  Place* place;
 };
 
 // Chunks in the order in which their tiles are needed: of each group, from the last on, all but its
@@ -94,23 +93,25 @@ HL_DEVICE void LoadChunkRev(const ReverseScanShared<Config>& smem,
   const DecayAttentionArgs& args = grads.forward;
   const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
   const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
+  const int channel = place.key_slice * kK, column = place.slice * kV;
   LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,
-                         RowsOf(args.k, chunk, k_head, 0, args.head_dim_k), chunk.length);
+                         RowsOf(args.k, chunk, k_head, channel, args.head_dim_k), chunk.length);
   LoadTile<kV, kThreads>(smem.v + stage * kChunk * kV,
-                         RowsOf(args.v, chunk, v_head, 0, args.head_dim_v), chunk.length);
+                         RowsOf(args.v, chunk, v_head, column, args.head_dim_v), chunk.length);
   if (!sweeps) return;
   const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
   LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
-                         RowsOf(args.q, chunk, q_head, 0, args.head_dim_k), chunk.length);
+                         RowsOf(args.q, chunk, q_head, channel, args.head_dim_k), chunk.length);
   LoadTile<kV, kThreads>(smem.dout + stage * kChunk * kV,
-                         RowsOf(grads.dout, chunk, place.head, 0, args.head_dim_v), chunk.length);
+                         RowsOf(grads.dout, chunk, place.head, column, args.head_dim_v),
+                         chunk.length);
 }
 
 // scores, dscores, and of their product the sums below the diagonal. Tiles above the diagonal are
 // not written.
 template <typename Config>
 HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, const bf16* k,
-                         const bf16* v, const bf16* dout, const DecayTables& tables, float scale) {
+                         const bf16* v, const bf16* dout, const DecayTables& tables) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
   const int rows_k = RowsFirst<kK>(lane);
@@ -147,6 +148,7 @@ HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, c
       for (int half = 0; half < 2; ++half) {
         const int r = 16 * row_tile + 8 * half + lane / 4;
         const float2 weights = PairWeights(tables, r, s);
+        const float scale = tables.query_scale[r];
         const float w0 = weights.x * scale, w1 = weights.y * scale;
         const float x = s <= r ? scores[n][2 * half] * w0 : 0.0f;
         const float y = s + 1 <= r ? scores[n][2 * half + 1] * w1 : 0.0f;
@@ -199,14 +201,15 @@ HL_DEVICE void ChannelSums(float* sums, const float (&acc)[kChunk / 8][4], const
   }
 }
 
+// dq or dk of the block's channels.
+template <typename Config>
 HL_DEVICE void StoreGradient(const float (&d)[kChunk / 8][4], bf16* stage, const TensorView& view,
-                             const ChunkEntry& chunk, int head, int dim) {
-  const Rows rows = RowsOf(view, chunk, head, 0, dim);
-  if (rows.is_wide) {
-    StoreTransposedWide(d, stage, rows, chunk.length, WarpId() * 16);
-  } else {
-    StoreTransposed(d, stage, rows, chunk.length, WarpId() * 16);
-  }
+                             const DecayAttentionArgs& args, const ChunkEntry& chunk,
+                             const Place& place) {
+  const int dim = args.head_dim_k;
+  const Rows rows = RowsOf(SliceOf(view, args, place.slice, dim), chunk, place.head,
+                           place.key_slice * Config::kK, dim);
+  StoreTokens(d, stage, rows, chunk.length, WarpId() * 16);
 }
 
 // dq^T = S dout^T diag(incoming) + k^T dscores^T; x, and the sum of S R.
@@ -437,11 +440,8 @@ HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& t
       x += sums.x[w][r];
       y += sums.y[w][r];
     }
-    const TensorView& dscale = params.grads.dkey_scale;
-    if (dscale.data != nullptr && r < chunk.length)
-      static_cast<float*>(
-          dscale.data)[chunk.row * dscale.stride_b + (chunk.token + r) * dscale.stride_t +
-                       place.head * dscale.stride_h] = y + column + sums.diagonal[r];
+    if (params.dkey_scale.data != nullptr && r < chunk.length)
+      *TokenValue(params.dkey_scale, params, chunk, place, r) = y + column + sums.diagonal[r];
     y *= tables.key_scale[r];
     const float h = row - tables.key_scale[r] * column;
     after[half] = h + x;
@@ -450,8 +450,7 @@ HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& t
       constant += static_cast<float>(r) * h + static_cast<float>(r + 1) * x +
                   static_cast<float>(chunk.length - 1 - r) * y;
   }
-  const TensorView& target = params.dlog_decay;
-  if (target.data != nullptr) {
+  if (params.dlog_decay.data != nullptr) {
     float from_here[2], up_to_here[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -469,9 +468,7 @@ HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& t
       const bool cut = (r == 0 && (chunk.flags & kChunkResets) != 0) ||
                        __float_as_uint(tables.log2_decay[r]) == 0xff800000u;
       if (r < chunk.length)
-        static_cast<float*>(
-            target.data)[chunk.row * target.stride_b + (chunk.token + r) * target.stride_t +
-                         place.head * target.stride_h] =
+        *TokenValue(params.dlog_decay, params, chunk, place, r) =
             cut ? 0.0f : from_here[half] + earlier + through;
     }
   }
@@ -499,15 +496,20 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   smem.out = carver.Take<bf16>(kChunk * kK);
   smem.tables = carver.Take<DecayTables>(2);
   smem.sums = carver.Take<GradSums<Config::kWarps>>(1);
+  smem.place = carver.Take<Place>(1);
 
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;
   const int every = params.checkpoint_every;
-  const Place place = PlaceOf(args, params.shape, every);
+  // All threads have the same: in shared memory it takes no registers, which are scarce here.
+  if (threadIdx.x == 0) *smem.place = PlaceOf(args, params.shape, every);
+  __syncthreads();
+  const Place& place = *smem.place;
   const GroupOrder order = {place.begin, place.end, every};
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const auto rows = [&] {
-    return StateRows{args.head_dim_k, args.head_dim_v, FreshWarpId() * 16, 0};
+    return StateRows{args.head_dim_k, args.head_dim_v, place.key_slice * kK + FreshWarpId() * 16,
+                     place.slice * kV};
   };
   constexpr int kSlot = kK * kV / 8;  // units of 16 bytes
   uint4* const scratch = static_cast<uint4*>(params.group) +
@@ -536,7 +538,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     if (WarpId() != 0 || item >= num_items) return;
     bool sweeps;
     const int index = order.ChunkOf(item, sweeps);
-    FillDecayTables(smem.tables[item % 2], args, args.chunks[index], place.head);
+    FillDecayTables(smem.tables[item % 2], args, args.chunks[index], place.head, params.row_scales);
   };
   load(0);
   fill_tables(0);
@@ -585,17 +587,19 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       CpAsyncWait<0>();
       __syncthreads();
       if (kStages == 2) load(item + 1);
-      PairTiles(smem, q, k, v, dout, tables, args.scale);
+      PairTiles(smem, q, k, v, dout, tables);
       CopyAdjoint<Config>(smem.adjoint, adjoint);
       __syncthreads();
       {
         float acc[kChunk / 8][4];
         GradQ<Config>(smem, acc, scratch + i * kSlot, adjoint, q, k, dout, tables);
-        StoreGradient(acc, out, params.dq, chunk, place.head, args.head_dim_k);
+        StoreGradient<Config>(acc, out, params.dq, args, chunk, place);
         GradK<Config>(smem, acc, adjoint, q, k, v, tables);
-        StoreGradient(acc, out, params.dk, chunk, place.head, args.head_dim_k);
+        StoreGradient<Config>(acc, out, params.dk, args, chunk, place);
       }
-      GradV<Config>(smem, k, dout, tables, RowsOf(params.dv, chunk, place.head, 0, args.head_dim_v),
+      GradV<Config>(smem, k, dout, tables,
+                    RowsOf(SliceOf(params.dv, args, place.key_slice, args.head_dim_v), chunk,
+                           place.head, place.slice * kV, args.head_dim_v),
                     chunk.length);
       Scale(adjoint, tables.transition);
       AccumulateOuter<kK, kV>(adjoint, q, dout, tables.incoming);
@@ -611,7 +615,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     StoreState<false>(
         adjoint, static_cast<float*>(grads.dinitial_state) + place.state * state_elements, rows());
   if (params.dlambda != nullptr && threadIdx.x == 32)
-    params.dlambda[place.piece] = smem.sums->dlambda;
+    params.dlambda[PieceOf(params, PartOf(params, place), place)] = smem.sums->dlambda;
 }
 
 template <int kK, int kV, int kStages>
@@ -622,10 +626,10 @@ void LaunchReverseScanIn(const ReverseScanParams& params, cudaStream_t stream) {
          stream, ReverseScanKernel<Config>, params);
 }
 
-// Two stages fit every device (163 KiB on sm_80), but for the largest tiles.
+// Two stages where the device has room for them.
 template <int kK, int kV>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream) {
-  if constexpr (ReverseScanConfig<kK, kV, 2>::kSmemBytes > 163 * 1024) {
+  if constexpr (WantsOneStage(kK, kV)) {
     if (shared_limit < ReverseScanConfig<kK, kV, 2>::kSmemBytes) {
       LaunchReverseScanIn<kK, kV, 1>(params, stream);
       return;

@@ -3,7 +3,7 @@
 // In reverse the same with dL/dS. One level up, steps 1 and 2 are what ranks of sequence
 // parallelism exchange.
 //
-// Shared memory in KiB, K = V = 128, C = 64: | 2 x (x [C, K] 16 | y [C, V] 16) | 2 x tables 2.1 | =
+// Shared memory in KiB, K = V = 128, C = 64: | 2 x (x [C, K] 16 | y [C, V] 16) | 2 x tables 2.3 | =
 // kSmemBytes
 #pragma once
 
@@ -17,8 +17,7 @@ struct StateScanConfig {
   static constexpr bool kReverse = kReverse_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kV == 64 && kK == 64 ? 3 : 1;
-  static constexpr int kSmemBytes =
-      2 * kChunk * (kK + kV) * 2 + 2 * static_cast<int>(sizeof(DecayTables));
+  static constexpr int kSmemBytes = StateScanBytes(kK, kV);
 };
 
 // S' = transition S + (c outgoing k)^T v, or R' = transition R + (incoming q)^T dout.
@@ -49,12 +48,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     const int y_head =
         kReverse ? place.head : SharedHead(place.head, args.num_v_heads, args.num_heads);
     LoadTile<kK, kThreads>(x_tiles + i % 2 * kChunk * kK,
-                           RowsOf(x, chunk, x_head, 0, args.head_dim_k), chunk.length);
+                           RowsOf(x, chunk, x_head, place.key_slice * kK, args.head_dim_k),
+                           chunk.length);
     LoadTile<kV, kThreads>(y_tiles + i % 2 * kChunk * kV,
                            RowsOf(y, chunk, y_head, place.slice * kV, args.head_dim_v),
                            chunk.length);
     CpAsyncCommit();
-    if (WarpId() == 0) FillDecayTables(tables[i % 2], args, chunk, place.head);
+    if (WarpId() == 0) FillDecayTables(tables[i % 2], args, chunk, place.head, params.row_scales);
   };
 
   float state[kV / 8][4];
@@ -75,10 +75,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                             kReverse ? table.incoming : table.outgoing_scaled);
     if (kReverse && resets) Clear(state);
   }
-  const StateRows rows = {args.head_dim_k, args.head_dim_v, WarpId() * 16, place.slice * kV};
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK + WarpId() * 16,
+                          place.slice * kV};
   StoreState<false>(
       state, params.states + place.piece * (int64_t{1} * args.head_dim_k * args.head_dim_v), rows);
-  if (threadIdx.x == 0 && place.slice == 0 && params.log_transition != nullptr)
+  if (threadIdx.x == 0 && place.slice == 0 && place.key_slice == 0 &&
+      params.log_transition != nullptr)
     params.log_transition[place.piece] = log2_transition * params.transition_unit;
 }
 

@@ -154,8 +154,8 @@ HL_DEVICE int64_t ChunkStateRow(const DecayAttentionArgs& args, const SimtThread
 
 // Two buffers of each: v of token t and sums of token t - 1 go where the next token does not touch.
 struct SimtShared {
-  float (*values)[kSimtColumns];                  // [2]
-  float (*sums)[kMaxHeadDim / 32][kSimtColumns];  // [2]: q S of a token, by warps
+  float (*values)[kSimtColumns];                   // [2]
+  float (*sums)[kMaxHeadDimK / 32][kSimtColumns];  // [2]: q S of a token, by warps
 };
 // A token of one chunk, and the buffer that it uses.
 struct SimtToken {
@@ -250,10 +250,10 @@ HL_DEVICE void StoreTransition(float log_transition, const SimtScanParams& param
 
 // One barrier a token.
 template <typename T>
-__global__ void __launch_bounds__(kMaxHeadDim, 1) SimtScanKernel(const SimtScanParams params) {
+__global__ void __launch_bounds__(kMaxHeadDimK, 1) SimtScanKernel(const SimtScanParams params) {
   const DecayAttentionArgs& args = params.args;
   HL_SHARED(values, float[2][kSimtColumns]);
-  HL_SHARED(sums, float[2][kMaxHeadDim / 32][kSimtColumns]);
+  HL_SHARED(sums, float[2][kMaxHeadDimK / 32][kSimtColumns]);
   const SimtShared smem = {values, sums};
   const bool output = params.mode == SimtMode::kOutput;
   const SimtThread at = SimtThreadOf(args, output);
@@ -526,7 +526,7 @@ HL_DEVICE void StoreConstantDecay(const SimtReverseShared& smem,
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kMaxHeadDim, 1)
+__global__ void __launch_bounds__(kMaxHeadDimK, 1)
     SimtReverseScanKernel(const SimtReverseScanParams params) {
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;

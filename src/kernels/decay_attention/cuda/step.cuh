@@ -20,9 +20,9 @@ constexpr int kStepColumns = 64, kStepRows = 4;
 template <typename T>
 __global__ void __launch_bounds__(kStepColumns* kStepRows)
     StepKernel(const DecayAttentionStepArgs args) {
-  HL_SHARED(queries, float[kMaxHeadDim]);
-  HL_SHARED(keys, float[kMaxHeadDim]);
-  HL_SHARED(changes, float[kMaxHeadDim]);  // decay - 1: a decay near 1 keeps its bits
+  HL_SHARED(queries, float[kMaxHeadDimK]);
+  HL_SHARED(keys, float[kMaxHeadDimK]);
+  HL_SHARED(changes, float[kMaxHeadDimK]);  // decay - 1: a decay near 1 keeps its bits
   HL_SHARED(sums, float[kStepRows][kStepColumns]);
   HL_SHARED(norms, float[kStepColumns * kStepRows / 32]);
   const int thread = static_cast<int>(threadIdx.x);

@@ -15,7 +15,6 @@
 
 namespace halflife::kernels::decay {
 
-constexpr int kChunk = 64;     // C
 constexpr int kBaseBlock = 8;  // running sums of decays restart here: no chain is longer
 constexpr float kLog2E = 1.44269504088896341f;
 
@@ -29,18 +28,22 @@ HL_DEVICE int LaneColumn() { return LaneId() % 4 * 2; }  // 2t
 // ---- which part of the problem a block owns ----
 
 struct Place {
-  int sequence, segment, head, slice;
-  int begin, end;      // chunks of the segment
-  int first, last;     // chunks of the sequence: [first, last)
-  int64_t piece;       // (sequence, head, segment): what a segment hands over is indexed by this
-  int64_t state;       // (sequence, head)
-  bool starts, stops;  // the segment is the first, the last of its sequence
+  int sequence, segment, head;
+  int key_slice, slice;  // of K, of V
+  int begin, end;        // chunks of the segment
+  int first, last;       // chunks of the sequence: [first, last)
+  int64_t piece;         // (sequence, head, segment): what a segment hands over is indexed by this
+  int64_t state;         // (sequence, head)
+  bool starts, stops;    // the segment is the first, the last of its sequence
 };
+static_assert(sizeof(Place) == kPlaceBytes);
 HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shape, int every) {
   Place place;
   int64_t index = blockIdx.x;
   place.slice = static_cast<int>(index % shape.num_slices);
   index /= shape.num_slices;
+  place.key_slice = static_cast<int>(index % shape.num_key_slices);
+  index /= shape.num_key_slices;
   place.head = static_cast<int>(index % args.num_heads);
   index /= args.num_heads;
   place.segment = static_cast<int>(index % shape.num_segments);
@@ -87,6 +90,16 @@ HL_DEVICE Rows RowsOf(const TensorView& view, const Entry& chunk, int head, int 
                  (view.stride_t * size) % 16 == 0;
   rows.is_wide = size == 4;
   return rows;
+}
+
+// One slice's own of partial results, fp32 [slices, B, T, H, width]; of what is not partial, which
+// has one slice, all.
+HL_DEVICE TensorView SliceOf(TensorView view, const DecayAttentionArgs& args, int slice,
+                             int width) {
+  if (slice > 0)
+    view.data = static_cast<float*>(view.data) +
+                int64_t{1} * slice * args.batch * args.seq_len * args.num_heads * width;
+  return view;
 }
 
 // Starts to load a tile; rows past `length` and columns past the tensor's are zero. The unaligned
@@ -242,7 +255,8 @@ struct DecayTables {
   float prefix[kChunk];           // sum over tokens [start of r's base block, r]
   float suffix[kChunk];           // sum over tokens (s, end of s's base block]
   float between[kChunk];          // [i, j], j < i: sum over the base blocks between j and i
-  float incoming[kChunk];         // scale exp(sum over [0, r])
+  float query_scale[kChunk];      // scale, times the row's own factor where there is one
+  float incoming[kChunk];         // query_scale exp(sum over [0, r])
   float outgoing[kChunk];         // exp(sum over (s, C))
   float key_scale[kChunk];        // c
   float outgoing_scaled[kChunk];  // c exp(sum over (s, C))
@@ -251,6 +265,7 @@ struct DecayTables {
   float transition;       // exp of it
   float padding[6];
 };
+static_assert(sizeof(DecayTables) == kDecayTablesBytes);
 
 HL_DEVICE float LogDecayAt(const DecayAttentionArgs& args, const ChunkEntry& chunk, int token,
                            int head, int channel) {
@@ -277,9 +292,17 @@ HL_DEVICE float KeyScaleAt(const DecayAttentionArgs& args, const ChunkEntry& chu
                  head * view.stride_h];
 }
 
-// By one warp.
+// scale, times the row's factor of [B, T, H] where there are such.
+HL_DEVICE float QueryScaleAt(const DecayAttentionArgs& args, const float* row_scales,
+                             const ChunkEntry& chunk, int token, int head) {
+  const float scale = static_cast<float>(args.scale);
+  return row_scales == nullptr ? scale : scale * row_scales[FlatRow(args, chunk, token, head)];
+}
+
+// By one warp. `row_scales`: see ReverseScanParams; a forward has none.
 HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& args,
-                               const ChunkEntry& chunk, int head) {
+                               const ChunkEntry& chunk, int head,
+                               const float* row_scales = nullptr) {
   const int lane = LaneId(), in_block = lane % kBaseBlock;
   const int decay_head = SharedHead(head, args.num_decay_heads, args.num_heads);
 #pragma unroll 1
@@ -300,6 +323,7 @@ HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& ar
     tables.prefix[r] = prefix;
     tables.suffix[r] = suffix;
     tables.key_scale[r] = live ? KeyScaleAt(args, chunk, r, head) : 0.0f;
+    tables.query_scale[r] = live ? QueryScaleAt(args, row_scales, chunk, r, head) : 0.0f;
     if (in_block == kBaseBlock - 1) tables.totals[r / kBaseBlock] = prefix;
   }
   __syncwarp();
@@ -316,7 +340,7 @@ HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& ar
       if (j < m && m < i) between += total;
     }
     tables.between[r] = between;
-    tables.incoming[r] = static_cast<float>(args.scale) * Exp2Approx(before + tables.prefix[r]);
+    tables.incoming[r] = tables.query_scale[r] * Exp2Approx(before + tables.prefix[r]);
     const float outgoing = Exp2Approx(tables.suffix[r] + after);
     tables.outgoing[r] = outgoing;
     tables.outgoing_scaled[r] = outgoing * tables.key_scale[r];
@@ -399,28 +423,40 @@ HL_DEVICE void StoreTransposed(const float (&d)[kChunk / 8][4], bf16* stage, con
   }
   FlushTransposed(stage, rows, length, column);
 }
-// The same in fp32, for sums that others complete: the stage holds 32 rows at once.
-HL_DEVICE void StoreTransposedWide(const float (&d)[kChunk / 8][4], bf16* stage, const Rows& rows,
+// The same in fp32, for sums that others complete: the stage of 64 rows holds 32 at once.
+template <int kTiles>
+HL_DEVICE void StoreTransposedWide(const float (&d)[kTiles][4], bf16* stage, const Rows& rows,
                                    int length, int column) {
+  constexpr int kAtOnce = kTiles < 4 ? kTiles : 4;
   const int lane = FreshLaneId();
   float* const wide = reinterpret_cast<float*>(stage);
   float* const data = reinterpret_cast<float*>(rows.data) + column;
   const int columns = rows.dim - column;
 #pragma unroll
-  for (int part = 0; part < 2; ++part) {
+  for (int part = 0; part < kTiles / kAtOnce; ++part) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < kAtOnce; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        wide[(8 * n + lane % 4 * 2 + i % 2) * 16 + lane / 4 + i / 2 * 8] = d[4 * part + n][i];
+        wide[(8 * n + lane % 4 * 2 + i % 2) * 16 + lane / 4 + i / 2 * 8] = d[kAtOnce * part + n][i];
     }
     __syncwarp();
 #pragma unroll 1
-    for (int i = lane; i < 32 * 16; i += 32) {
-      const int row = 32 * part + i / 16, c = i % 16;
+    for (int i = lane; i < 8 * kAtOnce * 16; i += 32) {
+      const int row = 8 * kAtOnce * part + i / 16, c = i % 16;
       if (row < length && c < columns) data[row * rows.stride_t + c] = wide[i];
     }
     __syncwarp();
+  }
+}
+
+// Either, as the tensor wants it.
+HL_DEVICE void StoreTokens(const float (&d)[kChunk / 8][4], bf16* stage, const Rows& rows,
+                           int length, int column) {
+  if (rows.is_wide) {
+    StoreTransposedWide(d, stage, rows, length, column);
+  } else {
+    StoreTransposed(d, stage, rows, length, column);
   }
 }
 

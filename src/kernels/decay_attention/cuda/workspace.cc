@@ -8,6 +8,8 @@
 namespace halflife::kernels::cuda {
 namespace {
 
+constexpr size_t kHalf = 2;  // bytes of a bf16
+
 class Regions {
  public:
   size_t Add(size_t bytes) {
@@ -41,9 +43,77 @@ SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttentionPl
   return layout;
 }
 
-bool FitsInstance(const DecayAttentionArgs& args) {
-  return args.q.dtype == DType::kBF16 && args.norm_kind == NormKind::kNone &&
-         args.head_dim_k <= 128;
+size_t Rows(const DecayAttentionArgs& args) {
+  return size_t{1} * args.batch * args.seq_len * args.num_heads;
+}
+bool IsNormalised(const DecayAttentionArgs& args) { return args.norm_kind == NormKind::kSumOfKeys; }
+// Rows of K of all states that a forward keeps.
+size_t CheckpointRows(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  const auto slots = static_cast<size_t>(
+      NumCheckpointSlots(args.num_chunks, args.num_sequences, plan.checkpoint_every));
+  return slots * args.num_heads * args.head_dim_k;
+}
+bool HasConstantDecay(const DecayAttentionArgs& args) {
+  return args.decay_kind != DecayKind::kNone && !IsPerToken(args.decay_kind);
+}
+
+// The column of ones is one more slice of V.
+GradientSlices SlicesOfGradients(const DecayAttentionArgs& args, const Slices& slices) {
+  GradientSlices count;
+  count.keys = slices.values + (IsNormalised(args) ? 1 : 0);
+  count.values = slices.keys;
+  count.tokens = count.keys * slices.keys;
+  count.decays = IsPerChannel(args.decay_kind) ? count.keys : count.tokens;
+  return count;
+}
+
+void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                     BackwardLayout& layout, Regions& regions) {
+  const size_t rows = Rows(args), keys = args.head_dim_k, values = args.head_dim_v;
+  const size_t decays = IsPerChannel(args.decay_kind) ? keys : 1;
+  const Slices slices = SlicesOf(args, plan.backward);
+  const GradientSlices& sums = layout.slices = SlicesOfGradients(args, slices);
+  const auto partial = [&](int heads, int num_slices, size_t width) {
+    return heads < args.num_heads || num_slices > 1 ? num_slices * rows * width * sizeof(float) : 0;
+  };
+  if (plan.num_segments > 1) layout.segments = AddSegments(args, plan, regions);
+  layout.group = regions.Add(Pieces(args, plan) * slices.count() * plan.checkpoint_every *
+                             StatesPerChunk(args) * plan.backward.k * plan.backward.v * kHalf);
+  layout.dq = regions.Add(partial(args.num_q_heads, sums.keys, keys));
+  layout.dk = regions.Add(partial(args.num_k_heads, sums.keys, keys));
+  layout.dv = regions.Add(partial(args.num_v_heads, sums.values, values));
+  layout.dlog_decay = regions.Add(
+      IsPerToken(args.decay_kind) ? partial(args.num_decay_heads, sums.decays, decays) : 0);
+  layout.dlambda = regions.Add(
+      HasConstantDecay(args) ? sums.decays * Pieces(args, plan) * decays * sizeof(float) : 0);
+  layout.dkey_scale =
+      regions.Add(args.key_scale.data != nullptr ? partial(args.num_heads, sums.tokens, 1) : 0);
+  if (!IsNormalised(args)) return;
+  layout.normaliser.one = regions.Add(kHalf);
+  layout.normaliser.sums = regions.Add(slices.keys * rows * sizeof(float));
+  layout.normaliser.of_numerator = regions.Add(rows * sizeof(float));
+  layout.normaliser.of_sums = regions.Add(rows * sizeof(float));
+}
+
+void AddSimtBackward(const DecayAttentionArgs& args, BackwardLayout& layout, Regions& regions) {
+  const size_t rows = Rows(args), keys = args.head_dim_k, values = args.head_dim_v;
+  const size_t decays = IsPerChannel(args.decay_kind) ? keys : 1;
+  const int num_slices = decay::SimtSlices(args, decay::SimtMode::kStates);
+  const size_t slices = num_slices, states = size_t{1} * args.num_chunks * args.num_heads;
+  layout.slices = {num_slices, 1, num_slices, num_slices};
+  layout.simt_states =
+      regions.Add(states * keys * (values + (IsNormalised(args) ? 1 : 0)) * sizeof(float));
+  layout.dnorm = regions.Add(IsNormalised(args) ? rows * sizeof(float) : 0);
+  layout.dq = regions.Add(slices * rows * keys * sizeof(float));
+  layout.dk = regions.Add(slices * rows * keys * sizeof(float));
+  layout.dv = regions.Add(rows * values * sizeof(float));
+  layout.dkey_scale =
+      regions.Add(args.key_scale.data != nullptr ? slices * rows * sizeof(float) : 0);
+  layout.dlog_decay =
+      regions.Add(IsPerToken(args.decay_kind) ? slices * rows * decays * sizeof(float) : 0);
+  layout.dlambda = regions.Add(HasConstantDecay(args) ? slices * args.num_sequences *
+                                                            args.num_heads * decays * sizeof(float)
+                                                      : 0);
 }
 
 }  // namespace
@@ -62,59 +132,29 @@ int SimtSlices(const DecayAttentionArgs& args, SimtMode mode) {
 
 namespace halflife::kernels::cuda {
 
-Route ForwardRoute(const DecayAttentionArgs& args) {
-  if (!FitsInstance(args)) return Route::kSimt;
-  return IsPerChannel(args.decay_kind) ? Route::kChannelScan : Route::kTensorCores;
-}
-Route BackwardRoute(const DecayAttentionArgs& args) {
-  return args.head_dim_v <= 128 ? ForwardRoute(args) : Route::kSimt;
-}
-
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   Regions regions;
   ForwardLayout layout;
-  if (plan.num_segments > 1 && ForwardRoute(args) != Route::kSimt)
-    layout.segments = AddSegments(args, plan, regions);
+  if (ForwardRoute(args, plan) == Route::kSimt) return layout;
+  const size_t slices = SlicesOf(args, plan.forward).keys;
+  if (plan.num_segments > 1) layout.segments = AddSegments(args, plan, regions);
+  if (slices > 1 || IsNormalised(args))
+    layout.out = regions.Add(slices * Rows(args) * args.head_dim_v * sizeof(float));
+  if (IsNormalised(args)) {
+    layout.normaliser.one = regions.Add(kHalf);
+    layout.normaliser.sums = regions.Add(slices * Rows(args) * sizeof(float));
+  }
   layout.bytes = regions.bytes();
   return layout;
 }
 
 BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  const size_t rows = size_t{1} * args.batch * args.seq_len * args.num_heads;
-  const size_t keys = args.head_dim_k, values = args.head_dim_v;
-  const size_t decays = IsPerChannel(args.decay_kind) ? keys : 1;
-  const bool constant = args.decay_kind != DecayKind::kNone && !IsPerToken(args.decay_kind);
-  const bool normalised = args.norm_kind == NormKind::kSumOfKeys;
   Regions regions;
   BackwardLayout layout;
-  if (BackwardRoute(args) == Route::kSimt) {
-    const size_t slices = decay::SimtSlices(args, decay::SimtMode::kStates);
-    const size_t states = size_t{1} * args.num_chunks * args.num_heads;
-    layout.simt_states = regions.Add(states * keys * (values + normalised) * sizeof(float));
-    layout.dnorm = regions.Add(normalised ? rows * sizeof(float) : 0);
-    layout.dq = regions.Add(slices * rows * keys * sizeof(float));
-    layout.dk = regions.Add(slices * rows * keys * sizeof(float));
-    layout.dv = regions.Add(rows * values * sizeof(float));
-    layout.dkey_scale =
-        regions.Add(args.key_scale.data != nullptr ? slices * rows * sizeof(float) : 0);
-    layout.dlog_decay =
-        regions.Add(IsPerToken(args.decay_kind) ? slices * rows * decays * sizeof(float) : 0);
-    layout.dlambda = regions.Add(
-        constant ? slices * args.num_sequences * args.num_heads * decays * sizeof(float) : 0);
+  if (BackwardRoute(args, plan) == Route::kSimt) {
+    AddSimtBackward(args, layout, regions);
   } else {
-    const auto shared = [&](int heads, size_t width) {
-      return heads < args.num_heads ? rows * width * sizeof(float) : 0;
-    };
-    const size_t k = keys <= 64 ? 64 : 128, v = values <= 64 ? 64 : 128;
-    if (plan.num_segments > 1) layout.segments = AddSegments(args, plan, regions);
-    layout.group =
-        regions.Add(Pieces(args, plan) * plan.checkpoint_every * StatesPerChunk(args) * k * v * 2);
-    layout.dq = regions.Add(shared(args.num_q_heads, keys));
-    layout.dk = regions.Add(shared(args.num_k_heads, keys));
-    layout.dv = regions.Add(shared(args.num_v_heads, values));
-    layout.dlog_decay =
-        regions.Add(IsPerToken(args.decay_kind) ? shared(args.num_decay_heads, decays) : 0);
-    layout.dlambda = regions.Add(constant ? Pieces(args, plan) * decays * sizeof(float) : 0);
+    AddScanBackward(args, plan, layout, regions);
   }
   layout.bytes = regions.bytes();
   return layout;
@@ -127,10 +167,11 @@ size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttenti
   return MakeBackwardLayout(args, plan).bytes;
 }
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  if (BackwardRoute(args) == Route::kSimt) return 0;
-  const auto slots = static_cast<size_t>(
-      NumCheckpointSlots(args.num_chunks, args.num_sequences, plan.checkpoint_every));
-  return slots * args.num_heads * args.head_dim_k * args.head_dim_v * 2;
+  if (BackwardRoute(args, plan) == Route::kSimt) return 0;
+  return CheckpointRows(args, plan) * (args.head_dim_v + (IsNormalised(args) ? 1 : 0)) * kHalf;
+}
+size_t NormCheckpoints(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  return CheckpointRows(args, plan) * args.head_dim_v * kHalf;
 }
 
 }  // namespace halflife::kernels::cuda

@@ -9,18 +9,9 @@
 #include <cstdint>
 
 #include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/cuda/route.h"
 
 namespace halflife::kernels::cuda {
-
-// Which kernels run a problem.
-enum class Route {
-  // bf16, one decay factor a token, no normaliser, K and V (of a slice) within an instance
-  kTensorCores,
-  kChannelScan,  // the same where each channel has its own decay
-  kSimt,         // everything else, in fp32
-};
-Route ForwardRoute(const DecayAttentionArgs& args);
-Route BackwardRoute(const DecayAttentionArgs& args);
 
 // What the segments of a sequence hand to each other, [num_sequences, H, num_segments] of each;
 // nothing where one does.
@@ -28,21 +19,40 @@ struct SegmentLayout {
   size_t states = 0;  // [.., K, V] fp32: first the segment's own sum, then the state it starts from
   size_t log_transition = 0;  // [..(, K with decays of channels)]
 };
+// Of the scans with the normaliser, which take its sums of keys as the state of a column of ones.
+struct NormaliserLayout {
+  size_t one = 0;   // that column: one bf16
+  size_t sums = 0;  // fp32 [slices of K, B, T, H]: forward, the sums of keys; backward, dL/d(ones)
+  // Backward, fp32 [B, T, H]: row scales of the scan over V and of that over ones.
+  size_t of_numerator = 0, of_sums = 0;
+};
 struct ForwardLayout {
   SegmentLayout segments;
+  size_t out = 0;  // fp32 sums over slices of K, and numerators: [slices of K, B, T, H, V]
+  NormaliserLayout normaliser;
   size_t bytes = 0;
+};
+// How many slices of a gradient are to be summed; 1: it is written where it is wanted, if no heads
+// share it.
+struct GradientSlices {
+  int keys = 1;    // of dq and dk, which each slice of V has for all of its channels
+  int values = 1;  // of dv, which each slice of K has
+  int tokens = 1;  // of what is one number a token and head
+  int decays = 1;  // of dlog_decay
 };
 struct BackwardLayout {
   SegmentLayout segments;
   size_t group = 0;  // bf16 states within a group of chunks, one set a block, as fragments
-  // fp32 gradients of shared heads, one per head of the output, summed in the order of the heads.
-  size_t dq = 0, dk = 0;  // [B, T, H, K]
-  size_t dv = 0;          // [B, T, H, V]
-  size_t dlog_decay = 0;  // [B, T, H(, K)]
-  size_t dlambda = 0;     // [num_sequences, H, num_segments(, K)]: constant decays
-  // Of the SIMT kernels, whose partial sums above have a further leading dimension, the slices of V
-  // (but for dv).
-  size_t dkey_scale = 0;   // [slices, B, T, H]
+  // fp32 gradients in slices, or of shared heads, one per head of the output: summed in the order
+  // of the heads, of a head in the order of the slices.
+  GradientSlices slices;
+  size_t dq = 0, dk = 0;  // [slices, B, T, H, K]
+  size_t dv = 0;          // [slices, B, T, H, V]
+  size_t dlog_decay = 0;  // [slices, B, T, H(, K)]
+  size_t dlambda = 0;     // constant decays: [slices, num_sequences, H, num_segments(, K)]
+  size_t dkey_scale = 0;  // [slices, B, T, H]
+  NormaliserLayout normaliser;
+  // Of the SIMT kernels, whose dlambda is [num_sequences, H, slices(, K)].
   size_t simt_states = 0;  // [num_chunks, H, K, V (+ 1)]
   size_t dnorm = 0;        // [B, T, H]
   size_t bytes = 0;
@@ -53,8 +63,11 @@ BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAtt
 // Forward and Summarise; Backward and BackwardSummarise.
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-// bf16 [num_chunks / every + num_sequences, H, K, V]; nothing on the SIMT route, which recomputes.
+// bf16 [num_chunks / every + num_sequences, H, K, V], then with the normaliser the same of its one
+// column; nothing on the SIMT route, which recomputes.
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+// Where the column's begin.
+size_t NormCheckpoints(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
 template <typename T>
 T* At(void* workspace, size_t offset) {

@@ -51,5 +51,18 @@ TEST(CudaAgreement, OneProblemOfEachKind) {
     }
 }
 
+// Of the largest heads, in slices of K and V: few tokens suffice, as a state and a chunk of it are
+// there from the first.
+TEST(CudaAgreement, WideHeadsOfEachKind) {
+  for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
+                               DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    ExpectAgreement({.seq_len = 20,
+                     .heads = DecayHeads(kind),
+                     .dim_k = 256,
+                     .dim_v = 512,
+                     .kind = kind,
+                     .key_scale = true});
+}
+
 }  // namespace
 }  // namespace halflife::kernels::test

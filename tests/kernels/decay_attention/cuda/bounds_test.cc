@@ -90,6 +90,23 @@ TEST(CudaBounds, PackedSequences) {
                         .cu_seqlens = {0, 0, 63, 64, 200, 333}});
 }
 
+// Slices of K and V have partial sums, and with the normaliser one more.
+TEST(CudaBounds, Slices) {
+  if (kSanitized) GTEST_SKIP() << "in every other test the address sanitizer sees as much";
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken,
+                               DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
+    for (const bool norm : {false, true})
+      ExpectWithinBounds({.seq_len = 300,
+                          .heads = DecayHeads(kind),
+                          .dim_k = 68,
+                          .dim_v = 132,
+                          .kind = kind,
+                          .norm = norm,
+                          .key_scale = true,
+                          .num_segments = 2,
+                          .block = {64, 64}});
+}
+
 TEST(CudaBounds, TokenByToken) {
   if (kSanitized) GTEST_SKIP() << "in every other test the address sanitizer sees as much";
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerToken})
@@ -108,7 +125,7 @@ TEST(CudaBounds, TokenByToken) {
 TEST(CudaBounds, BackwardWithoutCheckpoints) {
   if (kSanitized) GTEST_SKIP() << "in every other test the address sanitizer sees as much";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
-    ExpectWithinBounds({.seq_len = 70, .heads = 1, .dim_v = 136, .kind = kind});
+    ExpectWithinBounds({.seq_len = 70, .heads = 1, .kind = kind, .simt_backward = true});
 }
 
 }  // namespace

@@ -207,7 +207,7 @@ TEST(CudaChunkScan, RefusalsSayWhatWouldWork) {
   wide = problem.Args();
   wide.head_dim_k = 300;
   EXPECT_THAT(MessageOf([&] { cuda::Forward(wide, problem.Plan(), nullptr); }),
-              testing::HasSubstr("1 to 256"));
+              testing::HasSubstr("K of 1 to 256 and V of 1 to 512 are compiled"));
 }
 
 }  // namespace

@@ -136,7 +136,7 @@ TEST(CudaFar, MoreBlocksThanALaunchTakes) {
   decay::ReduceHeadsParams sum = {};
   sum.batch = sum.num_out_heads = sum.num_heads = 1;
   sum.seq_len = std::numeric_limits<int>::max();
-  sum.dim = 256;
+  sum.dim = 1024;  // of which a thread has four
   EXPECT_HL_ERROR(decay::LaunchReduceHeads(sum, nullptr), ExitCode::kUsage,
                   "decay attention sum over heads", "4294967294 blocks", "split the batch");
 }

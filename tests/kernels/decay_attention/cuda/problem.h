@@ -32,7 +32,11 @@ struct ProblemShape {
   bool norm = false, key_scale = false, states = true;
   bool odd_strides = false;  // rows that no vector load can take
   bool far = false;          // rows more than 2^31 elements apart, see Layout
-  int num_segments = 1, block_v = 0;
+  int num_segments = 1;
+  int block_v = 0;                           // of the forward; 0: MakePlan decides
+  DecayBlock block;                          // of both directions; none: MakePlan decides
+  int shared_bytes = 227 << 10;              // of the device: most a block may ask for
+  bool simt = false, simt_backward = false;  // as where no scan fits
   std::vector<int32_t> document_starts, cu_seqlens;
   uint64_t seed = 1;
 
@@ -59,8 +63,8 @@ struct ProblemShape {
   std::string Name() const {
     return Concat("B", batch, " T", seq_len, " H", heads, " K", dim_k, " V", dim_v, " kind ",
                   static_cast<int>(kind), " ", halflife::Name(dtype), " strength ",
-                  static_cast<int>(strength), " norm ", norm, " segments ", num_segments, " seed ",
-                  seed);
+                  static_cast<int>(strength), " norm ", norm, " segments ", num_segments,
+                  " blocks ", block.k, " x ", block.v, " seed ", seed);
   }
 };
 
@@ -164,9 +168,12 @@ class Problem {
   DecayAttentionPlan Plan() {
     const DecayAttentionArgs args = Args();
     DecayAttentionPlan plan =
-        MakePlan(args, {.is_cuda = true, .num_sms = 4, .shared_memory_bytes = 227 << 10},
+        MakePlan(args, {.is_cuda = true, .num_sms = 4, .shared_memory_bytes = shape_.shared_bytes},
                  {.num_segments = shape_.num_segments});
-    if (shape_.block_v > 0) plan.block_v = shape_.block_v;
+    if (shape_.block.k > 0 && plan.forward.k > 0) plan.forward = plan.backward = shape_.block;
+    if (shape_.block_v > 0 && plan.forward.k > 0) plan.forward.v = shape_.block_v;
+    if (shape_.simt) plan.forward = {};
+    if (shape_.simt || shape_.simt_backward) plan.backward = {};
     return plan;
   }
   // Buffers of exactly the promised size.

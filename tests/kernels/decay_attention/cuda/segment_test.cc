@@ -143,6 +143,21 @@ TEST(CudaSegment, SummariesCompose) {
       {.seq_len = 300, .heads = 1, .kind = DecayKind::kPerTokenChannel, .document_starts = {100}});
 }
 
+TEST(CudaSegment, SummariesOfSlicesAndOfTheNormaliserCompose) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    for (const int segments : {1, 2})
+      ExpectSummaries({.seq_len = 300,
+                       .heads = 1,
+                       .dim_k = 72,
+                       .dim_v = 72,
+                       .kind = kind,
+                       .norm = segments == 2,
+                       .key_scale = true,
+                       .num_segments = segments,
+                       .block = {64, 64}});
+}
+
 // A decay of 0 in a later segment cuts all that was before it off, a NaN too.
 TEST(CudaSegment, ZeroDecayClosesTheTransition) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";

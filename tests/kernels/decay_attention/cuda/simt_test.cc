@@ -35,21 +35,30 @@ TEST(CudaSimt, AnyLength) {
                        .norm = norm});
 }
 
-// Keys of more channels than the tensor cores' kernels take; values of more, for which only the
-// gradients run here.
+// As where no scan fits a device.
 TEST(CudaSimt, WideHeadsOfBf16) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
     for (const HeadDims& dims : {HeadDims{130, 24}, HeadDims{24, 130}}) {
       if (kSlow && (kind != DecayKind::kPerTokenChannel || dims.v != 24)) continue;
-      ExpectGradients({.seq_len = 66, .heads = 1, .dim_k = dims.k, .dim_v = dims.v, .kind = kind});
+      ExpectGradients({.seq_len = 66,
+                       .heads = 1,
+                       .dim_k = dims.k,
+                       .dim_v = dims.v,
+                       .kind = kind,
+                       .simt = true});
     }
 }
 
 TEST(CudaSimt, NormaliserOfBf16) {
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
     if (kSlow && kind != DecayKind::kPerToken) continue;
-    ExpectGradients(
-        {.seq_len = 66, .heads = 1, .dim_k = 40, .dim_v = 24, .kind = kind, .norm = true});
+    ExpectGradients({.seq_len = 66,
+                     .heads = 1,
+                     .dim_k = 40,
+                     .dim_v = 24,
+                     .kind = kind,
+                     .norm = true,
+                     .simt = true});
   }
 }
 
@@ -124,6 +133,7 @@ TEST(CudaSimt, SharedHeadsDocumentsAndSizes) {
                    .dim_k = 256,
                    .dim_v = 250,
                    .kind = DecayKind::kPerTokenChannel,
+                   .simt = true,
                    .document_starts = {3, 5},
                    .cu_seqlens = {0, 0, 7, 20}});
 }

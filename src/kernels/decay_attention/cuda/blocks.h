@@ -1,0 +1,69 @@
+// What a block of a scan may own of a state [K, V], and the shared memory that it takes for it: for
+// the kernels, which take it, and for the plan, which asks whether a device has it. C++17, no CUDA.
+//
+//   const int64_t bytes = decay::ReverseScanBytes(128, 128, /*stages=*/2);
+//   const bool fits = bytes <= limits.shared_memory_bytes;
+//
+// Heads wider than a block are cut into slices of K and of V, a block each. All that a scan sums
+// over K or V is a sum over slices: a slice of V has its own columns of out, dv and the states, a
+// slice of K its own channels of dq, dk and the states, and what both sides share (scores and their
+// gradients, gradients of decays and of key scales) is linear in either.
+#pragma once
+
+#include <cstdint>
+
+namespace halflife::kernels::decay {
+
+constexpr int kChunk = 64;  // C
+constexpr int kTile = 16;   // tokens of a step with decays of channels
+
+constexpr int64_t kSharedMemoryOf[] = {99 << 10,    // sm_86, sm_89, sm_120
+                                       163 << 10,   // sm_80
+                                       227 << 10};  // sm_90, sm_100
+
+constexpr int kDecayTablesBytes = (9 * kChunk + kChunk / 8 + 8) * 4;  // DecayTables
+constexpr int GradSumsBytes(int warps) {                              // GradSums
+  return (warps / 4 * kChunk + 5 * kChunk + 2 * warps * kChunk + warps + 8) * 4;
+}
+constexpr int ChannelGradSumsBytes(int k) {  // ChannelGradSums
+  return (2 * kTile * kTile + 2 * kTile + k / 32 * kTile + 2 * k) * 4;
+}
+
+constexpr int kPlaceBytes = 64;  // Place
+
+// Forward: two stages of q, k, v; scores; a stage of out.
+constexpr int ChunkScanBytes(int k, int v) {
+  return 2 * kChunk * (2 * k + v) * 2 + kChunk * kChunk * 2 + kChunk * v * 2 +
+         2 * kDecayTablesBytes;
+}
+// The same with decays of channels: operands scaled for a tile, twice, and its decays.
+constexpr int ChannelScanBytes(int k, int v) {
+  return 2 * kChunk * (2 * k + v) * 2 + 2 * kTile * k * 2 * 2 + 2 * k * 4 + kTile * k * 4 +
+         kTile * kChunk * 2 + kChunk * v * 2;
+}
+// Backward: stages of q, k, v, dout; R; scores and their gradients; a stage of outputs.
+constexpr int ReverseScanBytes(int k, int v, int stages) {
+  return stages * kChunk * 2 * (k + v) * 2 + k * v * 2 + 2 * kChunk * kChunk * 2 + kChunk * k * 2 +
+         2 * kDecayTablesBytes + GradSumsBytes(k / 16) + kPlaceBytes;
+}
+constexpr int ChannelReverseScanBytes(int k, int v) {
+  return 2 * kTile * 2 * (k + v) * 2 + 2 * kTile * k * 4 + 2 * kTile * k * 2 + k * v * 2 +
+         2 * kTile * (k + 4) * 4 + kTile * kChunk * 2 + k / 16 * kTile * 16 * 2 +
+         ChannelGradSumsBytes(k) + kPlaceBytes;
+}
+// States of segments: two stages of k and v, or of q and dout.
+constexpr int StateScanBytes(int k, int v) {
+  return 2 * kChunk * (k + v) * 2 + 2 * kDecayTablesBytes;
+}
+constexpr int ChannelStateScanBytes(int k, int v) {
+  return 2 * kTile * (k + v) * 2 + kTile * k * 4 + kTile * k * 2 + k * 4;
+}
+
+// Whether there is a device on which the reverse scan's tiles fit in one stage, but not in two.
+constexpr bool WantsOneStage(int k, int v) {
+  for (const int64_t limit : kSharedMemoryOf)
+    if (ReverseScanBytes(k, v, 1) <= limit && ReverseScanBytes(k, v, 2) > limit) return true;
+  return false;
+}
+
+}  // namespace halflife::kernels::decay

@@ -1,0 +1,105 @@
+#include "kernels/decay_attention/cuda/route.h"
+
+#include <limits>
+
+#include "core/concat.h"
+#include "kernels/decay_attention/cuda/blocks.h"
+
+namespace halflife::kernels::cuda {
+namespace {
+
+constexpr DecayBlock kBlocks[] = {
+#define HL_DECAY_INSTANCE_64(V) {64, V},
+#define HL_DECAY_INSTANCE_128(V) {128, V},
+#include "kernels/decay_attention/cuda/instances/instances.inc"
+};
+
+bool HasScan(const DecayAttentionArgs& args) {
+  return args.q.dtype == DType::kBF16 && args.head_dim_k <= kMaxHeadDimK;
+}
+Route RouteOf(const DecayAttentionArgs& args, const DecayBlock& block) {
+  if (!HasScan(args) || block.k == 0) return Route::kSimt;
+  return IsPerChannel(args.decay_kind) ? Route::kChannelScan : Route::kTensorCores;
+}
+
+// Bytes of `width` channels of a result: bf16, or fp32 of each slice to memory and back, then bf16.
+double ResultBytes(int width, int num_slices) {
+  return num_slices == 1 ? 2.0 * width : (8.0 * num_slices + 2) * width;
+}
+double BackwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& block) {
+  const int K = args.head_dim_k, V = args.head_dim_v;
+  const Slices slices = SlicesOf(args, block);
+  return 4.0 * K * slices.values + 4.0 * V * slices.keys + 2 * ResultBytes(K, slices.values) +
+         ResultBytes(V, slices.keys);
+}
+
+template <typename SharedBytes, typename BytesPerToken>
+DecayBlock BestBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes,
+                     const SharedBytes& shared_bytes, const BytesPerToken& bytes_per_token) {
+  DecayBlock best;
+  if (!HasScan(args)) return best;
+  double best_bytes = std::numeric_limits<double>::infinity();
+  for (const DecayBlock& block : kBlocks) {  // the smaller ones first
+    if (shared_bytes(args.decay_kind, block) > shared_memory_bytes) continue;
+    const double bytes = bytes_per_token(args, block);
+    if (bytes >= best_bytes) continue;
+    best = block;
+    best_bytes = bytes;
+  }
+  return best;
+}
+
+std::string DescribeBlock(const DecayAttentionArgs& args, const DecayBlock& block) {
+  if (block.k == 0) return "token by token, as no block fits the shared memory";
+  const Slices slices = SlicesOf(args, block);
+  std::string text = Concat("in blocks of ", block.k, " x ", block.v);
+  if (slices.count() > 1) text += Concat(", ", slices.keys, " x ", slices.values, " a head");
+  return text;
+}
+
+}  // namespace
+
+Route ForwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  return RouteOf(args, plan.forward);
+}
+Route BackwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  return RouteOf(args, plan.backward);
+}
+
+DecayBlock ForwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes) {
+  return BestBlock(args, shared_memory_bytes, ForwardSharedBytes, ForwardBytesPerToken);
+}
+DecayBlock BackwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes) {
+  return BestBlock(args, shared_memory_bytes, BackwardSharedBytes, BackwardBytesPerToken);
+}
+
+int ForwardSharedBytes(DecayKind kind, const DecayBlock& block) {
+  return IsPerChannel(kind) ? decay::ChannelScanBytes(block.k, block.v)
+                            : decay::ChunkScanBytes(block.k, block.v);
+}
+int BackwardSharedBytes(DecayKind kind, const DecayBlock& block) {
+  if (IsPerChannel(kind)) return decay::ChannelReverseScanBytes(block.k, block.v);
+  return decay::ReverseScanBytes(block.k, block.v, decay::WantsOneStage(block.k, block.v) ? 1 : 2);
+}
+
+Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block) {
+  if (block.k == 0) return {1, 1};
+  return {(args.head_dim_k + block.k - 1) / block.k, (args.head_dim_v + block.v - 1) / block.v};
+}
+
+double ForwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& block) {
+  const int K = args.head_dim_k, V = args.head_dim_v;
+  const Slices slices = SlicesOf(args, block);
+  return 4.0 * K * slices.values + 2.0 * V * slices.keys + ResultBytes(V, slices.keys);
+}
+
+std::string DescribeRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  const std::string shape = Concat("K ", args.head_dim_k, ", V ", args.head_dim_v, ", ");
+  if (args.q.dtype != DType::kBF16)
+    return Concat(shape, "token by token, as q is ", Name(args.q.dtype),
+                  "; bf16 runs on tensor cores");
+  return Concat(shape, "on tensor cores: forward ", DescribeBlock(args, plan.forward),
+                "; backward ", DescribeBlock(args, plan.backward));
+}
+
+}  // namespace halflife::kernels::cuda

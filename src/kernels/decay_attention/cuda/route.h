@@ -1,0 +1,48 @@
+// Which kernels run a problem, and what a block of them owns of a state. Host code.
+//
+//   plan.forward = cuda::ForwardBlock(args, limits.shared_memory_bytes);
+//   plan.backward = cuda::BackwardBlock(args, limits.shared_memory_bytes);
+//   cuda::DescribeRoute(args, plan);  // "tensor cores: forward in blocks of 128 x 128, ..."
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/decay_attention/args.h"
+
+namespace halflife::kernels::cuda {
+
+enum class Route {
+  kTensorCores,  // bf16, one decay factor a token or none
+  kChannelScan,  // bf16 where each channel has its own decay: tensor cores too
+  kSimt,         // everything else, token by token in fp32
+};
+Route ForwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+Route BackwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+
+// The compiled block whose scan fits the shared memory and moves the fewest bytes, the smaller one
+// of equals; none ({0, 0}) where no scan takes the problem.
+DecayBlock ForwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes);
+DecayBlock BackwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes);
+
+// Shared memory of the scan in blocks of this size, in bytes; of the backward's with the fewest
+// stages that are compiled.
+int ForwardSharedBytes(DecayKind kind, const DecayBlock& block);
+int BackwardSharedBytes(DecayKind kind, const DecayBlock& block);
+
+// Slices of a head that blocks of this size own; 1 and 1 without a block.
+struct Slices {
+  int keys, values;  // of K, of V
+
+  int count() const { return keys * values; }
+};
+Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block);
+
+// Bytes that a forward moves for a token of one head: the operands for each slice that reads them,
+// and sums over slices of K in fp32.
+double ForwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& block);
+
+// One line for a log: the kernels that run, and where they are not the fast ones why.
+std::string DescribeRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+
+}  // namespace halflife::kernels::cuda

@@ -1,0 +1,410 @@
+// Decay attention on tensor cores: which scans run, over what, and what sums their slices. Host
+// code.
+//
+// Blocks of a head that is wider than a block's state run side by side and leave fp32 partial sums
+// that a second kernel adds up in the order of the slices. One block that took its slices in turn
+// would need no such sums, but a head of 256 x 512 would be one block where eight can run, and
+// a multiprocessor has no registers for more than a slice of dL/d(state) at once.
+//
+// A normalised output n / (d + eps) is two problems of one kind: n over the columns of V, d over a
+// column of ones, with states and gradients of their own, whose dq, dk and decays add up.
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "core/error.h"
+#include "kernels/cuda/device.h"
+#include "kernels/decay_attention/cuda/launch.h"
+#include "kernels/decay_attention/cuda/normaliser.h"
+#include "kernels/decay_attention/cuda/scans.h"
+#include "kernels/decay_attention/cuda/workspace.h"
+
+namespace halflife::kernels::cuda {
+namespace {
+
+struct Instance {
+  int k, v;  // of a block
+  void (*chunk_scan)(const decay::ChunkScanParams&, cudaStream_t);
+  void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
+  void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
+  void (*channel_reverse_scan)(const decay::ReverseScanParams&, cudaStream_t);
+  void (*state_scan)(const decay::StateScanParams&, cudaStream_t);
+  void (*channel_state_scan)(const decay::StateScanParams&, cudaStream_t);
+};
+#define HL_DECAY_INSTANCE(K, V)           \
+  {K,                                     \
+   V,                                     \
+   decay::LaunchChunkScan<K, V>,          \
+   decay::LaunchChannelScan<K, V>,        \
+   decay::LaunchReverseScan<K, V>,        \
+   decay::LaunchChannelReverseScan<K, V>, \
+   decay::LaunchStateScan<K, V>,          \
+   decay::LaunchChannelStateScan<K, V>},
+constexpr Instance kInstances[] = {
+#define HL_DECAY_INSTANCE_64(V) HL_DECAY_INSTANCE(64, V)
+#define HL_DECAY_INSTANCE_128(V) HL_DECAY_INSTANCE(128, V)
+#include "kernels/decay_attention/cuda/instances/instances.inc"
+};
+#undef HL_DECAY_INSTANCE
+
+const Instance& InstanceOf(const DecayBlock& block) {
+  std::string names;
+  for (const Instance& instance : kInstances) {
+    if (instance.k == block.k && instance.v == block.v) return instance;
+    names += Concat(" (", instance.k, ", ", instance.v, ")");
+  }
+  HL_FAIL(ExitCode::kUsage, "decay attention in blocks of (", block.k, ", ", block.v,
+          ") of (K, V) is not compiled; these are:", names);
+}
+
+// The most shared memory a block may ask for.
+int SharedMemoryLimit() {
+#if HL_EMULATE
+  // HL_EMU_SHARED_BYTES=166912 plays an sm_80.
+  const char* const limit = std::getenv("HL_EMU_SHARED_BYTES");
+  return limit == nullptr ? kMaxSharedBytesPerBlock : std::atoi(limit);
+#else
+  int device = 0, bytes = 0;
+  const cudaError_t found = cudaGetDevice(&device);
+  HL_CHECK_AS(ExitCode::kEnvironment, found == cudaSuccess,
+              "cudaGetDevice: ", cudaGetErrorString(found));
+  const cudaError_t known =
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  HL_CHECK_AS(ExitCode::kEnvironment, known == cudaSuccess, "shared memory of device ", device,
+              ": ", cudaGetErrorString(known));
+  return bytes;
+#endif
+}
+
+bool IsNormalised(const DecayAttentionArgs& args) { return args.norm_kind == NormKind::kSumOfKeys; }
+
+// One scan and those of its segments: of the problem itself, or of a column of ones.
+struct Scan {
+  DecayAttentionArgs args;  // without the normaliser
+  DecayBlock block;
+  int num_segments, checkpoint_every;
+  const float* row_scales;  // in reverse: of dout
+
+  const Instance& instance() const { return InstanceOf(block); }
+  decay::SegmentShape Shape() const {
+    const Slices slices = SlicesOf(args, block);
+    return {num_segments, slices.keys, slices.values};
+  }
+  bool per_channel() const { return IsPerChannel(args.decay_kind); }
+};
+Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+            const DecayBlock& block) {
+  Scan scan = {args, block, std::max(plan.num_segments, 1), plan.checkpoint_every, nullptr};
+  scan.args.norm_kind = NormKind::kNone;
+  return scan;
+}
+// Of the sums of keys: v is one column of ones, the state is the normaliser's. The block is as wide
+// in K, so that its slices are the problem's.
+Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                const DecayBlock& block, const NormaliserLayout& layout) {
+  Scan scan = ScanOf(args, plan, {block.k, 64});
+  DecayAttentionArgs& ones = scan.args;
+  ones.head_dim_v = 1;
+  ones.num_v_heads = 1;
+  ones.v = {At<bf16>(args.workspace, layout.one), 0, 0, 0, DType::kBF16};
+  ones.initial_state = args.initial_norm;
+  ones.final_state = args.final_norm;
+  if (args.checkpoints != nullptr)
+    ones.checkpoints = static_cast<char*>(args.checkpoints) + NormCheckpoints(args, plan);
+  return scan;
+}
+
+// [slices, B, T, H, dim] fp32 in the workspace, from slice `first` on.
+TensorView Partial(const DecayAttentionArgs& args, size_t offset, int dim, int first = 0) {
+  const int64_t row = int64_t{1} * args.num_heads * dim;
+  return {At<float>(args.workspace, offset) + first * args.batch * args.seq_len * row,
+          row * args.seq_len, row, dim, DType::kF32};
+}
+// ---- segments ----
+
+void LaunchStates(const Scan& scan, const decay::StateScanParams& own, cudaStream_t stream) {
+  const Instance& instance = scan.instance();
+  (scan.per_channel() ? instance.channel_state_scan : instance.state_scan)(own, stream);
+}
+decay::StateScanParams StateScanOf(const Scan& scan, const TensorView* dout) {
+  decay::StateScanParams own = {};
+  own.args = scan.args;
+  own.reverse = dout != nullptr;
+  if (own.reverse) own.dout = *dout;
+  own.row_scales = scan.row_scales;
+  own.shape = scan.Shape();
+  own.checkpoint_every = scan.checkpoint_every;
+  return own;
+}
+
+// Launches the scans of the segments for their own states and the scan over segments, which turns
+// these into the states before each (reverse: dL/dS after each) and passes on what `over` says.
+const float* ScanSegments(const Scan& scan, const SegmentLayout& layout, const TensorView* dout,
+                          decay::SegmentScanParams over, cudaStream_t stream) {
+  const DecayAttentionArgs& args = scan.args;
+  decay::StateScanParams own = StateScanOf(scan, dout);
+  own.states = At<float>(args.workspace, layout.states);
+  own.log_transition = At<float>(args.workspace, layout.log_transition);
+  own.transition_unit = 1;
+  LaunchStates(scan, own, stream);
+  over.num_states = int64_t{1} * args.num_sequences * args.num_heads;
+  over.num_segments = scan.num_segments;
+  over.state_elements = args.head_dim_k * args.head_dim_v;
+  over.transitions = scan.per_channel() ? args.head_dim_k : 1;
+  over.reverse = own.reverse;
+  over.states = own.states;
+  over.log2_transition = own.log_transition;
+  decay::LaunchSegmentScan(over, stream);
+  return own.states;
+}
+// What each segment starts from; null where there is one.
+const float* SegmentStates(const Scan& scan, const SegmentLayout& layout, const TensorView* dout,
+                           const void* initial_state, cudaStream_t stream) {
+  if (scan.num_segments == 1) return nullptr;
+  decay::SegmentScanParams over = {};
+  over.initial_state = static_cast<const float*>(initial_state);
+  return ScanSegments(scan, layout, dout, over, stream);
+}
+
+// What a segment of a sequence hands to the ranks that hold the others.
+void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,
+               float* log_transition, cudaStream_t stream) {
+  if (scan.num_segments > 1) {
+    decay::SegmentScanParams over = {};
+    over.final_state = static_cast<float*>(state);
+    over.log_transition = log_transition;
+    ScanSegments(scan, layout, dout, over, stream);
+    return;
+  }
+  decay::StateScanParams own = StateScanOf(scan, dout);  // one segment's own state is the summary
+  own.states = static_cast<float*>(state);
+  own.log_transition = log_transition;
+  own.transition_unit = 0.693147180559945309f;
+  LaunchStates(scan, own, stream);
+}
+
+// ---- forward ----
+
+// `out`: args.out, or fp32 [slices of K, B, T, H, V].
+void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorView& out,
+                cudaStream_t stream) {
+  const Instance& instance = scan.instance();
+  decay::ChunkScanParams params;
+  params.args = scan.args;
+  params.shape = scan.Shape();
+  params.checkpoint_every = scan.checkpoint_every;
+  params.segment_states = SegmentStates(scan, segments, nullptr, scan.args.initial_state, stream);
+  params.out = out;
+  (scan.per_channel() ? instance.channel_scan : instance.chunk_scan)(params, stream);
+}
+
+// ---- backward ----
+
+// Where the gradients of one scan go.
+struct GradientPlaces {
+  TensorView dq, dk, dv, dlog_decay, dkey_scale;
+  float* dlambda;
+};
+
+// The gradients' places as their layout says; `first` of the slices of V and, of what slices of K
+// have each, `first_part`.
+GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                        const BackwardLayout& layout, int first) {
+  const DecayAttentionArgs& args = grads.forward;
+  const bool per_channel = IsPerChannel(args.decay_kind);
+  const int K = args.head_dim_k, decay_dim = per_channel ? K : 1;
+  const int first_part = first * SlicesOf(args, plan.backward).keys;
+  const int first_decay = per_channel ? first : first_part;
+  const auto place = [&](const TensorView& gradient, int heads, int slices, int dim, size_t offset,
+                         int slice) {
+    const bool whole = heads == args.num_heads && slices == 1;
+    return whole || gradient.data == nullptr ? gradient : Partial(args, offset, dim, slice);
+  };
+  const GradientSlices& slices = layout.slices;
+  GradientPlaces places = {};
+  places.dq = place(grads.dq, args.num_q_heads, slices.keys, K, layout.dq, first);
+  places.dk = place(grads.dk, args.num_k_heads, slices.keys, K, layout.dk, first);
+  places.dv = place(grads.dv, args.num_v_heads, slices.values, args.head_dim_v, layout.dv, 0);
+  places.dkey_scale =
+      place(grads.dkey_scale, args.num_heads, slices.tokens, 1, layout.dkey_scale, first_part);
+  if (grads.dlog_decay.data == nullptr) return places;
+  if (IsPerToken(args.decay_kind)) {
+    places.dlog_decay = place(grads.dlog_decay, args.num_decay_heads, slices.decays, decay_dim,
+                              layout.dlog_decay, first_decay);
+  } else {
+    places.dlambda = At<float>(args.workspace, layout.dlambda) +
+                     int64_t{1} * first_decay * args.num_sequences * args.num_heads *
+                         std::max(plan.num_segments, 1) * decay_dim;
+  }
+  return places;
+}
+
+// `grads` names what the scan reads beside its args, and the states' gradients.
+void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
+                 const BackwardLayout& layout, const GradientPlaces& places, cudaStream_t stream) {
+  const Instance& instance = scan.instance();
+  decay::ReverseScanParams params;
+  params.grads = grads;
+  params.grads.forward = scan.args;
+  params.row_scales = scan.row_scales;
+  params.shape = scan.Shape();
+  params.checkpoint_every = scan.checkpoint_every;
+  params.group = At<char>(scan.args.workspace, layout.group);
+  params.dq = places.dq;
+  params.dk = places.dk;
+  params.dv = places.dv;
+  params.dlog_decay = places.dlog_decay;
+  params.dkey_scale = places.dkey_scale;
+  params.dlambda = places.dlambda;
+  params.segment_states =
+      SegmentStates(scan, layout.segments, &grads.dout, grads.dfinal_state, stream);
+  if (scan.per_channel()) {
+    instance.channel_reverse_scan(params, stream);
+  } else {
+    instance.reverse_scan(params, SharedMemoryLimit(), stream);
+  }
+}
+
+// The scans of a backward: over V, and with the normaliser, whose row scales this computes, over
+// the column of ones. Its dL/d(sum of keys) is a scale of rows of ones, so that no rounding of it
+// meets what the numerator gives, from most of which it is subtracted.
+struct ReverseScans {
+  Scan values, ones;
+  TensorView dout_of_ones;
+};
+ReverseScans ScansOfBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                             const NormaliserLayout& layout, const TensorView& dout,
+                             cudaStream_t stream) {
+  ReverseScans scans = {
+      ScanOf(args, plan, plan.backward), ScanOfOnes(args, plan, plan.backward, layout), {}};
+  if (!IsNormalised(args)) return scans;
+  float* const of_numerator = At<float>(args.workspace, layout.of_numerator);
+  float* const of_sums = At<float>(args.workspace, layout.of_sums);
+  decay::LaunchNormaliserGradient(
+      {args, dout, of_numerator, of_sums, At<bf16>(args.workspace, layout.one)}, stream);
+  scans.values.row_scales = of_numerator;
+  scans.ones.row_scales = of_sums;
+  scans.dout_of_ones = scans.ones.args.v;
+  return scans;
+}
+
+// Sums over slices, and over heads that share.
+void SumGradients(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                  const BackwardLayout& layout, cudaStream_t stream) {
+  const DecayAttentionArgs& args = grads.forward;
+  const int decay_dim = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
+  const auto sum = [&](const TensorView& gradient, int heads, int slices, int dim, size_t offset) {
+    if (gradient.data == nullptr || (heads == args.num_heads && slices == 1)) return;
+    decay::LaunchReduceHeads({At<float>(args.workspace, offset), gradient, slices, args.batch,
+                              args.seq_len, args.num_heads, heads, dim},
+                             stream);
+  };
+  const GradientSlices& slices = layout.slices;
+  sum(grads.dq, args.num_q_heads, slices.keys, args.head_dim_k, layout.dq);
+  sum(grads.dk, args.num_k_heads, slices.keys, args.head_dim_k, layout.dk);
+  sum(grads.dv, args.num_v_heads, slices.values, args.head_dim_v, layout.dv);
+  sum(grads.dkey_scale, args.num_heads, slices.tokens, 1, layout.dkey_scale);
+  if (grads.dlog_decay.data == nullptr) return;
+  if (IsPerToken(args.decay_kind)) {
+    sum(grads.dlog_decay, args.num_decay_heads, slices.decays, decay_dim, layout.dlog_decay);
+  } else {
+    decay::LaunchReduceConstant(
+        {At<float>(args.workspace, layout.dlambda), static_cast<float*>(grads.dlog_decay.data),
+         slices.decays, args.num_sequences, std::max(plan.num_segments, 1), args.num_heads,
+         args.num_decay_heads, decay_dim},
+        stream);
+  }
+}
+
+}  // namespace
+
+void CheckBlocks(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  const int limit = SharedMemoryLimit();
+  const auto check = [&](const char* what, const DecayBlock& block, int bytes) {
+    HL_CHECK_AS(ExitCode::kUsage, bytes <= limit, "decay attention, ", what, " in blocks of ",
+                block.k, " x ", block.v, ": ", bytes, " bytes of shared memory, where a block has ",
+                limit, "; a plan made for this device would work");
+  };
+  if (ForwardRoute(args, plan) != Route::kSimt) {
+    InstanceOf(plan.forward);
+    check("forward", plan.forward, ForwardSharedBytes(args.decay_kind, plan.forward));
+  }
+  if (BackwardRoute(args, plan) != Route::kSimt) {
+    InstanceOf(plan.backward);
+    check("backward", plan.backward, BackwardSharedBytes(args.decay_kind, plan.backward));
+  }
+}
+
+void ScanForward(const DecayAttentionArgs& given, const DecayAttentionPlan& plan,
+                 cudaStream_t stream) {
+  DecayAttentionArgs args = given;
+  // They have no room where the backward takes none.
+  if (BackwardRoute(args, plan) == Route::kSimt) args.checkpoints = nullptr;
+  const ForwardLayout layout = MakeForwardLayout(args, plan);
+  const Scan scan = ScanOf(args, plan, plan.forward);
+  const int num_slices = scan.Shape().num_key_slices;
+  const TensorView partial = Partial(args, layout.out, args.head_dim_v);
+  if (!IsNormalised(args)) {
+    RunForward(scan, layout.segments, num_slices == 1 ? args.out : partial, stream);
+    if (num_slices > 1)
+      decay::LaunchReduceHeads(
+          {static_cast<const float*>(partial.data), args.out, num_slices, args.batch, args.seq_len,
+           args.num_heads, args.num_heads, args.head_dim_v},
+          stream);
+    return;
+  }
+  RunForward(scan, layout.segments, partial, stream);
+  decay::LaunchOne(At<bf16>(args.workspace, layout.normaliser.one), stream);
+  const TensorView sums = Partial(args, layout.normaliser.sums, 1);
+  RunForward(ScanOfOnes(args, plan, plan.forward, layout.normaliser), layout.segments, sums,
+             stream);
+  decay::LaunchNormalise({args, num_slices, static_cast<const float*>(partial.data),
+                          static_cast<const float*>(sums.data)},
+                         stream);
+}
+
+void ScanBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                  cudaStream_t stream) {
+  const DecayAttentionArgs& args = grads.forward;
+  HL_CHECK(args.num_chunks == 0 || args.checkpoints != nullptr,
+           "backward of decay attention: the forward left no checkpoints");
+  const BackwardLayout layout = MakeBackwardLayout(args, plan);
+  const ReverseScans scans = ScansOfBackward(args, plan, layout.normaliser, grads.dout, stream);
+  RunBackward(scans.values, grads, layout, PlacesOf(grads, plan, layout, /*first=*/0), stream);
+  if (IsNormalised(args)) {
+    DecayAttentionGradArgs of_ones = grads;
+    of_ones.dout = scans.dout_of_ones;
+    of_ones.dfinal_state = grads.dfinal_norm;
+    of_ones.dinitial_state = grads.dinitial_norm;
+    const int first = SlicesOf(args, plan.backward).values;
+    GradientPlaces places = PlacesOf(grads, plan, layout, first);
+    places.dv = Partial(args, layout.normaliser.sums, 1);
+    RunBackward(scans.ones, of_ones, layout, places, stream);
+  }
+  SumGradients(grads, plan, layout, stream);
+}
+
+void ScanSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
+                 cudaStream_t stream) {
+  const DecayAttentionArgs& forward = args.forward;
+  const ForwardLayout layout = MakeForwardLayout(forward, plan);
+  float* const log_transition = static_cast<float*>(args.log_transition);
+  Summarise(ScanOf(forward, plan, plan.forward), layout.segments, nullptr, args.state,
+            log_transition, stream);
+  if (!IsNormalised(forward)) return;
+  decay::LaunchOne(At<bf16>(forward.workspace, layout.normaliser.one), stream);
+  Summarise(ScanOfOnes(forward, plan, plan.forward, layout.normaliser), layout.segments, nullptr,
+            args.norm, nullptr, stream);
+}
+
+void ScanReverseSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
+                        cudaStream_t stream) {
+  const DecayAttentionArgs& forward = args.forward;
+  const BackwardLayout layout = MakeBackwardLayout(forward, plan);
+  const ReverseScans scans = ScansOfBackward(forward, plan, layout.normaliser, args.dout, stream);
+  Summarise(scans.values, layout.segments, &args.dout, args.state, nullptr, stream);
+  if (IsNormalised(forward))
+    Summarise(scans.ones, layout.segments, &scans.dout_of_ones, args.norm, nullptr, stream);
+}
+
+}  // namespace halflife::kernels::cuda

@@ -1,0 +1,22 @@
+// Inner header: decay attention on tensor cores, as a host launches it: scans over slices of a
+// head, over segments of a sequence, and where outputs are normalised over a column of ones.
+//
+//   if (ForwardRoute(args, plan) != Route::kSimt) ScanForward(args, plan, stream);
+#pragma once
+
+#include "kernels/decay_attention/args.h"
+
+namespace halflife::kernels::cuda {
+
+// Error (exit 2) where the plan's blocks are not compiled or outgrow the device's shared memory.
+void CheckBlocks(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+
+void ScanForward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                 cudaStream_t stream);
+void ScanBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                  cudaStream_t stream);
+void ScanSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, cudaStream_t stream);
+void ScanReverseSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
+                        cudaStream_t stream);
+
+}  // namespace halflife::kernels::cuda

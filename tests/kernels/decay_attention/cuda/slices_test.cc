@@ -1,0 +1,198 @@
+// Heads wider than a block's state, cut into slices of K and of V, and the normaliser, a slice
+// more, in the emulator, against the oracle.
+#include <cstdlib>
+
+#include "kernels/decay_attention/cuda/expect.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels::test {
+namespace {
+
+constexpr DecayKind kKinds[] = {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
+                                DecayKind::kPerToken, DecayKind::kPerTokenChannel};
+
+// 2 x 3 slices, none but the first of each full.
+ProblemShape Sliced(DecayKind kind) {
+  return {.seq_len = kSlow ? 20 : 70,
+          .heads = 1,
+          .dim_k = 72,
+          .dim_v = 136,
+          .kind = kind,
+          .block = {64, 64}};
+}
+
+TEST(CudaSlices, EveryKind) {
+  for (const DecayKind kind : kKinds) {
+    if (kSlow && !IsPerToken(kind)) continue;
+    ProblemShape shape = Sliced(kind);
+    ExpectGradients(shape);
+    shape.key_scale = true;
+    shape.odd_strides = true;
+    ExpectGradients(shape);
+  }
+}
+
+// Of V alone, of K alone, and of both in the blocks that a plan takes.
+TEST(CudaSlices, HeadsUpTo256And512) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    for (const HeadDims& dims : {HeadDims{64, 192}, HeadDims{64, 512}, HeadDims{128, 256},
+                                 HeadDims{192, 64}, HeadDims{256, 128}, HeadDims{256, 512}})
+      ExpectGradients({.seq_len = 66, .heads = 1, .dim_k = dims.k, .dim_v = dims.v, .kind = kind});
+}
+
+TEST(CudaSlices, SharedHeads) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : kKinds) {
+    ProblemShape shape = Sliced(kind);
+    shape.batch = shape.heads = 2;
+    shape.seq_len = 20;
+    shape.q_heads = shape.v_heads = shape.decay_heads = 1;
+    shape.key_scale = true;
+    ExpectGradients(shape);
+  }
+}
+
+TEST(CudaSlices, SegmentsDocumentsAndPackedSequences) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken,
+                               DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel}) {
+    ProblemShape shape = Sliced(kind);
+    shape.dim_v = 72;
+    shape.num_segments = 2;
+    shape.seq_len = 300;
+    shape.document_starts = {100};
+    ExpectGradients(shape);
+    shape.seq_len = 200;
+    shape.document_starts = {0, 10, 80};
+    shape.cu_seqlens = {0, 0, 63, 128, 200};
+    ExpectGradients(shape);
+  }
+}
+
+TEST(CudaSlices, AdversarialDecays) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    for (const Strength strength : kAdversarial) {
+      ProblemShape shape = Sliced(kind);
+      shape.dim_v = 72;
+      shape.strength = strength;
+      ExpectGradients(shape);
+    }
+}
+
+TEST(CudaSlices, GradientsDoNotKnowOfEarlierOutputs) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    ExpectGradientsKnowLaterOutputsOnly(Sliced(kind), 64);
+}
+
+TEST(CudaSlices, TwoRunsAgreeInEveryBit) {
+  ProblemShape shape = Sliced(DecayKind::kPerToken);
+  shape.norm = true;
+  ExpectTwoRunsAgreeInEveryBit(shape);
+}
+
+// A slice of V alone has its columns of all that is theirs, in the same bits.
+TEST(CudaSlices, ColumnsAreThoseOfTheSliceAlone) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerTokenChannel}) {
+    ProblemShape shape = Sliced(kind);
+    shape.states = false;
+    Problem whole(shape);
+    shape.dim_v = 64;
+    Problem alone(shape);
+    for (int t = 0; t < shape.seq_len; ++t) {
+      for (int c = 0; c < shape.dim_k; ++c) {
+        alone.q_.Set(0, t, 0, c, whole.q_.Get(0, t, 0, c));
+        alone.k_.Set(0, t, 0, c, whole.k_.Get(0, t, 0, c));
+      }
+      for (int c = 0; c < 64; ++c) {
+        alone.v_.Set(0, t, 0, c, whole.v_.Get(0, t, 0, 64 + c));
+        alone.dout_.Set(0, t, 0, c, whole.dout_.Get(0, t, 0, 64 + c));
+      }
+    }
+    const int decays = whole.decay_.width(), tokens = IsPerToken(kind) ? shape.seq_len : 1;
+    for (int t = 0; t < tokens; ++t)
+      for (int c = 0; c < decays; ++c) alone.decay_.Set(0, t, 0, c, whole.decay_.Get(0, t, 0, c));
+    for (Problem* problem : {&whole, &alone}) {
+      problem->Forward(/*with_checkpoints=*/true);
+      problem->Backward();
+    }
+    for (int t = 0; t < shape.seq_len; ++t)
+      for (int c = 0; c < 64; ++c) {
+        ASSERT_EQ(alone.answer_.out.Get(0, t, 0, c), whole.answer_.out.Get(0, t, 0, 64 + c)) << t;
+        ASSERT_EQ(alone.answer_.dv.Get(0, t, 0, c), whole.answer_.dv.Get(0, t, 0, 64 + c)) << t;
+      }
+  }
+}
+
+// ---- the normaliser ----
+
+TEST(CudaNormaliser, EveryKind) {
+  for (const DecayKind kind : kKinds) {
+    if (kSlow && !IsPerToken(kind)) continue;
+    for (const bool sliced : {false, true}) {
+      if (kSlow && sliced) continue;
+      ProblemShape shape = Sliced(kind);
+      if (!sliced) shape.dim_k = shape.dim_v = 40;
+      shape.norm = true;
+      ExpectGradients(shape);
+    }
+  }
+}
+
+TEST(CudaNormaliser, SharedHeadsSegmentsAndDocuments) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : kKinds) {
+    ProblemShape shape = {.batch = 2, .seq_len = 300, .heads = 2, .dim_k = 24, .dim_v = 40};
+    shape.kind = kind;
+    shape.norm = shape.key_scale = shape.odd_strides = true;
+    shape.k_heads = shape.decay_heads = 1;
+    shape.num_segments = 2;
+    shape.document_starts = {100, 300, 450};
+    ExpectGradients(shape);
+  }
+}
+
+TEST(CudaNormaliser, GradientsDoNotKnowOfEarlierOutputs) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerHeadChannel})
+    ExpectGradientsKnowLaterOutputsOnly(
+        {.seq_len = 70, .heads = 1, .dim_k = 40, .dim_v = 40, .kind = kind, .norm = true}, 40);
+}
+
+// ---- devices ----
+
+constexpr int kAda = 99 << 10;  // sm_86, sm_89, sm_120
+
+// Where a block has little shared memory, heads of the usual sizes are cut into slices.
+TEST(CudaSlices, DevicesOf99KiB) {
+  ASSERT_EQ(setenv("HL_EMU_SHARED_BYTES", "101376", 1), 0);
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    for (const int dim_v : {64, 128}) {
+      if (kSlow && dim_v != 64) continue;
+      ProblemShape shape = {.seq_len = kSlow ? 20 : 80, .heads = 1, .dim_k = 128, .dim_v = dim_v};
+      shape.kind = kind;
+      shape.shared_bytes = kAda;
+      ExpectGradients(shape);
+    }
+  unsetenv("HL_EMU_SHARED_BYTES");
+}
+
+TEST(CudaSlices, PlanOfALargerDevice) {
+  Problem problem({.seq_len = 10, .heads = 1, .dim_k = 128, .dim_v = 128, .block_v = 128});
+  ASSERT_EQ(setenv("HL_EMU_SHARED_BYTES", "101376", 1), 0);
+  EXPECT_HL_ERROR(problem.Forward(), ExitCode::kUsage, "forward in blocks of 128 x 128: ",
+                  "bytes of shared memory, where a block has 101376; a plan made for this device");
+  unsetenv("HL_EMU_SHARED_BYTES");
+}
+
+TEST(CudaSlices, BlocksThatAreNotCompiled) {
+  Problem problem({.seq_len = 10, .heads = 1, .block = {64, 96}});
+  EXPECT_HL_ERROR(problem.Forward(), ExitCode::kUsage, "blocks of (64, 96) of (K, V)",
+                  "(64, 64) (64, 128) (128, 64) (128, 128)");
+}
+
+}  // namespace
+}  // namespace halflife::kernels::test
