@@ -187,7 +187,7 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
     return output.y;
   };
   if (context.await_layer) context.await_layer(-1);
-  const at::Tensor x = Embed(tokens, slice.positions, context.segments);
+  const at::Tensor x = Embed(tokens, slice.told_positions(), context.segments);
   const double embedding_dropout =
       config_.embedding.dropout > 0 ? config_.embedding.dropout : config_.dropout;
   const at::Tensor hidden =

@@ -60,6 +60,7 @@ SequenceSlice SequenceSlice::Narrow(int64_t first, int64_t length) const {
            first + length, ") of a slice of ", seq_len);
   SequenceSlice part = {.batch = batch, .seq_len = length, .begin = begin + first};
   part.positions = positions.narrow(1, first, length);
+  if (told.defined()) part.told = told.narrow(1, first, length);
   if (has_boundaries()) {
     part.documents = documents.narrow(1, first, length);
     part.starts = starts.narrow(1, first, length);

@@ -24,6 +24,10 @@ struct SequenceSlice {
   // Position of each token in its document, counted from the document's (or the row's) true start,
   // not the slice's.
   at::Tensor positions;  // [B, T] int64
+  // What embeddings and rotations are told in place of `positions`: training may show short rows
+  // places of longer texts (data/row_positions.h). How many tokens are seen follows `positions`.
+  at::Tensor told;  // [B, T] int64, or undefined: the same
+  const at::Tensor& told_positions() const { return told.defined() ? told : positions; }
   // Number of the document within the row, ascending from 0. Undefined where no document starts
   // inside the slice (all tokens of a row continue one document): mixers then take the unmasked
   // path.

@@ -47,6 +47,33 @@ TEST_F(CrashResume, OneRankKilledBetweenSteps) {
   ExpectBitwiseUndisturbed("rank_killed");
 }
 
+// Positions that rows are told are drawn anew for each sample, the same ones after a resume.
+TEST_F(CrashResume, ToldPositionsAreDrawnTheSame) {
+  const std::vector<std::string> set = {"model.mixer=softmax", "data.positions=skipwise",
+                                        "data.positions_length=1000"};
+  const RunResult whole = fixture->Run({.run = "told", .ranks = 2, .set = set});
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  const RunResult crash = fixture->Run({.run = "told_killed",
+                                        .ranks = 2,
+                                        .set = set,
+                                        .env = {{"HL_FAULT", "train.step:kill:13:1"}}});
+  EXPECT_EQ(crash.exit_code, 137) << crash.err;
+  const RunResult resumed =
+      fixture->Run({.run = "told_killed", .ranks = 2, .set = set, .flags = {"--resume", "auto"}});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  const RunResult diff = fixture->Halflife(
+      {"ckpt", "diff", fixture->path("told"), fixture->path("told_killed"), "--bitwise"});
+  EXPECT_EQ(diff.exit_code, 0) << diff.out << diff.err;
+  const RunResult other = fixture->Run({.run = "told_killed",
+                                        .ranks = 2,
+                                        .set = {"model.mixer=softmax", "train.steps=30"},
+                                        .flags = {"--resume", "auto"}});
+  EXPECT_EQ(other.exit_code, 2) << other.err;
+  EXPECT_NE(other.err.find("data.positions: checkpoint skipwise, this run plain"),
+            std::string::npos)
+      << other.err;
+}
+
 TEST_F(CrashResume, WholeJobKilledAtEveryPointOfASave) {
   for (const std::string point :
        {"ckpt.p1.write", "ckpt.p1.fsync", "ckpt.p2.vote", "ckpt.p3.manifest", "ckpt.p4.rename",

@@ -20,6 +20,7 @@
 #include "data/prepare.h"
 #include "data/random_words.h"
 #include "data/records.h"
+#include "data/row_positions.h"
 #include "data/sample_order.h"
 #include "data/sentencepiece_bridge.h"
 #include "data/shard_reader.h"
@@ -110,6 +111,10 @@ void PrepareExample() {
 
 void RandomWordsExample(uint64_t seed, uint64_t example) {
 #include "examples/data/random_words.h"
+}
+
+void RowPositionsExample(const RandomWords& words) {
+#include "examples/data/row_positions.h"
 }
 
 void SampleOrderExample() {

@@ -81,6 +81,9 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   HL_FIELD((*m.mutable_data()), seq_len, c.data.seq_len);
   HL_FIELD((*m.mutable_data()), prefetch, c.data.prefetch);
   HL_FIELD((*m.mutable_data()), epoch_end, c.data.epoch_end);
+  HL_FIELD((*m.mutable_data()), positions, c.data.positions.kind);
+  HL_FIELD((*m.mutable_data()), positions_length, c.data.positions.length);
+  HL_FIELD((*m.mutable_data()), positions_chunks, c.data.positions.chunks);
   VisitOptimizer(direction, m, c);
   VisitLoop(direction, *m.mutable_train(), c.train);
   HL_FIELD((*m.mutable_eval()), every, c.eval.every);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ckpt/store.h"
+#include "data/row_positions.h"
 #include "model/language_model.h"
 #include "train/config/schedule.h"
 
@@ -24,6 +25,7 @@ struct DataConfig {
   int64_t seq_len = 512;
   int prefetch = 4;
   std::string epoch_end = "fill";
+  data::RowPositionsConfig positions;  // of training rows; all else has plain ones
 };
 
 struct OptimizerConfig {

@@ -1,5 +1,7 @@
 #include "train/step/step.h"
 
+#include <ATen/ops/from_blob.h>
+
 #include <cmath>
 
 #include "core/clock.h"
@@ -80,13 +82,22 @@ void StepRunner::Enter(const char* phase) {
   HL_FAULT_POINT(Concat("train.", phase), ExitCode::kInternal);
 }
 
+// [B, T of this rank] int64.
+at::Tensor StepRunner::ToldPositions(const data::Batch& batch) const {
+  std::vector<int64_t> told =
+      data::TellPositions(config_.data.positions, config_.train.seed, batch);
+  const at::Tensor whole = at::from_blob(told.data(), {batch.batch_size, batch.seq_len}, at::kLong);
+  return (rows_.parallel ? rows_.parallel->TokensOf(whole) : whole.clone()).to(ToTorch(device_));
+}
+
 void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   Enter("data");
   data::Batch batch = source_.Next();
   eval::ApplyObjective(model_.objective(), config_.train.seed, batch);
-  const eval::BatchTensors tensors = rows_.parallel
-                                         ? eval::ToTensors(batch, ToTorch(device_), *rows_.parallel)
-                                         : eval::ToTensors(batch, ToTorch(device_));
+  eval::BatchTensors tensors = rows_.parallel
+                                   ? eval::ToTensors(batch, ToTorch(device_), *rows_.parallel)
+                                   : eval::ToTensors(batch, ToTorch(device_));
+  if (!config_.data.positions.plain()) tensors.slice.told = ToldPositions(batch);
   const model::ForwardContext context{.slice = &tensors.slice,
                                       .training = true,
                                       .z_loss_weight = config_.train.z_loss,

@@ -74,6 +74,7 @@ class StepRunner {
   }
 
  private:
+  at::Tensor ToldPositions(const data::Batch& batch) const;
   void MicroBatch(int64_t index, int64_t count, StepResult& result);
   void Reduce(int64_t step, StepResult& result);
   double LearningRate(int64_t step) const;

@@ -147,4 +147,11 @@ MUTATIONS = [
     ("carried: a document goes on from the one before", "src/eval/carried.cc",
      "    model::ModelState state = model.EmptyState(1);",
      "    static model::ModelState state = model.EmptyState(1);", "carried_test"),
+    ("told positions: layers of softmax do not see them", "src/model/mixers/softmax/attention.cc",
+     "Encode(own, slice.told_positions());", "Encode(own, slice.positions);",
+     "told_positions_test"),
+    ("told positions: a later document has those of the first", "src/data/row_positions.cc",
+     "kFirstStream + document", "kFirstStream", "row_positions_test"),
+    ("told positions: chunks may overlap", "src/data/row_positions.cc",
+     "std::ranges::sort(skips);", "std::ranges::reverse(skips);", "row_positions_test"),
 ]

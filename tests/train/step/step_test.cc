@@ -214,6 +214,31 @@ TEST_F(StepTest, RanksThatShareRowsAgreeToRounding) {
   }
 }
 
+// Told positions are a function of the samples: no cut of the batch changes a bit, ranks that share
+// rows tell each its part of them, and the model sees them.
+TEST_F(StepTest, ToldPositionsFollowTheSamples) {
+  const Outcome plain = Train(1, 3);
+  for (const std::string kind : {"skipwise", "randomised"}) {
+    std::vector<std::string> settings = {"data.positions=" + kind, "data.positions_length=500"};
+    const auto with = [&](const std::string& more) {
+      std::vector<std::string> all = settings;
+      all.push_back(more);
+      return all;
+    };
+    const Outcome one = Train(1, 3, settings);
+    ExpectSameBits(Train(1, 3, settings), one);
+    ExpectSameBits(Train(2, 3, settings), one);
+    ExpectSameBits(Train(4, 3, settings), one);
+    EXPECT_GT(std::abs(one.steps[0].loss - plain.steps[0].loss), 1e-6) << kind;
+    const Outcome shared = Train(2, 3, with("parallel.sp=2")),
+                  larger = Train(1, 3, with("train.micro_batch=8"));
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_NEAR(shared.steps[step].loss / one.steps[step].loss, 1, step == 0 ? 1e-6 : 1e-5);
+      EXPECT_NEAR(larger.steps[step].loss / one.steps[step].loss, 1, step == 0 ? 1e-6 : 1e-5);
+    }
+  }
+}
+
 // With rows cut alike, groups of ranks and micro-batches of one are summed by the same tree.
 TEST_F(StepTest, GroupsThatShareRowsChangeNoBit) {
   for (const std::string stage : {"0", "1"}) {

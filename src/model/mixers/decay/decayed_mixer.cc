@@ -163,7 +163,7 @@ MixerOutput DecayedMixer::Forward(const MixerCall& call) const {
   const bool carried = call.carried();
   MixerOutput result;
   if (call.want_state) result.state.tensors.resize(traits().state.size());
-  Heads heads = Project(call.x, call.slice.positions, [&](const at::Tensor& y, size_t index) {
+  Heads heads = Project(call.x, call.slice, [&](const at::Tensor& y, size_t index) {
     return Convolve(y, index, call, call.want_state ? &result.state : nullptr);
   });
   if (form_.score_norm) {
@@ -196,7 +196,7 @@ MixerOutput DecayedMixer::Forward(const MixerCall& call) const {
 at::Tensor DecayedMixer::Step(const at::Tensor& x, int64_t num_past, MixerState& state) const {
   const at::Tensor token = x.unsqueeze(1);
   const auto slice = SequenceSlice::Contiguous(x.size(0), 1, num_past, x.device());
-  Heads heads = Project(token, slice.positions, [&](const at::Tensor& y, size_t index) {
+  Heads heads = Project(token, slice, [&](const at::Tensor& y, size_t index) {
     if (form_.conv_size == 0) return y;
     return kernels::ShortConvStep({.x = y.squeeze(1), .weight = *convs_[index]},
                                   state.tensors[num_memories() + index])
@@ -248,7 +248,7 @@ void DecayedMixer::Keep(const kernels::DecayState& memory, MixerState& state) co
   if (log_scaled()) state.tensors[2] = memory.log_scale.to(memory.kv.scalar_type());
 }
 
-DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const at::Tensor& positions,
+DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSlice& slice,
                                           const Convolution& convolve) const {
   std::vector<at::Tensor> weights = {*projections_[0], *projections_[1], *projections_[2]};
   std::vector<at::Tensor> of_decay;
@@ -266,13 +266,13 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const at::Tensor&
   if (form_.rope_theta > 0 || !form_.rotary_frequencies.empty()) {
     const auto table =
         form_.rotary_frequencies.empty()
-            ? kernels::MakeRotaryTable(positions, maps_[0]->width(), form_.rope_theta)
-            : kernels::MakeRotaryTable(positions, form_.rotary_frequencies);
+            ? kernels::MakeRotaryTable(slice.told_positions(), maps_[0]->width(), form_.rope_theta)
+            : kernels::MakeRotaryTable(slice.told_positions(), form_.rotary_frequencies);
     heads.q.x = kernels::ApplyRotary(heads.q.x, table);
     heads.k.x = kernels::ApplyRotary(heads.k.x, table);
   }
   if (form_.query_scale) {
-    const at::Tensor scale = form_.query_scale(positions).unsqueeze(-1);
+    const at::Tensor scale = form_.query_scale(slice.positions).unsqueeze(-1);
     heads.q.x = (heads.q.x * scale.to(kernels::ComputeType(x))).to(heads.q.x.scalar_type());
   }
   if (heads.k.log_scale.defined())  // of every query head

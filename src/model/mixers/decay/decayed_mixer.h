@@ -122,8 +122,7 @@ class DecayedMixer : public Mixer {
   };
   // Maps y [B, T, dim], which is q, k or v by its index, before the split into heads.
   using Convolution = std::function<at::Tensor(const at::Tensor& y, size_t index)>;
-  Heads Project(const at::Tensor& x, const at::Tensor& positions,
-                const Convolution& convolve) const;
+  Heads Project(const at::Tensor& x, const SequenceSlice& slice, const Convolution& convolve) const;
   at::Tensor Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                       MixerState* after) const;
   at::Tensor Output(const at::Tensor& o, const at::Tensor& gate) const;

@@ -161,7 +161,7 @@ Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
   const SequenceSlice& slice = call.slice;
   if (call.num_past > 0) RequireCausal("a row that goes on from a state");
   if (slice.segment != nullptr) RequireCausal("a row on several ranks");
-  Encode(own, slice.positions);
+  Encode(own, slice.told_positions());
   Heads heads = WithPast(call, own);
   if (scales_queries()) ScaleQueries(slice.positions, heads);
   const bool one_document =
