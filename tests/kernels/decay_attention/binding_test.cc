@@ -1,4 +1,5 @@
 // The binding of decay attention to tensors and autograd, against the token-by-token oracle.
+#include <ATen/ops/full_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <string>
@@ -215,6 +216,17 @@ TEST(DecayAttentionKinds, AgreeWhereTheyOverlap) {
   const auto grads = Backward(per_channel.inputs, per_channel.config, constant.dout, {});
   const auto token_grads = Backward(per_token.inputs, per_token.config, constant.dout, {});
   EXPECT_TRUE(Close(grads.dlog_decay.sum(3), token_grads.dlog_decay, 5e-6));
+}
+
+// Required test 14: where nothing is kept, a token reads itself, (q k) v; with a decay of 1 it is
+// attention without one, as KindsThatMeanTheSameAgree of the loops has it.
+TEST(DecayAttentionKinds, WhereNothingIsKeptATokenReadsItself) {
+  DecayProblem problem = MakeProblem({.seq_len = 90, .kind = DecayKind::kPerHead}, 95, at::kFloat);
+  DecayAttentionInputs& in = problem.inputs;
+  in.initial_state = {};
+  in.log_decay = at::full_like(in.log_decay, -80);  // e^-80 of anything is lost
+  const at::Tensor want = problem.config.scale * (in.q * in.k).sum(3, /*keepdim=*/true) * in.v;
+  EXPECT_TRUE(Close(DecayAttention(in, problem.config).out, want, 2e-6));
 }
 
 // Keys, values and decays of 2 heads, read by 4 query heads: as if repeated, with gradients summed.

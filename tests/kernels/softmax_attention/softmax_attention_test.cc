@@ -379,6 +379,46 @@ TEST(SoftmaxAttention, DecaysAreFiniteAtAnyLength) {
   EXPECT_TRUE(Close(p.Out(at::kFloat), ByLoops(p), 5e-6));
 }
 
+// Required test 4: 131,072 keys of bf16, whose own factors would be e^(321) at the fastest rate.
+TEST(SoftmaxAttention, DecaysOverAHundredThousandKeysInBf16) {
+  Problem p = MakeProblem({.batch = 1,
+                           .seq_len = 2,
+                           .num_past = 131070,
+                           .heads = 1,
+                           .kv_heads = 1,
+                           .dim = 4,
+                           .dim_v = 2},
+                          12);
+  p.config.decay_rates = {-2.4468027e-3, -1e-3, -2.4468027e-3, -1e-3};
+  const at::Tensor want = ByLoops(p);
+  EXPECT_TRUE(Close(p.Out(at::kFloat), want, 5e-6));
+  EXPECT_TRUE(Close(p.Out(at::kBFloat16), want, 2e-2));
+}
+
+// Required tests 6 and 8: blocks of 16 in rows of every remainder. Up to two blocks, and in a window
+// of the whole row, all earlier keys are seen.
+TEST(SoftmaxAttention, BlocksAndWindowsOfEveryRemainder) {
+  constexpr int64_t kBlock = 16;
+  for (const int64_t seq_len : {int64_t{1}, kBlock - 1, kBlock, kBlock + 1, 2 * kBlock,
+                                2 * kBlock + 1, 5 * kBlock, 5 * kBlock + 3}) {
+    SCOPED_TRACE(seq_len);
+    Problem p = MakeProblem({.seq_len = seq_len}, 13);
+    const at::Tensor causal = p.Out();
+    const auto causal_grads = Gradients(p, false);
+    p.config.pattern = {.window = seq_len};
+    EXPECT_TRUE(Close(p.Out(), causal, 1e-13));
+    p.config.pattern = {.block = kBlock};
+    EXPECT_TRUE(Close(p.Out(), ByLoops(p), 1e-13));
+    const auto grads = Gradients(p, false), composed = Gradients(p, true);
+    for (size_t i = 0; i < grads.size(); ++i) {
+      EXPECT_TRUE(Close(grads[i], composed[i], 1e-12)) << "input " << i;
+      if (seq_len > 2 * kBlock) continue;
+      EXPECT_TRUE(Close(grads[i], causal_grads[i], 1e-12)) << "input " << i;
+    }
+    EXPECT_EQ(Close(p.Out(), causal, 1e-13), seq_len <= 2 * kBlock);
+  }
+}
+
 TEST(SoftmaxAttention, NoTokensOrRows) {
   for (const Shape& shape :
        {Shape{.seq_len = 0, .num_past = 3}, Shape{.batch = 0},

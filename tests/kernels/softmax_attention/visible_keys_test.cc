@@ -54,6 +54,22 @@ TEST(VisibleKeys, PairsOfBlocks) {
   EXPECT_EQ(NumVisiblePairs(1024, {.block = 512}), NumVisiblePairs(1024, {}));
 }
 
+// Required test 6: of K blocks of b, T - n pairs lie n <= b apart, (K - 1)(2 b - n) up to 2 b, and
+// none beyond.
+TEST(VisibleKeys, DistancesOfBlocks) {
+  constexpr int64_t kBlock = 8, kBlocks = 5, kSeqLen = kBlock * kBlocks;
+  const VisibleKeys seen = VisibleKeysOf(at::arange(kSeqLen).unsqueeze(0), 0, {.block = kBlock});
+  const Places first = Values(seen.first);
+  std::vector<int64_t> counts(kSeqLen, 0);
+  for (int64_t query = 0; query < kSeqLen; ++query)
+    for (int64_t key = first[query]; key <= query; ++key) ++counts[query - key];
+  for (int64_t n = 0; n < kSeqLen; ++n)
+    EXPECT_EQ(counts[n], n <= kBlock       ? kSeqLen - n
+                         : n <= 2 * kBlock ? (kBlocks - 1) * (2 * kBlock - n)
+                                           : 0)
+        << n;
+}
+
 TEST(VisibleKeys, PairsOfAWindowAndSinks) {
   EXPECT_EQ(NumVisiblePairs(10, {}), 55);
   EXPECT_EQ(NumVisiblePairs(10, {.window = 1}), 10);
