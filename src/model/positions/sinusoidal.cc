@@ -1,6 +1,7 @@
 // Fixed sines and cosines (Vaswani et al., 2017, section 3.5): channels 2i and 2i + 1 of position p
-// are sin and cos of p / base^(2i / D). In fairseq's layout sines are the first half of the channels
-// and cosines the second, of (p + 2) / base^(i / (D/2 - 1)): its positions begin behind a pad.
+// are sin and cos of p / base^(2i / D). In fairseq's layout sines are the first half of the
+// channels and cosines the second, of (p + 2) / base^(i / (D/2 - 1)): its positions begin behind a
+// pad.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>

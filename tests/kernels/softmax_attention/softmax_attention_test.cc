@@ -395,8 +395,8 @@ TEST(SoftmaxAttention, DecaysOverAHundredThousandKeysInBf16) {
   EXPECT_TRUE(Close(p.Out(at::kBFloat16), want, 2e-2));
 }
 
-// Required tests 6 and 8: blocks of 16 in rows of every remainder. Up to two blocks, and in a window
-// of the whole row, all earlier keys are seen.
+// Required tests 6 and 8: blocks of 16 in rows of every remainder. Up to two blocks, and in a
+// window of the whole row, all earlier keys are seen.
 TEST(SoftmaxAttention, BlocksAndWindowsOfEveryRemainder) {
   constexpr int64_t kBlock = 16;
   for (const int64_t seq_len : {int64_t{1}, kBlock - 1, kBlock, kBlock + 1, 2 * kBlock,
