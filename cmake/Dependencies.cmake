@@ -22,7 +22,7 @@ if(NOT HALFLIFE_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_COMPILER ${HALFLIFE_NVCC})
     set(CMAKE_CUDA_STANDARD 17)  # CMake 3.25 knows no CUDA20 flag for nvcc 13
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;100-real")
+      set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;100")
     endif()
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)

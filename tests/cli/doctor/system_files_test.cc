@@ -87,13 +87,14 @@ TEST(SystemFiles, Versions) {
 }
 
 TEST(SystemFiles, ArchitecturesAndGpus) {
-  const char* const built = "80-real,90a-real,100-real";
+  const char* const built = "80-real,90a-real,100";
   EXPECT_TRUE(CoversGpu(built, 8, 0));
   EXPECT_TRUE(CoversGpu(built, 8, 6));  // a later minor version runs the binary
   EXPECT_TRUE(CoversGpu(built, 9, 0));
   EXPECT_TRUE(CoversGpu(built, 10, 3));
   EXPECT_FALSE(CoversGpu(built, 7, 5));
-  EXPECT_FALSE(CoversGpu(built, 12, 0));
+  EXPECT_TRUE(CoversGpu(built, 12, 0));  // PTX of 10.0
+  EXPECT_FALSE(CoversGpu("80-real,90a-real,100-real", 12, 0));
   EXPECT_FALSE(CoversGpu("86-real", 8, 0));
   EXPECT_FALSE(CoversGpu("90a", 10, 0));  // its PTX is for this kind alone
   EXPECT_TRUE(CoversGpu("80", 12, 0));    // PTX of 8.0, compiled on loading

@@ -1,0 +1,117 @@
+// Which kernels of decay attention each recipe trains with on each kind of GPU: a fast path that
+// the recipes do not reach is none. Needs no GPU, as a plan is a function of the device's limits.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/decay_attention/cuda/route.h"
+#include "model/language_model.h"
+#include "support/paths.h"
+#include "train/config/run_config.h"
+
+namespace halflife::train {
+namespace {
+
+using kernels::DecayKind;
+
+// What a mixer asks of decay attention.
+struct Decay {
+  DecayKind kind;
+  kernels::NormKind norm = kernels::NormKind::kNone;
+};
+const std::map<std::string, Decay> kDecayed = {
+    {"d2d", {DecayKind::kPerHeadChannel, kernels::NormKind::kSumOfKeys}},
+    {"gla", {DecayKind::kPerTokenChannel}},
+    {"retention", {DecayKind::kPerHead}},
+};
+// Mixers of recipes that have kernels of their own.
+const std::set<std::string> kOthers = {"base_conv", "based",   "gated_conv", "gau",
+                                       "mamba",     "rebased", "softmax"};
+
+struct Device {
+  std::string name;
+  kernels::DeviceLimits limits;
+};
+const Device kDevices[] = {{"sm_80", {true, 108, 163 << 10}},
+                           {"sm_90", {true, 132, 227 << 10}},
+                           {"sm_100", {true, 148, 227 << 10}},
+                           {"sm_120", {true, 170, 99 << 10}}};
+
+// The arguments of a layer's kernel, as far as a plan reads them.
+kernels::DecayAttentionArgs ArgsOf(const RunConfig& config, const std::vector<int64_t>& state,
+                                   const Decay& decay) {
+  kernels::DecayAttentionArgs args;
+  args.batch = args.num_sequences = static_cast<int>(config.train.micro_batch);
+  args.seq_len = static_cast<int>(config.data.seq_len);
+  args.num_heads = args.num_q_heads = args.num_k_heads = args.num_v_heads = args.num_decay_heads =
+      static_cast<int>(state[0]);
+  args.head_dim_k = static_cast<int>(state[1]);
+  args.head_dim_v = static_cast<int>(state[2]);
+  args.decay_kind = decay.kind;
+  args.norm_kind = decay.norm;
+  for (kernels::TensorView* view : {&args.q, &args.k, &args.v, &args.out})
+    view->dtype = DType::kBF16;
+  return args;
+}
+
+void ExpectTensorCores(kernels::DecayAttentionArgs args) {
+  float decay = 0;
+  args.log_decay.data = &decay;
+  for (const Device& device : kDevices) {
+    const kernels::DecayAttentionPlan plan = MakePlan(args, device.limits);
+    SCOPED_TRACE(device.name + ": " + kernels::cuda::DescribeRoute(args, plan));
+    EXPECT_NE(kernels::cuda::ForwardRoute(args, plan), kernels::cuda::Route::kSimt);
+    EXPECT_NE(kernels::cuda::BackwardRoute(args, plan), kernels::cuda::Route::kSimt);
+  }
+}
+
+TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
+  std::set<std::string> met;
+  const std::filesystem::path folder = std::filesystem::path(test::kSourceDir) / "launch/recipes";
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".textproto") continue;
+    SCOPED_TRACE(entry.path().filename().string());
+    RunConfig config = LoadRunConfig(entry.path(), {});
+    if (config.model.vocab_size == 0) config.model.vocab_size = 259;  // of bytes
+    const model::LanguageModel model(config.model);
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+      const std::string name(config.model.mixer_of(layer).name());
+      const auto decayed = kDecayed.find(name);
+      if (decayed == kDecayed.end()) {
+        EXPECT_TRUE(kOthers.count(name) == 1) << name << " is in neither list of this test";
+        continue;
+      }
+      met.insert(name);
+      const model::StateTensor memory = model.TraitsOf(layer).state.at(0);
+      ASSERT_EQ(memory.shape.size(), 3u) << memory.name << " is not [H, K, V]";
+      ExpectTensorCores(ArgsOf(config, memory.shape, decayed->second));
+    }
+  }
+  EXPECT_EQ(met.size(), kDecayed.size());
+}
+
+// Head sizes that flash-linear-attention's configs give GLA and RetNet, whose heads widen with the
+// model: from 340 million parameters to 7 billion.
+TEST(KernelRoutes, SizesOfPublicModelsTrainOnTensorCores) {
+  RunConfig config;
+  config.train.micro_batch = 4;
+  config.data.seq_len = 2048;
+  const Decay gla = kDecayed.at("gla"), retention = kDecayed.at("retention");
+  ExpectTensorCores(ArgsOf(config, {4, 128, 256}, gla));         // 340M: 1024 / 4, keys 0.5
+  ExpectTensorCores(ArgsOf(config, {4, 256, 512}, gla));         // 1.3B: 2048 / 4
+  ExpectTensorCores(ArgsOf(config, {5, 256, 512}, gla));         // 2.7B: 2560 / 5
+  ExpectTensorCores(ArgsOf(config, {16, 128, 256}, gla));        // 7B: 4096 / 16
+  ExpectTensorCores(ArgsOf(config, {4, 256, 512}, retention));   // 340M: 1024 / 4, values 2
+  ExpectTensorCores(ArgsOf(config, {8, 128, 256}, retention));   // the same in 8 heads
+  ExpectTensorCores(ArgsOf(config, {8, 256, 512}, retention));   // 1.3B: 2048 / 8
+  ExpectTensorCores(ArgsOf(config, {10, 256, 512}, retention));  // 2.7B: 2560 / 10
+  ExpectTensorCores(ArgsOf(config, {16, 256, 512}, retention));  // 7B: 4096 / 16
+}
+
+}  // namespace
+}  // namespace halflife::train
