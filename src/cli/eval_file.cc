@@ -36,6 +36,11 @@ EvalFile::EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> colum
                 " holds rows of another ", key, ": ",
                 met.contains(key) ? met.at(key).dump() : "none", ", here ", value.dump(),
                 "; another --out would work");
+  for (const auto& [key, value] : met.items())
+    HL_CHECK_AS(ExitCode::kUsage, key == "rows" || wanted.contains(key), paths_.json.string(),
+                " holds rows with ", key,
+                ", which this call would add none with; the same "
+                "options, or another --out, would work");
   json_ = met;
 }
 
@@ -52,7 +57,7 @@ Json EvalFile::RowOf(const Json& key) const {
 void EvalFile::Add(Json row) {
   json_["rows"].push_back(std::move(row));
   if (!paths_.json.empty()) WriteOutput(paths_.json, json_.dump(2) + "\n", ExitCode::kEnvironment);
-  WriteCsv();
+  if (!IsStandardOutput(paths_.csv)) WriteCsv();  // which is not written anew, but on
 }
 
 void EvalFile::WriteCsv() const {
@@ -63,7 +68,8 @@ void EvalFile::WriteCsv() const {
     std::vector<std::string> fields;
     for (const CsvColumn& column : columns_) {
       const Json::json_pointer path(column.path);
-      fields.push_back(Text(row.contains(path) ? row.at(path) : json_.value(path, Json())));
+      fields.push_back(
+          Text(row.contains(path) ? row.at(path) : json_.value(path, Json(column.otherwise))));
     }
     table.rows.push_back(std::move(fields));
   }

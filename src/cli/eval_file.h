@@ -20,7 +20,8 @@ struct EvalPaths {
 };
 struct CsvColumn {
   const char* name;
-  const char* path;  // of JSON, in the row or, where that has none, in the facts
+  const char* path;            // of JSON, in the row or, where that has none, in the facts
+  const char* otherwise = "";  // of rows where neither has it
 };
 
 class EvalFile {
@@ -39,7 +40,7 @@ class EvalFile {
   Json RowOf(const Json& key) const;
   // Both files are whole at any time, and hold the same rows.
   void Add(Json row);
-  // For a call that adds nothing.
+  // For a call that adds nothing, and at the end where the CSV goes to standard output.
   void WriteCsv() const;
 
  private:

@@ -27,6 +27,7 @@ constexpr CsvColumn kColumns[] = {{"model", "/model"},
                                   {"length", "/length"},
                                   {"depth", "/depth"},
                                   {"answers", "/answers"},
+                                  {"tokens", "/tokens"},
                                   {"retrieval_accuracy", "/retrieval_accuracy"},
                                   {"token_accuracy", "/token_accuracy"},
                                   {"loss", "/loss"}};

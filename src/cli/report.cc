@@ -92,6 +92,8 @@ std::string SweepPage(const std::string& path) {
 
 ExitCode Run(const ReportOptions& options) {
   const bool is_sweep = options.runs.size() == 1 && sweep::SweepFolder::Is(options.runs.front());
+  HL_CHECK_AS(ExitCode::kUsage, !is_sweep || !options.out.ends_with(".svg"), "--out ", options.out,
+              ": a sweep has a page, with its picture on it; --out report.html would work");
   const std::string page = is_sweep ? SweepPage(options.runs.front())
                                     : MakeReport(ReadSources(options.runs), options.out);
   WriteOutput(options.out, page, ExitCode::kEnvironment);

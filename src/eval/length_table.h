@@ -42,7 +42,8 @@ void RequireLengths(const model::LanguageModel& model, const LengthTable& table)
 // Error kUsage where the model knows fewer positions than one of the lengths.
 void RequirePositions(const model::LanguageModel& model, const std::vector<int64_t>& lengths);
 
-// Collective over `control`; after RequireLengths and the protocol's RequireFits. Error kData where the tokens hold no stretch.
+// Collective over `control`; after RequireLengths and the protocol's RequireFits. Error kData where
+// the tokens hold no stretch.
 LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& tokens,
                       const LengthTable& table, const LengthMethod& method,
                       const Protocol& protocol, int64_t length, dist::Communicator& control);

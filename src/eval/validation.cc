@@ -192,8 +192,8 @@ struct Sums {
   ClassTable classes;
 };
 
-// Scores one batch, of each row what this rank has of it, and adds to the sums those of its windows,
-// which are the windows from `first` on.
+// Scores one batch, of each row what this rank has of it, and adds to the sums those of its
+// windows, which are the windows from `first` on.
 void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool counts_correct,
                   const ValidationConfig& config, at::Device device, int64_t first, Sums& sums) {
   ApplyObjective(model.objective(), kValidationSeed, batch);

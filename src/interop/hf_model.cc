@@ -11,7 +11,6 @@
 namespace halflife::interop {
 namespace {
 
-constexpr int64_t kDefaultPositions = 2048;
 constexpr int64_t kPieceElements = 1 << 20;
 
 }  // namespace
@@ -22,8 +21,9 @@ HfModel HfModel::Open(const std::filesystem::path& path, const std::string& layo
   ConfigReader reader(model.folder_.config(), where);
   const std::string model_type = reader.String("model_type", "");
   model.layout_ = &LayoutOf(layout.empty() ? model_type : layout, where);
-  model.max_positions_ = reader.Int("max_position_embeddings", kDefaultPositions, /*min=*/0);
-  if (model.max_positions_ == 0) model.max_positions_ = kDefaultPositions;  // no table of them
+  const Layout::PositionsKey positions = model.layout_->positions_key();
+  model.max_positions_ = reader.Int(positions.name, positions.usual, /*min=*/0);
+  if (model.max_positions_ == 0) model.max_positions_ = positions.usual;  // no table of them
   model.config_ = model.layout_->ReadConfig(reader);
   reader.Check();
   // Each layer has tensors of its own: a number from nowhere must not become memory.

@@ -22,6 +22,13 @@ class Layout {
   // False: a layout of authors' own checkpoints, which import takes when asked for it by name.
   virtual bool exports() const { return true; }
   virtual std::string mixer() const = 0;  // halflife's name of the mixer it is for
+  // The key of the most positions, which stand for the rows that a model was trained on, and what a
+  // config without it means.
+  struct PositionsKey {
+    const char* name = "max_position_embeddings";
+    int64_t usual = 2048;
+  };
+  virtual PositionsKey positions_key() const { return {}; }
 
   // One line for each part of `config` that the class has no word for; empty: it expresses all of
   // it.

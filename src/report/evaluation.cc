@@ -30,7 +30,8 @@ constexpr Measure kMeasures[] = {
 };
 
 // "runs/first/ckpt/step_000000000020" -> "first"
-std::string NameOfModel(const fs::path& path) {
+std::string NameOfModel(const fs::path& given) {
+  const fs::path path = given.has_filename() ? given : given.parent_path();  // "exports/llama/"
   const fs::path folder = path.parent_path();
   return folder.filename() == "ckpt" ? folder.parent_path().filename().string()
                                      : path.filename().string();
@@ -53,6 +54,7 @@ struct CurveSource {
   std::string method;
 
   // The mean of the rows of a length: there are several where needles are hidden at several depths.
+  // A length that has fewer of them than another is not finished, and left out.
   Series Points(const Measure& measure) const {
     std::map<int64_t, std::vector<double>> values;
     for (const EvaluationRow& row : evaluation->rows) {
@@ -60,6 +62,9 @@ struct CurveSource {
       if (row.method != method || value == row.values.end()) continue;
       values[row.length].push_back(value->second);
     }
+    size_t most = 0;
+    for (const auto& [length, of_length] : values) most = std::max(most, of_length.size());
+    std::erase_if(values, [most](const auto& entry) { return entry.second.size() < most; });
     Series points;
     for (const auto& [length, of_length] : values)
       points.push_back(

@@ -68,6 +68,9 @@ TEST_F(EvalFiles, SayWhatTheyAreNot) {
                   "e.json holds rows of another model: \"a, b\", here \"c\"", "another --out");
   EXPECT_HL_ERROR(File({{"model", "a, b"}, {"seed", 1}}), ExitCode::kUsage,
                   "another seed: none, here 1");
+  std::filesystem::remove(dir_ / "e.json");
+  File({{"model", "a, b"}, {"recall", true}}).Add(Row("window", 64));
+  EXPECT_HL_ERROR(File(), ExitCode::kUsage, "holds rows with recall, which this call");
   AtomicWriteFile(dir_ / "e.json", "{}", ExitCode::kInternal);
   EXPECT_HL_ERROR(File(), ExitCode::kUsage, "e.json is no table of lengths");
   EXPECT_EQ(ReadFile(dir_ / "e.json", ExitCode::kInternal), "{}");

@@ -76,12 +76,14 @@ TEST(Evaluation, ThePageHasTheCurvesAndTheirNumbers) {
   EXPECT_THAT(RenderPage({run}, {begun}, "now"), HasSubstr("<title>trained"));
 }
 
-// Needles at several depths are one point of a length.
+// Needles at several depths are one point of a length; of a length that lacks one there is none.
 TEST(Evaluation, DepthsAreOneCurve) {
   const Evaluation found = ParseEvaluation(R"({"model": "m", "train_len": 8, "rows": [
     {"method": "as_trained", "length": 16, "depth": 0, "retrieval_accuracy": 0.25},
     {"method": "as_trained", "length": 16, "depth": 1, "retrieval_accuracy": 0.75},
-    {"method": "as_trained", "length": 32, "depth": 0, "retrieval_accuracy": 0.0}]})",
+    {"method": "as_trained", "length": 32, "depth": 0, "retrieval_accuracy": 0.0},
+    {"method": "as_trained", "length": 32, "depth": 1, "retrieval_accuracy": 0.0},
+    {"method": "as_trained", "length": 64, "depth": 0, "retrieval_accuracy": 1.0}]})",
                                            "n.json");
   const std::vector<PlotSpec> plots = ChartsByLength({found});
   ASSERT_EQ(plots.size(), 1u);

@@ -55,6 +55,7 @@ class Torchscale : public ImportOnlyLayout {
            (last_norm ? "layer_" + parameter : Renamed(Renamed(parameter, kNames), OwnNames()));
   }
   std::string OptionalPrefix() const override { return kDecoder; }
+  PositionsKey positions_key() const override { return {"max_target_positions", 1024}; }
 
  protected:
   static constexpr const char* kDecoder = "decoder.";
@@ -75,7 +76,6 @@ class Torchscale : public ImportOnlyLayout {
                    "fsdp",
                    "ddp_rank",
                    "no_output_layer",
-                   "max_target_positions",
                    "decoder_input_dim",
                    "decoder_output_dim",
                    "moe_top1_expert",
@@ -172,8 +172,9 @@ class TorchscaleDecoder : public Torchscale {
     reader.Require(learned || reader.Has("no_token_positional_embeddings"),
                    "no_token_positional_embeddings is missing; true, or false where sines are "
                    "added to the embedding, would work");
-    reader.Require(xpos + biased + added <= 1, "positions by more than one of xpos_rel_pos ", xpos,
-                   ", rel_pos_buckets ", buckets, " and no_token_positional_embeddings ", !added,
+    reader.Require(!reader.Has("no_token_positional_embeddings") || xpos + biased + added <= 1,
+                   "positions by more than one of xpos_rel_pos ", xpos, ", rel_pos_buckets ",
+                   buckets, " and no_token_positional_embeddings ", !added,
                    "; one of them would work");
     reader.Require(!biased || buckets % 4 == 0, "rel_pos_buckets is ", buckets,
                    "; a multiple of 4 would work: half of them are of later tokens");

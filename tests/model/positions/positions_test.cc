@@ -66,9 +66,7 @@ class Method {
   std::unique_ptr<AttentionPositions> method_;
 };
 
-// The numbers of tests here are those of the list of required tests that the project began with.
-//
-// 2: pairs are halves here: of neighbours (1, 2), (3, 4) and (.5, -1), (2, .25), worked out by
+// Pairs are halves here: of neighbours (1, 2), (3, 4) and (.5, -1), (2, .25), worked out by
 // hand. Tables of cos and sin are of fp32: 2^-24 of products of some 12.
 TEST(Xpos, GoldenScores) {
   const at::Tensor q = at::tensor({1.0, 3.0, 2.0, 4.0}), k = at::tensor({0.5, 2.0, -1.0, 0.25});
@@ -78,7 +76,7 @@ TEST(Xpos, GoldenScores) {
   EXPECT_NEAR(xpos.Score(q.to(at::kDouble), k.to(at::kDouble), 12, 12), 5.5, 1e-6);
 }
 
-// 1: wherever a query and its key stand.
+// Wherever a query and its key stand.
 TEST(Xpos, TranslationChangesNoScore) {
   const Method xpos(PositionsConfig("xpos"), 64);
   const at::Tensor q = Normal({64}, 6), k = Normal({64}, 7);
@@ -87,7 +85,7 @@ TEST(Xpos, TranslationChangesNoScore) {
     EXPECT_NEAR(xpos.Score(q, k, 40 + shift, 3 + shift), score, 1e-5) << shift;
 }
 
-// 3: without a decay it is the plain rotation, to the bit.
+// Without a decay it is the plain rotation, to the bit.
 TEST(Xpos, WithoutADecayIsRotation) {
   const MixerConfig softmax("softmax", {{"num_heads", int64_t{2}}});
   const auto run = [&](const PositionsConfig& positions) {
@@ -109,7 +107,6 @@ TEST(Xpos, Rates) {
   EXPECT_LT(*std::ranges::max_element(rates), 0);
 }
 
-// 11, as the next two
 TEST(Alibi, Slopes) {
   const auto exponents = [](int64_t heads) {
     std::vector<double> x;
@@ -196,7 +193,7 @@ TEST(AttentionPositions, NothingToDoIsPlainRotation) {
   }
 }
 
-// Distances as each method counts them (13 of the second list). Tables of fp32.
+// Distances as each method counts them. Tables of fp32.
 TEST(AttentionPositions, CountDistances) {
   const at::Tensor q = Normal({8}, 3), k = Normal({8}, 4);
   const auto expect = [&](const PositionsConfig& config, int64_t m, int64_t n, int64_t counts) {
@@ -243,7 +240,7 @@ ModelConfig Small(const PositionsConfig& positions, const MixerConfig& mixer) {
   return config;
 }
 
-// 11: sines of 0, then those of 1; fairseq's table begins with sines, two positions later.
+// Sines of 0, then those of 1; fairseq's table begins with sines, two positions later.
 TEST(Sinusoidal, TablesOfBothLayouts) {
   ParameterSet parameters;
   const PartContext context = {.sizes = {.model_dim = 4, .num_layers = 1},
@@ -263,7 +260,7 @@ TEST(Sinusoidal, TablesOfBothLayouts) {
                     row(std::sin(5), std::sin(5e-4), std::cos(5), std::cos(5e-4)), 1e-15));
 }
 
-// 12: rows that begin 37 tokens later in their document. What tells distances alone gives the same,
+// Rows that begin 37 tokens later in their document. What tells distances alone gives the same,
 // but for tables of fp32; tables that are added do not.
 TEST(AttentionPositions, TellDistancesAlone) {
   const auto hidden = [](const PositionsConfig& positions, double rope_theta, int64_t shift) {
@@ -287,7 +284,7 @@ TEST(AttentionPositions, TellDistancesAlone) {
     EXPECT_FALSE(Close(hidden(added, 0, 37), hidden(added, 0, 0), 1e-2)) << added.name();
 }
 
-// 7: a layer hears a token up to the block behind its own, so that L layers hear it L blocks on and
+// A layer hears a token up to the block behind its own, so that L layers hear it L blocks on and
 // no further; nothing before it changes.
 TEST(BlockwiseCausal, ReachesABlockALayer) {
   constexpr int64_t kBlock = 8, kSeqLen = 64, kToken = 11;

@@ -103,8 +103,8 @@ TEST(RetNetTest, IsTheParallelForm) {
   }
 }
 
-// The norm of a head undoes a factor of its row but for eps: without one all three are the same
-// (specified test 15), with 1e-6 they are beside outputs of some thousandths apart.
+// The norm of a head undoes a factor of its row but for eps: without one all three are the same,
+// with 1e-6 they are beside outputs of some thousandths apart.
 TEST(RetNetTest, RowNormsAreUndoneByTheHeadsNorm) {
   const auto run = [](const char* row_norm, double factor) {
     BuiltMixer mixer(MixerConfig("retnet", {{"num_heads", int64_t{2}}, {"row_norm", row_norm}}),

@@ -1,6 +1,5 @@
 // InfoScale and log-n against worked values, the entropies that they keep, and attention whose
-// scores are cosines. The numbers are those of the list of required tests that the project began
-// with.
+// scores are cosines.
 #include "model/mixers/softmax/query_scale.h"
 
 #include <ATen/TensorOperators.h>
@@ -31,7 +30,6 @@ QueryScale Info(int64_t length, int64_t dim, const char* mode = "train") {
   return {.form = "info", .mode = mode, .length = length, .dim = dim};
 }
 
-// 1
 TEST(QueryScale, InfoScaleTable) {
   const std::vector<std::pair<int64_t, double>> of_128 = {
       {1, 0},          {2, 0.413777},   {8, 0.712827},    {64, 1},          {128, 1.077237},
@@ -49,7 +47,7 @@ TEST(QueryScale, LogTable) {
   EXPECT_NEAR(Factor(4096, log), 2, 1e-12);
 }
 
-// 2: increasing, concave in ln n, below 1 / I(n_tr); the square root of the logarithm for wide
+// Increasing, concave in ln n, below 1 / I(n_tr); the square root of the logarithm for wide
 // heads.
 TEST(QueryScale, InfoScaleGrowsAsTheRootOfTheLogarithm) {
   double before = 0, slope = 1e9;
@@ -80,7 +78,6 @@ double Entropy(int64_t n, double factor) {
   const at::Tensor p = scores.softmax(-1);
   return -(p * p.log()).sum(-1).mean().item<double>();
 }
-// 3
 TEST(QueryScale, InfoScaleKeepsTheShareOfTheEntropy) {
   const auto share = [](int64_t n, double factor) {
     return Entropy(n, factor) / std::log(static_cast<double>(n));
@@ -93,7 +90,7 @@ TEST(QueryScale, InfoScaleKeepsTheShareOfTheEntropy) {
   EXPECT_NEAR(Entropy(4096, 2), 6.35, 0.05);  // log-n
 }
 
-// 3: mean entropies of softmax over s times the cosines of random directions of 128 channels.
+// Mean entropies of softmax over s times the cosines of random directions of 128 channels.
 double EntropyOfCosines(int64_t n, double s) {
   const auto unit = [](const at::Tensor& x) { return x / x.norm(2, -1, true); };
   const at::Tensor q = unit(Normal({512, 128}, 7)), k = unit(Normal({n, 128}, 8));
@@ -109,7 +106,7 @@ TEST(QueryScale, InfoScaleHoldsTheEntropyOfSharpCosines) {
   EXPECT_LT(std::abs(many - few), 0.15);
 }
 
-// 4: the larger the factor, the smaller the entropy of the same scores.
+// The larger the factor, the smaller the entropy of the same scores.
 TEST(QueryScale, EntropiesAreOrderedByTheFactors) {
   const QueryScale log = {.form = "log", .mode = "train", .length = 64, .dim = 128};
   for (const int64_t n : {128, 1024, 4096}) {
@@ -131,7 +128,7 @@ TEST(QueryScale, AtTheTrainingLengthNothingChanges) {
   EXPECT_TRUE(test::BitEqual(Attention(scaled).Run(x), Attention({}).Run(x)));
 }
 
-// 6: what documents and decode get is the mixers' conformance.
+// What documents and decode get is the mixers' conformance.
 TEST(QueryScale, LaterTokensDoNotMatterUnlessTheRowsLengthIsAsked) {
   const at::Tensor x = Normal({1, 40, 16}, 2);
   for (const char* mode : {"train", "eval_only", "fixed_len"}) {
@@ -153,7 +150,7 @@ TEST(QueryScale, AWindowOfTheTrainingLengthNeedsNone) {
   EXPECT_TRUE(test::BitEqual(Attention(scaled).Run(x), Attention(window).Run(x)));
 }
 
-// 7: no score is beyond cos_scale times the factor, a query's own key has just that where q = k;
+// No score is beyond cos_scale times the factor, a query's own key has just that where q = k;
 // and as only the direction of a query counts, its gradient is at right angles to it.
 TEST(CosScale, BoundsScoresAndTurnsGradients) {
   BuiltMixer mixer = Attention({{"cos_scale", 7.0},
@@ -191,7 +188,7 @@ TEST(CosScale, BoundsScoresAndTurnsGradients) {
   EXPECT_LT((q * dq).sum(1).abs().max().item<double>(), 1e-9);
 }
 
-// 8: a rotation keeps lengths, so that a vector may be normed before or after.
+// A rotation keeps lengths, so that a vector may be normed before or after.
 TEST(CosScale, NormsAndRotationsCommute) {
   const auto unit = [](const at::Tensor& x) { return x / x.norm(2, -1, true); };
   const at::Tensor x = Normal({1, 30, 2, 8}, 10);
@@ -200,7 +197,7 @@ TEST(CosScale, NormsAndRotationsCommute) {
                     1e-6));  // tables of fp32
 }
 
-// 9: of one content in all tokens, with the same energy in each of 64 pairs, the weight within 64
+// Of one content in all tokens, with the same energy in each of 64 pairs, the weight within 64
 // tokens of 8,191 seen both ways grows with s.
 TEST(CosScale, ALargerScaleIsANarrowerWindow) {
   const at::Tensor distance = at::arange(-4095, 4096, at::kDouble);
@@ -219,7 +216,7 @@ TEST(CosScale, ALargerScaleIsANarrowerWindow) {
   for (const double s : {1, 2, 4, 8, 16, 32}) EXPECT_GT(near(2 * s), near(s)) << s;
 }
 
-// 14: with features that grow in proportion to q, and a sum of the same that divides, a factor of
+// With features that grow in proportion to q, and a sum of the same that divides, a factor of
 // the query is none of the output.
 TEST(QueryScale, AMixerOfReluFeaturesNeedsNone) {
   BuiltMixer mixer(
@@ -229,7 +226,6 @@ TEST(QueryScale, AMixerOfReluFeaturesNeedsNone) {
   EXPECT_TRUE(Close(mixer.Run(x), before, 1e-6));  // the sum has 1e-10 added, or a row is nothing
 }
 
-// 7
 TEST(CosScale, SizesOfQueriesAndKeysDoNotMatter) {
   BuiltMixer mixer = Attention({{"cos_scale", 7.0}});
   const at::Tensor x = Normal({2, 40, 16}, 4), before = mixer.Run(x);
