@@ -6,10 +6,16 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/binding.h"
+#include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/growth.h"
 #include "kernels/decay_attention/own_denominator.h"
 #include "kernels/decay_attention/segments.h"
@@ -132,6 +138,17 @@ DecayState StateRows(const Call& call, const char* what, const DecayState& state
 const void* DataOf(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
 void* PlaceOf(const at::Tensor& x) { return x.defined() ? x.mutable_data_ptr() : nullptr; }
 
+// Which kernels run on the GPU, and why where they are not the fast ones: each answer once.
+void SayRoute(const Call& call) {
+  if (!call.plan.is_cuda) return;
+  static std::mutex mutex;
+  static std::set<std::string> said;
+  std::string route = cuda::DescribeRoute(call.args, call.plan);
+  const std::lock_guard lock(mutex);
+  if (const auto [place, is_new] = said.insert(std::move(route)); is_new)
+    HL_DEBUG("kernels", "decay attention: ", *place);
+}
+
 Call MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig& config) {
   CheckShapes(given);
   Call call = {.inputs = given, .args = {}, .plan = {}};
@@ -172,6 +189,7 @@ Call MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig& con
   call.plan = MakePlan(
       args, LimitsOf(in.q),
       {.chunk_size = static_cast<int>(in.chunks->chunk_size), .num_segments = config.num_segments});
+  SayRoute(call);
   return call;
 }
 

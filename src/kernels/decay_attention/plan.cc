@@ -141,6 +141,8 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
   plan.is_cuda = true;
   plan.forward = cuda::ForwardBlock(args, limits.shared_memory_bytes);
   plan.backward = cuda::BackwardBlock(args, limits.shared_memory_bytes);
+  // Both or neither: a backward in blocks reads what a forward in blocks has kept.
+  if (plan.forward.k == 0 || plan.backward.k == 0) plan.forward = plan.backward = {};
   const int64_t min_tokens = 8 * std::max(args.head_dim_k, args.head_dim_v);
   const auto blocks = [&] {
     return std::max<int64_t>(

@@ -148,6 +148,12 @@ TEST(DecayAttentionPlan, WhatRunsTokenByToken) {
   };
   constexpr DeviceLimits kTuring = {true, 68, 64 << 10};  // sm_75
   EXPECT_EQ(expect_simt(kTuring, "as no block fits the shared memory"), Route::kSimt);
+  // Of decays of channels the backward's blocks would fit there, the forward's do not.
+  float decay = 0;
+  args.log_decay.data = &decay;
+  args.decay_kind = DecayKind::kPerTokenChannel;
+  EXPECT_EQ(expect_simt(kTuring, "as no block fits the shared memory"), Route::kSimt);
+  args.decay_kind = DecayKind::kNone, args.log_decay.data = nullptr;
   for (TensorView* view : {&args.q, &args.k, &args.v, &args.out}) view->dtype = DType::kF32;
   EXPECT_EQ(expect_simt(kHopper, "K 128, V 128, token by token, as q is fp32; bf16 runs on"),
             Route::kSimt);

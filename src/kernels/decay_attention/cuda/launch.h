@@ -81,8 +81,8 @@ struct SegmentScanParams {
 };
 void LaunchSegmentScan(const SegmentScanParams& params, cudaStream_t stream);
 
-// out[b, t, h', c] = sum over the heads h that share h' of partial[b, t, h, c], in the order of the
-// heads.
+// out[b, t, h', c] = sum over the heads h that share h', and over slices i, of
+// partial[i, b, t, h, c], in the order of heads, then of slices.
 struct ReduceHeadsParams {
   const float* partial;  // [slices, B, T, H, dim]
   TensorView out;        // fp32 or bf16

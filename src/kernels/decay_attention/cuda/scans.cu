@@ -117,9 +117,10 @@ Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
 // [slices, B, T, H, dim] fp32 in the workspace, from slice `first` on.
 TensorView Partial(const DecayAttentionArgs& args, size_t offset, int dim, int first = 0) {
   const int64_t row = int64_t{1} * args.num_heads * dim;
-  return {At<float>(args.workspace, offset) + first * args.batch * args.seq_len * row,
+  return {At<float>(args.workspace, offset) + int64_t{first} * args.batch * args.seq_len * row,
           row * args.seq_len, row, dim, DType::kF32};
 }
+
 // ---- segments ----
 
 void LaunchStates(const Scan& scan, const decay::StateScanParams& own, cudaStream_t stream) {

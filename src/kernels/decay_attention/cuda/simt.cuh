@@ -1,6 +1,6 @@
 // Decay attention token by token in fp32: every kind of decay, the normaliser, fp32 and bf16
-// operands, any K, V <= 256. Slower than the scans on tensor cores; it is what has no instance
-// there.
+// operands, K up to 256 and V up to 512. Slower than the scans on tensor cores; it takes what those
+// do not (route.h).
 //
 // A thread owns a key channel and kSimtColumns columns of its row of the state, in registers, so
 // that what is summed over V (dq, dk, the decay's gradient) is a thread's own, and what is summed
