@@ -189,6 +189,29 @@ std::string FigureText(const AskedRows& rows) {
       report::ChartsByLength({report::ParseEvaluation(rows.json().dump(), "--out")}));
 }
 
+ordered_json FactsOf(const eval::LengthTable& table, const infer::LoadedModel& loaded,
+                     const SharedFact& tokens_fact) {
+  ordered_json facts = {{"model", loaded.path.string()},
+                        {"weights", WeightsFact(loaded).value},
+                        {"text", tokens_fact.value},
+                        {"train_len", table.train_len},
+                        {"longest", std::ranges::max(table.lengths)},
+                        {"windows", table.num_stretches},
+                        {"bin", table.bin}};
+  if (table.attention) facts["attention"] = true;  // no keys of files from before
+  if (table.recall) facts["recall"] = true;
+  return facts;
+}
+
+void Print(const EvalFile& file, const EvalOptions& options, int64_t train_len) {
+  file.WriteCsv();
+  const AskedRows asked(file, options);
+  if (!options.figure.empty())
+    WriteOutput(options.figure, FigureText(asked), ExitCode::kEnvironment);
+  std::cout << (options.json ? file.json().dump(2) + "\n" : TableText(asked, train_len))
+            << std::flush;
+}
+
 }  // namespace
 
 ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& loaded,
@@ -211,18 +234,9 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
     for (const int64_t length : table.lengths) protocols.back().RequireFits(*loaded.model, length);
   }
 
-  ordered_json facts = {{"model", loaded.path.string()},
-                        {"weights", WeightsFact(loaded).value},
-                        {"text", tokens_fact.value},
-                        {"train_len", table.train_len},
-                        {"longest", std::ranges::max(table.lengths)},
-                        {"windows", table.num_stretches},
-                        {"bin", table.bin}};
-  if (table.attention) facts["attention"] = true;  // no keys of files from before
-  if (table.recall) facts["recall"] = true;
   const bool writes = context.rank() == 0;
   EvalFile file({.json = writes ? options.out : "", .csv = writes ? options.csv : ""},
-                std::move(facts), kColumns);
+                FactsOf(table, loaded, tokens_fact), kColumns);
   std::vector<ordered_json> keys;
   for (const std::string& method : options.methods)
     for (const std::string& protocol : options.protocols)
@@ -235,13 +249,7 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
         if (!there[number++])
           file.Add(RowJson(eval::ScoreLength(*loaded.model, tokens, table, method, protocol, length,
                                              context.control())));
-  if (!writes) return ExitCode::kFinished;
-  file.WriteCsv();
-  const AskedRows asked(file, options);
-  if (!options.figure.empty())
-    WriteOutput(options.figure, FigureText(asked), ExitCode::kEnvironment);
-  std::cout << (options.json ? file.json().dump(2) + "\n" : TableText(asked, table.train_len))
-            << std::flush;
+  if (writes) Print(file, options, table.train_len);
   return ExitCode::kFinished;
 }
 
