@@ -81,6 +81,18 @@ TEST(CudaSlices, AdversarialDecays) {
     }
 }
 
+TEST(CudaSlices, GrowthUpToSixtyAChunk) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerHeadChannel})
+    for (const bool norm : {false, true}) {
+      ProblemShape shape = Sliced(kind);
+      shape.seq_len = 64;
+      shape.strength = Strength::kGrowth;
+      shape.norm = norm;
+      ExpectGradients(shape);
+    }
+}
+
 TEST(CudaSlices, GradientsDoNotKnowOfEarlierOutputs) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
