@@ -1,5 +1,7 @@
 #include "cli/class_scores_json.h"
 
+#include <nlohmann/json.hpp>
+
 namespace halflife::cli {
 
 nlohmann::ordered_json ClassScoresJson(const eval::ClassScores& scores) {

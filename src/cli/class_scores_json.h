@@ -1,7 +1,7 @@
 // What `eval` says of classes, for a whole split and for each row of a table by length.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "eval/class_scores.h"
 
