@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -23,9 +24,9 @@ std::string Text(const Json& value) {
 }  // namespace
 
 EvalFile::EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> columns)
-    : paths_(std::move(paths)), json_(std::move(facts)), columns_(columns) {
-  const Json wanted = json_;
-  json_["rows"] = Json::array();
+    : paths_(std::move(paths)), json_(std::make_unique<Json>(std::move(facts))), columns_(columns) {
+  const Json wanted = *json_;
+  (*json_)["rows"] = Json::array();
   if (paths_.json.empty() || !std::filesystem::exists(paths_.json)) return;
   const Json met =
       Json::parse(ReadFile(paths_.json, ExitCode::kUsage), nullptr, /*exceptions=*/false);
@@ -41,11 +42,15 @@ EvalFile::EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> colum
                 " holds rows with ", key,
                 ", which this call would add none with; the same "
                 "options, or another --out, would work");
-  json_ = met;
+  *json_ = met;
 }
 
+EvalFile::~EvalFile() = default;
+
+bool EvalFile::Has(const Json& key) const { return !RowOf(key).is_null(); }
+
 Json EvalFile::RowOf(const Json& key) const {
-  for (const Json& row : json_["rows"]) {
+  for (const Json& row : (*json_)["rows"]) {
     const auto same = [&](const char* name) {
       return row.value(name, Json()) == key.value(name, Json());
     };
@@ -55,8 +60,8 @@ Json EvalFile::RowOf(const Json& key) const {
 }
 
 void EvalFile::Add(Json row) {
-  json_["rows"].push_back(std::move(row));
-  if (!paths_.json.empty()) WriteOutput(paths_.json, json_.dump(2) + "\n", ExitCode::kEnvironment);
+  (*json_)["rows"].push_back(std::move(row));
+  if (!paths_.json.empty()) WriteOutput(paths_.json, json_->dump(2) + "\n", ExitCode::kEnvironment);
   if (!IsStandardOutput(paths_.csv)) WriteCsv();  // which is not written anew, but on
 }
 
@@ -64,12 +69,12 @@ void EvalFile::WriteCsv() const {
   if (paths_.csv.empty()) return;
   report::Table table;
   for (const CsvColumn& column : columns_) table.header.emplace_back(column.name);
-  for (const Json& row : json_["rows"]) {
+  for (const Json& row : (*json_)["rows"]) {
     std::vector<std::string> fields;
     for (const CsvColumn& column : columns_) {
       const Json::json_pointer path(column.path);
       fields.push_back(
-          Text(row.contains(path) ? row.at(path) : json_.value(path, Json(column.otherwise))));
+          Text(row.contains(path) ? row.at(path) : json_->value(path, Json(column.otherwise))));
     }
     table.rows.push_back(std::move(fields));
   }

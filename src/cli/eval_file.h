@@ -7,7 +7,8 @@
 #pragma once
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <vector>
 
@@ -31,11 +32,12 @@ class EvalFile {
   // Takes the rows of a JSON file that is there. Error kUsage where it is none of these, or holds
   // rows of other facts; nothing is written yet. `columns` are borrowed.
   EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> columns);
+  ~EvalFile();
 
-  const Json& json() const { return json_; }  // the facts, and "rows"
+  const Json& json() const { return *json_; }  // the facts, and "rows"
   // Whether a row is there with these values of what tells rows apart (method, protocol, length,
   // depth).
-  bool Has(const Json& key) const { return !RowOf(key).is_null(); }
+  bool Has(const Json& key) const;
   // The row, or null.
   Json RowOf(const Json& key) const;
   // Both files are whole at any time, and hold the same rows.
@@ -45,7 +47,7 @@ class EvalFile {
 
  private:
   EvalPaths paths_;
-  Json json_;
+  std::unique_ptr<Json> json_;
   std::span<const CsvColumn> columns_;
 };
 

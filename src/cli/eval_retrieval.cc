@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "cli/eval_file.h"
 #include "cli/model_source.h"

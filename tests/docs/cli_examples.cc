@@ -1,6 +1,7 @@
 // The examples of the headers of src/cli. A function's parameters are what its example takes for
 // granted.
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "cli/command_line/command.h"
 #include "cli/command_line/help.h"
