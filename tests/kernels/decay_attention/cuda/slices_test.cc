@@ -34,7 +34,7 @@ TEST(CudaSlices, EveryKind) {
 
 // Of V alone, of K alone, and of both in the blocks that a plan takes.
 TEST(CudaSlices, HeadsUpTo256And512) {
-  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
     for (const HeadDims& dims : {HeadDims{64, 192}, HeadDims{64, 512}, HeadDims{128, 256},
                                  HeadDims{192, 64}, HeadDims{256, 128}, HeadDims{256, 512}})
@@ -71,7 +71,7 @@ TEST(CudaSlices, SegmentsDocumentsAndPackedSequences) {
 }
 
 TEST(CudaSlices, AdversarialDecays) {
-  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
     for (const Strength strength : kAdversarial) {
       ProblemShape shape = Sliced(kind);
@@ -82,7 +82,7 @@ TEST(CudaSlices, AdversarialDecays) {
 }
 
 TEST(CudaSlices, GrowthUpToSixtyAChunk) {
-  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerHeadChannel})
     for (const bool norm : {false, true}) {
       ProblemShape shape = Sliced(kind);
@@ -94,7 +94,7 @@ TEST(CudaSlices, GrowthUpToSixtyAChunk) {
 }
 
 TEST(CudaSlices, GradientsDoNotKnowOfEarlierOutputs) {
-  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
     ExpectGradientsKnowLaterOutputsOnly(Sliced(kind), 64);
 }
@@ -107,7 +107,7 @@ TEST(CudaSlices, TwoRunsAgreeInEveryBit) {
 
 // A slice of V alone has its columns of all that is theirs, in the same bits.
 TEST(CudaSlices, ColumnsAreThoseOfTheSliceAlone) {
-  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerTokenChannel}) {
     ProblemShape shape = Sliced(kind);
     shape.states = false;
@@ -168,7 +168,7 @@ TEST(CudaNormaliser, SharedHeadsSegmentsAndDocuments) {
 }
 
 TEST(CudaNormaliser, GradientsDoNotKnowOfEarlierOutputs) {
-  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerHeadChannel})
     ExpectGradientsKnowLaterOutputsOnly(
         {.seq_len = 70, .heads = 1, .dim_k = 40, .dim_v = 40, .kind = kind, .norm = true}, 40);
