@@ -143,8 +143,8 @@ TEST_F(FineTuning, AnEncoderLearnsClasses) {
   EXPECT_EQ(generate.exit_code, 2);
   EXPECT_THAT(generate.err, HasSubstr("classification"));
   const RunResult needle =
-      fixture->Halflife({"eval", "--model", Path("classes"), "--text", Path("text.txt"),
-                         "--retrieval", "mqar", "--lengths", "64"});
+      fixture->Halflife({"eval", "--model", Path("classes"), "--data", Path("data"), "--retrieval",
+                         "mqar", "--lengths", "64"});
   EXPECT_EQ(needle.exit_code, 2);
   EXPECT_THAT(needle.err, HasSubstr("the model's objective is classification"));
   const RunResult text =

@@ -318,7 +318,9 @@ INSTANTIATE_TEST_SUITE_P(All, EveryPart, testing::ValuesIn(ModelsOfEveryPart()),
                          [](const auto& tested) { return tested.param.name; });
 
 TEST_P(EveryPart, EveryParameterGetsAFiniteGradient) {
-  model_.Loss(Tokens(1), Tokens(2), {.slice = &slice_}).objective.backward();
+  const auto classifier = model_.objective().classifier();
+  const at::Tensor labels = classifier ? Tokens(2).remainder(classifier->num_classes) : Tokens(2);
+  model_.Loss(Tokens(1), labels, {.slice = &slice_}).objective.backward();
   for (int i = 0; i < model_.parameters().size(); ++i) {
     const at::Tensor& grad = model_.parameters().tensor(i).grad();
     const std::string& name = model_.parameters().specs()[i].name;

@@ -77,8 +77,7 @@ at::Tensor Unit(const at::Tensor& x_in) {
 }  // namespace
 
 std::vector<Option> AttentionOptions::Fields() {
-  return {{"causal", &causal},
-          {"window", &window, {.min = 0}},
+  return {{"window", &window, {.min = 0}},
           {"rope_theta", &rope_theta},
           {"dropout", &dropout},
           {"block", &block, {.min = 0}},
@@ -88,7 +87,8 @@ std::vector<Option> AttentionOptions::Fields() {
           {"query_scale", &query_scale.form, {.choices = {"none", "info", "log"}}},
           {"query_scale_mode", &query_scale.mode, {.choices = {"eval_only", "train", "fixed_len"}}},
           {"query_scale_length", &query_scale.length, {.min = 0}},
-          {"query_scale_dim", &query_scale.dim, {.min = 0}}};
+          {"query_scale_dim", &query_scale.dim, {.min = 0}},
+          {"causal", &causal}};
 }
 
 void AttentionOptions::ResolveFor(int64_t head_dim, ProblemList& problems) {
