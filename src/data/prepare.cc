@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_map>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/host.h"
 #include "data/document_encoder.h"
+#include "data/held_out_contents.h"
 #include "data/manifest.h"
 #include "data/ordered_pipeline.h"
 #include "data/output_folder.h"
@@ -86,7 +86,6 @@ class Run {
   // Tokenises all documents of `inputs`, each into the split that `rules` give it.
   void WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
                       const Tokenizer& tokenizer, Writers& writers);
-  void Compare(const EncodedDocument& document);
   TextChunker MakeChunker(const InputFiles& inputs) const {
     return TextChunker(inputs.files, {.documents = config_.documents,
                                       .allow_pieces = rules_.allow_pieces,
@@ -111,9 +110,7 @@ class Run {
   DocumentRules rules_;
   PrepareProgress progress_;
   int64_t num_empty_ = 0;
-  // Of validation_inputs_, until training text repeats them: how many documents have this content.
-  std::unordered_map<uint64_t, int64_t> validation_contents_;
-  int64_t num_validation_in_train_ = 0;
+  HeldOutContents held_out_;  // of validation_inputs_
 };
 
 std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
@@ -147,16 +144,6 @@ std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
   return MakeSentencePieceTokenizer(TrainSentencePiece(lines, config_.vocab_size));
 }
 
-void Run::Compare(const EncodedDocument& document) {
-  if (document.split == Split::kValidation) {
-    ++validation_contents_[document.content.lo];
-  } else if (const auto found = validation_contents_.find(document.content.lo);
-             found != validation_contents_.end()) {
-    num_validation_in_train_ += found->second;
-    validation_contents_.erase(found);
-  }
-}
-
 void Run::WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
                          const Tokenizer& tokenizer, Writers& writers) {
   ShardWriter* writer = &writers.train;  // of the document that is open
@@ -172,7 +159,7 @@ void Run::WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
           if (document.begins) {
             writer = &writers.of(document.split);
             writer->BeginDocument();
-            if (has_validation_inputs()) Compare(document);
+            if (has_validation_inputs()) held_out_.Add(document.split, document.content);
             ++progress_.num_documents;
           }
           writer->Append(ids.first(static_cast<size_t>(document.num_ids)));
@@ -245,7 +232,7 @@ PrepareSummary Run::Summarise(const Manifest& manifest) const {
           .num_files = static_cast<int64_t>(inputs_.files.size() + validation_inputs_.files.size()),
           .num_skipped_files = inputs_.num_skipped + validation_inputs_.num_skipped,
           .num_empty = num_empty_,
-          .num_validation_in_train = num_validation_in_train_,
+          .num_validation_in_train = held_out_.num_in_train(),
           .seconds = 0,
           .hash = manifest.hash};
 }

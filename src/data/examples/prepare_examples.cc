@@ -7,7 +7,6 @@
 #include <optional>
 #include <ranges>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include "core/clock.h"
@@ -17,6 +16,7 @@
 #include "core/shortest_text.h"
 #include "data/document_encoder.h"
 #include "data/examples/row_packer.h"
+#include "data/held_out_contents.h"
 #include "data/manifest.h"
 #include "data/ordered_pipeline.h"
 #include "data/output_folder.h"
@@ -90,7 +90,7 @@ struct Source {
 struct EncodedExamples {
   struct One {
     Split split;
-    uint64_t content;  // of what decides the split
+    Hash128 content;  // of what decides the split
     Example example;
   };
   std::vector<One> examples;
@@ -133,7 +133,6 @@ class Run {
   EncodedExamples Encode(const Source& source, TextChunk chunk) const;
   Example EncodeOne(const Record& record, const std::string& place) const;
   int32_t ClassOf(const std::string& name, const std::string& place) const;
-  void Compare(Split split, uint64_t content, std::unordered_map<uint64_t, int64_t>& held_out);
   Writer MakeWriter(const fs::path& folder, Split split) const;
   SplitRecord Finish(Writer& writer, Split split) const;
   std::vector<std::pair<std::string, std::string>> Parameters() const;
@@ -146,7 +145,8 @@ class Run {
   std::vector<std::string> classes_;
   std::map<std::string, int32_t> number_of_class_;
   std::map<Split, ExampleCounts> counts_;
-  int64_t num_empty_ = 0, num_cut_ = 0, num_dropped_ = 0, num_held_out_in_train_ = 0;
+  int64_t num_empty_ = 0, num_cut_ = 0, num_dropped_ = 0;
+  HeldOutContents held_out_;
   PrepareProgress progress_;
 };
 
@@ -230,19 +230,9 @@ EncodedExamples Run::Encode(const Source& source, TextChunk chunk) const {
     }
     const Hash128 content =
         ContentHash(record.values[0].empty() ? record.values[1] : record.values[0]);
-    encoded.examples.push_back({ChooseSplit(content, split), content.lo, EncodeOne(record, place)});
+    encoded.examples.push_back({ChooseSplit(content, split), content, EncodeOne(record, place)});
   });
   return encoded;
-}
-
-// What is split off by its content has no twin in training.
-void Run::Compare(Split split, uint64_t content, std::unordered_map<uint64_t, int64_t>& held_out) {
-  if (split != Split::kTrain) {
-    ++held_out[content];
-  } else if (const auto found = held_out.find(content); found != held_out.end()) {
-    num_held_out_in_train_ += found->second;
-    held_out.erase(found);
-  }
 }
 
 Run::Writer Run::MakeWriter(const fs::path& folder, Split split) const {
@@ -292,7 +282,6 @@ std::vector<std::pair<std::string, std::string>> Run::Parameters() const {
 
 Manifest Run::WriteShards(const fs::path& folder) {
   progress_.phase = "tokenising";
-  std::unordered_map<uint64_t, int64_t> held_out;  // how many have this content
   Writer train = MakeWriter(folder, Split::kTrain);
   Writer validation = MakeWriter(folder, Split::kValidation);
   Writer test = MakeWriter(folder, Split::kTest);
@@ -309,7 +298,7 @@ Manifest Run::WriteShards(const fs::path& folder) {
             num_dropped_ += example.dropped ? 1 : 0;
             if (example.dropped) continue;
             of.at(split)->packer.Add(example);
-            Compare(split, content, held_out);
+            held_out_.Add(split, content);
             ++counts_[split].num_examples;
             ++progress_.num_documents;
             progress_.text_bytes += example.num_bytes;
@@ -342,7 +331,7 @@ ExamplesSummary Run::Summarise(const Manifest& manifest) const {
           .num_empty = num_empty_,
           .num_cut = num_cut_,
           .num_dropped = num_dropped_,
-          .num_held_out_in_train = num_held_out_in_train_,
+          .num_held_out_in_train = held_out_.num_in_train(),
           .seconds = 0,
           .hash = manifest.hash};
 }
