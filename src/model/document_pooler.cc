@@ -40,8 +40,8 @@ DocumentPooler::DocumentPooler(const ClassifierOptions& options, const PartConte
   bias_ = DeclareBias(context, "pooler.dense.bias", model_dim_);
 }
 
-at::Tensor DocumentPooler::operator()(const at::Tensor& hidden, const SequenceSlice& slice) const {
-  const at::Tensor tokens = hidden.flatten(0, 1), firsts = FirstTokens(slice);
+at::Tensor DocumentPooler::operator()(const at::Tensor& hidden, const at::Tensor& firsts) const {
+  const at::Tensor tokens = hidden.flatten(0, 1);
   at::Tensor pooled;
   if (pooling_ == Pooling::kFirst) {
     pooled = tokens.index_select(0, firsts);

@@ -1,7 +1,7 @@
 // The hidden vectors of a document as one, which a classifier reads.
 //
 //   const DocumentPooler pooler(options, context);
-//   const at::Tensor documents = pooler(hidden, slice);
+//   const at::Tensor documents = pooler(hidden, FirstTokens(slice));
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +20,9 @@ class DocumentPooler {
   // Parameters pooler.dense.weight and pooler.dense.bias, where options.dense asks for them.
   DocumentPooler(const ClassifierOptions& options, const PartContext& context);
 
-  // hidden [B, T, D] of whole rows -> [P, D], in the dtype of hidden; means are summed in fp32.
-  at::Tensor operator()(const at::Tensor& hidden, const SequenceSlice& slice) const;
+  // hidden [B, T, D] of whole rows, firsts [P] of FirstTokens -> [P, D], in the dtype of hidden;
+  // means are summed in fp32.
+  at::Tensor operator()(const at::Tensor& hidden, const at::Tensor& firsts) const;
   double FlopsPerDocument() const;
 
  private:

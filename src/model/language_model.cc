@@ -212,8 +212,8 @@ at::Tensor LanguageModel::OverSegments(size_t layer, const MixerCall& call) cons
 LanguageModel::HeadRows LanguageModel::RowsOf(const at::Tensor& hidden, const at::Tensor& targets,
                                               const ForwardContext& context) const {
   if (pooler_ == nullptr) return {hidden.flatten(0, 1), targets.flatten()};
-  return {(*pooler_)(hidden, *context.slice),
-          targets.flatten().index_select(0, FirstTokens(*context.slice))};
+  const at::Tensor firsts = FirstTokens(*context.slice);
+  return {(*pooler_)(hidden, firsts), targets.flatten().index_select(0, firsts)};
 }
 
 at::Tensor LanguageModel::AtTokens(const at::Tensor& of_rows, const at::Tensor& tokens,

@@ -28,7 +28,8 @@ SequenceSlice TwoRows() {
 }
 
 at::Tensor Pool(const char* pooling, const at::Tensor& hidden, const SequenceSlice& slice) {
-  return DocumentPooler({.pooling = pooling}, {.sizes = {.model_dim = kDim}})(hidden, slice);
+  return DocumentPooler({.pooling = pooling}, {.sizes = {.model_dim = kDim}})(hidden,
+                                                                              FirstTokens(slice));
 }
 
 TEST(DocumentPooler, IsWhatItSays) {
