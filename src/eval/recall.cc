@@ -1,5 +1,6 @@
 #include "eval/recall.h"
 
+#include <cstddef>
 #include <unordered_set>
 
 namespace halflife::eval {
