@@ -8,26 +8,15 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "core/error.h"
-#include "core/philox.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
-#include "kernels/dropout/dropout.h"
 #include "model/document_pooler.h"
+#include "model/forward_pass.h"
 
 namespace halflife::model {
-namespace {
-
-// Where in the model a dropout stands: part of its key.
-constexpr uint32_t kEmbeddingSite = 0;
-uint32_t SiteOf(size_t layer, LayerPass::Branch branch) {
-  return static_cast<uint32_t>(1 + 2 * layer + branch);
-}
-uint32_t SiteWithinMixer(size_t layer, uint32_t site) {
-  return uint32_t{1} << 31 | static_cast<uint32_t>(layer) << 8 | site;
-}
-
-}  // namespace
 
 int64_t ModelState::bytes() const {
   int64_t sum = 0;
@@ -131,15 +120,11 @@ at::Tensor LanguageModel::Embed(const at::Tensor& tokens, const at::Tensor& posi
   return embedding_norm_ == nullptr ? x : (*embedding_norm_)(x);
 }
 
-at::Tensor LanguageModel::RunBlocks(at::Tensor x, const Mix& mix, const Drop& drop,
-                                    const Await& await) const {
+at::Tensor LanguageModel::RunBlocks(at::Tensor x, const RunBlock& run, const Await& await) const {
   ResidualStream stream(std::move(x));
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (await) await(static_cast<int64_t>(i));
-    blocks_[i]->Forward(
-        stream, {.mix = [&](const Mixer& mixer, const at::Tensor& h) { return mix(i, mixer, h); },
-                 .drop = [&](LayerPass::Branch branch,
-                             const at::Tensor& y) { return drop(SiteOf(i, branch), y); }});
+    run(i, *blocks_[i], stream);
   }
   if (await) await(static_cast<int64_t>(blocks_.size()));
   return final_norm_ == nullptr ? stream.Sum() : stream.Normed(*final_norm_);
@@ -155,58 +140,16 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || slice.begin + slice.seq_len <= most, "position ",
               slice.begin + slice.seq_len - 1, " is beyond the model's table of ", most,
               " positions; use shorter texts");
-  const auto drop_at = [&](uint32_t site, const at::Tensor& x, double rate) {
-    if (!context.training || rate == 0) return x;
-    return kernels::Dropout(x, {.rate = rate,
-                                .key = MakeRandomKey(context.seed, RandomPurpose::kDropout, site),
-                                .samples = context.samples,
-                                .first_position = slice.begin});
-  };
-  const Drop drop = [&](uint32_t site, const at::Tensor& x) {
-    return drop_at(site, x, config_.dropout);
-  };
   if (state != nullptr) state->layers.resize(blocks_.size());
-  const Mix mix = [&](size_t layer, const Mixer& mixer, const at::Tensor& x) {
-    MixerCall call = {.x = x, .slice = slice};
-    if (context.training) {
-      call.drop = [&, layer](uint32_t site, const at::Tensor& y, double rate) {
-        return drop_at(SiteWithinMixer(layer, site), y, rate);
-      };
-    }
-    if (context.observe)
-      call.observe = [&, layer](const auto& inputs, const auto& config) {
-        context.observe(static_cast<int64_t>(layer), inputs, config);
-      };
-    if (slice.segment != nullptr) return OverSegments(layer, call);
-    if (state == nullptr) return mixer.Forward(call).y;
-    call.initial = &state->layers[layer];
-    call.num_past = state->num_tokens;
-    call.want_state = true;
-    MixerOutput output = mixer.Forward(call);
-    state->layers[layer] = std::move(output.state);
-    return output.y;
-  };
+  const auto pass = std::make_shared<const ForwardPass>(config_, context, state);
   if (context.await_layer) context.await_layer(-1);
   const at::Tensor x = Embed(tokens, slice.told_positions(), context.segments);
-  const double embedding_dropout =
-      config_.embedding.dropout > 0 ? config_.embedding.dropout : config_.dropout;
-  const at::Tensor hidden =
-      RunBlocks(drop_at(kEmbeddingSite, x, embedding_dropout), mix, drop, context.await_layer);
+  const auto run = [&](size_t layer, const Block& block, ResidualStream& stream) {
+    pass->Run(layer, block, stream);
+  };
+  const at::Tensor hidden = RunBlocks(pass->DropFromEmbedding(x), run, context.await_layer);
   if (state != nullptr) state->num_tokens += slice.seq_len;
   return hidden;
-}
-
-at::Tensor LanguageModel::OverSegments(size_t layer, const MixerCall& call) const {
-  const Mixer& mixer = blocks_[layer]->mixer();
-  const kernels::SegmentGroup& group = *call.slice.segment->group;
-  const int64_t before = group.num_asked();
-  at::Tensor y = mixer.Forward(call).y;
-  // A mixer that remembers tokens and has asked nobody for them would train on slices.
-  const MixerTraits traits = mixer.traits();
-  HL_CHECK_AS(ExitCode::kUsage,
-              traits.splits_rows && (traits.state.empty() || group.num_asked() > before),
-              NameOfMixer(layer), " cannot have a row on several ranks; parallel.sp 1 would work");
-  return y;
 }
 
 LanguageModel::HeadRows LanguageModel::RowsOf(const at::Tensor& hidden, const at::Tensor& targets,
@@ -273,12 +216,14 @@ at::Tensor LanguageModel::Step(const at::Tensor& tokens, ModelState& state) cons
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || state.num_tokens < most, "position ", state.num_tokens,
               " is beyond the model's table of ", most, " positions");
   const at::Tensor positions = at::full(tokens.sizes(), state.num_tokens, tokens.options());
-  const at::Tensor hidden = RunBlocks(
-      Embed(tokens, positions, {}),
-      [&](size_t layer, const Mixer& mixer, const at::Tensor& x) {
-        return mixer.Step(x, state.num_tokens, state.layers[layer]);
-      },
-      [](uint32_t, const at::Tensor& x) { return x; });
+  const auto run = [&](size_t layer, const Block& block, ResidualStream& stream) {
+    const auto mix = [&](const Mixer& mixer, const at::Tensor& x) {
+      return mixer.Step(x, state.num_tokens, state.layers[layer]);
+    };
+    block.Forward(stream,
+                  {.mix = mix, .drop = [](LayerPass::Branch, const at::Tensor& x) { return x; }});
+  };
+  const at::Tensor hidden = RunBlocks(Embed(tokens, positions, {}), run);
   ++state.num_tokens;
   return Logits(hidden);
 }
@@ -318,11 +263,36 @@ double LanguageModel::LossBytes(int64_t batch, int64_t seq_len, bool widened) co
                                           config_.model_dim, widened);
 }
 
-double LanguageModel::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const {
-  double sum = 0;
-  for (int64_t layer = -1; layer <= config_.num_layers; ++layer)
-    sum += ActivationBytesOfLayer(layer, seq_len, bytes_per_element);
-  return sum;
+double LanguageModel::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element,
+                                              Recompute recompute) const {
+  // In place of what is computed again: a block's residual stream, a sum and a pending branch, or
+  // what a mixer reads. Their gradients wait beside the layer that is computed again.
+  const double inputs = recompute == Recompute::kBlock ? 2 : recompute == Recompute::kMixer ? 1 : 0;
+  const double of_inputs =
+      inputs * static_cast<double>(config_.model_dim) * static_cast<double>(bytes_per_element);
+  double kept = static_cast<double>(config_.num_layers + 1) * of_inputs, again = 0;
+  for (int64_t layer = -1; layer <= config_.num_layers; ++layer) {
+    const double once = RecomputedBytesOfLayer(layer, seq_len, bytes_per_element, recompute);
+    kept += ActivationBytesOfLayer(layer, seq_len, bytes_per_element) - once;
+    again = std::max(again, once);
+  }
+  return kept + again;
+}
+
+FlopCount LanguageModel::RecomputedFlopsOfLayer(int64_t layer, int64_t seq_len,
+                                                Recompute recompute) const {
+  if (layer < 0 || layer == config_.num_layers || recompute == Recompute::kNone) return {};
+  if (recompute == Recompute::kBlock) return FlopsOfLayer(layer, seq_len);
+  return blocks_[static_cast<size_t>(layer)]->mixer().FlopsPerToken(seq_len);
+}
+
+double LanguageModel::RecomputedBytesOfLayer(int64_t layer, int64_t seq_len,
+                                             int64_t bytes_per_element, Recompute recompute) const {
+  if (layer < 0 || layer == config_.num_layers || recompute == Recompute::kNone) return 0;
+  if (recompute == Recompute::kBlock)
+    return ActivationBytesOfLayer(layer, seq_len, bytes_per_element);
+  return blocks_[static_cast<size_t>(layer)]->mixer().ActivationBytesPerToken(seq_len,
+                                                                              bytes_per_element);
 }
 
 double LanguageModel::ActivationBytesOfLayer(int64_t layer, int64_t seq_len,
@@ -367,14 +337,9 @@ int64_t LanguageModel::max_positions() const {
   return most;
 }
 
-std::string LanguageModel::NameOfMixer(size_t layer) const {
-  return Concat("the mixer of layer ", layer, ", ",
-                config_.mixer_of(static_cast<int64_t>(layer)).name(), ",");
-}
-
 std::string LanguageModel::FirstLayer(const std::function<bool(const MixerTraits&)>& is) const {
   for (size_t i = 0; i < blocks_.size(); ++i)
-    if (is(blocks_[i]->mixer().traits())) return NameOfMixer(i);
+    if (is(blocks_[i]->mixer().traits())) return config_.NameOfMixer(static_cast<int64_t>(i));
   return "";
 }
 

@@ -20,11 +20,20 @@
 
 namespace halflife::model {
 
+// What backward computes a second time in place of keeping it; the gradients are the same bits.
+enum class Recompute : uint8_t {
+  kNone,
+  kMixer,  // mixers from their inputs
+  kBlock,  // blocks from the residual stream before them
+};
+
 struct ForwardContext {
   const SequenceSlice* slice = nullptr;
   bool training = false;  // dropout on
   double z_loss_weight = 0;
   int64_t num_targets = -1;  // that are not negative, where the caller knows
+  // Of training. All that the context borrows then lives until backward has run.
+  Recompute recompute = Recompute::kNone;
   uint64_t seed = 0;
   std::span<const uint64_t> samples = {};  // [B] global sample numbers; needed with dropout
   at::Tensor segments = {};  // [B, T] int64, or undefined: all tokens are of segment 0
@@ -98,12 +107,19 @@ class LanguageModel {
   int64_t LayerOf(int param) const;
   const ParameterCount& CountParameters() const { return count_; }
   FlopCount FlopsPerToken(int64_t seq_len) const;  // forward; head included, embedding lookup not
-  double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const;
+  // What a micro-batch holds at most: what all layers keep for backward, and what one layer at a
+  // time computes again.
+  double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element,
+                                 Recompute recompute = Recompute::kNone) const;
   // Most that the head holds at once while its loss is differentiated; `widened`: of bf16.
   double LossBytes(int64_t batch, int64_t seq_len, bool widened) const;
   // What of these is a layer's, as LayerOf counts them.
   FlopCount FlopsOfLayer(int64_t layer, int64_t seq_len) const;
   double ActivationBytesOfLayer(int64_t layer, int64_t seq_len, int64_t bytes_per_element) const;
+  // What of these backward has a second time.
+  FlopCount RecomputedFlopsOfLayer(int64_t layer, int64_t seq_len, Recompute recompute) const;
+  double RecomputedBytesOfLayer(int64_t layer, int64_t seq_len, int64_t bytes_per_element,
+                                Recompute recompute) const;
   // Of the mixers' states that do not grow, all layers together: what a rank that holds a slice of
   // a row keeps of the tokens before it until backward.
   double StateBytesPerRow(int64_t bytes_per_element) const;
@@ -120,10 +136,6 @@ class LanguageModel {
  private:
   at::Tensor Embed(const at::Tensor& tokens, const at::Tensor& positions,
                    const at::Tensor& segments) const;
-  // Embedded tokens [..., D] through all blocks and the final norm. `mix` runs the mixer of a
-  // layer.
-  using Mix = std::function<at::Tensor(size_t layer, const Mixer& mixer, const at::Tensor& x)>;
-  using Drop = std::function<at::Tensor(uint32_t site, const at::Tensor& x)>;
   // What the head is asked of: tokens, or with a classifier documents.
   struct HeadRows {
     at::Tensor hidden, targets;  // [N, D], [N]
@@ -134,13 +146,12 @@ class LanguageModel {
   at::Tensor AtTokens(const at::Tensor& of_rows, const at::Tensor& tokens,
                       const ForwardContext& context) const;
   void MakeHead(const PartContext& context);
-  at::Tensor OverSegments(size_t layer, const MixerCall& call) const;
-  std::string NameOfMixer(size_t layer) const;
   // By its name; "": none.
   std::string FirstLayer(const std::function<bool(const MixerTraits&)>& is) const;
+  // Embedded tokens [..., D] through all blocks and the final norm; `run` takes one block on.
+  using RunBlock = std::function<void(size_t layer, const Block& block, ResidualStream& stream)>;
   using Await = std::function<void(int64_t layer)>;
-  at::Tensor RunBlocks(at::Tensor x, const Mix& mix, const Drop& drop,
-                       const Await& await = {}) const;
+  at::Tensor RunBlocks(at::Tensor x, const RunBlock& run, const Await& await = {}) const;
 
   ModelConfig config_;
   ParameterSet parameters_;

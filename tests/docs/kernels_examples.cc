@@ -37,6 +37,7 @@
 #include "kernels/sequence/exchange_cost.h"
 #include "kernels/sequence/row_segment.h"
 #include "kernels/sequence/segment_scan.h"
+#include "kernels/sequence/segment_tape.h"
 #include "kernels/sequence/state_exchange.h"
 #include "kernels/sequence/tokens_before.h"
 #include "kernels/softmax_attention/softmax_attention.h"
@@ -70,6 +71,13 @@ void SequenceChunksExample(int64_t B, int64_t T, const std::vector<int32_t>& sta
 void RowSegmentExample(const std::shared_ptr<SegmentGroup>& group, const Tensor& positions,
                        const Tensor& x) {
 #include "examples/kernels/sequence/row_segment.h"
+}
+void SegmentTapeExample(const at::Tensor& x, RowSegment row) {
+  at::Tensor y;
+  const auto Forward = [](const at::Tensor& of, const RowSegment& segment) {
+    return TokensBefore(of, 3, segment).sum();
+  };
+#include "examples/kernels/sequence/segment_tape.h"
 }
 void ExchangeCostExample(SegmentGroup& group, int64_t bytes) {
 #include "examples/kernels/sequence/exchange_cost.h"

@@ -7,6 +7,7 @@
 
 #include "model/activation.h"
 #include "model/document_pooler.h"
+#include "model/forward_pass.h"
 #include "model/language_model.h"
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
@@ -29,6 +30,11 @@ using at::Tensor;
 void LanguageModelExample(const ModelConfig& config, const Tensor& inputs, const Tensor& targets,
                           const ForwardContext& context, int64_t num_targets) {
 #include "examples/model/language_model.h"
+}
+
+void ForwardPassExample(const ModelConfig& config, const ForwardContext& context,
+                        const std::vector<std::unique_ptr<Block>>& blocks, ResidualStream& stream) {
+#include "examples/model/forward_pass.h"
 }
 
 void ModelConfigExample() {

@@ -1,5 +1,5 @@
-// The largest number of bytes that the tensors made in an object's life, by its thread, have held
-// at once.
+// The bytes that the tensors made in an object's life, by its thread, hold, and the largest number
+// that they have held at once.
 //
 //   const PeakBytes bytes;
 //   Forward(x);
@@ -21,6 +21,7 @@ class PeakBytes {
     c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, counter_);
   }
   ~PeakBytes() { c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE); }
+  double now() const { return static_cast<double>(counter_->now); }
   double peak() const { return static_cast<double>(counter_->peak); }
 
  private:

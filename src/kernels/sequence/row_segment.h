@@ -31,7 +31,7 @@ class SegmentGroup {
   virtual int size() const = 0;
   // What meets a token's past says so, also where nothing has to be fetched for it; and how many
   // tokens before the segment it wants as they are (0: none, a state sums them up).
-  void NoteAsked(int64_t num_tokens = 0) {
+  virtual void NoteAsked(int64_t num_tokens = 0) {
     ++num_asked_;
     if (num_tokens > 0) reaches_.insert(num_tokens);
   }

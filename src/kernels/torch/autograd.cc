@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable_info.h>
 
@@ -30,7 +31,8 @@ class KernelNode : public autograd::Node {
 
   // `outputs` are wrapped: one that is saved must not keep this node alive.
   void Keep(const Tensors& outputs, const Tensors& saved, const BackwardFunction& backward) {
-    for (const at::Tensor& output : outputs) output_info_.emplace_back(output);
+    for (const at::Tensor& output : outputs)
+      output.defined() ? output_info_.emplace_back(output) : output_info_.emplace_back();
     for (const at::Tensor& x : saved) {
       if (x.defined()) {
         saved_.emplace_back(x, /*is_output=*/x.grad_fn().get() == this);
@@ -93,7 +95,9 @@ Tensors Wrap(const Tensors& inputs, const Forwarded& result,
   std::unordered_set<at::TensorImpl*> constant;
   for (size_t i = result.outputs.size() - result.num_constant; i < result.outputs.size(); ++i)
     constant.insert(result.outputs[i].unsafeGetTensorImpl());
-  const std::vector<std::optional<at::Tensor>> raw(result.outputs.begin(), result.outputs.end());
+  std::vector<std::optional<at::Tensor>> raw;
+  for (const at::Tensor& output : result.outputs)
+    raw.push_back(output.defined() ? std::optional(output) : std::nullopt);
   const auto no_jvp = [](const Tensors&, const Tensors&) -> Tensors {
     TORCH_CHECK(false, "the kernels have no forward-mode differentiation");
   };
@@ -101,9 +105,23 @@ Tensors Wrap(const Tensors& inputs, const Forwarded& result,
   Tensors outputs;
   for (const std::optional<at::Tensor>& output :
        autograd::_wrap_outputs(inputs, constant, {}, raw, node, no_jvp, {}, view_as_self, false))
-    outputs.push_back(*output);
+    outputs.push_back(output.value_or(at::Tensor()));
   return outputs;
 }
+
+// The inputs as leaves of a graph of their own, and what a function makes of them.
+struct OwnGraph {
+  Tensors leaves, outputs;
+
+  OwnGraph(const Tensors& inputs, const std::function<Tensors(const Tensors&)>& forward) {
+    for (const at::Tensor& x : inputs) {
+      leaves.push_back(x.defined() ? x.detach() : x);
+      if (x.defined()) leaves.back().requires_grad_(x.requires_grad());
+    }
+    const c10::AutoGradMode with_gradients(true);
+    outputs = forward(leaves);
+  }
+};
 
 }  // namespace
 
@@ -128,6 +146,41 @@ Tensors Apply(const AutogradFunction& function) {
   Tensors outputs = Wrap(given, result, node);
   if (node != nullptr) node->Keep(outputs, result.saved, result.backward);
   return outputs;
+}
+
+Tensors Recomputed(const char* name, const Tensors& inputs,
+                   const std::function<Tensors(const Tensors& inputs)>& forward) {
+  if (!c10::GradMode::is_enabled() || !autograd::any_variable_requires_grad(inputs))
+    return forward(inputs);
+  const auto backward = [forward](const BackwardCall& call) -> Tensors {
+    OwnGraph graph(call.saved, forward);
+    autograd::edge_list from;
+    Tensors with;
+    for (size_t i = 0; i < graph.outputs.size(); ++i) {
+      if (!call.grads[i].defined() || !graph.outputs[i].requires_grad()) continue;
+      from.push_back(autograd::impl::gradient_edge(graph.outputs[i]));
+      with.push_back(call.grads[i]);
+    }
+    graph.outputs.clear();  // nothing reads them: autograd::backward would hold them to its end
+    if (!from.empty())
+      autograd::Engine::get_default_engine().execute(from, with, /*keep_graph=*/false,
+                                                     /*create_graph=*/false,
+                                                     /*accumulate_grad=*/true);
+    Tensors grads;
+    for (const at::Tensor& leaf : graph.leaves)
+      grads.push_back(leaf.defined() ? leaf.grad() : at::Tensor());
+    return grads;
+  };
+  // With gradients from the first: kernels choose their way by whether one will be wanted, and
+  // another way has other bits.
+  const auto once = [&]() -> Forwarded {
+    const OwnGraph graph(inputs, forward);
+    Forwarded result = {.outputs = {}, .saved = inputs, .backward = backward};
+    for (const at::Tensor& output : graph.outputs)
+      result.outputs.push_back(output.defined() ? output.detach() : output);
+    return result;
+  };
+  return Apply({.name = name, .inputs = inputs, .undefined_grads = true, .forward = once});
 }
 
 Tensors Differentiate(const Tensors& outputs, const Tensors& grads, const Tensors& inputs,

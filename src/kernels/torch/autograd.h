@@ -30,7 +30,7 @@ struct BackwardCall {
 using BackwardFunction = std::function<Tensors(const BackwardCall& call)>;
 
 struct Forwarded {
-  Tensors outputs;
+  Tensors outputs;  // undefined ones stay so
   // Inputs, outputs or neither; undefined ones stay so. They live until a backward that does not
   // retain the graph, and one that was modified in place is an error of the backward. A tensor that
   // `backward` captures has neither rule: an input there would go unchecked, an output would keep
@@ -51,6 +51,13 @@ struct AutogradFunction {
 // The outputs of forward(), which runs at once and without gradients. Its backward is kept where an
 // input requires a gradient and GradMode is enabled.
 Tensors Apply(const AutogradFunction& function);
+
+// forward(inputs), of which backward keeps the inputs alone: it runs `forward` a second time and
+// adds to the leaves that this reads (parameters) what they get. Both runs must give the same bits,
+// so what is random in them follows from a key. `forward` lives until backward has run. Where no
+// input wants a gradient it runs once, as it is.
+Tensors Recomputed(const char* name, const Tensors& inputs,
+                   const std::function<Tensors(const Tensors& inputs)>& forward);
 
 // The gradients of `inputs` from those of `outputs`, by the graph between them; undefined where
 // there is no way. `keep_graph`: for another call.

@@ -13,7 +13,12 @@ namespace halflife::model {
 
 class ResidualStream {
  public:
-  explicit ResidualStream(at::Tensor x) : x_(std::move(x)) {}
+  explicit ResidualStream(at::Tensor x, at::Tensor branch = {})
+      : x_(std::move(x)), branch_(std::move(branch)) {}
+
+  // What it holds, as the constructor takes it.
+  const at::Tensor& x() const { return x_; }
+  const at::Tensor& branch() const { return branch_; }
 
   void Add(at::Tensor branch) {
     x_ = Sum();

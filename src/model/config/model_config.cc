@@ -116,6 +116,10 @@ const MixerConfig& ModelConfig::mixer_of(int64_t layer) const {
   return group == nullptr ? mixer : *group->mixer;
 }
 
+std::string ModelConfig::NameOfMixer(int64_t layer) const {
+  return Concat("the mixer of layer ", layer, ", ", mixer_of(layer).name(), ",");
+}
+
 const ChannelMixerConfig& ModelConfig::channel_mixer_of(int64_t layer) const {
   const LayerGroup* group = GroupOf(*this, layer, &LayerGroup::channel_mixer);
   return group == nullptr ? channel_mixer : *group->channel_mixer;

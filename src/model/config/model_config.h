@@ -55,6 +55,7 @@ struct ModelConfig {
   ModelSizes sizes() const { return {.model_dim = model_dim, .num_layers = num_layers}; }
   const MixerConfig& mixer_of(int64_t layer) const;
   const ChannelMixerConfig& channel_mixer_of(int64_t layer) const;
+  std::string NameOfMixer(int64_t layer) const;  // "the mixer of layer 0, hyena,"
 };
 
 // Calls `visit(name, options)` for every group of options outside `hybrid` that has no variants

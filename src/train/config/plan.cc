@@ -1,6 +1,8 @@
 #include "train/config/plan.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "core/error.h"
 #include "core/human.h"
@@ -14,6 +16,14 @@ int NumRowGroups(const RunConfig& config, int world_size) {
 
 int64_t NumMicroBatches(const RunConfig& config, int world_size) {
   return config.train.global_batch / (config.train.micro_batch * NumRowGroups(config, world_size));
+}
+
+model::Recompute RecomputeOf(const RunConfig& config) {
+  static const std::map<std::string, model::Recompute> kWays = {
+      {"none", model::Recompute::kNone},
+      {"mixer", model::Recompute::kMixer},
+      {"block", model::Recompute::kBlock}};
+  return kWays.at(config.train.recompute);
 }
 
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model,

@@ -14,6 +14,8 @@ int NumRowGroups(const RunConfig& config, int world_size);
 // Micro-batches that a rank takes part in, in a step.
 int64_t NumMicroBatches(const RunConfig& config, int world_size);
 
+model::Recompute RecomputeOf(const RunConfig& config);  // of one that Validate takes
+
 // One line: "gla, 6 layers x 256, 5.1M parameters, 16 x 512 tokens a step on 2 ranks".
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model, int world_size);
 

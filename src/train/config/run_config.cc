@@ -55,6 +55,7 @@ void VisitLoop(const Direction& direction, proto::TrainConfig& m, LoopConfig& c)
   HL_FIELD(m, log_samples, c.log_samples);
   HL_FIELD(m, max_epochs, c.max_epochs);
   HL_FIELD(m, stop_at_accuracy, c.stop_at_accuracy);
+  HL_FIELD(m, recompute, c.recompute);
 }
 
 template <typename Direction>

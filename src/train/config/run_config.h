@@ -52,6 +52,7 @@ struct LoopConfig {
   bool log_samples = false;
   int64_t max_epochs = 0;
   double stop_at_accuracy = 0;
+  std::string recompute = "none";
 };
 
 struct EvalConfig {

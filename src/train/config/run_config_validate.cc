@@ -94,6 +94,7 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                    "train.stop_at_accuracy", t.stop_at_accuracy,
                    "0 without an objective that has an accuracy whatever the data: labelled, "
                    "masked_token or classification");
+  problems.OneOf("train.recompute", t.recompute, {"none", "mixer", "block"});
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }
 

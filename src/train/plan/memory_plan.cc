@@ -36,6 +36,11 @@ std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
     other.ckpt.background = false;
     if (fits()) return "ckpt.background false would fit";
   }
+  if (RecomputeOf(config) != model::Recompute::kBlock) {
+    other.train.recompute = "block";
+    if (fits()) return "train.recompute block would fit";
+    other.train.recompute = config.train.recompute;
+  }
   for (other.train.micro_batch /= 2; other.train.micro_batch >= 1; other.train.micro_batch /= 2) {
     const int64_t unit = other.train.micro_batch * NumRowGroups(config, scene.world_size);
     if (config.train.global_batch % unit == 0 && fits())
@@ -79,7 +84,8 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
           .gradients = gradients,
           .compute_copy = bf16 ? 2 * parameters : 0,
           .activations = static_cast<double>(tokens) *
-                         model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element),
+                         model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element,
+                                                       RecomputeOf(config)),
           .loss = model.LossBytes(config.train.micro_batch, slice, /*widened=*/bf16),
           .saved_copy = RunsOnGpu(config) ? 0 : copy,
           .states = config.parallel.sp == 1 ? 0

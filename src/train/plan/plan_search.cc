@@ -122,7 +122,9 @@ FoundPlan SearchPlan(const RunConfig& config, const PlanRequest& request) {
               search.found().num_possible, " plans fits ",
               Bytes(kPlannedMemory * request.cluster.memory_bytes),
               " (90 % of a rank's); the smallest takes ", search.smallest(),
-              "; more nodes, shorter rows or a smaller model would work");
+              "; more nodes, shorter rows, ",
+              RecomputeOf(config) == model::Recompute::kBlock ? "" : "train.recompute block ",
+              "or a smaller model would work");
   return search.found();
 }
 

@@ -26,6 +26,7 @@ class Pieces {
       : num_layers_(config.model.num_layers), params_(config.model.num_layers + 2) {
     const bool bf16 = config.train.precision == "bf16";
     const double element = bf16 ? 2 : 4;
+    const model::Recompute recompute = RecomputeOf(config);
     const auto rows = static_cast<double>(tokens);
     std::vector<double> weights(params_.size());
     for (int param = 0; param < model.parameters().size(); ++param) {
@@ -36,18 +37,23 @@ class Pieces {
     for (const auto kind : {ComputePiece::Kind::kForward, ComputePiece::Kind::kBackward}) {
       const bool backward = kind == ComputePiece::Kind::kBackward;
       for (int64_t layer = -1; layer <= num_layers_; ++layer) {
-        const model::FlopCount flops = model.FlopsOfLayer(layer, config.data.seq_len);
-        const double kept = model.ActivationBytesOfLayer(layer, config.data.seq_len, bf16 ? 2 : 4);
+        model::FlopCount flops = model.FlopsOfLayer(layer, config.data.seq_len);
+        double kept = model.ActivationBytesOfLayer(layer, config.data.seq_len, bf16 ? 2 : 4);
+        if (backward) {
+          flops.matmul *= 2;
+          flops.mixing *= 2;
+          flops += model.RecomputedFlopsOfLayer(layer, config.data.seq_len, recompute);
+          kept += model.RecomputedBytesOfLayer(layer, config.data.seq_len, bf16 ? 2 : 4, recompute);
+        }
         const double of_layer = weights[static_cast<size_t>(layer + 1)];
         const bool block = layer >= 0 && layer < num_layers_;
         const double share = block ? mixing[static_cast<size_t>(layer)] : 1;
         // What is kept for backward is written and read once on each way; a gradient is written,
         // and added to the arena's.
-        pieces_.push_back(
-            {.kind = kind,
-             .layer = layer,
-             .flops = rows * (backward ? 2 : 1) * (flops.matmul + flops.mixing * share),
-             .bytes = 2 * rows * kept + of_layer * (element + (backward ? 12 : 0))});
+        pieces_.push_back({.kind = kind,
+                           .layer = layer,
+                           .flops = rows * (flops.matmul + flops.mixing * share),
+                           .bytes = 2 * rows * kept + of_layer * (element + (backward ? 12 : 0))});
       }
     }
     // AdamW: main, m and v read and written, the gradient read twice (its norm comes first), the

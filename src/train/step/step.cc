@@ -102,6 +102,7 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
                                       .training = true,
                                       .z_loss_weight = config_.train.z_loss,
                                       .num_targets = tensors.num_targets,
+                                      .recompute = RecomputeOf(config_),
                                       .seed = config_.train.seed,
                                       .samples = batch.samples,
                                       .await_layer = [this](int64_t layer) { AwaitLayer(layer); }};

@@ -170,6 +170,66 @@ TEST(Autograd, ASavedOutputDoesNotKeepItsGraphAlive) {
   EXPECT_TRUE(alive.expired());
 }
 
+// The leaf that the function reads gets its gradient although no graph of the first run leads to
+// it; an input that wants none gets none.
+TEST(Autograd, ARecomputedFunctionRunsTwiceAndKeepsItsInputsAlone) {
+  const at::Tensor x = Leaf(3), weight = Leaf(2), constant = Filled(5);
+  int runs = 0;
+  std::weak_ptr<int> inner;
+  const auto forward = [&](const Tensors& in) -> Tensors {
+    ++runs;
+    auto kept = std::make_shared<int>(0);
+    inner = kept;
+    const auto within = [&]() -> Forwarded {
+      return {.outputs = {in[0] * in[1]},
+              .saved = {in[0], in[1]},
+              .backward = [kept](const BackwardCall& call) -> Tensors {
+                return {call.saved[1] * call.grads[0], {}};
+              }};
+    };
+    return {Apply({.name = "Product", .inputs = {in[0], in[1]}, .forward = within})[0] * weight,
+            in[2]};
+  };
+  const Tensors out = Recomputed("Again", {x, constant, {}}, forward);
+  EXPECT_EQ(First(out[0]), 30);
+  EXPECT_FALSE(out[1].defined());
+  EXPECT_EQ(runs, 1);
+  EXPECT_TRUE(inner.expired());
+  torch::autograd::backward({out[0].sum()}, {});
+  EXPECT_EQ(runs, 2);
+  EXPECT_TRUE(inner.expired());
+  EXPECT_EQ(First(x.grad()), 10);
+  EXPECT_EQ(First(weight.grad()), 15);
+  EXPECT_FALSE(constant.grad().defined());
+}
+
+// A leaf that only the function reads gets its gradient all the same.
+TEST(Autograd, ARecomputedFunctionRunsOnceWhereNoInputWantsAGradient) {
+  const at::Tensor weight = Leaf(2);
+  int runs = 0;
+  const auto forward = [&](const Tensors& in) -> Tensors {
+    ++runs;
+    return {in[0] * weight};
+  };
+  {
+    const c10::AutoGradMode no_grad(false);
+    EXPECT_FALSE(Recomputed("Again", {Leaf(3)}, forward)[0].requires_grad());
+  }
+  torch::autograd::backward({Recomputed("Again", {Filled(3)}, forward)[0].sum()}, {});
+  EXPECT_EQ(First(weight.grad()), 3);
+  EXPECT_EQ(runs, 2);
+}
+
+// One output gets no gradient, another leads to no leaf.
+TEST(Autograd, ARecomputedFunctionTakesGradientsOfSomeOutputs) {
+  const at::Tensor x = Leaf(3);
+  const auto forward = [](const Tensors& in) -> Tensors {
+    return {in[0] * in[0], in[0] * 7, Filled(1)};
+  };
+  torch::autograd::backward({Recomputed("Again", {x}, forward)[0].sum()}, {});
+  EXPECT_EQ(First(x.grad()), 6);
+}
+
 TEST(Autograd, RefusesABackwardOfTooFewGradients) {
   const at::Tensor x = Leaf(3);
   const auto forward = [&]() -> Forwarded {

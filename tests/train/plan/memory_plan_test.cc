@@ -36,6 +36,16 @@ TEST(MemoryPlan, SaysWhichMicroBatchWouldFit) {
               testing::AllOf(HasSubstr("for each of 2 ranks"), HasSubstr("train.micro_batch 4")));
 }
 
+TEST(MemoryPlan, SaysThatRecomputationWouldFit) {
+  const uint64_t kept = TotalOf(SmallRecipe()),
+                 again = TotalOf(SmallRecipe({"train.recompute=block"}));
+  EXPECT_LT(again, TotalOf(SmallRecipe({"train.recompute=mixer"})));
+  EXPECT_LT(again, kept);
+  EXPECT_THAT(Verdict(SmallRecipe(), again + 1), HasSubstr("train.recompute block would fit"));
+  EXPECT_THAT(Verdict(SmallRecipe({"train.recompute=block"}), again - 1),
+              testing::Not(HasSubstr("recompute")));
+}
+
 TEST(MemoryPlan, SaysWhichLengthWouldFitWhereNoMicroBatchDoes) {
   const uint64_t memory = TotalOf(SmallRecipe({"train.micro_batch=1", "data.seq_len=64"})) + 1;
   EXPECT_THAT(Verdict(SmallRecipe(), memory),

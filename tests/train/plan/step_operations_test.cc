@@ -132,6 +132,36 @@ TEST_F(StepOperationsTest, AreThoseOfARunOnEveryMesh) {
   }
 }
 
+// Ranks do not talk more often, and compute more: each block's forward once again.
+TEST_F(StepOperationsTest, OfRecomputationAreThoseOfARunWithMoreWork) {
+  for (const char* way : {"mixer", "block"})
+    ExpectRehearsedAsRun(
+        4, {"parallel.sp=2", "parallel.zero_stage=2", Concat("train.recompute=", way)});
+  const auto flops = [](const char* way) {
+    const RunConfig config = ParseRunConfig(kRecipe, "test", {Concat("train.recompute=", way)});
+    RowRehearsals rows(config, 0, {});
+    double sum = 0;
+    for (const ComputePiece& piece :
+         RehearseStep(config, {.rank = 0, .world_size = 1}, rows).pieces)
+      sum += piece.flops;
+    return sum;
+  };
+  const RunConfig config = ParseRunConfig(kRecipe, "test", {});
+  const model::LanguageModel model(config.model);
+  const double tokens = 2.0 * 128;
+  double blocks = 0, mixers = 0;
+  for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+    const model::FlopCount block = model.FlopsOfLayer(layer, 128);
+    const model::FlopCount mixer =
+        model.RecomputedFlopsOfLayer(layer, 128, model::Recompute::kMixer);
+    blocks += block.matmul + block.mixing;
+    mixers += mixer.matmul + mixer.mixing;
+  }
+  EXPECT_LT(mixers, blocks);
+  EXPECT_DOUBLE_EQ(flops("block"), flops("none") + tokens * blocks);
+  EXPECT_DOUBLE_EQ(flops("mixer"), flops("none") + tokens * mixers);
+}
+
 // Softmax whose window lies in the neighbour's slice, reaches beyond it, and whole; rows whose
 // slices have one length and rows of 100 tokens.
 TEST_F(StepOperationsTest, AreThoseOfARunForEveryStrategyAndPast) {

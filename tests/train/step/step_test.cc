@@ -16,6 +16,7 @@
 #include "dist/local_rank_context.h"
 #include "dist/mesh.h"
 #include "support/expect_error.h"
+#include "support/peak_bytes.h"
 #include "support/run_fixture.h"
 
 namespace halflife::train {
@@ -53,6 +54,7 @@ class StepTest : public testing::Test {
     std::vector<StepResult> steps;
     std::vector<float> main;  // what is computed with, widened
     size_t optimizer_bytes = 0, gradient_bytes = 0;
+    double step_bytes = 0;      // that tensors of the last step have held at once
     std::vector<float> adam_m;  // on one rank: after a first step a tenth of the clipped gradient
     std::vector<SampleRecord> samples;  // of the first step, all ranks
   };
@@ -106,6 +108,7 @@ class StepTest : public testing::Test {
         const std::vector<float> before = OwnWeights(arena);
         const at::Tensor m = arena.adam_m().clone();
         int times = 0;
+        const test::PeakBytes bytes;
         StepResult result = runner.Run(step, num_updates, {}, [&] {
           ++times;
           EXPECT_EQ(OwnWeights(arena), before);
@@ -114,6 +117,7 @@ class StepTest : public testing::Test {
         EXPECT_EQ(times, result.skipped ? 0 : 1);
         EXPECT_EQ(arena.adam_m().equal(m), result.skipped);
         const std::lock_guard lock(mutex);
+        if (comm.rank() == 0) outcome.step_bytes = bytes.peak();
         if (step == 0) {
           outcome.samples.insert(outcome.samples.end(), result.samples.begin(),
                                  result.samples.end());
@@ -315,6 +319,24 @@ TEST_F(StepTest, MicroBatchSizeIsFree) {
 
 // Number 21 of D2D's properties: where each row has as many targets, 8 micro-batches of 4 rows have
 // the gradient of one of 32, and two ranks that of one.
+// With accumulation, buckets that are summed while backward runs, shares of gradients, and rows on
+// several ranks.
+TEST_F(StepTest, RecomputationChangesNoBit) {
+  const std::vector<std::vector<std::string>> meshes = {
+      {}, {"parallel.zero_stage=2"}, {"parallel.sp=2", "train.precision=bf16"}};
+  for (std::vector<std::string> overrides : meshes) {
+    overrides.emplace_back("model.num_layers=8");
+    const Outcome kept = Train(2, 3, overrides);
+    for (const char* way : {"mixer", "block"}) {
+      overrides.emplace_back(Concat("train.recompute=", way));
+      SCOPED_TRACE(overrides.front() + " " + way);
+      const Outcome again = Train(2, 3, overrides);
+      ExpectSameBits(again, kept);
+      EXPECT_LT(again.step_bytes, kept.step_bytes);
+    }
+  }
+}
+
 TEST_F(StepTest, D2dsGradientIsThatOfTheWholeBatch) {
   std::vector<std::string> settings = {"data.path=mqar",        "data.seq_len=16",
                                        "train.global_batch=32", "model.objective=labelled",

@@ -1,0 +1,125 @@
+#include "model/forward_pass.h"
+
+#include <functional>
+#include <utility>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "kernels/dropout/dropout.h"
+#include "kernels/sequence/segment_tape.h"
+#include "kernels/torch/autograd.h"
+
+namespace halflife::model {
+namespace {
+
+using kernels::Tensors;
+
+// Where in the model a dropout stands: part of its key.
+constexpr uint32_t kEmbeddingSite = 0;
+uint32_t SiteOf(size_t layer, LayerPass::Branch branch) {
+  return static_cast<uint32_t>(1 + 2 * layer + branch);
+}
+uint32_t SiteWithinMixer(size_t layer, uint32_t site) {
+  return uint32_t{1} << 31 | static_cast<uint32_t>(layer) << 8 | site;
+}
+
+// Recomputed, over a slice that may lie on several ranks: those talk in the first run alone.
+Tensors RecomputedOverSlice(
+    const char* name, const Tensors& inputs, const SequenceSlice& slice,
+    std::function<Tensors(const Tensors& inputs, const SequenceSlice& slice)> run) {
+  if (slice.segment == nullptr)
+    return kernels::Recomputed(name, inputs, [run = std::move(run), &slice](const Tensors& again) {
+      return run(again, slice);
+    });
+  const auto tape = std::make_shared<kernels::SegmentTape>(slice.segment->group);
+  auto segment = std::make_shared<kernels::RowSegment>(*slice.segment);
+  segment->group = tape;
+  const auto taped = std::make_shared<SequenceSlice>(slice);
+  taped->segment = std::move(segment);
+  return kernels::Recomputed(name, inputs, [run = std::move(run), tape, taped](const Tensors& in) {
+    Tensors outputs;
+    tape->Run([&] { outputs = run(in, *taped); });
+    return outputs;
+  });
+}
+
+}  // namespace
+
+at::Tensor ForwardPass::DropFromEmbedding(const at::Tensor& x) const {
+  const double own = config_.embedding.dropout;
+  return Drop(kEmbeddingSite, x, own > 0 ? own : config_.dropout);
+}
+
+at::Tensor ForwardPass::Drop(uint32_t site, const at::Tensor& x, double rate) const {
+  if (!context_.training || rate == 0) return x;
+  return kernels::Dropout(x, {.rate = rate,
+                              .key = MakeRandomKey(context_.seed, RandomPurpose::kDropout, site),
+                              .samples = context_.samples,
+                              .first_position = context_.slice->begin});
+}
+
+void ForwardPass::Run(size_t layer, const Block& block, ResidualStream& stream) const {
+  if (!recomputes(Recompute::kBlock)) return RunOnce(layer, block, stream, *context_.slice);
+  const auto run = [pass = shared_from_this(), layer, &block](const Tensors& parts,
+                                                              const SequenceSlice& slice) {
+    ResidualStream within(parts[0], parts[1]);
+    pass->RunOnce(layer, block, within, slice);
+    return Tensors{within.x(), within.branch()};
+  };
+  const Tensors after =
+      RecomputedOverSlice("Block", {stream.x(), stream.branch()}, *context_.slice, run);
+  stream = ResidualStream(after[0], after[1]);
+}
+
+void ForwardPass::RunOnce(size_t layer, const Block& block, ResidualStream& stream,
+                          const SequenceSlice& slice) const {
+  const auto mix = [&](const Mixer& mixer, const at::Tensor& x) {
+    if (!recomputes(Recompute::kMixer)) return Mix(layer, mixer, x, slice);
+    const auto run = [pass = shared_from_this(), layer, &mixer](const Tensors& inputs,
+                                                                const SequenceSlice& of_run) {
+      return Tensors{pass->Mix(layer, mixer, inputs[0], of_run)};
+    };
+    return RecomputedOverSlice("Mixer", {x}, slice, run)[0];
+  };
+  block.Forward(stream, {.mix = mix, .drop = [&](LayerPass::Branch branch, const at::Tensor& y) {
+                           return Drop(SiteOf(layer, branch), y, config_.dropout);
+                         }});
+}
+
+at::Tensor ForwardPass::Mix(size_t layer, const Mixer& mixer, const at::Tensor& x,
+                            const SequenceSlice& slice) const {
+  MixerCall call = {.x = x, .slice = slice};
+  if (context_.training) {
+    call.drop = [this, layer](uint32_t site, const at::Tensor& y, double rate) {
+      return Drop(SiteWithinMixer(layer, site), y, rate);
+    };
+  }
+  if (context_.observe)
+    call.observe = [this, layer](const auto& inputs, const auto& config) {
+      context_.observe(static_cast<int64_t>(layer), inputs, config);
+    };
+  if (slice.segment != nullptr) return OverSegments(layer, mixer, call);
+  if (state_ == nullptr) return mixer.Forward(call).y;
+  call.initial = &state_->layers[layer];
+  call.num_past = state_->num_tokens;
+  call.want_state = true;
+  MixerOutput output = mixer.Forward(call);
+  state_->layers[layer] = std::move(output.state);
+  return output.y;
+}
+
+at::Tensor ForwardPass::OverSegments(size_t layer, const Mixer& mixer,
+                                     const MixerCall& call) const {
+  const kernels::SegmentGroup& group = *call.slice.segment->group;
+  const int64_t before = group.num_asked();
+  at::Tensor y = mixer.Forward(call).y;
+  // A mixer that remembers tokens and has asked nobody for them would train on slices.
+  const MixerTraits traits = mixer.traits();
+  HL_CHECK_AS(ExitCode::kUsage,
+              traits.splits_rows && (traits.state.empty() || group.num_asked() > before),
+              config_.NameOfMixer(static_cast<int64_t>(layer)),
+              " cannot have a row on several ranks; parallel.sp 1 would work");
+  return y;
+}
+
+}  // namespace halflife::model

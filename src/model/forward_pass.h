@@ -1,0 +1,43 @@
+// How one forward over a slice of rows runs the blocks: what each mixer is called with, what
+// dropout leaves out, and what backward computes again in place of keeping it.
+//
+//   const auto pass = std::make_shared<const ForwardPass>(config, context, /*state=*/nullptr);
+//   for (size_t i = 0; i < blocks.size(); ++i) pass->Run(i, *blocks[i], stream);
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "model/blocks/block.h"
+#include "model/language_model.h"
+
+namespace halflife::model {
+
+class ForwardPass : public std::enable_shared_from_this<ForwardPass> {
+ public:
+  // Borrows all three. `state`, where the rows go on from one, has a place for every layer.
+  ForwardPass(const ModelConfig& config, const ForwardContext& context, ModelState* state)
+      : config_(config), context_(context), state_(state) {}
+
+  at::Tensor DropFromEmbedding(const at::Tensor& x) const;
+  void Run(size_t layer, const Block& block, ResidualStream& stream) const;
+
+ private:
+  at::Tensor Drop(uint32_t site, const at::Tensor& x, double rate) const;
+  at::Tensor Mix(size_t layer, const Mixer& mixer, const at::Tensor& x,
+                 const SequenceSlice& slice) const;
+  at::Tensor OverSegments(size_t layer, const Mixer& mixer, const MixerCall& call) const;
+  void RunOnce(size_t layer, const Block& block, ResidualStream& stream,
+               const SequenceSlice& slice) const;
+  bool recomputes(Recompute what) const {
+    return context_.training && state_ == nullptr && context_.recompute == what;
+  }
+
+  const ModelConfig& config_;
+  ForwardContext context_;
+  ModelState* state_;
+};
+
+}  // namespace halflife::model
