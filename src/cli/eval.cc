@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cli/class_scores_json.h"
+#include "cli/eval_explain.h"
 #include "cli/eval_lengths.h"
 #include "cli/eval_retrieval.h"
 #include "cli/model_source.h"
@@ -108,11 +109,22 @@ void CheckLengthOptions(const EvalOptions& options) {
               "--retrieval mqar would work");
 }
 
+void CheckExplainOptions(const EvalOptions& options) {
+  HL_CHECK_AS(ExitCode::kUsage,
+              options.explain.empty() || (options.lengths.empty() && !options.bigram),
+              "--explain tells weights, --lengths and --bigram tell losses; one of them a call "
+              "would work");
+  HL_CHECK_AS(ExitCode::kUsage, !options.explain.empty() || options.top == EvalOptions().top,
+              "--top ", options.top,
+              " names tokens of --explain; with --explain FILE it would work");
+}
+
 void CheckOptions(const EvalOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.data.empty() != options.texts.empty(),
               options.data.empty() ? "nothing to evaluate on" : "both --data and --text",
               "; give either --data DATASET or --text FILE...");
   CheckLengthOptions(options);
+  CheckExplainOptions(options);
   HL_CHECK_AS(ExitCode::kUsage, !options.bigram || options.texts.empty(),
               "--bigram counts the training split of a dataset, and --text has none; give --data "
               "DATASET, such as one of `halflife prepare --validation-input FILE`");
@@ -209,6 +221,11 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   const Scored scored(options, loaded);
   const int64_t seq_len = options.seq_len > 0 ? options.seq_len : WindowOf(scored.tokens(), loaded);
   CheckRanks(options, loaded, scored, seq_len, context);
+  if (!options.explain.empty()) {
+    HL_CHECK_AS(ExitCode::kUsage, context.world_size() == 1, "--explain on ", context.world_size(),
+                " ranks; without mpirun it would work");
+    return ExplainWindows(options, loaded, scored.tokens(), seq_len);
+  }
   if (!options.retrieval.empty())
     return EvaluateRetrieval(options, loaded, scored.tokens(), scored.Fact(options), context);
   if (!options.lengths.empty())

@@ -98,6 +98,7 @@ at::Tensor ForwardPass::Mix(size_t layer, const Mixer& mixer, const at::Tensor& 
     call.observe = [this, layer](const auto& inputs, const auto& config) {
       context_.observe(static_cast<int64_t>(layer), inputs, config);
     };
+  if (context_.before_mixer) context_.before_mixer(static_cast<int64_t>(layer), mixer, call);
   if (slice.segment != nullptr) return OverSegments(layer, mixer, call);
   if (state_ == nullptr) return mixer.Forward(call).y;
   call.initial = &state_->layers[layer];

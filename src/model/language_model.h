@@ -41,6 +41,8 @@ struct ForwardContext {
   std::function<void(int64_t layer, const kernels::SoftmaxAttentionInputs&,
                      const kernels::SoftmaxAttentionConfig&)>
       observe = {};
+  // Called before a layer's mixer runs, with what it is given; may be empty.
+  std::function<void(int64_t layer, const Mixer& mixer, const MixerCall& call)> before_mixer = {};
   // Called before the parameters of a layer (LayerOf) are read; empty: they are there.
   std::function<void(int64_t layer)> await_layer = {};
 };

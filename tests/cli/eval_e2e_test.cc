@@ -105,6 +105,58 @@ TEST_F(Eval, ScorePrintsBitsPerByteOfTextsAlone) {
   EXPECT_THAT(tokens.out, testing::Not(HasSubstr("per byte")));
 }
 
+// Of a text shorter than a window's default, whose last token nothing reads.
+TEST_F(Eval, ExplainsWhatLayersLookedAt) {
+  const RunResult trained =
+      fixture->Run({.run = "leap-run",
+                    .set = {"train.steps=5", "model.mixer=leap", "model.mixer.leap.num_heads=2"}});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const std::string text = Path("looked.txt"), file = Path("looked_at.json");
+  std::ofstream(text) << "the river and the stone";
+  std::vector<std::string> explain = {"eval",      "--model", Path("leap-run"), "--text", text,
+                                      "--seq-len", "22",      "--explain",      file};
+  const RunResult result = Halflife(explain);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, testing::AllOf(HasSubstr("window 0, 22 tokens\nlayer 0, leap"),
+                                         HasSubstr("share in the last row"), HasSubstr(" at ")));
+  const auto told = nlohmann::json::parse(std::ifstream(file));
+  const auto& window = told["windows"][0];
+  ASSERT_EQ(window["tokens"].size(), 22u);
+  EXPECT_EQ(window["tokens"][4]["text"], "r");
+  for (const auto& layer : window["layers"]) {
+    const auto& pool = layer["pools"][0];
+    double sum = 0;
+    for (const double share : pool["importance"]) sum += share;
+    EXPECT_NEAR(sum, 1, 1e-4);
+    const size_t seen = pool["window"] == 0 ? 22 : pool["window"].get<size_t>();
+    EXPECT_EQ(pool["top_importance"].size(), std::min<size_t>(seen, 5));
+    // all that is told of the last row follows from O(T) numbers a head
+    double rebuilt = 0;
+    for (size_t head = 0; head < 2; ++head)
+      rebuilt += std::exp(pool["log_weight"][head][20].get<double>() -
+                          pool["row_max"][head][21].get<double>()) /
+                 pool["row_sum"][head][21].get<double>() / 2;
+    EXPECT_NEAR(pool["importance"][20], rebuilt, 1e-6);
+  }
+
+  const auto refused = [&](std::vector<std::string> arguments, const std::string& words) {
+    const RunResult said = Halflife(arguments);
+    EXPECT_NE(said.exit_code, 0);
+    EXPECT_THAT(said.err, HasSubstr(words));
+  };
+  const auto with = [&](size_t place, const std::string& value) {
+    std::vector<std::string> changed = explain;
+    changed[place] = value;
+    return changed;
+  };
+  refused(with(2, Path("run")), "says what it looked at; a model with layers of leap");
+  refused(with(6, "24"), "has 24 tokens, fewer than a window of 24 and one to predict");
+  refused({"eval", "--model", Path("run"), "--text", text, "--top", "3"},
+          "with --explain FILE it would work");
+  explain.emplace_back("--bigram");
+  refused(explain, "--explain tells weights");
+}
+
 // The texts of a published test set are evaluated as they are, and as a dataset's validation split.
 TEST_F(Eval, ATextIsWorthWhatItsDatasetIsWorth) {
   const std::string one = Path("one.txt"), two = Path("two.txt");

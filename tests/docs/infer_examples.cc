@@ -3,6 +3,7 @@
 #include "eval/attention_statistics.h"
 #include "eval/carried.h"
 #include "eval/class_scores.h"
+#include "eval/explanations.h"
 #include "eval/length_table.h"
 #include "eval/recall.h"
 #include "eval/retrieval.h"
@@ -49,6 +50,12 @@ void AttentionStatisticsExample(const model::LanguageModel& model, const at::Ten
 
 void ClassScoresExample(std::span<const int32_t> labels, std::span<const double> log_probs) {
 #include "examples/eval/class_scores.h"
+}
+
+void ExplanationsExample(const model::LanguageModel& model, const at::Tensor& tokens,
+                         const model::SequenceSlice& slice) {
+  const auto Print = [](int64_t, const std::vector<TokenShare>&) {};
+#include "examples/eval/explanations.h"
 }
 
 void ProtocolExample() {

@@ -29,6 +29,8 @@ void AddEval(CLI::App& app, Request& request) {
                     "--lengths 512,1024,2048 --method as_trained,blocks,yarn+info_scale",
                     "halflife eval --model runs/first --data datasets/mine --lengths 256,512 "
                     "--retrieval passkey --depths 0,0.5,1",
+                    "halflife eval --model runs/leap --text chapter.txt --seq-len 256 "
+                    "--explain looked_at.json",
                     "halflife eval --model runs/recall --data mqar.data --split test"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
@@ -60,6 +62,15 @@ void AddEval(CLI::App& app, Request& request) {
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--bigram", options->bigram,
                     "Also score an add-one-smoothed bigram model of the training split");
+  command
+      ->add_option("--explain", options->explain,
+                   "Instead of the loss: which tokens of the first window, or the first --windows, "
+                   "layers of leap and fastformer looked at. Prints those with most weight; the "
+                   "JSON file has the weights of all [none]")
+      ->type_name("FILE");
+  command->add_option("--top", options->top, "With --explain: tokens of a layer to name")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_flag("--json", options->json, "Print JSON");
   command
       ->add_option("--lengths", options->lengths,

@@ -81,6 +81,8 @@ struct EvalOptions {
   std::vector<double> depths = {0, 0.25, 0.5, 0.75, 1};
   int64_t samples = 20, pairs = 4;
   uint64_t seed = 0;
+  std::string explain;  // a file; empty: not
+  int64_t top = 5;      // of it
   int64_t bin = 0;
   bool recall = false, attention = false;
   std::string out, csv, figure;

@@ -155,4 +155,9 @@ MUTATIONS = [
      "kFirstStream + document", "kFirstStream", "row_positions_test"),
     ("told positions: chunks may overlap", "src/data/row_positions.cc",
      "std::ranges::sort(skips);", "std::ranges::reverse(skips);", "row_positions_test"),
+    ("explain: of another layer", "src/model/forward_pass.cc",
+     "context_.before_mixer(static_cast<int64_t>(layer), mixer, call)",
+     "context_.before_mixer(static_cast<int64_t>(layer) / 2, mixer, call)", "explanations_test"),
+    ("explain: the smallest shares first", "src/eval/explanations.cc",
+     "std::greater<>()", "std::less<>()", "explanations_test"),
 ]
