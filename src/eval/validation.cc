@@ -1,6 +1,5 @@
 #include "eval/validation.h"
 
-#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 #include "eval/attention_statistics.h"
 #include "eval/batch_tensors.h"
 #include "eval/carried.h"
-#include "eval/recall.h"
+#include "eval/class_table.h"
 
 namespace halflife::eval {
 namespace {
@@ -25,164 +24,6 @@ struct WindowSums {
   double loss = 0, num_correct = 0, num_targets = 0;
 };
 constexpr int64_t kSumsOfWindow = 3;
-
-// [B, T] -> the sums of its rows.
-at::Tensor RowSums(const at::Tensor& values) {
-  return values.to(at::kCPU).to(at::kDouble).sum(1).contiguous();
-}
-
-// Sums over all windows by the parts of their targets, in the order of windows: those of a window
-// are [loss, targets] for each part.
-class PartSums {
- public:
-  PartSums(int64_t num_windows, int64_t num_parts)
-      : num_parts_(num_parts), sums_(static_cast<size_t>(2 * num_parts * num_windows)) {}
-
-  // Of the windows from `window` on: losses and num_targets of the part, [B, any].
-  void Add(int64_t window, int64_t part, const at::Tensor& losses, const at::Tensor& num_targets) {
-    const at::Tensor loss = RowSums(losses), count = RowSums(num_targets);
-    for (int64_t row = 0; row < losses.size(0); ++row) {
-      double* const place = &sums_[static_cast<size_t>(2 * ((window + row) * num_parts_ + part))];
-      place[0] = loss.const_data_ptr<double>()[row];
-      place[1] = count.const_data_ptr<double>()[row];
-    }
-  }
-  struct Score {
-    int64_t num_targets = 0;
-    double loss = 0;  // NaN: no targets
-  };
-  // Of each part. Collective where there are any; `name` is the exchange's.
-  std::vector<Score> Scores(dist::Communicator& control, const char* name) {
-    if (sums_.empty()) return {};
-    control
-        .AllReduce(Ref(sums_.data(), static_cast<int64_t>(sums_.size())), dist::ReduceOp::kSum,
-                   {name, 0}, nullptr)
-        .WaitHost();
-    std::vector<Score> scores;
-    for (int64_t part = 0; part < num_parts_; ++part) {
-      double loss = 0, num_targets = 0;
-      for (size_t at = static_cast<size_t>(2 * part); at < sums_.size();
-           at += static_cast<size_t>(2 * num_parts_))
-        loss += sums_[at], num_targets += sums_[at + 1];
-      scores.push_back({static_cast<int64_t>(num_targets), loss / num_targets});
-    }
-    return scores;
-  }
-
- private:
-  int64_t num_parts_;
-  std::vector<double> sums_;
-};
-
-// The parts of a window by position.
-class BinSums {
- public:
-  BinSums(int64_t num_windows, int64_t seq_len, int64_t bin)
-      : bin_(bin),
-        num_bins_(bin > 0 ? (seq_len + bin - 1) / bin : 0),
-        sums_(num_windows, num_bins_) {}
-
-  // losses and asked [B, T] of the windows from `window` on.
-  void Add(int64_t window, const at::Tensor& losses, const at::Tensor& asked) {
-    for (int64_t i = 0; i < num_bins_; ++i) {
-      const int64_t begin = i * bin_, length = std::min(bin_, losses.size(1) - begin);
-      sums_.Add(window, i, losses.narrow(1, begin, length), asked.narrow(1, begin, length));
-    }
-  }
-  std::vector<PositionScore> Scores(dist::Communicator& control) {
-    std::vector<PositionScore> scores;
-    int64_t begin = -bin_;
-    for (const PartSums::Score& score : sums_.Scores(control, "validation_bins")) {
-      begin += bin_;
-      if (score.num_targets == 0) continue;
-      scores.push_back({.begin = begin, .num_targets = score.num_targets, .loss = score.loss});
-    }
-    return scores;
-  }
-
- private:
-  int64_t bin_, num_bins_;
-  PartSums sums_;
-};
-
-// What every window's document is said to be: [label + 1, ln p of each class], all 0 where a rank
-// has not seen it.
-class ClassTable {
- public:
-  ClassTable(int64_t num_windows, const model::Objective& objective)
-      : num_classes_(objective.classifier() ? objective.classifier()->num_classes : 0),
-        rows_(num_classes_ == 0 ? 0 : static_cast<size_t>(num_windows * width())) {}
-
-  // The documents of the windows from `window` on.
-  void Add(int64_t window, const data::Batch& batch, const at::Tensor& log_probs_in) {
-    const at::Tensor log_probs = log_probs_in.to(at::kCPU).to(at::kDouble).contiguous();
-    const double* from = log_probs.const_data_ptr<double>();
-    for (size_t i = 0; i + 1 < batch.cu_seqlens.size(); ++i, from += num_classes_) {
-      const int64_t first = batch.cu_seqlens[i], row = first / batch.seq_len;
-      const int32_t label = batch.targets[static_cast<size_t>(first)];
-      if (label < 0) continue;
-      double* const place = &rows_[static_cast<size_t>((window + row) * width())];
-      HL_CHECK(place[0] == 0, "a row with several labelled documents");
-      place[0] = label + 1;
-      std::copy_n(from, num_classes_, place + 1);
-    }
-  }
-  std::optional<ClassScores> Scores(dist::Communicator& control) {
-    if (rows_.empty()) return std::nullopt;
-    control
-        .AllReduce(Ref(rows_.data(), static_cast<int64_t>(rows_.size())), dist::ReduceOp::kSum,
-                   {"validation_classes", 0}, nullptr)
-        .WaitHost();
-    std::vector<int32_t> labels;
-    std::vector<double> log_probs;
-    for (size_t at = 0; at < rows_.size(); at += static_cast<size_t>(width())) {
-      if (rows_[at] == 0) continue;
-      labels.push_back(static_cast<int32_t>(rows_[at]) - 1);
-      const auto row = rows_.begin() + static_cast<int64_t>(at);
-      log_probs.insert(log_probs.end(), row + 1, row + width());
-    }
-    return ScoreClasses(labels, log_probs, num_classes_);
-  }
-
- private:
-  int64_t width() const { return num_classes_ + 1; }
-  int64_t num_classes_;  // 0: there are none
-  std::vector<double> rows_;
-};
-
-// The parts of a window by what its text has said before.
-class RecallSums {
- public:
-  RecallSums(int64_t num_windows, bool wanted)
-      : wanted_(wanted), sums_(num_windows, wanted ? std::ssize(kNames) : 0) {}
-
-  // losses and asked [B, T] of the windows from `window` on, which are those of `batch`.
-  void Add(int64_t window, const data::Batch& batch, const at::Tensor& losses,
-           const at::Tensor& asked) {
-    if (!wanted_) return;
-    const RecallFlags flags = FindRecalled(batch);
-    int64_t part = 0;
-    for (const std::vector<uint8_t>* const seen : {&flags.token_seen, &flags.bigram_seen}) {
-      const at::Tensor mask = at::from_blob(const_cast<uint8_t*>(seen->data()),
-                                            {batch.batch_size, batch.seq_len}, at::kByte)
-                                  .to(losses.device(), at::kBool);
-      for (const at::Tensor& of_part : {mask, mask.logical_not()})
-        sums_.Add(window, part++, losses * of_part, asked.logical_and(of_part));
-    }
-  }
-  std::vector<RecallScore> Scores(dist::Communicator& control) {
-    std::vector<RecallScore> scores;
-    for (const PartSums::Score& score : sums_.Scores(control, "validation_recall"))
-      scores.push_back(
-          {.name = kNames[scores.size()], .num_targets = score.num_targets, .loss = score.loss});
-    return scores;
-  }
-
- private:
-  static constexpr const char* kNames[] = {"token_seen", "token_new", "bigram_seen", "bigram_new"};
-  bool wanted_;
-  PartSums sums_;
-};
 
 // What is added up of windows.
 struct Sums {

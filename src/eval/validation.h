@@ -11,6 +11,7 @@
 #include "data/token_source.h"
 #include "dist/communicator.h"
 #include "eval/class_scores.h"
+#include "eval/part_sums.h"
 #include "model/language_model.h"
 #include "model/sequence_parallel.h"
 
@@ -37,17 +38,6 @@ struct SegmentScore {
   std::string name;
   double loss = 0, accuracy = 0;
   int64_t num_targets = 0;
-};
-// Of the targets whose inputs stand at [begin, begin + bin) of their windows.
-struct PositionScore {
-  int64_t begin = 0, num_targets = 0;
-  double loss = 0;
-};
-// Of next tokens, by whether their text has said them before (eval/recall.h).
-struct RecallScore {
-  std::string name;  // token_seen, token_new, bigram_seen, bigram_new
-  int64_t num_targets = 0;
-  double loss = 0;  // NaN where there are no such targets
 };
 struct ValidationResult {
   double loss = 0;  // mean -ln p per target

@@ -3,8 +3,10 @@
 #include "eval/attention_statistics.h"
 #include "eval/carried.h"
 #include "eval/class_scores.h"
+#include "eval/class_table.h"
 #include "eval/explanations.h"
 #include "eval/length_table.h"
+#include "eval/part_sums.h"
 #include "eval/recall.h"
 #include "eval/retrieval.h"
 #include "eval/retrieval_table.h"
@@ -56,6 +58,17 @@ void ExplanationsExample(const model::LanguageModel& model, const at::Tensor& to
                          const model::SequenceSlice& slice) {
   const auto Print = [](int64_t, const std::vector<TokenShare>&) {};
 #include "examples/eval/explanations.h"
+}
+
+void ClassTableExample(const model::LanguageModel& model, const data::Batch& batch,
+                       const at::Tensor& log_probs, int64_t num_windows,
+                       dist::Communicator& control) {
+#include "examples/eval/class_table.h"
+}
+
+void PartSumsExample(const at::Tensor& losses, const at::Tensor& targets, int64_t num_windows,
+                     dist::Communicator& control) {
+#include "examples/eval/part_sums.h"
 }
 
 void ProtocolExample() {

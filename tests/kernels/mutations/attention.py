@@ -130,7 +130,7 @@ MUTATIONS = [
      "flags.token_seen[t] = said.Has(batch.targets[t]);",
      "said.Add(batch.targets[t]);\n      flags.token_seen[t] = said.Has(batch.targets[t]);",
      "recall_test"),
-    ("recall: new tokens are all tokens", "src/eval/validation.cc",
+    ("recall: new tokens are all tokens", "src/eval/part_sums.cc",
      "{mask, mask.logical_not()}", "{mask, mask.logical_or(asked)}", "length_table_test"),
     ("retrieval: the needle at the wrong end", "src/eval/retrieval.cc",
      "static_cast<double>(text) * depth", "static_cast<double>(text) * (1 - depth)",
