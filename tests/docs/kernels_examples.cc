@@ -13,6 +13,7 @@
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vectorised.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "kernels/cuda/launch_check.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cpu/workspace.h"
 #include "kernels/decay_attention/cuda/blocks.h"
@@ -56,6 +57,11 @@ using at::Tensor;
 void AdamWExample(const AdamWConfig& config, int64_t n, float* w, const float* g, float* m,
                   float* v, double lr, double clip, uint64_t num_updates) {
 #include "examples/kernels/adamw/args.h"
+}
+
+void Await(cudaStream_t stream);
+void LaunchCheckExample(cudaStream_t stream) {
+#include "examples/kernels/cuda/launch_check.h"
 }
 
 void ChunkTableExample(int64_t B, int64_t T, const std::vector<int32_t>& cu_seqlens,

@@ -28,6 +28,7 @@
 #include <cuda_bf16.h>
 
 #include "core/error.h"
+#include "kernels/cuda/launch_check.h"
 
 // HL_LOC is a trailing parameter of a wrapper: the kernel's line, for the emulator's messages and
 // for its check that all lanes of a warp stand at the same instruction. Nothing on the device.
@@ -93,8 +94,19 @@ inline void CheckLaunchShape(const LaunchShape& shape) {
            " blocks; 1 to 2147483647 x 65535 x 65535 work");
 }
 
-// Asynchronous on the device; the emulator returns when the kernel has ended and throws what it
-// found.
+#if !HL_EMULATE
+// Throws where what is queued on `stream` failed; `whose` says of which work a failure speaks.
+inline void AwaitChecked(const LaunchShape& shape, cudaStream_t stream, const char* whose) {
+  const cudaError_t status = cudaStreamSynchronize(stream);
+  HL_CHECK(status == cudaSuccess, shape.name, ", ", shape.grid.x, " x ", shape.grid.y, " x ",
+           shape.grid.z, " blocks of ", shape.block.x, " x ", shape.block.y, " x ", shape.block.z,
+           " threads: ", whose, " failed: ", cudaGetErrorString(status), " (",
+           cudaGetErrorName(status), ")");
+}
+#endif
+
+// Asynchronous on the device, unless launches are checked (launch_check.h); the emulator returns
+// when the kernel has ended and throws what it found.
 template <typename... P, typename... A>
 void Launch(const LaunchShape& shape, [[maybe_unused]] cudaStream_t stream, void (*kernel)(P...),
             A&&... args) {
@@ -115,10 +127,13 @@ void Launch(const LaunchShape& shape, [[maybe_unused]] cudaStream_t stream, void
   config.blockDim = shape.block;
   config.dynamicSmemBytes = static_cast<size_t>(shape.smem_bytes);
   config.stream = stream;
+  const bool checked = LaunchesAreChecked();
+  if (checked) AwaitChecked(shape, stream, "what was queued before this kernel");
   const cudaError_t status = cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...);
   HL_CHECK(status == cudaSuccess, shape.name, ": launch of ", shape.grid.x, " x ", shape.grid.y,
            " x ", shape.grid.z, " blocks of ", shape.block.x, " x ", shape.block.y, " x ",
            shape.block.z, " threads: ", cudaGetErrorString(status));
+  if (checked) AwaitChecked(shape, stream, "the kernel");
 #endif
 }
 
