@@ -25,6 +25,23 @@ if(LibTorch_INCLUDE_DIR)
   endif()
 endif()
 
+# Products of bf16 matrices with fp32 results, which cross entropy takes on a GPU: older wheels lack
+# them. Better met here than by the compiler half an hour later.
+if(HALFLIFE_WITH_CUDA AND LibTorch_INCLUDE_DIR)
+  foreach(product mm addmm)
+    set(header ${LibTorch_INCLUDE_DIR}/ATen/ops/${product}_ops.h)
+    set(declared "")
+    if(EXISTS ${header})
+      file(STRINGS ${header} declared REGEX "struct TORCH_API ${product}_dtype_out ")
+    endif()
+    if(NOT declared)
+      message(FATAL_ERROR "LibTorch ${LibTorch_VERSION} in ${LibTorch_ROOT} has no at::${product}_out with a type of "
+        "its result, which a CUDA build needs; LibTorch 2.11.0 has it: run launch/setup, or pass "
+        "-DHALFLIFE_TORCH_DIR=<site-packages>/torch, or -DHALFLIFE_CUDA=OFF")
+    endif()
+  endforeach()
+endif()
+
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_INCLUDE_DIR LibTorch_LIBRARY_DIR VERSION_VAR LibTorch_VERSION
