@@ -46,20 +46,23 @@ std::optional<ComputePeak> FindComputePeak([[maybe_unused]] Device device) {
     cudaDeviceProp properties{};
     if (cudaGetDeviceProperties(&properties, device.index) != cudaSuccess) return std::nullopt;
     const std::string name = properties.name;
-    struct Known {
-      const char* part;
-      double flops;
-    };
-    // dense bf16, from the vendor's data sheets
-    for (const Known& known :
-         {Known{"H100", 989e12}, Known{"H200", 989e12}, Known{"A100", 312e12}}) {
-      if (name.find(known.part) != std::string::npos) {
-        return ComputePeak{known.flops, name + " bf16 dense"};
-      }
-    }
+    if (const auto flops = DenseBf16FlopsOf(name)) return ComputePeak{*flops, name + " bf16 dense"};
     return std::nullopt;
   }
 #endif
+  return std::nullopt;
+}
+
+std::optional<double> DenseBf16FlopsOf(std::string_view gpu_name) {
+  struct Known {
+    std::string_view part;
+    double flops;
+  };
+  // Cards with less power than the modules of the same name come first.
+  constexpr Known kKnown[] = {{"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H200 NVL", 835e12},
+                              {"H100", 989e12},      {"H200", 989e12},     {"A100", 312e12}};
+  for (const Known& known : kKnown)
+    if (gpu_name.find(known.part) != std::string_view::npos) return known.flops;
   return std::nullopt;
 }
 

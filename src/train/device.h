@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "core/tensor_ref.h"
 
@@ -25,6 +26,10 @@ struct ComputePeak {
 // A GPU's is known by its name; nullopt for other GPUs and for a CPU: a matmul that is timed at
 // every start differs more from start to start than the steps that it would be compared with.
 std::optional<ComputePeak> FindComputePeak(Device device);
+
+// Dense bf16 FLOP/s by the vendor's data sheets, of a GPU by the name that CUDA gives it ("NVIDIA
+// H100 PCIe"); nullopt for those not listed.
+std::optional<double> DenseBf16FlopsOf(std::string_view gpu_name);
 
 // The memory of the host (CPU), or of the GPU. 0: not known.
 uint64_t DeviceMemoryBytes(Device device);
