@@ -106,8 +106,7 @@ class Bench {
                {.device = train::ToTorch(device_),
                 .compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat}),
         hooks_(model_.parameters(), arena_),
-        reducer_(arena_.layout(), *comm_, kernels::RefOf(arena_.grads()),
-                 kernels::CurrentStream(device_)),
+        reducer_(arena_.layout(), *comm_, kernels::RefOf(arena_.grads())),
         optimizer_(arena_, {}),
         inputs_(RandomTokens(options, 0).to(train::ToTorch(device_))),
         targets_(RandomTokens(options, 1).to(train::ToTorch(device_))),
@@ -120,7 +119,7 @@ class Bench {
     const model::LossSums sums =
         model_.Loss(inputs_, targets_, {.slice = &slice_, .training = true});
     hooks_.BeginMicroBatch(0, 1, &reducer_);
-    reducer_.BeginStep();
+    reducer_.BeginStep(kernels::CurrentStream(device_));
     sums.objective.div(static_cast<double>(inputs_.numel())).backward();
     hooks_.EndMicroBatch();
     reducer_.Finish();

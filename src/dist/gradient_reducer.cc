@@ -5,15 +5,16 @@
 namespace halflife::dist {
 
 GradientReducer::GradientReducer(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
-                                 cudaStream_t producer, ReducedTo to)
-    : layout_(layout), comm_(comm), grads_(grads), producer_(producer), to_(to), progress_(layout) {
+                                 ReducedTo to)
+    : layout_(layout), comm_(comm), grads_(grads), to_(to), progress_(layout) {
   HL_CHECK(grads.dtype == DType::kF32 && grads.count == layout.num_elements(),
            "the gradient arena has ", grads.count, " elements of ", Name(grads.dtype),
            "; the layout wants ", layout.num_elements(), " of fp32");
 }
 
-void GradientReducer::BeginStep() {
+void GradientReducer::BeginStep(cudaStream_t producer) {
   HL_CHECK(!active_, "BeginStep before the last step's Finish");
+  producer_ = producer;
   active_ = true;
   exposed_seconds_ = 0;
   works_.clear();

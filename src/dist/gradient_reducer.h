@@ -3,8 +3,8 @@
 // Each rank gets all sums, or, where each updates only its slice of the parameters, those of its
 // slices.
 //
-//   GradientReducer reducer(layout, comm, grads, /*producer=*/nullptr);
-//   reducer.BeginStep();         // before the last micro-batch's backward
+//   GradientReducer reducer(layout, comm, grads);
+//   reducer.BeginStep(nullptr);  // before the last micro-batch's backward; the CPU has no stream
 //   reducer.MarkReady(param);    // from each parameter's hook
 //   reducer.Finish();            // throws Error kInternal naming parameters without a gradient
 #pragma once
@@ -24,9 +24,12 @@ class GradientReducer {
   // All are borrowed for the reducer's life. `grads` has layout.num_elements() elements of fp32 and
   // stays in place.
   GradientReducer(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
-                  cudaStream_t producer, ReducedTo to = ReducedTo::kAllRanks);
+                  ReducedTo to = ReducedTo::kAllRanks);
 
-  void BeginStep();
+  // `producer`: the stream on which this step's backward writes the gradients, and which reads
+  // their sums after Finish; null on the CPU. Asked for anew in each step, as whoever runs the step
+  // chooses its stream.
+  void BeginStep(cudaStream_t producer);
   // The parameter's gradient of this step is complete in the arena. Twice in one step is an Error
   // naming it.
   void MarkReady(int param);
@@ -44,8 +47,8 @@ class GradientReducer {
   const ParameterLayout& layout_;
   Communicator& comm_;
   TensorRef grads_;
-  cudaStream_t producer_;
   ReducedTo to_;
+  cudaStream_t producer_ = nullptr;  // of the step under way
   BucketProgress progress_;
   std::vector<Work> works_;  // by bucket, launched so far
   bool active_ = false;

@@ -5,7 +5,7 @@
 //   Rehearsal rehearsal;
 //   const auto world = rehearsal.MakeGroup(/*rank=*/0, /*size=*/1024, "world");
 //   rehearsal.Compute(0);                                         // a piece of the caller's work
-//   GradientReducer reducer(layout, *world, {.count = layout.num_elements()}, nullptr);
+//   GradientReducer reducer(layout, *world, {.count = layout.num_elements()});
 //   Reduce(reducer);
 //   for (const RehearsedOperation& operation : rehearsal.operations()) Print(operation.what);
 #pragma once

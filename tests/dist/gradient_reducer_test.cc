@@ -32,6 +32,7 @@ class Recorder final : public Communicator {
   const std::string& name() const override { return inner_.name(); }
   Work AllReduce(TensorRef inout, ReduceOp op, OpTag tag, cudaStream_t s) override {
     launched.push_back(tag.index);
+    streams.push_back(s);
     return inner_.AllReduce(inout, op, tag, s);
   }
   Work ReduceScatter(TensorRef in, TensorRef out, ReduceOp op, OpTag tag, cudaStream_t s) override {
@@ -61,6 +62,7 @@ class Recorder final : public Communicator {
   void Abort(const std::string& cause) noexcept override { inner_.Abort(cause); }
 
   std::vector<int> launched;
+  std::vector<cudaStream_t> streams;  // of the sums, as launched
 
  private:
   Communicator& inner_;
@@ -78,11 +80,11 @@ TEST(GradientReducer, LaunchesInOrderAndSumsUnderEverySchedule) {
     const auto rank_main = [&](Communicator& world) {
       Recorder comm(world);
       std::vector<float> grads(layout.num_elements());
-      GradientReducer reducer(layout, comm, Ref(grads.data(), layout.num_elements()), nullptr);
+      GradientReducer reducer(layout, comm, Ref(grads.data(), layout.num_elements()));
       std::mt19937 random(static_cast<unsigned>(seed * 100 + world.rank()));  // own order per rank
       for (int step = 0; step < kSteps; ++step) {
         comm.launched.clear();
-        reducer.BeginStep();
+        reducer.BeginStep(nullptr);
         std::vector<int> order(kParams);
         std::iota(order.begin(), order.end(), 0);
         std::shuffle(order.begin(), order.end(), random);
@@ -109,21 +111,39 @@ TEST(GradientReducer, LaunchesInOrderAndSumsUnderEverySchedule) {
   }
 }
 
+// Whoever runs a step may have taken another stream than when the reducer was made.
+TEST(GradientReducer, EveryStepSumsOnItsOwnStream) {
+  const ParameterLayout layout = MakeLayout(6);
+  const std::unique_ptr<Communicator> alone = MakeSelfCommunicator("world");
+  Recorder comm(*alone);
+  std::vector<float> grads(layout.num_elements());
+  GradientReducer reducer(layout, comm, Ref(grads.data(), layout.num_elements()));
+  int places[2];  // streams are told apart by their addresses alone
+  for (int& place : places) {
+    const auto stream = reinterpret_cast<cudaStream_t>(&place);
+    comm.streams.clear();
+    reducer.BeginStep(stream);
+    for (int param = 0; param < 6; ++param) reducer.MarkReady(param);
+    reducer.Finish();
+    EXPECT_EQ(comm.streams, std::vector<cudaStream_t>(layout.buckets().size(), stream));
+  }
+}
+
 TEST(GradientReducer, NamesWhatIsMissingLateOrDouble) {
   const ParameterLayout layout = MakeLayout(6);
   const std::unique_ptr<Communicator> comm = MakeSelfCommunicator("world");
   std::vector<float> grads(layout.num_elements());
   const TensorRef arena = Ref(grads.data(), layout.num_elements());
   {
-    GradientReducer reducer(layout, *comm, arena, nullptr);
+    GradientReducer reducer(layout, *comm, arena);
     EXPECT_HL_ERROR(reducer.MarkReady(0), ExitCode::kInternal, "outside a step");
-    reducer.BeginStep();
+    reducer.BeginStep(nullptr);
     for (const int param : {0, 2, 3, 5}) reducer.MarkReady(param);
     EXPECT_HL_ERROR(reducer.MarkReady(3), ExitCode::kInternal, "layers.3.weight", "grad_uses 1");
     EXPECT_HL_ERROR(reducer.Finish(), ExitCode::kInternal,
                     "no gradient reached: layers.1.weight, layers.4.weight;");
   }
-  EXPECT_HL_ERROR(GradientReducer(layout, *comm, arena.Slice(0, 64), nullptr), ExitCode::kInternal,
+  EXPECT_HL_ERROR(GradientReducer(layout, *comm, arena.Slice(0, 64)), ExitCode::kInternal,
                   "gradient arena has 64 elements");
 }
 

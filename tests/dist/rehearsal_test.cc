@@ -49,9 +49,8 @@ TEST(Rehearsal, ReducesWithoutMemory) {
       {.first_bucket_bytes = 4096, .bucket_bytes = 4096, .num_slices = 8});
   Rehearsal rehearsal;
   const auto world = rehearsal.MakeGroup(3, 8, "world");
-  GradientReducer reducer(layout, *world, {.count = layout.num_elements()}, nullptr,
-                          ReducedTo::kSlices);
-  reducer.BeginStep();
+  GradientReducer reducer(layout, *world, {.count = layout.num_elements()}, ReducedTo::kSlices);
+  reducer.BeginStep(nullptr);
   reducer.MarkReady(0);
   EXPECT_TRUE(rehearsal.operations().empty()) << "b's bucket comes first";
   reducer.MarkReady(1);

@@ -95,7 +95,7 @@ class RankRehearsal {
     if (arena_.grads_sliced_end() > 0) {
       shares_.emplace(arena_, *sums_, nullptr);
     } else {
-      reducer_.emplace(arena_.layout(), *sums_, kernels::RefOf(arena_.grads()), nullptr,
+      reducer_.emplace(arena_.layout(), *sums_, kernels::RefOf(arena_.grads()),
                        arena_.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks);
     }
     if (arena_.sliced()) gather_.emplace(arena_.layout(), *sums_, arena_.ComputedArrays(), nullptr);
@@ -180,7 +180,7 @@ class RankRehearsal {
     }
     const bool reduces = reducer_ && index == count - 1;
     if (shares_) shares_->BeginMicroBatch(index == 0);
-    if (reduces) reducer_->BeginStep();
+    if (reduces) reducer_->BeginStep(nullptr);
     for (int64_t layer = config_.model.num_layers; layer >= -1; --layer) {
       Exchange(layer, /*forward=*/false);
       step_.rehearsal.Compute(pieces_.backward(layer));

@@ -51,7 +51,6 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
   dist::Communicator& sums = sums_ ? *sums_ : context.world();
   if (!shares_)
     reducer_.emplace(arena.layout(), sums, kernels::RefOf(arena.grads()),
-                     kernels::CurrentStream(device),
                      arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks);
   if (!arena.sliced()) return;
   gather_.emplace(arena.layout(), sums, arena.ComputedArrays(), kernels::CurrentStream(device));
@@ -113,7 +112,7 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   const double scale = 1.0 / (config_.train.global_batch * config_.data.seq_len);
   const bool reduces = reducer_ && index == count - 1;
   hooks_.BeginMicroBatch(index, count, reduces ? &*reducer_ : nullptr);
-  if (reduces) reducer_->BeginStep();
+  if (reduces) reducer_->BeginStep(kernels::CurrentStream(device_));
   Enter("backward");
   sums.objective.mul(scale).backward();
   if (rows_.parallel) rows_.parallel->group->Settle();
