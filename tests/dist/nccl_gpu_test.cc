@@ -1,0 +1,135 @@
+// NCCL over one rank on one GPU: the rendezvous, every operation, the order of streams, the end of
+// a group. Skips where there is no GPU.
+#include "dist/nccl_communicator.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/mpi_rank_context.h"
+#include "support/expect_error.h"
+
+namespace halflife::dist {
+namespace {
+
+constexpr int64_t kCount = 1000;
+
+// fp32 on the GPU.
+class Numbers {
+ public:
+  explicit Numbers(float first) {
+    EXPECT_EQ(cudaMalloc(&data_, kCount * sizeof(float)), cudaSuccess);
+    std::vector<float> host(kCount);
+    for (int64_t i = 0; i < kCount; ++i) host[i] = first + static_cast<float>(i);
+    EXPECT_EQ(cudaMemcpy(data_, host.data(), kCount * sizeof(float), cudaMemcpyDefault),
+              cudaSuccess);
+  }
+  ~Numbers() { EXPECT_EQ(cudaFree(data_), cudaSuccess); }
+  Numbers(const Numbers&) = delete;
+  Numbers& operator=(const Numbers&) = delete;
+
+  TensorRef ref() const { return {data_, kCount, DType::kF32, {Device::Kind::kCuda, 0}}; }
+  void* data() const { return data_; }
+  std::vector<float> values() const {
+    std::vector<float> host(kCount);
+    EXPECT_EQ(cudaMemcpy(host.data(), data_, kCount * sizeof(float), cudaMemcpyDefault),
+              cudaSuccess);
+    return host;
+  }
+
+ private:
+  void* data_ = nullptr;
+};
+
+class NcclGpuTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
+    world_ = MakeDeviceWorld(*control_, {Device::Kind::kCuda, 0}, 60, 120);
+    ASSERT_EQ(cudaStreamCreate(&stream_), cudaSuccess);
+  }
+  void TearDown() override {
+    world_.reset();
+    if (stream_ == nullptr) return;
+    EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+  }
+
+  std::unique_ptr<Communicator> control_ = MakeSelfCommunicator("control");
+  std::unique_ptr<Communicator> world_;
+  cudaStream_t stream_ = nullptr;
+};
+
+TEST_F(NcclGpuTest, EveryOperationOfOneRankIsACopy) {
+  const std::vector<float> want = Numbers(3).values();
+  const Numbers in(3);
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+    world_->AllReduce(in.ref(), op, {"sum", 0}, stream_).WaitHost();
+    EXPECT_EQ(in.values(), want);
+  }
+  const auto expect_copy = [&](const char* what, const auto& run) {
+    SCOPED_TRACE(what);
+    const Numbers out(-1);
+    run(out.ref()).WaitHost();
+    EXPECT_EQ(out.values(), want);
+  };
+  const std::vector<int64_t> counts = {kCount};
+  expect_copy("reduce-scatter", [&](TensorRef out) {
+    return world_->ReduceScatter(in.ref(), out, ReduceOp::kSum, {"a", 0}, stream_);
+  });
+  expect_copy("all-gather", [&](TensorRef out) {
+    return world_->AllGather(in.ref(), out, {"b", 0}, stream_);
+  });
+  expect_copy("all-gather of pieces", [&](TensorRef out) {
+    return world_->AllGatherV(in.ref(), out, counts, {"c", 0}, stream_);
+  });
+  expect_copy("all-to-all", [&](TensorRef out) {
+    return world_->AllToAll(in.ref(), out, {"d", 0}, stream_);
+  });
+  expect_copy("send and receive", [&](TensorRef out) {
+    return world_->SendRecv(in.ref(), 0, out, 0, {"e", 0}, stream_);
+  });
+  world_->Broadcast(in.ref(), 0, {"f", 0}, stream_).WaitHost();
+  EXPECT_EQ(in.values(), want);
+  world_->Barrier({"g", 0}).WaitHost();
+}
+
+// What the producer has queued comes before, what the consumer queues afterwards comes after.
+TEST_F(NcclGpuTest, OperationsFollowTheStreams) {
+  const Numbers x(1);
+  for (int round = 0; round < 50; ++round) {
+    const Numbers copy(0);
+    ASSERT_EQ(cudaMemsetAsync(x.data(), round, kCount * sizeof(float), stream_), cudaSuccess);
+    Work work = world_->AllGather(x.ref(), copy.ref(), {"gather", round}, stream_);
+    work.WaitOn(stream_);
+    ASSERT_EQ(cudaMemsetAsync(x.data(), 0xff, kCount * sizeof(float), stream_), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    const std::vector<float> got = copy.values();
+    const auto* const bytes = reinterpret_cast<const unsigned char*>(got.data());
+    EXPECT_EQ(bytes[0], round);
+    EXPECT_EQ(bytes[kCount * sizeof(float) - 1], round);
+  }
+}
+
+TEST_F(NcclGpuTest, GroupsOfAGroupWorkAndEnd) {
+  const std::unique_ptr<Communicator> part = world_->Split(0, 0, "part");
+  ASSERT_NE(part, nullptr);
+  EXPECT_EQ(part->size(), 1);
+  const Numbers x(2);
+  part->AllReduce(x.ref(), ReduceOp::kSum, {"x", 0}, stream_).WaitHost();
+  EXPECT_EQ(x.values(), Numbers(2).values());
+}
+
+TEST_F(NcclGpuTest, NothingRunsAfterAnAbort) {
+  const Numbers x(2);
+  world_->Abort("the test asked for it");
+  EXPECT_HL_ERROR(world_->AllReduce(x.ref(), ReduceOp::kSum, {"x", 0}, stream_).WaitHost(),
+                  ExitCode::kPeerLost, "the test asked for it");
+}
+
+}  // namespace
+}  // namespace halflife::dist
