@@ -4,13 +4,13 @@
     pip install torch==2.11.0 flash-linear-attention==0.6.0
     cmake --build build/cuda --target bench_decay_attention
     python3 bench/compare_fla.py --json fla.json --markdown fla.md
-    python3 bench/compare_fla.py --only per_head --rounds 3 --samples 20
+    python3 bench/compare_fla.py --only per_head --rounds 3 --samples 20 --json fla.json --resume
 
 Per shape and round bench_decay_attention runs as a process of its own, then fla's operations here, the
 order turned each round; times are medians over the rounds of medians between CUDA events. fla counts
 with the fastest of its operations for that kind of decay. Before anything is timed, fla is compared
 with the recurrence in fp64 on a small shape; bench_decay_attention does so with its own oracle and
-reports the error. Exit code 77 and a line "SKIPPED: ..." where there is no GPU, no fla or no binary.
+reports the error. The file of --json is written anew after each shape; --resume keeps its rows. Exit code 77 and a line "SKIPPED: ..." where there is no GPU, no fla or no binary.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -59,6 +60,8 @@ SHAPES = (
     Shape(8, 1024, 8, 64),
     Shape(8, 2048, 32, 256),
     Shape(32, 512, 12, 64),
+    Shape(8, 2048, 8, 128, dim_v=256),  # a layer of gla_1.3b
+    Shape(8, 2048, 4, 128, dim_v=512),
 )
 # Mamba-2: q and k (its C and B) are one for all heads.
 SHAPES_OF_KIND = {"per_token": (Shape(4, 4096, 64, 128, dim_v=64, qk_heads=1),)}
@@ -153,6 +156,29 @@ def markdown(rows: list[dict], title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+# ---- results so far ----
+
+
+def write_json(path: pathlib.Path, result: dict) -> None:
+    """All of it or none."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(result, indent=2) + "\n")
+    os.replace(fresh, path)
+
+
+def rows_so_far(path: pathlib.Path, device: str, torch_version: str) -> list[dict]:
+    """Of an earlier call that did not come to its end; none where there was none."""
+    if not path.exists():
+        return []
+    earlier = json.loads(path.read_text())
+    if (earlier["device"], earlier["torch"]) != (device, torch_version):
+        sys.exit(
+            f"{path} is of {earlier['device']}, torch {earlier['torch']}, and here is {device}, "
+            f"torch {torch_version}; another --json would work"
+        )
+    return earlier["rows"]
+
+
 # ---- the GPU's part ----
 
 
@@ -217,13 +243,28 @@ def worst_error(torch, kind: str, operation: Operation) -> float:
     return max(float((g.double() - w).norm() / w.double().norm()) for g, w in pairs)
 
 
-def device_ms(torch, run) -> float:
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    before.record()
-    run()
-    after.record()
-    after.synchronize()
-    return before.elapsed_time(after)
+class Timer:
+    """Of the device's work alone, as bench/support/measure.h times halflife's: a kernel that spins goes ahead, so that
+    Python has enqueued all of a call when the device begins it, and spins twice as long after a call for which it was
+    too short."""
+
+    LONGEST_MS = 50
+    CYCLES_A_MS = 2e6  # at 2 GHz; longer at a lower clock
+
+    def __init__(self, torch):
+        self.torch = torch
+        self.spin_ms = 0.1
+
+    def ms(self, run) -> float:
+        before, after = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.torch.cuda._sleep(int(self.spin_ms * self.CYCLES_A_MS))
+        before.record()
+        run()
+        after.record()
+        if before.query():
+            self.spin_ms = min(2 * self.spin_ms, self.LONGEST_MS)
+        after.synchronize()
+        return before.elapsed_time(after)
 
 
 def time_fla(torch, kind: str, operation: Operation, shape: Shape, samples: int) -> dict[str, float]:
@@ -232,6 +273,7 @@ def time_fla(torch, kind: str, operation: Operation, shape: Shape, samples: int)
     one = 4 * shape.batch * shape.seq_len * shape.heads * (shape.dim + shape.values)
     problems = [make_inputs(torch, kind, shape) for _ in range(max(1, min(64, -(-2 * cache // one))))]
     times = {"forward": [], "forward_backward": []}
+    timers = {name: Timer(torch) for name in times}
     for sample in range(WARM_UPS + samples):
         inputs = problems[sample % len(problems)]
 
@@ -243,7 +285,7 @@ def time_fla(torch, kind: str, operation: Operation, shape: Shape, samples: int)
             torch.autograd.grad(call(operation, inputs), leaves(inputs), inputs["dout"])
 
         for name, run in (("forward", forward), ("forward_backward", both)):
-            ms = device_ms(torch, run)
+            ms = timers[name].ms(run)
             if sample >= WARM_UPS:
                 times[name].append(ms)
     return {name: statistics.median(values) for name, values in times.items()}
@@ -308,8 +350,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=50, help="timed calls of a round")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--resume", action="store_true", help="keep the rows that --json has")
     parser.add_argument("--markdown", type=pathlib.Path)
     options = parser.parse_args()
+    if options.resume and not options.json:
+        parser.error("--resume wants --json, the file to go on with")
     torch = load_torch()
     if not options.binary.exists():
         skip(f"no {options.binary}; cmake --build build/cuda --target bench_decay_attention makes it")
@@ -320,19 +365,23 @@ def main():
             errors[operation.name] = worst_error(torch, kind, operation)
             if errors[operation.name] > MAX_ERROR:
                 sys.exit(f"{operation.name} is off the recurrence by {errors[operation.name]:.1e}")
-    rows = []
+    device = torch.cuda.get_device_name(0)
+    result = {"device": device, "torch": torch.__version__, "fla_errors": errors, "rows": []}
+    if options.resume:
+        result["rows"] = rows_so_far(options.json, device, torch.__version__)
+    rows = result["rows"]
     for kind in kinds:
         for shape in shapes_of(kind):
+            if any((row["kind"], row["shape"]) == (kind, str(shape)) for row in rows):
+                continue
             rows.append(compare(torch, options.binary, kind, shape, options))
             print(json.dumps(rows[-1]), file=sys.stderr)
-    device = torch.cuda.get_device_name(0)
+            if options.json:
+                write_json(options.json, result)
     table = markdown(rows, f"{device}, torch {torch.__version__}, bf16, medians:")
     print(table)
     if options.markdown:
         options.markdown.write_text(table)
-    if options.json:
-        result = {"device": device, "torch": torch.__version__, "fla_errors": errors, "rows": rows}
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 // The output layer with its cross entropy, forward and backward: halflife's blocks of rows against
 // the plain form, which holds [N, vocab] logits, log-probabilities and gradient. Peak memory of
-// each in a process of its own, times in turn.
+// each, on the CPU in a process of its own; times in turn. fp32 on the CPU, bf16 on a GPU.
 //
 //   build/cpu/bench/bench_cross_entropy --rows 4096 --dim 512 --vocab 50280
+//   build/cuda/bench/bench_cross_entropy --device cuda --rows 16384 --dim 2048 --vocab 32000
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linear.h>
@@ -16,10 +17,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
-#include "core/clock.h"
 #include "core/error.h"
 #include "kernels/cpu/instruction_set.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
@@ -29,20 +32,26 @@ namespace halflife {
 namespace {
 
 using bench::Median;
+using bench::Timer;
 
 struct Options {
+  std::string device = "cpu";
   int64_t rows = 4096, dim = 512, vocab = 50280;
   int pairs = 5, threads = 1;
 };
 
 struct Problem {
   at::Tensor hidden, weight, targets;
-  explicit Problem(const Options& options)
-      : hidden(at::randn({options.rows, options.dim})),
-        weight(at::randn({options.vocab, options.dim}).mul_(0.02)),
-        targets(at::randint(options.vocab, {options.rows}, at::kLong)) {
+  explicit Problem(const Options& options, at::Device device = at::kCPU)
+      : hidden(at::randn({options.rows, options.dim}, StoredOn(device))),
+        weight(at::randn({options.vocab, options.dim}, StoredOn(device)).mul_(0.02)),
+        targets(at::randint(options.vocab, {options.rows},
+                            at::TensorOptions(device).dtype(at::kLong))) {
     hidden.requires_grad_();
     weight.requires_grad_();
+  }
+  static at::TensorOptions StoredOn(at::Device device) {
+    return at::TensorOptions(device).dtype(device.is_cuda() ? at::kBFloat16 : at::kFloat);
   }
 };
 
@@ -50,21 +59,24 @@ struct Result {
   double loss = 0, dweight_norm = 0, ms = 0;
 };
 
-Result Run(const Problem& problem, bool fused) {
-  const Stopwatch watch;
-  const at::Tensor loss =
-      fused ? kernels::LinearCrossEntropy({problem.hidden, problem.weight, problem.targets}, {})
-                  .objective
-            : at::nll_loss(at::log_softmax(at::linear(problem.hidden, problem.weight), 1),
-                           problem.targets, {}, at::Reduction::Sum);
-  const auto grads = torch::autograd::grad({loss}, {problem.hidden, problem.weight});
-  const double ms = watch.Seconds() * 1e3;
-  return {loss.item<double>(), grads[1].norm().item<double>(), ms};
+Result Run(const Problem& problem, bool fused, Timer& timer) {
+  at::Tensor loss;
+  std::vector<at::Tensor> grads;
+  const double ms = timer.Milliseconds([&] {
+    loss = fused
+               ? kernels::LinearCrossEntropy({problem.hidden, problem.weight, problem.targets}, {})
+                     .objective
+               : at::nll_loss(
+                     at::log_softmax(at::linear(problem.hidden, problem.weight), 1, at::kFloat),
+                     problem.targets, {}, at::Reduction::Sum);
+    grads = torch::autograd::grad({loss}, {problem.hidden, problem.weight});
+  });
+  return {loss.item<double>(), grads[1].to(at::kFloat).norm().item<double>(), ms};
 }
 
 // Growth of the peak resident memory over the inputs, in a child: the peak of a process never
 // falls.
-double PeakMiB(const Options& options, bool fused) {
+double PeakMiBOfChild(const Options& options, bool fused) {
   int pipe_ends[2];
   HL_CHECK(pipe(pipe_ends) == 0, "pipe");
   const pid_t child = fork();
@@ -74,7 +86,8 @@ double PeakMiB(const Options& options, bool fused) {
     const Problem problem(options);
     rusage before{}, after{};
     getrusage(RUSAGE_SELF, &before);
-    Run(problem, fused);
+    Timer timer(at::kCPU);
+    Run(problem, fused, timer);
     getrusage(RUSAGE_SELF, &after);
     const double mib = static_cast<double>(after.ru_maxrss - before.ru_maxrss) / 1024;
     const bool sent = write(pipe_ends[1], &mib, sizeof(mib)) == sizeof(mib);
@@ -88,25 +101,70 @@ double PeakMiB(const Options& options, bool fused) {
   return mib;
 }
 
+double PeakMiBOnGpu(const Problem& problem, bool fused, Timer& timer) {
+  bench::ForgetPeakBytes(problem.hidden.device());
+  const int64_t before = bench::PeakBytes(problem.hidden.device());
+  Run(problem, fused, timer);
+  return static_cast<double>(bench::PeakBytes(problem.hidden.device()) - before) / (1 << 20);
+}
+
+// Both forms of one problem, in one process.
+class Pair {
+ public:
+  explicit Pair(const Problem& problem)
+      : problem_(problem), plain_(problem.hidden.device()), fused_(problem.hidden.device()) {}
+
+  // fp32: another order of sums. bf16: the plain form rounds logits and their gradients to 2^-9 of
+  // each, where ours rounds the gradients alone.
+  void Check() {
+    const bool rounded = problem_.hidden.scalar_type() == at::kBFloat16;
+    const double loss = rounded ? 0x1p-9 : 1e-5, norm = rounded ? 0x1p-8 : 1e-4;
+    const Result fused = Fused(), plain = Plain();
+    HL_CHECK(std::abs(fused.loss / plain.loss - 1) < loss &&
+                 std::abs(fused.dweight_norm / plain.dweight_norm - 1) < norm,
+             "the forms disagree: losses ", fused.loss, " and ", plain.loss, ", |dweight| ",
+             fused.dweight_norm, " and ", plain.dweight_norm);
+  }
+  Result Plain() { return Run(problem_, false, plain_); }
+  Result Fused() { return Run(problem_, true, fused_); }
+  double PlainPeakMiB() { return PeakMiBOnGpu(problem_, false, plain_); }
+  double FusedPeakMiB() { return PeakMiBOnGpu(problem_, true, fused_); }
+  void StartCounting() { plain_.StartCounting(), fused_.StartCounting(); }
+  double late_share() const { return fused_.late_share(); }
+
+ private:
+  const Problem& problem_;
+  Timer plain_, fused_;
+};
+
 nlohmann::json Compare(const Options& options) {
-  // before the first parallel region of this process: its threads would not survive the fork
-  const double plain_mib = PeakMiB(options, false), fused_mib = PeakMiB(options, true);
+  constexpr int kGpuWarmUps = 10;
+  const at::Device device = bench::FindDevice(options.device);
+  double plain_mib = 0, fused_mib = 0;
+  if (device.is_cpu()) {
+    // before the first parallel region of this process: its threads would not survive the fork
+    plain_mib = PeakMiBOfChild(options, false), fused_mib = PeakMiBOfChild(options, true);
+  }
   at::set_num_threads(options.threads);
-  const Problem problem(options);
-  const Result fused = Run(problem, true), plain = Run(problem, false);
-  HL_CHECK(std::abs(fused.loss / plain.loss - 1) < 1e-5 &&
-               std::abs(fused.dweight_norm / plain.dweight_norm - 1) < 1e-4,
-           "the forms disagree: losses ", fused.loss, " and ", plain.loss, ", |dweight| ",
-           fused.dweight_norm, " and ", plain.dweight_norm);
+  const Problem problem(options, device);
+  Pair both(problem);
+  both.Check();
+  if (device.is_cuda()) {
+    for (int i = 0; i < kGpuWarmUps; ++i) both.Plain(), both.Fused();
+    plain_mib = both.PlainPeakMiB(), fused_mib = both.FusedPeakMiB();
+  }
+  both.StartCounting();
   std::vector<double> plain_ms, fused_ms;
   for (int pair = 0; pair < options.pairs; ++pair) {
-    plain_ms.push_back(Run(problem, false).ms);
-    fused_ms.push_back(Run(problem, true).ms);
+    plain_ms.push_back(both.Plain().ms);
+    fused_ms.push_back(both.Fused().ms);
   }
-  return {{"rows", options.rows},
+  return {{"device", bench::DeviceName(device)},
+          {"rows", options.rows},
           {"dim", options.dim},
           {"vocab", options.vocab},
           {"threads", options.threads},
+          {"late_share", both.late_share()},
           {"plain_ms", Median(plain_ms)},
           {"fused_ms", Median(fused_ms)},
           {"speed_ratio", Median(plain_ms) / Median(fused_ms)},
@@ -121,6 +179,7 @@ nlohmann::json Compare(const Options& options) {
 int main(int argc, char** argv) {
   halflife::Options options;
   CLI::App app("The output layer with its cross entropy against the plain form; prints JSON");
+  app.add_option("--device", options.device, "cpu, or cuda: bf16, exit code 4 without a GPU");
   app.add_option("--rows", options.rows, "tokens");
   app.add_option("--dim", options.dim);
   app.add_option("--vocab", options.vocab);

@@ -37,6 +37,11 @@ struct Samples {
   std::vector<double> forward_ms, both_ms, copy, matmul;
 };
 
+struct PassTimes {
+  const std::vector<double>& ms;
+  double late_share;  // of the calls in which the GPU waited for the host
+};
+
 // Enough problems that none finds itself in the cache when its turn comes again.
 std::vector<Problem> MakeProblems(const Shape& shape, const at::TensorOptions& options,
                                   int64_t cache_bytes) {
@@ -49,14 +54,15 @@ std::vector<Problem> MakeProblems(const Shape& shape, const at::TensorOptions& o
   return problems;
 }
 
-nlohmann::json Report(const Shape& shape, const std::vector<double>& ms, bool backward, double copy,
+nlohmann::json Report(const Shape& shape, const PassTimes& times, bool backward, double copy,
                       double matmul) {
-  const double median = Median(ms);
+  const double median = Median(times.ms);
   const double bandwidth = CompulsoryBytes(shape, kBf16Bytes, backward) / median * 1e-6;
   const double gflops = Flops(shape, backward) / median * 1e-6;
   return {{"ms", median},
-          {"ms_p10", Quantile(ms, 0.1)},
-          {"ms_p90", Quantile(ms, 0.9)},
+          {"ms_p10", Quantile(times.ms, 0.1)},
+          {"ms_p90", Quantile(times.ms, 0.9)},
+          {"late_share", times.late_share},
           {"gb_per_s", bandwidth},
           {"gflop_per_s", gflops},
           {"share_of_memory_roofline", bandwidth / copy},
@@ -74,14 +80,15 @@ nlohmann::json CompareOnCuda(const Shape& shape, int rounds) {
   MemoryCeiling copy(at::kCUDA, int64_t{1} << 31, MemoryCeiling::Kind::kCopy);
   Matmul matmul(options);
   Samples samples;
+  Timer forward(at::kCUDA), both(at::kCUDA);
   for (int round = -kWarmUps; round < rounds; ++round) {
-    if (round == 0) samples = {};
+    if (round == 0) samples = {}, forward.StartCounting(), both.StartCounting();
     const Problem& p = problems[static_cast<size_t>(round + kWarmUps) % problems.size()];
     {
       const c10::AutoGradMode no_grad(false);
-      samples.forward_ms.push_back(Milliseconds(at::kCUDA, [&] { Ours(p); }));
+      samples.forward_ms.push_back(forward.Milliseconds([&] { Ours(p); }));
     }
-    samples.both_ms.push_back(Milliseconds(at::kCUDA, [&] { OursWithGradients(p); }));
+    samples.both_ms.push_back(both.Milliseconds([&] { OursWithGradients(p); }));
     samples.copy.push_back(copy.GigabytesPerSecond());
     samples.matmul.push_back(matmul.Gflops());
   }
@@ -99,8 +106,10 @@ nlohmann::json CompareOnCuda(const Shape& shape, int rounds) {
           {"max_error", error},
           {"copy_gb_per_s", copied},
           {"matmul_gflop_per_s", multiplied},
-          {"forward", Report(shape, samples.forward_ms, false, copied, multiplied)},
-          {"forward_backward", Report(shape, samples.both_ms, true, copied, multiplied)}};
+          {"forward",
+           Report(shape, {samples.forward_ms, forward.late_share()}, false, copied, multiplied)},
+          {"forward_backward",
+           Report(shape, {samples.both_ms, both.late_share()}, true, copied, multiplied)}};
 }
 
 }  // namespace halflife::bench

@@ -60,6 +60,8 @@ Problem::Problem(const Shape& shape, const at::TensorOptions& options)
   k = rows(shape.groups(), shape.dim).requires_grad_();
   v = rows(shape.heads, shape.values()).requires_grad_();
   dout = rows(shape.heads, shape.values());
+  chunks =
+      kernels::MakeSequenceChunks({.batch = shape.batch, .seq_len = shape.seq_len}, q.device());
   const at::TensorOptions wide = options.dtype(at::kFloat);
   if (shape.kind == "per_head") {
     log_decay = at::log1p(-at::exp2(-5 - at::arange(shape.heads, wide)));
@@ -84,7 +86,7 @@ at::Tensor Ours(const Problem& p) {
                                   .k = p.k,
                                   .v = p.v,
                                   .log_decay = p.log_decay,
-                                  .chunks = {},
+                                  .chunks = p.chunks,
                                   .initial_state = {}},
                                  {.scale = p.scale})
       .out;

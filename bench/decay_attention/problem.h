@@ -5,8 +5,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "kernels/chunks/sequence_chunks.h"
 
 namespace halflife::bench {
 
@@ -26,6 +29,8 @@ struct Problem {
   at::Tensor q, k, v;    // [B, T, groups, K], the same, [B, T, H, V]: leaves
   at::Tensor log_decay;  // fp32 [H], [B, T, H] or [B, T, H, K]; a leaf unless constant
   at::Tensor dout;
+  // Made once a batch, as in training: else each call would upload a table of its own.
+  std::shared_ptr<const kernels::SequenceChunks> chunks;
   double scale;
 
   Problem(const Shape& shape, const at::TensorOptions& options);

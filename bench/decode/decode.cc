@@ -1,9 +1,10 @@
 // Times decoding one token at a time, early and late in a long sequence: for linear mixers the time
 // and the state must not grow. The two are timed in pairs, token by token, as a machine that others
-// use changes its pace within minutes. Checks first that stepping equals the parallel form. Prints
-// one JSON line.
+// use changes its pace within minutes. Checks first that stepping equals the parallel form. On a
+// GPU a token's time runs until its logits are there. Prints one JSON line.
 //
 //   decode --config launch/recipes/quickstart.textproto --set model.mixer=mamba --tokens 100000
+//   decode --device cuda --config launch/recipes/gla_340m.textproto --tokens 20000
 #include <CLI/CLI.hpp>
 
 #include <ATen/Parallel.h>
@@ -27,7 +28,7 @@ namespace halflife {
 namespace {
 
 struct Options {
-  std::string config = "launch/recipes/quickstart.textproto";
+  std::string config = "launch/recipes/quickstart.textproto", device = "cpu";
   std::vector<std::string> overrides;
   int64_t early = 1000, tokens = 100000, window = 500;
 };
@@ -50,7 +51,8 @@ double CheckAgainstParallel(const model::LanguageModel& model) {
   constexpr int64_t kTokens = 300;
   at::Tensor tokens = at::zeros({1, kTokens}, at::kLong);
   for (int64_t t = 0; t < kTokens; ++t) tokens.mutable_data_ptr<int64_t>()[t] = Token(t);
-  const auto slice = model::SequenceSlice::Contiguous(1, kTokens, 0, at::kCPU);
+  tokens = tokens.to(model.device());
+  const auto slice = model::SequenceSlice::Contiguous(1, kTokens, 0, model.device());
   const at::Tensor parallel = model.Logits(model.Hidden(tokens, {.slice = &slice}));
   model::ModelState state = model.EmptyState(1);
   double worst = 0;
@@ -70,7 +72,8 @@ class Sequence {
   int64_t state_bytes() const { return state_.bytes(); }
   double Step() {  // seconds
     const Stopwatch watch;
-    model_.Step(at::full({1}, Token(num_tokens()), at::kLong), state_);
+    model_.Step(at::full({1}, Token(num_tokens()), at::kLong).to(model_.device()), state_);
+    bench::Synchronise(model_.device());
     return watch.Seconds();
   }
 
@@ -81,13 +84,14 @@ class Sequence {
 
 void Run(const Options& options) {
   at::set_num_threads(1);
+  const at::Device device = bench::FindDevice(options.device);
   const c10::InferenceMode inference;
   const model::ModelConfig config = ModelOf(options);
   model::LanguageModel model(config);
   const int64_t most = model.max_positions();
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || options.tokens <= most, "the model takes ", most,
               " tokens at most; --tokens ", options.tokens, " is more");
-  model.BindOwnMemory(1, false);
+  model.BindOwnMemory(1, false, device);
   const double difference = CheckAgainstParallel(model);
 
   Sequence early(model), late(model);
@@ -102,7 +106,8 @@ void Run(const Options& options) {
   }
   const double early_ms = 1e3 * bench::Median(early_seconds),
                late_ms = 1e3 * bench::Median(late_seconds);
-  std::cout << nlohmann::ordered_json{{"mixer", model::MixerSummary(config)},
+  std::cout << nlohmann::ordered_json{{"device", bench::DeviceName(device)},
+                                      {"mixer", model::MixerSummary(config)},
                                       {"layers", config.num_layers},
                                       {"dim", config.model_dim},
                                       {"max_logit_difference", difference},
@@ -122,6 +127,7 @@ void Run(const Options& options) {
 int main(int argc, char** argv) {
   CLI::App app("Times decoding");
   halflife::Options options;
+  app.add_option("--device", options.device, "cpu, or cuda: exit code 4 without a GPU");
   app.add_option("--config", options.config);
   app.add_option("--set", options.overrides)->take_all();
   app.add_option("--early", options.early)->check(CLI::Range(1, 1000000));

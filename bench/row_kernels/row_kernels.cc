@@ -90,14 +90,17 @@ nlohmann::ordered_json Time(const Case& one, const Pass& pass, at::Device device
                    *pass.ceiling);
   const int warm_ups = device.is_cuda() ? 10 : 2;
   std::vector<double> ours_ms, eager_ms, ratios, moved;
+  Timer our_timer(device), eager_timer(device);
   for (int round = -warm_ups; round < rounds; ++round) {
-    const auto time = [&](const Form& form) {
+    if (round == 0) our_timer.StartCounting(), eager_timer.StartCounting();
+    const auto time = [&](const Form& form, Timer& timer) {
       const Tensors& in = operands.Next();
-      return Milliseconds(device, [&] { form(in); });
+      return timer.Milliseconds([&] { form(in); });
     };
     const bool first = round % 2 == 0;  // the order within a pair alternates
-    const double before = first ? 0 : time(pass.eager);
-    const double ours = time(pass.ours), eager = first ? time(pass.eager) : before;
+    const double before = first ? 0 : time(pass.eager, eager_timer);
+    const double ours = time(pass.ours, our_timer),
+                 eager = first ? time(pass.eager, eager_timer) : before;
     const double gigabytes_per_s = memory ? memory->GigabytesPerSecond() : 0;
     if (round < 0) continue;
     ours_ms.push_back(ours), eager_ms.push_back(eager), ratios.push_back(eager / ours);
@@ -111,6 +114,7 @@ nlohmann::ordered_json Time(const Case& one, const Pass& pass, at::Device device
                                 {"ms", ms},
                                 {"ms_p10", Quantile(ours_ms, 0.1)},
                                 {"ms_p90", Quantile(ours_ms, 0.9)},
+                                {"late_share", our_timer.late_share()},
                                 {"eager_ms", Median(eager_ms)},
                                 {"speed_ratio", Median(ratios)}};
   if (memory) {

@@ -12,7 +12,11 @@
 #include "core/error.h"
 #ifdef HALFLIFE_WITH_CUDA
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
 #endif
 
 namespace halflife::bench {
@@ -27,6 +31,41 @@ double CudaMilliseconds(const std::function<void()>& run) {
   after.synchronize();
   return before.elapsed_time(after);
 }
+
+// Enqueues a kernel that spins for so long at the highest clock, longer at a lower one.
+void Spin(double ms) {
+  int kilohertz = 0;
+  const cudaError_t status =
+      cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, c10::cuda::current_device());
+  HL_CHECK_AS(ExitCode::kEnvironment, status == cudaSuccess,
+              "the GPU does not tell its clock: ", cudaGetErrorString(status));
+  at::cuda::sleep(static_cast<int64_t>(ms * kilohertz));
+}
+
+struct SpunTime {
+  double ms = 0;
+  bool late = false;  // the spin had ended when the host was done
+};
+SpunTime MillisecondsAfterSpin(double spin_ms, const std::function<void()>& run) {
+  c10::cuda::CUDAEvent before(cudaEventDefault), after(cudaEventDefault);
+  Spin(spin_ms);
+  before.record();
+  run();
+  after.record();
+  const bool late = before.query();
+  after.synchronize();
+  return {before.elapsed_time(after), late};
+}
+void CudaSynchronise() { c10::cuda::device_synchronize(); }
+int64_t CudaPeakBytes() {
+  using c10::CachingAllocator::StatType;
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device())
+      .allocated_bytes[static_cast<size_t>(StatType::AGGREGATE)]
+      .peak;
+}
+void ForgetCudaPeakBytes() {
+  c10::cuda::CUDACachingAllocator::resetPeakStats(c10::cuda::current_device());
+}
 void RequireGpu() {
   HL_CHECK_AS(ExitCode::kEnvironment, c10::cuda::device_count() > 0,
               "skipped: no CUDA device was found; nvidia-smi would list one");
@@ -38,6 +77,14 @@ std::string CudaName() { return at::cuda::getCurrentDeviceProperties()->name; }
   HL_FAIL(ExitCode::kEnvironment, "skipped: this build has no CUDA; cmake --preset cuda makes one");
 }
 [[noreturn]] double CudaMilliseconds(const std::function<void()>&) { RequireGpu(); }
+struct SpunTime {
+  double ms = 0;
+  bool late = false;
+};
+[[noreturn]] SpunTime MillisecondsAfterSpin(double, const std::function<void()>&) { RequireGpu(); }
+[[noreturn]] void CudaSynchronise() { RequireGpu(); }
+[[noreturn]] int64_t CudaPeakBytes() { RequireGpu(); }
+[[noreturn]] void ForgetCudaPeakBytes() { RequireGpu(); }
 [[noreturn]] int64_t CudaCacheBytes() { RequireGpu(); }
 [[noreturn]] std::string CudaName() { RequireGpu(); }
 #endif
@@ -78,6 +125,32 @@ double Milliseconds(at::Device device, const std::function<void()>& run) {
   const Stopwatch watch;
   run();
   return watch.Seconds() * 1e3;
+}
+
+void Synchronise(at::Device device) {
+  if (device.is_cuda()) CudaSynchronise();
+}
+
+double Timer::Milliseconds(const std::function<void()>& run) {
+  ++calls_;
+  if (!device_.is_cuda()) return bench::Milliseconds(device_, run);
+  // Longer than any call's enqueuing: what is late after so long waits for the GPU.
+  constexpr double kLongestSpinMs = 50;
+  const auto [ms, late] = MillisecondsAfterSpin(spin_ms_, run);
+  if (late) {
+    ++late_;
+    spin_ms_ = std::min(2 * spin_ms_, kLongestSpinMs);
+  }
+  return ms;
+}
+
+int64_t PeakBytes(at::Device device) {
+  HL_CHECK(device.is_cuda(), "the allocator of the CPU counts nothing");
+  return CudaPeakBytes();
+}
+void ForgetPeakBytes(at::Device device) {
+  HL_CHECK(device.is_cuda(), "the allocator of the CPU counts nothing");
+  ForgetCudaPeakBytes();
 }
 
 int64_t CacheBytes(at::Device device) { return device.is_cuda() ? CudaCacheBytes() : 0; }

@@ -1,36 +1,41 @@
 // Times whole training steps of a model: forward, backward, gradients into the arena, norm, clip,
 // AdamW. Random tokens, one rank. Prints one JSON line: the shape, the median and the spread of the
-// step time, GFLOP/s and the share of the peak (CPU: sgemm, measured in the same process). The
-// PyTorch twin is pytorch_step.py, compare.py runs both in pairs and compares the losses of their
-// first steps, from the same parameters and batch.
+// step time, GFLOP/s and the share of the peak (CPU: sgemm, measured in the same process; a GPU
+// that is not known by name: its bf16 matmul), with --profile what one more step launches and waits
+// for. The PyTorch twin is pytorch_step.py, compare.py runs both in pairs and compares the losses
+// of their first steps, from the same parameters and batch.
 //
 //   train_step --mixer gla --layers 6 --dim 256 --seq-len 512 --batch 8 --heads 4 --steps 10
 //       --threads 1
 //   train_step --mixer gla --save-start start.pt     # what pytorch_step.py --start begins with
 //   train_step --list-mixers                         # what --mixer takes
-#include <CLI/CLI.hpp>
-
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <ctime>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "core/clock.h"
+#include "core/concat.h"
 #include "core/error.h"
 #include "core/heap.h"
 #include "core/philox.h"
 #include "dist/communicator.h"
 #include "dist/gradient_reducer.h"
+#include "dist/mpi_rank_context.h"
 #include "kernels/cpu/instruction_set.h"
 #include "kernels/torch/tensor_ref.h"
+#include "profile.h"
+#include "support/measure.h"
 #include "train/device.h"
 #include "train/step/adamw.h"
 #include "train/step/gradient_hooks.h"
@@ -45,6 +50,7 @@ struct Options {
   std::string mixer = "gla", precision = "fp32", device = "cpu", save_start;
   int64_t layers = 6, dim = 256, seq_len = 512, batch = 8, heads = 4, vocab = 259, mlp_dim = 0;
   int steps = 10, warmup = 2, threads = 1;
+  bool profile = false;
 };
 
 at::Tensor RandomTokens(const Options& options, uint64_t stream) {
@@ -100,13 +106,15 @@ class Bench {
   explicit Bench(const Options& options)
       : options_(options),
         model_(ConfigOf(options)),
-        comm_(dist::MakeSelfCommunicator("bench")),
+        control_(dist::MakeSelfCommunicator("bench")),
         device_(train::ChooseDevice(options.device, 0)),
+        world_(device_.is_cuda() ? dist::MakeDeviceWorld(*control_, device_, kTimeoutS, kTimeoutS)
+                                 : dist::MakeSelfCommunicator("world")),
         arena_(model_.parameters(),
                {.device = train::ToTorch(device_),
                 .compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat}),
         hooks_(model_.parameters(), arena_),
-        reducer_(arena_.layout(), *comm_, kernels::RefOf(arena_.grads())),
+        reducer_(arena_.layout(), *world_, kernels::RefOf(arena_.grads())),
         optimizer_(arena_, {}),
         inputs_(RandomTokens(options, 0).to(train::ToTorch(device_))),
         targets_(RandomTokens(options, 1).to(train::ToTorch(device_))),
@@ -134,8 +142,11 @@ class Bench {
  private:
   Options options_;
   model::LanguageModel model_;
-  std::unique_ptr<dist::Communicator> comm_;
+  static constexpr double kTimeoutS = 180;
+  std::unique_ptr<dist::Communicator> control_;
   Device device_;
+  // Of one rank, over what a run on this device sums gradients: NCCL on a GPU.
+  std::unique_ptr<dist::Communicator> world_;
   train::ParameterArena arena_;
   train::GradientHooks hooks_;
   dist::GradientReducer reducer_;
@@ -145,20 +156,32 @@ class Bench {
   uint64_t num_updates_ = 0;
 };
 
-// The ceiling of this very run: on a CPU a 1024^3 fp32 matmul on the same threads.
+// The ceiling of this very run: on a CPU a 1024^3 fp32 matmul on the same threads, on a GPU that is
+// not known by name an 8192^3 bf16 one. Of random numbers: a GPU clocks higher on ones.
 train::ComputePeak FindPeak(const Device& device) {
   if (const auto known = train::FindComputePeak(device)) return *known;
-  constexpr int64_t kSize = 1024;
-  const auto on = at::TensorOptions(train::ToTorch(device));
-  const at::Tensor a = at::ones({kSize, kSize}, on), b = at::ones({kSize, kSize}, on);
-  double best = 0;
-  for (int i = 0; i < 4; ++i) {  // the first warms up
-    const Stopwatch watch;
-    const float sum = at::mm(a, b)[0][0].item<float>();
-    HL_CHECK(sum == kSize, "a matmul of ones gave ", sum);
-    best = std::max(best, 2.0 * kSize * kSize * kSize / watch.Seconds());
+  const int64_t size = device.is_cuda() ? 8192 : 1024;
+  const auto on = at::TensorOptions(train::ToTorch(device))
+                      .dtype(device.is_cuda() ? at::kBFloat16 : at::kFloat);
+  const at::Tensor a = at::randn({size, size}, on), b = at::randn({size, size}, on);
+  at::Tensor c = at::empty({size, size}, on);
+  double best_ms = 1e300;
+  for (int i = 0; i < 4; ++i)  // the first warms up
+    best_ms = std::min(best_ms,
+                       bench::Milliseconds(train::ToTorch(device), [&] { at::mm_out(c, a, b); }));
+  const double flops = 2.0 * static_cast<double>(size * size * size);
+  return {flops / best_ms * 1e3,
+          device.is_cuda() ? "measured bf16 matmul"
+                           : Concat("measured sgemm, ", at::get_num_threads(), " threads")};
+}
+
+// Where the profiler cannot look, the times before are true all the same.
+nlohmann::ordered_json ProfileStep(at::Device device, Bench& trained) {
+  try {
+    return bench::Profile(device, [&] { trained.Step(); });
+  } catch (const Error& error) {
+    return {{"failed", error.message()}};
   }
-  return {best, Concat("measured sgemm, ", at::get_num_threads(), " threads")};
 }
 
 void Run(const Options& options) {
@@ -168,49 +191,47 @@ void Run(const Options& options) {
   PrepareHeap();  // as the trainer does
   const Device device = train::ChooseDevice(options.device, 0);
   const train::ComputePeak peak = FindPeak(device);
-  Bench bench(options);
+  Bench trained(options);
   std::vector<double> first_losses;
-  for (int i = 0; i < options.warmup; ++i) first_losses.push_back(bench.Step());
+  for (int i = 0; i < options.warmup; ++i) first_losses.push_back(trained.Step());
   std::vector<double> seconds, processor_seconds;
   for (int i = 0; i < options.steps; ++i) {
     const Stopwatch watch;
     const std::clock_t begin = std::clock();
-    bench.Step();
+    trained.Step();
     seconds.push_back(watch.Seconds());
     processor_seconds.push_back(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
   }
   std::sort(seconds.begin(), seconds.end());
   std::sort(processor_seconds.begin(), processor_seconds.end());
   const double median = seconds[seconds.size() / 2];
-  const model::FlopCount flops = bench.model().FlopsPerToken(options.seq_len);
+  const model::FlopCount flops = trained.model().FlopsPerToken(options.seq_len);
   const double per_step =
       3 * (flops.matmul + flops.mixing) * static_cast<double>(options.batch * options.seq_len);
-  std::cout << nlohmann::ordered_json{{"implementation", "halflife"},
-                                      {"mixer", options.mixer},
-                                      {"device", options.device},
-                                      {"precision", options.precision},
-                                      {"layers", options.layers},
-                                      {"dim", options.dim},
-                                      {"seq_len", options.seq_len},
-                                      {"batch", options.batch},
-                                      {"heads", options.heads},
-                                      {"threads", options.threads},
-                                      {"instruction_set",
-                                       kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
-                                      {"parameters", bench.model().CountParameters().total()},
-                                      {"first_losses", first_losses},
-                                      {"median_ms", 1e3 * median},
-                                      {"median_processor_ms",
-                                       1e3 * processor_seconds[processor_seconds.size() / 2]},
-                                      {"min_ms", 1e3 * seconds.front()},
-                                      {"max_ms", 1e3 * seconds.back()},
-                                      {"gflops", per_step / median / 1e9},
-                                      {"share_of_peak", per_step / median / peak.flops_per_s},
-                                      {"peak", peak.source},
-                                      {"peak_memory_mib",
-                                       static_cast<double>(train::PeakMemoryBytes(device)) /
-                                           (1 << 20)}}
-            << std::endl;
+  nlohmann::ordered_json result = {
+      {"implementation", "halflife"},
+      {"mixer", options.mixer},
+      {"device", options.device},
+      {"precision", options.precision},
+      {"layers", options.layers},
+      {"dim", options.dim},
+      {"seq_len", options.seq_len},
+      {"batch", options.batch},
+      {"heads", options.heads},
+      {"threads", options.threads},
+      {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
+      {"parameters", trained.model().CountParameters().total()},
+      {"first_losses", first_losses},
+      {"median_ms", 1e3 * median},
+      {"median_processor_ms", 1e3 * processor_seconds[processor_seconds.size() / 2]},
+      {"min_ms", 1e3 * seconds.front()},
+      {"max_ms", 1e3 * seconds.back()},
+      {"gflops", per_step / median / 1e9},
+      {"share_of_peak", per_step / median / peak.flops_per_s},
+      {"peak", peak.source},
+      {"peak_memory_mib", static_cast<double>(train::PeakMemoryBytes(device)) / (1 << 20)}};
+  if (options.profile) result["profile"] = ProfileStep(train::ToTorch(device), trained);
+  std::cout << result << std::endl;
 }
 
 }  // namespace
@@ -235,6 +256,9 @@ int main(int argc, char** argv) {
   app.add_option("--steps", options.steps);
   app.add_option("--warmup", options.warmup);
   app.add_option("--threads", options.threads);
+  app.add_flag("--profile", options.profile,
+               "one more step, under LibTorch's profiler: launches, synchronisations, what takes "
+               "longest");
   app.add_option("--save-start", options.save_start,
                  "write the first step's parameters and batch to this file, and time nothing");
   CLI11_PARSE(app, argc, argv);

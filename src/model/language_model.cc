@@ -106,11 +106,11 @@ void LanguageModel::MakeHead(const PartContext& context) {
   head_ = std::make_unique<OutputHead>(context, classifier->num_classes);
 }
 
-void LanguageModel::BindOwnMemory(uint64_t seed, bool requires_grad) {
+void LanguageModel::BindOwnMemory(uint64_t seed, bool requires_grad, at::Device device) {
   for (int i = 0; i < parameters_.size(); ++i) {
     at::Tensor tensor = at::empty(parameters_.specs()[i].shape, at::kFloat);
     parameters_.Initialise(i, seed, tensor.mutable_data_ptr<float>());
-    parameters_.Bind(i, tensor.requires_grad_(requires_grad));
+    parameters_.Bind(i, tensor.to(device).requires_grad_(requires_grad));
   }
 }
 

@@ -81,8 +81,9 @@ class LanguageModel {
   at::Device device() const { return embedding_->table()->device(); }  // of the bound parameters
   const Objective& objective() const { return *objective_; }
 
-  // Allocates every parameter in fp32 on the CPU and initialises it: inference tools and tests.
-  void BindOwnMemory(uint64_t seed, bool requires_grad);
+  // Allocates every parameter in fp32 and initialises it, on the CPU and then perhaps moved: the
+  // same bits on every device. For inference tools and tests.
+  void BindOwnMemory(uint64_t seed, bool requires_grad, at::Device device = at::kCPU);
 
   // tokens [B, T] int64 -> hidden [B, T, D] after the final norm. With `state` (may be empty at
   // first) rows continue from it and it is updated: prefill.

@@ -4,6 +4,7 @@ import importlib.util
 import pathlib
 import subprocess
 import sys
+import tempfile
 import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "compare_fla.py"
@@ -16,6 +17,40 @@ spec.loader.exec_module(fla)
 def our_round(forward, both, error=1e-3):
     one = lambda ms: {"ms": ms, "share_of_memory_roofline": 0.6}
     return {"max_error": error, "forward": one(forward), "forward_backward": one(both)}
+
+
+class FakeCuda:
+    """A device and a host that take their time: a call costs the host `host_ms`, and the device as much as `device_ms`."""
+
+    def __init__(self, host_ms, device_ms):
+        self.cuda = self
+        self.host_ms, self.device_ms = host_ms, device_ms
+        self.host = self.device = 0.0  # how far each has come, in ms
+
+    def Event(self, enable_timing):  # noqa: N802, torch's name
+        outer = self
+
+        class Event:
+            def record(self):
+                self.at = outer.device = max(outer.device, outer.host)
+
+            def query(self):
+                return self.at <= outer.host
+
+            def synchronize(self):
+                outer.host = max(outer.host, self.at)
+
+            def elapsed_time(self, later):
+                return later.at - self.at
+
+        return Event()
+
+    def _sleep(self, cycles):
+        self.device = max(self.device, self.host) + cycles / fla.Timer.CYCLES_A_MS
+
+    def call(self):
+        self.host += self.host_ms
+        self.device = max(self.device, self.host) + self.device_ms
 
 
 class CompareFlaTest(unittest.TestCase):
@@ -52,6 +87,15 @@ class CompareFlaTest(unittest.TestCase):
         self.assertEqual(row["max_error"], 2e-3)
         self.assertEqual(row["shape"], "B1 T64 H2 D64")
 
+    def test_times_are_the_devices_once_the_spin_is_long_enough(self):
+        device = FakeCuda(host_ms=3, device_ms=1)
+        timer = fla.Timer(device)
+        times = [timer.ms(device.call) for _ in range(fla.WARM_UPS + 5)]
+        self.assertGreater(times[0], 3)
+        for ms in times[fla.WARM_UPS :]:
+            self.assertAlmostEqual(ms, 1)
+        self.assertLess(timer.spin_ms, 7)
+
     def test_table_has_a_line_a_row(self):
         theirs = {"forward": {"chunk": [3.0]}, "forward_backward": {"chunk": [12.0]}}
         row = fla.summarise("per_token", fla.Shape(2, 128, 4, 64), [our_round(2, 5)], theirs)
@@ -67,6 +111,18 @@ class CompareFlaTest(unittest.TestCase):
 
     def test_missing_parameters(self):
         self.assertEqual(fla.missing_parameters(lambda q, k: None, ["q", "gate"]), ["gate"])
+
+    def test_rows_of_an_earlier_call_are_kept_on_the_same_gpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "fla.json"
+            self.assertEqual(fla.rows_so_far(path, "H100", "2.11.0"), [])
+            rows = [{"kind": "per_head", "shape": "B1 T64 H2 D64"}]
+            fla.write_json(path, {"device": "H100", "torch": "2.11.0", "rows": rows})
+            self.assertEqual(fla.rows_so_far(path, "H100", "2.11.0"), rows)
+            for other in (("H200", "2.11.0"), ("H100", "2.10.0")):
+                with self.assertRaisesRegex(SystemExit, "is of H100, torch 2.11.0.*another --json"):
+                    fla.rows_so_far(path, *other)
+            self.assertEqual(list(path.parent.iterdir()), [path])
 
     def test_without_a_gpu_it_says_so(self):
         try:
