@@ -1,0 +1,127 @@
+"""What to carry to a machine with a GPU and LibTorch's Python package, but no compiler and no build: the programs,
+stripped, and the libraries that are neither LibTorch's package's nor every system's."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import machine
+from items import Item
+
+MIB = 1 << 20
+# On every Linux with glibc.
+OF_THE_SYSTEM = re.compile(r"(ld-linux|libc\.so|libm\.so|libdl|libpthread|librt|libgcc_s|libstdc\+\+|libgomp|libcuda\.so)")
+# In LibTorch's package and those that come with it, wherever this build took them from.
+OF_THE_PACKAGE = re.compile(r"(site-packages/|/lib(torch|c10|cudart|nccl|cublas|cudnn|cupti|cusparse|cufft|nvrtc|nvJitLink))")
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    path: pathlib.Path
+    place: str  # below the folder that is carried
+    bytes: int  # as carried
+
+
+def torch_of(build: pathlib.Path) -> str:
+    """The version that the programs were linked with."""
+    include = re.search(r"^LibTorch_INCLUDE_DIR:PATH=(.*)$", (build / "CMakeCache.txt").read_text(), re.M)
+    version = pathlib.Path(include[1]).parent / "version.py"
+    return re.search(r"__version__ = '([0-9.]+)", version.read_text())[1]
+
+
+def libraries_of(program: pathlib.Path) -> list[pathlib.Path]:
+    found = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
+    paths = re.findall(r"=> (/\S+)", found)
+    wanted = [path for path in paths if not OF_THE_PACKAGE.search(path)]
+    return [pathlib.Path(path) for path in wanted if not OF_THE_SYSTEM.search(pathlib.Path(path).name)]
+
+
+def stripped_copy(path: pathlib.Path, copy: pathlib.Path) -> int:
+    """Its size; without symbols a program runs all the same."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(path, copy)
+    copy.chmod(0o755)
+    subprocess.run(["strip", "--strip-unneeded", str(copy)], capture_output=True, check=False)
+    return copy.stat().st_size
+
+
+def programs_of(wanted: list[Item], build: pathlib.Path) -> list[str]:
+    """That there are; a session skips the items of others."""
+    names = dict.fromkeys(item.program for item in wanted)
+    return [name for name in names if (build / name).exists()]
+
+
+def collect(names: list[str], build: pathlib.Path, folder: pathlib.Path) -> list[Carried]:
+    """Copies them and what they load to `folder`."""
+    sources = {name: build / name for name in names}
+    for name in names:
+        sources |= {f"lib/{library.name}": library for library in libraries_of(build / name)}
+    return [Carried(path, place, stripped_copy(path, folder / place)) for place, path in sources.items()]
+
+
+def groups(sizes: dict[str, int], shared: int, most: int) -> list[list[str]]:
+    """The programs in their order, as few packs as that gives, each with the libraries (`shared` bytes)."""
+    packs: list[list[str]] = []
+    left = 0
+    for name, size in sizes.items():
+        if size > left or not packs:
+            packs.append([])
+            left = most - shared
+        packs[-1].append(name)
+        left -= size
+    return packs
+
+
+def missing(wanted: list[Item], build: pathlib.Path) -> list[str]:
+    return [name for name in dict.fromkeys(item.program for item in wanted) if not (build / name).exists()]
+
+
+def list_files(wanted: list[Item], build: pathlib.Path, most_mib: float) -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        carried = collect(programs_of(wanted, build), build, pathlib.Path(scratch))
+    libraries = [one for one in carried if one.place.startswith("lib/")]
+    programs = {one.place: one.bytes for one in carried if not one.place.startswith("lib/")}
+    shared = sum(one.bytes for one in libraries)
+    print("beside the sources of bench/ and launch/recipes/, in MiB without symbols:")
+    for number, names in enumerate(groups(programs, shared, int(most_mib * MIB)), 1):
+        size = shared + sum(programs[name] for name in names)
+        reach = " ".join(item.name.replace(" ", "_") for item in wanted if item.program in names)
+        print(f"\npack {number}, {size / MIB:.1f} of {most_mib:g}: --pack DIR --only {only_words(wanted, names)}")
+        for name in names:
+            print(f"  {programs[name] / MIB:7.1f}  {build / name}")
+        print(f"  {shared / MIB:7.1f}  {len(libraries)} libraries" if reach else "")
+    for one in libraries:
+        print(f"           {one.path}")
+    for name in missing(wanted, build):
+        print(f"not built: {build / name}", file=sys.stderr)
+    return 0
+
+
+def only_words(wanted: list[Item], names: list[str]) -> str:
+    """What --only takes for the items of these programs."""
+    return " ".join(dict.fromkeys(f"{item.group}/" if not item.name.startswith("tests/") else item.name
+                                  for item in wanted if item.program in names))  # fmt: skip
+
+
+def pack(wanted: list[Item], build: pathlib.Path, folder: pathlib.Path, most_mib: float) -> int:
+    """A new folder, or none at all."""
+    if folder.exists():
+        raise ValueError(f"{folder} is there already; --pack wants a new folder")
+    with tempfile.TemporaryDirectory() as scratch:
+        made = pathlib.Path(scratch) / "pack"
+        carried = collect(programs_of(wanted, build), build, made)
+        size = sum(one.bytes for one in carried) / MIB
+        if size > most_mib:
+            raise ValueError(f"these items want {size:.1f} MiB, more than {most_mib:g}; --list-files cuts them into packs")
+        about = {"commit": machine.commit_of(build), "torch": torch_of(build)}
+        (made / machine.CARRIED).write_text(json.dumps(about) + "\n")
+        shutil.copytree(made, folder)
+    for one in carried:
+        print(f"{one.bytes / MIB:7.1f}  {one.place}")
+    print(f"{size:7.1f} MiB in {folder}; there: python3 bench/gpu_session/run.py --build {folder} --out DIR")
+    return 0

@@ -1,0 +1,53 @@
+"""Runs one command of a session: with an end, with its whole output in files, and never outliving the session."""
+
+import ctypes
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    code: int | None  # None: it was ended after its time; negative: ended by that signal
+    seconds: float
+    stdout: str
+    stderr: str
+
+    def last_words(self, count: int = 15) -> str:
+        lines = [line for line in (self.stderr + "\n" + self.stdout).splitlines() if line.strip()]
+        return "\n".join(lines[-count:] if not self.stderr.strip() else self.stderr.splitlines()[-count:])
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """It and what it started: the group is its own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def run(words: list[str], seconds: float, log: pathlib.Path, cwd: pathlib.Path, env: dict[str, str]) -> Finished:
+    """Output lands in `log`.out and `log`.err as it comes."""
+    begin = time.monotonic()
+    out, err = log.with_name(log.name + ".out"), log.with_name(log.name + ".err")
+    with open(out, "wb") as stdout, open(err, "wb") as stderr:
+        process = subprocess.Popen(words, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, cwd=cwd, env=env,
+                                   start_new_session=True, preexec_fn=_die_with_parent)  # fmt: skip
+        try:
+            code = process.wait(timeout=max(seconds, 0.1))
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+    text = lambda path: path.read_bytes().decode(errors="replace")
+    return Finished(code, time.monotonic() - begin, text(out), text(err))

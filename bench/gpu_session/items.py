@@ -1,0 +1,154 @@
+"""What a session does, in order of worth: what tells most if the time ends early comes first.
+
+An item is a command for a GPU and the same for a rehearsal on a CPU. In its words {build} is the
+folder of the programs, {file} a file of the item's own below the session's folder, {python} this
+interpreter; the names of tools stand for their paths.
+"""
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable
+
+import readers
+from machine import REPO
+
+sys.path.insert(1, str(REPO / "bench"))
+import compare_fla  # noqa: E402
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    name: str  # of its file too, with - for /
+    program: str  # below {build}: what it cannot do without
+    words: tuple[str, ...]  # behind the program
+    read: Callable = readers.read_json
+    minutes: float = 1
+    rehearsal: tuple[str, ...] | None = None  # in place of `words`; None: the same
+    rehearsed_by: str = ""  # a program of the CPU's build in place of `program`
+    before: tuple[str, ...] = ()  # words before the program
+    needs: tuple[str, ...] = ()  # compute-sanitizer, nsys, fla
+    resumes: bool = False  # a command that was ended goes on with what it has
+    of_slowest: str = ""  # `words` are those of the slowest item of this group
+
+    @property
+    def group(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def file_name(self) -> str:
+        return self.name.replace("/", "-").replace(" ", "_")
+
+
+def _test(name: str, folder: str, minutes: float, rehearsed_by: str = "") -> Item:
+    report = ("--gtest_output=json:{file}",)
+    return Item(f"tests/{name}", f"{folder}/{name}", report, readers.read_gtest, minutes, rehearsed_by=rehearsed_by)
+
+
+def _sanitized(tool: str, name: str, folder: str, tests: str, minutes: float) -> Item:
+    before = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99")
+    return Item(f"{tool}/{name}", f"{folder}/{name}", (f"--gtest_filter={tests}",), readers.read_sanitizer, minutes,
+                before=before, needs=("compute-sanitizer",))  # fmt: skip
+
+
+def _decay(kind: str, shape: compare_fla.Shape) -> Item:
+    sizes = ("--batch", str(shape.batch), "--seq-len", str(shape.seq_len), "--heads", str(shape.heads), "--dim",
+             str(shape.dim), "--dim-v", str(shape.dim_v), "--qk-heads", str(shape.qk_heads))  # fmt: skip
+    small = ("--batch", "1", "--seq-len", "64", "--heads", "2", "--dim", str(min(64, shape.dim)), "--dim-v",
+             str(min(64, shape.values)), "--qk-heads", str(min(1, shape.qk_heads)), "--rounds", "1", "--skip-eager")  # fmt: skip
+    return Item(f"decay_attention/{kind} {shape}", "bench/bench_decay_attention",
+                ("--device", "cuda", "--kind", kind, *sizes), rehearsal=("--kind", kind, *small))  # fmt: skip
+
+
+def _fla(kind: str) -> Item:
+    words = ("--only", kind, "--rounds", "2", "--samples", "20", "--json", "{file}", "--resume")
+    return Item(f"fla/{kind}", "bench/bench_decay_attention",
+                (*words, "--binary", "{build}/bench/bench_decay_attention"), readers.read_rows, 8,
+                before=("{python}", "{repo}/bench/compare_fla.py"), needs=("fla",), resumes=True)  # fmt: skip
+
+
+def _step(name: str, mixer: str, dim: int, heads: int, batch: int) -> Item:
+    fixed = ("--mixer", mixer, "--heads", str(heads), "--profile")
+    words = ("--device", "cuda", "--precision", "bf16", "--layers", "24", "--dim", str(dim), "--seq-len", "2048",
+             "--batch", str(batch), "--vocab", "32000", "--steps", "10", "--warmup", "3")  # fmt: skip
+    small = ("--layers", "1", "--dim", "32", "--seq-len", "64", "--batch", "1", "--steps", "1", "--warmup", "1")
+    return Item(f"train_step/{name}", "bench/bench_train_step", (*fixed, *words), minutes=3,
+                rehearsal=("--mixer", mixer, "--heads", "2", "--profile", *small))  # fmt: skip
+
+
+def _rows(size: str, rehearsed: str) -> Item:
+    return Item(f"row_kernels/{size}", "bench/bench_row_kernels", ("--device", "cuda", "--size", size), minutes=3,
+                rehearsal=("--size", "step", "--only", rehearsed, "--rounds", "1"))  # fmt: skip
+
+
+def _cross_entropy(rows: int, dim: int, vocab: int) -> Item:
+    sizes = ("--rows", str(rows), "--dim", str(dim), "--vocab", str(vocab))
+    small = ("--rows", "64", "--dim", "32", "--vocab", "300", "--pairs", "1")
+    return Item(f"cross_entropy/{rows} x {dim}, vocabulary {vocab}", "bench/bench_cross_entropy",
+                ("--device", "cuda", *sizes, "--pairs", "20"), minutes=2, rehearsal=small)  # fmt: skip
+
+
+DECAY_SHAPES = {kind: compare_fla.shapes_of(kind) for kind in compare_fla.KINDS}
+# Of bf16, with documents, each kind of decay: tests/kernels/decay_attention/binding_gpu_test.cc.
+DECAY_TESTS = ":".join(f"*.EqualsTheCpu/{number}" for number in (3, 7, 11))
+WRAPPERS, KERNELS = "tests/kernels/emu/device", "tests/kernels"
+
+ITEMS = (
+    _test("wrappers_gpu_test", WRAPPERS, 1, rehearsed_by="tests/kernels/emu/wrappers_emulated_test_plain"),
+    _test("step_kernels_gpu_test", KERNELS, 2),
+    _test("decay_binding_gpu_test", f"{KERNELS}/decay_attention", 3),
+    _test("step_gpu_test", "tests/train", 5),
+    _test("launch_check_gpu_test", WRAPPERS, 1),
+    _sanitized("memcheck", "wrappers_gpu_test", WRAPPERS, "*", 2),
+    _sanitized("memcheck", "decay_binding_gpu_test", f"{KERNELS}/decay_attention", DECAY_TESTS, 4),
+    _sanitized("racecheck", "decay_binding_gpu_test", f"{KERNELS}/decay_attention", DECAY_TESTS, 6),
+    _sanitized("memcheck", "step_kernels_gpu_test", KERNELS, "*", 4),
+    *(_decay(kind, shape) for kind, shapes in DECAY_SHAPES.items() for shape in shapes),
+    *(_fla(kind) for kind in compare_fla.KINDS),
+    _rows("step", "sum_of_squares"),
+    _rows("large", "swiglu"),
+    _cross_entropy(16384, 1024, 32000),
+    _cross_entropy(16384, 2048, 32000),
+    _test("nccl_gpu_test", "tests/dist", 2),
+    _step("gla 340m", "gla", 1024, 4, 8),
+    _step("gla 1.3b", "gla", 2048, 8, 8),
+    _step("retention 340m", "retention", 1024, 4, 8),
+    _step("softmax 340m", "softmax", 1024, 16, 8),
+    _step("mamba 24 x 1024", "mamba", 1024, 4, 8),
+    Item("decode/gla 340m", "bench/bench_decode",
+         ("--device", "cuda", "--config", "{repo}/launch/recipes/gla_340m.textproto", "--set", "data.path=none",
+          "--early", "1000", "--tokens", "10000"), minutes=3,
+         rehearsal=("--config", "{repo}/launch/recipes/quickstart.textproto", "--set", "model.num_layers=1",
+                    "--early", "500", "--tokens", "1000")),
+    Item("profile/slowest step", "bench/bench_train_step", (), readers.read_text, 4,
+         before=("nsys", "profile", "--stats=true", "--force-overwrite=true", "--trace=cuda", "--output={file}"),
+         needs=("nsys",), of_slowest="train_step"),
+)  # fmt: skip
+
+
+def chosen(only: list[str]) -> list[Item]:
+    """Those whose names hold one of the words; all of them without words."""
+    found = [item for item in ITEMS if not only or any(word in item.name for word in only)]
+    if not found:
+        groups = ", ".join(dict.fromkeys(item.group for item in ITEMS))
+        raise ValueError(f"--only {' '.join(only)}: no item's name holds that; groups are {groups}")
+    return found
+
+
+def program_of(item: Item, rehearse: bool) -> str:
+    return item.rehearsed_by if rehearse and item.rehearsed_by else item.program
+
+
+def words_of(item: Item, slowest: tuple[str, ...], build: pathlib.Path, file: pathlib.Path, rehearse: bool,
+             tools: dict[str, str]) -> list[str]:  # fmt: skip
+    """The whole command."""
+    behind = item.rehearsal if rehearse and item.rehearsal is not None else item.words
+    behind = slowest if item.of_slowest else behind
+    program = () if item.group == "fla" else (f"{build}/{program_of(item, rehearse)}",)
+    places = {"{build}": str(build), "{file}": str(file), "{python}": sys.executable, "{repo}": str(REPO)}
+    words = []
+    for word in (*item.before, *program, *behind):
+        for place, value in places.items():
+            word = word.replace(place, value)
+        words.append(tools.get(word, word))
+    return words

@@ -1,0 +1,98 @@
+"""What a session runs on: the GPU, its driver, the commit of the programs, and the tools at hand."""
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+CARRIED = "carried.json"  # in a folder of programs that was made to be carried (carry.py)
+REHEARSAL = "none (rehearsal)"
+TOOL_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems/bin")
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Results of one machine and commit stand in one table, and no others beside them."""
+
+    gpu: str
+    driver: str
+    commit: str
+
+    def __str__(self) -> str:
+        return f"{self.gpu}, driver {self.driver}, commit {self.commit}"
+
+
+def first_gpu() -> tuple[str, str] | None:
+    """Name and driver, as nvidia-smi says; None where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    name, _, driver = lines[0].rpartition(", ") if lines else ("", "", "")
+    return (name, driver) if name else None
+
+
+def commit_of(build: pathlib.Path) -> str:
+    """Of the tree that the programs were built from; with a word where it had changes of its own."""
+    carried = build / CARRIED
+    if carried.exists():
+        return json.loads(carried.read_text())["commit"]
+    git = lambda *words: subprocess.run(["git", "-C", str(REPO), *words], capture_output=True, text=True, check=False)  # fmt: skip
+    head = git("rev-parse", "--short=12", "HEAD")
+    if head.returncode != 0:
+        return "unknown"
+    return head.stdout.strip() + (" with changes" if git("status", "--porcelain", "-uno").stdout else "")
+
+
+def torch_folder() -> pathlib.Path | None:
+    """Of the Python package, which is not imported for that."""
+    found = importlib.util.find_spec("torch")
+    return pathlib.Path(found.origin).parent if found and found.origin else None
+
+
+def torch_version() -> str:
+    return importlib.metadata.version("torch").partition("+")[0]
+
+
+def wrong_torch(build: pathlib.Path) -> str:
+    """Why carried programs cannot run with the LibTorch that is installed here; empty: they can."""
+    carried = build / CARRIED
+    if not carried.exists():
+        return ""
+    wanted = json.loads(carried.read_text())["torch"]
+    if torch_folder() is None:
+        return f"{sys.executable} has no torch; the programs want {wanted}"
+    found = torch_version()
+    return "" if found == wanted else f"{sys.executable} has torch {found}; the programs want {wanted}"
+
+
+def environment(build: pathlib.Path) -> dict[str, str]:
+    """Carried programs find their own libraries, and LibTorch's in the installed package."""
+    variables = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
+    torch = torch_folder()
+    if not (build / CARRIED).exists() or torch is None:
+        return variables
+    folders = [build / "lib", torch / "lib", *sorted(torch.parent.glob("nvidia/*/lib"))]
+    earlier = variables.get("LD_LIBRARY_PATH")
+    variables["LD_LIBRARY_PATH"] = ":".join([*map(str, folders), *([earlier] if earlier else [])])
+    return variables
+
+
+def find_tool(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path=":".join(TOOL_FOLDERS))
+
+
+def why_missing(need: str) -> str:
+    """Why an item that needs this cannot run; empty: it can."""
+    if need == "fla":
+        if importlib.util.find_spec("fla") is None:
+            return "no fla here; pip install flash-linear-attention==0.6.0, or its folder in PYTHONPATH, would bring it"
+        return ""
+    return "" if find_tool(need) else f"no {need} here, in PATH or {' or '.join(TOOL_FOLDERS)}"

@@ -1,0 +1,90 @@
+"""What a finished command came to: its status, the reason where it is not "done", and its figures."""
+
+import dataclasses
+import json
+import pathlib
+import re
+
+import command
+
+DONE, FAILED, SKIPPED, TIMED_OUT, INTERRUPTED = "done", "failed", "skipped", "timed out", "interrupted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    status: str
+    reason: str = ""
+    result: dict = dataclasses.field(default_factory=dict)
+
+
+def _exit_of(finished: command.Finished) -> str:
+    how = f"signal {-finished.code}" if finished.code < 0 else f"exit code {finished.code}"
+    return f"{how}: {finished.last_words()}"
+
+
+def reason_of_skip(finished: command.Finished) -> str:
+    """The words of a program that says itself why it does nothing here; empty: it does not."""
+    for text in (finished.stdout, finished.stderr):
+        for line in text.splitlines():
+            if line.startswith(("SKIPPED: ", "skipped: ")):
+                return line.partition(": ")[2]
+    return ""
+
+
+def read_json(finished: command.Finished, _: pathlib.Path) -> Outcome:
+    """A benchmark: its whole output is JSON."""
+    if finished.code != 0:
+        reason = reason_of_skip(finished) if finished.code in (4, 77) else ""
+        return Outcome(SKIPPED, reason) if reason else Outcome(FAILED, _exit_of(finished))
+    try:
+        return Outcome(DONE, result=json.loads(finished.stdout))
+    except json.JSONDecodeError as error:
+        return Outcome(FAILED, f"its output is no JSON: {error}")
+
+
+def read_gtest(finished: command.Finished, file: pathlib.Path) -> Outcome:
+    """A GoogleTest program that wrote its report to `file`."""
+    if not file.exists():
+        return Outcome(FAILED, f"it wrote no report; {_exit_of(finished)}")
+    suites = json.loads(file.read_text())["testsuites"]
+    cases = [(f"{suite['name']}.{case['name']}", case) for suite in suites for case in suite["testsuite"]]
+    failed = [name for name, case in cases if case.get("failures")]
+    skipped = [name for name, case in cases if case["result"] == "SKIPPED"]
+    ran = sum(case["result"] == "COMPLETED" for _, case in cases) - len(failed)
+    result = {"passed": ran, "failed": failed, "skipped": len(skipped)}
+    if failed or finished.code != 0:
+        words = ", ".join(failed[:10]) + (f" and {len(failed) - 10} more" if len(failed) > 10 else "")
+        return Outcome(FAILED, f"failed: {words}" if failed else _exit_of(finished), result)
+    if ran == 0:
+        why = re.search(r": Skipped\n(.*)", finished.stdout)
+        return Outcome(SKIPPED, why[1] if why else "it ran no test", result)
+    return Outcome(DONE, result=result)
+
+
+def read_sanitizer(finished: command.Finished, _: pathlib.Path) -> Outcome:
+    """compute-sanitizer around a GoogleTest program: no summary, no verdict."""
+    text = finished.stdout + finished.stderr
+    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: .*", text)
+    result = {"summary": summary[0] if summary else "", "passed": len(re.findall(r"^\[       OK \] ", text, re.M))}
+    if finished.code != 0:
+        return Outcome(FAILED, _exit_of(finished), result)
+    if result["passed"] == 0:
+        why = re.search(r": Skipped\n(.*)", text)
+        return Outcome(SKIPPED, why[1] if why else "it ran no test", result)
+    return Outcome(DONE, result=result) if summary else Outcome(FAILED, "compute-sanitizer gave no summary", result)
+
+
+def read_rows(finished: command.Finished, file: pathlib.Path) -> Outcome:
+    """A comparison that adds to the rows of `file` as it goes: those of one that was ended count."""
+    rows = json.loads(file.read_text()) if file.exists() else {}
+    if finished.code == 0:
+        return Outcome(DONE, result=rows)
+    reason = reason_of_skip(finished) if finished.code == 77 else ""
+    return Outcome(SKIPPED, reason) if reason else Outcome(FAILED, _exit_of(finished), rows)
+
+
+def read_text(finished: command.Finished, _: pathlib.Path) -> Outcome:
+    """A report for people: its last lines."""
+    if finished.code != 0:
+        return Outcome(FAILED, _exit_of(finished))
+    return Outcome(DONE, result={"text": "\n".join(finished.stdout.splitlines()[-120:])})

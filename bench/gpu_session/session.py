@@ -1,0 +1,191 @@
+"""A session's folder, and the work on it: each item's record is there, whole, as soon as the item has ended."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import re
+import time
+
+import command
+import machine
+from items import Item, program_of, words_of
+from readers import DONE, FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Outcome
+
+MINUTE = 60
+FAULT = re.compile(r"CUDA error|cuda[A-Z]\w*Error|illegal memory access|unspecified launch failure|misaligned address"
+                   r"|launch failed|an illegal instruction")  # fmt: skip
+CHECKED = {"HALFLIFE_CHECK_LAUNCHES": "1", "CUDA_LAUNCH_BLOCKING": "1"}
+
+
+def write_json(path: pathlib.Path, value: dict) -> None:
+    """All of it or none, whenever the machine is taken away."""
+    fresh = path.with_name(path.name + ".new")
+    with open(fresh, "w") as file:
+        file.write(json.dumps(value, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
+def num_rows(file: pathlib.Path) -> int:
+    return len(json.loads(file.read_text())["rows"]) if file.exists() else 0
+
+
+class Refused(Exception):
+    """What the user has to change, with an exit code."""
+
+    def __init__(self, code: int, text: str):
+        super().__init__(text)
+        self.code = code
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    minutes: float  # of all calls on one folder
+    piece_minutes: float  # of this one
+
+
+class Folder:
+    """Of one call at a time: `with Folder(path) as folder`."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        (path / "items").mkdir(parents=True, exist_ok=True)
+        (path / "logs").mkdir(exist_ok=True)
+        self._lock = open(path / "lock", "w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise Refused(4, f"another call works on {path}; wait for its end, or take another --out") from error
+
+    def __enter__(self) -> "Folder":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._lock.close()
+
+    def claim(self, here: machine.Machine) -> None:
+        """Results of another GPU, driver or commit would not compare with this one's."""
+        state = self.path / "session.json"
+        if not state.exists():
+            write_json(state, {"machine": dataclasses.asdict(here), "seconds": 0})
+        there = machine.Machine(**self._state()["machine"])
+        if there != here:
+            raise Refused(2, f"{self.path} holds results of {there}, and this is {here}; another --out would work")
+
+    def _state(self) -> dict:
+        return json.loads((self.path / "session.json").read_text())
+
+    def seconds(self) -> float:
+        return self._state()["seconds"]
+
+    def add_seconds(self, seconds: float) -> None:
+        state = self._state()
+        write_json(self.path / "session.json", {**state, "seconds": state["seconds"] + seconds})
+
+    def record_of(self, item: Item) -> dict:
+        path = self.path / "items" / f"{item.file_name}.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def records(self) -> list[dict]:
+        return [json.loads(path.read_text()) for path in sorted((self.path / "items").glob("*.json"))]
+
+    def write(self, item: Item, record: dict) -> None:
+        write_json(self.path / "items" / f"{item.file_name}.json", record)
+
+    def log(self, item: Item) -> pathlib.Path:
+        return self.path / "logs" / item.file_name
+
+    def file(self, item: Item) -> pathlib.Path:
+        return self.path / "logs" / f"{item.file_name}.file"
+
+
+class Session:
+    def __init__(self, folder: Folder, build: pathlib.Path, here: machine.Machine, rehearse: bool):
+        self.folder = folder
+        self.build = build
+        self.here = here
+        self.rehearse = rehearse
+        self.environment = machine.environment(build)
+
+    def run(self, items: list[Item], budget: Budget, again: bool = False) -> None:
+        """Those that have no verdict yet; with `again` also those that failed or took too long. Before its time is up
+        it ends: an item that does not fit is left for the next call."""
+        begin = last = time.monotonic()
+        end = begin + MINUTE * min(budget.piece_minutes, budget.minutes - self.folder.seconds() / MINUTE)
+        tried = 0
+        for item in items:
+            done = self.folder.record_of(item).get("status")
+            if done == DONE or (done in (FAILED, TIMED_OUT) and not again):
+                continue
+            reason = self.why_not(item)
+            if reason:
+                self.keep(item, Outcome(SKIPPED, reason), "", 0)
+                continue
+            left = end - time.monotonic()
+            whole = item.minutes * MINUTE
+            if left <= 0 or (left < whole / 2 and tried > 0):
+                print(f"{max(left, 0):.0f} s are left and {item.name} may take {whole:.0f}: not begun", flush=True)
+                break
+            tried += 1
+            # the first of a piece has all that a piece can give
+            self.attempt(item, min(left, whole), last_chance=left >= whole or tried == 1)
+            self.folder.add_seconds(time.monotonic() - last)
+            last = time.monotonic()
+        self.folder.add_seconds(time.monotonic() - last)
+
+    def why_not(self, item: Item) -> str:
+        for need in item.needs:
+            reason = machine.why_missing(need)
+            if reason:
+                return reason
+        program = program_of(item, self.rehearse)
+        if not (self.build / program).exists():
+            makes = "CUDA builds alone make it" if self.rehearse and item.group == "tests" else "the targets gpu_tests and bench make it"
+            return f"{self.build.name} has no {program}; {makes}"
+        if item.of_slowest and self.slowest(item.of_slowest) is None:
+            return f"no {item.of_slowest} was measured"
+        return ""
+
+    def slowest(self, group: str) -> dict | None:
+        measured = [r for r in self.folder.records() if r["item"].startswith(group + "/") and r["status"] == DONE]
+        return max(measured, key=lambda record: record["result"]["median_ms"], default=None)
+
+    def attempt(self, item: Item, seconds: float, last_chance: bool) -> None:
+        """`last_chance`: another piece would not give it more time."""
+        slowest = self.slowest(item.of_slowest) if item.of_slowest else None
+        tools = {need: machine.find_tool(need) for need in item.needs if machine.find_tool(need)}
+        file = self.folder.file(item)
+        words = words_of(item, tuple(slowest["words"][1:]) if slowest else (), self.build, file, self.rehearse, tools)
+        print(f"{item.name}: {' '.join(words)}", flush=True)
+        rows_before = num_rows(file) if item.resumes else 0
+        if not item.resumes:
+            file.unlink(missing_ok=True)
+        finished = command.run(words, seconds, self.folder.log(item), machine.REPO, self.environment)
+        if finished.code is None:
+            came_on = item.resumes and num_rows(file) > rows_before
+            result = item.read(dataclasses.replace(finished, code=-9), file).result if item.resumes else {}
+            outcome = Outcome(TIMED_OUT if last_chance and not came_on else INTERRUPTED,
+                              f"ended after {finished.seconds:.0f} s", result)  # fmt: skip
+        else:
+            outcome = item.read(finished, file)
+        if outcome.status == FAILED and FAULT.search(finished.stderr + finished.stdout):
+            outcome = self.with_kernel(item, words, outcome)
+        self.keep(item, outcome, words, finished.seconds)
+
+    def with_kernel(self, item: Item, words: list[str], outcome: Outcome) -> Outcome:
+        """Once more, waiting for each kernel, so that the one at fault is named."""
+        log = self.folder.log(item)
+        finished = command.run(words, item.minutes * MINUTE, log.with_name(log.name + ".checked"), machine.REPO,
+                               {**self.environment, **CHECKED})  # fmt: skip
+        return dataclasses.replace(outcome, reason=f"{outcome.reason}\nlaunches checked: {finished.last_words(5)}")
+
+    def keep(self, item: Item, outcome: Outcome, words, seconds: float) -> None:
+        self.folder.write(item, {
+            "item": item.name, "status": outcome.status, "reason": outcome.reason, "seconds": round(seconds, 1),
+            "words": list(words), "machine": dataclasses.asdict(self.here), "result": outcome.result})  # fmt: skip
+        first = outcome.reason.splitlines()[0] if outcome.reason else ""
+        print(f"{'  ' if words else item.name + ': '}{outcome.status}{': ' + first if first else ''}", flush=True)

@@ -1,0 +1,96 @@
+"""gpu_session_rehearsal_test.py BUILD: a session on the CPU from end to end, killed in the middle and gone on with.
+
+Every item must end done, or skipped for a reason that holds where there is no GPU.
+"""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+REPO = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO / "bench/gpu_session"))
+
+import items  # noqa: E402
+import machine  # noqa: E402
+
+BUILD = pathlib.Path(sys.argv.pop()).resolve()
+BEFORE_THE_KILL = 8  # records
+# What may be skipped, by group, and the words for it. Benchmarks, which a CPU runs, may not.
+REASONS = {
+    "tests": r"this build has no CUDA parts|no CUDA device|no GPU is visible"
+             r"|has no tests/(kernels/emu/device/launch_check|dist/nccl)_gpu_test; CUDA builds alone make it",
+    "memcheck": r"no compute-sanitizer here|has no tests/\S+/wrappers_gpu_test|this build has no CUDA parts|no CUDA device",
+    "racecheck": r"no compute-sanitizer here|this build has no CUDA parts|no CUDA device",
+    "fla": r"no fla here|no torch here|no GPU was found",
+    "profile": r"no nsys here",
+}  # fmt: skip
+
+
+class RehearsalTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.out = pathlib.Path(folder.name) / "out"
+        self.command = [sys.executable, str(REPO / "bench/gpu_session/run.py"), "--rehearse", "--build", str(BUILD),
+                        "--out", str(self.out)]  # fmt: skip
+
+    def records(self):
+        return {path.name: json.loads(path.read_text()) for path in (self.out / "items").glob("*.json")}
+
+    def kill_in_the_middle(self):
+        with open(self.out.parent / "killed.log", "wb") as log:
+            process = subprocess.Popen(self.command, stdout=log, stderr=log)
+            while len(self.records()) < BEFORE_THE_KILL and process.poll() is None:
+                time.sleep(0.02)
+            self.assertIsNone(process.poll(), (self.out.parent / "killed.log").read_text())
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def test_every_item_ends_done_or_skipped_with_a_true_reason(self):
+        self.kill_in_the_middle()
+        earlier = {name: record for name, record in self.records().items() if record["status"] == "done"}
+        self.assertLess(len(self.records()), len(items.ITEMS))
+        done = subprocess.run(self.command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        records = self.records()
+        self.assertEqual({record["item"] for record in records.values()}, {item.name for item in items.ITEMS})
+        for name, record in earlier.items():
+            self.assertEqual(records[name], record, "what was done is done again")
+        for record in records.values():
+            with self.subTest(record["item"]):
+                self.assertEqual(record["machine"]["gpu"], machine.REHEARSAL)
+                if record["status"] == "done":
+                    self.assertTrue(record["result"])
+                    continue
+                self.assertEqual(record["status"], "skipped", record["reason"])
+                group = record["item"].partition("/")[0]
+                self.assertIn(group, REASONS, record["reason"])
+                self.assertRegex(record["reason"], re.compile(REASONS[group]))
+        self.check_figures(records.values())
+        again = subprocess.run(self.command, capture_output=True, text=True, check=False)
+        self.assertEqual(again.returncode, 0)
+        self.assertNotIn("--kind", again.stdout, "a finished session measures again")
+        refused = subprocess.run([*self.command, "--tables"], capture_output=True, text=True, check=False)
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("is a rehearsal's", refused.stderr)
+
+    def check_figures(self, records):
+        """Each step was taken, and profiled."""
+        steps = [record["result"] for record in records if record["item"].startswith("train_step/")]
+        self.assertTrue(steps)
+        for step in steps:
+            self.assertGreater(step["median_ms"], 0)
+            self.assertGreater(step["profile"]["wall_ms"], 0)
+            self.assertIn("aten::", " ".join(entry["name"] for entry in step["profile"]["top"]))
+
+
+if __name__ == "__main__":
+    unittest.main()

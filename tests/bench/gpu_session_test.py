@@ -1,0 +1,348 @@
+"""bench/gpu_session without a GPU: what an item's end comes to, resuming, refusals, tables, packs."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+REPO = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO / "bench/gpu_session"))
+
+import carry  # noqa: E402
+import command  # noqa: E402
+import items  # noqa: E402
+import machine  # noqa: E402
+import readers  # noqa: E402
+import session  # noqa: E402
+import tables  # noqa: E402
+
+HERE = machine.Machine("NVIDIA H200", "580.1", "0123456789ab")
+LONG = session.Budget(minutes=5, piece_minutes=5)
+
+
+def ended(code, stdout="", stderr=""):
+    return command.Finished(code, 1.0, stdout, stderr)
+
+
+class InAFolder(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+
+
+class ReadersTest(InAFolder):
+    def report(self, *results):
+        case = lambda name, result: {"name": name, "result": "COMPLETED" if result == "FAILED" else result,
+                                     **({"failures": [{}]} if result == "FAILED" else {})}  # fmt: skip
+        path = self.folder / "report.json"
+        cases = [case(f"T{i}", result) for i, result in enumerate(results)]
+        path.write_text(json.dumps({"testsuites": [{"name": "Suite", "testsuite": cases}]}))
+        return path
+
+    def test_gtest(self):
+        read = lambda code, *results, stdout="": readers.read_gtest(ended(code, stdout), self.report(*results))
+        self.assertEqual(read(0, "COMPLETED", "SKIPPED"),
+                         readers.Outcome("done", result={"passed": 1, "failed": [], "skipped": 1}))  # fmt: skip
+        self.assertEqual(read(1, "COMPLETED", "FAILED").reason, "failed: Suite.T1")
+        words = "x.cc:3: Skipped\nno CUDA device\n\n"
+        self.assertEqual((read(0, "SKIPPED", stdout=words).status, read(0, "SKIPPED", stdout=words).reason),
+                         ("skipped", "no CUDA device"))  # fmt: skip
+        self.assertEqual(read(3, "COMPLETED").status, "failed")
+        crashed = readers.read_gtest(ended(-11, stderr="boom"), self.folder / "absent")
+        self.assertEqual((crashed.status, crashed.reason), ("failed", "it wrote no report; signal 11: boom"))
+
+    def test_json(self):
+        read = lambda finished: readers.read_json(finished, self.folder)
+        self.assertEqual(read(ended(0, '{"ms": 2}')), readers.Outcome("done", result={"ms": 2}))
+        self.assertEqual(read(ended(4, stderr="skipped: no CUDA device")).status, "skipped")
+        self.assertEqual(read(ended(70, stderr="skipped: no")).status, "failed")
+        self.assertEqual(read(ended(0, "ms")).status, "failed")
+
+    def test_sanitizer_wants_a_summary_and_a_test_that_ran(self):
+        read = lambda *finished: readers.read_sanitizer(ended(*finished), self.folder).status
+        ran, summary = "[       OK ] A.B (1 ms)\n", "========= ERROR SUMMARY: 0 errors\n"
+        self.assertEqual(read(0, ran + summary), "done")
+        self.assertEqual(read(0, ran), "failed")
+        self.assertEqual(read(99, ran + "========= ERROR SUMMARY: 2 errors"), "failed")
+        self.assertEqual(read(0, "x.cc:3: Skipped\nno CUDA device\n" + summary), "skipped")
+
+    def test_rows_of_what_was_ended_count(self):
+        path = self.folder / "rows.json"
+        path.write_text('{"rows": [1]}')
+        self.assertEqual(readers.read_rows(ended(-9), path).result, {"rows": [1]})
+        self.assertEqual(readers.read_rows(ended(77, "SKIPPED: no GPU was found"), path).reason, "no GPU was found")
+
+
+class ItemsTest(unittest.TestCase):
+    def test_names_and_files_are_their_own(self):
+        for key in ("name", "file_name"):
+            self.assertEqual(len({getattr(item, key) for item in items.ITEMS}), len(items.ITEMS))
+
+    def test_benchmarks_ask_for_the_gpu_and_rehearse_without(self):
+        for item in items.ITEMS:
+            if item.read is readers.read_json:
+                self.assertIn("cuda", item.words)
+                self.assertNotIn("cuda", item.rehearsal)
+
+    def test_what_no_item_is_called_says_which_there_are(self):
+        with self.assertRaisesRegex(ValueError, "--only speed.*tests, memcheck, .*train_step"):
+            items.chosen(["speed"])
+        self.assertEqual({item.group for item in items.chosen(["memcheck", "decode"])}, {"memcheck", "decode"})
+
+
+class SessionTest(InAFolder):
+    def setUp(self):
+        super().setUp()
+        self.build = self.folder / "build"
+        self.build.mkdir()
+
+    def item(self, name, script, **more):
+        program = self.build / name
+        program.write_text(f'#!/bin/sh\necho run >>"{self.folder}/{name}.runs"\n{script}\n')
+        program.chmod(0o755)
+        return items.Item(f"group/{name}", name, (), **more)
+
+    def runs(self, name):
+        path = self.folder / f"{name}.runs"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def go(self, wanted, budget=LONG, again=False):
+        """Status and reason by name, in a call of its own."""
+        with session.Folder(self.folder / "out") as folder, contextlib.redirect_stdout(io.StringIO()):
+            folder.claim(HERE)
+            session.Session(folder, self.build, HERE, rehearse=False).run(wanted, budget, again)
+            records = {item.program: folder.record_of(item) for item in wanted}
+        return {name: (record.get("status"), record.get("reason")) for name, record in records.items()}
+
+    def test_a_bad_item_stops_no_other_and_a_good_one_runs_once(self):
+        wanted = [self.item("bad", "echo worse >&2; exit 70"), self.item("good", "echo '{\"ms\": 1}'"),
+                  dataclasses.replace(self.item("absent", ""), program="nowhere"),
+                  self.item("tool", "", needs=("no-such-tool",))]  # fmt: skip
+        for _ in range(2):
+            ends = self.go(wanted)
+            self.assertEqual(ends["bad"], ("failed", "exit code 70: worse"))
+            self.assertEqual(ends["good"], ("done", ""))
+            self.assertEqual(ends["nowhere"], ("skipped", "build has no nowhere; the targets gpu_tests and bench make it"))
+            self.assertRegex(ends["tool"][1], "no no-such-tool here, in PATH or /usr/local/cuda/bin")
+        self.assertEqual((self.runs("bad"), self.runs("good"), self.runs("tool")), (1, 1, 0))
+        self.go(wanted, again=True)
+        self.assertEqual((self.runs("bad"), self.runs("good")), (2, 1))
+
+    def test_what_takes_too_long_is_ended_with_what_it_started(self):
+        slow = self.item("slow", "sleep 60 & wait", minutes=0.01)
+        self.assertEqual(self.go([slow])["slow"][0], "timed out")
+        listed = subprocess.run(["pgrep", "-f", f"{self.build}/slow"], capture_output=True, check=False)
+        self.assertEqual(listed.stdout, b"")
+
+    def test_a_piece_that_is_too_short_leaves_the_item_to_the_next(self):
+        first = self.item("first", "echo '{}'")
+        second = self.item("second", "sleep 2.9; echo '{}'", minutes=3.6 / 60)
+        third = self.item("third", "echo '{}'", minutes=1)
+        ends = self.go([first, second, third], session.Budget(5, 2.5 / 60))
+        self.assertEqual([ends[name][0] for name in ("first", "second", "third")], ["done", "interrupted", None])
+        ends = self.go([first, second, third])
+        self.assertEqual({status for status, _ in ends.values()}, {"done"})
+        self.assertEqual((self.runs("first"), self.runs("second")), (1, 2))
+
+    def test_the_time_of_all_calls_has_an_end(self):
+        item = self.item("item", "sleep 0.3; echo '{}'")
+        self.go([item])
+        later = self.item("later", "echo '{}'")
+        self.assertEqual(self.go([later], session.Budget(0.2 / 60, 5))["later"], (None, None))
+
+    def test_a_comparison_that_comes_on_goes_on(self):
+        script = f'f="{self.folder}/out/logs/group-rows.file"; n=$(grep -o 1 "$f" 2>/dev/null | wc -l)\n'
+        script += 'if [ "$n" = 0 ]; then echo \'{"rows": [1]}\' >"$f"; sleep 60; fi; echo \'{"rows": [1, 1]}\' >"$f"'
+        item = self.item("rows", script, read=readers.read_rows, resumes=True, minutes=0.01)
+        self.assertEqual(self.go([item])["rows"][0], "interrupted")
+        self.assertEqual(self.go([item])["rows"][0], "done")
+
+    def test_a_fault_on_the_device_is_met_again_with_launches_checked(self):
+        script = 'echo "CUDA error: an illegal memory access" >&2\n'
+        script += 'if [ "$HALFLIFE_CHECK_LAUNCHES" = 1 ]; then echo "rotary encoding: the kernel failed" >&2; fi; exit 70'
+        status, reason = self.go([self.item("fault", script)])["fault"]
+        self.assertEqual(status, "failed")
+        self.assertRegex(reason, r"(?s)illegal memory access\nlaunches checked: .*rotary encoding: the kernel failed")
+
+    def test_refuses_another_machine_and_a_second_call(self):
+        self.go([self.item("item", "echo '{}'")])
+        with session.Folder(self.folder / "out") as folder:
+            for key in ("gpu", "driver", "commit"):
+                with self.assertRaisesRegex(session.Refused, "holds results of NVIDIA H200, .*and this is .*another --out"):
+                    folder.claim(dataclasses.replace(HERE, **{key: "other"}))
+            with self.assertRaisesRegex(session.Refused, "another call works on"):
+                session.Folder(self.folder / "out")
+
+
+class CommandLineTest(InAFolder):
+    def run_it(self, *words):
+        command = [sys.executable, REPO / "bench/gpu_session/run.py", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def test_says_what_would_work(self):
+        self.assertEqual(self.run_it().returncode, 2)
+        unknown = self.run_it("--out", self.folder / "out", "--rehearse", "--only", "speed")
+        self.assertEqual(unknown.returncode, 2)
+        self.assertIn("groups are tests", unknown.stderr)
+        self.assertFalse((self.folder / "out").exists())
+
+    @unittest.skipIf(machine.first_gpu(), "a GPU is here")
+    def test_without_a_gpu_it_says_so(self):
+        done = self.run_it("--out", self.folder / "out")
+        self.assertEqual(done.returncode, 4)
+        self.assertIn("no GPU was found", done.stderr)
+        self.assertFalse((self.folder / "out").exists())
+
+
+def of_passes(**values):
+    return {"forward": values, "forward_backward": values}
+
+
+# A record of each kind, as its program prints it.
+FIGURES = {
+    "tests/wrappers_gpu_test": {"passed": 30, "failed": [], "skipped": 2},
+    "memcheck/wrappers_gpu_test": {"passed": 30, "summary": "ERROR SUMMARY: 0 errors"},
+    "decay_attention/per_head B2 T64 H2 D64": {
+        "max_error": 2e-3, **of_passes(ms=0.5, share_of_memory_roofline=0.61, share_of_matmul=0.3, late_share=0)},
+    "fla/per_head": {"rows": [{"kind": "per_head", "shape": "B2 T64 H2 D64", **of_passes(
+        fla_ms=3.0, halflife_ms=1.5, speed=2.0, share_of_memory_roofline=0.6)}]},
+    "row_kernels/step": {"rows": [{"family": "rotary", "pass": "forward", "shape": "[8]", "ms": 0.02, "speed_ratio": 3.0,
+                                   "share_of_ceiling": 0.8}, {"family": "weight_gradient", "pass": "backward",
+                                                              "shape": "[8]", "ms": 0.04, "speed_ratio": 1.5}]},
+    "cross_entropy/8 x 4, vocabulary 9": {"plain_ms": 4.0, "fused_ms": 2.0, "speed_ratio": 2.0, "plain_peak_mib": 900.0,
+                                          "fused_peak_mib": 90.0},
+    "train_step/gla 340m": {"parameters": 374_000_000, "batch": 8, "seq_len": 2048, "median_ms": 200.0,
+                            "share_of_peak": 0.41, "peak": "H200 bf16 dense", "peak_memory_mib": 20480.0,
+                            "profile": {"launches": 900, "copies": 4, "synchronisations": 3, "wall_ms": 210.0,
+                                        "top": [{"name": "gemm<a|b>", "calls": 12, "ms": 90.0}]}},
+    "decode/gla 340m": {"early": 1000, "tokens": 10000, "early_ms_per_token": 2.0, "late_ms_per_token": 2.1, "ratio": 1.05},
+}  # fmt: skip
+
+
+def record(name, status="done", reason="", result=None, where=HERE):
+    return {"item": name, "status": status, "reason": reason, "seconds": 1, "words": [], "result": result or {},
+            "machine": dataclasses.asdict(where)}  # fmt: skip
+
+
+class TablesTest(InAFolder):
+    def leave(self, *records):
+        out = self.folder / "out"
+        (out / "items").mkdir(parents=True, exist_ok=True)
+        for i, one in enumerate(records):
+            (out / "items" / f"{i}.json").write_text(json.dumps(one))
+        return out
+
+    def text(self, *extra):
+        out = self.leave(*(record(name, result=result) for name, result in FIGURES.items()), *extra)
+        return tables.session_text(tables.merged(out))
+
+    def test_every_figure_is_in_a_table_of_equal_columns(self):
+        text = self.text()
+        for words in ("### NVIDIA H200, driver 580.1, commit 0123456789ab", "| `wrappers_gpu_test` | 30 | 0 | 2 |",
+                      "| per_head | B2 T64 H2 D64 | 0.500 / 0.500 | 61% / 61% | 30% / 30% | 0% / 0% | 2.0e-03 |",
+                      "| 2.00 x / 2.00 x | 60% / 60% |", "| rotary | forward | [8] | 0.0200 | 3.00 x | 80% |",
+                      "| weight_gradient | backward | [8] | 0.0400 | 1.50 x |  |",
+                      "| 8 x 4, vocabulary 9 | 4.00 | 2.00 | 2.00 x | 900 | 90 |",
+                      "| gla 340m | 374,000,000 | 8 x 2048 | 200.0 | 81,920 | 41.0% | 20.0 | 900 | 4 | 3 |",
+                      "| `gemm<a/b>` | 12 | 90.00 |", "| gla 340m | 1,000 / 10,000 | 2.000 | 2.100 | 1.05 |"):  # fmt: skip
+            self.assertIn(words, text)
+        self.assertNotIn("Not done", text)
+        for block in text.split("\n\n"):
+            widths = {line.count("|") for line in block.splitlines() if line.startswith("|")}
+            self.assertLessEqual(len(widths), 1, block)
+
+    def test_what_was_left_out_is_said(self):
+        text = self.text(record("fla/per_token", "skipped", "no fla here"), record("tests/step_gpu_test", "failed", "a\nb",
+                         {"passed": 3, "failed": ["S.T"], "skipped": 0}))  # fmt: skip
+        self.assertIn("| fla/per_token | skipped | no fla here |", text)
+        self.assertIn("| tests/step_gpu_test | failed | a b |", text)
+        self.assertIn("| `step_gpu_test` | 3 | S.T | 0 |", text)
+
+    def test_publishing_twice_gives_the_same_and_touches_nothing_else(self):
+        out = self.leave(record("decode/gla 340m", result=FIGURES["decode/gla 340m"]))
+        document, measured = self.folder / "RESULTS.md", self.folder / "measured"
+        document.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+        for _ in range(2):
+            with contextlib.redirect_stdout(io.StringIO()):
+                tables.publish(out, measured, document)
+            text = document.read_text()
+            self.assertTrue(text.startswith(f"before\n{tables.BEGIN}\n### NVIDIA H200"))
+            self.assertTrue(text.endswith(f"|\n{tables.END}\nafter\n"))
+            self.assertEqual(tables.with_tables(text, tables.gpu_text(measured)), text)
+        self.assertEqual([path.name for path in measured.iterdir()], ["nvidia_h200.json"])
+
+    def test_refuses_mixtures_and_rehearsals(self):
+        one = record("decode/gla 340m", result=FIGURES["decode/gla 340m"])
+        other = record("decode/b", where=dataclasses.replace(HERE, gpu="NVIDIA H100"))
+        with self.assertRaisesRegex(ValueError, "mixes results of .*H200.*H100|mixes results of .*H100.*H200"):
+            tables.merged(self.leave(one, other))
+        rehearsed = record("decode/gla 340m", where=machine.Machine(machine.REHEARSAL, "none", "c"))
+        with self.assertRaisesRegex(ValueError, "is a rehearsal's"):
+            tables.merged(self.leave(rehearsed, rehearsed))
+        with self.assertRaisesRegex(ValueError, "holds no results"):
+            tables.merged(self.folder / "nothing")
+
+    def test_the_tables_in_results_are_those_of_the_measured_files(self):
+        document = tables.RESULTS.read_text()
+        self.assertEqual(tables.with_tables(document, tables.gpu_text()), document)
+
+
+class CarryTest(InAFolder):
+    def test_packs_keep_the_order_and_the_limit(self):
+        sizes = {"a": 20, "b": 25, "c": 30, "d": 5}
+        packs = carry.groups(sizes, shared=10, most=60)
+        self.assertEqual(packs, [["a", "b"], ["c", "d"]])
+        for names in packs:
+            self.assertLessEqual(10 + sum(sizes[name] for name in names), 60)
+
+    def test_words_for_only_choose_the_programs_items(self):
+        wanted = list(items.ITEMS)
+        for names in (["bench/bench_decode"], ["tests/train/step_gpu_test", "bench/bench_row_kernels"]):
+            words = carry.only_words(wanted, names).split()
+            self.assertLessEqual({i.name for i in wanted if i.program in names}, {i.name for i in items.chosen(words)})
+
+    @unittest.skipUnless(shutil.which("strip") and shutil.which("ldd"), "no binutils here")
+    def test_a_pack_holds_programs_and_their_libraries_alone(self):
+        build = self.folder / "build"
+        (build / "bench").mkdir(parents=True)
+        shutil.copy("/bin/sh", build / "bench/bench_decode")
+        (build / "CMakeCache.txt").write_text(f"LibTorch_INCLUDE_DIR:PATH={self.folder}/torch/include\n")
+        (self.folder / "torch").mkdir()
+        (self.folder / "torch/version.py").write_text("__version__ = '2.11.0+cu130'\n")
+        made = self.folder / "pack"
+        with contextlib.redirect_stdout(io.StringIO()):
+            carry.pack(items.chosen(["decode"]), build, made, most_mib=64)
+        self.assertEqual(json.loads((made / machine.CARRIED).read_text())["torch"], "2.11.0")
+        names = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
+        self.assertLessEqual({machine.CARRIED, "bench/bench_decode"}, names)
+        self.assertFalse([name for name in names if re.search(r"libc\.so|libtorch", name)])
+        self.assertEqual(subprocess.run([made / "bench/bench_decode", "-c", "exit 3"], check=False).returncode, 3)
+        with self.assertRaisesRegex(ValueError, "is there already"):
+            carry.pack(items.chosen(["decode"]), build, made, most_mib=64)
+        with self.assertRaisesRegex(ValueError, "--list-files cuts them"):
+            carry.pack(items.chosen(["decode"]), build, self.folder / "more", most_mib=1e-3)
+        self.assertFalse((self.folder / "more").exists())
+
+    def test_carried_programs_find_the_installed_package(self):
+        plain = machine.environment(self.folder)
+        (self.folder / machine.CARRIED).write_text('{"commit": "c", "torch": "1.0.0"}')
+        self.assertEqual(machine.commit_of(self.folder), "c")
+        if machine.torch_folder() is None:
+            self.assertIn("has no torch", machine.wrong_torch(self.folder))
+            self.assertEqual(machine.environment(self.folder), plain)
+            return
+        self.assertIn("want 1.0.0", machine.wrong_torch(self.folder))
+        folders = machine.environment(self.folder)["LD_LIBRARY_PATH"].split(":")
+        self.assertEqual(folders[:2], [str(self.folder / "lib"), str(machine.torch_folder() / "lib")])
+
+
+if __name__ == "__main__":
+    unittest.main()
