@@ -5,6 +5,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,8 @@ import machine
 from items import Item
 
 MIB = 1 << 20
-# On every Linux with glibc.
-OF_THE_SYSTEM = re.compile(r"(ld-linux|libc\.so|libm\.so|libdl|libpthread|librt|libgcc_s|libstdc\+\+|libgomp|libcuda\.so)")
+# On every Linux with glibc, whose parts must be of one version, and with a driver.
+OF_THE_SYSTEM = re.compile(r"ld-linux|lib(c|m|dl|pthread|rt|util|resolv|anl|nsl|nss_\w+|gcc_s|stdc\+\+|gomp|cuda)\.so")
 # In LibTorch's package and those that come with it, wherever this build took them from.
 OF_THE_PACKAGE = re.compile(r"(site-packages/|/lib(torch|c10|cudart|nccl|cublas|cudnn|cupti|cusparse|cufft|nvrtc|nvJitLink))")
 
@@ -38,7 +39,7 @@ def libraries_of(program: pathlib.Path) -> list[pathlib.Path]:
     found = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
     paths = re.findall(r"=> (/\S+)", found)
     wanted = [path for path in paths if not OF_THE_PACKAGE.search(path)]
-    return [pathlib.Path(path) for path in wanted if not OF_THE_SYSTEM.search(pathlib.Path(path).name)]
+    return [pathlib.Path(path) for path in wanted if not OF_THE_SYSTEM.match(pathlib.Path(path).name)]
 
 
 def stripped_copy(path: pathlib.Path, copy: pathlib.Path) -> int:
@@ -64,16 +65,19 @@ def collect(names: list[str], build: pathlib.Path, folder: pathlib.Path) -> list
     return [Carried(path, place, stripped_copy(path, folder / place)) for place, path in sources.items()]
 
 
-def groups(sizes: dict[str, int], shared: int, most: int) -> list[list[str]]:
-    """The programs in their order, as few packs as that gives, each with the libraries (`shared` bytes)."""
+def size_of(names: list[str], loads: dict[str, list[str]], bytes_of: dict[str, int]) -> int:
+    """Of programs and, once each, the libraries that they load."""
+    return sum(bytes_of[file] for file in {*names, *(library for name in names for library in loads[name])})
+
+
+def groups(loads: dict[str, list[str]], bytes_of: dict[str, int], most: int) -> list[list[str]]:
+    """The programs in their order, cut where a pack is full. One that is too large by itself has a pack of its own."""
     packs: list[list[str]] = []
-    left = 0
-    for name, size in sizes.items():
-        if size > left or not packs:
-            packs.append([])
-            left = most - shared
-        packs[-1].append(name)
-        left -= size
+    for name in loads:
+        if packs and size_of([*packs[-1], name], loads, bytes_of) <= most:
+            packs[-1].append(name)
+        else:
+            packs.append([name])
     return packs
 
 
@@ -82,30 +86,30 @@ def missing(wanted: list[Item], build: pathlib.Path) -> list[str]:
 
 
 def list_files(wanted: list[Item], build: pathlib.Path, most_mib: float) -> int:
+    names = programs_of(wanted, build)
     with tempfile.TemporaryDirectory() as scratch:
-        carried = collect(programs_of(wanted, build), build, pathlib.Path(scratch))
-    libraries = [one for one in carried if one.place.startswith("lib/")]
-    programs = {one.place: one.bytes for one in carried if not one.place.startswith("lib/")}
-    shared = sum(one.bytes for one in libraries)
-    print("beside the sources of bench/ and launch/recipes/, in MiB without symbols:")
-    for number, names in enumerate(groups(programs, shared, int(most_mib * MIB)), 1):
-        size = shared + sum(programs[name] for name in names)
-        reach = " ".join(item.name.replace(" ", "_") for item in wanted if item.program in names)
-        print(f"\npack {number}, {size / MIB:.1f} of {most_mib:g}: --pack DIR --only {only_words(wanted, names)}")
-        for name in names:
-            print(f"  {programs[name] / MIB:7.1f}  {build / name}")
-        print(f"  {shared / MIB:7.1f}  {len(libraries)} libraries" if reach else "")
-    for one in libraries:
-        print(f"           {one.path}")
+        carried = {one.place: one for one in collect(names, build, pathlib.Path(scratch))}
+    bytes_of = {place: one.bytes for place, one in carried.items()}
+    loads = {name: [f"lib/{library.name}" for library in libraries_of(build / name)] for name in names}
+    print("Beside bench/ and launch/recipes/, in MiB without symbols:")
+    for number, programs in enumerate(groups(loads, bytes_of, int(most_mib * MIB)), 1):
+        size = size_of(programs, loads, bytes_of) / MIB
+        print(f"\npack {number}, {size:.1f}{f', more than {most_mib:g}' if size > most_mib else ''}: --pack DIR --only {only_words(wanted, programs)}")
+        for place in [*programs, *dict.fromkeys(library for name in programs for library in loads[name])]:
+            print(f"{bytes_of[place] / MIB:7.1f}  {carried[place].path}")
     for name in missing(wanted, build):
         print(f"not built: {build / name}", file=sys.stderr)
     return 0
 
 
-def only_words(wanted: list[Item], names: list[str]) -> str:
-    """What --only takes for the items of these programs."""
-    return " ".join(dict.fromkeys(f"{item.group}/" if not item.name.startswith("tests/") else item.name
-                                  for item in wanted if item.program in names))  # fmt: skip
+def only_words(wanted: list[Item], programs: list[str]) -> str:
+    """What --only takes for the items of these programs and no others, quoted for a shell."""
+    words = []
+    for item in wanted:
+        if item.program in programs:
+            alone = all(other.program in programs for other in wanted if other.group == item.group)
+            words.append(f"{item.group}/" if alone else item.name)
+    return " ".join(shlex.quote(word) for word in dict.fromkeys(words))
 
 
 def pack(wanted: list[Item], build: pathlib.Path, folder: pathlib.Path, most_mib: float) -> int:
