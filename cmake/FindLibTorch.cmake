@@ -25,8 +25,8 @@ if(LibTorch_INCLUDE_DIR)
   endif()
 endif()
 
-# Products of bf16 matrices with fp32 results, which cross entropy takes on a GPU: older wheels lack
-# them. Better met here than by the compiler half an hour later.
+# Cross entropy on a GPU adds products of bf16 matrices to fp32 sums. Older wheels lack the calls, or
+# have them and refuse an fp32 sum. Better met here than by the compiler, or a run's first loss.
 if(HALFLIFE_WITH_CUDA AND LibTorch_INCLUDE_DIR)
   foreach(product mm addmm)
     set(header ${LibTorch_INCLUDE_DIR}/ATen/ops/${product}_ops.h)
@@ -34,10 +34,10 @@ if(HALFLIFE_WITH_CUDA AND LibTorch_INCLUDE_DIR)
     if(EXISTS ${header})
       file(STRINGS ${header} declared REGEX "struct TORCH_API ${product}_dtype_out ")
     endif()
-    if(NOT declared)
-      message(FATAL_ERROR "LibTorch ${LibTorch_VERSION} in ${LibTorch_ROOT} has no at::${product}_out with a type of "
-        "its result, which a CUDA build needs; LibTorch 2.11.0 has it: run launch/setup, or pass "
-        "-DHALFLIFE_TORCH_DIR=<site-packages>/torch, or -DHALFLIFE_CUDA=OFF")
+    if(NOT declared OR LibTorch_VERSION VERSION_LESS 2.11)
+      message(FATAL_ERROR "LibTorch ${LibTorch_VERSION} in ${LibTorch_ROOT} is too old for a CUDA build, which adds "
+        "products of bf16 matrices to fp32 sums (at::${product}_out with a type of its result); LibTorch 2.11.0 does that: "
+        "run launch/setup, or pass -DHALFLIFE_TORCH_DIR=<site-packages>/torch, or -DHALFLIFE_CUDA=OFF")
     endif()
   endforeach()
 endif()

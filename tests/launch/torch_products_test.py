@@ -1,4 +1,4 @@
-"""A CUDA build with a LibTorch that has no products of bf16 matrices with fp32 results: said when it is configured."""
+"""A CUDA build with a LibTorch that cannot add products of bf16 matrices to fp32 sums: said when it is configured."""
 
 import pathlib
 import shutil
@@ -12,7 +12,7 @@ DECLARED = "struct TORCH_API {}_dtype_out {{\n"
 
 @unittest.skipUnless(shutil.which("cmake"), "no cmake here")
 class TorchProductsTest(unittest.TestCase):
-    def configure(self, products, cuda="ON"):
+    def configure(self, products, cuda="ON", version="2.11.0"):
         """With a LibTorch that declares these products."""
         with tempfile.TemporaryDirectory() as folder:
             torch = pathlib.Path(folder) / "torch"
@@ -20,7 +20,7 @@ class TorchProductsTest(unittest.TestCase):
             ops.mkdir(parents=True)
             (torch / "include/ATen/core").mkdir()
             (torch / "include/ATen/core/Tensor.h").touch()
-            (torch / "version.py").write_text("__version__ = '2.3.1+cu121'\n")
+            (torch / "version.py").write_text(f"__version__ = '{version}+cu130'\n")
             for product in ("mm", "addmm"):
                 text = DECLARED.format(product) if product in products else "struct TORCH_API mm_out {\n"
                 (ops / f"{product}_ops.h").write_text(text)
@@ -29,17 +29,20 @@ class TorchProductsTest(unittest.TestCase):
             return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
     def test_says_what_lacks_and_what_would_work(self):
-        for products, missing in ((("mm",), "addmm"), (("addmm",), "mm"), ((), "mm")):
-            done = self.configure(products)
+        both = ("mm", "addmm")
+        for products, version, missing in ((("mm",), "2.11.0", "addmm"), (("addmm",), "2.11.0", "mm"),
+                                           ((), "2.3.1", "mm"), (both, "2.10.0", "mm")):  # fmt: skip
+            done = self.configure(products, version=version)
             words = " ".join(done.stderr.split())
             self.assertNotEqual(done.returncode, 0)
-            self.assertIn("LibTorch 2.3.1 in ", words)
-            self.assertIn(f"has no at::{missing}_out with a type of its result", words)
-            self.assertIn("LibTorch 2.11.0 has it: run launch/setup", words)
+            self.assertIn(f"LibTorch {version} in ", words)
+            self.assertIn(f"is too old for a CUDA build, which adds products of bf16 matrices to fp32 sums "
+                          f"(at::{missing}_out with a type of its result)", words)  # fmt: skip
+            self.assertIn("LibTorch 2.11.0 does that: run launch/setup", words)
 
     def test_no_word_where_both_are_there_or_no_gpu_is_asked_for(self):
         for products, cuda in ((("mm", "addmm"), "ON"), ((), "OFF")):
-            self.assertNotIn("with a type of its result", self.configure(products, cuda).stderr)
+            self.assertNotIn("too old", self.configure(products, cuda).stderr)
 
 
 if __name__ == "__main__":
