@@ -8,11 +8,10 @@
 namespace halflife::dist {
 
 ParameterGather::ParameterGather(const ParameterLayout& layout, Communicator& comm,
-                                 std::vector<GatheredArray> arrays, cudaStream_t consumer)
+                                 std::vector<GatheredArray> arrays)
     : layout_(layout),
       comm_(comm),
       arrays_(std::move(arrays)),
-      consumer_(consumer),
       bucket_of_(BucketsOfParameters(layout)),
       works_(layout.buckets().size()) {
   HL_CHECK(layout.num_slices() == comm.size(), "an arena of ", layout.num_slices(), " slices for ",
@@ -26,7 +25,8 @@ const GatheredArray& ParameterGather::ArrayOf(const Bucket& bucket) const {
           bucket.end);
 }
 
-void ParameterGather::Start() {
+void ParameterGather::Start(cudaStream_t consumer) {
+  consumer_ = consumer;
   for (size_t index = works_.size(); index-- > 0;) {
     const Bucket& bucket = layout_.buckets()[index];
     const ParameterLayout::SliceRange slice = layout_.SliceOf(bucket, comm_.rank());

@@ -1,9 +1,9 @@
 // Brings every rank's slices of the arena to all ranks, bucket by bucket, while the next forward
 // already runs on the first of them.
 //
-//   ParameterGather gather(layout, comm, {{.begin = 0, .end = n, .data = weights}}, nullptr);
-//   gather.Start();      // after the update of this rank's slices
-//   gather.Await(param); // before the parameter is read
+//   ParameterGather gather(layout, comm, {{.begin = 0, .end = n, .data = weights}});
+//   gather.Start(nullptr);  // after the update of this rank's slices; the CPU has no stream
+//   gather.Await(param);    // before the parameter is read
 #pragma once
 
 #include <vector>
@@ -23,10 +23,11 @@ class ParameterGather {
  public:
   // All are borrowed for the gather's life. The arrays cover the arena.
   ParameterGather(const ParameterLayout& layout, Communicator& comm,
-                  std::vector<GatheredArray> arrays, cudaStream_t consumer);
+                  std::vector<GatheredArray> arrays);
 
-  // The buckets that forward reads first leave first, those that lie last in the arena.
-  void Start();
+  // The buckets that forward reads first leave first, those that lie last in the arena. `consumer`:
+  // the stream that has updated this rank's slices and will read the others'; null on the CPU.
+  void Start(cudaStream_t consumer);
   // Waits for the parameter's bucket; at once where nothing is under way.
   void Await(int param);
   void AwaitAll();
@@ -41,7 +42,7 @@ class ParameterGather {
   const ParameterLayout& layout_;
   Communicator& comm_;
   std::vector<GatheredArray> arrays_;
-  cudaStream_t consumer_;
+  cudaStream_t consumer_ = nullptr;
   std::vector<int> bucket_of_;  // by parameter
   std::vector<Work> works_;     // by bucket
   double wait_seconds_ = 0;

@@ -36,9 +36,8 @@ TEST(ParameterGather, BringsEveryRanksSlices) {
       ParameterGather gather(
           layout, comm,
           {{.begin = 0, .end = of_copy, .data = Ref(copy.data(), of_copy)},
-           {.begin = of_copy, .end = all, .data = Ref(rest.data(), all - of_copy)}},
-          nullptr);
-      gather.Start();
+           {.begin = of_copy, .end = all, .data = Ref(rest.data(), all - of_copy)}});
+      gather.Start(nullptr);
       for (int param = 0; param < 20; ++param) {
         gather.Await(param);
         for (int64_t i = 0; i < specs[param].count(); ++i)

@@ -93,12 +93,12 @@ class RankRehearsal {
         pieces_(config, model, step.tokens, MixingShares(), UpdatedElements()) {
     step.pieces = pieces_.pieces();
     if (arena_.grads_sliced_end() > 0) {
-      shares_.emplace(arena_, *sums_, nullptr);
+      shares_.emplace(arena_, *sums_);
     } else {
       reducer_.emplace(arena_.layout(), *sums_, kernels::RefOf(arena_.grads()),
                        arena_.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks);
     }
-    if (arena_.sliced()) gather_.emplace(arena_.layout(), *sums_, arena_.ComputedArrays(), nullptr);
+    if (arena_.sliced()) gather_.emplace(arena_.layout(), *sums_, arena_.ComputedArrays());
   }
 
   void Step() {
@@ -107,7 +107,7 @@ class RankRehearsal {
     if (reducer_) reducer_->Finish();
     StepScalars().Reduce(*control_);
     step_.rehearsal.Compute(pieces_.update());
-    if (gather_) gather_->Start();
+    if (gather_) gather_->Start(nullptr);
   }
 
   void TellSizes() {

@@ -12,11 +12,9 @@
 
 namespace halflife::train {
 
-GradientShares::GradientShares(ParameterArena& arena, dist::Communicator& comm,
-                               cudaStream_t producer)
+GradientShares::GradientShares(ParameterArena& arena, dist::Communicator& comm)
     : arena_(arena),
       comm_(comm),
-      producer_(producer),
       progress_(arena.layout()),
       sums_(arena.layout().buckets().size()) {
   HL_CHECK(arena.grads_sliced_end() == arena.layout().num_elements() &&
@@ -27,6 +25,7 @@ GradientShares::GradientShares(ParameterArena& arena, dist::Communicator& comm,
 
 void GradientShares::BeginMicroBatch(bool first) {
   first_ = first;
+  producer_ = kernels::CurrentStream(kernels::RefOf(arena_.grads()).device);
   num_launched_ = num_settled_ = 0;
   progress_.Begin();
 }

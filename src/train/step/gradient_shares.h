@@ -2,7 +2,7 @@
 // from its first gradient until its sum over ranks has gone to the slices' owners. Every
 // micro-batch is summed over ranks; a rank adds up what it owns.
 //
-//   GradientShares shares(arena, comm, nullptr);
+//   GradientShares shares(arena, comm);
 //   shares.BeginMicroBatch(/*first=*/true);
 //   shares.Slot(param).copy_(grad);
 //   shares.MarkReady(param);
@@ -23,8 +23,9 @@ namespace halflife::train {
 class GradientShares {
  public:
   // Both are borrowed. The arena's gradients are sliced.
-  GradientShares(ParameterArena& arena, dist::Communicator& comm, cudaStream_t producer);
+  GradientShares(ParameterArena& arena, dist::Communicator& comm);
 
+  // Sums follow what is queued on the stream that LibTorch works on now.
   void BeginMicroBatch(bool first);
   at::Tensor Slot(int param);  // its gradient's place, in its shape, of this micro-batch
   // The parameter's gradient is in its slot, complete. Twice in a micro-batch is an Error naming
@@ -50,7 +51,7 @@ class GradientShares {
 
   ParameterArena& arena_;
   dist::Communicator& comm_;
-  cudaStream_t producer_;
+  cudaStream_t producer_ = nullptr;  // of the micro-batch
   dist::BucketProgress progress_;
   std::vector<BucketSum> sums_;
   int num_launched_ = 0, num_settled_ = 0;

@@ -17,10 +17,9 @@
 namespace halflife::train {
 namespace {
 
-std::optional<GradientShares> MakeShares(ParameterArena& arena, dist::Communicator& sums,
-                                         Device device) {
+std::optional<GradientShares> MakeShares(ParameterArena& arena, dist::Communicator& sums) {
   if (arena.grads_sliced_end() == 0) return std::nullopt;
-  return std::optional<GradientShares>(std::in_place, arena, sums, kernels::CurrentStream(device));
+  return std::optional<GradientShares>(std::in_place, arena, sums);
 }
 
 }  // namespace
@@ -36,7 +35,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       rows_(ShareRows(config, context, device)),
       sums_(dist::SplitSums(context.world(), dist::Mesh::Of(context.rank(), context.world_size(),
                                                             config.parallel.sp))),
-      shares_(MakeShares(arena, sums_ ? *sums_ : context.world(), device)),
+      shares_(MakeShares(arena, sums_ ? *sums_ : context.world())),
       hooks_(model.parameters(), arena, shares_ ? &*shares_ : nullptr),
       optimizer_(arena,
                  {.beta1 = config.optimizer.beta1,
@@ -53,7 +52,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
     reducer_.emplace(arena.layout(), sums, kernels::RefOf(arena.grads()),
                      arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks);
   if (!arena.sliced()) return;
-  gather_.emplace(arena.layout(), sums, arena.ComputedArrays(), kernels::CurrentStream(device));
+  gather_.emplace(arena.layout(), sums, arena.ComputedArrays());
   params_of_layer_.resize(config.model.num_layers + 2);
   for (int param = 0; param < model.parameters().size(); ++param)
     params_of_layer_[1 + model.LayerOf(param)].push_back(param);
@@ -61,7 +60,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
 
 void StepRunner::ShareParameters() {
   if (!gather_) return;
-  gather_->Start();
+  gather_->Start(kernels::CurrentStream(device_));
   gather_->AwaitAll();
 }
 
@@ -209,7 +208,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
     Enter("update");
     if (before_update) before_update();
     optimizer_.Update(result.lr, to_mean * result.clip_factor, ++num_updates);
-    if (gather_) gather_->Start();
+    if (gather_) gather_->Start(kernels::CurrentStream(device_));
   }
   result.data_wait_seconds = source_.TakeWaitSeconds();
   result.exposed_grad_seconds = shares_ ? shares_->TakeWaitSeconds() : reducer_->exposed_seconds();
