@@ -94,7 +94,8 @@ def list_files(wanted: list[Item], build: pathlib.Path, most_mib: float) -> int:
     print("Beside bench/ and launch/recipes/, in MiB without symbols:")
     for number, programs in enumerate(groups(loads, bytes_of, int(most_mib * MIB)), 1):
         size = size_of(programs, loads, bytes_of) / MIB
-        print(f"\npack {number}, {size:.1f}{f', more than {most_mib:g}' if size > most_mib else ''}: --pack DIR --only {only_words(wanted, programs)}")
+        much = f", more than {most_mib:g}" if size > most_mib else ""
+        print(f"\npack {number}, {size:.1f}{much}: --pack DIR --only {only_words(wanted, programs)}")
         for place in [*programs, *dict.fromkeys(library for name in programs for library in loads[name])]:
             print(f"{bytes_of[place] / MIB:7.1f}  {carried[place].path}")
     for name in missing(wanted, build):

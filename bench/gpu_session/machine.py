@@ -44,7 +44,10 @@ def commit_of(build: pathlib.Path) -> str:
     carried = build / CARRIED
     if carried.exists():
         return json.loads(carried.read_text())["commit"]
-    git = lambda *words: subprocess.run(["git", "-C", str(REPO), *words], capture_output=True, text=True, check=False)  # fmt: skip
+
+    def git(*words: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["git", "-C", str(REPO), *words], capture_output=True, text=True, check=False)
+
     head = git("rev-parse", "--short=12", "HEAD")
     if head.returncode != 0:
         return "unknown"

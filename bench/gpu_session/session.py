@@ -33,6 +33,14 @@ def num_rows(file: pathlib.Path) -> int:
     return len(json.loads(file.read_text())["rows"]) if file.exists() else 0
 
 
+def read(item: Item, finished: command.Finished, file: pathlib.Path) -> Outcome:
+    """What a program wrote may be anything, above all when it crashed."""
+    try:
+        return item.read(finished, file)
+    except (ValueError, KeyError, TypeError) as error:
+        return Outcome(FAILED, f"its output cannot be read ({error!r}); {finished.last_words()}")
+
+
 class Refused(Exception):
     """What the user has to change, with an exit code."""
 
@@ -110,12 +118,13 @@ class Session:
         self.here = here
         self.rehearse = rehearse
         self.environment = machine.environment(build)
+        self.end = 0.0  # of this piece, on the monotonic clock
 
     def run(self, items: list[Item], budget: Budget, again: bool = False) -> None:
         """Those that have no verdict yet; with `again` also those that failed or took too long. Before its time is up
         it ends: an item that does not fit is left for the next call."""
-        begin = last = time.monotonic()
-        end = begin + MINUTE * min(budget.piece_minutes, budget.minutes - self.folder.seconds() / MINUTE)
+        last = time.monotonic()
+        self.end = last + MINUTE * min(budget.piece_minutes, budget.minutes - self.folder.seconds() / MINUTE)
         tried = 0
         for item in items:
             done = self.folder.record_of(item).get("status")
@@ -123,9 +132,10 @@ class Session:
                 continue
             reason = self.why_not(item)
             if reason:
-                self.keep(item, Outcome(SKIPPED, reason), "", 0)
+                if done in (None, SKIPPED):  # what it came to earlier says more
+                    self.keep(item, Outcome(SKIPPED, reason), "", 0)
                 continue
-            left = end - time.monotonic()
+            left = self.end - time.monotonic()
             whole = item.minutes * MINUTE
             if left <= 0 or (left < whole / 2 and tried > 0):
                 print(f"{max(left, 0):.0f} s are left and {item.name} may take {whole:.0f}: not begun", flush=True)
@@ -144,7 +154,8 @@ class Session:
                 return reason
         program = program_of(item, self.rehearse)
         if not (self.build / program).exists():
-            makes = "CUDA builds alone make it" if self.rehearse and item.group == "tests" else "the targets gpu_tests and bench make it"
+            alone = self.rehearse and item.group == "tests"
+            makes = "CUDA builds alone make it" if alone else "the targets gpu_tests and bench make it"
             return f"{self.build.name} has no {program}; {makes}"
         if item.of_slowest and self.slowest(item.of_slowest) is None:
             return f"no {item.of_slowest} was measured"
@@ -164,14 +175,18 @@ class Session:
         rows_before = num_rows(file) if item.resumes else 0
         if not item.resumes:
             file.unlink(missing_ok=True)
-        finished = command.run(words, seconds, self.folder.log(item), machine.REPO, self.environment)
+        try:
+            finished = command.run(words, seconds, self.folder.log(item), machine.REPO, self.environment)
+        except OSError as error:
+            self.keep(item, Outcome(FAILED, f"it cannot be started: {error}"), words, 0)
+            return
         if finished.code is None:
             came_on = item.resumes and num_rows(file) > rows_before
-            result = item.read(dataclasses.replace(finished, code=-9), file).result if item.resumes else {}
+            result = read(item, dataclasses.replace(finished, code=-9), file).result if item.resumes else {}
             outcome = Outcome(TIMED_OUT if last_chance and not came_on else INTERRUPTED,
                               f"ended after {finished.seconds:.0f} s", result)  # fmt: skip
         else:
-            outcome = item.read(finished, file)
+            outcome = read(item, finished, file)
         if outcome.status == FAILED and FAULT.search(finished.stderr + finished.stdout):
             outcome = self.with_kernel(item, words, outcome)
         self.keep(item, outcome, words, finished.seconds)
@@ -179,7 +194,8 @@ class Session:
     def with_kernel(self, item: Item, words: list[str], outcome: Outcome) -> Outcome:
         """Once more, waiting for each kernel, so that the one at fault is named."""
         log = self.folder.log(item)
-        finished = command.run(words, item.minutes * MINUTE, log.with_name(log.name + ".checked"), machine.REPO,
+        seconds = min(item.minutes * MINUTE, self.end - time.monotonic())
+        finished = command.run(words, seconds, log.with_name(log.name + ".checked"), machine.REPO,
                                {**self.environment, **CHECKED})  # fmt: skip
         return dataclasses.replace(outcome, reason=f"{outcome.reason}\nlaunches checked: {finished.last_words(5)}")
 

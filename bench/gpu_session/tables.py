@@ -37,7 +37,8 @@ def tests(records: list[dict]) -> str:
     rows = []
     for record in of_group(records, "tests"):
         result = record["result"]
-        rows.append([f"`{name_of(record)}`", str(result["passed"]), ", ".join(result["failed"]) or "0", str(result["skipped"])])
+        failed = ", ".join(result["failed"]) or "0"
+        rows.append([f"`{name_of(record)}`", str(result["passed"]), failed, str(result["skipped"])])
     for tool in ("memcheck", "racecheck"):
         rows += [[f"`{name_of(r)}` under {tool}", str(r["result"]["passed"]), r["result"]["summary"], ""]
                  for r in of_group(records, tool)]  # fmt: skip
@@ -67,7 +68,8 @@ def row_kernels(records: list[dict]) -> str:
     for record in of_group(records, "row_kernels"):
         for row in record["result"]["rows"]:
             share = f"{row['share_of_ceiling']:.0%}" if "share_of_ceiling" in row else ""
-            rows.append([row["family"], row["pass"], row["shape"], f"{row['ms']:.4f}", f"{row['speed_ratio']:.2f} x", share])
+            rows.append([row["family"], row["pass"], row["shape"], f"{row['ms']:.4f}", f"{row['speed_ratio']:.2f} x",
+                         share])  # fmt: skip
     head = ["part", "pass", "shape", "ms", "speed", "share of memory"]
     return "Row kernels against LibTorch's operations:\n\n" + table(head, rows) if rows else ""
 

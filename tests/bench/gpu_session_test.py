@@ -124,18 +124,25 @@ class SessionTest(InAFolder):
         return {name: (record.get("status"), record.get("reason")) for name, record in records.items()}
 
     def test_a_bad_item_stops_no_other_and_a_good_one_runs_once(self):
-        wanted = [self.item("bad", "echo worse >&2; exit 70"), self.item("good", "echo '{\"ms\": 1}'"),
+        garbled = self.item("garbled", f'echo "{{" >"{self.folder}/out/logs/group-garbled.file"', read=readers.read_gtest)
+        broken = self.item("broken", "")
+        (self.build / "broken").write_bytes(b"\x7fELF of no machine")
+        wanted = [garbled, broken, self.item("bad", "echo worse >&2; exit 70"), self.item("good", "echo '{\"ms\": 1}'"),
                   dataclasses.replace(self.item("absent", ""), program="nowhere"),
                   self.item("tool", "", needs=("no-such-tool",))]  # fmt: skip
         for _ in range(2):
             ends = self.go(wanted)
             self.assertEqual(ends["bad"], ("failed", "exit code 70: worse"))
+            self.assertRegex(ends["garbled"][1], "its output cannot be read")
+            self.assertRegex(ends["broken"][1], "it cannot be started: .*Exec format error")
             self.assertEqual(ends["good"], ("done", ""))
             self.assertEqual(ends["nowhere"], ("skipped", "build has no nowhere; the targets gpu_tests and bench make it"))
             self.assertRegex(ends["tool"][1], "no no-such-tool here, in PATH or /usr/local/cuda/bin")
         self.assertEqual((self.runs("bad"), self.runs("good"), self.runs("tool")), (1, 1, 0))
         self.go(wanted, again=True)
         self.assertEqual((self.runs("bad"), self.runs("good")), (2, 1))
+        (self.build / "bad").unlink()
+        self.assertEqual(self.go(wanted, again=True)["bad"][0], "failed", "without its program a failure stays known")
 
     def test_what_takes_too_long_is_ended_with_what_it_started(self):
         slow = self.item("slow", "sleep 60 & wait", minutes=0.01)
