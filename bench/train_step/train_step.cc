@@ -18,11 +18,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <ctime>
 #include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "core/clock.h"
 #include "core/concat.h"
@@ -61,6 +64,14 @@ at::Tensor RandomTokens(const Options& options, uint64_t stream) {
     ids[i] = Draw(key, stream, static_cast<uint32_t>(i), 0).x[0] % options.vocab;
   }
   return tokens;
+}
+
+// A document a row, as a run's batches say it: with whatever their slices hold ready for layers.
+std::vector<int32_t> RowStarts(const Options& options) {
+  std::vector<int32_t> starts;
+  for (int64_t row = 0; row <= options.batch; ++row)
+    starts.push_back(static_cast<int32_t>(row * options.seq_len));
+  return starts;
 }
 
 constexpr uint64_t kSeed = 1;
@@ -118,8 +129,8 @@ class Bench {
         optimizer_(arena_, {}),
         inputs_(RandomTokens(options, 0).to(train::ToTorch(device_))),
         targets_(RandomTokens(options, 1).to(train::ToTorch(device_))),
-        slice_(model::SequenceSlice::Contiguous(options.batch, options.seq_len, 0,
-                                                train::ToTorch(device_))) {
+        slice_(model::SequenceSlice::Packed(options.batch, options.seq_len, RowStarts(options),
+                                            train::ToTorch(device_))) {
     arena_.Initialise(kSeed);
   }
 
