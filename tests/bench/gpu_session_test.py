@@ -8,9 +8,11 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.dont_write_bytecode = True
@@ -201,6 +203,44 @@ class CommandLineTest(InAFolder):
         self.assertEqual(unknown.returncode, 2)
         self.assertIn("groups are tests", unknown.stderr)
         self.assertFalse((self.folder / "out").exists())
+
+    def test_stopped_it_leaves_nothing_running_and_goes_on(self):
+        program = self.folder / "build/tests/kernels/emu/wrappers_emulated_test_plain"
+        program.parent.mkdir(parents=True)
+        report = json.dumps({"testsuites": [{"name": "A", "testsuite": [{"name": "B", "result": "COMPLETED"}]}]})
+        (self.folder / "report").write_text(report)
+
+        def write(script):
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+
+        write(f'echo $$ >"{self.folder}/pid"; sleep 60')
+        words = ["--rehearse", "--build", self.folder / "build", "--out", self.folder / "out", "--only", "tests/wrappers"]
+        for how, code in ((signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+            (self.folder / "pid").unlink(missing_ok=True)
+            command = [sys.executable, REPO / "bench/gpu_session/run.py", *map(str, words)]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while not (self.folder / "pid").exists() or not (self.folder / "pid").read_text():
+                time.sleep(0.01)
+            process.send_signal(how)
+            self.assertEqual(process.wait(timeout=20), code)
+            self.assertFalse(self.runs(int((self.folder / "pid").read_text())))
+            self.assertFalse(list((self.folder / "out/items").iterdir()))
+        write(f'cp "{self.folder}/report" "${{1#--gtest_output=json:}}"')
+        self.assertEqual(self.run_it(*words).returncode, 0)
+
+    @staticmethod
+    def runs(pid):
+        """Within a second it must not, or only as a zombie."""
+        for _ in range(100):
+            try:
+                state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except FileNotFoundError:
+                return False
+            if state in "ZX":
+                return False
+            time.sleep(0.01)
+        return True
 
     @unittest.skipIf(machine.first_gpu(), "a GPU is here")
     def test_without_a_gpu_it_says_so(self):
