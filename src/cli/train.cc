@@ -170,6 +170,7 @@ ExitCode Run(const TrainOptions& options) {
                             .init_rules = init_rules,
                             .sample_text = sample_text,
                             .trace = {.file = options.trace, .steps = options.trace_steps},
+                            .count_waits = options.check_sync,
                             .clock = clock});
     abort_dir = run_dir;
     return trainer.Run();

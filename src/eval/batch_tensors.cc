@@ -3,15 +3,19 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <vector>
+
+#include "kernels/torch/host_transfer.h"
 
 namespace halflife::eval {
 namespace {
 
-at::Tensor Ids(const std::vector<int32_t>& ids, const data::Batch& batch, at::Device device) {
+// [B, T] int64 on the CPU.
+at::Tensor Ids(const std::vector<int32_t>& ids, const data::Batch& batch) {
   // from_blob wants a mutable pointer; .to(kLong) copies before anything could write
-  const at::Tensor host =
-      at::from_blob(const_cast<int32_t*>(ids.data()), {batch.batch_size, batch.seq_len}, at::kInt);
-  return host.to(device, at::kLong);
+  return at::from_blob(const_cast<int32_t*>(ids.data()), {batch.batch_size, batch.seq_len},
+                       at::kInt)
+      .to(at::kLong);
 }
 
 }  // namespace
@@ -32,18 +36,21 @@ void ApplyObjective(const model::Objective& objective, uint64_t seed, data::Batc
 }
 
 BatchTensors ToTensors(const data::Batch& batch, at::Device device) {
-  return {Ids(batch.inputs, batch, device), Ids(batch.targets, batch, device),
+  return {kernels::Upload(Ids(batch.inputs, batch), device),
+          kernels::Upload(Ids(batch.targets, batch), device),
           model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device),
           batch.num_targets};
 }
 
 BatchTensors ToTensors(const data::Batch& batch, at::Device device,
                        const model::SequenceParallel& parallel) {
-  const at::Tensor targets = parallel.TokensOf(Ids(batch.targets, batch, at::kCPU));
+  const at::Tensor targets = parallel.TokensOf(Ids(batch.targets, batch));
+  const auto* const target = targets.const_data_ptr<int64_t>();
   const auto slice =
       model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device);
-  return {parallel.TokensOf(Ids(batch.inputs, batch, at::kCPU)).to(device), targets.to(device),
-          parallel.SliceOf(slice), targets.ge(0).sum().item<int64_t>()};
+  return {kernels::Upload(parallel.TokensOf(Ids(batch.inputs, batch)), device),
+          kernels::Upload(targets, device), parallel.SliceOf(slice),
+          std::count_if(target, target + targets.numel(), [](int64_t id) { return id >= 0; })};
 }
 
 }  // namespace halflife::eval

@@ -6,10 +6,10 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/segment_reduce.h>
 #include <ATen/ops/tanh.h>
-#include <ATen/ops/tensor.h>
 
 #include "core/error.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/host_transfer.h"
 
 namespace halflife::model {
 namespace {
@@ -27,7 +27,7 @@ at::Tensor FirstTokens(const SequenceSlice& slice) {
   std::vector<int64_t> firsts(slice.document_starts.begin(), slice.document_starts.end());
   if (!slice.has_boundaries())
     for (int64_t row = 0; row < slice.batch; ++row) firsts.push_back(row * slice.seq_len);
-  return at::tensor(firsts, at::kLong).to(slice.positions.device());
+  return kernels::UploadValues(firsts, slice.positions.device());
 }
 
 DocumentPooler::DocumentPooler(const ClassifierOptions& options, const PartContext& context)
@@ -48,8 +48,10 @@ at::Tensor DocumentPooler::operator()(const at::Tensor& hidden, const at::Tensor
   } else if (pooling_ == Pooling::kLast) {
     pooled = tokens.index_select(0, Ends(firsts, tokens.size(0)) - 1);
   } else {
+    // Unsafe: unless told so, it reads the lengths on the host. They are those of the slice.
     pooled = at::segment_reduce(tokens.to(kernels::ComputeType(tokens)), "mean",
-                                Ends(firsts, tokens.size(0)) - firsts)
+                                Ends(firsts, tokens.size(0)) - firsts, /*indices=*/{},
+                                /*offsets=*/{}, /*axis=*/0, /*unsafe=*/true)
                  .to(tokens.scalar_type());
   }
   if (!weight_.declared()) return pooled;

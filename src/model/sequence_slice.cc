@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include "core/error.h"
+#include "kernels/torch/host_transfer.h"
 
 namespace halflife::model {
 
@@ -24,7 +25,11 @@ SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
   const auto num_pieces = static_cast<int64_t>(cu_seqlens.size()) - 1;
   bool one_each = num_pieces == batch;  // one document a row
   for (int64_t row = 0; one_each && row < batch; ++row) one_each = cu_seqlens[row] == row * seq_len;
-  if (one_each) return Contiguous(batch, seq_len, 0, device);
+  if (one_each) {
+    SequenceSlice rows = Contiguous(batch, seq_len, 0, device);
+    rows.chunks = kernels::MakeSequenceChunks({.batch = batch, .seq_len = seq_len}, device);
+    return rows;
+  }
 
   at::Tensor positions = at::empty({batch, seq_len}, at::kLong);
   at::Tensor documents = at::empty({batch, seq_len}, at::kLong);
@@ -46,9 +51,9 @@ SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
   }
   SequenceSlice slice = {.batch = batch,
                          .seq_len = seq_len,
-                         .positions = positions.to(device),
-                         .documents = documents.to(device),
-                         .starts = starts.to(device),
+                         .positions = kernels::Upload(positions, device),
+                         .documents = kernels::Upload(documents, device),
+                         .starts = kernels::Upload(starts, device),
                          .document_starts = {cu_seqlens.begin(), cu_seqlens.end() - 1}};
   slice.chunks = kernels::MakeSequenceChunks(
       {.batch = batch, .seq_len = seq_len, .document_starts = slice.document_starts}, device);
@@ -69,10 +74,11 @@ SequenceSlice SequenceSlice::Narrow(int64_t first, int64_t length) const {
       if (token >= 0 && token < length)
         part.document_starts.push_back(static_cast<int32_t>(row * length + token));
     }
+  }
+  if (chunks != nullptr)
     part.chunks = kernels::MakeSequenceChunks(
         {.batch = batch, .seq_len = length, .document_starts = part.document_starts},
         positions.device());
-  }
   return part;
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/chunks/sequence_chunks.h"
+#include "kernels/rotary/rotary.h"
 #include "kernels/sequence/row_segment.h"
 
 namespace halflife::model {
@@ -35,13 +36,16 @@ struct SequenceSlice {
   // True at tokens that start a document: state is reset before them. Undefined together with
   // `documents`.
   at::Tensor starts;  // [B, T] bool, or undefined
-  // The same starts on the host, flat positions b T + t ascending, and the chunks that linear
-  // attention cuts there, shared by all layers. Empty and null without boundaries.
+  // The same starts on the host, flat positions b T + t ascending; empty without boundaries.
   std::vector<int32_t> document_starts;
+  // What linear attention cuts there, shared by all layers: their table goes to a device once a
+  // batch. Null for a contiguous slice, of which each layer makes its own.
   std::shared_ptr<const kernels::SequenceChunks> chunks;
   // Rows of which other ranks hold the rest (model/sequence_parallel.h); null: nobody does, or what
   // is before the slice comes with a mixer's state.
   std::shared_ptr<const kernels::RowSegment> segment = {};
+  // Of told_positions, for all layers; copies of a slice share them.
+  std::shared_ptr<kernels::RotaryTables> rotary = std::make_shared<kernels::RotaryTables>();
   bool has_boundaries() const { return documents.defined(); }
 
   // Whole rows from position `offset` on, one document a row.

@@ -186,6 +186,37 @@ TEST(SourceRules, RandomNumbersAreOurOwn) {
   }
 }
 
+// A step would wait for its GPU: it reads a value, or copies by way of pageable memory.
+bool MakesTheHostWait(const std::string& line) {
+  static const std::regex pattern(
+      R"((\.|->)(item(<\w+>)?|cpu|is_nonzero|masked_select)\()"
+      R"(|\bat::(nonzero|masked_select|_unique2|unique_consecutive|_local_scalar_dense)\()"
+      R"(|(\.|->)to\(([\w.()>-]*device|at::kCPU|at::kCUDA))"
+      R"(|\bat::tensor\([^;]*options)");
+  return std::regex_search(line, pattern);
+}
+
+// The code that runs within a training step.
+bool RunsInAStep(const std::string& path) {
+  // The doors themselves, and what is measured before the first step.
+  if (path == "kernels/torch/host_transfer.cc" || path == "kernels/sequence/exchange_cost.cc")
+    return false;
+  return StartsWithAny(path, {"kernels/", "model/", "train/step/", "eval/batch_tensors."});
+}
+
+TEST(SourceRules, AStepWaitsForItsDeviceAtOnePlace) {
+  size_t num_files = 0;
+  for (const Source& source : AllSources()) {
+    if (!RunsInAStep(source.path)) continue;
+    ++num_files;
+    for (size_t line = 0; line < source.lines.size(); ++line) {
+      EXPECT_FALSE(MakesTheHostWait(source.lines[line]))
+          << "src/" << source.path << ":" << line + 1 << ": use kernels/torch/host_transfer.h";
+    }
+  }
+  EXPECT_GT(num_files, 100u);
+}
+
 // A line in columns, which are characters and not bytes of UTF-8.
 size_t NumColumns(const std::string& line) {
   return static_cast<size_t>(std::count_if(
@@ -288,6 +319,17 @@ TEST(SourceRules, TheChecksCatchWhatTheyForbid) {
   }
   EXPECT_FALSE(IsForeignRandom("const float u = ToUniform(Draw(key, 1, 2, 3).x[0]);"));
   EXPECT_FALSE(IsForeignRandom("at::random_access(x); operand(at::range)"));
+  for (const char* line :
+       {"loss.item<double>()", "x.item().toDouble()", "const auto y = x->cpu();",
+        "x.to(device, at::kLong)", "x.to(q.device())", "x.to(chunks->device)", "sums.to(at::kCPU)",
+        "at::nonzero(targets >= 0)", "at::tensor(rates, x.options())"}) {
+    EXPECT_TRUE(MakesTheHostWait(line)) << line;
+  }
+  for (const char* line :
+       {"x.to(at::kFloat)", "Upload(x.to(ComputeType(x)), x.device())", "x.is_cpu()",
+        "at::nonzero_static(x, n)", "at::tensor(values, at::kFloat)", "json.items()"}) {
+    EXPECT_FALSE(MakesTheHostWait(line)) << line;
+  }
   EXPECT_EQ(NumColumns("\u2550 dq\u00e9"), 5u);
   EXPECT_TRUE(IsTooLong("// " + std::string(49, 'a') + " " + std::string(49, 'a')));
   EXPECT_FALSE(IsTooLong("// " + std::string(48, 'a') + " " + std::string(48, 'a')));

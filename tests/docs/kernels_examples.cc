@@ -46,6 +46,8 @@
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/host_transfer.h"
+#include "kernels/torch/host_waits.h"
 #include "kernels/torch/tensor_checks.h"
 #include "kernels/torch/tensor_views.h"
 #include "kernels/wkv4/wkv4.h"
@@ -263,6 +265,16 @@ void Kernel(const Args<T>& args, cudaStream_t stream);
 Tensor DispatchExample(const Tensor& x) {
 #include "examples/kernels/torch/dispatch.h"
   return x;
+}
+
+void HostTransferExample(const std::vector<ChunkEntry>& entries, const Tensor& x,
+                         const Tensor& losses, const Tensor& squares) {
+#include "examples/kernels/torch/host_transfer.h"
+}
+
+void Print(const std::string& phase, int64_t num_waits);
+void HostWaitsExample(const Tensor& x, const Tensor& weight) {
+#include "examples/kernels/torch/host_waits.h"
 }
 
 void TensorChecksExample(const Tensor& x, const Tensor& weight, int64_t dim) {

@@ -109,7 +109,7 @@ void ScoreSumsExample(const Tensor& q, const Tensor& k, const PositionsOfSlice& 
 }
 
 void AttentionPositionsExample(const AttentionPositions& method, const Tensor& q, const Tensor& k,
-                               const PositionsOfSlice& slice) {
+                               const SequenceSlice& slice) {
 #include "examples/model/positions/attention_positions.h"
 }
 

@@ -7,7 +7,9 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/log.h"
 #include "dist/gradient_reducer.h"
+#include "kernels/torch/host_transfer.h"
 #include "train/config/part_help.h"
 #include "train/config/run_config.h"
 #include "train/loop/background_save.h"
@@ -23,11 +25,13 @@
 #include "train/plan/step_operations.h"
 #include "train/plan/timeline.h"
 #include "train/record/event_log.h"
+#include "train/record/host_wait_report.h"
 #include "train/record/metrics.h"
 #include "train/record/rank_times.h"
 #include "train/record/run_folder.h"
 #include "train/record/run_trace.h"
 #include "train/step/gradient_hooks.h"
+#include "train/step/gradient_norm.h"
 #include "train/step/gradient_shares.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step.h"
@@ -74,6 +78,10 @@ void EventLogExample(const Path& run) {
 #include "examples/train/record/event_log.h"
 }
 
+void HostWaitReportExample(kernels::HostWaits& waits) {
+#include "examples/train/record/host_wait_report.h"
+}
+
 void RankTimesExample(dist::RankContext& context, Metrics& metrics, int64_t step,
                       double busy_seconds) {
 #include "examples/train/record/rank_times.h"
@@ -115,6 +123,10 @@ void StepOperationsExample(const RunConfig& config, const kernels::ExchangeCost&
 
 void TimelineExample() {
 #include "examples/train/plan/timeline.h"
+}
+
+void GradientNormExample(const std::vector<dist::Fragment>& fragments, ParameterArena& arena) {
+#include "examples/train/step/gradient_norm.h"
 }
 
 void ForwardAndBackward();

@@ -135,5 +135,26 @@ TEST(RotaryTest, BadInput) {
                   "positions [2, 4] int32 on cpu");
 }
 
+TEST(RotaryTablesTest, GivesWhatIsMadeOfItsArgumentsAndOnce) {
+  RotaryTables tables;
+  const at::Tensor near = Positions(2, 4, 0), far = Positions(2, 4, 90);
+  const std::vector<double> frequencies = {1, 0.25, 0.125}, others = {1, 0.25, 0.5};
+  const auto equal = [](const RotaryTable& a, const RotaryTable& b) {
+    return a.cos.equal(b.cos) && a.sin.equal(b.sin) && a.rows.equal(b.rows);
+  };
+  const RotaryTable first = tables.Of(near, 6, 100);
+  EXPECT_TRUE(equal(first, MakeRotaryTable(near, 6, 100)));
+  EXPECT_TRUE(tables.Of(near, 6, 100).cos.is_same(first.cos));
+  EXPECT_TRUE(equal(tables.Of(near, 6, 200), MakeRotaryTable(near, 6, 200)));
+  EXPECT_TRUE(equal(tables.Of(near, 8, 100), MakeRotaryTable(near, 8, 100)));
+  EXPECT_TRUE(equal(tables.Of(far, 6, 100), MakeRotaryTable(far, 6, 100)));
+  const RotaryTable scaled = tables.Of(near, frequencies, 2);
+  EXPECT_TRUE(equal(scaled, MakeRotaryTable(near, frequencies, 2)));
+  EXPECT_TRUE(tables.Of(near, frequencies, 2).sin.is_same(scaled.sin));
+  EXPECT_TRUE(equal(tables.Of(near, frequencies), MakeRotaryTable(near, frequencies)));
+  EXPECT_TRUE(equal(tables.Of(near, others, 2), MakeRotaryTable(near, others, 2)));
+  EXPECT_HL_ERROR(tables.Of(near, 5, 100), ExitCode::kInternal, "even head_dim");
+}
+
 }  // namespace
 }  // namespace halflife::kernels

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/gradient_check.h"
+#include "kernels/torch/host_waits.h"
 #include "model/document_pooler.h"
 #include "model/language_model.h"
 #include "support/expect_error.h"
@@ -45,6 +46,18 @@ TEST(DocumentPooler, IsWhatItSays) {
                   rows.narrow(0, 6, 6).mean(0)});
   const auto whole = SequenceSlice::Contiguous(2, 6, 0, at::kCPU);
   EXPECT_TRUE(Pool("mean", hidden, whole).allclose(hidden.mean(1), 1e-6, 1e-6));
+}
+
+// On a GPU the host would wait for every batch.
+TEST(DocumentPooler, ReadsNothingOnTheHost) {
+  const at::Tensor hidden = Uniform({2, 6, kDim}, 1);
+  for (const char* pooling : {"first", "mean", "last"}) {
+    kernels::HostWaits waits;
+    Pool(pooling, hidden, TwoRows());
+    const kernels::HostCounts counts = waits.Take()[""];
+    EXPECT_EQ(counts.num_waits(), 0) << pooling;
+    EXPECT_GT(counts.num_kernels(), 0) << pooling;
+  }
 }
 
 ModelConfig Classifier(const char* pooling, bool dense, bool causal = false) {

@@ -32,6 +32,24 @@ TEST(SequenceSliceTest, OneDocumentARowTakesTheUnmaskedPath) {
   EXPECT_FALSE(SequenceSlice::Packed(2, 5, cu_seqlens, at::kCPU).has_boundaries());
 }
 
+// Layers would else each make and upload their own.
+TEST(SequenceSliceTest, ABatchHasOneTableOfChunks) {
+  const auto rows = SequenceSlice::Packed(2, 40, std::vector<int32_t>{0, 40, 80}, at::kCPU);
+  ASSERT_NE(rows.chunks, nullptr);
+  const auto own = kernels::MakeSequenceChunks({.batch = 2, .seq_len = 40}, at::kCPU);
+  ASSERT_EQ(rows.chunks->num_chunks(), own->num_chunks());
+  EXPECT_EQ(rows.chunks->num_sequences(), 2);
+  for (int i = 0; i < own->num_chunks(); ++i) {
+    EXPECT_EQ(rows.chunks->table.chunks[i].token, own->table.chunks[i].token);
+    EXPECT_EQ(rows.chunks->table.chunks[i].flags, own->table.chunks[i].flags);
+  }
+  const auto part = rows.Narrow(3, 33);
+  ASSERT_NE(part.chunks, nullptr);
+  EXPECT_EQ(part.chunks->seq_len, 33);
+  EXPECT_NE(part.rotary, rows.rotary);
+  EXPECT_EQ(SequenceSlice::Contiguous(2, 40, 0, at::kCPU).chunks, nullptr);
+}
+
 TEST(SequenceSliceTest, NarrowKeepsTheWholesNumbers) {
   const std::vector<int32_t> cu_seqlens = {0, 2, 5, 6, 10};
   const auto part = SequenceSlice::Packed(2, 5, cu_seqlens, at::kCPU).Narrow(1, 3);

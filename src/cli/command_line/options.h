@@ -57,6 +57,7 @@ struct TrainOptions {
   int local_ranks = 1;
   std::string trace;
   int64_t trace_steps = 50;
+  bool check_sync = false;
   std::string init_from, init_map, init_new_rows = "refuse";
   train::WarmStartRules init_rules;
 };

@@ -72,6 +72,9 @@ void AddTrain(CLI::App& app, Request& request) {
       ->check(CLI::Range(1, 100000))
       ->capture_default_str()
       ->needs(trace);
+  command->add_flag("--check-sync", options->check_sync,
+                    "Count what makes the host wait for its GPU within the steps (on a CPU: what "
+                    "would), and what it launches; rank 0 tells at the end of the run");
   CLI::Option* dry_run =
       command->add_flag("--dry-run", options->dry_run,
                         "Print the resolved config with all defaults, parameters, memory and "

@@ -2,19 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 
+#include "kernels/torch/host_transfer.h"
+
 namespace halflife::kernels {
 namespace {
-
-template <typename T>
-at::Tensor Upload(const std::vector<T>& host, at::Device device) {
-  const auto bytes = static_cast<int64_t>(host.size() * sizeof(T));
-  // from_blob takes the memory as mutable; it is only copied from
-  return at::from_blob(const_cast<T*>(host.data()), {bytes}, at::kByte).to(device);
-}
 
 TokenRuns MakeTokenRuns(const SequenceChunks& chunks) {
   const int64_t batch = chunks.batch, seq_len = chunks.seq_len;
@@ -37,7 +31,8 @@ TokenRuns MakeTokenRuns(const SequenceChunks& chunks) {
     }
     last.mutable_data_ptr<int64_t>()[n] = end;
   }
-  return {begin.to(chunks.device), sequence.to(chunks.device), last.to(chunks.device)};
+  return {Upload(begin, chunks.device), Upload(sequence, chunks.device),
+          Upload(last, chunks.device)};
 }
 
 }  // namespace
@@ -66,8 +61,8 @@ std::shared_ptr<const SequenceChunks> MakeSequenceChunks(ChunkTableConfig config
   chunks->device = device;
   chunks->table = MakeChunkTable(config);
   if (!device.is_cpu()) {
-    chunks->device_chunks = Upload(chunks->table.chunks, device);
-    chunks->device_begin = Upload(chunks->table.sequence_begin, device);
+    chunks->device_chunks = UploadTable(chunks->table.chunks, device);
+    chunks->device_begin = UploadTable(chunks->table.sequence_begin, device);
   }
   return chunks;
 }

@@ -5,7 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/nonzero.h>
+#include <ATen/ops/nonzero_static.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -76,9 +76,15 @@ ChosenRows ChooseRows(const LinearCrossEntropyInputs& inputs,
   const int64_t num_rows = inputs.hidden.size(0);
   const LinearCrossEntropyInputs all = {inputs.hidden, inputs.weight, inputs.targets.contiguous()};
   if (config.num_targets < 0 || 2 * config.num_targets > num_rows) return {all, {}, num_rows};
-  const at::Tensor numbers = at::nonzero(inputs.targets >= 0).squeeze(1);
-  HL_CHECK(numbers.size(0) == config.num_targets, "cross entropy of ", numbers.size(0),
-           " targets, announced as ", config.num_targets);
+  if (all.targets.is_cpu()) {
+    const auto* const target = all.targets.const_data_ptr<int64_t>();
+    const auto found = std::count_if(target, target + num_rows, [](int64_t id) { return id >= 0; });
+    HL_CHECK(found == config.num_targets, "cross entropy of ", found, " targets, announced as ",
+             config.num_targets);
+  }
+  // Of a size that is known: a GPU is not asked how many it found.
+  const at::Tensor numbers =
+      at::nonzero_static(all.targets >= 0, config.num_targets, /*fill_value=*/0).squeeze(1);
   return {{inputs.hidden.index_select(0, numbers), inputs.weight,
            inputs.targets.index_select(0, numbers)},
           numbers,
@@ -104,19 +110,26 @@ void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weig
 }
 
 struct ForwardResult {
-  double loss = 0, z_loss = 0;
+  at::Tensor loss, z_loss;      // sums in fp64, scalars beside the inputs
   at::Tensor dhidden, dweight;  // of the objective, in the compute dtype; undefined unless wanted
 };
 
-// Sums in fp64, in row order: thousands of terms, and no dependence on the blocks.
+// Sums in fp64: thousands of terms, and no dependence on the blocks. On the CPU in row order; a GPU
+// has an order of its own, which the number of rows fixes, and the host does not wait for it.
 void AddRows(const CrossEntropyRows& rows, ForwardResult& result) {
-  const at::Tensor loss = rows.loss.to(at::kCPU, at::kDouble),
-                   log_z = rows.log_partition.to(at::kCPU, at::kDouble);
-  const auto *l = loss.const_data_ptr<double>(), *z = log_z.const_data_ptr<double>();
-  for (int64_t row = 0; row < loss.numel(); ++row) {
-    result.loss += l[row];
-    result.z_loss += z[row] * z[row];
+  const at::Tensor loss = rows.loss.to(at::kDouble), log_z = rows.log_partition.to(at::kDouble);
+  if (!loss.is_cpu()) {
+    result.loss = loss.sum(), result.z_loss = log_z.square().sum();
+    return;
   }
+  const auto *l = loss.const_data_ptr<double>(), *z = log_z.const_data_ptr<double>();
+  double sum = 0, z_sum = 0;
+  for (int64_t row = 0; row < loss.numel(); ++row) {
+    sum += l[row];
+    z_sum += z[row] * z[row];
+  }
+  result.loss = at::scalar_tensor(sum, loss.options());
+  result.z_loss = at::scalar_tensor(z_sum, loss.options());
 }
 
 ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
@@ -125,7 +138,6 @@ ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
   const at::ScalarType compute = ComputeType(inputs.hidden);
   const at::ScalarType operand = OperandType(inputs.hidden);
   const at::Tensor weight = inputs.weight.to(operand);
-  // read once, at the end: a GPU is not waited for between blocks
   const CrossEntropyRows rows =
       internal::EmptyRows(inputs.hidden.size(0), inputs.hidden.options().dtype(compute));
   if (gradient) {
@@ -182,8 +194,10 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
     const ChosenRows rows = ChooseRows(inputs, config);
     ForwardResult result = RunForward(rows.inputs, config, gradient);
     if (gradient) result.dhidden = rows.Spread(result.dhidden);
-    const auto scalar = [&](double value) {
-      return at::scalar_tensor(value, inputs.hidden.options().dtype(ComputeType(inputs.hidden)));
+    const at::ScalarType compute = ComputeType(inputs.hidden);
+    // copies: fp64 sums would be one output twice
+    const auto scalar = [&](const at::Tensor& sum) {
+      return sum.to(compute, /*non_blocking=*/false, /*copy=*/true);
     };
     return {.outputs = {scalar(result.loss + config.z_loss_weight * result.z_loss),
                         scalar(result.loss), scalar(result.z_loss)},

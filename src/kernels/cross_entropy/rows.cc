@@ -40,8 +40,11 @@ void ReduceFused(at::Tensor& logits, const at::Tensor& targets, double z_loss_we
 // In LibTorch calls: fp64.
 void ReduceComposed(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight,
                     bool gradient, const CrossEntropyRows& out) {
-  if (logits.is_cpu() && targets.numel() > 0)
-    cpu::CheckTarget(targets.max().item<int64_t>(), logits.size(1));
+  if (logits.is_cpu()) {
+    const auto* const target = Elements<int64_t>(targets);
+    for (int64_t row = 0; row < targets.size(0); ++row)
+      cpu::CheckTarget(target[row], logits.size(1));
+  }
   const at::Tensor has_target = targets >= 0, index = targets.clamp_min(0).unsqueeze(1);
   const at::Tensor zero = at::zeros({}, logits.options());
   const at::Tensor log_partition = at::logsumexp(logits, {1});

@@ -38,12 +38,12 @@ void CheckStateShapes(const char* what, const DecayState& state, const at::Tenso
 
 [[noreturn]] void FailWithoutCuda();
 #ifdef HALFLIFE_WITH_CUDA
-#define HL_DISPATCH(is_cuda, function, ...)                                  \
-  ((is_cuda) ? cuda::function(__VA_ARGS__, at::cuda::getCurrentCUDAStream()) \
-             : cpu::function(__VA_ARGS__))
+#define HL_DISPATCH(is_cuda, function, ...)                                                \
+  (NoteKernel(), (is_cuda) ? cuda::function(__VA_ARGS__, at::cuda::getCurrentCUDAStream()) \
+                           : cpu::function(__VA_ARGS__))
 #else
 #define HL_DISPATCH(is_cuda, function, ...) \
-  ((is_cuda) ? FailWithoutCuda() : cpu::function(__VA_ARGS__))
+  (NoteKernel(), (is_cuda) ? FailWithoutCuda() : cpu::function(__VA_ARGS__))
 #endif
 
 }  // namespace halflife::kernels::binding

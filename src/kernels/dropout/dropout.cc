@@ -4,7 +4,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "kernels/cpu/vectorised.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/host_transfer.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
@@ -137,8 +137,8 @@ at::Tensor ApplyOnTensors(const at::Tensor& x, const Mask& mask) {
   const std::vector<int64_t> shape = {batch, seq_len, num_blocks};
   const at::Tensor position = at::arange(seq_len, options) + mask.first_position;
   const std::vector<at::Tensor> words =
-      PhiloxOnTensors({at::tensor(low, options).view({batch, 1, 1}).expand(shape),
-                       at::tensor(high, options).view({batch, 1, 1}).expand(shape),
+      PhiloxOnTensors({UploadValues(low, x.device()).view({batch, 1, 1}).expand(shape),
+                       UploadValues(high, x.device()).view({batch, 1, 1}).expand(shape),
                        position.view({1, seq_len, 1}).expand(shape),
                        at::arange(num_blocks, options).view({1, 1, num_blocks}).expand(shape)},
                       mask.key);

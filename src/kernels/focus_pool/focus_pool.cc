@@ -23,6 +23,7 @@
 #include "kernels/focus_pool/segments.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/host_transfer.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
@@ -114,7 +115,9 @@ class DeviceWork {
     const FocusPlan plan = MakeFocusPlan(in.runs, {.window = in.config.window,
                                                    .has_tail = in.tail_log_weight.defined(),
                                                    .backward = backward});
-    runs_ = Upload(in.runs), chunks_ = Upload(plan.chunks), blocks_ = Upload(plan.blocks);
+    const at::Device device = in.u.device();
+    runs_ = UploadTable(in.runs, device);
+    chunks_ = UploadTable(plan.chunks, device), blocks_ = UploadTable(plan.blocks, device);
     const at::TensorOptions floats = in.u.options().dtype(at::kFloat);
     const auto num_chunks = static_cast<int64_t>(plan.chunks.size());
     const bool narrow = IsNarrow(in.config.window);
@@ -123,7 +126,6 @@ class DeviceWork {
     for (at::Tensor* totals : {&totals_, &carry_, &rest_}) *totals = at::empty({count}, floats);
     if (backward) delta_ = at::empty_like(in.log_weight);
     num_chunks_ = num_chunks, num_blocks_ = static_cast<int64_t>(plan.blocks.size());
-    for (at::Tensor* table : {&runs_, &chunks_, &blocks_}) *table = table->to(in.u.device());
   }
   cuda::FocusWork Args() const {
     return {.runs = static_cast<const FocusRun*>(runs_.const_data_ptr()),
@@ -138,14 +140,6 @@ class DeviceWork {
   }
 
  private:
-  template <typename Entry>
-  static at::Tensor Upload(const std::vector<Entry>& entries) {
-    const at::Tensor bytes =
-        at::empty({static_cast<int64_t>(entries.size() * sizeof(Entry))}, at::kByte);
-    std::copy(entries.begin(), entries.end(), static_cast<Entry*>(bytes.mutable_data_ptr()));
-    return bytes;
-  }
-
   at::Tensor runs_, chunks_, blocks_, totals_, carry_, rest_, delta_;
   int64_t num_chunks_ = 0, num_blocks_ = 0;
 };

@@ -8,7 +8,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +17,7 @@
 #include "kernels/rotary/args.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/host_transfer.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
@@ -157,8 +157,30 @@ RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const double>
                             double factor) {
   CheckTableOf(positions, 2 * static_cast<int64_t>(frequencies.size()));
   if (positions.is_cpu()) return CpuTable(positions, frequencies, factor);
-  const std::vector<double> on_host(frequencies.begin(), frequencies.end());
-  return DeviceTable(positions, at::tensor(on_host).to(positions.device()), factor);
+  return DeviceTable(positions, UploadValues(frequencies, positions.device()), factor);
+}
+
+template <typename Make>
+RotaryTable RotaryTables::Find(const at::Tensor& positions, std::vector<double> key,
+                               const Make& make) {
+  const std::lock_guard lock(mutex_);
+  for (const Entry& entry : entries_)
+    if (entry.positions.is_same(positions) && entry.key == key) return entry.table;
+  return entries_.emplace_back(positions, std::move(key), make()).table;
+}
+
+RotaryTable RotaryTables::Of(const at::Tensor& positions, int64_t dim, double base) {
+  // two numbers, of which no table by frequencies has fewer than three
+  return Find(positions, {static_cast<double>(dim), base},
+              [&] { return MakeRotaryTable(positions, dim, base); });
+}
+
+RotaryTable RotaryTables::Of(const at::Tensor& positions, std::span<const double> frequencies,
+                             double factor) {
+  std::vector<double> key(frequencies.begin(), frequencies.end());
+  key.insert(key.end(), {factor, 0.0});
+  return Find(positions, std::move(key),
+              [&] { return MakeRotaryTable(positions, frequencies, factor); });
 }
 
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {

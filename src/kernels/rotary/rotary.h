@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,28 @@ RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const double>
                             double factor = 1);
 // base^(-2j/d) of each pair.
 std::vector<double> RotaryFrequencies(int64_t dim, double base);
+
+// Tables of a batch's positions, each made when it is first asked for: the layers of a model turn
+// by the same ones. Any thread.
+class RotaryTables {
+ public:
+  // As MakeRotaryTable. A tensor of positions is known by itself, not by its values.
+  RotaryTable Of(const at::Tensor& positions, int64_t dim, double base);
+  RotaryTable Of(const at::Tensor& positions, std::span<const double> frequencies,
+                 double factor = 1);
+
+ private:
+  struct Entry {
+    at::Tensor positions;
+    std::vector<double> key;
+    RotaryTable table;
+  };
+  template <typename Make>
+  RotaryTable Find(const at::Tensor& positions, std::vector<double> key, const Make& make);
+
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
 
 // x [B, T, H, d] fp32, bf16 or fp64 -> the same shape and dtype.
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table);

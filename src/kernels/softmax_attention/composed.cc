@@ -5,7 +5,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/host_transfer.h"
 
 namespace halflife::kernels {
 namespace {
@@ -64,8 +64,7 @@ struct Block {
   // no factor is above what the block's own length makes it.
   at::Tensor Decayed(const at::Tensor& x, const at::Tensor& places, double sign) const {
     if (config.decay_rates.empty()) return x;
-    const auto options = Long().dtype(at::kDouble);
-    const at::Tensor rates = at::tensor(config.decay_rates, options);
+    const at::Tensor rates = UploadValues(config.decay_rates, x.device());
     const at::Tensor gaps = (places - (num_past() + begin)).to(at::kDouble).unsqueeze(1);
     const at::Tensor factors = at::exp(sign * gaps * rates).to(ComputeType(x));
     return (x.to(factors.scalar_type()) * factors.unsqueeze(1)).to(x.scalar_type());

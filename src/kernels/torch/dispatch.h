@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "kernels/cpu/math.h"
+#include "kernels/torch/host_waits.h"
 #ifdef HALFLIFE_WITH_CUDA
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -41,6 +42,7 @@ inline bool IsFused(const at::Tensor& x) {
 template <typename OnCpu, typename OnCuda>
 void RunOn([[maybe_unused]] const at::Tensor& x, const OnCpu& on_cpu,
            [[maybe_unused]] const OnCuda& on_cuda) {
+  NoteKernel();
 #ifdef HALFLIFE_WITH_CUDA
   if (x.is_cuda()) {
     const c10::DeviceGuard guard(x.device());

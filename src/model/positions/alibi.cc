@@ -2,10 +2,10 @@
 // as well as back; nothing is rotated or learned.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/tensor.h>
 
 #include <cmath>
 
+#include "kernels/torch/host_transfer.h"
 #include "model/positions/alibi.h"
 #include "model/positions/attention_variant.h"
 
@@ -20,7 +20,8 @@ class Alibi : public AttentionPositions {
   bool has_bias() const override { return true; }
   bool looks_ahead() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
-    const at::Tensor slopes = at::tensor(slopes_, options).unsqueeze(1);
+    const at::Tensor slopes =
+        kernels::UploadValues(slopes_, options.device()).to(options.dtype()).unsqueeze(1);
     return -slopes * at::arange(num_distances, options);
   }
 

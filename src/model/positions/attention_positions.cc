@@ -12,7 +12,7 @@ const AttentionLayer& Rotating(const AttentionLayer& layer) {
   return layer;
 }
 
-void AttentionPositions::Encode(AttentionHeads&, const at::Tensor&) const {}
+void AttentionPositions::Encode(AttentionHeads&, const at::Tensor&, kernels::RotaryTables&) const {}
 
 at::Tensor AttentionPositions::Bias(int64_t, const at::TensorOptions&) const { return {}; }
 
@@ -24,8 +24,9 @@ at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
 RotaryPositions::RotaryPositions(const AttentionLayer& layer)
     : RotaryPositions(kernels::RotaryFrequencies(Rotating(layer).head_dim, layer.rope_theta)) {}
 
-void RotaryPositions::Encode(AttentionHeads& heads, const at::Tensor& positions) const {
-  const auto table = kernels::MakeRotaryTable(positions, frequencies_, factor_);
+void RotaryPositions::Encode(AttentionHeads& heads, const at::Tensor& positions,
+                             kernels::RotaryTables& tables) const {
+  const auto table = tables.Of(positions, frequencies_, factor_);
   heads.q = kernels::ApplyRotary(heads.q, table);
   heads.k = kernels::ApplyRotary(heads.k, table);
 }

@@ -2,7 +2,7 @@
 // distance, decays with it, and which keys are seen.
 //
 //   AttentionHeads heads = {.q = q, .k = k};
-//   method.Encode(heads, slice.positions);
+//   method.Encode(heads, slice.positions, *slice.rotary);
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/rotary/rotary.h"
 #include "kernels/softmax_attention/visible_keys.h"
 #include "model/part_context.h"
 
@@ -33,8 +34,10 @@ struct AttentionHeads {
 class AttentionPositions {
  public:
   virtual ~AttentionPositions() = default;
-  // Of tokens at `positions` [B, T] int64 of their documents.
-  virtual void Encode(AttentionHeads& heads, const at::Tensor& positions) const;
+  // Of tokens at `positions` [B, T] int64 of their documents; `tables` are the batch's, which all
+  // layers share.
+  virtual void Encode(AttentionHeads& heads, const at::Tensor& positions,
+                      kernels::RotaryTables& tables) const;
   // Added to the scores at distances 0 to num_distances - 1: [H, num_distances] of `options`;
   // undefined: nothing is, unless has_bias().
   virtual bool has_bias() const { return false; }
@@ -65,7 +68,8 @@ class RotaryPositions : public AttentionPositions {
       : frequencies_(std::move(frequencies)), factor_(factor) {}
   // The usual ones of the layer's rope_theta. Errors of Rotating.
   explicit RotaryPositions(const AttentionLayer& layer);
-  void Encode(AttentionHeads& heads, const at::Tensor& positions) const override;
+  void Encode(AttentionHeads& heads, const at::Tensor& positions,
+              kernels::RotaryTables& tables) const override;
 
  protected:
   std::span<const double> frequencies() const { return frequencies_; }

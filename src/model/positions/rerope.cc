@@ -25,7 +25,8 @@ class Rerope : public RotaryPositions {
       leaking_ = InterpolatedFrequencies(layer.head_dim, layer.rope_theta,
                                          static_cast<double>(options.leak));
   }
-  void Encode(AttentionHeads& heads, const at::Tensor& positions) const override {
+  void Encode(AttentionHeads& heads, const at::Tensor& positions,
+              kernels::RotaryTables& tables) const override {
     if (options_.leak == 0) {
       heads.far_q = Rotate(heads.q, at::full_like(positions, options_.window), frequencies());
       heads.far_k = heads.k;
@@ -35,7 +36,7 @@ class Rerope : public RotaryPositions {
       heads.far_q = Rotate(heads.q, positions + shift, leaking_);
       heads.far_k = Rotate(heads.k, positions, leaking_);
     }
-    RotaryPositions::Encode(heads, positions);
+    RotaryPositions::Encode(heads, positions, tables);
   }
   int64_t far_from() const override { return options_.window; }
   bool has_far_keys() const override { return true; }

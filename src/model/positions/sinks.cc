@@ -39,10 +39,11 @@ class StreamingLlm : public SinksAndWindow {
  public:
   StreamingLlm(const StreamingOptions& options, const AttentionLayer& layer)
       : SinksAndWindow(options, layer) {}
-  void Encode(AttentionHeads& heads, const at::Tensor& positions) const override {
+  void Encode(AttentionHeads& heads, const at::Tensor& positions,
+              kernels::RotaryTables& tables) const override {
     const int64_t last = sinks() + window() - 1;  // place in a full cache
     heads.far_q = Rotate(heads.q, positions.clamp_max(last), frequencies());
-    RotaryPositions::Encode(heads, positions);
+    RotaryPositions::Encode(heads, positions, tables);
   }
 };
 
@@ -52,10 +53,11 @@ class LmInfinite : public SinksAndWindow {
  public:
   LmInfinite(const LmInfiniteOptions& options, const AttentionLayer& layer)
       : SinksAndWindow(options, layer) {}
-  void Encode(AttentionHeads& heads, const at::Tensor& positions) const override {
+  void Encode(AttentionHeads& heads, const at::Tensor& positions,
+              kernels::RotaryTables& tables) const override {
     heads.far_q = Rotate(heads.q, at::full_like(positions, window()), frequencies());
     heads.far_k = heads.k;
-    RotaryPositions::Encode(heads, positions);
+    RotaryPositions::Encode(heads, positions, tables);
   }
   bool has_far_keys() const override { return true; }
 };

@@ -3,12 +3,12 @@
 #include "model/positions/t5.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
+#include "kernels/torch/host_transfer.h"
 #include "model/positions/attention_variant.h"
 
 namespace halflife::model {
@@ -32,9 +32,8 @@ class T5Bias : public AttentionPositions {
   T5Bias(const T5Options& options, Parameter table) : options_(options), table_(std::move(table)) {}
   bool has_bias() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
-    const at::Tensor buckets =
-        at::tensor(T5Buckets(num_distances, options_.num_buckets, options_.max_distance))
-            .to(options.device());
+    const at::Tensor buckets = kernels::UploadValues(
+        T5Buckets(num_distances, options_.num_buckets, options_.max_distance), options.device());
     return (*table_).index_select(0, buckets).t().to(options.dtype());
   }
 

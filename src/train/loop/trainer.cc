@@ -65,6 +65,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       model_((config_ = Resolve(std::move(config_), dataset_)).model),
       trace_(options.trace, context),
       rank_times_(context.control()),
+      waits_(options.count_waits ? std::make_optional<HostWaitReport>() : std::nullopt),
       sample_text_(options.sample_text),
       save_policy_(config_.ckpt.every, config_.ckpt.on_error),
       stop_policy_(config_.train.time_limit_s),
@@ -385,13 +386,31 @@ ExitCode Trainer::ConfirmDone() {
   return ExitCode::kFinished;
 }
 
+StepResult Trainer::RunStep(const StepScalars& flags) {
+  std::optional<kernels::HostWaits> counter;
+  if (waits_) {
+    counter.emplace();
+    runner_->ObservePhases([&](const char* phase) { counter->EnterPhase(phase); });
+  }
+  StepResult result = runner_->Run(static_cast<int64_t>(state_.step), state_.num_updates, flags,
+                                   [this] { save_->AwaitCopy(); });
+  if (waits_) {
+    runner_->ObservePhases(nullptr);
+    waits_->Add(counter->Take());
+  }
+  return result;
+}
+
+void Trainer::TellWaits() const {
+  if (waits_ && context_.rank() == 0) HL_INFO("train", waits_->Text());
+}
+
 StepResult Trainer::TakeStep() {
   HL_FAULT_POINT("train.step", ExitCode::kInternal);
   const int64_t begin_us = UnixMicroseconds();
   StepScalars flags = stop_policy_.OwnRequests(run_clock_.Seconds());
   flags[Scalar::kEndedSaves] = save_->under_way() && save_->ended() ? 1 : 0;
-  StepResult result = runner_->Run(static_cast<int64_t>(state_.step), state_.num_updates, flags,
-                                   [this] { save_->AwaitCopy(); });
+  StepResult result = RunStep(flags);
   GuardNonFinite(config_, state_.step + 1, result, state_.guard);
   stop_policy_.NoteStep(result.seconds);
   ++state_.step;
@@ -414,6 +433,7 @@ StepResult Trainer::TakeStep() {
 ExitCode Trainer::SaveAndStop(ExitCode code) {
   SaveNow(/*must_succeed=*/true, /*final=*/false);
   trace_.Finish();
+  TellWaits();
   HL_INFO("train", "stopped after step ", state_.step, " of ", config_.train.steps,
           ": saved; start the same command again to go on");
   return code;
@@ -424,6 +444,7 @@ ExitCode Trainer::Finish() {
   AwaitSave();
   if (!save_policy_.IsSaved(step)) SaveNow(/*must_succeed=*/true, /*final=*/true);
   trace_.Finish();
+  TellWaits();
   if (context_.rank() == 0) folder_.WriteDone(step);
   HL_INFO("train", "finished: ", step, " steps, ",
           HumanCount(static_cast<double>(source_->order().NumSamplesBefore(state_.step)) *

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "train/loop/save_policy.h"
 #include "train/loop/stop_policy.h"
 #include "train/loop/warm_start.h"
+#include "train/record/host_wait_report.h"
 #include "train/record/metrics.h"
 #include "train/record/run_folder.h"
 #include "train/record/run_trace.h"
@@ -38,7 +40,8 @@ struct TrainOptions {
   // asked for it.
   std::function<std::string(const model::LanguageModel&)> sample_text = nullptr;
   TraceConfig trace = {};
-  Stopwatch clock;  // train.time_limit_s counts from its start
+  bool count_waits = false;  // of the host for its device, in every step; told at the end
+  Stopwatch clock;           // train.time_limit_s counts from its start
 };
 
 class Trainer {
@@ -65,6 +68,8 @@ class Trainer {
   bool NothingToDo() const;  // where a finished run was started again
   ExitCode ConfirmDone();
   StepResult TakeStep();
+  StepResult RunStep(const StepScalars& flags);
+  void TellWaits() const;
   void Heartbeat(const char* phase);
   void RunValidation();
   void ShowSampleText();
@@ -98,6 +103,7 @@ class Trainer {
   std::unique_ptr<Metrics> metrics_;      // rank 0
   std::unique_ptr<JsonlWriter> samples_;  // rank 0, with train.log_samples
   RankTimes rank_times_;
+  std::optional<HostWaitReport> waits_;
   std::function<std::string(const model::LanguageModel&)> sample_text_;
 
   // What a save adds to the arrays: step, cursor, guard, last metrics.

@@ -1,11 +1,12 @@
 #include "train/step/adamw.h"
 
-#include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "kernels/torch/host_transfer.h"
+#include "kernels/torch/host_waits.h"
 #include "kernels/torch/tensor_ref.h"
 
 namespace halflife::train {
@@ -30,12 +31,11 @@ AdamW::AdamW(ParameterArena& arena, const AdamWConfig& config, bool decay_all)
     max_segment_ = std::max(max_segment_, count);
   }
   num_segments_ = static_cast<int>(segments.size());
-  const auto bytes = static_cast<int64_t>(segments.size() * sizeof(segments[0]));
-  segments_ = at::from_blob(segments.data(), {bytes}, at::kByte)
-                  .to(arena_.main().device(), at::kByte, /*non_blocking=*/false, /*copy=*/true);
+  segments_ = kernels::UploadTable(segments, arena_.main().device());
 }
 
 void AdamW::Update(double lr, double grad_factor, uint64_t num_updates) {
+  kernels::NoteKernel();
   const c10::DeviceGuard guard(arena_.main().device());
   const at::Tensor& copy = arena_.compute_copy();
   const kernels::AdamWArgs args = {

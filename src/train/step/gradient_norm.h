@@ -1,17 +1,41 @@
 // The global norm's sum of squares, with the same bits for any number of threads, and for any
 // number of ranks where each sums the whole.
+//
+//   const GradientNorm norm(fragments, arena.grads());
+//   const at::Tensor partials = kernels::ReadBack(norm.PartialSums());
+//   const double squares = norm.Sum({partials.const_data_ptr<double>(), size_t(partials.numel())});
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
 #include <vector>
 
 #include "dist/parameter_layout.h"
+#include "kernels/sum_of_squares/args.h"
 
 namespace halflife::train {
 
-// The sum is in fp64, over fixed blocks of each fragment, in order. `flat` is fp32; a fragment lies
-// at its arena_begin in it.
+// What fragments of `flat` need at every step, made once: their table lies beside them.
+class GradientNorm {
+ public:
+  // `flat` is fp32; a fragment lies at its arena_begin in it.
+  GradientNorm(const std::vector<dist::Fragment>& fragments, const at::Tensor& flat);
+
+  // [num_blocks] fp64 beside `flat`: sums over fixed blocks of each fragment, in order. A GPU is
+  // not waited for.
+  at::Tensor PartialSums() const;
+  // Of what PartialSums gave, on the host.
+  double Sum(std::span<const double> partials) const;
+
+ private:
+  at::Tensor flat_;
+  std::vector<kernels::SquaresSegment> segments_;
+  int64_t num_blocks_ = 0;
+  at::Tensor table_;  // bytes of segments_ on a GPU; undefined on the CPU
+};
+
+// Of all the fragments, in fp64: by both steps of the above.
 double SumOfSquares(const std::vector<dist::Fragment>& fragments, const at::Tensor& flat);
 
 }  // namespace halflife::train

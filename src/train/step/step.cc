@@ -1,18 +1,23 @@
 #include "train/step/step.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/stack.h>
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/fault.h"
+#include "core/pairwise_sum.h"
 #include "dist/mesh.h"
 #include "eval/batch_tensors.h"
+#include "kernels/torch/host_transfer.h"
 #include "kernels/torch/tensor_ref.h"
 #include "train/config/plan.h"
 #include "train/device.h"
-#include "train/step/gradient_norm.h"
 
 namespace halflife::train {
 namespace {
@@ -37,16 +42,14 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
                                                             config.parallel.sp))),
       shares_(MakeShares(arena, sums_ ? *sums_ : context.world())),
       hooks_(model.parameters(), arena, shares_ ? &*shares_ : nullptr),
+      norm_(OwnGradients(), arena.grads()),
       optimizer_(arena,
                  {.beta1 = config.optimizer.beta1,
                   .beta2 = config.optimizer.beta2,
                   .eps = config.optimizer.eps,
                   .weight_decay = config.optimizer.weight_decay},
                  config.optimizer.decay_all),
-      own_gradients_(arena.updated_fragments()),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {
-  for (dist::Fragment& part : own_gradients_)
-    part.arena_begin = arena.layout().PlaceOf(part, arena.grads_sliced_end());
   dist::Communicator& sums = sums_ ? *sums_ : context.world();
   if (!shares_)
     reducer_.emplace(arena.layout(), sums, kernels::RefOf(arena.grads()),
@@ -56,6 +59,14 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
   params_of_layer_.resize(config.model.num_layers + 2);
   for (int param = 0; param < model.parameters().size(); ++param)
     params_of_layer_[1 + model.LayerOf(param)].push_back(param);
+}
+
+// At their places in arena.grads().
+std::vector<dist::Fragment> StepRunner::OwnGradients() const {
+  std::vector<dist::Fragment> own = arena_.updated_fragments();
+  for (dist::Fragment& part : own)
+    part.arena_begin = arena_.layout().PlaceOf(part, arena_.grads_sliced_end());
+  return own;
 }
 
 void StepRunner::ShareParameters() {
@@ -69,14 +80,13 @@ void StepRunner::AwaitParameters() {
 }
 
 void StepRunner::AwaitLayer(int64_t layer) {
-  // The head's loss is read on the host, and so is backward's end: with the deadline by then.
-  if (rows_.parallel && layer == config_.model.num_layers) rows_.parallel->group->Settle();
   if (!gather_) return;
   for (const int param : params_of_layer_[1 + layer]) gather_->Await(param);
 }
 
 void StepRunner::Enter(const char* phase) {
   context_.flight().EnterPhase(phase, step_);
+  if (observe_) observe_(phase);
   HL_FAULT_POINT(Concat("train.", phase), ExitCode::kInternal);
 }
 
@@ -85,7 +95,8 @@ at::Tensor StepRunner::ToldPositions(const data::Batch& batch) const {
   std::vector<int64_t> told =
       data::TellPositions(config_.data.positions, config_.train.seed, batch);
   const at::Tensor whole = at::from_blob(told.data(), {batch.batch_size, batch.seq_len}, at::kLong);
-  return (rows_.parallel ? rows_.parallel->TokensOf(whole) : whole.clone()).to(ToTorch(device_));
+  return kernels::Upload(rows_.parallel ? rows_.parallel->TokensOf(whole) : whole.clone(),
+                         ToTorch(device_));
 }
 
 void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
@@ -114,11 +125,11 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   if (reduces) reducer_->BeginStep(kernels::CurrentStream(device_));
   Enter("backward");
   sums.objective.mul(scale).backward();
+  // What the device does next may wait for a peer for ever; this waits with the deadline.
   if (rows_.parallel) rows_.parallel->group->Settle();
   hooks_.EndMicroBatch();
 
-  loss_.Add(sums.loss.item<double>());
-  z_loss_.Add(sums.z_loss.item<double>());
+  losses_.push_back(at::stack({sums.loss, sums.z_loss}));
   result.num_targets += tensors.num_targets;
   const bool names_rows = rows_.ranks == nullptr || rows_.ranks->rank() == 0;
   if (config_.train.log_samples && names_rows) {
@@ -131,13 +142,28 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   }
 }
 
+// Sets the sums of the losses; gives the sum of squares of this rank's gradients. All that the host
+// learns of a step comes back in one copy: a GPU is waited for once.
+double StepRunner::ReadSums(StepResult& result) {
+  const at::Tensor losses = at::cat(losses_).to(at::kDouble);
+  const at::Tensor sums = kernels::ReadBack(at::cat({losses, norm_.PartialSums()}));
+  const std::span<const double> values(sums.const_data_ptr<double>(),
+                                       static_cast<size_t>(sums.numel()));
+  PairwiseSum<double> loss, z_loss;
+  for (size_t micro = 0; micro < losses_.size(); ++micro) {
+    loss.Add(values[2 * micro]);
+    z_loss.Add(values[2 * micro + 1]);
+  }
+  result.loss = loss.Total();
+  result.z_loss = z_loss.Total();
+  return norm_.Sum(values.subspan(2 * losses_.size()));
+}
+
 void StepRunner::Reduce(int64_t step, StepResult& result) {
   Enter("reduce");
   if (reducer_) reducer_->Finish();
   StepScalars& scalars = result.scalars;
-  result.loss = loss_.Total();
-  result.z_loss = z_loss_.Total();
-  const double squares = SumOfSquares(own_gradients_, arena_.grads());
+  const double squares = ReadSums(result);
   const bool bad_loss = !std::isfinite(result.loss);
   // Shares of it where the ranks have shares; of the whole, which all hold, an equal part each.
   scalars[Scalar::kGradSquares] =
@@ -185,7 +211,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   result.scalars = flags;
   step_ = step + 1;
   const int64_t num_micro = NumMicroBatches(config_, context_.world_size());
-  loss_ = z_loss_ = {};
+  losses_.clear();
   for (int64_t micro = 0; micro < num_micro; ++micro) MicroBatch(micro, num_micro, result);
   Reduce(step, result);
 

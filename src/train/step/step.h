@@ -5,13 +5,15 @@
 //   const StepResult result = runner.Run(step, num_updates, flags);
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ckpt/state.h"
-#include "core/pairwise_sum.h"
 #include "data/token_source.h"
 #include "dist/gradient_reducer.h"
 #include "dist/parameter_gather.h"
@@ -19,6 +21,7 @@
 #include "train/config/run_config.h"
 #include "train/step/adamw.h"
 #include "train/step/gradient_hooks.h"
+#include "train/step/gradient_norm.h"
 #include "train/step/shared_rows.h"
 #include "train/step/step_scalars.h"
 
@@ -66,6 +69,9 @@ class StepRunner {
   // With parallel.zero_stage > 0: collective; every rank gets the parameters that the others
   // updated, as at a run's start. Run shares them too, while the next forward begins.
   void ShareParameters();
+  // Tells `observe` of the phases of Run from now on, as they begin: data, forward, backward of
+  // each micro-batch, reduce, update.
+  void ObservePhases(std::function<void(const char*)> observe) { observe_ = std::move(observe); }
   // Before the parameters are read outside of Run.
   void AwaitParameters();
   // Over the ranks that share this rank's rows; null: none do.
@@ -76,9 +82,11 @@ class StepRunner {
  private:
   at::Tensor ToldPositions(const data::Batch& batch) const;
   void MicroBatch(int64_t index, int64_t count, StepResult& result);
+  double ReadSums(StepResult& result);
   void Reduce(int64_t step, StepResult& result);
   double LearningRate(int64_t step) const;
   void AwaitLayer(int64_t layer);
+  std::vector<dist::Fragment> OwnGradients() const;
   void Enter(const char* phase);
 
   const RunConfig& config_;
@@ -93,11 +101,12 @@ class StepRunner {
   GradientHooks hooks_;
   std::optional<dist::GradientReducer> reducer_;  // else
   std::optional<dist::ParameterGather> gather_;   // each rank updates its slices
+  GradientNorm norm_;                             // of the gradients that this rank holds
   AdamW optimizer_;
+  std::function<void(const char*)> observe_;       // null: nobody asked
   int64_t step_ = 0;                               // being taken, from 1
-  PairwiseSum<double> loss_, z_loss_;              // of this step's micro-batches
+  std::vector<at::Tensor> losses_;                 // [2] of a micro-batch: its loss and z loss
   std::vector<std::vector<int>> params_of_layer_;  // by LanguageModel::LayerOf + 1
-  std::vector<dist::Fragment> own_gradients_;      // at their places in arena.grads()
   double config_identity_;  // low 32 bits of the config's hash, exact in fp64
 };
 

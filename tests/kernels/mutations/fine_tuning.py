@@ -3,8 +3,10 @@ its place, test)."""
 
 MUTATIONS = [
     ("classes: the mean of another document", "src/model/document_pooler.cc",
-     "Ends(firsts, tokens.size(0)) - firsts)",
-     "(Ends(firsts, tokens.size(0)) - firsts).flip(0))", "classification_test"),
+     "Ends(firsts, tokens.size(0)) - firsts,",
+     "(Ends(firsts, tokens.size(0)) - firsts).flip(0),", "classification_test"),
+    ("classes: the lengths of documents are read on the host", "src/model/document_pooler.cc",
+     "/*unsafe=*/true", "/*unsafe=*/false", "classification_test"),
     ("classes: the last token but one", "src/model/document_pooler.cc",
      "Ends(firsts, tokens.size(0)) - 1", "(Ends(firsts, tokens.size(0)) - 2).clamp_min(0)",
      "classification_test"),

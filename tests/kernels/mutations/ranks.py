@@ -4,10 +4,26 @@ STEP = "src/train/step"
 
 MUTATIONS = [
     ("ranks: the last label of a slice is lost", "src/eval/batch_tensors.cc",
-     "const at::Tensor targets = parallel.TokensOf(Ids(batch.targets, batch, at::kCPU));",
-     "const at::Tensor targets = parallel.TokensOf(Ids(batch.targets, batch, at::kCPU)).clone();\n"
+     "const at::Tensor targets = parallel.TokensOf(Ids(batch.targets, batch));",
+     "const at::Tensor targets = parallel.TokensOf(Ids(batch.targets, batch)).clone();\n"
      "  targets.select(1, -1).fill_(-1);",
      "step_test:*RanksThatShareRows*"),
+    ("step: each micro-batch reads its loss", f"{STEP}/step.cc",
+     "losses_.push_back(at::stack({sums.loss, sums.z_loss}));",
+     "losses_.push_back(at::stack({sums.loss, sums.z_loss}));\n"
+     "  static_cast<void>(sums.loss.item<double>());",
+     "step_waits_test"),
+    ("step: gradients are summed before the losses are cut off", f"{STEP}/step.cc",
+     "return norm_.Sum(values.subspan(2 * losses_.size()));",
+     "return norm_.Sum(values.subspan(2 * losses_.size() - 1));", "step_test"),
+    ("step: the z loss of the micro-batch before", f"{STEP}/step.cc",
+     "z_loss.Add(values[2 * micro + 1]);", "z_loss.Add(values[2 * micro]);", "step_test"),
+    ("slices: rotary tables of other positions", "src/kernels/rotary/rotary.cc",
+     "entry.positions.is_same(positions) && entry.key == key", "entry.key == key",
+     "rotary_test"),
+    ("slices: rotary tables of other frequencies", "src/kernels/rotary/rotary.cc",
+     "entry.positions.is_same(positions) && entry.key == key",
+     "entry.positions.is_same(positions)", "rotary_test"),
     ("ranks: a mean of micro-batches' means", f"{STEP}/step.cc",
      "const double scale = 1.0 / (config_.train.global_batch * config_.data.seq_len);",
      "const double scale = static_cast<double>(config_.train.micro_batch) /\n"

@@ -58,7 +58,8 @@ class Method {
  private:
   AttentionHeads Encoded(const at::Tensor& x, int64_t position) const {
     AttentionHeads heads = {.q = x.view({1, 1, 1, -1}), .k = x.view({1, 1, 1, -1})};
-    method_->Encode(heads, at::full({1, 1}, position, at::kLong));
+    kernels::RotaryTables tables;
+    method_->Encode(heads, at::full({1, 1}, position, at::kLong), tables);
     return heads;
   }
   ParameterSet parameters_;

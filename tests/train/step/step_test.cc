@@ -7,17 +7,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <mutex>
 
-#include "data/prepare.h"
-#include "data/synthetic/prepare_mqar.h"
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"
 #include "dist/mesh.h"
 #include "support/expect_error.h"
 #include "support/peak_bytes.h"
-#include "support/run_fixture.h"
+#include "support/temp_dir.h"
+#include "train/step/step_data.h"
 
 namespace halflife::train {
 namespace {
@@ -40,13 +38,7 @@ class StepTest : public testing::Test {
   static void SetUpTestSuite() {
     at::set_num_threads(1);
     dir = new test::TempDir();
-    std::ofstream(dir->path() / "text.txt") << test::MakeText(30000, 2);
-    data::Prepare({.inputs = {(dir->path() / "text.txt").string()},
-                   .tokenizer = "bytes",
-                   .out = dir->path() / "data",
-                   .threads = 1});
-    data::PrepareMqar(
-        {.train = {{16, 4, 20}}, .vocab_size = 64, .out = dir->path() / "mqar", .threads = 1});
+    test::PrepareStepData(dir->path());
   }
   static void TearDownTestSuite() { delete dir; }
 
@@ -409,6 +401,16 @@ TEST_F(StepTest, NonFiniteGradientSkipsTheUpdateOnEveryRank) {
   EXPECT_TRUE(std::isnan(poisoned.steps[0].grad_norm)) << "0 would read as a gradient of nothing";
   EXPECT_EQ(poisoned.steps[0].clip_factor, 1);
   EXPECT_EQ(poisoned.main, Train(2, 0).main);  // nothing was updated
+}
+
+// Of initial logits, which are small: ln Z is ln 259 for all tokens, and so is the loss.
+TEST_F(StepTest, LossAndZLossAreTheirOwnMeans) {
+  const double log_vocab = std::log(259.0);
+  for (const char* micro_batch : {"train.micro_batch=1", "train.micro_batch=8"}) {
+    const StepResult first = Train(1, 1, {micro_batch}).steps[0];
+    EXPECT_NEAR(first.loss, log_vocab, 0.2);
+    EXPECT_NEAR(first.z_loss, log_vocab * log_vocab, 2.0);
+  }
 }
 
 TEST_F(StepTest, RanksAtDifferentStepsAreFound) {

@@ -11,6 +11,7 @@
 
 #include "kernels/linear/linear.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/host_transfer.h"
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
@@ -51,7 +52,7 @@ class ImplicitFilter {
   at::Tensor operator()(int64_t num_tokens, const at::Tensor& x) const {
     RequireWithinFilter("base_conv", num_tokens, features_.size(0));
     const at::Tensor features =
-        features_.narrow(0, 0, num_tokens).to(x.device(), kernels::ComputeType(x));
+        kernels::Upload(features_.narrow(0, 0, num_tokens).to(kernels::ComputeType(x)), x.device());
     return second_(at::relu(first_(features)));
   }
   int64_t length() const { return features_.size(0); }

@@ -266,8 +266,8 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
   if (form_.rope_theta > 0 || !form_.rotary_frequencies.empty()) {
     const auto table =
         form_.rotary_frequencies.empty()
-            ? kernels::MakeRotaryTable(slice.told_positions(), maps_[0]->width(), form_.rope_theta)
-            : kernels::MakeRotaryTable(slice.told_positions(), form_.rotary_frequencies);
+            ? slice.rotary->Of(slice.told_positions(), maps_[0]->width(), form_.rope_theta)
+            : slice.rotary->Of(slice.told_positions(), form_.rotary_frequencies);
     heads.q.x = kernels::ApplyRotary(heads.q.x, table);
     heads.k.x = kernels::ApplyRotary(heads.k.x, table);
   }

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "kernels/torch/host_transfer.h"
+
 namespace halflife::model {
 
 std::vector<double> RetentionLogDecays(int64_t num_heads) {
@@ -26,7 +28,7 @@ std::vector<double> RetentionLogDecaysOfRange(int64_t num_heads) {
 
 at::Tensor FixedDecay::operator()(const at::Tensor& x, std::span<const at::Tensor>) const {
   if (!on_device_.defined() || on_device_.device() != x.device())
-    on_device_ = at::tensor(log_decays_, at::kFloat).to(x.device());
+    on_device_ = kernels::Upload(at::tensor(log_decays_, at::kFloat), x.device());
   return on_device_;
 }
 

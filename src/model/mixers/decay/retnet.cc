@@ -12,11 +12,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/expm1.h>
 #include <ATen/ops/rsqrt.h>
-#include <ATen/ops/tensor.h>
 
 #include <cmath>
 
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/host_transfer.h"
 #include "model/mixers/decay/decayed_mixer.h"
 #include "model/mixers/decay/fixed_decay.h"
 
@@ -70,7 +70,7 @@ DecayedForm FormOf(const RetNetOptions& options) {
   form.score_norm = options.row_norm == "torchscale_parallel";
   if (options.row_norm != "none")
     form.query_scale = [log_decays](const at::Tensor& positions) {
-      const at::Tensor rates = at::tensor(log_decays, at::kDouble).to(positions.device());
+      const at::Tensor rates = kernels::UploadValues(log_decays, positions.device());
       // (1 - gamma^(n + 1)) / (1 - gamma) [B, T, H]
       const at::Tensor sums =
           at::expm1((positions + 1).to(at::kDouble).unsqueeze(-1) * rates) / at::expm1(rates);

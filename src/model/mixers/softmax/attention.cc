@@ -22,8 +22,9 @@ class OwnRotation : public AttentionPositions {
  public:
   explicit OwnRotation(const AttentionLayer& layer)
       : head_dim_(layer.head_dim), rope_theta_(layer.rope_theta) {}
-  void Encode(AttentionHeads& heads, const at::Tensor& positions) const override {
-    const auto table = kernels::MakeRotaryTable(positions, head_dim_, rope_theta_);
+  void Encode(AttentionHeads& heads, const at::Tensor& positions,
+              kernels::RotaryTables& tables) const override {
+    const auto table = tables.Of(positions, head_dim_, rope_theta_);
     heads.q = kernels::ApplyRotary(heads.q, table);
     heads.k = kernels::ApplyRotary(heads.k, table);
   }
@@ -161,7 +162,7 @@ Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
   const SequenceSlice& slice = call.slice;
   if (call.num_past > 0) RequireCausal("a row that goes on from a state");
   if (slice.segment != nullptr) RequireCausal("a row on several ranks");
-  Encode(own, slice.told_positions());
+  Encode(own, slice.told_positions(), *slice.rotary);
   Heads heads = WithPast(call, own);
   if (scales_queries()) ScaleQueries(slice.positions, heads);
   const bool one_document =
@@ -176,7 +177,7 @@ Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
 at::Tensor Attention::Step(Heads heads, int64_t num_past, MixerState& state) const {
   RequireCausal("decode, token by token");
   const auto slice = SequenceSlice::Contiguous(heads.q.size(0), 1, num_past, heads.q.device());
-  Encode(heads, slice.positions);
+  Encode(heads, slice.positions, *slice.rotary);
   const auto with_cache = [&](at::Tensor& token, at::Tensor& cache) {
     AppendToken(token, num_past, cache);
     token = cache.narrow(1, 0, num_past + 1);
@@ -222,11 +223,12 @@ double Attention::ScoreScale() const {
                                 : 1 / std::sqrt(static_cast<double>(shape_.head_dim));
 }
 
-void Attention::Encode(Heads& heads, const at::Tensor& positions) const {
+void Attention::Encode(Heads& heads, const at::Tensor& positions,
+                       kernels::RotaryTables& tables) const {
   if (options_.cos_scale > 0) heads.q = Unit(heads.q), heads.k = Unit(heads.k);
   if (options_.cos_scale_learned)
     heads.q = (heads.q * log_cos_scale_->exp()).to(heads.q.scalar_type());
-  positions_->Encode(heads, positions);
+  positions_->Encode(heads, positions, tables);
 }
 
 // With the keys and values before the slice: of the call's state, or of the other ranks.

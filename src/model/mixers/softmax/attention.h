@@ -79,7 +79,7 @@ class Attention {
   double ScoreScale() const;
   bool scales_queries() const { return options_.query_scale.form != "none"; }
   void RequireCausal(const char* what) const;
-  void Encode(Heads& heads, const at::Tensor& positions) const;
+  void Encode(Heads& heads, const at::Tensor& positions, kernels::RotaryTables& tables) const;
   Heads WithPast(const MixerCall& call, const Heads& own) const;
   int64_t Reach(const MixerCall& call) const;
   void ScaleQueries(const at::Tensor& positions, Heads& heads) const;

@@ -1,0 +1,22 @@
+// The datasets that tests of a step train on: DIR/data of text in bytes, packed, and DIR/mqar, rows
+// of one document and few targets.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+
+#include "data/prepare.h"
+#include "data/synthetic/prepare_mqar.h"
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+
+inline void PrepareStepData(const std::filesystem::path& dir) {
+  const std::filesystem::path text = dir / "text.txt";
+  std::ofstream(text) << MakeText(30000, 2);
+  data::Prepare(
+      {.inputs = {text.string()}, .tokenizer = "bytes", .out = dir / "data", .threads = 1});
+  data::PrepareMqar({.train = {{16, 4, 20}}, .vocab_size = 64, .out = dir / "mqar", .threads = 1});
+}
+
+}  // namespace halflife::test

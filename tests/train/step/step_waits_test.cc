@@ -1,0 +1,147 @@
+// How often a step makes the host wait for its device, and how much it launches: of every mixer, by
+// counting on the CPU (kernels/torch/host_waits.h).
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "dist/local_communicator.h"
+#include "dist/local_rank_context.h"
+#include "kernels/torch/host_waits.h"
+#include "support/temp_dir.h"
+#include "train/step/step.h"
+#include "train/step/step_data.h"
+
+namespace halflife::train {
+namespace {
+
+using Phases = std::map<std::string, kernels::HostCounts>;
+using Settings = std::vector<std::string>;
+
+// The quickstart's parts in small, with z loss and two micro-batches a step.
+constexpr char kRecipe[] = R"(
+data { path: "data" seq_len: 32 prefetch: 0 }
+model { vocab_size: 259 model_dim: 32 num_layers: 2
+        channel_mixer { swiglu { width: 64 } } }
+optimizer { lr: 3e-3 }
+train { steps: 100 global_batch: 4 micro_batch: 2 seed: 3 z_loss: 1e-3 }
+)";
+// Rows of one document and few targets.
+const Settings kMqar = {"data.path=mqar", "data.seq_len=16", "model.vocab_size=64",
+                        "model.objective=labelled"};
+
+class StepWaits : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    at::set_num_threads(1);
+    dir = new test::TempDir();
+    test::PrepareStepData(dir->path());
+  }
+  static void TearDownTestSuite() { delete dir; }
+
+  // By phase, of the second step: the first makes what stays.
+  static Phases CountsOf(const Settings& settings) {
+    Phases phases;
+    dist::LocalWorld::Run(1, [&](dist::Communicator& comm) {
+      const RunConfig config = ParseRunConfig(kRecipe, "test", settings);
+      const auto context = dist::MakeLocalRankContext(comm);
+      const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
+      model::LanguageModel model(config.model);
+      ParameterArena arena(model.parameters(), ParameterArena::Of(config, at::kCPU, 0, 1));
+      arena.Initialise(config.train.seed);
+      data::TokenSource source(dataset, data::Split::kTrain,
+                               {.seq_len = config.data.seq_len,
+                                .micro_batch = config.train.micro_batch,
+                                .global_batch = config.train.global_batch,
+                                .seed = config.train.seed,
+                                .prefetch = 0,
+                                .epoch_end = data::EpochEndOf(config.data.epoch_end)});
+      StepRunner runner(config, model, arena, source, *context, {});
+      uint64_t num_updates = 0;
+      runner.Run(0, num_updates, {});
+      kernels::HostWaits waits;
+      runner.ObservePhases([&](const char* phase) { waits.EnterPhase(phase); });
+      runner.Run(1, num_updates, {});
+      phases = waits.Take();
+      EXPECT_EQ(num_updates, 2u);
+    });
+    return phases;
+  }
+
+  static void ExpectOneRead(const Phases& phases) {
+    for (const auto& [phase, counts] : phases) {
+      for (const auto& [name, count] : counts.waits)
+        ADD_FAILURE() << phase << " waits " << count << " times in " << name;
+      EXPECT_EQ(counts.read_backs, phase == "reduce" ? 1 : 0) << phase;
+    }
+    EXPECT_EQ(phases.count("reduce"), 1u);
+  }
+
+  static Settings With(Settings settings, const Settings& more) {
+    settings.insert(settings.end(), more.begin(), more.end());
+    return settings;
+  }
+
+  static inline test::TempDir* dir = nullptr;
+};
+
+TEST_F(StepWaits, OfEveryMixerAStepReadsOnce) {
+  for (const std::string& mixer : model::NamesOf(model::kMixers)) {
+    SCOPED_TRACE(mixer);
+    ExpectOneRead(CountsOf(With(kMqar, {"model.mixer=" + mixer})));
+  }
+}
+
+TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
+  for (const char* mixer : {"retention", "retnet", "gla", "d2d", "rebased", "mamba", "softmax"}) {
+    SCOPED_TRACE(mixer);
+    ExpectOneRead(CountsOf({std::string("model.mixer=") + mixer, "model.dropout=0.1"}));
+  }
+  ExpectOneRead(CountsOf({"model.mixer=fastformer", "model.objective=masked_token"}));
+  ExpectOneRead(CountsOf({"train.precision=bf16"}));
+  ExpectOneRead(
+      CountsOf({"data.positions=randomised", "data.positions_length=64", "model.mixer=softmax"}));
+}
+
+// What a layer launches in a micro-batch, forward and backward, by the difference of models of
+// three layers and of two: its mixer, channel mixer and norms, and a copy of each parameter's
+// gradient to its place. A kernel of the project counts as one, though on a GPU a scan is several;
+// where the CPU has a fused form that a GPU has not (softmax_attention/), this is the CPU's count.
+// A mixer without a row has the highest bound.
+TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
+  const std::map<std::string, int64_t> bounds = {{"based", 38},
+                                                 {"base_conv", 40},
+                                                 {"gated_conv", 45},
+                                                 {"rebased", 46},
+                                                 {"softmax", 48},
+                                                 {"retention", 49},
+                                                 {"linear_attention", 50},
+                                                 {"retnet", 59},
+                                                 {"gla", 60},
+                                                 {"gau", 63},
+                                                 {"fastformer", 66},
+                                                 {"leap", 67},
+                                                 {"mamba", 75},
+                                                 {"rwkv4", 81},
+                                                 {"d2d", 106},
+                                                 {"hyena", 158}};
+  const auto launches = [&](const std::string& mixer, int64_t num_layers) {
+    int64_t sum = 0;
+    const Phases phases = CountsOf(With(kMqar, {"model.mixer=" + mixer, "train.global_batch=2",
+                                                "model.num_layers=" + std::to_string(num_layers)}));
+    for (const char* phase : {"forward", "backward"}) sum += phases.at(phase).num_kernels();
+    return sum;
+  };
+  for (const std::string& mixer : model::NamesOf(model::kMixers)) {
+    const int64_t of_layer = launches(mixer, 3) - launches(mixer, 2);
+    const auto own = bounds.find(mixer);
+    EXPECT_GT(of_layer, 0) << mixer;
+    EXPECT_LE(of_layer, own == bounds.end() ? bounds.at("hyena") : own->second) << mixer;
+  }
+}
+
+}  // namespace
+}  // namespace halflife::train
