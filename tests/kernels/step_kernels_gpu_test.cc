@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "kernels/dropout/dropout.h"
 #include "kernels/gradient_check.h"
 #include "kernels/real_norm/real_norm.h"
 #include "kernels/rms_norm/rms_norm.h"
@@ -57,6 +58,20 @@ class StepKernelsGpuTest : public testing::TestWithParam<at::ScalarType> {
     }
   }
 };
+
+TEST_P(StepKernelsGpuTest, Dropout) {
+  const std::vector<uint64_t> samples = {7, (uint64_t{1} << 40) + 9, 8};
+  for (const int64_t dim : {6, 64, 1001}) {
+    SCOPED_TRACE(dim);
+    const auto drop = [&](const Tensors& in) {
+      return Dropout(in[0], {.rate = 0.3,
+                             .key = MakeRandomKey(5, RandomPurpose::kDropout, 3),
+                             .samples = samples,
+                             .first_position = 10});
+    };
+    ExpectSameOnBoth(drop, {Normal({3, 50, dim}, 1)});
+  }
+}
 
 TEST_P(StepKernelsGpuTest, RmsNorm) {
   for (const int64_t dim : {7, 64, 1000, 1024, 5000}) {

@@ -6,10 +6,12 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "core/error.h"
 #include "kernels/cpu/vectorised.h"
+#include "kernels/dropout/args.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/host_transfer.h"
@@ -23,10 +25,10 @@ struct Mask {
   std::vector<uint64_t> samples;
   int64_t first_position;
   double rate;
+  at::Tensor on_device;  // the samples' bytes where x is on a GPU
 };
 
-// A draw of 24 bits below this one is dropped.
-uint32_t Threshold(double rate) { return static_cast<uint32_t>(rate * 0x1p24); }
+double ScaleOf(const Mask& mask) { return 1.0 / (1.0 - mask.rate); }
 
 template <typename T>
 struct DropoutRows {
@@ -70,8 +72,8 @@ HL_INLINE void DrawLanes(RandomKey key, uint64_t sample, uint32_t position, uint
 template <typename T>
 HL_INLINE void DropLoop(const DropoutRows<T>& rows, int64_t begin, int64_t end) {
   const Mask& mask = *rows.mask;
-  const uint32_t threshold = Threshold(mask.rate);
-  const auto scale = static_cast<float>(1.0 / (1.0 - mask.rate));
+  const uint32_t threshold = DropoutThreshold(mask.rate);
+  const auto scale = static_cast<float>(ScaleOf(mask));
   Words words;
   float factor[4 * kLanes];
   for (int64_t token = begin; token < end; ++token) {
@@ -93,18 +95,34 @@ HL_INLINE void DropLoop(const DropoutRows<T>& rows, int64_t begin, int64_t end) 
   }
 }
 
-at::Tensor ApplyOnCpu(const at::Tensor& x_in, const Mask& mask) {
+template <typename T>
+void DropOnCpu(const at::Tensor& x, const at::Tensor& out, const Mask& mask) {
+  const DropoutRows<T> rows = {.x = Elements<T>(x),
+                               .out = MutableElements<T>(out),
+                               .mask = &mask,
+                               .seq_len = x.size(1),
+                               .dim = x.size(2)};
+  at::parallel_for(0, x.size(0) * x.size(1), 16, [&](int64_t begin, int64_t end) {
+    cpu::RunVectorised([&]() HL_LAMBDA_INLINE { DropLoop(rows, begin, end); });
+  });
+}
+
+at::Tensor ApplyFused(const at::Tensor& x_in, const Mask& mask) {
   const at::Tensor x = x_in.contiguous();
-  at::Tensor out = at::empty_like(x);
+  const at::Tensor out = at::empty_like(x);
   WithStorage(x, [&]<typename T>() {
-    const DropoutRows<T> rows = {.x = Elements<T>(x),
+    const DropoutArgs<T> args = {.x = Elements<T>(x),
                                  .out = MutableElements<T>(out),
-                                 .mask = &mask,
+                                 .samples = Elements<uint64_t>(mask.on_device),
+                                 .num_tokens = x.size(0) * x.size(1),
                                  .seq_len = x.size(1),
-                                 .dim = x.size(2)};
-    at::parallel_for(0, x.size(0) * x.size(1), 16, [&](int64_t begin, int64_t end) {
-      cpu::RunVectorised([&]() HL_LAMBDA_INLINE { DropLoop(rows, begin, end); });
-    });
+                                 .dim = x.size(2),
+                                 .first_position = mask.first_position,
+                                 .key = mask.key,
+                                 .threshold = DropoutThreshold(mask.rate),
+                                 .scale = static_cast<float>(ScaleOf(mask))};
+    RunOn(
+        x, [&] { DropOnCpu<T>(x, out, mask); }, [&](auto stream) { cuda::Dropout(args, stream); });
   });
   return out;
 }
@@ -144,12 +162,12 @@ at::Tensor ApplyOnTensors(const at::Tensor& x, const Mask& mask) {
                       mask.key);
   const at::Tensor bits =
       at::stack(words, 3).flatten(2).narrow(2, 0, dim).__rshift__(8);  // [B, T, D]
-  const at::Tensor dropped = bits < int64_t{Threshold(mask.rate)};
-  return (x * (1.0 / (1.0 - mask.rate))).masked_fill(dropped, 0);
+  const at::Tensor dropped = bits < int64_t{DropoutThreshold(mask.rate)};
+  return (x * ScaleOf(mask)).masked_fill(dropped, 0);
 }
 
 at::Tensor Drop(const at::Tensor& x, const Mask& mask) {
-  return IsCpuStorage(x) ? ApplyOnCpu(x, mask) : ApplyOnTensors(x, mask);
+  return IsFused(x) ? ApplyFused(x, mask) : ApplyOnTensors(x, mask);
 }
 
 }  // namespace
@@ -159,10 +177,12 @@ at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config) {
   if (config.rate == 0) return x;
   HL_CHECK(static_cast<int64_t>(config.samples.size()) == x.size(0), "dropout over ", x.size(0),
            " rows needs as many sample numbers, got ", config.samples.size());
-  const Mask mask = {.key = config.key,
-                     .samples = {config.samples.begin(), config.samples.end()},
-                     .first_position = config.first_position,
-                     .rate = config.rate};
+  const Mask mask = {
+      .key = config.key,
+      .samples = {config.samples.begin(), config.samples.end()},
+      .first_position = config.first_position,
+      .rate = config.rate,
+      .on_device = x.is_cuda() ? UploadTable(config.samples, x.device()) : at::Tensor()};
   const auto forward = [&]() -> Forwarded {
     return {.outputs = {Drop(x, mask)}, .saved = {}, .backward = [mask](const BackwardCall& call) {
               return Tensors{Drop(call.grads[0], mask)};

@@ -55,6 +55,20 @@ MUTATIONS = [
     ("standardise: wide rows stored by half", "cuda/rows.cuh",
      "reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);",
      "reinterpret_cast<float4*>(to) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);", "real_norm"),
+    ("dropout: a token past the last", "dropout/dropout.cu",
+     "if (token >= args.num_tokens) return;", "", "dropout"),
+    ("dropout: one draw for all of a pack", "dropout/dropout.cu",
+     "channel / kChannelsOfADraw + draw", "channel / kChannelsOfADraw", "dropout"),
+    ("dropout: the sample of the first row", "dropout/dropout.cu", "args.samples[row]",
+     "args.samples[0]", "dropout"),
+    ("dropout: places counted over all rows", "dropout/dropout.cu",
+     "args.first_position + token - row * args.seq_len", "args.first_position + token", "dropout"),
+    ("dropout: channels past the last", "dropout/dropout.cu",
+     "min(args.dim - channel, int64_t{kPack<T>})", "int64_t{kPack<T>}", "dropout"),
+    ("dropout: a dropped infinity is multiplied", "dropout/dropout.cu",
+     "0.0f : value * args.scale", "value * 0.0f : value * args.scale", "dropout"),
+    ("dropout: all 32 bits against the threshold", "dropout/dropout.cu", "words.x[i] >> 8",
+     "words.x[i]", "dropout"),
     ("rotary: a token past the last", "rotary/rotary.cu", "if (token >= args.num_tokens) return;", "", "rotary"),
     ("rotary: channels past half a head", "rotary/rotary.cu",
      "min(args.half - j, int64_t{kPack<T>})", "int64_t{kPack<T>}", "rotary"),
@@ -152,7 +166,8 @@ MUTATIONS = [
      "sum_of_squares"),
 ]
 
-FAMILIES = ("rms_norm", "real_norm", "rotary", "swiglu", "short_conv", "cross_entropy", "sum_of_squares")
+FAMILIES = ("rms_norm", "real_norm", "rotary", "swiglu", "short_conv", "cross_entropy", "sum_of_squares",
+            "dropout")
 
 STEP = Family(
     name="step kernels", folder="src/kernels",
