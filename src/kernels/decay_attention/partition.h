@@ -44,5 +44,12 @@ HL_EVERYWHERE constexpr int64_t NumCheckpointSlots(int num_chunks, int num_seque
                                                    int checkpoint_every) {
   return int64_t{1} * num_chunks / checkpoint_every + num_sequences;
 }
+// Elements of all states that a forward keeps, of `width` columns: from one to the rest of it that
+// its rounding has lost, where that is kept too.
+HL_EVERYWHERE constexpr int64_t CheckpointElements(const DecayAttentionArgs& args,
+                                                   int checkpoint_every) {
+  return NumCheckpointSlots(args.num_chunks, args.num_sequences, checkpoint_every) *
+         args.num_heads * args.head_dim_k * args.head_dim_v;
+}
 
 }  // namespace halflife::kernels

@@ -42,7 +42,9 @@ struct ProblemConfig {
   DecayKind kind = DecayKind::kPerToken;
   Strength strength = Strength::kGates;
   bool normalised = false, key_scale = false, states = true;
-  bool positive = false;                      // q and k > 0, as a normaliser wants them
+  bool positive = false;  // q and k > 0, as a normaliser wants them
+  double v_mean = 0;      // of each channel of v, whose deviation is 1
+  double norm_eps = 1e-30;
   bool bf16 = false;                          // q, k, v and dout are numbers of bf16
   std::vector<int32_t> document_starts = {};  // flat
   std::vector<int32_t> cu_seqlens = {};       // B is 1
@@ -119,6 +121,7 @@ inline RandomProblem MakeProblem(ProblemConfig config, uint64_t seed) {
   problem.q = draw(tokens * config.q_heads * config.K, config.positive);
   problem.k = draw(tokens * config.k_heads * config.K, config.positive);
   problem.v = draw(tokens * config.v_heads * config.V);
+  for (double& x : problem.v) x += config.v_mean;
   problem.dout = draw(tokens * config.H * config.V);
   if (config.bf16)
     for (Values* x : {&problem.q, &problem.k, &problem.v, &problem.dout})
@@ -128,6 +131,10 @@ inline RandomProblem MakeProblem(ProblemConfig config, uint64_t seed) {
     problem.initial_state = draw(norms * config.V);
     problem.dfinal_state = draw(norms * config.V);
     if (config.normalised) problem.initial_norm = draw(norms, true);
+    // As of earlier values with that mean.
+    for (size_t i = 0; config.normalised && i < problem.initial_state.size(); ++i)
+      problem.initial_state[i] = static_cast<float>(
+          problem.initial_state[i] + config.v_mean * problem.initial_norm[i / config.V]);
     if (config.normalised) problem.dfinal_norm = draw(norms);
   }
   if (config.kind != DecayKind::kNone) {
@@ -202,6 +209,7 @@ inline DecayReferenceProblem HeadProblem(const RandomProblem& problem, int n, in
   p.head_dim_v = c.V;
   p.scale = problem.scale;
   p.normalised = c.normalised;
+  p.norm_eps = c.norm_eps;
   p.q = Slice(c, extent, problem.q, c.q_heads, head, c.K);
   p.k = Slice(c, extent, problem.k, c.k_heads, head, c.K);
   p.v = Slice(c, extent, problem.v, c.v_heads, head, c.V);

@@ -14,8 +14,9 @@
 
 namespace halflife::kernels::decay {
 
-constexpr int kChunk = 64;  // C
-constexpr int kTile = 16;   // tokens of a step with decays of channels
+constexpr int kChunk = 64;       // C
+constexpr int kTile = 16;        // tokens of a step with decays of channels
+constexpr int kMeanTokens = 64;  // whose values one warp sums
 
 constexpr int64_t kSharedMemoryOf[] = {99 << 10,    // sm_86, sm_89, sm_120
                                        163 << 10,   // sm_80

@@ -471,13 +471,8 @@ HL_DEVICE void RecomputeStates(ChannelReverseScan<Config>& scan) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const ChannelRevShared<Config>& smem = scan.smem;
   TileCursor& at = scan.at;
-  const int64_t slot =
-      CheckpointSlot(scan.place.sequence, scan.place.first, at.group_begin, at.every);
   float state[kV / 8][4];
-  LoadState<false>(state,
-                   static_cast<const bf16*>(scan.args().checkpoints) +
-                       (slot * scan.args().num_heads + scan.place.head) * scan.StateElements(),
-                   scan.WarpRows());
+  LoadCheckpoint<Config>(state, scan.params, scan.place, at.group_begin, scan.WarpRows());
 #pragma unroll 1
   while (true) {
     const ChunkEntry tile = at.tile();

@@ -192,14 +192,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       CpAsyncCommit();
     }
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
-    if (args.checkpoints != nullptr && (index - place.first) % params.checkpoint_every == 0) {
-      const int64_t slot =
-          CheckpointSlot(place.sequence, place.first, index, params.checkpoint_every);
-      SaveCheckpoint<Config>(state, stage_out,
-                             static_cast<bf16*>(args.checkpoints) +
-                                 (slot * args.num_heads + place.head) * state_elements,
-                             rows);
-    }
+    SaveCheckpoint<Config>(state, stage_out, params, place, index, rows);
     const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
                                place.head, place.slice * kV, args.head_dim_v);
 #pragma unroll 1

@@ -113,7 +113,7 @@ HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, cons
 template <int kK>
 HL_DEVICE float ScaleQueries(bf16* scaled, float* decays, const bf16* q, const float* log_decay,
                              int c, const DecayAttentionArgs& args, const ChunkEntry& tile,
-                             int head, const float* row_scales) {
+                             int head, const RowScales& row_scales) {
   float sum = 0;
 #pragma unroll
   for (int r = 0; r < kTile; ++r) {

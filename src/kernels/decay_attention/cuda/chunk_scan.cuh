@@ -126,10 +126,11 @@ HL_DEVICE void IntraOutput(float (&out)[kChunk / 8][4], const bf16* v, const bf1
   }
 }
 
-// The state before a group of chunks, [K, V] bf16, through the warp's stage.
-template <typename Config>
-HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* stage,
-                              bf16* checkpoint, const StateRows& rows) {
+// The state before a group of chunks, [K, V] bf16, or (kRest) what its rounding has lost, through
+// the warp's stage.
+template <typename Config, bool kRest>
+HL_DEVICE void SaveTerm(const float (&state)[Config::kK / 8][4], bf16* stage, bf16* checkpoint,
+                        const StateRows& rows) {
 #pragma unroll
   for (int part = 0; part < Config::kK / kChunk; ++part) {
     Rows target;
@@ -142,10 +143,30 @@ HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* sta
 #pragma unroll
     for (int n = 0; n < kChunk / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) d[n][i] = state[part * (kChunk / 8) + n][i];
+      for (int i = 0; i < 4; ++i) {
+        const float x = state[part * (kChunk / 8) + n][i];
+        d[n][i] = kRest ? x - ToFloat(ToBf16(x)) : x;
+      }
     }
     StoreTransposed(d, stage, target, rows.rows - rows.row - part * kChunk, rows.column);
   }
+}
+
+// The state before chunk `index` where a group starts there, if the forward keeps such.
+template <typename Config>
+HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* stage,
+                              const ChunkScanParams& params, const Place& place, int index,
+                              const StateRows& rows) {
+  const DecayAttentionArgs& args = params.args;
+  const int every = params.checkpoint_every;
+  if (args.checkpoints == nullptr || (index - place.first) % every != 0) return;
+  const int64_t slot = CheckpointSlot(place.sequence, place.first, index, every);
+  bf16* const checkpoint =
+      static_cast<bf16*>(args.checkpoints) +
+      (slot * args.num_heads + place.head) * (int64_t{1} * args.head_dim_k * args.head_dim_v);
+  SaveTerm<Config, false>(state, stage, checkpoint, rows);
+  if (params.splits_checkpoints)
+    SaveTerm<Config, true>(state, stage, checkpoint + CheckpointElements(args, every), rows);
 }
 
 // One barrier where a chunk starts (its tiles and tables are there; the other stage and the scores
@@ -199,14 +220,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       CpAsyncCommit();
     }
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
-    if (args.checkpoints != nullptr && (index - place.first) % params.checkpoint_every == 0) {
-      const int64_t slot =
-          CheckpointSlot(place.sequence, place.first, index, params.checkpoint_every);
-      SaveCheckpoint<Config>(state, smem.out + WarpId() * kChunk * 16,
-                             static_cast<bf16*>(args.checkpoints) +
-                                 (slot * args.num_heads + place.head) * state_elements,
-                             rows);
-    }
+    SaveCheckpoint<Config>(state, smem.out + WarpId() * kChunk * 16, params, place, index, rows);
     IntraTile<Config>(smem.scores, q, k, tables, args.scale);
     __syncthreads();
     float out[kChunk / 8][4];

@@ -24,10 +24,23 @@ inline unsigned NumBlocks(const DecayAttentionArgs& args, const SegmentShape& sh
                                args.num_heads * shape.num_parts());
 }
 
+// Fp32 factors and divisors [B, T, H] of the rows of dout, which all gradients are linear in, where
+// dout itself would round them; null: 1.
+struct RowScales {
+  const float *factors, *divisors;
+};
+
+// Where values are less their mean (centre.h): so are states before they are used.
+struct Centre {
+  const float* mean;     // [B, Hv, V]; null: values are as they were
+  const void* key_sums;  // z beside the checkpoints of S, of the same form: [2, slots, H, K] bf16
+};
+
 struct ChunkScanParams {
   DecayAttentionArgs args;
   SegmentShape shape;
   int checkpoint_every;
+  bool splits_checkpoints;  // keeps them as sums of two bf16: see centre.h
   // [num_sequences, H, num_segments, K, V]: before each; null: initial_state
   const float* segment_states;
   // args.out, or fp32 [slices of K, B, T, H, V] to be summed over them
@@ -38,11 +51,11 @@ struct ReverseScanParams {
   DecayAttentionGradArgs grads;
   SegmentShape shape;
   int checkpoint_every;
+  bool splits_checkpoints;  // as of the forward
+  Centre centre;
   // [num_sequences, H, num_segments, K, V]: dL/d(state after each); null: dfinal_state
   const float* segment_states;
-  // [B, T, H]: a factor of each row of dout, which all gradients are linear in, in fp32 where dout
-  // itself would round it; null: 1
-  const float* row_scales;
+  RowScales row_scales;
   void* group;  // [blocks, checkpoint_every (times 4 with decays of channels), kK, kV] bf16
   // The gradients themselves, or fp32 [slices, B, T, H, ..] to be summed over slices and over heads
   // that share: slices of V for dq, dk and the decays of channels, of K for dv, of both for a decay
@@ -54,8 +67,8 @@ struct ReverseScanParams {
 // The state of each segment from a zero one; reverse: of dL/dS from zero at the segment's end.
 struct StateScanParams {
   DecayAttentionArgs args;
-  TensorView dout;          // reverse only
-  const float* row_scales;  // reverse only, as of ReverseScanParams
+  TensorView dout;       // reverse only
+  RowScales row_scales;  // reverse only
   SegmentShape shape;
   int checkpoint_every;
   bool reverse;

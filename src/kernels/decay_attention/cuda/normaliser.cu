@@ -1,44 +1,24 @@
-// The normaliser around the scans: a warp has a token of one head, its lanes the columns of V.
+// The normaliser around the scans: a warp has a token of one head, its lanes the columns of V or K.
 #include "kernels/decay_attention/cuda/normaliser.h"
 
-#include "kernels/cuda/grid_blocks.h"
+#include "kernels/decay_attention/cuda/token_head.cuh"
 
 namespace halflife::kernels::decay {
 namespace {
 
-constexpr int kWarps = 4;
-
-// A token of one head, as a row of [B, T, H].
-struct TokenHead {
-  int64_t row;
-  int batch, token, head;
-
-  HL_DEVICE TokenHead(const DecayAttentionArgs& args, int64_t index) : row(index) {
-    head = static_cast<int>(index % args.num_heads);
-    index /= args.num_heads;
-    token = static_cast<int>(index % args.seq_len);
-    batch = static_cast<int>(index / args.seq_len);
-  }
-  HL_DEVICE bf16* In(const TensorView& view) const {
-    return static_cast<bf16*>(view.data) + batch * view.stride_b + token * view.stride_t +
-           head * view.stride_h;
-  }
-};
-
-HL_DEVICE int64_t NumRows(const DecayAttentionArgs& args) {
+HL_EVERYWHERE int64_t NumRows(const DecayAttentionArgs& args) {
   return int64_t{1} * args.batch * args.seq_len * args.num_heads;
 }
-HL_DEVICE int64_t WarpRow() { return int64_t{1} * blockIdx.x * kWarps + WarpId(); }
 
 __global__ void __launch_bounds__(32) OneKernel(bf16* one) {
   if (threadIdx.x == 0) *one = ToBf16(1.0f);
 }
 
-__global__ void __launch_bounds__(32 * kWarps) NormaliseKernel(const NormaliseParams params) {
+__global__ void __launch_bounds__(32 * kRowWarps) NormaliseKernel(const NormaliseParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t row = WarpRow(), rows = NumRows(args);
   if (row >= rows) return;
-  const TokenHead at(args, row);
+  const TokenHead at(row, args.seq_len, args.num_heads);
   float denom = 0;
   for (int i = 0; i < params.num_slices; ++i) denom += params.sums[i * rows + row];
   denom += static_cast<float>(args.norm_eps);
@@ -53,29 +33,46 @@ __global__ void __launch_bounds__(32 * kWarps) NormaliseKernel(const NormalisePa
     static_cast<float*>(args.norm_denom)[row] = denom;
 }
 
-__global__ void __launch_bounds__(32 * kWarps)
-    NormaliserGradientKernel(const NormaliserGradientParams params) {
+__global__ void __launch_bounds__(32 * kRowWarps)
+    CentredFactorKernel(const CentredFactorParams params) {
+  const DecayAttentionArgs& args = params.args;
+  const int64_t row = WarpRow(), rows = NumRows(args);
+  if (row >= rows) return;
+  const TokenHead at(row, args.seq_len, args.num_heads);
+  const bf16* const q = at.In(args.q, SharedHead(at.head, args.num_q_heads, args.num_heads));
+  float of_queries = 0, of_mean = 0;
+  for (int c = LaneId(); c < args.head_dim_k; c += 32) {
+    float dq = 0;
+    for (int i = 0; i < params.num_slices; ++i)
+      dq += params.dq[(i * rows + row) * args.head_dim_k + c];
+    of_queries = fmaf(ToFloat(q[c]), dq, of_queries);
+  }
+  const bf16* const dout = at.In(params.dout);
+  const int v_head = SharedHead(at.head, args.num_v_heads, args.num_heads);
+  const float* const mean =
+      params.mean + (int64_t{1} * at.batch * args.num_v_heads + v_head) * args.head_dim_v;
+  for (int c = LaneId(); c < args.head_dim_v; c += 32)
+    of_mean = fmaf(ToFloat(dout[c]), mean[c], of_mean);
+  const float denom = static_cast<const float*>(args.norm_denom)[row];
+  const float sum = WarpSum(fmaf(-of_mean, static_cast<float>(args.norm_eps) / denom, of_queries));
+  if (LaneId() == 0) params.factor[row] = -sum;
+}
+
+__global__ void __launch_bounds__(32 * kRowWarps)
+    OutputFactorKernel(const OutputFactorParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t row = WarpRow();
-  if (row == 0 && LaneId() == 0) *params.one = ToBf16(1.0f);
   if (row >= NumRows(args)) return;
-  const TokenHead at(args, row);
-  const float denom = static_cast<const float*>(args.norm_denom)[row];
+  const TokenHead at(row, args.seq_len, args.num_heads);
   const bf16* const dout = at.In(params.dout);
   const bf16* const out = at.In(args.out);
   float sum = 0;
   for (int c = LaneId(); c < args.head_dim_v; c += 32)
     sum = fmaf(ToFloat(dout[c]), ToFloat(out[c]), sum);
   sum = WarpSum(sum);
-  if (LaneId() != 0) return;
-  params.of_numerator[row] = 1 / denom;
-  params.of_sums[row] = -sum / denom;
+  if (LaneId() == 0) params.factor[row] = -sum;
 }
 
-LaunchShape ShapeFor(const DecayAttentionArgs& args, const char* name) {
-  const int64_t rows = int64_t{1} * args.batch * args.seq_len * args.num_heads;
-  return {GridBlocks((rows + kWarps - 1) / kWarps, name), 32 * kWarps, 0, name};
-}
 bool HasTokens(const DecayAttentionArgs& args) { return args.batch > 0 && args.seq_len > 0; }
 
 }  // namespace
@@ -85,12 +82,18 @@ void LaunchOne(bf16* one, cudaStream_t stream) {
 }
 void LaunchNormalise(const NormaliseParams& params, cudaStream_t stream) {
   if (!HasTokens(params.args)) return;
-  Launch(ShapeFor(params.args, "decay attention normaliser"), stream, NormaliseKernel, params);
+  Launch(ShapeForRows(NumRows(params.args), "decay attention normaliser"), stream, NormaliseKernel,
+         params);
 }
-void LaunchNormaliserGradient(const NormaliserGradientParams& params, cudaStream_t stream) {
-  if (!HasTokens(params.args)) return LaunchOne(params.one, stream);
-  Launch(ShapeFor(params.args, "decay attention normaliser's gradient"), stream,
-         NormaliserGradientKernel, params);
+void LaunchCentredFactor(const CentredFactorParams& params, cudaStream_t stream) {
+  if (!HasTokens(params.args)) return;
+  Launch(ShapeForRows(NumRows(params.args), "decay attention normaliser's gradient"), stream,
+         CentredFactorKernel, params);
+}
+void LaunchOutputFactor(const OutputFactorParams& params, cudaStream_t stream) {
+  if (!HasTokens(params.args)) return;
+  Launch(ShapeForRows(NumRows(params.args), "decay attention normaliser's gradient, of outputs"),
+         stream, OutputFactorKernel, params);
 }
 
 }  // namespace halflife::kernels::decay

@@ -19,14 +19,24 @@ struct NormaliseParams {
 };
 void LaunchNormalise(const NormaliseParams& params, cudaStream_t stream);
 
-// What the rows of dL/d(numerator) and dL/d(sum of keys) are times dout and times ones:
-// 1 / norm_denom and -sum_v dout out / norm_denom; and the column's one.
-struct NormaliserGradientParams {
+// The factor [B, T, H] that makes rows of ones dL/d(sum of keys), where `norm_denom` divides them as
+// it does dout: -delta' of centre.h, of the part of dq that the scan over centred values leaves.
+struct CentredFactorParams {
   DecayAttentionArgs args;
-  TensorView dout;                // [B, T, H, V]
-  float *of_numerator, *of_sums;  // [B, T, H]
-  bf16* one;
+  TensorView dout;    // [B, T, H, V]
+  const float* mean;  // [B, Hv, V]
+  int num_slices;     // of V
+  const float* dq;    // [slices, B, T, H, K]
+  float* factor;
 };
-void LaunchNormaliserGradient(const NormaliserGradientParams& params, cudaStream_t stream);
+void LaunchCentredFactor(const CentredFactorParams& params, cudaStream_t stream);
+// The same of values as they are, from args.out, as the forward has rounded it: errors of either
+// sign, where nothing adds up rows of one sign.
+struct OutputFactorParams {
+  DecayAttentionArgs args;
+  TensorView dout;
+  float* factor;
+};
+void LaunchOutputFactor(const OutputFactorParams& params, cudaStream_t stream);
 
 }  // namespace halflife::kernels::decay

@@ -25,6 +25,52 @@ HL_DEVICE float* TokenValue(const TensorView& gradient, const ReverseScanParams&
          (chunk.token + token) * view.stride_t + place.head * view.stride_h;
 }
 
+// S - z mean^T of a warp's rows.
+template <typename Config>
+HL_DEVICE void Centred(float (&state)[Config::kV / 8][4], const DecayAttentionArgs& args,
+                       const Centre& centre, int64_t slot, int64_t rest, const ChunkEntry& chunk,
+                       const Place& place, const StateRows& rows) {
+  const int lane = FreshLaneId();
+  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
+  const bf16* const sums = static_cast<const bf16*>(centre.key_sums) +
+                           (slot * args.num_heads + place.head) * args.head_dim_k;
+  const float* const mean =
+      centre.mean + (int64_t{1} * chunk.row * args.num_v_heads + v_head) * args.head_dim_v;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = rows.row + lane / 4 + 8 * half;
+    const float sum = row < rows.rows ? ToFloat(sums[row]) + ToFloat(sums[rest + row]) : 0.0f;
+#pragma unroll
+    for (int n = 0; n < Config::kV / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int column = rows.column + 8 * n + lane % 4 * 2 + i;
+        if (column < rows.columns)
+          state[n][2 * half + i] = fmaf(-sum, mean[column], state[n][2 * half + i]);
+      }
+    }
+  }
+}
+
+// A warp's rows of the state before the group that starts at chunk `index`.
+template <typename Config>
+HL_DEVICE void LoadCheckpoint(float (&state)[Config::kV / 8][4], const ReverseScanParams& params,
+                              const Place& place, int index, const StateRows& rows) {
+  const DecayAttentionArgs& args = params.grads.forward;
+  const int every = params.checkpoint_every;
+  const int64_t slot = CheckpointSlot(place.sequence, place.first, index, every);
+  const bf16* const checkpoint =
+      static_cast<const bf16*>(args.checkpoints) +
+      (slot * args.num_heads + place.head) * (int64_t{1} * args.head_dim_k * args.head_dim_v);
+  LoadState<false>(state, checkpoint, rows);
+  if (!params.splits_checkpoints) return;
+  const int64_t rest = CheckpointElements(args, every);
+  AddState<false>(state, checkpoint + rest, rows);
+  if (params.centre.mean != nullptr)
+    Centred<Config>(state, args, params.centre, slot, rest / args.head_dim_v, args.chunks[index],
+                    place, rows);
+}
+
 // The state as A fragments, which the same thread reads again.
 template <typename Config>
 HL_DEVICE void KeepState(uint4* slot, const float (&state)[Config::kV / 8][4]) {

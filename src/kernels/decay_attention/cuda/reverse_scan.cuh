@@ -549,11 +549,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     const int group_begin = order.group_begin(group), group_size = order.group_size(group);
     {
       float state[kV / 8][4];
-      const int64_t slot = CheckpointSlot(place.sequence, place.first, group_begin, every);
-      LoadState<false>(state,
-                       static_cast<const bf16*>(args.checkpoints) +
-                           (slot * args.num_heads + place.head) * state_elements,
-                       rows());
+      LoadCheckpoint<Config>(state, params, place, group_begin, rows());
 #pragma unroll 1
       for (int i = 0; i < group_size; ++i) {
         if ((args.chunks[group_begin + i].flags & kChunkResets) != 0) Clear(state);

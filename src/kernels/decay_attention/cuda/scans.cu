@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "kernels/cuda/device.h"
+#include "kernels/decay_attention/cuda/centre.h"
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/cuda/normaliser.h"
 #include "kernels/decay_attention/cuda/scans.h"
@@ -83,7 +84,9 @@ struct Scan {
   DecayAttentionArgs args;  // without the normaliser
   DecayBlock block;
   int num_segments, checkpoint_every;
-  const float* row_scales;  // in reverse: of dout
+  bool splits_checkpoints;
+  decay::RowScales row_scales;  // in reverse: of dout
+  decay::Centre centre;         // in reverse
 
   const Instance& instance() const { return InstanceOf(block); }
   decay::SegmentShape Shape() const {
@@ -94,7 +97,9 @@ struct Scan {
 };
 Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
             const DecayBlock& block) {
-  Scan scan = {args, block, std::max(plan.num_segments, 1), plan.checkpoint_every, nullptr};
+  Scan scan = {
+      args, block, std::max(plan.num_segments, 1), plan.checkpoint_every, IsNormalised(args),
+      {},   {}};
   scan.args.norm_kind = NormKind::kNone;
   return scan;
 }
@@ -194,6 +199,7 @@ void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorVie
   params.args = scan.args;
   params.shape = scan.Shape();
   params.checkpoint_every = scan.checkpoint_every;
+  params.splits_checkpoints = scan.splits_checkpoints;
   params.segment_states = SegmentStates(scan, segments, nullptr, scan.args.initial_state, stream);
   params.out = out;
   (scan.per_channel() ? instance.channel_scan : instance.chunk_scan)(params, stream);
@@ -250,6 +256,8 @@ void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
   params.row_scales = scan.row_scales;
   params.shape = scan.Shape();
   params.checkpoint_every = scan.checkpoint_every;
+  params.splits_checkpoints = scan.splits_checkpoints;
+  params.centre = scan.centre;
   params.group = At<char>(scan.args.workspace, layout.group);
   params.dq = places.dq;
   params.dk = places.dk;
@@ -266,28 +274,115 @@ void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
   }
 }
 
-// The scans of a backward: over V, and with the normaliser, whose row scales this computes, over
-// the column of ones. Its dL/d(sum of keys) is a scale of rows of ones, so that no rounding of it
-// meets what the numerator gives, from most of which it is subtracted.
-struct ReverseScans {
-  Scan values, ones;
-  TensorView dout_of_ones;
-};
-ReverseScans ScansOfBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                             const NormaliserLayout& layout, const TensorView& dout,
-                             cudaStream_t stream) {
-  ReverseScans scans = {
-      ScanOf(args, plan, plan.backward), ScanOfOnes(args, plan, plan.backward, layout), {}};
-  if (!IsNormalised(args)) return scans;
-  float* const of_numerator = At<float>(args.workspace, layout.of_numerator);
-  float* const of_sums = At<float>(args.workspace, layout.of_sums);
-  decay::LaunchNormaliserGradient(
-      {args, dout, of_numerator, of_sums, At<bf16>(args.workspace, layout.one)}, stream);
-  scans.values.row_scales = of_numerator;
-  scans.ones.row_scales = of_sums;
-  scans.dout_of_ones = scans.ones.args.v;
-  return scans;
+// A backward's scan over V: with the normaliser of rows of dout over their divisors.
+Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  Scan scan = ScanOf(args, plan, plan.backward);
+  if (IsNormalised(args)) scan.row_scales.divisors = static_cast<const float*>(args.norm_denom);
+  return scan;
 }
+// Over the column of ones, whose dL/d(sum of keys) are rows of ones, times what is in `factor` when
+// it runs, over their divisors.
+struct ReverseScanOfOnes {
+  Scan scan;
+  TensorView dout;
+  float* factor;
+};
+ReverseScanOfOnes MakeReverseScanOfOnes(const DecayAttentionArgs& args,
+                                        const DecayAttentionPlan& plan,
+                                        const NormaliserLayout& layout, cudaStream_t stream) {
+  decay::LaunchOne(At<bf16>(args.workspace, layout.one), stream);
+  ReverseScanOfOnes ones = {
+      ScanOfOnes(args, plan, plan.backward, layout), {}, At<float>(args.workspace, layout.factor)};
+  ones.dout = ones.scan.args.v;
+  ones.scan.row_scales = {ones.factor, static_cast<const float*>(args.norm_denom)};
+  return ones;
+}
+
+// Of a normalised output: over centred values, then over the column of ones; see centre.h.
+class CentredBackward {
+ public:
+  CentredBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                  const BackwardLayout& layout, cudaStream_t stream)
+      : grads_(grads),
+        plan_(plan),
+        layout_(layout),
+        stream_(stream),
+        mean_(Region<float>(layout.normaliser.centre.mean)) {}
+
+  void Run() {
+    const DecayAttentionArgs& args = grads_.forward;
+    if (has_tokens())
+      decay::LaunchCentre({args, NumMeanPieces(args), Region<float>(centre().sums), mean_,
+                           Region<bf16>(centre().values)},
+                          stream_);
+    const float* const dq = RunOverValues();
+    RunOverOnes(dq);
+  }
+
+ private:
+  bool has_tokens() const { return grads_.forward.num_chunks > 0; }  // else there is no mean
+  const CentreLayout& centre() const { return layout_.normaliser.centre; }
+  template <typename T>
+  T* Region(size_t offset) const {
+    return At<T>(grads_.forward.workspace, offset);
+  }
+
+  // Returns [slices of V, B, T, H, K], the part of dq.
+  const float* RunOverValues() const {
+    DecayAttentionArgs args = grads_.forward;
+    const int64_t row = int64_t{1} * args.num_v_heads * args.head_dim_v;
+    args.v = {Region<bf16>(centre().values), row * args.seq_len, row, args.head_dim_v,
+              DType::kBF16};
+    Scan scan = ReverseScanOf(args, plan_);
+    if (has_tokens())
+      scan.centre = {mean_,
+                     static_cast<const char*>(args.checkpoints) + NormCheckpoints(args, plan_)};
+    DecayAttentionGradArgs grads = grads_;
+    grads.dinitial_state = dinitial_state();
+    const GradientPlaces places = PlacesOf(grads_, plan_, layout_, /*first=*/0);
+    RunBackward(scan, grads, layout_, places, stream_);
+    return static_cast<const float*>(places.dq.data);
+  }
+
+  void RunOverOnes(const float* dq) const {
+    const DecayAttentionArgs& args = grads_.forward;
+    const ReverseScanOfOnes ones = MakeReverseScanOfOnes(args, plan_, layout_.normaliser, stream_);
+    const int first = SlicesOf(args, plan_.backward).values;
+    decay::LaunchCentredFactor({args, grads_.dout, mean_, first, dq, ones.factor}, stream_);
+    DecayAttentionGradArgs grads = grads_;
+    grads.dout = ones.dout;
+    grads.dfinal_state = grads_.dfinal_norm;
+    grads.dinitial_state = grads_.dinitial_norm;
+    if (has_tokens() && grads_.dfinal_state != nullptr) {
+      float* const shifted = Region<float>(centre().dfinal_norm);
+      Shift(grads_.dfinal_state, grads_.dfinal_norm, 1, shifted);
+      grads.dfinal_state = shifted;
+    }
+    GradientPlaces places = PlacesOf(grads_, plan_, layout_, first);
+    places.dv = Partial(args, layout_.normaliser.sums, 1);
+    RunBackward(ones.scan, grads, layout_, places, stream_);
+    if (has_tokens() && grads_.dinitial_norm != nullptr)
+      Shift(dinitial_state(), grads_.dinitial_norm, -1, static_cast<float*>(grads_.dinitial_norm));
+  }
+
+  // That of the sum of keys is found by it, wanted or not.
+  void* dinitial_state() const {
+    if (grads_.dinitial_state != nullptr || grads_.dinitial_norm == nullptr)
+      return grads_.dinitial_state;
+    return Region<float>(centre().dinitial_state);
+  }
+  void Shift(const void* states, const void* norms, float sign, float* shifted) const {
+    decay::LaunchShiftNorms({grads_.forward, mean_, static_cast<const float*>(states),
+                             static_cast<const float*>(norms), sign, shifted},
+                            stream_);
+  }
+
+  const DecayAttentionGradArgs& grads_;
+  const DecayAttentionPlan& plan_;
+  const BackwardLayout& layout_;
+  const cudaStream_t stream_;
+  float* const mean_;
+};
 
 // Sums over slices, and over heads that share.
 void SumGradients(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
@@ -370,17 +465,11 @@ void ScanBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   HL_CHECK(args.num_chunks == 0 || args.checkpoints != nullptr,
            "backward of decay attention: the forward left no checkpoints");
   const BackwardLayout layout = MakeBackwardLayout(args, plan);
-  const ReverseScans scans = ScansOfBackward(args, plan, layout.normaliser, grads.dout, stream);
-  RunBackward(scans.values, grads, layout, PlacesOf(grads, plan, layout, /*first=*/0), stream);
   if (IsNormalised(args)) {
-    DecayAttentionGradArgs of_ones = grads;
-    of_ones.dout = scans.dout_of_ones;
-    of_ones.dfinal_state = grads.dfinal_norm;
-    of_ones.dinitial_state = grads.dinitial_norm;
-    const int first = SlicesOf(args, plan.backward).values;
-    GradientPlaces places = PlacesOf(grads, plan, layout, first);
-    places.dv = Partial(args, layout.normaliser.sums, 1);
-    RunBackward(scans.ones, of_ones, layout, places, stream);
+    CentredBackward(grads, plan, layout, stream).Run();
+  } else {
+    RunBackward(ReverseScanOf(args, plan), grads, layout,
+                PlacesOf(grads, plan, layout, /*first=*/0), stream);
   }
   SumGradients(grads, plan, layout, stream);
 }
@@ -402,10 +491,11 @@ void ScanReverseSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& 
                         cudaStream_t stream) {
   const DecayAttentionArgs& forward = args.forward;
   const BackwardLayout layout = MakeBackwardLayout(forward, plan);
-  const ReverseScans scans = ScansOfBackward(forward, plan, layout.normaliser, args.dout, stream);
-  Summarise(scans.values, layout.segments, &args.dout, args.state, nullptr, stream);
-  if (IsNormalised(forward))
-    Summarise(scans.ones, layout.segments, &scans.dout_of_ones, args.norm, nullptr, stream);
+  Summarise(ReverseScanOf(forward, plan), layout.segments, &args.dout, args.state, nullptr, stream);
+  if (!IsNormalised(forward)) return;
+  const ReverseScanOfOnes ones = MakeReverseScanOfOnes(forward, plan, layout.normaliser, stream);
+  decay::LaunchOutputFactor({forward, args.dout, ones.factor}, stream);
+  Summarise(ones.scan, layout.segments, &ones.dout, args.norm, nullptr, stream);
 }
 
 }  // namespace halflife::kernels::cuda

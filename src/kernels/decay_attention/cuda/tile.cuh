@@ -292,17 +292,21 @@ HL_DEVICE float KeyScaleAt(const DecayAttentionArgs& args, const ChunkEntry& chu
                  head * view.stride_h];
 }
 
-// scale, times the row's factor of [B, T, H] where there are such.
-HL_DEVICE float QueryScaleAt(const DecayAttentionArgs& args, const float* row_scales,
+// scale, by the row's own factor and divisor where there are such.
+HL_DEVICE float QueryScaleAt(const DecayAttentionArgs& args, const RowScales& row_scales,
                              const ChunkEntry& chunk, int token, int head) {
-  const float scale = static_cast<float>(args.scale);
-  return row_scales == nullptr ? scale : scale * row_scales[FlatRow(args, chunk, token, head)];
+  float scale = static_cast<float>(args.scale);
+  if (row_scales.factors == nullptr && row_scales.divisors == nullptr) return scale;
+  const int64_t row = FlatRow(args, chunk, token, head);
+  if (row_scales.factors != nullptr) scale *= row_scales.factors[row];
+  if (row_scales.divisors != nullptr) scale /= row_scales.divisors[row];
+  return scale;
 }
 
-// By one warp. `row_scales`: see ReverseScanParams; a forward has none.
+// By one warp. A forward has no row scales.
 HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& args,
                                const ChunkEntry& chunk, int head,
-                               const float* row_scales = nullptr) {
+                               const RowScales& row_scales = {}) {
   const int lane = LaneId(), in_block = lane % kBaseBlock;
   const int decay_head = SharedHead(head, args.num_decay_heads, args.num_heads);
 #pragma unroll 1
@@ -533,6 +537,10 @@ template <bool kTransposed, int kTiles, typename T>
 HL_DEVICE void LoadState(float (&d)[kTiles][4], const T* data, const StateRows& shape) {
   Clear(d);
   VisitState<kTransposed>(d, data, shape, [](float& x, const T* place) { x = StateValue(place); });
+}
+template <bool kTransposed, int kTiles, typename T>
+HL_DEVICE void AddState(float (&d)[kTiles][4], const T* data, const StateRows& shape) {
+  VisitState<kTransposed>(d, data, shape, [](float& x, const T* place) { x += StateValue(place); });
 }
 template <bool kTransposed, int kTiles>
 HL_DEVICE void StoreState(float (&d)[kTiles][4], float* data, const StateRows& shape) {

@@ -47,11 +47,11 @@ size_t Rows(const DecayAttentionArgs& args) {
   return size_t{1} * args.batch * args.seq_len * args.num_heads;
 }
 bool IsNormalised(const DecayAttentionArgs& args) { return args.norm_kind == NormKind::kSumOfKeys; }
-// Rows of K of all states that a forward keeps.
+// Rows of K of all states that a forward keeps, with the normaliser in two terms.
 size_t CheckpointRows(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   const auto slots = static_cast<size_t>(
       NumCheckpointSlots(args.num_chunks, args.num_sequences, plan.checkpoint_every));
-  return slots * args.num_heads * args.head_dim_k;
+  return (IsNormalised(args) ? 2 : 1) * slots * args.num_heads * args.head_dim_k;
 }
 bool HasConstantDecay(const DecayAttentionArgs& args) {
   return args.decay_kind != DecayKind::kNone && !IsPerToken(args.decay_kind);
@@ -91,8 +91,15 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   if (!IsNormalised(args)) return;
   layout.normaliser.one = regions.Add(kHalf);
   layout.normaliser.sums = regions.Add(slices.keys * rows * sizeof(float));
-  layout.normaliser.of_numerator = regions.Add(rows * sizeof(float));
-  layout.normaliser.of_sums = regions.Add(rows * sizeof(float));
+  layout.normaliser.factor = regions.Add(rows * sizeof(float));
+  CentreLayout& centre = layout.normaliser.centre;
+  const size_t means = size_t{1} * args.batch * args.num_v_heads * values;
+  centre.sums = regions.Add(NumMeanPieces(args) * means * sizeof(float));
+  centre.mean = regions.Add(means * sizeof(float));
+  centre.values = regions.Add(args.seq_len * means * kHalf);
+  const size_t norms = size_t{1} * args.num_sequences * args.num_heads * keys;
+  centre.dfinal_norm = regions.Add(norms * sizeof(float));
+  centre.dinitial_state = regions.Add(norms * values * sizeof(float));
 }
 
 void AddSimtBackward(const DecayAttentionArgs& args, BackwardLayout& layout, Regions& regions) {
@@ -131,6 +138,10 @@ int SimtSlices(const DecayAttentionArgs& args, SimtMode mode) {
 }  // namespace halflife::kernels::decay
 
 namespace halflife::kernels::cuda {
+
+int NumMeanPieces(const DecayAttentionArgs& args) {
+  return (args.seq_len + decay::kMeanTokens - 1) / decay::kMeanTokens;
+}
 
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   Regions regions;

@@ -19,12 +19,20 @@ struct SegmentLayout {
   size_t states = 0;  // [.., K, V] fp32: first the segment's own sum, then the state it starts from
   size_t log_transition = 0;  // [..(, K with decays of channels)]
 };
+// Of centred values and what becomes of their states (centre.h).
+struct CentreLayout {
+  size_t sums = 0;            // fp32 [NumMeanPieces, B, Hv, V]
+  size_t mean = 0;            // fp32 [B, Hv, V]
+  size_t values = 0;          // bf16 [B, T, Hv, V]
+  size_t dfinal_norm = 0;     // fp32 [num_sequences, H, K]
+  size_t dinitial_state = 0;  // fp32 [num_sequences, H, K, V]: where the caller wants none
+};
 // Of the scans with the normaliser, which take its sums of keys as the state of a column of ones.
 struct NormaliserLayout {
   size_t one = 0;   // that column: one bf16
   size_t sums = 0;  // fp32 [slices of K, B, T, H]: forward, the sums of keys; backward, dL/d(ones)
-  // Backward, fp32 [B, T, H]: row scales of the scan over V and of that over ones.
-  size_t of_numerator = 0, of_sums = 0;
+  size_t factor = 0;  // backward, fp32 [B, T, H]: of the ones, as rows of dout
+  CentreLayout centre;
 };
 struct ForwardLayout {
   SegmentLayout segments;
@@ -57,14 +65,15 @@ struct BackwardLayout {
   size_t dnorm = 0;        // [B, T, H]
   size_t bytes = 0;
 };
+int NumMeanPieces(const DecayAttentionArgs& args);  // sums of values that a mean is the sum of
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
 // Forward and Summarise; Backward and BackwardSummarise.
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-// bf16 [num_chunks / every + num_sequences, H, K, V], then with the normaliser the same of its one
-// column; nothing on the SIMT route, which recomputes.
+// bf16 [num_chunks / every + num_sequences, H, K, V]; with the normaliser two terms of that, then
+// the same of its one column. Nothing on the SIMT route, which recomputes.
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 // Where the column's begin.
 size_t NormCheckpoints(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);

@@ -30,6 +30,8 @@ struct ProblemShape {
   Strength strength = Strength::kMild;
   int q_heads = 0, k_heads = 0, v_heads = 0, decay_heads = 0;  // 0: heads
   bool norm = false, key_scale = false, states = true;
+  double v_mean = 0;  // of v, whose deviation is 1
+  double norm_eps = 1e-30;
   bool odd_strides = false;  // rows that no vector load can take
   bool far = false;          // rows more than 2^31 elements apart, see Layout
   int num_segments = 1;
@@ -56,6 +58,8 @@ struct ProblemShape {
             .key_scale = key_scale,
             .states = states,
             .positive = norm,
+            .v_mean = v_mean,
+            .norm_eps = norm_eps,
             .bf16 = dtype == DType::kBF16,
             .document_starts = document_starts,
             .cu_seqlens = cu_seqlens};
@@ -63,8 +67,8 @@ struct ProblemShape {
   std::string Name() const {
     return Concat("B", batch, " T", seq_len, " H", heads, " K", dim_k, " V", dim_v, " kind ",
                   static_cast<int>(kind), " ", halflife::Name(dtype), " strength ",
-                  static_cast<int>(strength), " norm ", norm, " segments ", num_segments,
-                  " blocks ", block.k, " x ", block.v, " seed ", seed);
+                  static_cast<int>(strength), " norm ", norm, " mean of v ", v_mean, " segments ",
+                  num_segments, " blocks ", block.k, " x ", block.v, " seed ", seed);
   }
 };
 
@@ -144,6 +148,7 @@ class Problem {
     args.decay_kind = c.kind;
     args.norm_kind = c.normalised ? NormKind::kSumOfKeys : NormKind::kNone;
     args.scale = values_.scale;
+    args.norm_eps = c.norm_eps;
     args.q = q_.view();
     args.k = k_.view();
     args.v = v_.view();

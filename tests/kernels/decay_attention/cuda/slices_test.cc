@@ -1,6 +1,10 @@
 // Heads wider than a block's state, cut into slices of K and of V, and the normaliser, a slice
 // more, in the emulator, against the oracle.
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <utility>
+#include <vector>
 
 #include "kernels/decay_attention/cuda/expect.h"
 #include "support/expect_error.h"
@@ -148,6 +152,7 @@ TEST(CudaNormaliser, EveryKind) {
       if (kSlow && sliced) continue;
       ProblemShape shape = Sliced(kind);
       if (!sliced) shape.dim_k = shape.dim_v = 40;
+      shape.heads = DecayHeads(kind);
       shape.norm = true;
       ExpectGradients(shape);
     }
@@ -172,6 +177,100 @@ TEST(CudaNormaliser, GradientsDoNotKnowOfEarlierOutputs) {
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerHeadChannel})
     ExpectGradientsKnowLaterOutputsOnly(
         {.seq_len = 70, .heads = 1, .dim_k = 40, .dim_v = 40, .kind = kind, .norm = true}, 40);
+}
+
+// A mean of the values cancels in all gradients, however many tokens are heard: the gates are those
+// of values without one. A head's one decay is left out, of whose gradient 500 tokens' may cancel to
+// the size of their errors; its kernels are those of a decay a token.
+TEST(CudaNormaliser, ValuesOfAnyMean) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHeadChannel, DecayKind::kPerToken,
+                               DecayKind::kPerTokenChannel})
+    for (const double mean : {1.0, 4.0})
+      for (const Strength strength : {Strength::kMild, Strength::kNearOne}) {
+        if (kSanitized && (mean != 4 || strength != Strength::kMild)) continue;
+        ProblemShape shape = {.seq_len = kSanitized ? 80 : 500, .dim_k = 40, .dim_v = 56};
+        shape.kind = kind;
+        shape.strength = strength;
+        shape.norm = shape.key_scale = true;
+        shape.v_mean = mean;
+        ExpectGradients(shape);
+        shape.states = false;  // the first tokens hear few others
+        ExpectGradients(shape);
+      }
+}
+
+TEST(CudaNormaliser, MeansOfSharedHeadsOfRowsAndOfSlices) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
+    ProblemShape shape = Sliced(kind);
+    shape.batch = 2;
+    shape.heads = 4;
+    shape.q_heads = 1;
+    shape.v_heads = 2;
+    shape.norm = true;
+    shape.v_mean = 4;
+    ExpectGradients(shape);
+    shape = {.seq_len = 200, .heads = 2, .dim_k = 24, .dim_v = 40, .kind = kind, .norm = true};
+    shape.v_mean = 4;
+    shape.odd_strides = true;
+    shape.num_segments = 2;
+    shape.document_starts = {0, 10, 80};
+    shape.cu_seqlens = {0, 0, 63, 128, 200};
+    ExpectGradients(shape);
+  }
+}
+
+// What eps takes of the sums of keys, it takes of the mean.
+TEST(CudaNormaliser, EpsAsLargeAsTheSumsOfKeys) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  ProblemShape shape = {.seq_len = 100, .dim_k = 40, .dim_v = 56, .norm = true, .v_mean = 4};
+  shape.norm_eps = 50;
+  ExpectGradients(shape);
+}
+
+TEST(CudaNormaliser, GradientOfItsStateAlone) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  Problem both({.seq_len = 80, .heads = 1, .dim_k = 24, .dim_v = 40, .norm = true, .v_mean = 1});
+  both.Forward(/*with_checkpoints=*/true);
+  both.Backward();
+  const std::vector<float> want = both.dinitial_norm_;
+  std::fill(both.dinitial_norm_.begin(), both.dinitial_norm_.end(), std::nanf(""));
+  DecayAttentionGradArgs grads = both.GradArgs();
+  grads.forward.workspace = both.workspace_.data();
+  grads.dinitial_state = nullptr;
+  cuda::Backward(grads, both.Plan(), nullptr);
+  EXPECT_EQ(both.dinitial_norm_, want);
+}
+
+// The mean is of a row and head, whose documents it must not carry a NaN across.
+TEST(CudaNormaliser, ANanStaysInItsDocument) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
+    constexpr int kTokens = 100, kStart = 70;
+    ProblemShape shape = {.seq_len = kTokens, .heads = 2, .dim_k = 24, .dim_v = 40, .kind = kind};
+    shape.norm = true;
+    shape.v_mean = 1;
+    shape.document_starts = {kStart};
+    Problem clean(shape), poisoned(shape);
+    for (int c = 0; c < shape.dim_v; ++c) poisoned.v_.Set(0, 20, 0, c, c % 2 == 0 ? NAN : INFINITY);
+    for (Problem* problem : {&clean, &poisoned}) {
+      problem->Forward(/*with_checkpoints=*/true);
+      problem->Backward();
+    }
+    const Answer &got = poisoned.answer_, &want = clean.answer_;
+    for (const auto& [a, b] : {std::pair{&got.dq, &want.dq}, std::pair{&got.dk, &want.dk},
+                               std::pair{&got.dv, &want.dv}}) {
+      Errors other_document;  // by another mean of its row, not in bits
+      for (int t = 0; t < kTokens; ++t)
+        for (int c = 0; c < a->width(); ++c) {
+          ASSERT_EQ(a->Get(0, t, 1, c), b->Get(0, t, 1, c)) << t;  // the other head
+          if (t >= kStart) other_document.Add(a->Get(0, t, 0, c), b->Get(0, t, 0, c));
+        }
+      EXPECT_LE(other_document.Rms(), Gate(shape, "dq"));
+    }
+    EXPECT_TRUE(std::isnan(got.dq.Get(0, 20, 0, 0)));
+  }
 }
 
 // ---- devices ----
