@@ -125,7 +125,7 @@ struct DeviceLimits {
 // What a caller has decided of a plan; 0: MakePlan decides.
 struct PlanRequest {
   int chunk_size = 0;    // that args.chunks was cut with
-  int num_segments = 0;  // of DecayAttentionPlan
+  int num_segments = 0;  // of DecayAttentionPlan, in both directions
 };
 
 // CUDA: rows and columns of a state [K, V] that a block of a scan owns; a wider head is cut into
@@ -137,8 +137,9 @@ struct DecayBlock {
 struct DecayAttentionPlan {
   int chunk_size = 0;        // of args.chunks, at most
   int checkpoint_every = 4;  // chunks between saved states
-  int num_segments =
-      1;  // pieces of each sequence that are scanned in parallel; 1: a fused single pass
+  // Pieces of each sequence that are scanned in parallel; 1: a fused single pass. CUDA's reverse
+  // scans, whose blocks are others, have pieces of their own.
+  int num_segments = 1, backward_segments = 1;
   bool is_cuda = false;
   DecayBlock forward, backward;
 };

@@ -108,34 +108,44 @@ int HostSegments(const DecayAttentionArgs& args, int64_t num_sequences) {
   return segments;
 }
 
-// Blocks that share a multiprocessor: by registers and shared memory of a scan with so much of a
-// state.
-int BlocksPerSm(const DecayBlock& block) {
-  const int state = block.k * block.v;
-  return state <= 64 * 64 ? 3 : state <= 128 * 64 ? 2 : 1;
-}
-
-// Time of a forward in seconds: bytes at the memory's pace or flops at the MMA units', whichever
-// takes longer, each slowed by multiprocessors that have no block, and the launches.
-double ForwardSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, int64_t base,
-                      const DecayBlock& block, int segments) {
+// Time of a scan in seconds: bytes at the memory's pace or flops at the MMA units', whichever takes
+// longer, each slowed by multiprocessors that have no block, and the launches.
+double ScanSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, int64_t num_states,
+                   const cuda::ScanCost& cost, const cuda::Slices& slices, int segments) {
+  const bool segmented = segments > 1;
   const double tokens = 1.0 * args.batch * args.seq_len * args.num_heads;
-  const double K = args.head_dim_k, V = args.head_dim_v, C = 64;
-  const double row_bytes = 2 * (K + V);
-  const double states = segments == 1 ? 0.0 : 16.0 * K * V * base * segments;
-  const double bytes =
-      tokens * (cuda::ForwardBytesPerToken(args, block) + (segments == 1 ? 0.0 : row_bytes)) +
-      states;
-  const double flops = tokens * (C * (K + V) + 4 * K * V + (segments == 1 ? 0.0 : 2 * K * V));
-  const double slots = 1.0 * limits.num_sms * BlocksPerSm(block);
-  const double blocks = 1.0 * base * segments;
+  // Of each segment: its own sum is written, read and written as what it starts from, and read.
+  const double states =
+      segmented ? 16.0 * args.head_dim_k * args.head_dim_v * num_states * segments : 0.0;
+  const double bytes = tokens * (cost.bytes + (segmented ? cost.segment_bytes : 0.0)) + states;
+  const double flops = tokens * (cost.flops + (segmented ? cost.segment_flops : 0.0));
+  const double blocks = 1.0 * std::max<int64_t>(num_states, 1) * slices.count() * segments;
+  const double slots = 1.0 * limits.num_sms * cost.blocks_per_sm;
   const double utilisation = blocks / (slots * std::ceil(blocks / slots));
   const double active = std::min(1.0, blocks / limits.num_sms);
   return std::max(bytes / (4.3e12 * std::min(1.0, 1.5 * active)), flops / (5e14 * utilisation)) +
-         4e-6 * (segments == 1 ? 1 : 3);
+         4e-6 * (segmented ? 3 : 1);
 }
 
-// Sets the blocks and num_segments.
+// The number of segments, a power of 2, that takes the least time; the fewer of equals. What a block
+// reads of a segment outweighs its state four times over.
+int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits, int64_t num_states,
+                   const cuda::ScanCost& cost, const DecayBlock& block) {
+  const cuda::Slices slices = cuda::SlicesOf(args, block);
+  const int64_t min_tokens =
+      4 * std::max(std::min(args.head_dim_k, block.k), std::min(args.head_dim_v, block.v));
+  int best = 1;
+  double best_seconds = ScanSeconds(args, limits, num_states, cost, slices, best);
+  for (int n = 2; n <= kMaxSegments && args.seq_len / n >= min_tokens; n *= 2) {
+    const double seconds = ScanSeconds(args, limits, num_states, cost, slices, n);
+    if (seconds >= best_seconds) continue;
+    best = n;
+    best_seconds = seconds;
+  }
+  return best;
+}
+
+// Sets the blocks and the segments of both directions.
 void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
                     int64_t num_sequences, DecayAttentionPlan& plan) {
   plan.is_cuda = true;
@@ -143,24 +153,19 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
   plan.backward = cuda::BackwardBlock(args, limits.shared_memory_bytes);
   // Both or neither: a backward in blocks reads what a forward in blocks has kept.
   if (plan.forward.k == 0 || plan.backward.k == 0) plan.forward = plan.backward = {};
-  const int64_t min_tokens = 8 * std::max(args.head_dim_k, args.head_dim_v);
-  const auto blocks = [&] {
-    return std::max<int64_t>(
-        1, num_sequences * args.num_heads * cuda::SlicesOf(args, plan.forward).count());
-  };
   // The reverse scan with decays of channels keeps four states a chunk of a group, of all blocks at
   // once in the L2 cache.
   if (IsPerChannel(args.decay_kind)) plan.checkpoint_every = 2;
   if (plan.forward.k == 0) return;  // token by token: no segments
-  if (args.seq_len < 2 * min_tokens && blocks() < limits.num_sms) plan.forward.v = 64;
-  double best = ForwardSeconds(args, limits, blocks(), plan.forward, 1);
-  for (int n = 2; n <= kMaxSegments && args.seq_len / n >= min_tokens; n *= 2) {
-    const double seconds = ForwardSeconds(args, limits, blocks(), plan.forward, n);
-    if (seconds < best) {
-      best = seconds;
-      plan.num_segments = n;
-    }
-  }
+  const int64_t num_states = num_sequences * args.num_heads, shared = limits.shared_memory_bytes;
+  // Where sequences are short, halves of V are more blocks than segments would be worth.
+  if (args.seq_len < 16 * std::max(args.head_dim_k, args.head_dim_v) &&
+      num_states * cuda::SlicesOf(args, plan.forward).count() < limits.num_sms)
+    plan.forward.v = 64;
+  plan.num_segments = ChooseSegments(args, limits, num_states,
+                                     cuda::ForwardCost(args, plan.forward, shared), plan.forward);
+  plan.backward_segments = ChooseSegments(
+      args, limits, num_states, cuda::BackwardCost(args, plan.backward, shared), plan.backward);
 }
 
 cpu::SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
@@ -189,9 +194,9 @@ DecayAttentionPlan MakePlan(const DecayAttentionArgs& args, const DeviceLimits& 
     DeviceSchedule(args, limits, num_sequences, plan);
   } else {
     plan.checkpoint_every = std::clamp(kHostGroupTokens / plan.chunk_size, 1, kHostGroupChunks);
-    plan.num_segments = HostSegments(args, num_sequences);
+    plan.num_segments = plan.backward_segments = HostSegments(args, num_sequences);
   }
-  if (request.num_segments > 0) plan.num_segments = request.num_segments;
+  if (request.num_segments > 0) plan.num_segments = plan.backward_segments = request.num_segments;
   return plan;
 }
 

@@ -37,54 +37,64 @@ struct GoldenPlan {
   DecayKind kind;
   int B, T, H, K, V;
   const DeviceLimits& limits;
-  int segments;
+  int segments, backward_segments;
   int forward_k, forward_v, backward_k, backward_v;  // of a block
   int checkpoint_every;
   size_t forward_bytes, backward_bytes, checkpoint_bytes;
+  NormKind norm = NormKind::kNone;
 };
 constexpr DecayKind kToken = DecayKind::kPerToken, kChannel = DecayKind::kPerTokenChannel;
 constexpr GoldenPlan kGoldenPlans[] = {
     // 32 heads: too few for 132 multiprocessors
-    {DecayKind::kNone, 2, 16384, 16, 128, 128, kHopper, 4, 128, 128, 128, 128, 4, 8389120, 25166336,
+    {DecayKind::kNone, 2, 16384, 16, 128, 128, kHopper, 4, 4, 128, 128, 128, 128, 4, 8389120,
+     25166336, 68157440},
+    {kToken, 2, 16384, 16, 128, 128, kHopper, 4, 4, 128, 128, 128, 128, 4, 8389120, 25166336,
      68157440},
-    {kToken, 2, 16384, 16, 128, 128, kHopper, 4, 128, 128, 128, 128, 4, 8389120, 25166336,
-     68157440},
-    {kChannel, 2, 16384, 16, 128, 128, kHopper, 4, 128, 128, 128, 128, 2, 8454144, 42008576,
+    {kChannel, 2, 16384, 16, 128, 128, kHopper, 4, 4, 128, 128, 128, 128, 2, 8454144, 42008576,
      135266304},
     // 36 idle ones cost less than a second pass over k and v
-    {kToken, 1, 8192, 96, 128, 128, kHopper, 1, 128, 128, 128, 128, 4, 0, 12582912, 103809024},
-    {kChannel, 1, 8192, 96, 128, 128, kHopper, 1, 128, 128, 128, 128, 2, 0, 25165824, 204472320},
-    {kToken, 8, 2048, 32, 64, 64, kHopper, 1, 64, 64, 64, 64, 4, 0, 8388608, 18874368},
-    {kChannel, 8, 2048, 32, 64, 64, kHopper, 1, 64, 64, 64, 64, 2, 0, 16777216, 35651584},
-    {DecayKind::kPerHead, 1, 131072, 16, 128, 128, kHopper, 8, 128, 128, 128, 128, 4, 8389120,
+    {kToken, 1, 8192, 96, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 4, 0, 12582912, 103809024},
+    {kChannel, 1, 8192, 96, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 2, 0, 25165824, 204472320},
+    {kToken, 8, 2048, 32, 64, 64, kHopper, 1, 1, 64, 64, 64, 64, 4, 0, 8388608, 18874368},
+    {kChannel, 8, 2048, 32, 64, 64, kHopper, 1, 1, 64, 64, 64, 64, 2, 0, 16777216, 35651584},
+    {DecayKind::kPerHead, 1, 131072, 16, 128, 128, kHopper, 8, 8, 128, 128, 128, 128, 4, 8389120,
      25166848, 268959744},
-    {kChannel, 1, 131072, 16, 128, 128, kHopper, 8, 128, 128, 128, 128, 2, 8454144, 42008576,
+    {kChannel, 1, 131072, 16, 128, 128, kHopper, 8, 8, 128, 128, 128, 128, 2, 8454144, 42008576,
      537395200},
-    {kToken, 8, 16384, 32, 128, 128, kHopper, 1, 128, 128, 128, 128, 4, 0, 33554432, 545259520},
-    {kChannel, 8, 16384, 32, 128, 128, kHopper, 1, 128, 128, 128, 128, 2, 0, 67108864, 1082130432},
-    // too short for segments: halves of V
-    {kToken, 1, 1024, 16, 128, 128, kHopper, 1, 128, 64, 128, 128, 4, 0, 2097152, 2621440},
+    {kToken, 8, 16384, 32, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 4, 0, 33554432, 545259520},
+    {kChannel, 8, 16384, 32, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 2, 0, 67108864,
+     1082130432},
+    // too short for segments of the forward: halves of V
+    {kToken, 1, 1024, 16, 128, 128, kHopper, 1, 2, 128, 64, 128, 128, 4, 0, 6291712, 2621440},
     // D2D
-    {DecayKind::kPerHeadChannel, 32, 512, 12, 64, 64, kHopper, 1, 64, 64, 64, 64, 2, 0, 25264128,
+    {DecayKind::kPerHeadChannel, 32, 512, 12, 64, 64, kHopper, 1, 1, 64, 64, 64, 64, 2, 0, 25264128,
      15728640},
     // Mamba-2
-    {kToken, 1, 8192, 64, 128, 64, kHopper, 2, 128, 64, 128, 64, 4, 4194816, 12583424, 34603008},
+    {kToken, 1, 8192, 64, 128, 64, kHopper, 2, 2, 128, 64, 128, 64, 4, 4194816, 12583424, 34603008},
     // slices: of V, and of both, whose sums over slices of K the forward has in its workspace
-    {DecayKind::kPerHead, 8, 2048, 8, 128, 256, kHopper, 1, 128, 64, 128, 128, 4, 0, 285213184,
+    {DecayKind::kPerHead, 8, 2048, 8, 128, 256, kHopper, 1, 1, 128, 64, 128, 128, 4, 0, 285213184,
      37748736},
-    {kChannel, 8, 2048, 4, 128, 256, kHopper, 1, 128, 64, 128, 128, 2, 0, 218103808, 35651584},
-    {kToken, 8, 2048, 32, 256, 256, kHopper, 1, 128, 128, 128, 128, 4, 1073741824, 3363831808,
+    {kChannel, 8, 2048, 4, 128, 256, kHopper, 1, 2, 128, 64, 128, 128, 2, 0, 243302400, 35651584},
+    {kToken, 8, 2048, 32, 256, 256, kHopper, 1, 1, 128, 128, 128, 128, 4, 1073741824, 3363831808,
      301989888},
-    {DecayKind::kPerHead, 8, 2048, 8, 256, 512, kHopper, 1, 128, 128, 128, 128, 4, 536870912,
+    {DecayKind::kPerHead, 8, 2048, 8, 256, 512, kHopper, 1, 1, 128, 128, 128, 128, 4, 536870912,
      1677723648, 150994944},
     // 99 KiB of shared memory: slices where others need none
-    {kToken, 8, 2048, 32, 128, 128, kAda, 1, 64, 128, 64, 128, 4, 536870912, 574619648, 75497472},
-    {kChannel, 8, 2048, 32, 128, 128, kAda, 1, 64, 128, 64, 128, 2, 536870912, 603979776,
+    {kToken, 8, 2048, 32, 128, 128, kAda, 1, 1, 64, 128, 64, 128, 4, 536870912, 574619648,
+     75497472},
+    {kChannel, 8, 2048, 32, 128, 128, kAda, 1, 1, 64, 128, 64, 128, 2, 536870912, 603979776,
      142606336},
-    {kChannel, 2, 16384, 16, 128, 128, kAmpere, 8, 128, 128, 128, 128, 2, 16908288, 84017152,
+    {kChannel, 2, 16384, 16, 128, 128, kAmpere, 8, 16, 128, 128, 128, 128, 2, 16908288, 168034304,
      135266304},
-    {kToken, 2, 16384, 16, 128, 128, kAmpere, 8, 128, 128, 128, 128, 4, 16778240, 50332672,
+    {kToken, 2, 16384, 16, 128, 128, kAmpere, 8, 16, 128, 128, 128, 128, 4, 16778240, 100665344,
      68157440},
+    // the normaliser: checkpoints in two terms, centred values, a slice of sums over keys
+    {DecayKind::kPerHeadChannel, 32, 512, 12, 64, 64, kHopper, 1, 1, 64, 64, 64, 64, 2, 51118336,
+     260702464, 31948800, NormKind::kSumOfKeys},
+    {kToken, 8, 2048, 32, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 4, 270532864, 1271136512,
+     152174592, NormKind::kSumOfKeys},
+    {kToken, 8, 2048, 32, 256, 256, kHopper, 1, 1, 128, 128, 128, 128, 4, 1077936384, 4792516864,
+     606339072, NormKind::kSumOfKeys},
 };
 
 TEST(DecayAttentionPlan, DevicesFollowTheShape) {
@@ -96,10 +106,12 @@ TEST(DecayAttentionPlan, DevicesFollowTheShape) {
     DecayAttentionArgs args = HalfShape(g.B, g.T, g.H, g.K);
     args.head_dim_v = g.V;
     args.decay_kind = g.kind;
+    args.norm_kind = g.norm;
     if (g.kind != DecayKind::kNone) args.log_decay.data = &decay;
     const DecayAttentionPlan plan = MakePlan(args, g.limits);
     EXPECT_EQ(plan.chunk_size, 64);
     EXPECT_EQ(plan.num_segments, g.segments);
+    EXPECT_EQ(plan.backward_segments, g.backward_segments);
     EXPECT_EQ(plan.forward.k, g.forward_k);
     EXPECT_EQ(plan.forward.v, g.forward_v);
     EXPECT_EQ(plan.backward.k, g.backward_k);

@@ -95,6 +95,58 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
   EXPECT_EQ(met.size(), kDecayed.size());
 }
 
+// How a recipe's layers are laid out on a device, kept here so that no change of the rules that
+// choose it goes unseen.
+struct GoldenLayout {
+  const char* recipe;
+  int num_sms;
+  kernels::DecayBlock forward;
+  int segments, blocks;
+  kernels::DecayBlock backward;
+  int backward_segments, backward_blocks;
+};
+constexpr GoldenLayout kGoldenLayouts[] = {
+    {"d2d_124m", 132, {64, 64}, 1, 384, {64, 64}, 1, 384},
+    {"gla_340m", 132, {128, 64}, 1, 128, {128, 128}, 2, 128},
+    {"gla_1.3b", 132, {128, 64}, 1, 256, {128, 128}, 1, 128},
+    {"gla_7b", 132, {128, 64}, 1, 64, {128, 128}, 4, 128},
+    {"retention_340m", 132, {128, 64}, 1, 256, {128, 128}, 1, 128},
+    {"d2d_124m", 108, {64, 64}, 1, 384, {64, 64}, 1, 384},
+    {"gla_340m", 108, {128, 64}, 1, 128, {128, 128}, 1, 64},
+    {"gla_1.3b", 108, {128, 128}, 1, 128, {128, 128}, 1, 128},
+    {"gla_7b", 108, {128, 64}, 1, 64, {128, 128}, 4, 128},
+    {"retention_340m", 108, {128, 128}, 1, 128, {128, 128}, 1, 128},
+};
+
+TEST(KernelRoutes, RecipesKeepMultiprocessorsBusy) {
+  const std::filesystem::path folder = std::filesystem::path(test::kSourceDir) / "launch/recipes";
+  for (const GoldenLayout& golden : kGoldenLayouts) {
+    SCOPED_TRACE(std::string(golden.recipe) + " on " + std::to_string(golden.num_sms));
+    RunConfig config = LoadRunConfig(folder / (std::string(golden.recipe) + ".textproto"), {});
+    if (config.model.vocab_size == 0) config.model.vocab_size = 259;
+    const model::LanguageModel model(config.model);
+    kernels::DecayAttentionArgs args =
+        ArgsOf(config, model.TraitsOf(0).state.at(0).shape,
+               kDecayed.at(std::string(config.model.mixer_of(0).name())));
+    float decay = 0;
+    args.log_decay.data = &decay;
+    const int64_t shared = golden.num_sms == 132 ? 227 << 10 : 163 << 10;
+    const kernels::DecayAttentionPlan plan = MakePlan(args, {true, golden.num_sms, shared});
+    const int states = args.num_sequences * args.num_heads;
+    EXPECT_EQ(plan.forward.k, golden.forward.k);
+    EXPECT_EQ(plan.forward.v, golden.forward.v);
+    EXPECT_EQ(plan.num_segments, golden.segments);
+    EXPECT_EQ(states * kernels::cuda::SlicesOf(args, plan.forward).count() * plan.num_segments,
+              golden.blocks);
+    EXPECT_EQ(plan.backward.k, golden.backward.k);
+    EXPECT_EQ(plan.backward.v, golden.backward.v);
+    EXPECT_EQ(plan.backward_segments, golden.backward_segments);
+    EXPECT_EQ(
+        states * kernels::cuda::SlicesOf(args, plan.backward).count() * plan.backward_segments,
+        golden.backward_blocks);
+  }
+}
+
 // Head sizes that flash-linear-attention's configs give GLA and RetNet, whose heads widen with the
 // model: from 340 million parameters to 7 billion.
 TEST(KernelRoutes, SizesOfPublicModelsTrainOnTensorCores) {

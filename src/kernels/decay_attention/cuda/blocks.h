@@ -60,6 +60,10 @@ constexpr int ChannelStateScanBytes(int k, int v) {
   return 2 * kTile * (k + v) * 2 + kTile * k * 4 + kTile * k * 2 + k * 4;
 }
 
+// Blocks that share a multiprocessor, as far as registers go: what the kernels are compiled for.
+constexpr int ScanBlocksPerSm(int k, int v) { return v > 64 ? 1 : k > 64 ? 2 : 3; }
+constexpr int ReverseScanBlocksPerSm(int k) { return k > 64 ? 1 : 2; }
+
 // Whether there is a device on which the reverse scan's tiles fit in one stage, but not in two.
 constexpr bool WantsOneStage(int k, int v) {
   for (const int64_t limit : kSharedMemoryOf)

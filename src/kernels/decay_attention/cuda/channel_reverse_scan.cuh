@@ -49,7 +49,7 @@ template <int kK_, int kV_>
 struct ChannelRevConfig {
   static constexpr int kK = kK_, kV = kV_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;  // two threads a channel
-  static constexpr int kMinBlocksPerSm = kK == 64 ? 2 : 1;
+  static constexpr int kMinBlocksPerSm = ReverseScanBlocksPerSm(kK);
   static constexpr int kPitch = kK + 4;  // of x and y, so that fragments' stores meet no bank twice
   static constexpr int kSmemBytes = ChannelReverseScanBytes(kK, kV);
 };

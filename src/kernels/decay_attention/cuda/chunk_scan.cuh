@@ -19,7 +19,7 @@ struct ChunkScanConfig {
   static constexpr int kK = kK_, kV = kV_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   // Registers allow no more: kK / 2 of them are state.
-  static constexpr int kMinBlocksPerSm = kV == 64 ? (kK == 64 ? 3 : 2) : 1;
+  static constexpr int kMinBlocksPerSm = ScanBlocksPerSm(kK, kV);
   static constexpr int kSmemBytes = ChunkScanBytes(kK, kV);
 };
 

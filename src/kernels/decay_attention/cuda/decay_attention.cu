@@ -37,10 +37,10 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
   CheckBlocks(args, plan);
   // Slices of K and V multiply by at most that.
   constexpr int64_t kMaxSlices = int64_t{kMaxHeadDimK / 64} * (kMaxHeadDimV / 64);
-  const int64_t blocks =
-      kMaxSlices * args.num_sequences * args.num_heads * std::max(plan.num_segments, 1);
+  const int segments = std::max({plan.num_segments, plan.backward_segments, 1});
+  const int64_t blocks = kMaxSlices * args.num_sequences * args.num_heads * segments;
   HL_CHECK_AS(ExitCode::kUsage, blocks <= 0x7fffffff, "decay attention over ", args.num_sequences,
-              " sequences of ", args.num_heads, " heads in ", plan.num_segments,
+              " sequences of ", args.num_heads, " heads in ", segments,
               " segments: more blocks than a launch takes");
 }
 

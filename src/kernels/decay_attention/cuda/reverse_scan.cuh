@@ -44,7 +44,7 @@ template <int kK_, int kV_, int kStages_>
 struct ReverseScanConfig {
   static constexpr int kK = kK_, kV = kV_, kStages = kStages_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
-  static constexpr int kMinBlocksPerSm = kK == 64 ? 2 : 1;
+  static constexpr int kMinBlocksPerSm = ReverseScanBlocksPerSm(kK);
   static constexpr int kSmemBytes = ReverseScanBytes(kK, kV, kStages);
 };
 

@@ -1,5 +1,7 @@
 #include "kernels/decay_attention/cuda/route.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
 
 #include "core/concat.h"
@@ -26,11 +28,28 @@ Route RouteOf(const DecayAttentionArgs& args, const DecayBlock& block) {
 double ResultBytes(int width, int num_slices) {
   return num_slices == 1 ? 2.0 * width : (8.0 * num_slices + 2) * width;
 }
+double ForwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& block) {
+  const int K = args.head_dim_k, V = args.head_dim_v;
+  const Slices slices = SlicesOf(args, block);
+  return 4.0 * K * slices.values + 2.0 * V * slices.keys + ResultBytes(V, slices.keys);
+}
 double BackwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& block) {
   const int K = args.head_dim_k, V = args.head_dim_v;
   const Slices slices = SlicesOf(args, block);
   return 4.0 * K * slices.values + 4.0 * V * slices.keys + 2 * ResultBytes(K, slices.values) +
          ResultBytes(V, slices.keys);
+}
+
+// Of two operands, for a state each.
+ScanCost SegmentCost(const DecayAttentionArgs& args, const Slices& slices) {
+  const double K = args.head_dim_k, V = args.head_dim_v;
+  ScanCost cost;
+  cost.segment_bytes = 2 * (K * slices.values + V * slices.keys);
+  cost.segment_flops = 2 * K * V;
+  return cost;
+}
+int BlocksPerSm(int by_registers, int64_t shared_memory_bytes, int bytes) {
+  return static_cast<int>(std::clamp<int64_t>(shared_memory_bytes / bytes, 1, by_registers));
 }
 
 template <typename SharedBytes, typename BytesPerToken>
@@ -87,10 +106,28 @@ Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block) {
   return {(args.head_dim_k + block.k - 1) / block.k, (args.head_dim_v + block.v - 1) / block.v};
 }
 
-double ForwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& block) {
-  const int K = args.head_dim_k, V = args.head_dim_v;
+ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
+                     int64_t shared_memory_bytes) {
+  const double K = args.head_dim_k, V = args.head_dim_v, C = decay::kChunk;
   const Slices slices = SlicesOf(args, block);
-  return 4.0 * K * slices.values + 2.0 * V * slices.keys + ResultBytes(V, slices.keys);
+  ScanCost cost = SegmentCost(args, slices);
+  cost.bytes = ForwardBytesPerToken(args, block);
+  cost.flops = C * (K * slices.values + V * slices.keys) + 4 * K * V;
+  cost.blocks_per_sm = BlocksPerSm(decay::ScanBlocksPerSm(block.k, block.v), shared_memory_bytes,
+                                   ForwardSharedBytes(args.decay_kind, block));
+  return cost;
+}
+ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
+                      int64_t shared_memory_bytes) {
+  const double K = args.head_dim_k, V = args.head_dim_v, C = decay::kChunk;
+  const Slices slices = SlicesOf(args, block);
+  ScanCost cost = SegmentCost(args, slices);
+  cost.bytes = BackwardBytesPerToken(args, block);
+  // Scores, dq and dk of pairs; their gradients and dv; five products with the states.
+  cost.flops = C * (3 * K * slices.values + 2 * V * slices.keys) + 10 * K * V;
+  cost.blocks_per_sm = BlocksPerSm(decay::ReverseScanBlocksPerSm(block.k), shared_memory_bytes,
+                                   BackwardSharedBytes(args.decay_kind, block));
+  return cost;
 }
 
 std::string DescribeRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {

@@ -38,9 +38,18 @@ struct Slices {
 };
 Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block);
 
-// Bytes that a forward moves for a token of one head: the operands for each slice that reads them,
-// and sums over slices of K in fp32.
-double ForwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& block);
+// What a scan costs: of its own, and of the scan over segments before it, where there is one.
+struct ScanCost {
+  double bytes = 0, flops = 0;                  // of a token of one head
+  double segment_bytes = 0, segment_flops = 0;  // likewise, of the segments' own states
+  int blocks_per_sm = 1;
+};
+// Operands are moved for each slice that reads them, sums over slices in fp32 to memory and back;
+// flops are those of matrix units.
+ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
+                     int64_t shared_memory_bytes);
+ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
+                      int64_t shared_memory_bytes);
 
 // One line for a log: the kernels that run, and where they are not the fast ones why.
 std::string DescribeRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);

@@ -95,19 +95,31 @@ struct Scan {
   }
   bool per_channel() const { return IsPerChannel(args.decay_kind); }
 };
+// What a plan says of one direction.
+struct Direction {
+  DecayBlock block;
+  int num_segments;
+};
+Direction ForwardOf(const DecayAttentionPlan& plan) {
+  return {plan.forward, std::max(plan.num_segments, 1)};
+}
+Direction BackwardOf(const DecayAttentionPlan& plan) {
+  return {plan.backward, std::max(plan.backward_segments, 1)};
+}
+
 Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-            const DecayBlock& block) {
+            const Direction& direction) {
   Scan scan = {
-      args, block, std::max(plan.num_segments, 1), plan.checkpoint_every, IsNormalised(args),
-      {},   {}};
+      args, direction.block, direction.num_segments, plan.checkpoint_every, IsNormalised(args), {},
+      {}};
   scan.args.norm_kind = NormKind::kNone;
   return scan;
 }
 // Of the sums of keys: v is one column of ones, the state is the normaliser's. The block is as wide
 // in K, so that its slices are the problem's.
 Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                const DecayBlock& block, const NormaliserLayout& layout) {
-  Scan scan = ScanOf(args, plan, {block.k, 64});
+                const Direction& direction, const NormaliserLayout& layout) {
+  Scan scan = ScanOf(args, plan, {{direction.block.k, 64}, direction.num_segments});
   DecayAttentionArgs& ones = scan.args;
   ones.head_dim_v = 1;
   ones.num_v_heads = 1;
@@ -241,7 +253,7 @@ GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentio
   } else {
     places.dlambda = At<float>(args.workspace, layout.dlambda) +
                      int64_t{1} * first_decay * args.num_sequences * args.num_heads *
-                         std::max(plan.num_segments, 1) * decay_dim;
+                         BackwardOf(plan).num_segments * decay_dim;
   }
   return places;
 }
@@ -276,7 +288,7 @@ void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
 
 // A backward's scan over V: with the normaliser of rows of dout over their divisors.
 Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  Scan scan = ScanOf(args, plan, plan.backward);
+  Scan scan = ScanOf(args, plan, BackwardOf(plan));
   if (IsNormalised(args)) scan.row_scales.divisors = static_cast<const float*>(args.norm_denom);
   return scan;
 }
@@ -291,8 +303,9 @@ ReverseScanOfOnes MakeReverseScanOfOnes(const DecayAttentionArgs& args,
                                         const DecayAttentionPlan& plan,
                                         const NormaliserLayout& layout, cudaStream_t stream) {
   decay::LaunchOne(At<bf16>(args.workspace, layout.one), stream);
-  ReverseScanOfOnes ones = {
-      ScanOfOnes(args, plan, plan.backward, layout), {}, At<float>(args.workspace, layout.factor)};
+  ReverseScanOfOnes ones = {ScanOfOnes(args, plan, BackwardOf(plan), layout),
+                            {},
+                            At<float>(args.workspace, layout.factor)};
   ones.dout = ones.scan.args.v;
   ones.scan.row_scales = {ones.factor, static_cast<const float*>(args.norm_denom)};
   return ones;
@@ -406,7 +419,7 @@ void SumGradients(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   } else {
     decay::LaunchReduceConstant(
         {At<float>(args.workspace, layout.dlambda), static_cast<float*>(grads.dlog_decay.data),
-         slices.decays, args.num_sequences, std::max(plan.num_segments, 1), args.num_heads,
+         slices.decays, args.num_sequences, BackwardOf(plan).num_segments, args.num_heads,
          args.num_decay_heads, decay_dim},
         stream);
   }
@@ -437,7 +450,7 @@ void ScanForward(const DecayAttentionArgs& given, const DecayAttentionPlan& plan
   // They have no room where the backward takes none.
   if (BackwardRoute(args, plan) == Route::kSimt) args.checkpoints = nullptr;
   const ForwardLayout layout = MakeForwardLayout(args, plan);
-  const Scan scan = ScanOf(args, plan, plan.forward);
+  const Scan scan = ScanOf(args, plan, ForwardOf(plan));
   const int num_slices = scan.Shape().num_key_slices;
   const TensorView partial = Partial(args, layout.out, args.head_dim_v);
   if (!IsNormalised(args)) {
@@ -452,7 +465,7 @@ void ScanForward(const DecayAttentionArgs& given, const DecayAttentionPlan& plan
   RunForward(scan, layout.segments, partial, stream);
   decay::LaunchOne(At<bf16>(args.workspace, layout.normaliser.one), stream);
   const TensorView sums = Partial(args, layout.normaliser.sums, 1);
-  RunForward(ScanOfOnes(args, plan, plan.forward, layout.normaliser), layout.segments, sums,
+  RunForward(ScanOfOnes(args, plan, ForwardOf(plan), layout.normaliser), layout.segments, sums,
              stream);
   decay::LaunchNormalise({args, num_slices, static_cast<const float*>(partial.data),
                           static_cast<const float*>(sums.data)},
@@ -479,11 +492,11 @@ void ScanSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
   const DecayAttentionArgs& forward = args.forward;
   const ForwardLayout layout = MakeForwardLayout(forward, plan);
   float* const log_transition = static_cast<float*>(args.log_transition);
-  Summarise(ScanOf(forward, plan, plan.forward), layout.segments, nullptr, args.state,
+  Summarise(ScanOf(forward, plan, ForwardOf(plan)), layout.segments, nullptr, args.state,
             log_transition, stream);
   if (!IsNormalised(forward)) return;
   decay::LaunchOne(At<bf16>(forward.workspace, layout.normaliser.one), stream);
-  Summarise(ScanOfOnes(forward, plan, plan.forward, layout.normaliser), layout.segments, nullptr,
+  Summarise(ScanOfOnes(forward, plan, ForwardOf(plan), layout.normaliser), layout.segments, nullptr,
             args.norm, nullptr, stream);
 }
 

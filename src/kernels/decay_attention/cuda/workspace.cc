@@ -23,8 +23,8 @@ class Regions {
   size_t bytes_ = 0;
 };
 
-size_t Pieces(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  return size_t{1} * args.num_sequences * args.num_heads * std::max(plan.num_segments, 1);
+size_t Pieces(const DecayAttentionArgs& args, int num_segments) {
+  return size_t{1} * args.num_sequences * args.num_heads * std::max(num_segments, 1);
 }
 
 // States that a reverse scan keeps for each chunk of a group: with decays of channels it goes by
@@ -33,10 +33,11 @@ size_t StatesPerChunk(const DecayAttentionArgs& args) {
   return IsPerChannel(args.decay_kind) ? 4 : 1;
 }
 
-SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                          Regions& regions) {
+// Nothing where there is one segment.
+SegmentLayout AddSegments(const DecayAttentionArgs& args, int num_segments, Regions& regions) {
   SegmentLayout layout;
-  const size_t pieces = Pieces(args, plan);
+  if (num_segments <= 1) return layout;
+  const size_t pieces = Pieces(args, num_segments);
   layout.states = regions.Add(pieces * args.head_dim_k * args.head_dim_v * sizeof(float));
   const size_t transitions = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
   layout.log_transition = regions.Add(pieces * transitions * sizeof(float));
@@ -76,16 +77,17 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   const auto partial = [&](int heads, int num_slices, size_t width) {
     return heads < args.num_heads || num_slices > 1 ? num_slices * rows * width * sizeof(float) : 0;
   };
-  if (plan.num_segments > 1) layout.segments = AddSegments(args, plan, regions);
-  layout.group = regions.Add(Pieces(args, plan) * slices.count() * plan.checkpoint_every *
+  const size_t pieces = Pieces(args, plan.backward_segments);
+  layout.segments = AddSegments(args, plan.backward_segments, regions);
+  layout.group = regions.Add(pieces * slices.count() * plan.checkpoint_every *
                              StatesPerChunk(args) * plan.backward.k * plan.backward.v * kHalf);
   layout.dq = regions.Add(partial(args.num_q_heads, sums.keys, keys));
   layout.dk = regions.Add(partial(args.num_k_heads, sums.keys, keys));
   layout.dv = regions.Add(partial(args.num_v_heads, sums.values, values));
   layout.dlog_decay = regions.Add(
       IsPerToken(args.decay_kind) ? partial(args.num_decay_heads, sums.decays, decays) : 0);
-  layout.dlambda = regions.Add(
-      HasConstantDecay(args) ? sums.decays * Pieces(args, plan) * decays * sizeof(float) : 0);
+  layout.dlambda =
+      regions.Add(HasConstantDecay(args) ? sums.decays * pieces * decays * sizeof(float) : 0);
   layout.dkey_scale =
       regions.Add(args.key_scale.data != nullptr ? partial(args.num_heads, sums.tokens, 1) : 0);
   if (!IsNormalised(args)) return;
@@ -148,7 +150,7 @@ ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAtten
   ForwardLayout layout;
   if (ForwardRoute(args, plan) == Route::kSimt) return layout;
   const size_t slices = SlicesOf(args, plan.forward).keys;
-  if (plan.num_segments > 1) layout.segments = AddSegments(args, plan, regions);
+  layout.segments = AddSegments(args, plan.num_segments, regions);
   if (slices > 1 || IsNormalised(args))
     layout.out = regions.Add(slices * Rows(args) * args.head_dim_v * sizeof(float));
   if (IsNormalised(args)) {

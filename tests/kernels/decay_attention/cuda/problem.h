@@ -35,6 +35,7 @@ struct ProblemShape {
   bool odd_strides = false;  // rows that no vector load can take
   bool far = false;          // rows more than 2^31 elements apart, see Layout
   int num_segments = 1;
+  int backward_segments = 0;                 // 0: num_segments
   int block_v = 0;                           // of the forward; 0: MakePlan decides
   DecayBlock block;                          // of both directions; none: MakePlan decides
   int shared_bytes = 227 << 10;              // of the device: most a block may ask for
@@ -175,6 +176,7 @@ class Problem {
     DecayAttentionPlan plan =
         MakePlan(args, {.is_cuda = true, .num_sms = 4, .shared_memory_bytes = shape_.shared_bytes},
                  {.num_segments = shape_.num_segments});
+    if (shape_.backward_segments > 0) plan.backward_segments = shape_.backward_segments;
     if (shape_.block.k > 0 && plan.forward.k > 0) plan.forward = plan.backward = shape_.block;
     if (shape_.block_v > 0 && plan.forward.k > 0) plan.forward.v = shape_.block_v;
     if (shape_.simt) plan.forward = {};

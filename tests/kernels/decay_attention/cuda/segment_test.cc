@@ -69,6 +69,22 @@ TEST(CudaSegment, DecaysOfChannels) {
                    .cu_seqlens = {0, 0, 64, 70, 600}});
 }
 
+// The blocks of either direction may be too few alone.
+TEST(CudaSegment, EachDirectionHasItsOwnNumber) {
+  if (kSlow) GTEST_SKIP() << "one instance is enough for races";
+  for (const DecayKind kind :
+       {DecayKind::kPerHeadChannel, DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    for (const bool norm : {false, true}) {
+      ProblemShape shape = {.seq_len = 600, .heads = 1, .dim_k = 24, .dim_v = 40, .kind = kind};
+      shape.norm = norm;
+      shape.document_starts = {300};
+      shape.num_segments = 1, shape.backward_segments = 3;
+      ExpectGradients(shape);
+      shape.num_segments = 3, shape.backward_segments = 1;
+      ExpectGradients(shape);
+    }
+}
+
 TEST(CudaSegment, DocumentsAndPackedSequences) {
   if (kSlow) GTEST_SKIP() << "one instance is enough for races";
   ExpectGradients({.batch = 2,

@@ -291,6 +291,25 @@ TEST(CudaSlices, DevicesOf99KiB) {
   unsetenv("HL_EMU_SHARED_BYTES");
 }
 
+// The largest blocks with the normaliser, in one stage and in two.
+TEST(CudaNormaliser, BlocksOf128) {
+  for (const char* const shared_bytes : {"166912", "232448"}) {  // sm_80; sm_90, sm_100
+    ASSERT_EQ(setenv("HL_EMU_SHARED_BYTES", shared_bytes, 1), 0);
+    for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+      for (const int dim : {100, 128}) {
+        if (kSlow && dim != 100) continue;
+        ProblemShape shape = {.seq_len = kSlow ? 70 : 150, .heads = 3, .kind = kind, .norm = true};
+        shape.dim_k = shape.dim_v = dim;
+        shape.block = {128, 128};
+        shape.shared_bytes = std::atoi(shared_bytes);
+        shape.v_mean = 1;
+        shape.states = false;  // few draws, which may cancel in gradients by chance
+        ExpectGradients(shape);
+      }
+    unsetenv("HL_EMU_SHARED_BYTES");
+  }
+}
+
 TEST(CudaSlices, PlanOfALargerDevice) {
   Problem problem({.seq_len = 10, .heads = 1, .dim_k = 128, .dim_v = 128, .block_v = 128});
   ASSERT_EQ(setenv("HL_EMU_SHARED_BYTES", "101376", 1), 0);
