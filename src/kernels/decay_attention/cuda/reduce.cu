@@ -99,27 +99,26 @@ __global__ void __launch_bounds__(kThreads) ReduceHeadsKernel(const ReduceHeadsP
   }
 }
 
+// A warp an item: its lanes share out the pieces of all sequences, in an order that the shape
+// alone decides, and their sums are added as a tree.
 __global__ void __launch_bounds__(kThreads)
     ReduceConstantKernel(const ReduceConstantParams params) {
-  const int item = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  const int item = static_cast<int>(blockIdx.x) * (kThreads / 32) + WarpId();
   if (item >= params.num_out_heads * params.dim) return;
   const int head = item / params.dim, c = item % params.dim;
-  const int group = params.num_heads / params.num_out_heads;
-  float total = 0;
-  const int64_t pieces = int64_t{1} * params.num_sequences * params.num_heads * params.num_segments;
-  for (int n = 0; n < params.num_sequences; ++n) {
-    float sum = 0;  // per sequence: sums of like size are added
-    for (int h = head * group; h < (head + 1) * group; ++h) {
-      for (int segment = 0; segment < params.num_segments; ++segment) {
-        const int64_t piece =
-            (int64_t{1} * n * params.num_heads + h) * params.num_segments + segment;
-        for (int slice = 0; slice < params.num_slices; ++slice)
-          sum += params.partial[(slice * pieces + piece) * params.dim + c];
-      }
-    }
-    total += sum;
+  // Of a sequence, those of the heads that share are neighbours.
+  const int own = params.num_heads / params.num_out_heads * params.num_segments;
+  const int64_t in_sequence = int64_t{1} * params.num_heads * params.num_segments;
+  const int64_t pieces = in_sequence * params.num_sequences;
+  const int64_t count = int64_t{1} * own * params.num_sequences;
+  float sum = 0;
+  for (int64_t i = LaneId(); i < count; i += 32) {
+    const int64_t piece = i / own * in_sequence + int64_t{1} * head * own + i % own;
+    for (int slice = 0; slice < params.num_slices; ++slice)
+      sum += params.partial[(slice * pieces + piece) * params.dim + c];
   }
-  params.out[item] = total;
+  sum = WarpSum(sum);
+  if (LaneId() == 0) params.out[item] = sum;
 }
 
 }  // namespace
@@ -134,7 +133,7 @@ void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream) {
     Launch(ShapeFor(items, "decay attention sum over heads"), stream, ReduceHeadsKernel, params);
 }
 void LaunchReduceConstant(const ReduceConstantParams& params, cudaStream_t stream) {
-  Launch(ShapeFor(int64_t{1} * params.num_out_heads * params.dim,
+  Launch(ShapeFor(int64_t{32} * params.num_out_heads * params.dim,
                   "decay attention sum of constant decays' gradients"),
          stream, ReduceConstantKernel, params);
 }

@@ -48,6 +48,20 @@ constexpr Instance kInstances[] = {
 };
 #undef HL_DECAY_INSTANCE
 
+constexpr int kOnesBlock = 64;  // columns
+
+// With the normaliser a column of ones is scanned in blocks as wide in K, which a plan does not name.
+constexpr bool HaveBlocksOfOnes() {
+  for (const Instance& instance : kInstances) {
+    bool found = false;
+    for (const Instance& ones : kInstances)
+      found = found || (ones.k == instance.k && ones.v == kOnesBlock);
+    if (!found || instance.v < kOnesBlock) return false;  // none takes more shared memory
+  }
+  return true;
+}
+static_assert(HaveBlocksOfOnes());
+
 const Instance& InstanceOf(const DecayBlock& block) {
   std::string names;
   for (const Instance& instance : kInstances) {
@@ -119,7 +133,7 @@ Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
 // in K, so that its slices are the problem's.
 Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                 const Direction& direction, const NormaliserLayout& layout) {
-  Scan scan = ScanOf(args, plan, {{direction.block.k, 64}, direction.num_segments});
+  Scan scan = ScanOf(args, plan, {{direction.block.k, kOnesBlock}, direction.num_segments});
   DecayAttentionArgs& ones = scan.args;
   ones.head_dim_v = 1;
   ones.num_v_heads = 1;

@@ -69,6 +69,20 @@ TEST(CudaSegment, DecaysOfChannels) {
                    .cu_seqlens = {0, 0, 64, 70, 600}});
 }
 
+// More pieces of a decay's gradient than a warp has lanes, of several heads, rows and segments.
+TEST(CudaSegment, ManyPiecesOfAConstantDecay) {
+  if (kSlow) GTEST_SKIP() << "one instance is enough for races";
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerHeadChannel}) {
+    ProblemShape shape = {.batch = 5, .seq_len = 300, .heads = 8, .dim_k = 24, .dim_v = 24};
+    shape.kind = kind;
+    shape.decay_heads = 2;
+    shape.num_segments = 2;
+    shape.states = false;  // few draws, which may cancel in gradients by chance
+    ExpectGradients(shape);
+    ExpectTwoRunsAgreeInEveryBit(shape);
+  }
+}
+
 // The blocks of either direction may be too few alone.
 TEST(CudaSegment, EachDirectionHasItsOwnNumber) {
   if (kSlow) GTEST_SKIP() << "one instance is enough for races";
