@@ -32,9 +32,12 @@ constexpr int ChannelGradSumsBytes(int k) {  // ChannelGradSums
 
 constexpr int kPlaceBytes = 64;  // Place
 
+// Tokens of out that are staged at once: with all of a chunk, blocks of 128 x 64 would miss 99 KiB.
+constexpr int kOutTokens = 32;
+
 // Forward: two stages of q, k, v; scores; a stage of out.
 constexpr int ChunkScanBytes(int k, int v) {
-  return 2 * kChunk * (2 * k + v) * 2 + kChunk * kChunk * 2 + kChunk * v * 2 +
+  return 2 * kChunk * (2 * k + v) * 2 + kChunk * kChunk * 2 + kOutTokens * v * 2 +
          2 * kDecayTablesBytes;
 }
 // The same with decays of channels: operands scaled for a tile, twice, and its decays.

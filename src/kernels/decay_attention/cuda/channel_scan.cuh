@@ -118,7 +118,7 @@ HL_DEVICE void TileOutput(const ChannelShared<Config>& smem, int buffer, const b
   MmaPair(out[0], out[1], values, b);
   if (target.is_wide) {
     target.data += first_row * target.stride_t * static_cast<int>(sizeof(float));
-    StoreTransposedWide(out, stage, target, length - first_row, WarpId() * 16);
+    StoreTransposedWide<kChunk>(out, stage, target, length - first_row, WarpId() * 16);
   } else {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       CpAsyncCommit();
     }
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
-    SaveCheckpoint<Config>(state, stage_out, params, place, index, rows);
+    SaveCheckpoint<Config, kChunk>(state, stage_out, params, place, index, rows);
     const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
                                place.head, place.slice * kV, args.head_dim_v);
 #pragma unroll 1

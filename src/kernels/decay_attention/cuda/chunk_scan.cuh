@@ -6,7 +6,7 @@
 // for S.
 //
 // Shared memory in KiB, K = V = 128, C = 64:
-//   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | scores [C, C] 8 | stage of out 16
+//   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | scores [C, C] 8 | stage of out 8
 //   | 2 x tables 2.3 | = kSmemBytes
 #pragma once
 
@@ -27,7 +27,7 @@ template <typename Config>
 struct ChunkScanShared {
   bf16 *q, *k, *v;      // [2][64, kK | kV]
   bf16* scores;         // [64, 64]
-  bf16* out;            // [kWarps][64, 16]
+  bf16* out;            // [kWarps][kOutTokens, 16]; with decays of channels [kWarps][64, 16]
   DecayTables* tables;  // [2]
 };
 
@@ -128,7 +128,7 @@ HL_DEVICE void IntraOutput(float (&out)[kChunk / 8][4], const bf16* v, const bf1
 
 // The state before a group of chunks, [K, V] bf16, or (kRest) what its rounding has lost, through
 // the warp's stage.
-template <typename Config, bool kRest>
+template <typename Config, bool kRest, int kRows>
 HL_DEVICE void SaveTerm(const float (&state)[Config::kK / 8][4], bf16* stage, bf16* checkpoint,
                         const StateRows& rows) {
 #pragma unroll
@@ -148,12 +148,13 @@ HL_DEVICE void SaveTerm(const float (&state)[Config::kK / 8][4], bf16* stage, bf
         d[n][i] = kRest ? x - ToFloat(ToBf16(x)) : x;
       }
     }
-    StoreTransposed(d, stage, target, rows.rows - rows.row - part * kChunk, rows.column);
+    StoreTransposed<kRows>(d, stage, target, rows.rows - rows.row - part * kChunk, rows.column);
   }
 }
 
-// The state before chunk `index` where a group starts there, if the forward keeps such.
-template <typename Config>
+// The state before chunk `index` where a group starts there, if the forward keeps such. The warp's
+// stage has kRows tokens.
+template <typename Config, int kRows>
 HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* stage,
                               const ChunkScanParams& params, const Place& place, int index,
                               const StateRows& rows) {
@@ -164,9 +165,9 @@ HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* sta
   bf16* const checkpoint =
       static_cast<bf16*>(args.checkpoints) +
       (slot * args.num_heads + place.head) * (int64_t{1} * args.head_dim_k * args.head_dim_v);
-  SaveTerm<Config, false>(state, stage, checkpoint, rows);
+  SaveTerm<Config, false, kRows>(state, stage, checkpoint, rows);
   if (params.splits_checkpoints)
-    SaveTerm<Config, true>(state, stage, checkpoint + CheckpointElements(args, every), rows);
+    SaveTerm<Config, true, kRows>(state, stage, checkpoint + CheckpointElements(args, every), rows);
 }
 
 // One barrier where a chunk starts (its tiles and tables are there; the other stage and the scores
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   smem.k = carver.Take<bf16>(2 * kChunk * kK);
   smem.v = carver.Take<bf16>(2 * kChunk * kV);
   smem.scores = carver.Take<bf16>(kChunk * kChunk);
-  smem.out = carver.Take<bf16>(kChunk * kV);
+  smem.out = carver.Take<bf16>(kOutTokens * kV);
   smem.tables = carver.Take<DecayTables>(2);
 
   const DecayAttentionArgs& args = params.args;
@@ -190,6 +191,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
                           place.slice * kV + WarpId() * 16};
+  bf16* const stage_out = smem.out + WarpId() * kOutTokens * 16;
 
   float state[kK / 8][4];
   Clear(state);
@@ -220,7 +222,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       CpAsyncCommit();
     }
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
-    SaveCheckpoint<Config>(state, smem.out + WarpId() * kChunk * 16, params, place, index, rows);
+    SaveCheckpoint<Config, kOutTokens>(state, stage_out, params, place, index, rows);
     IntraTile<Config>(smem.scores, q, k, tables, args.scale);
     __syncthreads();
     float out[kChunk / 8][4];
@@ -228,7 +230,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     IntraOutput<Config>(out, v, smem.scores);
     const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
                                place.head, place.slice * kV, args.head_dim_v);
-    StoreTokens(out, smem.out + WarpId() * kChunk * 16, target, chunk.length, WarpId() * 16);
+    StoreTokens<kOutTokens>(out, stage_out, target, chunk.length, WarpId() * 16);
     Scale(state, tables.transition);
     AccumulateOuter<kV, kK>(state, v, k, tables.outgoing_scaled);
     if (WarpId() == 0 && index + 1 < place.end)

@@ -209,7 +209,7 @@ HL_DEVICE void StoreGradient(const float (&d)[kChunk / 8][4], bf16* stage, const
   const int dim = args.head_dim_k;
   const Rows rows = RowsOf(SliceOf(view, args, place.slice, dim), chunk, place.head,
                            place.key_slice * Config::kK, dim);
-  StoreTokens(d, stage, rows, chunk.length, WarpId() * 16);
+  StoreTokens<kChunk>(d, stage, rows, chunk.length, WarpId() * 16);
 }
 
 // dq^T = S dout^T diag(incoming) + k^T dscores^T; x, and the sum of S R.

@@ -411,27 +411,34 @@ HL_DEVICE void FlushTransposed(const bf16* stage, const Rows& rows, int length, 
   }
   __syncwarp();  // the stage is the next store's
 }
-// What a warp holds transposed, through its stage.
+// What a warp holds transposed, through its stage of kRows tokens.
+template <int kRows>
 HL_DEVICE void StoreTransposed(const float (&d)[kChunk / 8][4], bf16* stage, const Rows& rows,
                                int length, int column) {
   const int lane = FreshLaneId();
 #pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {
+  for (int first = 0; first < kChunk; first += kRows) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 pair = TransposePair(d[n][2 * half], d[n][2 * half + 1]);
-      const int row = 8 * n + lane % 4 * 2 + lane / 4 % 2;
-      *reinterpret_cast<uint32_t*>(stage + row * 16 + lane / 8 * 2 + half * 8) =
-          PackBf16(pair.x, pair.y);
+    for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float(&tile)[4] = d[first / 8 + n];
+        const float2 pair = TransposePair(tile[2 * half], tile[2 * half + 1]);
+        const int row = 8 * n + lane % 4 * 2 + lane / 4 % 2;
+        *reinterpret_cast<uint32_t*>(stage + row * 16 + lane / 8 * 2 + half * 8) =
+            PackBf16(pair.x, pair.y);
+      }
     }
+    Rows part = rows;
+    part.data += first * rows.stride_t * static_cast<int>(sizeof(bf16));
+    FlushTransposed<kRows>(stage, part, length - first, column);
   }
-  FlushTransposed(stage, rows, length, column);
 }
-// The same in fp32, for sums that others complete: the stage of 64 rows holds 32 at once.
-template <int kTiles>
+// The same in fp32, for sums that others complete: the stage holds half as many rows at once.
+template <int kRows, int kTiles>
 HL_DEVICE void StoreTransposedWide(const float (&d)[kTiles][4], bf16* stage, const Rows& rows,
                                    int length, int column) {
-  constexpr int kAtOnce = kTiles < 4 ? kTiles : 4;
+  constexpr int kAtOnce = kTiles < kRows / 16 ? kTiles : kRows / 16;
   const int lane = FreshLaneId();
   float* const wide = reinterpret_cast<float*>(stage);
   float* const data = reinterpret_cast<float*>(rows.data) + column;
@@ -455,12 +462,13 @@ HL_DEVICE void StoreTransposedWide(const float (&d)[kTiles][4], bf16* stage, con
 }
 
 // Either, as the tensor wants it.
+template <int kRows>
 HL_DEVICE void StoreTokens(const float (&d)[kChunk / 8][4], bf16* stage, const Rows& rows,
                            int length, int column) {
   if (rows.is_wide) {
-    StoreTransposedWide(d, stage, rows, length, column);
+    StoreTransposedWide<kRows>(d, stage, rows, length, column);
   } else {
-    StoreTransposed(d, stage, rows, length, column);
+    StoreTransposed<kRows>(d, stage, rows, length, column);
   }
 }
 
