@@ -94,7 +94,7 @@ struct DecayAttentionArgs {
   // CheckpointBytes(): states before every plan.checkpoint_every-th chunk; null: inference
   void* checkpoints = nullptr;
 
-  // ForwardWorkspaceBytes() or BackwardWorkspaceBytes(); contents undefined before and after
+  // ForwardWorkspaceBytes() or what else the call is; contents undefined before and after
   void* workspace = nullptr;
 };
 
@@ -149,6 +149,9 @@ DecayAttentionPlan MakePlan(const DecayAttentionArgs& args, const DeviceLimits& 
                             const PlanRequest& request = {});
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+// Of Summarise and of BackwardSummarise, which have no outputs to sum.
+size_t SummaryWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+size_t ReverseSummaryWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
 // One token a sequence; the state is updated in place.

@@ -449,7 +449,7 @@ DecaySegment Summarise(const DecayAttentionInputs& inputs, const DecayAttentionC
                                    .log_transition = segment.log_transition.data_ptr(),
                                    .state = PlaceOf(segment.state.kv),
                                    .norm = PlaceOf(segment.state.norm)};
-  const at::Tensor workspace = call.Bytes(ForwardWorkspaceBytes(args, call.plan));
+  const at::Tensor workspace = call.Bytes(SummaryWorkspaceBytes(args, call.plan));
   segment_args.forward.workspace = workspace.data_ptr();
   HL_DISPATCH(call.is_cuda(), Summarise, segment_args, call.plan);
   return segment;
@@ -472,7 +472,7 @@ DecayState BackwardSummarise(const DecayAttentionInputs& inputs, const DecayAtte
                                    .log_transition = nullptr,
                                    .state = PlaceOf(dstate.kv),
                                    .norm = PlaceOf(dstate.norm)};
-  const at::Tensor workspace = call.Bytes(BackwardWorkspaceBytes(call.args, call.plan));
+  const at::Tensor workspace = call.Bytes(ReverseSummaryWorkspaceBytes(call.args, call.plan));
   segment_args.forward.workspace = workspace.data_ptr();
   HL_DISPATCH(call.is_cuda(), BackwardSummarise, segment_args, call.plan);
   return dstate;

@@ -257,6 +257,15 @@ size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttenti
   return plan.is_cuda ? cuda::BackwardWorkspaceBytes(args, plan)
                       : cpu::MakeBackwardLayout(args, plan).bytes;
 }
+size_t SummaryWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  return plan.is_cuda ? cuda::MakeSummaryLayout(args, plan).bytes
+                      : cpu::MakeForwardLayout(args, plan).bytes;
+}
+size_t ReverseSummaryWorkspaceBytes(const DecayAttentionArgs& args,
+                                    const DecayAttentionPlan& plan) {
+  return plan.is_cuda ? cuda::MakeReverseSummaryLayout(args, plan).bytes
+                      : cpu::MakeForwardLayout(args, plan).bytes;
+}
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   return plan.is_cuda ? cuda::CheckpointBytes(args, plan)
                       : cpu::MakeCheckpointLayout(args, plan).bytes;

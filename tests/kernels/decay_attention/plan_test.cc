@@ -197,6 +197,24 @@ TEST(DecayAttentionPlan, GroupsOfTheReverseScans) {
             segments + size_t(2) * 2 * 128 * 4 + size_t(2) * 2 * 8 * 128 * 128 * 2);
 }
 
+// No partial outputs or gradients: states between segments alone, and with the normaliser a number a
+// token and head.
+TEST(DecayAttentionPlan, SummariesTakeLittle) {
+  DecayAttentionArgs args = HalfShape(1, 16384, 2, 256);
+  DecayAttentionPlan plan = MakePlan(args, kHopper, {.num_segments = 1});
+  EXPECT_EQ(SummaryWorkspaceBytes(args, plan), 0u);
+  EXPECT_EQ(ReverseSummaryWorkspaceBytes(args, plan), 0u);
+  args.norm_kind = NormKind::kSumOfKeys;
+  plan = MakePlan(args, kHopper, {.num_segments = 2});
+  const size_t segments = size_t(2) * 2 * 256 * 256 * 4 + 256, one = 256;
+  EXPECT_EQ(SummaryWorkspaceBytes(args, plan), segments + one);
+  EXPECT_EQ(ReverseSummaryWorkspaceBytes(args, plan), segments + one + size_t(16384) * 2 * 4);
+  for (TensorView* view : {&args.q, &args.k, &args.v, &args.out}) view->dtype = DType::kF32;
+  plan = MakePlan(args, kHopper);
+  EXPECT_EQ(SummaryWorkspaceBytes(args, plan), 0u);
+  EXPECT_EQ(ReverseSummaryWorkspaceBytes(args, plan), size_t(16384) * 2 * 4);
+}
+
 TEST(DecayAttentionPlan, TheHostSegmentsLongSequencesOfFewHeads) {
   EXPECT_EQ(MakePlan(Shape(2, 4096, 8, 64), {}).num_segments, 1);
   EXPECT_EQ(MakePlan(Shape(1, 4096, 1, 64), {}).num_segments, 4);

@@ -172,7 +172,7 @@ void Step(const DecayAttentionStepArgs& args, cudaStream_t stream) {
 void Summarise(const DecaySegmentArgs& args, const DecayAttentionPlan& plan, cudaStream_t stream) {
   const DecayAttentionArgs& forward = args.forward;
   if (!HasWork(forward)) return;
-  CheckPlan(forward, plan, cuda::ForwardWorkspaceBytes(forward, plan));
+  CheckPlan(forward, plan, MakeSummaryLayout(forward, plan).bytes);
   CheckSummary(args, /*reverse=*/false);
   if (ForwardRoute(forward, plan) == Route::kSimt) {
     decay::SimtScanParams params = {};
@@ -191,7 +191,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
                        cudaStream_t stream) {
   const DecayAttentionArgs& forward = args.forward;
   if (!HasWork(forward)) return;
-  CheckPlan(forward, plan, cuda::BackwardWorkspaceBytes(forward, plan));
+  CheckPlan(forward, plan, MakeReverseSummaryLayout(forward, plan).bytes);
   CheckSummary(args, /*reverse=*/true);
   if (BackwardRoute(forward, plan) == Route::kSimt) {
     decay::SimtReverseScanParams params = {};
@@ -199,9 +199,9 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
     params.grads.dout = args.dout;
     params.grads.dinitial_state = args.state;
     params.grads.dinitial_norm = args.norm;
-    params.dnorm =
-        NormGradient(params.grads,
-                     At<float>(forward.workspace, MakeBackwardLayout(forward, plan).dnorm), stream);
+    params.dnorm = NormGradient(
+        params.grads, At<float>(forward.workspace, MakeReverseSummaryLayout(forward, plan).dnorm),
+        stream);
     params.summary = true;
     SimtReverseScan(params, stream);
   } else {

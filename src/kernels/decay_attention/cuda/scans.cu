@@ -504,7 +504,7 @@ void ScanBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
 void ScanSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
                  cudaStream_t stream) {
   const DecayAttentionArgs& forward = args.forward;
-  const ForwardLayout layout = MakeForwardLayout(forward, plan);
+  const ForwardLayout layout = MakeSummaryLayout(forward, plan);
   float* const log_transition = static_cast<float*>(args.log_transition);
   Summarise(ScanOf(forward, plan, ForwardOf(plan)), layout.segments, nullptr, args.state,
             log_transition, stream);
@@ -517,7 +517,7 @@ void ScanSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
 void ScanReverseSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
                         cudaStream_t stream) {
   const DecayAttentionArgs& forward = args.forward;
-  const BackwardLayout layout = MakeBackwardLayout(forward, plan);
+  const BackwardLayout layout = MakeReverseSummaryLayout(forward, plan);
   Summarise(ReverseScanOf(forward, plan), layout.segments, &args.dout, args.state, nullptr, stream);
   if (!IsNormalised(forward)) return;
   const ReverseScanOfOnes ones = MakeReverseScanOfOnes(forward, plan, layout.normaliser, stream);

@@ -173,6 +173,32 @@ BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAtt
   return layout;
 }
 
+ForwardLayout MakeSummaryLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  Regions regions;
+  ForwardLayout layout;
+  if (ForwardRoute(args, plan) == Route::kSimt) return layout;
+  layout.segments = AddSegments(args, plan.num_segments, regions);
+  if (IsNormalised(args)) layout.normaliser.one = regions.Add(kHalf);
+  layout.bytes = regions.bytes();
+  return layout;
+}
+
+BackwardLayout MakeReverseSummaryLayout(const DecayAttentionArgs& args,
+                                        const DecayAttentionPlan& plan) {
+  Regions regions;
+  BackwardLayout layout;
+  const size_t factors = IsNormalised(args) ? Rows(args) * sizeof(float) : 0;
+  if (BackwardRoute(args, plan) == Route::kSimt) {
+    layout.dnorm = regions.Add(factors);
+  } else {
+    layout.segments = AddSegments(args, plan.backward_segments, regions);
+    layout.normaliser.one = regions.Add(IsNormalised(args) ? kHalf : 0);
+    layout.normaliser.factor = regions.Add(factors);
+  }
+  layout.bytes = regions.bytes();
+  return layout;
+}
+
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   return MakeForwardLayout(args, plan).bytes;
 }

@@ -68,8 +68,11 @@ struct BackwardLayout {
 int NumMeanPieces(const DecayAttentionArgs& args);  // sums of values that a mean is the sum of
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+// What Summarise and BackwardSummarise use of them, alone.
+ForwardLayout MakeSummaryLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+BackwardLayout MakeReverseSummaryLayout(const DecayAttentionArgs& args,
+                                        const DecayAttentionPlan& plan);
 
-// Forward and Summarise; Backward and BackwardSummarise.
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 // bf16 [num_chunks / every + num_sequences, H, K, V]; with the normaliser two terms of that, then

@@ -119,8 +119,7 @@ void ExpectSummaries(ProblemShape shape) {
   DecaySegmentArgs args;
   args.forward = problem.Args();
   const DecayAttentionPlan plan = problem.Plan();
-  std::vector<std::byte> workspace(std::max(cuda::ForwardWorkspaceBytes(args.forward, plan),
-                                            cuda::BackwardWorkspaceBytes(args.forward, plan)));
+  std::vector<std::byte> workspace(SummaryWorkspaceBytes(args.forward, plan), std::byte{0xff});
   args.forward.workspace = workspace.data();
   const bool per_channel = IsPerChannel(shape.kind);
   const size_t owners = size_t(shape.batch) * shape.heads;
@@ -152,6 +151,8 @@ void ExpectSummaries(ProblemShape shape) {
   problem.Backward();
   args.dout = problem.dout_.view();
   args.log_transition = nullptr;
+  workspace.assign(ReverseSummaryWorkspaceBytes(args.forward, plan), std::byte{0xff});
+  args.forward.workspace = workspace.data();
   cuda::BackwardSummarise(args, plan, nullptr);
   Errors reverse;
   for (size_t i = 0; i < state.size(); ++i) reverse.Add(state[i], problem.dinitial_state_[i]);
@@ -197,7 +198,7 @@ TEST(CudaSegment, ZeroDecayClosesTheTransition) {
   DecaySegmentArgs args;
   args.forward = problem.Args();
   const DecayAttentionPlan plan = problem.Plan();
-  std::vector<std::byte> workspace(cuda::ForwardWorkspaceBytes(args.forward, plan));
+  std::vector<std::byte> workspace(SummaryWorkspaceBytes(args.forward, plan));
   args.forward.workspace = workspace.data();
   std::vector<float> state(problem.final_state_.size());
   float log_transition = 0;
