@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "kernels/torch/host_transfer.h"
 #include "model/document_pooler.h"
 #include "model/forward_pass.h"
 
@@ -110,7 +111,7 @@ void LanguageModel::BindOwnMemory(uint64_t seed, bool requires_grad, at::Device 
   for (int i = 0; i < parameters_.size(); ++i) {
     at::Tensor tensor = at::empty(parameters_.specs()[i].shape, at::kFloat);
     parameters_.Initialise(i, seed, tensor.mutable_data_ptr<float>());
-    parameters_.Bind(i, tensor.to(device).requires_grad_(requires_grad));
+    parameters_.Bind(i, kernels::Upload(tensor, device).requires_grad_(requires_grad));
   }
 }
 

@@ -127,8 +127,8 @@ double ScanSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, i
          4e-6 * (segmented ? 3 : 1);
 }
 
-// The number of segments, a power of 2, that takes the least time; the fewer of equals. What a block
-// reads of a segment outweighs its state four times over.
+// The number of segments, a power of 2, that takes the least time; the fewer of equals. What a
+// block reads of a segment outweighs its state four times over.
 int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits, int64_t num_states,
                    const cuda::ScanCost& cost, const DecayBlock& block) {
   const cuda::Slices slices = cuda::SlicesOf(args, block);

@@ -197,8 +197,8 @@ TEST(DecayAttentionPlan, GroupsOfTheReverseScans) {
             segments + size_t(2) * 2 * 128 * 4 + size_t(2) * 2 * 8 * 128 * 128 * 2);
 }
 
-// No partial outputs or gradients: states between segments alone, and with the normaliser a number a
-// token and head.
+// No partial outputs or gradients: states between segments alone, and with the normaliser a number
+// a token and head.
 TEST(DecayAttentionPlan, SummariesTakeLittle) {
   DecayAttentionArgs args = HalfShape(1, 16384, 2, 256);
   DecayAttentionPlan plan = MakePlan(args, kHopper, {.num_segments = 1});

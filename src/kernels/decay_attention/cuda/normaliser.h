@@ -19,8 +19,8 @@ struct NormaliseParams {
 };
 void LaunchNormalise(const NormaliseParams& params, cudaStream_t stream);
 
-// The factor [B, T, H] that makes rows of ones dL/d(sum of keys), where `norm_denom` divides them as
-// it does dout: -delta' of centre.h, of the part of dq that the scan over centred values leaves.
+// The factor [B, T, H] that makes rows of ones dL/d(sum of keys), where `norm_denom` divides them
+// as it does dout: -delta' of centre.h, of the part of dq that the scan over centred values leaves.
 struct CentredFactorParams {
   DecayAttentionArgs args;
   TensorView dout;    // [B, T, H, V]

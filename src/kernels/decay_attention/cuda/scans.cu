@@ -50,7 +50,8 @@ constexpr Instance kInstances[] = {
 
 constexpr int kOnesBlock = 64;  // columns
 
-// With the normaliser a column of ones is scanned in blocks as wide in K, which a plan does not name.
+// With the normaliser a column of ones is scanned in blocks as wide in K, which a plan does not
+// name.
 constexpr bool HaveBlocksOfOnes() {
   for (const Instance& instance : kInstances) {
     bool found = false;

@@ -180,8 +180,8 @@ TEST(CudaNormaliser, GradientsDoNotKnowOfEarlierOutputs) {
 }
 
 // A mean of the values cancels in all gradients, however many tokens are heard: the gates are those
-// of values without one. A head's one decay is left out, of whose gradient 500 tokens' may cancel to
-// the size of their errors; its kernels are those of a decay a token.
+// of values without one. A head's one decay is left out, of whose gradient 500 tokens' may cancel
+// to the size of their errors; its kernels are those of a decay a token.
 TEST(CudaNormaliser, ValuesOfAnyMean) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHeadChannel, DecayKind::kPerToken,
