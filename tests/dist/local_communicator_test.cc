@@ -274,9 +274,15 @@ TEST(LocalCommunicator, AbortEndsPendingAndLaterOperations) {
 
 // Who polls must not wait for a rank that will never come.
 TEST(LocalCommunicator, AnOperationOfAFailedWorldIsOverForWhoPolls) {
-  LocalWorld::Run(2, [](Communicator& comm) {
-    if (comm.rank() == 1) return comm.Abort("a test asked for it");
+  std::atomic<bool> issued = false;  // a world that has failed before takes no operation
+  LocalWorld::Run(2, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      issued.wait(false);
+      return comm.Abort("a test asked for it");
+    }
     Work work = comm.Barrier({"polled", 0});
+    issued = true;
+    issued.notify_one();
     const Stopwatch watch;
     while (!work.Done() && watch.Seconds() < 60)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
