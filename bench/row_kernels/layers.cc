@@ -15,6 +15,7 @@
 #include "cases.h"
 #include "core/concat.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/weight_product.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
 #include "kernels/short_conv/short_conv.h"

@@ -1,4 +1,6 @@
 // The exponential and the bf16 storage of the fused loops, and SwiGLU.
+#include <torch/csrc/autograd/autograd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -8,6 +10,7 @@
 #include "kernels/cpu/math.h"
 #include "kernels/gradient_check.h"
 #include "kernels/swiglu/swiglu.h"
+#include "kernels/torch/side_by_side.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {
@@ -79,6 +82,35 @@ TEST(SwiGluTest, GradientsAreFiniteDifferences) {
 TEST(SwiGluTest, NonContiguousOperands) {
   const at::Tensor gate = Normal({6, 10}, 1, at::kFloat), up = Normal({10, 6}, 2, at::kFloat);
   EXPECT_TRUE(test::BitEqual(SwiGlu(gate, up.t()), SwiGlu(gate, up.t().contiguous())));
+}
+
+// gate and up as the columns of one matrix, in either order: the same bits as by themselves, and
+// gradients that are columns of one matrix again. 2,100 elements, so that a block of threads ends
+// within a row; 6 columns and halves of three are more than the kernels read in place.
+TEST(SwiGluTest, HalvesOfOneMatrix) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t width : {6, 24}) {
+      for (const bool up_first : {false, true}) {
+        const at::Tensor both = Normal({1400, 2, 2 * width}, 1, dtype);
+        const auto half = [&](bool second) {
+          return both.narrow(-1, second ? width : 0, width).detach().requires_grad_();
+        };
+        const at::Tensor gate = half(up_first), up = half(!up_first),
+                         gate_copy = gate.detach().clone().contiguous().requires_grad_(),
+                         up_copy = up.detach().clone().contiguous().requires_grad_(),
+                         dout = Normal({1400, 2, width}, 2, dtype);
+        ASSERT_FALSE(gate.is_contiguous());
+        const at::Tensor got = SwiGlu(gate, up), want = SwiGlu(gate_copy, up_copy);
+        EXPECT_TRUE(test::BitEqual(got, want));
+        const auto grads = torch::autograd::grad({got}, {gate, up}, {dout});
+        want.backward(dout);
+        EXPECT_TRUE(test::BitEqual(grads[0].contiguous(), gate_copy.grad()));
+        EXPECT_TRUE(test::BitEqual(grads[1].contiguous(), up_copy.grad()));
+        EXPECT_EQ(AreBeside(grads[0], grads[1]), width == 24);
+        EXPECT_EQ(grads[0].storage_offset() > grads[1].storage_offset(), width == 24 && up_first);
+      }
+    }
+  }
 }
 
 TEST(SwiGluTest, BadInput) {

@@ -2,8 +2,17 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
 
 #include "kernels/gradient_check.h"
+#include "kernels/recording_sink.h"
+#include "kernels/torch/side_by_side.h"
 
 namespace halflife::kernels {
 namespace {
@@ -74,6 +83,111 @@ TEST(SharedInputLinearTest, UnusedOutputs) {
   SharedInputLinear(narrow, {c, d})[1].sum().backward();
   EXPECT_FALSE(c.grad().defined());
   EXPECT_TRUE(test::Close(narrow.grad(), d.to(at::kDouble).sum(0).expand({100, 4}), 0x1p-8));
+}
+
+// Of five tokens or 300, from the weights' and the sums' places in one memory, in reverse order and
+// with a gap between the second and the third weight.
+struct Layer {
+  at::Tensor x;
+  std::vector<at::Tensor> weights;
+  std::vector<std::unique_ptr<test::RecordingSink::Log>> logs;  // one a weight
+
+  Layer(at::ScalarType dtype, int64_t tokens, int64_t gap, bool added) {
+    const std::vector<int64_t> outs = {5, 3, 8}, begins = {11 + gap, 8 + gap, 0};
+    const at::Tensor memory = Normal({16 + gap, 24}, 1, dtype),
+                     sums = at::ones({16 + gap, 24}, at::kFloat);
+    for (size_t i = 0; i < outs.size(); ++i) {
+      weights.push_back(memory.narrow(0, begins[i], outs[i]).detach().requires_grad_());
+      logs.push_back(
+          std::make_unique<test::RecordingSink::Log>(sums.narrow(0, begins[i], outs[i])));
+      logs.back()->added = added;
+    }
+    x = Normal({tokens, 24}, 2, dtype).requires_grad_();
+  }
+  void Attach() {
+    for (size_t i = 0; i < weights.size(); ++i) logs[i]->Attach(weights[i]);
+  }
+  // dx, then the weights' gradients, which must be there once each.
+  std::vector<at::Tensor> Gradients(const std::vector<bool>& used) {
+    const auto y = SharedInputLinear(x, weights);
+    at::Tensor loss = at::zeros({}, x.options());
+    for (size_t i = 0; i < y.size(); ++i)
+      if (used[i]) loss = loss + (y[i] * Normal(y[i].sizes().vec(), 7 + i, x.scalar_type())).sum();
+    loss.backward();
+    std::vector<at::Tensor> grads = {x.grad()};
+    for (size_t i = 0; i < weights.size(); ++i)
+      grads.push_back(logs[i]->written > 0 ? logs[i]->sum : weights[i].grad());
+    return grads;
+  }
+};
+
+// One product of weights that lie side by side, and sums written in place, change roundings alone:
+// those of sums of up to 300 products, or of bf16 three times (the sum of three input gradients by
+// itself rounds after each).
+TEST(SharedInputLinearTest, JoinedProductsAreTheSame) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const double tolerance = dtype == at::kFloat ? 1e-6 : 3 * 0x1p-8;
+    for (const int64_t tokens : {5, 300})
+      for (const int64_t gap : {0, 2})
+        for (const bool sinks : {false, true})
+          for (const std::vector<bool>& used :
+               {std::vector<bool>{true, true, true}, {true, false, true}, {false, true, false}}) {
+            SCOPED_TRACE(testing::Message() << dtype << " tokens " << tokens << " gap " << gap
+                                            << " sinks " << sinks << used[0] << used[1]);
+            Layer apart(dtype, tokens, gap, false), joined(dtype, tokens, gap, false);
+            const auto want = apart.Gradients(used);
+            if (sinks) joined.Attach();
+            const JoinedProductsEverywhere join;
+            const auto got = joined.Gradients(used);
+            for (size_t i = 0; i < want.size(); ++i) {
+              ASSERT_EQ(got[i].defined(), want[i].defined()) << i;
+              if (!want[i].defined()) continue;
+              EXPECT_TRUE(test::Close(got[i].to(at::kDouble), want[i].to(at::kDouble), tolerance))
+                  << i;
+            }
+            for (size_t i = 0; i < used.size(); ++i)
+              EXPECT_EQ(joined.logs[i]->written, sinks && used[i] ? 1 : 0) << i;
+          }
+  }
+}
+
+// A sum that holds the gradients of earlier micro-batches is added to, whether it is the product's
+// own place or not: the second of three is begun anew here, which parts it from the others.
+TEST(SharedInputLinearTest, AddsToTheSumsThatSaySo) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t tokens : {300, 600})
+      for (const bool mixed : {false, true})
+        for (const bool join : {false, true}) {
+          Layer fresh(dtype, tokens, 0, false), adding(dtype, tokens, 0, true);
+          fresh.Attach(), adding.Attach();
+          if (mixed) adding.logs[1]->added = false;
+          std::optional<JoinedProductsEverywhere> joins;
+          if (join) joins.emplace();
+          const auto want = fresh.Gradients({true, true, true}),
+                     got = adding.Gradients({true, true, true});
+          for (size_t i = 1; i < want.size(); ++i) {
+            const double before = mixed && i == 2 ? 0 : 1;
+            EXPECT_TRUE(test::Close(got[i], want[i] + before, 1e-5)) << i;
+          }
+        }
+}
+
+// The weights' places in a graph survive a backward that is differentiated.
+TEST(SharedInputLinearTest, JoinedProductsLeaveDifferentiatedBackwardsAlone) {
+  const JoinedProductsEverywhere join;
+  const at::Tensor memory = Normal({7, 4}, 1);
+  const auto loss = [&](const auto& in) {
+    const auto y = SharedInputLinear(in[0], {in[1], in[2]});
+    return y[0].square().sum() + y[1].pow(3).sum();
+  };
+  const at::Tensor x = Normal({3, 4}, 2).requires_grad_(),
+                   a = memory.narrow(0, 0, 2).detach().requires_grad_(),
+                   b = memory.narrow(0, 2, 5).detach().requires_grad_();
+  const auto first = torch::autograd::grad({loss(std::vector{x, a, b})}, {x, a, b}, {},
+                                           /*retain_graph=*/true, /*create_graph=*/true);
+  const auto second = torch::autograd::grad({first[0].square().sum()}, {a, b});
+  EXPECT_TRUE(second[0].defined() && second[1].defined());
+  EXPECT_GT(second[0].abs().max().item<double>(), 0);
 }
 
 }  // namespace

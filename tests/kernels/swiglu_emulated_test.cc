@@ -60,6 +60,46 @@ TYPED_TEST(SwiGluKernel, EqualsTheFormulaInFp64) {
   }
 }
 
+// Halves of the rows of one matrix: the bits of the same numbers by themselves. 24 columns are whole
+// packs of either storage; 100 rows end within a block of threads.
+TYPED_TEST(SwiGluKernel, HalvesOfOneMatrix) {
+  constexpr int64_t kRows = 100, kWidth = 24, kCount = kRows * kWidth;
+  const Array<TypeParam> gate(Random(kCount, 1, 4.0)), up(Random(kCount, 2)),
+      dout(Random(kCount, 3));
+  const Results<TypeParam> want = Run(gate, up, dout, kCount, 0);
+  for (const int shift : {0, 1}) {
+    Array<TypeParam> both(2 * kCount, shift), dboth(2 * kCount, shift), out(kCount, shift);
+    for (int64_t i = 0; i < kCount; ++i) {
+      const int64_t place = SwiGluPlace(i, kWidth, 2 * kWidth);
+      both.data()[place] = up.data()[i], both.data()[place + kWidth] = gate.data()[i];
+    }
+    const TypeParam *const ups = both.data(), *const gates = ups + kWidth;
+    cuda::SwiGluForward(SwiGluArgs<TypeParam>{.gate = gates,
+                                              .up = ups,
+                                              .out = out.data(),
+                                              .count = kCount,
+                                              .width = kWidth,
+                                              .stride = 2 * kWidth},
+                        nullptr);
+    cuda::SwiGluBackward(SwiGluGradArgs<TypeParam>{.gate = gates,
+                                                   .up = ups,
+                                                   .dout = dout.data(),
+                                                   .dgate = dboth.data() + kWidth,
+                                                   .dup = dboth.data(),
+                                                   .count = kCount,
+                                                   .width = kWidth,
+                                                   .stride = 2 * kWidth},
+                         nullptr);
+    EXPECT_EQ(out.values(), want.out.values());
+    const Values got = dboth.values();
+    for (int64_t i = 0; i < kCount; ++i) {
+      const int64_t place = SwiGluPlace(i, kWidth, 2 * kWidth);
+      ASSERT_EQ(got[place], want.dup.values()[i]) << i;
+      ASSERT_EQ(got[place + kWidth], want.dgate.values()[i]) << i;
+    }
+  }
+}
+
 // Gates far out close or pass; neither end gives NaN.
 TYPED_TEST(SwiGluKernel, SaturatesWithoutNan) {
   const Array<TypeParam> gate(Values{-200, 200}), up(Values{3, 3}), dout(Values{1, 1});

@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "kernels/cpu/instruction_set.h"
-#include "kernels/linear/linear.h"
+#include "kernels/linear/weight_product.h"
 #include "kernels/random_tensors.h"
 #include "support/expect_error.h"
 

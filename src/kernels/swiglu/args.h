@@ -3,33 +3,47 @@
 //   out = silu(gate) up,   dgate = dout up silu'(gate),   dup = dout silu(gate)
 //
 // T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
+//
+// gate, up and their gradients are contiguous (width = stride = 0) or have rows of `width` elements,
+// a multiple of kSwiGluColumns, which begin `stride` elements apart, as columns of one matrix do.
+// out and dout are contiguous.
 #pragma once
 
 #include <cstdint>
 
 #include "core/bfloat16.h"
+#include "kernels/host_device.h"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
+constexpr int64_t kSwiGluColumns = 8;  // a pack of a CUDA thread lies in one row
+
 template <typename T>
-struct SwiGluArgs {  // each [count]
+struct SwiGluArgs {
   const T* gate = nullptr;
   const T* up = nullptr;
   T* out = nullptr;
-  int64_t count = 0;
+  int64_t count = 0;  // of elements
+  int64_t width = 0, stride = 0;
 };
 template <typename T>
-struct SwiGluGradArgs {  // each [count]
+struct SwiGluGradArgs {
   const T* gate = nullptr;
   const T* up = nullptr;
   const T* dout = nullptr;
   T* dgate = nullptr;
   T* dup = nullptr;
-  int64_t count = 0;
+  int64_t count = 0;  // of elements
+  int64_t width = 0, stride = 0;
 };
+
+// Where element i of `count` lies in gate and up.
+HL_EVERYWHERE constexpr int64_t SwiGluPlace(int64_t i, int64_t width, int64_t stride) {
+  return width == stride ? i : i / width * stride + i % width;
+}
 
 namespace cpu {
 // Elements [begin, end).

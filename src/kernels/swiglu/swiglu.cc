@@ -8,6 +8,7 @@
 #include "kernels/swiglu/args.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/side_by_side.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
@@ -15,13 +16,28 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 15;
 
-at::Tensor ForwardFused(const at::Tensor& gate, const at::Tensor& up) {
-  at::Tensor out = at::empty_like(gate);
+// gate and up as the kernels take them: as they lie, or copies.
+struct Operands {
+  at::Tensor gate, up;
+  int64_t width = 0, stride = 0;
+};
+
+Operands OperandsOf(const at::Tensor& gate, const at::Tensor& up) {
+  if (AreBeside(gate, up) && gate.size(-1) % kSwiGluColumns == 0)
+    return {gate, up, gate.size(-1), 2 * gate.size(-1)};
+  return {gate.contiguous(), up.contiguous()};
+}
+
+at::Tensor ForwardFused(const Operands& in) {
+  const at::Tensor& gate = in.gate;
+  at::Tensor out = at::empty_like(gate, at::MemoryFormat::Contiguous);
   WithStorage(gate, [&]<typename T>() {
     const SwiGluArgs<T> args = {.gate = Elements<T>(gate),
-                                .up = Elements<T>(up),
+                                .up = Elements<T>(in.up),
                                 .out = MutableElements<T>(out),
-                                .count = gate.numel()};
+                                .count = gate.numel(),
+                                .width = in.width,
+                                .stride = in.stride};
     RunOn(
         gate,
         [&] {
@@ -35,15 +51,18 @@ at::Tensor ForwardFused(const at::Tensor& gate, const at::Tensor& up) {
 }
 
 Tensors BackwardFused(const BackwardCall& call) {
-  const at::Tensor &gate = call.saved[0], &up = call.saved[1], dout = call.grads[0].contiguous();
-  at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
+  const Operands in = OperandsOf(call.saved[0], call.saved[1]);
+  const at::Tensor dout = call.grads[0].contiguous();
+  const auto [dgate, dup] = EmptyBeside(in.gate, in.up);
   WithStorage(dout, [&]<typename T>() {
-    const SwiGluGradArgs<T> args = {.gate = Elements<T>(gate),
-                                    .up = Elements<T>(up),
+    const SwiGluGradArgs<T> args = {.gate = Elements<T>(in.gate),
+                                    .up = Elements<T>(in.up),
                                     .dout = Elements<T>(dout),
                                     .dgate = MutableElements<T>(dgate),
                                     .dup = MutableElements<T>(dup),
-                                    .count = dout.numel()};
+                                    .count = dout.numel(),
+                                    .width = in.width,
+                                    .stride = in.stride};
     RunOn(
         dout,
         [&] {
@@ -58,8 +77,8 @@ Tensors BackwardFused(const BackwardCall& call) {
 
 at::Tensor FusedSwiGlu(const at::Tensor& gate_in, const at::Tensor& up_in) {
   const auto forward = [&]() -> Forwarded {
-    const at::Tensor gate = gate_in.contiguous(), up = up_in.contiguous();
-    return {.outputs = {ForwardFused(gate, up)}, .saved = {gate, up}, .backward = BackwardFused};
+    const Operands in = OperandsOf(gate_in, up_in);
+    return {.outputs = {ForwardFused(in)}, .saved = {in.gate, in.up}, .backward = BackwardFused};
   };
   return Apply({.name = "SwiGlu", .inputs = {gate_in, up_in}, .forward = forward})[0];
 }

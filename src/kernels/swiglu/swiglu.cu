@@ -23,9 +23,10 @@ __global__ void __launch_bounds__(kThreads) SwiGluForwardKernel(SwiGluArgs<T> ar
   const int64_t at = PackBegin<T>();
   if (at >= args.count) return;
   const int count = PackCount<T>(args.count, at);
+  const int64_t place = SwiGluPlace(at, args.width, args.stride);
   float gate[kPack<T>], up[kPack<T>];
-  Load(args.gate + at, count, aligned, gate);
-  Load(args.up + at, count, aligned, up);
+  Load(args.gate + place, count, aligned, gate);
+  Load(args.up + place, count, aligned, up);
 #pragma unroll
   for (int i = 0; i < kPack<T>; ++i) up[i] *= gate[i] * Sigmoid(gate[i]);
   Store(args.out + at, count, aligned, up);
@@ -37,9 +38,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t at = PackBegin<T>();
   if (at >= args.count) return;
   const int count = PackCount<T>(args.count, at);
+  const int64_t place = SwiGluPlace(at, args.width, args.stride);
   float gate[kPack<T>], up[kPack<T>], dout[kPack<T>];
-  Load(args.gate + at, count, aligned, gate);
-  Load(args.up + at, count, aligned, up);
+  Load(args.gate + place, count, aligned, gate);
+  Load(args.up + place, count, aligned, up);
   Load(args.dout + at, count, aligned, dout);
 #pragma unroll
   for (int i = 0; i < kPack<T>; ++i) {
@@ -47,8 +49,8 @@ __global__ void __launch_bounds__(kThreads)
     gate[i] = dout[i] * up[i] * (sigmoid * (1.0f + g * (1.0f - sigmoid)));
     up[i] = dout[i] * (g * sigmoid);
   }
-  Store(args.dgate + at, count, aligned, gate);
-  Store(args.dup + at, count, aligned, up);
+  Store(args.dgate + place, count, aligned, gate);
+  Store(args.dup + place, count, aligned, up);
 }
 
 template <typename T, typename Args>
@@ -63,12 +65,13 @@ void Run(const Args& args, bool aligned, void (*kernel)(Args, bool), const char*
 // The last pack may be short: it takes the scalar form whatever `aligned` says.
 template <typename T>
 void Forward(const SwiGluArgs<T>& args, cudaStream_t stream) {
-  const bool aligned = Aligned16<T>(0, args.gate, args.up, args.out);
+  const bool aligned = Aligned16<T>(args.stride, args.gate, args.up, args.out);
   Run<T>(args, aligned, SwiGluForwardKernel<T>, "SwiGLU", stream);
 }
 template <typename T>
 void Backward(const SwiGluGradArgs<T>& args, cudaStream_t stream) {
-  const bool aligned = Aligned16<T>(0, args.gate, args.up, args.dout, args.dgate, args.dup);
+  const bool aligned =
+      Aligned16<T>(args.stride, args.gate, args.up, args.dout, args.dgate, args.dup);
   Run<T>(args, aligned, SwiGluBackwardKernel<T>, "SwiGLU's gradient", stream);
 }
 

@@ -50,7 +50,7 @@ constexpr std::array kFree = {
     "aten::new_empty",    "aten::new_empty_strided", "aten::resize_",
     "aten::set_",         "aten::detach_",           "aten::requires_grad_",
     "aten::_unsafe_view", "aten::_reshape_alias",    "aten::result_type",
-    "aten::is_pinned",    "aten::record_stream"};
+    "aten::is_pinned",    "aten::record_stream",     "aten::unsafe_split_with_sizes"};
 
 template <size_t kCount>
 bool Contains(const std::array<const char*, kCount>& names, const std::string& name) {

@@ -1,10 +1,10 @@
 #include "train/step/gradient_hooks.h"
 
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
-
 #include <ATen/ops/empty_like.h>
-#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
 
 #include "core/error.h"
 #include "core/fault.h"
@@ -12,15 +12,11 @@
 
 namespace halflife::train {
 
-// One per parameter. Fires once per accumulation into the leaf, on the thread that runs backward
-// (CPU).
-class GradientHooks::Hook : public torch::autograd::PostAccumulateGradHook {
+class GradientHooks::Sink : public kernels::GradientSink {
  public:
-  Hook(GradientHooks& owner, int param) : owner_(owner), param_(param) {}
-  void operator()(const torch::autograd::Variable& tensor) override {
-    const c10::AutoGradMode no_grad(false);
-    owner_.Adopt(param_, tensor.mutable_grad());
-  }
+  Sink(GradientHooks& owner, int param) : owner_(owner), param_(param) {}
+  Place Next() override { return owner_.Next(param_); }
+  void Written() override { owner_.Written(param_); }
 
  private:
   GradientHooks& owner_;
@@ -36,15 +32,13 @@ GradientHooks::GradientHooks(model::ParameterSet& parameters, ParameterArena& ar
       pairwise_(arena.grads().is_cpu() && shares == nullptr) {
   for (int i = 0; i < parameters_.size(); ++i) {
     if (shares_ == nullptr) slots_.push_back(arena_.View(arena_.grads(), i));
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters_.tensor(i),
-                                                   std::make_unique<Hook>(*this, i));
+    kernels::SetGradientSink(parameters_.tensor(i), std::make_unique<Sink>(*this, i));
   }
 }
 
 GradientHooks::~GradientHooks() {
-  for (int i = 0; i < parameters_.size(); ++i) {
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters_.tensor(i), nullptr);
-  }
+  for (int i = 0; i < parameters_.size(); ++i)
+    kernels::SetGradientSink(parameters_.tensor(i), nullptr);
 }
 
 void GradientHooks::BeginMicroBatch(int64_t index, int64_t count, dist::GradientReducer* reducer) {
@@ -74,35 +68,21 @@ void GradientHooks::JoinEarlier(int param) {
   if (!last) levels_[carries][param].copy_(slot);
 }
 
-void GradientHooks::Adopt(int param, at::Tensor& grad) {
+kernels::GradientSink::Place GradientHooks::Next(int param) {
   HL_FAULT_POINT("train.hook", ExitCode::kInternal);
   const dist::ParamSpec& spec = parameters_.specs()[param];
   HL_CHECK(uses_[param] < spec.grad_uses, "parameter ", spec.name, " received its gradient ",
            uses_[param] + 1, " times in one backward; its grad_uses is ", spec.grad_uses);
-  if (shares_ != nullptr) {
-    Share(param, grad);
-    grad.reset();
-    return;
-  }
-  if ((pairwise_ || index_ == 0) && uses_[param] == 0) {
-    slots_[param].copy_(grad);
-  } else {
-    slots_[param].add_(grad);
-  }
-  grad.reset();
-  if (++uses_[param] < spec.grad_uses) return;
-  if (pairwise_) JoinEarlier(param);
-  if (reducer_ != nullptr) reducer_->MarkReady(param);
+  const bool again = uses_[param] > 0;
+  if (shares_ != nullptr) return {.sum = shares_->Slot(param), .added = again};
+  return {.sum = slots_[param], .added = again || (!pairwise_ && index_ > 0)};
 }
 
-void GradientHooks::Share(int param, const at::Tensor& grad) {
-  at::Tensor slot = shares_->Slot(param);
-  if (uses_[param] == 0) {
-    slot.copy_(grad);
-  } else {
-    slot.add_(grad);
-  }
-  if (++uses_[param] == parameters_.specs()[param].grad_uses) shares_->MarkReady(param);
+void GradientHooks::Written(int param) {
+  if (++uses_[param] < parameters_.specs()[param].grad_uses) return;
+  if (shares_ != nullptr) shares_->MarkReady(param);
+  if (pairwise_) JoinEarlier(param);
+  if (reducer_ != nullptr) reducer_->MarkReady(param);
 }
 
 void GradientHooks::EndMicroBatch() {

@@ -1,6 +1,6 @@
-// Moves each parameter's gradient into the fp32 arena the moment autograd has accumulated it, and
-// drops `.grad`, so that there is no second copy of the gradients and buckets can be reduced while
-// backward still runs.
+// Has each parameter's gradient added up in the fp32 arena the moment backward knows it
+// (kernels/torch/gradient_sink.h), so that there is no second copy of the gradients and buckets can
+// be reduced while backward still runs.
 //
 // Micro-batches are summed pairwise on the CPU (core/pairwise_sum.h), as ranks are, so that powers
 // of two of either change no bit; this takes one more arena for each doubling of their number. On
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "dist/gradient_reducer.h"
+#include "kernels/torch/gradient_sink.h"
 #include "train/step/gradient_shares.h"
 #include "train/step/parameter_arena.h"
 
@@ -28,7 +29,7 @@ class GradientHooks {
   // `shares`, borrowed, where the arena's gradients are slices; else null.
   GradientHooks(model::ParameterSet& parameters, ParameterArena& arena,
                 GradientShares* shares = nullptr);
-  ~GradientHooks();  // takes the hooks off
+  ~GradientHooks();  // takes the sinks off
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
@@ -39,9 +40,9 @@ class GradientHooks {
   void EndMicroBatch();
 
  private:
-  class Hook;
-  void Adopt(int param, at::Tensor& grad);
-  void Share(int param, const at::Tensor& grad);
+  class Sink;
+  kernels::GradientSink::Place Next(int param);
+  void Written(int param);
   void JoinEarlier(int param);
 
   model::ParameterSet& parameters_;

@@ -12,6 +12,7 @@
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"
 #include "dist/mesh.h"
+#include "kernels/torch/side_by_side.h"
 #include "support/expect_error.h"
 #include "support/peak_bytes.h"
 #include "support/temp_dir.h"
@@ -150,6 +151,30 @@ class StepTest : public testing::Test {
   static test::TempDir* dir;
 };
 test::TempDir* StepTest::dir = nullptr;
+
+// What a GPU is asked to multiply as one matrix, and what it is not: gradients differ by roundings
+// of fp32, of sums of at most a hundred products each, which a few layers pass on.
+TEST_F(StepTest, JoinedProductsChangeRoundingsAlone) {
+  for (const std::string& mixer : model::NamesOf(model::kMixers))
+    for (const char* stage : {"0", "2"}) {
+      SCOPED_TRACE(testing::Message() << mixer << " at stage " << stage);
+      const std::vector<std::string> overrides = {
+          "model.mixer=" + mixer,     "data.path=mqar",
+          "data.seq_len=16",          "model.vocab_size=64",
+          "model.objective=labelled", std::string("parallel.zero_stage=") + stage};
+      const Outcome want = Train(1, 1, overrides);
+      const kernels::JoinedProductsEverywhere join;
+      const Outcome got = Train(1, 1, overrides);
+      ASSERT_EQ(got.adam_m.size(), want.adam_m.size());
+      double difference = 0, square = 0;
+      for (size_t i = 0; i < want.adam_m.size(); ++i) {
+        difference += std::pow(got.adam_m[i] - want.adam_m[i], 2);
+        square += std::pow(want.adam_m[i], 2);
+      }
+      EXPECT_GT(square, 0);
+      EXPECT_LT(std::sqrt(difference / square), 1e-5);
+    }
+}
 
 // Powers of two of ranks sum the same terms by the same tree.
 TEST_F(StepTest, WorldSizeChangesNoBit) {

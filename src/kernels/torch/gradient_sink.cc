@@ -1,0 +1,48 @@
+#include "kernels/torch/gradient_sink.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+namespace halflife::kernels {
+namespace {
+
+// Fires when the backward is done with a use of the leaf, on the thread that runs the backward.
+class SinkHook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit SinkHook(std::unique_ptr<GradientSink> sink) : sink_(std::move(sink)) {}
+
+  void operator()(const torch::autograd::Variable& leaf) override {
+    const c10::AutoGradMode no_grad(false);
+    at::Tensor& grad = leaf.mutable_grad();
+    if (!grad.defined()) return;  // a backward wrote to the sink itself
+    const GradientSink::Place place = sink_->Next();
+    place.added ? place.sum.add_(grad) : place.sum.copy_(grad);
+    grad.reset();
+    sink_->Written();
+  }
+  GradientSink* sink() const { return sink_.get(); }
+
+ private:
+  std::unique_ptr<GradientSink> sink_;
+};
+
+}  // namespace
+
+void SetGradientSink(const at::Tensor& leaf, std::unique_ptr<GradientSink> sink) {
+  std::unique_ptr<SinkHook> hook;
+  if (sink != nullptr) hook = std::make_unique<SinkHook>(std::move(sink));
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(hook));
+}
+
+GradientSink* GradientSinkOf(const at::Tensor& x) {
+  if (!x.defined() || !x.requires_grad() || !x.is_leaf() || c10::GradMode::is_enabled())
+    return nullptr;
+  const auto* const hook =
+      dynamic_cast<const SinkHook*>(torch::autograd::impl::post_acc_grad_hooks(x).get());
+  return hook == nullptr ? nullptr : hook->sink();
+}
+
+}  // namespace halflife::kernels
