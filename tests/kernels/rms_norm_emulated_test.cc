@@ -18,11 +18,16 @@ struct Case {
   int64_t num_rows, dim;
   bool residual = false, gate = false, dsum = false;
   int shift = 0;  // elements that every array is off its alignment
+  // Where not 0, groups of so many rows of the gate lie apart, as columns of a wider matrix.
+  int64_t gate_rows = 0;
+  int64_t gate_stride() const { return gate_rows * dim + 8; }
+  bool added = false;  // dweight to ones
 };
 
 std::string Name(const Case& c) {
   return std::to_string(c.num_rows) + " x " + std::to_string(c.dim) + (c.residual ? ", sum" : "") +
-         (c.gate ? ", gate" : "") + (c.dsum ? ", dsum" : "") + ", shift " + std::to_string(c.shift);
+         (c.gate ? ", gate" : "") + (c.gate_rows > 0 ? " apart" : "") + (c.added ? ", added" : "") +
+         (c.dsum ? ", dsum" : "") + ", shift " + std::to_string(c.shift);
 }
 
 // Below a pack, groups of threads of each size, whole blocks, and more than a thread's pack;
@@ -36,6 +41,9 @@ std::vector<Case> Cases() {
   cases.push_back({33, 64, true, true, true, /*shift=*/1});
   cases.push_back({3, 4500, true, true, true});
   cases.push_back({3, 4501, false, true, false});
+  for (const int64_t dim : {7, 64})
+    for (const int shift : {0, 1})
+      cases.push_back({33, dim, false, true, false, shift, /*gate_rows=*/3, /*added=*/true});
   cases.push_back({530, 264, false, false, true});
   return cases;
 }
@@ -49,6 +57,15 @@ struct Problem {
         dout(Random(c.num_rows * c.dim, 4), c.shift),
         dsum(Random(c.num_rows * c.dim, 5), c.shift),
         weight(Random(c.dim, 6), c.shift) {}
+  // The gate as the kernel finds it: NaN where it must not look.
+  Array<T> GateApart(const Case& c) const {
+    const int64_t groups = c.gate_rows > 0 ? c.num_rows / c.gate_rows : 0;
+    Array<T> apart(Values(groups * c.gate_stride(), std::nan("")), c.shift);
+    for (int64_t i = 0; i < groups * c.gate_rows * c.dim; ++i)
+      apart.data()[i / (c.gate_rows * c.dim) * c.gate_stride() + i % (c.gate_rows * c.dim)] =
+          gate.data()[i];
+    return apart;
+  }
   Array<T> x, residual, gate, dout, dsum;
   Array<float> weight;
 };
@@ -69,9 +86,15 @@ struct Results {
 template <typename T>
 Results<T> Run(const Case& c, const Problem<T>& p) {
   Results<T> r(c);
+  const Array<T> apart = p.GateApart(c);
+  const T* const gate = !c.gate ? nullptr : c.gate_rows > 0 ? apart.data() : p.gate.data();
+  const NormGatePlace gate_place = {std::max<int64_t>(1, c.gate_rows),
+                                    c.gate_rows > 0 ? c.gate_stride() : 0};
+  if (c.added) std::fill_n(r.dweight.data(), c.dim, 1.0f);
   cuda::NormForward(NormRows<T>{.x = p.x.data(),
                                 .residual = c.residual ? p.residual.data() : nullptr,
-                                .gate = c.gate ? p.gate.data() : nullptr,
+                                .gate = gate,
+                                .gate_place = gate_place,
                                 .weight = p.weight.data(),
                                 .sum = c.residual ? r.sum.data() : nullptr,
                                 .out = r.out.data(),
@@ -82,7 +105,8 @@ Results<T> Run(const Case& c, const Problem<T>& p) {
                     nullptr);
   Array<float> workspace(Values(cuda::NormWorkspaceFloats(c.num_rows, c.dim), std::nan("")));
   cuda::NormBackward(NormGradRows<T>{.x = c.residual ? r.sum.data() : p.x.data(),
-                                     .gate = c.gate ? p.gate.data() : nullptr,
+                                     .gate = gate,
+                                     .gate_place = gate_place,
                                      .weight = p.weight.data(),
                                      .inverse_rms = r.inverse_rms.data(),
                                      .dout = p.dout.data(),
@@ -91,7 +115,7 @@ Results<T> Run(const Case& c, const Problem<T>& p) {
                                      .dgate = c.gate ? r.dgate.data() : nullptr,
                                      .num_rows = c.num_rows,
                                      .dim = c.dim},
-                     r.dweight.data(), workspace.data(), nullptr);
+                     r.dweight.data(), c.added, workspace.data(), nullptr);
   return r;
 }
 
@@ -102,7 +126,8 @@ struct Wanted {
 // The formula of args.h; `x` is what was normed.
 Wanted Formula(const Case& c, const Values& x, const Values& gate, const Values& weight,
                const Values& dout, const Values& dsum) {
-  Wanted want = {Values(x.size()), Values(x.size()), Values(x.size()), Values(c.dim)};
+  Wanted want = {Values(x.size()), Values(x.size()), Values(x.size()),
+                 Values(c.dim, c.added ? 1 : 0)};
   for (int64_t row = 0; row < c.num_rows; ++row) {
     double squares = 0, dot = 0;
     for (int64_t i = row * c.dim; i < (row + 1) * c.dim; ++i) squares += x[i] * x[i];

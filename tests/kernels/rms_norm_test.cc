@@ -2,8 +2,10 @@
 
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "kernels/gradient_check.h"
+#include "kernels/recording_sink.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {
@@ -45,6 +47,45 @@ TEST(RmsNormTest, FusedLoopsMatchFp64) {
         [](const auto& in) { return GatedRmsNorm(in[0], in[1], in[2], 1e-2); }, {x, gate, weight},
         3e-6);
   }
+}
+
+// A gate in columns of a matrix with more, the heads of a token adjacent: read where it lies, with
+// the bits of a copy. Of strides without a rule the kernels get that copy.
+TEST(RmsNormTest, GatesInColumnsOfAMatrix) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = Normal({2, 5, 3, 8}, 1, dtype), dout = Normal({2, 5, 3, 8}, 2, dtype),
+                     weight = Uniform({8}, 3).to(at::kFloat);
+    const at::Tensor all = Normal({2, 5, 40}, 4, dtype), turned = Normal({5, 2, 3, 8}, 5, dtype);
+    for (const at::Tensor& gate :
+         {all.narrow(-1, 10, 24).view({2, 5, 3, 8}), turned.transpose(0, 1)}) {
+      ASSERT_FALSE(gate.is_contiguous());
+      const auto results = [&](const at::Tensor& gate_in) {
+        const at::Tensor leaf = gate_in.detach().requires_grad_(),
+                         scale = weight.detach().requires_grad_();
+        const at::Tensor out = GatedRmsNorm(x, leaf, scale, 1e-5);
+        out.backward(dout);
+        return std::vector<at::Tensor>{out, leaf.grad().contiguous(), scale.grad()};
+      };
+      const auto got = results(gate), want = results(gate.contiguous());
+      for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::BitEqual(got[i], want[i])) << i;
+    }
+  }
+}
+
+TEST(RmsNormTest, TheWeightsGradientGoesToItsSink) {
+  const at::Tensor x = Normal({150, 16}, 1, at::kFloat), weight = Uniform({16}, 3).to(at::kFloat);
+  const at::Tensor plain = weight.detach().clone().requires_grad_(),
+                   summed = weight.detach().clone().requires_grad_();
+  RmsNorm(x, plain, 1e-5).sum().backward();
+  test::RecordingSink::Log log(summed, /*before=*/1);
+  log.Attach(summed);
+  for (const bool added : {false, true}) {
+    log.added = added;
+    RmsNorm(x, summed, 1e-5).sum().backward();
+    EXPECT_TRUE(test::Close(log.sum, plain.grad() * (added ? 2.0 : 1.0), 1e-6));
+  }
+  EXPECT_EQ(log.written, 2);
+  EXPECT_FALSE(summed.grad().defined());
 }
 
 TEST(RmsNormTest, GradientsAreFiniteDifferences) {

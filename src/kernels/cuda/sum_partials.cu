@@ -9,7 +9,7 @@ constexpr int kColumns = 32, kSlices = 8;
 
 // Block: kColumns columns x kSlices threads each; slice s adds partials s, s + kSlices, ...
 __global__ void __launch_bounds__(kColumns* kSlices)
-    SumPartialsKernel(const float* partials, int64_t count, int64_t size, float* out) {
+    SumPartialsKernel(const float* partials, int64_t count, int64_t size, float* out, bool added) {
   HL_SHARED(sums, float[kSlices][kColumns]);
   const int column = static_cast<int>(threadIdx.x) % kColumns;
   const int slice = static_cast<int>(threadIdx.x) / kColumns;
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kColumns* kSlices)
   __syncthreads();
   if (slice != 0 || i >= size) return;
   for (int s = 1; s < kSlices; ++s) sum += sums[s][column];
-  out[i] = sum;
+  out[i] = added ? out[i] + sum : sum;
 }
 
 }  // namespace
@@ -28,11 +28,11 @@ __global__ void __launch_bounds__(kColumns* kSlices)
 namespace cuda {
 
 void SumPartials(const float* partials, int64_t count, int64_t size, float* out,
-                 cudaStream_t stream) {
+                 cudaStream_t stream, bool added) {
   if (size == 0) return;
   const auto blocks = static_cast<unsigned>((size + kColumns - 1) / kColumns);
   Launch({dim3(blocks), dim3(kColumns * kSlices), 0, "sum of partial gradients"}, stream,
-         SumPartialsKernel, partials, count, size, out);
+         SumPartialsKernel, partials, count, size, out, added);
 }
 
 }  // namespace cuda

@@ -5,7 +5,9 @@
 //   dx = (m weight - n mean(m weight n)) / rms,   dweight = sum of m n over rows,
 //   m = dout silu(gate)
 //
-// Rows are contiguous and follow one another. T: float or Bf16; arithmetic is fp32. C++17, no
+// Rows are contiguous and follow one another, but for the gate's, which may be columns of a matrix
+// with more: `gate_rows` of them (the heads of a token) follow one another there, and begin
+// `gate_stride` elements behind those before them. T: float or Bf16; arithmetic is fp32. C++17, no
 // LibTorch: CUDA sources include it.
 #pragma once
 
@@ -13,17 +15,27 @@
 #include <cstdint>
 
 #include "core/bfloat16.h"
+#include "kernels/host_device.h"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
+// Where the gate has a row.
+struct NormGatePlace {
+  int64_t gate_rows = 1, gate_stride = 0;  // 0: contiguous
+  HL_EVERYWHERE constexpr int64_t of(int64_t row, int64_t dim) const {
+    return gate_stride == 0 ? row * dim : row / gate_rows * gate_stride + row % gate_rows * dim;
+  }
+};
+
 template <typename T>
 struct NormRows {
-  const T* x = nullptr;           // [rows, dim]
-  const T* residual = nullptr;    // [rows, dim]; null: norm of x itself
-  const T* gate = nullptr;        // [rows, dim]; null: no gate
+  const T* x = nullptr;         // [rows, dim]
+  const T* residual = nullptr;  // [rows, dim]; null: norm of x itself
+  const T* gate = nullptr;      // [rows, dim]; null: no gate
+  NormGatePlace gate_place;
   const float* weight = nullptr;  // [dim]
   // [rows, dim], x + residual as stored, which is what is normed; with `residual`
   T* sum = nullptr;
@@ -37,12 +49,13 @@ template <typename T>
 struct NormGradRows {
   const T* x = nullptr;     // [rows, dim], what was normed
   const T* gate = nullptr;  // [rows, dim]; null: no gate
+  NormGatePlace gate_place;
   const float* weight = nullptr;
   const float* inverse_rms = nullptr;  // [rows]
   const T* dout = nullptr;
   const T* dsum = nullptr;  // [rows, dim], joins dx: the gradient of x by its other use; null: none
   T* dx = nullptr;
-  T* dgate = nullptr;  // with `gate`
+  T* dgate = nullptr;  // with `gate`; contiguous
   int64_t num_rows = 0, dim = 0;
 };
 
@@ -70,10 +83,10 @@ inline int64_t NormWorkspaceFloats(int64_t num_rows, int64_t dim) {
 
 void NormForward(const NormRows<float>& rows, cudaStream_t stream);
 void NormForward(const NormRows<Bf16>& rows, cudaStream_t stream);
-// dweight [dim] is overwritten; `workspace` holds NormWorkspaceFloats.
-void NormBackward(const NormGradRows<float>& rows, float* dweight, float* workspace,
+// dweight [dim] is overwritten or, `added`, added to; `workspace` holds NormWorkspaceFloats.
+void NormBackward(const NormGradRows<float>& rows, float* dweight, bool added, float* workspace,
                   cudaStream_t stream);
-void NormBackward(const NormGradRows<Bf16>& rows, float* dweight, float* workspace,
+void NormBackward(const NormGradRows<Bf16>& rows, float* dweight, bool added, float* workspace,
                   cudaStream_t stream);
 }  // namespace cuda
 

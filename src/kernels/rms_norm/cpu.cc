@@ -49,7 +49,7 @@ HL_INLINE void ForwardLoop(const NormRows<T>& rows, int64_t begin, int64_t end) 
 #pragma omp simd
       for (int64_t i = 0; i < dim; ++i) out[i] = Narrow<T>(Widen(x[i]) * inverse_rms * weight[i]);
     } else {
-      const T* __restrict gate = rows.gate + row * dim;
+      const T* __restrict gate = rows.gate + rows.gate_place.of(row, dim);
 #pragma omp simd
       for (int64_t i = 0; i < dim; ++i) {
         const float g = Widen(gate[i]);
@@ -86,7 +86,7 @@ HL_INLINE float GatedTerms(const NormGradRows<T>& rows, int64_t row, float* __re
   const int64_t dim = rows.dim;
   const T* __restrict x = rows.x + row * dim;
   const T* __restrict dout = rows.dout + row * dim;
-  const T* __restrict gate = rows.gate + row * dim;
+  const T* __restrict gate = rows.gate + rows.gate_place.of(row, dim);
   T* __restrict dgate = rows.dgate + row * dim;
   const float* __restrict weight = rows.weight;
   const float inverse_rms = rows.inverse_rms[row];

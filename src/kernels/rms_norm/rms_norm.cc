@@ -13,10 +13,26 @@
 #include "kernels/rms_norm/args.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/gradient_sink.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
+
+// Whether the kernels can read a gate [..., H, V] where it lies: contiguous, absent, or with the
+// heads of a token adjacent and the tokens equally far apart.
+bool HasPlaces(const at::Tensor& gate) {
+  if (!gate.defined() || gate.is_contiguous()) return true;
+  if (gate.dim() < 3 || gate.stride(-1) != 1 || gate.stride(-2) != gate.size(-1)) return false;
+  int64_t stride = gate.stride(-3);
+  for (int64_t i = gate.dim() - 3; i >= 0; stride *= gate.size(i), --i)
+    if (gate.stride(i) != stride) return false;
+  return true;
+}
+NormGatePlace PlaceOf(const at::Tensor& gate) {
+  if (!gate.defined() || gate.is_contiguous()) return {};
+  return {.gate_rows = gate.size(-2), .gate_stride = gate.stride(-3)};
+}
 
 struct Normed {
   at::Tensor sum;  // undefined without a residual
@@ -24,8 +40,9 @@ struct Normed {
 };
 
 struct NormInputs {
-  at::Tensor x, residual, gate;  // contiguous; the latter two may be undefined
-  at::Tensor weight;             // fp32
+  at::Tensor x, residual,
+      gate;           // contiguous, or a gate in columns; the latter two may be undefined
+  at::Tensor weight;  // fp32
 };
 
 Normed ForwardFused(const NormInputs& in, double eps) {
@@ -37,6 +54,7 @@ Normed ForwardFused(const NormInputs& in, double eps) {
     const NormRows<T> rows = {.x = Elements<T>(in.x),
                               .residual = Elements<T>(in.residual),
                               .gate = Elements<T>(in.gate),
+                              .gate_place = PlaceOf(in.gate),
                               .weight = Elements<float>(in.weight),
                               .sum = MutableElements<T>(result.sum),
                               .out = MutableElements<T>(result.out),
@@ -57,15 +75,16 @@ Normed ForwardFused(const NormInputs& in, double eps) {
 
 struct NormGradInputs {
   at::Tensor x, gate, weight, inverse_rms;
+  bool wants_dweight = false;
   at::Tensor dout, dsum;  // dsum may be undefined
 };
 struct NormGrads {
-  at::Tensor dx, dgate, dweight;
+  at::Tensor dx, dgate, dweight;  // undefined: none, or a sink has it
 };
 
-// dweight [dim] is overwritten.
+// dweight [dim] is overwritten or added to.
 template <typename T>
-void BackwardOnCpu(const NormGradRows<T>& rows, float* dweight) {
+void BackwardOnCpu(const NormGradRows<T>& rows, float* dweight, bool added) {
   const int64_t dim = rows.dim;
   const int64_t num_blocks = (rows.num_rows + cpu::kNormRowsPerBlock - 1) / cpu::kNormRowsPerBlock;
   std::vector<float> partial(num_blocks * dim);
@@ -76,7 +95,7 @@ void BackwardOnCpu(const NormGradRows<T>& rows, float* dweight) {
                         std::min(rows.num_rows, (block + 1) * cpu::kNormRowsPerBlock),
                         partial.data() + block * dim, scratch.data());
   });
-  std::fill(dweight, dweight + dim, 0.0f);
+  if (!added) std::fill(dweight, dweight + dim, 0.0f);
   for (int64_t block = 0; block < num_blocks; ++block)
     for (int64_t i = 0; i < dim; ++i) dweight[i] += partial[block * dim + i];
 }
@@ -84,12 +103,13 @@ void BackwardOnCpu(const NormGradRows<T>& rows, float* dweight) {
 NormGrads BackwardFused(const NormGradInputs& in) {
   const int64_t dim = in.x.size(-1), num_rows = in.x.numel() / dim;
   NormGrads grads = {.dx = at::empty_like(in.x),
-                     .dgate = in.gate.defined() ? at::empty_like(in.gate) : at::Tensor(),
-                     .dweight = at::empty_like(in.weight)};
-  auto* const dweight = MutableElements<float>(grads.dweight);
+                     .dgate = in.gate.defined() ? at::empty_like(in.x) : at::Tensor()};
+  GradientPlace place(in.weight, in.wants_dweight);
+  auto* const dweight = MutableElements<float>(place.sum());
   WithStorage(in.x, [&]<typename T>() {
     const NormGradRows<T> rows = {.x = Elements<T>(in.x),
                                   .gate = Elements<T>(in.gate),
+                                  .gate_place = PlaceOf(in.gate),
                                   .weight = Elements<float>(in.weight),
                                   .inverse_rms = Elements<float>(in.inverse_rms),
                                   .dout = Elements<T>(in.dout),
@@ -99,13 +119,15 @@ NormGrads BackwardFused(const NormGradInputs& in) {
                                   .num_rows = num_rows,
                                   .dim = dim};
     RunOn(
-        in.x, [&] { BackwardOnCpu(rows, dweight); },
+        in.x, [&] { BackwardOnCpu(rows, dweight, place.added()); },
         [&](auto stream) {
           const at::Tensor workspace =
               at::empty({cuda::NormWorkspaceFloats(num_rows, dim)}, in.weight.options());
-          cuda::NormBackward(rows, dweight, MutableElements<float>(workspace), stream);
+          cuda::NormBackward(rows, dweight, place.added(), MutableElements<float>(workspace),
+                             stream);
         });
   });
+  grads.dweight = place.Finish();
   return grads;
 }
 
@@ -113,7 +135,7 @@ at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
                         const at::Tensor& weight_in, double eps) {
   const auto forward = [&]() -> Forwarded {
     const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous();
-    const at::Tensor gate = gate_in.defined() ? gate_in.contiguous() : at::Tensor();
+    const at::Tensor gate = HasPlaces(gate_in) ? gate_in : gate_in.contiguous();
     const Normed normed =
         ForwardFused({.x = x, .residual = {}, .gate = gate, .weight = weight}, eps);
     return {.outputs = {normed.out},
@@ -123,6 +145,7 @@ at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
                                                       .gate = call.saved[1],
                                                       .weight = call.saved[2],
                                                       .inverse_rms = call.saved[3],
+                                                      .wants_dweight = call.wanted[2],
                                                       .dout = call.grads[0].contiguous(),
                                                       .dsum = {}});
               return {result.dx, result.dgate, result.dweight};
@@ -139,6 +162,7 @@ Tensors AddRmsNormBackward(const BackwardCall& call) {
                                           .gate = {},
                                           .weight = call.saved[1],
                                           .inverse_rms = call.saved[2],
+                                          .wants_dweight = call.wanted[2],
                                           .dout = dout.contiguous(),
                                           .dsum = dsum.defined() ? dsum.contiguous() : dsum});
   return {result.dx, result.dx, result.dweight};

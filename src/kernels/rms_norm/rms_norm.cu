@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kRowThreads)
   if (!valid) return;
   const float inverse_rms = 1.0f / sqrtf(squares / static_cast<float>(place.dim) + args.eps);
   if (place.column == 0) args.inverse_rms[row] = inverse_rms;
+  const int64_t gate_begin = args.gate_place.of(row, args.dim);
   const T* const normed = args.residual == nullptr ? args.x : args.sum;
   for (int c = place.column; c < place.dim; c += place.step) {
     const int count = place.dim - c;
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(kRowThreads)
     for (int i = 0; i < kPack<T>; ++i) x[i] *= inverse_rms * weight[i];
     if (args.gate != nullptr) {
       float gate[kPack<T>];
-      Load(args.gate + begin + c, count, schedule.aligned, gate);
+      Load(args.gate + gate_begin + c, count, schedule.aligned, gate);
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) x[i] *= gate[i] * Sigmoid(gate[i]);
     }
@@ -81,15 +82,16 @@ struct Terms {
 
 // kGate: the first visit, which stores dgate.
 template <typename T, bool kGate>
-HL_DEVICE void LoadTerms(const NormGradRows<T>& args, int64_t at, int c, int count, bool aligned,
+HL_DEVICE void LoadTerms(const NormGradRows<T>& args, int64_t row, int c, int count, bool aligned,
                          float inverse_rms, Terms<T>& terms) {
+  const int64_t at = row * args.dim + c;
   float weight[kPack<T>];
   Load(args.x + at, count, aligned, terms.x);
   Load(args.dout + at, count, aligned, terms.mw);  // dout, for now
   LoadFloats(args.weight + c, count, aligned, weight);
   if (args.gate != nullptr) {
     float gate[kPack<T>], dgate[kPack<T>];
-    Load(args.gate + at, count, aligned, gate);
+    Load(args.gate + args.gate_place.of(row, args.dim) + c, count, aligned, gate);
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
       const float g = gate[i], sigmoid = Sigmoid(g);
@@ -143,7 +145,7 @@ __global__ void __launch_bounds__(kRowThreads)
     Terms<T> terms;
     float dot = 0;
     for (int c = place.column; valid && c < place.dim; c += place.step) {
-      LoadTerms<T, true>(args, begin + c, c, place.dim - c, schedule.aligned, inverse_rms, terms);
+      LoadTerms<T, true>(args, row, c, place.dim - c, schedule.aligned, inverse_rms, terms);
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) dot += terms.mw[i] * terms.x[i];
 #pragma unroll
@@ -160,8 +162,7 @@ __global__ void __launch_bounds__(kRowThreads)
         dot * inverse_rms * inverse_rms * inverse_rms / static_cast<float>(place.dim);
     for (int c = place.column; valid && c < place.dim; c += place.step) {
       if (!place.once)
-        LoadTerms<T, false>(args, begin + c, c, place.dim - c, schedule.aligned, inverse_rms,
-                            terms);
+        LoadTerms<T, false>(args, row, c, place.dim - c, schedule.aligned, inverse_rms, terms);
       StoreInputGradient(args, begin + c, place.dim - c, schedule.aligned, inverse_rms, slope,
                          terms);
     }
@@ -195,6 +196,7 @@ void Forward(const NormRows<T>& args, cudaStream_t stream) {
   CheckDim(args.dim);
   const RowShape shape = RowShapeOf<T>(args.dim);
   const bool aligned =
+      args.gate_place.gate_stride % kPack<T> == 0 &&
       Aligned16<T>(args.dim, args.x, args.residual, args.gate, args.weight, args.sum, args.out);
   const int64_t blocks = (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block;
   Launch({dim3(static_cast<unsigned>(blocks)), dim3(shape.threads()), 0, "RMS norm"}, stream,
@@ -202,11 +204,13 @@ void Forward(const NormRows<T>& args, cudaStream_t stream) {
 }
 
 template <typename T>
-void Backward(const NormGradRows<T>& args, float* dweight, float* workspace, cudaStream_t stream) {
+void Backward(const NormGradRows<T>& args, float* dweight, bool added, float* workspace,
+              cudaStream_t stream) {
   if (args.dim == 0) return;
   CheckDim(args.dim);
   const RowShape shape = RowShapeOf<T>(args.dim);
-  const bool aligned = Aligned16<T>(args.dim, args.x, args.gate, args.weight, args.dout, args.dsum,
+  const bool aligned = args.gate_place.gate_stride % kPack<T> == 0 &&
+                       Aligned16<T>(args.dim, args.x, args.gate, args.weight, args.dout, args.dsum,
                                     args.dx, args.dgate);
   const int64_t blocks = std::min(
       cuda::kNormMaxBlocks, (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block);
@@ -215,7 +219,7 @@ void Backward(const NormGradRows<T>& args, float* dweight, float* workspace, cud
            stream, NormBackwardKernel<T>, args,
            Schedule{shape.lanes, shape.rows_per_block, aligned}, workspace);
   }
-  cuda::SumPartials(workspace, blocks, args.dim, dweight, stream);
+  cuda::SumPartials(workspace, blocks, args.dim, dweight, stream, added);
 }
 
 }  // namespace
@@ -224,13 +228,13 @@ namespace cuda {
 
 void NormForward(const NormRows<float>& rows, cudaStream_t stream) { Forward(rows, stream); }
 void NormForward(const NormRows<Bf16>& rows, cudaStream_t stream) { Forward(rows, stream); }
-void NormBackward(const NormGradRows<float>& rows, float* dweight, float* workspace,
+void NormBackward(const NormGradRows<float>& rows, float* dweight, bool added, float* workspace,
                   cudaStream_t stream) {
-  Backward(rows, dweight, workspace, stream);
+  Backward(rows, dweight, added, workspace, stream);
 }
-void NormBackward(const NormGradRows<Bf16>& rows, float* dweight, float* workspace,
+void NormBackward(const NormGradRows<Bf16>& rows, float* dweight, bool added, float* workspace,
                   cudaStream_t stream) {
-  Backward(rows, dweight, workspace, stream);
+  Backward(rows, dweight, added, workspace, stream);
 }
 
 }  // namespace cuda

@@ -1,5 +1,6 @@
 #include "kernels/torch/gradient_sink.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -43,6 +44,21 @@ GradientSink* GradientSinkOf(const at::Tensor& x) {
   const auto* const hook =
       dynamic_cast<const SinkHook*>(torch::autograd::impl::post_acc_grad_hooks(x).get());
   return hook == nullptr ? nullptr : hook->sink();
+}
+
+GradientPlace::GradientPlace(const at::Tensor& input, bool wanted)
+    : sink_(wanted ? GradientSinkOf(input) : nullptr) {
+  if (sink_ != nullptr) {
+    place_ = sink_->Next();
+  } else {
+    place_.sum = at::empty(input.sizes(), input.options().requires_grad(false));
+  }
+}
+
+at::Tensor GradientPlace::Finish() {
+  if (sink_ == nullptr) return place_.sum;
+  sink_->Written();
+  return {};
 }
 
 }  // namespace halflife::kernels

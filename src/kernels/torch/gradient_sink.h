@@ -39,4 +39,23 @@ void SetGradientSink(const at::Tensor& leaf, std::unique_ptr<GradientSink> sink)
 // is to be returned, as there is no sink or the backward is differentiated itself.
 GradientSink* GradientSinkOf(const at::Tensor& x);
 
+// The place of one gradient while a backward computes it: its sink's, else memory of its own.
+//
+//   GradientPlace place(weight, /*wanted=*/call.wanted[1]);
+//   Kernel(..., place.sum(), place.added());
+//   return {dx, place.Finish()};
+class GradientPlace {
+ public:
+  // A leaf or any other fp32 input; nobody's gradient goes to no sink.
+  GradientPlace(const at::Tensor& input, bool wanted);
+  const at::Tensor& sum() const { return place_.sum; }  // fp32, contiguous, the input's shape
+  bool added() const { return place_.added; }           // to what it holds
+  // Once it is written: what the backward returns for the input.
+  at::Tensor Finish();
+
+ private:
+  GradientSink* sink_;
+  GradientSink::Place place_;
+};
+
 }  // namespace halflife::kernels
