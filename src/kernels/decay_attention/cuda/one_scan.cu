@@ -1,0 +1,286 @@
+// One scan of decay attention: the instance that is compiled for its blocks, its segments, where its
+// gradients go. Host code.
+#include "kernels/decay_attention/cuda/one_scan.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "core/error.h"
+#include "kernels/cuda/device.h"
+#include "kernels/decay_attention/cuda/normaliser.h"
+#include "kernels/decay_attention/cuda/scans.h"
+
+namespace halflife::kernels::cuda {
+namespace {
+
+struct Instance {
+  int k, v;  // of a block
+  void (*chunk_scan)(const decay::ChunkScanParams&, cudaStream_t);
+  void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
+  void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
+  void (*channel_reverse_scan)(const decay::ReverseScanParams&, cudaStream_t);
+  void (*state_scan)(const decay::StateScanParams&, cudaStream_t);
+  void (*channel_state_scan)(const decay::StateScanParams&, cudaStream_t);
+};
+#define HL_DECAY_INSTANCE(K, V)           \
+  {K,                                     \
+   V,                                     \
+   decay::LaunchChunkScan<K, V>,          \
+   decay::LaunchChannelScan<K, V>,        \
+   decay::LaunchReverseScan<K, V>,        \
+   decay::LaunchChannelReverseScan<K, V>, \
+   decay::LaunchStateScan<K, V>,          \
+   decay::LaunchChannelStateScan<K, V>},
+constexpr Instance kInstances[] = {
+#define HL_DECAY_INSTANCE_64(V) HL_DECAY_INSTANCE(64, V)
+#define HL_DECAY_INSTANCE_128(V) HL_DECAY_INSTANCE(128, V)
+#include "kernels/decay_attention/cuda/instances/instances.inc"
+};
+#undef HL_DECAY_INSTANCE
+
+constexpr int kOnesBlock = 64;  // columns
+
+// With the normaliser a column of ones is scanned in blocks as wide in K, which a plan does not
+// name.
+constexpr bool HaveBlocksOfOnes() {
+  for (const Instance& instance : kInstances) {
+    bool found = false;
+    for (const Instance& ones : kInstances)
+      found = found || (ones.k == instance.k && ones.v == kOnesBlock);
+    if (!found || instance.v < kOnesBlock) return false;  // none takes more shared memory
+  }
+  return true;
+}
+static_assert(HaveBlocksOfOnes());
+
+const Instance& InstanceOf(const DecayBlock& block) {
+  std::string names;
+  for (const Instance& instance : kInstances) {
+    if (instance.k == block.k && instance.v == block.v) return instance;
+    names += Concat(" (", instance.k, ", ", instance.v, ")");
+  }
+  HL_FAIL(ExitCode::kUsage, "decay attention in blocks of (", block.k, ", ", block.v,
+          ") of (K, V) is not compiled; these are:", names);
+}
+
+// The most shared memory a block may ask for.
+int SharedMemoryLimit() {
+#if HL_EMULATE
+  // HL_EMU_SHARED_BYTES=166912 plays an sm_80.
+  const char* const limit = std::getenv("HL_EMU_SHARED_BYTES");
+  return limit == nullptr ? kMaxSharedBytesPerBlock : std::atoi(limit);
+#else
+  int device = 0, bytes = 0;
+  const cudaError_t found = cudaGetDevice(&device);
+  HL_CHECK_AS(ExitCode::kEnvironment, found == cudaSuccess,
+              "cudaGetDevice: ", cudaGetErrorString(found));
+  const cudaError_t known =
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  HL_CHECK_AS(ExitCode::kEnvironment, known == cudaSuccess, "shared memory of device ", device,
+              ": ", cudaGetErrorString(known));
+  return bytes;
+#endif
+}
+
+// ---- segments ----
+
+void LaunchStates(const Scan& scan, const decay::StateScanParams& own, cudaStream_t stream) {
+  const Instance& instance = InstanceOf(scan.block);
+  (scan.per_channel() ? instance.channel_state_scan : instance.state_scan)(own, stream);
+}
+decay::StateScanParams StateScanOf(const Scan& scan, const TensorView* dout) {
+  decay::StateScanParams own = {};
+  own.args = scan.args;
+  own.reverse = dout != nullptr;
+  if (own.reverse) own.dout = *dout;
+  own.row_scales = scan.row_scales;
+  own.shape = scan.Shape();
+  own.checkpoint_every = scan.checkpoint_every;
+  return own;
+}
+
+// Launches the scans of the segments for their own states and the scan over segments, which turns
+// these into the states before each (reverse: dL/dS after each) and passes on what `over` says.
+const float* ScanSegments(const Scan& scan, const SegmentLayout& layout, const TensorView* dout,
+                          decay::SegmentScanParams over, cudaStream_t stream) {
+  const DecayAttentionArgs& args = scan.args;
+  decay::StateScanParams own = StateScanOf(scan, dout);
+  own.states = At<float>(args.workspace, layout.states);
+  own.log_transition = At<float>(args.workspace, layout.log_transition);
+  own.transition_unit = 1;
+  LaunchStates(scan, own, stream);
+  over.num_states = int64_t{1} * args.num_sequences * args.num_heads;
+  over.num_segments = scan.num_segments;
+  over.state_elements = args.head_dim_k * args.head_dim_v;
+  over.transitions = scan.per_channel() ? args.head_dim_k : 1;
+  over.reverse = own.reverse;
+  over.states = own.states;
+  over.log2_transition = own.log_transition;
+  decay::LaunchSegmentScan(over, stream);
+  return own.states;
+}
+// What each segment starts from; null where there is one.
+const float* SegmentStates(const Scan& scan, const SegmentLayout& layout, const TensorView* dout,
+                           const void* initial_state, cudaStream_t stream) {
+  if (scan.num_segments == 1) return nullptr;
+  decay::SegmentScanParams over = {};
+  over.initial_state = static_cast<const float*>(initial_state);
+  return ScanSegments(scan, layout, dout, over, stream);
+}
+
+}  // namespace
+
+void CheckBlocks(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  const int limit = SharedMemoryLimit();
+  const auto check = [&](const char* what, const DecayBlock& block, int bytes) {
+    HL_CHECK_AS(ExitCode::kUsage, bytes <= limit, "decay attention, ", what, " in blocks of ",
+                block.k, " x ", block.v, ": ", bytes, " bytes of shared memory, where a block has ",
+                limit, "; a plan made for this device would work");
+  };
+  if (ForwardRoute(args, plan) != Route::kSimt) {
+    InstanceOf(plan.forward);
+    check("forward", plan.forward, ForwardSharedBytes(args.decay_kind, plan.forward));
+  }
+  if (BackwardRoute(args, plan) != Route::kSimt) {
+    InstanceOf(plan.backward);
+    check("backward", plan.backward, BackwardSharedBytes(args.decay_kind, plan.backward));
+  }
+}
+
+Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+            const Direction& direction) {
+  Scan scan = {
+      args, direction.block, direction.num_segments, plan.checkpoint_every, IsNormalised(args), {},
+      {}};
+  scan.args.norm_kind = NormKind::kNone;
+  return scan;
+}
+Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                const Direction& direction, const NormaliserLayout& layout) {
+  Scan scan = ScanOf(args, plan, {{direction.block.k, kOnesBlock}, direction.num_segments});
+  DecayAttentionArgs& ones = scan.args;
+  ones.head_dim_v = 1;
+  ones.num_v_heads = 1;
+  ones.v = {At<bf16>(args.workspace, layout.one), 0, 0, 0, DType::kBF16};
+  ones.initial_state = args.initial_norm;
+  ones.final_state = args.final_norm;
+  if (args.checkpoints != nullptr)
+    ones.checkpoints = static_cast<char*>(args.checkpoints) + NormCheckpoints(args, plan);
+  return scan;
+}
+
+TensorView Partial(const DecayAttentionArgs& args, size_t offset, int dim, int first) {
+  const int64_t row = int64_t{1} * args.num_heads * dim;
+  return {At<float>(args.workspace, offset) + int64_t{first} * args.batch * args.seq_len * row,
+          row * args.seq_len, row, dim, DType::kF32};
+}
+
+void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,
+               float* log_transition, cudaStream_t stream) {
+  if (scan.num_segments > 1) {
+    decay::SegmentScanParams over = {};
+    over.final_state = static_cast<float*>(state);
+    over.log_transition = log_transition;
+    ScanSegments(scan, layout, dout, over, stream);
+    return;
+  }
+  decay::StateScanParams own = StateScanOf(scan, dout);  // one segment's own state is the summary
+  own.states = static_cast<float*>(state);
+  own.log_transition = log_transition;
+  own.transition_unit = 0.693147180559945309f;
+  LaunchStates(scan, own, stream);
+}
+
+// ---- forward ----
+
+void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorView& out,
+                cudaStream_t stream) {
+  const Instance& instance = InstanceOf(scan.block);
+  decay::ChunkScanParams params;
+  params.args = scan.args;
+  params.shape = scan.Shape();
+  params.checkpoint_every = scan.checkpoint_every;
+  params.splits_checkpoints = scan.splits_checkpoints;
+  params.segment_states = SegmentStates(scan, segments, nullptr, scan.args.initial_state, stream);
+  params.out = out;
+  (scan.per_channel() ? instance.channel_scan : instance.chunk_scan)(params, stream);
+}
+
+// ---- backward ----
+
+GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                        const BackwardLayout& layout, int first) {
+  const DecayAttentionArgs& args = grads.forward;
+  const bool per_channel = IsPerChannel(args.decay_kind);
+  const int K = args.head_dim_k, decay_dim = per_channel ? K : 1;
+  const int first_part = first * SlicesOf(args, plan.backward).keys;
+  const int first_decay = per_channel ? first : first_part;
+  const auto place = [&](const TensorView& gradient, int heads, int slices, int dim, size_t offset,
+                         int slice) {
+    const bool whole = heads == args.num_heads && slices == 1;
+    return whole || gradient.data == nullptr ? gradient : Partial(args, offset, dim, slice);
+  };
+  const GradientSlices& slices = layout.slices;
+  GradientPlaces places = {};
+  places.dq = place(grads.dq, args.num_q_heads, slices.keys, K, layout.dq, first);
+  places.dk = place(grads.dk, args.num_k_heads, slices.keys, K, layout.dk, first);
+  places.dv = place(grads.dv, args.num_v_heads, slices.values, args.head_dim_v, layout.dv, 0);
+  places.dkey_scale =
+      place(grads.dkey_scale, args.num_heads, slices.tokens, 1, layout.dkey_scale, first_part);
+  if (grads.dlog_decay.data == nullptr) return places;
+  if (IsPerToken(args.decay_kind)) {
+    places.dlog_decay = place(grads.dlog_decay, args.num_decay_heads, slices.decays, decay_dim,
+                              layout.dlog_decay, first_decay);
+  } else {
+    places.dlambda = At<float>(args.workspace, layout.dlambda) +
+                     int64_t{1} * first_decay * args.num_sequences * args.num_heads *
+                         BackwardOf(plan).num_segments * decay_dim;
+  }
+  return places;
+}
+
+void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
+                 const BackwardLayout& layout, const GradientPlaces& places, cudaStream_t stream) {
+  const Instance& instance = InstanceOf(scan.block);
+  decay::ReverseScanParams params;
+  params.grads = grads;
+  params.grads.forward = scan.args;
+  params.row_scales = scan.row_scales;
+  params.shape = scan.Shape();
+  params.checkpoint_every = scan.checkpoint_every;
+  params.splits_checkpoints = scan.splits_checkpoints;
+  params.centre = scan.centre;
+  params.group = At<char>(scan.args.workspace, layout.group);
+  params.dq = places.dq;
+  params.dk = places.dk;
+  params.dv = places.dv;
+  params.dlog_decay = places.dlog_decay;
+  params.dkey_scale = places.dkey_scale;
+  params.dlambda = places.dlambda;
+  params.segment_states =
+      SegmentStates(scan, layout.segments, &grads.dout, grads.dfinal_state, stream);
+  if (scan.per_channel()) {
+    instance.channel_reverse_scan(params, stream);
+  } else {
+    instance.reverse_scan(params, SharedMemoryLimit(), stream);
+  }
+}
+
+Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  Scan scan = ScanOf(args, plan, BackwardOf(plan));
+  if (IsNormalised(args)) scan.row_scales.divisors = static_cast<const float*>(args.norm_denom);
+  return scan;
+}
+ReverseScanOfOnes MakeReverseScanOfOnes(const DecayAttentionArgs& args,
+                                        const DecayAttentionPlan& plan,
+                                        const NormaliserLayout& layout, cudaStream_t stream) {
+  decay::LaunchOne(At<bf16>(args.workspace, layout.one), stream);
+  ReverseScanOfOnes ones = {ScanOfOnes(args, plan, BackwardOf(plan), layout),
+                            {},
+                            At<float>(args.workspace, layout.factor)};
+  ones.dout = ones.scan.args.v;
+  ones.scan.row_scales = {ones.factor, static_cast<const float*>(args.norm_denom)};
+  return ones;
+}
+
+}  // namespace halflife::kernels::cuda

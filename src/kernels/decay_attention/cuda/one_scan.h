@@ -1,0 +1,93 @@
+// Inner header: one scan of decay attention on tensor cores, as a host launches it: over the slices
+// of a head, and where a sequence is cut into segments over these first. A problem is one or two of
+// them (scans.cu).
+//
+//   const Scan scan = ScanOf(args, plan, ForwardOf(plan));
+//   RunForward(scan, layout.segments, args.out, stream);
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/cuda/launch.h"
+#include "kernels/decay_attention/cuda/route.h"
+#include "kernels/decay_attention/cuda/workspace.h"
+
+namespace halflife::kernels::cuda {
+
+inline bool IsNormalised(const DecayAttentionArgs& args) {
+  return args.norm_kind == NormKind::kSumOfKeys;
+}
+
+// One scan and those of its segments: of the problem itself, or of a column of ones.
+struct Scan {
+  DecayAttentionArgs args;  // without the normaliser
+  DecayBlock block;
+  int num_segments, checkpoint_every;
+  bool splits_checkpoints;
+  decay::RowScales row_scales;  // in reverse: of dout
+  decay::Centre centre;         // in reverse
+
+  decay::SegmentShape Shape() const {
+    const Slices slices = SlicesOf(args, block);
+    return {num_segments, slices.keys, slices.values};
+  }
+  bool per_channel() const { return IsPerChannel(args.decay_kind); }
+};
+// What a plan says of one direction.
+struct Direction {
+  DecayBlock block;
+  int num_segments;
+};
+inline Direction ForwardOf(const DecayAttentionPlan& plan) {
+  return {plan.forward, std::max(plan.num_segments, 1)};
+}
+inline Direction BackwardOf(const DecayAttentionPlan& plan) {
+  return {plan.backward, std::max(plan.backward_segments, 1)};
+}
+
+Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+            const Direction& direction);
+// Of the sums of keys: v is one column of ones, the state is the normaliser's. The block is as wide
+// in K, so that its slices are the problem's.
+Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                const Direction& direction, const NormaliserLayout& layout);
+
+// [slices, B, T, H, dim] fp32 in the workspace, from slice `first` on.
+TensorView Partial(const DecayAttentionArgs& args, size_t offset, int dim, int first = 0);
+
+// What a segment of a sequence hands to the ranks that hold the others.
+void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,
+               float* log_transition, cudaStream_t stream);
+
+// `out`: args.out, or fp32 [slices of K, B, T, H, V].
+void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorView& out,
+                cudaStream_t stream);
+
+// Where the gradients of one scan go.
+struct GradientPlaces {
+  TensorView dq, dk, dv, dlog_decay, dkey_scale;
+  float* dlambda;
+};
+// The gradients' places as their layout says; `first` of the slices of V and, of what slices of K
+// have each, `first_part`.
+GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                        const BackwardLayout& layout, int first);
+// `grads` names what the scan reads beside its args, and the states' gradients.
+void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
+                 const BackwardLayout& layout, const GradientPlaces& places, cudaStream_t stream);
+
+// A backward's scan over V: with the normaliser of rows of dout over their divisors.
+Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+// Over the column of ones, whose dL/d(sum of keys) are rows of ones, times what is in `factor` when
+// it runs, over their divisors.
+struct ReverseScanOfOnes {
+  Scan scan;
+  TensorView dout;
+  float* factor;
+};
+ReverseScanOfOnes MakeReverseScanOfOnes(const DecayAttentionArgs& args,
+                                        const DecayAttentionPlan& plan,
+                                        const NormaliserLayout& layout, cudaStream_t stream);
+
+}  // namespace halflife::kernels::cuda
