@@ -17,8 +17,11 @@
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cpu/workspace.h"
 #include "kernels/decay_attention/cuda/blocks.h"
+#include "kernels/decay_attention/cuda/centred_backward.h"
+#include "kernels/decay_attention/cuda/one_scan.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/scans.h"
+#include "kernels/decay_attention/cuda/turns.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/decay_attention/partition.h"
@@ -152,10 +155,21 @@ void RouteExample(const DecayAttentionArgs& args, const DeviceLimits& limits,
                   DecayAttentionPlan& plan) {
 #include "examples/kernels/decay_attention/cuda/route.h"
 }
+void TurnsExample(const DecayAttentionArgs& args, DecayAttentionPlan& plan) {
+#include "examples/kernels/decay_attention/cuda/turns.h"
+}
 namespace cuda {
 void ScansExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                   cudaStream_t stream) {
 #include "examples/kernels/decay_attention/cuda/scans.h"
+}
+void OneScanExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                    const ForwardLayout& layout, cudaStream_t stream) {
+#include "examples/kernels/decay_attention/cuda/one_scan.h"
+}
+void CentredBackwardExample(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                            const BackwardLayout& layout, const Turn& turn, cudaStream_t stream) {
+#include "examples/kernels/decay_attention/cuda/centred_backward.h"
 }
 }  // namespace cuda
 

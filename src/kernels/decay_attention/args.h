@@ -140,6 +140,8 @@ struct DecayAttentionPlan {
   // Pieces of each sequence that are scanned in parallel; 1: a fused single pass. CUDA's reverse
   // scans, whose blocks are others, have pieces of their own.
   int num_segments = 1, backward_segments = 1;
+  // CUDA: groups of the batch's rows that run one after the other in the same workspace (turns.h).
+  int forward_turns = 1, backward_turns = 1;
   bool is_cuda = false;
   DecayBlock forward, backward;
 };

@@ -1,5 +1,5 @@
 // How a problem is shared out, by one rule on the CPU and on CUDA: the chunks of a segment, the
-// slot of a checkpoint. C++17: CUDA sources include it.
+// slot of a checkpoint, the rows of a turn. C++17: CUDA sources include it.
 //
 //   const SegmentChunks chunks = ChunksOfSegment(begin[n], begin[n + 1], segment, num_segments,
 //                                                plan.checkpoint_every);
@@ -50,6 +50,25 @@ HL_EVERYWHERE constexpr int64_t CheckpointElements(const DecayAttentionArgs& arg
                                                    int checkpoint_every) {
   return NumCheckpointSlots(args.num_chunks, args.num_sequences, checkpoint_every) *
          args.num_heads * args.head_dim_k * args.head_dim_v;
+}
+
+// The rows of the batch that a turn has, and their sequences: of turns that differ by a row at
+// most.
+struct Turn {
+  int first_row, num_rows;
+  int first_sequence, num_sequences;
+};
+inline Turn TurnOf(const DecayAttentionArgs& args, int turn, int num_turns) {
+  if (num_turns <= 1) return {0, args.batch, 0, args.num_sequences};  // packed sequences too
+  const auto first = [&](int n) { return static_cast<int>(int64_t{args.batch} * n / num_turns); };
+  const int begin = first(turn), count = first(turn + 1) - begin;
+  return {begin, count, begin, count};  // a row is a sequence
+}
+// That of the most rows.
+inline Turn LargestTurn(const DecayAttentionArgs& args, int num_turns) {
+  if (num_turns <= 1) return TurnOf(args, 0, 1);
+  const int rows = (args.batch + num_turns - 1) / num_turns;
+  return {0, rows, 0, rows};
 }
 
 }  // namespace halflife::kernels

@@ -6,7 +6,9 @@
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/cuda/route.h"
+#include "kernels/decay_attention/cuda/turns.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/partition.h"
 
@@ -129,8 +131,9 @@ double ScanSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, i
 
 // The number of segments, a power of 2, that takes the least time; the fewer of equals. What a
 // block reads of a segment outweighs its state four times over.
-int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits, int64_t num_states,
+int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits,
                    const cuda::ScanCost& cost, const DecayBlock& block) {
+  const int64_t num_states = int64_t{1} * args.num_sequences * args.num_heads;
   const cuda::Slices slices = cuda::SlicesOf(args, block);
   const int64_t min_tokens =
       4 * std::max(std::min(args.head_dim_k, block.k), std::min(args.head_dim_v, block.v));
@@ -145,9 +148,54 @@ int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits, i
   return best;
 }
 
-// Sets the blocks and the segments of both directions.
+// Of the reverse scan token by token, whose tiles take 86 KiB at most.
+constexpr int kSimtBlocksPerSm = 2;
+
+// A turn's rows as a problem of its own.
+DecayAttentionArgs LargestTurnOf(const DecayAttentionArgs& args, int num_turns) {
+  const Turn turn = LargestTurn(args, num_turns);
+  DecayAttentionArgs own = args;
+  own.batch = turn.num_rows;
+  own.num_sequences = turn.num_sequences;
+  return own;
+}
+
+// Segments are cut afterwards, of a turn's states: they fill a device that a turn would leave idle.
+void ChooseDeviceTurns(const DecayAttentionArgs& args, const DeviceLimits& limits,
+                       DecayAttentionPlan& plan) {
+  const int64_t shared = limits.shared_memory_bytes, heads = args.num_heads;
+  const auto slots = [&](int blocks_per_sm) { return int64_t{1} * limits.num_sms * blocks_per_sm; };
+  const auto forward_bytes = [&](int turns) {
+    DecayAttentionPlan in_turns = plan;
+    in_turns.forward_turns = turns;
+    return cuda::ForwardWorkspaceBytes(args, in_turns);
+  };
+  const auto backward_bytes = [&](int turns) {
+    DecayAttentionPlan in_turns = plan;
+    in_turns.backward_turns = turns;
+    return cuda::BackwardWorkspaceBytes(args, in_turns);
+  };
+  if (plan.forward.k == 0) {  // token by token: a forward leaves no sums
+    const int64_t slices = decay::SimtSlices(args, decay::SimtMode::kStates);
+    plan.backward_turns =
+        cuda::ChooseTurns(args, {heads * slices, slots(kSimtBlocksPerSm)}, backward_bytes);
+    return;
+  }
+  plan.forward_turns =
+      cuda::ChooseTurns(args,
+                        {heads * cuda::SlicesOf(args, plan.forward).count(),
+                         slots(cuda::ForwardCost(args, plan.forward, shared).blocks_per_sm)},
+                        forward_bytes);
+  plan.backward_turns =
+      cuda::ChooseTurns(args,
+                        {heads * cuda::SlicesOf(args, plan.backward).count(),
+                         slots(cuda::BackwardCost(args, plan.backward, shared).blocks_per_sm)},
+                        backward_bytes);
+}
+
+// Sets the blocks, the turns and the segments of both directions.
 void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
-                    int64_t num_sequences, DecayAttentionPlan& plan) {
+                    DecayAttentionPlan& plan) {
   plan.is_cuda = true;
   plan.forward = cuda::ForwardBlock(args, limits.shared_memory_bytes);
   plan.backward = cuda::BackwardBlock(args, limits.shared_memory_bytes);
@@ -156,16 +204,22 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
   // The reverse scan with decays of channels keeps four states a chunk of a group, of all blocks at
   // once in the L2 cache.
   if (IsPerChannel(args.decay_kind)) plan.checkpoint_every = 2;
-  if (plan.forward.k == 0) return;  // token by token: no segments
-  const int64_t num_states = num_sequences * args.num_heads, shared = limits.shared_memory_bytes;
+  if (plan.forward.k == 0) {  // token by token: no segments
+    ChooseDeviceTurns(args, limits, plan);
+    return;
+  }
+  const int64_t num_states = int64_t{1} * args.num_sequences * args.num_heads;
   // Where sequences are short, halves of V are more blocks than segments would be worth.
   if (args.seq_len < 16 * std::max(args.head_dim_k, args.head_dim_v) &&
       num_states * cuda::SlicesOf(args, plan.forward).count() < limits.num_sms)
     plan.forward.v = 64;
-  plan.num_segments = ChooseSegments(args, limits, num_states,
+  ChooseDeviceTurns(args, limits, plan);
+  const int64_t shared = limits.shared_memory_bytes;
+  plan.num_segments = ChooseSegments(LargestTurnOf(args, plan.forward_turns), limits,
                                      cuda::ForwardCost(args, plan.forward, shared), plan.forward);
-  plan.backward_segments = ChooseSegments(
-      args, limits, num_states, cuda::BackwardCost(args, plan.backward, shared), plan.backward);
+  plan.backward_segments =
+      ChooseSegments(LargestTurnOf(args, plan.backward_turns), limits,
+                     cuda::BackwardCost(args, plan.backward, shared), plan.backward);
 }
 
 cpu::SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
@@ -182,19 +236,20 @@ cpu::SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttent
 
 }  // namespace
 
-DecayAttentionPlan MakePlan(const DecayAttentionArgs& args, const DeviceLimits& limits,
+DecayAttentionPlan MakePlan(const DecayAttentionArgs& given, const DeviceLimits& limits,
                             const PlanRequest& request) {
-  CheckShape(args, limits);
+  CheckShape(given, limits);
   HL_CHECK_AS(ExitCode::kUsage, request.num_segments <= kMaxSegments, "decay attention in ",
               request.num_segments, " segments; at most ", kMaxSegments);
-  const int64_t num_sequences = args.num_sequences > 0 ? args.num_sequences : args.batch;
+  DecayAttentionArgs args = given;
+  if (args.num_sequences == 0) args.num_sequences = args.batch;
   DecayAttentionPlan plan;
   plan.chunk_size = request.chunk_size > 0 ? request.chunk_size : DefaultChunkSize(limits.is_cuda);
   if (limits.is_cuda) {
-    DeviceSchedule(args, limits, num_sequences, plan);
+    DeviceSchedule(args, limits, plan);
   } else {
     plan.checkpoint_every = std::clamp(kHostGroupTokens / plan.chunk_size, 1, kHostGroupChunks);
-    plan.num_segments = plan.backward_segments = HostSegments(args, num_sequences);
+    plan.num_segments = plan.backward_segments = HostSegments(args, args.num_sequences);
   }
   if (request.num_segments > 0) plan.num_segments = plan.backward_segments = request.num_segments;
   return plan;

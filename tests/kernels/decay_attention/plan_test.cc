@@ -5,6 +5,8 @@
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/cuda/route.h"
+#include "kernels/decay_attention/cuda/turns.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/partition.h"
 #include "support/expect_error.h"
@@ -42,6 +44,7 @@ struct GoldenPlan {
   int checkpoint_every;
   size_t forward_bytes, backward_bytes, checkpoint_bytes;
   NormKind norm = NormKind::kNone;
+  int turns = 1, backward_turns = 1;
 };
 constexpr DecayKind kToken = DecayKind::kPerToken, kChannel = DecayKind::kPerTokenChannel;
 constexpr GoldenPlan kGoldenPlans[] = {
@@ -75,14 +78,35 @@ constexpr GoldenPlan kGoldenPlans[] = {
     {DecayKind::kPerHead, 8, 2048, 8, 128, 256, kHopper, 1, 1, 128, 64, 128, 128, 4, 0, 285213184,
      37748736},
     {kChannel, 8, 2048, 4, 128, 256, kHopper, 1, 2, 128, 64, 128, 128, 2, 0, 243302400, 35651584},
-    {kToken, 8, 2048, 32, 256, 256, kHopper, 1, 1, 128, 128, 128, 128, 4, 1073741824, 3363831808,
-     301989888},
-    {DecayKind::kPerHead, 8, 2048, 8, 256, 512, kHopper, 1, 1, 128, 128, 128, 128, 4, 536870912,
-     1677723648, 150994944},
+    {kToken, 8,   2048, 32,        256,       256,       kHopper,         1, 1, 128, 128,
+     128,    128, 4,    536870912, 840957952, 301989888, NormKind::kNone, 2, 4},
+    {DecayKind::kPerHead,
+     8,
+     2048,
+     8,
+     256,
+     512,
+     kHopper,
+     1,
+     1,
+     128,
+     128,
+     128,
+     128,
+     4,
+     536870912,
+     838862848,
+     150994944,
+     NormKind::kNone,
+     1,
+     2},
     // 99 KiB of shared memory: slices where others need none
-    {kToken, 8, 2048, 32, 128, 128, kAda, 1, 1, 128, 64, 64, 128, 4, 0, 574619648, 75497472},
-    {kChannel, 8, 2048, 32, 128, 128, kAda, 1, 1, 64, 128, 64, 128, 2, 536870912, 603979776,
-     142606336},
+    {kToken, 8,  2048, 32,  128, 128, kAda,      1,        1,
+     128,    64, 64,   128, 4,   0,   287309824, 75497472, NormKind::kNone,
+     1,      2},
+    {kChannel, 8,   2048, 32,  128, 128,       kAda,      1,         1,
+     64,       128, 64,   128, 2,   536870912, 301989888, 142606336, NormKind::kNone,
+     1,        2},
     {kChannel, 2, 16384, 16, 128, 128, kAmpere, 8, 16, 128, 128, 128, 128, 2, 16908288, 168034304,
      135266304},
     {kToken, 2, 16384, 16, 128, 128, kAmpere, 8, 16, 128, 128, 128, 128, 4, 16778240, 100665344,
@@ -92,8 +116,9 @@ constexpr GoldenPlan kGoldenPlans[] = {
      260702464, 31948800, NormKind::kSumOfKeys},
     {kToken, 8, 2048, 32, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 4, 270532864, 1271136512,
      152174592, NormKind::kSumOfKeys},
-    {kToken, 8, 2048, 32, 256, 256, kHopper, 1, 1, 128, 128, 128, 128, 4, 1077936384, 4792516864,
-     606339072, NormKind::kSumOfKeys},
+    {kToken, 8,   2048, 32,  256, 256,       kHopper,    1,         1,
+     128,    128, 128,  128, 4,   404226304, 1198129408, 606339072, NormKind::kSumOfKeys,
+     3,      4},
 };
 
 TEST(DecayAttentionPlan, DevicesFollowTheShape) {
@@ -116,6 +141,8 @@ TEST(DecayAttentionPlan, DevicesFollowTheShape) {
     EXPECT_EQ(plan.backward.k, g.backward_k);
     EXPECT_EQ(plan.backward.v, g.backward_v);
     EXPECT_EQ(plan.checkpoint_every, g.checkpoint_every);
+    EXPECT_EQ(plan.forward_turns, g.turns);
+    EXPECT_EQ(plan.backward_turns, g.backward_turns);
     EXPECT_EQ(ForwardWorkspaceBytes(args, plan), g.forward_bytes);
     EXPECT_EQ(BackwardWorkspaceBytes(args, plan), g.backward_bytes);
     EXPECT_EQ(CheckpointBytes(args, plan), g.checkpoint_bytes);
@@ -195,6 +222,102 @@ TEST(DecayAttentionPlan, GroupsOfTheReverseScans) {
   EXPECT_EQ(CheckpointBytes(args, plan), size_t(256 / 2 + 1) * 2 * 128 * 128 * 2);
   EXPECT_EQ(BackwardWorkspaceBytes(args, plan),
             segments + size_t(2) * 2 * 128 * 4 + size_t(2) * 2 * 8 * 128 * 128 * 2);
+}
+
+// ---- workspaces on CUDA ----
+
+struct WorkspaceShape {
+  DecayKind kind;
+  int B, T, H, K, V;
+  NormKind norm = NormKind::kNone;
+  DType dtype = DType::kBF16;
+};
+constexpr NormKind kOfKeys = NormKind::kSumOfKeys;
+// Heads of public models from 340 million parameters to 7 billion, long rows and many rows.
+constexpr WorkspaceShape kWorkspaceShapes[] = {
+    {kChannel, 8, 2048, 4, 128, 256},
+    {kChannel, 16, 2048, 4, 256, 512},
+    {kChannel, 16, 2048, 5, 256, 512},
+    {DecayKind::kPerHead, 8, 2048, 16, 256, 512},
+    {kChannel, 64, 4096, 16, 256, 512},
+    {kChannel, 64, 4096, 16, 256, 512, kOfKeys},
+    {kToken, 64, 4096, 32, 128, 128, kOfKeys},
+    {kToken, 1024, 2048, 4, 256, 512},
+    {DecayKind::kPerHeadChannel, 512, 512, 12, 64, 64, kOfKeys},
+    {kChannel, 8, 16384, 8, 256, 512},
+    {kToken, 2, 131072, 8, 256, 512},
+    {kToken, 1, 131072, 8, 256, 512},
+    {kChannel, 1, 131072, 8, 256, 512, kOfKeys},
+    {kToken, 8, 2048, 8, 256, 512, NormKind::kNone, DType::kF32},
+    {kChannel, 64, 2048, 16, 256, 512, kOfKeys, DType::kF32},
+};
+DecayAttentionArgs ArgsOf(const WorkspaceShape& shape) {
+  static float decay = 0;
+  DecayAttentionArgs args = Shape(shape.B, shape.T, shape.H, shape.K);
+  args.head_dim_v = shape.V;
+  args.decay_kind = shape.kind;
+  args.norm_kind = shape.norm;
+  args.log_decay.data = &decay;
+  args.q.dtype = args.k.dtype = args.v.dtype = args.out.dtype = shape.dtype;
+  return args;
+}
+
+// Segments' states aside, of which a wave or two of blocks has each one.
+TEST(DecayAttentionPlan, WorkspacesStayWithinTheirLimit) {
+  for (const WorkspaceShape& shape : kWorkspaceShapes)
+    for (const DeviceLimits* device : {&kAda, &kAmpere, &kHopper}) {
+      const DecayAttentionArgs args = ArgsOf(shape);
+      DecayAttentionPlan plan = MakePlan(args, *device);
+      SCOPED_TRACE(testing::Message()
+                   << "B " << shape.B << " T " << shape.T << " H " << shape.H << " K " << shape.K
+                   << " norm " << (shape.norm == kOfKeys) << " in " << plan.backward_turns
+                   << " turns, " << plan.backward_segments << " segments");
+      const size_t row = cuda::TensorBytes(args) / static_cast<size_t>(shape.B);
+      const auto limit = [&](int turns) {
+        return turns < shape.B ? cuda::WorkspaceLimit(args) : 7 * row;
+      };
+      plan.num_segments = plan.backward_segments = 1;
+      EXPECT_LE(ForwardWorkspaceBytes(args, plan), limit(plan.forward_turns));
+      EXPECT_LE(BackwardWorkspaceBytes(args, plan), limit(plan.backward_turns));
+    }
+}
+
+// No turn idles a device that the whole batch would fill, but where the limit forces it.
+TEST(DecayAttentionPlan, TurnsKeepMultiprocessorsBusy) {
+  int in_turns = 0;
+  for (const WorkspaceShape& shape : kWorkspaceShapes)
+    for (const DeviceLimits* device : {&kAda, &kAmpere, &kHopper}) {
+      const DecayAttentionArgs args = ArgsOf(shape);
+      const DecayAttentionPlan plan = MakePlan(args, *device);
+      if (plan.backward_turns == 1 || plan.backward.k == 0) continue;
+      ++in_turns;
+      const int rows = shape.B / plan.backward_turns;  // of the smallest turn
+      const int blocks = rows * shape.H * cuda::SlicesOf(args, plan.backward).count();
+      DecayAttentionPlan fewer = plan;
+      --fewer.backward_turns;
+      if (BackwardWorkspaceBytes(args, fewer) > cuda::WorkspaceLimit(args)) continue;
+      EXPECT_GE(blocks * plan.backward_segments, 2 * device->num_sms - device->num_sms / 4)
+          << "B " << shape.B << " T " << shape.T << " H " << shape.H;
+    }
+  EXPECT_GT(in_turns, 20);
+}
+
+TEST(DecayAttentionPlan, SmallBatchesAndPackedSequencesTakeOneTurn) {
+  DecayAttentionArgs args = ArgsOf({kChannel, 4, 2048, 4, 256, 512});
+  EXPECT_EQ(MakePlan(args, kHopper).backward_turns, 1) << "fewer blocks than two rounds";
+  args = ArgsOf({kToken, 1, 1 << 20, 4, 256, 512});
+  args.num_sequences = 512;
+  EXPECT_EQ(MakePlan(args, kHopper).backward_turns, 1);
+}
+
+// By hand: 128 rows of 4 heads, of 4 x 2 slices of fp32 sums, in turns of 8 rows, 256 blocks.
+TEST(DecayAttentionPlan, WorkspaceOfATurn) {
+  const DecayAttentionArgs args = ArgsOf({kToken, 128, 2048, 4, 256, 512});
+  const DecayAttentionPlan plan = MakePlan(args, kHopper);
+  EXPECT_EQ(plan.backward_turns, 16);
+  const size_t tokens = size_t{8} * 2048 * 4;
+  const size_t sums = tokens * (2 * 4 * 256 + 2 * 512 + 8) * 4;  // dq and dk, dv, dlog_decay
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan), sums + size_t{256} * 4 * 128 * 128 * 2);
 }
 
 // No partial outputs or gradients: states between segments alone, and with the normaliser a number

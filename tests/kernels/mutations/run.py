@@ -34,7 +34,7 @@ FLAGS = {
 }
 
 TESTS_OF = ("chunk_scan", "channel_scan", "channel_reverse_scan", "segment", "simt", "bad_input",
-            "bounds", "far", "slices")
+            "bounds", "far", "slices", "turns")
 
 # (name, source, text, replacement, test)
 MUTATIONS = [
@@ -221,7 +221,8 @@ MUTATIONS = [
     ("segment: reverse scan runs forward", "cuda/reduce.cu",
      "params.reverse ? params.num_segments - 1 - i : i", "i", "segment"),
     ("segments: the backward's are the forward's", "cuda/one_scan.h",
-     "{plan.backward, std::max(plan.backward_segments, 1)}", "{plan.backward, std::max(plan.num_segments, 1)}",
+     "{plan.backward, std::max(plan.backward_segments, 1), turn}",
+     "{plan.backward, std::max(plan.num_segments, 1), turn}",
      "segment"),
     ("checkpoints where the backward wants none", "cuda/scans.cu",
      "if (BackwardRoute(args, plan) == Route::kSimt) args.checkpoints = nullptr;", "", "bounds"),
@@ -282,10 +283,24 @@ MUTATIONS = [
     ("normaliser: segments know no row scale", "cuda/one_scan.cu", "  own.row_scales = scan.row_scales;\n",
      "  own.row_scales = {};\n", "slices"),
     ("normaliser: its slice over the first of V", "cuda/centred_backward.cu",
-     "PlacesOf(grads_, plan_, layout_, first)", "PlacesOf(grads_, plan_, layout_, 0)", "slices"),
+     "PlacesOf(grads_, plan_, layout_, turn_, first)",
+     "PlacesOf(grads_, plan_, layout_, turn_, 0)", "slices"),
     ("normaliser: its checkpoints over the state's", "cuda/one_scan.cu",
      "static_cast<char*>(args.checkpoints) + NormCheckpoints(args, plan)",
      "static_cast<char*>(args.checkpoints)", "slices"),
+    ("turns: blocks know the first sequences alone", "cuda/tile.cuh",
+     "place.sequence = shape.first_sequence + of_turn;", "place.sequence = of_turn;", "turns"),
+    ("turns: sums where the batch has them", "cuda/one_scan.cu",
+     "turn.first_row - int64_t{1} * first * turn.num_rows", "int64_t{0} - int64_t{1} * first * turn.num_rows",
+     "turns"),
+    ("turns: segments start from the first rows' states", "cuda/one_scan.cu",
+     "int64_t{1} * scan.turn.first_sequence * scan.args.num_heads", "int64_t{0} * scan.args.num_heads", "turns"),
+    ("turns: the last one's constant decay alone", "cuda/one_scan.cu",
+     "args.num_sequences + turn.first_sequence;", "args.num_sequences;", "turns"),
+    ("turns: shifts of the first rows' states", "cuda/centred_backward.cu",
+     "static_cast<const float*>(norms) + before;", "static_cast<const float*>(norms);", "turns"),
+    ("turns: token by token from the first sequence", "cuda/simt.cuh",
+     "place.sequence = first_sequence + static_cast<int>", "place.sequence = static_cast<int>", "turns"),
     ("simt: no barrier", "cuda/simt.cuh", "      __syncthreads();\n      if (output && before.token",
      "      if (output && before.token", "simt"),
     ("simt: normaliser's gradient dropped", "cuda/simt.cuh",
@@ -326,12 +341,13 @@ INSTANCES = {"chunk_scan": ("cuda/instances/chunk_scan_", "cuda/instances/revers
              "bad_input": ("cuda/instances/segment", "cuda/instances/channel_segment"),
              "simt": "cuda/instances/simt_", "far": "cuda/instances/",
              "slices": ("cuda/instances/chunk_scan_", "cuda/instances/channel_", "cuda/instances/reverse_scan_",
-                        "cuda/instances/segment")}
+                        "cuda/instances/segment"),
+             "turns": ("cuda/instances/chunk_scan_", "cuda/instances/reverse_scan_")}
 
 DECAY = Family(
     name="decay attention", folder="src/kernels/decay_attention",
-    sources=["cuda/*.cu", "cuda/instances/*.cu", "cuda/route.cc", "cuda/workspace.cc", "plan.cc", "reference.cc",
-             "../chunks/chunk_table.cc"],
+    sources=["cuda/*.cu", "cuda/instances/*.cu", "cuda/route.cc", "cuda/turns.cc", "cuda/workspace.cc",
+             "plan.cc", "reference.cc", "../chunks/chunk_table.cc"],
     tests={test: f"tests/kernels/decay_attention/cuda/{test}_test.cc" for test in TESTS_OF},
     instances={"partition.h": INSTANCES, "cuda/tile.cuh": INSTANCES, "cuda/channel_tile.cuh": INSTANCES,
                "cuda/reverse.cuh": INSTANCES},

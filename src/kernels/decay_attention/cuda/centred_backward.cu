@@ -1,8 +1,6 @@
 // The backward of a normalised output: which launches it is. Host code.
 #include "kernels/decay_attention/cuda/centred_backward.h"
 
-#include <cstdint>
-
 #include "kernels/cuda/device.h"
 #include "kernels/decay_attention/cuda/centre.h"
 #include "kernels/decay_attention/cuda/launch.h"
@@ -12,47 +10,64 @@
 
 namespace halflife::kernels::cuda {
 
-void CentredBackward::Run() const {
-  const DecayAttentionArgs& args = grads_.forward;
-  if (has_tokens())
-    decay::LaunchCentre({args, NumMeanPieces(args), Region<float>(centre().sums), mean_,
-                         Region<bf16>(centre().values)},
-                        stream_);
-  const float* const dq = RunOverValues();
-  RunOverOnes(dq);
+int64_t CentredBackward::RowsBefore(int heads, int width) const {
+  return int64_t{1} * turn_.first_row * heads * width;
+}
+int64_t CentredBackward::TokensBefore(int heads, int width) const {
+  return RowsBefore(heads, width) * grads_.forward.seq_len;
+}
+int64_t CentredBackward::StatesBefore(int64_t width) const {
+  return int64_t{1} * turn_.first_sequence * grads_.forward.num_heads * width;
 }
 
-const float* CentredBackward::RunOverValues() const {
+void CentredBackward::Run() const {
+  if (has_tokens()) Centre();
+  RunOverValues();
+  RunOverOnes();
+}
+
+void CentredBackward::Centre() const {
+  const DecayAttentionArgs own = ProblemOfTurn(grads_.forward, turn_);
+  decay::LaunchCentre(
+      {own, NumMeanPieces(own), Region<float>(centre().sums), mean_, Region<bf16>(centre().values)},
+      stream_);
+}
+
+void CentredBackward::RunOverValues() const {
   DecayAttentionArgs args = grads_.forward;
-  const int64_t row = int64_t{1} * args.num_v_heads * args.head_dim_v;
-  args.v = {Region<bf16>(centre().values), row * args.seq_len, row, args.head_dim_v, DType::kBF16};
-  Scan scan = ReverseScanOf(args, plan_);
+  const int heads = args.num_v_heads, V = args.head_dim_v;
+  const int64_t row = int64_t{1} * heads * V;
+  args.v = {BeforeTurn<bf16>(args.workspace, centre().values, TokensBefore(heads, V)),
+            row * args.seq_len, row, V, DType::kBF16};
+  Scan scan = ReverseScanOf(args, plan_, turn_);
   if (has_tokens())
-    scan.centre = {mean_,
+    scan.centre = {BeforeTurn<float>(args.workspace, centre().mean, RowsBefore(heads, V)),
                    static_cast<const char*>(args.checkpoints) + NormCheckpoints(args, plan_)};
   DecayAttentionGradArgs grads = grads_;
   grads.dinitial_state = dinitial_state();
-  const GradientPlaces places = PlacesOf(grads_, plan_, layout_, /*first=*/0);
-  RunBackward(scan, grads, layout_, places, stream_);
-  return static_cast<const float*>(places.dq.data);
+  RunBackward(scan, grads, layout_, PlacesOf(grads_, plan_, layout_, turn_, /*first=*/0), stream_);
 }
 
-void CentredBackward::RunOverOnes(const float* dq) const {
+void CentredBackward::RunOverOnes() const {
   const DecayAttentionArgs& args = grads_.forward;
-  const ReverseScanOfOnes ones = MakeReverseScanOfOnes(args, plan_, layout_.normaliser, stream_);
+  const ReverseScanOfOnes ones =
+      MakeReverseScanOfOnes(args, plan_, layout_.normaliser, turn_, stream_);
   const int first = SlicesOf(args, plan_.backward).values;
-  decay::LaunchCentredFactor({args, grads_.dout, mean_, first, dq, ones.factor}, stream_);
+  decay::LaunchCentredFactor({ProblemOfTurn(args, turn_), RowsOfTurn(grads_.dout, turn_), mean_,
+                              first, Region<float>(layout_.dq), ones.factor},
+                             stream_);
   DecayAttentionGradArgs grads = grads_;
   grads.dout = ones.dout;
   grads.dfinal_state = grads_.dfinal_norm;
   grads.dinitial_state = grads_.dinitial_norm;
   if (has_tokens() && grads_.dfinal_state != nullptr) {
-    float* const shifted = Region<float>(centre().dfinal_norm);
+    float* const shifted =
+        BeforeTurn<float>(args.workspace, centre().dfinal_norm, StatesBefore(args.head_dim_k));
     Shift(grads_.dfinal_state, grads_.dfinal_norm, 1, shifted);
     grads.dfinal_state = shifted;
   }
-  GradientPlaces places = PlacesOf(grads_, plan_, layout_, first);
-  places.dv = Partial(args, layout_.normaliser.sums, 1);
+  GradientPlaces places = PlacesOf(grads_, plan_, layout_, turn_, first);
+  places.dv = Partial(args, turn_, layout_.normaliser.sums, 1);
   RunBackward(ones.scan, grads, layout_, places, stream_);
   if (has_tokens() && grads_.dinitial_norm != nullptr)
     Shift(dinitial_state(), grads_.dinitial_norm, -1, static_cast<float*>(grads_.dinitial_norm));
@@ -61,13 +76,19 @@ void CentredBackward::RunOverOnes(const float* dq) const {
 void* CentredBackward::dinitial_state() const {
   if (grads_.dinitial_state != nullptr || grads_.dinitial_norm == nullptr)
     return grads_.dinitial_state;
-  return Region<float>(centre().dinitial_state);
+  const DecayAttentionArgs& args = grads_.forward;
+  return BeforeTurn<float>(args.workspace, centre().dinitial_state,
+                           StatesBefore(int64_t{1} * args.head_dim_k * args.head_dim_v));
 }
 
 void CentredBackward::Shift(const void* states, const void* norms, float sign,
                             float* shifted) const {
-  decay::LaunchShiftNorms({grads_.forward, mean_, static_cast<const float*>(states),
-                           static_cast<const float*>(norms), sign, shifted},
+  const DecayAttentionArgs own = ProblemOfTurn(grads_.forward, turn_);
+  const int64_t before = StatesBefore(own.head_dim_k);
+  const auto* const of_turn =
+      norms == nullptr ? nullptr : static_cast<const float*>(norms) + before;
+  decay::LaunchShiftNorms({own, mean_, static_cast<const float*>(states) + before * own.head_dim_v,
+                           of_turn, sign, shifted + before},
                           stream_);
 }
 

@@ -1,11 +1,15 @@
-// Inner header: the backward of a normalised output, over centred values, then over the column of
-// ones; see centre.h.
+// Inner header: the backward of a turn's normalised outputs, over centred values, then over the
+// column of ones; see centre.h.
 //
-//   CentredBackward(grads, plan, layout, stream).Run();
+//   CentredBackward(grads, plan, layout, turn, stream).Run();
 #pragma once
+
+#include <cstddef>
+#include <cstdint>
 
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cuda/workspace.h"
+#include "kernels/decay_attention/partition.h"
 
 namespace halflife::kernels::cuda {
 
@@ -13,10 +17,11 @@ namespace halflife::kernels::cuda {
 class CentredBackward {
  public:
   CentredBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                  const BackwardLayout& layout, cudaStream_t stream)
+                  const BackwardLayout& layout, const Turn& turn, cudaStream_t stream)
       : grads_(grads),
         plan_(plan),
         layout_(layout),
+        turn_(turn),
         stream_(stream),
         mean_(Region<float>(layout.normaliser.centre.mean)) {}
 
@@ -31,19 +36,27 @@ class CentredBackward {
     return At<T>(grads_.forward.workspace, offset);
   }
 
-  // Returns [slices of V, B, T, H, K], the part of dq.
-  const float* RunOverValues() const;
-  void RunOverOnes(const float* dq) const;
+  // Elements of [batch, T, heads, width], [batch, heads, width] and [num_sequences, H, width]
+  // before the turn's.
+  int64_t TokensBefore(int heads, int width) const;
+  int64_t RowsBefore(int heads, int width) const;
+  int64_t StatesBefore(int64_t width) const;
+
+  void Centre() const;
+  void RunOverValues() const;
+  void RunOverOnes() const;
 
   // That of the sum of keys is found by it, wanted or not.
   void* dinitial_state() const;
+  // Of the turn's sequences, which the pointers count from the batch's first.
   void Shift(const void* states, const void* norms, float sign, float* shifted) const;
 
   const DecayAttentionGradArgs& grads_;
   const DecayAttentionPlan& plan_;
   const BackwardLayout& layout_;
+  const Turn turn_;
   const cudaStream_t stream_;
-  float* const mean_;
+  float* const mean_;  // of the turn's rows
 };
 
 }  // namespace halflife::kernels::cuda

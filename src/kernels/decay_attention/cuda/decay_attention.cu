@@ -7,8 +7,10 @@
 #include "kernels/cuda/device.h"
 #include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cuda/launch.h"
+#include "kernels/decay_attention/cuda/one_scan.h"
 #include "kernels/decay_attention/cuda/scans.h"
 #include "kernels/decay_attention/cuda/workspace.h"
+#include "kernels/decay_attention/partition.h"
 
 namespace halflife::kernels::cuda {
 namespace {
@@ -17,6 +19,14 @@ namespace {
 constexpr PlanLimits kPlanLimits = {"CUDA", 64, 64, std::numeric_limits<int>::max()};
 
 bool HasWork(const DecayAttentionArgs& args) { return args.num_sequences > 0; }
+
+// A turn has a row at least, and rows that are sequences.
+void CheckTurns(const DecayAttentionArgs& args, int num_turns) {
+  const int most = args.num_sequences == args.batch ? std::max(args.batch, 1) : 1;
+  HL_CHECK_AS(ExitCode::kUsage, num_turns >= 1 && num_turns <= most, "decay attention in ",
+              num_turns, " turns: a batch of ", args.batch, " with ", args.num_sequences,
+              " sequences has 1 to ", most, " of them");
+}
 
 void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                size_t workspace_bytes) {
@@ -34,6 +44,8 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
               " are compiled");
   CheckPlanAndTable(args, plan, kPlanLimits, workspace_bytes);
   CheckConstantDecay(args.decay_kind, args.log_decay, args.num_decay_heads, args.head_dim_k);
+  CheckTurns(args, plan.forward_turns);
+  CheckTurns(args, plan.backward_turns);
   CheckBlocks(args, plan);
   // Slices of K and V multiply by at most that.
   constexpr int64_t kMaxSlices = int64_t{kMaxHeadDimK / 64} * (kMaxHeadDimV / 64);
@@ -81,21 +93,57 @@ void SimtForward(const DecayAttentionArgs& args, cudaStream_t stream) {
   SimtScan(params, stream);
 }
 
-void SumSharedHeads(const DecayAttentionArgs& args, const TensorView& gradient, int heads, int dim,
-                    size_t offset, int num_slices, cudaStream_t stream) {
-  if (gradient.data == nullptr) return;
-  decay::LaunchReduceHeads({At<float>(args.workspace, offset), gradient, num_slices, args.batch,
-                            args.seq_len, args.num_heads, heads, dim},
-                           stream);
+// What a turn's reverse scan writes; a constant decay's gradient is of all turns.
+decay::SimtReverseScanParams SimtReverseParams(const DecayAttentionGradArgs& grads,
+                                               const BackwardLayout& layout, const Turn& turn) {
+  const DecayAttentionArgs& args = grads.forward;
+  const bool per_token = IsPerToken(args.decay_kind);
+  const bool wants_decay = grads.dlog_decay.data != nullptr;
+  const int64_t rows_before = int64_t{1} * turn.first_row * args.seq_len * args.num_heads;
+  const auto place = [&](size_t offset, int width) {
+    return BeforeTurn<float>(args.workspace, offset, rows_before * width);
+  };
+  decay::SimtReverseScanParams params = {};
+  params.grads = grads;
+  params.grads.forward.batch = turn.num_rows;
+  params.turn = turn;
+  params.states = At<float>(args.workspace, layout.simt_states);
+  if (IsNormalised(args)) params.dnorm = At<float>(args.workspace, layout.dnorm);
+  params.dq = place(layout.dq, args.head_dim_k);
+  params.dk = place(layout.dk, args.head_dim_k);
+  params.dv = place(layout.dv, args.head_dim_v);
+  if (wants_decay && per_token)
+    params.dlog_decay =
+        place(layout.dlog_decay, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1);
+  if (wants_decay && !per_token) params.dlambda = At<float>(args.workspace, layout.dlambda);
+  if (grads.dkey_scale.data != nullptr) params.dkey_scale = place(layout.dkey_scale, 1);
+  return params;
+}
+
+// The sums over slices and over heads that share, of a turn's rows.
+void SumSimtGradients(const DecayAttentionGradArgs& grads, const BackwardLayout& layout,
+                      const Turn& turn, cudaStream_t stream) {
+  const DecayAttentionArgs& args = grads.forward;
+  const auto sum = [&](const TensorView& gradient, int heads, int dim, size_t offset, int slices) {
+    if (gradient.data == nullptr) return;
+    decay::LaunchReduceHeads({At<float>(args.workspace, offset), RowsOfTurn(gradient, turn), slices,
+                              turn.num_rows, args.seq_len, args.num_heads, heads, dim},
+                             stream);
+  };
+  const int slices = layout.slices.keys;
+  sum(grads.dq, args.num_q_heads, args.head_dim_k, layout.dq, slices);
+  sum(grads.dk, args.num_k_heads, args.head_dim_k, layout.dk, slices);
+  sum(grads.dv, args.num_v_heads, args.head_dim_v, layout.dv, 1);
+  sum(grads.dkey_scale, args.num_heads, 1, layout.dkey_scale, slices);
+  if (IsPerToken(args.decay_kind))
+    sum(grads.dlog_decay, args.num_decay_heads, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1,
+        layout.dlog_decay, slices);
 }
 
 void SimtBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
                   cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
   const BackwardLayout layout = MakeBackwardLayout(args, plan);
-  const bool per_token = IsPerToken(args.decay_kind);
-  const bool wants_decay = grads.dlog_decay.data != nullptr;
-  const int slices = decay::SimtSlices(args, decay::SimtMode::kStates);
   decay::SimtScanParams forward = {};
   forward.args = args;
   forward.args.final_state = nullptr;
@@ -104,32 +152,18 @@ void SimtBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   forward.states = At<float>(args.workspace, layout.simt_states);
   SimtScan(forward, stream);
 
-  decay::SimtReverseScanParams params = {};
-  params.grads = grads;
-  params.states = forward.states;
-  params.dnorm = NormGradient(grads, At<float>(args.workspace, layout.dnorm), stream);
-  params.dq = At<float>(args.workspace, layout.dq);
-  params.dk = At<float>(args.workspace, layout.dk);
-  params.dv = At<float>(args.workspace, layout.dv);
-  if (wants_decay && per_token) params.dlog_decay = At<float>(args.workspace, layout.dlog_decay);
-  if (wants_decay && !per_token) params.dlambda = At<float>(args.workspace, layout.dlambda);
-  if (grads.dkey_scale.data != nullptr)
-    params.dkey_scale = At<float>(args.workspace, layout.dkey_scale);
-  SimtReverseScan(params, stream);
-
-  const int decay_dim = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
-  SumSharedHeads(args, grads.dq, args.num_q_heads, args.head_dim_k, layout.dq, slices, stream);
-  SumSharedHeads(args, grads.dk, args.num_k_heads, args.head_dim_k, layout.dk, slices, stream);
-  SumSharedHeads(args, grads.dv, args.num_v_heads, args.head_dim_v, layout.dv, 1, stream);
-  SumSharedHeads(args, grads.dkey_scale, args.num_heads, 1, layout.dkey_scale, slices, stream);
-  if (params.dlog_decay != nullptr)
-    SumSharedHeads(args, grads.dlog_decay, args.num_decay_heads, decay_dim, layout.dlog_decay,
-                   slices, stream);
-  if (params.dlambda != nullptr)
-    decay::LaunchReduceConstant({params.dlambda, static_cast<float*>(grads.dlog_decay.data),
-                                 /*num_slices=*/1, args.num_sequences, /*num_segments=*/slices,
-                                 args.num_heads, args.num_decay_heads, decay_dim},
-                                stream);
+  NormGradient(grads, At<float>(args.workspace, layout.dnorm), stream);
+  for (int i = 0; i < plan.backward_turns; ++i) {
+    const Turn turn = TurnOf(args, i, plan.backward_turns);
+    SimtReverseScan(SimtReverseParams(grads, layout, turn), stream);
+    SumSimtGradients(grads, layout, turn, stream);
+  }
+  if (grads.dlog_decay.data == nullptr || IsPerToken(args.decay_kind)) return;
+  decay::LaunchReduceConstant(
+      {At<float>(args.workspace, layout.dlambda), static_cast<float*>(grads.dlog_decay.data),
+       /*num_slices=*/1, args.num_sequences, /*num_segments=*/layout.slices.keys, args.num_heads,
+       args.num_decay_heads, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1},
+      stream);
 }
 
 }  // namespace
@@ -196,6 +230,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
   if (BackwardRoute(forward, plan) == Route::kSimt) {
     decay::SimtReverseScanParams params = {};
     params.grads.forward = forward;
+    params.turn = TurnOf(forward, 0, 1);
     params.grads.dout = args.dout;
     params.grads.dinitial_state = args.state;
     params.grads.dinitial_norm = args.norm;

@@ -7,12 +7,15 @@
 
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cuda/blocks.h"
+#include "kernels/decay_attention/partition.h"
 
 namespace halflife::kernels::decay {
 
 // How a kernel's blocks share the problem: (sequence, segment, head, slice of K, slice of V), the
-// last fastest.
+// last fastest. The sequences are a turn's, args.batch its rows; rows, sequences and all tensors
+// count from the first of the whole batch, what segments hand over from the turn's first.
 struct SegmentShape {
+  int first_sequence, num_sequences;
   int num_segments;    // of each sequence
   int num_key_slices;  // of K
   int num_slices;      // of V
@@ -20,7 +23,7 @@ struct SegmentShape {
   HL_EVERYWHERE int num_parts() const { return num_key_slices * num_slices; }
 };
 inline unsigned NumBlocks(const DecayAttentionArgs& args, const SegmentShape& shape) {
-  return static_cast<unsigned>(int64_t{1} * args.num_sequences * shape.num_segments *
+  return static_cast<unsigned>(int64_t{1} * shape.num_sequences * shape.num_segments *
                                args.num_heads * shape.num_parts());
 }
 
@@ -41,7 +44,7 @@ struct ChunkScanParams {
   SegmentShape shape;
   int checkpoint_every;
   bool splits_checkpoints;  // keeps them as sums of two bf16: see centre.h
-  // [num_sequences, H, num_segments, K, V]: before each; null: initial_state
+  // [a turn's sequences, H, num_segments, K, V]: before each; null: initial_state
   const float* segment_states;
   // args.out, or fp32 [slices of K, B, T, H, V] to be summed over them
   TensorView out;
@@ -53,7 +56,7 @@ struct ReverseScanParams {
   int checkpoint_every;
   bool splits_checkpoints;  // as of the forward
   Centre centre;
-  // [num_sequences, H, num_segments, K, V]: dL/d(state after each); null: dfinal_state
+  // [a turn's sequences, H, num_segments, K, V]: dL/d(state after each); null: dfinal_state
   const float* segment_states;
   RowScales row_scales;
   void* group;  // [blocks, checkpoint_every (times 4 with decays of channels), kK, kV] bf16
@@ -61,7 +64,9 @@ struct ReverseScanParams {
   // that share: slices of V for dq, dk and the decays of channels, of K for dv, of both for a decay
   // a token and for key scales. Absent: not wanted.
   TensorView dq, dk, dv, dlog_decay, dkey_scale;
-  float* dlambda;  // [slices, num_sequences, H, num_segments(, K)], slices as of dlog_decay
+  // [slices, num_sequences, H, num_segments(, K)] from the turn's first sequence on, slices as of
+  // dlog_decay
+  float* dlambda;
 };
 
 // The state of each segment from a zero one; reverse: of dL/dS from zero at the segment's end.
@@ -72,16 +77,16 @@ struct StateScanParams {
   SegmentShape shape;
   int checkpoint_every;
   bool reverse;
-  float* states;  // [num_sequences, H, num_segments, K, V]
-  // [num_sequences, H, num_segments(, K with decays of channels)], times `transition_unit`; null:
-  // not wanted
+  float* states;  // [a turn's sequences, H, num_segments, K, V]
+  // [a turn's sequences, H, num_segments(, K with decays of channels)], times `transition_unit`;
+  // null: not wanted
   float* log_transition;
   float transition_unit;  // of log2: 1, or ln 2 for a natural logarithm
 };
 
 // Turns the segments' own states into the states before (reverse: after) each, in place.
 struct SegmentScanParams {
-  int64_t num_states;  // num_sequences H
+  int64_t num_states;  // sequences H
   int num_segments;
   int state_elements;
   int transitions;  // of a state: 1, or K with decays of channels
@@ -128,11 +133,12 @@ struct SimtScanParams {
 };
 struct SimtReverseScanParams {
   DecayAttentionGradArgs grads;
+  Turn turn;
   bool summary;         // dinitial_state only, from zero
   const float* states;  // as above
   const float* dnorm;   // [B, T, H] dL/d(sum of keys); with the normaliser
   // Partial sums, fp32 [slices, B, T, H, ..] but for dv, [B, T, H, V], of which each slice has its
-  // columns.
+  // columns; B the turn's rows, as args.batch, in places where the batch's first would be.
   float *dq, *dk, *dv, *dlog_decay, *dkey_scale;
   float* dlambda;  // [num_sequences, H, slices, K or 1]
 };

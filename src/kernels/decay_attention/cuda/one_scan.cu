@@ -1,5 +1,5 @@
-// One scan of decay attention: the instance that is compiled for its blocks, its segments, where its
-// gradients go. Host code.
+// One scan of decay attention: the instance that is compiled for its blocks, its segments, where
+// its gradients go. Host code.
 #include "kernels/decay_attention/cuda/one_scan.h"
 
 #include <cstdlib>
@@ -109,7 +109,7 @@ const float* ScanSegments(const Scan& scan, const SegmentLayout& layout, const T
   own.log_transition = At<float>(args.workspace, layout.log_transition);
   own.transition_unit = 1;
   LaunchStates(scan, own, stream);
-  over.num_states = int64_t{1} * args.num_sequences * args.num_heads;
+  over.num_states = int64_t{1} * scan.turn.num_sequences * args.num_heads;
   over.num_segments = scan.num_segments;
   over.state_elements = args.head_dim_k * args.head_dim_v;
   over.transitions = scan.per_channel() ? args.head_dim_k : 1;
@@ -124,7 +124,10 @@ const float* SegmentStates(const Scan& scan, const SegmentLayout& layout, const 
                            const void* initial_state, cudaStream_t stream) {
   if (scan.num_segments == 1) return nullptr;
   decay::SegmentScanParams over = {};
-  over.initial_state = static_cast<const float*>(initial_state);
+  if (initial_state != nullptr)
+    over.initial_state = static_cast<const float*>(initial_state) +
+                         int64_t{1} * scan.turn.first_sequence * scan.args.num_heads *
+                             scan.args.head_dim_k * scan.args.head_dim_v;
   return ScanSegments(scan, layout, dout, over, stream);
 }
 
@@ -149,15 +152,22 @@ void CheckBlocks(const DecayAttentionArgs& args, const DecayAttentionPlan& plan)
 
 Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
             const Direction& direction) {
-  Scan scan = {
-      args, direction.block, direction.num_segments, plan.checkpoint_every, IsNormalised(args), {},
-      {}};
+  Scan scan = {args,
+               direction.turn,
+               direction.block,
+               direction.num_segments,
+               plan.checkpoint_every,
+               IsNormalised(args),
+               {},
+               {}};
   scan.args.norm_kind = NormKind::kNone;
+  scan.args.batch = direction.turn.num_rows;
   return scan;
 }
 Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                 const Direction& direction, const NormaliserLayout& layout) {
-  Scan scan = ScanOf(args, plan, {{direction.block.k, kOnesBlock}, direction.num_segments});
+  Scan scan =
+      ScanOf(args, plan, {{direction.block.k, kOnesBlock}, direction.num_segments, direction.turn});
   DecayAttentionArgs& ones = scan.args;
   ones.head_dim_v = 1;
   ones.num_v_heads = 1;
@@ -169,10 +179,28 @@ Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
   return scan;
 }
 
-TensorView Partial(const DecayAttentionArgs& args, size_t offset, int dim, int first) {
-  const int64_t row = int64_t{1} * args.num_heads * dim;
-  return {At<float>(args.workspace, offset) + int64_t{first} * args.batch * args.seq_len * row,
-          row * args.seq_len, row, dim, DType::kF32};
+TensorView RowsOfTurn(TensorView view, const Turn& turn) {
+  if (view.data != nullptr)
+    view.data = static_cast<char*>(view.data) +
+                turn.first_row * view.stride_b * (view.dtype == DType::kBF16 ? 2 : 4);
+  return view;
+}
+DecayAttentionArgs ProblemOfTurn(const DecayAttentionArgs& args, const Turn& turn) {
+  DecayAttentionArgs own = args;
+  own.batch = turn.num_rows;
+  own.num_sequences = turn.num_sequences;
+  for (TensorView* view : {&own.q, &own.k, &own.v, &own.out}) *view = RowsOfTurn(*view, turn);
+  if (args.norm_denom != nullptr)
+    own.norm_denom = static_cast<float*>(args.norm_denom) +
+                     int64_t{1} * turn.first_row * args.seq_len * args.num_heads;
+  return own;
+}
+
+TensorView Partial(const DecayAttentionArgs& args, const Turn& turn, size_t offset, int dim,
+                   int first) {
+  const int64_t token = int64_t{1} * args.num_heads * dim, row = token * args.seq_len;
+  const int64_t before = turn.first_row - int64_t{1} * first * turn.num_rows;
+  return {BeforeTurn<float>(args.workspace, offset, before * row), row, token, dim, DType::kF32};
 }
 
 void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,
@@ -209,7 +237,7 @@ void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorVie
 // ---- backward ----
 
 GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                        const BackwardLayout& layout, int first) {
+                        const BackwardLayout& layout, const Turn& turn, int first) {
   const DecayAttentionArgs& args = grads.forward;
   const bool per_channel = IsPerChannel(args.decay_kind);
   const int K = args.head_dim_k, decay_dim = per_channel ? K : 1;
@@ -218,7 +246,7 @@ GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentio
   const auto place = [&](const TensorView& gradient, int heads, int slices, int dim, size_t offset,
                          int slice) {
     const bool whole = heads == args.num_heads && slices == 1;
-    return whole || gradient.data == nullptr ? gradient : Partial(args, offset, dim, slice);
+    return whole || gradient.data == nullptr ? gradient : Partial(args, turn, offset, dim, slice);
   };
   const GradientSlices& slices = layout.slices;
   GradientPlaces places = {};
@@ -232,9 +260,9 @@ GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentio
     places.dlog_decay = place(grads.dlog_decay, args.num_decay_heads, slices.decays, decay_dim,
                               layout.dlog_decay, first_decay);
   } else {
+    const int64_t sequences = int64_t{1} * first_decay * args.num_sequences + turn.first_sequence;
     places.dlambda = At<float>(args.workspace, layout.dlambda) +
-                     int64_t{1} * first_decay * args.num_sequences * args.num_heads *
-                         BackwardOf(plan).num_segments * decay_dim;
+                     sequences * args.num_heads * BackwardOf(plan, turn).num_segments * decay_dim;
   }
   return places;
 }
@@ -266,20 +294,24 @@ void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
   }
 }
 
-Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  Scan scan = ScanOf(args, plan, BackwardOf(plan));
+Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                   const Turn& turn) {
+  Scan scan = ScanOf(args, plan, BackwardOf(plan, turn));
   if (IsNormalised(args)) scan.row_scales.divisors = static_cast<const float*>(args.norm_denom);
   return scan;
 }
 ReverseScanOfOnes MakeReverseScanOfOnes(const DecayAttentionArgs& args,
                                         const DecayAttentionPlan& plan,
-                                        const NormaliserLayout& layout, cudaStream_t stream) {
+                                        const NormaliserLayout& layout, const Turn& turn,
+                                        cudaStream_t stream) {
   decay::LaunchOne(At<bf16>(args.workspace, layout.one), stream);
-  ReverseScanOfOnes ones = {ScanOfOnes(args, plan, BackwardOf(plan), layout),
+  ReverseScanOfOnes ones = {ScanOfOnes(args, plan, BackwardOf(plan, turn), layout),
                             {},
                             At<float>(args.workspace, layout.factor)};
   ones.dout = ones.scan.args.v;
-  ones.scan.row_scales = {ones.factor, static_cast<const float*>(args.norm_denom)};
+  const int64_t before = int64_t{1} * turn.first_row * args.seq_len * args.num_heads;
+  ones.scan.row_scales = {BeforeTurn<float>(args.workspace, layout.factor, before),
+                          static_cast<const float*>(args.norm_denom)};
   return ones;
 }
 

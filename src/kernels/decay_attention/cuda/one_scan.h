@@ -2,7 +2,7 @@
 // of a head, and where a sequence is cut into segments over these first. A problem is one or two of
 // them (scans.cu).
 //
-//   const Scan scan = ScanOf(args, plan, ForwardOf(plan));
+//   const Scan scan = ScanOf(args, plan, ForwardOf(plan, TurnOf(args, 0, plan.forward_turns)));
 //   RunForward(scan, layout.segments, args.out, stream);
 #pragma once
 
@@ -12,6 +12,7 @@
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/workspace.h"
+#include "kernels/decay_attention/partition.h"
 
 namespace halflife::kernels::cuda {
 
@@ -19,9 +20,11 @@ inline bool IsNormalised(const DecayAttentionArgs& args) {
   return args.norm_kind == NormKind::kSumOfKeys;
 }
 
-// One scan and those of its segments: of the problem itself, or of a column of ones.
+// One scan of a turn's sequences and those of their segments: of the problem itself, or of a column
+// of ones.
 struct Scan {
-  DecayAttentionArgs args;  // without the normaliser
+  DecayAttentionArgs args;  // without the normaliser; of the turn's rows
+  Turn turn;
   DecayBlock block;
   int num_segments, checkpoint_every;
   bool splits_checkpoints;
@@ -30,20 +33,21 @@ struct Scan {
 
   decay::SegmentShape Shape() const {
     const Slices slices = SlicesOf(args, block);
-    return {num_segments, slices.keys, slices.values};
+    return {turn.first_sequence, turn.num_sequences, num_segments, slices.keys, slices.values};
   }
   bool per_channel() const { return IsPerChannel(args.decay_kind); }
 };
-// What a plan says of one direction.
+// What a plan says of one direction, and the turn.
 struct Direction {
   DecayBlock block;
   int num_segments;
+  Turn turn;
 };
-inline Direction ForwardOf(const DecayAttentionPlan& plan) {
-  return {plan.forward, std::max(plan.num_segments, 1)};
+inline Direction ForwardOf(const DecayAttentionPlan& plan, const Turn& turn) {
+  return {plan.forward, std::max(plan.num_segments, 1), turn};
 }
-inline Direction BackwardOf(const DecayAttentionPlan& plan) {
-  return {plan.backward, std::max(plan.backward_segments, 1)};
+inline Direction BackwardOf(const DecayAttentionPlan& plan, const Turn& turn) {
+  return {plan.backward, std::max(plan.backward_segments, 1), turn};
 }
 
 Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
@@ -53,8 +57,16 @@ Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
 Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                 const Direction& direction, const NormaliserLayout& layout);
 
-// [slices, B, T, H, dim] fp32 in the workspace, from slice `first` on.
-TensorView Partial(const DecayAttentionArgs& args, size_t offset, int dim, int first = 0);
+// A turn's rows of a tensor, and of a problem with all that has rows or their sequences: for
+// kernels that count from the turn's first. A scan, whose chunks name the batch's rows, has the
+// batch's tensors.
+TensorView RowsOfTurn(TensorView view, const Turn& turn);
+DecayAttentionArgs ProblemOfTurn(const DecayAttentionArgs& args, const Turn& turn);
+
+// Where slices from `first` on of [slices, B, T, H, dim] fp32 in the workspace, of the turn's rows,
+// have the batch's first row.
+TensorView Partial(const DecayAttentionArgs& args, const Turn& turn, size_t offset, int dim,
+                   int first = 0);
 
 // What a segment of a sequence hands to the ranks that hold the others.
 void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,
@@ -72,15 +84,16 @@ struct GradientPlaces {
 // The gradients' places as their layout says; `first` of the slices of V and, of what slices of K
 // have each, `first_part`.
 GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                        const BackwardLayout& layout, int first);
+                        const BackwardLayout& layout, const Turn& turn, int first);
 // `grads` names what the scan reads beside its args, and the states' gradients.
 void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
                  const BackwardLayout& layout, const GradientPlaces& places, cudaStream_t stream);
 
 // A backward's scan over V: with the normaliser of rows of dout over their divisors.
-Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-// Over the column of ones, whose dL/d(sum of keys) are rows of ones, times what is in `factor` when
-// it runs, over their divisors.
+Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                   const Turn& turn);
+// Over the column of ones, whose dL/d(sum of keys) are rows of ones, times what is in `factor`, of
+// the turn's rows, when it runs, over their divisors.
 struct ReverseScanOfOnes {
   Scan scan;
   TensorView dout;
@@ -88,6 +101,7 @@ struct ReverseScanOfOnes {
 };
 ReverseScanOfOnes MakeReverseScanOfOnes(const DecayAttentionArgs& args,
                                         const DecayAttentionPlan& plan,
-                                        const NormaliserLayout& layout, cudaStream_t stream);
+                                        const NormaliserLayout& layout, const Turn& turn,
+                                        cudaStream_t stream);
 
 }  // namespace halflife::kernels::cuda

@@ -6,8 +6,13 @@
 // would need no such sums, but a head of 256 x 512 would be one block where eight can run, and
 // a multiprocessor has no registers for more than a slice of dL/d(state) at once.
 //
+// What is left of a turn's rows of the batch is added up before the next turn takes its place.
+//
 // A normalised output n / (d + eps) is two problems of one kind: n over the columns of V, d over a
 // column of ones, with states and gradients of their own, whose dq, dk and decays add up.
+#include <algorithm>
+#include <cstddef>
+
 #include "core/error.h"
 #include "kernels/cuda/device.h"
 #include "kernels/decay_attention/cuda/centred_backward.h"
@@ -16,19 +21,19 @@
 #include "kernels/decay_attention/cuda/one_scan.h"
 #include "kernels/decay_attention/cuda/scans.h"
 #include "kernels/decay_attention/cuda/workspace.h"
+#include "kernels/decay_attention/partition.h"
 
 namespace halflife::kernels::cuda {
 namespace {
 
-// Sums over slices, and over heads that share.
-void SumGradients(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                  const BackwardLayout& layout, cudaStream_t stream) {
+// Sums over slices, and over heads that share, of a turn's rows.
+void SumGradients(const DecayAttentionGradArgs& grads, const BackwardLayout& layout,
+                  const Turn& turn, cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
-  const int decay_dim = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
   const auto sum = [&](const TensorView& gradient, int heads, int slices, int dim, size_t offset) {
     if (gradient.data == nullptr || (heads == args.num_heads && slices == 1)) return;
-    decay::LaunchReduceHeads({At<float>(args.workspace, offset), gradient, slices, args.batch,
-                              args.seq_len, args.num_heads, heads, dim},
+    decay::LaunchReduceHeads({At<float>(args.workspace, offset), RowsOfTurn(gradient, turn), slices,
+                              turn.num_rows, args.seq_len, args.num_heads, heads, dim},
                              stream);
   };
   const GradientSlices& slices = layout.slices;
@@ -36,16 +41,56 @@ void SumGradients(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   sum(grads.dk, args.num_k_heads, slices.keys, args.head_dim_k, layout.dk);
   sum(grads.dv, args.num_v_heads, slices.values, args.head_dim_v, layout.dv);
   sum(grads.dkey_scale, args.num_heads, slices.tokens, 1, layout.dkey_scale);
-  if (grads.dlog_decay.data == nullptr) return;
-  if (IsPerToken(args.decay_kind)) {
-    sum(grads.dlog_decay, args.num_decay_heads, slices.decays, decay_dim, layout.dlog_decay);
-  } else {
-    decay::LaunchReduceConstant(
-        {At<float>(args.workspace, layout.dlambda), static_cast<float*>(grads.dlog_decay.data),
-         slices.decays, args.num_sequences, BackwardOf(plan).num_segments, args.num_heads,
-         args.num_decay_heads, decay_dim},
-        stream);
+  if (IsPerToken(args.decay_kind))
+    sum(grads.dlog_decay, args.num_decay_heads, slices.decays,
+        IsPerChannel(args.decay_kind) ? args.head_dim_k : 1, layout.dlog_decay);
+}
+// Of a constant decay, over the sequences of all turns.
+void SumConstantDecay(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                      const BackwardLayout& layout, cudaStream_t stream) {
+  const DecayAttentionArgs& args = grads.forward;
+  if (grads.dlog_decay.data == nullptr || IsPerToken(args.decay_kind)) return;
+  decay::LaunchReduceConstant(
+      {At<float>(args.workspace, layout.dlambda), static_cast<float*>(grads.dlog_decay.data),
+       layout.slices.decays, args.num_sequences, std::max(plan.backward_segments, 1),
+       args.num_heads, args.num_decay_heads, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1},
+      stream);
+}
+
+void ForwardTurn(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                 const ForwardLayout& layout, const Turn& turn, cudaStream_t stream) {
+  const Direction direction = ForwardOf(plan, turn);
+  const Scan scan = ScanOf(args, plan, direction);
+  const int num_slices = scan.Shape().num_key_slices;
+  const bool normalised = IsNormalised(args);
+  const bool partial = normalised || num_slices > 1;
+  RunForward(scan, layout.segments,
+             partial ? Partial(args, turn, layout.out, args.head_dim_v) : args.out, stream);
+  if (!partial) return;
+  const float* const numerators = At<float>(args.workspace, layout.out);
+  if (!normalised) {
+    decay::LaunchReduceHeads({numerators, RowsOfTurn(args.out, turn), num_slices, turn.num_rows,
+                              args.seq_len, args.num_heads, args.num_heads, args.head_dim_v},
+                             stream);
+    return;
   }
+  decay::LaunchOne(At<bf16>(args.workspace, layout.normaliser.one), stream);
+  RunForward(ScanOfOnes(args, plan, direction, layout.normaliser), layout.segments,
+             Partial(args, turn, layout.normaliser.sums, 1), stream);
+  decay::LaunchNormalise({ProblemOfTurn(args, turn), num_slices, numerators,
+                          At<float>(args.workspace, layout.normaliser.sums)},
+                         stream);
+}
+
+void BackwardTurn(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                  const BackwardLayout& layout, const Turn& turn, cudaStream_t stream) {
+  if (IsNormalised(grads.forward)) {
+    CentredBackward(grads, plan, layout, turn, stream).Run();
+  } else {
+    RunBackward(ReverseScanOf(grads.forward, plan, turn), grads, layout,
+                PlacesOf(grads, plan, layout, turn, /*first=*/0), stream);
+  }
+  SumGradients(grads, layout, turn, stream);
 }
 
 }  // namespace
@@ -56,26 +101,8 @@ void ScanForward(const DecayAttentionArgs& given, const DecayAttentionPlan& plan
   // They have no room where the backward takes none.
   if (BackwardRoute(args, plan) == Route::kSimt) args.checkpoints = nullptr;
   const ForwardLayout layout = MakeForwardLayout(args, plan);
-  const Scan scan = ScanOf(args, plan, ForwardOf(plan));
-  const int num_slices = scan.Shape().num_key_slices;
-  const TensorView partial = Partial(args, layout.out, args.head_dim_v);
-  if (!IsNormalised(args)) {
-    RunForward(scan, layout.segments, num_slices == 1 ? args.out : partial, stream);
-    if (num_slices > 1)
-      decay::LaunchReduceHeads(
-          {static_cast<const float*>(partial.data), args.out, num_slices, args.batch, args.seq_len,
-           args.num_heads, args.num_heads, args.head_dim_v},
-          stream);
-    return;
-  }
-  RunForward(scan, layout.segments, partial, stream);
-  decay::LaunchOne(At<bf16>(args.workspace, layout.normaliser.one), stream);
-  const TensorView sums = Partial(args, layout.normaliser.sums, 1);
-  RunForward(ScanOfOnes(args, plan, ForwardOf(plan), layout.normaliser), layout.segments, sums,
-             stream);
-  decay::LaunchNormalise({args, num_slices, static_cast<const float*>(partial.data),
-                          static_cast<const float*>(sums.data)},
-                         stream);
+  for (int turn = 0; turn < plan.forward_turns; ++turn)
+    ForwardTurn(args, plan, layout, TurnOf(args, turn, plan.forward_turns), stream);
 }
 
 void ScanBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
@@ -84,25 +111,22 @@ void ScanBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   HL_CHECK(args.num_chunks == 0 || args.checkpoints != nullptr,
            "backward of decay attention: the forward left no checkpoints");
   const BackwardLayout layout = MakeBackwardLayout(args, plan);
-  if (IsNormalised(args)) {
-    CentredBackward(grads, plan, layout, stream).Run();
-  } else {
-    RunBackward(ReverseScanOf(args, plan), grads, layout,
-                PlacesOf(grads, plan, layout, /*first=*/0), stream);
-  }
-  SumGradients(grads, plan, layout, stream);
+  for (int turn = 0; turn < plan.backward_turns; ++turn)
+    BackwardTurn(grads, plan, layout, TurnOf(args, turn, plan.backward_turns), stream);
+  SumConstantDecay(grads, plan, layout, stream);
 }
 
 void ScanSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
                  cudaStream_t stream) {
   const DecayAttentionArgs& forward = args.forward;
   const ForwardLayout layout = MakeSummaryLayout(forward, plan);
+  const Direction direction = ForwardOf(plan, TurnOf(forward, 0, 1));
   float* const log_transition = static_cast<float*>(args.log_transition);
-  Summarise(ScanOf(forward, plan, ForwardOf(plan)), layout.segments, nullptr, args.state,
-            log_transition, stream);
+  Summarise(ScanOf(forward, plan, direction), layout.segments, nullptr, args.state, log_transition,
+            stream);
   if (!IsNormalised(forward)) return;
   decay::LaunchOne(At<bf16>(forward.workspace, layout.normaliser.one), stream);
-  Summarise(ScanOfOnes(forward, plan, ForwardOf(plan), layout.normaliser), layout.segments, nullptr,
+  Summarise(ScanOfOnes(forward, plan, direction, layout.normaliser), layout.segments, nullptr,
             args.norm, nullptr, stream);
 }
 
@@ -110,9 +134,12 @@ void ScanReverseSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& 
                         cudaStream_t stream) {
   const DecayAttentionArgs& forward = args.forward;
   const BackwardLayout layout = MakeReverseSummaryLayout(forward, plan);
-  Summarise(ReverseScanOf(forward, plan), layout.segments, &args.dout, args.state, nullptr, stream);
+  const Turn all = TurnOf(forward, 0, 1);
+  Summarise(ReverseScanOf(forward, plan, all), layout.segments, &args.dout, args.state, nullptr,
+            stream);
   if (!IsNormalised(forward)) return;
-  const ReverseScanOfOnes ones = MakeReverseScanOfOnes(forward, plan, layout.normaliser, stream);
+  const ReverseScanOfOnes ones =
+      MakeReverseScanOfOnes(forward, plan, layout.normaliser, all, stream);
   decay::LaunchOutputFactor({forward, args.dout, ones.factor}, stream);
   Summarise(ones.scan, layout.segments, &ones.dout, args.norm, nullptr, stream);
 }

@@ -41,13 +41,14 @@ HL_DEVICE float Decayed(const DecayStep& step, float x) {
 
 HL_DEVICE int SimtThreads(int head_dim_k) { return (head_dim_k + 31) / 32 * 32; }
 
-HL_DEVICE SimtPlace SimtPlaceOf(const DecayAttentionArgs& args, int num_slices) {
+HL_DEVICE SimtPlace SimtPlaceOf(const DecayAttentionArgs& args, int first_sequence,
+                                int num_slices) {
   SimtPlace place;
   int64_t index = blockIdx.x;
   place.slice = static_cast<int>(index % num_slices);
   index /= num_slices;
   place.head = static_cast<int>(index % args.num_heads);
-  place.sequence = static_cast<int>(index / args.num_heads);
+  place.sequence = first_sequence + static_cast<int>(index / args.num_heads);
   place.begin = args.sequence_begin[place.sequence];
   place.end = args.sequence_begin[place.sequence + 1];
   place.channel = static_cast<int>(threadIdx.x);
@@ -127,7 +128,8 @@ struct SimtThread {
 
   HL_DEVICE int decay_channel() const { return per_channel ? place.channel : 0; }
 };
-HL_DEVICE SimtThread SimtThreadOf(const DecayAttentionArgs& args, bool ones_in_each) {
+HL_DEVICE SimtThread SimtThreadOf(const DecayAttentionArgs& args, int first_sequence,
+                                  bool ones_in_each) {
   SimtThread at;
   at.normalised = args.norm_kind == NormKind::kSumOfKeys;
   at.per_channel = IsPerChannel(args.decay_kind);
@@ -135,7 +137,7 @@ HL_DEVICE SimtThread SimtThreadOf(const DecayAttentionArgs& args, bool ones_in_e
   const int columns = args.head_dim_v + (at.normalised && !ones_in_each ? 1 : 0);
   at.num_slices = (columns + width - 1) / width;
   at.num_warps = SimtThreads(args.head_dim_k) / 32;
-  at.place = SimtPlaceOf(args, at.num_slices);
+  at.place = SimtPlaceOf(args, first_sequence, at.num_slices);
   at.columns = ColumnsOf(args, at.place.slice, ones_in_each);
   at.heads = HeadsOf(args, at.place.head);
   at.live = at.place.channel < args.head_dim_k;
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(kMaxHeadDimK, 1) SimtScanKernel(const SimtScan
   HL_SHARED(sums, float[2][kMaxHeadDimK / 32][kSimtColumns]);
   const SimtShared smem = {values, sums};
   const bool output = params.mode == SimtMode::kOutput;
-  const SimtThread at = SimtThreadOf(args, output);
+  const SimtThread at = SimtThreadOf(args, /*first_sequence=*/0, output);
   const int channel = at.place.channel;
 
   float state[kSimtColumns];
@@ -532,7 +534,7 @@ __global__ void __launch_bounds__(kMaxHeadDimK, 1)
   const DecayAttentionArgs& args = grads.forward;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
-  const SimtThread at = SimtThreadOf(args, false);
+  const SimtThread at = SimtThreadOf(args, params.turn.first_sequence, false);
   const SimtReverseShared smem(carver, at.num_warps);
   const bool gradients = !params.summary;
 
@@ -608,7 +610,7 @@ void LaunchSimtReverseScan(const SimtReverseScanParams& params, cudaStream_t str
   const DecayAttentionArgs& args = params.grads.forward;
   const int warps = (args.head_dim_k + 31) / 32;
   const int64_t blocks =
-      int64_t{1} * args.num_sequences * args.num_heads * SimtSlices(args, SimtMode::kStates);
+      int64_t{1} * params.turn.num_sequences * args.num_heads * SimtSlices(args, SimtMode::kStates);
   const int smem_floats = kChunk * (2 * kSimtColumns + warps * (kSimtColumns + 2) + 1);
   Launch({static_cast<unsigned>(blocks), static_cast<unsigned>(32 * warps), smem_floats * 4,
           "decay attention token by token in reverse"},

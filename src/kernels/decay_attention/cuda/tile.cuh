@@ -32,9 +32,9 @@ struct Place {
   int key_slice, slice;  // of K, of V
   int begin, end;        // chunks of the segment
   int first, last;       // chunks of the sequence: [first, last)
-  int64_t piece;         // (sequence, head, segment): what a segment hands over is indexed by this
-  int64_t state;         // (sequence, head)
-  bool starts, stops;    // the segment is the first, the last of its sequence
+  int64_t piece;       // (sequence of the turn, head, segment): index of what a segment hands over
+  int64_t state;       // (sequence, head)
+  bool starts, stops;  // the segment is the first, the last of its sequence
 };
 static_assert(sizeof(Place) == kPlaceBytes);
 HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shape, int every) {
@@ -47,7 +47,8 @@ HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shap
   place.head = static_cast<int>(index % args.num_heads);
   index /= args.num_heads;
   place.segment = static_cast<int>(index % shape.num_segments);
-  place.sequence = static_cast<int>(index / shape.num_segments);
+  const int of_turn = static_cast<int>(index / shape.num_segments);
+  place.sequence = shape.first_sequence + of_turn;
   place.first = args.sequence_begin[place.sequence];
   place.last = args.sequence_begin[place.sequence + 1];
   const SegmentChunks chunks =
@@ -57,7 +58,8 @@ HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shap
   place.starts = place.segment == 0;
   place.stops = place.segment == shape.num_segments - 1;
   place.state = int64_t{1} * place.sequence * args.num_heads + place.head;
-  place.piece = place.state * shape.num_segments + place.segment;
+  place.piece =
+      (int64_t{1} * of_turn * args.num_heads + place.head) * shape.num_segments + place.segment;
   return place;
 }
 
@@ -92,8 +94,8 @@ HL_DEVICE Rows RowsOf(const TensorView& view, const Entry& chunk, int head, int 
   return rows;
 }
 
-// One slice's own of partial results, fp32 [slices, B, T, H, width]; of what is not partial, which
-// has one slice, all.
+// One slice's own of partial results, fp32 [slices, B, T, H, width], B a turn's rows; of what is
+// not partial, which has one slice, all.
 HL_DEVICE TensorView SliceOf(TensorView view, const DecayAttentionArgs& args, int slice,
                              int width) {
   if (slice > 0)

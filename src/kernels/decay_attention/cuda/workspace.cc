@@ -23,8 +23,8 @@ class Regions {
   size_t bytes_ = 0;
 };
 
-size_t Pieces(const DecayAttentionArgs& args, int num_segments) {
-  return size_t{1} * args.num_sequences * args.num_heads * std::max(num_segments, 1);
+size_t Pieces(const DecayAttentionArgs& args, int num_sequences, int num_segments) {
+  return size_t{1} * num_sequences * args.num_heads * std::max(num_segments, 1);
 }
 
 // States that a reverse scan keeps for each chunk of a group: with decays of channels it goes by
@@ -34,18 +34,19 @@ size_t StatesPerChunk(const DecayAttentionArgs& args) {
 }
 
 // Nothing where there is one segment.
-SegmentLayout AddSegments(const DecayAttentionArgs& args, int num_segments, Regions& regions) {
+SegmentLayout AddSegments(const DecayAttentionArgs& args, int num_sequences, int num_segments,
+                          Regions& regions) {
   SegmentLayout layout;
   if (num_segments <= 1) return layout;
-  const size_t pieces = Pieces(args, num_segments);
+  const size_t pieces = Pieces(args, num_sequences, num_segments);
   layout.states = regions.Add(pieces * args.head_dim_k * args.head_dim_v * sizeof(float));
   const size_t transitions = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
   layout.log_transition = regions.Add(pieces * transitions * sizeof(float));
   return layout;
 }
 
-size_t Rows(const DecayAttentionArgs& args) {
-  return size_t{1} * args.batch * args.seq_len * args.num_heads;
+size_t Rows(const DecayAttentionArgs& args, int batch) {
+  return size_t{1} * batch * args.seq_len * args.num_heads;
 }
 bool IsNormalised(const DecayAttentionArgs& args) { return args.norm_kind == NormKind::kSumOfKeys; }
 // Rows of K of all states that a forward keeps, with the normaliser in two terms.
@@ -68,17 +69,30 @@ GradientSlices SlicesOfGradients(const DecayAttentionArgs& args, const Slices& s
   return count;
 }
 
+CentreLayout AddCentre(const DecayAttentionArgs& args, const Turn& turn, Regions& regions) {
+  const size_t means = size_t{1} * turn.num_rows * args.num_v_heads * args.head_dim_v;
+  const size_t norms = size_t{1} * turn.num_sequences * args.num_heads * args.head_dim_k;
+  CentreLayout centre;
+  centre.sums = regions.Add(NumMeanPieces(args) * means * sizeof(float));
+  centre.mean = regions.Add(means * sizeof(float));
+  centre.values = regions.Add(args.seq_len * means * kHalf);
+  centre.dfinal_norm = regions.Add(norms * sizeof(float));
+  centre.dinitial_state = regions.Add(norms * args.head_dim_v * sizeof(float));
+  return centre;
+}
+
 void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                      BackwardLayout& layout, Regions& regions) {
-  const size_t rows = Rows(args), keys = args.head_dim_k, values = args.head_dim_v;
+  const Turn turn = LargestTurn(args, plan.backward_turns);
+  const size_t rows = Rows(args, turn.num_rows), keys = args.head_dim_k, values = args.head_dim_v;
   const size_t decays = IsPerChannel(args.decay_kind) ? keys : 1;
   const Slices slices = SlicesOf(args, plan.backward);
   const GradientSlices& sums = layout.slices = SlicesOfGradients(args, slices);
   const auto partial = [&](int heads, int num_slices, size_t width) {
     return heads < args.num_heads || num_slices > 1 ? num_slices * rows * width * sizeof(float) : 0;
   };
-  const size_t pieces = Pieces(args, plan.backward_segments);
-  layout.segments = AddSegments(args, plan.backward_segments, regions);
+  const size_t pieces = Pieces(args, turn.num_sequences, plan.backward_segments);
+  layout.segments = AddSegments(args, turn.num_sequences, plan.backward_segments, regions);
   layout.group = regions.Add(pieces * slices.count() * plan.checkpoint_every *
                              StatesPerChunk(args) * plan.backward.k * plan.backward.v * kHalf);
   layout.dq = regions.Add(partial(args.num_q_heads, sums.keys, keys));
@@ -86,33 +100,29 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   layout.dv = regions.Add(partial(args.num_v_heads, sums.values, values));
   layout.dlog_decay = regions.Add(
       IsPerToken(args.decay_kind) ? partial(args.num_decay_heads, sums.decays, decays) : 0);
+  const size_t all_pieces = Pieces(args, args.num_sequences, plan.backward_segments);
   layout.dlambda =
-      regions.Add(HasConstantDecay(args) ? sums.decays * pieces * decays * sizeof(float) : 0);
+      regions.Add(HasConstantDecay(args) ? sums.decays * all_pieces * decays * sizeof(float) : 0);
   layout.dkey_scale =
       regions.Add(args.key_scale.data != nullptr ? partial(args.num_heads, sums.tokens, 1) : 0);
   if (!IsNormalised(args)) return;
   layout.normaliser.one = regions.Add(kHalf);
   layout.normaliser.sums = regions.Add(slices.keys * rows * sizeof(float));
   layout.normaliser.factor = regions.Add(rows * sizeof(float));
-  CentreLayout& centre = layout.normaliser.centre;
-  const size_t means = size_t{1} * args.batch * args.num_v_heads * values;
-  centre.sums = regions.Add(NumMeanPieces(args) * means * sizeof(float));
-  centre.mean = regions.Add(means * sizeof(float));
-  centre.values = regions.Add(args.seq_len * means * kHalf);
-  const size_t norms = size_t{1} * args.num_sequences * args.num_heads * keys;
-  centre.dfinal_norm = regions.Add(norms * sizeof(float));
-  centre.dinitial_state = regions.Add(norms * values * sizeof(float));
+  layout.normaliser.centre = AddCentre(args, turn, regions);
 }
 
-void AddSimtBackward(const DecayAttentionArgs& args, BackwardLayout& layout, Regions& regions) {
-  const size_t rows = Rows(args), keys = args.head_dim_k, values = args.head_dim_v;
+void AddSimtBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                     BackwardLayout& layout, Regions& regions) {
+  const size_t rows = Rows(args, LargestTurn(args, plan.backward_turns).num_rows);
+  const size_t keys = args.head_dim_k, values = args.head_dim_v;
   const size_t decays = IsPerChannel(args.decay_kind) ? keys : 1;
   const int num_slices = decay::SimtSlices(args, decay::SimtMode::kStates);
   const size_t slices = num_slices, states = size_t{1} * args.num_chunks * args.num_heads;
   layout.slices = {num_slices, 1, num_slices, num_slices};
   layout.simt_states =
       regions.Add(states * keys * (values + (IsNormalised(args) ? 1 : 0)) * sizeof(float));
-  layout.dnorm = regions.Add(IsNormalised(args) ? rows * sizeof(float) : 0);
+  layout.dnorm = regions.Add(IsNormalised(args) ? Rows(args, args.batch) * sizeof(float) : 0);
   layout.dq = regions.Add(slices * rows * keys * sizeof(float));
   layout.dk = regions.Add(slices * rows * keys * sizeof(float));
   layout.dv = regions.Add(rows * values * sizeof(float));
@@ -149,13 +159,14 @@ ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAtten
   Regions regions;
   ForwardLayout layout;
   if (ForwardRoute(args, plan) == Route::kSimt) return layout;
-  const size_t slices = SlicesOf(args, plan.forward).keys;
-  layout.segments = AddSegments(args, plan.num_segments, regions);
+  const Turn turn = LargestTurn(args, plan.forward_turns);
+  const size_t slices = SlicesOf(args, plan.forward).keys, rows = Rows(args, turn.num_rows);
+  layout.segments = AddSegments(args, turn.num_sequences, plan.num_segments, regions);
   if (slices > 1 || IsNormalised(args))
-    layout.out = regions.Add(slices * Rows(args) * args.head_dim_v * sizeof(float));
+    layout.out = regions.Add(slices * rows * args.head_dim_v * sizeof(float));
   if (IsNormalised(args)) {
     layout.normaliser.one = regions.Add(kHalf);
-    layout.normaliser.sums = regions.Add(slices * Rows(args) * sizeof(float));
+    layout.normaliser.sums = regions.Add(slices * rows * sizeof(float));
   }
   layout.bytes = regions.bytes();
   return layout;
@@ -165,7 +176,7 @@ BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAtt
   Regions regions;
   BackwardLayout layout;
   if (BackwardRoute(args, plan) == Route::kSimt) {
-    AddSimtBackward(args, layout, regions);
+    AddSimtBackward(args, plan, layout, regions);
   } else {
     AddScanBackward(args, plan, layout, regions);
   }
@@ -177,7 +188,7 @@ ForwardLayout MakeSummaryLayout(const DecayAttentionArgs& args, const DecayAtten
   Regions regions;
   ForwardLayout layout;
   if (ForwardRoute(args, plan) == Route::kSimt) return layout;
-  layout.segments = AddSegments(args, plan.num_segments, regions);
+  layout.segments = AddSegments(args, args.num_sequences, plan.num_segments, regions);
   if (IsNormalised(args)) layout.normaliser.one = regions.Add(kHalf);
   layout.bytes = regions.bytes();
   return layout;
@@ -187,11 +198,11 @@ BackwardLayout MakeReverseSummaryLayout(const DecayAttentionArgs& args,
                                         const DecayAttentionPlan& plan) {
   Regions regions;
   BackwardLayout layout;
-  const size_t factors = IsNormalised(args) ? Rows(args) * sizeof(float) : 0;
+  const size_t factors = IsNormalised(args) ? Rows(args, args.batch) * sizeof(float) : 0;
   if (BackwardRoute(args, plan) == Route::kSimt) {
     layout.dnorm = regions.Add(factors);
   } else {
-    layout.segments = AddSegments(args, plan.backward_segments, regions);
+    layout.segments = AddSegments(args, args.num_sequences, plan.backward_segments, regions);
     layout.normaliser.one = regions.Add(IsNormalised(args) ? kHalf : 0);
     layout.normaliser.factor = regions.Add(factors);
   }

@@ -1,5 +1,6 @@
-// Where the parts of the CUDA kernels' workspace lie: offsets in bytes, each a multiple of 256.
-// Host code.
+// Where the parts of the CUDA kernels' workspace lie: offsets in bytes, each a multiple of 256. B
+// and sequences are those of the largest turn (partition.h), whose place the next turn takes, but
+// where a part is said to be of all. Host code.
 //
 //   const cuda::BackwardLayout layout = cuda::MakeBackwardLayout(args, plan);
 //   float* const dq = cuda::At<float>(args.workspace, layout.dq);
@@ -13,8 +14,8 @@
 
 namespace halflife::kernels::cuda {
 
-// What the segments of a sequence hand to each other, [num_sequences, H, num_segments] of each;
-// nothing where one does.
+// What the segments of a sequence hand to each other, [sequences, H, num_segments] of each; nothing
+// where one does.
 struct SegmentLayout {
   size_t states = 0;  // [.., K, V] fp32: first the segment's own sum, then the state it starts from
   size_t log_transition = 0;  // [..(, K with decays of channels)]
@@ -24,8 +25,8 @@ struct CentreLayout {
   size_t sums = 0;            // fp32 [NumMeanPieces, B, Hv, V]
   size_t mean = 0;            // fp32 [B, Hv, V]
   size_t values = 0;          // bf16 [B, T, Hv, V]
-  size_t dfinal_norm = 0;     // fp32 [num_sequences, H, K]
-  size_t dinitial_state = 0;  // fp32 [num_sequences, H, K, V]: where the caller wants none
+  size_t dfinal_norm = 0;     // fp32 [sequences, H, K]
+  size_t dinitial_state = 0;  // fp32 [sequences, H, K, V]: where the caller wants none
 };
 // Of the scans with the normaliser, which take its sums of keys as the state of a column of ones.
 struct NormaliserLayout {
@@ -57,12 +58,12 @@ struct BackwardLayout {
   size_t dq = 0, dk = 0;  // [slices, B, T, H, K]
   size_t dv = 0;          // [slices, B, T, H, V]
   size_t dlog_decay = 0;  // [slices, B, T, H(, K)]
-  size_t dlambda = 0;     // constant decays: [slices, num_sequences, H, num_segments(, K)]
+  size_t dlambda = 0;     // constant decays: [slices, all sequences, H, num_segments(, K)]
   size_t dkey_scale = 0;  // [slices, B, T, H]
   NormaliserLayout normaliser;
-  // Of the SIMT kernels, whose dlambda is [num_sequences, H, slices(, K)].
-  size_t simt_states = 0;  // [num_chunks, H, K, V (+ 1)]
-  size_t dnorm = 0;        // [B, T, H]
+  // Of the SIMT kernels, whose dlambda is [all sequences, H, slices(, K)].
+  size_t simt_states = 0;  // of all rows: [num_chunks, H, K, V (+ 1)]
+  size_t dnorm = 0;        // likewise, [B, T, H]
   size_t bytes = 0;
 };
 int NumMeanPieces(const DecayAttentionArgs& args);  // sums of values that a mean is the sum of
@@ -84,6 +85,14 @@ size_t NormCheckpoints(const DecayAttentionArgs& args, const DecayAttentionPlan&
 template <typename T>
 T* At(void* workspace, size_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
+}
+
+// Of a region with a turn's rows, or its sequences, where the batch's first would be, which is what
+// kernels count from; `before` elements ahead of it.
+template <typename T>
+T* BeforeTurn(void* workspace, size_t offset, int64_t before) {
+  const int64_t first = static_cast<int64_t>(offset) - before * static_cast<int64_t>(sizeof(T));
+  return reinterpret_cast<T*>(static_cast<char*>(workspace) + first);
 }
 
 }  // namespace halflife::kernels::cuda

@@ -36,6 +36,7 @@ struct ProblemShape {
   bool far = false;          // rows more than 2^31 elements apart, see Layout
   int num_segments = 1;
   int backward_segments = 0;                 // 0: num_segments
+  int turns = 0;                             // of both directions; 0: MakePlan decides
   int block_v = 0;                           // of the forward; 0: MakePlan decides
   DecayBlock block;                          // of both directions; none: MakePlan decides
   int shared_bytes = 227 << 10;              // of the device: most a block may ask for
@@ -69,7 +70,8 @@ struct ProblemShape {
     return Concat("B", batch, " T", seq_len, " H", heads, " K", dim_k, " V", dim_v, " kind ",
                   static_cast<int>(kind), " ", halflife::Name(dtype), " strength ",
                   static_cast<int>(strength), " norm ", norm, " mean of v ", v_mean, " segments ",
-                  num_segments, " blocks ", block.k, " x ", block.v, " seed ", seed);
+                  num_segments, " turns ", turns, " blocks ", block.k, " x ", block.v, " seed ",
+                  seed);
   }
 };
 
@@ -176,6 +178,7 @@ class Problem {
     DecayAttentionPlan plan =
         MakePlan(args, {.is_cuda = true, .num_sms = 4, .shared_memory_bytes = shape_.shared_bytes},
                  {.num_segments = shape_.num_segments});
+    if (shape_.turns > 0) plan.forward_turns = plan.backward_turns = shape_.turns;
     if (shape_.backward_segments > 0) plan.backward_segments = shape_.backward_segments;
     if (shape_.block.k > 0 && plan.forward.k > 0) plan.forward = plan.backward = shape_.block;
     if (shape_.block_v > 0 && plan.forward.k > 0) plan.forward.v = shape_.block_v;

@@ -1,0 +1,127 @@
+// A batch whose rows are taken in turns, which share one workspace, in the emulator: against the
+// oracle, and in bits what all rows at once give.
+#include <vector>
+
+#include "kernels/decay_attention/cuda/expect.h"
+#include "kernels/decay_attention/same_bits.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels::test {
+namespace {
+
+constexpr DecayKind kKinds[] = {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
+                                DecayKind::kPerToken, DecayKind::kPerTokenChannel};
+
+// Five rows in turns of 1, 2 and 2, of 2 x 2 slices, with heads that share and states on both
+// sides.
+ProblemShape InTurns(DecayKind kind) {
+  return {.batch = 5,
+          .seq_len = kSlow ? 17 : 70,
+          .heads = 2,
+          .dim_k = 72,
+          .dim_v = 72,
+          .kind = kind,
+          .q_heads = 1,
+          .v_heads = 1,
+          .key_scale = true,
+          .odd_strides = true,
+          .turns = 3,
+          .block = {64, 64}};
+}
+
+TEST(CudaTurns, EveryKind) {
+  for (const DecayKind kind : kKinds) {
+    if (kSlow && !IsPerToken(kind)) continue;
+    ExpectGradients(InTurns(kind));
+  }
+}
+
+TEST(CudaTurns, SegmentsAndDocuments) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerTokenChannel}) {
+    ProblemShape shape = InTurns(kind);
+    shape.seq_len = 140;
+    shape.num_segments = 2;
+    shape.document_starts = {100, 140, 190, 390, 500, 699};
+    ExpectGradients(shape);
+  }
+}
+
+TEST(CudaTurns, Normalised) {
+  for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerToken}) {
+    if (kSlow && !IsPerToken(kind)) continue;
+    ProblemShape shape = InTurns(kind);
+    shape.norm = true;
+    shape.v_mean = 4;
+    ExpectGradients(shape);
+    if (kSlow || kind != DecayKind::kPerHeadChannel) continue;
+    shape.seq_len = 140;
+    shape.num_segments = 2;
+    shape.document_starts = {100, 250, 699};
+    ExpectGradients(shape);
+  }
+}
+
+TEST(CudaTurns, TokenByToken) {
+  for (const DecayKind kind : kKinds) {
+    if (kSlow && !IsPerToken(kind)) continue;
+    for (const bool norm : {false, true}) {
+      ProblemShape shape = InTurns(kind);
+      shape.seq_len = 17;
+      shape.dtype = DType::kF32;
+      shape.norm = norm;
+      ExpectGradients(shape);
+    }
+  }
+}
+
+// No sum has terms of two rows but a constant decay's, whose terms all wait for the last turn.
+TEST(CudaTurns, ChangeNoBit) {
+  if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerTokenChannel})
+    for (const bool norm : {false, true})
+      for (const bool simt : {false, true}) {
+        ProblemShape shape = InTurns(kind);
+        shape.seq_len = 20;
+        shape.norm = norm;
+        shape.simt = simt;
+        SCOPED_TRACE(shape.Name());
+        std::vector<Result> results;
+        for (const int turns : {1, 3}) {
+          shape.turns = turns;
+          Problem problem(shape);
+          problem.Forward(/*with_checkpoints=*/true);
+          problem.Backward();
+          results.push_back(problem.Collect(/*backward=*/true));
+        }
+        ExpectSameBits(results[1], results[0]);
+      }
+}
+
+TEST(CudaTurns, ShareOneWorkspace) {
+  ProblemShape shape = InTurns(DecayKind::kPerToken);
+  shape.batch = 4;
+  shape.seq_len = 64;
+  const auto bytes = [&](int turns) {
+    shape.turns = turns;
+    Problem problem(shape);
+    return cuda::BackwardWorkspaceBytes(problem.Args(), problem.Plan());
+  };
+  EXPECT_EQ(bytes(2), bytes(1) / 2);
+  EXPECT_EQ(bytes(4), bytes(1) / 4);
+}
+
+TEST(CudaTurns, MoreThanRows) {
+  Problem problem({.batch = 2, .seq_len = 10, .heads = 1, .turns = 3});
+  EXPECT_HL_ERROR(problem.Forward(), ExitCode::kUsage,
+                  "in 3 turns: a batch of 2 with 2 sequences has 1 to 2 of them");
+}
+
+TEST(CudaTurns, OfPackedSequences) {
+  Problem problem({.seq_len = 10, .heads = 1, .turns = 2, .cu_seqlens = {0, 4, 10}});
+  EXPECT_HL_ERROR(problem.Forward(), ExitCode::kUsage,
+                  "in 2 turns: a batch of 1 with 2 sequences has 1 to 1 of them");
+}
+
+}  // namespace
+}  // namespace halflife::kernels::test
