@@ -3,7 +3,16 @@
 
 #include <cstdint>
 
+#include "kernels/decay_attention/args.h"
+
 namespace halflife::model {
+
+// A micro-batch of a rank on a GPU, as what kernels borrow of its memory depends on it.
+struct GpuBatch {
+  int64_t batch = 0, seq_len = 0;  // seq_len: of the rank's slices of the rows
+  bool bf16 = true;
+  kernels::DeviceLimits gpu = {};
+};
 
 // Of one token at a given sequence length, multiply-adds counted as 2.
 struct FlopCount {

@@ -307,6 +307,12 @@ double LanguageModel::ActivationBytesOfLayer(int64_t layer, int64_t seq_len,
          block.mixer().ActivationBytesPerToken(seq_len, bytes_per_element);
 }
 
+double LanguageModel::WorkspaceBytes(const GpuBatch& batch) const {
+  double most = 0;
+  for (const auto& block : blocks_) most = std::max(most, block->mixer().WorkspaceBytes(batch));
+  return most;
+}
+
 double LanguageModel::StateBytesPerRow(int64_t bytes_per_element) const {
   double sum = 0;
   for (const auto& block : blocks_) {

@@ -114,6 +114,9 @@ class LanguageModel {
   // time computes again.
   double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element,
                                  Recompute recompute = Recompute::kNone) const;
+  // Most that a kernel of any layer borrows on a GPU: they take turns, and the allocator hands the
+  // same memory to the next. That of the head is in LossBytes.
+  double WorkspaceBytes(const GpuBatch& batch) const;
   // Most that the head holds at once while its loss is differentiated; `widened`: of bf16.
   double LossBytes(int64_t batch, int64_t seq_len, bool widened) const;
   // What of these is a layer's, as LayerOf counts them.

@@ -121,6 +121,9 @@ class Mixer {
   virtual FlopCount FlopsPerToken(int64_t seq_len) const = 0;
   // Activation bytes that backward keeps per token, for planning.
   virtual double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const = 0;
+  // Most that a kernel of its forward or backward borrows on a GPU and gives back when it is done.
+  // 0: little, or not known.
+  virtual double WorkspaceBytes(const GpuBatch&) const { return 0; }
 };
 
 // Errors as MakePart's.

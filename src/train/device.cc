@@ -78,6 +78,19 @@ uint64_t DeviceMemoryBytes([[maybe_unused]] Device device) {
   return HostMemoryBytes();
 }
 
+kernels::DeviceLimits GpuLimits([[maybe_unused]] Device device) {
+  kernels::DeviceLimits limits = {
+      .is_cuda = true, .num_sms = 132, .shared_memory_bytes = 227 << 10};
+#ifdef HALFLIFE_WITH_CUDA
+  cudaDeviceProp properties{};
+  if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index) == cudaSuccess) {
+    limits.num_sms = properties.multiProcessorCount;
+    limits.shared_memory_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
+  }
+#endif
+  return limits;
+}
+
 uint64_t PeakMemoryBytes([[maybe_unused]] Device device) {
 #ifdef HALFLIFE_WITH_CUDA
   if (device.is_cuda()) {

@@ -52,6 +52,7 @@ Json DescribeRecipe(const fs::path& path) {
             {"compute_copy_bytes", static_cast<uint64_t>(memory.compute_copy)},
             {"activation_bytes", static_cast<uint64_t>(memory.activations)},
             {"loss_bytes", static_cast<uint64_t>(memory.loss)},
+            {"workspace_bytes", static_cast<uint64_t>(memory.workspace)},
             {"total_bytes", static_cast<uint64_t>(memory.total())}}},
           {"steps", config.train.steps},
           {"tokens_per_step", tokens},

@@ -30,7 +30,8 @@ Cluster Preset(const std::string& device) {
             .hbm_bytes_per_s = 2.039e12,
             .nvlink_bytes_per_s = 230e9,
             .network_bytes_per_s = 22.5e9,
-            .memory_bytes = 79 * kGiB};
+            .memory_bytes = 79 * kGiB,
+            .limits = {.is_cuda = true, .num_sms = 108, .shared_memory_bytes = 163 << 10}};
   }
   if (device == "cpu") {
     // The rates of a small server's core and of 10 GbE; an operation is polled for every 50 us.

@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "dist/rehearsal.h"
+#include "kernels/decay_attention/args.h"
 #include "kernels/sequence/exchange_cost.h"
 #include "train/config/run_config.h"
+#include "train/device.h"
 
 namespace halflife::train {
 
@@ -29,6 +31,7 @@ struct Cluster {
   double nvlink_bytes_per_s = 360e9;  // of a rank to others of its node; assumed
   double network_bytes_per_s = 45e9;  // of a rank to another node; assumed
   double memory_bytes = 0;            // of a rank; 0: not known
+  kernels::DeviceLimits limits = GpuLimits({});  // of a GPU's schedules
   // Of an operation, and of each step of a message within a node and between two. A GPU's are those
   // of NCCL's own model for rings of the Simple protocol (NCCL 2.28, src/graph/tuning.cc).
   double base_s = 8.4e-6, node_hop_s = 3.4e-6, network_hop_s = 14e-6;

@@ -238,7 +238,7 @@ ClusterPlan PlanCluster(const RunConfig& config, const Cluster& cluster,
                       .num_micro_batches = step.num_micro_batches,
                       .parameters = model.CountParameters().total(),
                       .tokens = config.train.global_batch * config.data.seq_len,
-                      .memory = PlanMemory(config, model, world_size),
+                      .memory = PlanMemory(config, model, world_size, cluster.limits),
                       .collectives = CollectivesOf(step)};
   AddTimes(step, cluster, plan);
   AddMemory(config, step, plan);

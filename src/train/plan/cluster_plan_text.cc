@@ -29,6 +29,7 @@ std::vector<MemoryPart> PartsOf(const MemoryPlan& memory) {
           {"compute_copy", "compute copy", memory.compute_copy, false},
           {"activations", "activations", memory.activations, true},
           {"loss", "loss: logits, gradients", memory.loss, false},
+          {"workspace", "workspace of a kernel", memory.workspace, false},
           {"states", "before its slices of rows", memory.states, false},
           {"exchange", "messages between slices", memory.exchange, true},
           {"saved_copy", "copy for saves", memory.saved_copy, false},

@@ -59,6 +59,13 @@ std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
 }  // namespace
 
 MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size) {
+  // A plan for the CPU wakes no GPU.
+  const Device gpu = RunsOnGpu(config) ? ChooseDevice("auto", 0) : Device{};
+  return PlanMemory(config, model, world_size, GpuLimits(gpu));
+}
+
+MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size,
+                      const kernels::DeviceLimits& gpu) {
   const double parameters = static_cast<double>(model.CountParameters().total());
   // of the rank with the longest slice of each row
   const int64_t slice =
@@ -80,18 +87,24 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const bool copies = config.ckpt.background && config.ckpt.every > 0;
   const double copy = copies ? 12 * parameters / world_size : 0;
   const double per_parameter = shares == 1 ? 12 : bf16 ? 12 / shares : 4 + 8 / shares;
-  return {.main_and_adam = per_parameter * parameters,
-          .gradients = gradients,
-          .compute_copy = bf16 ? 2 * parameters : 0,
-          .activations = static_cast<double>(tokens) *
-                         model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element,
-                                                       RecomputeOf(config)),
-          .loss = model.LossBytes(config.train.micro_batch, slice, /*widened=*/bf16),
-          .saved_copy = RunsOnGpu(config) ? 0 : copy,
-          .states = config.parallel.sp == 1 ? 0
-                                            : static_cast<double>(config.train.micro_batch) *
-                                                  model.StateBytesPerRow(bytes_per_element),
-          .pinned_staging = RunsOnGpu(config) ? copy : 0};
+  return {
+      .main_and_adam = per_parameter * parameters,
+      .gradients = gradients,
+      .compute_copy = bf16 ? 2 * parameters : 0,
+      .activations = static_cast<double>(tokens) *
+                     model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element,
+                                                   RecomputeOf(config)),
+      .loss = model.LossBytes(config.train.micro_batch, slice, /*widened=*/bf16),
+      .workspace =
+          RunsOnGpu(config)
+              ? model.WorkspaceBytes(
+                    {.batch = config.train.micro_batch, .seq_len = slice, .bf16 = bf16, .gpu = gpu})
+              : 0,
+      .saved_copy = RunsOnGpu(config) ? 0 : copy,
+      .states = config.parallel.sp == 1 ? 0
+                                        : static_cast<double>(config.train.micro_batch) *
+                                              model.StateBytesPerRow(bytes_per_element),
+      .pinned_staging = RunsOnGpu(config) ? copy : 0};
 }
 
 PlanScene SceneHere(const RunConfig& config, int world_size, int local_size) {

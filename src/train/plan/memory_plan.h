@@ -8,26 +8,33 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/decay_attention/args.h"
 #include "train/config/run_config.h"
 
 namespace halflife::train {
 
 // Bytes on one rank. Exact but for padding: main_and_adam, gradients, compute_copy, saved_copy,
-// pinned_staging; upper bounds: loss, states; estimates: the others.
+// pinned_staging, and workspace where no document ends inside a row; upper bounds: loss, states;
+// estimates: the others.
 struct MemoryPlan {
   double main_and_adam = 0, gradients = 0, compute_copy = 0, activations = 0, loss = 0;
+  // Of a GPU: most that a layer's kernel borrows (LanguageModel::WorkspaceBytes).
+  double workspace = 0;
   double saved_copy = 0;  // that a save in the background writes; of a GPU's rank on the host
   double states = 0;      // before this rank's slices of rows, kept until backward
   // These three are a cluster's (cluster_plan.h); else 0. Messages between the slices of rows, the
   // largest sent and received; buffers of NCCL and the driver's context; what allocators lose.
   double exchange = 0, libraries = 0, margin = 0;
   double total() const {
-    return main_and_adam + gradients + compute_copy + activations + loss + saved_copy + states +
-           exchange + libraries + margin;
+    return main_and_adam + gradients + compute_copy + activations + loss + workspace + saved_copy +
+           states + exchange + libraries + margin;
   }
   double pinned_staging = 0;  // of a save in the background from a GPU: on the host, not in total()
 };
+// A plan for a GPU is one for this process's first, or without one for an H100.
 MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size);
+MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size,
+                      const kernels::DeviceLimits& gpu);
 
 // What a plan is made for.
 struct PlanScene {

@@ -69,7 +69,7 @@ class Search {
     const RunConfig config = ConfigFor(config_, chosen);
     ++found_.num_possible;
     const Cluster& cluster = request_.cluster;
-    const double least = PlanMemory(config, model_, cluster.world_size()).total();
+    const double least = PlanMemory(config, model_, cluster.world_size(), cluster.limits).total();
     if (!Fits(least)) return NoteTooLarge(least, config), false;
     const ClusterPlan plan = PlanCluster(config, cluster, RehearsalsOf(config));
     const double bytes = plan.memory.total();

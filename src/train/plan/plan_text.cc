@@ -40,6 +40,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("compute copy", Bytes(memory.compute_copy));
   row("activations (estimate)", Bytes(memory.activations));
   row("loss: logits, gradients", Bytes(memory.loss));
+  if (memory.workspace > 0) row("workspace of a kernel", Bytes(memory.workspace));
   if (memory.states > 0) row("states before its slices", Bytes(memory.states));
   if (memory.saved_copy > 0) row("copy for saves", Bytes(memory.saved_copy));
   row("total", Bytes(memory.total()));

@@ -116,6 +116,24 @@ TEST(ClusterPlan, CountsMemoryByPart) {
   EXPECT_EQ(memory.saved_copy, 0);
 }
 
+// Of the rank's slices of rows, as the cluster's own GPU cuts them: two segments where one fills an
+// A100.
+TEST(ClusterPlan, CountsTheWorkspaceOfItsGpu) {
+  constexpr kernels::DeviceLimits kH100 = {true, 132, 227 << 10}, kA100 = {true, 108, 163 << 10};
+  EXPECT_EQ(PlanOf("gpus=8,zero=1,sp=2").memory.workspace,
+            model::LanguageModel(Recipe().model).WorkspaceBytes({2, 256, true, kH100}));
+  const std::vector<std::string> wide = {"model.model_dim=1024", "model.mixer.gla.num_heads=4",
+                                         "data.seq_len=2048", "train.micro_batch=8",
+                                         "train.global_batch=64"};
+  const model::LanguageModel model(Recipe(wide).model);
+  const double h100 = PlanOf("gpus=8", wide).memory.workspace,
+               a100 = PlanOf("gpus=8,device=a100", wide).memory.workspace;
+  EXPECT_EQ(h100, model.WorkspaceBytes({8, 2048, true, kH100}));
+  EXPECT_EQ(a100, model.WorkspaceBytes({8, 2048, true, kA100}));
+  EXPECT_GT(h100, a100);
+  EXPECT_EQ(PlanOf("gpus=8,device=cpu,peak_tflops=1").memory.workspace, 0);
+}
+
 TEST(ClusterPlan, WarnsOfMemoryFirst) {
   const double total = PlanOf("gpus=8").memory.total() / kGiB;
   const std::string tight = ClusterPlanText(PlanOf(Concat("gpus=8,memory_gib=", total / 0.95)));
@@ -133,10 +151,12 @@ TEST(ClusterPlan, JsonHasWhatTheTextHas) {
   EXPECT_EQ(json["cluster"]["device"], "h100");
   EXPECT_EQ(json["memory_of_one_rank"]["total_bytes"].get<uint64_t>(),
             static_cast<uint64_t>(plan.memory.total()));
+  EXPECT_EQ(json["memory_of_one_rank"]["workspace_bytes"].get<uint64_t>(),
+            static_cast<uint64_t>(plan.memory.workspace));
   EXPECT_DOUBLE_EQ(json["step_seconds"].get<double>(), plan.step_s);
   const std::string text = ClusterPlanText(plan);
   for (const char* part : {"sums", "rows", "control", "grad_bucket", "param_bucket", "MFU, full",
-                           "estimate", "largest losses", "a save blocks"})
+                           "estimate", "largest losses", "a save blocks", "workspace of a kernel"})
     EXPECT_THAT(text, HasSubstr(part));
 }
 

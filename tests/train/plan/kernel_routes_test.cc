@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/decay_attention/cuda/route.h"
+#include "kernels/decay_attention/cuda/turns.h"
 #include "model/language_model.h"
 #include "support/paths.h"
 #include "train/config/run_config.h"
@@ -24,9 +25,10 @@ using kernels::DecayKind;
 struct Decay {
   DecayKind kind;
   kernels::NormKind norm = kernels::NormKind::kNone;
+  bool key_scale = false;
 };
 const std::map<std::string, Decay> kDecayed = {
-    {"d2d", {DecayKind::kPerHeadChannel, kernels::NormKind::kSumOfKeys}},
+    {"d2d", {DecayKind::kPerHeadChannel, kernels::NormKind::kSumOfKeys, /*key_scale=*/true}},
     {"gla", {DecayKind::kPerTokenChannel}},
     {"retention", {DecayKind::kPerHead}},
 };
@@ -60,6 +62,7 @@ kernels::DecayAttentionArgs ArgsOf(const RunConfig& config, const std::vector<in
   return args;
 }
 
+// Tensor cores, and no more workspace than the limit that the plan promises.
 void ExpectTensorCores(kernels::DecayAttentionArgs args) {
   float decay = 0;
   args.log_decay.data = &decay;
@@ -68,6 +71,23 @@ void ExpectTensorCores(kernels::DecayAttentionArgs args) {
     SCOPED_TRACE(device.name + ": " + kernels::cuda::DescribeRoute(args, plan));
     EXPECT_NE(kernels::cuda::ForwardRoute(args, plan), kernels::cuda::Route::kSimt);
     EXPECT_NE(kernels::cuda::BackwardRoute(args, plan), kernels::cuda::Route::kSimt);
+    EXPECT_LE(ForwardWorkspaceBytes(args, plan), kernels::cuda::WorkspaceLimit(args));
+    EXPECT_LE(BackwardWorkspaceBytes(args, plan), kernels::cuda::WorkspaceLimit(args));
+  }
+}
+
+// A model names what its largest kernel asks for; the layers of a recipe are alike.
+void ExpectPlannedWorkspace(const RunConfig& config, const model::LanguageModel& model,
+                            kernels::DecayAttentionArgs args) {
+  float decay = 0;
+  args.log_decay.data = &decay;
+  for (const Device& device : kDevices) {
+    const kernels::DecayAttentionPlan plan = MakePlan(args, device.limits);
+    EXPECT_EQ(
+        model.WorkspaceBytes({config.train.micro_batch, config.data.seq_len, true, device.limits}),
+        static_cast<double>(
+            std::max(ForwardWorkspaceBytes(args, plan), BackwardWorkspaceBytes(args, plan))))
+        << device.name;
   }
 }
 
@@ -90,7 +110,11 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
       met.insert(name);
       const model::StateTensor memory = model.TraitsOf(layer).state.at(0);
       ASSERT_EQ(memory.shape.size(), 3u) << memory.name << " is not [H, K, V]";
-      ExpectTensorCores(ArgsOf(config, memory.shape, decayed->second));
+      kernels::DecayAttentionArgs args = ArgsOf(config, memory.shape, decayed->second);
+      float scale = 1;  // only its presence counts
+      if (decayed->second.key_scale) args.key_scale.data = &scale;
+      ExpectTensorCores(args);
+      ExpectPlannedWorkspace(config, model, args);
     }
   }
   EXPECT_EQ(met.size(), kDecayed.size());

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "support/expect_error.h"
+#include "support/paths.h"
 #include "train/config/plan.h"
 #include "train/config/small_recipe.h"
 #include "train/plan/plan_text.h"
@@ -119,6 +122,41 @@ TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
   EXPECT_EQ(PlanMemory(saves, model, 2).pinned_staging, 0);
   EXPECT_EQ(PlanMemory(on_gpu, model, 2).saved_copy, 0);
   EXPECT_DOUBLE_EQ(PlanMemory(on_gpu, model, 2).pinned_staging, copy);
+}
+
+// Of the recipe for 340 million parameters on an H100, by hand: 8 rows of 2048 tokens, 4 heads of
+// 128 x 256 in blocks of 128 x 128, so 2 slices of dq, dk and the decay's gradient, in 2 segments.
+TEST(MemoryPlan, CountsTheWorkspaceOfAKernelOnAGpu) {
+  RunConfig config = LoadRunConfig(
+      std::filesystem::path(test::kSourceDir) / "launch/recipes/gla_340m.textproto", {});
+  config.model.vocab_size = 259;
+  const model::LanguageModel model(config.model);
+  constexpr kernels::DeviceLimits kH100 = {true, 132, 227 << 10}, kA100 = {true, 108, 163 << 10};
+  config.train.device = "cpu";
+  EXPECT_EQ(PlanMemory(config, model, 1, kH100).workspace, 0);
+  config.train.device = "cuda";
+  constexpr double kTokens = 8 * 2048 * 4, kPieces = 8 * 4 * 2;
+  constexpr double kSums = 2 * 3 * kTokens * 128 * 4;
+  constexpr double kSegments = kPieces * (128 * 256 + 128) * 4;
+  constexpr double kGroups = kPieces * 2 * 8 * 128 * 128 * 2;
+  const MemoryPlan plan = PlanMemory(config, model, 1, kH100);
+  EXPECT_EQ(plan.workspace, kSums + kSegments + kGroups);
+  EXPECT_EQ(plan.total(), plan.main_and_adam + plan.gradients + plan.compute_copy +
+                              plan.activations + plan.loss + plan.workspace);
+  // One segment fills 108 multiprocessors.
+  EXPECT_EQ(PlanMemory(config, model, 1, kA100).workspace, kSums + kGroups / 2);
+  config.train.micro_batch = 4;
+  EXPECT_LT(PlanMemory(config, model, 1, kH100).workspace, plan.workspace);
+  EXPECT_THAT(PlanText(config, model, {}), HasSubstr("workspace of a kernel"));
+}
+
+// Layers take turns with the same memory: two need no more than one.
+TEST(MemoryPlan, LayersShareAWorkspace) {
+  RunConfig two = SmallRecipe(), four = SmallRecipe({"model.num_layers=4"});
+  two.train.device = four.train.device = "cuda";
+  const double once = PlanMemory(two, model::LanguageModel(two.model), 1).workspace;
+  EXPECT_GT(once, 0);
+  EXPECT_EQ(PlanMemory(four, model::LanguageModel(four.model), 1).workspace, once);
 }
 
 TEST(PlanText, ShowsEveryOptionInForceAndTheEpochs) {

@@ -101,6 +101,7 @@ class TrainedDecay : public LogDecay {
     return std::isfinite(max_) ? log_decay.clamp_max(max_) : log_decay;
   }
   bool constant() const override { return true; }
+  bool per_channel() const override { return per_channel_; }
 
  private:
   bool per_channel_;

@@ -4,9 +4,12 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/dtype.h"
 #include "core/error.h"
+#include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
@@ -359,6 +362,42 @@ double DecayedMixer::ActivationBytesPerToken(int64_t, int64_t bytes_per_element)
                       features * static_cast<double>(heads_.head_dim_v) / kTokensPerKeptState +
                       static_cast<double>(heads_.num_heads * (1 + normalised()));
   return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
+}
+
+kernels::DecayKind DecayedMixer::KernelDecay() const {
+  using kernels::DecayKind;
+  // The steps of the keys' log scale are in the decay, a number a token.
+  const bool per_token = maps_[1]->has_log_scale() || (decay_ != nullptr && !decay_->constant());
+  const bool per_channel = decay_ != nullptr && decay_->per_channel();
+  if (per_token) return per_channel ? DecayKind::kPerTokenChannel : DecayKind::kPerToken;
+  if (decay_ == nullptr) return DecayKind::kNone;
+  return per_channel ? DecayKind::kPerHeadChannel : DecayKind::kPerHead;
+}
+
+double DecayedMixer::WorkspaceBytes(const GpuBatch& batch) const {
+  // A numerator and a denominator of its own are in fp32, without the normaliser.
+  const bool own_denominator = form_.normaliser == Normaliser::kUnrotatedKeys;
+  kernels::DecayAttentionArgs args;
+  args.batch = args.num_sequences = static_cast<int>(batch.batch);
+  args.seq_len = static_cast<int>(batch.seq_len);
+  args.num_heads = args.num_q_heads = static_cast<int>(heads_.num_heads);
+  args.num_k_heads = args.num_v_heads = static_cast<int>(heads_.num_kv_heads);
+  args.decay_kind = KernelDecay();
+  const bool of_keys = decay_ != nullptr && !decay_->constant() && !maps_[1]->has_log_scale();
+  args.num_decay_heads = of_keys ? args.num_k_heads : args.num_heads;
+  args.head_dim_k = static_cast<int>(maps_[0]->width());
+  args.head_dim_v = static_cast<int>(heads_.head_dim_v);
+  if (normalised() && !own_denominator) args.norm_kind = kernels::NormKind::kSumOfKeys;
+  for (kernels::TensorView* view : {&args.q, &args.k, &args.v, &args.out})
+    view->dtype = batch.bf16 && !own_denominator ? DType::kBF16 : DType::kF32;
+  constexpr int64_t kChunk = kernels::DefaultChunkSize(/*is_cuda=*/true);
+  args.num_chunks = static_cast<int>(batch.batch * ((batch.seq_len + kChunk - 1) / kChunk));
+  float present = 0;  // a size asks what there is, not what it holds
+  if (args.decay_kind != kernels::DecayKind::kNone) args.log_decay.data = &present;
+  if (log_scaled()) args.key_scale.data = &present;
+  const kernels::DecayAttentionPlan plan = MakePlan(args, batch.gpu);
+  return static_cast<double>(
+      std::max(ForwardWorkspaceBytes(args, plan), BackwardWorkspaceBytes(args, plan)));
 }
 
 }  // namespace halflife::model

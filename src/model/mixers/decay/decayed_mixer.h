@@ -57,6 +57,7 @@ class LogDecay {
   virtual at::Tensor operator()(const at::Tensor& x,
                                 std::span<const at::Tensor> products) const = 0;
   virtual bool constant() const { return false; }  // the same for all tokens
+  virtual bool per_channel() const { return false; }
 
   // Its own share of the costs, per token.
   virtual int64_t num_matrix_elements() const { return 0; }
@@ -111,6 +112,7 @@ class DecayedMixer : public Mixer {
   at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override;
   FlopCount FlopsPerToken(int64_t seq_len) const override;
   double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override;
+  double WorkspaceBytes(const GpuBatch& batch) const override;
 
  private:
   struct Heads {
@@ -129,6 +131,7 @@ class DecayedMixer : public Mixer {
   // By ScoreSums of keys [B, N, Hk, K], those before the heads' own included.
   void NormScores(const at::Tensor& keys, const at::Tensor& positions, Heads& heads) const;
   kernels::DecayAttentionConfig KernelConfig() const;
+  kernels::DecayKind KernelDecay() const;  // as the kernels see it
   void MakeMaps(const PartContext& context);
 
   double query_scale() const;

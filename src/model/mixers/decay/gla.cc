@@ -64,6 +64,7 @@ class GateDecay : public LogDecay {
     return SplitHeads(log_decay, head_dim_k_);
   }
 
+  bool per_channel() const override { return true; }
   int64_t num_matrix_elements() const override { return num_elements_; }
   int64_t num_activations() const override { return kGateRank; }
   int64_t num_fp32_activations() const override { return 2 * num_keys_; }  // logits and log decay
