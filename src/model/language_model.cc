@@ -256,12 +256,13 @@ FlopCount LanguageModel::FlopsOfLayer(int64_t layer, int64_t seq_len) const {
   return sum += block.channel_mixer().FlopsPerToken();
 }
 
-double LanguageModel::LossBytes(int64_t batch, int64_t seq_len, bool widened) const {
+double LanguageModel::LossBytes(int64_t batch, int64_t seq_len,
+                                kernels::CrossEntropyStorage storage) const {
   if (pooler_ == nullptr)
     return kernels::LinearCrossEntropyBytes(batch * seq_len, config_.vocab_size, config_.model_dim,
-                                            widened);
+                                            storage);
   return kernels::LinearCrossEntropyBytes(batch, objective_->classifier()->num_classes,
-                                          config_.model_dim, widened);
+                                          config_.model_dim, storage);
 }
 
 double LanguageModel::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element,

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "model/config/model_config.h"
 
 namespace halflife::model {
@@ -117,8 +118,8 @@ class LanguageModel {
   // Most that a kernel of any layer borrows on a GPU: they take turns, and the allocator hands the
   // same memory to the next. That of the head is in LossBytes.
   double WorkspaceBytes(const GpuBatch& batch) const;
-  // Most that the head holds at once while its loss is differentiated; `widened`: of bf16.
-  double LossBytes(int64_t batch, int64_t seq_len, bool widened) const;
+  // Most that the head holds at once while its loss is differentiated.
+  double LossBytes(int64_t batch, int64_t seq_len, kernels::CrossEntropyStorage storage) const;
   // What of these is a layer's, as LayerOf counts them.
   FlopCount FlopsOfLayer(int64_t layer, int64_t seq_len) const;
   double ActivationBytesOfLayer(int64_t layer, int64_t seq_len, int64_t bytes_per_element) const;

@@ -88,6 +88,31 @@ TEST(LinearCrossEntropyTest, RowsWithoutATargetGetNoGradient) {
   EXPECT_FALSE((dhidden[0] == 0).any().item<bool>());
 }
 
+// 64 MiB of fp32 logits on the CPU, 512 MiB on a GPU: a power of two of rows, 64 of a vocabulary of
+// any size, and no more than there are.
+TEST(LinearCrossEntropyTest, BlocksFitTheirDevice) {
+  constexpr int64_t kMany = 1 << 20;
+  EXPECT_EQ(CrossEntropyRowsPerBlock(kMany, 1 << 15, false), 512);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(kMany, 1 << 15, true), 4096);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(kMany, (1 << 15) + 1, true), 2048);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(kMany, 1 << 28, false), 64);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(kMany, 1 << 28, true), 64);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(1000, 1 << 15, true), 1000);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(0, 1 << 15, true), 1);
+}
+
+// Counted of the tensors that exist at once, in bytes.
+TEST(LinearCrossEntropyTest, BytesAreThoseOfTheTensors) {
+  constexpr int64_t kN = 10'000, kD = 8, kV = 1 << 15;
+  const double gradients = 4.0 * (kN * kD + kV * kD), cpu = 512.0 * kV, gpu = 4096.0 * kV;
+  EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {}), gradients + 4 * cpu);
+  EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {.bf16 = true}),
+            gradients + 4 * cpu + 4.0 * kV * kD);
+  EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {.gpu = true}), gradients + 4 * gpu);
+  EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {.bf16 = true, .gpu = true}),
+            gradients + (4 + 2) * gpu);
+}
+
 // Blocks change the order of no sum but that of the weight's gradient.
 TEST(LinearCrossEntropyTest, AnyBlockSize) {
   const at::Tensor hidden = Normal({300, 16}, 3, at::kFloat).requires_grad_(),
@@ -174,6 +199,9 @@ TEST(LinearCrossEntropyTest, NoRowsAndNanLogits) {
   const LinearCrossEntropyInputs none = {inputs.hidden.narrow(0, 0, 0), inputs.weight,
                                          inputs.targets.narrow(0, 0, 0)};
   EXPECT_EQ(LinearCrossEntropy(none, {}).loss.item<float>(), 0);
+  const at::Tensor weight = inputs.weight.clone().requires_grad_();
+  const auto sums = LinearCrossEntropy({none.hidden, weight, none.targets}, {});
+  EXPECT_TRUE(grad({sums.objective}, {weight})[0].eq(0).all().item<bool>());
   inputs.hidden[0][0] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_TRUE(std::isnan(LinearCrossEntropy(inputs, {}).loss.item<float>()));
 }

@@ -26,13 +26,6 @@ namespace {
 
 using internal::CrossEntropyRows;
 
-int64_t RowsPerBlock(int64_t num_rows, int64_t vocab) {
-  constexpr uint64_t kBlockBytes = 64 << 20, kMinRows = 64;
-  const uint64_t row_bytes = std::max<uint64_t>(1, vocab) * sizeof(float);
-  const uint64_t rows = std::max(kMinRows, std::bit_floor(kBlockBytes / row_bytes));
-  return std::clamp<int64_t>(num_rows, 1, static_cast<int64_t>(rows));
-}
-
 // What the matmuls read. A GPU multiplies bf16 as it is stored; elsewhere operands are widened
 // first. Results are in the compute dtype all the same: a logit of 100 in bf16 would be off by up
 // to a quarter.
@@ -97,8 +90,9 @@ template <typename Visit>
 void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weight,
                   const LinearCrossEntropyConfig& config, const Visit& visit) {
   const int64_t num_rows = inputs.hidden.size(0), vocab = inputs.weight.size(0);
-  const int64_t block =
-      config.rows_per_block > 0 ? config.rows_per_block : RowsPerBlock(num_rows, vocab);
+  const int64_t block = config.rows_per_block > 0
+                            ? config.rows_per_block
+                            : CrossEntropyRowsPerBlock(num_rows, vocab, inputs.hidden.is_cuda());
   const at::ScalarType compute = ComputeType(inputs.hidden);
   const at::Tensor memory = at::empty({block, vocab}, inputs.hidden.options().dtype(compute));
   for (int64_t first = 0; first < num_rows; first += block) {
@@ -142,7 +136,8 @@ ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
       internal::EmptyRows(inputs.hidden.size(0), inputs.hidden.options().dtype(compute));
   if (gradient) {
     result.dhidden = at::empty(inputs.hidden.sizes(), inputs.hidden.options().dtype(compute));
-    result.dweight = at::zeros(weight.sizes(), weight.options().dtype(compute));
+    result.dweight = at::empty(weight.sizes(), weight.options().dtype(compute));
+    if (inputs.hidden.size(0) == 0) result.dweight.zero_();
   }
   ForEachBlock(inputs, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
     internal::ReduceRows(logits, inputs.targets.narrow(0, first, count), config.z_loss_weight,
@@ -151,7 +146,9 @@ ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
     at::Tensor dhidden = result.dhidden.narrow(0, first, count);
     const at::Tensor dlogits = logits.to(operand);
     Multiply(dhidden, dlogits, weight);
-    AddProduct(result.dweight, dlogits.t(), inputs.hidden.narrow(0, first, count).to(operand));
+    const at::Tensor hidden = inputs.hidden.narrow(0, first, count).to(operand);
+    const auto form = first == 0 ? Multiply : AddProduct;
+    form(result.dweight, dlogits.t(), hidden);
   });
   AddRows(rows, result);
   return result;
@@ -210,11 +207,23 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
   return {.objective = sums[0], .loss = sums[1], .z_loss = sums[2]};
 }
 
-double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim, bool widened) {
+int64_t CrossEntropyRowsPerBlock(int64_t num_rows, int64_t vocab, bool gpu) {
+  constexpr uint64_t kMinRows = 64;
+  const uint64_t block_bytes = uint64_t{gpu ? 512u : 64u} << 20;
+  const uint64_t row_bytes = std::max<uint64_t>(1, vocab) * sizeof(float);
+  const uint64_t rows = std::max(kMinRows, std::bit_floor(block_bytes / row_bytes));
+  return std::clamp<int64_t>(num_rows, 1, static_cast<int64_t>(rows));
+}
+
+double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim,
+                               CrossEntropyStorage storage) {
   const auto weight = static_cast<double>(vocab) * static_cast<double>(dim);
-  return 4.0 * (static_cast<double>(RowsPerBlock(num_rows, vocab)) * static_cast<double>(vocab) +
-                static_cast<double>(num_rows) * static_cast<double>(dim) + weight +
-                (widened ? weight : 0));
+  const double logits =
+      static_cast<double>(CrossEntropyRowsPerBlock(num_rows, vocab, storage.gpu)) *
+      static_cast<double>(vocab);
+  const double of_bf16 = storage.gpu ? 2 * logits : 4 * weight;
+  return 4 * (logits + static_cast<double>(num_rows) * static_cast<double>(dim) + weight) +
+         (storage.bf16 ? of_bf16 : 0);
 }
 
 namespace {

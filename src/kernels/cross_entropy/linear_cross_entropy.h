@@ -21,7 +21,7 @@ struct LinearCrossEntropyInputs {
 };
 struct LinearCrossEntropyConfig {
   double z_loss_weight = 0;
-  int64_t rows_per_block = 0;  // 0: the power of two whose logits fit 64 MiB, at least 64
+  int64_t rows_per_block = 0;  // 0: as CrossEntropyRowsPerBlock
   // Rows that have a target, where the caller knows. If they are at most half, the others are left
   // out of the products, to which they give nothing; Error where there are not as many.
   int64_t num_targets = -1;
@@ -37,10 +37,19 @@ struct LinearCrossEntropySums {
 LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                           const LinearCrossEntropyConfig& config);
 
+// How many of `num_rows` rows have logits at a time: the power of two whose fp32 logits fit 64 MiB
+// on the CPU, near its caches. On a GPU 512 MiB: each block reads and writes the weight's gradient
+// once, and its products must fill the device. At least 64, at most all.
+int64_t CrossEntropyRowsPerBlock(int64_t num_rows, int64_t vocab, bool gpu);
+
 // Most that LinearCrossEntropy holds at once while it differentiates, beyond its inputs: a block of
-// logits, the two gradients, and with `widened` (bf16) the weight in fp32, in whose place a GPU has
-// the block's gradient in bf16.
-double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim, bool widened);
+// logits, the two gradients, and of bf16 inputs the weight in fp32 on the CPU, on a GPU the block's
+// gradient in bf16.
+struct CrossEntropyStorage {
+  bool bf16 = false, gpu = false;
+};
+double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim,
+                               CrossEntropyStorage storage);
 
 // ln Z - logit[target] of each row, 0 where there is no target: [N] fp32 (fp64 beside fp64). No
 // gradient.

@@ -94,7 +94,8 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
       .activations = static_cast<double>(tokens) *
                      model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element,
                                                    RecomputeOf(config)),
-      .loss = model.LossBytes(config.train.micro_batch, slice, /*widened=*/bf16),
+      .loss = model.LossBytes(config.train.micro_batch, slice,
+                              {.bf16 = bf16, .gpu = RunsOnGpu(config)}),
       .workspace =
           RunsOnGpu(config)
               ? model.WorkspaceBytes(

@@ -23,11 +23,13 @@ import tempfile
 from family import ROOT
 import attention
 import fine_tuning
+import layers
 import mixers
 import ranks
 from run import verdict_of
 
-MUTATIONS = mixers.MUTATIONS + ranks.MUTATIONS + attention.MUTATIONS + fine_tuning.MUTATIONS
+MUTATIONS = (mixers.MUTATIONS + ranks.MUTATIONS + attention.MUTATIONS + fine_tuning.MUTATIONS +
+             layers.MUTATIONS)
 OTHER_INSTRUCTION_SETS = ("avx2.cc", "avx512.cc")
 
 

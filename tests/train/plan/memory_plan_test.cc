@@ -80,6 +80,17 @@ TEST(MemoryPlan, RanksThatShareRowsShareActivations) {
 }
 
 // More ranks to a row than there are: planned for one row's.
+// 16 x 256 rows of a vocabulary of which the CPU holds the logits of 128 at a time, a GPU of 1024.
+TEST(MemoryPlan, CountsTheLogitsOfItsDevice) {
+  const RunConfig host = SmallRecipe({"model.vocab_size=131072"});
+  RunConfig gpu = host;
+  gpu.train.device = "cuda";
+  const model::LanguageModel model(host.model);
+  const double host_bytes = PlanMemory(host, model, 1).loss,
+               gpu_bytes = PlanMemory(gpu, model, 1).loss;
+  EXPECT_EQ(gpu_bytes - host_bytes, 4.0 * 131072 * (1024 - 128));
+}
+
 TEST(MemoryPlan, SaysWhatFitsForRanksThatAreNotThere) {
   const RunConfig config = SmallRecipe({"parallel.sp=4"});
   const model::LanguageModel model(config.model);

@@ -1,0 +1,22 @@
+"""Bugs for the CPU's and LibTorch's side of a step's elementwise and row-wise kernels."""
+
+KERNELS = "src/kernels"
+
+LOSS = [
+    ("loss: a GPU's blocks on the CPU", f"{KERNELS}/cross_entropy/linear_cross_entropy.cc",
+     "gpu ? 512u : 64u", "gpu ? 512u : 512u", "linear_cross_entropy_test"),
+    ("loss: a block below the fewest rows", f"{KERNELS}/cross_entropy/linear_cross_entropy.cc",
+     "std::max(kMinRows, std::bit_floor", "std::max(uint64_t{1}, std::bit_floor",
+     "linear_cross_entropy_test"),
+    ("loss: each block's gradient over the one before", f"{KERNELS}/cross_entropy/linear_cross_entropy.cc",
+     "first == 0 ? Multiply : AddProduct", "first == 0 ? Multiply : Multiply",
+     "linear_cross_entropy_test"),
+    ("loss: no rows leave what the memory held", f"{KERNELS}/cross_entropy/linear_cross_entropy.cc",
+     "result.dweight.zero_();", "result.dweight.fill_(3);", "linear_cross_entropy_test"),
+    ("loss: a plan without the rounded gradient", f"{KERNELS}/cross_entropy/linear_cross_entropy.cc",
+     "storage.gpu ? 2 * logits", "storage.gpu ? 0 * logits", "linear_cross_entropy_test"),
+    ("loss: a GPU planned as the CPU", "src/train/plan/memory_plan.cc", ".gpu = RunsOnGpu(config)",
+     ".gpu = false", "memory_plan_test"),
+]
+
+MUTATIONS = LOSS
