@@ -25,6 +25,7 @@
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/decay_attention/partition.h"
+#include "kernels/decay_gate/decay_gate.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/focus_pool/focus_pool.h"
 #include "kernels/linear/linear.h"
@@ -210,6 +211,10 @@ void RmsNormExample(const Tensor& x, const Tensor* weight) {
 
 void RealNormExample(const Tensor& heads) {
 #include "examples/kernels/real_norm/real_norm.h"
+}
+
+void DecayGateExample(const Tensor& logits, const Tensor* bias) {
+#include "examples/kernels/decay_gate/decay_gate.h"
 }
 
 void RotaryExample(const Slice& slice, int64_t head_dim, Tensor& q, Tensor& k) {

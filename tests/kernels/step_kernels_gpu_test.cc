@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "kernels/decay_gate/decay_gate.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/gradient_check.h"
 #include "kernels/real_norm/real_norm.h"
@@ -95,6 +96,17 @@ TEST_P(StepKernelsGpuTest, RealNorm) {
     SCOPED_TRACE(dim);
     ExpectSameOnBoth([](const Tensors& in) { return RealNorm(in[0], 0.5); },
                      {Normal({150, dim}, 1)});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, DecayGate) {
+  for (const int64_t dim : {7, 64, 1000}) {
+    SCOPED_TRACE(dim);
+    ExpectSameOnBoth(
+        [](const Tensors& in) {
+          return DecayGate(in[0], in[1], {.scale = 1.0 / 16, .floor = -0.2});
+        },
+        {Normal({1500, dim}, 1) * 4, Normal({dim}, 2, at::kFloat)});
   }
 }
 

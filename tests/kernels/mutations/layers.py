@@ -19,4 +19,16 @@ LOSS = [
      ".gpu = false", "memory_plan_test"),
 ]
 
-MUTATIONS = LOSS
+GATES = [
+    ("decay gate, CPU: the slope of the other sign", f"{KERNELS}/decay_gate/cpu.cc",
+     "scale * Sigmoid(-z)", "scale * Sigmoid(z)", "decay_gate_test"),
+    ("decay gate, CPU: a gradient at the floor", f"{KERNELS}/decay_gate/cpu.cc",
+     "LogDecay(z, scale) < floor ? 0.0f : slope", "slope", "decay_gate_test"),
+    ("decay gate, CPU: ln(1 + e) of what has overflowed", f"{KERNELS}/decay_gate/cpu.cc",
+     "Exp(x < 0.0f ? x : -x)", "Exp(-x)", "decay_gate_test"),
+    ("decay gate, CPU: each block of rows one short", f"{KERNELS}/decay_gate/decay_gate.cc",
+     "std::min(rows.num_rows, (block + 1) * kRows)", "std::min(rows.num_rows, (block + 1) * kRows) - 1",
+     "decay_gate_test"),
+]
+
+MUTATIONS = LOSS + GATES

@@ -55,6 +55,23 @@ MUTATIONS = [
     ("standardise: wide rows stored by half", "cuda/rows.cuh",
      "reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);",
      "reinterpret_cast<float4*>(to) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);", "real_norm"),
+    ("decay gate: no barrier before the rows' sums are added", "decay_gate/decay_gate.cu",
+     "= sum[i];\n  __syncthreads();\n", "= sum[i];\n", "decay_gate"),
+    ("decay gate: the last row of threads dropped", "decay_gate/decay_gate.cu", "row < kRows; ++row",
+     "row < kRows - 1; ++row", "decay_gate"),
+    ("decay gate: rows past the last", "decay_gate/decay_gate.cu",
+     "const int64_t end = min(args.num_rows, first + kForwardRows);",
+     "const int64_t end = first + kForwardRows;", "decay_gate"),
+    ("decay gate: the bias of the first columns for all", "decay_gate/decay_gate.cu",
+     "  if (place.count == 0) return;\n  float bias[kPack<T>];\n  LoadFloats(args.form.bias + place.column,",
+     "  if (place.count == 0) return;\n  float bias[kPack<T>];\n  LoadFloats(args.form.bias,", "decay_gate"),
+    ("decay gate: a gradient at the floor", "decay_gate/decay_gate.cu", "floored ? 0.0f : ", "",
+     "decay_gate"),
+    ("decay gate: one partial sum for all rows of blocks", "decay_gate/decay_gate.cu",
+     "partials + blockIdx.y * args.dim + place.column", "partials + place.column", "decay_gate"),
+    ("decay gate: a NaN is floored", "decay_gate/decay_gate.cu",
+     "y[i] = decay < args.form.floor ? args.form.floor : decay;", "y[i] = fmaxf(decay, args.form.floor);",
+     "decay_gate"),
     ("dropout: a token past the last", "dropout/dropout.cu",
      "if (token >= args.num_tokens) return;", "", "dropout"),
     ("dropout: one draw for all of a pack", "dropout/dropout.cu",
@@ -166,7 +183,7 @@ MUTATIONS = [
      "sum_of_squares"),
 ]
 
-FAMILIES = ("rms_norm", "real_norm", "rotary", "swiglu", "short_conv", "cross_entropy", "sum_of_squares",
+FAMILIES = ("rms_norm", "real_norm", "decay_gate", "rotary", "swiglu", "short_conv", "cross_entropy", "sum_of_squares",
             "dropout")
 
 STEP = Family(

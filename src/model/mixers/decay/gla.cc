@@ -1,14 +1,10 @@
 // Gated linear attention (Yang et al., 2024): the decay is per key channel,
 // ln alpha_t = logsigmoid(W2 W1 x_t + b) / 16. Optionally a short convolution stands before. As in
 // fla's GLA, whose rank and normaliser of the gate are constants too.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/log_sigmoid.h>
-
-#include <cmath>
 #include <limits>
 
+#include "kernels/decay_gate/decay_gate.h"
 #include "kernels/linear/linear.h"
-#include "kernels/torch/dispatch.h"
 #include "model/mixers/decay/decayed_mixer.h"
 
 namespace halflife::model {
@@ -43,7 +39,7 @@ class GateDecay : public LogDecay {
       : head_dim_k_(options.head_dim_k),
         clamp_min_(options.clamp_min),
         num_elements_(kGateRank * (context.model_dim() + options.kv_key_dim())),
-        num_keys_(options.key_dim()) {
+        num_keys_(options.kv_key_dim()) {
     in_ = DeclareMatrix(context, "gk_proj.0.weight", {.out = kGateRank, .in = context.model_dim()});
     out_ =
         DeclareMatrix(context, "gk_proj.1.weight", {.out = options.kv_key_dim(), .in = kGateRank});
@@ -56,18 +52,16 @@ class GateDecay : public LogDecay {
   std::vector<at::Tensor> Weights() const override { return {*in_}; }
   // The gate has 16 inner channels, [B, T, 16]; -> [B, T, Hk, K] fp32.
   at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor> products) const override {
-    const at::Tensor& inner = products[0];
-    const at::Tensor logits =
-        kernels::Linear(inner, *out_).to(kernels::ComputeType(inner)) + *bias_;
-    at::Tensor log_decay = at::log_sigmoid(logits) * (1 / kGateNormaliser);
-    if (std::isfinite(clamp_min_)) log_decay = log_decay.clamp_min(clamp_min_);
+    const at::Tensor log_decay =
+        kernels::DecayGate(kernels::Linear(products[0], *out_), *bias_,
+                           {.scale = 1 / kGateNormaliser, .floor = clamp_min_});
     return SplitHeads(log_decay, head_dim_k_);
   }
 
   bool per_channel() const override { return true; }
   int64_t num_matrix_elements() const override { return num_elements_; }
-  int64_t num_activations() const override { return kGateRank; }
-  int64_t num_fp32_activations() const override { return 2 * num_keys_; }  // logits and log decay
+  int64_t num_activations() const override { return kGateRank + num_keys_; }  // and the logits
+  int64_t num_fp32_activations() const override { return num_keys_; }         // the log decay
 
  private:
   int64_t head_dim_k_;

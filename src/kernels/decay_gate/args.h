@@ -1,0 +1,75 @@
+// The contract of the gate that decays come from between its binding, its CPU loops and its CUDA
+// kernels.
+//
+//   log_decay = max(scale ln sigmoid(x + bias), floor)
+//   dx = dlog_decay scale sigmoid(-x - bias) above the floor, 0 at it; dbias = sum of dx over rows
+//
+// Rows are contiguous and follow one another. T: float or Bf16, of x and dx alone; arithmetic, bias
+// and log_decay are fp32. C++17, no LibTorch: CUDA sources include it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/bfloat16.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+// What the result is made of beside x.
+struct DecayGateForm {
+  const float* bias = nullptr;  // [dim]
+  float scale = 1, floor = 0;   // floor: -infinity bounds nothing
+};
+
+template <typename T>
+struct DecayGateRows {
+  const T* x = nullptr;        // [rows, dim]
+  float* log_decay = nullptr;  // [rows, dim]
+  DecayGateForm form;
+  int64_t num_rows = 0, dim = 0;
+};
+template <typename T>
+struct DecayGateGradRows {
+  const T* x = nullptr;               // [rows, dim]
+  const float* dlog_decay = nullptr;  // [rows, dim]
+  T* dx = nullptr;                    // [rows, dim]
+  DecayGateForm form;
+  int64_t num_rows = 0, dim = 0;
+};
+
+namespace cpu {
+// Rows per partial sum of the bias's gradient: fixed, so that the sum does not depend on the number
+// of threads.
+constexpr int64_t kGateRowsPerBlock = 128;
+
+// Rows [begin, end).
+void DecayGateForward(const DecayGateRows<float>& rows, int64_t begin, int64_t end);
+void DecayGateForward(const DecayGateRows<Bf16>& rows, int64_t begin, int64_t end);
+// Gradients of rows [begin, end); dbias [dim] += theirs.
+void DecayGateBackward(const DecayGateGradRows<float>& rows, int64_t begin, int64_t end,
+                       float* dbias);
+void DecayGateBackward(const DecayGateGradRows<Bf16>& rows, int64_t begin, int64_t end,
+                       float* dbias);
+}  // namespace cpu
+
+namespace cuda {
+// Rows that a block takes at a time, and partial sums of the bias's gradient: one for each row of
+// blocks, of at most so many.
+constexpr int64_t kGateBlockRows = 8, kGateMaxPartials = 128;
+inline int64_t NumGatePartials(int64_t num_rows) {
+  return std::min(kGateMaxPartials, (num_rows + kGateBlockRows - 1) / kGateBlockRows);
+}
+
+void DecayGateForward(const DecayGateRows<float>& rows, cudaStream_t stream);
+void DecayGateForward(const DecayGateRows<Bf16>& rows, cudaStream_t stream);
+// dbias [dim] is overwritten; `partials` holds NumGatePartials(num_rows) dim floats.
+void DecayGateBackward(const DecayGateGradRows<float>& rows, float* dbias, float* partials,
+                       cudaStream_t stream);
+void DecayGateBackward(const DecayGateGradRows<Bf16>& rows, float* dbias, float* partials,
+                       cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace halflife::kernels
