@@ -87,6 +87,30 @@ TEST(RotaryTest, GradientTurnsBack) {
   EXPECT_TRUE(test::Close(grads[0], x, 5e-7));  // a rotation's transpose is its inverse
 }
 
+// In one pass, with other numbers of heads and as columns of one product: the bits of each alone.
+TEST(RotaryTest, PairsTurnAsEachAlone) {
+  const RotaryTable table = MakeRotaryTable(Positions(2, 9, 3), 12, 10000);
+  const at::ScalarType dtypes[] = {at::kDouble, at::kFloat, at::kBFloat16};
+  for (int64_t i = 0; i < 6; ++i) {
+    const at::ScalarType dtype = dtypes[i / 2];
+    SCOPED_TRACE(dtype);
+    // of all of a row's tokens, or of some, where the rows' ends lie apart
+    const at::Tensor product = Normal({2, 9 + i % 2, 7 * 12}, 1, dtype).narrow(1, 0, 9);
+    const at::Tensor q = product.narrow(2, 12, 36).view({2, 9, 3, 12}).detach().requires_grad_(),
+                     k = product.narrow(2, 48, 24).view({2, 9, 2, 12}).detach().requires_grad_();
+    const auto [turned_q, turned_k] = ApplyRotary(q, k, table);
+    EXPECT_TRUE(test::BitEqual(turned_q, ApplyRotary(q.contiguous(), table)));
+    EXPECT_TRUE(test::BitEqual(turned_k, ApplyRotary(k.contiguous(), table)));
+    const at::Tensor dq = Normal({2, 3, 9, 12}, 2, dtype).transpose(1, 2),
+                     dk = Normal({2, 9, 2, 12}, 3, dtype);
+    const auto pair = torch::autograd::grad({turned_q, turned_k}, {q, k}, {dq, dk});
+    EXPECT_TRUE(
+        test::BitEqual(pair[0], torch::autograd::grad({ApplyRotary(q, table)}, {q}, {dq})[0]));
+    EXPECT_TRUE(
+        test::BitEqual(pair[1], torch::autograd::grad({ApplyRotary(k, table)}, {k}, {dk})[0]));
+  }
+}
+
 TEST(RotaryTest, NoTokens) {
   for (const auto& [batch, seq_len] : {std::pair(2, 0), {0, 5}}) {
     const RotaryTable table = MakeRotaryTable(Positions(batch, seq_len, 3), 6, 10000);
@@ -129,6 +153,11 @@ TEST(RotaryTest, BadInput) {
   EXPECT_HL_ERROR(ApplyRotary(x.narrow(3, 0, 5), table), internal, "d even");
   EXPECT_HL_ERROR(ApplyRotary(x.to(at::kHalf), table), usage,
                   "ApplyRotary of fp16; fp32, bf16 or fp64 would work");
+  EXPECT_HL_ERROR(ApplyRotary(x, x.narrow(1, 0, 3), table), internal,
+                  "ApplyRotary to q [2, 4, 2, 6] fp32 on cpu and k [2, 3, 2, 6] fp32 on cpu",
+                  "[B, T, H, d] and [B, T, Hk, d] of one dtype and device would work");
+  EXPECT_HL_ERROR(ApplyRotary(x, x.to(at::kBFloat16), table), internal, "k [2, 4, 2, 6] bf16");
+  EXPECT_HL_ERROR(ApplyRotary(x, x.narrow(3, 0, 4), table), internal, "k [2, 4, 2, 4] fp32");
   EXPECT_HL_ERROR(MakeRotaryTable(Positions(2, 4, 2), 5, 10000), internal, "heads of 5",
                   "even head_dim");
   EXPECT_HL_ERROR(MakeRotaryTable(Positions(2, 4, 2).to(at::kInt), 6, 10000), internal,

@@ -2,6 +2,7 @@
 // against the CPU's on the same tensors. Skips where there is no GPU.
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
 #include <functional>
@@ -127,6 +128,15 @@ TEST_P(StepKernelsGpuTest, Rotary) {
                              {table.cos.to(device), table.sin.to(device), table.rows.to(device)});
         },
         {Normal({2, 45, 3, dim}, 1)});
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          const at::Device device = in[0].device();
+          const RotatedPair turned =
+              ApplyRotary(in[0].narrow(2, 0, 3), in[0].narrow(2, 3, 2),
+                          {table.cos.to(device), table.sin.to(device), table.rows.to(device)});
+          return at::cat({turned.q * 2, turned.k}, 2);
+        },
+        {Normal({2, 45, 5, dim}, 1)});
     ExpectSameOnBoth(
         [&](const Tensors& in) {
           return ApplyRotary(in[0], MakeRotaryTable(positions.to(in[0].device()),

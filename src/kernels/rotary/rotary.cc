@@ -5,7 +5,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
 
@@ -23,21 +22,39 @@
 namespace halflife::kernels {
 namespace {
 
-at::Tensor RotateFused(const at::Tensor& x_in, const RotaryTable& table, float direction) {
-  const at::Tensor x = x_in.contiguous();
-  at::Tensor out = at::empty_like(x);
-  WithStorage(x, [&]<typename T>() {
-    const RotaryTokens<T> tokens = {.x = Elements<T>(x),
-                                    .cos = table.cos.const_data_ptr<float>(),
-                                    .sin = table.sin.const_data_ptr<float>(),
-                                    .rows = table.rows.const_data_ptr<int64_t>(),
-                                    .out = MutableElements<T>(out),
-                                    .num_tokens = x.size(0) * x.size(1),
-                                    .num_heads = x.size(2),
-                                    .half = x.size(3) / 2,
-                                    .direction = direction};
+// x with the heads of a token dense and its tokens at one stride, copied where it is not.
+at::Tensor TokensOf(const at::Tensor& x) {
+  const bool dense = x.stride(3) == 1 && x.stride(2) == x.size(3) &&
+                     (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1));
+  return dense ? x : x.contiguous();
+}
+
+template <typename T>
+RotaryHeads<T> HeadsOf(const at::Tensor& x, const at::Tensor& out) {
+  return {.x = Elements<T>(x),
+          .x_stride = x.stride(1),
+          .out = MutableElements<T>(out),
+          .num_heads = x.size(2)};
+}
+
+// One tensor or two.
+Tensors RotateFused(const Tensors& given, const RotaryTable& table, float direction) {
+  Tensors in, out;
+  for (const at::Tensor& x : given) {
+    in.push_back(TokensOf(x));
+    out.push_back(at::empty(x.sizes(), x.options()));
+  }
+  const at::Tensor& first = in[0];
+  WithStorage(first, [&]<typename T>() {
+    RotaryTokens<T> tokens = {.cos = table.cos.const_data_ptr<float>(),
+                              .sin = table.sin.const_data_ptr<float>(),
+                              .rows = table.rows.const_data_ptr<int64_t>(),
+                              .num_tokens = first.size(0) * first.size(1),
+                              .half = first.size(3) / 2,
+                              .direction = direction};
+    for (size_t i = 0; i < in.size(); ++i) tokens.heads[i] = HeadsOf<T>(in[i], out[i]);
     RunOn(
-        x,
+        first,
         [&] {
           at::parallel_for(0, tokens.num_tokens, 64,
                            [&](int64_t begin, int64_t end) { cpu::Rotate(tokens, begin, end); });
@@ -47,16 +64,16 @@ at::Tensor RotateFused(const at::Tensor& x_in, const RotaryTable& table, float d
   return out;
 }
 
-at::Tensor FusedRotary(const at::Tensor& x, const RotaryTable& table) {
+Tensors FusedRotary(const Tensors& inputs, const RotaryTable& table) {
   const auto forward = [&]() -> Forwarded {
-    return {.outputs = {RotateFused(x, table, 1.0f)},
+    return {.outputs = RotateFused(inputs, table, 1.0f),
             .saved = {table.cos, table.sin, table.rows},
             .backward = [](const BackwardCall& call) -> Tensors {
               const Tensors& saved = call.saved;
-              return {RotateFused(call.grads[0], {saved[0], saved[1], saved[2]}, -1.0f)};
+              return RotateFused(call.grads, {saved[0], saved[1], saved[2]}, -1.0f);
             }};
   };
-  return Apply({.name = "ApplyRotary", .inputs = {x}, .forward = forward})[0];
+  return Apply({.name = "ApplyRotary", .inputs = inputs, .forward = forward});
 }
 
 // In LibTorch calls: fp64.
@@ -183,14 +200,32 @@ RotaryTable RotaryTables::Of(const at::Tensor& positions, std::span<const double
               [&] { return MakeRotaryTable(positions, frequencies, factor); });
 }
 
+namespace {
+
+RotaryTable Contiguous(const RotaryTable& table) {
+  return {.cos = table.cos.contiguous(),
+          .sin = table.sin.contiguous(),
+          .rows = table.rows.contiguous()};
+}
+
+}  // namespace
+
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {
   CheckDTypes("ApplyRotary", {x});
   CheckTable(x, table);
-  if (IsFused(x))
-    return FusedRotary(x, {.cos = table.cos.contiguous(),
-                           .sin = table.sin.contiguous(),
-                           .rows = table.rows.contiguous()});
-  return RotateComposed(x, table);
+  return IsFused(x) ? FusedRotary({x}, Contiguous(table))[0] : RotateComposed(x, table);
+}
+
+RotatedPair ApplyRotary(const at::Tensor& q, const at::Tensor& k, const RotaryTable& table) {
+  CheckDTypes("ApplyRotary", {q, k});
+  CheckTable(q, table);
+  HL_CHECK(k.defined() && k.dim() == 4 && k.scalar_type() == q.scalar_type() &&
+               FitsBeside(q, k, {q.size(0), q.size(1), k.size(2), q.size(3)}),
+           "ApplyRotary to q ", Describe(q), " and k ", Describe(k),
+           "; [B, T, H, d] and [B, T, Hk, d] of one dtype and device would work");
+  if (!IsFused(q)) return {.q = RotateComposed(q, table), .k = RotateComposed(k, table)};
+  const Tensors rotated = FusedRotary({q, k}, Contiguous(table));
+  return {.q = rotated[0], .k = rotated[1]};
 }
 
 }  // namespace halflife::kernels

@@ -3,7 +3,7 @@
 // of a position of 100,000 would be off by 4e-3, and distances with them.
 //
 //   const RotaryTable table = MakeRotaryTable(slice.positions, head_dim, 10000);
-//   q = ApplyRotary(q, table), k = ApplyRotary(k, table);
+//   const RotatedPair rotated = ApplyRotary(q, k, table);
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -55,5 +55,11 @@ class RotaryTables {
 
 // x [B, T, H, d] fp32, bf16 or fp64 -> the same shape and dtype.
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table);
+// q [B, T, H, d] and k [B, T, Hk, d] of one dtype, in one pass. Where the heads of a token are
+// dense, its tokens may lie apart: q and k may be columns of one product.
+struct RotatedPair {
+  at::Tensor q, k;
+};
+RotatedPair ApplyRotary(const at::Tensor& q, const at::Tensor& k, const RotaryTable& table);
 
 }  // namespace halflife::kernels

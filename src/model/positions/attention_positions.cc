@@ -27,8 +27,8 @@ RotaryPositions::RotaryPositions(const AttentionLayer& layer)
 void RotaryPositions::Encode(AttentionHeads& heads, const at::Tensor& positions,
                              kernels::RotaryTables& tables) const {
   const auto table = tables.Of(positions, frequencies_, factor_);
-  heads.q = kernels::ApplyRotary(heads.q, table);
-  heads.k = kernels::ApplyRotary(heads.k, table);
+  const kernels::RotatedPair rotated = kernels::ApplyRotary(heads.q, heads.k, table);
+  heads.q = rotated.q, heads.k = rotated.k;
 }
 
 }  // namespace halflife::model

@@ -31,4 +31,14 @@ GATES = [
      "decay_gate_test"),
 ]
 
-MUTATIONS = LOSS + GATES
+ROTARY = [
+    ("rotary, CPU: keys by the gaps of queries", f"{KERNELS}/rotary/cpu.cc", "token * heads.x_stride",
+     "token * tokens.heads[0].x_stride", "rotary_test"),
+    ("rotary: rows apart taken for tokens at one stride", f"{KERNELS}/rotary/rotary.cc",
+     "(x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1))", "true", "rotary_test"),
+    ("rotary: the pair's heads swapped", f"{KERNELS}/rotary/rotary.cc",
+     "return {.q = rotated[0], .k = rotated[1]};", "return {.q = rotated[1], .k = rotated[0]};",
+     "rotary_test"),
+]
+
+MUTATIONS = LOSS + GATES + ROTARY

@@ -271,8 +271,8 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
         form_.rotary_frequencies.empty()
             ? slice.rotary->Of(slice.told_positions(), maps_[0]->width(), form_.rope_theta)
             : slice.rotary->Of(slice.told_positions(), form_.rotary_frequencies);
-    heads.q.x = kernels::ApplyRotary(heads.q.x, table);
-    heads.k.x = kernels::ApplyRotary(heads.k.x, table);
+    const kernels::RotatedPair rotated = kernels::ApplyRotary(heads.q.x, heads.k.x, table);
+    heads.q.x = rotated.q, heads.k.x = rotated.k;
   }
   if (form_.query_scale) {
     const at::Tensor scale = form_.query_scale(slice.positions).unsqueeze(-1);

@@ -25,8 +25,8 @@ class OwnRotation : public AttentionPositions {
   void Encode(AttentionHeads& heads, const at::Tensor& positions,
               kernels::RotaryTables& tables) const override {
     const auto table = tables.Of(positions, head_dim_, rope_theta_);
-    heads.q = kernels::ApplyRotary(heads.q, table);
-    heads.k = kernels::ApplyRotary(heads.k, table);
+    const kernels::RotatedPair rotated = kernels::ApplyRotary(heads.q, heads.k, table);
+    heads.q = rotated.q, heads.k = rotated.k;
   }
 
  private:
