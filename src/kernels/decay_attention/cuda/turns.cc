@@ -7,7 +7,7 @@
 namespace halflife::kernels::cuda {
 namespace {
 
-constexpr size_t kLargeWorkspace = size_t{2} << 30;
+constexpr size_t kSmallWorkspace = size_t{512} << 20, kLargeWorkspace = size_t{2} << 30;
 
 // The fewest turns whose workspace is within `limit`; else a turn for each row.
 int TurnsWithin(size_t limit, int batch, const std::function<size_t(int turns)>& bytes_of) {

@@ -17,9 +17,6 @@
 
 namespace halflife::kernels::cuda {
 
-// No turns are wanted below.
-constexpr size_t kSmallWorkspace = size_t{512} << 20;
-
 // Bytes of q, k, v and out and of decays a token, which a step keeps of every layer.
 size_t TensorBytes(const DecayAttentionArgs& args);
 // What a workspace is kept within, segments' states aside, as far as turns of a row each allow:
@@ -31,8 +28,8 @@ size_t WorkspaceLimit(const DecayAttentionArgs& args);
 struct TurnBlocks {
   int64_t blocks_of_row, slots;
 };
-// From 1, for sequences that are packed, to a turn for each row. As many as make the workspace
-// small, while a turn is still two rounds of the device's blocks, or an eighth less; more where
+// From 1, for sequences that are packed, to a turn for each row. As many as bring the workspace to
+// 512 MiB, while a turn is still two rounds of the device's blocks, or an eighth less; more where
 // only that keeps it within the limit. `bytes_of(turns)`: the workspace, which falls with them.
 int ChooseTurns(const DecayAttentionArgs& args, const TurnBlocks& blocks,
                 const std::function<size_t(int turns)>& bytes_of);
