@@ -111,11 +111,12 @@ constexpr GoldenPlan kGoldenPlans[] = {
      135266304},
     {kToken, 2, 16384, 16, 128, 128, kAmpere, 8, 16, 128, 128, 128, 128, 4, 16778240, 100665344,
      68157440},
-    // the normaliser: checkpoints in two terms, centred values, a slice of sums over keys
-    {DecayKind::kPerHeadChannel, 32, 512, 12, 64, 64, kHopper, 1, 1, 64, 64, 64, 64, 2, 51118336,
+    // the normaliser: checkpoints in two terms; backward, centred values and a slice of sums over
+    // keys; forward, of several slices of K, their sums
+    {DecayKind::kPerHeadChannel, 32, 512, 12, 64, 64, kHopper, 1, 1, 64, 64, 64, 64, 2, 0,
      260702464, 31948800, NormKind::kSumOfKeys},
-    {kToken, 8, 2048, 32, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 4, 270532864, 1271136512,
-     152174592, NormKind::kSumOfKeys},
+    {kToken, 8, 2048, 32, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 4, 0, 1271136512, 152174592,
+     NormKind::kSumOfKeys},
     {kToken, 8,   2048, 32,  256, 256,       kHopper,    1,         1,
      128,    128, 128,  128, 4,   404226304, 1198129408, 606339072, NormKind::kSumOfKeys,
      3,      4},

@@ -35,15 +35,15 @@ constexpr int kPlaceBytes = 64;  // Place
 // Tokens of out that are staged at once: with all of a chunk, blocks of 128 x 64 would miss 99 KiB.
 constexpr int kOutTokens = 32;
 
-// Forward: two stages of q, k, v; scores; a stage of out.
+// Forward: two stages of q, k, v; scores; a stage of out; sums of keys, normalised or not.
 constexpr int ChunkScanBytes(int k, int v) {
   return 2 * kChunk * (2 * k + v) * 2 + kChunk * kChunk * 2 + kOutTokens * v * 2 +
-         2 * kDecayTablesBytes;
+         2 * kDecayTablesBytes + (k + 3 * v) * 4;
 }
 // The same with decays of channels: operands scaled for a tile, twice, and its decays.
 constexpr int ChannelScanBytes(int k, int v) {
   return 2 * kChunk * (2 * k + v) * 2 + 2 * kTile * k * 2 * 2 + 2 * k * 4 + kTile * k * 4 +
-         kTile * kChunk * 2 + kChunk * v * 2;
+         kTile * kChunk * 2 + kChunk * v * 2 + (k + kTile) * 4;
 }
 // Backward: stages of q, k, v, dout; R; scores and their gradients; a stage of outputs.
 constexpr int ReverseScanBytes(int k, int v, int stages) {

@@ -12,7 +12,7 @@
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | 2 x (q P [16, K] 4 | k Q 4 | G 0.5)
 //   | decays [16, K] 8 |
-//   | scores [16, 64] 2 | stage of out 16 |
+//   | scores [16, 64] 2 | stage of out 16 | sums of keys 0.6 |
 #pragma once
 
 #include "kernels/decay_attention/cuda/channel_tile.cuh"
@@ -20,10 +20,12 @@
 
 namespace halflife::kernels::decay {
 
-template <int kK_, int kV_>
+template <int kK_, int kV_, bool kNormalised_>
 struct ChannelConfig {
   static constexpr int kK = kK_, kV = kV_;
+  static constexpr bool kNormalised = kNormalised_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
+  static_assert(kThreads >= kK, "a channel has a thread");
   static constexpr int kMinBlocksPerSm = 1;
   static constexpr int kSmemBytes = ChannelScanBytes(kK, kV);
 };
@@ -35,44 +37,53 @@ struct ChannelShared {
   float* transition;             // [2][kK]
   float* decays;                 // [16, kK]
   bf16* scores;                  // [16, 64], of which 16 columns are used
+  float* key_sums;               // [kK]: z before the tile
+  float* query_sums;             // [16]: (q P) z
 };
 
-// A channel a thread.
+// A channel a thread, which has its z, too: the tile's tokens find it as it was before them.
 template <typename Config>
 HL_DEVICE void ScaleOperands(const ChannelShared<Config>& smem, int buffer, const bf16* q,
                              const bf16* k, const DecayAttentionArgs& args, const ChunkEntry& chunk,
-                             const Place& place, int first_row) {
+                             const Place& place, int first_row, float& key_sum) {
   constexpr int kK = Config::kK;
   const int decay_head = SharedHead(place.head, args.num_decay_heads, args.num_heads);
   bf16* const scaled_q = smem.q + buffer * kTile * kK;
   bf16* const scaled_k = smem.k + buffer * kTile * kK;
-#pragma unroll 1
-  for (int c = static_cast<int>(threadIdx.x); c < kK; c += Config::kThreads) {
-    const int channel = place.key_slice * kK + c;
-    float decay[kTile];
+  const int c = static_cast<int>(threadIdx.x);
+  if (c >= kK) return;
+  const int channel = place.key_slice * kK + c;
+  float decay[kTile];
 #pragma unroll
-    for (int r = 0; r < kTile; ++r) {
-      const bool live = first_row + r < chunk.length && channel < args.head_dim_k;
-      decay[r] = live ? LogDecayAt(args, chunk, first_row + r, decay_head, channel) * kLog2E : 0.0f;
-    }
-    float sum = 0;
+  for (int r = 0; r < kTile; ++r) {
+    const bool live = first_row + r < chunk.length && channel < args.head_dim_k;
+    decay[r] = live ? LogDecayAt(args, chunk, first_row + r, decay_head, channel) * kLog2E : 0.0f;
+  }
+  float sum = 0;
 #pragma unroll
-    for (int r = 0; r < kTile; ++r) {
-      sum += decay[r];
-      smem.decays[r * kK + c] = Exp2Approx(decay[r]);
-      scaled_q[TileOffset<kK>(r, c)] = ToBf16(ToFloat(q[TileOffset<kK>(first_row + r, c)]) *
-                                              (static_cast<float>(args.scale) * Exp2Approx(sum)));
-    }
-    smem.transition[buffer * kK + c] = Exp2Approx(sum);
-    sum = 0;
+  for (int r = 0; r < kTile; ++r) {
+    sum += decay[r];
+    smem.decays[r * kK + c] = Exp2Approx(decay[r]);
+    scaled_q[TileOffset<kK>(r, c)] = ToBf16(ToFloat(q[TileOffset<kK>(first_row + r, c)]) *
+                                            (static_cast<float>(args.scale) * Exp2Approx(sum)));
+  }
+  const float transition = Exp2Approx(sum);
+  smem.transition[buffer * kK + c] = transition;
+  sum = 0;
+  float keys = 0;
 #pragma unroll
-    for (int r = kTile - 1; r >= 0; --r) {
-      const bool live = first_row + r < chunk.length;
-      const float key_scale = live ? KeyScaleAt(args, chunk, first_row + r, place.head) : 0.0f;
-      scaled_k[TileOffset<kK>(r, c)] =
-          ToBf16(ToFloat(k[TileOffset<kK>(first_row + r, c)]) * (key_scale * Exp2Approx(sum)));
-      sum += decay[r];
-    }
+  for (int r = kTile - 1; r >= 0; --r) {
+    const bool live = first_row + r < chunk.length;
+    const float key_scale = live ? KeyScaleAt(args, chunk, first_row + r, place.head) : 0.0f;
+    const bf16 key =
+        ToBf16(ToFloat(k[TileOffset<kK>(first_row + r, c)]) * (key_scale * Exp2Approx(sum)));
+    scaled_k[TileOffset<kK>(r, c)] = key;
+    if constexpr (Config::kNormalised) keys += ToFloat(key);
+    sum += decay[r];
+  }
+  if constexpr (Config::kNormalised) {
+    smem.key_sums[c] = key_sum;
+    key_sum = fmaf(transition, key_sum, keys);
   }
 }
 
@@ -91,19 +102,35 @@ HL_DEVICE void TileScores(const ChannelShared<Config>& smem, const bf16* q, cons
       });
 }
 
-// out^T of the tile's tokens, into the warp's stage, or where it is a partial sum to its place;
-// then the state after them.
+// (q P) z: the threads that share a token have its channels in turn, in pairs.
 template <typename Config>
-HL_DEVICE void TileOutput(const ChannelShared<Config>& smem, int buffer, const bf16* v,
-                          float (&state)[Config::kK / 8][4], bf16* stage, Rows target, int length,
-                          int first_row) {
+HL_DEVICE void SumTileQueries(const ChannelShared<Config>& smem, int buffer) {
+  constexpr int kK = Config::kK, kGroups = Config::kThreads / kTile;
+  const bf16* const q = smem.q + buffer * kTile * kK;
+  const int r = static_cast<int>(threadIdx.x) / kGroups;
+  const int group = static_cast<int>(threadIdx.x) % kGroups;
+  float sum = 0;
+#pragma unroll
+  for (int c = 2 * group; c < kK; c += 2 * kGroups) {
+    const uint32_t queries = *reinterpret_cast<const uint32_t*>(q + TileOffset<kK>(r, c));
+    const float2 keys = *reinterpret_cast<const float2*>(smem.key_sums + c);
+    sum = fmaf(UnpackHi(queries), keys.y, fmaf(UnpackLo(queries), keys.x, sum));
+  }
+#pragma unroll
+  for (int offset = 1; offset < kGroups; offset *= 2)
+    sum += __shfl_xor_sync(kFullWarp, sum, offset);
+  if (group == 0) smem.query_sums[r] = sum;
+}
+
+// out^T of the tile's tokens; `values`: their fragment of v^T.
+template <typename Config>
+HL_DEVICE void TileOutput(float (&out)[2][4], uint32_t (&values)[4],
+                          const ChannelShared<Config>& smem, int buffer, const bf16* v,
+                          const float (&state)[Config::kK / 8][4], int first_row) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
-  const int columns_k = ColumnsFirst<kK>(lane), rows_k = RowsFirst<kK>(lane);
+  const int columns_k = ColumnsFirst<kK>(lane);
   const bf16* const q = smem.q + buffer * kTile * kK;
-  const bf16* const k = smem.k + buffer * kTile * kK;
-  const float* const transition = smem.transition + buffer * kK;
-  float out[2][4];
   Clear(out);
 #pragma unroll
   for (int j = 0; j < kK / 16; ++j) {
@@ -112,28 +139,72 @@ HL_DEVICE void TileOutput(const ChannelShared<Config>& smem, int buffer, const b
     LoadFragment<kK, false>(b, q, columns_k, 0, 16 * j);
     MmaPair(out[0], out[1], a, b);
   }
-  uint32_t values[4], b[4];
+  uint32_t b[4];
   LoadFragment<kV, true>(values, v, ColumnsFirst<kV>(lane), first_row, WarpId() * 16);
   LoadFragment<kChunk, false>(b, smem.scores, ColumnsFirst<kChunk>(lane), 0, 0);
   MmaPair(out[0], out[1], values, b);
+}
+
+// out^T / (d + eps), where a block has all of K. Two lanes a token, with half of its scores each.
+template <typename Config>
+HL_DEVICE void DivideTile(float (&out)[2][4], const ChannelShared<Config>& smem,
+                          const ChunkScanParams& params, const ChunkEntry& chunk,
+                          const Place& place, const KeySumPlace& at, int first_row) {
+  const int lane = FreshLaneId();
+  const int r = lane / 2;
+  float scores[8], sum = 0;
+  UnpackUnit(scores,
+             *reinterpret_cast<const uint4*>(smem.scores + TileOffset<kChunk>(r, lane % 2 * 8)));
+#pragma unroll
+  for (int s = 0; s < 8; ++s) sum += scores[s];
+  sum += __shfl_xor_sync(kFullWarp, sum, 1);
+  const float divisor = sum + smem.query_sums[r] + params.key_sums.eps;
+  if (WarpId() == 0 && lane % 2 == 0) KeepDivisor(params, chunk, place, at, first_row + r, divisor);
+  const float factor = params.key_sums.divides ? 1.0f / divisor : 1.0f;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int column = 8 * n + lane % 4 * 2;
+    const float f0 = __shfl_sync(kFullWarp, factor, 2 * column);
+    const float f1 = __shfl_sync(kFullWarp, factor, 2 * column + 2);
+    out[n][0] *= f0;
+    out[n][1] *= f1;
+    out[n][2] *= f0;
+    out[n][3] *= f1;
+  }
+}
+
+// Into the warp's stage, or where it is a partial sum to its place.
+HL_DEVICE void StoreTile(const float (&out)[2][4], bf16* stage, Rows target, int length,
+                         int first_row) {
+  const int lane = FreshLaneId();
   if (target.is_wide) {
     target.data += first_row * target.stride_t * static_cast<int>(sizeof(float));
     StoreTransposedWide<kChunk>(out, stage, target, length - first_row, WarpId() * 16);
-  } else {
+    return;
+  }
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < 2; ++n) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 pair = TransposePair(out[n][2 * half], out[n][2 * half + 1]);
-        const int row = first_row + 8 * n + lane % 4 * 2 + lane / 4 % 2;
-        *reinterpret_cast<uint32_t*>(stage + row * 16 + lane / 8 * 2 + half * 8) =
-            PackBf16(pair.x, pair.y);
-      }
+    for (int half = 0; half < 2; ++half) {
+      const float2 pair = TransposePair(out[n][2 * half], out[n][2 * half + 1]);
+      const int row = first_row + 8 * n + lane % 4 * 2 + lane / 4 % 2;
+      *reinterpret_cast<uint32_t*>(stage + row * 16 + lane / 8 * 2 + half * 8) =
+          PackBf16(pair.x, pair.y);
     }
   }
-  ScaleAccumulatorColumns(state, transition);
+}
+
+// The state after the tile.
+template <typename Config>
+HL_DEVICE void TileState(float (&state)[Config::kK / 8][4], const uint32_t (&values)[4],
+                         const ChannelShared<Config>& smem, int buffer) {
+  constexpr int kK = Config::kK;
+  const int rows_k = RowsFirst<kK>(FreshLaneId());
+  const bf16* const k = smem.k + buffer * kTile * kK;
+  ScaleAccumulatorColumns(state, smem.transition + buffer * kK);
 #pragma unroll
   for (int n = 0; n < kK / 16; ++n) {
+    uint32_t b[4];
     LoadFragment<kK, true>(b, k, rows_k, 0, 16 * n);
     MmaPair(state[2 * n], state[2 * n + 1], values, b);
   }
@@ -158,13 +229,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   smem.decays = carver.Take<float>(kTile * kK);
   smem.scores = carver.Take<bf16>(kTile * kChunk);
   smem.scan.out = carver.Take<bf16>(kChunk * kV);
+  smem.key_sums = carver.Take<float>(kK);
+  smem.query_sums = carver.Take<float>(kTile);
 
   const DecayAttentionArgs& args = params.args;
   const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
                           place.slice * kV + WarpId() * 16};
+  const KeySumPlace channels = KeySumPlaceOf<kK>(args, place);
   bf16* const stage_out = smem.scan.out + WarpId() * kChunk * 16;
+  const int thread = static_cast<int>(threadIdx.x);
 
   float state[kK / 8][4];
   Clear(state);
@@ -174,6 +249,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     LoadState<true>(
         state, static_cast<const float*>(args.initial_state) + place.state * state_elements, rows);
   }
+  float key_sum = 0;  // of the thread's channel
+  if (Config::kNormalised && thread < kK)
+    key_sum = FirstKeySum(params.key_sums, args, place, channels, thread);
   if (place.begin < place.end) {
     LoadChunk(smem.scan, args, args.chunks[place.begin], place, 0);
     CpAsyncCommit();
@@ -191,32 +269,52 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       LoadChunk(smem.scan, args, args.chunks[index + 1], place, 1 - stage);
       CpAsyncCommit();
     }
-    if ((chunk.flags & kChunkResets) != 0) Clear(state);
+    if ((chunk.flags & kChunkResets) != 0) {
+      Clear(state);
+      key_sum = 0;
+    }
     SaveCheckpoint<Config, kChunk>(state, stage_out, params, place, index, rows);
+    if (Config::kNormalised && thread < kK)
+      SaveKeySum(params, place, channels, index, thread, key_sum);
     const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
                                place.head, place.slice * kV, args.head_dim_v);
 #pragma unroll 1
     for (int row = 0; row < chunk.length; row += kTile) {
       const int buffer = row / kTile % 2;
-      ScaleOperands(smem, buffer, q, k, args, chunk, place, row);
+      ScaleOperands(smem, buffer, q, k, args, chunk, place, row, key_sum);
       __syncthreads();
+      if constexpr (Config::kNormalised) SumTileQueries(smem, buffer);
       TileScores(smem, q, k, args, chunk, place, row);
       __syncthreads();
-      TileOutput(smem, buffer, v, state, stage_out, target, chunk.length, row);
+      float out[2][4];
+      uint32_t values[4];
+      TileOutput<Config>(out, values, smem, buffer, v, state, row);
+      if constexpr (Config::kNormalised) DivideTile(out, smem, params, chunk, place, channels, row);
+      StoreTile(out, stage_out, target, chunk.length, row);
+      TileState<Config>(state, values, smem, buffer);
     }
     if (!target.is_wide) FlushTransposed(stage_out, target, chunk.length, WarpId() * 16);
   }
   if (args.final_state != nullptr && place.stops)
     StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,
                      rows);
+  if (Config::kNormalised && thread < kK)
+    StoreFinalKeySum(params.key_sums, args, place, channels, thread, key_sum);
 }
 
-template <int kK, int kV>
-void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream) {
-  using Config = ChannelConfig<kK, kV>;
+template <typename Config>
+void LaunchChannelScanAs(const ChunkScanParams& params, cudaStream_t stream) {
   Launch({NumBlocks(params.args, params.shape), Config::kThreads, Config::kSmemBytes,
           "decay attention scan, decays of channels"},
          stream, ChannelScanKernel<Config>, params);
+}
+template <int kK, int kV>
+void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream) {
+  if (params.key_sums.wanted) {
+    LaunchChannelScanAs<ChannelConfig<kK, kV, true>>(params, stream);
+  } else {
+    LaunchChannelScanAs<ChannelConfig<kK, kV, false>>(params, stream);
+  }
 }
 
 }  // namespace halflife::kernels::decay

@@ -7,16 +7,18 @@
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | scores [C, C] 8 | stage of out 8
-//   | 2 x tables 2.3 | = kSmemBytes
+//   | 2 x tables 2.3 | sums of keys 2 | = kSmemBytes
 #pragma once
 
+#include "kernels/decay_attention/cuda/key_sums.cuh"
 #include "kernels/decay_attention/cuda/tile.cuh"
 
 namespace halflife::kernels::decay {
 
-template <int kK_, int kV_>
+template <int kK_, int kV_, bool kNormalised_>
 struct ChunkScanConfig {
   static constexpr int kK = kK_, kV = kV_;
+  static constexpr bool kNormalised = kNormalised_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   // Registers allow no more: kK / 2 of them are state.
   static constexpr int kMinBlocksPerSm = ScanBlocksPerSm(kK, kV);
@@ -50,17 +52,19 @@ HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttenti
 }
 
 // scores_rs = scale c_s w_rs q_r k_s for s <= r; what lies above the 16 x 16 tiles of the diagonal
-// is not written.
+// is not written. `row_sums` [kWarps / 4][64]: their sums by the warps that share rows, for a
+// normalised output.
 template <typename Config>
-HL_DEVICE void IntraTile(bf16* scores, const bf16* q, const bf16* k, const DecayTables& tables,
-                         float scale) {
+HL_DEVICE void IntraTile(bf16* scores, [[maybe_unused]] float* row_sums, const bf16* q,
+                         const bf16* k, const DecayTables& tables, float scale) {
   constexpr int kK = Config::kK;
   const int lane = FreshLaneId();
   const int rows_k = RowsFirst<kK>(lane);
   const int columns_k = ColumnsFirst<kK>(lane);
-  const int row_tile = WarpId() % 4;
+  const int row_tile = WarpId() % 4, part = WarpId() / 4;
+  [[maybe_unused]] float sums[2] = {0, 0};
 #pragma unroll 1
-  for (int column_tile = WarpId() / 4; column_tile <= row_tile; column_tile += Config::kWarps / 4) {
+  for (int column_tile = part; column_tile <= row_tile; column_tile += Config::kWarps / 4) {
     float acc[2][4];
     Clear(acc);
 #pragma unroll 4
@@ -80,8 +84,17 @@ HL_DEVICE void IntraTile(bf16* scores, const bf16* q, const bf16* k, const Decay
         const float2 weights = PairWeights(tables, r, s);
         const float x = s <= r ? acc[n][2 * half] * (weights.x * c0) : 0.0f;
         const float y = s + 1 <= r ? acc[n][2 * half + 1] * (weights.y * c1) : 0.0f;
-        *reinterpret_cast<uint32_t*>(scores + TileOffset<kChunk>(r, s)) = PackBf16(x, y);
+        const uint32_t pair = PackBf16(x, y);
+        *reinterpret_cast<uint32_t*>(scores + TileOffset<kChunk>(r, s)) = pair;
+        if constexpr (Config::kNormalised) sums[half] += UnpackLo(pair) + UnpackHi(pair);
       }
+    }
+  }
+  if constexpr (Config::kNormalised) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = RowSum(sums[half]);
+      if (lane % 4 == 0) row_sums[part * kChunk + 16 * row_tile + 8 * half + lane / 4] = sum;
     }
   }
 }
@@ -185,13 +198,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   smem.scores = carver.Take<bf16>(kChunk * kChunk);
   smem.out = carver.Take<bf16>(kOutTokens * kV);
   smem.tables = carver.Take<DecayTables>(2);
+  KeySumsShared<Config> key_sums;
+  key_sums.state = carver.Take<float>(kK);
+  key_sums.parts = carver.Take<float>(3 * kV);
 
   const DecayAttentionArgs& args = params.args;
   const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
                           place.slice * kV + WarpId() * 16};
+  const KeySumPlace channels = KeySumPlaceOf<kK>(args, place);
   bf16* const stage_out = smem.out + WarpId() * kOutTokens * 16;
+  const int thread = static_cast<int>(threadIdx.x);
 
   float state[kK / 8][4];
   Clear(state);
@@ -201,6 +219,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     LoadState<true>(
         state, static_cast<const float*>(args.initial_state) + place.state * state_elements, rows);
   }
+  if (Config::kNormalised && thread < kK)
+    key_sums.state[thread] = FirstKeySum(params.key_sums, args, place, channels, thread);
   if (place.begin < place.end) {
     const ChunkEntry chunk = args.chunks[place.begin];
     LoadChunk(smem, args, chunk, place, 0);
@@ -221,32 +241,52 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       LoadChunk(smem, args, args.chunks[index + 1], place, 1 - stage);
       CpAsyncCommit();
     }
-    if ((chunk.flags & kChunkResets) != 0) Clear(state);
+    const bool resets = (chunk.flags & kChunkResets) != 0;
+    if (resets) Clear(state);
     SaveCheckpoint<Config, kOutTokens>(state, stage_out, params, place, index, rows);
-    IntraTile<Config>(smem.scores, q, k, tables, args.scale);
+    if constexpr (Config::kNormalised) {
+      if (thread < kK)
+        SaveKeySum(params, place, channels, index, thread, resets ? 0.0f : key_sums.state[thread]);
+      SumQueries(key_sums, q, tables, resets);
+    }
+    IntraTile<Config>(smem.scores, key_sums.parts, q, k, tables, args.scale);
     __syncthreads();
     float out[kChunk / 8][4];
     InterOutput<Config>(out, state, q, tables);
     IntraOutput<Config>(out, v, smem.scores);
+    if constexpr (Config::kNormalised) Divide(out, key_sums, params, chunk, place, channels);
     const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
                                place.head, place.slice * kV, args.head_dim_v);
     StoreTokens<kOutTokens>(out, stage_out, target, chunk.length, WarpId() * 16);
     Scale(state, tables.transition);
     AccumulateOuter<kV, kK>(state, v, k, tables.outgoing_scaled);
+    if constexpr (Config::kNormalised) AdvanceKeySums(key_sums, k, tables, resets);
     if (WarpId() == 0 && index + 1 < place.end)
       FillDecayTables(smem.tables[1 - stage], args, args.chunks[index + 1], place.head);
   }
   if (args.final_state != nullptr && place.stops)
     StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,
                      rows);
+  if constexpr (Config::kNormalised) {
+    __syncthreads();
+    if (thread < kK)
+      StoreFinalKeySum(params.key_sums, args, place, channels, thread, key_sums.state[thread]);
+  }
 }
 
-template <int kK, int kV>
-void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream) {
-  using Config = ChunkScanConfig<kK, kV>;
+template <typename Config>
+void LaunchChunkScanAs(const ChunkScanParams& params, cudaStream_t stream) {
   Launch({NumBlocks(params.args, params.shape), Config::kThreads, Config::kSmemBytes,
           "decay attention scan"},
          stream, ChunkScanKernel<Config>, params);
+}
+template <int kK, int kV>
+void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream) {
+  if (params.key_sums.wanted) {
+    LaunchChunkScanAs<ChunkScanConfig<kK, kV, true>>(params, stream);
+  } else {
+    LaunchChunkScanAs<ChunkScanConfig<kK, kV, false>>(params, stream);
+  }
 }
 
 }  // namespace halflife::kernels::decay

@@ -39,6 +39,17 @@ struct Centre {
   const void* key_sums;  // z beside the checkpoints of S, of the same form: [2, slots, H, K] bf16
 };
 
+// Of a normalised forward: the sums of keys that outputs are divided by (key_sums.cuh).
+struct KeySums {
+  bool wanted;           // else outputs are not normalised
+  bool divides;          // a block has all of K, and divides before it writes
+  float eps;             // is added to every sum
+  float* sums;           // [slices of K, B, T, H], with eps; null: not kept
+  const float* initial;  // z [num_sequences, H, num_segments, K] before each segment; null: zero
+  float* final;          // z [num_sequences, H, K]; null: not wanted
+  void* checkpoints;     // z [2, slots, H, K] bf16, beside those of the state; null: not kept
+};
+
 struct ChunkScanParams {
   DecayAttentionArgs args;
   SegmentShape shape;
@@ -48,6 +59,7 @@ struct ChunkScanParams {
   const float* segment_states;
   // args.out, or fp32 [slices of K, B, T, H, V] to be summed over them
   TensorView out;
+  KeySums key_sums;
 };
 
 struct ReverseScanParams {

@@ -1,5 +1,6 @@
-// Inner header: the normaliser around the scans on tensor cores, whose sums of keys are the output
-// of a scan over a column of ones.
+// Inner header: the normaliser around the scans on tensor cores. A forward scan divides by the sums
+// of keys itself (key_sums.cuh) but where each slice of K has a part of them; a backward takes them
+// as the output of a scan over a column of ones.
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -10,7 +11,7 @@ namespace halflife::kernels::decay {
 // The column's one value.
 void LaunchOne(bf16* one, cudaStream_t stream);
 
-// args.out = sum of numerators / (sum of sums + eps); args.norm_denom, if it is there, the divisor.
+// args.out = sum of numerators / (sum of sums + eps), over slices of K; args.norm_denom, if it is there, the divisor.
 struct NormaliseParams {
   DecayAttentionArgs args;
   int num_slices;           // of K

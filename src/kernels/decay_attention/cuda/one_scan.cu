@@ -119,15 +119,19 @@ const float* ScanSegments(const Scan& scan, const SegmentLayout& layout, const T
   decay::LaunchSegmentScan(over, stream);
   return own.states;
 }
+// Those of the turn's sequences, of all [num_sequences, H, K, V]; null of null.
+const float* StatesOfTurn(const Scan& scan, const void* states) {
+  if (states == nullptr) return nullptr;
+  return static_cast<const float*>(states) + int64_t{1} * scan.turn.first_sequence *
+                                                 scan.args.num_heads * scan.args.head_dim_k *
+                                                 scan.args.head_dim_v;
+}
 // What each segment starts from; null where there is one.
 const float* SegmentStates(const Scan& scan, const SegmentLayout& layout, const TensorView* dout,
                            const void* initial_state, cudaStream_t stream) {
   if (scan.num_segments == 1) return nullptr;
   decay::SegmentScanParams over = {};
-  if (initial_state != nullptr)
-    over.initial_state = static_cast<const float*>(initial_state) +
-                         int64_t{1} * scan.turn.first_sequence * scan.args.num_heads *
-                             scan.args.head_dim_k * scan.args.head_dim_v;
+  over.initial_state = StatesOfTurn(scan, initial_state);
   return ScanSegments(scan, layout, dout, over, stream);
 }
 
@@ -221,8 +225,29 @@ void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* 
 
 // ---- forward ----
 
+decay::KeySums KeySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                         const NormaliserLayout& layout, const Turn& turn, cudaStream_t stream) {
+  decay::KeySums sums = {};
+  if (!IsNormalised(args)) return sums;
+  sums.wanted = true;
+  sums.divides = SlicesOf(args, plan.forward).keys == 1;
+  sums.eps = sums.divides ? static_cast<float>(args.norm_eps) : 0.0f;
+  sums.sums = static_cast<float*>(sums.divides ? args.norm_denom
+                                               : Partial(args, turn, layout.sums, 1).data);
+  const Scan ones = ScanOfOnes(args, plan, ForwardOf(plan, turn), layout);
+  sums.final = static_cast<float*>(ones.args.final_state);
+  sums.checkpoints = ones.args.checkpoints;
+  if (ones.num_segments > 1) {
+    decay::LaunchOne(At<bf16>(args.workspace, layout.one), stream);
+    sums.initial = SegmentStates(ones, layout.segments, nullptr, ones.args.initial_state, stream);
+  } else {
+    sums.initial = StatesOfTurn(ones, ones.args.initial_state);
+  }
+  return sums;
+}
+
 void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorView& out,
-                cudaStream_t stream) {
+                const decay::KeySums& key_sums, cudaStream_t stream) {
   const Instance& instance = InstanceOf(scan.block);
   decay::ChunkScanParams params;
   params.args = scan.args;
@@ -231,6 +256,7 @@ void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorVie
   params.splits_checkpoints = scan.splits_checkpoints;
   params.segment_states = SegmentStates(scan, segments, nullptr, scan.args.initial_state, stream);
   params.out = out;
+  params.key_sums = key_sums;
   (scan.per_channel() ? instance.channel_scan : instance.chunk_scan)(params, stream);
 }
 

@@ -3,7 +3,7 @@
 // them (scans.cu).
 //
 //   const Scan scan = ScanOf(args, plan, ForwardOf(plan, TurnOf(args, 0, plan.forward_turns)));
-//   RunForward(scan, layout.segments, args.out, stream);
+//   RunForward(scan, layout.segments, args.out, /*key_sums=*/{}, stream);
 #pragma once
 
 #include <algorithm>
@@ -72,9 +72,12 @@ TensorView Partial(const DecayAttentionArgs& args, const Turn& turn, size_t offs
 void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,
                float* log_transition, cudaStream_t stream);
 
+// What a forward scan of a turn knows of the normaliser. Launches what finds z before each segment.
+decay::KeySums KeySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                         const NormaliserLayout& layout, const Turn& turn, cudaStream_t stream);
 // `out`: args.out, or fp32 [slices of K, B, T, H, V].
 void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorView& out,
-                cudaStream_t stream);
+                const decay::KeySums& key_sums, cudaStream_t stream);
 
 // Where the gradients of one scan go.
 struct GradientPlaces {

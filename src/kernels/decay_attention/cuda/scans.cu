@@ -9,7 +9,8 @@
 // What is left of a turn's rows of the batch is added up before the next turn takes its place.
 //
 // A normalised output n / (d + eps) is two problems of one kind: n over the columns of V, d over a
-// column of ones, with states and gradients of their own, whose dq, dk and decays add up.
+// column of ones, with states and gradients of their own, whose dq, dk and decays add up. Forward
+// one scan finds both (key_sums.cuh); states of segments and gradients are scans of each.
 #include <algorithm>
 #include <cstddef>
 
@@ -59,27 +60,23 @@ void SumConstantDecay(const DecayAttentionGradArgs& grads, const DecayAttentionP
 
 void ForwardTurn(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                  const ForwardLayout& layout, const Turn& turn, cudaStream_t stream) {
-  const Direction direction = ForwardOf(plan, turn);
-  const Scan scan = ScanOf(args, plan, direction);
+  const Scan scan = ScanOf(args, plan, ForwardOf(plan, turn));
   const int num_slices = scan.Shape().num_key_slices;
-  const bool normalised = IsNormalised(args);
-  const bool partial = normalised || num_slices > 1;
+  const bool partial = num_slices > 1;
   RunForward(scan, layout.segments,
-             partial ? Partial(args, turn, layout.out, args.head_dim_v) : args.out, stream);
+             partial ? Partial(args, turn, layout.out, args.head_dim_v) : args.out,
+             KeySumsOf(args, plan, layout.normaliser, turn, stream), stream);
   if (!partial) return;
   const float* const numerators = At<float>(args.workspace, layout.out);
-  if (!normalised) {
+  if (IsNormalised(args)) {
+    decay::LaunchNormalise({ProblemOfTurn(args, turn), num_slices, numerators,
+                            At<float>(args.workspace, layout.normaliser.sums)},
+                           stream);
+  } else {
     decay::LaunchReduceHeads({numerators, RowsOfTurn(args.out, turn), num_slices, turn.num_rows,
                               args.seq_len, args.num_heads, args.num_heads, args.head_dim_v},
                              stream);
-    return;
   }
-  decay::LaunchOne(At<bf16>(args.workspace, layout.normaliser.one), stream);
-  RunForward(ScanOfOnes(args, plan, direction, layout.normaliser), layout.segments,
-             Partial(args, turn, layout.normaliser.sums, 1), stream);
-  decay::LaunchNormalise({ProblemOfTurn(args, turn), num_slices, numerators,
-                          At<float>(args.workspace, layout.normaliser.sums)},
-                         stream);
 }
 
 void BackwardTurn(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,

@@ -162,11 +162,13 @@ ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAtten
   const Turn turn = LargestTurn(args, plan.forward_turns);
   const size_t slices = SlicesOf(args, plan.forward).keys, rows = Rows(args, turn.num_rows);
   layout.segments = AddSegments(args, turn.num_sequences, plan.num_segments, regions);
-  if (slices > 1 || IsNormalised(args))
-    layout.out = regions.Add(slices * rows * args.head_dim_v * sizeof(float));
+  if (slices > 1) layout.out = regions.Add(slices * rows * args.head_dim_v * sizeof(float));
   if (IsNormalised(args)) {
-    layout.normaliser.one = regions.Add(kHalf);
-    layout.normaliser.sums = regions.Add(slices * rows * sizeof(float));
+    if (slices > 1) layout.normaliser.sums = regions.Add(slices * rows * sizeof(float));
+    if (plan.num_segments > 1) layout.normaliser.one = regions.Add(kHalf);
+    DecayAttentionArgs ones = args;
+    ones.head_dim_v = 1;
+    layout.normaliser.segments = AddSegments(ones, turn.num_sequences, plan.num_segments, regions);
   }
   layout.bytes = regions.bytes();
   return layout;

@@ -28,16 +28,18 @@ struct CentreLayout {
   size_t dfinal_norm = 0;     // fp32 [sequences, H, K]
   size_t dinitial_state = 0;  // fp32 [sequences, H, K, V]: where the caller wants none
 };
-// Of the scans with the normaliser, which take its sums of keys as the state of a column of ones.
+// Of the normaliser, whose sums of keys are the state of a column of ones, where a scan takes that.
 struct NormaliserLayout {
-  size_t one = 0;   // that column: one bf16
-  size_t sums = 0;  // fp32 [slices of K, B, T, H]: forward, the sums of keys; backward, dL/d(ones)
-  size_t factor = 0;  // backward, fp32 [B, T, H]: of the ones, as rows of dout
+  size_t one = 0;  // that column: one bf16
+  // fp32 [slices of K, B, T, H]: forward, of several slices, the sums of keys; backward, dL/d(ones)
+  size_t sums = 0;
+  SegmentLayout segments;  // forward, of that state
+  size_t factor = 0;       // backward, fp32 [B, T, H]: of the ones, as rows of dout
   CentreLayout centre;
 };
 struct ForwardLayout {
   SegmentLayout segments;
-  size_t out = 0;  // fp32 sums over slices of K, and numerators: [slices of K, B, T, H, V]
+  size_t out = 0;  // fp32 sums over slices of K, of which there are several: [slices, B, T, H, V]
   NormaliserLayout normaliser;
   size_t bytes = 0;
 };

@@ -172,6 +172,56 @@ TEST(CudaNormaliser, SharedHeadsSegmentsAndDocuments) {
   }
 }
 
+// A mean of ones is one: outputs and their divisors sum the same weights, whatever the blocks. Both
+// are sums of bf16 products of weights, of which a hundred tokens' roundings, of 2^-9 each, leave
+// less than one; the output is rounded once more.
+TEST(CudaNormaliser, ConstantValuesComeOutAsTheyAre) {
+  for (const DecayKind kind : kKinds) {
+    if (kSlow && kind != DecayKind::kPerToken) continue;
+    for (const HeadDims& dims : {HeadDims{40, 136}, HeadDims{72, 40}, HeadDims{100, 128}}) {
+      if (kSlow && dims.k != 40) continue;
+      ProblemShape shape = {.seq_len = kSlow ? 20 : 150, .dim_k = dims.k, .dim_v = dims.v};
+      shape.kind = kind;
+      shape.norm = shape.key_scale = true;
+      shape.states = false;
+      shape.document_starts = {10, 70};
+      if (dims.v < 128) shape.block = {64, 64};
+      SCOPED_TRACE(shape.Name());
+      Problem problem(shape);
+      for (int t = 0; t < shape.seq_len; ++t)
+        for (int h = 0; h < shape.heads; ++h) {
+          problem.key_scale_.Set(0, t, h, 0, std::abs(problem.key_scale_.Get(0, t, h, 0)));
+          for (int c = 0; c < dims.v; ++c) problem.v_.Set(0, t, h, c, 1);
+        }
+      problem.Forward();
+      for (int t = 0; t < shape.seq_len; ++t)
+        for (int h = 0; h < shape.heads; ++h)
+          for (int c = 0; c < dims.v; ++c)
+            ASSERT_NEAR(problem.answer_.out.Get(0, t, h, c), 1, 0x1p-8)
+                << t << " " << h << " " << c;
+    }
+  }
+}
+
+// Neither the divisors nor the sums of keys that a document leaves hear of another's.
+TEST(CudaNormaliser, ANanInAKeyStaysInItsDocument) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  constexpr int kTokens = 200, kStart = 70;
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
+    ProblemShape shape = {.seq_len = kTokens, .heads = 1, .dim_k = 24, .dim_v = 40, .kind = kind};
+    shape.norm = true;
+    shape.document_starts = {kStart};
+    Problem clean(shape), poisoned(shape);
+    for (int c = 0; c < shape.dim_k; ++c) poisoned.k_.Set(0, 20, 0, c, NAN);
+    clean.Forward();
+    poisoned.Forward();
+    ExpectSameTokens(poisoned.answer_.out, clean.answer_.out, kStart, kTokens);
+    EXPECT_EQ(poisoned.final_norm_, clean.final_norm_);
+    for (int t = 0; t < kTokens; ++t)
+      EXPECT_EQ(std::isnan(poisoned.denom_[t]), t >= 20 && t < kStart) << t;
+  }
+}
+
 TEST(CudaNormaliser, GradientsDoNotKnowOfEarlierOutputs) {
   if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerHeadChannel})

@@ -1,0 +1,164 @@
+// Device steps of a normalised forward, out = n / (d + eps): d is what n would be of a value of 1,
+// so it takes the weights of n and a state of its own, the decayed sum z [K] of the keys so far.
+//
+//   d_r = incoming_r q_r z + sum_{s <= r} scores_rs       z' = transition z + sum_s c_s outgoing_s k_s
+//
+// z is fp32 in shared memory: read until the scores of a chunk are there, written after. Scores are
+// summed as they are rounded for the products with values, so that their roundings are those of n.
+// Every slice of V finds the same d; the first one keeps it, and z.
+#pragma once
+
+#include "kernels/decay_attention/cuda/tile.cuh"
+
+namespace halflife::kernels::decay {
+
+HL_DEVICE void UnpackUnit(float (&x)[8], const uint4& unit) {
+  const uint32_t pairs[4] = {unit.x, unit.y, unit.z, unit.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = UnpackLo(pairs[i]);
+    x[2 * i + 1] = UnpackHi(pairs[i]);
+  }
+}
+
+// A block's channels of z, and what else of it a slice of V is the first to know.
+struct KeySumPlace {
+  int first, count;  // of K: the block's channels that exist
+  bool keeps;        // the block is the one that writes
+};
+template <int kK>
+HL_DEVICE KeySumPlace KeySumPlaceOf(const DecayAttentionArgs& args, const Place& place) {
+  const int first = place.key_slice * kK;
+  return {first, min(kK, args.head_dim_k - first), place.slice == 0};
+}
+
+// z of channel c where a segment starts.
+HL_DEVICE float FirstKeySum(const KeySums& sums, const DecayAttentionArgs& args, const Place& place,
+                            const KeySumPlace& at, int c) {
+  if (sums.initial == nullptr || c >= at.count) return 0;
+  return sums.initial[place.piece * args.head_dim_k + at.first + c];
+}
+HL_DEVICE void StoreFinalKeySum(const KeySums& sums, const DecayAttentionArgs& args,
+                                const Place& place, const KeySumPlace& at, int c, float sum) {
+  if (sums.final != nullptr && place.stops && at.keeps && c < at.count)
+    sums.final[place.state * args.head_dim_k + at.first + c] = sum;
+}
+// z before chunk `index` where a group starts there: a bf16 and the rest of it, as SaveCheckpoint.
+HL_DEVICE void SaveKeySum(const ChunkScanParams& params, const Place& place, const KeySumPlace& at,
+                          int index, int c, float sum) {
+  const DecayAttentionArgs& args = params.args;
+  const int every = params.checkpoint_every;
+  bf16* const checkpoints = static_cast<bf16*>(params.key_sums.checkpoints);
+  if (checkpoints == nullptr || !at.keeps || c >= at.count || (index - place.first) % every != 0)
+    return;
+  const int64_t slot = CheckpointSlot(place.sequence, place.first, index, every);
+  const int64_t slots = NumCheckpointSlots(args.num_chunks, args.num_sequences, every);
+  bf16* const target =
+      checkpoints + (slot * args.num_heads + place.head) * args.head_dim_k + at.first + c;
+  const bf16 rounded = ToBf16(sum);
+  target[0] = rounded;
+  target[slots * args.num_heads * args.head_dim_k] = ToBf16(sum - ToFloat(rounded));
+}
+// d (plus eps) of a token of the chunk, for whoever sums slices of K or scans back.
+HL_DEVICE void KeepDivisor(const ChunkScanParams& params, const ChunkEntry& chunk,
+                           const Place& place, const KeySumPlace& at, int token, float divisor) {
+  const DecayAttentionArgs& args = params.args;
+  if (params.key_sums.sums == nullptr || !at.keeps || token >= chunk.length) return;
+  const int64_t rows = int64_t{1} * args.batch * args.seq_len * args.num_heads;
+  params.key_sums.sums[place.key_slice * rows + FlatRow(args, chunk, token, place.head)] = divisor;
+}
+
+// ---- chunks of 64 tokens, one decay a token ----
+
+template <typename Config>
+struct KeySumsShared {
+  static constexpr int kScores = Config::kWarps / 4;  // warps that share rows of scores
+  static constexpr int kQueries = Config::kThreads / kChunk;
+  float* state;  // z [kK]
+  float* parts;  // [kScores + kQueries][64]: what d is the sum of
+};
+
+// incoming_r q_r z: a token a thread, kQueries threads of which have a part of K each.
+template <typename Config>
+HL_DEVICE void SumQueries(const KeySumsShared<Config>& sums, const bf16* q,
+                          const DecayTables& tables, bool resets) {
+  using Shared = KeySumsShared<Config>;
+  constexpr int kUnits = Config::kK / 8 / Shared::kQueries;
+  const int row = static_cast<int>(threadIdx.x) % kChunk;
+  const int part = static_cast<int>(threadIdx.x) / kChunk;
+  float sum = 0;
+#pragma unroll 1
+  for (int i = 0; i < kUnits; ++i) {
+    const int c = (part * kUnits + i) * 8;
+    float queries[8];
+    UnpackUnit(queries, *reinterpret_cast<const uint4*>(q + TileOffset<Config::kK>(row, c)));
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum = fmaf(queries[j], sums.state[c + j], sum);
+  }
+  sums.parts[(Shared::kScores + part) * kChunk + row] = resets ? 0.0f : tables.incoming[row] * sum;
+}
+
+// d of a token: all parts.
+template <typename Config>
+HL_DEVICE float SumParts(const KeySumsShared<Config>& sums, int row) {
+  using Shared = KeySumsShared<Config>;
+  float sum = 0;
+#pragma unroll
+  for (int part = 0; part < Shared::kScores + Shared::kQueries; ++part)
+    sum += sums.parts[part * kChunk + row];
+  return sum;
+}
+
+// out^T / (d + eps), where a block has all of K. Lanes find two tokens' divisors each.
+template <typename Config>
+HL_DEVICE void Divide(float (&out)[kChunk / 8][4], const KeySumsShared<Config>& sums,
+                      const ChunkScanParams& params, const ChunkEntry& chunk, const Place& place,
+                      const KeySumPlace& at) {
+  const int lane = FreshLaneId();
+  float factors[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = lane + 32 * half;
+    const float divisor = SumParts<Config>(sums, token) + params.key_sums.eps;
+    if (WarpId() == 0) KeepDivisor(params, chunk, place, at, token, divisor);
+    factors[half] = params.key_sums.divides ? 1.0f / divisor : 1.0f;
+  }
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) {
+    const int column = n % 4 * 8 + lane % 4 * 2;
+    const float f0 = __shfl_sync(kFullWarp, factors[n / 4], column);
+    const float f1 = __shfl_sync(kFullWarp, factors[n / 4], column + 1);
+    out[n][0] *= f0;
+    out[n][1] *= f1;
+    out[n][2] *= f0;
+    out[n][3] *= f1;
+  }
+}
+
+// z' of the warp's channels: lanes have a unit of 8 and some of the rows each.
+template <typename Config>
+HL_DEVICE void AdvanceKeySums(const KeySumsShared<Config>& sums, const bf16* k,
+                              const DecayTables& tables, bool resets) {
+  constexpr int kUnits = Config::kK / 8 / Config::kWarps;
+  constexpr int kLanes = 32 / kUnits;  // that share a unit
+  static_assert(kUnits > 0 && kLanes >= 8);
+  const int lane = FreshLaneId();
+  const int first = (WarpId() * kUnits + lane / kLanes) * 8;
+  float x[8] = {};
+#pragma unroll 1
+  for (int row = lane % kLanes; row < kChunk; row += kLanes) {
+    float keys[8];
+    UnpackUnit(keys, *reinterpret_cast<const uint4*>(k + TileOffset<Config::kK>(row, first)));
+    const float factor = tables.outgoing_scaled[row];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] = fmaf(factor, keys[j], x[j]);
+  }
+  float sum = SumOverLanes(x);
+#pragma unroll
+  for (int offset = 8; offset < kLanes; offset *= 2) sum += __shfl_xor_sync(kFullWarp, sum, offset);
+  if (lane % kLanes >= 8) return;
+  float& state = sums.state[first + lane % 8];
+  state = resets ? sum : fmaf(tables.transition, state, sum);
+}
+
+}  // namespace halflife::kernels::decay
