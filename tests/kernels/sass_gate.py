@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Fails where the machine code of a CUDA kernel is not what its source means: local memory in use, or no
-matrix unit, asynchronous copy or matrix load in a kernel that is built on them.
+matrix unit, asynchronous copy or matrix load in a kernel that is built on them, or a load that a tile waits for.
 
 Reads object files, archives or programs by `cuobjdump -sass`, or what it printed:
 
@@ -35,22 +35,50 @@ RULES = {
     "StateScanKernel": MMA,
     "ChannelStateScanKernel": MMA,
 }
+# Kernels whose loop over tiles, the innermost with a barrier of the block and products, reads global memory by
+# asynchronous copies alone: a plain load there, of decays or key scales, would be waited for in every tile.
+NO_PLAIN_LOADS = ("ChannelScanKernel",)
 
 ARCH = re.compile(r"^\s*(?:code for|arch =) (sm_\w+)")
 FUNCTION = re.compile(r"^\s*Function : (\S+)")
-INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)")
+INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)(.*)")
+BRANCH_TARGET = re.compile(r"\b0x([0-9a-f]+)\b")
+
+
+class Kernel(collections.Counter):
+    """Counts of instructions without their suffixes, and the instructions: [(address, name)]."""
+
+    def __init__(self):
+        super().__init__()
+        self.code, self.loops = [], []  # loops: (first, last address) of each branch back
+
+    def add(self, address, name, rest):
+        self[name] += 1
+        self.code.append((address, name))
+        if name == "BRA" and (target := BRANCH_TARGET.search(rest.split(";")[0])):
+            if int(target[1], 16) <= address:
+                self.loops.append((int(target[1], 16), address))
+
+    def tile_loop(self):
+        """Counts within the shortest loop that has a barrier and products; none: empty."""
+        found = []
+        for first, last in self.loops:
+            inside = collections.Counter(name for at, name in self.code if first <= at <= last)
+            if inside["BAR"] and inside["HMMA"]:
+                found.append(inside)
+        return min(found, key=lambda counts: sum(counts.values()), default=collections.Counter())
 
 
 def parse(lines):
-    """{(symbol, arch): Counter of instructions without their suffixes}."""
+    """{(symbol, arch): Kernel}."""
     kernels, arch, current = {}, "", None
     for line in lines:
         if match := ARCH.match(line):
             arch, current = match[1], None
         elif match := FUNCTION.match(line):
-            current = kernels.setdefault((match[1], arch), collections.Counter())
+            current = kernels.setdefault((match[1], arch), Kernel())
         elif current is not None and (match := INSTRUCTION.match(line)):
-            current[match[1]] += 1
+            current.add(int(match[1], 16), match[2], match[3])
     return kernels
 
 
@@ -61,6 +89,12 @@ def rule_of(name):
 def problems_of(name, counts):
     found = [f"{counts[one]} {one}: local memory" for one in LOCAL_MEMORY if counts[one]]
     found += [f"no {one} ({what})" for one, what in rule_of(name) if not counts[one]]
+    if any(re.match(rf"{start}\b", name) for start in NO_PLAIN_LOADS):
+        loop = counts.tile_loop()
+        if not loop:
+            found.append("no loop over tiles, with BAR and HMMA")
+        elif loop["LDG"]:
+            found.append(f"{loop['LDG']} LDG in the loop over tiles: plain loads from global memory")
     return found
 
 

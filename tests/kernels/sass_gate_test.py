@@ -10,6 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import sass_gate  # noqa: E402
 
 SCAN = "_ZN8halflife7kernels5decay15ChunkScanKernelINS1_15ChunkScanConfigILi64ELi64EEEEEvNS1_15ChunkScanParamsE"
+TILES = "_ZN8halflife7kernels5decay17ChannelScanKernelINS1_13ChannelConfigILi64ELi64ELb0EEEEEvNS1_15ChunkScanParamsE"
 STEP = "_ZN8halflife7kernels5decay10StepKernelIfEEvNS0_22DecayAttentionStepArgsE"
 
 
@@ -52,6 +53,21 @@ class SassGateTest(unittest.TestCase):
         for dropped in (1, 2, 3):
             rest = GOOD[:dropped] + GOOD[dropped + 1:]
             self.assertEqual(len(self.problems(SCAN, rest)), 1, GOOD[dropped])
+
+    def test_a_plain_load_in_the_loop_over_tiles_fails(self):
+        load, copy = "@P1 LDG.E R3, desc[UR6][R4.64]", GOOD[1]
+        tile = ["BAR.SYNC.DEFER_BLOCKING 0x0", *GOOD[2:4]]
+
+        def loops(before, inside, outside):  # the chunk's loop around that over tiles
+            start = 16 * len(before)
+            tiles = start + 16 * len(outside)
+            return [*before, *outside, *inside, f"@!P0 BRA {tiles:#x}", f"@P2 BRA {start:#x}", "EXIT"]
+
+        self.assertEqual(self.problems(TILES, loops([load], [copy, *tile], [load, *tile])), [])
+        (problem,) = self.problems(TILES, loops([load], [copy, load, *tile], []))
+        self.assertIn("1 LDG in the loop over tiles", problem)
+        (problem,) = self.problems(TILES, [copy, *tile, "EXIT"])
+        self.assertIn("no loop over tiles", problem)
 
     def test_a_rule_without_its_kernel_fails(self):
         out = io.StringIO()

@@ -289,10 +289,21 @@ HL_DEVICE void LdMatrixX4(uint32_t (&r)[4], const void* row HL_LOC) {
 // written until a CpAsyncWait has covered it.
 HL_DEVICE void CpAsync16(void* smem, const void* global, bool valid HL_LOC) {
 #if HL_EMULATE
-  emu::CopyAsync16(smem, global, valid, where);
+  emu::CopyAsync(smem, global, 16, valid, where);
 #else
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SmemAddress(smem)),
                "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)
+               : "memory");
+#endif
+}
+
+// The same of 4 bytes, for rows that 16 do not divide.
+HL_DEVICE void CpAsync4(void* smem, const void* global, bool valid HL_LOC) {
+#if HL_EMULATE
+  emu::CopyAsync(smem, global, 4, valid, where);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(SmemAddress(smem)),
+               "l"(__cvta_generic_to_global(global)), "r"(valid ? 4 : 0)
                : "memory");
 #endif
 }

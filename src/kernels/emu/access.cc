@@ -14,6 +14,8 @@ void StoreForLane16(void* to, const uint32_t (&from)[4]) {
   for (int i = 0; i < 4; ++i) words[i] = from[i];
 }
 
+uint32_t LoadForLane4(const void* from) { return *static_cast<const uint32_t*>(from); }
+void StoreForLane4(void* to, uint32_t from) { *static_cast<uint32_t*>(to) = from; }
 uint16_t LoadForLane2(const void* from) { return *static_cast<const uint16_t*>(from); }
 
 }  // namespace halflife::kernels::emu

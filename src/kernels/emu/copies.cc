@@ -12,41 +12,57 @@ namespace {
 constexpr uint32_t kZeros[4] = {};
 constexpr uint32_t kOnes[4] = {~0u, ~0u, ~0u, ~0u};
 
+void Load(uint32_t (&to)[4], const void* from, int bytes) {
+  if (bytes == 16) {
+    LoadForLane16(to, from);
+  } else {
+    to[0] = LoadForLane4(from);
+  }
+}
+void Store(void* to, const uint32_t (&from)[4], int bytes) {
+  if (bytes == 16) {
+    StoreForLane16(to, from);
+  } else {
+    StoreForLane4(to, from[0]);
+  }
+}
+
 void Land(const Copy& copy) {
   uint32_t data[4] = {};
-  if (copy.valid) LoadForLane16(data, copy.global);
-  ASAN_UNPOISON_MEMORY_REGION(copy.smem, 16);
-  StoreForLane16(copy.smem, copy.valid ? data : kZeros);
+  if (copy.valid) Load(data, copy.global, copy.bytes);
+  ASAN_UNPOISON_MEMORY_REGION(copy.smem, copy.bytes);
+  Store(copy.smem, copy.valid ? data : kZeros, copy.bytes);
 }
 
 }  // namespace
 
-void CopyAsync16(void* smem, const void* global, bool valid, Place place) {
+void CopyAsync(void* smem, const void* global, int bytes, bool valid, Place place) {
   HL_EMU_ENTRY;
   Block& block = *current_block;
   Fiber& self = Self();
   if (smem < block.dynamic || smem >= block.statics + kStaticBytes) {
     Fail(place, "cp.async to %p, which is not in shared memory", smem);
   }
-  if (reinterpret_cast<uintptr_t>(smem) % 16 != 0 ||
-      (valid && reinterpret_cast<uintptr_t>(global) % 16 != 0)) {
+  const auto size = static_cast<uintptr_t>(bytes);
+  if (reinterpret_cast<uintptr_t>(smem) % size != 0 ||
+      (valid && reinterpret_cast<uintptr_t>(global) % size != 0)) {
     Fail(place,
-         "cp.async of 16 bytes from %p to byte %u of shared memory; both sides begin at a "
-         "multiple of 16",
-         global, SharedOffset(smem));
+         "cp.async of %d bytes from %p to byte %u of shared memory; both sides begin at a "
+         "multiple of %d",
+         bytes, global, SharedOffset(smem), bytes);
   }
   if (self.num_copies == kMaxCopies) {
     Fail(place, "more than %d copies in flight in one thread; wait for some", kMaxCopies);
   }
   uint32_t probe[4];
-  if (valid) LoadForLane16(probe, global);  // a bad address is reported at this line
-  StoreForLane16(smem, kOnes);
-  const Copy copy = {smem, global, place, self.copy_group, valid};
+  if (valid) Load(probe, global, bytes);  // a bad address is reported at this line
+  Store(smem, kOnes, bytes);
+  const Copy copy = {smem, global, place, self.copy_group, bytes, valid};
   if (block.launch->order == Order::kRandom && NextRandom(block) % 4 == 0) {
     Land(copy);
     return;
   }
-  ASAN_POISON_MEMORY_REGION(smem, 16);
+  ASAN_POISON_MEMORY_REGION(smem, bytes);
   self.copies[self.num_copies++] = copy;
 }
 

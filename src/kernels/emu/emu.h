@@ -69,7 +69,7 @@ float Exp2Flushed(float x);
 void WarpMmaBf16(float* d, const uint32_t* a, const uint32_t* b, Place place);
 void WarpMmaTf32(float* d, const uint32_t* a, const uint32_t* b, Place place);
 void WarpLdMatrixX4(uint32_t* r, const void* row, bool trans, Place place);
-void CopyAsync16(void* smem, const void* global, bool valid, Place place);
+void CopyAsync(void* smem, const void* global, int bytes, bool valid, Place place);
 void CopyAsyncCommit();
 void CopyAsyncWait(int pending);
 void BlockBarrier(Place place);

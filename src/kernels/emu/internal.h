@@ -91,6 +91,8 @@ class EntryFrame {
 // Loads and stores for the running lane, seen by the sanitizers (access.cc).
 void LoadForLane16(uint32_t (&to)[4], const void* from);
 void StoreForLane16(void* to, const uint32_t (&from)[4]);
+uint32_t LoadForLane4(const void* from);
+void StoreForLane4(void* to, uint32_t from);
 uint16_t LoadForLane2(const void* from);
 
 // ---- fibers ----
@@ -112,6 +114,7 @@ struct Copy {
   const void* global;
   Place place;
   int group;
+  int bytes;  // 4 or 16
   bool valid;
 };
 

@@ -100,6 +100,9 @@ __global__ void MistakeKernel(Mistake mistake, float* global, int count) {
     case Mistake::kCopyMisaligned:
       CpAsync16(carver.Take<float>(64), global + 1, true);
       break;
+    case Mistake::kWordMisaligned:
+      CpAsync4(carver.Take<float>(64), reinterpret_cast<const char*>(global) + 2, true);
+      break;
     case Mistake::kCarveTooMuch:
       carver.Take<float>(512);
       carver.Take<float>(513);

@@ -30,6 +30,7 @@ enum class Mistake {
   kLdMatrixMisaligned,
   kLdMatrixFromGlobal,
   kCopyMisaligned,
+  kWordMisaligned,
   kCarveTooMuch,
   kCarveTwoLayouts,
   kStaticTooMuch,

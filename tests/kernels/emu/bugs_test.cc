@@ -135,6 +135,7 @@ TEST_F(Bugs, AreNamedWithTheirPlace) {
        "bug_kernels.cu:[0-9]+: mistake, .* lane 5\\): ldmatrix from byte 88 of shared memory"},
       {Mistake::kLdMatrixFromGlobal, "ldmatrix from .*, which is not in shared memory"},
       {Mistake::kCopyMisaligned, "cp.async of 16 bytes from .* multiple of 16"},
+      {Mistake::kWordMisaligned, "cp.async of 4 bytes from .* multiple of 4"},
       {Mistake::kCarveTooMuch,
        "cut 1 of SmemCarver ends at byte 4100, but the launch asked for 4096"},
       {Mistake::kCarveTwoLayouts, "a kernel has one layout"},

@@ -92,6 +92,7 @@ __global__ void CopyKernel(CopyCase* io) {
   HL_DYNAMIC_SMEM(smem);
   SmemCarver carver(smem);
   auto* const units = carver.Take<uint32_t>(192);
+  auto* const words = carver.Take<uint32_t>(16);
   const int lane = static_cast<int>(threadIdx.x);  // 16 lanes, a unit each in a group
   for (int group = 0; group < 3; ++group) {
     const int at = group * 64 + lane * 4;
@@ -104,6 +105,10 @@ __global__ void CopyKernel(CopyCase* io) {
   }
   CpAsyncWait<0>();
   for (int i = 0; i < 4; ++i) io->out[128 + lane * 4 + i] = units[128 + lane * 4 + i];
+  CpAsync4(words + lane, io->source + 1 + lane, lane % 3 != 2);
+  CpAsyncCommit();
+  CpAsyncWait<0>();
+  io->words[lane] = words[lane];
 }
 
 __global__ void HandOverKernel(HandOver* io) {
@@ -237,7 +242,7 @@ void RunWarpReductions(WarpReductions& host) {
 
 void RunCopies(CopyCase& host) {
   OnDevice<CopyCase> io(&host);
-  Launch({1, 16, 192 * 4, "copies"}, nullptr, CopyKernel, io.get());
+  Launch({1, 16, (192 + 16) * 4, "copies"}, nullptr, CopyKernel, io.get());
   io.Download();
 }
 

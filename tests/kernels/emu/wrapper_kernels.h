@@ -53,11 +53,12 @@ struct WarpReductions {
 };
 void RunWarpReductions(WarpReductions& io);
 
-// 64 units of 16 bytes in three groups, the second waited for with one group pending; every third
-// unit is not valid.
+// 48 units of 16 bytes in three groups, the second waited for with one group pending; every third
+// unit is not valid. Then 16 words of 4 bytes, likewise, from a source that 16 bytes do not divide.
 struct CopyCase {
   uint32_t source[192];
   uint32_t out[192];
+  uint32_t words[16];
 };
 void RunCopies(CopyCase& io);
 

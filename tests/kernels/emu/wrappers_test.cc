@@ -259,6 +259,7 @@ TEST_F(Wrappers, CopiesLandByTheirGroupAndFillWithZeros) {
     const bool valid = i / 4 % 16 % 3 != 2;
     EXPECT_EQ(io.out[i], valid ? 1000 + i : 0) << i;
   }
+  for (uint32_t i = 0; i < 16; ++i) EXPECT_EQ(io.words[i], i % 3 != 2 ? 1001 + i : 0) << i;
 }
 
 TEST_F(Wrappers, NamedBarriersHandOverAndHalvesShuffle) {

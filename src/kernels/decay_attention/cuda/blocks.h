@@ -40,10 +40,11 @@ constexpr int ChunkScanBytes(int k, int v) {
   return 2 * kChunk * (2 * k + v) * 2 + kChunk * kChunk * 2 + kOutTokens * v * 2 +
          2 * kDecayTablesBytes + (k + 3 * v) * 4;
 }
-// The same with decays of channels: operands scaled for a tile, twice, and its decays.
+// The same with decays of channels: operands scaled for a tile, twice, its decays and what they are
+// exponentials of; key scales.
 constexpr int ChannelScanBytes(int k, int v) {
-  return 2 * kChunk * (2 * k + v) * 2 + 2 * kTile * k * 2 * 2 + 2 * k * 4 + kTile * k * 4 +
-         kTile * kChunk * 2 + kChunk * v * 2 + (k + kTile) * 4;
+  return 2 * kChunk * (2 * k + v) * 2 + 2 * kTile * k * 2 * 2 + 2 * k * 4 + 2 * kTile * k * 4 +
+         2 * kChunk * 4 + kTile * kChunk * 2 + kTile * v * 2 + (k + kTile) * 4;
 }
 // Backward: stages of q, k, v, dout; R; scores and their gradients; a stage of outputs.
 constexpr int ReverseScanBytes(int k, int v, int stages) {

@@ -437,6 +437,9 @@ struct ChannelReverseScan {
   HL_DEVICE static bool HasQuery() {  // else a key
     return static_cast<int>(threadIdx.x) < Config::kK;
   }
+  HL_DEVICE bool WantsDecays() const {
+    return params.dlog_decay.data != nullptr || params.dlambda != nullptr;
+  }
   HL_DEVICE static int Channel() { return static_cast<int>(threadIdx.x) % Config::kK; }
   // Of the block, of all channels.
   HL_DEVICE int FirstChannel() const { return place.key_slice * Config::kK; }
@@ -573,7 +576,8 @@ HL_DEVICE void SweepTile(ChannelReverseScan<Config>& scan, float (&adjoint)[Conf
   GradOperands(scan, in, tile);
   __syncthreads();
   if (scan.HasQuery()) {
-    dlambda += GradDecays<Config>(smem, scan.params.dlog_decay, grads.forward, tile, scan.place);
+    if (scan.WantsDecays())
+      dlambda += GradDecays<Config>(smem, scan.params.dlog_decay, grads.forward, tile, scan.place);
   } else if (scan.params.dkey_scale.data != nullptr) {
     GradKeyScale<Config>(smem, scan.params, tile, scan.place);
   }

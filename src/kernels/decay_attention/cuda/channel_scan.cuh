@@ -11,8 +11,8 @@
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | 2 x (q P [16, K] 4 | k Q 4 | G 0.5)
-//   | decays [16, K] 8 |
-//   | scores [16, 64] 2 | stage of out 16 | sums of keys 0.6 |
+//   | log decays [16, K] 8 | decays 8 | 2 x key scales 0.25 |
+//   | scores [16, 64] 2 | stage of out 4 | sums of keys 0.6 |
 #pragma once
 
 #include "kernels/decay_attention/cuda/channel_tile.cuh"
@@ -35,37 +35,43 @@ struct ChannelShared {
   ChunkScanShared<Config> scan;  // q, k, v, out
   bf16 *q, *k;                   // [2][16, kK]: q P and k Q
   float* transition;             // [2][kK]
+  float* log_decay;              // [16, kK]: of the tile that is next
   float* decays;                 // [16, kK]
+  float* key_scale;              // [2][64]: c, of a chunk
   bf16* scores;                  // [16, 64], of which 16 columns are used
   float* key_sums;               // [kK]: z before the tile
   float* query_sums;             // [16]: (q P) z
 };
 
-// A channel a thread, which has its z, too: the tile's tokens find it as it was before them.
+// c of a chunk, a token a thread; read from the next barrier on.
+template <typename Config>
+HL_DEVICE void FillKeyScales(float* key_scale, const DecayAttentionArgs& args,
+                             const ChunkEntry& chunk, int head) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (t >= kChunk) return;
+  key_scale[t] = t < chunk.length ? KeyScaleAt(args, chunk, t, head) : 0.0f;
+}
+
+// Of the chunk's tile from `first_row` on, a channel a thread, which has its z, too: the tile's
+// tokens find it as it was before them. q, k: of the tile; key_scale: of its tokens.
 template <typename Config>
 HL_DEVICE void ScaleOperands(const ChannelShared<Config>& smem, int buffer, const bf16* q,
-                             const bf16* k, const DecayAttentionArgs& args, const ChunkEntry& chunk,
-                             const Place& place, int first_row, float& key_sum) {
+                             const bf16* k, const float* key_scale, float scale, float& key_sum) {
   constexpr int kK = Config::kK;
-  const int decay_head = SharedHead(place.head, args.num_decay_heads, args.num_heads);
   bf16* const scaled_q = smem.q + buffer * kTile * kK;
   bf16* const scaled_k = smem.k + buffer * kTile * kK;
   const int c = static_cast<int>(threadIdx.x);
   if (c >= kK) return;
-  const int channel = place.key_slice * kK + c;
   float decay[kTile];
 #pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-    const bool live = first_row + r < chunk.length && channel < args.head_dim_k;
-    decay[r] = live ? LogDecayAt(args, chunk, first_row + r, decay_head, channel) * kLog2E : 0.0f;
-  }
+  for (int r = 0; r < kTile; ++r) decay[r] = smem.log_decay[r * kK + c] * kLog2E;
   float sum = 0;
 #pragma unroll
   for (int r = 0; r < kTile; ++r) {
     sum += decay[r];
     smem.decays[r * kK + c] = Exp2Approx(decay[r]);
-    scaled_q[TileOffset<kK>(r, c)] = ToBf16(ToFloat(q[TileOffset<kK>(first_row + r, c)]) *
-                                            (static_cast<float>(args.scale) * Exp2Approx(sum)));
+    scaled_q[TileOffset<kK>(r, c)] =
+        ToBf16(ToFloat(q[TileOffset<kK>(r, c)]) * (scale * Exp2Approx(sum)));
   }
   const float transition = Exp2Approx(sum);
   smem.transition[buffer * kK + c] = transition;
@@ -73,10 +79,7 @@ HL_DEVICE void ScaleOperands(const ChannelShared<Config>& smem, int buffer, cons
   float keys = 0;
 #pragma unroll
   for (int r = kTile - 1; r >= 0; --r) {
-    const bool live = first_row + r < chunk.length;
-    const float key_scale = live ? KeyScaleAt(args, chunk, first_row + r, place.head) : 0.0f;
-    const bf16 key =
-        ToBf16(ToFloat(k[TileOffset<kK>(first_row + r, c)]) * (key_scale * Exp2Approx(sum)));
+    const bf16 key = ToBf16(ToFloat(k[TileOffset<kK>(r, c)]) * (key_scale[r] * Exp2Approx(sum)));
     scaled_k[TileOffset<kK>(r, c)] = key;
     if constexpr (Config::kNormalised) keys += ToFloat(key);
     sum += decay[r];
@@ -90,16 +93,10 @@ HL_DEVICE void ScaleOperands(const ChannelShared<Config>& smem, int buffer, cons
 // scores_rs = scale c_s times the pairs' sums.
 template <typename Config>
 HL_DEVICE void TileScores(const ChannelShared<Config>& smem, const bf16* q, const bf16* k,
-                          const DecayAttentionArgs& args, const ChunkEntry& chunk,
-                          const Place& place, int first_row) {
-  PairScores<Config::kK, Config::kThreads>(
-      q + first_row * Config::kK, k + first_row * Config::kK, smem.decays,
-      [&](int r, int s, float sum) {
-        const bool live = first_row + s < chunk.length;
-        const float key_scale = live ? KeyScaleAt(args, chunk, first_row + s, place.head) : 0.0f;
-        smem.scores[TileOffset<kChunk>(r, s)] =
-            ToBf16(s <= r ? sum * (static_cast<float>(args.scale) * key_scale) : 0.0f);
-      });
+                          const float* key_scale, float scale) {
+  PairScores<Config::kK, Config::kThreads>(q, k, smem.decays, [&](int r, int s, float sum) {
+    smem.scores[TileOffset<kChunk>(r, s)] = ToBf16(s <= r ? sum * (scale * key_scale[s]) : 0.0f);
+  });
 }
 
 // (q P) z: the threads that share a token have its channels in turn, in pairs.
@@ -173,13 +170,14 @@ HL_DEVICE void DivideTile(float (&out)[2][4], const ChannelShared<Config>& smem,
   }
 }
 
-// Into the warp's stage, or where it is a partial sum to its place.
+// The tile's tokens, through the warp's stage [16, 16].
 HL_DEVICE void StoreTile(const float (&out)[2][4], bf16* stage, Rows target, int length,
                          int first_row) {
   const int lane = FreshLaneId();
+  const int size = target.is_wide ? 4 : 2;
+  target.data += first_row * target.stride_t * size;
   if (target.is_wide) {
-    target.data += first_row * target.stride_t * static_cast<int>(sizeof(float));
-    StoreTransposedWide<kChunk>(out, stage, target, length - first_row, WarpId() * 16);
+    StoreTransposedWide<kTile>(out, stage, target, length - first_row, WarpId() * 16);
     return;
   }
 #pragma unroll
@@ -187,11 +185,12 @@ HL_DEVICE void StoreTile(const float (&out)[2][4], bf16* stage, Rows target, int
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float2 pair = TransposePair(out[n][2 * half], out[n][2 * half + 1]);
-      const int row = first_row + 8 * n + lane % 4 * 2 + lane / 4 % 2;
+      const int row = 8 * n + lane % 4 * 2 + lane / 4 % 2;
       *reinterpret_cast<uint32_t*>(stage + row * 16 + lane / 8 * 2 + half * 8) =
           PackBf16(pair.x, pair.y);
     }
   }
+  FlushTransposed<kTile>(stage, target, length - first_row, WarpId() * 16);
 }
 
 // The state after the tile.
@@ -211,7 +210,8 @@ HL_DEVICE void TileState(float (&state)[Config::kK / 8][4], const uint32_t (&val
 }
 
 // Barriers: where a chunk starts (its tiles are there, the other stage is free); in a tile of 16
-// tokens when the operands, the scores are there. Operands alternate between two buffers, so that
+// tokens when the operands, the scores are there. The next tile's log decays, of which there is one
+// buffer, are on their way between these two. Operands alternate between two buffers, so that
 // the next tile's need no third.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
@@ -226,9 +226,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   smem.q = carver.Take<bf16>(2 * kTile * kK);
   smem.k = carver.Take<bf16>(2 * kTile * kK);
   smem.transition = carver.Take<float>(2 * kK);
+  smem.log_decay = carver.Take<float>(kTile * kK);
   smem.decays = carver.Take<float>(kTile * kK);
+  smem.key_scale = carver.Take<float>(2 * kChunk);
   smem.scores = carver.Take<bf16>(kTile * kChunk);
-  smem.scan.out = carver.Take<bf16>(kChunk * kV);
+  smem.scan.out = carver.Take<bf16>(kTile * kV);
   smem.key_sums = carver.Take<float>(kK);
   smem.query_sums = carver.Take<float>(kTile);
 
@@ -238,8 +240,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
                           place.slice * kV + WarpId() * 16};
   const KeySumPlace channels = KeySumPlaceOf<kK>(args, place);
-  bf16* const stage_out = smem.scan.out + WarpId() * kChunk * 16;
+  bf16* const stage_out = smem.scan.out + WarpId() * kTile * 16;
   const int thread = static_cast<int>(threadIdx.x);
+  const float scale = static_cast<float>(args.scale);
 
   float state[kK / 8][4];
   Clear(state);
@@ -252,28 +255,36 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   float key_sum = 0;  // of the thread's channel
   if (Config::kNormalised && thread < kK)
     key_sum = FirstKeySum(params.key_sums, args, place, channels, thread);
+  const auto load_decays = [&](const ChunkEntry& chunk, int row) {
+    LoadLogDecays<kK, Config::kThreads>(smem.log_decay, args, TileOf(chunk, row), place);
+  };
   if (place.begin < place.end) {
-    LoadChunk(smem.scan, args, args.chunks[place.begin], place, 0);
+    const ChunkEntry chunk = args.chunks[place.begin];
+    LoadChunk(smem.scan, args, chunk, place, 0);
+    load_decays(chunk, 0);
     CpAsyncCommit();
+    FillKeyScales<Config>(smem.key_scale, args, chunk, place.head);
   }
 #pragma unroll 1
   for (int index = place.begin; index < place.end; ++index) {
     const int stage = (index - place.begin) % 2;
-    const ChunkEntry& chunk = args.chunks[index];
+    const ChunkEntry chunk = args.chunks[index];
+    const bool more = index + 1 < place.end;
+    const ChunkEntry next = more ? args.chunks[index + 1] : chunk;
     const bf16* const q = smem.scan.q + stage * kChunk * kK;
     const bf16* const k = smem.scan.k + stage * kChunk * kK;
     const bf16* const v = smem.scan.v + stage * kChunk * kV;
     CpAsyncWait<0>();
     __syncthreads();
-    if (index + 1 < place.end) {
-      LoadChunk(smem.scan, args, args.chunks[index + 1], place, 1 - stage);
-      CpAsyncCommit();
+    if (more) {
+      LoadChunk(smem.scan, args, next, place, 1 - stage);
+      FillKeyScales<Config>(smem.key_scale + (1 - stage) * kChunk, args, next, place.head);
     }
     if ((chunk.flags & kChunkResets) != 0) {
       Clear(state);
       key_sum = 0;
     }
-    SaveCheckpoint<Config, kChunk>(state, stage_out, params, place, index, rows);
+    SaveCheckpoint<Config, kTile>(state, stage_out, params, place, index, rows);
     if (Config::kNormalised && thread < kK)
       SaveKeySum(params, place, channels, index, thread, key_sum);
     const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
@@ -281,10 +292,20 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 #pragma unroll 1
     for (int row = 0; row < chunk.length; row += kTile) {
       const int buffer = row / kTile % 2;
-      ScaleOperands(smem, buffer, q, k, args, chunk, place, row, key_sum);
+      const bf16* const tile_q = q + row * kK;
+      const bf16* const tile_k = k + row * kK;
+      const float* const key_scale = smem.key_scale + stage * kChunk + row;
+      ScaleOperands(smem, buffer, tile_q, tile_k, key_scale, scale, key_sum);
       __syncthreads();
+      if (row + kTile < chunk.length) {
+        load_decays(chunk, row + kTile);
+      } else if (more) {
+        load_decays(next, 0);
+      }
+      CpAsyncCommit();
       if constexpr (Config::kNormalised) SumTileQueries(smem, buffer);
-      TileScores(smem, q, k, args, chunk, place, row);
+      TileScores(smem, tile_q, tile_k, key_scale, scale);
+      CpAsyncWait<0>();
       __syncthreads();
       float out[2][4];
       uint32_t values[4];
@@ -293,7 +314,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       StoreTile(out, stage_out, target, chunk.length, row);
       TileState<Config>(state, values, smem, buffer);
     }
-    if (!target.is_wide) FlushTransposed(stage_out, target, chunk.length, WarpId() * 16);
   }
   if (args.final_state != nullptr && place.stops)
     StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,

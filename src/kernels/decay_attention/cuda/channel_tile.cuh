@@ -103,7 +103,7 @@ HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, cons
     for (int i = static_cast<int>(threadIdx.x); i < kTile * kK; i += kThreads) {
       const int row = i / kK, column = i % kK;
       const bool valid = row < tile.length && column < rows.dim;
-      target[i] = valid ? data[row * rows.stride_t + column] : 0.0f;
+      CpAsync4(target + i, valid ? data + row * rows.stride_t + column : data, valid);
     }
   }
 }

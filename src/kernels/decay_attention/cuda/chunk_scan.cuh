@@ -29,7 +29,7 @@ template <typename Config>
 struct ChunkScanShared {
   bf16 *q, *k, *v;      // [2][64, kK | kV]
   bf16* scores;         // [64, 64]
-  bf16* out;            // [kWarps][kOutTokens, 16]; with decays of channels [kWarps][64, 16]
+  bf16* out;            // [kWarps][kOutTokens, 16]; with decays of channels [kWarps][16, 16]
   DecayTables* tables;  // [2]
 };
 
@@ -183,8 +183,8 @@ HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* sta
     SaveTerm<Config, true, kRows>(state, stage, checkpoint + CheckpointElements(args, every), rows);
 }
 
-// One barrier where a chunk starts (its tiles and tables are there; the other stage and the scores
-// are free), one between the scores and what reads them.
+// One barrier where a chunk starts (its tiles and tables are there; the other stage, its tables and
+// the scores are free), one between the scores and what reads them.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChunkScanKernel(const ChunkScanParams params) {
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     const ChunkEntry chunk = args.chunks[place.begin];
     LoadChunk(smem, args, chunk, place, 0);
     CpAsyncCommit();
-    if (WarpId() == 0) FillDecayTables(smem.tables[0], args, chunk, place.head);
+    if (WarpId() == IdleWarp<Config>()) FillDecayTables(smem.tables[0], args, chunk, place.head);
   }
 #pragma unroll 1
   for (int index = place.begin; index < place.end; ++index) {
@@ -249,6 +249,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
         SaveKeySum(params, place, channels, index, thread, resets ? 0.0f : key_sums.state[thread]);
       SumQueries(key_sums, q, tables, resets);
     }
+    if (WarpId() == IdleWarp<Config>() && index + 1 < place.end)
+      FillDecayTables(smem.tables[1 - stage], args, args.chunks[index + 1], place.head);
     IntraTile<Config>(smem.scores, key_sums.parts, q, k, tables, args.scale);
     __syncthreads();
     float out[kChunk / 8][4];
@@ -261,8 +263,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     Scale(state, tables.transition);
     AccumulateOuter<kV, kK>(state, v, k, tables.outgoing_scaled);
     if constexpr (Config::kNormalised) AdvanceKeySums(key_sums, k, tables, resets);
-    if (WarpId() == 0 && index + 1 < place.end)
-      FillDecayTables(smem.tables[1 - stage], args, args.chunks[index + 1], place.head);
   }
   if (args.final_state != nullptr && place.stops)
     StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,

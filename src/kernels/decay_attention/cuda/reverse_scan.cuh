@@ -107,11 +107,12 @@ HL_DEVICE void LoadChunkRev(const ReverseScanShared<Config>& smem,
                          chunk.length);
 }
 
-// scores, dscores, and of their product the sums below the diagonal. Tiles above the diagonal are
-// not written.
+// scores, dscores, and of their product the sums below the diagonal, if they are wanted. Tiles above
+// the diagonal are not written.
 template <typename Config>
 HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, const bf16* k,
-                         const bf16* v, const bf16* dout, const DecayTables& tables) {
+                         const bf16* v, const bf16* dout, const DecayTables& tables,
+                         bool wants_sums) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
   const int rows_k = RowsFirst<kK>(lane);
@@ -157,6 +158,7 @@ HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, c
         const int offset = TileOffset<kChunk>(r, s);
         *reinterpret_cast<uint32_t*>(smem.scores + offset) = PackBf16(x * c0, y * c1);
         *reinterpret_cast<uint32_t*>(smem.dscores + offset) = PackBf16(dx * w0 * c0, dy * w1 * c1);
+        if (!wants_sums) continue;
         if (s == r) smem.sums->diagonal[r] = x * dx;
         if (s + 1 == r) smem.sums->diagonal[r] = y * dy;
         const float below0 = s < r ? x * dx : 0.0f, below1 = s + 1 < r ? y * dy : 0.0f;
@@ -164,6 +166,7 @@ HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, c
         column_sums[1] += below1;
         row_sums[half] += below0 * c0 + below1 * c1;
       }
+      if (!wants_sums) continue;
       const float sum0 = ColumnSum(column_sums[0]), sum1 = ColumnSum(column_sums[1]);
       if (lane / 4 == 0) {
         smem.sums->column[row_tile][s] = sum0;
@@ -171,6 +174,7 @@ HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, c
       }
     }
   }
+  if (!wants_sums) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = RowSum(row_sums[half]);
@@ -212,11 +216,11 @@ HL_DEVICE void StoreGradient(const float (&d)[kChunk / 8][4], bf16* stage, const
   StoreTokens<kChunk>(d, stage, rows, chunk.length, WarpId() * 16);
 }
 
-// dq^T = S dout^T diag(incoming) + k^T dscores^T; x, and the sum of S R.
+// dq^T = S dout^T diag(incoming) + k^T dscores^T; if they are wanted x, and the sum of S R.
 template <typename Config>
 HL_DEVICE void GradQ(const ReverseScanShared<Config>& smem, float (&acc)[kChunk / 8][4],
                      const uint4* state, const float (&adjoint)[Config::kV / 8][4], const bf16* q,
-                     const bf16* k, const bf16* dout, const DecayTables& tables) {
+                     const bf16* k, const bf16* dout, const DecayTables& tables, bool wants_sums) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
   const int columns_v = ColumnsFirst<kV>(lane);
@@ -228,10 +232,12 @@ HL_DEVICE void GradQ(const ReverseScanShared<Config>& smem, float (&acc)[kChunk 
   for (int j = 0; j < kV / 16; ++j) {
     const uint4 packed = state[32 * j + lane];
     const uint32_t a[4] = {packed.x, packed.y, packed.z, packed.w};
+    if (wants_sums) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float(&d)[4] = adjoint[2 * j + i / 2];
-      through += UnpackLo(a[i]) * d[i % 2 * 2] + UnpackHi(a[i]) * d[i % 2 * 2 + 1];
+      for (int i = 0; i < 4; ++i) {
+        const float(&d)[4] = adjoint[2 * j + i / 2];
+        through += UnpackLo(a[i]) * d[i % 2 * 2] + UnpackHi(a[i]) * d[i % 2 * 2 + 1];
+      }
     }
 #pragma unroll
     for (int n = 0; n < kChunk / 16; ++n) {
@@ -240,10 +246,12 @@ HL_DEVICE void GradQ(const ReverseScanShared<Config>& smem, float (&acc)[kChunk 
       MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
     }
   }
-  through = WarpSum(through);
-  if (lane == 0) smem.sums->through[WarpId()] = through;
   ScaleAccumulatorColumns(acc, tables.incoming);
-  ChannelSums<Config>(smem.sums->x[WarpId()], acc, q);
+  if (wants_sums) {
+    through = WarpSum(through);
+    if (lane == 0) smem.sums->through[WarpId()] = through;
+    ChannelSums<Config>(smem.sums->x[WarpId()], acc, q);
+  }
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
     uint32_t a[4];
@@ -257,11 +265,11 @@ HL_DEVICE void GradQ(const ReverseScanShared<Config>& smem, float (&acc)[kChunk 
   }
 }
 
-// dk^T = R v^T diag(c outgoing) + q^T dscores; y.
+// dk^T = R v^T diag(c outgoing) + q^T dscores; y, if it is wanted.
 template <typename Config>
 HL_DEVICE void GradK(const ReverseScanShared<Config>& smem, float (&acc)[kChunk / 8][4],
                      const float (&adjoint)[Config::kV / 8][4], const bf16* q, const bf16* k,
-                     const bf16* v, const DecayTables& tables) {
+                     const bf16* v, const DecayTables& tables, bool wants_sums) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
   const int columns_v = ColumnsFirst<kV>(lane);
@@ -280,7 +288,7 @@ HL_DEVICE void GradK(const ReverseScanShared<Config>& smem, float (&acc)[kChunk 
     }
   }
   ScaleAccumulatorColumns(acc, tables.outgoing);
-  ChannelSums<Config>(smem.sums->y[WarpId()], acc, k);
+  if (wants_sums) ChannelSums<Config>(smem.sums->y[WarpId()], acc, k);
   ScaleAccumulatorColumns(acc, tables.key_scale);
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
@@ -477,7 +485,8 @@ HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& t
 }
 
 // Three barriers a chunk: its tiles and tables are there; the scores and the copy of R are there;
-// the sums are there.
+// the sums are there, if gradients of decays or of key scales are wanted, or all is read of the only
+// stage.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ReverseScanKernel(const ReverseScanParams params) {
@@ -501,6 +510,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;
   const int every = params.checkpoint_every;
+  const bool wants_sums = params.dlog_decay.data != nullptr || params.dlambda != nullptr ||
+                          params.dkey_scale.data != nullptr;
   // All threads have the same: in shared memory it takes no registers, which are scarce here.
   if (threadIdx.x == 0) *smem.place = PlaceOf(args, params.shape, every);
   __syncthreads();
@@ -535,7 +546,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     CpAsyncCommit();
   };
   const auto fill_tables = [&](int item) {
-    if (WarpId() != 0 || item >= num_items) return;
+    if (WarpId() != IdleWarp<Config>() || item >= num_items) return;
     bool sweeps;
     const int index = order.ChunkOf(item, sweeps);
     FillDecayTables(smem.tables[item % 2], args, args.chunks[index], place.head, params.row_scales);
@@ -559,10 +570,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
         CpAsyncWait<0>();
         __syncthreads();
         if (kStages == 2) load(item + 1);
+        fill_tables(item + 1);
         Scale(state, smem.tables[item % 2].transition);
         AccumulateOuter<kK, kV>(state, smem.k + stage * kChunk * kK, smem.v + stage * kChunk * kV,
                                 smem.tables[item % 2].outgoing_scaled);
-        fill_tables(item + 1);
         if (kStages == 1) {
           __syncthreads();
           load(item + 1);
@@ -583,14 +594,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       CpAsyncWait<0>();
       __syncthreads();
       if (kStages == 2) load(item + 1);
-      PairTiles(smem, q, k, v, dout, tables);
+      fill_tables(item + 1);
+      PairTiles(smem, q, k, v, dout, tables, wants_sums);
       CopyAdjoint<Config>(smem.adjoint, adjoint);
       __syncthreads();
       {
         float acc[kChunk / 8][4];
-        GradQ<Config>(smem, acc, scratch + i * kSlot, adjoint, q, k, dout, tables);
+        GradQ<Config>(smem, acc, scratch + i * kSlot, adjoint, q, k, dout, tables, wants_sums);
         StoreGradient<Config>(acc, out, params.dq, args, chunk, place);
-        GradK<Config>(smem, acc, adjoint, q, k, v, tables);
+        GradK<Config>(smem, acc, adjoint, q, k, v, tables, wants_sums);
         StoreGradient<Config>(acc, out, params.dk, args, chunk, place);
       }
       GradV<Config>(smem, k, dout, tables,
@@ -600,10 +612,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       Scale(adjoint, tables.transition);
       AccumulateOuter<kK, kV>(adjoint, q, dout, tables.incoming);
       if ((chunk.flags & kChunkResets) != 0) Clear(adjoint);
-      fill_tables(item + 1);
-      __syncthreads();
+      if (kStages == 1 || wants_sums) __syncthreads();
       if (kStages == 1) load(item + 1);
-      if (WarpId() == 1) FinishDecays<Config>(*smem.sums, tables, params, chunk, place);
+      if (wants_sums && WarpId() == 1)
+        FinishDecays<Config>(*smem.sums, tables, params, chunk, place);
       ++item;
     }
   }

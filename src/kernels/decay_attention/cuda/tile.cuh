@@ -357,6 +357,14 @@ HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& ar
   }
 }
 
+// The warp with the least to do while tiles of scores below the diagonal are shared out, rows
+// 16 (warp % 4) to a warp: one tile of four, or, where two warps share rows, none. It fills the next
+// chunk's tables.
+template <typename Config>
+HL_DEVICE constexpr int IdleWarp() {
+  return Config::kWarps - 4;
+}
+
 // exp(sum over (s, r]) for s and s + 1, s even; 0 where it would look ahead.
 HL_DEVICE float2 PairWeights(const DecayTables& tables, int r, int s) {
   const int i = r / kBaseBlock, j = s / kBaseBlock;

@@ -43,7 +43,9 @@ TEST(CudaChunkScan, EveryInstanceWithPaddedHeads) {
 // The largest tiles have one stage on sm_80, where two do not fit.
 TEST(CudaChunkScan, OneStageWhereSharedMemoryIsShort) {
   ASSERT_EQ(setenv("HL_EMU_SHARED_BYTES", "166912", 1), 0);
-  ExpectGradients({.seq_len = kSlow ? 70 : 300, .heads = 1, .dim_k = 128, .dim_v = 128});
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kNone})
+    ExpectGradients(
+        {.seq_len = kSlow ? 70 : 300, .heads = 1, .dim_k = 128, .dim_v = 128, .kind = kind});
   unsetenv("HL_EMU_SHARED_BYTES");
 }
 
@@ -90,6 +92,29 @@ TEST(CudaChunkScan, InfiniteDecayHasNoGradient) {
   for (int t = 0; t < 70; ++t) {
     if (!std::isinf(problem.decay_.Get(0, t, 0, 0))) continue;
     EXPECT_EQ(problem.answer_.dlog_decay.Get(0, t, 0, 0), 0) << t;
+  }
+}
+
+// Nor are the sums made that nobody wants, nor waited for.
+TEST(CudaChunkScan, OtherGradientsWithoutThoseOfDecays) {
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken,
+                               DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel}) {
+    const ProblemShape shape = {.seq_len = kSlow ? 70 : 300, .heads = 1, .kind = kind};
+    SCOPED_TRACE(shape.Name());
+    Problem all(shape), some(shape);
+    for (Problem* problem : {&all, &some}) problem->Forward(/*with_checkpoints=*/true);
+    all.Backward();
+    DecayAttentionGradArgs grads = some.GradArgs();
+    grads.dlog_decay = {};
+    some.workspace_.assign(cuda::BackwardWorkspaceBytes(grads.forward, some.Plan()),
+                           std::byte{0xff});
+    grads.forward.workspace = some.workspace_.data();
+    cuda::Backward(grads, some.Plan(), nullptr);
+    const Answer &want = all.answer_, &got = some.answer_;
+    for (const auto& [a, b] :
+         {std::pair{&want.dq, &got.dq}, std::pair{&want.dk, &got.dk}, std::pair{&want.dv, &got.dv}})
+      ExpectSameTokens(*a, *b, 0, shape.seq_len);
+    EXPECT_EQ(all.dinitial_state_, some.dinitial_state_);
   }
 }
 
