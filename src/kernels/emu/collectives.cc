@@ -26,6 +26,7 @@ void BlockBarrier(Place place) {
   HL_EMU_ENTRY;
   Block& block = *current_block;
   Fiber& self = Self();
+  if (self.linear == 0) ++block.counts.barriers;
   Barrier& barrier = block.barriers[0];
   if (barrier.arrived == 0) {
     barrier.place = place;
@@ -356,11 +357,13 @@ void WarpBarrier(unsigned mask, Place place) {
 }
 
 void WarpMmaBf16(float* d, const uint32_t* a, const uint32_t* b, Place place) {
+  if (Self().lane() == 0) ++current_block->counts.mma;
   MmaOperands operands{d, a, b};
   Meet(kMmaBf16Op, ~0u, &operands, /*orders_memory=*/false, place);
 }
 
 void WarpMmaTf32(float* d, const uint32_t* a, const uint32_t* b, Place place) {
+  if (Self().lane() == 0) ++current_block->counts.mma;
   MmaOperands operands{d, a, b};
   Meet(kMmaTf32Op, ~0u, &operands, /*orders_memory=*/false, place);
 }
@@ -373,7 +376,8 @@ void WarpGatherA(const uint32_t* a, float (&rows)[2][16], Place place) {
 void WarpLdMatrixX4(uint32_t* r, const void* row, bool trans, Place place) {
   HL_EMU_ENTRY;
   const auto address = reinterpret_cast<uintptr_t>(row);
-  const Block& block = *current_block;
+  Block& block = *current_block;
+  block.counts.ldmatrix_bytes += 16;  // a row a lane
   if (row < block.dynamic || row >= block.statics + kStaticBytes) {
     Fail(place, "ldmatrix from %p, which is not in shared memory", row);
   }

@@ -56,6 +56,7 @@ void CopyAsync(void* smem, const void* global, int bytes, bool valid, Place plac
   }
   uint32_t probe[4];
   if (valid) Load(probe, global, bytes);  // a bad address is reported at this line
+  if (valid) block.counts.copied_bytes += bytes;
   Store(smem, kOnes, bytes);
   const Copy copy = {smem, global, place, self.copy_group, bytes, valid};
   if (block.launch->order == Order::kRandom && NextRandom(block) % 4 == 0) {

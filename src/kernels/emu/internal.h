@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 
+#include "kernels/emu/counts.h"
 #include "kernels/emu/emu.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -267,6 +268,7 @@ struct Block {
   // Dynamic memory as wgmma and TMA see it: as it was at the last proxy fence, plus what TMA
   // brought since.
   unsigned char* async_view = nullptr;
+  Counts counts;
 };
 
 enum class Order { kForward, kReverse, kRandom };

@@ -1,7 +1,8 @@
 // Device steps of a normalised forward, out = n / (d + eps): d is what n would be of a value of 1,
 // so it takes the weights of n and a state of its own, the decayed sum z [K] of the keys so far.
 //
-//   d_r = incoming_r q_r z + sum_{s <= r} scores_rs       z' = transition z + sum_s c_s outgoing_s k_s
+//   d_r = incoming_r q_r z + sum_{s <= r} scores_rs
+//   z' = transition z + sum_s c_s outgoing_s k_s
 //
 // z is fp32 in shared memory: read until the scores of a chunk are there, written after. Scores are
 // summed as they are rounded for the products with values, so that their roundings are those of n.

@@ -11,7 +11,8 @@ namespace halflife::kernels::decay {
 // The column's one value.
 void LaunchOne(bf16* one, cudaStream_t stream);
 
-// args.out = sum of numerators / (sum of sums + eps), over slices of K; args.norm_denom, if it is there, the divisor.
+// args.out = sum of numerators / (sum of sums + eps), over slices of K; args.norm_denom, if it is
+// there, the divisor.
 struct NormaliseParams {
   DecayAttentionArgs args;
   int num_slices;           // of K

@@ -107,8 +107,8 @@ HL_DEVICE void LoadChunkRev(const ReverseScanShared<Config>& smem,
                          chunk.length);
 }
 
-// scores, dscores, and of their product the sums below the diagonal, if they are wanted. Tiles above
-// the diagonal are not written.
+// scores, dscores, and, if they are wanted, of their product the sums below the diagonal. Tiles
+// above the diagonal are not written.
 template <typename Config>
 HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, const bf16* k,
                          const bf16* v, const bf16* dout, const DecayTables& tables,
@@ -485,8 +485,8 @@ HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& t
 }
 
 // Three barriers a chunk: its tiles and tables are there; the scores and the copy of R are there;
-// the sums are there, if gradients of decays or of key scales are wanted, or all is read of the only
-// stage.
+// the sums are there, if gradients of decays or of key scales are wanted, or, where there is one
+// stage, all of it is read.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ReverseScanKernel(const ReverseScanParams params) {

@@ -357,9 +357,9 @@ HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& ar
   }
 }
 
-// The warp with the least to do while tiles of scores below the diagonal are shared out, rows
-// 16 (warp % 4) to a warp: one tile of four, or, where two warps share rows, none. It fills the next
-// chunk's tables.
+// The warp with the least to do while tiles of scores below the diagonal are shared out, 16 rows to
+// a warp from 16 (warp % 4) on: one tile of up to four, or, where two warps share rows, none. It
+// fills the next chunk's tables.
 template <typename Config>
 HL_DEVICE constexpr int IdleWarp() {
   return Config::kWarps - 4;

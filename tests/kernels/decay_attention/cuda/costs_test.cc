@@ -1,0 +1,104 @@
+// What a scan costs a chunk of 64 tokens, counted by the emulator: the table of
+// src/kernels/README.md, which follows these numbers.
+#include <ostream>
+
+#include "kernels/decay_attention/cuda/expect.h"
+#include "kernels/emu/counts.h"
+
+namespace halflife::kernels::test {
+namespace {
+
+// Of one block, a chunk: averages over whole groups of chunks, of which a backward scans all but
+// the last chunk twice.
+struct Cost {
+  double copied_kib = 0;    // cp.async: q, k, v, dout, decays of channels
+  double ldmatrix_kib = 0;  // read from shared memory for products
+  double mma = 0;           // products of [16, 16] and [16, 8]
+  double barriers = 0;
+  bool operator==(const Cost&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Cost& cost) {
+  return out << "{" << cost.copied_kib << ", " << cost.ldmatrix_kib << ", " << cost.mma << ", "
+             << cost.barriers << "}";
+}
+
+struct Costs {
+  Cost forward, backward;
+};
+enum class Wants { kAll, kNoDecays };
+struct Totals {
+  emu::Counts forward, backward;
+};
+
+Totals Run(const ProblemShape& shape, Wants wants) {
+  Problem problem(shape);
+  const emu::Counts start = emu::CountsSoFar();
+  problem.Forward(/*with_checkpoints=*/true);
+  const emu::Counts middle = emu::CountsSoFar();
+  DecayAttentionGradArgs grads = problem.GradArgs();
+  if (wants == Wants::kNoDecays) grads.dlog_decay = {};
+  problem.workspace_.assign(cuda::BackwardWorkspaceBytes(grads.forward, problem.Plan()),
+                            std::byte{0xff});
+  grads.forward.workspace = problem.workspace_.data();
+  cuda::Backward(grads, problem.Plan(), nullptr);
+  const emu::Counts end = emu::CountsSoFar();
+  const auto minus = [](const emu::Counts& a, const emu::Counts& b) {
+    return emu::Counts{a.blocks - b.blocks, a.copied_bytes - b.copied_bytes,
+                       a.ldmatrix_bytes - b.ldmatrix_bytes, a.mma - b.mma, a.barriers - b.barriers};
+  };
+  return {minus(middle, start), minus(end, middle)};
+}
+
+// What a scan of more chunks does more: what a block does once is not counted.
+Costs CostsOf(ProblemShape shape, Wants wants) {
+  constexpr int kChunks = 4;  // whole groups
+  const auto run = [&](int chunks) {
+    shape.seq_len = chunks * 64;
+    return Run(shape, wants);
+  };
+  const Totals few = run(kChunks), more = run(2 * kChunks);
+  const auto per_chunk = [](int64_t a, int64_t b) { return static_cast<double>(a - b) / kChunks; };
+  const auto cost = [&](const emu::Counts& a, const emu::Counts& b) {
+    return Cost{per_chunk(a.copied_bytes, b.copied_bytes) / 1024,
+                per_chunk(a.ldmatrix_bytes, b.ldmatrix_bytes) / 1024, per_chunk(a.mma, b.mma),
+                per_chunk(a.barriers, b.barriers)};
+  };
+  return {cost(more.forward, few.forward), cost(more.backward, few.backward)};
+}
+
+struct Row {
+  DecayKind kind;
+  bool norm;
+  Wants wants;
+  int dim;  // of K and V
+  Cost forward, backward;
+};
+constexpr DecayKind kToken = DecayKind::kPerToken, kChannel = DecayKind::kPerTokenChannel;
+constexpr Row kRows[] = {
+    {kToken, false, Wants::kAll, 64, {24, 140, 416, 2}, {44, 364, 1008, 3.75}},
+    {kToken, false, Wants::kNoDecays, 64, {24, 140, 416, 2}, {44, 348, 1008, 2.75}},
+    {kToken, true, Wants::kAll, 64, {24, 140, 416, 2}, {66, 728, 2016, 7.5}},
+    {kChannel, false, Wants::kAll, 64, {40, 80, 288, 9}, {76, 235, 688, 23}},
+    {kChannel, true, Wants::kAll, 64, {40, 80, 288, 9}, {129, 470, 1376, 46}},
+    {kToken, false, Wants::kAll, 128, {48, 408, 1344, 2}, {88, 1064, 3232, 3.75}},
+    {kToken, false, Wants::kNoDecays, 128, {48, 408, 1344, 2}, {88, 1032, 3232, 2.75}},
+    {kToken, true, Wants::kAll, 128, {48, 408, 1344, 2}, {132, 1722, 5088, 7.5}},
+    {kChannel, false, Wants::kAll, 128, {80, 288, 1088, 9}, {152, 846, 2624, 23}},
+    {kChannel, true, Wants::kAll, 128, {80, 288, 1088, 9}, {258, 1284, 3936, 46}},
+};
+
+TEST(CudaCosts, AChunkOfEachScan) {
+  if (kSanitized) GTEST_SKIP() << "counts what other tests show to a sanitizer";
+  for (const Row& row : kRows) {
+    ProblemShape shape = {.heads = 1, .dim_k = row.dim, .dim_v = row.dim, .kind = row.kind};
+    shape.norm = row.norm;
+    shape.block = {row.dim, row.dim};
+    SCOPED_TRACE(Concat(shape.Name(), row.wants == Wants::kAll ? "" : ", no gradient of decays"));
+    const Costs costs = CostsOf(shape, row.wants);
+    EXPECT_EQ(costs.forward, row.forward);
+    EXPECT_EQ(costs.backward, row.backward);
+  }
+}
+
+}  // namespace
+}  // namespace halflife::kernels::test
