@@ -118,7 +118,7 @@ constexpr GoldenPlan kGoldenPlans[] = {
     {kToken, 8, 2048, 32, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 4, 0, 1271136512, 152174592,
      NormKind::kSumOfKeys},
     {kToken, 8,   2048, 32,  256, 256,       kHopper,    1,         1,
-     128,    128, 128,  128, 4,   404226304, 1198129408, 606339072, NormKind::kSumOfKeys,
+     128,    128, 128,  128, 4,   404226048, 1198129408, 606339072, NormKind::kSumOfKeys,
      3,      4},
 };
 

@@ -391,7 +391,8 @@ DECAY = Family(
              "plan.cc", "reference.cc", "../chunks/chunk_table.cc"],
     tests={test: f"tests/kernels/decay_attention/cuda/{test}_test.cc" for test in TESTS_OF},
     instances={"partition.h": INSTANCES, "cuda/tile.cuh": INSTANCES, "cuda/channel_tile.cuh": INSTANCES,
-               "cuda/reverse.cuh": INSTANCES},
+               "cuda/reverse.cuh": INSTANCES,
+               "cuda/key_sums.cuh": {"slices": ("cuda/instances/chunk_scan_", "cuda/instances/channel_scan_")}},
     mutations=MUTATIONS)
 
 
