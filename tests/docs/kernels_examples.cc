@@ -1,6 +1,7 @@
 // The examples of the headers of src/kernels that a host compiles. A function's parameters are what
 // its example takes for granted.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/mm.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -27,11 +28,13 @@
 #include "kernels/decay_attention/partition.h"
 #include "kernels/decay_gate/decay_gate.h"
 #include "kernels/dropout/dropout.h"
+#include "kernels/emu/counts.h"
 #include "kernels/focus_pool/focus_pool.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/linear/right_operand.h"
 #include "kernels/linear/weight_gradient.h"
+#include "kernels/linear/weight_sums.h"
 #include "kernels/polynomial_attention/args.h"
 #include "kernels/polynomial_attention/features.h"
 #include "kernels/polynomial_attention/polynomial_attention.h"
@@ -50,6 +53,7 @@
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/gradient_sink.h"
 #include "kernels/torch/host_transfer.h"
 #include "kernels/torch/host_waits.h"
 #include "kernels/torch/tensor_checks.h"
@@ -284,6 +288,27 @@ void Kernel(const Args<T>& args, cudaStream_t stream);
 Tensor DispatchExample(const Tensor& x) {
 #include "examples/kernels/torch/dispatch.h"
   return x;
+}
+
+class MySink : public GradientSink {
+  Place Next() override { return {}; }
+  void Written() override {}
+};
+Tensor GradientSinkExample(const Tensor& weight, const Tensor& dweight) {
+#include "examples/kernels/torch/gradient_sink.h"
+  return dweight;
+}
+Tensors GradientPlaceExample(const Tensor& weight, const BackwardCall& call, const Tensor& dx,
+                             const Tensor& dweight) {
+#include "examples/kernels/torch/gradient_sink.h.2"
+}
+
+void EmulatorCountsExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+#include "examples/kernels/emu/counts.h"
+}
+
+void WeightSumsExample(const Tensors& weights, const Tensor& dy, const Tensor& x) {
+#include "examples/kernels/linear/weight_sums.h"
 }
 
 void HostTransferExample(const std::vector<ChunkEntry>& entries, const Tensor& x,

@@ -60,8 +60,8 @@ TYPED_TEST(SwiGluKernel, EqualsTheFormulaInFp64) {
   }
 }
 
-// Halves of the rows of one matrix: the bits of the same numbers by themselves. 24 columns are whole
-// packs of either storage; 100 rows end within a block of threads.
+// Halves of the rows of one matrix: the bits of the same numbers by themselves. 24 columns are
+// whole packs of either storage; 100 rows end within a block of threads.
 TYPED_TEST(SwiGluKernel, HalvesOfOneMatrix) {
   constexpr int64_t kRows = 100, kWidth = 24, kCount = kRows * kWidth;
   const Array<TypeParam> gate(Random(kCount, 1, 4.0)), up(Random(kCount, 2)),

@@ -1,5 +1,5 @@
-// A linear layer of bf16 on a CPU whose own products of bf16 are slow: in fp32, a block of rows at a
-// time, so that their wide copies stay in the caches. Sums are fp32 and rounded once.
+// A linear layer of bf16 on a CPU whose own products of bf16 are slow: in fp32, a block of rows at
+// a time, so that their wide copies stay in the caches. Sums are fp32 and rounded once.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -4,8 +4,9 @@
 //
 // T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
 //
-// gate, up and their gradients are contiguous (width = stride = 0) or have rows of `width` elements,
-// a multiple of kSwiGluColumns, which begin `stride` elements apart, as columns of one matrix do.
+// gate, up and their gradients are contiguous (width = stride = 0) or have rows of `width`
+// elements, a multiple of kSwiGluColumns, which begin `stride` elements apart, as columns of one
+// matrix do.
 // out and dout are contiguous.
 #pragma once
 

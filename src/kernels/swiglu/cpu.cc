@@ -6,7 +6,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// body(i, place, count): elements [i, i + count) of one row, which begins at `place` of gate and up.
+// body(i, place, count): elements [i, i + count), all of one row, which gate and up have at place.
 template <typename Args, typename Body>
 HL_INLINE void EachRow(const Args& args, int64_t begin, int64_t end, const Body& body) {
   const int64_t width = args.width == args.stride ? args.count : args.width;

@@ -3,13 +3,12 @@
 // memory, its rounding to the parameter's dtype and a pass over it; what comes by autograd is
 // copied or added.
 //
-//   SetGradientSink(weight, std::make_unique<MySink>());
-//   ...                                                     // in the backward of a kernel:
+//   SetGradientSink(weight, std::make_unique<MySink>());   // by the owner; in a backward:
 //   if (GradientSink* const sink = GradientSinkOf(weight)) {
 //     const GradientSink::Place place = sink->Next();
 //     place.added ? place.sum.add_(dweight) : place.sum.copy_(dweight);
 //     sink->Written();
-//     return at::Tensor();                                  // autograd gets nothing
+//     return at::Tensor();  // autograd gets nothing
 //   }
 #pragma once
 
@@ -42,7 +41,7 @@ GradientSink* GradientSinkOf(const at::Tensor& x);
 // The place of one gradient while a backward computes it: its sink's, else memory of its own.
 //
 //   GradientPlace place(weight, /*wanted=*/call.wanted[1]);
-//   Kernel(..., place.sum(), place.added());
+//   place.added() ? place.sum().add_(dweight) : place.sum().copy_(dweight);
 //   return {dx, place.Finish()};
 class GradientPlace {
  public:

@@ -33,7 +33,7 @@ at::Tensor RowsAsOne(at::TensorList run);
 // side by side, else a copy.
 at::Tensor ColumnsAsOne(const std::vector<at::Tensor>& matrices);
 
-// Whether x and y [..., D] are the two halves of the rows of one matrix [..., 2 D], in either order.
+// Whether x and y [..., D] are the halves of the rows of one matrix [..., 2 D], in either order.
 bool AreBeside(const at::Tensor& x, const at::Tensor& y);
 // Memory for as many elements, beside each other in the same order where x and y are; else each is
 // contiguous.

@@ -41,4 +41,30 @@ ROTARY = [
      "rotary_test"),
 ]
 
-MUTATIONS = LOSS + GATES + ROTARY
+LINEAR = f"{KERNELS}/linear"
+PRODUCTS = [
+    ("joined: outputs in the order of memory", f"{LINEAR}/linear.cc",
+     "outs[runs[i].numbers[j]] = parts[j]", "outs[runs[i].numbers[0] + j < outs.size() ? "
+     "runs[i].numbers[0] + j : j] = parts[j]", "linear_test"),
+    ("joined: a run of which one output has no gradient", f"{LINEAR}/linear.cc",
+     "return call.grads[i].defined() && call.wanted", "return call.wanted", "linear_test"),
+    ("joined: sums begun anew that should be added to", f"{LINEAR}/weight_product.cc",
+     "added ? sum.addmm_(dy.t(), x) : at::mm_out(sum, dy.t(), x);", "at::mm_out(sum, dy.t(), x);",
+     "linear_test"),
+    ("joined: places that differ in whether they are added to", f"{LINEAR}/weight_sums.cc",
+     "if (place.added != places_[0].added) return false;\n", "", "linear_test"),
+    ("joined: a gap taken for the next rows", f"{KERNELS}/torch/side_by_side.cc",
+     "Follows(above, below, above.numel())", "true", "side_by_side_test"),
+    ("joined: columns of the next row taken for the next columns", f"{KERNELS}/torch/side_by_side.cc",
+     "if (!one || columns > first.stride(0))", "if (!one)", "side_by_side_test"),
+    ("sink: autograd's gradient besides the kernel's own", f"{KERNELS}/torch/gradient_sink.cc",
+     "if (!grad.defined()) return;", "if (!grad.defined()) grad = at::empty(leaf.sizes());",
+     "gradient_sink_test"),
+    ("swiglu: gradients of halves in the other order", f"{KERNELS}/torch/side_by_side.cc",
+     "if (Follows(x, y, width)) return {first, second};", "return {first, second};",
+     "elementwise_test"),
+    ("norm: a gate's tokens one head apart", f"{KERNELS}/rms_norm/rms_norm.cc",
+     "return {.gate_rows = gate.size(-2)", "return {.gate_rows = 1", "rms_norm_test"),
+]
+
+MUTATIONS = LOSS + GATES + ROTARY + PRODUCTS
