@@ -55,7 +55,7 @@ PRODUCTS = [
      "if (place.added != places_[0].added) return false;\n", "", "linear_test"),
     ("joined: a gap taken for the next rows", f"{KERNELS}/torch/side_by_side.cc",
      "Follows(above, below, above.numel())", "true", "side_by_side_test"),
-    ("joined: columns of the next row taken for the next columns", f"{KERNELS}/torch/side_by_side.cc",
+    ("joined: more columns than lie from row to row", f"{KERNELS}/torch/side_by_side.cc",
      "if (!one || columns > first.stride(0))", "if (!one)", "side_by_side_test"),
     ("sink: autograd's gradient besides the kernel's own", f"{KERNELS}/torch/gradient_sink.cc",
      "if (!grad.defined()) return;", "if (!grad.defined()) grad = at::empty(leaf.sizes());",

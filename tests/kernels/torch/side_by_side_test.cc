@@ -49,12 +49,13 @@ TEST(SideBySide, ColumnsAreAViewWhereTheyCanBe) {
   const at::Tensor view = ColumnsAsOne({columns(2, 3), columns(5, 1), columns(6, 2)});
   EXPECT_EQ(view.const_data_ptr(), columns(2, 3).const_data_ptr());
   EXPECT_TRUE(BitEqual(view.contiguous(), columns(2, 6).contiguous()));
+  // The last: more columns than lie from row to row, which no product takes for a matrix.
+  const at::Tensor longer = Normal({4, 10}, 3, at::kFloat);
   for (const std::vector<at::Tensor>& apart :
        {std::vector{columns(5, 3), columns(2, 3)},
         {columns(0, 2), columns(3, 2)},
         {columns(0, 3), Normal({3, 2}, 2, at::kFloat)},
-        // The first's next column is the second row's first.
-        {columns(5, 5), memory.view({6, 5}).narrow(0, 2, 3)}}) {
+        {longer.narrow(0, 0, 3).narrow(1, 5, 5), longer.narrow(0, 1, 3).narrow(1, 0, 8)}}) {
     const at::Tensor copy = ColumnsAsOne(apart);
     EXPECT_TRUE(copy.is_contiguous());
     EXPECT_TRUE(BitEqual(copy, at::cat(apart, 1)));
