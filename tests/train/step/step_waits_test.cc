@@ -122,7 +122,7 @@ TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
                                                  {"retention", 25},
                                                  {"linear_attention", 33},
                                                  {"retnet", 36},
-                                                 {"gla", 33},
+                                                 {"gla", 30},
                                                  {"gau", 45},
                                                  {"fastformer", 57},
                                                  {"leap", 58},

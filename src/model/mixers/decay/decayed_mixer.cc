@@ -102,14 +102,15 @@ DecayedMixer::DecayedMixer(const LinearHeadOptions& heads, const PartContext& co
     projections_[i] = DeclareMatrix(
         context, Concat(names[i], "_proj.weight"),
         {.out = dims[i], .in = model_dim_, .init_scale = i == 2 ? context.value_init_scale : 1});
+  // Beside the others, which read the same input: an arena has them as one matrix.
+  if (form.use_output_gate)
+    gate_ = DeclareMatrix(context, "g_proj.weight", {.out = heads.value_dim(), .in = model_dim_});
   for (size_t i = 0; i < 3 && form.bias; ++i)
     biases_[i] = DeclareBias(context, Concat(names[i], "_proj.bias"), dims[i]);
   for (size_t i = 0; i < 3 && form.conv_size > 0; ++i)
     convs_[i] = DeclareConv(context, Concat(names[i], "_conv1d.weight"), dims[i], form.conv_size);
   MakeMaps(context);
   if (form.make_decay) decay_ = form.make_decay(context);
-  if (form.use_output_gate)
-    gate_ = DeclareMatrix(context, "g_proj.weight", {.out = heads.value_dim(), .in = model_dim_});
   if (has_norm() && form.norm_affine)
     norm_ = DeclareNorm(context, form.norm_name, heads.head_dim_v);
   out_ = OutputProjection(context, heads.value_dim(), form.bias);
