@@ -46,9 +46,7 @@ std::vector<at::Tensor> WeightSums::Finish() {
     if (places_.empty()) {
       grads[i] = matrix_.narrow(0, row, rows).to(weights_[i].scalar_type());
     } else {
-      const GradientSink::Place& place = places_[i];
-      const at::Tensor own = in_places_ ? at::Tensor() : matrix_.narrow(0, row, rows);
-      if (own.defined()) place.added ? place.sum.add_(own) : place.sum.copy_(own);
+      if (!in_places_) places_[i].Take(matrix_.narrow(0, row, rows));
       sinks_[i]->Written();
     }
     row += rows;

@@ -7,6 +7,7 @@
 #include <ATen/ops/silu.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "core/error.h"
@@ -14,24 +15,19 @@
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/gradient_sink.h"
+#include "kernels/torch/side_by_side.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
 
-// Whether the kernels can read a gate [..., H, V] where it lies: contiguous, absent, or with the
-// heads of a token adjacent and the tokens equally far apart.
-bool HasPlaces(const at::Tensor& gate) {
-  if (!gate.defined() || gate.is_contiguous()) return true;
-  if (gate.dim() < 3 || gate.stride(-1) != 1 || gate.stride(-2) != gate.size(-1)) return false;
-  int64_t stride = gate.stride(-3);
-  for (int64_t i = gate.dim() - 3; i >= 0; stride *= gate.size(i), --i)
-    if (gate.stride(i) != stride) return false;
-  return true;
-}
-NormGatePlace PlaceOf(const at::Tensor& gate) {
-  if (!gate.defined() || gate.is_contiguous()) return {};
-  return {.gate_rows = gate.size(-2), .gate_stride = gate.stride(-3)};
+// Where the kernels read a gate [..., H, V]: contiguous, absent, or with the heads of a token
+// adjacent and the tokens equally far apart. Nothing: it must be copied first.
+std::optional<NormGatePlace> FindPlace(const at::Tensor& gate) {
+  if (!gate.defined() || gate.is_contiguous()) return NormGatePlace{};
+  const auto stride = gate.dim() < 3 ? std::nullopt : RowStride(gate, /*inner=*/2);
+  if (!stride.has_value()) return std::nullopt;
+  return NormGatePlace{.gate_rows = gate.size(-2), .gate_stride = *stride};
 }
 
 struct Normed {
@@ -54,7 +50,7 @@ Normed ForwardFused(const NormInputs& in, double eps) {
     const NormRows<T> rows = {.x = Elements<T>(in.x),
                               .residual = Elements<T>(in.residual),
                               .gate = Elements<T>(in.gate),
-                              .gate_place = PlaceOf(in.gate),
+                              .gate_place = FindPlace(in.gate).value(),
                               .weight = Elements<float>(in.weight),
                               .sum = MutableElements<T>(result.sum),
                               .out = MutableElements<T>(result.out),
@@ -109,7 +105,7 @@ NormGrads BackwardFused(const NormGradInputs& in) {
   WithStorage(in.x, [&]<typename T>() {
     const NormGradRows<T> rows = {.x = Elements<T>(in.x),
                                   .gate = Elements<T>(in.gate),
-                                  .gate_place = PlaceOf(in.gate),
+                                  .gate_place = FindPlace(in.gate).value(),
                                   .weight = Elements<float>(in.weight),
                                   .inverse_rms = Elements<float>(in.inverse_rms),
                                   .dout = Elements<T>(in.dout),
@@ -135,7 +131,7 @@ at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
                         const at::Tensor& weight_in, double eps) {
   const auto forward = [&]() -> Forwarded {
     const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous();
-    const at::Tensor gate = HasPlaces(gate_in) ? gate_in : gate_in.contiguous();
+    const at::Tensor gate = FindPlace(gate_in).has_value() ? gate_in : gate_in.contiguous();
     const Normed normed =
         ForwardFused({.x = x, .residual = {}, .gate = gate, .weight = weight}, eps);
     return {.outputs = {normed.out},

@@ -17,6 +17,7 @@
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/host_transfer.h"
+#include "kernels/torch/side_by_side.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
@@ -24,15 +25,13 @@ namespace {
 
 // x with the heads of a token dense and its tokens at one stride, copied where it is not.
 at::Tensor TokensOf(const at::Tensor& x) {
-  const bool dense = x.stride(3) == 1 && x.stride(2) == x.size(3) &&
-                     (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1));
-  return dense ? x : x.contiguous();
+  return RowStride(x, /*inner=*/2).has_value() ? x : x.contiguous();
 }
 
 template <typename T>
 RotaryHeads<T> HeadsOf(const at::Tensor& x, const at::Tensor& out) {
   return {.x = Elements<T>(x),
-          .x_stride = x.stride(1),
+          .x_stride = RowStride(x, /*inner=*/2).value(),
           .out = MutableElements<T>(out),
           .num_heads = x.size(2)};
 }

@@ -19,8 +19,7 @@ class SinkHook : public torch::autograd::PostAccumulateGradHook {
     const c10::AutoGradMode no_grad(false);
     at::Tensor& grad = leaf.mutable_grad();
     if (!grad.defined()) return;  // a backward wrote to the sink itself
-    const GradientSink::Place place = sink_->Next();
-    place.added ? place.sum.add_(grad) : place.sum.copy_(grad);
+    sink_->Next().Take(grad);
     grad.reset();
     sink_->Written();
   }
@@ -31,6 +30,10 @@ class SinkHook : public torch::autograd::PostAccumulateGradHook {
 };
 
 }  // namespace
+
+void GradientSink::Place::Take(const at::Tensor& gradient) const {
+  added ? sum.add_(gradient) : sum.copy_(gradient);
+}
 
 void SetGradientSink(const at::Tensor& leaf, std::unique_ptr<GradientSink> sink) {
   std::unique_ptr<SinkHook> hook;

@@ -5,8 +5,7 @@
 //
 //   SetGradientSink(weight, std::make_unique<MySink>());   // by the owner; in a backward:
 //   if (GradientSink* const sink = GradientSinkOf(weight)) {
-//     const GradientSink::Place place = sink->Next();
-//     place.added ? place.sum.add_(dweight) : place.sum.copy_(dweight);
+//     sink->Next().Take(dweight);
 //     sink->Written();
 //     return at::Tensor();  // autograd gets nothing
 //   }
@@ -23,6 +22,8 @@ class GradientSink {
   struct Place {
     at::Tensor sum;      // fp32, contiguous, the parameter's shape
     bool added = false;  // to what `sum` holds; else it is overwritten
+    // A gradient that was computed elsewhere, of any dtype.
+    void Take(const at::Tensor& gradient) const;
   };
   virtual ~GradientSink() = default;
   // Of the next gradient of the backward under way; Written() follows once it is there. Both on the
@@ -41,7 +42,7 @@ GradientSink* GradientSinkOf(const at::Tensor& x);
 // The place of one gradient while a backward computes it: its sink's, else memory of its own.
 //
 //   GradientPlace place(weight, /*wanted=*/call.wanted[1]);
-//   place.added() ? place.sum().add_(dweight) : place.sum().copy_(dweight);
+//   MyBackward(x, dy, place.sum(), /*add=*/place.added());
 //   return {dx, place.Finish()};
 class GradientPlace {
  public:

@@ -26,17 +26,6 @@ bool IsNextRows(const at::Tensor& above, const at::Tensor& below) {
          Follows(above, below, above.numel());
 }
 
-// Whether the rows [..., D] of x begin `stride` elements apart, and the elements of a row are
-// adjacent.
-bool HasRowsApart(const at::Tensor& x, int64_t stride) {
-  if (x.stride(-1) != 1) return false;
-  for (int64_t i = x.dim() - 2; i >= 0; --i) {
-    if (x.stride(i) != stride) return false;
-    stride *= x.size(i);
-  }
-  return true;
-}
-
 }  // namespace
 
 bool JoinsProducts(const at::Tensor& x) { return x.is_cuda() || everywhere > 0; }
@@ -78,11 +67,27 @@ at::Tensor ColumnsAsOne(const std::vector<at::Tensor>& matrices) {
   return at::as_strided(first, {first.size(0), columns}, first.strides());
 }
 
+std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner) {
+  int64_t dense = 1;
+  int64_t i = x.dim() - 1;
+  for (; i >= x.dim() - inner; dense *= x.size(i), --i)
+    if (x.size(i) != 1 && x.stride(i) != dense) return std::nullopt;
+  std::optional<int64_t> stride;  // of rows; dimensions of one element say nothing of it
+  for (int64_t rows = 1; i >= 0; rows *= x.size(i), --i) {
+    if (x.size(i) == 1) continue;
+    if (!stride.has_value()) stride = x.stride(i);
+    if (x.stride(i) != *stride * rows) return std::nullopt;
+  }
+  return stride.value_or(dense);
+}
+
 bool AreBeside(const at::Tensor& x, const at::Tensor& y) {
   if (x.dim() < 2 || x.numel() == 0 || x.sizes() != y.sizes()) return false;
   const int64_t width = x.size(-1);
-  return HasRowsApart(x, 2 * width) && HasRowsApart(y, 2 * width) &&
-         (Follows(x, y, width) || Follows(y, x, width));
+  const auto halves = [width](const at::Tensor& rows) {
+    return rows.numel() == width || RowStride(rows) == 2 * width;
+  };
+  return halves(x) && halves(y) && (Follows(x, y, width) || Follows(y, x, width));
 }
 
 std::array<at::Tensor, 2> EmptyBeside(const at::Tensor& x, const at::Tensor& y) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace halflife::kernels {
@@ -32,6 +33,11 @@ at::Tensor RowsAsOne(at::TensorList run);
 // [rows, sum of columns] of matrices [rows, columns_i]: a view where they are columns of one matrix
 // side by side, else a copy.
 at::Tensor ColumnsAsOne(const std::vector<at::Tensor>& matrices);
+
+// Elements between the beginnings of adjacent rows of x [.., D], of which each row's last `inner` >= 1
+// dimensions are dense: the same between all rows, in the order of their numbers. Nothing where that
+// does not hold.
+std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner = 1);
 
 // Whether x and y [..., D] are the halves of the rows of one matrix [..., 2 D], in either order.
 bool AreBeside(const at::Tensor& x, const at::Tensor& y);

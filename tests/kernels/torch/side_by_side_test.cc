@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <vector>
 
 #include "kernels/random_tensors.h"
@@ -62,6 +63,20 @@ TEST(SideBySide, ColumnsAreAViewWhereTheyCanBe) {
   }
 }
 
+TEST(SideBySide, RowStride) {
+  const at::Tensor x = at::empty({2, 3, 4, 8});
+  EXPECT_EQ(RowStride(x), 8);
+  EXPECT_EQ(RowStride(x, 2), 32);
+  EXPECT_EQ(RowStride(x.narrow(3, 2, 5)), 8);
+  EXPECT_EQ(RowStride(x.narrow(2, 1, 2), 2), 32);
+  EXPECT_EQ(RowStride(x.narrow(1, 1, 1), 2), 96);  // one token of three a row of the batch
+  EXPECT_EQ(RowStride(x.narrow(0, 1, 1).narrow(1, 1, 1), 2), 32);  // one token: as if dense
+  EXPECT_EQ(RowStride(x.narrow(1, 0, 2), 2), std::nullopt);
+  EXPECT_EQ(RowStride(x.narrow(3, 2, 5), 2), std::nullopt);
+  EXPECT_EQ(RowStride(x.transpose(2, 3), 2), std::nullopt);
+  EXPECT_EQ(RowStride(x.narrow(2, 0, 1).transpose(2, 3), 2), 32);
+}
+
 TEST(SideBySide, EmptyBesideKeepsTheOrder) {
   const at::Tensor both = Normal({2, 3, 8}, 1, at::kFloat);
   const at::Tensor left = both.narrow(-1, 0, 4), right = both.narrow(-1, 4, 4);
@@ -72,6 +87,8 @@ TEST(SideBySide, EmptyBesideKeepsTheOrder) {
   const auto [c, d] = EmptyBeside(right, left);
   EXPECT_EQ(c.storage_offset() - d.storage_offset(), 4);
   EXPECT_EQ(c.sizes(), left.sizes());
+  const at::Tensor row = both.narrow(0, 0, 1).narrow(1, 1, 1);
+  EXPECT_TRUE(AreBeside(row.narrow(-1, 0, 4), row.narrow(-1, 4, 4)));
 
   EXPECT_FALSE(AreBeside(left, both.narrow(-1, 3, 4)));
   EXPECT_FALSE(AreBeside(left.transpose(0, 1), right.transpose(0, 1)));
