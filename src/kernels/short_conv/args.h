@@ -66,8 +66,8 @@ inline int64_t ConvBlocksPerRow(int64_t seq_len) {
 void FillReach(const ConvReach& args);
 void ConvForward(const ConvShape<float>& shape, int64_t block, float* out);
 void ConvForward(const ConvShape<Bf16>& shape, int64_t block, Bf16* out);
-// dweight [gradient_rows(), D] += the block's; `scratch` holds (kConvTokensPerBlock + kConvMaxTaps)
-// D floats.
+// dweight [gradient_rows(), D] += the block's; `scratch` holds kConvScratchRows D floats.
+constexpr int64_t kConvScratchRows = kConvTokensPerBlock + 2 * kConvMaxTaps;
 void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, int64_t block,
                   float* dweight, float* scratch);
 void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, int64_t block,

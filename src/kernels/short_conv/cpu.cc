@@ -93,9 +93,8 @@ HL_INLINE void ForwardLoop(const ConvShape<T>& shape, int64_t block, T* out) {
   }
 }
 
-// ds = dout silu'(sum), or dout; dweight[tap] += ds x[what the tap reads], where the token is the
-// block's own.
-template <bool kSilu, typename T, int kCount, bool kOwn>
+// ds = dout silu'(sum), or dout; dweight[tap] += ds x[what the tap reads].
+template <bool kSilu, typename T, int kCount>
 HL_INLINE void SumGradient(const ConvShape<T>& shape, int64_t row, int64_t token,
                            const T* __restrict dout, float* __restrict ds,
                            float* __restrict dweight) {
@@ -110,9 +109,7 @@ HL_INLINE void SumGradient(const ConvShape<T>& shape, int64_t row, int64_t token
       gradient *= sigmoid * (1.0f + sum * (1.0f - sigmoid));
     }
     ds[c] = gradient;
-    if constexpr (kOwn) {
-      for (int i = 0; i < kCount; ++i) dw[i * dim + c] += gradient * Widen(taps.input[i][c]);
-    }
+    for (int i = 0; i < kCount; ++i) dw[i * dim + c] += gradient * Widen(taps.input[i][c]);
   }
 }
 
@@ -149,15 +146,15 @@ HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads
   const int64_t halo_end = std::min(seq_len, end + taps - 1);
   const uint8_t* reach = shape.reach + row * seq_len;
   const T* dout = grads.dout + row * seq_len * dim;
+  // What the next block's tokens give the weights is that block's: loops without it would add a
+  // third to the time to compile.
+  float* const discarded = scratch + (kConvTokensPerBlock + kConvMaxTaps) * dim;
   WithActivation(shape.silu, [&]<bool kSilu>() HL_LAMBDA_INLINE {
     for (int64_t token = begin; token < halo_end; ++token) {
       float* ds = scratch + (token - begin) * dim;
       WithCount(reach[token] + 1, [&]<int kCount>() HL_LAMBDA_INLINE {
-        if (token < end) {
-          SumGradient<kSilu, T, kCount, true>(shape, row, token, dout + token * dim, ds, dweight);
-        } else {
-          SumGradient<kSilu, T, kCount, false>(shape, row, token, dout + token * dim, ds, dweight);
-        }
+        SumGradient<kSilu, T, kCount>(shape, row, token, dout + token * dim, ds,
+                                      token < end ? dweight : discarded);
       });
     }
   });

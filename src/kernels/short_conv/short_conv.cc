@@ -95,7 +95,7 @@ void BackwardOnCpu(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* 
   const int64_t size = shape.gradient_rows() * shape.dim;
   std::vector<float> partial(num_blocks * size);
   at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch((cpu::kConvTokensPerBlock + kConvMaxTaps) * shape.dim);
+    std::vector<float> scratch(cpu::kConvScratchRows * shape.dim);
     for (int64_t block = begin; block < end; ++block)
       cpu::ConvBackward(shape, grads, block, partial.data() + block * size, scratch.data());
   });
