@@ -18,7 +18,6 @@ namespace {
 using internal::ErrnoText;
 namespace fs = std::filesystem;
 
-constexpr auto kCode = ExitCode::kCheckpointIo;
 constexpr size_t kBlock = size_t{4} << 20;  // as large as a disk wants it
 constexpr size_t kNumBlocks = 4;
 constexpr size_t kAlignment = 4096;  // of memory, offsets and sizes, for O_DIRECT on every disk
@@ -33,8 +32,9 @@ void Reserve(int fd, uint64_t bytes, const fs::path& path) {
   } while (result != 0 && errno == EINTR);
   if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
   const int error = errno;
-  HL_FAIL(kCode, "cannot reserve ", HumanBytes(bytes), " for ", path.string(), ": ",
-          ErrnoText(error), "; ", HumanBytes(FreeBytes(path.parent_path(), kCode)), " are free");
+  HL_FAIL(ExitCode::kCheckpointIo, "cannot reserve ", HumanBytes(bytes), " for ", path.string(),
+          ": ", ErrnoText(error), "; ",
+          HumanBytes(FreeBytes(path.parent_path(), ExitCode::kCheckpointIo)), " are free");
 }
 
 // Whether the file system took the flag; what it says of the writes themselves comes later.
@@ -56,7 +56,7 @@ void DirectWriter::FreeMemory::operator()(char* memory) const {
 }
 
 DirectWriter::DirectWriter(const fs::path& path, uint64_t num_bytes)
-    : path_(path), fd_(OpenFile(path, O_WRONLY | O_CREAT | O_EXCL, kCode)) {
+    : path_(path), fd_(OpenFile(path, O_WRONLY | O_CREAT | O_EXCL, ExitCode::kCheckpointIo)) {
   Reserve(fd_.get(), num_bytes, path_);
   direct_ = SetDirect(fd_.get(), true);
   void* const memory = ::mmap(nullptr, kNumBlocks * kBlock, PROT_READ | PROT_WRITE,
@@ -124,11 +124,11 @@ void DirectWriter::Finish() {
   // The last direct write went to the end of a sector.
   if (::ftruncate(fd_.get(), static_cast<off_t>(bytes_)) != 0) {
     const int error = errno;
-    HL_FAIL(kCode, "cannot end ", path_.string(), ": ", ErrnoText(error));
+    HL_FAIL(ExitCode::kCheckpointIo, "cannot end ", path_.string(), ": ", ErrnoText(error));
   }
-  HL_FAULT_POINT("ckpt.p1.fsync", kCode);
-  Fsync(fd_.get(), path_, kCode);
-  fd_.Close(path_, kCode);
+  HL_FAULT_POINT("ckpt.p1.fsync", ExitCode::kCheckpointIo);
+  Fsync(fd_.get(), path_, ExitCode::kCheckpointIo);
+  fd_.Close(path_, ExitCode::kCheckpointIo);
 }
 
 void DirectWriter::Run() {
@@ -172,7 +172,8 @@ void DirectWriter::Write(const Block& block) {
       direct_ = !SetDirect(fd_.get(), false);
       if (!direct_) continue;
     }
-    HL_FAIL(kCode, "cannot write ", path_.string(), ": ", ErrnoText(written < 0 ? error : ENOSPC));
+    HL_FAIL(ExitCode::kCheckpointIo, "cannot write ", path_.string(), ": ",
+            ErrnoText(written < 0 ? error : ENOSPC));
   }
   // Without it the kernel would collect all, and fsync would wait for all. A hint: no result.
   if (!direct_) {

@@ -18,7 +18,6 @@ namespace halflife::ckpt {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr auto kCode = ExitCode::kNoUsableCheckpoint;
 
 // Without the trailing slash that would hide the last name.
 fs::path Normal(const fs::path& path) {
@@ -32,14 +31,15 @@ int64_t TensorInfo::count() const { return CountElements(shape); }
 
 fs::path FindStep(const fs::path& path) {
   std::error_code ignored;
-  HL_CHECK_AS(kCode, fs::is_directory(path, ignored), path.string(), " is not a folder");
+  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, fs::is_directory(path, ignored), path.string(),
+              " is not a folder");
   if (fs::exists(path / kManifestName, ignored) || ParseStepName(Normal(path))) return path;
   for (const fs::path& ckpt_dir : {path / "ckpt", path}) {
     const std::vector<StepDir> steps = ListPublished(ckpt_dir);
     if (!steps.empty()) return steps.front().path;
   }
-  HL_FAIL(kCode, "no checkpoint in ", path.string(), ": looked for ", kManifestName,
-          ", ckpt/step_* and step_* in it");
+  HL_FAIL(ExitCode::kNoUsableCheckpoint, "no checkpoint in ", path.string(), ": looked for ",
+          kManifestName, ", ckpt/step_* and step_* in it");
 }
 
 fs::path RunOfStep(const fs::path& step_dir) {
@@ -70,7 +70,8 @@ class StepReader::Impl {
 
   const TensorEntry& Tensor(const std::string& name) const {
     const auto found = by_name_.find(name);
-    HL_CHECK_AS(kCode, found != by_name_.end(), path_.string(), " has no tensor '", name, "'");
+    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, found != by_name_.end(), path_.string(),
+                " has no tensor '", name, "'");
     return *found->second;
   }
 
@@ -78,9 +79,10 @@ class StepReader::Impl {
     const TensorEntry& tensor = Tensor(name);
     HL_CHECK(0 <= begin && begin <= end && end <= tensor.count(), "elements [", begin, ", ", end,
              ") of ", name, ", which has ", tensor.count());
-    HL_CHECK_AS(kCode, tensor.has(kind), path_.string(), " has no ", Name(kind), "/", name);
-    HL_CHECK_AS(kCode, tensor.dtype == StoredDType::kF32, name, " is stored as ",
-                Name(tensor.dtype), ", not F32");
+    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, tensor.has(kind), path_.string(), " has no ",
+                Name(kind), "/", name);
+    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, tensor.dtype == StoredDType::kF32, name,
+                " is stored as ", Name(tensor.dtype), ", not F32");
     BlockCursor cursor(files_);
     for (const StoredFragment& fragment : tensor.fragments) {
       const int64_t from = std::max(begin, fragment.begin), to = std::min(end, fragment.end);
@@ -158,7 +160,8 @@ StepReader StepReader::Open(const fs::path& step_dir) {
   try {
     return StepReader(std::make_unique<Impl>(step_dir, ReadManifestBytes(step_dir)));
   } catch (const DamageError& error) {
-    HL_FAIL(kCode, step_dir.string(), " is not a usable checkpoint: ", error.message());
+    HL_FAIL(ExitCode::kNoUsableCheckpoint, step_dir.string(),
+            " is not a usable checkpoint: ", error.message());
   }
 }
 

@@ -22,10 +22,9 @@ namespace halflife::ckpt {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using internal::ErrnoText;
 
-constexpr auto kCode = ExitCode::kEnvironment;
 constexpr double kStaleHeartbeatS = 600;
 
 struct Holder {
@@ -53,7 +52,7 @@ std::string UtcNow() {
   return text;
 }
 
-Json DescribeUs() {
+OrderedJson DescribeUs() {
   return {{"host", HostName()},
           {"pid", ::getpid()},
           {"boot_id", BootId()},
@@ -65,7 +64,8 @@ Holder ReadHolder(const fs::path& path) {
   Holder holder;
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return holder;
-  const Json json = Json::parse(ReadFile(path, kCode), nullptr, /*allow_exceptions=*/false);
+  const OrderedJson json = OrderedJson::parse(ReadFile(path, ExitCode::kEnvironment), nullptr,
+                                              /*allow_exceptions=*/false);
   if (!json.is_object()) return holder;
   const auto text = [&](const char* key, std::string* to) {
     if (json.contains(key) && json[key].is_string()) *to = json[key].get<std::string>();
@@ -81,8 +81,9 @@ Holder ReadHolder(const fs::path& path) {
 std::string ReadToken(const fs::path& run_dir) {
   std::error_code ignored;
   if (!fs::exists(run_dir / "owner.json", ignored)) return "";
-  const Json json =
-      Json::parse(ReadFile(run_dir / "owner.json", kCode), nullptr, /*allow_exceptions=*/false);
+  const OrderedJson json =
+      OrderedJson::parse(ReadFile(run_dir / "owner.json", ExitCode::kEnvironment), nullptr,
+                         /*allow_exceptions=*/false);
   const bool sound = json.is_object() && json.contains("token") && json["token"].is_string();
   return sound ? json["token"].get<std::string>() : "";
 }
@@ -92,26 +93,26 @@ std::string ReadToken(const fs::path& run_dir) {
 double ProbeWritable(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
-  HL_CHECK_AS(kCode, !error, "cannot create ", directory.string(), ": ", error.message(),
-              "; checkpoints could not be saved there");
+  HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", directory.string(), ": ",
+              error.message(), "; checkpoints could not be saved there");
   const fs::path first = directory / Concat(".probe.", RandomHex(8)),
                  second = first.string() + ".moved";
   struct stat info {};
   try {
-    Fd fd = OpenFile(first, O_WRONLY | O_CREAT | O_EXCL, kCode);
-    WriteAll(fd.get(), "probe\n", 6, first, kCode);
-    Fsync(fd.get(), first, kCode);
-    HL_CHECK_AS(kCode, ::fstat(fd.get(), &info) == 0, "cannot stat ", first.string(), ": ",
-                ErrnoText(errno));
-    fd.Close(first, kCode);
-    HL_CHECK_AS(kCode, ::rename(first.c_str(), second.c_str()) == 0, "cannot rename in ",
+    Fd fd = OpenFile(first, O_WRONLY | O_CREAT | O_EXCL, ExitCode::kEnvironment);
+    WriteAll(fd.get(), "probe\n", 6, first, ExitCode::kEnvironment);
+    Fsync(fd.get(), first, ExitCode::kEnvironment);
+    HL_CHECK_AS(ExitCode::kEnvironment, ::fstat(fd.get(), &info) == 0, "cannot stat ",
+                first.string(), ": ", ErrnoText(errno));
+    fd.Close(first, ExitCode::kEnvironment);
+    HL_CHECK_AS(ExitCode::kEnvironment, ::rename(first.c_str(), second.c_str()) == 0,
+                "cannot rename in ", directory.string(), ": ", ErrnoText(errno));
+    HL_CHECK_AS(ExitCode::kEnvironment, ::unlink(second.c_str()) == 0, "cannot delete in ",
                 directory.string(), ": ", ErrnoText(errno));
-    HL_CHECK_AS(kCode, ::unlink(second.c_str()) == 0, "cannot delete in ", directory.string(), ": ",
-                ErrnoText(errno));
   } catch (const Error& failure) {
     ::unlink(first.c_str());
     ::unlink(second.c_str());
-    HL_FAIL(kCode, directory.string(),
+    HL_FAIL(ExitCode::kEnvironment, directory.string(),
             " is not writable, checkpoints could not be saved there: ", failure.message());
   }
   return static_cast<double>(info.st_mtim.tv_sec) +
@@ -127,9 +128,10 @@ double ModifiedAt(const fs::path& path) {
 
 Fd TryLock(const fs::path& path) {
   // It is written: what a link leads to is not ours.
-  Fd fd = OpenFile(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, kCode);
+  Fd fd = OpenFile(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, ExitCode::kEnvironment);
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
-  HL_CHECK_AS(kCode, errno == EWOULDBLOCK, "cannot lock ", path.string(), ": ", ErrnoText(errno),
+  HL_CHECK_AS(ExitCode::kEnvironment, errno == EWOULDBLOCK, "cannot lock ", path.string(), ": ",
+              ErrnoText(errno),
               "; does its file system support flock (Lustre: mount option flock)?");
   return {};
 }
@@ -152,16 +154,17 @@ Fd Steal(const fs::path& run_dir, const Holder& holder, double now) {
   const double heartbeat =
       std::max(ModifiedAt(run_dir / "heartbeat.json"), ModifiedAt(run_dir / "owner.json"));
   const double age = now - heartbeat;
-  HL_CHECK_AS(kCode, IsDead(holder) || age > kStaleHeartbeatS, InUse(run_dir, holder),
-              ", and its last sign of life is ", HumanSeconds(std::max(age, 0.0)),
-              " old; --steal-lock needs one older than ", HumanSeconds(kStaleHeartbeatS),
-              " or a dead process on this host");
+  HL_CHECK_AS(ExitCode::kEnvironment, IsDead(holder) || age > kStaleHeartbeatS,
+              InUse(run_dir, holder), ", and its last sign of life is ",
+              HumanSeconds(std::max(age, 0.0)), " old; --steal-lock needs one older than ",
+              HumanSeconds(kStaleHeartbeatS), " or a dead process on this host");
   HL_WARN("ckpt", InUse(run_dir, holder), "; taking over");
   const fs::path path = run_dir / "run.lock";
-  HL_CHECK_AS(kCode, ::unlink(path.c_str()) == 0 || errno == ENOENT, "cannot replace ",
-              path.string(), ": ", ErrnoText(errno));
+  HL_CHECK_AS(ExitCode::kEnvironment, ::unlink(path.c_str()) == 0 || errno == ENOENT,
+              "cannot replace ", path.string(), ": ", ErrnoText(errno));
   Fd fd = TryLock(path);
-  HL_CHECK_AS(kCode, fd, InUse(run_dir, ReadHolder(path)), "; it took the lock first");
+  HL_CHECK_AS(ExitCode::kEnvironment, fd, InUse(run_dir, ReadHolder(path)),
+              "; it took the lock first");
   return fd;
 }
 
@@ -173,18 +176,18 @@ RunLock RunLock::Acquire(const fs::path& run_dir, const Options& options) {
   Fd fd = TryLock(path);
   if (!fd) {
     const Holder holder = ReadHolder(path);
-    HL_CHECK_AS(kCode, options.steal, InUse(run_dir, holder),
+    HL_CHECK_AS(ExitCode::kEnvironment, options.steal, InUse(run_dir, holder),
                 "; wait for it, use another --run, or take over from a dead job with --steal-lock");
     fd = Steal(run_dir, holder, now);
   }
-  Json us = DescribeUs();
+  OrderedJson us = DescribeUs();
   const std::string text = us.dump() + "\n";
-  HL_CHECK_AS(kCode, ::ftruncate(fd.get(), 0) == 0, "cannot write ", path.string(), ": ",
-              ErrnoText(errno));
-  WriteAll(fd.get(), text.data(), text.size(), path, kCode);
+  HL_CHECK_AS(ExitCode::kEnvironment, ::ftruncate(fd.get(), 0) == 0, "cannot write ", path.string(),
+              ": ", ErrnoText(errno));
+  WriteAll(fd.get(), text.data(), text.size(), path, ExitCode::kEnvironment);
   const std::string token = RandomHex(32);
   us["token"] = token;
-  AtomicWriteFile(run_dir / "owner.json", us.dump() + "\n", kCode);
+  AtomicWriteFile(run_dir / "owner.json", us.dump() + "\n", ExitCode::kEnvironment);
   return RunLock(run_dir, std::move(fd), token);
 }
 
@@ -194,8 +197,9 @@ RunLock::RunLock(fs::path run_dir, Fd fd, std::string token)
 void RunLock::CheckStillOwner() const {
   if (ReadToken(run_dir_) == token_) return;
   const Holder holder = ReadHolder(run_dir_ / "owner.json");
-  HL_FAIL(kCode, "run directory ", run_dir_.string(), " was taken over by ", holder.host, ":",
-          holder.pid, " at ", holder.started, "; this job publishes nothing more");
+  HL_FAIL(ExitCode::kEnvironment, "run directory ", run_dir_.string(), " was taken over by ",
+          holder.host, ":", holder.pid, " at ", holder.started,
+          "; this job publishes nothing more");
 }
 
 }  // namespace halflife::ckpt

@@ -32,7 +32,6 @@ namespace halflife::ckpt {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr auto kCode = ExitCode::kCheckpointIo;
 
 // What one Save works with; the calling order of its phases is in CheckpointStore::Save.
 class SaveSession {
@@ -94,19 +93,21 @@ std::string SaveSession::OpenAttempt() const {
   CheckOwner();
   std::error_code error;
   fs::create_directories(dir_, error);
-  HL_CHECK_AS(kCode, !error, "cannot create ", dir_.string(), ": ", error.message());
+  HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", dir_.string(), ": ",
+              error.message());
   EmptyTrash(dir_);  // of cancelled attempts: frees their space before it is asked for
   const auto needed = static_cast<uint64_t>(arena_.layout->num_parameters()) * sizeof(float) *
                       arena_.kinds().size();
-  const uint64_t free = FreeBytes(dir_, kCode);
-  HL_CHECK_AS(kCode, free >= needed + needed / 10, "step ", state_.step, " needs ",
-              HumanBytes(needed + needed / 10), " in ", dir_.string(), ", ", HumanBytes(free),
-              " are free (", std::strerror(ENOSPC), ")");
+  const uint64_t free = FreeBytes(dir_, ExitCode::kCheckpointIo);
+  HL_CHECK_AS(ExitCode::kCheckpointIo, free >= needed + needed / 10, "step ", state_.step,
+              " needs ", HumanBytes(needed + needed / 10), " in ", dir_.string(), ", ",
+              HumanBytes(free), " are free (", std::strerror(ENOSPC), ")");
   const std::string attempt = RandomHex(8);
   const fs::path temporary = dir_ / TemporaryName(state_.step, attempt);
   fs::create_directory(temporary, error);
-  HL_CHECK_AS(kCode, !error, "cannot create ", temporary.string(), ": ", error.message());
-  FsyncDirectory(dir_, kCode);
+  HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",
+              error.message());
+  FsyncDirectory(dir_, ExitCode::kCheckpointIo);
   return attempt;
 }
 
@@ -125,7 +126,7 @@ void SaveSession::WriteAndVote() {
     ArriveWithin(control_, config_.timeout_s, {"ckpt_written", 0});
     Assemble(OnEveryRank(control_, {"ckpt_vote", 0}, [&] {
       if (failure) std::rethrow_exception(failure);
-      HL_FAULT_POINT("ckpt.p2.vote", kCode);
+      HL_FAULT_POINT("ckpt.p2.vote", ExitCode::kCheckpointIo);
       return own;
     }));
   } catch (...) {
@@ -139,7 +140,7 @@ std::string SaveSession::WriteOwnPart() {
   own_part_ = WriteShard(temporary_, PlanShard(arena_, rank),
                          {.step = state_.step, .rank = rank, .attempt = attempt_});
   own_part_.hosts = {HostName()};
-  FsyncDirectory(temporary_, kCode);
+  FsyncDirectory(temporary_, ExitCode::kCheckpointIo);
   return EncodeManifest(own_part_);
 }
 
@@ -176,13 +177,13 @@ void SaveSession::SealAndPublish() {
   hash_ = OnRankZero(control_, {"ckpt_commit", 0}, [&] {
     try {
       CheckCoverage(manifest_, "the step being saved");
-      HL_FAULT_POINT("ckpt.p3.manifest", kCode);
+      HL_FAULT_POINT("ckpt.p3.manifest", ExitCode::kCheckpointIo);
       const std::string bytes = WriteManifestFiles(manifest_, temporary_);
       CheckOwner();
       MakeWay();
-      HL_FAULT_POINT("ckpt.p4.rename", kCode);
-      PublishDirectory(temporary_, final_path_, kCode);
-      HL_FAULT_POINT("ckpt.p5.latest", kCode);
+      HL_FAULT_POINT("ckpt.p4.rename", ExitCode::kCheckpointIo);
+      PublishDirectory(temporary_, final_path_, ExitCode::kCheckpointIo);
+      HL_FAULT_POINT("ckpt.p5.latest", ExitCode::kCheckpointIo);
       WriteLatest(dir_, final_path_.filename().string(), HashBytes(bytes));
       return ToHex(HashBytes(bytes));
     } catch (const Error& error) {
@@ -222,7 +223,7 @@ void SaveSession::SampleBack() {
     });
   } catch (const DamageError& error) {
     if (control_.rank() == 0) WithdrawStep();
-    HL_FAIL(kCode, "step ", state_.step,
+    HL_FAIL(ExitCode::kCheckpointIo, "step ", state_.step,
             " was written, but does not read back as written: ", error.message(),
             "; it was renamed to .bad");
   }

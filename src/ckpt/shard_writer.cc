@@ -14,7 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kCode = ExitCode::kCheckpointIo;
 constexpr int64_t kBlockElements = kBlockBytes / sizeof(float);
 
 std::string EntryName(const ShardPiece& piece) {
@@ -82,7 +81,7 @@ class ShardFile {
 
  private:
   void Append(const void* data, size_t bytes) {
-    HL_FAULT_POINT("ckpt.p1.write", kCode);
+    HL_FAULT_POINT("ckpt.p1.write", ExitCode::kCheckpointIo);
     file_.Append(data, bytes);
     whole_.Update(data, bytes);
   }

@@ -18,15 +18,14 @@ namespace {
 namespace fs = std::filesystem;
 using internal::ErrnoText;
 
-constexpr auto kCode = ExitCode::kCheckpointIo;
 constexpr std::string_view kStepPrefix = "step_";
 constexpr std::string_view kTemporaryPrefix = ".tmp_step_";
 constexpr size_t kStepDigits = 12;
 
 void RenameDurably(const fs::path& from, const fs::path& to) {
-  HL_CHECK_AS(kCode, ::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from.string(),
-              " to ", to.string(), ": ", ErrnoText(errno));
-  FsyncDirectory(from.parent_path(), kCode);
+  HL_CHECK_AS(ExitCode::kCheckpointIo, ::rename(from.c_str(), to.c_str()) == 0, "cannot rename ",
+              from.string(), " to ", to.string(), ": ", ErrnoText(errno));
+  FsyncDirectory(from.parent_path(), ExitCode::kCheckpointIo);
 }
 
 fs::path FreshName(const fs::path& wanted) {
@@ -47,7 +46,7 @@ void Unlink(const fs::path& path) {
   if (fs::is_directory(fs::symlink_status(path))) {
     for (const fs::directory_entry& entry : fs::directory_iterator(path)) Unlink(entry.path());
   }
-  HL_FAULT_POINT("ckpt.gc.unlink", kCode);
+  HL_FAULT_POINT("ckpt.gc.unlink", ExitCode::kCheckpointIo);
   fs::remove(path);
 }
 
@@ -95,7 +94,8 @@ std::vector<StepDir> ListSteps(const fs::path& ckpt_dir) {
   for (; !error && it != fs::directory_iterator(); it.increment(error)) {
     if (auto step = ParseStepName(it->path())) steps.push_back(std::move(*step));
   }
-  HL_CHECK_AS(kCode, !error, "cannot list ", ckpt_dir.string(), ": ", error.message());
+  HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot list ", ckpt_dir.string(), ": ",
+              error.message());
   std::sort(steps.begin(), steps.end(), [](const StepDir& a, const StepDir& b) {
     return a.step != b.step ? a.step > b.step : a.path < b.path;
   });
@@ -109,10 +109,10 @@ std::vector<StepDir> ListPublished(const fs::path& ckpt_dir) {
 }
 
 void WriteDurably(const fs::path& path, std::string_view bytes) {
-  Fd fd = OpenFile(path, O_WRONLY | O_CREAT | O_EXCL, kCode);
-  WriteAll(fd.get(), bytes.data(), bytes.size(), path, kCode);
-  Fsync(fd.get(), path, kCode);
-  fd.Close(path, kCode);
+  Fd fd = OpenFile(path, O_WRONLY | O_CREAT | O_EXCL, ExitCode::kCheckpointIo);
+  WriteAll(fd.get(), bytes.data(), bytes.size(), path, ExitCode::kCheckpointIo);
+  Fsync(fd.get(), path, ExitCode::kCheckpointIo);
+  fd.Close(path, ExitCode::kCheckpointIo);
 }
 
 std::string SumsText(const Manifest& manifest, Hash128 manifest_hash, Hash128 text_hash) {
@@ -132,7 +132,7 @@ std::string WriteManifestFiles(const Manifest& manifest, const fs::path& step_di
   WriteDurably(step_dir / kManifestName, bytes);
   WriteDurably(step_dir / kManifestTextName, text);
   WriteDurably(step_dir / kSumsName, SumsText(manifest, HashBytes(bytes), HashBytes(text)));
-  FsyncDirectory(step_dir, kCode);
+  FsyncDirectory(step_dir, ExitCode::kCheckpointIo);
   return bytes;
 }
 
@@ -150,7 +150,8 @@ fs::path MoveToTrash(const fs::path& ckpt_dir, const fs::path& victim) {
     RemoveUnlessFolder(trash);
     fs::create_directory(trash);
   } catch (const fs::filesystem_error& error) {
-    HL_FAIL(kCode, "cannot create ", trash.string(), ": ", error.code().message());
+    HL_FAIL(ExitCode::kCheckpointIo, "cannot create ", trash.string(), ": ",
+            error.code().message());
   }
   const fs::path to = trash / (victim.filename().string() + "." + RandomHex(8));
   RenameDurably(victim, to);
@@ -173,7 +174,8 @@ void EmptyTrash(const fs::path& ckpt_dir) noexcept {
 }
 
 void WriteLatest(const fs::path& ckpt_dir, const std::string& step_name, Hash128 manifest_hash) {
-  AtomicWriteFile(ckpt_dir / "LATEST", Concat(step_name, " ", ToHex(manifest_hash), "\n"), kCode);
+  AtomicWriteFile(ckpt_dir / "LATEST", Concat(step_name, " ", ToHex(manifest_hash), "\n"),
+                  ExitCode::kCheckpointIo);
 }
 
 std::string ReadLatest(const fs::path& ckpt_dir) {
@@ -182,7 +184,7 @@ std::string ReadLatest(const fs::path& ckpt_dir) {
   constexpr uint64_t kLongestHint = 4096;
   std::error_code error;
   if (fs::file_size(ckpt_dir / "LATEST", error) > kLongestHint || error) return "";
-  const std::string text = ReadFile(ckpt_dir / "LATEST", kCode);
+  const std::string text = ReadFile(ckpt_dir / "LATEST", ExitCode::kCheckpointIo);
   const std::string name = text.substr(0, text.find_first_of(" \n"));
   const auto step = ParseStepName(name);
   return step && step->kind == StepDir::Kind::kPublished ? name : "";

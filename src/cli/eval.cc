@@ -182,7 +182,7 @@ nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
 }
 
 // The text is made from the JSON, so that both always say the same.
-std::string Text(const nlohmann::ordered_json& out) {
+std::string ResultText(const nlohmann::ordered_json& out) {
   const auto number = [&](const char* key, int digits) {
     return Fixed(out.at(key).get<double>(), digits);
   };
@@ -244,7 +244,7 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
     out["bigram_perplexity"] = std::exp(bigram.loss);
     out["bigram_bits_per_byte"] = bigram.bits_per_byte;
   }
-  std::cout << (options.json ? out.dump(2) + "\n" : Text(out)) << std::flush;
+  std::cout << (options.json ? out.dump(2) + "\n" : ResultText(out)) << std::flush;
   return ExitCode::kFinished;
 }
 

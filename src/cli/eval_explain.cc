@@ -85,7 +85,7 @@ std::string TokensText(const ordered_json& top, const ordered_json& tokens, int 
 }
 
 // The text is made from the JSON, so that both always say the same.
-std::string Text(const ordered_json& out) {
+std::string ExplanationText(const ordered_json& out) {
   std::string text;
   for (size_t window = 0; window < out["windows"].size(); ++window) {
     const ordered_json& json = out["windows"][window];
@@ -128,7 +128,7 @@ ExitCode ExplainWindows(const EvalOptions& options, const infer::LoadedModel& lo
   };
   WriteOutput(options.explain, dump(-1), ExitCode::kEnvironment);
   if (!IsStandardOutput(options.explain))
-    std::cout << (options.json ? dump(2) : Text(out)) << std::flush;
+    std::cout << (options.json ? dump(2) : ExplanationText(out)) << std::flush;
   return ExitCode::kFinished;
 }
 

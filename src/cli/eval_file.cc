@@ -16,7 +16,7 @@ using Json = EvalFile::Json;
 // What tells rows apart.
 constexpr const char* kKeys[] = {"method", "protocol", "length", "depth"};
 
-std::string Text(const Json& value) {
+std::string CsvText(const Json& value) {
   if (value.is_number_float() && !std::isfinite(value.get<double>())) return "";
   return value.is_string() ? value.get<std::string>() : value.is_null() ? "" : value.dump();
 }
@@ -74,7 +74,7 @@ void EvalFile::WriteCsv() const {
     for (const CsvColumn& column : columns_) {
       const Json::json_pointer path(column.path);
       fields.push_back(
-          Text(row.contains(path) ? row.at(path) : json_->value(path, Json(column.otherwise))));
+          CsvText(row.contains(path) ? row.at(path) : json_->value(path, Json(column.otherwise))));
     }
     table.rows.push_back(std::move(fields));
   }

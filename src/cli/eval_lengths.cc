@@ -67,27 +67,27 @@ ordered_json RowJson(const eval::LengthRow& row) {
   return json;
 }
 
-constexpr CsvColumn kColumns[] = {{"model", "/model"},
-                                  {"train_len", "/train_len"},
-                                  {"method", "/method"},
-                                  {"length", "/length"},
-                                  {"tokens", "/tokens"},
-                                  {"loss", "/loss"},
-                                  {"perplexity", "/perplexity"},
-                                  {"accuracy", "/accuracy"},
-                                  {"mcc", "/classes/mcc"},
-                                  {"f1_macro", "/classes/f1_macro"},
-                                  {"auroc", "/classes/auroc"},
-                                  {"tokens_per_s", "/tokens_per_s"},
-                                  {"protocol", "/protocol", "segments"},
-                                  {"token_seen_tokens", "/recall/token_seen/tokens"},
-                                  {"token_seen_loss", "/recall/token_seen/loss"},
-                                  {"token_new_tokens", "/recall/token_new/tokens"},
-                                  {"token_new_loss", "/recall/token_new/loss"},
-                                  {"bigram_seen_tokens", "/recall/bigram_seen/tokens"},
-                                  {"bigram_seen_loss", "/recall/bigram_seen/loss"},
-                                  {"bigram_new_tokens", "/recall/bigram_new/tokens"},
-                                  {"bigram_new_loss", "/recall/bigram_new/loss"}};
+constexpr CsvColumn kLengthColumns[] = {{"model", "/model"},
+                                        {"train_len", "/train_len"},
+                                        {"method", "/method"},
+                                        {"length", "/length"},
+                                        {"tokens", "/tokens"},
+                                        {"loss", "/loss"},
+                                        {"perplexity", "/perplexity"},
+                                        {"accuracy", "/accuracy"},
+                                        {"mcc", "/classes/mcc"},
+                                        {"f1_macro", "/classes/f1_macro"},
+                                        {"auroc", "/classes/auroc"},
+                                        {"tokens_per_s", "/tokens_per_s"},
+                                        {"protocol", "/protocol", "segments"},
+                                        {"token_seen_tokens", "/recall/token_seen/tokens"},
+                                        {"token_seen_loss", "/recall/token_seen/loss"},
+                                        {"token_new_tokens", "/recall/token_new/tokens"},
+                                        {"token_new_loss", "/recall/token_new/loss"},
+                                        {"bigram_seen_tokens", "/recall/bigram_seen/tokens"},
+                                        {"bigram_seen_loss", "/recall/bigram_seen/loss"},
+                                        {"bigram_new_tokens", "/recall/bigram_new/tokens"},
+                                        {"bigram_new_loss", "/recall/bigram_new/loss"}};
 
 // Rows of the methods, protocols and lengths that were asked for, in that order; the file may hold
 // others.
@@ -121,10 +121,6 @@ class AskedRows {
   std::vector<int64_t> lengths_;
 };
 
-std::string Padded(std::string text, size_t width) {
-  text.resize(std::max(text.size(), width), ' ');
-  return text;
-}
 // A line a method and protocol of what `value` gives of each row; "" where it gives nothing.
 std::string Section(const AskedRows& rows, const std::string& title,
                     const std::function<std::optional<std::string>(const ordered_json&)>& value) {
@@ -236,7 +232,7 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
 
   const bool writes = context.rank() == 0;
   EvalFile file({.json = writes ? options.out : "", .csv = writes ? options.csv : ""},
-                FactsOf(table, loaded, tokens_fact), kColumns);
+                FactsOf(table, loaded, tokens_fact), kLengthColumns);
   std::vector<ordered_json> keys;
   for (const std::string& method : options.methods)
     for (const std::string& protocol : options.protocols)

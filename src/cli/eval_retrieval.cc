@@ -21,17 +21,17 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr CsvColumn kColumns[] = {{"model", "/model"},
-                                  {"train_len", "/train_len"},
-                                  {"retrieval", "/retrieval"},
-                                  {"method", "/method"},
-                                  {"length", "/length"},
-                                  {"depth", "/depth"},
-                                  {"answers", "/answers"},
-                                  {"tokens", "/tokens"},
-                                  {"retrieval_accuracy", "/retrieval_accuracy"},
-                                  {"token_accuracy", "/token_accuracy"},
-                                  {"loss", "/loss"}};
+constexpr CsvColumn kRetrievalColumns[] = {{"model", "/model"},
+                                           {"train_len", "/train_len"},
+                                           {"retrieval", "/retrieval"},
+                                           {"method", "/method"},
+                                           {"length", "/length"},
+                                           {"depth", "/depth"},
+                                           {"answers", "/answers"},
+                                           {"tokens", "/tokens"},
+                                           {"retrieval_accuracy", "/retrieval_accuracy"},
+                                           {"token_accuracy", "/token_accuracy"},
+                                           {"loss", "/loss"}};
 
 ordered_json KeyOf(const std::string& method, int64_t length, double depth) {
   return {{"method", method}, {"length", length}, {"depth", depth}};
@@ -164,7 +164,7 @@ ExitCode EvaluateRetrieval(const EvalOptions& options, const infer::LoadedModel&
       options.methods, *loaded.model, {.train_len = train_len, .length = options.lengths.front()});
   const bool writes = context.rank() == 0;
   EvalFile file({.json = writes ? options.out : "", .csv = writes ? options.csv : ""},
-                FactsOf(options, loaded, tokens_fact), kColumns);
+                FactsOf(options, loaded, tokens_fact), kRetrievalColumns);
   std::vector<ordered_json> keys;
   for (const std::string& method : options.methods)
     for (const int64_t length : options.lengths)

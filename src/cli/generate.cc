@@ -22,7 +22,7 @@ void PrintStats(const infer::GenerateStats& stats) {
             << rate(stats.prompt_tokens, stats.prefill_seconds) << " tokens/s\n"
             << "new     " << stats.new_tokens << " tokens, "
             << rate(stats.new_tokens, stats.decode_seconds) << " tokens/s\n"
-            << "state   " << HumanBytes(static_cast<uint64_t>(stats.state_bytes)) << "\n";
+            << "state   " << HumanBytes(stats.state_bytes) << "\n";
 }
 
 }  // namespace

@@ -81,10 +81,6 @@ void AddChannelMixer(const std::string& name, Json& json) {
                   {"matmul_flops", mixer->FlopsPerToken().matmul}};
 }
 
-std::string Padded(const std::string& text, size_t width) {
-  return text + std::string(width - std::min(width, text.size()), ' ');
-}
-
 // Rows of words whose last cell is broken into lines.
 std::string WrappedTable(const std::vector<std::vector<std::string>>& rows,
                          const std::string& indent) {

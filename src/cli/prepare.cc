@@ -91,15 +91,14 @@ class ProgressLine {
 void PrintSplit(const char* name, const data::SplitInfo& split) {
   std::cout << "  " << name << ": " << HumanCount(static_cast<double>(split.num_tokens))
             << " tokens in " << HumanCount(static_cast<double>(split.num_documents))
-            << " documents (" << HumanBytes(static_cast<uint64_t>(split.num_bytes)) << " of text), "
-            << split.num_shards << (split.num_shards == 1 ? " shard\n" : " shards\n");
+            << " documents (" << HumanBytes(split.num_bytes) << " of text), " << split.num_shards
+            << (split.num_shards == 1 ? " shard\n" : " shards\n");
 }
 
 void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary& summary) {
   const int64_t bytes = summary.train.num_bytes + summary.validation.num_bytes;
   std::cout << "prepared " << config.out.string() << ": " << summary.num_files << " files, "
-            << HumanBytes(static_cast<uint64_t>(bytes)) << " of text in "
-            << HumanSeconds(summary.seconds) << " ("
+            << HumanBytes(bytes) << " of text in " << HumanSeconds(summary.seconds) << " ("
             << Fixed(static_cast<double>(bytes) / summary.seconds * 1e-6, 1) << " MB/s)\n";
   PrintSplit("train", summary.train);
   PrintSplit("validation", summary.validation);

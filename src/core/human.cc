@@ -1,6 +1,7 @@
 #include "core/human.h"
 
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 
 namespace halflife {
@@ -17,15 +18,19 @@ std::string Format(const char* format, Args... args) {
 
 std::string Fixed(double value, int digits) { return Format("%.*f", digits, value); }
 
-std::string HumanBytes(uint64_t bytes) {
+std::string Padded(std::string text, size_t width) {
+  if (text.size() < width) text.resize(width, ' ');
+  return text;
+}
+
+std::string HumanBytes(double bytes) {
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  double value = static_cast<double>(bytes);
   int unit = 0;
-  while (value >= 1024 && unit < 5) {
-    value /= 1024;
+  while (bytes >= 1024 && unit < 5) {
+    bytes /= 1024;
     ++unit;
   }
-  return Format(unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+  return Format(unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
 }
 
 std::string HumanCount(double count) {

@@ -1,14 +1,15 @@
 // Numbers for people: "3.2 GiB", "12.4k", "1 h 02 min".
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <string>
 
 namespace halflife {
 
-std::string HumanBytes(uint64_t bytes);
+std::string HumanBytes(double bytes);
 std::string HumanCount(double count);
 std::string HumanSeconds(double seconds);
-std::string Fixed(double value, int digits);  // fixed decimals
+std::string Fixed(double value, int digits);         // fixed decimals
+std::string Padded(std::string text, size_t width);  // with blanks behind it, to bytes of a column
 
 }  // namespace halflife

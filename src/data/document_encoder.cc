@@ -10,8 +10,6 @@
 namespace halflife::data {
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r";
-
 void CheckLength(const TextChunk& chunk, int64_t line, std::string_view text,
                  const DocumentRules& rules) {
   HL_CHECK_AS(ExitCode::kData, static_cast<int64_t>(text.size()) <= rules.max_document_bytes,

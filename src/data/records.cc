@@ -10,9 +10,6 @@
 namespace halflife::data {
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r";
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-
 std::string PlaceOf(const InputFile& file, int64_t line) {
   return Concat(file.path.string(), ":", line, ": ");
 }
@@ -47,7 +44,7 @@ std::string ValueOf(const nlohmann::json& record, const RecordField& field,
   return found->dump();
 }
 
-std::vector<std::string_view> Split(std::string_view line) {
+std::vector<std::string_view> SplitColumns(std::string_view line) {
   std::vector<std::string_view> columns;
   for (size_t tab = 0; tab != std::string_view::npos;) {
     tab = line.find('\t');
@@ -100,7 +97,7 @@ RecordReader::RecordReader(const std::vector<InputFile>& files, std::vector<Reco
 
 RecordReader::Columns RecordReader::ReadColumns(const InputFile& file) const {
   const std::string line = FirstLine(file);
-  const std::vector<std::string_view> names = Split(line);
+  const std::vector<std::string_view> names = SplitColumns(line);
   Columns columns = {.count = names.size(), .of_fields = {}};
   for (const RecordField& field : fields_) {
     const auto times = std::ranges::count(names, field.name);
@@ -123,7 +120,7 @@ void RecordReader::ForEachLine(const TextChunk& chunk, const VisitRecord& visit)
   const Columns& columns = columns_.at(chunk.file->path);
   ForEachFullLine(chunk, [&](int64_t number, std::string_view line) {
     if (number == 1) return;  // the names
-    const std::vector<std::string_view> values = Split(line);
+    const std::vector<std::string_view> values = SplitColumns(line);
     HL_CHECK_AS(ExitCode::kData, values.size() == columns.count, PlaceOf(*chunk.file, number),
                 values.size(), " columns, and the first line names ", columns.count,
                 "; a tab within a text must be another character");

@@ -10,8 +10,6 @@
 namespace halflife::data {
 namespace {
 
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-constexpr std::string_view kBlanks = " \t\r";
 constexpr std::string_view kWhitespace = " \t\r\n";
 
 DocumentMode Resolve(DocumentMode mode, TextFormat format) {
@@ -152,8 +150,7 @@ std::optional<TextChunk> TextChunker::Next() {
     HL_CHECK_AS(ExitCode::kData, buffer_.size() <= static_cast<size_t>(config_.max_document_bytes),
                 files_[next_file_ - 1].path.string(), ": the document that starts at byte ",
                 offset_, " (line ", line_, ") is longer than --max-document-bytes ",
-                config_.max_document_bytes, " (",
-                HumanBytes(static_cast<uint64_t>(config_.max_document_bytes)),
+                config_.max_document_bytes, " (", HumanBytes(config_.max_document_bytes),
                 "); raise that limit, or cut the text at blank lines with --documents blank-line");
     target = 2 * buffer_.size();
   }

@@ -14,12 +14,16 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/byte_stream.h"
 #include "data/input_files.h"
 
 namespace halflife::data {
+
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // that a file may begin with
+constexpr std::string_view kBlanks = " \t\r";                // of which a blank line consists
 
 // kAuto: records of .jsonl, blank-line blocks of .txt.
 enum class DocumentMode : uint8_t { kAuto, kBlankLine, kFile, kRecord };

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using ckpt::StoredDType;
 
-constexpr int64_t kPieceElements = 1 << 20;  // of one read
+constexpr int64_t kReadElements = 1 << 20;  // of one read
 
 nlohmann::json ReadJson(const fs::path& path) {
   nlohmann::json json = nlohmann::json::parse(ReadJsonText(path), nullptr,
@@ -146,9 +146,9 @@ void HfFolder::Read(const HfTensor& tensor, int64_t begin, int64_t end, float* o
   HL_CHECK(0 <= begin && begin <= end && end <= tensor.count(), "range [", begin, ", ", end,
            ") of tensor ", tensor.name);
   const auto width = static_cast<int64_t>(ckpt::SizeOf(tensor.dtype));
-  std::vector<char> piece(static_cast<size_t>(std::min(end - begin, kPieceElements) * width));
+  std::vector<char> piece(static_cast<size_t>(std::min(end - begin, kReadElements) * width));
   while (begin < end) {
-    const int64_t count = std::min(end - begin, kPieceElements);
+    const int64_t count = std::min(end - begin, kReadElements);
     const int64_t wanted = count * width;
     for (int64_t done = 0; done < wanted;) {
       const ssize_t got = ::pread(files_[tensor.file].get(), piece.data() + done,

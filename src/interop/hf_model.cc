@@ -11,7 +11,7 @@
 namespace halflife::interop {
 namespace {
 
-constexpr int64_t kPieceElements = 1 << 20;
+constexpr int64_t kComparedElements = 1 << 20;
 
 }  // namespace
 
@@ -43,8 +43,8 @@ bool HfModel::AreEqual(const std::string& one, const std::string& other) const {
   const HfTensor &a = *folder_.Find(one), &b = *folder_.Find(other);
   if (a.shape != b.shape) return false;
   std::vector<float> left, right;
-  for (int64_t begin = 0; begin < a.count(); begin += kPieceElements) {
-    const int64_t end = std::min(begin + kPieceElements, a.count());
+  for (int64_t begin = 0; begin < a.count(); begin += kComparedElements) {
+    const int64_t end = std::min(begin + kComparedElements, a.count());
     left.resize(static_cast<size_t>(end - begin));
     right.resize(left.size());
     folder_.Read(a, begin, end, left.data());

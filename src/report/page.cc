@@ -102,8 +102,7 @@ std::string SummaryRow(const Runs& runs, size_t index, size_t best) {
   row += OptionalCell(Median(run.metric("tokens_per_s")), ShortNumber);
   row += OptionalCell(Median(run.metric("mfu_full")),
                       [](double v) { return Fixed(100 * v, 1) + " %"; });
-  row += OptionalCell(Highest(run.metric("peak_memory_bytes")),
-                      [](double v) { return HumanBytes(static_cast<uint64_t>(v)); });
+  row += OptionalCell(Highest(run.metric("peak_memory_bytes")), HumanBytes);
   row += OptionalCell(Sum(run.metric("step_ms")), [](double v) { return HumanSeconds(v / 1000); });
   row += WallTime(run);
   return row + Cell(run.world_size ? Concat(*run.world_size) : "–") + "</tr>";

@@ -171,6 +171,8 @@ TEST(Human, Numbers) {
   EXPECT_EQ(HumanSeconds(61), "1 min 01 s");
   EXPECT_EQ(HumanSeconds(3720), "1 h 02 min");
   EXPECT_EQ(Fixed(1.005, 1), "1.0");
+  EXPECT_EQ(Padded("ab", 4), "ab  ");
+  EXPECT_EQ(Padded("abcd", 2), "abcd");
 }
 
 TEST(TensorRef, SlicesByElements) {

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 constexpr ExitCode kCode = ExitCode::kEnvironment;
 constexpr uint64_t kSyncBytes = 16ull << 20;
 constexpr uint64_t kTestBytes = 512ull << 20;
-constexpr double kTestSeconds = 4;
+constexpr double kDiskTestSeconds = 4;
 constexpr uint64_t kLeastFree = 10ull << 30;
 constexpr double kSlow = 50;  // MB/s: 1 GB of state takes 20 s
 
@@ -122,7 +122,7 @@ std::vector<Finding> CheckDisk(const Scene& scene) {
                           "free some, or choose another folder: --run DIR"});
       return findings;
     }
-    const DiskSpeed speed = MeasureDisk(folder, max_bytes, kTestSeconds);
+    const DiskSpeed speed = MeasureDisk(folder, max_bytes, kDiskTestSeconds);
     Finding finding{Verdict::kOk,
                     "disk test",
                     Concat("write, fsync, rename: ", HumanBytes(speed.bytes), " at ",

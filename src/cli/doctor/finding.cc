@@ -1,21 +1,12 @@
 #include "cli/doctor/finding.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/concat.h"
+#include "core/human.h"
 
 namespace halflife::cli::doctor {
-namespace {
-
-// A column's text, padded, and two spaces.
-std::string Padded(const std::string& text, size_t width) {
-  return text + std::string(width - std::min(width, text.size()), ' ');
-}
-
-}  // namespace
-
 const char* Name(Verdict verdict) {
   constexpr const char* kNames[] = {"OK", "WARN", "FAIL"};
   return kNames[static_cast<int>(verdict)];

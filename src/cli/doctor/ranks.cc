@@ -21,7 +21,7 @@
 namespace halflife::cli::doctor {
 namespace {
 
-constexpr double kTestSeconds = 5;
+constexpr double kRanksTestSeconds = 5;
 
 struct Size {
   int64_t count;  // fp32 elements, also odd ones: they cut unevenly over ranks
@@ -181,7 +181,7 @@ std::vector<Finding> CheckAllReduce(const Scene& scene, dist::RankContext& conte
   }
   const Device device = train::ChooseDevice("auto", context.local_rank());
   context.UseDevice(device);
-  return TestAllReduce(context.world(), device, kTestSeconds);
+  return TestAllReduce(context.world(), device, kRanksTestSeconds);
 }
 
 }  // namespace halflife::cli::doctor

@@ -88,7 +88,7 @@ void PrintSplit(const Dataset& dataset, Split split, std::ostream& out) {
   const data::SplitInfo& info = dataset.split(split);
   out << Name(split) << ": " << info.num_tokens << " tokens in " << info.num_documents
       << " documents (" << Fixed(MeanLength(info), 1) << " tokens each on average), "
-      << HumanBytes(static_cast<uint64_t>(info.num_bytes)) << " of text\n";
+      << HumanBytes(info.num_bytes) << " of text\n";
   PrintShards(dataset, split, "documents", out);
 }
 

@@ -62,7 +62,7 @@ Json FiniteOrNull(float value) {
   return std::isfinite(value) ? Json(std::stod(ShortestText(value))) : Json();
 }
 
-class Summary {
+class EventsSummary {
  public:
   void AddFile(const fs::path& path) {
     TfRecordReader records(path, ExitCode::kData);
@@ -208,7 +208,7 @@ std::vector<fs::path> EventFiles(const fs::path& path) {
 bool IsEvents(const fs::path& path) { return !EventFiles(path).empty(); }
 
 Json DescribeEvents(const fs::path& path) {
-  Summary summary;
+  EventsSummary summary;
   for (const fs::path& file : EventFiles(path)) summary.AddFile(file);
   return summary.Finish();
 }

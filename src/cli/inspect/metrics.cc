@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 // Lines as they come; a step that was done again after a resume counts once, as it was last.
-class Summary {
+class MetricsSummary {
  public:
   void Add(const std::string& line) {
     ++num_lines_;
@@ -101,7 +101,7 @@ bool IsMetrics(const fs::path& path) {
 Json DescribeMetrics(const fs::path& path) {
   std::ifstream in(path);
   HL_CHECK_AS(ExitCode::kData, in.good(), "cannot read ", path.string());
-  Summary summary;
+  MetricsSummary summary;
   for (std::string line; std::getline(in, line);) summary.Add(line);
   // Else a file that cannot be read would look like one that ends here.
   HL_CHECK_AS(ExitCode::kData, !in.bad(), "cannot read ", path.string());

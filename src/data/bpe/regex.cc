@@ -11,8 +11,8 @@ namespace {
 
 // Real patterns need a few hundred bytes, and a few steps per character of a word.
 constexpr size_t kMaxPatternBytes = 8192;
-constexpr uint32_t kMaxNesting = 50;
-constexpr uint32_t kMaxSteps = 20'000'000;
+constexpr uint32_t kMaxGroupNesting = 50;
+constexpr uint32_t kMaxMatchSteps = 20'000'000;
 constexpr uint32_t kMaxDepth = 1'000'000;
 constexpr uint32_t kMaxHeapKib = 64 << 10;
 constexpr size_t kFirstStackBytes = 32 << 10;
@@ -48,7 +48,7 @@ RegexScratch::RegexScratch()
       stack_(pcre2_jit_stack_create(kFirstStackBytes, kMaxStackBytes, nullptr)),
       context_(pcre2_match_context_create(nullptr)) {
   HL_CHECK(data_ != nullptr && context_ != nullptr, "no memory for a search");
-  pcre2_set_match_limit(context_.get(), kMaxSteps);
+  pcre2_set_match_limit(context_.get(), kMaxMatchSteps);
   pcre2_set_depth_limit(context_.get(), kMaxDepth);
   pcre2_set_heap_limit(context_.get(), kMaxHeapKib);
   if (stack_ != nullptr) pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
@@ -61,7 +61,7 @@ Regex Regex::Compile(const std::string& pattern) {
   const std::unique_ptr<pcre2_compile_context, CompileContextDeleter> context(
       pcre2_compile_context_create(nullptr));
   HL_CHECK(context != nullptr, "no memory for a pattern");
-  pcre2_set_parens_nest_limit(context.get(), kMaxNesting);
+  pcre2_set_parens_nest_limit(context.get(), kMaxGroupNesting);
   int error = 0;
   PCRE2_SIZE at = 0;
   Regex regex;

@@ -22,8 +22,8 @@ using nlohmann::json;
 constexpr size_t kMaxFileBytes = 128 << 20;
 constexpr size_t kMaxAddedTokens = 1 << 16;
 constexpr size_t kMaxAddedTokenBytes = 1024;
-constexpr size_t kMaxSteps = 16;
-constexpr int kMaxNesting = 32;
+constexpr size_t kMaxJsonSteps = 16;
+constexpr int kMaxJsonNesting = 32;
 constexpr size_t kMaxShownBytes = 60;  // of the file's words in an error
 constexpr char kRemedy[] =
     "; byte-level BPE as of GPT-2, Llama 3 and Qwen is read, as is a sentencepiece .model";
@@ -44,7 +44,7 @@ class Reader {
   json Parse(std::string_view text) const {
     Require(text.size() <= kMaxFileBytes, "is of ", text.size(), " bytes, more than ",
             kMaxFileBytes);
-    Require(JsonNesting(text) <= kMaxNesting, "is nested too deeply");
+    Require(JsonNesting(text) <= kMaxJsonNesting, "is nested too deeply");
     json root;
     try {
       root = json::parse(text);
@@ -211,7 +211,8 @@ class Reader {
     const std::string type = Type(normalizer);
     if (type == "Sequence") {
       const json& parts = Field(normalizer, "normalizers");
-      Require(parts.is_array() && parts.size() <= kMaxSteps, "has a normalizer without its parts");
+      Require(parts.is_array() && parts.size() <= kMaxJsonSteps,
+              "has a normalizer without its parts");
       for (const json& part : parts) {
         Require(Type(part) != "Sequence", "has a normalizer of sequences of sequences");
         ReadNormalizer(part);
@@ -223,7 +224,7 @@ class Reader {
   }
 
   void AddSplit(SplitStep step) {
-    Require(spec_.splits.size() < kMaxSteps, "has too many pre-tokenizers");
+    Require(spec_.splits.size() < kMaxJsonSteps, "has too many pre-tokenizers");
     spec_.splits.push_back(std::move(step));
   }
 
@@ -321,7 +322,7 @@ class Reader {
     const std::string type = Type(processor);
     if (type == "Sequence") {
       const json& parts = Field(processor, "processors");
-      Require(parts.is_array() && depth < kMaxSteps, "has a post_processor without its parts");
+      Require(parts.is_array() && depth < kMaxJsonSteps, "has a post_processor without its parts");
       for (const json& part : parts) ReadPostProcessor(part, depth + 1);
       return;
     }

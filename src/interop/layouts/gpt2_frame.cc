@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kHead = "lm_head.weight";
 
-constexpr Renaming kRenamed[] = {
+constexpr Renaming kGpt2Names[] = {
     {"embeddings.", "wte."},  {"positions.", "wpe."},
     {"layers.", "h."},        {".attn_norm.", ".ln_1."},
     {".mlp_norm.", ".ln_2."}, {"norm.", "ln_f."},  // after those of the layers, which end in it
@@ -67,7 +67,7 @@ int64_t ReadGpt2Heads(ConfigReader& reader) {
 }
 
 std::string Gpt2Name(const std::string& parameter) {
-  return parameter == kHead ? parameter : kGpt2Prefix + Renamed(parameter, kRenamed);
+  return parameter == kHead ? parameter : kGpt2Prefix + Renamed(parameter, kGpt2Names);
 }
 
 Placement Gpt2Placement(const std::string& parameter) {

@@ -9,7 +9,7 @@ namespace halflife::interop {
 namespace {
 
 // Ours -> theirs, where they differ beyond the prefix.
-constexpr Renaming kRenamed[] = {
+constexpr Renaming kLlamaNames[] = {
     {"embeddings.", "embed_tokens."},
     {".attn.", ".self_attn."},
     {".attn_norm.", ".input_layernorm."},
@@ -104,7 +104,7 @@ class Llama : public Layout {
   }
 
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
-    return FlaName(Renamed(parameter, kRenamed));
+    return FlaName(Renamed(parameter, kLlamaNames));
   }
 
   bool IsBuffer(const std::string& tensor, ConfigReader&) const override {

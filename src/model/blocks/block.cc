@@ -5,7 +5,7 @@
 namespace halflife::model {
 namespace {
 
-std::vector<BlockVariant> Variants() {
+std::vector<BlockVariant> BlockVariants() {
   return {
 #define HL_BLOCK(Make) Make(),
 #include "model/blocks/blocks.inc"
@@ -15,10 +15,10 @@ std::vector<BlockVariant> Variants() {
 
 }  // namespace
 
-const PartKind kBlocks = {"block", "pre_norm", [] { return InfosOf(Variants()); }};
+const PartKind kBlocks = {"block", "pre_norm", [] { return InfosOf(BlockVariants()); }};
 
 std::unique_ptr<Block> MakeBlock(const BlockConfig& config, const BlockContext& context) {
-  return MakePart(Variants(), config, context.part.sizes, context);
+  return MakePart(BlockVariants(), config, context.part.sizes, context);
 }
 
 void Block::MakeParts(const BlockContext& context, const PartContext& branch) {

@@ -7,7 +7,7 @@
 namespace halflife::model {
 namespace {
 
-std::vector<ChannelMixerVariant> Variants() {
+std::vector<ChannelMixerVariant> ChannelMixerVariants() {
   return {
 #define HL_CHANNEL_MIXER(Make) Make(),
 #include "model/channel_mixers/channel_mixers.inc"
@@ -17,11 +17,12 @@ std::vector<ChannelMixerVariant> Variants() {
 
 }  // namespace
 
-const PartKind kChannelMixers = {"channel_mixer", "swiglu", [] { return InfosOf(Variants()); }};
+const PartKind kChannelMixers = {"channel_mixer", "swiglu",
+                                 [] { return InfosOf(ChannelMixerVariants()); }};
 
 std::unique_ptr<ChannelMixer> MakeChannelMixer(const ChannelMixerConfig& config,
                                                const PartContext& context) {
-  return MakePart(Variants(), config, context.sizes, context);
+  return MakePart(ChannelMixerVariants(), config, context.sizes, context);
 }
 
 void WidthOptions::Resolve(double derived, int64_t multiple, ProblemList& problems) {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kFirstCapacity = 64;  // tokens that a growing state has room for at first
 
-std::vector<MixerVariant> Variants() {
+std::vector<MixerVariant> MixerVariants() {
   return {
 #define HL_MIXER(Make) Make(),
 #include "model/mixers/mixers.inc"
@@ -26,7 +26,7 @@ std::vector<MixerVariant> Variants() {
 
 }  // namespace
 
-const PartKind kMixers = {"mixer", "retention", [] { return InfosOf(Variants()); }};
+const PartKind kMixers = {"mixer", "retention", [] { return InfosOf(MixerVariants()); }};
 
 bool StateTensor::grows() const { return std::ranges::count(shape, kGrows) > 0; }
 
@@ -57,13 +57,13 @@ MixerState EmptyState(const MixerTraits& traits, int64_t batch, at::Device devic
 
 std::unique_ptr<Mixer> MakeMixer(const MixerConfig& config, const PartContext& context) {
   std::vector<Variant<Mixer, PartContext>> makers;
-  for (const MixerVariant& variant : Variants()) makers.push_back(variant);
+  for (const MixerVariant& variant : MixerVariants()) makers.push_back(variant);
   return MakePart(makers, config, context.sizes, context);
 }
 
 std::vector<MixerConfig> TestForms(const std::string& mixer) {
   std::vector<MixerConfig> forms;
-  for (const MixerVariant& variant : Variants()) {
+  for (const MixerVariant& variant : MixerVariants()) {
     if (variant.name != mixer) continue;
     for (const std::vector<Assignment>& options : variant.test_forms)
       forms.emplace_back(mixer, options);

@@ -7,7 +7,7 @@
 namespace halflife::model {
 namespace {
 
-std::vector<NormVariant> Variants() {
+std::vector<NormVariant> NormVariants() {
   return {
 #define HL_NORM(Make) Make(),
 #include "model/norms/norms.inc"
@@ -17,7 +17,7 @@ std::vector<NormVariant> Variants() {
 
 }  // namespace
 
-const PartKind kNorms = {"norm", "rms_norm", [] { return InfosOf(Variants()); }};
+const PartKind kNorms = {"norm", "rms_norm", [] { return InfosOf(NormVariants()); }};
 
 at::Tensor Norm::AddAndNorm(at::Tensor& x, const at::Tensor& branch) const {
   x = x + branch;
@@ -25,7 +25,7 @@ at::Tensor Norm::AddAndNorm(at::Tensor& x, const at::Tensor& branch) const {
 }
 
 std::unique_ptr<Norm> MakeNorm(const PartConfig& config, const PartContext& context, int64_t dim) {
-  return MakePart(Variants(), config, context.sizes, NormContext{context, dim});
+  return MakePart(NormVariants(), config, context.sizes, NormContext{context, dim});
 }
 
 }  // namespace halflife::model

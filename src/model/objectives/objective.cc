@@ -5,7 +5,7 @@
 namespace halflife::model {
 namespace {
 
-std::vector<ObjectiveVariant> Variants() {
+std::vector<ObjectiveVariant> ObjectiveVariants() {
   return {
 #define HL_OBJECTIVE(Make) Make(),
 #include "model/objectives/objectives.inc"
@@ -15,10 +15,11 @@ std::vector<ObjectiveVariant> Variants() {
 
 }  // namespace
 
-const PartKind kObjectives = {"objective", "next_token", [] { return InfosOf(Variants()); }};
+const PartKind kObjectives = {"objective", "next_token",
+                              [] { return InfosOf(ObjectiveVariants()); }};
 
 std::unique_ptr<Objective> MakeObjective(const ObjectiveConfig& config, int64_t vocab_size) {
-  return MakePart(Variants(), config, {}, ObjectiveContext{vocab_size});
+  return MakePart(ObjectiveVariants(), config, {}, ObjectiveContext{vocab_size});
 }
 
 }  // namespace halflife::model

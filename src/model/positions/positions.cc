@@ -5,7 +5,7 @@
 namespace halflife::model {
 namespace {
 
-std::vector<PositionsVariant> Variants() {
+std::vector<PositionsVariant> PositionsVariants() {
   return {
 #define HL_POSITIONS(Make) Make(),
 #include "model/positions/positions.inc"
@@ -15,7 +15,7 @@ std::vector<PositionsVariant> Variants() {
 
 }  // namespace
 
-const PartKind kPositions = {"positions", "none", [] { return InfosOf(Variants()); }};
+const PartKind kPositions = {"positions", "none", [] { return InfosOf(PositionsVariants()); }};
 
 at::Tensor Positions::AddTo(const at::Tensor& x, const at::Tensor&) const { return x; }
 
@@ -25,7 +25,7 @@ std::unique_ptr<AttentionPositions> Positions::OfLayer(const AttentionLayer&) co
 
 std::unique_ptr<Positions> MakePositions(const PositionsConfig& config,
                                          const PartContext& context) {
-  return MakePart(Variants(), config, context.sizes, context);
+  return MakePart(PositionsVariants(), config, context.sizes, context);
 }
 
 }  // namespace halflife::model

@@ -183,11 +183,11 @@ void AddSave(const RunConfig& config, const StepOperations& step, ClusterPlan& p
 
 void AddWarnings(ClusterPlan& plan) {
   const double total = plan.memory.total(), room = plan.cluster.memory_bytes;
-  const auto bytes = [](double x) { return HumanBytes(static_cast<uint64_t>(x)); };
   const auto percent = [](double x) { return Concat(Fixed(100 * x, 0), " %"); };
   if (room > 0 && total > kPlannedMemory * room)
     plan.warnings.push_back(
-        Concat("memory: ", bytes(total), " of a rank's ", bytes(room), ", ", percent(total / room),
+        Concat("memory: ", HumanBytes(total), " of a rank's ", HumanBytes(room), ", ",
+               percent(total / room),
                total > room ? "; it does not fit: " : "; estimates may be short by as much: ",
                "a smaller micro_batch, a higher zero or a larger sp takes less"));
   if (plan.exposed_s() > 0.1 * plan.step_s)

@@ -13,7 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string Bytes(double bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
 std::string Percent(double part) { return Concat(Fixed(100 * part, 1), " %"); }
 std::string Milliseconds(double seconds) { return Concat(Fixed(1e3 * seconds, 2), " ms"); }
 
@@ -53,12 +52,13 @@ class Lines {
 void AddMemory(const ClusterPlan& plan, Lines& lines) {
   lines.Add("memory on each rank");
   for (const MemoryPart& part : PartsOf(plan.memory))
-    if (part.bytes > 0) lines.Row(part.name, Bytes(part.bytes), part.is_estimate ? "estimate" : "");
+    if (part.bytes > 0)
+      lines.Row(part.name, HumanBytes(part.bytes), part.is_estimate ? "estimate" : "");
   const double total = plan.memory.total(), room = plan.cluster.memory_bytes;
-  lines.Row("total", Bytes(total),
-            room > 0 ? Concat("of ", Bytes(room), ", ", Percent(total / room)) : "");
+  lines.Row("total", HumanBytes(total),
+            room > 0 ? Concat("of ", HumanBytes(room), ", ", Percent(total / room)) : "");
   if (plan.memory.pinned_staging > 0)
-    lines.Row("pinned on the host, for saves", Bytes(plan.memory.pinned_staging));
+    lines.Row("pinned on the host, for saves", HumanBytes(plan.memory.pinned_staging));
 }
 
 void AddCollectives(const ClusterPlan& plan, Lines& lines) {
@@ -79,7 +79,7 @@ void AddCollectives(const ClusterPlan& plan, Lines& lines) {
   };
   row("group", "ranks", "operation", "of", "count", "bytes", "time", "hidden", "exposed");
   for (const PlannedCollective& c : plan.collectives)
-    row(c.group, c.group_size, c.kind, c.what, c.count, Bytes(static_cast<double>(c.bytes)),
+    row(c.group, c.group_size, c.kind, c.what, c.count, HumanBytes(static_cast<double>(c.bytes)),
         Milliseconds(c.seconds), Milliseconds(std::max(0.0, c.seconds - c.exposed_seconds)),
         Milliseconds(c.exposed_seconds));
 }
@@ -100,7 +100,7 @@ void AddStep(const ClusterPlan& plan, Lines& lines) {
   const std::string peak = Concat("of ", Fixed(plan.cluster.peak_flops / 1e12, 1), " TFLOP/s");
   lines.Row("MFU, 6 x parameters", Percent(plan.mfu_6p), peak);
   lines.Row("MFU, full", Percent(plan.mfu_full), peak);
-  lines.Row("checkpoint", Bytes(plan.checkpoint_bytes));
+  lines.Row("checkpoint", HumanBytes(plan.checkpoint_bytes));
   lines.Row("a save blocks",
             plan.save_blocked_s ? Milliseconds(*plan.save_blocked_s) : "as it writes");
   lines.Add("largest losses of a step");

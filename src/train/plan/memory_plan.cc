@@ -23,8 +23,6 @@ double Exact(const MemoryPlan& plan) {
   return plan.main_and_adam + plan.gradients + plan.compute_copy;
 }
 
-std::string Bytes(double bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
-
 // What would fit into `room` bytes a rank instead.
 std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
                      const PlanScene& scene, double room) {
@@ -51,7 +49,7 @@ std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
     if (config.train.global_batch % NumRowGroups(config, scene.world_size) == 0 && fits())
       return Concat("train.micro_batch 1 with data.seq_len ", other.data.seq_len, " would fit");
   }
-  return Concat("its weights, Adam and gradients alone take ", Bytes(Exact(plan)),
+  return Concat("its weights, Adam and gradients alone take ", HumanBytes(Exact(plan)),
                 " a rank; a model of at most ", HumanCount(room * parameters / Exact(plan)),
                 " parameters would fit");
 }
@@ -126,7 +124,7 @@ std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& m
   if (scene.memory_bytes == 0 || total <= room) return "";
   const std::string ranks =
       scene.ranks_of_device == 1 ? "" : Concat(" for each of ", scene.ranks_of_device, " ranks");
-  return Concat("does not fit: ", Bytes(total), ranks, ", and there are ",
+  return Concat("does not fit: ", HumanBytes(total), ranks, ", and there are ",
                 HumanBytes(scene.memory_bytes), " here; ", WhatFits(config, model, scene, room));
 }
 

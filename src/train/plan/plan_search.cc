@@ -44,8 +44,6 @@ bool IsBetter(const ClusterPlan& a, const ClusterPlan& b) {
   return a.memory.total() < b.memory.total();
 }
 
-std::string Bytes(double bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
-
 class Search {
  public:
   Search(const RunConfig& config, const PlanRequest& request)
@@ -92,7 +90,7 @@ class Search {
   void NoteTooLarge(double bytes, const RunConfig& config) {
     if (bytes >= smallest_bytes_) return;
     smallest_bytes_ = bytes;
-    smallest_ = Concat(Bytes(bytes), " with sp ", config.parallel.sp, ", zero ",
+    smallest_ = Concat(HumanBytes(bytes), " with sp ", config.parallel.sp, ", zero ",
                        config.parallel.zero_stage, " and micro_batch ", config.train.micro_batch);
   }
 
@@ -120,7 +118,7 @@ FoundPlan SearchPlan(const RunConfig& config, const PlanRequest& request) {
               " would work, or fewer nodes");
   HL_CHECK_AS(ExitCode::kUsage, search.found().num_fitting > 0, "--plan auto: none of ",
               search.found().num_possible, " plans fits ",
-              Bytes(kPlannedMemory * request.cluster.memory_bytes),
+              HumanBytes(kPlannedMemory * request.cluster.memory_bytes),
               " (90 % of a rank's); the smallest takes ", search.smallest(),
               "; more nodes, shorter rows, ",
               RecomputeOf(config) == model::Recompute::kBlock ? "" : "train.recompute block ",

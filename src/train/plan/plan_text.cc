@@ -8,11 +8,6 @@
 #include "train/config/plan.h"
 
 namespace halflife::train {
-namespace {
-
-std::string Bytes(double bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
-
-}  // namespace
 
 std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
                      const PlanScene& scene) {
@@ -35,15 +30,15 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
 
   const MemoryPlan memory = PlanMemory(config, model, world_size);
   out << "memory on each rank\n";
-  row("main weights, Adam m and v", Bytes(memory.main_and_adam));
-  row("gradients and their sums", Bytes(memory.gradients));
-  row("compute copy", Bytes(memory.compute_copy));
-  row("activations (estimate)", Bytes(memory.activations));
-  row("loss: logits, gradients", Bytes(memory.loss));
-  if (memory.workspace > 0) row("workspace of a kernel", Bytes(memory.workspace));
-  if (memory.states > 0) row("states before its slices", Bytes(memory.states));
-  if (memory.saved_copy > 0) row("copy for saves", Bytes(memory.saved_copy));
-  row("total", Bytes(memory.total()));
+  row("main weights, Adam m and v", HumanBytes(memory.main_and_adam));
+  row("gradients and their sums", HumanBytes(memory.gradients));
+  row("compute copy", HumanBytes(memory.compute_copy));
+  row("activations (estimate)", HumanBytes(memory.activations));
+  row("loss: logits, gradients", HumanBytes(memory.loss));
+  if (memory.workspace > 0) row("workspace of a kernel", HumanBytes(memory.workspace));
+  if (memory.states > 0) row("states before its slices", HumanBytes(memory.states));
+  if (memory.saved_copy > 0) row("copy for saves", HumanBytes(memory.saved_copy));
+  row("total", HumanBytes(memory.total()));
   if (const std::string verdict = MemoryVerdict(config, model, scene); !verdict.empty())
     out << "  " << verdict << "\n";
 
@@ -64,7 +59,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
     row("epochs", Concat(whole > 0 ? Concat(whole) : Fixed(epochs, 2), " of ",
                          HumanCount(static_cast<double>(scene.train_tokens)), " tokens"));
   }
-  row("checkpoint", Bytes(12 * static_cast<double>(count.total())));
+  row("checkpoint", HumanBytes(12 * static_cast<double>(count.total())));
   return out.str();
 }
 

@@ -6,7 +6,7 @@
 namespace halflife::cli::completion {
 namespace {
 
-constexpr char kHead[] = R"(# bash completion for halflife, made by `halflife completion bash`.
+constexpr char kBashHead[] = R"(# bash completion for halflife, made by `halflife completion bash`.
 _halflife_offer() {  # what to offer for $cur: files, folders, or the words given
   local kind=$1
   shift
@@ -32,7 +32,7 @@ _halflife() {
 )";
 
 // "_halflife_offer files", or nothing where any text may stand.
-std::string Offer(const OptionValue& value) {
+std::string BashOffer(const OptionValue& value) {
   if (!value.choices.empty()) return Concat("_halflife_offer words ", Joined(value.choices, " "));
   if (value.path == OptionValue::Path::kAny) return "_halflife_offer files";
   if (value.path == OptionValue::Path::kFolder) return "_halflife_offer folders";
@@ -47,8 +47,8 @@ std::vector<std::string> OptionNames(const Node& node) {
   return names;
 }
 
-std::string Words(const Node& node) {
-  if (node.subcommands.empty()) return Offer(node.positional);
+std::string BashWords(const Node& node) {
+  if (node.subcommands.empty()) return BashOffer(node.positional);
   std::vector<std::string> names;
   for (const Node& command : node.subcommands) names.push_back(command.name);
   return Concat("_halflife_offer words ", Joined(names, " "));
@@ -61,14 +61,15 @@ std::string BashScript(const Node& root) {
   const std::vector<const Node*> nodes = AllNodes(root);
   std::vector<std::string> paths;
   for (size_t i = 1; i < nodes.size(); ++i) paths.push_back(nodes[i]->path);
-  out << kHead << "      " << Joined(paths, " | ") << ") at=$at/${COMP_WORDS[i]} ;;\n"
+  out << kBashHead << "      " << Joined(paths, " | ") << ") at=$at/${COMP_WORDS[i]} ;;\n"
       << "    esac\n  done\n  case $at:$prev in  # the value of an option\n";
   for (const Node* node : nodes) {
     for (const Option& option : node->options) {
       if (option.value.placeholder.empty()) continue;
       std::vector<std::string> patterns;
       for (const std::string& name : option.names) patterns.push_back(node->path + ":" + name);
-      out << "    " << Joined(patterns, " | ") << ") " << Offer(option.value) << "; return ;;\n";
+      out << "    " << Joined(patterns, " | ") << ") " << BashOffer(option.value)
+          << "; return ;;\n";
     }
   }
   out << "  esac\n  if [[ $cur == -* ]]; then\n    case $at in\n";
@@ -78,7 +79,7 @@ std::string BashScript(const Node& root) {
   }
   out << "    esac\n  else\n    case $at in\n";
   for (const Node* node : nodes) {
-    out << "      '" << node->path << "') " << Words(*node) << " ;;\n";
+    out << "      '" << node->path << "') " << BashWords(*node) << " ;;\n";
   }
   out << "    esac\n  fi\n}\ncomplete -F _halflife halflife\n";
   return out.str();

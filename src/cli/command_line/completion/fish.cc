@@ -6,14 +6,14 @@
 namespace halflife::cli::completion {
 namespace {
 
-constexpr char kHead[] = R"(# fish completion for halflife, made by `halflife completion fish`.
+constexpr char kFishHead[] = R"(# fish completion for halflife, made by `halflife completion fish`.
 function __halflife_at  # whether the words so far lead to this subcommand
   set -l at
   for word in (commandline -opc)[2..-1]
     switch "$at/$word"
       case )";
 
-constexpr char kMiddle[] = R"(
+constexpr char kFishMiddle[] = R"(
         set at "$at/$word"
     end
   end
@@ -22,7 +22,7 @@ end
 complete -c halflife -f
 )";
 
-std::string Quoted(const std::string& text) {
+std::string FishQuoted(const std::string& text) {
   std::string quoted = "'";
   for (const char c : text) {
     if (c == '\'' || c == '\\') quoted += '\\';
@@ -32,15 +32,15 @@ std::string Quoted(const std::string& text) {
 }
 
 // The arguments of `complete` that offer such a value; `needs`: it must follow its option.
-std::string Offer(const OptionValue& value, bool needs) {
+std::string FishOffer(const OptionValue& value, bool needs) {
   const std::string only = needs ? " -x" : "";
-  if (!value.choices.empty()) return Concat(only, " -a ", Quoted(Joined(value.choices, " ")));
+  if (!value.choices.empty()) return Concat(only, " -a ", FishQuoted(Joined(value.choices, " ")));
   if (value.path == OptionValue::Path::kAny) return needs ? " -r -F" : " -F";
   if (value.path == OptionValue::Path::kFolder) return only + " -a '(__fish_complete_directories)'";
   return only;
 }
 
-std::string Names(const Option& option) {
+std::string FishNames(const Option& option) {
   std::string text;
   for (const std::string& name : option.names) {
     text +=
@@ -56,19 +56,19 @@ std::string FishScript(const Node& root) {
   const std::vector<const Node*> nodes = AllNodes(root);
   std::vector<std::string> paths;
   for (size_t i = 1; i < nodes.size(); ++i) paths.push_back(nodes[i]->path);
-  out << kHead << Joined(paths, " ") << kMiddle;
+  out << kFishHead << Joined(paths, " ") << kFishMiddle;
   for (const Node* node : nodes) {
-    const std::string here =
-        Concat("complete -c halflife -n ", Quoted(Concat("__halflife_at \"", node->path, "\"")));
+    const std::string here = Concat("complete -c halflife -n ",
+                                    FishQuoted(Concat("__halflife_at \"", node->path, "\"")));
     for (const Node& command : node->subcommands) {
-      out << here << " -a " << command.name << " -d " << Quoted(command.description) << "\n";
+      out << here << " -a " << command.name << " -d " << FishQuoted(command.description) << "\n";
     }
     for (const Option& option : node->options) {
-      out << here << Names(option)
-          << (option.value.placeholder.empty() ? "" : Offer(option.value, true)) << " -d "
-          << Quoted(option.description) << "\n";
+      out << here << FishNames(option)
+          << (option.value.placeholder.empty() ? "" : FishOffer(option.value, true)) << " -d "
+          << FishQuoted(option.description) << "\n";
     }
-    const std::string positional = Offer(node->positional, false);
+    const std::string positional = FishOffer(node->positional, false);
     if (!positional.empty()) out << here << positional << "\n";
   }
   return out.str();

@@ -6,7 +6,7 @@
 namespace halflife::cli::completion {
 namespace {
 
-constexpr char kHead[] = R"(#compdef halflife
+constexpr char kZshHead[] = R"(#compdef halflife
 # zsh completion for halflife, made by `halflife completion zsh`.
 _halflife() {
   local at='' before=$words[CURRENT-1] i
@@ -15,7 +15,7 @@ _halflife() {
     case $at/$words[i] in
 )";
 
-constexpr char kTail[] = R"(
+constexpr char kZshTail[] = R"(
 if [[ ${funcstack[1]} == _halflife ]]; then  # autoloaded from a folder of $fpath
   _halflife "$@"
 else
@@ -23,13 +23,13 @@ else
 fi
 )";
 
-std::string Quoted(const std::string& text) {
+std::string ZshQuoted(const std::string& text) {
   std::string quoted = "'";
   for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return quoted + "'";
 }
 
-std::string Offer(const OptionValue& value) {
+std::string ZshOffer(const OptionValue& value) {
   if (!value.choices.empty()) return Concat("compadd -- ", Joined(value.choices, " "));
   if (value.path == OptionValue::Path::kAny) return "_files";
   if (value.path == OptionValue::Path::kFolder) return "_files -/";
@@ -37,27 +37,27 @@ std::string Offer(const OptionValue& value) {
 }
 
 // entries=('--config:The recipe' ...); _describe
-std::string Describe(const char* what, const std::vector<std::string>& entries) {
+std::string ZshDescribe(const char* what, const std::vector<std::string>& entries) {
   return Concat("entries=(", Joined(entries, " "), "); _describe ", what, " entries");
 }
 
-std::string Options(const Node& node) {
+std::string ZshOptions(const Node& node) {
   std::vector<std::string> entries;
   for (const Option& option : node.options) {
     for (const std::string& name : option.names) {
-      entries.push_back(Quoted(name + ":" + option.description));
+      entries.push_back(ZshQuoted(name + ":" + option.description));
     }
   }
-  return Describe("option", entries);
+  return ZshDescribe("option", entries);
 }
 
-std::string Words(const Node& node) {
-  if (node.subcommands.empty()) return Offer(node.positional);
+std::string ZshWords(const Node& node) {
+  if (node.subcommands.empty()) return ZshOffer(node.positional);
   std::vector<std::string> entries;
   for (const Node& command : node.subcommands) {
-    entries.push_back(Quoted(command.name + ":" + command.description));
+    entries.push_back(ZshQuoted(command.name + ":" + command.description));
   }
-  return Describe("subcommand", entries);
+  return ZshDescribe("subcommand", entries);
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ std::string ZshScript(const Node& root) {
   const std::vector<const Node*> nodes = AllNodes(root);
   std::vector<std::string> paths;
   for (size_t i = 1; i < nodes.size(); ++i) paths.push_back(nodes[i]->path);
-  out << kHead << "      (" << Joined(paths, "|") << ") at=$at/$words[i] ;;\n"
+  out << kZshHead << "      (" << Joined(paths, "|") << ") at=$at/$words[i] ;;\n"
       << "    esac\n  done\n"
       << "  if [[ $words[CURRENT] == --*=* ]]; then\n"
       << "    before=${words[CURRENT]%%=*}\n    compset -P '*='\n  fi\n"
@@ -77,17 +77,17 @@ std::string ZshScript(const Node& root) {
       if (option.value.placeholder.empty()) continue;
       std::vector<std::string> patterns;
       for (const std::string& name : option.names) patterns.push_back(node->path + ":" + name);
-      out << "    (" << Joined(patterns, "|") << ") " << Offer(option.value) << "; return ;;\n";
+      out << "    (" << Joined(patterns, "|") << ") " << ZshOffer(option.value) << "; return ;;\n";
     }
   }
   out << "  esac\n  if [[ $words[CURRENT] == -* ]]; then\n    case $at in\n";
   for (const Node* node : nodes) {
-    out << "      ('" << node->path << "') " << Options(*node) << " ;;\n";
+    out << "      ('" << node->path << "') " << ZshOptions(*node) << " ;;\n";
   }
   out << "    esac\n  else\n    case $at in\n";
   for (const Node* node : nodes)
-    out << "      ('" << node->path << "') " << Words(*node) << " ;;\n";
-  out << "    esac\n  fi\n}\n" << kTail;
+    out << "      ('" << node->path << "') " << ZshWords(*node) << " ;;\n";
+  out << "    esac\n  fi\n}\n" << kZshTail;
   return out.str();
 }
 

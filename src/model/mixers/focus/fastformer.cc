@@ -28,7 +28,7 @@ namespace halflife::model {
 namespace {
 
 constexpr double kMixNormEps = 1e-5;
-enum Site : uint32_t { kPooledQuery = 0, kPooledKey = 1 };
+enum FastformerSite : uint32_t { kPooledQuery = 0, kPooledKey = 1 };
 
 struct FastformerPreset {
   std::string_view name;
@@ -45,7 +45,7 @@ struct FastformerPreset {
   bool inner_residual;
   const char* windows;
 };
-constexpr FastformerPreset kPresets[] = {
+constexpr FastformerPreset kFastformerPresets[] = {
     // Divides by sqrt(D), whatever the number of heads.
     {.name = "additive_readme",
      .matrices = {"Wvalues.weight"},
@@ -80,21 +80,13 @@ constexpr FastformerPreset kPresets[] = {
      .eps = 1e-5,
      .inner_residual = false,
      .windows = "doubling_between"}};
-const FastformerPreset& Named(const std::string& name) {
-  return *std::ranges::find(kPresets, name, &FastformerPreset::name);
-}
-std::vector<std::string> PresetNames() {
-  std::vector<std::string> names;
-  for (const FastformerPreset& preset : kPresets) names.emplace_back(preset.name);
-  return names;
-}
 constexpr double kNormEps = 1e-5;  // of the standardisation
 
 struct FastformerOptions : OptionsOf<FastformerOptions, FocusOptions> {
-  FastformerOptions() : OptionsOf("fastformer_latest", PresetNames()) {}
+  FastformerOptions() : OptionsOf("fastformer_latest", PresetNames(kFastformerPresets)) {}
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     FocusOptions::Resolve(sizes, problems);
-    const bool norm = Named(preset).norm;
+    const bool norm = PresetOf(kFastformerPresets, preset).norm;
     problems.Require(!norm || head_dim > 1, "width per head ", head_dim,
                      " has no standard deviation; num_heads up to ", sizes.model_dim / 2,
                      " would work");
@@ -106,7 +98,7 @@ struct FastformerOptions : OptionsOf<FastformerOptions, FocusOptions> {
 class Fastformer : public Mixer, public Explained {
  public:
   Fastformer(const FastformerOptions& options, const PartContext& context)
-      : form_(Named(options.preset)),
+      : form_(PresetOf(kFastformerPresets, options.preset)),
         dim_(context.model_dim()),
         num_heads_(options.num_heads),
         head_dim_(options.head_dim),

@@ -6,7 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/focus_pool/focus_pool.h"
@@ -36,6 +38,16 @@ struct FocusOptions : OptionsOf<FocusOptions> {
  private:
   std::vector<std::string> presets_;
 };
+
+// Of a table of presets: the names, and the entry of one of them.
+std::vector<std::string> PresetNames(const auto& presets) {
+  std::vector<std::string> names;
+  for (const auto& preset : presets) names.emplace_back(preset.name);
+  return names;
+}
+const auto& PresetOf(const auto& presets, std::string_view name) {
+  return *std::ranges::find_if(presets, [&](const auto& preset) { return preset.name == name; });
+}
 
 // Windows of the layers of a model by a rule, 0 where a layer sees all:
 //   doubling           4, 8, 16, ..., and all in the last

@@ -34,8 +34,8 @@ enum class Gate {
   kPooledKeys,    // the same with the pooled keys: the payload is [k; v]
 };
 // A place where dropout may stand.
-enum Site : uint32_t { kQuery = 0, kFocus = 1, kValue = 2, kLogit = 3, kPooled = 4 };
-constexpr uint32_t Bit(Site site) { return 1u << site; }
+enum LeapSite : uint32_t { kQuery = 0, kFocus = 1, kValue = 2, kLogit = 3, kPooled = 4 };
+constexpr uint32_t Bit(LeapSite site) { return 1u << site; }
 
 struct LeapPreset {
   std::string_view name;
@@ -55,7 +55,7 @@ struct LeapPreset {
   uint32_t dropout_sites;
 };
 
-constexpr LeapPreset kPresets[] = {
+constexpr LeapPreset kLeapPresets[] = {
     {.name = "leap_v011",
      .matrices = {"gate.weight", "Wq.weight", "Wk.weight", "Wv.weight"},
      .gate = Gate::kVector,
@@ -104,20 +104,12 @@ constexpr LeapPreset kPresets[] = {
      .eps = 1e-5,
      .windows = "cycle",
      .dropout_sites = Bit(kQuery) | Bit(kFocus) | Bit(kValue) | Bit(kLogit)}};
-const LeapPreset& Named(const std::string& name) {
-  return *std::ranges::find(kPresets, name, &LeapPreset::name);
-}
-std::vector<std::string> PresetNames() {
-  std::vector<std::string> names;
-  for (const LeapPreset& preset : kPresets) names.emplace_back(preset.name);
-  return names;
-}
 
 struct LeapOptions : OptionsOf<LeapOptions, FocusOptions> {
-  LeapOptions() : OptionsOf("leap_v101", PresetNames()) {}
+  LeapOptions() : OptionsOf("leap_v101", PresetNames(kLeapPresets)) {}
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     FocusOptions::Resolve(sizes, problems);
-    const LeapPreset& form = Named(preset);
+    const LeapPreset& form = PresetOf(kLeapPresets, preset);
     problems.Require(!form.norm_focus || head_dim > 1, "width per head ", head_dim,
                      " has no standard deviation; num_heads up to ", sizes.model_dim / 2,
                      " would work");
@@ -129,7 +121,7 @@ struct LeapOptions : OptionsOf<LeapOptions, FocusOptions> {
 class Leap : public Mixer, public Explained {
  public:
   Leap(const LeapOptions& options, const PartContext& context)
-      : form_(Named(options.preset)),
+      : form_(PresetOf(kLeapPresets, options.preset)),
         dim_(context.model_dim()),
         head_dim_(options.head_dim),
         rescale_(options.rescale > 0 ? options.rescale : form_.rescale),
@@ -198,7 +190,7 @@ class Leap : public Mixer, public Explained {
     at::Tensor payload;     // [B, T, H, P]
   };
 
-  at::Tensor Drop(const MixerCall::Drop& drop, Site site, const at::Tensor& x) const {
+  at::Tensor Drop(const MixerCall::Drop& drop, LeapSite site, const at::Tensor& x) const {
     if (!drop || dropout_ == 0 || (form_.dropout_sites & Bit(site)) == 0) return x;
     return drop(site, x.dim() == 4 ? x.flatten(2) : x, dropout_).reshape(x.sizes());
   }
