@@ -205,7 +205,7 @@ class Backward {
           for (int j = 0; j < kPanel; j += kLanes<T>) At(x.Row(r, column) + j) *= scale;
       StoreRows(x, RowsOfHead(to, tokens, head), 0, tokens.length, 0, dim_);
     };
-    if (args_.decay_rates != nullptr) pair_.Multiply(pair_.row_decays(), tokens.length, dq_);
+    pair_.DecayRows(tokens.length, dq_);
     store(dq_, grads_.dq);
     if (args_.has_far()) store(dfar_q_, grads_.dfar_q);
   }
@@ -215,8 +215,7 @@ class Backward {
       StoreRows(TileOf(tiles, tile, width), RowsOfHead(to, tokens, item.head), 0, tokens.length, 0,
                 width);
     };
-    if (args_.decay_rates != nullptr)
-      pair_.Multiply(pair_.key_decays(), kTile, TileOf(dkeys_, tile, dim_));
+    pair_.DecayKeys(TileOf(dkeys_, tile, dim_));
     store(dkeys_, dim_, grads_.dk);
     store(dvalues_, values_, grads_.dv);
     if (args_.own_far_keys) store(dfar_keys_, dim_, grads_.dfar_k);

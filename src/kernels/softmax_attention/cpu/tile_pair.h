@@ -4,8 +4,11 @@
 // Of products that decay with the distance, the factor of a pair is parted so that none of its
 // parts can overflow at any length: e^(rate (m - n)) is e^(rate (m - m0)) of the query, m0 the
 // tile's first, times e^(rate (n1 - n)) of the key, n1 its tile's last, times e^(rate (m0 - n1)) of
-// the pair of tiles. The first two are tables, at most 1; the third is above 1 on the diagonal
-// alone, by what 63 tokens decay.
+// the pair of tiles. The first two are one table, at most 1, read from either end; the third is
+// above 1 on the diagonal alone, by what 63 tokens decay, and is a product of few exponentials
+// whose ranges join: that of each power of two in the tiles between, and the rest. All of them are
+// fp64 until they are stored. An exponential for each element of the table and of each pair costs a
+// sixth of a forward at 512 tokens.
 #pragma once
 
 #include "kernels/cpu/chunk_rows.h"
@@ -57,9 +60,9 @@ class TilePair {
     }
     if (args.decay_rates != nullptr) {
       met_q_ = space.Matrix<T>(kTile, dim_);
-      row_decays_ = space.Matrix<T>(kTile, dim_);
-      key_decays_ = space.Matrix<T>(kTile, dim_);
+      decays_ = space.Matrix<T>(kTile, dim_);
       pair_decays_ = space.Array<T>(RoundUp(dim_, kPanel));
+      tile_decays_ = space.Array<double>(int64_t{1} * (NumPowers() + 2) * dim_);
     }
   }
 
@@ -70,14 +73,16 @@ class TilePair {
   // Once, before tiles are loaded.
   void FillDecays() {
     if (args_.decay_rates == nullptr) return;
-    Clear(row_decays_, kTile, dim_), Clear(key_decays_, kTile, dim_);
+    Clear(decays_, kTile, dim_);
     for (int i = 0; i < RoundUp(dim_, kPanel); ++i) pair_decays_[i] = 0;
     for (int i = 0; i < dim_; ++i) {
       const double rate = args_.decay_rates[i];
-      for (int r = 0; r < kTile; ++r) {
-        *row_decays_.Row(r, i) = static_cast<T>(std::exp(rate * r));
-        *key_decays_.Row(r, i) = static_cast<T>(std::exp(rate * (kTile - 1 - r)));
-      }
+      double decay[kTile] = {1, std::exp(rate)};
+      for (int n = 2; n < kTile; ++n) decay[n] = decay[n / 2] * decay[n - n / 2];
+      for (int n = 0; n < kTile; ++n) *decays_.Row(n, i) = static_cast<T>(decay[n]);
+      tile_decays_[i] = std::exp(rate * (args_.num_past % kTile - 2 * kTile + 1));
+      for (int power = 0; power < NumPowers(); ++power)
+        tile_decays_[(power + 1) * dim_ + i] = std::exp(rate * kTile * (int64_t{1} << power));
     }
   }
 
@@ -94,7 +99,7 @@ class TilePair {
                 ? nullptr
                 : static_cast<const T*>(args_.bias) + head * args_.bias_stride + args_.bias_zero;
     Load(args_.q, tokens, head, static_cast<T>(args_.scale), q_);
-    if (args_.decay_rates != nullptr) Multiply(row_decays_, kTile, q_);
+    DecayRows(kTile, q_);
     if (args_.has_far()) Load(args_.far_q, tokens, head, static_cast<T>(args_.scale), far_q_);
   }
   // Whether one of them sees a key of the tile.
@@ -114,7 +119,7 @@ class TilePair {
                 const Panels<T>& far_rows = {}) {
     const Panels<T>& near = rows.data == nullptr ? rows_ : rows;
     Load(args_.k, tokens, head, T(1), near);
-    if (args_.decay_rates != nullptr) Multiply(key_decays_, kTile, near);
+    DecayKeys(near);
     Transpose(near, KeysOf(keys_, tile), kTile, dim_rows_);
     if (!args_.own_far_keys) return;
     const Panels<T>& far = far_rows.data == nullptr ? rows_ : far_rows;
@@ -172,17 +177,17 @@ class TilePair {
   const Panels<T>& far_queries() const { return far_q_; }
   // As they stand in the scores.
   const Panels<T>& queries() const { return args_.decay_rates != nullptr ? met_q_ : q_; }
-  const Panels<T>& row_decays() const { return row_decays_; }
-  const Panels<T>& key_decays() const { return key_decays_; }
   const T* pair_decays() const { return pair_decays_; }
   RowsAhead& ahead() { return ahead_; }
 
-  // x *= factors, both [rows, d].
-  void Multiply(const Panels<T>& factors, int rows, const Panels<T>& x) const {
-    for (int column = 0; column < dim_; column += kPanel)
-      for (int r = 0; r < rows; ++r)
-        for (int j = 0; j < kPanel; j += kLanes<T>)
-          At(x.Row(r, column) + j) *= At(factors.Row(r, column) + j);
+  // Rows of a tile of queries, by what they decay since its first; of keys, until its last.
+  void DecayRows(int rows, const Panels<T>& x) const {
+    if (args_.decay_rates == nullptr) return;
+    Multiply(rows, x, [&](int r) HL_INLINE_LAMBDA { return r; });
+  }
+  void DecayKeys(const Panels<T>& x) const {
+    if (args_.decay_rates == nullptr) return;
+    Multiply(kTile, x, [&](int r) HL_INLINE_LAMBDA { return kTile - 1 - r; });
   }
 
  private:
@@ -210,10 +215,34 @@ class TilePair {
     if (longest < args_.far_from) return Distance::kNear;
     return shortest >= args_.far_from ? Distance::kFar : Distance::kBoth;
   }
+  template <typename Distance>  // distance(r): tokens that row r decays
+  HL_INLINE void Multiply(int rows, const Panels<T>& x, Distance distance) const {
+    for (int column = 0; column < dim_; column += kPanel)
+      for (int r = 0; r < rows; ++r)
+        for (int j = 0; j < kPanel; j += kLanes<T>)
+          At(x.Row(r, column) + j) *= At(decays_.Row(distance(r), column) + j);
+  }
+  // Powers of two in a number of tiles up to num_tiles_.
+  int NumPowers() const {
+    int powers = 0;
+    while (num_tiles_ >> powers > 0) ++powers;
+    return powers;
+  }
+  // From the end of a tile of keys to the first of the queries, one of which sees one of them,
+  // there are num_past % 64 - 127 tokens, those of tile_decays_' first row, or whole tiles more.
+  void FindPairDecays(int tile) {
+    const int tiles = (QueryPlace(0) - args_.num_past % kTile) / kTile - tile + 1;
+    double* const decays = tile_decays_ + (NumPowers() + 1) * dim_;
+    for (int i = 0; i < dim_; ++i) decays[i] = tile_decays_[i];
+    for (int power = 0; power < NumPowers(); ++power) {
+      if ((tiles >> power & 1) == 0) continue;
+      const double* const of_power = tile_decays_ + (power + 1) * dim_;
+      for (int i = 0; i < dim_; ++i) decays[i] *= of_power[i];
+    }
+    for (int i = 0; i < dim_; ++i) pair_decays_[i] = static_cast<T>(decays[i]);
+  }
   void DecayQueries(int tile) {
-    const int gap = QueryPlace(0) - (tile * kTile + kTile - 1);
-    for (int i = 0; i < dim_; ++i)
-      pair_decays_[i] = static_cast<T>(std::exp(args_.decay_rates[i] * gap));
+    FindPairDecays(tile);
     for (int column = 0; column < dim_; column += kPanel)
       for (int r = 0; r < num_rows_; ++r)
         for (int j = 0; j < kPanel; j += kLanes<T>)
@@ -275,12 +304,14 @@ class TilePair {
   RowSpan spans_[kTile];
   RowsAhead ahead_;  // fetches nothing: tiles lie in scratch
 
-  Panels<T> rows_;                     // [tile, d] of keys, as they lie
-  Panels<T> q_, far_q_, met_q_;        // [tile, d], scaled
-  Panels<T> keys_, far_keys_;          // [tiles of keys][d, tile]
-  Panels<T> scores_, far_scores_;      // [tile, tile]
-  Panels<T> row_decays_, key_decays_;  // [tile, d]
-  T* pair_decays_ = nullptr;           // [d]
+  Panels<T> rows_;                 // [tile, d] of keys, as they lie
+  Panels<T> q_, far_q_, met_q_;    // [tile, d], scaled
+  Panels<T> keys_, far_keys_;      // [tiles of keys][d, tile]
+  Panels<T> scores_, far_scores_;  // [tile, tile]
+  Panels<T> decays_;               // [tile, d] of 0 to 63 tokens
+  T* pair_decays_ = nullptr;       // [d]
+  // [powers + 2, d]: of the nearest pair of tiles, of 1, 2, 4, ... tiles more, and a pair's own.
+  double* tile_decays_ = nullptr;
 };
 
 }  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::softmax_attention
