@@ -127,6 +127,7 @@ class Backward {
     ForTiles<Tile<T>>(pair_.num_rows(), kTile, [&](int row, int column) HL_INLINE_LAMBDA {
       Tile<T> tile(pair_.ahead());
       tile.Clear();
+      if (!pair_.Sees(row, column)) return tile.Store(dscores_, row, column);
       tile.MultiplyAdd(dout_, row, ValuesOf(met), column, 0, values_);
       const T* weights = pair_.scores().Row(row, column);
       tile.ForEach([&](Vec<T>& x, int r, int j) HL_INLINE_LAMBDA {
@@ -199,11 +200,13 @@ class Backward {
   void AddTransposed(const Panels<T>& weights, const Panels<T>& right, int width,
                      const Panels<T>& out) {
     ForTiles<Tile<T>>(kTile, width, [&](int row, int column) HL_INLINE_LAMBDA {
+      const RowRange& queries = pair_.RowsThatSee(row);
+      if (queries.begin >= queries.end) return;
       Tile<T> tile(pair_.ahead());
       const T* before = out.Row(row, column);
       tile.ForEach([&](Vec<T>& sum, int r, int j)
                        HL_INLINE_LAMBDA { sum = At(before + r * kPanel + j); });
-      tile.MultiplyAddTransposed(weights, row, right, column, 0, pair_.num_rows());
+      tile.MultiplyAddTransposed(weights, row, right, column, queries.begin, queries.end);
       tile.Store(out, row, column);
     });
   }

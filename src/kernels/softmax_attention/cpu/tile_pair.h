@@ -27,6 +27,10 @@ struct RowSpan {
   bool empty() const { return begin >= end && sinks >= end_sinks; }
   bool whole() const { return begin == 0 && end == kTile; }
 };
+// From the first query to the last that sees one of some keys.
+struct RowRange {
+  int begin = 0, end = 0;
+};
 
 inline ChunkEntry TileOfTokens(int row, int tile, int num_tokens) {
   return {.token = int64_t{1} * tile * kTile,
@@ -104,12 +108,23 @@ class TilePair {
   }
   // Whether one of them sees a key of the tile.
   bool Meets(int tile) {
-    bool any = false;
+    bool any = false, whole = true;
     for (int r = 0; r < num_rows_; ++r) {
       spans_[r] = SpanOf(r, tile * kTile);
       any = any || !spans_[r].empty();
+      whole = whole && spans_[r].whole();
     }
+    if (any) FindRowsThatSee(whole);
     return any;
+  }
+  // Of a group of Tile<T>::kRows keys, `key` the first. Products of the pair leave out what no
+  // query sees: of a tile on the diagonal a quarter of the scores and 7 / 16 of what is summed.
+  const RowRange& RowsThatSee(int key) const { return rows_that_see_[key / Tile<T>::kRows]; }
+  // Whether a query of a product's tile sees a key of it, or may.
+  bool Sees(int row, int column) const {
+    for (int key = column; key < column + Tile<T>::kColumns; key += Tile<T>::kRows)
+      if (RowsThatSee(key).begin < row + Tile<T>::kRows && row < RowsThatSee(key).end) return true;
+    return false;
   }
 
   // ---- a tile of keys ----
@@ -131,7 +146,8 @@ class TilePair {
 
   enum class Distance { kNear, kFar, kBoth };
 
-  // The scores of a tile that Meets() looked at last; -inf where a query does not see a key.
+  // The scores of a tile that Meets() looked at last; -inf where a query does not see a key. A row
+  // that sees none holds anything.
   void ComputeScores(int tile) {
     distance_ = DistanceTo(tile);
     if (distance_ != Distance::kFar) {
@@ -208,6 +224,20 @@ class TilePair {
     span.end_sinks = column(std::min(sinks_[r] + args_.num_sinks, first_[r]));
     return span;
   }
+  void FindRowsThatSee(bool whole) {
+    for (RowRange& rows : rows_that_see_) rows = {0, whole ? num_rows_ : 0};
+    for (int r = 0; r < num_rows_ && !whole; ++r) {
+      const auto see = [&](int begin, int end) {
+        for (int key = begin / Tile<T>::kRows * Tile<T>::kRows; key < end; key += Tile<T>::kRows) {
+          RowRange& rows = rows_that_see_[key / Tile<T>::kRows];
+          if (rows.end == 0) rows.begin = r;
+          rows.end = r + 1;
+        }
+      };
+      see(spans_[r].begin, spans_[r].end);
+      see(spans_[r].sinks, spans_[r].end_sinks);
+    }
+  }
   Distance DistanceTo(int tile) const {
     if (!args_.has_far()) return Distance::kNear;
     const int longest = QueryPlace(num_rows_ - 1) - tile * kTile;
@@ -250,6 +280,7 @@ class TilePair {
   }
   void Product(const Panels<T>& q, const Panels<T>& keys, const Panels<T>& scores) {
     ForTiles<Tile<T>>(num_rows_, kTile, [&](int row, int column) HL_INLINE_LAMBDA {
+      if (!Sees(row, column)) return;  // FinishScores() writes what stands there
       Tile<T> tile(ahead_);
       tile.Clear();
       tile.MultiplyAdd(q, row, keys, column, 0, dim_);
@@ -302,7 +333,8 @@ class TilePair {
   const T* bias_ = nullptr;                                             // of a distance of 0
   Distance distance_ = Distance::kNear;
   RowSpan spans_[kTile];
-  RowsAhead ahead_;  // fetches nothing: tiles lie in scratch
+  RowRange rows_that_see_[kTile / Tile<T>::kRows];  // each group of keys
+  RowsAhead ahead_;                                 // fetches nothing: tiles lie in scratch
 
   Panels<T> rows_;                 // [tile, d] of keys, as they lie
   Panels<T> q_, far_q_, met_q_;    // [tile, d], scaled
