@@ -35,7 +35,6 @@ class Backward {
       dfar_q_ = space.Matrix<T>(kTile, dim_);
       dfar_scores_ = space.Matrix<T>(kTile, kTile);
     }
-    if (args_.decay_rates != nullptr) dmet_q_ = space.Matrix<T>(kTile, dim_);
   }
 
   void Run(const Item& item) {
@@ -173,15 +172,9 @@ class Backward {
   }
   void AddNear(int met) {
     AddTransposed(dscores_, pair_.queries(), dim_, TileOf(dkeys_, met, dim_));
-    if (args_.decay_rates == nullptr)
-      return pair_.AddSeen(dscores_, TileOf(keys_, met, dim_), dim_, dq_);
-    Clear(dmet_q_, kTile, dim_);
-    pair_.AddSeen(dscores_, TileOf(keys_, met, dim_), dim_, dmet_q_);
-    for (int column = 0; column < dim_; column += kPanel)
-      for (int r = 0; r < pair_.num_rows(); ++r)
-        for (int j = 0; j < kPanel; j += kLanes<T>)
-          At(dq_.Row(r, column) + j) +=
-              At(dmet_q_.Row(r, column) + j) * At(pair_.pair_decays() + column + j);
+    const Panels<T> keys = TileOf(keys_, met, dim_);
+    if (args_.decay_rates == nullptr) return pair_.AddSeen(dscores_, keys, dim_, dq_);
+    pair_.AddSeenDecayed(dscores_, keys, dq_);
   }
   // dS of the pairs that are far, apart.
   void SplitByDistance(int met) {
@@ -242,7 +235,7 @@ class Backward {
   T log_sums_[kTile], deltas_[kTile], num_seen_[kTile];  // of the tile of queries
   Panels<T> keys_, dkeys_, far_keys_, dfar_keys_;        // [tiles][tile, d]
   Panels<T> values_t_, dvalues_;                         // [tiles][V, tile], [tiles][tile, V]
-  Panels<T> dout_, dq_, dfar_q_, dmet_q_;                // [tile, V], [tile, d]
+  Panels<T> dout_, dq_, dfar_q_;                         // [tile, V], [tile, d]
   Panels<T> dscores_, dfar_scores_;                      // [tile, tile]
 };
 

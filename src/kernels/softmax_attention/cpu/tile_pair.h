@@ -162,22 +162,11 @@ class TilePair {
   // out [tile, width] += weights right, right [tile, width] of the keys. A row takes from no key
   // that its query does not see: a zero times a NaN there would tell of it.
   void AddSeen(const Panels<T>& weights, const Panels<T>& right, int width, const Panels<T>& out) {
-    for (int row = 0; row < num_rows_; row += Tile<T>::kRows) {
-      const auto [begin, end] = SeenByAll(row);
-      for (int r = row; r < std::min(row + Tile<T>::kRows, num_rows_); ++r) {
-        AddKeys(weights, right, width, r, spans_[r].sinks, spans_[r].end_sinks, out);
-        AddKeys(weights, right, width, r, spans_[r].begin, std::min(begin, spans_[r].end), out);
-        AddKeys(weights, right, width, r, std::max(end, spans_[r].begin), spans_[r].end, out);
-      }
-      for (int column = 0; column < width && begin < end; column += Tile<T>::kColumns) {
-        Tile<T> tile(ahead_);
-        const T* before = out.Row(row, column);
-        tile.ForEach([&](Vec<T>& sum, int r, int j)
-                         HL_INLINE_LAMBDA { sum = At(before + r * kPanel + j); });
-        tile.MultiplyAdd(weights, row, right, column, begin, end);
-        tile.Store(out, row, column);
-      }
-    }
+    AddSeenBy<false>(weights, right, width, out);
+  }
+  // The same of d columns, each times its decay of the pair.
+  void AddSeenDecayed(const Panels<T>& weights, const Panels<T>& right, const Panels<T>& out) {
+    AddSeenBy<true>(weights, right, dim_, out);
   }
 
   // Where the columns at a distance of far_from or more end in row r.
@@ -193,7 +182,6 @@ class TilePair {
   const Panels<T>& far_queries() const { return far_q_; }
   // As they stand in the scores.
   const Panels<T>& queries() const { return args_.decay_rates != nullptr ? met_q_ : q_; }
-  const T* pair_decays() const { return pair_decays_; }
   RowsAhead& ahead() { return ahead_; }
 
   // Rows of a tile of queries, by what they decay since its first; of keys, until its last.
@@ -317,12 +305,42 @@ class TilePair {
     begin = RoundUp(begin, kPanel);
     return begin < end ? std::pair(begin, end) : std::pair(0, 0);
   }
+  template <bool kDecayed>
+  void AddSeenBy(const Panels<T>& weights, const Panels<T>& right, int width,
+                 const Panels<T>& out) {
+    for (int row = 0; row < num_rows_; row += Tile<T>::kRows) {
+      const auto [begin, end] = SeenByAll(row);
+      for (int r = row; r < std::min(row + Tile<T>::kRows, num_rows_); ++r) {
+        const RowSpan& span = spans_[r];
+        AddKeys<kDecayed>(weights, right, width, r, span.sinks, span.end_sinks, out);
+        AddKeys<kDecayed>(weights, right, width, r, span.begin, std::min(begin, span.end), out);
+        AddKeys<kDecayed>(weights, right, width, r, std::max(end, span.begin), span.end, out);
+      }
+      for (int column = 0; column < width && begin < end; column += Tile<T>::kColumns) {
+        Tile<T> tile(ahead_);
+        const T* before = out.Row(row, column);
+        tile.ForEach([&](Vec<T>& sum, int r, int j) HL_INLINE_LAMBDA {
+          sum = kDecayed ? Vec<T>{} : At(before + r * kPanel + j);
+        });
+        tile.MultiplyAdd(weights, row, right, column, begin, end);
+        if constexpr (kDecayed)
+          tile.ForEach([&](Vec<T>& sum, int r, int j) HL_INLINE_LAMBDA {
+            sum = At(before + r * kPanel + j) + sum * At(pair_decays_ + column + j);
+          });
+        tile.Store(out, row, column);
+      }
+    }
+  }
+  template <bool kDecayed>
   void AddKeys(const Panels<T>& weights, const Panels<T>& right, int width, int r, int begin,
                int end, const Panels<T>& out) const {
     for (int key = begin; key < end; ++key) {
       const T weight = *weights.Row(r, key);
-      for (int column = 0; column < width; column += kLanes<T>)
-        At(out.Row(r, column)) += weight * At(right.Row(key, column));
+      for (int column = 0; column < width; column += kLanes<T>) {
+        Vec<T> x = weight * At(right.Row(key, column));
+        if constexpr (kDecayed) x *= At(pair_decays_ + column);
+        At(out.Row(r, column)) += x;
+      }
     }
   }
 
