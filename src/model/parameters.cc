@@ -1,15 +1,14 @@
 #include "model/parameters.h"
 
-#include <ATen/TensorOperators.h>
-
 #include <algorithm>
 
 #include "core/error.h"
+#include "kernels/bias_map/bias_map.h"
 
 namespace halflife::model {
 
 at::Tensor AddBias(const at::Tensor& y, const Parameter& bias) {
-  return bias.declared() ? y + *bias : y;
+  return bias.declared() ? kernels::BiasMap({{.x = y, .bias = *bias}})[0] : y;
 }
 
 Parameter ParameterSet::Declare(dist::ParamSpec spec, Init init) {

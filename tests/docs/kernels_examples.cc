@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "kernels/adamw/args.h"
+#include "kernels/bias_map/bias_map.h"
 #include "kernels/chunks/chunk_table.h"
 #include "kernels/chunks/sequence_chunks.h"
 #include "kernels/cpu/parallel.h"
@@ -27,9 +28,11 @@
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/decay_attention/partition.h"
 #include "kernels/decay_gate/decay_gate.h"
+#include "kernels/decay_growth/decay_growth.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/emu/counts.h"
 #include "kernels/focus_pool/focus_pool.h"
+#include "kernels/learned_decay/learned_decay.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/linear/right_operand.h"
@@ -219,6 +222,20 @@ void RealNormExample(const Tensor& heads) {
 
 void DecayGateExample(const Tensor& logits, const Tensor* bias) {
 #include "examples/kernels/decay_gate/decay_gate.h"
+}
+
+void BiasMapExample(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor* q_bias,
+                    const Tensor* k_bias, const Tensor* v_bias) {
+#include "examples/kernels/bias_map/bias_map.h"
+}
+
+void DecayGrowthExample(const Tensor& log_decay, int64_t num_heads,
+                        const std::shared_ptr<const SequenceChunks>& chunks) {
+#include "examples/kernels/decay_growth/decay_growth.h"
+}
+
+void LearnedDecayExample(const Tensor* a_log, const Tensor* ps, int64_t num_heads) {
+#include "examples/kernels/learned_decay/learned_decay.h"
 }
 
 void RotaryExample(const Slice& slice, int64_t head_dim, Tensor& q, Tensor& k) {

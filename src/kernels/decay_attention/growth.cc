@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "kernels/decay_attention/binding.h"
+#include "kernels/decay_growth/decay_growth.h"
 #include "kernels/sequence/state_exchange.h"
 
 namespace halflife::kernels {
@@ -148,6 +149,12 @@ LogScale LogScaleOf(const DecayAttentionInputs& inputs, const TokenRuns& runs,
   return scale;
 }
 
+// A training step's inputs, but for features with a scale: a kernel of its own takes these.
+bool StartsWithoutScales(const DecayAttentionInputs& inputs) {
+  return IsFused(inputs.q) && !inputs.key_scale.defined() && !inputs.log_key_scale.defined() &&
+         !inputs.initial_state.kv.defined() && !inputs.initial_state.norm.defined();
+}
+
 }  // namespace
 
 ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config) {
@@ -166,6 +173,13 @@ ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentio
   binding::CheckStateShapes("initial_state", initial, inputs.q,
                             {sequences, heads, inputs.q.size(3), inputs.v.size(3)});
   CheckLogScale(inputs.q, initial.log_scale, {sequences, heads}, initial.kv.defined());
+  if (StartsWithoutScales(inputs) && CanLowerGrowth(g, heads)) {
+    const LoweredGrowth lowered = LowerGrowth(g, heads, chunks);
+    scaled.inputs.log_decay = lowered.log_decay;
+    scaled.key_factor = scaled.inputs.key_scale = lowered.key_factor;
+    scaled.final_log_scale = lowered.final_log_scale;
+    return scaled;
+  }
 
   const at::Tensor mu = GrowthOfHeads(g, heads, inputs.q.device());
   const at::Tensor before = initial.log_scale.defined()

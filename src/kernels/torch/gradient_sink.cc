@@ -50,16 +50,16 @@ GradientSink* GradientSinkOf(const at::Tensor& x) {
 }
 
 GradientPlace::GradientPlace(const at::Tensor& input, bool wanted)
-    : sink_(wanted ? GradientSinkOf(input) : nullptr) {
+    : sink_(wanted ? GradientSinkOf(input) : nullptr), dtype_(input.scalar_type()) {
   if (sink_ != nullptr) {
     place_ = sink_->Next();
   } else {
-    place_.sum = at::empty(input.sizes(), input.options().requires_grad(false));
+    place_.sum = at::empty(input.sizes(), input.options().dtype(at::kFloat).requires_grad(false));
   }
 }
 
 at::Tensor GradientPlace::Finish() {
-  if (sink_ == nullptr) return place_.sum;
+  if (sink_ == nullptr) return place_.sum.to(dtype_);
   sink_->Written();
   return {};
 }

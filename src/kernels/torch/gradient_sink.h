@@ -46,7 +46,7 @@ GradientSink* GradientSinkOf(const at::Tensor& x);
 //   return {dx, place.Finish()};
 class GradientPlace {
  public:
-  // A leaf or any other fp32 input; nobody's gradient goes to no sink.
+  // A leaf or any other input, of fp32 or bf16; nobody's gradient goes to no sink.
   GradientPlace(const at::Tensor& input, bool wanted);
   const at::Tensor& sum() const { return place_.sum; }  // fp32, contiguous, the input's shape
   bool added() const { return place_.added; }           // to what it holds
@@ -56,6 +56,7 @@ class GradientPlace {
  private:
   GradientSink* sink_;
   GradientSink::Place place_;
+  at::ScalarType dtype_;
 };
 
 }  // namespace halflife::kernels

@@ -31,6 +31,27 @@ GATES = [
      "decay_gate_test"),
 ]
 
+BIASES = [
+    ("biased map, CPU: elu without its 1", f"{KERNELS}/bias_map/cpu.cc",
+     "return Exp(x < 0.0f ? x : 0.0f) +", "return Exp(x < 0.0f ? x : 0.0f) - 1.0f +", "bias_map_test"),
+    ("biased map, CPU: a NaN is a feature of 1", f"{KERNELS}/bias_map/cpu.cc",
+     "(x <= 0.0f ? 0.0f : x)", "(x > 0.0f ? x : 0.0f)", "bias_map_test"),
+    ("biased map, CPU: the slope of elu is its feature", f"{KERNELS}/bias_map/cpu.cc",
+     "d *= feature > 1.0f ? 1.0f : feature;", "d *= feature;", "bias_map_test"),
+    ("biased map, CPU: columns read as if contiguous", f"{KERNELS}/bias_map/cpu.cc",
+     "const T* const x = part.x + row * part.stride;", "const T* const x = part.x + row * part.width;",
+     "bias_map_test"),
+    ("biased map: each block of rows one short", f"{KERNELS}/bias_map/bias_map.cc",
+     "std::min(args.num_rows, (block + 1) * kRows),", "std::min(args.num_rows, (block + 1) * kRows) - 1,",
+     "bias_map_test"),
+    ("biased map: gradients of columns apart", f"{KERNELS}/bias_map/bias_map.cc",
+     ".columns = AreColumns(parts)}", ".columns = false}", "bias_map_test"),
+    ("biased map: what the sink holds is lost", f"{KERNELS}/bias_map/bias_map.cc",
+     "part.added = place->added();", "part.added = false;", "bias_map_test"),
+    ("biased map, fp64: the slope of elu is its feature", f"{KERNELS}/bias_map/bias_map.cc",
+     "call.saved[0].clamp_max(1)", "call.saved[0]", "bias_map_test"),
+]
+
 ROTARY = [
     ("rotary, CPU: keys by the gaps of queries", f"{KERNELS}/rotary/cpu.cc", "token * heads.x_stride",
      "token * tokens.heads[0].x_stride", "rotary_test"),
@@ -67,4 +88,4 @@ PRODUCTS = [
      "return {.gate_rows = gate.size(-2)", "return {.gate_rows = 1", "rms_norm_test"),
 ]
 
-MUTATIONS = LOSS + GATES + ROTARY + PRODUCTS
+MUTATIONS = LOSS + GATES + BIASES + ROTARY + PRODUCTS

@@ -128,7 +128,7 @@ TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
                                                  {"leap", 58},
                                                  {"mamba", 64},
                                                  {"rwkv4", 69},
-                                                 {"d2d", 89},
+                                                 {"d2d", 28},
                                                  {"hyena", 144}};
   const auto launches = [&](const std::string& mixer, int64_t num_layers) {
     int64_t sum = 0;

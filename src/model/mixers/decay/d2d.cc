@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/torch/dispatch.h"
+#include "kernels/learned_decay/learned_decay.h"
 #include "model/mixers/decay/decayed_mixer.h"
 
 namespace halflife::model {
@@ -94,11 +94,10 @@ class TrainedDecay : public LogDecay {
     spec.weight_decay = options.regularise_decay;
     trained_ = context.parameters->Declare(spec, Init::Zeros());
   }
-  at::Tensor operator()(const at::Tensor& x, std::span<const at::Tensor>) const override {
-    const at::Tensor log_decay = per_channel_ ? BaseLogDecay(num_heads_, x.device()).unsqueeze(1) -
-                                                    scale_ * trained_->view({num_heads_, -1})
-                                              : *trained_;
-    return std::isfinite(max_) ? log_decay.clamp_max(max_) : log_decay;
+  at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor>) const override {
+    if (per_channel_)
+      return kernels::DecayOffHeads(*trained_, num_heads_, {.scale = scale_, .most = max_});
+    return std::isfinite(max_) ? trained_->clamp_max(max_) : *trained_;
   }
   bool constant() const override { return true; }
   bool per_channel() const override { return per_channel_; }

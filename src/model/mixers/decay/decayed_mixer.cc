@@ -9,6 +9,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "kernels/bias_map/bias_map.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/linear/linear.h"
@@ -252,6 +253,21 @@ void DecayedMixer::Keep(const kernels::DecayState& memory, MixerState& state) co
   if (log_scaled()) state.tensors[2] = memory.log_scale.to(memory.kv.scalar_type());
 }
 
+bool DecayedMixer::IsMappedWithBias(size_t index) const {
+  return index < maps_.size() && form_.conv_size == 0 && maps_[index]->element_map().has_value();
+}
+
+std::vector<at::Tensor> DecayedMixer::AddBiases(std::span<const at::Tensor> y) const {
+  std::vector<kernels::BiasedInput> parts;
+  for (size_t i = 0; i < projections_.size(); ++i) {
+    kernels::BiasedInput part = {.x = y[i], .bias = {}};
+    if (biases_[i].declared()) part.bias = *biases_[i];
+    if (IsMappedWithBias(i)) part.map = *maps_[i]->element_map();
+    parts.push_back(part);
+  }
+  return kernels::BiasMap(parts);
+}
+
 DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSlice& slice,
                                           const Convolution& convolve) const {
   std::vector<at::Tensor> weights = {*projections_[0], *projections_[1], *projections_[2]};
@@ -260,11 +276,15 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
   weights.insert(weights.end(), of_decay.begin(), of_decay.end());
   if (gate_.declared()) weights.push_back(*gate_);
   const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, weights);
+  const std::vector<at::Tensor> biased = AddBiases(y);
   const auto split = [&](size_t index, int64_t head_dim) {
-    return SplitHeads(convolve(AddBias(y[index], biases_[index]), index), head_dim);
+    return SplitHeads(convolve(biased[index], index), head_dim);
   };
-  Heads heads = {.q = (*maps_[0])(split(0, heads_.head_dim_k)),
-                 .k = (*maps_[1])(split(1, heads_.head_dim_k))};
+  const auto map = [&](size_t index) -> Features {
+    const at::Tensor head = split(index, heads_.head_dim_k);
+    return IsMappedWithBias(index) ? Features{head} : (*maps_[index])(head);
+  };
+  Heads heads = {.q = map(0), .k = map(1)};
   if (form_.normaliser == Normaliser::kUnrotatedKeys)
     heads.plain_q = heads.q.x, heads.plain_k = heads.k.x;
   if (form_.rope_theta > 0 || !form_.rotary_frequencies.empty()) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "model/mixers/decay/feature_map.h"
 #include "model/mixers/variants.h"
@@ -125,6 +126,10 @@ class DecayedMixer : public Mixer {
   // Maps y [B, T, dim], which is q, k or v by its index, before the split into heads.
   using Convolution = std::function<at::Tensor(const at::Tensor& y, size_t index)>;
   Heads Project(const at::Tensor& x, const SequenceSlice& slice, const Convolution& convolve) const;
+  // Whether the map of q or k is applied along with its bias: nothing stands between them.
+  bool IsMappedWithBias(size_t index) const;
+  // The products of q, k and v with their biases, and mapped where that is so: one pass.
+  std::vector<at::Tensor> AddBiases(std::span<const at::Tensor> y) const;
   at::Tensor Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                       MixerState* after) const;
   at::Tensor Output(const at::Tensor& o, const at::Tensor& gate) const;

@@ -7,6 +7,7 @@
 #include <ATen/ops/softmax.h>
 
 #include "core/error.h"
+#include "kernels/bias_map/bias_map.h"
 #include "kernels/linear/linear.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
@@ -28,24 +29,22 @@ class Elementwise : public FeatureMap {
   int64_t dim_;
 };
 
-Features Identity(const at::Tensor& x) { return {x}; }
 Features Relu(const at::Tensor& x) { return {at::relu(x)}; }
 
-// elu(x) + 1 (Katharopoulos et al., 2020). exp(min(x, 0)) + max(x, 0) in fp32: elu(x), rounded
-// before the 1 is added, leaves nothing of a feature below 1e-7, in bf16 of one below 0.002. The
-// slope is min(feature, 1).
-Features EluPlusOne(const at::Tensor& x) {
-  const auto backward = [](const kernels::BackwardCall& call) -> kernels::Tensors {
-    const at::Tensor& feature = call.saved[0];
-    return {call.grads[0] * feature.clamp_max(1)};
-  };
-  const auto forward = [&]() -> kernels::Forwarded {
-    const at::Tensor wide = x.to(kernels::ComputeType(x));
-    const at::Tensor feature = wide.clamp_max(0).exp_().add_(wide.clamp_min(0)).to(x.scalar_type());
-    return {.outputs = {feature}, .saved = {feature}, .backward = backward};
-  };
-  return {kernels::Apply({.name = "EluPlusOne", .inputs = {x}, .forward = forward})[0]};
-}
+// A map that the kernels know. elu(x) + 1 is Katharopoulos et al.'s (2020).
+template <kernels::ElementMap kMap>
+class Known : public FeatureMap {
+ public:
+  Known(const PartContext&, int64_t dim) : dim_(dim) {}
+  Features operator()(const at::Tensor& x) const override {
+    return {kernels::BiasMap({{.x = x, .bias = {}, .map = kMap}})[0]};
+  }
+  int64_t width() const override { return dim_; }
+  std::optional<kernels::ElementMap> element_map() const override { return kMap; }
+
+ private:
+  int64_t dim_;
+};
 
 at::Tensor ShiftedExp(const at::Tensor& x, at::Tensor& largest) {
   const auto backward = [](const kernels::BackwardCall& call) -> kernels::Tensors {
@@ -179,10 +178,10 @@ struct Entry {
 };
 
 constexpr Entry kMaps[] = {
-    {"elu", MakeElementwise<EluPlusOne>},
+    {"elu", MakeClass<Known<kernels::ElementMap::kEluPlusOne>>},
     {"exp", MakeClass<Exp>},
     {"relu", MakeElementwise<Relu>},
-    {"identity", MakeElementwise<Identity>},
+    {"identity", MakeClass<Known<kernels::ElementMap::kIdentity>>},
     {"elementwise_product", MakeClass<ElementwiseProduct>},
     {"hedgehog", MakeClass<Hedgehog>},
     {"t2r", MakeClass<T2r>},

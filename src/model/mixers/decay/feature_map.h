@@ -9,9 +9,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/bias_map/element_map.h"
 #include "model/part_context.h"
 
 namespace halflife::model {
@@ -29,6 +31,8 @@ class FeatureMap {
   virtual Features operator()(const at::Tensor& x) const = 0;  // [B, T, H, d]; differentiable
   virtual int64_t width() const = 0;                           // F
   virtual bool has_log_scale() const { return false; }         // of the features
+  // What the kernels know it by, who apply it in one pass with a bias.
+  virtual std::optional<kernels::ElementMap> element_map() const { return std::nullopt; }
 
   // Of its matrices, which every head of every token is multiplied with.
   virtual int64_t num_matrix_elements() const { return 0; }

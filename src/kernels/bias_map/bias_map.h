@@ -1,0 +1,28 @@
+// Projections with their biases, and what each is mapped by, in one pass over all of them: out =
+// map(x + bias), rounded once. Differentiable; a bias whose owner has a sink for its gradient
+// (kernels/torch/gradient_sink.h) gets it there. Gradients of columns of one matrix are columns of
+// one again.
+//
+//   const auto heads = BiasMap({{.x = q, .bias = *q_bias, .map = ElementMap::kEluPlusOne},
+//                               {.x = k, .bias = *k_bias, .map = ElementMap::kEluPlusOne},
+//                               {.x = v, .bias = *v_bias}});
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "kernels/bias_map/element_map.h"
+
+namespace halflife::kernels {
+
+struct BiasedInput {
+  at::Tensor x;     // [..., C_i], of one dtype and the same leading dimensions for all
+  at::Tensor bias;  // [C_i]; undefined: none
+  ElementMap map = ElementMap::kIdentity;
+};
+
+// One a part, of x's shape: contiguous, or x itself where there is nothing to do.
+std::vector<at::Tensor> BiasMap(const std::vector<BiasedInput>& parts);
+
+}  // namespace halflife::kernels

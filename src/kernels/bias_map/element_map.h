@@ -1,0 +1,13 @@
+// What biased projections are mapped by, channel by channel.
+#pragma once
+
+#include <cstdint>
+
+namespace halflife::kernels {
+
+enum class ElementMap : uint8_t {
+  kIdentity,
+  kEluPlusOne,  // e^min(x, 0) + max(x, 0) (Katharopoulos et al., 2020)
+};
+
+}  // namespace halflife::kernels
