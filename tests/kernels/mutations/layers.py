@@ -55,8 +55,8 @@ BIASES = [
 ROTARY = [
     ("rotary, CPU: keys by the gaps of queries", f"{KERNELS}/rotary/cpu.cc", "token * heads.x_stride",
      "token * tokens.heads[0].x_stride", "rotary_test"),
-    ("rotary: rows apart taken for tokens at one stride", f"{KERNELS}/rotary/rotary.cc",
-     "(x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1))", "true", "rotary_test"),
+    ("rotary: rows apart taken for tokens at one stride", f"{KERNELS}/torch/side_by_side.cc",
+     "    if (x.stride(i) != *stride * rows) return std::nullopt;\n", "", "rotary_test"),
     ("rotary: the pair's heads swapped", f"{KERNELS}/rotary/rotary.cc",
      "return {.q = rotated[0], .k = rotated[1]};", "return {.q = rotated[1], .k = rotated[0]};",
      "rotary_test"),
@@ -85,7 +85,7 @@ PRODUCTS = [
      "if (Follows(x, y, width)) return {first, second};", "return {first, second};",
      "elementwise_test"),
     ("norm: a gate's tokens one head apart", f"{KERNELS}/rms_norm/rms_norm.cc",
-     "return {.gate_rows = gate.size(-2)", "return {.gate_rows = 1", "rms_norm_test"),
+     "NormGatePlace{.gate_rows = gate.size(-2)", "NormGatePlace{.gate_rows = 1", "rms_norm_test"),
 ]
 
 MUTATIONS = LOSS + GATES + BIASES + ROTARY + PRODUCTS
