@@ -34,7 +34,10 @@ RULES = {
     "ChannelReverseScanKernel": MMA,
     "StateScanKernel": MMA,
     "ChannelStateScanKernel": MMA,
+    "WarpgroupScanKernel": MMA[:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
 }
+# Kernels that have a body for one architecture alone.
+ONLY_FOR = {"WarpgroupScanKernel": "sm_90a"}
 # Kernels whose loop over tiles, the innermost with a barrier of the block and products, reads global memory by
 # asynchronous copies alone: a plain load there, of decays or key scales, would be waited for in every tile.
 NO_PLAIN_LOADS = ("ChannelScanKernel",)
@@ -86,8 +89,10 @@ def rule_of(name):
     return next((rule for start, rule in RULES.items() if re.match(rf"{start}\b", name)), ())
 
 
-def problems_of(name, counts):
+def problems_of(name, arch, counts):
     found = [f"{counts[one]} {one}: local memory" for one in LOCAL_MEMORY if counts[one]]
+    if any(re.match(rf"{start}\b", name) and arch != only for start, only in ONLY_FOR.items()):
+        return found
     found += [f"no {one} ({what})" for one, what in rule_of(name) if not counts[one]]
     if any(re.match(rf"{start}\b", name) for start in NO_PLAIN_LOADS):
         loop = counts.tile_loop()
@@ -104,7 +109,7 @@ def report(kernels, out):
     failed = 0
     print(f"{'arch':8}{'HMMA':>6}{'LDSM':>6}{'LDGSTS':>8}{'local':>7}  kernel", file=out)
     for (symbol, arch), counts in sorted(kernels.items(), key=lambda x: (names[x[0][0]], x[0][1])):
-        found = problems_of(names[symbol], counts)
+        found = problems_of(names[symbol], arch, counts)
         failed += bool(found)
         local = sum(counts[one] for one in LOCAL_MEMORY)
         note = "   FAILS: " + "; ".join(found) if found else ""

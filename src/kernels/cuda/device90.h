@@ -25,6 +25,14 @@
 #include <cuda.h>
 #endif
 
+// Whether what is compiled can hold these instructions: of a source that is compiled for several
+// architectures, the body of a kernel for sm_90a alone.
+#if HL_EMULATE || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HL_HAS_WGMMA 1
+#else
+#define HL_HAS_WGMMA 0
+#endif
+
 namespace halflife::kernels {
 
 // ---- tensor maps: host side ----
@@ -187,6 +195,29 @@ HL_DEVICE void FenceProxyAsync() {
 #endif
 }
 
+// ---- registers: of the kernel's threads, which are whole warpgroups ----
+
+// Every warp of a warpgroup calls one of them, once: from kRegisters on more (they are waited for)
+// or fewer a thread, a multiple of 8 from 24 to 256.
+template <int kRegisters>
+HL_DEVICE void TakeRegisters() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+#if !HL_EMULATE
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+HL_DEVICE void GiveRegisters() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+#if !HL_EMULATE
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+// Which warpgroup of the block, the same in all lanes of a warp as far as the compiler sees.
+HL_DEVICE int WarpgroupId() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+}
+
 // ---- wgmma: one warpgroup, bf16 operands, K-major tiles with 128-byte swizzle ----
 
 // A tile [rows, 64] bf16 that begins at a multiple of 1024 bytes; element (r, k) at
@@ -201,7 +232,7 @@ HL_DEVICE uint64_t TileDescriptor(const void* smem HL_LOC) {
          (uint64_t{1} << 62);           // 128-byte swizzle
 #endif
 }
-// The same tile from `bytes` on (a multiple of 16): 2 k for column k.
+// The same tile from `bytes` on (a multiple of 16): 2 k for column k, 128 r for row r.
 HL_DEVICE uint64_t AdvanceTile(uint64_t descriptor, int bytes) {
   return descriptor + static_cast<uint64_t>(bytes >> 4);
 }
@@ -265,6 +296,21 @@ HL_DEVICE void WgmmaM64N64K16(float (&d)[32], const uint32_t (&a)[4], uint64_t d
 #else
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " HL_WGMMA_D_TEXT
                ", {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+               : HL_WGMMA_D(d)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b));
+#endif
+}
+
+// The same with b from rows of a tile, transposed on the way: d += a b, a [64, 16] from registers and
+// b [16, 64], 16 rows from a multiple of 8 on: AdvanceTile(tile, 128 row). Of this swizzle the
+// descriptor is the same: 1024 bytes from 8 rows of b to the next 8, and 64 columns are one atom.
+HL_DEVICE void WgmmaM64N64K16OfRows(float (&d)[32], const uint32_t (&a)[4],
+                                    uint64_t desc_b HL_LOC) {
+#if HL_EMULATE
+  emu::WgmmaRegistersOfRows(d, a, desc_b, where);
+#else
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " HL_WGMMA_D_TEXT
+               ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
                : HL_WGMMA_D(d)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b));
 #endif

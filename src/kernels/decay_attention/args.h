@@ -120,6 +120,7 @@ struct DeviceLimits {
   // of the result
   int num_sms = 1;
   int64_t shared_memory_bytes = 0;  // CUDA: most a block may ask for
+  bool warpgroups = false;  // CUDA: has Hopper's products of warpgroups, and they are wanted
 };
 
 // What a caller has decided of a plan; 0: MakePlan decides.
@@ -144,6 +145,7 @@ struct DecayAttentionPlan {
   int forward_turns = 1, backward_turns = 1;
   bool is_cuda = false;
   DecayBlock forward, backward;
+  bool forward_warpgroups = false;  // CUDA: the forward's products are those of warpgroups
 };
 // A pure function of shape, device and request; throws Error (exit 2) naming every problem of the
 // shape.

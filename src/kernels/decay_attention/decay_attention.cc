@@ -6,9 +6,11 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
@@ -113,13 +115,25 @@ struct Call {
   }
 };
 
+#ifdef HALFLIFE_WITH_CUDA
+// Until it has been measured that they are faster, HALFLIFE_WARPGROUPS=1 asks for them.
+bool WantsWarpgroups() {
+  static const bool wants = [] {
+    const char* const given = std::getenv("HALFLIFE_WARPGROUPS");
+    return given != nullptr && std::string_view(given) == "1";
+  }();
+  return wants;
+}
+#endif
+
 DeviceLimits LimitsOf([[maybe_unused]] const at::Tensor& x) {
 #ifdef HALFLIFE_WITH_CUDA
   if (x.is_cuda()) {
     const cudaDeviceProp* device = at::cuda::getDeviceProperties(x.get_device());
     return {.is_cuda = true,
             .num_sms = device->multiProcessorCount,
-            .shared_memory_bytes = static_cast<int64_t>(device->sharedMemPerBlockOptin)};
+            .shared_memory_bytes = static_cast<int64_t>(device->sharedMemPerBlockOptin),
+            .warpgroups = device->major == 9 && WantsWarpgroups()};
   }
 #endif
   return {};

@@ -213,6 +213,7 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
   if (args.seq_len < 16 * std::max(args.head_dim_k, args.head_dim_v) &&
       num_states * cuda::SlicesOf(args, plan.forward).count() < limits.num_sms)
     plan.forward.v = 64;
+  plan.forward_warpgroups = limits.warpgroups && cuda::WarpgroupsTake(args, plan.forward);
   ChooseDeviceTurns(args, limits, plan);
   const int64_t shared = limits.shared_memory_bytes;
   plan.num_segments = ChooseSegments(LargestTurnOf(args, plan.forward_turns), limits,

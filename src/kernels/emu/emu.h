@@ -93,6 +93,7 @@ void WgmmaCommit();
 void WgmmaWait(int pending, Place place);
 void WgmmaShared(float* d, uint64_t desc_a, uint64_t desc_b, Place place);
 void WgmmaRegisters(float* d, const uint32_t* a, uint64_t desc_b, Place place);
+void WgmmaRegistersOfRows(float* d, const uint32_t* a, uint64_t desc_b, Place place);
 
 // ---- warp collectives ----
 enum class Shuffle { kIndex, kUp, kDown, kXor };

@@ -126,7 +126,8 @@ struct Wgmma {
   Place place;
   int group;
   bool a_in_registers;
-  bool first;  // of a chain: the accumulator's value before is in `saved`
+  bool b_of_rows;  // B [16, 64] as stored, else [64, 16]
+  bool first;      // of a chain: the accumulator's value before is in `saved`
   float saved[32];
 };
 

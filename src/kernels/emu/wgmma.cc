@@ -17,26 +17,44 @@ void SetNan(float* d) {
   for (int i = 0; i < 32; ++i) d[i] = __uint_as_float(~0u);
 }
 
-// Columns [0, 16) of row `row` behind a descriptor.
-void ReadRow(const Block& block, uint64_t descriptor, int row, Place place, float (&out)[kDepth]) {
+// Eight elements behind a descriptor, from a unit of 16 bytes that begins `unit` units into a row.
+void ReadUnit(const Block& block, uint64_t descriptor, int row, int unit, Place place,
+              float (&out)[8]) {
   const auto begin = static_cast<uint32_t>(descriptor & 0xffff) << 4;
-  for (int unit = 0; unit < 2; ++unit) {
-    const uint32_t at =
-        Swizzle128Bytes(begin + static_cast<uint32_t>(row / 8 * 1024 + row % 8 * 128 + unit * 16));
-    uint32_t data[4];
-    LoadForLane16(data, block.dynamic + at);
-    const auto* const view = reinterpret_cast<const uint32_t*>(block.async_view + at);
-    for (int i = 0; i < 4; ++i) {
-      if (view[i] != data[i]) {
-        Fail(place,
-             "wgmma reads byte %u of shared memory, which ordinary stores or cp.async have "
-             "written since the last proxy fence; writers call FenceProxyAsync() ahead of "
-             "the barrier",
-             at + 4 * static_cast<uint32_t>(i));
-      }
-      out[8 * unit + 2 * i] = __uint_as_float(data[i] << 16);
-      out[8 * unit + 2 * i + 1] = __uint_as_float(data[i] & 0xffff0000u);
+  const uint32_t at =
+      Swizzle128Bytes(begin + static_cast<uint32_t>(row / 8 * 1024 + row % 8 * 128 + unit * 16));
+  uint32_t data[4];
+  LoadForLane16(data, block.dynamic + at);
+  const auto* const view = reinterpret_cast<const uint32_t*>(block.async_view + at);
+  for (int i = 0; i < 4; ++i) {
+    if (view[i] != data[i]) {
+      Fail(place,
+           "wgmma reads byte %u of shared memory, which ordinary stores or cp.async have "
+           "written since the last proxy fence; writers call FenceProxyAsync() ahead of "
+           "the barrier",
+           at + 4 * static_cast<uint32_t>(i));
     }
+    out[2 * i] = __uint_as_float(data[i] << 16);
+    out[2 * i + 1] = __uint_as_float(data[i] & 0xffff0000u);
+  }
+}
+
+// Columns [0, 16) of row `row`.
+void ReadRow(const Block& block, uint64_t descriptor, int row, Place place, float (&out)[kDepth]) {
+  for (int unit = 0; unit < 2; ++unit) {
+    float part[8];
+    ReadUnit(block, descriptor, row, unit, place, part);
+    for (int i = 0; i < 8; ++i) out[8 * unit + i] = part[i];
+  }
+}
+
+// Rows [0, 16) of column `column`.
+void ReadColumn(const Block& block, uint64_t descriptor, int column, Place place,
+                float (&out)[kDepth]) {
+  for (int row = 0; row < kDepth; ++row) {
+    float part[8];
+    ReadUnit(block, descriptor, row, column / 8, place, part);
+    out[row] = part[column % 8];
   }
 }
 
@@ -57,7 +75,8 @@ void AddFragment(Block& block, const Fiber& self, const Wgmma& op) {
   for (int j = 0; j < 8; ++j) {
     for (int c = 0; c < 2; ++c) {
       float b[kDepth];
-      ReadRow(block, op.desc_b, WgmmaD(thread, 4 * j + c).col, op.place, b);
+      const int column = WgmmaD(thread, 4 * j + c).col;
+      (op.b_of_rows ? ReadColumn : ReadRow)(block, op.desc_b, column, op.place, b);
       for (int h = 0; h < 2; ++h) {
         float sum = 0;
         for (int k = 0; k < kDepth; ++k) sum += a[h][k] * b[k];
@@ -67,21 +86,26 @@ void AddFragment(Block& block, const Fiber& self, const Wgmma& op) {
   }
 }
 
-void CheckDescriptor(const Block& block, uint64_t descriptor, Place place) {
+void CheckDescriptor(const Block& block, uint64_t descriptor, bool of_rows, Place place) {
   if ((descriptor & kMarkMask) != kMark) {
     Fail(place, "wgmma with a descriptor that TileDescriptor did not make");
   }
   const uint32_t begin = static_cast<uint32_t>(descriptor & 0xffff) << 4;
+  if (of_rows && begin % 1024 != 0) {
+    Fail(place, "wgmma on rows from byte %u of 1024; AdvanceTile by multiples of 8 rows, 1024",
+         begin % 1024);
+  }
   if (begin % 1024 > 128 - 32) {
     Fail(place, "wgmma on columns from byte %u of a row of 128; AdvanceTile by 0, 32, 64 or 96",
          begin % 1024);
   }
-  if (static_cast<int>(begin / 1024 * 1024) + 8192 > block.statics - block.dynamic) {
+  const int bytes = of_rows ? kDepth * 128 : 8192;
+  if (static_cast<int>(begin / 1024 * 1024) + bytes > block.statics - block.dynamic) {
     Fail(place, "wgmma on a tile that begins at byte %u, beyond shared memory", begin);
   }
 }
 
-Wgmma& Issue(float* d, uint64_t desc_b, Place place) {
+Wgmma& Issue(float* d, uint64_t desc_b, bool b_of_rows, Place place) {
   Block& block = *current_block;
   Fiber& self = Self();
   if ((self.linear / 128 + 1) * 128 > block.num_threads) {
@@ -91,7 +115,7 @@ Wgmma& Issue(float* d, uint64_t desc_b, Place place) {
   if (!self.wgmma_fenced) {
     Fail(place, "wgmma without WgmmaFence() since the last WgmmaWait");
   }
-  CheckDescriptor(block, desc_b, place);
+  CheckDescriptor(block, desc_b, b_of_rows, place);
   if (self.num_wgmmas == kMaxWgmmas) {
     Fail(place, "more than %d wgmmas in flight in one thread; wait for some", kMaxWgmmas);
   }
@@ -100,6 +124,7 @@ Wgmma& Issue(float* d, uint64_t desc_b, Place place) {
   Wgmma& op = self.wgmmas[self.num_wgmmas++];
   op.accumulator = d;
   op.desc_b = desc_b;
+  op.b_of_rows = b_of_rows;
   op.place = place;
   op.group = self.wgmma_group;
   op.first = first;
@@ -146,15 +171,22 @@ void WgmmaCommit() { ++Self().wgmma_group; }
 
 void WgmmaShared(float* d, uint64_t desc_a, uint64_t desc_b, Place place) {
   HL_EMU_ENTRY;
-  CheckDescriptor(*current_block, desc_a, place);
-  Wgmma& op = Issue(d, desc_b, place);
+  CheckDescriptor(*current_block, desc_a, /*of_rows=*/false, place);
+  Wgmma& op = Issue(d, desc_b, /*b_of_rows=*/false, place);
   op.desc_a = desc_a;
   op.a_in_registers = false;
 }
 
 void WgmmaRegisters(float* d, const uint32_t* a, uint64_t desc_b, Place place) {
   HL_EMU_ENTRY;
-  Wgmma& op = Issue(d, desc_b, place);
+  Wgmma& op = Issue(d, desc_b, /*b_of_rows=*/false, place);
+  op.a_in_registers = true;
+  WarpGatherA(a, op.a, place);
+}
+
+void WgmmaRegistersOfRows(float* d, const uint32_t* a, uint64_t desc_b, Place place) {
+  HL_EMU_ENTRY;
+  Wgmma& op = Issue(d, desc_b, /*b_of_rows=*/true, place);
   op.a_in_registers = true;
   WarpGatherA(a, op.a, place);
 }
@@ -176,6 +208,7 @@ void WgmmaWait(int pending, Place) {
     to.place = from.place;
     to.group = from.group;
     to.a_in_registers = from.a_in_registers;
+    to.b_of_rows = from.b_of_rows;
     to.first = from.first;
     for (int j = 0; j < 32; ++j) to.saved[j] = from.saved[j];
     for (int j = 0; j < 32; ++j) to.a[j / 16][j % 16] = from.a[j / 16][j % 16];

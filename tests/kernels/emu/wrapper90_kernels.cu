@@ -124,6 +124,41 @@ __global__ void __launch_bounds__(128)
   }
 }
 
+// a [64, depth] from registers, b [depth, 64] as it lies.
+__global__ void __launch_bounds__(128)
+    ProductOfRowsKernel(const uint16_t* a, const uint16_t* b, float* out) {
+  HL_DYNAMIC_SMEM(smem);
+  SmemCarver carver(smem);
+  auto* const tile_a = carver.Take<uint16_t, 1024>(kTile * kTile);
+  auto* const tile_b = carver.Take<uint16_t, 1024>(kTile * kTile);
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < kTile * kTile; i += 128) {
+    tile_a[SwizzledOffset<kTile>(i / kTile, i % kTile)] = a[i];
+    tile_b[SwizzledOffset<kTile>(i % kTile, i / kTile)] = b[i];
+  }
+  FenceProxyAsync();
+  __syncthreads();
+  float d[32];
+  for (float& x : d) x = 1;
+  uint32_t fragments[4][4];
+  for (int k = 0; k < 4; ++k) {
+    const FragmentCoord at = LdMatrixA(thread % 32);
+    LdMatrixX4<false>(fragments[k],
+                      tile_a + SwizzledOffset<kTile>(thread / 32 * 16 + at.row, 16 * k + at.col));
+  }
+  WgmmaFence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    WgmmaM64N64K16OfRows(d, fragments[k], AdvanceTile(TileDescriptor(tile_b), 128 * 16 * k));
+  WgmmaCommit();
+  WgmmaWait<0>();
+  FenceRegisters(d);
+  for (int i = 0; i < 32; ++i) {
+    const FragmentCoord at = WgmmaD(thread, i);
+    out[at.row * kTile + at.col] = d[i];
+  }
+}
+
 TensorMap MapOf(const uint16_t* data, int rows, int cols, int box_rows, const char* name) {
   return MakeTensorMap({data, rows, cols, int64_t{2} * cols, 2, box_rows, name});
 }
@@ -138,6 +173,14 @@ void RunWgmmaProduct(Product& product, bool a_in_registers) {
   Launch({1, 160, 2 * kStages * kTileBytes, "wgmma product"}, nullptr,
          a_in_registers ? WgmmaProductKernel<true> : WgmmaProductKernel<false>, map_a, map_b,
          out.get(), product.depth);
+  out.Download();
+}
+
+void RunProductOfRows(Product& product) {
+  OnDevice<uint16_t> a(&product.a), b(&product.b);
+  OnDevice<float> out(&product.out);
+  Launch({1, 128, 2 * kTileBytes, "product of rows"}, nullptr, ProductOfRowsKernel, a.get(),
+         b.get(), out.get());
   out.Download();
 }
 

@@ -95,5 +95,6 @@ void RunTma(TmaCase& io);
 
 // Tiles written by ordinary stores, a proxy fence, wgmma.
 void RunStoredProduct(Product& product);
+void RunProductOfRows(Product& product);  // the second operand read by rows
 
 }  // namespace halflife::kernels::test

@@ -316,6 +316,12 @@ TEST_F(Wrappers90, WgmmaOnStoredTiles) {
   ExpectProduct(product, 1);
 }
 
+TEST_F(Wrappers90, WgmmaOnRowsOfATile) {
+  Product product = MakeProduct(64);
+  RunProductOfRows(product);
+  ExpectProduct(product, 1);
+}
+
 // The swizzle as CUDA's guide has it: 16-byte unit u of 128-byte row r lies at unit u ^ (r % 8);
 // zeros outside.
 TEST_F(Wrappers90, TmaSwizzlesAndPadsWithZeros) {

@@ -46,6 +46,13 @@ constexpr int ChannelScanBytes(int k, int v) {
   return 2 * kChunk * (2 * k + v) * 2 + 2 * kTile * k * 2 * 2 + 2 * k * 4 + 2 * kTile * k * 4 +
          2 * kChunk * 4 + kTile * kChunk * 2 + kTile * v * 2 + (k + kTile) * 4;
 }
+// By warpgroups, of blocks of this many columns of V: stages of q, k, v and tables; two of scores; a
+// stage of out; what tiles are aligned to.
+constexpr int kWarpgroupColumns = 128, kWarpgroupStages = 3;
+constexpr int WarpgroupScanBytes(int k) {
+  return kWarpgroupStages * (kChunk * (2 * k + kWarpgroupColumns) * 2 + kDecayTablesBytes) +
+         2 * kChunk * kChunk * 2 + kOutTokens * kWarpgroupColumns * 2;
+}
 // Backward: stages of q, k, v, dout; R; scores and their gradients; a stage of outputs.
 constexpr int ReverseScanBytes(int k, int v, int stages) {
   return stages * kChunk * 2 * (k + v) * 2 + k * v * 2 + 2 * kChunk * kChunk * 2 + kChunk * k * 2 +

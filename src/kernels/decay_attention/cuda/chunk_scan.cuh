@@ -18,6 +18,7 @@ namespace halflife::kernels::decay {
 template <int kK_, int kV_, bool kNormalised_>
 struct ChunkScanConfig {
   static constexpr int kK = kK_, kV = kV_;
+  static constexpr int kTileColumns = kK;  // of q and k in shared memory: all of a row
   static constexpr bool kNormalised = kNormalised_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   // Registers allow no more: kK / 2 of them are state.
@@ -52,15 +53,15 @@ HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttenti
 }
 
 // scores_rs = scale c_s w_rs q_r k_s for s <= r; what lies above the 16 x 16 tiles of the diagonal
-// is not written. `row_sums` [kWarps / 4][64]: their sums by the warps that share rows, for a
+// is not written. Tiles wider than kTileColumns lie in pieces [C, kTileColumns]. `row_sums` [kWarps / 4][64]: their sums by the warps that share rows, for a
 // normalised output.
 template <typename Config>
 HL_DEVICE void IntraTile(bf16* scores, [[maybe_unused]] float* row_sums, const bf16* q,
                          const bf16* k, const DecayTables& tables, float scale) {
-  constexpr int kK = Config::kK;
+  constexpr int kK = Config::kK, kColumns = Config::kTileColumns;
   const int lane = FreshLaneId();
-  const int rows_k = RowsFirst<kK>(lane);
-  const int columns_k = ColumnsFirst<kK>(lane);
+  const int rows_k = RowsFirst<kColumns>(lane);
+  const int columns_k = ColumnsFirst<kColumns>(lane);
   const int row_tile = WarpId() % 4, part = WarpId() / 4;
   [[maybe_unused]] float sums[2] = {0, 0};
 #pragma unroll 1
@@ -70,8 +71,9 @@ HL_DEVICE void IntraTile(bf16* scores, [[maybe_unused]] float* row_sums, const b
 #pragma unroll 4
     for (int c = 0; c < kK; c += 16) {
       uint32_t a[4], b[4];
-      LoadFragment<kK, false>(a, q, rows_k, 16 * row_tile, c);
-      LoadFragment<kK, false>(b, k, columns_k, 16 * column_tile, c);
+      const int piece = kColumns == kK ? 0 : c / kColumns * kColumns;
+      LoadFragment<kColumns, false>(a, q + piece * kChunk, rows_k, 16 * row_tile, c - piece);
+      LoadFragment<kColumns, false>(b, k + piece * kChunk, columns_k, 16 * column_tile, c - piece);
       MmaPair(acc[0], acc[1], a, b);
     }
 #pragma unroll

@@ -170,6 +170,9 @@ void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream);
 // as tiles are loaded.
 template <int kK, int kV>
 void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream);
+// Of blocks kK x kWarpgroupColumns, on sm_90 alone, what route.h's WarpgroupsTake takes.
+template <int kK>
+void LaunchWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK, int kV>

@@ -16,6 +16,7 @@ namespace {
 struct Instance {
   int k, v;  // of a block
   void (*chunk_scan)(const decay::ChunkScanParams&, cudaStream_t);
+  void (*warpgroup_scan)(const decay::ChunkScanParams&, cudaStream_t);  // of wide blocks
   void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
   void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
   void (*channel_reverse_scan)(const decay::ReverseScanParams&, cudaStream_t);
@@ -26,6 +27,7 @@ struct Instance {
   {K,                                     \
    V,                                     \
    decay::LaunchChunkScan<K, V>,          \
+   decay::LaunchWarpgroupScan<K>,         \
    decay::LaunchChannelScan<K, V>,        \
    decay::LaunchReverseScan<K, V>,        \
    decay::LaunchChannelReverseScan<K, V>, \
@@ -162,6 +164,7 @@ Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                direction.num_segments,
                plan.checkpoint_every,
                IsNormalised(args),
+               plan.forward_warpgroups,
                {},
                {}};
   scan.args.norm_kind = NormKind::kNone;
@@ -257,7 +260,10 @@ void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorVie
   params.segment_states = SegmentStates(scan, segments, nullptr, scan.args.initial_state, stream);
   params.out = out;
   params.key_sums = key_sums;
-  (scan.per_channel() ? instance.channel_scan : instance.chunk_scan)(params, stream);
+  const auto launch = scan.per_channel() ? instance.channel_scan
+                      : scan.warpgroups  ? instance.warpgroup_scan
+                                         : instance.chunk_scan;
+  launch(params, stream);
 }
 
 // ---- backward ----

@@ -28,6 +28,7 @@ struct Scan {
   DecayBlock block;
   int num_segments, checkpoint_every;
   bool splits_checkpoints;
+  bool warpgroups;              // forward
   decay::RowScales row_scales;  // in reverse: of dout
   decay::Centre centre;         // in reverse
 

@@ -68,6 +68,15 @@ DecayBlock BestBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes
   return best;
 }
 
+// Whether a bulk copy can read the rows [B T, H dim] of x, heads beside each other.
+bool IsMatrixOfRows(const TensorView& x, int batch, int heads, int dim) {
+  constexpr int64_t kUnit = 8;  // elements of 16 bytes
+  return x.stride_t > 0 && (heads - 1) * x.stride_h + dim <= x.stride_t &&
+         x.stride_t % kUnit == 0 && x.stride_h % kUnit == 0 &&
+         (batch == 1 || x.stride_b % x.stride_t == 0) &&
+         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+}
+
 std::string DescribeBlock(const DecayAttentionArgs& args, const DecayBlock& block) {
   if (block.k == 0) return "token by token, as no block fits the shared memory";
   const Slices slices = SlicesOf(args, block);
@@ -99,6 +108,15 @@ int ForwardSharedBytes(DecayKind kind, const DecayBlock& block) {
 int BackwardSharedBytes(DecayKind kind, const DecayBlock& block) {
   if (IsPerChannel(kind)) return decay::ChannelReverseScanBytes(block.k, block.v);
   return decay::ReverseScanBytes(block.k, block.v, decay::WantsOneStage(block.k, block.v) ? 1 : 2);
+}
+
+bool WarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block) {
+  const int k = args.head_dim_k, v = args.head_dim_v;
+  return HasScan(args) && !IsPerChannel(args.decay_kind) && args.norm_kind == NormKind::kNone &&
+         block.v == decay::kWarpgroupColumns && k % block.k == 0 && v % block.v == 0 &&
+         IsMatrixOfRows(args.q, args.batch, args.num_q_heads, k) &&
+         IsMatrixOfRows(args.k, args.batch, args.num_k_heads, k) &&
+         IsMatrixOfRows(args.v, args.batch, args.num_v_heads, v);
 }
 
 Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block) {
@@ -136,7 +154,8 @@ std::string DescribeRoute(const DecayAttentionArgs& args, const DecayAttentionPl
     return Concat(shape, "token by token, as q is ", Name(args.q.dtype),
                   "; bf16 runs on tensor cores");
   return Concat(shape, "on tensor cores: forward ", DescribeBlock(args, plan.forward),
-                "; backward ", DescribeBlock(args, plan.backward));
+                plan.forward_warpgroups ? " by warpgroups" : "", "; backward ",
+                DescribeBlock(args, plan.backward));
 }
 
 }  // namespace halflife::kernels::cuda

@@ -30,6 +30,11 @@ DecayBlock BackwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_b
 int ForwardSharedBytes(DecayKind kind, const DecayBlock& block);
 int BackwardSharedBytes(DecayKind kind, const DecayBlock& block);
 
+// Whether the forward in these blocks can be scanned by Hopper's warpgroups: one factor a token,
+// no normaliser, heads that fill their blocks, and rows of the batch that lie equally far apart in
+// units of 16 bytes, for the bulk copies.
+bool WarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block);
+
 // Slices of a head that blocks of this size own; 1 and 1 without a block.
 struct Slices {
   int keys, values;  // of K, of V

@@ -18,6 +18,7 @@
 #include "core/concat.h"
 #include "kernels/chunks/chunk_table.h"
 #include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/problem.h"
 
@@ -38,6 +39,7 @@ struct ProblemShape {
   int backward_segments = 0;                 // 0: num_segments
   int turns = 0;                             // of both directions; 0: MakePlan decides
   int block_v = 0;                           // of the forward; 0: MakePlan decides
+  bool warpgroups = false;                   // forward: as on a device that has them
   DecayBlock block;                          // of both directions; none: MakePlan decides
   int shared_bytes = 227 << 10;              // of the device: most a block may ask for
   bool simt = false, simt_backward = false;  // as where no scan fits
@@ -69,9 +71,9 @@ struct ProblemShape {
   std::string Name() const {
     return Concat("B", batch, " T", seq_len, " H", heads, " K", dim_k, " V", dim_v, " kind ",
                   static_cast<int>(kind), " ", halflife::Name(dtype), " strength ",
-                  static_cast<int>(strength), " norm ", norm, " mean of v ", v_mean, " segments ",
-                  num_segments, " turns ", turns, " blocks ", block.k, " x ", block.v, " seed ",
-                  seed);
+                  static_cast<int>(strength), " norm ", norm, " mean of v ", v_mean,
+                  warpgroups ? " by warpgroups" : "", " segments ", num_segments, " turns ", turns,
+                  " blocks ", block.k, " x ", block.v, " seed ", seed);
   }
 };
 
@@ -183,6 +185,7 @@ class Problem {
     if (shape_.block.k > 0 && plan.forward.k > 0) plan.forward = plan.backward = shape_.block;
     if (shape_.block_v > 0 && plan.forward.k > 0) plan.forward.v = shape_.block_v;
     if (shape_.simt) plan.forward = {};
+    plan.forward_warpgroups = shape_.warpgroups && cuda::WarpgroupsTake(args, plan.forward);
     if (shape_.simt || shape_.simt_backward) plan.backward = {};
     return plan;
   }
