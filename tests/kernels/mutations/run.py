@@ -34,10 +34,37 @@ FLAGS = {
 }
 
 TESTS_OF = ("chunk_scan", "channel_scan", "channel_reverse_scan", "segment", "simt", "bad_input",
-            "bounds", "far", "slices", "turns")
+            "bounds", "far", "slices", "turns", "warpgroup_scan")
 
 # (name, source, text, replacement, test)
 MUTATIONS = [
+    ("warpgroups: no barrier between the scores and their readers", "cuda/warpgroup_scan.cuh",
+     "    FenceProxyAsync();\n    NamedBarrierSync<1>(kThreads);\n    float out",
+     "    FenceProxyAsync();\n    float out", "warpgroup_scan"),
+    ("warpgroups: no fence between stored scores and wgmma", "cuda/warpgroup_scan.cuh",
+     "    FenceProxyAsync();\n    NamedBarrierSync<1>(kThreads);\n    float out",
+     "    NamedBarrierSync<1>(kThreads);\n    float out", "warpgroup_scan"),
+    ("warpgroups: what follows a chunk is heard", "cuda/warpgroup_scan.cuh",
+     "      ClearRows<Config>(v, kV, chunk.length);\n",
+     "", "warpgroup_scan"),
+    ("warpgroups: a stage is filled when one warp is done", "cuda/warpgroup_scan.cuh",
+     "MbarrierInit(empty + stage, Config::kWarps);",
+     "MbarrierInit(empty + stage, 1);", "warpgroup_scan"),
+    ("warpgroups: tables are not waited for", "cuda/warpgroup_scan.cuh",
+     "MbarrierInit(full + stage, 2);",
+     "MbarrierInit(full + stage, 1);", "warpgroup_scan"),
+    ("warpgroups: the state does not decay", "cuda/warpgroup_scan.cuh",
+     "    Scale(state, tables.transition);\n",
+     "", "warpgroup_scan"),
+    ("warpgroups: k read by columns", "cuda/warpgroup_scan.cuh",
+     "      WgmmaM64N64K16OfRows(",
+     "      WgmmaM64N64K16(", "warpgroup_scan"),
+    ("warpgroups: both warpgroups have the first columns of v", "cuda/warpgroup_scan.cuh",
+     "v + WarpId() / 4 * Config::kTileElements",
+     "v", "warpgroup_scan"),
+    ("warpgroups: two stages of three", "cuda/warpgroup_scan.cuh",
+     "stage = step % Config::kStages;\n    const int round",
+     "stage = step % 2;\n    const int round", "warpgroup_scan"),
     ("scan: no barrier where a chunk starts", "cuda/chunk_scan.cuh",
      "    CpAsyncWait<0>();\n    __syncthreads();\n", "    CpAsyncWait<0>();\n", "chunk_scan"),
     ("scan: no barrier between the scores and their readers", "cuda/chunk_scan.cuh",
