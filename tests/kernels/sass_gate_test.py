@@ -33,7 +33,7 @@ class SassGateTest(unittest.TestCase):
         names = sass_gate.demangle([symbol])
         ((key, counts),) = kernels.items()
         self.assertEqual(key, (symbol, "sm_90a"))
-        return sass_gate.problems_of(names[symbol], counts)
+        return sass_gate.problems_of(names[symbol], "sm_90a", counts)
 
     def test_good_code_passes(self):
         self.assertEqual(self.problems(SCAN, GOOD), [])

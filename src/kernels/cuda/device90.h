@@ -301,8 +301,8 @@ HL_DEVICE void WgmmaM64N64K16(float (&d)[32], const uint32_t (&a)[4], uint64_t d
 #endif
 }
 
-// The same with b from rows of a tile, transposed on the way: d += a b, a [64, 16] from registers and
-// b [16, 64], 16 rows from a multiple of 8 on: AdvanceTile(tile, 128 row). Of this swizzle the
+// The same with b from rows of a tile, transposed on the way: d += a b, a [64, 16] from registers
+// and b [16, 64], 16 rows from a multiple of 8 on: AdvanceTile(tile, 128 row). Of this swizzle the
 // descriptor is the same: 1024 bytes from 8 rows of b to the next 8, and 64 columns are one atom.
 HL_DEVICE void WgmmaM64N64K16OfRows(float (&d)[32], const uint32_t (&a)[4],
                                     uint64_t desc_b HL_LOC) {

@@ -34,9 +34,9 @@ at::Tensor RowsAsOne(at::TensorList run);
 // side by side, else a copy.
 at::Tensor ColumnsAsOne(const std::vector<at::Tensor>& matrices);
 
-// Elements between the beginnings of adjacent rows of x [.., D], of which each row's last `inner` >= 1
-// dimensions are dense: the same between all rows, in the order of their numbers. Nothing where that
-// does not hold.
+// Elements between the beginnings of adjacent rows of x, whose last `inner` >= 1 dimensions are
+// those of a row and dense: the same between all rows, in the order of their numbers. Nothing where
+// that does not hold.
 std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner = 1);
 
 // Whether x and y [..., D] are the halves of the rows of one matrix [..., 2 D], in either order.

@@ -46,8 +46,8 @@ constexpr int ChannelScanBytes(int k, int v) {
   return 2 * kChunk * (2 * k + v) * 2 + 2 * kTile * k * 2 * 2 + 2 * k * 4 + 2 * kTile * k * 4 +
          2 * kChunk * 4 + kTile * kChunk * 2 + kTile * v * 2 + (k + kTile) * 4;
 }
-// By warpgroups, of blocks of this many columns of V: stages of q, k, v and tables; two of scores; a
-// stage of out; what tiles are aligned to.
+// By warpgroups, of blocks of this many columns of V: stages of q, k, v and tables; two of scores;
+// a stage of out.
 constexpr int kWarpgroupColumns = 128, kWarpgroupStages = 3;
 constexpr int WarpgroupScanBytes(int k) {
   return kWarpgroupStages * (kChunk * (2 * k + kWarpgroupColumns) * 2 + kDecayTablesBytes) +

@@ -53,8 +53,8 @@ HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttenti
 }
 
 // scores_rs = scale c_s w_rs q_r k_s for s <= r; what lies above the 16 x 16 tiles of the diagonal
-// is not written. Tiles wider than kTileColumns lie in pieces [C, kTileColumns]. `row_sums` [kWarps / 4][64]: their sums by the warps that share rows, for a
-// normalised output.
+// is not written. Tiles wider than kTileColumns lie in pieces [C, kTileColumns]. `row_sums`
+// [kWarps / 4][64]: their sums by the warps that share rows, for a normalised output.
 template <typename Config>
 HL_DEVICE void IntraTile(bf16* scores, [[maybe_unused]] float* row_sums, const bf16* q,
                          const bf16* k, const DecayTables& tables, float scale) {

@@ -27,8 +27,8 @@ struct WarpgroupScanConfig {
   static constexpr int kStages = kWarpgroupStages;
   static constexpr int kWarps = kV / 16;              // that multiply
   static constexpr int kThreads = 32 * kWarps + 128;  // and a warpgroup that loads
-  // Where neither side spills; together no more than the block has, which are 168 a thread. kK / 2 of
-  // a thread that multiplies are state.
+  // Where neither side spills; together no more than the block has, which are 168 a thread. kK / 2
+  // of a thread that multiplies are state.
   static constexpr int kOwnRegisters = 208, kLoaderRegisters = 88;
   static_assert(32 * kWarps * kOwnRegisters + 128 * kLoaderRegisters <=
                 65536 / kThreads / 8 * 8 * kThreads);
