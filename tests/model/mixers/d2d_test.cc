@@ -295,6 +295,18 @@ TEST(D2d, BoundedDecaysHaveNoGradientBeyondTheBound) {
   EXPECT_EQ(grad[1].item<double>(), 0);
 }
 
+// The same where each channel has a decay: the first two lie beyond the bound.
+TEST(D2d, BoundedChannelsHaveNoGradientBeyondTheBound) {
+  BuiltMixer mixer(D2d({{"max_log_decay", 0}}), kDim);
+  at::Tensor ps = at::full({1, kDim}, 0.2, at::kDouble);
+  ps.narrow(1, 0, 2).fill_(-2);
+  mixer.Set("Ps", ps.requires_grad_());
+  const at::Tensor y = mixer.Run(Normal({1, 40, kDim}, 15));
+  const at::Tensor grad = torch::autograd::grad({y.square().sum()}, {mixer["Ps"]})[0];
+  EXPECT_TRUE((grad.narrow(1, 0, 2) == 0).all().item<bool>());
+  EXPECT_TRUE((grad.narrow(1, 2, kDim - 2) != 0).all().item<bool>());
+}
+
 ModelConfig Gpt2Shell(const MixerConfig& mixer) {
   ModelConfig config = {.vocab_size = 50257, .model_dim = 768, .num_layers = 12};
   config.norm = NormConfig("layer_norm", {{"eps", 1e-5}});
