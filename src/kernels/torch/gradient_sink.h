@@ -42,7 +42,7 @@ GradientSink* GradientSinkOf(const at::Tensor& x);
 // The place of one gradient while a backward computes it: its sink's, else memory of its own.
 //
 //   GradientPlace place(weight, /*wanted=*/call.wanted[1]);
-//   MyBackward(x, dy, place.sum(), /*add=*/place.added());
+//   place.added() ? place.sum().add_(dweight) : place.sum().copy_(dweight);
 //   return {dx, place.Finish()};
 class GradientPlace {
  public:
