@@ -71,10 +71,10 @@ std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner) {
   int64_t dense = 1;
   int64_t i = x.dim() - 1;
   for (; i >= x.dim() - inner; dense *= x.size(i), --i)
-    if (x.size(i) != 1 && x.stride(i) != dense) return std::nullopt;
-  std::optional<int64_t> stride;  // of rows; dimensions of one element say nothing of it
-  for (int64_t rows = 1; i >= 0; rows *= x.size(i), --i) {
-    if (x.size(i) == 1) continue;
+    if (x.size(i) > 1 && x.stride(i) != dense) return std::nullopt;
+  std::optional<int64_t> stride;  // of rows; dimensions of one element or none say nothing of it
+  for (int64_t rows = 1; i >= 0; rows *= std::max<int64_t>(x.size(i), 1), --i) {
+    if (x.size(i) <= 1) continue;
     if (!stride.has_value()) stride = x.stride(i);
     if (x.stride(i) != *stride * rows) return std::nullopt;
   }

@@ -14,6 +14,7 @@ survives.
 import argparse
 import json
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ from run import verdict_of
 
 MUTATIONS = (mixers.MUTATIONS + ranks.MUTATIONS + attention.MUTATIONS + fine_tuning.MUTATIONS +
              layers.MUTATIONS)
+INCLUDED = re.compile(r'#include "(.+)"')  # of a file that compiles a folder
 OTHER_INSTRUCTION_SETS = ("avx2.cc", "avx512.cc")
 
 
@@ -39,6 +41,14 @@ class Tree:
         entries = json.loads((self.folder / "compile_commands.json").read_text())
         self.compiled = {pathlib.Path(e["file"]).relative_to(ROOT): shlex.split(e["command"])
                          for e in entries if pathlib.Path(e["file"]).is_relative_to(ROOT / "src")}
+        self.folders = {}  # source -> the file that compiles it with the others of its folder
+        for entry in entries:
+            if pathlib.Path(entry["file"]).parent.name != "Unity":
+                continue
+            for source in INCLUDED.findall(pathlib.Path(entry["file"]).read_text()):
+                source = pathlib.Path(source).relative_to(ROOT)
+                self.compiled[source] = shlex.split(entry["command"])
+                self.folders[source] = pathlib.Path(entry["file"])
 
     def units_of(self, source):
         """What is compiled anew where `source`, below src/, has changed."""
@@ -56,15 +66,28 @@ class Tree:
                  if unit in self.compiled and unit.name not in OTHER_INSTRUCTION_SETS]
         if not units:
             raise RuntimeError(f"nothing that is compiled sees {source}")
-        return units
+        return list({self.folders.get(unit, unit): unit for unit in units}.values())
+
+    def place_of(self, unit, copy):
+        """What to compile of a unit, or of all that is compiled with it."""
+        if unit not in self.folders:
+            return copy / unit if (copy / unit).exists() else ROOT / unit
+        whole = copy / self.folders[unit].name
+        whole.write_text(INCLUDED.sub(lambda match: f'#include "{self.changed(match[1], copy)}"',
+                                      self.folders[unit].read_text()))
+        return whole
+
+    @staticmethod
+    def changed(source, copy):
+        own = copy / pathlib.Path(source).relative_to(ROOT)
+        return own if own.exists() else source
 
     def compile(self, unit, copy):
         """The object of a unit that sees the sources in `copy` first."""
         command = list(self.compiled[unit])
-        changed = copy / unit
         target = copy / f"{unit.parent.name}_{unit.name}.o"
         command[command.index("-o") + 1] = str(target)
-        command[command.index("-c") + 1] = str(changed if changed.exists() else ROOT / unit)
+        command[command.index("-c") + 1] = str(self.place_of(unit, copy))
         command[1:1] = ["-w", f"-I{copy / 'src'}"]
         command = [c for c in command if c != "-Werror"]
         run = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)

@@ -71,6 +71,7 @@ TEST(SideBySide, RowStride) {
   EXPECT_EQ(RowStride(x.narrow(2, 1, 2), 2), 32);
   EXPECT_EQ(RowStride(x.narrow(1, 1, 1), 2), 96);  // one token of three a row of the batch
   EXPECT_EQ(RowStride(x.narrow(0, 1, 1).narrow(1, 1, 1), 2), 32);  // one token: as if dense
+  EXPECT_EQ(RowStride(at::empty({2, 0, 4, 8}), 2), 32);
   EXPECT_EQ(RowStride(x.narrow(1, 0, 2), 2), std::nullopt);
   EXPECT_EQ(RowStride(x.narrow(3, 2, 5), 2), std::nullopt);
   EXPECT_EQ(RowStride(x.transpose(2, 3), 2), std::nullopt);
