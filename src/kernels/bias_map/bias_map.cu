@@ -87,22 +87,6 @@ HL_DEVICE void LoadGradient(const BiasMapGradColumns<T>& part, int64_t at, int c
   for (int i = 0; i < kPack<T>; ++i) d[i] *= mapped ? Slope(feature[i]) : 1.0f;
 }
 
-// The sum over a block's rows of threads, by its first row of them, in the order of the rows.
-template <int kWidth>
-HL_DEVICE void StoreSums(const float (&sum)[kWidth], float* to, int count) {
-  HL_SHARED(sums, float[kThreads * kWidth]);
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) sums[threadIdx.x * kWidth + i] = sum[i];
-  __syncthreads();
-  if (threadIdx.x >= kColumnPacks) return;
-  for (int i = 0; i < count; ++i) {
-    float total = 0;
-    for (int row = 0; row < kRows; ++row)
-      total += sums[(row * kColumnPacks + threadIdx.x) * kWidth + i];
-    to[i] = total;
-  }
-}
-
 // Grid: blocks of columns, part by part x partial sums, whose blocks stride over the rows; partials
 // [gridDim.y, columns of all parts].
 template <typename T>
@@ -124,7 +108,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int i = 0; i < kPack<T>; ++i) dbias[i] += d[i];
   }
   if (part.dbias == nullptr) return;  // of the whole block
-  StoreSums(dbias, partials + blockIdx.y * num_columns + place.of_all, place.count);
+  StoreColumnSums<kColumnPacks, kRows>(dbias, partials + blockIdx.y * num_columns + place.of_all,
+                                       place.count);
 }
 
 constexpr int kSumColumns = 32, kSlices = 8;

@@ -176,4 +176,21 @@ HL_DEVICE float RowSum(float x, int lanes, float (&partial)[kMaxRowWarps]) {
   return sum;
 }
 
+// Of a block of kRows rows of kColumns threads: what its rows hold, added up in their order and
+// stored by the first. `count` of a thread's kWidth columns exist. Once a kernel.
+template <int kColumns, int kRows, int kWidth>
+HL_DEVICE void StoreColumnSums(const float (&sum)[kWidth], float* to, int count) {
+  HL_SHARED(sums, float[kColumns * kRows * kWidth]);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sums[threadIdx.x * kWidth + i] = sum[i];
+  __syncthreads();
+  if (threadIdx.x >= kColumns) return;
+  for (int i = 0; i < count; ++i) {
+    float total = 0;
+    for (int row = 0; row < kRows; ++row)
+      total += sums[(row * kColumns + threadIdx.x) * kWidth + i];
+    to[i] = total;
+  }
+}
+
 }  // namespace halflife::kernels::rows

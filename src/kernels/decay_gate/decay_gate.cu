@@ -60,22 +60,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The sum over a block's rows of threads, by its first row of them, in the order of the rows.
-template <int kWidth>
-HL_DEVICE void StoreSums(const float (&sum)[kWidth], float* to, int count) {
-  HL_SHARED(sums, float[kThreads * kWidth]);
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) sums[threadIdx.x * kWidth + i] = sum[i];
-  __syncthreads();
-  if (threadIdx.x >= kColumnPacks) return;
-  for (int i = 0; i < count; ++i) {
-    float total = 0;
-    for (int row = 0; row < kRows; ++row)
-      total += sums[(row * kColumnPacks + threadIdx.x) * kWidth + i];
-    to[i] = total;
-  }
-}
-
 // Grid: blocks of columns x partial sums, whose blocks stride over the rows; partials
 // [gridDim.y, dim].
 template <typename T>
@@ -99,7 +83,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     Store(args.dx + at, place.count, aligned, dz);
   }
-  StoreSums(dbias, partials + blockIdx.y * args.dim + place.column, place.count);
+  StoreColumnSums<kColumnPacks, kRows>(dbias, partials + blockIdx.y * args.dim + place.column,
+                                       place.count);
 }
 
 template <typename T>
