@@ -3,6 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 
+#include <algorithm>
+
 namespace halflife::kernels::binding {
 namespace {
 
@@ -16,6 +18,15 @@ TensorView TokenView(const at::Tensor& x) { return TokenViewOf(kKernel, x); }
 
 at::Tensor DecayRows(const at::Tensor& x, bool constant) {
   return constant ? x.contiguous() : Rows(x);
+}
+
+int64_t NumDecayHeads(const at::Tensor& log_decay) {
+  if (!log_decay.defined()) return 1;
+  return log_decay.size(log_decay.dim() <= 2 ? 0 : 2);
+}
+
+int64_t NumHeads(const DecayAttentionInputs& in) {
+  return std::max({in.q.size(2), in.k.size(2), in.v.size(2), NumDecayHeads(in.log_decay)});
 }
 
 at::Tensor OfHeads(const at::Tensor& x, int64_t num_heads, int64_t dim) {

@@ -25,6 +25,9 @@ TensorView ViewOf(const at::Tensor& x);
 TensorView TokenView(const at::Tensor& x);
 // Rows() of a log_decay: a constant one has no gaps between its heads either.
 at::Tensor DecayRows(const at::Tensor& x, bool constant);
+// Hd, 1 without a decay, and H: the most heads of q, k, v and the decay.
+int64_t NumDecayHeads(const at::Tensor& log_decay);
+int64_t NumHeads(const DecayAttentionInputs& in);
 // x with Hd heads along `dim` for each of H heads, which reads index h * Hd / H.
 at::Tensor OfHeads(const at::Tensor& x, int64_t num_heads, int64_t dim = 0);
 // The kernels count rows, tokens, heads and channels in 32 bits (and form offsets in 64).

@@ -46,15 +46,6 @@ DecayKind KindOf(const at::Tensor& log_decay) {
   return kByDims[log_decay.dim() - 1];
 }
 
-int64_t NumDecayHeads(const at::Tensor& log_decay) {
-  if (!log_decay.defined()) return 1;
-  return log_decay.size(log_decay.dim() <= 2 ? 0 : 2);
-}
-
-int64_t NumHeads(const DecayAttentionInputs& in) {
-  return std::max({in.q.size(2), in.k.size(2), in.v.size(2), NumDecayHeads(in.log_decay)});
-}
-
 void CheckKeyScale(const DecayAttentionInputs& in) {
   const std::vector<int64_t> want = {in.q.size(0), in.q.size(1), NumHeads(in)};
   HL_CHECK(!in.key_scale.defined() || FitsBeside(in.q, in.key_scale, want), "key_scale ",

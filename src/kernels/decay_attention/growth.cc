@@ -167,8 +167,7 @@ ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentio
         MakeSequenceChunks({.batch = batch, .seq_len = seq_len}, inputs.q.device());
   const SequenceChunks& chunks = *scaled.inputs.chunks;
   const int64_t sequences = chunks.num_sequences();
-  const int64_t heads = std::max(
-      {inputs.q.size(2), inputs.k.size(2), inputs.v.size(2), g.defined() ? g.size(0) : int64_t{1}});
+  const int64_t heads = binding::NumHeads(inputs);
   const DecayState& initial = inputs.initial_state;
   binding::CheckStateShapes("initial_state", initial, inputs.q,
                             {sequences, heads, inputs.q.size(3), inputs.v.size(3)});

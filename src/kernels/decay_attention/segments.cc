@@ -48,11 +48,29 @@ at::Tensor LogTransition(const DecayAttentionInputs& in, int64_t num_heads) {
   if (constant) sum = sum.unsqueeze(0);
   if (g.dim() % 2 == 1) sum = sum.unsqueeze(-1);
   sum = binding::OfHeads(sum, num_heads, /*dim=*/1);
-  return sum.expand({batch, num_heads, sum.size(2)}).contiguous();
+  return sum.to(ComputeType(in.q)).expand({batch, num_heads, sum.size(2)}).contiguous();
 }
 
 SegmentSummary ToSummary(const DecaySegment& segment) {
   return {.own = ToSegmentState(segment.state), .log_transition = segment.log_transition};
+}
+
+// What no token sums up to, in the form of all summaries.
+SegmentSummary Nothing(const DecayAttentionInputs& in, const DecayAttentionConfig& config) {
+  const int64_t batch = in.q.size(0), heads = binding::NumHeads(in);
+  const int64_t dim_k = in.q.size(3), dim_v = in.v.size(3);
+  const auto zeros = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
+    return at::zeros(sizes, in.q.options().dtype(dtype));
+  };
+  const at::ScalarType compute = ComputeType(in.q);
+  const bool per_channel = in.log_decay.defined() && in.log_decay.dim() % 2 == 0;
+  SegmentSummary summary = {
+      .own = {.values = {zeros({batch, heads, dim_k, dim_v}, compute)}},
+      .log_transition = zeros({batch, heads, per_channel ? dim_k : 1}, compute)};
+  if (config.norm == NormKind::kSumOfKeys)
+    summary.own.values.push_back(zeros({batch, heads, dim_k}, compute));
+  if (config.allow_growth) summary.own.log_scale = zeros({batch, heads}, at::kDouble);
+  return summary;
 }
 
 DecayAttentionInputs Alone(DecayAttentionInputs in) {
@@ -93,7 +111,8 @@ DecayAttentionOutput OverSegments(const DecayAttentionInputs& inputs,
   SegmentScan scan = {.name = "DecayAttentionSegment",
                       .inputs = ToTensors(inputs),
                       .run = run,
-                      .summarise = summarise};
+                      .summarise = summarise,
+                      .nothing = [&] { return Nothing(alone, config); }};
   if (HasSummary(alone, config)) {
     Tensors detached;
     for (const at::Tensor& x : scan.inputs)

@@ -61,10 +61,17 @@ FocusPoolOutput OverSegments(const FocusPoolInputs& inputs, const FocusPoolConfi
         .own = own,
         .log_transition = CutByStarts(at::zeros(mass.sizes(), mass.options()), *inputs.segment)};
   };
+  const auto nothing = [&]() -> SegmentSummary {
+    const at::Tensor& u = inputs.u;
+    const at::Tensor mass = at::zeros({u.size(0), u.size(2)}, inputs.log_weight.options());
+    const at::Tensor sum = at::zeros({u.size(0), u.size(2), u.size(3)}, mass.options());
+    return {.own = {.values = {mass, sum}, .log_scale = mass}, .log_transition = mass};
+  };
   const Tensors out = RunSegment({.name = "FocusPoolSegment",
                                   .inputs = {inputs.log_weight, inputs.u},
                                   .run = run,
-                                  .summarise = summarise},
+                                  .summarise = summarise,
+                                  .nothing = nothing},
                                  *inputs.segment);
   return {.out = out[0], .row_max = out[1], .row_sum = out[2], .final_state = {}};
 }

@@ -3,7 +3,9 @@
 #include <ATen/ops/zeros.h>
 
 #include "core/error.h"
+#include "kernels/polynomial_attention/features.h"
 #include "kernels/sequence/segment_scan.h"
+#include "kernels/torch/dispatch.h"
 
 namespace halflife::kernels {
 namespace {
@@ -54,6 +56,17 @@ PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
             .log_transition =
                 CutByStarts(at::zeros({kv.size(0), kv.size(1)}, kv.options()), *inputs.segment)};
   };
+  const auto nothing = [&]() -> SegmentSummary {
+    const int64_t batch = inputs.q.size(0), heads = inputs.q.size(2), dim_v = inputs.v.size(3);
+    const int64_t features =
+        FeatureLayout(static_cast<int>(inputs.q.size(3)), config.weights).count;
+    const at::Tensor kv =
+        at::zeros({batch, heads, features, dim_v}, inputs.q.options().dtype(ComputeType(inputs.q)));
+    SegmentSummary summary = {.own = {.values = {kv}},
+                              .log_transition = kv.select(3, 0).select(2, 0)};
+    if (config.normalise) summary.own.values.push_back(kv.select(3, 0));
+    return summary;
+  };
   const auto gradient_before = [in = Detached(alone), with_state](const SegmentState& before,
                                                                   const Tensors& outputs,
                                                                   const Tensors& douts) -> Tensors {
@@ -69,6 +82,7 @@ PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
                              .inputs = {inputs.q, inputs.k, inputs.v},
                              .run = run,
                              .summarise = summarise,
+                             .nothing = nothing,
                              .gradient_before = gradient_before},
                             *inputs.segment)[0],
           .final_state = {}};

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/softplus.h>
+#include <ATen/ops/zeros.h>
 
 #include "core/error.h"
 #include "kernels/sequence/segment_scan.h"
@@ -27,10 +28,8 @@ at::Tensor LogTransition(const SelectiveScanInputs& in) {
   return steps.unsqueeze(2) * in.a.detach().to(compute);
 }
 
-}  // namespace
-
-SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
-  HL_CHECK(!inputs.initial.defined(), "SelectiveScan: an initial state of a segment");
+// [B, T, I] of all channels of `inputs`.
+at::Tensor Scan(const SelectiveScanInputs& inputs) {
   const Tensors given = {inputs.x, inputs.delta, inputs.delta_bias, inputs.a,
                          inputs.b, inputs.c,     inputs.skip};
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
@@ -41,9 +40,34 @@ SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
     return {.own = run(given, {}).after,
             .log_transition = CutByStarts(LogTransition(inputs), *inputs.segment)};
   };
-  const SegmentScan scan = {
-      .name = "SelectiveScanSegment", .inputs = given, .run = run, .summarise = summarise};
-  return {.y = RunSegment(scan, *inputs.segment)[0], .final = {}};
+  const auto nothing = [&]() -> SegmentSummary {
+    const at::Tensor state = at::zeros({inputs.x.size(0), inputs.a.size(0), inputs.a.size(1)},
+                                       inputs.x.options().dtype(ComputeType(inputs.x)));
+    return {.own = {.values = {state}}, .log_transition = state};
+  };
+  const SegmentScan scan = {.name = "SelectiveScanSegment",
+                            .inputs = given,
+                            .run = run,
+                            .summarise = summarise,
+                            .nothing = nothing};
+  return RunSegment(scan, *inputs.segment)[0];
+}
+
+SelectiveScanInputs ChannelsOf(SelectiveScanInputs in, int64_t first, int64_t count) {
+  in.x = in.x.narrow(2, first, count), in.delta = in.delta.narrow(2, first, count);
+  in.delta_bias = in.delta_bias.narrow(0, first, count), in.a = in.a.narrow(0, first, count);
+  in.skip = in.skip.narrow(0, first, count);
+  return in;
+}
+
+}  // namespace
+
+SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
+  HL_CHECK(!inputs.initial.defined(), "SelectiveScan: an initial state of a segment");
+  const auto run = [&](int64_t first, int64_t count) {
+    return Scan(ChannelsOf(inputs, first, count));
+  };
+  return {.y = InPiecesOfChannels(inputs.x.size(2), inputs.x.is_cuda(), run), .final = {}};
 }
 
 }  // namespace halflife::kernels

@@ -1,6 +1,7 @@
 #include "kernels/sequence/segment_scan.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -42,15 +43,16 @@ at::Tensor Rescaled(const SegmentState& own, const SegmentState& agreed) {
       .to(own.values[0].scalar_type());
 }
 
-void KeepTransition(const SegmentSummary& summary, Kept& kept) {
-  SegmentState agreed = summary.own;
-  if (kept.before.values.empty()) {
-    kept.factor = at::zeros_like(summary.log_transition).to(summary.own.values[0].scalar_type());
-  } else {
-    Passed passed = PassThrough(summary, kept.before);
-    kept.factor = passed.factor, agreed = passed.after;
+// At the ends nobody reads the factor, and nothing is rescaled: the first segment's state is what
+// the ranks agree on, the last one's is nobody's.
+void KeepTransition(const SegmentSummary& summary, const RowSegment& row, Kept& kept) {
+  if (row.is_first() || row.is_last()) {
+    kept.factor = at::zeros_like(summary.log_transition, summary.own.values[0].scalar_type());
+    return;
   }
-  if (agreed.log_scale.defined()) kept.rescaled = Rescaled(kept.segment.after, agreed);
+  const Passed passed = PassThrough(summary, kept.before);
+  kept.factor = passed.factor;
+  if (passed.after.log_scale.defined()) kept.rescaled = Rescaled(kept.segment.after, passed.after);
 }
 
 Tensors DifferentiableOutputs(const ScannedSegment& segment) {
@@ -58,19 +60,43 @@ Tensors DifferentiableOutputs(const ScannedSegment& segment) {
           segment.outputs.end() - static_cast<std::ptrdiff_t>(segment.num_constant)};
 }
 
+// Zeros where no path leads to one of `like`.
+Tensors OrZeros(Tensors gradients, const Tensors& like) {
+  gradients.resize(like.size());
+  for (size_t i = 0; i < like.size(); ++i)
+    if (!gradients[i].defined()) gradients[i] = at::zeros_like(like[i]);
+  return gradients;
+}
+
 // dL/d(values before) through this rank's outputs; zeros on the first rank, which nobody reads.
-Tensors LocalGradient(const Kept& kept, const Tensors& douts) {
-  if (kept.before.values.empty()) {
-    Tensors zeros;
-    for (const at::Tensor& x : kept.segment.after.values) zeros.push_back(at::zeros_like(x));
-    return zeros;
-  }
+Tensors LocalGradient(const Kept& kept, const Tensors& douts, const RowSegment& row) {
+  if (row.is_first()) return OrZeros({}, kept.segment.after.values);
   if (kept.gradient_before) return kept.gradient_before(kept.before, kept.segment.outputs, douts);
-  Tensors local = Differentiate(DifferentiableOutputs(kept.segment), douts, kept.before.values,
-                                /*keep_graph=*/true);
-  for (size_t i = 0; i < local.size(); ++i)
-    if (!local[i].defined()) local[i] = at::zeros_like(kept.before.values[i]);
-  return local;
+  return OrZeros(Differentiate(DifferentiableOutputs(kept.segment), douts, kept.before.values,
+                               /*keep_graph=*/true),
+                 kept.before.values);
+}
+
+// `found`, of the inputs that are wanted, among all inputs.
+Tensors OfInputs(const Tensors& found, const std::vector<bool>& wanted) {
+  Tensors gradients;
+  for (size_t i = 0, next = 0; i < wanted.size(); ++i)
+    gradients.push_back(wanted[i] ? found[next++] : at::Tensor());
+  return gradients;
+}
+
+// Nothing comes back from behind: one way back through the segment gives the gradients of the
+// inputs and what the ranks before it wait for.
+Tensors BackwardOfLast(const Kept& kept, const Tensors& wanted, const Tensors& douts,
+                       const RowSegment& row) {
+  Tensors all = wanted;
+  all.insert(all.end(), kept.before.values.begin(), kept.before.values.end());
+  Tensors found = Differentiate(DifferentiableOutputs(kept.segment), douts, all,
+                                /*keep_graph=*/false);
+  const auto end_of_wanted = found.begin() + static_cast<std::ptrdiff_t>(wanted.size());
+  GradientAfter(OrZeros({end_of_wanted, found.end()}, kept.segment.after.values), kept.factor, row);
+  found.resize(wanted.size());
+  return found;
 }
 
 // Takes what was kept: the graph's other nodes may live on after this one's backward.
@@ -79,7 +105,11 @@ Tensors BackwardOf(Kept kept, const RowSegment& row, const BackwardCall& call) {
   Tensors outputs = DifferentiableOutputs(kept.segment);
   Tensors douts(call.grads.begin(),
                 call.grads.begin() + static_cast<std::ptrdiff_t>(outputs.size()));
-  const Tensors dafter = GradientAfter(LocalGradient(kept, douts), kept.factor, row);
+  Tensors wanted;
+  for (size_t i = 0; i < kept.inputs.size(); ++i)
+    if (call.wanted[i]) wanted.push_back(kept.inputs[i]);
+  if (row.is_last()) return OfInputs(BackwardOfLast(kept, wanted, douts, row), call.wanted);
+  const Tensors dafter = GradientAfter(LocalGradient(kept, douts, row), kept.factor, row);
   for (size_t i = 0; i < dafter.size(); ++i) {
     at::Tensor gradient = dafter[i];
     if (kept.rescaled.defined()) {
@@ -89,14 +119,35 @@ Tensors BackwardOf(Kept kept, const RowSegment& row, const BackwardCall& call) {
     outputs.push_back(kept.segment.after.values[i]);
     douts.push_back(gradient);
   }
-  Tensors wanted;
-  for (size_t i = 0; i < kept.inputs.size(); ++i)
-    if (call.wanted[i]) wanted.push_back(kept.inputs[i]);
-  const Tensors found = Differentiate(outputs, douts, wanted, /*keep_graph=*/false);
-  Tensors gradients;
-  for (size_t i = 0, next = 0; i < kept.inputs.size(); ++i)
-    gradients.push_back(call.wanted[i] ? found[next++] : at::Tensor());
-  return gradients;
+  return OfInputs(Differentiate(outputs, douts, wanted, /*keep_graph=*/false), call.wanted);
+}
+
+// The segment from what came before it.
+void Run(const SegmentScan& scan, bool differentiated, Kept& kept) {
+  kept.before.values =
+      AsLeaves(kept.before.values, std::vector<bool>(kept.before.values.size(), differentiated));
+  const c10::AutoGradMode with_graph(differentiated);
+  kept.segment = scan.run(kept.inputs, kept.before);
+}
+
+bool HaveOneForm(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+}
+
+// The segment's sum where it has a reader, with the run of the first rank as its source.
+SegmentSummary SummaryOf(const SegmentScan& scan, const RowSegment& row, const Kept& kept) {
+  if (!row.is_first() && !row.is_last()) return scan.summarise();
+  SegmentSummary summary = scan.nothing();
+  if (!row.is_first()) return summary;
+  const SegmentState& after = kept.segment.after;
+  SegmentState own = {.values = {}, .log_scale = after.log_scale};
+  for (const at::Tensor& x : after.values) own.values.push_back(x.detach());
+  HL_CHECK(std::ranges::equal(own.values, summary.own.values, HaveOneForm) &&
+               HaveOneForm(own.log_scale, summary.own.log_scale),
+           scan.name, ": a state after the first segment of another form than all segments'");
+  summary.own = std::move(own);
+  return summary;
 }
 
 }  // namespace
@@ -108,21 +159,20 @@ Tensors RunSegment(const SegmentScan& scan, const RowSegment& row) {
     wanted.push_back(c10::GradMode::is_enabled() && x.defined() && x.requires_grad());
   const bool differentiated = std::count(wanted.begin(), wanted.end(), true) > 0;
   const auto forward = [&]() -> Forwarded {
-    const SegmentSummary summary = scan.summarise();
     const auto kept = std::make_shared<Kept>();
-    kept->before = StateBefore(summary, row);
     kept->inputs = AsLeaves(scan.inputs, wanted);
-    kept->before.values = AsLeaves(kept->before.values,
-                                   std::vector<bool>(kept->before.values.size(), differentiated));
-    {
-      const c10::AutoGradMode with_graph(differentiated);
-      kept->segment = scan.run(kept->inputs, kept->before);
+    if (row.is_first()) Run(scan, differentiated, *kept);
+    const SegmentSummary summary = SummaryOf(scan, row, *kept);
+    SegmentState before = StateBefore(summary, row);
+    if (!row.is_first()) {
+      kept->before = std::move(before);
+      Run(scan, differentiated, *kept);
     }
     Forwarded result = {
         .outputs = {}, .saved = {}, .backward = {}, .num_constant = kept->segment.num_constant};
     for (const at::Tensor& x : kept->segment.outputs) result.outputs.push_back(x.detach());
     if (!differentiated) return result;
-    KeepTransition(summary, *kept);
+    KeepTransition(summary, row, *kept);
     kept->gradient_before = scan.gradient_before;
     result.backward = [row, kept](const BackwardCall& call) {
       return BackwardOf(std::exchange(*kept, Kept()), row, call);
@@ -130,6 +180,20 @@ Tensors RunSegment(const SegmentScan& scan, const RowSegment& row) {
     return result;
   };
   return Apply({.name = scan.name, .inputs = scan.inputs, .forward = forward});
+}
+
+at::Tensor InPiecesOfChannels(int64_t num_channels, bool is_cuda,
+                              const std::function<at::Tensor(int64_t, int64_t)>& run) {
+  // A piece is at least a vector's lanes.
+  constexpr int64_t kMostPieces = 8, kLeastChannels = 16;
+  const int64_t num_pieces =
+      is_cuda ? 1 : std::clamp<int64_t>(num_channels / kLeastChannels, 1, kMostPieces);
+  Tensors outputs;
+  for (int64_t piece = 0; piece < num_pieces; ++piece) {
+    const int64_t first = num_channels * piece / num_pieces;
+    outputs.push_back(run(first, num_channels * (piece + 1) / num_pieces - first));
+  }
+  return num_pieces == 1 ? outputs[0] : at::cat(outputs, 2);
 }
 
 at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row) {

@@ -2,13 +2,19 @@
 // sums its tokens up, the states before all segments follow from the sums, and each rank runs its
 // segment from there. In backward the same way back.
 //
+// The ends of a row go over their tokens once: nothing comes before the first segment, so that its
+// run has its sum, and nobody asks for the last one's. So the last rank waits for the first one's
+// run, but in the first layer only: from then on the first rank is ahead. In backward the last is.
+//
 //   const Tensors out = RunSegment({.name = "Scan",
 //                                   .inputs = {x, decay},
 //                                   .run = run,
-//                                   .summarise = summarise}, row);
+//                                   .summarise = summarise,
+//                                   .nothing = nothing}, row);
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 #include "kernels/sequence/state_exchange.h"
@@ -34,13 +40,22 @@ struct SegmentScan {
   // The segment of `inputs` from the state before it, without values: from nothing. Differentiable
   // in the inputs and the values.
   std::function<ScannedSegment(const Tensors& inputs, const SegmentState& before)> run;
-  // The segment alone. Runs without gradients.
+  // The segment alone, on ranks between others. Runs without gradients.
   std::function<SegmentSummary()> summarise;
+  // A summary of the same shapes and dtypes, whatever it holds.
+  std::function<SegmentSummary()> nothing;
   GradientBefore gradient_before = {};  // where it costs less than a backward of `run`
 };
 
 // The outputs of this rank's segment. All ranks call it, and all its backward.
 Tensors RunSegment(const SegmentScan& scan, const RowSegment& row);
+
+// A scan whose channels do not meet, in pieces one after another: `run(first, count)` runs the
+// segment of those of `num_channels` and gives [B, T, count]; returns [B, T, num_channels]. A rank
+// then waits for the first piece of the one before it, and so do all: on a processor, where a scan
+// is much of a layer. On a GPU one piece, as several small ones would not fill it.
+at::Tensor InPiecesOfChannels(int64_t num_channels, bool is_cuda,
+                              const std::function<at::Tensor(int64_t first, int64_t count)>& run);
 
 // -inf where a document starts inside the segment, else `log_transition` [N, C, ...].
 at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row);
