@@ -1,6 +1,7 @@
 #include "kernels/short_conv/short_conv.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // Positions that a row is told in place of its own: what rotates or is added to embeddings follows
 // them, what a query sees does not.
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
 // The binding of decay attention to tensors and autograd, against the token-by-token oracle.
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <string>

@@ -2,6 +2,7 @@
 // which holds e^700, and the state handed on with its log scale.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "kernels/decay_attention/tensor_problem.h"

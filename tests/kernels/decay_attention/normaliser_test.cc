@@ -1,5 +1,8 @@
 // The normaliser, key_scale and the state of sums of keys through the binding: against the oracle,
 // finite differences, and themselves where two ways of asking must give one answer.
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
 #include <torch/csrc/autograd/autograd.h>
 
 #include "kernels/decay_attention/tensor_problem.h"

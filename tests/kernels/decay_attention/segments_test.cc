@@ -3,7 +3,9 @@
 // backward.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 
 #include "kernels/decay_attention/tensor_problem.h"
 #include "support/expect_error.h"

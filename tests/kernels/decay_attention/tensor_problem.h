@@ -1,6 +1,7 @@
 // A random decay attention problem, and the oracle's answer to it as tensors.
 #pragma once
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>

@@ -1,6 +1,9 @@
 // Every form of polynomial attention on the CPU against the oracle: in chunks of any size, token
 // against token, token by token, with states and documents, in fp32, bf16 and fp64.
 #include "kernels/gradient_check.h"
+
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include "kernels/polynomial_attention/problem.h"
 #include "support/expect_error.h"
 

@@ -1,7 +1,9 @@
 #include "kernels/selective_scan/selective_scan.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 #include <vector>

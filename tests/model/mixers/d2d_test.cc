@@ -4,9 +4,12 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/einsum.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 

@@ -1,10 +1,12 @@
 // Mamba: its parameters, how they start in both presets, and the formula.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
 
 #include <cmath>

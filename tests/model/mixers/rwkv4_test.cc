@@ -1,5 +1,6 @@
 // RWKV-4's time mixing: its parameters, how they start, and the formula.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/sigmoid.h>

@@ -5,6 +5,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/exp.h>
+#include <ATen/ops/logical_and.h>
 #include <ATen/ops/matmul.h>
 
 #include <algorithm>

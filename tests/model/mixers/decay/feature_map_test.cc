@@ -3,6 +3,7 @@
 #include "model/mixers/decay/feature_map.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
