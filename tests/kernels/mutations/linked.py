@@ -43,10 +43,10 @@ class Tree:
                          for e in entries if pathlib.Path(e["file"]).is_relative_to(ROOT / "src")}
         self.folders = {}  # source -> the file that compiles it with the others of its folder
         for entry in entries:
-            if pathlib.Path(entry["file"]).parent.name != "Unity":
+            if pathlib.Path(entry["file"]).parent.name != "folders":
                 continue
             for source in INCLUDED.findall(pathlib.Path(entry["file"]).read_text()):
-                source = pathlib.Path(source).relative_to(ROOT)
+                source = pathlib.Path("src", source)
                 self.compiled[source] = shlex.split(entry["command"])
                 self.folders[source] = pathlib.Path(entry["file"])
 
@@ -69,18 +69,10 @@ class Tree:
         return list({self.folders.get(unit, unit): unit for unit in units}.values())
 
     def place_of(self, unit, copy):
-        """What to compile of a unit, or of all that is compiled with it."""
-        if unit not in self.folders:
-            return copy / unit if (copy / unit).exists() else ROOT / unit
-        whole = copy / self.folders[unit].name
-        whole.write_text(INCLUDED.sub(lambda match: f'#include "{self.changed(match[1], copy)}"',
-                                      self.folders[unit].read_text()))
-        return whole
-
-    @staticmethod
-    def changed(source, copy):
-        own = copy / pathlib.Path(source).relative_to(ROOT)
-        return own if own.exists() else source
+        """What to compile of a unit: its folder's file, which finds what `copy` has there first."""
+        if unit in self.folders:
+            return self.folders[unit]
+        return copy / unit if (copy / unit).exists() else ROOT / unit
 
     def compile(self, unit, copy):
         """The object of a unit that sees the sources in `copy` first."""
