@@ -111,6 +111,23 @@ void CheckClashes(const std::vector<Axis>& axes, Problems& problems) {
   }
 }
 
+// Who sets a field for all runs wants to see it in some.
+void CheckOverruled(const SweepConfig& sweep, size_t num_of_file, Problems& problems) {
+  for (size_t i = 0; i < sweep.set.size(); ++i) {
+    const std::string field = FieldOf(sweep.set[i]);
+    const auto overrules = [&](const Point& point) {
+      return std::ranges::any_of(
+          point.set, [&](const std::string& set) { return Undoes(FieldOf(set), field); });
+    };
+    for (const Axis& axis : sweep.axes) {
+      if (axis.points.empty() || !std::ranges::all_of(axis.points, overrules)) continue;
+      problems.Add(i < num_of_file ? "set: " : "--set ", sweep.set[i],
+                   " changes nothing: every point of axis '", axis.name, "' sets ", field,
+                   " anew; leave it out, or give the axis's points other values in the file");
+    }
+  }
+}
+
 void CheckDatasets(const SweepConfig& sweep, Problems& problems) {
   std::vector<std::string> known;
   for (const DatasetToPrepare& dataset : sweep.datasets) {
@@ -202,6 +219,7 @@ SweepConfig ParseSweep(const std::string& text, const std::string& name_for_erro
   sweep.summary.line = summary.line();
   sweep.summary.panel = summary.panel();
   CheckClashes(sweep.axes, problems);
+  CheckOverruled(sweep, static_cast<size_t>(message.set_size()), problems);
   CheckDatasets(sweep, problems);
   CheckSummary(sweep, problems);
   problems.Throw(name_for_errors);

@@ -50,8 +50,8 @@ struct Trial {
 
 // Reads the file and adds `overrides` to its own. Error kUsage: a field that is none, with line and
 // column; and all at once what makes no sense: axes that set the same field or have one name, an
-// axis without points or with two of one label, a dataset that nothing makes or names, a summary
-// over an axis that is not there.
+// axis without points or with two of one label, a field set for all runs that an axis sets anew in
+// every one, a dataset that nothing makes or names, a summary over an axis that is not there.
 SweepConfig LoadSweep(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 SweepConfig ParseSweep(const std::string& text, const std::string& name_for_errors,
                        const std::vector<std::string>& overrides);

@@ -67,6 +67,25 @@ TEST(SweepConfig, RefusesAxesThatClash) {
                axis { field: "model.mixer.gla.num_heads" value: "2" })");
 }
 
+TEST(SweepConfig, RefusesASettingThatAnAxisOverrulesInEveryRun) {
+  const auto with = [](const std::string& axis, const std::vector<std::string>& overrides) {
+    return ParseSweep("recipe: \"r\" set: \"train.steps=10\" " + axis, "s.textproto", overrides);
+  };
+  const std::string seeds = R"(axis { field: "train.seed" value: ["1", "2"] })";
+  EXPECT_HL_ERROR(with(seeds, {"train.seed=7"}), ExitCode::kUsage, "s.textproto",
+                  "--set train.seed=7 changes nothing: every point of axis 'seed' sets train.seed",
+                  "leave it out, or give the axis's points other values in the file");
+  const std::string mixers = R"(axis { field: "model.mixer" value: ["gla", "d2d"] })";
+  EXPECT_HL_ERROR(with(mixers, {"model.mixer.gla.num_heads=2"}), ExitCode::kUsage,
+                  "--set model.mixer.gla.num_heads=2 changes nothing", "axis 'mixer'");
+  EXPECT_HL_ERROR(with(R"(axis { field: "train.steps" value: ["5", "6"] })", {}), ExitCode::kUsage,
+                  "set: train.steps=10 changes nothing", "axis 'steps'");
+  // overruled in one run of two, or the later of two settings of all
+  with(R"(axis { name: "a" point { label: "x" set: "train.seed=1" } point { label: "y" } })",
+       {"train.seed=7"});
+  with(seeds, {"train.steps=20"});
+}
+
 TEST(SweepConfig, RefusesWhatMakesNoSenseAllAtOnce) {
   EXPECT_HL_ERROR(Parse(""), ExitCode::kUsage, "no recipe", "no axis", "e.g. axis {");
   EXPECT_HL_ERROR(ParseWith(R"(axis { name: "empty" }
