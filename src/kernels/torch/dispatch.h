@@ -24,7 +24,6 @@ namespace halflife::kernels {
 inline bool HasFusedDtype(const at::Tensor& x) {
   return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
 }
-inline bool IsCpuStorage(const at::Tensor& x) { return x.is_cpu() && HasFusedDtype(x); }
 
 #ifdef HALFLIFE_WITH_CUDA
 constexpr bool kHasCudaKernels = true;
