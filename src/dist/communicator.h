@@ -1,7 +1,7 @@
-// A group of ranks that move and sum tensors together. Three kinds: MPI for CPU tensors
-// (MakeMpiCommunicator), NCCL for CUDA tensors (MakeNcclCommunicator), and threads of one process
-// (LocalWorld). All sum pairwise over ranks on the CPU, so MPI and Local agree bit
-// for bit.
+// A group of ranks that move and sum tensors together. Five kinds: MPI for CPU tensors
+// (MakeMpiCommunicator), NCCL for CUDA tensors (MakeNcclCommunicator), threads of one process
+// (LocalWorld), one rank alone (MakeSelfCommunicator), and a Rehearsal's, which move nothing. On
+// the CPU all sum pairwise over ranks, so MPI and Local agree bit for bit.
 //
 // Rules: every rank of a group issues the same operations in the same order; operations of one
 // communicator complete in issue order; counts may be zero; a size-1 group's operations are copies
