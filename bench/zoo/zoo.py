@@ -1,5 +1,5 @@
-"""A table of every mixer, trained on the same text with the quickstart's budget from two seeds: its
-losses, its speed, its state, and what it takes to decode a token early and late.
+"""A table of all mixers but retnet and gau, trained on the same text with the quickstart's budget
+from two seeds: losses, speed, state, and what it takes to decode a token early and late.
 
     launch/quickstart                                     # builds, and writes the text
     cmake --build build/cpu --target bench_decode
