@@ -1,6 +1,6 @@
 // A run's folder: config, tokenizer, logs, metrics, the lock and the words of a rank that failed.
 //   RUN/ config.textproto  metrics.jsonl  events/  logs/r00000.log  tokenizer/  ckpt/  abort/FIRST
-//   flight/r00000.flight  heartbeat.json  DONE
+//   flight/r00000.flight  heartbeat.json  run.lock  owner.json  DONE
 //
 //   const RunFolder folder = RunFolder::Open(path, context, {.steal_lock = false});
 #pragma once
