@@ -88,24 +88,31 @@ class ProgressLine {
   bool shown_ = false;
 };
 
+// Small inputs take a part of a second.
+std::string Took(double seconds) {
+  if (seconds < 0.05) return "less than 0.1 s";
+  return seconds < 10 ? Concat(Fixed(seconds, 1), " s") : HumanSeconds(seconds);
+}
+
 void PrintSplit(const char* name, const data::SplitInfo& split) {
   std::cout << "  " << name << ": " << HumanCount(static_cast<double>(split.num_tokens))
             << " tokens in " << HumanCount(static_cast<double>(split.num_documents))
-            << " documents (" << HumanBytes(split.num_bytes) << " of text), " << split.num_shards
-            << (split.num_shards == 1 ? " shard\n" : " shards\n");
+            << (split.num_documents == 1 ? " document (" : " documents (")
+            << HumanBytes(split.num_bytes) << " of text), " << Counted(split.num_shards, "shard")
+            << "\n";
 }
 
 void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary& summary) {
   const int64_t bytes = summary.train.num_bytes + summary.validation.num_bytes;
-  std::cout << "prepared " << config.out.string() << ": " << summary.num_files << " files, "
-            << HumanBytes(bytes) << " of text in " << HumanSeconds(summary.seconds) << " ("
+  std::cout << "prepared " << config.out.string() << ": " << Counted(summary.num_files, "file")
+            << ", " << HumanBytes(bytes) << " of text in " << Took(summary.seconds) << " ("
             << Fixed(static_cast<double>(bytes) / summary.seconds * 1e-6, 1) << " MB/s)\n";
   PrintSplit("train", summary.train);
   PrintSplit("validation", summary.validation);
   std::cout << "  tokenizer: " << summary.tokenizer_kind << ", " << summary.vocab_size << " ids\n"
             << "  hash: " << ToHex(summary.hash) << "\n";
   if (summary.num_empty > 0) {
-    std::cout << "  left out: " << summary.num_empty << " empty documents\n";
+    std::cout << "  left out: " << Counted(summary.num_empty, "empty document") << "\n";
   }
   if (summary.num_skipped_files > 0) {
     std::cout << "  left out: " << summary.num_skipped_files
@@ -150,7 +157,7 @@ std::vector<data::MqarSegment> Segments(const PrepareOptions& options,
 }
 
 void PrintRows(const char* name, const data::SplitInfo& split) {
-  std::cout << "  " << name << ": " << split.num_documents << " rows";
+  std::cout << "  " << name << ": " << Counted(split.num_documents, "row");
   for (const data::Segment& segment : split.segments)
     std::cout << "\n    " << segment.num_rows << " of " << segment.name << ", seed "
               << segment.seed;
@@ -159,7 +166,7 @@ void PrintRows(const char* name, const data::SplitInfo& split) {
 
 void PrintSummary(const data::PrepareMqarConfig& config, const data::MqarSummary& summary) {
   std::cout << "prepared " << config.out.string() << ": labelled rows of " << summary.row_len
-            << " tokens in " << HumanSeconds(summary.seconds) << "\n";
+            << " tokens in " << Took(summary.seconds) << "\n";
   PrintRows("train", summary.train);
   PrintRows("validation", summary.validation);
   PrintRows("test", summary.test);
@@ -168,13 +175,13 @@ void PrintSummary(const data::PrepareMqarConfig& config, const data::MqarSummary
 }
 
 void PrintCounts(const char* name, const data::ExampleCounts& counts) {
-  std::cout << "  " << name << ": " << counts.num_examples << " examples in " << counts.num_rows
-            << " rows\n";
+  std::cout << "  " << name << ": " << Counted(counts.num_examples, "example") << " in "
+            << Counted(counts.num_rows, "row") << "\n";
 }
 
 void PrintSummary(const data::PrepareExamplesConfig& config, const data::ExamplesSummary& summary) {
   std::cout << "prepared " << config.out.string() << ": labelled rows of " << config.rules.row_len
-            << " tokens in " << HumanSeconds(summary.seconds) << "\n";
+            << " tokens in " << Took(summary.seconds) << "\n";
   PrintCounts("train", summary.train);
   PrintCounts("validation", summary.validation);
   PrintCounts("test", summary.test);
@@ -182,7 +189,7 @@ void PrintSummary(const data::PrepareExamplesConfig& config, const data::Example
   std::cout << "  tokenizer: " << summary.tokenizer_kind << "\n"
             << "  hash: " << ToHex(summary.hash) << "\n";
   const auto left = [](const char* what, int64_t count) {
-    if (count > 0) std::cout << "  " << what << ": " << count << " examples\n";
+    if (count > 0) std::cout << "  " << what << ": " << Counted(count, "example") << "\n";
   };
   left("left out, as empty", summary.num_empty);
   left("left out, as too long", summary.num_dropped);

@@ -43,6 +43,10 @@ std::string HumanCount(double count) {
   return Format(unit == 0 ? "%.0f%s" : "%.1f%s", count, units[unit]);
 }
 
+std::string Counted(int64_t count, const std::string& noun) {
+  return Format("%lld ", static_cast<long long>(count)) + noun + (count == 1 ? "" : "s");
+}
+
 std::string HumanSeconds(double seconds) {
   const auto total = static_cast<int64_t>(std::llround(seconds));
   if (total < 60) return Format("%lld s", static_cast<long long>(total));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace halflife {
@@ -9,7 +10,8 @@ namespace halflife {
 std::string HumanBytes(double bytes);
 std::string HumanCount(double count);
 std::string HumanSeconds(double seconds);
-std::string Fixed(double value, int digits);         // fixed decimals
+std::string Counted(int64_t count, const std::string& noun);  // "1 file", "12 files"
+std::string Fixed(double value, int digits);                  // fixed decimals
 std::string Padded(std::string text, size_t width);  // with blanks behind it, to bytes of a column
 
 }  // namespace halflife

@@ -230,11 +230,6 @@ std::string ConfigDifferences(const Runs& runs) {
   return out + "</tr></thead><tbody>" + rows + "</tbody></table></div></section>";
 }
 
-// "1 step", "12 steps"
-std::string Counted(int64_t count, const std::string& what) {
-  return Concat(count, " ", what, count == 1 ? "" : "s");
-}
-
 std::vector<std::string> NotesOf(const RunRecord& run) {
   std::vector<std::string> notes;
   if (run.metric("loss").empty()) notes.push_back("No step was trained yet.");

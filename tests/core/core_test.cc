@@ -170,6 +170,9 @@ TEST(Human, Numbers) {
   EXPECT_EQ(HumanSeconds(59.4), "59 s");
   EXPECT_EQ(HumanSeconds(61), "1 min 01 s");
   EXPECT_EQ(HumanSeconds(3720), "1 h 02 min");
+  EXPECT_EQ(Counted(0, "file"), "0 files");
+  EXPECT_EQ(Counted(1, "file"), "1 file");
+  EXPECT_EQ(Counted(1200, "file"), "1200 files");
   EXPECT_EQ(Fixed(1.005, 1), "1.0");
   EXPECT_EQ(Padded("ab", 4), "ab  ");
   EXPECT_EQ(Padded("abcd", 2), "abcd");

@@ -40,6 +40,8 @@ TEST_F(PrepareCliTest, PreparesAndSums) {
       Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--out", Path("out"), "--documents",
            "blank-line", "--invalid-utf8", "replace"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr(": 1 file, "));
+  EXPECT_THAT(result.out, testing::ContainsRegex(" of text in ([0-9]+\\.[0-9]|less than 0.1) s "));
   EXPECT_THAT(result.out, HasSubstr("train: "));
   EXPECT_THAT(result.out, HasSubstr("tokenizer: bytes, 259 ids"));
   EXPECT_THAT(result.out, HasSubstr(ToHex(Dataset::Open(Path("out")).info().hash)));
