@@ -167,6 +167,24 @@ void VisitLeaves(const pb::Message& message, const std::string& prefix,
   }
 }
 
+// What a run resolved holds both numbers, so a recipe may; but who sets the one that does not count
+// means something else.
+void RequireStepsThatCount(const proto::RunConfig& message,
+                           const std::vector<std::string>& overrides) {
+  if (message.train().max_epochs() == 0) return;
+  for (const std::string& override_text : overrides) {
+    if (!override_text.starts_with("train")) continue;
+    proto::RunConfig alone;
+    ApplyOverride(override_text, alone);
+    HL_CHECK_AS(ExitCode::kUsage, !alone.train().has_steps(),
+                "--set train.steps=", alone.train().steps(), " would be ignored: train.max_epochs ",
+                message.train().max_epochs(), " decides how long the run is; with --set ",
+                "train.max_epochs=0",
+                message.schedule().per_epoch() ? " and --set schedule.per_epoch=false" : "",
+                " train.steps counts");
+  }
+}
+
 }  // namespace
 
 RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,
@@ -174,6 +192,7 @@ RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_er
   proto::RunConfig message;
   ParseRecipe(text, name_for_errors, message);
   for (const std::string& override_text : overrides) ApplyOverride(override_text, message);
+  RequireStepsThatCount(message, overrides);
   RunConfig config;
   config.model.vocab_size = 0;
   Visit(ReadFields{}, message, config);

@@ -101,7 +101,8 @@ struct RunConfig {
 };
 
 // Errors (all kUsage): unknown key or wrong type with file, line and column; a --set path that does
-// not exist, with the names that do. Does not Validate.
+// not exist, with the names that do; a train.steps among the overrides that train.max_epochs leaves
+// without effect. Does not Validate.
 RunConfig LoadRunConfig(const std::filesystem::path& file,
                         const std::vector<std::string>& overrides);
 RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,

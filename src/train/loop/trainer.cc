@@ -23,13 +23,18 @@
 namespace halflife::train {
 namespace {
 
-RunConfig Resolve(RunConfig config, const data::Dataset& dataset) {
+RunConfig Resolve(RunConfig config, const data::Dataset& dataset, int rank) {
   const int64_t vocab = dataset.info().vocab_size;
   if (config.model.vocab_size == 0) config.model.vocab_size = vocab;
   HL_CHECK_AS(ExitCode::kUsage, config.model.vocab_size >= vocab, "model.vocab_size ",
               config.model.vocab_size, " is smaller than the dataset's vocabulary of ", vocab, " (",
               dataset.folder().string(), "); leave it out to take the dataset's");
+  const int64_t steps = config.train.steps;
   ResolveSteps(config, dataset.info());
+  if (rank == 0 && steps != config.train.steps && steps != LoopConfig{}.steps)
+    HL_WARN("train", "train.steps ", steps, " of the recipe does not count: train.max_epochs ",
+            config.train.max_epochs, " makes ", config.train.steps,
+            " steps (--set train.max_epochs=0 lets train.steps count)");
   return config;
 }
 
@@ -62,7 +67,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       mesh_(dist::Mesh::Of(context.rank(), context.world_size(), config_.parallel.sp)),
       folder_(std::move(folder)),
       dataset_(data::Dataset::Open(config_.data.path)),
-      model_((config_ = Resolve(std::move(config_), dataset_)).model),
+      model_((config_ = Resolve(std::move(config_), dataset_, context.rank())).model),
       trace_(options.trace, context),
       rank_times_(context.control()),
       waits_(options.count_waits ? std::make_optional<HostWaitReport>() : std::nullopt),

@@ -93,6 +93,29 @@ TEST(RunConfig, AMisspeltNameIsToldTheNearest) {
   EXPECT_HL_ERROR(Parse({"trian.steps=1"}), ExitCode::kUsage, "did you mean 'train'?");
 }
 
+TEST(RunConfig, StepsThatEpochsOverruleAreNoSilentWish) {
+  const auto parse = [](const std::vector<std::string>& overrides) {
+    return ParseRunConfig("train { max_epochs: 64 } schedule { per_epoch: true }", "recipe",
+                          overrides);
+  };
+  EXPECT_HL_ERROR(parse({"train.steps=20"}), ExitCode::kUsage,
+                  "--set train.steps=20 would be ignored: train.max_epochs 64 decides",
+                  "with --set train.max_epochs=0 and --set schedule.per_epoch=false");
+  EXPECT_HL_ERROR(parse({"train={ steps: 20 max_epochs: 2 }"}), ExitCode::kUsage,
+                  "--set train.steps=20 would be ignored: train.max_epochs 2 decides");
+  EXPECT_HL_ERROR(Parse({"train.max_epochs=3", "train.steps=20"}), ExitCode::kUsage,
+                  "with --set train.max_epochs=0 train.steps counts");
+  for (const std::vector<std::string>& either :
+       {std::vector<std::string>{"train.steps=20", "train.max_epochs=0"},
+        {"train.max_epochs=0", "train.steps=20"}})
+    EXPECT_EQ(parse(either).train.steps, 20);
+  EXPECT_EQ(parse({"train={ steps: 20 }"}).train.steps, 20);
+  EXPECT_EQ(parse({"train.max_epochs=2"}).train.max_epochs, 2);
+  // a run's own config holds both
+  const RunConfig resolved = parse({});
+  EXPECT_EQ(ToText(ParseRunConfig(ToText(resolved), "resolved", {})), ToText(resolved));
+}
+
 TEST(RunConfig, ABatchThatNoStepEndsIsRefused) {
   const auto validate = [](const std::string& value) {
     Validate(Parse({"train.global_batch=" + value}), 1);
