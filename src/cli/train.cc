@@ -46,7 +46,9 @@ std::optional<data::DatasetInfo> DatasetOf(const train::RunConfig& config) {
 void TellVocabulary(const train::RunConfig& config, std::ostream& out) {
   const std::string& path = config.data.path;
   out << "# there is no dataset" << (path.empty() ? "" : " " + path) << ": a vocabulary of "
-      << config.model.vocab_size << " is assumed (--set model.vocab_size=N for another)\n";
+      << config.model.vocab_size
+      << " is assumed (--set data.path=DATASET for a dataset's, --set model.vocab_size=N for "
+         "another, 259 for bytes)\n";
 }
 
 // On machines that are not here.
@@ -89,11 +91,12 @@ ExitCode DryRun(train::RunConfig config, int local_ranks) {
   const int on_host = evidence.world_size > 1 ? evidence.local_size : world;
   std::string& path = config.data.path;
   const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
-  if (train::CompleteForPlan(config, dataset ? &*dataset : nullptr, world))
-    TellVocabulary(config, std::cout);
+  const bool assumed = train::CompleteForPlan(config, dataset ? &*dataset : nullptr, world);
+  if (assumed) TellVocabulary(config, std::cout);
   if (path.empty()) path = "DATASET";
   train::PlanScene scene = train::SceneHere(config, world, on_host);
   scene.train_tokens = dataset ? dataset->train.num_tokens : 0;
+  scene.assumed_vocabulary = assumed;
   const model::LanguageModel model(config.model);
   train::RequireRows(config, model, dataset ? &*dataset : nullptr);
   std::cout << train::PlanText(config, model, scene);

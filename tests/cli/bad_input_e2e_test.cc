@@ -109,8 +109,11 @@ TEST_F(BadInput, APlanNeedsNoDataset) {
   const RunResult plan =
       fixture->Run({.run = "plan", .set = {"data.path=/no/such"}, .flags = {"--dry-run"}});
   EXPECT_EQ(plan.exit_code, 0) << plan.err;
-  EXPECT_NE(plan.out.find("no dataset /no/such: a vocabulary of 32000 is assumed"),
+  EXPECT_NE(plan.out.find("no dataset /no/such: a vocabulary of 32000 is assumed "
+                          "(--set data.path=DATASET for a dataset's, --set model.vocab_size=N"),
             std::string::npos)
+      << plan.out;
+  EXPECT_NE(plan.out.find("parameters at an assumed vocabulary of 32000"), std::string::npos)
       << plan.out;
   const RunResult known = fixture->Run({.run = "plan", .flags = {"--dry-run"}});
   EXPECT_NE(known.out.find("epochs"), std::string::npos) << known.out;

@@ -11,14 +11,24 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-train::RunConfig Load(const fs::path& path) {
-  train::RunConfig config = train::LoadRunConfig(path, {});
+struct Recipe {
+  train::RunConfig config;
+  bool assumed_vocabulary = false;
+  int64_t train_tokens = 0;  // of its dataset; 0: not known
+  bool knows_steps() const { return config.train.max_epochs == 0 || train_tokens > 0; }
+};
+
+Recipe Load(const fs::path& path) {
+  Recipe recipe{.config = train::LoadRunConfig(path, {})};
+  train::RunConfig& config = recipe.config;
   std::error_code ignored;
   std::optional<data::DatasetInfo> dataset;
-  if (config.model.vocab_size == 0 && fs::exists(config.data.path, ignored))
+  const bool asks = config.model.vocab_size == 0 || config.train.max_epochs > 0;
+  if (asks && fs::exists(config.data.path, ignored))
     dataset = data::Dataset::Open(config.data.path).info();
-  train::CompleteForPlan(config, dataset ? &*dataset : nullptr, 1);
-  return config;
+  recipe.assumed_vocabulary = train::CompleteForPlan(config, dataset ? &*dataset : nullptr, 1);
+  recipe.train_tokens = dataset ? dataset->train.num_tokens : 0;
+  return recipe;
 }
 
 }  // namespace
@@ -29,16 +39,23 @@ bool IsRecipe(const fs::path& path) {
 }
 
 Json DescribeRecipe(const fs::path& path) {
-  const train::RunConfig config = Load(path);
+  const Recipe recipe = Load(path);
+  const train::RunConfig& config = recipe.config;
   const model::LanguageModel model(config.model);
   const model::ParameterCount count = model.CountParameters();
   const train::MemoryPlan memory = train::PlanMemory(config, model, 1);
   const int64_t tokens = config.train.global_batch * config.data.seq_len;
   const model::FlopCount flops = model.FlopsPerToken(config.data.seq_len);
+  Json steps = nullptr, run_tokens = nullptr;
+  if (recipe.knows_steps()) {
+    steps = config.train.steps;
+    run_tokens = tokens * config.train.steps;
+  }
   return {{"mixer", model::MixerSummary(config.model)},
           {"layers", config.model.num_layers},
           {"model_dim", config.model.model_dim},
           {"vocab_size", config.model.vocab_size},
+          {"vocab_assumed", recipe.assumed_vocabulary},
           {"parameters",
            {{"embedding", count.embedding},
             {"head", config.model.head.tied ? 0 : count.head},
@@ -54,16 +71,18 @@ Json DescribeRecipe(const fs::path& path) {
             {"loss_bytes", static_cast<uint64_t>(memory.loss)},
             {"workspace_bytes", static_cast<uint64_t>(memory.workspace)},
             {"total_bytes", static_cast<uint64_t>(memory.total())}}},
-          {"steps", config.train.steps},
+          {"steps", steps},
           {"tokens_per_step", tokens},
-          {"tokens", tokens * config.train.steps},
+          {"tokens", run_tokens},
           {"flops_per_token", 3 * (flops.matmul + flops.mixing)},
           {"config_text", train::ToText(config)}};
 }
 
 std::string RecipeText(const fs::path& path) {
-  const train::RunConfig config = Load(path);
-  return train::PlanText(config, model::LanguageModel(config.model), {});
+  const Recipe recipe = Load(path);
+  return train::PlanText(
+      recipe.config, model::LanguageModel(recipe.config.model),
+      {.train_tokens = recipe.train_tokens, .assumed_vocabulary = recipe.assumed_vocabulary});
 }
 
 }  // namespace halflife::cli::inspect

@@ -39,9 +39,10 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
 // What a plan is made for.
 struct PlanScene {
   int world_size = 1;
-  int ranks_of_device = 1;    // that share its memory
-  uint64_t memory_bytes = 0;  // of the host, or of one GPU; 0: not known here
-  int64_t train_tokens = 0;   // of the dataset; 0: not known
+  int ranks_of_device = 1;          // that share its memory
+  uint64_t memory_bytes = 0;        // of the host, or of one GPU; 0: not known here
+  int64_t train_tokens = 0;         // of the dataset; 0: not known
+  bool assumed_vocabulary = false;  // CompleteForPlan had to
 };
 // Of this machine, whose `local_size` ranks share the host's memory, or have a GPU each.
 PlanScene SceneHere(const RunConfig& config, int world_size, int local_size);

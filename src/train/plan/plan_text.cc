@@ -20,7 +20,11 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   out << "# the resolved config\n" << ToText(WithDerivedOptions(config)) << "\n";
   const model::ParameterCount count = model.CountParameters();
   const auto parameters = [](int64_t n) { return HumanCount(static_cast<double>(n)); };
-  out << "parameters\n";
+  out << "parameters";
+  if (scene.assumed_vocabulary)
+    out << " at an assumed vocabulary of " << config.model.vocab_size
+        << " (--set model.vocab_size=N for another, 259 for bytes)";
+  out << "\n";
   row("embedding", parameters(count.embedding));
   row("head", config.model.head.tied ? "tied" : parameters(count.head));
   row("mixers", parameters(count.mixer));
@@ -52,12 +56,15 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("FLOPs, full", HumanCount(3 * (flops.matmul + flops.mixing) * tokens));
   out << "the whole run\n";
   const double run_tokens = tokens * static_cast<double>(config.train.steps);
-  row("tokens", HumanCount(run_tokens));
+  const int64_t whole = config.train.max_epochs;
+  // Without the dataset nobody knows how many steps the epochs make.
+  if (whole == 0 || scene.train_tokens > 0) row("tokens", HumanCount(run_tokens));
   if (scene.train_tokens > 0) {
     const double epochs = run_tokens / static_cast<double>(scene.train_tokens);
-    const int64_t whole = config.train.max_epochs;
     row("epochs", Concat(whole > 0 ? Concat(whole) : Fixed(epochs, 2), " of ",
                          HumanCount(static_cast<double>(scene.train_tokens)), " tokens"));
+  } else if (whole > 0) {
+    row("epochs", Concat(whole));
   }
   row("checkpoint", HumanBytes(12 * static_cast<double>(count.total())));
   return out.str();

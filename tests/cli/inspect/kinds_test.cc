@@ -126,6 +126,14 @@ TEST_F(InspectKindsTest, ValuesAreThoseOfTheRun) {
   const auto recipe = Describe(fixture->path("recipe.textproto"));
   EXPECT_GT(recipe["parameters"]["total"], 0);
   EXPECT_THAT(recipe["config_text"].get<std::string>(), HasSubstr("seq_len"));
+  EXPECT_EQ(recipe["vocab_assumed"], true);
+  EXPECT_EQ(recipe["steps"], 20);
+  std::ofstream(fixture->path("epochs.textproto"))
+      << "model { vocab_size: 259 } train { max_epochs: 2 }";
+  const auto epochs = Describe(fixture->path("epochs.textproto"));
+  EXPECT_EQ(epochs["vocab_assumed"], false);
+  EXPECT_TRUE(epochs["steps"].is_null()) << "its dataset is not known";
+  EXPECT_TRUE(epochs["tokens"].is_null());
 }
 
 TEST_F(InspectKindsTest, ARenamedStepIsStillOne) {

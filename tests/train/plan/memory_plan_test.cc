@@ -170,6 +170,15 @@ TEST(MemoryPlan, LayersShareAWorkspace) {
   EXPECT_EQ(PlanMemory(four, model::LanguageModel(four.model), 1).workspace, once);
 }
 
+TEST(PlanText, SaysWhereTheVocabularyIsAssumed) {
+  const RunConfig config = SmallRecipe();
+  const model::LanguageModel model(config.model);
+  EXPECT_THAT(PlanText(config, model, {.assumed_vocabulary = true}),
+              HasSubstr("parameters at an assumed vocabulary of 1000 (--set model.vocab_size=N "
+                        "for another, 259 for bytes)\n"));
+  EXPECT_THAT(PlanText(config, model, {}), HasSubstr("\nparameters\n"));
+}
+
 TEST(PlanText, ShowsEveryOptionInForceAndTheEpochs) {
   const RunConfig config = SmallRecipe();
   const std::string text =
@@ -177,6 +186,10 @@ TEST(PlanText, ShowsEveryOptionInForceAndTheEpochs) {
   for (const char* option : {"expand_k", "clamp_min", "conv_size", "use_output_gate"})
     EXPECT_THAT(text, HasSubstr(Concat(option, ": "))) << "of gla";
   EXPECT_THAT(text, testing::ContainsRegex("epochs +0.50 of 163.8k tokens"));
+  const RunConfig epochs = SmallRecipe({"train.max_epochs=2"});
+  EXPECT_THAT(PlanText(epochs, model::LanguageModel(epochs.model), {}),
+              testing::ContainsRegex("the whole run\n +epochs +2\n"))
+      << "nobody knows how many tokens without the dataset";
   const RunConfig again = ParseRunConfig(ToText(WithDerivedOptions(config)), "resolved", {});
   EXPECT_EQ(ToText(WithDerivedOptions(again)), ToText(WithDerivedOptions(config)));
 }
