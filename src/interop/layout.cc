@@ -16,7 +16,7 @@ std::vector<dist::ParamSpec> Layout::ZeroTensors(const model::ModelConfig&) cons
 const std::vector<const Layout*>& Layouts() {
   static const std::vector<std::unique_ptr<Layout>> owned = [] {
     std::vector<std::unique_ptr<Layout>> made;
-#define HL_LAYOUT(Make) made.push_back(Make());
+#define HL_LAYOUT(Make, model_type, exports) made.push_back(Make());
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
     return made;

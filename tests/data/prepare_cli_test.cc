@@ -123,7 +123,8 @@ TEST_F(PrepareCliTest, ValidationInput) {
   both.insert(both.end(), {"--validation-fraction", "0.1"});
   const RunResult refused = Run(both);
   EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("--validation-input excludes --validation-fraction"));
+  EXPECT_THAT(refused.err,
+              HasSubstr("--validation-input and --validation-fraction exclude each other"));
 }
 
 TEST_F(PrepareCliTest, HelpShowsExamples) {

@@ -8,6 +8,8 @@
 #include "cli/command_line/options.h"
 #include "cli/command_line/parse.h"
 #include "cli/command_line/program.h"
+#include "cli/command_line/refusal.h"
+#include "cli/command_line/value_checks.h"
 #include "cli/eval_file.h"
 #include "cli/model_source.h"
 #include "cli/run.h"
@@ -32,6 +34,14 @@ void OptionsExample(int argc, char** argv) {
 int ParseExample(int argc, char** argv) {
 #include "examples/cli/command_line/parse.h"
   return 0;
+}
+
+void RefusalExample(CLI::App* program, int argc, char** argv) {
+#include "examples/cli/command_line/refusal.h"
+}
+
+void ValueChecksExample(CLI::App& command, EvalOptions& options, std::string& dtype) {
+#include "examples/cli/command_line/value_checks.h"
 }
 
 void EvalFileExample(const EvalFile::Json& facts, const EvalFile::Json& row) {

@@ -35,6 +35,16 @@ std::string Chosen(const model::ModelConfig& config, const std::string& model_ty
   return ChooseLayout(config, model_type).model_type();
 }
 
+// The list that the command line is made from says the same as the layouts themselves.
+TEST(LayoutsTest, AreListedByTheirNames) {
+  std::vector<std::pair<std::string, bool>> listed, made;
+#define HL_LAYOUT(Make, model_type, exports) listed.emplace_back(model_type, exports);
+#include "interop/layouts/layouts.inc"
+#undef HL_LAYOUT
+  for (const Layout* layout : Layouts()) made.emplace_back(layout->model_type(), layout->exports());
+  EXPECT_EQ(listed, made);
+}
+
 TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("softmax")), "llama");
   EXPECT_EQ(Chosen(Model("softmax"), "transformer"), "transformer");

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
 namespace {
@@ -11,6 +12,7 @@ struct Subcommand {
   const char* help;
   const char* operand;
   const char* operand_help;
+  const char* wanted;  // the same in the words of a refusal
   int min_paths, max_paths;
   void (*add)(CLI::App&, CkptOptions&);
   Use use;
@@ -19,6 +21,8 @@ struct Subcommand {
 constexpr int kManyPaths = 1 << 20;
 constexpr char kStepHelp[] = "A step's folder, or a run's for its newest step";
 constexpr char kRunHelp[] = "A run's folder, or its ckpt/";
+constexpr char kStepWanted[] = "a step's folder, or that of a run with a checkpoint,";
+constexpr char kRunWanted[] = "a run's folder, or its ckpt/,";
 
 std::vector<Subcommand> Subcommands() {
   return {
@@ -26,6 +30,7 @@ std::vector<Subcommand> Subcommands() {
        "List a run's steps (manifests only)",
        "RUN",
        kRunHelp,
+       kRunWanted,
        1,
        1,
        [](CLI::App&, CkptOptions&) {},
@@ -36,6 +41,7 @@ std::vector<Subcommand> Subcommands() {
        "Show one step: state, cursor, versions, tensors",
        "STEP",
        kStepHelp,
+       kStepWanted,
        1,
        1,
        [](CLI::App& app, CkptOptions& options) {
@@ -49,11 +55,12 @@ std::vector<Subcommand> Subcommands() {
        "Read and hash every byte of the steps",
        "STEP",
        kStepHelp,
+       kStepWanted,
        1,
        kManyPaths,
        [](CLI::App& app, CkptOptions& options) {
          app.add_option("--jobs", options.jobs, "Files read at a time")
-             ->check(CLI::Range(1, 256))
+             ->check(Between(1, 256))
              ->capture_default_str();
        },
        {.examples = {"halflife ckpt verify runs/first/ckpt/step_000000001200 --jobs 4"},
@@ -62,6 +69,7 @@ std::vector<Subcommand> Subcommands() {
        "Compare two steps, whatever their world sizes",
        "STEP",
        kStepHelp,
+       kStepWanted,
        2,
        2,
        [](CLI::App& app, CkptOptions& options) {
@@ -77,10 +85,11 @@ std::vector<Subcommand> Subcommands() {
        "Write a step anew for another number of ranks",
        "STEP",
        kStepHelp,
+       kStepWanted,
        1,
        1,
        [](CLI::App& app, CkptOptions& options) {
-         app.add_option("--world", options.world, "Ranks")->required()->check(CLI::Range(1, 65536));
+         app.add_option("--world", options.world, "Ranks")->required()->check(Between(1, 65536));
          app.add_option("--out", options.out, "The new step's folder; must not exist")
              ->type_name("DIR")
              ->required();
@@ -92,6 +101,7 @@ std::vector<Subcommand> Subcommands() {
        "Delete old steps",
        "RUN",
        kRunHelp,
+       kRunWanted,
        1,
        1,
        [](CLI::App& app, CkptOptions& options) {
@@ -127,7 +137,7 @@ void AddCkpt(CLI::App& app, Request& request) {
         ->type_name(subcommand.operand)
         ->required()
         ->expected(subcommand.min_paths, subcommand.max_paths)
-        ->check(CLI::ExistingDirectory);
+        ->check(Folder(subcommand.wanted));
     sub->add_flag("--json", options->json, "Print JSON");
     subcommand.add(*sub, *options);
     options->verb = subcommand.name;

@@ -6,6 +6,7 @@
 #include "cli/command_line/command.h"
 #include "cli/command_line/completion/shells.h"
 #include "cli/command_line/program.h"
+#include "cli/command_line/value_checks.h"
 #include "cli/run.h"
 
 namespace halflife::cli {
@@ -22,7 +23,7 @@ void AddCompletion(CLI::App& app, Request& request) {
   for (const completion::Shell& row : completion::Shells()) names.push_back(row.name);
   command->add_option("SHELL", options->shell, "The shell: bash, zsh or fish")
       ->required()
-      ->check(CLI::IsMember(names));
+      ->check(OneOf(names));
   command->callback([=, &request] { request = *options; });
 }
 

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/value_checks.h"
 #include "eval/length_method_help.h"
 
 namespace halflife::cli {
@@ -41,7 +42,7 @@ void AddEval(CLI::App& app, Request& request) {
   command
       ->add_option("--split", options->split,
                    "Another split of --data; labelled rows have a test split")
-      ->check(CLI::IsMember({"train", "validation", "test"}))
+      ->check(OneOf({"train", "validation", "test"}))
       ->capture_default_str();
   command
       ->add_option("--text", options->texts,
@@ -52,14 +53,14 @@ void AddEval(CLI::App& app, Request& request) {
   command
       ->add_option("--seq-len", options->seq_len,
                    "Tokens a window [as trained; of labelled rows: theirs]")
-      ->check(CLI::PositiveNumber);
+      ->check(AtLeast(1));
   command->add_option("--windows", options->windows, "Score the first so many windows [all]")
-      ->check(CLI::NonNegativeNumber);
+      ->check(AtLeast(0));
   command->add_option("--batch", options->batch, "Windows of one forward")
-      ->check(CLI::PositiveNumber)
+      ->check(AtLeast(1))
       ->capture_default_str();
   command->add_option("--threads", options->threads, "Threads a rank [all cores]")
-      ->check(CLI::NonNegativeNumber);
+      ->check(AtLeast(0));
   command->add_flag("--bigram", options->bigram,
                     "Also score an add-one-smoothed bigram model of the training split");
   command
@@ -69,7 +70,7 @@ void AddEval(CLI::App& app, Request& request) {
                    "JSON file has the weights of all [none]")
       ->type_name("FILE");
   command->add_option("--top", options->top, "With --explain: tokens of a layer to name")
-      ->check(CLI::PositiveNumber)
+      ->check(AtLeast(1))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print JSON");
   command
@@ -77,7 +78,7 @@ void AddEval(CLI::App& app, Request& request) {
                    "Tokens a row, several: a table of perplexity by length. Each divides the "
                    "longest, so that all score the same targets; --windows counts the longest")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(AtLeast(1))
       ->type_name("N,...");
   command
       ->add_option("--method", options->methods,
@@ -99,29 +100,29 @@ void AddEval(CLI::App& app, Request& request) {
       ->add_option("--retrieval", options->retrieval,
                    "With --lengths: instead of the loss, how often the model finds what is hidden "
                    "in the text: a passkey of five digits, or pairs of tokens (mqar) [none]")
-      ->check(CLI::IsMember({"passkey", "mqar"}));
+      ->check(OneOf({"passkey", "mqar"}));
   command
       ->add_option("--depths", options->depths,
                    "With --retrieval: where it is hidden, from 0, the beginning, to 1, the end")
       ->delimiter(',')
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(BetweenNumbers(0, 1))
       ->type_name("DEPTH,...")
       ->capture_default_str();
   command->add_option("--samples", options->samples, "With --retrieval: prompts of a cell")
-      ->check(CLI::PositiveNumber)
+      ->check(AtLeast(1))
       ->capture_default_str();
   command->add_option("--pairs", options->pairs, "With --retrieval mqar: pairs of a prompt")
-      ->check(CLI::PositiveNumber)
+      ->check(AtLeast(1))
       ->capture_default_str();
   command
       ->add_option("--seed", options->seed,
                    "With --retrieval: of what is hidden, and of the places of the texts")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeast(0))
       ->capture_default_str();
   command
       ->add_option("--bin", options->bin,
                    "With --lengths: tell losses by positions of so many tokens in --out [none]")
-      ->check(CLI::PositiveNumber);
+      ->check(AtLeast(1));
   command->add_flag("--recall", options->recall,
                     "With --lengths: also perplexity of tokens that their document in the row has "
                     "held before, and of new ones; likewise of pairs with the token before");

@@ -2,8 +2,21 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
+namespace {
+
+std::vector<std::string> ModelTypes() {
+  std::vector<std::string> names = {"auto"};
+#define HL_LAYOUT(Make, model_type, exports) \
+  if (exports) names.emplace_back(model_type);
+#include "interop/layouts/layouts.inc"
+#undef HL_LAYOUT
+  return names;
+}
+
+}  // namespace
 
 void AddExport(CLI::App& app, Request& request) {
   auto options = std::make_shared<ExportOptions>();
@@ -23,15 +36,16 @@ void AddExport(CLI::App& app, Request& request) {
       ->type_name("DIR")
       ->required();
   command->add_option("--dtype", options->dtype, "Of all tensors")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->check(OneOf({"fp32", "bf16"}))
       ->capture_default_str();
   command
       ->add_option("--model-type", options->exported.model_type,
                    "config.json's model_type, where several classes fit")
-      ->check(CLI::IsMember({"auto", "llama", "transformer", "retnet", "gla"}))
+      ->check(OneOf(ModelTypes()))
       ->capture_default_str();
   command->add_option("--max-shard", options->exported.max_shard_bytes, "Of one file, e.g. 5GB")
-      ->transform(CLI::AsSizeValue(true))
+      ->type_name("SIZE")
+      ->transform(SizeInBytes())
       ->default_str("5GB");
   command->add_flag("--untie", options->exported.untie,
                     "Write the head of a tied model as a tensor of its own");

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
 
@@ -22,13 +23,13 @@ void AddGenerate(CLI::App& app, Request& request) {
   command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]")
       ->type_name("DIR");
   command->add_option("--threads", options->threads, "LibTorch threads")
-      ->check(CLI::PositiveNumber)
+      ->check(AtLeast(1))
       ->capture_default_str();
   command->add_flag("--stats", options->stats, "Print tokens/s and the size of the state");
 
   command->option_defaults()->group("Length");
   command->add_option("--max-tokens", generate.max_tokens, "New tokens at most")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeast(0))
       ->capture_default_str();
   command->add_flag("--ignore-eos", options->ignore_eos, "Go on past the end of a document");
 
@@ -45,6 +46,7 @@ void AddGenerate(CLI::App& app, Request& request) {
                    "Draw from the fewest whose probability reaches p; 1: all tokens")
       ->capture_default_str();
   command->add_option("--seed", generate.sampler.seed, "Of the draws: the same seed, the same text")
+      ->check(AtLeast(0))
       ->capture_default_str();
   command->callback([=, &request] { request = *options; });
 }

@@ -2,8 +2,23 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "core/concat.h"
 
 namespace halflife::cli {
+namespace {
+
+// Those that nothing is written as: checkpoints of a paper's authors.
+std::string AuthorsLayouts() {
+  std::string names;
+  const auto add = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+#define HL_LAYOUT(Make, model_type, exports) \
+  if (!exports) add(model_type);
+#include "interop/layouts/layouts.inc"
+#undef HL_LAYOUT
+  return names;
+}
+
+}  // namespace
 
 void AddImport(CLI::App& app, Request& request) {
   auto options = std::make_shared<ImportOptions>();
@@ -22,11 +37,9 @@ void AddImport(CLI::App& app, Request& request) {
       ->type_name("DIR")
       ->required();
   command
-      ->add_option(
-          "--layout", options->layout,
-          "Whose names the tensors have, of checkpoints of a paper's authors: d2d, d2d_ape, "
-          "leap, fastformer, gau_alpha, torchscale_decoder, torchscale_retnet or zoology "
-          "[config.json's model_type]")
+      ->add_option("--layout", options->layout,
+                   Concat("Whose names the tensors have, of checkpoints of a paper's authors: ",
+                          AuthorsLayouts(), " [config.json's model_type]"))
       ->type_name("NAME");
   command->callback([=, &request] { request = *options; });
 }

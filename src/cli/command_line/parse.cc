@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/program.h"
+#include "cli/command_line/refusal.h"
 
 namespace halflife::cli {
 
@@ -11,8 +12,12 @@ std::optional<ExitCode> ParseCommandLine(int argc, char** argv, Request& request
   try {
     program->parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() != 0) CheckWords(*program, {argv + 1, argv + argc});
-    return program->exit(error) == 0 ? ExitCode::kFinished : ExitCode::kUsage;
+    if (error.get_exit_code() != 0) {
+      CheckWords(*program, {argv + 1, argv + argc});
+      Refuse(*program, error);
+    }
+    program->exit(error);  // prints what was asked for
+    return ExitCode::kFinished;
   }
   return std::nullopt;
 }

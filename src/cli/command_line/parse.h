@@ -11,8 +11,9 @@
 
 namespace halflife::cli {
 
-// nullopt: go on with `request`. Else help, the version or what CLI11 objects to was printed, and
-// that is the exit code. Error kUsage: a word that is unknown, with those that were probably meant.
+// nullopt: go on with `request`. Else help or the version was printed, and that is the exit code.
+// Error kUsage: a word that is unknown, with those that were probably meant; a value, or words
+// together, that are refused, with what would work.
 std::optional<ExitCode> ParseCommandLine(int argc, char** argv, Request& request);
 
 }  // namespace halflife::cli

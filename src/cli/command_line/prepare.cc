@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
 namespace {
@@ -17,7 +18,7 @@ void AddMqar(CLI::App& command, CLI::Option* inputs, PrepareOptions& options) {
                   "In place of --input: labelled rows of a task. mqar: multi-query associative "
                   "recall, pairs of a key and a value, then each key again, which asks for its "
                   "value [none: text]")
-      ->check(CLI::IsMember({"mqar"}))
+      ->check(OneOf({"mqar"}))
       ->excludes(inputs);
   command.add_option("--vocab-size", mqar.vocab_size, "Tokens; half of them are keys")
       ->capture_default_str();
@@ -39,7 +40,7 @@ void AddMqar(CLI::App& command, CLI::Option* inputs, PrepareOptions& options) {
       .add_option("--generator", mqar.generator,
                   "numpy_compat gives the rows of Zoology and ReBased to the bit; native is faster "
                   "and makes each row from its number alone")
-      ->transform(CLI::CheckedTransformer(generators).description("{native,numpy_compat}"))
+      ->transform(OneOf(generators))
       ->default_str("native");
   command.add_option("--examples", options.examples, "Training rows of each segment")
       ->capture_default_str();
@@ -53,6 +54,7 @@ void AddMqar(CLI::App& command, CLI::Option* inputs, PrepareOptions& options) {
   command
       .add_option("--seed", mqar.seed,
                   "Of the training rows; the test rows have this + 10, the validation rows + 20")
+      ->check(AtLeast(0))
       ->capture_default_str();
 }
 
@@ -67,7 +69,7 @@ void AddExamples(CLI::App& command, CLI::Option* synthetic, PrepareOptions& opti
           .add_option("--labels", options.labels,
                       "--input holds labelled records, .tsv with a first line of names or .jsonl: "
                       "texts with their classes, or prompts with their answers [none: text]")
-          ->check(CLI::IsMember({"classes", "answers"}))
+          ->check(OneOf({"classes", "answers"}))
           ->excludes(synthetic);
   for (const char* of_text : {"--train-tokenizer", "--vocab", "--documents"})
     labels->excludes(command.get_option(of_text));
@@ -79,7 +81,7 @@ void AddExamples(CLI::App& command, CLI::Option* synthetic, PrepareOptions& opti
   command
       .add_option("--too-long", config.rules.too_long,
                   "Examples that no row holds: an error, cut to a row, or left out")
-      ->transform(CLI::CheckedTransformer(rules).description("{error,cut,drop}"))
+      ->transform(OneOf(rules))
       ->default_str("error")
       ->needs(labels);
   command.add_option("--label-field", config.label_field, "The field with a text's class")
@@ -175,14 +177,14 @@ void AddPrepare(CLI::App& app, Request& request) {
   command
       ->add_option("--documents", config.documents,
                    "What a document is; auto: record for .jsonl, blank-line for .txt")
-      ->transform(CLI::CheckedTransformer(modes).description("{auto,blank-line,file,record}"))
+      ->transform(OneOf(modes))
       ->default_str("auto");
   command->add_option("--field", config.field, "The field of a JSON record that holds the text")
       ->capture_default_str();
   command
       ->add_option("--invalid-utf8", config.replace_invalid_utf8,
                    "Bytes that are not UTF-8: an error, or replaced by U+FFFD")
-      ->transform(CLI::CheckedTransformer(invalid_utf8).description("{error,replace}"))
+      ->transform(OneOf(invalid_utf8))
       ->default_str("error");
   command
       ->add_option("--max-document-bytes", config.max_document_bytes,
@@ -202,6 +204,7 @@ void AddPrepare(CLI::App& app, Request& request) {
       ->capture_default_str()
       ->excludes(validation_input);
   command->add_option("--split-seed", config.split_seed, "Chooses which documents those are")
+      ->check(AtLeast(0))
       ->capture_default_str();
   command->add_option("--shard-tokens", config.shard_tokens, "Tokens of one shard file at most")
       ->capture_default_str();

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
 
@@ -34,13 +35,13 @@ void AddScore(CLI::App& app, Request& request) {
   command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]")
       ->type_name("DIR");
   command->add_option("--piece", options->score.piece, "Tokens of a sequence in one forward")
-      ->check(CLI::PositiveNumber)
+      ->check(AtLeast(1))
       ->capture_default_str();
   command->add_option("--batch-tokens", options->score.batch_tokens, "Tokens of one forward")
-      ->check(CLI::PositiveNumber)
+      ->check(AtLeast(1))
       ->capture_default_str();
   command->add_option("--threads", options->threads, "Threads a rank [all cores]")
-      ->check(CLI::NonNegativeNumber);
+      ->check(AtLeast(0));
   command->callback([=, &request] { request = *options; });
 }
 

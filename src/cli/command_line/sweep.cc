@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
 
@@ -25,14 +26,16 @@ void AddSweep(CLI::App& app, Request& request) {
       ->required();
   command->add_option("--out", options->out, "The sweep's folder")->type_name("DIR")->required();
   command
-      ->add_option("--set", options->overrides,
-                   "Overrides a field of every run, e.g. train.steps=100; may be repeated")
+      ->add_option(
+          "--set", options->overrides,
+          "Overrides a field of every run, before the axes' points, e.g. train.steps=100; may be "
+          "repeated")
       ->type_name("NAME=VALUE")
       ->take_all();
   command->add_option("--jobs", options->jobs, "Runs at a time [one a GPU, or as the cores allow]")
-      ->check(CLI::PositiveNumber);
+      ->check(AtLeast(1));
   command->add_option("--retries", options->retries, "Further attempts of a run that fails")
-      ->check(CLI::NonNegativeNumber)
+      ->check(AtLeast(0))
       ->capture_default_str();
   command
       ->add_option("--share", options->share,

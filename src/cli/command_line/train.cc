@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
 namespace {
@@ -25,7 +26,7 @@ void AddInitOptions(CLI::App& command, TrainOptions& options) {
       ->type_name("GLOB");
   more("--init-new-rows", options.init_new_rows,
        "Of a larger vocabulary: refuse, the mean row, or initial values")
-      ->check(CLI::IsMember({"refuse", "mean", "init"}))
+      ->check(OneOf({"refuse", "mean", "init"}))
       ->capture_default_str();
 }
 
@@ -61,7 +62,7 @@ void AddTrain(CLI::App& app, Request& request) {
                    "Ranks that are threads of this process, on the CPU: what mpirun would start, "
                    "where there is none")
       ->type_name("N")
-      ->check(CLI::Range(1, 1024))
+      ->check(Between(1, 1024))
       ->capture_default_str();
   CLI::Option* trace =
       command->add_option("--trace", options->trace,
@@ -69,7 +70,7 @@ void AddTrain(CLI::App& app, Request& request) {
   trace->type_name("FILE");
   command->add_option("--trace-steps", options->trace_steps, "How many")
       ->type_name("N")
-      ->check(CLI::Range(1, 100000))
+      ->check(Between(1, 100000))
       ->capture_default_str()
       ->needs(trace);
   command->add_flag("--check-sync", options->check_sync,

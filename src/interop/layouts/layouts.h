@@ -12,7 +12,7 @@
 
 namespace halflife::interop {
 
-#define HL_LAYOUT(Make) std::unique_ptr<Layout> Make();
+#define HL_LAYOUT(Make, model_type, exports) std::unique_ptr<Layout> Make();
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
 

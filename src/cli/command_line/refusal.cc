@@ -1,0 +1,149 @@
+#include "cli/command_line/refusal.h"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "cli/command_line/option_value.h"
+#include "cli/command_line/value_checks.h"
+#include "core/error.h"
+
+namespace halflife::cli {
+namespace {
+
+// "--config RECIPE", "--dry-run", "STEP".
+std::string Usage(const CLI::Option& option) {
+  const std::string value = ValueOf(option).placeholder;
+  const bool named = !option.get_positional();
+  return Concat(option.get_name(), named && !value.empty() ? " " + value : "");
+}
+
+// What of a command's options is wrong, by kind of the error.
+class Findings {
+ public:
+  Findings(const CLI::App& command, const std::string& words)
+      : command_(command), words_(words), options_(command.get_options()) {}
+
+  std::string Missing() const {
+    std::vector<std::string> missing;
+    for (const CLI::Option* option : options_)
+      if (option->get_required() && option->count() == 0)
+        missing.push_back(Concat(Usage(*option), ": ", option->get_description()));
+    if (!missing.empty()) return Concat("needs ", Join(missing, "; and "));
+    std::vector<std::string> names;
+    for (const CLI::App* sub : command_.get_subcommands({})) names.push_back(sub->get_name());
+    return Concat("needs a subcommand: ", Join(names, ", "));
+  }
+
+  std::string Needs() const {
+    for (const CLI::Option* option : options_) {
+      if (option->count() == 0) continue;
+      for (const CLI::Option* needed : option->get_needs())
+        if (needed->count() == 0)
+          return Concat(option->get_name(), " does nothing without ", needed->get_name(), "; ",
+                        Usage(*needed), " beside it would work");
+    }
+    return words_;
+  }
+
+  std::string Excludes() const {
+    for (const CLI::Option* option : options_) {
+      if (option->count() == 0) continue;
+      for (const CLI::Option* other : option->get_excludes())
+        if (other->count() > 0)
+          return Concat(option->get_name(), " and ", other->get_name(),
+                        " exclude each other; one of them would work");
+    }
+    return words_;
+  }
+
+  // Values too few or too many.
+  std::string Count() const {
+    const CLI::Option* option = Named();
+    if (option == nullptr) return words_;
+    const auto met = static_cast<int>(option->count());
+    const int least = std::max(option->get_items_expected_min(), 1);
+    if (option->get_items_expected_max() == 0) return Concat(option->get_name(), " takes no value");
+    if (words_.ends_with(" missing"))
+      return Concat(option->get_name(), " has no value; ", Usage(*option), " would work");
+    return Concat(option->get_name(), " has ", met, met == 1 ? " value" : " values", " ('",
+                  Join(option->results(), "', '"), "'); ",
+                  met < least ? least : option->get_items_expected_max(), " would work");
+  }
+
+  // A value that is no number, or a flag's.
+  std::string Conversion() const {
+    for (const CLI::Option* option : options_) {
+      if (option->count() == 0) continue;
+      const CLI::ConversionError would_say(option->get_name(), option->results());
+      const bool is_flag = option->get_items_expected_max() == 0;
+      if (words_ != would_say.what() && !(is_flag && option == Named())) continue;
+      if (is_flag) return Concat(option->get_name(), " takes no value; leave it out");
+      return Concat(option->get_name(), ": ", ValueProblem(*option));
+    }
+    return words_;
+  }
+
+  // Words that nothing takes.
+  std::string Extras() const {
+    std::vector<std::string> extras = command_.remaining();
+    if (extras.empty()) return words_;
+    return Concat("has no place for '", Join(extras, "' '"), "'");
+  }
+
+ private:
+  // The option that the error's words begin with.
+  const CLI::Option* Named() const {
+    for (const CLI::Option* option : options_)
+      if (words_.starts_with(option->get_name() + ":") ||
+          words_.starts_with(option->get_name() + " "))
+        return option;
+    return nullptr;
+  }
+
+  static std::string ValueProblem(const CLI::Option& option) {
+    const bool whole = !option.get_type_name().starts_with("FLOAT");
+    const std::string works = Concat("; e.g. ", Example(option), " would work");
+    for (const std::string& result : option.results())
+      if (const std::string problem = NumberProblem(result, whole); !problem.empty())
+        return problem + works;
+    return Concat("'", Join(option.results(), " "), "' is too large", works);
+  }
+
+  static std::string Example(const CLI::Option& option) {
+    const std::string standard = option.get_default_str();
+    return standard.empty() || standard.starts_with("[") ? "1" : standard;
+  }
+
+  const CLI::App& command_;
+  const std::string words_;  // CLI11's own
+  const std::vector<const CLI::Option*> options_;
+};
+
+std::string Describe(const CLI::App& command, const CLI::ParseError& error) {
+  const Findings findings(command, error.what());
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) return findings.Missing();
+  if (dynamic_cast<const CLI::RequiresError*>(&error) != nullptr) return findings.Needs();
+  if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr) return findings.Excludes();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) return findings.Count();
+  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) return findings.Conversion();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) return findings.Extras();
+  return error.what();  // a validator's, value_checks.h
+}
+
+}  // namespace
+
+void Refuse(const CLI::App& program, const CLI::ParseError& error) {
+  const CLI::App* command = &program;
+  std::string path = program.get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().back();
+    path += " " + command->get_name();
+  }
+  HL_FAIL(ExitCode::kUsage, "`", path, "` ", Describe(*command, error), "\n`", path,
+          " --help` has all that it takes");
+}
+
+}  // namespace halflife::cli
