@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# tests/support/compile_database.sh: every source has a command of its own, with generated headers
+# where they are built.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+# shellcheck source=tests/launch/checks.sh
+source tests/launch/checks.sh
+
+tests/support/compile_database.sh "$work/database" >"$work/out" 2>&1
+shown_log=$work/out
+check "exit code" 0 $?
+database=$work/database/compile_commands.json
+jq -r '.[].file' "$database" | sort -u >"$work/files"
+# those of NCCL are compiled with CUDA alone
+find "$PWD/src" -name '*.cc' ! -name 'nccl_*' | sort >"$work/sources"
+check "sources without a command" "" "$(comm -23 "$work/sources" "$work/files")"
+check "folders as one" "" "$(grep -F unity "$work/files")"
+check "precompiled headers" "" "$(jq -r '.[].command' "$database" | grep -F cmake_pch)"
+check "headers generated elsewhere" "" "$(grep -F "$work" "$database")"
+exit $((failures > 0))

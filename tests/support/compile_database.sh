@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# tests/support/compile_database.sh [FOLDER]
+#
+# Writes FOLDER/compile_commands.json (build/tidy's without FOLDER): a command for each source by
+# itself, for clang-tidy and clangd. That of build/cpu has the folders that are compiled as one, and
+# precompiled headers of gcc's. Nothing is built: generated headers are those of build/cpu.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+folder=$(realpath -m "${1:-build/tidy}")
+cmake --preset cpu -B "$folder" --log-level=WARNING -DBUILD_TESTING=ON \
+  -DHALFLIFE_UNITY_BUILD=OFF -DHALFLIFE_PRECOMPILED_HEADERS=OFF >/dev/null
+sed -i "s|$folder|$PWD/build/cpu|g" "$folder/compile_commands.json"
