@@ -32,7 +32,7 @@ int64_t TensorInfo::count() const { return CountElements(shape); }
 fs::path FindStep(const fs::path& path) {
   std::error_code ignored;
   HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, fs::is_directory(path, ignored), path.string(),
-              " is not a folder");
+              " is not a folder; that of a run, or of one step of it, would work");
   if (fs::exists(path / kManifestName, ignored) || ParseStepName(Normal(path))) return path;
   for (const fs::path& ckpt_dir : {path / "ckpt", path}) {
     const std::vector<StepDir> steps = ListPublished(ckpt_dir);

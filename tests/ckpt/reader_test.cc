@@ -88,7 +88,8 @@ TEST_F(ReaderTest, FindsTheStepOfARunAFolderOrItself) {
   const TempDir empty;
   EXPECT_HL_ERROR(FindStep(empty.path()), ExitCode::kNoUsableCheckpoint, "no checkpoint in",
                   "looked for manifest.pb, ckpt/step_* and step_*");
-  EXPECT_HL_ERROR(FindStep(empty / "x"), ExitCode::kNoUsableCheckpoint, "is not a folder");
+  EXPECT_HL_ERROR(FindStep(empty / "x"), ExitCode::kNoUsableCheckpoint, "is not a folder",
+                  "of a run, or of one step of it, would work");
 }
 
 TEST_F(ReaderTest, TensorsAreWholeWhateverTheCuts) {
@@ -176,7 +177,8 @@ TEST_F(ReaderTest, ReshardedStepsHoldTheSameState) {
     const auto request = ParseResume("path=" + path.string());
     EXPECT_EQ(LoadStep(out / "run", 2, SmallSpecs(), request)->state.step, 200u);
   }
-  EXPECT_HL_ERROR(ReshardStep(before, 2, out / "world5"), ExitCode::kUsage, "exists already");
+  EXPECT_HL_ERROR(ReshardStep(before, 2, out / "world5"), ExitCode::kUsage, "exists already",
+                  "one that does not would work");
 }
 
 TEST_F(ReaderTest, CommandLs) {

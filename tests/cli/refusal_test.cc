@@ -64,6 +64,9 @@ TEST(Refusal, AChoiceThatIsNone) {
                   "--model-type: 'gpt3' is none of auto, llama, transformer, gpt2, retnet, gla, "
                   "linear_attn, mamba; did you mean 'gpt2'?");
   Parse({"export", "--run", "r", "--out", "o", "--model-type", "gpt2"});
+  EXPECT_HL_ERROR(Parse({"import", "--from", "f", "--out", "o", "--layout", "d3d"}),
+                  ExitCode::kUsage, "--layout: 'd3d' is none of llama, ",
+                  "torchscale_retnet; did you mean 'd2d'?");
   EXPECT_HL_ERROR(Parse({"prepare", "--out", "o", "--documents", "page"}), ExitCode::kUsage,
                   "--documents: 'page' is none of auto, blank-line, file, record");
 }

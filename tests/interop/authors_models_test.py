@@ -118,9 +118,9 @@ class AuthorsModels(AuthorsTest):
     def test_says_which_classes_it_knows(self):
         folder = self.make_folder(d2d_weights("none", ape=True),
                                   d2d_config("LinearExpWithVanillaAPELMHeadModel"))
-        for layout, known in (("d2d", "EluWithD2D"), ("d3d", "d2d_ape")):
+        for layout, known, code in (("d2d", "EluWithD2D", 3), ("d3d", "d2d_ape", 2)):
             said = self.halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
-                                 code=3)
+                                 code=code)
             self.assertIn(known, said)
 
 

@@ -2,17 +2,17 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/value_checks.h"
 #include "core/concat.h"
 
 namespace halflife::cli {
 namespace {
 
-// Those that nothing is written as: checkpoints of a paper's authors.
-std::string AuthorsLayouts() {
-  std::string names;
-  const auto add = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+// `exported`: also those that models are written as. The others are of checkpoints of authors.
+std::vector<std::string> LayoutNames(bool exported) {
+  std::vector<std::string> names;
 #define HL_LAYOUT(Make, model_type, exports) \
-  if (!exports) add(model_type);
+  if (exported || !exports) names.emplace_back(model_type);
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
   return names;
@@ -39,8 +39,9 @@ void AddImport(CLI::App& app, Request& request) {
   command
       ->add_option("--layout", options->layout,
                    Concat("Whose names the tensors have, of checkpoints of a paper's authors: ",
-                          AuthorsLayouts(), " [config.json's model_type]"))
-      ->type_name("NAME");
+                          Join(LayoutNames(false), ", "), " [config.json's model_type]"))
+      ->type_name("NAME")
+      ->check(OneOf(LayoutNames(true)).description(""));  // the help has those of authors
   command->callback([=, &request] { request = *options; });
 }
 
