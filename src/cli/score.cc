@@ -138,7 +138,8 @@ void Report(const Input& input, const std::vector<std::vector<float>>& scores, b
   }
   WriteOutput(out, text, ExitCode::kEnvironment);
   std::ostream& words = IsStandardOutput(out) ? std::cerr : std::cout;
-  words << sequences.size() << " sequences, " << count << " tokens scored";
+  words << Counted(static_cast<int64_t>(sequences.size()), "sequence") << ", " << count
+        << " tokens scored";
   const double nats = -sum / static_cast<double>(count);
   if (count > 0)
     words << ", " << Fixed(nats, 4) << " nats per token"

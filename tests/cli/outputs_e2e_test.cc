@@ -62,6 +62,7 @@ TEST_F(Outputs, SomebodysTemporaryIsNotOurs) {
 TEST_F(Outputs, StandardOutputHoldsTheResultAlone) {
   const RunResult file = Shell("$H score --model run --text line.txt --out file.jsonl");
   ASSERT_EQ(file.exit_code, 0) << file.err;
+  EXPECT_NE(file.out.find("1 sequence, "), std::string::npos) << file.out;
   EXPECT_NE(file.out.find("tokens scored"), std::string::npos) << file.out;
   for (const char* name : {"-", "/dev/stdout", "/dev/fd/1"}) {
     SCOPED_TRACE(name);

@@ -26,7 +26,7 @@ void AddEval(CLI::App& app, Request& request) {
            "dataset has several.",
        .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
                     "halflife eval --model runs/first --text chapter.txt",
-                    "halflife eval --model runs/first --data datasets/mine "
+                    "halflife eval --model runs/softmax --data datasets/mine "
                     "--lengths 512,1024,2048 --method as_trained,blocks,yarn+info_scale",
                     "halflife eval --model runs/first --data datasets/mine --lengths 256,512 "
                     "--retrieval passkey --depths 0,0.5,1",
