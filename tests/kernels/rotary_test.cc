@@ -50,6 +50,19 @@ TEST(RotaryTest, ProductsDependOnDistanceOnly) {
   EXPECT_GT(std::abs(product(7, 3) - product(7, 5)), 0.1);
 }
 
+// With tables of fp64 products of fp64 differ by the rounding of angles alone, 2^-53 of 1e5.
+TEST(RotaryTest, TablesOfFp64KeepDistancesOfFp64) {
+  const at::Tensor q = Normal({1, 1, 1, 64}, 1), k = Normal({1, 1, 1, 64}, 2);
+  const auto product = [&](int64_t q_position, int64_t k_position) {
+    const auto turn = [](const at::Tensor& x, int64_t position) {
+      return ApplyRotary(x, MakeRotaryTable(Positions(1, 1, position), 64, 10000, at::kDouble));
+    };
+    return (turn(q, q_position) * turn(k, k_position)).sum().item<double>();
+  };
+  for (const int64_t shift : {1, 1000, 100'000})
+    EXPECT_NEAR(product(7, 3), product(7 + shift, 3 + shift), 1e-9) << shift;
+}
+
 TEST(RotaryTest, OwnFrequenciesAndFactor) {
   const at::Tensor positions = Positions(2, 5, 3);
   const RotaryTable usual = MakeRotaryTable(positions, 8, 100),
@@ -143,6 +156,8 @@ TEST(RotaryTest, BadInput) {
   EXPECT_HL_ERROR(with([](auto& t) { t.sin = t.sin.narrow(0, 0, 3); })(), internal, "sin [3, 3]");
   EXPECT_HL_ERROR(with([](auto& t) { t.cos = t.cos.to(at::kBFloat16); })(), internal,
                   "cos [4, 3] bf16");
+  EXPECT_HL_ERROR(with([](auto& t) { t.cos = t.cos.to(at::kDouble); })(), internal,
+                  "cos [4, 3] fp64", "or fp64 for x of fp64");
   EXPECT_HL_ERROR(with([](auto& t) { t.sin = t.sin.to(at::kMeta); })(), internal, "fp32 on meta");
   EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows.narrow(0, 0, 1); })(), internal,
                   "rows [1, 4]");
@@ -175,6 +190,9 @@ TEST(RotaryTablesTest, GivesWhatIsMadeOfItsArgumentsAndOnce) {
   EXPECT_TRUE(equal(first, MakeRotaryTable(near, 6, 100)));
   EXPECT_TRUE(tables.Of(near, 6, 100).cos.is_same(first.cos));
   EXPECT_TRUE(equal(tables.Of(near, 6, 200), MakeRotaryTable(near, 6, 200)));
+  const RotaryTable wide = tables.Of(near, 6, 100, at::kDouble);
+  EXPECT_TRUE(equal(wide, MakeRotaryTable(near, 6, 100, at::kDouble)));
+  EXPECT_EQ(tables.Of(near, frequencies, 1, at::kDouble).sin.scalar_type(), at::kDouble);
   EXPECT_TRUE(equal(tables.Of(near, 8, 100), MakeRotaryTable(near, 8, 100)));
   EXPECT_TRUE(equal(tables.Of(far, 6, 100), MakeRotaryTable(far, 6, 100)));
   const RotaryTable scaled = tables.Of(near, frequencies, 2);

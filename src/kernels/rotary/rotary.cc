@@ -98,34 +98,41 @@ std::pair<int64_t, int64_t> Bounds(const at::Tensor& x_in) {
   return {*low, *high};
 }
 
-RotaryTable CpuTable(const at::Tensor& positions, std::span<const double> frequencies,
-                     double factor) {
+template <typename T>
+RotaryTable CpuTableOf(const at::Tensor& positions, std::span<const double> frequencies,
+                       double factor) {
   const auto [low, high] = Bounds(positions);
   const int64_t first = low, num_rows = high - low + 1,
                 half = static_cast<int64_t>(frequencies.size());
-  const auto options = positions.options().dtype(at::kFloat);
+  const auto options = positions.options().dtype(c10::CppTypeToScalarType<T>());
   RotaryTable table = {.cos = at::empty({num_rows, half}, options),
                        .sin = at::empty({num_rows, half}, options),
                        .rows = positions - first};
-  float* cos = table.cos.mutable_data_ptr<float>();
-  float* sin = table.sin.mutable_data_ptr<float>();
+  T* cos = table.cos.template mutable_data_ptr<T>();
+  T* sin = table.sin.template mutable_data_ptr<T>();
   at::parallel_for(0, num_rows, 256, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t j = 0; j < half; ++j) {
         const double angle = static_cast<double>(first + row) * frequencies[static_cast<size_t>(j)];
-        cos[row * half + j] = static_cast<float>(factor * std::cos(angle));
-        sin[row * half + j] = static_cast<float>(factor * std::sin(angle));
+        cos[row * half + j] = static_cast<T>(factor * std::cos(angle));
+        sin[row * half + j] = static_cast<T>(factor * std::sin(angle));
       }
     }
   });
   return table;
 }
+RotaryTable CpuTable(const at::Tensor& positions, std::span<const double> frequencies,
+                     double factor, at::ScalarType dtype) {
+  return dtype == at::kDouble ? CpuTableOf<double>(positions, frequencies, factor)
+                              : CpuTableOf<float>(positions, frequencies, factor);
+}
 
 // On a device whose values the host does not look at: a row for each token.
-RotaryTable DeviceTable(const at::Tensor& positions, const at::Tensor& frequencies, double factor) {
+RotaryTable DeviceTable(const at::Tensor& positions, const at::Tensor& frequencies, double factor,
+                        at::ScalarType dtype) {
   const at::Tensor angles = positions.flatten().to(at::kDouble).unsqueeze(1) * frequencies;
-  return {.cos = (at::cos(angles) * factor).to(at::kFloat),
-          .sin = (at::sin(angles) * factor).to(at::kFloat),
+  return {.cos = (at::cos(angles) * factor).to(dtype),
+          .sin = (at::sin(angles) * factor).to(dtype),
           .rows = at::arange(positions.numel(), positions.options()).view_as(positions)};
 }
 
@@ -135,17 +142,22 @@ void CheckTableOf(const at::Tensor& positions, int64_t dim) {
            "; int64 and an even head_dim would work");
 }
 
+bool IsOfATable(const at::Tensor& values, const at::Tensor& x) {
+  return values.scalar_type() == at::kFloat ||
+         (values.scalar_type() == at::kDouble && x.scalar_type() == at::kDouble);
+}
+
 void CheckTable(const at::Tensor& x, const RotaryTable& table) {
   const at::Tensor &cos = table.cos, &sin = table.sin, &rows = table.rows;
   HL_CHECK(x.defined() && x.dim() == 4 && x.size(3) >= 2 && x.size(3) % 2 == 0 && cos.defined() &&
                cos.dim() == 2 && FitsBeside(x, cos, {cos.size(0), x.size(3) / 2}) &&
-               FitsBeside(x, sin, cos.sizes()) && cos.scalar_type() == at::kFloat &&
-               sin.scalar_type() == at::kFloat && FitsBeside(x, rows, {x.size(0), x.size(1)}) &&
-               rows.scalar_type() == at::kLong,
+               FitsBeside(x, sin, cos.sizes()) && IsOfATable(cos, x) &&
+               sin.scalar_type() == cos.scalar_type() &&
+               FitsBeside(x, rows, {x.size(0), x.size(1)}) && rows.scalar_type() == at::kLong,
            "ApplyRotary to x ", Describe(x), " with cos ", Describe(cos), ", sin ", Describe(sin),
            ", rows ", Describe(rows),
-           "; x [B, T, H, d] with d even, cos and sin [R, d/2] fp32, rows [B, T] int64, on one "
-           "device, would work");
+           "; x [B, T, H, d] with d even, cos and sin [R, d/2] fp32 (or fp64 for x of fp64), rows "
+           "[B, T] int64, on one device, would work");
   if (!rows.is_cpu()) return;
   const auto [low, high] = Bounds(rows);
   HL_CHECK(low >= 0 && high < cos.size(0), "ApplyRotary: a token's row is ", low < 0 ? low : high,
@@ -161,19 +173,20 @@ std::vector<double> RotaryFrequencies(int64_t dim, double base) {
   return frequencies;
 }
 
-RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base) {
+RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base,
+                            at::ScalarType dtype) {
   CheckTableOf(positions, dim);
-  if (positions.is_cpu()) return CpuTable(positions, RotaryFrequencies(dim, base), 1);
+  if (positions.is_cpu()) return CpuTable(positions, RotaryFrequencies(dim, base), 1, dtype);
   const auto options = positions.options().dtype(at::kDouble);
   const at::Tensor exponents = at::arange(dim / 2, options) * (-2.0 / static_cast<double>(dim));
-  return DeviceTable(positions, at::pow(base, exponents), 1);
+  return DeviceTable(positions, at::pow(base, exponents), 1, dtype);
 }
 
 RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const double> frequencies,
-                            double factor) {
+                            double factor, at::ScalarType dtype) {
   CheckTableOf(positions, 2 * static_cast<int64_t>(frequencies.size()));
-  if (positions.is_cpu()) return CpuTable(positions, frequencies, factor);
-  return DeviceTable(positions, UploadValues(frequencies, positions.device()), factor);
+  if (positions.is_cpu()) return CpuTable(positions, frequencies, factor, dtype);
+  return DeviceTable(positions, UploadValues(frequencies, positions.device()), factor, dtype);
 }
 
 template <typename Make>
@@ -185,18 +198,19 @@ RotaryTable RotaryTables::Find(const at::Tensor& positions, std::vector<double> 
   return entries_.emplace_back(positions, std::move(key), make()).table;
 }
 
-RotaryTable RotaryTables::Of(const at::Tensor& positions, int64_t dim, double base) {
-  // two numbers, of which no table by frequencies has fewer than three
-  return Find(positions, {static_cast<double>(dim), base},
-              [&] { return MakeRotaryTable(positions, dim, base); });
+RotaryTable RotaryTables::Of(const at::Tensor& positions, int64_t dim, double base,
+                             at::ScalarType dtype) {
+  // three numbers, of which no table by frequencies has fewer than four
+  return Find(positions, {static_cast<double>(dim), base, static_cast<double>(dtype)},
+              [&] { return MakeRotaryTable(positions, dim, base, dtype); });
 }
 
 RotaryTable RotaryTables::Of(const at::Tensor& positions, std::span<const double> frequencies,
-                             double factor) {
+                             double factor, at::ScalarType dtype) {
   std::vector<double> key(frequencies.begin(), frequencies.end());
-  key.insert(key.end(), {factor, 0.0});
+  key.insert(key.end(), {factor, 0.0, static_cast<double>(dtype)});
   return Find(positions, std::move(key),
-              [&] { return MakeRotaryTable(positions, frequencies, factor); });
+              [&] { return MakeRotaryTable(positions, frequencies, factor, dtype); });
 }
 
 namespace {

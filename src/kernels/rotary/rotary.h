@@ -16,18 +16,20 @@
 namespace halflife::kernels {
 
 struct RotaryTable {
-  at::Tensor cos,
-      sin;  // [R, d/2] fp32, one row for each position between the smallest and the largest met
+  // [R, d/2] fp32, one row for each position between the smallest and the largest met; fp64 serves
+  // x of fp64 alone.
+  at::Tensor cos, sin;
   at::Tensor rows;  // [B, T] int64: row of each token, 0 to R - 1 (checked on the CPU alone)
 };
 
-// positions [B, T] int64 >= 0; dim even.
-RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base);
+// positions [B, T] int64 >= 0; dim even; `dtype` of cos and sin.
+RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base,
+                            at::ScalarType dtype = at::kFloat);
 
 // The same with the pairs' own frequencies, radians a token, [d/2]; cos and sin are multiplied by
 // `factor`. For positions that are interpolated or mixed (NTK-aware, YaRN).
 RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const double> frequencies,
-                            double factor = 1);
+                            double factor = 1, at::ScalarType dtype = at::kFloat);
 // base^(-2j/d) of each pair.
 std::vector<double> RotaryFrequencies(int64_t dim, double base);
 
@@ -36,9 +38,10 @@ std::vector<double> RotaryFrequencies(int64_t dim, double base);
 class RotaryTables {
  public:
   // As MakeRotaryTable. A tensor of positions is known by itself, not by its values.
-  RotaryTable Of(const at::Tensor& positions, int64_t dim, double base);
+  RotaryTable Of(const at::Tensor& positions, int64_t dim, double base,
+                 at::ScalarType dtype = at::kFloat);
   RotaryTable Of(const at::Tensor& positions, std::span<const double> frequencies,
-                 double factor = 1);
+                 double factor = 1, at::ScalarType dtype = at::kFloat);
 
  private:
   struct Entry {
@@ -53,7 +56,8 @@ class RotaryTables {
   std::vector<Entry> entries_;
 };
 
-// x [B, T, H, d] fp32, bf16 or fp64 -> the same shape and dtype.
+// x [B, T, H, d] fp32, bf16 or fp64 -> the same shape and dtype. Of fp64 the table may be, too:
+// distances are then told to rounding of fp64.
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table);
 // q [B, T, H, d] and k [B, T, Hk, d] of one dtype, in one pass. Where the heads of a token are
 // dense, its tokens may lie apart: q and k may be columns of one product.

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "kernels/rotary/rotary.h"
+#include "kernels/torch/dispatch.h"
 
 namespace halflife::model {
 
@@ -18,7 +19,8 @@ at::Tensor AttentionPositions::Bias(int64_t, const at::TensorOptions&) const { r
 
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
                   std::span<const double> frequencies, double factor) {
-  return kernels::ApplyRotary(x, kernels::MakeRotaryTable(positions, frequencies, factor));
+  return kernels::ApplyRotary(
+      x, kernels::MakeRotaryTable(positions, frequencies, factor, kernels::ComputeType(x)));
 }
 
 RotaryPositions::RotaryPositions(const AttentionLayer& layer)
@@ -26,7 +28,7 @@ RotaryPositions::RotaryPositions(const AttentionLayer& layer)
 
 void RotaryPositions::Encode(AttentionHeads& heads, const at::Tensor& positions,
                              kernels::RotaryTables& tables) const {
-  const auto table = tables.Of(positions, frequencies_, factor_);
+  const auto table = tables.Of(positions, frequencies_, factor_, kernels::ComputeType(heads.q));
   const kernels::RotatedPair rotated = kernels::ApplyRotary(heads.q, heads.k, table);
   heads.q = rotated.q, heads.k = rotated.k;
 }

@@ -288,10 +288,12 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
   if (form_.normaliser == Normaliser::kUnrotatedKeys)
     heads.plain_q = heads.q.x, heads.plain_k = heads.k.x;
   if (form_.rope_theta > 0 || !form_.rotary_frequencies.empty()) {
+    const at::ScalarType dtype = kernels::ComputeType(heads.q.x);
     const auto table =
         form_.rotary_frequencies.empty()
-            ? slice.rotary->Of(slice.told_positions(), maps_[0]->width(), form_.rope_theta)
-            : slice.rotary->Of(slice.told_positions(), form_.rotary_frequencies);
+            ? slice.rotary->Of(slice.told_positions(), maps_[0]->width(), form_.rope_theta, dtype)
+            : slice.rotary->Of(slice.told_positions(), form_.rotary_frequencies, /*factor=*/1,
+                               dtype);
     const kernels::RotatedPair rotated = kernels::ApplyRotary(heads.q.x, heads.k.x, table);
     heads.q.x = rotated.q, heads.k.x = rotated.k;
   }

@@ -24,7 +24,7 @@ class OwnRotation : public AttentionPositions {
       : head_dim_(layer.head_dim), rope_theta_(layer.rope_theta) {}
   void Encode(AttentionHeads& heads, const at::Tensor& positions,
               kernels::RotaryTables& tables) const override {
-    const auto table = tables.Of(positions, head_dim_, rope_theta_);
+    const auto table = tables.Of(positions, head_dim_, rope_theta_, kernels::ComputeType(heads.q));
     const kernels::RotatedPair rotated = kernels::ApplyRotary(heads.q, heads.k, table);
     heads.q = rotated.q, heads.k = rotated.k;
   }
