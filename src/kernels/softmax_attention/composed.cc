@@ -11,6 +11,7 @@
 #include <limits>
 #include <optional>
 
+#include "core/error.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/host_transfer.h"
@@ -131,11 +132,23 @@ int64_t EndOfKeys(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionCo
   return window > 0 ? std::min(num_keys, end + window - 1) : num_keys;
 }
 
+// With `drop` a row is one block, whose factors must stay within fp32, too.
+void CheckDecays(const SoftmaxAttentionConfig& config, int64_t num_queries) {
+  constexpr double kMost = 80;  // of an exponent
+  if (config.decay_rates.empty() || !config.drop) return;
+  const double fastest = -*std::ranges::min_element(config.decay_rates);
+  HL_CHECK_AS(ExitCode::kUsage, fastest * static_cast<double>(num_queries) <= kMost,
+              "dropout of probabilities that decay by up to e^-", fastest, " a token, in rows of ",
+              num_queries, " tokens; at most ", static_cast<int64_t>(kMost / fastest),
+              " tokens, or no dropout of probabilities, would work");
+}
+
 // visit(block, q, k) for block after block of queries, q and k as their products need them.
 template <typename Visit>
 void ForBlocks(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
                Visit visit) {
   const int64_t num_queries = inputs.q.size(1), num_past = inputs.k.size(1) - num_queries;
+  CheckDecays(config, num_queries);
   const VisibleKeys seen = VisibleKeysOf(inputs.positions, num_past, config.pattern);
   const int64_t step = config.drop ? std::max<int64_t>(num_queries, 1) : kBlock;
   const bool bounded = config.pattern.reach() > 0 && config.pattern.sinks == 0 && !config.drop;

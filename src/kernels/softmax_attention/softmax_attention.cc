@@ -52,9 +52,10 @@ void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig&
   HL_CHECK(
       config.decay_rates.empty() ||
           (static_cast<int64_t>(config.decay_rates.size()) == q.size(3) && !in.far_q.defined() &&
-           std::ranges::all_of(config.decay_rates, [](double x) { return x <= 0; })),
+           std::ranges::all_of(config.decay_rates,
+                               [](double x) { return x >= kFastestDecay && x <= 0; })),
       "softmax attention: ", config.decay_rates.size(), " decay rates for heads of ", q.size(3),
-      "; one <= 0 a channel, and no far_q, would work");
+      "; one from ", kFastestDecay, " to 0 a channel, and no far_q, would work");
   HL_CHECK(config.pattern.window == 0 || config.pattern.block == 0, "softmax attention: window ",
            config.pattern.window, " and block ", config.pattern.block, "; one of them would work");
   HL_CHECK(!config.pattern.bidirectional || (k.size(1) == q.size(1) && config.pattern.block == 0 &&

@@ -33,6 +33,9 @@ struct SoftmaxAttentionInputs {
   // which CUDA has, knows no other.
   bool one_document = false;
 };
+// Factors of a tile, or a block of up to 512 tokens, are then e^(0.1 x 512) at most: within fp32.
+constexpr double kFastestDecay = -0.1;
+
 struct SoftmaxAttentionConfig {
   double scale = 1;  // of the products of q and k
   // A bidirectional one takes neither far_q nor decays: these know no way ahead.
@@ -41,8 +44,8 @@ struct SoftmaxAttentionConfig {
   // there the number is squared, too), in place of the softmax.
   bool squared_relu = false;
   int64_t far_from = 0;  // with far_q: at least 1
-  // Channel c of a product decays by e^(decay_rates[c] distance), <= 0 each, [d]; empty: none. Not
-  // with far_q. Finite at any length.
+  // Channel c of a product decays by e^(decay_rates[c] distance), from kFastestDecay to 0: [d], or
+  // empty. Not with far_q. Finite at any length.
   std::vector<double> decay_rates = {};
   // Of the probabilities [B, T, S, H], which are all kept then; empty: nothing is dropped.
   std::function<at::Tensor(const at::Tensor& probabilities)> drop = {};

@@ -3,6 +3,7 @@
 // ln((j/H + gamma) / (1 + gamma)) / scale_base a token; gamma and scale_base belong together.
 #include <cmath>
 
+#include "kernels/softmax_attention/softmax_attention.h"
 #include "model/positions/attention_variant.h"
 
 namespace halflife::model {
@@ -11,10 +12,17 @@ namespace {
 struct XposOptions : OptionsOf<XposOptions> {
   double gamma = 0.4, scale_base = 512;
   std::vector<Option> Fields() override { return {{"gamma", &gamma}, {"scale_base", &scale_base}}; }
+  // ln of what a pair keeps a token; `part`: of the pairs, those that turn faster.
+  double Rate(double part) const { return std::log((part + gamma) / (1 + gamma)) / scale_base; }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
     problems.Require(gamma > 0, "option gamma is ", gamma, "; a number above 0 would work");
     problems.Require(scale_base > 0, "option scale_base is ", scale_base,
                      "; a number of tokens above 0 would work");
+    const double least = Rate(0) / kernels::kFastestDecay * scale_base;
+    problems.Require(gamma <= 0 || scale_base <= 0 || scale_base >= least, "option scale_base is ",
+                     scale_base, " with gamma ", gamma, ": the fastest pair would keep ",
+                     std::exp(Rate(0)), " of a product a token; a scale_base of at least ", least,
+                     " would work");
   }
 };
 
@@ -24,7 +32,7 @@ class Xpos : public RotaryPositions {
     const int64_t half = layer.head_dim / 2;
     for (int64_t channel = 0; channel < layer.head_dim; ++channel) {
       const double part = static_cast<double>(channel % half) / static_cast<double>(half);
-      rates_.push_back(std::log((part + options.gamma) / (1 + options.gamma)) / options.scale_base);
+      rates_.push_back(options.Rate(part));
     }
   }
   std::vector<double> decay_rates() const override { return rates_; }

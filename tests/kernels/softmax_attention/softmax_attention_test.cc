@@ -5,6 +5,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/diff.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
@@ -395,6 +400,54 @@ TEST(SoftmaxAttention, DecaysOverAHundredThousandKeysInBf16) {
   EXPECT_TRUE(Close(p.Out(at::kBFloat16), want, 2e-2));
 }
 
+// Required test 4: queries and keys that carry their factors about a centre of their own, in fp64,
+// where 4,096 tokens overflow nothing; the last 80 queries of the row.
+TEST(SoftmaxAttention, DecaysAreFactorsOfQueriesAndKeys) {
+  Problem p = MakeProblem({.batch = 1, .seq_len = 80, .num_past = 4016, .kv_heads = 1}, 14);
+  for (int64_t c = 0; c < 8; ++c)  // xPos', of halves as pairs
+    p.config.decay_rates.push_back(std::log((static_cast<double>(c % 4) / 4 + 0.4) / 1.4) / 512);
+  const at::Tensor rates = at::tensor(p.config.decay_rates, at::kDouble);
+  for (const double centre : {0.0, 2048.0, 4096.0}) {
+    SCOPED_TRACE(centre);
+    Problem encoded = p;
+    encoded.config.decay_rates.clear();
+    const auto factors = [&](int64_t first, int64_t count, double sign) {
+      const at::Tensor place = at::arange(first, first + count, at::kDouble) - centre;
+      return (sign * place.unsqueeze(1) * rates).exp().unsqueeze(1);  // [tokens, 1, d]
+    };
+    encoded.in.q = p.in.q * factors(4016, 80, +1);
+    encoded.in.k = p.in.k * factors(0, 4096, -1);
+    EXPECT_TRUE(Close(p.Out(), encoded.Out(), 1e-12));
+    EXPECT_TRUE(Close(p.Out(at::kFloat), encoded.Out(), 5e-6));
+  }
+}
+
+// The fastest decay that there may be, over some tiles and blocks: factors that are formed apart
+// stay within fp32, those of LibTorch's operators, too.
+TEST(SoftmaxAttention, FastestDecaysAreFinite) {
+  Problem p = MakeProblem({.batch = 1, .seq_len = 700, .heads = 1, .kv_heads = 1, .dim = 4}, 16);
+  p.config.decay_rates = {kFastestDecay, -0.07, -0.0001, kFastestDecay};
+  const at::Tensor want = ByLoops(p);
+  EXPECT_TRUE(Close(p.Out(), want, 1e-12));
+  EXPECT_TRUE(Close(p.Out(at::kFloat), want, 5e-6));
+  const Problem single = p.To(at::kFloat);
+  EXPECT_TRUE(Close(ComposedSoftmaxAttention(single.in, single.config), want, 5e-6));
+}
+
+// Required test 5: of equal queries and keys that nothing turns, weights fall with the distance, by
+// just the pair's rate.
+TEST(SoftmaxAttention, DecaysFallWithTheDistance) {
+  Problem p = MakeProblem({.batch = 1, .seq_len = 300, .heads = 1, .kv_heads = 1, .dim = 1}, 15);
+  p.in.q = at::ones_like(p.in.q), p.in.k = at::ones_like(p.in.k);
+  p.config = {.scale = 3, .decay_rates = {-2.4468027e-3}};
+  p.in.v = at::eye(300, at::kDouble).view({1, 300, 1, 300});  // shows the weights
+  const at::Tensor weights = p.Out()[0][299][0].flip(0);      // by distance
+  EXPECT_TRUE((weights.diff() < 0).all().item<bool>());
+  const at::Tensor distance = at::arange(300, at::kDouble);
+  const at::Tensor want = 3 * (at::exp(-2.4468027e-3 * distance) - 1);
+  EXPECT_TRUE(Close((weights / weights[0]).log(), want, 1e-12));
+}
+
 // Required tests 6 and 8: blocks of 16 in rows of every remainder. Up to two blocks, and in a
 // window of the whole row, all earlier keys are seen.
 TEST(SoftmaxAttention, BlocksAndWindowsOfEveryRemainder) {
@@ -448,6 +501,14 @@ TEST(SoftmaxAttention, SaysWhatDoesNotFit) {
                   ExitCode::kInternal, "a bidirectional pattern", "without blocks, far_q");
   EXPECT_HL_ERROR(with([](Problem& x) { x.config.decay_rates = {-1.0}; }), ExitCode::kInternal,
                   "1 decay rates for heads of 8");
+  EXPECT_HL_ERROR(with([](Problem& x) { x.config.decay_rates = std::vector<double>(8, -0.2); }),
+                  ExitCode::kInternal, "one from -0.1 to 0 a channel");
+  Problem dropping = MakeProblem({.batch = 1, .seq_len = 900, .decay = true}, 11);
+  dropping.config.decay_rates[3] = kFastestDecay;
+  EXPECT_TRUE(dropping.Out().isfinite().all().item<bool>());
+  dropping.config.drop = [](const at::Tensor& x) { return x; };
+  EXPECT_HL_ERROR(dropping.Out(), ExitCode::kUsage, "by up to e^-0.1 a token, in rows of 900",
+                  "at most 800 tokens");
   EXPECT_HL_ERROR(with([](Problem& x) {
                     x.in.bias = Normal({2, 3}, 1);
                   }),
