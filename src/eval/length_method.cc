@@ -100,6 +100,7 @@ void Yarn(const Edit& edit) {
 }
 void InfoScale(const Edit& edit) { SetQueryScale(edit, "info"); }
 void LogScale(const Edit& edit) { SetQueryScale(edit, "log"); }
+void ScaledBiases(const Edit& edit) { edit.SetInAttention("query_scale_bias", true); }
 
 struct StepKind {
   const char* name;

@@ -59,6 +59,7 @@ class Method:
     bias: Callable | None = None  # of weights, a layer's prefix and i - j [T, T] -> [H, T, T]
     visible: Callable = everything_before
     temperature: Callable | None = None  # of the number of keys a query sees [T], and of all
+    whole_scores: bool = False  # a temperature is of the bias, too
     cosine: float = 0
     embedded: Callable = lambda weights, x: x
 
@@ -73,8 +74,12 @@ class Method:
         products = products * (self.cosine or HEAD_DIM ** -0.5) * self.factor
         if self.temperature is not None:
             seen = self.visible(i, j).sum(1).double()
-            products = products * self.temperature(seen, q.shape[1])[:, None]
-        return products if self.bias is None else products + self.bias(weights, prefix, i - j)
+            factors = self.temperature(seen, q.shape[1])[:, None]
+            products = products * factors
+        if self.bias is None:
+            return products
+        bias = self.bias(weights, prefix, i - j)
+        return products + (bias * factors if self.whole_scores else bias)
 
     def rotated(self, q, k, i, j):
         """Sum over pairs (c, c + d/2): (qa ka + qb kb) cos + (qa kb - qb ka) sin of angle theta."""
@@ -252,6 +257,12 @@ METHODS = {
                                 temperature=info_scale(20), visible=first_and_last(3, 50)),
     "info_scale_leaves_biases": Method(model="positions { alibi {} }", mixer=INFO, angle=None,
                                        bias=alibi(2, 4, 6, 8), temperature=info_scale(TRAINED)),
+    "info_scale_of_biases": Method(
+        model="positions { alibi {} }", mixer=INFO + " query_scale_bias: true", angle=None,
+        bias=alibi(2, 4, 6, 8), temperature=info_scale(TRAINED), whole_scores=True),
+    "info_scale_of_learned_biases": Method(
+        model="positions { t5 {} }", mixer=INFO + ' query_scale_mode: "train" query_scale_bias: true',
+        angle=None, bias=t5, temperature=info_scale(TRAINED, least=0.0), whole_scores=True),
     "log_scale": Method(mixer=f'query_scale: "log" query_scale_length: {TRAINED}',
                         temperature=log_scale(TRAINED)),
     "cos_scale": Method(mixer="cos_scale: 11", cosine=11),

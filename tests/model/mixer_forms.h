@@ -72,6 +72,13 @@ inline std::vector<model::MixerForm> AllMixerForms() {
   std::vector<model::MixerForm> forms;
   for (const std::string& name : NamesOf(model::kMixers))
     for (const model::MixerConfig& form : model::TestForms(name)) forms.push_back({form, {}});
+  // a factor of whole scores, biases included
+  forms.push_back({model::MixerConfig("softmax", {{"num_heads", int64_t{2}},
+                                                  {"query_scale", "info"},
+                                                  {"query_scale_mode", "train"},
+                                                  {"query_scale_length", int64_t{32}},
+                                                  {"query_scale_bias", true}}),
+                   model::PositionsConfig("kerple_log")});
   for (const model::PositionsConfig& positions : AttentionPositionsForms())
     forms.push_back({model::MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"qkv_bias", true}}),
                      positions});

@@ -43,6 +43,7 @@ struct SoftmaxAttentionArgs {
   // ends. Null: none.
   const void* bias = nullptr;
   int64_t bias_stride = 0, bias_zero = 0;
+  const void* bias_scale = nullptr;  // [B, T] of each query's, in the compute type; null: 1 each
   // The product of channel c decays by e^(decay_rates[c] distance), <= 0 each: [d]. Null: none.
   const double* decay_rates = nullptr;
 

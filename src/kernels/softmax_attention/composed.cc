@@ -55,11 +55,14 @@ struct Block {
                                        .logical_and(key < rows(seen.end)));
     return visible.unsqueeze(1);
   }
-  at::Tensor Bias() const {  // [H, T, S]
+  at::Tensor Bias() const {  // [1 or B, H, T, S]
     // What lies ahead of a causal query is masked, and of another as far as what lies back.
     const at::Tensor distances =
         config.pattern.bidirectional ? Distances().abs() : Distances().clamp_min(0);
-    return inputs.bias.index_select(1, distances.flatten()).unflatten(1, distances.sizes());
+    const at::Tensor bias =
+        inputs.bias.index_select(1, distances.flatten()).unflatten(1, distances.sizes());
+    if (!inputs.bias_scale.defined()) return bias.unsqueeze(0);
+    return bias * Queries(inputs.bias_scale.detach()).unsqueeze(1).unsqueeze(3);
   }
   // x by e^(+-rate (place - the block's first query)): products then decay with the distance, and
   // no factor is above what the block's own length makes it.
@@ -114,7 +117,7 @@ at::Tensor AttendFused(const Block& block, const at::Tensor& q, const at::Tensor
   const SoftmaxAttentionInputs& in = block.inputs;
   at::Tensor mask = block.Visible();
   if (in.bias.defined())
-    mask = block.Bias().unsqueeze(0).masked_fill(mask.logical_not(), kNever).to(q.scalar_type());
+    mask = block.Bias().masked_fill(mask.logical_not(), kNever).to(q.scalar_type());
   const int64_t num_heads = q.size(2);
   return at::scaled_dot_product_attention(
              ByHead(q, num_heads), ByHead(k, num_heads), ByHead(block.Keys(in.v), num_heads), mask,

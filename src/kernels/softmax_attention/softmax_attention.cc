@@ -49,6 +49,12 @@ void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig&
                 in.bias.size(1) >= k.size(1) && in.bias.scalar_type() == ComputeType(q)),
            "softmax attention: bias ", Describe(in.bias), "; [", q.size(2), ", at least ",
            k.size(1), "] of ", DTypeName(ComputeType(q)), " would work");
+  HL_CHECK(!in.bias_scale.defined() ||
+               (in.bias.defined() && FitsBeside(q, in.bias_scale, {q.size(0), q.size(1)}) &&
+                in.bias_scale.scalar_type() == ComputeType(q)),
+           "softmax attention: bias_scale ", Describe(in.bias_scale), " of bias ",
+           Describe(in.bias), "; [", q.size(0), ", ", q.size(1), "] of ", DTypeName(ComputeType(q)),
+           " beside a bias would work");
   HL_CHECK(
       config.decay_rates.empty() ||
           (static_cast<int64_t>(config.decay_rates.size()) == q.size(3) && !in.far_q.defined() &&
@@ -67,7 +73,8 @@ void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig&
 // The tensors of one call as the kernels read them, in the order of the autograd's inputs.
 struct Call {
   at::Tensor q, k, v, far_q, far_k;
-  at::Tensor bias;  // [H, N] as BiasTable has it
+  at::Tensor bias;        // [H, N] as BiasTable has it
+  at::Tensor bias_scale;  // [B, T], no input of the autograd
   VisibleKeys seen;
   SoftmaxAttentionArgs args;
 
@@ -118,13 +125,16 @@ void SetViews(Call& call, const SoftmaxAttentionConfig& config) {
   args.bias = call.bias.const_data_ptr();
   args.bias_stride = call.bias.size(1);
   args.bias_zero = BiasZero(args.bias_stride, config.pattern);
+  if (!call.bias_scale.defined()) return;
+  call.bias_scale = call.bias_scale.contiguous();
+  args.bias_scale = call.bias_scale.const_data_ptr();
 }
 
 // What a backward needs beside tensors.
 struct BackwardPlan {
   SoftmaxAttentionConfig config;
 
-  // saved: the six inputs, first, end, sinks, out, log_sum.
+  // saved: the six inputs, first, end, sinks, out, log_sum, bias_scale.
   Tensors operator()(const BackwardCall& backward) const {
     const Tensors& saved = backward.saved;
     Call call = {.q = saved[0],
@@ -133,6 +143,7 @@ struct BackwardPlan {
                  .far_q = saved[3],
                  .far_k = saved[4],
                  .bias = saved[5],
+                 .bias_scale = saved[11],
                  .seen = {.first = saved[6], .end = saved[7], .sinks = saved[8]},
                  .args = {}};
     SetViews(call, config);
@@ -169,6 +180,7 @@ at::Tensor FusedOnCpu(const SoftmaxAttentionInputs& in, const SoftmaxAttentionCo
                .far_q = in.far_q,
                .far_k = in.far_k,
                .bias = BiasTable(in.bias, config.pattern),
+               .bias_scale = in.bias_scale.defined() ? in.bias_scale.detach() : in.bias_scale,
                .seen = VisibleKeysOf(in.positions, in.k.size(1) - in.q.size(1), config.pattern),
                .args = {}};
   const bool differentiated =
@@ -191,8 +203,8 @@ at::Tensor FusedOnCpu(const SoftmaxAttentionInputs& in, const SoftmaxAttentionCo
         .outputs = {out}, .saved = given, .backward = BackwardPlan{.config = config}};
     if (!differentiated) return result;
     result.outputs.push_back(log_sum), result.num_constant = 1;
-    result.saved.insert(result.saved.end(),
-                        {call.seen.first, call.seen.end, call.seen.sinks, out, log_sum});
+    result.saved.insert(result.saved.end(), {call.seen.first, call.seen.end, call.seen.sinks, out,
+                                             log_sum, call.bias_scale});
     return result;
   };
   return Apply({.name = "SoftmaxAttention", .inputs = given, .forward = forward})[0];

@@ -28,6 +28,8 @@ struct SoftmaxAttentionInputs {
   // Added to the scores of head h at distance n, ahead as well as back, [H, at least S] in the
   // compute type (fp32, or fp64 beside fp64); undefined: none.
   at::Tensor bias = {};
+  // Of each query's bias, [B, T] in the compute type, a constant in backward; undefined: 1 each.
+  at::Tensor bias_scale = {};
   at::Tensor positions;  // [B, T] int64: of each query in its document
   // Whether it is known that all tokens of a row are of one document: LibTorch's causal attention,
   // which CUDA has, knows no other.
@@ -51,8 +53,8 @@ struct SoftmaxAttentionConfig {
   std::function<at::Tensor(const at::Tensor& probabilities)> drop = {};
 };
 
-// [B, T, H, V] in q's dtype, differentiable in all inputs but the positions. A query that sees no
-// key gets zeros. Error (exit 2) for shapes that do not fit.
+// [B, T, H, V] in q's dtype, differentiable in all inputs but the positions and bias_scale. A query
+// that sees no key gets zeros. Error (exit 2) for shapes that do not fit.
 at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                             const SoftmaxAttentionConfig& config);
 

@@ -29,7 +29,7 @@ struct Shape {
   const char* name = "";
   int64_t batch = 2, seq_len = 70, num_past = 0, heads = 2, kv_heads = 2, dim = 8, dim_v = 6;
   KeyPattern pattern = {};
-  bool bias = false;
+  bool bias = false, bias_scale = false;
   int64_t far_from = 0;
   bool own_far_keys = false;
   bool decay = false;
@@ -50,6 +50,19 @@ const std::vector<Shape> kShapes = {
     {.name = "sinks", .seq_len = 200, .pattern = {.window = 10, .sinks = 3}, .starts = {0, 70}},
     {.name = "bias", .seq_len = 130, .num_past = 3, .kv_heads = 1, .bias = true},
     {.name = "bias in a window", .seq_len = 140, .pattern = {.window = 33}, .bias = true},
+    {.name = "scaled bias",
+     .seq_len = 130,
+     .num_past = 3,
+     .heads = 4,
+     .kv_heads = 2,
+     .bias = true,
+     .bias_scale = true,
+     .starts = {0, 40}},
+    {.name = "scaled bias with sinks",
+     .seq_len = 140,
+     .pattern = {.window = 33, .sinks = 2},
+     .bias = true,
+     .bias_scale = true},
     {.name = "far", .seq_len = 140, .far_from = 20, .own_far_keys = true, .starts = {0, 10}},
     {.name = "far queries", .seq_len = 140, .kv_heads = 1, .far_from = 130},
     {.name = "far with sinks",
@@ -75,6 +88,17 @@ const std::vector<Shape> kShapes = {
      .pattern = {.bidirectional = true},
      .bias = true,
      .starts = {0, 64, 100}},
+    {.name = "scaled bias both ways",
+     .seq_len = 100,
+     .pattern = {.bidirectional = true},
+     .bias = true,
+     .bias_scale = true,
+     .starts = {0, 64}},
+    {.name = "scaled bias of squared ReLU",
+     .seq_len = 70,
+     .bias = true,
+     .bias_scale = true,
+     .squared_relu = true},
     {.name = "bias in a window both ways",
      .seq_len = 140,
      .pattern = {.window = 33, .bidirectional = true},
@@ -106,8 +130,8 @@ struct Problem {
     Problem other = *this;
     for (at::Tensor* x : {&other.in.q, &other.in.k, &other.in.v, &other.in.far_q, &other.in.far_k})
       if (x->defined()) *x = x->to(dtype);
-    if (in.bias.defined())
-      other.in.bias = in.bias.to(dtype == at::kDouble ? at::kDouble : at::kFloat);
+    for (at::Tensor* x : {&other.in.bias, &other.in.bias_scale})
+      if (x->defined()) *x = x->to(dtype == at::kDouble ? at::kDouble : at::kFloat);
     return other;
   }
   at::Tensor Out(at::ScalarType dtype = at::kDouble) const {
@@ -140,6 +164,7 @@ Problem MakeProblem(const Shape& s, uint64_t seed) {
   if (s.far_from > 0) p.in.far_q = Normal({s.batch, s.seq_len, s.heads, s.dim}, seed + 3);
   if (s.own_far_keys) p.in.far_k = Normal({s.batch, keys, s.kv_heads, s.dim}, seed + 4);
   if (s.bias) p.in.bias = Normal({s.heads, keys + 5}, seed + 5);
+  if (s.bias_scale) p.in.bias_scale = Normal({s.batch, s.seq_len}, seed + 6);
   p.config = {.scale = 1 / std::sqrt(static_cast<double>(s.dim)),
               .pattern = s.pattern,
               .squared_relu = s.squared_relu,
@@ -188,7 +213,10 @@ void AttendByLoops(const Problem& p, int64_t b, int64_t t, int64_t h, double* ou
       score += q[c] * k[c] * std::exp(rate * static_cast<double>(distance));
     }
     score *= p.config.scale;
-    if (in.bias.defined()) score += in.bias.accessor<double, 2>()[h][std::abs(distance)];
+    const double bias_scale =
+        in.bias_scale.defined() ? in.bias_scale.accessor<double, 2>()[b][t] : 1;
+    if (in.bias.defined())
+      score += bias_scale * in.bias.accessor<double, 2>()[h][std::abs(distance)];
     const double positive = std::max(score, 0.0);
     weights.back() = p.config.squared_relu ? positive * positive : std::exp(score);
     sum += weights.back();
@@ -334,6 +362,7 @@ TEST(SoftmaxAttention, PiecesAndSingleQueriesAreTheWhole) {
       const auto queries = [&](const at::Tensor& x) { return x.narrow(1, begin, end - begin); };
       piece.in.q = queries(p.in.q), piece.in.positions = queries(p.in.positions);
       if (p.in.far_q.defined()) piece.in.far_q = queries(p.in.far_q);
+      if (p.in.bias_scale.defined()) piece.in.bias_scale = queries(p.in.bias_scale);
       piece.in.k = p.in.k.narrow(1, 0, end), piece.in.v = p.in.v.narrow(1, 0, end);
       if (p.in.far_k.defined()) piece.in.far_k = p.in.far_k.narrow(1, 0, end);
       return piece.Out();
@@ -513,6 +542,10 @@ TEST(SoftmaxAttention, SaysWhatDoesNotFit) {
                     x.in.bias = Normal({2, 3}, 1);
                   }),
                   ExitCode::kInternal, "bias [2, 3]", "[2, at least 70]");
+  EXPECT_HL_ERROR(with([](Problem& x) {
+                    x.in.bias_scale = Normal({2, 70}, 1);
+                  }),
+                  ExitCode::kInternal, "bias_scale [2, 70]", "[2, 70] of fp64 beside a bias");
 }
 
 }  // namespace

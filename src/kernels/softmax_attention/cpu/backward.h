@@ -155,8 +155,9 @@ class Backward {
     for (int r = 0; r < pair_.num_rows(); ++r) {
       if (pair_.span(r).empty()) continue;
       T* const place = table + pair_.BiasOffset(r, met);
+      const T scale = pair_.BiasScale(r);
       for (int j = 0; j < kTile; j += kLanes<T>)
-        StoreUnaligned(place + j, LoadUnaligned(place + j) + At(dscores_.Row(r, j)));
+        StoreUnaligned(place + j, LoadUnaligned(place + j) + At(dscores_.Row(r, j)) * scale);
     }
   }
   void AddProducts(int met) {

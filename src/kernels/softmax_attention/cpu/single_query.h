@@ -80,9 +80,12 @@ class SingleQuery {
       for (int key = far_end; key < end; ++key) scores_[key] = Dot(q, key - far_end);
     }
     const auto* bias = static_cast<const T*>(args_.bias);
+    const T bias_scale =
+        args_.bias_scale == nullptr ? T(1) : static_cast<const T*>(args_.bias_scale)[item_->row];
     for (int key = begin; key < end; ++key) {
       if (bias != nullptr)
         scores_[key] +=
+            bias_scale *
             bias[item_->head * args_.bias_stride + args_.bias_zero - (args_.num_past - key)];
       if (scores_[key] > maximum_) maximum_ = scores_[key];
     }

@@ -102,6 +102,8 @@ class TilePair {
     bias_ = args_.bias == nullptr
                 ? nullptr
                 : static_cast<const T*>(args_.bias) + head * args_.bias_stride + args_.bias_zero;
+    bias_scale_ =
+        args_.bias_scale == nullptr ? nullptr : static_cast<const T*>(args_.bias_scale) + index;
     Load(args_.q, tokens, head, static_cast<T>(args_.scale), q_);
     DecayRows(kTile, q_);
     if (args_.has_far()) Load(args_.far_q, tokens, head, static_cast<T>(args_.scale), far_q_);
@@ -175,6 +177,7 @@ class TilePair {
   }
   // Of row r: the element of `table` [bias_stride] that the tile's first key reads.
   int64_t BiasOffset(int r, int tile) const { return int64_t{tile} * kTile - QueryPlace(r); }
+  T BiasScale(int r) const { return bias_scale_ == nullptr ? T(1) : bias_scale_[r]; }
 
   Distance distance() const { return distance_; }
   const Panels<T>& scores() const { return scores_; }
@@ -280,12 +283,13 @@ class TilePair {
     if (span.empty()) return;  // nobody reads them
     const T far_columns = static_cast<T>(FarColumns(r, tile));
     const T* bias = bias_ == nullptr ? nullptr : bias_ + BiasOffset(r, tile);
+    const T bias_scale = BiasScale(r);
     for (int j = 0; j < kTile; j += kLanes<T>) {
       const Vec<T> column = LaneNumbers<T>() + T(j);
       T* const place = scores_.Row(r, j);
       Vec<T> x = At(place);
       if (distance_ == Distance::kBoth) x = column < far_columns ? At(far_scores_.Row(r, j)) : x;
-      if (bias != nullptr) x += LoadUnaligned(bias + j);
+      if (bias != nullptr) x += LoadUnaligned(bias + j) * bias_scale;
       if (!span.whole()) {
         const auto seen = ((column >= T(span.begin)) & (column < T(span.end))) |
                           ((column >= T(span.sinks)) & (column < T(span.end_sinks)));
@@ -349,6 +353,7 @@ class TilePair {
   int num_rows_ = 0, first_query_ = 0;                                  // of the tile of queries
   const int32_t *first_ = nullptr, *end_ = nullptr, *sinks_ = nullptr;  // of its rows
   const T* bias_ = nullptr;                                             // of a distance of 0
+  const T* bias_scale_ = nullptr;                                       // of the rows
   Distance distance_ = Distance::kNear;
   RowSpan spans_[kTile];
   RowRange rows_that_see_[kTile / Tile<T>::kRows];  // each group of keys

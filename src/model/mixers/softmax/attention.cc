@@ -89,6 +89,7 @@ std::vector<Option> AttentionOptions::Fields() {
           {"query_scale_mode", &query_scale.mode, {.choices = {"eval_only", "train", "fixed_len"}}},
           {"query_scale_length", &query_scale.length, {.min = 0}},
           {"query_scale_dim", &query_scale.dim, {.min = 0}},
+          {"query_scale_bias", &query_scale.bias},
           {"causal", &causal}};
 }
 
@@ -113,6 +114,8 @@ void AttentionOptions::ResolveFor(int64_t head_dim, ProblemList& problems) {
   problems.Require(scales ? query_scale.length >= 2 : query_scale.length == 0, "query_scale ",
                    query_scale.form, " with query_scale_length ", query_scale.length,
                    scales ? "; the training length, at least 2, would work" : "; 0 would work");
+  problems.Require(!query_scale.bias || scales_queries(),
+                   "query_scale_bias without query_scale, whose factor it would give to biases");
   if (query_scale.dim == 0) query_scale.dim = head_dim;
 }
 
@@ -125,6 +128,9 @@ Attention::Attention(const AttentionOptions& options, const Shape& shape,
                                                   .region = dist::Region::kFp32},
                                                  Init::Constant(std::log(options.cos_scale)));
   positions_ = PositionsOf(options, shape, context);
+  HL_CHECK_AS(ExitCode::kUsage, !options.query_scale.bias || positions_->has_bias(),
+              "query_scale_bias, and the model's positions add nothing to scores; alibi, t5 or "
+              "kerple_log would work, or query_scale_bias false");
   config_ = {.scale = ScoreScale(),
              .pattern = PatternOf(options, *positions_),
              .squared_relu = shape.squared_relu,
@@ -269,11 +275,12 @@ void Attention::ScaleQueries(const at::Tensor& positions, Heads& heads) const {
   const at::Tensor num_keys = scale.mode == "fixed_len"
                                   ? at::full_like(positions, heads.k.size(1))
                                   : kernels::NumVisibleKeys(positions, config_.pattern);
-  const at::Tensor factors =
-      QueryScales(num_keys, scale).to(kernels::ComputeType(heads.q)).unsqueeze(-1).unsqueeze(-1);
-  const auto apply = [&](at::Tensor& q) { q = (q * factors).to(q.scalar_type()); };
+  const at::Tensor factors = QueryScales(num_keys, scale).to(kernels::ComputeType(heads.q));
+  const at::Tensor of_heads = factors.unsqueeze(-1).unsqueeze(-1);
+  const auto apply = [&](at::Tensor& q) { q = (q * of_heads).to(q.scalar_type()); };
   apply(heads.q);
   if (heads.far_q.defined()) apply(heads.far_q);
+  if (scale.bias) heads.bias_scale = factors;
 }
 
 // [B, T, H V]; probabilities are dropped at site 0. `call`: null in decode.
@@ -295,6 +302,7 @@ at::Tensor Attention::Attend(const Heads& heads, const at::Tensor& positions, bo
       .far_q = heads.far_q,
       .far_k = heads.far_k,
       .bias = positions_->Bias(heads.k.size(1), options),
+      .bias_scale = heads.bias_scale,
       .positions = positions,
       .one_document = one_document};
   if (call != nullptr && call->observe) call->observe(inputs, config);

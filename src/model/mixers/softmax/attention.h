@@ -33,6 +33,8 @@ struct AttentionOptions : OptionsOf<AttentionOptions> {
   QueryScale query_scale;          // with dim 0: head_dim
 
   std::vector<Option> Fields() override;
+  // Whether scores have a factor by the number of keys.
+  virtual bool scales_queries() const { return query_scale.form != "none"; }
   // For heads of that width.
   void ResolveFor(int64_t head_dim, ProblemList& problems);
 };
@@ -46,6 +48,8 @@ class Attention {
   };
   struct Heads : AttentionHeads {
     at::Tensor v;  // [B, T, Hk, V]
+    // [B, T] in the compute type, of what positions add to a query's scores; undefined: 1 each.
+    at::Tensor bias_scale = {};
   };
   struct Output {
     at::Tensor y;                   // [B, T, H V]

@@ -39,6 +39,9 @@ struct GauOptions : OptionsOf<GauOptions, AttentionOptions> {
     std::ranges::copy(AttentionOptions::Fields(), std::back_inserter(fields));
     return fields;
   }
+  bool scales_queries() const override {
+    return normaliser == "softmax_plus" || AttentionOptions::scales_queries();
+  }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     if (width == 0) width = 2 * sizes.model_dim;
     problems.Require(normaliser == "softmax" || query_scale.form == "none", "normaliser ",
@@ -53,8 +56,11 @@ struct GauOptions : OptionsOf<GauOptions, AttentionOptions> {
 AttentionOptions AttentionOf(const GauOptions& options) {
   AttentionOptions attention = options;
   if (options.normaliser == "softmax_plus")
-    attention.query_scale = {
-        .form = "log", .mode = "train", .length = kSoftmaxPlusLength, .dim = options.key_dim};
+    attention.query_scale = {.form = "log",
+                             .mode = "train",
+                             .length = kSoftmaxPlusLength,
+                             .dim = options.key_dim,
+                             .bias = options.query_scale.bias};
   return attention;
 }
 

@@ -1,5 +1,6 @@
 // Factors on the scores of a query by how many keys it sees, so that attention over long texts is
-// no flatter than in training. Folded into the query, they serve any kernel of attention.
+// no flatter than in training. Folded into the query, they serve any kernel of attention, but leave
+// biases of positions alone.
 //
 //   const QueryScale scale = {.form = "info", .mode = "eval_only", .length = 512, .dim = 64};
 //   q = q * QueryScales(num_keys, scale).unsqueeze(-1).unsqueeze(-1);
@@ -23,6 +24,9 @@ struct QueryScale {
   std::string mode = "eval_only";
   int64_t length = 0;  // of training, at least 2
   int64_t dim = 0;     // d
+  // The factor is of the whole score, what positions add to it included, as InfoScale's code has
+  // it; else it is folded into the query and leaves biases alone.
+  bool bias = false;
 };
 
 // num_keys int64 -> fp64 of the same shape; exactly 1 at the training length.

@@ -164,6 +164,14 @@ const std::vector<GoldenRow> kGolden = {
      'y',
      3,
      {-.884388, 1.138023, .591132, -1.290351, -.258623, 1.356995}},
+    {{.name = "softmax", .causal = false},
+     'o',
+     3,
+     {.151791, -.177649, -.106013, .204967, .053196, -.218675}},
+    {{.name = "softmax", .causal = false},
+     'y',
+     3,
+     {-.884388, 1.138023, .591132, -1.290351, -.258623, 1.356995}},
     {{.name = "softmax_plus", .causal = false, .normaliser = "softmax_plus"},
      'A',
      1,
@@ -204,7 +212,7 @@ TEST(Gau, IsTheGoldenValues) {
     const BuiltMixer built = Golden(golden.form);
     const Outcome loops = ByLoops(golden.form, built, x, {0, 0, 0, 0});
     const at::Tensor out = Forwarded(built, x);
-    EXPECT_TRUE(Close(out, loops.y, 1e-7));  // cos and sin are rounded to fp32
+    EXPECT_TRUE(Close(out, loops.y, 1e-13));
     at::Tensor got = golden.what == 'A' ? loops.weights : out;
     if (golden.what == 'y') {
       got = x + out;
@@ -223,8 +231,8 @@ const std::vector<Form> kForms = {
     {.name = "squared_relu both ways", .causal = false, .normaliser = "squared_relu"},
     {.name = "cosines both ways", .causal = false, .cos_scale = 5, .info_length = 16}};
 
-// Rows of several documents, longer than a tile of the kernel. The rotation's tables of cos and sin
-// are rounded to fp32, 2^-25 each of scores of some units. fp32 rounds those besides.
+// Rows of several documents, longer than a tile of the kernel. fp32 rounds scores of some units and
+// the rotation's cos and sin; bf16 every operand, by 2^-9.
 TEST(Gau, IsTheDefinition) {
   const std::vector<int32_t> cu_seqlens = {0, 1, 40, 90};
   const auto slice = SequenceSlice::Packed(1, 90, cu_seqlens, at::kCPU);
@@ -245,11 +253,14 @@ TEST(Gau, IsTheDefinition) {
     form.rotates = false;
     within(1e-10);  // the length of a vector has 1e-12 more in its square
     form.rotates = true;
-    const at::Tensor want = within(5e-7);
-    BuiltMixer single(form.Config(24, 8), 16, at::kFloat);
-    single.FillZeros();
-    const at::Tensor in = x.to(at::kFloat).unsqueeze(0);
-    EXPECT_TRUE(Close(single->Forward({.x = in, .slice = slice}).y[0], want, 2e-5));
+    const at::Tensor want = within(1e-10);
+    const auto narrow = [&](at::ScalarType dtype) {
+      BuiltMixer built(form.Config(24, 8), 16, dtype);
+      built.FillZeros();
+      return built->Forward({.x = x.to(dtype).unsqueeze(0), .slice = slice}).y[0];
+    };
+    EXPECT_TRUE(Close(narrow(at::kFloat), want, 1e-5));
+    EXPECT_TRUE(Close(narrow(at::kBFloat16), want, 2e-2));
   }
 }
 
@@ -262,14 +273,14 @@ TEST(Gau, SquaredReluOfNegativeScoresIsNothing) {
   EXPECT_EQ(y.count_nonzero().item<int64_t>(), 0);
 }
 
-// Where a row stands changes nothing: only distances count, but for the rounding of tables to fp32.
+// Where a row stands changes nothing: only distances count.
 TEST(Gau, SeesDistancesAlone) {
   const BuiltMixer built(Form{}.Config(24, 8), 16);
   const at::Tensor x = Normal({1, 30, 16}, 3);
   auto there = SequenceSlice::Contiguous(1, 30, 0, at::kCPU);
   const at::Tensor here = built->Forward({.x = x, .slice = there}).y;
   there.positions = there.positions + 1000;
-  EXPECT_TRUE(Close(built->Forward({.x = x, .slice = there}).y, here, 1e-6));
+  EXPECT_TRUE(Close(built->Forward({.x = x, .slice = there}).y, here, 1e-11));
 }
 
 // GAU-alpha: 24 layers, and the six that its experiments on length have.
@@ -326,7 +337,7 @@ TEST(GauAlpha, NormsItsStream) {
   const auto slice = SequenceSlice::Contiguous(2, 20, 0, at::kCPU);
   const at::Tensor tokens = at::arange(40).view({2, 20});
   const at::Tensor hidden = model.Hidden(tokens, {.slice = &slice});
-  EXPECT_TRUE(Close(hidden.square().mean(-1), at::zeros({2, 20}) + 1, 1e-5));
+  EXPECT_TRUE(Close(hidden.square().mean(-1), at::zeros({2, 20}) + 1, 1e-6));
   ModelState state = model.EmptyState(2);
   EXPECT_HL_ERROR(model.Step(tokens.select(1, 0), state), ExitCode::kUsage, "sees later tokens");
 }
@@ -347,6 +358,10 @@ TEST(GauTest, SaysWhatDoesNotFit) {
                   ExitCode::kUsage, "normaliser softmax_plus with query_scale log");
   EXPECT_HL_ERROR(make({{"causal", false}, {"block", int64_t{8}}}), ExitCode::kUsage,
                   "block 8 where later tokens are seen");
+  make({{"normaliser", Word("softmax_plus")}, {"query_scale_bias", true}},
+       PositionsConfig("alibi"));
+  EXPECT_HL_ERROR(make({{"query_scale_bias", true}}, PositionsConfig("alibi")), ExitCode::kUsage,
+                  "query_scale_bias without query_scale");
   for (const char* name : {"t5", "xpos", "rerope", "streaming_llm"})
     EXPECT_HL_ERROR(make({{"causal", false}}, PositionsConfig(name)), ExitCode::kUsage,
                     "know only earlier ones");

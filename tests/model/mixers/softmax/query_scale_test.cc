@@ -2,19 +2,30 @@
 // scores are cosines.
 #include "model/mixers/softmax/query_scale.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/xlogy.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
+#include <map>
 
+#include "core/philox.h"
 #include "kernels/rotary/rotary.h"
 #include "kernels/softmax_attention/softmax_attention.h"
 #include "model/mixers/built_mixer.h"
+#include "model/positions/alibi.h"
+#include "support/expect_error.h"
 
 namespace halflife::model {
 namespace {
@@ -29,29 +40,57 @@ double Factor(int64_t num_keys, const QueryScale& scale) {
 QueryScale Info(int64_t length, int64_t dim, const char* mode = "train") {
   return {.form = "info", .mode = mode, .length = length, .dim = dim};
 }
+QueryScale Log(int64_t length) { return {.form = "log", .mode = "train", .length = length}; }
 
 TEST(QueryScale, InfoScaleTable) {
   const std::vector<std::pair<int64_t, double>> of_128 = {
       {1, 0},          {2, 0.413777},   {8, 0.712827},    {64, 1},          {128, 1.077237},
       {256, 1.148543}, {512, 1.214970}, {1024, 1.277288}, {2048, 1.336077}, {4096, 1.391792}};
   for (const auto& [n, factor] : of_128) EXPECT_NEAR(Factor(n, Info(64, 128)), factor, 1e-6) << n;
-  EXPECT_NEAR(Factor(4096, Info(64, 64)), 1.370447, 1e-6);
-  EXPECT_NEAR(Factor(4096, Info(64, 768)), 1.410400, 1e-6);
-  EXPECT_NEAR(Factor(32768, Info(512, 64)), 1.251481, 1e-6);
-  EXPECT_NEAR(Factor(131072, Info(2048, 128)), 1.223632, 1e-6);
+  // the dividend itself
+  const std::vector<std::pair<int64_t, double>> dividends = {
+      {2, 0.103788},   {8, 0.178799},    {64, 0.250831},   {128, 0.270204}, {256, 0.288090},
+      {512, 0.304752}, {1024, 0.320383}, {2048, 0.335129}, {4096, 0.349104}};
+  const double of_length = std::sqrt(1 - std::pow(64, -2.0 / 128));
+  for (const auto& [n, dividend] : dividends)
+    EXPECT_NEAR(Factor(n, Info(64, 128)) * of_length, dividend, 1e-6) << n;
+}
+
+TEST(QueryScale, InfoScaleOfOtherWidthsAndLengths) {
+  struct Row {
+    int64_t length, dim;
+    std::vector<std::pair<int64_t, double>> factors;
+  };
+  const std::vector<Row> rows = {
+      {64, 64, {{4096, 1.370447}}},
+      {64, 512, {{4096, 1.408505}}},
+      {64, 768, {{4096, 1.410400}}},
+      {512,
+       64,
+       {{1024, 1.048594}, {2048, 1.094060}, {4096, 1.136792}, {8192, 1.177108}, {32768, 1.251481}}},
+      {512,
+       128,
+       {{1024, 1.051291}, {2048, 1.099679}, {4096, 1.145535}, {8192, 1.189160}, {32768, 1.270638}}},
+      {2048, 64, {{4096, 1.039059}, {8192, 1.075908}, {32768, 1.143887}, {131072, 1.205395}}},
+      {2048, 128, {{4096, 1.041700}, {8192, 1.081370}, {32768, 1.155463}, {131072, 1.223632}}}};
+  for (const Row& row : rows)
+    for (const auto& [n, factor] : row.factors)
+      EXPECT_NEAR(Factor(n, Info(row.length, row.dim)), factor, 1e-6)
+          << n << " keys, trained on " << row.length << ", of " << row.dim << " channels";
 }
 
 TEST(QueryScale, LogTable) {
-  const QueryScale log = {.form = "log", .mode = "train", .length = 64, .dim = 128};
-  EXPECT_NEAR(Factor(128, log), 1.166667, 1e-6);
-  EXPECT_NEAR(Factor(4096, log), 2, 1e-12);
+  const std::vector<std::pair<int64_t, double>> factors = {
+      {1, 0},          {2, 0.166667}, {8, 0.5},         {64, 1},          {128, 1.166667},
+      {256, 1.333333}, {512, 1.5},    {1024, 1.666667}, {2048, 1.833333}, {4096, 2}};
+  for (const auto& [n, factor] : factors) EXPECT_NEAR(Factor(n, Log(64)), factor, 1e-6) << n;
 }
 
 // Increasing, concave in ln n, below 1 / I(n_tr); the square root of the logarithm for wide
 // heads.
 TEST(QueryScale, InfoScaleGrowsAsTheRootOfTheLogarithm) {
   double before = 0, slope = 1e9;
-  for (int64_t n = 2; n < 1'000'000; n *= 2) {
+  for (int64_t n = 2; n < 2'000'000; n *= 2) {
     const double factor = Factor(n, Info(64, 128));
     EXPECT_GT(factor, before);
     EXPECT_LT(factor, 3.98676);
@@ -71,48 +110,106 @@ TEST(QueryScale, EvaluationAloneNeverFlattens) {
   EXPECT_GT(Factor(65, Info(64, 128, "eval_only")), 1);
 }
 
-// Mean entropies of softmax over n standard normal scores, in nats. 64 rows: a standard error of
-// some 0.02 at n = 64, less beyond.
-double Entropy(int64_t n, double factor) {
-  const at::Tensor scores = Normal({64, n}, static_cast<uint64_t>(n)) * factor;
+// Of each row of `scores`, in nats.
+at::Tensor Entropies(const at::Tensor& scores) {
   const at::Tensor p = scores.softmax(-1);
-  return -(p * p.log()).sum(-1).mean().item<double>();
+  return -at::xlogy(p, p).sum(-1);
 }
-TEST(QueryScale, InfoScaleKeepsTheShareOfTheEntropy) {
-  const auto share = [](int64_t n, double factor) {
-    return Entropy(n, factor) / std::log(static_cast<double>(n));
-  };
-  const double at_length = share(64, 1);
-  EXPECT_NEAR(at_length, 0.885, 0.01);
-  EXPECT_NEAR(share(4096, Factor(4096, Info(64, 128))), at_length, 0.01);
-  EXPECT_GT(share(4096, 1), at_length + 0.04);
-  EXPECT_NEAR(Entropy(4096, Factor(4096, Info(64, 128))), 7.35, 0.05);
-  EXPECT_NEAR(Entropy(4096, 2), 6.35, 0.05);  // log-n
+// As test::Normal, four of a draw: samples of millions.
+at::Tensor ManyNormals(std::vector<int64_t> shape, uint64_t seed) {
+  at::Tensor out = at::empty(shape, at::kFloat);
+  auto* const data = out.mutable_data_ptr<float>();
+  const RandomKey key = MakeRandomKey(seed, RandomPurpose::kTest, 2);
+  at::parallel_for(0, out.numel() / 4, 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const RandomCounter draw = Draw(key, static_cast<uint64_t>(i), 0, 0);
+      for (const int half : {0, 1}) {
+        const auto normals = ToNormal(draw.x[2 * half], draw.x[2 * half + 1]);
+        data[4 * i + 2 * half] = static_cast<float>(normals.a);
+        data[4 * i + 2 * half + 1] = static_cast<float>(normals.b);
+      }
+    }
+  });
+  return out;
+}
+// 4,096 rows of n normals: a mean entropy has a standard error of some 0.015 where rows differ the
+// most, of many keys at a deviation near 3.
+constexpr int64_t kRows = 4096;
+at::Tensor Scores(int64_t n) { return ManyNormals({kRows, n}, static_cast<uint64_t>(n)); }
+double MeanEntropy(const at::Tensor& scores, double factor) {
+  double sum = 0;
+  for (const at::Tensor& rows : scores.split(256))
+    sum += Entropies(rows * factor).sum().item<double>();
+  return sum / static_cast<double>(scores.size(0));
 }
 
-// Mean entropies of softmax over s times the cosines of random directions of 128 channels.
-double EntropyOfCosines(int64_t n, double s) {
-  const auto unit = [](const at::Tensor& x) { return x / x.norm(2, -1, true); };
-  const at::Tensor q = unit(Normal({512, 128}, 7)), k = unit(Normal({n, 128}, 8));
-  const at::Tensor p = (q.matmul(k.t()) * s * Factor(n, Info(64, 128))).softmax(-1);
-  return -(p * (p + 1e-300).log()).sum(-1).mean().item<double>();
+// Mean entropies over n normal scores of a deviation, plain and with both factors for heads of 128
+// that were trained on 64 keys. The last deviation, sqrt(2 ln 64), is where 64 keys become few.
+TEST(QueryScale, EntropiesAreTheMeasuredOnes) {
+  struct Row {
+    double deviation, plain, info, log;
+  };
+  const double critical = std::sqrt(2 * std::log(64.0));
+  const std::map<int64_t, std::vector<Row>> of_keys = {
+      {64, {{1, 3.68, 3.68, 3.68}, {2, 2.64, 2.64, 2.64}, {critical, 1.88, 1.88, 1.88}}},
+      {256, {{1, 5.05, 4.90, 4.68}, {2, 3.78, 3.38, 2.93}, {critical, 2.67, 2.27, 1.89}}},
+      {1024, {{1, 6.43, 6.12, 5.58}, {2, 5.03, 4.09, 3.00}, {critical, 3.60, 2.64, 1.82}}},
+      {4096, {{1, 7.82, 7.35, 6.35}, {2, 6.35, 4.81, 2.96}, {critical, 4.61, 2.93, 1.67}}}};
+  for (const auto& [n, rows] : of_keys) {
+    const at::Tensor scores = Scores(n);
+    for (const Row& row : rows) {
+      SCOPED_TRACE(testing::Message() << n << " keys, deviation " << row.deviation);
+      const auto mean = [&](double factor) { return MeanEntropy(scores, factor * row.deviation); };
+      EXPECT_NEAR(mean(1), row.plain, 0.05);
+      EXPECT_NEAR(mean(Factor(n, Info(64, 128))), row.info, 0.05);
+      EXPECT_NEAR(mean(Factor(n, Log(64))), row.log, 0.05);
+    }
+  }
 }
-// At s = 128 they were worked out as 0.396 and 0.484; queries share their keys here, whose draw
-// moves the mean by some 0.05 at 64 keys.
+
+// Of mild scores InfoScale keeps the share of the largest entropy that there is, ln n.
+TEST(QueryScale, InfoScaleKeepsTheShareOfTheEntropy) {
+  const auto share = [](int64_t n, double factor) {
+    return MeanEntropy(Scores(n), factor) / std::log(static_cast<double>(n));
+  };
+  const double at_length = share(64, 1);
+  EXPECT_NEAR(at_length, 0.885, 0.002);
+  for (const int64_t n : {128, 256, 512, 1024, 2048, 4096})
+    EXPECT_NEAR(share(n, Factor(n, Info(64, 128))), at_length, 0.005) << n;
+  EXPECT_GT(share(4096, 1), at_length + 0.05);
+}
+
+// Of sharp cosines, s = 128 times those of random directions of 128 channels, it holds the entropy
+// itself: 0.396 of 64 keys and 0.484 of 4,096 were measured. 256 queries share a row of keys.
 TEST(QueryScale, InfoScaleHoldsTheEntropyOfSharpCosines) {
-  const double few = EntropyOfCosines(64, 128), many = EntropyOfCosines(4096, 128);
-  EXPECT_NEAR(few, 0.396, 0.06);
-  EXPECT_NEAR(many, 0.484, 0.06);
+  const auto unit = [](const at::Tensor& x) { return x / x.norm(2, -1, true); };
+  const auto entropy = [&](int64_t n, int64_t rows) {
+    double sum = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto seed = static_cast<uint64_t>(2 * row);
+      const at::Tensor q = unit(ManyNormals({256, 128}, seed)),
+                       k = unit(ManyNormals({n, 128}, seed + 1));
+      sum += MeanEntropy(q.matmul(k.t()), 128 * Factor(n, Info(64, 128)));
+    }
+    return sum / static_cast<double>(rows);
+  };
+  const double few = entropy(64, 256), many = entropy(4096, 16);
+  EXPECT_NEAR(few, 0.396, 0.03);
+  EXPECT_NEAR(many, 0.484, 0.03);
   EXPECT_LT(std::abs(many - few), 0.15);
 }
 
-// The larger the factor, the smaller the entropy of the same scores.
+// The larger the factor, the smaller the entropy of the same scores, row by row.
 TEST(QueryScale, EntropiesAreOrderedByTheFactors) {
-  const QueryScale log = {.form = "log", .mode = "train", .length = 64, .dim = 128};
-  for (const int64_t n : {128, 1024, 4096}) {
-    EXPECT_LT(Entropy(n, Factor(n, log)), Entropy(n, Factor(n, Info(64, 128)))) << n;
-    EXPECT_LT(Entropy(n, Factor(n, Info(64, 128))), Entropy(n, 1)) << n;
-  }
+  for (const int64_t n : {65, 128, 1024, 4096})
+    for (const double deviation : {1.0, 3.0}) {
+      const at::Tensor scores = Normal({64, n}, static_cast<uint64_t>(n)) * deviation;
+      const at::Tensor plain = Entropies(scores),
+                       info = Entropies(scores * Factor(n, Info(64, 128))),
+                       log = Entropies(scores * Factor(n, Log(64)));
+      EXPECT_TRUE((log <= info).all().item<bool>()) << n;
+      EXPECT_TRUE((info <= plain).all().item<bool>()) << n;
+    }
 }
 
 using Options = std::vector<Assignment>;
@@ -126,6 +223,15 @@ TEST(QueryScale, AtTheTrainingLengthNothingChanges) {
   const at::Tensor x = Normal({2, 40, 16}, 1);
   const Options scaled = {{"query_scale", "info"}, {"query_scale_length", int64_t{40}}};
   EXPECT_TRUE(test::BitEqual(Attention(scaled).Run(x), Attention({}).Run(x)));
+}
+
+// As trained with the factor, too: the row of the last query, which sees just so many keys.
+TEST(QueryScale, TheQueryOfTheTrainingLengthHasAFactorOfOne) {
+  const at::Tensor x = Normal({2, 40, 16}, 1);
+  const Options scaled = {
+      {"query_scale", "info"}, {"query_scale_mode", "train"}, {"query_scale_length", int64_t{40}}};
+  EXPECT_TRUE(
+      test::BitEqual(Attention(scaled).Run(x).select(1, 39), Attention({}).Run(x).select(1, 39)));
 }
 
 // What documents and decode get is the mixers' conformance.
@@ -150,15 +256,57 @@ TEST(QueryScale, AWindowOfTheTrainingLengthNeedsNone) {
   EXPECT_TRUE(test::BitEqual(Attention(scaled).Run(x), Attention(window).Run(x)));
 }
 
-// No score is beyond cos_scale times the factor, a query's own key has just that where q = k;
-// and as only the direction of a query counts, its gradient is at right angles to it.
-TEST(CosScale, BoundsScoresAndTurnsGradients) {
-  BuiltMixer mixer = Attention({{"cos_scale", 7.0},
-                                {"query_scale", "info"},
-                                {"query_scale_mode", "train"},
-                                {"query_scale_length", int64_t{8}}});
+// One number, row for row of queries, against scores that are formed dense and scaled as wholes:
+// what a factor of the query gives where nothing is added to scores, and does not where ALiBi is;
+// there query_scale_bias does. In fp32.
+TEST(QueryScale, IsOfTheWholeScoreWhereBiasesAreScaled) {
+  constexpr int64_t kSeqLen = 50;
+  const at::Tensor x = Normal({1, kSeqLen, 16}, 21, at::kFloat);
+  const auto run = [&](const char* positions, bool scales_bias, at::Tensor& whole) {
+    MixerConfig config("softmax", {{"num_heads", int64_t{2}},
+                                   {"rope_theta", 0.0},
+                                   {"query_scale", "info"},
+                                   {"query_scale_mode", "train"},
+                                   {"query_scale_length", int64_t{8}}});
+    config.Set("query_scale_bias", scales_bias);
+    const BuiltMixer mixer(config, 16, at::kFloat, 0.3, {.positions = PositionsConfig(positions)});
+    const auto heads = [&](const char* name) {  // [H, T, d]
+      return x[0].matmul(mixer[name].t()).view({kSeqLen, 2, 8}).transpose(0, 1);
+    };
+    const at::Tensor place = at::arange(kSeqLen), distance = place.unsqueeze(1) - place;
+    at::Tensor scores =
+        heads("q_proj.weight").matmul(heads("k_proj.weight").transpose(1, 2)) / std::sqrt(8.0);
+    if (std::string(positions) == "alibi")
+      scores = scores - at::tensor(AlibiSlopes(2), at::kFloat).view({2, 1, 1}) * distance;
+    const at::Tensor factors = QueryScales(place + 1, Info(8, 8)).to(at::kFloat).unsqueeze(1);
+    const at::Tensor p =
+        (scores * factors).masked_fill(distance < 0, -std::numeric_limits<double>::infinity());
+    whole = p.softmax(-1)
+                .matmul(heads("v_proj.weight"))
+                .transpose(0, 1)
+                .flatten(1)
+                .matmul(mixer["o_proj.weight"].t());
+    return mixer.Run(x)[0];
+  };
+  at::Tensor whole;
+  const at::Tensor without = run("none", false, whole);
+  EXPECT_TRUE(Close(without, whole, 2e-6));
+  const at::Tensor scaled = run("alibi", true, whole);
+  EXPECT_TRUE(Close(scaled, whole, 2e-6));
+  const at::Tensor folded = run("alibi", false, whole);
+  EXPECT_FALSE(Close(folded, whole, 1e-2));
+}
+
+// No score is beyond cos_scale times the factor, a query's own key has just that where q = k.
+void ExpectBounded(at::ScalarType dtype) {
+  BuiltMixer mixer(MixerConfig("softmax", {{"num_heads", int64_t{2}},
+                                           {"cos_scale", 7.0},
+                                           {"query_scale", "info"},
+                                           {"query_scale_mode", "train"},
+                                           {"query_scale_length", int64_t{8}}}),
+                   16, dtype);
   mixer.Set("k_proj.weight", mixer["q_proj.weight"]);
-  const at::Tensor x = Normal({1, 40, 16}, 7);
+  const at::Tensor x = Normal({1, 40, 16}, 7, dtype);
   const auto slice = SequenceSlice::Contiguous(1, 40, 0, at::kCPU);
   int64_t calls = 0;
   const auto observe = [&](const kernels::SoftmaxAttentionInputs& in,
@@ -174,7 +322,14 @@ TEST(CosScale, BoundsScoresAndTurnsGradients) {
   };
   mixer->Forward({.x = x, .slice = slice, .observe = observe});
   EXPECT_EQ(calls, 1);
+}
+TEST(CosScale, BoundsScores) {
+  ExpectBounded(at::kDouble);
+  ExpectBounded(at::kFloat);
+}
 
+// As only the direction of a query counts, its gradient is at right angles to it.
+TEST(CosScale, TurnsGradients) {
   BuiltMixer learning = Attention({{"cos_scale", 7.0}, {"rope_theta", 0.0}});
   const at::Tensor weight = learning["q_proj.weight"].clone().requires_grad_();
   learning.Set("q_proj.weight", weight);
@@ -192,9 +347,9 @@ TEST(CosScale, BoundsScoresAndTurnsGradients) {
 TEST(CosScale, NormsAndRotationsCommute) {
   const auto unit = [](const at::Tensor& x) { return x / x.norm(2, -1, true); };
   const at::Tensor x = Normal({1, 30, 2, 8}, 10);
-  const auto table = kernels::MakeRotaryTable(at::arange(30).unsqueeze(0), 8, 10000);
-  EXPECT_TRUE(Close(kernels::ApplyRotary(unit(x), table), unit(kernels::ApplyRotary(x, table)),
-                    1e-6));  // tables of fp32
+  const auto table = kernels::MakeRotaryTable(at::arange(30).unsqueeze(0), 8, 10000, at::kDouble);
+  EXPECT_TRUE(
+      Close(kernels::ApplyRotary(unit(x), table), unit(kernels::ApplyRotary(x, table)), 1e-14));
 }
 
 // Of one content in all tokens, with the same energy in each of 64 pairs, the weight within 64
@@ -213,7 +368,17 @@ TEST(CosScale, ALargerScaleIsANarrowerWindow) {
   };
   EXPECT_NEAR(near(8), 0.419, 1e-3);
   EXPECT_NEAR(near(16), 0.984, 1e-3);
+  for (const double s : {32, 64, 128}) EXPECT_NEAR(near(s), 1, 1e-3) << s;
   for (const double s : {1, 2, 4, 8, 16, 32}) EXPECT_GT(near(2 * s), near(s)) << s;
+  const auto radius = [&](double s) {  // that holds 99 % of the weight
+    const at::Tensor p = (s * cosines).softmax(0);
+    int64_t tokens = 0;
+    while (p.narrow(0, 4095 - tokens, 2 * tokens + 1).sum().item<double>() < 0.99) ++tokens;
+    return tokens;
+  };
+  EXPECT_EQ(radius(16), 125);
+  EXPECT_EQ(radius(32), 2);
+  EXPECT_EQ(radius(64), 1);
 }
 
 // With features that grow in proportion to q, and a sum of the same that divides, a factor of
@@ -234,6 +399,30 @@ TEST(CosScale, SizesOfQueriesAndKeysDoNotMatter) {
   EXPECT_TRUE(Close(mixer.Run(x), before, 1e-9));  // lengths of 1e-6 are told from none
 }
 
+// Keys of any direction: at a large scale a query takes the value of the nearest, at a small one
+// the mean of all that it sees.
+TEST(CosScale, IsTheNearestKeysValueOrTheMeanOfAll) {
+  const at::Tensor x = Normal({1, 12, 16}, 15);
+  const auto of_scale = [&](double scale) {
+    return Attention({{"cos_scale", scale}, {"rope_theta", 0.0}}).Run(x)[0];
+  };
+  const BuiltMixer mixer = Attention({{"rope_theta", 0.0}});
+  const auto heads = [&](const char* name) {  // [H, T, d]
+    return x[0].matmul(mixer[name].t()).view({12, 2, 8}).transpose(0, 1);
+  };
+  const auto unit = [](const at::Tensor& y) { return y / y.norm(2, -1, true); };
+  const at::Tensor cosines =
+      unit(heads("q_proj.weight")).matmul(unit(heads("k_proj.weight")).transpose(1, 2));
+  const at::Tensor v = heads("v_proj.weight"), seen = at::ones({12, 12}, at::kDouble).tril();
+  const auto out = [&](const at::Tensor& weights) {
+    return weights.matmul(v).transpose(0, 1).flatten(1).matmul(mixer["o_proj.weight"].t());
+  };
+  const at::Tensor best = cosines.masked_fill(seen == 0, -2).argmax(-1, /*keepdim=*/true);
+  const at::Tensor nearest = at::zeros_like(cosines).scatter_(2, best, 1.0);
+  EXPECT_TRUE(Close(of_scale(1e7), out(nearest), 1e-9));
+  EXPECT_TRUE(Close(of_scale(1e-12), out(seen / seen.sum(1, true)), 1e-11));
+}
+
 TEST(CosScale, IsAMeanWithoutAQueryAndAnArgmaxAtLarge) {
   const at::Tensor x = Normal({1, 12, 16}, 5);
   BuiltMixer mixer = Attention({{"cos_scale", 1e4}});
@@ -244,6 +433,11 @@ TEST(CosScale, IsAMeanWithoutAQueryAndAnArgmaxAtLarge) {
   mixer.Set("q_proj.weight", mixer["q_proj.weight"] * 0);
   const at::Tensor counts = at::arange(1, 13, at::kDouble).view({1, 12, 1});
   EXPECT_TRUE(Close(mixer.Run(x), identity.Run(x).cumsum(1) / counts, 1e-12));
+  // nor is a gradient of nothing infinite
+  const at::Tensor weight = mixer["q_proj.weight"].clone().requires_grad_();
+  mixer.Set("q_proj.weight", weight);
+  const at::Tensor grad = torch::autograd::grad({mixer.Run(x).sum()}, {weight})[0];
+  EXPECT_TRUE(grad.isfinite().all().item<bool>());
 }
 
 TEST(CosScale, ALearnedScaleStartsAsTheFixedOne) {
@@ -262,6 +456,12 @@ TEST(QueryScale, SaysWhatDoesNotFit) {
             std::string::npos);
   EXPECT_NE(problem({{"query_scale_length", int64_t{5}}}).find("0 would work"), std::string::npos);
   EXPECT_NE(problem({{"cos_scale_learned", true}}).find("cos_scale"), std::string::npos);
+  EXPECT_NE(problem({{"query_scale_bias", true}}).find("query_scale_bias without query_scale"),
+            std::string::npos);
+  EXPECT_HL_ERROR(Attention({{"query_scale", "info"},
+                             {"query_scale_length", int64_t{5}},
+                             {"query_scale_bias", true}}),
+                  ExitCode::kUsage, "positions add nothing to scores", "alibi");
   EXPECT_NE(problem({{"window", int64_t{5}}, {"block", int64_t{5}}}).find("one of them"),
             std::string::npos);
   EXPECT_NE(problem({{"sinks", int64_t{5}}}).find("without a window"), std::string::npos);
