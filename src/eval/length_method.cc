@@ -88,7 +88,11 @@ void LeakyRerope(const Edit& edit) {
       "rerope",
       {{"window", std::max<int64_t>(1, edit.scene.train_len / 2)}, {"leak", edit.NumberOr(16)}}));
 }
+// Of ALiBi the slopes are divided (Al-Khateeb et al., 2023): its scores are linear in positions.
 void Interpolated(const Edit& edit) {
+  model::PositionsConfig& positions = edit.config.positions;
+  if (positions.name() == "alibi")
+    return positions.Set("slope_scale", positions.Get<double>("slope_scale") / edit.Stretch());
   edit.SetPositions(model::PositionsConfig("interpolated", {{"stretch", edit.Stretch()}}));
 }
 void NtkAware(const Edit& edit) {

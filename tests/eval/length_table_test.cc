@@ -118,6 +118,28 @@ TEST_F(LengthTables, MethodsChangeLongerRows) {
   EXPECT_EQ(Loss("window:128", 128), as_trained);
 }
 
+// ALiBi's scores are linear in positions, so that its slopes are divided; a factor of scores may be
+// of its biases, too.
+TEST_F(LengthTables, MethodsOfAlibi) {
+  model::ModelConfig alibi = Softmax(/*rope_theta=*/0), halved;
+  alibi.positions = model::PositionsConfig("alibi");
+  halved = alibi;
+  halved.positions.Set("slope_scale", 0.5);
+  const auto loss = [&](const std::string& method, int64_t length,
+                        const model::ModelConfig& config) {
+    return Score(method, length, 1, 0, config).result.loss;
+  };
+  EXPECT_EQ(loss("interpolated:2", 128, alibi), loss("as_trained", 128, halved));
+  EXPECT_EQ(loss("interpolated", kTrainLen, alibi), loss("as_trained", kTrainLen, alibi));
+  EXPECT_EQ(loss("interpolated", 32, alibi), loss("as_trained", 32, halved));
+  const std::string whole = "info_scale+scaled_biases";
+  EXPECT_EQ(loss(whole, kTrainLen, alibi), loss("as_trained", kTrainLen, alibi));
+  EXPECT_GT(std::abs(loss(whole, 128, alibi) - loss("info_scale", 128, alibi)), 1e-5);
+  EXPECT_HL_ERROR(loss("scaled_biases", 32, alibi), ExitCode::kUsage,
+                  "query_scale_bias without query_scale");
+  EXPECT_HL_ERROR(loss(whole, 32, Softmax()), ExitCode::kUsage, "add nothing to scores");
+}
+
 TEST_F(LengthTables, RanksShareTheWork) {
   for (const char* method : {"as_trained", "yarn+info_scale"}) {
     const LengthRow one = Score(method, 32, 1, /*bin=*/10), three = Score(method, 32, 3, 10);

@@ -226,6 +226,8 @@ METHODS = {
     "rotary_blocks": Method(mixer="block: 32", visible=blocks(32)),
     "alibi": Method(model="positions { alibi {} }", angle=None, bias=alibi(2, 4, 6, 8)),
     "alibi_of_three_heads": Method(model="positions { alibi {} }", heads=3, angle=None, bias=alibi(4, 8, 2)),
+    "alibi_of_other_slopes": Method(model="positions { alibi { slope_scale: 0.25 } }", angle=None,
+                                    bias=alibi(4, 6, 8, 10)),
     "alibi_blocks": Method(model="positions { alibi {} }", mixer="block: 32", angle=None,
                            bias=alibi(2, 4, 6, 8), visible=blocks(32)),
     "t5": Method(model="positions { t5 {} }", angle=None, bias=t5),

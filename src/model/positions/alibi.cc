@@ -1,5 +1,6 @@
 // ALiBi (Press et al., 2022): scores lose slope_h for each token of distance, in an encoder ahead
-// as well as back; nothing is rotated or learned.
+// as well as back; nothing is rotated or learned. Slopes times the length of training over that of
+// the text interpolate positions (Al-Khateeb et al., 2023).
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 
@@ -12,11 +13,21 @@
 namespace halflife::model {
 namespace {
 
-struct AlibiOptions : OptionsOf<AlibiOptions> {};
+struct AlibiOptions : OptionsOf<AlibiOptions> {
+  double slope_scale = 1;  // 0: no distance is told
+  std::vector<Option> Fields() override { return {{"slope_scale", &slope_scale}}; }
+  void Resolve(const ModelSizes&, ProblemList& problems) override {
+    problems.Require(slope_scale >= 0 && std::isfinite(slope_scale), "option slope_scale is ",
+                     slope_scale, "; a number from 0 on would work: scores fall with the distance");
+  }
+};
 
 class Alibi : public AttentionPositions {
  public:
-  Alibi(const AlibiOptions&, const AttentionLayer& layer) : slopes_(AlibiSlopes(layer.num_heads)) {}
+  Alibi(const AlibiOptions& options, const AttentionLayer& layer)
+      : slopes_(AlibiSlopes(layer.num_heads)) {
+    for (double& slope : slopes_) slope *= options.slope_scale;
+  }
   bool has_bias() const override { return true; }
   bool looks_ahead() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {

@@ -43,13 +43,14 @@ class Method {
   }
   const AttentionPositions* operator->() const { return method_.get(); }
 
-  // q at m against k at n, [d] each, before the scale of 1/sqrt(d).
+  // q at m against k at n, [d] each, before the scale of 1/sqrt(d); encoded in their dtype, and
+  // summed in fp64.
   double Score(const at::Tensor& q, const at::Tensor& k, int64_t m, int64_t n) const {
     const AttentionHeads of_q = Encoded(q, m), of_k = Encoded(k, n);
     const int64_t far_from = method_->far_from();
     if (far_from > 0 && m - n >= far_from)
       return (of_q.far_q * (method_->has_far_keys() ? of_k.far_k : of_k.k)).sum().item<double>();
-    at::Tensor product = of_q.q * of_k.k;
+    at::Tensor product = of_q.q.to(at::kDouble) * of_k.k.to(at::kDouble);
     if (const std::vector<double> rates = method_->decay_rates(); !rates.empty())
       product = product * at::exp(at::tensor(rates, at::kDouble) * static_cast<double>(m - n));
     return product.sum().item<double>();
@@ -67,23 +68,80 @@ class Method {
   std::unique_ptr<AttentionPositions> method_;
 };
 
-// Pairs are halves here: of neighbours (1, 2), (3, 4) and (.5, -1), (2, .25), worked out by
-// hand. Tables of cos and sin are of fp32: 2^-24 of products of some 12.
+// Pairs are halves here: of neighbours (1, 2), (3, 4) and (.5, -1), (2, .25), worked out by hand.
+at::Tensor GoldenQ() { return at::tensor({1.0, 3.0, 2.0, 4.0}, at::kDouble); }
+at::Tensor GoldenK() { return at::tensor({0.5, 2.0, -1.0, 0.25}, at::kDouble); }
 TEST(Xpos, GoldenScores) {
-  const at::Tensor q = at::tensor({1.0, 3.0, 2.0, 4.0}), k = at::tensor({0.5, 2.0, -1.0, 0.25});
   const Method xpos(PositionsConfig("xpos"));
-  EXPECT_NEAR(xpos.Score(q.to(at::kDouble), k.to(at::kDouble), 7, 3), 9.151154823, 2e-6);
-  EXPECT_NEAR(xpos.Score(q.to(at::kDouble), k.to(at::kDouble), 1000, 0), -1.030211620, 2e-6);
-  EXPECT_NEAR(xpos.Score(q.to(at::kDouble), k.to(at::kDouble), 12, 12), 5.5, 1e-6);
+  EXPECT_NEAR(xpos.Score(GoldenQ(), GoldenK(), 7, 3), 9.151154823, 1e-9);
+  EXPECT_NEAR(xpos.Score(GoldenQ(), GoldenK(), 1000, 0), -1.030211620, 1e-9);
+  EXPECT_NEAR(xpos.Score(GoldenQ(), GoldenK(), 12, 12), 5.5, 1e-12);
+  const Method rope(PositionsConfig("interpolated"));
+  EXPECT_NEAR(rope.Score(GoldenQ(), GoldenK(), 7, 3), 9.198548496, 1e-9);
+  EXPECT_NEAR(rope.Score(GoldenQ(), GoldenK(), 1000, 0), -4.426675345, 1e-9);
 }
 
-// Wherever a query and its key stand.
+// The query at 7 and the key at 3 with factors of their own, about a centre of 0, as published code
+// encodes them; here the kernel has the factor of both, e^(rate (7 - 3)).
+TEST(Xpos, GoldenVectors) {
+  const Method xpos(PositionsConfig("xpos"));
+  const at::Tensor rates = at::tensor(xpos->decay_rates(), at::kDouble);
+  const auto encoded = [&](const at::Tensor& x, int64_t position, double sign) {
+    kernels::RotaryTables tables;
+    AttentionHeads heads = {.q = x.view({1, 1, 1, 4}), .k = x.view({1, 1, 1, 4})};
+    xpos->Encode(heads, at::full({1, 1}, position, at::kLong), tables);
+    return heads.q.flatten() * at::exp(sign * static_cast<double>(position) * rates);
+  };
+  const auto pairs = [](double a, double b, double c, double d) {  // of neighbours, as halves
+    return at::tensor({a, c, b, d}, at::kDouble);
+  };
+  const at::Tensor q = encoded(GoldenQ(), 7, +1), k = encoded(GoldenK(), 3, -1);
+  EXPECT_TRUE(Close(q, pairs(-0.550559944, 2.128029112, 2.696543353, 4.174737957), 2e-10));
+  EXPECT_TRUE(Close(k, pairs(-0.356483393, 1.068366031, 1.996763856, 0.310681781), 4e-10));
+  // each pair's length by its factor
+  const at::Tensor lengths = q.view({2, 2}).square().sum(0).sqrt(),
+                   before = GoldenQ().view({2, 2}).square().sum(0).sqrt();
+  EXPECT_TRUE(Close(lengths / before, at::exp(7 * rates.narrow(0, 0, 2)), 1e-14));
+}
+
+// Of neighbouring channels as pairs, as the paper writes it: sums of the two products of a pair, by
+// cos and sin of the distance, and the pair's decay. The mixers' halves are those pairs in another
+// order.
+TEST(Xpos, IsThePapersFormOnNeighbours) {
+  constexpr int64_t kWidth = 16, kPairs = kWidth / 2;
+  const Method xpos(PositionsConfig("xpos"), kWidth);
+  const at::Tensor q = Normal({kWidth}, 16), k = Normal({kWidth}, 17);  // of neighbours
+  const auto halves = [](const at::Tensor& x) { return x.view({kPairs, 2}).t().flatten(); };
+  const auto a = q.accessor<double, 1>(), b = k.accessor<double, 1>();
+  for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{{5, 5}, {90, 3}, {4096, 0}}) {
+    const auto distance = static_cast<double>(m - n);
+    double want = 0;
+    for (int64_t i = 0; i < kPairs; ++i) {
+      const double share = static_cast<double>(i) / kPairs,
+                   rate = std::log((share + 0.4) / 1.4) / 512,
+                   angle = distance * std::pow(10000.0, -share);
+      want += std::exp(rate * distance) *
+              ((a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1]) * std::cos(angle) +
+               (a[2 * i] * b[2 * i + 1] - a[2 * i + 1] * b[2 * i]) * std::sin(angle));
+    }
+    EXPECT_NEAR(xpos.Score(halves(q), halves(k), m, n), want, 1e-11) << m << ", " << n;
+  }
+}
+
+// Wherever a query and its key stand: in fp64 to the rounding of angles, 1e5 x 2^-53 a pair; in
+// fp32 of tables that were formed in fp64.
 TEST(Xpos, TranslationChangesNoScore) {
   const Method xpos(PositionsConfig("xpos"), 64);
-  const at::Tensor q = Normal({64}, 6), k = Normal({64}, 7);
-  const double score = xpos.Score(q, k, 40, 3);
-  for (const int64_t shift : {1, 1000, 100'000})
-    EXPECT_NEAR(xpos.Score(q, k, 40 + shift, 3 + shift), score, 1e-5) << shift;
+  for (const uint64_t seed : {6, 16, 26}) {
+    const at::Tensor q = Normal({64}, seed), k = Normal({64}, seed + 1);
+    const auto score = [&](at::ScalarType dtype, int64_t shift) {
+      return xpos.Score(q.to(dtype), k.to(dtype), 40 + shift, 3 + shift) / 8;  // sqrt(64)
+    };
+    for (const int64_t shift : {1, 1000, 9999, 100'000}) {
+      EXPECT_NEAR(score(at::kDouble, shift), score(at::kDouble, 0), 1e-9) << shift;
+      EXPECT_NEAR(score(at::kFloat, shift), score(at::kFloat, 0), 1e-5) << shift;
+    }
+  }
 }
 
 // Without a decay it is the plain rotation, to the bit.
@@ -140,6 +198,22 @@ TEST(Alibi, BiasIsTheSlopeTimesTheDistance) {
   EXPECT_EQ(bias[0][4094].item<float>() - bias[0][4095].item<float>(), 1.0F / 16);
 }
 
+// Without slopes it is no positions at all; half the slopes are half the bias.
+TEST(Alibi, SlopesOfNothingAreNoPositions) {
+  const MixerConfig softmax("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", 0.0}});
+  const at::Tensor x = Normal({2, 90, 16}, 8, at::kFloat);
+  const auto run = [&](const PositionsConfig& positions) {
+    return BuiltMixer(softmax, 16, at::kFloat, 0.3, {.positions = positions}).Run(x);
+  };
+  EXPECT_TRUE(test::BitEqual(run(PositionsConfig("alibi", {{"slope_scale", 0.0}})),
+                             run(PositionsConfig("none"))));
+  EXPECT_FALSE(Close(run(PositionsConfig("alibi")), run(PositionsConfig("none")), 1e-2));
+  const auto bias = [](double scale) {
+    return Method(PositionsConfig("alibi", {{"slope_scale", scale}}), 4, 2)->Bias(90, at::kDouble);
+  };
+  EXPECT_TRUE(test::BitEqual(bias(0.5) * 2, bias(1)));
+}
+
 // Where each bucket of 32, up to 128, begins.
 TEST(T5, Buckets) {
   const std::vector<int64_t> buckets = T5Buckets(1000001, 32, 128);
@@ -175,7 +249,8 @@ TEST(NtkAware, SlowestIsInterpolatedAndFastestIsNot) {
 
 double Plain(const at::Tensor& q, const at::Tensor& k, int64_t m, int64_t n) {
   const auto rotate = [](const at::Tensor& x, int64_t position) {
-    const auto table = kernels::MakeRotaryTable(at::full({1, 1}, position, at::kLong), 8, 10000);
+    const auto table =
+        kernels::MakeRotaryTable(at::full({1, 1}, position, at::kLong), 8, 10000, at::kDouble);
     return kernels::ApplyRotary(x.view({1, 1, 1, -1}), table);
   };
   return (rotate(q, m) * rotate(k, n)).sum().item<double>();
@@ -190,15 +265,24 @@ TEST(AttentionPositions, NothingToDoIsPlainRotation) {
         PositionsConfig("streaming_llm", {{"window", int64_t{50}}}),
         PositionsConfig("lm_infinite", {{"window", int64_t{50}}})}) {
     const Method method(config, 8);
-    EXPECT_NEAR(method.Score(q, k, 41, 3), Plain(q, k, 41, 3), 1e-5) << config.name();
+    EXPECT_NEAR(method.Score(q, k, 41, 3), Plain(q, k, 41, 3), 1e-12) << config.name();
   }
 }
 
-// Distances as each method counts them. Tables of fp32.
+// Far scores hang on the key alone, wherever the query stands.
+TEST(AttentionPositions, FarScoresOfReropeAreConstant) {
+  const at::Tensor q = Normal({8}, 3), k = Normal({8}, 4);
+  const Method rerope(PositionsConfig("rerope", {{"window", int64_t{16}}}), 8);
+  for (const int64_t m : {19, 20, 100, 5000})
+    EXPECT_EQ(rerope.Score(q, k, m, 3), rerope.Score(q, k, 19, 3)) << m;
+  EXPECT_NE(rerope.Score(q, k, 18, 3), rerope.Score(q, k, 19, 3));
+}
+
+// Distances as each method counts them.
 TEST(AttentionPositions, CountDistances) {
   const at::Tensor q = Normal({8}, 3), k = Normal({8}, 4);
   const auto expect = [&](const PositionsConfig& config, int64_t m, int64_t n, int64_t counts) {
-    EXPECT_NEAR(Method(config, 8).Score(q, k, m, n), Plain(q, k, counts, 0), 3e-6)
+    EXPECT_NEAR(Method(config, 8).Score(q, k, m, n), Plain(q, k, counts, 0), 1e-12)
         << config.name() << " " << m << " " << n;
   };
   expect(PositionsConfig("interpolated", {{"stretch", 4.0}}), 90, 10, 20);
@@ -307,6 +391,57 @@ TEST(BlockwiseCausal, ReachesABlockALayer) {
   }
 }
 
+// Three layers of xPos in fp64: one pass with the pattern is block after block on the keys and
+// values of those before, and token by token.
+TEST(BlockwiseCausal, BlocksAndTokensOnACacheAreOnePass) {
+  constexpr int64_t kBlock = 8, kSeqLen = 5 * kBlock + 3;
+  ModelConfig config =
+      Small(PositionsConfig("xpos", {{"scale_base", 16.0}}),
+            MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"block", kBlock}}));
+  config.num_layers = 3;
+  LanguageModel model(config);
+  for (int i = 0; i < model.parameters().size(); ++i)
+    model.parameters().Bind(i, Normal(model.parameters().specs()[i].shape, 100 + i) * 0.4);
+  const at::Tensor tokens = at::arange(2 * kSeqLen).remainder(11).view({2, kSeqLen});
+  const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
+  const at::Tensor want = model.Hidden(tokens, {.slice = &slice});
+  for (const int64_t piece : {kBlock, int64_t{5}}) {
+    ModelState state = model.EmptyState(2);
+    std::vector<at::Tensor> pieces;
+    for (int64_t begin = 0; begin < kSeqLen; begin += piece) {
+      const int64_t count = std::min(piece, kSeqLen - begin);
+      const SequenceSlice part = slice.Narrow(begin, count);
+      pieces.push_back(model.Hidden(tokens.narrow(1, begin, count), {.slice = &part}, &state));
+    }
+    EXPECT_TRUE(Close(at::cat(pieces, 1), want, 1e-11)) << piece;
+  }
+  const at::Tensor logits = model.Logits(want);
+  ModelState state = model.EmptyState(2);
+  for (int64_t t = 0; t < kSeqLen; ++t)  // logits are fp32
+    EXPECT_TRUE(Close(model.Step(tokens.select(1, t), state), logits.select(1, t), 1e-6)) << t;
+}
+
+// A block and the one before, as a row of its own whose positions start at 0, have the scores that
+// they have where they stand.
+TEST(BlockwiseCausal, TilesMayCountFromTheirOwnStart) {
+  constexpr int64_t kBlock = 8, kSeqLen = 5 * kBlock + 3;
+  const MixerConfig softmax("softmax", {{"num_heads", int64_t{2}}, {"block", kBlock}});
+  const at::Tensor x = Normal({1, kSeqLen, 16}, 9);
+  for (const PositionsConfig& positions :
+       {PositionsConfig("none"), PositionsConfig("xpos", {{"scale_base", 16.0}}),
+        PositionsConfig("alibi"),
+        PositionsConfig("t5", {{"num_buckets", int64_t{8}}, {"max_distance", int64_t{12}}})}) {
+    const BuiltMixer mixer(softmax, 16, at::kDouble, 0.3, {.positions = positions});
+    const at::Tensor whole = mixer.Run(x);
+    for (int64_t begin = kBlock; begin < kSeqLen; begin += kBlock) {
+      const int64_t count = std::min(kBlock, kSeqLen - begin);
+      const at::Tensor tile = mixer.Run(x.narrow(1, begin - kBlock, kBlock + count));
+      EXPECT_TRUE(Close(tile.narrow(1, kBlock, count), whole.narrow(1, begin, count), 1e-12))
+          << positions.name() << ", block at " << begin;
+    }
+  }
+}
+
 TEST(AttentionPositions, LayersShareT5sTableAndOwnKerples) {
   const MixerConfig softmax("softmax", {{"num_heads", int64_t{2}}});
   const auto count = [&](const char* positions) {
@@ -331,6 +466,14 @@ TEST(AttentionPositions, SayWhatDoesNotFit) {
                   ExitCode::kUsage, "window 8", "0 would work");
   EXPECT_HL_ERROR(make(PositionsConfig("yarn", {{"stretch", 0.5}}), MixerConfig("softmax")),
                   ExitCode::kUsage, "stretch is 0.5", "at least 1");
+  // e^(0.1 x 512) is what a block of queries may lose
+  EXPECT_HL_ERROR(make(PositionsConfig("xpos", {{"scale_base", 1.0}}), MixerConfig("softmax")),
+                  ExitCode::kUsage, "scale_base is 1 with gamma 0.4", "keep 0.285714 of a product",
+                  "a scale_base of at least 12.5276");
+  make(PositionsConfig("xpos", {{"scale_base", 12.6}}),
+       MixerConfig("softmax", {{"num_heads", int64_t{2}}}));
+  EXPECT_HL_ERROR(make(PositionsConfig("alibi", {{"slope_scale", -1.0}}), MixerConfig("softmax")),
+                  ExitCode::kUsage, "slope_scale is -1", "a number from 0 on");
 }
 
 }  // namespace
