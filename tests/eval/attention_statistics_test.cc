@@ -3,14 +3,22 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/diff.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "dist/local_communicator.h"
 #include "kernels/random_tensors.h"
+#include "kernels/rotary/rotary.h"
 #include "kernels/softmax_attention/softmax_attention.h"
+#include "model/mixers/built_mixer.h"
+#include "model/positions/positions.h"
 #include "support/expect_error.h"
 
 namespace halflife::eval {
@@ -41,6 +49,65 @@ TEST(AttentionResolution, AndItsMirrorMakeUpTheSquaredSteps) {
     squares += std::pow((std::exp(scores[i]) - std::exp(scores[i + 1])) / sum, 2);
   const std::vector<double> mirrored(scores.rbegin(), scores.rend());
   EXPECT_NEAR(AttentionResolution(scores) + AttentionResolution(mirrored), squares, 1e-14);
+}
+
+// R = (p_0^2 - p_(N-1)^2 + sum of (Delta p)^2) / 2, and so within [-1/8, 1).
+TEST(AttentionResolution, IsItsIdentityAndWithinItsBounds) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    const int64_t num_scores = 2 + static_cast<int64_t>(seed % 30);
+    const at::Tensor scores = Normal({num_scores}, seed) * (0.1 * static_cast<double>(seed));
+    const at::Tensor p = scores.softmax(0);
+    const double first = p[0].item<double>(), last = p[num_scores - 1].item<double>(),
+                 steps = p.diff().square().sum().item<double>();
+    const double got =
+        AttentionResolution({scores.const_data_ptr<double>(), static_cast<size_t>(num_scores)});
+    EXPECT_NEAR(got, (first * first - last * last + steps) / 2, 1e-14) << seed;
+    EXPECT_GE(got, -0.125) << seed;
+    EXPECT_LT(got, 1) << seed;
+  }
+}
+
+// Scores of equal channels by distance, sum_i cos(n theta_i) e^(rate_i n): what rotation alone and
+// xPos tell of distances, at heads of 64.
+TEST(AttentionResolution, OfRotationAndXposAreTheGoldenValues) {
+  const std::vector<double> theta = kernels::RotaryFrequencies(64, 10000);
+  model::ParameterSet parameters;
+  const model::PartContext context = {.sizes = {.model_dim = 64, .num_layers = 1},
+                                      .parameters = &parameters};
+  const std::vector<double> rates =
+      MakePositions(model::PositionsConfig("xpos"), context)
+          ->OfLayer({.part = context, .num_heads = 1, .head_dim = 64, .rope_theta = 10000})
+          ->decay_rates();
+  const auto curve = [&](bool xpos, int64_t length) {
+    std::vector<double> scores(static_cast<size_t>(length));
+    for (size_t n = 0; n < scores.size(); ++n)
+      for (size_t i = 0; i < theta.size(); ++i)
+        scores[n] += std::cos(static_cast<double>(n) * theta[i]) *
+                     (xpos ? std::exp(rates[i] * static_cast<double>(n)) : 1);
+    return scores;
+  };
+  const std::vector<double> rope = curve(false, 1024), xpos = curve(true, 1024);
+  EXPECT_NEAR(rope[0], 32, 1e-12);
+  EXPECT_NEAR(rope[1], 30.916832, 5e-7);
+  EXPECT_NEAR(rope[512], 5.931801, 5e-7);
+  EXPECT_NEAR(rope[1023], 7.537977, 5e-7);
+  EXPECT_NEAR(xpos[1], 30.886895, 5e-7);
+  EXPECT_NEAR(xpos[512], 6.292264, 5e-7);
+  EXPECT_NEAR(xpos[1023], 5.726067, 5e-7);
+  const auto of_eighths = [&](bool is_xpos, int64_t length) {
+    std::vector<double> scores = curve(is_xpos, length);
+    for (double& score : scores) score /= 8;
+    return AttentionResolution(scores);
+  };
+  EXPECT_NEAR(AttentionResolution(rope), 0.41163983, 5e-9);
+  EXPECT_NEAR(AttentionResolution(xpos), 0.42069212, 5e-9);
+  // of twice the distances the same, but for what the farthest weigh
+  EXPECT_NEAR(AttentionResolution(curve(false, 2048)), 0.41163983, 5e-8);
+  EXPECT_NEAR(AttentionResolution(curve(true, 2048)), 0.42069212, 5e-8);
+  EXPECT_NEAR(of_eighths(false, 1024), 1.28438e-4, 5e-10);
+  EXPECT_NEAR(of_eighths(true, 1024), 1.48370e-4, 5e-10);
+  EXPECT_NEAR(of_eighths(false, 2048), 5.85514e-5, 5e-11);
+  EXPECT_NEAR(of_eighths(true, 2048), 6.76687e-5, 5e-11);
 }
 
 AttentionSummary Of(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config) {
@@ -76,6 +143,52 @@ TEST(AttentionStatistics, OfAlibiWithoutContentIsTheClosedForm) {
   EXPECT_NEAR(summary.resolution_by_layer[1], want, 1e-12);
 }
 
+// A layer of `heads` heads without content, and ALiBi's slopes.
+AttentionSummary OfAlibi(int64_t heads, int64_t seq_len) {
+  test::BuiltMixer mixer(model::MixerConfig("softmax", {{"num_heads", heads}, {"rope_theta", 0.0}}),
+                         heads, at::kDouble, 0.3, {.positions = model::PositionsConfig("alibi")});
+  mixer.Set("q_proj.weight", at::zeros({heads, heads}));
+  AttentionSummary summary;
+  const auto slice = model::SequenceSlice::Contiguous(1, seq_len, 0, at::kCPU);
+  mixer->Forward(
+      {.x = Normal({1, seq_len, heads}, 1),
+       .slice = slice,
+       .observe = [&](const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config) {
+         summary = Of(inputs, config);
+       }});
+  return summary;
+}
+
+// The mean over heads of content-free ALiBi in rows of 1,024.
+TEST(AttentionStatistics, OfAlibisOwnSlopesAreTheGoldenValues) {
+  EXPECT_NEAR(OfAlibi(8, 1024).resolution, 0.01671775, 5e-9);
+  EXPECT_NEAR(OfAlibi(12, 1024).resolution, 0.03133185, 5e-9);
+  EXPECT_NEAR(OfAlibi(16, 1024).resolution, 0.02357843, 5e-9);
+}
+
+// slope j in place of -slope (i - j) gives each row the same weights, but halves how the mean score
+// falls with the distance: resolution is of the scores as they are defined.
+TEST(AttentionStatistics, AConstantOfEachRowIsNotOfThem) {
+  constexpr int64_t kSeqLen = 200;
+  constexpr double kSlope = 0.25;
+  const auto of_slope = [](double slope) {
+    std::vector<double> scores;
+    for (int64_t n = 0; n < kSeqLen; ++n) scores.push_back(-slope * static_cast<double>(n));
+    return AttentionResolution(scores);
+  };
+  const at::Tensor place = at::arange(kSeqLen, at::kDouble).view({1, kSeqLen, 1, 1});
+  const at::Tensor ones = at::ones_like(place), positions = at::arange(kSeqLen).unsqueeze(0);
+  const at::Tensor bias = -kSlope * at::arange(kSeqLen, at::kDouble).unsqueeze(0);
+  const AttentionSummary defined =
+      Of({.q = ones * 0, .k = ones, .v = ones, .bias = bias, .positions = positions}, {});
+  const AttentionSummary shifted =
+      Of({.q = ones, .k = kSlope * place, .v = ones, .positions = positions}, {});
+  EXPECT_NEAR(shifted.buckets.back().entropy, defined.buckets.back().entropy, 1e-11);
+  EXPECT_NEAR(defined.resolution, of_slope(kSlope), 1e-12);
+  EXPECT_NEAR(shifted.resolution, of_slope(kSlope / 2), 1e-12);
+  EXPECT_GT(defined.resolution, 1.5 * shifted.resolution);
+}
+
 // Equal scores: entropy ln n, each key 1 / n, and no distance is told from another.
 TEST(AttentionStatistics, OfEqualScoresIsTheMost) {
   const at::Tensor zeros = at::zeros({1, 9, 1, 4}, at::kDouble);
@@ -92,35 +205,36 @@ TEST(AttentionStatistics, OfEqualScoresIsTheMost) {
   EXPECT_EQ(summary.buckets[0].relative_entropy, 0);
 }
 
-// Random scores in a window, rows of two documents, longer than a block of queries, against loops.
-TEST(AttentionStatistics, AreTheDefinition) {
-  const int64_t batch = 2, seq_len = 700, heads = 2, dim = 4, window = 30, second = 300;
+// The keys of a row that a query sees, by distance, are those of `sees`.
+void ExpectDefinition(const kernels::KeyPattern& pattern, int64_t seq_len,
+                      const std::function<bool(int64_t position, int64_t distance)>& sees) {
+  const int64_t batch = 2, heads = 2, dim = 4, second = 300;
   SoftmaxAttentionInputs in = {.q = Normal({batch, seq_len, heads, dim}, 1),
                                .k = Normal({batch, seq_len, heads, dim}, 2),
                                .v = Normal({batch, seq_len, heads, dim}, 3),
                                .positions = at::arange(seq_len).repeat({batch, 1})};
   in.positions.narrow(1, second, seq_len - second) -= second;
-  const SoftmaxAttentionConfig config = {.scale = 0.7, .pattern = {.window = window}};
+  const SoftmaxAttentionConfig config = {.scale = 0.7, .pattern = pattern};
   const AttentionSummary summary = Of(in, config);
   const auto q = in.q.accessor<double, 4>(), k = in.k.accessor<double, 4>();
-  std::vector<double> sums(heads * window), counts(window);
+  std::vector<double> sums(heads * seq_len), counts(seq_len);
   double entropy = 0, largest = 0, queries = 0;  // of queries that see 16 to 31 keys
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t t = 0; t < seq_len; ++t) {
         const int64_t position = in.positions[b][t].item<int64_t>();
-        const int64_t num_keys = std::min(position + 1, window);
         std::vector<double> weights;
         double sum = 0;
-        for (int64_t n = 0; n < num_keys; ++n) {
+        for (int64_t n = 0; n <= position; ++n) {
+          if (!sees(position, n)) continue;
           double score = 0;
           for (int64_t c = 0; c < dim; ++c) score += 0.7 * q[b][t][h][c] * k[b][t - n][h][c];
-          sums[h * window + n] += score;
+          sums[h * seq_len + n] += score;
           counts[n] += h == 0;
           weights.push_back(std::exp(score));
           sum += weights.back();
         }
-        if (num_keys < 16) continue;
+        if (weights.size() < 16 || weights.size() > 31) continue;
         for (const double weight : weights) entropy -= weight / sum * std::log(weight / sum);
         largest += *std::ranges::max_element(weights) / sum;
         queries += 1;
@@ -128,14 +242,34 @@ TEST(AttentionStatistics, AreTheDefinition) {
   double resolution = 0;
   for (int64_t h = 0; h < heads; ++h) {
     std::vector<double> scores;
-    for (int64_t n = 0; n < window; ++n) scores.push_back(sums[h * window + n] / counts[n]);
+    for (int64_t n = 0; n < seq_len && counts[n] > 0; ++n)
+      scores.push_back(sums[h * seq_len + n] / counts[n]);
     resolution += AttentionResolution(scores) / heads;
   }
   EXPECT_NEAR(summary.resolution, resolution, 1e-12);
-  ASSERT_EQ(summary.buckets.size(), 5u);
+  ASSERT_GE(summary.buckets.size(), 5u);
+  EXPECT_EQ(summary.buckets[4].first_keys, 16);
   EXPECT_EQ(summary.buckets[4].num_queries, static_cast<int64_t>(queries));
   EXPECT_NEAR(summary.buckets[4].entropy, entropy / queries, 1e-11);
   EXPECT_NEAR(summary.buckets[4].largest, largest / queries, 1e-11);
+  // a constant more in every score is in none of it
+  in.bias = at::full({heads, seq_len}, 3.7, at::kDouble);
+  const AttentionSummary more = Of(in, config);
+  EXPECT_NEAR(more.resolution, resolution, 1e-12);
+  EXPECT_NEAR(more.buckets[4].entropy, entropy / queries, 1e-11);
+}
+
+// Rows of two documents, longer than a block of queries, of an even and an odd number of tokens,
+// against loops.
+TEST(AttentionStatistics, AreTheDefinition) {
+  for (const int64_t seq_len : {700, 577}) {
+    SCOPED_TRACE(seq_len);
+    ExpectDefinition({}, seq_len, [](int64_t, int64_t) { return true; });
+    ExpectDefinition({.window = 30}, seq_len, [](int64_t, int64_t n) { return n < 30; });
+    ExpectDefinition({.block = 21}, seq_len, [](int64_t position, int64_t n) {
+      return position / 21 - (position - n) / 21 <= 1;
+    });
+  }
 }
 
 // Ranks add up their windows, one that had none included.
