@@ -10,8 +10,10 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
 #include <cmath>
 #include <limits>
@@ -62,21 +64,26 @@ at::Tensor LogFeature(const at::Tensor& x, bool exp) {
   return exp ? x : at::where(x > 0, x.clamp_min(0).log1p(), x);
 }
 
-// o [B, T, H, d] by sums of exponentials of logarithms, which no growth overflows. log_decay [H,
+// o [B, rows, H, d] by sums of exponentials of logarithms, which no growth overflows. log_decay [H,
 // d].
-at::Tensor Oracle(const Heads& heads, const at::Tensor& log_decay, bool exp) {
+at::Tensor Oracle(const Heads& heads, const at::Tensor& log_decay, bool exp,
+                  const at::Tensor& rows) {
   const int64_t seq_len = heads.q.size(1);
   const at::Tensor place = at::arange(seq_len, at::kDouble);
-  const at::Tensor distance = place.unsqueeze(1) - place.unsqueeze(0);  // [T, S]
+  const at::Tensor distance = rows.to(at::kDouble).unsqueeze(1) - place.unsqueeze(0);  // [T, S]
+  const at::Tensor q = heads.q.index_select(1, rows);
   // [B, H, T, S, d]
-  const at::Tensor terms = LogFeature(heads.q, exp).permute({0, 2, 1, 3}).unsqueeze(3) +
+  const at::Tensor terms = LogFeature(q, exp).permute({0, 2, 1, 3}).unsqueeze(3) +
                            LogFeature(heads.k, exp).permute({0, 2, 1, 3}).unsqueeze(2) +
-                           distance.clamp_min(0).view({1, 1, seq_len, seq_len, 1}) *
+                           distance.clamp_min(0).view({1, 1, rows.size(0), seq_len, 1}) *
                                log_decay.view({1, kHeads, 1, 1, -1});
   at::Tensor logits = at::logsumexp(terms, -1);
   logits = logits.masked_fill(distance < 0, -std::numeric_limits<double>::infinity());
   const at::Tensor weights = at::softmax(logits, -1);
   return at::einsum("bhts,bshd->bthd", {weights, heads.v});
+}
+at::Tensor Oracle(const Heads& heads, const at::Tensor& log_decay, bool exp) {
+  return Oracle(heads, log_decay, exp, at::arange(heads.q.size(1), at::kLong));
 }
 
 at::Tensor Output(const BuiltMixer& mixer, const at::Tensor& o) {
@@ -185,9 +192,10 @@ TEST(D2d, PrefixesAreConsistent) {
   }
 }
 
-// Property 14: decays and growth beyond what fp32 holds, against sums of logarithms.
+// Property 14: decays and growth beyond what fp32 holds, against sums of logarithms of some rows.
 TEST(D2d, NothingOverflows) {
-  constexpr int64_t kSeqLen = 700;  // growth of e^350, decay of e^-350
+  constexpr int64_t kSeqLen = 8192;  // growth of e^4096, decay of e^-4096
+  const at::Tensor rows = at::tensor({0L, 1L, 63L, 64L, 700L, 2047L, 5000L, 8190L, 8191L});
   for (const bool exp : {false, true}) {
     for (const double sign : {-1.0, 1.0}) {
       SCOPED_TRACE(testing::Message() << "exp " << exp << ", sign " << sign);
@@ -198,7 +206,8 @@ TEST(D2d, NothingOverflows) {
           (Base(kHeads) - sign * 0.5).unsqueeze(1).expand({kHeads, kHeadDim});
       const at::Tensor y = mixer.Run(x);
       EXPECT_TRUE(y.isfinite().all().item<bool>());
-      EXPECT_TRUE(Close(y, Output(mixer, Oracle(Project(mixer, x), log_decay, exp)), 1e-4));
+      EXPECT_TRUE(Close(y.index_select(1, rows),
+                        Output(mixer, Oracle(Project(mixer, x), log_decay, exp, rows)), 1e-4));
     }
   }
 }
@@ -296,6 +305,11 @@ TEST(D2d, BoundedDecaysHaveNoGradientBeyondTheBound) {
   const at::Tensor grad = torch::autograd::grad({y.square().sum()}, {mixer["head_gamma"]})[0];
   EXPECT_NE(grad[0].item<double>(), 0);
   EXPECT_EQ(grad[1].item<double>(), 0);
+  // without the bound there is one
+  BuiltMixer free(D2d({{"decay", "trained_alibi"}}), kDim);
+  free.Set("head_gamma", gamma.detach().clone().requires_grad_());
+  const at::Tensor loss = free.Run(Normal({1, 40, kDim}, 15)).square().sum();
+  EXPECT_NE(torch::autograd::grad({loss}, {free["head_gamma"]})[0][1].item<double>(), 0);
 }
 
 // The same where each channel has a decay: the first two lie beyond the bound.
@@ -308,6 +322,65 @@ TEST(D2d, BoundedChannelsHaveNoGradientBeyondTheBound) {
   const at::Tensor grad = torch::autograd::grad({y.square().sum()}, {mixer["Ps"]})[0];
   EXPECT_TRUE((grad.narrow(1, 0, 2) == 0).all().item<bool>());
   EXPECT_TRUE((grad.narrow(1, 2, kDim - 2) != 0).all().item<bool>());
+}
+
+// Each of the paper's models, small; of a vocabulary of 50.
+std::vector<ModelConfig> SmallModels() {
+  std::vector<ModelConfig> models;
+  for (const char* map : {"elu", "exp"})
+    for (const char* decay : {"d2d", "alibi", "trained_alibi", "none", "rope"}) {
+      const bool rotates = std::string(decay) == "rope";
+      ModelConfig config = {.vocab_size = 50, .model_dim = kDim, .num_layers = 2};
+      config.initializer_range = 0.3;
+      config.norm = NormConfig("layer_norm", {{"eps", 1e-5}});
+      config.mixer = D2d({{"feature_map", map},
+                          {"decay", rotates ? "none" : decay},
+                          {"rope_theta", rotates ? 10000.0 : 0.0}});
+      config.channel_mixer = ChannelMixerConfig("swiglu", {{"width", 24}, {"bias", true}});
+      if (std::string(decay) == "none")
+        config.positions = PositionsConfig("learned", {{"max_positions", 100}});
+      config.head.tied = true;
+      models.push_back(config);
+    }
+  return models;
+}
+
+// Property 20: without dropout training and evaluation give the same logits, and greedy tokens on
+// the recurrent state are those of forwards over the whole text, 64 of them.
+TEST(D2d, TrainingEvaluationAndDecodeAgree) {
+  constexpr int64_t kPrompt = 9, kTokens = 64;
+  const c10::AutoGradMode no_grad(false);
+  for (const ModelConfig& config : SmallModels()) {
+    SCOPED_TRACE(config.mixer.Get<std::string>("feature_map") + ", " +
+                 config.mixer.Get<std::string>("decay"));
+    LanguageModel model(config);
+    model.BindOwnMemory(1, false);
+    for (int i = 0; i < model.parameters().size(); ++i) {  // decays that were trained
+      const dist::ParamSpec& spec = model.parameters().specs()[i];
+      if (spec.name.ends_with("Ps"))
+        model.parameters().tensor(i).copy_(Normal(spec.shape, 3) * 0.1);
+      if (spec.name.ends_with("head_gamma")) model.parameters().tensor(i).fill_(-0.1);
+    }
+    const auto logits = [&](const at::Tensor& tokens, bool training) {
+      const auto slice = SequenceSlice::Contiguous(1, tokens.size(1), 0, at::kCPU);
+      const std::vector<uint64_t> samples = {4};
+      return model.Logits(model.Hidden(
+          tokens, {.slice = &slice, .training = training, .seed = 1, .samples = samples}));
+    };
+    at::Tensor text = (halflife::test::Uniform({1, kPrompt}, 5) * 50).to(at::kLong);
+    EXPECT_TRUE(test::BitEqual(logits(text, true), logits(text, false)));
+    ModelState state = model.EmptyState(1);
+    at::Tensor next;
+    for (int64_t t = 0; t < kPrompt; ++t) next = model.Step(text.select(1, t), state).argmax(-1);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      text = at::cat({text, next.unsqueeze(1)}, 1);
+      next = model.Step(next, state).argmax(-1);
+    }
+    // each token, the likeliest after all before it
+    const at::Tensor likeliest = logits(text, false).argmax(-1);
+    EXPECT_TRUE(likeliest.narrow(1, kPrompt - 1, kTokens).equal(text.narrow(1, kPrompt, kTokens)));
+    EXPECT_TRUE(likeliest.select(1, kPrompt + kTokens - 1).equal(next));
+  }
 }
 
 ModelConfig Gpt2Shell(const MixerConfig& mixer) {

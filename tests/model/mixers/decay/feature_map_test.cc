@@ -73,6 +73,11 @@ TEST(FeatureMap, ExponentialsCarryTheirScale) {
   EXPECT_TRUE(Close(features.x * features.log_scale.unsqueeze(-1).exp(), x.exp(), 1e-14));
   EXPECT_TRUE(Close(features.x.amax(-1), at::ones({2, 5, 3}, at::kDouble), 0));
   EXPECT_TRUE((*built.map)(x + 500).x.isfinite().all().item<bool>());
+  // a number of a row more is in its scale alone
+  const at::Tensor rows = 100 * Normal({2, 5, 3, 1}, 5);
+  const Features shifted = (*built.map)(x + rows);
+  EXPECT_TRUE(Close(shifted.x, features.x, 1e-13));
+  EXPECT_TRUE(Close(shifted.log_scale, features.log_scale + rows.squeeze(-1), 1e-13));
 }
 
 // elu(-10) + 1 is 4.54e-5, to 1e-6 from bf16's -10 in fp32, and never 0.
