@@ -8,6 +8,7 @@
 namespace halflife::model {
 namespace {
 
+using test::Close;
 using test::FocusMixer;
 using test::Heads;
 using test::Named;
@@ -116,6 +117,30 @@ TEST(FastformerTest, ExplainsItself) {
       SCOPED_TRACE(preset);
       test::ExpectSharesAgree(Fastformer(preset, window), kDim,
                               preset == "additive_readme" ? 1 : 2);
+    }
+}
+
+// And both rebuild what the layer gives.
+TEST(FastformerTest, SharesRebuildTheOutput) {
+  const at::Tensor x = Normal({2, 25, kDim}, 3);
+  const auto slice = SequenceSlice::Contiguous(2, 25, 0, at::kCPU);
+  for (const char* preset : {"fastformer_v011", "fastformer_latest"})
+    for (const int64_t window : {0, 6}) {
+      SCOPED_TRACE(preset);
+      const FocusMixer mixer(Fastformer(preset, window), kDim, at::kDouble);
+      const std::vector<Explanation> pools =
+          dynamic_cast<const Explained&>(mixer.built.mixer()).Explain({.x = x, .slice = slice});
+      ASSERT_EQ(pools.size(), 2u);
+      const bool joined = mixer.named.contains("projections.weight");
+      std::vector<at::Tensor> parts;  // q, k, v
+      if (joined) parts = Projected(x, mixer.named.at("projections.weight")).chunk(3, -1);
+      for (const char* name : {"Wquery.weight", "Wkeys.weight", "Wvalues.weight"})
+        if (!joined) parts.push_back(Projected(x, mixer.named.at(name)));
+      const auto pooled = [&](int pool, const at::Tensor& y) {
+        const at::Tensor heads = Standardised(Heads(y, kHeads), 1e-5);
+        return (pools[pool].Dense().unsqueeze(4) * heads.unsqueeze(1)).sum(2).flatten(2);
+      };
+      EXPECT_TRUE(Close(pooled(1, pooled(0, parts[0]) * parts[1]) * parts[2], mixer(x), 1e-12));
     }
 }
 

@@ -178,6 +178,11 @@ TEST(LeapTest, LogOfEluPlusOne) {
       const double got = std::exp(LogWeights(built, x).item<double>());
       EXPECT_NEAR(got, want, 1e-13 * want) << l;
     }
+    // continuous, and of a slope of 1 on both sides of 0
+    for (const double size : {0.0, 1e-4}) {
+      const at::Tensor x = at::full({1, 1, 1}, std::sqrt(size), at::kDouble);
+      EXPECT_NEAR(std::exp(LogWeights(built, x).item<double>()), 1 + sign * size, size * size);
+    }
   }
 }
 
@@ -231,14 +236,21 @@ TEST(LeapTest, ExplainsItself) {
       SCOPED_TRACE(preset);
       test::ExpectSharesAgree(Leap(preset, window), kDim, 1);
     }
-  const FocusMixer mixer(Leap("leap_v011", 6), kDim, at::kDouble);
   const at::Tensor x = Normal({2, 25, kDim}, 3);
   const auto slice = SequenceSlice::Contiguous(2, 25, 0, at::kCPU);
-  const Explanation pool =
-      dynamic_cast<const Explained&>(mixer.built.mixer()).Explain({.x = x, .slice = slice})[0];
-  const at::Tensor v = Heads(Projected(x, mixer.named.at("Wv.weight")), kHeads);
-  const at::Tensor pooled = (pool.Dense().unsqueeze(4) * v.unsqueeze(1)).sum(2);
-  EXPECT_TRUE(Close((pool.gate * pooled).flatten(2), mixer(x), 1e-12));
+  for (const std::string& preset : kPresets)
+    for (const int64_t window : {0, 6}) {
+      SCOPED_TRACE(preset + ", window " + std::to_string(window));
+      const FocusMixer mixer(Leap(preset, window), kDim, at::kDouble);
+      const Explanation pool =
+          dynamic_cast<const Explained&>(mixer.built.mixer()).Explain({.x = x, .slice = slice})[0];
+      const bool joined = mixer.named.contains("projections.weight");
+      at::Tensor v = joined ? Projected(x, mixer.named.at("projections.weight")).chunk(4, -1)[3]
+                            : Projected(x, mixer.named.at("Wv.weight"));
+      v = preset == "leap_v101" ? Standardised(Heads(v, kHeads), 1e-5) : Heads(v, kHeads);
+      const at::Tensor pooled = (pool.Dense().unsqueeze(4) * v.unsqueeze(1)).sum(2);
+      EXPECT_TRUE(Close((pool.gate * pooled).flatten(2), mixer(x), 1e-12));
+    }
 }
 
 TEST(LeapTest, RunsInBf16) {
