@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/pow.h>
@@ -181,6 +182,14 @@ TEST(RetNetTest, Decays) {
   EXPECT_NEAR(std::exp(512 * usual[0]), 8.7e-8, 1e-9);
   EXPECT_NEAR(std::exp(512 * usual[4]), 0.368, 1e-3);
   EXPECT_LT(usual[31], 0);  // where gamma itself would be 1
+  // Of operands in bf16 they stay fp32, and none is 0: gamma itself in fp32 is 1 from head 20 on.
+  const at::Tensor stored = FixedDecay(usual)(at::empty({1, 1, 4}, at::kBFloat16), {});
+  EXPECT_EQ(stored.scalar_type(), at::kFloat);
+  EXPECT_EQ(1.0F - std::exp2(-25.0F), 1.0F);
+  for (int64_t h = 0; h < 32; ++h)
+    EXPECT_NEAR(stored[h].item<double>() / std::log1p(-std::exp2(-5.0 - static_cast<double>(h))), 1,
+                0x1p-24)
+        << h;
   const std::vector<double> range = RetentionLogDecaysOfRange(8);
   EXPECT_NEAR(std::exp(range.front()), 31.0 / 32, 1e-12);
   EXPECT_NEAR(std::exp(range.back()), 511.0 / 512, 1e-12);
