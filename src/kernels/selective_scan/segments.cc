@@ -53,21 +53,23 @@ at::Tensor Scan(const SelectiveScanInputs& inputs) {
   return RunSegment(scan, *inputs.segment)[0];
 }
 
-SelectiveScanInputs ChannelsOf(SelectiveScanInputs in, int64_t first, int64_t count) {
-  in.x = in.x.narrow(2, first, count), in.delta = in.delta.narrow(2, first, count);
-  in.delta_bias = in.delta_bias.narrow(0, first, count), in.a = in.a.narrow(0, first, count);
-  in.skip = in.skip.narrow(0, first, count);
-  return in;
-}
-
 }  // namespace
 
 SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
   HL_CHECK(!inputs.initial.defined(), "SelectiveScan: an initial state of a segment");
-  const auto run = [&](int64_t first, int64_t count) {
-    return Scan(ChannelsOf(inputs, first, count));
+  const auto run = [&](const Tensors& piece) {
+    SelectiveScanInputs in = inputs;
+    in.x = piece[0], in.delta = piece[1], in.delta_bias = piece[2], in.a = piece[3];
+    in.skip = piece[4];
+    return Scan(in);
   };
-  return {.y = InPiecesOfChannels(inputs.x.size(2), inputs.x.is_cuda(), run), .final = {}};
+  return {.y = InPiecesOfChannels({{inputs.x, 2},
+                                   {inputs.delta, 2},
+                                   {inputs.delta_bias, 0},
+                                   {inputs.a, 0},
+                                   {inputs.skip, 0}},
+                                  run),
+          .final = {}};
 }
 
 }  // namespace halflife::kernels

@@ -182,17 +182,26 @@ Tensors RunSegment(const SegmentScan& scan, const RowSegment& row) {
   return Apply({.name = scan.name, .inputs = scan.inputs, .forward = forward});
 }
 
-at::Tensor InPiecesOfChannels(int64_t num_channels, bool is_cuda,
-                              const std::function<at::Tensor(int64_t, int64_t)>& run) {
-  // A piece is at least a vector's lanes.
-  constexpr int64_t kMostPieces = 8, kLeastChannels = 16;
+at::Tensor InPiecesOfChannels(const std::vector<Channels>& all,
+                              const std::function<at::Tensor(const Tensors&)>& run) {
+  // Of four, a rank waits for a quarter of a scan, and messages are few beside it. A piece is at
+  // least a vector's lanes.
+  constexpr int64_t kMostPieces = 4, kLeastChannels = 16;
+  const at::Tensor& first = all[0].tensor;
+  const int64_t num_channels = first.size(2);
   const int64_t num_pieces =
-      is_cuda ? 1 : std::clamp<int64_t>(num_channels / kLeastChannels, 1, kMostPieces);
-  Tensors outputs;
-  for (int64_t piece = 0; piece < num_pieces; ++piece) {
-    const int64_t first = num_channels * piece / num_pieces;
-    outputs.push_back(run(first, num_channels * (piece + 1) / num_pieces - first));
+      first.is_cuda() ? 1 : std::clamp<int64_t>(num_channels / kLeastChannels, 1, kMostPieces);
+  std::vector<int64_t> sizes;
+  for (int64_t piece = 0; piece < num_pieces; ++piece)
+    sizes.push_back(num_channels * (piece + 1) / num_pieces - num_channels * piece / num_pieces);
+  std::vector<Tensors> pieces(num_pieces);
+  for (const Channels& channels : all) {
+    // One node of the graph, which puts the pieces' gradients together.
+    const Tensors split = channels.tensor.split_with_sizes(sizes, channels.dim);
+    for (int64_t piece = 0; piece < num_pieces; ++piece) pieces[piece].push_back(split[piece]);
   }
+  Tensors outputs;
+  for (const Tensors& piece : pieces) outputs.push_back(run(piece));
   return num_pieces == 1 ? outputs[0] : at::cat(outputs, 2);
 }
 

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "kernels/sequence/state_exchange.h"
 
@@ -50,12 +51,17 @@ struct SegmentScan {
 // The outputs of this rank's segment. All ranks call it, and all its backward.
 Tensors RunSegment(const SegmentScan& scan, const RowSegment& row);
 
-// A scan whose channels do not meet, in pieces one after another: `run(first, count)` runs the
-// segment of those of `num_channels` and gives [B, T, count]; returns [B, T, num_channels]. A rank
-// then waits for the first piece of the one before it, and so do all: on a processor, where a scan
-// is much of a layer. On a GPU one piece, as several small ones would not fill it.
-at::Tensor InPiecesOfChannels(int64_t num_channels, bool is_cuda,
-                              const std::function<at::Tensor(int64_t first, int64_t count)>& run);
+// Channels of a tensor along a dimension.
+struct Channels {
+  at::Tensor tensor;
+  int64_t dim;
+};
+// A scan whose channels do not meet, of pieces of them one after another: `run` takes those of one
+// piece of each tensor, the first of which has its channels in dimension 2, and gives [B, T, piece];
+// returns [B, T, all]. A rank then waits for the first piece of the one before it: on a processor,
+// where a scan is much of a layer. On a GPU one piece, as several small ones would not fill it.
+at::Tensor InPiecesOfChannels(const std::vector<Channels>& all,
+                              const std::function<at::Tensor(const Tensors& piece)>& run);
 
 // -inf where a document starts inside the segment, else `log_transition` [N, C, ...].
 at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row);

@@ -56,21 +56,18 @@ at::Tensor Mix(const WkvInputs& inputs) {
   return RunSegment(scan, *inputs.segment)[0];
 }
 
-WkvInputs ChannelsOf(WkvInputs in, int64_t first, int64_t count) {
-  in.k = in.k.narrow(2, first, count), in.v = in.v.narrow(2, first, count);
-  in.log_decay = in.log_decay.narrow(0, first, count);
-  in.bonus = in.bonus.narrow(0, first, count);
-  return in;
-}
-
 }  // namespace
 
 WkvOutputs OverSegments(const WkvInputs& inputs) {
   HL_CHECK(!inputs.initial.numerator.defined(), "Wkv4: an initial state of a segment");
-  const auto run = [&](int64_t first, int64_t count) {
-    return Mix(ChannelsOf(inputs, first, count));
+  const auto run = [&](const Tensors& piece) {
+    WkvInputs in = inputs;
+    in.k = piece[0], in.v = piece[1], in.log_decay = piece[2], in.bonus = piece[3];
+    return Mix(in);
   };
-  return {.out = InPiecesOfChannels(inputs.k.size(2), inputs.k.is_cuda(), run), .final = {}};
+  return {.out = InPiecesOfChannels(
+              {{inputs.k, 2}, {inputs.v, 2}, {inputs.log_decay, 0}, {inputs.bonus, 0}}, run),
+          .final = {}};
 }
 
 }  // namespace halflife::kernels

@@ -147,21 +147,24 @@ INSTANTIATE_TEST_SUITE_P(Strategies, SegmentScanTest,
                          testing::Values(StateStrategy::kGather, StateStrategy::kRing,
                                          StateStrategy::kScan));
 
-// All channels once, in their order, whatever their number.
+// All channels once, in their order, whatever their number, and so their gradients.
 TEST(PiecesOfChannelsTest, CoverAllChannels) {
   for (const auto& [channels, want_pieces] :
-       std::vector<std::pair<int64_t, int>>{{1, 1}, {31, 1}, {32, 2}, {100, 6}, {768, 8}}) {
-    const at::Tensor x = Normal({kRows, 2, channels}, 4, at::kDouble);
-    for (const bool is_cuda : {false, true}) {
-      int pieces = 0;
-      const at::Tensor joined =
-          InPiecesOfChannels(channels, is_cuda, [&](int64_t begin, int64_t n) {
-            ++pieces;
-            return x.narrow(2, begin, n);
-          });
-      EXPECT_TRUE(joined.equal(x)) << channels;
-      EXPECT_EQ(pieces, is_cuda ? 1 : want_pieces) << channels;
-    }
+       std::vector<std::pair<int64_t, int>>{{1, 1}, {31, 1}, {32, 2}, {50, 3}, {768, 4}}) {
+    const at::Tensor x = Normal({kRows, 2, channels}, 4, at::kDouble).requires_grad_(true);
+    const at::Tensor factor = Normal({channels}, 5, at::kDouble).requires_grad_(true);
+    int pieces = 0;
+    const at::Tensor joined = InPiecesOfChannels({{x, 2}, {factor, 0}}, [&](const Tensors& piece) {
+      ++pieces;
+      return piece[0] * piece[1];
+    });
+    EXPECT_EQ(pieces, want_pieces) << channels;
+    EXPECT_TRUE(joined.equal(x * factor)) << channels;
+    const at::Tensor dy = Normal({kRows, 2, channels}, 6, at::kDouble);
+    const Tensors got = Differentiate({joined}, {dy}, {x, factor}, false);
+    EXPECT_TRUE(got[0].equal(dy * factor.detach())) << channels;
+    // Sums of four terms in fp64.
+    EXPECT_TRUE(Close(got[1], (dy * x.detach()).flatten(0, 1).sum(0), 1e-15)) << channels;
   }
 }
 
