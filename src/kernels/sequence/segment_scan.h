@@ -57,7 +57,7 @@ struct Channels {
   int64_t dim;
 };
 // A scan whose channels do not meet, of pieces of them one after another: `run` takes those of one
-// piece of each tensor, the first of which has its channels in dimension 2, and gives [B, T, piece];
+// piece of each tensor, whose first has its channels in dimension 2, and gives [B, T, piece];
 // returns [B, T, all]. A rank then waits for the first piece of the one before it: on a processor,
 // where a scan is much of a layer. On a GPU one piece, as several small ones would not fill it.
 at::Tensor InPiecesOfChannels(const std::vector<Channels>& all,
