@@ -1,6 +1,7 @@
 // The examples of the headers of src/kernels that a host compiles. A function's parameters are what
 // its example takes for granted.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/mm.h>
 
 #include <cmath>
@@ -108,6 +109,7 @@ void SegmentScanExample(const Tensor& x, const Tensor& decay, const SegmentScan&
                         const RowSegment& row) {
   const auto& run = scan.run;
   const auto& summarise = scan.summarise;
+  const auto& nothing = scan.nothing;
 #include "examples/kernels/sequence/segment_scan.h"
 }
 void TokensBeforeExample(const Tensor& k, const Tensor& x, int64_t window, int64_t taps,
