@@ -1,7 +1,7 @@
 # Compiles the sources of a folder as one, which parses a header once for all of them. They therefore
 # share their anonymous namespace: what two of them name alike is one thing or wants two names.
-# -DHALFLIFE_UNITY_BUILD=OFF compiles each source by itself, as the presets cuda and asan do; a small
-# change is then built faster. Loops for the processor (cpu.cc, cpu/, *_avx2.cc, *_avx512.cc) stay by
+# -DHALFLIFE_UNITY_BUILD=OFF compiles each source by itself, as the preset asan does; a small change is
+# then built faster. Loops for the processor (cpu.cc, cpu/, *_avx2.cc, *_avx512.cc) stay by
 # themselves: their time goes to the code, and some are compiled for one instruction set.
 option(HALFLIFE_UNITY_BUILD "Compile the sources of a folder as one" ON)
 function(hl_compile_folders_as_one target sources)

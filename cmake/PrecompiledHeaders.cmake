@@ -1,8 +1,8 @@
 # LibTorch's headers, parsed once for the areas that include them: of the 5 s that a mixer takes to
 # compile, more than 3 are theirs. For the standard library's and JSON's alone it does not pay, as
 # nearly all of the time goes to the code that follows. A set of compile options takes 12 s and 300 MB
-# on disk. A file still includes what it uses: the presets cuda (the sources) and asan (the tests,
-# too) do without precompiled headers, and fail where one does not.
+# on disk. A file still includes what it uses: the preset asan, which compiles each by itself and
+# without precompiled headers, fails where one does not; cuda does without them for sources.
 option(HALFLIFE_PRECOMPILED_HEADERS "Parse LibTorch's headers once for the areas that use them" ON)
 
 # Whether LibTorch's headers are in the include path of what links `libraries`.
