@@ -46,9 +46,8 @@ std::optional<data::DatasetInfo> DatasetOf(const train::RunConfig& config) {
 void TellVocabulary(const train::RunConfig& config, std::ostream& out) {
   const std::string& path = config.data.path;
   out << "# there is no dataset" << (path.empty() ? "" : " " + path) << ": a vocabulary of "
-      << config.model.vocab_size
-      << " is assumed (--set data.path=DATASET for a dataset's, --set model.vocab_size=N for "
-         "another, 259 for bytes)\n";
+      << config.model.vocab_size << " is assumed (--set data.path=DATASET for a dataset's, "
+      << train::kAnotherVocabulary << ")\n";
 }
 
 // On machines that are not here.

@@ -9,6 +9,7 @@
 #include "cli/command_line/option_value.h"
 #include "cli/command_line/value_checks.h"
 #include "core/error.h"
+#include "core/human.h"
 
 namespace halflife::cli {
 namespace {
@@ -68,7 +69,7 @@ class Findings {
     if (option->get_items_expected_max() == 0) return Concat(option->get_name(), " takes no value");
     if (words_.ends_with(" missing"))
       return Concat(option->get_name(), " has no value; ", Usage(*option), " would work");
-    return Concat(option->get_name(), " has ", met, met == 1 ? " value" : " values", " ('",
+    return Concat(option->get_name(), " has ", Counted(met, "value"), " ('",
                   Join(option->results(), "', '"), "'); ",
                   met < least ? least : option->get_items_expected_max(), " would work");
   }

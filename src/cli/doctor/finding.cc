@@ -23,7 +23,7 @@ int Report::Count(Verdict verdict) const {
 std::string ReportText(const Report& report) {
   std::ostringstream out;
   out << "halflife " << report.version << " " << report.git_hash << " on " << report.host << ", "
-      << report.world_size << (report.world_size == 1 ? " rank\n" : " ranks\n");
+      << Counted(report.world_size, "rank") << "\n";
   for (const Group& group : report.groups) {
     if (group.findings.empty()) continue;
     out << "\n" << group.title << "\n";

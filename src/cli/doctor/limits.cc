@@ -92,8 +92,8 @@ Finding Leftovers(const Scene& scene) {
     return {Verdict::kOk, "dead jobs", Concat("left no segments in ", scene.shm.string())};
   return {Verdict::kWarn,
           "dead jobs",
-          Concat("left ", count, count == 1 ? " segment of " : " segments of ", HumanBytes(bytes),
-                 " in ", scene.shm.string()),
+          Concat("left ", Counted(count, "segment"), " of ", HumanBytes(bytes), " in ",
+                 scene.shm.string()),
           Concat("rm", files),
           {{"segments", count}, {"bytes", static_cast<double>(bytes)}}};
 }

@@ -32,7 +32,7 @@ std::string PlanSummary(const RunConfig& config, const model::LanguageModel& mod
                 config.model.model_dim, ", ",
                 HumanCount(static_cast<double>(model.CountParameters().total())), " parameters, ",
                 config.train.global_batch, " x ", config.data.seq_len, " tokens a step on ",
-                world_size, world_size == 1 ? " rank" : " ranks",
+                Counted(world_size, "rank"),
                 config.parallel.sp > 1 ? Concat(", ", config.parallel.sp, " to a row") : "", ", ",
                 config.train.steps, " steps");
 }

@@ -30,6 +30,8 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
 // True where it had to be assumed. Error kUsage for impossible values (Validate, on world_size
 // ranks or as many as a row takes).
 bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int world_size);
+// What whoever reads an assumed one can do.
+inline constexpr char kAnotherVocabulary[] = "--set model.vocab_size=N for another, 259 for bytes";
 
 // The config with every option that derives from others (a width from a ratio) at the value in
 // force.

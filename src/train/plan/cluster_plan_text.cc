@@ -90,7 +90,7 @@ void AddStep(const ClusterPlan& plan, Lines& lines) {
   lines.Row("tokens", HumanCount(static_cast<double>(plan.tokens)),
             Concat(plan.num_micro_batches,
                    plan.num_micro_batches == 1 ? " micro-batch of " : " micro-batches of ",
-                   plan.micro_batch, plan.micro_batch == 1 ? " row" : " rows", " on each rank"));
+                   Counted(plan.micro_batch, "row"), " on each rank"));
   lines.Row("time", Milliseconds(plan.step_s));
   lines.Row("compute alone", Milliseconds(plan.compute_s));
   lines.Row("exposed communication", Milliseconds(plan.exposed_s()),
@@ -142,10 +142,9 @@ std::string ClusterPlanText(const ClusterPlan& plan) {
   Lines lines;
   for (const std::string& warning : plan.warnings) lines.Add("warning: " + warning);
   const Cluster& cluster = plan.cluster;
-  lines.Add(Concat(cluster.nodes, cluster.nodes == 1 ? " node" : " nodes", " x ", cluster.gpus, " ",
-                   cluster.device, ": ", cluster.world_size() / plan.sp, " groups of rows x ",
-                   plan.sp, plan.sp == 1 ? " rank" : " ranks", ", ZeRO stage ", plan.zero_stage,
-                   ", micro-batch ", plan.micro_batch));
+  lines.Add(Concat(Counted(cluster.nodes, "node"), " x ", cluster.gpus, " ", cluster.device, ": ",
+                   cluster.world_size() / plan.sp, " groups of rows x ", Counted(plan.sp, "rank"),
+                   ", ZeRO stage ", plan.zero_stage, ", micro-batch ", plan.micro_batch));
   AddMemory(plan, lines);
   AddCollectives(plan, lines);
   AddStep(plan, lines);

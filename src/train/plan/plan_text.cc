@@ -22,8 +22,8 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   const auto parameters = [](int64_t n) { return HumanCount(static_cast<double>(n)); };
   out << "parameters";
   if (scene.assumed_vocabulary)
-    out << " at an assumed vocabulary of " << config.model.vocab_size
-        << " (--set model.vocab_size=N for another, 259 for bytes)";
+    out << " at an assumed vocabulary of " << config.model.vocab_size << " (" << kAnotherVocabulary
+        << ")";
   out << "\n";
   row("embedding", parameters(count.embedding));
   row("head", config.model.head.tied ? "tied" : parameters(count.head));
@@ -48,7 +48,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
 
   const double tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
   const model::FlopCount flops = model.FlopsPerToken(config.data.seq_len);
-  out << "one step on " << world_size << (world_size == 1 ? " rank\n" : " ranks\n");
+  out << "one step on " << Counted(world_size, "rank") << "\n";
   row("tokens", HumanCount(tokens));
   row("micro-batches on each rank", Concat(NumMicroBatches(config, world_size)));
   if (config.parallel.sp > 1) row("ranks that share a row", Concat(config.parallel.sp));
