@@ -13,6 +13,7 @@
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/decay/feature_map.h"
 #include "model/mixers/decay/fixed_decay.h"
+#include "model/mixers/decay/legacy_view.h"
 #include "model/mixers/decay/score_sums.h"
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/softmax/attention.h"
@@ -103,6 +104,11 @@ void FixedDecayExample(DecayedForm& form) {
 struct PositionsOfSlice {
   Tensor positions;
 };
+void LegacyViewExample(const Tensor& q, const Tensor& k, const Parameter& ps,
+                       const PositionsOfSlice& slice) {
+#include "examples/model/mixers/decay/legacy_view.h"
+}
+
 void ScoreSumsExample(const Tensor& q, const Tensor& k, const PositionsOfSlice& slice,
                       const Tensor& log_decay) {
 #include "examples/model/mixers/decay/score_sums.h"

@@ -261,6 +261,8 @@ TEST_F(SequenceParallelMistake, PositionsCountedFromTheSlice) {
   };
   for (const char* mixer : {"softmax", "retention"})
     EXPECT_GT(ErrorOf(Usual(mixer), local), kSeen) << mixer;
+  const MixerConfig viewed("d2d", {{"num_heads", 2}, {"legacy_view", 160}, {"decay_scale", 0.1}});
+  EXPECT_GT(ErrorOf({viewed, {}}, local), kSeen);
 }
 
 TEST_F(SequenceParallelMistake, DocumentStartIgnored) {

@@ -101,6 +101,7 @@ TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
     SCOPED_TRACE(mixer);
     ExpectOneRead(CountsOf({std::string("model.mixer=") + mixer, "model.dropout=0.1"}));
   }
+  ExpectOneRead(CountsOf({"model.mixer=d2d", "model.mixer.d2d.legacy_view=32"}));
   ExpectOneRead(CountsOf({"model.mixer=fastformer", "model.objective=masked_token"}));
   ExpectOneRead(CountsOf({"train.precision=bf16"}));
   ExpectOneRead(

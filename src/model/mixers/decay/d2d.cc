@@ -1,7 +1,8 @@
 // D2D, linear attention with trainable decay ("Disentangle to Decay", COLING 2025): weights
 // phi(q_i) . phi(k_j) gamma^(i-j) over channels, normalised, with gamma = exp(Pb_h - s Ps_c): a
 // base that is fixed per head and a trained part per channel. With `decay` at alibi, trained_alibi
-// or none, and rotary or learned positions, it is each of the paper's baselines.
+// or none, and rotary or learned positions, it is each of the paper's baselines. `legacy_view`
+// computes what the public training code does (legacy_view.h).
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/exp2.h>
@@ -10,8 +11,10 @@
 #include <cmath>
 #include <limits>
 
+#include "core/error.h"
 #include "kernels/learned_decay/learned_decay.h"
 #include "model/mixers/decay/decayed_mixer.h"
+#include "model/mixers/decay/legacy_view.h"
 
 namespace halflife::model {
 namespace {
@@ -28,6 +31,7 @@ struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
   double eps = 0;                // of the denominator; 0: 1e-30 beside a decay, else 1e-14
   bool bias = true;
   bool scale_init_by_depth = true;  // o_proj starts at 1 / sqrt(2 L)
+  int64_t legacy_view = 0;          // the length of the rows of public training; 0: the formula
 
   D2dOptions() : OptionsOf(/*heads=*/0, /*k=*/1, /*v=*/1) {}  // 0: one for 64 channels
   std::vector<Option> Fields() override {
@@ -40,7 +44,8 @@ struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
             {"rope_theta", &rope_theta},
             {"eps", &eps},
             {"bias", &bias},
-            {"scale_init_by_depth", &scale_init_by_depth}};
+            {"scale_init_by_depth", &scale_init_by_depth},
+            {"legacy_view", &legacy_view, {.min = 0}}};
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     if (num_heads == 0) num_heads = std::max<int64_t>(1, sizes.model_dim / kUsualHeadDim);
@@ -56,6 +61,17 @@ struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
                      "; decay none would work");
     problems.Require(rope_theta == 0 || head_dim_k % 2 == 0, "width per head ", head_dim_k,
                      " must be even: rotation pairs channels");
+    if (legacy_view > 0) RequireViewed(problems);
+  }
+  void RequireViewed(ProblemList& problems) const {
+    problems.Require(decay == "d2d" && feature_map == "elu", "legacy_view ", legacy_view,
+                     " with the decay ", decay, " and the feature map ", feature_map,
+                     ": public code has such a view of decay d2d with elu alone and computes all "
+                     "else by the formula; legacy_view 0 would work");
+    problems.Require(!std::isfinite(max_log_decay), "legacy_view ", legacy_view,
+                     " with max_log_decay ", max_log_decay,
+                     ": a view has no decay a token that could be bounded; legacy_view 0, or no "
+                     "max_log_decay, would work");
   }
 };
 
@@ -80,6 +96,43 @@ class BaseDecay : public LogDecay {
   int64_t num_heads_;
 };
 
+// Ps [1, H K], or of one number a head, head_gamma [H].
+Parameter DeclareTrained(const D2dOptions& options, const PartContext& context) {
+  dist::ParamSpec spec = {.name = context.prefix + "head_gamma", .shape = {options.num_heads}};
+  if (options.decay == "d2d")
+    spec.name = context.prefix + "Ps", spec.shape = {1, options.key_dim()};
+  spec.region = dist::Region::kFp32;
+  spec.weight_decay = options.regularise_decay;
+  return context.parameters->Declare(spec, Init::Zeros());
+}
+
+// Pb, and Ps as the public training code reads it.
+class ViewedDecay : public BaseDecay {
+ public:
+  ViewedDecay(const D2dOptions& options, const PartContext& context)
+      : BaseDecay(options.num_heads),
+        width_(options.key_dim()),
+        view_{.num_heads = options.num_heads,
+              .row_len = options.legacy_view,
+              .scale = options.decay_scale},
+        trained_(DeclareTrained(options, context)) {}
+  QueriesAndKeys AtPositions(const QueriesAndKeys& features,
+                             const SequenceSlice& slice) const override {
+    const int64_t num_tokens = slice.begin + slice.seq_len;
+    HL_CHECK_AS(ExitCode::kUsage, num_tokens <= view_.row_len, "mixer d2d has the legacy_view ",
+                view_.row_len, " of rows so long, and the row has ", num_tokens,
+                " tokens; shorter texts would work");
+    return ApplyLegacyView(features, *trained_, slice.positions, view_);
+  }
+  int64_t max_tokens() const override { return view_.row_len; }
+  int64_t num_activations() const override { return 2 * width_; }  // features before
+
+ private:
+  int64_t width_;
+  LegacyView view_;
+  Parameter trained_;
+};
+
 // Pb_h - s Ps, [H, K]; or with Pb = 0 and s = -1, of one number a head, [H].
 class TrainedDecay : public LogDecay {
  public:
@@ -87,13 +140,8 @@ class TrainedDecay : public LogDecay {
       : per_channel_(options.decay == "d2d"),
         num_heads_(options.num_heads),
         scale_(options.decay_scale),
-        max_(options.max_log_decay) {
-    dist::ParamSpec spec = {.name = context.prefix + "head_gamma", .shape = {num_heads_}};
-    if (per_channel_) spec.name = context.prefix + "Ps", spec.shape = {1, options.key_dim()};
-    spec.region = dist::Region::kFp32;
-    spec.weight_decay = options.regularise_decay;
-    trained_ = context.parameters->Declare(spec, Init::Zeros());
-  }
+        max_(options.max_log_decay),
+        trained_(DeclareTrained(options, context)) {}
   at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor>) const override {
     if (per_channel_)
       return kernels::DecayOffHeads(*trained_, num_heads_, {.scale = scale_, .most = max_});
@@ -125,6 +173,10 @@ DecayedForm FormOf(const D2dOptions& options) {
     form.make_decay = [=](const PartContext&) {
       return std::make_unique<BaseDecay>(options.num_heads);
     };
+  } else if (options.legacy_view > 0) {
+    form.make_decay = [=](const PartContext& context) {
+      return std::make_unique<ViewedDecay>(options, context);
+    };
   } else if (options.decay != "none") {
     form.make_decay = [=](const PartContext& context) {
       return std::make_unique<TrainedDecay>(options, context);
@@ -154,6 +206,7 @@ MixerVariant D2dVariant() {
       "d2d", {{{"num_heads", 2}},
               {{"num_heads", 2}, {"feature_map", "exp"}, {"bias", false}},
               {{"num_heads", 4}, {"max_log_decay", 0}},
+              {{"num_heads", 2}, {"legacy_view", 160}, {"decay_scale", 0.1}},
               {{"num_heads", 2}, {"decay", "alibi"}, {"feature_map", "exp"}},
               {{"num_heads", 2}, {"decay", "trained_alibi"}},
               {{"num_heads", 2}, {"decay", "none"}, {"rope_theta", 10000}},

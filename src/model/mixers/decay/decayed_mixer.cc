@@ -136,6 +136,7 @@ MixerTraits DecayedMixer::traits() const {
   const int64_t num_features = maps_[0]->width();
   const int log_scale = log_scaled() ? 2 : -1;
   MixerTraits traits;
+  if (decay_ != nullptr) traits.max_tokens = decay_->max_tokens();
   traits.state = {{.name = "kv",
                    .shape = {heads_.num_heads, num_features, heads_.head_dim_v},
                    .log_scale = log_scale}};
@@ -300,6 +301,10 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
   if (form_.query_scale) {
     const at::Tensor scale = form_.query_scale(slice.positions).unsqueeze(-1);
     heads.q.x = (heads.q.x * scale.to(kernels::ComputeType(x))).to(heads.q.x.scalar_type());
+  }
+  if (decay_ != nullptr) {
+    const QueriesAndKeys placed = decay_->AtPositions({.q = heads.q.x, .k = heads.k.x}, slice);
+    heads.q.x = placed.q, heads.k.x = placed.k;
   }
   if (heads.k.log_scale.defined())  // of every query head
     heads.k.log_scale = RepeatHeads(heads.k.log_scale.unsqueeze(3), heads_.num_heads).squeeze(3);

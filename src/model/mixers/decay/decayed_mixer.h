@@ -47,6 +47,11 @@ struct DecayedOptions : OptionsOf<DecayedOptions, LinearHeadOptions> {
   std::vector<Option> Fields() override;
 };
 
+// Of all heads, [B, T, H or Hk, F].
+struct QueriesAndKeys {
+  at::Tensor q, k;
+};
+
 // Where the logarithm of the decay comes from.
 class LogDecay {
  public:
@@ -59,6 +64,13 @@ class LogDecay {
                                 std::span<const at::Tensor> products) const = 0;
   virtual bool constant() const { return false; }  // the same for all tokens
   virtual bool per_channel() const { return false; }
+
+  // What is left of a decay that follows from positions and not from distances alone: queries and
+  // keys as they count at theirs.
+  virtual QueriesAndKeys AtPositions(const QueriesAndKeys& features, const SequenceSlice&) const {
+    return features;
+  }
+  virtual int64_t max_tokens() const { return 0; }  // of a row, as MixerTraits has it
 
   // Its own share of the costs, per token.
   virtual int64_t num_matrix_elements() const { return 0; }

@@ -1,0 +1,90 @@
+#include "model/mixers/decay/legacy_view.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/floor_divide.h>
+#include <ATen/ops/remainder.h>
+
+#include "kernels/linear/weight_product.h"
+#include "kernels/torch/autograd.h"
+#include "kernels/torch/dispatch.h"
+
+namespace halflife::model {
+namespace {
+
+// What stands in the view where a head reads a token's position, [R, T, H] int64 both. R is 1 where
+// all rows of the batch count alike.
+struct ViewPlaces {
+  at::Tensor head;   // whose decays
+  at::Tensor power;  // of them
+};
+
+ViewPlaces PlacesOf(const at::Tensor& positions, const LegacyView& view) {
+  const bool alike = positions.size(0) > 0 && positions.stride(0) == 0;
+  const at::Tensor of_rows = alike ? positions.narrow(0, 0, 1) : positions;
+  const at::Tensor head = at::arange(view.num_heads, positions.options());
+  const at::Tensor row = of_rows.unsqueeze(2) + head * view.row_len;
+  return {.head = at::remainder(row, view.num_heads),
+          .power = at::floor_divide(row, view.num_heads)};
+}
+
+// P [R, T, H, K].
+at::Tensor LogOf(const at::Tensor& ps, const ViewPlaces& places, const LegacyView& view,
+                 at::ScalarType compute) {
+  const int64_t width = ps.numel() / view.num_heads;
+  const at::Tensor decays = ps.reshape({view.num_heads, width})
+                                .to(compute)
+                                .index_select(0, places.head.flatten())
+                                .unflatten(0, places.head.sizes());
+  return decays * (places.power.to(compute) * view.scale).unsqueeze(3);
+}
+
+// The gradient of Ps from that of P, [R, T, H, K]: a product with zeros and powers, as sums by an
+// index would have no fixed order on a GPU.
+at::Tensor SumToPs(const at::Tensor& dlog, const ViewPlaces& places, const LegacyView& view,
+                   const at::Tensor& ps) {
+  const at::Tensor heads = at::arange(view.num_heads, places.head.options());
+  const at::Tensor powers = (places.power.to(dlog.scalar_type()) * view.scale).unsqueeze(3);
+  const at::Tensor weights = places.head.unsqueeze(3).eq(heads) * powers;  // [R, T, H, H]
+  return kernels::WeightGradient(weights.flatten(0, 2), dlog.flatten(0, 2))
+      .view_as(ps)
+      .to(ps.scalar_type());
+}
+
+kernels::Tensors Backward(const kernels::BackwardCall& call, const LegacyView& view) {
+  const at::Tensor &q = call.saved[0], &k = call.saved[1], &ps = call.saved[2];
+  const ViewPlaces places = PlacesOf(call.saved[3], view);
+  const at::ScalarType compute = kernels::ComputeType(q);
+  const at::Tensor dq = call.grads[0].to(compute), dk = call.grads[1].to(compute);
+  const at::Tensor log = LogOf(ps, places, view, compute);
+  kernels::Tensors grads(3);
+  if (call.wanted[0]) grads[0] = (dq * at::exp(-log)).to(q.scalar_type());
+  if (call.wanted[1]) grads[1] = (dk * at::exp(log)).to(k.scalar_type());
+  if (call.wanted[2]) {
+    at::Tensor dlog = k.to(compute) * dk - q.to(compute) * dq;
+    if (dlog.size(0) > places.head.size(0)) dlog = dlog.sum(0, /*keepdim=*/true);
+    grads[2] = SumToPs(dlog, places, view, ps);
+  }
+  return grads;
+}
+
+}  // namespace
+
+QueriesAndKeys ApplyLegacyView(const QueriesAndKeys& features, const at::Tensor& ps,
+                               const at::Tensor& positions, const LegacyView& view) {
+  const auto forward = [&]() -> kernels::Forwarded {
+    const at::ScalarType compute = kernels::ComputeType(features.q);
+    const at::Tensor log = LogOf(ps, PlacesOf(positions, view), view, compute);
+    const at::Tensor q = (features.q * at::exp(-log)).to(features.q.scalar_type());
+    const at::Tensor k = (features.k * at::exp(log)).to(features.k.scalar_type());
+    return {.outputs = {q, k},
+            .saved = {q, k, ps, positions},
+            .backward = [view](const kernels::BackwardCall& call) { return Backward(call, view); }};
+  };
+  const kernels::Tensors placed = kernels::Apply(
+      {.name = "LegacyView", .inputs = {features.q, features.k, ps}, .forward = forward});
+  return {.q = placed[0], .k = placed[1]};
+}
+
+}  // namespace halflife::model
