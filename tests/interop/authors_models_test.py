@@ -51,8 +51,26 @@ def d2d_weights(decay, ape):
     return weights
 
 
-def d2d_attention(w, x, feature_map, decay):
+def viewed_attention(w, x, row_len):
+    """As the public elu code trains: exp(i Ps) of [1, L, D], viewed as [1, H, L, d]."""
+    steps, head_dim = x.shape[0], DIM // HEADS
+    q, k, v = (x @ w["c_attn.weight"] + w["c_attn.bias"]).split(DIM, dim=-1)
+    q, k, v = (y.unflatten(-1, (HEADS, head_dim)).transpose(0, 1) for y in (q, k, v))
+    table = (torch.arange(row_len, dtype=x.dtype)[:, None] * w["Ps"]).exp()
+    seen = table[None].view(1, HEADS, row_len, head_dim)[0, :, :steps]
+    base = -(2.0 ** (-HEADS / torch.arange(1, HEADS + 1, dtype=x.dtype)))
+    place = torch.arange(steps, dtype=x.dtype)
+    mask = (base[:, None, None] * (place[:, None] - place)).exp()
+    scores = ((F.elu(q) + 1) / seen) @ ((F.elu(k) + 1) * seen).transpose(1, 2)
+    scores = (scores * mask).tril()
+    o = (scores / scores.sum(-1, keepdim=True)) @ v
+    return o.transpose(0, 1).flatten(1) @ w["c_proj.weight"] + w["c_proj.bias"]
+
+
+def d2d_attention(w, x, feature_map, decay, row_len=0):
     """Quadratic: weights phi(q_i) . phi(k_j) gamma^(i-j), divided by their sum."""
+    if row_len > 0:
+        return viewed_attention(w, x, row_len)
     steps, head_dim = x.shape[0], DIM // HEADS
     q, k, v = (x @ w["c_attn.weight"] + w["c_attn.bias"]).split(DIM, dim=-1)
     q, k, v = (y.unflatten(-1, (HEADS, head_dim)) for y in (q, k, v))
@@ -73,14 +91,15 @@ def d2d_attention(w, x, feature_map, decay):
     return torch.einsum("hij,jhc->ihc", weights, v).flatten(1) @ w["c_proj.weight"] + w["c_proj.bias"]
 
 
-def d2d_log_probs(w, ids, feature_map, decay, ape):
+def d2d_log_probs(w, ids, feature_map, decay, ape, row_len=0):
     x = w["transformer.wte.weight"][torch.tensor(ids)]
     if ape:
         x = x + w["transformer.wpe.weight"][:len(ids)]
     for layer in range(LAYERS):
         prefix = f"transformer.h.{layer}."
         own = {n[len(prefix) + 5:]: t for n, t in w.items() if n.startswith(prefix + "attn.")}
-        x = x + d2d_attention(own, layer_norm(x, w, prefix + "ln_1"), feature_map, decay)
+        x = x + d2d_attention(own, layer_norm(x, w, prefix + "ln_1"), feature_map, decay,
+                              row_len)
         h = layer_norm(x, w, prefix + "ln_2")
         if ape:
             inner = F.gelu(h @ w[prefix + "mlp.c_fc.weight"] + w[prefix + "mlp.c_fc.bias"],
@@ -106,6 +125,27 @@ class AuthorsModels(AuthorsTest):
                 def log_probs(w, ids, form=(feature_map, decay, ape)):
                     return d2d_log_probs(w, ids, *form)
                 self.check(d2d_weights(decay, ape), d2d_config(name), "d2d_ape" if ape else "d2d", log_probs)
+
+    def test_legacy_view(self):
+        """A key of ours: the rows' length in the public elu training, whose view mixes the heads' Ps."""
+        row_len = 230
+        weights = d2d_weights("d2d", ape=False)
+        for name, tensor in weights.items():
+            if name.endswith("Ps"):
+                tensor *= 0.2  # powers of 229 of some 0.1, which fp32 holds
+        config = d2d_config("LinearEluWithD2DLMHeadModel") | {"legacy_view": row_len}
+
+        def log_probs(w, ids):
+            return d2d_log_probs(w, ids, "elu", "d2d", False, row_len)
+        self.check(weights, config, "d2d", log_probs)
+        text = (self.dir / "run" / "config.textproto").read_text()
+        self.assertIn(f"legacy_view: {row_len}", text)
+        self.assertIn(f"seq_len: {row_len}", text)
+
+    def test_legacy_view_is_of_elu(self):
+        config = d2d_config("LinearExpWithD2DLMHeadModel") | {"legacy_view": 512}
+        said = self.import_folder(d2d_weights("d2d", ape=False), config, "d2d", code=3)
+        self.assertIn("legacy_view 512 with the decay d2d and the feature map exp", said)
 
     def test_says_what_is_missing_or_left_over(self):
         weights = d2d_weights("d2d", ape=False)

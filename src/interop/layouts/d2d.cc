@@ -73,6 +73,8 @@ class AuthorsD2d : public ImportOnlyLayout {
       // Growth is cut off there by a clamp at 0.
       if (config.mixer.Get<std::string>("decay") == "trained_alibi")
         config.mixer.Set("max_log_decay", 0.0);
+      // A key of ours: nothing of theirs says how long the rows were.
+      config.mixer.Set("legacy_view", reader.Int("legacy_view", 0, /*min=*/0));
     }
     return config;
   }
