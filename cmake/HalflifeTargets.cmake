@@ -1,7 +1,10 @@
-# Compiles the sources of a folder as one, which parses a header once for all of them. They therefore
-# share their anonymous namespace: what two of them name alike is one thing or wants two names.
-# -DHALFLIFE_UNITY_BUILD=OFF compiles each source by itself, as the preset asan does; a small change is
-# then built faster. Loops for the processor (cpu.cc, cpu/, *_avx2.cc, *_avx512.cc) stay by
+# Loops for the processor: by the names of their sources.
+set(HALFLIFE_LOOPS "/kernels/(.*/)?(cpu\\.cc|cpu/.*|[a-z_]*_avx[0-9]+\\.cc)$")
+
+# Compiles the sources of a folder as one, which parses a header once for all of them; small folders
+# that follow each other share a unit. They therefore share their anonymous namespace: what two of them
+# name alike is one thing or wants two names. -DHALFLIFE_UNITY_BUILD=OFF compiles each source by itself,
+# as the preset asan does; a small change is then built faster. Loops for the processor stay by
 # themselves: their time goes to the code, and some are compiled for one instruction set.
 option(HALFLIFE_UNITY_BUILD "Compile the sources of a folder as one" ON)
 function(hl_compile_folders_as_one target sources)
@@ -11,10 +14,32 @@ function(hl_compile_folders_as_one target sources)
   endif()
 endfunction()
 
+# So many sources or more, with what is left of the last folder: fewer, and most of a unit's time goes
+# to its headers; more, and a change waits for too much else.
+set(HALFLIFE_SOURCES_OF_UNIT 10)
+
+# A unit of `folders`, named by the first and last of them, that includes `sources`, below src.
+function(hl_add_unit target folders sources)
+  list(POP_FRONT folders name)
+  if(folders)
+    list(POP_BACK folders last)
+    string(APPEND name "_to_${last}")
+  endif()
+  string(REPLACE "/" "_" name ${name})
+  set(content "")
+  foreach(path IN LISTS sources)
+    string(APPEND content "#include \"${path}\"\n")
+    set_source_files_properties(${CMAKE_SOURCE_DIR}/src/${path} PROPERTIES HEADER_FILE_ONLY ON)
+  endforeach()
+  set(unit ${CMAKE_CURRENT_BINARY_DIR}/folders/${name}.cc)
+  file(CONFIGURE OUTPUT ${unit} CONTENT "${content}")
+  target_sources(${target} PRIVATE ${unit})
+endfunction()
+
 # Not by CMake's UNITY_BUILD: its files hold the repository's path, so that ccache knows none of them
 # in another clone.
 function(hl_join_folders target sources)
-  list(FILTER sources EXCLUDE REGEX "/cpu\\.cc$|/cpu/|_avx[0-9]+\\.cc$|\\.cu$")
+  list(FILTER sources EXCLUDE REGEX "${HALFLIFE_LOOPS}|\\.cu$")
   set(folders)
   foreach(source IN LISTS sources)
     set(alone NO)
@@ -32,16 +57,18 @@ function(hl_join_folders target sources)
     endif()
   endforeach()
   list(REMOVE_DUPLICATES folders)
+  set(joined)
+  set(names)
   foreach(folder IN LISTS folders)
-    set(content "")
-    foreach(path IN LISTS sources_of_${folder})
-      string(APPEND content "#include \"${path}\"\n")
-      set_source_files_properties(${CMAKE_SOURCE_DIR}/src/${path} PROPERTIES HEADER_FILE_ONLY ON)
-    endforeach()
-    string(REPLACE "/" "_" name ${folder})
-    set(unit ${CMAKE_CURRENT_BINARY_DIR}/folders/${name}.cc)
-    file(CONFIGURE OUTPUT ${unit} CONTENT "${content}")
-    target_sources(${target} PRIVATE ${unit})
+    list(APPEND joined ${sources_of_${folder}})
+    list(APPEND names ${folder})
+    list(LENGTH joined count)
+    list(GET folders -1 last)
+    if(count GREATER_EQUAL ${HALFLIFE_SOURCES_OF_UNIT} OR folder STREQUAL last)
+      hl_add_unit(${target} "${names}" "${joined}")
+      set(joined)
+      set(names)
+    endif()
   endforeach()
   # A type may hold one of its own source's anonymous namespace, which looks like a header's here.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
@@ -65,9 +92,12 @@ function(hl_area)
 endfunction()
 
 # For what takes longer to compile than to run: tests, the command line, and the areas whose time goes
-# to kernels and libraries. No bit depends on it: nothing in these areas is compiled for fused
-# multiply-adds.
-set(HALFLIFE_QUICK_TO_COMPILE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+# to libraries. With GCC -Og takes three quarters of -O1's time. For what runs between kernels: a
+# decoding step takes 8 % longer with -Og. No bit depends on either: nothing in these areas is compiled
+# for fused multiply-adds.
+set(release_cxx $<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>)
+set(HALFLIFE_QUICK_TO_COMPILE $<${release_cxx}:$<IF:$<CXX_COMPILER_ID:GNU>,-Og,-O1>>)
+set(HALFLIFE_BETWEEN_KERNELS $<${release_cxx}:-O1>)
 
 # Seconds after which a test is taken to hang, by its label: some five times what the longest of
 # them takes on two slow cores that have other work. They guard against a hang, not against a slow

@@ -105,9 +105,9 @@ class SegmentRows {
 };
 
 // One run of `prepare`.
-class Run {
+class MqarRun {
  public:
-  explicit Run(const PrepareMqarConfig& config)
+  explicit MqarRun(const PrepareMqarConfig& config)
       : config_(config),
         row_len_(LongestRow(config)),
         threads_(config.threads == 0 ? NumUsableCores() : config.threads) {
@@ -196,7 +196,7 @@ MqarSummary PrepareMqar(const PrepareMqarConfig& config) try {
   const Stopwatch clock;
   CheckConfig(config);
   OutputFolder output(config.out);
-  Manifest manifest = Run(config).WriteShards(output.path());
+  Manifest manifest = MqarRun(config).WriteShards(output.path());
   manifest.hash = WriteManifest(manifest, output.path());
   output.Publish();
   return {.train = manifest.train.info,

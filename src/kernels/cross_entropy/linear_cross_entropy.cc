@@ -103,14 +103,14 @@ void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weig
   }
 }
 
-struct ForwardResult {
+struct LossResult {
   at::Tensor loss, z_loss;      // sums in fp64, scalars beside the inputs
   at::Tensor dhidden, dweight;  // of the objective, in the compute dtype; undefined unless wanted
 };
 
 // Sums in fp64: thousands of terms, and no dependence on the blocks. On the CPU in row order; a GPU
 // has an order of its own, which the number of rows fixes, and the host does not wait for it.
-void AddRows(const CrossEntropyRows& rows, ForwardResult& result) {
+void AddRows(const CrossEntropyRows& rows, LossResult& result) {
   const at::Tensor loss = rows.loss.to(at::kDouble), log_z = rows.log_partition.to(at::kDouble);
   if (!loss.is_cpu()) {
     result.loss = loss.sum(), result.z_loss = log_z.square().sum();
@@ -126,9 +126,9 @@ void AddRows(const CrossEntropyRows& rows, ForwardResult& result) {
   result.z_loss = at::scalar_tensor(z_sum, loss.options());
 }
 
-ForwardResult RunForward(const LinearCrossEntropyInputs& inputs,
-                         const LinearCrossEntropyConfig& config, bool gradient) {
-  ForwardResult result;
+LossResult RunForward(const LinearCrossEntropyInputs& inputs,
+                      const LinearCrossEntropyConfig& config, bool gradient) {
+  LossResult result;
   const at::ScalarType compute = ComputeType(inputs.hidden);
   const at::ScalarType operand = OperandType(inputs.hidden);
   const at::Tensor weight = inputs.weight.to(operand);
@@ -189,7 +189,7 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
                         (inputs.hidden.requires_grad() || inputs.weight.requires_grad());
   const auto forward = [&]() -> Forwarded {
     const ChosenRows rows = ChooseRows(inputs, config);
-    ForwardResult result = RunForward(rows.inputs, config, gradient);
+    LossResult result = RunForward(rows.inputs, config, gradient);
     if (gradient) result.dhidden = rows.Spread(result.dhidden);
     const at::ScalarType compute = ComputeType(inputs.hidden);
     // copies: fp64 sums would be one output twice

@@ -1,6 +1,6 @@
-// The contract of dropout's CUDA kernel: out = 0 where the draw of (sample, position, channel) is
-// below the threshold, else scale x. A dropped infinity is 0 too. The gradient is the same function
-// of the output's.
+// The contract of dropout's CPU loop and its CUDA kernel: out = 0 where the draw of (sample,
+// position, channel) is below the threshold, else scale x. A dropped infinity is 0 too. The
+// gradient is the same function of the output's.
 //
 // T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
 #pragma once
@@ -30,6 +30,11 @@ struct DropoutArgs {
   float scale = 1;  // 1 / (1 - rate)
 };
 
+namespace cpu {
+// Tokens [begin, end).
+void Dropout(const DropoutArgs<float>& args, int64_t begin, int64_t end);
+void Dropout(const DropoutArgs<Bf16>& args, int64_t begin, int64_t end);
+}  // namespace cpu
 namespace cuda {
 void Dropout(const DropoutArgs<float>& args, cudaStream_t stream);
 void Dropout(const DropoutArgs<Bf16>& args, cudaStream_t stream);

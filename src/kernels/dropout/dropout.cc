@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/cpu/vectorised.h"
 #include "kernels/dropout/args.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
@@ -30,99 +29,29 @@ struct Mask {
 
 double ScaleOf(const Mask& mask) { return 1.0 / (1.0 - mask.rate); }
 
-template <typename T>
-struct DropoutRows {
-  const T* x;
-  T* out;
-  const Mask* mask;
-  int64_t seq_len, dim;
-};
-
-// Draws of kLanes counters at a time, the words of one kind side by side: a loop over them
-// vectorises.
-constexpr int64_t kLanes = 64;
-struct Words {
-  uint32_t x[4][kLanes];
-};
-
-// Philox4x32-10 of the counters (sample, position, first block + lane), as Draw of core/philox.h.
-HL_INLINE void DrawLanes(RandomKey key, uint64_t sample, uint32_t position, uint32_t first_block,
-                         Words& words) {
-  for (int64_t lane = 0; lane < kLanes; ++lane) {
-    words.x[0][lane] = static_cast<uint32_t>(sample);
-    words.x[1][lane] = static_cast<uint32_t>(sample >> 32);
-    words.x[2][lane] = position;
-    words.x[3][lane] = first_block + static_cast<uint32_t>(lane);
-  }
-  for (int round = 0; round < 10; ++round) {
-#pragma omp simd
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const uint64_t p0 = 0xD2511F53ull * words.x[0][lane];
-      const uint64_t p1 = 0xCD9E8D57ull * words.x[2][lane];
-      words.x[0][lane] = static_cast<uint32_t>(p1 >> 32) ^ words.x[1][lane] ^ key.k0;
-      words.x[1][lane] = static_cast<uint32_t>(p1);
-      words.x[2][lane] = static_cast<uint32_t>(p0 >> 32) ^ words.x[3][lane] ^ key.k1;
-      words.x[3][lane] = static_cast<uint32_t>(p0);
-    }
-    key.k0 += 0x9E3779B9u;
-    key.k1 += 0xBB67AE85u;
-  }
-}
-
-template <typename T>
-HL_INLINE void DropLoop(const DropoutRows<T>& rows, int64_t begin, int64_t end) {
-  const Mask& mask = *rows.mask;
-  const uint32_t threshold = DropoutThreshold(mask.rate);
-  const auto scale = static_cast<float>(ScaleOf(mask));
-  Words words;
-  float factor[4 * kLanes];
-  for (int64_t token = begin; token < end; ++token) {
-    const uint64_t sample = mask.samples[token / rows.seq_len];
-    const auto position = static_cast<uint32_t>(mask.first_position + token % rows.seq_len);
-    for (int64_t channel = 0; channel < rows.dim; channel += 4 * kLanes) {
-      DrawLanes(mask.key, sample, position, static_cast<uint32_t>(channel / 4), words);
-      for (int64_t lane = 0; lane < kLanes; ++lane)
-        for (int64_t i = 0; i < 4; ++i)
-          factor[4 * lane + i] = (words.x[i][lane] >> 8) < threshold ? 0.0f : scale;
-      const T* x = rows.x + token * rows.dim + channel;
-      T* out = rows.out + token * rows.dim + channel;
-      const int64_t count = std::min(4 * kLanes, rows.dim - channel);
-      // a choice, not a product: a dropped infinity is zero too
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i)
-        out[i] = Narrow<T>(factor[i] == 0.0f ? 0.0f : Widen(x[i]) * factor[i]);
-    }
-  }
-}
-
-template <typename T>
-void DropOnCpu(const at::Tensor& x, const at::Tensor& out, const Mask& mask) {
-  const DropoutRows<T> rows = {.x = Elements<T>(x),
-                               .out = MutableElements<T>(out),
-                               .mask = &mask,
-                               .seq_len = x.size(1),
-                               .dim = x.size(2)};
-  at::parallel_for(0, x.size(0) * x.size(1), 16, [&](int64_t begin, int64_t end) {
-    cpu::RunVectorised([&]() HL_LAMBDA_INLINE { DropLoop(rows, begin, end); });
-  });
-}
-
 at::Tensor ApplyFused(const at::Tensor& x_in, const Mask& mask) {
   const at::Tensor x = x_in.contiguous();
   const at::Tensor out = at::empty_like(x);
   WithStorage(x, [&]<typename T>() {
-    const DropoutArgs<T> args = {.x = Elements<T>(x),
-                                 .out = MutableElements<T>(out),
-                                 .samples = Elements<uint64_t>(mask.on_device),
-                                 .num_tokens = x.size(0) * x.size(1),
-                                 .seq_len = x.size(1),
-                                 .dim = x.size(2),
-                                 .first_position = mask.first_position,
-                                 .key = mask.key,
-                                 .threshold = DropoutThreshold(mask.rate),
-                                 .scale = static_cast<float>(ScaleOf(mask))};
+    const bool on_device = mask.on_device.defined();
+    const DropoutArgs<T> args = {
+        .x = Elements<T>(x),
+        .out = MutableElements<T>(out),
+        .samples = on_device ? Elements<uint64_t>(mask.on_device) : mask.samples.data(),
+        .num_tokens = x.size(0) * x.size(1),
+        .seq_len = x.size(1),
+        .dim = x.size(2),
+        .first_position = mask.first_position,
+        .key = mask.key,
+        .threshold = DropoutThreshold(mask.rate),
+        .scale = static_cast<float>(ScaleOf(mask))};
     RunOn(
-        x, [&] { DropOnCpu<T>(x, out, mask); }, [&](auto stream) { cuda::Dropout(args, stream); });
+        x,
+        [&] {
+          at::parallel_for(0, args.num_tokens, 16,
+                           [&](int64_t begin, int64_t end) { cpu::Dropout(args, begin, end); });
+        },
+        [&](auto stream) { cuda::Dropout(args, stream); });
   });
   return out;
 }

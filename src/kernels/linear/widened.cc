@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "kernels/cpu/instruction_set.h"
-#include "kernels/cpu/vectorised.h"
+#include "kernels/linear/conversion.h"
 #include "kernels/linear/right_operand.h"
 #include "kernels/linear/weight_sums.h"
 #include "kernels/torch/dispatch.h"
@@ -41,28 +41,19 @@ bool HasFastBf16() {
 #endif
 }
 
-HL_INLINE void WidenRange(const Bf16* __restrict x, float* __restrict y, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) y[i] = Widen(x[i]);
-}
-HL_INLINE void NarrowRange(const float* __restrict x, Bf16* __restrict y, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) y[i] = Narrow<Bf16>(x[i]);
-}
-
 // Both contiguous.
 void WidenTo(const at::Tensor& wide, const at::Tensor& narrow) {
   const auto* const x = Elements<Bf16>(narrow);
   auto* const y = MutableElements<float>(wide);
   at::parallel_for(0, narrow.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    cpu::RunVectorised([&]() HL_LAMBDA_INLINE { WidenRange(x + begin, y + begin, end - begin); });
+    cpu::WidenRange(x + begin, y + begin, end - begin);
   });
 }
 void NarrowTo(const at::Tensor& narrow, const at::Tensor& wide) {
   const auto* const x = Elements<float>(wide);
   auto* const y = MutableElements<Bf16>(narrow);
   at::parallel_for(0, wide.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    cpu::RunVectorised([&]() HL_LAMBDA_INLINE { NarrowRange(x + begin, y + begin, end - begin); });
+    cpu::NarrowRange(x + begin, y + begin, end - begin);
   });
 }
 

@@ -28,7 +28,7 @@ Operands OperandsOf(const at::Tensor& gate, const at::Tensor& up) {
   return {gate.contiguous(), up.contiguous()};
 }
 
-at::Tensor ForwardFused(const Operands& in) {
+at::Tensor SwiGluFused(const Operands& in) {
   const at::Tensor& gate = in.gate;
   at::Tensor out = at::empty_like(gate, at::MemoryFormat::Contiguous);
   WithStorage(gate, [&]<typename T>() {
@@ -50,7 +50,7 @@ at::Tensor ForwardFused(const Operands& in) {
   return out;
 }
 
-Tensors BackwardFused(const BackwardCall& call) {
+Tensors SwiGluFusedBackward(const BackwardCall& call) {
   const Operands in = OperandsOf(call.saved[0], call.saved[1]);
   const at::Tensor dout = call.grads[0].contiguous();
   const auto [dgate, dup] = EmptyBeside(in.gate, in.up);
@@ -78,7 +78,8 @@ Tensors BackwardFused(const BackwardCall& call) {
 at::Tensor FusedSwiGlu(const at::Tensor& gate_in, const at::Tensor& up_in) {
   const auto forward = [&]() -> Forwarded {
     const Operands in = OperandsOf(gate_in, up_in);
-    return {.outputs = {ForwardFused(in)}, .saved = {in.gate, in.up}, .backward = BackwardFused};
+    return {
+        .outputs = {SwiGluFused(in)}, .saved = {in.gate, in.up}, .backward = SwiGluFusedBackward};
   };
   return Apply({.name = "SwiGlu", .inputs = {gate_in, up_in}, .forward = forward})[0];
 }

@@ -24,7 +24,7 @@ namespace {
 
 enum class Kind {
   kNothing,   // a view, an allocation, or made of other operations
-  kKernel,    // launches
+  kLaunch,    // launches
   kWait,      // reads values on the host
   kCopy,      // a kernel, or a wait, as its tensors lie
   kUpload,    // of host_transfer.h
@@ -67,7 +67,7 @@ Kind KindOf(const at::RecordFunction& function) {
   const std::string name = function.name();
   if (name == kUploadScope) return Kind::kUpload;
   if (name == kReadBackScope) return Kind::kReadBack;
-  if (name == kKernelScope) return Kind::kKernel;
+  if (name == kKernelScope) return Kind::kLaunch;
   const std::optional<c10::OperatorName> op = function.operator_name();
   if (!op) return Kind::kNothing;  // a profiler's scope
   if (name == "aten::copy_") return Kind::kCopy;
@@ -77,7 +77,7 @@ Kind KindOf(const at::RecordFunction& function) {
   if (!handle || IsView(handle->schema())) return Kind::kNothing;
   const bool composed =
       handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-  return composed ? Kind::kNothing : Kind::kKernel;
+  return composed ? Kind::kNothing : Kind::kLaunch;
 }
 
 // Whether a copy to or from a device goes by the host's other memory, or waits because it was asked
@@ -119,7 +119,7 @@ class HostWaits::Counter : public c10::DebugInfoBase {
     frame->kind = FindKind(function);
     if (frame->kind == Kind::kWait && IsToldItsSize(function)) frame->kind = Kind::kNothing;
     if (frame->kind == Kind::kCopy)
-      frame->kind = CopyWaits(function.inputs()) ? Kind::kWait : Kind::kKernel;
+      frame->kind = CopyWaits(function.inputs()) ? Kind::kWait : Kind::kLaunch;
     if (frame->kind == Kind::kWait && !WaitsOutside()) ++counts().waits[frame->name];
     if (frame->kind == Kind::kUpload) ++counts().uploads;
     if (frame->kind == Kind::kReadBack) ++counts().read_backs;
@@ -132,7 +132,7 @@ class HostWaits::Counter : public c10::DebugInfoBase {
     std::vector<Frame*>& open = frames();
     if (open.empty() || open.back() != &frame) return;  // begun before the counter was there
     open.pop_back();
-    const bool launches = frame.kind == Kind::kKernel && !frame.launched;
+    const bool launches = frame.kind == Kind::kLaunch && !frame.launched;
     if (launches) ++counts().kernels[frame.name];
     if (!open.empty()) open.back()->launched |= launches || frame.launched;
   }
