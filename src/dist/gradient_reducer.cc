@@ -5,8 +5,8 @@
 namespace halflife::dist {
 
 GradientReducer::GradientReducer(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
-                                 ReducedTo to)
-    : layout_(layout), comm_(comm), grads_(grads), to_(to), progress_(layout) {
+                                 ReducedTo to, GradientWire* wire)
+    : layout_(layout), comm_(comm), grads_(grads), to_(to), wire_(wire), progress_(layout) {
   HL_CHECK(grads.dtype == DType::kF32 && grads.count == layout.num_elements(),
            "the gradient arena has ", grads.count, " elements of ", Name(grads.dtype),
            "; the layout wants ", layout.num_elements(), " of fp32");
@@ -36,21 +36,33 @@ void GradientReducer::LaunchReady() {
 
 Work GradientReducer::Launch(int index) {
   const Bucket& bucket = layout_.buckets()[index];
-  const TensorRef all = grads_.Slice(bucket.begin, bucket.end - bucket.begin);
+  const int64_t count = bucket.end - bucket.begin;
+  const TensorRef all =
+      wire_ != nullptr ? wire_->Load(bucket.begin, count) : grads_.Slice(bucket.begin, count);
   const OpTag tag = {"grad_bucket", index};
   if (to_ == ReducedTo::kAllRanks) return comm_.AllReduce(all, ReduceOp::kSum, tag, producer_);
+  const Range own = ReceivedOf(bucket);
+  return comm_.ReduceScatter(all, all.Slice(own.begin - bucket.begin, own.count), ReduceOp::kSum,
+                             tag, producer_);
+}
+
+GradientReducer::Range GradientReducer::ReceivedOf(const Bucket& bucket) const {
+  if (to_ == ReducedTo::kAllRanks) return {bucket.begin, bucket.end - bucket.begin};
   const ParameterLayout::SliceRange slice = layout_.SliceOf(bucket, comm_.rank());
-  return comm_.ReduceScatter(all, grads_.Slice(slice.arena_begin, slice.count), ReduceOp::kSum, tag,
-                             producer_);
+  return {slice.arena_begin, slice.count};
 }
 
 void GradientReducer::Finish() {
   HL_CHECK(active_, "Finish without BeginStep");
   progress_.RequireAll();
   const Stopwatch stopwatch;
-  for (Work& work : works_) {
-    work.WaitOn(producer_);
-    work.WaitHost();  // with the deadline: a stream that waits for a dead peer would wait for ever
+  for (size_t i = 0; i < works_.size(); ++i) {
+    works_[i].WaitOn(producer_);
+    // with the deadline: a stream that waits for a dead peer would wait for ever
+    works_[i].WaitHost();
+    if (wire_ == nullptr) continue;
+    const Range received = ReceivedOf(layout_.buckets()[i]);
+    wire_->Store(received.begin, received.count);
   }
   exposed_seconds_ = stopwatch.Seconds();
   works_.clear();

@@ -13,6 +13,7 @@
 
 #include "dist/bucket_progress.h"
 #include "dist/communicator.h"
+#include "dist/gradient_wire.h"
 #include "dist/parameter_layout.h"
 
 namespace halflife::dist {
@@ -22,9 +23,9 @@ enum class ReducedTo : uint8_t { kAllRanks, kSlices };
 class GradientReducer {
  public:
   // All are borrowed for the reducer's life. `grads` has layout.num_elements() elements of fp32 and
-  // stays in place.
+  // stays in place; `wire` is of those, or null where they travel as they are.
   GradientReducer(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
-                  ReducedTo to = ReducedTo::kAllRanks);
+                  ReducedTo to = ReducedTo::kAllRanks, GradientWire* wire = nullptr);
 
   // `producer`: the stream on which this step's backward writes the gradients, and which reads
   // their sums after Finish; null on the CPU. Asked for anew in each step, as whoever runs the step
@@ -43,11 +44,17 @@ class GradientReducer {
  private:
   void LaunchReady();
   Work Launch(int bucket);
+  // What this rank gets of a bucket's sum, in the layout's elements.
+  struct Range {
+    int64_t begin, count;
+  };
+  Range ReceivedOf(const Bucket& bucket) const;
 
   const ParameterLayout& layout_;
   Communicator& comm_;
   TensorRef grads_;
   ReducedTo to_;
+  GradientWire* wire_;
   cudaStream_t producer_ = nullptr;  // of the step under way
   BucketProgress progress_;
   std::vector<Work> works_;  // by bucket, launched so far

@@ -6,13 +6,14 @@
 #include <numeric>
 #include <random>
 
+#include "core/bfloat16.h"
 #include "dist/local_communicator.h"
 #include "support/expect_error.h"
 
 namespace halflife::dist {
 namespace {
 
-ParameterLayout MakeLayout(int num_params) {
+ParameterLayout MakeLayout(int num_params, int num_slices = 1) {
   std::vector<ParamSpec> specs;
   for (int i = 0; i < num_params; ++i) {
     specs.push_back({.name = "layers." + std::to_string(i) + ".weight",
@@ -20,7 +21,8 @@ ParameterLayout MakeLayout(int num_params) {
                      .region = i % 4 == 0 ? Region::kFp32 : Region::kCompute,
                      .aliases = {}});
   }
-  return ParameterLayout(specs, {.first_bucket_bytes = 1024, .bucket_bytes = 4096});
+  return ParameterLayout(
+      specs, {.first_bucket_bytes = 1024, .bucket_bytes = 4096, .num_slices = num_slices});
 }
 
 // Forwards to a group and writes down what is launched.
@@ -33,9 +35,11 @@ class Recorder final : public Communicator {
   Work AllReduce(TensorRef inout, ReduceOp op, OpTag tag, cudaStream_t s) override {
     launched.push_back(tag.index);
     streams.push_back(s);
+    bytes += inout.bytes();
     return inner_.AllReduce(inout, op, tag, s);
   }
   Work ReduceScatter(TensorRef in, TensorRef out, ReduceOp op, OpTag tag, cudaStream_t s) override {
+    bytes += in.bytes();
     return inner_.ReduceScatter(in, out, op, tag, s);
   }
   Work AllGather(TensorRef in, TensorRef out, OpTag tag, cudaStream_t s) override {
@@ -63,6 +67,7 @@ class Recorder final : public Communicator {
 
   std::vector<int> launched;
   std::vector<cudaStream_t> streams;  // of the sums, as launched
+  size_t bytes = 0;                   // of what was to be summed
 
  private:
   Communicator& inner_;
@@ -108,6 +113,51 @@ TEST(GradientReducer, LaunchesInOrderAndSumsUnderEverySchedule) {
     };
     LocalWorld::Run(kRanks, rank_main,
                     {.schedule = LocalSchedule{.seed = seed, .max_delay_s = 2e-4}});
+  }
+}
+
+// Gradients that travel in bf16, each bucket once in either direction.
+class NarrowWire final : public GradientWire {
+ public:
+  explicit NarrowWire(std::vector<float>& gradients)
+      : gradients_(gradients), travelling_(gradients.size()) {}
+  TensorRef Load(int64_t begin, int64_t count) override {
+    for (int64_t i = begin; i < begin + count; ++i) travelling_[i] = RoundToBf16(gradients_[i]);
+    return {&travelling_[begin], count, DType::kBF16, {}};
+  }
+  void Store(int64_t begin, int64_t count) override {
+    for (int64_t i = begin; i < begin + count; ++i) gradients_[i] = Widen(travelling_[i]);
+  }
+
+ private:
+  std::vector<float>& gradients_;
+  std::vector<Bf16> travelling_;
+};
+
+// Of 0.1 on each of three ranks: the terms' rounding shows, and the sum's.
+TEST(GradientReducer, SumsWhatTravelsAndStoresWhatItReceives) {
+  constexpr int kRanks = 3, kParams = 9;
+  const ParameterLayout layout = MakeLayout(kParams, kRanks);
+  constexpr float kOwn = 0.1f;
+  const float sum = Widen(RoundToBf16(3 * Widen(RoundToBf16(kOwn))));
+  EXPECT_NE(sum, 3 * kOwn);
+  for (const ReducedTo to : {ReducedTo::kAllRanks, ReducedTo::kSlices}) {
+    LocalWorld::Run(kRanks, [&](Communicator& world) {
+      Recorder comm(world);
+      std::vector<float> grads(layout.num_elements(), kOwn);
+      NarrowWire wire(grads);
+      GradientReducer reducer(layout, comm, Ref(grads.data(), layout.num_elements()), to, &wire);
+      reducer.BeginStep(nullptr);
+      for (int param = 0; param < kParams; ++param) reducer.MarkReady(param);
+      reducer.Finish();
+      std::vector<float> want(layout.num_elements(), to == ReducedTo::kSlices ? kOwn : sum);
+      for (const Bucket& bucket : layout.buckets()) {
+        const auto slice = layout.SliceOf(bucket, world.rank());
+        std::fill_n(want.begin() + slice.arena_begin, slice.count, sum);
+      }
+      EXPECT_EQ(grads, want);
+      EXPECT_EQ(comm.bytes, 2u * layout.num_elements());
+    });
   }
 }
 

@@ -74,6 +74,7 @@ struct SaveConfig {
 struct ParallelConfig {
   int zero_stage = 0;
   int sp = 1;
+  std::string grad_reduce = "fp32";
   std::string exchange = "auto";
   // With zero_stage 2: buckets whose sums may be under way before a further one waits.
   static constexpr int kBucketsInFlight = 3;

@@ -184,6 +184,7 @@ void Validate(const RunConfig& config, int world_size) {
                    config.parallel.sp, Concat("a divisor of the number of ranks, ", world_size));
   problems.Require(config.parallel.sp <= config.data.seq_len, "parallel.sp", config.parallel.sp,
                    Concat("at most data.seq_len, ", config.data.seq_len));
+  problems.OneOf("parallel.grad_reduce", config.parallel.grad_reduce, {"fp32", "bf16"});
   problems.OneOf("parallel.exchange", config.parallel.exchange, {"auto", "gather", "ring", "scan"});
   problems.Require(config.parallel.bucket_bytes >= 4096, "parallel.bucket_bytes",
                    config.parallel.bucket_bytes, "4096 or more");

@@ -9,6 +9,7 @@
 #include "model/sequence_parallel.h"
 #include "train/config/plan.h"
 #include "train/device.h"
+#include "train/step/bf16_wire.h"
 
 namespace halflife::train {
 
@@ -74,14 +75,17 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const double shares = config.parallel.zero_stage > 0 ? world_size : 1;
   // GradientHooks
   const int levels = RunsOnGpu(config) ? 0 : NumLevels(NumMicroBatches(config, world_size));
-  // With stage 2 the buckets in flight and the one that fills; the longest may be one tensor.
+  const bool in_bf16 = SumsInBf16(config, world_size);
+  // With stage 2 the buckets in flight and the one that fills; the longest may be one tensor. The
+  // last of those in flight may be there in both types.
   int64_t bucket = config.parallel.bucket_bytes / 4;
   for (const dist::ParamSpec& spec : model.parameters().specs())
     bucket = std::max(bucket, spec.count());
-  const double buckets = 4.0 * static_cast<double>(bucket) * (ParallelConfig::kBucketsInFlight + 1);
+  const double buckets =
+      static_cast<double>(bucket) * (4 + (in_bf16 ? 2 : 4) * ParallelConfig::kBucketsInFlight);
   const double gradients = config.parallel.zero_stage > 1
                                ? 4 * parameters / shares + std::min(4 * parameters, buckets)
-                               : 4 * parameters * (1 + levels);
+                               : parameters * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
   const bool copies = config.ckpt.background && config.ckpt.every > 0;
   const double copy = copies ? 12 * parameters / world_size : 0;
   const double per_parameter = shares == 1 ? 12 : bf16 ? 12 / shares : 4 + 8 / shares;

@@ -10,6 +10,7 @@
 #include "kernels/torch/tensor_ref.h"
 #include "model/sequence_parallel.h"
 #include "train/config/plan.h"
+#include "train/step/bf16_wire.h"
 #include "train/step/gradient_shares.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step_scalars.h"
@@ -92,11 +93,14 @@ class RankRehearsal {
                ParameterArena::Of(config, at::kMeta, rank.rank, rank.world_size)),
         pieces_(config, model, step.tokens, MixingShares(), UpdatedElements()) {
     step.pieces = pieces_.pieces();
+    const bool in_bf16 = SumsInBf16(config, sums_->size());
     if (arena_.grads_sliced_end() > 0) {
-      shares_.emplace(arena_, *sums_);
+      shares_.emplace(arena_, *sums_, in_bf16);
     } else {
+      if (in_bf16) wire_.emplace(arena_.grads());
       reducer_.emplace(arena_.layout(), *sums_, kernels::RefOf(arena_.grads()),
-                       arena_.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks);
+                       arena_.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
+                       wire_ ? &*wire_ : nullptr);
     }
     if (arena_.sliced()) gather_.emplace(arena_.layout(), *sums_, arena_.ComputedArrays());
   }
@@ -115,6 +119,7 @@ class RankRehearsal {
     step_.main_and_adam_bytes =
         bytes(arena_.main()) + bytes(arena_.adam_m()) + bytes(arena_.adam_v());
     step_.gradient_bytes = bytes(arena_.grads());
+    if (wire_) step_.gradient_bytes += static_cast<double>(wire_->bytes());
     if (arena_.compute_copy().defined()) step_.compute_copy_bytes = bytes(arena_.compute_copy());
     if (shares_) step_.bucket_slot_bytes = static_cast<double>(shares_->most_slot_bytes());
   }
@@ -202,6 +207,7 @@ class RankRehearsal {
   ParameterArena arena_;
   Pieces pieces_;
   std::optional<GradientShares> shares_;
+  std::optional<Bf16Wire> wire_;
   std::optional<dist::GradientReducer> reducer_;
   std::optional<dist::ParameterGather> gather_;
 };

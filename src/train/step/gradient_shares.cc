@@ -12,9 +12,10 @@
 
 namespace halflife::train {
 
-GradientShares::GradientShares(ParameterArena& arena, dist::Communicator& comm)
+GradientShares::GradientShares(ParameterArena& arena, dist::Communicator& comm, bool in_bf16)
     : arena_(arena),
       comm_(comm),
+      in_bf16_(in_bf16),
       progress_(arena.layout()),
       sums_(arena.layout().buckets().size()) {
   HL_CHECK(arena.grads_sliced_end() == arena.layout().num_elements() &&
@@ -37,11 +38,15 @@ at::Tensor GradientShares::Slot(int param) {
   if (!gradients.defined()) {
     // zeros: padding takes part in sums
     gradients = at::zeros({bucket.end - bucket.begin}, arena_.grads().options());
-    slot_bytes_ += static_cast<int64_t>(gradients.nbytes());
-    most_slot_bytes_ = std::max(most_slot_bytes_, slot_bytes_);
+    Grow(static_cast<int64_t>(gradients.nbytes()));
   }
   const dist::ParamSpec& spec = layout.specs()[param];
   return gradients.narrow(0, layout.offset(param) - bucket.begin, spec.count()).view(spec.shape);
+}
+
+void GradientShares::Grow(int64_t bytes) {
+  slot_bytes_ += bytes;
+  most_slot_bytes_ = std::max(most_slot_bytes_, slot_bytes_);
 }
 
 void GradientShares::MarkReady(int param) {
@@ -64,7 +69,14 @@ at::Tensor GradientShares::OwnSlice(int bucket) const {
 void GradientShares::Launch(int bucket) {
   BucketSum& sum = sums_[bucket];
   const at::Tensor share = OwnSlice(bucket);
-  sum.own = first_ ? share : at::empty(share.sizes(), share.options());
+  if (in_bf16_) {
+    const at::Tensor travelling = sum.gradients.to(at::kBFloat16);
+    Grow(static_cast<int64_t>(travelling.nbytes()));
+    slot_bytes_ -= static_cast<int64_t>(sum.gradients.nbytes());
+    sum.gradients = travelling;
+  }
+  const bool in_place = first_ && !in_bf16_;
+  sum.own = in_place ? share : at::empty(share.sizes(), sum.gradients.options());
   sum.work = comm_.ReduceScatter(kernels::RefOf(sum.gradients), kernels::RefOf(sum.own),
                                  dist::ReduceOp::kSum, {"grad_bucket", bucket}, producer_);
 }
@@ -76,7 +88,11 @@ void GradientShares::Settle(int bucket) {
   sum.work
       .WaitHost();  // with the deadline: a stream that waits for a dead peer would wait for ever
   wait_seconds_ += stopwatch.Seconds();
-  if (!first_) OwnSlice(bucket).add_(sum.own);
+  if (!first_) {
+    OwnSlice(bucket).add_(sum.own);
+  } else if (in_bf16_) {
+    OwnSlice(bucket).copy_(sum.own);
+  }
   slot_bytes_ -= static_cast<int64_t>(sum.gradients.nbytes());
   sum = {};
 }

@@ -22,8 +22,8 @@ namespace halflife::train {
 
 class GradientShares {
  public:
-  // Both are borrowed. The arena's gradients are sliced.
-  GradientShares(ParameterArena& arena, dist::Communicator& comm);
+  // Both are borrowed. The arena's gradients are sliced. `in_bf16`: they travel so, as by Bf16Wire.
+  GradientShares(ParameterArena& arena, dist::Communicator& comm, bool in_bf16 = false);
 
   // Sums follow what is queued on the stream that LibTorch works on now.
   void BeginMicroBatch(bool first);
@@ -41,16 +41,18 @@ class GradientShares {
  private:
   struct BucketSum {
     at::Tensor gradients;  // [bucket]; undefined: none of its gradients is there yet
-    at::Tensor own;        // this rank's slice of the sum, where it is still to be added
+    at::Tensor own;        // this rank's slice of the sum, in its place or still to be taken there
     dist::Work work;
   };
   void LaunchReady();
   void Launch(int bucket);
   void Settle(int bucket);  // waits, adds, lets go of the memory
   at::Tensor OwnSlice(int bucket) const;
+  void Grow(int64_t bytes);  // of slots
 
   ParameterArena& arena_;
   dist::Communicator& comm_;
+  bool in_bf16_;
   cudaStream_t producer_ = nullptr;  // of the micro-batch
   dist::BucketProgress progress_;
   std::vector<BucketSum> sums_;

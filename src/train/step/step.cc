@@ -22,9 +22,10 @@
 namespace halflife::train {
 namespace {
 
-std::optional<GradientShares> MakeShares(ParameterArena& arena, dist::Communicator& sums) {
+std::optional<GradientShares> MakeShares(const RunConfig& config, ParameterArena& arena,
+                                         dist::Communicator& sums) {
   if (arena.grads_sliced_end() == 0) return std::nullopt;
-  return std::optional<GradientShares>(std::in_place, arena, sums);
+  return std::optional<GradientShares>(std::in_place, arena, sums, SumsInBf16(config, sums.size()));
 }
 
 }  // namespace
@@ -40,7 +41,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       rows_(ShareRows(config, context, device)),
       sums_(dist::SplitSums(context.world(), dist::Mesh::Of(context.rank(), context.world_size(),
                                                             config.parallel.sp))),
-      shares_(MakeShares(arena, sums_ ? *sums_ : context.world())),
+      shares_(MakeShares(config, arena, sums_ ? *sums_ : context.world())),
       hooks_(model.parameters(), arena, shares_ ? &*shares_ : nullptr),
       norm_(OwnGradients(), arena.grads()),
       optimizer_(arena,
@@ -51,9 +52,12 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
                  config.optimizer.decay_all),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {
   dist::Communicator& sums = sums_ ? *sums_ : context.world();
-  if (!shares_)
+  if (!shares_) {
+    if (SumsInBf16(config, sums.size())) wire_.emplace(arena.grads());
     reducer_.emplace(arena.layout(), sums, kernels::RefOf(arena.grads()),
-                     arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks);
+                     arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
+                     wire_ ? &*wire_ : nullptr);
+  }
   if (!arena.sliced()) return;
   gather_.emplace(arena.layout(), sums, arena.ComputedArrays());
   params_of_layer_.resize(config.model.num_layers + 2);

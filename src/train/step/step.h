@@ -20,6 +20,7 @@
 #include "dist/rank_context.h"
 #include "train/config/run_config.h"
 #include "train/step/adamw.h"
+#include "train/step/bf16_wire.h"
 #include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/shared_rows.h"
@@ -99,6 +100,7 @@ class StepRunner {
   std::unique_ptr<dist::Communicator> sums_;  // sums gradients; null: the world does
   std::optional<GradientShares> shares_;      // each rank keeps its slices of gradients
   GradientHooks hooks_;
+  std::optional<Bf16Wire> wire_;                  // of gradients that every rank keeps
   std::optional<dist::GradientReducer> reducer_;  // else
   std::optional<dist::ParameterGather> gather_;   // each rank updates its slices
   GradientNorm norm_;                             // of the gradients that this rank holds

@@ -111,6 +111,20 @@ TEST(MemoryPlan, RanksShareTheOptimizersState) {
       whole / 4);
 }
 
+// Beside whole gradients a copy of 2 bytes an element; of stage 2's buckets those in flight in
+// place of themselves.
+TEST(MemoryPlan, CountsGradientsThatTravelInBf16) {
+  const auto gradients = [](int world_size, int stage, const char* type) {
+    const RunConfig config =
+        SmallRecipe({Concat("parallel.zero_stage=", stage), Concat("parallel.grad_reduce=", type)});
+    return PlanMemory(config, model::LanguageModel(config.model), world_size).gradients;
+  };
+  for (const int stage : {0, 1})
+    EXPECT_DOUBLE_EQ(gradients(4, stage, "bf16"), gradients(4, stage, "fp32") * 6 / 4);
+  EXPECT_DOUBLE_EQ(gradients(1, 0, "bf16"), gradients(1, 0, "fp32"));
+  EXPECT_LE(gradients(4, 2, "bf16"), gradients(4, 2, "fp32"));
+}
+
 // States of [H, K, V] in fp32 and short convolutions' tails, of two layers and 16 rows.
 TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
   const RunConfig whole = SmallRecipe(), shared = SmallRecipe({"parallel.sp=2"});

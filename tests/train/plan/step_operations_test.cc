@@ -132,6 +132,11 @@ TEST_F(StepOperationsTest, AreThoseOfARunOnEveryMesh) {
   }
 }
 
+TEST_F(StepOperationsTest, AreThoseOfARunWhoseGradientsTravelInBf16) {
+  for (const int stage : {0, 1, 2})
+    ExpectRehearsedAsRun(4, {"parallel.grad_reduce=bf16", Concat("parallel.zero_stage=", stage)});
+}
+
 // Ranks do not talk more often, and compute more: each block's forward once again.
 TEST_F(StepOperationsTest, OfRecomputationAreThoseOfARunWithMoreWork) {
   for (const char* way : {"mixer", "block"})

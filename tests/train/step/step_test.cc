@@ -310,6 +310,30 @@ TEST_F(StepTest, SharesOfGradientsChangeNoBitOfOneMicroBatch) {
   }
 }
 
+// Each rank's share of a gradient and their sum are rounded to bf16: as errors of 2^-9 that are
+// independent, a few thousandths of the norm. Alone a rank sends nothing.
+TEST_F(StepTest, GradientsThatTravelInBf16) {
+  const auto in_bf16 = [](int world, int stage) {
+    return Train(world, 6, {"parallel.grad_reduce=bf16", Concat("parallel.zero_stage=", stage)});
+  };
+  ExpectSameBits(in_bf16(1, 0), Train(1, 6));
+  const Outcome fp32 = Train(4, 6), whole = in_bf16(4, 0);
+  for (const int stage : {1, 2}) ExpectSameBits(in_bf16(4, stage), whole);
+
+  EXPECT_EQ(whole.steps[0].loss, fp32.steps[0].loss) << "before an update";
+  EXPECT_NE(whole.steps[0].grad_norm, fp32.steps[0].grad_norm);
+  for (int step = 0; step < 6; ++step) {
+    EXPECT_NEAR(whole.steps[step].loss / fp32.steps[step].loss, 1, 1e-3) << step;
+    EXPECT_NEAR(whole.steps[step].grad_norm / fp32.steps[step].grad_norm, 1, 1e-2) << step;
+  }
+  const auto bytes = [](const Outcome& outcome) {
+    double sum = 0;
+    for (const auto& [group, sent] : outcome.steps[5].comm_bytes) sum += sent;
+    return sum;
+  };
+  EXPECT_NEAR(bytes(whole) / bytes(fp32), 0.5, 0.02) << "a step's scalars are fp64";
+}
+
 // Main weights, m and v: 12 bytes a parameter without shares; with them m and v, and weights that
 // have a compute copy, cost a rank its share. Gradients: 4. Buckets are padded.
 TEST_F(StepTest, SharesTakeTheirShareOfMemory) {
