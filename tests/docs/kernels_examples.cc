@@ -55,6 +55,7 @@
 #include "kernels/softmax_attention/softmax_attention.h"
 #include "kernels/softmax_attention/visible_keys.h"
 #include "kernels/swiglu/swiglu.h"
+#include "kernels/token_shift/token_shift.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/gradient_sink.h"
@@ -282,8 +283,13 @@ void SelectiveScanExample(const Tensor& x, const Tensor& delta, const Tensor& bi
 #include "examples/kernels/selective_scan/selective_scan.h"
 }
 
-void Wkv4Example(const Tensor& k, const Tensor& v, const Tensor& time_decay,
-                 const Tensor& time_first) {
+void TokenShiftExample(const Tensor& x, const Tensor& starts, const Tensor* mix_k,
+                       const Tensor* mix_v, const Tensor* mix_r, const Tensor* key) {
+#include "examples/kernels/token_shift/token_shift.h"
+}
+
+void Wkv4Example(const Tensor& k, const Tensor& v, const Tensor* time_decay,
+                 const Tensor* time_first) {
 #include "examples/kernels/wkv4/wkv4.h"
 }
 

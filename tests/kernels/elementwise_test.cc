@@ -1,4 +1,4 @@
-// The exponential and the bf16 storage of the fused loops, and SwiGLU.
+// The exponential and the bf16 storage of the fused loops, and products with a gate.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -56,27 +56,32 @@ TEST(Bf16Test, RoundsAsLibTorch) {
 TEST(SwiGluTest, IsTheFormula) {
   const at::Tensor gate = Normal({40}, 1) * 4, up = Normal({40}, 2);
   EXPECT_TRUE(test::Close(SwiGlu(gate, up), gate / (1 + (-gate).exp()) * up, 1e-14));
+  EXPECT_TRUE(test::Close(Glu(gate, up), up / (1 + (-gate).exp()), 1e-14));
 }
 
 TEST(SwiGluTest, FusedLoopsMatchFp64) {
   for (const int64_t count : {1, 31, 70000}) {  // odd ends, and more than one block of threads
     SCOPED_TRACE(count);
-    test::ExpectFloatMatchesDouble([](const auto& in) { return SwiGlu(in[0], in[1]); },
-                                   {Normal({count}, 1) * 4, Normal({count}, 2)}, 1e-6);
+    for (const auto product : {SwiGlu, Glu})
+      test::ExpectFloatMatchesDouble([&](const auto& in) { return product(in[0], in[1]); },
+                                     {Normal({count}, 1) * 4, Normal({count}, 2)}, 1e-6);
   }
 }
 
 TEST(SwiGluTest, Bf16IsRoundedOnce) {
   for (const int64_t count : {1, 31, 70000}) {
     SCOPED_TRACE(count);
-    test::ExpectBf16MatchesDouble([](const auto& in) { return SwiGlu(in[0], in[1]); },
-                                  {Normal({count}, 1) * 4, Normal({count}, 2)});
+    for (const auto product : {SwiGlu, Glu})
+      test::ExpectBf16MatchesDouble([&](const auto& in) { return product(in[0], in[1]); },
+                                    {Normal({count}, 1) * 4, Normal({count}, 2)});
   }
 }
 
 TEST(SwiGluTest, GradientsAreFiniteDifferences) {
-  test::ExpectFiniteDifferences([](const auto& in) { return SwiGlu(in[0], in[1]).square().sum(); },
-                                {Normal({12}, 1), Normal({12}, 2)});
+  for (const auto product : {SwiGlu, Glu})
+    test::ExpectFiniteDifferences(
+        [&](const auto& in) { return product(in[0], in[1]).square().sum(); },
+        {Normal({12}, 1), Normal({12}, 2)});
 }
 
 TEST(SwiGluTest, NonContiguousOperands) {

@@ -17,6 +17,7 @@
 #include "kernels/rotary/rotary.h"
 #include "kernels/short_conv/short_conv.h"
 #include "kernels/swiglu/swiglu.h"
+#include "kernels/token_shift/token_shift.h"
 
 namespace halflife::kernels {
 namespace {
@@ -114,6 +115,26 @@ TEST_P(StepKernelsGpuTest, DecayGate) {
 TEST_P(StepKernelsGpuTest, SwiGlu) {
   ExpectSameOnBoth([](const Tensors& in) { return SwiGlu(in[0], in[1]); },
                    {Normal({30, 1001}, 1) * 4, Normal({30, 1001}, 2)});
+  ExpectSameOnBoth([](const Tensors& in) { return Glu(in[0], in[1]); },
+                   {Normal({30, 1001}, 1) * 4, Normal({30, 1001}, 2)});
+}
+
+TEST_P(StepKernelsGpuTest, TokenShift) {
+  at::Tensor starts = at::zeros({2, 150}, at::kBool);
+  for (const int64_t t : {0, 30, 31, 64, 100}) starts[1][t] = true;
+  for (const int64_t dim : {21, 256}) {
+    SCOPED_TRACE(dim);
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          return at::cat(TokenShift({.x = in[0],
+                                     .mixes = {in[2], in[3], in[4]},
+                                     .tail = in[1],
+                                     .starts = starts.to(in[0].device())}),
+                         -1);
+        },
+        {Normal({2, 150, dim}, 1), Normal({2, 1, dim}, 2), Normal({dim}, 3, at::kFloat),
+         Normal({dim}, 4, at::kFloat), Normal({dim}, 5, at::kFloat)});
+  }
 }
 
 TEST_P(StepKernelsGpuTest, Rotary) {

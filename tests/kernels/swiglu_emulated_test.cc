@@ -1,4 +1,4 @@
-// The CUDA kernels of SwiGLU's product, emulated, against the formula in fp64.
+// The CUDA kernels of a gate's product, emulated, against the formula in fp64.
 #include <limits>
 
 #include "kernels/rows_support.h"
@@ -21,17 +21,19 @@ struct Results {
 };
 template <typename T>
 Results<T> Run(const Array<T>& gate, const Array<T>& up, const Array<T>& dout, int64_t count,
-               int shift) {
+               int shift, GateMap map = GateMap::kSilu) {
   Results<T> r = {Array<T>(count, shift), Array<T>(count, shift), Array<T>(count, shift)};
   cuda::SwiGluForward(
-      SwiGluArgs<T>{.gate = gate.data(), .up = up.data(), .out = r.out.data(), .count = count},
+      SwiGluArgs<T>{
+          .gate = gate.data(), .up = up.data(), .out = r.out.data(), .count = count, .map = map},
       nullptr);
   cuda::SwiGluBackward(SwiGluGradArgs<T>{.gate = gate.data(),
                                          .up = up.data(),
                                          .dout = dout.data(),
                                          .dgate = r.dgate.data(),
                                          .dup = r.dup.data(),
-                                         .count = count},
+                                         .count = count,
+                                         .map = map},
                        nullptr);
   return r;
 }
@@ -58,6 +60,24 @@ TYPED_TEST(SwiGluKernel, EqualsTheFormulaInFp64) {
       test::ExpectClose<TypeParam>("dup", got.dup.values(), dup, 1e-6);
     }
   }
+}
+
+TYPED_TEST(SwiGluKernel, BySigmoidsEqualsTheFormulaInFp64) {
+  constexpr int64_t kCount = 2049;
+  const Array<TypeParam> gate(Random(kCount, 1, 4.0)), up(Random(kCount, 2)),
+      dout(Random(kCount, 3));
+  const Results<TypeParam> got = Run(gate, up, dout, kCount, 0, GateMap::kSigmoid);
+  const Values g = gate.values(), u = up.values(), dy = dout.values();
+  Values out, dgate, dup;
+  for (int64_t i = 0; i < kCount; ++i) {
+    const double sigmoid = 1 / (1 + std::exp(-g[i]));
+    out.push_back(sigmoid * u[i]);
+    dgate.push_back(dy[i] * u[i] * sigmoid * (1 - sigmoid));
+    dup.push_back(dy[i] * sigmoid);
+  }
+  test::ExpectClose<TypeParam>("out", got.out.values(), out, 1e-6);
+  test::ExpectClose<TypeParam>("dgate", got.dgate.values(), dgate, 1e-6);
+  test::ExpectClose<TypeParam>("dup", got.dup.values(), dup, 1e-6);
 }
 
 // Halves of the rows of one matrix: the bits of the same numbers by themselves. 24 columns are

@@ -1,11 +1,14 @@
 #include "kernels/bias_map/args.h"
 #include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/sum_partials.h"
 #include "kernels/host_device.h"
 
 namespace halflife::kernels {
 namespace {
 
 using namespace rows;
+
+static_assert(kBiasMapParts <= cuda::kSumPlaces);
 
 // Threads of a block: packs of neighbouring columns x rows.
 constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kBiasMapBlockRows);
@@ -112,33 +115,6 @@ __global__ void __launch_bounds__(kThreads, 4)
                                        place.count);
 }
 
-constexpr int kSumColumns = 32, kSlices = 8;
-
-// Block: kSumColumns columns of all parts x kSlices threads each; slice s adds partials s, s +
-// kSlices, ...
-template <typename T>
-__global__ void __launch_bounds__(kSumColumns* kSlices)
-    BiasSumsKernel(BiasMapGradArgs<T> args, const float* partials, int64_t count,
-                   int64_t num_columns) {
-  HL_SHARED(sums, float[kSlices][kSumColumns]);
-  const int lane = static_cast<int>(threadIdx.x) % kSumColumns;
-  const int slice = static_cast<int>(threadIdx.x) / kSumColumns;
-  const int64_t of_all = int64_t{kSumColumns} * blockIdx.x + lane;
-  int64_t column = of_all;
-  int i = 0;
-  for (; i < args.num_parts && column >= args.parts[i].width; ++i) column -= args.parts[i].width;
-  const bool summed = i < args.num_parts && args.parts[i].dbias != nullptr;
-  float sum = 0;
-  for (int64_t p = slice; summed && p < count; p += kSlices)
-    sum += partials[p * num_columns + of_all];
-  sums[slice][lane] = sum;
-  __syncthreads();
-  if (slice != 0 || !summed) return;
-  for (int s = 1; s < kSlices; ++s) sum += sums[s][lane];
-  float* const to = args.parts[i].dbias + column;
-  *to = args.parts[i].added ? *to + sum : sum;
-}
-
 template <typename T, typename Args>
 unsigned ColumnBlocksOf(const Args& args) {
   int64_t blocks = 0;
@@ -167,22 +143,19 @@ void Backward(const BiasMapGradArgs<T>& args, float* partials, cudaStream_t stre
   const unsigned columns = ColumnBlocksOf<T>(args);
   if (columns == 0) return;
   AlignedParts schedule;
-  bool summed = false;
+  cuda::SumPlaces sums;
   for (int i = 0; i < args.num_parts; ++i) {
     const BiasMapGradColumns<T>& part = args.parts[i];
     if (Aligned16<T>(part.width, part.out, part.dout, part.dx) && part.stride % kPack<T> == 0)
       schedule.bits |= 1u << i;
-    summed = summed || part.dbias != nullptr;
+    sums.places[i] = {part.dbias, part.width, part.added};
   }
   const int64_t count = cuda::NumBiasMapPartials(args.num_rows), num_columns = args.num_columns();
   if (count > 0)
     Launch(
         {dim3(columns, static_cast<unsigned>(count)), dim3(kThreads), 0, "biased map's gradient"},
         stream, BiasMapBackwardKernel<T>, args, schedule, num_columns, partials);
-  if (!summed) return;
-  const auto blocks = static_cast<unsigned>((num_columns + kSumColumns - 1) / kSumColumns);
-  Launch({dim3(blocks), dim3(kSumColumns * kSlices), 0, "biases' gradients"}, stream,
-         BiasSumsKernel<T>, args, static_cast<const float*>(partials), count, num_columns);
+  cuda::SumPartials(partials, count, sums, stream);
 }
 
 }  // namespace

@@ -9,7 +9,21 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels::cuda {
 
-// partials [count, size], out [size]; zeros for a count of 0.
+// Columns of the partial sums, and where their sums go.
+struct SumPlace {
+  float* out = nullptr;  // [size]; null: nobody wants them
+  int64_t size = 0;
+  bool added = false;  // to what `out` holds
+};
+constexpr int kSumPlaces = 4;  // at most, of a launch
+struct SumPlaces {
+  SumPlace places[kSumPlaces];
+};
+
+// partials [count, sum of sizes]: the columns of one place after those of another. Zeros for a
+// count of 0.
+void SumPartials(const float* partials, int64_t count, const SumPlaces& to, cudaStream_t stream);
+// partials [count, size], out [size].
 void SumPartials(const float* partials, int64_t count, int64_t size, float* out,
                  cudaStream_t stream, bool added = false);
 

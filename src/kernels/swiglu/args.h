@@ -1,6 +1,7 @@
-// The contract of SwiGLU's product between its binding, its CPU loop and its CUDA kernel.
+// The contract of a gate's product between its binding, its CPU loop and its CUDA kernel. `map` is
+// SiLU (SwiGLU) or the sigmoid (GLU):
 //
-//   out = silu(gate) up,   dgate = dout up silu'(gate),   dup = dout silu(gate)
+//   out = map(gate) up,   dgate = dout up map'(gate),   dup = dout map(gate)
 //
 // T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
 //
@@ -20,6 +21,8 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
+enum class GateMap : uint8_t { kSilu, kSigmoid };
+
 constexpr int64_t kSwiGluColumns = 8;  // a pack of a CUDA thread lies in one row
 
 template <typename T>
@@ -29,6 +32,7 @@ struct SwiGluArgs {
   T* out = nullptr;
   int64_t count = 0;  // of elements
   int64_t width = 0, stride = 0;
+  GateMap map = GateMap::kSilu;
 };
 template <typename T>
 struct SwiGluGradArgs {
@@ -39,6 +43,7 @@ struct SwiGluGradArgs {
   T* dup = nullptr;
   int64_t count = 0;  // of elements
   int64_t width = 0, stride = 0;
+  GateMap map = GateMap::kSilu;
 };
 
 // Where element i of `count` lies in gate and up.

@@ -17,21 +17,31 @@ HL_INLINE void EachRow(const Args& args, int64_t begin, int64_t end, const Body&
   }
 }
 
-template <typename T>
+// map(gate) and its derivative.
+template <GateMap kMap>
+struct Gate {
+  HL_INLINE explicit Gate(float gate) {
+    const float sigmoid = Sigmoid(gate);
+    value = kMap == GateMap::kSilu ? gate * sigmoid : sigmoid;
+    slope = kMap == GateMap::kSilu ? sigmoid * (1.0f + gate * (1.0f - sigmoid))
+                                   : sigmoid * (1.0f - sigmoid);
+  }
+  float value, slope;
+};
+
+template <GateMap kMap, typename T>
 HL_INLINE void ForwardLoop(const SwiGluArgs<T>& args, int64_t begin, int64_t end) {
   EachRow(args, begin, end, [&](int64_t first, int64_t place, int64_t count) HL_LAMBDA_INLINE {
     const T* __restrict gate = args.gate + place;
     const T* __restrict up = args.up + place;
     T* __restrict out = args.out + first;
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      const float g = Widen(gate[i]);
-      out[i] = Narrow<T>(g * Sigmoid(g) * Widen(up[i]));
-    }
+    for (int64_t i = 0; i < count; ++i)
+      out[i] = Narrow<T>(Gate<kMap>(Widen(gate[i])).value * Widen(up[i]));
   });
 }
 
-template <typename T>
+template <GateMap kMap, typename T>
 HL_INLINE void BackwardLoop(const SwiGluGradArgs<T>& args, int64_t begin, int64_t end) {
   EachRow(args, begin, end, [&](int64_t first, int64_t place, int64_t count) HL_LAMBDA_INLINE {
     const T* __restrict gate = args.gate + place;
@@ -41,26 +51,42 @@ HL_INLINE void BackwardLoop(const SwiGluGradArgs<T>& args, int64_t begin, int64_
     T* __restrict dup = args.dup + place;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
-      const float g = Widen(gate[i]), dy = Widen(dout[i]), sigmoid = Sigmoid(g);
-      dgate[i] = Narrow<T>(dy * Widen(up[i]) * (sigmoid * (1.0f + g * (1.0f - sigmoid))));
-      dup[i] = Narrow<T>(dy * (g * sigmoid));
+      const Gate<kMap> mapped(Widen(gate[i]));
+      const float dy = Widen(dout[i]);
+      dgate[i] = Narrow<T>(dy * Widen(up[i]) * mapped.slope);
+      dup[i] = Narrow<T>(dy * mapped.value);
     }
+  });
+}
+
+template <typename T>
+void Forward(const SwiGluArgs<T>& args, int64_t begin, int64_t end) {
+  RunVectorised([&]() HL_LAMBDA_INLINE {
+    args.map == GateMap::kSilu ? ForwardLoop<GateMap::kSilu>(args, begin, end)
+                               : ForwardLoop<GateMap::kSigmoid>(args, begin, end);
+  });
+}
+template <typename T>
+void Backward(const SwiGluGradArgs<T>& args, int64_t begin, int64_t end) {
+  RunVectorised([&]() HL_LAMBDA_INLINE {
+    args.map == GateMap::kSilu ? BackwardLoop<GateMap::kSilu>(args, begin, end)
+                               : BackwardLoop<GateMap::kSigmoid>(args, begin, end);
   });
 }
 
 }  // namespace
 
 void SwiGluForward(const SwiGluArgs<float>& args, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(args, begin, end); });
+  Forward(args, begin, end);
 }
 void SwiGluForward(const SwiGluArgs<Bf16>& args, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(args, begin, end); });
+  Forward(args, begin, end);
 }
 void SwiGluBackward(const SwiGluGradArgs<float>& args, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(args, begin, end); });
+  Backward(args, begin, end);
 }
 void SwiGluBackward(const SwiGluGradArgs<Bf16>& args, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(args, begin, end); });
+  Backward(args, begin, end);
 }
 
 }  // namespace halflife::kernels::cpu

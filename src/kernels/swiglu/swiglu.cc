@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 
 #include "core/error.h"
@@ -28,7 +29,7 @@ Operands OperandsOf(const at::Tensor& gate, const at::Tensor& up) {
   return {gate.contiguous(), up.contiguous()};
 }
 
-at::Tensor SwiGluFused(const Operands& in) {
+at::Tensor ProductFused(const Operands& in, GateMap map) {
   const at::Tensor& gate = in.gate;
   at::Tensor out = at::empty_like(gate, at::MemoryFormat::Contiguous);
   WithStorage(gate, [&]<typename T>() {
@@ -37,7 +38,8 @@ at::Tensor SwiGluFused(const Operands& in) {
                                 .out = MutableElements<T>(out),
                                 .count = gate.numel(),
                                 .width = in.width,
-                                .stride = in.stride};
+                                .stride = in.stride,
+                                .map = map};
     RunOn(
         gate,
         [&] {
@@ -50,7 +52,7 @@ at::Tensor SwiGluFused(const Operands& in) {
   return out;
 }
 
-Tensors SwiGluFusedBackward(const BackwardCall& call) {
+Tensors ProductBackward(const BackwardCall& call, GateMap map) {
   const Operands in = OperandsOf(call.saved[0], call.saved[1]);
   const at::Tensor dout = call.grads[0].contiguous();
   const auto [dgate, dup] = EmptyBeside(in.gate, in.up);
@@ -62,7 +64,8 @@ Tensors SwiGluFusedBackward(const BackwardCall& call) {
                                     .dup = MutableElements<T>(dup),
                                     .count = dout.numel(),
                                     .width = in.width,
-                                    .stride = in.stride};
+                                    .stride = in.stride,
+                                    .map = map};
     RunOn(
         dout,
         [&] {
@@ -75,24 +78,34 @@ Tensors SwiGluFusedBackward(const BackwardCall& call) {
   return {dgate, dup};
 }
 
-at::Tensor FusedSwiGlu(const at::Tensor& gate_in, const at::Tensor& up_in) {
+at::Tensor FusedProduct(const char* name, const at::Tensor& gate_in, const at::Tensor& up_in,
+                        GateMap map) {
   const auto forward = [&]() -> Forwarded {
     const Operands in = OperandsOf(gate_in, up_in);
-    return {
-        .outputs = {SwiGluFused(in)}, .saved = {in.gate, in.up}, .backward = SwiGluFusedBackward};
+    return {.outputs = {ProductFused(in, map)},
+            .saved = {in.gate, in.up},
+            .backward = [map](const BackwardCall& call) { return ProductBackward(call, map); }};
   };
-  return Apply({.name = "SwiGlu", .inputs = {gate_in, up_in}, .forward = forward})[0];
+  return Apply({.name = name, .inputs = {gate_in, up_in}, .forward = forward})[0];
+}
+
+at::Tensor Product(const char* name, const at::Tensor& gate, const at::Tensor& up, GateMap map) {
+  CheckDTypes(name, {gate, up});
+  HL_CHECK(gate.defined() && IsLike(gate, up), name, " of gate ", Describe(gate), " and up ",
+           Describe(up), "; one shape, dtype and device for both would work");
+  if (IsFused(gate)) return FusedProduct(name, gate, up, map);
+  const at::Tensor wide = gate.to(ComputeType(gate));
+  const at::Tensor mapped = map == GateMap::kSilu ? at::silu(wide) : at::sigmoid(wide);
+  return (mapped * up.to(ComputeType(gate))).to(gate.scalar_type());
 }
 
 }  // namespace
 
 at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up) {
-  CheckDTypes("SwiGlu", {gate, up});
-  HL_CHECK(gate.defined() && IsLike(gate, up), "SwiGlu of gate ", Describe(gate), " and up ",
-           Describe(up), "; one shape, dtype and device for both would work");
-  if (IsFused(gate)) return FusedSwiGlu(gate, up);
-  const at::ScalarType compute = ComputeType(gate);
-  return (at::silu(gate.to(compute)) * up.to(compute)).to(gate.scalar_type());
+  return Product("SwiGlu", gate, up, GateMap::kSilu);
+}
+at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up) {
+  return Product("Glu", gate, up, GateMap::kSigmoid);
 }
 
 }  // namespace halflife::kernels

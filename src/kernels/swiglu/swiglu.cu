@@ -18,6 +18,17 @@ HL_DEVICE int PackCount(int64_t count, int64_t at) {
   return static_cast<int>(min(count - at, int64_t{kPack<T>}));
 }
 
+// map(gate) and its derivative.
+struct Gate {
+  HL_DEVICE Gate(GateMap map, float gate) {
+    const float sigmoid = Sigmoid(gate);
+    const bool silu = map == GateMap::kSilu;
+    value = silu ? gate * sigmoid : sigmoid;
+    slope = silu ? sigmoid * (1.0f + gate * (1.0f - sigmoid)) : sigmoid * (1.0f - sigmoid);
+  }
+  float value, slope;
+};
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads) SwiGluForwardKernel(SwiGluArgs<T> args, bool aligned) {
   const int64_t at = PackBegin<T>();
@@ -28,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) SwiGluForwardKernel(SwiGluArgs<T> ar
   Load(args.gate + place, count, aligned, gate);
   Load(args.up + place, count, aligned, up);
 #pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) up[i] *= gate[i] * Sigmoid(gate[i]);
+  for (int i = 0; i < kPack<T>; ++i) up[i] *= Gate(args.map, gate[i]).value;
   Store(args.out + at, count, aligned, up);
 }
 
@@ -45,9 +56,9 @@ __global__ void __launch_bounds__(kThreads)
   Load(args.dout + at, count, aligned, dout);
 #pragma unroll
   for (int i = 0; i < kPack<T>; ++i) {
-    const float g = gate[i], sigmoid = Sigmoid(g);
-    gate[i] = dout[i] * up[i] * (sigmoid * (1.0f + g * (1.0f - sigmoid)));
-    up[i] = dout[i] * (g * sigmoid);
+    const Gate mapped(args.map, gate[i]);
+    gate[i] = dout[i] * up[i] * mapped.slope;
+    up[i] = dout[i] * mapped.value;
   }
   Store(args.dgate + place, count, aligned, gate);
   Store(args.dup + place, count, aligned, up);

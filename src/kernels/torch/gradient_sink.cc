@@ -49,12 +49,13 @@ GradientSink* GradientSinkOf(const at::Tensor& x) {
   return hook == nullptr ? nullptr : hook->sink();
 }
 
-GradientPlace::GradientPlace(const at::Tensor& input, bool wanted)
-    : sink_(wanted ? GradientSinkOf(input) : nullptr), dtype_(input.scalar_type()) {
+GradientPlace::GradientPlace(const at::Tensor& input, bool wanted, at::ScalarType sum_dtype)
+    : sink_(wanted && sum_dtype == at::kFloat ? GradientSinkOf(input) : nullptr),
+      dtype_(input.scalar_type()) {
   if (sink_ != nullptr) {
     place_ = sink_->Next();
   } else {
-    place_.sum = at::empty(input.sizes(), input.options().dtype(at::kFloat).requires_grad(false));
+    place_.sum = at::empty(input.sizes(), input.options().dtype(sum_dtype).requires_grad(false));
   }
 }
 

@@ -46,9 +46,10 @@ GradientSink* GradientSinkOf(const at::Tensor& x);
 //   return {dx, place.Finish()};
 class GradientPlace {
  public:
-  // A leaf or any other input, of fp32 or bf16; nobody's gradient goes to no sink.
-  GradientPlace(const at::Tensor& input, bool wanted);
-  const at::Tensor& sum() const { return place_.sum; }  // fp32, contiguous, the input's shape
+  // A leaf or any other input; nobody's gradient goes to no sink, nor one that is not summed in
+  // fp32.
+  GradientPlace(const at::Tensor& input, bool wanted, at::ScalarType sum_dtype = at::kFloat);
+  const at::Tensor& sum() const { return place_.sum; }  // contiguous, the input's shape
   bool added() const { return place_.added; }           // to what it holds
   // Once it is written: what the backward returns for the input.
   at::Tensor Finish();

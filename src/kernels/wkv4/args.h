@@ -37,11 +37,12 @@ template <typename T, typename C>
 struct WkvShape {
   const T* k = nullptr;            // [B, T, D]
   const T* v = nullptr;            // [B, T, D]
-  const C* log_decay = nullptr;    // [D] w
+  const C* log_decay = nullptr;    // [D] w, or p of w = -e^p
   const C* bonus = nullptr;        // [D] u
   const bool* starts = nullptr;    // [B, T]: documents, before which the state is dropped; or null
   WkvState<const C> initial = {};  // absent: nothing was seen
   int64_t batch = 0, seq_len = 0, dim = 0;
+  bool negative_exp = false;  // log_decay holds p, and its gradient is p's
 };
 
 template <typename T, typename C>
@@ -59,6 +60,12 @@ struct WkvGrads {
   WkvState<const C> dfinal = {};   // log scales have no gradient: theirs are null; or absent
   T *dk = nullptr, *dv = nullptr;  // [B, T, D]
   WkvState<C> dinitial = {};       // absent: not wanted
+};
+// [D] each.
+template <typename C>
+struct WkvChannelGrads {
+  C *dlog_decay = nullptr, *dbonus = nullptr;
+  bool decay_added = false, bonus_added = false;  // to what they hold
 };
 
 namespace cpu {
@@ -98,11 +105,10 @@ void WkvForward(const WkvShape<float, float>& shape, const WkvResults<float, flo
                 float* workspace, cudaStream_t stream);
 void WkvForward(const WkvShape<Bf16, float>& shape, const WkvResults<Bf16, float>& results,
                 float* workspace, cudaStream_t stream);
-// dlog_decay and dbonus are [D].
 void WkvBackward(const WkvShape<float, float>& shape, const WkvGrads<float, float>& grads,
-                 float* dlog_decay, float* dbonus, float* workspace, cudaStream_t stream);
+                 const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream);
 void WkvBackward(const WkvShape<Bf16, float>& shape, const WkvGrads<Bf16, float>& grads,
-                 float* dlog_decay, float* dbonus, float* workspace, cudaStream_t stream);
+                 const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

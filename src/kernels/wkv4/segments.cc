@@ -29,6 +29,7 @@ at::Tensor Mix(const WkvInputs& inputs) {
     const auto [out, final] = Wkv4({.k = x[0],
                                     .v = x[1],
                                     .log_decay = x[2],
+                                    .negative_exp = inputs.negative_exp,
                                     .bonus = x[3],
                                     .starts = inputs.starts,
                                     .initial = ToMemory(before),
@@ -37,7 +38,8 @@ at::Tensor Mix(const WkvInputs& inputs) {
   };
   const auto summarise = [&]() -> SegmentSummary {
     const SegmentState own = run(given, {}).after;
-    const at::Tensor decay = inputs.log_decay.detach().to(ComputeType(inputs.k));
+    const at::Tensor of_channels = inputs.log_decay.detach().to(ComputeType(inputs.k)),
+                     decay = inputs.negative_exp ? of_channels.exp().neg() : of_channels;
     const at::Tensor over_segment =
         (decay * inputs.k.size(1)).unsqueeze(0).expand(own.values[0].sizes());
     return {.own = own, .log_transition = CutByStarts(over_segment, *inputs.segment)};

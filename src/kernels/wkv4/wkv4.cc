@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/gradient_sink.h"
 #include "kernels/torch/tensor_checks.h"
 #include "kernels/wkv4/args.h"
 #include "kernels/wkv4/segments.h"
@@ -35,7 +36,9 @@ WkvState<const C> ElementsOf(const WkvMemory& memory) {
 
 // What both directions read. All contiguous; starts and the state may be undefined.
 struct Operands {
-  at::Tensor k, v, log_decay, bonus, starts;
+  at::Tensor k, v, log_decay;
+  bool negative_exp = false;
+  at::Tensor bonus, starts;
   WkvMemory initial;
 
   template <typename T, typename C>
@@ -48,7 +51,8 @@ struct Operands {
             .initial = ElementsOf<C>(initial),
             .batch = k.size(0),
             .seq_len = k.size(1),
-            .dim = k.size(2)};
+            .dim = k.size(2),
+            .negative_exp = negative_exp};
   }
   int64_t num_items() const { return k.size(0) * cpu::WkvBlocks(k.size(2)); }
 };
@@ -95,16 +99,18 @@ Results RunForward(const Operands& in, bool keep) {
   return results;
 }
 
-// [B, D] to [D], the sequences in order.
+// [B, D] to [D], the sequences in order, or added to what is there.
 template <typename C>
-void SumSequences(const std::vector<C>& of_sequence, int64_t batch, int64_t dim, C* sum) {
-  std::fill(sum, sum + dim, C(0));
+void SumSequences(const std::vector<C>& of_sequence, int64_t batch, int64_t dim, bool added,
+                  C* sum) {
+  if (!added) std::fill(sum, sum + dim, C(0));
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t c = 0; c < dim; ++c) sum[c] += of_sequence[b * dim + c];
 }
 
 template <typename T, typename C>
-void BackwardOn(const Operands& in, const WkvGrads<T, C>& grads, C* dlog_decay, C* dbonus) {
+void BackwardOn(const Operands& in, const WkvGrads<T, C>& grads,
+                const WkvChannelGrads<C>& channels) {
   const WkvShape<T, C> shape = in.Shape<T, C>();
   RunOn(
       in.k,
@@ -114,27 +120,40 @@ void BackwardOn(const Operands& in, const WkvGrads<T, C>& grads, C* dlog_decay, 
           for (int64_t item = begin; item < end; ++item)
             cpu::WkvBackward(shape, grads, of_decay.data(), of_bonus.data(), item);
         });
-        SumSequences(of_decay, shape.batch, shape.dim, dlog_decay);
-        SumSequences(of_bonus, shape.batch, shape.dim, dbonus);
+        SumSequences(of_decay, shape.batch, shape.dim, channels.decay_added, channels.dlog_decay);
+        SumSequences(of_bonus, shape.batch, shape.dim, channels.bonus_added, channels.dbonus);
       },
       [&](auto stream) {
         if constexpr (std::is_same_v<C, float>) {
           const at::Tensor workspace =
               at::empty({cuda::WkvWorkspaceFloats(shape.batch, shape.seq_len, shape.dim)},
                         in.log_decay.options());
-          cuda::WkvBackward(shape, grads, dlog_decay, dbonus, MutableElements<float>(workspace),
-                            stream);
+          cuda::WkvBackward(shape, grads, channels, MutableElements<float>(workspace), stream);
         }
       });
 }
 
-// saved: k, v, log decay, bonus, starts, the initial state (3), what the forward kept, the final
-// log scale. grads: of out, numerator and denominator; undefined where there is none.
-Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
+// What a backward knows of the forward beside its tensors.
+struct Form {
+  bool negative_exp = false, round = false;
+};
+
+at::Tensor RoundedToBf16(const at::Tensor& x) { return x.to(at::kBFloat16).to(x.scalar_type()); }
+
+// [D] as the kernels take it.
+at::Tensor OfChannels(const at::Tensor& x, const at::Tensor& k) {
+  return x.to(ComputeType(k)).contiguous();
+}
+
+// saved: k, v, log decay and bonus as given, starts, the initial state (3), what the forward kept,
+// the final log scale. grads: of out, numerator and denominator; undefined where there is none.
+Tensors RunBackward(const BackwardCall& call, const Form& form) {
+  const Tensors &saved = call.saved, &grads = call.grads;
   const Operands in = {.k = saved[0],
                        .v = saved[1],
-                       .log_decay = saved[2],
-                       .bonus = saved[3],
+                       .log_decay = OfChannels(saved[2], saved[0]),
+                       .negative_exp = form.negative_exp,
+                       .bonus = OfChannels(saved[3], saved[0]),
                        .starts = saved[4],
                        .initial = {saved[5], saved[6], saved[7]}};
   const at::Tensor dout = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(in.k);
@@ -145,8 +164,12 @@ Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
     };
     dfinal = {.numerator = dense(grads[1]), .denominator = dense(grads[2]), .log_scale = {}};
   }
-  const at::Tensor dk = at::empty_like(in.k), dv = at::empty_like(in.v),
-                   dlog_decay = at::empty_like(in.log_decay), dbonus = at::empty_like(in.bonus);
+  const at::Tensor dk = at::empty_like(in.k), dv = at::empty_like(in.v);
+  // What is rounded is not summed where others' gradients are.
+  const auto place_of = [&](size_t i) {
+    return GradientPlace(saved[i], call.wanted[i] && !form.round, ComputeType(in.k));
+  };
+  GradientPlace decay = place_of(2), bonus = place_of(3);
   WkvMemory dinitial;
   if (saved[5].defined()) dinitial = EmptyLike(in.k);
   WithStorageAndArithmetic(in.k, [&]<typename T, typename C>() {
@@ -160,12 +183,16 @@ Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
                       .dk = MutableElements<T>(dk),
                       .dv = MutableElements<T>(dv),
                       .dinitial = MutableElementsOf<C>(dinitial)},
-                     MutableElements<C>(dlog_decay), MutableElements<C>(dbonus));
+                     {.dlog_decay = MutableElements<C>(decay.sum()),
+                      .dbonus = MutableElements<C>(bonus.sum()),
+                      .decay_added = decay.added(),
+                      .bonus_added = bonus.added()});
   });
-  return {dk, dv, dlog_decay, dbonus, dinitial.numerator, dinitial.denominator};
+  Tensors results = {
+      dk, dv, decay.Finish(), bonus.Finish(), dinitial.numerator, dinitial.denominator};
+  for (size_t i = 0; form.round && i < 4; ++i) results[i] = RoundedToBf16(results[i]);
+  return results;
 }
-
-at::Tensor RoundedToBf16(const at::Tensor& x) { return x.to(at::kBFloat16).to(x.scalar_type()); }
 
 void Check(const WkvInputs& in) {
   const at::Tensor &k = in.k, &v = in.v;
@@ -212,25 +239,20 @@ WkvOutputs Wkv4(const WkvInputs& inputs) {
   const auto forward = [&]() -> Forwarded {
     const Operands in = {.k = inputs.k.contiguous(),
                          .v = inputs.v.contiguous(),
-                         .log_decay = inputs.log_decay.to(compute).contiguous(),
-                         .bonus = inputs.bonus.to(compute).contiguous(),
+                         .log_decay = OfChannels(inputs.log_decay, inputs.k),
+                         .negative_exp = inputs.negative_exp,
+                         .bonus = OfChannels(inputs.bonus, inputs.k),
                          .starts = Contiguous(inputs.starts),
                          .initial = {Contiguous(initial.numerator), Contiguous(initial.denominator),
                                      Contiguous(initial.log_scale)}};
     const Results results = RunForward(in, keep);
-    const auto backward = [round, decay_dtype = inputs.log_decay.scalar_type(),
-                           bonus_dtype =
-                               inputs.bonus.scalar_type()](const BackwardCall& call) -> Tensors {
-      Tensors grads = RunBackward(call.saved, call.grads);
-      for (int i = 0; round && i < 4; ++i) grads[i] = RoundedToBf16(grads[i]);
-      grads[2] = grads[2].to(decay_dtype);
-      grads[3] = grads[3].to(bonus_dtype);
-      return grads;
+    const auto backward = [form = Form{inputs.negative_exp, round}](const BackwardCall& call) {
+      return RunBackward(call, form);
     };
     const WkvMemory& final = results.final;
     return {.outputs = {round ? RoundedToBf16(results.out) : results.out, final.numerator,
                         final.denominator, final.log_scale},
-            .saved = {in.k, in.v, in.log_decay, in.bonus, in.starts, in.initial.numerator,
+            .saved = {in.k, in.v, inputs.log_decay, inputs.bonus, in.starts, in.initial.numerator,
                       in.initial.denominator, in.initial.log_scale, results.kept, final.log_scale},
             .backward = backward,
             .num_constant = 1};
@@ -247,20 +269,19 @@ at::Tensor Wkv4Step(const WkvStepInputs& inputs, WkvMemory& state) {
   const WkvInputs token = {.k = inputs.k.unsqueeze(1),
                            .v = inputs.v.unsqueeze(1),
                            .log_decay = inputs.log_decay,
-                           .bonus = inputs.bonus,
-                           .starts = {},
-                           .initial = {}};
+                           .negative_exp = inputs.negative_exp,
+                           .bonus = inputs.bonus};
   Check(token);
   CheckMemory(inputs.k, state);
   const bool dense = state.numerator.is_contiguous() && state.denominator.is_contiguous() &&
                      state.log_scale.is_contiguous();
   HL_CHECK(dense, "Wkv4Step in a state that is not contiguous, which could not move on in place");
   const c10::AutoGradMode no_grad(false);
-  const at::ScalarType compute = ComputeType(inputs.k);
   const Operands in = {.k = token.k.contiguous(),
                        .v = token.v.contiguous(),
-                       .log_decay = inputs.log_decay.to(compute).contiguous(),
-                       .bonus = inputs.bonus.to(compute).contiguous(),
+                       .log_decay = OfChannels(inputs.log_decay, inputs.k),
+                       .negative_exp = inputs.negative_exp,
+                       .bonus = OfChannels(inputs.bonus, inputs.k),
                        .starts = {},
                        .initial = state};
   const at::Tensor out = at::empty_like(in.k);

@@ -22,6 +22,11 @@ struct Math {
   HL_DEVICE static float Of(double x) { return static_cast<float>(x); }
 };
 
+// `given`: log decays, or p of -e^p.
+HL_DEVICE float LogDecayOf(const float* given, bool negative_exp, int64_t channel) {
+  return negative_exp ? -expf(given[channel]) : given[channel];
+}
+
 // A thread's channel of one segment of one row.
 template <typename T>
 struct Place {
@@ -45,7 +50,9 @@ struct Place {
   }
   HL_DEVICE float K(int64_t token) const { return FromStorage(shape.k[At(token)]); }
   HL_DEVICE float V(int64_t token) const { return FromStorage(shape.v[At(token)]); }
-  HL_DEVICE float LogDecay() const { return shape.log_decay[channel]; }
+  HL_DEVICE float LogDecay() const {
+    return LogDecayOf(shape.log_decay, shape.negative_exp, channel);
+  }
   // Of [B, tiles, 3, D].
   HL_DEVICE int64_t OfKept(int64_t token) const {
     const int64_t tiles = (shape.seq_len + kTile - 1) / kTile;
@@ -97,12 +104,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // Own states become the states before the segments. A thread takes a channel of a row.
 __global__ void __launch_bounds__(kThreads)
-    WkvJoinStatesKernel(WkvState<const float> initial, const float* log_decay, int64_t batch,
-                        int64_t dim, cuda::WkvSegments segments, float* states) {
+    WkvJoinStatesKernel(WkvState<const float> initial, const float* log_decay, bool negative_exp,
+                        int64_t batch, int64_t dim, cuda::WkvSegments segments, float* states) {
   const int64_t item = int64_t{kThreads} * blockIdx.x + threadIdx.x;
   if (item >= batch * dim) return;
   const int64_t row = item / dim, channel = item - row * dim;
-  const float decay = log_decay[channel] * static_cast<float>(segments.tokens);
+  const float decay =
+      LogDecayOf(log_decay, negative_exp, channel) * static_cast<float>(segments.tokens);
   Memory<float> memory = InitialOf(initial, item);
   for (int64_t segment = 0; segment < segments.count; ++segment) {
     float* const at = states + (row * segments.count + segment) * kStatePlanes * dim + channel;
@@ -201,9 +209,9 @@ __global__ void __launch_bounds__(kThreads)
     mine[4 * shape.dim] = cut ? 1.0f : 0.0f;
     return;
   }
-  const int64_t pieces = shape.batch * segments.count;
-  partials[place.piece * shape.dim + place.channel] = dlog_decay;
-  partials[(pieces + place.piece) * shape.dim + place.channel] = dbonus;
+  float* const mine = partials + place.piece * 2 * shape.dim + place.channel;
+  mine[0] = shape.negative_exp ? dlog_decay * log_decay : dlog_decay;
+  mine[shape.dim] = dbonus;
   if (place.segment != 0 || grads.dinitial.numerator == nullptr) return;
   const int64_t at = place.OfState();
   const float weight = expf(ScaleOf<Math>(adjoint) + ScaleOf<Math>(InitialOf(shape.initial, at)));
@@ -220,6 +228,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t dim = shape.dim;
   if (item >= shape.batch * dim) return;
   const int64_t row = item / dim, channel = item - row * dim;
+  const float log_decay = LogDecayOf(shape.log_decay, shape.negative_exp, channel);
   Adjoint<float> adjoint = {};
   if (grads.dfinal.numerator != nullptr)
     adjoint = {grads.dfinal.numerator[item], grads.dfinal.denominator[item], 1.0f,
@@ -230,7 +239,7 @@ __global__ void __launch_bounds__(kThreads)
     const Adjoint<float> own = first ? Adjoint<float>{} : LoadAdjoint(at, dim);
     const bool cut = !first && at[4 * dim] != 0;
     const int64_t tokens = min(shape.seq_len - segment * segments.tokens, segments.tokens);
-    const float decay = shape.log_decay[channel] * static_cast<float>(tokens);
+    const float decay = log_decay * static_cast<float>(tokens);
     StoreAdjoint(adjoint, dim, at);
     adjoint = cut ? own : Join<Math>(adjoint, decay, own);
   }
@@ -256,18 +265,21 @@ void Forward(const WkvShape<T, float>& shape, const WkvResults<T, float>& result
     Launch(LaunchOf(items, "wkv, states of segments"), stream, WkvSegmentStateKernel<T>, shape,
            segments, workspace);
     Launch(LaunchOf(rows_of_channels, "wkv, joined states"), stream, WkvJoinStatesKernel,
-           shape.initial, shape.log_decay, shape.batch, shape.dim, segments, workspace);
+           shape.initial, shape.log_decay, shape.negative_exp, shape.batch, shape.dim, segments,
+           workspace);
   }
   Launch(LaunchOf(items, "wkv"), stream, WkvForwardKernel<T>, shape, results, segments,
          cut ? workspace : nullptr);
 }
 
 template <typename T>
-void Backward(const WkvShape<T, float>& shape, const WkvGrads<T, float>& grads, float* dlog_decay,
-              float* dbonus, float* workspace, cudaStream_t stream) {
+void Backward(const WkvShape<T, float>& shape, const WkvGrads<T, float>& grads,
+              const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream) {
+  cuda::SumPlaces sums;
+  sums.places[0] = {channels.dlog_decay, shape.dim, channels.decay_added};
+  sums.places[1] = {channels.dbonus, shape.dim, channels.bonus_added};
   if (IsEmpty(shape)) {
-    cuda::SumPartials(workspace, 0, shape.dim, dlog_decay, stream);
-    cuda::SumPartials(workspace, 0, shape.dim, dbonus, stream);
+    cuda::SumPartials(workspace, 0, sums, stream);
     return;
   }
   const cuda::WkvSegments segments = cuda::WkvSegmentsOf(shape.batch, shape.seq_len, shape.dim);
@@ -284,9 +296,7 @@ void Backward(const WkvShape<T, float>& shape, const WkvGrads<T, float>& grads, 
   }
   Launch(LaunchOf(items, "wkv's gradient"), stream, WkvBackwardKernel<T, false>, shape, grads,
          segments, cut ? adjoints : nullptr, nullptr, partials);
-  const int64_t pieces = shape.batch * segments.count;
-  cuda::SumPartials(partials, pieces, shape.dim, dlog_decay, stream);
-  cuda::SumPartials(partials + items, pieces, shape.dim, dbonus, stream);
+  cuda::SumPartials(partials, shape.batch * segments.count, sums, stream);
 }
 
 }  // namespace
@@ -312,12 +322,12 @@ void WkvForward(const WkvShape<Bf16, float>& shape, const WkvResults<Bf16, float
   Forward(shape, results, workspace, stream);
 }
 void WkvBackward(const WkvShape<float, float>& shape, const WkvGrads<float, float>& grads,
-                 float* dlog_decay, float* dbonus, float* workspace, cudaStream_t stream) {
-  Backward(shape, grads, dlog_decay, dbonus, workspace, stream);
+                 const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream) {
+  Backward(shape, grads, channels, workspace, stream);
 }
 void WkvBackward(const WkvShape<Bf16, float>& shape, const WkvGrads<Bf16, float>& grads,
-                 float* dlog_decay, float* dbonus, float* workspace, cudaStream_t stream) {
-  Backward(shape, grads, dlog_decay, dbonus, workspace, stream);
+                 const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream) {
+  Backward(shape, grads, channels, workspace, stream);
 }
 
 }  // namespace cuda

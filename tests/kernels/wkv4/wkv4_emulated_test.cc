@@ -41,8 +41,9 @@ struct Arrays {
 };
 
 template <typename T>
-test::WkvGot Run(const WkvCase& c, const test::WkvProblem<T>& problem) {
-  const Arrays<T> in(c, problem);
+test::WkvGot Run(const WkvCase& c, const test::WkvProblem<T>& problem, bool negative_exp = false) {
+  Arrays<T> in(c, problem);
+  in.shape.negative_exp = negative_exp;
   const int64_t states = test::kWkvBatch * c.dim, tokens = states * c.seq_len;
   Array<T> out(tokens), dk(tokens), dv(tokens);
   Array<float> p(states), q(states), o(states), dp(states), dq(states),
@@ -61,7 +62,9 @@ test::WkvGot Run(const WkvCase& c, const test::WkvProblem<T>& problem) {
                               .dv = dv.data(),
                               .dinitial = {}};
   if (c.initial) grads.dinitial = {dp.data(), dq.data(), nullptr};
-  cuda::WkvBackward(in.shape, grads, dlog_decay.data(), dbonus.data(), workspace.data(), nullptr);
+  cuda::WkvBackward(in.shape, grads,
+                    {.dlog_decay = dlog_decay.data(), .dbonus = dbonus.data(), .bonus_added = true},
+                    workspace.data(), nullptr);
   return {out.values(), p.values(),          q.values(),      o.values(),  dk.values(),
           dv.values(),  dlog_decay.values(), dbonus.values(), dp.values(), dq.values()};
 }
@@ -75,6 +78,24 @@ TYPED_TEST(WkvKernel, EqualsTheOracle) {
     SCOPED_TRACE(Name(c));
     test::WkvProblem<TypeParam> problem(c);
     test::ExpectOracle(problem, Run(c, problem), c.initial, test::WkvTolerance(c));
+  }
+}
+
+// p of w = -e^p in place of w: to the roundings of the exponential, by which w moves, and the
+// gradient by p.
+TYPED_TEST(WkvKernel, TakesWhatTheDecayIsAnExponentialOf) {
+  for (const int64_t seq_len : {17, 300}) {
+    const WkvCase c = {seq_len, 7, true, true};
+    test::WkvProblem<TypeParam> problem(c);
+    for (double& w : problem.oracle.log_decay) w = std::log(-w);
+    problem.oracle.log_decay = test::Rounded<float>(problem.oracle.log_decay);
+    test::WkvGot got = Run(c, problem, /*negative_exp=*/true);
+    for (size_t i = 0; i < got.dlog_decay.size(); ++i) {
+      double& w = problem.oracle.log_decay[i];
+      w = -std::exp(w);
+      got.dlog_decay[i] /= w;
+    }
+    test::ExpectOracle(problem, got, c.initial, test::WkvTolerance(c));
   }
 }
 

@@ -11,7 +11,9 @@
 
 #include "core/error.h"
 #include "kernels/gradient_check.h"
+#include "kernels/recording_sink.h"
 #include "kernels/torch/autograd.h"
+#include "kernels/torch/tensor_checks.h"
 #include "kernels/wkv4/problem.h"
 #include "support/expect_error.h"
 
@@ -21,6 +23,7 @@ namespace {
 using ::halflife::test::BitEqual;
 using ::halflife::test::Close;
 using ::halflife::test::Normal;
+using ::halflife::test::RecordingSink;
 using test::Values;
 using test::WkvCase;
 
@@ -171,6 +174,62 @@ TEST(Wkv4Test, GradientsAreFiniteDifferences) {
       },
       {Normal({2, kSeqLen, kDim}, 1), Normal({2, kSeqLen, kDim}, 2), -Normal({kDim}, 3).exp(),
        Normal({kDim}, 4), Normal({2, kDim}, 5), Normal({2, kDim}, 6).abs() + 0.1});
+}
+
+// p of w = -e^p in place of w, also where a state goes on and for one token; in fp32 w moves by two
+// roundings of the exponential.
+TEST(Wkv4Test, TakesWhatTheDecayIsAnExponentialOf) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const double tolerance = dtype == at::kDouble ? 1e-12 : 1e-5;
+    WkvInputs in = Inputs(40, 66, dtype, 3);
+    in.initial = {Normal({2, 66}, 5, dtype), Normal({2, 66}, 6, dtype).exp(),
+                  Normal({2, 66}, 7, dtype)};
+    const at::Tensor p = (-in.log_decay).log();
+    const auto run = [&](bool negative_exp) {
+      const at::Tensor leaf = p.detach().clone().requires_grad_();
+      in.negative_exp = negative_exp;
+      in.log_decay = negative_exp ? leaf : -leaf.exp();
+      const auto [out, final] = Wkv4(in);
+      Tensors results =
+          torch::autograd::grad({out, final.numerator}, {leaf, in.bonus},
+                                {Normal({2, 40, 66}, 8, dtype), Normal({2, 66}, 9, dtype)});
+      results.insert(results.end(), {out, final.numerator, final.denominator});
+      WkvMemory state = {in.initial.numerator.clone(), in.initial.denominator.clone(),
+                         in.initial.log_scale.clone()};
+      results.push_back(Wkv4Step({.k = in.k.select(1, 0),
+                                  .v = in.v.select(1, 0),
+                                  .log_decay = in.log_decay.detach(),
+                                  .negative_exp = negative_exp,
+                                  .bonus = in.bonus},
+                                 state));
+      results.push_back(state.numerator);
+      return results;
+    };
+    in.bonus.requires_grad_();
+    const Tensors got = run(true), want = run(false);
+    for (size_t i = 0; i < got.size(); ++i)
+      EXPECT_TRUE(Close(got[i], want[i], tolerance)) << DTypeName(dtype) << " " << i;
+  }
+}
+
+// Two of three gradients of a channel are summed where their owner keeps them.
+TEST(Wkv4Test, SinksGetTheGradientsOfDecayAndBonus) {
+  for (const bool added : {false, true}) {
+    WkvInputs in = Inputs(40, 7, at::kFloat);
+    in.log_decay = (-in.log_decay).log(), in.negative_exp = true;
+    for (at::Tensor* x : {&in.k, &in.log_decay, &in.bonus}) x->requires_grad_();
+    const at::Tensor out = Wkv4(in).out, dout = Normal({2, 40, 7}, 5, at::kFloat);
+    const auto want = torch::autograd::grad({out}, {in.log_decay, in.bonus}, {dout}, true);
+    const at::Tensor leaves[] = {in.log_decay, in.bonus};
+    RecordingSink::Log logs[] = {{leaves[0], /*before=*/0.5}, {leaves[1], /*before=*/0.5}};
+    for (int i = 0; i < 2; ++i) logs[i].added = added, logs[i].Attach(leaves[i]);
+    out.backward(dout);
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(logs[i].written, 1);
+      EXPECT_FALSE(leaves[i].grad().defined());
+      EXPECT_TRUE(Close(logs[i].sum, want[i] + (added ? 0.5 : 0.0), 1e-5)) << i;
+    }
+  }
 }
 
 TEST(Wkv4Test, SplitAnywhereAndStepsAreTheWhole) {

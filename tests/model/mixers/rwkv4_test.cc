@@ -7,6 +7,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <map>
@@ -101,11 +102,14 @@ TEST(Rwkv4Test, StartsByItsDepth) {
   }
 }
 
+// Outputs, and the gradients of x and of every parameter.
 TEST(Rwkv4Test, IsTheSumOverPairs) {
   constexpr int64_t kSeqLen = 20, kDim = 6;
   const Layer layer(kDim, 1);
   const auto& p = layer.values;
-  const at::Tensor x = Normal({2, kSeqLen, kDim}, 1);
+  const at::Tensor x = Normal({2, kSeqLen, kDim}, 1).requires_grad_();
+  std::vector<at::Tensor> leaves = {x};
+  for (const auto& [name, value] : p) leaves.push_back(value.requires_grad_());
   const at::Tensor previous = at::zeros_like(x);
   previous.narrow(1, 1, kSeqLen - 1).copy_(x.narrow(1, 0, kSeqLen - 1));
   const auto project = [&](const char* mix, const char* weight) {
@@ -125,7 +129,12 @@ TEST(Rwkv4Test, IsTheSumOverPairs) {
     outs.push_back(numerator / denominator);
   }
   const at::Tensor want = at::linear(at::sigmoid(r) * at::stack(outs, 1), p.at("output.weight"));
-  EXPECT_TRUE(Close(layer.Run(x), want, 1e-13));
+  const at::Tensor got = layer.Run(x), dout = Normal({2, kSeqLen, kDim}, 2);
+  EXPECT_TRUE(Close(got, want, 1e-13));
+  const auto got_grads = torch::autograd::grad({got}, leaves, {dout}),
+             want_grads = torch::autograd::grad({want}, leaves, {dout});
+  for (size_t i = 0; i < leaves.size(); ++i)
+    EXPECT_TRUE(Close(got_grads[i], want_grads[i], 1e-12)) << i;
 }
 
 // With a gate of 1/2 and an output of 1, twice what comes out is the average: in bf16 where asked.

@@ -61,6 +61,7 @@ struct WkvBlock {
     Load(shape.log_decay + channel, log_decay);
     Load(shape.bonus + channel, bonus);
     for (int c = 0; c < count; c += kLanes<C>) {
+      if (shape.negative_exp) log_decay.At(c) = -Lanes<C>::Exp(log_decay.At(c));
       const auto decay = wkv::MakeDecay<Lanes<C>>(log_decay.At(c));
       factor.At(c) = decay.factor, shift.At(c) = decay.shift;
     }
@@ -169,6 +170,8 @@ class WkvReverse {
       }
     }
     End();
+    for (int c = 0; block_.shape.negative_exp && c < block_.count; c += kLanes<C>)
+      dlog_decay_.At(c) *= block_.log_decay.At(c);
     block_.Store(dlog_decay_, dlog_decay + block_.OfState());
     block_.Store(dbonus_, dbonus + block_.OfState());
   }

@@ -2,17 +2,14 @@
 // keys, values and receptances of a token and the one before it, mixed per channel; an average of
 // the values under the weights e^key, which decay per channel and give the token's own key a bonus;
 // a gate. Parameters are named as in RWKV-4's own models.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/stack.h>
-
 #include <array>
 #include <cmath>
 #include <functional>
 #include <vector>
 
 #include "kernels/linear/linear.h"
-#include "kernels/short_conv/short_conv.h"
+#include "kernels/swiglu/swiglu.h"
+#include "kernels/token_shift/token_shift.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/wkv4/wkv4.h"
 #include "model/mixers/variants.h"
@@ -78,26 +75,25 @@ class Rwkv4 : public Mixer {
   MixerOutput Forward(const MixerCall& call) const override {
     const bool carried = call.carried();
     const auto before = [&](size_t i) { return carried ? call.initial->tensors[i] : at::Tensor(); };
-    const kernels::ShortConvInputs shift = {.x = call.x,
-                                            .weight = MixWeight(mixes_[0]),
-                                            .tail = before(0),
-                                            .documents = call.slice.documents,
-                                            .starts = call.slice.starts,
-                                            .silu = false,
-                                            .segment = call.slice.segment};
+    const kernels::TokenShiftInputs shift = {.x = call.x,
+                                             .mixes = Mixes(),
+                                             .tail = before(0),
+                                             .starts = call.slice.starts,
+                                             .segment = call.slice.segment};
     const Projected y = Project(shift);
     const auto [wkv, memory] = kernels::Wkv4({.k = y.k,
                                               .v = y.v,
-                                              .log_decay = LogDecay(),
+                                              .log_decay = *decay_,
+                                              .negative_exp = true,
                                               .bonus = *first_,
                                               .starts = call.slice.starts,
                                               .initial = {before(1), before(2), before(3)},
                                               .round_to_bf16 = round_to_bf16_,
                                               .segment = call.slice.segment});
-    MixerOutput result = {.y = out_(at::sigmoid(y.r) * wkv), .state = {}};
+    MixerOutput result = {.y = out_(kernels::Glu(y.r, wkv)), .state = {}};
     if (call.want_state) {
       // A copy: a view would keep the whole sequence.
-      const at::Tensor tail = kernels::ShortConvTail(shift).to(
+      const at::Tensor tail = kernels::TokenShiftTail(shift).to(
           kernels::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true);
       result.state.tensors = {tail.contiguous(), memory.numerator, memory.denominator,
                               memory.log_scale};
@@ -107,20 +103,18 @@ class Rwkv4 : public Mixer {
 
   at::Tensor Step(const at::Tensor& x, int64_t, MixerState& state) const override {
     at::Tensor& tail = state.tensors[0];
-    const Projected y = Project({.x = x.unsqueeze(1),
-                                 .weight = MixWeight(mixes_[0]),
-                                 .tail = tail,
-                                 .documents = {},
-                                 .starts = {},
-                                 .silu = false});
+    const Projected y = Project({.x = x.unsqueeze(1), .mixes = Mixes(), .tail = tail});
     tail.select(1, 0).copy_(x);
     kernels::WkvMemory memory = {state.tensors[1], state.tensors[2], state.tensors[3]};
-    at::Tensor wkv = kernels::Wkv4Step(
-        {.k = y.k.squeeze(1), .v = y.v.squeeze(1), .log_decay = LogDecay(), .bonus = *first_},
-        memory);
+    at::Tensor wkv = kernels::Wkv4Step({.k = y.k.squeeze(1),
+                                        .v = y.v.squeeze(1),
+                                        .log_decay = *decay_,
+                                        .negative_exp = true,
+                                        .bonus = *first_},
+                                       memory);
     if (round_to_bf16_ && wkv.scalar_type() == at::kFloat)
       wkv = wkv.to(at::kBFloat16).to(at::kFloat);
-    return out_(at::sigmoid(y.r.squeeze(1)) * wkv);
+    return out_(kernels::Glu(y.r.squeeze(1), wkv));
   }
 
   FlopCount FlopsPerToken(int64_t) const override {
@@ -129,10 +123,10 @@ class Rwkv4 : public Mixer {
     return {.matmul = 8 * dim * dim, .mixing = 20 * dim};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // x and its three mixes, k, v and r, the average, the gate and their product.
+    // x and its three mixes, k, v and r, the average, and its product with the gate.
     const auto dim = static_cast<double>(dim_);
     constexpr double kTokensPerKeptState = 16;  // of three sums in fp32
-    return 10 * dim * static_cast<double>(bytes_per_element) + 4 * 3 * dim / kTokensPerKeptState;
+    return 9 * dim * static_cast<double>(bytes_per_element) + 4 * 3 * dim / kTokensPerKeptState;
   }
 
  private:
@@ -148,24 +142,16 @@ class Rwkv4 : public Mixer {
         {.name = context.prefix + name, .shape = {dim_, dim_}, .weight_decay = true}, init);
   }
 
-  // mu x_t + (1 - mu) x_{t-1} as a convolution of two taps: [D, 1, 2].
-  static at::Tensor MixWeight(const Parameter& mix) {
-    return at::stack({1 - *mix, *mix}, 1).unsqueeze(1);
-  }
-  at::Tensor LogDecay() const { return decay_->exp().neg(); }
+  std::vector<at::Tensor> Mixes() const { return {*mixes_[0], *mixes_[1], *mixes_[2]}; }
 
   struct Projected {
     at::Tensor k, v, r;  // [B, T, D]
   };
-  // `shift`: with the weight of the first mix.
-  Projected Project(const kernels::ShortConvInputs& shift) const {
-    std::array<at::Tensor, 3> y;
-    for (size_t i = 0; i < y.size(); ++i) {
-      kernels::ShortConvInputs mixed = shift;
-      if (i > 0) mixed.weight = MixWeight(mixes_[i]);
-      y[i] = kernels::Linear(kernels::ShortConv(mixed), *matrices_[i]);
-    }
-    return {.k = y[0], .v = y[1], .r = y[2]};
+  Projected Project(const kernels::TokenShiftInputs& shift) const {
+    const std::vector<at::Tensor> mixed = kernels::TokenShift(shift);
+    return {.k = kernels::Linear(mixed[0], *matrices_[0]),
+            .v = kernels::Linear(mixed[1], *matrices_[1]),
+            .r = kernels::Linear(mixed[2], *matrices_[2])};
   }
 
   int64_t dim_;

@@ -1,0 +1,84 @@
+// The contract of mixing each token with the one before it between its binding, its CPU loops and
+// its CUDA kernels. For each of a few mixes m [D], with x_{t-1} = 0 where no token comes before:
+//
+//   out_t = (1 - m) x_{t-1} + m x_t
+//   dx_t = sum over mixes of m dout_t + (1 - m) dout_{t+1},   dm = sum of dout_t (x_t - x_{t-1})
+//
+// The token before a slice's first is the tail's. T: float or Bf16; arithmetic and the sums are
+// fp32. C++17, no LibTorch: CUDA sources include it.
+#pragma once
+
+#include <cstdint>
+
+#include "core/bfloat16.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+constexpr int kTokenMixes = 3;  // at most, of a pass
+
+template <typename T>
+struct TokenShiftShape {
+  const T* x = nullptr;                  // [B, T, D]
+  const T* tail = nullptr;               // [B, D]; null: nothing before the slice
+  const float* mixes[kTokenMixes] = {};  // [D] each
+  const bool* starts = nullptr;          // [B, T]: documents, whose first tokens have none before
+  int num_mixes = 0;
+  int64_t batch = 0, seq_len = 0, dim = 0;
+};
+template <typename T>
+struct TokenShiftResults {
+  T* out[kTokenMixes] = {};  // [B, T, D] each
+};
+
+template <typename T>
+struct TokenShiftGrads {
+  const T* dout[kTokenMixes] = {};  // [B, T, D] each
+  T* dx = nullptr;                  // [B, T, D]
+  T* dtail = nullptr;               // [B, D], or null
+  float* dmixes[kTokenMixes] = {};  // [D] each
+  bool added[kTokenMixes] = {};     // to what a mix's gradient holds
+};
+
+namespace cpu {
+// Tokens per partial sum of the mixes' gradients: fixed, so that a sum does not depend on the
+// number of threads. The last block of a row may be shorter.
+constexpr int64_t kTokenShiftTokensPerBlock = 64;
+inline int64_t TokenShiftBlocksPerRow(int64_t seq_len) {
+  return (seq_len + kTokenShiftTokensPerBlock - 1) / kTokenShiftTokensPerBlock;
+}
+
+// `zeros` holds D of them, what is before a document's first token.
+void TokenShiftForward(const TokenShiftShape<float>& shape, const TokenShiftResults<float>& results,
+                       int64_t block, const float* zeros);
+void TokenShiftForward(const TokenShiftShape<Bf16>& shape, const TokenShiftResults<Bf16>& results,
+                       int64_t block, const Bf16* zeros);
+// dmixes [num_mixes, D] += the block's, the grads' own stay as they are; `scratch` holds D floats.
+void TokenShiftBackward(const TokenShiftShape<float>& shape, const TokenShiftGrads<float>& grads,
+                        int64_t block, const float* zeros, float* dmixes, float* scratch);
+void TokenShiftBackward(const TokenShiftShape<Bf16>& shape, const TokenShiftGrads<Bf16>& grads,
+                        int64_t block, const Bf16* zeros, float* dmixes, float* scratch);
+}  // namespace cpu
+
+namespace cuda {
+// Tokens that a thread walks in the backward, and with them a partial sum of the mixes' gradients.
+constexpr int64_t kTokenShiftGradRun = 32;
+template <typename T>
+int64_t TokenShiftPartials(const TokenShiftShape<T>& shape) {
+  return shape.batch * ((shape.seq_len + kTokenShiftGradRun - 1) / kTokenShiftGradRun);
+}
+
+void TokenShiftForward(const TokenShiftShape<float>& shape, const TokenShiftResults<float>& results,
+                       cudaStream_t stream);
+void TokenShiftForward(const TokenShiftShape<Bf16>& shape, const TokenShiftResults<Bf16>& results,
+                       cudaStream_t stream);
+// `partials` holds TokenShiftPartials num_mixes D floats.
+void TokenShiftBackward(const TokenShiftShape<float>& shape, const TokenShiftGrads<float>& grads,
+                        float* partials, cudaStream_t stream);
+void TokenShiftBackward(const TokenShiftShape<Bf16>& shape, const TokenShiftGrads<Bf16>& grads,
+                        float* partials, cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace halflife::kernels
