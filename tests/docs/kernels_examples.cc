@@ -278,8 +278,8 @@ void TensorViewsExample(const Tensor& q, DecayAttentionArgs& args) {
 #include "examples/kernels/torch/tensor_views.h"
 }
 
-void SelectiveScanExample(const Tensor& x, const Tensor& delta, const Tensor& bias, const Tensor& a,
-                          const Tensor& b, const Tensor& c, const Tensor& d) {
+void SelectiveScanExample(const Tensor& x, const Tensor& delta, const Tensor* bias,
+                          const Tensor* a_log, const Tensor& b, const Tensor& c, const Tensor* d) {
 #include "examples/kernels/selective_scan/selective_scan.h"
 }
 

@@ -134,6 +134,7 @@ struct ConvRun {
                                 .batch = 1,
                                 .seq_len = seq_len,
                                 .dim = kDim,
+                                .x_stride = kDim,
                                 .taps = kTaps};
     cpu::ConvForward(shape, block, out.data());
     std::vector<float> scratch((kTokens + kTaps) * kDim);

@@ -190,5 +190,76 @@ TEST(SharedInputLinearTest, JoinedProductsLeaveDifferentiatedBackwardsAlone) {
   EXPECT_GT(second[0].abs().max().item<double>(), 0);
 }
 
+// Parts of one weight's rows: outputs and gradients of the whole, which its sink gets at once,
+// where products join and where not, of all parts and of some.
+TEST(LinearInPartsTest, IsTheWholeCut) {
+  const std::vector<int64_t> widths = {20, 6, 14};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble})
+    for (const int64_t tokens : {5, 600})
+      for (const bool join : {false, true})
+        for (const bool all : {false, true})
+          for (const bool sink : {false, true}) {
+            if (sink && dtype == at::kDouble) continue;  // whose gradients no sink sums in fp32
+            SCOPED_TRACE(testing::Message() << dtype << ", " << tokens << " tokens, join " << join
+                                            << ", all " << all << ", sink " << sink);
+            std::optional<JoinedProductsEverywhere> joins;
+            if (join) joins.emplace();
+            const auto run = [&](bool parts) {
+              const at::Tensor x = Normal({tokens, 24}, 1, dtype).requires_grad_(),
+                               weight = Normal({40, 24}, 2, dtype).requires_grad_();
+              test::RecordingSink::Log log(weight, /*before=*/0.5);
+              log.added = true;
+              if (sink) log.Attach(weight);
+              const auto y = parts ? LinearInParts(x, weight, widths)
+                                   : Linear(x, weight).split_with_sizes(widths, -1);
+              at::Tensor loss = (y[0] * Normal({tokens, 20}, 3, dtype)).sum() +
+                                (y[2] * Normal({tokens, 14}, 4, dtype)).sum();
+              if (all) loss = loss + (y[1] * Normal({tokens, 6}, 5, dtype)).sum();
+              loss.backward();
+              EXPECT_EQ(log.written, sink ? 1 : 0);
+              return std::vector<at::Tensor>{at::cat(at::TensorList(y), -1), x.grad(),
+                                             sink ? log.sum : weight.grad()};
+            };
+            const auto got = run(true), want = run(false);
+            const double tolerance = dtype == at::kBFloat16 ? 3 * 0x1p-8 : 1e-6;
+            for (size_t i = 0; i < want.size(); ++i)
+              EXPECT_TRUE(test::Close(got[i], want[i], tolerance)) << i;
+          }
+}
+
+TEST(LinearInPartsTest, ABackwardThatIsDifferentiatedIsTheWholes) {
+  const auto second = [](bool parts) {
+    const at::Tensor x = Normal({3, 4}, 1).requires_grad_(),
+                     weight = Normal({7, 4}, 2).requires_grad_();
+    const std::vector<int64_t> widths = {2, 5};
+    const auto y =
+        parts ? LinearInParts(x, weight, widths) : Linear(x, weight).split_with_sizes(widths, -1);
+    const auto first =
+        torch::autograd::grad({y[0].square().sum() + y[1].pow(3).sum()}, {x, weight}, {},
+                              /*retain_graph=*/true, /*create_graph=*/true);
+    return torch::autograd::grad({first[0].square().sum() + first[1].square().sum()}, {x, weight});
+  };
+  const auto got = second(true), want = second(false);
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::Close(got[i], want[i], 1e-12)) << i;
+}
+
+// Rows of x that are columns of a matrix are multiplied in their place.
+TEST(LinearInPartsTest, ColumnsOfAMatrixAreTheirCopy) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t tokens : {5, 600}) {
+      const auto run = [&](bool copied) {
+        const at::Tensor all = Normal({tokens, 40}, 1, dtype).requires_grad_(),
+                         weight = Normal({24, 20}, 2, dtype).requires_grad_();
+        const at::Tensor x = all.narrow(1, 8, 20), y = Linear(copied ? x.contiguous() : x, weight);
+        y.backward(Normal({tokens, 24}, 3, dtype));
+        return std::vector<at::Tensor>{y, all.grad(), weight.grad()};
+      };
+      const auto got = run(false), want = run(true);
+      for (size_t i = 0; i < want.size(); ++i)
+        EXPECT_TRUE(test::Close(got[i], want[i], dtype == at::kFloat ? 1e-6 : 3 * 0x1p-8)) << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace halflife::kernels

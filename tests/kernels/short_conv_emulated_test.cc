@@ -21,13 +21,16 @@ struct Case {
   bool tail = true, documents = true;
   int shift = 0;  // elements that every array is off its alignment
   bool bias = false, silu = true;
+  int64_t x_stride = 0;  // of the rows of x, as columns of one matrix; 0: dense
+
+  int64_t stride() const { return x_stride > 0 ? x_stride : dim; }
 };
 
 std::string Name(const Case& c) {
   return "T " + std::to_string(c.seq_len) + ", D " + std::to_string(c.dim) + ", W " +
          std::to_string(c.taps) + (c.tail ? ", tail" : "") + (c.documents ? ", documents" : "") +
          ", shift " + std::to_string(c.shift) + (c.bias ? ", bias" : "") +
-         (c.silu ? "" : ", no SiLU");
+         (c.silu ? "" : ", no SiLU") + ", rows " + std::to_string(c.stride()) + " apart";
 }
 
 // Lengths about the runs of 16 and 32 tokens and below the number of taps; every number of taps;
@@ -42,6 +45,8 @@ std::vector<Case> Cases() {
   cases.push_back({70, 16, 4, true, true, /*shift=*/1});
   cases.push_back({35, 16, 8});
   cases.push_back({3, 264, 7});
+  for (const int64_t x_stride : {24, 29})
+    cases.push_back({70, 16, 4, true, true, /*shift=*/0, true, true, x_stride});
   for (const bool bias : {false, true}) {
     for (const bool silu : {false, true}) {
       if (!bias && silu) continue;  // the cases above
@@ -71,10 +76,10 @@ struct Documents {
 template <typename T>
 struct Problem {
   explicit Problem(const Case& c)
-      : x(Random(kBatch * c.seq_len * c.dim, 1), c.shift),
+      : x(Random(kBatch * c.seq_len * c.stride(), 1), c.shift),
         tail(Random(kBatch * (c.taps - 1) * c.dim, 2), c.shift),
         dout(Random(kBatch * c.seq_len * c.dim, 3), c.shift),
-        weight(Random(c.taps * c.dim, 4), c.shift),
+        weight(Random(c.dim * c.taps, 4), c.shift),
         bias(Random(c.dim, 5), c.shift),
         documents(c) {}
   Array<T> x, tail, dout;
@@ -84,33 +89,26 @@ struct Problem {
 
 template <typename T>
 struct Results {
-  std::vector<uint8_t> reach;
   Array<T> out, dx, dtail;
-  Array<float> dweight;  // and dbias behind it
+  Array<float> dweight, dbias;
 };
 
 template <typename T>
 Results<T> Run(const Case& c, const Problem<T>& p) {
   const int64_t size = kBatch * c.seq_len * c.dim;
-  Results<T> r = {std::vector<uint8_t>(kBatch * c.seq_len), Array<T>(size, c.shift),
-                  Array<T>(size, c.shift), Array<T>(kBatch * (c.taps - 1) * c.dim, c.shift),
-                  Array<float>((c.taps + (c.bias ? 1 : 0)) * c.dim)};
-  cuda::FillReach({.documents = c.documents ? p.documents.ids.data() : nullptr,
-                   .starts = c.documents ? p.documents.starts.get() : nullptr,
-                   .reach = r.reach.data(),
-                   .batch = kBatch,
-                   .seq_len = c.seq_len,
-                   .taps = c.taps,
-                   .has_tail = c.tail},
-                  nullptr);
+  Results<T> r = {Array<T>(size, c.shift), Array<T>(size, c.shift),
+                  Array<T>(kBatch * (c.taps - 1) * c.dim, c.shift), Array<float>(c.dim * c.taps),
+                  Array<float>(Values(c.dim, 7.0))};
   const ConvShape<T> shape = {.x = p.x.data(),
                               .tail = c.tail ? p.tail.data() : nullptr,
                               .weight = p.weight.data(),
                               .bias = c.bias ? p.bias.data() : nullptr,
-                              .reach = r.reach.data(),
+                              .documents = c.documents ? p.documents.ids.data() : nullptr,
+                              .starts = c.documents ? p.documents.starts.get() : nullptr,
                               .batch = kBatch,
                               .seq_len = c.seq_len,
                               .dim = c.dim,
+                              .x_stride = c.stride(),
                               .taps = c.taps,
                               .silu = c.silu};
   cuda::ConvForward(shape, r.out.data(), nullptr);
@@ -119,20 +117,21 @@ Results<T> Run(const Case& c, const Problem<T>& p) {
       shape,
       ConvGrads<T>{
           .dout = p.dout.data(), .dx = r.dx.data(), .dtail = c.tail ? r.dtail.data() : nullptr},
-      r.dweight.data(), workspace.data(), nullptr);
+      {.dweight = r.dweight.data(), .dbias = r.dbias.data(), .bias_added = true}, workspace.data(),
+      nullptr);
   return r;
 }
 
 struct Wanted {
-  Values out, dx, dtail, dweight;
+  Values out, dx, dtail, dweight, dbias;
 };
 
 template <typename T>
 Wanted Definition(const Case& c, const Problem<T>& p) {
   const Values x = p.x.values(), tail = p.tail.values(), weight = p.weight.values(),
                bias = p.bias.values(), dout = p.dout.values();
-  Wanted want = {Values(x.size()), Values(x.size()), Values(tail.size()),
-                 Values(weight.size() + (c.bias ? c.dim : 0))};
+  Wanted want = {Values(dout.size()), Values(dout.size()), Values(tail.size()),
+                 Values(weight.size()), Values(c.dim, 7.0)};
   for (int64_t b = 0; b < kBatch; ++b) {
     for (int64_t t = 0; t < c.seq_len; ++t) {
       // tokens it reads, itself first: until a document's start, or the slice's where nothing comes
@@ -150,20 +149,21 @@ Wanted Definition(const Case& c, const Problem<T>& p) {
                      c.dim +
                  d;
         };
+        const auto value = [&](int64_t token) {
+          return token >= 0 ? x[(b * c.seq_len + token) * c.stride() + d] : tail[place(token)];
+        };
         double sum = c.bias ? bias[d] : 0;
-        for (size_t i = 0; i < tokens.size(); ++i) {
-          const double value = tokens[i] >= 0 ? x[place(tokens[i])] : tail[place(tokens[i])];
-          sum += weight[(c.taps - 1 - static_cast<int64_t>(i)) * c.dim + d] * value;
-        }
+        for (size_t i = 0; i < tokens.size(); ++i)
+          sum += weight[d * c.taps + c.taps - 1 - static_cast<int64_t>(i)] * value(tokens[i]);
         const double sigmoid = 1 / (1 + std::exp(-sum));
         want.out[place(t)] = c.silu ? sum * sigmoid : sum;
         const double ds = dout[place(t)] * (c.silu ? sigmoid * (1 + sum * (1 - sigmoid)) : 1);
-        if (c.bias) want.dweight[c.taps * c.dim + d] += ds;
+        if (c.bias) want.dbias[d] += ds;
         for (size_t i = 0; i < tokens.size(); ++i) {
-          const int64_t tap = (c.taps - 1 - static_cast<int64_t>(i)) * c.dim + d;
+          const int64_t tap = d * c.taps + c.taps - 1 - static_cast<int64_t>(i);
           Values& dinput = tokens[i] >= 0 ? want.dx : want.dtail;
           dinput[place(tokens[i])] += weight[tap] * ds;
-          want.dweight[tap] += ds * (tokens[i] >= 0 ? x[place(tokens[i])] : tail[place(tokens[i])]);
+          want.dweight[tap] += ds * value(tokens[i]);
         }
       }
     }
@@ -185,6 +185,7 @@ TYPED_TEST(ConvKernel, EqualsTheDefinitionInFp64) {
     test::ExpectClose<TypeParam>("dx", got.dx.values(), want.dx, kFp32);
     if (c.tail) test::ExpectClose<TypeParam>("dtail", got.dtail.values(), want.dtail, kFp32);
     test::ExpectClose<float>("dweight", got.dweight.values(), want.dweight, kFp32);
+    test::ExpectClose<float>("dbias", got.dbias.values(), want.dbias, kFp32);
   }
 }
 

@@ -11,11 +11,13 @@
 
 #include "core/error.h"
 #include "kernels/gradient_check.h"
+#include "kernels/recording_sink.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {
 namespace {
 
+using test::BitEqual;
 using test::Close;
 using test::Normal;
 
@@ -152,6 +154,47 @@ TEST(ShortConvTest, FusedLoopsMatchFp64) {
 
 // What a token, a tail or a neighbouring document holds changes no bit of what it must not reach,
 // nor of its gradient.
+// Rows of x that are columns of a matrix are read in their place: the bits of their copy.
+TEST(ShortConvTest, ColumnsOfAMatrix) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const Case c = {70, 21, 4};
+    const auto run = [&](bool copied) {
+      const at::Tensor all = Normal({kBatch, c.seq_len, 50}, 1, dtype).requires_grad_(),
+                       weight = Normal({c.dim, 1, c.taps}, 2, at::kFloat).requires_grad_();
+      const at::Tensor x = all.narrow(2, 8, c.dim), tail = Normal({kBatch, 3, c.dim}, 3, dtype);
+      const at::Tensor y = RunCase(c, copied ? x.contiguous() : x, weight, tail);
+      auto results =
+          torch::autograd::grad({y}, {all, weight}, {Normal({kBatch, c.seq_len, c.dim}, 4, dtype)});
+      results.push_back(y);
+      return results;
+    };
+    const auto got = run(false), want = run(true);
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(BitEqual(got[i], want[i])) << i;
+  }
+}
+
+TEST(ShortConvTest, SinksGetTheGradientsOfWeightAndBias) {
+  for (const bool added : {false, true}) {
+    const Case c = {150, 21, 4, /*tail=*/false, /*documents=*/true};
+    const std::vector<at::Tensor> leaves = {
+        Normal({c.dim, 1, c.taps}, 2, at::kFloat).requires_grad_(),
+        Normal({c.dim}, 3, at::kFloat).requires_grad_()};
+    const at::Tensor x = Normal({kBatch, c.seq_len, c.dim}, 1, at::kFloat),
+                     y = RunCase(c, x, leaves[0], {}, leaves[1]),
+                     dy = Normal(y.sizes().vec(), 4, at::kFloat);
+    const auto want = torch::autograd::grad({y}, leaves, {dy}, /*retain_graph=*/true);
+    std::vector<test::RecordingSink::Log> logs;
+    for (const at::Tensor& leaf : leaves) logs.emplace_back(leaf, /*before=*/0.5);
+    for (size_t i = 0; i < leaves.size(); ++i) logs[i].added = added, logs[i].Attach(leaves[i]);
+    y.backward(dy);
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      EXPECT_EQ(logs[i].written, 1);
+      EXPECT_FALSE(leaves[i].grad().defined());
+      EXPECT_TRUE(Close(logs[i].sum, want[i] + (added ? 0.5 : 0.0), 1e-5)) << i;
+    }
+  }
+}
+
 TEST(ShortConvTest, NothingLeaksInBits) {
   const Case c = {70, 21, 4};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

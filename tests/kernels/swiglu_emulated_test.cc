@@ -99,7 +99,8 @@ TYPED_TEST(SwiGluKernel, HalvesOfOneMatrix) {
                                               .out = out.data(),
                                               .count = kCount,
                                               .width = kWidth,
-                                              .stride = 2 * kWidth},
+                                              .gate_stride = 2 * kWidth,
+                                              .up_stride = 2 * kWidth},
                         nullptr);
     cuda::SwiGluBackward(SwiGluGradArgs<TypeParam>{.gate = gates,
                                                    .up = ups,
@@ -108,7 +109,10 @@ TYPED_TEST(SwiGluKernel, HalvesOfOneMatrix) {
                                                    .dup = dboth.data(),
                                                    .count = kCount,
                                                    .width = kWidth,
-                                                   .stride = 2 * kWidth},
+                                                   .gate_stride = 2 * kWidth,
+                                                   .up_stride = 2 * kWidth,
+                                                   .dgate_stride = 2 * kWidth,
+                                                   .dup_stride = 2 * kWidth},
                          nullptr);
     EXPECT_EQ(out.values(), want.out.values());
     const Values got = dboth.values();
@@ -117,6 +121,42 @@ TYPED_TEST(SwiGluKernel, HalvesOfOneMatrix) {
       ASSERT_EQ(got[place], want.dup.values()[i]) << i;
       ASSERT_EQ(got[place + kWidth], want.dgate.values()[i]) << i;
     }
+  }
+}
+
+// A gate whose rows are columns of a matrix, all else dense: the bits of dense rows.
+TYPED_TEST(SwiGluKernel, RowsOfAGateAlone) {
+  constexpr int64_t kRows = 30, kWidth = 24, kCount = kRows * kWidth;
+  const Array<TypeParam> gate(Random(kCount, 1, 4.0)), up(Random(kCount, 2)),
+      dout(Random(kCount, 3));
+  const Results<TypeParam> want = Run(gate, up, dout, kCount, 0);
+  for (const int64_t stride : {40, 43}) {
+    Array<TypeParam> columns(kRows * stride), out(kCount), dgate(kCount), dup(kCount);
+    for (int64_t i = 0; i < kCount; ++i)
+      columns.data()[i / kWidth * stride + i % kWidth] = gate.data()[i];
+    cuda::SwiGluForward(SwiGluArgs<TypeParam>{.gate = columns.data(),
+                                              .up = up.data(),
+                                              .out = out.data(),
+                                              .count = kCount,
+                                              .width = kWidth,
+                                              .gate_stride = stride,
+                                              .up_stride = kWidth},
+                        nullptr);
+    cuda::SwiGluBackward(SwiGluGradArgs<TypeParam>{.gate = columns.data(),
+                                                   .up = up.data(),
+                                                   .dout = dout.data(),
+                                                   .dgate = dgate.data(),
+                                                   .dup = dup.data(),
+                                                   .count = kCount,
+                                                   .width = kWidth,
+                                                   .gate_stride = stride,
+                                                   .up_stride = kWidth,
+                                                   .dgate_stride = kWidth,
+                                                   .dup_stride = kWidth},
+                         nullptr);
+    EXPECT_EQ(out.values(), want.out.values());
+    EXPECT_EQ(dgate.values(), want.dgate.values());
+    EXPECT_EQ(dup.values(), want.dup.values());
   }
 }
 

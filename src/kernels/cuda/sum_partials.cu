@@ -21,8 +21,11 @@ __global__ void __launch_bounds__(kColumns* kSlices)
   int64_t column = of_all;
 #pragma unroll
   for (int i = 0; i < cuda::kSumPlaces; ++i) {
-    if (column >= 0 && column < to.places[i].size && to.places[i].out != nullptr)
-      out = to.places[i].out + column, added = to.places[i].added;
+    if (column >= 0 && column < to.places[i].size && to.places[i].out != nullptr) {
+      const int64_t rows = to.places[i].rows, width = to.places[i].size / rows;
+      out = to.places[i].out + (rows == 1 ? column : column % width * rows + column / width);
+      added = to.places[i].added;
+    }
     column -= to.places[i].size;
   }
   float sum = 0;

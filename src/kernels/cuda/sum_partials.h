@@ -14,6 +14,8 @@ struct SumPlace {
   float* out = nullptr;  // [size]; null: nobody wants them
   int64_t size = 0;
   bool added = false;  // to what `out` holds
+  // The columns are a matrix of so many rows, whose transpose `out` is.
+  int64_t rows = 1;
 };
 constexpr int kSumPlaces = 4;  // at most, of a launch
 struct SumPlaces {

@@ -1,14 +1,16 @@
 #include "kernels/linear/linear.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/unsafe_split_with_sizes.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include "kernels/linear/weight_sums.h"
 #include "kernels/linear/widened.h"
 #include "kernels/torch/autograd.h"
+#include "kernels/torch/gradient_sink.h"
 #include "kernels/torch/side_by_side.h"
 
 namespace halflife::kernels {
@@ -76,6 +79,15 @@ Tensors Forward(const at::Tensor& x, at::TensorList weights) {
 }
 
 Tensors WeightGradients(const LinearProduct& product, const at::Tensor& x) {
+  if (product.sum.defined()) {
+    at::Tensor sum = product.sum;
+    if (HasWideProducts(x)) {
+      SumWeightGradient(sum, product.added, product.dy, x);
+    } else {
+      GradientSink::Place{sum, product.added}.Take(WeightGradient(product.dy, x));
+    }
+    return {};
+  }
   if (!c10::GradMode::is_enabled() && HasWideProducts(x)) {
     WeightSums sums(product.weights);
     SumWeightGradient(sums.matrix(), sums.added(), product.dy, x);
@@ -94,12 +106,13 @@ Tensors WeightGradients(const LinearProduct& product, const at::Tensor& x) {
 LinearGrads PlainBackward(const LinearGradCall& call) {
   LinearGrads result;
   for (const LinearProduct& product : call.products) {
-    result.dweights.push_back(product.wants_dweights ? WeightGradients(product, call.x)
-                                                     : Tensors(product.weights.size()));
+    const bool wanted = product.wants_dweights || product.sum.defined();
+    result.dweights.push_back(wanted ? WeightGradients(product, call.x)
+                                     : Tensors(product.weights.size()));
     if (!call.wants_dx) continue;
     if (HasOwnMatmul(product.dy, product.matrix)) {
       const bool added = result.dx.defined();
-      if (!added) result.dx = at::empty_like(call.x);
+      if (!added) result.dx = at::empty(call.x.sizes(), call.x.options());
       RightOperand(product.matrix, /*transposed=*/false)
           .Multiply(product.dy.contiguous(), result.dx, added);
     } else if (result.dx.defined()) {
@@ -150,17 +163,23 @@ Products ProductsOf(const BackwardCall& call) {
   return result;
 }
 
+LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, bool widened,
+                     bool wants_dx) {
+  const at::Tensor rows = x.flatten(0, -2);
+  const bool dense = !widened && RowStride(rows).has_value();
+  const LinearGradCall call = {
+      .x = dense ? rows : rows.contiguous(), .products = std::move(products), .wants_dx = wants_dx};
+  return widened ? WidenedBackward(call) : PlainBackward(call);
+}
+
 Tensors SharedInputBackward(const BackwardCall& call) {
   const at::Tensor& x = call.saved[0];
   Tensors results(1 + call.grads.size());
   Products of_call = ProductsOf(call);
   if (of_call.products.empty()) return results;
-  const LinearGradCall grad_call = {.x = x.flatten(0, -2).contiguous(),
-                                    .products = std::move(of_call.products),
-                                    .wants_dx = call.wanted[0]};
-  LinearGrads grads = UsesWidened(x, at::TensorList(call.saved).slice(1))
-                          ? WidenedBackward(grad_call)
-                          : PlainBackward(grad_call);
+  LinearGrads grads =
+      Backward(x, std::move(of_call.products), UsesWidened(x, at::TensorList(call.saved).slice(1)),
+               /*wants_dx=*/call.wanted[0]);
   if (grads.dx.defined()) results[0] = grads.dx.view(x.sizes());
   for (size_t i = 0; i < grads.dweights.size(); ++i)
     for (size_t j = 0; j < grads.dweights[i].size(); ++j)
@@ -168,7 +187,76 @@ Tensors SharedInputBackward(const BackwardCall& call) {
   return results;
 }
 
+// The backward of LinearInParts where it is differentiated itself: by the weight's rows apart.
+Tensors DifferentiatedPartsBackward(const BackwardCall& call, at::IntArrayRef widths) {
+  BackwardCall apart = {.saved = {call.saved[0]}, .grads = call.grads, .wanted = {call.wanted[0]}};
+  for (const at::Tensor& rows : call.saved[1].split_with_sizes(widths, 0)) {
+    apart.saved.push_back(rows);
+    apart.wanted.push_back(call.wanted[1]);
+  }
+  Tensors results = SharedInputBackward(apart);
+  if (!call.wanted[1]) return {results[0], {}};
+  for (size_t i = 1; i < results.size(); ++i)
+    if (!results[i].defined()) results[i] = at::zeros_like(apart.saved[i]);
+  return {results[0], at::cat(at::TensorList(results).slice(1), 0)};
+}
+
+// One product where products join and all parts have a gradient, else one a part, each summed in
+// its rows of the weight's place.
+Tensors PartsBackward(const BackwardCall& call, at::IntArrayRef widths) {
+  const at::Tensor &x = call.saved[0], &weight = call.saved[1];
+  const bool all = std::ranges::all_of(call.grads, [](const auto& dy) { return dy.defined(); });
+  if (c10::GradMode::is_enabled()) return DifferentiatedPartsBackward(call, widths);
+  std::vector<LinearProduct> products;
+  std::optional<WeightSums> sums;
+  if (all && JoinsProducts(x)) {
+    Tensors dys;
+    for (const at::Tensor& dy : call.grads) dys.push_back(dy.flatten(0, -2));
+    products.push_back({.weights = {weight},
+                        .matrix = weight,
+                        .dy = ColumnsAsOne(dys),
+                        .wants_dweights = call.wanted[1]});
+  } else {
+    if (call.wanted[1]) sums.emplace(Tensors{weight});
+    int64_t row = 0;
+    for (size_t i = 0; i < call.grads.size(); row += widths[i], ++i) {
+      const at::Tensor place = sums ? sums->matrix().narrow(0, row, widths[i]) : at::Tensor();
+      if (!call.grads[i].defined()) {
+        if (sums && !sums->added()) place.zero_();
+        continue;
+      }
+      products.push_back({.weights = {},
+                          .matrix = weight.narrow(0, row, widths[i]),
+                          .dy = call.grads[i].flatten(0, -2),
+                          .sum = place,
+                          .added = sums && sums->added()});
+    }
+  }
+  if (products.empty()) return {{}, sums ? sums->Finish()[0] : at::Tensor()};
+  LinearGrads grads =
+      Backward(x, std::move(products), UsesWidened(x, {weight}), /*wants_dx=*/call.wanted[0]);
+  const at::Tensor dweight = sums             ? sums->Finish()[0]
+                             : call.wanted[1] ? grads.dweights[0][0]
+                                              : at::Tensor();
+  return {grads.dx.defined() ? grads.dx.view(x.sizes()) : grads.dx, dweight};
+}
+
 }  // namespace
+
+std::vector<at::Tensor> LinearInParts(const at::Tensor& x, const at::Tensor& weight,
+                                      at::IntArrayRef widths) {
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = Forward(x, weight.split_with_sizes(widths, 0)),
+            .saved = {x, weight},
+            .backward = [widths = widths.vec()](const BackwardCall& call) {
+              return PartsBackward(call, widths);
+            }};
+  };
+  return Apply({.name = "LinearInParts",
+                .inputs = {x, weight},
+                .undefined_grads = true,
+                .forward = forward});
+}
 
 std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
                                           const std::vector<at::Tensor>& weights) {

@@ -20,5 +20,9 @@ std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
                                           const std::vector<at::Tensor>& weights);
 // One of them.
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight);
+// Linear(x, weight) cut into outputs of these widths, whose sum is out: columns of one matrix where
+// products join, on the CPU each dense.
+std::vector<at::Tensor> LinearInParts(const at::Tensor& x, const at::Tensor& weight,
+                                      at::IntArrayRef widths);
 
 }  // namespace halflife::kernels

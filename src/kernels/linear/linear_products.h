@@ -13,9 +13,13 @@ struct LinearProduct {
   at::Tensor matrix;                // [sum of outs, D]
   at::Tensor dy;                    // [tokens, sum of outs]
   bool wants_dweights = false;
+  // Where the gradient of `matrix` goes, which is rows of a weight that the caller sees to; else
+  // undefined. `added`: to what it holds.
+  at::Tensor sum = {};
+  bool added = false;
 };
 struct LinearGradCall {
-  at::Tensor x;  // [tokens, D], contiguous
+  at::Tensor x;  // [tokens, D], elements of a row adjacent
   std::vector<LinearProduct> products;
   bool wants_dx = false;
 };

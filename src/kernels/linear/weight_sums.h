@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <utility>
 #include <vector>
 
 #include "kernels/torch/gradient_sink.h"
@@ -18,6 +19,8 @@ class WeightSums {
  public:
   // weights [rows_i, D], at least one, each a leaf with a sink or anything else.
   explicit WeightSums(std::vector<at::Tensor> weights);
+  // Of rows whose place another has found: nothing is left to finish.
+  WeightSums(at::Tensor place, bool added) : matrix_(std::move(place)), added_(added) {}
 
   // [sum of rows, D]: the gradients one below the other; fp32, fp64 for such weights. `added`: to
   // what it holds.

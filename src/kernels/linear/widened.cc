@@ -125,7 +125,11 @@ LinearGrads WidenedBackward(const LinearGradCall& call) {
     douts.push_back(product.dy.contiguous());
     wide_douts.emplace_back(block_rows, product.matrix.size(0), call.x);
     if (call.wants_dx) wide_weights[i].emplace(product.matrix.to(at::kFloat), /*transposed=*/false);
-    if (product.wants_dweights) sums[i].emplace(product.weights);
+    if (product.sum.defined()) {
+      sums[i].emplace(product.sum, product.added);
+    } else if (product.wants_dweights) {
+      sums[i].emplace(product.weights);
+    }
   }
   if (call.wants_dx) result.dx = at::empty_like(call.x);
   const WideBlock wide_x(block_rows, call.x.size(1), call.x),

@@ -24,14 +24,16 @@ struct ScanShape {
   const T* x = nullptr;           // [B, T, I]
   const T* delta = nullptr;       // [B, T, I], before bias and softplus
   const C* delta_bias = nullptr;  // [I]
-  const C* a = nullptr;           // [I, N], < 0
+  const C* a = nullptr;           // [I, N], < 0, or p of a = -e^p
   const T* b = nullptr;           // [B, T, N]
   const T* c = nullptr;           // [B, T, N]
   const C* skip = nullptr;        // [I]
   const bool* starts = nullptr;   // [B, T]: documents, before which the state is dropped; or null
   const C* initial = nullptr;     // [B, I, N]; null: zero
   int64_t batch = 0, seq_len = 0, channels = 0;
-  int64_t states = 0;  // N, 1 to kScanMaxStates
+  int64_t states = 0;         // N, 1 to kScanMaxStates
+  int64_t token_stride = 0;   // elements between the tokens of b and of c: N, where they are dense
+  bool negative_exp = false;  // a holds p, and its gradient is p's
 };
 
 template <typename T, typename C>
@@ -94,11 +96,12 @@ void ScanBackward(const ScanShape<double, double>& shape, const ScanGrads<double
 namespace cuda {
 constexpr int kScanTile = 16;  // as above; a thread holds a tile's tokens in registers
 
-// fp32, overwritten.
+// fp32; `added`: to what they hold.
 struct ScanWeightGrads {
-  float* da = nullptr;                             // [N, I]
+  float* da = nullptr;                             // [I, N]
   float *dskip = nullptr, *ddelta_bias = nullptr;  // [I]
   float *db = nullptr, *dc = nullptr;              // [B, T, N]
+  bool a_added = false, skip_added = false, bias_added = false;
 };
 
 // Rows are cut into segments where their channels alone would leave a GPU idle: a pass for the own

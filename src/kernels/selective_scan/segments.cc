@@ -25,7 +25,8 @@ at::Tensor LogTransition(const SelectiveScanInputs& in) {
   const at::ScalarType compute = ComputeType(in.x);
   const at::Tensor steps =
       at::softplus(in.delta.detach().to(compute) + in.delta_bias.detach().to(compute)).sum(1);
-  return steps.unsqueeze(2) * in.a.detach().to(compute);
+  const at::Tensor given = in.a.detach().to(compute);
+  return steps.unsqueeze(2) * (in.negative_exp ? given.exp().neg() : given);
 }
 
 // [B, T, I] of all channels of `inputs`.

@@ -17,14 +17,18 @@
 #include "kernels/selective_scan/segments.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/gradient_sink.h"
+#include "kernels/torch/side_by_side.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
 namespace {
 
-// What both directions read. All contiguous; starts and the initial state may be undefined.
+// What both directions read. All contiguous but b and c, whose tokens' rows lie equally far apart;
+// starts and the initial state may be undefined.
 struct Operands {
   at::Tensor x, delta, delta_bias, a, b, c, skip, starts, initial;
+  bool negative_exp = false;
 
   template <typename T, typename C>
   ScanShape<T, C> Shape() const {
@@ -40,7 +44,9 @@ struct Operands {
             .batch = x.size(0),
             .seq_len = x.size(1),
             .channels = x.size(2),
-            .states = a.size(1)};
+            .states = a.size(1),
+            .token_stride = RowStride(b).value(),
+            .negative_exp = negative_exp};
   }
   cuda::ScanSizes sizes() const { return {x.size(0), x.size(1), x.size(2), a.size(1)}; }
   int64_t tiles() const {
@@ -82,20 +88,35 @@ void ForwardOn(const Operands& in, const ScanResults<T, C>& results) {
       });
 }
 
-// [count, size] to [size], one after the other. Threads share out elements, not what is summed.
+// [count, size] to [size], one after the other, or added to what is there. Threads share out
+// elements, not what is summed.
 template <typename C>
-void SumPartials(const std::vector<C>& partials, int64_t count, int64_t size, C* sum) {
+void SumPartials(const std::vector<C>& partials, int64_t count, int64_t size, C* sum,
+                 bool added = false) {
   constexpr int64_t kGrain = 1 << 12;
   at::parallel_for(0, size, kGrain, [&](int64_t begin, int64_t end) {
-    std::fill(sum + begin, sum + end, C(0));
+    if (!added) std::fill(sum + begin, sum + end, C(0));
     for (int64_t p = 0; p < count; ++p)
       for (int64_t i = begin; i < end; ++i) sum[i] += partials[p * size + i];
   });
 }
+// [count, rows, columns] to [columns, rows].
+template <typename C>
+void SumTransposed(const std::vector<C>& partials, int64_t count, int64_t rows, int64_t columns,
+                   C* sum, bool added) {
+  std::vector<C> own(rows * columns);
+  SumPartials(partials, count, rows * columns, own.data());
+  for (int64_t column = 0; column < columns; ++column)
+    for (int64_t row = 0; row < rows; ++row) {
+      C& to = sum[column * rows + row];
+      to = (added ? to : C(0)) + own[row * columns + column];
+    }
+}
 
-// Of the weights, in the compute type: `a` as [N, I], b and c [B, T, N].
+// Of the weights [I, N], [I] and [I], and of b and c [B, T, N], in the compute type.
 struct WeightGrads {
-  at::Tensor a, skip, delta_bias, b, c;
+  const GradientPlace &a, &skip, &delta_bias;
+  at::Tensor b, c;
 };
 
 template <typename C>
@@ -113,9 +134,10 @@ void BackwardOnCpu(const Operands& in, const auto& shape, const auto& grads,
   ForItems(in, [&](int64_t item, void* scratch) {
     cpu::ScanBackward(shape, grads, partials, item, scratch);
   });
-  SumPartials(da, batch, shape.states * channels, MutableElements<C>(weights.a));
-  SumPartials(dskip, batch, channels, MutableElements<C>(weights.skip));
-  SumPartials(dbias, batch, channels, MutableElements<C>(weights.delta_bias));
+  const auto sum = [](const GradientPlace& place) { return MutableElements<C>(place.sum()); };
+  SumTransposed(da, batch, shape.states, channels, sum(weights.a), weights.a.added());
+  SumPartials(dskip, batch, channels, sum(weights.skip), weights.skip.added());
+  SumPartials(dbias, batch, channels, sum(weights.delta_bias), weights.delta_bias.added());
   SumPartials(db, blocks, tokens, MutableElements<C>(weights.b));
   SumPartials(dc, blocks, tokens, MutableElements<C>(weights.c));
 }
@@ -130,27 +152,68 @@ void BackwardOn(const Operands& in, const ScanGrads<T, C>& grads, const WeightGr
           const at::Tensor workspace =
               at::empty({cuda::ScanBackwardWorkspaceFloats(in.sizes())}, in.a.options());
           cuda::ScanBackward(shape, grads,
-                             {.da = MutableElements<float>(weights.a),
-                              .dskip = MutableElements<float>(weights.skip),
-                              .ddelta_bias = MutableElements<float>(weights.delta_bias),
+                             {.da = MutableElements<float>(weights.a.sum()),
+                              .dskip = MutableElements<float>(weights.skip.sum()),
+                              .ddelta_bias = MutableElements<float>(weights.delta_bias.sum()),
                               .db = MutableElements<float>(weights.b),
-                              .dc = MutableElements<float>(weights.c)},
+                              .dc = MutableElements<float>(weights.c),
+                              .a_added = weights.a.added(),
+                              .skip_added = weights.skip.added(),
+                              .bias_added = weights.delta_bias.added()},
                              MutableElements<float>(workspace), stream);
         }
       });
 }
 
-// saved: the operands in their order, and the states that the forward kept. -> gradients in the
-// same order, without one of starts, in the compute type but for x and delta.
-Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
-  const Operands in = {saved[0], saved[1], saved[2], saved[3], saved[4],
-                       saved[5], saved[6], saved[7], saved[8]};
+at::Tensor Contiguous(const at::Tensor& x) { return x.defined() ? x.contiguous() : x; }
+
+// As the kernels take a weight of x's channels.
+at::Tensor OfChannels(const at::Tensor& weight, const at::Tensor& x) {
+  return weight.to(ComputeType(x)).contiguous();
+}
+
+Operands Prepare(const SelectiveScanInputs& in) {
+  const auto activation = [&](const at::Tensor& y) { return y.to(in.x.scalar_type()); };
+  Operands operands = {.x = in.x.contiguous(),
+                       .delta = in.delta.contiguous(),
+                       .delta_bias = OfChannels(in.delta_bias, in.x),
+                       .a = OfChannels(in.a, in.x),
+                       .b = activation(in.b),
+                       .c = activation(in.c),
+                       .skip = OfChannels(in.skip, in.x),
+                       .starts = Contiguous(in.starts),
+                       .initial = Contiguous(in.initial),
+                       .negative_exp = in.negative_exp};
+  at::Tensor &b = operands.b, &c = operands.c;
+  if (!RowStride(b).has_value() || RowStride(b) != RowStride(c))
+    b = b.contiguous(), c = c.contiguous();
+  return operands;
+}
+
+// saved: what the forward was given, in the order of Operands, and the states that it kept. ->
+// gradients in the same order, without one of starts.
+Tensors RunBackward(const BackwardCall& call, bool negative_exp) {
+  const Tensors &saved = call.saved, &grads = call.grads;
+  const Operands in = Prepare({.x = saved[0],
+                               .delta = saved[1],
+                               .delta_bias = saved[2],
+                               .a = saved[3],
+                               .negative_exp = negative_exp,
+                               .b = saved[4],
+                               .c = saved[5],
+                               .skip = saved[6],
+                               .starts = saved[7],
+                               .initial = saved[8]});
   const at::Tensor dy = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(in.x);
   const at::Tensor dfinal = grads[1].defined() ? grads[1].contiguous() : grads[1];
+  const auto place_of = [&](size_t i) {
+    return GradientPlace(saved[i], call.wanted[i], ComputeType(in.x));
+  };
+  GradientPlace delta_bias = place_of(2), a = place_of(3), skip = place_of(6);
   const auto options = in.a.options();
-  const WeightGrads weights = {.a = at::empty({in.a.size(1), in.a.size(0)}, options),
-                               .skip = at::empty_like(in.skip),
-                               .delta_bias = at::empty_like(in.delta_bias),
+  const WeightGrads weights = {.a = a,
+                               .skip = skip,
+                               .delta_bias = delta_bias,
                                .b = at::empty(in.b.sizes(), options),
                                .c = at::empty(in.c.sizes(), options)};
   const at::Tensor dx = at::empty_like(in.x), ddelta = at::empty_like(in.delta),
@@ -169,8 +232,14 @@ Tensors RunBackward(const Tensors& saved, const Tensors& grads) {
                       .dinitial = MutableElements<C>(dinitial)},
                      weights);
   });
-  return {dx,        ddelta,    weights.delta_bias, weights.a.t(),
-          weights.b, weights.c, weights.skip,       dinitial};
+  return {dx,
+          ddelta,
+          delta_bias.Finish(),
+          a.Finish(),
+          weights.b.to(saved[4].scalar_type()),
+          weights.c.to(saved[5].scalar_type()),
+          skip.Finish(),
+          dinitial};
 }
 
 void Check(const SelectiveScanInputs& in) {
@@ -202,23 +271,6 @@ void Check(const SelectiveScanInputs& in) {
            "; [B, I, N] ", DTypeName(ComputeType(x)), " on its device, or none, would work");
 }
 
-Operands Prepare(const SelectiveScanInputs& in) {
-  const auto weight = [&](const at::Tensor& y) { return y.to(ComputeType(in.x)).contiguous(); };
-  const auto activation = [&](const at::Tensor& y) {
-    return y.to(in.x.scalar_type()).contiguous();
-  };
-  const auto if_any = [](const at::Tensor& y) { return y.defined() ? y.contiguous() : y; };
-  return {.x = in.x.contiguous(),
-          .delta = in.delta.contiguous(),
-          .delta_bias = weight(in.delta_bias),
-          .a = weight(in.a),
-          .b = activation(in.b),
-          .c = activation(in.c),
-          .skip = weight(in.skip),
-          .starts = if_any(in.starts),
-          .initial = if_any(in.initial)};
-}
-
 }  // namespace
 
 SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
@@ -246,17 +298,12 @@ SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
                            .final = MutableElements<C>(final),
                            .kept = MutableElements<C>(kept)});
     });
-    const auto backward = [dtypes = std::vector<at::ScalarType>{
-                               inputs.delta_bias.scalar_type(), inputs.a.scalar_type(),
-                               inputs.b.scalar_type(), inputs.c.scalar_type(),
-                               inputs.skip.scalar_type()}](const BackwardCall& call) -> Tensors {
-      Tensors grads = RunBackward(call.saved, call.grads);
-      for (size_t i = 0; i < dtypes.size(); ++i) grads[2 + i] = grads[2 + i].to(dtypes[i]);
-      return grads;
+    const auto backward = [negative_exp = inputs.negative_exp](const BackwardCall& call) {
+      return RunBackward(call, negative_exp);
     };
     return {.outputs = {y, final},
-            .saved = {in.x, in.delta, in.delta_bias, in.a, in.b, in.c, in.skip, in.starts,
-                      in.initial, kept},
+            .saved = {in.x, in.delta, inputs.delta_bias, inputs.a, inputs.b, inputs.c, inputs.skip,
+                      in.starts, in.initial, kept},
             .backward = backward};
   };
   const Tensors out = Apply(
@@ -274,6 +321,7 @@ at::Tensor SelectiveScanStep(const SelectiveScanStepInputs& inputs, at::Tensor& 
                                      .delta = inputs.delta.unsqueeze(1),
                                      .delta_bias = inputs.delta_bias,
                                      .a = inputs.a,
+                                     .negative_exp = inputs.negative_exp,
                                      .b = inputs.b.unsqueeze(1),
                                      .c = inputs.c.unsqueeze(1),
                                      .skip = inputs.skip,

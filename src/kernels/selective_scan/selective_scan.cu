@@ -17,6 +17,11 @@ constexpr int kTile = cuda::kScanTile;
 constexpr int64_t kThreadsWanted = 1 << 17, kMinTokens = 8 * kTile;
 constexpr float kLog2E = 1.44269504f;
 
+// `given`: a, or p of a = -e^p.
+HL_DEVICE float DecayOf(float given, bool negative_exp) {
+  return negative_exp ? -expf(given) : given;
+}
+
 // A row's segment and a thread's channel of it.
 template <typename T>
 struct Place {
@@ -36,7 +41,8 @@ struct Place {
     return (row * shape.seq_len + token) * shape.channels + channel;
   }
   HL_DEVICE float A(int64_t state) const {
-    return exists ? shape.a[channel * shape.states + state] * kLog2E : 0.0f;
+    return exists ? DecayOf(shape.a[channel * shape.states + state], shape.negative_exp) * kLog2E
+                  : 0.0f;
   }
   // Of [B, I, N].
   HL_DEVICE int64_t OfState(int64_t state) const {
@@ -97,7 +103,9 @@ HL_DEVICE void LoadShared(const Place<T>& place, const T* from, int64_t begin, f
     const int64_t token = begin + t;
     to[state * kTile + t] =
         token < place.end
-            ? FromStorage(from[(place.row * place.shape.seq_len + token) * states + state])
+            ? FromStorage(
+                  from[(place.row * place.shape.seq_len + token) * place.shape.token_stride +
+                       state])
             : 0.0f;
   }
 }
@@ -167,7 +175,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 // What segments do to a state, or in reverse to its gradient: [pieces, 2, I].
 struct Joined {
-  const float* a;     // [I, N]
+  const float* a;  // [I, N], or p of it
+  bool negative_exp;
   const float* sums;  // see ScanForwardKernel
   const float* from;  // [B, I, N]: before the first segment, or after the last; null: zero
   int64_t batch, channels, states;
@@ -183,7 +192,7 @@ __global__ void __launch_bounds__(kThreads) ScanJoinKernel(Joined joined, float*
   if (item >= joined.batch * of_row) return;
   const int64_t row = item / of_row, state = (item - row * of_row) / joined.channels;
   const int64_t channel = item - row * of_row - state * joined.channels;
-  const float a = joined.a[channel * joined.states + state] * kLog2E;
+  const float a = DecayOf(joined.a[channel * joined.states + state], joined.negative_exp) * kLog2E;
   float value = 0;
   if (joined.from != nullptr)
     value = joined.from[(row * joined.channels + channel) * joined.states + state];
@@ -266,9 +275,8 @@ HL_DEVICE float SumOverWarp(float (&x)[kTile]) {
 
 // Partial sums of a backward: of weights one a piece, of b and c one a block of channels.
 struct Partials {
-  float* da;                   // [pieces, N, I]
-  float *dskip, *ddelta_bias;  // [pieces, I]
-  float *db, *dc;              // [groups, B, T, N]
+  float* weights;  // [pieces, N + 2, I]: da, dskip, ddelta_bias
+  float* tokens;   // [groups, 2, B, T, N]: db, dc
 };
 
 // One state of the tile, forward from the kept one and in reverse: adds to dstep and dinput, and
@@ -318,6 +326,8 @@ __global__ void __launch_bounds__(kThreads)
   const float skip = place.exists ? shape.skip[place.channel] : 0.0f;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   float dskip = 0, dbias = 0;
+  float* const mine =
+      partials.weights + place.piece * (states + 2) * shape.channels + place.channel;
   const int64_t tiles = (place.end - place.begin + kTile - 1) / kTile;
   for (int64_t tile_index = tiles - 1; tile_index >= 0; --tile_index) {
     const int64_t begin = place.begin + tile_index * kTile;
@@ -347,13 +357,15 @@ __global__ void __launch_bounds__(kThreads)
         } else if (grads.dfinal != nullptr) {
           one.later = grads.dfinal[place.OfState(state)];
         }
-        if (!first) one.da = partials.da[place.OfPiece(state)];
+        if (!first) one.da = mine[state * shape.channels];
       }
-      ReverseState(tile, dy, place.A(state), b + state * kTile, c + state * kTile, h, dstep, dinput,
-                   one);
+      const float a = place.A(state);
+      ReverseState(tile, dy, a, b + state * kTile, c + state * kTile, h, dstep, dinput, one);
       if (place.exists) {
         carry[place.OfPiece(state)] = one.later;
-        partials.da[place.OfPiece(state)] = one.da;
+        // Of p it is a times that of a.
+        const bool of_p = shape.negative_exp && tile_index == 0;
+        mine[state * shape.channels] = of_p ? one.da * (a * (1 / kLog2E)) : one.da;
         if (tile_index == 0 && place.segment == 0 && grads.dinitial != nullptr)
           grads.dinitial[place.OfState(state)] = one.later;
       }
@@ -372,9 +384,11 @@ __global__ void __launch_bounds__(kThreads)
         db += sums[(w * states + state) * kTile + t];
         dc += sums[((kWarps + w) * states + state) * kTile + t];
       }
-      const int64_t token = (place.group * shape.batch + place.row) * shape.seq_len + begin + t;
-      partials.db[token * states + state] = db;
-      partials.dc[token * states + state] = dc;
+      const int64_t all = shape.batch * shape.seq_len * states;
+      const int64_t token = place.row * shape.seq_len + begin + t;
+      float* const of_token = partials.tokens + 2 * place.group * all + token * states + state;
+      of_token[0] = db;
+      of_token[all] = dc;
     }
     if (!place.exists) continue;
 #pragma unroll
@@ -389,8 +403,8 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   if (!place.exists) return;
-  partials.dskip[place.piece * shape.channels + place.channel] = dskip;
-  partials.ddelta_bias[place.piece * shape.channels + place.channel] = dbias;
+  mine[states * shape.channels] = dskip;
+  mine[(states + 1) * shape.channels] = dbias;
 }
 
 int64_t GroupsOf(int64_t channels) { return (channels + kThreads - 1) / kThreads; }
@@ -419,7 +433,8 @@ void Join(const ScanShape<T, float>& shape, const cuda::ScanSegments& segments, 
   const char* const name = "selective scan, joined segments";
   Launch({dim3(GridBlocks((items + kThreads - 1) / kThreads, name)), dim3(kThreads), 0, name},
          stream, ScanJoinKernel,
-         Joined{shape.a, sums, from, shape.batch, shape.channels, shape.states, segments, reverse},
+         Joined{shape.a, shape.negative_exp, sums, from, shape.batch, shape.channels, shape.states,
+                segments, reverse},
          values);
 }
 
@@ -462,9 +477,7 @@ void Backward(const ScanShape<T, float>& shape, const ScanGrads<T, float>& grads
     return taken;
   };
   float *const carry = take(states), *const sums = take(2 * pieces * shape.channels);
-  const Partials partials = {take(states), take(pieces * shape.channels),
-                             take(pieces * shape.channels), take(groups * tokens),
-                             take(groups * tokens)};
+  const Partials partials = {take(states + 2 * pieces * shape.channels), take(2 * groups * tokens)};
   if (!empty && segments.count > 1) {
     Launch(PiecesOf(shape, segments, 1, "selective scan's gradient, adjoints of segments"), stream,
            ScanAdjointKernel<T>, shape, grads.dy, segments, carry, sums);
@@ -473,11 +486,14 @@ void Backward(const ScanShape<T, float>& shape, const ScanGrads<T, float>& grads
   if (!empty)
     Launch(PiecesOf(shape, segments, 2 + 2 * kWarps, "selective scan's gradient"), stream,
            ScanBackwardKernel<T>, shape, grads, segments, segments.count > 1, carry, partials);
-  cuda::SumPartials(partials.da, pieces, shape.states * shape.channels, weights.da, stream);
-  cuda::SumPartials(partials.dskip, pieces, shape.channels, weights.dskip, stream);
-  cuda::SumPartials(partials.ddelta_bias, pieces, shape.channels, weights.ddelta_bias, stream);
-  cuda::SumPartials(partials.db, groups, tokens, weights.db, stream);
-  cuda::SumPartials(partials.dc, groups, tokens, weights.dc, stream);
+  cuda::SumPlaces of_weights, of_tokens;
+  of_weights.places[0] = {weights.da, shape.states * shape.channels, weights.a_added, shape.states};
+  of_weights.places[1] = {weights.dskip, shape.channels, weights.skip_added};
+  of_weights.places[2] = {weights.ddelta_bias, shape.channels, weights.bias_added};
+  of_tokens.places[0] = {weights.db, tokens};
+  of_tokens.places[1] = {weights.dc, tokens};
+  cuda::SumPartials(partials.weights, pieces, of_weights, stream);
+  cuda::SumPartials(partials.tokens, groups, of_tokens, stream);
 }
 
 }  // namespace

@@ -23,14 +23,19 @@ constexpr int64_t kConvMaxTaps = 8;
 
 template <typename T>
 struct ConvShape {
-  const T* x = nullptr;            // [B, T, D]
-  const T* tail = nullptr;         // [B, W-1, D]; null: nothing before the slice
-  const float* weight = nullptr;   // [W, D], tap j reads the token W-1-j back
-  const float* bias = nullptr;     // [D]; null: none
-  const uint8_t* reach = nullptr;  // [B, T]
+  const T* x = nullptr;     // [B, T, D], its tokens' rows x_stride apart
+  const T* tail = nullptr;  // [B, W-1, D]; null: nothing before the slice
+  // Tap j reads the token W-1-j back. On a GPU [D, W], as a parameter lies, on the CPU [W, D].
+  const float* weight = nullptr;
+  const float* bias = nullptr;         // [D]; null: none
+  const int64_t* documents = nullptr;  // [B, T]; null: one per row
+  // [B, T], with `documents`: only whether one starts with the slice is read.
+  const bool* starts = nullptr;
+  const uint8_t* reach = nullptr;  // [B, T], for the CPU's loops: by FillReach
   int64_t batch = 0, seq_len = 0, dim = 0;
-  int64_t taps = 0;  // W, 1 to kConvMaxTaps
-  bool silu = true;  // false: the sum itself is the output
+  int64_t x_stride = 0;  // D, where x is dense
+  int64_t taps = 0;      // W, 1 to kConvMaxTaps
+  bool silu = true;      // false: the sum itself is the output
 
   // Rows of D of the gradient of what is learned: dweight's W, then dbias where there is a bias.
   int64_t gradient_rows() const { return taps + (bias != nullptr ? 1 : 0); }
@@ -43,10 +48,16 @@ struct ConvGrads {
   T* dtail = nullptr;       // [B, W-1, D], or null
 };
 
+// What is learned has its gradients there, fp32; `added`: to what they hold.
+struct ConvWeightGrads {
+  float* dweight = nullptr;  // [D, W]
+  float* dbias = nullptr;    // [D], where there is a bias
+  bool weight_added = false, bias_added = false;
+};
+
 // What the reach follows from.
 struct ConvReach {
-  const int64_t* documents = nullptr;  // [B, T]; null: one per row
-  // [B, T], with `documents`: only whether one starts with the slice is read
+  const int64_t* documents = nullptr;  // as in ConvShape
   const bool* starts = nullptr;
   uint8_t* reach = nullptr;  // [B, T]
   int64_t batch = 0, seq_len = 0, taps = 0;
@@ -83,14 +94,13 @@ int64_t ConvWorkspaceFloats(const ConvShape<T>& shape) {
   return shape.batch * runs * shape.gradient_rows() * shape.dim;
 }
 
-void FillReach(const ConvReach& args, cudaStream_t stream);
 void ConvForward(const ConvShape<float>& shape, float* out, cudaStream_t stream);
 void ConvForward(const ConvShape<Bf16>& shape, Bf16* out, cudaStream_t stream);
-// dweight [gradient_rows(), D] is overwritten; `workspace` holds ConvWorkspaceFloats.
-void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, float* dweight,
-                  float* workspace, cudaStream_t stream);
-void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, float* dweight,
-                  float* workspace, cudaStream_t stream);
+// `workspace` holds ConvWorkspaceFloats.
+void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads,
+                  const ConvWeightGrads& weights, float* workspace, cudaStream_t stream);
+void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads,
+                  const ConvWeightGrads& weights, float* workspace, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

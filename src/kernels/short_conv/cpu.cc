@@ -10,7 +10,7 @@ namespace {
 // Inputs of token `token` of row `row`, counted from the slice's start: the tail's where negative.
 template <typename T>
 HL_INLINE const T* InputsAt(const ConvShape<T>& shape, int64_t row, int64_t token) {
-  if (token >= 0) return shape.x + (row * shape.seq_len + token) * shape.dim;
+  if (token >= 0) return shape.x + (row * shape.seq_len + token) * shape.x_stride;
   return shape.tail + (row * (shape.taps - 1) + shape.taps - 1 + token) * shape.dim;
 }
 

@@ -9,7 +9,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/error.h"
@@ -17,6 +18,8 @@
 #include "kernels/short_conv/args.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/gradient_sink.h"
+#include "kernels/torch/side_by_side.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
@@ -40,29 +43,12 @@ at::Tensor DocumentsWithTail(const ShortConvInputs& inputs) {
   return at::cat({before.expand({first.size(0), inputs.weight.size(2) - 1}), inputs.documents}, 1);
 }
 
-// [B, T] uint8, see ConvReach; `documents` and `starts` may be undefined.
-at::Tensor Reach(const at::Tensor& documents_in, const at::Tensor& starts_in, bool has_tail,
-                 const at::Tensor& x, int64_t taps) {
-  const auto contiguous = [](const at::Tensor& y) { return y.defined() ? y.contiguous() : y; };
-  const at::Tensor documents = contiguous(documents_in), starts = contiguous(starts_in);
-  at::Tensor reach = at::empty({x.size(0), x.size(1)}, x.options().dtype(at::kByte));
-  const ConvReach args = {.documents = Elements<int64_t>(documents),
-                          .starts = Elements<bool>(starts),
-                          .reach = MutableElements<uint8_t>(reach),
-                          .batch = x.size(0),
-                          .seq_len = x.size(1),
-                          .taps = taps,
-                          .has_tail = has_tail};
-  RunOn(
-      x, [&] { cpu::FillReach(args); }, [&](auto stream) { cuda::FillReach(args, stream); });
-  return reach;
-}
-
-// What both directions read. All contiguous; the tail may be undefined.
+// What both directions read: the rows of x equally far apart, all else contiguous. What is not
+// there is undefined.
 struct Inputs {
-  at::Tensor x, tail, reach;
-  at::Tensor weight;  // [W, D] fp32
-  at::Tensor bias;    // [D] fp32, may be undefined
+  at::Tensor x, tail, documents, starts;
+  at::Tensor weight;  // [D, 1, W] fp32
+  at::Tensor bias;    // [D] fp32
   bool silu;
 
   template <typename T>
@@ -71,40 +57,92 @@ struct Inputs {
             .tail = Elements<T>(tail),
             .weight = Elements<float>(weight),
             .bias = Elements<float>(bias),
-            .reach = Elements<uint8_t>(reach),
+            .documents = Elements<int64_t>(documents),
+            .starts = Elements<bool>(starts),
             .batch = x.size(0),
             .seq_len = x.size(1),
             .dim = x.size(2),
-            .taps = weight.size(0),
+            .x_stride = RowStride(x).value(),
+            .taps = weight.size(2),
             .silu = silu};
   }
 };
 
+Inputs Prepare(const ShortConvInputs& given) {
+  const auto contiguous = [](const at::Tensor& y) { return y.defined() ? y.contiguous() : y; };
+  const auto wide = [](const at::Tensor& y) {
+    return y.defined() ? y.to(at::kFloat).contiguous() : y;
+  };
+  return {.x = RowStride(given.x).has_value() ? given.x : given.x.contiguous(),
+          .tail = contiguous(given.tail),
+          .documents = contiguous(given.documents),
+          .starts = contiguous(given.starts),
+          .weight = wide(given.weight),
+          .bias = wide(given.bias),
+          .silu = given.silu};
+}
+
+// A shape as the CPU's loops read it: taps whose channels are dense, and the reach.
 template <typename T>
-void ForwardOnCpu(const ConvShape<T>& shape, T* out) {
-  const int64_t num_blocks = shape.batch * cpu::ConvBlocksPerRow(shape.seq_len);
-  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) cpu::ConvForward(shape, block, out);
+class OnCpu {
+ public:
+  explicit OnCpu(const ConvShape<T>& given)
+      : shape_(given), weight_(given.taps * given.dim), reach_(given.batch * given.seq_len) {
+    for (int64_t c = 0; c < given.dim; ++c)
+      for (int64_t tap = 0; tap < given.taps; ++tap)
+        weight_[tap * given.dim + c] = given.weight[c * given.taps + tap];
+    cpu::FillReach({.documents = given.documents,
+                    .starts = given.starts,
+                    .reach = reach_.data(),
+                    .batch = given.batch,
+                    .seq_len = given.seq_len,
+                    .taps = given.taps,
+                    .has_tail = given.tail != nullptr});
+    shape_.weight = weight_.data();
+    shape_.reach = reach_.data();
+  }
+  const ConvShape<T>& shape() const { return shape_; }
+  int64_t num_blocks() const { return shape_.batch * cpu::ConvBlocksPerRow(shape_.seq_len); }
+
+ private:
+  ConvShape<T> shape_;
+  std::vector<float> weight_;
+  std::vector<uint8_t> reach_;
+};
+
+template <typename T>
+void ForwardOnCpu(const ConvShape<T>& given, T* out) {
+  const OnCpu<T> on_cpu(given);
+  at::parallel_for(0, on_cpu.num_blocks(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) cpu::ConvForward(on_cpu.shape(), block, out);
   });
 }
 
-// dweight [gradient_rows(), D] is overwritten.
 template <typename T>
-void BackwardOnCpu(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* dweight) {
-  const int64_t num_blocks = shape.batch * cpu::ConvBlocksPerRow(shape.seq_len);
-  const int64_t size = shape.gradient_rows() * shape.dim;
-  std::vector<float> partial(num_blocks * size);
+void BackwardOnCpu(const ConvShape<T>& given, const ConvGrads<T>& grads,
+                   const ConvWeightGrads& weights) {
+  const OnCpu<T> on_cpu(given);
+  const int64_t num_blocks = on_cpu.num_blocks(), dim = given.dim, taps = given.taps;
+  const int64_t size = given.gradient_rows() * dim;
+  std::vector<float> partial(num_blocks * size), sum(size);
   at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(cpu::kConvScratchRows * shape.dim);
+    std::vector<float> scratch(cpu::kConvScratchRows * dim);
     for (int64_t block = begin; block < end; ++block)
-      cpu::ConvBackward(shape, grads, block, partial.data() + block * size, scratch.data());
+      cpu::ConvBackward(on_cpu.shape(), grads, block, partial.data() + block * size,
+                        scratch.data());
   });
-  std::fill(dweight, dweight + size, 0.0f);
-  for (size_t i = 0; i < partial.size(); ++i) dweight[i % size] += partial[i];
+  for (int64_t block = 0; block < num_blocks; ++block)
+    for (int64_t i = 0; i < size; ++i) sum[i] += partial[block * size + i];
+  const auto put = [](float& to, bool added, float x) { to = added ? to + x : x; };
+  for (int64_t c = 0; c < dim; ++c) {
+    for (int64_t tap = 0; tap < taps; ++tap)
+      put(weights.dweight[c * taps + tap], weights.weight_added, sum[tap * dim + c]);
+    if (given.bias != nullptr) put(weights.dbias[c], weights.bias_added, sum[taps * dim + c]);
+  }
 }
 
 at::Tensor ForwardFused(const Inputs& in) {
-  at::Tensor out = at::empty_like(in.x);
+  at::Tensor out = at::empty(in.x.sizes(), in.x.options());
   WithStorage(in.x, [&]<typename T>() {
     const ConvShape<T> shape = in.Shape<T>();
     RunOn(
@@ -114,68 +152,54 @@ at::Tensor ForwardFused(const Inputs& in) {
   return out;
 }
 
-struct ConvResults {
-  at::Tensor dx, dtail;
-  at::Tensor dweight;  // [W, D] fp32, or [W + 1, D]: the last row is dbias
-};
-
-ConvResults BackwardFused(const Inputs& in, const at::Tensor& dout_in) {
-  const at::Tensor dout = dout_in.contiguous();
-  const int64_t gradient_rows = in.weight.size(0) + (in.bias.defined() ? 1 : 0);
-  const ConvResults results = {
-      .dx = at::empty_like(in.x),
-      .dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor(),
-      .dweight = at::empty({gradient_rows, in.weight.size(1)}, in.weight.options())};
+// saved: x, weight, bias and tail as given, documents and starts. -> gradients of the first four.
+Tensors BackwardFused(const BackwardCall& call, bool silu) {
+  const Tensors& saved = call.saved;
+  const Inputs in = Prepare({.x = saved[0],
+                             .weight = saved[1],
+                             .bias = saved[2],
+                             .tail = saved[3],
+                             .documents = saved[4],
+                             .starts = saved[5],
+                             .silu = silu});
+  const at::Tensor dout = call.grads[0].contiguous();
+  const at::Tensor dx = at::empty(in.x.sizes(), in.x.options()),
+                   dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor();
+  GradientPlace weight(saved[1], call.wanted[1]);
+  std::optional<GradientPlace> bias;
+  if (in.bias.defined()) bias.emplace(saved[2], call.wanted[2]);
+  ConvWeightGrads weights = {.dweight = MutableElements<float>(weight.sum()),
+                             .weight_added = weight.added()};
+  if (bias) weights.dbias = MutableElements<float>(bias->sum()), weights.bias_added = bias->added();
   WithStorage(in.x, [&]<typename T>() {
     const ConvShape<T> shape = in.Shape<T>();
     const ConvGrads<T> grads = {.dout = Elements<T>(dout),
-                                .dx = MutableElements<T>(results.dx),
-                                .dtail = MutableElements<T>(results.dtail)};
-    auto* const dweight = MutableElements<float>(results.dweight);
+                                .dx = MutableElements<T>(dx),
+                                .dtail = MutableElements<T>(dtail)};
     RunOn(
-        in.x, [&] { BackwardOnCpu(shape, grads, dweight); },
+        in.x, [&] { BackwardOnCpu(shape, grads, weights); },
         [&](auto stream) {
           const at::Tensor workspace =
               at::empty({cuda::ConvWorkspaceFloats(shape)}, in.weight.options());
-          cuda::ConvBackward(shape, grads, dweight, MutableElements<float>(workspace), stream);
+          cuda::ConvBackward(shape, grads, weights, MutableElements<float>(workspace), stream);
         });
   });
-  return results;
+  return {dx, weight.Finish(), bias ? bias->Finish() : at::Tensor(), dtail};
 }
 
-at::Tensor FusedShortConv(const ShortConvInputs& inputs) {
-  const at::Tensor &x = inputs.x, &weight = inputs.weight, &bias = inputs.bias;
-  const at::Tensor tail = inputs.tail.defined() ? inputs.tail.to(x.scalar_type()) : at::Tensor();
+at::Tensor FusedShortConv(const ShortConvInputs& given) {
+  ShortConvInputs inputs = given;
+  if (inputs.tail.defined()) inputs.tail = inputs.tail.to(inputs.x.scalar_type());
+  const Tensors operands = {inputs.x, inputs.weight, inputs.bias, inputs.tail};
   const auto forward = [&]() -> Forwarded {
-    const Inputs in = {
-        .x = x.contiguous(),
-        .tail = tail.defined() ? tail.contiguous() : tail,
-        .reach = Reach(inputs.documents, inputs.starts, tail.defined(), x, weight.size(2)),
-        .weight = weight.select(1, 0).t().to(at::kFloat).contiguous(),
-        .bias = bias.defined() ? bias.to(at::kFloat).contiguous() : bias,
-        .silu = inputs.silu};
-    const auto backward = [weight_dtype = weight.scalar_type(),
-                           bias_dtype = bias.defined() ? bias.scalar_type() : at::kFloat,
-                           silu = inputs.silu](const BackwardCall& call) -> Tensors {
-      const Tensors& saved = call.saved;
-      const ConvResults results = BackwardFused({.x = saved[0],
-                                                 .tail = saved[1],
-                                                 .reach = saved[2],
-                                                 .weight = saved[3],
-                                                 .bias = saved[4],
-                                                 .silu = silu},
-                                                call.grads[0]);
-      const int64_t taps = saved[3].size(0);
-      const at::Tensor dweight = results.dweight.narrow(0, 0, taps).t().unsqueeze(1),
-                       dbias = saved[4].defined() ? results.dweight.select(0, taps).to(bias_dtype)
-                                                  : at::Tensor();
-      return {results.dx, dweight.to(weight_dtype), dbias, results.dtail};
-    };
+    const Inputs in = Prepare(inputs);
     return {.outputs = {ForwardFused(in)},
-            .saved = {in.x, in.tail, in.reach, in.weight, in.bias},
-            .backward = backward};
+            .saved = {inputs.x, inputs.weight, inputs.bias, inputs.tail, in.documents, in.starts},
+            .backward = [silu = inputs.silu](const BackwardCall& call) {
+              return BackwardFused(call, silu);
+            }};
   };
-  return Apply({.name = "ShortConv", .inputs = {x, weight, bias, tail}, .forward = forward})[0];
+  return Apply({.name = "ShortConv", .inputs = operands, .forward = forward})[0];
 }
 
 // In LibTorch calls: fp64, more taps than the loops take, no tokens.

@@ -51,8 +51,8 @@ HL_DEVICE void LoadToken(const ConvShape<T>& shape, const Place& place, int64_t 
                          float (&x)[kW]) {
   const int64_t most = shape.taps - 1;
   if (token >= 0) {
-    Load(shape.x + (place.row * shape.seq_len + token) * shape.dim + place.channel, place.count,
-         aligned, x);
+    Load(shape.x + (place.row * shape.seq_len + token) * shape.x_stride + place.channel,
+         place.count, aligned, x);
   } else {
     const bool exists = shape.tail != nullptr && token >= -most;
     const int64_t at = (place.row * most + most + token) * shape.dim + place.channel;
@@ -66,12 +66,40 @@ HL_DEVICE void Begin(const ConvShape<T>& shape, const Place& place, bool aligned
                      Taps<kTaps, kW>& taps) {
 #pragma unroll
   for (int i = 0; i < kTaps; ++i) {
-    const bool exists = i < shape.taps;
-    const int64_t at = exists ? (shape.taps - 1 - i) * shape.dim + place.channel : 0;
-    LoadFloats(shape.weight + at, exists ? place.count : 0, aligned, taps.weight[i]);
+    const float* const weight = shape.weight + place.channel * shape.taps + shape.taps - 1 - i;
+#pragma unroll
+    for (int c = 0; c < kW; ++c) {
+      const bool exists = i < shape.taps && c < place.count;
+      taps.weight[i][c] = exists ? weight[c * shape.taps] : 0.0f;
+    }
     if (i + 1 < kTaps) LoadToken(shape, place, place.begin - 1 - i, aligned, taps.x[i]);
   }
   if constexpr (kBias) LoadFloats(shape.bias + place.channel, place.count, aligned, taps.bias);
+}
+
+// How many tokens back a token reads, of the first of a run by looking back and of one after the
+// other by the reach of the one before it.
+template <typename T>
+HL_DEVICE int FirstReach(const ConvShape<T>& shape, int64_t row, int64_t token) {
+  const int64_t* const documents = shape.documents;
+  const int64_t begin = row * shape.seq_len, place = begin + token;
+  const bool cut = shape.tail == nullptr || (documents != nullptr && shape.starts[begin]);
+  int reach = 0;
+  while (reach < shape.taps - 1) {
+    const int64_t earlier = token - reach - 1;
+    if (earlier < 0 && cut) break;
+    if (earlier >= 0 && documents != nullptr && documents[begin + earlier] != documents[place])
+      break;
+    ++reach;
+  }
+  return reach;
+}
+template <typename T>
+HL_DEVICE int NextReach(const ConvShape<T>& shape, int64_t row, int64_t token, int before) {
+  const int64_t place = row * shape.seq_len + token;
+  const int64_t* const documents = shape.documents;
+  if (documents != nullptr && documents[place] != documents[place - 1]) return 0;
+  return min(before + 1, static_cast<int>(shape.taps) - 1);
 }
 
 template <int kTaps, int kW>
@@ -106,12 +134,15 @@ __global__ void __launch_bounds__(kThreads)
   if (!place.exists) return;
   Taps<kTaps, kW> taps;
   Begin<kBias>(shape, place, aligned, taps);
+  int reach = 0;
   for (int64_t token = place.begin; token < place.end; ++token) {
     const int64_t at = place.row * shape.seq_len + token;
+    reach = token == place.begin ? FirstReach(shape, place.row, token)
+                                 : NextReach(shape, place.row, token, reach);
     Shift(taps.x);
     LoadToken(shape, place, token, aligned, taps.x[0]);
     float sum[kW];
-    Sum<kBias>(taps, shape.reach[at], sum);
+    Sum<kBias>(taps, reach, sum);
     if (shape.silu) {
 #pragma unroll
       for (int c = 0; c < kW; ++c) sum[c] *= Sigmoid(sum[c]);
@@ -162,13 +193,15 @@ __global__ void __launch_bounds__(kThreads)
   Begin<kBias>(shape, place, aligned, taps);
   float dx[kTaps][kW] = {}, dweight[kTaps][kW] = {};
   [[maybe_unused]] float dbias[kW] = {};
+  int reach = 0;
   for (int64_t token = place.begin; token < place.end + kTaps - 1; ++token) {
     Shift(dx);
 #pragma unroll
     for (int c = 0; c < kW; ++c) dx[0][c] = 0;
     if (token < shape.seq_len) {
       const int64_t at = place.row * shape.seq_len + token;
-      const int reach = shape.reach[at];
+      reach = token == place.begin ? FirstReach(shape, place.row, token)
+                                   : NextReach(shape, place.row, token, reach);
       Shift(taps.x);
       LoadToken(shape, place, token, aligned, taps.x[0]);
       float ds[kW];
@@ -208,23 +241,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads) FillReachKernel(ConvReach args) {
-  const int64_t place = int64_t{kThreads} * blockIdx.x + threadIdx.x;
-  if (place >= args.batch * args.seq_len) return;
-  const int64_t row = place / args.seq_len, token = place - row * args.seq_len;
-  const bool cut = !args.has_tail || (args.documents != nullptr && args.starts[row * args.seq_len]);
-  int reach = 0;
-  while (reach < args.taps - 1) {
-    const int64_t earlier = token - reach - 1;
-    if (earlier < 0 && cut) break;
-    if (earlier >= 0 && args.documents != nullptr &&
-        args.documents[place - reach - 1] != args.documents[place])
-      break;
-    ++reach;
-  }
-  args.reach[place] = static_cast<uint8_t>(reach);
-}
-
 unsigned BlocksOf(int64_t items) {
   return static_cast<unsigned>((items + kThreads - 1) / kThreads);
 }
@@ -244,7 +260,8 @@ void CheckTaps(const ConvShape<T>& shape) {
 template <typename T, int kTaps, bool kBias>
 void RunForward(const ConvShape<T>& shape, T* out, cudaStream_t stream) {
   const int64_t items = ItemsOf(shape, kForwardRun, kWidth<T, kTaps>);
-  const bool aligned = Aligned16<T>(shape.dim, shape.x, shape.tail, shape.weight, shape.bias, out);
+  const bool aligned = shape.x_stride % kPack<T> == 0 &&
+                       Aligned16<T>(shape.dim, shape.x, shape.tail, shape.bias, out);
   if (items > 0)
     Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "short convolution"}, stream,
            ConvForwardKernel<T, kTaps, kBias>, shape, aligned, out);
@@ -265,14 +282,15 @@ template <typename T, int kTaps, bool kBias>
 void RunBackward(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* workspace,
                  cudaStream_t stream) {
   const int64_t items = ItemsOf(shape, cuda::kConvGradRun, kWidth<T, kTaps>);
-  const bool aligned = Aligned16<T>(shape.dim, shape.x, shape.tail, shape.weight, shape.bias,
-                                    grads.dout, grads.dx, grads.dtail);
+  const bool aligned =
+      shape.x_stride % kPack<T> == 0 &&
+      Aligned16<T>(shape.dim, shape.x, shape.tail, shape.bias, grads.dout, grads.dx, grads.dtail);
   if (items > 0)
     Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "short convolution's gradient"}, stream,
            ConvBackwardKernel<T, kTaps, kBias>, shape, grads, aligned, workspace);
 }
 template <typename T>
-void Backward(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* dweight,
+void Backward(const ConvShape<T>& shape, const ConvGrads<T>& grads, const ConvWeightGrads& weights,
               float* workspace, cudaStream_t stream) {
   CheckTaps(shape);
   if (shape.bias == nullptr) {
@@ -284,32 +302,29 @@ void Backward(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* dweig
   }
   const int64_t size = shape.gradient_rows() * shape.dim;
   if (size == 0) return;
-  cuda::SumPartials(workspace, cuda::ConvWorkspaceFloats(shape) / size, size, dweight, stream);
+  cuda::SumPlaces sums;
+  sums.places[0] = {weights.dweight, shape.taps * shape.dim, weights.weight_added, shape.taps};
+  if (shape.bias != nullptr) sums.places[1] = {weights.dbias, shape.dim, weights.bias_added};
+  cuda::SumPartials(workspace, cuda::ConvWorkspaceFloats(shape) / size, sums, stream);
 }
 
 }  // namespace
 
 namespace cuda {
 
-void FillReach(const ConvReach& args, cudaStream_t stream) {
-  const int64_t items = args.batch * args.seq_len;
-  if (items > 0)
-    Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "reach of a short convolution"}, stream,
-           FillReachKernel, args);
-}
 void ConvForward(const ConvShape<float>& shape, float* out, cudaStream_t stream) {
   Forward(shape, out, stream);
 }
 void ConvForward(const ConvShape<Bf16>& shape, Bf16* out, cudaStream_t stream) {
   Forward(shape, out, stream);
 }
-void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, float* dweight,
-                  float* workspace, cudaStream_t stream) {
-  Backward(shape, grads, dweight, workspace, stream);
+void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads,
+                  const ConvWeightGrads& weights, float* workspace, cudaStream_t stream) {
+  Backward(shape, grads, weights, workspace, stream);
 }
-void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, float* dweight,
-                  float* workspace, cudaStream_t stream) {
-  Backward(shape, grads, dweight, workspace, stream);
+void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads,
+                  const ConvWeightGrads& weights, float* workspace, cudaStream_t stream) {
+  Backward(shape, grads, weights, workspace, stream);
 }
 
 }  // namespace cuda

@@ -1,6 +1,7 @@
 // Depthwise causal convolution over the last W tokens, followed by SiLU or by nothing: y_t =
 // silu(bias[c] + sum_j weight[c, 0, j] x_{t-W+1+j}). Tokens before the slice come from `tail`; no
-// tap reaches over a document start. Differentiable.
+// tap reaches over a document start. Differentiable; a weight or bias whose owner has a sink for
+// its gradient (kernels/torch/gradient_sink.h) gets it there.
 #pragma once
 
 #include <ATen/core/Tensor.h>

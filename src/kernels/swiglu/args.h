@@ -5,10 +5,9 @@
 //
 // T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
 //
-// gate, up and their gradients are contiguous (width = stride = 0) or have rows of `width`
-// elements, a multiple of kSwiGluColumns, which begin `stride` elements apart, as columns of one
-// matrix do.
-// out and dout are contiguous.
+// gate, up and their gradients are contiguous (width = 0) or have rows of `width` elements, a
+// multiple of kSwiGluColumns, which begin so many elements apart as each one's stride says, as
+// columns of a matrix do. out and dout are contiguous.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +30,7 @@ struct SwiGluArgs {
   const T* up = nullptr;
   T* out = nullptr;
   int64_t count = 0;  // of elements
-  int64_t width = 0, stride = 0;
+  int64_t width = 0, gate_stride = 0, up_stride = 0;
   GateMap map = GateMap::kSilu;
 };
 template <typename T>
@@ -42,13 +41,13 @@ struct SwiGluGradArgs {
   T* dgate = nullptr;
   T* dup = nullptr;
   int64_t count = 0;  // of elements
-  int64_t width = 0, stride = 0;
+  int64_t width = 0, gate_stride = 0, up_stride = 0, dgate_stride = 0, dup_stride = 0;
   GateMap map = GateMap::kSilu;
 };
 
-// Where element i of `count` lies in gate and up.
+// Where element i lies in rows of `width` elements, `stride` apart.
 HL_EVERYWHERE constexpr int64_t SwiGluPlace(int64_t i, int64_t width, int64_t stride) {
-  return width == stride ? i : i / width * stride + i % width;
+  return width == 0 || width == stride ? i : i / width * stride + i % width;
 }
 
 namespace cpu {

@@ -6,13 +6,13 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// body(i, place, count): elements [i, i + count), all of one row, which gate and up have at place.
+// body(i, count): elements [i, i + count), all of one row.
 template <typename Args, typename Body>
 HL_INLINE void EachRow(const Args& args, int64_t begin, int64_t end, const Body& body) {
-  const int64_t width = args.width == args.stride ? args.count : args.width;
+  const int64_t width = args.width == 0 ? args.count : args.width;
   for (int64_t i = begin; i < end;) {
     const int64_t count = std::min(end - i, width - i % width);
-    body(i, SwiGluPlace(i, args.width, args.stride), count);
+    body(i, count);
     i += count;
   }
 }
@@ -31,9 +31,9 @@ struct Gate {
 
 template <GateMap kMap, typename T>
 HL_INLINE void ForwardLoop(const SwiGluArgs<T>& args, int64_t begin, int64_t end) {
-  EachRow(args, begin, end, [&](int64_t first, int64_t place, int64_t count) HL_LAMBDA_INLINE {
-    const T* __restrict gate = args.gate + place;
-    const T* __restrict up = args.up + place;
+  EachRow(args, begin, end, [&](int64_t first, int64_t count) HL_LAMBDA_INLINE {
+    const T* __restrict gate = args.gate + SwiGluPlace(first, args.width, args.gate_stride);
+    const T* __restrict up = args.up + SwiGluPlace(first, args.width, args.up_stride);
     T* __restrict out = args.out + first;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i)
@@ -43,12 +43,12 @@ HL_INLINE void ForwardLoop(const SwiGluArgs<T>& args, int64_t begin, int64_t end
 
 template <GateMap kMap, typename T>
 HL_INLINE void BackwardLoop(const SwiGluGradArgs<T>& args, int64_t begin, int64_t end) {
-  EachRow(args, begin, end, [&](int64_t first, int64_t place, int64_t count) HL_LAMBDA_INLINE {
-    const T* __restrict gate = args.gate + place;
-    const T* __restrict up = args.up + place;
+  EachRow(args, begin, end, [&](int64_t first, int64_t count) HL_LAMBDA_INLINE {
+    const T* __restrict gate = args.gate + SwiGluPlace(first, args.width, args.gate_stride);
+    const T* __restrict up = args.up + SwiGluPlace(first, args.width, args.up_stride);
     const T* __restrict dout = args.dout + first;
-    T* __restrict dgate = args.dgate + place;
-    T* __restrict dup = args.dup + place;
+    T* __restrict dgate = args.dgate + SwiGluPlace(first, args.width, args.dgate_stride);
+    T* __restrict dup = args.dup + SwiGluPlace(first, args.width, args.dup_stride);
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
       const Gate<kMap> mapped(Widen(gate[i]));

@@ -20,12 +20,16 @@ constexpr int64_t kGrain = 1 << 15;
 // gate and up as the kernels take them: as they lie, or copies.
 struct Operands {
   at::Tensor gate, up;
-  int64_t width = 0, stride = 0;
+  int64_t width = 0, gate_stride = 0, up_stride = 0;
 };
 
 Operands OperandsOf(const at::Tensor& gate, const at::Tensor& up) {
-  if (AreBeside(gate, up) && gate.size(-1) % kSwiGluColumns == 0)
-    return {gate, up, gate.size(-1), 2 * gate.size(-1)};
+  const bool dense = gate.is_contiguous() && up.is_contiguous();
+  if (!dense && gate.dim() >= 2 && gate.size(-1) % kSwiGluColumns == 0) {
+    const auto gate_stride = RowStride(gate), up_stride = RowStride(up);
+    if (gate_stride.has_value() && up_stride.has_value())
+      return {gate, up, gate.size(-1), *gate_stride, *up_stride};
+  }
   return {gate.contiguous(), up.contiguous()};
 }
 
@@ -38,7 +42,8 @@ at::Tensor ProductFused(const Operands& in, GateMap map) {
                                 .out = MutableElements<T>(out),
                                 .count = gate.numel(),
                                 .width = in.width,
-                                .stride = in.stride,
+                                .gate_stride = in.gate_stride,
+                                .up_stride = in.up_stride,
                                 .map = map};
     RunOn(
         gate,
@@ -64,7 +69,10 @@ Tensors ProductBackward(const BackwardCall& call, GateMap map) {
                                     .dup = MutableElements<T>(dup),
                                     .count = dout.numel(),
                                     .width = in.width,
-                                    .stride = in.stride,
+                                    .gate_stride = in.gate_stride,
+                                    .up_stride = in.up_stride,
+                                    .dgate_stride = in.width > 0 ? *RowStride(dgate) : 0,
+                                    .dup_stride = in.width > 0 ? *RowStride(dup) : 0,
                                     .map = map};
     RunOn(
         dout,

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <initializer_list>
+
 #include "kernels/cuda/rows.cuh"
 #include "kernels/swiglu/args.h"
 
@@ -34,10 +37,9 @@ __global__ void __launch_bounds__(kThreads) SwiGluForwardKernel(SwiGluArgs<T> ar
   const int64_t at = PackBegin<T>();
   if (at >= args.count) return;
   const int count = PackCount<T>(args.count, at);
-  const int64_t place = SwiGluPlace(at, args.width, args.stride);
   float gate[kPack<T>], up[kPack<T>];
-  Load(args.gate + place, count, aligned, gate);
-  Load(args.up + place, count, aligned, up);
+  Load(args.gate + SwiGluPlace(at, args.width, args.gate_stride), count, aligned, gate);
+  Load(args.up + SwiGluPlace(at, args.width, args.up_stride), count, aligned, up);
 #pragma unroll
   for (int i = 0; i < kPack<T>; ++i) up[i] *= Gate(args.map, gate[i]).value;
   Store(args.out + at, count, aligned, up);
@@ -49,10 +51,9 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t at = PackBegin<T>();
   if (at >= args.count) return;
   const int count = PackCount<T>(args.count, at);
-  const int64_t place = SwiGluPlace(at, args.width, args.stride);
   float gate[kPack<T>], up[kPack<T>], dout[kPack<T>];
-  Load(args.gate + place, count, aligned, gate);
-  Load(args.up + place, count, aligned, up);
+  Load(args.gate + SwiGluPlace(at, args.width, args.gate_stride), count, aligned, gate);
+  Load(args.up + SwiGluPlace(at, args.width, args.up_stride), count, aligned, up);
   Load(args.dout + at, count, aligned, dout);
 #pragma unroll
   for (int i = 0; i < kPack<T>; ++i) {
@@ -60,8 +61,8 @@ __global__ void __launch_bounds__(kThreads)
     gate[i] = dout[i] * up[i] * mapped.slope;
     up[i] = dout[i] * mapped.value;
   }
-  Store(args.dgate + place, count, aligned, gate);
-  Store(args.dup + place, count, aligned, up);
+  Store(args.dgate + SwiGluPlace(at, args.width, args.dgate_stride), count, aligned, gate);
+  Store(args.dup + SwiGluPlace(at, args.width, args.dup_stride), count, aligned, up);
 }
 
 template <typename T, typename Args>
@@ -73,16 +74,25 @@ void Run(const Args& args, bool aligned, void (*kernel)(Args, bool), const char*
   Launch({dim3(blocks), dim3(kThreads), 0, name}, stream, kernel, args, aligned);
 }
 
+// Whether rows so far apart allow 16-byte accesses.
+template <typename T>
+bool HasAlignedRows(std::initializer_list<int64_t> strides) {
+  return std::all_of(strides.begin(), strides.end(),
+                     [](int64_t stride) { return stride % kPack<T> == 0; });
+}
+
 // The last pack may be short: it takes the scalar form whatever `aligned` says.
 template <typename T>
 void Forward(const SwiGluArgs<T>& args, cudaStream_t stream) {
-  const bool aligned = Aligned16<T>(args.stride, args.gate, args.up, args.out);
+  const bool aligned = HasAlignedRows<T>({args.gate_stride, args.up_stride}) &&
+                       Aligned16<T>(args.width, args.gate, args.up, args.out);
   Run<T>(args, aligned, SwiGluForwardKernel<T>, "SwiGLU", stream);
 }
 template <typename T>
 void Backward(const SwiGluGradArgs<T>& args, cudaStream_t stream) {
   const bool aligned =
-      Aligned16<T>(args.stride, args.gate, args.up, args.dout, args.dgate, args.dup);
+      HasAlignedRows<T>({args.gate_stride, args.up_stride, args.dgate_stride, args.dup_stride}) &&
+      Aligned16<T>(args.width, args.gate, args.up, args.dout, args.dgate, args.dup);
   Run<T>(args, aligned, SwiGluBackwardKernel<T>, "SwiGLU's gradient", stream);
 }
 

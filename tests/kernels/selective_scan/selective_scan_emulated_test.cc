@@ -11,12 +11,23 @@ using test::Array;
 using test::ScanCase;
 using test::Values;
 
+// Rows of b and c as columns of one matrix, `stride` apart, c behind b.
+Values Columns(const ScanReferenceProblem& p, int64_t stride) {
+  Values both(p.batch * p.seq_len * stride, NAN);
+  for (int64_t token = 0; token < p.batch * p.seq_len; ++token)
+    for (int64_t n = 0; n < p.states; ++n) {
+      both[token * stride + n] = p.b[token * p.states + n];
+      both[token * stride + p.states + n] = p.c[token * p.states + n];
+    }
+  return both;
+}
+
 template <typename T>
 struct Arrays {
-  explicit Arrays(const ScanReferenceProblem& p)
+  explicit Arrays(const ScanReferenceProblem& p, int64_t stride)
       : x(p.x),
         delta(p.delta),
-        b(p.b),
+        b(stride > 0 ? Columns(p, stride) : p.b),
         c(p.c),
         dy(p.dy),
         delta_bias(p.delta_bias),
@@ -31,14 +42,15 @@ struct Arrays {
              .delta_bias = delta_bias.data(),
              .a = a.data(),
              .b = b.data(),
-             .c = c.data(),
+             .c = stride > 0 ? b.data() + p.states : c.data(),
              .skip = skip.data(),
              .starts = p.starts.empty() ? nullptr : starts.get(),
              .initial = p.initial.empty() ? nullptr : initial.data(),
              .batch = p.batch,
              .seq_len = p.seq_len,
              .channels = p.channels,
-             .states = p.states};
+             .states = p.states,
+             .token_stride = stride > 0 ? stride : p.states};
   }
   Array<T> x, delta, b, c, dy;
   Array<float> delta_bias, skip, a, initial, dfinal;
@@ -46,19 +58,12 @@ struct Arrays {
   ScanShape<T, float> shape;
 };
 
-// [N, I] to [I, N].
-Values Transposed(const Values& from, int64_t rows) {
-  const auto columns = static_cast<int64_t>(from.size()) / rows;
-  Values to(from.size());
-  for (int64_t n = 0; n < rows; ++n)
-    for (int64_t i = 0; i < columns; ++i) to[i * rows + n] = from[n * columns + i];
-  return to;
-}
-
 template <typename T>
-test::ScanGot Run(const test::ScanProblem<T>& problem) {
+test::ScanGot Run(const test::ScanProblem<T>& problem, int64_t stride = 0,
+                  bool negative_exp = false) {
   const ScanReferenceProblem& p = problem.oracle;
-  const Arrays<T> in(p);
+  Arrays<T> in(p, stride);
+  in.shape.negative_exp = negative_exp;
   const int64_t tokens = p.batch * p.seq_len, states = p.batch * p.channels * p.states;
   const cuda::ScanSizes sizes = {p.batch, p.seq_len, p.channels, p.states};
   Array<T> y(tokens * p.channels), dx(tokens * p.channels), ddelta(tokens * p.channels);
@@ -83,16 +88,8 @@ test::ScanGot Run(const test::ScanProblem<T>& problem) {
                       .db = db.data(),
                       .dc = dc.data()},
                      backward.data(), nullptr);
-  return {y.values(),
-          final.values(),
-          dx.values(),
-          ddelta.values(),
-          dbias.values(),
-          dskip.values(),
-          Transposed(da.values(), p.states),
-          db.values(),
-          dc.values(),
-          dinitial.values()};
+  return {y.values(),     final.values(), dx.values(), ddelta.values(), dbias.values(),
+          dskip.values(), da.values(),    db.values(), dc.values(),     dinitial.values()};
 }
 
 template <typename T>
@@ -104,6 +101,30 @@ TYPED_TEST(ScanKernel, EqualsTheOracle) {
     SCOPED_TRACE(Name(c));
     const test::ScanProblem<TypeParam> problem(c);
     test::ExpectOracle(problem, Run(problem));
+  }
+}
+
+TYPED_TEST(ScanKernel, ReadsColumnsOfAMatrixInTheirPlace) {
+  const test::ScanProblem<TypeParam> problem({300, 5, 3, true, true});
+  const test::ScanGot want = Run(problem), got = Run(problem, /*stride=*/9);
+  EXPECT_EQ(got.y, want.y);
+  EXPECT_EQ(got.db, want.db);
+  EXPECT_EQ(got.da, want.da);
+}
+
+// p of a = -e^p in place of a: to the roundings of the exponential, by which a moves, and the
+// gradient by p.
+TYPED_TEST(ScanKernel, TakesWhatTheDecayIsAnExponentialOf) {
+  for (const int64_t seq_len : {17, 300}) {
+    test::ScanProblem<TypeParam> problem({seq_len, 5, 3, true, true});
+    Values& a = problem.oracle.a;
+    for (double& decay : a) decay = static_cast<float>(std::log(-decay));
+    test::ScanGot got = Run(problem, 0, /*negative_exp=*/true);
+    for (size_t i = 0; i < a.size(); ++i) {
+      a[i] = -std::exp(a[i]);
+      got.da[i] /= a[i];
+    }
+    test::ExpectOracle(problem, got);
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "kernels/gradient_check.h"
+#include "kernels/recording_sink.h"
 #include "kernels/selective_scan/problem.h"
 #include "kernels/torch/autograd.h"
 #include "support/expect_error.h"
@@ -20,6 +21,7 @@ namespace {
 using ::halflife::test::BitEqual;
 using ::halflife::test::Close;
 using ::halflife::test::Normal;
+using ::halflife::test::RecordingSink;
 using test::ScanCase;
 using test::Values;
 
@@ -117,6 +119,64 @@ TEST(SelectiveScanTest, IsTheRecurrence) {
     EXPECT_TRUE(Close(y.select(1, t), want, 1e-13)) << t;
   }
   EXPECT_TRUE(Close(final, h, 1e-13));
+}
+
+// p of a = -e^p in place of a, and b and c as columns of one matrix, in a pass over many tokens and
+// for one; in fp32 a moves by two roundings of the exponential, over 40 tokens.
+TEST(SelectiveScanTest, TakesExponentsOfDecaysAndColumnsOfAMatrix) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const SelectiveScanInputs given = Inputs(40, 70, 5, dtype);
+    const at::Tensor p = (-given.a).log(), all = Normal({2, 40, 13}, 9, dtype);
+    const auto run = [&](bool folded) {
+      const at::Tensor leaf = p.detach().clone().requires_grad_(),
+                       selected = all.detach().clone().requires_grad_();
+      SelectiveScanInputs in = given;
+      in.negative_exp = folded;
+      in.a = folded ? leaf : -leaf.exp();
+      in.b = selected.narrow(2, 3, 5), in.c = selected.narrow(2, 8, 5);
+      if (!folded) in.b = in.b.contiguous(), in.c = in.c.contiguous();
+      const auto [y, final] = SelectiveScan(in);
+      Tensors results =
+          torch::autograd::grad({y, final}, {leaf, selected},
+                                {Normal({2, 40, 70}, 10, dtype), Normal({2, 70, 5}, 11, dtype)});
+      results.insert(results.end(), {y, final});
+      at::Tensor state = final.detach().clone();
+      results.push_back(SelectiveScanStep({.x = in.x.select(1, 0),
+                                           .delta = in.delta.select(1, 0),
+                                           .delta_bias = in.delta_bias,
+                                           .a = in.a.detach(),
+                                           .negative_exp = folded,
+                                           .b = in.b.select(1, 0),
+                                           .c = in.c.select(1, 0),
+                                           .skip = in.skip},
+                                          state));
+      results.push_back(state);
+      return results;
+    };
+    const Tensors got = run(true), want = run(false);
+    for (size_t i = 0; i < got.size(); ++i)
+      EXPECT_TRUE(Close(got[i], want[i], dtype == at::kDouble ? 1e-12 : 1e-5)) << dtype << " " << i;
+  }
+}
+
+TEST(SelectiveScanTest, SinksGetTheWeightsGradients) {
+  for (const bool added : {false, true}) {
+    SelectiveScanInputs in = Inputs(40, 70, 5, at::kFloat);
+    in.a = (-in.a).log(), in.negative_exp = true;
+    const Tensors leaves = {in.delta_bias, in.a, in.skip};
+    for (const at::Tensor& leaf : leaves) leaf.requires_grad_();
+    const at::Tensor y = SelectiveScan(in).y, dy = Normal({2, 40, 70}, 10, at::kFloat);
+    const Tensors want = torch::autograd::grad({y}, leaves, {dy}, /*retain_graph=*/true);
+    std::vector<RecordingSink::Log> logs;
+    for (const at::Tensor& leaf : leaves) logs.emplace_back(leaf, /*before=*/0.5);
+    for (size_t i = 0; i < leaves.size(); ++i) logs[i].added = added, logs[i].Attach(leaves[i]);
+    y.backward(dy);
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      EXPECT_EQ(logs[i].written, 1);
+      EXPECT_FALSE(leaves[i].grad().defined());
+      EXPECT_TRUE(Close(logs[i].sum, want[i] + (added ? 0.5 : 0.0), 1e-5)) << i;
+    }
+  }
 }
 
 TEST(SelectiveScanTest, GradientsAreFiniteDifferences) {

@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <map>
@@ -134,11 +135,14 @@ TEST(MambaTest, BothPresetsStartTheStatesAlike) {
   }
 }
 
+// Outputs, and the gradients of the input and of every parameter.
 TEST(MambaTest, IsTheRecurrence) {
   constexpr int64_t kSeqLen = 20, kDim = 6, kInner = 12, kStates = 3, kRank = 2;
   const Layer layer(kDim, {{"d_state", kStates}, {"dt_rank", kRank}});
   const auto& p = layer.values;
-  const at::Tensor u = Normal({2, kSeqLen, kDim}, 1);
+  const at::Tensor u = Normal({2, kSeqLen, kDim}, 1).requires_grad_();
+  std::vector<at::Tensor> leaves = {u};
+  for (const auto& [name, value] : p) leaves.push_back(value.requires_grad_());
   const at::Tensor xz = at::linear(u, p.at("in_proj.weight"));
   const at::Tensor before = xz.narrow(2, 0, kInner), z = xz.narrow(2, kInner, kInner);
   at::Tensor h = at::zeros({2, kInner, kStates}, at::kDouble);
@@ -159,7 +163,13 @@ TEST(MambaTest, IsTheRecurrence) {
     outs.push_back(at::linear(y * at::silu(z.select(1, t)), p.at("out_proj.weight")));
   }
   const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
-  EXPECT_TRUE(Close(layer.mixer->Forward({.x = u, .slice = slice}).y, at::stack(outs, 1), 1e-13));
+  const at::Tensor got = layer.mixer->Forward({.x = u, .slice = slice}).y,
+                   want = at::stack(outs, 1), dout = Normal({2, kSeqLen, kDim}, 2);
+  EXPECT_TRUE(Close(got, want, 1e-13));
+  const auto got_grads = torch::autograd::grad({got}, leaves, {dout}),
+             want_grads = torch::autograd::grad({want}, leaves, {dout});
+  for (size_t i = 0; i < leaves.size(); ++i)
+    EXPECT_TRUE(Close(got_grads[i], want_grads[i], 1e-12)) << i;
 }
 
 TEST(MambaTest, SaysWhatWouldWork) {

@@ -116,21 +116,21 @@ TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
 TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
   const kernels::JoinedProductsEverywhere as_on_a_gpu;
   const std::map<std::string, int64_t> bounds = {{"based", 21},
-                                                 {"base_conv", 30},
-                                                 {"gated_conv", 33},
+                                                 {"base_conv", 25},
+                                                 {"gated_conv", 28},
                                                  {"rebased", 31},
                                                  {"softmax", 29},
                                                  {"retention", 25},
                                                  {"linear_attention", 23},
                                                  {"retnet", 36},
-                                                 {"gla", 30},
-                                                 {"gau", 45},
+                                                 {"gla", 29},
+                                                 {"gau", 44},
                                                  {"fastformer", 57},
                                                  {"leap", 58},
-                                                 {"mamba", 64},
+                                                 {"mamba", 33},
                                                  {"rwkv4", 30},
                                                  {"d2d", 28},
-                                                 {"hyena", 139}};
+                                                 {"hyena", 134}};
   const auto launches = [&](const std::string& mixer, int64_t num_layers) {
     int64_t sum = 0;
     const Phases phases = CountsOf(With(kMqar, {"model.mixer=" + mixer, "train.global_batch=2",

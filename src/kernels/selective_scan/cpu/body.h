@@ -85,8 +85,11 @@ class ScanItem {
     const C* const from = shape.a + channel_ * states;
     for (int n = 0; n < arrays_.states; ++n) {
       arrays_.a[n].Clear();
-      for (int i = 0; i < count_ && n < states; ++i)
-        arrays_.a[n].x[i] = kDecayBase<C> * from[i * states + n];
+      for (int i = 0; i < count_ && n < states; ++i) arrays_.a[n].x[i] = from[i * states + n];
+      for (int i = 0; i < count_ && n < states; i += kLanes<C>) {
+        const Vec<C> given = arrays_.a[n].At(i);
+        arrays_.a[n].At(i) = kDecayBase<C> * (shape.negative_exp ? -Exp(given) : given);
+      }
     }
   }
 
@@ -130,6 +133,9 @@ class ScanItem {
     StoreRow(arrays_.dskip.x, count_, partials.dskip + sequence_ * shape_.channels + channel_);
     StoreRow(arrays_.dbias.x, count_,
              partials.ddelta_bias + sequence_ * shape_.channels + channel_);
+    for (int n = 0; shape_.negative_exp && n < arrays_.states; ++n)
+      for (int i = 0; i < count_; i += kLanes<C>)
+        arrays_.da[n].At(i) *= arrays_.a[n].At(i) * (1 / kDecayBase<C>);
     for (int64_t n = 0; n < shape_.states; ++n)
       StoreRow(arrays_.da[n].x, count_,
                partials.da + (sequence_ * shape_.states + n) * shape_.channels + channel_);
@@ -173,8 +179,9 @@ class ScanItem {
       const int64_t token = sequence_ * shape_.seq_len + begin_ + t;
       arrays_.resets[t] = shape_.starts != nullptr && shape_.starts[token];
       const auto states = static_cast<int>(shape_.states);
-      LoadRow(shape_.b + token * states, states, arrays_.states, arrays_.b + t * arrays_.states);
-      LoadRow(shape_.c + token * states, states, arrays_.states, arrays_.c + t * arrays_.states);
+      const int64_t of_token = token * shape_.token_stride;
+      LoadRow(shape_.b + of_token, states, arrays_.states, arrays_.b + t * arrays_.states);
+      LoadRow(shape_.c + of_token, states, arrays_.states, arrays_.c + t * arrays_.states);
       LoadRow(shape_.x + At(begin_ + t), count_, kWidth, arrays_.x[t].x);
       LoadRow(shape_.delta + At(begin_ + t), count_, kWidth, arrays_.step[t].x);
       for (int i = 0; i < count_; i += kLanes<C>) {

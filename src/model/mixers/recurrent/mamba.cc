@@ -6,8 +6,6 @@
 // training code of ReBased's figures (Aksenov et al., 2024) overwrites what they drew by its
 // general rule, normal matrices and biases of 0, so that all steps are 0.69 and the slowest state
 // forgets half of itself a token (`fork`).
-#include <ATen/TensorOperators.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -113,7 +111,8 @@ class Mamba : public Mixer {
         kernels::SelectiveScan({.x = x,
                                 .delta = selected.delta,
                                 .delta_bias = *step_bias_,
-                                .a = A(),
+                                .a = *a_log_,
+                                .negative_exp = true,
                                 .b = selected.b,
                                 .c = selected.c,
                                 .skip = *skip_,
@@ -138,7 +137,8 @@ class Mamba : public Mixer {
     const at::Tensor y = kernels::SelectiveScanStep({.x = x,
                                                      .delta = selected.delta,
                                                      .delta_bias = *step_bias_,
-                                                     .a = A(),
+                                                     .a = *a_log_,
+                                                     .negative_exp = true,
                                                      .b = selected.b,
                                                      .c = selected.c,
                                                      .skip = *skip_},
@@ -153,19 +153,17 @@ class Mamba : public Mixer {
             .mixing = static_cast<double>(inner_ * (7 * sizes_.d_state + 2 * sizes_.d_conv))};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // u; x before and after the convolution, the gate, the step, y, and y gated; what x selects,
-    // with copies of its parts.
-    const int64_t elements = dim_ + 6 * inner_ + 2 * (sizes_.dt_rank + 2 * sizes_.d_state);
+    // u; x before and after the convolution, the gate, the step, y, and y gated; what x selects.
+    const int64_t elements = dim_ + 6 * inner_ + sizes_.dt_rank + 2 * sizes_.d_state;
     constexpr double kTokensPerKeptState = 32;
     return static_cast<double>(elements * bytes_per_element) +
            4 * static_cast<double>(inner_ * sizes_.d_state) / kTokensPerKeptState;
   }
 
  private:
-  // u [..., D] -> x and the gate z [..., I]: the halves of one matrix apart, so that each is dense.
+  // u [..., D] -> x and the gate z [..., I].
   std::vector<at::Tensor> Enter(const at::Tensor& u) const {
-    return kernels::SharedInputLinear(u,
-                                      {in_->narrow(0, 0, inner_), in_->narrow(0, inner_, inner_)});
+    return kernels::LinearInParts(u, *in_, {inner_, inner_});
   }
   struct Selected {
     at::Tensor delta;  // [..., I], before bias and softplus
@@ -173,12 +171,11 @@ class Mamba : public Mixer {
   };
   Selected Select(const at::Tensor& x) const {
     const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;
-    const at::Tensor y = kernels::Linear(x, *select_);
-    return {.delta = kernels::Linear(y.narrow(-1, 0, rank), *step_),
-            .b = y.narrow(-1, rank, states),
-            .c = y.narrow(-1, rank + states, states)};
+    // Cut by one operation, so that the parts' gradients are put together by one.
+    const std::vector<at::Tensor> y =
+        kernels::Linear(x, *select_).split_with_sizes({rank, states, states}, -1);
+    return {.delta = kernels::Linear(y[0], *step_), .b = y[1], .c = y[2]};
   }
-  at::Tensor A() const { return a_log_->exp().neg(); }
 
   MambaOptions sizes_;
   int64_t dim_, inner_;
