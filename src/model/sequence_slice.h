@@ -15,6 +15,7 @@
 #include "kernels/chunks/sequence_chunks.h"
 #include "kernels/rotary/rotary.h"
 #include "kernels/sequence/row_segment.h"
+#include "model/position_tensors.h"
 
 namespace halflife::model {
 
@@ -46,6 +47,8 @@ struct SequenceSlice {
   std::shared_ptr<const kernels::RowSegment> segment = {};
   // Of told_positions, for all layers; copies of a slice share them.
   std::shared_ptr<kernels::RotaryTables> rotary = std::make_shared<kernels::RotaryTables>();
+  // Likewise, of `positions`.
+  std::shared_ptr<PositionTensors> of_positions = std::make_shared<PositionTensors>();
   bool has_boundaries() const { return documents.defined(); }
 
   // Whole rows from position `offset` on, one document a row.

@@ -1,6 +1,7 @@
 // The examples of src/model's headers. A function's parameters are what its example takes for
 // granted.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/exp.h>
 #include <ATen/ops/mm.h>
 
 #include <cmath>
@@ -19,6 +20,7 @@
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/softmax/query_scale.h"
 #include "model/mixers/variants.h"
+#include "model/position_tensors.h"
 #include "model/positions/alibi.h"
 #include "model/positions/frequencies.h"
 #include "model/positions/t5.h"
@@ -91,6 +93,10 @@ void BlockExample(const ModelConfig& config, const PartContext& context, Residua
 void ResidualStreamExample(ResidualStream& stream, const std::unique_ptr<Norm>& norm,
                            Tensor (*mixer)(const Tensor&)) {
 #include "examples/model/blocks/residual_stream.h"
+}
+
+void PositionTensorsExample(const SequenceSlice& slice, double rate) {
+#include "examples/model/position_tensors.h"
 }
 
 void PositionsExample(const ModelConfig& config, const SequenceSlice& slice, Tensor& x) {

@@ -60,6 +60,26 @@ TEST(SequenceSliceTest, NarrowKeepsTheWholesNumbers) {
   EXPECT_TRUE(part.documents.equal(Longs({0, 1, 1, 1, 1, 1}, {2, 3})));
 }
 
+// What follows from positions is made once a slice and its copies, for each key and each tensor.
+TEST(SequenceSliceTest, TensorsOfPositionsAreMadeOnce) {
+  const SequenceSlice slice = SequenceSlice::Contiguous(1, 4, 3, at::kCPU), copy = slice;
+  const at::Tensor other = slice.positions + 5;
+  int made = 0;
+  const auto of = [&](const SequenceSlice& from, const at::Tensor& positions, double key) {
+    return from.of_positions->Of(positions, {key}, [&] {
+      ++made;
+      return positions * key;
+    });
+  };
+  const at::Tensor first = of(slice, slice.positions, 2);
+  EXPECT_TRUE(first.equal(slice.positions * 2.0));
+  EXPECT_TRUE(of(copy, slice.positions, 2).is_same(first));
+  EXPECT_EQ(made, 1);
+  EXPECT_TRUE(of(slice, slice.positions, 3).equal(slice.positions * 3.0));
+  EXPECT_TRUE(of(slice, other, 2).equal(other * 2.0));
+  EXPECT_EQ(made, 3);
+}
+
 TEST(SequenceSliceTest, Misuse) {
   const std::vector<int32_t> short_end = {0, 5, 9};
   EXPECT_HL_ERROR(SequenceSlice::Packed(2, 5, std::vector<int32_t>{0, 3, 7, 10}, at::kCPU),

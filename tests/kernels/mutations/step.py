@@ -168,8 +168,8 @@ MUTATIONS = [
     ("token shift: one partial sum for all mixes", "token_shift/token_shift.cu",
      "StoreFloats(mine + i * shape.dim,", "StoreFloats(mine,", "token_shift"),
     ("token shift: unaligned arrays by 16 bytes", "token_shift/token_shift.cu",
-     "return Aligned16<T>(shape.dim, shape.x, shape.tail, shape.mixes[0], shape.mixes[1],\n"
-     "                      shape.mixes[2]);", "return true;", "token_shift"),
+     "IsAligned(shape) && Aligned16<T>(shape.dim, results.out[0],",
+     "true || Aligned16<T>(shape.dim, results.out[0],", "token_shift"),
     ("swiglu: forward past the end", "swiglu/swiglu.cu",
      "return static_cast<int>(min(count - at, int64_t{kPack<T>}));", "return kPack<T>;", "swiglu"),
     ("swiglu: one block short", "swiglu/swiglu.cu", "(args.count + kElements - 1) / kElements",

@@ -122,7 +122,7 @@ TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
                                                  {"softmax", 29},
                                                  {"retention", 25},
                                                  {"linear_attention", 23},
-                                                 {"retnet", 36},
+                                                 {"retnet", 28},
                                                  {"gla", 29},
                                                  {"gau", 44},
                                                  {"fastformer", 57},

@@ -298,9 +298,14 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
     const kernels::RotatedPair rotated = kernels::ApplyRotary(heads.q.x, heads.k.x, table);
     heads.q.x = rotated.q, heads.k.x = rotated.k;
   }
-  if (form_.query_scale) {
-    const at::Tensor scale = form_.query_scale(slice.positions).unsqueeze(-1);
-    heads.q.x = (heads.q.x * scale.to(kernels::ComputeType(x))).to(heads.q.x.scalar_type());
+  if (form_.query_scale.of) {
+    const at::ScalarType compute = kernels::ComputeType(x);
+    std::vector<double> key = form_.query_scale.key;
+    key.push_back(static_cast<double>(compute));
+    const at::Tensor scale = slice.of_positions->Of(slice.positions, key, [&] {
+      return form_.query_scale.of(slice.positions).unsqueeze(-1).to(compute);
+    });
+    heads.q.x = (heads.q.x * scale).to(heads.q.x.scalar_type());
   }
   if (decay_ != nullptr) {
     const QueriesAndKeys placed = decay_->AtPositions({.q = heads.q.x, .k = heads.k.x}, slice);

@@ -96,8 +96,13 @@ struct DecayedForm {
   bool tie_maps = false;           // one map for both
   double rope_theta = 0;           // base of the rotation of q and k; 0: none
   std::vector<double> rotary_frequencies = {};  // of the pairs, [K/2], in place of rope_theta's
-  // A factor of each query by its position: [B, T] int64 -> [B, T, H] fp64. Empty: none.
-  std::function<at::Tensor(const at::Tensor& positions)> query_scale = {};
+  // A factor of each query by its position, and what it depends on beside that: layers that share
+  // that share the factors. `of`: [B, T] int64 -> [B, T, H] fp64; empty: none.
+  struct QueryScale {
+    std::vector<double> key;
+    std::function<at::Tensor(const at::Tensor& positions)> of;
+  };
+  QueryScale query_scale = {};
   // Divides each query by its row's ScoreSums, kept between 1 and 5e4, which asks for all keys: the
   // state grows. With a constant decay per head and without convolutions.
   bool score_norm = false;
