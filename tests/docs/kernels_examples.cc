@@ -52,6 +52,7 @@
 #include "kernels/sequence/segment_tape.h"
 #include "kernels/sequence/state_exchange.h"
 #include "kernels/sequence/tokens_before.h"
+#include "kernels/shape_problems.h"
 #include "kernels/softmax_attention/softmax_attention.h"
 #include "kernels/softmax_attention/visible_keys.h"
 #include "kernels/swiglu/swiglu.h"
@@ -221,6 +222,10 @@ void RmsNormExample(const Tensor& x, const Tensor* weight) {
 
 void RealNormExample(const Tensor& heads) {
 #include "examples/kernels/real_norm/real_norm.h"
+}
+
+void ShapeProblemsExample(const DecayAttentionArgs& args) {
+#include "examples/kernels/shape_problems.h"
 }
 
 void DecayGateExample(const Tensor& logits, const Tensor* bias) {

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <string>
 
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
@@ -11,6 +10,7 @@
 #include "kernels/decay_attention/cuda/turns.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/partition.h"
+#include "kernels/shape_problems.h"
 
 namespace halflife::kernels {
 namespace {
@@ -20,22 +20,7 @@ constexpr int kMaxSegments = 64;  // the scan over segments is serial
 // those of a group, which the reverse scan holds, outgrow a core's cache.
 constexpr int kHostGroupTokens = 256, kHostGroupChunks = 8;
 
-// Collects what is wrong with a shape, to name all of it at once.
-class Problems {
- public:
-  template <typename... Pieces>
-  void Unless(bool holds, const Pieces&... pieces) {
-    if (!holds) text_ += Concat("\n  ", pieces...);
-  }
-  void Throw() const {
-    if (!text_.empty()) HL_FAIL(ExitCode::kUsage, "decay attention cannot run this:", text_);
-  }
-
- private:
-  std::string text_;
-};
-
-void CheckView(Problems& problems, const char* name, const TensorView& view, int64_t width) {
+void CheckView(ShapeProblems& problems, const char* name, const TensorView& view, int64_t width) {
   if (view.data == nullptr) return;
   problems.Unless(view.stride_b >= 0 && view.stride_t >= 0 && view.stride_h >= 0, name,
                   " has a negative stride");
@@ -43,12 +28,13 @@ void CheckView(Problems& problems, const char* name, const TensorView& view, int
                   " elements apart overlap, each has ", width);
 }
 
-void CheckHeads(Problems& problems, const char* name, int heads, int num_heads) {
+void CheckHeads(ShapeProblems& problems, const char* name, int heads, int num_heads) {
   problems.Unless(heads >= 1 && num_heads >= 1 && num_heads % std::max(heads, 1) == 0, name, " ",
                   heads, " does not divide num_heads ", num_heads);
 }
 
-void CheckDTypes(Problems& problems, const DecayAttentionArgs& args, const DeviceLimits& limits) {
+void CheckDTypes(ShapeProblems& problems, const DecayAttentionArgs& args,
+                 const DeviceLimits& limits) {
   const DType dtype = args.q.dtype;
   const bool fits = dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF64;
   problems.Unless(fits, "q is ", Name(dtype), "; bf16 or fp32 (on the CPU also fp64) would work");
@@ -64,7 +50,7 @@ void CheckDTypes(Problems& problems, const DecayAttentionArgs& args, const Devic
 }
 
 void CheckShape(const DecayAttentionArgs& args, const DeviceLimits& limits) {
-  Problems problems;
+  ShapeProblems problems("decay attention");
   problems.Unless(args.batch >= 0 && args.seq_len >= 0, "batch ", args.batch, ", seq_len ",
                   args.seq_len, ": negative");
   problems.Unless(args.num_heads >= 1, "num_heads is ", args.num_heads);

@@ -1,29 +1,13 @@
 #include <cmath>
-#include <string>
 
-#include "core/error.h"
 #include "kernels/polynomial_attention/args.h"
+#include "kernels/shape_problems.h"
 
 namespace halflife::kernels {
 namespace {
 
-// Collects what is wrong with a shape, to name all of it at once.
-class Problems {
- public:
-  template <typename... Pieces>
-  void Unless(bool holds, const Pieces&... pieces) {
-    if (!holds) text_ += Concat("\n  ", pieces...);
-  }
-  void Throw() const {
-    if (!text_.empty()) HL_FAIL(ExitCode::kUsage, "polynomial attention cannot run this:", text_);
-  }
-
- private:
-  std::string text_;
-};
-
 void CheckShape(const PolynomialAttentionArgs& args, bool is_cuda) {
-  Problems problems;
+  ShapeProblems problems("polynomial attention");
   problems.Unless(args.batch >= 0 && args.seq_len >= 0, "batch ", args.batch, ", seq_len ",
                   args.seq_len, ": negative");
   problems.Unless(args.num_heads >= 1, "num_heads is ", args.num_heads);

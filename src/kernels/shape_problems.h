@@ -1,0 +1,30 @@
+// What is wrong with the shape of a kernel's call, collected to name all of it at once.
+//
+//   ShapeProblems problems("decay attention");
+//   problems.Unless(args.num_heads >= 1, "num_heads is ", args.num_heads);
+//   problems.Throw();  // Error kUsage; nothing where nothing is wrong
+#pragma once
+
+#include <string>
+
+#include "core/error.h"
+
+namespace halflife::kernels {
+
+class ShapeProblems {
+ public:
+  explicit ShapeProblems(const char* kernel) : kernel_(kernel) {}
+  template <typename... Pieces>
+  void Unless(bool holds, const Pieces&... pieces) {
+    if (!holds) text_ += Concat("\n  ", pieces...);
+  }
+  void Throw() const {
+    if (!text_.empty()) HL_FAIL(ExitCode::kUsage, kernel_, " cannot run this:", text_);
+  }
+
+ private:
+  const char* kernel_;
+  std::string text_;
+};
+
+}  // namespace halflife::kernels
