@@ -55,16 +55,16 @@ GradientReducer::Range GradientReducer::ReceivedOf(const Bucket& bucket) const {
 void GradientReducer::Finish() {
   HL_CHECK(active_, "Finish without BeginStep");
   progress_.RequireAll();
-  const Stopwatch stopwatch;
   for (size_t i = 0; i < works_.size(); ++i) {
+    const Stopwatch stopwatch;
     works_[i].WaitOn(producer_);
     // with the deadline: a stream that waits for a dead peer would wait for ever
     works_[i].WaitHost();
+    exposed_seconds_ += stopwatch.Seconds();
     if (wire_ == nullptr) continue;
     const Range received = ReceivedOf(layout_.buckets()[i]);
     wire_->Store(received.begin, received.count);
   }
-  exposed_seconds_ = stopwatch.Seconds();
   works_.clear();
   active_ = false;
 }

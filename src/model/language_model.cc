@@ -139,8 +139,8 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
   const SequenceSlice& slice = *context.slice;
   const int64_t most = max_positions();
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || slice.begin + slice.seq_len <= most, "position ",
-              slice.begin + slice.seq_len - 1, " is beyond the model's table of ", most,
-              " positions; use shorter texts");
+              slice.begin + slice.seq_len - 1, " is beyond ", LimitOfPositions(),
+              "; use shorter texts");
   if (state != nullptr) state->layers.resize(blocks_.size());
   const auto pass = std::make_shared<const ForwardPass>(config_, context, state);
   if (context.await_layer) context.await_layer(-1);
@@ -215,7 +215,7 @@ at::Tensor LanguageModel::Step(const at::Tensor& tokens, ModelState& state) cons
   const at::NoGradGuard no_grad;
   const int64_t most = max_positions();
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || state.num_tokens < most, "position ", state.num_tokens,
-              " is beyond the model's table of ", most, " positions");
+              " is beyond ", LimitOfPositions());
   const at::Tensor positions = at::full(tokens.sizes(), state.num_tokens, tokens.options());
   const auto run = [&](size_t layer, const Block& block, ResidualStream& stream) {
     const auto mix = [&](const Mixer& mixer, const at::Tensor& x) {
@@ -343,6 +343,15 @@ int64_t LanguageModel::max_positions() const {
     if (tokens > 0) most = most == 0 ? tokens : std::min(most, tokens);
   }
   return most;
+}
+
+std::string LanguageModel::LimitOfPositions() const {
+  const int64_t most = max_positions();
+  if (positions_->max_positions() == most)
+    return Concat("the model's table of ", most, " positions");
+  const std::string layer =
+      FirstLayer([&](const MixerTraits& traits) { return traits.max_tokens == most; });
+  return Concat("the ", most, " tokens of a row that ", layer, " takes");
 }
 
 std::string LanguageModel::FirstLayer(const std::function<bool(const MixerTraits&)>& is) const {

@@ -134,6 +134,8 @@ class LanguageModel {
   bool constant_state() const;                // of every layer
   // Tokens of a row that the position table and every mixer know; 0: any number.
   int64_t max_positions() const;
+  // What sets that number, for messages: "the model's table of 512 positions".
+  std::string LimitOfPositions() const;
   // Empty where every layer takes rows of several documents; else the first that does not: "the
   // mixer of layer 0, hyena,".
   std::string LayerOfOneDocument() const;

@@ -41,8 +41,8 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
                  const data::DatasetInfo* dataset) {
   const int64_t most = model.max_positions();
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || config.data.seq_len <= most, "data.seq_len is ",
-              config.data.seq_len, ", and the model's tables have ", most,
-              " positions; a data.seq_len of at most ", most, " would work, or longer tables");
+              config.data.seq_len, ", beyond ", model.LimitOfPositions(),
+              "; a data.seq_len of at most ", most, " would work");
   const std::string whole = model.LayerOfWholeRows();
   HL_CHECK_AS(ExitCode::kUsage, config.parallel.sp == 1 || whole.empty(), "parallel.sp ",
               config.parallel.sp, ": ", whole,

@@ -83,9 +83,10 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
     bucket = std::max(bucket, spec.count());
   const double buckets =
       static_cast<double>(bucket) * (4 + (in_bf16 ? 2 : 4) * ParallelConfig::kBucketsInFlight);
-  const double gradients = config.parallel.zero_stage > 1
-                               ? 4 * parameters / shares + std::min(4 * parameters, buckets)
-                               : parameters * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
+  const double gradients =
+      config.parallel.zero_stage > 1
+          ? 4 * parameters / shares + std::min((in_bf16 ? 6 : 4) * parameters, buckets)
+          : parameters * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
   const bool copies = config.ckpt.background && config.ckpt.every > 0;
   const double copy = copies ? 12 * parameters / world_size : 0;
   const double per_parameter = shares == 1 ? 12 : bf16 ? 12 / shares : 4 + 8 / shares;

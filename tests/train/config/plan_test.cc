@@ -25,8 +25,16 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
   require({hyena, test}, static_cast<data::DatasetInfo*>(nullptr));
   EXPECT_HL_ERROR(require({hyena}, &packed), ExitCode::kUsage, "the mixer of layer 0, hyena,",
                   "packed with several documents", "`prepare --documents file`", "would work");
-  EXPECT_HL_ERROR(require({hyena, "data.seq_len=2000"}, &whole), ExitCode::kUsage,
-                  "data.seq_len is 2000", "at most 1024 would work");
+  EXPECT_HL_ERROR(
+      require({hyena, "data.seq_len=2000"}, &whole), ExitCode::kUsage,
+      "data.seq_len is 2000, beyond the 1024 tokens of a row that the mixer of layer 0, "
+      "hyena, takes; a data.seq_len of at most 1024 would work");
+  EXPECT_HL_ERROR(
+      require({"model.mixer=d2d", "model.mixer.d2d.legacy_view=128"}, &packed), ExitCode::kUsage,
+      "data.seq_len is 256, beyond the 128 tokens of a row that the mixer of layer 0, d2d, takes");
+  EXPECT_HL_ERROR(
+      require({"model.positions=learned", "model.positions.learned.max_positions=200"}, &packed),
+      ExitCode::kUsage, "data.seq_len is 256, beyond the model's table of 200 positions");
   EXPECT_HL_ERROR(require({test}, &packed), ExitCode::kUsage, "eval.split is 'test'",
                   "text has no test split", "'validation' would work");
 }

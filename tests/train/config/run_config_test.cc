@@ -164,15 +164,16 @@ TEST(RunConfig, MissingFile) {
 }
 
 TEST(RunConfig, ValidateListsEveryProblemAtOnce) {
-  const RunConfig config =
-      Parse({"optimizer.lr=-1", "train.global_batch=6", "schedule.kind=step", "ckpt.keep_last=1",
-             "train.precision=fp16", "train.recompute=all", "parallel.sp=3"});
+  const RunConfig config = Parse({"optimizer.lr=-1", "train.global_batch=6", "schedule.kind=step",
+                                  "ckpt.keep_last=1", "train.precision=fp16", "train.recompute=all",
+                                  "parallel.sp=3", "parallel.grad_reduce=fp16"});
   EXPECT_HL_ERROR(Validate(config, 2), ExitCode::kUsage, "optimizer.lr: -1",
                   "train.global_batch: 6; use a multiple of micro_batch x ranks = 2 x 2 = 4",
                   "schedule.kind: 'step'; use one of cosine, linear, constant, wsd",
                   "ckpt.keep_last: 1", "train.precision: 'fp16'; use one of fp32, bf16",
                   "train.recompute: 'all'; use one of none, mixer, block",
-                  "parallel.sp: 3; use a divisor of the number of ranks, 2");
+                  "parallel.sp: 3; use a divisor of the number of ranks, 2",
+                  "parallel.grad_reduce: 'fp16'; use one of fp32, bf16");
 }
 
 // Positions that rows are told reach models that are told positions, and those alone.

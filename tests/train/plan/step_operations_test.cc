@@ -223,5 +223,23 @@ TEST_F(StepOperationsTest, TellsTheArenasSizes) {
   EXPECT_EQ(step.tokens, 2 * 128);
 }
 
+// One bucket, which is there in both types while it is converted.
+TEST_F(StepOperationsTest, TellsTheSlotsOfGradientsThatTravelInBf16) {
+  const RunConfig config = ParseRunConfig(
+      kRecipe, "test",
+      {"parallel.zero_stage=2", "parallel.grad_reduce=bf16", "parallel.first_bucket_bytes=16777216",
+       "parallel.bucket_bytes=16777216", "train.precision=fp32"});
+  RowRehearsals rows(config, 0, {});
+  const StepOperations step = RehearseStep(config, {.rank = 0, .world_size = 4}, rows);
+  model::LanguageModel model(config.model);
+  const dist::ParameterLayout layout(model.parameters().specs(),
+                                     ParameterArena::Of(config, at::kCPU, 0, 4).layout);
+  int64_t longest = 0;
+  for (const dist::Bucket& bucket : layout.buckets())
+    longest = std::max(longest, bucket.end - bucket.begin);
+  EXPECT_GE(step.bucket_slot_bytes, 6.0 * static_cast<double>(longest));
+  EXPECT_LE(step.bucket_slot_bytes, 6.0 * static_cast<double>(layout.num_elements()));
+}
+
 }  // namespace
 }  // namespace halflife::train
