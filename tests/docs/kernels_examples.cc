@@ -14,6 +14,7 @@
 #include "kernels/chunks/chunk_table.h"
 #include "kernels/chunks/sequence_chunks.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/sum_partials.h"
 #include "kernels/cpu/vectorised.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/cuda/launch_check.h"
@@ -126,6 +127,11 @@ namespace vectorised_header {
 
 void ParallelExample(int64_t num_states, size_t scratch_bytes) {
 #include "examples/kernels/cpu/parallel.h"
+}
+
+void SumPartialsExample(int64_t num_blocks, int64_t taps, int64_t dim, float* dweight,
+                        float* dbias) {
+#include "examples/kernels/cpu/sum_partials.h"
 }
 
 void InstructionSetExample() {

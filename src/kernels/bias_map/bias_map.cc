@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "kernels/bias_map/args.h"
+#include "kernels/cpu/sum_partials.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/gradient_sink.h"
@@ -86,14 +87,12 @@ void BackwardOnCpu(const BiasMapGradArgs<T>& args) {
       cpu::BiasMapBackward(args, block * kRows, std::min(args.num_rows, (block + 1) * kRows),
                            partial.data() + block * columns);
   });
-  const float* sums = partial.data();
-  for (int i = 0; i < args.num_parts; sums += args.parts[i].width, ++i) {
+  cpu::SumPlaces<float> sums;
+  for (int i = 0; i < args.num_parts; ++i) {
     const BiasMapGradColumns<T>& part = args.parts[i];
-    if (part.dbias == nullptr) continue;
-    if (!part.added) std::fill(part.dbias, part.dbias + part.width, 0.0f);
-    for (int64_t block = 0; block < num_blocks; ++block)
-      for (int64_t c = 0; c < part.width; ++c) part.dbias[c] += sums[block * columns + c];
+    sums.push_back({.out = part.dbias, .size = part.width, .added = part.added});
   }
+  cpu::SumPartials(partial.data(), num_blocks, sums);
 }
 
 // What a backward knows of the forward beside its tensors.

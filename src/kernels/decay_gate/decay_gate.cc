@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/cpu/sum_partials.h"
 #include "kernels/decay_gate/args.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
@@ -56,9 +57,7 @@ void BackwardOnCpu(const DecayGateGradRows<T>& rows, float* dbias) {
       cpu::DecayGateBackward(rows, block * kRows, std::min(rows.num_rows, (block + 1) * kRows),
                              partial.data() + block * dim);
   });
-  std::fill(dbias, dbias + dim, 0.0f);
-  for (int64_t block = 0; block < num_blocks; ++block)
-    for (int64_t i = 0; i < dim; ++i) dbias[i] += partial[block * dim + i];
+  cpu::SumPartials(partial.data(), num_blocks, dim, dbias);
 }
 
 Tensors BackwardFused(const BackwardCall& call, const DecayGateConfig& config) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/cpu/sum_partials.h"
 #include "kernels/rms_norm/args.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
@@ -91,9 +92,7 @@ void BackwardOnCpu(const NormGradRows<T>& rows, float* dweight, bool added) {
                         std::min(rows.num_rows, (block + 1) * cpu::kNormRowsPerBlock),
                         partial.data() + block * dim, scratch.data());
   });
-  if (!added) std::fill(dweight, dweight + dim, 0.0f);
-  for (int64_t block = 0; block < num_blocks; ++block)
-    for (int64_t i = 0; i < dim; ++i) dweight[i] += partial[block * dim + i];
+  cpu::SumPartials(partial.data(), num_blocks, dim, dweight, added);
 }
 
 NormGrads BackwardFused(const NormGradInputs& in) {

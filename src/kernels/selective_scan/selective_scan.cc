@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/cpu/sum_partials.h"
 #include "kernels/selective_scan/args.h"
 #include "kernels/selective_scan/segments.h"
 #include "kernels/torch/autograd.h"
@@ -88,31 +89,6 @@ void ForwardOn(const Operands& in, const ScanResults<T, C>& results) {
       });
 }
 
-// [count, size] to [size], one after the other, or added to what is there. Threads share out
-// elements, not what is summed.
-template <typename C>
-void SumPartials(const std::vector<C>& partials, int64_t count, int64_t size, C* sum,
-                 bool added = false) {
-  constexpr int64_t kGrain = 1 << 12;
-  at::parallel_for(0, size, kGrain, [&](int64_t begin, int64_t end) {
-    if (!added) std::fill(sum + begin, sum + end, C(0));
-    for (int64_t p = 0; p < count; ++p)
-      for (int64_t i = begin; i < end; ++i) sum[i] += partials[p * size + i];
-  });
-}
-// [count, rows, columns] to [columns, rows].
-template <typename C>
-void SumTransposed(const std::vector<C>& partials, int64_t count, int64_t rows, int64_t columns,
-                   C* sum, bool added) {
-  std::vector<C> own(rows * columns);
-  SumPartials(partials, count, rows * columns, own.data());
-  for (int64_t column = 0; column < columns; ++column)
-    for (int64_t row = 0; row < rows; ++row) {
-      C& to = sum[column * rows + row];
-      to = (added ? to : C(0)) + own[row * columns + column];
-    }
-}
-
 // Of the weights [I, N], [I] and [I], and of b and c [B, T, N], in the compute type.
 struct WeightGrads {
   const GradientPlace &a, &skip, &delta_bias;
@@ -122,10 +98,10 @@ struct WeightGrads {
 template <typename C>
 void BackwardOnCpu(const Operands& in, const auto& shape, const auto& grads,
                    const WeightGrads& weights) {
-  const int64_t batch = shape.batch, channels = shape.channels,
+  const int64_t batch = shape.batch, channels = shape.channels, of_a = shape.states * channels,
                 tokens = batch * shape.seq_len * shape.states, blocks = cpu::ScanBlocks(channels);
-  std::vector<C> da(batch * shape.states * channels), dskip(batch * channels),
-      dbias(batch * channels), db(blocks * tokens), dc(blocks * tokens);
+  std::vector<C> da(batch * of_a), da_sum(of_a), dskip(batch * channels), dbias(batch * channels),
+      db(blocks * tokens), dc(blocks * tokens);
   const cpu::ScanPartials<C> partials = {.da = da.data(),
                                          .dskip = dskip.data(),
                                          .ddelta_bias = dbias.data(),
@@ -135,11 +111,17 @@ void BackwardOnCpu(const Operands& in, const auto& shape, const auto& grads,
     cpu::ScanBackward(shape, grads, partials, item, scratch);
   });
   const auto sum = [](const GradientPlace& place) { return MutableElements<C>(place.sum()); };
-  SumTransposed(da, batch, shape.states, channels, sum(weights.a), weights.a.added());
-  SumPartials(dskip, batch, channels, sum(weights.skip), weights.skip.added());
-  SumPartials(dbias, batch, channels, sum(weights.delta_bias), weights.delta_bias.added());
-  SumPartials(db, blocks, tokens, MutableElements<C>(weights.b));
-  SumPartials(dc, blocks, tokens, MutableElements<C>(weights.c));
+  // Summed apart first: each sequence by itself would be rounded to the size that a gradient of
+  // many micro-batches has.
+  cpu::SumPartials(da.data(), batch, of_a, da_sum.data());
+  cpu::SumPartials(
+      da_sum.data(), 1,
+      {{.out = sum(weights.a), .size = of_a, .added = weights.a.added(), .rows = shape.states}});
+  cpu::SumPartials(dskip.data(), batch, channels, sum(weights.skip), weights.skip.added());
+  cpu::SumPartials(dbias.data(), batch, channels, sum(weights.delta_bias),
+                   weights.delta_bias.added());
+  cpu::SumPartials(db.data(), blocks, tokens, MutableElements<C>(weights.b));
+  cpu::SumPartials(dc.data(), blocks, tokens, MutableElements<C>(weights.c));
 }
 
 template <typename T, typename C>

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/cpu/sum_partials.h"
 #include "kernels/sequence/tokens_before.h"
 #include "kernels/short_conv/args.h"
 #include "kernels/torch/autograd.h"
@@ -131,14 +132,14 @@ void BackwardOnCpu(const ConvShape<T>& given, const ConvGrads<T>& grads,
       cpu::ConvBackward(on_cpu.shape(), grads, block, partial.data() + block * size,
                         scratch.data());
   });
-  for (int64_t block = 0; block < num_blocks; ++block)
-    for (int64_t i = 0; i < size; ++i) sum[i] += partial[block * size + i];
-  const auto put = [](float& to, bool added, float x) { to = added ? to + x : x; };
-  for (int64_t c = 0; c < dim; ++c) {
-    for (int64_t tap = 0; tap < taps; ++tap)
-      put(weights.dweight[c * taps + tap], weights.weight_added, sum[tap * dim + c]);
-    if (given.bias != nullptr) put(weights.dbias[c], weights.bias_added, sum[taps * dim + c]);
-  }
+  cpu::SumPartials(partial.data(), num_blocks, size, sum.data());
+  // Summed apart first: each block by itself would be rounded to the size that a gradient of many
+  // micro-batches has.
+  cpu::SumPlaces<float> places = {
+      {.out = weights.dweight, .size = taps * dim, .added = weights.weight_added, .rows = taps}};
+  if (given.bias != nullptr)
+    places.push_back({.out = weights.dbias, .size = dim, .added = weights.bias_added});
+  cpu::SumPartials(sum.data(), 1, places);
 }
 
 at::Tensor ForwardFused(const Inputs& in) {

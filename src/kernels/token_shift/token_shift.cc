@@ -12,6 +12,7 @@
 #include <cstddef>
 
 #include "core/error.h"
+#include "kernels/cpu/sum_partials.h"
 #include "kernels/sequence/tokens_before.h"
 #include "kernels/token_shift/args.h"
 #include "kernels/torch/autograd.h"
@@ -61,12 +62,10 @@ void BackwardOnCpu(const TokenShiftShape<T>& shape, const TokenShiftGrads<T>& gr
       cpu::TokenShiftBackward(shape, grads, block, zeros.data(), partial.data() + block * size,
                               scratch.data());
   });
-  for (int i = 0; i < shape.num_mixes; ++i) {
-    float* const dmix = grads.dmixes[i];
-    if (!grads.added[i]) std::fill(dmix, dmix + shape.dim, 0.0f);
-    for (int64_t block = 0; block < num_blocks; ++block)
-      for (int64_t c = 0; c < shape.dim; ++c) dmix[c] += partial[block * size + i * shape.dim + c];
-  }
+  cpu::SumPlaces<float> sums;
+  for (int i = 0; i < shape.num_mixes; ++i)
+    sums.push_back({.out = grads.dmixes[i], .size = shape.dim, .added = grads.added[i]});
+  cpu::SumPartials(partial.data(), num_blocks, sums);
 }
 
 Tensors ShiftFused(const ShiftOperands& in) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/cpu/sum_partials.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/gradient_sink.h"
@@ -99,15 +100,6 @@ Results RunForward(const Operands& in, bool keep) {
   return results;
 }
 
-// [B, D] to [D], the sequences in order, or added to what is there.
-template <typename C>
-void SumSequences(const std::vector<C>& of_sequence, int64_t batch, int64_t dim, bool added,
-                  C* sum) {
-  if (!added) std::fill(sum, sum + dim, C(0));
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t c = 0; c < dim; ++c) sum[c] += of_sequence[b * dim + c];
-}
-
 template <typename T, typename C>
 void BackwardOn(const Operands& in, const WkvGrads<T, C>& grads,
                 const WkvChannelGrads<C>& channels) {
@@ -120,8 +112,10 @@ void BackwardOn(const Operands& in, const WkvGrads<T, C>& grads,
           for (int64_t item = begin; item < end; ++item)
             cpu::WkvBackward(shape, grads, of_decay.data(), of_bonus.data(), item);
         });
-        SumSequences(of_decay, shape.batch, shape.dim, channels.decay_added, channels.dlog_decay);
-        SumSequences(of_bonus, shape.batch, shape.dim, channels.bonus_added, channels.dbonus);
+        cpu::SumPartials(of_decay.data(), shape.batch, shape.dim, channels.dlog_decay,
+                         channels.decay_added);
+        cpu::SumPartials(of_bonus.data(), shape.batch, shape.dim, channels.dbonus,
+                         channels.bonus_added);
       },
       [&](auto stream) {
         if constexpr (std::is_same_v<C, float>) {
