@@ -152,8 +152,6 @@ TEST(ShortConvTest, FusedLoopsMatchFp64) {
   }
 }
 
-// What a token, a tail or a neighbouring document holds changes no bit of what it must not reach,
-// nor of its gradient.
 // Rows of x that are columns of a matrix are read in their place: the bits of their copy.
 TEST(ShortConvTest, ColumnsOfAMatrix) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -195,6 +193,8 @@ TEST(ShortConvTest, SinksGetTheGradientsOfWeightAndBias) {
   }
 }
 
+// What a token, a tail or a neighbouring document holds changes no bit of what it must not reach,
+// nor of its gradient.
 TEST(ShortConvTest, NothingLeaksInBits) {
   const Case c = {70, 21, 4};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
