@@ -110,9 +110,10 @@ TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
 
 // What a layer launches in a micro-batch, forward and backward, by the difference of models of
 // three layers and of two: its mixer, channel mixer and norms, and a copy to its place of each
-// gradient that no product writes there; products are joined as on a GPU. A kernel of the project
-// counts as one, though on a GPU a scan is several; where the CPU has a fused form that a GPU has
-// not (softmax_attention/), this is the CPU's count. A mixer without a row has the highest bound.
+// gradient that no product or kernel writes there; products are joined as on a GPU. A kernel of the
+// project counts as one, though on a GPU a scan is several; where the CPU has a fused form that a
+// GPU has not (softmax_attention/), this is the CPU's count. A mixer without a row has the highest
+// bound.
 TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
   const kernels::JoinedProductsEverywhere as_on_a_gpu;
   const std::map<std::string, int64_t> bounds = {{"based", 21},
