@@ -279,14 +279,19 @@ struct Partials {
   float* tokens;   // [groups, 2, B, T, N]: db, dc
 };
 
+// What a tile's tokens have of gradients in the thread's channel. Summed over the states: those of
+// the step in the exponents, log2(e) times as large as they are, and those of step x.
+struct TileGrads {
+  float dy[kTile], dstep[kTile] = {}, dinput[kTile] = {};
+};
+
 // One state of the tile, forward from the kept one and in reverse: adds to dstep and dinput, and
 // leaves the tokens' db and dc of this channel.
 struct StateTile {
   float db[kTile], dc[kTile], later, da;
 };
-HL_DEVICE void ReverseState(const Tile& tile, const float (&dy)[kTile], float a, const float* b,
-                            const float* c, float h, float (&dstep)[kTile], float (&dinput)[kTile],
-                            StateTile& one) {
+HL_DEVICE void ReverseState(const Tile& tile, float a, const float* b, const float* c, float h,
+                            TileGrads& of, StateTile& one) {
   const float before_tile = h;
 #pragma unroll
   for (int t = 0; t < kTile; ++t) {  // db: e^{step a}, dc: the state after the token
@@ -297,17 +302,57 @@ HL_DEVICE void ReverseState(const Tile& tile, const float (&dy)[kTile], float a,
   }
 #pragma unroll
   for (int t = kTile - 1; t >= 0; --t) {
-    const float dh = one.later + dy[t] * c[t];
-    one.dc[t] *= dy[t];
-    dinput[t] += dh * b[t];
+    const float dh = one.later + of.dy[t] * c[t];
+    one.dc[t] *= of.dy[t];
+    of.dinput[t] += dh * b[t];
     one.later = one.db[t] * dh;
     one.db[t] = dh * tile.x[t];
     const bool resets = (tile.resets >> t & 1) != 0;
     const float before = t > 0 ? one.dc[t > 0 ? t - 1 : 0] : before_tile;
     const float dlog = resets ? 0.0f : one.later * before;
-    dstep[t] += dlog * a;
+    of.dstep[t] += dlog * a;
     one.da += dlog * tile.step[t];
     if (resets) one.later = 0;
+  }
+}
+
+// The block's db and dc of the tile's tokens, of the sums of its warps [2][warps][N][tile]. All
+// threads of the block.
+template <typename T>
+HL_DEVICE void StoreTokenSums(const Place<T>& place, int64_t begin, const float* sums,
+                              float* tokens) {
+  const ScanShape<T, float>& shape = place.shape;
+  const int states = static_cast<int>(shape.states);
+  for (int i = static_cast<int>(threadIdx.x); i < kTile * states; i += kThreads) {
+    const int t = i / states, state = i - t * states;
+    if (begin + t >= place.end) continue;
+    float db = 0, dc = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      db += sums[(w * states + state) * kTile + t];
+      dc += sums[((kWarps + w) * states + state) * kTile + t];
+    }
+    const int64_t all = shape.batch * shape.seq_len * states;
+    const int64_t token = place.row * shape.seq_len + begin + t;
+    float* const of_token = tokens + 2 * place.group * all + token * states + state;
+    of_token[0] = db;
+    of_token[all] = dc;
+  }
+}
+
+// dx and ddelta of the tile's tokens, and their share of the gradient of the bias.
+template <typename T>
+HL_DEVICE void StoreInputGradients(const Place<T>& place, int64_t begin, const Tile& tile,
+                                   const TileGrads& of, float skip,
+                                   const ScanGrads<T, float>& grads, float& dbias) {
+#pragma unroll
+  for (int t = 0; t < kTile; ++t) {
+    if (begin + t >= place.end) continue;
+    const int64_t at = place.At(begin + t);
+    const float all = of.dstep[t] * (1 / kLog2E) + of.dinput[t] * FromStorage(place.shape.x[at]);
+    const float ddelta = all * rows::Sigmoid(Delta(place, begin + t));
+    dbias += ddelta;
+    grads.dx[at] = rows::Narrow<T>(of.dinput[t] * tile.step[t] + skip * of.dy[t]);
+    grads.ddelta[at] = rows::Narrow<T>(ddelta);
   }
 }
 
@@ -338,12 +383,12 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     Tile tile;
     LoadTile(place, begin, tile);
-    float dy[kTile], dstep[kTile] = {}, dinput[kTile] = {};
+    TileGrads of;
 #pragma unroll
     for (int t = 0; t < kTile; ++t) {
       const bool exists = place.exists && begin + t < place.end;
-      dy[t] = exists ? FromStorage(grads.dy[place.At(begin + t)]) : 0.0f;
-      dskip += dy[t] * tile.x[t];
+      of.dy[t] = exists ? FromStorage(grads.dy[place.At(begin + t)]) : 0.0f;
+      dskip += of.dy[t] * tile.x[t];
       tile.x[t] *= tile.step[t];
     }
     for (int state = 0; state < states; ++state) {
@@ -360,7 +405,7 @@ __global__ void __launch_bounds__(kThreads)
         if (!first) one.da = mine[state * shape.channels];
       }
       const float a = place.A(state);
-      ReverseState(tile, dy, a, b + state * kTile, c + state * kTile, h, dstep, dinput, one);
+      ReverseState(tile, a, b + state * kTile, c + state * kTile, h, of, one);
       if (place.exists) {
         carry[place.OfPiece(state)] = one.later;
         // Of p it is a times that of a.
@@ -376,31 +421,8 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < kTile * states; i += kThreads) {
-      const int t = i / states, state = i - t * states;
-      if (begin + t >= place.end) continue;
-      float db = 0, dc = 0;
-      for (int w = 0; w < kWarps; ++w) {
-        db += sums[(w * states + state) * kTile + t];
-        dc += sums[((kWarps + w) * states + state) * kTile + t];
-      }
-      const int64_t all = shape.batch * shape.seq_len * states;
-      const int64_t token = place.row * shape.seq_len + begin + t;
-      float* const of_token = partials.tokens + 2 * place.group * all + token * states + state;
-      of_token[0] = db;
-      of_token[all] = dc;
-    }
-    if (!place.exists) continue;
-#pragma unroll
-    for (int t = 0; t < kTile; ++t) {
-      if (begin + t >= place.end) continue;
-      const int64_t at = place.At(begin + t);
-      const float all = dstep[t] * (1 / kLog2E) + dinput[t] * FromStorage(shape.x[at]);
-      const float ddelta = all * rows::Sigmoid(Delta(place, begin + t));
-      dbias += ddelta;
-      grads.dx[at] = rows::Narrow<T>(dinput[t] * tile.step[t] + skip * dy[t]);
-      grads.ddelta[at] = rows::Narrow<T>(ddelta);
-    }
+    StoreTokenSums(place, begin, sums, partials.tokens);
+    if (place.exists) StoreInputGradients(place, begin, tile, of, skip, grads, dbias);
   }
   if (!place.exists) return;
   mine[states * shape.channels] = dskip;
