@@ -63,6 +63,7 @@ target_precompile_headers(hl_precompiled PRIVATE ${HALFLIFE_TORCH_HEADERS} <nloh
 foreach(area train eval interop sweep cli)
   target_precompile_headers(hl_${area} REUSE_FROM hl_precompiled)
 endforeach()
+# Another one for those that are compiled for what runs between kernels.
 target_precompile_headers(hl_kernels PRIVATE ${HALFLIFE_TORCH_HEADERS} <nlohmann/json.hpp>)
 foreach(area model infer)
   target_precompile_headers(hl_${area} REUSE_FROM hl_kernels)

@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "kernels/gradient_check.h"
-#include "kernels/recording_sink.h"
+#include "kernels/sink_check.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {
@@ -180,16 +180,7 @@ TEST(ShortConvTest, SinksGetTheGradientsOfWeightAndBias) {
     const at::Tensor x = Normal({kBatch, c.seq_len, c.dim}, 1, at::kFloat),
                      y = RunCase(c, x, leaves[0], {}, leaves[1]),
                      dy = Normal(y.sizes().vec(), 4, at::kFloat);
-    const auto want = torch::autograd::grad({y}, leaves, {dy}, /*retain_graph=*/true);
-    std::vector<test::RecordingSink::Log> logs;
-    for (const at::Tensor& leaf : leaves) logs.emplace_back(leaf, /*before=*/0.5);
-    for (size_t i = 0; i < leaves.size(); ++i) logs[i].added = added, logs[i].Attach(leaves[i]);
-    y.backward(dy);
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      EXPECT_EQ(logs[i].written, 1);
-      EXPECT_FALSE(leaves[i].grad().defined());
-      EXPECT_TRUE(Close(logs[i].sum, want[i] + (added ? 0.5 : 0.0), 1e-5)) << i;
-    }
+    test::ExpectGradientsInSinks(y, dy, leaves, added);
   }
 }
 

@@ -10,8 +10,8 @@
 
 #include "core/error.h"
 #include "kernels/gradient_check.h"
-#include "kernels/recording_sink.h"
 #include "kernels/selective_scan/problem.h"
+#include "kernels/sink_check.h"
 #include "kernels/torch/autograd.h"
 #include "support/expect_error.h"
 
@@ -20,8 +20,8 @@ namespace {
 
 using ::halflife::test::BitEqual;
 using ::halflife::test::Close;
+using ::halflife::test::ExpectGradientsInSinks;
 using ::halflife::test::Normal;
-using ::halflife::test::RecordingSink;
 using test::ScanCase;
 using test::Values;
 
@@ -166,16 +166,7 @@ TEST(SelectiveScanTest, SinksGetTheWeightsGradients) {
     const Tensors leaves = {in.delta_bias, in.a, in.skip};
     for (const at::Tensor& leaf : leaves) leaf.requires_grad_();
     const at::Tensor y = SelectiveScan(in).y, dy = Normal({2, 40, 70}, 10, at::kFloat);
-    const Tensors want = torch::autograd::grad({y}, leaves, {dy}, /*retain_graph=*/true);
-    std::vector<RecordingSink::Log> logs;
-    for (const at::Tensor& leaf : leaves) logs.emplace_back(leaf, /*before=*/0.5);
-    for (size_t i = 0; i < leaves.size(); ++i) logs[i].added = added, logs[i].Attach(leaves[i]);
-    y.backward(dy);
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      EXPECT_EQ(logs[i].written, 1);
-      EXPECT_FALSE(leaves[i].grad().defined());
-      EXPECT_TRUE(Close(logs[i].sum, want[i] + (added ? 0.5 : 0.0), 1e-5)) << i;
-    }
+    ExpectGradientsInSinks(y, dy, leaves, added);
   }
 }
 

@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "kernels/gradient_check.h"
-#include "kernels/recording_sink.h"
+#include "kernels/sink_check.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/tensor_checks.h"
 #include "kernels/wkv4/problem.h"
@@ -22,8 +22,8 @@ namespace {
 
 using ::halflife::test::BitEqual;
 using ::halflife::test::Close;
+using ::halflife::test::ExpectGradientsInSinks;
 using ::halflife::test::Normal;
-using ::halflife::test::RecordingSink;
 using test::Values;
 using test::WkvCase;
 
@@ -219,16 +219,7 @@ TEST(Wkv4Test, SinksGetTheGradientsOfDecayAndBonus) {
     in.log_decay = (-in.log_decay).log(), in.negative_exp = true;
     for (at::Tensor* x : {&in.k, &in.log_decay, &in.bonus}) x->requires_grad_();
     const at::Tensor out = Wkv4(in).out, dout = Normal({2, 40, 7}, 5, at::kFloat);
-    const auto want = torch::autograd::grad({out}, {in.log_decay, in.bonus}, {dout}, true);
-    const at::Tensor leaves[] = {in.log_decay, in.bonus};
-    RecordingSink::Log logs[] = {{leaves[0], /*before=*/0.5}, {leaves[1], /*before=*/0.5}};
-    for (int i = 0; i < 2; ++i) logs[i].added = added, logs[i].Attach(leaves[i]);
-    out.backward(dout);
-    for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(logs[i].written, 1);
-      EXPECT_FALSE(leaves[i].grad().defined());
-      EXPECT_TRUE(Close(logs[i].sum, want[i] + (added ? 0.5 : 0.0), 1e-5)) << i;
-    }
+    ExpectGradientsInSinks(out, dout, {in.log_decay, in.bonus}, added);
   }
 }
 
