@@ -214,6 +214,8 @@ HL_DEVICE uint32_t ToTf32(float x) {
 #endif
 }
 
+inline constexpr float kLog2E = 1.44269504088896341f;
+
 // 2^x to about 2 ulp, subnormal results flushed to zero; -inf gives 0. Exact libm in the emulator.
 HL_DEVICE float Exp2Approx(float x) {
 #if HL_EMULATE

@@ -15,7 +15,6 @@ constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTile = cuda::kScanTile;
 // Threads that keep a large GPU busy; segments of fewer tokens would spend as much on joining.
 constexpr int64_t kThreadsWanted = 1 << 17, kMinTokens = 8 * kTile;
-constexpr float kLog2E = 1.44269504f;
 
 // `given`: a, or p of a = -e^p.
 HL_DEVICE float DecayOf(float given, bool negative_exp) {

@@ -85,19 +85,19 @@ MUTATIONS = [
      "column_tile < row_tile;", "chunk_scan"),
     ("scan: off by one chunk", "cuda/chunk_scan.cuh", "index < place.end; ++index",
      "index < place.end - 1; ++index", "chunk_scan"),
-    ("tile: fragment's halves swapped", "cuda/tile.cuh", "const uint32_t b0[2] = {b[0], b[1]};",
+    ("tile: fragment's halves swapped", "../cuda/tiles.cuh", "const uint32_t b0[2] = {b[0], b[1]};",
      "const uint32_t b0[2] = {b[1], b[0]};", "chunk_scan"),
-    ("tile: accumulator rows swapped as a fragment", "cuda/tile.cuh",
+    ("tile: accumulator rows swapped as a fragment", "../cuda/tiles.cuh",
      "a[1] = PackBf16(d0[2], d0[3]);", "a[1] = PackBf16(d1[0], d1[1]);", "chunk_scan"),
-    ("tile: lane rows of ldmatrix swapped", "cuda/tile.cuh",
+    ("tile: lane rows of ldmatrix swapped", "../cuda/tiles.cuh",
      "return LaneOffset<kDim>(lane, 3, 4);", "return LaneOffset<kDim>(lane, 4, 3);", "chunk_scan"),
-    ("tile: rows past the end are loaded", "cuda/tile.cuh",
+    ("tile: rows past the end are loaded", "../cuda/tiles.cuh",
      "const bool valid = row < length && column < rows.dim;\n      CpAsync16",
      "const bool valid = column < rows.dim;\n      CpAsync16", "chunk_scan"),
-    ("tile: padded columns are loaded", "cuda/tile.cuh",
+    ("tile: padded columns are loaded", "../cuda/tiles.cuh",
      "const bool valid = row < length && column < rows.dim;\n      tile",
      "const bool valid = row < length;\n      tile", "chunk_scan"),
-    ("tile: stores past the end", "cuda/tile.cuh", "if (row < length && c < columns)\n        *rein",
+    ("tile: stores past the end", "../cuda/tiles.cuh", "if (row < length && c < columns)\n        *rein",
      "if (c < columns)\n        *rein", "chunk_scan"),
     ("tile: factors of the wrong columns", "cuda/tile.cuh",
      "const float f8 = factor[column + 8]", "const float f8 = factor[column]", "chunk_scan"),
@@ -381,7 +381,7 @@ MUTATIONS = [
     ("step: negative slot writes slot 0", "cuda/step.cuh", "  if (slot < 0) {", "  if (false) {", "simt"),
     ("step: no barrier before the sums", "cuda/step.cuh",
      "    sums[first][column] = y;\n    __syncthreads();\n", "    sums[first][column] = y;\n", "simt"),
-    ("far: a row's offset in 32 bits", "cuda/tile.cuh",
+    ("far: a row's offset in 32 bits", "../cuda/tiles.cuh",
      "(int64_t{1} * chunk.row * view.stride_b + chunk.token * view.stride_t +\n               head",
      "static_cast<int>(chunk.row * view.stride_b + chunk.token * view.stride_t +\n               head", "far"),
     ("far: a decay's offset in 32 bits", "cuda/tile.cuh", "return data[chunk.row * view.stride_b +",
@@ -417,7 +417,8 @@ DECAY = Family(
     sources=["cuda/*.cu", "cuda/instances/*.cu", "cuda/route.cc", "cuda/turns.cc", "cuda/workspace.cc",
              "plan.cc", "reference.cc", "../chunks/chunk_table.cc"],
     tests={test: f"tests/kernels/decay_attention/cuda/{test}_test.cc" for test in TESTS_OF},
-    instances={"partition.h": INSTANCES, "cuda/tile.cuh": INSTANCES, "cuda/channel_tile.cuh": INSTANCES,
+    instances={"partition.h": INSTANCES, "cuda/tile.cuh": INSTANCES, "../cuda/tiles.cuh": INSTANCES,
+               "cuda/channel_tile.cuh": INSTANCES,
                "cuda/reverse.cuh": INSTANCES,
                "cuda/key_sums.cuh": {"slices": ("cuda/instances/chunk_scan_", "cuda/instances/channel_scan_")}},
     mutations=MUTATIONS)
@@ -477,7 +478,7 @@ class Builder:
     def build_mutant(self, source, text, test):
         """The test's binary with `source`, a path below the family's folder, replaced by `text`."""
         copy = pathlib.Path(tempfile.mkdtemp(dir=self.base))
-        changed = copy / self.family.folder / source
+        changed = pathlib.Path(os.path.normpath(copy / self.family.folder / source))
         changed.parent.mkdir(parents=True)
         changed.write_text(text)
         objects, commands = {}, []
