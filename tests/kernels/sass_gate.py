@@ -34,6 +34,10 @@ RULES = {
     "ChannelReverseScanKernel": MMA,
     "StateScanKernel": MMA,
     "ChannelStateScanKernel": MMA,
+    "softmax::ForwardKernel": MMA,
+    "softmax::QueryGradientKernel": MMA,
+    "softmax::KeyGradientKernel": MMA,
+    "softmax::BiasGradientKernel": MMA,
     "WarpgroupScanKernel": MMA[:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
 }
 # Kernels that have a body for one architecture alone.

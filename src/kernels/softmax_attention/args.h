@@ -1,10 +1,15 @@
-// What the kernels of softmax attention read and write. No LibTorch.
+// What the kernels of softmax attention read and write. C++17, no LibTorch: CUDA sources include
+// it.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/tensor_view.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
@@ -67,6 +72,8 @@ struct SoftmaxAttentionGradArgs {
   TensorView dq, dk, dv;      // as q, k, v
   TensorView dfar_q, dfar_k;  // as far_q and far_k, where those are there
   void* dbias = nullptr;      // [B, H, bias_stride], zero before; null: not wanted
+  // On CUDA: WorkspaceBytes(), aligned to 16; contents undefined before and after.
+  void* workspace = nullptr;
 };
 
 namespace cpu {
@@ -75,4 +82,21 @@ void Forward(const SoftmaxAttentionArgs& args);
 void Backward(const SoftmaxAttentionGradArgs& args);
 
 }  // namespace cpu
+
+// Asynchronous on `stream`. What the devices' kernels take: bf16, heads of up to 128 channels and
+// any V, no far queries, no decay. Weights and dS are rounded to bf16 as operands of matrix units;
+// sums are fp32, and of one order whatever runs beside. A NaN or an infinity in v, in dout or, in a
+// backward, in q and k is heard by all of its tile of 64 tokens, whatever they see.
+namespace cuda {
+
+bool Takes(const SoftmaxAttentionArgs& args);
+// Of a block, forward and backward; to be held against what the device has.
+int64_t SharedBytes(const SoftmaxAttentionArgs& args);
+size_t WorkspaceBytes(const SoftmaxAttentionGradArgs& grads);
+
+void Forward(const SoftmaxAttentionArgs& args, cudaStream_t stream);
+// Error without a workspace.
+void Backward(const SoftmaxAttentionGradArgs& grads, cudaStream_t stream);
+
+}  // namespace cuda
 }  // namespace halflife::kernels

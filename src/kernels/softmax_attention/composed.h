@@ -1,5 +1,5 @@
-// The same in LibTorch calls: for dropout, which keeps all probabilities, for CUDA, and for whoever
-// looks at scores.
+// The same in LibTorch calls: for dropout, which keeps all probabilities, for what CUDA's kernels
+// do not take, and for whoever looks at scores.
 #pragma once
 
 #include "kernels/softmax_attention/softmax_attention.h"

@@ -17,6 +17,9 @@
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/tensor_checks.h"
 #include "kernels/torch/tensor_views.h"
+#ifdef HALFLIFE_WITH_CUDA
+#include <ATen/cuda/CUDAContext.h>
+#endif
 
 namespace halflife::kernels {
 namespace {
@@ -94,32 +97,40 @@ int64_t BiasZero(int64_t size, const KeyPattern& pattern) {
   return pattern.bidirectional ? (size - 1) / 2 : size - kAttentionTile - 1;
 }
 
+// Shapes, and what the kernels are asked for; no pointers but that to the decays.
+SoftmaxAttentionArgs ArgsOf(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            bool has_far, const SoftmaxAttentionConfig& config) {
+  SoftmaxAttentionArgs args;
+  args.batch = static_cast<int>(q.size(0));
+  args.num_queries = static_cast<int>(q.size(1));
+  args.num_keys = static_cast<int>(k.size(1));
+  args.num_past = args.num_keys - args.num_queries;
+  args.num_heads = static_cast<int>(q.size(2));
+  args.num_kv_heads = static_cast<int>(k.size(2));
+  args.head_dim = static_cast<int>(q.size(3));
+  args.head_dim_v = static_cast<int>(v.size(3));
+  args.scale = config.scale;
+  args.squared_relu = config.squared_relu;
+  args.far_from = has_far ? static_cast<int>(config.far_from) : 0;
+  args.num_sinks = static_cast<int>(config.pattern.sinks);
+  args.decay_rates = config.decay_rates.empty() ? nullptr : config.decay_rates.data();
+  return args;
+}
+
 void SetViews(Call& call, const SoftmaxAttentionConfig& config) {
   SoftmaxAttentionArgs& args = call.args;
+  args = ArgsOf(call.q, call.k, call.v, call.far_q.defined(), config);
   const auto view = [](at::Tensor& x) {
     if (!x.defined()) return TensorView{};
     x = Rows(x);
     return ViewOf(kKernel, x);
   };
-  args.batch = static_cast<int>(call.q.size(0));
-  args.num_queries = static_cast<int>(call.q.size(1));
-  args.num_keys = static_cast<int>(call.k.size(1));
-  args.num_past = args.num_keys - args.num_queries;
-  args.num_heads = static_cast<int>(call.q.size(2));
-  args.num_kv_heads = static_cast<int>(call.k.size(2));
-  args.head_dim = static_cast<int>(call.q.size(3));
-  args.head_dim_v = static_cast<int>(call.v.size(3));
-  args.scale = config.scale;
-  args.squared_relu = config.squared_relu;
   args.q = view(call.q), args.k = view(call.k), args.v = view(call.v);
   args.far_q = view(call.far_q), args.far_k = view(call.far_k);
-  args.far_from = call.far_q.defined() ? static_cast<int>(config.far_from) : 0;
   args.own_far_keys = call.far_k.defined();
   args.first = call.seen.first.const_data_ptr<int32_t>();
   args.end = call.seen.end.const_data_ptr<int32_t>();
   args.sinks = call.seen.sinks.const_data_ptr<int32_t>();
-  args.num_sinks = static_cast<int>(config.pattern.sinks);
-  args.decay_rates = config.decay_rates.empty() ? nullptr : config.decay_rates.data();
   if (!call.bias.defined()) return;
   call.bias = call.bias.contiguous();
   args.bias = call.bias.const_data_ptr();
@@ -160,20 +171,28 @@ struct BackwardPlan {
     at::Tensor dbias;
     if (call.bias.defined() && backward.wanted[5])
       dbias = at::zeros({call.q.size(0), call.q.size(2), call.bias.size(1)}, call.bias.options());
-    cpu::Backward({.forward = call.args,
-                   .dout = ViewOf(kKernel, dout),
-                   .dq = view(grads[0]),
-                   .dk = view(grads[1]),
-                   .dv = view(grads[2]),
-                   .dfar_q = view(grads[3]),
-                   .dfar_k = view(grads[4]),
-                   .dbias = dbias.defined() ? dbias.mutable_data_ptr() : nullptr});
+    SoftmaxAttentionGradArgs args = {.forward = call.args,
+                                     .dout = ViewOf(kKernel, dout),
+                                     .dq = view(grads[0]),
+                                     .dk = view(grads[1]),
+                                     .dv = view(grads[2]),
+                                     .dfar_q = view(grads[3]),
+                                     .dfar_k = view(grads[4]),
+                                     .dbias = dbias.defined() ? dbias.mutable_data_ptr() : nullptr};
+    RunOn(
+        call.q, [&] { cpu::Backward(args); },
+        [&](auto stream) {
+          const at::Tensor workspace = at::empty({static_cast<int64_t>(cuda::WorkspaceBytes(args))},
+                                                 call.q.options().dtype(at::kByte));
+          args.workspace = workspace.data_ptr();
+          cuda::Backward(args, stream);
+        });
     grads.push_back(dbias.defined() ? dbias.sum(0) : at::Tensor());
     return grads;
   }
 };
 
-at::Tensor FusedOnCpu(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
+at::Tensor FusedAttention(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
   Call call = {.q = in.q,
                .k = in.k,
                .v = in.v,
@@ -198,7 +217,8 @@ at::Tensor FusedOnCpu(const SoftmaxAttentionInputs& in, const SoftmaxAttentionCo
     if (differentiated)
       log_sum = at::empty(in.q.sizes().slice(0, 3), in.q.options().dtype(ComputeType(in.q)));
     args.log_sum = log_sum.defined() ? log_sum.mutable_data_ptr() : nullptr;
-    cpu::Forward(args);
+    RunOn(
+        call.q, [&] { cpu::Forward(args); }, [&](auto stream) { cuda::Forward(args, stream); });
     Forwarded result = {
         .outputs = {out}, .saved = given, .backward = BackwardPlan{.config = config}};
     if (!differentiated) return result;
@@ -210,11 +230,29 @@ at::Tensor FusedOnCpu(const SoftmaxAttentionInputs& in, const SoftmaxAttentionCo
   return Apply({.name = "SoftmaxAttention", .inputs = given, .forward = forward})[0];
 }
 
-// Whether LibTorch's own attention is the same: one document a row, from its beginning.
+// Whether LibTorch's own attention is the same, and has a fused form of it: one document a row,
+// from its beginning, and values as wide as keys.
 bool IsPlain(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
-  return in.one_document && in.q.size(1) == in.k.size(1) && config.pattern.reach() == 0 &&
-         !in.far_q.defined() && !in.bias.defined() && config.decay_rates.empty() &&
-         !config.squared_relu && !config.drop;
+  return in.one_document && in.q.size(1) == in.k.size(1) && in.q.size(3) == in.v.size(3) &&
+         config.pattern.reach() == 0 && !in.far_q.defined() && !in.bias.defined() &&
+         config.decay_rates.empty() && !config.squared_relu && !config.drop;
+}
+
+// Whether the device's kernels take the call. Of a few queries, as in decoding, their tiles would
+// be all but empty, and a block a head too few to fill a GPU.
+bool DeviceTakes([[maybe_unused]] const SoftmaxAttentionInputs& in,
+                 [[maybe_unused]] const SoftmaxAttentionConfig& config) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (!in.q.is_cuda() || in.q.size(1) < kAttentionTile / 4) return false;
+  SoftmaxAttentionArgs args = ArgsOf(in.q, in.k, in.v, in.far_q.defined(), config);
+  args.q.dtype = HasFusedDtype(in.q) ? ToDType(kKernel, in.q) : DType::kF32;
+  args.bias = in.bias.defined() ? in.bias.const_data_ptr() : nullptr;
+  const cudaDeviceProp* device = at::cuda::getDeviceProperties(in.q.get_device());
+  return cuda::Takes(args) &&
+         cuda::SharedBytes(args) <= static_cast<int64_t>(device->sharedMemPerBlockOptin);
+#else
+  return false;
+#endif
 }
 
 }  // namespace
@@ -222,8 +260,11 @@ bool IsPlain(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& con
 at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                             const SoftmaxAttentionConfig& config) {
   CheckShapes(inputs, config);
-  if (inputs.q.is_cpu() && !config.drop) return FusedOnCpu(inputs, config);
-  if (!IsPlain(inputs, config)) return ComposedSoftmaxAttention(inputs, config);
+  if (config.drop) return ComposedSoftmaxAttention(inputs, config);
+  if (inputs.q.is_cpu()) return FusedAttention(inputs, config);
+  if (!IsPlain(inputs, config))
+    return DeviceTakes(inputs, config) ? FusedAttention(inputs, config)
+                                       : ComposedSoftmaxAttention(inputs, config);
   const auto by_head = [](const at::Tensor& x) { return x.transpose(1, 2); };
   return at::scaled_dot_product_attention(by_head(inputs.q), by_head(inputs.k), by_head(inputs.v),
                                           std::nullopt, /*dropout_p=*/0.0,

@@ -1,7 +1,8 @@
 // Softmax attention of rows: the scores' pattern, biases by distance, decays with distance and a
 // second pair of queries and keys for far distances, so that one kernel serves the ways of telling
 // positions; and the squared ReLU of gated attention units in the softmax's place. No [T, S]
-// tensor: on the CPU tiles of 64 x 64 that no query sees cost nothing.
+// tensor: tiles of 64 x 64 that no query sees cost nothing. On a GPU that is so of what its kernels
+// take (cuda::Takes, args.h); the rest goes through LibTorch in blocks of queries.
 //
 //   const at::Tensor out = SoftmaxAttention(
 //       {.q = q, .k = k, .v = v, .positions = slice.positions}, {.scale = 1 / std::sqrt(64.0)});

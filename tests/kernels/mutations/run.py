@@ -25,6 +25,7 @@ from family import ROOT, Family
 from pooling import FOCUS_POOL
 from recall import POLYNOMIAL
 from scans import SCANS
+from softmax_cuda import SOFTMAX
 from step import ADAMW, STEP
 
 FLAGS = {
@@ -550,7 +551,7 @@ def survivors_of(family, kind, mutations, options):
     return survivors
 
 
-FAMILIES = (DECAY, STEP, ADAMW, POLYNOMIAL, FOCUS_POOL, SCANS)
+FAMILIES = (DECAY, STEP, ADAMW, POLYNOMIAL, FOCUS_POOL, SCANS, SOFTMAX)
 
 
 def main():

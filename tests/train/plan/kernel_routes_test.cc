@@ -1,5 +1,6 @@
-// Which kernels of decay attention each recipe trains with on each kind of GPU: a fast path that
-// the recipes do not reach is none. Needs no GPU, as a plan is a function of the device's limits.
+// Which kernels of decay and softmax attention each recipe trains with on each kind of GPU: a fast
+// path that the recipes do not reach is none. Needs no GPU, as a plan is a function of the device's
+// limits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/turns.h"
+#include "kernels/softmax_attention/args.h"
 #include "model/language_model.h"
 #include "support/paths.h"
 #include "train/config/run_config.h"
@@ -33,8 +35,9 @@ const std::map<std::string, Decay> kDecayed = {
     {"retention", {DecayKind::kPerHead}},
 };
 // Mixers of recipes that have kernels of their own.
-const std::set<std::string> kOthers = {"base_conv", "based",   "gated_conv", "gau",
-                                       "mamba",     "rebased", "softmax"};
+const std::set<std::string> kOthers = {"base_conv", "based", "gated_conv", "mamba", "rebased"};
+// Mixers of softmax attention, whose state are keys and values.
+const std::set<std::string> kAttention = {"gau", "softmax"};
 
 struct Device {
   std::string name;
@@ -91,6 +94,20 @@ void ExpectPlannedWorkspace(const RunConfig& config, const model::LanguageModel&
   }
 }
 
+// The kernels of softmax attention take the heads, packed or not. Where a block of wide heads does
+// not fit the device LibTorch's calls serve: so far heads of 128 on sm_120.
+void ExpectAttentionKernels(int64_t head_dim, int64_t head_dim_v) {
+  kernels::SoftmaxAttentionArgs args;
+  args.q.dtype = DType::kBF16;
+  args.head_dim = static_cast<int>(head_dim);
+  args.head_dim_v = static_cast<int>(head_dim_v);
+  EXPECT_TRUE(kernels::cuda::Takes(args));
+  for (const Device& device : kDevices) {
+    const bool fits = kernels::cuda::SharedBytes(args) <= device.limits.shared_memory_bytes;
+    EXPECT_EQ(fits, device.name != "sm_120" || args.head_dim <= 64) << device.name;
+  }
+}
+
 TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
   std::set<std::string> met;
   const std::filesystem::path folder = std::filesystem::path(test::kSourceDir) / "launch/recipes";
@@ -102,9 +119,15 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
     const model::LanguageModel model(config.model);
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
       const std::string name(config.model.mixer_of(layer).name());
+      if (kAttention.count(name) == 1) {
+        const std::vector<model::StateTensor> state = model.TraitsOf(layer).state;
+        if (state.empty()) continue;  // an encoder's: below
+        ExpectAttentionKernels(state.at(0).shape.at(2), state.at(1).shape.at(2));
+        continue;
+      }
       const auto decayed = kDecayed.find(name);
       if (decayed == kDecayed.end()) {
-        EXPECT_TRUE(kOthers.count(name) == 1) << name << " is in neither list of this test";
+        EXPECT_TRUE(kOthers.count(name) == 1) << name << " is in no list of this test";
         continue;
       }
       met.insert(name);
@@ -118,6 +141,9 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
     }
   }
   EXPECT_EQ(met.size(), kDecayed.size());
+  ExpectAttentionKernels(128, 1536);  // gau_alpha
+  ExpectAttentionKernels(64, 384);    // gau_bytes
+  ExpectAttentionKernels(64, 64);     // dna_alibi
 }
 
 // How a recipe's layers are laid out on a device, kept here so that no change of the rules that

@@ -255,7 +255,8 @@ HL_DEVICE float2 PairWeights(const DecayTables& tables, int r, int s) {
 
 // ---- stores ----
 
-// StoreTransposed in fp32, for sums that others complete: the stage holds half as many rows at once.
+// StoreTransposed in fp32, for sums that others complete: the stage holds half as many rows at
+// once.
 template <int kRows, int kTiles>
 HL_DEVICE void StoreTransposedWide(const float (&d)[kTiles][4], bf16* stage, const Rows& rows,
                                    int length, int column) {

@@ -1,0 +1,158 @@
+// dq: a block has a tile of queries of one head and goes through the tiles of keys that these meet,
+// as the forward does. Weights come anew from the scores and the forward's sums:
+//
+//   dP = dO V^T,  dS = P (dP - dO . O),  dq = scale dS K
+//
+// Of V's slices dP is the sum, in their order; kSliced: there are several, each loaded when its
+// turn comes, dO's beside V's.
+#pragma once
+
+#include "kernels/softmax_attention/cuda/tile_pair.cuh"
+
+namespace halflife::kernels::softmax {
+
+template <int kD, int kV, bool kSliced>
+struct QueryGradientSmem {
+  bf16 *q, *k, *v, *dout;  // [64, kD], 2 [64, kD], 2 [64, kV], [64, kV] or 2 of them
+  QueryTable* table;
+  float* bias;  // 2 [kBiasTile]
+
+  HL_DEVICE explicit QueryGradientSmem(unsigned char* smem) {
+    SmemCarver carver(smem);
+    q = carver.Take<bf16>(kTile * kD);
+    k = carver.Take<bf16>(2 * kTile * kD);
+    v = carver.Take<bf16>(2 * kTile * kV);
+    dout = carver.Take<bf16>((kSliced ? 2 : 1) * kTile * kV);
+    table = carver.Take<QueryTable>(1);
+    bias = carver.Take<float>(2 * kBiasTile);
+  }
+};
+
+// A tile of queries of one head.
+struct QueryPlace {
+  int head, row, tile;
+};
+HL_DEVICE QueryPlace QueryPlaceOf(const SoftmaxAttentionArgs& args, int num_tiles) {
+  const int index = static_cast<int>(blockIdx.x);
+  return {index % args.num_heads, index / args.num_heads % args.batch,
+          num_tiles - 1 - index / args.num_heads / args.batch};
+}
+
+template <int kV>
+HL_DEVICE void LoadOutputGradient(bf16* to, const SoftmaxAttentionGradArgs& grads, int row,
+                                  int head, int tile, int slice) {
+  const SoftmaxAttentionArgs& args = grads.forward;
+  LoadTile<kV, kThreads>(to,
+                         RowsOf(grads.dout, TokensOf(row, tile), head, kV * slice, args.head_dim_v),
+                         args.num_queries - kTile * tile);
+}
+template <int kV>
+HL_DEVICE void LoadValues(bf16* to, const SoftmaxAttentionArgs& args, int row, int head, int tile,
+                          int slice) {
+  LoadTile<kV, kThreads>(
+      to,
+      RowsOf(args.v, TokensOf(row, tile), SharedHead(head, args.num_kv_heads, args.num_heads),
+             kV * slice, args.head_dim_v),
+      args.num_keys - kTile * tile);
+}
+template <int kD>
+HL_DEVICE void LoadQueries(bf16* to, const SoftmaxAttentionArgs& args, int row, int head,
+                           int tile) {
+  LoadTile<kD, kThreads>(to, RowsOf(args.q, TokensOf(row, tile), head, 0, args.head_dim),
+                         args.num_queries - kTile * tile);
+}
+
+// What a step, slice of a tile of keys, loads.
+template <int kD, int kV, bool kSliced>
+HL_DEVICE void LoadStep(const QueryGradientSmem<kD, kV, kSliced>& smem,
+                        const SoftmaxAttentionGradArgs& grads, const QueryPlace& place, int tile,
+                        int tile_stage, int slice, int stage) {
+  const SoftmaxAttentionArgs& args = grads.forward;
+  if (slice == 0) {
+    LoadTile<kD, kThreads>(
+        smem.k + tile_stage * kTile * kD,
+        RowsOf(args.k, TokensOf(place.row, tile),
+               SharedHead(place.head, args.num_kv_heads, args.num_heads), 0, args.head_dim),
+        args.num_keys - kTile * tile);
+    LoadBias(smem.bias + tile_stage * kBiasTile, args, place.head, place.tile, tile);
+  }
+  LoadValues<kV>(smem.v + stage * kTile * kV, args, place.row, place.head, tile, slice);
+  if (kSliced)
+    LoadOutputGradient<kV>(smem.dout + stage * kTile * kV, grads, place.row, place.head, place.tile,
+                           slice);
+}
+
+// dP in place of dS, of a warp's 16 queries.
+HL_DEVICE void Differentiate(float (&dscores)[kTile / 8][4], const float (&products)[kTile / 8][4],
+                             const PairOfTiles& pair, const Query (&queries)[2]) {
+  const int lane = FreshLaneId(), first_row = 16 * FreshWarpId() + lane / 4;
+#pragma unroll
+  for (int n = 0; n < kTile / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int half = i / 2, c = 8 * n + lane % 4 * 2 + i % 2;
+      dscores[n][i] =
+          WeightsOf(pair, queries[half], products[n][i], dscores[n][i], first_row + 8 * half, c)
+              .dscore;
+    }
+  }
+}
+
+HL_DEVICE void LoadRowsOfTable(Query (&queries)[2], const QueryTable& table, bool has_bias_scale) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    queries[half] = QueryOf(table, 16 * WarpId() + LaneRow() + 8 * half, has_bias_scale);
+}
+
+template <int kD, int kV, bool kSliced>
+__global__ void __launch_bounds__(kThreads)
+    QueryGradientKernel(const HL_GRID_CONSTANT BackwardParams params, int num_slices,
+                        int num_tiles) {
+  const SoftmaxAttentionGradArgs& grads = params.grads;
+  const SoftmaxAttentionArgs& args = grads.forward;
+  HL_DYNAMIC_SMEM(raw);
+  const QueryGradientSmem<kD, kV, kSliced> smem(raw);
+  const QueryPlace place = QueryPlaceOf(args, num_tiles);
+  const int num_key_tiles = (args.num_keys + kTile - 1) / kTile;
+  const TileSpan span = params.spans[place.row * num_tiles + place.tile];
+  LoadQueries<kD>(smem.q, args, place.row, place.head, place.tile);
+  LoadTable(*smem.table, args, params.deltas, static_cast<const float*>(args.log_sum), place.row,
+            place.head, place.tile);
+  if (!kSliced) LoadOutputGradient<kV>(smem.dout, grads, place.row, place.head, place.tile, 0);
+  TileWalk walk(span, num_key_tiles);
+  if (walk.tile() < num_key_tiles) LoadStep(smem, grads, place, walk.tile(), 0, 0, 0);
+  CpAsyncCommit();
+
+  float dq[kD / 8][4], dscores[kTile / 8][4];
+  Clear(dq);
+  Query queries[2];
+  int slice = 0, tile_stage = 0, tile = walk.tile();
+  for (int step = 0; tile < num_key_tiles; ++step) {
+    const int stage = step % 2, this_tile = tile, this_slice = slice, this_stage = tile_stage;
+    if (++slice == num_slices) slice = 0, tile_stage = 1 - tile_stage, walk.Advance();
+    tile = walk.tile();
+    CpAsyncWait<0>();
+    __syncthreads();  // what was loaded is there, and the other stage read by all
+    if (step == 0) LoadRowsOfTable(queries, *smem.table, args.bias_scale != nullptr);
+    if (tile < num_key_tiles) LoadStep(smem, grads, place, tile, tile_stage, slice, 1 - stage);
+    CpAsyncCommit();
+    if (this_slice == 0) Clear(dscores);
+    MultiplyRows<kV>(dscores, smem.dout + (kSliced ? stage : 0) * kTile * kV, 16 * WarpId(),
+                     smem.v + stage * kTile * kV, 0);
+    if (this_slice + 1 < num_slices) continue;
+    const bf16* const k = smem.k + this_stage * kTile * kD;
+    float products[kTile / 8][4];
+    Clear(products);
+    MultiplyRows<kD>(products, smem.q, 16 * WarpId(), k, 0);
+    Differentiate(dscores, products,
+                  PairOf(args, span, this_tile, smem.bias + this_stage * kBiasTile), queries);
+    MultiplyWeights<kD>(dq, dscores, k, 0);
+  }
+  CpAsyncWait<0>();
+  __syncthreads();  // q is where rows are staged, and its copy may have been others'
+  StoreRows<kD>(dq, static_cast<float>(args.scale), smem.q,
+                RowsOf(grads.dq, TokensOf(place.row, place.tile), place.head, 0, args.head_dim),
+                args.num_queries - kTile * place.tile);
+}
+
+}  // namespace halflife::kernels::softmax

@@ -1,0 +1,259 @@
+// Device steps on a tile of 64 queries and one of 64 keys: what the queries see, which tiles of
+// keys they meet, biases by distance, scores and weights.
+//
+//   const TileSpan span = SpanOf(args, row, tile);          // every warp for itself
+//   for (TileWalk walk(span, num_tiles); walk.tile() < num_tiles; walk.Advance()) ...
+//
+// As in kernels/cuda/tiles.cuh a warp has 16 rows of a tile: of the queries (forward, dq), or of
+// the keys (dk, dv), whose columns are then queries.
+#pragma once
+
+#include "kernels/cuda/tiles.cuh"
+#include "kernels/softmax_attention/cuda/launch.h"
+
+namespace halflife::kernels::softmax {
+
+using namespace tiles;
+static_assert(kAttentionTile == kTileRows);
+
+constexpr int kTile = kAttentionTile;
+constexpr float kNever = -3.0e38f;  // a score below all others, of which differences are finite
+
+// Where a tile of tokens lies, as RowsOf wants it.
+struct TilePlace {
+  int row;
+  int64_t token;
+};
+HL_DEVICE TilePlace TokensOf(int row, int tile) { return {row, int64_t{kTile} * tile}; }
+
+HL_DEVICE int WarpMin(int x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = min(x, __shfl_xor_sync(kFullWarp, x, offset));
+  return x;
+}
+HL_DEVICE int WarpMaxInt(int x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(kFullWarp, x, offset));
+  return x;
+}
+
+// By one warp, the same in all its lanes.
+HL_DEVICE TileSpan SpanOf(const SoftmaxAttentionArgs& args, int row, int tile) {
+  constexpr int kFar = 0x7fffffff;
+  TileSpan span = {kFar, 0, kFar, 0, 0, kFar};
+#pragma unroll
+  for (int r = LaneId(); r < kTile; r += 32) {
+    const int query = kTile * tile + r;
+    if (query >= args.num_queries) {
+      span.all_end = 0;
+      continue;
+    }
+    const int64_t at = int64_t{1} * row * args.num_queries + query;
+    const int first = args.first[at], end = args.end[at];
+    const int sinks = max(args.sinks[at], 0),
+              sinks_end = min(args.sinks[at] + args.num_sinks, first);
+    if (first < end) span.first = min(span.first, first), span.end = max(span.end, end);
+    if (sinks < sinks_end)
+      span.sinks = min(span.sinks, sinks), span.sinks_end = max(span.sinks_end, sinks_end);
+    span.all_first = max(span.all_first, first), span.all_end = min(span.all_end, end);
+  }
+  return {WarpMin(span.first),        WarpMaxInt(span.end),       WarpMin(span.sinks),
+          WarpMaxInt(span.sinks_end), WarpMaxInt(span.all_first), WarpMin(span.all_end)};
+}
+
+HL_DEVICE bool Meets(const TileSpan& span, int tile) {
+  const int begin = kTile * tile, end = begin + kTile;
+  return (begin < span.end && end > span.first) || (begin < span.sinks_end && end > span.sinks);
+}
+// Whether there are all queries and all keys, and each sees each.
+HL_DEVICE bool AllSeen(const TileSpan& span, int tile) {
+  return kTile * tile >= span.all_first && kTile * tile + kTile <= span.all_end;
+}
+
+// Tiles of keys that a tile of queries meets, in rising order.
+class TileWalk {
+ public:
+  HL_DEVICE TileWalk(const TileSpan& span, int num_tiles)
+      : span_(span), num_tiles_(num_tiles), tile_(-1) {
+    Advance();
+  }
+  HL_DEVICE int tile() const { return tile_; }  // num_tiles: none is left
+  HL_DEVICE void Advance() {
+    do ++tile_;
+    while (tile_ < num_tiles_ && !Meets(span_, tile_));
+  }
+
+ private:
+  const TileSpan& span_;
+  int num_tiles_, tile_;
+};
+
+// ---- what the queries of a tile have ----
+
+// Starts to load the table of a tile; rows past the last query see nothing. log_sum and delta where
+// they are given.
+HL_DEVICE void LoadTable(QueryTable& table, const SoftmaxAttentionArgs& args, const float* deltas,
+                         const float* log_sums, int row, int head, int tile) {
+#pragma unroll 1
+  for (int r = static_cast<int>(threadIdx.x); r < kTile; r += kThreads) {
+    const int query = kTile * tile + r;
+    const bool valid = query < args.num_queries;
+    const int64_t at = int64_t{1} * row * args.num_queries + (valid ? query : 0);
+    const int64_t of_head = at * args.num_heads + head;
+    CpAsync4(table.first + r, args.first + at, valid);
+    CpAsync4(table.end + r, args.end + at, valid);
+    CpAsync4(table.sinks + r, args.sinks + at, valid);
+    if (log_sums != nullptr) CpAsync4(table.log_sum + r, log_sums + of_head, valid);
+    if (deltas != nullptr) CpAsync4(table.delta + r, deltas + of_head, valid);
+    if (args.bias_scale != nullptr)
+      CpAsync4(table.bias_scale + r, static_cast<const float*>(args.bias_scale) + at, valid);
+  }
+}
+// Starts to load the biases of a pair of tiles: that of key c and query r at c - r + kTile - 1.
+HL_DEVICE void LoadBias(float* bias, const SoftmaxAttentionArgs& args, int head, int query_tile,
+                        int key_tile) {
+  if (args.bias == nullptr) return;
+  const int64_t first =
+      args.bias_zero - args.num_past + int64_t{kTile} * (key_tile - query_tile) - (kTile - 1);
+  const float* const table = static_cast<const float*>(args.bias) + head * args.bias_stride;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < kDiagonals; i += kThreads) {
+    // Beyond the table are distances of pairs that are not there.
+    const bool valid = first + i >= 0 && first + i < args.bias_stride;
+    CpAsync4(bias + i, valid ? table + first + i : table, valid);
+  }
+}
+
+// A query's row of the table, in registers.
+struct Query {
+  int first, end, sinks;
+  float log_sum, delta, bias_scale;
+};
+HL_DEVICE Query QueryOf(const QueryTable& table, int r, bool has_bias_scale) {
+  return {table.first[r],   table.end[r],   table.sinks[r],
+          table.log_sum[r], table.delta[r], has_bias_scale ? table.bias_scale[r] : 1.0f};
+}
+HL_DEVICE bool Sees(const Query& query, int key, int num_sinks) {
+  return key < query.end &&
+         (key >= query.first || (key >= query.sinks && key < query.sinks + num_sinks));
+}
+HL_DEVICE float NumSeen(const Query& query, int num_sinks) {
+  const int behind = min(query.sinks + num_sinks, query.first) - max(query.sinks, 0);
+  return static_cast<float>(max(0, query.end - query.first) + max(0, behind));
+}
+
+// What a score is made of beside its product.
+struct PairOfTiles {
+  float scale;
+  int num_sinks;
+  bool squared_relu, all_seen;
+  int first_key;      // place of the tile's first
+  const float* bias;  // null: none
+};
+HL_DEVICE PairOfTiles PairOf(const SoftmaxAttentionArgs& args, const TileSpan& span, int key_tile,
+                             const float* bias) {
+  return {static_cast<float>(args.scale), args.num_sinks,   args.squared_relu,
+          AllSeen(span, key_tile),        kTile * key_tile, args.bias == nullptr ? nullptr : bias};
+}
+HL_DEVICE float Score(const PairOfTiles& pair, const Query& query, float product, int r, int c) {
+  const float score = pair.scale * product;
+  if (pair.bias == nullptr) return score;
+  return fmaf(pair.bias[c - r + kTile - 1], query.bias_scale, score);
+}
+HL_DEVICE bool IsSeen(const PairOfTiles& pair, const Query& query, int c) {
+  return pair.all_seen || Sees(query, pair.first_key + c, pair.num_sinks);
+}
+
+// P of a pair, from its score, and dS from dP: P (dP - delta), or 2 / n max(0, S) dP.
+struct Weights {
+  float weight, dscore;
+};
+HL_DEVICE Weights WeightsOf(const PairOfTiles& pair, const Query& query, float product,
+                            float dweight, int r, int c) {
+  if (!IsSeen(pair, query, c)) return {0.0f, 0.0f};
+  const float score = Score(pair, query, product, r, c);
+  if (pair.squared_relu) {
+    const float slope = fmaxf(score, 0.0f) / NumSeen(query, pair.num_sinks);
+    return {slope * fmaxf(score, 0.0f), 2 * slope * dweight};
+  }
+  const float weight = Exp2Approx((score - query.log_sum) * kLog2E);
+  return {weight, weight * (dweight - query.delta)};
+}
+
+// ---- products ----
+
+// d [16, 8 kTiles] += the 16 rows of a from a_row on, times those of b from b_row on, over kDim
+// columns.
+template <int kDim, int kTiles>
+HL_DEVICE void MultiplyRows(float (&d)[kTiles][4], const bf16* a, int a_row, const bf16* b,
+                            int b_row) {
+  const int lane = FreshLaneId();
+  const int rows = RowsFirst<kDim>(lane), columns = ColumnsFirst<kDim>(lane);
+#pragma unroll 2
+  for (int k = 0; k < kDim; k += 16) {
+    uint32_t left[4];
+    LoadFragment<kDim, false>(left, a, rows, a_row, k);
+#pragma unroll
+    for (int n = 0; n < kTiles / 2; ++n) {
+      uint32_t right[4];
+      LoadFragment<kDim, false>(right, b, columns, b_row + 16 * n, k);
+      MmaPair(d[2 * n], d[2 * n + 1], left, right);
+    }
+  }
+}
+// acc [16, kDim] += x [16, 8 kTiles], rounded, times the rows of b from b_row on.
+template <int kDim, int kTiles>
+HL_DEVICE void MultiplyWeights(float (&acc)[kDim / 8][4], const float (&x)[kTiles][4],
+                               const bf16* b, int b_row) {
+  const int rows = RowsFirst<kDim>(FreshLaneId());
+#pragma unroll
+  for (int s = 0; s < kTiles / 2; ++s) {
+    uint32_t left[4];
+    PackFragment(left, x[2 * s], x[2 * s + 1]);
+#pragma unroll
+    for (int n = 0; n < kDim / 16; ++n) {
+      uint32_t right[4];
+      LoadFragment<kDim, true>(right, b, rows, b_row + 16 * s, 16 * n);
+      MmaPair(acc[2 * n], acc[2 * n + 1], left, right);
+    }
+  }
+}
+
+// ---- stores ----
+
+// The 16 rows of a warp, [16, kDim] times factor, to rows of a tensor, by way of the warp's own
+// rows of a tile that no one else reads.
+template <int kDim>
+HL_DEVICE void StoreRows(const float (&d)[kDim / 8][4], float factor, bf16* tile, const Rows& rows,
+                         int length) {
+  const int lane = FreshLaneId(), first = 16 * FreshWarpId();
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      *reinterpret_cast<uint32_t*>(
+          tile + TileOffset<kDim>(first + lane / 4 + 8 * half, 8 * n + lane % 4 * 2)) =
+          PackBf16(d[n][2 * half] * factor, d[n][2 * half + 1] * factor);
+  }
+  __syncwarp();
+  bf16* const data = reinterpret_cast<bf16*>(rows.data);
+  constexpr int kUnits = kDim / 8;
+  if (rows.aligned) {
+#pragma unroll 1
+    for (int i = lane; i < 16 * kUnits; i += 32) {
+      const int row = first + i / kUnits, column = i % kUnits * 8;
+      if (row < length && column < rows.dim)
+        *reinterpret_cast<uint4*>(data + row * rows.stride_t + column) =
+            *reinterpret_cast<const uint4*>(tile + TileOffset<kDim>(row, column));
+    }
+  } else {
+#pragma unroll 1
+    for (int i = lane; i < 16 * kDim; i += 32) {
+      const int row = first + i / kDim, column = i % kDim;
+      if (row < length && column < rows.dim)
+        data[row * rows.stride_t + column] = tile[TileOffset<kDim>(row, column)];
+    }
+  }
+}
+
+}  // namespace halflife::kernels::softmax

@@ -1,0 +1,39 @@
+// Softmax attention and its gradients pair by pair in fp64, from the definition, with how far an
+// evaluation may be off that rounds what matrix units read, and what is stored, to bf16.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace halflife::kernels::test {
+
+// As SoftmaxAttentionArgs; arrays contiguous.
+struct PairsProblem {
+  int batch = 1, num_queries = 0, num_past = 0, heads = 1, kv_heads = 1, dim = 0, dim_v = 0;
+  double scale = 1;
+  bool squared_relu = false;
+  int num_sinks = 0;
+  std::vector<int32_t> first, end, sinks;  // [B, T]
+  std::vector<double> q, k, v, dout;       // [B, T, H, d], [B, S, Hk, d], [B, S, Hk, V], as out
+  std::vector<double> bias;                // [H, stride] or empty
+  int64_t bias_stride = 0, bias_zero = 0;
+  std::vector<double> bias_scale;  // [B, T] or empty: 1
+
+  int num_keys() const { return num_past + num_queries; }
+};
+
+// A value and how far off it may be, in units of bf16's relative rounding, 2^-8: what is rounded
+// contributes its size by what it is multiplied with.
+struct Bounded {
+  std::vector<double> value, bound;
+  explicit Bounded(size_t size) : value(size), bound(size) {}
+  void Add(size_t i, double x, double off) { value[i] += x, bound[i] += off; }
+};
+struct PairsResult {
+  Bounded out, dq, dk, dv, dbias;  // dbias [B, H, stride]
+  std::vector<double> log_sum;     // [B, T, H]
+};
+PairsResult PairsReference(const PairsProblem& problem);
+
+}  // namespace halflife::kernels::test

@@ -1,0 +1,82 @@
+// Softmax attention on a GPU against the CPU on the same bf16 tensors, by whichever route a problem
+// takes there: LibTorch's attention, kernels of our own, LibTorch's calls. Skips where there is no
+// GPU.
+#include <ATen/Context.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "kernels/softmax_attention/problem.h"
+
+namespace halflife::kernels {
+namespace {
+
+using namespace attention_test;
+
+std::vector<at::Tensor*> Leaves(Problem& p) {
+  std::vector<at::Tensor*> leaves = {&p.in.q, &p.in.k, &p.in.v};
+  for (at::Tensor* x : {&p.in.far_q, &p.in.far_k, &p.in.bias})
+    if (x->defined()) leaves.push_back(x);
+  return leaves;
+}
+
+// The output and the gradient of every leaf.
+std::vector<at::Tensor> Results(const Problem& given, const at::Tensor& dout, at::Device device) {
+  Problem p = given;
+  p.in.positions = p.in.positions.to(device);
+  if (p.in.bias_scale.defined()) p.in.bias_scale = p.in.bias_scale.to(device);
+  std::vector<at::Tensor> leaves;
+  for (at::Tensor* x : Leaves(p)) {
+    *x = x->to(device).requires_grad_();
+    leaves.push_back(*x);
+  }
+  std::vector<at::Tensor> results = {SoftmaxAttention(p.in, p.config)};
+  for (const at::Tensor& grad : torch::autograd::grad({results[0]}, leaves, {dout.to(device)}))
+    results.push_back(grad);
+  for (at::Tensor& x : results) x = x.detach().cpu().to(at::kDouble);
+  return results;
+}
+
+class SoftmaxAttentionGpuTest : public testing::TestWithParam<Shape> {
+ protected:
+  void SetUp() override {
+#ifndef HALFLIFE_WITH_CUDA
+    GTEST_SKIP() << "this build has no CUDA parts";
+#endif
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+TEST_P(SoftmaxAttentionGpuTest, EqualsTheCpu) {
+  const Problem p = MakeProblem(GetParam(), 5).To(at::kBFloat16);
+  const Shape& s = GetParam();
+  const at::Tensor dout = Normal({s.batch, s.seq_len, s.heads, s.dim_v}, 9, at::kBFloat16);
+  const std::vector<at::Tensor> want = Results(p, dout, at::kCPU),
+                                got = Results(p, dout, at::kCUDA);
+  ASSERT_EQ(got.size(), want.size());
+  // Weights, dS, outputs and gradients are rounded to bf16 on one side or on both: 2^-8 each, of
+  // sums whose terms are up to a few times as large as they.
+  for (size_t i = 0; i < want.size(); ++i) {
+    SCOPED_TRACE(i == 0 ? "out" : "gradient of leaf " + std::to_string(i - 1));
+    EXPECT_LE((got[i] - want[i]).norm().item<double>(),
+              2e-2 * want[i].norm().item<double>() + 1e-3);
+  }
+}
+
+// Twice the same bits: no sum's order is left to chance.
+TEST_P(SoftmaxAttentionGpuTest, IsTheSameEveryTime) {
+  const Shape& s = GetParam();
+  const Problem p = MakeProblem(s, 5).To(at::kBFloat16);
+  const at::Tensor dout = Normal({s.batch, s.seq_len, s.heads, s.dim_v}, 9, at::kBFloat16);
+  const std::vector<at::Tensor> first = Results(p, dout, at::kCUDA),
+                                second = Results(p, dout, at::kCUDA);
+  for (size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(test::BitEqual(first[i], second[i])) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, SoftmaxAttentionGpuTest, testing::ValuesIn(kShapes),
+                         [](const testing::TestParamInfo<Shape>& shape) {
+                           std::string name = shape.param.name;
+                           std::ranges::replace(name, ' ', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace halflife::kernels
