@@ -34,10 +34,10 @@ RULES = {
     "ChannelReverseScanKernel": MMA,
     "StateScanKernel": MMA,
     "ChannelStateScanKernel": MMA,
-    "softmax::ForwardKernel": MMA,
-    "softmax::QueryGradientKernel": MMA,
-    "softmax::KeyGradientKernel": MMA,
-    "softmax::BiasGradientKernel": MMA,
+    "pairs::ForwardKernel": MMA,
+    "pairs::QueryGradientKernel": MMA,
+    "pairs::KeyGradientKernel": MMA,
+    "pairs::BiasGradientKernel": MMA,
     "WarpgroupScanKernel": MMA[:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
 }
 # Kernels that have a body for one architecture alone.

@@ -64,7 +64,8 @@ struct PolynomialAttentionArgs {
   // Written by a forward that will be differentiated, read by its backward, where normalised.
   void* norm_denom = nullptr;  // [B, T, H] fp32: z + norm_eps
 
-  // WorkspaceBytes(); contents undefined before and after
+  // On CUDA: ForwardWorkspaceBytes() or WorkspaceBytes(), aligned to 16; contents undefined before
+  // and after.
   void* workspace = nullptr;
 };
 
@@ -78,8 +79,8 @@ struct PolynomialAttentionGradArgs {
   void* dinitial_norm = nullptr;
 };
 
-// Tokens meet every earlier token of their document, in O(T^2); or those of their chunk, and the
-// state for the others, in O(T).
+// Tokens meet every earlier token of their document, in O(T^2), which CUDA has of bf16 alone; or
+// those of their chunk, and the state for the others, in O(T).
 enum class PolynomialForm : uint8_t { kByShape, kQuadratic, kChunked };
 
 // What a caller has decided of a plan.
@@ -121,8 +122,10 @@ void Step(const PolynomialAttentionStepArgs& args);
 }  // namespace cpu
 
 namespace cuda {
-// Of a backward; a forward and a step need none.
-size_t WorkspaceBytes(const PolynomialAttentionArgs& args);
+size_t ForwardWorkspaceBytes(const PolynomialAttentionArgs& args,
+                             const PolynomialAttentionPlan& plan);
+// Of a backward; a step needs none.
+size_t WorkspaceBytes(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan);
 void Forward(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan,
              cudaStream_t stream);
 void Backward(const PolynomialAttentionGradArgs& args, const PolynomialAttentionPlan& plan,

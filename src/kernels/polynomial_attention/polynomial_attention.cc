@@ -61,6 +61,9 @@ struct Call {
   at::Tensor Empty(at::IntArrayRef sizes) const {
     return at::empty(sizes, inputs.q.options().dtype(ComputeType(inputs.q)));
   }
+  at::Tensor Bytes(size_t bytes) const {
+    return at::empty({static_cast<int64_t>(bytes)}, inputs.q.options().dtype(at::kByte));
+  }
   std::vector<int64_t> StateSizes() const {
     return {args.num_sequences, args.num_heads, FeatureLayout(args.head_dim, args.weights).count,
             args.head_dim_v};
@@ -133,7 +136,11 @@ ForwardResult RunForward(Call& call, bool want_final_state, bool differentiated)
   const PolynomialAttentionPlan plan = call.Plan();
   RunOn(
       call.inputs.q, [&] { cpu::Forward(args, plan); },
-      [&](auto stream) { cuda::Forward(args, plan, stream); });
+      [&](auto stream) {
+        const at::Tensor workspace = call.Bytes(cuda::ForwardWorkspaceBytes(args, plan));
+        args.workspace = workspace.data_ptr();
+        cuda::Forward(args, plan, stream);
+      });
   return result;
 }
 
@@ -173,9 +180,7 @@ Gradients RunBackward(Call& call, const at::Tensor& dout, const PolynomialState&
   RunOn(
       in.q, [&] { cpu::Backward(args, plan); },
       [&](auto stream) {
-        const at::Tensor workspace =
-            at::empty({static_cast<int64_t>(cuda::WorkspaceBytes(args.forward))},
-                      in.q.options().dtype(at::kByte));
+        const at::Tensor workspace = call.Bytes(cuda::WorkspaceBytes(args.forward, plan));
         args.forward.workspace = workspace.data_ptr();
         cuda::Backward(args, plan, stream);
       });

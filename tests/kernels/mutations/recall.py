@@ -2,6 +2,9 @@
 
 from family import Family
 
+PAIR, FORWARD, QUADRATIC = ("../cuda/pair_attention/tile_pair.cuh",
+                           "../cuda/pair_attention/forward.cuh", "cuda/quadratic.cu")
+
 # (name, source, text, replacement, test)
 MUTATIONS = [
     ("polynomial: the normaliser's sums dropped", "cuda/scan.cuh",
@@ -61,10 +64,31 @@ MUTATIONS = [
      "i < kStepRows; ++i", "i < kStepRows - 1; ++i", "polynomial"),
     ("polynomial step: no barrier between turns of columns", "cuda/step.cuh",
      "      }\n    }\n    __syncthreads();\n  }\n}\n", "      }\n    }\n  }\n}\n", "polynomial"),
+    ("quadratic: the polynomial without its square", PAIR,
+     "{fmaf(score, fmaf(pair.a2, score, pair.a1), pair.a0),", "{fmaf(score, pair.a1, pair.a0),",
+     "polynomial"),
+    ("quadratic: the square's slope is its root", PAIR,
+     "fmaf(2 * pair.a2, score, pair.a1)", "fmaf(pair.a2, score, pair.a1)", "polynomial"),
+    ("quadratic: gradients of sums that nothing divides", PAIR,
+     "of.weight *= query.normaliser, of.slope *= query.normaliser;", ";", "polynomial"),
+    ("quadratic: the sum of weights of the last tile alone", FORWARD,
+     "      running.sum[half] += scores[n][i];\n    }\n  }\n}\n\n// out over",
+     "      running.sum[half] = scores[n][i];\n    }\n  }\n}\n\n// out over", "polynomial"),
+    ("quadratic: a document's start is not honoured", QUADRATIC,
+     "if (n == begin || (chunk.flags & kChunkResets) != 0)", "if (n == begin)", "polynomial"),
+    ("quadratic: a token does not meet itself", QUADRATIC,
+     "end[at] = static_cast<int32_t>(token + 1);", "end[at] = static_cast<int32_t>(token);",
+     "polynomial"),
+    ("quadratic: padding of a narrow head is left out of what is not padding", PAIR,
+     "(width + 15) / 16 * 16", "width / 16 * 16", "polynomial"),
 ]
 
+PAIRS = "../cuda/pair_attention"
 POLYNOMIAL = Family(
     name="polynomial attention", folder="src/kernels/polynomial_attention",
-    sources=["cuda/polynomial_attention.cu", "plan.cc", "reference.cc", "../chunks/chunk_table.cc"],
+    sources=["cuda/*.cu", f"{PAIRS}/*.cu", f"{PAIRS}/instances/*.cu", "plan.cc", "reference.cc",
+             "../chunks/chunk_table.cc"],
     tests={"polynomial": "tests/kernels/polynomial_attention/cuda/polynomial_attention_test.cc"},
-    instances={"cuda/feature_pairs.cuh": {"polynomial": "cuda/"}}, mutations=MUTATIONS)
+    instances={"cuda/feature_pairs.cuh": {"polynomial": "cuda/"}, PAIR: {"polynomial": PAIRS},
+               FORWARD: {"polynomial": PAIRS}},
+    mutations=MUTATIONS)

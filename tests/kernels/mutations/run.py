@@ -22,10 +22,10 @@ import tempfile
 import time
 
 from family import ROOT, Family
+from pairs import PAIRS
 from pooling import FOCUS_POOL
 from recall import POLYNOMIAL
 from scans import SCANS
-from softmax_cuda import SOFTMAX
 from step import ADAMW, STEP
 
 FLAGS = {
@@ -551,7 +551,7 @@ def survivors_of(family, kind, mutations, options):
     return survivors
 
 
-FAMILIES = (DECAY, STEP, ADAMW, POLYNOMIAL, FOCUS_POOL, SCANS, SOFTMAX)
+FAMILIES = (DECAY, STEP, ADAMW, POLYNOMIAL, FOCUS_POOL, SCANS, PAIRS)
 
 
 def main():

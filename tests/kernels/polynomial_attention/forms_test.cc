@@ -31,11 +31,11 @@ TEST_P(PolynomialFormsTest, AgreeWithTheOracleInDouble) {
         {.seq_len = e.seq_len, .dim = e.dim, .dim_v = e.dim_v, .kernel = GetParam()}, 100);
     const Answer want = Oracle(p);
     for (const int64_t chunk : {1, 16, 32, 64})
-      ExpectClose(RunCpu(p, {.dtype = at::kDouble, .chunk_size = chunk}), want, 1e-10);
+      ExpectClose(RunKernel(p, {.dtype = at::kDouble, .chunk_size = chunk}), want, 1e-10);
     for (const int64_t chunk : {16, 32, 64})
       ExpectClose(
-          RunCpu(p,
-                 {.dtype = at::kDouble, .chunk_size = chunk, .form = PolynomialForm::kQuadratic}),
+          RunKernel(
+              p, {.dtype = at::kDouble, .chunk_size = chunk, .form = PolynomialForm::kQuadratic}),
           want, 1e-10);
   }
 }
@@ -50,9 +50,9 @@ TEST_P(PolynomialFormsTest, AgreeWithTheOracleInFloat) {
     for (const int64_t chunk : {1, 16, 64}) {
       if (chunk == 1 && e.seq_len > 300) continue;
       SCOPED_TRACE(testing::Message() << "chunks of " << chunk);
-      ExpectClose(RunCpu(p, {.chunk_size = chunk}), want, 1e-5);
+      ExpectClose(RunKernel(p, {.chunk_size = chunk}), want, 1e-5);
     }
-    ExpectClose(RunCpu(p, {.form = PolynomialForm::kQuadratic}), want, 1e-5);
+    ExpectClose(RunKernel(p, {.form = PolynomialForm::kQuadratic}), want, 1e-5);
   }
 }
 
@@ -65,8 +65,8 @@ TEST_P(PolynomialFormsTest, AgreeWithTheOracleInBf16) {
         MakeProblem({.seq_len = e.seq_len, .dim = e.dim, .dim_v = e.dim_v, .kernel = GetParam()},
                     102, at::kBFloat16);
     const Answer want = Oracle(p);
-    ExpectClose(RunCpu(p, {.dtype = at::kBFloat16}), want, 2e-2);
-    ExpectClose(RunCpu(p, {.dtype = at::kBFloat16, .form = PolynomialForm::kQuadratic}), want,
+    ExpectClose(RunKernel(p, {.dtype = at::kBFloat16}), want, 2e-2);
+    ExpectClose(RunKernel(p, {.dtype = at::kBFloat16, .form = PolynomialForm::kQuadratic}), want,
                 2e-2);
   }
 }
@@ -87,9 +87,9 @@ TEST_P(PolynomialFormsTest, StatesAndDocumentsAgreeWithTheOracle) {
                                     103);
       const Answer want = Oracle(p);
       for (const int64_t chunk : {16, 32, 64})
-        ExpectClose(RunCpu(p, {.dtype = at::kDouble, .chunk_size = chunk}), want, 1e-10);
+        ExpectClose(RunKernel(p, {.dtype = at::kDouble, .chunk_size = chunk}), want, 1e-10);
       if (!states)
-        ExpectClose(RunCpu(p, {.dtype = at::kDouble, .form = PolynomialForm::kQuadratic}), want,
+        ExpectClose(RunKernel(p, {.dtype = at::kDouble, .form = PolynomialForm::kQuadratic}), want,
                     1e-10);
     }
 }
@@ -156,7 +156,7 @@ TEST_P(PolynomialFormsTest, ThreadsChangeNoBit) {
       MakeProblem({.batch = 3, .seq_len = 100, .kernel = GetParam(), .states = true}, 106);
   halflife::test::ExpectSameBitsWithThreads([&] {
     std::vector<at::Tensor> tensors;
-    for (const auto& [name, tensor] : RunCpu(p, {})) tensors.push_back(tensor);
+    for (const auto& [name, tensor] : RunKernel(p, {})) tensors.push_back(tensor);
     return tensors;
   });
 }

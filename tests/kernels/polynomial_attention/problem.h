@@ -2,7 +2,7 @@
 // form.
 //
 //   const Problem problem = MakeProblem({.seq_len = 65, .kernel = kBased}, seed);
-//   const Answer want = Oracle(problem), got = RunCpu(problem, {.chunk_size = 16});
+//   const Answer want = Oracle(problem), got = RunKernel(problem, {.chunk_size = 16});
 //   ExpectClose(got, want, 1e-5);
 #pragma once
 
@@ -155,47 +155,51 @@ struct RunConfig {
   at::ScalarType dtype = at::kFloat;
   int64_t chunk_size = 32;
   PolynomialForm form = PolynomialForm::kChunked;
+  at::Device device = at::kCPU;
 };
 
-inline std::shared_ptr<const SequenceChunks> ChunksOf(const ProblemShape& s, int64_t chunk_size) {
+inline std::shared_ptr<const SequenceChunks> ChunksOf(const ProblemShape& s, int64_t chunk_size,
+                                                      at::Device device = at::kCPU) {
   return MakeSequenceChunks({.batch = s.batch,
                              .seq_len = s.seq_len,
                              .chunk_size = chunk_size,
                              .document_starts = s.document_starts},
-                            at::kCPU);
+                            device);
 }
 
-inline Answer RunCpu(const Problem& p, const RunConfig& run) {
+// On the CPU, whatever device ran.
+inline Answer RunKernel(const Problem& p, const RunConfig& run) {
   const at::ScalarType wide = run.dtype == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<at::Tensor> leaves;
   const auto leaf = [&](const at::Tensor& x, at::ScalarType dtype) {
     if (!x.defined()) return x;
-    leaves.push_back(x.to(dtype).clone().requires_grad_());
+    leaves.push_back(x.to(dtype).to(run.device).clone().requires_grad_());
     return leaves.back();
   };
   PolynomialAttentionInputs inputs = {.q = leaf(p.q, run.dtype),
                                       .k = leaf(p.k, run.dtype),
                                       .v = leaf(p.v, run.dtype),
-                                      .chunks = ChunksOf(p.shape, run.chunk_size)};
+                                      .chunks = ChunksOf(p.shape, run.chunk_size, run.device)};
   inputs.initial_state = {.kv = leaf(p.initial.kv, wide), .norm = leaf(p.initial.norm, wide)};
   PolynomialAttentionConfig config = p.Config();
   config.form = run.form;
   const auto [out, final_state, divisors] = PolynomialAttention(inputs, config);
-  std::vector<at::Tensor> results = {out}, gradients = {p.dout.to(run.dtype)};
+  std::vector<at::Tensor> results = {out}, gradients = {p.dout.to(run.dtype).to(run.device)};
   Answer answer = {{"out", out.detach()}};
   if (p.shape.states) {
     results.push_back(final_state.kv);
-    gradients.push_back(p.dfinal.kv.to(wide));
+    gradients.push_back(p.dfinal.kv.to(wide).to(run.device));
     answer["final_state"] = final_state.kv.detach();
     if (final_state.norm.defined()) {
       results.push_back(final_state.norm);
-      gradients.push_back(p.dfinal.norm.to(wide));
+      gradients.push_back(p.dfinal.norm.to(wide).to(run.device));
       answer["final_norm"] = final_state.norm.detach();
     }
   }
   const char* const names[] = {"dq", "dk", "dv", "dinitial_state", "dinitial_norm"};
   const auto grads = torch::autograd::grad(results, leaves, gradients);
   for (size_t i = 0; i < grads.size(); ++i) answer[names[i]] = grads[i];
+  for (auto& [name, tensor] : answer) tensor = tensor.cpu();
   return answer;
 }
 

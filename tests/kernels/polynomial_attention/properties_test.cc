@@ -19,7 +19,7 @@ using namespace test;
 constexpr PolynomialForm kForms[] = {PolynomialForm::kQuadratic, PolynomialForm::kChunked};
 
 at::Tensor Out(const Problem& p, PolynomialForm form, at::ScalarType dtype = at::kFloat) {
-  return RunCpu(p, {.dtype = dtype, .form = form}).at("out");
+  return RunKernel(p, {.dtype = dtype, .form = form}).at("out");
 }
 // z, [B, T, H, 1]: what ones become without the normaliser.
 at::Tensor Sums(const Problem& p, PolynomialForm form, at::ScalarType dtype) {
@@ -162,7 +162,7 @@ TEST(PolynomialProperties, ZeroKeysGiveZeroAndFiniteGradients) {
   for (const PolynomialForm form : kForms) {
     Problem p = MakeProblem({.kernel = kRebased}, 9);
     p.k = at::zeros_like(p.k);
-    const Answer answer = RunCpu(p, {.form = form});
+    const Answer answer = RunKernel(p, {.form = form});
     EXPECT_TRUE(BitEqual(answer.at("out"), at::zeros_like(answer.at("out"))));
     for (const auto& [name, tensor] : answer)
       EXPECT_TRUE(tensor.isfinite().all().item<bool>()) << name;

@@ -1,6 +1,6 @@
-// Which kernels of decay and softmax attention each recipe trains with on each kind of GPU: a fast
-// path that the recipes do not reach is none. Needs no GPU, as a plan is a function of the device's
-// limits.
+// Which kernels of attention, with decay, softmax or a polynomial, each recipe trains with on each
+// kind of GPU: a fast path that the recipes do not reach is none. Needs no GPU, as a plan is a
+// function of the device's limits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/turns.h"
+#include "kernels/polynomial_attention/args.h"
 #include "kernels/softmax_attention/args.h"
 #include "model/language_model.h"
 #include "support/paths.h"
@@ -35,7 +36,8 @@ const std::map<std::string, Decay> kDecayed = {
     {"retention", {DecayKind::kPerHead}},
 };
 // Mixers of recipes that have kernels of their own.
-const std::set<std::string> kOthers = {"base_conv", "based", "gated_conv", "mamba", "rebased"};
+const std::set<std::string> kOthers = {"base_conv", "gated_conv", "mamba"};
+const std::set<std::string> kPolynomial = {"based", "rebased"};
 // Mixers of softmax attention, whose state are keys and values.
 const std::set<std::string> kAttention = {"gau", "softmax"};
 
@@ -108,6 +110,18 @@ void ExpectAttentionKernels(int64_t head_dim, int64_t head_dim_v) {
   }
 }
 
+// Whole rows of bf16 without a state to begin from are met pair by pair on matrix units.
+void ExpectPairs(const RunConfig& config) {
+  kernels::PolynomialAttentionArgs args;
+  args.batch = static_cast<int>(config.train.micro_batch);
+  args.seq_len = static_cast<int>(config.data.seq_len);
+  args.num_heads = 1, args.head_dim = 16, args.head_dim_v = 64;
+  args.weights = {1, 1, 0.5};
+  for (kernels::TensorView* view : {&args.q, &args.k, &args.v, &args.out})
+    view->dtype = DType::kBF16;
+  EXPECT_TRUE(kernels::MakePlan(args, {.is_cuda = true}).quadratic);
+}
+
 TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
   std::set<std::string> met;
   const std::filesystem::path folder = std::filesystem::path(test::kSourceDir) / "launch/recipes";
@@ -119,6 +133,10 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
     const model::LanguageModel model(config.model);
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
       const std::string name(config.model.mixer_of(layer).name());
+      if (kPolynomial.count(name) == 1) {
+        ExpectPairs(config);
+        continue;
+      }
       if (kAttention.count(name) == 1) {
         const std::vector<model::StateTensor> state = model.TraitsOf(layer).state;
         if (state.empty()) continue;  // an encoder's: below

@@ -1,6 +1,7 @@
 // The entries of polynomial attention on CUDA: checks, grids, launches.
 #include "kernels/cuda/grid_blocks.h"
 #include "kernels/polynomial_attention/call_checks.h"
+#include "kernels/polynomial_attention/cuda/quadratic.h"
 #include "kernels/polynomial_attention/cuda/scan.cuh"
 #include "kernels/polynomial_attention/cuda/step.cuh"
 
@@ -57,7 +58,13 @@ void RunStep(const PolynomialAttentionStepArgs& args, cudaStream_t stream) {
 
 namespace cuda {
 
-size_t WorkspaceBytes(const PolynomialAttentionArgs& args) {
+size_t ForwardWorkspaceBytes(const PolynomialAttentionArgs& args,
+                             const PolynomialAttentionPlan& plan) {
+  return plan.quadratic ? polynomial::QuadraticForwardBytes(args) : 0;
+}
+
+size_t WorkspaceBytes(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan) {
+  if (plan.quadratic) return polynomial::QuadraticBackwardBytes(args);
   return sizeof(float) * args.batch * args.seq_len * args.num_heads * args.head_dim *
          polynomial::NumSlices(args);
 }
@@ -65,6 +72,7 @@ size_t WorkspaceBytes(const PolynomialAttentionArgs& args) {
 void Forward(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan,
              cudaStream_t stream) {
   CheckCall(args, plan, kMaxChunkSize);
+  if (plan.quadratic) return polynomial::QuadraticForward(args, stream);
   polynomial::ScanParams params;
   params.grads.forward = args;
   args.q.dtype == DType::kBF16 ? LaunchScan<bf16, polynomial::ForwardPass>(params, stream)
@@ -75,8 +83,9 @@ void Backward(const PolynomialAttentionGradArgs& grads, const PolynomialAttentio
               cudaStream_t stream) {
   CheckCall(grads, plan, kMaxChunkSize);
   HL_CHECK(grads.forward.num_chunks == 0 || grads.forward.workspace != nullptr,
-           "polynomial attention: a backward on CUDA needs ", WorkspaceBytes(grads.forward),
+           "polynomial attention: a backward on CUDA needs ", WorkspaceBytes(grads.forward, plan),
            " bytes of workspace, got none");
+  if (plan.quadratic) return polynomial::QuadraticBackward(grads, stream);
   grads.forward.q.dtype == DType::kBF16 ? RunBackward<bf16>(grads, stream)
                                         : RunBackward<float>(grads, stream);
 }

@@ -10,6 +10,7 @@
 #include "kernels/chunks/chunk_table.h"
 #include "kernels/polynomial_attention/args.h"
 #include "kernels/polynomial_attention/reference.h"
+#include "support/expect_error.h"
 
 namespace halflife::kernels {
 namespace {
@@ -69,6 +70,18 @@ class Rows {
   std::vector<Bf16> narrow_;
 };
 
+// Of NaN, aligned to 16 bytes and more.
+class Workspace {
+ public:
+  explicit Workspace(size_t bytes) : values_(bytes / sizeof(double) + 2, NAN) {}
+  void* data() {
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(values_.data()) + 15) / 16 * 16);
+  }
+
+ private:
+  std::vector<double> values_;
+};
+
 std::vector<float> Floats(const Values& values) { return {values.begin(), values.end()}; }
 
 void ExpectClose(const char* name, const Values& got, const Values& want, double tolerance,
@@ -110,7 +123,7 @@ class Problem {
     for (size_t f = 0; f < Norms(); f += layout_.count) reference_.initial_norm[f] = 8;
   }
 
-  void ExpectAll() {
+  void ExpectAll(PolynomialForm form = PolynomialForm::kByShape) {
     const PolynomialReferenceResult want = PolynomialReference(reference_);
     Rows q(shape_, shape_.dim, reference_.q), k(shape_, shape_.dim, reference_.k),
         v(shape_, shape_.dim_v, reference_.v), dout(shape_, shape_.dim_v, reference_.dout);
@@ -133,11 +146,14 @@ class Problem {
     if (shape_.states) args.initial_state = initial.data(), args.final_state = final_state.data();
     if (shape_.states && shape_.normalise)
       args.initial_norm = initial_norm.data(), args.final_norm = final_norm.data();
-    const PolynomialAttentionPlan plan = MakePlan(args, {.chunk_size = 16, .is_cuda = true});
-    EXPECT_FALSE(plan.quadratic);
+    const PolynomialAttentionPlan plan =
+        MakePlan(args, {.chunk_size = 16, .form = form, .is_cuda = true});
+    EXPECT_EQ(plan.quadratic, shape_.bf16 && !shape_.states && form != PolynomialForm::kChunked);
+    Workspace forward_workspace(cuda::ForwardWorkspaceBytes(args, plan));
+    args.workspace = forward_workspace.data();
     cuda::Forward(args, plan, nullptr);
 
-    std::vector<std::byte> workspace(cuda::WorkspaceBytes(args));
+    Workspace workspace(cuda::WorkspaceBytes(args, plan));
     args.workspace = workspace.data();
     PolynomialAttentionGradArgs grads;
     grads.forward = args;
@@ -187,6 +203,16 @@ class Problem {
       }
     }
     return worst;
+  }
+
+  void ForwardWithoutAWorkspace() {
+    Rows q(shape_, shape_.dim, reference_.q), k(shape_, shape_.dim, reference_.k),
+        v(shape_, shape_.dim_v, reference_.v), out(shape_, shape_.dim_v);
+    const ChunkTable table =
+        MakeChunkTable({.batch = shape_.batch, .seq_len = shape_.seq_len, .chunk_size = 16});
+    PolynomialAttentionArgs args = Args(table);
+    args.q = q.view(), args.k = k.view(), args.v = v.view(), args.out = out.view();
+    cuda::Forward(args, MakePlan(args, {.chunk_size = 16, .is_cuda = true}), nullptr);
   }
 
   // Every token by the decode step, from a state of zero.
@@ -259,8 +285,30 @@ TEST(CudaPolynomial, AnyWidthAndLength) {
 }
 
 TEST(CudaPolynomial, Bf16) {
-  Problem({.seq_len = kSlow ? 5 : 20, .bf16 = true}).ExpectAll();
+  Problem({.seq_len = kSlow ? 5 : 20, .bf16 = true}).ExpectAll(PolynomialForm::kChunked);
   if (!kSlow) Problem({.seq_len = 6, .bf16 = true}).ExpectSteps();
+}
+
+// Every token against every other, on matrix units: on and off the edges of tiles, widths and
+// documents that do not fill them, slices of V.
+TEST(CudaPolynomial, Quadratic) {
+  for (const PolynomialWeights& weights :
+       {PolynomialWeights{1, 1, 0.5}, {0, 0, 1}, {0.5, 1, 0.5}, {0, 1, 0}}) {
+    Shape shape = {.seq_len = 70, .dim = 16, .dim_v = 21, .weights = weights, .bf16 = true};
+    shape.normalise = weights.a2 != 0;
+    Problem(shape).ExpectAll();
+    shape.batch = 2, shape.document_starts = {3, 64, 70, 135};
+    Problem(shape).ExpectAll();
+  }
+  for (const auto& [seq_len, dim, dim_v] :
+       {std::tuple{1, 16, 8}, {64, 16, 64}, {129, 24, 16}, {66, 5, 9}, {65, 64, 136}})
+    Problem({.seq_len = seq_len, .heads = 1, .dim = dim, .dim_v = dim_v, .bf16 = true}).ExpectAll();
+}
+
+TEST(CudaPolynomial, QuadraticWithoutAWorkspace) {
+  Shape shape = {.seq_len = 4, .bf16 = true};
+  EXPECT_HL_ERROR(Problem(shape).ForwardWithoutAWorkspace(), ExitCode::kInternal,
+                  "the quadratic form on CUDA needs 32 bytes of workspace, got none");
 }
 
 TEST(CudaPolynomial, StepsAreTheWhole) {

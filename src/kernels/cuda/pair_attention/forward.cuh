@@ -1,12 +1,12 @@
-// The forward of softmax attention: a block has a tile of queries of one head, and a slice of V,
+// The forward: a block has a tile of queries of one head, and a slice of V,
 // and goes through the tiles of keys that these meet, with a running maximum and sum a query
-// (Milakov and Gimelshein, 2018; Dao et al., 2022). Weights of a squared ReLU need neither.
+// (Milakov and Gimelshein, 2018; Dao et al., 2022). Other weights need no maximum.
 #pragma once
 
 #include "kernels/cuda/grid_blocks.h"
-#include "kernels/softmax_attention/cuda/tile_pair.cuh"
+#include "kernels/cuda/pair_attention/tile_pair.cuh"
 
-namespace halflife::kernels::softmax {
+namespace halflife::kernels::pairs {
 
 template <int kD, int kV>
 struct ForwardSmem {
@@ -28,7 +28,7 @@ struct ForwardSmem {
 struct ForwardPlace {
   int slice, head, row, tile;
 };
-HL_DEVICE ForwardPlace ForwardPlaceOf(const SoftmaxAttentionArgs& args, int num_slices,
+HL_DEVICE ForwardPlace ForwardPlaceOf(const PairAttentionArgs& args, int num_slices,
                                       int num_tiles) {
   ForwardPlace place;
   int index = static_cast<int>(blockIdx.x);
@@ -42,7 +42,7 @@ HL_DEVICE ForwardPlace ForwardPlaceOf(const SoftmaxAttentionArgs& args, int num_
 }
 
 template <int kD, int kV>
-HL_DEVICE void LoadKeys(const ForwardSmem<kD, kV>& smem, const SoftmaxAttentionArgs& args,
+HL_DEVICE void LoadKeys(const ForwardSmem<kD, kV>& smem, const PairAttentionArgs& args,
                         const ForwardPlace& place, int tile, int stage) {
   const TilePlace tokens = TokensOf(place.row, tile);
   const int length = args.num_keys - kTile * tile;
@@ -55,7 +55,7 @@ HL_DEVICE void LoadKeys(const ForwardSmem<kD, kV>& smem, const SoftmaxAttentionA
   LoadBias(smem.bias + stage * kBiasTile, args, place.head, place.tile, tile);
 }
 
-// A thread's two queries: their running maximum and the sum of what is above it.
+// A thread's two queries: their running maximum, and the sum of their weights, relative to it.
 struct RunningSoftmax {
   float top[2] = {kNever, kNever}, sum[2] = {0, 0};
 };
@@ -99,38 +99,43 @@ HL_DEVICE void Weigh(float (&scores)[kTile / 8][4], const PairOfTiles& pair,
     }
   }
 }
-HL_DEVICE void WeighSquared(float (&scores)[kTile / 8][4], const PairOfTiles& pair,
-                            const Query (&queries)[2]) {
+// Weights of another kind, and their sums.
+HL_DEVICE void WeighAlone(float (&scores)[kTile / 8][4], const PairOfTiles& pair,
+                          const Query (&queries)[2], RunningSoftmax& running) {
   const int lane = FreshLaneId(), first_row = 16 * FreshWarpId() + lane / 4;
 #pragma unroll
   for (int n = 0; n < kTile / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int half = i / 2, c = 8 * n + lane % 4 * 2 + i % 2;
-      scores[n][i] =
-          WeightsOf(pair, queries[half], scores[n][i], 0.0f, first_row + 8 * half, c).weight;
+      const float score = Score(pair, queries[half], scores[n][i], first_row + 8 * half, c);
+      const bool seen = IsSeen(pair, queries[half], c);
+      scores[n][i] = seen ? WeightOf(pair, queries[half], score).weight : 0.0f;
+      running.sum[half] += scores[n][i];
     }
   }
 }
 
-// out over the sums, and ln of these.
+// out over what divides it.
 template <int kD, int kV>
-HL_DEVICE void StoreOutput(const ForwardSmem<kD, kV>& smem, const SoftmaxAttentionArgs& args,
+HL_DEVICE void StoreOutput(const ForwardSmem<kD, kV>& smem, const PairAttentionArgs& args,
                            const ForwardPlace& place, RunningSoftmax& running,
                            float (&out)[kV / 8][4]) {
   const int lane = FreshLaneId(), length = args.num_queries - kTile * place.tile;
-  if (!args.squared_relu) {
+  if (args.divides()) {
+    const bool is_softmax = args.weight == Weight::kSoftmax;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float sum = RowSum(running.sum[half]);
-      const float inverse = sum > 0 ? 1 / sum : 0.0f;
+      const float sum = RowSum(running.sum[half]) + (is_softmax ? 0.0f : args.norm_eps);
+      const float inverse = sum > 0 || !is_softmax ? 1 / sum : 0.0f;
 #pragma unroll
       for (int n = 0; n < kV / 8; ++n) out[n][2 * half] *= inverse, out[n][2 * half + 1] *= inverse;
       const int r = 16 * FreshWarpId() + lane / 4 + 8 * half;
-      if (args.log_sum == nullptr || place.slice > 0 || lane % 4 != 0 || r >= length) continue;
+      if (args.normaliser == nullptr || place.slice > 0 || lane % 4 != 0 || r >= length) continue;
       const int64_t query = int64_t{1} * place.row * args.num_queries + kTile * place.tile + r;
-      static_cast<float*>(args.log_sum)[query * args.num_heads + place.head] =
+      const float log_sum =
           sum > 0 ? running.top[half] + logf(sum) : __uint_as_float(0xff800000u);  // -inf
+      args.normaliser[query * args.num_heads + place.head] = is_softmax ? log_sum : sum;
     }
   }
   const Rows rows = RowsOf(args.out, TokensOf(place.row, place.tile), place.head, kV * place.slice,
@@ -140,8 +145,8 @@ HL_DEVICE void StoreOutput(const ForwardSmem<kD, kV>& smem, const SoftmaxAttenti
 }
 
 template <int kD, int kV>
-__global__ void __launch_bounds__(kThreads)
-    ForwardKernel(const HL_GRID_CONSTANT SoftmaxAttentionArgs args, int num_slices, int num_tiles) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    ForwardKernel(const HL_GRID_CONSTANT PairAttentionArgs args, int num_slices, int num_tiles) {
   HL_DYNAMIC_SMEM(raw);
   const ForwardSmem<kD, kV> smem(raw);
   const ForwardPlace place = ForwardPlaceOf(args, num_slices, num_tiles);
@@ -155,6 +160,8 @@ __global__ void __launch_bounds__(kThreads)
   if (walk.tile() < num_key_tiles) LoadKeys(smem, args, place, walk.tile(), 0);
   CpAsyncCommit();
 
+  const int columns = ColumnsOf<kD>(args.head_dim);
+  const int columns_v = ColumnsOf<kV>(args.head_dim_v - kV * place.slice);
   float out[kV / 8][4];
   Clear(out);
   RunningSoftmax running;
@@ -167,33 +174,32 @@ __global__ void __launch_bounds__(kThreads)
     if (step == 0) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        queries[half] =
-            QueryOf(*smem.table, 16 * WarpId() + LaneRow() + 8 * half, args.bias_scale != nullptr);
+        queries[half] = QueryOf(*smem.table, 16 * WarpId() + LaneRow() + 8 * half, args);
     }
     if (walk.tile() < num_key_tiles) LoadKeys(smem, args, place, walk.tile(), 1 - stage);
     CpAsyncCommit();
     float scores[kTile / 8][4];
     Clear(scores);
-    MultiplyRows<kD>(scores, smem.q, 16 * WarpId(), smem.k + stage * kTile * kD, 0);
+    MultiplyRows<kD>(scores, smem.q, 16 * WarpId(), smem.k + stage * kTile * kD, 0, columns);
     const PairOfTiles pair = PairOf(args, span, tile, smem.bias + stage * kBiasTile);
-    if (args.squared_relu) {
-      WeighSquared(scores, pair, queries);
-    } else {
+    if (args.weight == Weight::kSoftmax) {
       Weigh(scores, pair, queries, running, out);
+    } else {
+      WeighAlone(scores, pair, queries, running);
     }
-    MultiplyWeights<kV>(out, scores, smem.v + stage * kTile * kV, 0);
+    MultiplyWeights<kV>(out, scores, smem.v + stage * kTile * kV, 0, columns_v);
   }
   CpAsyncWait<0>();
   StoreOutput(smem, args, place, running, out);
 }
 
 template <int kD, int kV>
-void LaunchForward(const SoftmaxAttentionArgs& args, cudaStream_t stream) {
+void LaunchForward(const PairAttentionArgs& args, cudaStream_t stream) {
   const int slices = (args.head_dim_v + kV - 1) / kV, num_tiles = NumQueryTiles(args);
   const int64_t blocks = int64_t{1} * slices * args.num_heads * args.batch * num_tiles;
-  Launch({dim3(GridBlocks(blocks, "softmax attention")), dim3(kThreads), ForwardBytes(kD, kV),
-          "softmax attention"},
+  Launch({dim3(GridBlocks(blocks, "pairs of tiles")), dim3(kThreads), ForwardBytes(kD, kV),
+          "pairs of tiles"},
          stream, ForwardKernel<kD, kV>, args, slices, num_tiles);
 }
 
-}  // namespace halflife::kernels::softmax
+}  // namespace halflife::kernels::pairs

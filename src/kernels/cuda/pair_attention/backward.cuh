@@ -2,37 +2,37 @@
 #pragma once
 
 #include "kernels/cuda/grid_blocks.h"
-#include "kernels/softmax_attention/cuda/bias_gradient.cuh"
-#include "kernels/softmax_attention/cuda/key_gradient.cuh"
-#include "kernels/softmax_attention/cuda/query_gradient.cuh"
+#include "kernels/cuda/pair_attention/bias_gradient.cuh"
+#include "kernels/cuda/pair_attention/key_gradient.cuh"
+#include "kernels/cuda/pair_attention/query_gradient.cuh"
 
-namespace halflife::kernels::softmax {
+namespace halflife::kernels::pairs {
 
 template <int kD, int kV, bool kSliced>
 void LaunchQueryGradient(const BackwardParams& params, cudaStream_t stream) {
-  const SoftmaxAttentionArgs& args = params.grads.forward;
+  const PairAttentionArgs& args = params.grads.forward;
   const int num_tiles = NumQueryTiles(args);
   const int64_t blocks = int64_t{1} * args.num_heads * args.batch * num_tiles;
-  Launch({dim3(GridBlocks(blocks, "softmax attention's dq")), dim3(kThreads),
-          QueryGradientBytes(kD, kV, kSliced), "softmax attention's dq"},
+  Launch({dim3(GridBlocks(blocks, "dq of pairs of tiles")), dim3(kThreads),
+          QueryGradientBytes(kD, kV, kSliced), "dq of pairs of tiles"},
          stream, QueryGradientKernel<kD, kV, kSliced>, params, NumSlices(args), num_tiles);
 }
 template <int kD, int kV, typename Pass>
 void LaunchKeyGradient(const BackwardParams& params, cudaStream_t stream) {
-  const SoftmaxAttentionArgs& args = params.grads.forward;
+  const PairAttentionArgs& args = params.grads.forward;
   const int grid_slices = Pass::kValues ? NumSlices(args) : 1;
   const int step_slices = Pass::kSliced ? NumSlices(args) : 1;
   const int64_t blocks =
       int64_t{1} * grid_slices * args.num_kv_heads * args.batch * NumKeyTiles(args);
-  Launch({dim3(GridBlocks(blocks, "softmax attention's dk and dv")), dim3(kThreads),
-          KeyGradientBytes(kD, kV, Pass::kSliced), "softmax attention's dk and dv"},
+  Launch({dim3(GridBlocks(blocks, "dk and dv of pairs of tiles")), dim3(kThreads),
+          KeyGradientBytes(kD, kV, Pass::kSliced), "dk and dv of pairs of tiles"},
          stream, KeyGradientKernel<kD, kV, Pass>, params, grid_slices, step_slices,
          NumQueryTiles(args));
 }
 
 template <int kD, int kV>
 void LaunchBackward(const BackwardParams& params, cudaStream_t stream) {
-  const SoftmaxAttentionArgs& args = params.grads.forward;
+  const PairAttentionArgs& args = params.grads.forward;
   if (NumSlices(args) == 1) {
     LaunchQueryGradient<kD, kV, false>(params, stream);
     LaunchKeyGradient<kD, kV, KeysAndValues>(params, stream);
@@ -43,10 +43,10 @@ void LaunchBackward(const BackwardParams& params, cudaStream_t stream) {
   }
   if (params.bands == nullptr) return;
   const int64_t blocks = int64_t{1} * args.batch * args.num_heads * NumBands(args);
-  Launch({dim3(GridBlocks(blocks, "softmax attention's dbias")), dim3(kThreads),
-          BiasGradientBytes(kD, kV), "softmax attention's dbias"},
+  Launch({dim3(GridBlocks(blocks, "dbias of pairs of tiles")), dim3(kThreads),
+          BiasGradientBytes(kD, kV), "dbias of pairs of tiles"},
          stream, BiasGradientKernel<kD, kV>, params, NumSlices(args), NumQueryTiles(args),
          NumBands(args));
 }
 
-}  // namespace halflife::kernels::softmax
+}  // namespace halflife::kernels::pairs

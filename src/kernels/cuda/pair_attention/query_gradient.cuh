@@ -1,15 +1,15 @@
 // dq: a block has a tile of queries of one head and goes through the tiles of keys that these meet,
 // as the forward does. Weights come anew from the scores and the forward's sums:
 //
-//   dP = dO V^T,  dS = P (dP - dO . O),  dq = scale dS K
+//   dP = dO V^T,  dS = P (dP - dO . O) of a softmax,  dq = scale dS K
 //
 // Of V's slices dP is the sum, in their order; kSliced: there are several, each loaded when its
 // turn comes, dO's beside V's.
 #pragma once
 
-#include "kernels/softmax_attention/cuda/tile_pair.cuh"
+#include "kernels/cuda/pair_attention/tile_pair.cuh"
 
-namespace halflife::kernels::softmax {
+namespace halflife::kernels::pairs {
 
 template <int kD, int kV, bool kSliced>
 struct QueryGradientSmem {
@@ -32,22 +32,22 @@ struct QueryGradientSmem {
 struct QueryPlace {
   int head, row, tile;
 };
-HL_DEVICE QueryPlace QueryPlaceOf(const SoftmaxAttentionArgs& args, int num_tiles) {
+HL_DEVICE QueryPlace QueryPlaceOf(const PairAttentionArgs& args, int num_tiles) {
   const int index = static_cast<int>(blockIdx.x);
   return {index % args.num_heads, index / args.num_heads % args.batch,
           num_tiles - 1 - index / args.num_heads / args.batch};
 }
 
 template <int kV>
-HL_DEVICE void LoadOutputGradient(bf16* to, const SoftmaxAttentionGradArgs& grads, int row,
-                                  int head, int tile, int slice) {
-  const SoftmaxAttentionArgs& args = grads.forward;
+HL_DEVICE void LoadOutputGradient(bf16* to, const PairAttentionGradArgs& grads, int row, int head,
+                                  int tile, int slice) {
+  const PairAttentionArgs& args = grads.forward;
   LoadTile<kV, kThreads>(to,
                          RowsOf(grads.dout, TokensOf(row, tile), head, kV * slice, args.head_dim_v),
                          args.num_queries - kTile * tile);
 }
 template <int kV>
-HL_DEVICE void LoadValues(bf16* to, const SoftmaxAttentionArgs& args, int row, int head, int tile,
+HL_DEVICE void LoadValues(bf16* to, const PairAttentionArgs& args, int row, int head, int tile,
                           int slice) {
   LoadTile<kV, kThreads>(
       to,
@@ -56,8 +56,7 @@ HL_DEVICE void LoadValues(bf16* to, const SoftmaxAttentionArgs& args, int row, i
       args.num_keys - kTile * tile);
 }
 template <int kD>
-HL_DEVICE void LoadQueries(bf16* to, const SoftmaxAttentionArgs& args, int row, int head,
-                           int tile) {
+HL_DEVICE void LoadQueries(bf16* to, const PairAttentionArgs& args, int row, int head, int tile) {
   LoadTile<kD, kThreads>(to, RowsOf(args.q, TokensOf(row, tile), head, 0, args.head_dim),
                          args.num_queries - kTile * tile);
 }
@@ -65,9 +64,9 @@ HL_DEVICE void LoadQueries(bf16* to, const SoftmaxAttentionArgs& args, int row, 
 // What a step, slice of a tile of keys, loads.
 template <int kD, int kV, bool kSliced>
 HL_DEVICE void LoadStep(const QueryGradientSmem<kD, kV, kSliced>& smem,
-                        const SoftmaxAttentionGradArgs& grads, const QueryPlace& place, int tile,
+                        const PairAttentionGradArgs& grads, const QueryPlace& place, int tile,
                         int tile_stage, int slice, int stage) {
-  const SoftmaxAttentionArgs& args = grads.forward;
+  const PairAttentionArgs& args = grads.forward;
   if (slice == 0) {
     LoadTile<kD, kThreads>(
         smem.k + tile_stage * kTile * kD,
@@ -98,31 +97,32 @@ HL_DEVICE void Differentiate(float (&dscores)[kTile / 8][4], const float (&produ
   }
 }
 
-HL_DEVICE void LoadRowsOfTable(Query (&queries)[2], const QueryTable& table, bool has_bias_scale) {
+HL_DEVICE void LoadRowsOfTable(Query (&queries)[2], const QueryTable& table,
+                               const PairAttentionArgs& args) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    queries[half] = QueryOf(table, 16 * WarpId() + LaneRow() + 8 * half, has_bias_scale);
+    queries[half] = QueryOf(table, 16 * WarpId() + LaneRow() + 8 * half, args);
 }
 
 template <int kD, int kV, bool kSliced>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     QueryGradientKernel(const HL_GRID_CONSTANT BackwardParams params, int num_slices,
                         int num_tiles) {
-  const SoftmaxAttentionGradArgs& grads = params.grads;
-  const SoftmaxAttentionArgs& args = grads.forward;
+  const PairAttentionGradArgs& grads = params.grads;
+  const PairAttentionArgs& args = grads.forward;
   HL_DYNAMIC_SMEM(raw);
   const QueryGradientSmem<kD, kV, kSliced> smem(raw);
   const QueryPlace place = QueryPlaceOf(args, num_tiles);
   const int num_key_tiles = (args.num_keys + kTile - 1) / kTile;
   const TileSpan span = params.spans[place.row * num_tiles + place.tile];
   LoadQueries<kD>(smem.q, args, place.row, place.head, place.tile);
-  LoadTable(*smem.table, args, params.deltas, static_cast<const float*>(args.log_sum), place.row,
-            place.head, place.tile);
+  LoadTable(*smem.table, args, params.deltas, args.normaliser, place.row, place.head, place.tile);
   if (!kSliced) LoadOutputGradient<kV>(smem.dout, grads, place.row, place.head, place.tile, 0);
   TileWalk walk(span, num_key_tiles);
   if (walk.tile() < num_key_tiles) LoadStep(smem, grads, place, walk.tile(), 0, 0, 0);
   CpAsyncCommit();
 
+  const int columns = ColumnsOf<kD>(args.head_dim);
   float dq[kD / 8][4], dscores[kTile / 8][4];
   Clear(dq);
   Query queries[2];
@@ -133,26 +133,27 @@ __global__ void __launch_bounds__(kThreads)
     tile = walk.tile();
     CpAsyncWait<0>();
     __syncthreads();  // what was loaded is there, and the other stage read by all
-    if (step == 0) LoadRowsOfTable(queries, *smem.table, args.bias_scale != nullptr);
+    if (step == 0) LoadRowsOfTable(queries, *smem.table, args);
     if (tile < num_key_tiles) LoadStep(smem, grads, place, tile, tile_stage, slice, 1 - stage);
     CpAsyncCommit();
     if (this_slice == 0) Clear(dscores);
     MultiplyRows<kV>(dscores, smem.dout + (kSliced ? stage : 0) * kTile * kV, 16 * WarpId(),
-                     smem.v + stage * kTile * kV, 0);
+                     smem.v + stage * kTile * kV, 0,
+                     ColumnsOf<kV>(args.head_dim_v - kV * this_slice));
     if (this_slice + 1 < num_slices) continue;
     const bf16* const k = smem.k + this_stage * kTile * kD;
     float products[kTile / 8][4];
     Clear(products);
-    MultiplyRows<kD>(products, smem.q, 16 * WarpId(), k, 0);
+    MultiplyRows<kD>(products, smem.q, 16 * WarpId(), k, 0, columns);
     Differentiate(dscores, products,
                   PairOf(args, span, this_tile, smem.bias + this_stage * kBiasTile), queries);
-    MultiplyWeights<kD>(dq, dscores, k, 0);
+    MultiplyWeights<kD>(dq, dscores, k, 0, columns);
   }
   CpAsyncWait<0>();
   __syncthreads();  // q is where rows are staged, and its copy may have been others'
-  StoreRows<kD>(dq, static_cast<float>(args.scale), smem.q,
+  StoreRows<kD>(dq, args.scale, smem.q,
                 RowsOf(grads.dq, TokensOf(place.row, place.tile), place.head, 0, args.head_dim),
                 args.num_queries - kTile * place.tile);
 }
 
-}  // namespace halflife::kernels::softmax
+}  // namespace halflife::kernels::pairs

@@ -8,15 +8,15 @@
 // the keys (dk, dv), whose columns are then queries.
 #pragma once
 
+#include "kernels/cuda/pair_attention/launch.h"
 #include "kernels/cuda/tiles.cuh"
-#include "kernels/softmax_attention/cuda/launch.h"
 
-namespace halflife::kernels::softmax {
+namespace halflife::kernels::pairs {
 
 using namespace tiles;
-static_assert(kAttentionTile == kTileRows);
+static_assert(tiles::kTileRows == pairs::kTileRows);
 
-constexpr int kTile = kAttentionTile;
+constexpr int kTile = pairs::kTileRows;
 constexpr float kNever = -3.0e38f;  // a score below all others, of which differences are finite
 
 // Where a tile of tokens lies, as RowsOf wants it.
@@ -38,7 +38,7 @@ HL_DEVICE int WarpMaxInt(int x) {
 }
 
 // By one warp, the same in all its lanes.
-HL_DEVICE TileSpan SpanOf(const SoftmaxAttentionArgs& args, int row, int tile) {
+HL_DEVICE TileSpan SpanOf(const PairAttentionArgs& args, int row, int tile) {
   constexpr int kFar = 0x7fffffff;
   TileSpan span = {kFar, 0, kFar, 0, 0, kFar};
 #pragma unroll
@@ -90,10 +90,10 @@ class TileWalk {
 
 // ---- what the queries of a tile have ----
 
-// Starts to load the table of a tile; rows past the last query see nothing. log_sum and delta where
-// they are given.
-HL_DEVICE void LoadTable(QueryTable& table, const SoftmaxAttentionArgs& args, const float* deltas,
-                         const float* log_sums, int row, int head, int tile) {
+// Starts to load the table of a tile; rows past the last query see nothing. normaliser and delta
+// where they are given.
+HL_DEVICE void LoadTable(QueryTable& table, const PairAttentionArgs& args, const float* deltas,
+                         const float* normalisers, int row, int head, int tile) {
 #pragma unroll 1
   for (int r = static_cast<int>(threadIdx.x); r < kTile; r += kThreads) {
     const int query = kTile * tile + r;
@@ -103,19 +103,18 @@ HL_DEVICE void LoadTable(QueryTable& table, const SoftmaxAttentionArgs& args, co
     CpAsync4(table.first + r, args.first + at, valid);
     CpAsync4(table.end + r, args.end + at, valid);
     CpAsync4(table.sinks + r, args.sinks + at, valid);
-    if (log_sums != nullptr) CpAsync4(table.log_sum + r, log_sums + of_head, valid);
+    if (normalisers != nullptr) CpAsync4(table.normaliser + r, normalisers + of_head, valid);
     if (deltas != nullptr) CpAsync4(table.delta + r, deltas + of_head, valid);
-    if (args.bias_scale != nullptr)
-      CpAsync4(table.bias_scale + r, static_cast<const float*>(args.bias_scale) + at, valid);
+    if (args.bias_scale != nullptr) CpAsync4(table.bias_scale + r, args.bias_scale + at, valid);
   }
 }
 // Starts to load the biases of a pair of tiles: that of key c and query r at c - r + kTile - 1.
-HL_DEVICE void LoadBias(float* bias, const SoftmaxAttentionArgs& args, int head, int query_tile,
+HL_DEVICE void LoadBias(float* bias, const PairAttentionArgs& args, int head, int query_tile,
                         int key_tile) {
   if (args.bias == nullptr) return;
   const int64_t first =
       args.bias_zero - args.num_past + int64_t{kTile} * (key_tile - query_tile) - (kTile - 1);
-  const float* const table = static_cast<const float*>(args.bias) + head * args.bias_stride;
+  const float* const table = args.bias + head * args.bias_stride;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kDiagonals; i += kThreads) {
     // Beyond the table are distances of pairs that are not there.
@@ -127,11 +126,14 @@ HL_DEVICE void LoadBias(float* bias, const SoftmaxAttentionArgs& args, int head,
 // A query's row of the table, in registers.
 struct Query {
   int first, end, sinks;
-  float log_sum, delta, bias_scale;
+  float normaliser, delta, bias_scale;
 };
-HL_DEVICE Query QueryOf(const QueryTable& table, int r, bool has_bias_scale) {
-  return {table.first[r],   table.end[r],   table.sinks[r],
-          table.log_sum[r], table.delta[r], has_bias_scale ? table.bias_scale[r] : 1.0f};
+// Of a polynomial the inverse of what divides.
+HL_DEVICE Query QueryOf(const QueryTable& table, int r, const PairAttentionArgs& args) {
+  const float normaliser = table.normaliser[r];
+  return {table.first[r], table.end[r],
+          table.sinks[r], args.weight == Weight::kPolynomial ? 1 / normaliser : normaliser,
+          table.delta[r], args.bias_scale != nullptr ? table.bias_scale[r] : 1.0f};
 }
 HL_DEVICE bool Sees(const Query& query, int key, int num_sinks) {
   return key < query.end &&
@@ -142,18 +144,25 @@ HL_DEVICE float NumSeen(const Query& query, int num_sinks) {
   return static_cast<float>(max(0, query.end - query.first) + max(0, behind));
 }
 
-// What a score is made of beside its product.
+// What a score and its weight are made of beside the product.
 struct PairOfTiles {
   float scale;
+  Weight kind;
+  float a0, a1, a2;
   int num_sinks;
-  bool squared_relu, all_seen;
+  bool divides, all_seen;
   int first_key;      // place of the tile's first
   const float* bias;  // null: none
 };
-HL_DEVICE PairOfTiles PairOf(const SoftmaxAttentionArgs& args, const TileSpan& span, int key_tile,
+HL_DEVICE PairOfTiles PairOf(const PairAttentionArgs& args, const TileSpan& span, int key_tile,
                              const float* bias) {
-  return {static_cast<float>(args.scale), args.num_sinks,   args.squared_relu,
-          AllSeen(span, key_tile),        kTile * key_tile, args.bias == nullptr ? nullptr : bias};
+  PairOfTiles pair;
+  pair.scale = args.scale, pair.kind = args.weight;
+  pair.a0 = args.a0, pair.a1 = args.a1, pair.a2 = args.a2;
+  pair.num_sinks = args.num_sinks, pair.divides = args.divides();
+  pair.all_seen = AllSeen(span, key_tile), pair.first_key = kTile * key_tile;
+  pair.bias = args.bias == nullptr ? nullptr : bias;
+  return pair;
 }
 HL_DEVICE float Score(const PairOfTiles& pair, const Query& query, float product, int r, int c) {
   const float score = pair.scale * product;
@@ -164,47 +173,68 @@ HL_DEVICE bool IsSeen(const PairOfTiles& pair, const Query& query, int c) {
   return pair.all_seen || Sees(query, pair.first_key + c, pair.num_sinks);
 }
 
-// P of a pair, from its score, and dS from dP: P (dP - delta), or 2 / n max(0, S) dP.
+// w(s), and its slope dw / ds. Of a squared ReLU both over the number of keys; of a softmax over
+// the sum of weights, which the caller has.
+struct WeightAndSlope {
+  float weight, slope;
+};
+HL_DEVICE WeightAndSlope WeightOf(const PairOfTiles& pair, const Query& query, float score) {
+  if (pair.kind == Weight::kPolynomial)
+    return {fmaf(score, fmaf(pair.a2, score, pair.a1), pair.a0), fmaf(2 * pair.a2, score, pair.a1)};
+  if (pair.kind == Weight::kSquaredRelu) {
+    const float positive = fmaxf(score, 0.0f) / NumSeen(query, pair.num_sinks);
+    return {positive * fmaxf(score, 0.0f), 2 * positive};
+  }
+  const float weight = Exp2Approx((score - query.normaliser) * kLog2E);
+  return {weight, weight};
+}
+
+// P of a pair, by which v counts in the output, and dS from dP: the slope times dP - dO . O, which
+// is what the sum that divides adds, or times dP.
 struct Weights {
   float weight, dscore;
 };
 HL_DEVICE Weights WeightsOf(const PairOfTiles& pair, const Query& query, float product,
                             float dweight, int r, int c) {
   if (!IsSeen(pair, query, c)) return {0.0f, 0.0f};
-  const float score = Score(pair, query, product, r, c);
-  if (pair.squared_relu) {
-    const float slope = fmaxf(score, 0.0f) / NumSeen(query, pair.num_sinks);
-    return {slope * fmaxf(score, 0.0f), 2 * slope * dweight};
-  }
-  const float weight = Exp2Approx((score - query.log_sum) * kLog2E);
-  return {weight, weight * (dweight - query.delta)};
+  WeightAndSlope of = WeightOf(pair, query, Score(pair, query, product, r, c));
+  if (!pair.divides) return {of.weight, of.slope * dweight};
+  if (pair.kind == Weight::kPolynomial) of.weight *= query.normaliser, of.slope *= query.normaliser;
+  return {of.weight, of.slope * (dweight - query.delta)};
 }
 
 // ---- products ----
 
-// d [16, 8 kTiles] += the 16 rows of a from a_row on, times those of b from b_row on, over kDim
-// columns.
+// Columns of a tile that are not padding, in whole steps of a product.
+template <int kDim>
+HL_DEVICE int ColumnsOf(int width) {
+  return min(kDim, (width + 15) / 16 * 16);
+}
+
+// d [16, 8 kTiles] += the 16 rows of a from a_row on, times those of b from b_row on, over the
+// first `columns`.
 template <int kDim, int kTiles>
 HL_DEVICE void MultiplyRows(float (&d)[kTiles][4], const bf16* a, int a_row, const bf16* b,
-                            int b_row) {
+                            int b_row, int columns) {
   const int lane = FreshLaneId();
-  const int rows = RowsFirst<kDim>(lane), columns = ColumnsFirst<kDim>(lane);
-#pragma unroll 2
-  for (int k = 0; k < kDim; k += 16) {
+  const int of_a = RowsFirst<kDim>(lane), of_b = ColumnsFirst<kDim>(lane);
+#pragma unroll 1
+  for (int k = 0; k < columns; k += 16) {
     uint32_t left[4];
-    LoadFragment<kDim, false>(left, a, rows, a_row, k);
+    LoadFragment<kDim, false>(left, a, of_a, a_row, k);
 #pragma unroll
     for (int n = 0; n < kTiles / 2; ++n) {
       uint32_t right[4];
-      LoadFragment<kDim, false>(right, b, columns, b_row + 16 * n, k);
+      LoadFragment<kDim, false>(right, b, of_b, b_row + 16 * n, k);
       MmaPair(d[2 * n], d[2 * n + 1], left, right);
     }
   }
 }
-// acc [16, kDim] += x [16, 8 kTiles], rounded, times the rows of b from b_row on.
+// The first `columns` of acc [16, kDim] += x [16, 8 kTiles], rounded, times the rows of b from
+// b_row on.
 template <int kDim, int kTiles>
 HL_DEVICE void MultiplyWeights(float (&acc)[kDim / 8][4], const float (&x)[kTiles][4],
-                               const bf16* b, int b_row) {
+                               const bf16* b, int b_row, int columns) {
   const int rows = RowsFirst<kDim>(FreshLaneId());
 #pragma unroll
   for (int s = 0; s < kTiles / 2; ++s) {
@@ -212,6 +242,7 @@ HL_DEVICE void MultiplyWeights(float (&acc)[kDim / 8][4], const float (&x)[kTile
     PackFragment(left, x[2 * s], x[2 * s + 1]);
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
+      if (16 * n >= columns) break;
       uint32_t right[4];
       LoadFragment<kDim, true>(right, b, rows, b_row + 16 * s, 16 * n);
       MmaPair(acc[2 * n], acc[2 * n + 1], left, right);
@@ -256,4 +287,4 @@ HL_DEVICE void StoreRows(const float (&d)[kDim / 8][4], float factor, bf16* tile
   }
 }
 
-}  // namespace halflife::kernels::softmax
+}  // namespace halflife::kernels::pairs

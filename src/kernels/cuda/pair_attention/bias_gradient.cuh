@@ -3,9 +3,9 @@
 // bands make up the sum of a distance. No atomic additions: the order is the tiles'.
 #pragma once
 
-#include "kernels/softmax_attention/cuda/query_gradient.cuh"
+#include "kernels/cuda/pair_attention/query_gradient.cuh"
 
-namespace halflife::kernels::softmax {
+namespace halflife::kernels::pairs {
 
 template <int kD, int kV>
 struct BiasGradientSmem {
@@ -30,15 +30,14 @@ template <int kD, int kV>
 HL_DEVICE void StorePair(const BiasGradientSmem<kD, kV>& smem, const BackwardParams& params,
                          const QueryPlace& place, int key_tile, const TileSpan& span,
                          int num_slices) {
-  const SoftmaxAttentionArgs& args = params.grads.forward;
+  const PairAttentionArgs& args = params.grads.forward;
   LoadQueries<kD>(smem.q, args, place.row, place.head, place.tile);
   LoadTile<kD, kThreads>(
       smem.k,
       RowsOf(args.k, TokensOf(place.row, key_tile),
              SharedHead(place.head, args.num_kv_heads, args.num_heads), 0, args.head_dim),
       args.num_keys - kTile * key_tile);
-  LoadTable(*smem.table, args, params.deltas, static_cast<const float*>(args.log_sum), place.row,
-            place.head, place.tile);
+  LoadTable(*smem.table, args, params.deltas, args.normaliser, place.row, place.head, place.tile);
   LoadBias(smem.bias, args, place.head, place.tile, key_tile);
   float dscores[kTile / 8][4], products[kTile / 8][4];
   Clear(dscores), Clear(products);
@@ -48,12 +47,13 @@ HL_DEVICE void StorePair(const BiasGradientSmem<kD, kV>& smem, const BackwardPar
     CpAsyncCommit();
     CpAsyncWait<0>();
     __syncthreads();
-    MultiplyRows<kV>(dscores, smem.dout, 16 * WarpId(), smem.v, 0);
+    MultiplyRows<kV>(dscores, smem.dout, 16 * WarpId(), smem.v, 0,
+                     ColumnsOf<kV>(args.head_dim_v - kV * slice));
     __syncthreads();  // the next slice's place is free
   }
-  MultiplyRows<kD>(products, smem.q, 16 * WarpId(), smem.k, 0);
+  MultiplyRows<kD>(products, smem.q, 16 * WarpId(), smem.k, 0, ColumnsOf<kD>(args.head_dim));
   Query queries[2];
-  LoadRowsOfTable(queries, *smem.table, args.bias_scale != nullptr);
+  LoadRowsOfTable(queries, *smem.table, args);
   Differentiate(dscores, products, PairOf(args, span, key_tile, smem.bias), queries);
   const int row = 16 * WarpId() + LaneRow();
 #pragma unroll
@@ -66,10 +66,10 @@ HL_DEVICE void StorePair(const BiasGradientSmem<kD, kV>& smem, const BackwardPar
 }
 
 template <int kD, int kV>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     BiasGradientKernel(const HL_GRID_CONSTANT BackwardParams params, int num_slices, int num_tiles,
                        int num_bands) {
-  const SoftmaxAttentionArgs& args = params.grads.forward;
+  const PairAttentionArgs& args = params.grads.forward;
   HL_DYNAMIC_SMEM(raw);
   const BiasGradientSmem<kD, kV> smem(raw);
   const int band =
@@ -93,4 +93,4 @@ __global__ void __launch_bounds__(kThreads)
   params.bands[int64_t{kBiasTile} * blockIdx.x + threadIdx.x] = sum;
 }
 
-}  // namespace halflife::kernels::softmax
+}  // namespace halflife::kernels::pairs

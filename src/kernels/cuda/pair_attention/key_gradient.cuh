@@ -8,9 +8,9 @@
 // blocks own a slice each.
 #pragma once
 
-#include "kernels/softmax_attention/cuda/query_gradient.cuh"
+#include "kernels/cuda/pair_attention/query_gradient.cuh"
 
-namespace halflife::kernels::softmax {
+namespace halflife::kernels::pairs {
 
 struct KeysAndValues {
   static constexpr bool kKeys = true, kValues = true, kSliced = false;
@@ -43,7 +43,7 @@ struct KeyGradientSmem {
 struct KeyPlace {
   int slice, kv_head, row, tile;
 };
-HL_DEVICE KeyPlace KeyPlaceOf(const SoftmaxAttentionArgs& args, int num_slices) {
+HL_DEVICE KeyPlace KeyPlaceOf(const PairAttentionArgs& args, int num_slices) {
   KeyPlace place;
   int index = static_cast<int>(blockIdx.x);
   place.slice = index % num_slices;
@@ -95,12 +95,12 @@ class QueryWalk {
 template <int kD, int kV, typename Pass>
 HL_DEVICE void LoadStep(const KeyGradientSmem<kD, kV, Pass>& smem, const BackwardParams& params,
                         const KeyPlace& place, const QueryWalk& at, int stage) {
-  const SoftmaxAttentionGradArgs& grads = params.grads;
-  const SoftmaxAttentionArgs& args = grads.forward;
+  const PairAttentionGradArgs& grads = params.grads;
+  const PairAttentionArgs& args = grads.forward;
   if (at.slice() == 0) {
     LoadQueries<kD>(smem.q + at.tile_stage() * kTile * kD, args, place.row, at.head(), at.tile());
-    LoadTable(smem.tables[at.tile_stage()], args, params.deltas,
-              static_cast<const float*>(args.log_sum), place.row, at.head(), at.tile());
+    LoadTable(smem.tables[at.tile_stage()], args, params.deltas, args.normaliser, place.row,
+              at.head(), at.tile());
     LoadBias(smem.bias + at.tile_stage() * kBiasTile, args, at.head(), at.tile(), place.tile);
   }
   const int slice = Pass::kSliced ? at.slice() : place.slice;
@@ -117,14 +117,14 @@ constexpr int kQueriesAtOnce = 32;
 template <bool kGradients>
 HL_DEVICE void WeighTransposed(float (&products)[kQueriesAtOnce / 8][4],
                                float (&dweights)[kQueriesAtOnce / 8][4], const PairOfTiles& pair,
-                               const QueryTable& table, int first, bool has_bias_scale) {
+                               const QueryTable& table, int first, const PairAttentionArgs& args) {
   const int lane = FreshLaneId(), key = 16 * FreshWarpId() + lane / 4;
 #pragma unroll
   for (int n = 0; n < kQueriesAtOnce / 8; ++n) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int r = first + 8 * n + lane % 4 * 2 + j;
-      const Query query = QueryOf(table, r, has_bias_scale);
+      const Query query = QueryOf(table, r, args);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = 2 * half + j;
@@ -144,10 +144,13 @@ struct KeySums {
 
 // A pair of tiles' share of the gradients; dweights of kSliced hold dP by now.
 template <int kD, int kV, typename Pass>
-HL_DEVICE void AddPair(const KeyGradientSmem<kD, kV, Pass>& smem, const PairOfTiles& pair,
-                       int tile_stage, int stage, bool has_bias_scale,
+HL_DEVICE void AddPair(const KeyGradientSmem<kD, kV, Pass>& smem, const KeyPlace& place,
+                       const PairOfTiles& pair, int tile_stage, int stage,
+                       const PairAttentionArgs& args,
                        float (&dweights)[kTile / kQueriesAtOnce][kQueriesAtOnce / 8][4],
                        KeySums<kD, kV>& sums) {
+  const int columns = ColumnsOf<kD>(args.head_dim);
+  const int columns_v = ColumnsOf<kV>(args.head_dim_v - kV * place.slice);
   const bf16 *const q = smem.q + tile_stage * kTile * kD, *const dout =
                                                               smem.dout + stage * kTile * kV;
 #pragma unroll
@@ -155,28 +158,28 @@ HL_DEVICE void AddPair(const KeyGradientSmem<kD, kV, Pass>& smem, const PairOfTi
     const int first = part * kQueriesAtOnce;
     float products[kQueriesAtOnce / 8][4];
     Clear(products);
-    MultiplyRows<kD>(products, smem.k, 16 * WarpId(), q, first);
+    MultiplyRows<kD>(products, smem.k, 16 * WarpId(), q, first, columns);
     if constexpr (Pass::kKeys && !Pass::kSliced) {
       Clear(dweights[part]);
-      MultiplyRows<kV>(dweights[part], smem.v, 16 * WarpId(), dout, first);
+      MultiplyRows<kV>(dweights[part], smem.v, 16 * WarpId(), dout, first, columns_v);
     }
     WeighTransposed<Pass::kKeys>(products, dweights[part], pair, smem.tables[tile_stage], first,
-                                 has_bias_scale);
-    if constexpr (Pass::kValues) MultiplyWeights<kV>(sums.dv, products, dout, first);
-    if constexpr (Pass::kKeys) MultiplyWeights<kD>(sums.dk, dweights[part], q, first);
+                                 args);
+    if constexpr (Pass::kValues) MultiplyWeights<kV>(sums.dv, products, dout, first, columns_v);
+    if constexpr (Pass::kKeys) MultiplyWeights<kD>(sums.dk, dweights[part], q, first, columns);
   }
 }
 
 template <int kD, int kV, typename Pass>
 HL_DEVICE void StoreSums(const KeyGradientSmem<kD, kV, Pass>& smem,
-                         const SoftmaxAttentionGradArgs& grads, const KeyPlace& place,
+                         const PairAttentionGradArgs& grads, const KeyPlace& place,
                          const KeySums<kD, kV>& sums) {
-  const SoftmaxAttentionArgs& args = grads.forward;
+  const PairAttentionArgs& args = grads.forward;
   const TilePlace tokens = TokensOf(place.row, place.tile);
   const int length = args.num_keys - kTile * place.tile;
   __syncthreads();  // k and v are where rows are staged, and their copies may have been others'
   if constexpr (Pass::kKeys)
-    StoreRows<kD>(sums.dk, static_cast<float>(args.scale), smem.k,
+    StoreRows<kD>(sums.dk, args.scale, smem.k,
                   RowsOf(grads.dk, tokens, place.kv_head, 0, args.head_dim), length);
   if constexpr (Pass::kValues)
     StoreRows<kV>(sums.dv, 1.0f, smem.v,
@@ -185,10 +188,10 @@ HL_DEVICE void StoreSums(const KeyGradientSmem<kD, kV, Pass>& smem,
 }
 
 template <int kD, int kV, typename Pass>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     KeyGradientKernel(const HL_GRID_CONSTANT BackwardParams params, int grid_slices,
                       int step_slices, int num_tiles) {
-  const SoftmaxAttentionArgs& args = params.grads.forward;
+  const PairAttentionArgs& args = params.grads.forward;
   HL_DYNAMIC_SMEM(raw);
   const KeyGradientSmem<kD, kV, Pass> smem(raw);
   const KeyPlace place = KeyPlaceOf(args, grid_slices);
@@ -218,14 +221,15 @@ __global__ void __launch_bounds__(kThreads)
       for (int part = 0; part < kTile / kQueriesAtOnce; ++part) {
         if (slice == 0) Clear(dweights[part]);
         MultiplyRows<kV>(dweights[part], smem.v + stage * kTile * kV, 16 * WarpId(),
-                         smem.dout + stage * kTile * kV, part * kQueriesAtOnce);
+                         smem.dout + stage * kTile * kV, part * kQueriesAtOnce,
+                         ColumnsOf<kV>(args.head_dim_v - kV * slice));
       }
       if (slice + 1 < step_slices) continue;
     }
-    AddPair(smem, pair, tile_stage, stage, args.bias_scale != nullptr, dweights, sums);
+    AddPair(smem, place, pair, tile_stage, stage, args, dweights, sums);
   }
   CpAsyncWait<0>();
   StoreSums(smem, params.grads, place, sums);
 }
 
-}  // namespace halflife::kernels::softmax
+}  // namespace halflife::kernels::pairs
