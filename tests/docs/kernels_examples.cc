@@ -34,6 +34,7 @@
 #include "kernels/dropout/dropout.h"
 #include "kernels/emu/counts.h"
 #include "kernels/focus_pool/focus_pool.h"
+#include "kernels/layer_norm/layer_norm.h"
 #include "kernels/learned_decay/learned_decay.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/matmul.h"
@@ -60,6 +61,7 @@
 #include "kernels/token_shift/token_shift.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/gradient_columns.h"
 #include "kernels/torch/gradient_sink.h"
 #include "kernels/torch/host_transfer.h"
 #include "kernels/torch/host_waits.h"
@@ -294,6 +296,11 @@ void SelectiveScanExample(const Tensor& x, const Tensor& delta, const Tensor* bi
 #include "examples/kernels/selective_scan/selective_scan.h"
 }
 
+void LayerNormExample(const Tensor& q, const Tensor& k, const Tensor* q_gamma, const Tensor* q_beta,
+                      const Tensor* k_gamma, const Tensor* k_beta) {
+#include "examples/kernels/layer_norm/layer_norm.h"
+}
+
 void TokenShiftExample(const Tensor& x, const Tensor& starts, const Tensor* mix_k,
                        const Tensor* mix_v, const Tensor* mix_r, const Tensor* key) {
 #include "examples/kernels/token_shift/token_shift.h"
@@ -334,8 +341,10 @@ Tensor GradientSinkExample(const Tensor& weight, const Tensor& dweight) {
 #include "examples/kernels/torch/gradient_sink.h"
   return dweight;
 }
-Tensors GradientPlaceExample(const Tensor& weight, const BackwardCall& call, const Tensor& dx,
-                             const Tensor& dweight) {
+void GradientColumnsExample(const Tensor& x, const Tensor& weight, const Tensor& up, int64_t inner){
+#include "examples/kernels/torch/gradient_columns.h"
+} Tensors GradientPlaceExample(const Tensor& weight, const BackwardCall& call, const Tensor& dx,
+                               const Tensor& dweight) {
 #include "examples/kernels/torch/gradient_sink.h.2"
 }
 

@@ -63,7 +63,7 @@ TEST(SwiGluTest, FusedLoopsMatchFp64) {
   for (const int64_t count : {1, 31, 70000}) {  // odd ends, and more than one block of threads
     SCOPED_TRACE(count);
     for (const auto product : {SwiGlu, Glu})
-      test::ExpectFloatMatchesDouble([&](const auto& in) { return product(in[0], in[1]); },
+      test::ExpectFloatMatchesDouble([&](const auto& in) { return product(in[0], in[1], {}); },
                                      {Normal({count}, 1) * 4, Normal({count}, 2)}, 1e-6);
   }
 }
@@ -72,7 +72,7 @@ TEST(SwiGluTest, Bf16IsRoundedOnce) {
   for (const int64_t count : {1, 31, 70000}) {
     SCOPED_TRACE(count);
     for (const auto product : {SwiGlu, Glu})
-      test::ExpectBf16MatchesDouble([&](const auto& in) { return product(in[0], in[1]); },
+      test::ExpectBf16MatchesDouble([&](const auto& in) { return product(in[0], in[1], {}); },
                                     {Normal({count}, 1) * 4, Normal({count}, 2)});
   }
 }
@@ -80,7 +80,7 @@ TEST(SwiGluTest, Bf16IsRoundedOnce) {
 TEST(SwiGluTest, GradientsAreFiniteDifferences) {
   for (const auto product : {SwiGlu, Glu})
     test::ExpectFiniteDifferences(
-        [&](const auto& in) { return product(in[0], in[1]).square().sum(); },
+        [&](const auto& in) { return product(in[0], in[1], {}).square().sum(); },
         {Normal({12}, 1), Normal({12}, 2)});
 }
 

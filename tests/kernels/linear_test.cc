@@ -190,6 +190,12 @@ TEST(SharedInputLinearTest, JoinedProductsLeaveDifferentiatedBackwardsAlone) {
   EXPECT_GT(second[0].abs().max().item<double>(), 0);
 }
 
+std::vector<at::Tensor> Outputs(const std::vector<LinearPart>& parts) {
+  std::vector<at::Tensor> outs;
+  for (const LinearPart& part : parts) outs.push_back(part.y);
+  return outs;
+}
+
 // Parts of one weight's rows: outputs and gradients of the whole, which its sink gets at once,
 // where products join and where not, of all parts and of some.
 TEST(LinearInPartsTest, IsTheWholeCut) {
@@ -210,7 +216,7 @@ TEST(LinearInPartsTest, IsTheWholeCut) {
               test::RecordingSink::Log log(weight, /*before=*/0.5);
               log.added = true;
               if (sink) log.Attach(weight);
-              const auto y = parts ? LinearInParts(x, weight, widths)
+              const auto y = parts ? Outputs(LinearInParts(x, weight, widths))
                                    : Linear(x, weight).split_with_sizes(widths, -1);
               at::Tensor loss = (y[0] * Normal({tokens, 20}, 3, dtype)).sum() +
                                 (y[2] * Normal({tokens, 14}, 4, dtype)).sum();
@@ -232,8 +238,8 @@ TEST(LinearInPartsTest, ABackwardThatIsDifferentiatedIsTheWholes) {
     const at::Tensor x = Normal({3, 4}, 1).requires_grad_(),
                      weight = Normal({7, 4}, 2).requires_grad_();
     const std::vector<int64_t> widths = {2, 5};
-    const auto y =
-        parts ? LinearInParts(x, weight, widths) : Linear(x, weight).split_with_sizes(widths, -1);
+    const auto y = parts ? Outputs(LinearInParts(x, weight, widths))
+                         : Linear(x, weight).split_with_sizes(widths, -1);
     const auto first =
         torch::autograd::grad({y[0].square().sum() + y[1].pow(3).sum()}, {x, weight}, {},
                               /*retain_graph=*/true, /*create_graph=*/true);

@@ -12,6 +12,7 @@
 #include "kernels/decay_gate/decay_gate.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/gradient_check.h"
+#include "kernels/layer_norm/layer_norm.h"
 #include "kernels/real_norm/real_norm.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
@@ -141,6 +142,21 @@ TEST_P(StepKernelsGpuTest, GatesThatAreColumns) {
             [&](const Tensors& in) { return product(in[0].narrow(1, first, width), in[1]); },
             {Normal({30, width + 16}, 1) * 4, Normal({30, width}, 2)});
     }
+  }
+}
+
+TEST_P(StepKernelsGpuTest, LayerNorms) {
+  for (const int64_t dim : {7, 64, 2100}) {
+    SCOPED_TRACE(dim);
+    ExpectSameOnBoth(
+        [](const Tensors& in) {
+          return at::cat(LayerNorms({{.x = in[0], .gamma = in[2], .beta = in[3]},
+                                     {.x = in[1], .gamma = in[4], .beta = {}}},
+                                    1e-5),
+                         -1);
+        },
+        {Normal({300, dim}, 1), Normal({300, dim}, 2), Normal({dim}, 3, at::kFloat),
+         Normal({dim}, 4, at::kFloat), Normal({dim}, 5, at::kFloat)});
   }
 }
 

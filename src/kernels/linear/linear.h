@@ -13,16 +13,36 @@
 
 #include <vector>
 
+#include "kernels/torch/gradient_columns.h"
+
 namespace halflife::kernels {
 
 // x [..., D], weights [out_i, D] -> [..., out_i]; elements of a row are adjacent, rows need not be.
 std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
                                           const std::vector<at::Tensor>& weights);
-// One of them.
-at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight);
+// One of them. `dx`: where the gradient of x goes, which is columns of a matrix.
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const GradientColumn& dx = {});
+
+// A part of a product, and where its gradient lies beside those of the others: a place for its only
+// reader. Without a place its gradient may lie anywhere.
+struct LinearPart {
+  at::Tensor y;
+  GradientColumn gradient = {};
+};
+// SharedInputLinear with such places.
+std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
+                                         const std::vector<at::Tensor>& weights);
 // Linear(x, weight) cut into outputs of these widths, whose sum is out: columns of one matrix where
 // products join, on the CPU each dense.
-std::vector<at::Tensor> LinearInParts(const at::Tensor& x, const at::Tensor& weight,
+std::vector<LinearPart> LinearInParts(const at::Tensor& x, const at::Tensor& weight,
                                       at::IntArrayRef widths);
+// The same as columns of one product everywhere, and x itself for those who read it too: the
+// product adds its own gradient of x to theirs.
+struct PartsBesideInput {
+  at::Tensor x;
+  std::vector<LinearPart> parts;
+};
+PartsBesideInput LinearBesideInput(const at::Tensor& x, const at::Tensor& weight,
+                                   at::IntArrayRef widths);
 
 }  // namespace halflife::kernels

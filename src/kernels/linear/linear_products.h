@@ -22,6 +22,9 @@ struct LinearGradCall {
   at::Tensor x;  // [tokens, D], elements of a row adjacent
   std::vector<LinearProduct> products;
   bool wants_dx = false;
+  // Where dx goes, [tokens, D]; undefined: memory of its own. `dx_added`: to what it holds.
+  at::Tensor dx = {};
+  bool dx_added = false;
 };
 struct LinearGrads {
   at::Tensor dx;  // [tokens, D], the sum over products; undefined if nobody wants it

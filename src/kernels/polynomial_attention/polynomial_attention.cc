@@ -155,6 +155,11 @@ at::Tensor OutputGradient(const Call& call, const at::Tensor& dout) {
   return dout.defined() ? Rows(dout.to(v.scalar_type())) : at::zeros(v.sizes(), v.options());
 }
 
+// Memory for the gradient of heads [B, T, H, d], which are columns of a matrix perhaps.
+at::Tensor PlaceOfHeads(const at::Tensor& x, const GradientColumn& place) {
+  return place.EmptyLike(x.flatten(2)).view(x.sizes());
+}
+
 Gradients RunBackward(Call& call, const at::Tensor& dout, const PolynomialState& dfinal_given,
                       bool wants_initial) {
   const PolynomialAttentionInputs& in = call.inputs;
@@ -162,9 +167,9 @@ Gradients RunBackward(Call& call, const at::Tensor& dout, const PolynomialState&
   const PolynomialState dfinal = call.StateRows("dfinal_state", dfinal_given);
   if (dfinal.kv.defined() || dfinal.norm.defined() || wants_initial)
     call.form = PolynomialForm::kChunked;
-  Gradients grads = {.dq = at::empty(in.q.sizes(), in.q.options()),
-                     .dk = at::empty(in.k.sizes(), in.k.options()),
-                     .dv = at::empty(in.v.sizes(), in.v.options()),
+  Gradients grads = {.dq = PlaceOfHeads(in.q, in.q_gradient),
+                     .dk = PlaceOfHeads(in.k, in.k_gradient),
+                     .dv = PlaceOfHeads(in.v, in.v_gradient),
                      .dinitial_state = {}};
   if (wants_initial) grads.dinitial_state = call.EmptyState();
   PolynomialAttentionGradArgs args = {.forward = call.args,
@@ -192,6 +197,7 @@ struct BackwardPlan {
   std::shared_ptr<const SequenceChunks> chunks;
   PolynomialAttentionConfig config;
   bool wants_initial = false;
+  GradientColumn of_q = {}, of_k = {}, of_v = {};
 
   Tensors operator()(const BackwardCall& backward) const {
     const Tensors &saved = backward.saved, &grads = backward.grads;
@@ -199,7 +205,10 @@ struct BackwardPlan {
                           .k = saved[1],
                           .v = saved[2],
                           .chunks = chunks,
-                          .initial_state = {.kv = saved[3], .norm = saved[4]}},
+                          .initial_state = {.kv = saved[3], .norm = saved[4]},
+                          .q_gradient = of_q,
+                          .k_gradient = of_k,
+                          .v_gradient = of_v},
                          config);
     if (config.normalise) {
       call.args.out = ViewOf(kKernel, saved[5]);
@@ -252,11 +261,14 @@ PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& i
   const auto forward = [&]() -> Forwarded {
     Call call = MakeCall(inputs, config);
     const auto [output, norm_denom] = RunForward(call, config.want_final_state, differentiated);
-    Forwarded result = {
-        .outputs = {output.out},
-        .saved = given,
-        .backward = BackwardPlan{
-            .chunks = call.inputs.chunks, .config = config, .wants_initial = wants_initial}};
+    Forwarded result = {.outputs = {output.out},
+                        .saved = given,
+                        .backward = BackwardPlan{.chunks = call.inputs.chunks,
+                                                 .config = config,
+                                                 .wants_initial = wants_initial,
+                                                 .of_q = inputs.q_gradient,
+                                                 .of_k = inputs.k_gradient,
+                                                 .of_v = inputs.v_gradient}};
     result.saved.insert(result.saved.end(),
                         {config.normalise ? output.out : at::Tensor(), norm_denom});
     for (const at::Tensor& x : {output.final_state.kv, output.final_state.norm})

@@ -33,6 +33,7 @@ PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
            "polynomial attention: a state of the caller's before or after a segment");
   PolynomialAttentionInputs alone = inputs;
   alone.segment.reset();
+  alone.q_gradient = alone.k_gradient = alone.v_gradient = {};
   PolynomialAttentionConfig with_state = config;
   with_state.want_final_state = true;
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {

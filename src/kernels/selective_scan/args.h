@@ -50,6 +50,8 @@ struct ScanGrads {
   const C* dfinal = nullptr;           // [B, I, N]; null: zero
   T *dx = nullptr, *ddelta = nullptr;  // [B, T, I]
   C* dinitial = nullptr;               // [B, I, N]; null: not wanted
+  T *db = nullptr, *dc = nullptr;      // [B, T, N]
+  int64_t token_stride = 0;            // between the tokens of db and of dc, as in ScanShape
 };
 
 inline int64_t ScanTiles(int64_t seq_len, int64_t tokens) {
@@ -76,6 +78,14 @@ struct ScanPartials {
   C *db = nullptr, *dc = nullptr;  // [blocks, B, T, N]
 };
 
+// db and dc of tokens [begin, end) of all rows, of the sums of the blocks in their order.
+void ScanSumTokens(const ScanShape<float, float>& shape, const ScanGrads<float, float>& grads,
+                   const ScanPartials<float>& partials, int64_t begin, int64_t end);
+void ScanSumTokens(const ScanShape<Bf16, float>& shape, const ScanGrads<Bf16, float>& grads,
+                   const ScanPartials<float>& partials, int64_t begin, int64_t end);
+void ScanSumTokens(const ScanShape<double, double>& shape, const ScanGrads<double, double>& grads,
+                   const ScanPartials<double>& partials, int64_t begin, int64_t end);
+
 // Bytes of scratch that an item needs, aligned to 64; T and C as those of the call.
 int64_t ScanScratchBytes(int64_t states, bool wide);
 
@@ -100,7 +110,6 @@ constexpr int kScanTile = 16;  // as above; a thread holds a tile's tokens in re
 struct ScanWeightGrads {
   float* da = nullptr;                             // [I, N]
   float *dskip = nullptr, *ddelta_bias = nullptr;  // [I]
-  float *db = nullptr, *dc = nullptr;              // [B, T, N]
   bool a_added = false, skip_added = false, bias_added = false;
 };
 

@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <type_traits>
 #include <vector>
@@ -24,6 +25,9 @@
 
 namespace halflife::kernels {
 namespace {
+
+// Tokens below which threads cost more to start than they save.
+constexpr int64_t kTokensOfOneThread = 256;
 
 // What both directions read. All contiguous but b and c, whose tokens' rows lie equally far apart;
 // starts and the initial state may be undefined.
@@ -89,10 +93,9 @@ void ForwardOn(const Operands& in, const ScanResults<T, C>& results) {
       });
 }
 
-// Of the weights [I, N], [I] and [I], and of b and c [B, T, N], in the compute type.
+// Of the weights [I, N], [I] and [I], in the compute type.
 struct WeightGrads {
   const GradientPlace &a, &skip, &delta_bias;
-  at::Tensor b, c;
 };
 
 template <typename C>
@@ -120,8 +123,9 @@ void BackwardOnCpu(const Operands& in, const auto& shape, const auto& grads,
   cpu::SumPartials(dskip.data(), batch, channels, sum(weights.skip), weights.skip.added());
   cpu::SumPartials(dbias.data(), batch, channels, sum(weights.delta_bias),
                    weights.delta_bias.added());
-  cpu::SumPartials(db.data(), blocks, tokens, MutableElements<C>(weights.b));
-  cpu::SumPartials(dc.data(), blocks, tokens, MutableElements<C>(weights.c));
+  at::parallel_for(0, batch * shape.seq_len, kTokensOfOneThread, [&](int64_t begin, int64_t end) {
+    cpu::ScanSumTokens(shape, grads, partials, begin, end);
+  });
 }
 
 template <typename T, typename C>
@@ -137,8 +141,6 @@ void BackwardOn(const Operands& in, const ScanGrads<T, C>& grads, const WeightGr
                              {.da = MutableElements<float>(weights.a.sum()),
                               .dskip = MutableElements<float>(weights.skip.sum()),
                               .ddelta_bias = MutableElements<float>(weights.delta_bias.sum()),
-                              .db = MutableElements<float>(weights.b),
-                              .dc = MutableElements<float>(weights.c),
                               .a_added = weights.a.added(),
                               .skip_added = weights.skip.added(),
                               .bias_added = weights.delta_bias.added()},
@@ -172,9 +174,21 @@ Operands Prepare(const SelectiveScanInputs& in) {
   return operands;
 }
 
+// Where the gradients of b and c go.
+struct TokenPlaces {
+  GradientColumn b, c;
+
+  // Rows equally far apart in both.
+  std::array<at::Tensor, 2> Empty(const Operands& in) const {
+    const at::Tensor db = b.EmptyLike(in.b), dc = c.EmptyLike(in.c);
+    if (RowStride(db) == RowStride(dc)) return {db, dc};
+    return {GradientColumn().EmptyLike(in.b), GradientColumn().EmptyLike(in.c)};
+  }
+};
+
 // saved: what the forward was given, in the order of Operands, and the states that it kept. ->
 // gradients in the same order, without one of starts.
-Tensors RunBackward(const BackwardCall& call, bool negative_exp) {
+Tensors RunBackward(const BackwardCall& call, bool negative_exp, const TokenPlaces& places) {
   const Tensors &saved = call.saved, &grads = call.grads;
   const Operands in = Prepare({.x = saved[0],
                                .delta = saved[1],
@@ -192,12 +206,8 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp) {
     return GradientPlace(saved[i], call.wanted[i], ComputeType(in.x));
   };
   GradientPlace delta_bias = place_of(2), a = place_of(3), skip = place_of(6);
-  const auto options = in.a.options();
-  const WeightGrads weights = {.a = a,
-                               .skip = skip,
-                               .delta_bias = delta_bias,
-                               .b = at::empty(in.b.sizes(), options),
-                               .c = at::empty(in.c.sizes(), options)};
+  const WeightGrads weights = {.a = a, .skip = skip, .delta_bias = delta_bias};
+  const auto [db, dc] = places.Empty(in);
   const at::Tensor dx = at::empty_like(in.x), ddelta = at::empty_like(in.delta),
                    dinitial = in.initial.defined() ? at::empty_like(in.initial) : at::Tensor();
   if (in.x.size(1) == 0 && dinitial.defined()) {  // no kernel would write it
@@ -211,15 +221,18 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp) {
                       .dfinal = Elements<C>(dfinal),
                       .dx = MutableElements<T>(dx),
                       .ddelta = MutableElements<T>(ddelta),
-                      .dinitial = MutableElements<C>(dinitial)},
+                      .dinitial = MutableElements<C>(dinitial),
+                      .db = MutableElements<T>(db),
+                      .dc = MutableElements<T>(dc),
+                      .token_stride = RowStride(db).value()},
                      weights);
   });
   return {dx,
           ddelta,
           delta_bias.Finish(),
           a.Finish(),
-          weights.b.to(saved[4].scalar_type()),
-          weights.c.to(saved[5].scalar_type()),
+          db.to(saved[4].scalar_type()),
+          dc.to(saved[5].scalar_type()),
           skip.Finish(),
           dinitial};
 }
@@ -280,8 +293,9 @@ SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
                            .final = MutableElements<C>(final),
                            .kept = MutableElements<C>(kept)});
     });
-    const auto backward = [negative_exp = inputs.negative_exp](const BackwardCall& call) {
-      return RunBackward(call, negative_exp);
+    const TokenPlaces places = {.b = inputs.b_gradient, .c = inputs.c_gradient};
+    const auto backward = [negative_exp = inputs.negative_exp, places](const BackwardCall& call) {
+      return RunBackward(call, negative_exp, places);
     };
     return {.outputs = {y, final},
             .saved = {in.x, in.delta, inputs.delta_bias, inputs.a, inputs.b, inputs.c, inputs.skip,

@@ -428,6 +428,23 @@ __global__ void __launch_bounds__(kThreads)
   mine[(states + 1) * shape.channels] = dbias;
 }
 
+// db and dc, of what the blocks of channels have of them, added up in their order. A thread has one
+// state of one token of either.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    ScanSumTokensKernel(ScanShape<T, float> shape, ScanGrads<T, float> grads, int64_t groups,
+                        const float* tokens) {
+  const int64_t item = int64_t{kThreads} * blockIdx.x + threadIdx.x;
+  const int64_t all = shape.batch * shape.seq_len * shape.states;
+  if (item >= 2 * all) return;
+  float sum = 0;
+  for (int64_t group = 0; group < groups; ++group) sum += tokens[2 * group * all + item];
+  const bool of_b = item < all;
+  const int64_t i = of_b ? item : item - all, token = i / shape.states;
+  T* const to = of_b ? grads.db : grads.dc;
+  to[token * grads.token_stride + (i - token * shape.states)] = rows::Narrow<T>(sum);
+}
+
 int64_t GroupsOf(int64_t channels) { return (channels + kThreads - 1) / kThreads; }
 
 template <typename T>
@@ -507,14 +524,15 @@ void Backward(const ScanShape<T, float>& shape, const ScanGrads<T, float>& grads
   if (!empty)
     Launch(PiecesOf(shape, segments, 2 + 2 * kWarps, "selective scan's gradient"), stream,
            ScanBackwardKernel<T>, shape, grads, segments, segments.count > 1, carry, partials);
-  cuda::SumPlaces of_weights, of_tokens;
+  cuda::SumPlaces of_weights;
   of_weights.places[0] = {weights.da, shape.states * shape.channels, weights.a_added, shape.states};
   of_weights.places[1] = {weights.dskip, shape.channels, weights.skip_added};
   of_weights.places[2] = {weights.ddelta_bias, shape.channels, weights.bias_added};
-  of_tokens.places[0] = {weights.db, tokens};
-  of_tokens.places[1] = {weights.dc, tokens};
   cuda::SumPartials(partials.weights, pieces, of_weights, stream);
-  cuda::SumPartials(partials.tokens, groups, of_tokens, stream);
+  if (tokens == 0) return;
+  const char* const name = "selective scan, gradients of tokens";
+  Launch({dim3(GridBlocks((2 * tokens + kThreads - 1) / kThreads, name)), dim3(kThreads), 0, name},
+         stream, ScanSumTokensKernel<T>, shape, grads, groups, partials.tokens);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include <memory>
 
 #include "kernels/sequence/row_segment.h"
+#include "kernels/torch/gradient_columns.h"
 
 namespace halflife::kernels {
 
@@ -28,6 +29,7 @@ struct SelectiveScanInputs {
   bool negative_exp = false;  // a holds p of -e^p, as Mamba learns it
   at::Tensor b, c;            // [B, T, N]; columns of one matrix are read in their place
   at::Tensor skip;            // [I]
+  GradientColumn b_gradient = {}, c_gradient = {};  // where theirs go
   // [B, T] bool: documents, before which the state is dropped; or undefined.
   at::Tensor starts = {};
   // [B, I, N] in the compute type: before the first token; undefined: zero.

@@ -44,7 +44,8 @@ struct ConvShape {
 template <typename T>
 struct ConvGrads {
   const T* dout = nullptr;  // [B, T, D]
-  T* dx = nullptr;          // [B, T, D]
+  T* dx = nullptr;          // [B, T, D], its tokens' rows dx_stride apart
+  int64_t dx_stride = 0;    // D, where dx is dense
   T* dtail = nullptr;       // [B, W-1, D], or null
 };
 

@@ -175,7 +175,7 @@ HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads
     });
   };
   for (int64_t token = begin; token < end; ++token)
-    gradient(token, grads.dx + (row * seq_len + token) * dim);
+    gradient(token, grads.dx + (row * seq_len + token) * grads.dx_stride);
   if (begin > 0 || grads.dtail == nullptr) return;
   for (int64_t i = 0; i < taps - 1; ++i)
     gradient(i - (taps - 1), grads.dtail + (row * (taps - 1) + i) * dim);

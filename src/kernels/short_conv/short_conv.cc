@@ -154,7 +154,7 @@ at::Tensor ForwardFused(const Inputs& in) {
 }
 
 // saved: x, weight, bias and tail as given, documents and starts. -> gradients of the first four.
-Tensors BackwardFused(const BackwardCall& call, bool silu) {
+Tensors BackwardFused(const BackwardCall& call, bool silu, const GradientColumn& place) {
   const Tensors& saved = call.saved;
   const Inputs in = Prepare({.x = saved[0],
                              .weight = saved[1],
@@ -164,7 +164,7 @@ Tensors BackwardFused(const BackwardCall& call, bool silu) {
                              .starts = saved[5],
                              .silu = silu});
   const at::Tensor dout = call.grads[0].contiguous();
-  const at::Tensor dx = at::empty(in.x.sizes(), in.x.options()),
+  const at::Tensor dx = place.EmptyLike(in.x),
                    dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor();
   GradientPlace weight(saved[1], call.wanted[1]);
   std::optional<GradientPlace> bias;
@@ -176,6 +176,7 @@ Tensors BackwardFused(const BackwardCall& call, bool silu) {
     const ConvShape<T> shape = in.Shape<T>();
     const ConvGrads<T> grads = {.dout = Elements<T>(dout),
                                 .dx = MutableElements<T>(dx),
+                                .dx_stride = RowStride(dx).value(),
                                 .dtail = MutableElements<T>(dtail)};
     RunOn(
         in.x, [&] { BackwardOnCpu(shape, grads, weights); },
@@ -196,8 +197,8 @@ at::Tensor FusedShortConv(const ShortConvInputs& given) {
     const Inputs in = Prepare(inputs);
     return {.outputs = {ForwardFused(in)},
             .saved = {inputs.x, inputs.weight, inputs.bias, inputs.tail, in.documents, in.starts},
-            .backward = [silu = inputs.silu](const BackwardCall& call) {
-              return BackwardFused(call, silu);
+            .backward = [silu = inputs.silu, place = inputs.x_gradient](const BackwardCall& call) {
+              return BackwardFused(call, silu, place);
             }};
   };
   return Apply({.name = "ShortConv", .inputs = operands, .forward = forward})[0];

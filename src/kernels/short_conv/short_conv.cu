@@ -159,8 +159,8 @@ HL_DEVICE void StoreInputGradient(const ConvShape<T>& shape, const ConvGrads<T>&
   const int64_t most = shape.taps - 1;
   if (token >= place.begin) {
     if (token < place.end)
-      Store(grads.dx + (place.row * shape.seq_len + token) * shape.dim + place.channel, place.count,
-            aligned, dx);
+      Store(grads.dx + (place.row * shape.seq_len + token) * grads.dx_stride + place.channel,
+            place.count, aligned, dx);
   } else if (place.begin == 0 && grads.dtail != nullptr && token >= -most) {
     Store(grads.dtail + (place.row * most + most + token) * shape.dim + place.channel, place.count,
           aligned, dx);
@@ -283,7 +283,7 @@ void RunBackward(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* wo
                  cudaStream_t stream) {
   const int64_t items = ItemsOf(shape, cuda::kConvGradRun, kWidth<T, kTaps>);
   const bool aligned =
-      shape.x_stride % kPack<T> == 0 &&
+      shape.x_stride % kPack<T> == 0 && grads.dx_stride % kPack<T> == 0 &&
       Aligned16<T>(shape.dim, shape.x, shape.tail, shape.bias, grads.dout, grads.dx, grads.dtail);
   if (items > 0)
     Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "short convolution's gradient"}, stream,

@@ -5,6 +5,8 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 
+#include <array>
+
 #include "core/error.h"
 #include "kernels/swiglu/args.h"
 #include "kernels/torch/autograd.h"
@@ -57,10 +59,16 @@ at::Tensor ProductFused(const Operands& in, GateMap map) {
   return out;
 }
 
-Tensors ProductBackward(const BackwardCall& call, GateMap map) {
+// Of gate and up. A gate that was copied has a dense gradient.
+std::array<at::Tensor, 2> PlacesOf(const Operands& in, const GradientColumn& place) {
+  if (place.columns == nullptr || in.width == 0) return EmptyBeside(in.gate, in.up);
+  return {place.EmptyLike(in.gate), at::empty_like(in.up, at::MemoryFormat::Contiguous)};
+}
+
+Tensors ProductBackward(const BackwardCall& call, GateMap map, const GradientColumn& place) {
   const Operands in = OperandsOf(call.saved[0], call.saved[1]);
   const at::Tensor dout = call.grads[0].contiguous();
-  const auto [dgate, dup] = EmptyBeside(in.gate, in.up);
+  const auto [dgate, dup] = PlacesOf(in, place);
   WithStorage(dout, [&]<typename T>() {
     const SwiGluGradArgs<T> args = {.gate = Elements<T>(in.gate),
                                     .up = Elements<T>(in.up),
@@ -87,21 +95,24 @@ Tensors ProductBackward(const BackwardCall& call, GateMap map) {
 }
 
 at::Tensor FusedProduct(const char* name, const at::Tensor& gate_in, const at::Tensor& up_in,
-                        GateMap map) {
+                        GateMap map, const GradientColumn& dgate) {
   const auto forward = [&]() -> Forwarded {
     const Operands in = OperandsOf(gate_in, up_in);
     return {.outputs = {ProductFused(in, map)},
             .saved = {in.gate, in.up},
-            .backward = [map](const BackwardCall& call) { return ProductBackward(call, map); }};
+            .backward = [map, dgate](const BackwardCall& call) {
+              return ProductBackward(call, map, dgate);
+            }};
   };
   return Apply({.name = name, .inputs = {gate_in, up_in}, .forward = forward})[0];
 }
 
-at::Tensor Product(const char* name, const at::Tensor& gate, const at::Tensor& up, GateMap map) {
+at::Tensor Product(const char* name, const at::Tensor& gate, const at::Tensor& up, GateMap map,
+                   const GradientColumn& dgate) {
   CheckDTypes(name, {gate, up});
   HL_CHECK(gate.defined() && IsLike(gate, up), name, " of gate ", Describe(gate), " and up ",
            Describe(up), "; one shape, dtype and device for both would work");
-  if (IsFused(gate)) return FusedProduct(name, gate, up, map);
+  if (IsFused(gate)) return FusedProduct(name, gate, up, map, dgate);
   const at::Tensor wide = gate.to(ComputeType(gate));
   const at::Tensor mapped = map == GateMap::kSilu ? at::silu(wide) : at::sigmoid(wide);
   return (mapped * up.to(ComputeType(gate))).to(gate.scalar_type());
@@ -109,11 +120,11 @@ at::Tensor Product(const char* name, const at::Tensor& gate, const at::Tensor& u
 
 }  // namespace
 
-at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up) {
-  return Product("SwiGlu", gate, up, GateMap::kSilu);
+at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up, const GradientColumn& dgate) {
+  return Product("SwiGlu", gate, up, GateMap::kSilu, dgate);
 }
-at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up) {
-  return Product("Glu", gate, up, GateMap::kSigmoid);
+at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up, const GradientColumn& dgate) {
+  return Product("Glu", gate, up, GateMap::kSigmoid, dgate);
 }
 
 }  // namespace halflife::kernels

@@ -69,7 +69,10 @@ test::ScanGot Run(const test::ScanProblem<T>& problem, int64_t stride = 0,
   Array<T> y(tokens * p.channels), dx(tokens * p.channels), ddelta(tokens * p.channels);
   Array<float> final(states), dinitial(states),
       kept(states * ScanTiles(p.seq_len, cuda::kScanTile)), dbias(p.channels), dskip(p.channels),
-      da(p.channels * p.states), db(tokens * p.states), dc(tokens * p.states);
+      da(p.channels * p.states);
+  // db and dc lie as b and c do.
+  const int64_t of_token = stride > 0 ? stride : p.states;
+  Array<T> db(Values(tokens * of_token + p.states, 7.0)), dc(Values(tokens * p.states, 7.0));
   Array<float> forward(Values(cuda::ScanForwardWorkspaceFloats(sizes), NAN)),
       backward(Values(cuda::ScanBackwardWorkspaceFloats(sizes), NAN));
   cuda::ScanForward(
@@ -81,15 +84,27 @@ test::ScanGot Run(const test::ScanProblem<T>& problem, int64_t stride = 0,
                                          .dfinal = in.dfinal.data(),
                                          .dx = dx.data(),
                                          .ddelta = ddelta.data(),
-                                         .dinitial = p.initial.empty() ? nullptr : dinitial.data()},
-                     {.da = da.data(),
-                      .dskip = dskip.data(),
-                      .ddelta_bias = dbias.data(),
-                      .db = db.data(),
-                      .dc = dc.data()},
+                                         .dinitial = p.initial.empty() ? nullptr : dinitial.data(),
+                                         .db = db.data(),
+                                         .dc = stride > 0 ? db.data() + p.states : dc.data(),
+                                         .token_stride = of_token},
+                     {.da = da.data(), .dskip = dskip.data(), .ddelta_bias = dbias.data()},
                      backward.data(), nullptr);
-  return {y.values(),     final.values(), dx.values(), ddelta.values(), dbias.values(),
-          dskip.values(), da.values(),    db.values(), dc.values(),     dinitial.values()};
+  const Values both = db.values();
+  for (int64_t i = 0; stride > 0 && i < tokens * stride; ++i)
+    if (i % stride >= 2 * p.states) {
+      EXPECT_EQ(both[i], 7.0) << "written beside the columns";
+    }
+  const auto dense = [&](int64_t first) {
+    Values rows;
+    for (int64_t i = 0; i < tokens * p.states; ++i)
+      rows.push_back(both[i / p.states * of_token + first + i % p.states]);
+    return rows;
+  };
+  return {y.values(),       final.values(), dx.values(),
+          ddelta.values(),  dbias.values(), dskip.values(),
+          da.values(),      dense(0),       stride > 0 ? dense(p.states) : dc.values(),
+          dinitial.values()};
 }
 
 template <typename T>
@@ -104,11 +119,12 @@ TYPED_TEST(ScanKernel, EqualsTheOracle) {
   }
 }
 
-TYPED_TEST(ScanKernel, ReadsColumnsOfAMatrixInTheirPlace) {
+TYPED_TEST(ScanKernel, ReadsAndWritesColumnsOfAMatrixInTheirPlace) {
   const test::ScanProblem<TypeParam> problem({300, 5, 3, true, true});
   const test::ScanGot want = Run(problem), got = Run(problem, /*stride=*/9);
   EXPECT_EQ(got.y, want.y);
   EXPECT_EQ(got.db, want.db);
+  EXPECT_EQ(got.dc, want.dc);
   EXPECT_EQ(got.da, want.da);
 }
 

@@ -53,14 +53,19 @@ MixerTraits PolynomialMixer::traits() const {
 }
 
 PolynomialMixer::Heads PolynomialMixer::Project(const at::Tensor& x) const {
-  const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, {*q_, *k_, *v_});
-  const auto split = [&](const at::Tensor& projected, const QueryKeyMap& map) {
-    const at::Tensor heads = SplitHeads(map ? map(projected) : projected, options_.feature_dim);
-    return elementwise_ ? heads.square() : heads;
-  };
-  return {.q = split(y[0], maps_.q),
-          .k = split(y[1], maps_.k),
-          .v = SplitHeads(y[2], options_.head_dim_v)};
+  std::vector<kernels::LinearPart> y = kernels::SharedInputParts(x, {*q_, *k_, *v_});
+  if (maps_.both) {
+    const auto [q, k] = maps_.both(y[0], y[1]);
+    y[0] = {.y = q}, y[1] = {.y = k};
+  }
+  if (elementwise_)
+    for (kernels::LinearPart* part : {&y[0], &y[1]}) *part = {.y = part->y.square()};
+  return {.q = SplitHeads(y[0].y, options_.feature_dim),
+          .k = SplitHeads(y[1].y, options_.feature_dim),
+          .v = SplitHeads(y[2].y, options_.head_dim_v),
+          .q_gradient = y[0].gradient,
+          .k_gradient = y[1].gradient,
+          .v_gradient = y[2].gradient};
 }
 
 MixerOutput PolynomialMixer::Forward(const MixerCall& call) const {
@@ -88,7 +93,10 @@ MixerOutput PolynomialMixer::Forward(const MixerCall& call) const {
                                       .v = heads.v,
                                       .chunks = call.slice.chunks,
                                       .initial_state = {.kv = initial(0), .norm = initial(1)},
-                                      .segment = call.slice.segment},
+                                      .segment = call.slice.segment,
+                                      .q_gradient = heads.q_gradient,
+                                      .k_gradient = heads.k_gradient,
+                                      .v_gradient = heads.v_gradient},
                                      {.scale = 1 / std::sqrt(dim),
                                       .weights = weights_,
                                       .norm_eps = options_.eps,

@@ -14,6 +14,7 @@
 
 #include <functional>
 
+#include "kernels/linear/linear.h"
 #include "kernels/polynomial_attention/features.h"
 #include "model/mixers/variants.h"
 
@@ -31,10 +32,13 @@ struct PolynomialOptions : OptionsOf<PolynomialOptions> {
   int64_t value_dim() const { return num_heads * head_dim_v; }
 };
 
-// What stands between a projection and the heads, [..., H d] -> [..., H d].
-using QueryKeyMap = std::function<at::Tensor(const at::Tensor&)>;
+// What stands between the projections and the heads of q and k, [..., H d] -> [..., H d]; null:
+// nothing.
 struct QueryKeyMaps {
-  QueryKeyMap q, k;             // null: nothing
+  struct Mapped {
+    at::Tensor q, k;
+  };
+  std::function<Mapped(const kernels::LinearPart& q, const kernels::LinearPart& k)> both;
   int64_t num_activations = 0;  // that a backward keeps for both, per token, in fp32
 };
 
@@ -62,6 +66,7 @@ class PolynomialMixer : public Mixer {
  private:
   struct Heads {
     at::Tensor q, k, v;  // [..., H, d], [..., H, V]
+    kernels::GradientColumn q_gradient, k_gradient, v_gradient;
   };
   Heads Project(const at::Tensor& x) const;
   int64_t num_features() const;

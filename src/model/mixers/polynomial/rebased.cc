@@ -13,7 +13,9 @@
 #include <ATen/ops/layer_norm.h>
 
 #include <optional>
+#include <vector>
 
+#include "kernels/layer_norm/layer_norm.h"
 #include "kernels/torch/dispatch.h"
 #include "model/mixers/polynomial/polynomial_mixer.h"
 
@@ -64,24 +66,43 @@ bool IsLayerNorm(const RebasedOptions& options) {
          (options.norm_scope == "joint") != options.shared_affine;
 }
 
-// In fp32 (fp64 beside fp64), as its parameters are.
-at::Tensor NormAndMove(const RebasedOptions& options, const Affine& affine, const at::Tensor& x) {
-  const auto maybe = [](const Parameter& parameter) {
-    return parameter.declared() ? std::optional<at::Tensor>(*parameter) : std::nullopt;
+// One part of the layer norm that q and k go through.
+kernels::LayerNormInput NormInput(const Affine& affine, const kernels::LinearPart& part) {
+  return {.x = part.y,
+          .gamma = *affine.gamma,
+          .beta = affine.beta.declared() ? *affine.beta : at::Tensor(),
+          .x_gradient = part.gradient};
+}
+
+// Over all channels, with parameters of their own, in one pass; each head by itself with the same
+// parameters, one after the other.
+QueryKeyMaps::Mapped LayerNorm(const RebasedOptions& options, const Affine& of_q,
+                               const Affine& of_k, const kernels::LinearPart& q,
+                               const kernels::LinearPart& k) {
+  if (!options.shared_affine) {
+    const std::vector<at::Tensor> y =
+        kernels::LayerNorms({NormInput(of_q, q), NormInput(of_k, k)}, kLayerNormEps);
+    return {.q = y[0], .k = y[1]};
+  }
+  const auto heads = [&](const at::Tensor& x) {
+    const kernels::LinearPart split = {.y = SplitHeads(x, options.feature_dim)};
+    return kernels::LayerNorms({NormInput(of_q, split)}, kLayerNormEps)[0].view(x.sizes());
   };
-  const bool joint = options.norm_scope == "joint", whole = IsLayerNorm(options);
+  return {.q = heads(q.y), .k = heads(k.y)};
+}
+
+// The other forms, in fp32 (fp64 beside fp64), as the parameters are.
+at::Tensor NormAndMove(const RebasedOptions& options, const Affine& affine, const at::Tensor& x) {
+  const bool joint = options.norm_scope == "joint";
   at::Tensor y = x.to(kernels::ComputeType(x));
   if (options.normalize)
     y = at::layer_norm(joint ? y : SplitHeads(y, options.feature_dim),
-                       {joint ? options.key_dim() : options.feature_dim},
-                       whole ? maybe(affine.gamma) : std::nullopt,
-                       whole ? maybe(affine.beta) : std::nullopt, kLayerNormEps)
+                       {joint ? options.key_dim() : options.feature_dim}, std::nullopt,
+                       std::nullopt, kLayerNormEps)
             .view(x.sizes());
-  if (!whole) {
-    if (options.shared_affine) y = SplitHeads(y, options.feature_dim);
-    if (affine.gamma.declared()) y = y * *affine.gamma;
-    if (affine.beta.declared()) y = y + *affine.beta;
-  }
+  if (options.shared_affine) y = SplitHeads(y, options.feature_dim);
+  if (affine.gamma.declared()) y = y * *affine.gamma;
+  if (affine.beta.declared()) y = y + *affine.beta;
   return y.view(x.sizes()).to(x.scalar_type());
 }
 
@@ -93,13 +114,15 @@ QueryKeyMaps MakeMaps(const RebasedOptions& options, const PartContext& context)
     of_q = DeclareAffine(options, context, "q_feature_map");
     of_k = DeclareAffine(options, context, "k_feature_map");
   }
-  const auto map = [options](const Affine& affine) -> QueryKeyMap {
-    return [=](const at::Tensor& x) { return NormAndMove(options, affine, x); };
+  const auto map = [=](const kernels::LinearPart& q,
+                       const kernels::LinearPart& k) -> QueryKeyMaps::Mapped {
+    if (IsLayerNorm(options)) return LayerNorm(options, of_q, of_k, q, k);
+    return {.q = NormAndMove(options, of_q, q.y), .k = NormAndMove(options, of_k, k.y)};
   };
   // What is normed, and what gamma multiplies apart from that.
   const bool multiplies = options.use_gamma && !IsLayerNorm(options);
   const int64_t kept = (options.normalize ? 1 : 0) + (multiplies ? 1 : 0);
-  return {.q = map(of_q), .k = map(of_k), .num_activations = 2 * kept * options.key_dim()};
+  return {.both = map, .num_activations = 2 * kept * options.key_dim()};
 }
 
 class Rebased : public PolynomialMixer {

@@ -96,19 +96,19 @@ class Mamba : public Mixer {
 
   MixerOutput Forward(const MixerCall& call) const override {
     const bool carried = call.carried();
-    const std::vector<at::Tensor> in = Enter(call.x);
+    const std::vector<kernels::LinearPart> in = Enter(call.x);
     const kernels::ShortConvInputs conv = {
-        .x = in[0],
+        .x = in[0].y,
         .weight = *conv_,
         .bias = *conv_bias_,
         .tail = carried ? call.initial->tensors[1] : at::Tensor(),
         .documents = call.slice.documents,
         .starts = call.slice.starts,
-        .segment = call.slice.segment};
-    const at::Tensor x = kernels::ShortConv(conv);
-    const Selected selected = Select(x);
+        .segment = call.slice.segment,
+        .x_gradient = in[0].gradient};
+    const Selected selected = Select(kernels::ShortConv(conv));
     const auto [y, state] =
-        kernels::SelectiveScan({.x = x,
+        kernels::SelectiveScan({.x = selected.x,
                                 .delta = selected.delta,
                                 .delta_bias = *step_bias_,
                                 .a = *a_log_,
@@ -116,10 +116,12 @@ class Mamba : public Mixer {
                                 .b = selected.b,
                                 .c = selected.c,
                                 .skip = *skip_,
+                                .b_gradient = selected.b_gradient,
+                                .c_gradient = selected.c_gradient,
                                 .starts = call.slice.starts,
                                 .initial = carried ? call.initial->tensors[0] : at::Tensor(),
                                 .segment = call.slice.segment});
-    MixerOutput result = {.y = out_(kernels::SwiGlu(in[1], y)), .state = {}};
+    MixerOutput result = {.y = out_(kernels::SwiGlu(in[1].y, y, in[1].gradient)), .state = {}};
     if (call.want_state) {
       // A copy: a view would keep the whole sequence.
       const at::Tensor tail = kernels::ShortConvTail(conv).to(
@@ -130,11 +132,10 @@ class Mamba : public Mixer {
   }
 
   at::Tensor Step(const at::Tensor& u, int64_t, MixerState& state) const override {
-    const std::vector<at::Tensor> in = Enter(u);
-    const at::Tensor x = kernels::ShortConvStep({.x = in[0], .weight = *conv_, .bias = *conv_bias_},
-                                                state.tensors[1]);
-    const Selected selected = Select(x);
-    const at::Tensor y = kernels::SelectiveScanStep({.x = x,
+    const std::vector<kernels::LinearPart> in = Enter(u);
+    const Selected selected = Select(kernels::ShortConvStep(
+        {.x = in[0].y, .weight = *conv_, .bias = *conv_bias_}, state.tensors[1]));
+    const at::Tensor y = kernels::SelectiveScanStep({.x = selected.x,
                                                      .delta = selected.delta,
                                                      .delta_bias = *step_bias_,
                                                      .a = *a_log_,
@@ -143,7 +144,7 @@ class Mamba : public Mixer {
                                                      .c = selected.c,
                                                      .skip = *skip_},
                                                     state.tensors[0]);
-    return out_(kernels::SwiGlu(in[1], y));
+    return out_(kernels::SwiGlu(in[1].y, y));
   }
 
   FlopCount FlopsPerToken(int64_t) const override {
@@ -162,19 +163,24 @@ class Mamba : public Mixer {
 
  private:
   // u [..., D] -> x and the gate z [..., I].
-  std::vector<at::Tensor> Enter(const at::Tensor& u) const {
+  std::vector<kernels::LinearPart> Enter(const at::Tensor& u) const {
     return kernels::LinearInParts(u, *in_, {inner_, inner_});
   }
   struct Selected {
+    at::Tensor x;      // [..., I], for the scan
     at::Tensor delta;  // [..., I], before bias and softplus
     at::Tensor b, c;   // [..., N]
+    kernels::GradientColumn b_gradient, c_gradient;
   };
   Selected Select(const at::Tensor& x) const {
     const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;
-    // Cut by one operation, so that the parts' gradients are put together by one.
-    const std::vector<at::Tensor> y =
-        kernels::Linear(x, *select_).split_with_sizes({rank, states, states}, -1);
-    return {.delta = kernels::Linear(y[0], *step_), .b = y[1], .c = y[2]};
+    const auto [again, parts] = kernels::LinearBesideInput(x, *select_, {rank, states, states});
+    return {.x = again,
+            .delta = kernels::Linear(parts[0].y, *step_, parts[0].gradient),
+            .b = parts[1].y,
+            .c = parts[2].y,
+            .b_gradient = parts[1].gradient,
+            .c_gradient = parts[2].gradient};
   }
 
   MambaOptions sizes_;
