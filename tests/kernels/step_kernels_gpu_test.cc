@@ -134,12 +134,12 @@ TEST_P(StepKernelsGpuTest, GatesThatAreColumns) {
             [&](const Tensors& in) {
               const at::Tensor halves[] = {in[0].narrow(1, 0, width),
                                            in[0].narrow(1, width, width)};
-              return product(halves[gate_first ? 0 : 1], halves[gate_first ? 1 : 0]);
+              return product(halves[gate_first ? 0 : 1], halves[gate_first ? 1 : 0], {});
             },
             {Normal({30, 2 * width}, 1) * 4});
       for (const int64_t first : {3, 8})  // packs that begin between 16 bytes, and on them
         ExpectSameOnBoth(
-            [&](const Tensors& in) { return product(in[0].narrow(1, first, width), in[1]); },
+            [&](const Tensors& in) { return product(in[0].narrow(1, first, width), in[1], {}); },
             {Normal({30, width + 16}, 1) * 4, Normal({30, width}, 2)});
     }
   }
