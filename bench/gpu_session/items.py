@@ -82,6 +82,13 @@ def _rows(size: str, rehearsed: str) -> Item:
                 rehearsal=("--size", "step", "--only", rehearsed, "--rounds", "1"))  # fmt: skip
 
 
+def _softmax(batch: int, dim: int) -> Item:
+    sizes = ("--batch", str(batch), "--seq-len", str(16384 // batch), "--heads", str(1024 // dim), "--dim", str(dim))
+    small = ("--batch", "1", "--seq-len", "64", "--heads", "1", "--dim", "8", "--long", "128", "--rounds", "1")
+    return Item(f"softmax_attention/B{batch} T{16384 // batch} d{dim}", "bench/bench_softmax_attention",
+                ("--device", "cuda", *sizes, "--long", "32768", "--rounds", "20"), minutes=3, rehearsal=small)  # fmt: skip
+
+
 def _cross_entropy(rows: int, dim: int, vocab: int) -> Item:
     sizes = ("--rows", str(rows), "--dim", str(dim), "--vocab", str(vocab))
     small = ("--rows", "64", "--dim", "32", "--vocab", "300", "--pairs", "1")
@@ -110,6 +117,9 @@ ITEMS = (
     _sanitized("racecheck", "softmax_attention_gpu_test", f"{KERNELS}/softmax_attention", "*EqualsTheCpu/*ias*", 4),
     *(_decay(kind, shape) for kind, shapes in DECAY_SHAPES.items() for shape in shapes),
     *(_fla(kind) for kind in compare_fla.KINDS),
+    _softmax(1, 64),
+    _softmax(8, 64),
+    _softmax(8, 128),
     _rows("step", "sum_of_squares"),
     _rows("large", "swiglu"),
     _cross_entropy(16384, 1024, 32000),

@@ -74,6 +74,18 @@ def row_kernels(records: list[dict]) -> str:
     return "Row kernels against LibTorch's operations:\n\n" + table(head, rows) if rows else ""
 
 
+def softmax_attention(records: list[dict]) -> str:
+    """A row a form: milliseconds, and how they stand to plain causal attention's by the same kernels."""
+    rows = []
+    for record in of_group(records, "softmax_attention"):
+        result = record["result"]
+        for part in [key for key in result if key.startswith("forward")]:
+            rows += [[name_of(record), part.replace("_", " "), form["form"], f"{form['ms']:.3f}",
+                      f"{form['over_causal']:.2f} x"] for form in result[part]]  # fmt: skip
+    head = ["shape", "pass", "form", "ms", "over causal"]
+    return "Softmax attention, bf16:\n\n" + table(head, rows) if rows else ""
+
+
 def cross_entropy(records: list[dict]) -> str:
     rows = []
     for record in of_group(records, "cross_entropy"):
@@ -129,7 +141,7 @@ def left_out(records: list[dict]) -> str:
     return "Not done:\n\n" + table(["item", "how it ended", "why"], rows) if rows else ""
 
 
-PARTS = (tests, decay_attention, fla, row_kernels, cross_entropy, train_step, slowest_step, decode, left_out)
+PARTS = (tests, decay_attention, fla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, left_out)
 
 
 def session_text(session: dict) -> str:

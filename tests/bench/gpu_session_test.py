@@ -262,6 +262,8 @@ FIGURES = {
         "max_error": 2e-3, **of_passes(ms=0.5, share_of_memory_roofline=0.61, share_of_matmul=0.3, late_share=0)},
     "fla/per_head": {"rows": [{"kind": "per_head", "shape": "B2 T64 H2 D64", **of_passes(
         fla_ms=3.0, halflife_ms=1.5, speed=2.0, share_of_memory_roofline=0.6)}]},
+    "softmax_attention/B2 T64 d64": {"device": "NVIDIA H200", "batch": 2, "forward": [
+        {"form": "window", "ms": 0.25, "causal_ms": 0.5, "over_causal": 0.5}]},
     "row_kernels/step": {"rows": [{"family": "rotary", "pass": "forward", "shape": "[8]", "ms": 0.02, "speed_ratio": 3.0,
                                    "share_of_ceiling": 0.8}, {"family": "weight_gradient", "pass": "backward",
                                                               "shape": "[8]", "ms": 0.04, "speed_ratio": 1.5}]},
@@ -297,6 +299,7 @@ class TablesTest(InAFolder):
         for words in ("### NVIDIA H200, driver 580.1, commit 0123456789ab", "| `wrappers_gpu_test` | 30 | 0 | 2 |",
                       "| per_head | B2 T64 H2 D64 | 0.500 / 0.500 | 61% / 61% | 30% / 30% | 0% / 0% | 2.0e-03 |",
                       "| 2.00 x / 2.00 x | 60% / 60% |", "| rotary | forward | [8] | 0.0200 | 3.00 x | 80% |",
+                      "| B2 T64 d64 | forward | window | 0.250 | 0.50 x |",
                       "| weight_gradient | backward | [8] | 0.0400 | 1.50 x |  |",
                       "| 8 x 4, vocabulary 9 | 4.00 | 2.00 | 2.00 x | 900 | 90 |",
                       "| gla 340m | 374,000,000 | 8 x 2048 | 200.0 | 81,920 | 41.0% | 20.0 | 900 | 4 | 3 |",
