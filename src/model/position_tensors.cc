@@ -2,7 +2,7 @@
 
 namespace halflife::model {
 
-at::Tensor PositionTensors::Of(const at::Tensor& positions, const std::vector<double>& key,
+at::Tensor PositionTensors::Of(const at::Tensor& positions, const Key& key,
                                const std::function<at::Tensor()>& make) {
   const std::lock_guard lock(mutex_);
   for (const Entry& entry : entries_)

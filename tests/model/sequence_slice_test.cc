@@ -66,7 +66,7 @@ TEST(SequenceSliceTest, TensorsOfPositionsAreMadeOnce) {
   const at::Tensor other = slice.positions + 5;
   int made = 0;
   const auto of = [&](const SequenceSlice& from, const at::Tensor& positions, double key) {
-    return from.of_positions->Of(positions, {key}, [&] {
+    return from.of_positions->Of(positions, {"test", {key}}, [&] {
       ++made;
       return positions * key;
     });

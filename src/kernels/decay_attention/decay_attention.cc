@@ -7,14 +7,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "core/error.h"
-#include "core/log.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/binding.h"
 #include "kernels/decay_attention/cuda/route.h"
@@ -22,6 +19,7 @@
 #include "kernels/decay_attention/own_denominator.h"
 #include "kernels/decay_attention/segments.h"
 #include "kernels/torch/autograd.h"
+#include "kernels/torch/route_log.h"
 
 namespace halflife::kernels {
 namespace {
@@ -143,17 +141,6 @@ DecayState StateRows(const Call& call, const char* what, const DecayState& state
 const void* DataOf(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
 void* PlaceOf(const at::Tensor& x) { return x.defined() ? x.mutable_data_ptr() : nullptr; }
 
-// Which kernels run on the GPU, and why where they are not the fast ones: each answer once.
-void SayRoute(const Call& call) {
-  if (!call.plan.is_cuda) return;
-  static std::mutex mutex;
-  static std::set<std::string> said;
-  std::string route = cuda::DescribeRoute(call.args, call.plan);
-  const std::lock_guard lock(mutex);
-  if (const auto [place, is_new] = said.insert(std::move(route)); is_new)
-    HL_DEBUG("kernels", "decay attention: ", *place);
-}
-
 Call MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig& config) {
   CheckShapes(given);
   Call call = {.inputs = given, .args = {}, .plan = {}};
@@ -194,7 +181,7 @@ Call MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig& con
   call.plan = MakePlan(
       args, LimitsOf(in.q),
       {.chunk_size = static_cast<int>(in.chunks->chunk_size), .num_segments = config.num_segments});
-  SayRoute(call);
+  if (call.plan.is_cuda) SayRoute("decay attention", cuda::DescribeRoute(call.args, call.plan));
   return call;
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/polynomial_attention/segments.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/route_log.h"
 #include "kernels/torch/tensor_checks.h"
 #include "kernels/torch/tensor_views.h"
 
@@ -137,6 +138,8 @@ ForwardResult RunForward(Call& call, bool want_final_state, bool differentiated)
   RunOn(
       call.inputs.q, [&] { cpu::Forward(args, plan); },
       [&](auto stream) {
+        SayRoute(kKernel, plan.quadratic ? "pairs of tiles on tensor cores"
+                                         : "token by token, which has states");
         const at::Tensor workspace = call.Bytes(cuda::ForwardWorkspaceBytes(args, plan));
         args.workspace = workspace.data_ptr();
         cuda::Forward(args, plan, stream);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "kernels/tensor_view.h"
 
@@ -89,9 +90,9 @@ void Backward(const SoftmaxAttentionGradArgs& args);
 // backward, in q and k is heard by all of its tile of 64 tokens, whatever they see.
 namespace cuda {
 
-bool Takes(const SoftmaxAttentionArgs& args);
-// Of a block, forward and backward; to be held against what the device has.
-int64_t SharedBytes(const SoftmaxAttentionArgs& args);
+// Why these kernels do not take a call on a device whose blocks have so much shared memory; empty:
+// they do. Host code, in every build.
+std::string WhyNot(const SoftmaxAttentionArgs& args, int64_t shared_memory_bytes);
 size_t WorkspaceBytes(const SoftmaxAttentionGradArgs& grads);
 
 void Forward(const SoftmaxAttentionArgs& args, cudaStream_t stream);

@@ -152,7 +152,7 @@ void ForBlocks(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfi
                Visit visit) {
   const int64_t num_queries = inputs.q.size(1), num_past = inputs.k.size(1) - num_queries;
   CheckDecays(config, num_queries);
-  const VisibleKeys seen = VisibleKeysOf(inputs.positions, num_past, config.pattern);
+  const VisibleKeys seen = SeenBy(inputs, config);
   const int64_t step = config.drop ? std::max<int64_t>(num_queries, 1) : kBlock;
   const bool bounded = config.pattern.reach() > 0 && config.pattern.sinks == 0 && !config.drop;
   for (int64_t begin = 0; begin < num_queries; begin += step) {
@@ -171,6 +171,11 @@ void ForBlocks(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfi
 }
 
 }  // namespace
+
+VisibleKeys SeenBy(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config) {
+  if (inputs.seen.first.defined()) return inputs.seen;
+  return VisibleKeysOf(inputs.positions, inputs.k.size(1) - inputs.q.size(1), config.pattern);
+}
 
 at::Tensor ComposedSoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                                     const SoftmaxAttentionConfig& config) {

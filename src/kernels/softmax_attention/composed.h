@@ -6,6 +6,9 @@
 
 namespace halflife::kernels {
 
+// What each query sees: as the caller says, or made from the positions.
+VisibleKeys SeenBy(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config);
+
 // As SoftmaxAttention. Queries come in blocks, each with the keys that it may see.
 at::Tensor ComposedSoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                                     const SoftmaxAttentionConfig& config);

@@ -9,12 +9,14 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <string>
 
 #include "core/error.h"
 #include "kernels/softmax_attention/args.h"
 #include "kernels/softmax_attention/composed.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/route_log.h"
 #include "kernels/torch/tensor_checks.h"
 #include "kernels/torch/tensor_views.h"
 #ifdef HALFLIFE_WITH_CUDA
@@ -200,7 +202,7 @@ at::Tensor FusedAttention(const SoftmaxAttentionInputs& in, const SoftmaxAttenti
                .far_k = in.far_k,
                .bias = BiasTable(in.bias, config.pattern),
                .bias_scale = in.bias_scale.defined() ? in.bias_scale.detach() : in.bias_scale,
-               .seen = VisibleKeysOf(in.positions, in.k.size(1) - in.q.size(1), config.pattern),
+               .seen = SeenBy(in, config),
                .args = {}};
   const bool differentiated =
       c10::GradMode::is_enabled() && std::ranges::any_of(call.tensors(), [](const at::Tensor& x) {
@@ -238,18 +240,20 @@ bool IsPlain(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& con
          config.decay_rates.empty() && !config.squared_relu && !config.drop;
 }
 
-// Whether the device's kernels take the call. Of a few queries, as in decoding, their tiles would
-// be all but empty, and a block a head too few to fill a GPU.
+// Whether the device's kernels take the call.
 bool DeviceTakes([[maybe_unused]] const SoftmaxAttentionInputs& in,
                  [[maybe_unused]] const SoftmaxAttentionConfig& config) {
 #ifdef HALFLIFE_WITH_CUDA
-  if (!in.q.is_cuda() || in.q.size(1) < kAttentionTile / 4) return false;
+  if (!in.q.is_cuda()) return false;
   SoftmaxAttentionArgs args = ArgsOf(in.q, in.k, in.v, in.far_q.defined(), config);
-  args.q.dtype = HasFusedDtype(in.q) ? ToDType(kKernel, in.q) : DType::kF32;
+  args.q.dtype = ToDType(kKernel, in.q);
   args.bias = in.bias.defined() ? in.bias.const_data_ptr() : nullptr;
   const cudaDeviceProp* device = at::cuda::getDeviceProperties(in.q.get_device());
-  return cuda::Takes(args) &&
-         cuda::SharedBytes(args) <= static_cast<int64_t>(device->sharedMemPerBlockOptin);
+  const std::string why_not =
+      cuda::WhyNot(args, static_cast<int64_t>(device->sharedMemPerBlockOptin));
+  SayRoute(kKernel, why_not.empty() ? "pairs of tiles on tensor cores"
+                                    : "LibTorch's calls in blocks of queries: " + why_not);
+  return why_not.empty();
 #else
   return false;
 #endif

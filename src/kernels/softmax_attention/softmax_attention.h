@@ -2,7 +2,7 @@
 // second pair of queries and keys for far distances, so that one kernel serves the ways of telling
 // positions; and the squared ReLU of gated attention units in the softmax's place. No [T, S]
 // tensor: tiles of 64 x 64 that no query sees cost nothing. On a GPU that is so of what its kernels
-// take (cuda::Takes, args.h); the rest goes through LibTorch in blocks of queries.
+// take (cuda::WhyNot, args.h); the rest goes through LibTorch in blocks of queries.
 //
 //   const at::Tensor out = SoftmaxAttention(
 //       {.q = q, .k = k, .v = v, .positions = slice.positions}, {.scale = 1 / std::sqrt(64.0)});
@@ -32,6 +32,8 @@ struct SoftmaxAttentionInputs {
   // Of each query's bias, [B, T] in the compute type, a constant in backward; undefined: 1 each.
   at::Tensor bias_scale = {};
   at::Tensor positions;  // [B, T] int64: of each query in its document
+  // VisibleKeysOf the positions, where the caller has them already; else they are made anew.
+  VisibleKeys seen = {};
   // Whether it is known that all tokens of a row are of one document: LibTorch's causal attention,
   // which CUDA has, knows no other.
   bool one_document = false;

@@ -300,8 +300,8 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
   }
   if (form_.query_scale.of) {
     const at::ScalarType compute = kernels::ComputeType(x);
-    std::vector<double> key = form_.query_scale.key;
-    key.push_back(static_cast<double>(compute));
+    PositionTensors::Key key = {"query scale", form_.query_scale.key};
+    key.values.push_back(static_cast<double>(compute));
     const at::Tensor scale = slice.of_positions->Of(slice.positions, key, [&] {
       return form_.query_scale.of(slice.positions).unsqueeze(-1).to(compute);
     });

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <cmath>
@@ -216,11 +217,14 @@ double Attention::ActivationBytes(int64_t seq_len, int64_t bytes_per_element) co
       (positions_->far_from() > 0 ? queries : 0) + (positions_->has_far_keys() ? keys : 0);
   return elements * static_cast<double>(bytes_per_element) +
          4 * static_cast<double>(shape_.num_heads) *
-             (KeepsWeights() ? 1 + 2 * static_cast<double>(seq_len) : 1);
+             (KeepsWeights(bytes_per_element) ? 1 + 2 * static_cast<double>(seq_len) : 1);
 }
 
-// LibTorch's operators keep all weights for backward: with dropout, and on CUDA of a squared ReLU.
-bool Attention::KeepsWeights() const { return options_.dropout > 0 || shape_.squared_relu; }
+// LibTorch's operators keep all weights for backward: with dropout, and on CUDA of a squared ReLU
+// in fp32.
+bool Attention::KeepsWeights(int64_t bytes_per_element) const {
+  return options_.dropout > 0 || (shape_.squared_relu && bytes_per_element > 2);
+}
 
 // Of products of what Encode gives: a learned scale is in the queries.
 double Attention::ScoreScale() const {
@@ -283,6 +287,22 @@ void Attention::ScaleQueries(const at::Tensor& positions, Heads& heads) const {
   if (scale.bias) heads.bias_scale = factors;
 }
 
+// Of a slice whose queries follow so many keys, once for all layers of the same pattern.
+kernels::VisibleKeys Attention::SeenIn(const SequenceSlice& slice, int64_t num_past) const {
+  const kernels::KeyPattern& pattern = config_.pattern;
+  const auto number = [](auto x) { return static_cast<double>(x); };
+  const at::Tensor seen = slice.of_positions->Of(
+      slice.positions,
+      {"visible keys",
+       {number(num_past), number(pattern.window), number(pattern.block), number(pattern.sinks),
+        number(pattern.bidirectional)}},
+      [&] {
+        const auto made = kernels::VisibleKeysOf(slice.positions, num_past, pattern);
+        return at::stack({made.first, made.end, made.sinks});
+      });
+  return {.first = seen.select(0, 0), .end = seen.select(0, 1), .sinks = seen.select(0, 2)};
+}
+
 // [B, T, H V]; probabilities are dropped at site 0. `call`: null in decode.
 at::Tensor Attention::Attend(const Heads& heads, const at::Tensor& positions, bool one_document,
                              const MixerCall* call) const {
@@ -304,6 +324,8 @@ at::Tensor Attention::Attend(const Heads& heads, const at::Tensor& positions, bo
       .bias = positions_->Bias(heads.k.size(1), options),
       .bias_scale = heads.bias_scale,
       .positions = positions,
+      .seen = call == nullptr ? kernels::VisibleKeys{}
+                              : SeenIn(call->slice, heads.k.size(1) - heads.q.size(1)),
       .one_document = one_document};
   if (call != nullptr && call->observe) call->observe(inputs, config);
   return kernels::SoftmaxAttention(inputs, config).flatten(2);

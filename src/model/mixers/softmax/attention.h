@@ -79,7 +79,7 @@ class Attention {
   double ActivationBytes(int64_t seq_len, int64_t bytes_per_element) const;
 
  private:
-  bool KeepsWeights() const;
+  bool KeepsWeights(int64_t bytes_per_element) const;
   double ScoreScale() const;
   bool scales_queries() const { return options_.query_scale.form != "none"; }
   void RequireCausal(const char* what) const;
@@ -87,6 +87,7 @@ class Attention {
   Heads WithPast(const MixerCall& call, const Heads& own) const;
   int64_t Reach(const MixerCall& call) const;
   void ScaleQueries(const at::Tensor& positions, Heads& heads) const;
+  kernels::VisibleKeys SeenIn(const SequenceSlice& slice, int64_t num_past) const;
   at::Tensor Attend(const Heads& heads, const at::Tensor& positions, bool one_document,
                     const MixerCall* call) const;
 

@@ -271,11 +271,34 @@ TEST(CudaSoftmaxAttention, AQueryThatSeesNothing) {
   for (const double x : call.dk.Get()) EXPECT_TRUE(std::isfinite(x));
 }
 
+constexpr int64_t kHopper = 227 << 10, kSmall = 99 << 10;  // shared memory of sm_90, sm_120
+
+TEST(CudaSoftmaxAttention, SaysWhyNot) {
+  const PairsProblem p = MakeProblem({.seq_len = 70, .dim = 128, .dim_v = 128});
+  const Call call(p);
+  const SoftmaxAttentionArgs& takes = call.grads.forward;
+  EXPECT_EQ(cuda::WhyNot(takes, kHopper), "");
+  const auto why = [&](const auto& change, int64_t shared_memory_bytes = kHopper) {
+    SoftmaxAttentionArgs args = takes;
+    change(args);
+    return cuda::WhyNot(args, shared_memory_bytes);
+  };
+  using Args = SoftmaxAttentionArgs;
+  const double rate = -0.01;
+  EXPECT_EQ(why([](Args& x) { x.q.dtype = DType::kF32; }), "fp32, not bf16");
+  EXPECT_EQ(why([](Args& x) { x.far_from = 3; }), "far pairs of their own");
+  EXPECT_EQ(why([&](Args& x) { x.decay_rates = &rate; }), "decay with distance");
+  EXPECT_EQ(why([](Args& x) { x.head_dim = 136; }), "heads of 136 channels, more than 128");
+  EXPECT_EQ(why([](Args& x) { x.num_queries = 15; }), "15 queries, less than 16");
+  EXPECT_EQ(why([](Args&) {}, kSmall),
+            "blocks of 102400 bytes of shared memory, of which the device has 101376");
+  EXPECT_EQ(why([](Args& x) { x.head_dim = x.head_dim_v = 64; }, kSmall), "");
+}
+
 TEST(CudaSoftmaxAttention, RefusesWhatItDoesNotTake) {
   const PairsProblem p = MakeProblem({.seq_len = 1});
   Call call(p);
   call.grads.forward.head_dim = 136;
-  EXPECT_FALSE(cuda::Takes(call.grads.forward));
   EXPECT_HL_ERROR(cuda::Forward(call.grads.forward, nullptr), ExitCode::kInternal,
                   "heads of 136 channels", "up to 128 channels");
   call.grads.forward.head_dim = 16, call.grads.workspace = nullptr;
