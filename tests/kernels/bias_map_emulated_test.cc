@@ -1,5 +1,6 @@
 // The CUDA kernels of biased and mapped projections, emulated, against the formulas in fp64.
 #include <limits>
+#include <utility>
 
 #include "kernels/bias_map/args.h"
 #include "kernels/rows_support.h"
@@ -37,12 +38,12 @@ const Case kCases[] = {{1, {1}},
 template <typename T>
 struct Part {
   Array<T> bias, out, dout;
-  Array<float> dbias;
+  Array<float> gain, dbias, dgain;
   ElementMap map;
   int64_t width, stride, place;  // where its first row begins in x and dx
 };
 
-// Parts take turns in map and in whether they have a bias.
+// Parts take turns in map and in whether they have a bias; the second of up to three has a gain.
 template <typename T>
 struct Problem {
   explicit Problem(const Case& c) : num_rows(c.num_rows), x(0), dx(0) {
@@ -52,8 +53,10 @@ struct Problem {
       parts.push_back({.bias = Array<T>(Random(width, 10 + i), c.shift),
                        .out = Array<T>(count, c.shift),
                        .dout = Array<T>(Random(count, 20 + i), c.shift),
+                       .gain = Array<float>(Random(width, 30 + i), c.shift),
                        .dbias = Array<float>(Values(width, 7.0), c.shift),
-                       .map = i % 2 == 0 ? ElementMap::kEluPlusOne : ElementMap::kIdentity,
+                       .dgain = Array<float>(Values(width, 3.0), c.shift),
+                       .map = kMaps[i % 3],
                        .width = width,
                        .stride = c.stride > 0 ? c.stride : width,
                        .place = begin});
@@ -63,7 +66,10 @@ struct Problem {
     x = Array<T>(Random(size, 1, 2.0), c.shift);
     dx = Array<T>(Values(size, -5.0), c.shift);
   }
-  static bool HasBias(size_t i) { return i != 2; }
+  static constexpr ElementMap kMaps[] = {ElementMap::kEluPlusOne, ElementMap::kIdentity,
+                                         ElementMap::kSilu};
+  static bool HasBias(size_t i) { return i != 3; }
+  bool HasGain(size_t i) const { return i == 1 && parts.size() <= 3; }
   static bool Adds(size_t i) { return i == 1; }
 
   void Run() {
@@ -75,6 +81,7 @@ struct Problem {
       Part<T>& part = parts[i];
       args.parts[i] = {.x = x.data() + part.place,
                        .bias = HasBias(i) ? part.bias.data() : nullptr,
+                       .gain = HasGain(i) ? part.gain.data() : nullptr,
                        .out = part.out.data(),
                        .width = part.width,
                        .stride = part.stride,
@@ -86,7 +93,13 @@ struct Problem {
                         .added = Adds(i),
                         .width = part.width,
                         .stride = part.stride,
-                        .map = part.map};
+                        .map = part.map,
+                        .x = x.data() + part.place,
+                        .x_stride = part.stride,
+                        .bias = args.parts[i].bias,
+                        .gain = args.parts[i].gain,
+                        .dgain = HasGain(i) ? part.dgain.data() : nullptr,
+                        .gain_added = true};
     }
     cuda::BiasMapForward(args, nullptr);
     Array<float> partials(Values(cuda::NumBiasMapPartials(num_rows) * grads.num_columns(), 1e9));
@@ -97,6 +110,15 @@ struct Problem {
   Array<T> x, dx;
   std::vector<Part<T>> parts;
 };
+
+// map(z) and its slope; of elu + 1 from the feature as it was stored.
+std::pair<double, double> MapOf(ElementMap map, double z, double feature) {
+  if (map == ElementMap::kIdentity) return {z, 1};
+  if (map == ElementMap::kEluPlusOne)
+    return {std::exp(std::min(z, 0.0)) + std::max(z, 0.0), std::min(feature, 1.0)};
+  const double s = 1 / (1 + std::exp(-z));
+  return {z * s, s * (1 + z * (1 - s))};
+}
 
 // 2^-24 of a sum of two and an exponential; dbias sums all rows, whose terms have either sign.
 TYPED_TEST(BiasMapKernel, EqualsTheFormulaInFp64) {
@@ -112,23 +134,27 @@ TYPED_TEST(BiasMapKernel, EqualsTheFormulaInFp64) {
       SCOPED_TRACE(i);
       const Part<TypeParam>& part = p.parts[i];
       const Values bias = part.bias.values(), dout = part.dout.values(), out = part.out.values();
+      const Values gain = p.HasGain(i) ? part.gain.values() : Values(part.width, 1.0);
       Values want_out, want_dx, got_dx;
-      Values dbias(part.width, p.Adds(i) ? 7.0 : 0.0);
+      Values dbias(part.width, p.Adds(i) ? 7.0 : 0.0), dgain(part.width, 3.0);
       for (int64_t n = 0; n < c.num_rows * part.width; ++n) {
         const int64_t column = n % part.width;
         const int64_t place = part.place + n / part.width * part.stride + column;
-        const double z = x[place] + (p.HasBias(i) ? bias[column] : 0);
-        const bool mapped = part.map == ElementMap::kEluPlusOne;
-        want_out.push_back(mapped ? std::exp(std::min(z, 0.0)) + std::max(z, 0.0) : z);
-        want_dx.push_back(dout[n] * (mapped ? std::min(out[n], 1.0) : 1));
+        const double z = gain[column] * x[place] + (p.HasBias(i) ? bias[column] : 0);
+        const auto [mapped, slope] = MapOf(part.map, z, out[n]);
+        const double d = dout[n] * slope;
+        want_out.push_back(mapped);
+        want_dx.push_back(d * gain[column]);
         got_dx.push_back(dx[place]);
         written[place] = true;
-        dbias[column] += want_dx.back();
+        dbias[column] += d;
+        if (p.HasGain(i)) dgain[column] += d * x[place];
       }
       test::ExpectClose<TypeParam>("out", out, want_out, 1e-6);
       test::ExpectClose<TypeParam>("dx", got_dx, want_dx, 1e-6);
       if (!p.HasBias(i)) dbias = Values(part.width, 7.0);
       test::ExpectClose<float>("dbias", part.dbias.values(), dbias, 3e-6);
+      test::ExpectClose<float>("dgain", part.dgain.values(), dgain, 3e-6);
     }
     for (size_t i = 0; i < dx.size(); ++i)
       ASSERT_TRUE(written[i] || dx[i] == -5) << "dx beside its columns, " << i;

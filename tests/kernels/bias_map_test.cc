@@ -16,7 +16,8 @@ namespace {
 
 using test::Normal;
 
-constexpr ElementMap kElu = ElementMap::kEluPlusOne, kPlain = ElementMap::kIdentity;
+constexpr ElementMap kElu = ElementMap::kEluPlusOne, kPlain = ElementMap::kIdentity,
+                     kSilu = ElementMap::kSilu;
 
 // Three parts, of which the last has no map, as one row.
 at::Tensor Three(const std::vector<at::Tensor>& in) {
@@ -30,15 +31,33 @@ std::vector<at::Tensor> Operands(int64_t rows, int64_t width) {
           Normal({width}, 4), Normal({5}, 5)};
 }
 
-TEST(BiasMapTest, IsTheFormula) {
-  const at::Tensor x = Normal({3, 5}, 1) * 3, bias = Normal({5}, 2);
+// SiLUs with a bias and without, and two gains of what the second gives, as one row.
+at::Tensor Gated(const std::vector<at::Tensor>& in) {
   const std::vector<at::Tensor> y =
-      BiasMap({{.x = x, .bias = bias, .map = kElu}, {.x = x, .bias = bias}});
+      BiasMap({{.x = in[0], .bias = in[2], .map = kSilu}, {.x = in[1], .bias = {}, .map = kSilu}});
+  const std::vector<at::Tensor> z =
+      BiasMap({{.x = y[1], .bias = in[3], .gain = in[4]}, {.x = y[1], .bias = {}, .gain = in[5]}});
+  return at::cat({y[0], z[0], z[1]}, -1);
+}
+std::vector<at::Tensor> GatedOperands(int64_t rows, int64_t width) {
+  return {Normal({rows, 7}, 1) * 2, Normal({rows, width}, 2) * 2, Normal({7}, 3),
+          Normal({width}, 4),       Normal({width}, 5),           Normal({width}, 6)};
+}
+
+TEST(BiasMapTest, IsTheFormula) {
+  const at::Tensor x = Normal({3, 5}, 1) * 3, bias = Normal({5}, 2), gain = Normal({5}, 3);
+  const std::vector<at::Tensor> y = BiasMap({{.x = x, .bias = bias, .map = kElu},
+                                             {.x = x, .bias = bias},
+                                             {.x = x, .bias = bias, .map = kSilu},
+                                             {.x = x, .bias = bias, .gain = gain}});
   for (int64_t row = 0; row < 3; ++row) {
     for (int64_t i = 0; i < 5; ++i) {
       const double z = x[row][i].item<double>() + bias[i].item<double>();
       EXPECT_NEAR(y[0][row][i].item<double>(), z > 0 ? z + 1 : std::exp(z), 1e-14);
       EXPECT_NEAR(y[1][row][i].item<double>(), z, 1e-15);
+      EXPECT_NEAR(y[2][row][i].item<double>(), z / (1 + std::exp(-z)), 1e-14);
+      const double gained = x[row][i].item<double>() * gain[i].item<double>();
+      EXPECT_NEAR(y[3][row][i].item<double>(), gained + bias[i].item<double>(), 1e-14);
     }
   }
 }
@@ -48,6 +67,7 @@ TEST(BiasMapTest, FusedLoopsMatchFp64) {
   for (const int64_t width : {1, 16, 300}) {
     SCOPED_TRACE(width);
     test::ExpectFloatMatchesDouble(Three, Operands(300, width), 3e-6);
+    test::ExpectFloatMatchesDouble(Gated, GatedOperands(300, width), 3e-6);
   }
 }
 
@@ -55,12 +75,24 @@ TEST(BiasMapTest, GradientsAreFiniteDifferences) {
   const at::Tensor weights = Normal({4, 23}, 9);
   test::ExpectFiniteDifferences([&](const auto& in) { return (Three(in) * weights).sum(); },
                                 Operands(4, 6));
+  const at::Tensor of_gated = Normal({4, 19}, 9);
+  test::ExpectFiniteDifferences([&](const auto& in) { return (Gated(in) * of_gated).sum(); },
+                                GatedOperands(4, 6));
 }
 
 // The sum with the bias is not rounded before its map. The slopes are those of rounded features.
 TEST(BiasMapTest, Bf16IsWidened) {
-  for (const int64_t width : {1, 31, 128})
+  for (const int64_t width : {1, 31, 128}) {
     test::ExpectBf16MatchesDouble(Three, Operands(150, width), /*roundings=*/2);
+    test::ExpectBf16MatchesDouble(
+        [](const std::vector<at::Tensor>& in) {
+          std::vector<at::Tensor> given = in;
+          for (size_t i = 4; i < 6; ++i)  // gains are fp32 beside bf16
+            if (given[i].scalar_type() == at::kBFloat16) given[i] = given[i].to(at::kFloat);
+          return Gated(given);
+        },
+        GatedOperands(150, width), /*roundings=*/4);
+  }
 }
 
 // A feature far below the 1 that elu's own form would round it to.
@@ -122,6 +154,29 @@ TEST(BiasMapTest, ColumnsOfOneMatrix) {
     EXPECT_TRUE(test::BitEqual(got[i].contiguous(), want[i].contiguous())) << i;
 }
 
+// Places beside each other that the caller gives, one of them for a part that only has a bias.
+TEST(BiasMapTest, GradientsGoWhereTheCallerSays) {
+  const auto columns = std::make_shared<GradientColumns>(std::vector<int64_t>{4, 6});
+  const at::Tensor a = Normal({9, 4}, 1, at::kFloat).requires_grad_(),
+                   b = Normal({9, 6}, 2, at::kFloat).requires_grad_(),
+                   bias = Normal({4}, 3, at::kFloat);
+  const auto run = [&](bool given) {
+    const auto place = [&](size_t part) {
+      return given ? GradientColumn{.columns = columns, .part = part} : GradientColumn{};
+    };
+    const std::vector<at::Tensor> y =
+        BiasMap({{.x = a, .bias = bias, .gradient = place(0)},
+                 {.x = b, .bias = {}, .map = kSilu, .gradient = place(1)}});
+    return torch::autograd::grad(y, {a, b},
+                                 {Normal({9, 4}, 4, at::kFloat), Normal({9, 6}, 5, at::kFloat)});
+  };
+  const auto got = run(true), want = run(false);
+  for (size_t i = 0; i < 2; ++i)
+    EXPECT_TRUE(test::BitEqual(got[i].contiguous(), want[i].contiguous())) << i;
+  EXPECT_TRUE(got[1].storage().is_alias_of(got[0].storage()));
+  EXPECT_EQ(got[1].storage_offset() - got[0].storage_offset(), 4);
+}
+
 // What has nothing to do is handed on; the gradient of a bias alone reads the output's.
 TEST(BiasMapTest, WhatIsNotWritten) {
   const at::Tensor x = Normal({6, 4}, 1, at::kFloat).requires_grad_(),
@@ -153,6 +208,29 @@ TEST(BiasMapTest, ASinkGetsTheBiasGradient) {
   }
 }
 
+// A gain's gradient, beside the bias's, of columns of a matrix too.
+TEST(BiasMapTest, ASinkGetsTheGainGradient) {
+  for (const bool added : {false, true}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor all = Normal({200, 20}, 1, dtype), dy = Normal({200, 12}, 3, dtype);
+      const at::Tensor x = all.narrow(1, 3, 12).requires_grad_(),
+                       bias = Normal({12}, 2, dtype).requires_grad_(),
+                       gain = Normal({12}, 4, at::kFloat).requires_grad_();
+      test::RecordingSink::Log log(gain, /*before=*/0.5);
+      log.added = added;
+      log.Attach(gain);
+      (BiasMap({{.x = x, .bias = bias, .gain = gain}})[0] * dy).sum().backward();
+      EXPECT_EQ(log.written, 1);
+      EXPECT_FALSE(gain.grad().defined());
+      const at::Tensor wide = dy.to(at::kDouble), of_x = wide * gain.detach();
+      const at::Tensor want = (wide * x.detach().to(at::kDouble)).sum(0) + (added ? 0.5 : 0.0);
+      EXPECT_TRUE(test::Close(log.sum, want, 1e-5));
+      EXPECT_TRUE(test::Close(x.grad(), of_x, dtype == at::kFloat ? 1e-6 : 1e-2));
+      EXPECT_TRUE(test::Close(bias.grad(), wide.sum(0), dtype == at::kFloat ? 1e-5 : 1e-2));
+    }
+  }
+}
+
 TEST(BiasMapTest, RowsOfAnyLayoutNoRowsAndThreads) {
   const at::Tensor wide = Normal({20, 60}, 1, at::kFloat), bias = Normal({20}, 2, at::kFloat);
   const auto map = [&](const at::Tensor& x) {
@@ -177,6 +255,11 @@ TEST(BiasMapTest, PartsBeyondAPass) {
   const std::vector<at::Tensor> together = BiasMap(parts);
   for (size_t i = 0; i < parts.size(); ++i)
     EXPECT_TRUE(test::Close(together[i], BiasMap({parts[i]})[0], 1e-6)) << i;
+  for (BiasedInput& part : parts)  // each now two of a pass
+    part.map = kPlain, part.gain = Normal({5}, 20, at::kFloat);
+  const std::vector<at::Tensor> gained = BiasMap(parts);
+  for (size_t i = 0; i < parts.size(); ++i)
+    EXPECT_TRUE(test::Close(gained[i], parts[i].x * parts[i].gain + parts[i].bias, 1e-6)) << i;
 }
 
 TEST(BiasMapTest, BadInput) {
@@ -185,6 +268,8 @@ TEST(BiasMapTest, BadInput) {
                   "BiasMap of fp16; fp32, bf16 or fp64 would work");
   EXPECT_HL_ERROR(BiasMap({{.x = {}, .bias = x}}), ExitCode::kInternal,
                   "BiasMap of part 0, which is undefined");
+  EXPECT_HL_ERROR(BiasMap({{.x = x, .bias = {}, .map = kSilu, .gain = x[0]}}), ExitCode::kInternal,
+                  "BiasMap of part 0 with a gain and a map; one of them would work");
 }
 
 }  // namespace

@@ -1,12 +1,13 @@
 // The contract of biased and mapped projections between their binding, their CPU loops and their
 // CUDA kernels.
 //
-//   out = map(x + bias),   dx = dout map',   dbias = sum of dx over rows
+//   out = map(gain x + bias),   d = dout map',   dx = gain d
+//   dbias = sum of d over rows,   dgain = sum of d x over rows
 //
-// of several projections of the same rows in one pass. map' follows from `out`: 1, or of elu + 1
-// min(out, 1). Rows of out and dout are contiguous; those of x and dx lie `stride` apart, as
-// columns of one matrix do. T: float or Bf16; arithmetic and the sums are fp32. C++17, no LibTorch:
-// CUDA sources include it.
+// of several projections of the same rows in one pass; only the identity has a gain. map' is 1, of
+// elu + 1 min(out, 1), and of SiLU a function of x + bias. Rows of out and dout are contiguous;
+// those of x and dx lie `stride` apart, as columns of one matrix do. T: float or Bf16; arithmetic
+// and the sums are fp32. C++17, no LibTorch: CUDA sources include it.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +15,21 @@
 
 #include "core/bfloat16.h"
 #include "kernels/bias_map/element_map.h"
+#include "kernels/host_device.h"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-constexpr int kBiasMapParts = 4;  // at most, of a pass
+constexpr int kBiasMapParts = 4;  // at most, of a pass; one with a gain counts twice
 
 template <typename T>
 struct BiasMapColumns {
-  const T* x = nullptr;     // [rows, width]
-  const T* bias = nullptr;  // [width]; null: none
-  T* out = nullptr;         // [rows, width]
+  const T* x = nullptr;         // [rows, width]
+  const T* bias = nullptr;      // [width]; null: none
+  const float* gain = nullptr;  // [width]; null: 1
+  T* out = nullptr;             // [rows, width]
   int64_t width = 0, stride = 0;
   ElementMap map = ElementMap::kIdentity;
 };
@@ -39,13 +42,19 @@ struct BiasMapArgs {
 
 template <typename T>
 struct BiasMapGradColumns {
-  const T* out = nullptr;   // [rows, width]; the identity needs none
+  const T* out = nullptr;   // [rows, width]; of elu + 1
   const T* dout = nullptr;  // [rows, width]
   T* dx = nullptr;          // [rows, width]; null: not written
   float* dbias = nullptr;   // [width]; null: none
   bool added = false;       // to what dbias holds
   int64_t width = 0, stride = 0;
   ElementMap map = ElementMap::kIdentity;
+  const T* x = nullptr;  // [rows, width], x_stride apart: of SiLU, and beside a gain
+  int64_t x_stride = 0;
+  const T* bias = nullptr;      // of SiLU, as the forward's
+  const float* gain = nullptr;  // as the forward's
+  float* dgain = nullptr;       // [width]; null: none
+  bool gain_added = false;      // to what dgain holds
 };
 template <typename T>
 struct BiasMapGradArgs {
@@ -53,10 +62,13 @@ struct BiasMapGradArgs {
   int num_parts = 0;
   int64_t num_rows = 0;
 
-  int64_t num_columns() const {
-    int64_t sum = 0;
-    for (int i = 0; i < num_parts; ++i) sum += parts[i].width;
-    return sum;
+  // Of partial sums: the biases' gradients, part by part, then the gains'.
+  HL_EVERYWHERE int64_t num_columns() const { return gain_column(num_parts); }
+  HL_EVERYWHERE int64_t gain_column(int part) const {
+    int64_t column = 0;
+    for (int i = 0; i < num_parts; ++i) column += parts[i].width;
+    for (int i = 0; i < part; ++i) column += parts[i].dgain != nullptr ? parts[i].width : 0;
+    return column;
   }
 };
 
@@ -68,14 +80,14 @@ constexpr int64_t kBiasMapRowsPerBlock = 128;
 // Rows [begin, end).
 void BiasMapForward(const BiasMapArgs<float>& args, int64_t begin, int64_t end);
 void BiasMapForward(const BiasMapArgs<Bf16>& args, int64_t begin, int64_t end);
-// Gradients of rows [begin, end); sums [num_columns()] += theirs, of the parts one after the other.
+// Gradients of rows [begin, end); sums [num_columns()] += theirs.
 void BiasMapBackward(const BiasMapGradArgs<float>& args, int64_t begin, int64_t end, float* sums);
 void BiasMapBackward(const BiasMapGradArgs<Bf16>& args, int64_t begin, int64_t end, float* sums);
 }  // namespace cpu
 
 namespace cuda {
-// Rows that a block takes at a time, and partial sums of the biases' gradients: one for each row of
-// blocks, of at most so many.
+// Rows that a block takes at a time, and partial sums of the biases' and gains' gradients: one for
+// each row of blocks, of at most so many.
 constexpr int64_t kBiasMapBlockRows = 8, kBiasMapMaxPartials = 128;
 inline int64_t NumBiasMapPartials(int64_t num_rows) {
   return std::min(kBiasMapMaxPartials, (num_rows + kBiasMapBlockRows - 1) / kBiasMapBlockRows);

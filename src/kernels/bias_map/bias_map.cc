@@ -3,10 +3,12 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/silu.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "core/error.h"
@@ -22,7 +24,7 @@ namespace halflife::kernels {
 namespace {
 
 bool DoesNothing(const BiasedInput& part) {
-  return !part.bias.defined() && part.map == ElementMap::kIdentity;
+  return !part.bias.defined() && !part.gain.defined() && part.map == ElementMap::kIdentity;
 }
 
 int64_t NumRows(const at::Tensor& x) { return x.numel() / x.size(-1); }
@@ -46,6 +48,7 @@ std::vector<BiasedInput> WithRows(std::vector<BiasedInput> parts) {
   for (BiasedInput& part : parts) {
     if (!RowStride(part.x).has_value()) part.x = part.x.contiguous();
     if (part.bias.defined()) part.bias = part.bias.contiguous();
+    if (part.gain.defined()) part.gain = part.gain.contiguous();
   }
   return parts;
 }
@@ -60,6 +63,7 @@ Tensors ForwardFused(const std::vector<BiasedInput>& parts) {
       outs.push_back(at::empty(part.x.sizes(), x.options()));
       args.parts[args.num_parts++] = {.x = Elements<T>(part.x),
                                       .bias = Elements<T>(part.bias),
+                                      .gain = Elements<float>(part.gain),
                                       .out = MutableElements<T>(outs.back()),
                                       .width = part.x.size(-1),
                                       .stride = RowStride(part.x).value(),
@@ -92,22 +96,40 @@ void BackwardOnCpu(const BiasMapGradArgs<T>& args) {
     const BiasMapGradColumns<T>& part = args.parts[i];
     sums.push_back({.out = part.dbias, .size = part.width, .added = part.added});
   }
+  for (int i = 0; i < args.num_parts; ++i) {
+    const BiasMapGradColumns<T>& part = args.parts[i];
+    if (part.dgain != nullptr)
+      sums.push_back({.out = part.dgain, .size = part.width, .added = part.gain_added});
+  }
   cpu::SumPartials(partial.data(), num_blocks, sums);
 }
 
 // What a backward knows of the forward beside its tensors.
 struct Layout {
   std::vector<ElementMap> maps;
-  bool columns = false;  // the inputs were columns of one matrix
+  std::vector<GradientColumn> columns;  // where gradients of inputs go
+  bool joined = false;                  // no such places, but the inputs were columns of one matrix
+};
+// Of a part, as a forward saves it and a backward's inputs are numbered.
+constexpr size_t kTensorsOfPart = 3;
+struct SavedPart {
+  at::Tensor bias, gain;
+  at::Tensor read;  // the output of elu + 1; the input of SiLU, and beside a gain
+
+  explicit SavedPart(const Tensors& saved, size_t part)
+      : bias(saved[kTensorsOfPart * part]),
+        gain(saved[kTensorsOfPart * part + 1]),
+        read(saved[kTensorsOfPart * part + 2]) {}
 };
 
 // Gradients of the inputs; undefined where that of the output serves.
-Tensors PlacesOfInputs(const Layout& layout, const Tensors& douts) {
+Tensors PlacesOfInputs(const Layout& layout, const Tensors& saved, const Tensors& douts) {
   Tensors places(douts.size());
-  if (!layout.columns) {
+  if (!layout.joined) {
     for (size_t i = 0; i < douts.size(); ++i)
-      if (layout.maps[i] != ElementMap::kIdentity)
-        places[i] = at::empty(douts[i].sizes(), douts[i].options());
+      if (layout.maps[i] != ElementMap::kIdentity || layout.columns[i].columns != nullptr ||
+          SavedPart(saved, i).gain.defined())
+        places[i] = layout.columns[i].EmptyLike(douts[i]);
     return places;
   }
   std::vector<int64_t> shape = douts[0].sizes().vec();
@@ -121,37 +143,61 @@ Tensors PlacesOfInputs(const Layout& layout, const Tensors& douts) {
   return places;
 }
 
-// saved: biases and outputs, in pairs. -> gradients of x and bias, in pairs.
+// Where the gradients of a part's bias and gain are summed.
+struct PlacesOfPart {
+  std::optional<GradientPlace> bias, gain;
+
+  PlacesOfPart(const SavedPart& part, const std::vector<bool>& wanted, size_t number) {
+    if (part.bias.defined() && wanted[kTensorsOfPart * number + 1]) bias.emplace(part.bias, true);
+    if (part.gain.defined() && wanted[kTensorsOfPart * number + 2]) gain.emplace(part.gain, true);
+  }
+  static at::Tensor Finish(std::optional<GradientPlace>& place) {
+    return place.has_value() ? place->Finish() : at::Tensor();
+  }
+};
+
+template <typename T>
+BiasMapGradColumns<T> GradColumnsOf(const SavedPart& saved, ElementMap map, const at::Tensor& dout,
+                                    const at::Tensor& dx, PlacesOfPart& places) {
+  const int64_t width = dout.size(-1);
+  BiasMapGradColumns<T> part = {.dout = Elements<T>(dout),
+                                .dx = MutableElements<T>(dx),
+                                .width = width,
+                                .stride = dx.defined() ? RowStride(dx).value() : width,
+                                .map = map,
+                                .gain = Elements<float>(saved.gain)};
+  if (map == ElementMap::kEluPlusOne) {
+    part.out = Elements<T>(saved.read);
+  } else if (saved.read.defined()) {
+    part.x = Elements<T>(saved.read);
+    part.x_stride = RowStride(saved.read).value();
+  }
+  if (map == ElementMap::kSilu) part.bias = Elements<T>(saved.bias);
+  if (places.bias.has_value())
+    part.dbias = MutableElements<float>(places.bias->sum()), part.added = places.bias->added();
+  if (places.gain.has_value())
+    part.dgain = MutableElements<float>(places.gain->sum()), part.gain_added = places.gain->added();
+  return part;
+}
+
+// -> gradients of x, bias and gain, part by part.
 Tensors BackwardFused(const BackwardCall& call, const Layout& layout) {
   const size_t num_parts = layout.maps.size();
   Tensors douts;
   for (const at::Tensor& dout : call.grads) douts.push_back(dout.contiguous());
-  const Tensors dx = PlacesOfInputs(layout, douts);
-  std::vector<GradientPlace> places;
+  const Tensors dx = PlacesOfInputs(layout, call.saved, douts);
+  std::vector<PlacesOfPart> places;
+  bool runs = false;
   for (size_t i = 0; i < num_parts; ++i) {
-    const at::Tensor& bias = call.saved[2 * i];
-    if (bias.defined() && call.wanted[2 * i + 1]) places.emplace_back(bias, /*wanted=*/true);
+    const PlacesOfPart& own = places.emplace_back(SavedPart(call.saved, i), call.wanted, i);
+    runs = runs || dx[i].defined() || own.bias.has_value() || own.gain.has_value();
   }
-  bool runs = !places.empty();
-  for (const at::Tensor& x : dx) runs = runs || x.defined();
   WithStorage(douts[0], [&]<typename T>() {
     BiasMapGradArgs<T> args;
     args.num_rows = NumRows(douts[0]);
-    auto place = places.begin();
-    for (size_t i = 0; i < num_parts; ++i) {
-      const int64_t width = douts[i].size(-1);
-      BiasMapGradColumns<T>& part = args.parts[args.num_parts++];
-      part = {.out = Elements<T>(call.saved[2 * i + 1]),
-              .dout = Elements<T>(douts[i]),
-              .dx = MutableElements<T>(dx[i]),
-              .width = width,
-              .stride = dx[i].defined() ? RowStride(dx[i]).value() : width,
-              .map = layout.maps[i]};
-      if (!call.saved[2 * i].defined() || !call.wanted[2 * i + 1]) continue;
-      part.dbias = MutableElements<float>(place->sum());
-      part.added = place->added();
-      ++place;
-    }
+    for (size_t i = 0; i < num_parts; ++i)
+      args.parts[args.num_parts++] =
+          GradColumnsOf<T>(SavedPart(call.saved, i), layout.maps[i], douts[i], dx[i], places[i]);
     if (!runs) return;
     RunOn(
         douts[0], [&] { BackwardOnCpu(args); },
@@ -163,27 +209,30 @@ Tensors BackwardFused(const BackwardCall& call, const Layout& layout) {
         });
   });
   Tensors grads;
-  auto place = places.begin();
   for (size_t i = 0; i < num_parts; ++i) {
     grads.push_back(dx[i].defined() ? dx[i] : call.grads[i]);
-    const bool has_bias = call.saved[2 * i].defined() && call.wanted[2 * i + 1];
-    grads.push_back(has_bias ? (place++)->Finish() : at::Tensor());
+    grads.push_back(PlacesOfPart::Finish(places[i].bias));
+    grads.push_back(PlacesOfPart::Finish(places[i].gain));
   }
   return grads;
 }
 
 Tensors Fused(const std::vector<BiasedInput>& given) {
   Tensors inputs;
-  for (const BiasedInput& part : given) inputs.insert(inputs.end(), {part.x, part.bias});
+  for (const BiasedInput& part : given) inputs.insert(inputs.end(), {part.x, part.bias, part.gain});
   const auto forward = [&]() -> Forwarded {
     const std::vector<BiasedInput> parts = WithRows(given);
     Forwarded result = {.outputs = ForwardFused(parts), .saved = {}, .backward = {}};
-    Layout layout = {.maps = {}, .columns = AreColumns(parts)};
+    Layout layout = {.maps = {}, .columns = {}, .joined = AreColumns(parts)};
     for (size_t i = 0; i < parts.size(); ++i) {
-      layout.maps.push_back(parts[i].map);
-      const bool reads = parts[i].map != ElementMap::kIdentity;
-      result.saved.insert(result.saved.end(),
-                          {given[i].bias, reads ? result.outputs[i] : at::Tensor()});
+      const BiasedInput& part = parts[i];
+      layout.maps.push_back(part.map);
+      layout.columns.push_back(part.gradient);
+      layout.joined = layout.joined && part.gradient.columns == nullptr;
+      at::Tensor read;
+      if (part.map == ElementMap::kEluPlusOne) read = result.outputs[i];
+      if (part.map == ElementMap::kSilu || part.gain.defined()) read = part.x;
+      result.saved.insert(result.saved.end(), {given[i].bias, given[i].gain, read});
     }
     result.backward = [layout](const BackwardCall& call) { return BackwardFused(call, layout); };
     return result;
@@ -206,8 +255,25 @@ at::Tensor EluPlusOne(const at::Tensor& x) {
 }
 
 at::Tensor Composed(const BiasedInput& part) {
-  const at::Tensor y = part.bias.defined() ? part.x + part.bias : part.x;
-  return part.map == ElementMap::kEluPlusOne ? EluPlusOne(y) : y;
+  at::Tensor y = part.x;
+  if (part.gain.defined()) y = (y.to(ComputeType(y)) * part.gain).to(y.scalar_type());
+  if (part.bias.defined()) y = y + part.bias;
+  switch (part.map) {
+    case ElementMap::kEluPlusOne:
+      return EluPlusOne(y);
+    case ElementMap::kSilu:
+      return at::silu(y);
+    case ElementMap::kIdentity:
+      break;
+  }
+  return y;
+}
+
+// Sums of a pass that its biases' and gains' gradients are.
+size_t NumSums(const std::vector<BiasedInput>& parts) {
+  size_t count = 0;
+  for (const BiasedInput& part : parts) count += part.gain.defined() ? 2 : 1;
+  return count;
 }
 
 // Beside the first of them, in one pass.
@@ -216,7 +282,9 @@ bool Fits(const BiasedInput& part, const BiasedInput& first) {
   return IsFused(x) && x.dim() >= 1 && x.numel() > 0 && x.scalar_type() == first.x.scalar_type() &&
          x.device() == first.x.device() && NumRows(x) == NumRows(first.x) &&
          (!part.bias.defined() ||
-          (FitsBeside(x, part.bias, {x.size(-1)}) && part.bias.scalar_type() == x.scalar_type()));
+          (FitsBeside(x, part.bias, {x.size(-1)}) && part.bias.scalar_type() == x.scalar_type())) &&
+         (!part.gain.defined() ||
+          (FitsBeside(x, part.gain, {x.size(-1)}) && part.gain.scalar_type() == at::kFloat));
 }
 
 }  // namespace
@@ -229,9 +297,12 @@ std::vector<at::Tensor> BiasMap(const std::vector<BiasedInput>& parts) {
     const BiasedInput& part = parts[i];
     CheckDTypes("BiasMap", {part.x, part.bias});
     HL_CHECK(part.x.defined(), "BiasMap of part ", i, ", which is undefined");
+    HL_CHECK(!part.gain.defined() || part.map == ElementMap::kIdentity, "BiasMap of part ", i,
+             " with a gain and a map; one of them would work");
     if (DoesNothing(part)) {
       outs[i] = part.x;
-    } else if (fused.size() < kBiasMapParts && Fits(part, fused.empty() ? part : fused[0])) {
+    } else if (NumSums(fused) + NumSums({part}) <= kBiasMapParts &&
+               Fits(part, fused.empty() ? part : fused[0])) {
       fused.push_back(part);
       numbers.push_back(i);
     } else {

@@ -53,9 +53,25 @@ struct Place {
 // fminf and fmaxf drop a NaN, comparisons that choose it do not.
 HL_DEVICE float Map(ElementMap map, float x) {
   if (map == ElementMap::kIdentity) return x;
+  if (map == ElementMap::kSilu) return x * Sigmoid(x);
   return expf(fminf(x, 0.0f)) + (x <= 0.0f ? 0.0f : x);
 }
 HL_DEVICE float Slope(float feature) { return feature > 1.0f ? 1.0f : feature; }
+HL_DEVICE float SlopeOfSilu(float y) {
+  const float s = Sigmoid(y);
+  return s * (1.0f + y * (1.0f - s));
+}
+// gain [column ..], or 1.
+template <int kWidth>
+HL_DEVICE void LoadGain(const float* gain, int64_t column, int count, bool aligned,
+                        float (&x)[kWidth]) {
+  if (gain != nullptr) {
+    LoadFloats(gain + column, count, aligned, x);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) x[i] = 1.0f;
+}
 
 // Grid: blocks of columns, part by part x blocks that stride over the rows.
 template <typename T>
@@ -65,53 +81,76 @@ __global__ void __launch_bounds__(kThreads)
   if (place.count == 0) return;
   const BiasMapColumns<T> part = args.parts[place.part];
   const bool aligned = schedule.Has(place.part);
-  float bias[kPack<T>] = {};
+  float bias[kPack<T>] = {}, gain[kPack<T>];
   if (part.bias != nullptr) Load(part.bias + place.column, place.count, aligned, bias);
+  LoadGain(part.gain, place.column, place.count, aligned, gain);
   const int64_t first = int64_t{kRows} * blockIdx.y + place.row,
                 stride = int64_t{kRows} * gridDim.y;
   for (int64_t row = first; row < args.num_rows; row += stride) {
     float y[kPack<T>];
     Load(part.x + row * part.stride + place.column, place.count, aligned, y);
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) y[i] = Map(part.map, y[i] + bias[i]);
+    for (int i = 0; i < kPack<T>; ++i) y[i] = Map(part.map, fmaf(y[i], gain[i], bias[i]));
     Store(part.out + row * part.width + place.column, place.count, aligned, y);
   }
 }
 
-// The gradient of a pack of a row.
+// What a thread keeps of its columns.
 template <typename T>
-HL_DEVICE void LoadGradient(const BiasMapGradColumns<T>& part, int64_t at, int count, bool aligned,
+struct GradientColumns {
+  float bias[kPack<T>] = {}, gain[kPack<T>];
+  float dbias[kPack<T>] = {}, dgain[kPack<T>] = {};
+};
+
+// Of a pack of a row the gradient before its gain, which is summed here.
+template <typename T>
+HL_DEVICE void LoadGradient(const BiasMapGradColumns<T>& part, int64_t row, int64_t column,
+                            int count, bool aligned, GradientColumns<T>& sums,
                             float (&d)[kPack<T>]) {
+  const int64_t at = row * part.width + column;
+  const bool is_elu = part.map == ElementMap::kEluPlusOne, is_silu = part.map == ElementMap::kSilu;
+  const bool reads_x = is_silu || part.dgain != nullptr;
   Load(part.dout + at, count, aligned, d);
-  const bool mapped = part.map == ElementMap::kEluPlusOne;
-  float feature[kPack<T>];
-  Load(mapped ? part.out + at : part.dout, mapped ? count : 0, aligned, feature);
+  float other[kPack<T>];  // out or x
+  const T* const from = is_elu ? part.out + at : part.x + row * part.x_stride + column;
+  Load(is_elu || reads_x ? from : part.dout, is_elu || reads_x ? count : 0, aligned, other);
 #pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) d[i] *= mapped ? Slope(feature[i]) : 1.0f;
+  for (int i = 0; i < kPack<T>; ++i) {
+    if (is_elu) d[i] *= Slope(other[i]);
+    if (is_silu) d[i] *= SlopeOfSilu(other[i] + sums.bias[i]);
+    sums.dbias[i] += d[i];
+    if (part.dgain != nullptr) sums.dgain[i] = fmaf(d[i], other[i], sums.dgain[i]);
+  }
 }
 
 // Grid: blocks of columns, part by part x partial sums, whose blocks stride over the rows; partials
-// [gridDim.y, columns of all parts].
+// [gridDim.y, num_columns()].
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, 3)
     BiasMapBackwardKernel(BiasMapGradArgs<T> args, AlignedParts schedule, int64_t num_columns,
                           float* partials) {
   const Place<T> place(args);
   const BiasMapGradColumns<T> part = args.parts[place.part];
   const bool aligned = schedule.Has(place.part);
-  float dbias[kPack<T>] = {};
+  GradientColumns<T> sums;
+  if (part.bias != nullptr) Load(part.bias + place.column, place.count, aligned, sums.bias);
+  LoadGain(part.gain, place.column, place.count, aligned, sums.gain);
   const int64_t first = int64_t{kRows} * blockIdx.y + place.row,
                 stride = int64_t{kRows} * gridDim.y;
   for (int64_t row = first; place.count > 0 && row < args.num_rows; row += stride) {
     float d[kPack<T>];
-    LoadGradient(part, row * part.width + place.column, place.count, aligned, d);
-    if (part.dx != nullptr)
-      Store(part.dx + row * part.stride + place.column, place.count, aligned, d);
+    LoadGradient(part, row, place.column, place.count, aligned, sums, d);
+    if (part.dx == nullptr) continue;
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) dbias[i] += d[i];
+    for (int i = 0; i < kPack<T>; ++i) d[i] *= sums.gain[i];
+    Store(part.dx + row * part.stride + place.column, place.count, aligned, d);
   }
-  if (part.dbias == nullptr) return;  // of the whole block
-  StoreColumnSums<kColumnPacks, kRows>(dbias, partials + blockIdx.y * num_columns + place.of_all,
+  float* const to = partials + blockIdx.y * num_columns;
+  if (part.dbias != nullptr)  // of the whole block
+    StoreColumnSums<kColumnPacks, kRows>(sums.dbias, to + place.of_all, place.count);
+  if (part.dgain == nullptr) return;
+  __syncthreads();  // the other sums have been read
+  StoreColumnSums<kColumnPacks, kRows>(sums.dgain, to + args.gain_column(place.part) + place.column,
                                        place.count);
 }
 
@@ -129,7 +168,8 @@ void Forward(const BiasMapArgs<T>& args, cudaStream_t stream) {
   AlignedParts schedule;
   for (int i = 0; i < args.num_parts; ++i) {
     const BiasMapColumns<T>& part = args.parts[i];
-    if (Aligned16<T>(part.width, part.x, part.bias, part.out) && part.stride % kPack<T> == 0)
+    if (Aligned16<T>(part.width, part.x, part.bias, part.out) &&
+        Aligned16<float>(part.width, part.gain) && part.stride % kPack<T> == 0)
       schedule.bits |= 1u << i;
   }
   const auto blocks = static_cast<unsigned>(
@@ -144,11 +184,18 @@ void Backward(const BiasMapGradArgs<T>& args, float* partials, cudaStream_t stre
   if (columns == 0) return;
   AlignedParts schedule;
   cuda::SumPlaces sums;
+  int gains = 0;
   for (int i = 0; i < args.num_parts; ++i) {
     const BiasMapGradColumns<T>& part = args.parts[i];
-    if (Aligned16<T>(part.width, part.out, part.dout, part.dx) && part.stride % kPack<T> == 0)
+    if (Aligned16<T>(part.width, part.out, part.dout, part.dx, part.x, part.bias) &&
+        Aligned16<float>(part.width, part.gain) && part.stride % kPack<T> == 0 &&
+        part.x_stride % kPack<T> == 0)
       schedule.bits |= 1u << i;
     sums.places[i] = {part.dbias, part.width, part.added};
+    if (part.dgain == nullptr) continue;
+    HL_CHECK(args.num_parts + gains < cuda::kSumPlaces, "biased map: ", args.num_parts,
+             " parts and more than ", gains, " gains; ", cuda::kSumPlaces, " of both would work");
+    sums.places[args.num_parts + gains++] = {part.dgain, part.width, part.gain_added};
   }
   const int64_t count = cuda::NumBiasMapPartials(args.num_rows), num_columns = args.num_columns();
   if (count > 0)

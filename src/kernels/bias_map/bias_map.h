@@ -1,7 +1,7 @@
-// Projections with their biases, and what each is mapped by, in one pass over all of them: out =
-// map(x + bias), rounded once. Differentiable; a bias whose owner has a sink for its gradient
-// (kernels/torch/gradient_sink.h) gets it there. Gradients of columns of one matrix are columns of
-// one again.
+// Projections with their biases or gains, and what each is mapped by, in one pass over all of them:
+// out = map(gain x + bias), rounded once. Differentiable; a bias or gain whose owner has a sink for
+// its gradient (kernels/torch/gradient_sink.h) gets it there. Gradients of columns of one matrix
+// are columns of one again.
 //
 //   const auto heads = BiasMap({{.x = q, .bias = *q_bias, .map = ElementMap::kEluPlusOne},
 //                               {.x = k, .bias = *k_bias, .map = ElementMap::kEluPlusOne},
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/bias_map/element_map.h"
+#include "kernels/torch/gradient_columns.h"
 
 namespace halflife::kernels {
 
@@ -20,6 +21,8 @@ struct BiasedInput {
   at::Tensor x;     // [..., C_i], of one dtype and the same leading dimensions for all
   at::Tensor bias;  // [C_i]; undefined: none
   ElementMap map = ElementMap::kIdentity;
+  GradientColumn gradient = {};  // where the gradient of x goes
+  at::Tensor gain = {};  // [C_i] fp32 (fp64 beside fp64), of the identity alone; undefined: 1
 };
 
 // One a part, of x's shape: contiguous, or x itself where there is nothing to do.

@@ -7,6 +7,7 @@ namespace {
 template <ElementMap kMap>
 HL_INLINE float Map(float x) {
   if constexpr (kMap == ElementMap::kIdentity) return x;
+  if constexpr (kMap == ElementMap::kSilu) return x / (1.0f + Exp(-x));
   return Exp(x < 0.0f ? x : 0.0f) + (x <= 0.0f ? 0.0f : x);  // a NaN stays one
 }
 
@@ -18,6 +19,29 @@ HL_INLINE void ForwardRow(const T* __restrict x, const T* __restrict bias, T* __
     float y = Widen(x[i]);
     if constexpr (kBias) y += Widen(bias[i]);
     out[i] = Narrow<T>(Map<kMap>(y));
+  }
+}
+
+template <bool kBias, typename T>
+HL_INLINE void GainRow(const T* __restrict x, const float* __restrict gain,
+                       const T* __restrict bias, T* __restrict out, int64_t width) {
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) {
+    float y = Widen(x[i]) * gain[i];
+    if constexpr (kBias) y += Widen(bias[i]);
+    out[i] = Narrow<T>(y);
+  }
+}
+template <typename T>
+HL_INLINE void GainRows(const BiasMapColumns<T>& part, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* const x = part.x + row * part.stride;
+    T* const out = part.out + row * part.width;
+    if (part.bias == nullptr) {
+      GainRow<false>(x, part.gain, x, out, part.width);
+    } else {
+      GainRow<true>(x, part.gain, part.bias, out, part.width);
+    }
   }
 }
 
@@ -37,10 +61,15 @@ HL_INLINE void ForwardRows(const BiasMapColumns<T>& part, int64_t begin, int64_t
 template <typename T>
 HL_INLINE void ForwardLoop(const BiasMapArgs<T>& args, int64_t begin, int64_t end) {
   for (int i = 0; i < args.num_parts; ++i) {
-    if (args.parts[i].map == ElementMap::kIdentity) {
-      ForwardRows<ElementMap::kIdentity>(args.parts[i], begin, end);
+    const BiasMapColumns<T>& part = args.parts[i];
+    if (part.gain != nullptr) {
+      GainRows(part, begin, end);
+    } else if (part.map == ElementMap::kIdentity) {
+      ForwardRows<ElementMap::kIdentity>(part, begin, end);
+    } else if (part.map == ElementMap::kSilu) {
+      ForwardRows<ElementMap::kSilu>(part, begin, end);
     } else {
-      ForwardRows<ElementMap::kEluPlusOne>(args.parts[i], begin, end);
+      ForwardRows<ElementMap::kEluPlusOne>(part, begin, end);
     }
   }
 }
@@ -81,12 +110,73 @@ HL_INLINE void BackwardPart(const BiasMapGradColumns<T>& part, int64_t begin, in
   }
 }
 
+// SiLU's slope at y = x + bias is s (1 + y (1 - s)), s = 1 / (1 + e^-y).
+template <bool kBias, typename T>
+HL_INLINE void SiluBackwardRow(const T* __restrict x, const T* __restrict bias,
+                               const T* __restrict dout, T* __restrict dx, float* __restrict sums,
+                               int64_t width) {
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) {
+    float y = Widen(x[i]);
+    if constexpr (kBias) y += Widen(bias[i]);
+    const float s = 1.0f / (1.0f + Exp(-y));
+    const float d = Widen(dout[i]) * (s * (1.0f + y * (1.0f - s)));
+    dx[i] = Narrow<T>(d);
+    if constexpr (kBias) sums[i] += d;
+  }
+}
+template <typename T>
+HL_INLINE void SiluBackwardRows(const BiasMapGradColumns<T>& part, int64_t begin, int64_t end,
+                                float* sums) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T *const x = part.x + row * part.x_stride, *const dout = part.dout + row * part.width;
+    T* const dx = part.dx + row * part.stride;
+    if (part.bias == nullptr) {
+      SiluBackwardRow<false>(x, x, dout, dx, sums, part.width);
+    } else {
+      SiluBackwardRow<true>(x, part.bias, dout, dx, sums, part.width);
+    }
+  }
+}
+
+template <bool kSums, typename T>
+HL_INLINE void GainBackwardRow(const T* __restrict x, const float* __restrict gain,
+                               const T* __restrict dout, T* __restrict dx,
+                               float* __restrict of_bias, float* __restrict of_gain,
+                               int64_t width) {
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) {
+    const float d = Widen(dout[i]);
+    dx[i] = Narrow<T>(d * gain[i]);
+    of_bias[i] += d;
+    if constexpr (kSums) of_gain[i] += d * Widen(x[i]);
+  }
+}
+template <typename T>
+HL_INLINE void GainBackwardRows(const BiasMapGradColumns<T>& part, int64_t begin, int64_t end,
+                                float* of_bias, float* of_gain) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T *const x = part.x + row * part.x_stride, *const dout = part.dout + row * part.width;
+    T* const dx = part.dx + row * part.stride;
+    if (part.dgain != nullptr) {
+      GainBackwardRow<true>(x, part.gain, dout, dx, of_bias, of_gain, part.width);
+    } else {
+      GainBackwardRow<false>(x, part.gain, dout, dx, of_bias, nullptr, part.width);
+    }
+  }
+}
+
 template <typename T>
 HL_INLINE void BackwardLoop(const BiasMapGradArgs<T>& args, int64_t begin, int64_t end,
                             float* sums) {
+  float* const all = sums;
   for (int i = 0; i < args.num_parts; ++i) {
     const BiasMapGradColumns<T>& part = args.parts[i];
-    if (part.map == ElementMap::kIdentity) {
+    if (part.gain != nullptr) {
+      GainBackwardRows(part, begin, end, sums, all + args.gain_column(i));
+    } else if (part.map == ElementMap::kSilu) {
+      SiluBackwardRows(part, begin, end, sums);
+    } else if (part.map == ElementMap::kIdentity) {
       BackwardPart<ElementMap::kIdentity>(part, begin, end, sums);
     } else {
       BackwardPart<ElementMap::kEluPlusOne>(part, begin, end, sums);

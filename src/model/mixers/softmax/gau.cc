@@ -8,11 +8,11 @@
 // Causal, or, as an encoder, with later tokens seen, too. GAU-alpha's blocks are post-norm, with a
 // norm without weights, and have the channel mixer none.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/silu.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "kernels/bias_map/bias_map.h"
 #include "kernels/linear/linear.h"
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/torch/dispatch.h"
@@ -97,7 +97,7 @@ class Gau : public Mixer {
   MixerOutput Forward(const MixerCall& call) const override {
     const Projected projected = Project(call.x);
     Attention::Output out = attention_.Forward(call, projected.heads);
-    return {.y = out_(kernels::SwiGlu(projected.u, out.y)),
+    return {.y = out_(kernels::SwiGlu(projected.u, out.y, projected.of_u)),
             .state = {.tensors = std::move(out.state)}};
   }
 
@@ -123,21 +123,27 @@ class Gau : public Mixer {
 
  private:
   struct Projected {
-    at::Tensor u;  // [B, T, e], before its SiLU
+    at::Tensor u;                  // [B, T, e], before its SiLU
+    kernels::GradientColumn of_u;  // where its gradient goes
     Attention::Heads heads;
   };
 
   Projected Project(const at::Tensor& x) const {
-    const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, {*u_, *v_, *z_});
-    const at::Tensor z = at::silu(AddBias(y[2], z_bias_));
-    const auto gained = [&](const Parameter& gain, const Parameter& offset) {
-      const at::Tensor wide = z.to(kernels::ComputeType(z)) * *gain;
-      return AddBias(wide.to(z.scalar_type()), offset).unsqueeze(2);
-    };
-    Projected result = {.u = AddBias(y[0], u_bias_), .heads = {}};
-    result.heads.q = gained(q_gain_, q_offset_);
-    result.heads.k = gained(k_gain_, k_offset_);
-    result.heads.v = at::silu(AddBias(y[1], v_bias_)).unsqueeze(2);
+    const std::vector<kernels::LinearPart> y = kernels::SharedInputParts(x, {*u_, *v_, *z_});
+    constexpr auto kSilu = kernels::ElementMap::kSilu;
+    const auto value = [](const Parameter& of) { return of.declared() ? *of : at::Tensor(); };
+    const std::vector<at::Tensor> mapped = kernels::BiasMap(
+        {{.x = y[0].y, .bias = value(u_bias_), .gradient = y[0].gradient},
+         {.x = y[1].y, .bias = value(v_bias_), .map = kSilu, .gradient = y[1].gradient},
+         {.x = y[2].y, .bias = value(z_bias_), .map = kSilu, .gradient = y[2].gradient}});
+    const at::Tensor& z = mapped[2];
+    const std::vector<at::Tensor> gained =
+        kernels::BiasMap({{.x = z, .bias = value(q_offset_), .gain = *q_gain_},
+                          {.x = z, .bias = value(k_offset_), .gain = *k_gain_}});
+    Projected result = {.u = mapped[0], .of_u = {}, .heads = {}};
+    if (!u_bias_.declared()) result.of_u = y[0].gradient;  // u is the column itself
+    result.heads.q = gained[0].unsqueeze(2), result.heads.k = gained[1].unsqueeze(2);
+    result.heads.v = mapped[1].unsqueeze(2);
     return result;
   }
 
