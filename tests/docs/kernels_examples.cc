@@ -33,6 +33,7 @@
 #include "kernels/decay_growth/decay_growth.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/emu/counts.h"
+#include "kernels/focus_heads/focus_heads.h"
 #include "kernels/focus_pool/focus_pool.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/learned_decay/learned_decay.h"
@@ -294,6 +295,11 @@ void TensorViewsExample(const Tensor& q, DecayAttentionArgs& args) {
 void SelectiveScanExample(const Tensor& x, const Tensor& delta, const Tensor* bias,
                           const Tensor* a_log, const Tensor& b, const Tensor& c, const Tensor* d) {
 #include "examples/kernels/selective_scan/selective_scan.h"
+}
+
+void FocusHeadsExample(const Tensor& q, const Tensor& f, const Tensor& k, const Tensor& v,
+                       int64_t n, double c) {
+#include "examples/kernels/focus_heads/focus_heads.h"
 }
 
 void LayerNormExample(const Tensor& q, const Tensor& k, const Tensor* q_gamma, const Tensor* q_beta,

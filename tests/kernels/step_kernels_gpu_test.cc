@@ -11,6 +11,7 @@
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/decay_gate/decay_gate.h"
 #include "kernels/dropout/dropout.h"
+#include "kernels/focus_heads/focus_heads.h"
 #include "kernels/gradient_check.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/real_norm/real_norm.h"
@@ -142,6 +143,27 @@ TEST_P(StepKernelsGpuTest, GatesThatAreColumns) {
             [&](const Tensors& in) { return product(in[0].narrow(1, first, width), in[1], {}); },
             {Normal({30, width + 16}, 1) * 4, Normal({30, width}, 2)});
     }
+  }
+}
+
+TEST_P(StepKernelsGpuTest, FocusHeads) {
+  for (const int64_t dim : {3, 16, 128}) {
+    SCOPED_TRACE(dim);
+    const std::vector<int64_t> rows = {2, 90, 3 * dim};
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          const FocusLeaves of_tokens = MakeFocusLeaves(
+              {.x = in[0], .direction = in[1], .value = in[2]},
+              {.head_dim = dim, .norm = true, .norm_value = true, .eps = 1e-2, .scale = 0.3});
+          const FocusLeaves of_heads =
+              MakeFocusLeaves({.x = in[0], .times = in[1], .direction = in[3]},
+                              {.head_dim = dim, .norm = true, .eps = 1e-2, .scale = 0.3});
+          const at::Tensor gated = FocusGate({.query = in[1], .pooled = of_tokens.payload},
+                                             {.norm = true, .eps = 1e-2, .scale = 0.3});
+          const at::Tensor weights = of_tokens.log_weight * of_heads.log_weight;
+          return at::cat({gated, of_heads.payload.flatten(2), weights.to(gated.scalar_type())}, -1);
+        },
+        {Normal(rows, 1), Normal(rows, 2), Normal(rows, 3), Normal({3, dim}, 4, at::kFloat)});
   }
 }
 

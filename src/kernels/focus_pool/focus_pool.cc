@@ -211,10 +211,15 @@ at::Tensor InitialGradient(const Operands& in, const at::Tensor& before, const a
 }
 
 Gradients Backward(const Operands& in, const Results& results, const Tensors& grads) {
-  const at::Tensor dout = grads[0].contiguous();
-  const bool to_state = grads.size() > 1 && results.mass.defined();
-  const at::Tensor dmass = to_state ? grads[1].contiguous() : at::Tensor();
-  const at::Tensor dsum = to_state ? grads[2].contiguous() : at::Tensor();
+  const at::Tensor dout = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(in.u);
+  const int64_t states = in.num_sequences, heads = in.u.size(2);
+  const auto or_zeros = [&](const at::Tensor& x, const std::vector<int64_t>& shape) {
+    return x.defined() ? x.contiguous() : at::zeros(shape, in.log_weight.options());
+  };
+  const bool to_state = results.mass.defined() && (grads[1].defined() || grads[2].defined());
+  const at::Tensor dmass = to_state ? or_zeros(grads[1], {states, heads}) : at::Tensor();
+  const at::Tensor dsum =
+      to_state ? or_zeros(grads[2], {states, heads, in.u.size(3)}) : at::Tensor();
   Gradients g = {.dlog_weight = at::empty_like(in.log_weight), .du = at::empty_like(in.u)};
   if (in.mass.defined()) {
     g.dmass = InitialGradient(in, in.mass, dmass);
@@ -308,6 +313,7 @@ Tensors Differentiable(const FocusPoolInputs& inputs, const FocusPoolConfig& con
   return Apply(
       {.name = "FocusPool",
        .inputs = {inputs.log_weight, inputs.u, state.mass, state.sum, tail_log_weight, tail_u},
+       .undefined_grads = true,
        .forward = forward});
 }
 

@@ -338,6 +338,11 @@ std::vector<LinearPart> LinearInParts(const at::Tensor& x, const at::Tensor& wei
   return parts;
 }
 
+std::vector<LinearPart> LinearInColumns(const at::Tensor& x, const at::Tensor& weight,
+                                        at::IntArrayRef widths) {
+  return WithColumns(CutProduct(x, weight, {.widths = widths.vec(), .one = true}));
+}
+
 PartsBesideInput LinearBesideInput(const at::Tensor& x, const at::Tensor& weight,
                                    at::IntArrayRef widths) {
   Tensors outs = CutProduct(x, weight, {.widths = widths.vec(), .one = true, .passes_x = true});

@@ -36,7 +36,11 @@ std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
 // products join, on the CPU each dense.
 std::vector<LinearPart> LinearInParts(const at::Tensor& x, const at::Tensor& weight,
                                       at::IntArrayRef widths);
-// The same as columns of one product everywhere, and x itself for those who read it too: the
+// The same as columns of one product everywhere: for readers of columns in their place, which the
+// CPU's are too.
+std::vector<LinearPart> LinearInColumns(const at::Tensor& x, const at::Tensor& weight,
+                                        at::IntArrayRef widths);
+// Such columns, and x itself for those who read it too: the
 // product adds its own gradient of x to theirs.
 struct PartsBesideInput {
   at::Tensor x;

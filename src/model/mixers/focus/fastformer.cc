@@ -18,8 +18,8 @@
 #include <cmath>
 #include <string_view>
 
+#include "kernels/focus_heads/focus_heads.h"
 #include "kernels/linear/linear.h"
-#include "kernels/real_norm/real_norm.h"
 #include "kernels/torch/dispatch.h"
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/focus/focus.h"
@@ -140,7 +140,7 @@ class Fastformer : public Mixer, public Explained {
   MixerOutput Forward(const MixerCall& call) const override {
     MixerOutput result;
     MixerState* const after = call.want_state ? &result.state : nullptr;
-    const auto pool = [&](int index, const Leaves& leaves) {
+    const auto pool = [&](int index, const kernels::FocusLeaves& leaves) {
       const at::Tensor y =
           pools_[index].Forward(leaves.log_weight, leaves.payload, call, after).flatten(2);
       if (!call.drop || dropout_ == 0) return y;
@@ -151,7 +151,7 @@ class Fastformer : public Mixer, public Explained {
   }
 
   at::Tensor Step(const at::Tensor& x, int64_t, MixerState& state) const override {
-    const auto pool = [&](int index, const Leaves& leaves) {
+    const auto pool = [&](int index, const kernels::FocusLeaves& leaves) {
       return pools_[index]
           .Step(leaves.log_weight.squeeze(1), leaves.payload.squeeze(1), state)
           .flatten(1)
@@ -163,7 +163,7 @@ class Fastformer : public Mixer, public Explained {
   std::vector<Explanation> Explain(const MixerCall& call) const override {
     const c10::AutoGradMode no_grad(false);
     std::vector<Explanation> explanations;
-    Mix(call.x, [&](int index, const Leaves& leaves) {
+    Mix(call.x, [&](int index, const kernels::FocusLeaves& leaves) {
       const WindowPool& pool = pools_[index];
       explanations.push_back(
           ExplainPool(leaves.log_weight, call.slice, pool.shape().window, pool.shape().eps));
@@ -181,20 +181,13 @@ class Fastformer : public Mixer, public Explained {
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     const auto dim = static_cast<double>(dim_), heads = static_cast<double>(num_heads_);
     const double pools = form_.additive ? 1 : 2;
-    // x, the projections, a pool's payload and rows, and products; in fp32 what is standardised,
-    // and log weights, row maxima and sums
-    const double elements = 1 + num_square_matrices() + 3 * pools + (form_.inner_residual ? 2 : 0);
-    return elements * dim * static_cast<double>(bytes_per_element) +
-           4 * pools * ((form_.norm ? dim + 2 * heads : 0) + 3 * heads);
+    // x, the projections, a pool's payload and rows, and products; in fp32 log weights, row maxima
+    // and sums
+    const double elements = 1 + num_square_matrices() + 2 * pools + (form_.inner_residual ? 4 : 1);
+    return elements * dim * static_cast<double>(bytes_per_element) + 4 * pools * 3 * heads;
   }
 
  private:
-  // What a pool reads.
-  struct Leaves {
-    at::Tensor log_weight;  // [B, T, H] fp32
-    at::Tensor payload;     // [B, T, H, n]
-  };
-
   double num_square_matrices() const { return form_.additive ? 1 : form_.inner_residual ? 4 : 3; }
 
   // [H, n], where it is standardised; else [D] zeros, which weight all tokens alike at first.
@@ -206,37 +199,37 @@ class Fastformer : public Mixer, public Explained {
         form_.norm ? Init::Normal(context.initializer_range) : Init::Zeros());
   }
 
-  // x [B, T, D].
-  Leaves Weigh(const at::Tensor& x, const Parameter& vector) const {
-    const at::ScalarType wide = kernels::ComputeType(x);
-    const auto vectors = [&](const at::Tensor& of_heads) {
-      return form_.norm ? kernels::RealNorm(of_heads, kNormEps) : of_heads.to(wide);
-    };
-    const at::Tensor heads = vectors(SplitHeads(x, head_dim_)),
-                     direction = vectors(vector->view({num_heads_, head_dim_}));
+  // Rows x [B, T, D], or their products with `times`, of which a pool is made.
+  kernels::FocusLeaves Weigh(const kernels::LinearPart& x, const Parameter& vector,
+                             const at::Tensor& times = {}) const {
     const auto width = static_cast<double>(form_.additive ? dim_ : head_dim_);
-    const double scale = form_.norm ? rescale_ / width : 1 / std::sqrt(width);
-    return {.log_weight = (heads * direction).sum(-1) * scale,
-            .payload = heads.to(x.scalar_type())};
+    return kernels::MakeFocusLeaves(
+        {.x = x.y, .times = times, .direction = *vector, .x_gradient = x.gradient},
+        {.head_dim = head_dim_,
+         .norm = form_.norm,
+         .eps = kNormEps,
+         .scale = form_.norm ? rescale_ / width : 1 / std::sqrt(width)});
+  }
+
+  // Of q, k and v.
+  std::vector<kernels::LinearPart> Parts(const at::Tensor& x) const {
+    if (weights_.size() == 1) return kernels::LinearInColumns(x, *weights_[0], {dim_, dim_, dim_});
+    return kernels::SharedInputParts(x, {*weights_[0], *weights_[1], *weights_[2]});
   }
 
   // x [B, T, D] -> [B, T, D]; pool(index, leaves) -> [B, T, D].
   template <typename Pool>
   at::Tensor Mix(const at::Tensor& x, const Pool& pool) const {
-    if (form_.additive) return pool(0, Weigh(x, query_)) * kernels::Linear(x, *weights_[0]);
-    std::vector<at::Tensor> matrices;
-    for (size_t i = 0; i < std::min<size_t>(3, weights_.size()); ++i)
-      matrices.push_back(*weights_[i]);
-    std::vector<at::Tensor> y = kernels::SharedInputLinear(x, matrices);
-    if (y.size() == 1) y = y[0].chunk(3, -1);
+    if (form_.additive) return pool(0, Weigh({.y = x}, query_)) * kernels::Linear(x, *weights_[0]);
+    const std::vector<kernels::LinearPart> y = Parts(x);
     at::Tensor query = pool(0, Weigh(y[0], query_));
-    if (form_.inner_residual) query = kernels::Linear(query, *weights_[3]);
-    const at::Tensor mixed = query * y[1];
-    if (!form_.inner_residual) return pool(1, Weigh(mixed, key_)) * y[2];
+    if (!form_.inner_residual) return pool(1, Weigh(y[1], key_, /*times=*/query)) * y[2].y;
+    query = kernels::Linear(query, *weights_[3]);
+    const at::Tensor mixed = query * y[1].y;
     const at::Tensor normed = at::layer_norm((x + mixed).to(kernels::ComputeType(x)), {dim_},
                                              *norm_, *norm_bias_, kMixNormEps)
                                   .to(x.scalar_type());
-    return mixed + pool(1, Weigh(normed, key_)) * y[2];
+    return mixed + pool(1, Weigh({.y = normed}, key_)) * y[2].y;
   }
 
   FastformerPreset form_;

@@ -19,8 +19,10 @@
 #include <cmath>
 #include <string_view>
 
+#include "kernels/focus_heads/focus_heads.h"
 #include "kernels/linear/linear.h"
 #include "kernels/real_norm/real_norm.h"
+#include "kernels/swiglu/swiglu.h"
 #include "kernels/torch/dispatch.h"
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/focus/focus.h"
@@ -141,28 +143,29 @@ class Leap : public Mixer, public Explained {
   MixerTraits traits() const override { return {.state = pool_.state("")}; }
 
   MixerOutput Forward(const MixerCall& call) const override {
-    const Heads heads = Project(call.x, call.drop);
+    const Tokens tokens = Project(call.x, call.drop);
     MixerOutput result;
-    const at::Tensor pooled = pool_.Forward(heads.log_weight, heads.payload, call,
+    const at::Tensor pooled = pool_.Forward(tokens.leaves.log_weight, tokens.leaves.payload, call,
                                             call.want_state ? &result.state : nullptr);
-    result.y = Gated(heads.query, pooled, call.drop);
+    result.y = Gated(tokens, Drop(call.drop, kPooled, pooled));
     return result;
   }
 
   at::Tensor Step(const at::Tensor& x, int64_t, MixerState& state) const override {
-    const Heads heads = Project(x.unsqueeze(1), {});
+    const Tokens tokens = Project(x.unsqueeze(1), {});
     const at::Tensor pooled =
-        pool_.Step(heads.log_weight.squeeze(1), heads.payload.squeeze(1), state);
-    return Gated(heads.query, pooled.unsqueeze(1), {}).squeeze(1);
+        pool_.Step(tokens.leaves.log_weight.squeeze(1), tokens.leaves.payload.squeeze(1), state);
+    return Gated(tokens, pooled.unsqueeze(1)).squeeze(1);
   }
 
   std::vector<Explanation> Explain(const MixerCall& call) const override {
     const c10::AutoGradMode no_grad(false);
-    const Heads heads = Project(call.x, {});
-    const at::Tensor pooled = pool_.Forward(heads.log_weight, heads.payload, call, nullptr);
+    const Tokens tokens = Project(call.x, {});
+    const at::Tensor& log_weight = tokens.leaves.log_weight;
+    const at::Tensor pooled = pool_.Forward(log_weight, tokens.leaves.payload, call, nullptr);
     Explanation explanation =
-        ExplainPool(heads.log_weight, call.slice, pool_.shape().window, pool_.shape().eps);
-    explanation.gate = GateOf(heads.query, pooled);
+        ExplainPool(log_weight, call.slice, pool_.shape().window, pool_.shape().eps);
+    explanation.gate = GateOf(tokens.query, pooled);
     return {explanation};
   }
 
@@ -176,44 +179,75 @@ class Leap : public Mixer, public Explained {
     const auto dim = static_cast<double>(dim_),
                heads = static_cast<double>(pool_.shape().num_heads),
                payload = heads * static_cast<double>(pool_.shape().dim);
-    // x, the four projections, payload and pooled rows; in fp32 what is standardised, and log
-    // weights, row maxima and sums
-    const double normed = (form_.norm_focus ? 2 : 0) + (form_.norm_others ? 2 : 0);
-    return (5 * dim + 2 * payload) * static_cast<double>(bytes_per_element) +
-           4 * (normed * (dim + 2 * heads) + 3 * heads);
+    // x, the four projections, payload and pooled rows; in fp32 log weights, row maxima and sums
+    return (5 * dim + 2 * payload) * static_cast<double>(bytes_per_element) + 4 * 3 * heads;
   }
 
  private:
-  struct Heads {
-    at::Tensor query;       // [B, T, H, n], or of a gate of all channels its logits
-    at::Tensor log_weight;  // [B, T, H] fp32
-    at::Tensor payload;     // [B, T, H, P]
+  struct Tokens {
+    at::Tensor query;            // [B, T, D], or of a gate of all channels its logits
+    bool query_is_done = false;  // standardised, where it is to be
+    kernels::GradientColumn query_gradient;
+    kernels::FocusLeaves leaves;
   };
 
+  bool Drops(const MixerCall::Drop& drop, uint32_t sites) const {
+    return drop && dropout_ != 0 && (form_.dropout_sites & sites) != 0;
+  }
   at::Tensor Drop(const MixerCall::Drop& drop, LeapSite site, const at::Tensor& x) const {
-    if (!drop || dropout_ == 0 || (form_.dropout_sites & Bit(site)) == 0) return x;
+    if (!Drops(drop, Bit(site))) return x;
     return drop(site, x.dim() == 4 ? x.flatten(2) : x, dropout_).reshape(x.sizes());
   }
 
-  Heads Project(const at::Tensor& x, const MixerCall::Drop& drop) const {
+  // Of q, f, k and v.
+  std::vector<kernels::LinearPart> Parts(const at::Tensor& x) const {
+    if (weights_.size() == 1)
+      return kernels::LinearInColumns(x, *weights_[0], {dim_, dim_, dim_, dim_});
     std::vector<at::Tensor> matrices;
     for (const Parameter& weight : weights_) matrices.push_back(*weight);
-    std::vector<at::Tensor> y = kernels::SharedInputLinear(x, matrices);
-    if (y.size() == 1) y = y[0].chunk(4, -1);
+    return kernels::SharedInputParts(x, matrices);
+  }
+
+  Tokens Project(const at::Tensor& x, const MixerCall::Drop& drop) const {
+    const std::vector<kernels::LinearPart> y = Parts(x);
+    constexpr uint32_t kBeforePool = Bit(kQuery) | Bit(kFocus) | Bit(kValue) | Bit(kLogit);
+    if (Drops(drop, kBeforePool)) return Dropped(y, drop);
+    return {.query = y[0].y,
+            .query_gradient = y[0].gradient,
+            .leaves = kernels::MakeFocusLeaves({.x = y[2].y,
+                                                .direction = y[1].y,
+                                                .value = y[3].y,
+                                                .x_gradient = y[2].gradient,
+                                                .direction_gradient = y[1].gradient,
+                                                .value_gradient = y[3].gradient},
+                                               {.head_dim = head_dim_,
+                                                .norm = form_.norm_focus,
+                                                .norm_value = form_.norm_others,
+                                                .pool_x = form_.gate == Gate::kPooledKeys,
+                                                .eps = form_.norm_eps,
+                                                .scale = Scale(form_.norm_focus),
+                                                .elu = form_.elu})};
+  }
+
+  // The same with dropout on what is standardised: step by step.
+  Tokens Dropped(const std::vector<kernels::LinearPart>& y, const MixerCall::Drop& drop) const {
+    const at::ScalarType dtype = y[0].y.scalar_type(), wide = kernels::ComputeType(y[0].y);
     const auto heads = [&](int index, bool norm) {
-      const at::Tensor split = SplitHeads(y[index], head_dim_);
+      const at::Tensor split = SplitHeads(y[index].y, head_dim_);
       return norm ? kernels::RealNorm(split, form_.norm_eps) : split;
     };
-    const at::ScalarType wide = kernels::ComputeType(x);
     const at::Tensor k = heads(2, form_.norm_focus);
     const at::Tensor f = Drop(drop, kFocus, heads(1, form_.norm_focus));
-    const at::Tensor v = Drop(drop, kValue, heads(3, form_.norm_others)).to(x.scalar_type());
+    const at::Tensor v = Drop(drop, kValue, heads(3, form_.norm_others)).to(dtype);
     at::Tensor logit = (f.to(wide) * k.to(wide)).sum(-1) * Scale(form_.norm_focus);
     logit = Drop(drop, kLogit, logit);
+    const at::Tensor query = Drop(drop, kQuery, heads(0, form_.norm_others));
     return {
-        .query = Drop(drop, kQuery, heads(0, form_.norm_others)),
-        .log_weight = form_.elu ? LogOfEluPlusOne(logit) : logit,
-        .payload = form_.gate == Gate::kPooledKeys ? at::cat({k.to(x.scalar_type()), v}, -1) : v};
+        .query = query.flatten(2).to(dtype),
+        .query_is_done = true,
+        .query_gradient = {},
+        .leaves = {.log_weight = form_.elu ? LogOfEluPlusOne(logit) : logit,
+                   .payload = form_.gate == Gate::kPooledKeys ? at::cat({k.to(dtype), v}, -1) : v}};
   }
   // On a dot of two heads: c / n, or 1 / sqrt(n).
   double Scale(bool rescaled) const {
@@ -225,23 +259,26 @@ class Leap : public Mixer, public Explained {
     return at::where(l > 0, at::log1p(l.clamp_min(0)), l);
   }
 
-  // query and pooled [B, T, H, *] -> [B, T, H, n or 1], fp32.
+  // What Gated multiplies with, of a query that is not standardised yet: [B, T, H, n or 1], fp32.
   at::Tensor GateOf(const at::Tensor& query, const at::Tensor& pooled) const {
+    const at::Tensor heads = SplitHeads(query, head_dim_);
     const at::ScalarType wide = kernels::ComputeType(query);
-    if (form_.gate == Gate::kVector) return at::sigmoid(query.to(wide));
+    if (form_.gate == Gate::kVector) return at::sigmoid(heads.to(wide));
+    const at::Tensor q =
+        form_.norm_others ? kernels::RealNorm(heads, form_.norm_eps) : heads.to(wide);
     const at::Tensor seen =
         pooled.narrow(-1, 0, head_dim_).to(wide);  // values, or keys before them
-    const at::Tensor dot = (query.to(wide) * seen).sum(-1, /*keepdim=*/true);
-    return at::sigmoid(dot * Scale(form_.gate_takes_rescale));
+    return at::sigmoid((q * seen).sum(-1, /*keepdim=*/true) * Scale(form_.gate_takes_rescale));
   }
   // -> [B, T, D].
-  at::Tensor Gated(const at::Tensor& query, const at::Tensor& pooled_in,
-                   const MixerCall::Drop& drop) const {
-    const at::Tensor pooled = Drop(drop, kPooled, pooled_in);
-    const at::Tensor values =
-        pooled.narrow(-1, form_.gate == Gate::kPooledKeys ? head_dim_ : 0, head_dim_);
-    const at::Tensor gate = GateOf(query, pooled);
-    return (gate * values.to(gate.scalar_type())).flatten(2).to(pooled_in.scalar_type());
+  at::Tensor Gated(const Tokens& tokens, const at::Tensor& pooled) const {
+    if (form_.gate == Gate::kVector)
+      return kernels::Glu(tokens.query, pooled.flatten(2), tokens.query_gradient);
+    return kernels::FocusGate(
+        {.query = tokens.query, .pooled = pooled, .query_gradient = tokens.query_gradient},
+        {.norm = form_.norm_others && !tokens.query_is_done,
+         .eps = form_.norm_eps,
+         .scale = Scale(form_.gate_takes_rescale)});
   }
 
   LeapPreset form_;
