@@ -1,7 +1,5 @@
 // Says in the debug log which kernels of a family run on a GPU, and why where they are not the fast
 // ones: each answer once a process.
-//
-//   SayRoute("decay attention", DescribeRoute(args, plan));
 #pragma once
 
 #include <string>
