@@ -138,8 +138,9 @@ struct ConvRun {
                                 .taps = kTaps};
     cpu::ConvForward(shape, block, out.data());
     std::vector<float> scratch((kTokens + kTaps) * kDim);
-    cpu::ConvBackward(shape, {.dout = dout.data(), .dx = dx.data(), .dtail = nullptr}, block,
-                      dweight.data(), scratch.data());
+    const ConvGrads<T> grads = {
+        .dout = dout.data(), .dx = dx.data(), .dx_stride = kDim, .dtail = nullptr};
+    cpu::ConvBackward(shape, grads, block, dweight.data(), scratch.data());
   }
 
   const int64_t seq_len;
