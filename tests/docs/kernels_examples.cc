@@ -347,10 +347,12 @@ Tensor GradientSinkExample(const Tensor& weight, const Tensor& dweight) {
 #include "examples/kernels/torch/gradient_sink.h"
   return dweight;
 }
-void GradientColumnsExample(const Tensor& x, const Tensor& weight, const Tensor& up, int64_t inner){
+Tensor ColumnsExample(const Tensor& x, const Tensor& weight, const Tensor& up, int64_t inner) {
 #include "examples/kernels/torch/gradient_columns.h"
-} Tensors GradientPlaceExample(const Tensor& weight, const BackwardCall& call, const Tensor& dx,
-                               const Tensor& dweight) {
+  return y;
+}
+Tensors GradientPlaceExample(const Tensor& weight, const BackwardCall& call, const Tensor& dx,
+                             const Tensor& dweight) {
 #include "examples/kernels/torch/gradient_sink.h.2"
 }
 

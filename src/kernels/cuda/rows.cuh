@@ -177,7 +177,8 @@ HL_DEVICE float RowSum(float x, int lanes, float (&partial)[kMaxRowWarps]) {
 }
 
 // Of a block of kRows rows of kColumns threads: what its rows hold, added up in their order and
-// stored by the first. `count` of a thread's kWidth columns exist. Once a kernel.
+// stored by the first. `count` of a thread's kWidth columns exist. A barrier
+// stands between two calls.
 template <int kColumns, int kRows, int kWidth>
 HL_DEVICE void StoreColumnSums(const float (&sum)[kWidth], float* to, int count) {
   HL_SHARED(sums, float[kColumns * kRows * kWidth]);

@@ -289,8 +289,8 @@ HL_INLINE void GateBackward(const FocusGateShape<T>& shape, const FocusGateGrads
   }
 }
 
-// body(shape), whose loops have a known length where heads are as wide as most are: that halved the
-// time of a backward, which has some twenty short ones a head.
+// body(shape), whose loops have a known length where heads are as wide as most are: a token has
+// some twenty short ones a head.
 template <typename Shape, typename Body>
 HL_INLINE void WithDim(const Shape& shape, const Body& body) {
   if (shape.dim == 64) {

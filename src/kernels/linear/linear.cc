@@ -293,10 +293,6 @@ Tensors PartsBackward(const BackwardCall& call, const Cut& cut) {
   return {grads.dx, dweight};
 }
 
-}  // namespace
-
-namespace {
-
 // Outputs of one product, each with the place of its gradient. Where nothing will be differentiated
 // there is no place.
 std::vector<LinearPart> WithColumns(const Tensors& outs) {

@@ -12,8 +12,9 @@
 //
 // A NaN in q stays in its token's output; one in k or v is heard by its own and later tokens of its
 // document and head. In gradients earlier tokens of its chunk hear it too; no other document, head
-// or row ever does. Nothing here owns memory; the callee allocates nothing that outlives the call
-// and reads no host-side value from device memory.
+// or row ever does, but by CUDA's quadratic form, where a tile of 64 tokens hears what is in the
+// tiles that it meets. Nothing here owns memory; the callee allocates nothing that outlives the
+// call and reads no host-side value from device memory.
 //
 //   PolynomialAttentionArgs args = {.batch = B, .seq_len = T, ...};
 //   const PolynomialAttentionPlan plan = MakePlan(args, {.chunk_size = 32});

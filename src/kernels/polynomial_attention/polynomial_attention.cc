@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "core/concat.h"
 #include "core/error.h"
 #include "kernels/polynomial_attention/segments.h"
 #include "kernels/torch/autograd.h"
@@ -118,6 +119,17 @@ Call MakeCall(const PolynomialAttentionInputs& given, const PolynomialAttentionC
   return call;
 }
 
+// Which kernels run on a GPU, and why not the fast ones.
+std::string RouteOf(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan) {
+  if (plan.quadratic) return "pairs of tiles on tensor cores";
+  const bool has_state = args.initial_state != nullptr || args.final_state != nullptr;
+  return Concat("token by token: ",
+                args.q.dtype != DType::kBF16 ? "not bf16"
+                : has_state                  ? "with a state"
+                                             : "long rows",
+                ", ", args.seq_len, " tokens of ", Name(args.q.dtype));
+}
+
 struct ForwardResult {
   PolynomialAttentionOutput output;
   at::Tensor norm_denom;  // of one that will be differentiated
@@ -138,8 +150,7 @@ ForwardResult RunForward(Call& call, bool want_final_state, bool differentiated)
   RunOn(
       call.inputs.q, [&] { cpu::Forward(args, plan); },
       [&](auto stream) {
-        SayRoute(kKernel, plan.quadratic ? "pairs of tiles on tensor cores"
-                                         : "token by token, which has states");
+        SayRoute(kKernel, RouteOf(args, plan));
         const at::Tensor workspace = call.Bytes(cuda::ForwardWorkspaceBytes(args, plan));
         args.workspace = workspace.data_ptr();
         cuda::Forward(args, plan, stream);

@@ -62,6 +62,7 @@ SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
     SelectiveScanInputs in = inputs;
     in.x = piece[0], in.delta = piece[1], in.delta_bias = piece[2], in.a = piece[3];
     in.skip = piece[4];
+    in.b_gradient = in.c_gradient = {};  // a piece is one reader of several
     return Scan(in);
   };
   return {.y = InPiecesOfChannels({{inputs.x, 2},

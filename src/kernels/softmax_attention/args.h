@@ -87,7 +87,7 @@ void Backward(const SoftmaxAttentionGradArgs& args);
 // Asynchronous on `stream`. What the devices' kernels take: bf16, heads of up to 128 channels and
 // any V, no far queries, no decay. Weights and dS are rounded to bf16 as operands of matrix units;
 // sums are fp32, and of one order whatever runs beside. A NaN or an infinity in v, in dout or, in a
-// backward, in q and k is heard by all of its tile of 64 tokens, whatever they see.
+// backward, in q and k is heard by all tokens whose tile of 64 meets its tile, whatever they see.
 namespace cuda {
 
 // Why these kernels do not take a call on a device whose blocks have so much shared memory; empty:

@@ -308,7 +308,7 @@ RECURRENCES = [
      ".pool_x = form_.gate == Gate::kPooledKeys", ".pool_x = form_.gate != Gate::kPooledKeys",
      "leap_test"),
     ("fastformer: keys without the pooled query", f"{FOCUS}/fastformer.cc",
-     "Weigh(y[1], key_, /*times=*/query)", "Weigh(y[1], key_)", "fastformer_test"),
+     "Weigh(y[1].y, key_, /*times=*/query)", "Weigh(y[1].y, key_)", "fastformer_test"),
     ("layer norm, CPU: the mean of m dropped", f"{KERNELS}/layer_norm/cpu.cc", " - level - n", " - n",
      "layer_norm_test"),
     ("layer norm, CPU: the variance by one less", f"{KERNELS}/layer_norm/cpu.cc",

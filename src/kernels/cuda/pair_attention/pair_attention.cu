@@ -126,9 +126,11 @@ void Forward(const PairAttentionArgs& args, cudaStream_t stream) {
 void Backward(const PairAttentionGradArgs& grads, cudaStream_t stream) {
   const PairAttentionArgs& args = grads.forward;
   CheckCall(args);
-  if (args.batch == 0 || args.num_keys == 0) return;
-  HL_CHECK(grads.workspace != nullptr || args.num_queries == 0, "pairs of tiles: a backward needs ",
-           WorkspaceBytes(grads), " bytes of workspace, got none");
+  if (args.batch == 0) return;
+  HL_CHECK(args.num_queries > 0,
+           "pairs of tiles: a backward of no queries; one or more would work");
+  HL_CHECK(grads.workspace != nullptr, "pairs of tiles: a backward needs ", WorkspaceBytes(grads),
+           " bytes of workspace, got none");
   const Workspace bytes(grads);
   char* const workspace = static_cast<char*>(grads.workspace);
   BackwardParams params;

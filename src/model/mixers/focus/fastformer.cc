@@ -13,7 +13,6 @@
 #include <ATen/ops/layer_norm.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string_view>
@@ -200,11 +199,11 @@ class Fastformer : public Mixer, public Explained {
   }
 
   // Rows x [B, T, D], or their products with `times`, of which a pool is made.
-  kernels::FocusLeaves Weigh(const kernels::LinearPart& x, const Parameter& vector,
+  kernels::FocusLeaves Weigh(const at::Tensor& x, const Parameter& vector,
                              const at::Tensor& times = {}) const {
     const auto width = static_cast<double>(form_.additive ? dim_ : head_dim_);
     return kernels::MakeFocusLeaves(
-        {.x = x.y, .times = times, .direction = *vector, .x_gradient = x.gradient},
+        {.x = x, .times = times, .direction = *vector},
         {.head_dim = head_dim_,
          .norm = form_.norm,
          .eps = kNormEps,
@@ -220,16 +219,16 @@ class Fastformer : public Mixer, public Explained {
   // x [B, T, D] -> [B, T, D]; pool(index, leaves) -> [B, T, D].
   template <typename Pool>
   at::Tensor Mix(const at::Tensor& x, const Pool& pool) const {
-    if (form_.additive) return pool(0, Weigh({.y = x}, query_)) * kernels::Linear(x, *weights_[0]);
+    if (form_.additive) return pool(0, Weigh(x, query_)) * kernels::Linear(x, *weights_[0]);
     const std::vector<kernels::LinearPart> y = Parts(x);
-    at::Tensor query = pool(0, Weigh(y[0], query_));
-    if (!form_.inner_residual) return pool(1, Weigh(y[1], key_, /*times=*/query)) * y[2].y;
+    at::Tensor query = pool(0, Weigh(y[0].y, query_));
+    if (!form_.inner_residual) return pool(1, Weigh(y[1].y, key_, /*times=*/query)) * y[2].y;
     query = kernels::Linear(query, *weights_[3]);
     const at::Tensor mixed = query * y[1].y;
     const at::Tensor normed = at::layer_norm((x + mixed).to(kernels::ComputeType(x)), {dim_},
                                              *norm_, *norm_bias_, kMixNormEps)
                                   .to(x.scalar_type());
-    return mixed + pool(1, Weigh({.y = normed}, key_)) * y[2].y;
+    return mixed + pool(1, Weigh(normed, key_)) * y[2].y;
   }
 
   FastformerPreset form_;

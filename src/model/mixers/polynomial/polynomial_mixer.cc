@@ -54,6 +54,9 @@ MixerTraits PolynomialMixer::traits() const {
 
 PolynomialMixer::Heads PolynomialMixer::Project(const at::Tensor& x) const {
   std::vector<kernels::LinearPart> y = kernels::SharedInputParts(x, {*q_, *k_, *v_});
+  // Places of gradients serve only where all of the three are taken.
+  if (elementwise_ || (maps_.both && !maps_.takes_places))
+    for (kernels::LinearPart& part : y) part.gradient = {};
   if (maps_.both) {
     const auto [q, k] = maps_.both(y[0], y[1]);
     y[0] = {.y = q}, y[1] = {.y = k};

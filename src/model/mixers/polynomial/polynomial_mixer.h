@@ -39,6 +39,8 @@ struct QueryKeyMaps {
     at::Tensor q, k;
   };
   std::function<Mapped(const kernels::LinearPart& q, const kernels::LinearPart& k)> both;
+  // Whether gradients of its inputs go to the places that the parts have.
+  bool takes_places = false;
   int64_t num_activations = 0;  // that a backward keeps for both, per token, in fp32
 };
 

@@ -122,7 +122,9 @@ QueryKeyMaps MakeMaps(const RebasedOptions& options, const PartContext& context)
   // What is normed, and what gamma multiplies apart from that.
   const bool multiplies = options.use_gamma && !IsLayerNorm(options);
   const int64_t kept = (options.normalize ? 1 : 0) + (multiplies ? 1 : 0);
-  return {.both = map, .num_activations = 2 * kept * options.key_dim()};
+  return {.both = map,
+          .takes_places = IsLayerNorm(options),
+          .num_activations = 2 * kept * options.key_dim()};
 }
 
 class Rebased : public PolynomialMixer {

@@ -220,10 +220,12 @@ double Attention::ActivationBytes(int64_t seq_len, int64_t bytes_per_element) co
              (KeepsWeights(bytes_per_element) ? 1 + 2 * static_cast<double>(seq_len) : 1);
 }
 
-// LibTorch's operators keep all weights for backward: with dropout, and on CUDA of a squared ReLU
-// in fp32.
+// LibTorch's operators keep all weights for backward: with dropout, and of a squared ReLU on CUDA
+// where its kernels do not take the call, of devices with the usual shared memory.
 bool Attention::KeepsWeights(int64_t bytes_per_element) const {
-  return options_.dropout > 0 || (shape_.squared_relu && bytes_per_element > 2);
+  constexpr int64_t kWidestHead = 128;
+  const bool taken = bytes_per_element == 2 && shape_.head_dim <= kWidestHead;
+  return options_.dropout > 0 || (shape_.squared_relu && !taken);
 }
 
 // Of products of what Encode gives: a learned scale is in the queries.

@@ -41,6 +41,42 @@ Dropped RunWith(const BuiltMixer& built, const SequenceSlice& slice, const at::T
   return result;
 }
 
+// Layers share what queries see only where it is the same: patterns one after the other on one
+// slice, with keys before it and without, give the bits of each on a slice of its own.
+TEST(SoftmaxTest, LayersOfSeveralPatternsShareASlice) {
+  const std::vector<std::vector<Assignment>> patterns = {
+      {},
+      {{"window", int64_t{3}}},
+      {{"window", int64_t{3}}, {"sinks", int64_t{1}}},
+      {{"window", int64_t{3}}, {"sinks", int64_t{2}}},
+      {{"block", int64_t{3}}},
+      {{"causal", false}},
+      {{"causal", false}, {"window", int64_t{3}}}};
+  const at::Tensor x = Normal({2, kSeqLen, kDim}, 1), before = Normal({2, 4, kDim}, 2);
+  const std::vector<int32_t> cu_seqlens = {0, 4, 9, 18};
+  const auto packed = [&] { return SequenceSlice::Packed(2, kSeqLen, cu_seqlens, at::kCPU); };
+  const auto behind = [] { return SequenceSlice::Contiguous(2, kSeqLen, 4, at::kCPU); };
+  const SequenceSlice shared = packed(), shared_behind = behind();
+  for (std::vector<Assignment> options : patterns) {
+    const bool causal = options.empty() || options[0].name != "causal";
+    options.push_back({"num_heads", kHeads});
+    BuiltMixer built(MixerConfig("softmax", options), kDim);
+    const auto run = [&](const SequenceSlice& slice) {
+      return built->Forward({.x = x, .slice = slice}).y;
+    };
+    EXPECT_TRUE(test::BitEqual(run(shared), run(packed())));
+    if (!causal) continue;
+    const auto start = SequenceSlice::Contiguous(2, 4, 0, at::kCPU);
+    const MixerState state =
+        built->Forward({.x = before, .slice = start, .want_state = true}).state;
+    const auto go_on = [&](const SequenceSlice& slice) {
+      return built->Forward({.x = x, .slice = slice, .initial = &state, .num_past = 4}).y;
+    };
+    run(shared_behind);  // as if nothing were before it
+    EXPECT_TRUE(test::BitEqual(go_on(shared_behind), go_on(behind())));
+  }
+}
+
 TEST(SoftmaxTest, DropsProbabilitiesInTrainingAlone) {
   const MixerConfig config("softmax", {{"num_heads", kHeads},
                                        {"num_kv_heads", int64_t{2}},
