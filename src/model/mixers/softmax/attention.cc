@@ -296,7 +296,7 @@ kernels::VisibleKeys Attention::SeenIn(const SequenceSlice& slice, int64_t num_p
   const at::Tensor seen = slice.of_positions->Of(
       slice.positions,
       {"visible keys",
-       {number(num_past), number(pattern.window), number(pattern.block), number(pattern.sinks),
+       {number(num_past), number(pattern.window), number(pattern.block),
         number(pattern.bidirectional)}},
       [&] {
         const auto made = kernels::VisibleKeysOf(slice.positions, num_past, pattern);
