@@ -32,11 +32,7 @@ HL_DEVICE void StorePair(const BiasGradientSmem<kD, kV>& smem, const BackwardPar
                          int num_slices) {
   const PairAttentionArgs& args = params.grads.forward;
   LoadQueries<kD>(smem.q, args, place.row, place.head, place.tile);
-  LoadTile<kD, kThreads>(
-      smem.k,
-      RowsOf(args.k, TokensOf(place.row, key_tile),
-             SharedHead(place.head, args.num_kv_heads, args.num_heads), 0, args.head_dim),
-      args.num_keys - kTile * key_tile);
+  LoadKeys<kD>(smem.k, args, place.row, place.head, key_tile);
   LoadTable(*smem.table, args, params.deltas, args.normaliser, place.row, place.head, place.tile);
   LoadBias(smem.bias, args, place.head, place.tile, key_tile);
   float dscores[kTile / 8][4], products[kTile / 8][4];
@@ -75,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const int band =
       static_cast<int>(blockIdx.x) % num_bands - (num_tiles - 1);  // keys' less queries'
   const int row_head = static_cast<int>(blockIdx.x) / num_bands;
-  QueryPlace place = {row_head % args.num_heads, row_head / args.num_heads, 0};
+  QueryPlace place = {0, row_head % args.num_heads, row_head / args.num_heads, 0};
   const int num_key_tiles = (args.num_keys + kTile - 1) / kTile;
   const int diagonal = static_cast<int>(threadIdx.x) - (kTile - 1);  // key's column less query's
   float sum = 0;

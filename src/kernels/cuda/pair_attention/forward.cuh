@@ -24,34 +24,11 @@ struct ForwardSmem {
   }
 };
 
-// What a block owns.
-struct ForwardPlace {
-  int slice, head, row, tile;
-};
-HL_DEVICE ForwardPlace ForwardPlaceOf(const PairAttentionArgs& args, int num_slices,
-                                      int num_tiles) {
-  ForwardPlace place;
-  int index = static_cast<int>(blockIdx.x);
-  place.slice = index % num_slices;
-  index /= num_slices;
-  place.head = index % args.num_heads;
-  index /= args.num_heads;
-  place.row = index % args.batch;
-  place.tile = num_tiles - 1 - index / args.batch;  // a causal row's last tiles meet the most keys
-  return place;
-}
-
 template <int kD, int kV>
-HL_DEVICE void LoadKeys(const ForwardSmem<kD, kV>& smem, const PairAttentionArgs& args,
-                        const ForwardPlace& place, int tile, int stage) {
-  const TilePlace tokens = TokensOf(place.row, tile);
-  const int length = args.num_keys - kTile * tile;
-  const int kv_head = SharedHead(place.head, args.num_kv_heads, args.num_heads);
-  LoadTile<kD, kThreads>(smem.k + stage * kTile * kD,
-                         RowsOf(args.k, tokens, kv_head, 0, args.head_dim), length);
-  LoadTile<kV, kThreads>(smem.v + stage * kTile * kV,
-                         RowsOf(args.v, tokens, kv_head, kV * place.slice, args.head_dim_v),
-                         length);
+HL_DEVICE void LoadStep(const ForwardSmem<kD, kV>& smem, const PairAttentionArgs& args,
+                        const QueryPlace& place, int tile, int stage) {
+  LoadKeys<kD>(smem.k + stage * kTile * kD, args, place.row, place.head, tile);
+  LoadValues<kV>(smem.v + stage * kTile * kV, args, place.row, place.head, tile, place.slice);
   LoadBias(smem.bias + stage * kBiasTile, args, place.head, place.tile, tile);
 }
 
@@ -119,7 +96,7 @@ HL_DEVICE void WeighAlone(float (&scores)[kTile / 8][4], const PairOfTiles& pair
 // out over what divides it.
 template <int kD, int kV>
 HL_DEVICE void StoreOutput(const ForwardSmem<kD, kV>& smem, const PairAttentionArgs& args,
-                           const ForwardPlace& place, RunningSoftmax& running,
+                           const QueryPlace& place, RunningSoftmax& running,
                            float (&out)[kV / 8][4]) {
   const int lane = FreshLaneId(), length = args.num_queries - kTile * place.tile;
   if (args.divides()) {
@@ -149,15 +126,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     ForwardKernel(const HL_GRID_CONSTANT PairAttentionArgs args, int num_slices, int num_tiles) {
   HL_DYNAMIC_SMEM(raw);
   const ForwardSmem<kD, kV> smem(raw);
-  const ForwardPlace place = ForwardPlaceOf(args, num_slices, num_tiles);
+  const QueryPlace place = QueryPlaceOf(args, num_slices, num_tiles);
   const int num_key_tiles = (args.num_keys + kTile - 1) / kTile;
-  LoadTile<kD, kThreads>(
-      smem.q, RowsOf(args.q, TokensOf(place.row, place.tile), place.head, 0, args.head_dim),
-      args.num_queries - kTile * place.tile);
+  LoadQueries<kD>(smem.q, args, place.row, place.head, place.tile);
   LoadTable(*smem.table, args, nullptr, nullptr, place.row, place.head, place.tile);
   const TileSpan span = SpanOf(args, place.row, place.tile);
   TileWalk walk(span, num_key_tiles);
-  if (walk.tile() < num_key_tiles) LoadKeys(smem, args, place, walk.tile(), 0);
+  if (walk.tile() < num_key_tiles) LoadStep(smem, args, place, walk.tile(), 0);
   CpAsyncCommit();
 
   const int columns = ColumnsOf<kD>(args.head_dim);
@@ -176,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       for (int half = 0; half < 2; ++half)
         queries[half] = QueryOf(*smem.table, 16 * WarpId() + LaneRow() + 8 * half, args);
     }
-    if (walk.tile() < num_key_tiles) LoadKeys(smem, args, place, walk.tile(), 1 - stage);
+    if (walk.tile() < num_key_tiles) LoadStep(smem, args, place, walk.tile(), 1 - stage);
     CpAsyncCommit();
     float scores[kTile / 8][4];
     Clear(scores);

@@ -28,39 +28,6 @@ struct QueryGradientSmem {
   }
 };
 
-// A tile of queries of one head.
-struct QueryPlace {
-  int head, row, tile;
-};
-HL_DEVICE QueryPlace QueryPlaceOf(const PairAttentionArgs& args, int num_tiles) {
-  const int index = static_cast<int>(blockIdx.x);
-  return {index % args.num_heads, index / args.num_heads % args.batch,
-          num_tiles - 1 - index / args.num_heads / args.batch};
-}
-
-template <int kV>
-HL_DEVICE void LoadOutputGradient(bf16* to, const PairAttentionGradArgs& grads, int row, int head,
-                                  int tile, int slice) {
-  const PairAttentionArgs& args = grads.forward;
-  LoadTile<kV, kThreads>(to,
-                         RowsOf(grads.dout, TokensOf(row, tile), head, kV * slice, args.head_dim_v),
-                         args.num_queries - kTile * tile);
-}
-template <int kV>
-HL_DEVICE void LoadValues(bf16* to, const PairAttentionArgs& args, int row, int head, int tile,
-                          int slice) {
-  LoadTile<kV, kThreads>(
-      to,
-      RowsOf(args.v, TokensOf(row, tile), SharedHead(head, args.num_kv_heads, args.num_heads),
-             kV * slice, args.head_dim_v),
-      args.num_keys - kTile * tile);
-}
-template <int kD>
-HL_DEVICE void LoadQueries(bf16* to, const PairAttentionArgs& args, int row, int head, int tile) {
-  LoadTile<kD, kThreads>(to, RowsOf(args.q, TokensOf(row, tile), head, 0, args.head_dim),
-                         args.num_queries - kTile * tile);
-}
-
 // What a step, slice of a tile of keys, loads.
 template <int kD, int kV, bool kSliced>
 HL_DEVICE void LoadStep(const QueryGradientSmem<kD, kV, kSliced>& smem,
@@ -68,11 +35,7 @@ HL_DEVICE void LoadStep(const QueryGradientSmem<kD, kV, kSliced>& smem,
                         int tile_stage, int slice, int stage) {
   const PairAttentionArgs& args = grads.forward;
   if (slice == 0) {
-    LoadTile<kD, kThreads>(
-        smem.k + tile_stage * kTile * kD,
-        RowsOf(args.k, TokensOf(place.row, tile),
-               SharedHead(place.head, args.num_kv_heads, args.num_heads), 0, args.head_dim),
-        args.num_keys - kTile * tile);
+    LoadKeys<kD>(smem.k + tile_stage * kTile * kD, args, place.row, place.head, tile);
     LoadBias(smem.bias + tile_stage * kBiasTile, args, place.head, place.tile, tile);
   }
   LoadValues<kV>(smem.v + stage * kTile * kV, args, place.row, place.head, tile, slice);
@@ -112,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const PairAttentionArgs& args = grads.forward;
   HL_DYNAMIC_SMEM(raw);
   const QueryGradientSmem<kD, kV, kSliced> smem(raw);
-  const QueryPlace place = QueryPlaceOf(args, num_tiles);
+  const QueryPlace place = QueryPlaceOf(args, /*num_slices=*/1, num_tiles);
   const int num_key_tiles = (args.num_keys + kTile - 1) / kTile;
   const TileSpan span = params.spans[place.row * num_tiles + place.tile];
   LoadQueries<kD>(smem.q, args, place.row, place.head, place.tile);

@@ -26,6 +26,22 @@ struct TilePlace {
 };
 HL_DEVICE TilePlace TokensOf(int row, int tile) { return {row, int64_t{kTile} * tile}; }
 
+// What a block owns: a tile of queries of one head, and a slice of V where slices have blocks.
+struct QueryPlace {
+  int slice, head, row, tile;
+};
+HL_DEVICE QueryPlace QueryPlaceOf(const PairAttentionArgs& args, int num_slices, int num_tiles) {
+  QueryPlace place;
+  int index = static_cast<int>(blockIdx.x);
+  place.slice = index % num_slices;
+  index /= num_slices;
+  place.head = index % args.num_heads;
+  index /= args.num_heads;
+  place.row = index % args.batch;
+  place.tile = num_tiles - 1 - index / args.batch;  // a causal row's last tiles meet the most keys
+  return place;
+}
+
 HL_DEVICE int WarpMin(int x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x = min(x, __shfl_xor_sync(kFullWarp, x, offset));
@@ -121,6 +137,39 @@ HL_DEVICE void LoadBias(float* bias, const PairAttentionArgs& args, int head, in
     const bool valid = first + i >= 0 && first + i < args.bias_stride;
     CpAsync4(bias + i, valid ? table + first + i : table, valid);
   }
+}
+
+// Start to load a tile of one head, q and dout by queries, k and v by keys: of v and dout the
+// columns of a slice.
+template <int kV>
+HL_DEVICE void LoadOutputGradient(bf16* to, const PairAttentionGradArgs& grads, int row, int head,
+                                  int tile, int slice) {
+  const PairAttentionArgs& args = grads.forward;
+  LoadTile<kV, kThreads>(to,
+                         RowsOf(grads.dout, TokensOf(row, tile), head, kV * slice, args.head_dim_v),
+                         args.num_queries - kTile * tile);
+}
+template <int kV>
+HL_DEVICE void LoadValues(bf16* to, const PairAttentionArgs& args, int row, int head, int tile,
+                          int slice) {
+  LoadTile<kV, kThreads>(
+      to,
+      RowsOf(args.v, TokensOf(row, tile), SharedHead(head, args.num_kv_heads, args.num_heads),
+             kV * slice, args.head_dim_v),
+      args.num_keys - kTile * tile);
+}
+template <int kD>
+HL_DEVICE void LoadQueries(bf16* to, const PairAttentionArgs& args, int row, int head, int tile) {
+  LoadTile<kD, kThreads>(to, RowsOf(args.q, TokensOf(row, tile), head, 0, args.head_dim),
+                         args.num_queries - kTile * tile);
+}
+template <int kD>
+HL_DEVICE void LoadKeys(bf16* to, const PairAttentionArgs& args, int row, int head, int tile) {
+  LoadTile<kD, kThreads>(
+      to,
+      RowsOf(args.k, TokensOf(row, tile), SharedHead(head, args.num_kv_heads, args.num_heads), 0,
+             args.head_dim),
+      args.num_keys - kTile * tile);
 }
 
 // A query's row of the table, in registers.
