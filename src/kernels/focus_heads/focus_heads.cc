@@ -190,11 +190,6 @@ at::Tensor WideHeads(const at::Tensor& x, int64_t head_dim, bool norm, double ep
   return norm ? RealNorm(heads, eps) : heads.to(ComputeType(x));
 }
 
-// ln(elu(l) + 1) = l below 0, ln(1 + l) above: 1 + expm1(l) would round to 0 from -17 on.
-at::Tensor LogOfEluPlusOne(const at::Tensor& l) {
-  return at::where(l > 0, at::log1p(l.clamp_min(0)), l);
-}
-
 // In LibTorch calls and those of real_norm: fp64, wide heads, no tokens.
 FocusLeaves ComposedLeaves(const FocusLeavesInputs& in, const FocusLeavesConfig& config) {
   const auto wide = [&](const at::Tensor& x, bool norm) {
@@ -316,6 +311,10 @@ void CheckLeaves(const FocusLeavesInputs& in, const FocusLeavesConfig& config) {
 }
 
 }  // namespace
+
+at::Tensor LogOfEluPlusOne(const at::Tensor& l) {
+  return at::where(l > 0, at::log1p(l.clamp_min(0)), l);
+}
 
 FocusLeaves MakeFocusLeaves(const FocusLeavesInputs& inputs, const FocusLeavesConfig& config) {
   CheckLeaves(inputs, config);

@@ -45,6 +45,10 @@ struct FocusLeaves {
 // (kernels/torch/gradient_sink.h) gets it there.
 FocusLeaves MakeFocusLeaves(const FocusLeavesInputs& inputs, const FocusLeavesConfig& config);
 
+// ln(elu(l) + 1) = l below 0, ln(1 + l) above: 1 + expm1(l) would round to 0 from -17 on. Of any
+// shape, differentiable.
+at::Tensor LogOfEluPlusOne(const at::Tensor& l);
+
 struct FocusGateInputs {
   at::Tensor query;   // [B, T, H n], as x above
   at::Tensor pooled;  // [B, T, H, P], the dtype of query: the first n are seen, the last n pass

@@ -9,9 +9,7 @@
 // have nothing to act upon.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/log1p.h>
 #include <ATen/ops/sigmoid.h>
-#include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -246,17 +244,13 @@ class Leap : public Mixer, public Explained {
         .query = query.flatten(2).to(dtype),
         .query_is_done = true,
         .query_gradient = {},
-        .leaves = {.log_weight = form_.elu ? LogOfEluPlusOne(logit) : logit,
+        .leaves = {.log_weight = form_.elu ? kernels::LogOfEluPlusOne(logit) : logit,
                    .payload = form_.gate == Gate::kPooledKeys ? at::cat({k.to(dtype), v}, -1) : v}};
   }
   // On a dot of two heads: c / n, or 1 / sqrt(n).
   double Scale(bool rescaled) const {
     const auto width = static_cast<double>(head_dim_);
     return rescaled ? rescale_ / width : 1 / std::sqrt(width);
-  }
-  // ln(elu(l) + 1) = l below 0, ln(1 + l) above: 1 + expm1(l) would round to 0 from -17 on.
-  static at::Tensor LogOfEluPlusOne(const at::Tensor& l) {
-    return at::where(l > 0, at::log1p(l.clamp_min(0)), l);
   }
 
   // What Gated multiplies with, of a query that is not standardised yet: [B, T, H, n or 1], fp32.
