@@ -217,7 +217,8 @@ std::string ResultText(const nlohmann::ordered_json& out) {
 
 ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   if (options.threads > 0) at::set_num_threads(options.threads);
-  const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
+  const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer,
+                                                 PlacementOf(options.place, context.local_rank()));
   const Scored scored(options, loaded);
   const int64_t seq_len = options.seq_len > 0 ? options.seq_len : WindowOf(scored.tokens(), loaded);
   CheckRanks(options, loaded, scored, seq_len, context);
@@ -233,7 +234,7 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   const eval::ValidationResult result =
       eval::Validate(*loaded.model, scored.tokens(),
                      {.seq_len = seq_len, .num_windows = options.windows, .batch = options.batch},
-                     at::kCPU, context.control());
+                     context.control());
   if (context.rank() != 0) return ExitCode::kFinished;
   nlohmann::ordered_json out = {
       {"model", loaded.path.string()}, {"step", loaded.state.step}, {"seq_len", seq_len}};

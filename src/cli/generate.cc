@@ -30,7 +30,8 @@ void PrintStats(const infer::GenerateStats& stats) {
 ExitCode Run(const GenerateOptions& options) {
   at::set_num_threads(options.threads);
   const infer::Sampler check(options.generate.sampler);  // bad flags before a long load
-  const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
+  const infer::LoadedModel loaded =
+      LoadAnyModel(options.model, options.tokenizer, PlacementOf(options.place));
   infer::RequireNextTokens(*loaded.model);
   const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
   constexpr uint64_t kMaxPromptBytes = 1ull << 30;

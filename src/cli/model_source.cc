@@ -5,17 +5,26 @@
 #include "core/log.h"
 #include "interop/hf_model.h"
 #include "interop/hf_tokenizer.h"
+#include "train/device.h"
 
 namespace halflife::cli {
 
+infer::Placement PlacementOf(const PlaceOptions& place, int local_rank) {
+  const Device device = train::ChooseDevice(place.device, local_rank, "--device");
+  train::MakeCurrent(device);
+  return {.device = train::ToTorch(device),
+          .compute_dtype = place.precision == "bf16" ? at::kBFloat16 : at::kFloat};
+}
+
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model,
-                                const std::filesystem::path& tokenizer_dir) {
-  if (!interop::HfFolder::IsOne(model)) return infer::LoadModel(model, tokenizer_dir);
+                                const std::filesystem::path& tokenizer_dir,
+                                const infer::Placement& placement) {
+  if (!interop::HfFolder::IsOne(model)) return infer::LoadModel(model, tokenizer_dir, placement);
   const interop::HfModel source = interop::HfModel::Open(model);
   infer::LoadedModel loaded;
   loaded.path = model;
   loaded.state.data.seq_len = static_cast<uint32_t>(source.max_positions());
-  loaded.model = infer::LoadWeights(source.config(), source);
+  loaded.model = infer::LoadWeights(source.config(), source, placement);
   loaded.tokenizer =
       tokenizer_dir.empty() ? interop::LoadHfTokenizer(model) : data::LoadTokenizer(tokenizer_dir);
   HL_INFO("infer", "loaded ", model.string(), " (", source.layout().class_name(), ")");
@@ -34,7 +43,7 @@ SharedFact WeightsFact(const infer::LoadedModel& loaded) {
   hash.Update(config.data(), config.size());
   const model::ParameterSet& parameters = loaded.model->parameters();
   for (int i = 0; i < parameters.size(); ++i) {
-    const at::Tensor tensor = parameters.tensor(i).contiguous();
+    const at::Tensor tensor = parameters.tensor(i).to(at::kCPU).contiguous();
     hash.Update(tensor.const_data_ptr(), tensor.nbytes());
   }
   const std::string digest = ToHex(hash.Digest());

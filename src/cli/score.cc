@@ -169,7 +169,8 @@ void CheckRanks(const ScoreOptions& options, const infer::LoadedModel& loaded,
 
 ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
   if (options.threads > 0) at::set_num_threads(options.threads);
-  const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer);
+  const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer,
+                                                 PlacementOf(options.place, context.local_rank()));
   const Input input = options.tokens.empty()
                           ? ReadTexts(options.texts, infer::RequireTokenizer(loaded))
                           : ReadTokens(options.tokens);

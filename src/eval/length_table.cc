@@ -79,7 +79,7 @@ LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& 
                          .bin = table.bin,
                          .recall = table.recall,
                          .attention = table.attention ? &attention : nullptr},
-                        at::kCPU, control);
+                        control);
   if (table.attention) row.attention = attention.Summarise(control);
   row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return row;

@@ -66,9 +66,9 @@ void RequireAnswers(const model::LanguageModel& model, bool labels_will_do) {
 
 AnswerScorer ScorerOf(const model::LanguageModel& model) {
   return [&model](const at::Tensor& inputs, const at::Tensor& targets) {
-    const auto slice =
-        model::SequenceSlice::Contiguous(inputs.size(0), inputs.size(1), 0, at::kCPU);
-    return model.Scores(inputs, targets, {.slice = &slice});
+    const at::Device device = model.device();
+    const auto slice = model::SequenceSlice::Contiguous(inputs.size(0), inputs.size(1), 0, device);
+    return model.Scores(inputs.to(device), targets.to(device), {.slice = &slice});
   };
 }
 

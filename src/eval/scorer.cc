@@ -38,6 +38,16 @@ bool AsksRowLength(const model::ModelConfig& config) {
          });
 }
 
+// [B, T] fp32 on the CPU, of tokens and targets that lie there.
+at::Tensor LossesOf(const model::LanguageModel& model, const at::Tensor& tokens,
+                    const at::Tensor& targets, const model::SequenceSlice& slice,
+                    model::ModelState* state = nullptr) {
+  const at::Device device = model.device();
+  return model.TokenLosses(tokens.to(device), targets.to(device), {.slice = &slice}, state)
+      .to(at::kCPU)
+      .contiguous();
+}
+
 // Of every token but the first, in rows that each hide one.
 std::vector<float> ScoreHidden(const model::LanguageModel& model, std::span<const int32_t> sequence,
                                const ScoreConfig& config) {
@@ -55,8 +65,8 @@ std::vector<float> ScoreHidden(const model::LanguageModel& model, std::span<cons
       targets.mutable_data_ptr<int64_t>()[hidden] = sequence[first + row];
       tokens.mutable_data_ptr<int64_t>()[hidden] = *model.objective().mask_token();
     }
-    const auto slice = model::SequenceSlice::Contiguous(rows, length, 0, at::kCPU);
-    const at::Tensor losses = model.TokenLosses(tokens, targets, {.slice = &slice}).contiguous();
+    const auto slice = model::SequenceSlice::Contiguous(rows, length, 0, model.device());
+    const at::Tensor losses = LossesOf(model, tokens, targets, slice);
     for (int64_t row = 0; row < rows; ++row)
       scores.push_back(-losses.const_data_ptr<float>()[row * length + first + row]);
   }
@@ -129,9 +139,8 @@ std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
           targets.mutable_data_ptr<int64_t>() + static_cast<int64_t>(row) * length;
       for (int64_t i = 0; i < count_of(row); ++i) token_row[i] = ids[i], target_row[i] = ids[i + 1];
     }
-    const auto slice = model::SequenceSlice::Contiguous(rows, length, begin, at::kCPU);
-    const at::Tensor losses =
-        model.TokenLosses(tokens, targets, {.slice = &slice}, &state).contiguous();
+    const auto slice = model::SequenceSlice::Contiguous(rows, length, begin, model.device());
+    const at::Tensor losses = LossesOf(model, tokens, targets, slice, &state);
     for (size_t row = 0; row < sequences.size(); ++row) {
       const float* loss = losses.const_data_ptr<float>() + static_cast<int64_t>(row) * length;
       for (int64_t i = 0; i < count_of(row); ++i) scores[row].push_back(-loss[i]);

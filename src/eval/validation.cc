@@ -36,11 +36,11 @@ struct Sums {
 // Scores one batch, of each row what this rank has of it, and adds to the sums those of its
 // windows, which are the windows from `first` on.
 void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool counts_correct,
-                  const ValidationConfig& config, at::Device device, int64_t first, Sums& sums) {
+                  const ValidationConfig& config, int64_t first, Sums& sums) {
   ApplyObjective(model.objective(), kValidationSeed, batch);
   const BatchTensors tensors = config.parallel == nullptr
-                                   ? ToTensors(batch, device)
-                                   : ToTensors(batch, device, *config.parallel);
+                                   ? ToTensors(batch, model.device())
+                                   : ToTensors(batch, model.device(), *config.parallel);
   model::ForwardContext context = {.slice = &tensors.slice, .num_targets = tensors.num_targets};
   if (config.attention != nullptr) context.observe = config.attention->Observer();
   model::TokenScores scores;
@@ -188,8 +188,7 @@ void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& t
 }
 
 ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
-                          const ValidationConfig& config, at::Device device,
-                          dist::Communicator& control) {
+                          const ValidationConfig& config, dist::Communicator& control) {
   const c10::AutoGradMode no_grad(false);
   RequireLabelsOf(model, tokens);
   const int64_t available = config.stride > 0
@@ -218,8 +217,8 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
                .classes = {total, model.objective()}};
   for (int64_t first = begin; first < end; first += config.batch) {
     const int64_t count = std::min(config.batch, end - first);
-    ScoreWindows(model, ReadBatch(tokens, config, first, count), !predicts_text, config, device,
-                 first, sums);
+    ScoreWindows(model, ReadBatch(tokens, config, first, count), !predicts_text, config, first,
+                 sums);
   }
   // Of every window, the sum over the ranks that have some of it; 0 adds nothing to the others.
   std::vector<WindowSums> all(static_cast<size_t>(total));

@@ -63,7 +63,6 @@ void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& t
 
 // Collective over `control`. Error kData where the tokens are no whole window; as RequireLabelsOf.
 ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
-                          const ValidationConfig& config, at::Device device,
-                          dist::Communicator& control);
+                          const ValidationConfig& config, dist::Communicator& control);
 
 }  // namespace halflife::eval

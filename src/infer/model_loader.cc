@@ -19,26 +19,29 @@ std::unique_ptr<data::Tokenizer> LoadTokenizerOfStep(const std::filesystem::path
 }
 
 std::unique_ptr<model::LanguageModel> LoadWeights(const model::ModelConfig& config,
-                                                  const ckpt::WeightSource& source) {
+                                                  const ckpt::WeightSource& source,
+                                                  const Placement& placement) {
   auto model = std::make_unique<model::LanguageModel>(config);
   model::ParameterSet& parameters = model->parameters();
   for (int i = 0; i < parameters.size(); ++i) {
     const dist::ParamSpec& spec = parameters.specs()[i];
     at::Tensor tensor = at::empty(spec.shape, at::kFloat);
     source.ReadRange(spec.name, 0, spec.count(), tensor.mutable_data_ptr<float>());
-    parameters.Bind(i, std::move(tensor));
+    const bool computes = spec.region == dist::Region::kCompute;
+    parameters.Bind(i,
+                    tensor.to(placement.device, computes ? placement.compute_dtype : at::kFloat));
   }
   return model;
 }
 
 LoadedModel LoadModel(const std::filesystem::path& run_or_step,
-                      const std::filesystem::path& tokenizer_dir) {
+                      const std::filesystem::path& tokenizer_dir, const Placement& placement) {
   LoadedModel loaded;
   loaded.path = ckpt::FindStep(run_or_step);
   ckpt::StepReader reader = ckpt::StepReader::Open(loaded.path);
   loaded.state = reader.state();
   loaded.model = LoadWeights(model::ModelConfigFromJson(loaded.state.model_config_json),
-                             ckpt::StepWeights(std::move(reader)));
+                             ckpt::StepWeights(std::move(reader)), placement);
   loaded.tokenizer = LoadTokenizerOfStep(loaded.path, tokenizer_dir);
   HL_INFO("infer", "loaded ", loaded.path.string(), " (step ", loaded.state.step, ")");
   return loaded;

@@ -13,8 +13,14 @@
 
 namespace halflife::infer {
 
+// Where a model computes, and in what: the dtype of the parameters that train.precision decides on.
+struct Placement {
+  at::Device device = at::kCPU;
+  at::ScalarType compute_dtype = at::kFloat;  // or kBFloat16
+};
+
 struct LoadedModel {
-  std::unique_ptr<model::LanguageModel> model;  // fp32, CPU, no gradients
+  std::unique_ptr<model::LanguageModel> model;  // without gradients
   std::unique_ptr<data::Tokenizer> tokenizer;   // null where neither the run nor the caller had one
   ckpt::StepState state;
   std::filesystem::path path;  // of the step, or the folder
@@ -22,11 +28,13 @@ struct LoadedModel {
 
 // Makes a model with the weights of `source`.
 std::unique_ptr<model::LanguageModel> LoadWeights(const model::ModelConfig& config,
-                                                  const ckpt::WeightSource& source);
+                                                  const ckpt::WeightSource& source,
+                                                  const Placement& placement = {});
 // Where `tokenizer_dir` is empty, the run's own tokenizer/ serves; a step that was copied elsewhere
 // has none.
 LoadedModel LoadModel(const std::filesystem::path& run_or_step,
-                      const std::filesystem::path& tokenizer_dir = {});
+                      const std::filesystem::path& tokenizer_dir = {},
+                      const Placement& placement = {});
 // Loads `tokenizer_dir`, or where that is empty the tokenizer of the run that the step lies in;
 // null where there is neither.
 std::unique_ptr<data::Tokenizer> LoadTokenizerOfStep(const std::filesystem::path& step_dir,

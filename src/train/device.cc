@@ -22,7 +22,7 @@ int NumGpus() {
   return 0;
 #endif
 }
-Device ChooseDevice(const std::string& name, int local_rank) {
+Device ChooseDevice(const std::string& name, int local_rank, const char* asked_by) {
   const int num_devices = name == "cpu" ? 0 : NumGpus();
   if (num_devices > 0) return {Device::Kind::kCuda, local_rank % num_devices};
 #ifdef HALFLIFE_WITH_CUDA
@@ -30,9 +30,15 @@ Device ChooseDevice(const std::string& name, int local_rank) {
 #else
   const char* why = "this build has no CUDA parts; build the cuda preset";
 #endif
-  HL_CHECK_AS(ExitCode::kEnvironment, name != "cuda", "train.device is 'cuda', but ", why,
-              ", or use train.device 'cpu'");
+  HL_CHECK_AS(ExitCode::kEnvironment, name != "cuda", asked_by, " is 'cuda', but ", why,
+              ", or use ", asked_by, " 'cpu'");
   return {};
+}
+
+void MakeCurrent([[maybe_unused]] Device device) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (device.is_cuda()) c10::cuda::set_device(static_cast<c10::DeviceIndex>(device.index));
+#endif
 }
 
 at::Device ToTorch(Device device) {

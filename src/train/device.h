@@ -15,9 +15,11 @@ namespace halflife::train {
 // That this process sees; 0 in a build without CUDA parts.
 int NumGpus();
 
-// "auto" | "cpu" | "cuda". Error kEnvironment where CUDA is asked for and is not compiled in or not
-// there.
-Device ChooseDevice(const std::string& name, int local_rank);
+// "auto" | "cpu" | "cuda", as the setting says that `asked_by` names. Error kEnvironment where CUDA
+// is asked for and is not compiled in or not there.
+Device ChooseDevice(const std::string& name, int local_rank, const char* asked_by = "train.device");
+// A GPU as the one that this thread's launches go to.
+void MakeCurrent(Device device);
 at::Device ToTorch(Device device);
 
 struct ComputePeak {

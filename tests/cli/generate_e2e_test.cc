@@ -98,6 +98,38 @@ TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
   EXPECT_GT(eval["bigram_loss"].get<double>(), 0);
 }
 
+// Weights and activations of 8 bits of mantissa: a loss of a few nats moves by some thousandths.
+TEST_F(Generate, EvalComputesInThePrecisionThatItIsTold) {
+  const auto loss = [&](const char* precision) {
+    const RunResult result =
+        fixture->Halflife({"eval", "--model", fixture->path("run"), "--data", fixture->path("data"),
+                           "--windows", "8", "--precision", precision, "--json"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out)["loss"].get<double>();
+  };
+  const double fp32 = loss("fp32"), bf16 = loss("bf16");
+  EXPECT_NE(fp32, bf16);
+  EXPECT_NEAR(bf16, fp32, 2e-2);
+  EXPECT_EQ(Text({"--precision", "bf16"}).exit_code, 0);
+}
+
+TEST_F(Generate, AGpuThatIsNotThereIsRefused) {
+  const std::string run = fixture->path("run"), data = fixture->path("data");
+  std::ofstream(fixture->path("ids.json")) << "[[5,6,7]]";
+  const std::vector<std::string> commands[] = {
+      {"generate", "--model", run, "--prompt", "a"},
+      {"eval", "--model", run, "--data", data},
+      {"score", "--model", run, "--tokens", fixture->path("ids.json"), "--out", "-"}};
+  for (std::vector<std::string> command : commands) {
+    command.insert(command.begin(), {"env", "CUDA_VISIBLE_DEVICES=", kProgram});
+    command.insert(command.end(), {"--device", "cuda"});
+    const RunResult result = RunCommand(command);
+    EXPECT_EQ(result.exit_code, 4) << result.err;
+    EXPECT_NE(result.err.find("--device is 'cuda', but"), std::string::npos) << result.err;
+    EXPECT_NE(result.err.find("or use --device 'cpu'"), std::string::npos) << result.err;
+  }
+}
+
 TEST_F(Generate, EvalOnTwoRanksIsTheSame) {
   std::vector<double> losses;
   for (const int ranks : {1, 2}) {

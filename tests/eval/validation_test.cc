@@ -35,7 +35,7 @@ class Validation : public testing::Test {
       model::LanguageModel model = Model(objective, tokens.row_len > 0 ? 64 : 259);
       model.BindOwnMemory(1, false);
       const ValidationResult of_rank =
-          Validate(model, tokens, {.seq_len = kSeqLen, .batch = batch}, at::kCPU, control);
+          Validate(model, tokens, {.seq_len = kSeqLen, .batch = batch}, control);
       if (control.rank() == 0) result = of_rank;
     });
     return result;

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/place.h"
 #include "cli/command_line/value_checks.h"
 #include "eval/length_method_help.h"
 
@@ -59,6 +60,7 @@ void AddEval(CLI::App& app, Request& request) {
   command->add_option("--batch", options->batch, "Windows of one forward")
       ->check(AtLeast(1))
       ->capture_default_str();
+  AddPlace(*command, options->place);
   command->add_option("--threads", options->threads, "Threads a rank [all cores]")
       ->check(AtLeast(0));
   command->add_flag("--bigram", options->bigram,

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/place.h"
 #include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
@@ -22,10 +23,12 @@ void AddGenerate(CLI::App& app, Request& request) {
       ->required();
   command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]")
       ->type_name("DIR");
+  AddPlace(*command, options->place);
   command->add_option("--threads", options->threads, "LibTorch threads")
       ->check(AtLeast(1))
       ->capture_default_str();
   command->add_flag("--stats", options->stats, "Print tokens/s and the size of the state");
+
 
   command->option_defaults()->group("Length");
   command->add_option("--max-tokens", generate.max_tokens, "New tokens at most")

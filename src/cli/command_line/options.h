@@ -70,7 +70,13 @@ struct SweepOptions {
   bool dry_run = false;
 };
 
+// Where a model computes, and in what.
+struct PlaceOptions {
+  std::string device = "auto", precision = "fp32";
+};
+
 struct EvalOptions {
+  PlaceOptions place;
   std::string model, tokenizer, data, split = "validation";
   std::vector<std::string> texts;
   int64_t seq_len = 0, windows = 0, batch = 8;
@@ -90,6 +96,7 @@ struct EvalOptions {
 };
 
 struct ScoreOptions {
+  PlaceOptions place;
   std::string model, tokenizer, tokens, out;
   std::vector<std::string> texts;
   eval::ScoreConfig score;
@@ -97,6 +104,7 @@ struct ScoreOptions {
 };
 
 struct GenerateOptions {
+  PlaceOptions place;
   std::string model, tokenizer, prompt;
   infer::GenerateConfig generate;
   int threads = 1;  // one token's matrices are too small to share

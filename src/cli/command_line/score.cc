@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/place.h"
 #include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
@@ -40,6 +41,7 @@ void AddScore(CLI::App& app, Request& request) {
   command->add_option("--batch-tokens", options->score.batch_tokens, "Tokens of one forward")
       ->check(AtLeast(1))
       ->capture_default_str();
+  AddPlace(*command, options->place);
   command->add_option("--threads", options->threads, "Threads a rank [all cores]")
       ->check(AtLeast(0));
   command->callback([=, &request] { request = *options; });

@@ -298,7 +298,7 @@ void Trainer::RunValidation() {
                       .num_windows = config_.eval.windows,
                       .batch = config_.train.micro_batch,
                       .parallel = runner_->parallel()},
-                     ToTorch(device_), context_.control());
+                     context_.control());
   state_.metrics["val_loss"] = result.loss;
   // As an error, of which less is better, as of a loss: ckpt.keep_best keeps the lowest.
   if (result.accuracy) state_.metrics["val_error"] = 1 - *result.accuracy;

@@ -1,0 +1,14 @@
+// The options of commands that compute with a model: where, and in what.
+#pragma once
+
+#include "cli/command_line/options.h"
+
+namespace CLI {
+class App;
+}
+
+namespace halflife::cli {
+
+void AddPlace(CLI::App& command, PlaceOptions& place);
+
+}  // namespace halflife::cli
