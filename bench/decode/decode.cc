@@ -1,7 +1,8 @@
 // Times decoding one token at a time, early and late in a long sequence: for linear mixers the time
 // and the state must not grow. The two are timed in pairs, token by token, as a machine that others
 // use changes its pace within minutes. Checks first that stepping equals the parallel form. On a
-// GPU a token's time runs until its logits are there. Prints one JSON line.
+// GPU a token's time runs until its logits are there; a step is one launch of a recorded graph, or
+// with --no-cuda-graph a launch of each kernel. Prints one JSON line.
 //
 //   decode --config launch/recipes/quickstart.textproto --set model.mixer=mamba --tokens 100000
 //   decode --device cuda --config launch/recipes/gla_340m.textproto --tokens 20000
@@ -19,6 +20,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "infer/decoder.h"
 #include "kernels/cpu/instruction_set.h"
 #include "model/language_model.h"
 #include "support/measure.h"
@@ -31,6 +33,7 @@ struct Options {
   std::string config = "launch/recipes/quickstart.textproto", device = "cpu";
   std::vector<std::string> overrides;
   int64_t early = 1000, tokens = 100000, window = 500;
+  infer::DecoderConfig decoder;
 };
 
 constexpr int64_t kVocabSize = 259;  // bytes
@@ -47,17 +50,17 @@ model::ModelConfig ModelOf(const Options& options) {
 }
 
 // Largest |logit difference| between stepping and one parallel forward over 300 tokens.
-double CheckAgainstParallel(const model::LanguageModel& model) {
+double CheckAgainstParallel(const model::LanguageModel& model, const infer::DecoderConfig& config) {
   constexpr int64_t kTokens = 300;
   at::Tensor tokens = at::zeros({1, kTokens}, at::kLong);
   for (int64_t t = 0; t < kTokens; ++t) tokens.mutable_data_ptr<int64_t>()[t] = Token(t);
   tokens = tokens.to(model.device());
   const auto slice = model::SequenceSlice::Contiguous(1, kTokens, 0, model.device());
   const at::Tensor parallel = model.Logits(model.Hidden(tokens, {.slice = &slice}));
-  model::ModelState state = model.EmptyState(1);
+  infer::Decoder decoder(model, model.EmptyState(1), config);
   double worst = 0;
   for (int64_t t = 0; t < kTokens; ++t) {
-    const at::Tensor logits = model.Step(tokens.select(1, t), state);
+    const at::Tensor logits = decoder.Step(tokens.select(1, t));
     worst = std::max(worst, logits.sub(parallel.select(1, t)).abs().max().item<double>());
   }
   HL_CHECK(worst < 1e-3, "decoding is not the parallel form: logits differ by ", worst);
@@ -66,20 +69,21 @@ double CheckAgainstParallel(const model::LanguageModel& model) {
 
 class Sequence {
  public:
-  explicit Sequence(const model::LanguageModel& model)
-      : model_(model), state_(model.EmptyState(1)) {}
-  int64_t num_tokens() const { return state_.num_tokens; }
-  int64_t state_bytes() const { return state_.bytes(); }
+  Sequence(const model::LanguageModel& model, const infer::DecoderConfig& config)
+      : device_(model.device()), decoder_(model, model.EmptyState(1), config) {}
+  int64_t num_tokens() const { return decoder_.num_tokens(); }
+  int64_t state_bytes() const { return decoder_.state().bytes(); }
+  bool uses_graph() const { return decoder_.uses_graph(); }
   double Step() {  // seconds
     const Stopwatch watch;
-    model_.Step(at::full({1}, Token(num_tokens()), at::kLong).to(model_.device()), state_);
-    bench::Synchronise(model_.device());
+    decoder_.Step(at::full({1}, Token(num_tokens()), at::kLong).to(device_));
+    bench::Synchronise(device_);
     return watch.Seconds();
   }
 
  private:
-  const model::LanguageModel& model_;
-  model::ModelState state_;
+  at::Device device_;
+  infer::Decoder decoder_;
 };
 
 void Run(const Options& options) {
@@ -92,9 +96,9 @@ void Run(const Options& options) {
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || options.tokens <= most, "the model takes ", most,
               " tokens at most; --tokens ", options.tokens, " is more");
   model.BindOwnMemory(1, false, device);
-  const double difference = CheckAgainstParallel(model);
+  const double difference = CheckAgainstParallel(model, options.decoder);
 
-  Sequence early(model), late(model);
+  Sequence early(model, options.decoder), late(model, options.decoder);
   while (early.num_tokens() < options.early) early.Step();
   while (late.num_tokens() < options.tokens - options.window) late.Step();
   const int64_t early_bytes = early.state_bytes();
@@ -109,6 +113,7 @@ void Run(const Options& options) {
   std::cout << nlohmann::ordered_json{{"device", bench::DeviceName(device)},
                                       {"mixer", model::MixerSummary(config)},
                                       {"layers", config.num_layers},
+                                      {"graph", early.uses_graph()},
                                       {"dim", config.model_dim},
                                       {"max_logit_difference", difference},
                                       {"early", options.early},
@@ -132,6 +137,7 @@ int main(int argc, char** argv) {
   app.add_option("--set", options.overrides)->take_all();
   app.add_option("--early", options.early)->check(CLI::Range(1, 1000000));
   app.add_option("--tokens", options.tokens)->check(CLI::Range(1000, 100000000));
+  app.add_flag("!--no-cuda-graph", options.decoder.use_graph, "Launch each kernel by itself");
   CLI11_PARSE(app, argc, argv);
   try {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();

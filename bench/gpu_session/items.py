@@ -96,6 +96,13 @@ def _cross_entropy(rows: int, dim: int, vocab: int) -> Item:
                 ("--device", "cuda", *sizes, "--pairs", "20"), minutes=2, rehearsal=small)  # fmt: skip
 
 
+def _decode(name: str, *more: str) -> Item:
+    recipe = lambda recipe: ("--config", f"{{repo}}/launch/recipes/{recipe}.textproto", "--set")
+    return Item(f"decode/{name}", "bench/bench_decode",
+                ("--device", "cuda", *recipe("gla_340m"), "data.path=none", "--early", "1000", "--tokens", "10000", *more),
+                minutes=3, rehearsal=(*recipe("quickstart"), "model.num_layers=1", "--early", "500", "--tokens", "1000", *more))  # fmt: skip
+
+
 DECAY_SHAPES = {kind: compare_fla.shapes_of(kind) for kind in compare_fla.KINDS}
 # Of bf16, with documents, each kind of decay: tests/kernels/decay_attention/binding_gpu_test.cc.
 DECAY_TESTS = ":".join(f"*.EqualsTheCpu/{number}" for number in (3, 7, 11))
@@ -108,6 +115,8 @@ ITEMS = (
     _test("softmax_attention_gpu_test", f"{KERNELS}/softmax_attention", 2),
     _test("polynomial_attention_gpu_test", f"{KERNELS}/polynomial_attention", 2),
     _test("step_gpu_test", "tests/train", 5),
+    _test("decoder_gpu_test", "tests/infer", 2),
+    _test("eval_gpu_test", "tests/eval", 2),
     _test("launch_check_gpu_test", WRAPPERS, 1),
     _sanitized("memcheck", "wrappers_gpu_test", WRAPPERS, "*", 2),
     _sanitized("memcheck", "decay_binding_gpu_test", f"{KERNELS}/decay_attention", DECAY_TESTS, 4),
@@ -131,11 +140,8 @@ ITEMS = (
     _step("softmax 340m", "softmax", 1024, 16),
     _step("mamba 24 x 1024", "mamba", 1024, 4),
     _step("rebased 24 x 1024", "rebased", 1024, 16),
-    Item("decode/gla 340m", "bench/bench_decode",
-         ("--device", "cuda", "--config", "{repo}/launch/recipes/gla_340m.textproto", "--set", "data.path=none",
-          "--early", "1000", "--tokens", "10000"), minutes=3,
-         rehearsal=("--config", "{repo}/launch/recipes/quickstart.textproto", "--set", "model.num_layers=1",
-                    "--early", "500", "--tokens", "1000")),
+    _decode("gla 340m, one graph a token"),
+    _decode("gla 340m, kernel by kernel", "--no-cuda-graph"),
     Item("profile/slowest step", "bench/bench_train_step", (), readers.read_text, 4,
          before=("nsys", "profile", "--stats=true", "--force-overwrite=true", "--trace=cuda", "--output={file}"),
          needs=("nsys",), of_slowest="train_step"),

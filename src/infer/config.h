@@ -7,6 +7,10 @@
 
 namespace halflife::infer {
 
+struct DecoderConfig {
+  bool use_graph = true;  // on a GPU, where the model's state is of constant size
+};
+
 struct GenerateConfig {
   int64_t max_tokens = 200;
   // Generation stops at this id; -1: at none.
@@ -15,6 +19,7 @@ struct GenerateConfig {
   int64_t vocab_size = 0;
   // One forward of the prefill takes so many tokens, which bounds its memory.
   int64_t prefill_chunk = 2048;
+  DecoderConfig decoder;
   SamplerConfig sampler;
 };
 

@@ -6,6 +6,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "infer/decoder.h"
 
 namespace halflife::infer {
 namespace {
@@ -51,22 +52,22 @@ GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_
   model::ModelState state = model.EmptyState(1);
   at::Tensor logits = Prefill(model, prompt, config.prefill_chunk, state);
   stats.prefill_seconds = watch.Lap();
+  Decoder decoder(model, std::move(state), config.decoder);
 
   while (stats.new_tokens < config.max_tokens) {
     const at::Tensor row = logits.cpu().contiguous();
     const int64_t vocab =
         config.vocab_size > 0 ? std::min(config.vocab_size, row.numel()) : row.numel();
     const int32_t next = sampler.Sample({row.const_data_ptr<float>(), static_cast<size_t>(vocab)},
-                                        static_cast<uint64_t>(state.num_tokens));
+                                        static_cast<uint64_t>(decoder.num_tokens()));
     if (next == config.eos_id) break;
     ++stats.new_tokens;
     if (!on_token(next) || stats.new_tokens == config.max_tokens) break;
-    logits = model.Step(
-        at::full({1}, static_cast<int64_t>(next), at::dtype(at::kLong).device(model.device())),
-        state);
+    logits = decoder.Step(
+        at::full({1}, static_cast<int64_t>(next), at::dtype(at::kLong).device(model.device())));
   }
   stats.decode_seconds = watch.Seconds();
-  stats.state_bytes = state.bytes();
+  stats.state_bytes = decoder.state().bytes();
   return stats;
 }
 

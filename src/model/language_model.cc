@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/zeros.h>
 
@@ -137,10 +136,7 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
                tokens.size(0) == context.slice->batch && tokens.size(1) == context.slice->seq_len,
            "tokens of shape ", tokens.sizes(), " do not match their slice");
   const SequenceSlice& slice = *context.slice;
-  const int64_t most = max_positions();
-  HL_CHECK_AS(ExitCode::kUsage, most == 0 || slice.begin + slice.seq_len <= most, "position ",
-              slice.begin + slice.seq_len - 1, " is beyond ", LimitOfPositions(),
-              "; use shorter texts");
+  RequirePosition(slice.begin + slice.seq_len - 1);
   if (state != nullptr) state->layers.resize(blocks_.size());
   const auto pass = std::make_shared<const ForwardPass>(config_, context, state);
   if (context.await_layer) context.await_layer(-1);
@@ -212,21 +208,31 @@ ModelState LanguageModel::EmptyState(int64_t batch) const {
 }
 
 at::Tensor LanguageModel::Step(const at::Tensor& tokens, ModelState& state) const {
+  RequirePosition(state.num_tokens);
+  const auto token =
+      SequenceSlice::Contiguous(tokens.size(0), 1, state.num_tokens, tokens.device());
+  const at::Tensor logits = StepAt(token, tokens, state.layers);
+  ++state.num_tokens;
+  return logits;
+}
+
+at::Tensor LanguageModel::StepAt(const SequenceSlice& token, const at::Tensor& tokens,
+                                 std::vector<MixerState>& layers) const {
   const at::NoGradGuard no_grad;
-  const int64_t most = max_positions();
-  HL_CHECK_AS(ExitCode::kUsage, most == 0 || state.num_tokens < most, "position ", state.num_tokens,
-              " is beyond ", LimitOfPositions());
-  const at::Tensor positions = at::full(tokens.sizes(), state.num_tokens, tokens.options());
   const auto run = [&](size_t layer, const Block& block, ResidualStream& stream) {
     const auto mix = [&](const Mixer& mixer, const at::Tensor& x) {
-      return mixer.Step(x, state.num_tokens, state.layers[layer]);
+      return mixer.Step(x, token, layers[layer]);
     };
     block.Forward(stream,
                   {.mix = mix, .drop = [](LayerPass::Branch, const at::Tensor& x) { return x; }});
   };
-  const at::Tensor hidden = RunBlocks(Embed(tokens, positions, {}), run);
-  ++state.num_tokens;
-  return Logits(hidden);
+  return Logits(RunBlocks(Embed(tokens, token.positions.squeeze(1), {}), run));
+}
+
+void LanguageModel::RequirePosition(int64_t position) const {
+  const int64_t most = max_positions();
+  HL_CHECK_AS(ExitCode::kUsage, most == 0 || position < most, "position ", position, " is beyond ",
+              LimitOfPositions(), "; use shorter texts");
 }
 
 int64_t LanguageModel::LayerOf(int param) const {

@@ -103,8 +103,14 @@ class LanguageModel {
                      const ForwardContext& context) const;
 
   ModelState EmptyState(int64_t batch) const;
-  // tokens [B] int64 -> logits [B, vocab] fp32; the state advances by one token.
+  // tokens [B] int64 -> logits [B, vocab] fp32; the state advances by one token. Error kUsage
+  // beyond max_positions.
   at::Tensor Step(const at::Tensor& tokens, ModelState& state) const;
+  // The same of tokens whose place `token` [B, 1] tells, as Mixer::Step; neither checks nor counts.
+  at::Tensor StepAt(const SequenceSlice& token, const at::Tensor& tokens,
+                    std::vector<MixerState>& layers) const;
+  // Error kUsage where a row's token of this position has no place in the model.
+  void RequirePosition(int64_t position) const;
 
   // The layer that reads a parameter: -1 the embedding and positions, 0 to num_layers - 1 the
   // blocks, num_layers the final norm and the head (a tied one has its weight from the embedding).

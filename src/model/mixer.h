@@ -114,9 +114,12 @@ class Mixer {
 
   // Differentiable in x, the parameters and the initial state's tensors.
   virtual MixerOutput Forward(const MixerCall& call) const = 0;
-  // Decode: one token x [B, D] -> [B, D] after `num_past` others. Updates the state in place, which
-  // EmptyState or Forward made.
-  virtual at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const = 0;
+  // Decode: one token x [B, D] -> [B, D] of each row, whose place `token` [B, 1] tells, after
+  // token.begin others. Updates the state in place, which EmptyState or Forward made. A mixer whose
+  // state is constant asks for token.positions alone, and on the device: what a replayed step gets
+  // has no other place (SequenceSlice::OfToken).
+  virtual at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
+                          MixerState& state) const = 0;
 
   virtual FlopCount FlopsPerToken(int64_t seq_len) const = 0;
   // Activation bytes that backward keeps per token, for planning.

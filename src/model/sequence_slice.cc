@@ -17,6 +17,10 @@ SequenceSlice SequenceSlice::Contiguous(int64_t batch, int64_t seq_len, int64_t 
   return slice;
 }
 
+SequenceSlice SequenceSlice::OfToken(const at::Tensor& positions) {
+  return {.batch = positions.size(0), .seq_len = 1, .begin = -1, .positions = positions};
+}
+
 SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
                                     std::span<const int32_t> cu_seqlens, at::Device device) {
   const int64_t num_tokens = batch * seq_len;

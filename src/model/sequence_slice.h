@@ -58,6 +58,8 @@ struct SequenceSlice {
   // (data::Batch).
   static SequenceSlice Packed(int64_t batch, int64_t seq_len, std::span<const int32_t> cu_seqlens,
                               at::Device device);
+  // One token a row, of which the device alone knows the place: positions [B, 1]. `begin` is -1.
+  static SequenceSlice OfToken(const at::Tensor& positions);
   // Tokens [first, first + length) of every row, with positions and documents of the whole; there
   // may be none.
   SequenceSlice Narrow(int64_t first, int64_t length) const;

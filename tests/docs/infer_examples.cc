@@ -11,11 +11,17 @@
 #include "eval/retrieval.h"
 #include "eval/retrieval_table.h"
 #include "eval/scorer.h"
+#include "infer/decoder.h"
 #include "infer/generator.h"
 #include "infer/model_loader.h"
 #include "infer/sampler.h"
 
 namespace halflife::infer {
+
+void DecoderExample(const model::LanguageModel& model, model::ModelState state,
+                    const at::Tensor& tokens) {
+#include "examples/infer/decoder.h"
+}
 
 void GeneratorExample(const model::LanguageModel& model, const std::vector<int32_t>& ids) {
   constexpr int32_t kStop = 1;

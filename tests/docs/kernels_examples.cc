@@ -64,6 +64,7 @@
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/gradient_columns.h"
 #include "kernels/torch/gradient_sink.h"
+#include "kernels/torch/device_graph.h"
 #include "kernels/torch/host_transfer.h"
 #include "kernels/torch/host_waits.h"
 #include "kernels/torch/tensor_checks.h"
@@ -362,6 +363,12 @@ void EmulatorCountsExample(const DecayAttentionArgs& args, const DecayAttentionP
 
 void WeightSumsExample(const Tensors& weights, const Tensor& dy, const Tensor& x) {
 #include "examples/kernels/linear/weight_sums.h"
+}
+
+Tensor Step(const Tensor& x);
+void DeviceGraphExample(Tensor x, const Tensor& next) {
+  Tensor y;
+#include "examples/kernels/torch/device_graph.h"
 }
 
 void HostTransferExample(const std::vector<ChunkEntry>& entries, const Tensor& x,

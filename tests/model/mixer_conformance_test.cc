@@ -50,6 +50,9 @@ class MixerConformance : public testing::TestWithParam<MixerForm> {
   static SequenceSlice Whole(int64_t seq_len) {
     return SequenceSlice::Contiguous(kBatch, seq_len, 0, at::kCPU);
   }
+  static SequenceSlice TokenAt(int64_t position) {
+    return SequenceSlice::Contiguous(kBatch, 1, position, at::kCPU);
+  }
   at::Tensor Run(const at::Tensor& x) const { return Run(x, Whole(x.size(1))); }
   at::Tensor Run(const at::Tensor& x, const SequenceSlice& slice) const {
     return mixer_->Forward({.x = x, .slice = slice}).y;
@@ -102,9 +105,25 @@ TEST_P(MixerConformance, StepsEqualTheParallelForm) {
     const at::Tensor want = Run(x);
     MixerState state = Empty();
     for (int64_t t = 0; t < seq_len; ++t) {
-      const at::Tensor y = mixer_->Step(x.select(1, t), t, state);
+      const at::Tensor y = mixer_->Step(x.select(1, t), TokenAt(t), state);
       ASSERT_TRUE(Close(y, want.select(1, t), kTolerance)) << "token " << t << " of " << seq_len;
     }
+  }
+}
+
+// What a replayed step needs: its place is a tensor that moves on, and the host knows nothing of
+// it.
+TEST_P(MixerConformance, StepsOfAConstantStateFollowPositionsAlone) {
+  if (!causal() || !mixer_->traits().constant_state()) GTEST_SKIP() << "its state grows";
+  const at::Tensor x = Normal({kBatch, 20, kDim}, 1);
+  const at::Tensor positions = at::zeros({kBatch, 1}, at::kLong);
+  MixerState told = Empty(), followed = Empty();
+  for (int64_t t = 0; t < 20; ++t) {
+    const at::Tensor want = mixer_->Step(x.select(1, t), TokenAt(t), told);
+    ASSERT_TRUE(
+        mixer_->Step(x.select(1, t), SequenceSlice::OfToken(positions), followed).equal(want))
+        << "token " << t;
+    positions.add_(1);
   }
 }
 
@@ -112,7 +131,7 @@ TEST_P(MixerConformance, StateAfterPrefillEqualsStateAfterSteps) {
   if (!causal()) GTEST_SKIP() << "sees later tokens";
   const at::Tensor x = Normal({kBatch, 70, kDim}, 2);
   MixerState stepped = Empty();
-  for (int64_t t = 0; t < 70; ++t) mixer_->Step(x.select(1, t), t, stepped);
+  for (int64_t t = 0; t < 70; ++t) mixer_->Step(x.select(1, t), TokenAt(t), stepped);
   const MixerState prefilled = Continue(x, Whole(70), nullptr, 0).state;
   ASSERT_EQ(prefilled.tensors.size(), stepped.tensors.size());
   for (size_t i = 0; i < stepped.tensors.size(); ++i)
@@ -252,7 +271,7 @@ TEST_P(MixerConformance, RefusesRowsThatItsTraitsExclude) {
   }
   if (!traits.causal) {
     MixerState state = Empty();
-    EXPECT_HL_ERROR(mixer_->Step(Normal({kBatch, kDim}, 4), 3, state), ExitCode::kUsage,
+    EXPECT_HL_ERROR(mixer_->Step(Normal({kBatch, kDim}, 4), TokenAt(3), state), ExitCode::kUsage,
                     "sees later tokens");
     EXPECT_HL_ERROR(Continue(Normal({kBatch, 9, kDim}, 4), Whole(9), &state, 3), ExitCode::kUsage,
                     "sees later tokens");

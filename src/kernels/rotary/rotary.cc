@@ -186,7 +186,7 @@ RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const double>
                             double factor, at::ScalarType dtype) {
   CheckTableOf(positions, 2 * static_cast<int64_t>(frequencies.size()));
   if (positions.is_cpu()) return CpuTable(positions, frequencies, factor, dtype);
-  return DeviceTable(positions, UploadValues(frequencies, positions.device()), factor, dtype);
+  return DeviceTable(positions, ConstantsOn(positions.device(), frequencies), factor, dtype);
 }
 
 template <typename Make>

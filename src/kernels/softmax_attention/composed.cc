@@ -68,7 +68,7 @@ struct Block {
   // no factor is above what the block's own length makes it.
   at::Tensor Decayed(const at::Tensor& x, const at::Tensor& places, double sign) const {
     if (config.decay_rates.empty()) return x;
-    const at::Tensor rates = UploadValues(config.decay_rates, x.device());
+    const at::Tensor rates = ConstantsOn(x.device(), config.decay_rates);
     const at::Tensor gaps = (places - (num_past() + begin)).to(at::kDouble).unsqueeze(1);
     const at::Tensor factors = at::exp(sign * gaps * rates).to(ComputeType(x));
     return (x.to(factors.scalar_type()) * factors.unsqueeze(1)).to(x.scalar_type());

@@ -2,8 +2,14 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "kernels/torch/host_waits.h"
 
@@ -45,6 +51,20 @@ at::Tensor UploadValues(std::span<const double> values, at::Device device) {
 }
 at::Tensor UploadValues(std::span<const int64_t> values, at::Device device) {
   return Upload(Owned(values, at::kLong), device);
+}
+
+at::Tensor ConstantsOn(at::Device device, std::span<const double> values, at::ScalarType dtype) {
+  using Key = std::tuple<std::string, at::ScalarType, std::vector<double>>;
+  static std::mutex mutex;
+  // Never freed: at the end of the process what memory came from may be gone before.
+  static auto& kept = *new std::map<Key, at::Tensor>();
+  const std::lock_guard lock(mutex);
+  at::Tensor& constants = kept[{device.str(), dtype, {values.begin(), values.end()}}];
+  if (!constants.defined()) {
+    const c10::InferenceMode for_training_too(false);
+    constants = Upload(Owned(values, at::kDouble).to(dtype), device);
+  }
+  return constants;
 }
 
 }  // namespace halflife::kernels

@@ -35,5 +35,10 @@ at::Tensor UploadTable(const Table& table, at::Device device) {
 // [values.size()] fp64 or int64, on `device`.
 at::Tensor UploadValues(std::span<const double> values, at::Device device);
 at::Tensor UploadValues(std::span<const int64_t> values, at::Device device);
+// [values.size()], of constants of a model: uploaded when they are first asked for and kept while
+// the process runs, so that what is recorded to be replayed finds them there (device_graph.h). Not
+// to be written to.
+at::Tensor ConstantsOn(at::Device device, std::span<const double> values,
+                       at::ScalarType dtype = at::kDouble);
 
 }  // namespace halflife::kernels

@@ -32,7 +32,8 @@ class Alibi : public AttentionPositions {
   bool looks_ahead() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor slopes =
-        kernels::UploadValues(slopes_, options.device()).to(options.dtype()).unsqueeze(1);
+        kernels::ConstantsOn(options.device(), slopes_, c10::typeMetaToScalarType(options.dtype()))
+            .unsqueeze(1);
     return -slopes * at::arange(num_distances, options);
   }
 

@@ -60,7 +60,7 @@ class Toy : public Mixer {
     return result;
   }
 
-  at::Tensor Step(const at::Tensor& x, int64_t, MixerState& state) const override {
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice&, MixerState& state) const override {
     const at::Tensor v = Values(x);  // [B, H, V]
     const at::Tensor one = at::ones({v.size(0), num_heads_, 1}, v.options());
     kernels::DecayState memory = {.kv = state.tensors[0]};  // updated in place

@@ -106,9 +106,11 @@ class BaseConv : public Mixer {
     return result;
   }
 
-  at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override {
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
+                  MixerState& state) const override {
     if (!filter_) return Join(x, conv_->Step(x, state.tensors[0]));
-    const at::Tensor sum = ConvolveStep(x, (*filter_)(num_past + 1, x), num_past, state.tensors[0]);
+    const at::Tensor sum =
+        ConvolveStep(x, (*filter_)(token.begin + 1, x), token.begin, state.tensors[0]);
     return Join(x, WithSkip(sum, x));
   }
 

@@ -51,7 +51,7 @@ class GatedConv : public Mixer {
     return result;
   }
 
-  at::Tensor Step(const at::Tensor& x, int64_t, MixerState& state) const override {
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice&, MixerState& state) const override {
     const std::vector<at::Tensor> parts = Project(x);
     return out_(conv_.Step(parts[0], state.tensors[0]) * parts[1]);
   }

@@ -124,10 +124,11 @@ class Hyena : public Mixer {
     return result;
   }
 
-  at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override {
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
+                  MixerState& state) const override {
     const Branches branches = Split(conv_.Step(Project(x), state.tensors[1]));
     return Join(branches,
-                ConvolveStep(branches.u, filter_(num_past + 1), num_past, state.tensors[0]));
+                ConvolveStep(branches.u, filter_(token.begin + 1), token.begin, state.tensors[0]));
   }
 
   FlopCount FlopsPerToken(int64_t seq_len) const override {

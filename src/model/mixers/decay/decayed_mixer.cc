@@ -199,10 +199,9 @@ MixerOutput DecayedMixer::Forward(const MixerCall& call) const {
   return result;
 }
 
-at::Tensor DecayedMixer::Step(const at::Tensor& x, int64_t num_past, MixerState& state) const {
-  const at::Tensor token = x.unsqueeze(1);
-  const auto slice = SequenceSlice::Contiguous(x.size(0), 1, num_past, x.device());
-  Heads heads = Project(token, slice, [&](const at::Tensor& y, size_t index) {
+at::Tensor DecayedMixer::Step(const at::Tensor& x, const SequenceSlice& token,
+                              MixerState& state) const {
+  Heads heads = Project(x.unsqueeze(1), token, [&](const at::Tensor& y, size_t index) {
     if (form_.conv_size == 0) return y;
     return kernels::ShortConvStep({.x = y.squeeze(1), .weight = *convs_[index]},
                                   state.tensors[num_memories() + index])
@@ -210,8 +209,8 @@ at::Tensor DecayedMixer::Step(const at::Tensor& x, int64_t num_past, MixerState&
   });
   if (form_.score_norm) {
     at::Tensor& keys = state.tensors[num_memories()];
-    AppendToken(heads.k.x, num_past, keys);
-    NormScores(keys.narrow(1, 0, num_past + 1), slice.positions, heads);
+    AppendToken(heads.k.x, token.begin, keys);
+    NormScores(keys.narrow(1, 0, token.begin + 1), token.positions, heads);
   }
   const auto at_token = [](const at::Tensor& y) { return y.defined() ? y.squeeze(1) : y; };
   const bool constant = decay_ != nullptr && decay_->constant();

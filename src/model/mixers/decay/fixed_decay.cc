@@ -1,7 +1,5 @@
 #include "model/mixers/decay/fixed_decay.h"
 
-#include <ATen/ops/tensor.h>
-
 #include <cmath>
 
 #include "kernels/torch/host_transfer.h"
@@ -27,9 +25,7 @@ std::vector<double> RetentionLogDecaysOfRange(int64_t num_heads) {
 }
 
 at::Tensor FixedDecay::operator()(const at::Tensor& x, std::span<const at::Tensor>) const {
-  if (!on_device_.defined() || on_device_.device() != x.device())
-    on_device_ = kernels::Upload(at::tensor(log_decays_, at::kFloat), x.device());
-  return on_device_;
+  return kernels::ConstantsOn(x.device(), log_decays_, at::kFloat);
 }
 
 }  // namespace halflife::model

@@ -28,8 +28,6 @@ class FixedDecay : public LogDecay {
 
  private:
   std::vector<double> log_decays_;  // [H]
-  // Of the device that asked last: a copy in each forward would hold its stream up.
-  mutable at::Tensor on_device_;
 };
 
 }  // namespace halflife::model

@@ -71,7 +71,7 @@ DecayedForm FormOf(const RetNetOptions& options) {
   if (options.row_norm != "none")
     form.query_scale = {
         .key = log_decays, .of = [log_decays](const at::Tensor& positions) {
-          const at::Tensor rates = kernels::UploadValues(log_decays, positions.device());
+          const at::Tensor rates = kernels::ConstantsOn(positions.device(), log_decays);
           // (1 - gamma^(n + 1)) / (1 - gamma) [B, T, H]
           const at::Tensor sums =
               at::expm1((positions + 1).to(at::kDouble).unsqueeze(-1) * rates) / at::expm1(rates);

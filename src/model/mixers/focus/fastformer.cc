@@ -149,7 +149,7 @@ class Fastformer : public Mixer, public Explained {
     return result;
   }
 
-  at::Tensor Step(const at::Tensor& x, int64_t, MixerState& state) const override {
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice&, MixerState& state) const override {
     const auto pool = [&](int index, const kernels::FocusLeaves& leaves) {
       return pools_[index]
           .Step(leaves.log_weight.squeeze(1), leaves.payload.squeeze(1), state)

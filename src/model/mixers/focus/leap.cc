@@ -149,7 +149,7 @@ class Leap : public Mixer, public Explained {
     return result;
   }
 
-  at::Tensor Step(const at::Tensor& x, int64_t, MixerState& state) const override {
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice&, MixerState& state) const override {
     const Tokens tokens = Project(x.unsqueeze(1), {});
     const at::Tensor pooled =
         pool_.Step(tokens.leaves.log_weight.squeeze(1), tokens.leaves.payload.squeeze(1), state);

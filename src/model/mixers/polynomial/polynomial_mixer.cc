@@ -111,7 +111,8 @@ MixerOutput PolynomialMixer::Forward(const MixerCall& call) const {
   return result;
 }
 
-at::Tensor PolynomialMixer::Step(const at::Tensor& x, int64_t, MixerState& state) const {
+at::Tensor PolynomialMixer::Step(const at::Tensor& x, const SequenceSlice&,
+                                 MixerState& state) const {
   const Heads heads = Project(x);  // [B, H, *]
   const auto dim = static_cast<double>(options_.feature_dim);
   at::Tensor o;

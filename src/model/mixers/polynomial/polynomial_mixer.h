@@ -61,7 +61,8 @@ class PolynomialMixer : public Mixer {
 
   MixerTraits traits() const override;
   MixerOutput Forward(const MixerCall& call) const override;
-  at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override;
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
+                  MixerState& state) const override;
   FlopCount FlopsPerToken(int64_t seq_len) const override;
   double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override;
 

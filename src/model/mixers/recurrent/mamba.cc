@@ -131,7 +131,7 @@ class Mamba : public Mixer {
     return result;
   }
 
-  at::Tensor Step(const at::Tensor& u, int64_t, MixerState& state) const override {
+  at::Tensor Step(const at::Tensor& u, const SequenceSlice&, MixerState& state) const override {
     const std::vector<kernels::LinearPart> in = Enter(u);
     const Selected selected = Select(kernels::ShortConvStep(
         {.x = in[0].y, .weight = *conv_, .bias = *conv_bias_}, state.tensors[1]));

@@ -101,7 +101,7 @@ class Rwkv4 : public Mixer {
     return result;
   }
 
-  at::Tensor Step(const at::Tensor& x, int64_t, MixerState& state) const override {
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice&, MixerState& state) const override {
     at::Tensor& tail = state.tensors[0];
     const Projected y = Project({.x = x.unsqueeze(1), .mixes = Mixes(), .tail = tail});
     tail.select(1, 0).copy_(x);

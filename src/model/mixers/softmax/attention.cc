@@ -181,19 +181,18 @@ Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
   return result;
 }
 
-at::Tensor Attention::Step(Heads heads, int64_t num_past, MixerState& state) const {
+at::Tensor Attention::Step(Heads heads, const SequenceSlice& token, MixerState& state) const {
   RequireCausal("decode, token by token");
-  const auto slice = SequenceSlice::Contiguous(heads.q.size(0), 1, num_past, heads.q.device());
-  Encode(heads, slice.positions, *slice.rotary);
-  const auto with_cache = [&](at::Tensor& token, at::Tensor& cache) {
-    AppendToken(token, num_past, cache);
-    token = cache.narrow(1, 0, num_past + 1);
+  Encode(heads, token.positions, *token.rotary);
+  const auto with_cache = [&](at::Tensor& own, at::Tensor& cache) {
+    AppendToken(own, token.begin, cache);
+    own = cache.narrow(1, 0, token.begin + 1);
   };
   with_cache(heads.k, state.tensors[0]);
   with_cache(heads.v, state.tensors[1]);
   if (positions_->has_far_keys()) with_cache(heads.far_k, state.tensors[2]);
-  if (scales_queries()) ScaleQueries(slice.positions, heads);
-  return Attend(heads, slice.positions, /*one_document=*/false, /*call=*/nullptr);
+  if (scales_queries()) ScaleQueries(token.positions, heads);
+  return Attend(heads, token.positions, /*one_document=*/false, /*call=*/nullptr);
 }
 
 double Attention::NumKeys(int64_t seq_len) const {

@@ -66,9 +66,8 @@ class Attention {
   // Of heads as they were projected. Error kUsage for a past, or other ranks' slices, of a
   // layer that sees later tokens.
   Output Forward(const MixerCall& call, Heads heads) const;
-  // Of one token, T = 1. Updates the state's tensors. Error kUsage for a layer that sees later
-  // tokens.
-  at::Tensor Step(Heads heads, int64_t num_past, MixerState& state) const;
+  // Of one token, T = 1, as Mixer::Step. Error kUsage for a layer that sees later tokens.
+  at::Tensor Step(Heads heads, const SequenceSlice& token, MixerState& state) const;
 
   // Of a query, in the mean over a row of one document.
   double NumKeys(int64_t seq_len) const;

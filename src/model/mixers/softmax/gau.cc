@@ -101,9 +101,10 @@ class Gau : public Mixer {
             .state = {.tensors = std::move(out.state)}};
   }
 
-  at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override {
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
+                  MixerState& state) const override {
     const Projected projected = Project(x.unsqueeze(1));
-    const at::Tensor values = attention_.Step(projected.heads, num_past, state);
+    const at::Tensor values = attention_.Step(projected.heads, token, state);
     return out_(kernels::SwiGlu(projected.u, values)).squeeze(1);
   }
 

@@ -79,8 +79,9 @@ class Softmax : public Mixer {
     return {.y = out_(out.y), .state = {.tensors = std::move(out.state)}};
   }
 
-  at::Tensor Step(const at::Tensor& x, int64_t num_past, MixerState& state) const override {
-    return out_(attention_.Step(Project(x.unsqueeze(1)), num_past, state)).squeeze(1);
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
+                  MixerState& state) const override {
+    return out_(attention_.Step(Project(x.unsqueeze(1)), token, state)).squeeze(1);
   }
 
   FlopCount FlopsPerToken(int64_t seq_len) const override {

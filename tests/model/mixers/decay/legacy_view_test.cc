@@ -224,7 +224,10 @@ TEST(LegacyView, PositionsAreThoseOfTheDocument) {
 
   MixerState state = EmptyState(mixer->traits(), 2, at::kCPU, at::kDouble);
   for (int64_t t = 0; t < kSeqLen; ++t)
-    ASSERT_TRUE(Close(mixer->Step(x.select(1, t), t, state), y.select(1, t), kTolerance)) << t;
+    ASSERT_TRUE(
+        Close(mixer->Step(x.select(1, t), SequenceSlice::Contiguous(2, 1, t, at::kCPU), state),
+              y.select(1, t), kTolerance))
+        << t;
 
   const std::vector<int32_t> cu_seqlens = {0, 1, 65, 100, 130, 200};
   const auto whole = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU),
@@ -297,7 +300,9 @@ TEST(LegacyView, RefusesLongerRows) {
   EXPECT_HL_ERROR(mixer.Run(Normal({1, 21, kDim}, 1)), ExitCode::kUsage,
                   "mixer d2d has the legacy_view 20 of rows so long, and the row has 21 tokens");
   MixerState state = EmptyState(mixer->traits(), 1, at::kCPU, at::kDouble);
-  EXPECT_HL_ERROR(mixer->Step(Normal({1, kDim}, 1), 20, state), ExitCode::kUsage, "21 tokens");
+  EXPECT_HL_ERROR(
+      mixer->Step(Normal({1, kDim}, 1), SequenceSlice::Contiguous(1, 1, 20, at::kCPU), state),
+      ExitCode::kUsage, "21 tokens");
   const LanguageModel model(
       {.vocab_size = 37, .model_dim = kDim, .num_layers = 2, .mixer = Viewed(20)});
   EXPECT_EQ(model.max_positions(), 20);

@@ -1,0 +1,100 @@
+#include "kernels/torch/device_graph.h"
+
+#include "core/error.h"
+
+#ifdef HALFLIFE_WITH_CUDA
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <map>
+#include <mutex>
+
+#include "kernels/cuda/launch_check.h"
+#endif
+
+namespace halflife::kernels {
+
+#ifdef HALFLIFE_WITH_CUDA
+
+namespace {
+
+// One a device, and not the default one, which cannot be recorded. cuBLAS keeps memory for each
+// stream that it has ever been on.
+c10::cuda::CUDAStream RecordingStream(c10::DeviceIndex device) {
+  static std::mutex mutex;
+  static std::map<c10::DeviceIndex, c10::cuda::CUDAStream> streams;
+  const std::lock_guard lock(mutex);
+  const auto found = streams.find(device);
+  if (found != streams.end()) return found->second;
+  return streams.emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device))
+      .first->second;
+}
+
+}  // namespace
+
+// Checked launches are waited for one by one, which a recording cannot be.
+bool DeviceGraph::IsOn(at::Device device) { return device.is_cuda() && !LaunchesAreChecked(); }
+
+class DeviceGraph::Recording {
+ public:
+  Recording(at::Device device, const std::function<void()>& run) {
+    const c10::cuda::CUDAGuard on_device(device);
+    // What was queued before is done, wherever: nothing is recorded of it.
+    c10::cuda::device_synchronize();
+    const c10::cuda::CUDAStreamGuard on_stream(RecordingStream(device.index()));
+    // Other threads, of savers and watchdogs, may call CUDA meanwhile.
+    graph_.capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
+    try {
+      run();
+    } catch (...) {
+      End();
+      throw;
+    }
+    graph_.capture_end();
+  }
+  void Replay() { graph_.replay(); }
+
+ private:
+  // A recording that failed: its own error counts, and not that CUDA dislikes the end.
+  void End() noexcept {
+    try {
+      graph_.capture_end();
+    } catch (const std::exception&) {
+    }
+  }
+  at::cuda::CUDAGraph graph_;
+};
+
+#else
+
+bool DeviceGraph::IsOn(at::Device) { return false; }
+
+class DeviceGraph::Recording {
+ public:
+  Recording(at::Device device, const std::function<void()>&) {
+    HL_FAIL(ExitCode::kInternal, "a graph of launches on ", device.str());
+  }
+  void Replay() {}
+};
+
+#endif
+
+DeviceGraph::DeviceGraph() = default;
+DeviceGraph::~DeviceGraph() = default;
+
+void DeviceGraph::Record(at::Device device, const std::function<void()>& run) {
+  HL_CHECK(IsOn(device), "a graph of launches on ", device.str(), "; a GPU would work");
+  recording_.reset();
+  recording_ = std::make_unique<Recording>(device, run);
+}
+
+bool DeviceGraph::is_recorded() const { return recording_ != nullptr; }
+
+void DeviceGraph::Replay() {
+  HL_CHECK(is_recorded(), "a replay of a graph that was not recorded");
+  recording_->Replay();
+}
+
+}  // namespace halflife::kernels

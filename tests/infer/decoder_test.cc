@@ -1,0 +1,107 @@
+#include "infer/decoder.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/random_tensors.h"
+#include "kernels/torch/host_waits.h"
+#include "support/expect_error.h"
+
+namespace halflife::infer {
+namespace {
+
+constexpr int64_t kBatch = 2, kVocab = 50;
+
+model::ModelConfig Tiny(const model::MixerConfig& mixer) {
+  return {.vocab_size = kVocab,
+          .model_dim = 32,
+          .num_layers = 2,
+          .initializer_range = 0.1,
+          .mixer = mixer,
+          .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 32}})};
+}
+at::Tensor Tokens(int64_t seq_len) {
+  return (test::Uniform({kBatch, seq_len}, 3) * kVocab).to(at::kLong);
+}
+
+class DecoderTest : public testing::TestWithParam<std::string> {
+ protected:
+  DecoderTest() : model_(Tiny(model::TestForms(GetParam()).front())) {
+    model_.BindOwnMemory(1, false);
+  }
+  // A state that has seen `tokens`.
+  model::ModelState Prefilled(const at::Tensor& tokens) const {
+    model::ModelState state = model_.EmptyState(kBatch);
+    const auto slice = model::SequenceSlice::Contiguous(kBatch, tokens.size(1), 0, at::kCPU);
+    model_.Hidden(tokens, {.slice = &slice}, &state);
+    return state;
+  }
+  model::LanguageModel model_;
+  const at::NoGradGuard no_grad_;
+};
+INSTANTIATE_TEST_SUITE_P(All, DecoderTest, testing::ValuesIn(model::NamesOf(model::kMixers)),
+                         [](const auto& param_info) { return param_info.param; });
+
+TEST_P(DecoderTest, StepsAreTheModelsToTheBit) {
+  constexpr int64_t kPrompt = 10, kTotal = 40;
+  const at::Tensor tokens = Tokens(kTotal), prompt = tokens.narrow(1, 0, kPrompt);
+  model::ModelState state = Prefilled(prompt);
+  Decoder decoder(model_, Prefilled(prompt));
+  for (int64_t t = kPrompt; t < kTotal; ++t) {
+    const at::Tensor want = model_.Step(tokens.select(1, t), state);
+    ASSERT_TRUE(decoder.Step(tokens.select(1, t)).equal(want)) << "token " << t;
+  }
+  EXPECT_EQ(decoder.num_tokens(), kTotal);
+  EXPECT_EQ(decoder.state().bytes(), state.bytes());
+}
+
+// What is recorded may not wait for the device, nor bring anything there: memory of the host is
+// another one's by the time of a replay. It finds its tensors where they were.
+TEST_P(DecoderTest, AStepOfConstantSizeCanBeRecorded) {
+  if (!model_.constant_state()) GTEST_SKIP() << "its state grows";
+  const at::Tensor tokens = Tokens(4);
+  Decoder decoder(model_, Prefilled(tokens.narrow(1, 0, 1)));
+  decoder.Step(tokens.select(1, 1));  // makes what stays
+  std::vector<const void*> places;
+  for (const model::MixerState& layer : decoder.state().layers)
+    for (const at::Tensor& x : layer.tensors) places.push_back(x.const_data_ptr());
+  kernels::HostWaits waits;
+  for (int64_t t = 2; t < 4; ++t) decoder.Step(tokens.select(1, t));
+  for (const auto& [phase, counts] : waits.Take()) {
+    for (const auto& [name, count] : counts.waits) ADD_FAILURE() << count << " waits in " << name;
+    EXPECT_EQ(counts.uploads, 0);
+    EXPECT_EQ(counts.read_backs, 0);
+    EXPECT_GT(counts.num_kernels(), 0);
+  }
+  size_t next = 0;
+  for (const model::MixerState& layer : decoder.state().layers)
+    for (const at::Tensor& x : layer.tensors) EXPECT_EQ(x.const_data_ptr(), places[next++]);
+}
+
+TEST(Decoder, RefusesTokensBeyondTheModelsPositions) {
+  model::ModelConfig config = Tiny(model::TestForms("retention").front());
+  config.positions = model::PositionsConfig("learned", {{"max_positions", int64_t{3}}});
+  model::LanguageModel model(config);
+  model.BindOwnMemory(1, false);
+  Decoder decoder(model, model.EmptyState(kBatch));
+  const at::Tensor token = Tokens(1).select(1, 0);
+  for (int i = 0; i < 3; ++i) decoder.Step(token);
+  EXPECT_HL_ERROR(decoder.Step(token), ExitCode::kUsage, "position 3 is beyond",
+                  "table of 3 positions", "shorter texts");
+}
+
+// One launch in place of many: the CPU has none, and says so.
+TEST(Decoder, RecordsOnAGpuAlone) {
+  model::LanguageModel model(Tiny(model::TestForms("retention").front()));
+  model.BindOwnMemory(1, false);
+  EXPECT_FALSE(Decoder(model, model.EmptyState(1)).uses_graph());
+  kernels::DeviceGraph graph;
+  EXPECT_HL_ERROR(graph.Record(at::kCPU, [] {}), ExitCode::kInternal, "cpu", "a GPU would work");
+  EXPECT_HL_ERROR(graph.Replay(), ExitCode::kInternal, "not recorded");
+}
+
+}  // namespace
+}  // namespace halflife::infer
