@@ -98,7 +98,7 @@ class ItemsTest(unittest.TestCase):
     def test_what_no_item_is_called_says_which_there_are(self):
         with self.assertRaisesRegex(ValueError, "--only speed.*tests, memcheck, .*train_step"):
             items.chosen(["speed"])
-        self.assertEqual({item.group for item in items.chosen(["memcheck", "decode"])}, {"memcheck", "decode"})
+        self.assertEqual({item.group for item in items.chosen(["memcheck", "decode/"])}, {"memcheck", "decode"})
 
 
 class SessionTest(InAFolder):
@@ -371,16 +371,16 @@ class CarryTest(InAFolder):
         (self.folder / "torch/version.py").write_text("__version__ = '2.11.0+cu130'\n")
         made = self.folder / "pack"
         with contextlib.redirect_stdout(io.StringIO()):
-            carry.pack(items.chosen(["decode"]), build, made, most_mib=64)
+            carry.pack(items.chosen(["decode/"]), build, made, most_mib=64)
         self.assertEqual(json.loads((made / machine.CARRIED).read_text())["torch"], "2.11.0")
         names = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
         self.assertLessEqual({machine.CARRIED, "bench/bench_decode"}, names)
         self.assertFalse([name for name in names if re.search(r"libc\.so|libtorch", name)])
         self.assertEqual(subprocess.run([made / "bench/bench_decode", "-c", "exit 3"], check=False).returncode, 3)
         with self.assertRaisesRegex(ValueError, "is there already"):
-            carry.pack(items.chosen(["decode"]), build, made, most_mib=64)
+            carry.pack(items.chosen(["decode/"]), build, made, most_mib=64)
         with self.assertRaisesRegex(ValueError, "--list-files cuts them"):
-            carry.pack(items.chosen(["decode"]), build, self.folder / "more", most_mib=1e-3)
+            carry.pack(items.chosen(["decode/"]), build, self.folder / "more", most_mib=1e-3)
         self.assertFalse((self.folder / "more").exists())
 
     def test_carried_programs_find_the_installed_package(self):
