@@ -30,10 +30,10 @@ at::Tensor CarriedLosses(const model::LanguageModel& model, const data::Batch& b
     for (int64_t begin = start; begin < end; begin += piece) {
       const int64_t length = std::min(piece, end - begin);
       const auto slice = model::SequenceSlice::Contiguous(1, length, begin - start, device);
+      const at::Tensor tokens = Ids(batch.inputs, begin, length, device),
+                       targets = Ids(batch.targets, begin, length, device);
       losses.narrow(1, begin, length)
-          .copy_(model.TokenLosses(Ids(batch.inputs, begin, length, device),
-                                   Ids(batch.targets, begin, length, device), {.slice = &slice},
-                                   &state));
+          .copy_(model.TokenLosses(tokens, targets, {.slice = &slice}, &state));
     }
   }
   return losses.view({batch.batch_size, batch.seq_len});
