@@ -11,7 +11,7 @@ namespace halflife::cli {
 
 infer::Placement PlacementOf(const PlaceOptions& place, int local_rank) {
   const Device device = train::ChooseDevice(place.device, local_rank, "--device");
-  train::MakeCurrent(device);
+  train::PrepareDevice(device);
   return {.device = train::ToTorch(device),
           .compute_dtype = place.precision == "bf16" ? at::kBFloat16 : at::kFloat};
 }

@@ -52,6 +52,7 @@ Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolde
   SetThreads(config.train.threads, context);
   PrepareHeap();
   RequireSameDevice(device, context);
+  train::PrepareDevice(device);
   context.UseDevice(device);
   return device;
 }

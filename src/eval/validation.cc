@@ -51,6 +51,8 @@ void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool cou
   } else {
     scores.losses = model.TokenLosses(tensors.inputs, tensors.targets, context);
   }
+  // Reading a loss may wait for a peer for ever; this waits with the deadline.
+  if (config.parallel != nullptr) config.parallel->group->Settle();
   sums.bins.Add(first, scores.losses, tensors.targets.ge(0));
   sums.recall.Add(first, batch, scores.losses, tensors.targets.ge(0));
   if (scores.class_log_probs.defined()) sums.classes.Add(first, batch, scores.class_log_probs);

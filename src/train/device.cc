@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 
+#include <cstdlib>
 #include <fstream>
 
 #include "core/error.h"
@@ -35,9 +36,19 @@ Device ChooseDevice(const std::string& name, int local_rank, const char* asked_b
   return {};
 }
 
-void MakeCurrent([[maybe_unused]] Device device) {
+void PrepareDevice([[maybe_unused]] Device device) {
 #ifdef HALFLIFE_WITH_CUDA
-  if (device.is_cuda()) c10::cuda::set_device(static_cast<c10::DeviceIndex>(device.index));
+  if (!device.is_cuda()) return;
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device.index));
+  at::Context& context = at::globalContext();
+  // Gradients of embeddings and of attention would be added as they come.
+  context.setDeterministicAlgorithms(true, /*warn_only=*/true);
+  // What nobody reads need not be filled.
+  context.setDeterministicFillUninitializedMemory(false);
+  // Parts of a product whose sum is rounded to bf16 are added up in fp32.
+  context.setAllowBF16ReductionCuBLAS(false);
+  // A switch that adds up by itself does so in any order. The user's own word counts more.
+  setenv("NCCL_ALGO", "^NVLS", /*overwrite=*/0);
 #endif
 }
 

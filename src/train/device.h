@@ -18,8 +18,10 @@ int NumGpus();
 // "auto" | "cpu" | "cuda", as the setting says that `asked_by` names. Error kEnvironment where CUDA
 // is asked for and is not compiled in or not there.
 Device ChooseDevice(const std::string& name, int local_rank, const char* asked_by = "train.device");
-// A GPU as the one that this thread's launches go to.
-void MakeCurrent(Device device);
+// Before anything is computed. A GPU is then the one that this thread's launches go to, and
+// LibTorch's operations and NCCL's sums there take the forms that always add in the same order; an
+// operation that has none warns. On a CPU that is so anyway.
+void PrepareDevice(Device device);
 at::Device ToTorch(Device device);
 
 struct ComputePeak {

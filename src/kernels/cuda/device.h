@@ -69,7 +69,9 @@ using bf16 = __nv_bfloat16;
 
 inline constexpr int kMaxThreadsPerBlock = 1024;
 inline constexpr int kMaxSharedBytesPerBlock = 227 * 1024;  // sm_90, sm_100; sm_80 has 163 KiB
-inline constexpr int kDefaultSharedBytes = 48 * 1024;       // above, a kernel must ask for it
+// Above, static and dynamic together, a kernel must ask for it.
+inline constexpr int kDefaultSharedBytes = 48 * 1024;
+inline constexpr int kMostStaticBytes = 8 * 1024;  // of the kernels here
 inline constexpr unsigned kFullWarp = 0xffffffffu;
 
 // ---- launch ----
@@ -105,6 +107,21 @@ inline void AwaitChecked(const LaunchShape& shape, cudaStream_t stream, const ch
 }
 #endif
 
+#if !HL_EMULATE
+// A kernel may have more shared memory than it is given unasked.
+inline void AllowSharedBytes(const void* kernel, const LaunchShape& shape) {
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.smem_bytes);
+  if (status == cudaSuccess) return;
+  int device = 0, most = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  HL_FAIL(ExitCode::kEnvironment, shape.name, ": a block needs ", shape.smem_bytes,
+          " bytes of shared memory, and a block on this GPU has ", most, " at most (",
+          cudaGetErrorString(status), "); smaller states or heads, or another GPU, would work");
+}
+#endif
+
 // Asynchronous on the device, unless launches are checked (launch_check.h); the emulator returns
 // when the kernel has ended and throws what it found.
 template <typename... P, typename... A>
@@ -115,13 +132,8 @@ void Launch(const LaunchShape& shape, [[maybe_unused]] cudaStream_t stream, void
   emu::Run(shape.grid, shape.block, shape.smem_bytes, shape.name,
            [&] { kernel(static_cast<P>(args)...); });
 #else
-  if (shape.smem_bytes > kDefaultSharedBytes) {
-    const cudaError_t status =
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, shape.smem_bytes);
-    HL_CHECK(status == cudaSuccess, shape.name, ": ", shape.smem_bytes,
-             " bytes of dynamic shared memory: ", cudaGetErrorString(status));
-  }
+  if (shape.smem_bytes > kDefaultSharedBytes - kMostStaticBytes)
+    AllowSharedBytes(reinterpret_cast<const void*>(kernel), shape);
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;

@@ -263,11 +263,15 @@ bool DeviceTakes([[maybe_unused]] const SoftmaxAttentionInputs& in,
 at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                             const SoftmaxAttentionConfig& config) {
   CheckShapes(inputs, config);
-  if (config.drop) return ComposedSoftmaxAttention(inputs, config);
+  if (config.drop) {
+    SayRoute(kKernel, "LibTorch's calls in blocks of queries: probabilities are dropped");
+    return ComposedSoftmaxAttention(inputs, config);
+  }
   if (inputs.q.is_cpu()) return FusedAttention(inputs, config);
   if (!IsPlain(inputs, config))
     return DeviceTakes(inputs, config) ? FusedAttention(inputs, config)
                                        : ComposedSoftmaxAttention(inputs, config);
+  SayRoute(kKernel, "LibTorch's attention: whole rows of one document");
   const auto by_head = [](const at::Tensor& x) { return x.transpose(1, 2); };
   return at::scaled_dot_product_attention(by_head(inputs.q), by_head(inputs.k), by_head(inputs.v),
                                           std::nullopt, /*dropout_p=*/0.0,

@@ -19,20 +19,29 @@ namespace halflife::train {
 class BackgroundSave::DeviceCopy {
  public:
 #ifdef HALFLIFE_WITH_CUDA
-  DeviceCopy() { Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+  explicit DeviceCopy(at::Device device) : device_(device.index()) {
+    Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+  }
   ~DeviceCopy() { cudaEventDestroy(event_); }
   void Mark(const at::Tensor& on_device) {
     Check(cudaEventRecord(event_, kernels::CurrentStream(kernels::RefOf(on_device).device)));
   }
-  void Await() { Check(cudaEventSynchronize(event_)); }
+  // On a thread of its own, to which the first GPU is the current one: a wait there would open a
+  // context on it, of half a GiB a rank.
+  void Await() {
+    Check(cudaSetDevice(device_));
+    Check(cudaEventSynchronize(event_));
+  }
 
  private:
   static void Check(cudaError_t error) {
     HL_CHECK_AS(ExitCode::kEnvironment, error == cudaSuccess,
                 "copying a step to the host: ", cudaGetErrorString(error));
   }
+  int device_;
   cudaEvent_t event_ = nullptr;
 #else
+  explicit DeviceCopy(at::Device) {}
   void Mark(const at::Tensor&) {}
   void Await() {}
 #endif
@@ -41,7 +50,7 @@ class BackgroundSave::DeviceCopy {
 BackgroundSave::BackgroundSave(ckpt::CheckpointStore& store, dist::Communicator& comm,
                                ParameterArena& arena)
     : store_(store), comm_(comm), arena_(arena), exceptions_(std::uncaught_exceptions()) {
-  if (arena.main().is_cuda()) device_copy_ = std::make_unique<DeviceCopy>();
+  if (arena.main().is_cuda()) device_copy_ = std::make_unique<DeviceCopy>(arena_.main().device());
 }
 
 BackgroundSave::~BackgroundSave() {
@@ -53,12 +62,11 @@ BackgroundSave::~BackgroundSave() {
 
 ckpt::ArenaView BackgroundSave::View() {
   const int64_t all = arena_.layout().num_elements();
-  float* const data = copy_.mutable_data_ptr<float>();
-  const int64_t held = copy_.size(1);
+  const auto data = [&](size_t i) { return copies_[i].mutable_data_ptr<float>(); };
   return {.layout = &arena_.layout(),
-          .main = data,
-          .adam_m = data + held,
-          .adam_v = data + 2 * held,
+          .main = data(0),
+          .adam_m = data(1),
+          .adam_v = data(2),
           .main_sliced_end = all,
           .moments_sliced_end = all};
 }
@@ -71,10 +79,10 @@ void BackgroundSave::Begin(ckpt::StepState state) {
   failure_ = nullptr;
   ended_ = false;
   is_copied_ = false;
-  if (!copy_.defined()) {
+  for (at::Tensor& copy : copies_) {
+    if (copy.defined()) continue;
     const int64_t held = arena_.layout().num_held(arena_.layout().num_elements());
-    copy_ =
-        at::empty({3, held}, at::TensorOptions(at::kFloat).pinned_memory(device_copy_ != nullptr));
+    copy = at::empty({held}, at::TensorOptions(at::kFloat).pinned_memory(device_copy_ != nullptr));
   }
   if (device_copy_) {
     CopyOwnSlices();
@@ -95,18 +103,18 @@ void BackgroundSave::CopyOwnSlices() {
       {&arena_.main(), arena_.main_sliced_end()},
       {&arena_.adam_m(), arena_.moments_sliced_end()},
       {&arena_.adam_v(), arena_.moments_sliced_end()}};
-  for (int64_t i = 0; i < 3; ++i) {
+  for (size_t i = 0; i < copies_.size(); ++i) {
     const auto& [array, sliced_end] = arrays[i];
     for (const dist::Bucket& bucket : layout.buckets()) {
       const auto range = layout.SliceOf(bucket, comm_.rank());
       const int64_t from = layout.PlaceOf(
           {.arena_begin = range.arena_begin, .slice_begin = range.slice_begin}, sliced_end);
       if (device_copy_) {
-        copy_[i]
+        copies_[i]
             .narrow(0, range.slice_begin, range.count)
             .copy_(array->narrow(0, from, range.count), /*non_blocking=*/true);
       } else {  // no LibTorch: its threads belong to the step
-        std::memcpy(copy_.mutable_data_ptr<float>() + i * copy_.size(1) + range.slice_begin,
+        std::memcpy(copies_[i].mutable_data_ptr<float>() + range.slice_begin,
                     array->const_data_ptr<float>() + from, range.count * sizeof(float));
       }
     }

@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -61,8 +62,9 @@ class BackgroundSave {
   ParameterArena& arena_;
   const int exceptions_;
   std::unique_ptr<DeviceCopy> device_copy_;  // null on the CPU
-  // [3, layout.num_held(all of it)] fp32 on the host, kept from save to save: main, m, v.
-  at::Tensor copy_;
+  // Main weights, m and v, [layout.num_held(all of it)] fp32 each on the host, kept from save to
+  // save. Three allocations: one of pinned memory is rounded up to a power of two.
+  std::array<at::Tensor, 3> copies_;
   ckpt::StepState state_;
   Report report_;
   std::exception_ptr failure_;

@@ -99,8 +99,9 @@ at::Tensor StepRunner::ToldPositions(const data::Batch& batch) const {
   std::vector<int64_t> told =
       data::TellPositions(config_.data.positions, config_.train.seed, batch);
   const at::Tensor whole = at::from_blob(told.data(), {batch.batch_size, batch.seq_len}, at::kLong);
-  return kernels::Upload(rows_.parallel ? rows_.parallel->TokensOf(whole) : whole.clone(),
-                         ToTorch(device_));
+  // A copy: `told` goes, and neither a slice of one row nor an upload to a CPU is one.
+  const at::Tensor own = (rows_.parallel ? rows_.parallel->TokensOf(whole) : whole).clone();
+  return kernels::Upload(own, ToTorch(device_));
 }
 
 void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {

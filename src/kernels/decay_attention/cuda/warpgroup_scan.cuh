@@ -231,7 +231,9 @@ HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const Chun
 
 #endif  // HL_HAS_WGMMA
 
-// For other architectures an empty body, which nobody launches.
+// For other architectures an empty body. One that is launched all the same, on a GPU of compute
+// capability 9.0 by a build for sm_90 without the a, ends the program, as it would leave its outputs
+// as they were.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     WarpgroupScanKernel([[maybe_unused]] HL_GRID_CONSTANT const ChunkScanParams params,
@@ -270,6 +272,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     TakeRegisters<Config::kOwnRegisters>();
     ConsumeChunks<Config>(smem, params, place);
   }
+#else
+  __trap();
 #endif
 }
 
