@@ -231,9 +231,8 @@ HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const Chun
 
 #endif  // HL_HAS_WGMMA
 
-// For other architectures an empty body. One that is launched all the same, on a GPU of compute
-// capability 9.0 by a build for sm_90 without the a, ends the program, as it would leave its outputs
-// as they were.
+// For other architectures an empty body. Launched all the same, on a GPU of compute capability 9.0
+// by a build for sm_90 without the a, it ends the program: its outputs would be left as they were.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     WarpgroupScanKernel([[maybe_unused]] HL_GRID_CONSTANT const ChunkScanParams params,
