@@ -2,15 +2,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
-
-#include "kernels/torch/dispatch.h"
 
 namespace halflife::model {
 
 OutputHead::OutputHead(const HeadOptions& options, const PartContext& context, int64_t vocab_size,
-                       const Parameter& embedding) {
+                       const Parameter& embedding)
+    : tied_(options.tied) {
   weight_ = options.tied ? embedding
                          : DeclareMatrix(context, "lm_head.weight",
                                          {.out = vocab_size, .in = context.model_dim()});
@@ -23,9 +21,8 @@ OutputHead::OutputHead(const PartContext& context, int64_t num_classes)
       bias_(DeclareBias(context, "classifier.bias", num_classes)) {}
 
 at::Tensor OutputHead::Logits(const at::Tensor& hidden) const {
-  const at::ScalarType compute = kernels::ComputeType(hidden);
-  const at::Tensor logits = at::linear(hidden.to(compute), weight_->to(compute));
-  return bias_.declared() ? logits + bias_->to(compute) : logits;
+  const at::Tensor logits = kernels::LinearLogits(hidden, *weight_);
+  return bias_.declared() ? logits + bias_->detach().to(logits.scalar_type()) : logits;
 }
 
 // The fused cross entropy knows matrices alone: a bias is one more column of the weight, against a
@@ -40,7 +37,9 @@ kernels::LinearCrossEntropyInputs OutputHead::Inputs(const at::Tensor& hidden,
 kernels::LinearCrossEntropySums OutputHead::Loss(
     const at::Tensor& hidden, const at::Tensor& targets,
     const kernels::LinearCrossEntropyConfig& config) const {
-  return kernels::LinearCrossEntropy(Inputs(hidden, targets), config);
+  kernels::LinearCrossEntropyConfig own = config;
+  own.weight_is_own = !tied_;
+  return kernels::LinearCrossEntropy(Inputs(hidden, targets), own);
 }
 
 at::Tensor OutputHead::TokenLosses(const at::Tensor& hidden, const at::Tensor& targets) const {

@@ -38,6 +38,7 @@ class OutputHead {
  private:
   kernels::LinearCrossEntropyInputs Inputs(const at::Tensor& hidden,
                                            const at::Tensor& targets) const;
+  bool tied_ = false;
   Parameter weight_, bias_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "kernels/cross_entropy/rows.h"
 #include "kernels/gradient_check.h"
+#include "kernels/recording_sink.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {
@@ -56,6 +57,42 @@ TEST(LinearCrossEntropyTest, IsTheDefinition) {
       const double objective = want.loss + 0.25 * want.z_loss;
       EXPECT_NEAR(got.objective.item<double>(), objective, tolerance * objective);
     }
+  }
+}
+
+// Of a weight that is the loss's own: summed in fp32 to its end, where autograd would round it to
+// bf16 on its way. A weight that others read, too, gets all its gradients by autograd, once.
+TEST(LinearCrossEntropyTest, GivesItsOwnWeightsGradientToTheSinkUnrounded) {
+  for (const bool is_own : {true, false}) {
+    SCOPED_TRACE(is_own);
+    const LinearCrossEntropyInputs in = MakeInputs(1, at::kBFloat16);
+    const at::Tensor weight = in.weight.clone().requires_grad_();
+    test::RecordingSink::Log log(weight, 0);
+    log.Attach(weight);
+    LinearCrossEntropy({in.hidden, weight, in.targets}, {.weight_is_own = is_own})
+        .objective.mul(0.3)
+        .backward();
+    EXPECT_EQ(log.written, 1);
+    EXPECT_FALSE(weight.grad().defined());
+    const at::Tensor wide = in.weight.to(at::kDouble).requires_grad_();
+    const at::Tensor loss =
+        LinearCrossEntropy({in.hidden.to(at::kDouble), wide, in.targets}, {}).objective;
+    const at::Tensor want = grad({loss * 0.3}, {wide})[0];
+    const double error =
+        (log.sum - want).abs().max().item<double>() / want.abs().max().item<double>();
+    // Sums of five terms in fp32, or half a unit of bf16's eighth bit.
+    EXPECT_EQ(error < 1e-6, is_own) << error;
+  }
+}
+
+TEST(LinearCrossEntropyTest, LogitsAreThoseOfTheLoss) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kDouble}) {
+    const LinearCrossEntropyInputs in = MakeInputs(1, dtype);
+    const at::Tensor got = LinearLogits(in.hidden.view({1, kRows, kDim}), in.weight);
+    EXPECT_EQ(got.sizes(), at::IntArrayRef({1, kRows, kVocab}));
+    EXPECT_EQ(got.scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
+    const at::Tensor want = at::linear(in.hidden.to(at::kDouble), in.weight.to(at::kDouble));
+    EXPECT_TRUE(test::Close(got[0], want, dtype == at::kDouble ? 1e-14 : 1e-6));
   }
 }
 

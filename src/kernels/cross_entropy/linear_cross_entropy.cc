@@ -19,6 +19,7 @@
 #include "kernels/cross_entropy/rows.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/gradient_sink.h"
 #include "kernels/torch/tensor_checks.h"
 
 namespace halflife::kernels {
@@ -156,15 +157,20 @@ LossResult RunForward(const LinearCrossEntropyInputs& inputs,
 
 // The gradients are known but for one factor when the forward ends; backward, which may run once,
 // scales them.
-BackwardFunction ScaleGradients(at::Tensor dhidden, at::Tensor dweight, at::ScalarType dtype) {
-  return [dhidden, dweight, dtype](const BackwardCall& call) mutable -> Tensors {
+BackwardFunction ScaleGradients(at::Tensor dhidden, at::Tensor dweight, bool weight_is_own) {
+  return [dhidden, dweight, weight_is_own](const BackwardCall& call) mutable -> Tensors {
     HL_CHECK(dhidden.defined(), "cross entropy is differentiable once");
     const auto take = [&](at::Tensor& gradient) {
-      const at::Tensor wide = std::exchange(gradient, at::Tensor());
-      return wide.mul_(call.grads[0]).to(dtype);
+      return std::exchange(gradient, at::Tensor()).mul_(call.grads[0]);
     };
-    const at::Tensor hidden = take(dhidden), weight = take(dweight);
-    return {hidden, weight};
+    const at::Tensor& weight = call.saved[0];
+    const at::Tensor of_hidden = take(dhidden).to(weight.scalar_type());
+    const at::Tensor of_weight = take(dweight);
+    GradientSink* const sink = weight_is_own ? GradientSinkOf(weight) : nullptr;
+    if (sink == nullptr) return {of_hidden, of_weight.to(weight.scalar_type())};
+    sink->Next().Take(of_weight);
+    sink->Written();
+    return {of_hidden, {}};
   };
 }
 
@@ -198,13 +204,25 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
     };
     return {.outputs = {scalar(result.loss + config.z_loss_weight * result.z_loss),
                         scalar(result.loss), scalar(result.z_loss)},
-            .saved = {},
-            .backward = ScaleGradients(result.dhidden, result.dweight, inputs.hidden.scalar_type()),
+            .saved = {inputs.weight},
+            .backward = ScaleGradients(result.dhidden, result.dweight, config.weight_is_own),
             .num_constant = 2};
   };
   const Tensors sums = Apply(
       {.name = "LinearCrossEntropy", .inputs = {inputs.hidden, inputs.weight}, .forward = forward});
   return {.objective = sums[0], .loss = sums[1], .z_loss = sums[2]};
+}
+
+at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight) {
+  const c10::AutoGradMode no_grad(false);
+  const at::ScalarType operand = OperandType(hidden);
+  const at::Tensor rows = hidden.reshape({-1, hidden.size(-1)}).to(operand);
+  at::Tensor logits = at::empty({rows.size(0), weight.size(0)},
+                                hidden.options().dtype(ComputeType(hidden)).requires_grad(false));
+  Multiply(logits, rows, weight.to(operand).t());
+  std::vector<int64_t> shape = hidden.sizes().vec();
+  shape.back() = weight.size(0);
+  return logits.view(shape);
 }
 
 int64_t CrossEntropyRowsPerBlock(int64_t num_rows, int64_t vocab, bool gpu) {

@@ -25,6 +25,9 @@ struct LinearCrossEntropyConfig {
   // Rows that have a target, where the caller knows. If they are at most half, the others are left
   // out of the products, to which they give nothing; Error where there are not as many.
   int64_t num_targets = -1;
+  // That nothing else in the loss reads the weight: its gradient may then go to its sink
+  // (torch/gradient_sink.h) as it was formed, in fp32.
+  bool weight_is_own = false;
 };
 
 struct LinearCrossEntropySums {
@@ -36,6 +39,9 @@ struct LinearCrossEntropySums {
 // operands are multiplied as they are, the logits' gradient rounded to bf16 among them.
 LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                           const LinearCrossEntropyConfig& config);
+// hidden [..., D] and weight [vocab, D] -> [..., vocab] in fp32 (fp64 beside fp64), formed as those
+// above. No gradient.
+at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight);
 
 // How many of `num_rows` rows have logits at a time: the power of two whose fp32 logits fit 64 MiB
 // on the CPU, near its caches. On a GPU 512 MiB: each block reads and writes the weight's gradient
