@@ -4,6 +4,9 @@
 #include <numeric>
 
 #include "dist/request.h"
+#ifdef HALFLIFE_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 namespace halflife::dist {
 namespace {
@@ -20,6 +23,21 @@ ExitCode CodeOf(CommFailure::Kind kind) {
       return ExitCode::kInternal;
   }
   return ExitCode::kInternal;
+}
+
+// From `in` to `out`; on a GPU behind what the producer has queued, and before what it queues.
+void Copy(const Request& request) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (request.out.device.is_cuda()) {
+    const cudaError_t error =
+        cudaMemcpyAsync(request.out.data, request.in.data, static_cast<size_t>(request.in.bytes()),
+                        cudaMemcpyDeviceToDevice, request.producer);
+    HL_CHECK_AS(ExitCode::kEnvironment, error == cudaSuccess,
+                "copying within a GPU: ", cudaGetErrorString(error));
+    return;
+  }
+#endif
+  std::memmove(request.out.data, request.in.data, request.in.bytes());
 }
 
 class SelfCommunicator final : public RequestCommunicator {
@@ -41,7 +59,7 @@ class SelfCommunicator final : public RequestCommunicator {
     if (lonely || request.in.data == request.out.data || request.in.count == 0) return {};
     HL_CHECK(request.in.bytes() == request.out.bytes(), Describe(request, name(), seq),
              ": sent and received sizes differ");
-    std::memmove(request.out.data, request.in.data, request.in.bytes());
+    Copy(request);
     return {};
   }
 

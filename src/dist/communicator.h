@@ -81,7 +81,8 @@ std::string BroadcastBytes(Communicator& comm, std::string bytes, int root, OpTa
 // Rank r's bytes at index r, on every rank.
 std::vector<std::string> AllGatherBytes(Communicator& comm, const std::string& bytes, OpTag tag);
 
-// A group of one: no MPI, no threads.
+// A group of one: no MPI, no NCCL, no threads. On a GPU its copies are on the producer's stream, so
+// that consumers on that stream need not wait for them.
 std::unique_ptr<Communicator> MakeSelfCommunicator(std::string name);
 
 }  // namespace halflife::dist

@@ -18,7 +18,8 @@ std::vector<int> OddRanks(const std::vector<std::string>& values);
 // Throws Error kUsage "ranks disagree about the config", naming the odd ranks and both hashes.
 void CheckSameConfig(Communicator& control, const std::string& config_hash);
 
-// NCCL over the ranks of `control` (with CUDA compiled in), else Error kEnvironment.
+// NCCL over the ranks of `control`, which one alone does without. Error kEnvironment in a build
+// without CUDA.
 std::unique_ptr<Communicator> MakeDeviceWorld(Communicator& control, Device device,
                                               double timeout_s, double init_timeout_s);
 

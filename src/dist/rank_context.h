@@ -36,7 +36,8 @@ class RankContext {
   virtual int local_size() const = 0;
   virtual const std::string& host() const = 0;
 
-  // Device tensors: MPI on the CPU, NCCL on CUDA once UseDevice(cuda) was called.
+  // Device tensors: MPI on the CPU, NCCL on CUDA once UseDevice(cuda) was called; of one rank
+  // neither.
   virtual Communicator& world() = 0;
   // Host tensors only: manifests, votes, signals.
   virtual Communicator& control() = 0;
