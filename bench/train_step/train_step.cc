@@ -37,6 +37,7 @@
 #include "dist/mpi_rank_context.h"
 #include "kernels/cpu/instruction_set.h"
 #include "kernels/torch/tensor_ref.h"
+#include "model/model_cost.h"
 #include "profile.h"
 #include "support/measure.h"
 #include "train/device.h"
@@ -216,7 +217,7 @@ void Run(const Options& options) {
   std::sort(seconds.begin(), seconds.end());
   std::sort(processor_seconds.begin(), processor_seconds.end());
   const double median = seconds[seconds.size() / 2];
-  const model::FlopCount flops = trained.model().FlopsPerToken(options.seq_len);
+  const model::FlopCount flops = model::ModelCost(trained.model(), options.seq_len).FlopsPerToken();
   const double per_step =
       3 * (flops.matmul + flops.mixing) * static_cast<double>(options.batch * options.seq_len);
   nlohmann::ordered_json result = {

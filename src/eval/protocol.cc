@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "model/blocks/block.h"
 
 namespace halflife::eval {
 namespace {
@@ -14,7 +15,7 @@ constexpr std::pair<std::string_view, Protocol::Kind> kWithTokens[] = {
 // "" where no layer's state grows.
 std::string LayerThatGrows(const model::LanguageModel& model) {
   for (int64_t layer = 0; layer < model.config().num_layers; ++layer)
-    if (!model.TraitsOf(layer).constant_state())
+    if (!model.block(layer).mixer().traits().constant_state())
       return Concat("layer ", layer, ", ", model.config().mixer_of(layer).name());
   return "";
 }

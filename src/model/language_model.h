@@ -116,28 +116,9 @@ class LanguageModel {
   // blocks, num_layers the final norm and the head (a tied one has its weight from the embedding).
   int64_t LayerOf(int param) const;
   const ParameterCount& CountParameters() const { return count_; }
-  FlopCount FlopsPerToken(int64_t seq_len) const;  // forward; head included, embedding lookup not
-  // What a micro-batch holds at most: what all layers keep for backward, and what one layer at a
-  // time computes again.
-  double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element,
-                                 Recompute recompute = Recompute::kNone) const;
-  // Most that a kernel of any layer borrows on a GPU: they take turns, and the allocator hands the
-  // same memory to the next. That of the head is in LossBytes.
-  double WorkspaceBytes(const GpuBatch& batch) const;
-  // Most that the head holds at once while its loss is differentiated.
-  double LossBytes(int64_t batch, int64_t seq_len, kernels::CrossEntropyStorage storage) const;
-  // What of these is a layer's, as LayerOf counts them.
-  FlopCount FlopsOfLayer(int64_t layer, int64_t seq_len) const;
-  double ActivationBytesOfLayer(int64_t layer, int64_t seq_len, int64_t bytes_per_element) const;
-  // What of these backward has a second time.
-  FlopCount RecomputedFlopsOfLayer(int64_t layer, int64_t seq_len, Recompute recompute) const;
-  double RecomputedBytesOfLayer(int64_t layer, int64_t seq_len, int64_t bytes_per_element,
-                                Recompute recompute) const;
-  // Of the mixers' states that do not grow, all layers together: what a rank that holds a slice of
-  // a row keeps of the tokens before it until backward.
-  double StateBytesPerRow(int64_t bytes_per_element) const;
-  MixerTraits TraitsOf(int64_t block) const;  // of the block's mixer
-  bool constant_state() const;                // of every layer
+  const Block& block(int64_t layer) const { return *blocks_.at(static_cast<size_t>(layer)); }
+  const DocumentPooler* pooler() const { return pooler_.get(); }  // null: no classifier
+  bool constant_state() const;                                    // of every layer
   // Tokens of a row that the position table and every mixer know; 0: any number.
   int64_t max_positions() const;
   // What sets that number, for messages: "the model's table of 512 positions".

@@ -10,6 +10,7 @@
 #include "model/document_pooler.h"
 #include "model/forward_pass.h"
 #include "model/language_model.h"
+#include "model/model_cost.h"
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/decay/feature_map.h"
@@ -33,6 +34,10 @@ using at::Tensor;
 void LanguageModelExample(const ModelConfig& config, const Tensor& inputs, const Tensor& targets,
                           const ForwardContext& context, int64_t num_targets) {
 #include "examples/model/language_model.h"
+}
+
+void ModelCostExample(const LanguageModel& model) {
+#include "examples/model/model_cost.h"
 }
 
 void ForwardPassExample(const ModelConfig& config, const ForwardContext& context,

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "kernels/gradient_check.h"
+#include "model/model_cost.h"
 
 namespace halflife::model {
 namespace {
@@ -292,7 +293,7 @@ TEST(LanguageModelTest, CostsAddUp) {
   }
   EXPECT_EQ(count.total(), total);
   EXPECT_EQ(count.norm, 5 * 32);
-  EXPECT_EQ(model.FlopsPerToken(64).matmul, 2.0 * static_cast<double>(matrices));
+  EXPECT_EQ(ModelCost(model, 64).FlopsPerToken().matmul, 2.0 * static_cast<double>(matrices));
   EXPECT_FALSE(model.constant_state());
   EXPECT_TRUE(LanguageModel(Tiny("gla")).constant_state());
 }

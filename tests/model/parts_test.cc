@@ -19,6 +19,7 @@
 #include "kernels/gradient_check.h"
 #include "model/language_model.h"
 #include "model/mixer_forms.h"
+#include "model/model_cost.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
@@ -344,7 +345,7 @@ TEST_P(EveryPart, DecodeEqualsTheParallelForm) {
 
 TEST_P(EveryPart, CountsAddUp) {
   EXPECT_EQ(model_.CountParameters().total(), model_.parameters().num_elements());
-  EXPECT_GT(model_.ActivationBytesPerToken(30, 4), 0);
+  EXPECT_GT(ModelCost(model_, 30).ActivationBytesPerToken(4), 0);
 }
 
 TEST(LearnedPositions, ATextBeyondTheTableIsRefused) {

@@ -17,6 +17,7 @@
 #include "kernels/gradient_check.h"
 #include "model/language_model.h"
 #include "model/mixer_forms.h"
+#include "model/model_cost.h"
 #include "model/sequence_parallel.h"
 #include "support/peak_bytes.h"
 
@@ -214,6 +215,7 @@ TEST(Recompute, HoldsWhatIsPlanned) {
   config.mixer = MixerConfig("gla", {{"num_heads", int64_t{2}}});
   config.channel_mixer = ChannelMixerConfig("swiglu", {{"width", int64_t{176}}});
   const LanguageModel model(config);
+  const ModelCost cost(model, kHeldLength);
   const auto expect_within = [](double got, double planned) {
     EXPECT_NEAR(got, planned, 0.05 * planned);
   };
@@ -221,11 +223,10 @@ TEST(Recompute, HoldsWhatIsPlanned) {
   for (const Recompute way : {Recompute::kNone, Recompute::kMixer, Recompute::kBlock}) {
     SCOPED_TRACE(static_cast<int>(way));
     const Held held = MeasureHeld(config, way);
-    const double planned = model.ActivationBytesPerToken(kHeldLength, 4, way);
+    const double planned = cost.ActivationBytesPerToken(4, way);
     expect_within(held.most, planned);
     const double gradients = 4.0 * 64 * static_cast<int>(way);  // of one part's inputs, in backward
-    expect_within(held.kept,
-                  planned - gradients - model.RecomputedBytesOfLayer(0, kHeldLength, 4, way));
+    expect_within(held.kept, planned - gradients - cost.RecomputedBytesOfLayer(0, 4, way));
     EXPECT_LT(held.most, 0.7 * before);
     before = held.most;
   }

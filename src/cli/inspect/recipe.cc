@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "cli/inspect/artifact.h"
+#include "model/model_cost.h"
 #include "train/config/plan.h"
 #include "train/plan/plan_text.h"
 
@@ -45,7 +46,7 @@ Json DescribeRecipe(const fs::path& path) {
   const model::ParameterCount count = model.CountParameters();
   const train::MemoryPlan memory = train::PlanMemory(config, model, 1);
   const int64_t tokens = config.train.global_batch * config.data.seq_len;
-  const model::FlopCount flops = model.FlopsPerToken(config.data.seq_len);
+  const model::FlopCount flops = model::ModelCost(model, config.data.seq_len).FlopsPerToken();
   Json steps = nullptr, run_tokens = nullptr;
   if (recipe.knows_steps()) {
     steps = config.train.steps;

@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "core/nearest.h"
 #include "core/version.h"
+#include "model/model_cost.h"
 #include "train/config/epochs.h"
 #include "train/config/plan.h"
 #include "train/loop/nonfinite_guard.h"
@@ -252,7 +253,7 @@ void Trainer::WriteRunFiles() {
   if (dataset_.info().has_tokenizer()) folder_.CopyTokenizer(dataset_);
   if (!Finished()) folder_.RemoveDone();
   Heartbeat("start");
-  const model::FlopCount flops = model_.FlopsPerToken(config_.data.seq_len);
+  const model::FlopCount flops = model::ModelCost(model_, config_.data.seq_len).FlopsPerToken();
   metrics_ = std::make_unique<Metrics>(
       MetricsConfig{.file = folder_.path() / "metrics.jsonl",
                     .attempt = folder_.attempt(),

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/human.h"
 #include "dist/request.h"
+#include "model/model_cost.h"
 #include "train/config/plan.h"
 #include "train/plan/timeline.h"
 
@@ -243,7 +244,7 @@ ClusterPlan PlanCluster(const RunConfig& config, const Cluster& cluster,
   AddTimes(step, cluster, plan);
   AddMemory(config, step, plan);
   AddSave(config, step, plan);
-  const model::FlopCount token = model.FlopsPerToken(config.data.seq_len);
+  const model::FlopCount token = model::ModelCost(model, config.data.seq_len).FlopsPerToken();
   const auto tokens = static_cast<double>(plan.tokens);
   const double full = 3 * (token.matmul + token.mixing) * tokens;
   plan.tokens_per_s = tokens / plan.step_s;

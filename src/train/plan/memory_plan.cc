@@ -6,6 +6,7 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "core/pairwise_sum.h"
+#include "model/model_cost.h"
 #include "model/sequence_parallel.h"
 #include "train/config/plan.h"
 #include "train/device.h"
@@ -90,24 +91,24 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const bool copies = config.ckpt.background && config.ckpt.every > 0;
   const double copy = copies ? 12 * parameters / world_size : 0;
   const double per_parameter = shares == 1 ? 12 : bf16 ? 12 / shares : 4 + 8 / shares;
+  const model::ModelCost of_rows(model, config.data.seq_len), of_slices(model, slice);
   return {
       .main_and_adam = per_parameter * parameters,
       .gradients = gradients,
       .compute_copy = bf16 ? 2 * parameters : 0,
       .activations = static_cast<double>(tokens) *
-                     model.ActivationBytesPerToken(config.data.seq_len, bytes_per_element,
-                                                   RecomputeOf(config)),
-      .loss = model.LossBytes(config.train.micro_batch, slice,
-                              {.bf16 = bf16, .gpu = RunsOnGpu(config)}),
+                     of_rows.ActivationBytesPerToken(bytes_per_element, RecomputeOf(config)),
+      .loss =
+          of_slices.LossBytes(config.train.micro_batch, {.bf16 = bf16, .gpu = RunsOnGpu(config)}),
       .workspace =
           RunsOnGpu(config)
-              ? model.WorkspaceBytes(
+              ? of_slices.WorkspaceBytes(
                     {.batch = config.train.micro_batch, .seq_len = slice, .bf16 = bf16, .gpu = gpu})
               : 0,
       .saved_copy = RunsOnGpu(config) ? 0 : copy,
       .states = config.parallel.sp == 1 ? 0
                                         : static_cast<double>(config.train.micro_batch) *
-                                              model.StateBytesPerRow(bytes_per_element),
+                                              of_slices.StateBytesPerRow(bytes_per_element),
       .pinned_staging = RunsOnGpu(config) ? copy : 0};
 }
 

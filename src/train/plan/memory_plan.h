@@ -18,7 +18,7 @@ namespace halflife::train {
 // estimates: the others.
 struct MemoryPlan {
   double main_and_adam = 0, gradients = 0, compute_copy = 0, activations = 0, loss = 0;
-  // Of a GPU: most that a layer's kernel borrows (LanguageModel::WorkspaceBytes).
+  // Of a GPU: most that a layer's kernel borrows (ModelCost::WorkspaceBytes).
   double workspace = 0;
   double saved_copy = 0;  // that a save in the background writes; of a GPU's rank on the host
   double states = 0;      // before this rank's slices of rows, kept until backward

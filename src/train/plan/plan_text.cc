@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/human.h"
+#include "model/model_cost.h"
 #include "train/config/plan.h"
 
 namespace halflife::train {
@@ -47,7 +48,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
     out << "  " << verdict << "\n";
 
   const double tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
-  const model::FlopCount flops = model.FlopsPerToken(config.data.seq_len);
+  const model::FlopCount flops = model::ModelCost(model, config.data.seq_len).FlopsPerToken();
   out << "one step on " << Counted(world_size, "rank") << "\n";
   row("tokens", HumanCount(tokens));
   row("micro-batches on each rank", Concat(NumMicroBatches(config, world_size)));

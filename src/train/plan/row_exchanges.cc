@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "model/blocks/block.h"
 #include "model/mixer.h"
 #include "model/sequence_parallel.h"
 #include "train/step/shared_rows.h"
@@ -39,7 +40,7 @@ std::string KeyOf(const model::LanguageModel& model, int64_t layer) {
   alone.mixer = model.config().mixer_of(layer);
   alone.hybrid.clear();
   std::string key = model::ToJson(alone);
-  for (const model::StateTensor& tensor : model.TraitsOf(layer).state)
+  for (const model::StateTensor& tensor : model.block(layer).mixer().traits().state)
     key += Concat(" ", tensor.name, " ", Join(tensor.shape, "x"));
   return key;
 }

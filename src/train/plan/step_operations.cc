@@ -8,6 +8,7 @@
 #include "dist/mesh.h"
 #include "dist/parameter_gather.h"
 #include "kernels/torch/tensor_ref.h"
+#include "model/model_cost.h"
 #include "model/sequence_parallel.h"
 #include "train/config/plan.h"
 #include "train/step/bf16_wire.h"
@@ -35,16 +36,18 @@ class Pieces {
       params_[layer].push_back(param);
       weights[layer] += static_cast<double>(model.parameters().specs()[param].count());
     }
+    const model::ModelCost cost(model, config.data.seq_len);
+    const int64_t bytes = bf16 ? 2 : 4;
     for (const auto kind : {ComputePiece::Kind::kForward, ComputePiece::Kind::kBackward}) {
       const bool backward = kind == ComputePiece::Kind::kBackward;
       for (int64_t layer = -1; layer <= num_layers_; ++layer) {
-        model::FlopCount flops = model.FlopsOfLayer(layer, config.data.seq_len);
-        double kept = model.ActivationBytesOfLayer(layer, config.data.seq_len, bf16 ? 2 : 4);
+        model::FlopCount flops = cost.FlopsOfLayer(layer);
+        double kept = cost.ActivationBytesOfLayer(layer, bytes);
         if (backward) {
           flops.matmul *= 2;
           flops.mixing *= 2;
-          flops += model.RecomputedFlopsOfLayer(layer, config.data.seq_len, recompute);
-          kept += model.RecomputedBytesOfLayer(layer, config.data.seq_len, bf16 ? 2 : 4, recompute);
+          flops += cost.RecomputedFlopsOfLayer(layer, recompute);
+          kept += cost.RecomputedBytesOfLayer(layer, bytes, recompute);
         }
         const double of_layer = weights[static_cast<size_t>(layer + 1)];
         const bool block = layer >= 0 && layer < num_layers_;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dist/parameter_layout.h"
+#include "model/model_cost.h"
 #include "support/expect_error.h"
 #include "train/plan/cluster_plan_text.h"
 #include "train/plan/plan_search.h"
@@ -104,7 +105,7 @@ TEST(ClusterPlan, CountsMemoryByPart) {
              copied = static_cast<double>(layout.num_compute_elements());
   EXPECT_DOUBLE_EQ(memory.main_and_adam, copied * 4 / 8 + (all - copied) * 4 + all * 8 / 8);
   EXPECT_DOUBLE_EQ(memory.compute_copy, copied * 2);
-  EXPECT_DOUBLE_EQ(memory.states, 2 * model.StateBytesPerRow(2));
+  EXPECT_DOUBLE_EQ(memory.states, 2 * model::ModelCost(model, 256).StateBytesPerRow(2));
   // The two messages of a layer: a gather of both ranks' states, and one's own.
   int64_t layer_states = 0;
   for (const PlannedCollective& row : plan.collectives)
@@ -116,20 +117,24 @@ TEST(ClusterPlan, CountsMemoryByPart) {
   EXPECT_EQ(memory.saved_copy, 0);
 }
 
+double WorkspaceOf(const model::LanguageModel& model, const model::GpuBatch& batch) {
+  return model::ModelCost(model, batch.seq_len).WorkspaceBytes(batch);
+}
+
 // Of the rank's slices of rows, as the cluster's own GPU cuts them: two segments where one fills an
 // A100.
 TEST(ClusterPlan, CountsTheWorkspaceOfItsGpu) {
   constexpr kernels::DeviceLimits kH100 = {true, 132, 227 << 10}, kA100 = {true, 108, 163 << 10};
   EXPECT_EQ(PlanOf("gpus=8,zero=1,sp=2").memory.workspace,
-            model::LanguageModel(Recipe().model).WorkspaceBytes({2, 256, true, kH100}));
+            WorkspaceOf(model::LanguageModel(Recipe().model), {2, 256, true, kH100}));
   const std::vector<std::string> wide = {"model.model_dim=1024", "model.mixer.gla.num_heads=4",
                                          "data.seq_len=2048", "train.micro_batch=8",
                                          "train.global_batch=64"};
   const model::LanguageModel model(Recipe(wide).model);
   const double h100 = PlanOf("gpus=8", wide).memory.workspace,
                a100 = PlanOf("gpus=8,device=a100", wide).memory.workspace;
-  EXPECT_EQ(h100, model.WorkspaceBytes({8, 2048, true, kH100}));
-  EXPECT_EQ(a100, model.WorkspaceBytes({8, 2048, true, kA100}));
+  EXPECT_EQ(h100, WorkspaceOf(model, {8, 2048, true, kH100}));
+  EXPECT_EQ(a100, WorkspaceOf(model, {8, 2048, true, kA100}));
   EXPECT_GT(h100, a100);
   EXPECT_EQ(PlanOf("gpus=8,device=cpu,peak_tflops=1").memory.workspace, 0);
 }

@@ -15,7 +15,9 @@
 #include "kernels/decay_attention/cuda/turns.h"
 #include "kernels/polynomial_attention/args.h"
 #include "kernels/softmax_attention/args.h"
+#include "model/blocks/block.h"
 #include "model/language_model.h"
+#include "model/model_cost.h"
 #include "support/paths.h"
 #include "train/config/run_config.h"
 
@@ -93,7 +95,8 @@ void ExpectPlannedWorkspace(const RunConfig& config, const model::LanguageModel&
   for (const Device& device : kDevices) {
     const kernels::DecayAttentionPlan plan = MakePlan(args, device.limits);
     EXPECT_EQ(
-        model.WorkspaceBytes({config.train.micro_batch, config.data.seq_len, true, device.limits}),
+        model::ModelCost(model, config.data.seq_len)
+            .WorkspaceBytes({config.train.micro_batch, config.data.seq_len, true, device.limits}),
         static_cast<double>(
             std::max(ForwardWorkspaceBytes(args, plan), BackwardWorkspaceBytes(args, plan))))
         << device.name;
@@ -147,7 +150,7 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
                                  config.train.precision != "bf16";
         EXPECT_EQ(by_libtorch, kAttentionByLibTorch.count(entry.path().stem().string()) == 1);
         if (by_libtorch) continue;
-        const std::vector<model::StateTensor> state = model.TraitsOf(layer).state;
+        const std::vector<model::StateTensor> state = model.block(layer).mixer().traits().state;
         if (state.empty()) continue;  // an encoder's: below
         ExpectAttentionKernels(state.at(0).shape.at(2), state.at(1).shape.at(2));
         continue;
@@ -158,7 +161,7 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
         continue;
       }
       met.insert(name);
-      const model::StateTensor memory = model.TraitsOf(layer).state.at(0);
+      const model::StateTensor memory = model.block(layer).mixer().traits().state.at(0);
       ASSERT_EQ(memory.shape.size(), 3u) << memory.name << " is not [H, K, V]";
       kernels::DecayAttentionArgs args = ArgsOf(config, memory.shape, decayed->second);
       float scale = 1;  // only its presence counts
@@ -206,7 +209,7 @@ TEST(KernelRoutes, RecipesKeepMultiprocessorsBusy) {
     if (config.model.vocab_size == 0) config.model.vocab_size = 259;
     const model::LanguageModel model(config.model);
     kernels::DecayAttentionArgs args =
-        ArgsOf(config, model.TraitsOf(0).state.at(0).shape,
+        ArgsOf(config, model.block(0).mixer().traits().state.at(0).shape,
                kDecayed.at(std::string(config.model.mixer_of(0).name())));
     float decay = 0;
     args.log_decay.data = &decay;

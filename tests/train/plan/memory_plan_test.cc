@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "model/blocks/block.h"
 #include "support/expect_error.h"
 #include "support/paths.h"
 #include "train/config/plan.h"
@@ -145,7 +146,7 @@ TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
   const model::LanguageModel model(whole.model);
   EXPECT_EQ(PlanMemory(whole, model, 2).states, 0);
   double of_row = 0;
-  for (const model::StateTensor& tensor : model.TraitsOf(0).state) {
+  for (const model::StateTensor& tensor : model.block(0).mixer().traits().state) {
     double bytes = 4;
     for (const int64_t size : tensor.shape) bytes *= static_cast<double>(size);
     of_row += bytes;

@@ -14,6 +14,7 @@
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"
 #include "dist/mesh.h"
+#include "model/model_cost.h"
 #include "support/run_fixture.h"
 #include "train/step/step.h"
 
@@ -154,11 +155,11 @@ TEST_F(StepOperationsTest, OfRecomputationAreThoseOfARunWithMoreWork) {
   const RunConfig config = ParseRunConfig(kRecipe, "test", {});
   const model::LanguageModel model(config.model);
   const double tokens = 2.0 * 128;
+  const model::ModelCost cost(model, 128);
   double blocks = 0, mixers = 0;
   for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
-    const model::FlopCount block = model.FlopsOfLayer(layer, 128);
-    const model::FlopCount mixer =
-        model.RecomputedFlopsOfLayer(layer, 128, model::Recompute::kMixer);
+    const model::FlopCount block = cost.FlopsOfLayer(layer);
+    const model::FlopCount mixer = cost.RecomputedFlopsOfLayer(layer, model::Recompute::kMixer);
     blocks += block.matmul + block.mixing;
     mixers += mixer.matmul + mixer.mixing;
   }
