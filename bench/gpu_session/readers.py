@@ -80,7 +80,10 @@ def read_rows(finished: command.Finished, file: pathlib.Path) -> Outcome:
     if finished.code == 0:
         return Outcome(DONE, result=rows)
     reason = reason_of_skip(finished) if finished.code == 77 else ""
-    return Outcome(SKIPPED, reason) if reason else Outcome(FAILED, _exit_of(finished), rows)
+    if reason:
+        return Outcome(SKIPPED, reason)
+    bad = [f"{row['kind']} {row['shape']}: {row['failed']}" for row in rows.get("rows", []) if "failed" in row]
+    return Outcome(FAILED, "; ".join(bad) or _exit_of(finished), rows)
 
 
 def read_text(finished: command.Finished, _: pathlib.Path) -> Outcome:

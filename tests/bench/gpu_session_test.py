@@ -79,9 +79,14 @@ class ReadersTest(InAFolder):
 
     def test_rows_of_what_was_ended_count(self):
         path = self.folder / "rows.json"
-        path.write_text('{"rows": [1]}')
-        self.assertEqual(readers.read_rows(ended(-9), path).result, {"rows": [1]})
+        path.write_text('{"rows": [{"n": 1}]}')
+        self.assertEqual(readers.read_rows(ended(-9), path).result, {"rows": [{"n": 1}]})
         self.assertEqual(readers.read_rows(ended(77, "SKIPPED: no GPU was found"), path).reason, "no GPU was found")
+        failed = {"kind": "per_head", "shape": "B1", "failed": "exit 70"}
+        path.write_text(json.dumps({"rows": [{"kind": "per_head", "shape": "B2"}, failed]}))
+        outcome = readers.read_rows(ended(1, stderr="much"), path)
+        self.assertEqual((outcome.status, outcome.reason, len(outcome.result["rows"])),
+                         ("failed", "per_head B1: exit 70", 2))  # fmt: skip
 
 
 class ItemsTest(unittest.TestCase):
@@ -170,7 +175,7 @@ class SessionTest(InAFolder):
 
     def test_a_comparison_that_comes_on_goes_on(self):
         script = f'f="{self.folder}/out/logs/group-rows.file"; n=$(grep -o 1 "$f" 2>/dev/null | wc -l)\n'
-        script += 'if [ "$n" = 0 ]; then echo \'{"rows": [1]}\' >"$f"; sleep 60; fi; echo \'{"rows": [1, 1]}\' >"$f"'
+        script += 'if [ "$n" = 0 ]; then echo \'{"rows": [{"n": 1}]}\' >"$f"; sleep 60; fi; echo \'{"rows": [{"n": 1}, {"n": 1}]}\' >"$f"'
         item = self.item("rows", script, read=readers.read_rows, resumes=True, minutes=0.01)
         self.assertEqual(self.go([item])["rows"][0], "interrupted")
         self.assertEqual(self.go([item])["rows"][0], "done")
