@@ -16,7 +16,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -82,7 +81,7 @@ Tensors ForwardBackward(const Form& form, const Operands& x, int64_t window) {
 double WorstError(const Tensors& got, const Tensors& want) {
   double worst = 0;
   for (size_t i = 0; i < got.size(); ++i)
-    worst = std::max(worst, RelativeRms(got[i], want[i].detach()));
+    worst = Worse(worst, RelativeRms(got[i], want[i].detach()));
   return worst;
 }
 

@@ -106,7 +106,7 @@ double WorstError(const Form& form, const Form& exact, const Problem& p) {
   const auto got = run(form, at::kFloat), want = run(exact, at::kDouble);
   double worst = 0;
   for (size_t i = 0; i < got.size(); ++i)
-    worst = std::max(worst, RelativeRms(got[i].detach(), want[i].detach()));
+    worst = Worse(worst, RelativeRms(got[i].detach(), want[i].detach()));
   return worst;
 }
 

@@ -58,7 +58,7 @@ double Check(const Case& one, const Pass& pass) {
                                                                  : one.max_error;
     HL_CHECK(error <= allowed, one.family, " ", one.shape, ", ", pass.name, ": result ", i,
              " is off by ", error, " of LibTorch's form in fp64; ", allowed, " is allowed");
-    worst = std::max(worst, error);
+    worst = Worse(worst, error);
   }
   return worst;
 }
