@@ -104,9 +104,10 @@ def train_step(records: list[dict]) -> str:
         counts = [str(profile.get(key, "")) for key in ("launches", "copies", "synchronisations")]
         tokens = r["batch"] * r["seq_len"] / r["median_ms"] * 1e3
         rows.append([name_of(record), f"{r['parameters']:,}", f"{r['batch']} x {r['seq_len']}", f"{r['median_ms']:.1f}",
-                     f"{tokens:,.0f}", f"{r['share_of_peak']:.1%}", f"{r['peak_memory_mib'] / 1024:.1f}", *counts])  # fmt: skip
+                     f"{tokens:,.0f}", f"{r['share_of_peak']:.1%}", f"{r['peak_memory_mib'] / 1024:.1f}", *counts,
+                     f"{r['first_loss']:.2f} / {r['last_loss']:.2f}"])  # fmt: skip
     head = ["model", "parameters", "batch", "ms", "tokens/s", "share of peak", "peak memory, GiB", "launches", "copies",
-            "synchronisations"]  # fmt: skip
+            "synchronisations", "loss: first / last step"]  # fmt: skip
     if not rows:
         return ""
     peaks = sorted({record["result"]["peak"] for record in of_group(records, "train_step")})

@@ -88,6 +88,7 @@ class RehearsalTest(unittest.TestCase):
         self.assertTrue(steps)
         for step in steps:
             self.assertGreater(step["median_ms"], 0)
+            self.assertLessEqual(step["last_loss"], step["first_loss"])
             self.assertGreater(step["profile"]["wall_ms"], 0)
             self.assertIn("aten::", " ".join(entry["name"] for entry in step["profile"]["top"]))
 

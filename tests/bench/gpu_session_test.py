@@ -276,6 +276,7 @@ FIGURES = {
                                           "fused_peak_mib": 90.0},
     "train_step/gla 340m": {"parameters": 374_000_000, "batch": 8, "seq_len": 2048, "median_ms": 200.0,
                             "share_of_peak": 0.41, "peak": "H200 bf16 dense", "peak_memory_mib": 20480.0,
+                            "first_loss": 10.58, "last_loss": 6.25,
                             "profile": {"launches": 900, "copies": 4, "synchronisations": 3, "wall_ms": 210.0,
                                         "top": [{"name": "gemm<a|b>", "calls": 12, "ms": 90.0}]}},
     "decode/gla 340m": {"early": 1000, "tokens": 10000, "early_ms_per_token": 2.0, "late_ms_per_token": 2.1, "ratio": 1.05},
@@ -307,7 +308,7 @@ class TablesTest(InAFolder):
                       "| B2 T64 d64 | forward | window | 0.250 | 0.50 x |",
                       "| weight_gradient | backward | [8] | 0.0400 | 1.50 x |  |",
                       "| 8 x 4, vocabulary 9 | 4.00 | 2.00 | 2.00 x | 900 | 90 |",
-                      "| gla 340m | 374,000,000 | 8 x 2048 | 200.0 | 81,920 | 41.0% | 20.0 | 900 | 4 | 3 |",
+                      "| gla 340m | 374,000,000 | 8 x 2048 | 200.0 | 81,920 | 41.0% | 20.0 | 900 | 4 | 3 | 10.58 / 6.25 |",
                       "| `gemm<a/b>` | 12 | 90.00 |", "| gla 340m | 1,000 / 10,000 | 2.000 | 2.100 | 1.05 |"):  # fmt: skip
             self.assertIn(words, text)
         self.assertNotIn("Not done", text)
