@@ -23,6 +23,7 @@
 #include "kernels/cpu/instruction_set.h"
 #include "model/language_model.h"
 #include "support/measure.h"
+#include "support/program.h"
 #include "train/config/run_config.h"
 
 namespace halflife {
@@ -138,11 +139,8 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", options.tokens)->check(CLI::Range(1000, 100000000));
   app.add_flag("!--no-cuda-graph", options.decoder.use_graph, "Launch each kernel by itself");
   CLI11_PARSE(app, argc, argv);
-  try {
+  return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     halflife::Run(options);
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+  });
 }

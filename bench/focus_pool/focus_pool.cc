@@ -24,6 +24,7 @@
 #include "kernels/cpu/instruction_set.h"
 #include "kernels/focus_pool/focus_pool.h"
 #include "support/measure.h"
+#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -199,11 +200,8 @@ int main(int argc, char** argv) {
   at::set_num_threads(options.threads);
   // Results are allocated anew in every call: what is timed is the loops, not page faults.
   halflife::PrepareHeap();
-  try {
+  return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     std::cout << halflife::bench::Run(options).dump(2) << "\n";
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+  });
 }

@@ -2,9 +2,10 @@
 // AdamW. Random tokens, one rank. The losses must be those of a model that learns its one batch by
 // heart, below. Prints one JSON line: the shape, losses, the median and the spread of the step
 // time, GFLOP/s and the share of the peak (CPU: sgemm, measured in the same process; a GPU
-// that is not known by name: its bf16 matmul), with --profile what one more step launches and waits
-// for. The PyTorch twin is pytorch_step.py, compare.py runs both in pairs and compares the losses
-// of their first steps, from the same parameters and batch.
+// that is not known by name: its bf16 matmul), the peak of memory (CPU: resident; a GPU: handed out
+// by LibTorch's allocator, so without CUDA's context and NCCL's buffers), with --profile what one
+// more step launches and waits for. The PyTorch twin is pytorch_step.py, compare.py runs both in
+// pairs and compares the losses of their first steps, from the same parameters and batch.
 //
 //   train_step --mixer gla --layers 6 --dim 256 --seq-len 512 --batch 8 --heads 4 --steps 10
 //       --threads 1
@@ -41,6 +42,7 @@
 #include "model/model_cost.h"
 #include "profile.h"
 #include "support/measure.h"
+#include "support/program.h"
 #include "train/device.h"
 #include "train/step/adamw.h"
 #include "train/step/gradient_hooks.h"
@@ -192,8 +194,8 @@ train::ComputePeak FindPeak(const Device& device) {
 nlohmann::ordered_json ProfileStep(at::Device device, Bench& trained) {
   try {
     return bench::Profile(device, [&] { trained.Step(); });
-  } catch (const Error& error) {
-    return {{"failed", error.message()}};
+  } catch (const std::exception& error) {
+    return {{"failed", bench::WordsOf(error)}};
   }
 }
 
@@ -308,10 +310,5 @@ int main(int argc, char** argv) {
       std::cout << name << "\n";
     return 0;
   }
-  try {
-    halflife::Run(options);
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+  return halflife::bench::ExitCodeOf([&] { halflife::Run(options); });
 }
