@@ -441,9 +441,13 @@ def time_ours(binary: pathlib.Path, kind: str, shape: Shape, samples: int) -> di
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise Failed(f"exit {done.returncode} of {' '.join(map(str, command))}: {last}")
     try:
-        return json.loads(done.stdout)
+        result = json.loads(done.stdout)
     except json.JSONDecodeError as error:
         raise Failed(f"the output of {' '.join(map(str, command))} is no JSON: {error}") from error
+    figures = [result["max_error"]] + [value for name in PASSES for value in result[name].values()]
+    if None in figures:
+        raise Failed(f"some figures of {' '.join(map(str, command))} are no numbers")
+    return result
 
 
 class Comparison:

@@ -32,14 +32,15 @@ def reason_of_skip(finished: command.Finished) -> str:
 
 
 def read_json(finished: command.Finished, _: pathlib.Path) -> Outcome:
-    """A benchmark: its whole output is JSON."""
-    if finished.code != 0:
-        reason = reason_of_skip(finished) if finished.code in (4, 77) else ""
-        return Outcome(SKIPPED, reason) if reason else Outcome(FAILED, _exit_of(finished))
+    """A benchmark: its whole output is JSON, of one that failed in parts too."""
+    reason = reason_of_skip(finished) if finished.code in (4, 77) else ""
+    if reason:
+        return Outcome(SKIPPED, reason)
     try:
-        return Outcome(DONE, result=json.loads(finished.stdout))
+        result = json.loads(finished.stdout)
     except json.JSONDecodeError as error:
-        return Outcome(FAILED, f"its output is no JSON: {error}")
+        return Outcome(FAILED, _exit_of(finished) if finished.code != 0 else f"its output is no JSON: {error}")
+    return Outcome(DONE, result=result) if finished.code == 0 else Outcome(FAILED, _exit_of(finished), result)
 
 
 def read_gtest(finished: command.Finished, file: pathlib.Path) -> Outcome:

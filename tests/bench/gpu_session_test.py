@@ -68,6 +68,8 @@ class ReadersTest(InAFolder):
         self.assertEqual(read(ended(4, stderr="skipped: no CUDA device")).status, "skipped")
         self.assertEqual(read(ended(70, stderr="skipped: no")).status, "failed")
         self.assertEqual(read(ended(0, "ms")).status, "failed")
+        self.assertEqual(read(ended(1, '{"rows": [1]}', "1 of 2 parts has a problem")),
+                         readers.Outcome("failed", "exit code 1: 1 of 2 parts has a problem", {"rows": [1]}))  # fmt: skip
 
     def test_sanitizer_wants_a_summary_and_a_test_that_ran(self):
         read = lambda *finished: readers.read_sanitizer(ended(*finished), self.folder).status
@@ -187,6 +189,40 @@ class SessionTest(InAFolder):
         self.assertEqual(status, "failed")
         self.assertRegex(reason, r"(?s)illegal memory access\nlaunches checked: .*rotary encoding: the kernel failed")
 
+    # Of cases A.Good, A.Bad, B.Late, B.None, B.Wrong, in one process a fault at A.Bad takes the rest along.
+    FAULTY = """
+ran() { echo "[ RUN      ] $1"; echo "[       OK ] $1 (1 ms)"; }
+case "$*" in
+*--gtest_list_tests*) printf 'Running main()\\nA.\\n  Good\\n  Bad/0  # GetParam() = 3\\n  DISABLED_Old\\nB.\\n'
+                      printf '  Late\\n  None\\n  Wrong\\n' ;;
+*filter=A.Good*) echo "run twice" >&2; exit 9 ;;
+*filter=B.Late*) ran B.Late ;;
+*filter=B.None*) echo "[ RUN      ] B.None"; echo "[  SKIPPED ] B.None (0 ms)" ;;
+*filter=B.Wrong*) echo "off by 3" >&2; exit 1 ;;
+*) [ "$HALFLIFE_CHECK_LAUNCHES" = 1 ] && echo "only $*: the kernel failed"
+   ran A.Good; echo "[ RUN      ] A.Bad/0"; echo "CUDA error: an illegal memory access" >&2
+   END ;;
+esac"""
+
+    def test_after_a_fault_each_other_case_runs_by_itself(self):
+        aborts = self.item("aborts", self.FAULTY.replace("END", "kill -ABRT $$"), read=readers.read_gtest)
+        ends = self.FAULTY.replace("END", 'echo "[  FAILED  ] A.Bad/0, where GetParam() = 3 (1 ms)"; ran B.Late; exit 1')
+        reports = self.item("reports", ends, read=readers.read_gtest)
+        for item in (aborts, reports):
+            status, reason = self.go([item])[item.program]
+            self.assertEqual(status, "failed")
+            self.assertRegex(reason, r"^failed: A.Bad/0, B.Wrong\nB.Wrong: off by 3\nlaunches checked: ")
+            with session.Folder(self.folder / "out") as folder:
+                result = folder.record_of(item)["result"]
+            self.assertEqual(result, {"passed": 2, "failed": ["A.Bad/0", "B.Wrong"], "skipped": 1})
+        checked = (self.folder / "out/logs/group-aborts.checked.out").read_text()
+        self.assertIn("only --gtest_filter=A.Bad/0: the kernel failed", checked)
+
+    def test_cases_without_time_are_said(self):
+        slow = self.FAULTY.replace("ran B.Late ;;", "sleep 60 ;;").replace("END", "exit 1")
+        item = self.item("slow", slow, read=readers.read_gtest, minutes=1.5 / 60)
+        self.assertRegex(self.go([item])["slow"][1], "^failed: A.Bad/0, B.Late; 2 had no time\nB.Late: ended after its time")
+
     def test_refuses_another_machine_and_a_second_call(self):
         self.go([self.item("item", "echo '{}'")])
         with session.Folder(self.folder / "out") as folder:
@@ -268,12 +304,15 @@ FIGURES = {
     "fla/per_head": {"rows": [{"kind": "per_head", "shape": "B2 T64 H2 D64", **of_passes(
         fla_ms=3.0, halflife_ms=1.5, speed=2.0, share_of_memory_roofline=0.6)}]},
     "softmax_attention/B2 T64 d64": {"device": "NVIDIA H200", "batch": 2, "forward": [
-        {"form": "window", "ms": 0.25, "causal_ms": 0.5, "over_causal": 0.5}]},
+        {"form": "window", "ms": 0.25, "late_share": 0, "causal_ms": 0.5, "causal_late_share": 0, "over_causal": 0.5},
+        {"form": "blocks", "problem": "CUDA error:\na | b"}], "problem": "off by 0.3"},
     "row_kernels/step": {"rows": [{"family": "rotary", "pass": "forward", "shape": "[8]", "ms": 0.02, "speed_ratio": 3.0,
-                                   "share_of_ceiling": 0.8}, {"family": "weight_gradient", "pass": "backward",
-                                                              "shape": "[8]", "ms": 0.04, "speed_ratio": 1.5}]},
+                                   "late_share": 0, "eager_late_share": 0.11, "share_of_ceiling": 0.8},
+                                  {"family": "weight_gradient", "pass": "backward", "shape": "[8]", "ms": 0.04,
+                                   "speed_ratio": 1.5, "late_share": 0.1, "eager_late_share": 0},
+                                  {"family": "swiglu", "pass": "forward", "shape": "[9]", "problem": "off by nan"}]},
     "cross_entropy/8 x 4, vocabulary 9": {"plain_ms": 4.0, "fused_ms": 2.0, "speed_ratio": 2.0, "plain_peak_mib": 900.0,
-                                          "fused_peak_mib": 90.0},
+                                          "fused_peak_mib": 90.0, "plain_late_share": 0, "fused_late_share": 0},
     "train_step/gla 340m": {"parameters": 374_000_000, "batch": 8, "seq_len": 2048, "median_ms": 200.0,
                             "share_of_peak": 0.41, "peak": "H200 bf16 dense", "peak_memory_mib": 20480.0,
                             "first_loss": 10.58, "last_loss": 6.25,
@@ -304,8 +343,10 @@ class TablesTest(InAFolder):
         text = self.text()
         for words in ("### NVIDIA H200, driver 580.1, commit 0123456789ab", "| `wrappers_gpu_test` | 30 | 0 | 2 |",
                       "| per_head | B2 T64 H2 D64 | 0.500 / 0.500 | 61% / 61% | 30% / 30% | 0% / 0% | 2.0e-03 |",
-                      "| 2.00 x / 2.00 x | 60% / 60% |", "| rotary | forward | [8] | 0.0200 | 3.00 x | 80% |",
+                      "| 2.00 x / 2.00 x | 60% / 60% |", "| rotary | forward | [8] | 0.0200 | 3.00 x (late) | 80% |",
+                      "| swiglu | forward | [9] | problem: off by nan |  |  |",
                       "| B2 T64 d64 | forward | window | 0.250 | 0.50 x |",
+                      "| B2 T64 d64 | forward | blocks | problem: CUDA error: a / b |  |", "\nB2 T64 d64, problem: off by 0.3",
                       "| weight_gradient | backward | [8] | 0.0400 | 1.50 x |  |",
                       "| 8 x 4, vocabulary 9 | 4.00 | 2.00 | 2.00 x | 900 | 90 |",
                       "| gla 340m | 374,000,000 | 8 x 2048 | 200.0 | 81,920 | 41.0% | 20.0 | 900 | 4 | 3 | 10.58 / 6.25 |",
@@ -315,6 +356,20 @@ class TablesTest(InAFolder):
         for block in text.split("\n\n"):
             widths = {line.count("|") for line in block.splitlines() if line.startswith("|")}
             self.assertLessEqual(len(widths), 1, block)
+
+    def test_a_figure_that_is_no_number_costs_no_table(self):
+        def without_numbers(value, key=""):
+            if isinstance(value, dict):
+                return {key: without_numbers(inner, key) for key, inner in value.items()}
+            if isinstance(value, list):
+                return [without_numbers(inner, key) for inner in value]
+            return None if isinstance(value, float) else value
+
+        measured = {name: result for name, result in FIGURES.items() if not name.startswith("fla")}
+        out = self.leave(*(record(name, result=without_numbers(result)) for name, result in measured.items()))
+        text = tables.session_text(tables.merged(out))
+        self.assertIn("| per_head | B2 T64 H2 D64 | no number / no number |", text)
+        self.assertIn("| gla 340m | 374,000,000 | 8 x 2048 | no number | no number | no number | no number |", text)
 
     def test_what_was_left_out_is_said(self):
         text = self.text(record("fla/per_token", "skipped", "no fla here"), record("tests/step_gpu_test", "failed", "a\nb",
