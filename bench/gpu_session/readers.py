@@ -69,6 +69,8 @@ def read_sanitizer(finished: command.Finished, _: pathlib.Path) -> Outcome:
     result = {"summary": summary[0] if summary else "", "passed": len(re.findall(r"^\[       OK \] ", text, re.M))}
     if finished.code != 0:
         return Outcome(FAILED, _exit_of(finished), result)
+    if re.search(r"[1-9]\d* warning", result["summary"]):  # of them the exit code says nothing
+        return Outcome(FAILED, result["summary"], result)
     if result["passed"] == 0:
         why = re.search(r": Skipped\n(.*)", text)
         return Outcome(SKIPPED, why[1] if why else "it ran no test", result)

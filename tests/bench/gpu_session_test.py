@@ -78,6 +78,10 @@ class ReadersTest(InAFolder):
         self.assertEqual(read(0, ran), "failed")
         self.assertEqual(read(99, ran + "========= ERROR SUMMARY: 2 errors"), "failed")
         self.assertEqual(read(0, "x.cc:3: Skipped\nno CUDA device\n" + summary), "skipped")
+        hazards = "========= RACECHECK SUMMARY: {0} hazards displayed (0 errors, {0} warnings)\n"
+        self.assertEqual(read(0, ran + hazards.format(0)), "done")
+        self.assertEqual(read(0, ran + hazards.format(1)), "failed")
+        self.assertEqual(read(0, ran + hazards.format(20)), "failed")
 
     def test_rows_of_what_was_ended_count(self):
         path = self.folder / "rows.json"
@@ -106,6 +110,12 @@ class ItemsTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "--only speed.*tests, memcheck, .*train_step"):
             items.chosen(["speed"])
         self.assertEqual({item.group for item in items.chosen(["memcheck", "decode/"])}, {"memcheck", "decode"})
+
+
+    def test_memcheck_sees_each_allocation_by_itself(self):
+        for item in items.ITEMS:
+            caches = "PYTORCH_NO_CUDA_MEMORY_CACHING=1" not in item.before
+            self.assertEqual(caches, item.group != "memcheck", item.name)
 
 
 class SessionTest(InAFolder):
