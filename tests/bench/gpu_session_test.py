@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -99,6 +100,28 @@ class ItemsTest(unittest.TestCase):
     def test_names_and_files_are_their_own(self):
         for key in ("name", "file_name"):
             self.assertEqual(len({getattr(item, key) for item in items.ITEMS}), len(items.ITEMS))
+        for item in items.ITEMS:
+            self.assertRegex(item.file_name, r"^[A-Za-z0-9._-]+$")
+
+    def test_what_tells_most_comes_first(self):
+        names = [item.name for item in items.ITEMS]
+        groups = [name.partition("/")[0] for name in names]
+        first = len(groups) - len(list(itertools.dropwhile(lambda group: group == "tests", groups)))
+        self.assertGreaterEqual(first, 8)
+        kinds = list(items.DECAY_SHAPES)
+        self.assertEqual(names[first], "train_step/gla 340m")
+        self.assertEqual([name.partition("/")[2].split()[0] for name in names[first + 1 : first + 4]], kinds)
+        self.assertEqual([name.partition("/")[0] for name in names[first + 4 : first + 6]], ["row_kernels", "memcheck"])
+
+    def test_hopper_scans_are_asked_for_beside_the_usual_ones(self):
+        asked = {item.name: item for item in items.ITEMS if items.HOPPER[1] in item.before}
+        self.assertEqual({name.partition(" ")[0] for name in asked},
+                         {"tests/decay_binding_gpu_test,", "decay_attention/per_head", "decay_attention/per_token"})  # fmt: skip
+        for name, item in asked.items():
+            usual = next(one for one in items.ITEMS if one.name == name.removesuffix(", warpgroups"))
+            self.assertEqual((item.program, item.words), (usual.program, usual.words))
+            words = items.words_of(item, (), pathlib.Path("b"), pathlib.Path("f"), False, {})
+            self.assertEqual(words[:3], ["env", "HALFLIFE_WARPGROUPS=1", f"b/{item.program}"])
 
     def test_benchmarks_ask_for_the_gpu_and_rehearse_without(self):
         for item in items.ITEMS:
@@ -107,7 +130,7 @@ class ItemsTest(unittest.TestCase):
                 self.assertNotIn("cuda", item.rehearsal)
 
     def test_what_no_item_is_called_says_which_there_are(self):
-        with self.assertRaisesRegex(ValueError, "--only speed.*tests, memcheck, .*train_step"):
+        with self.assertRaisesRegex(ValueError, "--only speed.*tests, train_step, .*memcheck"):
             items.chosen(["speed"])
         self.assertEqual({item.group for item in items.chosen(["memcheck", "decode/"])}, {"memcheck", "decode"})
 
@@ -399,7 +422,21 @@ class TablesTest(InAFolder):
             self.assertTrue(text.startswith(f"before\n{tables.BEGIN}\n### NVIDIA H200"))
             self.assertTrue(text.endswith(f"|\n{tables.END}\nafter\n"))
             self.assertEqual(tables.with_tables(text, tables.gpu_text(measured)), text)
-        self.assertEqual([path.name for path in measured.iterdir()], ["nvidia_h200.json"])
+        self.assertEqual([path.name for path in measured.iterdir()],
+                         ["nvidia_h200_driver_580_1_commit_0123456789ab.json"])  # fmt: skip
+
+    def test_results_of_another_driver_or_commit_erase_none(self):
+        document, measured = self.folder / "RESULTS.md", self.folder / "measured"
+        document.write_text(f"{tables.BEGIN}\n{tables.END}\n")
+        for i, where in enumerate((HERE, dataclasses.replace(HERE, driver="590.2"), dataclasses.replace(HERE, commit="fedcba987654"))):
+            out = self.folder / f"out{i}"
+            (out / "items").mkdir(parents=True)
+            one = record("decode/gla 340m", result=FIGURES["decode/gla 340m"], where=where)
+            (out / "items/0.json").write_text(json.dumps(one))
+            with contextlib.redirect_stdout(io.StringIO()):
+                tables.publish(out, measured, document)
+        self.assertEqual(len(list(measured.iterdir())), 3)
+        self.assertEqual(len(re.findall("^### NVIDIA H200, ", document.read_text(), re.M)), 3)
 
     def test_refuses_mixtures_and_rehearsals(self):
         one = record("decode/gla 340m", result=FIGURES["decode/gla 340m"])
@@ -453,6 +490,17 @@ class CarryTest(InAFolder):
         with self.assertRaisesRegex(ValueError, "--list-files cuts them"):
             carry.pack(items.chosen(["decode/"]), build, self.folder / "more", most_mib=1e-3)
         self.assertFalse((self.folder / "more").exists())
+
+    def test_the_commit_is_the_builds(self):
+        self.assertRegex(machine.commit_of(self.folder), "^[0-9a-f]{12}( with changes)?$|^unknown$")
+        version = self.folder / machine.VERSION
+        version.parent.mkdir(parents=True)
+        text = (REPO / "src/core/version.cc.in").read_text()
+        for dirty, word in (("false", ""), ("true", machine.WITH_CHANGES)):
+            version.write_text(text.replace("@HALFLIFE_VERSION@", "0.1.0").replace("@GIT_HASH@", "0123456789ab").replace("@GIT_DIRTY@", dirty))
+            self.assertEqual(machine.commit_of(self.folder), "0123456789ab" + word)
+        version.write_text(text.replace("@GIT_HASH@", ""))
+        self.assertNotIn("0123456789ab", machine.commit_of(self.folder))
 
     def test_carried_programs_find_the_installed_package(self):
         plain = machine.environment(self.folder)
