@@ -215,9 +215,14 @@ def merged(out: pathlib.Path) -> dict:
     return {"machine": found, "records": records}
 
 
+def slug_of(where: machine.Machine) -> str:
+    """Of all that results belong to: those of another driver or commit stand beside them."""
+    return re.sub(r"[^a-z0-9]+", "_", f"{where.gpu} driver {where.driver} commit {where.commit}".lower())
+
+
 def publish(out: pathlib.Path, folder: pathlib.Path = MEASURED, document: pathlib.Path = RESULTS) -> int:
     session = merged(out)
-    slug = re.sub(r"[^a-z0-9]+", "_", session["machine"]["gpu"].lower())
+    slug = slug_of(machine.Machine(**session["machine"]))
     folder.mkdir(exist_ok=True)
     (folder / f"{slug}.json").write_text(json.dumps(session, indent=1) + "\n")
     document.write_text(with_tables(document.read_text(), gpu_text(folder)))
