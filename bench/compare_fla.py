@@ -16,8 +16,9 @@ is off is left out of the times, and the row says so: on Hopper fla 0.6.0 refuse
 chunk_simple_gla with triton 3.4 to 3.7.0.
 
 The file of --json is written anew after each shape. --resume keeps its rows; those that failed on
-halflife's side are tried again, after the others. Exit code 1: some failed; 77 and a line
-"SKIPPED: ..." where there is no GPU, no fla or no binary.
+halflife's side are tried again, after the others. Exit code 1: some failed; 75: a fault of fla's
+took the process, --resume goes on; 77 and a line "SKIPPED: ..." where there is no GPU, no fla or no
+binary.
 """
 
 import argparse
@@ -38,6 +39,7 @@ MAX_ERROR = 1e-2  # relative RMS: bf16 operands and results, 2^-9 each, in three
 LONGEST_RECURRENT = 2048  # beyond, one step a token is no rival
 WARM_UPS = 10
 MANY_LATE = 0.1  # of a side's calls that waited for the host: the times say less
+LOST = 75  # the exit code where --resume goes on
 LATE = " (late)"
 LATE_MEANS = f"(late): in more than {MANY_LATE:.0%} of a side's calls the GPU waited for the host."
 PASSES = ("forward", "forward_backward")
@@ -566,7 +568,8 @@ def compare(torch, options) -> int:
         if options.json:
             write_json(options.json, result)
         if context_is_lost(torch):
-            sys.exit("a kernel of fla's failed and with it all of this process; --resume goes on")
+            print("a kernel's fault took this whole process; --resume goes on", file=sys.stderr)
+            sys.exit(LOST)
 
     for kind in kinds:
         for operation in KINDS[kind]:

@@ -82,6 +82,8 @@ def read_rows(finished: command.Finished, file: pathlib.Path) -> Outcome:
     rows = json.loads(file.read_text()) if file.exists() else {}
     if finished.code == 0:
         return Outcome(DONE, result=rows)
+    if finished.code == 75:
+        return Outcome(INTERRUPTED, finished.last_words(1), rows)
     reason = reason_of_skip(finished) if finished.code == 77 else ""
     if reason:
         return Outcome(SKIPPED, reason)

@@ -89,6 +89,8 @@ class ReadersTest(InAFolder):
         path.write_text('{"rows": [{"n": 1}]}')
         self.assertEqual(readers.read_rows(ended(-9), path).result, {"rows": [{"n": 1}]})
         self.assertEqual(readers.read_rows(ended(77, "SKIPPED: no GPU was found"), path).reason, "no GPU was found")
+        lost = readers.read_rows(ended(75, stderr="much\nall is lost"), path)
+        self.assertEqual((lost.status, lost.reason, lost.result), ("interrupted", "all is lost", {"rows": [{"n": 1}]}))
         failed = {"kind": "per_head", "shape": "B1", "failed": "exit 70"}
         path.write_text(json.dumps({"rows": [{"kind": "per_head", "shape": "B2"}, failed]}))
         outcome = readers.read_rows(ended(1, stderr="much"), path)
