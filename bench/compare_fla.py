@@ -1,23 +1,33 @@
 #!/usr/bin/env python3
-"""Decay attention against flash-linear-attention on the same GPU: forward, forward + backward, bf16.
+"""Decay attention against flash-linear-attention on one GPU: forward, forward + backward, bf16.
 
     pip install torch==2.11.0 flash-linear-attention==0.6.0
     cmake --build build/cuda --target bench_decay_attention
     python3 bench/compare_fla.py --json fla.json --markdown fla.md
     python3 bench/compare_fla.py --only per_head --rounds 3 --samples 20 --json fla.json --resume
 
-Per shape and round bench_decay_attention runs as a process of its own, then fla's operations here, the
-order turned each round; times are medians over the rounds of medians between CUDA events. fla counts
-with the fastest of its operations for that kind of decay. Before anything is timed, fla is compared
-with the recurrence in fp64 on a small shape; bench_decay_attention does so with its own oracle and
-reports the error. The file of --json is written anew after each shape; --resume keeps its rows. Exit code 77 and a line "SKIPPED: ..." where there is no GPU, no fla or no binary.
+Per shape and round bench_decay_attention runs as a process of its own, then fla's operations here,
+the order turned each round; times are medians over the rounds of medians between CUDA events. fla
+counts with the fastest of its operations for that kind of decay.
+
+Before anything is timed, each pass of each operation is compared with the recurrence in fp64 on a
+small shape; bench_decay_attention does so with its own oracle and reports the error. What raises or
+is off is left out of the times, and the row says so: on Hopper fla 0.6.0 refuses the backward of
+chunk_simple_gla with triton 3.4 to 3.7.0.
+
+The file of --json is written anew after each shape. --resume keeps its rows; those that failed on
+halflife's side are tried again, after the others. Exit code 1: some failed; 75: a fault of fla's
+took the process, --resume goes on; 77 and a line "SKIPPED: ..." where there is no GPU, no fla or no
+binary.
 """
 
 import argparse
 import dataclasses
 import importlib
 import inspect
+import itertools
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -28,6 +38,11 @@ REPO = pathlib.Path(__file__).resolve().parents[1]
 MAX_ERROR = 1e-2  # relative RMS: bf16 operands and results, 2^-9 each, in three products in a row
 LONGEST_RECURRENT = 2048  # beyond, one step a token is no rival
 WARM_UPS = 10
+MANY_LATE = 0.1  # of a side's calls that waited for the host: the times say less
+LOST = 75  # the exit code where --resume goes on
+LATE = " (late)"
+LATE_MEANS = f"(late): in more than {MANY_LATE:.0%} of a side's calls the GPU waited for the host."
+PASSES = ("forward", "forward_backward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +85,7 @@ SMALL = Shape(1, 200, 2, 64)
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One function of fla. `decay` is its name for log_decay; None: it makes RetNet's constants itself."""
+    """One function of fla. `decay` is its name for log_decay; None: it makes RetNet's constants."""
 
     module: str
     name: str
@@ -119,23 +134,84 @@ def fastest(times: dict[str, list[float]]) -> tuple[str, float]:
     return name, medians[name]
 
 
-def summarise(kind: str, shape: Shape, ours: list[dict], fla: dict[str, dict[str, list[float]]]) -> dict:
-    """`ours`: JSON of bench_decay_attention, a round each; `fla`: pass -> operation -> ms, a round each."""
+def worst(values) -> float:
+    """The largest; NaN where one is, which max() may pass over."""
+    values = list(values)
+    return math.nan if any(math.isnan(value) for value in values) else max(values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """Of a round: the median, and the share of calls in which the GPU waited for the host."""
+
+    ms: float
+    late_share: float = 0.0
+
+
+def summarise(
+    kind: str,
+    shape: Shape,
+    ours: list[dict],
+    fla: dict[str, dict[str, list[Time]]],
+    problems: list[str] | tuple[str, ...] = (),
+) -> dict:
+    """`ours`: JSON of bench_decay_attention, a round each; `fla`: pass -> operation -> times, a
+    round each, without the operations that cannot do it; `problems`: why not."""
     row = {"kind": kind, "shape": str(shape), **dataclasses.asdict(shape)}
-    row["max_error"] = max(result["max_error"] for result in ours)
-    for name in ("forward", "forward_backward"):
+    row["max_error"] = worst(result["max_error"] for result in ours)
+    row["problems"] = list(problems)
+    for name in PASSES:
         own = statistics.median(result[name]["ms"] for result in ours)
-        rival, rival_ms = fastest(fla[name])
         row[name] = {
             "halflife_ms": own,
-            "fla_ms": rival_ms,
-            "fla_operation": rival,
-            "speed": rival_ms / own,
             "share_of_memory_roofline": statistics.median(
                 result[name]["share_of_memory_roofline"] for result in ours
             ),
+            "halflife_late_share": worst(result[name]["late_share"] for result in ours),
+        }
+        if not fla[name]:
+            continue
+        times = {operation: [one.ms for one in rounds] for operation, rounds in fla[name].items()}
+        rival, rival_ms = fastest(times)
+        row[name] |= {
+            "fla_ms": rival_ms,
+            "fla_operation": rival,
+            "fla_late_share": worst(one.late_share for one in fla[name][rival]),
+            "speed": rival_ms / own,
         }
     return row
+
+
+def failed_row(kind: str, shape: Shape, reason: str, problems: list[str]) -> dict:
+    return {"kind": kind, "shape": str(shape), **dataclasses.asdict(shape), "failed": reason,
+            "problems": problems}  # fmt: skip
+
+
+def is_late(one: dict) -> bool:
+    """Whether a side of a pass waited for the host too often for its ratio to count."""
+    shares = (one.get("halflife_late_share", 0), one.get("fla_late_share", 0))
+    return not all(share <= MANY_LATE for share in shares)
+
+
+def cells_of(row: dict) -> list[str]:
+    if "failed" in row:
+        return [row["kind"], row["shape"], f"failed: {table_words(row['failed'])}", "", "", ""]
+    passes = [row[name] for name in PASSES]
+    cells = [row["kind"], row["shape"]]
+    for key in ("fla_ms", "halflife_ms"):
+        cells.append(" / ".join(f"{one[key]:.3f}" if key in one else "none" for one in passes))
+    cells.append(marked_ratios(passes))
+    return [*cells, " / ".join(f"{one['share_of_memory_roofline']:.0%}" for one in passes)]
+
+
+def marked_ratios(passes: list[dict]) -> str:
+    ratios = [f"{one['speed']:.2f} x" if "speed" in one else "none" for one in passes]
+    return " / ".join(ratio + (LATE if is_late(one) else "") for ratio, one in zip(ratios, passes))
+
+
+def table_words(text: str) -> str:
+    """On one line, and short."""
+    return " ".join(text.split())[:200].replace("|", "/")
 
 
 def markdown(rows: list[dict], title: str) -> str:
@@ -146,13 +222,13 @@ def markdown(rows: list[dict], title: str) -> str:
         "| speed: forward / both | share of memory roofline: forward / both |",
         "|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        cells = [row["kind"], row["shape"]]
-        passes = (row["forward"], row["forward_backward"])
-        for key, form in (("fla_ms", "{:.3f}"), ("halflife_ms", "{:.3f}"), ("speed", "{:.2f} x")):
-            cells.append(" / ".join(form.format(one[key]) for one in passes))
-        cells.append(" / ".join(f"{one['share_of_memory_roofline']:.0%}" for one in passes))
-        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["| " + " | ".join(cells_of(row)) + " |" for row in rows]
+    if any(is_late(row[name]) for row in rows for name in PASSES if name in row):
+        lines += ["", LATE_MEANS]
+    problems = dict.fromkeys(table_words(one) for row in rows for one in row.get("problems", ()))
+    if problems:
+        lines += ["", "Left out of fla's operations:", ""]
+        lines += [f"- {problem}" for problem in problems]
     return "\n".join(lines) + "\n"
 
 
@@ -166,17 +242,35 @@ def write_json(path: pathlib.Path, result: dict) -> None:
     os.replace(fresh, path)
 
 
-def rows_so_far(path: pathlib.Path, device: str, torch_version: str) -> list[dict]:
-    """Of an earlier call that did not come to its end; none where there was none."""
+def results_so_far(path: pathlib.Path, device: str, torch_version: str) -> dict:
+    """Of an earlier call that did not come to its end; empty where there was none."""
     if not path.exists():
-        return []
+        return {}
     earlier = json.loads(path.read_text())
     if (earlier["device"], earlier["torch"]) != (device, torch_version):
         sys.exit(
             f"{path} is of {earlier['device']}, torch {earlier['torch']}, and here is {device}, "
             f"torch {torch_version}; another --json would work"
         )
-    return earlier["rows"]
+    return earlier
+
+
+def left_to_do(kinds: list[str], rows: list[dict]) -> list[tuple[str, Shape]]:
+    """What has no row, then what failed."""
+    known = {(row["kind"], row["shape"]): row for row in rows}
+    wanted = [(kind, shape) for kind in kinds for shape in shapes_of(kind)]
+    fresh = [(kind, shape) for kind, shape in wanted if (kind, str(shape)) not in known]
+    failed = [one for one in wanted if "failed" in known.get((one[0], str(one[1])), {})]
+    return fresh + failed
+
+
+def put(rows: list[dict], row: dict) -> None:
+    """In place of the one that failed, or behind the others."""
+    for place, one in enumerate(rows):
+        if (one["kind"], one["shape"]) == (row["kind"], row["shape"]):
+            rows[place] = row
+            return
+    rows.append(row)
 
 
 # ---- the GPU's part ----
@@ -233,20 +327,46 @@ def recurrence(torch, inputs: dict):
     return torch.stack(outs, 1)
 
 
-def worst_error(torch, kind: str, operation: Operation) -> float:
+def relative_error(got, want) -> float:
+    return float((got.double() - want).norm() / want.double().norm())
+
+
+def error_of(torch, kind: str, operation: Operation, name: str) -> float:
+    """Of one pass, on a small shape."""
     inputs = make_inputs(torch, kind, SMALL)
     want = recurrence(torch, inputs)
-    got = call(operation, inputs)
-    wants = [want, *torch.autograd.grad(want, leaves(inputs), inputs["dout"].double())]
-    gots = [got, *torch.autograd.grad(got, leaves(inputs), inputs["dout"])]
-    pairs = zip(gots, wants)
-    return max(float((g.double() - w).norm() / w.double().norm()) for g, w in pairs)
+    if name == "forward":
+        with torch.no_grad():
+            return relative_error(call(operation, inputs), want)
+    wants = torch.autograd.grad(want, leaves(inputs), inputs["dout"].double())
+    gots = torch.autograd.grad(call(operation, inputs), leaves(inputs), inputs["dout"])
+    return worst(relative_error(got, one) for got, one in zip(gots, wants))
+
+
+def words_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def trial(torch, kind: str, operation: Operation) -> dict:
+    """Of each pass its error, or the problem for which it is not timed."""
+    found = {"errors": {}, "problems": {}}
+    for name in PASSES:
+        try:
+            error = error_of(torch, kind, operation, name)
+        except Exception as raised:  # noqa: BLE001: whatever fla or triton raise, others go on
+            found["problems"][name] = words_of(raised)
+            continue
+        if error <= MAX_ERROR:
+            found["errors"][name] = error
+        else:
+            found["problems"][name] = f"is off the recurrence by {error:.1e}"
+    return found
 
 
 class Timer:
-    """Of the device's work alone, as bench/support/measure.h times halflife's: a kernel that spins goes ahead, so that
-    Python has enqueued all of a call when the device begins it, and spins twice as long after a call for which it was
-    too short."""
+    """Of the device's work alone, as bench/support/measure.h times halflife's: a kernel that spins
+    goes ahead, so that Python has enqueued all of a call when the device begins it, and spins twice
+    as long after a call for which it was too short. That call counts as late."""
 
     LONGEST_MS = 50
     CYCLES_A_MS = 2e6  # at 2 GHz; longer at a lower clock
@@ -254,6 +374,13 @@ class Timer:
     def __init__(self, torch):
         self.torch = torch
         self.spin_ms = 0.1
+        self.start_counting()
+
+    def start_counting(self) -> None:
+        self.calls = self.late = 0
+
+    def late_share(self) -> float:
+        return self.late / self.calls if self.calls else 0.0
 
     def ms(self, run) -> float:
         before, after = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -261,34 +388,48 @@ class Timer:
         before.record()
         run()
         after.record()
+        self.calls += 1
         if before.query():
+            self.late += 1
             self.spin_ms = min(2 * self.spin_ms, self.LONGEST_MS)
         after.synchronize()
         return before.elapsed_time(after)
 
 
-def time_fla(torch, kind: str, operation: Operation, shape: Shape, samples: int) -> dict[str, float]:
-    # as many problems as leave the cache between two visits of one
-    cache = torch.cuda.get_device_properties(0).L2_cache_size
+def num_problems(cache_bytes: int, shape: Shape) -> int:
+    """As many as leave the cache between two calls on one, and two at least."""
     one = 4 * shape.batch * shape.seq_len * shape.heads * (shape.dim + shape.values)
-    problems = [make_inputs(torch, kind, shape) for _ in range(max(1, min(64, -(-2 * cache // one))))]
-    times = {"forward": [], "forward_backward": []}
-    timers = {name: Timer(torch) for name in times}
+    return max(2, min(64, -(-2 * cache_bytes // one)))
+
+
+def time_fla(
+    torch, kind: str, operation: Operation, name: str, shape: Shape, samples: int
+) -> Time:
+    """Of one pass; each call on the next problem, so that none finds operands in the cache."""
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    problems = [make_inputs(torch, kind, shape) for _ in range(num_problems(cache, shape))]
+
+    def forward(inputs):
+        with torch.no_grad():
+            call(operation, inputs)
+
+    def both(inputs):
+        torch.autograd.grad(call(operation, inputs), leaves(inputs), inputs["dout"])
+
+    run = forward if name == "forward" else both
+    times: list[float] = []
+    timer = Timer(torch)
     for sample in range(WARM_UPS + samples):
+        if sample == WARM_UPS:
+            times.clear()
+            timer.start_counting()
         inputs = problems[sample % len(problems)]
+        times.append(timer.ms(lambda inputs=inputs: run(inputs)))
+    return Time(statistics.median(times), timer.late_share())
 
-        def forward():
-            with torch.no_grad():
-                call(operation, inputs)
 
-        def both():
-            torch.autograd.grad(call(operation, inputs), leaves(inputs), inputs["dout"])
-
-        for name, run in (("forward", forward), ("forward_backward", both)):
-            ms = timers[name].ms(run)
-            if sample >= WARM_UPS:
-                times[name].append(ms)
-    return {name: statistics.median(values) for name, values in times.items()}
+class Failed(Exception):
+    """halflife's side of a comparison."""
 
 
 def time_ours(binary: pathlib.Path, kind: str, shape: Shape, samples: int) -> dict:
@@ -296,31 +437,84 @@ def time_ours(binary: pathlib.Path, kind: str, shape: Shape, samples: int) -> di
     command += ["--batch", shape.batch, "--seq-len", shape.seq_len]
     command += ["--heads", shape.heads, "--dim", shape.dim]
     command += ["--dim-v", shape.dim_v, "--qk-heads", shape.qk_heads]
-    done = subprocess.run([str(x) for x in command], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([str(x) for x in command], capture_output=True, text=True, check=False)
+    sys.stderr.write(done.stderr)
     if done.returncode != 0:
-        sys.exit(f"exit {done.returncode} of: {' '.join(map(str, command))}")
-    return json.loads(done.stdout)
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise Failed(f"exit {done.returncode} of {' '.join(map(str, command))}: {last}")
+    try:
+        result = json.loads(done.stdout)
+    except json.JSONDecodeError as error:
+        raise Failed(f"the output of {' '.join(map(str, command))} is no JSON: {error}") from error
+    figures = [result["max_error"]] + [value for name in PASSES for value in result[name].values()]
+    if None in figures:
+        raise Failed(f"some figures of {' '.join(map(str, command))} are no numbers")
+    return result
 
 
-def compare(torch, binary: pathlib.Path, kind: str, shape: Shape, options) -> dict:
-    ours: list[dict] = []
-    fla: dict[str, dict[str, list[float]]] = {"forward": {}, "forward_backward": {}}
+class Comparison:
+    """Of one shape: rounds of both sides, the order turned each round."""
 
-    def run_fla():
+    def __init__(self, torch, kind: str, shape: Shape, trials: dict[str, dict], options):
+        self.torch, self.kind, self.shape, self.options = torch, kind, shape, options
+        self.ours: list[dict] = []
+        self.fla: dict[str, dict[str, list[Time]]] = {name: {} for name in PASSES}
+        self.problems: list[str] = []
+        self.to_time: list[tuple[Operation, str]] = []
         for operation in KINDS[kind]:
             if not operation.suits(shape):
                 continue
-            for name, ms in time_fla(torch, kind, operation, shape, options.samples).items():
-                fla[name].setdefault(operation.name, []).append(ms)
-        torch.cuda.empty_cache()  # the memory is the other process's now
+            problems = trials[operation.name]["problems"]
+            for name in PASSES:
+                if name in problems:
+                    self.note(operation, name, problems[name])
+                else:
+                    self.to_time.append((operation, name))
 
-    def run_ours():
-        ours.append(time_ours(binary, kind, shape, options.samples))
+    def note(self, operation: Operation, name: str, problem: str) -> None:
+        self.problems.append(f"{operation.name}, {name.replace('_', ' + ')}: {problem}")
 
-    for turn in range(options.rounds):
-        for run in (run_ours, run_fla) if turn % 2 == 0 else (run_fla, run_ours):
-            run()
-    return summarise(kind, shape, ours, fla)
+    def run_fla(self) -> None:
+        """What raises at this shape is left out, of earlier rounds too."""
+        for operation, name in list(self.to_time):
+            try:
+                time = time_fla(
+                    self.torch, self.kind, operation, name, self.shape, self.options.samples
+                )
+            except Exception as raised:  # noqa: BLE001: whatever fla or triton raise, others go on
+                self.note(operation, name, f"at {self.shape}: {words_of(raised)}")
+                self.to_time.remove((operation, name))
+                self.fla[name].pop(operation.name, None)
+                continue
+            self.fla[name].setdefault(operation.name, []).append(time)
+        try:
+            self.torch.cuda.empty_cache()  # the memory is the other process's now
+        except Exception:  # noqa: BLE001: a lost context, which the caller asks for
+            pass
+
+    def run_ours(self) -> None:
+        self.ours.append(
+            time_ours(self.options.binary, self.kind, self.shape, self.options.samples)
+        )
+
+    def row(self) -> dict:
+        try:
+            for turn in range(self.options.rounds):
+                pair = (self.run_ours, self.run_fla)
+                for run in pair if turn % 2 == 0 else reversed(pair):
+                    run()
+        except Failed as failed:
+            return failed_row(self.kind, self.shape, str(failed), self.problems)
+        return summarise(self.kind, self.shape, self.ours, self.fla, self.problems)
+
+
+def context_is_lost(torch) -> bool:
+    """After a fault of a kernel nothing more runs in this process."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:  # noqa: BLE001: what it raises differs between versions
+        return True
+    return False
 
 
 def load_torch():
@@ -357,31 +551,48 @@ def main():
         parser.error("--resume wants --json, the file to go on with")
     torch = load_torch()
     if not options.binary.exists():
-        skip(f"no {options.binary}; cmake --build build/cuda --target bench_decay_attention makes it")
+        makes = "cmake --build build/cuda --target bench_decay_attention makes it"
+        skip(f"no {options.binary}; {makes}")
+    sys.exit(compare(torch, options))
+
+
+def compare(torch, options) -> int:
     kinds = options.only or list(KINDS)
-    errors = {}
+    device = torch.cuda.get_device_name(0)
+    result = {"device": device, "torch": torch.__version__, "trials": {}, "rows": []}
+    if options.resume:
+        result |= results_so_far(options.json, device, torch.__version__)
+    rows, trials = result["rows"], result["trials"]
+
+    def keep() -> None:
+        if options.json:
+            write_json(options.json, result)
+        if context_is_lost(torch):
+            print("a kernel's fault took this whole process; --resume goes on", file=sys.stderr)
+            sys.exit(LOST)
+
     for kind in kinds:
         for operation in KINDS[kind]:
-            errors[operation.name] = worst_error(torch, kind, operation)
-            if errors[operation.name] > MAX_ERROR:
-                sys.exit(f"{operation.name} is off the recurrence by {errors[operation.name]:.1e}")
-    device = torch.cuda.get_device_name(0)
-    result = {"device": device, "torch": torch.__version__, "fla_errors": errors, "rows": []}
-    if options.resume:
-        result["rows"] = rows_so_far(options.json, device, torch.__version__)
-    rows = result["rows"]
-    for kind in kinds:
-        for shape in shapes_of(kind):
-            if any((row["kind"], row["shape"]) == (kind, str(shape)) for row in rows):
-                continue
-            rows.append(compare(torch, options.binary, kind, shape, options))
-            print(json.dumps(rows[-1]), file=sys.stderr)
-            if options.json:
-                write_json(options.json, result)
+            if operation.name not in trials:
+                trials[operation.name] = trial(torch, kind, operation)
+                keep()
+    for kind, shape in left_to_do(kinds, rows):
+        put(rows, Comparison(torch, kind, shape, trials, options).row())
+        print(json.dumps(rows[-1]), file=sys.stderr)
+        keep()
     table = markdown(rows, f"{device}, torch {torch.__version__}, bf16, medians:")
     print(table)
     if options.markdown:
         options.markdown.write_text(table)
+    return report_failed(rows)
+
+
+def report_failed(rows: list[dict]) -> int:
+    """The exit code."""
+    failed = [row for row in rows if "failed" in row]
+    for row in failed:
+        print(f"failed: {row['kind']} {row['shape']}: {row['failed']}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@
 #include "kernels/cpu/instruction_set.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "support/measure.h"
+#include "support/program.h"
 
 namespace halflife {
 namespace {
@@ -130,7 +131,8 @@ class Pair {
   double PlainPeakMiB() { return PeakMiBOnGpu(problem_, false, plain_); }
   double FusedPeakMiB() { return PeakMiBOnGpu(problem_, true, fused_); }
   void StartCounting() { plain_.StartCounting(), fused_.StartCounting(); }
-  double late_share() const { return fused_.late_share(); }
+  double plain_late_share() const { return plain_.late_share(); }
+  double fused_late_share() const { return fused_.late_share(); }
 
  private:
   const Problem& problem_;
@@ -164,9 +166,10 @@ nlohmann::json Compare(const Options& options) {
           {"dim", options.dim},
           {"vocab", options.vocab},
           {"threads", options.threads},
-          {"late_share", both.late_share()},
           {"plain_ms", Median(plain_ms)},
+          {"plain_late_share", both.plain_late_share()},
           {"fused_ms", Median(fused_ms)},
+          {"fused_late_share", both.fused_late_share()},
           {"speed_ratio", Median(plain_ms) / Median(fused_ms)},
           {"plain_peak_mib", plain_mib},
           {"fused_peak_mib", fused_mib},
@@ -186,11 +189,8 @@ int main(int argc, char** argv) {
   app.add_option("--pairs", options.pairs);
   app.add_option("--threads", options.threads);
   CLI11_PARSE(app, argc, argv);
-  try {
+  return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     std::cout << halflife::Compare(options).dump(2) << "\n";
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+  });
 }

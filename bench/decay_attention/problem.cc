@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/decay_attention/reference.h"
+#include "support/measure.h"
 
 namespace halflife::bench {
 namespace {
@@ -142,13 +143,13 @@ double WorstError(const Shape& shape, const at::TensorOptions& options) {
   const std::vector<at::Tensor> grads = OursWithGradients(p);
   double worst = RelativeRms(Ours(p), want.out);
   const int64_t sharing = small.heads / small.groups();
-  worst = std::max(worst, RelativeRms(grads[0], SumOfHeads(want.dq, sharing, small.dim)));
-  worst = std::max(worst, RelativeRms(grads[1], SumOfHeads(want.dk, sharing, small.dim)));
-  worst = std::max(worst, RelativeRms(grads[2], want.dv));
+  worst = Worse(worst, RelativeRms(grads[0], SumOfHeads(want.dq, sharing, small.dim)));
+  worst = Worse(worst, RelativeRms(grads[1], SumOfHeads(want.dk, sharing, small.dim)));
+  worst = Worse(worst, RelativeRms(grads[2], want.dv));
   if (grads.size() > 3)
-    worst = std::max(worst, RelativeRms(grads[3], shape.kind == "per_token"
-                                                      ? PerTokenOf(want.dlog_decay, small.dim)
-                                                      : want.dlog_decay));
+    worst = Worse(worst, RelativeRms(grads[3], shape.kind == "per_token"
+                                                   ? PerTokenOf(want.dlog_decay, small.dim)
+                                                   : want.dlog_decay));
   return worst;
 }
 

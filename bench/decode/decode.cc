@@ -13,7 +13,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
-#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -24,6 +23,7 @@
 #include "kernels/cpu/instruction_set.h"
 #include "model/language_model.h"
 #include "support/measure.h"
+#include "support/program.h"
 #include "train/config/run_config.h"
 
 namespace halflife {
@@ -61,7 +61,7 @@ double CheckAgainstParallel(const model::LanguageModel& model, const infer::Deco
   double worst = 0;
   for (int64_t t = 0; t < kTokens; ++t) {
     const at::Tensor logits = decoder.Step(tokens.select(1, t));
-    worst = std::max(worst, logits.sub(parallel.select(1, t)).abs().max().item<double>());
+    worst = bench::Worse(worst, logits.sub(parallel.select(1, t)).abs().max().item<double>());
   }
   HL_CHECK(worst < 1e-3, "decoding is not the parallel form: logits differ by ", worst);
   return worst;
@@ -139,11 +139,8 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", options.tokens)->check(CLI::Range(1000, 100000000));
   app.add_flag("!--no-cuda-graph", options.decoder.use_graph, "Launch each kernel by itself");
   CLI11_PARSE(app, argc, argv);
-  try {
+  return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     halflife::Run(options);
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+  });
 }

@@ -16,7 +16,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -25,6 +24,7 @@
 #include "kernels/cpu/instruction_set.h"
 #include "kernels/focus_pool/focus_pool.h"
 #include "support/measure.h"
+#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -82,7 +82,7 @@ Tensors ForwardBackward(const Form& form, const Operands& x, int64_t window) {
 double WorstError(const Tensors& got, const Tensors& want) {
   double worst = 0;
   for (size_t i = 0; i < got.size(); ++i)
-    worst = std::max(worst, RelativeRms(got[i], want[i].detach()));
+    worst = Worse(worst, RelativeRms(got[i], want[i].detach()));
   return worst;
 }
 
@@ -200,11 +200,8 @@ int main(int argc, char** argv) {
   at::set_num_threads(options.threads);
   // Results are allocated anew in every call: what is timed is the loops, not page faults.
   halflife::PrepareHeap();
-  try {
+  return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     std::cout << halflife::bench::Run(options).dump(2) << "\n";
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+  });
 }

@@ -6,12 +6,15 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 CARRIED = "carried.json"  # in a folder of programs that was made to be carried (carry.py)
+VERSION = "src/core/version.cc"  # in a build's folder: every build writes its commit there
+WITH_CHANGES = " with changes"
 REHEARSAL = "none (rehearsal)"
 TOOL_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems/bin")
 
@@ -40,10 +43,14 @@ def first_gpu() -> tuple[str, str] | None:
 
 
 def commit_of(build: pathlib.Path) -> str:
-    """Of the tree that the programs were built from; with a word where it had changes of its own."""
-    carried = build / CARRIED
+    """Of the tree that the programs were built from, whatever is checked out by now; with a word where it had changes
+    of its own. Of the tree beside this file where the build says nothing."""
+    carried, version = build / CARRIED, build / VERSION
     if carried.exists():
         return json.loads(carried.read_text())["commit"]
+    built = re.search(r'"([0-9a-f]+)", (true|false)\}', version.read_text()) if version.exists() else None
+    if built:
+        return built[1] + (WITH_CHANGES if built[2] == "true" else "")
 
     def git(*words: str) -> subprocess.CompletedProcess:
         return subprocess.run(["git", "-C", str(REPO), *words], capture_output=True, text=True, check=False)
@@ -51,7 +58,7 @@ def commit_of(build: pathlib.Path) -> str:
     head = git("rev-parse", "--short=12", "HEAD")
     if head.returncode != 0:
         return "unknown"
-    return head.stdout.strip() + (" with changes" if git("status", "--porcelain", "-uno").stdout else "")
+    return head.stdout.strip() + (WITH_CHANGES if git("status", "--porcelain", "-uno").stdout else "")
 
 
 def torch_folder() -> pathlib.Path | None:

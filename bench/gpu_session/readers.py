@@ -32,14 +32,15 @@ def reason_of_skip(finished: command.Finished) -> str:
 
 
 def read_json(finished: command.Finished, _: pathlib.Path) -> Outcome:
-    """A benchmark: its whole output is JSON."""
-    if finished.code != 0:
-        reason = reason_of_skip(finished) if finished.code in (4, 77) else ""
-        return Outcome(SKIPPED, reason) if reason else Outcome(FAILED, _exit_of(finished))
+    """A benchmark: its whole output is JSON, of one that failed in parts too."""
+    reason = reason_of_skip(finished) if finished.code in (4, 77) else ""
+    if reason:
+        return Outcome(SKIPPED, reason)
     try:
-        return Outcome(DONE, result=json.loads(finished.stdout))
+        result = json.loads(finished.stdout)
     except json.JSONDecodeError as error:
-        return Outcome(FAILED, f"its output is no JSON: {error}")
+        return Outcome(FAILED, _exit_of(finished) if finished.code != 0 else f"its output is no JSON: {error}")
+    return Outcome(DONE, result=result) if finished.code == 0 else Outcome(FAILED, _exit_of(finished), result)
 
 
 def read_gtest(finished: command.Finished, file: pathlib.Path) -> Outcome:
@@ -68,6 +69,8 @@ def read_sanitizer(finished: command.Finished, _: pathlib.Path) -> Outcome:
     result = {"summary": summary[0] if summary else "", "passed": len(re.findall(r"^\[       OK \] ", text, re.M))}
     if finished.code != 0:
         return Outcome(FAILED, _exit_of(finished), result)
+    if re.search(r"[1-9]\d* warning", result["summary"]):  # of them the exit code says nothing
+        return Outcome(FAILED, result["summary"], result)
     if result["passed"] == 0:
         why = re.search(r": Skipped\n(.*)", text)
         return Outcome(SKIPPED, why[1] if why else "it ran no test", result)
@@ -79,8 +82,13 @@ def read_rows(finished: command.Finished, file: pathlib.Path) -> Outcome:
     rows = json.loads(file.read_text()) if file.exists() else {}
     if finished.code == 0:
         return Outcome(DONE, result=rows)
+    if finished.code == 75:
+        return Outcome(INTERRUPTED, finished.last_words(1), rows)
     reason = reason_of_skip(finished) if finished.code == 77 else ""
-    return Outcome(SKIPPED, reason) if reason else Outcome(FAILED, _exit_of(finished), rows)
+    if reason:
+        return Outcome(SKIPPED, reason)
+    bad = [f"{row['kind']} {row['shape']}: {row['failed']}" for row in rows.get("rows", []) if "failed" in row]
+    return Outcome(FAILED, "; ".join(bad) or _exit_of(finished), rows)
 
 
 def read_text(finished: command.Finished, _: pathlib.Path) -> Outcome:

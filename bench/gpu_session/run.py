@@ -2,7 +2,7 @@
 """Everything that a GPU is wanted for, in order of worth, within the time that there is.
 
     cmake --preset cuda && cmake --build --preset cuda --target gpu_tests bench
-    python3 bench/gpu_session/run.py --out h200                          # 40 minutes, in one piece of 10 a call
+    python3 bench/gpu_session/run.py --out h200                          # 40 minutes, in pieces of 9, one a call
     python3 bench/gpu_session/run.py --out h200 --only decay_attention   # of these items alone
     python3 bench/gpu_session/run.py --out h200 --tables                 # into bench/RESULTS.md
     python3 bench/gpu_session/run.py --out /tmp/r --rehearse             # the same way on a CPU, tiny
@@ -33,7 +33,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, help="the session's folder; made, or gone on with")
     parser.add_argument("--minutes", type=float, default=40, help="of all calls on the folder (40)")
-    parser.add_argument("--piece-minutes", type=float, default=10, help="this call ends before (10)")
+    parser.add_argument("--piece-minutes", type=float, default=9, help="this call ends before (9)")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="items whose names hold one of the words")
     parser.add_argument("--again", action="store_true", help="also what failed or took too long")
     parser.add_argument("--build", type=pathlib.Path, help="build/cuda; build/cpu for a rehearsal")

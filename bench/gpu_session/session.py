@@ -10,8 +10,9 @@ import time
 
 import command
 import machine
+from cases import go_on
 from items import Item, program_of, words_of
-from readers import DONE, FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Outcome
+from readers import DONE, FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Outcome, read_gtest
 
 MINUTE = 60
 FAULT = re.compile(r"CUDA error|cuda[A-Z]\w*Error|illegal memory access|unspecified launch failure|misaligned address"
@@ -39,6 +40,11 @@ def read(item: Item, finished: command.Finished, file: pathlib.Path) -> Outcome:
         return item.read(finished, file)
     except (ValueError, KeyError, TypeError) as error:
         return Outcome(FAILED, f"its output cannot be read ({error!r}); {finished.last_words()}")
+
+
+def is_fault(finished: command.Finished) -> bool:
+    """Of the device; or the process died of a signal, which may be what came of one."""
+    return finished.code < 0 or FAULT.search(finished.stderr + finished.stdout) is not None
 
 
 class Refused(Exception):
@@ -163,7 +169,7 @@ class Session:
 
     def slowest(self, group: str) -> dict | None:
         measured = [r for r in self.folder.records() if r["item"].startswith(group + "/") and r["status"] == DONE]
-        return max(measured, key=lambda record: record["result"]["median_ms"], default=None)
+        return max(measured, key=lambda record: record["result"]["median_ms"] or 0, default=None)
 
     def attempt(self, item: Item, seconds: float, last_chance: bool) -> None:
         """`last_chance`: another piece would not give it more time."""
@@ -187,17 +193,26 @@ class Session:
                               f"ended after {finished.seconds:.0f} s", result)  # fmt: skip
         else:
             outcome = read(item, finished, file)
-        if outcome.status == FAILED and FAULT.search(finished.stderr + finished.stdout):
-            outcome = self.with_kernel(item, words, outcome)
+        if outcome.status == FAILED and is_fault(finished):
+            outcome = self.after_fault(item, words, finished, outcome)
         self.keep(item, outcome, words, finished.seconds)
 
-    def with_kernel(self, item: Item, words: list[str], outcome: Outcome) -> Outcome:
-        """Once more, waiting for each kernel, so that the one at fault is named."""
+    def after_fault(self, item: Item, words: list[str], finished: command.Finished, outcome: Outcome) -> Outcome:
+        """A test's other cases, within its time; then what met the fault once more, waiting for each kernel, so that
+        the one at fault is named."""
         log = self.folder.log(item)
-        seconds = min(item.minutes * MINUTE, self.end - time.monotonic())
-        finished = command.run(words, seconds, log.with_name(log.name + ".checked"), machine.REPO,
-                               {**self.environment, **CHECKED})  # fmt: skip
-        return dataclasses.replace(outcome, reason=f"{outcome.reason}\nlaunches checked: {finished.last_words(5)}")
+
+        def again(more: list[str], seconds: float, name: str, extra: dict[str, str]) -> command.Finished:
+            environment = {**self.environment, **extra}
+            return command.run([*words, *more], seconds, log.with_name(f"{log.name}.{name}"), machine.REPO, environment)
+
+        more: list[str] = []
+        if item.read is read_gtest:
+            end = min(time.monotonic() + item.minutes * MINUTE - finished.seconds, self.end)
+            outcome, culprit = go_on(finished, outcome, lambda *call: again(*call, "case", {}), end)
+            more = [f"--gtest_filter={culprit}"] if culprit else []
+        checked = again(more, min(item.minutes * MINUTE, self.end - time.monotonic()), "checked", CHECKED)
+        return dataclasses.replace(outcome, reason=f"{outcome.reason}\nlaunches checked: {checked.last_words(5)}")
 
     def keep(self, item: Item, outcome: Outcome, words, seconds: float) -> None:
         self.folder.write(item, {

@@ -29,8 +29,32 @@ def name_of(record: dict) -> str:
     return record["item"].partition("/")[2]
 
 
+def show(value: float | None, form: str) -> str:
+    """A figure that a program could not give, for it was NaN or infinite, is null in its JSON."""
+    return "no number" if value is None else form.format(value)
+
+
+def over(value: float | None, divisor: float | None) -> float | None:
+    return None if value is None or divisor is None else value / divisor
+
+
 def both(result: dict, key: str, form: str) -> str:
-    return " / ".join(form.format(result[name][key]) for name in ("forward", "forward_backward"))
+    return " / ".join(show(result[name][key], form) for name in ("forward", "forward_backward"))
+
+
+def late(*shares: float | None) -> str:
+    """What stands behind a ratio of which a side's calls waited for the host too often."""
+    return "" if all(share is not None and share <= compare_fla.MANY_LATE for share in shares) else compare_fla.LATE
+
+
+def explained(text: str) -> str:
+    """A table, and what its marks mean."""
+    return f"{text}\n\n{compare_fla.LATE_MEANS}" if compare_fla.LATE in text else text
+
+
+def problem(row: dict) -> str:
+    """In place of the figures of what failed."""
+    return f"problem: {compare_fla.table_words(row['problem'])}"
 
 
 def tests(records: list[dict]) -> str:
@@ -52,7 +76,7 @@ def decay_attention(records: list[dict]) -> str:
         kind, _, shape = name_of(record).partition(" ")
         rows.append([kind, shape, both(result, "ms", "{:.3f}"), both(result, "share_of_memory_roofline", "{:.0%}"),
                      both(result, "share_of_matmul", "{:.0%}"), both(result, "late_share", "{:.0%}"),
-                     f"{result['max_error']:.1e}"])  # fmt: skip
+                     show(result["max_error"], "{:.1e}")])  # fmt: skip
     head = ["decay", "shape", "ms: forward / both", "share of memory roofline", "share of the matmul",
             "calls that waited for the host", "error"]  # fmt: skip
     return "Decay attention, bf16:\n\n" + table(head, rows) if rows else ""
@@ -67,11 +91,15 @@ def row_kernels(records: list[dict]) -> str:
     rows = []
     for record in of_group(records, "row_kernels"):
         for row in record["result"]["rows"]:
-            share = f"{row['share_of_ceiling']:.0%}" if "share_of_ceiling" in row else ""
-            rows.append([row["family"], row["pass"], row["shape"], f"{row['ms']:.4f}", f"{row['speed_ratio']:.2f} x",
-                         share])  # fmt: skip
+            named = [row["family"], row["pass"], row["shape"]]
+            if "problem" in row:
+                rows.append([*named, problem(row), "", ""])
+                continue
+            share = show(row["share_of_ceiling"], "{:.0%}") if "share_of_ceiling" in row else ""
+            speed = show(row["speed_ratio"], "{:.2f} x") + late(row["late_share"], row["eager_late_share"])
+            rows.append([*named, show(row["ms"], "{:.4f}"), speed, share])
     head = ["part", "pass", "shape", "ms", "speed", "share of memory"]
-    return "Row kernels against LibTorch's operations:\n\n" + table(head, rows) if rows else ""
+    return explained("Row kernels against LibTorch's operations:\n\n" + table(head, rows)) if rows else ""
 
 
 def softmax_attention(records: list[dict]) -> str:
@@ -80,20 +108,27 @@ def softmax_attention(records: list[dict]) -> str:
     for record in of_group(records, "softmax_attention"):
         result = record["result"]
         for part in [key for key in result if key.startswith("forward")]:
-            rows += [[name_of(record), part.replace("_", " "), form["form"], f"{form['ms']:.3f}",
-                      f"{form['over_causal']:.2f} x"] for form in result[part]]  # fmt: skip
+            for form in result[part]:
+                named = [name_of(record), part.replace("_", " "), form["form"]]
+                if "problem" in form:
+                    rows.append([*named, problem(form), ""])
+                    continue
+                ratio = show(form["over_causal"], "{:.2f} x") + late(form["late_share"], form["causal_late_share"])
+                rows.append([*named, show(form["ms"], "{:.3f}"), ratio])
     head = ["shape", "pass", "form", "ms", "over causal"]
-    return "Softmax attention, bf16:\n\n" + table(head, rows) if rows else ""
+    off = [f"{name_of(r)}, {problem(r['result'])}" for r in of_group(records, "softmax_attention") if "problem" in r["result"]]
+    return "\n\n".join([explained("Softmax attention, bf16:\n\n" + table(head, rows)), *off]) if rows else ""
 
 
 def cross_entropy(records: list[dict]) -> str:
     rows = []
     for record in of_group(records, "cross_entropy"):
         r = record["result"]
-        rows.append([name_of(record), f"{r['plain_ms']:.2f}", f"{r['fused_ms']:.2f}", f"{r['speed_ratio']:.2f} x",
-                     f"{r['plain_peak_mib']:,.0f}", f"{r['fused_peak_mib']:,.0f}"])  # fmt: skip
+        speed = show(r["speed_ratio"], "{:.2f} x") + late(r["plain_late_share"], r["fused_late_share"])
+        rows.append([name_of(record), show(r["plain_ms"], "{:.2f}"), show(r["fused_ms"], "{:.2f}"), speed,
+                     show(r["plain_peak_mib"], "{:,.0f}"), show(r["fused_peak_mib"], "{:,.0f}")])  # fmt: skip
     head = ["tokens x dim", "plain, ms", "in blocks of rows, ms", "speed", "plain, MiB", "in blocks, MiB"]
-    return "Output layer and cross entropy, forward and backward:\n\n" + table(head, rows) if rows else ""
+    return explained("Output layer and cross entropy, forward and backward:\n\n" + table(head, rows)) if rows else ""
 
 
 def train_step(records: list[dict]) -> str:
@@ -102,11 +137,13 @@ def train_step(records: list[dict]) -> str:
         r = record["result"]
         profile = r.get("profile", {})
         counts = [str(profile.get(key, "")) for key in ("launches", "copies", "synchronisations")]
-        tokens = r["batch"] * r["seq_len"] / r["median_ms"] * 1e3
-        rows.append([name_of(record), f"{r['parameters']:,}", f"{r['batch']} x {r['seq_len']}", f"{r['median_ms']:.1f}",
-                     f"{tokens:,.0f}", f"{r['share_of_peak']:.1%}", f"{r['peak_memory_mib'] / 1024:.1f}", *counts])  # fmt: skip
-    head = ["model", "parameters", "batch", "ms", "tokens/s", "share of peak", "peak memory, GiB", "launches", "copies",
-            "synchronisations"]  # fmt: skip
+        tokens = over(r["batch"] * r["seq_len"] * 1e3, r["median_ms"])
+        rows.append([name_of(record), f"{r['parameters']:,}", f"{r['batch']} x {r['seq_len']}",
+                     show(r["median_ms"], "{:.1f}"), show(tokens, "{:,.0f}"), show(r["share_of_peak"], "{:.1%}"),
+                     show(over(r["peak_memory_mib"], 1024), "{:.1f}"), *counts,
+                     f"{show(r['first_loss'], '{:.2f}')} / {show(r['last_loss'], '{:.2f}')}"])  # fmt: skip
+    head = ["model", "parameters", "batch", "ms", "tokens/s", "share of peak", "most that tensors held, GiB", "launches", "copies",
+            "synchronisations", "loss: first / last step"]  # fmt: skip
     if not rows:
         return ""
     peaks = sorted({record["result"]["peak"] for record in of_group(records, "train_step")})
@@ -117,20 +154,21 @@ def slowest_step(records: list[dict]) -> str:
     profiled = [r for r in of_group(records, "train_step") if r["result"].get("profile", {}).get("top")]
     if not profiled:
         return ""
-    slowest = max(profiled, key=lambda r: r["result"]["median_ms"])
+    slowest = max(profiled, key=lambda r: r["result"]["median_ms"] or 0)
     profile = slowest["result"]["profile"]
-    whole = sum(entry["ms"] for entry in profile["top"])
-    rows = [[f"`{entry['name'][:80].replace('|', '/')}`", str(entry["calls"]), f"{entry['ms']:.2f}"] for entry in profile["top"][:12]]
-    return (f"What takes longest in a step of {name_of(slowest)} ({profile['wall_ms']:.0f} ms under the profiler, "
-            f"{whole:.0f} in what it lists first):\n\n" + table(["kernel", "calls", "ms"], rows))  # fmt: skip
+    whole = sum(entry["ms"] or 0 for entry in profile["top"])
+    rows = [[f"`{entry['name'][:80].replace('|', '/')}`", str(entry["calls"]), show(entry["ms"], "{:.2f}")]
+            for entry in profile["top"][:12]]  # fmt: skip
+    return (f"What takes longest in a step of {name_of(slowest)} ({show(profile['wall_ms'], '{:.0f}')} ms under the "
+            f"profiler, {whole:.0f} in what it lists first):\n\n" + table(["kernel", "calls", "ms"], rows))  # fmt: skip
 
 
 def decode(records: list[dict]) -> str:
     rows = []
     for record in of_group(records, "decode"):
         r = record["result"]
-        rows.append([name_of(record), f"{r['early']:,} / {r['tokens']:,}", f"{r['early_ms_per_token']:.3f}",
-                     f"{r['late_ms_per_token']:.3f}", f"{r['ratio']:.2f}"])  # fmt: skip
+        rows.append([name_of(record), f"{r['early']:,} / {r['tokens']:,}", show(r["early_ms_per_token"], "{:.3f}"),
+                     show(r["late_ms_per_token"], "{:.3f}"), show(r["ratio"], "{:.2f}")])  # fmt: skip
     return "Decoding, one row, fp32:\n\n" + table(["model", "tokens", "ms early", "ms late", "ratio"], rows) if rows else ""
 
 
@@ -177,9 +215,14 @@ def merged(out: pathlib.Path) -> dict:
     return {"machine": found, "records": records}
 
 
+def slug_of(where: machine.Machine) -> str:
+    """Of all that results belong to: those of another driver or commit stand beside them."""
+    return re.sub(r"[^a-z0-9]+", "_", f"{where.gpu} driver {where.driver} commit {where.commit}".lower())
+
+
 def publish(out: pathlib.Path, folder: pathlib.Path = MEASURED, document: pathlib.Path = RESULTS) -> int:
     session = merged(out)
-    slug = re.sub(r"[^a-z0-9]+", "_", session["machine"]["gpu"].lower())
+    slug = slug_of(machine.Machine(**session["machine"]))
     folder.mkdir(exist_ok=True)
     (folder / f"{slug}.json").write_text(json.dumps(session, indent=1) + "\n")
     document.write_text(with_tables(document.read_text(), gpu_text(folder)))

@@ -23,6 +23,7 @@
 #include "eager.h"
 #include "kernels/cpu/instruction_set.h"
 #include "support/measure.h"
+#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -106,7 +107,7 @@ double WorstError(const Form& form, const Form& exact, const Problem& p) {
   const auto got = run(form, at::kFloat), want = run(exact, at::kDouble);
   double worst = 0;
   for (size_t i = 0; i < got.size(); ++i)
-    worst = std::max(worst, RelativeRms(got[i].detach(), want[i].detach()));
+    worst = Worse(worst, RelativeRms(got[i].detach(), want[i].detach()));
   return worst;
 }
 
@@ -207,13 +208,10 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
   halflife::PrepareHeap();  // for every form: as in a training run
-  try {
+  return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     const auto result = options.lengths ? halflife::bench::CompareLengths(options)
                                         : halflife::bench::Compare(options);
     std::cout << result.dump(2) << "\n";
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+  });
 }

@@ -3,7 +3,8 @@
 // bounds, the gradients of linear layers' weights. Each is checked against the same formula in
 // fp64, then timed in pairs with LibTorch's operations, beside what the machine copies in the same
 // run (or, for updates, what it negates in place): on the CPU as many bytes as the pass must move,
-// on a GPU 2 GiB.
+// on a GPU 2 GiB. A pass that is off, or fails, has a row with a problem in place of times; the
+// others go on, and the exit code is 1.
 //
 //   build/cpu/bench/bench_row_kernels --only swiglu --dtype bf16
 //   build/cuda/bench/bench_row_kernels --device cuda
@@ -19,6 +20,7 @@
 #include "core/heap.h"
 #include "kernels/cpu/instruction_set.h"
 #include "support/measure.h"
+#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -58,7 +60,7 @@ double Check(const Case& one, const Pass& pass) {
                                                                  : one.max_error;
     HL_CHECK(error <= allowed, one.family, " ", one.shape, ", ", pass.name, ": result ", i,
              " is off by ", error, " of LibTorch's form in fp64; ", allowed, " is allowed");
-    worst = std::max(worst, error);
+    worst = Worse(worst, error);
   }
   return worst;
 }
@@ -116,6 +118,7 @@ nlohmann::ordered_json Time(const Case& one, const Pass& pass, at::Device device
                                 {"ms_p90", Quantile(ours_ms, 0.9)},
                                 {"late_share", our_timer.late_share()},
                                 {"eager_ms", Median(eager_ms)},
+                                {"eager_late_share", eager_timer.late_share()},
                                 {"speed_ratio", Median(ratios)}};
   if (memory) {
     const double bandwidth = pass.bytes / ms * 1e-6, ceiling = Median(moved);
@@ -138,7 +141,24 @@ std::vector<Case> MakeCases(const Options& options, const CaseOptions& wanted) {
   return cases;
 }
 
-nlohmann::ordered_json Run(Options options) {
+// The rows of a size.
+void AddRows(const Options& options, const CaseOptions& wanted, nlohmann::ordered_json& rows,
+             Problems& problems) {
+  for (const Case& one : MakeCases(options, wanted))
+    for (const Pass& pass : one.passes) {
+      nlohmann::ordered_json row;
+      const std::string problem =
+          problems.Of([&] { row = Time(one, pass, wanted.device, options.rounds); });
+      if (!problem.empty())
+        row = {{"family", one.family},
+               {"shape", one.shape},
+               {"pass", pass.name},
+               {"problem", problem}};
+      rows.push_back(row);
+    }
+}
+
+nlohmann::ordered_json Run(Options options, Problems& problems) {
   const at::Device device = FindDevice(options.device);
   if (options.rounds == 0) options.rounds = device.is_cuda() ? 50 : 7;
   if (options.dtype.empty()) options.dtype = device.is_cuda() ? "bf16" : "fp32";
@@ -153,8 +173,11 @@ nlohmann::ordered_json Run(Options options) {
     const CaseOptions wanted = {.device = device,
                                 .dtype = options.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
                                 .large = large};
-    for (const Case& one : MakeCases(options, wanted))
-      for (const Pass& pass : one.passes) rows.push_back(Time(one, pass, device, options.rounds));
+    // after a fault of the device not even operands can be made
+    if (rows.empty())
+      AddRows(options, wanted, rows, problems);
+    else
+      problems.Of([&] { AddRows(options, wanted, rows, problems); });
   }
   return {{"device", DeviceName(device)},
           {"dtype", options.dtype},
@@ -184,11 +207,10 @@ int main(int argc, char** argv) {
   at::set_num_threads(options.threads);
   // Results are allocated anew in every call: what is timed is the loops, not page faults.
   halflife::PrepareHeap();
-  try {
+  return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
-    std::cout << halflife::bench::Run(options).dump(2) << "\n";
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+    halflife::bench::Problems problems;
+    std::cout << halflife::bench::Run(options, problems).dump(2) << "\n";
+    problems.ThrowIfAny();
+  });
 }

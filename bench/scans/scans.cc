@@ -22,6 +22,7 @@
 #include "eager.h"
 #include "kernels/cpu/instruction_set.h"
 #include "support/measure.h"
+#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -197,11 +198,8 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
   halflife::PrepareHeap();  // for every form: as in a training run
-  try {
+  return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     std::cout << halflife::bench::Run(options).dump(2) << "\n";
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+  });
 }

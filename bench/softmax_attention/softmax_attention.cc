@@ -2,7 +2,8 @@
 // attention, to which it is held first; and what each pattern, bias, decay and scale costs beside
 // plain causal attention, in turn. Forward alone is also timed at --long tokens of one row, where
 // blocks and windows leave most of the square out. On a GPU in bf16, where LibTorch's calls in
-// blocks of queries, which serve what the kernels do not take, are timed too.
+// blocks of queries, which serve what the kernels do not take, are timed too. A form that fails has
+// a problem in place of its times; the others go on, and the exit code is 1.
 //
 //   build/cpu/bench/bench_softmax_attention --batch 8 --seq-len 512 --heads 4 --dim 64
 //   build/cuda/bench/bench_softmax_attention --device cuda --batch 8 --seq-len 2048 --heads 16
@@ -26,6 +27,7 @@
 #include "kernels/cpu/instruction_set.h"
 #include "kernels/softmax_attention/composed.h"
 #include "support/measure.h"
+#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -146,6 +148,7 @@ nlohmann::ordered_json Beside(const Form& form, const Rows& rows, const Options&
   Timer timer(o.device), causal_timer(o.device);
   std::vector<double> times, plain, ratios;
   for (int i = -warm_ups; i < o.rounds; ++i) {
+    if (i == 0) timer.StartCounting(), causal_timer.StartCounting();
     const double mine = TimeOf(timer, form, rows, o, gradients);
     const double other = TimeOf(causal_timer, causal, rows, o, gradients);
     if (i < 0) continue;
@@ -153,7 +156,9 @@ nlohmann::ordered_json Beside(const Form& form, const Rows& rows, const Options&
   }
   return {{"form", form.name},
           {"ms", Median(times)},
+          {"late_share", timer.late_share()},
           {"causal_ms", Median(plain)},
+          {"causal_late_share", causal_timer.late_share()},
           {"over_causal", Median(ratios)}};
 }
 
@@ -162,11 +167,24 @@ void CheckAgainstLibTorch(const Options& o) {
   const at::NoGradGuard no_grad;
   const double error = RelativeRms(Causal(rows, o), LibTorch(rows, o).to(at::kDouble).contiguous());
   const double allowed = o.device.is_cuda() ? kMaxErrorBf16 : kMaxError;
-  HL_CHECK(error <= allowed, "off by ", error, "; ", allowed, " is allowed");
+  HL_CHECK(error <= allowed, "causal attention is off LibTorch's by ", error, "; ", allowed,
+           " is allowed");
 }
 
-nlohmann::ordered_json Run(const Options& o) {
-  CheckAgainstLibTorch(o);
+// `forms` beside plain causal attention, a row each.
+nlohmann::ordered_json RowsOf(const std::vector<Form>& forms, const Rows& rows, const Options& o,
+                              bool gradients, Problems& problems) {
+  nlohmann::ordered_json part = nlohmann::ordered_json::array();
+  for (const Form& form : forms) {
+    nlohmann::ordered_json row;
+    const std::string problem = problems.Of([&] { row = Beside(form, rows, o, gradients); });
+    if (!problem.empty()) row = {{"form", form.name}, {"problem", problem}};
+    part.push_back(row);
+  }
+  return part;
+}
+
+nlohmann::ordered_json Run(const Options& o, Problems& problems) {
   nlohmann::ordered_json report = {
       {"device", DeviceName(o.device)},
       {"batch", o.batch},
@@ -176,17 +194,18 @@ nlohmann::ordered_json Run(const Options& o) {
       {"block", o.block},
       {"threads", o.threads},
       {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())}};
-  const Form libtorch = {"LibTorch's causal attention", LibTorch};
+  const std::string off = problems.Of([&] { CheckAgainstLibTorch(o); });
+  if (!off.empty()) report["problem"] = off;
+  std::vector<Form> forms = {{"LibTorch's causal attention", LibTorch}};
+  forms.insert(forms.end(), std::begin(kForms), std::end(kForms));
+  std::vector<Form> of_rows = forms;
+  if (o.device.is_cuda()) of_rows.insert(of_rows.begin() + 1, kInBlocks);
   const Rows rows(o, o.batch, o.seq_len), long_row(o, 1, o.long_row);
-  for (const bool gradients : {false, true}) {
-    auto& part = report[gradients ? "forward_backward" : "forward"];
-    part.push_back(Beside(libtorch, rows, o, gradients));
-    if (o.device.is_cuda()) part.push_back(Beside(kInBlocks, rows, o, gradients));
-    for (const Form& form : kForms) part.push_back(Beside(form, rows, o, gradients));
-  }
-  auto& part = report["forward_of_a_row_of_" + std::to_string(o.long_row)];
-  part.push_back(Beside(libtorch, long_row, o, /*gradients=*/false));
-  for (const Form& form : kForms) part.push_back(Beside(form, long_row, o, false));
+  for (const bool gradients : {false, true})
+    report[gradients ? "forward_backward" : "forward"] =
+        RowsOf(of_rows, rows, o, gradients, problems);
+  report["forward_of_a_row_of_" + std::to_string(o.long_row)] =
+      RowsOf(forms, long_row, o, /*gradients=*/false, problems);
   return report;
 }
 
@@ -210,12 +229,11 @@ int main(int argc, char** argv) {
   at::set_num_threads(options.threads);
   // Results are allocated anew in every call: what is timed is the loops, not page faults.
   halflife::PrepareHeap();
-  try {
+  return halflife::bench::ExitCodeOf([&] {
     options.device = halflife::bench::FindDevice(device);
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
-    std::cout << halflife::bench::Run(options).dump(2) << "\n";
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+    halflife::bench::Problems problems;
+    std::cout << halflife::bench::Run(options, problems).dump(2) << "\n";
+    problems.ThrowIfAny();
+  });
 }

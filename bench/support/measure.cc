@@ -106,6 +106,8 @@ double Quantile(std::vector<double> values, double q) {
   return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
+double Worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+
 double RelativeRms(const at::Tensor& got, const at::Tensor& want) {
   HL_CHECK(got.sizes() == want.sizes(), "a result of shape ", got.sizes(), ", not ", want.sizes());
   const at::Tensor wide = got.detach().to(want.device(), at::kDouble);

@@ -17,6 +17,9 @@ namespace halflife::bench {
 double Quantile(std::vector<double> values, double q);
 inline double Median(const std::vector<double>& values) { return Quantile(values, 0.5); }
 
+// The larger of two errors; NaN where one is, which std::max may pass over.
+double Worse(double a, double b);
+
 // ||got - want|| / ||want|| in fp64, on the CPU; NaN where one is in either. Equal shapes, `want`
 // fp64 and not all zero.
 double RelativeRms(const at::Tensor& got, const at::Tensor& want);

@@ -1,9 +1,11 @@
 // Times whole training steps of a model: forward, backward, gradients into the arena, norm, clip,
-// AdamW. Random tokens, one rank. Prints one JSON line: the shape, the median and the spread of the
-// step time, GFLOP/s and the share of the peak (CPU: sgemm, measured in the same process; a GPU
-// that is not known by name: its bf16 matmul), with --profile what one more step launches and waits
-// for. The PyTorch twin is pytorch_step.py, compare.py runs both in pairs and compares the losses
-// of their first steps, from the same parameters and batch.
+// AdamW. Random tokens, one rank. The losses must be those of a model that learns its one batch by
+// heart, below. Prints one JSON line: the shape, losses, the median and the spread of the step
+// time, GFLOP/s and the share of the peak (CPU: sgemm, measured in the same process; a GPU
+// that is not known by name: its bf16 matmul), the peak of memory (CPU: resident; a GPU: handed out
+// by LibTorch's allocator, so without CUDA's context and NCCL's buffers), with --profile what one
+// more step launches and waits for. The PyTorch twin is pytorch_step.py, compare.py runs both in
+// pairs and compares the losses of their first steps, from the same parameters and batch.
 //
 //   train_step --mixer gla --layers 6 --dim 256 --seq-len 512 --batch 8 --heads 4 --steps 10
 //       --threads 1
@@ -40,6 +42,7 @@
 #include "model/model_cost.h"
 #include "profile.h"
 #include "support/measure.h"
+#include "support/program.h"
 #include "train/device.h"
 #include "train/step/adamw.h"
 #include "train/step/gradient_hooks.h"
@@ -191,9 +194,33 @@ train::ComputePeak FindPeak(const Device& device) {
 nlohmann::ordered_json ProfileStep(at::Device device, Bench& trained) {
   try {
     return bench::Profile(device, [&] { trained.Step(); });
-  } catch (const Error& error) {
-    return {{"failed", error.message()}};
+  } catch (const std::exception& error) {
+    return {{"failed", bench::WordsOf(error)}};
   }
+}
+
+// At the start the logits of a token are normal with variance s^2 = dim x 0.02^2: the final norm
+// leaves channels of size 1, the output matrix has a standard deviation of 0.02. The loss is then
+// ln(vocab) + s^2 / 2, less the mean of the targets' logits, which strays by s / sqrt(tokens):
+// random targets have nothing to do with them. The rest is for what the norm's gain, bf16 and a
+// small vocabulary move.
+void CheckFirstLoss(const Options& options, double loss) {
+  constexpr double kDeviation = 0.02, kRest = 0.1;
+  const auto tokens = static_cast<double>(options.batch * options.seq_len);
+  const double s = kDeviation * std::sqrt(static_cast<double>(options.dim));
+  const double want = std::log(static_cast<double>(options.vocab)) + s * s / 2;
+  const double allowed = 5 * s / std::sqrt(tokens) + kRest;
+  HL_CHECK(std::abs(loss - want) <= allowed, "the first loss is ", loss,
+           ", but an untrained model's lies within ", allowed, " of ", want);
+}
+
+// Before each step, all on one batch. NaN fails.
+void CheckLosses(const Options& options, const std::vector<double>& losses) {
+  for (size_t i = 0; i < losses.size(); ++i)
+    HL_CHECK(std::isfinite(losses[i]), "the loss before step ", i, " is ", losses[i]);
+  CheckFirstLoss(options, losses.front());
+  HL_CHECK(losses.back() <= losses.front(), "the loss rose from ", losses.front(), " to ",
+           losses.back(), " in ", losses.size() - 1, " steps on one batch");
 }
 
 void Run(const Options& options) {
@@ -204,16 +231,17 @@ void Run(const Options& options) {
   const Device device = train::ChooseDevice(options.device, 0);
   const train::ComputePeak peak = FindPeak(device);
   Bench trained(options);
-  std::vector<double> first_losses;
-  for (int i = 0; i < options.warmup; ++i) first_losses.push_back(trained.Step());
+  std::vector<double> losses;
+  for (int i = 0; i < options.warmup; ++i) losses.push_back(trained.Step());
   std::vector<double> seconds, processor_seconds;
   for (int i = 0; i < options.steps; ++i) {
     const Stopwatch watch;
     const std::clock_t begin = std::clock();
-    trained.Step();
+    losses.push_back(trained.Step());
     seconds.push_back(watch.Seconds());
     processor_seconds.push_back(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
   }
+  CheckLosses(options, losses);
   std::sort(seconds.begin(), seconds.end());
   std::sort(processor_seconds.begin(), processor_seconds.end());
   const double median = seconds[seconds.size() / 2];
@@ -233,7 +261,10 @@ void Run(const Options& options) {
       {"threads", options.threads},
       {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
       {"parameters", trained.model().CountParameters().total()},
-      {"first_losses", first_losses},
+      {"first_losses", std::vector<double>(losses.begin(), losses.begin() + options.warmup)},
+      {"first_loss", losses.front()},
+      {"last_loss", losses.back()},
+      {"updates_between", losses.size() - 1},
       {"median_ms", 1e3 * median},
       {"median_processor_ms", 1e3 * processor_seconds[processor_seconds.size() / 2]},
       {"min_ms", 1e3 * seconds.front()},
@@ -279,10 +310,5 @@ int main(int argc, char** argv) {
       std::cout << name << "\n";
     return 0;
   }
-  try {
-    halflife::Run(options);
-  } catch (const halflife::Error& error) {
-    std::cerr << error.what() << "\n";
-    return static_cast<int>(error.code());
-  }
+  return halflife::bench::ExitCodeOf([&] { halflife::Run(options); });
 }

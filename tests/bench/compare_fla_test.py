@@ -1,11 +1,16 @@
 """The parts of bench/compare_fla.py that need no GPU; the signatures of fla's operations where fla is installed."""
 
+import contextlib
 import importlib.util
+import io
+import json
 import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
+from types import SimpleNamespace
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "compare_fla.py"
 spec = importlib.util.spec_from_file_location("compare_fla", SCRIPT)
@@ -14,9 +19,13 @@ sys.modules["compare_fla"] = fla
 spec.loader.exec_module(fla)
 
 
-def our_round(forward, both, error=1e-3):
-    one = lambda ms: {"ms": ms, "share_of_memory_roofline": 0.6}
+def our_round(forward, both, error=1e-3, late=0.0):
+    one = lambda ms: {"ms": ms, "share_of_memory_roofline": 0.6, "late_share": late}
     return {"max_error": error, "forward": one(forward), "forward_backward": one(both)}
+
+
+def times(*all_ms, late=0.0):
+    return [fla.Time(ms, late) for ms in all_ms]
 
 
 class FakeCuda:
@@ -74,11 +83,11 @@ class CompareFlaTest(unittest.TestCase):
         self.assertFalse(recurrent.suits(fla.Shape(1, 4096, 1, 64)))
 
     def test_fla_counts_with_its_fastest(self):
-        times = {"chunk": [3.0, 1.0, 2.0], "recurrent": [1.9, 9.0, 1.0]}
-        self.assertEqual(fla.fastest(times), ("recurrent", 1.9))
+        rounds = {"chunk": [3.0, 1.0, 2.0], "recurrent": [1.9, 9.0, 1.0]}
+        self.assertEqual(fla.fastest(rounds), ("recurrent", 1.9))
 
     def test_summary_is_of_medians_over_rounds(self):
-        theirs = {"forward": {"chunk": [4.0, 2.0, 3.0]}, "forward_backward": {"chunk": [12.0]}}
+        theirs = {"forward": {"chunk": times(4.0, 2.0, 3.0)}, "forward_backward": {"chunk": times(12.0)}}
         ours = [our_round(1, 4), our_round(9, 5, 2e-3), our_round(2, 6)]
         row = fla.summarise("per_head", fla.Shape(1, 64, 2, 64), ours, theirs)
         self.assertEqual(row["forward"]["halflife_ms"], 2)
@@ -90,14 +99,25 @@ class CompareFlaTest(unittest.TestCase):
     def test_times_are_the_devices_once_the_spin_is_long_enough(self):
         device = FakeCuda(host_ms=3, device_ms=1)
         timer = fla.Timer(device)
-        times = [timer.ms(device.call) for _ in range(fla.WARM_UPS + 5)]
-        self.assertGreater(times[0], 3)
-        for ms in times[fla.WARM_UPS :]:
-            self.assertAlmostEqual(ms, 1)
+        taken = [timer.ms(device.call) for _ in range(fla.WARM_UPS)]
+        self.assertGreater(taken[0], 3)
+        self.assertGreater(timer.late_share(), 0)
+        timer.start_counting()
+        for _ in range(5):
+            self.assertAlmostEqual(timer.ms(device.call), 1)
+        self.assertEqual(timer.late_share(), 0)
         self.assertLess(timer.spin_ms, 7)
 
+    def test_no_call_finds_the_operands_of_the_one_before(self):
+        cache = 50 << 20
+        for shape in fla.SHAPES:
+            count = fla.num_problems(cache, shape)
+            one = 4 * shape.batch * shape.seq_len * shape.heads * (shape.dim + shape.values)
+            self.assertGreaterEqual(count, 2)
+            self.assertGreaterEqual(count * one, 2 * cache)
+
     def test_table_has_a_line_a_row(self):
-        theirs = {"forward": {"chunk": [3.0]}, "forward_backward": {"chunk": [12.0]}}
+        theirs = {"forward": {"chunk": times(3.0)}, "forward_backward": {"chunk": times(12.0)}}
         row = fla.summarise("per_token", fla.Shape(2, 128, 4, 64), [our_round(2, 5)], theirs)
         lines = fla.markdown([row, row], "GPU, bf16:").splitlines()
         self.assertEqual(lines[0], "GPU, bf16:")
@@ -109,19 +129,47 @@ class CompareFlaTest(unittest.TestCase):
         self.assertEqual(len(lines), 6)
         self.assertEqual({line.count("|") for line in lines[2:]}, {7})
 
+    def test_a_ratio_of_late_calls_is_marked(self):
+        theirs = {"forward": {"chunk": times(3.0, late=0.2)}, "forward_backward": {"chunk": times(12.0)}}
+        shape = fla.Shape(2, 128, 4, 64)
+        table = fla.markdown([fla.summarise("per_token", shape, [our_round(2, 5)], theirs)], "GPU:")
+        self.assertIn("| 1.50 x (late) / 2.40 x |", table)
+        self.assertIn(f"\n{fla.LATE_MEANS}\n", table)
+        theirs["forward"]["chunk"] = times(3.0)
+        late = fla.summarise("per_token", shape, [our_round(2, 5), our_round(2, 5, late=0.3)], theirs)
+        self.assertIn("| 1.50 x (late) / 2.40 x (late) |", fla.markdown([late], "GPU:"))
+
+    def test_what_fla_cannot_do_is_left_out_and_said(self):
+        theirs = {"forward": {"chunk": times(3.0)}, "forward_backward": {}}
+        problem = "chunk, forward + backward: RuntimeError: Triton | on Hopper"
+        row = fla.summarise("per_token", fla.Shape(2, 128, 4, 64), [our_round(2, 5)], theirs, [problem])
+        table = fla.markdown([row], "GPU, bf16:")
+        self.assertIn("| 3.000 / none | 2.000 / 5.000 | 1.50 x / none | 60% / 60% |", table)
+        self.assertTrue(table.endswith("- chunk, forward + backward: RuntimeError: Triton / on Hopper\n"))
+
+    def test_nan_is_the_worst(self):
+        nan = float("nan")
+        for values in ((nan, 1e-3), (1e-3, nan)):
+            self.assertNotEqual(fla.worst(values), fla.worst(values))
+        self.assertEqual(fla.worst([1, 3, 2]), 3)
+        theirs = {"forward": {"chunk": times(3.0)}, "forward_backward": {"chunk": times(12.0)}}
+        ours = [our_round(1, 4), our_round(1, 4, nan)]
+        error = fla.summarise("per_head", fla.Shape(1, 64, 2, 64), ours, theirs)["max_error"]
+        self.assertNotEqual(error, error)
+
     def test_missing_parameters(self):
         self.assertEqual(fla.missing_parameters(lambda q, k: None, ["q", "gate"]), ["gate"])
 
     def test_rows_of_an_earlier_call_are_kept_on_the_same_gpu(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "fla.json"
-            self.assertEqual(fla.rows_so_far(path, "H100", "2.11.0"), [])
+            self.assertEqual(fla.results_so_far(path, "H100", "2.11.0"), {})
             rows = [{"kind": "per_head", "shape": "B1 T64 H2 D64"}]
             fla.write_json(path, {"device": "H100", "torch": "2.11.0", "rows": rows})
-            self.assertEqual(fla.rows_so_far(path, "H100", "2.11.0"), rows)
+            self.assertEqual(fla.results_so_far(path, "H100", "2.11.0")["rows"], rows)
             for other in (("H200", "2.11.0"), ("H100", "2.10.0")):
                 with self.assertRaisesRegex(SystemExit, "is of H100, torch 2.11.0.*another --json"):
-                    fla.rows_so_far(path, *other)
+                    fla.results_so_far(path, *other)
             self.assertEqual(list(path.parent.iterdir()), [path])
 
     def test_without_a_gpu_it_says_so(self):
@@ -143,6 +191,91 @@ class CompareFlaTest(unittest.TestCase):
             except ImportError as error:
                 self.skipTest(f"fla does not import here: {error}")
             self.assertEqual(fla.missing_parameters(function, operation.parameters()), [])
+
+
+class GoingOnTest(unittest.TestCase):
+    """What raises or fails stops nothing else; a GPU and fla are played."""
+
+    SHAPES = (fla.Shape(1, 64, 2, 64), fla.Shape(2, 64, 2, 64), fla.Shape(3, 64, 2, 64))
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.json = pathlib.Path(folder.name) / "fla.json"
+        self.ours_fails_at, self.order = set(), []
+        self.context_lost_at = None
+        played = {"SHAPES": self.SHAPES, "error_of": self.error_of, "time_fla": self.time_fla,
+                  "time_ours": self.time_ours}  # fmt: skip
+        for name, value in played.items():
+            patch = unittest.mock.patch.object(fla, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.torch = unittest.mock.MagicMock(__version__="2.11.0")
+        self.torch.cuda.get_device_name.return_value = "H100"
+        self.torch.cuda.synchronize.side_effect = self.synchronize
+
+    def synchronize(self):
+        if self.order and self.order[-1] == self.context_lost_at:
+            raise RuntimeError("CUDA error: an illegal memory access")
+
+    def error_of(self, torch, kind, operation, name):
+        if operation.name == "chunk_retention" and name == "forward_backward":
+            raise RuntimeError("Triton >= 3.4.0 and < 3.7.1\non Hopper")
+        return float("nan") if operation.name == "fused_recurrent_retention" else 1e-3
+
+    def time_fla(self, torch, kind, operation, name, shape, samples):
+        if shape.batch == 2:
+            raise MemoryError("out of shared memory")
+        return fla.Time(3.0)
+
+    def time_ours(self, binary, kind, shape, samples):
+        self.order.append(shape.batch)
+        if shape.batch in self.ours_fails_at:
+            raise fla.Failed("exit 70 of bench: the kernel is off by nan")
+        return our_round(1, 2)
+
+    def go(self):
+        options = SimpleNamespace(only=["per_head"], rounds=2, samples=1, json=self.json, resume=True,
+                                  markdown=None, binary="bench")  # fmt: skip
+        self.order.clear()
+        quiet = io.StringIO()
+        with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+            code = fla.compare(self.torch, options)
+        return code, json.loads(self.json.read_text())["rows"]
+
+    def test_a_pass_that_raises_or_is_off_is_dropped(self):
+        code, rows = self.go()
+        self.assertEqual((code, [row["batch"] for row in rows]), (0, [1, 2, 3]))
+        first, second, third = rows
+        self.assertEqual(first["forward"]["speed"], 3)
+        self.assertNotIn("speed", first["forward_backward"])
+        self.assertEqual(first["problems"], [
+            "chunk_retention, forward + backward: RuntimeError: Triton >= 3.4.0 and < 3.7.1 on Hopper",
+            "fused_recurrent_retention, forward: is off the recurrence by nan",
+            "fused_recurrent_retention, forward + backward: is off the recurrence by nan"])  # fmt: skip
+        self.assertNotIn("speed", second["forward"])
+        self.assertEqual(second["problems"][-1],
+                         "chunk_retention, forward: at B2 T64 H2 D64: MemoryError: out of shared memory")  # fmt: skip
+        self.assertEqual(third["forward"]["speed"], 3)
+
+    def test_a_shape_that_fails_blocks_no_other_and_is_tried_again_last(self):
+        self.ours_fails_at = {1}
+        code, rows = self.go()
+        self.assertEqual((code, [row["batch"] for row in rows]), (1, [1, 2, 3]))
+        self.assertIn("| failed: exit 70 of bench: the kernel is off by nan |", fla.markdown(rows, "GPU:"))
+        fla.write_json(self.json, {"device": "H100", "torch": "2.11.0", "trials": {}, "rows": rows[:1]})
+        self.ours_fails_at = set()
+        code, rows = self.go()
+        self.assertEqual((code, [row["batch"] for row in rows]), (0, [1, 2, 3]))
+        self.assertEqual(list(dict.fromkeys(self.order)), [2, 3, 1])
+
+    def test_a_lost_context_ends_the_call_and_the_next_one_goes_on(self):
+        self.context_lost_at = 2
+        with self.assertRaises(SystemExit) as ended:
+            self.go()
+        self.assertEqual(ended.exception.code, 75)
+        code, rows = self.go()
+        self.assertEqual((code, [row["batch"] for row in rows], set(self.order)), (0, [1, 2, 3], {3}))
 
 
 if __name__ == "__main__":

@@ -82,12 +82,26 @@ class RehearsalTest(unittest.TestCase):
         self.assertEqual(refused.returncode, 2)
         self.assertIn("is a rehearsal's", refused.stderr)
 
+    def test_a_form_that_fails_has_its_problem_and_hides_no_other(self):
+        """Keys far from 0 tokens on: a call that the kernel refuses."""
+        sizes = "--batch 1 --seq-len 64 --heads 1 --dim 8 --long 128 --rounds 1 --block 0".split()
+        done = subprocess.run([str(BUILD / "bench/bench_softmax_attention"), *sizes], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, "^3 of 28 parts have a problem, the first: .*far_q")
+        for part, forms in json.loads(done.stdout).items():
+            if not part.startswith("forward"):
+                continue
+            failed = [form for form in forms if "problem" in form]
+            self.assertEqual([form["form"] for form in failed], ["far pairs (ReRoPE)"])
+            self.assertTrue(all(form["ms"] > 0 for form in forms if form not in failed))
+
     def check_figures(self, records):
         """Each step was taken, and profiled."""
         steps = [record["result"] for record in records if record["item"].startswith("train_step/")]
         self.assertTrue(steps)
         for step in steps:
             self.assertGreater(step["median_ms"], 0)
+            self.assertLessEqual(step["last_loss"], step["first_loss"])
             self.assertGreater(step["profile"]["wall_ms"], 0)
             self.assertIn("aten::", " ".join(entry["name"] for entry in step["profile"]["top"]))
 

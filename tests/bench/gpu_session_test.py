@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -68,6 +69,8 @@ class ReadersTest(InAFolder):
         self.assertEqual(read(ended(4, stderr="skipped: no CUDA device")).status, "skipped")
         self.assertEqual(read(ended(70, stderr="skipped: no")).status, "failed")
         self.assertEqual(read(ended(0, "ms")).status, "failed")
+        self.assertEqual(read(ended(1, '{"rows": [1]}', "1 of 2 parts has a problem")),
+                         readers.Outcome("failed", "exit code 1: 1 of 2 parts has a problem", {"rows": [1]}))  # fmt: skip
 
     def test_sanitizer_wants_a_summary_and_a_test_that_ran(self):
         read = lambda *finished: readers.read_sanitizer(ended(*finished), self.folder).status
@@ -76,18 +79,51 @@ class ReadersTest(InAFolder):
         self.assertEqual(read(0, ran), "failed")
         self.assertEqual(read(99, ran + "========= ERROR SUMMARY: 2 errors"), "failed")
         self.assertEqual(read(0, "x.cc:3: Skipped\nno CUDA device\n" + summary), "skipped")
+        hazards = "========= RACECHECK SUMMARY: {0} hazards displayed (0 errors, {0} warnings)\n"
+        self.assertEqual(read(0, ran + hazards.format(0)), "done")
+        self.assertEqual(read(0, ran + hazards.format(1)), "failed")
+        self.assertEqual(read(0, ran + hazards.format(20)), "failed")
 
     def test_rows_of_what_was_ended_count(self):
         path = self.folder / "rows.json"
-        path.write_text('{"rows": [1]}')
-        self.assertEqual(readers.read_rows(ended(-9), path).result, {"rows": [1]})
+        path.write_text('{"rows": [{"n": 1}]}')
+        self.assertEqual(readers.read_rows(ended(-9), path).result, {"rows": [{"n": 1}]})
         self.assertEqual(readers.read_rows(ended(77, "SKIPPED: no GPU was found"), path).reason, "no GPU was found")
+        lost = readers.read_rows(ended(75, stderr="much\nall is lost"), path)
+        self.assertEqual((lost.status, lost.reason, lost.result), ("interrupted", "all is lost", {"rows": [{"n": 1}]}))
+        failed = {"kind": "per_head", "shape": "B1", "failed": "exit 70"}
+        path.write_text(json.dumps({"rows": [{"kind": "per_head", "shape": "B2"}, failed]}))
+        outcome = readers.read_rows(ended(1, stderr="much"), path)
+        self.assertEqual((outcome.status, outcome.reason, len(outcome.result["rows"])),
+                         ("failed", "per_head B1: exit 70", 2))  # fmt: skip
 
 
 class ItemsTest(unittest.TestCase):
     def test_names_and_files_are_their_own(self):
         for key in ("name", "file_name"):
             self.assertEqual(len({getattr(item, key) for item in items.ITEMS}), len(items.ITEMS))
+        for item in items.ITEMS:
+            self.assertRegex(item.file_name, r"^[A-Za-z0-9._-]+$")
+
+    def test_what_tells_most_comes_first(self):
+        names = [item.name for item in items.ITEMS]
+        groups = [name.partition("/")[0] for name in names]
+        first = len(groups) - len(list(itertools.dropwhile(lambda group: group == "tests", groups)))
+        self.assertGreaterEqual(first, 8)
+        kinds = list(items.DECAY_SHAPES)
+        self.assertEqual(names[first], "train_step/gla 340m")
+        self.assertEqual([name.partition("/")[2].split()[0] for name in names[first + 1 : first + 4]], kinds)
+        self.assertEqual([name.partition("/")[0] for name in names[first + 4 : first + 6]], ["row_kernels", "memcheck"])
+
+    def test_hopper_scans_are_asked_for_beside_the_usual_ones(self):
+        asked = {item.name: item for item in items.ITEMS if items.HOPPER[1] in item.before}
+        self.assertEqual({name.partition(" ")[0] for name in asked},
+                         {"tests/decay_binding_gpu_test,", "decay_attention/per_head", "decay_attention/per_token"})  # fmt: skip
+        for name, item in asked.items():
+            usual = next(one for one in items.ITEMS if one.name == name.removesuffix(", warpgroups"))
+            self.assertEqual((item.program, item.words), (usual.program, usual.words))
+            words = items.words_of(item, (), pathlib.Path("b"), pathlib.Path("f"), False, {})
+            self.assertEqual(words[:3], ["env", "HALFLIFE_WARPGROUPS=1", f"b/{item.program}"])
 
     def test_benchmarks_ask_for_the_gpu_and_rehearse_without(self):
         for item in items.ITEMS:
@@ -96,9 +132,15 @@ class ItemsTest(unittest.TestCase):
                 self.assertNotIn("cuda", item.rehearsal)
 
     def test_what_no_item_is_called_says_which_there_are(self):
-        with self.assertRaisesRegex(ValueError, "--only speed.*tests, memcheck, .*train_step"):
+        with self.assertRaisesRegex(ValueError, "--only speed.*tests, train_step, .*memcheck"):
             items.chosen(["speed"])
         self.assertEqual({item.group for item in items.chosen(["memcheck", "decode/"])}, {"memcheck", "decode"})
+
+
+    def test_memcheck_sees_each_allocation_by_itself(self):
+        for item in items.ITEMS:
+            caches = "PYTORCH_NO_CUDA_MEMORY_CACHING=1" not in item.before
+            self.assertEqual(caches, item.group != "memcheck", item.name)
 
 
 class SessionTest(InAFolder):
@@ -170,7 +212,7 @@ class SessionTest(InAFolder):
 
     def test_a_comparison_that_comes_on_goes_on(self):
         script = f'f="{self.folder}/out/logs/group-rows.file"; n=$(grep -o 1 "$f" 2>/dev/null | wc -l)\n'
-        script += 'if [ "$n" = 0 ]; then echo \'{"rows": [1]}\' >"$f"; sleep 60; fi; echo \'{"rows": [1, 1]}\' >"$f"'
+        script += 'if [ "$n" = 0 ]; then echo \'{"rows": [{"n": 1}]}\' >"$f"; sleep 60; fi; echo \'{"rows": [{"n": 1}, {"n": 1}]}\' >"$f"'
         item = self.item("rows", script, read=readers.read_rows, resumes=True, minutes=0.01)
         self.assertEqual(self.go([item])["rows"][0], "interrupted")
         self.assertEqual(self.go([item])["rows"][0], "done")
@@ -181,6 +223,40 @@ class SessionTest(InAFolder):
         status, reason = self.go([self.item("fault", script)])["fault"]
         self.assertEqual(status, "failed")
         self.assertRegex(reason, r"(?s)illegal memory access\nlaunches checked: .*rotary encoding: the kernel failed")
+
+    # Of cases A.Good, A.Bad, B.Late, B.None, B.Wrong, in one process a fault at A.Bad takes the rest along.
+    FAULTY = """
+ran() { echo "[ RUN      ] $1"; echo "[       OK ] $1 (1 ms)"; }
+case "$*" in
+*--gtest_list_tests*) printf 'Running main()\\nA.\\n  Good\\n  Bad/0  # GetParam() = 3\\n  DISABLED_Old\\nB.\\n'
+                      printf '  Late\\n  None\\n  Wrong\\n' ;;
+*filter=A.Good*) echo "run twice" >&2; exit 9 ;;
+*filter=B.Late*) ran B.Late ;;
+*filter=B.None*) echo "[ RUN      ] B.None"; echo "[  SKIPPED ] B.None (0 ms)" ;;
+*filter=B.Wrong*) echo "off by 3" >&2; exit 1 ;;
+*) [ "$HALFLIFE_CHECK_LAUNCHES" = 1 ] && echo "only $*: the kernel failed"
+   ran A.Good; echo "[ RUN      ] A.Bad/0"; echo "CUDA error: an illegal memory access" >&2
+   END ;;
+esac"""
+
+    def test_after_a_fault_each_other_case_runs_by_itself(self):
+        aborts = self.item("aborts", self.FAULTY.replace("END", "kill -ABRT $$"), read=readers.read_gtest)
+        ends = self.FAULTY.replace("END", 'echo "[  FAILED  ] A.Bad/0, where GetParam() = 3 (1 ms)"; ran B.Late; exit 1')
+        reports = self.item("reports", ends, read=readers.read_gtest)
+        for item in (aborts, reports):
+            status, reason = self.go([item])[item.program]
+            self.assertEqual(status, "failed")
+            self.assertRegex(reason, r"^failed: A.Bad/0, B.Wrong\nB.Wrong: off by 3\nlaunches checked: ")
+            with session.Folder(self.folder / "out") as folder:
+                result = folder.record_of(item)["result"]
+            self.assertEqual(result, {"passed": 2, "failed": ["A.Bad/0", "B.Wrong"], "skipped": 1})
+        checked = (self.folder / "out/logs/group-aborts.checked.out").read_text()
+        self.assertIn("only --gtest_filter=A.Bad/0: the kernel failed", checked)
+
+    def test_cases_without_time_are_said(self):
+        slow = self.FAULTY.replace("ran B.Late ;;", "sleep 60 ;;").replace("END", "exit 1")
+        item = self.item("slow", slow, read=readers.read_gtest, minutes=1.5 / 60)
+        self.assertRegex(self.go([item])["slow"][1], "^failed: A.Bad/0, B.Late; 2 had no time\nB.Late: ended after its time")
 
     def test_refuses_another_machine_and_a_second_call(self):
         self.go([self.item("item", "echo '{}'")])
@@ -263,14 +339,18 @@ FIGURES = {
     "fla/per_head": {"rows": [{"kind": "per_head", "shape": "B2 T64 H2 D64", **of_passes(
         fla_ms=3.0, halflife_ms=1.5, speed=2.0, share_of_memory_roofline=0.6)}]},
     "softmax_attention/B2 T64 d64": {"device": "NVIDIA H200", "batch": 2, "forward": [
-        {"form": "window", "ms": 0.25, "causal_ms": 0.5, "over_causal": 0.5}]},
+        {"form": "window", "ms": 0.25, "late_share": 0, "causal_ms": 0.5, "causal_late_share": 0, "over_causal": 0.5},
+        {"form": "blocks", "problem": "CUDA error:\na | b"}], "problem": "off by 0.3"},
     "row_kernels/step": {"rows": [{"family": "rotary", "pass": "forward", "shape": "[8]", "ms": 0.02, "speed_ratio": 3.0,
-                                   "share_of_ceiling": 0.8}, {"family": "weight_gradient", "pass": "backward",
-                                                              "shape": "[8]", "ms": 0.04, "speed_ratio": 1.5}]},
+                                   "late_share": 0, "eager_late_share": 0.11, "share_of_ceiling": 0.8},
+                                  {"family": "weight_gradient", "pass": "backward", "shape": "[8]", "ms": 0.04,
+                                   "speed_ratio": 1.5, "late_share": 0.1, "eager_late_share": 0},
+                                  {"family": "swiglu", "pass": "forward", "shape": "[9]", "problem": "off by nan"}]},
     "cross_entropy/8 x 4, vocabulary 9": {"plain_ms": 4.0, "fused_ms": 2.0, "speed_ratio": 2.0, "plain_peak_mib": 900.0,
-                                          "fused_peak_mib": 90.0},
+                                          "fused_peak_mib": 90.0, "plain_late_share": 0, "fused_late_share": 0},
     "train_step/gla 340m": {"parameters": 374_000_000, "batch": 8, "seq_len": 2048, "median_ms": 200.0,
                             "share_of_peak": 0.41, "peak": "H200 bf16 dense", "peak_memory_mib": 20480.0,
+                            "first_loss": 10.58, "last_loss": 6.25,
                             "profile": {"launches": 900, "copies": 4, "synchronisations": 3, "wall_ms": 210.0,
                                         "top": [{"name": "gemm<a|b>", "calls": 12, "ms": 90.0}]}},
     "decode/gla 340m": {"early": 1000, "tokens": 10000, "early_ms_per_token": 2.0, "late_ms_per_token": 2.1, "ratio": 1.05},
@@ -298,17 +378,33 @@ class TablesTest(InAFolder):
         text = self.text()
         for words in ("### NVIDIA H200, driver 580.1, commit 0123456789ab", "| `wrappers_gpu_test` | 30 | 0 | 2 |",
                       "| per_head | B2 T64 H2 D64 | 0.500 / 0.500 | 61% / 61% | 30% / 30% | 0% / 0% | 2.0e-03 |",
-                      "| 2.00 x / 2.00 x | 60% / 60% |", "| rotary | forward | [8] | 0.0200 | 3.00 x | 80% |",
+                      "| 2.00 x / 2.00 x | 60% / 60% |", "| rotary | forward | [8] | 0.0200 | 3.00 x (late) | 80% |",
+                      "| swiglu | forward | [9] | problem: off by nan |  |  |",
                       "| B2 T64 d64 | forward | window | 0.250 | 0.50 x |",
+                      "| B2 T64 d64 | forward | blocks | problem: CUDA error: a / b |  |", "\nB2 T64 d64, problem: off by 0.3",
                       "| weight_gradient | backward | [8] | 0.0400 | 1.50 x |  |",
                       "| 8 x 4, vocabulary 9 | 4.00 | 2.00 | 2.00 x | 900 | 90 |",
-                      "| gla 340m | 374,000,000 | 8 x 2048 | 200.0 | 81,920 | 41.0% | 20.0 | 900 | 4 | 3 |",
+                      "| gla 340m | 374,000,000 | 8 x 2048 | 200.0 | 81,920 | 41.0% | 20.0 | 900 | 4 | 3 | 10.58 / 6.25 |",
                       "| `gemm<a/b>` | 12 | 90.00 |", "| gla 340m | 1,000 / 10,000 | 2.000 | 2.100 | 1.05 |"):  # fmt: skip
             self.assertIn(words, text)
         self.assertNotIn("Not done", text)
         for block in text.split("\n\n"):
             widths = {line.count("|") for line in block.splitlines() if line.startswith("|")}
             self.assertLessEqual(len(widths), 1, block)
+
+    def test_a_figure_that_is_no_number_costs_no_table(self):
+        def without_numbers(value, key=""):
+            if isinstance(value, dict):
+                return {key: without_numbers(inner, key) for key, inner in value.items()}
+            if isinstance(value, list):
+                return [without_numbers(inner, key) for inner in value]
+            return None if isinstance(value, float) else value
+
+        measured = {name: result for name, result in FIGURES.items() if not name.startswith("fla")}
+        out = self.leave(*(record(name, result=without_numbers(result)) for name, result in measured.items()))
+        text = tables.session_text(tables.merged(out))
+        self.assertIn("| per_head | B2 T64 H2 D64 | no number / no number |", text)
+        self.assertIn("| gla 340m | 374,000,000 | 8 x 2048 | no number | no number | no number | no number |", text)
 
     def test_what_was_left_out_is_said(self):
         text = self.text(record("fla/per_token", "skipped", "no fla here"), record("tests/step_gpu_test", "failed", "a\nb",
@@ -328,7 +424,21 @@ class TablesTest(InAFolder):
             self.assertTrue(text.startswith(f"before\n{tables.BEGIN}\n### NVIDIA H200"))
             self.assertTrue(text.endswith(f"|\n{tables.END}\nafter\n"))
             self.assertEqual(tables.with_tables(text, tables.gpu_text(measured)), text)
-        self.assertEqual([path.name for path in measured.iterdir()], ["nvidia_h200.json"])
+        self.assertEqual([path.name for path in measured.iterdir()],
+                         ["nvidia_h200_driver_580_1_commit_0123456789ab.json"])  # fmt: skip
+
+    def test_results_of_another_driver_or_commit_erase_none(self):
+        document, measured = self.folder / "RESULTS.md", self.folder / "measured"
+        document.write_text(f"{tables.BEGIN}\n{tables.END}\n")
+        for i, where in enumerate((HERE, dataclasses.replace(HERE, driver="590.2"), dataclasses.replace(HERE, commit="fedcba987654"))):
+            out = self.folder / f"out{i}"
+            (out / "items").mkdir(parents=True)
+            one = record("decode/gla 340m", result=FIGURES["decode/gla 340m"], where=where)
+            (out / "items/0.json").write_text(json.dumps(one))
+            with contextlib.redirect_stdout(io.StringIO()):
+                tables.publish(out, measured, document)
+        self.assertEqual(len(list(measured.iterdir())), 3)
+        self.assertEqual(len(re.findall("^### NVIDIA H200, ", document.read_text(), re.M)), 3)
 
     def test_refuses_mixtures_and_rehearsals(self):
         one = record("decode/gla 340m", result=FIGURES["decode/gla 340m"])
@@ -382,6 +492,17 @@ class CarryTest(InAFolder):
         with self.assertRaisesRegex(ValueError, "--list-files cuts them"):
             carry.pack(items.chosen(["decode/"]), build, self.folder / "more", most_mib=1e-3)
         self.assertFalse((self.folder / "more").exists())
+
+    def test_the_commit_is_the_builds(self):
+        self.assertRegex(machine.commit_of(self.folder), "^[0-9a-f]{12}( with changes)?$|^unknown$")
+        version = self.folder / machine.VERSION
+        version.parent.mkdir(parents=True)
+        text = (REPO / "src/core/version.cc.in").read_text()
+        for dirty, word in (("false", ""), ("true", machine.WITH_CHANGES)):
+            version.write_text(text.replace("@HALFLIFE_VERSION@", "0.1.0").replace("@GIT_HASH@", "0123456789ab").replace("@GIT_DIRTY@", dirty))
+            self.assertEqual(machine.commit_of(self.folder), "0123456789ab" + word)
+        version.write_text(text.replace("@GIT_HASH@", ""))
+        self.assertNotIn("0123456789ab", machine.commit_of(self.folder))
 
     def test_carried_programs_find_the_installed_package(self):
         plain = machine.environment(self.folder)

@@ -3,11 +3,14 @@
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <functional>
 #include <vector>
 
+#include "kernels/adamw/args.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/decay_gate/decay_gate.h"
 #include "kernels/dropout/dropout.h"
@@ -21,6 +24,7 @@
 #include "kernels/short_conv/short_conv.h"
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/token_shift/token_shift.h"
+#include "kernels/torch/dispatch.h"
 #include "kernels/wkv4/wkv4.h"
 
 namespace halflife::kernels {
@@ -30,14 +34,16 @@ using test::Normal;
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors&)>;
 
+void SkipWithoutGpu() {
+#ifndef HALFLIFE_WITH_CUDA
+  GTEST_SKIP() << "this build has no CUDA parts";
+#endif
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+}
+
 class StepKernelsGpuTest : public testing::TestWithParam<at::ScalarType> {
  protected:
-  void SetUp() override {
-#ifndef HALFLIFE_WITH_CUDA
-    GTEST_SKIP() << "this build has no CUDA parts";
-#endif
-    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-  }
+  void SetUp() override { SkipWithoutGpu(); }
 
   static Tensors Run(const Function& function, const Tensors& inputs, at::DeviceType device) {
     Tensors leaves;
@@ -333,6 +339,75 @@ TEST_P(StepKernelsGpuTest, LinearCrossEntropy) {
             .objective;
       },
       {Normal({70, 24}, 1), Normal({503, 24}, 2)});
+}
+
+// Segments of an arena: of uneven lengths with gaps, some without decay, some without a copy, some
+// whose weights, gradients or moments lie elsewhere.
+struct Arena {
+  static constexpr int kSegments = 300;
+  static constexpr int64_t kShift = 5;
+  int64_t size = 0, longest = 0;
+  std::vector<AdamWSegment> segments;
+  Arena() {
+    for (int i = 0; i < kSegments; ++i) {
+      const int64_t count = i == 7 ? 20001 : 1 + (i * 37) % 1500;
+      segments.push_back({.begin = size,
+                          .end = size + count,
+                          .weight_decay = i % 3 == 0 ? 0.f : 0.1f,
+                          .has_copy = i % 4 == 0 ? 0 : 1,
+                          .main_shift = i % 2 == 0 ? 0 : kShift,
+                          .grads_shift = i % 5 == 0 ? kShift : 0,
+                          .moments_shift = i % 2 == 0 ? 0 : kShift});
+      size += count + kShift + i % 3;
+      longest = std::max(longest, count);
+    }
+  }
+  // w, m, v and w's copy after `num_steps` updates on a device.
+  Tensors After(int num_steps, at::Device device) const {
+    const auto flat = [&](uint64_t seed) {
+      return Normal({size + kShift}, seed, at::kFloat).to(device).clone();
+    };
+    Tensors x = {flat(1), at::zeros({size + kShift}, at::kFloat).to(device),
+                 at::zeros({size + kShift}, at::kFloat).to(device),
+                 at::zeros({size + kShift}, at::kBFloat16).to(device)};
+    const at::Tensor table =
+        at::from_blob(const_cast<AdamWSegment*>(segments.data()),
+                      {static_cast<int64_t>(sizeof(AdamWSegment)) * kSegments}, at::kByte)
+            .to(device, at::kByte, /*non_blocking=*/false, /*copy=*/true);
+    for (int step = 1; step <= num_steps; ++step) {
+      const at::Tensor grads = flat(10 + step);
+      const AdamWArgs args = {.main = x[0].mutable_data_ptr<float>(),
+                              .grads = grads.const_data_ptr<float>(),
+                              .m = x[1].mutable_data_ptr<float>(),
+                              .v = x[2].mutable_data_ptr<float>(),
+                              .copy = static_cast<uint16_t*>(x[3].mutable_data_ptr()),
+                              .segments = static_cast<const AdamWSegment*>(table.const_data_ptr()),
+                              .num_segments = kSegments,
+                              .max_segment = longest,
+                              .factors = MakeAdamWFactors({}, 1e-2, 0.25, step)};
+      RunOn(
+          x[0], [&] { cpu::AdamW(args); }, [&](auto stream) { cuda::AdamW(args, stream); });
+    }
+    for (at::Tensor& one : x) one = one.cpu();
+    return x;
+  }
+};
+
+// Each element is read and written once: what differs is how the two compilers contract products
+// and sums, some roundings of 2^-24 of values of up to 4. What no segment names stays in bits: the
+// moments' and the copy's zeros, and the weights there.
+class AdamWGpuTest : public testing::Test {
+ protected:
+  void SetUp() override { SkipWithoutGpu(); }
+};
+TEST_F(AdamWGpuTest, OfManySegmentsEqualsTheCpu) {
+  const Arena arena;
+  const Tensors want = arena.After(3, at::kCPU), got = arena.After(3, at::kCUDA);
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::Close(got[i], want[i], 1e-6)) << i;
+  EXPECT_TRUE(test::Close(got[3], want[3], 0x1p-8)) << "copy";
+  for (const size_t i : {1, 2, 3})
+    EXPECT_TRUE(got[i].eq(0).equal(want[i].eq(0))) << i << ": other elements were written";
+  EXPECT_EQ(got[0].ne(want[0]).logical_and(want[1].eq(0)).sum().item<int64_t>(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Storage, StepKernelsGpuTest, testing::Values(at::kFloat, at::kBFloat16));

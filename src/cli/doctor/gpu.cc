@@ -31,8 +31,9 @@ Finding Describe(int index) {
   if (!CoversGpu(HALFLIFE_CUDA_ARCHITECTURES, properties.major, properties.minor)) {
     finding.verdict = Verdict::kFail;
     finding.text += Concat("; this build is for ", HALFLIFE_CUDA_ARCHITECTURES);
-    finding.remedy = Concat("cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=", properties.major,
-                            properties.minor, " && cmake --build --preset cuda --target halflife");
+    finding.remedy = Concat("cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=",
+                            ArchitectureFor(properties.major, properties.minor),
+                            " && cmake --build --preset cuda --target halflife");
   }
   return finding;
 }

@@ -3,6 +3,8 @@
 #include <charconv>
 #include <regex>
 
+#include "core/concat.h"
+
 namespace halflife::cli::doctor {
 namespace {
 
@@ -188,6 +190,10 @@ bool CoversGpu(std::string_view architectures, int major, int minor) {
     }
   });
   return covered;
+}
+
+std::string ArchitectureFor(int major, int minor) {
+  return Concat(major, minor, major == 9 && minor == 0 ? "a-real" : "-real");
 }
 
 }  // namespace halflife::cli::doctor

@@ -47,5 +47,8 @@ std::string ParseVersion(std::string_view text);
 // Whether a build for these architectures ("80-real,90a-real") has code for a GPU: binaries of
 // x.y run on x.z with z >= y, those of "a" on their own kind alone, "-virtual" on all later ones.
 bool CoversGpu(std::string_view architectures, int major, int minor);
+// What CMAKE_CUDA_ARCHITECTURES is to be for such a GPU alone: 9.0 is built as "90a", whose
+// instructions of warpgroups "90" does not have.
+std::string ArchitectureFor(int major, int minor);
 
 }  // namespace halflife::cli::doctor

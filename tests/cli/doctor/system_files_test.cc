@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace halflife::cli::doctor {
 namespace {
 
@@ -100,6 +102,15 @@ TEST(SystemFiles, ArchitecturesAndGpus) {
   EXPECT_TRUE(CoversGpu("80", 12, 0));    // PTX of 8.0, compiled on loading
   EXPECT_TRUE(CoversGpu("80-virtual", 9, 0));
   EXPECT_FALSE(CoversGpu("", 8, 0));
+}
+
+// Hopper's own instructions are in code for 9.0a alone, as the preset builds it.
+TEST(SystemFiles, TheProposedArchitectureCoversTheGpu) {
+  EXPECT_EQ(ArchitectureFor(9, 0), "90a-real");
+  EXPECT_EQ(ArchitectureFor(8, 6), "86-real");
+  EXPECT_EQ(ArchitectureFor(12, 0), "120-real");
+  for (const auto& [major, minor] : {std::pair{7, 5}, {8, 0}, {8, 9}, {9, 0}, {10, 3}, {12, 1}})
+    EXPECT_TRUE(CoversGpu(ArchitectureFor(major, minor), major, minor)) << major << "." << minor;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // every gradient, and the step. Skips where there is no GPU.
 #include <ATen/Context.h>
 
+#include <string>
 #include <tuple>
 
 #include "kernels/decay_attention/tensor_problem.h"
@@ -12,13 +13,47 @@ namespace {
 using test::DecayProblem;
 using test::MakeProblem;
 
-// bf16 operands of the matrix units: 2^-9 each, three in a row; fp32: as between any two orders of
-// a sum.
-double Tolerance(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 2e-2 : 1e-5; }
+// Of a tensor's norm: the difference of two answers, over the one that is wanted.
+//
+// bf16: a rounding moves by 2^-9 at most, by 2^-9 / sqrt(3) = 1.1e-3 in the root mean square. The
+// matrix units' operands are rounded up to three times in a row forward, five times backward, and
+// results on both sides, each rounding independent of the others: sqrt(7) x 1.1e-3 = 3e-3. The
+// emulated kernels are held to 4e-3 to 6e-3 of the oracle (cuda/expect.h); as much again is left
+// for LibTorch's rounding of the CPU's results. fp32: sums of some hundred terms in another order.
+double Tolerance(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 8e-3 : 1e-5; }
+// A gradient through a normaliser is a difference of two, each of which has its own roundings
+// (NormaliserFactor in cuda/expect.h).
+constexpr double kNormaliserFactor = 2.5;
+// The gradient of one decay a head is a sum over all tokens and channels, most of which cancels.
+constexpr double kConstantDecayFactor = 10;
+
+// NaN fails.
+void ExpectSame(const std::string& name, const at::Tensor& got_in, const at::Tensor& want_in,
+                double tolerance) {
+  ASSERT_EQ(got_in.defined(), want_in.defined()) << name;
+  if (!want_in.defined()) return;
+  const at::Tensor got = got_in.detach().to(at::kCPU, at::kDouble),
+                   want = want_in.detach().to(at::kCPU, at::kDouble);
+  ASSERT_EQ(got.sizes(), want.sizes()) << name;
+  EXPECT_LE(got.sub(want).norm().item<double>(), tolerance * want.norm().item<double>()) << name;
+}
+void ExpectSame(const std::string& name, const DecayState& got, const DecayState& want,
+                double tolerance) {
+  ExpectSame(name + ".kv", got.kv, want.kv, tolerance);
+  ExpectSame(name + ".norm", got.norm, want.norm, tolerance);
+}
+void ExpectSame(const DecayAttentionGrads& got, const DecayAttentionGrads& want, double tolerance) {
+  ExpectSame("dq", got.dq, want.dq, tolerance);
+  ExpectSame("dk", got.dk, want.dk, tolerance);
+  ExpectSame("dv", got.dv, want.dv, tolerance);
+  ExpectSame("dkey_scale", got.dkey_scale, want.dkey_scale, tolerance);
+  ExpectSame("dinitial_state", got.dinitial_state, want.dinitial_state, tolerance);
+  const bool constant = want.dlog_decay.defined() && want.dlog_decay.dim() <= 2;
+  ExpectSame("dlog_decay", got.dlog_decay, want.dlog_decay,
+             tolerance * (constant ? kConstantDecayFactor : 1));
+}
 
 at::Tensor ToGpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
-at::Tensor ToCpu(const at::Tensor& x) { return x.defined() ? x.cpu() : x; }
-DecayState ToCpu(const DecayState& x) { return {.kv = ToCpu(x.kv), .norm = ToCpu(x.norm)}; }
 
 DecayProblem OnGpu(const DecayProblem& problem) {
   DecayProblem moved = problem;
@@ -57,20 +92,16 @@ class DecayAttentionGpuTest
   }
   // The CPU under the problem's own config.
   static void ExpectEqualsTheCpu(const DecayProblem& problem, const DecayAttentionConfig& on_gpu) {
-    const double tolerance = Tolerance(std::get<1>(GetParam()));
+    const double tolerance = Tolerance(std::get<1>(GetParam())) *
+                             (problem.config.norm != NormKind::kNone ? kNormaliserFactor : 1);
     const DecayProblem moved = OnGpu(problem);
-    const auto got = DecayAttention(moved.inputs, on_gpu);
-    test::ExpectSameOutput({got.out.cpu(), ToCpu(got.final_state)},
-                           DecayAttention(problem.inputs, problem.config), tolerance);
-    const auto grads = Backward(moved.inputs, on_gpu, moved.dout, moved.dfinal_state);
-    test::ExpectSameGrads(
-        {.dq = grads.dq.cpu(),
-         .dk = grads.dk.cpu(),
-         .dv = grads.dv.cpu(),
-         .dlog_decay = ToCpu(grads.dlog_decay),
-         .dkey_scale = ToCpu(grads.dkey_scale),
-         .dinitial_state = ToCpu(grads.dinitial_state)},
-        Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state), tolerance);
+    const auto got = DecayAttention(moved.inputs, on_gpu),
+               want = DecayAttention(problem.inputs, problem.config);
+    ExpectSame("out", got.out, want.out, tolerance);
+    ExpectSame("final_state", got.final_state, want.final_state, tolerance);
+    ExpectSame(Backward(moved.inputs, on_gpu, moved.dout, moved.dfinal_state),
+               Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state),
+               tolerance);
   }
 };
 
@@ -123,10 +154,10 @@ TEST_P(DecayAttentionGpuTest, StepEqualsTheCpu) {
                                 problem.config, of);
     };
     const DecayProblem moved = OnGpu(problem);
-    EXPECT_TRUE(test::Close(step(moved.inputs, moved_state).cpu(), step(problem.inputs, state),
-                            Tolerance(dtype)));
+    ExpectSame("out", step(moved.inputs, moved_state), step(problem.inputs, state),
+               Tolerance(dtype));
   }
-  EXPECT_TRUE(test::Close(moved_state.kv.cpu(), state.kv, 1e-5));
+  ExpectSame("state", moved_state, state, 1e-5);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DecayAttentionGpuTest,

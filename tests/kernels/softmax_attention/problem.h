@@ -24,6 +24,7 @@ struct Shape {
   bool own_far_keys = false;
   bool decay = false;
   bool squared_relu = false;
+  bool one_document = false;          // and said to be so
   std::vector<int64_t> starts = {0};  // of documents, in tokens of a row
 };
 
@@ -151,6 +152,7 @@ inline Problem MakeProblem(const Shape& s, uint64_t seed) {
   p.in.k = Normal({s.batch, keys, s.kv_heads, s.dim}, seed + 1);
   p.in.v = Normal({s.batch, keys, s.kv_heads, s.dim_v}, seed + 2);
   p.in.positions = Positions(s);
+  p.in.one_document = s.one_document;
   if (s.far_from > 0) p.in.far_q = Normal({s.batch, s.seq_len, s.heads, s.dim}, seed + 3);
   if (s.own_far_keys) p.in.far_k = Normal({s.batch, keys, s.kv_heads, s.dim}, seed + 4);
   if (s.bias) p.in.bias = Normal({s.heads, keys + 5}, seed + 5);

@@ -391,7 +391,9 @@ TEST_F(StepTest, D2dsGradientIsThatOfTheWholeBatch) {
   double largest = 0, worst = 0;
   for (size_t i = 0; i < whole.adam_m.size(); ++i) {
     largest = std::max(largest, std::abs(double{whole.adam_m[i]}));
-    worst = std::max(worst, std::abs(double{parts.adam_m[i]} - whole.adam_m[i]));
+    const double error = std::abs(double{parts.adam_m[i]} - whole.adam_m[i]);
+    ASSERT_FALSE(std::isnan(error)) << i;
+    worst = std::max(worst, error);
   }
   EXPECT_GT(largest, 0);
   EXPECT_LE(worst, 1e-5 * largest);
