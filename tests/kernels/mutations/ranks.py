@@ -77,7 +77,7 @@ MUTATIONS = [
      "MakeRandomKey(context_.seed, RandomPurpose::kDropout, site)",
      "MakeRandomKey([] { static uint64_t n = 0; return ++n; }(), RandomPurpose::kDropout, site)",
      "recompute_test:*gla*"),
-    ("recompute: every layer's work is held", "src/model/language_model.cc",
+    ("recompute: every layer's work is held", "src/model/model_cost.cc",
      "again = std::max(again, once);", "again += once;", "recompute_test:Recompute.*"),
     ("recompute: a step that keeps all", "src/train/step/step.cc",
      ".recompute = RecomputeOf(config_),", "", "step_test:*Recomputation*"),
