@@ -123,8 +123,21 @@ TEST_F(PrepareCliTest, ValidationInput) {
   both.insert(both.end(), {"--validation-fraction", "0.1"});
   const RunResult refused = Run(both);
   EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_THAT(refused.err,
-              HasSubstr("--validation-input and --validation-fraction exclude each other"));
+  EXPECT_THAT(refused.err, HasSubstr("--validation-fraction does nothing with --validation-input"));
+}
+
+// Of a synthetic task for text, and of text for the task.
+TEST_F(PrepareCliTest, OptionsOfAnotherModeAreNotIgnored) {
+  const RunResult task = Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--out", Path("o"),
+                              "--seq-len", "128", "--num-pairs", "7", "--examples", "5"});
+  EXPECT_EQ(task.exit_code, 2);
+  EXPECT_THAT(task.err, HasSubstr("--seq-len does nothing without --synthetic"));
+  const RunResult text =
+      Run({"--synthetic", "mqar", "--tokenizer", "bytes", "--field", "body",
+           "--validation-fraction", "0.3", "--documents", "file", "--out", Path("o")});
+  EXPECT_EQ(text.exit_code, 2);
+  EXPECT_THAT(text.err, HasSubstr("--tokenizer does nothing with --synthetic mqar"));
+  EXPECT_FALSE(std::filesystem::exists(Path("o")));
 }
 
 TEST_F(PrepareCliTest, HelpShowsExamples) {
