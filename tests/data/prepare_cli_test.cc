@@ -82,6 +82,9 @@ TEST_F(PrepareCliTest, MakesASyntheticTask) {
   const RunResult odd = Run({"--synthetic", "mqar", "--seq-len", "63", "--out", Path("odd")});
   EXPECT_EQ(odd.exit_code, 2);
   EXPECT_THAT(odd.err, HasSubstr("64 would work"));
+  const RunResult none = Run({"--synthetic", "mqar", "--examples", "0", "--out", Path("none")});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("has no rows; --examples 1 or more would work"));
   const RunResult full = Run({"--synthetic", "mqar", "--seq-len", "16", "--num-pairs", "5",
                               "--vocab-size", "64", "--out", Path("full")});
   EXPECT_EQ(full.exit_code, 2);

@@ -328,7 +328,8 @@ TEST_F(LengthTables, TellWhatAttentionLooksAt) {
   EXPECT_FALSE(Score("as_trained", 16).attention.has_value());
   model::LanguageModel linear(Config(model::MixerConfig("gla", {{"num_heads", int64_t{2}}})));
   EXPECT_HL_ERROR(RequireLengths(linear, {.train_len = 16, .lengths = {16}, .attention = true}),
-                  ExitCode::kUsage, "no layer of softmax attention");
+                  ExitCode::kUsage, "--attention tells", "no layer of softmax attention",
+                  "without it --lengths would work");
 }
 
 TEST_F(LengthTables, SayWhatDoesNotFit) {
@@ -351,6 +352,8 @@ TEST_F(LengthTables, SayWhatDoesNotFit) {
   EXPECT_HL_ERROR(LengthMethod::Parse("window+"), ExitCode::kUsage, "there is no ''");
 
   model::LanguageModel model(Softmax());
+  EXPECT_HL_ERROR(RequireLengths(model, {.train_len = 16, .lengths = {}}), ExitCode::kUsage,
+                  "no length to evaluate; --lengths N,... would work");
   EXPECT_HL_ERROR(RequireLengths(model, {.train_len = 16, .lengths = {16, 24, 32}}),
                   ExitCode::kUsage, "24 does not divide the longest, 32");
   model::ModelConfig learned = Softmax(0);

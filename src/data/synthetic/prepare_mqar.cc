@@ -45,7 +45,8 @@ uint64_t SeedOf(const PrepareMqarConfig& config, Split split, size_t segment) {
 
 void CheckConfig(const PrepareMqarConfig& config) {
   HL_CHECK_AS(ExitCode::kUsage, !config.out.empty(), "--out names no folder");
-  HL_CHECK_AS(ExitCode::kUsage, !config.train.empty(), "the training split has no segment");
+  HL_CHECK_AS(ExitCode::kUsage, !config.train.empty(),
+              "the training split has no rows; --examples 1 or more would work");
   HL_CHECK_AS(ExitCode::kUsage, config.threads >= 0 && config.threads <= 1024, "--threads ",
               config.threads, " is not in [0, 1024]; 0 takes all cores");
   HL_CHECK_AS(ExitCode::kUsage, config.shard_tokens >= kBlockTokens, "--shard-tokens ",

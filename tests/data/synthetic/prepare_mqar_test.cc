@@ -153,7 +153,7 @@ TEST(PrepareMqar, RefusesWhatCannotBe) {
   EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "-1 examples");
   config = Small(dir / "data");
   config.train = {};
-  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "no segment");
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "no rows; --examples 1 or more");
   EXPECT_FALSE(fs::exists(dir / "data"));
 }
 
