@@ -27,12 +27,11 @@ class LengthTables : public testing::Test {
       std::ofstream text(dir_ / "text.txt");
       for (int line = 0; line < 60; ++line) text << "line " << line * line % 97 << " of one text\n";
     }
-    data::Prepare({.inputs = {(dir_ / "text.txt").string()},
-                   .tokenizer = "bytes",
-                   .out = dir_ / "text",
+    data::Prepare({.input = {.paths = {(dir_ / "text.txt").string()},
+                             .tokenizer = "bytes",
+                             .validation_fraction = 0},
                    .documents = data::DocumentMode::kFile,
-                   .validation_fraction = 0,
-                   .threads = 1});
+                   .output = {.out = dir_ / "text", .threads = 1}});
     dataset_.emplace(data::Dataset::Open(dir_ / "text"));
   }
   static model::ModelConfig Config(const model::MixerConfig& mixer) {

@@ -34,34 +34,34 @@ Use PrepareUse() {
       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}};
 }
 
-void AddFiles(CLI::App& command, data::PrepareConfig& config) {
+void AddFiles(CLI::App& command, PrepareOptions& options) {
   command
-      .add_option("--input", config.inputs,
+      .add_option("--input", options.input.paths,
                   "Files, folders or patterns of .txt and .jsonl (with --labels .tsv and "
                   ".jsonl), also as .gz or .zst [none: needed without --synthetic]")
       ->type_name("PATH");
-  command.add_option("--out", config.out, "The dataset's folder; must not exist")
+  command.add_option("--out", options.output.out, "The dataset's folder; must not exist")
       ->type_name("DIR")
       ->required();
-  command.add_option("--threads", config.threads, "Worker threads; 0: one per core")
+  command.add_option("--threads", options.output.threads, "Worker threads; 0: one per core")
       ->capture_default_str();
 }
 
-void AddTokenizer(CLI::App& command, data::PrepareConfig& config) {
+void AddTokenizer(CLI::App& command, PrepareOptions& options) {
   command.option_defaults()->group(kTokenizerGroup);
   command
       .add_option(
-          "--tokenizer", config.tokenizer,
+          "--tokenizer", options.input.tokenizer,
           "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder "
           "with a tokenizer, such as a Hugging Face model's [with --train-tokenizer: none]")
       ->type_name("FILE");
-  command.add_flag("--train-tokenizer", config.train_tokenizer,
+  command.add_flag("--train-tokenizer", options.text.train_tokenizer,
                    "Train a sentencepiece tokenizer on the training split");
-  command.add_option("--vocab", config.vocab_size,
+  command.add_option("--vocab", options.text.vocab_size,
                      "Pieces of the trained tokenizer [none: needed with --train-tokenizer]");
 }
 
-void AddDocuments(CLI::App& command, data::PrepareConfig& config) {
+void AddDocuments(CLI::App& command, PrepareOptions& options) {
   using data::DocumentMode;
   const std::map<std::string, DocumentMode> modes = {{"auto", DocumentMode::kAuto},
                                                      {"blank-line", DocumentMode::kBlankLine},
@@ -70,38 +70,40 @@ void AddDocuments(CLI::App& command, data::PrepareConfig& config) {
   const std::map<std::string, bool> invalid_utf8 = {{"error", false}, {"replace", true}};
   command.option_defaults()->group(kDocumentsGroup);
   command
-      .add_option("--documents", config.documents,
+      .add_option("--documents", options.text.documents,
                   "What a document is; auto: record for .jsonl, blank-line for .txt")
       ->transform(OneOf(modes))
       ->default_str("auto");
-  command.add_option("--field", config.field, "The field of a JSON record that holds the text")
+  command
+      .add_option("--field", options.input.field, "The field of a JSON record that holds the text")
       ->capture_default_str();
   command
-      .add_option("--invalid-utf8", config.replace_invalid_utf8,
+      .add_option("--invalid-utf8", options.input.replace_invalid_utf8,
                   "Bytes that are not UTF-8: an error, or replaced by U+FFFD")
       ->transform(OneOf(invalid_utf8))
       ->default_str("error");
   command
-      .add_option("--max-document-bytes", config.max_document_bytes,
+      .add_option("--max-document-bytes", options.input.max_document_bytes,
                   "The longest document that is held whole; byte-tokenised text has no limit")
       ->capture_default_str();
 }
 
-void AddSplits(CLI::App& command, data::PrepareConfig& config) {
+void AddSplits(CLI::App& command, PrepareOptions& options) {
   command.option_defaults()->group("Splits and shards");
   command
-      .add_option("--validation-input", config.validation_inputs,
+      .add_option("--validation-input", options.input.validation_paths,
                   "Text of the validation split, such as a published one, by the rules of "
                   "--input; all of --input then trains")
       ->type_name("PATH");
   command
-      .add_option("--validation-fraction", config.validation_fraction,
+      .add_option("--validation-fraction", options.input.validation_fraction,
                   "Share of documents that go to the validation split")
       ->capture_default_str();
-  command.add_option("--split-seed", config.split_seed, "Chooses which documents those are")
+  command.add_option("--split-seed", options.input.split_seed, "Chooses which documents those are")
       ->check(AtLeast(0))
       ->capture_default_str();
-  command.add_option("--shard-tokens", config.shard_tokens, "Tokens of one shard file at most")
+  command
+      .add_option("--shard-tokens", options.output.shard_tokens, "Tokens of one shard file at most")
       ->capture_default_str();
 }
 
@@ -214,10 +216,10 @@ void AddPrepare(CLI::App& app, Request& request) {
   CLI::App* command =
       app.add_subcommand("prepare", "Tokenise text into a dataset, or make a synthetic one");
   DescribeUse(*command, PrepareUse());
-  AddFiles(*command, options->config);
-  AddTokenizer(*command, options->config);
-  AddDocuments(*command, options->config);
-  AddSplits(*command, options->config);
+  AddFiles(*command, *options);
+  AddTokenizer(*command, *options);
+  AddDocuments(*command, *options);
+  AddSplits(*command, *options);
   AddMqar(*command, *options);
   AddExamples(*command, *options);
   command->get_option("--synthetic")
