@@ -111,10 +111,10 @@ Usage Measure(const std::function<void()>& work) {
 data::PrepareConfig Config(const fs::path& input, const std::string& tokenizer,
                            const fs::path& out) {
   data::PrepareConfig config;
-  config.inputs = {input.string()};
-  config.tokenizer = tokenizer;
-  config.out = out;
-  config.threads = 1;
+  config.input.paths = {input.string()};
+  config.input.tokenizer = tokenizer;
+  config.output.out = out;
+  config.output.threads = 1;
   return config;
 }
 

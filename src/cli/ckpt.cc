@@ -171,9 +171,9 @@ ExitCode Prune(const CkptOptions& options) {
               " must be at least 2, so that a damaged step has a predecessor");
   const fs::path ckpt_dir = fs::weakly_canonical(CkptDir(options.paths[0]));
   std::error_code ignored;
-  HL_CHECK_AS(ExitCode::kUsage,
-              ckpt_dir.filename() == "ckpt" && fs::is_directory(ckpt_dir, ignored),
-              options.paths[0], " is no run folder: it holds no ckpt/");
+  HL_CHECK_AS(
+      ExitCode::kUsage, ckpt_dir.filename() == "ckpt" && fs::is_directory(ckpt_dir, ignored),
+      options.paths[0], " holds no ckpt/; a run's folder with one, or its ckpt/, would work");
   std::optional<ckpt::RunLock> lock;
   if (!options.dry_run) lock = ckpt::RunLock::Acquire(ckpt_dir.parent_path(), {});
   const auto choices = ckpt::PlanRetention(ckpt_dir, {.keep_last = options.keep_last,

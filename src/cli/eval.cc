@@ -81,55 +81,6 @@ class Scored {
   data::Split split_;
 };
 
-// What belongs to a table by length, and what to a table of one kind.
-void CheckLengthOptions(const EvalOptions& options) {
-  const EvalOptions usual;
-  const bool of_losses = options.protocols != usual.protocols || options.bin > 0 ||
-                         options.recall || options.attention;
-  const bool of_retrieval = options.depths != usual.depths || options.samples != usual.samples ||
-                            options.pairs != usual.pairs || options.seed != usual.seed;
-  const bool of_lengths = options.methods != usual.methods || of_losses ||
-                          !options.retrieval.empty() || !options.out.empty() ||
-                          !options.csv.empty() || !options.figure.empty();
-  HL_CHECK_AS(ExitCode::kUsage, !options.lengths.empty() || !of_lengths,
-              "--method, --protocol, --bin, --recall, --attention, --retrieval, --out, --csv and "
-              "--figure belong to a table by length; --lengths N,... would work beside them");
-  HL_CHECK_AS(ExitCode::kUsage,
-              options.lengths.empty() || (options.seq_len == 0 && !options.bigram),
-              "--seq-len and --bigram beside --lengths; without them it would work");
-  HL_CHECK_AS(ExitCode::kUsage, !options.retrieval.empty() || !of_retrieval,
-              "--depths, --samples, --pairs and --seed belong to --retrieval passkey or mqar");
-  HL_CHECK_AS(
-      ExitCode::kUsage, options.retrieval.empty() || (!of_losses && options.windows == 0),
-      "--retrieval asks for what is hidden in the text, --windows, --protocol, --bin, "
-      "--recall and --attention are of its losses; without them, with --samples N, it would work");
-  HL_CHECK_AS(ExitCode::kUsage, options.retrieval != "passkey" || options.pairs == usual.pairs,
-              "--pairs ", options.pairs,
-              " with --retrieval passkey, which hides one key; "
-              "--retrieval mqar would work");
-}
-
-void CheckExplainOptions(const EvalOptions& options) {
-  HL_CHECK_AS(ExitCode::kUsage,
-              options.explain.empty() || (options.lengths.empty() && !options.bigram),
-              "--explain tells weights, --lengths and --bigram tell losses; one of them a call "
-              "would work");
-  HL_CHECK_AS(ExitCode::kUsage, !options.explain.empty() || options.top == EvalOptions().top,
-              "--top ", options.top,
-              " names tokens of --explain; with --explain FILE it would work");
-}
-
-void CheckOptions(const EvalOptions& options) {
-  HL_CHECK_AS(ExitCode::kUsage, options.data.empty() != options.texts.empty(),
-              options.data.empty() ? "nothing to evaluate on" : "both --data and --text",
-              "; give either --data DATASET or --text FILE...");
-  CheckLengthOptions(options);
-  CheckExplainOptions(options);
-  HL_CHECK_AS(ExitCode::kUsage, !options.bigram || options.texts.empty(),
-              "--bigram counts the training split of a dataset, and --text has none; give --data "
-              "DATASET, such as one of `halflife prepare --validation-input FILE`");
-}
-
 // Ranks that cut other windows, or other numbers of them, would wait for each other in vain.
 void CheckRanks(const EvalOptions& options, const infer::LoadedModel& loaded, const Scored& scored,
                 int64_t seq_len, dist::RankContext& context) {
@@ -252,7 +203,8 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
 }  // namespace
 
 ExitCode Run(const EvalOptions& options) {
-  CheckOptions(options);
+  HL_CHECK_AS(ExitCode::kUsage, !options.data.empty() || !options.texts.empty(),
+              "nothing to evaluate on; give either --data DATASET or --text FILE...");
   return RunInWorld(dist::RankConfig{}.timeout_s,
                     [&](dist::RankContext& context, std::filesystem::path&) {
                       return Evaluate(options, context);

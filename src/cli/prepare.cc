@@ -1,5 +1,5 @@
-// halflife prepare: signals and what a user sees; the work is in data/prepare.h and
-// data/synthetic/prepare_mqar.h.
+// halflife prepare: signals and what a user sees; the work is in data/prepare.h,
+// data/examples/prepare_examples.h and data/synthetic/prepare_mqar.h.
 #include "data/prepare.h"
 
 #include <signal.h>
@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/human.h"
 #include "core/log.h"
+#include "data/examples/prepare_examples.h"
 #include "data/synthetic/prepare_mqar.h"
 
 namespace halflife::cli {
@@ -104,8 +105,9 @@ void PrintSplit(const char* name, const data::SplitInfo& split) {
 
 void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary& summary) {
   const int64_t bytes = summary.train.num_bytes + summary.validation.num_bytes;
-  std::cout << "prepared " << config.out.string() << ": " << Counted(summary.num_files, "file")
-            << ", " << HumanBytes(bytes) << " of text in " << Took(summary.seconds) << " ("
+  std::cout << "prepared " << config.output.out.string() << ": "
+            << Counted(summary.num_files, "file") << ", " << HumanBytes(bytes) << " of text in "
+            << Took(summary.seconds) << " ("
             << Fixed(static_cast<double>(bytes) / summary.seconds * 1e-6, 1) << " MB/s)\n";
   PrintSplit("train", summary.train);
   PrintSplit("validation", summary.validation);
@@ -130,9 +132,9 @@ void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary&
 template <typename Config, typename Prepare>
 auto Watched(Config config, const Prepare& prepare) {
   const StopOnSignal signals;
-  config.stop = &stop_requested;
+  config.output.stop = &stop_requested;
   ProgressLine progress;
-  config.on_progress = std::ref(progress);
+  config.output.on_progress = std::ref(progress);
   return prepare(config);
 }
 
@@ -165,7 +167,7 @@ void PrintRows(const char* name, const data::SplitInfo& split) {
 }
 
 void PrintSummary(const data::PrepareMqarConfig& config, const data::MqarSummary& summary) {
-  std::cout << "prepared " << config.out.string() << ": labelled rows of " << summary.row_len
+  std::cout << "prepared " << config.output.out.string() << ": labelled rows of " << summary.row_len
             << " tokens in " << Took(summary.seconds) << "\n";
   PrintRows("train", summary.train);
   PrintRows("validation", summary.validation);
@@ -180,8 +182,8 @@ void PrintCounts(const char* name, const data::ExampleCounts& counts) {
 }
 
 void PrintSummary(const data::PrepareExamplesConfig& config, const data::ExamplesSummary& summary) {
-  std::cout << "prepared " << config.out.string() << ": labelled rows of " << config.rules.row_len
-            << " tokens in " << Took(summary.seconds) << "\n";
+  std::cout << "prepared " << config.output.out.string() << ": labelled rows of "
+            << config.rules.row_len << " tokens in " << Took(summary.seconds) << "\n";
   PrintCounts("train", summary.train);
   PrintCounts("validation", summary.validation);
   PrintCounts("test", summary.test);
@@ -200,42 +202,41 @@ void PrintSummary(const data::PrepareExamplesConfig& config, const data::Example
             "scores on them will be of what was trained on");
 }
 
-ExitCode RunExamples(const PrepareOptions& options) {
+void PrepareText(const PrepareOptions& options) {
+  data::PrepareConfig config = options.text;
+  config.input = options.input;
+  config.output = options.output;
+  PrintSummary(config, Watched(config, data::Prepare));
+}
+
+void PrepareLabelled(const PrepareOptions& options) {
   data::PrepareExamplesConfig config = options.examples_config;
-  const data::PrepareConfig& shared = options.config;
   config.labels =
       options.labels == "classes" ? data::RowLabels::kClasses : data::RowLabels::kAnswers;
-  config.inputs = shared.inputs;
-  config.validation_inputs = shared.validation_inputs;
-  config.tokenizer = shared.tokenizer;
-  config.out = shared.out;
-  config.text_field = shared.field;
-  config.validation_fraction = shared.validation_fraction;
-  config.split_seed = shared.split_seed;
-  config.threads = shared.threads;
-  config.shard_tokens = shared.shard_tokens;
-  config.replace_invalid_utf8 = shared.replace_invalid_utf8;
-  config.max_record_bytes = shared.max_document_bytes;
+  config.input = options.input;
+  config.output = options.output;
   PrintSummary(config, Watched(config, data::PrepareExamples));
-  return ExitCode::kFinished;
+}
+
+void PrepareTask(const PrepareOptions& options) {
+  data::PrepareMqarConfig config = options.mqar;
+  config.train = Segments(options, options.examples);
+  config.validation = Segments(options, options.validation_examples);
+  config.test = Segments(options, options.test_examples);
+  config.output = options.output;
+  PrintSummary(config, Watched(config, data::PrepareMqar));
 }
 
 }  // namespace
 
 ExitCode Run(const PrepareOptions& options) {
-  if (!options.labels.empty()) return RunExamples(options);
-  if (options.synthetic.empty()) {
-    PrintSummary(options.config, Watched(options.config, data::Prepare));
-    return ExitCode::kFinished;
+  if (!options.synthetic.empty()) {
+    PrepareTask(options);
+  } else if (!options.labels.empty()) {
+    PrepareLabelled(options);
+  } else {
+    PrepareText(options);
   }
-  data::PrepareMqarConfig config = options.mqar;
-  config.out = options.config.out;
-  config.threads = options.config.threads;
-  config.shard_tokens = options.config.shard_tokens;
-  config.train = Segments(options, options.examples);
-  config.validation = Segments(options, options.validation_examples);
-  config.test = Segments(options, options.test_examples);
-  PrintSummary(config, Watched(config, data::PrepareMqar));
   return ExitCode::kFinished;
 }
 

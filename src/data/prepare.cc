@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/clock.h"
 #include "core/error.h"
-#include "core/files.h"
-#include "core/host.h"
 #include "data/document_encoder.h"
 #include "data/held_out_contents.h"
 #include "data/manifest.h"
 #include "data/ordered_pipeline.h"
-#include "data/output_folder.h"
+#include "data/publish_dataset.h"
 #include "data/shard_writer.h"
 #include "data/tokenizer_files.h"
 #include "data/tokenizer_folder.h"
@@ -23,23 +20,16 @@ namespace {
 namespace fs = std::filesystem;
 
 void CheckConfig(const PrepareConfig& config) {
-  HL_CHECK_AS(ExitCode::kUsage, !config.inputs.empty(),
-              "--input names no file; --synthetic mqar makes rows "
-              "without text");
-  HL_CHECK_AS(ExitCode::kUsage, !config.out.empty(), "--out names no folder");
-  HL_CHECK_AS(ExitCode::kUsage, config.train_tokenizer == config.tokenizer.empty(),
+  HL_CHECK_AS(ExitCode::kUsage, !config.input.paths.empty(),
+              "--input names no file; --synthetic mqar makes rows without text");
+  HL_CHECK_AS(ExitCode::kUsage, config.train_tokenizer == config.input.tokenizer.empty(),
               "give either --tokenizer bytes|FILE|FOLDER, or --train-tokenizer --vocab N");
   HL_CHECK_AS(ExitCode::kUsage, !config.train_tokenizer || config.vocab_size > 0,
               "--train-tokenizer needs --vocab N, the number of pieces, such as 8192");
-  HL_CHECK_AS(ExitCode::kUsage, config.validation_fraction >= 0 && config.validation_fraction < 1,
-              "--validation-fraction ", config.validation_fraction,
-              " is not in [0, 1); 0.05 is usual, 0 leaves the validation split empty");
-  HL_CHECK_AS(ExitCode::kUsage, config.threads >= 0 && config.threads <= 1024, "--threads ",
-              config.threads, " is not in [0, 1024]; 0 takes all cores");
-  HL_CHECK_AS(ExitCode::kUsage, config.shard_tokens >= kBlockTokens, "--shard-tokens ",
-              config.shard_tokens, " is below ", kBlockTokens, ", the smallest shard");
-  HL_CHECK_AS(ExitCode::kUsage, config.max_document_bytes > 0 && config.chunk_bytes > 0,
-              "--max-document-bytes ", config.max_document_bytes, " is not positive");
+  HL_CHECK_AS(ExitCode::kUsage, config.chunk_bytes > 0, "chunks of ", config.chunk_bytes,
+              " bytes; 1 or more would work");
+  config.input.Check();
+  config.output.Check();
 }
 
 // One run of `prepare`: the settings and counts that its phases share.
@@ -47,30 +37,25 @@ class Run {
  public:
   explicit Run(const PrepareConfig& config)
       : config_(config),
-        inputs_(FindInputFiles(config.inputs)),
-        validation_inputs_(config.validation_inputs.empty()
-                               ? InputFiles{}
-                               : FindInputFiles(config.validation_inputs, "--validation-input")),
-        tokenizer_(config.train_tokenizer ? nullptr : OpenTokenizer(config.tokenizer)),
-        threads_(config.threads == 0 ? NumUsableCores() : config.threads) {
+        inputs_(FindInputFiles(config.input.paths)),
+        validation_inputs_(
+            config.input.validation_paths.empty()
+                ? InputFiles{}
+                : FindInputFiles(config.input.validation_paths, "--validation-input")),
+        tokenizer_(config.train_tokenizer ? nullptr : OpenTokenizer(config.input.tokenizer)),
+        threads_(config.output.NumThreads()) {
     RequireApart(inputs_, validation_inputs_, "--validation-input");
-    rules_ = {.field = config.field,
-              .replace_invalid_utf8 = config.replace_invalid_utf8,
-              .max_document_bytes = config.max_document_bytes,
+    rules_ = {.field = config.input.field,
+              .replace_invalid_utf8 = config.input.replace_invalid_utf8,
+              .max_document_bytes = config.input.max_document_bytes,
               .allow_pieces = tokenizer_ != nullptr && tokenizer_->kind() == kBytesKind,
-              .validation_fraction = config.validation_fraction,
-              .split_seed = config.split_seed};
+              .validation_fraction = config.input.validation_fraction,
+              .split_seed = config.input.split_seed};
     if (has_validation_inputs()) rules_.split = Split::kTrain;
   }
 
   // Once only.
-  std::unique_ptr<Tokenizer> MakeTokenizer() {
-    return config_.train_tokenizer ? TrainTokenizer() : std::move(tokenizer_);
-  }
-
-  // Writes the shards of both splits and returns what the manifest says of them.
-  Manifest WriteShards(const fs::path& folder, const Tokenizer& tokenizer);
-  void CheckSplits(const Manifest& manifest) const;
+  Manifest WriteFiles(const fs::path& folder);
   PrepareSummary Summarise(const Manifest& manifest) const;
 
  private:
@@ -81,8 +66,12 @@ class Run {
   };
 
   bool has_validation_inputs() const { return !validation_inputs_.files.empty(); }
-  void CheckInputs(const Manifest& manifest) const;
   std::unique_ptr<Tokenizer> TrainTokenizer();
+  // Writes the shards of both splits and returns what the manifest says of them.
+  Manifest WriteShards(const fs::path& folder, const Tokenizer& tokenizer);
+  void CheckInputs(const Manifest& manifest) const;
+  void CheckSplits(const Manifest& manifest) const;
+  void Describe(Manifest& manifest) const;
   // Tokenises all documents of `inputs`, each into the split that `rules` give it.
   void WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
                       const Tokenizer& tokenizer, Writers& writers);
@@ -90,22 +79,18 @@ class Run {
     return TextChunker(inputs.files, {.documents = config_.documents,
                                       .allow_pieces = rules_.allow_pieces,
                                       .chunk_bytes = config_.chunk_bytes,
-                                      .max_document_bytes = config_.max_document_bytes});
+                                      .max_document_bytes = config_.input.max_document_bytes});
   }
 
   std::optional<TextChunk> NextChunk(TextChunker& chunker) const {
-    HL_CHECK_AS(ExitCode::kInterrupted, config_.stop == nullptr || !config_.stop->load(),
-                "stopped by a signal; nothing was written to ", config_.out.string());
+    config_.output.RequireGoingOn();
     return chunker.Next();
-  }
-  void Report() const {
-    if (config_.on_progress) config_.on_progress(progress_);
   }
 
   const PrepareConfig& config_;
   const InputFiles inputs_;
   const InputFiles validation_inputs_;    // none: the validation split is a share of inputs_
-  std::unique_ptr<Tokenizer> tokenizer_;  // until MakeTokenizer hands it over
+  std::unique_ptr<Tokenizer> tokenizer_;  // null: to be trained
   const int threads_;
   DocumentRules rules_;
   PrepareProgress progress_;
@@ -137,7 +122,7 @@ std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
       [&](ChunkLines chunk) {
         sample.Add(std::move(chunk.lines));
         progress_.disk_bytes = chunk.disk_bytes;
-        Report();
+        config_.output.Report(progress_);
       });
   const std::vector<std::string> lines = std::move(sample).Sorted();
   HL_CHECK_AS(ExitCode::kData, !lines.empty(), "the input holds no text to train a tokenizer on");
@@ -169,7 +154,7 @@ void Run::WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
         }
         num_empty_ += chunk.num_empty;
         progress_.disk_bytes = disk_bytes_before + chunk.disk_bytes;
-        Report();
+        config_.output.Report(progress_);
       });
 }
 
@@ -179,7 +164,7 @@ Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
   progress_.total_disk_bytes = DiskBytes(inputs_) + DiskBytes(validation_inputs_);
   const int token_bytes = TokenBytes(tokenizer.vocab_size());
   const auto writer_config = [&](Split split) {
-    return ShardWriterConfig{folder, split, token_bytes, config_.shard_tokens};
+    return ShardWriterConfig{folder, split, token_bytes, config_.output.shard_tokens};
   };
   Writers writers{ShardWriter(writer_config(Split::kTrain)),
                   ShardWriter(writer_config(Split::kValidation))};
@@ -214,14 +199,34 @@ void Run::CheckSplits(const Manifest& manifest) const {
               " empty documents, starting with ", inputs_.files.front().path.string());
   HL_CHECK_AS(ExitCode::kData, train > 0, "all ", validation,
               " documents fell into the validation split; lower --validation-fraction ",
-              config_.validation_fraction,
+              config_.input.validation_fraction,
               ", change --split-seed, or cut into more documents with "
               "--documents blank-line");
-  HL_CHECK_AS(ExitCode::kData, validation > 0 || config_.validation_fraction == 0, "none of the ",
-              train, " documents fell into the validation split; raise --validation-fraction ",
-              config_.validation_fraction,
+  HL_CHECK_AS(ExitCode::kData, validation > 0 || config_.input.validation_fraction == 0,
+              "none of the ", train,
+              " documents fell into the validation split; raise --validation-fraction ",
+              config_.input.validation_fraction,
               " (0 goes without), change --split-seed, or cut into "
               "more documents with --documents blank-line");
+}
+
+void Run::Describe(Manifest& manifest) const {
+  const PrepareInput& input = config_.input;
+  manifest.documents = Name(config_.documents);
+  manifest.field = input.field;
+  manifest.validation_input = has_validation_inputs();
+  manifest.validation_fraction = manifest.validation_input ? 0 : input.validation_fraction;
+  manifest.split_seed = input.split_seed;
+  manifest.replace_invalid_utf8 = input.replace_invalid_utf8;
+}
+
+Manifest Run::WriteFiles(const fs::path& folder) {
+  if (config_.train_tokenizer) tokenizer_ = TrainTokenizer();
+  Manifest manifest = WriteShards(folder, *tokenizer_);
+  CheckSplits(manifest);
+  SaveTokenizer(*tokenizer_, folder, manifest);
+  Describe(manifest);
+  return manifest;
 }
 
 PrepareSummary Run::Summarise(const Manifest& manifest) const {
@@ -237,35 +242,11 @@ PrepareSummary Run::Summarise(const Manifest& manifest) const {
           .hash = manifest.hash};
 }
 
-void Describe(const PrepareConfig& config, Manifest& manifest) {
-  manifest.documents = Name(config.documents);
-  manifest.field = config.field;
-  manifest.validation_input = !config.validation_inputs.empty();
-  manifest.validation_fraction = manifest.validation_input ? 0 : config.validation_fraction;
-  manifest.split_seed = config.split_seed;
-  manifest.replace_invalid_utf8 = config.replace_invalid_utf8;
-}
-
 }  // namespace
 
-PrepareSummary Prepare(const PrepareConfig& config) try {
-  const Stopwatch clock;
+PrepareSummary Prepare(const PrepareConfig& config) {
   CheckConfig(config);
-  Run run(config);
-  OutputFolder output(config.out);
-  const std::unique_ptr<Tokenizer> tokenizer = run.MakeTokenizer();
-  Manifest manifest = run.WriteShards(output.path(), *tokenizer);
-  run.CheckSplits(manifest);
-  SaveTokenizer(*tokenizer, output.path(), manifest);
-  Describe(config, manifest);
-  manifest.hash = WriteManifest(manifest, output.path());
-  output.Publish();
-  PrepareSummary summary = run.Summarise(manifest);
-  summary.seconds = clock.Seconds();
-  return summary;
-} catch (const fs::filesystem_error& error) {
-  // A folder that cannot be made or listed, such as on a full disk.
-  HL_FAIL(ExitCode::kData, "prepare cannot go on with ", config.out.string(), ": ", TextOf(error));
+  return PublishDataset<Run>(config);
 }
 
 }  // namespace halflife::data

@@ -137,8 +137,10 @@ AttentionSummary AttentionStatistics::Summarise(dist::Communicator& control) con
     sizes.push_back(static_cast<double>(layer.num_distances));
   }
   sizes = Reduced(std::move(sizes), dist::ReduceOp::kMax, control);
-  HL_CHECK_AS(ExitCode::kUsage, std::ranges::any_of(sizes, [](double size) { return size > 0; }),
-              "statistics of attention, and the model has no layer of softmax attention");
+  HL_CHECK_AS(
+      ExitCode::kUsage, std::ranges::any_of(sizes, [](double size) { return size > 0; }),
+      "statistics of attention, and the model has no layer of softmax attention; a model with "
+      "one would work");
   AttentionSummary summary;
   std::vector<double> resolutions, of_means;
   for (size_t i = 0; i < layers_.size(); ++i) {

@@ -24,14 +24,16 @@ bool HasSoftmax(const model::ModelConfig& config) {
 }  // namespace
 
 void RequireLengths(const model::LanguageModel& model, const LengthTable& table) {
-  HL_CHECK_AS(ExitCode::kUsage, !table.lengths.empty(), "no length to evaluate");
+  HL_CHECK_AS(ExitCode::kUsage, !table.lengths.empty(),
+              "no length to evaluate; --lengths N,... would work");
   const int64_t longest = std::ranges::max(table.lengths);
   for (const int64_t length : table.lengths)
     HL_CHECK_AS(ExitCode::kUsage, length > 0 && longest % length == 0, "--lengths: ", length,
                 " does not divide the longest, ", longest,
                 ", and every length scores the same targets; divisors would work");
   HL_CHECK_AS(ExitCode::kUsage, !table.attention || HasSoftmax(model.config()),
-              "statistics of attention, and the model has no layer of softmax attention");
+              "--attention tells what softmax attention looks at, and the model has no layer of "
+              "softmax attention; without it --lengths would work");
   HL_CHECK_AS(ExitCode::kUsage, !table.recall || model.objective().predicts_next_token(),
               "--recall tells next tokens apart, and the model's objective is ",
               model.config().objective.name(), "; without it --lengths would work");

@@ -76,7 +76,8 @@ RetrievalScore ScoreRetrieval(const RetrievalTable& table,
                               const std::function<Prompt(uint64_t sample)>& prompt,
                               const AnswerScorer& scorer, dist::Communicator& control) {
   const c10::AutoGradMode no_grad(false);
-  HL_CHECK_AS(ExitCode::kUsage, table.num_samples > 0, "no sample to answer");
+  HL_CHECK_AS(ExitCode::kUsage, table.num_samples > 0,
+              "no sample to answer; --samples 1 or more would work");
   const auto begin_of = [&](int64_t rank) { return table.num_samples * rank / control.size(); };
   std::vector<SampleSums> sums(static_cast<size_t>(table.num_samples));
   const int64_t end = begin_of(control.rank() + 1);

@@ -23,7 +23,8 @@ size_t LongestOf(std::span<const std::span<const int32_t>> sequences) {
 void CheckIds(std::span<const int32_t> ids, int64_t vocab_size) {
   for (size_t i = 0; i < ids.size(); ++i) {
     HL_CHECK_AS(ExitCode::kUsage, ids[i] >= 0 && ids[i] < vocab_size, "token ", ids[i],
-                " at place ", i, " is outside the model's vocabulary of ", vocab_size);
+                " at place ", i, " is outside the model's vocabulary of ", vocab_size,
+                "; ids of 0 to ", vocab_size - 1, " would work");
   }
 }
 

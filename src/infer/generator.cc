@@ -44,7 +44,8 @@ GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_
               "the prompt is empty; give at least one character with --prompt");
   for (const int32_t id : prompt) {
     HL_CHECK_AS(ExitCode::kUsage, id >= 0 && id < model.config().vocab_size, "prompt token ", id,
-                " is outside the model's vocabulary of ", model.config().vocab_size);
+                " is outside the model's vocabulary of ", model.config().vocab_size,
+                "; ids of 0 to ", model.config().vocab_size - 1, " would work");
   }
   const Sampler sampler(config.sampler);
   GenerateStats stats{.prompt_tokens = static_cast<int64_t>(prompt.size())};

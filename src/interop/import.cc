@@ -58,7 +58,8 @@ ImportReport ImportModel(const HfModel& model, const std::string& run_config_tex
               tokenizer == nullptr || tokenizer->vocab_size() <= model.config().vocab_size,
               "the tokenizer of ", model.where(), " has ",
               tokenizer == nullptr ? 0 : tokenizer->vocab_size(), " ids, the model only ",
-              model.config().vocab_size);
+              model.config().vocab_size, "; a tokenizer of so many ids in the folder, or none, ",
+              "would work");
   const fs::path temporary = fs::path(run).concat(".tmp." + RandomHex(8));
   fs::create_directories(temporary / "ckpt", error);
   HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",

@@ -34,6 +34,7 @@ using testing::HasSubstr;
 struct CommandResult {
   int code = 0;
   std::string out;
+  std::string error;
 };
 
 // As main does: parse, run, turn an Error into its exit code.
@@ -50,6 +51,7 @@ CommandResult RunCkpt(const std::string& arguments) {
     result.code = static_cast<int>(ExitCode::kUsage);
   } catch (const Error& error) {
     result.code = static_cast<int>(error.code());
+    result.error = error.message();
   }
   result.out = testing::internal::GetCapturedStdout();
   return result;
@@ -300,6 +302,9 @@ TEST_F(ReaderTest, CommandReshard) {
 TEST_F(ReaderTest, CommandPrune) {
   SaveStep(run_.path(), {.step = 300}, SmallSpecs());
   EXPECT_EQ(RunCkpt("prune --keep-last 1 " + Run()).code, 2);
+  const CommandResult of_step = RunCkpt("prune " + step(300).string());
+  EXPECT_EQ(of_step.code, 2);
+  EXPECT_THAT(of_step.error, HasSubstr("holds no ckpt/; a run's folder with one, or its ckpt/,"));
   {
     const RunLock lock = RunLock::Acquire(run_.path(), {});
     EXPECT_EQ(RunCkpt("prune --keep-last 2 " + Run()).code, 4);

@@ -152,9 +152,9 @@ TEST_F(Eval, ExplainsWhatLayersLookedAt) {
   refused(with(2, Path("run")), "says what it looked at; a model with layers of leap");
   refused(with(6, "24"), "has 24 tokens, fewer than a window of 24 and one to predict");
   refused({"eval", "--model", Path("run"), "--text", text, "--top", "3"},
-          "with --explain FILE it would work");
-  explain.emplace_back("--bigram");
-  refused(explain, "--explain tells weights");
+          "--top does nothing without --explain; --explain FILE beside it would work");
+  explain.insert(explain.end(), {"--batch", "8"});
+  refused(explain, "--batch does nothing with --explain");
 }
 
 // The texts of a published test set are evaluated as they are, and as a dataset's validation split.
@@ -201,8 +201,9 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
     EXPECT_THAT(result.err, HasSubstr(words));
   };
   expect({}, 2, "nothing to evaluate on; give either --data DATASET or --text FILE...");
-  expect({"--data", Path("data"), "--text", text}, 2, "both --data and --text; give either");
-  expect({"--text", text, "--bigram"}, 2, "--bigram counts the training split");
+  expect({"--data", Path("data"), "--text", text}, 2, "--data and --text exclude each other");
+  expect({"--text", text, "--bigram"}, 2,
+         "--bigram does nothing without --data; --data DATASET in place of --text");
   expect({"--text", text}, 3, "the text has 10 tokens, fewer than one window of 64 + 1");
   expect({"--text", Path("none.txt")}, 3, "none.txt is no regular file");
   std::filesystem::copy(Path("run") + "/ckpt/step_000000000020", Path("step"));
@@ -283,15 +284,17 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
   EXPECT_THAT(Halflife(with({"--lengths", "64", "--protocol", "carried:16"})).err,
               HasSubstr("the state of the mixer of layer 0, softmax, grows"));
   EXPECT_THAT(Halflife(with({"--protocol", "sliding:8"})).err,
-              HasSubstr("belong to a table by length"));
-  EXPECT_THAT(Halflife(with({"--recall"})).err, HasSubstr("belong to a table by length"));
+              HasSubstr("--protocol does nothing without --lengths"));
+  EXPECT_THAT(Halflife(with({"--recall"})).err,
+              HasSubstr("--recall does nothing without --lengths"));
 
   const RunResult others = Halflife(with({"--lengths", "64,128", "--out", out, "--bin", "64"}));
   EXPECT_EQ(others.exit_code, 2);
   EXPECT_THAT(others.err, HasSubstr("holds rows of another longest: 256, here 128"));
-  EXPECT_THAT(Halflife(with({"--bin", "5"})).err, HasSubstr("belong to a table by length"));
+  EXPECT_THAT(Halflife(with({"--bin", "5"})).err,
+              HasSubstr("--bin does nothing without --lengths"));
   EXPECT_THAT(Halflife(with({"--lengths", "64", "--seq-len", "9"})).err,
-              HasSubstr("--seq-len and --bigram beside --lengths"));
+              HasSubstr("--seq-len does nothing with --lengths"));
 }
 
 // What is hidden in texts is asked for by depth and length, resumed and shared as losses are.
@@ -337,13 +340,14 @@ TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
     EXPECT_THAT(result.err, HasSubstr(words));
   };
   says({"passkey", "--lengths", "64"}, "rows of 64 tokens are too short");
-  says({"passkey", "--recall"}, "--retrieval asks for what is hidden");
-  says({"passkey", "--pairs", "3"}, "--pairs 3 with --retrieval passkey");
+  says({"passkey", "--recall"}, "--recall does nothing with --retrieval passkey");
+  says({"passkey", "--pairs", "3"}, "--pairs does nothing with --retrieval passkey");
   says({"mqar", "--pairs", "300"}, "--pairs 300: a haystack of 128 tokens leaves ");
   says({"mqar", "--out", out}, "holds rows of another retrieval: \"passkey\", here \"mqar\"");
   const RunResult seed = Halflife(
       {"eval", "--model", Path("run"), "--data", Path("data"), "--lengths", "64", "--seed", "3"});
-  EXPECT_THAT(seed.err, HasSubstr("belong to --retrieval passkey or mqar"));
+  EXPECT_THAT(seed.err,
+              HasSubstr("--seed does nothing without --retrieval; --retrieval passkey|mqar"));
 }
 
 // Two ranks, of which the second has `to` where the first has the argument `from`.

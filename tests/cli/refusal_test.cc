@@ -5,8 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <functional>
+#include <map>
+#include <set>
 
 #include "cli/command_line/option_value.h"
 #include "cli/command_line/parse.h"
@@ -85,15 +88,231 @@ TEST(Refusal, AFolderThatIsNone) {
                   "'); 2 would work");
 }
 
-TEST(Refusal, OptionsThatBelongTogether) {
-  EXPECT_HL_ERROR(Parse({"train", "--config", "r", "--plan", "gpus=4"}), ExitCode::kUsage,
-                  "`halflife train` --plan does nothing without --dry-run; --dry-run beside it "
-                  "would work");
-  EXPECT_HL_ERROR(Parse({"train", "--config", "r", "--trace-steps", "4"}), ExitCode::kUsage,
-                  "--trace-steps does nothing without --trace; --trace FILE beside it would work");
-  EXPECT_HL_ERROR(Parse({"score", "--model", "m", "--out", "o", "--tokens", "t", "--text", "x"}),
-                  ExitCode::kUsage,
-                  "--tokens and --text exclude each other; one of them would work");
+TEST(Refusal, OptionsThatExcludeEachOther) {
+  const auto exclude = [](const std::vector<std::string>& words, const std::string& both) {
+    EXPECT_HL_ERROR(Parse(words), ExitCode::kUsage,
+                    both + " exclude each other; one of them would work");
+  };
+  exclude({"score", "--model", "m", "--out", "o", "--tokens", "t", "--text", "x"},
+          "--tokens and --text");
+  exclude({"eval", "--model", "m", "--data", "d", "--text", "x"}, "--data and --text");
+  exclude({"eval", "--model", "m", "--data", "d", "--explain", "f", "--lengths", "4"},
+          "--explain and --lengths");
+  exclude({"prepare", "--out", "o", "--input", "i", "--synthetic", "mqar"},
+          "--input and --synthetic");
+  exclude({"prepare", "--out", "o", "--labels", "classes", "--synthetic", "mqar"},
+          "--synthetic and --labels");
+  exclude({"prepare", "--out", "o", "--tokenizer", "bytes", "--train-tokenizer"},
+          "--tokenizer and --train-tokenizer");
+}
+
+using Words = std::vector<std::string>;
+
+// Options of one mode: a command line that lacks nothing but the mode, how it refuses them, and one
+// that takes them.
+struct OptionsOfMode {
+  Words outside, options;
+  std::string refusal;
+  Words inside;
+};
+
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+const Words kEval = {"eval", "--model", "m"}, kPrepare = {"prepare", "--out", "o"};
+const Words kTables = kEval + Words{"--data", "d", "--lengths", "4"};
+const Words kOfText = kPrepare + Words{"--input", "i"};
+const Words kOfTask = kPrepare + Words{"--synthetic", "mqar"};
+const Words kOfAnswers = kOfText + Words{"--labels", "answers"};
+const Words kOfClasses = kOfText + Words{"--labels", "classes"};
+
+std::vector<OptionsOfMode> OptionsOfEval() {
+  const Words data = kEval + Words{"--data", "d"};
+  const Words passkey = kTables + Words{"--retrieval", "passkey"};
+  const Words mqar = kTables + Words{"--retrieval", "mqar"};
+  const Words of_losses = {"--protocol", "--bin", "--recall", "--attention"};
+  return {
+      {kEval + Words{"--text", "t"},
+       {"--split", "--bigram"},
+       "without --data; --data DATASET in place of --text would work",
+       data},
+      {kEval, {"--bigram"}, "without --data; --data DATASET beside it would work", data},
+      {data,
+       {"--top"},
+       "without --explain; --explain FILE beside it would work",
+       data + Words{"--explain", "f"}},
+      {data + Words{"--explain", "f"},
+       {"--batch", "--bigram"},
+       "with --explain; without --explain it would work",
+       data},
+      {data, Words{"--method", "--out", "--csv", "--figure", "--retrieval"} + of_losses,
+       "without --lengths; --lengths N,... beside it would work", kTables},
+      {data + Words{"--explain", "f"},
+       {"--recall"},
+       "without --lengths; --lengths N,... in place of --explain would work",
+       kTables},
+      {kTables, {"--seq-len", "--bigram"}, "with --lengths; without --lengths it would work", data},
+      {kTables,
+       {"--depths", "--samples", "--seed"},
+       "without --retrieval; --retrieval passkey|mqar beside it would work",
+       passkey},
+      {data,
+       {"--depths", "--samples", "--seed"},
+       "without --retrieval; --retrieval passkey|mqar --lengths N,... beside it would work",
+       mqar},
+      {data,
+       {"--pairs"},
+       "without --retrieval mqar; --retrieval mqar --lengths N,... beside it would work",
+       mqar},
+      {passkey, {"--pairs"}, "with --retrieval passkey; --retrieval mqar would work", mqar},
+      {mqar, Words{"--windows"} + of_losses,
+       "with --retrieval mqar; without --retrieval it would work", kTables},
+  };
+}
+
+std::vector<OptionsOfMode> OptionsOfPrepare() {
+  return {
+      {kOfText,
+       {"--vocab-size", "--seq-len", "--num-pairs", "--power", "--random-non-queries",
+        "--generator", "--examples", "--validation-examples", "--test-examples", "--seed"},
+       "without --synthetic; --synthetic mqar in place of --input would work",
+       kOfTask},
+      {kOfTask,
+       {"--tokenizer", "--train-tokenizer", "--documents", "--field", "--invalid-utf8",
+        "--max-document-bytes", "--validation-input", "--validation-fraction", "--split-seed"},
+       "with --synthetic mqar; --input PATH in place of --synthetic mqar would work",
+       kOfText},
+      {kOfTask,
+       {"--vocab"},
+       "with --synthetic mqar; --input PATH in place of --synthetic mqar would work",
+       kOfText + Words{"--train-tokenizer"}},
+      {kOfText + Words{"--tokenizer", "bytes"},
+       {"--vocab"},
+       "without --train-tokenizer; --train-tokenizer in place of --tokenizer would work",
+       kOfText + Words{"--train-tokenizer"}},
+      {kOfText + Words{"--validation-input", "v"},
+       {"--validation-fraction", "--split-seed"},
+       "with --validation-input; without --validation-input it would work",
+       kOfText},
+      {kOfText,
+       {"--row-len", "--too-long", "--test-input"},
+       "without --labels; --labels classes|answers beside it would work",
+       kOfAnswers},
+      {kOfText,
+       {"--label-field", "--classes"},
+       "without --labels classes; --labels classes beside it would work",
+       kOfClasses},
+      {kOfAnswers,
+       {"--label-field", "--classes"},
+       "with --labels answers; --labels classes would work",
+       kOfClasses},
+      {kOfText,
+       {"--prompt-field", "--answer-field"},
+       "without --labels answers; --labels answers beside it would work",
+       kOfAnswers},
+      {kOfClasses,
+       {"--prompt-field", "--answer-field"},
+       "with --labels classes; --labels answers would work",
+       kOfAnswers},
+      {kOfAnswers,
+       {"--field"},
+       "with --labels answers; --labels classes in place of --labels answers would work",
+       kOfClasses},
+      {kOfClasses,
+       {"--vocab"},
+       "with --labels classes; without --labels it would work",
+       kOfText + Words{"--train-tokenizer"}},
+      {kOfClasses,
+       {"--train-tokenizer", "--documents"},
+       "with --labels classes; without --labels it would work",
+       kOfText},
+  };
+}
+
+std::vector<OptionsOfMode> OptionsOfOthers() {
+  const Words train = {"train", "--config", "r"}, score = {"score", "--model", "m", "--out", "o"};
+  const Words dry_run = train + Words{"--dry-run"};
+  return {
+      {train,
+       {"--trace-steps"},
+       "without --trace; --trace FILE beside it would work",
+       train + Words{"--trace", "t"}},
+      {train, {"--plan"}, "without --dry-run; --dry-run beside it would work", dry_run},
+      {train,
+       {"--json"},
+       "without --plan; --plan KEY=VALUE,... --dry-run beside it would work",
+       dry_run + Words{"--plan", "p"}},
+      {train,
+       {"--init-map", "--init-allow-missing", "--init-allow-unexpected", "--init-new-rows"},
+       "without --init-from; --init-from RUN beside it would work",
+       train + Words{"--init-from", "f"}},
+      {score + Words{"--tokens", "t"},
+       {"--tokenizer"},
+       "without --text; --text FILE in place of --tokens would work",
+       score + Words{"--text", "t"}},
+  };
+}
+
+// A value that the option takes: the one that it has without being given, where there is one.
+Words WithItsDefault(const CLI::Option& option) {
+  const OptionValue value = ValueOf(option);
+  std::string standard = option.get_default_str();
+  if (standard.starts_with("[")) standard = standard.substr(1, standard.size() - 2);
+  if (!standard.empty()) return {option.get_name(), standard};
+  if (value.placeholder.empty()) return {option.get_name()};
+  return {option.get_name(), value.choices.empty() ? "1" : value.choices.front()};
+}
+
+class OutsideItsMode : public testing::Test {
+ protected:
+  static void Check(const std::vector<OptionsOfMode>& rows) {
+    Request request;
+    const std::unique_ptr<CLI::App> program = MakeProgram(request);
+    for (const OptionsOfMode& row : rows) {
+      const CLI::App* const command = program->get_subcommand(row.outside.front());
+      for (const std::string& name : row.options) {
+        const Words given = WithItsDefault(*command->get_option(name));
+        SCOPED_TRACE(Join(row.outside + given, " "));
+        EXPECT_HL_ERROR(
+            Parse(row.outside + given), ExitCode::kUsage,
+            "`halflife " + command->get_name() + "` " + name + " does nothing " + row.refusal);
+        Parse(row.outside);
+        Parse(row.inside + given);
+      }
+    }
+  }
+};
+
+TEST_F(OutsideItsMode, AnOptionIsRefused) {
+  Check(OptionsOfEval());
+  Check(OptionsOfPrepare());
+  Check(OptionsOfOthers());
+}
+
+// A new option has to say which modes take it: a row above, or one of these words.
+TEST_F(OutsideItsMode, NoOptionIsForgotten) {
+  const std::map<std::string, std::pair<std::vector<OptionsOfMode>, std::set<std::string>>> all = {
+      {"eval",
+       {OptionsOfEval(),
+        {"--help", "--model", "--data", "--text", "--tokenizer", "--threads", "--json", "--explain",
+         "--device", "--precision", "--lengths"}}},
+      {"prepare",
+       {OptionsOfPrepare(),
+        {"--help", "--out", "--input", "--threads", "--shard-tokens", "--synthetic", "--labels"}}}};
+  Request request;
+  const std::unique_ptr<CLI::App> program = MakeProgram(request);
+  for (const auto& [name, of_command] : all) {
+    const auto& [rows, of_all_modes] = of_command;
+    for (const CLI::Option* option : program->get_subcommand(name)->get_options()) {
+      const std::string word = "--" + option->get_lnames().front();
+      const bool of_mode = std::ranges::any_of(rows, [&](const OptionsOfMode& row) {
+        return std::ranges::count(row.options, word) > 0;
+      });
+      EXPECT_NE(of_mode, of_all_modes.contains(word)) << name << " " << word;
+    }
+  }
 }
 
 TEST(Refusal, WordsThatAreMissingOrTooMany) {

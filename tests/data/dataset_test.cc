@@ -31,7 +31,7 @@ class DatasetTest : public testing::Test {
     documents_.push_back(std::string(50000, 'x'));
     WriteText(dir_ / "a.txt", test::JoinByBlankLines(documents_));
     PrepareConfig config = test::ByteConfig(dir_ / "a.txt", out());
-    config.shard_tokens = 80000;
+    config.output.shard_tokens = 80000;
     Prepare(config);
   }
   fs::path out() const { return dir_ / "out"; }

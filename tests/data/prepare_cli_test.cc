@@ -82,6 +82,9 @@ TEST_F(PrepareCliTest, MakesASyntheticTask) {
   const RunResult odd = Run({"--synthetic", "mqar", "--seq-len", "63", "--out", Path("odd")});
   EXPECT_EQ(odd.exit_code, 2);
   EXPECT_THAT(odd.err, HasSubstr("64 would work"));
+  const RunResult none = Run({"--synthetic", "mqar", "--examples", "0", "--out", Path("none")});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("has no rows; --examples 1 or more would work"));
   const RunResult full = Run({"--synthetic", "mqar", "--seq-len", "16", "--num-pairs", "5",
                               "--vocab-size", "64", "--out", Path("full")});
   EXPECT_EQ(full.exit_code, 2);
@@ -123,8 +126,21 @@ TEST_F(PrepareCliTest, ValidationInput) {
   both.insert(both.end(), {"--validation-fraction", "0.1"});
   const RunResult refused = Run(both);
   EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_THAT(refused.err,
-              HasSubstr("--validation-input and --validation-fraction exclude each other"));
+  EXPECT_THAT(refused.err, HasSubstr("--validation-fraction does nothing with --validation-input"));
+}
+
+// Of a synthetic task for text, and of text for the task.
+TEST_F(PrepareCliTest, OptionsOfAnotherModeAreNotIgnored) {
+  const RunResult task = Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--out", Path("o"),
+                              "--seq-len", "128", "--num-pairs", "7", "--examples", "5"});
+  EXPECT_EQ(task.exit_code, 2);
+  EXPECT_THAT(task.err, HasSubstr("--seq-len does nothing without --synthetic"));
+  const RunResult text =
+      Run({"--synthetic", "mqar", "--tokenizer", "bytes", "--field", "body",
+           "--validation-fraction", "0.3", "--documents", "file", "--out", Path("o")});
+  EXPECT_EQ(text.exit_code, 2);
+  EXPECT_THAT(text.err, HasSubstr("--tokenizer does nothing with --synthetic mqar"));
+  EXPECT_FALSE(std::filesystem::exists(Path("o")));
 }
 
 TEST_F(PrepareCliTest, HelpShowsExamples) {

@@ -37,7 +37,7 @@ class PrepareCrashTest : public testing::Test {
 
   PrepareConfig Config() {
     PrepareConfig config = test::ByteConfig(dir_ / "a.txt", dir_ / "out");
-    config.shard_tokens = 65536;
+    config.output.shard_tokens = 65536;
     return config;
   }
 
@@ -123,8 +123,8 @@ TEST_F(PrepareCrashTest, AFullDiskIsSaidAndLeavesNothing) {
     text += test::JoinByBlankLines(test::RandomDocuments(500, text.size()));
   test::WriteText(dir_ / "a.txt", text);
   PrepareConfig config = Config();
-  config.out = disk / "out";
-  config.shard_tokens = int64_t{1} << 26;
+  config.output.out = disk / "out";
+  config.output.shard_tokens = int64_t{1} << 26;
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "No space left on device");
   EXPECT_TRUE(Names(disk).empty());
   EXPECT_EQ(::umount2(disk.c_str(), MNT_DETACH), 0);

@@ -68,9 +68,9 @@ TEST(PrepareTest, CompressionAndFormatChangeNothing) {
   for (const auto& [name, bytes] : files) {
     WriteText(dir / name, bytes);
     PrepareConfig config = ByteConfig(dir / name, dir / (std::string(name) + ".out"));
-    config.validation_fraction = 0.2;
+    config.input.validation_fraction = 0.2;
     Prepare(config);
-    const std::string fingerprint = FolderFingerprint(config.out);
+    const std::string fingerprint = FolderFingerprint(config.output.out);
     if (expected.empty()) expected = fingerprint;
     EXPECT_EQ(fingerprint, expected) << name;
   }
@@ -90,12 +90,12 @@ TEST(PrepareTest, ThreadsAndChunksChangeNoBit) {
     for (const int64_t chunk : {3000, 100000}) {
       PrepareConfig config = ByteConfig(
           dir / "in", dir / ("out" + std::to_string(threads) + "." + std::to_string(chunk)));
-      config.threads = threads;
+      config.output.threads = threads;
       config.chunk_bytes = chunk;
-      config.shard_tokens = 40000;  // several shards, and documents across them
-      config.validation_fraction = 0.1;
+      config.output.shard_tokens = 40000;  // several shards, and documents across them
+      config.input.validation_fraction = 0.1;
       Prepare(config);
-      const std::string fingerprint = FolderFingerprint(config.out);
+      const std::string fingerprint = FolderFingerprint(config.output.out);
       if (expected.empty()) expected = fingerprint;
       EXPECT_EQ(fingerprint, expected) << threads << " threads, chunks of " << chunk;
     }
@@ -110,10 +110,10 @@ TEST(PrepareTest, TheSplitIgnoresOrderAndNames) {
   WriteText(dir / "z.txt", JoinByBlankLines(documents));
   const auto validation = [&](const char* name, uint64_t seed) {
     PrepareConfig config = ByteConfig(dir / name, dir / (name + std::to_string(seed)));
-    config.validation_fraction = 0.3;
-    config.split_seed = seed;
+    config.input.validation_fraction = 0.3;
+    config.input.split_seed = seed;
     Prepare(config);
-    auto found = ReadDocuments(Dataset::Open(config.out), Split::kValidation);
+    auto found = ReadDocuments(Dataset::Open(config.output.out), Split::kValidation);
     std::sort(found.begin(), found.end());
     return found;
   };
@@ -129,12 +129,12 @@ TEST(PrepareTest, AValidationInputIsTheValidationSplit) {
   std::string expected;
   for (const int threads : {1, 3}) {
     PrepareConfig config = ByteConfig(dir / "train.txt", dir / ("out" + std::to_string(threads)));
-    config.validation_inputs = {(dir / "valid.txt.gz").string()};
-    config.validation_fraction = 0.3;  // of nothing
-    config.threads = threads;
+    config.input.validation_paths = {(dir / "valid.txt.gz").string()};
+    config.input.validation_fraction = 0.3;  // of nothing
+    config.output.threads = threads;
     config.chunk_bytes = 1000;
     PrepareProgress last;
-    config.on_progress = [&](const PrepareProgress& progress) {
+    config.output.on_progress = [&](const PrepareProgress& progress) {
       EXPECT_GE(progress.disk_bytes, last.disk_bytes);
       last = progress;
     };
@@ -142,15 +142,15 @@ TEST(PrepareTest, AValidationInputIsTheValidationSplit) {
     EXPECT_EQ(last.disk_bytes, last.total_disk_bytes);
     EXPECT_EQ(summary.num_files, 2);
     EXPECT_EQ(summary.num_validation_in_train, 0);
-    const Dataset dataset = Dataset::Open(config.out);
+    const Dataset dataset = Dataset::Open(config.output.out);
     EXPECT_EQ(ReadDocuments(dataset, Split::kTrain), train);
     EXPECT_EQ(ReadDocuments(dataset, Split::kValidation), published);
     dataset.Verify();
-    const Manifest manifest = ReadManifest(config.out / kManifestName);
+    const Manifest manifest = ReadManifest(config.output.out / kManifestName);
     EXPECT_TRUE(manifest.validation_input);
     EXPECT_EQ(manifest.validation_fraction, 0);
-    if (expected.empty()) expected = FolderFingerprint(config.out);
-    EXPECT_EQ(FolderFingerprint(config.out), expected) << threads << " threads";
+    if (expected.empty()) expected = FolderFingerprint(config.output.out);
+    EXPECT_EQ(FolderFingerprint(config.output.out), expected) << threads << " threads";
   }
 }
 
@@ -164,7 +164,7 @@ TEST(PrepareTest, DocumentsOfTheValidationInputThatAreTrainedOnAreCounted) {
   WriteText(dir / "train.txt", JoinByBlankLines(train));
   WriteText(dir / "valid.txt", JoinByBlankLines(published));
   PrepareConfig config = ByteConfig(dir / "train.txt", dir / "out");
-  config.validation_inputs = {(dir / "valid.txt").string()};
+  config.input.validation_paths = {(dir / "valid.txt").string()};
   EXPECT_EQ(Prepare(config).num_validation_in_train, 3);
 }
 
@@ -188,20 +188,20 @@ TEST(PrepareTest, TrainsASentencePieceTokenizer) {
   std::string expected;
   for (const int threads : {1, 3}) {
     PrepareConfig config = ByteConfig(dir / "a.txt", dir / ("out" + std::to_string(threads)));
-    config.tokenizer.clear();
+    config.input.tokenizer.clear();
     config.train_tokenizer = true;
     config.vocab_size = 340;
-    config.threads = threads;
+    config.output.threads = threads;
     Prepare(config);
-    const Dataset dataset = Dataset::Open(config.out);
+    const Dataset dataset = Dataset::Open(config.output.out);
     EXPECT_EQ(dataset.info().vocab_size, 340);
     EXPECT_EQ(ReadDocuments(dataset, Split::kTrain), documents);
-    if (expected.empty()) expected = FolderFingerprint(config.out);
-    EXPECT_EQ(FolderFingerprint(config.out), expected);
+    if (expected.empty()) expected = FolderFingerprint(config.output.out);
+    EXPECT_EQ(FolderFingerprint(config.output.out), expected);
   }
   // The model of that dataset serves another.
   PrepareConfig config = ByteConfig(dir / "a.txt", dir / "again");
-  config.tokenizer = (dir / "out1/tokenizer/sentencepiece.model").string();
+  config.input.tokenizer = (dir / "out1/tokenizer/sentencepiece.model").string();
   Prepare(config);
   EXPECT_EQ(FolderFingerprint(dir / "again"), expected);
 }
@@ -215,17 +215,17 @@ TEST(PrepareTest, CarriesAByteLevelBpeTokenizer) {
   // From the model's folder, from its file, and from the dataset that the first has made.
   for (const char* source : {"hf", "hf/tokenizer.json", "out0/tokenizer"}) {
     PrepareConfig config = ByteConfig(dir / "a.txt", dir / (expected.empty() ? "out0" : "again"));
-    config.tokenizer = (dir / source).string();
-    config.threads = expected.empty() ? 1 : 3;
+    config.input.tokenizer = (dir / source).string();
+    config.output.threads = expected.empty() ? 1 : 3;
     Prepare(config);
-    const Dataset dataset = Dataset::Open(config.out);
+    const Dataset dataset = Dataset::Open(config.output.out);
     EXPECT_EQ(dataset.info().tokenizer_kind, "bpe");
     EXPECT_EQ(dataset.info().vocab_size, 268);
     EXPECT_EQ(dataset.info().eos_id, kEnd);
     EXPECT_EQ(ReadDocuments(dataset, Split::kTrain), documents);
-    if (expected.empty()) expected = FolderFingerprint(config.out);
-    EXPECT_EQ(FolderFingerprint(config.out), expected) << source;
-    if (config.out != dir / "out0") std::filesystem::remove_all(config.out);
+    if (expected.empty()) expected = FolderFingerprint(config.output.out);
+    EXPECT_EQ(FolderFingerprint(config.output.out), expected) << source;
+    if (config.output.out != dir / "out0") std::filesystem::remove_all(config.output.out);
   }
 }
 
@@ -235,7 +235,7 @@ TEST(PrepareTest, ProgressReachesTheEnd) {
   PrepareConfig config = ByteConfig(dir / "a.txt", dir / "out");
   config.chunk_bytes = 1000;
   PrepareProgress last;
-  config.on_progress = [&](const PrepareProgress& progress) {
+  config.output.on_progress = [&](const PrepareProgress& progress) {
     EXPECT_GE(progress.disk_bytes, last.disk_bytes);
     EXPECT_GE(progress.num_documents, last.num_documents);
     last = progress;
@@ -266,10 +266,10 @@ TEST_F(PrepareErrorTest, EmptyInput) {
 TEST_F(PrepareErrorTest, EmptySplits) {
   WriteText(dir_ / "a.txt", "one single document");
   PrepareConfig config = Config();
-  config.validation_fraction = 0.0001;
+  config.input.validation_fraction = 0.0001;
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "none of the 1 documents",
                   "--validation-fraction", "--split-seed", "--documents blank-line");
-  config.validation_fraction = 0.9999;
+  config.input.validation_fraction = 0.9999;
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "all 1 documents", "--split-seed");
   ExpectNothingLeft();
 }
@@ -280,16 +280,16 @@ TEST_F(PrepareErrorTest, ValidationInput) {
   WriteText(dir_ / "empty.txt", "\n\n");
   PrepareConfig config = ByteConfig(dir_ / "in", dir_ / "out");
   std::filesystem::create_symlink(dir_ / "in/b.txt", dir_ / "link.txt");
-  config.validation_inputs = {(dir_ / "link.txt").string()};
+  config.input.validation_paths = {(dir_ / "link.txt").string()};
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "link.txt is both in --input and in",
                   "name the files of --input without it");
-  config.validation_inputs = {(dir_ / "none*.txt").string()};
+  config.input.validation_paths = {(dir_ / "none*.txt").string()};
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "no file matches --validation-input");
-  config.validation_inputs = {(dir_ / "empty.txt").string()};
+  config.input.validation_paths = {(dir_ / "empty.txt").string()};
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--validation-input holds no text",
                   "empty.txt");
-  config.inputs = {(dir_ / "empty.txt").string()};
-  config.validation_inputs = {(dir_ / "in/b.txt").string()};
+  config.input.paths = {(dir_ / "empty.txt").string()};
+  config.input.validation_paths = {(dir_ / "in/b.txt").string()};
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--input holds no text", "empty.txt");
   ExpectNothingLeft();
 }
@@ -302,7 +302,7 @@ TEST_F(PrepareErrorTest, TheFirstErrorInReadingOrderWins) {
   WriteText(dir_ / "a.txt", text);
   for (const int threads : {1, 4}) {
     PrepareConfig config = Config();
-    config.threads = threads;
+    config.output.threads = threads;
     config.chunk_bytes = 100;
     EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "byte " + std::to_string(bad) + " ");
   }
@@ -313,7 +313,7 @@ TEST_F(PrepareErrorTest, ExistingOutput) {
   WriteText(dir_ / "a.txt", "x");
   std::filesystem::create_directory(dir_ / "taken");
   PrepareConfig config = Config();
-  config.out = dir_ / "taken/";
+  config.output.out = dir_ / "taken/";
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "taken", "exists already",
                   "never overwritten");
   EXPECT_EQ(Names(dir_.path()), (std::vector<std::string>{"a.txt", "taken"}));
@@ -322,11 +322,11 @@ TEST_F(PrepareErrorTest, ExistingOutput) {
 TEST_F(PrepareErrorTest, NotAModel) {
   WriteText(dir_ / "a.txt", "x");
   PrepareConfig config = Config();
-  config.tokenizer = (dir_ / "a.txt").string();
+  config.input.tokenizer = (dir_ / "a.txt").string();
 #ifndef __SANITIZE_ADDRESS__
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "a.txt: ", "not a sentencepiece model");
 #endif
-  config.tokenizer = "byte";
+  config.input.tokenizer = "byte";
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--tokenizer byte", "neither `bytes` nor");
   ExpectNothingLeft();
 }
@@ -347,7 +347,7 @@ TEST_F(PrepareErrorTest, AModelWhoseEosCouldStandInText) {
   ASSERT_EQ(error, "");
   WriteText(dir_ / "a.txt", "one </s> two");
   PrepareConfig config = Config();
-  config.tokenizer = (dir_ / "user.model").string();
+  config.input.tokenizer = (dir_ / "user.model").string();
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "user.model", "no </s> control piece",
                   "--train-tokenizer");
   ExpectNothingLeft();
@@ -361,14 +361,16 @@ TEST_F(PrepareErrorTest, Flags) {
     halflife::test::ExpectError([&] { Prepare(config); }, ExitCode::kUsage, words, __FILE__,
                                 __LINE__);
   };
-  expect([](PrepareConfig& c) { c.tokenizer = ""; }, {"--tokenizer bytes|FILE|FOLDER", "--vocab"});
+  expect([](PrepareConfig& c) { c.input.tokenizer = ""; },
+         {"--tokenizer bytes|FILE|FOLDER", "--vocab"});
   expect([](PrepareConfig& c) { c.train_tokenizer = true; }, {"either --tokenizer"});
-  expect([](PrepareConfig& c) { c.tokenizer = "", c.train_tokenizer = true; }, {"needs --vocab"});
-  expect([](PrepareConfig& c) { c.validation_fraction = 1; },
+  expect([](PrepareConfig& c) { c.input.tokenizer = "", c.train_tokenizer = true; },
+         {"needs --vocab"});
+  expect([](PrepareConfig& c) { c.input.validation_fraction = 1; },
          {"--validation-fraction 1", "[0, 1)"});
-  expect([](PrepareConfig& c) { c.threads = -1; }, {"--threads -1"});
-  expect([](PrepareConfig& c) { c.shard_tokens = 10; }, {"--shard-tokens 10", "32768"});
-  expect([](PrepareConfig& c) { c.max_document_bytes = 0; }, {"--max-document-bytes 0"});
+  expect([](PrepareConfig& c) { c.output.threads = -1; }, {"--threads -1"});
+  expect([](PrepareConfig& c) { c.output.shard_tokens = 10; }, {"--shard-tokens 10", "32768"});
+  expect([](PrepareConfig& c) { c.input.max_document_bytes = 0; }, {"--max-document-bytes 0"});
   ExpectNothingLeft();
 }
 
@@ -377,8 +379,8 @@ TEST_F(PrepareErrorTest, StopsWhenAsked) {
   std::atomic<bool> stop{false};
   PrepareConfig config = Config();
   config.chunk_bytes = 1000;
-  config.stop = &stop;
-  config.on_progress = [&](const PrepareProgress&) { stop = true; };
+  config.output.stop = &stop;
+  config.output.on_progress = [&](const PrepareProgress&) { stop = true; };
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kInterrupted, "stopped by a signal");
   ExpectNothingLeft();
 }

@@ -73,11 +73,11 @@ std::string JoinByBlankLines(const std::vector<std::string>& documents) {
 
 PrepareConfig ByteConfig(const fs::path& input, const fs::path& out) {
   PrepareConfig config;
-  config.inputs = {input.string()};
-  config.tokenizer = "bytes";
-  config.out = out;
-  config.validation_fraction = 0;
-  config.threads = 1;
+  config.input.paths = {input.string()};
+  config.input.tokenizer = "bytes";
+  config.output.out = out;
+  config.input.validation_fraction = 0;
+  config.output.threads = 1;
   return config;
 }
 

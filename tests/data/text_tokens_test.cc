@@ -30,11 +30,11 @@ TEST(EncodeFilesTest, IsWhatPrepareMakesOfFilesAsDocuments) {
   for (const std::string tokenizer : {"bytes", "hf"}) {
     SCOPED_TRACE(tokenizer);
     PrepareConfig config = test::ByteConfig(dir / "train.txt", dir / (tokenizer + ".data"));
-    if (tokenizer != "bytes") config.tokenizer = dir / tokenizer;
-    config.validation_inputs = files;
+    if (tokenizer != "bytes") config.input.tokenizer = dir / tokenizer;
+    config.input.validation_paths = files;
     config.documents = DocumentMode::kFile;
     Prepare(config);
-    const Dataset dataset = Dataset::Open(config.out);
+    const Dataset dataset = Dataset::Open(config.output.out);
     const TextTokens text = EncodeFiles(files, *dataset.LoadTokenizer());
     EXPECT_EQ(text.ids, test::ReadAll(dataset, Split::kValidation));
     EXPECT_EQ(text.info.num_tokens, dataset.info().validation.num_tokens);

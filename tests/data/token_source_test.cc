@@ -24,7 +24,7 @@ class TokenSourceTest : public testing::Test {
   void SetUp() override {
     test::WriteText(dir_ / "a.txt", test::JoinByBlankLines(test::RandomDocuments(400, 1)));
     PrepareConfig config = test::ByteConfig(dir_ / "a.txt", dir_ / "out");
-    config.shard_tokens = 32768;
+    config.output.shard_tokens = 32768;
     Prepare(config);
     dataset_ = std::make_unique<Dataset>(Dataset::Open(dir_ / "out"));
     all_ = test::ReadAll(*dataset_, Split::kTrain);
@@ -235,8 +235,10 @@ TEST_F(TokenSourceTest, AStepMayEndWithItsEpoch) {
 }
 
 TEST_F(TokenSourceTest, LabelledRowsAreWholeAndKeepTheirLabels) {
-  PrepareMqar(
-      {.train = {{16, 4, 30}}, .vocab_size = 64, .seed = 3, .out = dir_ / "mqar", .threads = 1});
+  PrepareMqar({.train = {{16, 4, 30}},
+               .vocab_size = 64,
+               .seed = 3,
+               .output = {.out = dir_ / "mqar", .threads = 1}});
   const Dataset rows = Dataset::Open(dir_ / "mqar");
   const Ids inputs = test::ReadAll(rows, Split::kTrain);
   Ids labels(inputs.size());

@@ -5,6 +5,7 @@
 
 #include "cli/command_line/command.h"
 #include "cli/command_line/help.h"
+#include "cli/command_line/modes.h"
 #include "cli/command_line/options.h"
 #include "cli/command_line/parse.h"
 #include "cli/command_line/program.h"
@@ -22,8 +23,12 @@ namespace command_header {
 #include "examples/cli/command_line/command.h"
 }
 
-void HelpExample(CLI::App* command){
+void HelpExample(CLI::App* command) {
 #include "examples/cli/command_line/help.h"
+}
+
+void ModesExample(CLI::App& command, EvalOptions* options, Request& request){
+#include "examples/cli/command_line/modes.h"
 }
 
 ExitCode Run(std::monostate);

@@ -18,6 +18,9 @@
 #include "data/ordered_pipeline.h"
 #include "data/output_folder.h"
 #include "data/prepare.h"
+#include "data/prepare_input.h"
+#include "data/prepare_output.h"
+#include "data/publish_dataset.h"
 #include "data/random_words.h"
 #include "data/records.h"
 #include "data/row_positions.h"
@@ -108,6 +111,26 @@ void OutputFolderExample(const Path& out) {
 void PrepareExample() {
 #include "examples/data/prepare.h"
 }
+
+void PrepareInputExample() {
+#include "examples/data/prepare_input.h"
+}
+
+bool WorkIsLeft();
+void PrepareOutputExample() {
+#include "examples/data/prepare_output.h"
+}
+
+namespace publish_dataset_header {
+struct Run {
+  explicit Run(const PrepareConfig& config);
+  Manifest WriteFiles(const Path& folder);
+  PrepareSummary Summarise(const Manifest& manifest) const;
+};
+PrepareSummary PublishDatasetExample(const PrepareConfig& config) {
+#include "examples/data/publish_dataset.h"
+}
+}  // namespace publish_dataset_header
 
 void RandomWordsExample(uint64_t seed, uint64_t example) {
 #include "examples/data/random_words.h"

@@ -27,12 +27,11 @@ class LengthTables : public testing::Test {
       std::ofstream text(dir_ / "text.txt");
       for (int line = 0; line < 60; ++line) text << "line " << line * line % 97 << " of one text\n";
     }
-    data::Prepare({.inputs = {(dir_ / "text.txt").string()},
-                   .tokenizer = "bytes",
-                   .out = dir_ / "text",
+    data::Prepare({.input = {.paths = {(dir_ / "text.txt").string()},
+                             .tokenizer = "bytes",
+                             .validation_fraction = 0},
                    .documents = data::DocumentMode::kFile,
-                   .validation_fraction = 0,
-                   .threads = 1});
+                   .output = {.out = dir_ / "text", .threads = 1}});
     dataset_.emplace(data::Dataset::Open(dir_ / "text"));
   }
   static model::ModelConfig Config(const model::MixerConfig& mixer) {
@@ -328,7 +327,8 @@ TEST_F(LengthTables, TellWhatAttentionLooksAt) {
   EXPECT_FALSE(Score("as_trained", 16).attention.has_value());
   model::LanguageModel linear(Config(model::MixerConfig("gla", {{"num_heads", int64_t{2}}})));
   EXPECT_HL_ERROR(RequireLengths(linear, {.train_len = 16, .lengths = {16}, .attention = true}),
-                  ExitCode::kUsage, "no layer of softmax attention");
+                  ExitCode::kUsage, "--attention tells", "no layer of softmax attention",
+                  "without it --lengths would work");
 }
 
 TEST_F(LengthTables, SayWhatDoesNotFit) {
@@ -351,6 +351,8 @@ TEST_F(LengthTables, SayWhatDoesNotFit) {
   EXPECT_HL_ERROR(LengthMethod::Parse("window+"), ExitCode::kUsage, "there is no ''");
 
   model::LanguageModel model(Softmax());
+  EXPECT_HL_ERROR(RequireLengths(model, {.train_len = 16, .lengths = {}}), ExitCode::kUsage,
+                  "no length to evaluate; --lengths N,... would work");
   EXPECT_HL_ERROR(RequireLengths(model, {.train_len = 16, .lengths = {16, 24, 32}}),
                   ExitCode::kUsage, "24 does not divide the longest, 32");
   model::ModelConfig learned = Softmax(0);

@@ -44,8 +44,7 @@ class Validation : public testing::Test {
     data::PrepareMqar({.train = {{kSeqLen, 4, kRows}},
                        .validation = rows,
                        .vocab_size = 64,
-                       .out = dir_ / name,
-                       .threads = 1});
+                       .output = {.out = dir_ / name, .threads = 1}});
     return data::Dataset::Open(dir_ / name);
   }
   test::TempDir dir_;
@@ -86,10 +85,8 @@ TEST_F(Validation, NothingIsAskedOfTheEndOfADocument) {
     std::ofstream text(dir_ / "text.txt");
     for (int line = 0; line < 40; ++line) text << "document " << line << "\n\n";
   }
-  data::Prepare({.inputs = {(dir_ / "text.txt").string()},
-                 .tokenizer = "bytes",
-                 .out = dir_ / "text",
-                 .threads = 1});
+  data::Prepare({.input = {.paths = {(dir_ / "text.txt").string()}, .tokenizer = "bytes"},
+                 .output = {.out = dir_ / "text", .threads = 1}});
   const data::Dataset dataset = data::Dataset::Open(dir_ / "text");
   const data::TokenView tokens = data::ViewOf(dataset, data::Split::kTrain);
   const int64_t windows = data::NumWindows(tokens, kSeqLen);

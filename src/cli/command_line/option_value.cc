@@ -4,6 +4,8 @@
 
 #include <regex>
 
+#include "core/concat.h"
+
 namespace halflife::cli {
 namespace {
 
@@ -58,6 +60,12 @@ OptionValue ValueOf(const CLI::Option& option) {
     break;
   }
   return value;
+}
+
+std::string UsageOf(const CLI::Option& option) {
+  const std::string value = ValueOf(option).placeholder;
+  const bool named = !option.get_positional();
+  return Concat(option.get_name(), named && !value.empty() ? " " + value : "");
 }
 
 }  // namespace halflife::cli

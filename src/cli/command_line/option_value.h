@@ -20,5 +20,7 @@ struct OptionValue {
   Path path = Path::kNone;
 };
 OptionValue ValueOf(const CLI::Option& option);
+// "--config RECIPE", "--dry-run", "STEP".
+std::string UsageOf(const CLI::Option& option);
 
 }  // namespace halflife::cli

@@ -24,10 +24,12 @@
 namespace halflife::cli {
 
 struct PrepareOptions {
-  data::PrepareConfig config;
+  data::PrepareOutput output;  // of all that follow, which have none of their own
+  data::PrepareInput input;    // of text, plain or labelled, likewise
+  data::PrepareConfig text;
   // What labels records have, in place of text: "classes", "answers" or "".
   std::string labels;
-  data::PrepareExamplesConfig examples_config;  // but for what `config` says as well
+  data::PrepareExamplesConfig examples_config;
   // In place of text: the name of a task, and its segments, whose lists are as long as each other
   // or have one entry for all.
   std::string synthetic;

@@ -2,24 +2,123 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/modes.h"
 #include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
 namespace {
 
-void AddMqar(CLI::App& command, CLI::Option* inputs, PrepareOptions& options) {
+constexpr char kTokenizerGroup[] = "Tokenizer";
+constexpr char kDocumentsGroup[] = "Documents";
+constexpr char kSyntheticGroup[] = "Synthetic rows";
+constexpr char kLabelsGroup[] = "Labelled text";
+
+Use PrepareUse() {
+  return {
+      .notes =
+          "An --input that is a folder is searched for .txt and .jsonl files (with --labels .tsv "
+          "and .jsonl), also as .gz or .zst. Ctrl-C leaves nothing behind.",
+      .examples = {"halflife prepare --input book.txt --tokenizer bytes --out book.data",
+                   "halflife prepare --input wiki.train.txt --validation-input wiki.valid.txt "
+                   "--tokenizer tokenizer.json --out wiki.data",
+                   "halflife prepare --input 'corpus/*.jsonl.zst' --field body --tokenizer "
+                   "spm.model --out corpus.data",
+                   "halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out "
+                   "corpus.data",
+                   "halflife prepare --synthetic mqar --seq-len 128 --num-pairs 16 --out "
+                   "mqar.data",
+                   "halflife prepare --labels classes --input train.tsv --validation-input "
+                   "dev.tsv --row-len 128 --tokenizer bytes --out reviews.data",
+                   "halflife prepare --labels answers --input pairs.jsonl --tokenizer bytes "
+                   "--out pairs.data"},
+      .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}};
+}
+
+void AddFiles(CLI::App& command, PrepareOptions& options) {
+  command
+      .add_option("--input", options.input.paths,
+                  "Files, folders or patterns of .txt and .jsonl (with --labels .tsv and "
+                  ".jsonl), also as .gz or .zst [none: needed without --synthetic]")
+      ->type_name("PATH");
+  command.add_option("--out", options.output.out, "The dataset's folder; must not exist")
+      ->type_name("DIR")
+      ->required();
+  command.add_option("--threads", options.output.threads, "Worker threads; 0: one per core")
+      ->capture_default_str();
+}
+
+void AddTokenizer(CLI::App& command, PrepareOptions& options) {
+  command.option_defaults()->group(kTokenizerGroup);
+  command
+      .add_option(
+          "--tokenizer", options.input.tokenizer,
+          "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder "
+          "with a tokenizer, such as a Hugging Face model's [with --train-tokenizer: none]")
+      ->type_name("FILE");
+  command.add_flag("--train-tokenizer", options.text.train_tokenizer,
+                   "Train a sentencepiece tokenizer on the training split");
+  command.add_option("--vocab", options.text.vocab_size,
+                     "Pieces of the trained tokenizer [none: needed with --train-tokenizer]");
+}
+
+void AddDocuments(CLI::App& command, PrepareOptions& options) {
+  using data::DocumentMode;
+  const std::map<std::string, DocumentMode> modes = {{"auto", DocumentMode::kAuto},
+                                                     {"blank-line", DocumentMode::kBlankLine},
+                                                     {"file", DocumentMode::kFile},
+                                                     {"record", DocumentMode::kRecord}};
+  const std::map<std::string, bool> invalid_utf8 = {{"error", false}, {"replace", true}};
+  command.option_defaults()->group(kDocumentsGroup);
+  command
+      .add_option("--documents", options.text.documents,
+                  "What a document is; auto: record for .jsonl, blank-line for .txt")
+      ->transform(OneOf(modes))
+      ->default_str("auto");
+  command
+      .add_option("--field", options.input.field, "The field of a JSON record that holds the text")
+      ->capture_default_str();
+  command
+      .add_option("--invalid-utf8", options.input.replace_invalid_utf8,
+                  "Bytes that are not UTF-8: an error, or replaced by U+FFFD")
+      ->transform(OneOf(invalid_utf8))
+      ->default_str("error");
+  command
+      .add_option("--max-document-bytes", options.input.max_document_bytes,
+                  "The longest document that is held whole; byte-tokenised text has no limit")
+      ->capture_default_str();
+}
+
+void AddSplits(CLI::App& command, PrepareOptions& options) {
+  command.option_defaults()->group("Splits and shards");
+  command
+      .add_option("--validation-input", options.input.validation_paths,
+                  "Text of the validation split, such as a published one, by the rules of "
+                  "--input; all of --input then trains")
+      ->type_name("PATH");
+  command
+      .add_option("--validation-fraction", options.input.validation_fraction,
+                  "Share of documents that go to the validation split")
+      ->capture_default_str();
+  command.add_option("--split-seed", options.input.split_seed, "Chooses which documents those are")
+      ->check(AtLeast(0))
+      ->capture_default_str();
+  command
+      .add_option("--shard-tokens", options.output.shard_tokens, "Tokens of one shard file at most")
+      ->capture_default_str();
+}
+
+void AddMqar(CLI::App& command, PrepareOptions& options) {
   using data::MqarGenerator;
   const std::map<std::string, MqarGenerator> generators = {
       {"native", MqarGenerator::kNative}, {"numpy_compat", MqarGenerator::kNumpyCompat}};
   data::PrepareMqarConfig& mqar = options.mqar;
-  command.option_defaults()->group("Synthetic rows");
+  command.option_defaults()->group(kSyntheticGroup);
   command
       .add_option("--synthetic", options.synthetic,
                   "In place of --input: labelled rows of a task. mqar: multi-query associative "
                   "recall, pairs of a key and a value, then each key again, which asks for its "
                   "value [none: text]")
-      ->check(OneOf({"mqar"}))
-      ->excludes(inputs);
+      ->check(OneOf({"mqar"}));
   command.add_option("--vocab-size", mqar.vocab_size, "Tokens; half of them are keys")
       ->capture_default_str();
   command.add_option("--seq-len", options.seq_len, "Tokens of a row, an even number")
@@ -58,160 +157,76 @@ void AddMqar(CLI::App& command, CLI::Option* inputs, PrepareOptions& options) {
       ->capture_default_str();
 }
 
-void AddExamples(CLI::App& command, CLI::Option* synthetic, PrepareOptions& options) {
+void AddExamples(CLI::App& command, PrepareOptions& options) {
   using data::TooLong;
   const std::map<std::string, TooLong> rules = {
       {"error", TooLong::kError}, {"cut", TooLong::kCut}, {"drop", TooLong::kDrop}};
   data::PrepareExamplesConfig& config = options.examples_config;
-  command.option_defaults()->group("Labelled text");
-  CLI::Option* labels =
-      command
-          .add_option("--labels", options.labels,
-                      "--input holds labelled records, .tsv with a first line of names or .jsonl: "
-                      "texts with their classes, or prompts with their answers [none: text]")
-          ->check(OneOf({"classes", "answers"}))
-          ->excludes(synthetic);
-  for (const char* of_text : {"--train-tokenizer", "--vocab", "--documents"})
-    labels->excludes(command.get_option(of_text));
+  command.option_defaults()->group(kLabelsGroup);
+  command
+      .add_option("--labels", options.labels,
+                  "--input holds labelled records, .tsv with a first line of names or .jsonl: "
+                  "texts with their classes, or prompts with their answers [none: text]")
+      ->check(OneOf({"classes", "answers"}));
   command
       .add_option("--row-len", config.rules.row_len,
                   "Tokens of a row: of one text with its class, or of as many answers as fit")
-      ->capture_default_str()
-      ->needs(labels);
+      ->capture_default_str();
   command
       .add_option("--too-long", config.rules.too_long,
                   "Examples that no row holds: an error, cut to a row, or left out")
       ->transform(OneOf(rules))
-      ->default_str("error")
-      ->needs(labels);
+      ->default_str("error");
   command.add_option("--label-field", config.label_field, "The field with a text's class")
-      ->capture_default_str()
-      ->needs(labels);
+      ->capture_default_str();
   command
       .add_option("--classes", config.classes,
                   "The classes, by their numbers from 0 [those of --input, sorted]")
-      ->delimiter(',')
-      ->needs(labels);
+      ->delimiter(',');
   command.add_option("--prompt-field", config.prompt_field, "The field with a prompt")
-      ->capture_default_str()
-      ->needs(labels);
+      ->capture_default_str();
   command.add_option("--answer-field", config.answer_field, "The field with its answer")
-      ->capture_default_str()
-      ->needs(labels);
+      ->capture_default_str();
   command.add_option("--test-input", config.test_inputs, "Records of a test split [none]")
-      ->type_name("PATH")
-      ->needs(labels);
+      ->type_name("PATH");
 }
 
-// Those of the other kind of labels would do nothing.
-void RequireOptionsOfLabels(const CLI::App& command, const std::string& labels) {
-  const std::map<std::string, std::string> kinds = {{"--field", "classes"},
-                                                    {"--label-field", "classes"},
-                                                    {"--classes", "classes"},
-                                                    {"--prompt-field", "answers"},
-                                                    {"--answer-field", "answers"}};
-  for (const auto& [option, kind] : kinds) {
-    if (!labels.empty() && labels != kind && command.count(option) > 0)
-      throw CLI::ValidationError(option,
-                                 "belongs to --labels " + kind + ", and --labels is " + labels);
-  }
+// What --input holds, or what is made without it.
+Modes PrepareModes(const CLI::App& command) {
+  Modes modes(command);
+  modes.OnlyWith("--synthetic", modes.Group(kSyntheticGroup));
+  modes.NotWith("--synthetic", modes.Group(kTokenizerGroup), "--input PATH");
+  modes.NotWith("--synthetic", modes.Group(kDocumentsGroup), "--input PATH");
+  modes.NotWith("--synthetic", {"--validation-input", "--validation-fraction", "--split-seed"},
+                "--input PATH");
+  modes.OnlyWith("--labels classes", {"--label-field", "--classes"});
+  modes.OnlyWith("--labels answers", {"--prompt-field", "--answer-field"});
+  modes.NotWith("--labels answers", {"--field"}, "--labels classes");
+  modes.OnlyWith("--labels", modes.Group(kLabelsGroup));
+  modes.NotWith("--labels", {"--train-tokenizer", "--vocab", "--documents"});
+  modes.OnlyWith("--train-tokenizer", {"--vocab"});
+  modes.NotWith("--validation-input", {"--validation-fraction", "--split-seed"});
+  return modes;
 }
 
 }  // namespace
 
 void AddPrepare(CLI::App& app, Request& request) {
-  using data::DocumentMode;
-  const std::map<std::string, DocumentMode> modes = {{"auto", DocumentMode::kAuto},
-                                                     {"blank-line", DocumentMode::kBlankLine},
-                                                     {"file", DocumentMode::kFile},
-                                                     {"record", DocumentMode::kRecord}};
-  const std::map<std::string, bool> invalid_utf8 = {{"error", false}, {"replace", true}};
   auto options = std::make_shared<PrepareOptions>();
-  data::PrepareConfig& config = options->config;
   CLI::App* command =
       app.add_subcommand("prepare", "Tokenise text into a dataset, or make a synthetic one");
-  DescribeUse(
-      *command,
-      {.notes =
-           "An --input that is a folder is searched for .txt and .jsonl files (with --labels .tsv "
-           "and .jsonl), also as .gz or .zst. Ctrl-C leaves nothing behind.",
-       .examples = {"halflife prepare --input book.txt --tokenizer bytes --out book.data",
-                    "halflife prepare --input wiki.train.txt --validation-input wiki.valid.txt "
-                    "--tokenizer tokenizer.json --out wiki.data",
-                    "halflife prepare --input 'corpus/*.jsonl.zst' --field body --tokenizer "
-                    "spm.model --out corpus.data",
-                    "halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out "
-                    "corpus.data",
-                    "halflife prepare --synthetic mqar --seq-len 128 --num-pairs 16 --out "
-                    "mqar.data",
-                    "halflife prepare --labels classes --input train.tsv --validation-input "
-                    "dev.tsv --row-len 128 --tokenizer bytes --out reviews.data",
-                    "halflife prepare --labels answers --input pairs.jsonl --tokenizer bytes "
-                    "--out pairs.data"},
-       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}});
-  CLI::Option* inputs =
-      command
-          ->add_option("--input", config.inputs,
-                       "Files, folders or patterns of .txt and .jsonl (with --labels .tsv and "
-                       ".jsonl), also as .gz or .zst [none: needed without --synthetic]")
-          ->type_name("PATH");
-  command->add_option("--out", config.out, "The dataset's folder; must not exist")
-      ->type_name("DIR")
-      ->required();
-  command->add_option("--threads", config.threads, "Worker threads; 0: one per core")
-      ->capture_default_str();
-
-  command->option_defaults()->group("Tokenizer");
-  command
-      ->add_option(
-          "--tokenizer", config.tokenizer,
-          "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder "
-          "with a tokenizer, such as a Hugging Face model's [with --train-tokenizer: none]")
-      ->type_name("FILE");
-  command->add_flag("--train-tokenizer", config.train_tokenizer,
-                    "Train a sentencepiece tokenizer on the training split");
-  command->add_option("--vocab", config.vocab_size,
-                      "Pieces of the trained tokenizer [none: needed with --train-tokenizer]");
-
-  command->option_defaults()->group("Documents");
-  command
-      ->add_option("--documents", config.documents,
-                   "What a document is; auto: record for .jsonl, blank-line for .txt")
-      ->transform(OneOf(modes))
-      ->default_str("auto");
-  command->add_option("--field", config.field, "The field of a JSON record that holds the text")
-      ->capture_default_str();
-  command
-      ->add_option("--invalid-utf8", config.replace_invalid_utf8,
-                   "Bytes that are not UTF-8: an error, or replaced by U+FFFD")
-      ->transform(OneOf(invalid_utf8))
-      ->default_str("error");
-  command
-      ->add_option("--max-document-bytes", config.max_document_bytes,
-                   "The longest document that is held whole; byte-tokenised text has no limit")
-      ->capture_default_str();
-
-  command->option_defaults()->group("Splits and shards");
-  CLI::Option* validation_input =
-      command
-          ->add_option("--validation-input", config.validation_inputs,
-                       "Text of the validation split, such as a published one, by the rules of "
-                       "--input; all of --input then trains")
-          ->type_name("PATH");
-  command
-      ->add_option("--validation-fraction", config.validation_fraction,
-                   "Share of documents that go to the validation split")
-      ->capture_default_str()
-      ->excludes(validation_input);
-  command->add_option("--split-seed", config.split_seed, "Chooses which documents those are")
-      ->check(AtLeast(0))
-      ->capture_default_str();
-  command->add_option("--shard-tokens", config.shard_tokens, "Tokens of one shard file at most")
-      ->capture_default_str();
-  AddMqar(*command, inputs, *options);
-  AddExamples(*command, command->get_option("--synthetic"), *options);
-  command->callback([=, &request] {
-    RequireOptionsOfLabels(*command, options->labels);
+  DescribeUse(*command, PrepareUse());
+  AddFiles(*command, *options);
+  AddTokenizer(*command, *options);
+  AddDocuments(*command, *options);
+  AddSplits(*command, *options);
+  AddMqar(*command, *options);
+  AddExamples(*command, *options);
+  command->get_option("--synthetic")
+      ->excludes(command->get_option("--input"), command->get_option("--labels"));
+  command->get_option("--tokenizer")->excludes(command->get_option("--train-tokenizer"));
+  command->callback([=, &request, modes = PrepareModes(*command)] {
+    modes.Require();
     request = *options;
   });
 }

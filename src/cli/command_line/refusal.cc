@@ -14,13 +14,6 @@
 namespace halflife::cli {
 namespace {
 
-// "--config RECIPE", "--dry-run", "STEP".
-std::string Usage(const CLI::Option& option) {
-  const std::string value = ValueOf(option).placeholder;
-  const bool named = !option.get_positional();
-  return Concat(option.get_name(), named && !value.empty() ? " " + value : "");
-}
-
 // What of a command's options is wrong, by kind of the error.
 class Findings {
  public:
@@ -31,22 +24,11 @@ class Findings {
     std::vector<std::string> missing;
     for (const CLI::Option* option : options_)
       if (option->get_required() && option->count() == 0)
-        missing.push_back(Concat(Usage(*option), ": ", option->get_description()));
+        missing.push_back(Concat(UsageOf(*option), ": ", option->get_description()));
     if (!missing.empty()) return Concat("needs ", Join(missing, "; and "));
     std::vector<std::string> names;
     for (const CLI::App* sub : command_.get_subcommands({})) names.push_back(sub->get_name());
     return Concat("needs a subcommand: ", Join(names, ", "));
-  }
-
-  std::string Needs() const {
-    for (const CLI::Option* option : options_) {
-      if (option->count() == 0) continue;
-      for (const CLI::Option* needed : option->get_needs())
-        if (needed->count() == 0)
-          return Concat(option->get_name(), " does nothing without ", needed->get_name(), "; ",
-                        Usage(*needed), " beside it would work");
-    }
-    return words_;
   }
 
   std::string Excludes() const {
@@ -68,7 +50,7 @@ class Findings {
     const int least = std::max(option->get_items_expected_min(), 1);
     if (option->get_items_expected_max() == 0) return Concat(option->get_name(), " takes no value");
     if (words_.ends_with(" missing"))
-      return Concat(option->get_name(), " has no value; ", Usage(*option), " would work");
+      return Concat(option->get_name(), " has no value; ", UsageOf(*option), " would work");
     return Concat(option->get_name(), " has ", Counted(met, "value"), " ('",
                   Join(option->results(), "', '"), "'); ",
                   met < least ? least : option->get_items_expected_max(), " would work");
@@ -126,12 +108,11 @@ class Findings {
 std::string Describe(const CLI::App& command, const CLI::ParseError& error) {
   const Findings findings(command, error.what());
   if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) return findings.Missing();
-  if (dynamic_cast<const CLI::RequiresError*>(&error) != nullptr) return findings.Needs();
   if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr) return findings.Excludes();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) return findings.Count();
   if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) return findings.Conversion();
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) return findings.Extras();
-  return error.what();  // a validator's, value_checks.h
+  return error.what();  // of value_checks.h or modes.h
 }
 
 }  // namespace

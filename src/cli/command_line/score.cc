@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/modes.h"
 #include "cli/command_line/place.h"
 #include "cli/command_line/value_checks.h"
 
@@ -44,7 +45,12 @@ void AddScore(CLI::App& app, Request& request) {
   AddPlace(*command, options->place);
   command->add_option("--threads", options->threads, "Threads a rank [all cores]")
       ->check(AtLeast(0));
-  command->callback([=, &request] { request = *options; });
+  Modes modes(*command);
+  modes.OnlyWith("--text", {"--tokenizer"});
+  command->callback([=, &request] {
+    modes.Require();
+    request = *options;
+  });
 }
 
 }  // namespace halflife::cli

@@ -2,32 +2,48 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/modes.h"
 #include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
 namespace {
 
+constexpr char kInitGroup[] = "Start from other weights";
+
 void AddInitOptions(CLI::App& command, TrainOptions& options) {
-  CLI::Option* from = command.add_option("--init-from", options.init_from,
-                                         "Start from these weights (a run, a step, a Hugging Face "
-                                         "folder); a checkpoint in --run wins [none]");
-  from->type_name("RUN");
-  const auto more = [&](const char* name, auto& value, const char* help) {
-    return command.add_option(name, value, help)->needs(from);
-  };
-  more("--init-map", options.init_map,
-       "A file of `pattern -> replacement` lines that rename [none]")
+  command.option_defaults()->group(kInitGroup);
+  command
+      .add_option(
+          "--init-from", options.init_from,
+          "Start from these weights (a run, a step, a Hugging Face folder); a checkpoint in "
+          "--run wins [none]")
+      ->type_name("RUN");
+  command
+      .add_option("--init-map", options.init_map,
+                  "A file of `pattern -> replacement` lines that rename [none]")
       ->type_name("FILE");
-  more("--init-allow-missing", options.init_rules.allow_missing,
-       "Tensors that keep their initial value; may be repeated")
+  command
+      .add_option("--init-allow-missing", options.init_rules.allow_missing,
+                  "Tensors that keep their initial value; may be repeated")
       ->type_name("GLOB");
-  more("--init-allow-unexpected", options.init_rules.allow_unexpected,
-       "Tensors of the source that are left out; may be repeated")
+  command
+      .add_option("--init-allow-unexpected", options.init_rules.allow_unexpected,
+                  "Tensors of the source that are left out; may be repeated")
       ->type_name("GLOB");
-  more("--init-new-rows", options.init_new_rows,
-       "Of a larger vocabulary: refuse, the mean row, or initial values")
+  command
+      .add_option("--init-new-rows", options.init_new_rows,
+                  "Of a larger vocabulary: refuse, the mean row, or initial values")
       ->check(OneOf({"refuse", "mean", "init"}))
       ->capture_default_str();
+}
+
+Modes TrainModes(const CLI::App& command) {
+  Modes modes(command);
+  modes.OnlyWith("--trace", {"--trace-steps"});
+  modes.OnlyWith("--plan", {"--json"});
+  modes.OnlyWith("--dry-run", {"--plan"});
+  modes.OnlyWith("--init-from", modes.Group(kInitGroup));
+  return modes;
 }
 
 }  // namespace
@@ -64,31 +80,30 @@ void AddTrain(CLI::App& app, Request& request) {
       ->type_name("N")
       ->check(Between(1, 1024))
       ->capture_default_str();
-  CLI::Option* trace =
-      command->add_option("--trace", options->trace,
-                          "A timeline of every rank's first steps, for ui.perfetto.dev [none]");
-  trace->type_name("FILE");
+  command
+      ->add_option("--trace", options->trace,
+                   "A timeline of every rank's first steps, for ui.perfetto.dev [none]")
+      ->type_name("FILE");
   command->add_option("--trace-steps", options->trace_steps, "How many")
       ->type_name("N")
       ->check(Between(1, 100000))
-      ->capture_default_str()
-      ->needs(trace);
+      ->capture_default_str();
   command->add_flag("--check-sync", options->check_sync,
                     "Count what makes the host wait for its GPU within the steps (on a CPU: what "
                     "would), and what it launches; rank 0 tells at the end of the run");
-  CLI::Option* dry_run =
-      command->add_flag("--dry-run", options->dry_run,
-                        "Print the resolved config with all defaults, parameters, memory and "
-                        "whether it fits, tokens, epochs; train nothing. Needs no dataset");
-  CLI::Option* plan = command->add_option(
-      "--plan", options->plan,
-      "With --dry-run: what the recipe costs on machines that are not here, from "
-      "\"nodes=N,gpus=G\" "
-      "and, where they differ from the recipe's or the preset's, sp, zero, micro_batch, device "
-      "(h100, h200, a100, cpu), peak_tflops, efficiency, hbm_gbs, nvlink_gbs, network_gbs, "
-      "memory_gib; auto before them searches sp, zero and micro_batch [none]");
-  plan->type_name("KEY=VALUE,...")->needs(dry_run);
-  command->add_flag("--json", options->json, "Print the plan as JSON")->needs(plan);
+  command->add_flag("--dry-run", options->dry_run,
+                    "Print the resolved config with all defaults, parameters, memory and whether "
+                    "it fits, tokens, epochs; train nothing. Needs no dataset");
+  command
+      ->add_option(
+          "--plan", options->plan,
+          "With --dry-run: what the recipe costs on machines that are not here, from "
+          "\"nodes=N,gpus=G\" and, where they differ from the recipe's or the preset's, sp, zero, "
+          "micro_batch, device (h100, h200, a100, cpu), peak_tflops, efficiency, hbm_gbs, "
+          "nvlink_gbs, network_gbs, memory_gib; auto before them searches sp, zero and micro_batch "
+          "[none]")
+      ->type_name("KEY=VALUE,...");
+  command->add_flag("--json", options->json, "Print the plan as JSON");
 
   command->option_defaults()->group("Run folder");
   command->add_option("--run", options->run, "The run's folder [runs/ and the recipe's name]")
@@ -104,9 +119,11 @@ void AddTrain(CLI::App& app, Request& request) {
   command->add_flag("--steal-lock", options->steal_lock,
                     "Take over a run folder whose owner is dead");
 
-  command->option_defaults()->group("Start from other weights");
   AddInitOptions(*command, *options);
-  command->callback([=, &request] { request = *options; });
+  command->callback([=, &request, modes = TrainModes(*command)] {
+    modes.Require();
+    request = *options;
+  });
 }
 
 }  // namespace halflife::cli

@@ -23,20 +23,26 @@ fs::path Normal(const fs::path& path) {
   return normal.has_filename() || !normal.has_relative_path() ? normal : normal.parent_path();
 }
 
+// A line for each kind.
+std::string Forms() {
+  std::string forms;
+  for (const Artifact& artifact : kArtifacts)
+    forms += Concat("\n  ", artifact.kind, std::string(15 - std::string(artifact.kind).size(), ' '),
+                    artifact.form);
+  return forms;
+}
+
 }  // namespace
 
 std::span<const Artifact> Artifacts() { return kArtifacts; }
 
 const Artifact& Recognise(const fs::path& path) {
   std::error_code ignored;
-  HL_CHECK_AS(ExitCode::kUsage, fs::exists(path, ignored), path.string(), " does not exist");
-  std::string forms;
-  for (const Artifact& artifact : kArtifacts) {
+  HL_CHECK_AS(ExitCode::kUsage, fs::exists(path, ignored), path.string(),
+              " does not exist; the path of one of these would work:", Forms());
+  for (const Artifact& artifact : kArtifacts)
     if (artifact.recognises(path)) return artifact;
-    forms += Concat("\n  ", artifact.kind, std::string(15 - std::string(artifact.kind).size(), ' '),
-                    artifact.form);
-  }
-  HL_FAIL(ExitCode::kUsage, path.string(), " is none of what inspect knows:", forms);
+  HL_FAIL(ExitCode::kUsage, path.string(), " is none of what inspect knows:", Forms());
 }
 
 Json Describe(const fs::path& path) {

@@ -9,17 +9,14 @@
 #include <set>
 #include <utility>
 
-#include "core/clock.h"
 #include "core/error.h"
-#include "core/files.h"
-#include "core/host.h"
 #include "core/shortest_text.h"
 #include "data/document_encoder.h"
 #include "data/examples/row_packer.h"
 #include "data/held_out_contents.h"
 #include "data/manifest.h"
 #include "data/ordered_pipeline.h"
-#include "data/output_folder.h"
+#include "data/publish_dataset.h"
 #include "data/records.h"
 #include "data/shard_writer.h"
 #include "data/tokenizer_folder.h"
@@ -36,9 +33,8 @@ void CheckConfig(const PrepareExamplesConfig& config) {
     HL_CHECK_AS(ExitCode::kUsage, holds, words...);
   };
   HL_CHECK(config.labels == RowLabels::kClasses || config.labels == RowLabels::kAnswers);
-  require(!config.inputs.empty(), "--input names no file; a .tsv or .jsonl would work");
-  require(!config.out.empty(), "--out names no folder");
-  require(!config.tokenizer.empty(), "--labels ", Name(config.labels),
+  require(!config.input.paths.empty(), "--input names no file; a .tsv or .jsonl would work");
+  require(!config.input.tokenizer.empty(), "--labels ", Name(config.labels),
           " needs --tokenizer bytes|FILE|FOLDER, such as that of the model to be tuned");
   require(config.rules.row_len >= 2, "--row-len ", config.rules.row_len,
           "; 2 or more tokens would work");
@@ -50,17 +46,13 @@ void CheckConfig(const PrepareExamplesConfig& config) {
   const std::set<std::string> names(config.classes.begin(), config.classes.end());
   require(names.size() == config.classes.size(),
           "--classes names a class twice: ", Join(config.classes, ", "));
-  require(config.validation_fraction >= 0 && config.validation_fraction < 1,
-          "--validation-fraction ", config.validation_fraction, " is not in [0, 1)");
-  require(config.threads >= 0 && config.threads <= 1024, "--threads ", config.threads,
-          " is not in [0, 1024]; 0 takes all cores");
-  require(config.shard_tokens >= kBlockTokens, "--shard-tokens ", config.shard_tokens, " is below ",
-          kBlockTokens, ", the smallest shard");
+  config.input.Check();
+  config.output.Check();
 }
 
 std::vector<RecordField> FieldsOf(const PrepareExamplesConfig& config) {
   if (config.labels == RowLabels::kClasses)
-    return {{config.text_field, "--field"}, {config.label_field, "--label-field", true}};
+    return {{config.input.field, "--field"}, {config.label_field, "--label-field", true}};
   return {{config.prompt_field, "--prompt-field"}, {config.answer_field, "--answer-field"}};
 }
 
@@ -102,18 +94,18 @@ class Run {
  public:
   explicit Run(const PrepareExamplesConfig& config)
       : config_(config),
-        tokenizer_(OpenTokenizer(config.tokenizer)),
+        tokenizer_(OpenTokenizer(config.input.tokenizer)),
         encoder_(*tokenizer_, config.rules),
-        threads_(config.threads == 0 ? NumUsableCores() : config.threads) {
-    const bool splits = config.validation_inputs.empty();
-    AddSource(config.inputs, "--input", splits ? std::nullopt : std::optional(Split::kTrain));
-    AddSource(config.validation_inputs, "--validation-input", Split::kValidation);
+        threads_(config.output.NumThreads()) {
+    const bool splits = config.input.validation_paths.empty();
+    AddSource(config.input.paths, "--input", splits ? std::nullopt : std::optional(Split::kTrain));
+    AddSource(config.input.validation_paths, "--validation-input", Split::kValidation);
     AddSource(config.test_inputs, "--test-input", Split::kTest);
     for (const auto& source : sources_) progress_.total_disk_bytes += DiskBytes(source->files);
     if (config.labels == RowLabels::kClasses) NumberClasses();
   }
 
-  Manifest WriteShards(const fs::path& folder);
+  Manifest WriteFiles(const fs::path& folder);
   ExamplesSummary Summarise(const Manifest& manifest) const;
 
  private:
@@ -161,16 +153,15 @@ void Run::AddSource(const std::vector<std::string>& names, const char* flag,
 
 template <typename Out, typename Map, typename Write>
 void Run::ForEachChunk(const Source& source, const Map& map, const Write& write) {
-  TextChunker chunker(source.files.files, {.max_document_bytes = config_.max_record_bytes});
+  TextChunker chunker(source.files.files, {.max_document_bytes = config_.input.max_document_bytes});
   RunOrdered<TextChunk, Out>(
       threads_,
       [&] {
-        HL_CHECK_AS(ExitCode::kInterrupted, config_.stop == nullptr || !config_.stop->load(),
-                    "stopped by a signal; nothing was written to ", config_.out.string());
+        config_.output.RequireGoingOn();
         return chunker.Next();
       },
       [&](TextChunk chunk) {
-        RequireUtf8(chunk, config_.replace_invalid_utf8);
+        RequireUtf8(chunk, config_.input.replace_invalid_utf8);
         return map(std::move(chunk));
       },
       write);
@@ -217,8 +208,8 @@ Example Run::EncodeOne(const Record& record, const std::string& place) const {
 }
 
 EncodedExamples Run::Encode(const Source& source, TextChunk chunk) const {
-  const DocumentRules split = {.validation_fraction = config_.validation_fraction,
-                               .split_seed = config_.split_seed,
+  const DocumentRules split = {.validation_fraction = config_.input.validation_fraction,
+                               .split_seed = config_.input.split_seed,
                                .split = source.split};
   EncodedExamples encoded = {.examples = {}, .disk_bytes = chunk.disk_bytes};
   source.reader.ForEach(chunk, [&](const Record& record) {
@@ -240,7 +231,7 @@ Run::Writer Run::MakeWriter(const fs::path& folder, Split split) const {
   return {{.folder = folder,
            .split = split,
            .token_bytes = TokenBytes(tokenizer_->vocab_size()),
-           .shard_tokens = config_.shard_tokens,
+           .shard_tokens = config_.output.shard_tokens,
            .labels = true},
           {.row_len = config_.rules.row_len,
            .pad_id = special.pad >= 0 ? special.pad : special.eos,
@@ -254,11 +245,11 @@ SplitRecord Run::Finish(Writer& writer, Split split) const {
     record.info.segments.push_back({"rows", writer.packer.num_rows(), 0});
   const bool none_asked_for = split == Split::kTest ? config_.test_inputs.empty()
                                                     : split == Split::kValidation &&
-                                                          config_.validation_inputs.empty() &&
-                                                          config_.validation_fraction == 0;
+                                                          config_.input.validation_paths.empty() &&
+                                                          config_.input.validation_fraction == 0;
   HL_CHECK_AS(ExitCode::kData, none_asked_for || writer.packer.num_rows() > 0,
               "no example fell into the ", Name(split), " split; ",
-              split != Split::kTest && config_.validation_inputs.empty()
+              split != Split::kTest && config_.input.validation_paths.empty()
                   ? "another --validation-fraction or --split-seed, or files with more examples"
                   : "files with examples",
               " would work");
@@ -270,17 +261,17 @@ std::vector<std::pair<std::string, std::string>> Run::Parameters() const {
   for (const RecordField& field : FieldsOf(config_))
     parameters.emplace_back(field.flag.substr(2), field.name);
   parameters.emplace_back("too-long", Name(config_.rules.too_long));
-  parameters.emplace_back("invalid-utf8", config_.replace_invalid_utf8 ? "replace" : "error");
-  if (config_.validation_inputs.empty()) {
-    parameters.emplace_back("validation-fraction", ShortestText(config_.validation_fraction));
-    parameters.emplace_back("split-seed", Concat(config_.split_seed));
+  parameters.emplace_back("invalid-utf8", config_.input.replace_invalid_utf8 ? "replace" : "error");
+  if (config_.input.validation_paths.empty()) {
+    parameters.emplace_back("validation-fraction", ShortestText(config_.input.validation_fraction));
+    parameters.emplace_back("split-seed", Concat(config_.input.split_seed));
   }
   for (const auto& [split, counts] : counts_)
     parameters.emplace_back(Concat(Name(split), "-examples"), Concat(counts.num_examples));
   return parameters;
 }
 
-Manifest Run::WriteShards(const fs::path& folder) {
+Manifest Run::WriteFiles(const fs::path& folder) {
   progress_.phase = "tokenising";
   Writer train = MakeWriter(folder, Split::kTrain);
   Writer validation = MakeWriter(folder, Split::kValidation);
@@ -305,7 +296,7 @@ Manifest Run::WriteShards(const fs::path& folder) {
           }
           num_empty_ += chunk.num_empty;
           progress_.disk_bytes = before + chunk.disk_bytes;
-          if (config_.on_progress) config_.on_progress(progress_);
+          config_.output.Report(progress_);
         });
   }
   for (const auto& [split, writer] : of) counts_[split].num_rows = writer->packer.num_rows();
@@ -338,20 +329,9 @@ ExamplesSummary Run::Summarise(const Manifest& manifest) const {
 
 }  // namespace
 
-ExamplesSummary PrepareExamples(const PrepareExamplesConfig& config) try {
-  const Stopwatch clock;
+ExamplesSummary PrepareExamples(const PrepareExamplesConfig& config) {
   CheckConfig(config);
-  Run run(config);
-  OutputFolder output(config.out);
-  Manifest manifest = run.WriteShards(output.path());
-  manifest.hash = WriteManifest(manifest, output.path());
-  output.Publish();
-  ExamplesSummary summary = run.Summarise(manifest);
-  summary.seconds = clock.Seconds();
-  return summary;
-} catch (const fs::filesystem_error& error) {
-  // A folder that cannot be made or listed, such as on a full disk.
-  HL_FAIL(ExitCode::kData, "prepare cannot go on with ", config.out.string(), ": ", TextOf(error));
+  return PublishDataset<Run>(config);
 }
 
 }  // namespace halflife::data

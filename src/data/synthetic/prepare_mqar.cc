@@ -5,15 +5,12 @@
 #include <optional>
 #include <utility>
 
-#include "core/clock.h"
 #include "core/error.h"
-#include "core/files.h"
-#include "core/host.h"
 #include "core/shortest_text.h"
 #include "data/batch.h"
 #include "data/manifest.h"
 #include "data/ordered_pipeline.h"
-#include "data/output_folder.h"
+#include "data/publish_dataset.h"
 #include "data/shard_writer.h"
 #include "data/synthetic/mqar.h"
 #include "data/synthetic/numpy_mqar.h"
@@ -44,12 +41,9 @@ uint64_t SeedOf(const PrepareMqarConfig& config, Split split, size_t segment) {
 }
 
 void CheckConfig(const PrepareMqarConfig& config) {
-  HL_CHECK_AS(ExitCode::kUsage, !config.out.empty(), "--out names no folder");
-  HL_CHECK_AS(ExitCode::kUsage, !config.train.empty(), "the training split has no segment");
-  HL_CHECK_AS(ExitCode::kUsage, config.threads >= 0 && config.threads <= 1024, "--threads ",
-              config.threads, " is not in [0, 1024]; 0 takes all cores");
-  HL_CHECK_AS(ExitCode::kUsage, config.shard_tokens >= kBlockTokens, "--shard-tokens ",
-              config.shard_tokens, " is below ", kBlockTokens, ", the smallest shard");
+  HL_CHECK_AS(ExitCode::kUsage, !config.train.empty(),
+              "the training split has no rows; --examples 1 or more would work");
+  config.output.Check();
   for (const auto* split : {&config.train, &config.validation, &config.test}) {
     for (const MqarSegment& segment : *split) {
       HL_CHECK_AS(ExitCode::kUsage, segment.num_examples >= 1, "a segment of ",
@@ -108,9 +102,7 @@ class SegmentRows {
 class MqarRun {
  public:
   explicit MqarRun(const PrepareMqarConfig& config)
-      : config_(config),
-        row_len_(LongestRow(config)),
-        threads_(config.threads == 0 ? NumUsableCores() : config.threads) {
+      : config_(config), row_len_(LongestRow(config)), threads_(config.output.NumThreads()) {
     progress_.phase = "generating";
     for (const auto* split : {&config.train, &config.validation, &config.test}) {
       for (const MqarSegment& segment : *split)
@@ -118,7 +110,7 @@ class MqarRun {
     }
   }
 
-  Manifest WriteShards(const fs::path& folder) {
+  Manifest WriteFiles(const fs::path& folder) {
     return {.tokenizer_kind = "",
             .vocab_size = config_.vocab_size,
             .eos_id = -1,
@@ -134,6 +126,15 @@ class MqarRun {
             .labels = RowLabels::kTask};
   }
 
+  MqarSummary Summarise(const Manifest& manifest) const {
+    return {.train = manifest.train.info,
+            .validation = manifest.validation.info,
+            .test = manifest.test.info,
+            .row_len = manifest.row_len,
+            .seconds = 0,
+            .hash = manifest.hash};
+  }
+
  private:
   uint64_t RowBytes() const {
     return static_cast<uint64_t>(row_len_) *
@@ -145,7 +146,7 @@ class MqarRun {
     ShardWriter writer({.folder = folder,
                         .split = split,
                         .token_bytes = TokenBytes(config_.vocab_size),
-                        .shard_tokens = config_.shard_tokens,
+                        .shard_tokens = config_.output.shard_tokens,
                         .labels = true});
     std::vector<Segment> written;
     for (size_t i = 0; i < segments.size(); ++i) {
@@ -167,8 +168,7 @@ class MqarRun {
     RunOrdered<SegmentRows::Unit, LabelledRows>(
         threads_,
         [&] {
-          HL_CHECK_AS(ExitCode::kInterrupted, config_.stop == nullptr || !config_.stop->load(),
-                      "stopped by a signal; nothing was written to ", config_.out.string());
+          config_.output.RequireGoingOn();
           return source.Next();
         },
         [&](const SegmentRows::Unit& unit) { return source.LayOut(unit); },
@@ -180,7 +180,7 @@ class MqarRun {
             writer.AppendLabelled(inputs, labels);
             progress_.disk_bytes += RowBytes();
           }
-          if (config_.on_progress) config_.on_progress(progress_);
+          config_.output.Report(progress_);
         });
   }
 
@@ -192,22 +192,9 @@ class MqarRun {
 
 }  // namespace
 
-MqarSummary PrepareMqar(const PrepareMqarConfig& config) try {
-  const Stopwatch clock;
+MqarSummary PrepareMqar(const PrepareMqarConfig& config) {
   CheckConfig(config);
-  OutputFolder output(config.out);
-  Manifest manifest = MqarRun(config).WriteShards(output.path());
-  manifest.hash = WriteManifest(manifest, output.path());
-  output.Publish();
-  return {.train = manifest.train.info,
-          .validation = manifest.validation.info,
-          .test = manifest.test.info,
-          .row_len = manifest.row_len,
-          .seconds = clock.Seconds(),
-          .hash = manifest.hash};
-} catch (const fs::filesystem_error& error) {
-  // A folder that cannot be made or listed, such as on a full disk.
-  HL_FAIL(ExitCode::kData, "prepare cannot go on with ", config.out.string(), ": ", TextOf(error));
+  return PublishDataset<MqarRun>(config);
 }
 
 }  // namespace halflife::data

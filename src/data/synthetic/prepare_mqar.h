@@ -3,18 +3,14 @@
 //   const MqarSummary summary = PrepareMqar({.train = {{128, 16, 100000}},
 //                                            .validation = {{128, 16, 3000}},
 //                                            .test = {{128, 16, 3000}},
-//                                            .out = "mqar.data"});
+//                                            .output = {.out = "mqar.data"}});
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <string>
 #include <vector>
 
 #include "data/dataset.h"
-#include "data/prepare.h"
+#include "data/prepare_output.h"
 
 namespace halflife::data {
 
@@ -36,11 +32,7 @@ struct PrepareMqarConfig {
   // The training split's. The test split has seed + 10, as the test sets of the ReBased runs, the
   // validation split seed + 20; a split's second segment 100 more than its first, and so on.
   uint64_t seed = 42;
-  std::filesystem::path out;
-  int threads = 0;  // 0: all cores
-  int64_t shard_tokens = int64_t{1} << 26;
-  std::function<void(const PrepareProgress&)> on_progress = nullptr;  // bytes are those of rows
-  const std::atomic<bool>* stop = nullptr;  // set: give up soon, leave nothing; Error kInterrupted
+  PrepareOutput output;  // whose progress counts bytes of rows
 };
 
 struct MqarSummary {
@@ -50,7 +42,7 @@ struct MqarSummary {
   Hash128 hash;  // of the manifest
 };
 
-// A function of the config but for `threads` and `out`. Error kUsage for what cannot be.
+// A function of the config but for `out` and `threads`. Error kUsage for what cannot be.
 MqarSummary PrepareMqar(const PrepareMqarConfig& config);
 
 }  // namespace halflife::data

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <set>
 #include <sstream>
@@ -16,9 +17,6 @@ constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr int kMostRanks = 1 << 20;  // up to which the step's scalars are exact
 
 const std::vector<std::string> kDevices = {"h100", "h200", "a100", "cpu"};
-const std::vector<std::string> kKeys = {"nodes",       "gpus",       "sp",          "zero",
-                                        "micro_batch", "device",     "peak_tflops", "efficiency",
-                                        "hbm_gbs",     "nvlink_gbs", "network_gbs", "memory_gib"};
 
 Cluster Preset(const std::string& device) {
   if (device == "h200") {
@@ -85,25 +83,66 @@ std::vector<Assignment> Split(const std::string& text) {
   return assignments;
 }
 
-void Assign(const std::string& key, const std::string& value, PlanRequest& request) {
-  Cluster& cluster = request.cluster;
-  const auto rate = [&](double unit) { return unit * NumberOf(key, value, "a number > 0"); };
-  if (key == "nodes") cluster.nodes = static_cast<int>(CountOf(key, value, 1, kMostRanks));
-  if (key == "gpus") cluster.gpus = static_cast<int>(CountOf(key, value, 1, 1024));
-  if (key == "sp") request.sp = static_cast<int>(CountOf(key, value, 1, kMostRanks));
-  if (key == "zero") request.zero = static_cast<int>(CountOf(key, value, 0, 2));
-  if (key == "micro_batch")
-    request.micro_batch = CountOf(key, value, 1, std::numeric_limits<int32_t>::max());
-  if (key == "peak_tflops") cluster.peak_flops = rate(1e12);
-  if (key == "hbm_gbs") cluster.hbm_bytes_per_s = rate(1e9);
-  if (key == "nvlink_gbs") cluster.nvlink_bytes_per_s = rate(1e9);
-  if (key == "network_gbs") cluster.network_bytes_per_s = rate(1e9);
-  if (key == "memory_gib") cluster.memory_bytes = rate(kGiB);
-  if (key == "efficiency") {
-    cluster.efficiency = NumberOf(key, value, "a number above 0 and up to 1");
-    HL_CHECK_AS(ExitCode::kUsage, cluster.efficiency <= 1, "--plan efficiency=", value,
-                ": a number above 0 and up to 1 would work");
-  }
+double EfficiencyOf(const std::string& key, const std::string& value) {
+  constexpr char kWorks[] = "a number above 0 and up to 1";
+  const double efficiency = NumberOf(key, value, kWorks);
+  HL_CHECK_AS(ExitCode::kUsage, efficiency <= 1, "--plan ", key, "=", value, ": ", kWorks,
+              " would work");
+  return efficiency;
+}
+
+using Setter = std::function<void(const Assignment&, PlanRequest&)>;
+
+// A whole number from `least` to `most`.
+template <typename Int>
+Setter SetCount(Int Cluster::*field, int64_t least, int64_t most) {
+  return [=](const Assignment& given, PlanRequest& request) {
+    request.cluster.*field = static_cast<Int>(CountOf(given.key, given.value, least, most));
+  };
+}
+template <typename Int>
+Setter SetCount(std::optional<Int> PlanRequest::*field, int64_t least, int64_t most) {
+  return [=](const Assignment& given, PlanRequest& request) {
+    request.*field = static_cast<Int>(CountOf(given.key, given.value, least, most));
+  };
+}
+
+// A number above 0, in units of `unit`.
+Setter SetAmount(double Cluster::*field, double unit) {
+  return [=](const Assignment& given, PlanRequest& request) {
+    request.cluster.*field = unit * NumberOf(given.key, given.value, "a number > 0");
+  };
+}
+
+struct PlanKey {
+  std::string name;
+  Setter set;
+};
+const std::vector<PlanKey> kKeys = {
+    {"nodes", SetCount(&Cluster::nodes, 1, kMostRanks)},
+    {"gpus", SetCount(&Cluster::gpus, 1, 1024)},
+    {"sp", SetCount(&PlanRequest::sp, 1, kMostRanks)},
+    {"zero", SetCount(&PlanRequest::zero, 0, 2)},
+    {"micro_batch", SetCount(&PlanRequest::micro_batch, 1, std::numeric_limits<int32_t>::max())},
+    {"device", [](const Assignment&, PlanRequest&) {}},  // read first: DeviceOf
+    {"peak_tflops", SetAmount(&Cluster::peak_flops, 1e12)},
+    {"efficiency",
+     [](const Assignment& given, PlanRequest& request) {
+       request.cluster.efficiency = EfficiencyOf(given.key, given.value);
+     }},
+    {"hbm_gbs", SetAmount(&Cluster::hbm_bytes_per_s, 1e9)},
+    {"nvlink_gbs", SetAmount(&Cluster::nvlink_bytes_per_s, 1e9)},
+    {"network_gbs", SetAmount(&Cluster::network_bytes_per_s, 1e9)},
+    {"memory_gib", SetAmount(&Cluster::memory_bytes, kGiB)},
+};
+
+const PlanKey& FindKey(const std::string& name) {
+  const auto found = std::ranges::find(kKeys, name, &PlanKey::name);
+  if (found != kKeys.end()) return *found;
+  std::vector<std::string> names;
+  for (const PlanKey& key : kKeys) names.push_back(key.name);
+  HL_FAIL(ExitCode::kUsage, "--plan has no '", name, "'", DidYouMean(name, names),
+          "; auto, or one of ", Join(names, ", "), " with =VALUE would work");
 }
 
 std::string DeviceOf(const std::vector<Assignment>& assignments) {
@@ -127,17 +166,14 @@ PlanRequest ParsePlan(const std::string& text) {
               "--plan '' names no machines; nodes=4,gpus=8 would work");
   PlanRequest request = {.cluster = Preset(DeviceOf(assignments))};
   std::set<std::string> seen;
-  for (const auto& [key, value] : assignments) {
-    HL_CHECK_AS(ExitCode::kUsage, seen.insert(key).second, "--plan names ", key,
+  for (const Assignment& given : assignments) {
+    HL_CHECK_AS(ExitCode::kUsage, seen.insert(given.key).second, "--plan names ", given.key,
                 " twice; once would work");
-    if (key == "auto" && value.empty()) {
+    if (given.key == "auto" && given.value.empty()) {
       request.search = true;
-      continue;
+    } else {
+      FindKey(given.key).set(given, request);
     }
-    HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(kKeys, key) > 0, "--plan has no '", key, "'",
-                DidYouMean(key, kKeys), "; auto, or one of ", Join(kKeys, ", "),
-                " with =VALUE would work");
-    Assign(key, value, request);
   }
   const Cluster& cluster = request.cluster;
   HL_CHECK_AS(ExitCode::kUsage, cluster.nodes <= kMostRanks / cluster.gpus,

@@ -23,7 +23,7 @@ class InspectDatasetTest : public testing::Test {
     data::test::WriteText(dir_ / "a.txt",
                           data::test::JoinByBlankLines(data::test::RandomDocuments(300, 1)));
     data::PrepareConfig config = data::test::ByteConfig(dir_ / "a.txt", dir_ / "out");
-    config.validation_fraction = 0.2;
+    config.input.validation_fraction = 0.2;
     Prepare(config);
   }
   test::TempDir dir_;
@@ -58,8 +58,7 @@ TEST_F(InspectDatasetTest, LabelledRowsHaveSegmentsAndATestSplit) {
                      .test = {{16, 2, 20}},
                      .vocab_size = 64,
                      .seed = 3,
-                     .out = dir_ / "mqar",
-                     .threads = 1});
+                     .output = {.out = dir_ / "mqar", .threads = 1}});
   const auto json = Describe(dir_ / "mqar");
   EXPECT_EQ(json["rows"]["seq_len"], 16);
   EXPECT_EQ(json["train"]["segments"][1]["name"], "seq_len=16,num_kv_pairs=2");

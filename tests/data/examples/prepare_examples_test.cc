@@ -27,20 +27,19 @@ class PrepareExamplesTest : public testing::Test {
   }
   PrepareExamplesConfig Classes(const std::string& out) const {
     return {.labels = RowLabels::kClasses,
-            .inputs = {File("train.tsv", "text\tlabel\nabc\t10\nd\t2\n\t2\nef\t10\n")},
-            .validation_inputs = {File("dev.tsv", "label\ttext\n2\tgh\n")},
-            .tokenizer = "bytes",
-            .out = dir_ / out,
+            .input = {.paths = {File("train.tsv", "text\tlabel\nabc\t10\nd\t2\n\t2\nef\t10\n")},
+                      .validation_paths = {File("dev.tsv", "label\ttext\n2\tgh\n")},
+                      .tokenizer = "bytes"},
             .rules = {.row_len = 5},
-            .threads = 2};
+            .output = {.out = dir_ / out, .threads = 2}};
   }
   PrepareExamplesConfig Answers(const std::string& out, const std::string& text) const {
     return {.labels = RowLabels::kAnswers,
-            .inputs = {File(out + ".jsonl", text)},
-            .tokenizer = "bytes",
-            .out = dir_ / out,
+            .input = {.paths = {File(out + ".jsonl", text)},
+                      .tokenizer = "bytes",
+                      .validation_fraction = 0},
             .rules = {.row_len = 8},
-            .validation_fraction = 0};
+            .output = {.out = dir_ / out}};
   }
   halflife::test::TempDir dir_;
 };
@@ -52,7 +51,7 @@ TEST_F(PrepareExamplesTest, RowsOfClasses) {
   EXPECT_EQ(summary.train.num_examples, 3);
   EXPECT_EQ(summary.num_empty, 1);
   EXPECT_EQ(summary.classes, (std::vector<std::string>{"2", "10"})) << "numbers by their size";
-  const Dataset dataset = Dataset::Open(config.out);
+  const Dataset dataset = Dataset::Open(config.output.out);
   dataset.Verify();
   const DatasetInfo& info = dataset.info();
   EXPECT_EQ(info.hash, summary.hash);
@@ -84,7 +83,7 @@ TEST_F(PrepareExamplesTest, RowsOfAnswers) {
   const ExamplesSummary summary = PrepareExamples(config);
   EXPECT_EQ(summary.train.num_examples, 3);
   EXPECT_EQ(summary.train.num_rows, 2);
-  const Dataset dataset = Dataset::Open(config.out);
+  const Dataset dataset = Dataset::Open(config.output.out);
   const Batch batch = ReadWindows(dataset, Split::kTrain, 8, 0, 2);
   EXPECT_EQ(batch.cu_seqlens, (std::vector<int32_t>{0, 3, 7, 8, 14, 16}));
   const int32_t no = kNoTarget;
@@ -98,7 +97,7 @@ TEST_F(PrepareExamplesTest, PromptsMayBeEmpty) {
   std::string lines = "{\"prompt\": \"a\", \"answer\": \"\"}\n";
   for (int i = 0; i < 200; ++i) lines += Concat("{\"prompt\": \"\", \"answer\": \"", i, "\"}\n");
   PrepareExamplesConfig config = Answers("free", lines);
-  config.validation_fraction = 0.2;
+  config.input.validation_fraction = 0.2;
   const ExamplesSummary summary = PrepareExamples(config);
   EXPECT_EQ(summary.num_empty, 1);
   EXPECT_NEAR(static_cast<double>(summary.validation.num_examples), 40, 5 * std::sqrt(32));
@@ -106,7 +105,7 @@ TEST_F(PrepareExamplesTest, PromptsMayBeEmpty) {
 
 TEST_F(PrepareExamplesTest, CountsWhatIsHeldOutAndTrains) {
   PrepareExamplesConfig config = Classes("twins");
-  config.validation_inputs = {File("twins.tsv", "text\tlabel\nd\t2\nd\t10\nnew\t2\n")};
+  config.input.validation_paths = {File("twins.tsv", "text\tlabel\nd\t2\nd\t10\nnew\t2\n")};
   EXPECT_EQ(PrepareExamples(config).num_held_out_in_train, 2);
   EXPECT_EQ(PrepareExamples(Classes("apart")).num_held_out_in_train, 0);
 }
@@ -118,12 +117,12 @@ TEST_F(PrepareExamplesTest, ThreadsChangeNothing) {
     lines += Concat("text number ", i, "\t", i % 3 == 0 ? "third" : "other", "\n");
   const auto prepare = [&](const std::string& out, int threads) {
     PrepareExamplesConfig config = Classes(out);
-    config.inputs = {File("many.tsv", lines)};
-    config.validation_inputs = {};
-    config.validation_fraction = 0.1;
+    config.input.paths = {File("many.tsv", lines)};
+    config.input.validation_paths = {};
+    config.input.validation_fraction = 0.1;
     config.rules.row_len = 40;
-    config.threads = threads;
-    config.shard_tokens = kBlockTokens;
+    config.output.threads = threads;
+    config.output.shard_tokens = kBlockTokens;
     return PrepareExamples(config);
   };
   const ExamplesSummary one = prepare("one", 1), three = prepare("three", 3);
@@ -144,10 +143,10 @@ TEST_F(PrepareExamplesTest, Refuses) {
     return PrepareExamples(config);
   };
   EXPECT_HL_ERROR(with([&](auto& c) {
-                    c.validation_inputs = {File("odd.tsv", "text\tlabel\na\t2\nb\tmaybe\n")};
+                    c.input.validation_paths = {File("odd.tsv", "text\tlabel\na\t2\nb\tmaybe\n")};
                   }),
                   ExitCode::kData, "odd.tsv:3: the label 'maybe' is none of the classes 2, 10");
-  EXPECT_HL_ERROR(with([&](auto& c) { c.inputs = {File("one.tsv", "text\tlabel\na\t2\n")}; }),
+  EXPECT_HL_ERROR(with([&](auto& c) { c.input.paths = {File("one.tsv", "text\tlabel\na\t2\n")}; }),
                   ExitCode::kData, "have 1 label: '2'; two or more classes would work");
   EXPECT_HL_ERROR(with([](auto& c) {
                     c.classes = {"2", "2"};
@@ -155,17 +154,29 @@ TEST_F(PrepareExamplesTest, Refuses) {
                   ExitCode::kUsage, "names a class twice");
   EXPECT_HL_ERROR(with([](auto& c) { c.rules.row_len = 3; }), ExitCode::kData,
                   "train.tsv:2: ", "4 tokens, and rows have 3");
-  EXPECT_HL_ERROR(with([](auto& c) { c.validation_inputs = c.inputs; }), ExitCode::kUsage,
+  EXPECT_HL_ERROR(with([](auto& c) { c.input.validation_paths = c.input.paths; }), ExitCode::kUsage,
                   "both in --input and in --validation-input");
-  EXPECT_HL_ERROR(with([](auto& c) { c.tokenizer = ""; }), ExitCode::kUsage, "needs --tokenizer");
+  EXPECT_HL_ERROR(with([](auto& c) { c.input.tokenizer = ""; }), ExitCode::kUsage,
+                  "needs --tokenizer");
   EXPECT_HL_ERROR(
-      with([&](auto& c) { c.validation_inputs = {File("empty.tsv", "text\tlabel\n\t2\n")}; }),
+      with([&](auto& c) { c.input.validation_paths = {File("empty.tsv", "text\tlabel\n\t2\n")}; }),
       ExitCode::kData, "no example fell into the validation split");
   EXPECT_HL_ERROR(with([&](auto& c) { c.test_inputs = {File("names.tsv", "text\tlabel\n")}; }),
                   ExitCode::kData, "no example fell into the test split; files with examples");
   EXPECT_HL_ERROR(
-      with([&](auto& c) { c.inputs = {File("un.tsv", "text\tlabel\na\t1\nb\t2\nc\t\n")}; }),
+      with([&](auto& c) { c.input.paths = {File("un.tsv", "text\tlabel\na\t1\nb\t2\nc\t\n")}; }),
       ExitCode::kData, "un.tsv:4: a text without a label; one of 1, 2 would work");
+  EXPECT_HL_ERROR(with([](auto& c) { c.output.threads = 1025; }), ExitCode::kUsage,
+                  "--threads 1025", "0 takes all cores");
+  EXPECT_HL_ERROR(with([](auto& c) { c.output.shard_tokens = 10; }), ExitCode::kUsage,
+                  "--shard-tokens 10", "32768");
+  EXPECT_HL_ERROR(with([](auto& c) { c.input.validation_fraction = 1; }), ExitCode::kUsage,
+                  "--validation-fraction 1", "0.05 is usual");
+  EXPECT_HL_ERROR(with([](auto& c) { c.input.max_document_bytes = 0; }), ExitCode::kUsage,
+                  "--max-document-bytes 0");
+  const std::atomic<bool> stop{true};
+  EXPECT_HL_ERROR(with([&](auto& c) { c.output.stop = &stop; }), ExitCode::kInterrupted,
+                  "stopped by a signal");
   EXPECT_FALSE(fs::exists(dir_ / "refused"));
   for (const auto& entry : fs::directory_iterator(dir_.path()))
     EXPECT_TRUE(entry.is_regular_file()) << "left behind: " << entry.path();

@@ -28,9 +28,7 @@ PrepareMqarConfig Small(const fs::path& out) {
           .test = {{16, 4, 30}},
           .vocab_size = 64,
           .seed = 5,
-          .out = out,
-          .threads = 1,
-          .shard_tokens = kBlockTokens};
+          .output = {.out = out, .threads = 1, .shard_tokens = kBlockTokens}};
 }
 
 LabelledRows ReadRows(const Dataset& dataset, Split split) {
@@ -51,7 +49,7 @@ TEST(PrepareMqar, WhatIsReadIsWhatTheGeneratorMakes) {
     PrepareMqarConfig config = Small(dir / Concat("data", static_cast<int>(generator)));
     config.generator = generator;
     const MqarSummary summary = PrepareMqar(config);
-    const Dataset dataset = Dataset::Open(config.out);
+    const Dataset dataset = Dataset::Open(config.output.out);
     dataset.Verify();
     EXPECT_EQ(dataset.info().hash, summary.hash);
     EXPECT_EQ(dataset.info().row_len, 16);
@@ -102,7 +100,7 @@ TEST(PrepareMqar, SameBytesForAnyNumberOfThreads) {
   for (const int threads : {1, 3}) {
     PrepareMqarConfig config = Small(dir / Concat("threads", threads));
     config.train.push_back({16, 3, 40000});  // more than one unit of work
-    config.threads = threads;
+    config.output.threads = threads;
     PrepareMqar(config);
   }
   EXPECT_EQ(test::FolderFingerprint(dir / "threads1"), test::FolderFingerprint(dir / "threads3"));
@@ -144,6 +142,15 @@ TEST(PrepareMqar, ADamagedShardNeverGivesOtherRows) {
                   "test-00000.h5");
 }
 
+TEST(PrepareMqar, StopsAndLeavesNothing) {
+  const TempDir dir;
+  PrepareMqarConfig config = Small(dir / "data");
+  const std::atomic<bool> stop{true};
+  config.output.stop = &stop;
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kInterrupted, "stopped by a signal");
+  EXPECT_TRUE(fs::is_empty(dir.path()));
+}
+
 TEST(PrepareMqar, RefusesWhatCannotBe) {
   const TempDir dir;
   PrepareMqarConfig config = Small(dir / "data");
@@ -153,7 +160,15 @@ TEST(PrepareMqar, RefusesWhatCannotBe) {
   EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "-1 examples");
   config = Small(dir / "data");
   config.train = {};
-  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "no segment");
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "no rows; --examples 1 or more");
+  config = Small(dir / "data");
+  config.output.threads = -1;
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "--threads -1", "0 takes all cores");
+  config = Small(dir / "data");
+  config.output.shard_tokens = 10;
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "--shard-tokens 10", "32768");
+  config = Small("");
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "--out DIR would work");
   EXPECT_FALSE(fs::exists(dir / "data"));
 }
 

@@ -52,10 +52,8 @@ class StepOperationsTest : public testing::Test {
     at::set_num_threads(1);
     dir = new test::TempDir();
     std::ofstream(dir->path() / "text.txt") << test::MakeText(30000, 2);
-    data::Prepare({.inputs = {(dir->path() / "text.txt").string()},
-                   .tokenizer = "bytes",
-                   .out = dir->path() / "data",
-                   .threads = 1});
+    data::Prepare({.input = {.paths = {(dir->path() / "text.txt").string()}, .tokenizer = "bytes"},
+                   .output = {.out = dir->path() / "data", .threads = 1}});
   }
   static void TearDownTestSuite() { delete dir; }
 

@@ -14,9 +14,10 @@ namespace halflife::test {
 inline void PrepareStepData(const std::filesystem::path& dir) {
   const std::filesystem::path text = dir / "text.txt";
   std::ofstream(text) << MakeText(30000, 2);
-  data::Prepare(
-      {.inputs = {text.string()}, .tokenizer = "bytes", .out = dir / "data", .threads = 1});
-  data::PrepareMqar({.train = {{16, 4, 20}}, .vocab_size = 64, .out = dir / "mqar", .threads = 1});
+  data::Prepare({.input = {.paths = {text.string()}, .tokenizer = "bytes"},
+                 .output = {.out = dir / "data", .threads = 1}});
+  data::PrepareMqar(
+      {.train = {{16, 4, 20}}, .vocab_size = 64, .output = {.out = dir / "mqar", .threads = 1}});
 }
 
 }  // namespace halflife::test

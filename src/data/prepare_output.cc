@@ -1,0 +1,28 @@
+#include "data/prepare_output.h"
+
+#include "core/error.h"
+#include "core/host.h"
+#include "data/shard_layout.h"
+
+namespace halflife::data {
+
+void PrepareOutput::Check() const {
+  HL_CHECK_AS(ExitCode::kUsage, !out.empty(), "--out names no folder; --out DIR would work");
+  HL_CHECK_AS(ExitCode::kUsage, threads >= 0 && threads <= 1024, "--threads ", threads,
+              " is not in [0, 1024]; 0 takes all cores");
+  HL_CHECK_AS(ExitCode::kUsage, shard_tokens >= kBlockTokens, "--shard-tokens ", shard_tokens,
+              " is below ", kBlockTokens, ", the smallest shard");
+}
+
+int PrepareOutput::NumThreads() const { return threads == 0 ? NumUsableCores() : threads; }
+
+void PrepareOutput::RequireGoingOn() const {
+  HL_CHECK_AS(ExitCode::kInterrupted, stop == nullptr || !stop->load(),
+              "stopped by a signal; nothing was written to ", out.string());
+}
+
+void PrepareOutput::Report(const PrepareProgress& progress) const {
+  if (on_progress) on_progress(progress);
+}
+
+}  // namespace halflife::data
