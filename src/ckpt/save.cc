@@ -159,6 +159,7 @@ void SaveSession::Assemble(const std::vector<std::string>& parts) {
     hosts.insert(part.hosts.begin(), part.hosts.end());
   }
   manifest_.hosts.assign(hosts.begin(), hosts.end());
+  manifest_.state.mesh.nodes = static_cast<int>(hosts.size());
 }
 
 // Best effort: an attempt that stays where it is will be found and removed by the next holder of

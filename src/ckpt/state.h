@@ -82,7 +82,8 @@ struct GuardState {  // the non-finite policy's memory
 };
 
 struct MeshInfo {
-  int world = 1, dp = 1, sp = 1, zero_stage = 0, shard = 1, nodes = 1;
+  int world = 1, dp = 1, sp = 1, zero_stage = 0, shard = 1;
+  int nodes = 1;  // hosts that the ranks run on; a save counts them
 };
 
 // Informative; a field that the writer does not know stays empty.

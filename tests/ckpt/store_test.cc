@@ -4,7 +4,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <fstream>
 
@@ -62,6 +65,26 @@ TEST(StoreTest, ScalarsComeBackExactly) {
   EXPECT_EQ(state.run_config_text, expected.run_config_text);
   EXPECT_EQ(state.metrics, expected.metrics);
   EXPECT_EQ(state.parent_step, expected.parent_step);
+}
+
+// A thread may have a host name of its own, as a node of a cluster has.
+bool TakeHostName(const std::string& name) {
+  return ::unshare(CLONE_NEWUTS) == 0 && ::sethostname(name.data(), name.size()) == 0;
+}
+
+TEST(StoreTest, NodesAreTheHostsOfTheRanks) {
+  const TempDir run;
+  std::atomic<bool> named = true;
+  dist::LocalWorld::Run(3, [&](dist::Communicator& control) {
+    if (!TakeHostName(control.rank() < 2 ? "first" : "second")) named = false;
+    TestArena arena(SmallSpecs(), 3);
+    arena.Fill(5);
+    CheckpointStore(run / "ckpt", control, {}).Save(arena.view(), MakeState(5));
+  });
+  if (!named) GTEST_SKIP() << "only root gives a thread a host name";
+  const StepReader step = StepReader::Open(FindStep(run.path()));
+  EXPECT_THAT(step.manifest().hosts, ElementsAre("first", "second"));
+  EXPECT_EQ(step.state().mesh.nodes, 2);
 }
 
 TEST(StoreTest, SeveralBlocksPerFragment) {
