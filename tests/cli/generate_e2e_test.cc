@@ -173,6 +173,14 @@ TEST_F(Generate, AHybridIsShownWithAllItsMixers) {
   EXPECT_NE(page.find(shown), std::string::npos);
 }
 
+TEST_F(Generate, ACheckpointTellsWhatItWasWrittenWith) {
+  const RunResult result = fixture->Halflife({"ckpt", "inspect", fixture->path("run"), "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto versions = nlohmann::json::parse(result.out)["versions"];
+  for (const char* of : {"halflife", "torch", "mpi", "hdf5", "protobuf", "compiler"})
+    EXPECT_NE(versions.value(of, ""), "") << of << " of " << versions;
+}
+
 TEST_F(Generate, InspectKnowsWhatItLooksAt) {
   const std::pair<std::string, std::string> cases[] = {{"run", "step 60"},
                                                        {"data", "259"},

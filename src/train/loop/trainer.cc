@@ -2,8 +2,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include <torch/version.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -20,6 +18,7 @@
 #include "train/config/plan.h"
 #include "train/loop/nonfinite_guard.h"
 #include "train/plan/memory_plan.h"
+#include "train/record/versions.h"
 
 namespace halflife::train {
 namespace {
@@ -73,6 +72,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       rank_times_(context.control()),
       waits_(options.count_waits ? std::make_optional<HostWaitReport>() : std::nullopt),
       sample_text_(options.sample_text),
+      versions_(VersionsHere()),
       save_policy_(config_.ckpt.every, config_.ckpt.on_error),
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
@@ -124,11 +124,7 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
                 .sp = mesh_.sp,
                 .zero_stage = config_.parallel.zero_stage,
                 .shard = config_.parallel.zero_stage > 0 ? context_.world_size() : 1};
-  const BuildInfo build = GetBuildInfo();
-  state.versions.halflife = build.version;
-  state.versions.git_hash = build.git_hash;
-  state.versions.git_dirty = build.git_dirty;
-  state.versions.torch = TORCH_VERSION;
+  state.versions = versions_;
   state.final = final;
   return state;
 }

@@ -106,6 +106,7 @@ class Trainer {
   std::optional<HostWaitReport> waits_;
   std::function<std::string(const model::LanguageModel&)> sample_text_;
 
+  const ckpt::Versions versions_;
   // What a save adds to the arrays: step, cursor, guard, last metrics.
   ckpt::StepState state_;
   // The device's arrays, while they are saved in the foreground or loaded.
