@@ -48,9 +48,9 @@ struct Passed {
 
 class LoadSession {
  public:
-  LoadSession(const fs::path& dir, dist::Communicator& control, const StoreConfig& config,
-              const Expectation& expectation, const ArenaView& arena)
-      : dir_(dir), control_(control), config_(config), expectation_(expectation), arena_(arena) {}
+  LoadSession(const fs::path& dir, dist::Communicator& control, const Expectation& expectation,
+              const ArenaView& arena)
+      : dir_(dir), control_(control), expectation_(expectation), arena_(arena) {}
 
   std::optional<LoadReport> Newest();
   LoadReport Exactly(const fs::path& step_dir);
@@ -70,7 +70,6 @@ class LoadSession {
 
   const fs::path& dir_;
   dist::Communicator& control_;
-  const StoreConfig& config_;
   const Expectation& expectation_;
   const ArenaView& arena_;
   std::string manifest_hash_;
@@ -156,10 +155,7 @@ Manifest LoadSession::FetchManifest(const fs::path& step_dir) {
 void LoadSession::ReadArrays(const fs::path& step_dir, const Manifest& manifest) {
   OnEveryRank(control_, {"ckpt_read", 0}, [&] {
     const SliceReader reader(step_dir, manifest, arena_, control_.rank());
-    WithRetries([&] {
-      reader.Read();
-      if (config_.verify_all_bytes) reader.CheckWholeFiles(control_.size());
-    });
+    WithRetries([&] { reader.Read(); });
     return std::string();
   });
   GatherArrays();
@@ -305,7 +301,7 @@ std::optional<LoadReport> CheckpointStore::Load(const ResumeRequest& request,
                                                 const ArenaView& arena) {
   HL_CHECK(arena.layout->num_slices() == control_.size(), "the arena has ",
            arena.layout->num_slices(), " slices for ", control_.size(), " ranks");
-  LoadSession session(dir_, control_, config_, expectation, arena);
+  LoadSession session(dir_, control_, expectation, arena);
   if (request.mode == ResumeMode::kNone) session.RefuseExisting();
   session.CleanUp();
   switch (request.mode) {

@@ -27,13 +27,6 @@ void SliceReader::Read() const {
   }
 }
 
-void SliceReader::CheckWholeFiles(int stride) const {
-  const StepFiles files(step_dir_, manifest_);
-  for (int file = slice_; file < static_cast<int>(manifest_.files.size()); file += stride) {
-    files.CheckWholeFile(file);
-  }
-}
-
 void SliceReader::ClearSlice() const {
   for (const Kind kind : arena_.kinds()) {
     for (const dist::Bucket& bucket : arena_.layout->buckets()) {

@@ -22,8 +22,6 @@ class SliceReader {
   // Fills the slice: what is stored, verified block by block; zeros where nothing is (padding, and
   // the optimiser state of a step without one). DamageError also for a NaN in main.
   void Read() const;
-  // Every byte of the files slice, slice + stride, ... of the step.
-  void CheckWholeFiles(int stride) const;
 
  private:
   // A range of one stored fragment and where it goes.

@@ -27,8 +27,6 @@ struct StoreConfig {
   int keep_every = 0;      // also keep every n-th step; 0: off
   std::string keep_best;   // also keep the step with the lowest value of this metric; empty: off
   double timeout_s = 600;  // for all ranks to have written
-  bool verify_all_bytes =
-      false;  // load: every byte of the step instead of the blocks this rank needs
 };
 
 struct SaveReport {

@@ -160,14 +160,13 @@ SaveReport SaveStep(const fs::path& run, const SaveOptions& options,
 
 std::optional<LoadReport> LoadStep(const fs::path& run, int world,
                                    const std::vector<dist::ParamSpec>& specs,
-                                   const ResumeRequest& request, const Expectation& expectation,
-                                   const StoreConfig& config) {
+                                   const ResumeRequest& request, const Expectation& expectation) {
   std::mutex mutex;
   std::optional<LoadReport> report;
   dist::LocalWorld::Run(world, [&](dist::Communicator& control) {
     TestArena arena(specs, world);
     arena.FillWithGarbage();
-    CheckpointStore store(run / "ckpt", control, config);
+    CheckpointStore store(run / "ckpt", control, {});
     const std::optional<LoadReport> mine = store.Load(request, expectation, arena.view());
     const std::lock_guard lock(mutex);
     if (mine) {

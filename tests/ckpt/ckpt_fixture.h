@@ -57,8 +57,7 @@ SaveReport SaveStep(const std::filesystem::path& run, const SaveOptions& options
 std::optional<LoadReport> LoadStep(const std::filesystem::path& run, int world,
                                    const std::vector<dist::ParamSpec>& specs,
                                    const ResumeRequest& request = {},
-                                   const Expectation& expectation = MatchingExpectation(),
-                                   const StoreConfig& config = {});
+                                   const Expectation& expectation = MatchingExpectation());
 
 // Names in RUN/ckpt, sorted; `.trash` contents as ".trash/<name without the random ending>".
 std::vector<std::string> ListCkpt(const std::filesystem::path& run);

@@ -91,10 +91,7 @@ TEST(StoreTest, SeveralBlocksPerFragment) {
   const TempDir run;
   const SaveReport report = SaveStep(run.path(), {.world = 2, .step = 3}, LargeSpecs());
   EXPECT_GT(report.bytes, 12u * 9'400'000);
-  EXPECT_EQ(
-      LoadStep(run.path(), 3, LargeSpecs(), {}, MatchingExpectation(), {.verify_all_bytes = true})
-          ->state.step,
-      3u);
+  EXPECT_EQ(LoadStep(run.path(), 3, LargeSpecs())->state.step, 3u);
 }
 
 TEST(StoreTest, WeightsOnly) {
