@@ -42,7 +42,6 @@ class ChildProcesses {
   // Error kEnvironment: the log cannot be written, no process to be had. A program that cannot be
   // started ends with 127.
   void Start(const ChildCommand& command);
-  size_t num_running() const { return ids_.size(); }
 
   // Sleeps until a child ends or a signal comes; there is a child.
   ChildEvent Wait();
