@@ -18,13 +18,13 @@
 
 namespace halflife {
 
-// What a draw is for; the values are part of the checkpoint's RNG version and never change.
+// What a draw is for; the values are part of the checkpoint's RNG version and never change. 5 was
+// declared for splits, which follow from a hash of each document instead, and stays free.
 enum class RandomPurpose : uint32_t {
   kInit = 1,
   kDropout = 2,
   kOrder = 3,
   kSampling = 4,
-  kSplit = 5,
   kTest = 6,
   kMask = 7,
   kSynthetic = 8
