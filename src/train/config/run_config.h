@@ -69,6 +69,9 @@ struct SaveConfig {
   std::string on_error = "warn";
   bool background = true;
   ckpt::StoreConfig store;
+
+  // The saves at intervals, from a copy; the last one of a run is written while training waits.
+  bool saves_beside_training() const { return background && every > 0; }
 };
 
 struct ParallelConfig {

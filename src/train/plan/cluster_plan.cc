@@ -173,7 +173,7 @@ void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan&
 
 void AddSave(const RunConfig& config, const StepOperations& step, ClusterPlan& plan) {
   plan.checkpoint_bytes = 12 * static_cast<double>(plan.parameters);
-  if (!config.ckpt.background) return;
+  if (!config.ckpt.saves_beside_training()) return;
   // A copy of this rank's share, which the next update waits for.
   const double bytes = plan.checkpoint_bytes / plan.cluster.world_size();
   const double copy_s = config.train.device == "cuda" ? bytes / kHostCopyBytesPerS

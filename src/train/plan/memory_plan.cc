@@ -88,8 +88,7 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
       config.parallel.zero_stage > 1
           ? 4 * parameters / shares + std::min((in_bf16 ? 6 : 4) * parameters, buckets)
           : parameters * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
-  const bool copies = config.ckpt.background && config.ckpt.every > 0;
-  const double copy = copies ? 12 * parameters / world_size : 0;
+  const double copy = config.ckpt.saves_beside_training() ? 12 * parameters / world_size : 0;
   const double per_parameter = shares == 1 ? 12 : bf16 ? 12 / shares : 4 + 8 / shares;
   const model::ModelCost of_rows(model, config.data.seq_len), of_slices(model, slice);
   return {

@@ -14,6 +14,7 @@
 namespace halflife::train {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
@@ -115,6 +116,18 @@ TEST(ClusterPlan, CountsMemoryByPart) {
   EXPECT_DOUBLE_EQ(memory.margin, (memory.total() - memory.margin) * 0.05);
   EXPECT_DOUBLE_EQ(memory.pinned_staging, 12.0 * static_cast<double>(plan.parameters) / 8);
   EXPECT_EQ(memory.saved_copy, 0);
+}
+
+TEST(ClusterPlan, OnlySavesAtIntervalsGoOnBesideTraining) {
+  EXPECT_TRUE(PlanOf("gpus=8").save_blocked_s);
+  for (const char* alone : {"ckpt.every=0", "ckpt.background=false"}) {
+    SCOPED_TRACE(alone);
+    const ClusterPlan plan = PlanOf("gpus=8", {alone});
+    EXPECT_FALSE(plan.save_blocked_s);
+    EXPECT_EQ(plan.memory.pinned_staging, 0);
+    EXPECT_THAT(ClusterPlanText(plan), ContainsRegex("a save blocks +as it writes"));
+    EXPECT_TRUE(ClusterPlanJson(plan)["save_blocked_seconds"].is_null());
+  }
 }
 
 double WorkspaceOf(const model::LanguageModel& model, const model::GpuBatch& batch) {
