@@ -34,7 +34,7 @@ void ParameterGather::Start(cudaStream_t consumer) {
     works_[index] =
         comm_.AllGather(array.data.Slice(slice.arena_begin - array.begin, slice.count),
                         array.data.Slice(bucket.begin - array.begin, bucket.end - bucket.begin),
-                        {"param_bucket", static_cast<int>(index)}, consumer_);
+                        {kParameterBucket, static_cast<int>(index)}, consumer_);
   }
 }
 

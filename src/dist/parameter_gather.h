@@ -13,6 +13,9 @@
 
 namespace halflife::dist {
 
+// OpTag::what of a bucket's gather: plans tell it from sums of gradients.
+constexpr char kParameterBucket[] = "param_bucket";
+
 // What ranks compute with: elements [begin, end) of the arena, whole buckets, in any dtype.
 struct GatheredArray {
   int64_t begin = 0, end = 0;

@@ -60,7 +60,7 @@ at::Tensor FetchFromNeighbour(const at::Tensor& x, int64_t count, const RowSegme
   const at::Tensor received = at::empty(WithTokens(x, row.is_first() ? 0 : count), x.options());
   row.group
       ->Shift(send, row.is_first() ? at::Tensor() : received, SegmentGroup::Direction::kToNext,
-              "tokens_before")
+              kTokensBefore)
       ->Wait();
   return received;
 }
@@ -71,7 +71,7 @@ at::Tensor Fetch(const at::Tensor& x, int64_t count, const RowSegment& row) {
   const int64_t widest = shares.widest(), given = std::min(shares.given(), widest);
   at::Tensor own = at::zeros(WithTokens(x, widest), x.options());
   own.narrow(1, widest - given, given).copy_(x.narrow(1, x.size(1) - given, given));
-  const at::Tensor all = row.group->AllGather(own, "tokens_before");
+  const at::Tensor all = row.group->AllGather(own, kTokensBefore);
   std::vector<at::Tensor> parts = {at::empty(WithTokens(x, 0), x.options())};
   for (int owner = 0; owner < row.rank(); ++owner) {
     const int64_t taken = shares.TakenFrom(owner);

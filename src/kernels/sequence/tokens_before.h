@@ -13,6 +13,9 @@
 
 namespace halflife::kernels {
 
+// What the exchange is called in records: plans count what it gathers as memory.
+constexpr char kTokensBefore[] = "tokens_before";
+
 // x [B, T, ...] are this rank's tokens -> [B, min(count, row.begin()), ...], the last ones before
 // them, of whatever document. `count` is the same on all ranks. Differentiable: a token's gradient
 // goes back to its owner, where it is summed in the order of ranks in fp32 (fp64 beside fp64).

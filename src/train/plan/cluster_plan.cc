@@ -6,7 +6,9 @@
 
 #include "core/error.h"
 #include "core/human.h"
+#include "dist/parameter_gather.h"
 #include "dist/request.h"
+#include "kernels/sequence/tokens_before.h"
 #include "model/model_cost.h"
 #include "train/config/plan.h"
 #include "train/plan/timeline.h"
@@ -32,7 +34,7 @@ enum Lane : int { kCompute, kRows, kGradients, kParameters, kScalars };
 Lane LaneOf(const RehearsedOperation& operation) {
   if (operation.group == "control") return kScalars;
   if (dist::KindOfGroup(operation.group) == "rows") return kRows;
-  return operation.what == "param_bucket" ? kParameters : kGradients;
+  return operation.what == dist::kParameterBucket ? kParameters : kGradients;
 }
 
 using CollectiveKey = std::tuple<std::string, std::string, std::string>;
@@ -162,7 +164,7 @@ void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan&
     const bool shift = operation.kind == OpKind::kSendRecv;
     const double both = shift ? 2 : 1 + 1.0 / operation.group_size;
     memory.exchange = std::max(memory.exchange, both * static_cast<double>(operation.bytes));
-    if (operation.kind == OpKind::kAllGather && operation.what == "tokens_before")
+    if (operation.kind == OpKind::kAllGather && operation.what == kernels::kTokensBefore)
       whole_past += operation.bytes;
   }
   memory.states += static_cast<double>(whole_past) / static_cast<double>(step.num_micro_batches);
