@@ -15,6 +15,44 @@
 #endif
 
 namespace halflife::train {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+constexpr kernels::DeviceLimits kHopper = {
+    .is_cuda = true, .num_sms = 132, .shared_memory_bytes = 227 << 10};
+constexpr kernels::DeviceLimits kAmpere = {
+    .is_cuda = true, .num_sms = 108, .shared_memory_bytes = 163 << 10};
+
+// Cards with less power than the modules of the same name come first.
+constexpr GpuFacts kGpus[] = {{.name = "H100 PCIe", .bf16_flops_per_s = 756e12},
+                              {.name = "H100 NVL", .bf16_flops_per_s = 835e12},
+                              {.name = "H200 NVL", .bf16_flops_per_s = 835e12},
+                              {.name = "H100",
+                               .bf16_flops_per_s = 989e12,
+                               .device = "h100",
+                               .memory_bytes_per_s = 3.35e12,
+                               .memory_bytes = 79 * kGiB,
+                               .nvlink_bytes_per_s = 360e9,
+                               .network_bytes_per_s = 45e9,
+                               .limits = kHopper},
+                              {.name = "H200",
+                               .bf16_flops_per_s = 989e12,
+                               .device = "h200",
+                               .memory_bytes_per_s = 4.8e12,
+                               .memory_bytes = 139 * kGiB,
+                               .nvlink_bytes_per_s = 360e9,
+                               .network_bytes_per_s = 45e9,
+                               .limits = kHopper},
+                              {.name = "A100",
+                               .bf16_flops_per_s = 312e12,
+                               .device = "a100",
+                               .memory_bytes_per_s = 2.039e12,
+                               .memory_bytes = 79 * kGiB,
+                               .nvlink_bytes_per_s = 230e9,
+                               .network_bytes_per_s = 22.5e9,
+                               .limits = kAmpere}};
+
+}  // namespace
 
 int NumGpus() {
 #ifdef HALFLIFE_WITH_CUDA
@@ -63,24 +101,26 @@ std::optional<ComputePeak> FindComputePeak([[maybe_unused]] Device device) {
     cudaDeviceProp properties{};
     if (cudaGetDeviceProperties(&properties, device.index) != cudaSuccess) return std::nullopt;
     const std::string name = properties.name;
-    if (const auto flops = DenseBf16FlopsOf(name)) return ComputePeak{*flops, name + " bf16 dense"};
+    if (const GpuFacts* const gpu = FindGpu(name))
+      return ComputePeak{gpu->bf16_flops_per_s, name + " bf16 dense"};
     return std::nullopt;
   }
 #endif
   return std::nullopt;
 }
 
-std::optional<double> DenseBf16FlopsOf(std::string_view gpu_name) {
-  struct Known {
-    std::string_view part;
-    double flops;
-  };
-  // Cards with less power than the modules of the same name come first.
-  constexpr Known kKnown[] = {{"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H200 NVL", 835e12},
-                              {"H100", 989e12},      {"H200", 989e12},     {"A100", 312e12}};
-  for (const Known& known : kKnown)
-    if (gpu_name.find(known.part) != std::string_view::npos) return known.flops;
-  return std::nullopt;
+std::span<const GpuFacts> KnownGpus() { return kGpus; }
+
+const GpuFacts* FindGpu(std::string_view cuda_name) {
+  for (const GpuFacts& gpu : kGpus)
+    if (cuda_name.find(gpu.name) != std::string_view::npos) return &gpu;
+  return nullptr;
+}
+
+const GpuFacts* FindPlannedGpu(std::string_view device) {
+  for (const GpuFacts& gpu : kGpus)
+    if (!gpu.device.empty() && gpu.device == device) return &gpu;
+  return nullptr;
 }
 
 uint64_t DeviceMemoryBytes([[maybe_unused]] Device device) {
@@ -96,8 +136,7 @@ uint64_t DeviceMemoryBytes([[maybe_unused]] Device device) {
 }
 
 kernels::DeviceLimits GpuLimits([[maybe_unused]] Device device) {
-  kernels::DeviceLimits limits = {
-      .is_cuda = true, .num_sms = 132, .shared_memory_bytes = 227 << 10};
+  kernels::DeviceLimits limits = kHopper;
 #ifdef HALFLIFE_WITH_CUDA
   cudaDeviceProp properties{};
   if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index) == cudaSuccess) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -32,9 +33,24 @@ struct ComputePeak {
 // every start differs more from start to start than the steps that it would be compared with.
 std::optional<ComputePeak> FindComputePeak(Device device);
 
-// Dense bf16 FLOP/s by the vendor's data sheets, of a GPU by the name that CUDA gives it ("NVIDIA
-// H100 PCIe"); nullopt for those not listed.
-std::optional<double> DenseBf16FlopsOf(std::string_view gpu_name);
+// What is known of a GPU before one is here: the vendor's data sheet, but for what is said to be
+// assumed.
+struct GpuFacts {
+  std::string_view name;  // a part of the one that CUDA gives it, "H100 PCIe" of "NVIDIA H100 PCIe"
+  double bf16_flops_per_s = 0;  // dense
+
+  // The rest is known of what a plan can be for, as its `device`; else it is empty and 0.
+  std::string_view device = {};
+  double memory_bytes_per_s = 0;
+  double memory_bytes = 0;                                 // that a process finds
+  double nvlink_bytes_per_s = 0, network_bytes_per_s = 0;  // of a rank, as Cluster's; assumed
+  kernels::DeviceLimits limits = {};
+};
+std::span<const GpuFacts> KnownGpus();
+// By the whole name that CUDA gives it; null for one not listed.
+const GpuFacts* FindGpu(std::string_view cuda_name);
+// By the name that a plan gives it; null likewise.
+const GpuFacts* FindPlannedGpu(std::string_view device);
 
 // The memory of the host (CPU), or of the GPU. 0: not known.
 uint64_t DeviceMemoryBytes(Device device);

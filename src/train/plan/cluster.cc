@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/nearest.h"
+#include "train/device.h"
 
 namespace halflife::train {
 namespace {
@@ -16,34 +17,33 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr int kMostRanks = 1 << 20;  // up to which the step's scalars are exact
 
-const std::vector<std::string> kDevices = {"h100", "h200", "a100", "cpu"};
+const std::vector<std::string> kDevices = [] {
+  std::vector<std::string> devices;
+  for (const GpuFacts& gpu : KnownGpus())
+    if (!gpu.device.empty()) devices.emplace_back(gpu.device);
+  devices.emplace_back("cpu");
+  return devices;
+}();
 
 Cluster Preset(const std::string& device) {
-  if (device == "h200") {
-    return {.device = device, .hbm_bytes_per_s = 4.8e12, .memory_bytes = 139 * kGiB};
-  }
-  if (device == "a100") {
+  if (const GpuFacts* const gpu = FindPlannedGpu(device)) {
     return {.device = device,
-            .peak_flops = 312e12,
-            .hbm_bytes_per_s = 2.039e12,
-            .nvlink_bytes_per_s = 230e9,
-            .network_bytes_per_s = 22.5e9,
-            .memory_bytes = 79 * kGiB,
-            .limits = {.is_cuda = true, .num_sms = 108, .shared_memory_bytes = 163 << 10}};
+            .peak_flops = gpu->bf16_flops_per_s,
+            .hbm_bytes_per_s = gpu->memory_bytes_per_s,
+            .nvlink_bytes_per_s = gpu->nvlink_bytes_per_s,
+            .network_bytes_per_s = gpu->network_bytes_per_s,
+            .memory_bytes = gpu->memory_bytes,
+            .limits = gpu->limits};
   }
-  if (device == "cpu") {
-    // The rates of a small server's core and of 10 GbE; an operation is polled for every 50 us.
-    return {.device = device,
-            .peak_flops = 0,
-            .efficiency = 1,
-            .hbm_bytes_per_s = 10e9,
-            .nvlink_bytes_per_s = 3e9,
-            .network_bytes_per_s = 1.2e9,
-            .base_s = 50e-6,
-            .node_hop_s = 5e-6,
-            .network_hop_s = 30e-6};
-  }
-  return {.device = device, .memory_bytes = 79 * kGiB};
+  // The rates of a small server's core and of 10 GbE; an operation is polled for every 50 us.
+  return {.device = device,
+          .efficiency = 1,
+          .hbm_bytes_per_s = 10e9,
+          .nvlink_bytes_per_s = 3e9,
+          .network_bytes_per_s = 1.2e9,
+          .base_s = 50e-6,
+          .node_hop_s = 5e-6,
+          .network_hop_s = 30e-6};
 }
 
 double NumberOf(const std::string& key, const std::string& value, const std::string& works) {

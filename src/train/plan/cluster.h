@@ -17,21 +17,20 @@
 #include "kernels/decay_attention/args.h"
 #include "kernels/sequence/exchange_cost.h"
 #include "train/config/run_config.h"
-#include "train/device.h"
 
 namespace halflife::train {
 
-// Presets are the vendors' data sheets, but for what is said to be assumed.
+// ParsePlan fills it with what is known of the device (KnownGpus).
 struct Cluster {
-  std::string device = "h100";
+  std::string device = {};
   int nodes = 1, gpus = 1;            // gpus: ranks of a node
-  double peak_flops = 989e12;         // of a rank, dense, in the recipe's precision; 0: not known
+  double peak_flops = 0;              // of a rank, dense, in the recipe's precision; 0: not known
   double efficiency = 0.5;            // of the peak that products reach; assumed
-  double hbm_bytes_per_s = 3.35e12;   // of a rank's memory
-  double nvlink_bytes_per_s = 360e9;  // of a rank to others of its node; assumed
-  double network_bytes_per_s = 45e9;  // of a rank to another node; assumed
+  double hbm_bytes_per_s = 0;         // of a rank's memory
+  double nvlink_bytes_per_s = 0;      // of a rank to others of its node
+  double network_bytes_per_s = 0;     // of a rank to another node
   double memory_bytes = 0;            // of a rank; 0: not known
-  kernels::DeviceLimits limits = GpuLimits({});  // of a GPU's schedules
+  kernels::DeviceLimits limits = {};  // of a GPU's schedules
   // Of an operation, and of each step of a message within a node and between two. A GPU's are those
   // of NCCL's own model for rings of the Simple protocol (NCCL 2.28, src/graph/tuning.cc).
   double base_s = 8.4e-6, node_hop_s = 3.4e-6, network_hop_s = 14e-6;
