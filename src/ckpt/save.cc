@@ -16,7 +16,6 @@
 
 #include "ckpt/collective.h"
 #include "ckpt/damage.h"
-#include "ckpt/retention.h"
 #include "ckpt/shard_writer.h"
 #include "ckpt/step_dir.h"
 #include "ckpt/step_files.h"
@@ -266,9 +265,7 @@ void SaveSession::WithdrawStep() const noexcept {
 void SaveSession::Retain() const {
   if (control_.rank() != 0) return;
   try {
-    ApplyRetention(dir_, PlanRetention(dir_, {.keep_last = config_.keep_last,
-                                              .keep_every = config_.keep_every,
-                                              .keep_best = config_.keep_best}));
+    ApplyRetention(dir_, PlanRetention(dir_, config_.retention));
   } catch (const Error& error) {
     HL_WARN("ckpt", "old steps were not deleted: ", error.what());
   }
@@ -279,7 +276,8 @@ void SaveSession::Retain() const {
 CheckpointStore::CheckpointStore(fs::path ckpt_dir, dist::Communicator& control,
                                  const StoreConfig& config)
     : dir_(std::move(ckpt_dir)), control_(control), config_(config) {
-  HL_CHECK_AS(ExitCode::kUsage, config.keep_last >= 2, "ckpt.keep_last is ", config.keep_last,
+  HL_CHECK_AS(ExitCode::kUsage, config.retention.keep_last >= 2, "ckpt.keep_last is ",
+              config.retention.keep_last,
               "; at least 2 steps are kept, so that a damaged one has a predecessor");
 }
 

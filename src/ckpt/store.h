@@ -6,7 +6,7 @@
 // rank; the manifest alone decides what the step contains; one rename publishes it (see
 // docs/checkpoint_format.md for the protocol).
 //
-//   CheckpointStore store(run_dir / "ckpt", control, {.keep_last = 3});
+//   CheckpointStore store(run_dir / "ckpt", control, {.retention = {.keep_last = 3}});
 //   store.Save(arena, state);
 //   const auto loaded = store.Load({.mode = ResumeMode::kAuto}, expectation, arena);
 #pragma once
@@ -17,15 +17,14 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/retention.h"
 #include "ckpt/state.h"
 #include "dist/communicator.h"
 
 namespace halflife::ckpt {
 
 struct StoreConfig {
-  int keep_last = 3;       // at least 2
-  int keep_every = 0;      // also keep every n-th step; 0: off
-  std::string keep_best;   // also keep the step with the lowest value of this metric; empty: off
+  RetentionPolicy retention = {};
   double timeout_s = 600;  // for all ranks to have written
 };
 

@@ -167,7 +167,8 @@ ExitCode Reshard(const CkptOptions& options) {
 }
 
 ExitCode Prune(const CkptOptions& options) {
-  HL_CHECK_AS(ExitCode::kUsage, options.keep_last >= 2, "--keep-last ", options.keep_last,
+  HL_CHECK_AS(ExitCode::kUsage, options.retention.keep_last >= 2, "--keep-last ",
+              options.retention.keep_last,
               " must be at least 2, so that a damaged step has a predecessor");
   const fs::path ckpt_dir = fs::weakly_canonical(CkptDir(options.paths[0]));
   std::error_code ignored;
@@ -176,9 +177,7 @@ ExitCode Prune(const CkptOptions& options) {
       options.paths[0], " holds no ckpt/; a run's folder with one, or its ckpt/, would work");
   std::optional<ckpt::RunLock> lock;
   if (!options.dry_run) lock = ckpt::RunLock::Acquire(ckpt_dir.parent_path(), {});
-  const auto choices = ckpt::PlanRetention(ckpt_dir, {.keep_last = options.keep_last,
-                                                      .keep_every = options.keep_every,
-                                                      .keep_best = options.keep_best});
+  const auto choices = ckpt::PlanRetention(ckpt_dir, options.retention);
   if (!options.dry_run) ckpt::ApplyRetention(ckpt_dir, choices);
   std::vector<std::vector<std::string>> rows = {{"step", "", "why"}};
   const char* const goes = options.dry_run ? "would go" : "deleted";

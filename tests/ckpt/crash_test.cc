@@ -24,7 +24,7 @@ using testing::ElementsAre;
 using testing::Not;
 using testing::StartsWith;
 
-constexpr StoreConfig kKeepTwo{.keep_last = 2};
+constexpr StoreConfig kKeepTwo{.retention = {.keep_last = 2}};
 
 // Saves steps 10, 20, ... until the armed fault kills the process. Returns the signal it died of, 0
 // without one.

@@ -265,7 +265,7 @@ TEST(StoreTest, ShardsAreOrdinarySafetensors) {
 
 TEST(StoreTest, RetentionKeepsTheNewestAndThePinned) {
   const TempDir run;
-  const StoreConfig config{.keep_last = 2, .keep_every = 40, .keep_best = "loss"};
+  const StoreConfig config{.retention = {.keep_last = 2, .keep_every = 40, .keep_best = "loss"}};
   SaveStep(run.path(), {.step = 10, .config = config}, SmallSpecs());
   std::ofstream(run / "ckpt/step_000000000010/KEEP") << "";
   for (uint64_t step = 20; step <= 100; step += 10) {
@@ -279,7 +279,7 @@ TEST(StoreTest, RetentionKeepsTheNewestAndThePinned) {
 
 TEST(StoreTest, TheBestStepOutlivesNewerOnes) {
   const TempDir run;
-  const StoreConfig config{.keep_last = 2, .keep_every = 0, .keep_best = "loss"};
+  const StoreConfig config{.retention = {.keep_last = 2, .keep_every = 0, .keep_best = "loss"}};
   const double losses[] = {3.0, 1.5, 2.5, 2.6, 2.4};
   dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
     TestArena arena(SmallSpecs(), 1);
@@ -297,9 +297,10 @@ TEST(StoreTest, TheBestStepOutlivesNewerOnes) {
 
 TEST(StoreTest, RetentionNeverGoesBelowTwoGoodSteps) {
   const TempDir run;
-  EXPECT_HL_ERROR(SaveStep(run.path(), {.step = 1, .config = {.keep_last = 1}}, SmallSpecs()),
-                  ExitCode::kUsage, "keep_last is 1", "at least 2");
-  const StoreConfig config{.keep_last = 2};
+  EXPECT_HL_ERROR(
+      SaveStep(run.path(), {.step = 1, .config = {.retention = {.keep_last = 1}}}, SmallSpecs()),
+      ExitCode::kUsage, "keep_last is 1", "at least 2");
+  const StoreConfig config{.retention = {.keep_last = 2}};
   for (const uint64_t step : {10, 20}) SaveStep(run.path(), {.step = step}, SmallSpecs());
   // a newest step that does not verify must not push a good one out
   fs::resize_file(run / "ckpt/step_000000000020/rank_00000.safetensors", 100);

@@ -105,11 +105,13 @@ std::vector<Subcommand> Subcommands() {
        1,
        1,
        [](CLI::App& app, CkptOptions& options) {
-         app.add_option("--keep-last", options.keep_last, "Newest steps to keep, at least 2")
+         app.add_option("--keep-last", options.retention.keep_last,
+                        "Newest steps to keep, at least 2")
              ->capture_default_str();
-         app.add_option("--keep-every", options.keep_every, "Also keep every n-th step; 0: off")
+         app.add_option("--keep-every", options.retention.keep_every,
+                        "Also keep every n-th step; 0: off")
              ->capture_default_str();
-         app.add_option("--keep-best", options.keep_best,
+         app.add_option("--keep-best", options.retention.keep_best,
                         "Also keep the step with the lowest value of this metric, e.g. val_loss "
                         "[none]");
          app.add_flag("--dry-run", options.dry_run, "Only say what would go, and why");

@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "ckpt/retention.h"
 #include "data/examples/prepare_examples.h"
 #include "data/prepare.h"
 #include "data/synthetic/prepare_mqar.h"
@@ -133,8 +134,8 @@ struct CkptOptions {
   std::vector<std::string> paths;
   std::string out, pattern = "*", states = "main,adam_m,adam_v";
   bool json = false, stats = false, bitwise = false, dry_run = false;
-  int jobs = 2, world = 1, keep_last = 3, keep_every = 0;
-  std::string keep_best;
+  int jobs = 2, world = 1;
+  ckpt::RetentionPolicy retention;
 };
 
 struct ReportOptions {

@@ -95,9 +95,9 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   HL_FIELD((*m.mutable_eval()), split, c.eval.split);
   proto::CkptConfig& k = *m.mutable_ckpt();
   HL_FIELD(k, every, c.ckpt.every);
-  HL_FIELD(k, keep_last, c.ckpt.store.keep_last);
-  HL_FIELD(k, keep_every, c.ckpt.store.keep_every);
-  HL_FIELD(k, keep_best, c.ckpt.store.keep_best);
+  HL_FIELD(k, keep_last, c.ckpt.store.retention.keep_last);
+  HL_FIELD(k, keep_every, c.ckpt.store.retention.keep_every);
+  HL_FIELD(k, keep_best, c.ckpt.store.retention.keep_best);
   HL_FIELD(k, on_error, c.ckpt.on_error);
   HL_FIELD(k, timeout_s, c.ckpt.store.timeout_s);
   HL_FIELD(k, background, c.ckpt.background);

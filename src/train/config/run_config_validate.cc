@@ -169,12 +169,12 @@ void Validate(const RunConfig& config, int world_size) {
   problems.Require(config.eval.sample_tokens >= 1, "eval.sample_tokens", config.eval.sample_tokens,
                    "1 or more");
   problems.Require(config.ckpt.every >= 0, "ckpt.every", config.ckpt.every, "a number >= 0");
-  problems.Require(config.ckpt.store.keep_last >= 2, "ckpt.keep_last", config.ckpt.store.keep_last,
+  const ckpt::RetentionPolicy& retention = config.ckpt.store.retention;
+  problems.Require(retention.keep_last >= 2, "ckpt.keep_last", retention.keep_last,
                    "2 or more (the older one is what a damaged checkpoint falls back to)");
-  problems.Require(config.ckpt.store.keep_every >= 0, "ckpt.keep_every",
-                   config.ckpt.store.keep_every, "a number >= 0 (0: off)");
-  problems.OneOf("ckpt.keep_best", config.ckpt.store.keep_best,
-                 {"", "loss", "val_loss", "val_error"});
+  problems.Require(retention.keep_every >= 0, "ckpt.keep_every", retention.keep_every,
+                   "a number >= 0 (0: off)");
+  problems.OneOf("ckpt.keep_best", retention.keep_best, {"", "loss", "val_loss", "val_error"});
   problems.Require(config.ckpt.store.timeout_s > 0, "ckpt.timeout_s", config.ckpt.store.timeout_s,
                    "seconds > 0");
   problems.OneOf("ckpt.on_error", config.ckpt.on_error, {"warn", "stop"});

@@ -40,7 +40,7 @@ TEST(RunConfig, OverridesReachEveryKindOfField) {
   EXPECT_TRUE(config.model.head.tied);
   EXPECT_EQ(config.model.mixer.Get<int64_t>("num_heads"), 4);
   EXPECT_EQ(config.model.mixer.Get<double>("expand_v"), 2);
-  EXPECT_EQ(config.ckpt.store.keep_last, 5);
+  EXPECT_EQ(config.ckpt.store.retention.keep_last, 5);
 }
 
 // A group without a mixer would silently be the default one.
