@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
+#include <iterator>
 
 #include "core/error.h"
 #include "support/temp_dir.h"
@@ -95,11 +97,30 @@ TEST(DirectWriter, TellsWhatTheThreadMet) {
   }
 }
 
-// An attempt that fails elsewhere leaves its writer in the middle.
+size_t NumOpenFiles() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(files), end(files)));
+}
+
+// An attempt that fails elsewhere leaves its writer in the middle. Blocks of 4 MiB are there whole
+// or not at all; what had not filled one is not.
 TEST(DirectWriter, MayBeLeftUnfinished) {
   const test::TempDir dir;
-  DirectWriter file(dir.path() / "shard", 64 * kMiB);
-  file.Append(Bytes(13 * kMiB).data(), 13 * kMiB);
+  const auto path = dir.path() / "shard";
+  const std::string bytes = Bytes(13 * kMiB);
+  const size_t num_open = NumOpenFiles();
+  {
+    DirectWriter file(path, 16 * kMiB);
+    file.Append(bytes.data(), bytes.size());
+  }
+  EXPECT_EQ(NumOpenFiles(), num_open);
+  const std::string written = ReadFile(path, ExitCode::kCheckpointIo);
+  EXPECT_LE(written.size(), 16 * kMiB);
+  for (size_t at = 0; at < written.size(); at += 4 * kMiB) {
+    const std::string block = written.substr(at, 4 * kMiB);
+    const bool whole = at < 12 * kMiB && block == bytes.substr(at, 4 * kMiB);
+    EXPECT_TRUE(whole || block.find_first_not_of('\0') == std::string::npos) << "at byte " << at;
+  }
 }
 
 }  // namespace

@@ -128,7 +128,22 @@ TEST(CrossEntropyKernel, NanAndTargetsOutsideTheVocabularyGiveNan) {
   }
 }
 
-TEST(CrossEntropyKernel, NoRows) { Reduce({0, 5}, Array<float>(0), {}, 0, true); }
+TEST(CrossEntropyKernel, NoRowsWriteNothing) {
+  const Values row(5, 7.0);
+  Array<float> logits(row), loss(row), log_partition(row);
+  const int64_t target = 2;
+  cuda::ReduceRows({.logits = logits.data(),
+                    .targets = &target,
+                    .loss = loss.data(),
+                    .log_partition = log_partition.data(),
+                    .num_rows = 0,
+                    .vocab = 5,
+                    .gradient = true},
+                   nullptr);
+  EXPECT_EQ(logits.values(), row);
+  EXPECT_EQ(loss.values(), row);
+  EXPECT_EQ(log_partition.values(), row);
+}
 
 }  // namespace
 }  // namespace halflife::kernels

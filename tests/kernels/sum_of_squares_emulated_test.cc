@@ -76,7 +76,12 @@ TEST(SumOfSquaresKernel, LargeValuesDoNotOverflow) {
   EXPECT_EQ(sum, static_cast<double>(x) * x);
 }
 
-TEST(SumOfSquaresKernel, NoSegments) { cuda::SumOfSquares({}, nullptr); }
+TEST(SumOfSquaresKernel, NoSegmentsWriteNothing) {
+  const float x = 3;
+  double sum = 7;
+  cuda::SumOfSquares({.values = &x, .partials = &sum}, nullptr);
+  EXPECT_EQ(sum, 7);
+}
 
 }  // namespace
 }  // namespace halflife::kernels
