@@ -83,7 +83,8 @@ class LanguageModel {
   const Objective& objective() const { return *objective_; }
 
   // Allocates every parameter in fp32 and initialises it, on the CPU and then perhaps moved: the
-  // same bits on every device. For inference tools and tests.
+  // same bits on every device. For tests and benchmarks: trainers and loaders bind memory of their
+  // own.
   void BindOwnMemory(uint64_t seed, bool requires_grad, at::Device device = at::kCPU);
 
   // tokens [B, T] int64 -> hidden [B, T, D] after the final norm. With `state` (may be empty at

@@ -38,11 +38,12 @@ class AttentionPositions {
   // layers share.
   virtual void Encode(AttentionHeads& heads, const at::Tensor& positions,
                       kernels::RotaryTables& tables) const;
-  // Added to the scores at distances 0 to num_distances - 1: [H, num_distances] of `options`;
-  // undefined: nothing is, unless has_bias().
+  // Whether Bias gives one.
   virtual bool has_bias() const { return false; }
   // Whether a bias is that of a key ahead, too: of the distance alone.
   virtual bool looks_ahead() const { return !has_bias(); }
+  // What is added to the scores at distances 0 to num_distances - 1: [H, num_distances] of
+  // `options`; undefined without has_bias().
   virtual at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const;
   // Products of channel c decay by e^(rate_c distance): [d]; empty: they do not.
   virtual std::vector<double> decay_rates() const { return {}; }
