@@ -33,7 +33,7 @@ struct ForwardContext {
   bool training = false;  // dropout on
   double z_loss_weight = 0;
   int64_t num_targets = -1;  // that are not negative, where the caller knows
-  // Of training. All that the context borrows then lives until backward has run.
+  // Counts in training alone. All that the context borrows then lives until backward has run.
   Recompute recompute = Recompute::kNone;
   uint64_t seed = 0;
   std::span<const uint64_t> samples = {};  // [B] global sample numbers; needed with dropout
@@ -58,7 +58,7 @@ struct LossSums {
 struct TokenScores {
   at::Tensor losses;   // [B, T] fp32, -ln p(target), 0 where there is no target
   at::Tensor correct;  // [B, T] fp32, 1 where the target is the likeliest token, else 0
-  // Of a classifier (else undefined): [P, num_classes] fp32, ln p of the slice's P documents.
+  // ln p of the slice's P documents by a classifier, [P, num_classes] fp32; undefined without one.
   at::Tensor class_log_probs = {};
 };
 

@@ -34,8 +34,8 @@ struct AttentionHeads {
 class AttentionPositions {
  public:
   virtual ~AttentionPositions() = default;
-  // Of tokens at `positions` [B, T] int64 of their documents; `tables` are the batch's, which all
-  // layers share.
+  // Encodes the heads of tokens at `positions` [B, T] int64 of their documents; `tables` are the
+  // batch's, which all layers share.
   virtual void Encode(AttentionHeads& heads, const at::Tensor& positions,
                       kernels::RotaryTables& tables) const;
   // Whether Bias gives one.

@@ -24,7 +24,7 @@ class Positions {
   virtual int64_t max_positions() const { return 0; }
   // Whether layers of attention tell positions by this; else by their own option rope_theta.
   virtual bool in_attention() const { return false; }
-  // Of one layer; null unless in_attention. May declare parameters.
+  // The method of one layer; null unless in_attention(). May declare parameters.
   virtual std::unique_ptr<AttentionPositions> OfLayer(const AttentionLayer& layer) const;
 };
 

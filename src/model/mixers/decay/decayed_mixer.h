@@ -47,7 +47,7 @@ struct DecayedOptions : OptionsOf<DecayedOptions, LinearHeadOptions> {
   std::vector<Option> Fields() override;
 };
 
-// Of all heads, [B, T, H or Hk, F].
+// Queries and keys of all heads, [B, T, H or Hk, F].
 struct QueriesAndKeys {
   at::Tensor q, k;
 };

@@ -63,13 +63,14 @@ class Attention {
 
   MixerTraits traits() const;
 
-  // Of heads as they were projected. Error kUsage for a past, or other ranks' slices, of a
-  // layer that sees later tokens.
+  // Attends with heads as they were projected. Error kUsage for a past, or other ranks' slices, of
+  // a layer that sees later tokens.
   Output Forward(const MixerCall& call, Heads heads) const;
-  // Of one token, T = 1, as Mixer::Step. Error kUsage for a layer that sees later tokens.
+  // Attends with the heads of one token, T = 1, as Mixer::Step. Error kUsage for a layer that sees
+  // later tokens.
   at::Tensor Step(Heads heads, const SequenceSlice& token, MixerState& state) const;
 
-  // Of a query, in the mean over a row of one document.
+  // How many keys a query sees, in the mean over a row of one document.
   double NumKeys(int64_t seq_len) const;
   double MixingFlops(int64_t seq_len) const;
   // What backward keeps of a token beside the projected heads: encoded q and k, v, the output, and
