@@ -81,6 +81,7 @@ class LanguageModel {
   const ParameterSet& parameters() const { return parameters_; }
   at::Device device() const { return embedding_->table()->device(); }  // of the bound parameters
   const Objective& objective() const { return *objective_; }
+  const Positions& positions() const { return *positions_; }
 
   // Allocates every parameter in fp32 and initialises it, on the CPU and then perhaps moved: the
   // same bits on every device. For tests and benchmarks: trainers and loaders bind memory of their
@@ -120,6 +121,8 @@ class LanguageModel {
   const Block& block(int64_t layer) const { return *blocks_.at(static_cast<size_t>(layer)); }
   const DocumentPooler* pooler() const { return pooler_.get(); }  // null: no classifier
   bool constant_state() const;                                    // of every layer
+  // Whether the mixer of some layer has the trait: AnyLayerHas(&MixerTraits::asks_row_length).
+  bool AnyLayerHas(bool MixerTraits::*trait) const;
   // Tokens of a row that the position table and every mixer know; 0: any number.
   int64_t max_positions() const;
   // What sets that number, for messages: "the model's table of 512 positions".

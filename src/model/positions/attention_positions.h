@@ -52,6 +52,11 @@ class AttentionPositions {
   virtual bool has_far_keys() const { return false; }
   // The keys that are seen; without reach: what the layer itself says.
   virtual kernels::KeyPattern pattern() const { return {}; }
+  // Whether it counts distances from key to key, whatever positions Encode is given.
+  bool counts_distances() const;
+  // Whether it follows the positions that rows are told in place of their own, which Encode is
+  // given then, and nothing else.
+  virtual bool reads_told_positions() const { return !counts_distances(); }
 };
 
 // The layer itself: Error kUsage unless its heads are of an even width and its rope_theta above 1.

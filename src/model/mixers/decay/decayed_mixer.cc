@@ -137,6 +137,7 @@ MixerTraits DecayedMixer::traits() const {
   const int log_scale = log_scaled() ? 2 : -1;
   MixerTraits traits;
   if (decay_ != nullptr) traits.max_tokens = decay_->max_tokens();
+  traits.reads_told_positions = rotates();
   traits.state = {{.name = "kv",
                    .shape = {heads_.num_heads, num_features, heads_.head_dim_v},
                    .log_scale = log_scale}};
@@ -287,7 +288,7 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
   Heads heads = {.q = map(0), .k = map(1)};
   if (form_.normaliser == Normaliser::kUnrotatedKeys)
     heads.plain_q = heads.q.x, heads.plain_k = heads.k.x;
-  if (form_.rope_theta > 0 || !form_.rotary_frequencies.empty()) {
+  if (rotates()) {
     const at::ScalarType dtype = kernels::ComputeType(heads.q.x);
     const auto table =
         form_.rotary_frequencies.empty()

@@ -161,6 +161,7 @@ class DecayedMixer : public Mixer {
   // The first tensors of a state are those of decay attention; tails of convolutions follow, or the
   // keys that score_norm reads.
   bool has_norm() const { return *form_.norm_name != 0; }
+  bool rotates() const { return form_.rope_theta > 0 || !form_.rotary_frequencies.empty(); }
   bool normalised() const { return form_.normaliser != Normaliser::kNone; }
   bool log_scaled() const { return form_.allow_growth || maps_[1]->has_log_scale(); }
   size_t num_memories() const { return 1 + normalised() + log_scaled(); }

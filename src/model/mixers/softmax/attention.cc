@@ -35,6 +35,12 @@ class OwnRotation : public AttentionPositions {
   double rope_theta_;
 };
 
+// The method of a layer that tells no positions.
+class NotTold : public AttentionPositions {
+ public:
+  bool reads_told_positions() const override { return false; }
+};
+
 // The model's way where its attention has one, else the layer's own.
 std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
                                                 const Attention::Shape& shape,
@@ -46,7 +52,7 @@ std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
   if (context.positions != nullptr && context.positions->in_attention())
     return context.positions->OfLayer(layer);
   if (options.rope_theta > 0) return std::make_unique<OwnRotation>(layer);
-  return std::make_unique<AttentionPositions>();
+  return std::make_unique<NotTold>();
 }
 
 kernels::KeyPattern PatternOf(const AttentionOptions& options,
@@ -146,7 +152,10 @@ MixerTraits Attention::traits() const {
   const bool asks_row_length = scales_queries() && options_.query_scale.mode == "fixed_len";
   MixerTraits traits = {.causal = options_.causal,
                         .splits_rows = options_.causal && !asks_row_length,
-                        .takes_positions = true};
+                        .takes_positions = true,
+                        .reads_told_positions = positions_->reads_told_positions(),
+                        .has_attention_probabilities = !shape_.squared_relu,
+                        .asks_row_length = asks_row_length};
   if (!options_.causal) return traits;
   const auto cache = [&](const char* name, int64_t dim) {
     traits.state.push_back({.name = name,
