@@ -19,6 +19,7 @@
 #include "kernels/torch/dispatch.h"
 #include "model/activation.h"
 #include "model/mixers/decay/score_sums.h"
+#include "model/mixers/heads.h"
 
 namespace halflife::model {
 namespace {

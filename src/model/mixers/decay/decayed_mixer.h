@@ -12,6 +12,7 @@
 
 #include "model/mixers/decay/feature_map.h"
 #include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::kernels {
 struct DecayState;

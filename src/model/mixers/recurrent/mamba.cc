@@ -17,6 +17,7 @@
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/torch/dispatch.h"
 #include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::model {
 namespace {
@@ -81,8 +82,9 @@ class Mamba : public Mixer {
     skip_ = fp32("D", {inner_}, Init::Ones());
     OutputForm out = {.name = "out_proj"};
     if (!fork)
-      out.init = Init::UniformOfFanIn(inner_).Scaled(
-          1 / std::sqrt(static_cast<double>(context.sizes.num_layers)));
+      out.init = Init::UniformOfFanIn(inner_)
+                     .Scaled(1 / std::sqrt(static_cast<double>(context.sizes.num_layers)))
+                     .Scaled(context.output_init_scale);
     out_ = OutputProjection(context, inner_, /*bias=*/false, out);
   }
 

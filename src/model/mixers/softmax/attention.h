@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "kernels/softmax_attention/softmax_attention.h"
+#include "model/mixer.h"
 #include "model/mixers/softmax/query_scale.h"
-#include "model/mixers/variants.h"
 #include "model/positions/positions.h"
 
 namespace halflife::model {
