@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/decay/feature_map.h"
 #include "model/mixers/variants.h"
 #include "model/output_projection.h"
@@ -174,7 +175,8 @@ class DecayedMixer : public Mixer {
   int64_t model_dim_;
   double norm_eps_;
   std::array<std::shared_ptr<const FeatureMap>, 2> maps_;  // of q and k
-  std::array<Parameter, 3> projections_, biases_, convs_;  // of q, k and v
+  std::array<Parameter, 3> projections_, biases_;          // of q, k and v
+  std::vector<ShortConvolution> convs_;                    // likewise; empty: none
   Parameter gate_, norm_;
   std::unique_ptr<LogDecay> decay_;  // null: none
   OutputProjection out_;
