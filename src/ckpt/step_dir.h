@@ -2,10 +2,11 @@
 // durable at once:
 //   step_000000001200               published
 //   step_000000001200.bad           failed verification, kept for people
-//   step_000000001200.superseded    newer than a step that the run went back to and saved again
-//   from .tmp_step_000000001300.<hex>    being written, or left over .trash/<name> being deleted
-//   LATEST                          a hint for people and scripts: "step_000000001200 <manifest
-//   hash>"
+//   step_000000001200.superseded    newer than a step that the run went back to and saved from
+//   .tmp_step_000000001300.<hex>    being written, or left over
+//   .trash/<name>                   being deleted
+//   LATEST                          a hint for people and scripts:
+//                                   "step_000000001200 <manifest hash>"
 #pragma once
 
 #include <cstdint>

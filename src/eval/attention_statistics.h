@@ -24,11 +24,12 @@ struct AttentionBucket {
   double largest = 0;           // weight of the likeliest key
 };
 struct AttentionSummary {
-  // Of each head's mean score by distance; the mean over heads and layers, and over the heads of
-  // each layer. A layer without attention has none: it is left out, and NaN in its place.
+  // The resolution of each head's mean score by distance; the mean over heads and layers, and over
+  // the heads of each layer. A layer without attention has none: it is left out, and NaN in its
+  // place.
   double resolution = 0;
   std::vector<double> resolution_by_layer;
-  // Of the scores' mean over the heads of a layer; the mean over layers.
+  // The resolution of the scores' mean over the heads of a layer; the mean over layers.
   double resolution_of_means = 0;
   std::vector<AttentionBucket> buckets;
 };
@@ -48,7 +49,7 @@ class AttentionStatistics {
   AttentionSummary Summarise(dist::Communicator& control) const;
 
  private:
-  // Of one layer.
+  // The sums of one layer.
   struct Layer {
     int64_t num_heads = 0, num_distances = 0;
     std::vector<double> score_sums;  // [H, N] of visible pairs at a distance

@@ -21,7 +21,7 @@ namespace halflife::eval {
 
 class ClassTable {
  public:
-  // Of an objective without a classifier: nothing is kept.
+  // Keeps nothing for an objective without a classifier.
   ClassTable(int64_t num_windows, const model::Objective& objective)
       : num_classes_(objective.classifier() ? objective.classifier()->num_classes : 0),
         rows_(num_classes_ == 0 ? 0 : static_cast<size_t>(num_windows * width())) {}

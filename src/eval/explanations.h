@@ -20,8 +20,8 @@ struct LayerExplanation {
   int64_t layer = 0;
   std::vector<model::Explanation> pools;  // in the order of the layer's forward pass
 };
-// Of one forward over tokens [B, T] int64, whole rows. Other layers are left out: Error kUsage
-// where none is left.
+// Returns what these layers looked at in one forward over tokens [B, T] int64, whole rows. Other
+// layers are left out: Error kUsage where none is left.
 std::vector<LayerExplanation> ExplainLayers(const model::LanguageModel& model,
                                             const at::Tensor& tokens,
                                             const model::SequenceSlice& slice);

@@ -7,22 +7,6 @@
 
 namespace halflife::eval {
 
-namespace {
-
-// Whose weights are probabilities.
-bool HasSoftmax(const model::ModelConfig& config) {
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const model::MixerConfig& mixer = config.mixer_of(layer);
-    const bool attends = mixer.Has("query_scale");
-    if (attends &&
-        !(mixer.Has("normaliser") && mixer.Get<std::string>("normaliser") == "squared_relu"))
-      return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 void RequireLengths(const model::LanguageModel& model, const LengthTable& table) {
   HL_CHECK_AS(ExitCode::kUsage, !table.lengths.empty(),
               "no length to evaluate; --lengths N,... would work");
@@ -31,9 +15,11 @@ void RequireLengths(const model::LanguageModel& model, const LengthTable& table)
     HL_CHECK_AS(ExitCode::kUsage, length > 0 && longest % length == 0, "--lengths: ", length,
                 " does not divide the longest, ", longest,
                 ", and every length scores the same targets; divisors would work");
-  HL_CHECK_AS(ExitCode::kUsage, !table.attention || HasSoftmax(model.config()),
-              "--attention tells what softmax attention looks at, and the model has no layer of "
-              "softmax attention; without it --lengths would work");
+  HL_CHECK_AS(
+      ExitCode::kUsage,
+      !table.attention || model.AnyLayerHas(&model::MixerTraits::has_attention_probabilities),
+      "--attention tells what softmax attention looks at, and the model has no layer of "
+      "softmax attention; without it --lengths would work");
   HL_CHECK_AS(ExitCode::kUsage, !table.recall || model.objective().predicts_next_token(),
               "--recall tells next tokens apart, and the model's objective is ",
               model.config().objective.name(), "; without it --lengths would work");

@@ -21,30 +21,30 @@ namespace halflife::eval {
 // x [B, T] -> the sums of its rows, [B] fp64 on the host.
 at::Tensor RowSums(const at::Tensor& x);
 
-// Of the targets whose inputs stand at [begin, begin + bin) of their windows.
+// The score of the targets whose inputs stand at [begin, begin + bin) of their windows.
 struct PositionScore {
   int64_t begin = 0, num_targets = 0;
   double loss = 0;
 };
-// Of next tokens, by whether their text has said them before (eval/recall.h).
+// The score of next tokens, by whether their text has said them before (eval/recall.h).
 struct RecallScore {
   std::string name;  // token_seen, token_new, bigram_seen, bigram_new
   int64_t num_targets = 0;
   double loss = 0;  // NaN where there are no such targets
 };
-// Of each window and part: a loss and how many targets it is of.
+// Holds, for each window and part, a loss and how many targets it is of.
 class PartSums {
  public:
   PartSums(int64_t num_windows, int64_t num_parts)
       : num_parts_(num_parts), sums_(static_cast<size_t>(2 * num_parts * num_windows)) {}
 
-  // Of the windows from `window` on: losses and num_targets of the part, [B, any].
+  // Adds losses and num_targets of the part, [B, any], of the windows from `window` on.
   void Add(int64_t window, int64_t part, const at::Tensor& losses, const at::Tensor& num_targets);
   struct Score {
     int64_t num_targets = 0;
     double loss = 0;  // NaN: no targets
   };
-  // Of each part. Collective where there are any; `name` is the exchange's.
+  // Returns the score of each part. Collective where there are any; `name` is the exchange's.
   std::vector<Score> Scores(dist::Communicator& control, const char* name);
 
  private:

@@ -20,7 +20,7 @@ struct RecallFlags {
   std::vector<uint8_t> token_seen;   // the target is among those tokens
   std::vector<uint8_t> bigram_seen;  // it has followed the token at t before
 };
-// Of next-token targets, on the host.
+// Returns the flags of next-token targets, on the host.
 RecallFlags FindRecalled(const data::Batch& batch);
 
 }  // namespace halflife::eval

@@ -28,17 +28,6 @@ void CheckIds(std::span<const int32_t> ids, int64_t vocab_size) {
   }
 }
 
-// Attention whose scores grow by the keys given takes padding for keys, and a piece for a row.
-bool AsksRowLength(const model::ModelConfig& config) {
-  const auto asks = [](const model::MixerConfig& mixer) {
-    return mixer.Has("query_scale_mode") && mixer.Get<std::string>("query_scale") != "none" &&
-           mixer.Get<std::string>("query_scale_mode") == "fixed_len";
-  };
-  return asks(config.mixer) || std::ranges::any_of(config.hybrid, [&](const auto& group) {
-           return group.mixer && asks(*group.mixer);
-         });
-}
-
 // [B, T] fp32 on the CPU, of tokens and targets that lie there.
 at::Tensor LossesOf(const model::LanguageModel& model, const at::Tensor& tokens,
                     const at::Tensor& targets, const model::SequenceSlice& slice,
@@ -114,7 +103,9 @@ std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
       model.config().objective.name(),
       "; `score` gives probabilities of next or hidden tokens, `eval` the loss of this one");
   const auto inputs_of_longest = static_cast<int64_t>(LongestOf(sequences)) - 1;
-  if (AsksRowLength(model.config()) && (rows > 1 || inputs_of_longest > config.piece)) {
+  // Such a layer would take padding for keys, and a piece for a row.
+  if (model.AnyLayerHas(&model::MixerTraits::asks_row_length) &&
+      (rows > 1 || inputs_of_longest > config.piece)) {
     std::ranges::transform(sequences, scores.begin(), [&](std::span<const int32_t> sequence) {
       const ScoreConfig whole = {.piece = static_cast<int64_t>(sequence.size()),
                                  .batch_tokens = config.batch_tokens};

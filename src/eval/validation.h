@@ -22,7 +22,7 @@ class AttentionStatistics;
 struct ValidationConfig {
   int64_t seq_len = 512;
   int64_t num_windows = 0;  // the first so many; 0: all
-  // Of next tokens: windows begin so many tokens apart, and each but the first scores its last so
+  // Windows of next tokens begin so many tokens apart, and each but the first scores its last so
   // many, which have seq_len - stride before them or more; 0: windows lie side by side.
   int64_t stride = 0;
   int64_t piece = 0;                         // CarriedLosses in such pieces; 0: whole windows
@@ -33,7 +33,7 @@ struct ValidationConfig {
   // This rank has a slice of each of its rows (borrowed); null: it has rows of its own.
   const model::SequenceParallel* parallel = nullptr;
 };
-// Of the rows of one segment.
+// The score of the rows of one segment.
 struct SegmentScore {
   std::string name;
   double loss = 0, accuracy = 0;
@@ -46,9 +46,9 @@ struct ValidationResult {
   // it depends on `batch`.
   double loss_hf = 0;
   int64_t num_targets = 0;
-  // Of text whose next tokens are predicted: data::BitsPerByte of the loss.
+  // data::BitsPerByte of the loss of text whose next tokens are predicted.
   std::optional<double> bits_per_byte;
-  // Else, of hidden tokens and labelled rows: the share of labels that are the likeliest token.
+  // Else the share of labels, of hidden tokens and labelled rows, that are the likeliest token.
   std::optional<double> accuracy;
   std::vector<SegmentScore> segments;    // of labelled rows, where there are several kinds
   std::vector<PositionScore> positions;  // those bins that have targets

@@ -14,7 +14,7 @@ struct GpuBatch {
   kernels::DeviceLimits gpu = {};
 };
 
-// Of one token at a given sequence length, multiply-adds counted as 2.
+// The operations of one token at a given sequence length, multiply-adds counted as 2.
 struct FlopCount {
   double matmul = 0;  // products with parameters: 2 x weights
   // Token-to-token work: update and read of a state, or scores and their sum of values. What chunks

@@ -12,7 +12,7 @@
 
 namespace halflife::model {
 
-// Of whole rows: flat places [P] int64 of the first tokens of their P documents, in order.
+// Returns the flat places [P] int64 of the first tokens of the P documents of whole rows, in order.
 at::Tensor FirstTokens(const SequenceSlice& slice);
 
 class DocumentPooler {

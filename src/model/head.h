@@ -24,7 +24,7 @@ class OutputHead {
   // Parameters lm_head.weight (untied) and lm_head.bias.
   OutputHead(const HeadOptions& options, const PartContext& context, int64_t vocab_size,
              const Parameter& embedding);
-  // Of classes in place of tokens: classifier.weight and classifier.bias.
+  // A head over classes in place of tokens, with classifier.weight and classifier.bias.
   OutputHead(const PartContext& context, int64_t num_classes);
 
   at::Tensor Logits(const at::Tensor& hidden) const;  // [..., D] -> [..., vocab] fp32

@@ -245,6 +245,11 @@ bool LanguageModel::constant_state() const {
       blocks_, [](const auto& block) { return block->mixer().traits().constant_state(); });
 }
 
+bool LanguageModel::AnyLayerHas(bool MixerTraits::*trait) const {
+  return std::ranges::any_of(blocks_,
+                             [&](const auto& block) { return block->mixer().traits().*trait; });
+}
+
 int64_t LanguageModel::max_positions() const {
   int64_t most = positions_->max_positions();
   for (const auto& block : blocks_) {

@@ -33,7 +33,7 @@ struct ForwardContext {
   bool training = false;  // dropout on
   double z_loss_weight = 0;
   int64_t num_targets = -1;  // that are not negative, where the caller knows
-  // Of training. All that the context borrows then lives until backward has run.
+  // Counts in training alone. All that the context borrows then lives until backward has run.
   Recompute recompute = Recompute::kNone;
   uint64_t seed = 0;
   std::span<const uint64_t> samples = {};  // [B] global sample numbers; needed with dropout
@@ -58,7 +58,7 @@ struct LossSums {
 struct TokenScores {
   at::Tensor losses;   // [B, T] fp32, -ln p(target), 0 where there is no target
   at::Tensor correct;  // [B, T] fp32, 1 where the target is the likeliest token, else 0
-  // Of a classifier (else undefined): [P, num_classes] fp32, ln p of the slice's P documents.
+  // ln p of the slice's P documents by a classifier, [P, num_classes] fp32; undefined without one.
   at::Tensor class_log_probs = {};
 };
 
@@ -81,9 +81,11 @@ class LanguageModel {
   const ParameterSet& parameters() const { return parameters_; }
   at::Device device() const { return embedding_->table()->device(); }  // of the bound parameters
   const Objective& objective() const { return *objective_; }
+  const Positions& positions() const { return *positions_; }
 
   // Allocates every parameter in fp32 and initialises it, on the CPU and then perhaps moved: the
-  // same bits on every device. For inference tools and tests.
+  // same bits on every device. For tests and benchmarks: trainers and loaders bind memory of their
+  // own.
   void BindOwnMemory(uint64_t seed, bool requires_grad, at::Device device = at::kCPU);
 
   // tokens [B, T] int64 -> hidden [B, T, D] after the final norm. With `state` (may be empty at
@@ -119,6 +121,8 @@ class LanguageModel {
   const Block& block(int64_t layer) const { return *blocks_.at(static_cast<size_t>(layer)); }
   const DocumentPooler* pooler() const { return pooler_.get(); }  // null: no classifier
   bool constant_state() const;                                    // of every layer
+  // Whether the mixer of some layer has the trait: AnyLayerHas(&MixerTraits::asks_row_length).
+  bool AnyLayerHas(bool MixerTraits::*trait) const;
   // Tokens of a row that the position table and every mixer know; 0: any number.
   int64_t max_positions() const;
   // What sets that number, for messages: "the model's table of 512 positions".

@@ -68,6 +68,14 @@ struct MixerTraits {
   bool splits_rows = true;
   int64_t max_tokens = 0;        // of a row; 0: any number
   bool takes_positions = false;  // tells positions by the model's, where those are in_attention()
+  // Its outputs follow the positions that a row is told in place of its own (SequenceSlice::told),
+  // and no distance is counted besides.
+  bool reads_told_positions = false;
+  // Its weights are probabilities of keys, which it shows MixerCall::observe.
+  bool has_attention_probabilities = false;
+  // An output depends on how many tokens are given with its own, which padding adds to and a cut
+  // takes away.
+  bool asks_row_length = false;
   std::vector<StateTensor> state;
   bool constant_state() const;  // nothing grows
 };
@@ -81,6 +89,9 @@ struct MixerState {
 // `compute`: the dtype of the parameters.
 MixerState EmptyState(const MixerTraits& traits, int64_t batch, at::Device device,
                       at::ScalarType compute);
+// Writes a token [B, 1, ...] to place `place` of a tensor that grows, [B, capacity, ...]; where it is
+// full, one of twice the capacity replaces it.
+void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache);
 
 // All tokens of a slice at once: training, evaluation and prefill.
 struct MixerCall {

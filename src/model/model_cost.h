@@ -17,10 +17,10 @@ namespace halflife::model {
 
 class ModelCost {
  public:
-  // Of rows of `seq_len` tokens. `model` is borrowed; its parameters need not be bound.
+  // Counts for rows of `seq_len` tokens. `model` is borrowed; its parameters need not be bound.
   ModelCost(const LanguageModel& model, int64_t seq_len) : model_(model), seq_len_(seq_len) {}
 
-  // Of a forward; the head is included, the embedding's lookup is not.
+  // The operations of a forward; the head is included, the embedding's lookup is not.
   FlopCount FlopsPerToken() const;
   FlopCount FlopsOfLayer(int64_t layer) const;
   // What of these backward has a second time.

@@ -45,7 +45,8 @@ class ParameterSet {
 
   const std::vector<dist::ParamSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
-  // Of all parameters so far: a part's own are the difference before and after it is built.
+  // The elements of all parameters so far: a part's own are the difference before and after it is
+  // built.
   int64_t num_elements() const { return num_elements_; }
   // Gives parameter `index` its memory: any dtype and device, the declared shape.
   void Bind(int index, at::Tensor tensor);

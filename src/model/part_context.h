@@ -21,8 +21,8 @@ struct PartContext {
   std::string prefix;  // parameter names start with it, e.g. "layers.3.attn."
   ParameterSet* parameters = nullptr;
   double initializer_range = 0.02;
-  // Of matrices in place of a normal of initializer_range: truncated at two standard deviations,
-  // L^(-1/3) / sqrt(inputs) of them left (GAU-alpha's; Su, 2022).
+  // Matrices start, in place of a normal of initializer_range, from one that is truncated at two
+  // standard deviations, L^(-1/3) / sqrt(inputs) of them left (GAU-alpha's; Su, 2022).
   bool fan_in_init = false;
   double norm_eps = 1e-6;  // of norms that a part has within
   // Factors on the standard deviation of the matrices that a residual branch reads and writes its
@@ -35,7 +35,7 @@ struct PartContext {
 
   int64_t model_dim() const { return sizes.model_dim; }
   PartContext Below(const std::string& name) const;  // prefix + name
-  // Of a matrix with so many inputs.
+  // The initial values of a matrix with so many inputs.
   Init MatrixInit(int64_t fan_in, double scale = 1) const;
 };
 

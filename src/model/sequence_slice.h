@@ -45,9 +45,9 @@ struct SequenceSlice {
   // Rows of which other ranks hold the rest (model/sequence_parallel.h); null: nobody does, or what
   // is before the slice comes with a mixer's state.
   std::shared_ptr<const kernels::RowSegment> segment = {};
-  // Of told_positions, for all layers; copies of a slice share them.
+  // The tables of told_positions, for all layers; copies of a slice share them.
   std::shared_ptr<kernels::RotaryTables> rotary = std::make_shared<kernels::RotaryTables>();
-  // Likewise, of `positions`.
+  // Likewise what follows from `positions`.
   std::shared_ptr<PositionTensors> of_positions = std::make_shared<PositionTensors>();
   bool has_boundaries() const { return documents.defined(); }
 

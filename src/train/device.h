@@ -55,8 +55,8 @@ const GpuFacts* FindPlannedGpu(std::string_view device);
 // The memory of the host (CPU), or of the GPU. 0: not known.
 uint64_t DeviceMemoryBytes(Device device);
 
-// Of the GPU, as far as schedules of kernels depend on it; of an H100 where `device` is the CPU, as
-// a plan for a GPU is made where none is.
+// Returns the GPU's limits, as far as schedules of kernels depend on them; an H100's where `device`
+// is the CPU, as a plan for a GPU is made where none is.
 kernels::DeviceLimits GpuLimits(Device device);
 
 // Highest resident (CPU) or allocated (CUDA) bytes of this process so far.

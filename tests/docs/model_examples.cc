@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "model/activation.h"
+#include "model/channel_mixers/inner_channels.h"
 #include "model/document_pooler.h"
 #include "model/forward_pass.h"
 #include "model/language_model.h"
@@ -18,9 +19,11 @@
 #include "model/mixers/decay/legacy_view.h"
 #include "model/mixers/decay/score_sums.h"
 #include "model/mixers/focus/explanation.h"
+#include "model/mixers/heads.h"
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/softmax/query_scale.h"
 #include "model/mixers/variants.h"
+#include "model/output_projection.h"
 #include "model/position_tensors.h"
 #include "model/positions/alibi.h"
 #include "model/positions/frequencies.h"
@@ -88,6 +91,18 @@ void NormExample(const ModelConfig& config, int64_t model_dim, const Tensor& x, 
 
 void ChannelMixerExample(const ModelConfig& config, Norm& norm, Tensor& x) {
 #include "examples/model/channel_mixers/channel_mixer.h"
+}
+
+void InnerChannelsExample(const PartContext& context, int64_t width, int64_t model_dim) {
+#include "examples/model/channel_mixers/inner_channels.h"
+}
+
+void OutputProjectionExample(const PartContext& context, const Tensor& y) {
+#include "examples/model/output_projection.h"
+}
+
+void HeadsExample(const Tensor& projected, const Tensor& narrow) {
+#include "examples/model/mixers/heads.h"
 }
 
 void BlockExample(const ModelConfig& config, const PartContext& context, ResidualStream& stream,

@@ -326,9 +326,12 @@ TEST_F(LengthTables, TellWhatAttentionLooksAt) {
   EXPECT_EQ(three.resolution_by_layer.size(), 2u);
   EXPECT_FALSE(Score("as_trained", 16).attention.has_value());
   model::LanguageModel linear(Config(model::MixerConfig("gla", {{"num_heads", int64_t{2}}})));
-  EXPECT_HL_ERROR(RequireLengths(linear, {.train_len = 16, .lengths = {16}, .attention = true}),
-                  ExitCode::kUsage, "--attention tells", "no layer of softmax attention",
-                  "without it --lengths would work");
+  model::LanguageModel squared(
+      Config(model::MixerConfig("gau", {{"key_dim", int64_t{8}}, {"normaliser", "squared_relu"}})));
+  for (const model::LanguageModel* without : {&linear, &squared})
+    EXPECT_HL_ERROR(RequireLengths(*without, {.train_len = 16, .lengths = {16}, .attention = true}),
+                    ExitCode::kUsage, "--attention tells", "no layer of softmax attention",
+                    "without it --lengths would work");
 }
 
 TEST_F(LengthTables, SayWhatDoesNotFit) {

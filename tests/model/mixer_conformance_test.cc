@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/gradient_check.h"
+#include "kernels/softmax_attention/softmax_attention.h"
 #include "model/mixer.h"
 #include "model/mixer_forms.h"
 #include "support/expect_error.h"
@@ -158,6 +159,32 @@ TEST_P(MixerConformance, TraitsDescribeTheState) {
   const at::Tensor x = Normal({kBatch, 5, kDim}, 12);
   const MixerState empty = Empty();
   EXPECT_TRUE(Close(Continue(x, Whole(5), &empty, 0).y, Run(x), kTolerance));
+}
+
+// Positions that a row is told change the outputs of mixers that say so, and of no others. A method
+// of positions that counts distances besides may rotate by them, too: it promises nothing.
+TEST_P(MixerConformance, TraitsSayWhetherToldPositionsAreRead) {
+  const at::Tensor x = Normal({kBatch, 30, kDim}, 13);
+  SequenceSlice slice = Whole(30);
+  slice.told = slice.positions * 3;
+  const at::Tensor own = Run(x), told = Run(x, slice);
+  const MixerTraits traits = mixer_->traits();
+  if (traits.reads_told_positions) {
+    EXPECT_GT((told - own).abs().max().item<double>(), 1e-6);
+  } else if (!traits.takes_positions || !positions_->in_attention()) {
+    EXPECT_TRUE(told.equal(own));
+  }
+}
+
+TEST_P(MixerConformance, TraitsSayWhetherThereAreProbabilities) {
+  const SequenceSlice slice = Whole(9);
+  bool shown = false;
+  mixer_->Forward({.x = Normal({kBatch, 9, kDim}, 14),
+                   .slice = slice,
+                   .observe = [&](const auto&, const kernels::SoftmaxAttentionConfig& config) {
+                     shown = !config.squared_relu;
+                   }});
+  EXPECT_EQ(mixer_->traits().has_attention_probabilities, shown);
 }
 
 // What StateExchange promises of the state after a slice, as a function of the one before it.

@@ -4,6 +4,7 @@
 
 #include "kernels/linear/linear.h"
 #include "model/activation.h"
+#include "model/channel_mixers/inner_channels.h"
 #include "model/channel_mixers/variants.h"
 
 namespace halflife::model {
@@ -41,7 +42,7 @@ class Glu : public ChannelMixer {
   int64_t dim_, width_;
   Activation activation_;
   Projection gate_, up_;
-  DownProjection down_;
+  OutputProjection down_;
 };
 
 }  // namespace

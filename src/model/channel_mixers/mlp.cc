@@ -2,6 +2,7 @@
 // relu2.
 #include "kernels/linear/linear.h"
 #include "model/activation.h"
+#include "model/channel_mixers/inner_channels.h"
 #include "model/channel_mixers/variants.h"
 
 namespace halflife::model {
@@ -21,7 +22,7 @@ class Mlp : public ChannelMixer {
         activation_(Activation::Named(options.activation)),
         up_(context, "up_proj", {.out = width_, .in = dim_, .init_scale = context.value_init_scale},
             options.bias),
-        down_(context, width_, options.bias) {}
+        down_(DownProjection(context, width_, options.bias)) {}
 
   at::Tensor operator()(const at::Tensor& x) const override {
     return down_(activation_(AddBias(kernels::Linear(x, *up_.weight), up_.bias)));
@@ -36,7 +37,7 @@ class Mlp : public ChannelMixer {
   int64_t dim_, width_;
   Activation activation_;
   Projection up_;
-  DownProjection down_;
+  OutputProjection down_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 // of declaration and the fused kernel are its own; glu.cc has the other activations.
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/linear/linear.h"
+#include "model/channel_mixers/inner_channels.h"
 #include "model/channel_mixers/variants.h"
 
 namespace halflife::model {
@@ -48,7 +49,7 @@ class SwiGlu : public ChannelMixer {
  private:
   int64_t dim_, width_;
   Parameter gate_, up_, gate_bias_, up_bias_, down_bias_;
-  DownProjection down_;
+  OutputProjection down_;
 };
 
 }  // namespace

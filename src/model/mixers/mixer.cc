@@ -7,8 +7,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "kernels/linear/linear.h"
-#include "kernels/torch/dispatch.h"
 #include "model/mixers/variants.h"
 
 namespace halflife::model {
@@ -55,6 +53,17 @@ MixerState EmptyState(const MixerTraits& traits, int64_t batch, at::Device devic
   return state;
 }
 
+void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache) {
+  if (place == cache.size(1)) {
+    std::vector<int64_t> shape(cache.sizes().begin(), cache.sizes().end());
+    shape[1] = std::max<int64_t>(kFirstCapacity, 2 * place);
+    at::Tensor grown = at::empty(shape, cache.options());
+    grown.narrow(1, 0, place).copy_(cache);
+    cache = grown;
+  }
+  cache.narrow(1, place, 1).copy_(token);
+}
+
 std::unique_ptr<Mixer> MakeMixer(const MixerConfig& config, const PartContext& context) {
   std::vector<Variant<Mixer, PartContext>> makers;
   for (const MixerVariant& variant : MixerVariants()) makers.push_back(variant);
@@ -70,43 +79,6 @@ std::vector<MixerConfig> TestForms(const std::string& mixer) {
   }
   HL_CHECK(!forms.empty(), "mixer ", mixer, " lists no form to test");
   return forms;
-}
-
-at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim) {
-  return x.unflatten(-1, {-1, head_dim});
-}
-
-at::Tensor RepeatHeads(const at::Tensor& x, int64_t num_heads) {
-  const int64_t group = num_heads / x.size(2);
-  if (group == 1) return x;
-  return x.unsqueeze(3).expand({x.size(0), x.size(1), x.size(2), group, x.size(3)}).flatten(2, 3);
-}
-
-void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache) {
-  if (place == cache.size(1)) {
-    std::vector<int64_t> shape(cache.sizes().begin(), cache.sizes().end());
-    shape[1] = std::max<int64_t>(kFirstCapacity, 2 * place);
-    at::Tensor grown = at::empty(shape, cache.options());
-    grown.narrow(1, 0, place).copy_(cache);
-    cache = grown;
-  }
-  cache.narrow(1, place, 1).copy_(token);
-}
-
-OutputProjection::OutputProjection(const PartContext& context, int64_t width, bool bias,
-                                   const OutputForm& form) {
-  if (context.inner_norm != nullptr)
-    inner_norm_ = MakeNorm(*context.inner_norm, context.Below("inner_norm."), width);
-  const Init init = form.init.value_or(context.MatrixInit(width)).Scaled(context.output_init_scale);
-  weight_ = context.parameters->Declare({.name = context.prefix + form.name + ".weight",
-                                         .shape = {context.model_dim(), width},
-                                         .weight_decay = true},
-                                        init);
-  if (bias) bias_ = DeclareBias(context, form.name + ".bias", context.model_dim());
-}
-
-at::Tensor OutputProjection::operator()(const at::Tensor& y) const {
-  return AddBias(kernels::Linear(inner_norm_ == nullptr ? y : (*inner_norm_)(y), *weight_), bias_);
 }
 
 }  // namespace halflife::model

@@ -17,6 +17,10 @@ void AttentionPositions::Encode(AttentionHeads&, const at::Tensor&, kernels::Rot
 
 at::Tensor AttentionPositions::Bias(int64_t, const at::TensorOptions&) const { return {}; }
 
+bool AttentionPositions::counts_distances() const {
+  return has_bias() || !decay_rates().empty() || far_from() > 0;
+}
+
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
                   std::span<const double> frequencies, double factor) {
   return kernels::ApplyRotary(

@@ -34,15 +34,16 @@ struct AttentionHeads {
 class AttentionPositions {
  public:
   virtual ~AttentionPositions() = default;
-  // Of tokens at `positions` [B, T] int64 of their documents; `tables` are the batch's, which all
-  // layers share.
+  // Encodes the heads of tokens at `positions` [B, T] int64 of their documents; `tables` are the
+  // batch's, which all layers share.
   virtual void Encode(AttentionHeads& heads, const at::Tensor& positions,
                       kernels::RotaryTables& tables) const;
-  // Added to the scores at distances 0 to num_distances - 1: [H, num_distances] of `options`;
-  // undefined: nothing is, unless has_bias().
+  // Whether Bias gives one.
   virtual bool has_bias() const { return false; }
   // Whether a bias is that of a key ahead, too: of the distance alone.
   virtual bool looks_ahead() const { return !has_bias(); }
+  // What is added to the scores at distances 0 to num_distances - 1: [H, num_distances] of
+  // `options`; undefined without has_bias().
   virtual at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const;
   // Products of channel c decay by e^(rate_c distance): [d]; empty: they do not.
   virtual std::vector<double> decay_rates() const { return {}; }
@@ -51,6 +52,11 @@ class AttentionPositions {
   virtual bool has_far_keys() const { return false; }
   // The keys that are seen; without reach: what the layer itself says.
   virtual kernels::KeyPattern pattern() const { return {}; }
+  // Whether it counts distances from key to key, whatever positions Encode is given.
+  bool counts_distances() const;
+  // Whether it follows the positions that rows are told in place of their own, which Encode is
+  // given then, and nothing else.
+  virtual bool reads_told_positions() const { return !counts_distances(); }
 };
 
 // The layer itself: Error kUsage unless its heads are of an even width and its rope_theta above 1.

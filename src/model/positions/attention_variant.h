@@ -26,10 +26,4 @@ PositionsVariant AttentionVariantOf(const char* name) {
   return VariantOf<Options, PositionsInAttention<Options, Method>, Positions, PartContext>(name);
 }
 
-// The longest text over that of training.
-inline void RequireStretch(double stretch, ProblemList& problems) {
-  problems.Require(stretch >= 1, "option stretch is ", stretch,
-                   "; the longest text over that of training, at least 1, would work");
-}
-
 }  // namespace halflife::model

@@ -27,7 +27,7 @@ struct YarnRamp {
 };
 YarnRamp YarnRampOf(int64_t dim, double base, const YarnConfig& config);
 std::vector<double> YarnFrequencies(int64_t dim, double base, const YarnConfig& config);
-// Of cos and sin: 0.1 ln stretch + 1, whose square is a temperature of the scores.
+// The factor of cos and sin: 0.1 ln stretch + 1, whose square is a temperature of the scores.
 double YarnFactor(double stretch);
 
 }  // namespace halflife::model

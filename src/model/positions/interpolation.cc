@@ -11,7 +11,8 @@ struct StretchOptions : PartOptions {
   double stretch = 1;
   std::vector<Option> Fields() override { return {{"stretch", &stretch}}; }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
-    RequireStretch(stretch, problems);
+    problems.Require(stretch >= 1, "option stretch is ", stretch,
+                     "; the longest text over that of training, at least 1, would work");
   }
 };
 

@@ -24,7 +24,10 @@ class Positions {
   virtual int64_t max_positions() const { return 0; }
   // Whether layers of attention tell positions by this; else by their own option rope_theta.
   virtual bool in_attention() const { return false; }
-  // Of one layer; null unless in_attention. May declare parameters.
+  // Whether AddTo follows the positions that rows are told in place of their own
+  // (SequenceSlice::told). What is in_attention() says so layer by layer.
+  virtual bool reads_told_positions() const { return !in_attention(); }
+  // The method of one layer; null unless in_attention(). May declare parameters.
   virtual std::unique_ptr<AttentionPositions> OfLayer(const AttentionLayer& layer) const;
 };
 

@@ -9,6 +9,34 @@
 #include "train/config/epochs.h"
 
 namespace halflife::train {
+namespace {
+
+// Why positions that rows are told in place of their own would not reach the model; empty: they do.
+std::string WhyNotTold(const model::LanguageModel& model) {
+  const bool in_attention = model.positions().in_attention();
+  for (int64_t layer = 0; in_attention && layer < model.config().num_layers; ++layer) {
+    const model::MixerTraits traits = model.block(layer).mixer().traits();
+    // Counted token by token, distances would stay the rows' own.
+    if (traits.takes_positions && !traits.reads_told_positions)
+      return Concat("model.positions ", model.config().positions.name(), " count distances");
+  }
+  const bool read = model.positions().reads_told_positions() ||
+                    model.AnyLayerHas(&model::MixerTraits::reads_told_positions);
+  return read ? "" : "no layer rotates and nothing is added to embeddings";
+}
+
+void RequireTold(const data::RowPositionsConfig& told, const model::LanguageModel& model) {
+  if (told.plain()) return;
+  const std::string why_not = WhyNotTold(model);
+  HL_CHECK_AS(ExitCode::kUsage, why_not.empty(), "data.positions: ", told.kind,
+              "; use plain: ", why_not, ", so the model would not see other positions");
+  const int64_t most = model.positions().max_positions();
+  HL_CHECK_AS(ExitCode::kUsage, most == 0 || told.length <= most,
+              "data.positions_length: ", told.length, "; use at most max_positions of the ",
+              model.config().positions.name(), " table, ", most);
+}
+
+}  // namespace
 
 int NumRowGroups(const RunConfig& config, int world_size) {
   return std::max(world_size / config.parallel.sp, 1);
@@ -51,6 +79,7 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
   HL_CHECK_AS(ExitCode::kUsage, config.parallel.sp == 1 || !model.objective().classifier(),
               "parallel.sp ", config.parallel.sp, ": objective ", config.model.objective.name(),
               " reads whole documents, and no rank would have one; parallel.sp 1 would work");
+  RequireTold(config.data.positions, model);
   if (dataset == nullptr) return;
   const std::string layer = model.LayerOfOneDocument();
   HL_CHECK_AS(

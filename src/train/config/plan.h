@@ -19,9 +19,10 @@ model::Recompute RecomputeOf(const RunConfig& config);  // of one that Validate 
 // One line: "gla, 6 layers x 256, 5.1M parameters, 16 x 512 tokens a step on 2 ranks".
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model, int world_size);
 
-// Error kUsage where the model does not take rows as long as data.seq_len, where the dataset's may
-// hold several documents and a layer takes one a row, or where it has no split that eval.split
-// names. `dataset` may be null: not known.
+// Error kUsage where the model does not take rows as long as data.seq_len, or does not see the
+// positions that data.positions tells them, where the dataset's may hold several documents and a
+// layer takes one a row, or where it has no split that eval.split names. `dataset` may be null: not
+// known.
 void RequireRows(const RunConfig& config, const model::LanguageModel& model,
                  const data::DatasetInfo* dataset);
 

@@ -98,17 +98,6 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }
 
-// Whether anything in the model is told positions that it could not count itself.
-bool IsToldPositions(const model::ModelConfig& model) {
-  const std::string& way = model.positions.name();
-  if (way == "learned" || way == "sinusoidal") return true;
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    const model::MixerConfig& mixer = model.mixer_of(layer);
-    if (mixer.Has("rope_theta") && mixer.Get<double>("rope_theta") > 0) return true;
-  }
-  return false;
-}
-
 void CheckRowPositions(const RunConfig& c, Problems& problems) {
   const data::RowPositionsConfig& p = c.data.positions;
   problems.OneOf("data.positions", p.kind, {"plain", "skipwise", "randomised"});
@@ -120,20 +109,6 @@ void CheckRowPositions(const RunConfig& c, Problems& problems) {
   }
   problems.Require(p.length >= c.data.seq_len && p.length <= (1 << 24), "data.positions_length",
                    p.length, Concat("data.seq_len, ", c.data.seq_len, ", to 16777216"));
-  // Those that count distances themselves, token by token, would not see other positions.
-  const std::string& way = c.model.positions.name();
-  const bool told = way == "none" || way == "learned" || way == "sinusoidal" ||
-                    way == "interpolated" || way == "ntk_aware" || way == "yarn";
-  problems.Require(told && IsToldPositions(c.model), "data.positions", p.kind,
-                   Concat("plain: ",
-                          told ? "no layer rotates and nothing is added to embeddings"
-                               : Concat("model.positions ", way, " count distances"),
-                          ", so the model would not see other positions"));
-  if (way == "learned") {
-    const auto most = c.model.positions.Get<int64_t>("max_positions");
-    problems.Require(p.length <= most, "data.positions_length", p.length,
-                     Concat("at most max_positions of the learned table, ", most));
-  }
 }
 
 }  // namespace

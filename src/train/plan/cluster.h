@@ -31,13 +31,15 @@ struct Cluster {
   double network_bytes_per_s = 0;     // of a rank to another node
   double memory_bytes = 0;            // of a rank; 0: not known
   kernels::DeviceLimits limits = {};  // of a GPU's schedules
-  // Of an operation, and of each step of a message within a node and between two. A GPU's are those
-  // of NCCL's own model for rings of the Simple protocol (NCCL 2.28, src/graph/tuning.cc).
+  // The latency of an operation, and of each step of a message within a node and between two. A
+  // GPU's are those of NCCL's own model for rings of the Simple protocol (NCCL 2.28,
+  // src/graph/tuning.cc).
   double base_s = 8.4e-6, node_hop_s = 3.4e-6, network_hop_s = 14e-6;
 
   int world_size() const { return nodes * gpus; }
-  // Of one operation, with `bytes` as flight records count them: rings, and for all-reduces also
-  // trees, of consecutive ranks; those of the group "control" are messages of hosts.
+  // The time of one operation, with `bytes` as flight records count them: rings, and for
+  // all-reduces also trees, of consecutive ranks; those of the group "control" are messages of
+  // hosts.
   double Seconds(const dist::RehearsedOperation& operation) const;
   // What decides between strategies of sp ranks that share rows.
   kernels::ExchangeCost RowCost(int sp) const;

@@ -29,7 +29,7 @@ struct PlannedCollective {
   double exposed_seconds = 0;        // that compute waits for
 };
 
-// Of a rank's memory: beyond, a plan is warned of, as a part of it is estimated.
+// The share of a rank's memory beyond which a plan is warned of, as a part of it is estimated.
 constexpr double kPlannedMemory = 0.9;
 
 struct PlannedLoss {
@@ -46,8 +46,8 @@ struct ClusterPlan {
   std::vector<PlannedCollective> collectives = {};
   double step_s = 0, compute_s = 0;  // compute: alone, the update with it
   double tokens_per_s = 0;           // over all ranks
-  // Of the peak: 6 x parameters a token (Chowdhery et al., 2022, appendix B), and all products of
-  // forward and backward, token-to-token work included and the embedding's lookup not.
+  // Shares of the peak: 6 x parameters a token (Chowdhery et al., 2022, appendix B), and all
+  // products of forward and backward, token-to-token work included and the embedding's lookup not.
   double mfu_6p = 0, mfu_full = 0;
   double checkpoint_bytes = 0;
   std::optional<double> save_blocked_s = {};  // absent: for as long as it takes to write

@@ -18,7 +18,7 @@ namespace halflife::train {
 // estimates: the others.
 struct MemoryPlan {
   double main_and_adam = 0, gradients = 0, compute_copy = 0, activations = 0, loss = 0;
-  // Of a GPU: most that a layer's kernel borrows (ModelCost::WorkspaceBytes).
+  // Most that a layer's kernel borrows on a GPU (ModelCost::WorkspaceBytes).
   double workspace = 0;
   double saved_copy = 0;  // that a save in the background writes; of a GPU's rank on the host
   double states = 0;      // before this rank's slices of rows, kept until backward
@@ -44,7 +44,7 @@ struct PlanScene {
   int64_t train_tokens = 0;         // of the dataset; 0: not known
   bool assumed_vocabulary = false;  // CompleteForPlan had to
 };
-// Of this machine, whose `local_size` ranks share the host's memory, or have a GPU each.
+// The scene of this machine, whose `local_size` ranks share the host's memory, or have a GPU each.
 PlanScene SceneHere(const RunConfig& config, int world_size, int local_size);
 
 // Empty where the run fits. Else what does not fit, and what would: fewer rows in a micro-batch,

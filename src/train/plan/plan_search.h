@@ -13,11 +13,11 @@ struct FoundPlan {
   int num_possible = 0, num_fitting = 0;  // plans that were looked at, and that fit the memory
 };
 
-// Of all sp, zero and micro_batch that the request leaves open and that divide train.global_batch:
-// the plan with the most tokens a second that takes at most kPlannedMemory of a rank's memory; of
-// equals the smallest. With sp and zero the largest micro_batch that fits is the fastest, as the
-// model has no cost that grows with it. The batch, and so what is trained, stays. `config`:
-// complete (CompleteForPlan) but for these. Error kUsage where none divides or none fits.
+// Returns, among all sp, zero and micro_batch that the request leaves open and that divide
+// train.global_batch, the plan with the most tokens a second that takes at most kPlannedMemory of a
+// rank's memory; of equals the smallest. With sp and zero the largest micro_batch that fits is the
+// fastest, as the model has no cost that grows with it. The batch, and so what is trained, stays.
+// `config`: complete (CompleteForPlan) but for these. Error kUsage where none divides or none fits.
 FoundPlan SearchPlan(const RunConfig& config, const PlanRequest& request);
 
 }  // namespace halflife::train

@@ -19,7 +19,7 @@
 
 namespace halflife::train {
 
-// Of one layer and one micro-batch, on one rank.
+// The exchanges of one layer and one micro-batch, on one rank.
 struct RowExchanges {
   std::vector<dist::RehearsedOperation> operations = {};
   // In the order of the program; values are indices into `operations`.
@@ -30,7 +30,7 @@ struct RowExchanges {
 
 class RowRehearsals {
  public:
-  // Of the rank with this slice of its rows, under the config's parallel.sp, exchange,
+  // Rehearses for the rank with this slice of its rows, under the config's parallel.sp, exchange,
   // train.micro_batch, train.precision and data.seq_len. `cost`: what decides between strategies
   // where parallel.exchange is auto; a run measures it.
   RowRehearsals(const RunConfig& config, int sp_index, const kernels::ExchangeCost& cost);

@@ -23,27 +23,27 @@ struct ComputePiece {
   enum class Kind : uint8_t { kForward, kBackward, kUpdate };
   Kind kind = Kind::kForward;
   int64_t layer = 0;  // as LanguageModel::LayerOf counts; of an update 0
-  // Of one micro-batch on this rank: multiply-adds as 2, and what has to pass through the device's
-  // memory.
+  // What one micro-batch takes on this rank: multiply-adds as 2, and what has to pass through the
+  // device's memory.
   double flops = 0, bytes = 0;
 };
 
 struct StepOperations {
   std::vector<ComputePiece> pieces = {};  // that kCompute events number
-  // Of two steps: what the first leaves under way, the second waits for. Groups of one rank have no
-  // operations.
+  // Holds two steps: what the first leaves under way, the second waits for. Groups of one rank have
+  // no operations.
   dist::Rehearsal rehearsal = {};
   size_t second_event = 0;        // the first event of the second step
   int64_t second_operation = 0;   // its first operation
   int64_t num_micro_batches = 1;  // of a step
   int64_t tokens = 0;             // of a micro-batch on this rank
   int64_t longest_past = 0;       // tokens before a slice that a layer asks for, at most the row's
-  // Of the arena (ParameterArena), with padding.
+  // The sizes of the arena (ParameterArena), with padding.
   double main_and_adam_bytes = 0, gradient_bytes = 0, compute_copy_bytes = 0;
   // With ZeRO stage 2: of the buckets that are there at one time, at most.
   double bucket_slot_bytes = 0;
 
-  // Of the second step.
+  // The operations of the second step.
   std::span<const dist::RehearsedOperation> operations() const {
     return std::span(rehearsal.operations()).subspan(static_cast<size_t>(second_operation));
   }

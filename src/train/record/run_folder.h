@@ -43,7 +43,7 @@ class RunFolder {
 
   std::filesystem::path LogFile(int rank) const;
   std::filesystem::path FlightFolder() const { return FlightFolderOf(path_); }
-  // Of a run's folder: the ranks' flight records, while it runs and after a failure.
+  // Where a run's folder has the ranks' flight records, while it runs and after a failure.
   static std::filesystem::path FlightFolderOf(const std::filesystem::path& run) {
     return run / "flight";
   }

@@ -25,7 +25,7 @@ class GradientNorm {
   // [num_blocks] fp64 beside `flat`: sums over fixed blocks of each fragment, in order. A GPU is
   // not waited for.
   at::Tensor PartialSums() const;
-  // Of what PartialSums gave, on the host.
+  // Adds up what PartialSums gave, on the host.
   double Sum(std::span<const double> partials) const;
 
  private:
@@ -35,7 +35,7 @@ class GradientNorm {
   at::Tensor table_;  // bytes of segments_ on a GPU; undefined on the CPU
 };
 
-// Of all the fragments, in fp64: by both steps of the above.
+// Returns the sum over all the fragments, in fp64: by both steps of the above.
 double SumOfSquares(const std::vector<dist::Fragment>& fragments, const at::Tensor& flat);
 
 }  // namespace halflife::train

@@ -2,8 +2,8 @@
 // gradients and Adam's m and v, in ParameterLayout's order, plus the copy of the compute region in
 // the compute dtype where that is not fp32. The model's parameters are views into it.
 //
-// Of the arrays that a rank shares out with others (ZeRO: Rajbhandari et al., 2020) it holds its
-// slices alone: of m and v, of the main weights that have a compute copy, of gradients.
+// Where a rank shares arrays out with others (ZeRO: Rajbhandari et al., 2020), it holds its slices
+// of them alone: of m and v, of the main weights that have a compute copy, of gradients.
 //
 //   ParameterArena arena(model.parameters(), {.device = at::kCPU, .compute_dtype = at::kFloat});
 //   arena.Initialise(seed);
@@ -29,7 +29,7 @@ class ParameterArena {
     int zero_stage = 0;  // 1: this rank's slices of what only the optimiser reads; 2: of gradients
     int slice = 0;       // of layout.num_slices
   };
-  // Of one rank of a run.
+  // Returns the config of one rank of a run.
   static Config Of(const RunConfig& config, at::Device device, int rank, int world_size);
   // Allocates and binds every parameter of `parameters` (a leaf that requires a gradient).
   ParameterArena(model::ParameterSet& parameters, const Config& config);

@@ -11,7 +11,7 @@
 
 namespace halflife::train {
 
-// Of parallel.exchange.
+// Returns the strategy that parallel.exchange names.
 kernels::StateStrategy StrategyOf(const std::string& exchange);
 
 struct SharedRows {

@@ -12,6 +12,7 @@
 #include "support/expect_error.h"
 #include "support/paths.h"
 #include "train/config/part_help.h"
+#include "train/config/plan.h"
 #include "train/config/run_config.h"
 
 namespace halflife::model {
@@ -100,6 +101,22 @@ TEST(OutOfTree, AModelOfThemLearns) {
   double last = first;
   for (int i = 0; i < 60; ++i) last = step();
   EXPECT_LT(last, 0.8 * first) << "targets to learn by heart";
+}
+
+// Rows may be told positions of longer texts, as this table reads them.
+TEST(OutOfTree, ATableOfThemReadsToldPositions) {
+  const train::RunConfig config =
+      Recipe({"data.path=ds", "data.seq_len=30", "data.positions=randomised",
+              "data.positions_length=64", "model.positions.toy.period=40"});
+  EXPECT_NO_THROW(train::Validate(config, 1));
+  LanguageModel model(config.model);
+  EXPECT_NO_THROW(train::RequireRows(config, model, nullptr));
+  model.BindOwnMemory(1, /*requires_grad=*/false);
+  const at::NoGradGuard no_grad;
+  SequenceSlice slice = SequenceSlice::Contiguous(4, 30, 0, at::kCPU);
+  const at::Tensor own = model.Hidden(Tokens(1), {.slice = &slice});
+  slice.told = slice.positions * 2;
+  EXPECT_GT((model.Hidden(Tokens(1), {.slice = &slice}) - own).abs().max().item<double>(), 1e-2);
 }
 
 // fp32, logits of order 1, states summed in another order.

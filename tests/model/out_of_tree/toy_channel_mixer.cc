@@ -1,5 +1,6 @@
 // y = W act(x) + b.
 #include "model/activation.h"
+#include "model/channel_mixers/inner_channels.h"
 #include "model/channel_mixers/variants.h"
 
 namespace halflife::model {
@@ -18,7 +19,7 @@ class Toy : public ChannelMixer {
   Toy(const ToyOptions& options, const PartContext& context)
       : dim_(context.model_dim()),
         activation_(Activation::Named(options.activation)),
-        down_(context, dim_, options.bias) {}
+        down_(DownProjection(context, dim_, options.bias)) {}
 
   at::Tensor operator()(const at::Tensor& x) const override { return down_(activation_(x)); }
   FlopCount FlopsPerToken() const override {
@@ -30,7 +31,7 @@ class Toy : public ChannelMixer {
  private:
   int64_t dim_;
   Activation activation_;
-  DownProjection down_;
+  OutputProjection down_;
 };
 
 }  // namespace

@@ -9,7 +9,9 @@
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/linear/linear.h"
 #include "kernels/torch/dispatch.h"
+#include "model/mixers/heads.h"
 #include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::model {
 namespace {

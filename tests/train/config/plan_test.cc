@@ -39,6 +39,40 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
                   "text has no test split", "'validation' would work");
 }
 
+// Positions that rows are told reach models that follow them, and those alone.
+TEST(Plan, ToldPositionsWantAModelThatFollowsThem) {
+  const auto require = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"data.positions=skipwise", "data.positions_length=4096"});
+    const RunConfig config = SmallRecipe(more);
+    RequireRows(config, model::LanguageModel(config.model), nullptr);
+  };
+  const std::string softmax = "model.mixer=softmax",
+                    bare = "model.mixer.softmax.rope_theta=0";  // no rotation of its own
+  EXPECT_NO_THROW(require({softmax}));
+  EXPECT_NO_THROW(require({"model.mixer=retention"}));
+  EXPECT_NO_THROW(require({softmax, bare, "model.positions=sinusoidal"}));
+  EXPECT_NO_THROW(
+      require({"model.positions=learned", "model.positions.learned.max_positions=4096"}))
+      << "a table serves layers that tell nothing themselves";
+  for (const char* turned : {"interpolated", "ntk_aware", "yarn"})
+    EXPECT_NO_THROW(require({softmax, Concat("model.positions=", turned)}));
+  const std::vector<std::vector<std::string>> deaf = {{"model.mixer=rwkv4"}, {}, {softmax, bare}};
+  for (const std::vector<std::string>& model : deaf)
+    EXPECT_HL_ERROR(require(model), ExitCode::kUsage,
+                    "data.positions: skipwise; use plain: no layer rotates and nothing is added to "
+                    "embeddings, so the model would not see other positions");
+  for (const char* way : {"alibi", "t5", "kerple_log", "kerple_power", "xpos", "rerope",
+                          "streaming_llm", "lm_infinite"})
+    EXPECT_HL_ERROR(require({softmax, Concat("model.positions=", way)}), ExitCode::kUsage,
+                    Concat("data.positions: skipwise; use plain: model.positions ", way,
+                           " count distances, so the model would not see other positions"));
+  EXPECT_HL_ERROR(
+      require(
+          {softmax, bare, "model.positions=learned", "model.positions.learned.max_positions=2048"}),
+      ExitCode::kUsage,
+      "data.positions_length: 4096; use at most max_positions of the learned table, 2048");
+}
+
 TEST(Plan, RefusesRanksForAMixerOfWholeRows) {
   EXPECT_HL_ERROR(
       RequireRows(SmallRecipe({"model.mixer=hyena", "parallel.sp=2"}),

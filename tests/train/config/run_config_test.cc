@@ -176,31 +176,18 @@ TEST(RunConfig, ValidateListsEveryProblemAtOnce) {
                   "parallel.grad_reduce: 'fp16'; use one of fp32, bf16");
 }
 
-// Positions that rows are told reach models that are told positions, and those alone.
-TEST(RunConfig, ToldPositionsWantAModelThatSeesThem) {
-  const auto validate = [](std::vector<std::string> more) {
-    more.insert(more.end(), {"data.positions=skipwise", "data.positions_length=4096"});
-    Validate(Parse(more), 1);
-  };
-  EXPECT_NO_THROW(validate({"model.mixer=softmax"}));
-  EXPECT_NO_THROW(validate({"model.mixer=retention"}));
-  EXPECT_NO_THROW(validate({"model.mixer=softmax", "model.positions=yarn"}));
-  EXPECT_HL_ERROR(validate({"model.mixer=rwkv4"}), ExitCode::kUsage,
-                  "data.positions: skipwise; use plain: no layer rotates");
-  EXPECT_HL_ERROR(validate({"model.mixer=softmax", "model.mixer.softmax.rope_theta=0",
-                            "model.positions=alibi"}),
-                  ExitCode::kUsage, "model.positions alibi count distances");
-  EXPECT_HL_ERROR(
-      validate({"model.mixer=softmax", "model.mixer.softmax.rope_theta=0",
-                "model.positions=learned", "model.positions.learned.max_positions=2048"}),
-      ExitCode::kUsage, "at most max_positions of the learned table, 2048");
-  EXPECT_HL_ERROR(validate({"model.mixer=softmax", "data.positions_chunks=0"}), ExitCode::kUsage,
+// Which models see them is asked of the built model (plan_test).
+TEST(RunConfig, PositionsThatRowsAreTold) {
+  const auto validate = [](const std::vector<std::string>& set) { Validate(Parse(set), 1); };
+  const std::string skipwise = "data.positions=skipwise", length = "data.positions_length=4096";
+  EXPECT_NO_THROW(validate({skipwise, length}));
+  EXPECT_HL_ERROR(validate({skipwise, length, "data.positions_chunks=0"}), ExitCode::kUsage,
                   "data.positions_chunks: 0; use a number >= 1");
-  EXPECT_HL_ERROR(Validate(Parse({"data.positions=randomised", "data.positions_length=16"}), 1),
+  EXPECT_HL_ERROR(validate({"data.positions=randomised", "data.positions_length=16"}),
                   ExitCode::kUsage, "data.positions_length: 16; use data.seq_len, ");
-  EXPECT_HL_ERROR(Validate(Parse({"data.positions_length=4096"}), 1), ExitCode::kUsage,
+  EXPECT_HL_ERROR(validate({length}), ExitCode::kUsage,
                   "data.positions_length: 4096; use 0 with plain positions");
-  EXPECT_HL_ERROR(Validate(Parse({"data.positions=jumping"}), 1), ExitCode::kUsage,
+  EXPECT_HL_ERROR(validate({"data.positions=jumping"}), ExitCode::kUsage,
                   "data.positions: 'jumping'; use one of plain, skipwise, randomised");
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/linear/linear.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::model {
 namespace {

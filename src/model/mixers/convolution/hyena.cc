@@ -15,6 +15,7 @@
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::model {
 namespace {

@@ -10,7 +10,6 @@
 #include "kernels/fft_conv/fft_conv.h"
 #include "kernels/linear/linear.h"
 #include "kernels/torch/dispatch.h"
-#include "model/mixers/variants.h"
 
 namespace halflife::model {
 

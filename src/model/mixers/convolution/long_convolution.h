@@ -32,7 +32,7 @@ class FilterLayer {
   Parameter weight_, bias_;
 };
 
-// Of a mixer whose state is the inputs of its convolution.
+// The traits of a mixer whose state is the inputs of its convolution.
 MixerTraits LongConvolutionTraits(int64_t channels, int64_t filter_len);
 // Errors (exit 2) for rows of several documents, and for rows beyond the filter.
 void RequireOneDocument(const std::string& mixer, const SequenceSlice& slice);
@@ -49,7 +49,7 @@ at::Tensor ConvolveRows(const LongConvolutionCall& call, at::Tensor* after);
 at::Tensor ConvolveStep(const at::Tensor& x, const at::Tensor& filter, int64_t num_past,
                         at::Tensor& inputs);
 
-// Of one channel and token: three transforms of twice the row and the product of two.
+// The cost of one channel and token: three transforms of twice the row and the product of two.
 double LongConvolutionFlops(int64_t seq_len);
 
 }  // namespace halflife::model

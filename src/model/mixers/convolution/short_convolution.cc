@@ -8,7 +8,7 @@ namespace halflife::model {
 ShortConvolution::ShortConvolution(const PartContext& context, const std::string& name,
                                    const ConvolutionShape& shape)
     : shape_(shape) {
-  const Init init = Init::UniformOfFanIn(shape.taps);
+  const Init init = shape.init.value_or(Init::UniformOfFanIn(shape.taps));
   weight_ = context.parameters->Declare(
       {.name = context.prefix + name + ".weight", .shape = {shape.channels, 1, shape.taps}}, init);
   if (!shape.bias) return;
@@ -26,7 +26,8 @@ at::Tensor ShortConvolution::operator()(const ConvolutionCall& call, at::Tensor*
                                            .documents = call.slice.documents,
                                            .starts = call.slice.starts,
                                            .silu = shape_.silu,
-                                           .segment = call.slice.segment};
+                                           .segment = call.slice.segment,
+                                           .x_gradient = call.x_gradient};
   if (after != nullptr) {
     // A copy: a view would keep the whole sequence.
     *after = kernels::ShortConvTail(inputs)

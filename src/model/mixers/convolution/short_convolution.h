@@ -8,8 +8,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "kernels/torch/gradient_columns.h"
 #include "model/mixer.h"
 
 namespace halflife::model {
@@ -17,18 +19,21 @@ namespace halflife::model {
 struct ConvolutionShape {
   int64_t channels = 0, taps = 0;
   bool bias = false, silu = false;
+  // How weight and bias start; absent: uniform in +-1/sqrt(W), as torch.nn.Conv1d's do.
+  std::optional<Init> init = {};
 };
 
 struct ConvolutionCall {
   at::Tensor x;                // [B, T, C]
   const SequenceSlice& slice;  // borrowed
   at::Tensor tail;             // [B, W-1, C], the inputs before the slice; undefined: none
+  kernels::GradientColumn x_gradient = {};  // where that of x goes, as ShortConvInputs has it
 };
 
 class ShortConvolution {
  public:
-  // name.weight [C, 1, W] and name.bias [C] start uniform in +-1/sqrt(W), as torch.nn.Conv1d's do.
-  // Neither decays; the bias is fp32.
+  ShortConvolution() = default;
+  // Declares name.weight [C, 1, W] and name.bias [C]. Neither decays; the bias is fp32.
   ShortConvolution(const PartContext& context, const std::string& name,
                    const ConvolutionShape& shape);
 

@@ -15,22 +15,15 @@
 #include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
-#include "kernels/short_conv/short_conv.h"
 #include "kernels/torch/dispatch.h"
 #include "model/activation.h"
 #include "model/mixers/decay/score_sums.h"
+#include "model/mixers/heads.h"
 
 namespace halflife::model {
 namespace {
 
 constexpr double kTokensPerKeptState = 256;  // backward keeps a state so often
-
-Parameter DeclareConv(const PartContext& context, const std::string& name, int64_t channels,
-                      int64_t taps) {
-  return context.parameters->Declare(
-      {.name = context.prefix + name, .shape = {channels, 1, taps}, .weight_decay = false},
-      Init::Normal(context.initializer_range));
-}
 
 // An activation as a map: fla's retnet and gla.
 class Activated : public FeatureMap {
@@ -109,7 +102,11 @@ DecayedMixer::DecayedMixer(const LinearHeadOptions& heads, const PartContext& co
   for (size_t i = 0; i < 3 && form.bias; ++i)
     biases_[i] = DeclareBias(context, Concat(names[i], "_proj.bias"), dims[i]);
   for (size_t i = 0; i < 3 && form.conv_size > 0; ++i)
-    convs_[i] = DeclareConv(context, Concat(names[i], "_conv1d.weight"), dims[i], form.conv_size);
+    convs_.emplace_back(context, Concat(names[i], "_conv1d"),
+                        ConvolutionShape{.channels = dims[i],
+                                         .taps = form.conv_size,
+                                         .silu = true,
+                                         .init = Init::Normal(context.initializer_range)});
   MakeMaps(context);
   if (form.make_decay) decay_ = form.make_decay(context);
   if (has_norm() && form.norm_affine)
@@ -137,6 +134,7 @@ MixerTraits DecayedMixer::traits() const {
   const int log_scale = log_scaled() ? 2 : -1;
   MixerTraits traits;
   if (decay_ != nullptr) traits.max_tokens = decay_->max_tokens();
+  traits.reads_told_positions = rotates();
   traits.state = {{.name = "kv",
                    .shape = {heads_.num_heads, num_features, heads_.head_dim_v},
                    .log_scale = log_scale}};
@@ -154,14 +152,8 @@ MixerTraits DecayedMixer::traits() const {
                             .compute_dtype = true,
                             .exchange = StateExchange::kGather});
   }
-  if (form_.conv_size == 0) return traits;
-  const auto tail = [&](const char* name, int64_t channels) {
-    traits.state.push_back(
-        {.name = name, .shape = {form_.conv_size - 1, channels}, .exchange = StateExchange::kTail});
-  };
-  tail("q_tail", heads_.key_dim());
-  tail("k_tail", heads_.kv_key_dim());
-  tail("v_tail", heads_.kv_value_dim());
+  const char* const tails[] = {"q_tail", "k_tail", "v_tail"};
+  for (size_t i = 0; i < convs_.size(); ++i) traits.state.push_back(convs_[i].tail(tails[i]));
   return traits;
 }
 
@@ -202,10 +194,8 @@ MixerOutput DecayedMixer::Forward(const MixerCall& call) const {
 at::Tensor DecayedMixer::Step(const at::Tensor& x, const SequenceSlice& token,
                               MixerState& state) const {
   Heads heads = Project(x.unsqueeze(1), token, [&](const at::Tensor& y, size_t index) {
-    if (form_.conv_size == 0) return y;
-    return kernels::ShortConvStep({.x = y.squeeze(1), .weight = *convs_[index]},
-                                  state.tensors[num_memories() + index])
-        .unsqueeze(1);
+    if (convs_.empty()) return y;
+    return convs_[index].Step(y.squeeze(1), state.tensors[num_memories() + index]).unsqueeze(1);
   });
   if (form_.score_norm) {
     at::Tensor& keys = state.tensors[num_memories()];
@@ -287,7 +277,7 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
   Heads heads = {.q = map(0), .k = map(1)};
   if (form_.normaliser == Normaliser::kUnrotatedKeys)
     heads.plain_q = heads.q.x, heads.plain_k = heads.k.x;
-  if (form_.rope_theta > 0 || !form_.rotary_frequencies.empty()) {
+  if (rotates()) {
     const at::ScalarType dtype = kernels::ComputeType(heads.q.x);
     const auto table =
         form_.rotary_frequencies.empty()
@@ -332,23 +322,12 @@ void DecayedMixer::NormScores(const at::Tensor& keys, const at::Tensor& position
 // Convolution `index` reads its tail from the call's state and leaves the new one in `after`.
 at::Tensor DecayedMixer::Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                                   MixerState* after) const {
-  if (form_.conv_size == 0) return y;
+  if (convs_.empty()) return y;
   const size_t place = num_memories() + index;
-  const bool carried = call.carried();
-  const kernels::ShortConvInputs inputs = {
-      .x = y,
-      .weight = *convs_[index],
-      .tail = carried ? call.initial->tensors[place] : at::Tensor(),
-      .documents = call.slice.documents,
-      .starts = call.slice.starts,
-      .segment = call.slice.segment};
-  if (after != nullptr) {
-    // A copy: a view would keep the whole sequence.
-    const at::Tensor tail = kernels::ShortConvTail(inputs).to(
-        kernels::ComputeType(y), /*non_blocking=*/false, /*copy=*/true);
-    after->tensors[place] = tail.contiguous();
-  }
-  return kernels::ShortConv(inputs);
+  return convs_[index]({.x = y,
+                        .slice = call.slice,
+                        .tail = call.carried() ? call.initial->tensors[place] : at::Tensor()},
+                       after == nullptr ? nullptr : &after->tensors[place]);
 }
 
 // o [..., H, V], gate [..., H V] or undefined -> [..., D].

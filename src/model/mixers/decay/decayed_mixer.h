@@ -10,8 +10,10 @@
 #include <span>
 #include <vector>
 
+#include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/decay/feature_map.h"
 #include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::kernels {
 struct DecayState;
@@ -47,7 +49,7 @@ struct DecayedOptions : OptionsOf<DecayedOptions, LinearHeadOptions> {
   std::vector<Option> Fields() override;
 };
 
-// Of all heads, [B, T, H or Hk, F].
+// Queries and keys of all heads, [B, T, H or Hk, F].
 struct QueriesAndKeys {
   at::Tensor q, k;
 };
@@ -161,6 +163,7 @@ class DecayedMixer : public Mixer {
   // The first tensors of a state are those of decay attention; tails of convolutions follow, or the
   // keys that score_norm reads.
   bool has_norm() const { return *form_.norm_name != 0; }
+  bool rotates() const { return form_.rope_theta > 0 || !form_.rotary_frequencies.empty(); }
   bool normalised() const { return form_.normaliser != Normaliser::kNone; }
   bool log_scaled() const { return form_.allow_growth || maps_[1]->has_log_scale(); }
   size_t num_memories() const { return 1 + normalised() + log_scaled(); }
@@ -172,7 +175,8 @@ class DecayedMixer : public Mixer {
   int64_t model_dim_;
   double norm_eps_;
   std::array<std::shared_ptr<const FeatureMap>, 2> maps_;  // of q and k
-  std::array<Parameter, 3> projections_, biases_, convs_;  // of q, k and v
+  std::array<Parameter, 3> projections_, biases_;          // of q, k and v
+  std::vector<ShortConvolution> convs_;                    // likewise; empty: none
   Parameter gate_, norm_;
   std::unique_ptr<LogDecay> decay_;  // null: none
   OutputProjection out_;

@@ -34,7 +34,7 @@ class FeatureMap {
   // What the kernels know it by, who apply it in one pass with a bias.
   virtual std::optional<kernels::ElementMap> element_map() const { return std::nullopt; }
 
-  // Of its matrices, which every head of every token is multiplied with.
+  // The elements of its matrices, which every head of every token is multiplied with.
   virtual int64_t num_matrix_elements() const { return 0; }
   // Elements that backward keeps for each head of a token, the features themselves left out.
   virtual int64_t num_activations() const { return 0; }

@@ -6,6 +6,7 @@
 #include "kernels/decay_gate/decay_gate.h"
 #include "kernels/linear/linear.h"
 #include "model/mixers/decay/decayed_mixer.h"
+#include "model/mixers/heads.h"
 
 namespace halflife::model {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/torch/dispatch.h"
-#include "model/mixers/variants.h"
+#include "model/mixers/heads.h"
 
 namespace halflife::model {
 namespace {

@@ -46,7 +46,7 @@ class Explained {
   virtual std::vector<Explanation> Explain(const MixerCall& call) const = 0;
 };
 
-// Of a pool with these log weights [B, T, H].
+// Returns the explanation of a pool with these log weights [B, T, H].
 Explanation ExplainPool(const at::Tensor& log_weight, const SequenceSlice& slice, int64_t window,
                         double eps);
 

@@ -39,7 +39,7 @@ struct FocusOptions : OptionsOf<FocusOptions> {
   std::vector<std::string> presets_;
 };
 
-// Of a table of presets: the names, and the entry of one of them.
+// Return the names of a table of presets, and the entry of one of them.
 std::vector<std::string> PresetNames(const auto& presets) {
   std::vector<std::string> names;
   for (const auto& preset : presets) names.emplace_back(preset.name);

@@ -24,6 +24,7 @@
 #include "kernels/torch/dispatch.h"
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/focus/focus.h"
+#include "model/mixers/heads.h"
 
 namespace halflife::model {
 namespace {

@@ -5,6 +5,7 @@
 #include "kernels/decay_attention/decay_attention.h"
 #include "kernels/linear/linear.h"
 #include "kernels/polynomial_attention/polynomial_attention.h"
+#include "model/mixers/heads.h"
 
 namespace halflife::model {
 

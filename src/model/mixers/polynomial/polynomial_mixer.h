@@ -17,6 +17,7 @@
 #include "kernels/linear/linear.h"
 #include "kernels/polynomial_attention/features.h"
 #include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::model {
 

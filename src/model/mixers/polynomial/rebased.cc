@@ -17,6 +17,7 @@
 
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/torch/dispatch.h"
+#include "model/mixers/heads.h"
 #include "model/mixers/polynomial/polynomial_mixer.h"
 
 namespace halflife::model {

@@ -13,10 +13,10 @@
 #include "kernels/linear/linear.h"
 #include "kernels/selective_scan/args.h"
 #include "kernels/selective_scan/selective_scan.h"
-#include "kernels/short_conv/short_conv.h"
 #include "kernels/swiglu/swiglu.h"
-#include "kernels/torch/dispatch.h"
+#include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::model {
 namespace {
@@ -67,10 +67,8 @@ class Mamba : public Mixer {
     };
     const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;
     in_ = matrix("in_proj.weight", {.out = 2 * inner_, .in = dim_}, Init::UniformOfFanIn(dim_));
-    conv_ = context.parameters->Declare(
-        {.name = context.prefix + "conv1d.weight", .shape = {inner_, 1, sizes_.d_conv}},
-        Init::UniformOfFanIn(sizes_.d_conv));
-    conv_bias_ = fp32("conv1d.bias", {inner_}, Init::UniformOfFanIn(sizes_.d_conv));
+    conv_ = ShortConvolution(
+        context, "conv1d", {.channels = inner_, .taps = sizes_.d_conv, .bias = true, .silu = true});
     select_ = matrix("x_proj.weight", {.out = rank + 2 * states, .in = inner_},
                      Init::UniformOfFanIn(inner_));
     step_ = matrix("dt_proj.weight", {.out = inner_, .in = rank}, Init::UniformOfFanIn(rank));
@@ -81,32 +79,28 @@ class Mamba : public Mixer {
     skip_ = fp32("D", {inner_}, Init::Ones());
     OutputForm out = {.name = "out_proj"};
     if (!fork)
-      out.init = Init::UniformOfFanIn(inner_).Scaled(
-          1 / std::sqrt(static_cast<double>(context.sizes.num_layers)));
+      out.init = Init::UniformOfFanIn(inner_)
+                     .Scaled(1 / std::sqrt(static_cast<double>(context.sizes.num_layers)))
+                     .Scaled(context.output_init_scale);
     out_ = OutputProjection(context, inner_, /*bias=*/false, out);
   }
 
   MixerTraits traits() const override {
     MixerTraits traits;
-    traits.state = {
-        {.name = "ssm", .shape = {inner_, sizes_.d_state}},
-        {.name = "x_tail", .shape = {sizes_.d_conv - 1, inner_}, .exchange = StateExchange::kTail}};
+    traits.state = {{.name = "ssm", .shape = {inner_, sizes_.d_state}}, conv_.tail("x_tail")};
     return traits;
   }
 
   MixerOutput Forward(const MixerCall& call) const override {
     const bool carried = call.carried();
     const std::vector<kernels::LinearPart> in = Enter(call.x);
-    const kernels::ShortConvInputs conv = {
-        .x = in[0].y,
-        .weight = *conv_,
-        .bias = *conv_bias_,
-        .tail = carried ? call.initial->tensors[1] : at::Tensor(),
-        .documents = call.slice.documents,
-        .starts = call.slice.starts,
-        .segment = call.slice.segment,
-        .x_gradient = in[0].gradient};
-    const Selected selected = Select(kernels::ShortConv(conv));
+    at::Tensor tail;  // after the slice
+    const Selected selected =
+        Select(conv_({.x = in[0].y,
+                      .slice = call.slice,
+                      .tail = carried ? call.initial->tensors[1] : at::Tensor(),
+                      .x_gradient = in[0].gradient},
+                     call.want_state ? &tail : nullptr));
     const auto [y, state] =
         kernels::SelectiveScan({.x = selected.x,
                                 .delta = selected.delta,
@@ -122,19 +116,13 @@ class Mamba : public Mixer {
                                 .initial = carried ? call.initial->tensors[0] : at::Tensor(),
                                 .segment = call.slice.segment});
     MixerOutput result = {.y = out_(kernels::SwiGlu(in[1].y, y, in[1].gradient)), .state = {}};
-    if (call.want_state) {
-      // A copy: a view would keep the whole sequence.
-      const at::Tensor tail = kernels::ShortConvTail(conv).to(
-          kernels::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true);
-      result.state.tensors = {state, tail.contiguous()};
-    }
+    if (call.want_state) result.state.tensors = {state, tail};
     return result;
   }
 
   at::Tensor Step(const at::Tensor& u, const SequenceSlice&, MixerState& state) const override {
     const std::vector<kernels::LinearPart> in = Enter(u);
-    const Selected selected = Select(kernels::ShortConvStep(
-        {.x = in[0].y, .weight = *conv_, .bias = *conv_bias_}, state.tensors[1]));
+    const Selected selected = Select(conv_.Step(in[0].y, state.tensors[1]));
     const at::Tensor y = kernels::SelectiveScanStep({.x = selected.x,
                                                      .delta = selected.delta,
                                                      .delta_bias = *step_bias_,
@@ -151,7 +139,7 @@ class Mamba : public Mixer {
     const int64_t elements = inner_ * (3 * dim_ + 2 * sizes_.dt_rank + 2 * sizes_.d_state);
     // A state's decay, its exponential counted as one, its input and its output; the taps.
     return {.matmul = 2 * static_cast<double>(elements),
-            .mixing = static_cast<double>(inner_ * (7 * sizes_.d_state + 2 * sizes_.d_conv))};
+            .mixing = static_cast<double>(inner_ * 7 * sizes_.d_state) + conv_.flops_per_token()};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     // u; x before and after the convolution, the gate, the step, y, and y gated; what x selects.
@@ -185,7 +173,8 @@ class Mamba : public Mixer {
 
   MambaOptions sizes_;
   int64_t dim_, inner_;
-  Parameter in_, conv_, conv_bias_, select_, step_, step_bias_, a_log_, skip_;
+  Parameter in_, select_, step_, step_bias_, a_log_, skip_;
+  ShortConvolution conv_;
   OutputProjection out_;
 };
 

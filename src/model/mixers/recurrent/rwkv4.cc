@@ -13,6 +13,7 @@
 #include "kernels/torch/dispatch.h"
 #include "kernels/wkv4/wkv4.h"
 #include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::model {
 namespace {
@@ -60,7 +61,8 @@ class Rwkv4 : public Mixer {
     matrices_ = {DeclareSquare(context, "key.weight", init),
                  DeclareSquare(context, "value.weight", init.Scaled(context.value_init_scale)),
                  DeclareSquare(context, "receptance.weight", init)};
-    out_ = OutputProjection(context, dim_, /*bias=*/false, {.name = "output", .init = init});
+    out_ = OutputProjection(context, dim_, /*bias=*/false,
+                            {.name = "output", .init = init.Scaled(context.output_init_scale)});
   }
 
   MixerTraits traits() const override {

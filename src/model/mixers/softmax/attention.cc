@@ -10,9 +10,11 @@
 #include <cmath>
 #include <limits>
 
+#include "core/dtype.h"
 #include "core/error.h"
 #include "kernels/rotary/rotary.h"
 #include "kernels/sequence/tokens_before.h"
+#include "kernels/softmax_attention/args.h"
 #include "kernels/torch/dispatch.h"
 
 namespace halflife::model {
@@ -35,6 +37,12 @@ class OwnRotation : public AttentionPositions {
   double rope_theta_;
 };
 
+// The method of a layer that tells no positions.
+class NotTold : public AttentionPositions {
+ public:
+  bool reads_told_positions() const override { return false; }
+};
+
 // The model's way where its attention has one, else the layer's own.
 std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
                                                 const Attention::Shape& shape,
@@ -46,7 +54,7 @@ std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
   if (context.positions != nullptr && context.positions->in_attention())
     return context.positions->OfLayer(layer);
   if (options.rope_theta > 0) return std::make_unique<OwnRotation>(layer);
-  return std::make_unique<AttentionPositions>();
+  return std::make_unique<NotTold>();
 }
 
 kernels::KeyPattern PatternOf(const AttentionOptions& options,
@@ -146,7 +154,10 @@ MixerTraits Attention::traits() const {
   const bool asks_row_length = scales_queries() && options_.query_scale.mode == "fixed_len";
   MixerTraits traits = {.causal = options_.causal,
                         .splits_rows = options_.causal && !asks_row_length,
-                        .takes_positions = true};
+                        .takes_positions = true,
+                        .reads_told_positions = positions_->reads_told_positions(),
+                        .has_attention_probabilities = !shape_.squared_relu,
+                        .asks_row_length = asks_row_length};
   if (!options_.causal) return traits;
   const auto cache = [&](const char* name, int64_t dim) {
     traits.state.push_back({.name = name,
@@ -216,15 +227,21 @@ double Attention::ActivationBytes(int64_t seq_len, int64_t bytes_per_element) co
       (positions_->far_from() > 0 ? queries : 0) + (positions_->has_far_keys() ? keys : 0);
   return elements * static_cast<double>(bytes_per_element) +
          4 * static_cast<double>(shape_.num_heads) *
-             (KeepsWeights(bytes_per_element) ? 1 + 2 * static_cast<double>(seq_len) : 1);
+             (KeepsWeights(seq_len, bytes_per_element) ? 1 + 2 * static_cast<double>(seq_len) : 1);
 }
 
-// LibTorch's operators keep all weights for backward: with dropout, and of a squared ReLU on CUDA
-// where its kernels do not take the call, of devices with the usual shared memory.
-bool Attention::KeepsWeights(int64_t bytes_per_element) const {
-  constexpr int64_t kWidestHead = 128;
-  const bool taken = bytes_per_element == 2 && shape_.head_dim <= kWidestHead;
-  return options_.dropout > 0 || (shape_.squared_relu && !taken);
+// The device is not known here: its shared memory is taken to suffice.
+bool Attention::KeepsWeights(int64_t seq_len, int64_t bytes_per_element) const {
+  if (options_.dropout > 0) return true;
+  if (!shape_.squared_relu) return false;
+  kernels::SoftmaxAttentionArgs args;
+  args.q.dtype = bytes_per_element == 2 ? DType::kBF16 : DType::kF32;
+  args.num_queries = static_cast<int>(seq_len);
+  args.head_dim = static_cast<int>(shape_.head_dim);
+  args.head_dim_v = static_cast<int>(shape_.head_dim_v);
+  args.far_from = static_cast<int>(config_.far_from);
+  if (!config_.decay_rates.empty()) args.decay_rates = config_.decay_rates.data();
+  return !kernels::cuda::WhyNot(args, std::numeric_limits<int64_t>::max()).empty();
 }
 
 // Of products of what Encode gives: a learned scale is in the queries.

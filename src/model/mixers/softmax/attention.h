@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "kernels/softmax_attention/softmax_attention.h"
+#include "model/mixer.h"
 #include "model/mixers/softmax/query_scale.h"
-#include "model/mixers/variants.h"
 #include "model/positions/positions.h"
 
 namespace halflife::model {
@@ -63,22 +63,24 @@ class Attention {
 
   MixerTraits traits() const;
 
-  // Of heads as they were projected. Error kUsage for a past, or other ranks' slices, of a
-  // layer that sees later tokens.
+  // Attends with heads as they were projected. Error kUsage for a past, or other ranks' slices, of
+  // a layer that sees later tokens.
   Output Forward(const MixerCall& call, Heads heads) const;
-  // Of one token, T = 1, as Mixer::Step. Error kUsage for a layer that sees later tokens.
+  // Attends with the heads of one token, T = 1, as Mixer::Step. Error kUsage for a layer that sees
+  // later tokens.
   at::Tensor Step(Heads heads, const SequenceSlice& token, MixerState& state) const;
 
-  // Of a query, in the mean over a row of one document.
+  // How many keys a query sees, in the mean over a row of one document.
   double NumKeys(int64_t seq_len) const;
   double MixingFlops(int64_t seq_len) const;
   // What backward keeps of a token beside the projected heads: encoded q and k, v, the output, and
-  // what cosines and far pairs add; of each head one fp32, with dropout, and of a squared ReLU,
-  // which only the CPU has a kernel for, two of each weight.
+  // what cosines and far pairs add; of each head one fp32. Where LibTorch's operators keep them,
+  // two of each weight as well: with dropout, and of a squared ReLU that the kernels of a GPU leave
+  // to them (kernels::cuda::WhyNot).
   double ActivationBytes(int64_t seq_len, int64_t bytes_per_element) const;
 
  private:
-  bool KeepsWeights(int64_t bytes_per_element) const;
+  bool KeepsWeights(int64_t seq_len, int64_t bytes_per_element) const;
   double ScoreScale() const;
   bool scales_queries() const { return options_.query_scale.form != "none"; }
   void RequireCausal(const char* what) const;

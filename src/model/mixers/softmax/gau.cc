@@ -17,6 +17,8 @@
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/torch/dispatch.h"
 #include "model/mixers/softmax/attention.h"
+#include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::model {
 namespace {

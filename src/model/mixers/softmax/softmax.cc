@@ -8,7 +8,10 @@
 
 #include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
+#include "model/mixers/heads.h"
 #include "model/mixers/softmax/attention.h"
+#include "model/mixers/variants.h"
+#include "model/output_projection.h"
 
 namespace halflife::model {
 namespace {

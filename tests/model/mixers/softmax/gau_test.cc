@@ -283,6 +283,25 @@ TEST(Gau, SeesDistancesAlone) {
   EXPECT_TRUE(Close(built->Forward({.x = x, .slice = there}).y, here, 1e-11));
 }
 
+// A weight is kept twice in fp32 where no kernel of a GPU takes the call.
+TEST(Gau, PlansTheWeightsThatASquaredReluKeeps) {
+  const auto bytes_per_key = [](int64_t key_dim, int64_t bytes_per_element,
+                                const char* positions = "none") {
+    const BuiltMixer built(Form{.normaliser = "squared_relu"}.Config(24, key_dim), 16, at::kFloat,
+                           0.3, {.positions = PositionsConfig(positions)});
+    const auto bytes = [&](int64_t seq_len) {
+      return built->ActivationBytesPerToken(seq_len, bytes_per_element);
+    };
+    return (bytes(2048) - bytes(1024)) / 1024;
+  };
+  EXPECT_EQ(bytes_per_key(128, 2), 0);
+  EXPECT_EQ(bytes_per_key(128, 2, "alibi"), 0);
+  EXPECT_EQ(bytes_per_key(130, 2), 8) << "too wide";
+  EXPECT_EQ(bytes_per_key(128, 4), 8) << "fp32";
+  EXPECT_EQ(bytes_per_key(128, 2, "xpos"), 8) << "decays";
+  EXPECT_EQ(bytes_per_key(128, 2, "rerope"), 8) << "far pairs";
+}
+
 // GAU-alpha: 24 layers, and the six that its experiments on length have.
 ModelConfig GauAlpha(int64_t num_layers) {
   ModelConfig config = {.vocab_size = 12000, .model_dim = 768, .num_layers = num_layers};

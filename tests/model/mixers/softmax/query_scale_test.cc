@@ -243,6 +243,7 @@ TEST(QueryScale, LaterTokensDoNotMatterUnlessTheRowsLengthIsAsked) {
     const bool same = Close(mixer.Run(x.narrow(1, 0, 20)), mixer.Run(x).narrow(1, 0, 20), 1e-12);
     EXPECT_EQ(same, std::string(mode) != "fixed_len") << mode;
     EXPECT_EQ(mixer->traits().splits_rows, same) << mode;  // a rank knows its slice alone
+    EXPECT_EQ(mixer->traits().asks_row_length, !same) << mode;
   }
 }
 

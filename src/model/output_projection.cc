@@ -1,0 +1,23 @@
+#include "model/output_projection.h"
+
+#include "kernels/linear/linear.h"
+
+namespace halflife::model {
+
+OutputProjection::OutputProjection(const PartContext& context, int64_t width, bool bias,
+                                   const OutputForm& form) {
+  if (context.inner_norm != nullptr)
+    inner_norm_ = MakeNorm(*context.inner_norm, context.Below("inner_norm."), width);
+  weight_ = context.parameters->Declare(
+      {.name = context.prefix + form.name + ".weight",
+       .shape = {context.model_dim(), width},
+       .weight_decay = true},
+      form.init.value_or(context.MatrixInit(width).Scaled(context.output_init_scale)));
+  if (bias) bias_ = DeclareBias(context, form.name + ".bias", context.model_dim());
+}
+
+at::Tensor OutputProjection::operator()(const at::Tensor& y) const {
+  return AddBias(kernels::Linear(inner_norm_ == nullptr ? y : (*inner_norm_)(y), *weight_), bias_);
+}
+
+}  // namespace halflife::model
