@@ -61,10 +61,10 @@
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/token_shift/token_shift.h"
 #include "kernels/torch/autograd.h"
+#include "kernels/torch/device_graph.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/gradient_columns.h"
 #include "kernels/torch/gradient_sink.h"
-#include "kernels/torch/device_graph.h"
 #include "kernels/torch/host_transfer.h"
 #include "kernels/torch/host_waits.h"
 #include "kernels/torch/tensor_checks.h"
@@ -361,7 +361,7 @@ void EmulatorCountsExample(const DecayAttentionArgs& args, const DecayAttentionP
 #include "examples/kernels/emu/counts.h"
 }
 
-void WeightSumsExample(const Tensors& weights, const Tensor& dy, const Tensor& x) {
+void WeightSumsExample(const Tensors& weights, const Tensor& dy, const Tensor& x){
 #include "examples/kernels/linear/weight_sums.h"
 }
 

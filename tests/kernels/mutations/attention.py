@@ -81,7 +81,7 @@ MUTATIONS = [
      ": kernels::NumVisibleKeys(positions, config_.pattern);", ": positions + 1;",
      "query_scale_test"),
     ("scores: rows whose length counts share a batch", "src/eval/scorer.cc",
-     "AsksRowLength(model.config()) &&", "false &&", "scorer_test"),
+     "model.AnyLayerHas(&model::MixerTraits::asks_row_length) &&", "false &&", "scorer_test"),
     ("attention: later keys without the window's end", f"{KERNEL}/visible_keys.cc",
      "return pattern.window > 0 ? at::minimum(ends, place + pattern.window) : ends;", "return ends;",
      "visible_keys_test"),
