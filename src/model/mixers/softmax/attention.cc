@@ -182,7 +182,7 @@ Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
   if (slice.segment != nullptr) RequireCausal("a row on several ranks");
   Encode(own, slice.told_positions(), *slice.rotary);
   Heads heads = WithPast(call, own);
-  if (scales_queries()) ScaleQueries(slice.positions, heads);
+  if (scales_queries()) ScaleQueries(slice, heads);
   const bool one_document =
       call.num_past == 0 && slice.segment == nullptr && !slice.has_boundaries();
   Output result = {.y = Attend(heads, slice.positions, one_document, &call), .state = {}};
@@ -202,7 +202,7 @@ at::Tensor Attention::Step(Heads heads, const SequenceSlice& token, MixerState& 
   with_cache(heads.k, state.tensors[0]);
   with_cache(heads.v, state.tensors[1]);
   if (positions_->has_far_keys()) with_cache(heads.far_k, state.tensors[2]);
-  if (scales_queries()) ScaleQueries(token.positions, heads);
+  if (scales_queries()) ScaleQueries(token, heads);
   return Attend(heads, token.positions, /*one_document=*/false, /*call=*/nullptr);
 }
 
@@ -292,17 +292,35 @@ int64_t Attention::Reach(const MixerCall& call) const {
   return bounded ? pattern.reach() - 1 : std::numeric_limits<int64_t>::max();
 }
 
-void Attention::ScaleQueries(const at::Tensor& positions, Heads& heads) const {
+// [B, T] of the slice's queries, whose row has so many keys: once for all layers that scale alike.
+at::Tensor Attention::QueryFactors(const SequenceSlice& slice, int64_t num_keys,
+                                   at::ScalarType compute) const {
   const QueryScale& scale = options_.query_scale;
-  const at::Tensor num_keys = scale.mode == "fixed_len"
-                                  ? at::full_like(positions, heads.k.size(1))
-                                  : kernels::NumVisibleKeys(positions, config_.pattern);
-  const at::Tensor factors = QueryScales(num_keys, scale).to(kernels::ComputeType(heads.q));
+  const kernels::KeyPattern& pattern = config_.pattern;
+  const bool of_row = scale.mode == "fixed_len";
+  const auto make = [&] {
+    const at::Tensor seen = of_row ? at::full_like(slice.positions, num_keys)
+                                   : kernels::NumVisibleKeys(slice.positions, pattern);
+    return QueryScales(seen, scale).to(compute);
+  };
+  const auto number = [](auto x) { return static_cast<double>(x); };
+  return slice.of_positions->Of(
+      slice.positions,
+      {"query factors",
+       {number(scale.form == "info"), number(scale.mode == "eval_only"),
+        of_row ? number(num_keys) : -1, number(scale.length), number(scale.dim),
+        number(pattern.window), number(pattern.block), number(pattern.sinks),
+        number(pattern.bidirectional), number(compute)}},
+      make);
+}
+
+void Attention::ScaleQueries(const SequenceSlice& slice, Heads& heads) const {
+  const at::Tensor factors = QueryFactors(slice, heads.k.size(1), kernels::ComputeType(heads.q));
   const at::Tensor of_heads = factors.unsqueeze(-1).unsqueeze(-1);
   const auto apply = [&](at::Tensor& q) { q = (q * of_heads).to(q.scalar_type()); };
   apply(heads.q);
   if (heads.far_q.defined()) apply(heads.far_q);
-  if (scale.bias) heads.bias_scale = factors;
+  if (options_.query_scale.bias) heads.bias_scale = factors;
 }
 
 // Of a slice whose queries follow so many keys, once for all layers of the same pattern.

@@ -87,7 +87,9 @@ class Attention {
   void Encode(Heads& heads, const at::Tensor& positions, kernels::RotaryTables& tables) const;
   Heads WithPast(const MixerCall& call, const Heads& own) const;
   int64_t Reach(const MixerCall& call) const;
-  void ScaleQueries(const at::Tensor& positions, Heads& heads) const;
+  at::Tensor QueryFactors(const SequenceSlice& slice, int64_t num_keys,
+                          at::ScalarType compute) const;
+  void ScaleQueries(const SequenceSlice& slice, Heads& heads) const;
   kernels::VisibleKeys SeenIn(const SequenceSlice& slice, int64_t num_past) const;
   at::Tensor Attend(const Heads& heads, const at::Tensor& positions, bool one_document,
                     const MixerCall* call) const;

@@ -247,6 +247,26 @@ TEST(QueryScale, LaterTokensDoNotMatterUnlessTheRowsLengthIsAsked) {
   }
 }
 
+// Layers of a batch share what follows from its positions: factors of one scale and pattern alone.
+TEST(QueryScale, LayersDoNotTakeEachOthersFactors) {
+  const at::Tensor x = Normal({2, 60, 16}, 5);
+  const auto shared = SequenceSlice::Contiguous(2, 60, 0, at::kCPU);
+  for (const char* form : {"info", "log"}) {
+    for (const char* mode : {"train", "eval_only", "fixed_len"}) {
+      for (const int64_t length : {8, 40}) {
+        for (const int64_t window : {0, 12}) {
+          const BuiltMixer mixer = Attention({{"query_scale", form},
+                                              {"query_scale_mode", mode},
+                                              {"query_scale_length", length},
+                                              {"window", window}});
+          EXPECT_TRUE(test::BitEqual(mixer->Forward({.x = x, .slice = shared}).y, mixer.Run(x)))
+              << form << " " << mode << " " << length << " " << window;
+        }
+      }
+    }
+  }
+}
+
 // A window no wider than the training length sees no more keys than training did.
 TEST(QueryScale, AWindowOfTheTrainingLengthNeedsNone) {
   const at::Tensor x = Normal({2, 60, 16}, 3);
