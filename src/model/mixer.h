@@ -89,8 +89,8 @@ struct MixerState {
 // `compute`: the dtype of the parameters.
 MixerState EmptyState(const MixerTraits& traits, int64_t batch, at::Device device,
                       at::ScalarType compute);
-// Writes a token [B, 1, ...] to place `place` of a tensor that grows, [B, capacity, ...]; where it is
-// full, one of twice the capacity replaces it.
+// Writes a token [B, 1, ...] to place `place` of a tensor that grows, [B, capacity, ...]; where
+// that is full, it is replaced by one of twice the capacity.
 void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache);
 
 // All tokens of a slice at once: training, evaluation and prefill.
