@@ -1,6 +1,5 @@
 // What `score` and `eval` compute with a model on a GPU against the same on the CPU, in fp32. Skips
 // where there is no GPU.
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +9,7 @@
 #include "eval/carried.h"
 #include "eval/retrieval_table.h"
 #include "eval/scorer.h"
+#include "kernels/gpu_test.h"
 #include "kernels/random_tensors.h"
 
 namespace halflife::eval {
@@ -19,14 +19,8 @@ constexpr int64_t kVocab = 30;
 // Logits of order 1 through two layers whose sums are in another order.
 constexpr double kTolerance = 1e-3;
 
-class EvalGpuTest : public testing::TestWithParam<std::string> {
+class EvalGpuTest : public test::GpuTest<testing::TestWithParam<std::string>> {
  protected:
-  void SetUp() override {
-#ifndef HALFLIFE_WITH_CUDA
-    GTEST_SKIP() << "this build has no CUDA parts";
-#endif
-    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-  }
   static std::unique_ptr<model::LanguageModel> Model(const std::string& mixer, at::Device device) {
     auto model = std::make_unique<model::LanguageModel>(
         model::ModelConfig{.vocab_size = kVocab,

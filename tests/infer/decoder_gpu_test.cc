@@ -1,26 +1,18 @@
 // Steps that a GPU replays from a graph against those that it launches one by one. Skips where
 // there is no GPU.
-#include <ATen/Context.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "infer/decoder.h"
+#include "kernels/gpu_test.h"
 #include "kernels/random_tensors.h"
 
 namespace halflife::infer {
 namespace {
 
-class DecoderGpuTest : public testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override {
-#ifndef HALFLIFE_WITH_CUDA
-    GTEST_SKIP() << "this build has no CUDA parts";
-#endif
-    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-  }
-};
+class DecoderGpuTest : public test::GpuTest<testing::TestWithParam<std::string>> {};
 INSTANTIATE_TEST_SUITE_P(All, DecoderGpuTest, testing::ValuesIn(model::NamesOf(model::kMixers)),
                          [](const auto& param_info) { return param_info.param; });
 

@@ -1,6 +1,5 @@
 // The CUDA kernels of a step's elementwise and row-wise parts on a GPU, through their bindings,
 // against the CPU's on the same tensors. Skips where there is no GPU.
-#include <ATen/Context.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
@@ -15,6 +14,7 @@
 #include "kernels/decay_gate/decay_gate.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/focus_heads/focus_heads.h"
+#include "kernels/gpu_test.h"
 #include "kernels/gradient_check.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/real_norm/real_norm.h"
@@ -34,17 +34,8 @@ using test::Normal;
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors&)>;
 
-void SkipWithoutGpu() {
-#ifndef HALFLIFE_WITH_CUDA
-  GTEST_SKIP() << "this build has no CUDA parts";
-#endif
-  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-}
-
-class StepKernelsGpuTest : public testing::TestWithParam<at::ScalarType> {
+class StepKernelsGpuTest : public test::GpuTest<testing::TestWithParam<at::ScalarType>> {
  protected:
-  void SetUp() override { SkipWithoutGpu(); }
-
   static Tensors Run(const Function& function, const Tensors& inputs, at::DeviceType device) {
     Tensors leaves;
     for (const at::Tensor& x : inputs) {
@@ -396,10 +387,7 @@ struct Arena {
 // Each element is read and written once: what differs is how the two compilers contract products
 // and sums, some roundings of 2^-24 of values of up to 4. What no segment names stays in bits: the
 // moments' and the copy's zeros, and the weights there.
-class AdamWGpuTest : public testing::Test {
- protected:
-  void SetUp() override { SkipWithoutGpu(); }
-};
+class AdamWGpuTest : public test::GpuTest<testing::Test> {};
 TEST_F(AdamWGpuTest, OfManySegmentsEqualsTheCpu) {
   const Arena arena;
   const Tensors want = arena.After(3, at::kCPU), got = arena.After(3, at::kCUDA);

@@ -1,11 +1,11 @@
 // The CUDA kernels on a GPU against the CPU kernels on the same tensors: every kind, forward and
 // every gradient, and the step. Skips where there is no GPU.
-#include <ATen/Context.h>
 
 #include <string>
 #include <tuple>
 
 #include "kernels/decay_attention/tensor_problem.h"
+#include "kernels/gpu_test.h"
 
 namespace halflife::kernels {
 namespace {
@@ -67,14 +67,8 @@ DecayProblem OnGpu(const DecayProblem& problem) {
 }
 
 class DecayAttentionGpuTest
-    : public testing::TestWithParam<std::tuple<DecayKind, at::ScalarType, bool>> {
+    : public test::GpuTest<testing::TestWithParam<std::tuple<DecayKind, at::ScalarType, bool>>> {
  protected:
-  void SetUp() override {
-#ifndef HALFLIFE_WITH_CUDA
-    GTEST_SKIP() << "this build has no CUDA parts";
-#endif
-    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-  }
   static DecayProblem Make(int64_t dim_k, int64_t dim_v, bool normalised = false) {
     const auto [kind, dtype, documents] = GetParam();
     DecayProblem problem = MakeProblem({.seq_len = 300,

@@ -1,7 +1,6 @@
 // Polynomial attention on a GPU, in every form that it has there, against the oracle. Skips where
 // there is no GPU.
-#include <ATen/Context.h>
-
+#include "kernels/gpu_test.h"
 #include "kernels/polynomial_attention/problem.h"
 
 namespace halflife::kernels {
@@ -9,14 +8,7 @@ namespace {
 
 using namespace test;
 
-class PolynomialAttentionGpuTest : public testing::TestWithParam<Kernel> {
- protected:
-  void SetUp() override {
-#ifndef HALFLIFE_WITH_CUDA
-    GTEST_SKIP() << "this build has no CUDA parts";
-#endif
-    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-  }
+class PolynomialAttentionGpuTest : public halflife::test::GpuTest<testing::TestWithParam<Kernel>> {
 };
 
 // Every pair on matrix units: what they read is rounded to bf16, as is what is stored.

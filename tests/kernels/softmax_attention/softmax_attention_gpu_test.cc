@@ -1,9 +1,9 @@
 // Softmax attention on a GPU against the CPU on the same bf16 tensors, by whichever route a problem
 // takes there: LibTorch's attention, kernels of our own, LibTorch's calls. Skips where there is no
 // GPU.
-#include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "kernels/gpu_test.h"
 #include "kernels/softmax_attention/problem.h"
 
 namespace halflife::kernels {
@@ -53,15 +53,7 @@ std::vector<at::Tensor> Results(const Problem& given, const at::Tensor& dout, at
   return results;
 }
 
-class SoftmaxAttentionGpuTest : public testing::TestWithParam<Shape> {
- protected:
-  void SetUp() override {
-#ifndef HALFLIFE_WITH_CUDA
-    GTEST_SKIP() << "this build has no CUDA parts";
-#endif
-    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-  }
-};
+class SoftmaxAttentionGpuTest : public test::GpuTest<testing::TestWithParam<Shape>> {};
 
 TEST_P(SoftmaxAttentionGpuTest, EqualsTheCpu) {
   const Problem p = MakeProblem(GetParam(), 5).To(at::kBFloat16);

@@ -1,0 +1,22 @@
+// What tests of a GPU stand on: they are skipped where there is none, with the reason.
+//
+//   class ScanGpuTest : public test::GpuTest<testing::TestWithParam<Shape>> {};
+#pragma once
+
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+
+namespace halflife::test {
+
+template <typename Test>
+class GpuTest : public Test {
+ protected:
+  void SetUp() override {
+#ifndef HALFLIFE_WITH_CUDA
+    GTEST_SKIP() << "this build has no CUDA parts";
+#endif
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+}  // namespace halflife::test
