@@ -22,7 +22,7 @@ OutputHead::OutputHead(const PartContext& context, int64_t num_classes)
 
 at::Tensor OutputHead::Logits(const at::Tensor& hidden) const {
   const at::Tensor logits = kernels::LinearLogits(hidden, *weight_);
-  return bias_.declared() ? logits + bias_->detach().to(logits.scalar_type()) : logits;
+  return bias_.declared() ? logits + bias_->to(logits.scalar_type()) : logits;
 }
 
 // The fused cross entropy knows matrices alone: a bias is one more column of the weight, against a

@@ -4,6 +4,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/nonzero_static.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -214,12 +215,14 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
 }
 
 at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight) {
-  const c10::AutoGradMode no_grad(false);
-  const at::ScalarType operand = OperandType(hidden);
-  const at::Tensor rows = hidden.reshape({-1, hidden.size(-1)}).to(operand);
-  at::Tensor logits = at::empty({rows.size(0), weight.size(0)},
-                                hidden.options().dtype(ComputeType(hidden)).requires_grad(false));
-  Multiply(logits, rows, weight.to(operand).t());
+  const at::ScalarType operand = OperandType(hidden), compute = ComputeType(hidden);
+  const bool differentiated =
+      c10::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
+  if (operand == compute || differentiated)
+    return at::linear(hidden.to(compute), weight.to(compute));
+  const at::Tensor rows = hidden.reshape({-1, hidden.size(-1)});
+  at::Tensor logits = at::empty({rows.size(0), weight.size(0)}, hidden.options().dtype(compute));
+  Multiply(logits, rows, weight.t());
   std::vector<int64_t> shape = hidden.sizes().vec();
   shape.back() = weight.size(0);
   return logits.view(shape);

@@ -39,8 +39,8 @@ struct LinearCrossEntropySums {
 // operands are multiplied as they are, the logits' gradient rounded to bf16 among them.
 LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                           const LinearCrossEntropyConfig& config);
-// hidden [..., D] and weight [vocab, D] -> [..., vocab] in fp32 (fp64 beside fp64), formed as those
-// above. No gradient.
+// hidden [..., D] and weight [vocab, D] -> [..., vocab] in fp32 (fp64 beside fp64). Differentiable;
+// where no gradient is wanted a GPU multiplies bf16 as it is stored, as above.
 at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight);
 
 // How many of `num_rows` rows have logits at a time: the power of two whose fp32 logits fit 64 MiB
