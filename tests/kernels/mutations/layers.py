@@ -1,8 +1,15 @@
-"""Bugs for the CPU's and LibTorch's side of a step's elementwise and row-wise kernels."""
+"""Bugs for the CPU's and LibTorch's side of a step's elementwise and row-wise kernels, and for a
+token's decoding."""
 
 KERNELS = "src/kernels"
 
 LOSS = [
+    ("head: a tied weight's gradient goes by itself", "src/model/head.cc",
+     "own.weight_is_own = !tied_;", "own.weight_is_own = true;", "step_test"),
+    ("cross entropy: its own weight's gradient is rounded",
+     "src/kernels/cross_entropy/linear_cross_entropy.cc",
+     "GradientSink* const sink = weight_is_own ? GradientSinkOf(weight) : nullptr;",
+     "GradientSink* const sink = nullptr;", "linear_cross_entropy_test"),
     ("loss: a GPU's blocks on the CPU", f"{KERNELS}/cross_entropy/linear_cross_entropy.cc",
      "gpu ? 512u : 64u", "gpu ? 512u : 512u", "linear_cross_entropy_test"),
     ("loss: a block below the fewest rows", f"{KERNELS}/cross_entropy/linear_cross_entropy.cc",
@@ -99,4 +106,14 @@ PRODUCTS = [
      "NormGatePlace{.gate_rows = gate.size(-2)", "NormGatePlace{.gate_rows = 1", "rms_norm_test"),
 ]
 
-MUTATIONS = LOSS + GATES + BIASES + ROTARY + PRODUCTS
+DECODING = [
+    ("decoder: places stand still", "src/infer/decoder.cc", "positions_.add_(1);", "",
+     "decoder_test"),
+    ("decoder: a step begins where the prompt did", "src/infer/decoder.cc",
+     "positions_ = at::full({tokens.size(0), 1}, state_.num_tokens,",
+     "positions_ = at::full({tokens.size(0), 1}, int64_t{0},", "decoder_test"),
+    ("decoder: a later token is the first one", "src/infer/decoder.cc", "tokens_.copy_(tokens);",
+     "", "decoder_test"),
+]
+
+MUTATIONS = LOSS + DECODING + GATES + BIASES + ROTARY + PRODUCTS
