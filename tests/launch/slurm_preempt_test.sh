@@ -8,6 +8,9 @@ make_dataset
 make_undisturbed
 
 submit_urgent() { urgent=$(sbatch --parsable --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap 'sleep 1'); }
+# Whether Slurm has begun to preempt a job: it signals its steps then, up to a second after the
+# urgent job was submitted.
+is_preempted() { [ "$(job_field "$1" PreemptTime)" != None ]; }
 check_finished() {
   wait_for_run "$job" "$2"
   check "$1: finished" "COMPLETED 0" "$(ending "$job")" "$2"
@@ -26,7 +29,8 @@ grep -v '^#SBATCH --signal' "$batch_script" >unwarned.sbatch
 batch_script=$work/unwarned.sbatch
 run=unwarned
 submit $run --exclusive
-pause $run "$job" && submit_urgent && go_on "$job"
+pause $run "$job" && submit_urgent && wait_until "$run is preempted" is_preempted "$job"
+go_on "$job"
 check_finished "preempted without a warning" $run
 
 exit $((failures > 0))
