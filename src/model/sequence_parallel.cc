@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <deque>
 #include <numeric>
 #include <utility>
 
@@ -26,21 +27,50 @@ cudaStream_t StreamOf(const at::Tensor& x) {
 at::Tensor Bytes(const at::Tensor& x) { return x.defined() ? x.flatten().view(at::kByte) : x; }
 
 // Operations of a group complete in order: the last one stands for all.
-struct Waits {
-  dist::Work last;
-  double seconds = 0;
-
+class Waits {
+ public:
   void Await(dist::Work work, cudaStream_t consumer) {
     const Stopwatch stopwatch;
     work.WaitOn(consumer);
-    seconds += stopwatch.Seconds();
-    last = std::move(work);
+    seconds_ += stopwatch.Seconds();
+    last_ = std::move(work);
   }
+  // A rank that only gives goes on at once, or it would be held up by those that it is ahead of.
+  // Until they have taken `tensor` it stays where it is.
+  void Keep(dist::Work work, at::Tensor tensor) {
+    while (!sent_.empty() && sent_.front().work.Done()) sent_.pop_front();
+    sent_.push_back({.tensor = std::move(tensor), .work = std::move(work)});
+  }
+  void Settle() {
+    for (; !sent_.empty(); sent_.pop_front()) {
+      const Stopwatch stopwatch;
+      Sent& sent = sent_.front();
+      sent.work.WaitHost();
+      // A GPU's would be the time of all that it has to compute before.
+      if (!sent.tensor.defined() || sent.tensor.is_cpu()) seconds_ += stopwatch.Seconds();
+    }
+    last_.WaitHost();
+  }
+  double TakeSeconds() { return std::exchange(seconds_, 0); }
+
+ private:
+  struct Sent {
+    at::Tensor tensor;  // undefined: nothing, where others send
+    dist::Work work;    // goes first
+  };
+  dist::Work last_;        // that was waited for
+  std::deque<Sent> sent_;  // not yet known to have been taken
+  double seconds_ = 0;
 };
 
-class ShiftTransfer final : public kernels::SegmentGroup::Transfer {
+class GivingTransfer final : public kernels::SegmentGroup::Transfer {
  public:
-  ShiftTransfer(dist::Work work, cudaStream_t consumer, Waits& waits)
+  void Wait() override {}
+};
+
+class TakingTransfer final : public kernels::SegmentGroup::Transfer {
+ public:
+  TakingTransfer(dist::Work work, cudaStream_t consumer, Waits& waits)
       : work_(std::move(work)), consumer_(consumer), waits_(waits) {}
   void Wait() override {
     if (!std::exchange(waited_, true)) waits_.Await(std::move(work_), consumer_);
@@ -58,8 +88,8 @@ class RankGroup final : public kernels::SegmentGroup {
   explicit RankGroup(dist::Communicator& comm) : comm_(comm) {}
   int rank() const override { return comm_.rank(); }
   int size() const override { return comm_.size(); }
-  double TakeWaitSeconds() override { return std::exchange(waits_.seconds, 0); }
-  void Settle() override { waits_.last.WaitHost(); }
+  double TakeWaitSeconds() override { return waits_.TakeSeconds(); }
+  void Settle() override { waits_.Settle(); }
 
   at::Tensor AllGather(const at::Tensor& x, const char* what) override {
     const at::Tensor in = x.contiguous();
@@ -85,10 +115,13 @@ class RankGroup final : public kernels::SegmentGroup {
     const bool forward = direction == Direction::kToNext;
     const int to = forward ? next : previous, from = forward ? previous : next;
     const cudaStream_t stream = StreamOf(send.defined() ? send : received);
-    return std::make_unique<ShiftTransfer>(
+    dist::Work work =
         comm_.SendRecv(RefOrNone(Bytes(send)), send.defined() ? to : -1, RefOrNone(Bytes(received)),
-                       received.defined() ? from : -1, {what, 0}, stream),
-        stream, waits_);
+                       received.defined() ? from : -1, {what, 0}, stream);
+    if (received.defined())
+      return std::make_unique<TakingTransfer>(std::move(work), stream, waits_);
+    waits_.Keep(std::move(work), send);
+    return std::make_unique<GivingTransfer>();
   }
 
  private:

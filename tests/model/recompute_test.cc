@@ -152,6 +152,7 @@ TEST_P(RecomputedMixer, GivesTheSameBitsWhereRanksShareRows) {
           .lengths = {37, 1, 42}};
       outcome = Train(config, way, parallel.SliceOf(Rows(/*packed=*/true)),
                       parallel.TokensOf(Tokens(1)), parallel.TokensOf(Tokens(2)));
+      parallel.group->Settle();
     });
     return of_ranks;
   };

@@ -5,11 +5,15 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <functional>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -132,6 +136,7 @@ Tensors OverRanks(const MixerForm& form, const at::Tensor& x, const at::Tensor& 
     if (cut.mistakes != nullptr && cut.mistakes->change_slice) cut.mistakes->change_slice(slice);
     of_ranks[comm.rank()] =
         OutputAndGradients(form, parallel.TokensOf(x), parallel.TokensOf(dy), slice);
+    group->Settle();
   });
   Tensors joined;
   for (size_t i = 0; i < of_ranks[0].size(); ++i) {
@@ -277,6 +282,29 @@ TEST_F(SequenceParallelMistake, DocumentStartIgnored) {
   };
   for (const char* mixer : {"rebased", "leap", "mamba", "rwkv4"})
     EXPECT_GT(ErrorOf(Usual(mixer), ignore, /*packed=*/true), kSeen) << mixer;
+}
+
+// The second rank asks for nothing before the first has sent all, and dropped it.
+TEST(SegmentGroup, ARankThatOnlySendsGoesOnAtOnce) {
+  constexpr int kMessages = 3;
+  std::promise<void> sent;
+  LocalWorld::Run(2, [&](Communicator& comm) {
+    const std::shared_ptr<kernels::SegmentGroup> group = MakeSegmentGroup(comm);
+    constexpr auto kToNext = kernels::SegmentGroup::Direction::kToNext;
+    if (comm.rank() == 0) {
+      for (int i = 0; i < kMessages; ++i)
+        group->Shift(at::full({4}, i, at::kFloat), {}, kToNext, "state")->Wait();
+      sent.set_value();
+    } else {
+      EXPECT_EQ(sent.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+      for (int i = 0; i < kMessages; ++i) {
+        const at::Tensor received = at::empty({4});
+        group->Shift({}, received, kToNext, "state")->Wait();
+        EXPECT_TRUE(received.equal(at::full({4}, i, at::kFloat))) << i;
+      }
+    }
+    group->Settle();
+  });
 }
 
 TEST(CutRow, IsEvenInUnitsOfTheAlignment) {

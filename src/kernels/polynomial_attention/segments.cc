@@ -1,6 +1,9 @@
 #include "kernels/polynomial_attention/segments.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 #include "core/error.h"
 #include "kernels/polynomial_attention/features.h"
@@ -25,12 +28,9 @@ PolynomialAttentionInputs Detached(PolynomialAttentionInputs in) {
   return in;
 }
 
-}  // namespace
-
-PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
-                                       const PolynomialAttentionConfig& config) {
-  HL_CHECK(!inputs.initial_state.kv.defined() && !config.want_final_state,
-           "polynomial attention: a state of the caller's before or after a segment");
+// [B, T, H, V] of all heads of `inputs`.
+at::Tensor Attend(const PolynomialAttentionInputs& inputs,
+                  const PolynomialAttentionConfig& config) {
   PolynomialAttentionInputs alone = inputs;
   alone.segment.reset();
   alone.q_gradient = alone.k_gradient = alone.v_gradient = {};
@@ -79,13 +79,30 @@ PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
         .norm_denom = outputs.size() > 1 ? outputs[1] : at::Tensor()};
     return ToSegmentState(BackwardSummarise(from, with_state, output, douts[0])).values;
   };
-  return {.out = RunSegment({.name = "PolynomialAttentionSegment",
-                             .inputs = {inputs.q, inputs.k, inputs.v},
-                             .run = run,
-                             .summarise = summarise,
-                             .nothing = nothing,
-                             .gradient_before = gradient_before},
-                            *inputs.segment)[0],
+  return RunSegment({.name = "PolynomialAttentionSegment",
+                     .inputs = {inputs.q, inputs.k, inputs.v},
+                     .run = run,
+                     .summarise = summarise,
+                     .nothing = nothing,
+                     .gradient_before = gradient_before},
+                    *inputs.segment)[0];
+}
+
+}  // namespace
+
+PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
+                                       const PolynomialAttentionConfig& config) {
+  HL_CHECK(!inputs.initial_state.kv.defined() && !config.want_final_state,
+           "polynomial attention: a state of the caller's before or after a segment");
+  const auto run = [&](const Tensors& piece) {
+    PolynomialAttentionInputs in = inputs;
+    in.q = piece[0], in.k = piece[1], in.v = piece[2];
+    return Attend(in, config);
+  };
+  // Heads of rows are what threads share out: a piece has some for each.
+  const int64_t batch = std::max<int64_t>(inputs.q.size(0), 1);
+  const int64_t least = (at::get_num_threads() + batch - 1) / batch;
+  return {.out = InPieces({{inputs.q, 2}, {inputs.k, 2}, {inputs.v, 2}}, least, run),
           .final_state = {}};
 }
 

@@ -11,6 +11,8 @@
 namespace halflife::kernels {
 namespace {
 
+constexpr int64_t kLeastChannels = 16;  // of a piece: a vector's lanes
+
 SelectiveScanInputs WithTensors(SelectiveScanInputs in, const Tensors& x,
                                 const SegmentState& before) {
   in.x = x[0], in.delta = x[1], in.delta_bias = x[2], in.a = x[3], in.b = x[4], in.c = x[5];
@@ -65,12 +67,12 @@ SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
     in.b_gradient = in.c_gradient = {};  // a piece is one reader of several
     return Scan(in);
   };
-  return {.y = InPiecesOfChannels({{inputs.x, 2},
-                                   {inputs.delta, 2},
-                                   {inputs.delta_bias, 0},
-                                   {inputs.a, 0},
-                                   {inputs.skip, 0}},
-                                  run),
+  return {.y = InPieces({{inputs.x, 2},
+                         {inputs.delta, 2},
+                         {inputs.delta_bias, 0},
+                         {inputs.a, 0},
+                         {inputs.skip, 0}},
+                        kLeastChannels, run),
           .final = {}};
 }
 

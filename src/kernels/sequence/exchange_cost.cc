@@ -55,6 +55,7 @@ double ExchangeCost::Seconds(StateStrategy strategy, int ranks, int64_t bytes) c
 }
 
 StateStrategy ExchangeCost::Cheapest(int ranks, int64_t bytes) const {
+  if (ranks == 2) return StateStrategy::kRing;
   return std::ranges::min({StateStrategy::kGather, StateStrategy::kRing, StateStrategy::kScan}, {},
                           [&](StateStrategy strategy) { return Seconds(strategy, ranks, bytes); });
 }

@@ -20,6 +20,7 @@ struct ExchangeCost {
   // one after the other, a scan for the first piece to pass all ranks and the other pieces behind
   // it.
   double Seconds(StateStrategy strategy, int ranks, int64_t bytes) const;
+  // Of two ranks a ring, whatever was measured: one message, which its sender does not wait for.
   StateStrategy Cheapest(int ranks, int64_t bytes) const;
 };
 

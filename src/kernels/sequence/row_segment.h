@@ -37,8 +37,8 @@ class SegmentGroup {
   }
   int64_t num_asked() const { return num_asked_; }
   const std::set<int64_t>& reaches() const { return reaches_; }
-  // Waits on the host, with the deadline of an operation, for all that was called: before the host
-  // blocks for what a GPU computes from it.
+  // Waits on the host, with the deadline of an operation, for all that was called, what was sent
+  // included: before the host blocks for what a GPU computes from it, and at the end of a pass.
   virtual void Settle() = 0;
   // Seconds the host has waited for other ranks since the last call of this function.
   virtual double TakeWaitSeconds() = 0;
@@ -47,8 +47,9 @@ class SegmentGroup {
   // x [size, ...] -> [...]: the sum over ranks of their x[rank()].
   virtual at::Tensor ReduceScatter(const at::Tensor& x, const char* what) = 0;
   // `send` goes to the neighbour in that direction while `received` is filled by the other one;
-  // undefined where there is nothing to send or to receive. Both are contiguous, of a shape that
-  // their ends agree on, and stay in place until Wait.
+  // undefined where there is nothing to send or to receive. Both are contiguous and of a shape that
+  // their ends agree on. Wait is for what is received: a rank that only sends does not wait for its
+  // neighbour. What it sends must not change before Settle; the group keeps it alive.
   virtual std::unique_ptr<Transfer> Shift(const at::Tensor& send, const at::Tensor& received,
                                           Direction direction, const char* what) = 0;
 

@@ -51,17 +51,18 @@ struct SegmentScan {
 // The outputs of this rank's segment. All ranks call it, and all its backward.
 Tensors RunSegment(const SegmentScan& scan, const RowSegment& row);
 
-// Channels of a tensor along a dimension.
-struct Channels {
+// A tensor and the dimension of its channels, or heads.
+struct Cuttable {
   at::Tensor tensor;
   int64_t dim;
 };
-// A scan whose channels do not meet, of pieces of them one after another: `run` takes those of one
-// piece of each tensor, whose first has its channels in dimension 2, and gives [B, T, piece];
-// returns [B, T, all]. A rank then waits for the first piece of the one before it: on a processor,
-// where a scan is much of a layer. On a GPU one piece, as several small ones would not fill it.
-at::Tensor InPiecesOfChannels(const std::vector<Channels>& all,
-                              const std::function<at::Tensor(const Tensors& piece)>& run);
+// A scan whose channels do not meet, of pieces of them one after another, of `least` channels or
+// more: `run` takes those of one piece of each tensor, whose first has its channels in dimension 2,
+// and gives [B, T, piece, ...]; returns [B, T, all, ...]. A rank then waits for the first piece of
+// the one before it: on a processor, where a scan is much of a layer. On a GPU one piece, as
+// several small ones would not fill it.
+at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least,
+                    const std::function<at::Tensor(const Tensors& piece)>& run);
 
 // -inf where a document starts inside the segment, else `log_transition` [N, C, ...].
 at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row);

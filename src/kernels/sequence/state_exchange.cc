@@ -140,8 +140,6 @@ struct Relay {
 Tensors RunRelay(const Relay& relay, int64_t num_pieces, const RowSegment& row) {
   const int64_t num_shifts = num_pieces + row.size() - 2;
   std::vector<Tensors> received(num_pieces);
-  std::vector<at::Tensor> buffers;
-  std::vector<std::unique_ptr<SegmentGroup::Transfer>> transfers;
   const auto in_range = [&](int64_t piece) { return piece >= 0 && piece < num_pieces; };
   for (int64_t shift = 0; shift < num_shifts; ++shift) {
     const int64_t to_send = shift - relay.place, to_receive = to_send + 1;
@@ -154,13 +152,11 @@ Tensors RunRelay(const Relay& relay, int64_t num_pieces, const RowSegment& row) 
     const bool receives = !relay.starts && in_range(to_receive);
     const Message form(receives ? Piece(relay.own, to_receive, num_pieces) : Tensors{});
     if (receives) receive = form.Empty();
-    transfers.push_back(row.group->Shift(send, receive, relay.direction, relay.what));
-    buffers.insert(buffers.end(), {send, receive});
+    const auto transfer = row.group->Shift(send, receive, relay.direction, relay.what);
     if (!receives) continue;
-    transfers.back()->Wait();
+    transfer->Wait();
     received[to_receive] = form.Unpack(receive);
   }
-  for (const auto& transfer : transfers) transfer->Wait();
   if (relay.starts) return {};
   Tensors whole;
   for (size_t i = 0; i < relay.own.size(); ++i) {

@@ -10,6 +10,8 @@
 namespace halflife::kernels {
 namespace {
 
+constexpr int64_t kLeastChannels = 16;  // of a piece: a vector's lanes
+
 // Nothing seen is a denominator of 0 here, a log scale of -inf there.
 WkvMemory ToMemory(const SegmentState& state) {
   if (state.values.empty()) return {};
@@ -67,8 +69,8 @@ WkvOutputs OverSegments(const WkvInputs& inputs) {
     in.k = piece[0], in.v = piece[1], in.log_decay = piece[2], in.bonus = piece[3];
     return Mix(in);
   };
-  return {.out = InPiecesOfChannels(
-              {{inputs.k, 2}, {inputs.v, 2}, {inputs.log_decay, 0}, {inputs.bonus, 0}}, run),
+  return {.out = InPieces({{inputs.k, 2}, {inputs.v, 2}, {inputs.log_decay, 0}, {inputs.bonus, 0}},
+                          kLeastChannels, run),
           .final = {}};
 }
 

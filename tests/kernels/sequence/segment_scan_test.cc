@@ -101,6 +101,7 @@ std::vector<OfRank> OverRanks(const std::vector<int64_t>& lengths, const at::Ten
     const at::Tensor out = RunSegment(scan, row)[0];
     const at::Tensor dout = 2 * out.detach();
     ranks[comm.rank()] = {.out = out.detach(), .dx = Differentiate({out}, {dout}, {own}, false)[0]};
+    row.group->Settle();
   });
   return ranks;
 }
@@ -148,13 +149,13 @@ INSTANTIATE_TEST_SUITE_P(Strategies, SegmentScanTest,
                                          StateStrategy::kScan));
 
 // All channels once, in their order, whatever their number, and so their gradients.
-TEST(PiecesOfChannelsTest, CoverAllChannels) {
+TEST(InPiecesTest, CoverAllChannels) {
   for (const auto& [channels, want_pieces] :
        std::vector<std::pair<int64_t, int>>{{1, 1}, {31, 1}, {32, 2}, {50, 3}, {768, 4}}) {
     const at::Tensor x = Normal({kRows, 2, channels}, 4, at::kDouble).requires_grad_(true);
     const at::Tensor factor = Normal({channels}, 5, at::kDouble).requires_grad_(true);
     int pieces = 0;
-    const at::Tensor joined = InPiecesOfChannels({{x, 2}, {factor, 0}}, [&](const Tensors& piece) {
+    const at::Tensor joined = InPieces({{x, 2}, {factor, 0}}, 16, [&](const Tensors& piece) {
       ++pieces;
       return piece[0] * piece[1];
     });
