@@ -89,6 +89,15 @@ def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0) -> Item
                 rehearsal=("--mixer", mixer, "--heads", "2", "--profile", *small))  # fmt: skip
 
 
+def _launches(name: str, *more: str) -> Item:
+    """A model so small that its launches take longer than its kernels."""
+    sizes = ("--mixer", "retention", "--heads", "4", "--layers", "4", "--dim", "128", "--seq-len", "256", "--batch", "8")
+    small = ("--mixer", "retention", "--heads", "2", "--layers", "1", "--dim", "32", "--seq-len", "64", "--batch", "1")
+    return Item(f"train_step/{name}", "bench/bench_train_step",
+                (*sizes, "--device", "cuda", "--precision", "bf16", "--steps", "50", "--warmup", "5", *more), minutes=1,
+                rehearsal=(*small, "--steps", "2", "--warmup", "2", *more))  # fmt: skip
+
+
 def _rows(size: str, rehearsed: str) -> Item:
     return Item(f"row_kernels/{size}", "bench/bench_row_kernels", ("--device", "cuda", "--size", size), minutes=3,
                 rehearsal=("--size", "step", "--only", rehearsed, "--rounds", "1"))  # fmt: skip
@@ -163,6 +172,8 @@ ITEMS = (
     _rows("large", "swiglu"),
     _cross_entropy(16384, 1024, 32000),
     _cross_entropy(16384, 2048, 32000),
+    _launches("retention 4 x 128, one graph a micro-batch", "--cuda-graphs"),
+    _launches("retention 4 x 128, kernel by kernel"),
     _decode("gla 340m, one graph a token"),
     _decode("gla 340m, kernel by kernel", "--no-cuda-graph"),
     _sanitized("memcheck", "decay_binding_gpu_test", f"{KERNELS}/decay_attention", DECAY_TESTS, 4),

@@ -12,6 +12,7 @@
 //   train_step --mixer gla --save-start start.pt     # what pytorch_step.py --start begins with
 //   train_step --list-mixers                         # what --mixer takes
 #include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
@@ -26,6 +27,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +49,7 @@
 #include "train/step/adamw.h"
 #include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
+#include "train/step/micro_batch_graph.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step.h"
 
@@ -57,7 +60,7 @@ struct Options {
   std::string mixer = "gla", precision = "fp32", device = "cpu", save_start;
   int64_t layers = 6, dim = 256, seq_len = 512, batch = 8, heads = 4, vocab = 259, mlp_dim = 0;
   int steps = 10, warmup = 2, threads = 1;
-  bool profile = false;
+  bool profile = false, cuda_graphs = false;
 };
 
 at::Tensor RandomTokens(const Options& options, uint64_t stream) {
@@ -128,33 +131,60 @@ class Bench {
         arena_(model_.parameters(),
                {.device = train::ToTorch(device_),
                 .compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat}),
-        hooks_(model_.parameters(), arena_),
+        hooks_(model_.parameters(), arena_, /*shares=*/nullptr, /*in_order=*/options.cuda_graphs),
         reducer_(arena_.layout(), *world_, kernels::RefOf(arena_.grads())),
         optimizer_(arena_, {}),
-        inputs_(RandomTokens(options, 0).to(train::ToTorch(device_))),
-        targets_(RandomTokens(options, 1).to(train::ToTorch(device_))),
-        slice_(model::SequenceSlice::Packed(options.batch, options.seq_len, RowStarts(options),
-                                            train::ToTorch(device_))) {
+        batch_{.inputs = RandomTokens(options, 0).to(train::ToTorch(device_)),
+               .targets = RandomTokens(options, 1).to(train::ToTorch(device_)),
+               .slice = model::SequenceSlice::Packed(options.batch, options.seq_len,
+                                                     RowStarts(options), train::ToTorch(device_)),
+               .num_targets = options.batch * options.seq_len,
+               .samples = at::arange(
+                   options.batch, at::TensorOptions(at::kLong).device(train::ToTorch(device_)))} {
     arena_.Initialise(kSeed);
+    if (options.cuda_graphs)
+      graph_.emplace(train::ToTorch(device_), [this](const eval::BatchTensors& batch) {
+        return Differentiate(batch, [this] { hooks_.BeginAdded(); });
+      });
   }
 
   double Step() {
-    const model::LossSums sums =
-        model_.Loss(inputs_, targets_, {.slice = &slice_, .training = true});
-    hooks_.BeginMicroBatch(0, 1, &reducer_);
-    reducer_.BeginStep(kernels::CurrentStream(device_));
-    sums.objective.div(static_cast<double>(inputs_.numel())).backward();
-    hooks_.EndMicroBatch();
+    const at::Tensor loss = graph_ ? Replayed() : Launched();
     reducer_.Finish();
     const double norm = std::sqrt(train::SumOfSquares(arena_.updated_fragments(), arena_.grads()));
     optimizer_.Update(1e-3, std::min(1.0, 1.0 / (norm + 1e-6)), ++num_updates_);
     // the item waits for the device: what is timed has happened
-    return sums.loss.item<double>() / static_cast<double>(inputs_.numel());
+    return loss.item<double>() / static_cast<double>(batch_.num_targets);
   }
 
   const model::LanguageModel& model() const { return model_; }
 
  private:
+  // -> the sum of the targets' losses.
+  template <typename BeginBackward>
+  at::Tensor Differentiate(const eval::BatchTensors& batch, BeginBackward begin_backward) {
+    const model::LossSums sums =
+        model_.Loss(batch.inputs, batch.targets, {.slice = &batch.slice, .training = true});
+    begin_backward();
+    sums.objective.div(static_cast<double>(batch.num_targets)).backward();
+    hooks_.EndMicroBatch();
+    return sums.loss.detach();
+  }
+  at::Tensor Launched() {
+    return Differentiate(batch_, [this] {
+      hooks_.BeginMicroBatch(0, 1, &reducer_);
+      reducer_.BeginStep(kernels::CurrentStream(device_));
+    });
+  }
+  // As StepRunner does with train.cuda_graphs on one rank.
+  at::Tensor Replayed() {
+    arena_.grads().zero_();
+    const at::Tensor loss = graph_->Run(batch_);
+    reducer_.BeginStep(kernels::CurrentStream(device_));
+    for (int param = 0; param < model_.parameters().size(); ++param) reducer_.MarkReady(param);
+    return loss;
+  }
+
   Options options_;
   model::LanguageModel model_;
   static constexpr double kTimeoutS = 180;
@@ -166,8 +196,8 @@ class Bench {
   train::GradientHooks hooks_;
   dist::GradientReducer reducer_;
   train::AdamW optimizer_;
-  at::Tensor inputs_, targets_;
-  model::SequenceSlice slice_;
+  eval::BatchTensors batch_;
+  std::optional<train::MicroBatchGraph> graph_;
   uint64_t num_updates_ = 0;
 };
 
@@ -259,6 +289,7 @@ void Run(const Options& options) {
       {"batch", options.batch},
       {"heads", options.heads},
       {"threads", options.threads},
+      {"cuda_graphs", options.cuda_graphs},
       {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
       {"parameters", trained.model().CountParameters().total()},
       {"first_losses", std::vector<double>(losses.begin(), losses.begin() + options.warmup)},
@@ -302,6 +333,8 @@ int main(int argc, char** argv) {
   app.add_flag("--profile", options.profile,
                "one more step, under LibTorch's profiler: launches, synchronisations, what takes "
                "longest");
+  app.add_flag("--cuda-graphs", options.cuda_graphs,
+               "replay forward and backward from a recording, as train.cuda_graphs");
   app.add_option("--save-start", options.save_start,
                  "write the first step's parameters and batch to this file, and time nothing");
   CLI11_PARSE(app, argc, argv);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/dropout/dropout.h"
 #include "kernels/torch/host_transfer.h"
 
 namespace halflife::eval {
@@ -39,7 +40,7 @@ BatchTensors ToTensors(const data::Batch& batch, at::Device device) {
   return {kernels::Upload(Ids(batch.inputs, batch), device),
           kernels::Upload(Ids(batch.targets, batch), device),
           model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device),
-          batch.num_targets};
+          batch.num_targets, kernels::SampleNumbers(batch.samples, device)};
 }
 
 BatchTensors ToTensors(const data::Batch& batch, at::Device device,
@@ -50,7 +51,8 @@ BatchTensors ToTensors(const data::Batch& batch, at::Device device,
       model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device);
   return {kernels::Upload(parallel.TokensOf(Ids(batch.inputs, batch)), device),
           kernels::Upload(targets, device), parallel.SliceOf(slice),
-          std::count_if(target, target + targets.numel(), [](int64_t id) { return id >= 0; })};
+          std::count_if(target, target + targets.numel(), [](int64_t id) { return id >= 0; }),
+          kernels::SampleNumbers(batch.samples, device)};
 }
 
 }  // namespace halflife::eval

@@ -14,6 +14,7 @@ struct BatchTensors {
   at::Tensor targets;  // [B, T] int64, data::kNoTarget = none
   model::SequenceSlice slice;
   int64_t num_targets = 0;
+  at::Tensor samples;  // [B] int64, as kernels::SampleNumbers
 };
 // Labels the batch as the model's objective wants it, in place, but for rows of padding, which have
 // no targets; `seed` is that of its random choices.

@@ -12,7 +12,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -36,7 +35,7 @@ struct ForwardContext {
   // Counts in training alone. All that the context borrows then lives until backward has run.
   Recompute recompute = Recompute::kNone;
   uint64_t seed = 0;
-  std::span<const uint64_t> samples = {};  // [B] global sample numbers; needed with dropout
+  at::Tensor samples = {};   // [B] int64, as kernels::SampleNumbers; needed with dropout
   at::Tensor segments = {};  // [B, T] int64, or undefined: all tokens are of segment 0
   // Called by layers of attention with what they are about to compute (MixerCall::observe).
   std::function<void(int64_t layer, const kernels::SoftmaxAttentionInputs&,

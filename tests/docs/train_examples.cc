@@ -33,6 +33,7 @@
 #include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/gradient_shares.h"
+#include "train/step/micro_batch_graph.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step.h"
 #include "train/step/step_scalars.h"
@@ -141,8 +142,14 @@ void GradientHooksExample(model::ParameterSet& parameters, ParameterArena& arena
 }
 
 void GradientSharesExample(ParameterArena& arena, dist::Communicator& comm, const at::Tensor& grad,
-                           int param) {
+                           int param){
 #include "examples/train/step/gradient_shares.h"
+}
+
+at::Tensor SumsOf(const eval::BatchTensors& batch);
+
+void MicroBatchGraphExample(at::Device device, const eval::BatchTensors& tensors) {
+#include "examples/train/step/micro_batch_graph.h"
 }
 
 void ParameterArenaExample(model::LanguageModel& model, uint64_t seed) {

@@ -14,7 +14,10 @@ const RandomKey kKey = MakeRandomKey(5, RandomPurpose::kDropout, 3);
 constexpr std::array<uint64_t, 2> kSamples = {7, (uint64_t{1} << 40) + 9};
 
 DropoutConfig Config(double rate, int64_t first_position = 0) {
-  return {.rate = rate, .key = kKey, .samples = kSamples, .first_position = first_position};
+  return {.rate = rate,
+          .key = kKey,
+          .samples = SampleNumbers(kSamples, at::kCPU),
+          .first_position = first_position};
 }
 
 // 6 channels: less than a block of draws; 261: more than one, with an odd end (the last word of a
@@ -68,7 +71,7 @@ TEST(DropoutTest, GradientUsesTheSameMask) {
 
 TEST(DropoutTest, NeedsASamplePerRow) {
   EXPECT_HL_ERROR(Dropout(at::ones({3, 2, 4}), Config(0.5)), ExitCode::kInternal,
-                  "3 rows needs as many sample numbers, got 2");
+                  "3 rows needs as many sample numbers, got [2]");
 }
 
 TEST(DropoutTest, RefusesOtherDtypes) {

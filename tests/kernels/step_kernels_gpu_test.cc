@@ -71,7 +71,7 @@ TEST_P(StepKernelsGpuTest, Dropout) {
     const auto drop = [&](const Tensors& in) {
       return Dropout(in[0], {.rate = 0.3,
                              .key = MakeRandomKey(5, RandomPurpose::kDropout, 3),
-                             .samples = samples,
+                             .samples = SampleNumbers(samples, in[0].device()),
                              .first_position = 10});
     };
     ExpectSameOnBoth(drop, {Normal({3, 50, dim}, 1)});

@@ -12,6 +12,7 @@
 #include <map>
 #include <string>
 
+#include "kernels/dropout/dropout.h"
 #include "kernels/gradient_check.h"
 #include "model/model_cost.h"
 
@@ -246,8 +247,11 @@ TEST(LanguageModelTest, DropoutIsAFunctionOfSeedAndSample) {
   const at::Tensor tokens = Tokens(2, 12, 1), targets = Tokens(2, 12, 2);
   const auto slice = SequenceSlice::Contiguous(2, 12, 0, at::kCPU);
   const auto losses = [&](uint64_t seed, std::vector<uint64_t> samples, bool training) {
-    return model.TokenLosses(
-        tokens, targets, {.slice = &slice, .training = training, .seed = seed, .samples = samples});
+    return model.TokenLosses(tokens, targets,
+                             {.slice = &slice,
+                              .training = training,
+                              .seed = seed,
+                              .samples = kernels::SampleNumbers(samples, at::kCPU)});
   };
   const at::Tensor base = losses(1, {5, 6}, true);
   EXPECT_TRUE(test::BitEqual(losses(1, {5, 6}, true), base));

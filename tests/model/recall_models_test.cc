@@ -12,6 +12,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/dropout/dropout.h"
 #include "kernels/random_tensors.h"
 #include "model/language_model.h"
 #include "model/mixers/direct_convolution.h"
@@ -213,8 +214,10 @@ TEST(RecallModels, DropoutIsOnTheEmbeddingAlone) {
   const auto slice = SequenceSlice::Contiguous(1, 16, 0, at::kCPU);
   const std::vector<uint64_t> samples = {4};
   const auto hidden = [&](bool training) {
-    return model.Hidden(tokens,
-                        {.slice = &slice, .training = training, .seed = 1, .samples = samples});
+    return model.Hidden(tokens, {.slice = &slice,
+                                 .training = training,
+                                 .seed = 1,
+                                 .samples = kernels::SampleNumbers(samples, at::kCPU)});
   };
   EXPECT_FALSE(test::BitEqual(hidden(true), hidden(false)));
   // With tables of zeros the embedding has nothing left to drop, and the branches have: their

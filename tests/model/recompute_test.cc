@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "dist/local_communicator.h"
+#include "kernels/dropout/dropout.h"
 #include "kernels/gradient_check.h"
 #include "model/language_model.h"
 #include "model/mixer_forms.h"
@@ -66,9 +67,12 @@ Outcome Train(const ModelConfig& config, Recompute recompute, const SequenceSlic
               at::ScalarType dtype = at::kFloat) {
   LanguageModel model(config);
   Bind(model, dtype);
-  const LossSums sums = model.Loss(
-      tokens, targets,
-      {.slice = &slice, .training = true, .recompute = recompute, .seed = 5, .samples = kSamples});
+  const LossSums sums = model.Loss(tokens, targets,
+                                   {.slice = &slice,
+                                    .training = true,
+                                    .recompute = recompute,
+                                    .seed = 5,
+                                    .samples = kernels::SampleNumbers(kSamples, at::kCPU)});
   sums.objective.backward();
   Outcome outcome = {.loss = sums.loss.detach(), .gradients = {}};
   for (int i = 0; i < model.parameters().size(); ++i)

@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -288,6 +289,7 @@ TEST_F(SequenceParallelMistake, DocumentStartIgnored) {
 TEST(SegmentGroup, ARankThatOnlySendsGoesOnAtOnce) {
   constexpr int kMessages = 3;
   std::promise<void> sent;
+  std::atomic<int> asked = 0;
   LocalWorld::Run(2, [&](Communicator& comm) {
     const std::shared_ptr<kernels::SegmentGroup> group = MakeSegmentGroup(comm);
     constexpr auto kToNext = kernels::SegmentGroup::Direction::kToNext;
@@ -299,11 +301,13 @@ TEST(SegmentGroup, ARankThatOnlySendsGoesOnAtOnce) {
       EXPECT_EQ(sent.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
       for (int i = 0; i < kMessages; ++i) {
         const at::Tensor received = at::empty({4});
+        ++asked;
         group->Shift({}, received, kToNext, "state")->Wait();
         EXPECT_TRUE(received.equal(at::full({4}, i, at::kFloat))) << i;
       }
     }
     group->Settle();
+    EXPECT_EQ(asked, kMessages);
   });
 }
 

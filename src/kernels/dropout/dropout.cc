@@ -19,12 +19,13 @@
 namespace halflife::kernels {
 namespace {
 
+constexpr int64_t kWord = 0xffffffff;  // of 32 bits
+
 struct Mask {
   RandomKey key;
-  std::vector<uint64_t> samples;
+  at::Tensor samples;
   int64_t first_position;
   double rate;
-  at::Tensor on_device;  // the samples' bytes where x is on a GPU
 };
 
 double ScaleOf(const Mask& mask) { return 1.0 / (1.0 - mask.rate); }
@@ -33,11 +34,10 @@ at::Tensor ApplyFused(const at::Tensor& x_in, const Mask& mask) {
   const at::Tensor x = x_in.contiguous();
   const at::Tensor out = at::empty_like(x);
   WithStorage(x, [&]<typename T>() {
-    const bool on_device = mask.on_device.defined();
     const DropoutArgs<T> args = {
         .x = Elements<T>(x),
         .out = MutableElements<T>(out),
-        .samples = on_device ? Elements<uint64_t>(mask.on_device) : mask.samples.data(),
+        .samples = reinterpret_cast<const uint64_t*>(mask.samples.const_data_ptr<int64_t>()),
         .num_tokens = x.size(0) * x.size(1),
         .seq_len = x.size(1),
         .dim = x.size(2),
@@ -59,7 +59,6 @@ at::Tensor ApplyFused(const at::Tensor& x_in, const Mask& mask) {
 // Philox4x32 on int64 tensors that hold 32-bit words: products wrap modulo 2^64 as they do in
 // uint64.
 std::vector<at::Tensor> PhiloxOnTensors(std::vector<at::Tensor> x, RandomKey key) {
-  constexpr int64_t kWord = 0xffffffff;
   uint32_t k0 = key.k0, k1 = key.k1;
   for (int round = 0; round < 10; ++round) {
     const at::Tensor p0 = x[0] * int64_t{0xD2511F53}, p1 = x[2] * int64_t{0xCD9E8D57};
@@ -75,20 +74,16 @@ std::vector<at::Tensor> PhiloxOnTensors(std::vector<at::Tensor> x, RandomKey key
 at::Tensor ApplyOnTensors(const at::Tensor& x, const Mask& mask) {
   const int64_t batch = x.size(0), seq_len = x.size(1), dim = x.size(2);
   const int64_t num_blocks = (dim + 3) / 4;
-  std::vector<int64_t> low(batch), high(batch);
-  for (int64_t row = 0; row < batch; ++row) {
-    low[row] = static_cast<int64_t>(mask.samples[row] & 0xffffffff);
-    high[row] = static_cast<int64_t>(mask.samples[row] >> 32);
-  }
+  const at::Tensor low = mask.samples.bitwise_and(kWord),
+                   high = mask.samples.__rshift__(32).bitwise_and(kWord);
   const auto options = x.options().dtype(at::kLong);
   const std::vector<int64_t> shape = {batch, seq_len, num_blocks};
   const at::Tensor position = at::arange(seq_len, options) + mask.first_position;
-  const std::vector<at::Tensor> words =
-      PhiloxOnTensors({UploadValues(low, x.device()).view({batch, 1, 1}).expand(shape),
-                       UploadValues(high, x.device()).view({batch, 1, 1}).expand(shape),
-                       position.view({1, seq_len, 1}).expand(shape),
-                       at::arange(num_blocks, options).view({1, 1, num_blocks}).expand(shape)},
-                      mask.key);
+  const std::vector<at::Tensor> words = PhiloxOnTensors(
+      {low.view({batch, 1, 1}).expand(shape), high.view({batch, 1, 1}).expand(shape),
+       position.view({1, seq_len, 1}).expand(shape),
+       at::arange(num_blocks, options).view({1, 1, num_blocks}).expand(shape)},
+      mask.key);
   const at::Tensor bits =
       at::stack(words, 3).flatten(2).narrow(2, 0, dim).__rshift__(8);  // [B, T, D]
   const at::Tensor dropped = bits < int64_t{DropoutThreshold(mask.rate)};
@@ -101,17 +96,21 @@ at::Tensor Drop(const at::Tensor& x, const Mask& mask) {
 
 }  // namespace
 
+at::Tensor SampleNumbers(std::span<const uint64_t> samples, at::Device device) {
+  return UploadValues(std::vector<int64_t>(samples.begin(), samples.end()), device);
+}
+
 at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config) {
   CheckDTypes("Dropout", {x});
   if (config.rate == 0) return x;
-  HL_CHECK(static_cast<int64_t>(config.samples.size()) == x.size(0), "dropout over ", x.size(0),
-           " rows needs as many sample numbers, got ", config.samples.size());
-  const Mask mask = {
-      .key = config.key,
-      .samples = {config.samples.begin(), config.samples.end()},
-      .first_position = config.first_position,
-      .rate = config.rate,
-      .on_device = x.is_cuda() ? UploadTable(config.samples, x.device()) : at::Tensor()};
+  HL_CHECK(config.samples.defined() && FitsBeside(x, config.samples, {x.size(0)}) &&
+               config.samples.scalar_type() == at::kLong && config.samples.is_contiguous(),
+           "dropout over ", x.size(0), " rows needs as many sample numbers, got ",
+           Describe(config.samples), "; int64 on x's device would work");
+  const Mask mask = {.key = config.key,
+                     .samples = config.samples,
+                     .first_position = config.first_position,
+                     .rate = config.rate};
   const auto forward = [&]() -> Forwarded {
     return {.outputs = {Drop(x, mask)}, .saved = {}, .backward = [mask](const BackwardCall& call) {
               return Tensors{Drop(call.grads[0], mask)};

@@ -4,7 +4,7 @@
 //
 //   x = x + Dropout(branch, {.rate = 0.1,
 //                            .key = MakeRandomKey(seed, RandomPurpose::kDropout, site),
-//                            .samples = samples,
+//                            .samples = SampleNumbers(samples, x.device()),
 //                            .first_position = slice.begin});
 #pragma once
 
@@ -20,9 +20,12 @@ namespace halflife::kernels {
 struct DropoutConfig {
   double rate = 0;  // [0, 1): probability of zero; the rest is scaled by 1 / (1 - rate)
   RandomKey key = {};
-  std::span<const uint64_t> samples;  // [B] global sample numbers
-  int64_t first_position = 0;         // position within the row of token 0
+  at::Tensor samples;          // [B] int64 on x's device, as SampleNumbers gives them
+  int64_t first_position = 0;  // position within the row of token 0
 };
+
+// Global sample numbers of rows as dropout reads them: once a batch, whatever drops.
+at::Tensor SampleNumbers(std::span<const uint64_t> samples, at::Device device);
 
 // x [B, T, D]. Rate 0 returns x itself.
 at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config);

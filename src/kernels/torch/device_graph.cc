@@ -4,11 +4,13 @@
 
 #ifdef HALFLIFE_WITH_CUDA
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "kernels/cuda/launch_check.h"
@@ -32,17 +34,14 @@ c10::cuda::CUDAStream RecordingStream(c10::DeviceIndex device) {
       .first->second;
 }
 
-}  // namespace
-
-// Checked launches are waited for one by one, which a recording cannot be.
-bool DeviceGraph::IsOn(at::Device device) { return device.is_cuda() && !LaunchesAreChecked(); }
-
-class DeviceGraph::Recording {
+class CapturedLaunches {
  public:
-  Recording(at::Device device, const std::function<void()>& run) {
+  CapturedLaunches(at::Device device, const std::function<void()>& run) {
     const c10::cuda::CUDAGuard on_device(device);
-    // What was queued before is done, wherever: nothing is recorded of it.
+    // What was queued before is done, wherever: nothing is recorded of it. What it left with the
+    // allocator the graph's own memory may need.
     c10::cuda::device_synchronize();
+    c10::cuda::CUDACachingAllocator::emptyCache();
     const c10::cuda::CUDAStreamGuard on_stream(RecordingStream(device.index()));
     // Other threads, of savers and watchdogs, may call CUDA meanwhile.
     graph_.capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
@@ -67,34 +66,35 @@ class DeviceGraph::Recording {
   at::cuda::CUDAGraph graph_;
 };
 
+}  // namespace
+
+// Checked launches are waited for one by one, which a recording cannot be.
+bool DeviceGraph::IsOn(at::Device device) { return device.is_cuda() && !LaunchesAreChecked(); }
+
+void DeviceGraph::Record(at::Device device, const std::function<void()>& run) {
+  replay_ = nullptr;
+  if (device.is_cpu()) {
+    replay_ = run;
+    return;
+  }
+  HL_CHECK(IsOn(device), "a graph of launches on ", device.str(), ", where each one is checked");
+  replay_ = [launches = std::make_shared<CapturedLaunches>(device, run)] { launches->Replay(); };
+}
+
 #else
 
 bool DeviceGraph::IsOn(at::Device) { return false; }
 
-class DeviceGraph::Recording {
- public:
-  Recording(at::Device device, const std::function<void()>&) {
-    HL_FAIL(ExitCode::kInternal, "a graph of launches on ", device.str());
-  }
-  void Replay() {}
-};
+void DeviceGraph::Record(at::Device device, const std::function<void()>& run) {
+  HL_CHECK(device.is_cpu(), "a graph of launches on ", device.str(), " in a build for the CPU");
+  replay_ = run;
+}
 
 #endif
 
-DeviceGraph::DeviceGraph() = default;
-DeviceGraph::~DeviceGraph() = default;
-
-void DeviceGraph::Record(at::Device device, const std::function<void()>& run) {
-  HL_CHECK(IsOn(device), "a graph of launches on ", device.str(), "; a GPU would work");
-  recording_.reset();
-  recording_ = std::make_unique<Recording>(device, run);
-}
-
-bool DeviceGraph::is_recorded() const { return recording_ != nullptr; }
-
 void DeviceGraph::Replay() {
   HL_CHECK(is_recorded(), "a replay of a graph that was not recorded");
-  recording_->Replay();
+  replay_();
 }
 
 }  // namespace halflife::kernels

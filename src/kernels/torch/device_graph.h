@@ -6,23 +6,23 @@
 //   graph.Record(x.device(), [&] { y = Step(x); });    // computes nothing
 //   x.copy_(next);
 //   graph.Replay();                                    // y is that of next
+//
+// On the CPU a replay runs it again, so that what records can be tried there.
 #pragma once
 
 #include <c10/core/Device.h>
 
 #include <functional>
-#include <memory>
 
 namespace halflife::kernels {
 
 class DeviceGraph {
  public:
-  // Whether this build and the device have graphs: the CPU has not, nor has a process that checks
-  // each launch (HALFLIFE_CHECK_LAUNCHES).
+  // Whether graphs save this device the launches: not the CPU, nor where each launch is checked
+  // (HALFLIFE_CHECK_LAUNCHES).
   static bool IsOn(at::Device device);
 
-  DeviceGraph();
-  ~DeviceGraph();
+  DeviceGraph() = default;
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;
 
@@ -31,13 +31,12 @@ class DeviceGraph {
   // live as long as the graph; tensors that it makes lie in the graph's memory, and the next replay
   // writes them anew. Passes on what `run` throws, and is then empty.
   void Record(at::Device device, const std::function<void()>& run);
-  bool is_recorded() const;
+  bool is_recorded() const { return replay_ != nullptr; }
   // On the device's current stream, without waiting.
   void Replay();
 
  private:
-  class Recording;
-  std::unique_ptr<Recording> recording_;
+  std::function<void()> replay_;  // null: nothing was recorded
 };
 
 }  // namespace halflife::kernels

@@ -56,6 +56,7 @@ void VisitLoop(const Direction& direction, proto::TrainConfig& m, LoopConfig& c)
   HL_FIELD(m, max_epochs, c.max_epochs);
   HL_FIELD(m, stop_at_accuracy, c.stop_at_accuracy);
   HL_FIELD(m, recompute, c.recompute);
+  HL_FIELD(m, cuda_graphs, c.cuda_graphs);
 }
 
 template <typename Direction>

@@ -53,6 +53,7 @@ struct LoopConfig {
   int64_t max_epochs = 0;
   double stop_at_accuracy = 0;
   std::string recompute = "none";
+  bool cuda_graphs = false;
 };
 
 struct EvalConfig {

@@ -98,6 +98,19 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }
 
+// What a recording of a micro-batch would hold on to, or never be replayed for.
+void CheckGraphs(const RunConfig& c, int world_size, Problems& problems) {
+  if (!c.train.cuda_graphs) return;
+  const auto only = [&](bool holds, const char* beside) {
+    problems.Require(holds, "train.cuda_graphs", "true", Concat("false beside ", beside));
+  };
+  only(c.parallel.sp == 1, "parallel.sp above 1, whose ranks talk within a forward");
+  only(c.parallel.zero_stage < 2, "parallel.zero_stage 2, which sums gradients while it goes back");
+  only(c.data.positions.plain(), "data.positions that are told anew for each row");
+  only(world_size == 1 || c.train.global_batch > c.train.micro_batch * world_size,
+       "one micro-batch a step on several ranks: the last one is never replayed");
+}
+
 void CheckRowPositions(const RunConfig& c, Problems& problems) {
   const data::RowPositionsConfig& p = c.data.positions;
   problems.OneOf("data.positions", p.kind, {"plain", "skipwise", "randomised"});
@@ -128,6 +141,7 @@ void Validate(const RunConfig& config, int world_size) {
   for (const std::string& line : model::Problems(model)) problems.Add(line);
   CheckOptimizer(config, problems);
   CheckLoop(config, world_size, problems);
+  CheckGraphs(config, world_size, problems);
   problems.Require(config.eval.every >= 0, "eval.every", config.eval.every, "a number >= 0");
   problems.Require(config.eval.every_epochs >= 0, "eval.every_epochs", config.eval.every_epochs,
                    "a number >= 0");

@@ -75,7 +75,10 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const int bytes_per_element = bf16 ? 2 : 4;
   const double shares = config.parallel.zero_stage > 0 ? world_size : 1;
   // GradientHooks
-  const int levels = RunsOnGpu(config) ? 0 : NumLevels(NumMicroBatches(config, world_size));
+  const bool in_order = RunsOnGpu(config) || config.train.cuda_graphs;
+  const int levels = in_order ? 0 : NumLevels(NumMicroBatches(config, world_size));
+  // A recording keeps its memory beside that of the micro-batch which several ranks launch.
+  const int copies = config.train.cuda_graphs && world_size > 1 ? 2 : 1;
   const bool in_bf16 = SumsInBf16(config, world_size);
   // With stage 2 the buckets in flight and the one that fills; the longest may be one tensor. The
   // last of those in flight may be there in both types.
@@ -95,7 +98,7 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
       .main_and_adam = per_parameter * parameters,
       .gradients = gradients,
       .compute_copy = bf16 ? 2 * parameters : 0,
-      .activations = static_cast<double>(tokens) *
+      .activations = copies * static_cast<double>(tokens) *
                      of_rows.ActivationBytesPerToken(bytes_per_element, RecomputeOf(config)),
       .loss =
           of_slices.LossBytes(config.train.micro_batch, {.bf16 = bf16, .gpu = RunsOnGpu(config)}),

@@ -24,12 +24,12 @@ class GradientHooks::Sink : public kernels::GradientSink {
 };
 
 GradientHooks::GradientHooks(model::ParameterSet& parameters, ParameterArena& arena,
-                             GradientShares* shares)
+                             GradientShares* shares, bool in_order)
     : parameters_(parameters),
       arena_(arena),
       shares_(shares),
       uses_(parameters.size(), 0),
-      pairwise_(arena.grads().is_cpu() && shares == nullptr) {
+      pairwise_(arena.grads().is_cpu() && shares == nullptr && !in_order) {
   for (int i = 0; i < parameters_.size(); ++i) {
     if (shares_ == nullptr) slots_.push_back(arena_.View(arena_.grads(), i));
     kernels::SetGradientSink(parameters_.tensor(i), std::make_unique<Sink>(*this, i));
@@ -53,6 +53,11 @@ void GradientHooks::BeginMicroBatch(int64_t index, int64_t count, dist::Gradient
     std::vector<at::Tensor>& level = levels_.emplace_back();
     for (int i = 0; i < parameters_.size(); ++i) level.push_back(arena_.View(flat, i));
   }
+}
+
+void GradientHooks::BeginAdded() {
+  HL_CHECK(!pairwise_ && shares_ == nullptr, "a micro-batch that is added to a sum by pairs");
+  BeginMicroBatch(/*index=*/1, /*count=*/3, /*reducer=*/nullptr);
 }
 
 // The slot holds this micro-batch's gradient. It is joined with the subtrees that it completes, and

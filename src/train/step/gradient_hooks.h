@@ -4,8 +4,9 @@
 //
 // Micro-batches are summed pairwise on the CPU (core/pairwise_sum.h), as ranks are, so that powers
 // of two of either change no bit; this takes one more arena for each doubling of their number. On
-// CUDA they are summed one after the other: NCCL's order is not ours, so nothing would be gained.
-// With GradientShares each is summed over ranks first.
+// CUDA they are summed one after the other, as NCCL's order is not ours and nothing would be
+// gained, and so are those that a graph replays. With GradientShares each is summed over ranks
+// first.
 //
 //   GradientHooks hooks(parameters, arena);
 //   for (int64_t i = 0; i < n; ++i) {
@@ -26,9 +27,10 @@ namespace halflife::train {
 
 class GradientHooks {
  public:
-  // `shares`, borrowed, where the arena's gradients are slices; else null.
+  // `shares`, borrowed, where the arena's gradients are slices; else null. `in_order`: one after
+  // the other on the CPU, too.
   GradientHooks(model::ParameterSet& parameters, ParameterArena& arena,
-                GradientShares* shares = nullptr);
+                GradientShares* shares = nullptr, bool in_order = false);
   ~GradientHooks();  // takes the sinks off
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -37,6 +39,9 @@ class GradientHooks {
   // the slots, so that no pass has to zero them. `reducer` comes with the last one alone: it learns
   // of each parameter as soon as its sum is complete.
   void BeginMicroBatch(int64_t index, int64_t count, dist::GradientReducer* reducer);
+  // One that adds to what the arena holds, whichever of the step's it is: the same each time, as a
+  // recording wants it. Where micro-batches are summed in order, without shares.
+  void BeginAdded();
   void EndMicroBatch();
 
  private:

@@ -42,7 +42,8 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       sums_(dist::SplitSums(context.world(), dist::Mesh::Of(context.rank(), context.world_size(),
                                                             config.parallel.sp))),
       shares_(MakeShares(config, arena, sums_ ? *sums_ : context.world())),
-      hooks_(model.parameters(), arena, shares_ ? &*shares_ : nullptr),
+      hooks_(model.parameters(), arena, shares_ ? &*shares_ : nullptr,
+             /*in_order=*/config.train.cuda_graphs),
       norm_(OwnGradients(), arena.grads()),
       optimizer_(arena,
                  {.beta1 = config.optimizer.beta1,
@@ -58,6 +59,10 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
                      arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
                      wire_ ? &*wire_ : nullptr);
   }
+  if (config.train.cuda_graphs)
+    graph_.emplace(ToTorch(device), [this](const eval::BatchTensors& batch) {
+      return Differentiate(batch, nullptr, [this] { hooks_.BeginAdded(); });
+    });
   if (!arena.sliced()) return;
   gather_.emplace(arena.layout(), sums, arena.ComputedArrays());
   params_of_layer_.resize(config.model.num_layers + 2);
@@ -104,6 +109,57 @@ at::Tensor StepRunner::ToldPositions(const data::Batch& batch) const {
   return kernels::Upload(own, ToTorch(device_));
 }
 
+// -> [2]: the losses' sums. `begin_backward` comes between forward and backward.
+at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch,
+                                     const std::function<void(int64_t layer)>& await_layer,
+                                     const std::function<void()>& begin_backward) {
+  const model::ForwardContext context{.slice = &batch.slice,
+                                      .training = true,
+                                      .z_loss_weight = config_.train.z_loss,
+                                      .num_targets = batch.num_targets,
+                                      .recompute = RecomputeOf(config_),
+                                      .seed = config_.train.seed,
+                                      .samples = batch.samples,
+                                      .await_layer = await_layer};
+  Enter("forward");
+  const model::LossSums sums = model_.Loss(batch.inputs, batch.targets, context);
+  // A sum over targets times a constant: the division by the global number of targets happens in
+  // the optimiser, so no collective has to run first and no mean of means is formed.
+  const double scale = 1.0 / (config_.train.global_batch * config_.data.seq_len);
+  begin_backward();
+  Enter("backward");
+  sums.objective.mul(scale).backward();
+  // What the device does next may wait for a peer for ever; this waits with the deadline.
+  if (rows_.parallel) rows_.parallel->group->Settle();
+  hooks_.EndMicroBatch();
+  return at::stack({sums.loss, sums.z_loss});
+}
+
+at::Tensor StepRunner::Launched(const eval::BatchTensors& batch, int64_t index, int64_t count) {
+  const bool reduces = reducer_ && index == count - 1;
+  return Differentiate(
+      batch, [this](int64_t layer) { AwaitLayer(layer); },
+      [&] {
+        hooks_.BeginMicroBatch(index, count, reduces ? &*reducer_ : nullptr);
+        if (reduces) reducer_->BeginStep(kernels::CurrentStream(device_));
+      });
+}
+
+// From a sum of nothing: every micro-batch is then added.
+at::Tensor StepRunner::Replayed(const eval::BatchTensors& batch, int64_t index, int64_t count) {
+  if (index == 0) {
+    AwaitParameters();
+    arena_.grads().zero_();
+  }
+  Enter("forward");
+  const at::Tensor losses = graph_->Run(batch);
+  if (index == count - 1) {  // of one rank
+    reducer_->BeginStep(kernels::CurrentStream(device_));
+    for (int param = 0; param < model_.parameters().size(); ++param) reducer_->MarkReady(param);
+  }
+  return losses;
+}
+
 void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   Enter("data");
   data::Batch batch = source_.Next();
@@ -112,29 +168,9 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
                                    ? eval::ToTensors(batch, ToTorch(device_), *rows_.parallel)
                                    : eval::ToTensors(batch, ToTorch(device_));
   if (!config_.data.positions.plain()) tensors.slice.told = ToldPositions(batch);
-  const model::ForwardContext context{.slice = &tensors.slice,
-                                      .training = true,
-                                      .z_loss_weight = config_.train.z_loss,
-                                      .num_targets = tensors.num_targets,
-                                      .recompute = RecomputeOf(config_),
-                                      .seed = config_.train.seed,
-                                      .samples = batch.samples,
-                                      .await_layer = [this](int64_t layer) { AwaitLayer(layer); }};
-  Enter("forward");
-  const model::LossSums sums = model_.Loss(tensors.inputs, tensors.targets, context);
-  // A sum over targets times a constant: the division by the global number of targets happens in
-  // the optimiser, so no collective has to run first and no mean of means is formed.
-  const double scale = 1.0 / (config_.train.global_batch * config_.data.seq_len);
-  const bool reduces = reducer_ && index == count - 1;
-  hooks_.BeginMicroBatch(index, count, reduces ? &*reducer_ : nullptr);
-  if (reduces) reducer_->BeginStep(kernels::CurrentStream(device_));
-  Enter("backward");
-  sums.objective.mul(scale).backward();
-  // What the device does next may wait for a peer for ever; this waits with the deadline.
-  if (rows_.parallel) rows_.parallel->group->Settle();
-  hooks_.EndMicroBatch();
-
-  losses_.push_back(at::stack({sums.loss, sums.z_loss}));
+  // Sums over ranks begin while the last backward runs, which a recording cannot.
+  const bool replays = graph_ && (index < count - 1 || context_.world_size() == 1);
+  losses_.push_back(replays ? Replayed(tensors, index, count) : Launched(tensors, index, count));
   result.num_targets += tensors.num_targets;
   const bool names_rows = rows_.ranks == nullptr || rows_.ranks->rank() == 0;
   if (config_.train.log_samples && names_rows) {

@@ -23,6 +23,7 @@
 #include "train/step/bf16_wire.h"
 #include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
+#include "train/step/micro_batch_graph.h"
 #include "train/step/shared_rows.h"
 #include "train/step/step_scalars.h"
 
@@ -75,6 +76,8 @@ class StepRunner {
   void ObservePhases(std::function<void(const char*)> observe) { observe_ = std::move(observe); }
   // Before the parameters are read outside of Run.
   void AwaitParameters();
+  // Micro-batches, with train.cuda_graphs.
+  int64_t num_replays() const { return graph_ ? graph_->num_replays() : 0; }
   // Over the ranks that share this rank's rows; null: none do.
   const model::SequenceParallel* parallel() const {
     return rows_.parallel ? &*rows_.parallel : nullptr;
@@ -83,6 +86,11 @@ class StepRunner {
  private:
   at::Tensor ToldPositions(const data::Batch& batch) const;
   void MicroBatch(int64_t index, int64_t count, StepResult& result);
+  at::Tensor Launched(const eval::BatchTensors& batch, int64_t index, int64_t count);
+  at::Tensor Replayed(const eval::BatchTensors& batch, int64_t index, int64_t count);
+  at::Tensor Differentiate(const eval::BatchTensors& batch,
+                           const std::function<void(int64_t layer)>& await_layer,
+                           const std::function<void()>& begin_backward);
   double ReadSums(StepResult& result);
   void Reduce(int64_t step, StepResult& result);
   double LearningRate(int64_t step) const;
@@ -108,6 +116,7 @@ class StepRunner {
   std::function<void(const char*)> observe_;       // null: nobody asked
   int64_t step_ = 0;                               // being taken, from 1
   std::vector<at::Tensor> losses_;                 // [2] of a micro-batch: its loss and z loss
+  std::optional<MicroBatchGraph> graph_;           // with train.cuda_graphs
   std::vector<std::vector<int>> params_of_layer_;  // by LanguageModel::LayerOf + 1
   double config_identity_;  // low 32 bits of the config's hash, exact in fp64
 };

@@ -176,6 +176,22 @@ TEST(RunConfig, ValidateListsEveryProblemAtOnce) {
                   "parallel.grad_reduce: 'fp16'; use one of fp32, bf16");
 }
 
+TEST(RunConfig, GraphsOfMicroBatches) {
+  const auto validate = [](std::vector<std::string> set, int world_size) {
+    set.emplace_back("train.cuda_graphs=true");
+    Validate(Parse(set), world_size);
+  };
+  EXPECT_NO_THROW(validate({}, 1));
+  EXPECT_HL_ERROR(validate({"parallel.sp=2"}, 2), ExitCode::kUsage,
+                  "train.cuda_graphs: true; use false beside parallel.sp above 1");
+  EXPECT_HL_ERROR(validate({"parallel.zero_stage=2"}, 1), ExitCode::kUsage,
+                  "train.cuda_graphs: true; use false beside parallel.zero_stage 2");
+  EXPECT_HL_ERROR(validate({"data.positions=skipwise", "data.positions_length=4096"}, 1),
+                  ExitCode::kUsage, "train.cuda_graphs: true; use false beside data.positions");
+  EXPECT_HL_ERROR(validate({"train.global_batch=4", "train.micro_batch=2"}, 2), ExitCode::kUsage,
+                  "train.cuda_graphs: true; use false beside one micro-batch a step");
+}
+
 // Which models see them is asked of the built model (plan_test).
 TEST(RunConfig, PositionsThatRowsAreTold) {
   const auto validate = [](const std::vector<std::string>& set) { Validate(Parse(set), 1); };

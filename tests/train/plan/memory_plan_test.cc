@@ -50,6 +50,17 @@ TEST(MemoryPlan, SaysThatRecomputationWouldFit) {
               testing::Not(HasSubstr("recompute")));
 }
 
+// Several ranks launch the last micro-batch beside what the recording of the others holds.
+TEST(MemoryPlan, GraphsOfMicroBatchesHoldASecondOnesActivations) {
+  const model::LanguageModel model(SmallRecipe().model);
+  const auto activations = [&](const RunConfig& config, int world_size) {
+    return PlanMemory(config, model, world_size).activations;
+  };
+  const RunConfig launched = SmallRecipe(), replayed = SmallRecipe({"train.cuda_graphs=true"});
+  EXPECT_EQ(activations(replayed, 1), activations(launched, 1));
+  EXPECT_EQ(activations(replayed, 2), 2 * activations(launched, 2));
+}
+
 TEST(MemoryPlan, SaysWhichLengthWouldFitWhereNoMicroBatchDoes) {
   const uint64_t memory = TotalOf(SmallRecipe({"train.micro_batch=1", "data.seq_len=64"})) + 1;
   EXPECT_THAT(Verdict(SmallRecipe(), memory),

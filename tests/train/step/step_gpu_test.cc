@@ -15,6 +15,7 @@
 #include "train/device.h"
 #include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
+#include "train/step/micro_batch_graph.h"
 
 namespace halflife::train {
 namespace {
@@ -109,6 +110,52 @@ INSTANTIATE_TEST_SUITE_P(Mixers, StepInBf16, testing::ValuesIn(model::NamesOf(mo
 TEST_P(StepGpu, Fp32AgreesWithTheCpu) { Compare(at::kFloat, 1e-5, 1e-4); }
 // bf16 operands: 2^-9 a rounding, carried through two layers
 TEST_P(StepGpu, Bf16StaysNearTheCpu) { Compare(at::kBFloat16, 1e-2, 5e-2); }
+
+// Three micro-batches, two of them replayed, added up: the same kernels on the same
+// numbers, so the same bits.
+TEST_P(StepGpu, ReplaysEqualLaunches) {
+  const auto run = [&](bool replay) {
+    model::LanguageModel model({.model_dim = 64,
+                                .num_layers = 2,
+                                .dropout = 0.1,
+                                .mixer = model::TestForms(GetParam()).front()});
+    ParameterArena arena(model.parameters(),
+                         {.device = ToTorch(device_), .compute_dtype = at::kBFloat16});
+    arena.Initialise(3);
+    arena.grads().zero_();
+    GradientHooks hooks(model.parameters(), arena);
+    const auto compute = [&](const eval::BatchTensors& batch) {
+      const model::LossSums sums = model.Loss(batch.inputs, batch.targets,
+                                              {.slice = &batch.slice,
+                                               .training = true,
+                                               .num_targets = batch.num_targets,
+                                               .samples = batch.samples});
+      hooks.BeginAdded();
+      sums.objective.div(300).backward();
+      hooks.EndMicroBatch();
+      return sums.loss.detach();
+    };
+    MicroBatchGraph graph(ToTorch(device_), compute);
+    double loss = 0;
+    for (int step = 0; step < 3; ++step) {
+      data::Batch batch{.batch_size = 2, .seq_len = 150, .cu_seqlens = {0, 150, 300}};
+      for (int i = 0; i < 300; ++i) {
+        batch.inputs.push_back(3 + (i * 37 + step) % 256);
+        batch.targets.push_back(3 + (i * 11 + step) % 256);
+      }
+      batch.samples = {static_cast<uint64_t>(2 * step), static_cast<uint64_t>(2 * step + 1)};
+      batch.num_targets = 300;
+      const eval::BatchTensors tensors = eval::ToTensors(batch, ToTorch(device_));
+      loss += (replay ? graph.Run(tensors) : compute(tensors)).item<double>();
+    }
+    EXPECT_EQ(graph.num_replays(), replay ? 2 : 0);
+    return Outcome{loss, GradientsOf(arena)};
+  };
+  const Outcome launched = run(false), replayed = run(true);
+  EXPECT_EQ(replayed.loss, launched.loss);
+  for (const auto& [name, grad] : launched.grads)
+    EXPECT_TRUE(replayed.grads.at(name).equal(grad)) << name;
+}
 
 INSTANTIATE_TEST_SUITE_P(Mixers, StepGpu, testing::ValuesIn(model::NamesOf(model::kMixers)));
 

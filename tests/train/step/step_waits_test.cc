@@ -108,6 +108,20 @@ TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
       CountsOf({"data.positions=randomised", "data.positions_length=64", "model.mixer=softmax"}));
 }
 
+// A recording would hold the first batch's; those of constants were made by then.
+TEST_F(StepWaits, OfEveryMixerWhatAGraphReplaysUploadsNothing) {
+  for (const std::string& mixer : model::NamesOf(model::kMixers)) {
+    SCOPED_TRACE(mixer);
+    const Phases phases = CountsOf(
+        With(kMqar, {"model.mixer=" + mixer, "train.cuda_graphs=true", "model.dropout=0.1"}));
+    ExpectOneRead(phases);
+    for (const char* phase : {"forward", "backward"}) {
+      EXPECT_EQ(phases.at(phase).uploads, 0) << phase;
+      EXPECT_GT(phases.at(phase).num_kernels(), 0) << phase;
+    }
+  }
+}
+
 // What a layer launches in a micro-batch, forward and backward, by the difference of models of
 // three layers and of two: its mixer, channel mixer and norms, and a copy to its place of each
 // gradient that no product or kernel writes there; products are joined as on a GPU. A kernel of the

@@ -1,0 +1,43 @@
+#include "train/step/micro_batch_graph.h"
+
+#include <utility>
+
+#include "core/log.h"
+
+namespace halflife::train {
+namespace {
+
+// Tables of documents have as many entries as there are documents.
+bool IsOneDocumentARow(const eval::BatchTensors& batch) { return !batch.slice.has_boundaries(); }
+
+}  // namespace
+
+// As many targets: where few tokens have one, the head computes these alone.
+bool MicroBatchGraph::HasForm(const eval::BatchTensors& batch) const {
+  return batch.inputs.sizes() == batch_->inputs.sizes() && batch.num_targets == batch_->num_targets;
+}
+
+at::Tensor MicroBatchGraph::Run(const eval::BatchTensors& batch) {
+  const bool first = !batch_.has_value();
+  if (!IsOneDocumentARow(batch) || (!first && !HasForm(batch))) {
+    if (!std::exchange(told_, true))
+      HL_INFO("train",
+              "train.cuda_graphs: micro-batches of several documents a row, or of another "
+              "number of targets, are launched as ever");
+    return compute_(batch);
+  }
+  if (first) {
+    batch_ = batch;
+    result_ = compute_(*batch_);
+    return result_.clone();
+  }
+  batch_->inputs.copy_(batch.inputs);
+  batch_->targets.copy_(batch.targets);
+  batch_->samples.copy_(batch.samples);
+  if (!graph_.is_recorded()) graph_.Record(device_, [this] { result_.copy_(compute_(*batch_)); });
+  graph_.Replay();
+  ++num_replays_;
+  return result_.clone();  // which the next replay overwrites
+}
+
+}  // namespace halflife::train

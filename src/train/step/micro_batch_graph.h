@@ -1,0 +1,47 @@
+// Forward and backward of micro-batches replayed from one recording (train.cuda_graphs): a small
+// model's step is then no longer the time of its launches. Micro-batches of one form alone: rows of
+// one document each, as many rows, tokens and targets as the first had. Others run as ever.
+//
+//   MicroBatchGraph graph(device, [&](const eval::BatchTensors& batch) { return SumsOf(batch); });
+//   const at::Tensor sums = graph.Run(tensors);
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "eval/batch_tensors.h"
+#include "kernels/torch/device_graph.h"
+
+namespace halflife::train {
+
+class MicroBatchGraph {
+ public:
+  // Reads of a micro-batch only the tensors, and nothing else that changes between micro-batches;
+  // uploads nothing, reads nothing back. May be called with another batch than Run was given.
+  using Compute = std::function<at::Tensor(const eval::BatchTensors& batch)>;
+
+  MicroBatchGraph(at::Device device, Compute compute)
+      : device_(device), compute_(std::move(compute)) {}
+
+  // The first micro-batch of the form runs as ever, and makes what later ones find: tables of
+  // kernels, workspaces of products. The second is recorded.
+  at::Tensor Run(const eval::BatchTensors& batch);
+  int64_t num_replays() const { return num_replays_; }
+
+ private:
+  bool HasForm(const eval::BatchTensors& batch) const;
+
+  at::Device device_;
+  Compute compute_;
+  std::optional<eval::BatchTensors> batch_;  // what the recording reads
+  kernels::DeviceGraph graph_;
+  at::Tensor result_;  // what it writes
+  int64_t num_replays_ = 0;
+  bool told_ = false;  // that another form was met
+};
+
+}  // namespace halflife::train
