@@ -4,10 +4,10 @@
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <string>
 #include <tuple>
 #include <vector>
 
@@ -23,6 +23,14 @@ at::Tensor Owned(std::span<const T> values, at::ScalarType dtype) {
   if (!values.empty()) std::memcpy(copy.mutable_data_ptr(), values.data(), values.size_bytes());
   return copy;
 }
+
+// Finds values that are kept by a view of some, without a copy of these.
+struct Lexicographical {
+  using is_transparent = void;
+  bool operator()(std::span<const double> a, std::span<const double> b) const {
+    return std::ranges::lexicographical_compare(a, b);
+  }
+};
 
 }  // namespace
 
@@ -54,16 +62,17 @@ at::Tensor UploadValues(std::span<const int64_t> values, at::Device device) {
 }
 
 at::Tensor ConstantsOn(at::Device device, std::span<const double> values, at::ScalarType dtype) {
-  using Key = std::tuple<std::string, at::ScalarType, std::vector<double>>;
+  using Place = std::tuple<at::DeviceType, c10::DeviceIndex, at::ScalarType>;
+  using ByValues = std::map<std::vector<double>, at::Tensor, Lexicographical>;
   static std::mutex mutex;
   // Never freed: at the end of the process what memory came from may be gone before.
-  static auto& kept = *new std::map<Key, at::Tensor>();
+  static auto& kept = *new std::map<Place, ByValues>();
   const std::lock_guard lock(mutex);
-  at::Tensor& constants = kept[{device.str(), dtype, {values.begin(), values.end()}}];
-  if (!constants.defined()) {
-    const c10::InferenceMode for_training_too(false);
-    constants = Upload(Owned(values, at::kDouble).to(dtype), device);
-  }
+  ByValues& there = kept[{device.type(), device.index(), dtype}];
+  if (const auto found = there.find(values); found != there.end()) return found->second;
+  const c10::InferenceMode for_training_too(false);
+  const at::Tensor constants = Upload(Owned(values, at::kDouble).to(dtype), device);
+  there.emplace(std::vector<double>(values.begin(), values.end()), constants);
   return constants;
 }
 
