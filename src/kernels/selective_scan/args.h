@@ -31,8 +31,10 @@ struct ScanShape {
   const bool* starts = nullptr;   // [B, T]: documents, before which the state is dropped; or null
   const C* initial = nullptr;     // [B, I, N]; null: zero
   int64_t batch = 0, seq_len = 0, channels = 0;
-  int64_t states = 0;         // N, 1 to kScanMaxStates
-  int64_t token_stride = 0;   // elements between the tokens of b and of c: N, where they are dense
+  int64_t states = 0;        // N, 1 to kScanMaxStates
+  int64_t token_stride = 0;  // elements between the tokens of b and of c: N, where they are dense
+  // Likewise of x and of delta, for the CPU: a GPU takes dense ones alone.
+  int64_t x_stride = 0, delta_stride = 0;
   bool negative_exp = false;  // a holds p, and its gradient is p's
 };
 
@@ -47,6 +49,7 @@ template <typename T, typename C>
 struct ScanGrads {
   const C* kept = nullptr;
   const T* dy = nullptr;               // [B, T, I]
+  int64_t dy_stride = 0;               // between its tokens, as that of x
   const C* dfinal = nullptr;           // [B, I, N]; null: zero
   T *dx = nullptr, *ddelta = nullptr;  // [B, T, I]
   C* dinitial = nullptr;               // [B, I, N]; null: not wanted

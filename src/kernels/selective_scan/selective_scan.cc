@@ -2,9 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -29,8 +27,8 @@ namespace {
 // Tokens below which threads cost more to start than they save.
 constexpr int64_t kTokensOfOneThread = 256;
 
-// What both directions read. All contiguous but b and c, whose tokens' rows lie equally far apart;
-// starts and the initial state may be undefined.
+// What both directions read. All contiguous but b and c, whose tokens' rows lie equally far apart,
+// and on a CPU x and delta, whose do; starts and the initial state may be undefined.
 struct Operands {
   at::Tensor x, delta, delta_bias, a, b, c, skip, starts, initial;
   bool negative_exp = false;
@@ -51,6 +49,8 @@ struct Operands {
             .channels = x.size(2),
             .states = a.size(1),
             .token_stride = RowStride(b).value(),
+            .x_stride = RowStride(x).value(),
+            .delta_stride = RowStride(delta).value(),
             .negative_exp = negative_exp};
   }
   cuda::ScanSizes sizes() const { return {x.size(0), x.size(1), x.size(2), a.size(1)}; }
@@ -151,6 +151,11 @@ void BackwardOn(const Operands& in, const ScanGrads<T, C>& grads, const WeightGr
 
 at::Tensor Contiguous(const at::Tensor& x) { return x.defined() ? x.contiguous() : x; }
 
+// Of channels a piece, as shared rows have them (segments.cc), without a copy.
+at::Tensor TokensApart(const at::Tensor& x) {
+  return x.is_cpu() && RowStride(x).has_value() ? x : x.contiguous();
+}
+
 // As the kernels take a weight of x's channels.
 at::Tensor OfChannels(const at::Tensor& weight, const at::Tensor& x) {
   return weight.to(ComputeType(x)).contiguous();
@@ -158,8 +163,8 @@ at::Tensor OfChannels(const at::Tensor& weight, const at::Tensor& x) {
 
 Operands Prepare(const SelectiveScanInputs& in) {
   const auto activation = [&](const at::Tensor& y) { return y.to(in.x.scalar_type()); };
-  Operands operands = {.x = in.x.contiguous(),
-                       .delta = in.delta.contiguous(),
+  Operands operands = {.x = TokensApart(in.x),
+                       .delta = TokensApart(in.delta),
                        .delta_bias = OfChannels(in.delta_bias, in.x),
                        .a = OfChannels(in.a, in.x),
                        .b = activation(in.b),
@@ -200,7 +205,8 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp, const TokenPlac
                                .skip = saved[6],
                                .starts = saved[7],
                                .initial = saved[8]});
-  const at::Tensor dy = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(in.x);
+  const at::Tensor dy =
+      grads[0].defined() ? TokensApart(grads[0]) : at::zeros(in.x.sizes(), in.x.options());
   const at::Tensor dfinal = grads[1].defined() ? grads[1].contiguous() : grads[1];
   const auto place_of = [&](size_t i) {
     return GradientPlace(saved[i], call.wanted[i], ComputeType(in.x));
@@ -208,8 +214,11 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp, const TokenPlac
   GradientPlace delta_bias = place_of(2), a = place_of(3), skip = place_of(6);
   const WeightGrads weights = {.a = a, .skip = skip, .delta_bias = delta_bias};
   const auto [db, dc] = places.Empty(in);
-  const at::Tensor dx = at::empty_like(in.x), ddelta = at::empty_like(in.delta),
-                   dinitial = in.initial.defined() ? at::empty_like(in.initial) : at::Tensor();
+  const at::Tensor dx = at::empty(in.x.sizes(), in.x.options()),
+                   ddelta = at::empty(in.x.sizes(), in.x.options()),
+                   dinitial = in.initial.defined()
+                                  ? at::empty(in.initial.sizes(), in.initial.options())
+                                  : at::Tensor();
   if (in.x.size(1) == 0 && dinitial.defined()) {  // no kernel would write it
     dinitial.zero_();
     if (dfinal.defined()) dinitial.copy_(dfinal);
@@ -218,6 +227,7 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp, const TokenPlac
     BackwardOn<T, C>(in,
                      {.kept = Elements<C>(saved[9]),
                       .dy = Elements<T>(dy),
+                      .dy_stride = RowStride(dy).value(),
                       .dfinal = Elements<C>(dfinal),
                       .dx = MutableElements<T>(dx),
                       .ddelta = MutableElements<T>(ddelta),
@@ -279,7 +289,7 @@ SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
   const auto forward = [&]() -> Forwarded {
     const Operands in = Prepare(inputs);
     const int64_t batch = in.x.size(0), channels = in.x.size(2), states = in.a.size(1);
-    const at::Tensor y = at::empty_like(in.x);
+    const at::Tensor y = at::empty(in.x.sizes(), in.x.options());
     // Of no tokens no kernel runs.
     const at::Tensor final = in.x.size(1) > 0 ? at::empty({batch, channels, states}, in.a.options())
                              : in.initial.defined()
@@ -326,7 +336,7 @@ at::Tensor SelectiveScanStep(const SelectiveScanStepInputs& inputs, at::Tensor& 
   Check(token);
   const c10::AutoGradMode no_grad(false);
   const Operands in = Prepare(token);
-  const at::Tensor y = at::empty_like(in.x);
+  const at::Tensor y = at::empty(in.x.sizes(), in.x.options());
   WithStorageAndArithmetic(in.x, [&]<typename T, typename C>() {
     ForwardOn<T, C>(
         in, {.y = MutableElements<T>(y), .final = MutableElements<C>(state), .kept = nullptr});

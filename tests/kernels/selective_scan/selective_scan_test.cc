@@ -121,6 +121,33 @@ TEST(SelectiveScanTest, IsTheRecurrence) {
   EXPECT_TRUE(Close(final, h, 1e-13));
 }
 
+// As pieces of channels lie in the whole, on the way there and back.
+TEST(SelectiveScanTest, TakesChannelsOutOfWiderRows) {
+  constexpr int64_t kFirst = 9, kChannels = 70;
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    SelectiveScanInputs in = Inputs(40, 100, 5, dtype);
+    for (at::Tensor* x : {&in.delta_bias, &in.a, &in.skip})
+      *x = x->to(dtype == at::kDouble ? dtype : at::kFloat).narrow(0, kFirst, kChannels);
+    const at::Tensor dy = Normal({2, 40, 100}, 8, dtype).narrow(2, kFirst, kChannels);
+    const auto run = [&](bool dense) {
+      const auto piece = [&](const at::Tensor& x) {
+        const at::Tensor cut = x.narrow(2, kFirst, kChannels).detach();
+        return (dense ? cut.contiguous() : cut).requires_grad_();
+      };
+      SelectiveScanInputs part = in;
+      part.x = piece(in.x), part.delta = piece(in.delta);
+      const at::Tensor y = SelectiveScan(part).y;
+      EXPECT_TRUE(y.is_contiguous());
+      Tensors results =
+          torch::autograd::grad({y}, {part.x, part.delta}, {dense ? dy.contiguous() : dy});
+      results.push_back(y);
+      return results;
+    };
+    const Tensors cut = run(false), dense = run(true);
+    for (size_t i = 0; i < cut.size(); ++i) EXPECT_TRUE(BitEqual(cut[i], dense[i])) << i;
+  }
+}
+
 // p of a = -e^p in place of a, and b and c as columns of one matrix, in a pass over many tokens and
 // for one; in fp32 a moves by two roundings of the exponential, over 40 tokens.
 TEST(SelectiveScanTest, TakesExponentsOfDecaysAndColumnsOfAMatrix) {

@@ -116,7 +116,7 @@ class ScanItem {
     for (int64_t tile = num_tiles() - 1; tile >= 0; --tile) {
       LoadTile(tile);
       for (int t = 0; t < length_; ++t) {
-        LoadRow(grads.dy + At(begin_ + t), count_, kWidth, arrays_.y[t].x);
+        LoadRow(grads.dy + At(begin_ + t, grads.dy_stride), count_, kWidth, arrays_.y[t].x);
         arrays_.dstep[t].Clear(), arrays_.dinput[t].Clear();
       }
       for (int n = 0; n < arrays_.states; n += kGroup) {
@@ -143,9 +143,10 @@ class ScanItem {
 
  private:
   int64_t num_tiles() const { return ScanTiles(shape_.seq_len, kScanTile); }
-  int64_t At(int64_t token) const {
-    return (sequence_ * shape_.seq_len + token) * shape_.channels + channel_;
+  int64_t At(int64_t token, int64_t stride) const {
+    return (sequence_ * shape_.seq_len + token) * stride + channel_;
   }
+  int64_t At(int64_t token) const { return At(token, shape_.channels); }
   // State n of the block before the tile, of [B, tiles, N, I].
   int64_t OfKept(int64_t tile, int64_t n) const {
     return ((sequence_ * num_tiles() + tile) * shape_.states + n) * shape_.channels + channel_;
@@ -182,8 +183,9 @@ class ScanItem {
       const int64_t of_token = token * shape_.token_stride;
       LoadRow(shape_.b + of_token, states, arrays_.states, arrays_.b + t * arrays_.states);
       LoadRow(shape_.c + of_token, states, arrays_.states, arrays_.c + t * arrays_.states);
-      LoadRow(shape_.x + At(begin_ + t), count_, kWidth, arrays_.x[t].x);
-      LoadRow(shape_.delta + At(begin_ + t), count_, kWidth, arrays_.step[t].x);
+      LoadRow(shape_.x + At(begin_ + t, shape_.x_stride), count_, kWidth, arrays_.x[t].x);
+      LoadRow(shape_.delta + At(begin_ + t, shape_.delta_stride), count_, kWidth,
+              arrays_.step[t].x);
       for (int i = 0; i < count_; i += kLanes<C>) {
         const Softplus<C> softplus(arrays_.step[t].At(i) + arrays_.bias.At(i));
         arrays_.step[t].At(i) = softplus.value;
