@@ -94,11 +94,7 @@ bool MpiEngine::Loop::AwaitUntil(std::unique_lock<std::mutex>& lock, const MpiJo
 
 void MpiEngine::Loop::Wait(MpiJob& job) {
   std::unique_lock lock(mutex_);
-  ++num_waiters_;
-  if (job.state == MpiJob::State::kPending) submitted_.notify_one();  // from its longer sleep
-  const bool in_time = AwaitUntil(lock, job, job.deadline);
-  --num_waiters_;
-  if (!in_time) {
+  if (!AwaitUntil(lock, job, job.deadline)) {
     const CommFailure timeout = {
         CommFailure::Kind::kTimeout,
         Concat("timeout: ", job.spec.what, " has waited ", job.spec.timeout_s, " s")};

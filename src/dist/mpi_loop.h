@@ -96,7 +96,6 @@ class MpiEngine::Loop {
   void Run();
   bool TakeSubmissions(int idle_polls);
   bool HasWork() const;
-  bool OnlySends() const;
   void StartJobs(mpi::GroupState& group);
   void FinishIfThrough(mpi::GroupState& group);
   void RunCalls();
@@ -122,7 +121,6 @@ class MpiEngine::Loop {
   std::optional<CommFailure> dead_;  // why the engine makes no MPI call any more
   std::optional<CommFailure> kill_;  // asked for by another thread
   MpiJob* kill_culprit_ = nullptr;   // its waiter outlives the request
-  int num_waiters_ = 0;              // threads in Wait
   bool stop_ = false;
   bool ended_ = false;
   std::thread thread_;

@@ -59,10 +59,15 @@ class NcclOperation final : public Operation {
   NcclOperation(std::shared_ptr<Group> group, std::string what)
       : group_(std::move(group)),
         what_(std::move(what)),
-        deadline_(nccl::DeadlineIn(group_->options().timeout_s)) {}
+        deadline_(nccl::DeadlineIn(group_->options().timeout_s)),
+        exceptions_(std::uncaught_exceptions()) {}
 
   ~NcclOperation() override {
     if (handed_over_ || cudaEventQuery(done_.get()) == cudaSuccess) return;
+    if (std::uncaught_exceptions() > exceptions_) {  // nobody may come to take part any more
+      group_->Abort(Concat(what_, " was abandoned by an exception"));
+      return;
+    }
     try {
       WaitHost();
     } catch (const std::exception& error) {
@@ -102,6 +107,7 @@ class NcclOperation final : public Operation {
   const std::shared_ptr<Group> group_;
   const std::string what_;
   const Clock::time_point deadline_;
+  const int exceptions_;  // in flight when the operation was issued
   const Event done_;
   bool handed_over_ = false;  // a stream waits for it: the host need not
 };

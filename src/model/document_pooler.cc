@@ -1,6 +1,7 @@
 #include "model/document_pooler.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
@@ -24,10 +25,11 @@ at::Tensor Ends(const at::Tensor& firsts, int64_t num_tokens) {
 
 at::Tensor FirstTokens(const SequenceSlice& slice) {
   HL_CHECK(slice.begin == 0 && slice.segment == nullptr, "documents of rows that are cut");
-  std::vector<int64_t> firsts(slice.document_starts.begin(), slice.document_starts.end());
   if (!slice.has_boundaries())
-    for (int64_t row = 0; row < slice.batch; ++row) firsts.push_back(row * slice.seq_len);
-  return kernels::UploadValues(firsts, slice.positions.device());
+    return at::arange(0, slice.batch * slice.seq_len, slice.seq_len, slice.positions.options());
+  return kernels::UploadValues(
+      std::vector<int64_t>(slice.document_starts.begin(), slice.document_starts.end()),
+      slice.positions.device());
 }
 
 DocumentPooler::DocumentPooler(const ClassifierOptions& options, const PartContext& context)

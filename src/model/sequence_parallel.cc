@@ -38,7 +38,9 @@ class Waits {
   // A rank that only gives goes on at once, or it would be held up by those that it is ahead of.
   // Until they have taken `tensor` it stays where it is.
   void Keep(dist::Work work, at::Tensor tensor) {
-    while (!sent_.empty() && sent_.front().work.Done()) sent_.pop_front();
+    // Waits for nothing, and throws where it failed.
+    for (; !sent_.empty() && sent_.front().work.Done(); sent_.pop_front())
+      sent_.front().work.WaitHost();
     sent_.push_back({.tensor = std::move(tensor), .work = std::move(work)});
   }
   void Settle() {
@@ -47,7 +49,7 @@ class Waits {
       Sent& sent = sent_.front();
       sent.work.WaitHost();
       // A GPU's would be the time of all that it has to compute before.
-      if (!sent.tensor.defined() || sent.tensor.is_cpu()) seconds_ += stopwatch.Seconds();
+      if (sent.tensor.defined() && sent.tensor.is_cpu()) seconds_ += stopwatch.Seconds();
     }
     last_.WaitHost();
   }
@@ -70,14 +72,16 @@ class GivingTransfer final : public kernels::SegmentGroup::Transfer {
 
 class TakingTransfer final : public kernels::SegmentGroup::Transfer {
  public:
-  TakingTransfer(dist::Work work, cudaStream_t consumer, Waits& waits)
-      : work_(std::move(work)), consumer_(consumer), waits_(waits) {}
+  // `sent` goes the other way meanwhile, or is undefined.
+  TakingTransfer(at::Tensor sent, dist::Work work, cudaStream_t consumer, Waits& waits)
+      : sent_(std::move(sent)), work_(std::move(work)), consumer_(consumer), waits_(waits) {}
   void Wait() override {
     if (!std::exchange(waited_, true)) waits_.Await(std::move(work_), consumer_);
   }
 
  private:
-  dist::Work work_;
+  at::Tensor sent_;
+  dist::Work work_;  // goes first
   cudaStream_t consumer_;
   Waits& waits_;
   bool waited_ = false;
@@ -119,7 +123,7 @@ class RankGroup final : public kernels::SegmentGroup {
         comm_.SendRecv(RefOrNone(Bytes(send)), send.defined() ? to : -1, RefOrNone(Bytes(received)),
                        received.defined() ? from : -1, {what, 0}, stream);
     if (received.defined())
-      return std::make_unique<TakingTransfer>(std::move(work), stream, waits_);
+      return std::make_unique<TakingTransfer>(send, std::move(work), stream, waits_);
     waits_.Keep(std::move(work), send);
     return std::make_unique<GivingTransfer>();
   }
@@ -164,7 +168,8 @@ SequenceSlice SequenceParallel::SliceOf(const SequenceSlice& whole) const {
                              .first_position = {},
                              .has_start = {},
                              .strategy = strategy,
-                             .cost = cost};
+                             .cost = cost,
+                             .threads = threads};
   const int64_t begin = row.begin(), length = row.lengths[row.rank()];
   SequenceSlice slice = whole.Narrow(begin, length);
   row.first_position = length > 0 ? slice.positions.select(1, 0).contiguous()

@@ -35,6 +35,7 @@ struct SequenceParallel {
   kernels::StateStrategy strategy = kernels::StateStrategy::kGather;
   std::shared_ptr<const kernels::ExchangeCost> cost = {};  // with kCheapest
   std::vector<int64_t> lengths = {};  // of the slices, by rank; empty: CutRow with kAlign
+  int threads = 1;                    // as RowSegment's
 
   // This rank's slice of whole rows.
   SequenceSlice SliceOf(const SequenceSlice& whole) const;

@@ -116,8 +116,11 @@ class DeviceWork {
                                                    .has_tail = in.tail_log_weight.defined(),
                                                    .backward = backward});
     const at::Device device = in.u.device();
-    runs_ = UploadTable(in.runs, device);
-    chunks_ = UploadTable(plan.chunks, device), blocks_ = UploadTable(plan.blocks, device);
+    const bool whole_rows = static_cast<int64_t>(in.runs.size()) == in.u.size(0);
+    const auto upload = [&](const auto& table) {
+      return whole_rows ? ConstantTable(table, device) : UploadTable(table, device);
+    };
+    runs_ = upload(in.runs), chunks_ = upload(plan.chunks), blocks_ = upload(plan.blocks);
     const at::TensorOptions floats = in.u.options().dtype(at::kFloat);
     const auto num_chunks = static_cast<int64_t>(plan.chunks.size());
     const bool narrow = IsNarrow(in.config.window);

@@ -1,6 +1,5 @@
 #include "kernels/polynomial_attention/segments.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -101,8 +100,9 @@ PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
   };
   // Heads of rows are what threads share out: a piece has some for each.
   const int64_t batch = std::max<int64_t>(inputs.q.size(0), 1);
-  const int64_t least = (at::get_num_threads() + batch - 1) / batch;
-  return {.out = InPieces({{inputs.q, 2}, {inputs.k, 2}, {inputs.v, 2}}, least, run),
+  const RowSegment& row = *inputs.segment;
+  const int64_t least = std::max<int64_t>((row.threads + batch - 1) / batch, 1);
+  return {.out = InPieces({{inputs.q, 2}, {inputs.k, 2}, {inputs.v, 2}}, least, row, run),
           .final_state = {}};
 }
 

@@ -72,7 +72,7 @@ SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
                          {inputs.delta_bias, 0},
                          {inputs.a, 0},
                          {inputs.skip, 0}},
-                        kLeastChannels, run),
+                        kLeastChannels, *inputs.segment, run),
           .final = {}};
 }
 

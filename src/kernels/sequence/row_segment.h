@@ -75,6 +75,8 @@ struct RowSegment {
   at::Tensor has_start = {};  // [B] bool: whether a document starts in it; undefined: nowhere
   StateStrategy strategy = StateStrategy::kGather;
   std::shared_ptr<const ExchangeCost> cost = {};  // with kCheapest
+  // Of the rank with the fewest, equal on all; 0: a GPU's, where a scan is not cut into pieces.
+  int threads = 1;
 
   int rank() const { return group->rank(); }
   int size() const { return group->size(); }

@@ -182,14 +182,14 @@ Tensors RunSegment(const SegmentScan& scan, const RowSegment& row) {
   return Apply({.name = scan.name, .inputs = scan.inputs, .forward = forward});
 }
 
-at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least,
+at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSegment& row,
                     const std::function<at::Tensor(const Tensors&)>& run) {
   // Of four, a rank waits for a quarter of a scan, and messages are few beside it.
   constexpr int64_t kMostPieces = 4;
   const at::Tensor& first = all[0].tensor;
   const int64_t num_channels = first.size(2);
   const int64_t num_pieces =
-      first.is_cuda() ? 1 : std::clamp<int64_t>(num_channels / least, 1, kMostPieces);
+      row.threads == 0 ? 1 : std::clamp<int64_t>(num_channels / least, 1, kMostPieces);
   std::vector<int64_t> sizes;
   for (int64_t piece = 0; piece < num_pieces; ++piece)
     sizes.push_back(num_channels * (piece + 1) / num_pieces - num_channels * piece / num_pieces);

@@ -60,8 +60,8 @@ struct Cuttable {
 // more: `run` takes those of one piece of each tensor, whose first has its channels in dimension 2,
 // and gives [B, T, piece, ...]; returns [B, T, all, ...]. A rank then waits for the first piece of
 // the one before it: on a processor, where a scan is much of a layer. On a GPU one piece, as
-// several small ones would not fill it.
-at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least,
+// several small ones would not fill it. `least` is the same on all ranks, as pieces are messages.
+at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSegment& row,
                     const std::function<at::Tensor(const Tensors& piece)>& run);
 
 // -inf where a document starts inside the segment, else `log_transition` [N, C, ...].

@@ -72,12 +72,15 @@ class CapturedLaunches {
 bool DeviceGraph::IsOn(at::Device device) { return device.is_cuda() && !LaunchesAreChecked(); }
 
 void DeviceGraph::Record(at::Device device, const std::function<void()>& run) {
-  replay_ = nullptr;
   if (device.is_cpu()) {
     replay_ = run;
     return;
   }
   HL_CHECK(IsOn(device), "a graph of launches on ", device.str(), ", where each one is checked");
+  if (is_recorded()) {
+    c10::cuda::device_synchronize();  // its last replay may still run
+    replay_ = nullptr;
+  }
   replay_ = [launches = std::make_shared<CapturedLaunches>(device, run)] { launches->Replay(); };
 }
 

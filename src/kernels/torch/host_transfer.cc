@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -74,6 +75,19 @@ at::Tensor ConstantsOn(at::Device device, std::span<const double> values, at::Sc
   const at::Tensor constants = Upload(Owned(values, at::kDouble).to(dtype), device);
   there.emplace(std::vector<double>(values.begin(), values.end()), constants);
   return constants;
+}
+
+at::Tensor ConstantBytesOn(at::Device device, std::string_view bytes) {
+  using ByBytes = std::map<std::string, at::Tensor, std::less<>>;
+  static std::mutex mutex;
+  static auto& kept = *new std::map<c10::DeviceIndex, ByBytes>();  // never freed, likewise
+  const std::lock_guard lock(mutex);
+  ByBytes& there = kept[device.index()];
+  if (const auto found = there.find(bytes); found != there.end()) return found->second;
+  const c10::InferenceMode for_training_too(false);
+  const at::Tensor table = UploadBytes(bytes.data(), static_cast<int64_t>(bytes.size()), device);
+  there.emplace(bytes, table);
+  return table;
 }
 
 }  // namespace halflife::kernels

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <type_traits>
 
 namespace halflife::kernels {
@@ -40,5 +41,15 @@ at::Tensor UploadValues(std::span<const int64_t> values, at::Device device);
 // to be written to.
 at::Tensor ConstantsOn(at::Device device, std::span<const double> values,
                        at::ScalarType dtype = at::kDouble);
+// Likewise the bytes of a table that follows from shapes alone.
+at::Tensor ConstantBytesOn(at::Device device, std::string_view bytes);
+template <typename Table>
+at::Tensor ConstantTable(const Table& table, at::Device device) {
+  using Entry = std::remove_cvref_t<decltype(*table.data())>;
+  static_assert(
+      std::has_unique_object_representations_v<Entry>);  // no padding between tables' ends
+  return ConstantBytesOn(
+      device, {reinterpret_cast<const char*>(table.data()), table.size() * sizeof(Entry)});
+}
 
 }  // namespace halflife::kernels

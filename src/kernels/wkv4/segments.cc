@@ -70,7 +70,7 @@ WkvOutputs OverSegments(const WkvInputs& inputs) {
     return Mix(in);
   };
   return {.out = InPieces({{inputs.k, 2}, {inputs.v, 2}, {inputs.log_decay, 0}, {inputs.bonus, 0}},
-                          kLeastChannels, run),
+                          kLeastChannels, *inputs.segment, run),
           .final = {}};
 }
 

@@ -32,8 +32,10 @@ class T5Bias : public AttentionPositions {
   T5Bias(const T5Options& options, Parameter table) : options_(options), table_(std::move(table)) {}
   bool has_bias() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
-    const at::Tensor buckets = kernels::UploadValues(
-        T5Buckets(num_distances, options_.num_buckets, options_.max_distance), options.device());
+    const std::vector<int64_t> of_distances =
+        T5Buckets(num_distances, options_.num_buckets, options_.max_distance);
+    const at::Tensor buckets = kernels::ConstantsOn(
+        options.device(), std::vector<double>(of_distances.begin(), of_distances.end()), at::kLong);
     return (*table_).index_select(0, buckets).t().to(options.dtype());
   }
 

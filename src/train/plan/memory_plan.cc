@@ -77,8 +77,8 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   // GradientHooks
   const bool in_order = RunsOnGpu(config) || config.train.cuda_graphs;
   const int levels = in_order ? 0 : NumLevels(NumMicroBatches(config, world_size));
-  // A recording keeps its memory beside that of the micro-batch which several ranks launch.
-  const int copies = config.train.cuda_graphs && world_size > 1 ? 2 : 1;
+  // A recording keeps what it works with beside what other micro-batches and validation work with.
+  const int copies = config.train.cuda_graphs && RunsOnGpu(config) ? 2 : 1;
   const bool in_bf16 = SumsInBf16(config, world_size);
   // With stage 2 the buckets in flight and the one that fills; the longest may be one tensor. The
   // last of those in flight may be there in both types.
@@ -94,24 +94,24 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const double copy = config.ckpt.saves_beside_training() ? 12 * parameters / world_size : 0;
   const double per_parameter = shares == 1 ? 12 : bf16 ? 12 / shares : 4 + 8 / shares;
   const model::ModelCost of_rows(model, config.data.seq_len), of_slices(model, slice);
-  return {
-      .main_and_adam = per_parameter * parameters,
-      .gradients = gradients,
-      .compute_copy = bf16 ? 2 * parameters : 0,
-      .activations = copies * static_cast<double>(tokens) *
-                     of_rows.ActivationBytesPerToken(bytes_per_element, RecomputeOf(config)),
-      .loss =
-          of_slices.LossBytes(config.train.micro_batch, {.bf16 = bf16, .gpu = RunsOnGpu(config)}),
-      .workspace =
-          RunsOnGpu(config)
-              ? of_slices.WorkspaceBytes(
-                    {.batch = config.train.micro_batch, .seq_len = slice, .bf16 = bf16, .gpu = gpu})
-              : 0,
-      .saved_copy = RunsOnGpu(config) ? 0 : copy,
-      .states = config.parallel.sp == 1 ? 0
-                                        : static_cast<double>(config.train.micro_batch) *
-                                              of_slices.StateBytesPerRow(bytes_per_element),
-      .pinned_staging = RunsOnGpu(config) ? copy : 0};
+  return {.main_and_adam = per_parameter * parameters,
+          .gradients = gradients,
+          .compute_copy = bf16 ? 2 * parameters : 0,
+          .activations = copies * static_cast<double>(tokens) *
+                         of_rows.ActivationBytesPerToken(bytes_per_element, RecomputeOf(config)),
+          .loss = copies * of_slices.LossBytes(config.train.micro_batch,
+                                               {.bf16 = bf16, .gpu = RunsOnGpu(config)}),
+          .workspace = RunsOnGpu(config)
+                           ? copies * of_slices.WorkspaceBytes({.batch = config.train.micro_batch,
+                                                                .seq_len = slice,
+                                                                .bf16 = bf16,
+                                                                .gpu = gpu})
+                           : 0,
+          .saved_copy = RunsOnGpu(config) ? 0 : copy,
+          .states = config.parallel.sp == 1 ? 0
+                                            : static_cast<double>(config.train.micro_batch) *
+                                                  of_slices.StateBytesPerRow(bytes_per_element),
+          .pinned_staging = RunsOnGpu(config) ? copy : 0};
 }
 
 PlanScene SceneHere(const RunConfig& config, int world_size, int local_size) {

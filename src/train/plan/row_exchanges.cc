@@ -58,6 +58,13 @@ RowRehearsals::RowRehearsals(const RunConfig& config, int sp_index,
                              const kernels::ExchangeCost& cost)
     : config_(config), sp_index_(sp_index), cost_(cost) {}
 
+// That cut a scan of `batch` rows into as many pieces as the job's cut one of its.
+int RowRehearsals::Threads(int64_t batch) const {
+  if (config_.train.device == "cuda") return 0;
+  const int64_t threads = std::max(config_.train.threads, 1), rows = config_.train.micro_batch;
+  return static_cast<int>((threads * batch + rows - 1) / rows);
+}
+
 RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
                                      const std::vector<int64_t>& lengths) const {
   const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
@@ -72,7 +79,8 @@ RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
       .group = model::MakeSegmentGroup(*comm),
       .strategy = StrategyOf(config_.parallel.exchange),
       .cost = std::make_shared<const kernels::ExchangeCost>(cost),
-      .lengths = lengths};
+      .lengths = lengths,
+      .threads = Threads(batch)};
   const int64_t seq_len = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   const model::SequenceSlice slice =
       parallel.SliceOf(model::SequenceSlice::Contiguous(batch, seq_len, 0, at::kCPU));

@@ -40,6 +40,7 @@ class RowRehearsals {
 
  private:
   // `lengths`: of a row's slices, by rank.
+  int Threads(int64_t batch) const;
   RowExchanges Rehearse(int64_t layer, int64_t batch, const std::vector<int64_t>& lengths) const;
   RowExchanges AtJobsLength(int64_t layer, int64_t batch) const;
 

@@ -18,23 +18,24 @@ bool MicroBatchGraph::HasForm(const eval::BatchTensors& batch) const {
 }
 
 at::Tensor MicroBatchGraph::Run(const eval::BatchTensors& batch) {
-  const bool first = !batch_.has_value();
-  if (!IsOneDocumentARow(batch) || (!first && !HasForm(batch))) {
+  if (!IsOneDocumentARow(batch)) {
     if (!std::exchange(told_, true))
       HL_INFO("train",
-              "train.cuda_graphs: micro-batches of several documents a row, or of another "
-              "number of targets, are launched as ever");
+              "train.cuda_graphs: micro-batches in which a document starts within a row are "
+              "launched as ever");
     return compute_(batch);
   }
-  if (first) {
+  if (!batch_.has_value() || !HasForm(batch)) {
     batch_ = batch;
+    is_recorded_ = false;
     result_ = compute_(*batch_);
     return result_.clone();
   }
   batch_->inputs.copy_(batch.inputs);
   batch_->targets.copy_(batch.targets);
   batch_->samples.copy_(batch.samples);
-  if (!graph_.is_recorded()) graph_.Record(device_, [this] { result_.copy_(compute_(*batch_)); });
+  if (!std::exchange(is_recorded_, true))
+    graph_.Record(device_, [this] { result_.copy_(compute_(*batch_)); });
   graph_.Replay();
   ++num_replays_;
   return result_.clone();  // which the next replay overwrites

@@ -1,6 +1,6 @@
 // Forward and backward of micro-batches replayed from one recording (train.cuda_graphs): a small
-// model's step is then no longer the time of its launches. Micro-batches of one form alone: rows of
-// one document each, as many rows, tokens and targets as the first had. Others run as ever.
+// model's step is then no longer the time of its launches. Micro-batches of one form: rows of one
+// document each, as many rows, tokens and targets as the one before. Others run as ever.
 //
 //   MicroBatchGraph graph(device, [&](const eval::BatchTensors& batch) { return SumsOf(batch); });
 //   const at::Tensor sums = graph.Run(tensors);
@@ -27,8 +27,8 @@ class MicroBatchGraph {
   MicroBatchGraph(at::Device device, Compute compute)
       : device_(device), compute_(std::move(compute)) {}
 
-  // The first micro-batch of the form runs as ever, and makes what later ones find: tables of
-  // kernels, workspaces of products. The second is recorded.
+  // The first micro-batch of a form runs as ever, and makes what later ones find: tables of
+  // kernels, workspaces of products. The next one is recorded.
   at::Tensor Run(const eval::BatchTensors& batch);
   int64_t num_replays() const { return num_replays_; }
 
@@ -37,11 +37,12 @@ class MicroBatchGraph {
 
   at::Device device_;
   Compute compute_;
-  std::optional<eval::BatchTensors> batch_;  // what the recording reads
+  std::optional<eval::BatchTensors> batch_;  // of the form: what the recording reads
+  at::Tensor result_;                        // what it writes
   kernels::DeviceGraph graph_;
-  at::Tensor result_;  // what it writes
+  bool is_recorded_ = false;  // the form
   int64_t num_replays_ = 0;
-  bool told_ = false;  // that another form was met
+  bool told_ = false;  // that documents were met
 };
 
 }  // namespace halflife::train

@@ -1,11 +1,17 @@
 #include "train/step/shared_rows.h"
 
+#include <ATen/Parallel.h>
+
+#include <algorithm>
 #include <map>
+#include <span>
+#include <vector>
 
 #include "core/human.h"
 #include "core/log.h"
 #include "dist/mesh.h"
 #include "kernels/sequence/exchange_cost.h"
+#include "kernels/torch/host_transfer.h"
 #include "train/device.h"
 
 namespace halflife::train {
@@ -16,6 +22,15 @@ void LogCost(const kernels::ExchangeCost& cost) {
           " us and ", Fixed(1e12 * cost.shift_s_per_byte, 0),
           " us a MB, to gather one of each rank ", Fixed(1e6 * cost.gather_s, 0), " us and ",
           Fixed(1e12 * cost.gather_s_per_byte, 0), " us a MB");
+}
+
+// Collective: pieces of scans are messages, so ranks with fewer threads decide for all.
+int FewestThreads(kernels::SegmentGroup& group, Device device) {
+  const std::vector<int64_t> own = {device.is_cuda() ? 0 : at::get_num_threads()};
+  const at::Tensor all = kernels::ReadBack(
+      group.AllGather(kernels::UploadValues(own, ToTorch(device)), "threads").flatten());
+  const std::span<const int64_t> of_ranks(all.const_data_ptr<int64_t>(), all.numel());
+  return static_cast<int>(*std::ranges::min_element(of_ranks));
 }
 
 }  // namespace
@@ -34,6 +49,7 @@ SharedRows ShareRows(const RunConfig& config, dist::RankContext& context, Device
   SharedRows rows = {.ranks = dist::SplitRows(context.world(), mesh), .parallel = {}};
   rows.parallel = {.group = model::MakeSegmentGroup(*rows.ranks),
                    .strategy = StrategyOf(config.parallel.exchange)};
+  rows.parallel->threads = FewestThreads(*rows.parallel->group, device);
   if (rows.parallel->strategy == kernels::StateStrategy::kCheapest) {
     rows.parallel->cost = std::make_shared<const kernels::ExchangeCost>(
         kernels::MeasureExchange(*rows.parallel->group, ToTorch(device)));

@@ -59,7 +59,9 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
                      arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
                      wire_ ? &*wire_ : nullptr);
   }
-  if (config.train.cuda_graphs)
+  // Where each launch is checked there are none to save.
+  if (config.train.cuda_graphs &&
+      (!device.is_cuda() || kernels::DeviceGraph::IsOn(ToTorch(device))))
     graph_.emplace(ToTorch(device), [this](const eval::BatchTensors& batch) {
       return Differentiate(batch, nullptr, [this] { hooks_.BeginAdded(); });
     });
@@ -151,7 +153,7 @@ at::Tensor StepRunner::Replayed(const eval::BatchTensors& batch, int64_t index, 
     AwaitParameters();
     arena_.grads().zero_();
   }
-  Enter("forward");
+  if (device_.is_cuda()) Enter("forward");  // which a replay there does not say
   const at::Tensor losses = graph_->Run(batch);
   if (index == count - 1) {  // of one rank
     reducer_->BeginStep(kernels::CurrentStream(device_));

@@ -155,11 +155,16 @@ TEST(InPiecesTest, CoverAllChannels) {
     const at::Tensor x = Normal({kRows, 2, channels}, 4, at::kDouble).requires_grad_(true);
     const at::Tensor factor = Normal({channels}, 5, at::kDouble).requires_grad_(true);
     int pieces = 0;
-    const at::Tensor joined = InPieces({{x, 2}, {factor, 0}}, 16, [&](const Tensors& piece) {
+    const auto run = [&](const Tensors& piece) {
       ++pieces;
       return piece[0] * piece[1];
-    });
+    };
+    const at::Tensor joined = InPieces({{x, 2}, {factor, 0}}, 16, RowSegment(), run);
     EXPECT_EQ(pieces, want_pieces) << channels;
+    RowSegment on_gpus;
+    on_gpus.threads = 0;
+    InPieces({{x, 2}, {factor, 0}}, 16, on_gpus, run);
+    EXPECT_EQ(pieces, want_pieces + 1) << channels;
     EXPECT_TRUE(joined.equal(x * factor)) << channels;
     const at::Tensor dy = Normal({kRows, 2, channels}, 6, at::kDouble);
     const Tensors got = Differentiate({joined}, {dy}, {x, factor}, false);

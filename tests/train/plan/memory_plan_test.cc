@@ -50,15 +50,18 @@ TEST(MemoryPlan, SaysThatRecomputationWouldFit) {
               testing::Not(HasSubstr("recompute")));
 }
 
-// Several ranks launch the last micro-batch beside what the recording of the others holds.
+// Others are launched beside what the recording holds; a CPU records nothing.
 TEST(MemoryPlan, GraphsOfMicroBatchesHoldASecondOnesActivations) {
   const model::LanguageModel model(SmallRecipe().model);
-  const auto activations = [&](const RunConfig& config, int world_size) {
-    return PlanMemory(config, model, world_size).activations;
+  const auto plan = [&](const std::string& device, const std::string& graphs) {
+    return PlanMemory(SmallRecipe({"train.device=" + device, "train.cuda_graphs=" + graphs}), model,
+                      1);
   };
-  const RunConfig launched = SmallRecipe(), replayed = SmallRecipe({"train.cuda_graphs=true"});
-  EXPECT_EQ(activations(replayed, 1), activations(launched, 1));
-  EXPECT_EQ(activations(replayed, 2), 2 * activations(launched, 2));
+  const MemoryPlan launched = plan("cuda", "false"), replayed = plan("cuda", "true");
+  EXPECT_EQ(replayed.activations, 2 * launched.activations);
+  EXPECT_EQ(replayed.loss, 2 * launched.loss);
+  EXPECT_EQ(replayed.workspace, 2 * launched.workspace);
+  EXPECT_EQ(plan("cpu", "true").activations, plan("cpu", "false").activations);
 }
 
 TEST(MemoryPlan, SaysWhichLengthWouldFitWhereNoMicroBatchDoes) {

@@ -56,9 +56,11 @@ TEST_F(MicroBatchGraphTest, OtherFormsAreComputedAsTheyAre) {
   eval::BatchTensors short_one = BatchOf(5);
   short_one.inputs = short_one.inputs.narrow(0, 0, 1);
   EXPECT_EQ(Run(short_one), Want(5) - 4 * 5);
-  EXPECT_EQ(graph_.num_replays(), 0);
   EXPECT_EQ(Run(BatchOf(6)), Want(6));
+  EXPECT_EQ(graph_.num_replays(), 0);
+  EXPECT_EQ(Run(BatchOf(7)), Want(7));
   EXPECT_EQ(graph_.num_replays(), 1);
+  EXPECT_EQ(addresses_.back(), addresses_[addresses_.size() - 2]);
 }
 
 TEST(DeviceGraph, OnTheCpuAReplayRunsAgain) {

@@ -67,6 +67,7 @@ class StepWaits : public testing::Test {
       runner.ObservePhases([&](const char* phase) { waits.EnterPhase(phase); });
       runner.Run(1, num_updates, {});
       phases = waits.Take();
+      EXPECT_EQ(runner.num_replays() > 0, config.train.cuda_graphs);
       EXPECT_EQ(num_updates, 2u);
     });
     return phases;
@@ -119,6 +120,18 @@ TEST_F(StepWaits, OfEveryMixerWhatAGraphReplaysUploadsNothing) {
       EXPECT_EQ(phases.at(phase).uploads, 0) << phase;
       EXPECT_GT(phases.at(phase).num_kernels(), 0) << phase;
     }
+  }
+}
+
+TEST_F(StepWaits, OfOtherPartsWhatAGraphReplaysUploadsNothing) {
+  for (const Settings& parts : std::vector<Settings>{
+           {"model.mixer=base_conv", "model.mixer.base_conv.kernel_size=-1"},
+           {"model.mixer=softmax", "model.mixer.softmax.rope_theta=0", "model.positions=t5"},
+           {"model.mixer=leap", "model.norm=layer_norm"}}) {
+    SCOPED_TRACE(parts.back());
+    const Phases phases = CountsOf(With(With(kMqar, parts), {"train.cuda_graphs=true"}));
+    for (const char* phase : {"forward", "backward"})
+      EXPECT_EQ(phases.at(phase).uploads, 0) << phase;
   }
 }
 

@@ -51,9 +51,10 @@ class ImplicitFilter {
   // Of the first `num_tokens` positions, [num_tokens, D], for rows like x.
   at::Tensor operator()(int64_t num_tokens, const at::Tensor& x) const {
     RequireWithinFilter("base_conv", num_tokens, features_.size(0));
+    const std::span<const double> all(features_.const_data_ptr<double>(), features_.numel());
     const at::Tensor features =
-        kernels::Upload(features_.narrow(0, 0, num_tokens).to(kernels::ComputeType(x)), x.device());
-    return second_(at::relu(first_(features)));
+        kernels::ConstantsOn(x.device(), all, kernels::ComputeType(x)).view(features_.sizes());
+    return second_(at::relu(first_(features.narrow(0, 0, num_tokens))));
   }
   int64_t length() const { return features_.size(0); }
 
