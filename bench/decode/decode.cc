@@ -137,7 +137,9 @@ int main(int argc, char** argv) {
   app.add_option("--set", options.overrides)->take_all();
   app.add_option("--early", options.early)->check(CLI::Range(1, 1000000));
   app.add_option("--tokens", options.tokens)->check(CLI::Range(1000, 100000000));
-  app.add_flag("!--no-cuda-graph", options.decoder.use_graph, "Launch each kernel by itself");
+  app.add_flag_callback(
+      "--no-cuda-graph", [&options] { options.decoder.use_graph = false; },
+      "Launch each kernel by itself");
   CLI11_PARSE(app, argc, argv);
   return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();

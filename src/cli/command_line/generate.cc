@@ -29,8 +29,9 @@ void AddGenerate(CLI::App& app, Request& request) {
       ->capture_default_str();
   command->add_flag("--stats", options->stats, "Print tokens/s and the size of the state");
 
-  command->add_flag("!--no-cuda-graph", generate.decoder.use_graph,
-                    "On a GPU start each token's kernels one by one");
+  command->add_flag_callback(
+      "--no-cuda-graph", [options] { options->generate.decoder.use_graph = false; },
+      "On a GPU start each token's kernels one by one");
 
   command->option_defaults()->group("Length");
   command->add_option("--max-tokens", generate.max_tokens, "New tokens at most")
