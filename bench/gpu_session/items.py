@@ -91,11 +91,12 @@ def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0) -> Item
 
 def _launches(name: str, *more: str) -> Item:
     """A model so small that its launches take longer than its kernels."""
-    sizes = ("--mixer", "retention", "--heads", "4", "--layers", "4", "--dim", "128", "--seq-len", "256", "--batch", "8")
-    small = ("--mixer", "retention", "--heads", "2", "--layers", "1", "--dim", "32", "--seq-len", "64", "--batch", "1")
+    fixed = ("--mixer", "retention", "--profile", *more)
+    sizes = ("--heads", "4", "--layers", "4", "--dim", "128", "--seq-len", "256", "--batch", "8")
+    small = ("--heads", "2", "--layers", "1", "--dim", "32", "--seq-len", "64", "--batch", "1")
     return Item(f"train_step/{name}", "bench/bench_train_step",
-                (*sizes, "--device", "cuda", "--precision", "bf16", "--steps", "50", "--warmup", "5", *more), minutes=1,
-                rehearsal=(*small, "--steps", "2", "--warmup", "2", *more))  # fmt: skip
+                (*fixed, *sizes, "--device", "cuda", "--precision", "bf16", "--steps", "50", "--warmup", "5"), minutes=1,
+                rehearsal=(*fixed, *small, "--steps", "2", "--warmup", "2"))  # fmt: skip
 
 
 def _rows(size: str, rehearsed: str) -> Item:
