@@ -6,12 +6,21 @@ set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
 make_dataset
 
-# signalled RUN LAUNCHER SCANCEL_OPTION...: a run without end, signalled while it trains.
+# shellcheck disable=SC2317  # wait_until calls it
+trains_or_ended() { has_trained "$1" || has_ended "$job"; }
+# signalled RUN LAUNCHER [SCANCEL OPTION]...: a run without end, signalled while it trains. Open MPI
+# 4.1 has been seen to crash while ranks that srun starts on a busy machine find each other; a start
+# that fails is made once more.
 signalled() {
-  local run=$1 launcher=$2
+  local run=$1 launcher=$2 start
   shift 2
-  LAUNCHER=$launcher MAX_RESTARTS=0 submit "$run" -- --set train.steps=1000000
-  wait_until "$run trains" has_trained "$run"
+  for start in first second; do
+    LAUNCHER=$launcher MAX_RESTARTS=0 submit "$run" -- --set train.steps=1000000
+    wait_until "$run trains" trains_or_ended "$run"
+    if has_trained "$run"; then break; fi
+    echo "the $start start of $run failed: $(tail -n 1 "$run.log")"
+    rm -rf "$run" "$run.log"
+  done
   scancel "$@" "$job"
   wait_for_end "$job"
 }
