@@ -11,8 +11,6 @@
 namespace halflife::kernels {
 namespace {
 
-constexpr int64_t kLeastChannels = 16;  // of a piece: a vector's lanes
-
 SelectiveScanInputs WithTensors(SelectiveScanInputs in, const Tensors& x,
                                 const SegmentState& before) {
   in.x = x[0], in.delta = x[1], in.delta_bias = x[2], in.a = x[3], in.b = x[4], in.c = x[5];

@@ -56,6 +56,8 @@ struct Cuttable {
   at::Tensor tensor;
   int64_t dim;
 };
+// Of a piece that vectors go through: their lanes.
+constexpr int64_t kLeastChannels = 16;
 // A scan whose channels do not meet, of pieces of them one after another, of `least` channels or
 // more: `run` takes those of one piece of each tensor, whose first has its channels in dimension 2,
 // and gives [B, T, piece, ...]; returns [B, T, all, ...]. A rank then waits for the first piece of

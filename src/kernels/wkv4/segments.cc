@@ -10,8 +10,6 @@
 namespace halflife::kernels {
 namespace {
 
-constexpr int64_t kLeastChannels = 16;  // of a piece: a vector's lanes
-
 // Nothing seen is a denominator of 0 here, a log scale of -inf there.
 WkvMemory ToMemory(const SegmentState& state) {
   if (state.values.empty()) return {};

@@ -39,8 +39,8 @@ class RowRehearsals {
   const RowExchanges& OfLayer(const model::LanguageModel& model, int64_t layer);
 
  private:
-  // `lengths`: of a row's slices, by rank.
   int Threads(int64_t batch) const;
+  // `lengths`: of a row's slices, by rank.
   RowExchanges Rehearse(int64_t layer, int64_t batch, const std::vector<int64_t>& lengths) const;
   RowExchanges AtJobsLength(int64_t layer, int64_t batch) const;
 
