@@ -117,6 +117,14 @@ const Form kForms[] = {
        scaled.q = x.q * at::rand({1, x.q.size(1), 1, 1}, x.q.options().requires_grad(false));
        return Ours(scaled, {.scale = x.scale()});
      }},
+    {"dropout of weights",
+     [](const Rows& x, const Options&) {
+       const at::Tensor samples = at::arange(x.q.size(0), x.positions.options());
+       return Ours(x, {.scale = x.scale(),
+                       .dropout = {.rate = 0.1,
+                                   .key = MakeRandomKey(1, RandomPurpose::kTest, 0),
+                                   .samples = samples}});
+     }},
     {"far pairs (ReRoPE)", [](const Rows& x, const Options& o) {
        return kernels::SoftmaxAttention(
            {.q = x.q, .k = x.k, .v = x.v, .far_q = x.q, .far_k = x.k, .positions = x.positions},

@@ -50,12 +50,16 @@ at::Tensor ForwardPass::DropFromEmbedding(const at::Tensor& x) const {
   return Drop(kEmbeddingSite, x, own > 0 ? own : config_.dropout);
 }
 
+kernels::DropoutConfig ForwardPass::DropoutOf(uint32_t site, double rate) const {
+  return {.rate = rate,
+          .key = MakeRandomKey(context_.seed, RandomPurpose::kDropout, site),
+          .samples = context_.samples,
+          .first_position = context_.slice->begin};
+}
+
 at::Tensor ForwardPass::Drop(uint32_t site, const at::Tensor& x, double rate) const {
   if (!context_.training || rate == 0) return x;
-  return kernels::Dropout(x, {.rate = rate,
-                              .key = MakeRandomKey(context_.seed, RandomPurpose::kDropout, site),
-                              .samples = context_.samples,
-                              .first_position = context_.slice->begin});
+  return kernels::Dropout(x, DropoutOf(site, rate));
 }
 
 void ForwardPass::Run(size_t layer, const Block& block, ResidualStream& stream) const {
@@ -92,6 +96,9 @@ at::Tensor ForwardPass::Mix(size_t layer, const Mixer& mixer, const at::Tensor& 
   if (context_.training) {
     call.drop = [this, layer](uint32_t site, const at::Tensor& y, double rate) {
       return Drop(SiteWithinMixer(layer, site), y, rate);
+    };
+    call.drop_within = [this, layer](uint32_t site, double rate) {
+      return DropoutOf(SiteWithinMixer(layer, site), rate);
     };
   }
   if (context_.observe)

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/dropout/dropout.h"
 #include "model/cost.h"
 #include "model/part_context.h"
 #include "model/sequence_slice.h"
@@ -97,13 +98,16 @@ void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache);
 struct MixerCall {
   // Dropout within the mixer, of x [B, T, C] at a site of its own (0 to 255) with a rate.
   using Drop = std::function<at::Tensor(uint32_t site, const at::Tensor& x, double rate)>;
+  // What a kernel that drops by itself draws by, of such a site.
+  using DropWithin = std::function<kernels::DropoutConfig(uint32_t site, double rate)>;
 
   at::Tensor x;                         // [B, T, D]
   const SequenceSlice& slice;           // borrowed
   const MixerState* initial = nullptr;  // before the slice, borrowed; null: from zero
   int64_t num_past = 0;                 // tokens that `initial` has seen
   bool want_state = false;              // after the last token
-  Drop drop = {};                       // empty outside training
+  Drop drop = {};                       // empty outside training, as the next
+  DropWithin drop_within = {};
   // Called by layers of attention with what they are about to compute, for statistics; may be
   // empty.
   std::function<void(const kernels::SoftmaxAttentionInputs&,

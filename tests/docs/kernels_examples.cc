@@ -14,6 +14,7 @@
 #include "kernels/chunks/chunk_table.h"
 #include "kernels/chunks/sequence_chunks.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/philox_lanes.h"
 #include "kernels/cpu/sum_partials.h"
 #include "kernels/cpu/vectorised.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
@@ -136,6 +137,10 @@ void ParallelExample(int64_t num_states, size_t scratch_bytes) {
 void SumPartialsExample(int64_t num_blocks, int64_t taps, int64_t dim, float* dweight,
                         float* dbias) {
 #include "examples/kernels/cpu/sum_partials.h"
+}
+
+void PhiloxLanesExample(RandomKey key, uint64_t sample, uint32_t position, uint32_t first_block) {
+#include "examples/kernels/cpu/philox_lanes.h"
 }
 
 void InstructionSetExample() {

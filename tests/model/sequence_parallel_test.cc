@@ -4,6 +4,7 @@
 #include "model/sequence_parallel.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "dist/local_communicator.h"
+#include "kernels/dropout/dropout.h"
 #include "kernels/gradient_check.h"
 #include "kernels/sequence/exchange_cost.h"
 #include "kernels/torch/autograd.h"
@@ -54,7 +56,15 @@ SequenceSlice WholeRows(bool packed) {
                 : SequenceSlice::Contiguous(kBatch, kSeqLen, 0, at::kCPU);
 }
 
-// The output, then the gradients of x and of all parameters, for one dL/dy.
+// What a site within a mixer draws by in training: of the rows' samples and their tokens' places.
+kernels::DropoutConfig DropoutAt(uint32_t site, double rate, const SequenceSlice& slice) {
+  return {.rate = rate,
+          .key = MakeRandomKey(1, RandomPurpose::kTest, site),
+          .samples = at::arange(kBatch, at::kLong),
+          .first_position = slice.begin};
+}
+
+// The output, then the gradients of x and of all parameters, for one dL/dy; in training.
 Tensors OutputAndGradients(const MixerForm& form, const at::Tensor& x, const at::Tensor& dy,
                            const SequenceSlice& slice) {
   test::BuiltMixer built(form, kDim, at::kDouble, 0.3, {.positions = form.positions});
@@ -65,7 +75,17 @@ Tensors OutputAndGradients(const MixerForm& form, const at::Tensor& x, const at:
     leaves.push_back(built[name].clone().requires_grad_(true));
     built.Set(name, leaves.back());
   }
-  const at::Tensor y = built->Forward({.x = leaves[0], .slice = slice}).y;
+  const at::Tensor y =
+      built
+          ->Forward({.x = leaves[0],
+                     .slice = slice,
+                     .drop =
+                         [&](uint32_t site, const at::Tensor& dropped, double rate) {
+                           return kernels::Dropout(dropped, DropoutAt(site, rate, slice));
+                         },
+                     .drop_within = [&](uint32_t site,
+                                        double rate) { return DropoutAt(site, rate, slice); }})
+          .y;
   Tensors results = {y.detach()};
   for (const at::Tensor& gradient : kernels::Differentiate({y}, {dy}, leaves, false))
     results.push_back(gradient.defined() ? gradient : at::Tensor());

@@ -9,14 +9,12 @@
 
 #include "core/bfloat16.h"
 #include "core/philox.h"
+#include "kernels/dropout_draws.h"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
-
-// A draw of 24 bits below this one is dropped.
-inline uint32_t DropoutThreshold(double rate) { return static_cast<uint32_t>(rate * 0x1p24); }
 
 template <typename T>
 struct DropoutArgs {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/dropout_draws.h"
 #include "kernels/tensor_view.h"
 
 struct CUstream_st;
@@ -52,6 +53,8 @@ struct SoftmaxAttentionArgs {
   const void* bias_scale = nullptr;  // [B, T] of each query's, in the compute type; null: 1 each
   // The product of channel c decays by e^(decay_rates[c] distance), <= 0 each: [d]. Null: none.
   const double* decay_rates = nullptr;
+  // Of the weights, whose sums are of all; query t is at place num_past + t, keys at their own.
+  PairDropout dropout;
 
   // ln of the sum of e^score of each query, [B, T, H], in the compute type (fp32; fp64 beside
   // fp64); -inf where it sees no key, and no number that means something where squared_relu is.

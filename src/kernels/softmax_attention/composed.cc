@@ -11,7 +11,7 @@
 #include <limits>
 #include <optional>
 
-#include "core/error.h"
+#include "kernels/dropout_draws.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/host_transfer.h"
@@ -94,6 +94,16 @@ at::Tensor AllScores(const Block& block, const at::Tensor& q, const at::Tensor& 
   return in.bias.defined() ? scores + block.Bias() : scores;
 }
 
+// Probabilities [B, H, T, S] of keys from the row's beginning on.
+at::Tensor Dropped(const Block& block, const at::Tensor& probabilities) {
+  DropoutConfig dropout = block.config.dropout;
+  const int64_t num_heads = probabilities.size(1);
+  const at::Tensor heads = at::arange(num_heads, dropout.samples.options());
+  dropout.samples = (dropout.samples.unsqueeze(1) + heads * (int64_t{1} << kHeadBit)).flatten();
+  dropout.first_position += block.begin;
+  return Dropout(probabilities.flatten(0, 1).contiguous(), dropout).unflatten(0, {-1, num_heads});
+}
+
 // With probabilities at hand, [B, T, H, V].
 at::Tensor AttendDense(const Block& block, const at::Tensor& q, const at::Tensor& k) {
   const SoftmaxAttentionInputs& in = block.inputs;
@@ -107,8 +117,7 @@ at::Tensor AttendDense(const Block& block, const at::Tensor& q, const at::Tensor
                 .masked_fill(none, 0.0)
                 .softmax(-1)
                 .masked_fill(none, 0.0);
-  if (block.config.drop)
-    probabilities = block.config.drop(probabilities.permute({0, 2, 3, 1})).permute({0, 3, 1, 2});
+  if (block.config.dropout.rate > 0) probabilities = Dropped(block, probabilities);
   const at::Tensor v = ByHead(block.Keys(in.v).to(scores.scalar_type()), q.size(2));
   return probabilities.matmul(v).transpose(1, 2).to(q.scalar_type());
 }
@@ -129,21 +138,9 @@ at::Tensor AttendFused(const Block& block, const at::Tensor& q, const at::Tensor
 int64_t EndOfKeys(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
                   int64_t end) {
   const int64_t num_keys = inputs.k.size(1), num_past = num_keys - inputs.q.size(1);
-  if (config.drop) return num_keys;
   if (!config.pattern.bidirectional) return num_past + end;
   const int64_t window = config.pattern.window;
   return window > 0 ? std::min(num_keys, end + window - 1) : num_keys;
-}
-
-// With `drop` a row is one block, whose factors must stay within fp32, too.
-void CheckDecays(const SoftmaxAttentionConfig& config, int64_t num_queries) {
-  constexpr double kMost = 80;  // of an exponent
-  if (config.decay_rates.empty() || !config.drop) return;
-  const double fastest = -*std::ranges::min_element(config.decay_rates);
-  HL_CHECK_AS(ExitCode::kUsage, fastest * static_cast<double>(num_queries) <= kMost,
-              "dropout of probabilities that decay by up to e^-", fastest, " a token, in rows of ",
-              num_queries, " tokens; at most ", static_cast<int64_t>(kMost / fastest),
-              " tokens, or no dropout of probabilities, would work");
 }
 
 // visit(block, q, k) for block after block of queries, q and k as their products need them.
@@ -151,12 +148,11 @@ template <typename Visit>
 void ForBlocks(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
                Visit visit) {
   const int64_t num_queries = inputs.q.size(1), num_past = inputs.k.size(1) - num_queries;
-  CheckDecays(config, num_queries);
   const VisibleKeys seen = SeenBy(inputs, config);
-  const int64_t step = config.drop ? std::max<int64_t>(num_queries, 1) : kBlock;
-  const bool bounded = config.pattern.reach() > 0 && config.pattern.sinks == 0 && !config.drop;
-  for (int64_t begin = 0; begin < num_queries; begin += step) {
-    const int64_t end = std::min(begin + step, num_queries), place = num_past + begin;
+  const bool drops = config.dropout.rate > 0;
+  const bool bounded = config.pattern.reach() > 0 && config.pattern.sinks == 0 && !drops;
+  for (int64_t begin = 0; begin < num_queries; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, num_queries), place = num_past + begin;
     const Block block = {
         .inputs = inputs,
         .config = config,
@@ -179,7 +175,7 @@ VisibleKeys SeenBy(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionC
 
 at::Tensor ComposedSoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                                     const SoftmaxAttentionConfig& config) {
-  const bool dense = inputs.far_q.defined() || config.drop || config.squared_relu;
+  const bool dense = inputs.far_q.defined() || config.dropout.rate > 0 || config.squared_relu;
   Tensors outs;
   ForBlocks(inputs, config, [&](const Block& block, const at::Tensor& q, const at::Tensor& k) {
     outs.push_back(dense ? AttendDense(block, q, k) : AttendFused(block, q, k));

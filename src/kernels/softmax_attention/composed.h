@@ -1,6 +1,7 @@
-// The same in LibTorch calls: for dropout, which keeps all probabilities, for what CUDA's kernels
-// do not take, and for whoever looks at scores.
+// The same in LibTorch calls: for what CUDA's kernels do not take, and for whoever looks at scores.
 #pragma once
+
+#include <functional>
 
 #include "kernels/softmax_attention/softmax_attention.h"
 

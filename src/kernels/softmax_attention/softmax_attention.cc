@@ -72,6 +72,17 @@ void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig&
                                              !in.far_q.defined() && config.decay_rates.empty()),
            "softmax attention: a bidirectional pattern of ", q.size(1), " queries and ", k.size(1),
            " keys; as many keys, without blocks, far_q and decays, would work");
+  const DropoutConfig& dropout = config.dropout;
+  const int64_t num_past = k.size(1) - q.size(1);
+  HL_CHECK(dropout.rate == 0 ||
+               (FitsBeside(q, dropout.samples, {q.size(0)}) &&
+                dropout.samples.scalar_type() == at::kLong && dropout.samples.is_contiguous()),
+           "softmax attention: dropout over ", q.size(0),
+           " rows needs as many sample numbers, got ", Describe(dropout.samples),
+           "; int64 on q's device would work");
+  HL_CHECK(dropout.rate == 0 || dropout.first_position == num_past,
+           "softmax attention: dropout from position ", dropout.first_position, " on, behind ",
+           num_past, " keys; a row's keys from its beginning on would work");
 }
 
 // The tensors of one call as the kernels read them, in the order of the autograd's inputs.
@@ -118,6 +129,14 @@ SoftmaxAttentionArgs ArgsOf(const at::Tensor& q, const at::Tensor& k, const at::
   return args;
 }
 
+PairDropout PairDropoutOf(const DropoutConfig& config) {
+  if (config.rate == 0) return {};
+  return {.samples = reinterpret_cast<const uint64_t*>(config.samples.const_data_ptr<int64_t>()),
+          .key = config.key,
+          .threshold = DropoutThreshold(config.rate),
+          .scale = 1 / (1 - config.rate)};
+}
+
 void SetViews(Call& call, const SoftmaxAttentionConfig& config) {
   SoftmaxAttentionArgs& args = call.args;
   args = ArgsOf(call.q, call.k, call.v, call.far_q.defined(), config);
@@ -132,6 +151,7 @@ void SetViews(Call& call, const SoftmaxAttentionConfig& config) {
   args.first = call.seen.first.const_data_ptr<int32_t>();
   args.end = call.seen.end.const_data_ptr<int32_t>();
   args.sinks = call.seen.sinks.const_data_ptr<int32_t>();
+  args.dropout = PairDropoutOf(config.dropout);
   if (!call.bias.defined()) return;
   call.bias = call.bias.contiguous();
   args.bias = call.bias.const_data_ptr();
@@ -236,7 +256,7 @@ at::Tensor FusedAttention(const SoftmaxAttentionInputs& in, const SoftmaxAttenti
 bool IsPlain(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
   return in.one_document && in.q.size(1) == in.k.size(1) && in.q.size(3) == in.v.size(3) &&
          config.pattern.reach() == 0 && !in.far_q.defined() && !in.bias.defined() &&
-         config.decay_rates.empty() && !config.squared_relu && !config.drop;
+         config.decay_rates.empty() && !config.squared_relu && config.dropout.rate == 0;
 }
 
 // Whether the device's kernels take the call.
@@ -247,6 +267,7 @@ bool DeviceTakes([[maybe_unused]] const SoftmaxAttentionInputs& in,
   SoftmaxAttentionArgs args = ArgsOf(in.q, in.k, in.v, in.far_q.defined(), config);
   args.q.dtype = ToDType(kKernel, in.q);
   args.bias = in.bias.defined() ? in.bias.const_data_ptr() : nullptr;
+  args.dropout = PairDropoutOf(config.dropout);
   const cudaDeviceProp* device = at::cuda::getDeviceProperties(in.q.get_device());
   const std::string why_not =
       cuda::WhyNot(args, static_cast<int64_t>(device->sharedMemPerBlockOptin));
@@ -263,10 +284,6 @@ bool DeviceTakes([[maybe_unused]] const SoftmaxAttentionInputs& in,
 at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                             const SoftmaxAttentionConfig& config) {
   CheckShapes(inputs, config);
-  if (config.drop) {
-    SayRoute(kKernel, "LibTorch's calls in blocks of queries: probabilities are dropped");
-    return ComposedSoftmaxAttention(inputs, config);
-  }
   if (inputs.q.is_cpu()) return FusedAttention(inputs, config);
   if (!IsPlain(inputs, config))
     return DeviceTakes(inputs, config) ? FusedAttention(inputs, config)

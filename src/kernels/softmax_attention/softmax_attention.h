@@ -13,9 +13,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <vector>
 
+#include "kernels/dropout/dropout.h"
 #include "kernels/softmax_attention/visible_keys.h"
 
 namespace halflife::kernels {
@@ -52,8 +52,9 @@ struct SoftmaxAttentionConfig {
   // Channel c of a product decays by e^(decay_rates[c] distance), from kFastestDecay to 0: [d], or
   // empty. Not with far_q. Finite at any length.
   std::vector<double> decay_rates = {};
-  // Of the probabilities [B, T, S, H], which are all kept then; empty: nothing is dropped.
-  std::function<at::Tensor(const at::Tensor& probabilities)> drop = {};
+  // Of the weights, after they are divided; a pair's is drawn by its row, head and places
+  // (kernels/dropout_draws.h). Its first_position is S - T: keys are a row's from the beginning.
+  DropoutConfig dropout = {};
 };
 
 // [B, T, H, V] in q's dtype, differentiable in all inputs but the positions and bias_scale. A query

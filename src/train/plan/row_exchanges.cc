@@ -1,5 +1,6 @@
 #include "train/plan/row_exchanges.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -90,7 +91,14 @@ RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
       alone.mixer
           ->Forward({.x = x,
                      .slice = slice,
-                     .drop = [](uint32_t, const at::Tensor& z, double) { return z; }})
+                     .drop = [](uint32_t, const at::Tensor& z, double) { return z; },
+                     .drop_within =
+                         [&](uint32_t, double rate) {
+                           return kernels::DropoutConfig{
+                               .rate = rate,
+                               .samples = at::arange(x.size(0), at::kLong),
+                               .first_position = slice.begin};
+                         }})
           .y;
   const auto of_forward = static_cast<std::ptrdiff_t>(rehearsal.events().size());
   y.sum().backward();

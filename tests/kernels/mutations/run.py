@@ -473,8 +473,10 @@ class Builder:
         others = set(self.tests.values()) - {self.tests[test]}
         files = [str(path) for source, path in objects.items() if source not in others]
         sanitize = [f for f in FLAGS[self.kind].split() if f.startswith("-fsanitize")]
-        subprocess.run(["g++", *sanitize, *files, "-o", str(target), "-lgmock", "-lgtest",
-                        "-lgtest_main", "-lpthread"], check=True, capture_output=True)
+        result = subprocess.run(["g++", *sanitize, *files, "-o", str(target), "-lgmock", "-lgtest",
+                                 "-lgtest_main", "-lpthread"], capture_output=True, text=True)
+        if result.returncode != 0:
+            raise RuntimeError(result.stderr[:2000])
 
     def build_mutant(self, source, text, test):
         """The test's binary with `source`, a path below the family's folder, replaced by `text`."""

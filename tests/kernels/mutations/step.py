@@ -376,5 +376,5 @@ ADAMW_MUTATIONS = [
 ]
 
 ADAMW = Family(
-    name="AdamW", folder="src/kernels", sources=["adamw/adamw.cu", "adamw/cpu.cc"],
+    name="AdamW", folder="src/kernels", sources=["adamw/adamw.cu", "adamw/cpu.cc", "cpu/instruction_set.cc"],
     tests={"adamw": "tests/kernels/adamw/adamw_test.cc"}, mutations=ADAMW_MUTATIONS)

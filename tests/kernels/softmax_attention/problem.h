@@ -2,6 +2,7 @@
 // and a GPU's share.
 #pragma once
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -24,6 +25,7 @@ struct Shape {
   bool own_far_keys = false;
   bool decay = false;
   bool squared_relu = false;
+  double dropout = 0;                 // of the weights
   bool one_document = false;          // and said to be so
   std::vector<int64_t> starts = {0};  // of documents, in tokens of a row
 };
@@ -111,7 +113,40 @@ inline const std::vector<Shape> kShapes = {
      .seq_len = 100,
      .pattern = {.window = 30, .bidirectional = true},
      .squared_relu = true,
-     .starts = {0, 33}}};
+     .starts = {0, 33}},
+    {.name = "dropout of one query", .seq_len = 1, .num_past = 40, .dropout = 0.5},
+    {.name = "dropout",
+     .seq_len = 140,
+     .num_past = 3,
+     .heads = 4,
+     .kv_heads = 2,
+     .dropout = 0.3,
+     .starts = {0, 40}},
+    {.name = "dropout in a window with sinks",
+     .seq_len = 200,
+     .pattern = {.window = 20, .sinks = 3},
+     .bias = true,
+     .bias_scale = true,
+     .dropout = 0.1,
+     .starts = {0, 70}},
+    {.name = "dropout both ways",
+     .seq_len = 130,
+     .pattern = {.bidirectional = true},
+     .bias = true,
+     .dropout = 0.2},
+    {.name = "dropout of far pairs",
+     .seq_len = 140,
+     .far_from = 20,
+     .own_far_keys = true,
+     .dropout = 0.2},
+    {.name = "dropout of decays", .seq_len = 150, .decay = true, .dropout = 0.2},
+    {.name = "dropout of squared ReLU",
+     .seq_len = 140,
+     .kv_heads = 1,
+     .dim_v = 70,
+     .squared_relu = true,
+     .dropout = 0.2,
+     .starts = {0, 10}}};
 
 struct Problem {
   SoftmaxAttentionInputs in;
@@ -161,6 +196,11 @@ inline Problem MakeProblem(const Shape& s, uint64_t seed) {
               .pattern = s.pattern,
               .squared_relu = s.squared_relu,
               .far_from = s.far_from};
+  if (s.dropout > 0)
+    p.config.dropout = {.rate = s.dropout,
+                        .key = MakeRandomKey(seed, RandomPurpose::kTest, 3),
+                        .samples = at::arange(s.batch, at::kLong) + (int64_t{5} << 32),
+                        .first_position = s.num_past};
   for (int64_t c = 0; c < s.dim && s.decay; ++c)
     p.config.decay_rates.push_back(-0.003 * static_cast<double>(c));
   return p;

@@ -40,6 +40,8 @@ std::vector<at::Tensor*> Leaves(Problem& p) {
 std::vector<at::Tensor> Results(const Problem& given, const at::Tensor& dout, at::Device device) {
   Problem p = given;
   p.in.positions = p.in.positions.to(device);
+  at::Tensor& samples = p.config.dropout.samples;
+  if (samples.defined()) samples = samples.to(device);
   if (p.in.bias_scale.defined()) p.in.bias_scale = p.in.bias_scale.to(device);
   std::vector<at::Tensor> leaves;
   for (at::Tensor* x : Leaves(p)) {

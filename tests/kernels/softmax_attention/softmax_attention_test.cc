@@ -41,6 +41,15 @@ int64_t DocumentEnd(const at::Tensor& positions, int64_t b, int64_t t, int64_t n
   return num_past + end;
 }
 
+// What the weight of a key, a row's from its beginning on, is multiplied with.
+double Kept(const DropoutConfig& dropout, int64_t b, int64_t h, int64_t place, int64_t key) {
+  if (dropout.rate == 0) return 1;
+  const auto sample = static_cast<uint64_t>(dropout.samples[b].item<int64_t>());
+  const auto words = Draw(dropout.key, sample + (static_cast<uint64_t>(h) << 48),
+                          static_cast<uint32_t>(place), static_cast<uint32_t>(key / 4));
+  return ToUniform(words.x[key % 4]) < dropout.rate ? 0 : 1 / (1 - dropout.rate);
+}
+
 // One query by the definition, in fp64.
 void AttendByLoops(const Problem& p, int64_t b, int64_t t, int64_t h, double* out) {
   const SoftmaxAttentionInputs& in = p.in;
@@ -78,8 +87,10 @@ void AttendByLoops(const Problem& p, int64_t b, int64_t t, int64_t h, double* ou
   if (p.config.squared_relu) sum = num_seen;
   for (int64_t j = 0; j < in.v.size(3); ++j) {
     out[j] = 0;
-    for (size_t i = 0; i < weights.size(); ++i)
-      out[j] += weights[i] / sum * values[b][first + static_cast<int64_t>(i)][kv][j];
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const int64_t key = first + static_cast<int64_t>(i);
+      out[j] += weights[i] * Kept(p.config.dropout, b, h, place, key) / sum * values[b][key][kv][j];
+    }
   }
 }
 at::Tensor ByLoops(const Problem& p) {
@@ -121,9 +132,8 @@ std::vector<at::Tensor> Gradients(const Problem& p, bool composed) {
 TEST(SoftmaxAttention, GradientsAreAutograds) {
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(shape.name);
-    Problem p = MakeProblem(shape, 2);
+    const Problem p = MakeProblem(shape, 2);
     const auto got = Gradients(p, false), single = Gradients(p.To(at::kFloat), false);
-    p.config.drop = [](const at::Tensor& x) { return x; };  // nothing but LibTorch's operators
     const auto want = Gradients(p, true);
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < got.size(); ++i) {
@@ -218,6 +228,7 @@ TEST(SoftmaxAttention, PiecesAndSingleQueriesAreTheWhole) {
       if (p.in.bias_scale.defined()) piece.in.bias_scale = queries(p.in.bias_scale);
       piece.in.k = p.in.k.narrow(1, 0, end), piece.in.v = p.in.v.narrow(1, 0, end);
       if (p.in.far_k.defined()) piece.in.far_k = p.in.far_k.narrow(1, 0, end);
+      piece.config.dropout.first_position = begin;
       return piece.Out();
     };
     for (const int64_t cut : {int64_t{1}, shape.seq_len / 2}) {
@@ -230,7 +241,8 @@ TEST(SoftmaxAttention, PiecesAndSingleQueriesAreTheWhole) {
 }
 
 TEST(SoftmaxAttention, ThreadsChangeNoBit) {
-  const Problem p = MakeProblem({.batch = 1, .seq_len = 300, .heads = 1, .kv_heads = 1}, 7);
+  const Problem p =
+      MakeProblem({.batch = 1, .seq_len = 300, .heads = 1, .kv_heads = 1, .dropout = 0.1}, 7);
   const at::Tensor out = p.Out(at::kFloat);
   const auto grads = Gradients(p.To(at::kFloat), false);
   const int threads = at::get_num_threads();
@@ -307,7 +319,8 @@ TEST(SoftmaxAttention, DecaysAreFactorsOfQueriesAndKeys) {
 // The fastest decay that there may be, over some tiles and blocks: factors that are formed apart
 // stay within fp32, those of LibTorch's operators, too.
 TEST(SoftmaxAttention, FastestDecaysAreFinite) {
-  Problem p = MakeProblem({.batch = 1, .seq_len = 700, .heads = 1, .kv_heads = 1, .dim = 4}, 16);
+  Problem p = MakeProblem(
+      {.batch = 1, .seq_len = 700, .heads = 1, .kv_heads = 1, .dim = 4, .dropout = 0.1}, 16);
   p.config.decay_rates = {kFastestDecay, -0.07, -0.0001, kFastestDecay};
   const at::Tensor want = ByLoops(p);
   EXPECT_TRUE(Close(p.Out(), want, 1e-12));
@@ -385,12 +398,14 @@ TEST(SoftmaxAttention, SaysWhatDoesNotFit) {
                   "1 decay rates for heads of 8");
   EXPECT_HL_ERROR(with([](Problem& x) { x.config.decay_rates = std::vector<double>(8, -0.2); }),
                   ExitCode::kInternal, "one from -0.1 to 0 a channel");
-  Problem dropping = MakeProblem({.batch = 1, .seq_len = 900, .decay = true}, 11);
-  dropping.config.decay_rates[3] = kFastestDecay;
-  EXPECT_TRUE(dropping.Out().isfinite().all().item<bool>());
-  dropping.config.drop = [](const at::Tensor& x) { return x; };
-  EXPECT_HL_ERROR(dropping.Out(), ExitCode::kUsage, "by up to e^-0.1 a token, in rows of 900",
-                  "at most 800 tokens");
+  EXPECT_HL_ERROR(
+      with([](Problem& x) { x.config.dropout = {.rate = 0.1, .samples = at::arange(3)}; }),
+      ExitCode::kInternal, "dropout over 2 rows", "got [3] int64");
+  EXPECT_HL_ERROR(with([](Problem& x) {
+                    x.config.dropout = {.rate = 0.1, .samples = at::arange(2), .first_position = 7};
+                  }),
+                  ExitCode::kInternal, "dropout from position 7 on, behind 0 keys",
+                  "a row's keys from its beginning on");
   EXPECT_HL_ERROR(with([](Problem& x) {
                     x.in.bias = Normal({2, 3}, 1);
                   }),

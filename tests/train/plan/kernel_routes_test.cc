@@ -42,9 +42,8 @@ const std::set<std::string> kOthers = {"base_conv", "gated_conv", "mamba"};
 const std::set<std::string> kPolynomial = {"based", "rebased"};
 // Mixers of softmax attention, whose state are keys and values.
 const std::set<std::string> kAttention = {"gau", "softmax"};
-// Recipes that leave softmax attention to LibTorch on a GPU: they drop probabilities, or train in
-// fp32.
-const std::set<std::string> kAttentionByLibTorch = {"conv_attention_mqar", "dna_alibi", "gau_alpha",
+// Recipes that leave softmax attention to LibTorch on a GPU: they train in fp32.
+const std::set<std::string> kAttentionByLibTorch = {"conv_attention_mqar", "dna_alibi",
                                                     "gau_alpha_6l", "gau_bytes"};
 
 struct Device {
@@ -105,12 +104,14 @@ void ExpectPlannedWorkspace(const RunConfig& config, const model::LanguageModel&
 
 // The kernels of softmax attention take the heads, packed or not. Where a block of wide heads does
 // not fit the device LibTorch's calls serve: so far heads of 128 on sm_120.
-void ExpectAttentionKernels(int64_t head_dim, int64_t head_dim_v) {
+void ExpectAttentionKernels(int64_t head_dim, int64_t head_dim_v, bool drops = false) {
   kernels::SoftmaxAttentionArgs args;
   args.q.dtype = DType::kBF16;
   args.head_dim = static_cast<int>(head_dim);
   args.head_dim_v = static_cast<int>(head_dim_v);
   args.num_queries = args.num_keys = 2048;
+  const uint64_t sample = 0;
+  if (drops) args.dropout.samples = &sample;
   for (const Device& device : kDevices) {
     const std::string why_not = kernels::cuda::WhyNot(args, device.limits.shared_memory_bytes);
     EXPECT_EQ(why_not.empty(), device.name != "sm_120" || args.head_dim <= 64)
@@ -146,8 +147,7 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
         continue;
       }
       if (kAttention.count(name) == 1) {
-        const bool by_libtorch = config.model.mixer_of(layer).Get<double>("dropout") > 0 ||
-                                 config.train.precision != "bf16";
+        const bool by_libtorch = config.train.precision != "bf16";
         EXPECT_EQ(by_libtorch, kAttentionByLibTorch.count(entry.path().stem().string()) == 1);
         if (by_libtorch) continue;
         const std::vector<model::StateTensor> state = model.block(layer).mixer().traits().state;
@@ -171,9 +171,9 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
     }
   }
   EXPECT_EQ(met.size(), kDecayed.size());
-  ExpectAttentionKernels(128, 1536);  // gau_alpha, in bf16 without its dropout
-  ExpectAttentionKernels(64, 384);    // gau_bytes, in bf16
-  ExpectAttentionKernels(64, 64);     // dna_alibi, in bf16
+  ExpectAttentionKernels(128, 1536, /*drops=*/true);  // gau_alpha
+  ExpectAttentionKernels(64, 384);                    // gau_bytes, in bf16
+  ExpectAttentionKernels(64, 64);                     // dna_alibi, in bf16
 }
 
 // How a recipe's layers are laid out on a device, kept here so that no change of the rules that

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/dropout_draws.h"
 #include "kernels/host_device.h"
 #include "kernels/tensor_view.h"
 
@@ -42,6 +43,8 @@ struct PairAttentionArgs {
   const float* bias = nullptr;
   int64_t bias_stride = 0, bias_zero = 0;
   const float* bias_scale = nullptr;  // [B, T] of each query's; null: 1 each
+  // Of what v counts by; the sum that divides is of all. Queries and keys are at their places.
+  PairDropout dropout;
 
   // [B, T, H]: of a softmax ln of the sum of weights, of a normalised polynomial their sum and
   // norm_eps. Null in a forward: not wanted.

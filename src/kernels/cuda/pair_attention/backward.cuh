@@ -14,7 +14,8 @@ void LaunchQueryGradient(const BackwardParams& params, cudaStream_t stream) {
   const int num_tiles = NumQueryTiles(args);
   const int64_t blocks = int64_t{1} * args.num_heads * args.batch * num_tiles;
   Launch({dim3(GridBlocks(blocks, "dq of pairs of tiles")), dim3(kThreads),
-          QueryGradientBytes(kD, kV, kSliced), "dq of pairs of tiles"},
+          QueryGradientBytes(kD, kV, kSliced) + DropoutBytes(args.dropout.drops()),
+          "dq of pairs of tiles"},
          stream, QueryGradientKernel<kD, kV, kSliced>, params, NumSlices(args), num_tiles);
 }
 template <int kD, int kV, typename Pass>
@@ -25,7 +26,8 @@ void LaunchKeyGradient(const BackwardParams& params, cudaStream_t stream) {
   const int64_t blocks =
       int64_t{1} * grid_slices * args.num_kv_heads * args.batch * NumKeyTiles(args);
   Launch({dim3(GridBlocks(blocks, "dk and dv of pairs of tiles")), dim3(kThreads),
-          KeyGradientBytes(kD, kV, Pass::kSliced), "dk and dv of pairs of tiles"},
+          KeyGradientBytes(kD, kV, Pass::kSliced) + DropoutBytes(args.dropout.drops()),
+          "dk and dv of pairs of tiles"},
          stream, KeyGradientKernel<kD, kV, Pass>, params, grid_slices, step_slices,
          NumQueryTiles(args));
 }
@@ -43,10 +45,11 @@ void LaunchBackward(const BackwardParams& params, cudaStream_t stream) {
   }
   if (params.bands == nullptr) return;
   const int64_t blocks = int64_t{1} * args.batch * args.num_heads * NumBands(args);
-  Launch({dim3(GridBlocks(blocks, "dbias of pairs of tiles")), dim3(kThreads),
-          BiasGradientBytes(kD, kV), "dbias of pairs of tiles"},
-         stream, BiasGradientKernel<kD, kV>, params, NumSlices(args), NumQueryTiles(args),
-         NumBands(args));
+  Launch(
+      {dim3(GridBlocks(blocks, "dbias of pairs of tiles")), dim3(kThreads),
+       BiasGradientBytes(kD, kV) + DropoutBytes(args.dropout.drops()), "dbias of pairs of tiles"},
+      stream, BiasGradientKernel<kD, kV>, params, NumSlices(args), NumQueryTiles(args),
+      NumBands(args));
 }
 
 }  // namespace halflife::kernels::pairs

@@ -12,8 +12,9 @@ struct BiasGradientSmem {
   bf16 *q, *k, *v, *dout;  // [64, kD], [64, kV]
   QueryTable* table;
   float *bias, *dscores;  // [kBiasTile], [64, kScoreStride]
+  uint32_t* kept;         // [kKeptWords], with dropout
 
-  HL_DEVICE explicit BiasGradientSmem(unsigned char* smem) {
+  HL_DEVICE BiasGradientSmem(unsigned char* smem, bool drops) {
     SmemCarver carver(smem);
     q = carver.Take<bf16>(kTile * kD);
     k = carver.Take<bf16>(kTile * kD);
@@ -22,6 +23,7 @@ struct BiasGradientSmem {
     table = carver.Take<QueryTable>(1);
     bias = carver.Take<float>(kBiasTile);
     dscores = carver.Take<float>(kTile * kScoreStride);
+    kept = carver.Take<uint32_t>(drops ? kKeptWords : 0);
   }
 };
 
@@ -35,6 +37,7 @@ HL_DEVICE void StorePair(const BiasGradientSmem<kD, kV>& smem, const BackwardPar
   LoadKeys<kD>(smem.k, args, place.row, place.head, key_tile);
   LoadTable(*smem.table, args, params.deltas, args.normaliser, place.row, place.head, place.tile);
   LoadBias(smem.bias, args, place.head, place.tile, key_tile);
+  DrawKept(smem.kept, args, place.row, place.head, place.tile, key_tile);
   float dscores[kTile / 8][4], products[kTile / 8][4];
   Clear(dscores), Clear(products);
   for (int slice = 0; slice < num_slices; ++slice) {
@@ -50,6 +53,7 @@ HL_DEVICE void StorePair(const BiasGradientSmem<kD, kV>& smem, const BackwardPar
   MultiplyRows<kD>(products, smem.q, 16 * WarpId(), smem.k, 0, ColumnsOf<kD>(args.head_dim));
   Query queries[2];
   LoadRowsOfTable(queries, *smem.table, args);
+  if (args.dropout.drops()) Drop(dscores, args.dropout, smem.kept);
   Differentiate(dscores, products, PairOf(args, span, key_tile, smem.bias), queries);
   const int row = 16 * WarpId() + LaneRow();
 #pragma unroll
@@ -67,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
                        int num_bands) {
   const PairAttentionArgs& args = params.grads.forward;
   HL_DYNAMIC_SMEM(raw);
-  const BiasGradientSmem<kD, kV> smem(raw);
+  const BiasGradientSmem<kD, kV> smem(raw, args.dropout.drops());
   const int band =
       static_cast<int>(blockIdx.x) % num_bands - (num_tiles - 1);  // keys' less queries'
   const int row_head = static_cast<int>(blockIdx.x) / num_bands;

@@ -12,15 +12,17 @@ template <int kD, int kV>
 struct ForwardSmem {
   bf16 *q, *k, *v;  // [64, kD], 2 [64, kD], 2 [64, kV]
   QueryTable* table;
-  float* bias;  // 2 [kBiasTile]
+  float* bias;     // 2 [kBiasTile]
+  uint32_t* kept;  // 2 [kKeptWords], with dropout
 
-  HL_DEVICE explicit ForwardSmem(unsigned char* smem) {
+  HL_DEVICE ForwardSmem(unsigned char* smem, bool drops) {
     SmemCarver carver(smem);
     q = carver.Take<bf16>(kTile * kD);
     k = carver.Take<bf16>(2 * kTile * kD);
     v = carver.Take<bf16>(2 * kTile * kV);
     table = carver.Take<QueryTable>(1);
     bias = carver.Take<float>(2 * kBiasTile);
+    kept = carver.Take<uint32_t>(drops ? 2 * kKeptWords : 0);
   }
 };
 
@@ -30,6 +32,7 @@ HL_DEVICE void LoadStep(const ForwardSmem<kD, kV>& smem, const PairAttentionArgs
   LoadKeys<kD>(smem.k + stage * kTile * kD, args, place.row, place.head, tile);
   LoadValues<kV>(smem.v + stage * kTile * kV, args, place.row, place.head, tile, place.slice);
   LoadBias(smem.bias + stage * kBiasTile, args, place.head, place.tile, tile);
+  DrawKept(smem.kept + stage * kKeptWords, args, place.row, place.head, place.tile, tile);
 }
 
 // A thread's two queries: their running maximum, and the sum of their weights, relative to it.
@@ -125,7 +128,7 @@ template <int kD, int kV>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     ForwardKernel(const HL_GRID_CONSTANT PairAttentionArgs args, int num_slices, int num_tiles) {
   HL_DYNAMIC_SMEM(raw);
-  const ForwardSmem<kD, kV> smem(raw);
+  const ForwardSmem<kD, kV> smem(raw, args.dropout.drops());
   const QueryPlace place = QueryPlaceOf(args, num_slices, num_tiles);
   const int num_key_tiles = (args.num_keys + kTile - 1) / kTile;
   LoadQueries<kD>(smem.q, args, place.row, place.head, place.tile);
@@ -162,6 +165,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     } else {
       WeighAlone(scores, pair, queries, running);
     }
+    if (args.dropout.drops()) Drop(scores, args.dropout, smem.kept + stage * kKeptWords);
     MultiplyWeights<kV>(out, scores, smem.v + stage * kTile * kV, 0, columns_v);
   }
   CpAsyncWait<0>();
@@ -172,8 +176,8 @@ template <int kD, int kV>
 void LaunchForward(const PairAttentionArgs& args, cudaStream_t stream) {
   const int slices = (args.head_dim_v + kV - 1) / kV, num_tiles = NumQueryTiles(args);
   const int64_t blocks = int64_t{1} * slices * args.num_heads * args.batch * num_tiles;
-  Launch({dim3(GridBlocks(blocks, "pairs of tiles")), dim3(kThreads), ForwardBytes(kD, kV),
-          "pairs of tiles"},
+  Launch({dim3(GridBlocks(blocks, "pairs of tiles")), dim3(kThreads),
+          ForwardBytes(kD, kV) + DropoutBytes(args.dropout.drops()), "pairs of tiles"},
          stream, ForwardKernel<kD, kV>, args, slices, num_tiles);
 }
 

@@ -27,8 +27,9 @@ struct KeyGradientSmem {
   bf16 *k, *v, *q, *dout;  // [64, kD], [64, kV] or 2 of them, 2 [64, kD], 2 [64, kV]
   QueryTable* tables;      // 2
   float* bias;             // 2 [kBiasTile]
+  uint32_t* kept;          // 2 [kKeptWords], with dropout
 
-  HL_DEVICE explicit KeyGradientSmem(unsigned char* smem) {
+  HL_DEVICE KeyGradientSmem(unsigned char* smem, bool drops) {
     SmemCarver carver(smem);
     k = carver.Take<bf16>(kTile * kD);
     v = carver.Take<bf16>((Pass::kSliced ? 2 : 1) * kTile * kV);
@@ -36,6 +37,7 @@ struct KeyGradientSmem {
     dout = carver.Take<bf16>(2 * kTile * kV);
     tables = carver.Take<QueryTable>(2);
     bias = carver.Take<float>(2 * kBiasTile);
+    kept = carver.Take<uint32_t>(drops ? 2 * kKeptWords : 0);
   }
 };
 
@@ -102,6 +104,8 @@ HL_DEVICE void LoadStep(const KeyGradientSmem<kD, kV, Pass>& smem, const Backwar
     LoadTable(smem.tables[at.tile_stage()], args, params.deltas, args.normaliser, place.row,
               at.head(), at.tile());
     LoadBias(smem.bias + at.tile_stage() * kBiasTile, args, at.head(), at.tile(), place.tile);
+    DrawKept(smem.kept + at.tile_stage() * kKeptWords, args, place.row, at.head(), at.tile(),
+             place.tile);
   }
   const int slice = Pass::kSliced ? at.slice() : place.slice;
   LoadOutputGradient<kV>(smem.dout + stage * kTile * kV, grads, place.row, at.head(), at.tile(),
@@ -163,8 +167,12 @@ HL_DEVICE void AddPair(const KeyGradientSmem<kD, kV, Pass>& smem, const KeyPlace
       Clear(dweights[part]);
       MultiplyRows<kV>(dweights[part], smem.v, 16 * WarpId(), dout, first, columns_v);
     }
+    const uint32_t* const kept = smem.kept + tile_stage * kKeptWords;
+    if (Pass::kKeys && args.dropout.drops())
+      DropTransposed(dweights[part], args.dropout, kept, first);
     WeighTransposed<Pass::kKeys>(products, dweights[part], pair, smem.tables[tile_stage], first,
                                  args);
+    if (Pass::kValues && args.dropout.drops()) DropTransposed(products, args.dropout, kept, first);
     if constexpr (Pass::kValues) MultiplyWeights<kV>(sums.dv, products, dout, first, columns_v);
     if constexpr (Pass::kKeys) MultiplyWeights<kD>(sums.dk, dweights[part], q, first, columns);
   }
@@ -193,7 +201,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
                       int step_slices, int num_tiles) {
   const PairAttentionArgs& args = params.grads.forward;
   HL_DYNAMIC_SMEM(raw);
-  const KeyGradientSmem<kD, kV, Pass> smem(raw);
+  const KeyGradientSmem<kD, kV, Pass> smem(raw, args.dropout.drops());
   const KeyPlace place = KeyPlaceOf(args, grid_slices);
   const int head = place.kv_head * (args.num_heads / args.num_kv_heads);
   LoadTile<kD, kThreads>(

@@ -36,7 +36,11 @@ constexpr int kBiasBytes = kBiasTile * 4;
 // dS of a pair of tiles, rows apart by one word more than they are long.
 constexpr int kScoreStride = kTileRows + 1;
 constexpr int kScoreBytes = kTileRows * kScoreStride * 4;
+// Of dropout, which pairs of two tiles are kept: a bit each.
+constexpr int kKeptWords = kTileRows * kTileRows / 32;
 
+// Beside those below: of the pair at hand and the next.
+constexpr int DropoutBytes(bool drops) { return drops ? 2 * kKeptWords * 4 : 0; }
 // A block's d and slice of V, as compiled. Of more than one slice a backward streams what it has of
 // V; kSliced.
 constexpr int ForwardBytes(int d, int v) {
@@ -75,14 +79,14 @@ struct BackwardParams {
 };
 
 // Shared memory of a block, forward and backward, in bytes.
-inline int64_t SharedBytes(int head_dim, int head_dim_v, bool has_bias) {
+inline int64_t SharedBytes(int head_dim, int head_dim_v, bool has_bias, bool drops) {
   const int d = BlockOf(head_dim), v = BlockOf(head_dim_v);
   const bool sliced = head_dim_v > kMaxBlock;
   const int64_t sizes[] = {ForwardBytes(d, v), QueryGradientBytes(d, v, sliced),
                            KeyGradientBytes(d, v, sliced), has_bias ? BiasGradientBytes(d, v) : 0};
   int64_t most = 0;
   for (const int64_t size : sizes) most = size > most ? size : most;
-  return most;
+  return most + DropoutBytes(drops);
 }
 
 template <int kD, int kV>

@@ -3,6 +3,7 @@
 //
 //   dP = dO V^T,  dS = P (dP - dO . O) of a softmax,  dq = scale dS K
 //
+// Dropout leaves out of dP what it left out of the weights.
 // Of V's slices dP is the sum, in their order; kSliced: there are several, each loaded when its
 // turn comes, dO's beside V's.
 #pragma once
@@ -15,9 +16,10 @@ template <int kD, int kV, bool kSliced>
 struct QueryGradientSmem {
   bf16 *q, *k, *v, *dout;  // [64, kD], 2 [64, kD], 2 [64, kV], [64, kV] or 2 of them
   QueryTable* table;
-  float* bias;  // 2 [kBiasTile]
+  float* bias;     // 2 [kBiasTile]
+  uint32_t* kept;  // 2 [kKeptWords], with dropout
 
-  HL_DEVICE explicit QueryGradientSmem(unsigned char* smem) {
+  HL_DEVICE QueryGradientSmem(unsigned char* smem, bool drops) {
     SmemCarver carver(smem);
     q = carver.Take<bf16>(kTile * kD);
     k = carver.Take<bf16>(2 * kTile * kD);
@@ -25,6 +27,7 @@ struct QueryGradientSmem {
     dout = carver.Take<bf16>((kSliced ? 2 : 1) * kTile * kV);
     table = carver.Take<QueryTable>(1);
     bias = carver.Take<float>(2 * kBiasTile);
+    kept = carver.Take<uint32_t>(drops ? 2 * kKeptWords : 0);
   }
 };
 
@@ -37,6 +40,7 @@ HL_DEVICE void LoadStep(const QueryGradientSmem<kD, kV, kSliced>& smem,
   if (slice == 0) {
     LoadKeys<kD>(smem.k + tile_stage * kTile * kD, args, place.row, place.head, tile);
     LoadBias(smem.bias + tile_stage * kBiasTile, args, place.head, place.tile, tile);
+    DrawKept(smem.kept + tile_stage * kKeptWords, args, place.row, place.head, place.tile, tile);
   }
   LoadValues<kV>(smem.v + stage * kTile * kV, args, place.row, place.head, tile, slice);
   if (kSliced)
@@ -44,7 +48,7 @@ HL_DEVICE void LoadStep(const QueryGradientSmem<kD, kV, kSliced>& smem,
                            slice);
 }
 
-// dP in place of dS, of a warp's 16 queries.
+// dS in place of dP, of a warp's 16 queries.
 HL_DEVICE void Differentiate(float (&dscores)[kTile / 8][4], const float (&products)[kTile / 8][4],
                              const PairOfTiles& pair, const Query (&queries)[2]) {
   const int lane = FreshLaneId(), first_row = 16 * FreshWarpId() + lane / 4;
@@ -74,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const PairAttentionGradArgs& grads = params.grads;
   const PairAttentionArgs& args = grads.forward;
   HL_DYNAMIC_SMEM(raw);
-  const QueryGradientSmem<kD, kV, kSliced> smem(raw);
+  const QueryGradientSmem<kD, kV, kSliced> smem(raw, args.dropout.drops());
   const QueryPlace place = QueryPlaceOf(args, /*num_slices=*/1, num_tiles);
   const int num_key_tiles = (args.num_keys + kTile - 1) / kTile;
   const TileSpan span = params.spans[place.row * num_tiles + place.tile];
@@ -108,6 +112,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     float products[kTile / 8][4];
     Clear(products);
     MultiplyRows<kD>(products, smem.q, 16 * WarpId(), k, 0, columns);
+    if (args.dropout.drops()) Drop(dscores, args.dropout, smem.kept + this_stage * kKeptWords);
     Differentiate(dscores, products,
                   PairOf(args, span, this_tile, smem.bias + this_stage * kBiasTile), queries);
     MultiplyWeights<kD>(dq, dscores, k, 0, columns);

@@ -252,6 +252,66 @@ HL_DEVICE Weights WeightsOf(const PairOfTiles& pair, const Query& query, float p
   return {of.weight, of.slope * (dweight - query.delta)};
 }
 
+// ---- dropout ----
+
+// Which pairs of two tiles are kept: of query r and key c bit c % 32 of word 2 r + c / 32. By all
+// threads.
+HL_DEVICE void DrawKept(uint32_t* kept, const PairAttentionArgs& args, int row, int head,
+                        int query_tile, int key_tile) {
+  if (!args.dropout.drops()) return;
+  const uint64_t sample = SampleOfHead(args.dropout.samples[row], head);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < kKeptWords; i += kThreads) {
+    const int query = args.num_past + kTile * query_tile + i / 2;
+    const int first_key = kTile * key_tile + i % 2 * 32;
+    uint32_t word = 0;
+#pragma unroll 1
+    for (int c = 0; c < 32; c += 4)
+      word |= KeptPairs(args.dropout, sample, query, first_key + c) << c;
+    kept[i] = word;
+  }
+}
+HL_DEVICE float Keep(float x, uint32_t bits, int bit, float scale) {
+  return (bits >> bit & 1) != 0 ? x * scale : 0.0f;
+}
+// x of a warp's 16 queries and 64 keys.
+HL_DEVICE void Drop(float (&x)[kTile / 8][4], const PairDropout& dropout, const uint32_t* kept) {
+  const int lane = FreshLaneId(), first_row = 16 * FreshWarpId() + lane / 4;
+  const auto scale = static_cast<float>(dropout.scale);
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    const int half = word / 2;
+    const uint32_t bits = kept[2 * (first_row + 8 * half) + word % 2] >> (lane % 4 * 2);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float& element = x[4 * (word % 2) + n][2 * half + j];
+        element = Keep(element, bits, 8 * n + j, scale);
+      }
+    }
+  }
+}
+// x of a warp's 16 keys and the 8 kTiles queries from `first` on.
+template <int kTiles>
+HL_DEVICE void DropTransposed(float (&x)[kTiles][4], const PairDropout& dropout,
+                              const uint32_t* kept, int first) {
+  const int lane = FreshLaneId(), key = 16 * FreshWarpId() + lane / 4;
+  const auto scale = static_cast<float>(dropout.scale);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint32_t bits = kept[2 * (first + 8 * n + lane % 4 * 2 + j) + key / 32] >> (key % 32);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& element = x[n][2 * half + j];
+        element = Keep(element, bits, 8 * half, scale);
+      }
+    }
+  }
+}
+
 // ---- products ----
 
 // Columns of a tile that are not padding, in whole steps of a product.

@@ -2,7 +2,7 @@
 //
 //   dV = P^T dO,  dP = dO V^T,  dS = P (dP - dO . O),  dQ = scale dS K,  dK = scale dS^T Q,
 //
-// and the bias of a distance has the sum of dS over its diagonal. Of a squared ReLU over n keys
+// where dropout leaves out of dP what it leaves out of P in dV, and the bias of a distance has the sum of dS over its diagonal. Of a squared ReLU over n keys
 // dS = 2 / n max(0, S) dP. A thread takes all queries that meet one head of keys, one after the
 // other, so that each sum has one order whatever the number of threads.
 #pragma once
@@ -123,19 +123,33 @@ class Backward {
                                          : Exp(At(place) - log_sums_[r]);
       }
     }
+    const bool drops = args_.dropout.drops();
+    if (drops) {
+      pair_.DrawKept(met);
+      ComputeGradients<true>(met);
+    } else {
+      ComputeGradients<false>(met);
+    }
+    if (args_.squared_relu) SquareSlopes();
+    if (drops) pair_.DropWeights();
+  }
+  // dS from the weights.
+  template <bool kDrops>
+  void ComputeGradients(int met) {
     ForTiles<Tile<T>>(pair_.num_rows(), kTile, [&](int row, int column) HL_INLINE_LAMBDA {
       Tile<T> tile(pair_.ahead());
       tile.Clear();
       if (!pair_.Sees(row, column)) return tile.Store(dscores_, row, column);
       tile.MultiplyAdd(dout_, row, ValuesOf(met), column, 0, values_);
       const T* weights = pair_.scores().Row(row, column);
+      const T* kept = kDrops ? pair_.kept().Row(row, column) : nullptr;
       tile.ForEach([&](Vec<T>& x, int r, int j) HL_INLINE_LAMBDA {
         const Vec<T> weight = At(weights + r * kPanel + j);
+        if constexpr (kDrops) x = TilePair<T>::Keep(x, At(kept + r * kPanel + j));
         x = weight == T(0) ? Vec<T>{} : weight * (x - deltas_[row + r]);
       });
       tile.Store(dscores_, row, column);
     });
-    if (args_.squared_relu) SquareSlopes();
   }
   // dP / dS of a squared ReLU.
   HL_INLINE Vec<T> Slope(Vec<T> score, int r) const {

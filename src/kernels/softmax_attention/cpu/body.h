@@ -15,7 +15,7 @@ auto WithCompute(const SoftmaxAttentionArgs& args, Function function) {
 }
 
 inline bool IsSingleQuery(const SoftmaxAttentionArgs& args) {
-  return args.num_queries == 1 && args.log_sum == nullptr;
+  return args.num_queries == 1 && args.log_sum == nullptr && !args.dropout.drops();
 }
 
 inline size_t ForwardScratchBytes(const SoftmaxAttentionArgs& args) {

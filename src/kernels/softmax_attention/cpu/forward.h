@@ -61,6 +61,10 @@ class Forward {
         Weigh(r);
       }
     }
+    if (args_.dropout.drops()) {
+      pair_.DrawKept(met);
+      pair_.DropWeights();
+    }
     pair_.AddSeen(pair_.scores(), ValuesOf(met), args_.head_dim_v, out_);
   }
   // The maxima with this tile's scores, and what the sums so far count by them.

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kernels/cpu/chunk_rows.h"
+#include "kernels/cpu/philox_lanes.h"
 #include "kernels/softmax_attention/cpu/kernels.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::softmax_attention {
@@ -62,6 +63,7 @@ class TilePair {
       far_scores_ = space.Matrix<T>(kTile, kTile);
       far_keys_ = !args.own_far_keys ? keys_ : space.Matrix<T>(num_tiles_ * dim_rows_, kTile);
     }
+    if (args.dropout.drops()) kept_ = space.Matrix<T>(kTile, kTile);
     if (args.decay_rates != nullptr) {
       met_q_ = space.Matrix<T>(kTile, dim_);
       decays_ = space.Matrix<T>(kTile, dim_);
@@ -107,6 +109,7 @@ class TilePair {
     Load(args_.q, tokens, head, static_cast<T>(args_.scale), q_);
     DecayRows(kTile, q_);
     if (args_.has_far()) Load(args_.far_q, tokens, head, static_cast<T>(args_.scale), far_q_);
+    if (args_.dropout.drops()) sample_of_head_ = SampleOfHead(args_.dropout.samples[row], head);
   }
   // Whether one of them sees a key of the tile.
   bool Meets(int tile) {
@@ -161,6 +164,35 @@ class TilePair {
     for (int r = 0; r < num_rows_; ++r) FinishScores(r, tile);
   }
 
+  // Of dropout: what each pair's weight is multiplied with, 0 of those that are dropped.
+  void DrawKept(int tile) {
+    constexpr int kDrawsOfRow = kTile / 4, kRowsAtOnce = 4;
+    PhiloxLanes<kRowsAtOnce * kDrawsOfRow> words;
+    const PairDropout& dropout = args_.dropout;
+    for (int row = 0; row < num_rows_; row += kRowsAtOnce) {
+      for (int lane = 0; lane < kRowsAtOnce * kDrawsOfRow; ++lane)
+        words.SetCounter(lane, sample_of_head_,
+                         static_cast<uint32_t>(QueryPlace(row + lane / kDrawsOfRow)),
+                         static_cast<uint32_t>(tile * kDrawsOfRow + lane % kDrawsOfRow));
+      words.Draw(dropout.key);
+      for (int lane = 0; lane < kRowsAtOnce * kDrawsOfRow; ++lane) {
+        T* const four = kept_.Row(row + lane / kDrawsOfRow, lane % kDrawsOfRow * 4);
+        for (int i = 0; i < 4; ++i)
+          four[i] = (words.x[i][lane] >> 8) < dropout.threshold ? T(0) : T(dropout.scale);
+      }
+    }
+  }
+  // A choice, not a product: a dropped infinity is zero, too.
+  static HL_INLINE Vec<T> Keep(Vec<T> x, Vec<T> kept) { return kept == T(0) ? Vec<T>{} : x * kept; }
+  // The weights, in the scores' place, of the pairs that DrawKept() drew.
+  void DropWeights() {
+    for (int r = 0; r < num_rows_; ++r)
+      for (int j = 0; j < kTile; j += kLanes<T>) {
+        T* const place = scores_.Row(r, j);
+        At(place) = Keep(At(place), At(kept_.Row(r, j)));
+      }
+  }
+
   // out [tile, width] += weights right, right [tile, width] of the keys. A row takes from no key
   // that its query does not see: a zero times a NaN there would tell of it.
   void AddSeen(const Panels<T>& weights, const Panels<T>& right, int width, const Panels<T>& out) {
@@ -181,6 +213,7 @@ class TilePair {
 
   Distance distance() const { return distance_; }
   const Panels<T>& scores() const { return scores_; }
+  const Panels<T>& kept() const { return kept_; }
   const Panels<T>& rows() const { return rows_; }
   const Panels<T>& far_queries() const { return far_q_; }
   // As they stand in the scores.
@@ -354,6 +387,7 @@ class TilePair {
   const int32_t *first_ = nullptr, *end_ = nullptr, *sinks_ = nullptr;  // of its rows
   const T* bias_ = nullptr;                                             // of a distance of 0
   const T* bias_scale_ = nullptr;                                       // of the rows
+  uint64_t sample_of_head_ = 0;
   Distance distance_ = Distance::kNear;
   RowSpan spans_[kTile];
   RowRange rows_that_see_[kTile / Tile<T>::kRows];  // each group of keys
@@ -363,6 +397,7 @@ class TilePair {
   Panels<T> q_, far_q_, met_q_;    // [tile, d], scaled
   Panels<T> keys_, far_keys_;      // [tiles of keys][d, tile]
   Panels<T> scores_, far_scores_;  // [tile, tile]
+  Panels<T> kept_;                 // the same of dropout
   Panels<T> decays_;               // [tile, d] of 0 to 63 tokens
   T* pair_decays_ = nullptr;       // [d]
   // [powers + 2, d]: of the nearest pair of tiles, of 1, 2, 4, ... tiles more, and a pair's own.

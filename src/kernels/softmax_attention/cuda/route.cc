@@ -16,7 +16,8 @@ std::string WhyNot(const SoftmaxAttentionArgs& args, int64_t shared_memory_bytes
   // Tiles would be all but empty, and a block a head too few to fill a GPU.
   if (args.num_queries < kFewQueries)
     return Concat(args.num_queries, " queries, less than ", kFewQueries);
-  const int64_t bytes = pairs::SharedBytes(args.head_dim, args.head_dim_v, args.bias != nullptr);
+  const int64_t bytes = pairs::SharedBytes(args.head_dim, args.head_dim_v, args.bias != nullptr,
+                                           args.dropout.drops());
   if (bytes > shared_memory_bytes)
     return Concat("blocks of ", bytes, " bytes of shared memory, of which the device has ",
                   shared_memory_bytes);

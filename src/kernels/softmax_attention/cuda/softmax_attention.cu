@@ -21,6 +21,7 @@ pairs::PairAttentionArgs PairsOf(const SoftmaxAttentionArgs& args) {
   to.bias = static_cast<const float*>(args.bias);
   to.bias_stride = args.bias_stride, to.bias_zero = args.bias_zero;
   to.bias_scale = static_cast<const float*>(args.bias_scale);
+  to.dropout = args.dropout;
   to.normaliser = static_cast<float*>(args.log_sum);
   return to;
 }

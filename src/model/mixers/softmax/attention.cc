@@ -232,8 +232,7 @@ double Attention::ActivationBytes(int64_t seq_len, int64_t bytes_per_element) co
 
 // The device is not known here: its shared memory is taken to suffice.
 bool Attention::KeepsWeights(int64_t seq_len, int64_t bytes_per_element) const {
-  if (options_.dropout > 0) return true;
-  if (!shape_.squared_relu) return false;
+  if (options_.dropout == 0 && !shape_.squared_relu) return false;
   kernels::SoftmaxAttentionArgs args;
   args.q.dtype = bytes_per_element == 2 ? DType::kBF16 : DType::kF32;
   args.num_queries = static_cast<int>(seq_len);
@@ -287,7 +286,7 @@ Attention::Heads Attention::WithPast(const MixerCall& call, const Heads& own) co
 // How many tokens before the slice may be seen; all where dropout numbers a row's keys.
 int64_t Attention::Reach(const MixerCall& call) const {
   const kernels::KeyPattern& pattern = config_.pattern;
-  const bool drops = call.drop != nullptr && options_.dropout > 0;
+  const bool drops = call.drop_within != nullptr && options_.dropout > 0;
   const bool bounded = pattern.reach() > 0 && pattern.sinks == 0 && !drops;
   return bounded ? pattern.reach() - 1 : std::numeric_limits<int64_t>::max();
 }
@@ -343,13 +342,8 @@ kernels::VisibleKeys Attention::SeenIn(const SequenceSlice& slice, int64_t num_p
 at::Tensor Attention::Attend(const Heads& heads, const at::Tensor& positions, bool one_document,
                              const MixerCall* call) const {
   kernels::SoftmaxAttentionConfig config = config_;
-  if (call != nullptr && call->drop != nullptr && options_.dropout > 0) {
-    // The keys are numbered before the heads: a draw must not depend on how many keys are here.
-    config.drop = [&](const at::Tensor& probabilities) {
-      return call->drop(/*site=*/0, probabilities.flatten(2), options_.dropout)
-          .unflatten(2, {-1, shape_.num_heads});
-    };
-  }
+  if (call != nullptr && call->drop_within != nullptr && options_.dropout > 0)
+    config.dropout = call->drop_within(/*site=*/0, options_.dropout);
   const auto options = heads.q.options().dtype(kernels::ComputeType(heads.q));
   const kernels::SoftmaxAttentionInputs inputs = {
       .q = heads.q,

@@ -75,8 +75,8 @@ class Attention {
   double MixingFlops(int64_t seq_len) const;
   // What backward keeps of a token beside the projected heads: encoded q and k, v, the output, and
   // what cosines and far pairs add; of each head one fp32. Where LibTorch's operators keep them,
-  // two of each weight as well: with dropout, and of a squared ReLU that the kernels of a GPU leave
-  // to them (kernels::cuda::WhyNot).
+  // two of each weight as well: of dropout and of a squared ReLU that the kernels of a GPU leave to
+  // them (kernels::cuda::WhyNot).
   double ActivationBytes(int64_t seq_len, int64_t bytes_per_element) const;
 
  private:

@@ -29,6 +29,13 @@ struct Row {
     if (p.bias.empty()) return score;
     return score + p.bias[h * p.bias_stride + BiasPlace(s)] * BiasScale();
   }
+  // What the weight of a key is multiplied with.
+  double Kept(int s) const {
+    if (p.dropout == 0) return 1;
+    const uint64_t sample = p.samples[b] + (static_cast<uint64_t>(h) << 48);
+    const RandomCounter words = Draw(p.key, sample, p.num_past + t, s / 4);
+    return ToUniform(words.x[s % 4]) < p.dropout ? 0 : 1 / (1 - p.dropout);
+  }
   double BiasScale() const { return p.bias_scale.empty() ? 1 : p.bias_scale[token()]; }
 
   Row(const PairsProblem& problem, int row, int query, int head)
@@ -62,7 +69,7 @@ void AddRow(const Row& row, PairsResult& result) {
   for (int j = 0; j < p.dim_v; ++j) {
     const size_t at = row.query() * p.dim_v + j;
     for (size_t i = 0; i < row.keys.size(); ++i) {
-      const double v = p.v[row.key(row.keys[i]) * p.dim_v + j];
+      const double v = row.Kept(row.keys[i]) * p.v[row.key(row.keys[i]) * p.dim_v + j];
       result.out.Add(at, row.weights[i] * v, std::abs(row.weights[i] * v));
     }
     result.out.bound[at] += std::abs(result.out.value[at]);
@@ -72,13 +79,14 @@ void AddRow(const Row& row, PairsResult& result) {
   }
   for (size_t i = 0; i < row.keys.size(); ++i) {
     const size_t key = row.key(row.keys[i]);
+    const double kept = row.Kept(row.keys[i]);
     double dweight = 0;
-    for (int j = 0; j < p.dim_v; ++j) dweight += dout[j] * p.v[key * p.dim_v + j];
+    for (int j = 0; j < p.dim_v; ++j) dweight += kept * dout[j] * p.v[key * p.dim_v + j];
     const double weight = row.weights[i];
     const double dscore = p.squared_relu ? row.slopes[i] * dweight : weight * (dweight - delta);
     const double off = weight * delta_bound, rounded = std::abs(dscore) + off;
     for (int j = 0; j < p.dim_v; ++j)
-      result.dv.Add(key * p.dim_v + j, weight * dout[j], std::abs(weight * dout[j]));
+      result.dv.Add(key * p.dim_v + j, weight * kept * dout[j], std::abs(weight * kept * dout[j]));
     for (int c = 0; c < p.dim; ++c) {
       const size_t of_q = row.query() * p.dim + c, of_k = key * p.dim + c;
       result.dq.Add(of_q, p.scale * dscore * p.k[of_k], rounded * std::abs(p.scale * p.k[of_k]));

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/philox.h"
+
 namespace halflife::kernels::test {
 
 // As SoftmaxAttentionArgs; arrays contiguous.
@@ -19,6 +21,9 @@ struct PairsProblem {
   std::vector<double> bias;                // [H, stride] or empty
   int64_t bias_stride = 0, bias_zero = 0;
   std::vector<double> bias_scale;  // [B, T] or empty: 1
+  double dropout = 0;              // rate
+  std::vector<uint64_t> samples;   // [B], with dropout
+  RandomKey key = {};
 
   int num_keys() const { return num_past + num_queries; }
 };

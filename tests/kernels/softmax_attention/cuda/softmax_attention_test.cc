@@ -29,6 +29,7 @@ struct Shape {
   bool bidirectional = false, bias = false, bias_scale = false, squared_relu = false;
   std::vector<int> starts = {0};  // of documents, in places among the keys
   int batch = 1;
+  double dropout = 0;
 };
 
 // Every part of the formula, on and off the edges of tiles.
@@ -79,7 +80,28 @@ const std::vector<Shape> kShapes = {
      .bidirectional = true,
      .bias = true,
      .squared_relu = true,
-     .starts = {0, 33}}};
+     .starts = {0, 33}},
+    {.name = "dropout",
+     .seq_len = 140,
+     .num_past = 3,
+     .heads = 4,
+     .kv_heads = 2,
+     .starts = {0, 40},
+     .batch = 2,
+     .dropout = 0.3},
+    {.name = "dropout with bias both ways",
+     .seq_len = 130,
+     .heads = 2,
+     .bidirectional = true,
+     .bias = true,
+     .dropout = 0.1},
+    {.name = "dropout of slices of V", .seq_len = 70, .dim = 72, .dim_v = 136, .dropout = 0.2},
+    {.name = "dropout of squared ReLU",
+     .seq_len = 140,
+     .dim_v = 200,
+     .squared_relu = true,
+     .starts = {0, 10},
+     .dropout = 0.2}};
 
 class Draw {
  public:
@@ -107,7 +129,10 @@ PairsProblem MakeProblem(const Shape& shape) {
                     .dim_v = shape.dim_v,
                     .scale = 1 / std::sqrt(shape.dim),
                     .squared_relu = shape.squared_relu,
-                    .num_sinks = shape.sinks};
+                    .num_sinks = shape.sinks,
+                    .dropout = shape.dropout,
+                    .key = MakeRandomKey(3, RandomPurpose::kTest, 4)};
+  for (int b = 0; b < p.batch && p.dropout > 0; ++b) p.samples.push_back((uint64_t{7} << 32) + b);
   const int num_keys = p.num_keys();
   for (int b = 0; b < p.batch; ++b)
     for (int place = p.num_past; place < num_keys; ++place) {
@@ -207,6 +232,11 @@ struct Call {
     args.bias_stride = p.bias_stride, args.bias_zero = p.bias_zero;
     if (!bias_scale.empty()) args.bias_scale = bias_scale.data();
     args.log_sum = log_sum.data();
+    if (p.dropout > 0)
+      args.dropout = {.samples = p.samples.data(),
+                      .key = p.key,
+                      .threshold = DropoutThreshold(p.dropout),
+                      .scale = 1 / (1 - p.dropout)};
     grads.dout = dout.view(), grads.dq = dq.view(), grads.dk = dk.view(), grads.dv = dv.view();
     if (!bias.empty()) grads.dbias = dbias.data();
     workspace.resize(cuda::WorkspaceBytes(grads) / sizeof(double) + 1, NAN);

@@ -4,7 +4,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 #include <limits>
@@ -16,6 +15,7 @@
 namespace halflife::model {
 namespace {
 
+using test::BitEqual;
 using test::BuiltMixer;
 using test::Close;
 using test::Normal;
@@ -24,20 +24,22 @@ constexpr int64_t kDim = 16, kHeads = 4, kSeqLen = 9;
 
 struct Dropped {
   at::Tensor y;
-  std::vector<std::vector<int64_t>> shapes;  // of what was given to the dropout
-  double rate = 0;
+  std::vector<double> rates;  // that draws were asked for
 };
 
+// With `rate` in place of the mixer's own.
 Dropped RunWith(const BuiltMixer& built, const SequenceSlice& slice, const at::Tensor& x,
-                at::Tensor (*apply)(const at::Tensor&)) {
+                double rate) {
   Dropped result;
-  const MixerCall::Drop drop = [&](uint32_t site, const at::Tensor& p, double rate) {
+  const MixerCall::DropWithin drop_within = [&](uint32_t site, double own) {
     EXPECT_EQ(site, 0u);
-    result.shapes.push_back(p.sizes().vec());
-    result.rate = rate;
-    return apply(p);
+    result.rates.push_back(own);
+    return kernels::DropoutConfig{.rate = rate,
+                                  .key = MakeRandomKey(1, RandomPurpose::kTest, 2),
+                                  .samples = at::arange(x.size(0), at::kLong),
+                                  .first_position = slice.begin};
   };
-  result.y = built->Forward({.x = x, .slice = slice, .drop = drop}).y;
+  result.y = built->Forward({.x = x, .slice = slice, .drop_within = drop_within}).y;
   return result;
 }
 
@@ -64,7 +66,7 @@ TEST(SoftmaxTest, LayersOfSeveralPatternsShareASlice) {
     const auto run = [&](const SequenceSlice& slice) {
       return built->Forward({.x = x, .slice = slice}).y;
     };
-    EXPECT_TRUE(test::BitEqual(run(shared), run(packed())));
+    EXPECT_TRUE(BitEqual(run(shared), run(packed())));
     if (!causal) continue;
     const auto start = SequenceSlice::Contiguous(2, 4, 0, at::kCPU);
     const MixerState state =
@@ -73,7 +75,7 @@ TEST(SoftmaxTest, LayersOfSeveralPatternsShareASlice) {
       return built->Forward({.x = x, .slice = slice, .initial = &state, .num_past = 4}).y;
     };
     run(shared_behind);  // as if nothing were before it
-    EXPECT_TRUE(test::BitEqual(go_on(shared_behind), go_on(behind())));
+    EXPECT_TRUE(BitEqual(go_on(shared_behind), go_on(behind())));
   }
 }
 
@@ -90,29 +92,21 @@ TEST(SoftmaxTest, DropsProbabilitiesInTrainingAlone) {
   for (const SequenceSlice& slice : {SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU),
                                      SequenceSlice::Packed(2, kSeqLen, cu_seqlens, at::kCPU)}) {
     const at::Tensor want = built->Forward({.x = x, .slice = slice}).y;
-    const Dropped kept = RunWith(built, slice, x, [](const at::Tensor& p) { return p; });
-    EXPECT_TRUE(Close(kept.y, want, 1e-13)) << "nothing dropped is nothing changed";
-    EXPECT_EQ(kept.rate, 0.25);
-    ASSERT_EQ(kept.shapes.size(), 1u);
-    EXPECT_EQ(kept.shapes[0], (std::vector<int64_t>{2, kSeqLen, kSeqLen * kHeads}));
-    const Dropped none =
-        RunWith(built, slice, x, [](const at::Tensor& p) { return at::zeros_like(p); });
+    const Dropped kept = RunWith(built, slice, x, 0);
+    EXPECT_TRUE(BitEqual(kept.y, want)) << "nothing dropped is nothing changed";
+    EXPECT_EQ(kept.rates, std::vector<double>{0.25});
+    EXPECT_FALSE(Close(RunWith(built, slice, x, 0.25).y, want, 1e-3));
+    // Next to all is dropped, and here all.
+    const Dropped none = RunWith(built, slice, x, 1 - 1e-9);
     EXPECT_TRUE(Close(none.y, built["o_proj.bias"].expand_as(none.y), 1e-15));
   }
-  // Each token's probabilities are its own row of what is dropped: they sum up to 1 in each head.
-  const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
-  RunWith(built, slice, x, [](const at::Tensor& p) {
-    const at::Tensor sums = p.unflatten(2, {kSeqLen, kHeads}).sum(2);
-    EXPECT_TRUE(Close(sums, at::zeros_like(sums) + 1, 1e-14));
-    return p;
-  });
 }
 
 TEST(SoftmaxTest, WithoutARateNothingIsDropped) {
   const BuiltMixer built(MixerConfig("softmax", {{"num_heads", kHeads}}), kDim);
   const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
   const at::Tensor x = Normal({2, kSeqLen, kDim}, 1);
-  EXPECT_TRUE(RunWith(built, slice, x, [](const at::Tensor& p) { return p; }).shapes.empty());
+  EXPECT_TRUE(RunWith(built, slice, x, 0.5).rates.empty());
 }
 
 // In fp64: softmax_j(q_i k_j / sqrt(d) - slope |i - j|) over the document of i, ahead and back.
