@@ -9,6 +9,7 @@
 #include "core/concat.h"
 #include "core/error.h"
 #include "kernels/polynomial_attention/segments.h"
+#include "kernels/polynomial_attention/with_states.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/route_log.h"
@@ -117,6 +118,20 @@ Call MakeCall(const PolynomialAttentionInputs& given, const PolynomialAttentionC
   args.initial_state = DataOf(in.initial_state.kv);
   args.initial_norm = DataOf(in.initial_state.norm);
   return call;
+}
+
+// Whether a GPU's own tokens go token against token and earlier ones by features; else a state has
+// them all go token by token.
+bool GoesByFeatures(const PolynomialAttentionInputs& inputs,
+                    const PolynomialAttentionConfig& config) {
+  if (!inputs.q.is_cuda() || !WhyNotWithStates(inputs, config).empty()) return false;
+  Call call = MakeCall(inputs, config);
+  call.args.initial_state = nullptr;
+  return call.Plan().quadratic;
+}
+bool HasState(const PolynomialAttentionInputs& inputs, const PolynomialAttentionConfig& config) {
+  return config.want_final_state || inputs.initial_state.kv.defined() ||
+         inputs.initial_state.norm.defined();
 }
 
 // Which kernels run on a GPU, and why not the fast ones.
@@ -264,6 +279,10 @@ void CheckStepTensors(const PolynomialAttentionStepInputs& in,
 PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& inputs,
                                               const PolynomialAttentionConfig& config) {
   if (inputs.segment != nullptr) return OverSegments(inputs, config);
+  if (HasState(inputs, config) && GoesByFeatures(inputs, config)) {
+    SayRoute(kKernel, "pairs of tiles on tensor cores, states by products with features");
+    return AttendWithStates(inputs, config);
+  }
   const Tensors given = {inputs.q, inputs.k, inputs.v, inputs.initial_state.kv,
                          inputs.initial_state.norm};
   const auto wants = [](const at::Tensor& x) {
@@ -303,6 +322,7 @@ PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& i
 
 PolynomialState Summarise(const PolynomialAttentionInputs& inputs,
                           const PolynomialAttentionConfig& config) {
+  if (GoesByFeatures(inputs, config)) return SummariseByFeatures(inputs, config);
   Call call = MakeCall(inputs, config);
   call.form = PolynomialForm::kChunked;
   if (inputs.q.is_cuda()) return RunForward(call, true, false).output.final_state;
@@ -316,6 +336,8 @@ PolynomialState Summarise(const PolynomialAttentionInputs& inputs,
 PolynomialState BackwardSummarise(const PolynomialAttentionInputs& inputs,
                                   const PolynomialAttentionConfig& config,
                                   const PolynomialAttentionOutput& output, const at::Tensor& dout) {
+  if (GoesByFeatures(inputs, config))
+    return BackwardSummariseByFeatures(inputs, config, output, dout);
   Call call = MakeCall(inputs, config);
   call.form = PolynomialForm::kChunked;
   const at::Tensor out = config.normalise ? Rows(output.out) : call.inputs.v;  // else not read

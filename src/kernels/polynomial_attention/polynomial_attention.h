@@ -2,8 +2,8 @@
 // a0 + a1 s + a2 s^2 with s = scale q.k, divided by the sum of the similarities where it is
 // normalised (args.h). Differentiable in q, k, v and the initial state, through out and the final
 // state. Short sequences are computed token against token, long ones in chunks with a state of the
-// packed features of k, which never lie in memory token by token; on a GPU bf16 without states goes
-// token against token up to 32,768 tokens (plan.cc).
+// packed features of k, which never lie in memory token by token; on a GPU bf16 goes token against
+// token up to 32,768 tokens (plan.cc), and meets earlier ones by their state (with_states.h).
 //
 //   auto [out, final_state, divisors] =
 //       PolynomialAttention({.q = q, .k = k, .v = v},

@@ -82,6 +82,31 @@ D2D = [
      "decay_own_denominator_test"),
 ]
 
+WITH_STATES = f"{KERNELS}/polynomial_attention/with_states.cc"
+POLYNOMIAL_STATES = [
+    ("polynomial by features: documents hear the state before the row", WITH_STATES,
+     ".matmul(before).masked_fill(Started(), 0);", ".matmul(before);", "polynomial_with_states_test"),
+    ("polynomial by features: a state of all documents", WITH_STATES,
+     "const at::Tensor ended = Ended();", "const at::Tensor ended = Ended().logical_and(Started());",
+     "polynomial_with_states_test"),
+    ("polynomial by features: a state passes a document's start", WITH_STATES,
+     "Started().narrow(2, chunks_->seq_len - 1, 1)", "Started().narrow(2, 0, 1)",
+     "polynomial_with_states_test"),
+    ("polynomial by features: the state's gradient of half the products", WITH_STATES,
+     "a == b ? 1 : 2", "1", "polynomial_with_states_test"),
+    ("polynomial by features: the lower half of a state", WITH_STATES,
+     "layout_.Pair(std::min(a, b), std::max(a, b))", "layout_.Pair(std::min(a, b), std::min(a, b))",
+     "polynomial_with_states_test"),
+    ("polynomial by features: the divisor's gradient left out", WITH_STATES,
+     "-(dvalues * output.out.to(compute)).sum(3, true)",
+     "0 * (dvalues * output.out.to(compute)).sum(3, true)", "polynomial_with_states_test"),
+    ("polynomial by features: the divisor without its eps", WITH_STATES,
+     "+ config.norm_eps;", "+ 0 * config.norm_eps;", "polynomial_with_states_test"),
+    ("polynomial by features: keys weigh as queries", WITH_STATES,
+     "Features(k, {}).masked_fill", "Features(k, query_weights_).masked_fill",
+     "polynomial_with_states_test"),
+]
+
 LINEAR_ATTENTION = [
     ("linear: the divisor dropped", f"{DECAY}/linear_attention.cc",
      "options.normalise ? Normaliser::kKeys : Normaliser::kNone",
@@ -379,4 +404,4 @@ SEQUENCES = [
      "(position + 1).clamp_max(row.begin()).unsqueeze(1)", "sequence_parallel_test"),
 ]
 
-MUTATIONS = D2D + LINEAR_ATTENTION + POLYNOMIALS + POOLS + CONVOLUTIONS + RECURRENCES + SEQUENCES
+MUTATIONS = D2D + LINEAR_ATTENTION + POLYNOMIALS + POLYNOMIAL_STATES + POOLS + CONVOLUTIONS + RECURRENCES + SEQUENCES

@@ -40,6 +40,28 @@ TEST_P(PolynomialAttentionGpuTest, WithStates) {
   }
 }
 
+// Of bf16 by pairs and features, the pieces of sequence parallelism too.
+TEST_P(PolynomialAttentionGpuTest, StatesByFeatures) {
+  for (const std::vector<int32_t>& starts :
+       {std::vector<int32_t>{}, std::vector<int32_t>{5, 64, 364}}) {
+    const Problem p = MakeProblem({.batch = 2,
+                                   .seq_len = 300,
+                                   .dim_v = 64,
+                                   .kernel = GetParam(),
+                                   .states = true,
+                                   .document_starts = starts},
+                                  3, at::kBFloat16);
+    const RunConfig run = {.dtype = at::kBFloat16,
+                           .chunk_size = 64,
+                           .form = PolynomialForm::kByShape,
+                           .device = at::kCUDA};
+    const Answer got = RunKernel(p, run);
+    ExpectClose(got, Oracle(p), 2e-2);
+    for (const auto& [name, tensor] : RunKernel(p, run))
+      EXPECT_TRUE(BitEqual(tensor, got.at(name))) << name;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, PolynomialAttentionGpuTest, testing::ValuesIn(kKernels),
                          [](const testing::TestParamInfo<Kernel>& kernel) {
                            std::string name = kernel.param.name;

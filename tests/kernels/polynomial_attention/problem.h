@@ -156,6 +156,8 @@ struct RunConfig {
   int64_t chunk_size = 32;
   PolynomialForm form = PolynomialForm::kChunked;
   at::Device device = at::kCPU;
+  PolynomialAttentionOutput (*attend)(const PolynomialAttentionInputs&,
+                                      const PolynomialAttentionConfig&) = PolynomialAttention;
 };
 
 inline std::shared_ptr<const SequenceChunks> ChunksOf(const ProblemShape& s, int64_t chunk_size,
@@ -183,7 +185,7 @@ inline Answer RunKernel(const Problem& p, const RunConfig& run) {
   inputs.initial_state = {.kv = leaf(p.initial.kv, wide), .norm = leaf(p.initial.norm, wide)};
   PolynomialAttentionConfig config = p.Config();
   config.form = run.form;
-  const auto [out, final_state, divisors] = PolynomialAttention(inputs, config);
+  const auto [out, final_state, divisors] = run.attend(inputs, config);
   std::vector<at::Tensor> results = {out}, gradients = {p.dout.to(run.dtype).to(run.device)};
   Answer answer = {{"out", out.detach()}};
   if (p.shape.states) {

@@ -1,0 +1,252 @@
+#include "kernels/polynomial_attention/with_states.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/concat.h"
+#include "kernels/polynomial_attention/features.h"
+#include "kernels/torch/autograd.h"
+#include "kernels/torch/dispatch.h"
+#include "kernels/torch/host_transfer.h"
+
+namespace halflife::kernels {
+namespace {
+
+constexpr int64_t kMaxProducts = 1024;  // d^2, as all products of channels lie side by side
+constexpr int64_t kColumnStep = 8;      // values come in rows of 16 bytes
+
+int64_t NumColumns(int64_t dim_v, bool normalise) {
+  return normalise ? (dim_v / kColumnStep + 1) * kColumnStep : dim_v;
+}
+
+// The features and states of one call's shape. States lie "in full" here, [B, H, F', C]: of the
+// second order all d x d products, where a packed state has the upper half of them; of columns the
+// values', of the normaliser one and zeros.
+class Formula {
+ public:
+  Formula(const PolynomialAttentionInputs& in, const PolynomialAttentionConfig& config)
+      : chunks_(in.chunks),
+        normalise_(config.normalise),
+        layout_(static_cast<int>(in.q.size(3)), config.weights),
+        query_weights_(QueryWeights(config.weights, config.scale)),
+        compute_(ComputeType(in.q)),
+        device_(in.q.device()),
+        dim_v_(in.v.size(3)) {}
+
+  // v [B, T, H, V] -> [B, T, H, C].
+  at::Tensor Columns(const at::Tensor& v) const { return WithOnes(v, Ones(v)); }
+
+  // [B, H, F', C] -> [B, H, T, C]: what the tokens before a row bring to each of its own.
+  at::Tensor OfEarlier(const at::Tensor& q, const at::Tensor& before) const {
+    return Features(q, query_weights_).matmul(before).masked_fill(Started(), 0);
+  }
+  // The state in full behind a row's tokens, of these alone.
+  at::Tensor OwnState(const at::Tensor& k, const at::Tensor& v) const {
+    const at::Tensor ended = Ended();
+    const at::Tensor values = Columns(v).to(compute_).transpose(1, 2);
+    return Features(k, {}).masked_fill(ended, 0).transpose(2, 3).matmul(
+        values.masked_fill(ended, 0));
+  }
+  // What is left behind a row of a state in full before it.
+  at::Tensor Passed(const at::Tensor& before) const {
+    return before.masked_fill(Started().narrow(2, chunks_->seq_len - 1, 1), 0);
+  }
+  // The gradient of a state in full, from dL/d[N | z] [B, T, H, V and, normalised, 1].
+  at::Tensor GradientBefore(const at::Tensor& q, const at::Tensor& dsums) const {
+    const at::Tensor started = Started();
+    return Features(q, query_weights_)
+        .masked_fill(started, 0)
+        .transpose(2, 3)
+        .matmul(dsums.transpose(1, 2).masked_fill(started, 0));
+  }
+
+  at::Tensor Unpack(const at::Tensor& kv, const at::Tensor& norm) const {
+    return Places(normalise_ ? WithOnes(kv, norm.unsqueeze(3)) : kv, /*unpack=*/true);
+  }
+  PolynomialState Pack(const at::Tensor& full) const {
+    const at::Tensor packed = Places(full, /*unpack=*/false);
+    if (!normalise_) return {.kv = packed};
+    return {.kv = packed.narrow(3, 0, dim_v_).contiguous(),
+            .norm = packed.select(3, dim_v_).contiguous()};
+  }
+  // A gradient: a product of two channels stands in two places.
+  PolynomialState PackGradient(const at::Tensor& full) const {
+    std::vector<double> counts(layout_.order2, 1);
+    for (int a = 0; layout_.has2 && a < layout_.dim; ++a)
+      for (int b = a; b < layout_.dim; ++b) counts.push_back(a == b ? 1 : 2);
+    const at::Tensor factors = ConstantsOn(device_, counts, compute_);
+    PolynomialState gradient = Pack(full);
+    gradient.kv = gradient.kv * factors.unsqueeze(1);
+    if (normalise_) gradient.norm = gradient.norm * factors;
+    return gradient;
+  }
+  // `state` with zeros for what it has not.
+  PolynomialState Whole(const PolynomialState& state) const {
+    const std::vector<int64_t> sizes = {chunks_->batch, num_heads_of(state), layout_.count};
+    PolynomialState whole = state;
+    const auto zeros = [&](std::vector<int64_t> of) {
+      return at::zeros(of, at::TensorOptions(device_).dtype(compute_));
+    };
+    if (!whole.kv.defined()) whole.kv = zeros({sizes[0], sizes[1], sizes[2], dim_v_});
+    if (normalise_ && !whole.norm.defined()) whole.norm = zeros(sizes);
+    return whole;
+  }
+
+ private:
+  static int64_t num_heads_of(const PolynomialState& state) {
+    return (state.kv.defined() ? state.kv : state.norm).size(1);
+  }
+  at::Tensor Ones(const at::Tensor& v) const {
+    return at::ones({v.size(0), v.size(1), v.size(2), 1}, v.options().requires_grad(false));
+  }
+  // [..., V], [..., 1] -> [..., C].
+  at::Tensor WithOnes(const at::Tensor& values, const at::Tensor& ones) const {
+    if (!normalise_) return values;
+    std::vector<int64_t> sizes = values.sizes().vec();
+    sizes[3] = NumColumns(dim_v_, true) - dim_v_ - 1;
+    return at::cat({values, ones, at::zeros(sizes, values.options().requires_grad(false))}, 3);
+  }
+  // [B, H, T, F'] of x [B, T, H, d].
+  at::Tensor Features(const at::Tensor& x, const FeatureWeights& weights) const {
+    const at::Tensor heads = x.to(compute_).transpose(1, 2);
+    std::vector<at::Tensor> parts;
+    if (layout_.has0)
+      parts.push_back(at::full({heads.size(0), heads.size(1), heads.size(2), 1}, weights.order0,
+                               heads.options().requires_grad(false)));
+    if (layout_.has1) parts.push_back(heads * weights.order1);
+    if (layout_.has2)
+      parts.push_back(((heads * weights.square).unsqueeze(4) * heads.unsqueeze(3)).flatten(3));
+    return at::cat(parts, 3);
+  }
+  // [B, 1, T, 1] bool: tokens before which, or with which, a document has started in the row.
+  at::Tensor Started() const {
+    return (chunks_->runs().sequence == chunks_->num_sequences()).unsqueeze(1).unsqueeze(3);
+  }
+  // The same: tokens before the row's last document.
+  at::Tensor Ended() const {
+    std::vector<double> places;
+    for (int64_t t = 0; t < chunks_->seq_len; ++t) places.push_back(static_cast<double>(t));
+    const at::Tensor last = chunks_->runs().begin.narrow(1, chunks_->seq_len - 1, 1);
+    return (ConstantsOn(device_, places, at::kLong) < last).unsqueeze(1).unsqueeze(3);
+  }
+  // Packed features in all their places, or the packed ones of these. Backward sums two places at
+  // most, which has one value in either order.
+  at::Tensor Places(const at::Tensor& x, bool unpack) const {
+    std::vector<double> places;
+    for (int f = 0; f < layout_.order2; ++f) places.push_back(f);
+    const int dim = layout_.dim;
+    for (int a = 0; layout_.has2 && a < dim; ++a)
+      for (int b = unpack ? 0 : a; b < dim; ++b)
+        places.push_back(unpack ? layout_.Pair(std::min(a, b), std::max(a, b))
+                                : layout_.order2 + a * dim + b);
+    return x.index_select(2, ConstantsOn(device_, places, at::kLong));
+  }
+
+  std::shared_ptr<const SequenceChunks> chunks_;
+  bool normalise_;
+  FeatureLayout layout_;
+  FeatureWeights query_weights_;
+  at::ScalarType compute_;
+  at::Device device_;
+  int64_t dim_v_;
+};
+
+PolynomialAttentionInputs WithChunks(PolynomialAttentionInputs in) {
+  if (in.chunks == nullptr)
+    in.chunks = MakeSequenceChunks({.batch = in.q.size(0), .seq_len = in.q.size(1)}, in.q.device());
+  return in;
+}
+
+// [B, H, T, C]: of the own tokens, token against token.
+at::Tensor OwnSums(const PolynomialAttentionInputs& in, const PolynomialAttentionConfig& config,
+                   const Formula& formula) {
+  return PolynomialAttention(
+             {.q = in.q, .k = in.k, .v = formula.Columns(in.v), .chunks = in.chunks},
+             {.scale = config.scale,
+              .weights = config.weights,
+              .normalise = false,
+              .want_final_state = false,
+              .form = PolynomialForm::kQuadratic})
+      .out.to(ComputeType(in.q))
+      .transpose(1, 2);
+}
+
+}  // namespace
+
+std::string WhyNotWithStates(const PolynomialAttentionInputs& inputs,
+                             const PolynomialAttentionConfig& config) {
+  const int64_t dim = inputs.q.size(3), batch = inputs.q.size(0);
+  if (dim * dim > kMaxProducts) return Concat("heads of ", dim, " channels");
+  if (NumColumns(inputs.v.size(3), config.normalise) > kMaxPolynomialValues)
+    return Concat("values of ", inputs.v.size(3), " channels");
+  if (batch == 0 || inputs.q.size(1) == 0) return "no tokens";
+  if (inputs.chunks != nullptr && inputs.chunks->num_sequences() != batch)
+    return "sequences that are no rows";
+  return "";
+}
+
+// What is made of features is made again in backward: they are some d times as large as q and k.
+PolynomialAttentionOutput AttendWithStates(const PolynomialAttentionInputs& given,
+                                           const PolynomialAttentionConfig& config) {
+  const PolynomialAttentionInputs in = WithChunks(given);
+  const Formula formula(in, config);
+  at::Tensor sums = OwnSums(in, config, formula);
+  Tensors before = {at::Tensor(), at::Tensor()};
+  if (in.initial_state.kv.defined() || in.initial_state.norm.defined()) {
+    const PolynomialState state = formula.Whole(in.initial_state);
+    before = {state.kv, state.norm};
+    sums = sums + Recomputed("PolynomialAttentionOfEarlier", {in.q, state.kv, state.norm},
+                             [formula](const Tensors& x) -> Tensors {
+                               return {formula.OfEarlier(x[0], formula.Unpack(x[1], x[2]))};
+                             })[0];
+  }
+  PolynomialAttentionOutput output;
+  at::Tensor out = sums.narrow(3, 0, in.v.size(3));
+  if (config.normalise) {
+    const at::Tensor divisors = sums.narrow(3, in.v.size(3), 1) + config.norm_eps;
+    out = out / divisors;
+    output.norm_denom = divisors.detach().squeeze(3).transpose(1, 2).contiguous();
+  }
+  output.out = out.transpose(1, 2).to(in.v.scalar_type()).contiguous();
+  if (!config.want_final_state) return output;
+  const Tensors after = Recomputed("PolynomialAttentionState", {in.k, in.v, before[0], before[1]},
+                                   [formula](const Tensors& x) -> Tensors {
+                                     at::Tensor state = formula.OwnState(x[0], x[1]);
+                                     if (x[2].defined())
+                                       state = state + formula.Passed(formula.Unpack(x[2], x[3]));
+                                     const PolynomialState packed = formula.Pack(state);
+                                     return {packed.kv, packed.norm};
+                                   });
+  output.final_state = {.kv = after[0], .norm = after[1]};
+  return output;
+}
+
+PolynomialState SummariseByFeatures(const PolynomialAttentionInputs& given,
+                                    const PolynomialAttentionConfig& config) {
+  const PolynomialAttentionInputs in = WithChunks(given);
+  const Formula formula(in, config);
+  return formula.Pack(formula.OwnState(in.k, in.v));
+}
+
+PolynomialState BackwardSummariseByFeatures(const PolynomialAttentionInputs& given,
+                                            const PolynomialAttentionConfig& config,
+                                            const PolynomialAttentionOutput& output,
+                                            const at::Tensor& dout) {
+  const PolynomialAttentionInputs in = WithChunks(given);
+  const at::ScalarType compute = ComputeType(in.q);
+  const Formula formula(in, config);
+  at::Tensor dsums = dout.to(compute);
+  if (config.normalise) {
+    const at::Tensor dvalues = dsums / output.norm_denom.unsqueeze(3);
+    dsums = at::cat({dvalues, -(dvalues * output.out.to(compute)).sum(3, true)}, 3);
+  }
+  return formula.PackGradient(formula.GradientBefore(in.q, dsums));
+}
+
+}  // namespace halflife::kernels
