@@ -1,5 +1,5 @@
-// Polynomial attention with states where the tokens at hand meet each other token against token: for
-// a GPU, whose chunked kernel goes token by token. With psi and w the features and weights of
+// Polynomial attention with states where the tokens at hand meet each other token against token:
+// for a GPU, whose chunked kernel goes token by token. With psi and w the features and weights of
 // features.h, and [S | u] the state before a row, its tokens have
 //
 //   [N | z] = own tokens' + sum over f of w_f psi_f(q) [S_f | u_f],   out = N / (z + norm_eps),

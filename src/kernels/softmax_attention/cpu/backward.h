@@ -2,9 +2,10 @@
 //
 //   dV = P^T dO,  dP = dO V^T,  dS = P (dP - dO . O),  dQ = scale dS K,  dK = scale dS^T Q,
 //
-// where dropout leaves out of dP what it leaves out of P in dV, and the bias of a distance has the sum of dS over its diagonal. Of a squared ReLU over n keys
-// dS = 2 / n max(0, S) dP. A thread takes all queries that meet one head of keys, one after the
-// other, so that each sum has one order whatever the number of threads.
+// where dropout leaves out of dP what it leaves out of P in dV. The bias of a distance has the sum
+// of dS over its diagonal. Of a squared ReLU over n keys dS = 2 / n max(0, S) dP. A thread takes
+// all queries that meet one head of keys, one after the other, so that each sum has one order
+// whatever the number of threads.
 #pragma once
 
 #include "kernels/softmax_attention/cpu/tile_pair.h"
