@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <utility>
 
 #include "core/clock.h"
 #include "core/error.h"
@@ -88,7 +89,10 @@ const FlightOperation* Find(const FlightRecord& record, const std::string& group
 
 struct Divergence {
   int64_t at_us = 0;
+  int rank = 0;              // who has not issued it, or another one
+  std::vector<int> waiting;  // ranks that have issued it and are not done
   std::string text;
+  bool waits = false;  // the rank is among those that wait for another
 };
 
 std::vector<int> RanksOf(const std::vector<const FlightRecord*>& records) {
@@ -117,6 +121,7 @@ void AddDivergence(const std::string& group, const Latest& latest,
   const int64_t seq = std::min(least + 1, most);
   const FlightOperation* first = nullptr;
   std::vector<const FlightRecord*> issued, late, otherwise;
+  std::vector<int> waiting;
   for (const FlightRecord& record : records) {
     const FlightOperation* const own = Find(record, group, seq);
     if (own == nullptr) {
@@ -124,19 +129,21 @@ void AddDivergence(const std::string& group, const Latest& latest,
       continue;
     }
     if (first == nullptr) first = own;
+    if (own->state != OpState::kDone) waiting.push_back(record.rank);
     (Describe(*own) == Describe(*first) ? issued : otherwise).push_back(&record);
   }
   if (first == nullptr) return;
-  if (now_us - first->issued_us < kNoticeUs) late.clear();
+  // What is sent to a rank can be done before that rank asks for it: nobody waits then.
+  if (now_us - first->issued_us < kNoticeUs || waiting.empty()) late.clear();
   for (const FlightRecord* record : otherwise) {
-    found->push_back(
-        {first->issued_us, Concat("rank ", record->rank, " has issued ", group, " #", seq, " as ",
-                                  Describe(*Find(*record, group, seq)), ", rank ",
-                                  JoinRanks(RanksOf(issued)), " as ", Describe(*first))});
+    found->push_back({first->issued_us, record->rank, waiting,
+                      Concat("rank ", record->rank, " has issued ", group, " #", seq, " as ",
+                             Describe(*Find(*record, group, seq)), ", rank ",
+                             JoinRanks(RanksOf(issued)), " as ", Describe(*first))});
   }
   for (const FlightRecord* record : late) {
     found->push_back(
-        {first->issued_us,
+        {first->issued_us, record->rank, waiting,
          Concat("rank ", record->rank, " has not issued ", group, " #", seq, " ", Describe(*first),
                 " (it is ", Doing(*record, now_us), "); rank ", JoinRanks(RanksOf(issued)),
                 " did, ", Ago(first->issued_us, now_us), " ago")});
@@ -147,7 +154,13 @@ std::vector<Divergence> Divergences(const std::vector<FlightRecord>& records, in
   std::vector<Divergence> found;
   for (const auto& [group, latest] : LatestByGroup(records))
     AddDivergence(group, latest, records, now_us, &found);
-  std::ranges::stable_sort(found, {}, &Divergence::at_us);
+  for (Divergence& late : found)
+    late.waits = std::ranges::any_of(found, [&](const Divergence& other) {
+      return other.rank != late.rank && std::ranges::count(other.waiting, late.rank) > 0;
+    });
+  // A rank that waits for one that is late comes behind it.
+  std::ranges::stable_sort(found, {},
+                           [](const Divergence& x) { return std::pair(x.waits, x.at_us); });
   return found;
 }
 

@@ -255,6 +255,35 @@ TEST(FlightReport, PutsTheFirstCauseFirst) {
                           HasSubstr("rank 0 failed 2 s ago")));
 }
 
+// Rank 1 has not come to the world's sum, which is known first, as it waits for rank 0's state.
+TEST(FlightReport, PutsWhoWaitsBehindWhomItWaitsFor) {
+  FlightOperation state = Issued(4, 20, "state", "rows");
+  state.group_size = 2;
+  FlightOperation before = Issued(3, 45, "state", "rows");
+  before.group_size = 2, before.state = OpState::kDone;
+  FlightOperation summed = Issued(11, 40);
+  summed.state = OpState::kDone;
+  EXPECT_THAT(Texts({Rank(0, {before, summed, Issued(12, 30)}), Rank(1, {before, summed, state}),
+                     Rank(2, {summed, Issued(12, 30)})}),
+              ElementsAre(HasSubstr("rank 1 has not issued world #12"),
+                          HasSubstr("rank 0 has not issued rows #4")))
+      << "each waits for the other";
+  EXPECT_THAT(Texts({Rank(0, {before, summed}), Rank(1, {before, summed, state}),
+                     Rank(2, {summed, Issued(12, 30)})}),
+              ElementsAre(HasSubstr("rank 0 has not issued world #12"),
+                          HasSubstr("rank 0 has not issued rows #4"),
+                          HasSubstr("rank 1 has not issued world #12")));
+}
+
+// What rank 0 has sent is done, and rank 1 has not come to receive it.
+TEST(FlightReport, SaysNothingOfWhoIsBehindASender) {
+  FlightOperation sent = Issued(4, 20, "state", "rows");
+  sent.group_size = 2, sent.state = OpState::kDone;
+  FlightOperation before = sent;
+  before.seq = 3;
+  EXPECT_THAT(Texts({Rank(0, {before, sent}), Rank(1, {before}), Rank(2, {})}), IsEmpty());
+}
+
 TEST(FlightReport, NamesRanksWithoutARecord) {
   EXPECT_THAT(Texts({Rank(0, {}), Rank(2, {})}), ElementsAre("no flight record of rank 1"));
 }
