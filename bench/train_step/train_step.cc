@@ -181,7 +181,7 @@ class Bench {
     arena_.grads().zero_();
     const at::Tensor loss = graph_->Run(batch_);
     reducer_.BeginStep(kernels::CurrentStream(device_));
-    for (int param = 0; param < model_.parameters().size(); ++param) reducer_.MarkReady(param);
+    reducer_.MarkAllReady();
     return loss;
   }
 

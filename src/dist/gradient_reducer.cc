@@ -27,6 +27,10 @@ void GradientReducer::MarkReady(int param) {
   LaunchReady();
 }
 
+void GradientReducer::MarkAllReady() {
+  for (int param = 0; param < static_cast<int>(layout_.specs().size()); ++param) MarkReady(param);
+}
+
 void GradientReducer::LaunchReady() {
   const std::vector<Bucket>& buckets = layout_.buckets();
   while (works_.size() < buckets.size() && progress_.complete(static_cast<int>(works_.size()))) {

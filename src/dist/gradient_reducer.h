@@ -34,6 +34,8 @@ class GradientReducer {
   // The parameter's gradient of this step is complete in the arena. Twice in one step is an Error
   // naming it.
   void MarkReady(int param);
+  // All are: of a backward that was replayed, which calls no hooks.
+  void MarkAllReady();
   // Waits until every bucket is summed. Afterwards the arena holds the sum over ranks: everywhere,
   // or with kSlices in this rank's slice of each bucket (of the rest anything).
   void Finish();

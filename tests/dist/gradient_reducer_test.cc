@@ -148,7 +148,7 @@ TEST(GradientReducer, SumsWhatTravelsAndStoresWhatItReceives) {
       NarrowWire wire(grads);
       GradientReducer reducer(layout, comm, Ref(grads.data(), layout.num_elements()), to, &wire);
       reducer.BeginStep(nullptr);
-      for (int param = 0; param < kParams; ++param) reducer.MarkReady(param);
+      reducer.MarkAllReady();
       reducer.Finish();
       std::vector<float> want(layout.num_elements(), to == ReducedTo::kSlices ? kOwn : sum);
       for (const Bucket& bucket : layout.buckets()) {
@@ -173,7 +173,7 @@ TEST(GradientReducer, EveryStepSumsOnItsOwnStream) {
     const auto stream = reinterpret_cast<cudaStream_t>(&place);
     comm.streams.clear();
     reducer.BeginStep(stream);
-    for (int param = 0; param < 6; ++param) reducer.MarkReady(param);
+    reducer.MarkAllReady();
     reducer.Finish();
     EXPECT_EQ(comm.streams, std::vector<cudaStream_t>(layout.buckets().size(), stream));
   }

@@ -157,7 +157,7 @@ at::Tensor StepRunner::Replayed(const eval::BatchTensors& batch, int64_t index, 
   const at::Tensor losses = graph_->Run(batch);
   if (index == count - 1) {  // of one rank
     reducer_->BeginStep(kernels::CurrentStream(device_));
-    for (int param = 0; param < model_.parameters().size(); ++param) reducer_->MarkReady(param);
+    reducer_->MarkAllReady();
   }
   return losses;
 }
