@@ -52,6 +52,10 @@ Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolde
   SetThreads(config.train.threads, context);
   PrepareHeap();
   RequireSameDevice(device, context);
+  if (device.is_cuda() && config.train.precision == "fp32" && context.rank() == 0)
+    HL_WARN("train",
+            "fp32 on a GPU: matrix units take bf16, and decay attention goes token by token; "
+            "--set train.precision=bf16 uses them");
   train::PrepareDevice(device);
   context.UseDevice(device);
   return device;
