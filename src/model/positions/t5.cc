@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "core/error.h"
 #include "kernels/torch/host_transfer.h"
@@ -35,20 +34,12 @@ class T5Bias : public AttentionPositions {
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const std::vector<int64_t> of_distances =
         T5Buckets(num_distances, options_.num_buckets, options_.max_distance);
-    const at::Tensor buckets = Constants(of_distances, options.device());
-    std::vector<int64_t> all(options_.num_buckets);
-    std::iota(all.begin(), all.end(), 0);
-    // A product with zeros and ones, not a selection: the gradient of that has no order on a GPU.
-    const at::Tensor is_of = Constants(all, options.device()).unsqueeze(1) == buckets;
-    return (*table_).t().matmul(is_of.to((*table_).scalar_type())).to(options.dtype());
+    const at::Tensor buckets = kernels::ConstantsOn(
+        options.device(), std::vector<double>(of_distances.begin(), of_distances.end()), at::kLong);
+    return (*table_).index_select(0, buckets).t().to(options.dtype());
   }
 
  private:
-  static at::Tensor Constants(const std::vector<int64_t>& values, at::Device device) {
-    return kernels::ConstantsOn(device, std::vector<double>(values.begin(), values.end()),
-                                at::kLong);
-  }
-
   T5Options options_;
   Parameter table_;  // [num_buckets, H]
 };
