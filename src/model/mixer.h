@@ -139,6 +139,11 @@ class Mixer {
   virtual FlopCount FlopsPerToken(int64_t seq_len) const = 0;
   // Activation bytes that backward keeps per token, for planning.
   virtual double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const = 0;
+  // What backward keeps besides on a GPU, where LibTorch's operators do what no kernel there takes.
+  virtual double GpuActivationBytesPerToken(int64_t /*seq_len*/,
+                                            int64_t /*bytes_per_element*/) const {
+    return 0;
+  }
   // Most that a kernel of its forward or backward borrows on a GPU and gives back when it is done.
   // 0: little, or not known.
   virtual double WorkspaceBytes(const GpuBatch&) const { return 0; }

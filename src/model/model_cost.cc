@@ -52,20 +52,26 @@ double ModelCost::ActivationBytesPerToken(int64_t bytes_per_element, Recompute r
   return kept + again;
 }
 
+double ModelCost::MixerBytesPerToken(int64_t layer, int64_t bytes_per_element) const {
+  const Mixer& mixer = model_.block(layer).mixer();
+  return mixer.ActivationBytesPerToken(seq_len_, bytes_per_element) +
+         (on_gpu_ ? mixer.GpuActivationBytesPerToken(seq_len_, bytes_per_element) : 0);
+}
+
 double ModelCost::ActivationBytesOfLayer(int64_t layer, int64_t bytes_per_element) const {
   const auto bytes = static_cast<double>(bytes_per_element);
   // The embedded token, and the last hidden vector.
   if (!IsBlock(layer)) return static_cast<double>(model_.config().model_dim) * bytes;
   const Block& block = model_.block(layer);
   return (block.ActivationsPerToken() + block.channel_mixer().ActivationsPerToken()) * bytes +
-         block.mixer().ActivationBytesPerToken(seq_len_, bytes_per_element);
+         MixerBytesPerToken(layer, bytes_per_element);
 }
 
 double ModelCost::RecomputedBytesOfLayer(int64_t layer, int64_t bytes_per_element,
                                          Recompute recompute) const {
   if (!IsBlock(layer) || recompute == Recompute::kNone) return 0;
   if (recompute == Recompute::kBlock) return ActivationBytesOfLayer(layer, bytes_per_element);
-  return model_.block(layer).mixer().ActivationBytesPerToken(seq_len_, bytes_per_element);
+  return MixerBytesPerToken(layer, bytes_per_element);
 }
 
 double ModelCost::LossBytes(int64_t batch, kernels::CrossEntropyStorage storage) const {

@@ -17,8 +17,10 @@ namespace halflife::model {
 
 class ModelCost {
  public:
-  // Counts for rows of `seq_len` tokens. `model` is borrowed; its parameters need not be bound.
-  ModelCost(const LanguageModel& model, int64_t seq_len) : model_(model), seq_len_(seq_len) {}
+  // Counts for rows of `seq_len` tokens, activations for the CPU's kernels or a GPU's. `model` is
+  // borrowed; its parameters need not be bound.
+  ModelCost(const LanguageModel& model, int64_t seq_len, bool on_gpu = false)
+      : model_(model), seq_len_(seq_len), on_gpu_(on_gpu) {}
 
   // The operations of a forward; the head is included, the embedding's lookup is not.
   FlopCount FlopsPerToken() const;
@@ -44,9 +46,11 @@ class ModelCost {
 
  private:
   bool IsBlock(int64_t layer) const { return layer >= 0 && layer < model_.config().num_layers; }
+  double MixerBytesPerToken(int64_t layer, int64_t bytes_per_element) const;
 
   const LanguageModel& model_;
   int64_t seq_len_;
+  bool on_gpu_;
 };
 
 }  // namespace halflife::model

@@ -93,7 +93,8 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
           : parameters * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
   const double copy = config.ckpt.saves_beside_training() ? 12 * parameters / world_size : 0;
   const double per_parameter = shares == 1 ? 12 : bf16 ? 12 / shares : 4 + 8 / shares;
-  const model::ModelCost of_rows(model, config.data.seq_len), of_slices(model, slice);
+  const model::ModelCost of_rows(model, config.data.seq_len, RunsOnGpu(config)),
+      of_slices(model, slice);
   return {.main_and_adam = per_parameter * parameters,
           .gradients = gradients,
           .compute_copy = bf16 ? 2 * parameters : 0,

@@ -36,7 +36,7 @@ class Pieces {
       params_[layer].push_back(param);
       weights[layer] += static_cast<double>(model.parameters().specs()[param].count());
     }
-    const model::ModelCost cost(model, config.data.seq_len);
+    const model::ModelCost cost(model, config.data.seq_len, config.train.device == "cuda");
     const int64_t bytes = bf16 ? 2 : 4;
     for (const auto kind : {ComputePiece::Kind::kForward, ComputePiece::Kind::kBackward}) {
       const bool backward = kind == ComputePiece::Kind::kBackward;

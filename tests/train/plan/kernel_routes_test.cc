@@ -152,7 +152,8 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
         if (by_libtorch) continue;
         const std::vector<model::StateTensor> state = model.block(layer).mixer().traits().state;
         if (state.empty()) continue;  // an encoder's: below
-        ExpectAttentionKernels(state.at(0).shape.at(2), state.at(1).shape.at(2));
+        ExpectAttentionKernels(state.at(0).shape.at(2), state.at(1).shape.at(2),
+                               config.model.mixer_of(layer).Get<double>("dropout") > 0);
         continue;
       }
       const auto decayed = kDecayed.find(name);

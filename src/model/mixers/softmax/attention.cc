@@ -217,7 +217,7 @@ double Attention::MixingFlops(int64_t seq_len) const {
          NumKeys(seq_len);
 }
 
-double Attention::ActivationBytes(int64_t seq_len, int64_t bytes_per_element) const {
+double Attention::ActivationBytes(int64_t bytes_per_element) const {
   const auto queries = static_cast<double>(shape_.num_heads * shape_.head_dim),
              keys = static_cast<double>(shape_.num_kv_heads * shape_.head_dim),
              values = static_cast<double>(shape_.num_kv_heads * shape_.head_dim_v),
@@ -226,13 +226,11 @@ double Attention::ActivationBytes(int64_t seq_len, int64_t bytes_per_element) co
       queries + keys + values + outputs + (options_.cos_scale > 0 ? queries + keys : 0) +
       (positions_->far_from() > 0 ? queries : 0) + (positions_->has_far_keys() ? keys : 0);
   return elements * static_cast<double>(bytes_per_element) +
-         4 * static_cast<double>(shape_.num_heads) *
-             (KeepsWeights(seq_len, bytes_per_element) ? 1 + 2 * static_cast<double>(seq_len) : 1);
+         4 * static_cast<double>(shape_.num_heads);
 }
 
-// The device is not known here: its shared memory is taken to suffice.
-bool Attention::KeepsWeights(int64_t seq_len, int64_t bytes_per_element) const {
-  if (options_.dropout == 0 && !shape_.squared_relu) return false;
+double Attention::GpuActivationBytes(int64_t seq_len, int64_t bytes_per_element) const {
+  if (options_.dropout == 0 && !shape_.squared_relu) return 0;
   kernels::SoftmaxAttentionArgs args;
   args.q.dtype = bytes_per_element == 2 ? DType::kBF16 : DType::kF32;
   args.num_queries = static_cast<int>(seq_len);
@@ -240,7 +238,8 @@ bool Attention::KeepsWeights(int64_t seq_len, int64_t bytes_per_element) const {
   args.head_dim_v = static_cast<int>(shape_.head_dim_v);
   args.far_from = static_cast<int>(config_.far_from);
   if (!config_.decay_rates.empty()) args.decay_rates = config_.decay_rates.data();
-  return !kernels::cuda::WhyNot(args, std::numeric_limits<int64_t>::max()).empty();
+  if (kernels::cuda::WhyNot(args, std::numeric_limits<int64_t>::max()).empty()) return 0;
+  return 8 * static_cast<double>(shape_.num_heads * seq_len);
 }
 
 // Of products of what Encode gives: a learned scale is in the queries.

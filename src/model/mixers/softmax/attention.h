@@ -74,13 +74,14 @@ class Attention {
   double NumKeys(int64_t seq_len) const;
   double MixingFlops(int64_t seq_len) const;
   // What backward keeps of a token beside the projected heads: encoded q and k, v, the output, and
-  // what cosines and far pairs add; of each head one fp32. Where LibTorch's operators keep them,
-  // two of each weight as well: of dropout and of a squared ReLU that the kernels of a GPU leave to
-  // them (kernels::cuda::WhyNot).
-  double ActivationBytes(int64_t seq_len, int64_t bytes_per_element) const;
+  // what cosines and far pairs add; of each head one fp32.
+  double ActivationBytes(int64_t bytes_per_element) const;
+  // Two fp32 of each weight where LibTorch's operators keep them: of dropout and of a squared ReLU
+  // that the kernels of a GPU leave to them (kernels::cuda::WhyNot; shared memory is taken to
+  // suffice).
+  double GpuActivationBytes(int64_t seq_len, int64_t bytes_per_element) const;
 
  private:
-  bool KeepsWeights(int64_t seq_len, int64_t bytes_per_element) const;
   double ScoreScale() const;
   bool scales_queries() const { return options_.query_scale.form != "none"; }
   void RequireCausal(const char* what) const;

@@ -117,11 +117,14 @@ class Gau : public Mixer {
 
   // x, u and v before SiLU, z before and after it, and the gated output; v after SiLU counts as the
   // attention's.
-  double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override {
+  double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     const auto elements =
         static_cast<double>(model_dim_ + 3 * options_.width + 2 * options_.key_dim);
     return elements * static_cast<double>(bytes_per_element) +
-           attention_.ActivationBytes(seq_len, bytes_per_element);
+           attention_.ActivationBytes(bytes_per_element);
+  }
+  double GpuActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override {
+    return attention_.GpuActivationBytes(seq_len, bytes_per_element);
   }
 
  private:

@@ -95,13 +95,16 @@ class Softmax : public Mixer {
   }
 
   // With q and k norm also what is normed.
-  double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override {
+  double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     const double elements =
         static_cast<double>(model_dim_) +
         (sizes_.qk_norm ? 2 * (static_cast<double>(sizes_.num_heads * sizes_.head_dim) + kv_dim())
                         : 0);
     return elements * static_cast<double>(bytes_per_element) +
-           attention_.ActivationBytes(seq_len, bytes_per_element);
+           attention_.ActivationBytes(bytes_per_element);
+  }
+  double GpuActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override {
+    return attention_.GpuActivationBytes(seq_len, bytes_per_element);
   }
 
  private:

@@ -290,8 +290,10 @@ TEST(Gau, PlansTheWeightsThatASquaredReluKeeps) {
     const BuiltMixer built(Form{.normaliser = "squared_relu"}.Config(24, key_dim), 16, at::kFloat,
                            0.3, {.positions = PositionsConfig(positions)});
     const auto bytes = [&](int64_t seq_len) {
-      return built->ActivationBytesPerToken(seq_len, bytes_per_element);
+      return built->GpuActivationBytesPerToken(seq_len, bytes_per_element);
     };
+    EXPECT_EQ(built->ActivationBytesPerToken(2048, bytes_per_element),
+              built->ActivationBytesPerToken(1024, bytes_per_element));
     return (bytes(2048) - bytes(1024)) / 1024;
   };
   EXPECT_EQ(bytes_per_key(128, 2), 0);

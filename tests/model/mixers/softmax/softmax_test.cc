@@ -102,6 +102,24 @@ TEST(SoftmaxTest, DropsProbabilitiesInTrainingAlone) {
   }
 }
 
+// On a GPU, of what its kernels leave to LibTorch: two fp32 of each weight. On the CPU none.
+TEST(SoftmaxTest, PlansTheWeightsThatDropoutKeeps) {
+  const auto bytes_per_key = [](double rate, int64_t bytes_per_element, const char* positions) {
+    const BuiltMixer built(MixerConfig("softmax", {{"num_heads", kHeads}, {"dropout", rate}}), kDim,
+                           at::kFloat, 0.3, {.positions = PositionsConfig(positions)});
+    EXPECT_EQ(built->ActivationBytesPerToken(2048, bytes_per_element),
+              built->ActivationBytesPerToken(1024, bytes_per_element));
+    return (built->GpuActivationBytesPerToken(2048, bytes_per_element) -
+            built->GpuActivationBytesPerToken(1024, bytes_per_element)) /
+           1024;
+  };
+  EXPECT_EQ(bytes_per_key(0.1, 2, "none"), 0);
+  EXPECT_EQ(bytes_per_key(0.1, 4, "none"), 8 * kHeads) << "fp32";
+  EXPECT_EQ(bytes_per_key(0.1, 2, "xpos"), 8 * kHeads) << "decays";
+  EXPECT_EQ(bytes_per_key(0.1, 2, "rerope"), 8 * kHeads) << "far pairs";
+  EXPECT_EQ(bytes_per_key(0, 4, "xpos"), 0);
+}
+
 TEST(SoftmaxTest, WithoutARateNothingIsDropped) {
   const BuiltMixer built(MixerConfig("softmax", {{"num_heads", kHeads}}), kDim);
   const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
