@@ -54,8 +54,8 @@ Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolde
   RequireSameDevice(device, context);
   if (device.is_cuda() && config.train.precision == "fp32" && context.rank() == 0)
     HL_WARN("train",
-            "fp32 on a GPU: matrix units take bf16, and decay attention goes token by token; "
-            "--set train.precision=bf16 uses them");
+            "fp32 on a GPU: the kernels for matrix units take bf16, and most mixers go a much "
+            "slower way; --set train.precision=bf16 uses them");
   train::PrepareDevice(device);
   context.UseDevice(device);
   return device;

@@ -3,6 +3,9 @@
 // key's place / 4), so no mask is kept, and a pair's is the same in whatever tile, slice or rank it
 // is met. Places count from the row's beginning. kernels::Dropout gives probabilities [B H, T, S]
 // the same masks by the sample numbers of SampleOfHead. C++17, no LibTorch.
+//
+//   const uint64_t sample = SampleOfHead(dropout.samples[row], head);
+//   const bool kept = (KeptPairs(dropout, sample, query, key / 4 * 4) >> key % 4 & 1) != 0;
 #pragma once
 
 #include <cstdint>

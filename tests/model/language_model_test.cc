@@ -14,6 +14,7 @@
 
 #include "kernels/dropout/dropout.h"
 #include "kernels/gradient_check.h"
+#include "kernels/softmax_attention/softmax_attention.h"
 #include "model/model_cost.h"
 
 namespace halflife::model {
@@ -254,6 +255,37 @@ TEST(LanguageModelTest, DropoutIsAFunctionOfSeedAndSample) {
                               .samples = kernels::SampleNumbers(samples, at::kCPU)});
   };
   const at::Tensor base = losses(1, {5, 6}, true);
+  EXPECT_TRUE(test::BitEqual(losses(1, {5, 6}, true), base));
+  EXPECT_FALSE(test::BitEqual(losses(2, {5, 6}, true), base));
+  const at::Tensor other_second_row = losses(1, {5, 7}, true);
+  EXPECT_TRUE(test::BitEqual(other_second_row[0], base[0]));
+  EXPECT_FALSE(test::BitEqual(other_second_row[1], base[1]));
+  EXPECT_TRUE(test::BitEqual(losses(1, {}, false), losses(2, {}, false))) << "off in evaluation";
+}
+
+// Of attention's weights: by seed, sample and layer, and in training alone.
+TEST(LanguageModelTest, DropoutOfWeightsIsAFunctionOfSeedSampleAndLayer) {
+  ModelConfig config = Tiny("softmax");
+  config.mixer.Set("dropout", 0.2);
+  LanguageModel model(config);
+  model.BindOwnMemory(1, false);
+  const at::Tensor tokens = Tokens(2, 12, 1), targets = Tokens(2, 12, 2);
+  const auto slice = SequenceSlice::Contiguous(2, 12, 0, at::kCPU);
+  std::vector<kernels::DropoutConfig> drawn;
+  const auto losses = [&](uint64_t seed, std::vector<uint64_t> samples, bool training) {
+    ForwardContext context = {.slice = &slice,
+                              .training = training,
+                              .seed = seed,
+                              .samples = kernels::SampleNumbers(samples, at::kCPU)};
+    context.observe = [&](int64_t, const auto&, const auto& attention) {
+      drawn.push_back(attention.dropout);
+    };
+    return model.TokenLosses(tokens, targets, context);
+  };
+  const at::Tensor base = losses(1, {5, 6}, true);
+  ASSERT_EQ(drawn.size(), 2u);
+  EXPECT_EQ(drawn[0].rate, 0.2);
+  EXPECT_FALSE(drawn[0].key.k0 == drawn[1].key.k0 && drawn[0].key.k1 == drawn[1].key.k1);
   EXPECT_TRUE(test::BitEqual(losses(1, {5, 6}, true), base));
   EXPECT_FALSE(test::BitEqual(losses(2, {5, 6}, true), base));
   const at::Tensor other_second_row = losses(1, {5, 7}, true);

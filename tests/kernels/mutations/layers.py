@@ -3,6 +3,15 @@ token's decoding."""
 
 KERNELS = "src/kernels"
 
+DROPOUT = [
+    ("dropout of weights: no layer draws", "src/model/forward_pass.cc",
+     "return DropoutOf(SiteWithinMixer(layer, site), rate);", "return kernels::DropoutConfig{};",
+     "language_model_test"),
+    ("dropout of weights: all layers draw alike", "src/model/forward_pass.cc",
+     "return DropoutOf(SiteWithinMixer(layer, site), rate);",
+     "return DropoutOf(SiteWithinMixer(0, site), rate);", "language_model_test"),
+]
+
 LOSS = [
     ("head: a tied weight's gradient goes by itself", "src/model/head.cc",
      "own.weight_is_own = !tied_;", "own.weight_is_own = true;", "step_test"),
@@ -116,4 +125,4 @@ DECODING = [
      "", "decoder_test"),
 ]
 
-MUTATIONS = LOSS + DECODING + GATES + BIASES + ROTARY + PRODUCTS
+MUTATIONS = DROPOUT + LOSS + DECODING + GATES + BIASES + ROTARY + PRODUCTS

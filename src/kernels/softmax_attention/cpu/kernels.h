@@ -13,6 +13,7 @@
 #include "core/bfloat16.h"
 #include "kernels/chunks/chunk_entry.h"
 #include "kernels/cpu/math.h"
+#include "kernels/cpu/philox_lanes.h"
 #include "kernels/softmax_attention/args.h"
 
 namespace halflife::kernels::cpu::softmax_attention {

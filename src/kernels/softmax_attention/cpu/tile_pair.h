@@ -12,7 +12,6 @@
 #pragma once
 
 #include "kernels/cpu/chunk_rows.h"
-#include "kernels/cpu/philox_lanes.h"
 #include "kernels/softmax_attention/cpu/kernels.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::softmax_attention {
@@ -187,7 +186,7 @@ class TilePair {
   // The weights, in the scores' place, of the pairs that DrawKept() drew.
   void DropWeights() {
     for (int r = 0; r < num_rows_; ++r)
-      for (int j = 0; j < kTile; j += kLanes<T>) {
+      for (int j = 0; j < kTile && !spans_[r].empty(); j += kLanes<T>) {
         T* const place = scores_.Row(r, j);
         At(place) = Keep(At(place), At(kept_.Row(r, j)));
       }
