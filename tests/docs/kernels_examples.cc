@@ -33,6 +33,7 @@
 #include "kernels/decay_gate/decay_gate.h"
 #include "kernels/decay_growth/decay_growth.h"
 #include "kernels/dropout/dropout.h"
+#include "kernels/dropout_draws.h"
 #include "kernels/emu/counts.h"
 #include "kernels/focus_heads/focus_heads.h"
 #include "kernels/focus_pool/focus_pool.h"
@@ -46,6 +47,7 @@
 #include "kernels/polynomial_attention/args.h"
 #include "kernels/polynomial_attention/features.h"
 #include "kernels/polynomial_attention/polynomial_attention.h"
+#include "kernels/polynomial_attention/with_states.h"
 #include "kernels/real_norm/real_norm.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rotary/rotary.h"
@@ -147,6 +149,15 @@ void InstructionSetExample() {
 #include "examples/kernels/cpu/instruction_set.h"
 }
 }  // namespace cpu
+
+void DropoutDrawsExample(const PairDropout& dropout, int row, int head, int query, int key) {
+#include "examples/kernels/dropout_draws.h"
+}
+
+void PolynomialWithStatesExample(const PolynomialAttentionInputs& inputs,
+                                 const PolynomialAttentionConfig& config) {
+#include "examples/kernels/polynomial_attention/with_states.h"
+}
 
 void MatmulExample(int64_t T, int64_t D, int64_t N, const float* w, const float* x, float* y) {
 #include "examples/kernels/linear/matmul.h"

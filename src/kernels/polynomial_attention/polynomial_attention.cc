@@ -4,6 +4,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "core/concat.h"
@@ -120,14 +122,19 @@ Call MakeCall(const PolynomialAttentionInputs& given, const PolynomialAttentionC
   return call;
 }
 
-// Whether a GPU's own tokens go token against token and earlier ones by features; else a state has
-// them all go token by token.
-bool GoesByFeatures(const PolynomialAttentionInputs& inputs,
-                    const PolynomialAttentionConfig& config) {
-  if (!inputs.q.is_cuda() || !WhyNotWithStates(inputs, config).empty()) return false;
-  Call call = MakeCall(inputs, config);
+// The inputs with all that is checked and made of them, where a GPU's own tokens go token against
+// token and earlier ones by features; else a state has them all go token by token.
+std::optional<PolynomialAttentionInputs> ByFeatures(const PolynomialAttentionInputs& given,
+                                                    const PolynomialAttentionConfig& config) {
+  if (!given.q.is_cuda()) return std::nullopt;
+  Call call = MakeCall(given, config);
+  PolynomialAttentionInputs inputs = given;
+  inputs.chunks = call.inputs.chunks;
+  inputs.initial_state = call.inputs.initial_state;
   call.args.initial_state = nullptr;
-  return call.Plan().quadratic;
+  if (!call.Plan().quadratic || !WhyNotWithStates(inputs, config.normalise).empty())
+    return std::nullopt;
+  return inputs;
 }
 bool HasState(const PolynomialAttentionInputs& inputs, const PolynomialAttentionConfig& config) {
   return config.want_final_state || inputs.initial_state.kv.defined() ||
@@ -135,13 +142,16 @@ bool HasState(const PolynomialAttentionInputs& inputs, const PolynomialAttention
 }
 
 // Which kernels run on a GPU, and why not the fast ones.
-std::string RouteOf(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan) {
+std::string RouteOf(const Call& call, const PolynomialAttentionPlan& plan) {
+  const PolynomialAttentionArgs& args = call.args;
   if (plan.quadratic) return "pairs of tiles on tensor cores";
   const bool has_state = args.initial_state != nullptr || args.final_state != nullptr;
+  const std::string why_not = WhyNotWithStates(call.inputs, args.normalise);
   return Concat("token by token: ",
-                args.q.dtype != DType::kBF16 ? "not bf16"
-                : has_state                  ? "with a state"
-                                             : "long rows",
+                args.q.dtype != DType::kBF16            ? "not bf16"
+                : has_state && !why_not.empty()         ? "with a state, " + why_not
+                : call.form != PolynomialForm::kByShape ? "as was asked"
+                                                        : "long rows",
                 ", ", args.seq_len, " tokens of ", Name(args.q.dtype));
 }
 
@@ -165,7 +175,7 @@ ForwardResult RunForward(Call& call, bool want_final_state, bool differentiated)
   RunOn(
       call.inputs.q, [&] { cpu::Forward(args, plan); },
       [&](auto stream) {
-        SayRoute(kKernel, RouteOf(args, plan));
+        SayRoute(kKernel, RouteOf(call, plan));
         const at::Tensor workspace = call.Bytes(cuda::ForwardWorkspaceBytes(args, plan));
         args.workspace = workspace.data_ptr();
         cuda::Forward(args, plan, stream);
@@ -279,9 +289,9 @@ void CheckStepTensors(const PolynomialAttentionStepInputs& in,
 PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& inputs,
                                               const PolynomialAttentionConfig& config) {
   if (inputs.segment != nullptr) return OverSegments(inputs, config);
-  if (HasState(inputs, config) && GoesByFeatures(inputs, config)) {
-    SayRoute(kKernel, "pairs of tiles on tensor cores, states by products with features");
-    return AttendWithStates(inputs, config);
+  if (const auto in = HasState(inputs, config) ? ByFeatures(inputs, config) : std::nullopt) {
+    SayRoute(kKernel, "states by products with features");
+    return AttendWithStates(*in, config);
   }
   const Tensors given = {inputs.q, inputs.k, inputs.v, inputs.initial_state.kv,
                          inputs.initial_state.norm};
@@ -322,7 +332,7 @@ PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& i
 
 PolynomialState Summarise(const PolynomialAttentionInputs& inputs,
                           const PolynomialAttentionConfig& config) {
-  if (GoesByFeatures(inputs, config)) return SummariseByFeatures(inputs, config);
+  if (const auto in = ByFeatures(inputs, config)) return SummariseByFeatures(*in, config);
   Call call = MakeCall(inputs, config);
   call.form = PolynomialForm::kChunked;
   if (inputs.q.is_cuda()) return RunForward(call, true, false).output.final_state;
@@ -336,8 +346,8 @@ PolynomialState Summarise(const PolynomialAttentionInputs& inputs,
 PolynomialState BackwardSummarise(const PolynomialAttentionInputs& inputs,
                                   const PolynomialAttentionConfig& config,
                                   const PolynomialAttentionOutput& output, const at::Tensor& dout) {
-  if (GoesByFeatures(inputs, config))
-    return BackwardSummariseByFeatures(inputs, config, output, dout);
+  if (const auto in = ByFeatures(inputs, config))
+    return BackwardSummariseByFeatures(*in, config, output, dout);
   Call call = MakeCall(inputs, config);
   call.form = PolynomialForm::kChunked;
   const at::Tensor out = config.normalise ? Rows(output.out) : call.inputs.v;  // else not read

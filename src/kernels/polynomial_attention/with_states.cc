@@ -5,8 +5,12 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/concat.h"
@@ -42,24 +46,31 @@ class Formula {
   // v [B, T, H, V] -> [B, T, H, C].
   at::Tensor Columns(const at::Tensor& v) const { return WithOnes(v, Ones(v)); }
 
-  // [B, H, F', C] -> [B, H, T, C]: what the tokens before a row bring to each of its own.
-  at::Tensor OfEarlier(const at::Tensor& q, const at::Tensor& before) const {
-    return Features(q, query_weights_).matmul(before).masked_fill(Started(), 0);
+  // Of the tokens of x from `begin` on: what those before the row bring to each, [B, H, T', C], by
+  // a state in full.
+  at::Tensor OfEarlier(const at::Tensor& q, int64_t begin, const at::Tensor& before) const {
+    const at::Tensor started = Started(begin, q.size(1));
+    // Both sides: a zero times another document's NaN would tell of it in backward.
+    return Features(q, query_weights_)
+        .masked_fill(started, 0)
+        .matmul(before)
+        .masked_fill(started, 0);
   }
-  // The state in full behind a row's tokens, of these alone.
-  at::Tensor OwnState(const at::Tensor& k, const at::Tensor& v) const {
-    const at::Tensor ended = Ended();
+  // Their share of the state in full behind the row.
+  at::Tensor OwnState(const at::Tensor& k, const at::Tensor& v, int64_t begin) const {
+    const at::Tensor ended = Ended(begin, k.size(1));
     const at::Tensor values = Columns(v).to(compute_).transpose(1, 2);
     return Features(k, {}).masked_fill(ended, 0).transpose(2, 3).matmul(
         values.masked_fill(ended, 0));
   }
   // What is left behind a row of a state in full before it.
   at::Tensor Passed(const at::Tensor& before) const {
-    return before.masked_fill(Started().narrow(2, chunks_->seq_len - 1, 1), 0);
+    return before.masked_fill(Started(chunks_->seq_len - 1, 1), 0);
   }
-  // The gradient of a state in full, from dL/d[N | z] [B, T, H, V and, normalised, 1].
-  at::Tensor GradientBefore(const at::Tensor& q, const at::Tensor& dsums) const {
-    const at::Tensor started = Started();
+  // Their share of the gradient of a state in full, from dL/d[N | z] [B, T', H, V and, normalised,
+  // 1].
+  at::Tensor GradientBefore(const at::Tensor& q, int64_t begin, const at::Tensor& dsums) const {
+    const at::Tensor started = Started(begin, q.size(1));
     return Features(q, query_weights_)
         .masked_fill(started, 0)
         .transpose(2, 3)
@@ -88,20 +99,18 @@ class Formula {
   }
   // `state` with zeros for what it has not.
   PolynomialState Whole(const PolynomialState& state) const {
-    const std::vector<int64_t> sizes = {chunks_->batch, num_heads_of(state), layout_.count};
-    PolynomialState whole = state;
-    const auto zeros = [&](std::vector<int64_t> of) {
-      return at::zeros(of, at::TensorOptions(device_).dtype(compute_));
+    const at::Tensor& some = state.kv.defined() ? state.kv : state.norm;
+    const std::vector<int64_t> sizes = {some.size(0), some.size(1), layout_.count, dim_v_};
+    const auto whole = [&](const at::Tensor& x, at::IntArrayRef of) {
+      return x.defined() ? x.to(compute_)
+                         : at::zeros(of, at::TensorOptions(device_).dtype(compute_));
     };
-    if (!whole.kv.defined()) whole.kv = zeros({sizes[0], sizes[1], sizes[2], dim_v_});
-    if (normalise_ && !whole.norm.defined()) whole.norm = zeros(sizes);
-    return whole;
+    return {
+        .kv = whole(state.kv, sizes),
+        .norm = normalise_ ? whole(state.norm, at::IntArrayRef(sizes).slice(0, 3)) : at::Tensor()};
   }
 
  private:
-  static int64_t num_heads_of(const PolynomialState& state) {
-    return (state.kv.defined() ? state.kv : state.norm).size(1);
-  }
   at::Tensor Ones(const at::Tensor& v) const {
     return at::ones({v.size(0), v.size(1), v.size(2), 1}, v.options().requires_grad(false));
   }
@@ -124,16 +133,17 @@ class Formula {
       parts.push_back(((heads * weights.square).unsqueeze(4) * heads.unsqueeze(3)).flatten(3));
     return at::cat(parts, 3);
   }
-  // [B, 1, T, 1] bool: tokens before which, or with which, a document has started in the row.
-  at::Tensor Started() const {
-    return (chunks_->runs().sequence == chunks_->num_sequences()).unsqueeze(1).unsqueeze(3);
+  // [B, 1, T', 1] bool, of tokens from `begin` on: whether one before them in the row, or they
+  // themselves, start a document.
+  at::Tensor Started(int64_t begin, int64_t count) const {
+    const at::Tensor sequence = chunks_->runs().sequence.narrow(1, begin, count);
+    return (sequence == chunks_->num_sequences()).unsqueeze(1).unsqueeze(3);
   }
-  // The same: tokens before the row's last document.
-  at::Tensor Ended() const {
-    std::vector<double> places;
-    for (int64_t t = 0; t < chunks_->seq_len; ++t) places.push_back(static_cast<double>(t));
-    const at::Tensor last = chunks_->runs().begin.narrow(1, chunks_->seq_len - 1, 1);
-    return (ConstantsOn(device_, places, at::kLong) < last).unsqueeze(1).unsqueeze(3);
+  // The same: whether one behind them does.
+  at::Tensor Ended(int64_t begin, int64_t count) const {
+    const at::Tensor& starts = chunks_->runs().begin;
+    const at::Tensor last = starts.narrow(1, chunks_->seq_len - 1, 1);
+    return (starts.narrow(1, begin, count) < last).unsqueeze(1).unsqueeze(3);
   }
   // Packed features in all their places, or the packed ones of these. Backward sums two places at
   // most, which has one value in either order.
@@ -163,6 +173,43 @@ PolynomialAttentionInputs WithChunks(PolynomialAttentionInputs in) {
   return in;
 }
 
+// function(begin, count) of tokens whose features lie in memory at once: they are some d times as
+// large as q and k, and are made again in backward.
+template <typename Function>
+void ForBlocks(int64_t num_tokens, Function function) {
+  constexpr int64_t kBlock = 2048;
+  for (int64_t begin = 0; begin < num_tokens; begin += kBlock)
+    function(begin, std::min(kBlock, num_tokens - begin));
+}
+
+// [B, H, T, C]: of the tokens before a row.
+at::Tensor SumsOfEarlier(const at::Tensor& q, const PolynomialState& before,
+                         const Formula& formula) {
+  Tensors parts;
+  ForBlocks(q.size(1), [&](int64_t begin, int64_t count) {
+    const auto run = [formula, begin](const Tensors& x) -> Tensors {
+      return {formula.OfEarlier(x[0], begin, formula.Unpack(x[1], x[2]))};
+    };
+    parts.push_back(Recomputed("PolynomialAttentionOfEarlier",
+                               {q.narrow(1, begin, count), before.kv, before.norm}, run)[0]);
+  });
+  return at::cat(parts, 2);
+}
+// In full: of a row's own tokens.
+at::Tensor OwnState(const PolynomialAttentionInputs& in, const Formula& formula) {
+  at::Tensor sum;
+  ForBlocks(in.q.size(1), [&](int64_t begin, int64_t count) {
+    const auto run = [formula, begin](const Tensors& x) -> Tensors {
+      return {formula.OwnState(x[0], x[1], begin)};
+    };
+    const at::Tensor share =
+        Recomputed("PolynomialAttentionState",
+                   {in.k.narrow(1, begin, count), in.v.narrow(1, begin, count)}, run)[0];
+    sum = sum.defined() ? sum + share : share;
+  });
+  return sum;
+}
+
 // [B, H, T, C]: of the own tokens, token against token.
 at::Tensor OwnSums(const PolynomialAttentionInputs& in, const PolynomialAttentionConfig& config,
                    const Formula& formula) {
@@ -179,11 +226,10 @@ at::Tensor OwnSums(const PolynomialAttentionInputs& in, const PolynomialAttentio
 
 }  // namespace
 
-std::string WhyNotWithStates(const PolynomialAttentionInputs& inputs,
-                             const PolynomialAttentionConfig& config) {
+std::string WhyNotWithStates(const PolynomialAttentionInputs& inputs, bool normalise) {
   const int64_t dim = inputs.q.size(3), batch = inputs.q.size(0);
   if (dim * dim > kMaxProducts) return Concat("heads of ", dim, " channels");
-  if (NumColumns(inputs.v.size(3), config.normalise) > kMaxPolynomialValues)
+  if (NumColumns(inputs.v.size(3), normalise) > kMaxPolynomialValues)
     return Concat("values of ", inputs.v.size(3), " channels");
   if (batch == 0 || inputs.q.size(1) == 0) return "no tokens";
   if (inputs.chunks != nullptr && inputs.chunks->num_sequences() != batch)
@@ -191,39 +237,30 @@ std::string WhyNotWithStates(const PolynomialAttentionInputs& inputs,
   return "";
 }
 
-// What is made of features is made again in backward: they are some d times as large as q and k.
 PolynomialAttentionOutput AttendWithStates(const PolynomialAttentionInputs& given,
                                            const PolynomialAttentionConfig& config) {
   const PolynomialAttentionInputs in = WithChunks(given);
   const Formula formula(in, config);
   at::Tensor sums = OwnSums(in, config, formula);
-  Tensors before = {at::Tensor(), at::Tensor()};
-  if (in.initial_state.kv.defined() || in.initial_state.norm.defined()) {
-    const PolynomialState state = formula.Whole(in.initial_state);
-    before = {state.kv, state.norm};
-    sums = sums + Recomputed("PolynomialAttentionOfEarlier", {in.q, state.kv, state.norm},
-                             [formula](const Tensors& x) -> Tensors {
-                               return {formula.OfEarlier(x[0], formula.Unpack(x[1], x[2]))};
-                             })[0];
+  PolynomialState before = in.initial_state;
+  const bool carried = before.kv.defined() || before.norm.defined();
+  if (carried) {
+    before = formula.Whole(before);
+    sums = sums + SumsOfEarlier(in.q, before, formula);
   }
   PolynomialAttentionOutput output;
   at::Tensor out = sums.narrow(3, 0, in.v.size(3));
   if (config.normalise) {
     const at::Tensor divisors = sums.narrow(3, in.v.size(3), 1) + config.norm_eps;
     out = out / divisors;
-    output.norm_denom = divisors.detach().squeeze(3).transpose(1, 2).contiguous();
+    if (divisors.requires_grad())
+      output.norm_denom = divisors.detach().squeeze(3).transpose(1, 2).contiguous();
   }
   output.out = out.transpose(1, 2).to(in.v.scalar_type()).contiguous();
   if (!config.want_final_state) return output;
-  const Tensors after = Recomputed("PolynomialAttentionState", {in.k, in.v, before[0], before[1]},
-                                   [formula](const Tensors& x) -> Tensors {
-                                     at::Tensor state = formula.OwnState(x[0], x[1]);
-                                     if (x[2].defined())
-                                       state = state + formula.Passed(formula.Unpack(x[2], x[3]));
-                                     const PolynomialState packed = formula.Pack(state);
-                                     return {packed.kv, packed.norm};
-                                   });
-  output.final_state = {.kv = after[0], .norm = after[1]};
+  at::Tensor after = OwnState(in, formula);
+  if (carried) after = after + formula.Passed(formula.Unpack(before.kv, before.norm));
+  output.final_state = formula.Pack(after);
   return output;
 }
 
@@ -231,7 +268,7 @@ PolynomialState SummariseByFeatures(const PolynomialAttentionInputs& given,
                                     const PolynomialAttentionConfig& config) {
   const PolynomialAttentionInputs in = WithChunks(given);
   const Formula formula(in, config);
-  return formula.Pack(formula.OwnState(in.k, in.v));
+  return formula.Pack(OwnState(in, formula));
 }
 
 PolynomialState BackwardSummariseByFeatures(const PolynomialAttentionInputs& given,
@@ -241,12 +278,18 @@ PolynomialState BackwardSummariseByFeatures(const PolynomialAttentionInputs& giv
   const PolynomialAttentionInputs in = WithChunks(given);
   const at::ScalarType compute = ComputeType(in.q);
   const Formula formula(in, config);
-  at::Tensor dsums = dout.to(compute);
+  at::Tensor dsums = dout.defined() ? dout.to(compute) : at::zeros_like(in.v, compute);
   if (config.normalise) {
     const at::Tensor dvalues = dsums / output.norm_denom.unsqueeze(3);
     dsums = at::cat({dvalues, -(dvalues * output.out.to(compute)).sum(3, true)}, 3);
   }
-  return formula.PackGradient(formula.GradientBefore(in.q, dsums));
+  at::Tensor sum;
+  ForBlocks(in.q.size(1), [&](int64_t begin, int64_t count) {
+    const at::Tensor share =
+        formula.GradientBefore(in.q.narrow(1, begin, count), begin, dsums.narrow(1, begin, count));
+    sum = sum.defined() ? sum + share : share;
+  });
+  return formula.PackGradient(sum);
 }
 
 }  // namespace halflife::kernels

@@ -4,9 +4,11 @@
 //
 //   [N | z] = own tokens' + sum over f of w_f psi_f(q) [S_f | u_f],   out = N / (z + norm_eps),
 //
-// and leave psi(k)^T [v | 1] of those that the row's last document start is not behind. The own
-// tokens' part has the dtype of v, all else is products of LibTorch's in the compute type. Any
-// device.
+// where no document has started in the row, and leave psi(k)^T [v | 1], summed up since the row's
+// last start, and [S | u] where there is none. The own tokens' part has the dtype of v, all else is
+// products of LibTorch's in the compute type. Any device.
+//
+//   const auto [out, state, divisors] = AttendWithStates(inputs, config);
 #pragma once
 
 #include <string>
@@ -16,8 +18,7 @@
 namespace halflife::kernels {
 
 // Why these do not take a call; empty: they do.
-std::string WhyNotWithStates(const PolynomialAttentionInputs& inputs,
-                             const PolynomialAttentionConfig& config);
+std::string WhyNotWithStates(const PolynomialAttentionInputs& inputs, bool normalise);
 
 // As PolynomialAttention, Summarise and BackwardSummarise; not of segments, and without columns for
 // the gradients.

@@ -1,5 +1,7 @@
 // Polynomial attention on a GPU, in every form that it has there, against the oracle. Skips where
 // there is no GPU.
+#include <c10/core/GradMode.h>
+
 #include "kernels/gpu_test.h"
 #include "kernels/polynomial_attention/problem.h"
 
@@ -40,7 +42,8 @@ TEST_P(PolynomialAttentionGpuTest, WithStates) {
   }
 }
 
-// Of bf16 by pairs and features, the pieces of sequence parallelism too.
+// Of bf16 by pairs and features: the same every time, as the token by token kernel is. Its pieces,
+// which that has in other roundings, are those of the CPU.
 TEST_P(PolynomialAttentionGpuTest, StatesByFeatures) {
   for (const std::vector<int32_t>& starts :
        {std::vector<int32_t>{}, std::vector<int32_t>{5, 64, 364}}) {
@@ -60,6 +63,38 @@ TEST_P(PolynomialAttentionGpuTest, StatesByFeatures) {
     for (const auto& [name, tensor] : RunKernel(p, run))
       EXPECT_TRUE(BitEqual(tensor, got.at(name))) << name;
   }
+}
+
+TEST_P(PolynomialAttentionGpuTest, PiecesByFeatures) {
+  const Problem p = MakeProblem({.batch = 2,
+                                 .seq_len = 300,
+                                 .dim_v = 64,
+                                 .kernel = GetParam(),
+                                 .states = true,
+                                 .document_starts = {5, 64}},
+                                3, at::kBFloat16);
+  PolynomialAttentionConfig config = p.Config();
+  const auto pieces = [&](at::Device device, at::ScalarType dtype) {
+    const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    const auto to = [&](const at::Tensor& x, at::ScalarType as) {
+      return x.defined() ? x.to(device).to(as) : x;
+    };
+    const PolynomialAttentionInputs in = {
+        .q = to(p.q, dtype).requires_grad_(),
+        .k = to(p.k, dtype),
+        .v = to(p.v, dtype),
+        .chunks = ChunksOf(p.shape, 64, device),
+        .initial_state = {.kv = to(p.initial.kv, wide), .norm = to(p.initial.norm, wide)}};
+    const PolynomialAttentionOutput output = PolynomialAttention(in, config);
+    const c10::AutoGradMode no_grad(false);
+    const PolynomialState own = Summarise(in, config),
+                          before = BackwardSummarise(in, config, output, to(p.dout, dtype));
+    return Answer{{"own", own.kv.cpu()}, {"before", before.kv.cpu()}};
+  };
+  const Answer want = pieces(at::kCPU, at::kDouble), got = pieces(at::kCUDA, at::kBFloat16);
+  // The sums of features are fp32: no rounding of bf16 is in a state.
+  EXPECT_LE(RelativeError(got.at("own"), want.at("own")), 1e-5);
+  ExpectClose(got, want, 2e-2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, PolynomialAttentionGpuTest, testing::ValuesIn(kKernels),

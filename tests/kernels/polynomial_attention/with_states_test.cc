@@ -43,6 +43,20 @@ TEST_P(PolynomialWithStatesTest, AgreesWithTheOracle) {
   }
 }
 
+// Rows of more than one block of features.
+TEST_P(PolynomialWithStatesTest, LongRowsAgreeWithTheChunkedKernel) {
+  const Problem p = MakeProblem({.seq_len = 4100,
+                                 .heads = 1,
+                                 .dim = 3,
+                                 .dim_v = 2,
+                                 .kernel = GetParam(),
+                                 .states = true,
+                                 .document_starts = {2500}},
+                                9);
+  const RunConfig by_features = {.dtype = at::kDouble, .attend = AttendWithStates};
+  ExpectClose(RunKernel(p, by_features), RunKernel(p, {.dtype = at::kDouble}), 1e-10);
+}
+
 // Of bf16 the own tokens' sums are rounded, which leaves a state as it is.
 TEST_P(PolynomialWithStatesTest, AgreesWithTheOracleInBf16) {
   const Problem p =
@@ -115,11 +129,37 @@ TEST(PolynomialWithStates, DocumentsDoNotHearEachOther) {
   EXPECT_TRUE(BitEqual(after.final_state.norm, before.final_state.norm));
 }
 
+// Nor do gradients: neither a query of the state, nor the state of a query.
+TEST(PolynomialWithStates, GradientsStayInTheirDocument) {
+  const Problem p = MakeProblem(
+      {.seq_len = 90, .dim = 4, .kernel = kRebased, .states = true, .document_starts = {70}}, 7);
+  const RunConfig run = {.dtype = at::kDouble, .attend = AttendWithStates};
+  const Answer before = RunKernel(p, run);
+  Problem state = p, query = p;
+  state.initial.kv = p.initial.kv / 0.0, state.initial.norm = p.initial.norm / 0.0;
+  EXPECT_TRUE(BitEqual(RunKernel(state, run).at("dq").narrow(1, 70, 20),
+                       before.at("dq").narrow(1, 70, 20)));
+  query.q = p.q.clone();
+  query.q.select(1, 80).div_(0.0);
+  const Answer heard = RunKernel(query, run);
+  EXPECT_TRUE(BitEqual(heard.at("dinitial_state"), before.at("dinitial_state")));
+  EXPECT_TRUE(BitEqual(heard.at("dinitial_norm"), before.at("dinitial_norm")));
+}
+
+// What divided is for who differentiates.
+TEST(PolynomialWithStates, DivisorsAreOfADifferentiatedCall) {
+  const Problem p = MakeProblem({.kernel = kBased}, 7);
+  PolynomialAttentionInputs in = {.q = p.q, .k = p.k, .v = p.v};
+  EXPECT_FALSE(AttendWithStates(in, p.Config()).norm_denom.defined());
+  in.k = p.k.clone().requires_grad_();
+  EXPECT_TRUE(AttendWithStates(in, p.Config()).norm_denom.defined());
+}
+
 TEST(PolynomialWithStates, SaysWhyNot) {
   const auto why_not = [](const ProblemShape& shape) {
     const Problem p = MakeProblem(shape, 8);
     return WhyNotWithStates({.q = p.q, .k = p.k, .v = p.v, .chunks = ChunksOf(shape, 32)},
-                            p.Config());
+                            p.shape.kernel.normalise);
   };
   EXPECT_EQ(why_not({}), "");
   EXPECT_EQ(why_not({.seq_len = 3, .dim = 40}), "heads of 40 channels");
