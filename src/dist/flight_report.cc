@@ -90,7 +90,7 @@ const FlightOperation* Find(const FlightRecord& record, const std::string& group
 struct Divergence {
   int64_t at_us = 0;
   int rank = 0;              // who has not issued it, or has issued another operation
-  std::vector<int> waiting;  // ranks whose own is under way
+  std::vector<int> waiting;  // ranks whose own is not done: one that failed waited for its deadline
   std::string text;
   bool waits = false;  // the rank is among those that wait for another
 };
@@ -129,7 +129,7 @@ void AddDivergence(const std::string& group, const Latest& latest,
       continue;
     }
     if (first == nullptr) first = own;
-    if (own->state == OpState::kIssued) waiting.push_back(record.rank);
+    if (own->state != OpState::kDone) waiting.push_back(record.rank);
     (Describe(*own) == Describe(*first) ? issued : otherwise).push_back(&record);
   }
   if (first == nullptr) return;

@@ -275,6 +275,15 @@ TEST(FlightReport, PutsWhoWaitsBehindWhomItWaitsFor) {
                           HasSubstr("rank 1 has not issued world #12")));
 }
 
+// A wait that has reached its deadline was one for the rank that is late.
+TEST(FlightReport, NamesWhomAFailedOperationWaitedFor) {
+  FlightOperation failed = Issued(12, 30);
+  failed.state = OpState::kFailed;
+  EXPECT_THAT(Texts({Rank(0, {Issued(11, 40), failed}), Rank(1, {Issued(11, 40)}),
+                     Rank(2, {Issued(11, 40), failed})}),
+              ElementsAre(HasSubstr("rank 1 has not issued world #12")));
+}
+
 // What rank 0 has sent is done, and rank 1 has not come to receive it.
 TEST(FlightReport, SaysNothingOfWhoIsBehindASender) {
   FlightOperation sent = Issued(4, 20, "state", "rows");
