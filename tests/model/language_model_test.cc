@@ -240,6 +240,17 @@ TEST(LanguageModelTest, TiedEqualsUntiedWithEqualTables) {
                     1e-6));
 }
 
+// losses(seed, samples, training) of two rows; `base`: of (1, {5, 6}, true).
+template <typename Losses>
+void ExpectDrawsBySeedAndSample(const Losses& losses, const at::Tensor& base) {
+  EXPECT_TRUE(test::BitEqual(losses(1, {5, 6}, true), base));
+  EXPECT_FALSE(test::BitEqual(losses(2, {5, 6}, true), base));
+  const at::Tensor other_second_row = losses(1, {5, 7}, true);
+  EXPECT_TRUE(test::BitEqual(other_second_row[0], base[0]));
+  EXPECT_FALSE(test::BitEqual(other_second_row[1], base[1]));
+  EXPECT_TRUE(test::BitEqual(losses(1, {}, false), losses(2, {}, false))) << "off in evaluation";
+}
+
 TEST(LanguageModelTest, DropoutIsAFunctionOfSeedAndSample) {
   ModelConfig config = Tiny();
   config.dropout = 0.2;
@@ -255,12 +266,7 @@ TEST(LanguageModelTest, DropoutIsAFunctionOfSeedAndSample) {
                               .samples = kernels::SampleNumbers(samples, at::kCPU)});
   };
   const at::Tensor base = losses(1, {5, 6}, true);
-  EXPECT_TRUE(test::BitEqual(losses(1, {5, 6}, true), base));
-  EXPECT_FALSE(test::BitEqual(losses(2, {5, 6}, true), base));
-  const at::Tensor other_second_row = losses(1, {5, 7}, true);
-  EXPECT_TRUE(test::BitEqual(other_second_row[0], base[0]));
-  EXPECT_FALSE(test::BitEqual(other_second_row[1], base[1]));
-  EXPECT_TRUE(test::BitEqual(losses(1, {}, false), losses(2, {}, false))) << "off in evaluation";
+  ExpectDrawsBySeedAndSample(losses, base);
 }
 
 // Of attention's weights: by seed, sample and layer, and in training alone.
@@ -286,12 +292,7 @@ TEST(LanguageModelTest, DropoutOfWeightsIsAFunctionOfSeedSampleAndLayer) {
   ASSERT_EQ(drawn.size(), 2u);
   EXPECT_EQ(drawn[0].rate, 0.2);
   EXPECT_FALSE(drawn[0].key.k0 == drawn[1].key.k0 && drawn[0].key.k1 == drawn[1].key.k1);
-  EXPECT_TRUE(test::BitEqual(losses(1, {5, 6}, true), base));
-  EXPECT_FALSE(test::BitEqual(losses(2, {5, 6}, true), base));
-  const at::Tensor other_second_row = losses(1, {5, 7}, true);
-  EXPECT_TRUE(test::BitEqual(other_second_row[0], base[0]));
-  EXPECT_FALSE(test::BitEqual(other_second_row[1], base[1]));
-  EXPECT_TRUE(test::BitEqual(losses(1, {}, false), losses(2, {}, false))) << "off in evaluation";
+  ExpectDrawsBySeedAndSample(losses, base);
 }
 
 // bf16 compute: matrices bf16, norms and the loss fp32.

@@ -100,13 +100,18 @@ at::Tensor SampleNumbers(std::span<const uint64_t> samples, at::Device device) {
   return UploadValues(std::vector<int64_t>(samples.begin(), samples.end()), device);
 }
 
-at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config) {
-  CheckDTypes("Dropout", {x});
-  if (config.rate == 0) return x;
+void CheckSamples(const at::Tensor& x, const DropoutConfig& config) {
+  if (config.rate == 0) return;
   HL_CHECK(config.samples.defined() && FitsBeside(x, config.samples, {x.size(0)}) &&
                config.samples.scalar_type() == at::kLong && config.samples.is_contiguous(),
            "dropout over ", x.size(0), " rows needs as many sample numbers, got ",
            Describe(config.samples), "; int64 on x's device would work");
+}
+
+at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config) {
+  CheckDTypes("Dropout", {x});
+  if (config.rate == 0) return x;
+  CheckSamples(x, config);
   const Mask mask = {.key = config.key,
                      .samples = config.samples,
                      .first_position = config.first_position,

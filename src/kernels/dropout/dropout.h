@@ -27,6 +27,9 @@ struct DropoutConfig {
 // Global sample numbers of rows as dropout reads them: once a batch, whatever drops.
 at::Tensor SampleNumbers(std::span<const uint64_t> samples, at::Device device);
 
+// Error where the sample numbers of a rate above 0 are not those of x's rows.
+void CheckSamples(const at::Tensor& x, const DropoutConfig& config);
+
 // x [B, T, D]. Rate 0 returns x itself.
 at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config);
 

@@ -77,8 +77,18 @@ class Formula {
         .matmul(dsums.transpose(1, 2).masked_fill(started, 0));
   }
 
-  at::Tensor Unpack(const at::Tensor& kv, const at::Tensor& norm) const {
-    return Places(normalise_ ? WithOnes(kv, norm.unsqueeze(3)) : kv, /*unpack=*/true);
+  // In full, with zeros for what a state has not.
+  at::Tensor Unpack(const PolynomialState& state) const {
+    const at::Tensor& some = state.kv.defined() ? state.kv : state.norm;
+    const std::vector<int64_t> sizes = {some.size(0), some.size(1), layout_.count, dim_v_};
+    const auto whole = [&](const at::Tensor& x, at::IntArrayRef of) {
+      return x.defined() ? x.to(compute_)
+                         : at::zeros(of, at::TensorOptions(device_).dtype(compute_));
+    };
+    const at::Tensor kv = whole(state.kv, sizes);
+    if (!normalise_) return Places(kv, /*unpack=*/true);
+    const at::Tensor norm = whole(state.norm, at::IntArrayRef(sizes).slice(0, 3));
+    return Places(WithOnes(kv, norm.unsqueeze(3)), /*unpack=*/true);
   }
   PolynomialState Pack(const at::Tensor& full) const {
     const at::Tensor packed = Places(full, /*unpack=*/false);
@@ -96,18 +106,6 @@ class Formula {
     gradient.kv = gradient.kv * factors.unsqueeze(1);
     if (normalise_) gradient.norm = gradient.norm * factors;
     return gradient;
-  }
-  // `state` with zeros for what it has not.
-  PolynomialState Whole(const PolynomialState& state) const {
-    const at::Tensor& some = state.kv.defined() ? state.kv : state.norm;
-    const std::vector<int64_t> sizes = {some.size(0), some.size(1), layout_.count, dim_v_};
-    const auto whole = [&](const at::Tensor& x, at::IntArrayRef of) {
-      return x.defined() ? x.to(compute_)
-                         : at::zeros(of, at::TensorOptions(device_).dtype(compute_));
-    };
-    return {
-        .kv = whole(state.kv, sizes),
-        .norm = normalise_ ? whole(state.norm, at::IntArrayRef(sizes).slice(0, 3)) : at::Tensor()};
   }
 
  private:
@@ -167,12 +165,6 @@ class Formula {
   int64_t dim_v_;
 };
 
-PolynomialAttentionInputs WithChunks(PolynomialAttentionInputs in) {
-  if (in.chunks == nullptr)
-    in.chunks = MakeSequenceChunks({.batch = in.q.size(0), .seq_len = in.q.size(1)}, in.q.device());
-  return in;
-}
-
 // function(begin, count) of tokens whose features lie in memory at once: they are some d times as
 // large as q and k, and are made again in backward.
 template <typename Function>
@@ -182,32 +174,38 @@ void ForBlocks(int64_t num_tokens, Function function) {
     function(begin, std::min(kBlock, num_tokens - begin));
 }
 
-// [B, H, T, C]: of the tokens before a row.
-at::Tensor SumsOfEarlier(const at::Tensor& q, const PolynomialState& before,
-                         const Formula& formula) {
+// The sum of share(begin, count) over the blocks, in their order.
+template <typename Share>
+at::Tensor SumOverBlocks(int64_t num_tokens, Share share) {
+  at::Tensor sum;
+  ForBlocks(num_tokens, [&](int64_t begin, int64_t count) {
+    const at::Tensor x = share(begin, count);
+    sum = sum.defined() ? sum + x : x;
+  });
+  return sum;
+}
+
+// [B, H, T, C]: of the tokens before a row, by a state in full.
+at::Tensor SumsOfEarlier(const at::Tensor& q, const at::Tensor& before, const Formula& formula) {
   Tensors parts;
   ForBlocks(q.size(1), [&](int64_t begin, int64_t count) {
     const auto run = [formula, begin](const Tensors& x) -> Tensors {
-      return {formula.OfEarlier(x[0], begin, formula.Unpack(x[1], x[2]))};
+      return {formula.OfEarlier(x[0], begin, x[1])};
     };
-    parts.push_back(Recomputed("PolynomialAttentionOfEarlier",
-                               {q.narrow(1, begin, count), before.kv, before.norm}, run)[0]);
+    parts.push_back(
+        Recomputed("PolynomialAttentionOfEarlier", {q.narrow(1, begin, count), before}, run)[0]);
   });
   return at::cat(parts, 2);
 }
 // In full: of a row's own tokens.
 at::Tensor OwnState(const PolynomialAttentionInputs& in, const Formula& formula) {
-  at::Tensor sum;
-  ForBlocks(in.q.size(1), [&](int64_t begin, int64_t count) {
+  return SumOverBlocks(in.q.size(1), [&](int64_t begin, int64_t count) {
     const auto run = [formula, begin](const Tensors& x) -> Tensors {
       return {formula.OwnState(x[0], x[1], begin)};
     };
-    const at::Tensor share =
-        Recomputed("PolynomialAttentionState",
-                   {in.k.narrow(1, begin, count), in.v.narrow(1, begin, count)}, run)[0];
-    sum = sum.defined() ? sum + share : share;
+    return Recomputed("PolynomialAttentionState",
+                      {in.k.narrow(1, begin, count), in.v.narrow(1, begin, count)}, run)[0];
   });
-  return sum;
 }
 
 // [B, H, T, C]: of the own tokens, token against token.
@@ -232,20 +230,17 @@ std::string WhyNotWithStates(const PolynomialAttentionInputs& inputs, bool norma
   if (NumColumns(inputs.v.size(3), normalise) > kMaxPolynomialValues)
     return Concat("values of ", inputs.v.size(3), " channels");
   if (batch == 0 || inputs.q.size(1) == 0) return "no tokens";
-  if (inputs.chunks != nullptr && inputs.chunks->num_sequences() != batch)
-    return "sequences that are no rows";
+  if (inputs.chunks->num_sequences() != batch) return "sequences that are no rows";
   return "";
 }
 
-PolynomialAttentionOutput AttendWithStates(const PolynomialAttentionInputs& given,
+PolynomialAttentionOutput AttendWithStates(const PolynomialAttentionInputs& in,
                                            const PolynomialAttentionConfig& config) {
-  const PolynomialAttentionInputs in = WithChunks(given);
   const Formula formula(in, config);
   at::Tensor sums = OwnSums(in, config, formula);
-  PolynomialState before = in.initial_state;
-  const bool carried = before.kv.defined() || before.norm.defined();
-  if (carried) {
-    before = formula.Whole(before);
+  at::Tensor before;
+  if (in.initial_state.kv.defined() || in.initial_state.norm.defined()) {
+    before = formula.Unpack(in.initial_state);
     sums = sums + SumsOfEarlier(in.q, before, formula);
   }
   PolynomialAttentionOutput output;
@@ -259,23 +254,21 @@ PolynomialAttentionOutput AttendWithStates(const PolynomialAttentionInputs& give
   output.out = out.transpose(1, 2).to(in.v.scalar_type()).contiguous();
   if (!config.want_final_state) return output;
   at::Tensor after = OwnState(in, formula);
-  if (carried) after = after + formula.Passed(formula.Unpack(before.kv, before.norm));
+  if (before.defined()) after = after + formula.Passed(before);
   output.final_state = formula.Pack(after);
   return output;
 }
 
-PolynomialState SummariseByFeatures(const PolynomialAttentionInputs& given,
+PolynomialState SummariseByFeatures(const PolynomialAttentionInputs& in,
                                     const PolynomialAttentionConfig& config) {
-  const PolynomialAttentionInputs in = WithChunks(given);
   const Formula formula(in, config);
   return formula.Pack(OwnState(in, formula));
 }
 
-PolynomialState BackwardSummariseByFeatures(const PolynomialAttentionInputs& given,
+PolynomialState BackwardSummariseByFeatures(const PolynomialAttentionInputs& in,
                                             const PolynomialAttentionConfig& config,
                                             const PolynomialAttentionOutput& output,
                                             const at::Tensor& dout) {
-  const PolynomialAttentionInputs in = WithChunks(given);
   const at::ScalarType compute = ComputeType(in.q);
   const Formula formula(in, config);
   at::Tensor dsums = dout.defined() ? dout.to(compute) : at::zeros_like(in.v, compute);
@@ -283,13 +276,10 @@ PolynomialState BackwardSummariseByFeatures(const PolynomialAttentionInputs& giv
     const at::Tensor dvalues = dsums / output.norm_denom.unsqueeze(3);
     dsums = at::cat({dvalues, -(dvalues * output.out.to(compute)).sum(3, true)}, 3);
   }
-  at::Tensor sum;
-  ForBlocks(in.q.size(1), [&](int64_t begin, int64_t count) {
-    const at::Tensor share =
-        formula.GradientBefore(in.q.narrow(1, begin, count), begin, dsums.narrow(1, begin, count));
-    sum = sum.defined() ? sum + share : share;
-  });
-  return formula.PackGradient(sum);
+  return formula.PackGradient(SumOverBlocks(in.q.size(1), [&](int64_t begin, int64_t count) {
+    return formula.GradientBefore(in.q.narrow(1, begin, count), begin,
+                                  dsums.narrow(1, begin, count));
+  }));
 }
 
 }  // namespace halflife::kernels

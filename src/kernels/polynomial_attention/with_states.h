@@ -17,7 +17,7 @@
 
 namespace halflife::kernels {
 
-// Why these do not take a call; empty: they do.
+// Inputs of all these have chunks. Why they do not take a call; empty: they do.
 std::string WhyNotWithStates(const PolynomialAttentionInputs& inputs, bool normalise);
 
 // As PolynomialAttention, Summarise and BackwardSummarise; not of segments, and without columns for

@@ -74,12 +74,7 @@ void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig&
            " keys; as many keys, without blocks, far_q and decays, would work");
   const DropoutConfig& dropout = config.dropout;
   const int64_t num_past = k.size(1) - q.size(1);
-  HL_CHECK(dropout.rate == 0 ||
-               (FitsBeside(q, dropout.samples, {q.size(0)}) &&
-                dropout.samples.scalar_type() == at::kLong && dropout.samples.is_contiguous()),
-           "softmax attention: dropout over ", q.size(0),
-           " rows needs as many sample numbers, got ", Describe(dropout.samples),
-           "; int64 on q's device would work");
+  CheckSamples(q, dropout);
   HL_CHECK(dropout.rate == 0 || dropout.first_position == num_past,
            "softmax attention: dropout from position ", dropout.first_position, " on, behind ",
            num_past, " keys; a row's keys from its beginning on would work");

@@ -103,7 +103,8 @@ INSTANTIATE_TEST_SUITE_P(Kernels, PolynomialWithStatesTest, testing::ValuesIn(kK
 // Half a state is one whose other half is zero.
 TEST(PolynomialWithStates, AStateOfValuesAlone) {
   Problem p = MakeProblem({.dim = 4, .kernel = kBased, .states = true}, 6);
-  PolynomialAttentionInputs in = {.q = p.q, .k = p.k, .v = p.v, .initial_state = p.initial};
+  PolynomialAttentionInputs in = {
+      .q = p.q, .k = p.k, .v = p.v, .chunks = ChunksOf(p.shape, 32), .initial_state = p.initial};
   in.initial_state.norm = at::zeros(p.initial.norm.sizes(), at::kDouble);
   const at::Tensor want = AttendWithStates(in, p.Config()).out;
   in.initial_state.norm = at::Tensor();
@@ -149,7 +150,7 @@ TEST(PolynomialWithStates, GradientsStayInTheirDocument) {
 // What divided is for who differentiates.
 TEST(PolynomialWithStates, DivisorsAreOfADifferentiatedCall) {
   const Problem p = MakeProblem({.kernel = kBased}, 7);
-  PolynomialAttentionInputs in = {.q = p.q, .k = p.k, .v = p.v};
+  PolynomialAttentionInputs in = {.q = p.q, .k = p.k, .v = p.v, .chunks = ChunksOf(p.shape, 32)};
   EXPECT_FALSE(AttendWithStates(in, p.Config()).norm_denom.defined());
   in.k = p.k.clone().requires_grad_();
   EXPECT_TRUE(AttendWithStates(in, p.Config()).norm_denom.defined());
