@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "data/block_cache.h"
 #include "data/manifest.h"
 #include "data/shard_reader.h"
 
@@ -19,6 +20,9 @@ namespace fs = std::filesystem;
 // Far below the usual limit of 1024 descriptors a process; a shard that is met again opens in under
 // a millisecond.
 constexpr size_t kMostOpenShards = 128;
+// Of each column that a dataset has: eight million tokens, which a corpus exceeds and small tasks
+// do not.
+constexpr size_t kMostCachedBytes = size_t{32} << 20;
 
 struct SplitShards {
   std::vector<ShardReader> readers;
@@ -103,9 +107,9 @@ class Dataset::Impl {
   }
 
   // Fills `out` with the entries from `begin` on of a column that is read by blocks of
-  // kBlockTokens, read(ShardReader&, block), from as many shards as it takes.
-  template <typename Read>
-  void ReadColumn(Split split, int64_t begin, std::span<int32_t> out, const Read& read) {
+  // kBlockTokens, from as many shards as it takes.
+  void ReadColumn(Split split, int64_t begin, std::span<int32_t> out, BlockCache<int32_t>& column,
+                  std::vector<int32_t> (ShardReader::*read)(int64_t block)) {
     const SplitInfo& about = this->split(split);
     const int64_t end = begin + static_cast<int64_t>(out.size());
     HL_CHECK(begin >= 0 && end <= about.num_tokens, "tokens [", begin, ", ", end, ") of a ",
@@ -115,14 +119,23 @@ class Dataset::Impl {
       const auto above = std::upper_bound(source.begins.begin(), source.begins.end(), at);
       const auto index = static_cast<size_t>(above - source.begins.begin() - 1);
       ShardReader& shard = source.readers[index];
-      Touch(shard);
       const int64_t local = at - source.begins[index];
-      const std::vector<int32_t> block = read(shard, local / kBlockTokens);
+      const auto block = CachedBlock(column, shard, local / kBlockTokens, read);
       const int64_t offset = local % kBlockTokens;
-      const int64_t count = std::min(static_cast<int64_t>(block.size()) - offset, end - at);
-      std::copy_n(block.begin() + offset, count, out.begin() + (at - begin));
+      const int64_t count = std::min(std::ssize(*block) - offset, end - at);
+      std::copy_n(block->begin() + offset, count, out.begin() + (at - begin));
       at += count;
     }
+  }
+
+  template <typename T>
+  typename BlockCache<T>::Block CachedBlock(BlockCache<T>& column, ShardReader& shard,
+                                            int64_t number,
+                                            std::vector<T> (ShardReader::*read)(int64_t block)) {
+    return column.Get({&shard, number}, [&] {
+      Touch(shard);
+      return (shard.*read)(number);
+    });
   }
 
   // Marks a shard as just used, and closes the one that has rested longest where too many are open.
@@ -159,6 +172,8 @@ class Dataset::Impl {
   const Manifest manifest;
   DatasetInfo info;
   SplitShards train, validation, test;
+  BlockCache<int32_t> tokens{kMostCachedBytes}, labels{kMostCachedBytes};
+  BlockCache<int64_t> starts{kMostCachedBytes};
   std::list<ShardReader*> recent;  // open shards, the last used first; guarded by Hdf5Lock
 };
 
@@ -191,14 +206,12 @@ std::vector<ShardInfo> Dataset::Shards(Split split) const {
 }
 
 void Dataset::Read(Split split, int64_t begin, std::span<int32_t> ids) const {
-  impl_->ReadColumn(split, begin, ids,
-                    [](ShardReader& shard, int64_t block) { return shard.ReadTokens(block); });
+  impl_->ReadColumn(split, begin, ids, impl_->tokens, &ShardReader::ReadTokens);
 }
 
 void Dataset::ReadLabels(Split split, int64_t begin, std::span<int32_t> labels) const {
   HL_CHECK(info().has_rows(), folder().string(), " holds text, whose labels are its next tokens");
-  impl_->ReadColumn(split, begin, labels,
-                    [](ShardReader& shard, int64_t block) { return shard.ReadLabels(block); });
+  impl_->ReadColumn(split, begin, labels, impl_->labels, &ShardReader::ReadLabels);
 }
 
 std::vector<int64_t> Dataset::DocumentStarts(Split split, int64_t begin, int64_t end) const {
@@ -211,12 +224,13 @@ std::vector<int64_t> Dataset::DocumentStarts(Split split, int64_t begin, int64_t
     const std::vector<int64_t>& firsts = shard.record().first_starts;
     // The first block that can hold `begin` is the one before the first that starts above it.
     const auto above = std::upper_bound(firsts.begin(), firsts.end(), begin - base);
-    size_t block = static_cast<size_t>(std::max<int64_t>(above - firsts.begin() - 1, 0));
-    for (; block < firsts.size() && base + firsts[block] < end; ++block) {
-      impl_->Touch(shard);
-      for (const int64_t start : shard.ReadStarts(static_cast<int64_t>(block))) {
-        if (base + start >= begin && base + start < end) starts.push_back(base + start);
-      }
+    for (int64_t number = std::max<int64_t>(above - firsts.begin() - 1, 0);
+         number < std::ssize(firsts) && base + firsts[static_cast<size_t>(number)] < end;
+         ++number) {
+      const auto block = impl_->CachedBlock(impl_->starts, shard, number, &ShardReader::ReadStarts);
+      const auto first = std::ranges::lower_bound(*block, begin - base);
+      for (auto start = first; start != block->end() && base + *start < end; ++start)
+        starts.push_back(base + *start);
     }
   }
   return starts;

@@ -98,7 +98,8 @@ class Dataset {
   std::vector<ShardInfo> Shards(Split split) const;
 
   // Tokens [begin, begin + ids.size()) of the split's concatenated documents. Verifies the checksum
-  // of every block it touches, and that every id is below the vocabulary. Thread-safe.
+  // of every block it reads, and that every id is below the vocabulary; up to 32 MiB of blocks a
+  // column stay in memory, and are not read again. Thread-safe.
   void Read(Split split, int64_t begin, std::span<int32_t> ids) const;
   // The labels of the same tokens, verified likewise; kNoTarget where nothing is asked. Of labelled
   // rows alone.

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <span>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -25,6 +26,16 @@ void CheckSize(const fs::path& path, uint64_t expected) {
   HL_CHECK_AS(ExitCode::kData, size == expected, "the token shard ", path.string(), " holds ", size,
               " bytes, the manifest says ", expected, ": it was ",
               size < expected ? "truncated" : "overwritten", "; ", kDamageRemedy);
+}
+
+// Unsigned integers of kBytes, little endian, as they are stored.
+template <int kBytes>
+void Decode(const uint8_t* raw, std::span<uint32_t> ids) {
+  for (uint32_t& id : ids) {
+    id = 0;
+    for (int byte = kBytes - 1; byte >= 0; --byte) id = id << 8 | raw[byte];
+    raw += kBytes;
+  }
 }
 
 int64_t BlockLength(int64_t total, int64_t block_size, int64_t block) {
@@ -73,10 +84,13 @@ void ShardReader::Open() {
   if (!record_.label_hashes.empty())
     labels_ = CheckHdf5(H5Dopen2(file.get(), kLabelsName, uncached.get()), &H5Dclose, describe);
   starts_ = CheckHdf5(H5Dopen2(file.get(), kStartsName, uncached.get()), &H5Dclose, describe);
+  unchecked_ = CheckHdf5(H5Pcreate(H5P_DATASET_XFER), &H5Pclose, describe);
+  CheckHdf5(H5Pset_edc_check(unchecked_.get(), H5Z_DISABLE_EDC), describe);
   file_ = std::move(file);
 }
 
 void ShardReader::Close() {
+  unchecked_ = {};
   starts_ = {};
   labels_ = {};
   tokens_ = {};
@@ -94,7 +108,8 @@ void ShardReader::ReadRaw(const Hdf5Handle& dataset, int64_t type, int64_t begin
   CheckHdf5(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &start, nullptr, &length, nullptr),
             describe);
   const Hdf5Handle memory = CheckHdf5(H5Screate_simple(1, &length, nullptr), &H5Sclose, describe);
-  CheckHdf5(H5Dread(dataset.get(), type, memory.get(), space.get(), H5P_DEFAULT, out), describe);
+  CheckHdf5(H5Dread(dataset.get(), type, memory.get(), space.get(), unchecked_.get(), out),
+            describe);
 }
 
 std::vector<int32_t> ShardReader::ReadTokens(int64_t block) {
@@ -110,18 +125,14 @@ std::vector<int32_t> ShardReader::ReadTokens(int64_t block) {
               HashBytes(raw.data(), raw.size()) == record_.token_hashes[static_cast<size_t>(block)],
               "tokens ", begin, " to ", begin + count, " of the token shard ", path_.string(),
               " do not have the hash of the manifest: they are damaged; ", kDamageRemedy);
-  std::vector<int32_t> ids(static_cast<size_t>(count));
-  for (size_t i = 0; i < ids.size(); ++i) {
-    uint32_t id = 0;
-    for (int byte = token_bytes_ - 1; byte >= 0; --byte) {
-      id = id << 8 | raw[i * static_cast<size_t>(token_bytes_) + static_cast<size_t>(byte)];
-    }
-    HL_CHECK_AS(ExitCode::kData, id < static_cast<uint32_t>(vocab_size_), "token ",
-                begin + static_cast<int64_t>(i), " of the token shard ", path_.string(), " is ", id,
-                ", but the vocabulary has ", vocab_size_, " ids; run `halflife prepare` again");
-    ids[i] = static_cast<int32_t>(id);
-  }
-  return ids;
+  std::vector<uint32_t> ids(static_cast<size_t>(count));
+  token_bytes_ == 2 ? Decode<2>(raw.data(), ids) : Decode<4>(raw.data(), ids);
+  const auto wrong = std::ranges::find_if(
+      ids, [vocab = static_cast<uint32_t>(vocab_size_)](uint32_t id) { return id >= vocab; });
+  HL_CHECK_AS(ExitCode::kData, wrong == ids.end(), "token ", begin + (wrong - ids.begin()),
+              " of the token shard ", path_.string(), " is ", *wrong, ", but the vocabulary has ",
+              vocab_size_, " ids; run `halflife prepare` again");
+  return {ids.begin(), ids.end()};
 }
 
 std::vector<int32_t> ShardReader::ReadLabels(int64_t block) {
@@ -139,12 +150,12 @@ std::vector<int32_t> ShardReader::ReadLabels(int64_t block) {
               "labels ", begin, " to ", begin + static_cast<int64_t>(labels.size()),
               " of the token shard ", path_.string(),
               " do not have the hash of the manifest: they are damaged; ", kDamageRemedy);
-  for (size_t i = 0; i < labels.size(); ++i) {
-    HL_CHECK_AS(
-        ExitCode::kData, labels[i] == kNoTarget || (labels[i] >= 0 && labels[i] < num_labels_),
-        "label ", begin + static_cast<int64_t>(i), " of the token shard ", path_.string(), " is ",
-        labels[i], ", but there are ", num_labels_, " labels; run `halflife prepare` again");
-  }
+  const auto wrong = std::ranges::find_if(labels, [this](int32_t label) {
+    return label != kNoTarget && (label < 0 || label >= num_labels_);
+  });
+  HL_CHECK_AS(ExitCode::kData, wrong == labels.end(), "label ", begin + (wrong - labels.begin()),
+              " of the token shard ", path_.string(), " is ", *wrong, ", but there are ",
+              num_labels_, " labels; run `halflife prepare` again");
   return labels;
 }
 

@@ -47,6 +47,7 @@ class ShardReader {
   int vocab_size_;
   int num_labels_;
   Hdf5Handle file_, tokens_, labels_, starts_;  // the datasets close before the file
+  Hdf5Handle unchecked_;  // reads without HDF5's own checksums: the manifest's are stronger
 };
 
 }  // namespace halflife::data

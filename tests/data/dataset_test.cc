@@ -120,6 +120,23 @@ TEST_F(DatasetTest, ThreadsMayShareIt) {
   EXPECT_EQ(wrong, 0);
 }
 
+// What was read and verified stays, whatever becomes of the file; what was not is verified.
+TEST_F(DatasetTest, ABlockIsReadOnce) {
+  const Dataset dataset = Dataset::Open(out());
+  std::vector<int32_t> first(64), again(64);
+  dataset.Read(Split::kTrain, 3, first);
+  std::string damaged = ReadText(shard(0));
+  const uint64_t header_bytes = ReadManifest(out() / kManifestName).train.shards[0].header_bytes;
+  for (size_t at = header_bytes; at < damaged.size(); ++at)
+    damaged[at] = static_cast<char>(~damaged[at]);
+  WriteText(shard(0), damaged);
+  dataset.Read(Split::kTrain, 3, again);
+  EXPECT_EQ(again, first);
+  EXPECT_HL_ERROR(dataset.Read(Split::kTrain, kBlockTokens, again), ExitCode::kData,
+                  "train-00000.h5", "damaged");
+  EXPECT_HL_ERROR(dataset.Verify(), ExitCode::kData, "train-00000.h5", "damaged");
+}
+
 TEST_F(DatasetTest, MissingAndCutShards) {
   const std::string bytes = ReadText(shard(1));
   WriteText(shard(1), bytes.substr(0, bytes.size() - 1));

@@ -300,6 +300,7 @@ TEST_F(TokenSourceTest, ReaderErrorsReachNext) {
   for (size_t at = bytes.size() / 2; at < bytes.size(); ++at) bytes[at] = '\x55';
   test::WriteText(path, bytes);
   for (const int prefetch : {0, 4}) {
+    dataset_ = std::make_unique<Dataset>(Dataset::Open(dir_ / "out"));  // has read nothing yet
     TokenSource source =
         Source({.seq_len = 64, .micro_batch = 8, .global_batch = 8, .prefetch = prefetch});
     const auto read_epoch = [&] {

@@ -1,0 +1,72 @@
+// Verified blocks of a dataset's columns, those used last: a block holds hundreds of short rows, and
+// in a shuffled order the next one comes from any block.
+//
+//   BlockCache<int32_t> tokens(32 << 20);
+//   const auto block = tokens.Get({&shard, 3}, [&] { return shard.ReadTokens(3); });
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace halflife::data {
+
+class ShardReader;
+
+template <typename T>
+class BlockCache {
+ public:
+  using Block = std::shared_ptr<const std::vector<T>>;
+  using Key = std::pair<const ShardReader*, int64_t>;  // a shard, and the block's number in it
+
+  // Holds at most so many bytes, and the last block whatever its size.
+  explicit BlockCache(size_t most_bytes) : most_bytes_(most_bytes) {}
+
+  // A block that is not held is made by read(), of whose errors nothing is kept. Thread-safe: read()
+  // runs without the lock, so two threads that miss one block both read it.
+  template <typename Read>
+  Block Get(const Key& key, const Read& read) {
+    if (Block held = Find(key)) return held;
+    Block block = std::make_shared<const std::vector<T>>(read());
+    Insert(key, block);
+    return block;
+  }
+
+ private:
+  using Entry = std::pair<Key, Block>;
+
+  Block Find(const Key& key) {
+    const std::lock_guard lock(mutex_);
+    const auto found = places_.find(key);
+    if (found == places_.end()) return nullptr;
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return found->second->second;
+  }
+
+  void Insert(const Key& key, const Block& block) {
+    const std::lock_guard lock(mutex_);
+    if (places_.contains(key)) return;  // another thread was here
+    entries_.emplace_front(key, block);
+    places_.emplace(key, entries_.begin());
+    bytes_ += BytesOf(block);
+    while (bytes_ > most_bytes_ && entries_.size() > 1) {
+      bytes_ -= BytesOf(entries_.back().second);
+      places_.erase(entries_.back().first);
+      entries_.pop_back();
+    }
+  }
+
+  static size_t BytesOf(const Block& block) { return block->size() * sizeof(T); }
+
+  const size_t most_bytes_;
+  std::mutex mutex_;          // guards what follows
+  std::list<Entry> entries_;  // the last used first
+  std::map<Key, typename std::list<Entry>::iterator> places_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace halflife::data
