@@ -7,29 +7,43 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-constexpr int64_t kLanes = 64;  // counters that are drawn at a time
+// Counters that are drawn at a time, each for four channels: some of one wide token, or all of
+// several narrow ones.
+constexpr int64_t kLanes = 64;
+
+// A choice, not a product: a dropped infinity is zero too.
+template <typename T>
+HL_INLINE void Scale(const T* x, const float* factor, T* out, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i)
+    out[i] = Narrow<T>(factor[i] == 0.0f ? 0.0f : Widen(x[i]) * factor[i]);
+}
 
 template <typename T>
 HL_INLINE void DropLoop(const DropoutArgs<T>& args, int64_t begin, int64_t end) {
-  PhiloxLanes<kLanes> words;
+  const int64_t counters = (args.dim + 3) / 4;  // of a token
+  const int64_t width = std::min(counters, kLanes), most_tokens = kLanes / width;
+  PhiloxLanes<kLanes> words = {};
   float factor[4 * kLanes];
-  for (int64_t token = begin; token < end; ++token) {
-    const uint64_t sample = args.samples[token / args.seq_len];
-    const auto position = static_cast<uint32_t>(args.first_position + token % args.seq_len);
-    for (int64_t channel = 0; channel < args.dim; channel += 4 * kLanes) {
-      for (int64_t lane = 0; lane < kLanes; ++lane)
-        words.SetCounter(lane, sample, position, static_cast<uint32_t>(channel / 4 + lane));
+  for (int64_t first = begin; first < end; first += most_tokens) {
+    const int64_t num_tokens = std::min(most_tokens, end - first);
+    for (int64_t counter = 0; counter < counters; counter += width) {
+      for (int64_t t = 0; t < num_tokens; ++t) {
+        const uint64_t sample = args.samples[(first + t) / args.seq_len];
+        const int64_t position = args.first_position + (first + t) % args.seq_len;
+        for (int64_t i = 0; i < width; ++i)
+          words.SetCounter(t * width + i, sample, static_cast<uint32_t>(position),
+                           static_cast<uint32_t>(counter + i));
+      }
       words.Draw(args.key);
       for (int64_t lane = 0; lane < kLanes; ++lane)
         for (int64_t i = 0; i < 4; ++i)
           factor[4 * lane + i] = (words.x[i][lane] >> 8) < args.threshold ? 0.0f : args.scale;
-      const T* x = args.x + token * args.dim + channel;
-      T* out = args.out + token * args.dim + channel;
-      const int64_t count = std::min(4 * kLanes, args.dim - channel);
-      // a choice, not a product: a dropped infinity is zero too
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i)
-        out[i] = Narrow<T>(factor[i] == 0.0f ? 0.0f : Widen(x[i]) * factor[i]);
+      const int64_t count = std::min(4 * width, args.dim - 4 * counter);
+      for (int64_t t = 0; t < num_tokens; ++t) {
+        const int64_t offset = (first + t) * args.dim + 4 * counter;
+        Scale(args.x + offset, factor + 4 * width * t, args.out + offset, count);
+      }
     }
   }
 }
