@@ -110,8 +110,9 @@ void LoadRows(const RowsOf& rows, int length, int padded, int width, T factor,
         if (count == kPanel) {
           for (int j = 0; j < kPanel; ++j) target[j] = factor * Widen<T>(source[j]);
         } else {
+          // the whole row, whose size is known here: the rest alone would be a call of memset
+          __builtin_memset(target, 0, sizeof(T) * kPanel);
           for (int j = 0; j < count; ++j) target[j] = factor * Widen<T>(source[j]);
-          for (int j = count; j < kPanel; ++j) target[j] = 0;
         }
       }
     }
