@@ -143,6 +143,9 @@ struct DecayAttentionPlan {
   int num_segments = 1, backward_segments = 1;
   // CUDA: groups of the batch's rows that run one after the other in the same workspace (turns.h).
   int forward_turns = 1, backward_turns = 1;
+  // CPU: chunks, whole groups between saved states, that heads scanned side by side advance by in
+  // turn; which heads, and whether any, is no matter of bits and follows the threads.
+  int stretch_chunks = 1 << 30;
   bool is_cuda = false;
   DecayBlock forward, backward;
   bool forward_warpgroups = false;  // CUDA: the forward's products are those of warpgroups

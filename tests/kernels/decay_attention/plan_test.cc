@@ -357,6 +357,18 @@ TEST(DecayAttentionPlan, TheHostGroups256TokensOr8Chunks) {
   }
 }
 
+// 8 MiB of q, k, v and out, whole groups of checkpoints, one at least.
+TEST(DecayAttentionPlan, TheHostScansLongRowsInStretches) {
+  const auto tokens = [](const DecayAttentionArgs& args) {
+    const DecayAttentionPlan plan = MakePlan(args, {});
+    EXPECT_EQ(plan.stretch_chunks % plan.checkpoint_every, 0);
+    return plan.stretch_chunks * plan.chunk_size;
+  };
+  EXPECT_EQ(tokens(Shape(1, 16384, 8, 64)), 1024);
+  EXPECT_EQ(tokens(Shape(1, 16384, 3, 64)), 2560);  // 2,730 in groups of 256
+  EXPECT_EQ(tokens(Shape(1, 16384, 64, 256)), 256);
+}
+
 TEST(DecayAttentionPlan, BytesFollowTheParts) {
   DecayAttentionArgs args = Shape(2, 300, 4, 64);
   args.num_chunks = 2 * 10;  // of 32 tokens

@@ -6,6 +6,8 @@ CONVOLUTION = "src/model/mixers/convolution"
 POLYNOMIAL = "src/model/mixers/polynomial"
 FOCUS = "src/model/mixers/focus"
 RECURRENT = "src/model/mixers/recurrent"
+DECAY_CPU = f"{KERNELS}/decay_attention/cpu/decay_attention.cc"
+STRETCHES = "decay_cpu_test:*HeadsSideBySide*"
 
 
 def conformance(mixer):
@@ -160,6 +162,17 @@ POLYNOMIALS = [
     ("rebased: heads are normed apart", f"{POLYNOMIAL}/rebased.cc",
      'const bool joint = options.norm_scope == "joint";',
      "const bool joint = false;", "rebased_test"),
+    ("stretches: heads hand each other's state on", DECAY_CPU,
+     "scan.entry_state = carries.State(i);", "scan.entry_state = carries.State(0);", STRETCHES),
+    ("stretches: sums of keys are not handed on", DECAY_CPU,
+     "scan.exit_norm = carries.Norm(i);", "scan.exit_norm = nullptr;", STRETCHES),
+    ("stretches: backward in the forward's order", DECAY_CPU,
+     "(kReverse ? num_stretches - 1 - n : n)", "n", STRETCHES),
+    ("stretches: a group's heads are of another segment", DECAY_CPU,
+     "return (first + i) * segments_ + segment;", "return (first + i) * segments_;", STRETCHES),
+    ("stretches: the last one is left out", DECAY_CPU,
+     "std::max(1, (end - begin + stretch_chunks - 1) / stretch_chunks)",
+     "std::max(1, (end - begin) / stretch_chunks)", STRETCHES),
     ("polynomial, CPU: a token does not see itself", f"{KERNELS}/polynomial_attention/cpu/scan.h",
      "return x >= y ? value : Vec<T>{};", "return x > y ? value : Vec<T>{};",
      "polynomial_forms_test"),

@@ -1,13 +1,15 @@
 // Decay attention on the CPU: who scans which chunks, and what is summed afterwards. The scans are
 // in body.h, compiled once per instruction set.
 //
-// A thread takes one head of one segment of one sequence. Several segments: each first sums up its
-// own state (`state`), a scan over segments makes of these the states between them, then all scan
-// at once. Nothing depends on the number of threads: gradients of shared heads and of constant
-// decays are kept apart and summed in the order of their index.
+// A thread takes heads of one segment of one sequence: of long ones several side by side, a stretch
+// at a time, as their rows are neighbours in memory. Several segments: each first sums up its own
+// state (`state`), a scan over segments makes of these the states between them, then all scan at
+// once. Nothing depends on the number of threads: gradients of shared heads and of constant decays
+// are kept apart and summed in the order of their index.
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "core/error.h"
 #include "kernels/cpu/instruction_set.h"
@@ -60,6 +62,24 @@ class Schedule {
   int segments() const { return segments_; }
   int64_t keys() const { return args_.head_dim_k; }
   int64_t decays() const { return IsPerChannel(args_.decay_kind) ? keys() : 1; }
+
+  // Heads that a thread scans side by side: as many as leave every thread as much to do. 1 where
+  // pieces are no longer than a stretch.
+  int HeadsTogether() const {
+    if (args_.num_chunks <= num_pieces() / args_.num_heads * plan_.stretch_chunks) return 1;
+    const int64_t threads = std::max(1, omp_get_max_threads());
+    for (int heads = args_.num_heads; heads > 1; --heads) {
+      const int64_t groups = num_pieces() / heads;
+      if (args_.num_heads % heads == 0 && (groups % threads == 0 || groups >= 8 * threads))
+        return heads;
+    }
+    return 1;
+  }
+  // The i-th of the `together` pieces of a group: of neighbouring heads, one segment.
+  int64_t Piece(int64_t group, int i, int together) const {
+    const int64_t segment = group % segments_, first = group / segments_ * together;
+    return (first + i) * segments_ + segment;
+  }
 
   // Pieces of a state are consecutive: piece = state x segments + segment.
   ScanItem Item(int64_t piece, void* scratch) const {
@@ -176,6 +196,77 @@ void SegmentPass(const Schedule& schedule, const SegmentStates& states, size_t s
   states.Scan(reverse);
 }
 
+// What several heads that a thread scans side by side hand from stretch to stretch.
+class Carries {
+ public:
+  Carries(const DecayAttentionArgs& args, void* memory)
+      : memory_(static_cast<std::byte*>(memory)),
+        state_bytes_(ComputeBytes(args) * args.head_dim_k * args.head_dim_v),
+        norm_bytes_(args.norm_kind == NormKind::kNone ? 0 : ComputeBytes(args) * args.head_dim_k) {}
+
+  size_t bytes_a_head() const { return state_bytes_ + norm_bytes_; }
+  void* State(size_t head) const { return memory_ + head * bytes_a_head(); }
+  void* Norm(size_t head) const {
+    return norm_bytes_ == 0 ? nullptr : memory_ + head * bytes_a_head() + state_bytes_;
+  }
+
+ private:
+  std::byte* memory_;
+  size_t state_bytes_, norm_bytes_;
+};
+
+ScanItem& ScanOf(ScanItem& item) { return item; }
+ScanItem& ScanOf(ReverseItem& item) { return item.scan; }
+
+// run(item) of every stretch of every item, all items' first one before their next, in order or in
+// reverse. Bits depend on no stretch: what is handed on is the state itself.
+template <bool kReverse, typename Item, typename Run>
+void RunStretches(std::vector<Item>& items, int stretch_chunks, const Carries& carries, Run run) {
+  const int begin = ScanOf(items[0]).begin, end = ScanOf(items[0]).end;
+  const int num_stretches = std::max(1, (end - begin + stretch_chunks - 1) / stretch_chunks);
+  for (int n = 0; n < num_stretches; ++n) {
+    const int at = begin + (kReverse ? num_stretches - 1 - n : n) * stretch_chunks;
+    for (size_t i = 0; i < items.size(); ++i) {
+      Item part = items[i];
+      ScanItem& scan = ScanOf(part);
+      scan.begin = at;
+      scan.end = std::min(at + stretch_chunks, end);
+      if (n > 0) {
+        scan.entry_state = carries.State(i);
+        scan.entry_norm = carries.Norm(i);
+      }
+      if (n + 1 < num_stretches) {
+        scan.exit_state = carries.State(i);
+        scan.exit_norm = carries.Norm(i);
+      }
+      run(part);
+    }
+  }
+}
+
+// Every piece of the call: item = make(piece, scratch), which run(item) scans.
+template <bool kReverse, typename Make, typename Run>
+void ScanPieces(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                size_t scratch_bytes, Make make, Run run) {
+  const Schedule schedule(args, plan);
+  const int together = schedule.HeadsTogether();
+  if (together == 1) {
+    Parallel(kKernel, schedule.num_pieces(), scratch_bytes,
+             [&](int64_t piece, void* scratch) { run(make(piece, scratch)); });
+    return;
+  }
+  const size_t carry_offset = (scratch_bytes + 63) / 64 * 64;
+  const size_t carry_bytes = together * Carries(args, nullptr).bytes_a_head();
+  Parallel(kKernel, schedule.num_pieces() / together, carry_offset + carry_bytes,
+           [&](int64_t group, void* scratch) {
+             std::vector<decltype(make(group, scratch))> items;
+             for (int i = 0; i < together; ++i)
+               items.push_back(make(schedule.Piece(group, i, together), scratch));
+             const Carries carries(args, static_cast<std::byte*>(scratch) + carry_offset);
+             RunStretches<kReverse>(items, plan.stretch_chunks, carries, run);
+           });
+}
+
 ReverseItem MakeReverseItem(const ScanItem& scan, const TensorView& dout) {
   ReverseItem item;
   item.scan = scan;
@@ -195,7 +286,7 @@ void Forward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   if (segments > 1)
     SegmentPass(schedule, states, scratch_bytes, args.initial_state, args.initial_norm, false,
                 kernels.state);
-  Parallel(kKernel, schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
+  const auto make = [&](int64_t i, void* scratch) {
     ScanItem item = schedule.Item(i, scratch);
     const int64_t state = i / segments;
     const bool first = i % segments == 0;
@@ -205,8 +296,9 @@ void Forward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
       item.exit_state = StateAt(args, args.final_state, state);
       item.exit_norm = NormAt(args, args.final_norm, state);
     }
-    kernels.forward(item);
-  });
+    return item;
+  };
+  ScanPieces<false>(args, plan, scratch_bytes, make, kernels.forward);
 }
 
 void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan) {
@@ -223,7 +315,7 @@ void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& pla
         schedule, states, scratch_bytes, grads.dfinal_state, grads.dfinal_norm, true,
         [&](const ScanItem& item) { kernels.reverse_state(MakeReverseItem(item, grads.dout)); });
   const SharedSums sums(grads, layout);
-  Parallel(kKernel, schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
+  const auto make = [&](int64_t i, void* scratch) {
     ReverseItem item = MakeReverseItem(schedule.Item(i, scratch), grads.dout);
     sums.Direct(item, i % segments, segments);
     const int64_t state = i / segments;
@@ -234,8 +326,9 @@ void Backward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& pla
       item.scan.exit_state = StateAt(args, grads.dinitial_state, state);
       item.scan.exit_norm = NormAt(args, grads.dinitial_norm, state);
     }
-    kernels.backward(item);
-  });
+    return item;
+  };
+  ScanPieces<true>(args, plan, scratch_bytes, make, kernels.backward);
   sums.Reduce(segments);
 }
 

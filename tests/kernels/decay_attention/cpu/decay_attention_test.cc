@@ -192,6 +192,30 @@ TEST(DecayAttentionCpu, ThreadsDoNotChangeABit) {
   }
 }
 
+TEST(DecayAttentionCpu, HeadsSideBySideDoNotChangeABit) {
+  const int threads = omp_get_max_threads();
+  for (const DecayKind kind : kKinds) {
+    const ProblemConfig problems[] = {
+        {.T = 200, .H = 4, .k_heads = 2, .decay_heads = 1, .kind = kind, .key_scale = true},
+        {.T = 200, .H = 3, .kind = kind, .normalised = true, .positive = true},
+        {.B = 1, .T = 300, .H = 6, .kind = kind, .document_starts = {0, 70, 128, 299}},
+        {.B = 1, .T = 300, .H = 4, .kind = kind, .cu_seqlens = {0, 0, 3, 200, 300}}};
+    for (const ProblemConfig& config : problems) {
+      const RandomProblem problem = MakeProblem(config, 25);
+      for (const int segments : {1, 2}) {
+        RunConfig run = {.chunk_size = 16, .num_segments = segments, .checkpoint_every = 2};
+        const Result whole = RunCpu<float>(problem, run);
+        for (const auto& [groups, n] : {std::pair{1, 1}, std::pair{2, 2}, std::pair{3, 1}}) {
+          run.stretch_groups = groups;
+          omp_set_num_threads(n);
+          ExpectSameBits(RunCpu<float>(problem, run), whole);
+          omp_set_num_threads(threads);
+        }
+      }
+    }
+  }
+}
+
 TEST(DecayAttentionCpu, SplitAndCarryIsTheWhole) {
   for (const DecayKind kind : kKinds)
     for (const int split : {1, 63, 100}) {

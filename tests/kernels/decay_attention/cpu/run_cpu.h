@@ -13,6 +13,7 @@ namespace halflife::kernels::test {
 
 struct RunConfig {
   int chunk_size = 64, num_segments = 1, checkpoint_every = 4;
+  int stretch_groups = 0;  // that heads side by side advance by; 0: each head to its end
   Layout layout = {};
 };
 
@@ -82,6 +83,8 @@ struct CpuCall {
     plan = MakePlan(args, DeviceLimits{},
                     {.chunk_size = run.chunk_size, .num_segments = run.num_segments});
     plan.checkpoint_every = run.checkpoint_every;
+    plan.stretch_chunks = run.stretch_groups > 0 ? run.stretch_groups * run.checkpoint_every
+                                                 : DecayAttentionPlan{}.stretch_chunks;
   }
   CpuCall(const CpuCall&) = delete;
 
