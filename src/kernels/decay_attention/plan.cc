@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "kernels/cpu/stretches.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu/workspace.h"
@@ -19,12 +20,6 @@ constexpr int kMaxSegments = 64;  // the scan over segments is serial
 // Between saved states on the CPU, at most: with less more states are saved and read, with more
 // those of a group, which the reverse scan holds, outgrow a core's cache.
 constexpr int kHostGroupTokens = 256, kHostGroupChunks = 8;
-
-// What all heads of a stretch have of q, k, v and out; a backward meets twice as much. That much of
-// neighbouring rows stays in a last cache until the last of the heads has come to it, where one
-// head's row of 16,384 tokens would have come from memory in pieces, as far apart as a token's heads
-// are wide: 1.15 to 1.2 x the time, of 8 heads of 64 channels in fp32.
-constexpr int64_t kHostStretchBytes = 8 << 20;
 
 void CheckView(ShapeProblems& problems, const char* name, const TensorView& view, int64_t width) {
   if (view.data == nullptr) return;
@@ -100,14 +95,6 @@ int HostSegments(const DecayAttentionArgs& args, int64_t num_sequences) {
              std::max<int64_t>(kMinTokens, 8 * std::max(args.head_dim_k, args.head_dim_v)))
     segments *= 2;
   return segments;
-}
-
-int HostStretch(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  const int64_t token_bytes = int64_t{2} * (args.head_dim_k + args.head_dim_v) * args.num_heads *
-                              static_cast<int64_t>(SizeOf(args.q.dtype));
-  const int64_t group_bytes = token_bytes * plan.checkpoint_every * plan.chunk_size;
-  return static_cast<int>(std::max<int64_t>(1, kHostStretchBytes / group_bytes)) *
-         plan.checkpoint_every;
 }
 
 // Time of a scan in seconds: bytes at the memory's pace or flops at the MMA units', whichever takes
@@ -251,7 +238,9 @@ DecayAttentionPlan MakePlan(const DecayAttentionArgs& given, const DeviceLimits&
   } else {
     plan.checkpoint_every = std::clamp(kHostGroupTokens / plan.chunk_size, 1, kHostGroupChunks);
     plan.num_segments = plan.backward_segments = HostSegments(args, args.num_sequences);
-    plan.stretch_chunks = HostStretch(args, plan);
+    const int64_t token_bytes = int64_t{2} * (args.head_dim_k + args.head_dim_v) * args.num_heads *
+                                static_cast<int64_t>(SizeOf(args.q.dtype));
+    plan.stretch_chunks = cpu::StretchChunks(token_bytes, plan.chunk_size, plan.checkpoint_every);
   }
   if (request.num_segments > 0) plan.num_segments = plan.backward_segments = request.num_segments;
   return plan;

@@ -94,6 +94,8 @@ struct PolynomialPlanRequest {
 struct PolynomialAttentionPlan {
   int chunk_size = 0;      // of args.chunks, at most
   bool quadratic = false;  // neither reads a state nor leaves one
+  // CPU: chunks that heads scanned side by side advance by in turn. No matter of bits.
+  int stretch_chunks = 1 << 30;
 };
 // A pure function of shape and request; throws Error (exit 2) naming every problem of the shape.
 PolynomialAttentionPlan MakePlan(const PolynomialAttentionArgs& args,

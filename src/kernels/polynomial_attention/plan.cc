@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "kernels/cpu/stretches.h"
 #include "kernels/polynomial_attention/args.h"
 #include "kernels/shape_problems.h"
 
@@ -62,6 +63,11 @@ PolynomialAttentionPlan MakePlan(const PolynomialAttentionArgs& args,
   PolynomialAttentionPlan plan;
   plan.chunk_size = request.chunk_size > 0 ? request.chunk_size : DefaultChunkSize(request.is_cuda);
   const bool stateless = args.initial_state == nullptr && args.final_state == nullptr;
+  if (!request.is_cuda) {
+    const int64_t token_bytes = int64_t{2} * (args.head_dim + args.head_dim_v) * args.num_heads *
+                                static_cast<int64_t>(SizeOf(args.q.dtype));
+    plan.stretch_chunks = cpu::StretchChunks(token_bytes, plan.chunk_size, 1);
+  }
   switch (request.form) {
     case PolynomialForm::kByShape:
       plan.quadratic = stateless && (request.is_cuda ? QuadraticIsCheaperOnCuda(args)
@@ -73,6 +79,7 @@ PolynomialAttentionPlan MakePlan(const PolynomialAttentionArgs& args,
     case PolynomialForm::kChunked:
       break;
   }
+  if (plan.quadratic) plan.stretch_chunks = cpu::kNoStretches;  // a token meets all before it
   return plan;
 }
 

@@ -8,6 +8,8 @@ FOCUS = "src/model/mixers/focus"
 RECURRENT = "src/model/mixers/recurrent"
 DECAY_CPU = f"{KERNELS}/decay_attention/cpu/decay_attention.cc"
 STRETCHES = "decay_cpu_test:*HeadsSideBySide*"
+POLYNOMIAL_CPU = f"{KERNELS}/polynomial_attention/cpu/polynomial_attention.cc"
+POLYNOMIAL_STRETCHES = "polynomial_forms_test:*HeadsSideBySide*"
 
 
 def conformance(mixer):
@@ -162,17 +164,27 @@ POLYNOMIALS = [
     ("rebased: heads are normed apart", f"{POLYNOMIAL}/rebased.cc",
      'const bool joint = options.norm_scope == "joint";',
      "const bool joint = false;", "rebased_test"),
-    ("stretches: heads hand each other's state on", DECAY_CPU,
+    ("stretches: decay: heads hand each other's state on", DECAY_CPU,
      "scan.entry_state = carries.State(i);", "scan.entry_state = carries.State(0);", STRETCHES),
-    ("stretches: sums of keys are not handed on", DECAY_CPU,
+    ("stretches: decay: sums of keys are not handed on", DECAY_CPU,
      "scan.exit_norm = carries.Norm(i);", "scan.exit_norm = nullptr;", STRETCHES),
-    ("stretches: backward in the forward's order", DECAY_CPU,
-     "(kReverse ? num_stretches - 1 - n : n)", "n", STRETCHES),
-    ("stretches: a group's heads are of another segment", DECAY_CPU,
-     "return (first + i) * segments_ + segment;", "return (first + i) * segments_;", STRETCHES),
-    ("stretches: the last one is left out", DECAY_CPU,
-     "std::max(1, (end - begin + stretch_chunks - 1) / stretch_chunks)",
-     "std::max(1, (end - begin) / stretch_chunks)", STRETCHES),
+    ("stretches: backward in the forward's order", f"{KERNELS}/cpu/stretches.cc",
+     "if (descending) ", "if (false) ", STRETCHES),
+    ("stretches: a group's heads are of another segment", f"{KERNELS}/cpu/stretches.cc",
+     "* pieces_.kinds + group % pieces_.kinds;", "* pieces_.kinds;",
+     "decay_cpu_test:*SegmentsAgree*"),
+    ("stretches: the last one is left out", f"{KERNELS}/cpu/stretches.cc",
+     "while (at < end);", "while (at + stretch_chunks <= end);", STRETCHES),
+    ("stretches: polynomial: heads hand each other's state on", POLYNOMIAL_CPU,
+     "item.entry_state = live ? State(head) : nullptr;",
+     "item.entry_state = live ? State(0) : nullptr;", POLYNOMIAL_STRETCHES),
+    ("stretches: polynomial: sums of keys are not handed on", POLYNOMIAL_CPU,
+     "item.entry_norm = live ? Norm(head) : nullptr;", "item.entry_norm = nullptr;",
+     POLYNOMIAL_STRETCHES),
+    ("stretches: polynomial: a document begins with the row's first state", POLYNOMIAL_CPU,
+     "    const bool live = live_[static_cast<size_t>(head)];\n",
+     "    const bool live = live_[static_cast<size_t>(head)];\n    if (!live) return;\n",
+     POLYNOMIAL_STRETCHES),
     ("polynomial, CPU: a token does not see itself", f"{KERNELS}/polynomial_attention/cpu/scan.h",
      "return x >= y ? value : Vec<T>{};", "return x > y ? value : Vec<T>{};",
      "polynomial_forms_test"),

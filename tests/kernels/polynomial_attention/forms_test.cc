@@ -151,14 +151,38 @@ TEST_P(PolynomialFormsTest, GradientsAreFiniteDifferences) {
       leaves);
 }
 
-TEST_P(PolynomialFormsTest, ThreadsChangeNoBit) {
-  const Problem p =
-      MakeProblem({.batch = 3, .seq_len = 100, .kernel = GetParam(), .states = true}, 106);
+void ExpectThreadsChangeNoBit(const Problem& p) {
   halflife::test::ExpectSameBitsWithThreads([&] {
     std::vector<at::Tensor> tensors;
     for (const auto& [name, tensor] : RunKernel(p, {})) tensors.push_back(tensor);
     return tensors;
   });
+}
+
+TEST_P(PolynomialFormsTest, ThreadsChangeNoBit) {
+  const Problem p =
+      MakeProblem({.batch = 3, .seq_len = 100, .kernel = GetParam(), .states = true}, 106);
+  ExpectThreadsChangeNoBit(p);
+}
+
+// Of a row of several stretches: 16 heads side by side on one thread, each to its end on five, and
+// documents that start within a stretch and with one.
+TEST_P(PolynomialFormsTest, HeadsSideBySideChangeNoBit) {
+  PolynomialAttentionArgs args;
+  args.batch = 1, args.seq_len = 5000, args.num_heads = 16, args.head_dim = 8, args.head_dim_v = 21;
+  args.weights = GetParam().weights;
+  const PolynomialAttentionPlan plan = MakePlan(args, {.form = PolynomialForm::kChunked});
+  const int stretch = plan.stretch_chunks * plan.chunk_size;
+  ASSERT_LT(2 * stretch, args.seq_len);
+  const Problem p = MakeProblem({.seq_len = args.seq_len,
+                                 .heads = args.num_heads,
+                                 .dim = args.head_dim,
+                                 .dim_v = args.head_dim_v,
+                                 .kernel = GetParam(),
+                                 .states = true,
+                                 .document_starts = {stretch, 3001}},
+                                108);
+  ExpectThreadsChangeNoBit(p);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, PolynomialFormsTest, testing::ValuesIn(kKernels));

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "kernels/cpu/instruction_set.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/stretches.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu/checks.h"
@@ -63,22 +64,11 @@ class Schedule {
   int64_t keys() const { return args_.head_dim_k; }
   int64_t decays() const { return IsPerChannel(args_.decay_kind) ? keys() : 1; }
 
-  // Heads that a thread scans side by side: as many as leave every thread as much to do. 1 where
-  // pieces are no longer than a stretch.
-  int HeadsTogether() const {
-    if (args_.num_chunks <= num_pieces() / args_.num_heads * plan_.stretch_chunks) return 1;
-    const int64_t threads = std::max(1, omp_get_max_threads());
-    for (int heads = args_.num_heads; heads > 1; --heads) {
-      const int64_t groups = num_pieces() / heads;
-      if (args_.num_heads % heads == 0 && (groups % threads == 0 || groups >= 8 * threads))
-        return heads;
-    }
-    return 1;
-  }
-  // The i-th of the `together` pieces of a group: of neighbouring heads, one segment.
-  int64_t Piece(int64_t group, int i, int together) const {
-    const int64_t segment = group % segments_, first = group / segments_ * together;
-    return (first + i) * segments_ + segment;
+  // Heads go side by side where pieces are longer than a stretch.
+  SideBySide Groups() const {
+    const int64_t of_a_head = num_pieces() / args_.num_heads;
+    return {{.num_heads = args_.num_heads, .num_pieces = num_pieces(), .kinds = segments_},
+            args_.num_chunks > of_a_head * plan_.stretch_chunks};
   }
 
   // Pieces of a state are consecutive: piece = state x segments + segment.
@@ -205,8 +195,8 @@ class Carries {
         norm_bytes_(args.norm_kind == NormKind::kNone ? 0 : ComputeBytes(args) * args.head_dim_k) {}
 
   size_t bytes_a_head() const { return state_bytes_ + norm_bytes_; }
-  void* State(size_t head) const { return memory_ + head * bytes_a_head(); }
-  void* Norm(size_t head) const {
+  void* State(int head) const { return memory_ + head * bytes_a_head(); }
+  void* Norm(int head) const {
     return norm_bytes_ == 0 ? nullptr : memory_ + head * bytes_a_head() + state_bytes_;
   }
 
@@ -218,53 +208,38 @@ class Carries {
 ScanItem& ScanOf(ScanItem& item) { return item; }
 ScanItem& ScanOf(ReverseItem& item) { return item.scan; }
 
-// run(item) of every stretch of every item, all items' first one before their next, in order or in
-// reverse. Bits depend on no stretch: what is handed on is the state itself.
-template <bool kReverse, typename Item, typename Run>
-void RunStretches(std::vector<Item>& items, int stretch_chunks, const Carries& carries, Run run) {
-  const int begin = ScanOf(items[0]).begin, end = ScanOf(items[0]).end;
-  const int num_stretches = std::max(1, (end - begin + stretch_chunks - 1) / stretch_chunks);
-  for (int n = 0; n < num_stretches; ++n) {
-    const int at = begin + (kReverse ? num_stretches - 1 - n : n) * stretch_chunks;
-    for (size_t i = 0; i < items.size(); ++i) {
-      Item part = items[i];
-      ScanItem& scan = ScanOf(part);
-      scan.begin = at;
-      scan.end = std::min(at + stretch_chunks, end);
-      if (n > 0) {
-        scan.entry_state = carries.State(i);
-        scan.entry_norm = carries.Norm(i);
-      }
-      if (n + 1 < num_stretches) {
-        scan.exit_state = carries.State(i);
-        scan.exit_norm = carries.Norm(i);
-      }
-      run(part);
-    }
-  }
-}
-
 // Every piece of the call: item = make(piece, scratch), which run(item) scans.
 template <bool kReverse, typename Make, typename Run>
 void ScanPieces(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                size_t scratch_bytes, Make make, Run run) {
-  const Schedule schedule(args, plan);
-  const int together = schedule.HeadsTogether();
-  if (together == 1) {
-    Parallel(kKernel, schedule.num_pieces(), scratch_bytes,
-             [&](int64_t piece, void* scratch) { run(make(piece, scratch)); });
-    return;
-  }
+                size_t scratch_bytes, const Make& make, const Run& run) {
+  const SideBySide groups = Schedule(args, plan).Groups();
   const size_t carry_offset = (scratch_bytes + 63) / 64 * 64;
-  const size_t carry_bytes = together * Carries(args, nullptr).bytes_a_head();
-  Parallel(kKernel, schedule.num_pieces() / together, carry_offset + carry_bytes,
-           [&](int64_t group, void* scratch) {
-             std::vector<decltype(make(group, scratch))> items;
-             for (int i = 0; i < together; ++i)
-               items.push_back(make(schedule.Piece(group, i, together), scratch));
-             const Carries carries(args, static_cast<std::byte*>(scratch) + carry_offset);
-             RunStretches<kReverse>(items, plan.stretch_chunks, carries, run);
-           });
+  const size_t carry_bytes = groups.together() * Carries(args, nullptr).bytes_a_head();
+  Parallel(kKernel, groups.count(), carry_offset + carry_bytes, [&](int64_t group, void* scratch) {
+    std::vector<decltype(make(group, scratch))> items;
+    for (int i = 0; i < groups.together(); ++i)
+      items.push_back(make(groups.Piece(group, i), scratch));
+    const Carries carries(args, static_cast<std::byte*>(scratch) + carry_offset);
+    const int stretch = groups.together() > 1 ? plan.stretch_chunks : kNoStretches;
+    const auto [begin, end] = std::pair(ScanOf(items[0]).begin, ScanOf(items[0]).end);
+    for (const Stretch& part : CutStretches(begin, end, stretch, kReverse)) {
+      for (int i = 0; i < groups.together(); ++i) {
+        auto item = items[static_cast<size_t>(i)];
+        ScanItem& scan = ScanOf(item);
+        scan.begin = part.begin;
+        scan.end = part.end;
+        if (!part.first) {
+          scan.entry_state = carries.State(i);
+          scan.entry_norm = carries.Norm(i);
+        }
+        if (!part.last) {
+          scan.exit_state = carries.State(i);
+          scan.exit_norm = carries.Norm(i);
+        }
+        run(item);
+      }
+    }
+  });
 }
 
 ReverseItem MakeReverseItem(const ScanItem& scan, const TensorView& dout) {

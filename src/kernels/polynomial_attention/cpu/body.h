@@ -27,25 +27,26 @@ inline size_t ScratchBytes(const PolynomialAttentionArgs& args, const Polynomial
 }
 
 template <typename T, Pass kPass>
-void RunScan(const ScanItem& item) {
+bool RunScan(const ScanItem& item) {
   const PolynomialAttentionArgs& args = item.grads->forward;
   ScratchSpace space(item.scratch);
-  Scan<T, kPass>(args, Sizes(args, *item.plan, item.end - item.begin), space).Run(item);
+  return Scan<T, kPass>(args, Sizes(args, *item.plan, item.end - item.begin), space).Run(item);
 }
 template <typename T>
-void RunScan(const ScanItem& item, Pass pass) {
+bool RunScan(const ScanItem& item, Pass pass) {
   switch (pass) {
     case Pass::kForward:
       return RunScan<T, Pass::kForward>(item);
     case Pass::kQueryGradient:
       return RunScan<T, Pass::kQueryGradient>(item);
     case Pass::kKeyGradient:
-      return RunScan<T, Pass::kKeyGradient>(item);
+      break;
   }
+  return RunScan<T, Pass::kKeyGradient>(item);
 }
-inline void ScanSequence(const ScanItem& item, Pass pass) {
-  item.grads->forward.q.dtype == DType::kF64 ? RunScan<double>(item, pass)
-                                             : RunScan<float>(item, pass);
+inline bool ScanSequence(const ScanItem& item, Pass pass) {
+  return item.grads->forward.q.dtype == DType::kF64 ? RunScan<double>(item, pass)
+                                                    : RunScan<float>(item, pass);
 }
 
 inline void Step(const PolynomialAttentionStepArgs& args, int row, int head) {

@@ -23,7 +23,7 @@ struct ScanItem {
   const PolynomialAttentionGradArgs* grads = nullptr;  // of a forward its args alone
   const PolynomialAttentionPlan* plan = nullptr;
   int head = 0;
-  int begin = 0, end = 0;  // chunks of the sequence in the table
+  int begin = 0, end = 0;  // chunks of the sequence, or of a part of it, in the table
   const void* entry_state = nullptr;
   const void* entry_norm = nullptr;
   void* exit_state = nullptr;
@@ -39,7 +39,8 @@ struct Kernels {
   // Of one thread, for sequences of up to `max_chunks` chunks.
   size_t (*scratch_bytes)(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan,
                           int max_chunks, bool backward);
-  void (*scan)(const ScanItem& item, Pass pass);
+  // Whether the state behind it holds anything: without, what follows has no state to begin from.
+  bool (*scan)(const ScanItem& item, Pass pass);
   void (*step)(const PolynomialAttentionStepArgs& args, int row, int head);
 };
 const Kernels& BaselineKernels();

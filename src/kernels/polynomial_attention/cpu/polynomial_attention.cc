@@ -1,12 +1,14 @@
 // Polynomial attention on the CPU: who scans which sequence. The scans are in scan.h, compiled once
 // per instruction set.
 //
-// A thread takes one head of one sequence; of a backward, one of its two scans. Nothing depends on
-// the number of threads.
+// A thread takes heads of one sequence, of long ones several side by side; of a backward, one of
+// its two scans. Nothing depends on the number of threads.
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cpu/instruction_set.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/stretches.h"
 #include "kernels/polynomial_attention/args.h"
 #include "kernels/polynomial_attention/call_checks.h"
 #include "kernels/polynomial_attention/cpu/kernels.h"
@@ -51,14 +53,19 @@ int MostChunks(const PolynomialAttentionArgs& args) {
   return most;
 }
 
+int64_t ElementBytes(const PolynomialAttentionArgs& args) {
+  return args.q.dtype == DType::kF64 ? 8 : 4;
+}
+int64_t Features(const PolynomialAttentionArgs& args) {
+  return FeatureLayout(args.head_dim, args.weights).count;
+}
+
 // The caller's states [num_sequences, H, F, V], or norms with a width of 1, at a head.
 template <typename Pointer>
 Pointer At(const PolynomialAttentionArgs& args, Pointer states, int64_t state, int64_t width) {
   if (states == nullptr) return nullptr;
-  const int64_t element = args.q.dtype == DType::kF64 ? 8 : 4;
-  const int64_t rows = FeatureLayout(args.head_dim, args.weights).count;
   auto* const base = static_cast<std::byte*>(const_cast<void*>(states));
-  return base + state * rows * width * element;
+  return base + state * Features(args) * width * ElementBytes(args);
 }
 
 ScanItem ItemOf(const PolynomialAttentionGradArgs& grads, const PolynomialAttentionPlan& plan,
@@ -75,21 +82,87 @@ ScanItem ItemOf(const PolynomialAttentionGradArgs& grads, const PolynomialAttent
           .scratch = scratch};
 }
 
+// What heads that a thread scans side by side hand from stretch to stretch: states [F, V], norms
+// [F], and whether they hold anything.
+class Carries {
+ public:
+  Carries(const PolynomialAttentionArgs& args, void* memory, size_t num_heads)
+      : args_(args), memory_(static_cast<std::byte*>(memory)), live_(num_heads) {}
+
+  static size_t Bytes(const PolynomialAttentionArgs& args) {
+    return static_cast<size_t>(ElementBytes(args) * Features(args) * (args.head_dim_v + 1));
+  }
+  void Enter(int head, ScanItem& item) const {
+    const bool live = live_[static_cast<size_t>(head)];
+    item.entry_state = live ? State(head) : nullptr;
+    item.entry_norm = live ? Norm(head) : nullptr;
+  }
+  void Leave(int head, ScanItem& item) const {
+    item.exit_state = State(head);
+    item.exit_norm = Norm(head);
+  }
+  void SetLive(int head, bool live) { live_[static_cast<size_t>(head)] = live; }
+
+ private:
+  std::byte* State(int head) const { return memory_ + Bytes(args_) * static_cast<size_t>(head); }
+  std::byte* Norm(int head) const {
+    return State(head) + ElementBytes(args_) * Features(args_) * args_.head_dim_v;
+  }
+
+  const PolynomialAttentionArgs& args_;
+  std::byte* memory_;
+  std::vector<bool> live_;
+};
+
+// The passes of every head of every sequence, make(state, pass, scratch) each.
+template <typename Make>
+void ScanHeads(const PolynomialAttentionGradArgs& grads, const PolynomialAttentionPlan& plan,
+               const std::vector<Pass>& passes, const Make& make) {
+  const PolynomialAttentionArgs& args = grads.forward;
+  CheckChunks(args, plan);
+  const Kernels& kernels = KernelsOfMachine();
+  const int64_t num_passes = std::ssize(passes);
+  const SideBySide groups(
+      {.num_heads = args.num_heads,
+       .num_pieces = int64_t{1} * args.num_sequences * args.num_heads * num_passes,
+       .kinds = static_cast<int>(num_passes)},
+      args.num_chunks > int64_t{1} * args.num_sequences * plan.stretch_chunks);
+  const bool forward = passes[0] == Pass::kForward;
+  const size_t scratch_bytes = kernels.scratch_bytes(args, plan, MostChunks(args), !forward);
+  const size_t carry_offset = (scratch_bytes + 63) / 64 * 64;
+  const size_t carry_bytes = Carries::Bytes(args) * static_cast<size_t>(groups.together());
+  Parallel(kKernel, groups.count(), carry_offset + carry_bytes, [&](int64_t group, void* scratch) {
+    const Pass pass = passes[static_cast<size_t>(group % num_passes)];
+    std::vector<ScanItem> items;
+    for (int i = 0; i < groups.together(); ++i)
+      items.push_back(make(groups.Piece(group, i) / num_passes, pass, scratch));
+    Carries carries(args, static_cast<std::byte*>(scratch) + carry_offset, items.size());
+    const int stretch = groups.together() > 1 ? plan.stretch_chunks : kNoStretches;
+    const bool descending = pass == Pass::kKeyGradient;
+    for (const Stretch& part : CutStretches(items[0].begin, items[0].end, stretch, descending)) {
+      for (int i = 0; i < groups.together(); ++i) {
+        ScanItem item = items[static_cast<size_t>(i)];
+        item.begin = part.begin;
+        item.end = part.end;
+        if (!part.first) carries.Enter(i, item);
+        if (!part.last) carries.Leave(i, item);
+        carries.SetLive(i, kernels.scan(item, pass));
+      }
+    }
+  });
+}
+
 void ScanForward(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan,
                  bool state_only) {
   CheckCall(args, plan, polynomial::kMaxChunkSize);
-  CheckChunks(args, plan);
-  const Kernels& kernels = KernelsOfMachine();
   PolynomialAttentionGradArgs call;
   call.forward = args;
-  const size_t scratch_bytes = kernels.scratch_bytes(args, plan, MostChunks(args), false);
-  const int64_t states = int64_t{1} * args.num_sequences * args.num_heads;
-  Parallel(kKernel, states, scratch_bytes, [&](int64_t i, void* scratch) {
-    ScanItem item = ItemOf(call, plan, i, scratch);
-    item.exit_state = At(args, args.final_state, i, args.head_dim_v);
-    item.exit_norm = At(args, args.final_norm, i, 1);
+  ScanHeads(call, plan, {Pass::kForward}, [&](int64_t state, Pass, void* scratch) {
+    ScanItem item = ItemOf(call, plan, state, scratch);
+    item.exit_state = At(args, args.final_state, state, args.head_dim_v);
+    item.exit_norm = At(args, args.final_norm, state, 1);
     item.state_only = state_only;
-    kernels.scan(item, Pass::kForward);
+    return item;
   });
 }
 
@@ -97,21 +170,17 @@ void ScanBackward(const PolynomialAttentionGradArgs& grads, const PolynomialAtte
                   bool state_only) {
   CheckCall(grads, plan, polynomial::kMaxChunkSize);
   const PolynomialAttentionArgs& args = grads.forward;
-  CheckChunks(args, plan);
-  const Kernels& kernels = KernelsOfMachine();
-  const size_t scratch_bytes = kernels.scratch_bytes(args, plan, MostChunks(args), true);
-  const int64_t states = int64_t{1} * args.num_sequences * args.num_heads;
-  const int passes = state_only ? 1 : 2;  // the key gradient's builds the initial state's
-  Parallel(kKernel, passes * states, scratch_bytes, [&](int64_t i, void* scratch) {
-    const int64_t state = i / passes;
+  std::vector<Pass> passes = {Pass::kKeyGradient};  // which builds the initial state's, too
+  if (!state_only) passes.push_back(Pass::kQueryGradient);
+  ScanHeads(grads, plan, passes, [&](int64_t state, Pass pass, void* scratch) {
     ScanItem item = ItemOf(grads, plan, state, scratch);
-    if (i % passes == 1) return kernels.scan(item, Pass::kQueryGradient);
+    if (pass == Pass::kQueryGradient) return item;
     item.entry_state = At(args, grads.dfinal_state, state, args.head_dim_v);
     item.entry_norm = At(args, grads.dfinal_norm, state, 1);
     item.exit_state = At(args, grads.dinitial_state, state, args.head_dim_v);
     item.exit_norm = At(args, grads.dinitial_norm, state, 1);
     item.state_only = state_only;
-    kernels.scan(item, Pass::kKeyGradient);
+    return item;
   });
 }
 

@@ -104,7 +104,8 @@ class Scan {
     }
   }
 
-  void Run(const ScanItem& item) {
+  // Whether the state behind it holds anything.
+  bool Run(const ScanItem& item) {
     item_ = &item;
     live_ = false;
     if (!item.plan->quadratic) LoadState();
@@ -129,6 +130,7 @@ class Scan {
       }
     }
     StoreState();
+    return live_;
   }
 
  private:

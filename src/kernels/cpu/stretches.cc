@@ -1,0 +1,33 @@
+#include "kernels/cpu/stretches.h"
+
+#include <omp.h>
+
+namespace halflife::kernels::cpu {
+
+SideBySide::SideBySide(const Pieces& pieces, bool worth) : pieces_(pieces) {
+  const int64_t threads = std::max(1, omp_get_max_threads());
+  for (int heads = pieces.num_heads; worth && heads > 1 && together_ == 1; --heads) {
+    const int64_t groups = pieces.num_pieces / heads;
+    if (pieces.num_heads % heads == 0 && (groups % threads == 0 || groups >= 8 * threads))
+      together_ = heads;
+  }
+}
+
+int64_t SideBySide::Piece(int64_t group, int i) const {
+  return (group / pieces_.kinds * together_ + i) * pieces_.kinds + group % pieces_.kinds;
+}
+
+std::vector<Stretch> CutStretches(int begin, int end, int stretch_chunks, bool descending) {
+  std::vector<Stretch> stretches;
+  int at = begin;
+  do {
+    const int stretch_end = end - at > stretch_chunks ? at + stretch_chunks : end;
+    stretches.push_back({.begin = at, .end = stretch_end, .first = false, .last = false});
+    at = stretch_end;
+  } while (at < end);
+  if (descending) std::reverse(stretches.begin(), stretches.end());
+  stretches.front().first = stretches.back().last = true;
+  return stretches;
+}
+
+}  // namespace halflife::kernels::cpu
