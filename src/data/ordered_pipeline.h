@@ -15,16 +15,20 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "core/error.h"
+#include "core/log.h"
+
 namespace halflife::data {
 
 // `read` and `write` are called by one thread at a time, `write` by the caller's. An exception of
 // any of them ends the run and is thrown here; the first in reading order wins, whatever the
-// threads did.
+// threads did. Error kEnvironment where no thread is to be had; fewer than asked for do.
 template <typename In, typename Out>
 class OrderedPipeline {
  public:
@@ -36,7 +40,14 @@ class OrderedPipeline {
       : window_(2 * static_cast<uint64_t>(threads) + 2),
         read_(std::move(read)),
         map_(std::move(map)) {
-    for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { Work(); });
+    try {
+      for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { Work(); });
+    } catch (const std::system_error& error) {
+      HL_CHECK_AS(ExitCode::kEnvironment, !workers_.empty(),
+                  "cannot start a thread: ", error.what());
+      HL_WARN("data", "goes on with ", workers_.size(), " threads of ", threads, ": ",
+              error.what());
+    }
   }
   ~OrderedPipeline() {
     {

@@ -17,6 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kInfix[] = ".tmp-";
+constexpr int kDigits = 8;  // hexadecimal, behind it
 
 Fd OpenFolder(const fs::path& path) {
   return Fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -31,12 +32,18 @@ bool StillThere(const Fd& fd, const fs::path& path) {
          by_fd.st_ino == by_path.st_ino && by_fd.st_dev == by_path.st_dev;
 }
 
+// A name that MakeTemporary gives. Somebody's books.tmp-backup beside books is none.
+bool IsTemporaryOf(const std::string& name, const fs::path& out) {
+  const std::string prefix = out.filename().string() + kInfix;
+  return name.starts_with(prefix) && name.size() == prefix.size() + kDigits &&
+         name.find_first_not_of("0123456789abcdef", prefix.size()) == std::string::npos;
+}
+
 // Removes temporaries of `out` whose process is gone: the lock of a living one cannot be had.
 void RemoveDeadTemporaries(const fs::path& out) {
-  const std::string prefix = out.filename().string() + kInfix;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(out.parent_path(), ignored)) {
-    if (!entry.path().filename().string().starts_with(prefix)) continue;
+    if (!IsTemporaryOf(entry.path().filename().string(), out)) continue;
     const Fd fd = OpenFolder(entry.path());
     if (!fd) continue;
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) {
@@ -87,7 +94,7 @@ OutputFolder::OutputFolder(const fs::path& out) {
 
 bool OutputFolder::MakeTemporary() {
   temporary_ = out_;
-  temporary_ += kInfix + RandomHex(8);
+  temporary_ += kInfix + RandomHex(kDigits);
   if (::mkdir(temporary_.c_str(), 0777) != 0) {
     HL_CHECK_AS(ExitCode::kData, errno == EEXIST, "cannot make ", temporary_.string(), ": ",
                 internal::ErrnoText(errno));

@@ -10,8 +10,9 @@ void PrepareOutput::Check() const {
   HL_CHECK_AS(ExitCode::kUsage, !out.empty(), "--out names no folder; --out DIR would work");
   HL_CHECK_AS(ExitCode::kUsage, threads >= 0 && threads <= 1024, "--threads ", threads,
               " is not in [0, 1024]; 0 takes all cores");
-  HL_CHECK_AS(ExitCode::kUsage, shard_tokens >= kBlockTokens, "--shard-tokens ", shard_tokens,
-              " is below ", kBlockTokens, ", the smallest shard");
+  HL_CHECK_AS(ExitCode::kUsage, shard_tokens >= kBlockTokens && shard_tokens <= kMostShardTokens,
+              "--shard-tokens ", shard_tokens, " is not in [", kBlockTokens, ", ", kMostShardTokens,
+              "]");
 }
 
 int PrepareOutput::NumThreads() const { return threads == 0 ? NumUsableCores() : threads; }

@@ -20,6 +20,9 @@ constexpr uint32_t kExamplesVersion = 3;
 // that hashes take 0.03 % of the tokens.
 constexpr int64_t kBlockTokens = 32768;
 constexpr int64_t kBlockStarts = 8192;
+// A shard's header has room for the index of as many blocks, however few there are: 16 MiB then,
+// which every reader hashes.
+constexpr int64_t kMostShardTokens = int64_t{1} << 32;
 // [num_tokens] uint16 or uint32, little endian.
 constexpr char kTokensName[] = "tokens";
 // [num_tokens] int32, of labelled rows: kNoTarget where nothing is asked.

@@ -5,12 +5,14 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 
 #include "core/error.h"
@@ -102,6 +104,48 @@ TEST_F(PrepareCrashTest, TheTemporaryOfALivingRunIsLeftAlone) {
   EXPECT_TRUE(fs::exists(living));
   EXPECT_TRUE(fs::exists(other));
   ::close(fd);
+}
+
+// What only looks like a temporary of ours is somebody's own.
+TEST_F(PrepareCrashTest, FoldersOfOthersStay) {
+  const std::vector<fs::path> others = {dir_ / "out.tmp-backup", dir_ / "out.tmp-v2",
+                                        dir_ / "out.tmp-0123ABCD", dir_ / "out.tmp-0123abcde",
+                                        dir_ / "out.tmp-"};
+  for (const fs::path& folder : others) {
+    fs::create_directories(folder);
+    test::WriteText(folder / "notes.txt", "mine");
+  }
+  fs::create_directories(dir_ / "out.tmp-0123abcd");  // ours, dead
+  Prepare(Config());
+  for (const fs::path& folder : others) EXPECT_TRUE(fs::exists(folder / "notes.txt")) << folder;
+  EXPECT_FALSE(fs::exists(dir_ / "out.tmp-0123abcd"));
+}
+
+TEST_F(PrepareCrashTest, FewerThreadsThanAskedForDo) {
+  Prepare(Config());
+  const std::string want = test::FolderFingerprint(dir_ / "out");
+  fs::remove_all(dir_ / "out");
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    std::ifstream statm("/proc/self/statm");
+    rlim_t pages = 0;
+    statm >> pages;
+    const rlim_t most = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + (rlim_t{256} << 20);
+    const rlimit limit = {.rlim_cur = most, .rlim_max = most};  // of some 30 stacks
+    ::setrlimit(RLIMIT_AS, &limit);
+    PrepareConfig config = Config();
+    config.output.threads = 1024;
+    try {
+      Prepare(config);
+      ::_exit(0);
+    } catch (const Error& error) {
+      ::_exit(static_cast<int>(error.code()));
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(test::FolderFingerprint(dir_ / "out"), want);
 }
 
 TEST_F(PrepareCrashTest, TwoRunsAtOnceMakeOneDataset) {

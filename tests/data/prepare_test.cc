@@ -370,6 +370,8 @@ TEST_F(PrepareErrorTest, Flags) {
          {"--validation-fraction 1", "[0, 1)"});
   expect([](PrepareConfig& c) { c.output.threads = -1; }, {"--threads -1"});
   expect([](PrepareConfig& c) { c.output.shard_tokens = 10; }, {"--shard-tokens 10", "32768"});
+  expect([](PrepareConfig& c) { c.output.shard_tokens = int64_t{1} << 33; },
+         {"--shard-tokens 8589934592", "4294967296"});
   expect([](PrepareConfig& c) { c.input.max_document_bytes = 0; }, {"--max-document-bytes 0"});
   ExpectNothingLeft();
 }
