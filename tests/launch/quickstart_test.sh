@@ -16,7 +16,8 @@ printf 'build() { :; }\n' >>"$work/launch/common.sh"
 mkdir -p "$work/build/cpu/src/cli"
 cat >"$work/build/cpu/src/cli/halflife" <<'STAND_IN'
 #!/usr/bin/env bash
-# Writes what the real commands write; TRAIN_CODE, VAL_LOSS, BIGRAM_LOSS choose how it went.
+# Writes what the real commands write; TRAIN_CODE, EXPORT_CODE, VAL_LOSS, BIGRAM_LOSS choose how it
+# went.
 set -eu
 command=$1
 value_of() {  # the word after option $1
@@ -47,6 +48,7 @@ case $command in
     echo "{\"loss\":${VAL_LOSS:-1.5},\"perplexity\":4.5,\"bigram_loss\":${BIGRAM_LOSS:-2.3}}"
     ;;
   generate) echo "a sample" ;;
+  export) exit "${EXPORT_CODE:-0}" ;;
 esac
 STAND_IN
 chmod +x "$work/build/cpu/src/cli/halflife"
@@ -71,6 +73,22 @@ printf 'more\n' >>'my text.txt'
 rm calls
 quickstart
 check "a changed text: a new dataset" "prepare train eval generate report export " "$(calls)"
+
+EXPORT_CODE=2 quickstart
+check "a model without a Hugging Face form: exit 0" 0 $?
+check "and all the same a summary" 1 "$(grep -c '^tokens/s  *2000  ' log)"
+check "without a line that loads it" 0 "$(grep -c 'from_pretrained' log)"
+EXPORT_CODE=4 quickstart
+check "an export that fails: its code" 4 $?
+
+# a folder of links, as caches of datasets are
+mkdir links_a links_b
+echo "one text" >one && ln -s ../one links_a/text.txt
+echo "another" >two && ln -s ../two links_b/text.txt
+rm calls
+launch/quickstart links_a >log 2>&1
+launch/quickstart links_b >log 2>&1
+check "other texts behind links: other datasets" 2 "$(grep -c '^prepare' calls)"
 
 VAL_LOSS=3.4 BIGRAM_LOSS=9 quickstart
 check "not below 60 % of the start: exit 1" 1 $?
