@@ -62,7 +62,12 @@ int ExitCodeOf(int status) {
 
 ChildProcesses::ChildProcesses() {
   ::sigemptyset(&waited_for_);
-  for (const int stop : kStops) ::sigaddset(&waited_for_, stop);
+  for (const int stop : kStops) {
+    struct sigaction now {};
+    // what nohup has told us to ignore would wait for us all the same once it is blocked
+    if (::sigaction(stop, nullptr, &now) == 0 && now.sa_handler == SIG_IGN) continue;
+    ::sigaddset(&waited_for_, stop);
+  }
   ::sigaddset(&waited_for_, SIGCHLD);
   ::pthread_sigmask(SIG_BLOCK, &waited_for_, &before_);
 }

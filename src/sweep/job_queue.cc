@@ -1,11 +1,13 @@
 #include "sweep/job_queue.h"
 
+#include <cstring>
 #include <deque>
 #include <map>
 #include <set>
 
 #include "core/clock.h"
 #include "core/concat.h"
+#include "core/log.h"
 
 namespace halflife::sweep {
 namespace {
@@ -24,7 +26,9 @@ class Queue {
       const ChildEvent event = children_.Wait();
       if (event.signal != 0) {
         stopped_by_ = event.signal;
-        children_.Signal(event.signal);
+        HL_WARN("sweep", "stopped by the signal ", ::strsignal(event.signal), ": ", running_.size(),
+                " running, ", waiting_.size(), " not started");
+        children_.Signal(event.signal == SIGHUP ? SIGTERM : event.signal);
       } else {
         End(event);
       }
@@ -40,6 +44,7 @@ class Queue {
   void StartNext() {
     const size_t id = waiting_.front();
     waiting_.pop_front();
+    if (!jobs_[id].started()) return;
     const int slot = *free_.begin();
     free_.erase(free_.begin());
     ChildCommand command = jobs_[id].command;
@@ -50,7 +55,6 @@ class Queue {
     }
     if (slots_.threads > 0)
       command.environment.emplace_back("OMP_NUM_THREADS", Concat(slots_.threads));
-    jobs_[id].started();
     children_.Start(command);
     running_[id] = {.slot = slot, .clock = {}};
   }

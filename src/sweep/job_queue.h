@@ -10,8 +10,8 @@
 namespace halflife::sweep {
 
 struct Job {
-  ChildCommand command;  // `id` is the queue's to set
-  std::function<void()> started;
+  ChildCommand command;           // `id` is the queue's to set
+  std::function<bool()> started;  // just before; returns whether it shall
   // Returns whether to start it once more. `stopping`: it was asked to stop.
   std::function<bool(int exit_code, double seconds, bool stopping)> ended;
 };
@@ -22,8 +22,8 @@ struct Slots {
   int threads = 0;                // of each, where its recipe does not say; 0: not told
 };
 
-// Returns the signal that stopped it, 0 where every job has run. What runs is sent the signal, and
-// waited for; what has not started never does.
+// Returns the signal that stopped it, 0 where every job has run. What runs is sent the signal (for
+// HUP, which programs die of, TERM), and waited for; what has not started never does.
 int RunJobs(const std::vector<Job>& jobs, const Slots& slots);
 
 }  // namespace halflife::sweep

@@ -1,7 +1,9 @@
 #include "sweep/sweep.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iostream>
+#include <optional>
 #include <set>
 
 #include "core/error.h"
@@ -33,11 +35,23 @@ train::RunConfig RecipeOf(const SweepRequest& request, const Trial& trial) {
   }
 }
 
-// What decides a run's trajectory: two recipes that agree in it make the same run.
+// Of a dataset of a sweep's folder its name: the folder may have been moved since.
+std::string DatasetText(const fs::path& path) {
+  return path.parent_path().filename() == "datasets" ? Concat("dataset:", path.filename().string())
+                                                     : path.string();
+}
+
+// What decides a run's numbers: its trajectory, when that ends, and how it is validated. Two
+// recipes that agree in it make the same run.
 std::map<std::string, std::string> IdentityOf(const train::RunConfig& config) {
   std::map<std::string, std::string> identity = train::TrajectoryFields(config);
-  for (const auto& [name, value] : train::FlatFields(config))
-    if (name.starts_with("model.")) identity[name] = value;
+  for (const auto& [name, value] : train::FlatFields(config)) {
+    const bool shown = name.starts_with("eval.sample_");  // a text for people
+    if (name.starts_with("model.") || (name.starts_with("eval.") && !shown) ||
+        name == "train.stop_at_accuracy")
+      identity[name] = value;
+  }
+  identity["data.path"] = DatasetText(config.data.path);
   return identity;
 }
 
@@ -45,7 +59,7 @@ std::map<std::string, std::string> IdentityOf(const train::RunConfig& config) {
 void RequireSameRecipe(const SweepFolder& folder, const Trial& trial,
                        const train::RunConfig& config) {
   const fs::path file = folder.recipe(trial.name);
-  if (!IsThere(file)) return;
+  if (!IsThere(file) || !IsThere(folder.run(trial.name))) return;  // nothing was made with it
   const auto stands = IdentityOf(train::LoadRunConfig(file, {}));
   for (const auto& [name, value] : IdentityOf(config)) {
     const auto found = stands.find(name);
@@ -57,18 +71,18 @@ void RequireSameRecipe(const SweepFolder& folder, const Trial& trial,
   }
 }
 
+// Of those that are there.
 void RequireSameDatasets(const SweepRequest& request) {
   const SweepFolder folder(request.folder);
-  if (!IsThere(folder.sweep_file())) return;
-  const SweepConfig before = ParseSweep(ReadFile(folder.sweep_file(), ExitCode::kEnvironment),
-                                        folder.sweep_file().string(), {});
-  for (const DatasetToPrepare& old : before.datasets) {
-    for (const DatasetToPrepare& dataset : request.config.datasets) {
-      HL_CHECK_AS(ExitCode::kUsage, old.name != dataset.name || old.words == dataset.words,
-                  "dataset ", dataset.name, " in ", folder.path().string(),
-                  " was made by `prepare ", Join(old.words, " "), "`, and the sweep now says `",
-                  Join(dataset.words, " "), "`; give another name, or another --out");
-    }
+  for (const DatasetToPrepare& dataset : request.config.datasets) {
+    const fs::path file = folder.dataset_words(dataset.name);
+    if (!IsThere(folder.datasets() / dataset.name) || !IsThere(file)) continue;
+    const std::string before = ReadFile(file, ExitCode::kEnvironment),
+                      now = Join(dataset.words, " ") + "\n";
+    HL_CHECK_AS(ExitCode::kUsage, before == now, "dataset ", dataset.name, " in ",
+                folder.path().string(), " was made by `prepare ",
+                before.substr(0, before.find('\n')), "`, and the sweep now says `",
+                Join(dataset.words, " "), "`; give another name, or another --out");
   }
 }
 
@@ -93,9 +107,12 @@ class Sweep {
     }
     RequireSameDatasets(request_);
     folder_.Make();
-    for (size_t n = 0; n < mine_.size(); ++n)
-      AtomicWriteFile(folder_.recipe(trials_[mine_[n]].name), train::ToText(recipes[n]),
-                      ExitCode::kEnvironment);
+    for (size_t n = 0; n < mine_.size(); ++n) {
+      const std::string& name = trials_[mine_[n]].name;
+      if (folder_.Status(name).state == TrialState::kFinished && IsThere(folder_.recipe(name)))
+        continue;  // it tells how the run was made
+      AtomicWriteFile(folder_.recipe(name), train::ToText(recipes[n]), ExitCode::kEnvironment);
+    }
     AtomicWriteFile(folder_.sweep_file(), request_.config.text, ExitCode::kEnvironment);
     results_ = ReadResults(request_.config, folder_, request_.read_run);
     const Slots slots = recipes.empty() ? Slots() : SlotsFor(recipes.front());
@@ -165,7 +182,13 @@ class Sweep {
     words.insert(words.end(), {"--out", (folder_.datasets() / dataset.name).string()});
     const fs::path log = folder_.dataset_log(dataset.name);
     return {.command = {.words = words, .environment = {}, .log = log},
-            .started = [name = dataset.name] { HL_INFO("sweep", "preparing dataset ", name); },
+            .started =
+                [this, &dataset] {
+                  HL_INFO("sweep", "preparing dataset ", dataset.name);
+                  AtomicWriteFile(folder_.dataset_words(dataset.name),
+                                  Join(dataset.words, " ") + "\n", ExitCode::kEnvironment);
+                  return true;
+                },
             .ended =
                 [name = dataset.name, log](int exit_code, double seconds, bool) {
                   if (exit_code == 0)
@@ -199,16 +222,39 @@ class Sweep {
                               folder_.recipe(name).string(), "--run", folder_.run(name).string()},
                     .environment = {},
                     .log = folder_.log(name)},
-        .started = [this, i] { Started(i); },
+        .started = [this, i] { return Starts(i); },
         .ended = [this, i](int exit_code, double seconds,
                            bool stopping) { return Ended(i, exit_code, seconds, stopping); }};
   }
 
-  void Started(size_t i) {
+  // False: another sweep of this folder runs it, or has.
+  bool Starts(size_t i) {
+    const std::string& name = trials_[i].name;
+    if (!locks_.contains(i)) {
+      std::optional<Fd> lock = folder_.Lock(name);
+      TrialStatus& status = results_[i].status = folder_.Status(name);
+      if (!lock || status.state == TrialState::kFinished) {
+        HL_INFO("sweep", name, lock ? " was finished" : " is run", " by another sweep");
+        return false;
+      }
+      locks_[i] = *std::move(lock);
+    }
+    std::error_code ignored;
+    const uint64_t log_bytes = fs::file_size(folder_.log(name), ignored);
+    log_begins_[i] = ignored ? 0 : log_bytes;
     TrialStatus& status = results_[i].status;
     status.state = TrialState::kRunning;
     ++status.attempts;
-    folder_.SetStatus(trials_[i].name, status);
+    folder_.SetStatus(name, status);
+    return true;
+  }
+
+  // Why an attempt failed: a signal, and its last words, of which it may have had none.
+  std::string Reason(size_t i, int exit_code) const {
+    const std::string words = LastWords(folder_.log(trials_[i].name), log_begins_.at(i));
+    const char* const signal = exit_code > 128 ? ::sigabbrev_np(exit_code - 128) : nullptr;
+    if (signal == nullptr) return words;
+    return Concat("ended by SIG", signal, words.empty() ? "" : "; it said last: ", words);
   }
 
   bool Ended(size_t i, int exit_code, double seconds, bool stopping) {
@@ -220,8 +266,7 @@ class Sweep {
     status.state = exit_code == 0      ? TrialState::kFinished
                    : stopping || saved ? TrialState::kStopped
                                        : TrialState::kFailed;
-    status.message =
-        status.state == TrialState::kFailed ? LastWords(folder_.log(trials_[i].name)) : "";
+    status.message = status.state == TrialState::kFailed ? Reason(i, exit_code) : "";
     folder_.SetStatus(trials_[i].name, status);
     results_[i] = ReadResult(request_.config.summary, folder_, trials_[i], request_.read_run);
     Tell(i, seconds);
@@ -229,6 +274,7 @@ class Sweep {
     const bool again = status.state == TrialState::kFailed && MayGoBetterAgain(exit_code) &&
                        ++num_retries_[i] <= request_.retries;
     if (again) HL_INFO("sweep", trials_[i].name, " starts once more");
+    if (!again || stopping) locks_.erase(i);
     return again && !stopping;
   }
 
@@ -293,6 +339,8 @@ class Sweep {
   std::vector<size_t> mine_;
   std::vector<TrialResult> results_;  // of all trials
   std::map<size_t, int> num_retries_;
+  std::map<size_t, Fd> locks_;             // of the trials that run
+  std::map<size_t, uint64_t> log_begins_;  // of a trial's last attempt, in its log
 };
 
 }  // namespace

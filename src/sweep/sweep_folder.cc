@@ -1,10 +1,13 @@
 #include "sweep/sweep_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/files.h"
 #include "core/json_text.h"
 
 namespace halflife::sweep {
@@ -33,6 +36,9 @@ void SweepFolder::Make() const {
   }
 }
 
+fs::path SweepFolder::dataset_words(const std::string& dataset) const {
+  return datasets() / (dataset + ".prepare");
+}
 fs::path SweepFolder::recipe(const std::string& trial) const {
   return path_ / "recipes" / (trial + ".textproto");
 }
@@ -77,10 +83,18 @@ void SweepFolder::SetStatus(const std::string& trial, const TrialStatus& set) co
                   ExitCode::kEnvironment);
 }
 
+std::optional<Fd> SweepFolder::Lock(const std::string& trial) const {
+  Fd fd = OpenFile(path_ / "status" / (trial + ".lock"), O_RDWR | O_CREAT | O_CLOEXEC,
+                   ExitCode::kEnvironment);
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return std::nullopt;
+  return fd;
+}
+
 bool SweepFolder::Is(const fs::path& path) { return IsThere(SweepFolder(path).sweep_file()); }
 
-std::string LastWords(const fs::path& log) {
+std::string LastWords(const fs::path& log, uint64_t begin) {
   std::ifstream in(log);
+  in.seekg(static_cast<std::streamoff>(begin));
   std::string last, error;
   for (std::string line; std::getline(in, line);) {
     if (line.empty()) continue;

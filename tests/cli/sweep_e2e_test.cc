@@ -1,7 +1,10 @@
 // `halflife sweep` through the binary: a grid that fails in part, is killed, stopped and shared,
 // and still comes to what undisturbed runs come to.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <sstream>
@@ -97,6 +100,7 @@ TEST_F(Sweep, KilledRunsGoOnAndFinishedOnesStay) {
   const RunResult killed =
       RunSweep("two", "killed", {"--share", "0/2"}, {{"HL_FAULT", "train.step:kill:6"}});
   EXPECT_EQ(killed.exit_code, 137) << killed.err;
+  EXPECT_THAT(killed.err, HasSubstr("failed with exit code 137: ended by SIGKILL"));
   EXPECT_THAT(killed.out, AllOf(HasSubstr("0 of 2 runs finished, 2 failed"),
                                 HasSubstr("failed  mixer=gla,seed=1")));
   EXPECT_THAT(Read("killed/results.csv"), HasSubstr("mixer=gla,seed=2\",gla,2,pending,0,0,"));
@@ -162,6 +166,9 @@ TEST_F(Sweep, NumbersOfAnotherRecipeDoNotPassForThese) {
   EXPECT_THAT(changed.err,
               AllOf(HasSubstr("run mixer=gla,seed=1"), HasSubstr("was made with optimizer.lr"),
                     HasSubstr("now says 0.5"), HasSubstr("another --out")));
+  const RunResult evaluated = RunSweep("two", "undisturbed", {"--set", "eval.windows=3"});
+  EXPECT_EQ(evaluated.exit_code, 2);
+  EXPECT_THAT(evaluated.err, HasSubstr("was made with eval.windows"));
   // what does not decide a run's numbers may change
   EXPECT_EQ(RunSweep("two", "undisturbed", {"--set", "train.log_every=3"}).exit_code, 0);
   std::string text = Text("");
@@ -171,6 +178,49 @@ TEST_F(Sweep, NumbersOfAnotherRecipeDoNotPassForThese) {
   EXPECT_EQ(data.exit_code, 2);
   EXPECT_THAT(data.err, AllOf(HasSubstr("dataset made"), HasSubstr("--validation-fraction 0.5"),
                               HasSubstr("another --out")));
+  text = Text("");
+  text.replace(text.find("dataset:made"), 12, "other");
+  std::ofstream(Path("by_hand.textproto")) << text;
+  EXPECT_THAT(RunSweep("by_hand", "undisturbed").err,
+              HasSubstr("was made with data.path dataset:made, and the sweep now says other"));
+  // of a run that is finished the recipe tells what made it
+  EXPECT_THAT(Read("undisturbed/recipes/mixer=gla,seed=1.textproto"),
+              Not(HasSubstr("log_every: 3")));
+}
+
+// What failed before it made anything may be mended.
+TEST_F(Sweep, WhatWasNeverMadeIsBoundToNothing) {
+  std::string text = Text("");
+  text.replace(text.find("--tokenizer bytes"), 17, "--tokenizer none");
+  std::ofstream(Path("typo.textproto")) << text;
+  EXPECT_EQ(RunSweep("typo", "mended").exit_code, 3);
+  const RunResult mended = RunSweep("two", "mended", {"--set", "optimizer.lr=1e-4"});
+  EXPECT_EQ(mended.exit_code, 0) << mended.err;
+  EXPECT_THAT(Read("mended/datasets/made.prepare"), HasSubstr("--tokenizer bytes"));
+  // and what was made is, whatever the sweep has said in between
+  std::string without = Text("");
+  const size_t begin = without.find("dataset {");
+  without.erase(begin, without.find('\n', begin) - begin);
+  without.replace(without.find("dataset:made"), 12, Path("mended/datasets/made"));
+  std::ofstream(Path("without.textproto")) << without;
+  EXPECT_EQ(RunSweep("without", "mended", {"--set", "optimizer.lr=1e-4"}).exit_code, 0);
+  text = Text("");
+  text.replace(text.find("0.2\""), 3, "0.5");
+  std::ofstream(Path("stale.textproto")) << text;
+  EXPECT_THAT(RunSweep("stale", "mended", {"--set", "optimizer.lr=1e-4"}).err,
+              HasSubstr("dataset made"));
+}
+
+TEST_F(Sweep, WhatAnotherSweepRunsIsLeftToIt) {
+  std::filesystem::create_directories(Path("shared/status"));
+  const std::string lock = Path("shared/status/mixer=gla,seed=1.lock");
+  const int fd = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  ASSERT_EQ(::flock(fd, LOCK_EX), 0);
+  const RunResult result = RunSweep("two", "shared");
+  ::close(fd);
+  EXPECT_EQ(result.exit_code, 75) << result.err;  // it is not finished yet
+  EXPECT_THAT(result.err, HasSubstr("mixer=gla,seed=1 is run by another sweep"));
+  EXPECT_THAT(result.out, HasSubstr("3 of 4 runs finished, 0 failed"));
 }
 
 TEST_F(Sweep, SaysWhatIsWrongBeforeItStartsAnything) {

@@ -46,5 +46,27 @@ if [ "$code" -ne 2 ] || [[ $message != *"--label wants unit, emulated, mpi, slur
   fail "tests/run --label nonsense: exit $code, '$message'"
 fi
 
+# array_task WANTED_CODE WANTED_WORDS SETTING...: a task of a job array of sweeps, whose program
+# prints what it is given.
+array_task() {
+  local wanted_code=$1 words=$2
+  shift 2
+  message=$(env HALFLIFE=/bin/echo HALFLIFE_ROOT="$repo" "$@" bash launch/slurm/sweep.sbatch --config x 2>&1)
+  code=$?
+  if [ "$code" -ne "$wanted_code" ] || [[ $message != *"$words"* ]]; then
+    fail "sweep.sbatch of $*: exit $code, '$message'"
+  fi
+}
+array_of() {  # ID MIN MAX COUNT
+  echo "SLURM_ARRAY_TASK_ID=$1 SLURM_ARRAY_TASK_MIN=$2 SLURM_ARRAY_TASK_MAX=$3 SLURM_ARRAY_TASK_COUNT=$4"
+}
+# shellcheck disable=SC2046  # words are wanted
+{
+  array_task 0 "sweep --config x --share 2/8" $(array_of 2 0 7 8)
+  array_task 2 "the array is not 0 to N" $(array_of 3 3 3 1)
+  array_task 2 "the array is not 0 to N" $(array_of 3 1 8 8)
+  array_task 0 "sweep --config x --share 3/8" $(array_of 3 3 3 1) SHARES=8
+}
+
 [ "$failures" -eq 0 ] && echo "ok      ${#scripts[@]} scripts"
 exit $((failures > 0))

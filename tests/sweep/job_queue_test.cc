@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <fstream>
 #include <sstream>
 
@@ -35,6 +36,7 @@ class JobQueue : public testing::Test {
                 [this] {
                   ++running_;
                   most_ = std::max(most_, running_);
+                  return true;
                 },
             .ended =
                 [this, number, again](int exit_code, double, bool stopping) {
@@ -102,6 +104,36 @@ TEST_F(JobQueue, ASignalEndsIt) {
   EXPECT_TRUE(stopping_);
   EXPECT_THAT(Text(dir_ / "log0"), HasSubstr("told"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "log1"));
+}
+
+TEST_F(JobQueue, AJobThatSaysNoIsLeftOut) {
+  std::vector<Job> jobs = {Shell("echo never"), Shell("echo second")};
+  jobs[0].started = [] { return false; };
+  EXPECT_EQ(RunJobs(jobs, {.count = 1, .gpus = {}}), 0);
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "log0"));
+  EXPECT_EQ(Text(dir_ / "log1"), "second\n");
+}
+
+// A terminal that is closed: programs die of HUP, so what runs gets TERM, which it can save after.
+TEST_F(JobQueue, AHangUpEndsItByTerm) {
+  const std::string parent = std::to_string(::getpid());
+  EXPECT_EQ(
+      RunJobs({Shell("trap 'exit 75' TERM; kill -HUP " + parent + "; while :; do sleep 0.1; done")},
+              {.count = 1, .gpus = {}}),
+      SIGHUP);
+  ASSERT_EQ(codes_.size(), 1u);
+  EXPECT_EQ(codes_[0].second, 75);
+}
+
+TEST_F(JobQueue, UnderNohupAHangUpIsNothing) {
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  const std::string parent = std::to_string(::getpid());
+  const std::vector<Job> jobs = {Shell("kill -HUP " + parent + "; kill -HUP $$; echo first"),
+                                 Shell("echo second")};
+  EXPECT_EQ(RunJobs(jobs, {.count = 1, .gpus = {}}), 0);
+  std::signal(SIGHUP, before);
+  EXPECT_EQ(Text(dir_ / "log0"), "first\n");  // it ignores what we ignore
+  EXPECT_EQ(Text(dir_ / "log1"), "second\n");
 }
 
 }  // namespace

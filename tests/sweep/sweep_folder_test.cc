@@ -46,6 +46,21 @@ TEST(SweepFolder, TheLastWordsAreThoseOfAnError) {
   EXPECT_EQ(LastWords(dir / "log"), "[1] [error] what was wrong");
   std::ofstream(dir / "plain") << "first\nlast\n";
   EXPECT_EQ(LastWords(dir / "plain"), "last");
+  // of an attempt that said nothing of an error, those of an earlier one are not its own
+  EXPECT_EQ(LastWords(dir / "log", 33), "afterwards");
+  EXPECT_EQ(LastWords(dir / "log", 1000), "");
+}
+
+TEST(SweepFolder, OneSweepHoldsATrial) {
+  const test::TempDir dir;
+  const SweepFolder folder(dir / "sweep");
+  folder.Make();
+  std::optional<Fd> first = folder.Lock("a=1");
+  EXPECT_TRUE(first);
+  EXPECT_FALSE(SweepFolder(dir / "sweep").Lock("a=1"));
+  EXPECT_TRUE(folder.Lock("a=2"));
+  first.reset();
+  EXPECT_TRUE(folder.Lock("a=1"));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ void Handle(int signal_number) {
   switch (signal_number) {
     case SIGUSR1:
     case SIGTERM:
+    case SIGHUP:
       requeue_flag = true;
       break;
     case SIGUSR2:
@@ -38,6 +39,9 @@ void StopFlags::InstallHandlers() {
   for (const int signal_number : {SIGUSR1, SIGUSR2, SIGTERM, SIGINT}) {
     ::sigaction(signal_number, &action, nullptr);
   }
+  struct sigaction now {};  // nohup's runs outlive their terminal
+  if (::sigaction(SIGHUP, nullptr, &now) == 0 && now.sa_handler != SIG_IGN)
+    ::sigaction(SIGHUP, &action, nullptr);
 }
 
 bool StopFlags::requeue() { return requeue_flag; }

@@ -1,4 +1,5 @@
-// Signals as flags: USR1 and TERM ask for "save and requeue" (exit 75), USR2 for "save and go on",
+// Signals as flags: USR1, TERM and, unless it is ignored, HUP ask for "save and requeue" (exit 75),
+// USR2 for "save and go on",
 // INT for "save and stop" (exit 130); a second INT ends the process at once. Handlers only set
 // atomics, and the same signal may arrive many times. The flags travel in the step's scalars, so a
 // signal on any single rank stops all ranks at the same step.

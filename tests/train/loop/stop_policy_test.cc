@@ -1,6 +1,8 @@
 #include "train/loop/stop_policy.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 
@@ -55,6 +57,25 @@ TEST(StopPolicy, TheReducedRequestsDecide) {
             ExitCode::kInterrupted);
 }
 
+// In processes of their own: what was asked for stays.
+TEST(StopPolicy, AClosedTerminalAsksForASaveUnlessItIsToBeIgnored) {
+  const auto exit_code_where = [](void (*disposition)(int)) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      std::signal(SIGHUP, disposition);
+      StopFlags::InstallHandlers();
+      std::raise(SIGHUP);
+      ::_exit(StopPolicy(0).OwnRequests(0).any(Scalar::kSaveAndRequeue) ? 1 : 0);
+    }
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  };
+  EXPECT_EQ(exit_code_where(SIG_DFL), 1);
+  EXPECT_EQ(exit_code_where(SIG_IGN), 0);  // nohup
+}
+
+// Last: the requests stay.
 TEST(StopPolicy, SignalsAndTheLimitBecomeRequests) {
   StopFlags::InstallHandlers();
   const StopPolicy policy(100);
