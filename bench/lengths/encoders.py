@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=16, help="stretches of the longest length")
     args = parser.parse_args()
     args.out = args.out.absolute()
+    args.program = str(pathlib.Path(args.program).absolute())
     zoo.write_text()
     if not (args.out / "king_james/manifest.pb").exists():
         zoo.run([args.program, "prepare", "--input", f"{zoo.TEXT}/train.txt", "--validation-input",

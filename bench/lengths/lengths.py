@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=32, help="stretches of the longest length")
     args = parser.parse_args()
     args.out = args.out.absolute()
+    args.program = str(pathlib.Path(args.program).absolute())
     zoo.write_text()
     zoo.run([args.program, "sweep", "--config", "launch/sweeps/lengths.textproto", "--out", str(args.out),
              "--jobs", str(args.jobs)])  # fmt: skip

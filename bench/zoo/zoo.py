@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--build", type=pathlib.Path, default=REPO / "build/cpu")
     parser.add_argument("--speed-steps", type=int, default=15)
     args = parser.parse_args()
+    args.build = args.build.resolve()
     halflife = str(args.build / "src/cli/halflife")
     out = args.out.resolve()
     write_text()

@@ -5,6 +5,7 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <vector>
@@ -74,6 +75,7 @@ class GzipStream : public CompressedStream {
   ~GzipStream() override { ::inflateEnd(&zlib_); }
 
   size_t Read(char* out, size_t size) override {
+    size = std::min(size, size_t{1} << 30);  // zlib counts in 32 bits
     zlib_.next_out = reinterpret_cast<Bytef*>(out);
     zlib_.avail_out = static_cast<uInt>(size);
     while (zlib_.avail_out == size) {

@@ -71,11 +71,18 @@ Axis ReadAxis(const proto::SweepAxis& message, Problems& problems) {
   return axis;
 }
 
-// Labels become names of folders.
+// Names of axes and labels become names of folders.
+bool CanNameRuns(const std::string& text) {
+  return !text.empty() && text.find_first_of("/\\,=\n\t \"") == std::string::npos;
+}
+
 void CheckLabels(const Axis& axis, Problems& problems) {
+  if (!CanNameRuns(axis.name))
+    problems.Add("axis '", axis.name,
+                 "' cannot name runs; a name has no spaces, quotes, slashes, commas or =");
   std::set<std::string> labels;
   for (const Point& point : axis.points) {
-    if (point.label.empty() || point.label.find_first_of("/\\,=\n\t \"") != std::string::npos)
+    if (!CanNameRuns(point.label))
       problems.Add("axis '", axis.name, "': '", point.label,
                    "' cannot name runs; a label has no spaces, quotes, slashes, commas or =");
     if (!labels.insert(point.label).second)
@@ -84,6 +91,20 @@ void CheckLabels(const Axis& axis, Problems& problems) {
       if (set.find('=') == std::string::npos)
         problems.Add("axis '", axis.name, "': '", set, "' is no assignment; write FIELD=VALUE");
   }
+}
+
+// A run's name, with an ending, is a file's, of 255 bytes at most.
+void CheckNameLength(const SweepConfig& sweep, Problems& problems) {
+  constexpr size_t kMost = 220;
+  size_t longest = 0;
+  for (const Axis& axis : sweep.axes) {
+    size_t label = 0;
+    for (const Point& point : axis.points) label = std::max(label, point.label.size());
+    longest += axis.name.size() + label + 2;
+  }
+  if (longest > kMost + 1)
+    problems.Add("the longest name of a run has ", longest - 1, " bytes; ", kMost,
+                 " are the most: shorter names of axes, or shorter labels, would work");
 }
 
 std::set<std::string> FieldsOf(const Axis& axis) {
@@ -222,6 +243,7 @@ SweepConfig ParseSweep(const std::string& text, const std::string& name_for_erro
   CheckOverruled(sweep, static_cast<size_t>(message.set_size()), problems);
   CheckDatasets(sweep, problems);
   CheckSummary(sweep, problems);
+  CheckNameLength(sweep, problems);
   problems.Throw(name_for_errors);
   return sweep;
 }

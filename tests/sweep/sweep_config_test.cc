@@ -94,6 +94,11 @@ TEST(SweepConfig, RefusesWhatMakesNoSenseAllAtOnce) {
                   ExitCode::kUsage, "axis 'empty': it takes either a field with values, or points",
                   "axis 'b' has '1' twice", "'x/y' cannot name runs", "'c' is no assignment");
   EXPECT_HL_ERROR(ParseWith("axes {}"), ExitCode::kUsage, "s.textproto", "axes", "axis");
+  EXPECT_HL_ERROR(ParseWith(R"(axis { name: "a/b" point { label: "x" set: "c=1" } })"),
+                  ExitCode::kUsage, "axis 'a/b' cannot name runs");
+  const std::string label(230, 'x');
+  EXPECT_HL_ERROR(ParseWith("axis { name: \"a\" point { label: \"" + label + "\" set: \"c=1\" } }"),
+                  ExitCode::kUsage, "the longest name of a run has 239 bytes; 220 are the most");
 }
 
 TEST(SweepConfig, RefusesDatasetsThatNothingMakes) {
