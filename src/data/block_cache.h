@@ -1,5 +1,5 @@
-// Verified blocks of a dataset's columns, those used last: a block holds hundreds of short rows, and
-// in a shuffled order the next one comes from any block.
+// Verified blocks of a dataset's columns, those used last: a block holds hundreds of short rows,
+// and in a shuffled order the next one comes from any block.
 //
 //   BlockCache<int32_t> tokens(32 << 20);
 //   const auto block = tokens.Get({&shard, 3}, [&] { return shard.ReadTokens(3); });
@@ -26,8 +26,8 @@ class BlockCache {
   // Holds at most so many bytes, and the last block whatever its size.
   explicit BlockCache(size_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // A block that is not held is made by read(), of whose errors nothing is kept. Thread-safe: read()
-  // runs without the lock, so two threads that miss one block both read it.
+  // A block that is not held is made by read(), of whose errors nothing is kept. Thread-safe:
+  // read() runs without the lock, so two threads that miss one block both read it.
   template <typename Read>
   Block Get(const Key& key, const Read& read) {
     if (Block held = Find(key)) return held;

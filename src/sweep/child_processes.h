@@ -30,8 +30,8 @@ struct ChildEvent {
 };
 
 // One at a time in a process. INT, TERM, HUP and USR1, where they are not ignored, wait to be told
-// by Wait() while it lives. A child has its own process group, so that a terminal's Ctrl-C reaches it through Signal alone, and
-// gets TERM when this process dies.
+// by Wait() while it lives. A child has its own process group, so that a terminal's Ctrl-C reaches
+// it through Signal alone, and gets TERM when this process dies.
 class ChildProcesses {
  public:
   ChildProcesses();

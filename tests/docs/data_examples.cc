@@ -3,6 +3,7 @@
 #include <hdf5.h>
 
 #include "core/files.h"
+#include "data/block_cache.h"
 #include "data/bpe/added_tokens.h"
 #include "data/bpe/merger.h"
 #include "data/bpe/regex.h"
@@ -44,6 +45,10 @@ using Path = std::filesystem::path;
 
 void AddedTokensExample(const std::vector<AddedToken>& tokens, std::string_view text) {
 #include "examples/data/bpe/added_tokens.h"
+}
+
+void BlockCacheExample(ShardReader& shard) {
+#include "examples/data/block_cache.h"
 }
 
 void MergerExample(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges,

@@ -15,6 +15,7 @@
 #include "kernels/chunks/sequence_chunks.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/philox_lanes.h"
+#include "kernels/cpu/stretches.h"
 #include "kernels/cpu/sum_partials.h"
 #include "kernels/cpu/vectorised.h"
 #include "kernels/cross_entropy/linear_cross_entropy.h"
@@ -134,6 +135,12 @@ namespace vectorised_header {
 
 void ParallelExample(int64_t num_states, size_t scratch_bytes) {
 #include "examples/kernels/cpu/parallel.h"
+}
+
+void Scan(int64_t piece, const Stretch& part, void* scratch);
+void StretchesExample(int num_heads, int64_t num_pieces, bool rows_are_long, size_t bytes,
+                      int begin, int end, int stretch_chunks) {
+#include "examples/kernels/cpu/stretches.h"
 }
 
 void SumPartialsExample(int64_t num_blocks, int64_t taps, int64_t dim, float* dweight,

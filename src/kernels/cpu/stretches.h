@@ -8,7 +8,7 @@
 // kind, make a group. Bits depend on neither, as what a head hands from stretch to stretch is its
 // state.
 //
-//   const SideBySide groups({.num_heads = H, .num_pieces = pieces, .kinds = 1}, rows_are_long);
+//   const SideBySide groups({num_heads, num_pieces, /*kinds=*/1}, rows_are_long);
 //   Parallel("a kernel", groups.count(), bytes, [&](int64_t group, void* scratch) {
 //     for (const Stretch& part : CutStretches(begin, end, stretch_chunks, /*descending=*/false))
 //       for (int i = 0; i < groups.together(); ++i) Scan(groups.Piece(group, i), part, scratch);
