@@ -7,6 +7,8 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/log.h"
+#include "data/shard_layout.h"
 
 namespace halflife::data {
 namespace {
@@ -62,11 +64,17 @@ std::vector<fs::path> Glob(const std::string& pattern) {
   return paths;
 }
 
+// But for those of datasets, whose tokenizers are text files, too.
 std::vector<fs::path> FilesBelow(const fs::path& folder) {
   std::vector<fs::path> paths;
   try {
-    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-      if (entry.is_regular_file()) paths.push_back(entry.path());
+    fs::recursive_directory_iterator entry(folder);
+    for (; entry != fs::recursive_directory_iterator(); ++entry) {
+      if (entry->is_regular_file()) paths.push_back(entry->path());
+      if (entry->is_directory() && fs::exists(entry->path() / kManifestName)) {
+        HL_INFO("data", entry->path().string(), " is a dataset, no text; left out");
+        entry.disable_recursion_pending();
+      }
     }
   } catch (const fs::filesystem_error& error) {
     HL_FAIL(ExitCode::kData, "cannot list ", folder.string(), ": ", error.code().message());

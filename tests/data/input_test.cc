@@ -66,6 +66,16 @@ TEST(InputFilesTest, FoldersAreRecursiveAndSorted) {
   EXPECT_EQ(found.files[1].format, TextFormat::kJsonl);
 }
 
+TEST(InputFilesTest, DatasetsInAFolderAreNoText) {
+  const TempDir dir;
+  for (const char* name : {"a.txt", "books.data/manifest.pb", "books.data/tokenizer/kind.txt",
+                           "more/b.txt", "more/data/manifest.pb", "more/data/c.txt"}) {
+    WriteText(dir / name, "x");
+  }
+  EXPECT_EQ(FileNames(FindInputFiles({dir.path().string()})),
+            (std::vector<std::string>{"a.txt", "b.txt"}));
+}
+
 TEST(InputFilesTest, PatternsNamesAndRepeats) {
   const TempDir dir;
   for (const char* name : {"1.txt", "2.txt", "3.jsonl", "odd[1].txt"}) WriteText(dir / name, "x");
