@@ -14,12 +14,15 @@ double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t to
 
   int64_t begin = config.warmup_steps;  // first step of the decay
   if (config.kind == "wsd") {
-    const int64_t decay = config.decay_steps > 0 ? config.decay_steps : total_steps / 10;
+    const int64_t tenth = std::max<int64_t>(total_steps / 10, 1);
+    const int64_t decay = config.decay_steps > 0 ? config.decay_steps : tenth;
     begin = std::max(begin, total_steps - decay);
   }
   const int64_t last = total_steps - 1;
-  if (step < begin || last <= begin) return 1;
-  const double progress = std::min(1.0, static_cast<double>(step - begin) / (last - begin));
+  if (step < begin || total_steps == 1) return 1;
+  // A decay of one step has no step of its own at the peak, which the one before it has.
+  const double progress =
+      step >= last ? 1 : static_cast<double>(step - begin) / static_cast<double>(last - begin);
   const double floor = config.final_lr_ratio;
   if (config.kind == "cosine") {
     return floor + (1 - floor) * 0.5 * (1 + std::cos(std::numbers::pi * progress));

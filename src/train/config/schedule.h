@@ -9,13 +9,15 @@ namespace halflife::train {
 struct ScheduleConfig {
   std::string kind = "cosine";  // cosine | linear | constant | wsd (warm-up, stable, decay)
   int64_t warmup_steps = 0;
-  int64_t decay_steps = 0;      // wsd: length of the final linear decay; 0: a tenth of the run
+  // wsd: length of the final linear decay; 0: a tenth of the run, at least one step.
+  int64_t decay_steps = 0;
   double final_lr_ratio = 0.1;  // constant ignores it
   bool per_epoch = false;       // LearningRateFactorOfEpoch holds
 };
 
 // Factor of the peak learning rate for optimiser step `step` (0-based) of `total_steps`. Warm-up is
-// linear and reaches 1 at step warmup_steps - 1; decays reach final_lr_ratio at the last step.
+// linear and reaches 1 at step warmup_steps - 1; decays reach final_lr_ratio at the last step, if
+// there is one after the warm-up. A run of a single step has the peak.
 double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t total_steps);
 
 // The same for all steps of epoch `epoch` (0-based) of `max_epochs`, as PyTorch's CosineAnnealingLR

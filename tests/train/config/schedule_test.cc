@@ -79,6 +79,25 @@ TEST(Schedule, D2dRisesForThreeThousandUpdatesAndEndsAtZero) {
   EXPECT_NEAR(rate_of_update(middle), 2.5e-4, 1e-8);  // half a cosine is odd about its middle
 }
 
+// Of which a fraction of the way from its first step to its last says nothing.
+TEST(Schedule, ADecayOfOneStepEndsAtItsFloor) {
+  for (int64_t steps = 2; steps < 20; ++steps) {
+    const ScheduleConfig wsd{.kind = "wsd", .final_lr_ratio = 0.2};
+    EXPECT_DOUBLE_EQ(LearningRateFactor(wsd, steps - 2, steps), 1) << steps;
+    EXPECT_DOUBLE_EQ(LearningRateFactor(wsd, steps - 1, steps), 0.2) << steps;
+  }
+  for (const char* kind : {"cosine", "linear"}) {
+    const ScheduleConfig config{.kind = kind, .warmup_steps = 2, .final_lr_ratio = 0.2};
+    EXPECT_DOUBLE_EQ(LearningRateFactor(config, 1, 3), 1) << kind;
+    EXPECT_NEAR(LearningRateFactor(config, 2, 3), 0.2, 1e-15) << kind;
+  }
+}
+
+TEST(Schedule, ARunOfOneStepHasThePeak) {
+  for (const char* kind : {"cosine", "linear", "wsd", "constant"})
+    EXPECT_DOUBLE_EQ(LearningRateFactor({.kind = kind, .final_lr_ratio = 0.2}, 0, 1), 1) << kind;
+}
+
 TEST(Schedule, RunShorterThanItsWarmUp) {
   const ScheduleConfig config{.kind = "cosine", .warmup_steps = 10};
   EXPECT_DOUBLE_EQ(LearningRateFactor(config, 9, 10), 1);
