@@ -66,11 +66,11 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
       Concat("at most ", most_rows, " (2^32 tokens a step of rows of ", c.data.seq_len, ")"));
   problems.Require(t.steps <= kMostRunTokens / kMostStepTokens, "train.steps", t.steps,
                    Concat("at most ", kMostRunTokens / kMostStepTokens));
+  const int64_t most_micro_rows = INT32_MAX / std::max<int64_t>(c.data.seq_len, 1);
+  problems.Require(
+      c.data.seq_len <= 0 || t.micro_batch <= most_micro_rows, "train.micro_batch", t.micro_batch,
+      Concat("at most ", most_micro_rows, " (micro_batch x seq_len counts in 32 bits)"));
   if (t.micro_batch >= 1 && t.micro_batch <= most_rows) {
-    problems.Require(c.data.seq_len <= 0 || t.micro_batch <= INT32_MAX / c.data.seq_len,
-                     "train.micro_batch", t.micro_batch,
-                     Concat("at most ", INT32_MAX / std::max<int64_t>(c.data.seq_len, 1),
-                            " (micro_batch x seq_len counts in 32 bits)"));
     const int sp = c.parallel.sp >= 1 && world_size % c.parallel.sp == 0 ? c.parallel.sp : 1;
     const int64_t unit = t.micro_batch * world_size / sp;
     problems.Require(
@@ -107,7 +107,7 @@ void CheckGraphs(const RunConfig& c, int world_size, Problems& problems) {
   only(c.parallel.sp == 1, "parallel.sp above 1, whose ranks talk within a forward");
   only(c.parallel.zero_stage < 2, "parallel.zero_stage 2, which sums gradients while it goes back");
   only(c.data.positions.plain(), "data.positions that are told anew for each row");
-  only(world_size == 1 || c.train.global_batch > c.train.micro_batch * world_size,
+  only(world_size == 1 || c.train.global_batch / world_size > c.train.micro_batch,
        "one micro-batch a step on several ranks: the last one is never replayed");
 }
 

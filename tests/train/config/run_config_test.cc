@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/concat.h"
 #include "support/expect_error.h"
 
 namespace halflife::train {
@@ -125,6 +126,15 @@ TEST(RunConfig, ABatchThatNoStepEndsIsRefused) {
   EXPECT_HL_ERROR(Validate(Parse({"train.steps=9223372036854775807"}), 1), ExitCode::kUsage,
                   "train.steps", "at most 1073741824");
   Validate(Parse({"train.global_batch=33554432"}), 1);
+}
+
+TEST(RunConfig, AMicroBatchOfAnySizeIsChecked) {
+  const auto validate = [](const std::string& value) {
+    Validate(Parse({"data.seq_len=1024", "train.micro_batch=" + value}), 1);
+  };
+  for (const char* value : {"2097152", "4194305", "9223372036854775807"})
+    EXPECT_HL_ERROR(validate(value), ExitCode::kUsage, Concat("train.micro_batch: ", value),
+                    "use at most 2097151 (micro_batch x seq_len counts in 32 bits)");
 }
 
 TEST(RunConfig, ResolvedTextReadsBackTheSame) {
