@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/log.h"
+#include "dist/deadline.h"
 #include "dist/local_state.h"
 
 namespace halflife::dist {
@@ -17,10 +18,6 @@ using local::Group;
 using local::Slot;
 using local::State;
 
-Clock::duration Seconds(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 class LocalOperation final : public Operation {
  public:
   LocalOperation(State& state, std::shared_ptr<Group> group, std::shared_ptr<Slot> slot, int rank,
@@ -30,7 +27,7 @@ class LocalOperation final : public Operation {
         slot_(std::move(slot)),
         rank_(rank),
         seq_(seq),
-        deadline_(Clock::now() + Seconds(state.options().timeout_s)),
+        deadline_(DeadlineIn(state.options().timeout_s)),
         exceptions_(std::uncaught_exceptions()) {}
 
   ~LocalOperation() override {
@@ -107,7 +104,8 @@ class LocalCommunicator final : public RequestCommunicator {
 
 Work LocalCommunicator::Issue(Request request, int64_t) {
   if (state_.options().schedule) {
-    std::this_thread::sleep_for(Seconds(state_.DelaySeconds(*group_, issued_, rank())));
+    std::this_thread::sleep_for(
+        std::chrono::duration<double>(state_.DelaySeconds(*group_, issued_, rank())));
   }
   const std::optional<LocalFault::Kind> fault = state_.TakeFault(world_rank(), request.tag.what);
   if (fault) Befall(*fault, request);

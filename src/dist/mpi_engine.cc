@@ -3,6 +3,7 @@
 #include <mpi.h>
 
 #include "core/log.h"
+#include "dist/deadline.h"
 #include "dist/mpi_loop.h"
 
 namespace halflife::dist {
@@ -73,8 +74,7 @@ std::shared_ptr<MpiJob> MpiEngine::Loop::Submit(GroupId group, MpiJobSpec spec,
   job->group = group;
   job->spec = std::move(spec);
   job->call = std::move(call);
-  job->deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                     std::chrono::duration<double>(job->spec.timeout_s));
+  job->deadline = DeadlineIn(job->spec.timeout_s);
   {
     const std::lock_guard lock(mutex_);
     if (dead_) {
@@ -112,9 +112,7 @@ void MpiEngine::Loop::Wait(MpiJob& job) {
 void MpiEngine::Loop::Abandon(MpiJob& job, double grace_s) noexcept {
   try {
     std::unique_lock lock(mutex_);
-    const auto grace =
-        std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(grace_s));
-    if (AwaitUntil(lock, job, Clock::now() + grace)) return;
+    if (AwaitUntil(lock, job, DeadlineIn(grace_s))) return;
     if (!kill_) {
       kill_ = {CommFailure::Kind::kAborted,
                Concat(job.spec.what, " was abandoned by an exception")};

@@ -59,7 +59,7 @@ class NcclOperation final : public Operation {
   NcclOperation(std::shared_ptr<Group> group, std::string what)
       : group_(std::move(group)),
         what_(std::move(what)),
-        deadline_(nccl::DeadlineIn(group_->options().timeout_s)),
+        deadline_(DeadlineIn(group_->options().timeout_s)),
         exceptions_(std::uncaught_exceptions()) {}
 
   ~NcclOperation() override {
@@ -144,7 +144,7 @@ Work NcclCommunicator::Issue(Request request, int64_t seq) {
   CheckCuda(cudaEventRecord(ready.get(), request.producer), what);
   CheckCuda(cudaStreamWaitEvent(group_->stream(), ready.get(), 0), what);
   auto operation = std::make_shared<NcclOperation>(group_, what);
-  group_->Use(what, nccl::DeadlineIn(group_->options().timeout_s),
+  group_->Use(what, DeadlineIn(group_->options().timeout_s),
               [&](ncclComm_t comm) { return Enqueue(request, comm); });
   operation->MarkIssued();
   return Work(std::move(operation));

@@ -22,11 +22,6 @@ ncclConfig_t MakeConfig() {
 
 }  // namespace
 
-Clock::time_point DeadlineIn(double seconds) {
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 void CheckCuda(cudaError_t result, const std::string& what) {
   if (result == cudaSuccess) return;
   throw CommError({CommFailure::Kind::kLibrary, Concat(what, ": CUDA: ", cudaGetErrorString(result),

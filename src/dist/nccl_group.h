@@ -9,12 +9,12 @@
 #include <mutex>
 #include <string>
 
+#include "dist/deadline.h"
 #include "dist/nccl_communicator.h"
 
 namespace halflife::dist::nccl {
 
 using Clock = std::chrono::steady_clock;
-Clock::time_point DeadlineIn(double seconds);
 
 void CheckCuda(cudaError_t result, const std::string& what);
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <thread>
 
 #include "core/clock.h"
@@ -166,6 +167,17 @@ TEST(LocalFaults, AHangingRankIsNamedAtTheDeadline) {
                                   HasSubstr("all_reduce 'sum' 1 (group world, seq 1, 16 B fp32)")));
   EXPECT_GE(outcome.seconds, 0.3);
   EXPECT_LT(outcome.seconds, 5);
+}
+
+TEST(LocalFaults, WithoutADeadlineALateRankIsWaitedFor) {
+  const auto rank_main = [](Communicator& comm) {
+    float x = 1;
+    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    Sum(comm, &x, 1, 0).WaitHost();
+    EXPECT_EQ(x, 2);
+  };
+  for (const double seconds : {std::numeric_limits<double>::infinity(), 9.3e9})
+    EXPECT_NO_THROW(LocalWorld::Run(2, rank_main, {.timeout_s = seconds})) << seconds;
 }
 
 TEST(LocalFaults, AVanishedRankIsAPeerLost) {

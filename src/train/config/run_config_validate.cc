@@ -165,7 +165,7 @@ void Validate(const RunConfig& config, int world_size) {
                    "a number >= 0 (0: off)");
   problems.OneOf("ckpt.keep_best", retention.keep_best, {"", "loss", "val_loss", "val_error"});
   problems.Require(config.ckpt.store.timeout_s > 0, "ckpt.timeout_s", config.ckpt.store.timeout_s,
-                   "seconds > 0");
+                   "seconds > 0 (inf: no limit)");
   problems.OneOf("ckpt.on_error", config.ckpt.on_error, {"warn", "stop"});
   problems.Require(config.parallel.zero_stage >= 0 && config.parallel.zero_stage <= 2,
                    "parallel.zero_stage", config.parallel.zero_stage, "0, 1 or 2");
@@ -180,7 +180,7 @@ void Validate(const RunConfig& config, int world_size) {
   problems.Require(config.parallel.first_bucket_bytes >= 4096, "parallel.first_bucket_bytes",
                    config.parallel.first_bucket_bytes, "4096 or more");
   problems.Require(config.comm_timeout_s > 0, "comm.timeout_s", config.comm_timeout_s,
-                   "seconds > 0");
+                   "seconds > 0 (inf: no limit)");
   problems.OneOf("log.level", config.log.level, {"debug", "info", "warn", "error"});
   HL_CHECK_AS(ExitCode::kUsage, problems.lines().empty(),
               "the config has impossible values:", problems.lines());

@@ -137,6 +137,16 @@ TEST(RunConfig, AMicroBatchOfAnySizeIsChecked) {
                     "use at most 2097151 (micro_batch x seq_len counts in 32 bits)");
 }
 
+TEST(RunConfig, ATimeoutIsAnyNumberAboveZero) {
+  for (const char* field : {"comm.timeout_s", "ckpt.timeout_s"}) {
+    for (const char* value : {"0.5", "1e10", "1e300", "inf"})
+      EXPECT_NO_THROW(Validate(Parse({Concat(field, "=", value)}), 1)) << field << " " << value;
+    for (const char* value : {"0", "-1", "nan", "-inf"})
+      EXPECT_HL_ERROR(Validate(Parse({Concat(field, "=", value)}), 1), ExitCode::kUsage, field,
+                      "use seconds > 0 (inf: no limit)");
+  }
+}
+
 TEST(RunConfig, ResolvedTextReadsBackTheSame) {
   const RunConfig config =
       Parse({"optimizer.eps=1.2345678901234567e-9", "train.seed=18446744073709551615"});

@@ -1,0 +1,25 @@
+#include "dist/deadline.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace halflife::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+TEST(Deadline, IsSoManySecondsAway) {
+  const Clock::time_point before = Clock::now(), deadline = DeadlineIn(1.5);
+  EXPECT_GE(deadline - before, std::chrono::milliseconds(1500));
+  EXPECT_LE(deadline - Clock::now(), std::chrono::milliseconds(1500));
+}
+
+// A cast to 64 bits of nanoseconds makes these a time long gone, or any other.
+TEST(Deadline, OfMoreSecondsThanAClockCountsIsYearsAway) {
+  for (const double seconds : {1e9, 9.3e9, 1e300, std::numeric_limits<double>::infinity()})
+    EXPECT_GT(DeadlineIn(seconds), Clock::now() + std::chrono::hours(24 * 365 * 30)) << seconds;
+}
+
+}  // namespace
+}  // namespace halflife::dist
