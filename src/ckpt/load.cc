@@ -54,6 +54,7 @@ class LoadSession {
 
   std::optional<LoadReport> Newest();
   LoadReport Exactly(const fs::path& step_dir);
+  void GoBackTo(const LoadReport& report);
   void RefuseExisting();
   void CleanUp();
 
@@ -278,6 +279,21 @@ LoadReport LoadSession::Exactly(const fs::path& step_dir) {
   }
 }
 
+// A run that goes back to a step of its own leaves the branch of the newer ones before it goes on.
+// Were they to stay until its first save, those below that step would count as its ancestors: push
+// the true ones out, and be fallen back to.
+void LoadSession::GoBackTo(const LoadReport& report) {
+  const std::string own = OnRankZero(control_, {"ckpt_go_back", 0}, [&] {
+    const auto named = ParseStepName(report.path);
+    if (!named || named->kind != StepDir::Kind::kPublished ||
+        fs::weakly_canonical(report.path).parent_path() != fs::weakly_canonical(dir_))
+      return std::string();
+    SetNewerAside(dir_, report.state.step);
+    return named->path.filename().string();
+  });
+  if (!own.empty()) RepairLatest(dir_ / own);
+}
+
 }  // namespace
 
 ResumeRequest ParseResume(const std::string& text) {
@@ -304,17 +320,12 @@ std::optional<LoadReport> CheckpointStore::Load(const ResumeRequest& request,
   LoadSession session(dir_, control_, expectation, arena);
   if (request.mode == ResumeMode::kNone) session.RefuseExisting();
   session.CleanUp();
-  switch (request.mode) {
-    case ResumeMode::kNone:
-      return std::nullopt;
-    case ResumeMode::kAuto:
-      return session.Newest();
-    case ResumeMode::kStep:
-      return session.Exactly(dir_ / StepName(request.step));
-    case ResumeMode::kPath:
-      return session.Exactly(request.path);
-  }
-  HL_FAIL(ExitCode::kInternal, "resume mode ", static_cast<int>(request.mode));
+  if (request.mode == ResumeMode::kNone) return std::nullopt;
+  if (request.mode == ResumeMode::kAuto) return session.Newest();
+  LoadReport report = session.Exactly(
+      request.mode == ResumeMode::kStep ? dir_ / StepName(request.step) : request.path);
+  session.GoBackTo(report);
+  return report;
 }
 
 }  // namespace halflife::ckpt

@@ -199,17 +199,12 @@ void SaveSession::SealAndPublish() {
 }
 
 // Steps that this one replaces go before it appears: a crash in between resumes from an older step
-// of this branch, never from a step of the branch that was left.
+// of this branch, never from a step of the branch that was left. Newer steps are here where the run
+// came from elsewhere (path=DIR); of a step of its own, the load has set them aside.
 void SaveSession::MakeWay() const {
+  SetNewerAside(dir_, state_.step);
   for (const StepDir& step : ListPublished(dir_)) {
-    if (step.step < state_.step) continue;
-    if (step.step == state_.step) {
-      MoveToTrash(dir_, step.path);
-      continue;
-    }
-    const fs::path aside = SetAside(step.path, "superseded");
-    HL_WARN("ckpt", step.path.filename().string(), " is newer than step ", state_.step,
-            ", from which this run goes on; it was renamed to ", aside.filename().string());
+    if (step.step == state_.step) MoveToTrash(dir_, step.path);
   }
 }
 

@@ -144,6 +144,15 @@ fs::path SetAside(const fs::path& step_dir, const std::string& ending) {
   return to;
 }
 
+void SetNewerAside(const fs::path& ckpt_dir, uint64_t step) {
+  for (const StepDir& newer : ListPublished(ckpt_dir)) {
+    if (newer.step <= step) continue;
+    const fs::path aside = SetAside(newer.path, "superseded");
+    HL_WARN("ckpt", newer.path.filename().string(), " is newer than step ", step,
+            ", from which this run goes on; it was renamed to ", aside.filename().string());
+  }
+}
+
 fs::path MoveToTrash(const fs::path& ckpt_dir, const fs::path& victim) {
   const fs::path trash = ckpt_dir / ".trash";
   try {

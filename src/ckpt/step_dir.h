@@ -2,7 +2,7 @@
 // durable at once:
 //   step_000000001200               published
 //   step_000000001200.bad           failed verification, kept for people
-//   step_000000001200.superseded    newer than a step that the run went back to and saved from
+//   step_000000001200.superseded    newer than a step that the run went back to
 //   .tmp_step_000000001300.<hex>    being written, or left over
 //   .trash/<name>                   being deleted
 //   LATEST                          a hint for people and scripts:
@@ -53,6 +53,8 @@ std::string WriteManifestFiles(const Manifest& manifest, const std::filesystem::
 // Renames STEP to STEP.<ending>, or STEP.<ending>.<hex> where that exists, durably. Returns the new
 // path.
 std::filesystem::path SetAside(const std::filesystem::path& step_dir, const std::string& ending);
+// Renames every published step above `step`, from which a run goes on, to .superseded, durably.
+void SetNewerAside(const std::filesystem::path& ckpt_dir, uint64_t step);
 // Renames into .trash, durably. Returns the new path.
 std::filesystem::path MoveToTrash(const std::filesystem::path& ckpt_dir,
                                   const std::filesystem::path& victim);

@@ -72,12 +72,14 @@ class CheckpointStore {
   // when any rank failed (kCheckpointIo; kEnvironment when the run folder has another owner;
   // kNonFinite for a NaN in main): older steps are untouched and the attempt is moved to .trash.
   // The caller decides whether to go on. A step number that exists is replaced; newer ones, left by
-  // a branch that the run went back from, are renamed to step_N.superseded.
+  // a branch that the run went back from, are renamed to step_N.superseded, as by Load.
   SaveReport Save(const ArenaView& arena, const StepState& state);
 
   // Collective. nullopt: no step there at all (kAuto) or kNone. Error kNoUsableCheckpoint where
   // steps exist but none is usable; kUsage where the config disagrees; kCheckpointIo where reading
-  // failed. Every rank's arena is filled, of what it holds in slices its own.
+  // failed. Every rank's arena is filled, of what it holds in slices its own. Of a step of this
+  // folder that was asked for by name, the newer ones are renamed to step_N.superseded: the run goes
+  // on from it.
   std::optional<LoadReport> Load(const ResumeRequest& request, const Expectation& expectation,
                                  const ArenaView& arena);
 

@@ -13,6 +13,7 @@
 
 #include "ckpt/ckpt_fixture.h"
 #include "ckpt/reader.h"
+#include "ckpt/step_dir.h"
 #include "core/files.h"
 #include "core/hash.h"
 #include "dist/local_communicator.h"
@@ -319,16 +320,57 @@ TEST(StoreTest, SavingAStepAgainReplacesIt) {
   EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.mesh.world, 2);
 }
 
-TEST(StoreTest, ABranchFromAnOlderStepSetsTheNewerOnesAside) {
-  const TempDir run;
-  for (const uint64_t step : {10, 20, 30}) SaveStep(run.path(), {.step = step}, SmallSpecs());
-  LoadStep(run.path(), 1, SmallSpecs(), ParseResume("step=10"));
+class GoingBack : public testing::TestWithParam<bool> {
+ protected:
+  // To a step of the run, by its number or its folder.
+  ResumeRequest Request(uint64_t step) const {
+    if (!GetParam()) return ParseResume(Concat("step=", step));
+    return ParseResume(Concat("path=", (run_ / "logs/../ckpt" / StepName(step)).string()));
+  }
+  TempDir run_;
+};
+
+INSTANTIATE_TEST_SUITE_P(ByNumberAndByPath, GoingBack, testing::Bool());
+
+TEST_P(GoingBack, SetsTheNewerStepsAsideBeforeTheRunGoesOn) {
+  fs::create_directories(run_ / "logs");
+  for (const uint64_t step : {10, 20, 30}) SaveStep(run_.path(), {.step = step}, SmallSpecs());
+  EXPECT_EQ(LoadStep(run_.path(), 2, SmallSpecs(), Request(10))->state.step, 10u);
+  EXPECT_THAT(ListCkpt(run_.path()),
+              ElementsAre("LATEST", "step_000000000010", "step_000000000020.superseded",
+                          "step_000000000030.superseded"));
+  EXPECT_THAT(ReadFile(run_ / "ckpt/LATEST", ExitCode::kInternal),
+              testing::StartsWith("step_000000000010 "));
+  // A run that ends before its first save has gone back all the same.
+  EXPECT_EQ(LoadStep(run_.path(), 1, SmallSpecs())->state.step, 10u);
+}
+
+// A first save above them: steps between the two are of the branch that was left.
+TEST_P(GoingBack, StepsBelowTheFirstSavePushNoAncestorOut) {
+  fs::create_directories(run_ / "logs");
+  const StoreConfig config{.retention = {.keep_last = 2}};
+  for (const uint64_t step : {10, 20}) SaveStep(run_.path(), {.step = step}, SmallSpecs());
+  LoadStep(run_.path(), 1, SmallSpecs(), Request(10));
+  SaveStep(run_.path(), {.step = 35, .config = config}, SmallSpecs());
+  EXPECT_THAT(ListCkpt(run_.path()),
+              ElementsAre("LATEST", "step_000000000010", "step_000000000020.superseded",
+                          "step_000000000035"));
+  fs::resize_file(run_ / "ckpt/step_000000000035/rank_00000.safetensors", 100);
+  EXPECT_EQ(LoadStep(run_.path(), 1, SmallSpecs())->state.step, 10u);
+}
+
+TEST(StoreTest, ABranchFromElsewhereSetsTheNewerStepsAside) {
+  const TempDir run, other;
+  SaveStep(other.path(), {.step = 10}, SmallSpecs());
+  for (const uint64_t step : {20, 30}) SaveStep(run.path(), {.step = step}, SmallSpecs());
+  const fs::path from = other / "ckpt/step_000000000010";
+  LoadStep(run.path(), 1, SmallSpecs(), ParseResume("path=" + from.string()));
   EXPECT_THAT(ListCkpt(run.path()),
-              ElementsAre("LATEST", "step_000000000010", "step_000000000020", "step_000000000030"));
+              ElementsAre("LATEST", "step_000000000020", "step_000000000030"));
   SaveStep(run.path(), {.step = 15}, SmallSpecs());
   EXPECT_THAT(ListCkpt(run.path()),
-              ElementsAre("LATEST", "step_000000000010", "step_000000000015",
-                          "step_000000000020.superseded", "step_000000000030.superseded"));
+              ElementsAre("LATEST", "step_000000000015", "step_000000000020.superseded",
+                          "step_000000000030.superseded"));
   EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.step, 15u);
 }
 

@@ -178,6 +178,13 @@ void Trainer::Resume(const TrainOptions& options) {
   }
   const ckpt::StepState expected = CurrentState(false);
   CheckAllowed(options.allow_change, expected);
+  const auto check_step = [this](uint64_t step) {
+    HL_CHECK_AS(ExitCode::kUsage, step <= static_cast<uint64_t>(config_.train.steps),
+                "the checkpoint is at step ", step, ", past train.steps ", config_.train.steps,
+                "; set train.steps to ", step, " or more");
+  };
+  // Before the load, which sets newer steps aside.
+  if (options.resume.mode == ckpt::ResumeMode::kStep) check_step(options.resume.step);
   const auto loaded =
       store_->Load(options.resume,
                    {.model_family = expected.model_family,
@@ -200,9 +207,7 @@ void Trainer::Resume(const TrainOptions& options) {
     host_copies_.clear();
     Start(options);
   }
-  HL_CHECK_AS(ExitCode::kUsage, state_.step <= static_cast<uint64_t>(config_.train.steps),
-              "the checkpoint is at step ", state_.step, ", past train.steps ", config_.train.steps,
-              "; set train.steps to ", state_.step, " or more");
+  check_step(state_.step);
   const bool own_step = loaded && std::filesystem::weakly_canonical(loaded->path).parent_path() ==
                                       std::filesystem::weakly_canonical(folder_.path() / "ckpt");
   if (own_step) save_policy_.NoteSaved(static_cast<int64_t>(state_.step));
