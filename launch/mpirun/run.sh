@@ -13,7 +13,9 @@
 #                      this machine)
 #   --restart          run again after exit 75 (saved, wants to go on) and after a crash, a lost or
 #                      a hung rank, until COMMAND, a `halflife train`, has finished the run that it
-#                      names with --run; gives up after 3 attempts without a new checkpoint there
+#                      names with --run; gives up after 3 attempts without a new checkpoint there.
+#                      Once an attempt has one of its own, the next goes on from the newest
+#                      (--resume auto), wherever the first began
 #   --max-restarts N   at most so many (default 50)
 #   --mpi-option X     passed to mpirun; may be repeated
 #   --grace N          seconds for the ranks to save where this script was killed and nobody waits
@@ -101,6 +103,18 @@ make_launch_line() {
   fi
   if [ -n "$ranks" ]; then launch+=(-n "$ranks"); fi
   launch+=("${mpi_options[@]}" "${command[@]}")
+}
+
+# `--resume step=N` and `path=DIR` say where a run begins, and `none` that it begins: in an attempt
+# that follows, they would undo what the one before it has saved.
+go_on_from_newest() {
+  local i
+  for i in "${!launch[@]}"; do
+    case ${launch[i]} in
+      --resume) if [ $((i + 1)) -lt ${#launch[@]} ]; then launch[i + 1]=auto; fi ;;
+      --resume=*) launch[i]=--resume=auto ;;
+    esac
+  done
 }
 
 # Whether process $1 has a handler for USR1 (signal 10: bit 9 of SigCgt).
@@ -313,6 +327,8 @@ main() {
   start_watcher "$@"
   local num_restarts=0
   code=75 verdict=again  # of a stop before the first attempt
+  local latest_before
+  latest_before=$(version_of ckpt/LATEST) || true
   while [ -z "$stop" ]; do
     run_attempt start_launcher "${launch[@]}"
     judge_attempt
@@ -326,6 +342,9 @@ main() {
       warn "giving up: exit $code after $num_restarts restarts"
       break
     fi
+    # A load that goes back, and every save, writes LATEST anew. Before that, the run is still where
+    # it was, and the request as it was stands.
+    if [ "$(version_of ckpt/LATEST)" != "$latest_before" ]; then go_on_from_newest; fi
     num_restarts=$((num_restarts + 1))
     warn "exit $code: restart $num_restarts"
   done

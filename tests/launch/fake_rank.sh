@@ -2,6 +2,7 @@
 # Stands in for a rank of `halflife train` in run_sh_*test.sh: notes each attempt and signal in
 # FOLDER, and ends as told.
 #   fake_rank.sh FOLDER exit CODE...      attempt n ends with the n-th code (the last one stays)
+#   fake_rank.sh FOLDER exit-saved CODE...   the same, with a new ckpt/LATEST each time, and DONE at 0
 #   fake_rank.sh FOLDER finish            ends a run: DONE, exit 0
 #   fake_rank.sh FOLDER save [SECONDS]    runs until USR1, then saves for so long and ends with 75
 #   fake_rank.sh FOLDER slow-save         the same, with its handler installed only after a second
@@ -29,7 +30,18 @@ run_until_asked() {
   trap '' TERM  # mpirun's, which it sends when the other rank has ended: real ranks end together
 }
 
-note "attempt, threads ${OMP_NUM_THREADS:-unset}"
+# What stands behind --resume in the arguments, if anything.
+resume_of() {
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --resume) echo ", resume $2" ;;
+      --resume=*) echo ", resume ${1#--resume=}" ;;
+    esac
+    shift
+  done
+}
+
+note "attempt, threads ${OMP_NUM_THREADS:-unset}$(resume_of "$@")"
 attempt=$(grep -c attempt "$folder/notes.$rank")
 if [ "$mode" = crash-then ]; then
   if [ "$attempt" = 1 ]; then exit 72; fi
@@ -39,6 +51,13 @@ fi
 case $mode in
   exit)
     [ "$attempt" -le $# ] || attempt=$#
+    exit "${!attempt}"
+    ;;
+  exit-saved)
+    mkdir -p "$folder/ckpt"
+    printf 'step_%012d\n' "$attempt" >"$folder/ckpt/LATEST.new.$rank"
+    mv "$folder/ckpt/LATEST.new.$rank" "$folder/ckpt/LATEST"
+    if [ "${!attempt}" = 0 ]; then finish; fi
     exit "${!attempt}"
     ;;
   finish) finish ;;

@@ -20,6 +20,22 @@ bash "$run_sh" --restart -- "$fake" "$folder" exit 75 75 0 >"$folder/log" 2>&1
 check "--restart: exit 0 in the end" 0 $?
 check "--restart: three attempts" 3 "$(attempts)"
 
+# What the attempts were given as --resume, in their order.
+resumes() { sed -n 's/.*, resume \(.*\)/\1/p' "$folder/notes.0" | tr '\n' ' '; }
+
+new_case goes_on
+for request in "--resume step=10" "--resume=step=10" "--resume path=elsewhere" "--resume none"; do
+  rm -rf "$folder"/notes.* "$folder/ckpt"
+  # shellcheck disable=SC2086  # a word each
+  bash "$run_sh" --restart -- "$fake" "$folder" exit-saved 75 75 0 --run "$folder" $request >"$folder/log" 2>&1
+  check "$request: exit 0 in the end" 0 $?
+  first=${request#--resume?}
+  check "$request: later attempts go on from the newest" "$first auto auto " "$(resumes)"
+done
+rm -f "$folder"/notes.*
+bash "$run_sh" --restart -- "$fake" "$folder" exit 72 72 2 --run "$folder" --resume path=elsewhere >"$folder/log" 2>&1
+check "nothing saved: the request stands" "path=elsewhere path=elsewhere path=elsewhere " "$(resumes)"
+
 new_case no_restart
 bash "$run_sh" -- "$fake" "$folder" exit 75 0 >"$folder/log" 2>&1
 check "without --restart 75 is returned" 75 $?

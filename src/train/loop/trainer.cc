@@ -72,6 +72,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       rank_times_(context.control()),
       waits_(options.count_waits ? std::make_optional<HostWaitReport>() : std::nullopt),
       sample_text_(options.sample_text),
+      resumes_newest_(options.resume.mode == ckpt::ResumeMode::kAuto),
       versions_(VersionsHere()),
       save_policy_(config_.ckpt.every, config_.ckpt.on_error),
       stop_policy_(config_.train.time_limit_s),
@@ -442,7 +443,8 @@ ExitCode Trainer::SaveAndStop(ExitCode code) {
   trace_.Finish();
   TellWaits();
   HL_INFO("train", "stopped after step ", state_.step, " of ", config_.train.steps,
-          ": saved; start the same command again to go on");
+          ": saved; start the same command again ", resumes_newest_ ? "" : "with --resume auto ",
+          "to go on");
   return code;
 }
 

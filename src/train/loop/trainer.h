@@ -105,6 +105,7 @@ class Trainer {
   RankTimes rank_times_;
   std::optional<HostWaitReport> waits_;
   std::function<std::string(const model::LanguageModel&)> sample_text_;
+  bool resumes_newest_;  // --resume auto: the same command goes on from the newest step
 
   const ckpt::Versions versions_;
   // What a save adds to the arrays: step, cursor, guard, last metrics.

@@ -1,0 +1,104 @@
+// Whole runs on rank threads, for what no part of the loop decides alone.
+#include "train/loop/trainer.h"
+
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "core/concat.h"
+#include "dist/local_communicator.h"
+#include "dist/local_rank_context.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+#include "train/step/step_data.h"
+
+namespace halflife::train {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+constexpr char kRecipe[] = R"(
+data { seq_len: 32 prefetch: 0 }
+model { model_dim: 16 num_layers: 1 channel_mixer { swiglu { width: 32 } }
+        mixer { retention { num_heads: 2 } } }
+optimizer { lr: 3e-3 }
+train { steps: 4 global_batch: 8 micro_batch: 4 device: "cpu" }
+eval { windows: 1 }
+log { tensorboard: false }
+)";
+
+class TrainerTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    at::set_num_threads(1);
+    data_dir = new test::TempDir();
+    test::PrepareStepData(data_dir->path());
+  }
+  static void TearDownTestSuite() { delete data_dir; }
+
+  struct Run {
+    int ranks = 1;
+    std::vector<std::string> set = {};
+    std::string data = "data";
+    std::string resume = "auto";
+    dist::LocalOptions world = {.timeout_s = 60};
+  };
+  // In the run folder of this test; its end, and what it said.
+  ExitCode Train(const Run& run) {
+    std::vector<std::string> set = run.set;
+    set.push_back(Concat("data.path=", (data_dir->path() / run.data).string()));
+    const RunConfig config = ParseRunConfig(kRecipe, "test", set);
+    std::atomic<ExitCode> code = ExitCode::kInternal;
+    const auto body = [&](dist::Communicator& comm) {
+      at::set_num_threads(1);
+      const auto context = dist::MakeLocalRankContext(comm);
+      Validate(config, context->world_size());
+      Trainer trainer(config, {}, RunFolder::Open(folder_, *context, {}), *context,
+                      {.resume = ckpt::ParseResume(run.resume)});
+      code = trainer.Run();
+    };
+    testing::internal::CaptureStderr();
+    try {
+      dist::LocalWorld::Run(run.ranks, body, run.world);
+    } catch (...) {
+      log_ = testing::internal::GetCapturedStderr();
+      throw;
+    }
+    log_ = testing::internal::GetCapturedStderr();
+    return code;
+  }
+
+  static test::TempDir* data_dir;
+  test::TempDir dir_;
+  const fs::path folder_ = dir_ / "run";
+  std::string log_;
+};
+
+test::TempDir* TrainerTest::data_dir = nullptr;
+
+// The same command would go back once more.
+TEST_F(TrainerTest, ARunThatWentBackSaysHowItGoesOn) {
+  const std::vector<std::string> whole = {"ckpt.every=1", "ckpt.keep_last=9"};
+  std::vector<std::string> stopped = whole;
+  stopped.emplace_back("train.time_limit_s=0.001");
+  ASSERT_EQ(Train({.set = whole}), ExitCode::kFinished);
+  EXPECT_EQ(Train({.set = stopped, .resume = "step=1"}), ExitCode::kRequeue);
+  EXPECT_THAT(log_, HasSubstr("stopped after step 2 of 4: saved; start the same command again with "
+                              "--resume auto to go on"));
+  EXPECT_EQ(Train({.set = stopped}), ExitCode::kRequeue);
+  EXPECT_THAT(log_, HasSubstr("after step 3 of 4: saved; start the same command again to go on"));
+}
+
+// A run that is refused has gone nowhere.
+TEST_F(TrainerTest, AStepPastTheEndIsRefusedBeforeNewerOnesAreSetAside) {
+  ASSERT_EQ(Train({.set = {"ckpt.every=1", "ckpt.keep_last=9"}}), ExitCode::kFinished);
+  EXPECT_HL_ERROR(Train({.set = {"train.steps=2"}, .resume = "step=3"}), ExitCode::kUsage,
+                  "the checkpoint is at step 3, past train.steps 2");
+  EXPECT_TRUE(fs::exists(folder_ / "ckpt/step_000000000004"));
+}
+
+}  // namespace
+}  // namespace halflife::train
