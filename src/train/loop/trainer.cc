@@ -273,8 +273,7 @@ void Trainer::WriteRunFiles() {
     metrics_->Damage(static_cast<int64_t>(state_.step), banner);
   }
   if (config_.train.log_samples) {
-    samples_ =
-        std::make_unique<JsonlWriter>(folder_.path() / "samples.jsonl", ExitCode::kEnvironment);
+    samples_ = std::make_unique<RunLines>(folder_.path() / "samples.jsonl");
   }
   HL_INFO("train", PlanSummary(config_, model_, context_.world_size()));
 }

@@ -24,6 +24,7 @@
 #include "train/record/host_wait_report.h"
 #include "train/record/metrics.h"
 #include "train/record/run_folder.h"
+#include "train/record/run_lines.h"
 #include "train/record/run_trace.h"
 #include "train/step/step.h"
 
@@ -100,8 +101,8 @@ class Trainer {
   std::unique_ptr<dist::Communicator> store_comm_;
   std::unique_ptr<ckpt::CheckpointStore> store_;
   std::unique_ptr<StepRunner> runner_;
-  std::unique_ptr<Metrics> metrics_;      // rank 0
-  std::unique_ptr<JsonlWriter> samples_;  // rank 0, with train.log_samples
+  std::unique_ptr<Metrics> metrics_;   // rank 0
+  std::unique_ptr<RunLines> samples_;  // rank 0, with train.log_samples
   RankTimes rank_times_;
   std::optional<HostWaitReport> waits_;
   std::function<std::string(const model::LanguageModel&)> sample_text_;

@@ -14,7 +14,7 @@ namespace halflife::train {
 
 Metrics::Metrics(const MetricsConfig& config, std::unique_ptr<EventLog> events)
     : config_(config),
-      file_(config.file, ExitCode::kEnvironment),
+      file_(config.file),
       events_(std::move(events)),
       terminal_(::isatty(STDERR_FILENO) == 1) {}
 

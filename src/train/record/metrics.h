@@ -9,11 +9,11 @@
 
 #include "ckpt/store.h"
 #include "core/clock.h"
-#include "core/jsonl.h"
 #include "eval/validation.h"
 #include "train/device.h"
 #include "train/record/event_log.h"
 #include "train/record/rank_times.h"
+#include "train/record/run_lines.h"
 #include "train/step/step.h"
 
 namespace halflife::train {
@@ -58,7 +58,7 @@ class Metrics {
 
   MetricsConfig config_;
   const Stopwatch clock_;
-  JsonlWriter file_;
+  RunLines file_;
   std::unique_ptr<EventLog> events_;
   bool terminal_;
   bool line_open_ = false;
