@@ -16,6 +16,7 @@
 #include "data/token_agreement.h"
 #include "data/utf8.h"
 #include "infer/generator.h"
+#include "train/config/epochs.h"
 #include "train/config/plan.h"
 #include "train/loop/stop_flags.h"
 #include "train/loop/trainer.h"
@@ -95,6 +96,7 @@ ExitCode DryRun(train::RunConfig config, int local_ranks) {
   if (path.empty()) path = "DATASET";
   train::PlanScene scene = train::SceneHere(config, world, on_host);
   scene.train_tokens = dataset ? dataset->train.num_tokens : 0;
+  if (dataset) scene.order = train::OrderOf(config, *dataset);
   scene.assumed_vocabulary = assumed;
   const model::LanguageModel model(config.model);
   train::RequireRows(config, model, dataset ? &*dataset : nullptr);

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "data/sample_order.h"
 #include "kernels/decay_attention/args.h"
 #include "train/config/run_config.h"
 
@@ -39,9 +41,11 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
 // What a plan is made for.
 struct PlanScene {
   int world_size = 1;
-  int ranks_of_device = 1;          // that share its memory
-  uint64_t memory_bytes = 0;        // of the host, or of one GPU; 0: not known here
-  int64_t train_tokens = 0;         // of the dataset; 0: not known
+  int ranks_of_device = 1;    // that share its memory
+  uint64_t memory_bytes = 0;  // of the host, or of one GPU; 0: not known here
+  int64_t train_tokens = 0;   // of the dataset; 0: not known
+  // Of its rows; none: not known, and every step is taken for a whole one.
+  std::optional<data::SampleOrder> order = {};
   bool assumed_vocabulary = false;  // CompleteForPlan had to
 };
 // The scene of this machine, whose `local_size` ranks share the host's memory, or have a GPU each.

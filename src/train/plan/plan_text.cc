@@ -56,7 +56,11 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("FLOPs, 6 x parameters", HumanCount(6.0 * static_cast<double>(count.total()) * tokens));
   row("FLOPs, full", HumanCount(3 * (flops.matmul + flops.mixing) * tokens));
   out << "the whole run\n";
-  const double run_tokens = tokens * static_cast<double>(config.train.steps);
+  const auto steps = static_cast<uint64_t>(config.train.steps);
+  const double run_tokens = scene.order
+                                ? static_cast<double>(scene.order->NumSamplesBefore(steps)) *
+                                      static_cast<double>(config.data.seq_len)
+                                : tokens * static_cast<double>(steps);
   const int64_t whole = config.train.max_epochs;
   // Without the dataset nobody knows how many steps the epochs make.
   if (whole == 0 || scene.train_tokens > 0) row("tokens", HumanCount(run_tokens));

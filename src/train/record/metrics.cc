@@ -23,7 +23,8 @@ Metrics::~Metrics() {
 }
 
 void Metrics::Write(nlohmann::ordered_json line) {
-  line["tokens"] = line.at("step").get<int64_t>() * config_.tokens_per_step;
+  const auto samples = config_.order.NumSamplesBefore(line.at("step").get<uint64_t>());
+  line["tokens"] = static_cast<int64_t>(samples) * config_.seq_len;
   line["elapsed_s"] = clock_.Seconds();
   line["unix_ms"] = UnixMilliseconds();
   line["attempt"] = config_.attempt;
@@ -32,7 +33,9 @@ void Metrics::Write(nlohmann::ordered_json line) {
 }
 
 void Metrics::Step(int64_t step, const StepResult& result) {
-  const double tokens_per_s = config_.tokens_per_step / result.seconds;
+  const int64_t tokens =
+      config_.order.NumSamples(static_cast<uint64_t>(step - 1)) * config_.seq_len;
+  const double tokens_per_s = static_cast<double>(tokens) / result.seconds;
   nlohmann::ordered_json line = {{"step", step},
                                  {"loss", result.loss},
                                  {"valid_tokens", result.num_targets},

@@ -9,6 +9,7 @@
 
 #include "ckpt/store.h"
 #include "core/clock.h"
+#include "data/sample_order.h"
 #include "eval/validation.h"
 #include "train/device.h"
 #include "train/record/event_log.h"
@@ -23,7 +24,10 @@ struct MetricsConfig {
   std::string attempt;  // tells steps of a replayed stretch apart
   int64_t total_steps = 0;
   int64_t log_every = 10;
-  int64_t tokens_per_step = 0;  // inputs, over all ranks
+  // Of all ranks, whose inputs `tokens` counts: a short step has fewer, and the rows that fill its
+  // batch are none.
+  data::SampleOrder order;
+  int64_t seq_len = 0;
   int world_size = 1;
   double flops_per_token_6p = 0;    // 6 x parameters
   double flops_per_token_full = 0;  // forward and backward with mixing: 3 x FlopsPerToken

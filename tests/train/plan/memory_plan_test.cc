@@ -222,6 +222,21 @@ TEST(PlanText, SaysWhereTheVocabularyIsAssumed) {
   EXPECT_THAT(PlanText(config, model, {}), HasSubstr("\nparameters\n"));
 }
 
+// 500 rows are 15 whole steps of 32 and one of 20: 10 steps, and 20 of an epoch and a quarter.
+TEST(PlanText, AShortStepHasFewerTokens) {
+  const auto text = [](const char* steps) {
+    const RunConfig config = SmallRecipe({steps, "data.epoch_end=short"});
+    return PlanText(
+        config, model::LanguageModel(config.model),
+        {.train_tokens = 128'000,
+         .order = data::SampleOrder{
+             .num_windows = 500, .global_batch = 32, .epoch_end = data::EpochEnd::kShort}});
+  };
+  EXPECT_THAT(text("train.steps=16"), testing::ContainsRegex("the whole run\n +tokens +128.0k\n"));
+  EXPECT_THAT(text("train.steps=16"), testing::ContainsRegex("epochs +1.00 of 128.0k tokens"));
+  EXPECT_THAT(text("train.steps=17"), testing::ContainsRegex("the whole run\n +tokens +136.2k\n"));
+}
+
 TEST(PlanText, ShowsEveryOptionInForceAndTheEpochs) {
   const RunConfig config = SmallRecipe();
   const std::string text =

@@ -19,7 +19,8 @@ class MetricsTest : public testing::Test {
     return Metrics({.file = dir_ / "metrics.jsonl",
                     .attempt = attempt,
                     .total_steps = 10,
-                    .tokens_per_step = 512,
+                    .order = order_,
+                    .seq_len = 64,
                     .peak = {},
                     .device = {}},
                    nullptr);
@@ -39,6 +40,7 @@ class MetricsTest : public testing::Test {
     return result;
   }
   test::TempDir dir_;
+  data::SampleOrder order_ = {.num_windows = 1 << 20, .global_batch = 8};
 };
 
 // What a curve is read against, in the lines of steps, validations and saves.
@@ -79,6 +81,20 @@ TEST_F(MetricsTest, AResumedAttemptCountsTokensOnAndTimeAnew) {
   metrics.Step(151, OneStep());
   EXPECT_EQ(Read().back()["tokens"], 151 * 512);
   EXPECT_LT(Read().back()["elapsed_s"].get<double>(), first);
+}
+
+// Of 20 rows in batches of 8 every third step has 4; what fills its batch is no token of the run.
+TEST_F(MetricsTest, AShortStepCountsItsOwnRows) {
+  order_ = {.num_windows = 20, .global_batch = 8, .epoch_end = data::EpochEnd::kShort};
+  Metrics metrics = Open("a");
+  for (int step = 1; step <= 6; ++step) metrics.Step(step, OneStep());
+  metrics.Save(6, {.bytes = 1000, .seconds = 0.1}, 0.02);
+  const int64_t rows[] = {8, 16, 20, 28, 36, 40, 40};
+  const Lines lines = Read();
+  ASSERT_EQ(lines.size(), std::size(rows));
+  for (size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i].at("tokens"), 64 * rows[i]) << i;
+  EXPECT_EQ(lines[1].at("tokens_per_s"), 8 * 64 / 0.5);
+  EXPECT_EQ(lines[2].at("tokens_per_s"), 4 * 64 / 0.5);
 }
 
 }  // namespace
