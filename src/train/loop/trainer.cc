@@ -334,6 +334,15 @@ void Trainer::AwaitSave() {
   if (save_->under_way()) EndSave(/*must_succeed=*/false, [this] { return save_->Finish(); });
 }
 
+// A failed save is told of, but is not why the run ends.
+void Trainer::AwaitSaveOfEnd() {
+  try {
+    AwaitSave();
+  } catch (const Error& error) {
+    HL_WARN("ckpt", "the save under way failed, too: ", error.message());
+  }
+}
+
 // Of the arena itself: nothing changes it meanwhile.
 void Trainer::SaveNow(bool must_succeed, bool final) {
   AwaitSave();
@@ -419,7 +428,13 @@ StepResult Trainer::TakeStep() {
   StepScalars flags = stop_policy_.OwnRequests(run_clock_.Seconds());
   flags[Scalar::kEndedSaves] = save_->under_way() && save_->ended() ? 1 : 0;
   StepResult result = RunStep(flags);
-  GuardNonFinite(config_, state_.step + 1, result, state_.guard);
+  try {
+    GuardNonFinite(config_, state_.step + 1, result, state_.guard);
+  } catch (const Error&) {
+    // Every rank throws it, of sums that all have, so the save under way can end on all of them.
+    AwaitSaveOfEnd();
+    throw;
+  }
   stop_policy_.NoteStep(result.seconds);
   ++state_.step;
   trace_.Step(static_cast<int64_t>(state_.step), begin_us, UnixMicroseconds());

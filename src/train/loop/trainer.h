@@ -77,6 +77,8 @@ class Trainer {
   void SaveIfDue(bool requested);
   void SaveNow(bool must_succeed, bool final);
   void AwaitSave();  // of the save under way, if any
+  // The same where the run ends with an error that all ranks have decided alike.
+  void AwaitSaveOfEnd();
   // `end` waits for a save's end.
   void EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end);
   ExitCode SaveAndStop(ExitCode code);

@@ -92,6 +92,23 @@ TEST_F(TrainerTest, ARunThatWentBackSaysHowItGoesOn) {
   EXPECT_THAT(log_, HasSubstr("after step 3 of 4: saved; start the same command again to go on"));
 }
 
+// All ranks decide it alike, so that the save under way can end on all of them; the schedule makes
+// it last longer than the step.
+TEST_F(TrainerTest, AStopThatAllDecideWaitsForTheSaveUnderWay) {
+  const dist::LocalOptions slow = {.timeout_s = 60, .schedule = {{.seed = 1, .max_delay_s = 0.02}}};
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(Concat(ranks, " ranks"));
+    EXPECT_HL_ERROR(Train({.ranks = ranks,
+                           .set = {"optimizer.lr=1e16", "schedule.kind=constant", "ckpt.every=1",
+                                   "train.on_nonfinite=stop"},
+                           .world = slow}),
+                    ExitCode::kNonFinite, "step 2: ", "is not finite");
+    EXPECT_TRUE(fs::exists(folder_ / "ckpt/step_000000000001/manifest.pb")) << log_;
+    EXPECT_THAT(log_, HasSubstr("wrote step 1"));
+    fs::remove_all(folder_);
+  }
+}
+
 // A run that is refused has gone nowhere.
 TEST_F(TrainerTest, AStepPastTheEndIsRefusedBeforeNewerOnesAreSetAside) {
   ASSERT_EQ(Train({.set = {"ckpt.every=1", "ckpt.keep_last=9"}}), ExitCode::kFinished);
