@@ -87,6 +87,12 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
       " mixes whole rows, and rows of text are packed with several documents; ",
       dataset->has_rows() ? "" : "text that is one document (`prepare --documents file`), or ",
       "a mixer whose state restarts with a document, e.g. gla, would work");
+  // As eval/validation has it.
+  const bool has_accuracy = dataset->has_rows() || !model.objective().predicts_next_token();
+  HL_CHECK_AS(ExitCode::kUsage,
+              has_accuracy || config.ckpt.store.retention.keep_best != "val_error",
+              "ckpt.keep_best: val_error; use val_loss or loss: text by its next tokens has no "
+              "accuracy, which labelled rows and objective masked_token have");
   HL_CHECK_AS(ExitCode::kUsage, config.eval.split != "test" || dataset->has_rows(),
               "eval.split is 'test', and text has no test split; eval.split 'validation' would "
               "work");

@@ -21,8 +21,8 @@ std::string PlanSummary(const RunConfig& config, const model::LanguageModel& mod
 
 // Error kUsage where the model does not take rows as long as data.seq_len, or does not see the
 // positions that data.positions tells them, where the dataset's may hold several documents and a
-// layer takes one a row, or where it has no split that eval.split names. `dataset` may be null: not
-// known.
+// layer takes one a row, or where it has no split that eval.split names, or no accuracy that
+// ckpt.keep_best asks for. `dataset` may be null: not known.
 void RequireRows(const RunConfig& config, const model::LanguageModel& model,
                  const data::DatasetInfo* dataset);
 

@@ -71,8 +71,13 @@ struct SaveConfig {
   bool background = true;
   ckpt::StoreConfig store;
 
-  // The saves at intervals, from a copy; the last one of a run is written while training waits.
-  bool saves_beside_training() const { return background && every > 0; }
+  // keep_best names a metric of validations, so one that is the best so far is saved.
+  bool keeps_best_validation() const { return store.retention.keep_best.starts_with("val_"); }
+  // The saves at intervals and of the best validations, from a copy; the last one of a run is
+  // written while training waits.
+  bool saves_beside_training() const {
+    return background && (every > 0 || keeps_best_validation());
+  }
 };
 
 struct ParallelConfig {

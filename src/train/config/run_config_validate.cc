@@ -164,6 +164,11 @@ void Validate(const RunConfig& config, int world_size) {
   problems.Require(retention.keep_every >= 0, "ckpt.keep_every", retention.keep_every,
                    "a number >= 0 (0: off)");
   problems.OneOf("ckpt.keep_best", retention.keep_best, {"", "loss", "val_loss", "val_error"});
+  problems.Require(
+      !config.ckpt.keeps_best_validation() || config.eval.every > 0 || config.eval.every_epochs > 0,
+      "ckpt.keep_best", retention.keep_best,
+      "loss or '' without eval.every and eval.every_epochs: a run validates only its "
+      "last step then");
   problems.Require(config.ckpt.store.timeout_s > 0, "ckpt.timeout_s", config.ckpt.store.timeout_s,
                    "seconds > 0 (inf: no limit)");
   problems.OneOf("ckpt.on_error", config.ckpt.on_error, {"warn", "stop"});

@@ -74,7 +74,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       sample_text_(options.sample_text),
       resumes_newest_(options.resume.mode == ckpt::ResumeMode::kAuto),
       versions_(VersionsHere()),
-      save_policy_(config_.ckpt.every, config_.ckpt.on_error),
+      save_policy_(config_.ckpt),
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
   RequireRows(config_, model_, &dataset_.info());
@@ -104,6 +104,7 @@ Trainer::~Trainer() = default;
 
 ckpt::StepState Trainer::CurrentState(bool final) const {
   ckpt::StepState state = state_;
+  save_policy_.AddBest(state.metrics);
   state.data.order_version = data::kOrderVersion;
   state.data.seed = config_.train.seed;
   state.data.next_sample = source_->order().FirstSample(state.step);
@@ -212,6 +213,7 @@ void Trainer::Resume(const TrainOptions& options) {
   const bool own_step = loaded && std::filesystem::weakly_canonical(loaded->path).parent_path() ==
                                       std::filesystem::weakly_canonical(folder_.path() / "ckpt");
   if (own_step) save_policy_.NoteSaved(static_cast<int64_t>(state_.step));
+  save_policy_.TakeBest(state_.metrics, own_step);
   source_->Seek(source_->order().FirstSample(state_.step));
 }
 
@@ -495,8 +497,10 @@ ExitCode Trainer::Train() {
     const StepResult result = TakeStep();
     const auto step = static_cast<int64_t>(state_.step);
     if (result.scalars[Scalar::kEndedSaves] == context_.world_size()) AwaitSave();
-    if (ValidationIsDue(config_.eval, source_->order(), step) || state_.step == total)
+    if (ValidationIsDue(config_.eval, source_->order(), step) || state_.step == total) {
       RunValidation();
+      save_policy_.NoteValidation(step, state_.metrics);
+    }
     if (Finished()) break;  // the final save follows: there is nothing to requeue for
     if (const auto code = StopPolicy::CodeOf(result.scalars)) return SaveAndStop(*code);
     SaveIfDue(result.scalars.any(Scalar::kSaveAndContinue));

@@ -80,6 +80,19 @@ TEST(Plan, RefusesRanksForAMixerOfWholeRows) {
       ExitCode::kUsage, "parallel.sp 2: the mixer of layer 0, hyena,", "parallel.sp 1, or a mixer");
 }
 
+TEST(Plan, RefusesTheBestErrorOfWhatHasNoAccuracy) {
+  const auto require = [](std::vector<std::string> set, const data::DatasetInfo& dataset) {
+    set.emplace_back("ckpt.keep_best=val_error");
+    const RunConfig config = SmallRecipe(set);
+    RequireRows(config, model::LanguageModel(config.model), &dataset);
+  };
+  const data::DatasetInfo text = {.vocab_size = 320};
+  EXPECT_HL_ERROR(require({}, text), ExitCode::kUsage,
+                  "ckpt.keep_best: val_error; use val_loss or loss: text by its next tokens");
+  EXPECT_NO_THROW(require({"model.objective=masked_token"}, text));
+  EXPECT_NO_THROW(require({}, {.vocab_size = 320, .row_len = 256}));  // prompts and answers
+}
+
 TEST(Plan, AssumesAVocabularyOnlyWhereNoneIsNamed) {
   RunConfig named = SmallRecipe(), unnamed = ParseRunConfig("", "empty", {}), prepared = unnamed;
   EXPECT_FALSE(CompleteForPlan(named, nullptr, 1));

@@ -137,6 +137,17 @@ TEST(RunConfig, AMicroBatchOfAnySizeIsChecked) {
                     "use at most 2097151 (micro_batch x seq_len counts in 32 bits)");
 }
 
+TEST(RunConfig, ABestValidationWantsValidations) {
+  const auto validate = [](std::vector<std::string> set) {
+    set.emplace_back("ckpt.keep_best=val_loss");
+    Validate(Parse(set), 1);
+  };
+  EXPECT_NO_THROW(validate({"eval.every=5"}));
+  EXPECT_NO_THROW(validate({"eval.every_epochs=1"}));
+  EXPECT_HL_ERROR(validate({"eval.every=0"}), ExitCode::kUsage,
+                  "ckpt.keep_best: val_loss; use loss or '' without eval.every");
+}
+
 TEST(RunConfig, ATimeoutIsAnyNumberAboveZero) {
   for (const char* field : {"comm.timeout_s", "ckpt.timeout_s"}) {
     for (const char* value : {"0.5", "1e10", "1e300", "inf"})

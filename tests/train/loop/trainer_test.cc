@@ -7,6 +7,8 @@
 
 #include <atomic>
 
+#include "ckpt/reader.h"
+#include "ckpt/step_dir.h"
 #include "core/concat.h"
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"
@@ -107,6 +109,31 @@ TEST_F(TrainerTest, AStopThatAllDecideWaitsForTheSaveUnderWay) {
     EXPECT_THAT(log_, HasSubstr("wrote step 1"));
     fs::remove_all(folder_);
   }
+}
+
+// Validations at 3, 6 and 8, saves at 5 and the end: none of the best ones falls on a save's step.
+TEST_F(TrainerTest, TheBestValidationIsSavedWhereNoSaveIsDue) {
+  const std::vector<std::string> set = {"train.steps=8",    "eval.every=3",
+                                        "eval.windows=0",   "ckpt.every=5",
+                                        "ckpt.keep_last=9", "ckpt.keep_best=val_loss"};
+  for (const char* background : {"true", "false"}) {
+    std::vector<std::string> saving = set;
+    saving.push_back(Concat("ckpt.background=", background));
+    ASSERT_EQ(Train({.set = saving}), ExitCode::kFinished);
+    std::vector<double> losses;
+    for (const int64_t step : {3, 6, 8}) {
+      const auto reader = ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(step));
+      losses.push_back(reader.state().metrics.at("val_loss"));
+    }
+    EXPECT_LT(losses[1], losses[0]) << "of a model that learns";
+    fs::remove_all(folder_);
+  }
+}
+
+TEST_F(TrainerTest, TheBestErrorWantsAnAccuracy) {
+  const std::vector<std::string> set = {"ckpt.keep_best=val_error", "eval.every=2"};
+  EXPECT_HL_ERROR(Train({.set = set}), ExitCode::kUsage,
+                  "ckpt.keep_best: val_error; use val_loss or loss");
 }
 
 // A run that is refused has gone nowhere.

@@ -173,6 +173,8 @@ TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
   on_gpu.train.device = "cuda";
   const double copy = 12.0 * static_cast<double>(model.CountParameters().total()) / 2;
   EXPECT_DOUBLE_EQ(PlanMemory(saves, model, 2).saved_copy, copy);
+  const RunConfig best = SmallRecipe({"ckpt.keep_best=val_loss"});
+  EXPECT_DOUBLE_EQ(PlanMemory(best, model, 2).saved_copy, copy);
   EXPECT_EQ(PlanMemory(saves, model, 2).pinned_staging, 0);
   EXPECT_EQ(PlanMemory(on_gpu, model, 2).saved_copy, 0);
   EXPECT_DOUBLE_EQ(PlanMemory(on_gpu, model, 2).pinned_staging, copy);
