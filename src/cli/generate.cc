@@ -43,7 +43,7 @@ ExitCode Run(const GenerateOptions& options) {
   config.vocab_size = tokenizer.vocab_size();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe shows in std::cout and ends the text
 
-  data::StreamDecoder decoder(tokenizer);
+  data::StreamDecoder decoder(tokenizer, data::StreamDecoder::Begins::kAfterText);
   std::cout << prompt << std::flush;
   const infer::GenerateStats stats =
       infer::Generate(*loaded.model, tokenizer.Encode(prompt), config, [&](int32_t id) {

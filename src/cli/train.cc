@@ -130,7 +130,7 @@ std::function<std::string(const model::LanguageModel&)> SampleText(const train::
                                           .vocab_size = tokenizer->vocab_size(),
                                           .sampler = {.temperature = 0.8}};
   return [=](const model::LanguageModel& model) {
-    data::StreamDecoder decoder(*tokenizer);
+    data::StreamDecoder decoder(*tokenizer, data::StreamDecoder::Begins::kAfterText);
     std::string text = prompt;
     infer::Generate(model, tokenizer->Encode(prompt), generate, [&](int32_t id) {
       text += decoder.Push(id);

@@ -51,17 +51,20 @@ class Tokenizer {
   void Save(const std::filesystem::path& folder) const;
 };
 
-// Decodes a stream of ids so that only whole UTF-8 characters are handed out.
+// Decodes a stream of ids so that only whole UTF-8 characters are handed out. A stream that goes on
+// from a text of other ids, such as a prompt, is no start (see AppendBytes).
 class StreamDecoder {
  public:
-  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  enum class Begins { kText, kAfterText };
+  explicit StreamDecoder(const Tokenizer& tokenizer, Begins begins = Begins::kText)
+      : tokenizer_(tokenizer), at_start_(begins == Begins::kText) {}
   std::string Push(int32_t id);  // the text that became certain with this id; may be empty
-  std::string Finish();          // what is left
+  std::string Finish();          // what is left; further ids are another text
 
  private:
   const Tokenizer& tokenizer_;
   std::string pending_;  // the beginning of a character: at most 3 bytes
-  bool at_start_ = true;
+  bool at_start_;
 };
 
 // The characters of `text` (UTF-8) that become unk, each once, in their order; none where the

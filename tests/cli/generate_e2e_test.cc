@@ -87,6 +87,55 @@ TEST_F(Generate, APromptThatTheTokenizerCannotRead) {
   EXPECT_EQ(bytes.exit_code, 0) << bytes.err;
 }
 
+// Of a model that puts a space before each text, and whose pieces all begin with one: the first new
+// piece's is there, in a sample text of training, too.
+TEST_F(Generate, WhatFollowsThePromptKeepsItsSpace) {
+  proto::sentencepiece::ModelProto pieces = interop::test::SmallSentencePiece(false);
+  pieces.mutable_trainer_spec()->set_byte_fallback(false);
+  pieces.mutable_normalizer_spec()->set_add_dummy_prefix(true);
+  pieces.mutable_pieces()->DeleteSubrange(3, pieces.pieces_size() - 3);
+  for (const char* text : {"\xE2\x96\x81"
+                           "a",
+                           "\xE2\x96\x81"
+                           "b"}) {
+    auto* piece = pieces.add_pieces();
+    piece->set_piece(text);
+    piece->set_type(1);
+    piece->set_score(-1);
+  }
+  const std::filesystem::path folder = fixture->path("prefix"), data = fixture->path("prefix-data");
+  std::filesystem::create_directory(folder);
+  data::MakeSentencePieceTokenizer(pieces.SerializeAsString())->Save(folder);
+  const RunResult text =
+      fixture->Halflife({"generate", "--model", fixture->path("run"), "--tokenizer", folder,
+                         "--prompt", "b", "--max-tokens", "20", "--ignore-eos"});
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_EQ(text.out.find("b "), 0u) << text.out;
+  EXPECT_GT(text.out.size(), 6u) << text.out;
+
+  for (const char* name : {"words.txt", "more.txt"}) {
+    std::ofstream words(fixture->path(name));
+    for (int i = 0; i < 2000; ++i) words << (i % 3 == 0 ? "b " : "a ");
+    words << (name[0] == 'w' ? 'a' : 'b');
+  }
+  const RunResult prepared = fixture->Halflife(
+      {"prepare", "--input", fixture->path("words.txt"), "--validation-input",
+       fixture->path("more.txt"), "--tokenizer", folder, "--documents", "file", "--out", data});
+  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  const RunResult trained =
+      fixture->Run({.run = "prefix-run",
+                    .set = {"data.path=" + data.string(), "train.steps=1", "data.seq_len=16",
+                            "eval.sample_prompt=b", "eval.sample_tokens=20", "eval.every=1"}});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const std::filesystem::path events =
+      std::filesystem::directory_iterator(fixture->path("prefix-run") / "events")->path();
+  std::ifstream file(events, std::ios::binary);
+  const std::string shown((std::istreambuf_iterator<char>(file)), {});
+  const size_t sample = shown.find("    b", shown.find("eval/sample"));  // as it is, indented
+  ASSERT_NE(sample, std::string::npos);
+  EXPECT_EQ(shown.substr(sample, 6), "    b ") << shown.substr(sample, 40);
+}
+
 TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
   const RunResult result =
       fixture->Halflife({"eval", "--model", fixture->path("run"), "--data", fixture->path("data"),

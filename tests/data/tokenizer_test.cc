@@ -6,6 +6,7 @@
 #include "data/small_datasets.h"
 #include "data/tokenizer_trainer.h"
 #include "data/utf8.h"
+#include "interop/small_sentencepiece.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -146,6 +147,29 @@ TEST(SentencePieceTest, DamagedBytesDecodeToTheReplacementCharacter) {
   ids.pop_back();
   EXPECT_EQ(tokenizer->Decode(ids), kReplacementCharacter);
   ExpectStreamEqualsDecode(*tokenizer, ids);
+}
+
+// The space that a dummy prefix puts before a text is none of the text; that of a later piece is.
+TEST(StreamDecoderTest, GoesOnFromAText) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  proto::sentencepiece::ModelProto pieces = interop::test::SmallSentencePiece(true);
+  pieces.mutable_normalizer_spec()->set_add_dummy_prefix(true);
+  const auto tokenizer = MakeSentencePieceTokenizer(pieces.SerializeAsString());
+  const auto decoded = [&](StreamDecoder decoder, const std::vector<int32_t>& ids) {
+    std::string text;
+    for (const int32_t id : ids) text += decoder.Push(id);
+    return text + decoder.Finish();
+  };
+  const std::vector<int32_t> ids = tokenizer->Encode("ab c");
+  EXPECT_EQ(decoded(StreamDecoder(*tokenizer), ids), "ab c");
+  for (size_t split = 1; split <= ids.size(); ++split) {
+    const auto middle = ids.begin() + static_cast<std::ptrdiff_t>(split);
+    EXPECT_EQ(decoded(StreamDecoder(*tokenizer), {ids.begin(), middle}) +
+                  decoded(StreamDecoder(*tokenizer, StreamDecoder::Begins::kAfterText),
+                          {middle, ids.end()}),
+              "ab c")
+        << split;
+  }
 }
 
 TEST(SentencePieceTest, ErrorsCarryItsWords) {
