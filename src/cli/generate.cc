@@ -9,6 +9,7 @@
 #include "cli/run.h"
 #include "core/files.h"
 #include "core/human.h"
+#include "core/log.h"
 #include "infer/generator.h"
 
 namespace halflife::cli {
@@ -43,14 +44,18 @@ ExitCode Run(const GenerateOptions& options) {
   config.vocab_size = tokenizer.vocab_size();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe shows in std::cout and ends the text
 
+  const std::vector<int32_t> ids = tokenizer.Encode(prompt);
+  infer::RequirePrompt(*loaded.model, ids);  // before a word of it is printed
   data::StreamDecoder decoder(tokenizer, data::StreamDecoder::Begins::kAfterText);
   std::cout << prompt << std::flush;
-  const infer::GenerateStats stats =
-      infer::Generate(*loaded.model, tokenizer.Encode(prompt), config, [&](int32_t id) {
-        std::cout << decoder.Push(id) << std::flush;
-        return static_cast<bool>(std::cout);  // a closed pipe ends it
-      });
+  const infer::GenerateStats stats = infer::Generate(*loaded.model, ids, config, [&](int32_t id) {
+    std::cout << decoder.Push(id) << std::flush;
+    return static_cast<bool>(std::cout);  // a closed pipe ends it
+  });
   std::cout << decoder.Finish() << std::endl;
+  if (stats.reached_limit)
+    HL_WARN("generate", "the text ends after ", stats.new_tokens, " of ", config.max_tokens,
+            " new tokens, at ", loaded.model->LimitOfPositions());
   if (options.stats) PrintStats(stats);
   return ExitCode::kFinished;
 }

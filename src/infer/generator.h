@@ -21,13 +21,19 @@ struct GenerateStats {
   double prefill_seconds = 0;
   double decode_seconds = 0;
   int64_t state_bytes = 0;  // after the last token
+  // The text ended because the model has no position for another token, before max_tokens.
+  bool reached_limit = false;
 };
 
 // Error kUsage where the model predicts other things than the next token.
 void RequireNextTokens(const model::LanguageModel& model);
 
-// Runs on the model's device. As RequireNextTokens; `prompt` must not be empty (Error kUsage).
-// `on_token` gets each new token and returns false to stop.
+// Error kUsage where a prompt is empty, has ids outside the vocabulary, or more tokens than the
+// model's max_positions.
+void RequirePrompt(const model::LanguageModel& model, std::span<const int32_t> prompt);
+
+// Runs on the model's device. As RequireNextTokens and RequirePrompt. `on_token` gets each new
+// token and returns false to stop.
 GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_t> prompt,
                        const GenerateConfig& config, const std::function<bool(int32_t)>& on_token);
 

@@ -136,6 +136,44 @@ TEST_F(Generate, WhatFollowsThePromptKeepsItsSpace) {
   EXPECT_EQ(shown.substr(sample, 6), "    b ") << shown.substr(sample, 40);
 }
 
+// A table of 64 positions: a text ends with it, and says so; a sample text does not end training.
+TEST_F(Generate, ATextEndsWithTheModelsPositions) {
+  const RunResult trained = fixture->Run(
+      {.run = "table",
+       .set = {"train.steps=1", "model.positions=learned",
+               "model.positions.learned.max_positions=64", "eval.sample_prompt=the river",
+               "eval.sample_tokens=200", "eval.every=1"}});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_EQ(trained.err.find("no sample text"), std::string::npos) << trained.err;
+  const auto generate = [&](const std::string& prompt) {
+    return fixture->Halflife({"generate", "--model", fixture->path("table"), "--prompt", prompt,
+                              "--max-tokens", "100", "--ignore-eos", "--stats"});
+  };
+  const RunResult text = generate("the river");
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_NE(text.err.find("new     56 tokens"), std::string::npos) << text.err;
+  EXPECT_NE(text.err.find("the text ends after 56 of 100 new tokens, at the model's table of 64 "
+                          "positions"),
+            std::string::npos)
+      << text.err;
+  const RunResult longer = generate(std::string(65, 'a'));
+  EXPECT_EQ(longer.exit_code, 2) << longer.err;
+  EXPECT_EQ(longer.out, "");
+  EXPECT_NE(longer.err.find("the prompt has 65 tokens, too many for the model's table of 64 "
+                            "positions; at most 64 would work"),
+            std::string::npos)
+      << longer.err;
+
+  const RunResult too_long =
+      fixture->Run({.run = "too-long",
+                    .set = {"train.steps=1", "model.positions=learned",
+                            "model.positions.learned.max_positions=64",
+                            "eval.sample_prompt=" + std::string(65, 'a'), "eval.every=1"}});
+  EXPECT_EQ(too_long.exit_code, 0) << too_long.err;
+  EXPECT_NE(too_long.err.find("no sample text: the prompt has 65 tokens"), std::string::npos)
+      << too_long.err;
+}
+
 TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
   const RunResult result =
       fixture->Halflife({"eval", "--model", fixture->path("run"), "--data", fixture->path("data"),

@@ -10,11 +10,13 @@ namespace halflife::cli {
 void AddGenerate(CLI::App& app, Request& request) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Continue a prompt");
-  DescribeUse(*command,
-              {.notes = "The text goes to stdout as it is made, --stats to stderr.",
-               .examples = {"halflife generate --model runs/first --prompt 'In the beginning' "
-                            "--max-tokens 300 --temperature 0.8 --top-p 0.95 --stats"},
-               .exit_codes = {ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
+  DescribeUse(
+      *command,
+      {.notes = "The text goes to stdout as it is made, --stats to stderr. Where a model knows so "
+                "many positions and no more, a text ends there, with a warning.",
+       .examples = {"halflife generate --model runs/first --prompt 'In the beginning' "
+                    "--max-tokens 300 --temperature 0.8 --top-p 0.95 --stats"},
+       .exit_codes = {ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
   infer::GenerateConfig& generate = options->generate;
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
   command

@@ -314,7 +314,14 @@ void Trainer::RunValidation() {
 
 void Trainer::ShowSampleText() {
   if (!metrics_ || !metrics_->shows_texts() || !sample_text_) return;
-  metrics_->Text(static_cast<int64_t>(state_.step), "eval/sample", Verbatim(sample_text_(model_)));
+  std::string text;
+  try {
+    text = sample_text_(model_);
+  } catch (const Error& error) {  // training is worth more than what the model writes meanwhile
+    HL_WARN("train", "no sample text: ", error.message());
+    return;
+  }
+  metrics_->Text(static_cast<int64_t>(state_.step), "eval/sample", Verbatim(text));
 }
 
 void Trainer::EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end) {
