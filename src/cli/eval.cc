@@ -191,7 +191,8 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
       {"model", loaded.path.string()}, {"step", loaded.state.step}, {"seq_len", seq_len}};
   out.update(ResultJson(result));
   if (options.bigram) {
-    const eval::BigramResult bigram = eval::ScoreBigram(scored.dataset(), seq_len, options.windows);
+    const eval::BigramResult bigram =
+        eval::ScoreBigram(scored.dataset(), data::SplitOf(options.split), seq_len, options.windows);
     out["bigram_loss"] = bigram.loss;
     out["bigram_perplexity"] = std::exp(bigram.loss);
     out["bigram_bits_per_byte"] = bigram.bits_per_byte;

@@ -26,7 +26,8 @@ void ForEachTarget(const data::Dataset& dataset, data::Split split, int64_t seq_
 
 }  // namespace
 
-BigramResult ScoreBigram(const data::Dataset& dataset, int64_t seq_len, int64_t num_windows) {
+BigramResult ScoreBigram(const data::Dataset& dataset, data::Split scored, int64_t seq_len,
+                         int64_t num_windows) {
   const int64_t vocab = dataset.info().vocab_size;
   HL_CHECK_AS(ExitCode::kUsage, vocab <= 20000, "a bigram table of a vocabulary of ", vocab,
               " does not fit; the baseline serves vocabularies up to 20000");
@@ -37,19 +38,19 @@ BigramResult ScoreBigram(const data::Dataset& dataset, int64_t seq_len, int64_t 
                   ++pairs[a * vocab + b];
                   ++firsts[a];
                 });
-  const int64_t available =
-      data::NumWindows(data::ViewOf(dataset, data::Split::kValidation), seq_len);
+  const int64_t available = data::NumWindows(data::ViewOf(dataset, scored), seq_len);
   BigramResult result;
   ForEachTarget(
-      dataset, data::Split::kValidation, seq_len,
-      num_windows > 0 ? std::min(num_windows, available) : available, [&](int32_t a, int32_t b) {
+      dataset, scored, seq_len, num_windows > 0 ? std::min(num_windows, available) : available,
+      [&](int32_t a, int32_t b) {
         result.loss -=
             std::log((pairs[a * vocab + b] + 1.0) / (firsts[a] + static_cast<double>(vocab)));
         ++result.num_targets;
       });
-  HL_CHECK_AS(ExitCode::kData, result.num_targets > 0, "the validation windows hold no targets");
+  HL_CHECK_AS(ExitCode::kData, result.num_targets > 0, "the windows of the ", data::Name(scored),
+              " split hold no targets");
   result.loss /= static_cast<double>(result.num_targets);
-  result.bits_per_byte = data::BitsPerByte(result.loss, dataset.split(data::Split::kValidation));
+  result.bits_per_byte = data::BitsPerByte(result.loss, dataset.split(scored));
   return result;
 }
 

@@ -56,6 +56,9 @@ TEST_F(Eval, BitsPerByteOfBytesAreTheLossInBits) {
   const double ln2 = std::numbers::ln2;
   EXPECT_NEAR(all["bits_per_byte"], all["loss"].get<double>() / ln2, 1e-9);
   EXPECT_NEAR(all["bigram_bits_per_byte"], all["bigram_loss"].get<double>() / ln2, 1e-9);
+  const auto train = Evaluate("run", {"--data", Path("data"), "--bigram", "--split", "train"});
+  EXPECT_NE(train["bigram_loss"], all["bigram_loss"]) << "of the split that the model is scored on";
+  EXPECT_NEAR(train["bigram_bits_per_byte"], train["bigram_loss"].get<double>() / ln2, 1e-9);
   const auto first = Evaluate("run", {"--data", Path("data"), "--windows", "3"});
   EXPECT_NEAR(first["bits_per_byte"], first["loss"].get<double>() / ln2, 1e-9);
   const RunResult printed = Halflife(

@@ -1,0 +1,65 @@
+// The bigram yardstick is scored where the model is.
+#include "eval/bigram.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <numbers>
+
+#include "data/prepare.h"
+#include "data/token_source.h"
+#include "support/temp_dir.h"
+
+namespace halflife::eval {
+namespace {
+
+constexpr int64_t kSeqLen = 8;
+
+TEST(Bigram, IsScoredOnTheSplitThatIsAskedFor) {
+  const test::TempDir dir;
+  std::ofstream(dir / "train.txt") << "the old stone walls and the green hills over the river";
+  std::ofstream(dir / "validation.txt") << "a small boat sang past the rain";
+  data::Prepare({.input = {.paths = {(dir / "train.txt").string()},
+                           .validation_paths = {(dir / "validation.txt").string()},
+                           .tokenizer = "bytes"},
+                 .documents = data::DocumentMode::kFile,
+                 .output = {.out = dir / "text", .threads = 1}});
+  const auto dataset = data::Dataset::Open(dir / "text");
+  const auto vocab = static_cast<double>(dataset.info().vocab_size);
+
+  std::map<std::pair<int32_t, int32_t>, double> pairs;
+  std::map<int32_t, double> firsts;
+  const auto windows = [&](data::Split split) {
+    return data::ReadWindows(dataset, split, kSeqLen, 0,
+                             data::NumWindows(data::ViewOf(dataset, split), kSeqLen));
+  };
+  const data::Batch counted = windows(data::Split::kTrain);
+  for (size_t i = 0; i < counted.inputs.size(); ++i) {
+    if (counted.targets[i] == data::kNoTarget) continue;
+    ++pairs[{counted.inputs[i], counted.targets[i]}];
+    ++firsts[counted.inputs[i]];
+  }
+  for (const data::Split split : {data::Split::kTrain, data::Split::kValidation}) {
+    SCOPED_TRACE(data::Name(split));
+    const data::Batch scored = windows(split);
+    double loss = 0;
+    int64_t num_targets = 0;
+    for (size_t i = 0; i < scored.inputs.size(); ++i) {
+      if (scored.targets[i] == data::kNoTarget) continue;
+      loss -= std::log((pairs[{scored.inputs[i], scored.targets[i]}] + 1) /
+                       (firsts[scored.inputs[i]] + vocab));
+      ++num_targets;
+    }
+    loss /= static_cast<double>(num_targets);
+    const BigramResult result = ScoreBigram(dataset, split, kSeqLen, 0);
+    EXPECT_EQ(result.num_targets, num_targets);
+    EXPECT_NEAR(result.loss, loss, 1e-12);
+    EXPECT_NEAR(result.bits_per_byte, data::BitsPerByte(loss, dataset.split(split)), 1e-12);
+    EXPECT_EQ(ScoreBigram(dataset, split, kSeqLen, 2).num_targets, 2 * kSeqLen);
+  }
+}
+
+}  // namespace
+}  // namespace halflife::eval
