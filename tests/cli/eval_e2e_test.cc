@@ -142,6 +142,17 @@ TEST_F(Eval, ExplainsWhatLayersLookedAt) {
     EXPECT_NEAR(pool["importance"][20], rebuilt, 1e-6);
   }
 
+  // A byte of a character is no text of its own.
+  std::ofstream(Path("umlauts.txt")) << "\xC3\xA4\xC3\xB6\xC3\xBC\xC3\xA4\xC3\xB6\xC3\xBC";
+  std::vector<std::string> umlauts = explain;
+  umlauts[4] = Path("umlauts.txt");
+  umlauts[6] = "10";
+  const RunResult pieces = Halflife(umlauts);
+  EXPECT_EQ(pieces.exit_code, 0) << pieces.err;
+  EXPECT_THAT(pieces.out, HasSubstr("\"\xEF\xBF\xBD\" 0."));
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(file))["windows"][0]["tokens"][0]["text"],
+            "\xEF\xBF\xBD");
+
   const auto refused = [&](std::vector<std::string> arguments, const std::string& words) {
     const RunResult said = Halflife(arguments);
     EXPECT_NE(said.exit_code, 0);
