@@ -11,11 +11,11 @@ namespace fs = std::filesystem;
 void WriteStep(const fs::path& out, Manifest manifest, int num_shards,
                const std::function<ShardPlan(int rank)>& plan) {
   std::error_code ignored;
-  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(out, ignored)), out.string(),
-              " exists already; one that does not would work");
+  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(NamedFolder(out), ignored)),
+              out.string(), " exists already; one that does not would work");
   manifest.attempt = RandomHex(8);
   manifest.state.mesh = {.world = num_shards, .dp = num_shards};
-  const fs::path temporary = fs::path(out).concat(".tmp." + manifest.attempt);
+  const fs::path temporary = TemporaryBeside(out, manifest.attempt);
   std::error_code error;
   fs::create_directories(temporary, error);
   HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",

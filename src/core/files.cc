@@ -235,7 +235,18 @@ void RemoveTemporaries(const fs::path& directory) noexcept {
   }
 }
 
-void PublishDirectory(const fs::path& from, const fs::path& to, ExitCode code) {
+fs::path NamedFolder(fs::path path) {
+  while (path.has_relative_path() && (path.filename().empty() || path.filename() == "."))
+    path = path.parent_path();
+  return path;
+}
+
+fs::path TemporaryBeside(const fs::path& path, std::string_view suffix) {
+  return NamedFolder(path).concat(".tmp.").concat(suffix);
+}
+
+void PublishDirectory(const fs::path& from, const fs::path& named, ExitCode code) {
+  const fs::path to = NamedFolder(named);
   long result =
       ::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
   if (result != 0 && (errno == EINVAL || errno == ENOSYS)) {  // NFS and old kernels

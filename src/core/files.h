@@ -70,9 +70,15 @@ std::string TextOf(const std::filesystem::filesystem_error& error);
 void RemoveTemporaries(const std::filesystem::path& directory) noexcept;
 
 // Renames a finished folder into place and makes that durable. Fails if `to` exists (also when it
-// is empty).
+// is empty). `to` is read as by NamedFolder.
 void PublishDirectory(const std::filesystem::path& from, const std::filesystem::path& to,
                       ExitCode code);
+
+// "folder" of "folder/" and "folder/.", as a user or a shell's completion may write it: the last
+// component is the name, and parent_path() what the folder lies in.
+std::filesystem::path NamedFolder(std::filesystem::path path);
+// FOLDER.tmp.SUFFIX beside NamedFolder(path), for what PublishDirectory then renames to it.
+std::filesystem::path TemporaryBeside(const std::filesystem::path& path, std::string_view suffix);
 
 uint64_t FreeBytes(const std::filesystem::path& directory, ExitCode code);
 

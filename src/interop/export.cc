@@ -122,8 +122,8 @@ uint64_t FolderBytes(const fs::path& folder) {
 ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* tokenizer,
                          const fs::path& out, const ExportOptions& options) {
   std::error_code error;
-  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(out, error)), out.string(),
-              " exists already; choose another folder with --out");
+  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(NamedFolder(out), error)),
+              out.string(), " exists already; choose another folder with --out");
   const model::ModelConfig config =
       model::Resolved(model::ModelConfigFromJson(step.state().model_config_json));
   HL_CHECK_AS(ExitCode::kUsage,
@@ -134,7 +134,7 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
   ExportReport report = {.model_type = layout.model_type(),
                          .class_name = layout.class_name(),
                          .has_tokenizer = tokenizer != nullptr};
-  const fs::path temporary = fs::path(out).concat(".tmp." + RandomHex(8));
+  const fs::path temporary = TemporaryBeside(out, RandomHex(8));
   fs::create_directories(temporary, error);
   HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", temporary.string(), ": ",
               error.message());

@@ -51,8 +51,8 @@ void WriteWeights(const HfModel& model, ckpt::StepState state, const fs::path& c
 ImportReport ImportModel(const HfModel& model, const std::string& run_config_text,
                          const fs::path& run) {
   std::error_code error;
-  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(run, error)), run.string(),
-              " exists already; choose another folder with --out");
+  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(NamedFolder(run), error)),
+              run.string(), " exists already; choose another folder with --out");
   const std::unique_ptr<data::Tokenizer> tokenizer = LoadHfTokenizer(model.folder().path());
   HL_CHECK_AS(ExitCode::kData,
               tokenizer == nullptr || tokenizer->vocab_size() <= model.config().vocab_size,
@@ -60,7 +60,7 @@ ImportReport ImportModel(const HfModel& model, const std::string& run_config_tex
               tokenizer == nullptr ? 0 : tokenizer->vocab_size(), " ids, the model only ",
               model.config().vocab_size, "; a tokenizer of so many ids in the folder, or none, ",
               "would work");
-  const fs::path temporary = fs::path(run).concat(".tmp." + RandomHex(8));
+  const fs::path temporary = TemporaryBeside(run, RandomHex(8));
   fs::create_directories(temporary / "ckpt", error);
   HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",
               error.message());

@@ -1,6 +1,7 @@
 // score, export, import and --init-from on a small trained run.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <sstream>
@@ -140,6 +141,28 @@ TEST_F(ScoreExport, InitFromStartsWithTheWeights) {
                     .flags = {"--init-from", Path("run")}});
   EXPECT_EQ(wrong.exit_code, 2) << wrong.err;
   EXPECT_NE(wrong.err.find("mlp.gate_proj.weight: file ["), std::string::npos) << wrong.err;
+}
+
+// As a shell's completion writes a folder. Nothing else is left, whatever the spelling.
+TEST_F(ScoreExport, AFolderToWriteMayEndInASlash) {
+  const std::string out = Path("slashes");
+  std::filesystem::create_directory(out);
+  const std::vector<std::vector<std::string>> commands = {
+      {"export", "--run", Path("run"), "--out", out + "/hf/"},
+      {"import", "--from", Path("hf"), "--out", out + "/run/"},
+      {"ckpt", "reshard", Path("run"), "--world", "2", "--out", out + "/step/"}};
+  for (const std::vector<std::string>& command : commands) {
+    const RunResult result = Halflife(command);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    ExpectFailure(command, 2, {"exists already"});
+  }
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(out))
+    names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"hf", "run", "step"}));
+  EXPECT_EQ(Score(out + "/run", {"--text", Path("text.txt")}),
+            Score(Path("hf"), {"--text", Path("text.txt")}));
 }
 
 TEST_F(ScoreExport, BadInput) {

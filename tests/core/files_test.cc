@@ -201,6 +201,23 @@ TEST_F(Files, PublishMovesOnceAndRefusesToReplace) {
                   "No such file");
 }
 
+// A folder's name may end in a slash; what is made for it lies beside it all the same.
+TEST_F(Files, AFolderIsPublishedUnderAnySpellingOfItsName) {
+  for (const char* spelling : {"plain", "slash/", "slashes//", "dot/.", "dots/././"}) {
+    SCOPED_TRACE(spelling);
+    const fs::path to = dir_ / spelling, temporary = TemporaryBeside(to, "0a");
+    EXPECT_EQ(temporary.parent_path(), dir_.path());
+    EXPECT_EQ(temporary.filename(), fs::path(spelling).begin()->string() + ".tmp.0a");
+    fs::create_directory(temporary);
+    PublishDirectory(temporary, to, kCode);
+    EXPECT_TRUE(fs::is_directory(to));
+    fs::create_directory(temporary);
+    EXPECT_HL_ERROR(PublishDirectory(temporary, to, kCode), kCode, "exists already");
+  }
+  EXPECT_EQ(NamedFolder("/"), "/");
+  EXPECT_EQ(TemporaryBeside("bare/", "b"), "bare.tmp.b");
+}
+
 TEST_F(Files, FdClosesWhatItOwns) {
   int raw = -1;
   {
