@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -27,7 +28,8 @@ EvalFile::EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> colum
     : paths_(std::move(paths)), json_(std::make_unique<Json>(std::move(facts))), columns_(columns) {
   const Json wanted = *json_;
   (*json_)["rows"] = Json::array();
-  if (paths_.json.empty() || !std::filesystem::exists(paths_.json)) return;
+  if (paths_.json.empty() || IsStandardOutput(paths_.json) || !std::filesystem::exists(paths_.json))
+    return;
   const Json met =
       Json::parse(ReadFile(paths_.json, ExitCode::kUsage), nullptr, /*exceptions=*/false);
   HL_CHECK_AS(ExitCode::kUsage, met.is_object() && met.contains("rows"), paths_.json.string(),
@@ -61,8 +63,18 @@ Json EvalFile::RowOf(const Json& key) const {
 
 void EvalFile::Add(Json row) {
   (*json_)["rows"].push_back(std::move(row));
+  // Standard output is not written anew, but on.
+  if (!IsStandardOutput(paths_.json)) WriteJson();
+  if (!IsStandardOutput(paths_.csv)) WriteCsv();
+}
+
+void EvalFile::Finish() const {
+  if (IsStandardOutput(paths_.json)) WriteJson();
+  WriteCsv();
+}
+
+void EvalFile::WriteJson() const {
   if (!paths_.json.empty()) WriteOutput(paths_.json, json_->dump(2) + "\n", ExitCode::kEnvironment);
-  if (!IsStandardOutput(paths_.csv)) WriteCsv();  // which is not written anew, but on
 }
 
 void EvalFile::WriteCsv() const {
@@ -90,6 +102,10 @@ std::vector<bool> RowsThere(const EvalFile& file, const std::vector<Json>& keys,
                  {"rows_there", 0}, nullptr)
       .WaitHost();
   return {there.begin(), there.end()};
+}
+
+std::ostream& WordsBeside(std::initializer_list<std::filesystem::path> files) {
+  return std::ranges::any_of(files, IsStandardOutput) ? std::cerr : std::cout;
 }
 
 }  // namespace halflife::cli

@@ -1,12 +1,16 @@
 // The files of `halflife eval --out` and `--csv`: facts that the rows belong to, and rows, each in
-// the files as soon as it is known, so that a later call goes on from them.
+// the files as soon as it is known, so that a later call goes on from them. What goes to standard
+// output is written once, at the end.
 //
 //   constexpr CsvColumn kColumns[] = {{"method", "/method"}, {"loss", "/loss"}};
 //   EvalFile file({.json = "lengths.json", .csv = "lengths.csv"}, facts, kColumns);
 //   if (!file.Has({{"method", "window"}, {"length", 256}})) file.Add(row);
+//   file.Finish();
 #pragma once
 
 #include <filesystem>
+#include <initializer_list>
+#include <iosfwd>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
@@ -29,8 +33,8 @@ class EvalFile {
  public:
   using Json = nlohmann::ordered_json;
 
-  // Takes the rows of a JSON file that is there. Error kUsage where it is none of these, or holds
-  // rows of other facts; nothing is written yet. `columns` are borrowed.
+  // Takes the rows of a JSON file that is there, and is not standard output. Error kUsage where it
+  // is none of these, or holds rows of other facts; nothing is written yet. `columns` are borrowed.
   EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> columns);
   ~EvalFile();
 
@@ -42,10 +46,13 @@ class EvalFile {
   Json RowOf(const Json& key) const;
   // Both files are whole at any time, and hold the same rows.
   void Add(Json row);
-  // For a call that adds nothing, and at the end where the CSV goes to standard output.
-  void WriteCsv() const;
+  // At the end: what goes to standard output, and the CSV where no row was added.
+  void Finish() const;
 
  private:
+  void WriteJson() const;
+  void WriteCsv() const;
+
   EvalPaths paths_;
   std::unique_ptr<Json> json_;
   std::span<const CsvColumn> columns_;
@@ -54,5 +61,9 @@ class EvalFile {
 // Which of the keys have rows already, the same on all ranks: rank 0 has the file. Collective.
 std::vector<bool> RowsThere(const EvalFile& file, const std::vector<EvalFile::Json>& keys,
                             dist::RankContext& context);
+
+// Where words for people go beside these files: standard output, or standard error where one of
+// them is standard output.
+std::ostream& WordsBeside(std::initializer_list<std::filesystem::path> files);
 
 }  // namespace halflife::cli

@@ -200,12 +200,12 @@ ordered_json FactsOf(const eval::LengthTable& table, const infer::LoadedModel& l
 }
 
 void Print(const EvalFile& file, const EvalOptions& options, int64_t train_len) {
-  file.WriteCsv();
+  file.Finish();
   const AskedRows asked(file, options);
   if (!options.figure.empty())
     WriteOutput(options.figure, FigureText(asked), ExitCode::kEnvironment);
-  std::cout << (options.json ? file.json().dump(2) + "\n" : TableText(asked, train_len))
-            << std::flush;
+  WordsBeside({options.out, options.csv, options.figure})
+      << (options.json ? file.json().dump(2) + "\n" : TableText(asked, train_len)) << std::flush;
 }
 
 }  // namespace

@@ -142,13 +142,14 @@ ordered_json FactsOf(const EvalOptions& options, const infer::LoadedModel& loade
 }
 
 void Print(const EvalFile& file, const EvalOptions& options) {
-  file.WriteCsv();
+  file.Finish();
   if (!options.figure.empty())
     WriteOutput(options.figure,
                 report::RenderFigure(
                     report::ChartsByLength({report::ParseEvaluation(file.json().dump(), "--out")})),
                 ExitCode::kEnvironment);
-  std::cout << (options.json ? file.json().dump(2) + "\n" : TableText(file, options)) << std::flush;
+  WordsBeside({options.out, options.csv, options.figure})
+      << (options.json ? file.json().dump(2) + "\n" : TableText(file, options)) << std::flush;
 }
 
 }  // namespace

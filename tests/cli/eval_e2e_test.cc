@@ -311,6 +311,35 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
               HasSubstr("--seq-len does nothing with --lengths"));
 }
 
+// A file that goes on in a pipe is one file, and nothing else stands in it.
+TEST_F(Eval, ATableOnStandardOutputIsAlone) {
+  const std::vector<std::string> eval = {"eval",       "--model",   Path("run"), "--data",
+                                         Path("data"), "--lengths", "64,128,64"};
+  const std::vector<std::string> perplexity = {"--windows", "2", "--method",
+                                               "as_trained,as_trained"},
+                                 retrieval = {"--retrieval", "mqar", "--pairs",  "2",
+                                              "--samples",   "1",    "--depths", "0,0"};
+  for (const auto& [table, words] : {std::pair{perplexity, "trained on 64"},
+                                     std::pair{retrieval, "share of answers that are right"}}) {
+    const auto with = [&](const char* option) {
+      std::vector<std::string> arguments = eval;
+      arguments.insert(arguments.end(), table.begin(), table.end());
+      arguments.insert(arguments.end(), {option, "-"});
+      const RunResult result = Halflife(arguments);
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_THAT(result.err, HasSubstr(words));
+      return result.out;
+    };
+    const auto json = nlohmann::json::parse(with("--out"), nullptr, /*allow_exceptions=*/false);
+    ASSERT_TRUE(json.is_object());
+    EXPECT_EQ(json["rows"].size(), 2u) << "a length that is named twice is one";
+    const std::string csv = with("--csv"), figure = with("--figure");
+    EXPECT_TRUE(csv.starts_with("model,train_len,")) << csv;
+    EXPECT_EQ(std::ranges::count(csv, '\n'), 3) << csv;
+    EXPECT_TRUE(figure.starts_with("<svg ") && figure.ends_with("</svg>\n")) << figure;
+  }
+}
+
 // What is hidden in texts is asked for by depth and length, resumed and shared as losses are.
 TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
   const auto eval = [&](const std::vector<std::string>& more) {

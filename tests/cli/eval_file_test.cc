@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "core/files.h"
@@ -57,10 +58,30 @@ TEST_F(EvalFiles, ALaterCallGoesOn) {
   EXPECT_FALSE(second.Has({{"method", "window"}, {"length", 128}}));
   EXPECT_EQ(second.RowOf({{"method", "window"}, {"length", 64}}), Row("window", 64));
   EXPECT_FALSE(second.Has({{"method", "window"}, {"length", 64}, {"depth", 0.5}}));
-  second.WriteCsv();  // of the rows that were there
+  second.Finish();  // of the rows that were there
   EXPECT_EQ(Csv(), "model,method,length,seen\n\"a, b\",window,64,0.5\n");
   second.Add(Row("blocks", 64));
   EXPECT_EQ(Written()["rows"].size(), 2u);
+}
+
+// What was written there stays, so that a file of each row would be as many files in one.
+TEST_F(EvalFiles, StandardOutputHoldsOneTable) {
+  testing::internal::CaptureStdout();
+  {
+    EvalFile file({.json = "-", .csv = dir_ / "e.csv"}, {{"model", "m"}}, kColumns);
+    file.Add(Row("window", 64));
+    file.Add(Row("window", 128));
+    EXPECT_EQ(Csv(), "model,method,length,seen\nm,window,64,0.5\nm,window,128,0.5\n");
+    file.Finish();
+    EXPECT_EQ(testing::internal::GetCapturedStdout(), file.json().dump(2) + "\n");
+  }
+  testing::internal::CaptureStdout();
+  EvalFile file({.json = dir_ / "e.json", .csv = "/dev/stdout"}, {{"model", "m"}}, kColumns);
+  file.Add(Row("window", 64));
+  file.Finish();
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "model,method,length,seen\nm,window,64,0.5\n");
+  EXPECT_EQ(&WordsBeside({"", "a.csv", ""}), &std::cout);
+  EXPECT_EQ(&WordsBeside({"", "a.csv", "-"}), &std::cerr);
 }
 
 TEST_F(EvalFiles, SayWhatTheyAreNot) {

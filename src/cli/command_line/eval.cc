@@ -1,6 +1,8 @@
 // halflife eval: validation loss and perplexity of a checkpoint, or accuracy on labelled rows and
 // hidden tokens.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <utility>
 
 #include "cli/command_line/command.h"
 #include "cli/command_line/modes.h"
@@ -108,7 +110,9 @@ void AddLengths(CLI::App& command, EvalOptions& options) {
   command.add_flag("--attention", options.attention,
                    "Also what softmax attention looks at: its entropy by the keys that a query "
                    "sees, its resolution of distances");
-  command.add_option("--out", options.out, "A JSON file, which a later call goes on from [none]")
+  command
+      .add_option("--out", options.out,
+                  "A JSON file, which a later call goes on from; - is standard output [none]")
       ->type_name("FILE");
   command.add_option("--csv", options.csv, "The table as CSV [none]")->type_name("FILE");
   command.add_option("--figure", options.figure, "The curves as SVG [none]")->type_name("FILE");
@@ -153,6 +157,15 @@ Modes EvalModes(const CLI::App& command) {
   return modes;
 }
 
+// A cell of a table is scored once, however often its place is named.
+template <typename T>
+void KeepFirsts(std::vector<T>& values) {
+  std::vector<T> kept;
+  for (T& value : values)
+    if (std::ranges::find(kept, value) == kept.end()) kept.push_back(std::move(value));
+  values = std::move(kept);
+}
+
 }  // namespace
 
 void AddEval(CLI::App& app, Request& request) {
@@ -185,6 +198,10 @@ void AddEval(CLI::App& app, Request& request) {
   command->get_option("--explain")->excludes(command->get_option("--lengths"));
   command->callback([=, &request, modes = EvalModes(*command)] {
     modes.Require();
+    KeepFirsts(options->lengths);
+    KeepFirsts(options->methods);
+    KeepFirsts(options->protocols);
+    KeepFirsts(options->depths);
     request = *options;
   });
 }
