@@ -41,8 +41,12 @@ std::string StyleKey(int style) {
 std::string RenderFigure(const std::vector<PlotSpec>& plots) {
   const size_t columns = plots.size() > 1 ? 2 : 1;
   const double width = static_cast<double>(columns) * (kPlotWidth + kMargin) + kMargin;
+  const auto nothing = [](double x, double y) {
+    return Concat("<text class=\"label\" x=\"", x, "\" y=\"", y, "\">no value yet</text>");
+  };
   double top = 0;
-  std::string out = Legend(plots.front().curves, width, top);
+  std::string out =
+      plots.empty() ? nothing(kMargin, kTitle) : Legend(plots.front().curves, width, top);
   for (size_t i = 0; i < plots.size(); ++i) {
     const double x = kMargin + static_cast<double>(i % columns) * (kPlotWidth + kMargin);
     out += Concat("<text class=\"title\" x=\"", x, "\" y=\"", top + 16, "\">",
@@ -50,13 +54,12 @@ std::string RenderFigure(const std::vector<PlotSpec>& plots) {
     const std::string drawing =
         RenderDrawing(plots[i], Concat("x=\"", x, "\" y=\"", top + kTitle, "\" width=\"",
                                        kPlotWidth, "\" height=\"", kPlotHeight, "\""));
-    out += drawing.empty() ? Concat("<text class=\"label\" x=\"", x, "\" y=\"", top + 60,
-                                    "\">no value yet</text>")
-                           : drawing;
+    out += drawing.empty() ? nothing(x, top + 60) : drawing;
     if (i % columns == columns - 1 || i + 1 == plots.size()) top += kTitle + kPlotHeight;
   }
-  out += Concat("<text class=\"label\" x=\"", kMargin, "\" y=\"", top + kMargin, "\">",
-                Escape(plots.front().note), "</text>");
+  if (!plots.empty())
+    out += Concat("<text class=\"label\" x=\"", kMargin, "\" y=\"", top + kMargin, "\">",
+                  Escape(plots.front().note), "</text>");
   const double height = top + 2 * kMargin;
   return Concat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, " ", height,
                 "\" width=\"", width, "\" height=\"", height,

@@ -11,7 +11,7 @@
 namespace halflife::report {
 
 // Two plots a row, each below its title; the legend is the first plot's curves, and its note stands
-// at the foot. There is at least one plot. Follows the reader's light or dark colours.
+// at the foot; without plots there is "no value yet". Follows the reader's light or dark colours.
 std::string RenderFigure(const std::vector<PlotSpec>& plots);
 
 // A style's marker on a piece of its line, for legends.

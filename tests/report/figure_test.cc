@@ -49,6 +49,14 @@ TEST(Figure, APlotWithoutValuesSaysSo) {
   EXPECT_THAT(RenderFigure({Plot("first"), empty}), HasSubstr("no value yet"));
 }
 
+// As of an evaluation of which no value is finite.
+TEST(Figure, WithoutPlotsThereIsStillAPicture) {
+  const std::string svg = RenderFigure({});
+  EXPECT_TRUE(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
+  EXPECT_TRUE(svg.ends_with("</svg>\n"));
+  EXPECT_EQ(Count(svg, "no value yet"), 1);
+}
+
 // Ticks stand where they are asked for, and a bar where there is a deviation.
 TEST(Figure, TicksAndErrorBars) {
   const std::string drawing = RenderDrawing(Plot("first"), "id=\"x\"");
