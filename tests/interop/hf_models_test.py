@@ -54,6 +54,8 @@ FLA_VARIANTS = {
     "gla_two_groups": {"model_type": "gla", "num_heads": 2, "num_hidden_layers": 3,
                        "attn": [{"layers": [0], "num_heads": 2},
                                 {"layers": [2], "num_heads": 4, "window_size": 9}]},
+    "gla_gelu_by_tanh": {"model_type": "gla", "num_heads": 2, "feature_map": "gelu"},
+    "gla_squared_relu": {"model_type": "gla", "num_heads": 2, "feature_map": "sqrelu"},
     "gla_defaults": {"model_type": "gla", "hidden_size": 192, "intermediate_size": None},
     "gla_conv_size_unused": {"model_type": "gla", "num_heads": 2, "use_short_conv": False,
                              "conv_size": 1},

@@ -202,15 +202,46 @@ TEST(LayoutTest, RefusesWhatGpt2CanAndWeCannot) {
                   "activation_function is 'quick_gelu'; null or one of relu");
 }
 
+std::string FeatureMap(const std::string& model_type, const std::string& name) {
+  const nlohmann::json json = {{"feature_map", name}, {"num_heads", 2}};
+  ConfigReader reader(json, "c");
+  const model::ModelConfig config = LayoutOf(model_type, "").ReadConfig(reader);
+  reader.Check();
+  return config.mixer.Get<std::string>("feature_map");
+}
+
 TEST(LayoutTest, FeatureMapsByTheirOtherNames) {
-  const auto json = nlohmann::json::parse(R"({"feature_map": "gelu_new", "num_heads": 2})");
-  ConfigReader reader(json, "");
-  EXPECT_EQ(LayoutOf("gla", "").ReadConfig(reader).mixer.Get<std::string>("feature_map"),
-            "gelu_tanh");
-  const auto unknown = nlohmann::json::parse(R"({"feature_map": "xielu"})");
-  ConfigReader strict(unknown, "c");
-  LayoutOf("retnet", "").ReadConfig(strict);
-  EXPECT_HL_ERROR(strict.Check(), ExitCode::kData, "feature_map is 'xielu'; null or one of relu");
+  EXPECT_EQ(FeatureMap("retnet", "gelu"), "gelu");
+  EXPECT_EQ(FeatureMap("retnet", "gelu_new"), "gelu_tanh");
+  EXPECT_EQ(FeatureMap("retnet", "relu2"), "relu2");
+  EXPECT_HL_ERROR(FeatureMap("retnet", "xielu"), ExitCode::kData,
+                  "feature_map is 'xielu'; null or one of relu");
+}
+
+// fla looks up those of gla in a table of its own, where gelu is the approximation by tanh.
+TEST(LayoutTest, FeatureMapsOfGlaAreThoseOfFla) {
+  const std::pair<const char*, const char*> pairs[] = {{"relu", "relu"},
+                                                       {"relu2", "sqrelu"},
+                                                       {"silu", "silu"},
+                                                       {"sigmoid", "sigmoid"},
+                                                       {"gelu_tanh", "gelu"}};
+  for (const auto& [ours, theirs] : pairs) {
+    EXPECT_EQ(FeatureMap("gla", theirs), ours);
+    nlohmann::ordered_json written;
+    const model::ModelConfig config = Model("gla", {{"feature_map", ours}});
+    ChooseLayout(config, "auto").WriteConfig(model::Resolved(config), written);
+    EXPECT_EQ(written["feature_map"], theirs);
+  }
+  EXPECT_EQ(FeatureMap("gla", "swish"), "silu");
+  for (const char* unknown : {"gelu_new", "gelu_pytorch_tanh", "relu2", "linear", "logsigmoid"})
+    EXPECT_HL_ERROR(FeatureMap("gla", unknown), ExitCode::kData,
+                    Concat("feature_map is '", unknown,
+                           "'; null or one of relu, sqrelu, silu, sigmoid, gelu would work"));
+  for (const char* ours : {"gelu", "tanh", "mish"})
+    EXPECT_HL_ERROR(Chosen(Model("gla", {{"feature_map", ours}})), ExitCode::kUsage,
+                    Concat("gla: feature_map is ", ours,
+                           "; none, relu, relu2, silu, sigmoid, gelu_tanh would work"));
+  EXPECT_EQ(Chosen(Model("retention", {{"feature_map", "gelu"}})), "retnet");
 }
 
 }  // namespace

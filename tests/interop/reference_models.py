@@ -19,6 +19,15 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+# fla's own, of gla's feature map alone: its gelu is the approximation.
+FLA_ACTIVATIONS = {
+    "relu": F.relu,
+    "sqrelu": ACTIVATIONS["relu2"],
+    "silu": F.silu,
+    "swish": F.silu,
+    "sigmoid": torch.sigmoid,
+    "gelu": ACTIVATIONS["gelu_pytorch_tanh"],
+}
 
 
 def mlp_width(config, ratio):
@@ -178,7 +187,8 @@ def linear_attention(config, w, x, log_decay_of):
     k = k.unflatten(-1, (kv_heads, keys // heads))
     v = v.unflatten(-1, (kv_heads, values // heads))
     if config.get("feature_map"):
-        act = ACTIVATIONS[config["feature_map"]]
+        table = FLA_ACTIVATIONS if config["model_type"] == "gla" else ACTIVATIONS
+        act = table[config["feature_map"]]
         q, k = act(q), act(k)
     if config["model_type"] == "retnet":
         q, k = rotate(q, 10000.0), rotate(k, 10000.0)

@@ -1,5 +1,6 @@
-// The names that `transformers` has for halflife's activations.
+// The names that `transformers` and fla have for halflife's activations.
 #include <array>
+#include <span>
 
 #include "core/error.h"
 #include "interop/layouts/layouts.h"
@@ -13,7 +14,7 @@ struct Activation {
   const char* theirs;
   std::array<const char*, 2> also;
 };
-constexpr Activation kActivations[] = {
+constexpr Activation kOfTransformers[] = {
     {"relu", "relu", {}},
     {"relu2", "relu2", {}},
     {"relu6", "relu6", {}},
@@ -26,20 +27,30 @@ constexpr Activation kActivations[] = {
     {"mish", "mish", {}},
     {"none", "linear", {}},
 };
+// fla's table: its gelu is the approximation by tanh, and it has no exact one.
+constexpr Activation kOfFla[] = {
+    {"relu", "relu", {}},       {"relu2", "sqrelu", {}},   {"silu", "silu", {"swish"}},
+    {"sigmoid", "sigmoid", {}}, {"gelu_tanh", "gelu", {}},
+};
+
+std::span<const Activation> TableOf(ActivationNames names) {
+  if (names == ActivationNames::kFla) return kOfFla;
+  return kOfTransformers;
+}
 
 }  // namespace
 
-std::string ReadActivation(ConfigReader& reader, const std::string& key,
-                           const std::string& absent) {
+std::string ReadActivation(ConfigReader& reader, const std::string& key, const std::string& absent,
+                           ActivationNames names) {
   const std::string name = reader.String(key, absent);
-  for (const Activation& activation : kActivations) {
+  for (const Activation& activation : TableOf(names)) {
     if (name == activation.theirs) return activation.ours;
     for (const char* other : activation.also)
       if (other != nullptr && name == other) return activation.ours;
   }
   const auto theirs = [](const Activation& activation) { return activation.theirs; };
-  reader.Require(false, key, " is '", name, "'; null or one of ", Join(kActivations, ", ", theirs),
-                 " would work");
+  reader.Require(false, key, " is '", name, "'; null or one of ",
+                 Join(TableOf(names), ", ", theirs), " would work");
   return "none";
 }
 
@@ -49,10 +60,18 @@ void RequireSwish(ConfigReader& reader, const std::string& spelling) {
                  " would work");
 }
 
-std::string WrittenActivation(const std::string& ours) {
-  for (const Activation& activation : kActivations)
+std::string WrittenActivation(const std::string& ours, ActivationNames names) {
+  for (const Activation& activation : TableOf(names))
     if (ours == activation.ours) return activation.theirs;
-  HL_FAIL(ExitCode::kInternal, "no name of transformers for the activation '", ours, "'");
+  HL_FAIL(ExitCode::kInternal, "no name of ",
+          names == ActivationNames::kFla ? "fla" : "transformers", " for the activation '", ours,
+          "'");
+}
+
+std::vector<std::string> NamedActivations(ActivationNames names) {
+  std::vector<std::string> ours;
+  for (const Activation& activation : TableOf(names)) ours.emplace_back(activation.ours);
+  return ours;
 }
 
 }  // namespace halflife::interop

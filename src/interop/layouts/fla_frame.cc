@@ -238,18 +238,19 @@ void WriteFlaHeads(const model::MixerConfig& mixer, ordered_json& json) {
 }
 
 void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
-                   double expand_k, double expand_v) {
+                   double expand_k, double expand_v, ActivationNames names) {
   ReadFlaHeads(reader, mixer, num_heads, expand_k, expand_v);
-  mixer.Set("feature_map", ReadActivation(reader, "feature_map", "linear"));
+  if (reader.Has("feature_map"))
+    mixer.Set("feature_map", ReadActivation(reader, "feature_map", "", names));
   mixer.Set("use_output_gate", reader.Bool("use_output_gate", true));
   mixer.Set("norm_affine", reader.Bool("elementwise_affine", true));
 }
 
-void WriteFlaLinear(const model::MixerConfig& mixer, ordered_json& json) {
+void WriteFlaLinear(const model::MixerConfig& mixer, ActivationNames names, ordered_json& json) {
   WriteFlaHeads(mixer, json);
   json["feature_map"] = nullptr;
   if (const auto map = mixer.Get<std::string>("feature_map"); map != "none")
-    json["feature_map"] = WrittenActivation(map);
+    json["feature_map"] = WrittenActivation(map, names);
   json["use_output_gate"] = mixer.Get<bool>("use_output_gate");
   json["elementwise_affine"] = mixer.Get<bool>("norm_affine");
 }

@@ -1,5 +1,6 @@
 // fla's GLA: gated linear attention; the gate's inner rank and its normaliser are constants of both
-// programs.
+// programs. Its feature map is looked up in fla's own table, unlike RetNet's.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -17,13 +18,18 @@ class Gla : public Layout {
   std::string mixer() const override { return "gla"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
-    return FlaObstacles(config);
+    std::vector<std::string> lines = FlaObstacles(config);
+    const std::vector<std::string> named = NamedActivations(ActivationNames::kFla);
+    const auto map = config.mixer.Get<std::string>("feature_map");
+    if (map != "none" && std::ranges::find(named, map) == named.end())
+      lines.push_back(Concat("feature_map is ", map, "; none, ", Join(named, ", "), " would work"));
+    return lines;
   }
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const model::MixerConfig& options = config.mixer;
     WriteFlaFrame(config, json);
-    WriteFlaLinear(options, json);
+    WriteFlaLinear(options, ActivationNames::kFla, json);
     json["use_short_conv"] = options.Get<bool>("use_short_conv");
     json["conv_size"] =
         options.Get<bool>("use_short_conv") ? options.Get<int64_t>("conv_size") : kConvSize;
@@ -38,7 +44,8 @@ class Gla : public Layout {
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFlaFrame(reader, {});
     config.mixer = model::MixerConfig(mixer());
-    ReadFlaLinear(reader, config.mixer, /*num_heads=*/4, /*expand_k=*/0.5, /*expand_v=*/1);
+    ReadFlaLinear(reader, config.mixer, /*num_heads=*/4, /*expand_k=*/0.5, /*expand_v=*/1,
+                  ActivationNames::kFla);
     const bool use_short_conv = reader.Bool("use_short_conv", false);
     config.mixer.Set("use_short_conv", use_short_conv);
     if (use_short_conv) {

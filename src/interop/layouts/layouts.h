@@ -36,12 +36,18 @@ struct Renaming {
 // Takes hold of the first occurrence of each, one after the other.
 std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
 
-// halflife's name of the activation that `key` holds, in any spelling of `transformers`.
-std::string ReadActivation(ConfigReader& reader, const std::string& key, const std::string& absent);
+// Whose names of activations a class looks up: fla's gla has some that mean another function there.
+enum class ActivationNames { kTransformers, kFla };
+// halflife's name of the activation that `key` holds, in any of their spellings.
+std::string ReadActivation(ConfigReader& reader, const std::string& key, const std::string& absent,
+                           ActivationNames names = ActivationNames::kTransformers);
 // That `hidden_act` is SiLU, in either spelling; the class's own is that of an absent key.
 void RequireSwish(ConfigReader& reader, const std::string& spelling);
 // The spelling that is written.
-std::string WrittenActivation(const std::string& ours);
+std::string WrittenActivation(const std::string& ours,
+                              ActivationNames names = ActivationNames::kTransformers);
+// Those of ours that have one.
+std::vector<std::string> NamedActivations(ActivationNames names);
 
 // Keys that `transformers` itself writes into every config.json and that say nothing about the
 // model's function.
@@ -81,9 +87,10 @@ std::string FlaLinearName(const std::string& parameter, ConfigReader* reader);
 void ReadFlaHeads(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                   double expand_k, double expand_v);
 void WriteFlaHeads(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
-// What retnet and gla share beyond them.
+// What retnet and gla share beyond them; `names` are those of the feature map.
 void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
-                   double expand_k, double expand_v);
-void WriteFlaLinear(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
+                   double expand_k, double expand_v, ActivationNames names);
+void WriteFlaLinear(const model::MixerConfig& mixer, ActivationNames names,
+                    nlohmann::ordered_json& json);
 
 }  // namespace halflife::interop

@@ -31,7 +31,7 @@ class RetNet : public Layout {
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     WriteFlaFrame(config, json);
-    WriteFlaLinear(config.mixer, json);
+    WriteFlaLinear(config.mixer, ActivationNames::kTransformers, json);
     json["use_short_conv"] = false;
     json["conv_size"] = 4;
     json["attn"] = FlaHybrid(config);
@@ -40,7 +40,8 @@ class RetNet : public Layout {
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFlaFrame(reader, {.hidden_ratio = 2});
     config.mixer = model::MixerConfig(mixer());
-    ReadFlaLinear(reader, config.mixer, /*num_heads=*/8, /*expand_k=*/1, /*expand_v=*/2);
+    ReadFlaLinear(reader, config.mixer, /*num_heads=*/8, /*expand_k=*/1, /*expand_v=*/2,
+                  ActivationNames::kTransformers);
     reader.Ignore({"use_short_conv", "conv_size"});  // the class never passes them to its layer
     ReadFlaHybrid(reader, config);
     return config;
