@@ -14,6 +14,7 @@
 #include "cli/run.h"
 #include "cli/world.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/hash.h"
 #include "core/human.h"
 #include "data/dataset.h"
@@ -166,7 +167,13 @@ std::string ResultText(const nlohmann::ordered_json& out) {
   return text;
 }
 
+void RequireFiles(const EvalOptions& options) {
+  for (const std::string* file : {&options.out, &options.csv, &options.figure, &options.explain})
+    if (!file->empty()) RequireWritable(*file, ExitCode::kEnvironment);
+}
+
 ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
+  if (context.rank() == 0) RequireFiles(options);
   if (options.threads > 0) at::set_num_threads(options.threads);
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer,
                                                  PlacementOf(options.place, context.local_rank()));

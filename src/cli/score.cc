@@ -1,6 +1,7 @@
 // halflife score: log-probabilities of given tokens or texts.
 #include <ATen/Parallel.h>
 
+#include <cmath>
 #include <cstring>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include "core/hash.h"
 #include "core/human.h"
 #include "core/json_text.h"
+#include "core/log.h"
 #include "core/shortest_text.h"
 #include "eval/scorer.h"
 
@@ -111,7 +113,8 @@ std::vector<std::vector<float>> Collect(const std::vector<std::string>& shares,
   return scores;
 }
 
-// {"ids":[...],"logprobs":[...]}, floats with the fewest digits that read back as the same fp32.
+// {"ids":[...],"logprobs":[...]}, floats with the fewest digits that read back as the same fp32;
+// what is not finite has no number in JSON.
 void AppendLine(const std::vector<int32_t>& ids, const std::vector<float>& scores,
                 std::string& text) {
   text += "{\"ids\":[";
@@ -119,7 +122,7 @@ void AppendLine(const std::vector<int32_t>& ids, const std::vector<float>& score
   text += "],\"logprobs\":[";
   for (size_t i = 0; i < scores.size(); ++i) {
     if (i > 0) text += ',';
-    text += ShortestText(scores[i]);
+    text += std::isfinite(scores[i]) ? ShortestText(scores[i]) : "null";
   }
   text += "]}\n";
 }
@@ -130,10 +133,13 @@ void Report(const Input& input, const std::vector<std::vector<float>>& scores, b
   const Sequences& sequences = input.sequences;
   std::string text;
   double sum = 0;
-  int64_t count = 0;
+  int64_t count = 0, not_finite = 0;
   for (size_t i = 0; i < sequences.size(); ++i) {
     AppendLine(sequences[i], scores[i], text);
-    for (const float score : scores[i]) sum += score;
+    for (const float score : scores[i]) {
+      sum += score;
+      not_finite += std::isfinite(score) ? 0 : 1;
+    }
     count += static_cast<int64_t>(scores[i].size());
   }
   WriteOutput(out, text, ExitCode::kEnvironment);
@@ -145,6 +151,8 @@ void Report(const Input& input, const std::vector<std::vector<float>>& scores, b
     words << ", " << Fixed(nats, 4) << " nats per token"
           << (of_text ? BitsPerByte(nats, input) : "");
   words << ": " << out << "\n";
+  if (not_finite > 0)
+    HL_WARN("score", not_finite, " of ", count, " scores are not finite: null in ", out);
 }
 
 // Ranks with other sequences would hand in other scores than rank 0 asks for.
@@ -168,6 +176,7 @@ void CheckRanks(const ScoreOptions& options, const infer::LoadedModel& loaded,
 }
 
 ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
+  if (context.rank() == 0) RequireWritable(options.out, ExitCode::kEnvironment);
   if (options.threads > 0) at::set_num_threads(options.threads);
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer,
                                                  PlacementOf(options.place, context.local_rank()));

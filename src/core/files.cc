@@ -112,6 +112,24 @@ Destination Resolve(const fs::path& named, ExitCode code) {
   return to;
 }
 
+// What WriteOutput finds there.
+struct Output {
+  Destination to;
+  bool exists = false;
+  mode_t mode = 0;  // where it exists
+  // A new file takes its place; else it is written through.
+  bool is_replaced() const { return to.descriptor < 0 && (!exists || S_ISREG(mode)); }
+};
+
+Output FindOutput(const fs::path& path, ExitCode code) {
+  Output output{.to = Resolve(path, code)};
+  struct stat info {};
+  output.exists = output.to.descriptor < 0 && ::stat(output.to.path.c_str(), &info) == 0;
+  if (output.exists) output.mode = info.st_mode;
+  HL_CHECK_AS(code, !S_ISDIR(output.mode), "cannot write ", path.string(), ": it is a folder");
+  return output;
+}
+
 void WriteThrough(const Destination& to, std::string_view bytes, ExitCode code) {
   if (to.descriptor >= 0) return WriteAll(to.descriptor, bytes.data(), bytes.size(), to.path, code);
   Fd fd = OpenWithoutWaiting(to.path, O_WRONLY, code);
@@ -212,14 +230,19 @@ bool IsStandardOutput(const fs::path& path) {
 void WriteOutput(const fs::path& path, std::string_view bytes, ExitCode code) {
   if (path == "-")
     return WriteAll(STDOUT_FILENO, bytes.data(), bytes.size(), "standard output", code);
-  const Destination to = Resolve(path, code);
-  struct stat info {};
-  const bool exists = to.descriptor < 0 && ::stat(to.path.c_str(), &info) == 0;
-  HL_CHECK_AS(code, !exists || !S_ISDIR(info.st_mode), "cannot write ", path.string(),
-              ": it is a folder");
-  const bool replaces = to.descriptor < 0 && (!exists || S_ISREG(info.st_mode));
-  if (!replaces) return WriteThrough(to, bytes, code);
-  Replace(to.path, bytes, exists ? info.st_mode & 0777 : 0, code);
+  const Output output = FindOutput(path, code);
+  if (!output.is_replaced()) return WriteThrough(output.to, bytes, code);
+  Replace(output.to.path, bytes, output.mode & 0777, code);
+}
+
+void RequireWritable(const fs::path& path, ExitCode code) {
+  if (path == "-") return;
+  const Output output = FindOutput(path, code);
+  if (output.to.descriptor >= 0) return;
+  const fs::path folder = output.to.path.parent_path() / ".";  // not so where it is no folder
+  const bool can = output.is_replaced() ? ::access(folder.c_str(), W_OK | X_OK) == 0
+                                        : ::access(output.to.path.c_str(), W_OK) == 0;
+  HL_CHECK_AS(code, can, "cannot open ", path.string(), " for writing: ", ErrnoText(errno));
 }
 
 std::string TextOf(const fs::filesystem_error& error) {

@@ -60,6 +60,9 @@ void AtomicWriteFile(const std::filesystem::path& path, std::string_view bytes, 
 // and keeps its permissions), what is no regular file (a pipe, /dev/null, /dev/stdout) is written
 // through, and "-" is standard output.
 void WriteOutput(const std::filesystem::path& path, std::string_view bytes, ExitCode code);
+// Before the work whose result it is: WriteOutput's error where `path` has no place to write to.
+// Writes nothing; a full disk, say, shows later.
+void RequireWritable(const std::filesystem::path& path, ExitCode code);
 // "-", or a name of standard output: what a program says beside its results then goes elsewhere.
 bool IsStandardOutput(const std::filesystem::path& path);
 // "PATH: Input/output error" of what std::filesystem throws; it does not always know the path.

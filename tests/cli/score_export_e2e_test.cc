@@ -143,6 +143,41 @@ TEST_F(ScoreExport, InitFromStartsWithTheWeights) {
   EXPECT_NE(wrong.err.find("mlp.gate_proj.weight: file ["), std::string::npos) << wrong.err;
 }
 
+// JSON has no word for what is no number. The last tensor of the file is one of the model's norms.
+TEST_F(ScoreExport, ScoresThatAreNotFiniteAreNull) {
+  const std::string folder = Path("infinite"), text = Path("few.txt");
+  std::filesystem::copy(Path("hf"), folder);
+  std::ofstream(text) << "the river";
+  const std::string weights = folder + "/model.safetensors";
+  std::fstream file(weights, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-4, std::ios::end);
+  const float not_a_number = std::nanf("");
+  file.write(reinterpret_cast<const char*>(&not_a_number), sizeof not_a_number);
+  file.close();
+  const RunResult result =
+      Halflife({"score", "--model", folder, "--text", text, "--out", Path("nan.jsonl")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.err.find("[warning] score: 8 of 8 scores are not finite: null in "),
+            std::string::npos)
+      << result.err;
+  const auto json = nlohmann::json::parse(Contents(Path("nan.jsonl")));
+  ASSERT_EQ(json["logprobs"].size(), 8u);
+  for (const auto& score : json["logprobs"]) EXPECT_TRUE(score.is_null()) << json;
+}
+
+// Before anything is loaded: the model is none, either.
+TEST_F(ScoreExport, AnOutputThatCannotBeIsToldBeforeTheWork) {
+  const std::string none = Path("none/table"), model = Path("no-model");
+  ExpectFailure({"score", "--model", model, "--text", Path("text.txt"), "--out", none}, 4,
+                {"cannot open " + none + " for writing: No such file"});
+  for (const char* option : {"--out", "--csv", "--figure"})
+    ExpectFailure(
+        {"eval", "--model", model, "--data", Path("data"), "--lengths", "64", option, none}, 4,
+        {"cannot open " + none + " for writing: No such file"});
+  ExpectFailure({"eval", "--model", model, "--text", Path("text.txt"), "--explain", none}, 4,
+                {"cannot open " + none + " for writing: No such file"});
+}
+
 // As a shell's completion writes a folder. Nothing else is left, whatever the spelling.
 TEST_F(ScoreExport, AFolderToWriteMayEndInASlash) {
   const std::string out = Path("slashes");

@@ -77,6 +77,30 @@ TEST_F(Files, AnOutputFollowsLinks) {
   EXPECT_HL_ERROR(WriteOutput(dir_ / "there", "x", kCode), kCode, "it is a folder");
 }
 
+// The words are those of the write that would fail.
+TEST_F(Files, AnOutputIsAskedForBeforeTheWork) {
+  const auto refused = [&](const fs::path& path, const std::string& words) {
+    EXPECT_HL_ERROR(RequireWritable(path, kCode), kCode, path.string(), words);
+    EXPECT_HL_ERROR(WriteOutput(path, "x", kCode), kCode, path.string(), words);
+  };
+  AtomicWriteFile(dir_ / "file", "old", kCode);
+  fs::create_symlink("none/new", dir_ / "astray");
+  fs::create_directory(dir_ / "locked");
+  fs::permissions(dir_ / "locked", fs::perms(0555));
+  fs::create_symlink("new", dir_ / "dangling");
+  refused(dir_ / "none/new", "No such file");
+  EXPECT_HL_ERROR(RequireWritable(dir_ / "astray", kCode), kCode, "astray", "No such file");
+  refused(dir_ / "file/new", "Not a directory");
+  refused(dir_.path(), "it is a folder");
+  if (::geteuid() != 0) refused(dir_ / "locked/new", "Permission denied");  // root may
+  const std::set<std::string> before = Names();
+  for (const fs::path& path : {dir_ / "file", dir_ / "new", dir_ / "dangling", fs::path("bare"),
+                               fs::path("-"), fs::path("/dev/null"), fs::path("/dev/stdout")})
+    EXPECT_NO_THROW(RequireWritable(path, kCode)) << path;
+  EXPECT_EQ(Names(), before);
+  EXPECT_EQ(ReadFile(dir_ / "file", kCode), "old");
+}
+
 // A file of our own folder stays in it: what a planted link leads to is nobody's output.
 TEST_F(Files, AtomicWriteReplacesLinksAndPipes) {
   AtomicWriteFile(dir_ / "elsewhere", "theirs", kCode);

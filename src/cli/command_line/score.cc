@@ -15,7 +15,8 @@ void AddScore(CLI::App& app, Request& request) {
       *command,
       {.notes =
            "Writes a line a sequence: {\"ids\":[...],\"logprobs\":[...]} with logprobs[i] = ln "
-           "p(ids[i+1] | ids[..i]) in fp32, and prints the mean, of --text also in bits per byte "
+           "p(ids[i+1] | ids[..i]) in fp32, null where that is not finite, and prints the mean, of "
+           "--text also in bits per byte "
            "(a text's first token, which is not scored, counts as an average one). A model of "
            "hidden tokens gives ln p(ids[i+1] | all other ids), each hidden in a row of its own, "
            "whole. Under mpirun the ranks share the sequences.",
