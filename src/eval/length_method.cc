@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
+#include <map>
 
 #include "core/error.h"
 #include "eval/length_method_help.h"
@@ -106,14 +107,36 @@ void InfoScale(const Edit& edit) { SetQueryScale(edit, "info"); }
 void LogScale(const Edit& edit) { SetQueryScale(edit, "log"); }
 void ScaledBiases(const Edit& edit) { edit.SetInAttention("query_scale_bias", true); }
 
+// What a step sets. A second step of the same would undo the first.
+enum class Facet { kNone, kPattern, kSinks, kPositions, kQueryScale, kScaledBiases };
+
+const char* NameOf(Facet facet) {
+  switch (facet) {
+    case Facet::kNone:
+      break;
+    case Facet::kPattern:
+      return "the pattern";
+    case Facet::kSinks:
+      return "the sinks";
+    case Facet::kPositions:
+      return "the positions";
+    case Facet::kQueryScale:
+      return "the scale of queries";
+    case Facet::kScaledBiases:
+      return "what is scaled";
+  }
+  return "nothing";
+}
+
 struct StepKind {
   const char* name;
   const char* number;  // what it may be given; empty: none
+  Facet facet;
   void (*apply)(const Edit& edit);
 };
 
 const StepKind kSteps[] = {
-#define HL_LENGTH_METHOD(name, number, help, Apply) {name, number, Apply},
+#define HL_LENGTH_METHOD(name, number, help, facet, Apply) {name, number, Facet::facet, Apply},
 #include "eval/length_methods.inc"
 #undef HL_LENGTH_METHOD
 };
@@ -140,10 +163,15 @@ std::vector<std::string> Split(std::string_view text, char mark) {
 LengthMethod LengthMethod::Parse(std::string_view text) {
   LengthMethod method;
   method.text_ = text;
+  std::map<Facet, std::string> set;  // by which step
   for (const std::string& part : Split(text, '+')) {
     const size_t colon = part.find(':');
     Step step = {.name = part.substr(0, colon), .number = std::nullopt};
     const StepKind& kind = KindOf(step.name);
+    const auto [first, is_first] = set.try_emplace(kind.facet, part);
+    HL_CHECK_AS(ExitCode::kUsage, is_first || kind.facet == Facet::kNone, "--method ", text, ": ",
+                first->second, " and ", part, " both set ", NameOf(kind.facet),
+                ", so that the second would undo the first; one of them would work");
     if (colon != std::string::npos) {
       const std::string digits = part.substr(colon + 1);
       int64_t number = 0;

@@ -24,7 +24,8 @@ struct LengthScene {
 class LengthMethod {
  public:
   // Steps joined by '+', each a name and, where it takes one, ":NUMBER". Error kUsage for unknown
-  // names (with the known ones) and numbers that are none or not above 0.
+  // names (with the known ones), numbers that are none or not above 0, and two steps that set the
+  // same (pattern, sinks, positions, scale).
   static LengthMethod Parse(std::string_view text);
   // Several, each tried on the model, so that what does not fit it is told before hours of others.
   static std::vector<LengthMethod> ParseAll(const std::vector<std::string>& texts,

@@ -14,7 +14,7 @@ inline std::string LengthMethodHelp() {
     if (name.size() < kWidth) name.resize(kWidth, ' ');
     text += "  " + name + help + "\n";
   };
-#define HL_LENGTH_METHOD(name, number, help, Apply) add(name, number, help);
+#define HL_LENGTH_METHOD(name, number, help, facet, Apply) add(name, number, help);
 #include "eval/length_methods.inc"
 #undef HL_LENGTH_METHOD
   return text;
@@ -26,7 +26,7 @@ inline std::string LengthMethodNames() {
   const auto add = [&](const std::string& name, const std::string& number) {
     text += (text.empty() ? "" : ", ") + name + (number.empty() ? "" : ":" + number);
   };
-#define HL_LENGTH_METHOD(name, number, help, Apply) add(name, number);
+#define HL_LENGTH_METHOD(name, number, help, facet, Apply) add(name, number);
 #include "eval/length_methods.inc"
 #undef HL_LENGTH_METHOD
   return text;

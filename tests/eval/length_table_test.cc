@@ -117,6 +117,25 @@ TEST_F(LengthTables, MethodsChangeLongerRows) {
   EXPECT_EQ(Loss("window:128", 128), as_trained);
 }
 
+// Of two steps that set the same only the last would do something.
+TEST(LengthMethods, StepsThatUndoEachOtherAreRefused) {
+  const std::map<std::string, std::string> refused = {
+      {"window:64+blocks:32", "window:64 and blocks:32 both set the pattern"},
+      {"window:8+window:16", "window:8 and window:16 both set the pattern"},
+      {"blocks+sinks:2+sinks", "sinks:2 and sinks both set the sinks"},
+      {"info_scale+window+log_scale", "info_scale and log_scale both set the scale of queries"},
+      {"yarn+ntk_aware:2", "yarn and ntk_aware:2 both set the positions"},
+      {"streaming_llm+rerope", "streaming_llm and rerope both set the positions"},
+      {"interpolated:2+interpolated:2", "interpolated:2 and interpolated:2 both set the positions"},
+      {"info_scale+scaled_biases+scaled_biases", "both set what is scaled"}};
+  for (const auto& [method, words] : refused)
+    EXPECT_HL_ERROR(LengthMethod::Parse(method), ExitCode::kUsage, "--method " + method + ": ",
+                    words, "one of them would work");
+  for (const char* method : {"blocks+sinks+yarn+info_scale+scaled_biases", "as_trained+as_trained",
+                             "as_trained+window", "sinks+streaming_llm"})
+    EXPECT_EQ(LengthMethod::Parse(method).text(), method);
+}
+
 // ALiBi's scores are linear in positions, so that its slopes are divided; a factor of scores may be
 // of its biases, too.
 TEST_F(LengthTables, MethodsOfAlibi) {

@@ -87,7 +87,7 @@ void AddLengths(CLI::App& command, EvalOptions& options) {
   command
       .add_option("--method", options.methods,
                   "What attention does at other lengths than in training, each joined of steps by "
-                  "'+': " +
+                  "'+', of which no two set the same: " +
                       eval::LengthMethodNames())
       ->delimiter(',')
       ->type_name("METHOD,...")
