@@ -98,6 +98,7 @@ class StepReader::Impl {
     } catch (const DamageError& error) {
       return {{manifest_.files[file].name, error.tensor(), error.message(), error.offset()}};
     } catch (const Error& error) {
+      if (error.code() == ExitCode::kCheckpointIo) throw;  // not read, so nothing is known of it
       return {{manifest_.files[file].name, "", error.message(), 0}};
     }
     return {};

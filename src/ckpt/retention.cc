@@ -27,26 +27,37 @@ std::optional<double> MetricOfGoodStep(const std::filesystem::path& step_dir,
   }
 }
 
-}  // namespace
-
-std::vector<RetentionChoice> PlanRetention(const std::filesystem::path& ckpt_dir,
-                                           const RetentionPolicy& policy) {
-  HL_CHECK(policy.keep_last >= 2, "keep_last ", policy.keep_last, " must be at least 2");
-  std::vector<RetentionChoice> choices;
-  std::vector<std::optional<double>> metrics;
+// The newest of those with the least metric; none: no step has it.
+std::optional<size_t> BestOf(const std::vector<std::optional<double>>& metrics) {
   std::optional<size_t> best;
-  for (StepDir& step : ListPublished(ckpt_dir)) {
-    metrics.push_back(MetricOfGoodStep(step.path, policy.keep_best));
-    const size_t i = choices.size();
-    choices.push_back({std::move(step), true, ""});
-    if (policy.keep_best.empty() || !metrics[i] || std::isnan(*metrics[i])) continue;
+  for (size_t i = 0; i < metrics.size(); ++i) {
+    if (!metrics[i] || std::isnan(*metrics[i])) continue;
     if (!best || *metrics[i] < *metrics[*best]) best = i;
   }
+  return best;
+}
+
+}  // namespace
+
+std::vector<RetentionChoice> PlanRetention(
+    const std::filesystem::path& ckpt_dir, const RetentionPolicy& policy,
+    const std::function<bool(const std::filesystem::path&)>& is_good) {
+  HL_CHECK(policy.keep_last >= 2, "keep_last ", policy.keep_last, " must be at least 2");
+  std::vector<RetentionChoice> choices;
+  std::vector<std::optional<double>> metrics;  // nothing: not good
+  for (StepDir& step : ListPublished(ckpt_dir)) {
+    metrics.push_back(MetricOfGoodStep(step.path, policy.keep_best));
+    choices.push_back({std::move(step), true, ""});
+  }
+  const auto stays_good = [&](size_t i) {
+    if (is_good && metrics[i] && !is_good(choices[i].step.path)) metrics[i] = std::nullopt;
+    return metrics[i].has_value();
+  };
   int num_good = 0;
   for (size_t i = 0; i < choices.size(); ++i) {
     RetentionChoice& choice = choices[i];
     std::error_code ignored;
-    if (!metrics[i]) {
+    if (!metrics[i] || (num_good < policy.keep_last && !stays_good(i))) {
       choice.reason = "does not verify: kept for people, not counted";
     } else if (++num_good <= policy.keep_last) {
       choice.reason = Concat("one of the newest ", policy.keep_last);
@@ -54,12 +65,20 @@ std::vector<RetentionChoice> PlanRetention(const std::filesystem::path& ckpt_dir
       choice.reason = "pinned by its KEEP file";
     } else if (policy.keep_every > 0 && choice.step.step % policy.keep_every == 0) {
       choice.reason = Concat("every ", policy.keep_every, " steps");
-    } else if (best == i) {
-      choice.reason = Concat("best ", policy.keep_best);
     } else {
       choice.keep = false;
       choice.reason = Concat("older than the newest ", policy.keep_last);
     }
+  }
+  if (policy.keep_best.empty()) return choices;
+  while (const auto best = BestOf(metrics)) {
+    const bool good = choices[*best].keep || stays_good(*best);
+    if (!choices[*best].keep) {
+      choices[*best].keep = true;
+      choices[*best].reason = good ? Concat("best ", policy.keep_best)
+                                   : "does not verify: kept for people, not counted";
+    }
+    if (good) break;
   }
   return choices;
 }

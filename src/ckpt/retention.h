@@ -6,6 +6,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,10 +26,12 @@ struct RetentionChoice {
   std::string reason;
 };
 
-// Published steps, the newest first. A step whose manifest does not verify is kept and counts for
-// nothing.
-std::vector<RetentionChoice> PlanRetention(const std::filesystem::path& ckpt_dir,
-                                           const RetentionPolicy& policy);
+// Published steps, the newest first. A step whose manifest or sizes do not verify is kept and
+// counts for nothing; likewise one that `is_good` refuses, which is asked of each that would be
+// among the newest or the best.
+std::vector<RetentionChoice> PlanRetention(
+    const std::filesystem::path& ckpt_dir, const RetentionPolicy& policy,
+    const std::function<bool(const std::filesystem::path& step_dir)>& is_good = nullptr);
 
 // Renames the victims into .trash, then empties it. Error kCheckpointIo when a rename fails.
 void ApplyRetention(const std::filesystem::path& ckpt_dir,

@@ -76,8 +76,12 @@ Json DifferenceToParent(const ckpt::StepReader& step) {
   if (step.state().parent_step.empty() || !fs::exists(parent / ckpt::kManifestName, ignored)) {
     return Json();
   }
-  const std::map<std::string, std::string> before =
-      ckpt::StepReader::Open(parent).state().trajectory;
+  std::map<std::string, std::string> before;
+  try {
+    before = ckpt::StepReader::Open(parent).state().trajectory;
+  } catch (const Error&) {
+    return Json();  // a damaged parent says nothing of this step
+  }
   Json changed = Json::object();
   for (const auto& [key, value] : step.state().trajectory) {
     const auto old = before.find(key);

@@ -288,6 +288,7 @@ TEST_F(ReaderTest, CommandDiff) {
   EXPECT_THAT(text.out, HasSubstr("DIFFERENT"));
   EXPECT_EQ(RunCkpt("diff --state adam_m,adam_v " + pair).code, 0);
   EXPECT_EQ(RunCkpt("diff --state weights " + pair).code, 2);
+  EXPECT_EQ(RunCkpt("diff --state '' " + pair).code, 2);  // nothing compared is not equal
 }
 
 TEST_F(ReaderTest, CommandReshard) {
@@ -316,6 +317,46 @@ TEST_F(ReaderTest, CommandPrune) {
   EXPECT_EQ(RunCkpt("prune --keep-last 2 " + Run()).code, 0);
   EXPECT_THAT(ListCkpt(run_.path()),
               ElementsAre("LATEST", "step_000000000200", "step_000000000300"));
+}
+
+// What nobody has just written counts once it has been read.
+TEST_F(ReaderTest, PruneCountsStepsThatAreWhole) {
+  for (const uint64_t number : {300, 400}) {
+    SaveStep(run_.path(), {.step = number, .config = {.retention = {.keep_last = 9}}},
+             SmallSpecs());
+    const fs::path shard = step(number) / "rank_00000.safetensors";
+    const auto bytes = fs::file_size(shard);
+    std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(bytes) - 100);
+    file << "damage!!";
+  }
+  const CommandResult pruned = RunCkpt("prune --keep-last 2 " + Run());
+  EXPECT_EQ(pruned.code, 0);
+  EXPECT_THAT(pruned.out, HasSubstr("step_000000000400  stays  does not verify"));
+  EXPECT_THAT(ListCkpt(run_.path()), ElementsAre("LATEST", "step_000000000100", "step_000000000200",
+                                                 "step_000000000300", "step_000000000400"));
+}
+
+TEST_F(ReaderTest, PruneLocksTheRunThatWasNamed) {
+  SaveStep(run_.path(), {.step = 300}, SmallSpecs());
+  fs::rename(run_ / "ckpt", run_ / "elsewhere");
+  fs::create_directory_symlink("elsewhere", run_ / "ckpt");
+  {
+    const RunLock lock = RunLock::Acquire(run_.path(), {});
+    const CommandResult held = RunCkpt("prune --keep-last 2 " + Run());
+    EXPECT_EQ(held.code, 4);
+    EXPECT_THAT(held.error, Not(HasSubstr("--steal-lock")));  // an option of train
+  }
+  EXPECT_EQ(RunCkpt("prune --keep-last 2 " + Run()).code, 0);
+  EXPECT_FALSE(fs::exists(step(100)));
+}
+
+TEST_F(ReaderTest, PruneKnowsItsMetrics) {
+  EXPECT_EQ(RunCkpt("prune --dry-run --keep-best vall_loss " + Run()).code, 2);
+  const CommandResult none = RunCkpt("prune --dry-run --keep-best val_error " + Run());
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.error, HasSubstr("no step of"));
+  EXPECT_EQ(RunCkpt("prune --dry-run --keep-every -5 " + Run()).code, 2);
 }
 
 TEST_F(ReaderTest, CommandUsage) {

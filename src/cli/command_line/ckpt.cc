@@ -110,10 +110,12 @@ std::vector<Subcommand> Subcommands() {
              ->capture_default_str();
          app.add_option("--keep-every", options.retention.keep_every,
                         "Also keep every n-th step; 0: off")
+             ->check(AtLeast(0))
              ->capture_default_str();
          app.add_option("--keep-best", options.retention.keep_best,
-                        "Also keep the step with the lowest value of this metric, e.g. val_loss "
-                        "[none]");
+                        "Also keep the step with the lowest value of this metric: loss, val_loss "
+                        "or val_error [none]")
+             ->check(CLI::IsMember({"loss", "val_loss", "val_error"}));
          app.add_flag("--dry-run", options.dry_run, "Only say what would go, and why");
        },
        {.examples = {"halflife ckpt prune runs/first --keep-last 2 --dry-run"},
