@@ -2,6 +2,7 @@
 // line, runs one subcommand, turns errors into exit codes.
 #include <cstdlib>
 
+#include "cli/command_line/end_output.h"
 #include "cli/command_line/parse.h"
 #include "cli/failure.h"
 #include "cli/run.h"
@@ -21,11 +22,13 @@ int Main(int argc, char** argv) {
   log::Init({.rank = evidence.rank, .world_size = evidence.world_size});
   try {
     Request request;
-    if (const auto code = ParseCommandLine(argc, argv, request)) return static_cast<int>(*code);
+    if (const auto code = ParseCommandLine(argc, argv, request))
+      return static_cast<int>(EndOutput(*code));
     kernels::cpu::UseInstructionSetOfEnvironment();
     const char* fault_spec = std::getenv("HL_FAULT");
     fault::Arm(fault_spec == nullptr ? "" : fault_spec, evidence.rank);
-    return static_cast<int>(std::visit([](const auto& options) { return Run(options); }, request));
+    const ExitCode code = std::visit([](const auto& options) { return Run(options); }, request);
+    return static_cast<int>(EndOutput(code));
   } catch (...) {
     const Failure failure = DescribeFailure(std::current_exception());
     HL_ERROR("halflife", failure.text);

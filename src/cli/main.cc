@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "cli/command_line/end_output.h"
 #include "cli/command_line/parse.h"
 #include "cli/run.h"
 #include "core/error.h"
@@ -32,9 +33,10 @@ int Main(int argc, char** argv) {
   log::Init({.rank = evidence.rank, .world_size = evidence.world_size});
   try {
     Request request;
-    if (const auto code = ParseCommandLine(argc, argv, request)) return static_cast<int>(*code);
+    if (const auto code = ParseCommandLine(argc, argv, request))
+      return static_cast<int>(EndOutput(*code));
     if (const auto* completion = std::get_if<CompletionOptions>(&request))
-      return static_cast<int>(Run(*completion));
+      return static_cast<int>(EndOutput(Run(*completion)));
     BecomeEngine(argv);
   } catch (const Error& error) {
     HL_ERROR("halflife", error.what());

@@ -20,13 +20,16 @@ SeriesOf Metric(const std::string& key, double factor = 1) {
   };
 }
 
-// Both are written by the same line, so their steps are the same.
+// Of the steps that have both: a run that an older program began may lack one of them for a while.
 SeriesOf Percent(const std::string& part, const std::string& whole) {
   return [part, whole](const RunRecord& run) {
     const Series &parts = run.metric(part), &wholes = run.metric(whole);
     Series series;
-    for (size_t i = 0; i < std::min(parts.size(), wholes.size()); ++i) {
-      series.push_back({parts[i].x, 100 * parts[i].y / wholes[i].y});
+    auto of = wholes.begin();
+    for (const Point& point : parts) {
+      while (of != wholes.end() && of->x < point.x) ++of;
+      if (of == wholes.end()) break;
+      if (of->x == point.x) series.push_back({point.x, 100 * point.y / of->y});
     }
     return series;
   };

@@ -1,6 +1,7 @@
 // Files that a user names: nothing that was there before is destroyed, and "-" is a pipe's end.
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <fstream>
 
 #include "support/paths.h"
@@ -75,6 +76,19 @@ TEST_F(Outputs, StandardOutputHoldsTheResultAlone) {
     EXPECT_EQ(Read("log"), "first\n" + Read("file.jsonl") + "last\n");
   }
   EXPECT_FALSE(fs::exists(fixture->path("-")));
+}
+
+TEST_F(Outputs, AFullDiskBehindStandardOutputIsToldAndAClosedPipeIsNot) {
+  for (const char* command :
+       {"mixers", "--help", "inspect run --json", "ckpt ls run", "completion bash"}) {
+    SCOPED_TRACE(command);
+    const RunResult full = Shell(std::string("$H ") + command + " >/dev/full");
+    EXPECT_EQ(full.exit_code, 4) << full.err;
+    EXPECT_NE(full.err.find("standard output"), std::string::npos) << full.err;
+    EXPECT_EQ(Shell(std::string("$H ") + command + " >/dev/null").exit_code, 0);
+  }
+  const RunResult head = Shell("set -o pipefail; $H recipe | head -c 1");
+  EXPECT_TRUE(head.exit_code == 0 || head.exit_code == 128 + SIGPIPE) << head.exit_code;
 }
 
 TEST_F(Outputs, TextComesThroughPipes) {

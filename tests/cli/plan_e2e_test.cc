@@ -84,6 +84,10 @@ TEST_F(PlanRuns, PrintsAPlanForMachinesThatAreNotHere) {
   const RunResult found = Plan("auto,nodes=1,gpus=4");
   EXPECT_EQ(found.exit_code, 0) << found.err;
   EXPECT_THAT(found.out, HasSubstr("the fastest of "));
+  // of those that `train` takes: graphs want two micro-batches a step on several ranks
+  const RunResult graphs = Plan("auto,nodes=1,gpus=2", {"train.cuda_graphs=true"});
+  EXPECT_EQ(graphs.exit_code, 0) << graphs.err;
+  EXPECT_THAT(graphs.out, AllOf(HasSubstr("ZeRO stage"), Not(HasSubstr("ZeRO stage 2"))));
 }
 
 TEST_F(PlanRuns, RefusesWhatCannotBeWithExitTwo) {
@@ -100,6 +104,9 @@ TEST_F(PlanRuns, RefusesWhatCannotBeWithExitTwo) {
       {"gpus=4,micro_batch=3", {}, {"train.global_batch: 8", "a multiple of"}},
       {"gpus=2,sp=2", {"model.mixer=hyena"}, {"layer 0, hyena,", "parallel.sp 1, or a mixer"}},
       {"auto,gpus=2,sp=2", {"model.mixer=hyena"}, {"layer 0, hyena,"}},
+      {"auto,gpus=2,zero=2",
+       {"train.cuda_graphs=true"},
+       {"take none of the plans", "zero_stage 2"}},
       {"auto,nodes=3,sp=1", {}, {"has no split over 3 ranks", "would work"}}};
   for (const Case& c : kCases) {
     const RunResult result = Plan(c.plan, c.set);

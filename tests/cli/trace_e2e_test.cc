@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "support/paths.h"
 #include "support/run_fixture.h"
@@ -67,6 +68,23 @@ TEST(TraceE2e, HoldsWhatEveryRankDid) {
       exchanges += name.starts_with("all_gather ") ? count : 0;
     EXPECT_GT(exchanges, 12) << rank;
   }
+}
+
+TEST(TraceE2e, WhatStandsThereStaysAndStandardOutputHasOneDocument) {
+  const RunFixture fixture(kProgram);
+  const auto path = fixture.path("trace.json");
+  const auto run = [&](const std::filesystem::path& file) {
+    return fixture.Run(
+        {.run = "run", .set = {"train.steps=2"}, .flags = {"--trace", file, "--trace-steps", "2"}});
+  };
+  ASSERT_EQ(run(path).exit_code, 0);
+  const auto bytes = std::filesystem::file_size(path);
+  ASSERT_EQ(run(path).exit_code, 0);  // which has nothing to do
+  EXPECT_EQ(std::filesystem::file_size(path), bytes);
+  std::filesystem::remove_all(fixture.path("run"));
+  const RunResult piped = run("-");
+  ASSERT_EQ(piped.exit_code, 0) << piped.err;
+  EXPECT_TRUE(nlohmann::json::accept(piped.out)) << piped.out.substr(0, 200);
 }
 
 TEST(TraceE2e, AFileThatCannotBeWrittenIsToldBeforeTheFirstStep) {

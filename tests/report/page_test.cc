@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "report/charts.h"
 #include "report/html.h"
 
 namespace halflife::report {
@@ -134,6 +135,25 @@ TEST(Page, TimeThatIsKnownFromAStepOnSaysSo) {
   }
   run.elapsed_s = 10;
   EXPECT_THAT(Page({run}), HasSubstr("<td>10 s <small>from step 31</small></td>"));
+}
+
+TEST(Charts, AShareIsOfTheSameStep) {
+  RunRecord run = Trained("upgraded", 1);
+  run.metrics["data_wait_ms"].erase(run.metrics["data_wait_ms"].begin(),
+                                    run.metrics["data_wait_ms"].begin() + 30);
+  for (int step = 31; step <= 40; ++step)
+    run.metrics["step_ms"][static_cast<size_t>(step - 1)].y = 1000;
+  int met = 0;
+  for (const ChartGroup& group : Charts({run})) {
+    for (const PlotSpec& plot : group.plots) {
+      if (!plot.title.starts_with("Waiting for data")) continue;
+      for (const Point& point : plot.curves.at(0).points) {
+        EXPECT_DOUBLE_EQ(point.y, 0.5) << point.x;
+        ++met;
+      }
+    }
+  }
+  EXPECT_GT(met, 0);
 }
 
 TEST(Page, RunsOfOneNameGoByTheirPaths) {

@@ -43,7 +43,7 @@ constexpr FileSystemNote kNotes[] = {
      "train on a local or parallel file system, and copy published steps"},
 };
 
-// Deletes whichever name the test's file has by then.
+// Deletes whichever name the small file has by then.
 struct Remove {
   std::vector<fs::path> paths;
   ~Remove() {
@@ -96,6 +96,7 @@ DiskSpeed MeasureDisk(const fs::path& folder, uint64_t max_bytes, double max_sec
   for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<uint32_t>(i) * 2654435761u;
   DiskSpeed speed;
   Fd fd = OpenFile(before, O_WRONLY | O_CREAT | O_EXCL, kCode);
+  ::unlink(before.c_str());  // so that whatever ends this process leaves nothing large
   const Stopwatch watch;
   do {
     const uint64_t bytes = std::min(kSyncBytes, max_bytes - speed.bytes);
@@ -105,6 +106,7 @@ DiskSpeed MeasureDisk(const fs::path& folder, uint64_t max_bytes, double max_sec
   } while (speed.bytes < max_bytes && watch.Seconds() < max_seconds);
   speed.mb_per_s = 1e-6 * static_cast<double>(speed.bytes) / std::max(watch.Seconds(), 1e-9);
   fd.Close(before, kCode);
+  OpenFile(before, O_WRONLY | O_CREAT | O_EXCL, kCode).Close(before, kCode);
   HL_CHECK_AS(kCode, ::rename(before.c_str(), after.c_str()) == 0, "cannot rename ",
               before.string(), " to ", after.string(), ": ", internal::ErrnoText(errno));
   FsyncDirectory(folder, kCode);

@@ -2,6 +2,8 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "cli/inspect/artifact.h"
 #include "core/error.h"
@@ -12,7 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// Lines as they come; a step that was done again after a resume counts once, as it was last.
+// Lines as they come; a step that was done again after a resume counts once, as it was last, and
+// one that a resume went back from and never came to again does not.
 class MetricsSummary {
  public:
   void Add(const std::string& line) {
@@ -28,43 +31,52 @@ class MetricsSummary {
     }
     num_saves_ += json.contains("save_bytes") ? 1 : 0;
     num_checkpoint_damage_ += json.contains("checkpoint_damage") ? 1 : 0;
-    if (json.contains("val_loss")) AddValidation(json);
-    if (json.contains("loss")) AddStep(std::move(json));
+    if (!json.contains("val_loss") && !json.contains("loss")) return;
+    BeginAttempt(json);
+    const auto step = json["step"].get<int64_t>();
+    if (json.contains("loss")) {
+      steps_[step] = StepOf(json);
+      if (step == steps_.rbegin()->first) last_ = json;
+    }
+    if (json.contains("val_loss")) validations_[step] = std::move(json);
   }
 
   Json Finish() const {
-    Json first, last, least;
+    Json first, least, best;
     double seconds = 0, tokens = 0;
     int64_t num_skipped = 0, num_nonfinite = 0;
     double elapsed = 0;
     for (const auto& [attempt, seconds_of_attempt] : attempts_) elapsed += seconds_of_attempt;
-    for (const auto& [step, line] : steps_) {
-      if (first.is_null()) first = step;
-      seconds += 1e-3 * Number(line, "step_ms");
-      tokens += Number(line, "tokens_per_s") * 1e-3 * Number(line, "step_ms");
-      num_skipped += line.value("skipped", Json()) == Json(true) ? 1 : 0;
-      num_nonfinite += line["loss"].is_number() ? 0 : 1;
-      if (line["loss"].is_number() && (least.is_null() || line["loss"] < least["loss"])) {
-        least = {{"step", step}, {"loss", line["loss"]}};
+    for (const auto& [number, step] : steps_) {
+      if (first.is_null()) first = number;
+      seconds += step.seconds;
+      tokens += step.tokens_per_s * step.seconds;
+      num_skipped += step.skipped ? 1 : 0;
+      num_nonfinite += step.loss ? 0 : 1;
+      if (step.loss && (least.is_null() || *step.loss < least["loss"])) {
+        least = {{"step", number}, {"loss", *step.loss}};
       }
-      last = line;
+    }
+    for (const auto& [step, line] : validations_) {
+      const Json& loss = line["val_loss"];
+      if (loss.is_number() && (best.is_null() || loss < best["val_loss"])) best = line;
     }
     return {{"lines", num_lines_},
             {"damaged_lines", num_damaged_},
             {"attempts", attempts_.size()},
             {"steps", steps_.size()},
             {"first_step", first},
-            {"last_step", last},
+            {"last_step", last_},
             {"least_loss", least},
             {"skipped_steps", num_skipped},
             {"nonfinite_losses", num_nonfinite},
-            {"tokens", last.is_null() ? Json() : last.value("tokens", Json())},
+            {"tokens", last_.is_null() ? Json() : last_.value("tokens", Json())},
             {"seconds_in_steps", seconds},
             {"seconds_in_attempts", elapsed > 0 ? Json(elapsed) : Json()},
             {"mean_tokens_per_s", seconds > 0 ? Json(tokens / seconds) : Json()},
             {"validations", validations_.size()},
             {"last_validation", validations_.empty() ? Json() : validations_.rbegin()->second},
-            {"best_validation", best_validation_},
+            {"best_validation", best},
             {"saves", num_saves_},
             {"passed_over_checkpoints", num_checkpoint_damage_}};
   }
@@ -73,22 +85,39 @@ class MetricsSummary {
   static double Number(const Json& line, const char* key) {
     return line.contains(key) && line[key].is_number() ? line[key].get<double>() : 0;
   }
-  void AddStep(Json line) {
-    const auto step = line["step"].get<int64_t>();
-    steps_[step] = std::move(line);
+  // What the summary needs of a line, of which a run may have millions.
+  struct Step {
+    std::optional<double> loss;  // none: not finite
+    double seconds = 0, tokens_per_s = 0;
+    bool skipped = false;
+  };
+  static Step StepOf(const Json& line) {
+    Step step = {.loss = {},
+                 .seconds = 1e-3 * Number(line, "step_ms"),
+                 .tokens_per_s = Number(line, "tokens_per_s"),
+                 .skipped = line.value("skipped", Json()) == Json(true)};
+    if (line["loss"].is_number()) step.loss = line["loss"].get<double>();
+    return step;
   }
-  void AddValidation(const Json& line) {
-    validations_[line["step"].get<int64_t>()] = line;
-    const Json& loss = line["val_loss"];
-    if (loss.is_number() && (best_validation_.is_null() || loss < best_validation_["val_loss"])) {
-      best_validation_ = line;
-    }
+  // A new attempt replaces what earlier ones say from its first trained or validated step on.
+  void BeginAttempt(const Json& line) {
+    const std::string attempt = line.value("attempt", Json("")).is_string()
+                                    ? line.value("attempt", std::string())
+                                    : std::string();
+    if (attempt == attempt_) return;
+    attempt_ = attempt;
+    const auto from = line["step"].get<int64_t>();
+    steps_.erase(steps_.lower_bound(from), steps_.end());
+    validations_.erase(validations_.lower_bound(from), validations_.end());
+    if (!last_.is_null() && last_["step"].get<int64_t>() >= from) last_ = Json();
   }
 
   int64_t num_lines_ = 0, num_damaged_ = 0, num_saves_ = 0, num_checkpoint_damage_ = 0;
   std::map<std::string, double> attempts_;  // seconds of each
-  std::map<int64_t, Json> steps_, validations_;
-  Json best_validation_;
+  std::map<int64_t, Step> steps_;
+  std::map<int64_t, Json> validations_;
+  std::string attempt_;
+  Json last_;  // the line of the last of steps_
 };
 
 }  // namespace

@@ -44,6 +44,16 @@ bool IsBetter(const ClusterPlan& a, const ClusterPlan& b) {
   return a.memory.total() < b.memory.total();
 }
 
+// Why `train` would refuse it (graphs, for one, fit no slices of rows); empty: it would not.
+std::string Refusal(const RunConfig& config, int world_size) {
+  try {
+    Validate(config, world_size);
+    return "";
+  } catch (const Error& error) {
+    return error.message();
+  }
+}
+
 class Search {
  public:
   Search(const RunConfig& config, const PlanRequest& request)
@@ -58,6 +68,7 @@ class Search {
 
   const FoundPlan& found() const { return found_; }
   const std::string& smallest() const { return smallest_; }
+  const std::string& refusal() const { return refusal_; }  // of the last one that `train` refuses
 
  private:
   // Whether it fits.
@@ -65,8 +76,10 @@ class Search {
     PlanRequest chosen = request_;
     chosen.sp = sp, chosen.zero = stage, chosen.micro_batch = micro_batch;
     const RunConfig config = ConfigFor(config_, chosen);
-    ++found_.num_possible;
     const Cluster& cluster = request_.cluster;
+    if (const std::string why = Refusal(config, cluster.world_size()); !why.empty())
+      return refusal_ = why, false;
+    ++found_.num_possible;
     const double least = PlanMemory(config, model_, cluster.world_size(), cluster.limits).total();
     if (!Fits(least)) return NoteTooLarge(least, config), false;
     const ClusterPlan plan = PlanCluster(config, cluster, RehearsalsOf(config));
@@ -100,7 +113,7 @@ class Search {
   FoundPlan found_;
   std::map<std::pair<int, int64_t>, RowRehearsals> rehearsals_;  // by sp and micro_batch
   double smallest_bytes_ = std::numeric_limits<double>::infinity();
-  std::string smallest_;
+  std::string smallest_, refusal_;
 };
 
 }  // namespace
@@ -111,6 +124,8 @@ FoundPlan SearchPlan(const RunConfig& config, const PlanRequest& request) {
   const std::vector<int> sizes = RowSizesToTry(config, model, request);
   for (const int sp : sizes) search.Try(sp, MicroBatchesToTry(config, request, sp));
   const int ranks = request.cluster.world_size();
+  HL_CHECK_AS(ExitCode::kUsage, search.found().num_possible > 0 || search.refusal().empty(),
+              "--plan auto: train would take none of the plans; of the last, ", search.refusal());
   HL_CHECK_AS(ExitCode::kUsage, search.found().num_possible > 0, "--plan auto: train.global_batch ",
               config.train.global_batch, " has no split over ", ranks, " ranks",
               request.micro_batch ? Concat(" with micro_batch ", *request.micro_batch) : "",

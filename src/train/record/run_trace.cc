@@ -11,7 +11,7 @@ RunTrace::RunTrace(const TraceConfig& config, dist::RankContext& context)
     : config_(config), context_(context), trace_(context.rank()), steps_left_(config.steps) {
   if (config.file.empty()) return;
   ckpt::OnRankZero(context.control(), {"trace_file", 0}, [&] {
-    WriteOutput(config.file, TraceFile({}), ExitCode::kEnvironment);
+    RequireWritable(config.file, ExitCode::kEnvironment);  // what stands there stays till then
     return std::string();
   });
   context.flight().TraceInto(&trace_);

@@ -136,6 +136,28 @@ TEST_F(InspectKindsTest, ValuesAreThoseOfTheRun) {
   EXPECT_TRUE(epochs["tokens"].is_null());
 }
 
+// A run of 40 steps that went back to step 20 and ended at 30.
+TEST_F(InspectKindsTest, StepsThatARunWentBackFromAreLeftOut) {
+  std::ofstream file(fixture->path("went_back.jsonl"));
+  const auto line = [&](const char* attempt, int step, double loss, bool validated) {
+    file << "{\"step\":" << step << ",\"loss\":" << loss << ",\"step_ms\":10,\"attempt\":\""
+         << attempt << "\"}\n";
+    if (validated)
+      file << "{\"step\":" << step << ",\"val_loss\":" << loss << ",\"attempt\":\"" << attempt
+           << "\"}\n";
+  };
+  for (int step = 1; step <= 40; ++step) line("a", step, 5 - 0.1 * step, step % 10 == 0);
+  for (int step = 21; step <= 30; ++step) line("b", step, 9, step % 10 == 0);
+  file.close();
+  const auto metrics = Describe(fixture->path("went_back.jsonl"));
+  EXPECT_EQ(metrics["steps"], 30);
+  EXPECT_EQ(metrics["last_step"]["step"], 30);
+  EXPECT_EQ(metrics["last_validation"]["val_loss"], 9);
+  EXPECT_EQ(metrics["best_validation"]["step"], 20);
+  EXPECT_EQ(metrics["least_loss"]["step"], 20);
+  EXPECT_EQ(metrics["validations"], 3);
+}
+
 TEST_F(InspectKindsTest, ARenamedStepIsStillOne) {
   std::filesystem::copy(fixture->path("run/ckpt/step_000000000002"), fixture->path("best"));
   EXPECT_EQ(Describe(fixture->path("best"))["kind"], "checkpoint");
