@@ -11,6 +11,7 @@ void GuardNonFinite(const RunConfig& config, uint64_t step, const StepResult& re
     return;
   }
   ++guard.skipped;
+  if (result.nonfinite.empty()) return;  // no row had a target: TargetGuard's affair
   ++guard.consecutive_skips;
   const bool stop = config.train.on_nonfinite == "stop" ||
                     guard.consecutive_skips > static_cast<uint32_t>(config.train.max_skips);

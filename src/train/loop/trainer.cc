@@ -88,6 +88,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   if (!options.trace.file.empty())
     source.on_read = [this](int64_t begin_us, int64_t end_us) { trace_.Read(begin_us, end_us); };
   source_ = std::make_unique<data::TokenSource>(dataset_, data::Split::kTrain, source);
+  target_guard_.emplace(config_, source_->order());
   store_comm_ = context.control().Split(0, mesh_.sum_rank(), "ckpt");
   store_ = std::make_unique<ckpt::CheckpointStore>(folder_.path() / "ckpt", *store_comm_,
                                                    config_.ckpt.store);
@@ -261,6 +262,7 @@ void Trainer::WriteRunFiles() {
   metrics_ = std::make_unique<Metrics>(
       MetricsConfig{.file = folder_.path() / "metrics.jsonl",
                     .attempt = folder_.attempt(),
+                    .objective = config_.model.objective.name(),
                     .total_steps = config_.train.steps,
                     .log_every = config_.train.log_every,
                     .order = source_->order(),
@@ -439,6 +441,7 @@ StepResult Trainer::TakeStep() {
   StepResult result = RunStep(flags);
   try {
     GuardNonFinite(config_, state_.step + 1, result, state_.guard);
+    target_guard_->NoteStep(static_cast<int64_t>(state_.step) + 1, result);
   } catch (const Error&) {
     // Every rank throws it, of sums that all have, so the save under way can end on all of them.
     AwaitSaveOfEnd();

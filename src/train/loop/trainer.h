@@ -20,6 +20,7 @@
 #include "train/loop/background_save.h"
 #include "train/loop/save_policy.h"
 #include "train/loop/stop_policy.h"
+#include "train/loop/target_guard.h"
 #include "train/loop/warm_start.h"
 #include "train/record/host_wait_report.h"
 #include "train/record/metrics.h"
@@ -119,6 +120,7 @@ class Trainer {
   std::vector<std::string> damage_;
   SavePolicy save_policy_;
   StopPolicy stop_policy_;
+  std::optional<TargetGuard> target_guard_;
   Stopwatch run_clock_, heartbeat_clock_;
   std::unique_ptr<BackgroundSave> save_;  // reads what is above: the first to go
 };

@@ -70,6 +70,9 @@ void Metrics::Progress(int64_t step, const StepResult& result, double tokens_per
   if (!result.nonfinite.empty()) {
     HL_WARN("train", "step ", step, ": ", result.nonfinite,
             " is not finite; the update was skipped");
+  } else if (result.num_targets == 0) {
+    HL_WARN("train", "step ", step, ": no row has a target of the objective ", config_.objective,
+            "; the update was skipped");
   }
   const bool due = step % config_.log_every == 0 || step == config_.total_steps || step == 1;
   if (!due && !terminal_) return;

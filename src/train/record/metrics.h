@@ -22,6 +22,7 @@ namespace halflife::train {
 struct MetricsConfig {
   std::filesystem::path file;
   std::string attempt;  // tells steps of a replayed stretch apart
+  std::string objective;
   int64_t total_steps = 0;
   int64_t log_every = 10;
   // Of all ranks, whose inputs `tokens` counts: a short step has fewer, and the rows that fill its

@@ -222,8 +222,7 @@ void StepRunner::Reduce(int64_t step, StepResult& result) {
   scalars.Reduce(context_.control());
 
   result.num_targets = static_cast<int64_t>(scalars[Scalar::kNumTargets]);
-  HL_CHECK_AS(ExitCode::kData, result.num_targets > 0, "step ", step + 1,
-              " has no token with a target: are all documents one token long?");
+  // Of no target there is no mean: not a number.
   result.loss = scalars[Scalar::kLossSum] / result.num_targets;
   result.z_loss = scalars[Scalar::kZLossSum] / result.num_targets;
   if (scalars.any(Scalar::kNonFiniteRanks)) {
@@ -262,8 +261,9 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   // targets.
   const double to_mean = static_cast<double>(config_.train.global_batch * config_.data.seq_len) /
                          static_cast<double>(result.num_targets);
+  const bool has_targets = result.num_targets > 0;
   result.grad_norm =
-      result.scalars.any(Scalar::kNonFiniteGrads)
+      result.scalars.any(Scalar::kNonFiniteGrads) || !has_targets
           ? std::nan("")
           : static_cast<float>(std::sqrt(result.scalars[Scalar::kGradSquares]) * to_mean);
   result.lr = LearningRate(step);
@@ -271,8 +271,9 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   if (config_.optimizer.clip_norm > 0 && finite_norm) {
     result.clip_factor = std::min(1.0, config_.optimizer.clip_norm / (result.grad_norm + 1e-6));
   }
-  if (!finite_norm && result.nonfinite.empty()) result.nonfinite = "the gradient's norm";
-  result.skipped = !result.nonfinite.empty();
+  if (has_targets && !finite_norm && result.nonfinite.empty())
+    result.nonfinite = "the gradient's norm";
+  result.skipped = !has_targets || !result.nonfinite.empty();
   if (!result.skipped) {
     Enter("update");
     if (before_update) before_update();

@@ -41,7 +41,8 @@ struct StepResult {
   double clip_factor = 1;
   double lr = 0;
   int64_t num_targets = 0;
-  bool skipped = false;   // non-finite: nothing was updated
+  // Nothing was updated: something was not finite, or num_targets is 0, and there is no mean loss.
+  bool skipped = false;
   std::string nonfinite;  // which rank, in words; empty when finite
   StepScalars scalars;    // reduced: flags of all ranks
   double seconds = 0;

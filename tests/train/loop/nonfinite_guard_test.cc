@@ -42,6 +42,16 @@ TEST(NonFiniteGuard, StopsAfterMoreInARowThanAllowed) {
                   "a smaller optimizer.clip_norm");
 }
 
+// It says nothing of whether the run is finite.
+TEST(NonFiniteGuard, AStepWithoutATargetIsSkippedAndNoMore) {
+  ckpt::GuardState guard{.consecutive_skips = 2};
+  StepResult empty;
+  empty.skipped = true;
+  for (uint64_t step = 1; step <= 9; ++step) GuardNonFinite(Config("stop", 0), step, empty, guard);
+  EXPECT_EQ(guard.skipped, 9u);
+  EXPECT_EQ(guard.consecutive_skips, 2u);
+}
+
 TEST(NonFiniteGuard, StopsAtOnceWhereTheRecipeSaysSo) {
   RunConfig config = Config("stop", 100);
   config.optimizer.clip_norm = 0;

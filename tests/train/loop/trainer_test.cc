@@ -136,6 +136,30 @@ TEST_F(TrainerTest, TheBestErrorWantsAnAccuracy) {
                   "ckpt.keep_best: val_error; use val_loss or loss");
 }
 
+// So few tokens are hidden that most steps hide none.
+TEST_F(TrainerTest, StepsWithoutATargetAreSkippedAndTheRunGoesOn) {
+  const std::vector<std::string> set = {"train.steps=20", "eval.windows=0",
+                                        "model.objective=masked_token",
+                                        "model.objective.masked_token.rate=0.002"};
+  ASSERT_EQ(Train({.ranks = 2, .set = set}), ExitCode::kFinished) << log_;
+  EXPECT_THAT(log_, HasSubstr("no row has a target of the objective masked_token; the update was "
+                              "skipped"));
+  const auto reader = ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(20));
+  EXPECT_GT(reader.state().guard.skipped, 0u);
+  EXPECT_EQ(reader.state().num_updates + reader.state().guard.skipped, 20u);
+}
+
+TEST_F(TrainerTest, ARunWithoutATargetAtAllEndsWithAnError) {
+  // Validation hides by a seed of its own: here, more than the twenty steps.
+  const std::vector<std::string> set = {"train.steps=2", "eval.windows=0",
+                                        "model.objective=masked_token",
+                                        "model.objective.masked_token.rate=0.002"};
+  EXPECT_HL_ERROR(Train({.set = set}), ExitCode::kData,
+                  "step 2: no row of the last 2 steps has a "
+                  "target of the objective masked_token",
+                  "masked_token.rate too small");
+}
+
 // A run that is refused has gone nowhere.
 TEST_F(TrainerTest, AStepPastTheEndIsRefusedBeforeNewerOnesAreSetAside) {
   ASSERT_EQ(Train({.set = {"ckpt.every=1", "ckpt.keep_last=9"}}), ExitCode::kFinished);

@@ -513,6 +513,28 @@ TEST_F(StepTest, NonFiniteGradientSkipsTheUpdateOnEveryRank) {
 }
 
 // Of initial logits, which are small: ln Z is ln 259 for all tokens, and so is the loss.
+// As those of documents of one token, of unlabelled rows, or where chance hides nothing.
+TEST_F(StepTest, AStepWithoutATargetSkipsTheUpdateOnEveryRank) {
+  const std::vector<std::string> hides = {"model.objective=masked_token",
+                                          "model.objective.masked_token.rate=1e-12"};
+  for (const int world : {1, 2}) {
+    for (const int stage : {0, 1, 2}) {
+      SCOPED_TRACE(Concat(world, " ranks, stage ", stage));
+      std::vector<std::string> set = hides;
+      set.push_back(Concat("parallel.zero_stage=", world == 1 ? 0 : stage));
+      const Outcome outcome = Train(world, 2, set);
+      for (const StepResult& step : outcome.steps) {
+        EXPECT_TRUE(step.skipped);
+        EXPECT_EQ(step.num_targets, 0);
+        EXPECT_EQ(step.nonfinite, "") << "which is another matter";
+        EXPECT_TRUE(std::isnan(step.loss));
+        EXPECT_TRUE(std::isnan(step.grad_norm));
+        EXPECT_EQ(step.clip_factor, 1);
+      }
+    }
+  }
+}
+
 TEST_F(StepTest, LossAndZLossAreTheirOwnMeans) {
   const double log_vocab = std::log(259.0);
   for (const char* micro_batch : {"train.micro_batch=1", "train.micro_batch=8"}) {
