@@ -77,9 +77,9 @@ class CheckpointStore {
 
   // Collective. nullopt: no step there at all (kAuto) or kNone. Error kNoUsableCheckpoint where
   // steps exist but none is usable; kUsage where the config disagrees; kCheckpointIo where reading
-  // failed. Every rank's arena is filled, of what it holds in slices its own. Of a step of this
-  // folder that was asked for by name, the newer ones are renamed to step_N.superseded: the run goes
-  // on from it.
+  // failed. Every rank's arena is filled, of what it holds in slices its own. Where a step of this
+  // folder was asked for by name, from which the run goes on, the newer ones are renamed to
+  // step_N.superseded.
   std::optional<LoadReport> Load(const ResumeRequest& request, const Expectation& expectation,
                                  const ArenaView& arena);
 

@@ -29,8 +29,8 @@ struct InputFiles {
 };
 
 // Named files in the given order, folders recursively (but for datasets in them) and sorted by
-// path, patterns in glob(7)'s order; a file met twice counts once. Error kData for a name that matches nothing or a named file
-// of another format. `flag`: where the names come from, for errors.
+// path, patterns in glob(7)'s order; a file met twice counts once. Error kData for a name that
+// matches nothing or a named file of another format. `flag`: where the names come from, for errors.
 InputFiles FindInputFiles(const std::vector<std::string>& names,
                           const std::string& flag = "--input",
                           std::span<const TextFormat> formats = kTextFormats);

@@ -106,7 +106,8 @@ TEST(PrepareMqar, SameBytesForAnyNumberOfThreads) {
   EXPECT_EQ(test::FolderFingerprint(dir / "threads1"), test::FolderFingerprint(dir / "threads3"));
 }
 
-// Wherever a byte is changed, reading either gives what was written or names the file.
+// Wherever a byte is changed, reading either gives what was written or names the file. (Most of so
+// small a file is the unused end of a block, which nobody reads.)
 TEST(PrepareMqar, ADamagedShardNeverGivesOtherRows) {
   const TempDir dir;
   PrepareMqar(Small(dir / "data"));
@@ -114,7 +115,7 @@ TEST(PrepareMqar, ADamagedShardNeverGivesOtherRows) {
   const fs::path shard = dir / "data" / "test-00000.h5";
   const std::string bytes = ReadText(shard);
   int num_caught = 0;
-  for (size_t at = 0; at < bytes.size(); at += bytes.size() / 199) {
+  for (size_t at = 0; at < bytes.size(); at += bytes.size() / 499) {
     std::string damaged = bytes;
     damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
     WriteText(shard, damaged);
