@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/end_output.h"
 #include "cli/command_line/help.h"
 #include "cli/command_line/modes.h"
 #include "cli/command_line/options.h"
@@ -21,6 +22,10 @@ namespace halflife::cli {
 
 namespace command_header {
 #include "examples/cli/command_line/command.h"
+}
+
+ExitCode EndOutputExample(const CompletionOptions& options) {
+#include "examples/cli/command_line/end_output.h"
 }
 
 void HelpExample(CLI::App* command) {

@@ -2,6 +2,7 @@
 // granted.
 #include "dist/bucket_progress.h"
 #include "dist/communicator.h"
+#include "dist/deadline.h"
 #include "dist/flight_recorder.h"
 #include "dist/flight_report.h"
 #include "dist/gradient_reducer.h"
@@ -41,6 +42,10 @@ void FlightReportExample(const std::filesystem::path& run, int64_t now_us) {
 void GradientReducerExample(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
                             int param) {
 #include "examples/dist/gradient_reducer.h"
+}
+
+void DeadlineExample(const RankConfig& options) {
+#include "examples/dist/deadline.h"
 }
 
 void LocalCommunicatorExample() {

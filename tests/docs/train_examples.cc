@@ -4,6 +4,8 @@
 
 #include <iostream>
 
+#include <nlohmann/json.hpp>
+
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -29,6 +31,7 @@
 #include "train/record/metrics.h"
 #include "train/record/rank_times.h"
 #include "train/record/run_folder.h"
+#include "train/record/run_lines.h"
 #include "train/record/run_trace.h"
 #include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
@@ -90,6 +93,10 @@ void RankTimesExample(dist::RankContext& context, Metrics& metrics, int64_t step
 
 void RunFolderExample(const Path& path, dist::RankContext& context) {
 #include "examples/train/record/run_folder.h"
+}
+
+void RunLinesExample(const Path& run) {
+#include "examples/train/record/run_lines.h"
 }
 
 void RunTraceExample(dist::RankContext& context, int64_t step, int64_t begin_us, int64_t end_us) {

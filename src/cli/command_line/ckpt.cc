@@ -115,7 +115,7 @@ std::vector<Subcommand> Subcommands() {
          app.add_option("--keep-best", options.retention.keep_best,
                         "Also keep the step with the lowest value of this metric: loss, val_loss "
                         "or val_error [none]")
-             ->check(CLI::IsMember({"loss", "val_loss", "val_error"}));
+             ->check(OneOf({"loss", "val_loss", "val_error"}));
          app.add_flag("--dry-run", options.dry_run, "Only say what would go, and why");
        },
        {.examples = {"halflife ckpt prune runs/first --keep-last 2 --dry-run"},
