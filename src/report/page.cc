@@ -243,9 +243,9 @@ std::vector<std::string> NotesOf(const RunRecord& run) {
   }
   const auto skipped = static_cast<int64_t>(Sum(run.metric("skipped")).value_or(0));
   if (skipped > 0) {
-    notes.push_back(
-        Counted(skipped, "step") +
-        " met a non-finite loss or gradient and changed nothing (red marks at the top edge).");
+    notes.push_back(Counted(skipped, "step") +
+                    " changed nothing, where a loss or gradient was not finite (red marks at the "
+                    "top edge) or no row had a target.");
   }
   for (const std::string& banner : run.checkpoint_damage) notes.push_back(banner);
   if (run.damaged_lines > 0) {
