@@ -132,6 +132,19 @@ TEST_F(MeshRuns, RanksAsThreadsFailOnceAndUnderALauncherNot) {
       << twice.err;
 }
 
+// A state of one row and one head is a tensor of few elements, and travels like any other.
+TEST_F(MeshRuns, OneRowOfOneHeadIsShared) {
+  for (const char* exchange : {"gather", "ring", "scan"}) {
+    const RunResult result = fixture->Run(
+        {.run = Concat("one_head_", exchange),
+         .set = {"model.mixer=based", "model.mixer.based.num_heads=1",
+                 "model.mixer.based.feature_dim=2", "train.micro_batch=1", "parallel.sp=2",
+                 Concat("parallel.exchange=", exchange), "train.steps=2"},
+         .flags = {"--local-ranks", "2"}});
+    EXPECT_EQ(result.exit_code, 0) << exchange << result.err;
+  }
+}
+
 TEST_F(MeshRuns, AMixerThatCannotBeCutIsRefusedByName) {
   const RunResult result =
       fixture->Run({.run = "whole", .ranks = 2, .set = {"model.mixer=hyena", "parallel.sp=2"}});

@@ -63,7 +63,7 @@ at::Tensor Attend(const PolynomialAttentionInputs& inputs,
     const at::Tensor kv =
         at::zeros({batch, heads, features, dim_v}, inputs.q.options().dtype(ComputeType(inputs.q)));
     SegmentSummary summary = {.own = {.values = {kv}},
-                              .log_transition = kv.select(3, 0).select(2, 0)};
+                              .log_transition = at::zeros({batch, heads}, kv.options())};
     if (config.normalise) summary.own.values.push_back(kv.select(3, 0));
     return summary;
   };

@@ -66,7 +66,9 @@ class Message {
 
   at::Tensor Pack(const Tensors& tensors) const {
     Tensors bytes;
-    for (const at::Tensor& x : tensors) bytes.push_back(x.contiguous().flatten().view(at::kByte));
+    // A contiguous tensor of one element may have any stride, and bytes want that of 1.
+    for (const at::Tensor& x : tensors)
+      bytes.push_back(x.contiguous().as_strided({x.numel()}, {1}).view(at::kByte));
     return at::cat(bytes);
   }
   Tensors Unpack(const at::Tensor& bytes) const {

@@ -105,6 +105,9 @@ TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
   ExpectOneRead(CountsOf({"model.mixer=d2d", "model.mixer.d2d.legacy_view=32"}));
   ExpectOneRead(CountsOf({"model.mixer=fastformer", "model.objective=masked_token"}));
   ExpectOneRead(CountsOf({"train.precision=bf16"}));
+  // parameters that are used twice get one gradient
+  ExpectOneRead(CountsOf({"model.mixer=rebased", "model.mixer.rebased.norm_scope=per_head",
+                          "model.mixer.rebased.shared_affine=true"}));
   ExpectOneRead(
       CountsOf({"data.positions=randomised", "data.positions_length=64", "model.mixer=softmax"}));
 }

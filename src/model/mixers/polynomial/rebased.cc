@@ -85,9 +85,14 @@ QueryKeyMaps::Mapped LayerNorm(const RebasedOptions& options, const Affine& of_q
         kernels::LayerNorms({NormInput(of_q, q), NormInput(of_k, k)}, kLayerNormEps);
     return {.q = y[0], .k = y[1]};
   }
+  // By names of their own: a parameter takes one gradient, the sum of both uses.
+  kernels::LayerNormInput input = NormInput(of_q, q);
+  input.gamma = input.gamma.view_as(input.gamma);
+  if (input.beta.defined()) input.beta = input.beta.view_as(input.beta);
   const auto heads = [&](const at::Tensor& x) {
-    const kernels::LinearPart split = {.y = SplitHeads(x, options.feature_dim)};
-    return kernels::LayerNorms({NormInput(of_q, split)}, kLayerNormEps)[0].view(x.sizes());
+    input.x = SplitHeads(x, options.feature_dim);
+    input.x_gradient = {};
+    return kernels::LayerNorms({input}, kLayerNormEps)[0].view(x.sizes());
   };
   return {.q = heads(q.y), .k = heads(k.y)};
 }
