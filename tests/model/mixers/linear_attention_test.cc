@@ -12,6 +12,7 @@
 namespace halflife::model {
 namespace {
 
+using test::BitEqual;
 using test::BuiltMixer;
 using test::Close;
 using test::Normal;
@@ -97,6 +98,23 @@ TEST(LinearAttention, TiedMapsAreOne) {
         .num_elements();
   };
   EXPECT_EQ(count(false) - count(true), 8 * 8);
+}
+
+// What is tied is what a map learns: without that, tying changes nothing.
+TEST(LinearAttention, EitherSideIsDividedWhereverMapsAreTied) {
+  const at::Tensor x = Normal({2, 40, kDim}, 5);
+  for (const bool of_q : {false, true}) {
+    const auto run = [&](bool tied) {
+      return BuiltMixer(MixerConfig("linear_attention", {{"num_heads", kHeads},
+                                                         {"normalise", false},
+                                                         {"norm_q", of_q},
+                                                         {"norm_k", !of_q},
+                                                         {"tie_feature_map_qk", tied}}),
+                        kDim)
+          .Run(x);
+    };
+    EXPECT_TRUE(BitEqual(run(true), run(false))) << of_q;
+  }
 }
 
 TEST(LinearAttention, SaysWhatDoesNotFit) {

@@ -108,6 +108,12 @@ TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
   // parameters that are used twice get one gradient
   ExpectOneRead(CountsOf({"model.mixer=rebased", "model.mixer.rebased.norm_scope=per_head",
                           "model.mixer.rebased.shared_affine=true"}));
+  for (const char* map : {"hedgehog", "elementwise_product", "t2r"}) {
+    SCOPED_TRACE(map);
+    ExpectOneRead(CountsOf({"model.mixer=linear_attention",
+                            std::string("model.mixer.linear_attention.feature_map=") + map,
+                            "model.mixer.linear_attention.tie_feature_map_qk=true"}));
+  }
   ExpectOneRead(
       CountsOf({"data.positions=randomised", "data.positions_length=64", "model.mixer=softmax"}));
 }

@@ -126,7 +126,7 @@ void DecayedMixer::MakeMaps(const PartContext& context) {
   };
   maps_[0] = make(form_.make_map_q, "feature_map_q.");
   const auto& make_k = form_.make_map_k ? form_.make_map_k : form_.make_map_q;
-  maps_[1] = form_.tie_maps ? maps_[0] : make(make_k, "feature_map_k.");
+  maps_[1] = make(make_k, "feature_map_k.");
 }
 
 MixerTraits DecayedMixer::traits() const {

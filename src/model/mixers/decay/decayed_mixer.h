@@ -95,7 +95,6 @@ struct DecayedForm {
   int64_t conv_size = 0;           // taps of a short convolution of q, k and v; 0: none
   bool bias = false;               // of the projections
   MakeMap make_map_q, make_map_k;  // empty: none, of k that of q
-  bool tie_maps = false;           // one map for both
   double rope_theta = 0;           // base of the rotation of q and k; 0: none
   std::vector<double> rotary_frequencies = {};  // of the pairs, [K/2], in place of rope_theta's
   // A factor of each query by its position, and what it depends on beside that: layers that share

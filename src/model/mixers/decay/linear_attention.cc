@@ -44,7 +44,7 @@ struct LinearAttentionOptions : OptionsOf<LinearAttentionOptions, LinearHeadOpti
 // Another map, whose features are divided by their sum.
 class DividedBySum : public FeatureMap {
  public:
-  explicit DividedBySum(std::unique_ptr<FeatureMap> inner) : inner_(std::move(inner)) {}
+  explicit DividedBySum(std::shared_ptr<const FeatureMap> inner) : inner_(std::move(inner)) {}
   Features operator()(const at::Tensor& x) const override {
     const at::Tensor y = (*inner_)(x).x;
     return {y / (y.sum(-1, /*keepdim=*/true) + kSumEps)};
@@ -54,20 +54,38 @@ class DividedBySum : public FeatureMap {
   int64_t num_activations() const override { return inner_->num_activations() + inner_->width(); }
 
  private:
-  std::unique_ptr<FeatureMap> inner_;
+  std::shared_ptr<const FeatureMap> inner_;
+};
+
+// A map that another one is tied to.
+class Tied : public FeatureMap {
+ public:
+  explicit Tied(std::shared_ptr<const FeatureMap> inner) : inner_(std::move(inner)) {}
+  Features operator()(const at::Tensor& x) const override { return (*inner_)(x); }
+  int64_t width() const override { return inner_->width(); }
+  bool has_log_scale() const override { return inner_->has_log_scale(); }
+  std::optional<kernels::ElementMap> element_map() const override { return inner_->element_map(); }
+  int64_t num_matrix_elements() const override { return inner_->num_matrix_elements(); }
+  int64_t num_activations() const override { return inner_->num_activations(); }
+
+ private:
+  std::shared_ptr<const FeatureMap> inner_;
 };
 
 DecayedForm FormOf(const LinearAttentionOptions& options) {
+  // Tied maps share what they learn; whether their features are divided is each one's own.
+  const auto first = std::make_shared<std::shared_ptr<const FeatureMap>>();
   const auto make_map = [=](const PartContext& context,
                             bool divided) -> std::unique_ptr<FeatureMap> {
-    auto map = MakeFeatureMap(options.feature_map, context, options.head_dim_k);
-    if (!divided) return map;
-    return std::make_unique<DividedBySum>(std::move(map));
+    std::shared_ptr<const FeatureMap> map = *first;
+    if (map == nullptr || !options.tie_feature_map_qk)
+      *first = map = MakeFeatureMap(options.feature_map, context, options.head_dim_k);
+    if (divided) return std::make_unique<DividedBySum>(std::move(map));
+    return std::make_unique<Tied>(std::move(map));
   };
   return {
       .make_map_q = [=](const PartContext& context) { return make_map(context, options.norm_q); },
       .make_map_k = [=](const PartContext& context) { return make_map(context, options.norm_k); },
-      .tie_maps = options.tie_feature_map_qk,
       .normaliser = options.normalise ? Normaliser::kKeys : Normaliser::kNone,
       .normaliser_eps = kDenominatorEps,
       .use_output_gate = false,
@@ -100,6 +118,11 @@ MixerVariant LinearAttentionVariant() {
         {"normalise", false},
         {"output_norm", true}},
        {{"num_heads", 2}, {"feature_map", "hedgehog"}, {"tie_feature_map_qk", true}},
+       {{"num_heads", 2},
+        {"tie_feature_map_qk", true},
+        {"norm_k", true},
+        {"normalise", false},
+        {"output_norm", true}},
        {{"num_heads", 2}, {"feature_map", "t2r"}, {"normalise", false}, {"expand_v", 2}},
        form(narrow, {{"feature_map", "dpfp"}, {"normalise", false}}),
        form(narrow, {{"feature_map", "relu"},
