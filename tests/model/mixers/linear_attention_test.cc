@@ -124,6 +124,10 @@ TEST(LinearAttention, SaysWhatDoesNotFit) {
   MixerConfig unknown("linear_attention", {{"feature_map", "elu2"}});
   EXPECT_THAT(Join(unknown.Resolve({.model_dim = 16, .num_layers = 1}), "\n"),
               testing::HasSubstr("known: elu, exp, relu, identity, elementwise_product, hedgehog"));
+  // a model of it is refused, before any of it has run
+  const MixerConfig wide("linear_attention", {{"num_heads", 1}, {"feature_map", "dpfp"}});
+  EXPECT_HL_ERROR(BuiltMixer(wide, 64), ExitCode::kUsage, "a head has 512 features",
+                  "at most 256 and 512", "more heads");
 }
 
 }  // namespace

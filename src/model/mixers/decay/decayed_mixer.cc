@@ -127,6 +127,12 @@ void DecayedMixer::MakeMaps(const PartContext& context) {
   maps_[0] = make(form_.make_map_q, "feature_map_q.");
   const auto& make_k = form_.make_map_k ? form_.make_map_k : form_.make_map_q;
   maps_[1] = make(make_k, "feature_map_k.");
+  const int64_t features = maps_[0]->width(), values = heads_.head_dim_v;
+  HL_CHECK_AS(ExitCode::kUsage,
+              features <= kernels::kMaxHeadDimK && values <= kernels::kMaxHeadDimV, "a head has ",
+              features, " features and ", values, " values; decay attention takes at most ",
+              kernels::kMaxHeadDimK, " and ", kernels::kMaxHeadDimV,
+              ": more heads, or a narrower feature map, would work");
 }
 
 MixerTraits DecayedMixer::traits() const {
