@@ -7,6 +7,8 @@
 
 namespace halflife::model {
 
+at::Tensor ForEachUse(const Parameter& parameter) { return parameter->view_as(*parameter); }
+
 at::Tensor AddBias(const at::Tensor& y, const Parameter& bias) {
   return bias.declared() ? kernels::BiasMap({{.x = y, .bias = *bias}})[0] : y;
 }

@@ -34,6 +34,9 @@ class Parameter {
   int index_ = -1;
 };
 
+// A parameter that a step uses more than once. A kernel writes a parameter's gradient where that
+// lies, once a step; by this name autograd adds up all uses first.
+at::Tensor ForEachUse(const Parameter& parameter);
 // y [..., dim] + bias [dim] where one was declared.
 at::Tensor AddBias(const at::Tensor& y, const Parameter& bias);
 

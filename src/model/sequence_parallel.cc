@@ -24,7 +24,7 @@ cudaStream_t StreamOf(const at::Tensor& x) {
 
 // Bytes travel: what they mean is the ends' business, and one that only sends need not know what
 // the other way carries.
-at::Tensor Bytes(const at::Tensor& x) { return x.defined() ? x.flatten().view(at::kByte) : x; }
+at::Tensor Bytes(const at::Tensor& x) { return x.defined() ? kernels::BytesOf(x.contiguous()) : x; }
 
 // Operations of a group complete in order: the last one stands for all.
 class Waits {

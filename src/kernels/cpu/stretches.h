@@ -8,14 +8,15 @@
 // kind, make a group. Bits depend on neither, as what a head hands from stretch to stretch is its
 // state.
 //
-//   const SideBySide groups({num_heads, num_pieces, /*kinds=*/1}, rows_are_long);
+//   const SideBySide groups({num_heads, num_pieces, /*kinds=*/1}, stretch_chunks, rows_are_long);
 //   Parallel("a kernel", groups.count(), bytes, [&](int64_t group, void* scratch) {
-//     for (const Stretch& part : CutStretches(begin, end, stretch_chunks, /*descending=*/false))
+//     for (const Stretch& part : groups.Stretches(begin, end, /*descending=*/false))
 //       for (int i = 0; i < groups.together(); ++i) Scan(groups.Piece(group, i), part, scratch);
 //   });
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -32,6 +33,11 @@ constexpr int StretchChunks(int64_t token_bytes, int chunk_size, int multiple) {
 }
 constexpr int kNoStretches = 1 << 30;  // chunks: each head goes to the row's end
 
+struct Stretch {
+  int begin, end;    // chunks
+  bool first, last;  // in the order of the scan
+};
+
 struct Pieces {
   int num_heads = 1;
   int64_t num_pieces = 0;
@@ -41,21 +47,41 @@ struct Pieces {
 class SideBySide {
  public:
   // As many heads together as leave every thread as much to do; one where it is not worth it.
-  SideBySide(const Pieces& pieces, bool worth);
+  SideBySide(const Pieces& pieces, int stretch_chunks, bool worth);
   int together() const { return together_; }
   int64_t count() const { return pieces_.num_pieces / together_; }
   int64_t Piece(int64_t group, int i) const;  // the i-th of a group
+  // Of chunks [begin, end), one at least, all where a thread has one head; descending: from the end
+  // back.
+  std::vector<Stretch> Stretches(int begin, int end, bool descending) const;
 
  private:
   Pieces pieces_;
+  int stretch_chunks_;
   int together_ = 1;
 };
 
-struct Stretch {
-  int begin, end;    // chunks
-  bool first, last;  // in the order of the scan
+// What the heads of a group hand from stretch to stretch: a state and a norm each, behind a
+// thread's scratch.
+class Carries {
+ public:
+  // `norm_bytes` may be 0.
+  Carries(size_t scratch_bytes, size_t state_bytes, size_t norm_bytes)
+      : offset_((scratch_bytes + 63) / 64 * 64),
+        state_bytes_(state_bytes),
+        norm_bytes_(norm_bytes) {}
+  size_t bytes(int heads) const { return offset_ + static_cast<size_t>(heads) * a_head(); }
+  void* State(void* scratch, int head) const {
+    return static_cast<std::byte*>(scratch) + offset_ + static_cast<size_t>(head) * a_head();
+  }
+  void* Norm(void* scratch, int head) const {  // null: there is none
+    return norm_bytes_ == 0 ? nullptr
+                            : static_cast<std::byte*>(State(scratch, head)) + state_bytes_;
+  }
+
+ private:
+  size_t a_head() const { return state_bytes_ + norm_bytes_; }
+  size_t offset_, state_bytes_, norm_bytes_;
 };
-// Of chunks [begin, end), one at least; descending: from the end back.
-std::vector<Stretch> CutStretches(int begin, int end, int stretch_chunks, bool descending);
 
 }  // namespace halflife::kernels::cpu

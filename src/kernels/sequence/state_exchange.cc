@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "kernels/sequence/exchange_cost.h"
+#include "kernels/torch/tensor_ref.h"
 
 namespace halflife::kernels {
 namespace {
@@ -66,9 +67,7 @@ class Message {
 
   at::Tensor Pack(const Tensors& tensors) const {
     Tensors bytes;
-    // A contiguous tensor of one element may have any stride, and bytes want that of 1.
-    for (const at::Tensor& x : tensors)
-      bytes.push_back(x.contiguous().as_strided({x.numel()}, {1}).view(at::kByte));
+    for (const at::Tensor& x : tensors) bytes.push_back(BytesOf(x.contiguous()));
     return at::cat(bytes);
   }
   Tensors Unpack(const at::Tensor& bytes) const {

@@ -25,6 +25,10 @@ DType DTypeOf(const at::Tensor& tensor) {
   }
 }
 
+at::Tensor BytesOf(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte);
+}
+
 TensorRef RefOf(const at::Tensor& tensor) {
   HL_CHECK(tensor.is_contiguous(), "a TensorRef needs a contiguous tensor");
   const Device device =

@@ -68,6 +68,7 @@ class Schedule {
   SideBySide Groups() const {
     const int64_t of_a_head = num_pieces() / args_.num_heads;
     return {{.num_heads = args_.num_heads, .num_pieces = num_pieces(), .kinds = segments_},
+            plan_.stretch_chunks,
             args_.num_chunks > of_a_head * plan_.stretch_chunks};
   }
 
@@ -186,25 +187,6 @@ void SegmentPass(const Schedule& schedule, const SegmentStates& states, size_t s
   states.Scan(reverse);
 }
 
-// What several heads that a thread scans side by side hand from stretch to stretch.
-class Carries {
- public:
-  Carries(const DecayAttentionArgs& args, void* memory)
-      : memory_(static_cast<std::byte*>(memory)),
-        state_bytes_(ComputeBytes(args) * args.head_dim_k * args.head_dim_v),
-        norm_bytes_(args.norm_kind == NormKind::kNone ? 0 : ComputeBytes(args) * args.head_dim_k) {}
-
-  size_t bytes_a_head() const { return state_bytes_ + norm_bytes_; }
-  void* State(int head) const { return memory_ + head * bytes_a_head(); }
-  void* Norm(int head) const {
-    return norm_bytes_ == 0 ? nullptr : memory_ + head * bytes_a_head() + state_bytes_;
-  }
-
- private:
-  std::byte* memory_;
-  size_t state_bytes_, norm_bytes_;
-};
-
 ScanItem& ScanOf(ScanItem& item) { return item; }
 ScanItem& ScanOf(ReverseItem& item) { return item.scan; }
 
@@ -213,33 +195,33 @@ template <bool kReverse, typename Make, typename Run>
 void ScanPieces(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                 size_t scratch_bytes, const Make& make, const Run& run) {
   const SideBySide groups = Schedule(args, plan).Groups();
-  const size_t carry_offset = (scratch_bytes + 63) / 64 * 64;
-  const size_t carry_bytes = groups.together() * Carries(args, nullptr).bytes_a_head();
-  Parallel(kKernel, groups.count(), carry_offset + carry_bytes, [&](int64_t group, void* scratch) {
-    std::vector<decltype(make(group, scratch))> items;
-    for (int i = 0; i < groups.together(); ++i)
-      items.push_back(make(groups.Piece(group, i), scratch));
-    const Carries carries(args, static_cast<std::byte*>(scratch) + carry_offset);
-    const int stretch = groups.together() > 1 ? plan.stretch_chunks : kNoStretches;
-    const auto [begin, end] = std::pair(ScanOf(items[0]).begin, ScanOf(items[0]).end);
-    for (const Stretch& part : CutStretches(begin, end, stretch, kReverse)) {
-      for (int i = 0; i < groups.together(); ++i) {
-        auto item = items[static_cast<size_t>(i)];
-        ScanItem& scan = ScanOf(item);
-        scan.begin = part.begin;
-        scan.end = part.end;
-        if (!part.first) {
-          scan.entry_state = carries.State(i);
-          scan.entry_norm = carries.Norm(i);
-        }
-        if (!part.last) {
-          scan.exit_state = carries.State(i);
-          scan.exit_norm = carries.Norm(i);
-        }
-        run(item);
-      }
-    }
-  });
+  const size_t row_bytes = ComputeBytes(args) * args.head_dim_k;
+  const Carries carries(scratch_bytes, row_bytes * args.head_dim_v,
+                        args.norm_kind == NormKind::kNone ? 0 : row_bytes);
+  Parallel(kKernel, groups.count(), carries.bytes(groups.together()),
+           [&](int64_t group, void* scratch) {
+             std::vector<decltype(make(group, scratch))> items;
+             for (int i = 0; i < groups.together(); ++i)
+               items.push_back(make(groups.Piece(group, i), scratch));
+             const auto [begin, end] = std::pair(ScanOf(items[0]).begin, ScanOf(items[0]).end);
+             for (const Stretch& part : groups.Stretches(begin, end, kReverse)) {
+               for (int i = 0; i < groups.together(); ++i) {
+                 auto item = items[static_cast<size_t>(i)];
+                 ScanItem& scan = ScanOf(item);
+                 scan.begin = part.begin;
+                 scan.end = part.end;
+                 if (!part.first) {
+                   scan.entry_state = carries.State(scratch, i);
+                   scan.entry_norm = carries.Norm(scratch, i);
+                 }
+                 if (!part.last) {
+                   scan.exit_state = carries.State(scratch, i);
+                   scan.exit_norm = carries.Norm(scratch, i);
+                 }
+                 run(item);
+               }
+             }
+           });
 }
 
 ReverseItem MakeReverseItem(const ScanItem& scan, const TensorView& dout) {

@@ -82,38 +82,6 @@ ScanItem ItemOf(const PolynomialAttentionGradArgs& grads, const PolynomialAttent
           .scratch = scratch};
 }
 
-// What heads that a thread scans side by side hand from stretch to stretch: states [F, V], norms
-// [F], and whether they hold anything.
-class Carries {
- public:
-  Carries(const PolynomialAttentionArgs& args, void* memory, size_t num_heads)
-      : args_(args), memory_(static_cast<std::byte*>(memory)), live_(num_heads) {}
-
-  static size_t Bytes(const PolynomialAttentionArgs& args) {
-    return static_cast<size_t>(ElementBytes(args) * Features(args) * (args.head_dim_v + 1));
-  }
-  void Enter(int head, ScanItem& item) const {
-    const bool live = live_[static_cast<size_t>(head)];
-    item.entry_state = live ? State(head) : nullptr;
-    item.entry_norm = live ? Norm(head) : nullptr;
-  }
-  void Leave(int head, ScanItem& item) const {
-    item.exit_state = State(head);
-    item.exit_norm = Norm(head);
-  }
-  void SetLive(int head, bool live) { live_[static_cast<size_t>(head)] = live; }
-
- private:
-  std::byte* State(int head) const { return memory_ + Bytes(args_) * static_cast<size_t>(head); }
-  std::byte* Norm(int head) const {
-    return State(head) + ElementBytes(args_) * Features(args_) * args_.head_dim_v;
-  }
-
-  const PolynomialAttentionArgs& args_;
-  std::byte* memory_;
-  std::vector<bool> live_;
-};
-
 // The passes of every head of every sequence, make(state, pass, scratch) each.
 template <typename Make>
 void ScanHeads(const PolynomialAttentionGradArgs& grads, const PolynomialAttentionPlan& plan,
@@ -126,30 +94,38 @@ void ScanHeads(const PolynomialAttentionGradArgs& grads, const PolynomialAttenti
       {.num_heads = args.num_heads,
        .num_pieces = int64_t{1} * args.num_sequences * args.num_heads * num_passes,
        .kinds = static_cast<int>(num_passes)},
-      args.num_chunks > int64_t{1} * args.num_sequences * plan.stretch_chunks);
+      plan.stretch_chunks, args.num_chunks > int64_t{1} * args.num_sequences * plan.stretch_chunks);
   const bool forward = passes[0] == Pass::kForward;
   const size_t scratch_bytes = kernels.scratch_bytes(args, plan, MostChunks(args), !forward);
-  const size_t carry_offset = (scratch_bytes + 63) / 64 * 64;
-  const size_t carry_bytes = Carries::Bytes(args) * static_cast<size_t>(groups.together());
-  Parallel(kKernel, groups.count(), carry_offset + carry_bytes, [&](int64_t group, void* scratch) {
-    const Pass pass = passes[static_cast<size_t>(group % num_passes)];
-    std::vector<ScanItem> items;
-    for (int i = 0; i < groups.together(); ++i)
-      items.push_back(make(groups.Piece(group, i) / num_passes, pass, scratch));
-    Carries carries(args, static_cast<std::byte*>(scratch) + carry_offset, items.size());
-    const int stretch = groups.together() > 1 ? plan.stretch_chunks : kNoStretches;
-    const bool descending = pass == Pass::kKeyGradient;
-    for (const Stretch& part : CutStretches(items[0].begin, items[0].end, stretch, descending)) {
-      for (int i = 0; i < groups.together(); ++i) {
-        ScanItem item = items[static_cast<size_t>(i)];
-        item.begin = part.begin;
-        item.end = part.end;
-        if (!part.first) carries.Enter(i, item);
-        if (!part.last) carries.Leave(i, item);
-        carries.SetLive(i, kernels.scan(item, pass));
-      }
-    }
-  });
+  const auto norm_bytes = static_cast<size_t>(ElementBytes(args) * Features(args));
+  const Carries carries(scratch_bytes, norm_bytes * static_cast<size_t>(args.head_dim_v),
+                        norm_bytes);
+  Parallel(
+      kKernel, groups.count(), carries.bytes(groups.together()), [&](int64_t group, void* scratch) {
+        const Pass pass = passes[static_cast<size_t>(group % num_passes)];
+        std::vector<ScanItem> items;
+        for (int i = 0; i < groups.together(); ++i)
+          items.push_back(make(groups.Piece(group, i) / num_passes, pass, scratch));
+        std::vector<bool> live(items.size());  // whether a head's state holds anything
+        const bool descending = pass == Pass::kKeyGradient;
+        for (const Stretch& part : groups.Stretches(items[0].begin, items[0].end, descending)) {
+          for (int i = 0; i < groups.together(); ++i) {
+            const auto head = static_cast<size_t>(i);
+            ScanItem item = items[head];
+            item.begin = part.begin;
+            item.end = part.end;
+            if (!part.first) {
+              item.entry_state = live[head] ? carries.State(scratch, i) : nullptr;
+              item.entry_norm = live[head] ? carries.Norm(scratch, i) : nullptr;
+            }
+            if (!part.last) {
+              item.exit_state = carries.State(scratch, i);
+              item.exit_norm = carries.Norm(scratch, i);
+            }
+            live[head] = kernels.scan(item, pass);
+          }
+        }
+      });
 }
 
 void ScanForward(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan,

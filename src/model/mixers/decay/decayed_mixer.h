@@ -89,7 +89,7 @@ enum class Normaliser {
 
 // How a mixer departs from the family.
 struct DecayedForm {
-  using MakeMap = std::function<std::unique_ptr<FeatureMap>(const PartContext&)>;
+  using MakeMap = std::function<std::shared_ptr<const FeatureMap>(const PartContext&)>;
   using MakeDecay = std::function<std::unique_ptr<LogDecay>(const PartContext&)>;
 
   int64_t conv_size = 0;           // taps of a short convolution of q, k and v; 0: none

@@ -80,11 +80,9 @@ Parameter DeclareSquare(const PartContext& context, const std::string& name, int
   return DeclareMatrix(context, name, {.out = dim, .in = dim});
 }
 
-// Maps may be tied, that of q to that of k: a kernel writes a parameter's gradient where that lies,
-// once a step. By this name autograd adds up both uses first.
-at::Tensor Used(const Parameter& parameter) { return (*parameter).view_as(*parameter); }
+// Maps may be tied, that of q to that of k.
 at::Tensor PlusBias(const at::Tensor& y, const Parameter& bias) {
-  return kernels::BiasMap({{.x = y, .bias = Used(bias)}})[0];
+  return kernels::BiasMap({{.x = y, .bias = ForEachUse(bias)}})[0];
 }
 
 // (A1 x + b1) * (A2 x + b2).
@@ -99,7 +97,7 @@ class ElementwiseProduct : public FeatureMap {
   }
   Features operator()(const at::Tensor& x) const override {
     const std::vector<at::Tensor> y =
-        kernels::SharedInputLinear(x, {Used(weights_[0]), Used(weights_[1])});
+        kernels::SharedInputLinear(x, {ForEachUse(weights_[0]), ForEachUse(weights_[1])});
     return {PlusBias(y[0], biases_[0]) * PlusBias(y[1], biases_[1])};
   }
   int64_t width() const override { return dim_; }
@@ -121,7 +119,7 @@ class Hedgehog : public FeatureMap {
     bias_ = DeclareBias(context, "layer.bias", dim);
   }
   Features operator()(const at::Tensor& x) const override {
-    const at::Tensor y = 2 * PlusBias(kernels::Linear(x, Used(weight_)), bias_);
+    const at::Tensor y = 2 * PlusBias(kernels::Linear(x, ForEachUse(weight_)), bias_);
     return {at::softmax(at::cat({y, -y}, -1), -1)};
   }
   int64_t width() const override { return 2 * dim_; }
@@ -139,7 +137,7 @@ class T2r : public FeatureMap {
   T2r(const PartContext& context, int64_t dim)
       : dim_(dim), weight_(DeclareSquare(context, "layer.weight", dim)) {}
   Features operator()(const at::Tensor& x) const override {
-    return {at::relu(kernels::Linear(x, Used(weight_)))};
+    return {at::relu(kernels::Linear(x, ForEachUse(weight_)))};
   }
   int64_t width() const override { return dim_; }
   int64_t num_matrix_elements() const override { return dim_ * dim_; }

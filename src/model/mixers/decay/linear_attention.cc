@@ -57,31 +57,16 @@ class DividedBySum : public FeatureMap {
   std::shared_ptr<const FeatureMap> inner_;
 };
 
-// A map that another one is tied to.
-class Tied : public FeatureMap {
- public:
-  explicit Tied(std::shared_ptr<const FeatureMap> inner) : inner_(std::move(inner)) {}
-  Features operator()(const at::Tensor& x) const override { return (*inner_)(x); }
-  int64_t width() const override { return inner_->width(); }
-  bool has_log_scale() const override { return inner_->has_log_scale(); }
-  std::optional<kernels::ElementMap> element_map() const override { return inner_->element_map(); }
-  int64_t num_matrix_elements() const override { return inner_->num_matrix_elements(); }
-  int64_t num_activations() const override { return inner_->num_activations(); }
-
- private:
-  std::shared_ptr<const FeatureMap> inner_;
-};
-
 DecayedForm FormOf(const LinearAttentionOptions& options) {
   // Tied maps share what they learn; whether their features are divided is each one's own.
   const auto first = std::make_shared<std::shared_ptr<const FeatureMap>>();
   const auto make_map = [=](const PartContext& context,
-                            bool divided) -> std::unique_ptr<FeatureMap> {
+                            bool divided) -> std::shared_ptr<const FeatureMap> {
     std::shared_ptr<const FeatureMap> map = *first;
     if (map == nullptr || !options.tie_feature_map_qk)
       *first = map = MakeFeatureMap(options.feature_map, context, options.head_dim_k);
-    if (divided) return std::make_unique<DividedBySum>(std::move(map));
-    return std::make_unique<Tied>(std::move(map));
+    if (!divided) return map;
+    return std::make_shared<DividedBySum>(std::move(map));
   };
   return {
       .make_map_q = [=](const PartContext& context) { return make_map(context, options.norm_q); },

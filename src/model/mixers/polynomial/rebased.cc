@@ -85,13 +85,10 @@ QueryKeyMaps::Mapped LayerNorm(const RebasedOptions& options, const Affine& of_q
         kernels::LayerNorms({NormInput(of_q, q), NormInput(of_k, k)}, kLayerNormEps);
     return {.q = y[0], .k = y[1]};
   }
-  // By names of their own: a parameter takes one gradient, the sum of both uses.
-  kernels::LayerNormInput input = NormInput(of_q, q);
-  input.gamma = input.gamma.view_as(input.gamma);
-  if (input.beta.defined()) input.beta = input.beta.view_as(input.beta);
+  kernels::LayerNormInput input = {.gamma = ForEachUse(of_q.gamma)};
+  if (of_q.beta.declared()) input.beta = ForEachUse(of_q.beta);
   const auto heads = [&](const at::Tensor& x) {
     input.x = SplitHeads(x, options.feature_dim);
-    input.x_gradient = {};
     return kernels::LayerNorms({input}, kLayerNormEps)[0].view(x.sizes());
   };
   return {.q = heads(q.y), .k = heads(k.y)};
