@@ -47,7 +47,8 @@ std::vector<RetentionChoice> PlanRetention(
   std::vector<std::optional<double>> metrics;  // nothing: not good
   for (StepDir& step : ListPublished(ckpt_dir)) {
     metrics.push_back(MetricOfGoodStep(step.path, policy.keep_best));
-    choices.push_back({std::move(step), true, ""});
+    const bool has_metric = metrics.back() && !std::isnan(*metrics.back());
+    choices.push_back({std::move(step), true, "", has_metric});
   }
   const auto stays_good = [&](size_t i) {
     if (is_good && metrics[i] && !is_good(choices[i].step.path)) metrics[i] = std::nullopt;

@@ -24,6 +24,7 @@ struct RetentionChoice {
   StepDir step;
   bool keep = true;
   std::string reason;
+  bool has_metric = false;  // that of keep_best
 };
 
 // Published steps, the newest first. A step whose manifest or sizes do not verify is kept and

@@ -176,8 +176,8 @@ RunLock RunLock::Acquire(const fs::path& run_dir, const Options& options) {
   Fd fd = TryLock(path);
   if (!fd) {
     const Holder holder = ReadHolder(path);
-    HL_CHECK_AS(ExitCode::kEnvironment, options.steal, InUse(run_dir, holder),
-                "; wait for it, use another --run, or take over from a dead job with --steal-lock");
+    HL_CHECK_AS(ExitCode::kEnvironment, options.steal, InUse(run_dir, holder), "; ",
+                options.remedy);
     fd = Steal(run_dir, holder, now);
   }
   OrderedJson us = DescribeUs();

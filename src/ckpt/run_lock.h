@@ -18,6 +18,9 @@ class RunLock {
   struct Options {
     bool steal =
         false;  // take over from a dead job; demands a stale heartbeat or a dead pid on this host
+    // Of the error where another job holds it: what the caller's user can do.
+    std::string remedy =
+        "wait for it, use another --run, or take over from a dead job with --steal-lock";
   };
   // "run directory RUN is in use by host:pid since ...". Also probes that RUN/ckpt is writable
   // (create, fsync, rename, delete), so that a read-only folder fails in seconds and not at the

@@ -168,47 +168,28 @@ ExitCode Reshard(const CkptOptions& options) {
   return ExitCode::kFinished;
 }
 
-ckpt::RunLock LockForPruning(const fs::path& run) {
-  try {
-    return ckpt::RunLock::Acquire(run, {});
-  } catch (const Error& error) {
-    const std::string& text = error.message();  // whose remedies are of `train`
-    HL_FAIL(error.code(), text.substr(0, text.find("; wait for it")),
-            "; its own retention (ckpt.keep_last) prunes it, or wait until it has ended");
-  }
-}
-
-bool HasMetric(const fs::path& step_dir, const std::string& metric) {
-  try {
-    return ckpt::StepReader::Open(step_dir).state().metrics.contains(metric);
-  } catch (const Error&) {
-    return false;  // damaged: kept whatever it has
-  }
-}
-
 ExitCode Prune(const CkptOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.retention.keep_last >= 2, "--keep-last ",
               options.retention.keep_last,
               " must be at least 2, so that a damaged step has a predecessor");
   // By name, not by where a link leads: what locks a run is the folder that holds its ckpt/.
-  fs::path ckpt_dir = fs::absolute(CkptDir(options.paths[0])).lexically_normal();
-  if (!ckpt_dir.has_filename()) ckpt_dir = ckpt_dir.parent_path();
+  const fs::path ckpt_dir = NamedFolder(fs::absolute(CkptDir(options.paths[0])).lexically_normal());
   std::error_code ignored;
   HL_CHECK_AS(
       ExitCode::kUsage, ckpt_dir.filename() == "ckpt" && fs::is_directory(ckpt_dir, ignored),
       options.paths[0], " holds no ckpt/; a run's folder with one, or its ckpt/, would work");
   std::optional<ckpt::RunLock> lock;
-  if (!options.dry_run) lock = LockForPruning(ckpt_dir.parent_path());
+  if (!options.dry_run)
+    lock = ckpt::RunLock::Acquire(
+        ckpt_dir.parent_path(),
+        {.remedy = "its own retention (ckpt.keep_last) prunes it, or wait until it has ended"});
   const auto choices =
       ckpt::PlanRetention(ckpt_dir, options.retention, [&](const fs::path& step_dir) {
         return VerifyOne(step_dir.string(), options.jobs).damages.empty();
       });
   const std::string& best = options.retention.keep_best;
   HL_CHECK_AS(ExitCode::kUsage,
-              best.empty() || std::ranges::any_of(choices,
-                                                  [&](const auto& choice) {
-                                                    return HasMetric(choice.step.path, best);
-                                                  }),
+              best.empty() || std::ranges::any_of(choices, &ckpt::RetentionChoice::has_metric),
               "--keep-best ", best, ": no step of ", options.paths[0],
               " has it: it is of steps that were saved right after a validation, or of none");
   if (!options.dry_run) ckpt::ApplyRetention(ckpt_dir, choices);

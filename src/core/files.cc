@@ -149,9 +149,7 @@ fs::path TemporaryOf(const fs::path& path) {
 bool IsTemporary(const std::string& name) {
   const size_t infix = name.rfind(kTemporaryInfix);
   if (!name.starts_with('.') || infix == std::string::npos) return false;
-  const std::string digits = name.substr(infix + kTemporaryInfix.size());
-  return digits.size() == kTemporaryDigits &&
-         digits.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return IsHex(name.substr(infix + kTemporaryInfix.size()), kTemporaryDigits);
 }
 
 // Errors name `path`, which the caller knows, and not the temporary.
@@ -287,6 +285,11 @@ uint64_t FreeBytes(const fs::path& directory, ExitCode code) {
   HL_CHECK_AS(code, ::statvfs(directory.c_str(), &info) == 0, "cannot ask for the free space of ",
               directory.string(), ": ", ErrnoText(errno));
   return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+}
+
+bool IsHex(std::string_view text, int digits) {
+  return std::ssize(text) == digits &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 std::string RandomHex(int digits) {

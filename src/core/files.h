@@ -87,5 +87,6 @@ uint64_t FreeBytes(const std::filesystem::path& directory, ExitCode code);
 
 // From the kernel; for names of temporaries and attempts, never for training.
 std::string RandomHex(int digits);
+bool IsHex(std::string_view text, int digits);  // what RandomHex gives
 
 }  // namespace halflife

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kInfix[] = ".tmp-";
-constexpr int kDigits = 8;  // hexadecimal, behind it
+constexpr int kDigits = 8;  // of RandomHex, behind it
 
 Fd OpenFolder(const fs::path& path) {
   return Fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -35,8 +35,7 @@ bool StillThere(const Fd& fd, const fs::path& path) {
 // A name that MakeTemporary gives. Somebody's books.tmp-backup beside books is none.
 bool IsTemporaryOf(const std::string& name, const fs::path& out) {
   const std::string prefix = out.filename().string() + kInfix;
-  return name.starts_with(prefix) && name.size() == prefix.size() + kDigits &&
-         name.find_first_not_of("0123456789abcdef", prefix.size()) == std::string::npos;
+  return name.starts_with(prefix) && IsHex(name.substr(prefix.size()), kDigits);
 }
 
 // Removes temporaries of `out` whose process is gone: the lock of a living one cannot be had.
@@ -72,8 +71,7 @@ void FsyncTree(const fs::path& folder) {
 }  // namespace
 
 OutputFolder::OutputFolder(const fs::path& out) {
-  out_ = fs::absolute(out).lexically_normal();
-  if (!out_.has_filename()) out_ = out_.parent_path();  // a name with a slash at its end
+  out_ = NamedFolder(fs::absolute(out).lexically_normal());
   std::error_code error;
   HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(out_, error)), "--out ",
               out_.string(),

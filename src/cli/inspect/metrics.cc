@@ -25,15 +25,17 @@ class MetricsSummary {
       ++num_damaged_;
       return;
     }
+    std::string attempt;  // empty: of a program that named none
     if (json.contains("attempt") && json["attempt"].is_string()) {
-      double& elapsed = attempts_[json["attempt"].get<std::string>()];
+      attempt = json["attempt"];
+      double& elapsed = attempts_[attempt];
       elapsed = std::max(elapsed, Number(json, "elapsed_s"));
     }
     num_saves_ += json.contains("save_bytes") ? 1 : 0;
     num_checkpoint_damage_ += json.contains("checkpoint_damage") ? 1 : 0;
     if (!json.contains("val_loss") && !json.contains("loss")) return;
-    BeginAttempt(json);
     const auto step = json["step"].get<int64_t>();
+    if (attempt != attempt_) BeginAttempt(attempt, step);
     if (json.contains("loss")) {
       steps_[step] = StepOf(json);
       if (step == steps_.rbegin()->first) last_ = json;
@@ -100,13 +102,8 @@ class MetricsSummary {
     return step;
   }
   // A new attempt replaces what earlier ones say from its first trained or validated step on.
-  void BeginAttempt(const Json& line) {
-    const std::string attempt = line.value("attempt", Json("")).is_string()
-                                    ? line.value("attempt", std::string())
-                                    : std::string();
-    if (attempt == attempt_) return;
+  void BeginAttempt(const std::string& attempt, int64_t from) {
     attempt_ = attempt;
-    const auto from = line["step"].get<int64_t>();
     steps_.erase(steps_.lower_bound(from), steps_.end());
     validations_.erase(validations_.lower_bound(from), validations_.end());
     if (!last_.is_null() && last_["step"].get<int64_t>() >= from) last_ = Json();
