@@ -67,7 +67,7 @@
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/device_graph.h"
 #include "kernels/torch/dispatch.h"
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 #include "kernels/torch/gradient_sink.h"
 #include "kernels/torch/host_transfer.h"
 #include "kernels/torch/host_waits.h"
@@ -372,7 +372,7 @@ Tensor GradientSinkExample(const Tensor& weight, const Tensor& dweight) {
   return dweight;
 }
 Tensor ColumnsExample(const Tensor& x, const Tensor& weight, const Tensor& up, int64_t inner) {
-#include "examples/kernels/torch/gradient_columns.h"
+#include "examples/kernels/torch/column_places.h"
   return y;
 }
 Tensors GradientPlaceExample(const Tensor& weight, const BackwardCall& call, const Tensor& dx,

@@ -156,13 +156,13 @@ TEST(BiasMapTest, ColumnsOfOneMatrix) {
 
 // Places beside each other that the caller gives, one of them for a part that only has a bias.
 TEST(BiasMapTest, GradientsGoWhereTheCallerSays) {
-  const auto columns = std::make_shared<GradientColumns>(std::vector<int64_t>{4, 6});
+  const auto columns = std::make_shared<ColumnPlaces>(std::vector<int64_t>{4, 6});
   const at::Tensor a = Normal({9, 4}, 1, at::kFloat).requires_grad_(),
                    b = Normal({9, 6}, 2, at::kFloat).requires_grad_(),
                    bias = Normal({4}, 3, at::kFloat);
   const auto run = [&](bool given) {
     const auto place = [&](size_t part) {
-      return given ? GradientColumn{.columns = columns, .part = part} : GradientColumn{};
+      return given ? ColumnPlace{.columns = columns, .part = part} : ColumnPlace{};
     };
     const std::vector<at::Tensor> y =
         BiasMap({{.x = a, .bias = bias, .gradient = place(0)},

@@ -115,7 +115,7 @@ TEST(LayerNormTest, ColumnsAreReadAndWrittenInTheirPlace) {
       inputs.push_back({.x = heads ? rows.unflatten(-1, {3, 4}) : rows,
                         .gamma = gamma,
                         .beta = beta,
-                        .x_gradient = columns && !heads ? part.gradient : GradientColumn()});
+                        .x_gradient = columns && !heads ? part.gradient : ColumnPlace()});
     }
     at::Tensor y;
     for (const LayerNormInput& input : inputs) {

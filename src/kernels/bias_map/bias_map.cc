@@ -107,7 +107,7 @@ void BackwardOnCpu(const BiasMapGradArgs<T>& args) {
 // What a backward knows of the forward beside its tensors.
 struct Layout {
   std::vector<ElementMap> maps;
-  std::vector<GradientColumn> columns;  // where gradients of inputs go
+  std::vector<ColumnPlace> columns;  // where gradients of inputs go
   bool joined = false;                  // no such places, but the inputs were columns of one matrix
 };
 // Of a part, as a forward saves it and a backward's inputs are numbered.

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/bias_map/element_map.h"
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 
 namespace halflife::kernels {
 
@@ -21,7 +21,7 @@ struct BiasedInput {
   at::Tensor x;     // [..., C_i], of one dtype and the same leading dimensions for all
   at::Tensor bias;  // [C_i]; undefined: none
   ElementMap map = ElementMap::kIdentity;
-  GradientColumn gradient = {};  // where the gradient of x goes
+  ColumnPlace gradient = {};  // where the gradient of x goes
   at::Tensor gain = {};  // [C_i] fp32 (fp64 beside fp64), of the identity alone; undefined: 1
 };
 

@@ -120,7 +120,7 @@ void LeavesBackwardOnCpu(const FocusLeavesShape<T>& shape, const FocusLeavesGrad
 
 // Where the gradients go.
 struct LeafPlaces {
-  GradientColumn x, times, direction, value;
+  ColumnPlace x, times, direction, value;
 };
 
 // saved: x, times, direction and value as given. -> their gradients.
@@ -128,7 +128,7 @@ Tensors LeavesBackward(const BackwardCall& call, const FocusLeavesConfig& config
                        const LeafPlaces& places) {
   const LeafOperands in = OperandsOf(call.saved, config);
   const at::Tensor dlog_weight = call.grads[0].contiguous(), dpayload = call.grads[1].contiguous();
-  const auto empty = [](const at::Tensor& x, const GradientColumn& place) {
+  const auto empty = [](const at::Tensor& x, const ColumnPlace& place) {
     return x.defined() ? place.EmptyLike(x) : at::Tensor();
   };
   const at::Tensor dx = empty(in.x, places.x), dtimes = empty(in.times, places.times),
@@ -247,7 +247,7 @@ at::Tensor GateForward(const at::Tensor& query, const at::Tensor& pooled,
 
 // saved: query and pooled as given.
 Tensors GateBackward(const BackwardCall& call, const FocusGateConfig& config,
-                     const GradientColumn& place) {
+                     const ColumnPlace& place) {
   const at::Tensor query = TokenRows(call.saved[0]), pooled = call.saved[1].contiguous(),
                    dout = call.grads[0].contiguous();
   const at::Tensor dquery = place.EmptyLike(query),

@@ -16,7 +16,7 @@
 
 #include <cstdint>
 
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 
 namespace halflife::kernels {
 
@@ -25,7 +25,7 @@ struct FocusLeavesInputs {
   at::Tensor times = {};  // like x, with which it is multiplied; undefined: nothing
   at::Tensor direction;   // like x, or of heads alone: H n elements in the compute type
   at::Tensor value = {};  // like x, pooled behind it; undefined: none
-  GradientColumn x_gradient = {}, times_gradient = {}, direction_gradient = {},
+  ColumnPlace x_gradient = {}, times_gradient = {}, direction_gradient = {},
                  value_gradient = {};  // where theirs go, as columns of a matrix
 };
 struct FocusLeavesConfig {
@@ -52,7 +52,7 @@ at::Tensor LogOfEluPlusOne(const at::Tensor& l);
 struct FocusGateInputs {
   at::Tensor query;   // [B, T, H n], as x above
   at::Tensor pooled;  // [B, T, H, P], the dtype of query: the first n are seen, the last n pass
-  GradientColumn query_gradient = {};
+  ColumnPlace query_gradient = {};
 };
 struct FocusGateConfig {
   bool norm = false;  // of query

@@ -130,7 +130,7 @@ LayerNormGradPart<T> GradPart(const Normed& part, const at::Tensor& gamma, const
 }
 
 // -> gradients of x, gamma and beta, part by part.
-Tensors BackwardFused(const BackwardCall& call, const std::vector<GradientColumn>& of_x) {
+Tensors BackwardFused(const BackwardCall& call, const std::vector<ColumnPlace>& of_x) {
   std::vector<Normed> parts;
   std::vector<Places> places;
   Tensors gammas, douts, dxs;
@@ -167,7 +167,7 @@ Tensors BackwardFused(const BackwardCall& call, const std::vector<GradientColumn
 
 Tensors Fused(const std::vector<LayerNormInput>& inputs, double eps) {
   Tensors operands;
-  std::vector<GradientColumn> of_x;
+  std::vector<ColumnPlace> of_x;
   for (const LayerNormInput& input : inputs) {
     operands.insert(operands.end(), {input.x, input.gamma, input.beta});
     of_x.push_back(input.x_gradient);

@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 
 namespace halflife::kernels {
 
@@ -18,7 +18,7 @@ struct LayerNormInput {
   at::Tensor x;      // [..., n] fp32, bf16 or fp64; columns of a matrix are read there
   at::Tensor gamma;  // [n] in the compute type
   at::Tensor beta;   // likewise; undefined: none
-  GradientColumn x_gradient = {};  // where that of x goes, whose rows are columns of a matrix
+  ColumnPlace x_gradient = {};  // where that of x goes, whose rows are columns of a matrix
 };
 
 // One a part, like x and contiguous. Differentiable; gamma and beta whose owner has a sink for

@@ -169,7 +169,7 @@ Products ProductsOf(const BackwardCall& call) {
 // What a backward does with the gradient of x.
 struct InputGradient {
   bool wanted = false;
-  GradientColumn place = {};  // where it goes
+  ColumnPlace place = {};  // where it goes
   // x's gradient by other readers, which it joins; null: none. Borrowed, so that the call that
   // brought it is all that holds it.
   const at::Tensor* others = nullptr;
@@ -203,7 +203,7 @@ LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, b
 }
 
 // `dx`: where the gradient of x goes.
-Tensors SharedInputBackward(const BackwardCall& call, const GradientColumn& dx = {}) {
+Tensors SharedInputBackward(const BackwardCall& call, const ColumnPlace& dx = {}) {
   const at::Tensor& x = call.saved[0];
   Tensors results(1 + call.grads.size());
   Products of_call = ProductsOf(call);
@@ -300,7 +300,7 @@ std::vector<LinearPart> WithColumns(const Tensors& outs) {
   std::vector<int64_t> widths;
   for (const at::Tensor& y : outs) widths.push_back(y.size(-1));
   const auto columns =
-      outs[0].requires_grad() ? std::make_shared<GradientColumns>(widths) : nullptr;
+      outs[0].requires_grad() ? std::make_shared<ColumnPlaces>(widths) : nullptr;
   for (const at::Tensor& y : outs)
     parts.push_back({.y = y, .gradient = {.columns = columns, .part = parts.size()}});
   return parts;
@@ -374,7 +374,7 @@ std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
   return parts;
 }
 
-at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const GradientColumn& dx) {
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const ColumnPlace& dx) {
   if (dx.columns == nullptr) return SharedInputLinear(x, {weight})[0];
   const auto forward = [&]() -> Forwarded {
     return {.outputs = Forward(x, {weight}),

@@ -13,7 +13,7 @@
 
 #include <vector>
 
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 
 namespace halflife::kernels {
 
@@ -21,13 +21,13 @@ namespace halflife::kernels {
 std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
                                           const std::vector<at::Tensor>& weights);
 // One of them. `dx`: where the gradient of x goes, which is columns of a matrix.
-at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const GradientColumn& dx = {});
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const ColumnPlace& dx = {});
 
 // A part of a product, and where its gradient lies beside those of the others: a place for its only
 // reader. Without a place its gradient may lie anywhere.
 struct LinearPart {
   at::Tensor y;
-  GradientColumn gradient = {};
+  ColumnPlace gradient = {};
 };
 // SharedInputLinear with such places.
 std::vector<LinearPart> SharedInputParts(const at::Tensor& x,

@@ -160,10 +160,15 @@ struct ForwardResult {
   at::Tensor norm_denom;  // of one that will be differentiated
 };
 
+// Memory like heads [B, T, H, d], which are columns of a matrix perhaps.
+at::Tensor PlaceOfHeads(const at::Tensor& x, const ColumnPlace& place) {
+  return place.EmptyLike(x.flatten(2)).view(x.sizes());
+}
+
 ForwardResult RunForward(Call& call, bool want_final_state, bool differentiated) {
   PolynomialAttentionArgs& args = call.args;
   ForwardResult result;
-  result.output.out = at::empty(call.inputs.v.sizes(), call.inputs.v.options());
+  result.output.out = PlaceOfHeads(call.inputs.v, call.inputs.out_place);
   args.out = ViewOf(kKernel, result.output.out);
   if (want_final_state) result.output.final_state = call.EmptyState();
   args.final_state = PlaceOf(result.output.final_state.kv);
@@ -192,11 +197,6 @@ struct Gradients {
 at::Tensor OutputGradient(const Call& call, const at::Tensor& dout) {
   const at::Tensor& v = call.inputs.v;
   return dout.defined() ? Rows(dout.to(v.scalar_type())) : at::zeros(v.sizes(), v.options());
-}
-
-// Memory for the gradient of heads [B, T, H, d], which are columns of a matrix perhaps.
-at::Tensor PlaceOfHeads(const at::Tensor& x, const GradientColumn& place) {
-  return place.EmptyLike(x.flatten(2)).view(x.sizes());
 }
 
 Gradients RunBackward(Call& call, const at::Tensor& dout, const PolynomialState& dfinal_given,
@@ -236,7 +236,7 @@ struct BackwardPlan {
   std::shared_ptr<const SequenceChunks> chunks;
   PolynomialAttentionConfig config;
   bool wants_initial = false;
-  GradientColumn of_q = {}, of_k = {}, of_v = {};
+  ColumnPlace of_q = {}, of_k = {}, of_v = {};
 
   Tensors operator()(const BackwardCall& backward) const {
     const Tensors &saved = backward.saved, &grads = backward.grads;

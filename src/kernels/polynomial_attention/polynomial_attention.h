@@ -18,7 +18,7 @@
 #include "kernels/chunks/sequence_chunks.h"
 #include "kernels/polynomial_attention/args.h"
 #include "kernels/sequence/row_segment.h"
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 
 namespace halflife::kernels {
 
@@ -39,8 +39,8 @@ struct PolynomialAttentionInputs {
   PolynomialState initial_state = {};  // sequences are rows, or chunks'
   // Rows of which other ranks hold the rest: from no initial state, and without a final one.
   std::shared_ptr<const RowSegment> segment = {};
-  // Where theirs go, as columns of a matrix; not of segments.
-  GradientColumn q_gradient = {}, k_gradient = {}, v_gradient = {};
+  // Where theirs go, as columns of a matrix, and the output; not of segments.
+  ColumnPlace q_gradient = {}, k_gradient = {}, v_gradient = {}, out_place = {};
 };
 
 struct PolynomialAttentionConfig {

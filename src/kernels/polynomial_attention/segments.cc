@@ -32,17 +32,13 @@ at::Tensor Attend(const PolynomialAttentionInputs& inputs,
                   const PolynomialAttentionConfig& config) {
   PolynomialAttentionInputs alone = inputs;
   alone.segment.reset();
-  alone.q_gradient = alone.k_gradient = alone.v_gradient = {};
   PolynomialAttentionConfig with_state = config;
   with_state.want_final_state = true;
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
-    const PolynomialAttentionOutput y =
-        PolynomialAttention({.q = x[0],
-                             .k = x[1],
-                             .v = x[2],
-                             .chunks = inputs.chunks,
-                             .initial_state = ToPolynomialState(before)},
-                            with_state);
+    PolynomialAttentionInputs in = alone;
+    in.q = x[0], in.k = x[1], in.v = x[2];
+    in.initial_state = ToPolynomialState(before);
+    const PolynomialAttentionOutput y = PolynomialAttention(in, with_state);
     if (!y.norm_denom.defined())
       return {.outputs = {y.out}, .after = ToSegmentState(y.final_state)};
     return {.outputs = {y.out, y.norm_denom},
@@ -93,16 +89,22 @@ PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
                                        const PolynomialAttentionConfig& config) {
   HL_CHECK(!inputs.initial_state.kv.defined() && !config.want_final_state,
            "polynomial attention: a state of the caller's before or after a segment");
-  const auto run = [&](const Tensors& piece) {
+  const auto run = [&](const Piece& piece) {
     PolynomialAttentionInputs in = inputs;
-    in.q = piece[0], in.k = piece[1], in.v = piece[2];
+    in.q = piece.tensors[0], in.k = piece.tensors[1], in.v = piece.tensors[2];
+    in.q_gradient = piece.gradients[0], in.k_gradient = piece.gradients[1];
+    in.v_gradient = piece.gradients[2];
+    in.out_place = piece.output;
     return Attend(in, config);
   };
   // Heads of rows are what threads share out: a piece has some for each.
   const int64_t batch = std::max<int64_t>(inputs.q.size(0), 1);
   const RowSegment& row = *inputs.segment;
   const int64_t least = std::max<int64_t>((row.threads + batch - 1) / batch, 1);
-  return {.out = InPieces({{inputs.q, 2}, {inputs.k, 2}, {inputs.v, 2}}, least, row, run),
+  return {.out = InPieces({{.tensor = inputs.q, .of_tokens = true},
+                           {.tensor = inputs.k, .of_tokens = true},
+                           {.tensor = inputs.v, .of_tokens = true}},
+                          least, row, inputs.v, run),
           .final_state = {}};
 }
 

@@ -40,21 +40,25 @@ struct ScanShape {
 
 template <typename T, typename C>
 struct ScanResults {
-  T* y = nullptr;      // [B, T, I]
-  C* final = nullptr;  // [B, I, N], may be the initial state's memory; null: not wanted
-  C* kept = nullptr;   // [B, tiles, N, I]: the state before each tile; null: not wanted
+  T* y = nullptr;        // [B, T, I]
+  int64_t y_stride = 0;  // between its tokens, as that of x
+  C* final = nullptr;    // [B, I, N], may be the initial state's memory; null: not wanted
+  C* kept = nullptr;     // [B, tiles, N, I]: the state before each tile; null: not wanted
 };
 
 template <typename T, typename C>
 struct ScanGrads {
   const C* kept = nullptr;
-  const T* dy = nullptr;               // [B, T, I]
-  int64_t dy_stride = 0;               // between its tokens, as that of x
-  const C* dfinal = nullptr;           // [B, I, N]; null: zero
-  T *dx = nullptr, *ddelta = nullptr;  // [B, T, I]
-  C* dinitial = nullptr;               // [B, I, N]; null: not wanted
-  T *db = nullptr, *dc = nullptr;      // [B, T, N]
-  int64_t token_stride = 0;            // between the tokens of db and of dc, as in ScanShape
+  const T* dy = nullptr;      // [B, T, I]
+  int64_t dy_stride = 0;      // between its tokens, as that of x
+  const C* dfinal = nullptr;  // [B, I, N]; null: zero
+  T* dx = nullptr;            // [B, T, I]
+  int64_t dx_stride = 0;
+  T* ddelta = nullptr;  // [B, T, I]
+  int64_t ddelta_stride = 0;
+  C* dinitial = nullptr;           // [B, I, N]; null: not wanted
+  T *db = nullptr, *dc = nullptr;  // [B, T, N]
+  int64_t token_stride = 0;        // between the tokens of db and of dc, as in ScanShape
 };
 
 inline int64_t ScanTiles(int64_t seq_len, int64_t tokens) {

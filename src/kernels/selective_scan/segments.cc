@@ -38,7 +38,9 @@ at::Tensor Scan(const SelectiveScanInputs& inputs) {
     return {.outputs = {y}, .after = {.values = {final}}};
   };
   const auto summarise = [&]() -> SegmentSummary {
-    return {.own = run(given, {}).after,
+    SelectiveScanInputs sum = WithTensors(inputs, given, {});
+    sum.y_place = {};  // nobody reads it
+    return {.own = {.values = {SelectiveScan(sum).final}},
             .log_transition = CutByStarts(LogTransition(inputs), *inputs.segment)};
   };
   const auto nothing = [&]() -> SegmentSummary {
@@ -58,19 +60,21 @@ at::Tensor Scan(const SelectiveScanInputs& inputs) {
 
 SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
   HL_CHECK(!inputs.initial.defined(), "SelectiveScan: an initial state of a segment");
-  const auto run = [&](const Tensors& piece) {
+  const auto run = [&](const Piece& piece) {
     SelectiveScanInputs in = inputs;
-    in.x = piece[0], in.delta = piece[1], in.delta_bias = piece[2], in.a = piece[3];
-    in.skip = piece[4];
+    in.x = piece.tensors[0], in.delta = piece.tensors[1], in.delta_bias = piece.tensors[2];
+    in.a = piece.tensors[3], in.skip = piece.tensors[4];
     in.b_gradient = in.c_gradient = {};  // a piece is one reader of several
+    in.x_gradient = piece.gradients[0], in.delta_gradient = piece.gradients[1];
+    in.y_place = piece.output;
     return Scan(in);
   };
-  return {.y = InPieces({{inputs.x, 2},
-                         {inputs.delta, 2},
-                         {inputs.delta_bias, 0},
-                         {inputs.a, 0},
-                         {inputs.skip, 0}},
-                        kLeastChannels, *inputs.segment, run),
+  return {.y = InPieces({{.tensor = inputs.x, .of_tokens = true},
+                         {.tensor = inputs.delta, .of_tokens = true},
+                         {.tensor = inputs.delta_bias, .of_tokens = false},
+                         {.tensor = inputs.a, .of_tokens = false},
+                         {.tensor = inputs.skip, .of_tokens = false}},
+                        kLeastChannels, *inputs.segment, inputs.x, run),
           .final = {}};
 }
 

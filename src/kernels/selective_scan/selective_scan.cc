@@ -151,11 +151,6 @@ void BackwardOn(const Operands& in, const ScanGrads<T, C>& grads, const WeightGr
 
 at::Tensor Contiguous(const at::Tensor& x) { return x.defined() ? x.contiguous() : x; }
 
-// Of channels a piece, as shared rows have them (segments.cc), without a copy.
-at::Tensor TokensApart(const at::Tensor& x) {
-  return x.is_cpu() && RowStride(x).has_value() ? x : x.contiguous();
-}
-
 // As the kernels take a weight of x's channels.
 at::Tensor OfChannels(const at::Tensor& weight, const at::Tensor& x) {
   return weight.to(ComputeType(x)).contiguous();
@@ -163,8 +158,8 @@ at::Tensor OfChannels(const at::Tensor& weight, const at::Tensor& x) {
 
 Operands Prepare(const SelectiveScanInputs& in) {
   const auto activation = [&](const at::Tensor& y) { return y.to(in.x.scalar_type()); };
-  Operands operands = {.x = TokensApart(in.x),
-                       .delta = TokensApart(in.delta),
+  Operands operands = {.x = RowsApart(in.x),  // shared rows have pieces of channels
+                       .delta = RowsApart(in.delta),
                        .delta_bias = OfChannels(in.delta_bias, in.x),
                        .a = OfChannels(in.a, in.x),
                        .b = activation(in.b),
@@ -179,21 +174,21 @@ Operands Prepare(const SelectiveScanInputs& in) {
   return operands;
 }
 
-// Where the gradients of b and c go.
-struct TokenPlaces {
-  GradientColumn b, c;
+// Where gradients go.
+struct GradientPlaces {
+  ColumnPlace x, delta, b, c;
 
-  // Rows equally far apart in both.
-  std::array<at::Tensor, 2> Empty(const Operands& in) const {
+  // Of b and c: rows equally far apart in both.
+  std::array<at::Tensor, 2> OfStates(const Operands& in) const {
     const at::Tensor db = b.EmptyLike(in.b), dc = c.EmptyLike(in.c);
     if (RowStride(db) == RowStride(dc)) return {db, dc};
-    return {GradientColumn().EmptyLike(in.b), GradientColumn().EmptyLike(in.c)};
+    return {ColumnPlace().EmptyLike(in.b), ColumnPlace().EmptyLike(in.c)};
   }
 };
 
 // saved: what the forward was given, in the order of Operands, and the states that it kept. ->
 // gradients in the same order, without one of starts.
-Tensors RunBackward(const BackwardCall& call, bool negative_exp, const TokenPlaces& places) {
+Tensors RunBackward(const BackwardCall& call, bool negative_exp, const GradientPlaces& places) {
   const Tensors &saved = call.saved, &grads = call.grads;
   const Operands in = Prepare({.x = saved[0],
                                .delta = saved[1],
@@ -206,16 +201,15 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp, const TokenPlac
                                .starts = saved[7],
                                .initial = saved[8]});
   const at::Tensor dy =
-      grads[0].defined() ? TokensApart(grads[0]) : at::zeros(in.x.sizes(), in.x.options());
+      grads[0].defined() ? RowsApart(grads[0]) : at::zeros(in.x.sizes(), in.x.options());
   const at::Tensor dfinal = grads[1].defined() ? grads[1].contiguous() : grads[1];
   const auto place_of = [&](size_t i) {
     return GradientPlace(saved[i], call.wanted[i], ComputeType(in.x));
   };
   GradientPlace delta_bias = place_of(2), a = place_of(3), skip = place_of(6);
   const WeightGrads weights = {.a = a, .skip = skip, .delta_bias = delta_bias};
-  const auto [db, dc] = places.Empty(in);
-  const at::Tensor dx = at::empty(in.x.sizes(), in.x.options()),
-                   ddelta = at::empty(in.x.sizes(), in.x.options()),
+  const auto [db, dc] = places.OfStates(in);
+  const at::Tensor dx = EmptyIn(places.x, in.x), ddelta = EmptyIn(places.delta, in.x),
                    dinitial = in.initial.defined()
                                   ? at::empty(in.initial.sizes(), in.initial.options())
                                   : at::Tensor();
@@ -230,7 +224,9 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp, const TokenPlac
                       .dy_stride = RowStride(dy).value(),
                       .dfinal = Elements<C>(dfinal),
                       .dx = MutableElements<T>(dx),
+                      .dx_stride = RowStride(dx).value(),
                       .ddelta = MutableElements<T>(ddelta),
+                      .ddelta_stride = RowStride(ddelta).value(),
                       .dinitial = MutableElements<C>(dinitial),
                       .db = MutableElements<T>(db),
                       .dc = MutableElements<T>(dc),
@@ -289,7 +285,7 @@ SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
   const auto forward = [&]() -> Forwarded {
     const Operands in = Prepare(inputs);
     const int64_t batch = in.x.size(0), channels = in.x.size(2), states = in.a.size(1);
-    const at::Tensor y = at::empty(in.x.sizes(), in.x.options());
+    const at::Tensor y = EmptyIn(inputs.y_place, in.x);
     // Of no tokens no kernel runs.
     const at::Tensor final = in.x.size(1) > 0 ? at::empty({batch, channels, states}, in.a.options())
                              : in.initial.defined()
@@ -300,10 +296,14 @@ SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
     WithStorageAndArithmetic(in.x, [&]<typename T, typename C>() {
       if (in.x.size(1) == 0) return;
       ForwardOn<T, C>(in, {.y = MutableElements<T>(y),
+                           .y_stride = RowStride(y).value(),
                            .final = MutableElements<C>(final),
                            .kept = MutableElements<C>(kept)});
     });
-    const TokenPlaces places = {.b = inputs.b_gradient, .c = inputs.c_gradient};
+    const GradientPlaces places = {.x = inputs.x_gradient,
+                                   .delta = inputs.delta_gradient,
+                                   .b = inputs.b_gradient,
+                                   .c = inputs.c_gradient};
     const auto backward = [negative_exp = inputs.negative_exp, places](const BackwardCall& call) {
       return RunBackward(call, negative_exp, places);
     };
@@ -338,8 +338,10 @@ at::Tensor SelectiveScanStep(const SelectiveScanStepInputs& inputs, at::Tensor& 
   const Operands in = Prepare(token);
   const at::Tensor y = at::empty(in.x.sizes(), in.x.options());
   WithStorageAndArithmetic(in.x, [&]<typename T, typename C>() {
-    ForwardOn<T, C>(
-        in, {.y = MutableElements<T>(y), .final = MutableElements<C>(state), .kept = nullptr});
+    ForwardOn<T, C>(in, {.y = MutableElements<T>(y),
+                         .y_stride = RowStride(y).value(),
+                         .final = MutableElements<C>(state),
+                         .kept = nullptr});
   });
   return y.squeeze(1);
 }

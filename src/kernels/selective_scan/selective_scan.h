@@ -18,7 +18,7 @@
 #include <memory>
 
 #include "kernels/sequence/row_segment.h"
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 
 namespace halflife::kernels {
 
@@ -29,7 +29,9 @@ struct SelectiveScanInputs {
   bool negative_exp = false;  // a holds p of -e^p, as Mamba learns it
   at::Tensor b, c;            // [B, T, N]; columns of one matrix are read in their place
   at::Tensor skip;            // [I]
-  GradientColumn b_gradient = {}, c_gradient = {};  // where theirs go
+  // Where theirs go, and on the CPU those of x and delta and y.
+  ColumnPlace b_gradient = {}, c_gradient = {};
+  ColumnPlace x_gradient = {}, delta_gradient = {}, y_place = {};
   // [B, T] bool: documents, before which the state is dropped; or undefined.
   at::Tensor starts = {};
   // [B, I, N] in the compute type: before the first token; undefined: zero.

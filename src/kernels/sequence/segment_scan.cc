@@ -1,7 +1,6 @@
 #include "kernels/sequence/segment_scan.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -9,9 +8,11 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "core/error.h"
+#include "kernels/torch/side_by_side.h"
 
 namespace halflife::kernels {
 namespace {
@@ -150,6 +151,49 @@ SegmentSummary SummaryOf(const SegmentScan& scan, const RowSegment& row, const K
   return summary;
 }
 
+// [B, T, C, ...] of pieces along C: where they are columns of one matrix, that, without a copy.
+at::Tensor Joined(const Tensors& pieces, at::IntArrayRef whole) {
+  Tensors columns;
+  for (const at::Tensor& piece : pieces) columns.push_back(piece.flatten(0, 1).flatten(1));
+  return ColumnsAsOne(columns).view(whole);
+}
+
+// The pieces of `whole` along C, of these sizes, in their place.
+Tensors CutChannels(const at::Tensor& whole, const std::vector<int64_t>& sizes) {
+  if (sizes.size() == 1) return {whole};
+  const auto backward = [shape = whole.sizes().vec()](const BackwardCall& call) -> Tensors {
+    return {Joined(call.grads, shape)};
+  };
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = whole.split_with_sizes(sizes, 2), .saved = {}, .backward = backward};
+  };
+  return Apply({.name = "CutChannels", .inputs = {whole}, .forward = forward});
+}
+
+// What CutChannels has cut, or several calls have written.
+at::Tensor JoinChannels(const Tensors& pieces, const std::vector<int64_t>& sizes) {
+  if (sizes.size() == 1) return pieces[0];
+  std::vector<int64_t> shape = pieces[0].sizes().vec();
+  shape[2] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  const auto backward = [sizes](const BackwardCall& call) -> Tensors {
+    return call.grads[0].split_with_sizes(sizes, 2);
+  };
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = {Joined(pieces, shape)}, .saved = {}, .backward = backward};
+  };
+  return Apply({.name = "JoinChannels", .inputs = pieces, .forward = forward})[0];
+}
+
+// For pieces of `sizes` along C of a tensor [B, T, C, ...].
+std::shared_ptr<ColumnPlaces> PlacesOfPieces(const at::Tensor& whole,
+                                             const std::vector<int64_t>& sizes) {
+  int64_t width = 1;  // of a channel
+  for (int64_t dim = 3; dim < whole.dim(); ++dim) width *= whole.size(dim);
+  std::vector<int64_t> widths;
+  for (const int64_t size : sizes) widths.push_back(size * width);
+  return std::make_shared<ColumnPlaces>(std::move(widths));
+}
+
 }  // namespace
 
 Tensors RunSegment(const SegmentScan& scan, const RowSegment& row) {
@@ -183,25 +227,32 @@ Tensors RunSegment(const SegmentScan& scan, const RowSegment& row) {
 }
 
 at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSegment& row,
-                    const std::function<at::Tensor(const Tensors&)>& run) {
+                    const at::Tensor& like, const std::function<at::Tensor(const Piece&)>& run) {
   // Of four, a rank waits for a quarter of a scan, and messages are few beside it.
   constexpr int64_t kMostPieces = 4;
-  const at::Tensor& first = all[0].tensor;
-  const int64_t num_channels = first.size(2);
+  const int64_t num_channels = all[0].tensor.size(2);
   const int64_t num_pieces =
       row.threads == 0 ? 1 : std::clamp<int64_t>(num_channels / least, 1, kMostPieces);
   std::vector<int64_t> sizes;
   for (int64_t piece = 0; piece < num_pieces; ++piece)
     sizes.push_back(num_channels * (piece + 1) / num_pieces - num_channels * piece / num_pieces);
-  std::vector<Tensors> pieces(num_pieces);
+  std::vector<Piece> pieces(num_pieces);
   for (const Cuttable& whole : all) {
-    // One node of the graph, which puts the pieces' gradients together.
-    const Tensors split = whole.tensor.split_with_sizes(sizes, whole.dim);
-    for (int64_t piece = 0; piece < num_pieces; ++piece) pieces[piece].push_back(split[piece]);
+    const Tensors cut = whole.of_tokens ? CutChannels(whole.tensor, sizes)
+                                        : whole.tensor.split_with_sizes(sizes, 0);
+    const auto columns = whole.of_tokens ? PlacesOfPieces(whole.tensor, sizes) : nullptr;
+    for (int64_t piece = 0; piece < num_pieces; ++piece) {
+      pieces[piece].tensors.push_back(cut[piece]);
+      pieces[piece].gradients.push_back({.columns = columns, .part = static_cast<size_t>(piece)});
+    }
   }
   Tensors outputs;
-  for (const Tensors& piece : pieces) outputs.push_back(run(piece));
-  return num_pieces == 1 ? outputs[0] : at::cat(outputs, 2);
+  const auto columns = PlacesOfPieces(like, sizes);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    pieces[i].output = {.columns = columns, .part = i};
+    outputs.push_back(run(pieces[i]));
+  }
+  return JoinChannels(outputs, sizes);
 }
 
 at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kernels/sequence/state_exchange.h"
+#include "kernels/torch/column_places.h"
 
 namespace halflife::kernels {
 
@@ -51,20 +52,28 @@ struct SegmentScan {
 // The outputs of this rank's segment. All ranks call it, and all its backward.
 Tensors RunSegment(const SegmentScan& scan, const RowSegment& row);
 
-// A tensor and the dimension of its channels, or heads.
+// [B, T, C, ...], or of channels alone: [C, ...]. C counts channels, or heads.
 struct Cuttable {
   at::Tensor tensor;
-  int64_t dim;
+  bool of_tokens;
+};
+struct Piece {
+  Tensors tensors;  // in the order of the Cuttables
+  // By tensor, of those of tokens: where the gradient may go, as columns of one matrix, so that
+  // nobody puts the pieces' together. Likewise the output.
+  std::vector<ColumnPlace> gradients;
+  ColumnPlace output;
 };
 // Of a piece that vectors go through: their lanes.
 constexpr int64_t kLeastChannels = 16;
 // A scan whose channels do not meet, of pieces of them one after another, of `least` channels or
-// more: `run` takes those of one piece of each tensor, whose first has its channels in dimension 2,
-// and gives [B, T, piece, ...]; returns [B, T, all, ...]. A rank then waits for the first piece of
-// the one before it: on a processor, where a scan is much of a layer. On a GPU one piece, as
-// several small ones would not fill it. `least` is the same on all ranks, as pieces are messages.
+// more: `run` gives of one piece what corresponds to it in `like`, a tensor of tokens; returns the
+// whole, of the shape of `like`. The first tensor is of tokens. A rank then waits for the first piece of the one before it: on a processor, where a
+// scan is much of a layer. On a GPU one piece, as several small ones would not fill it. `least` is
+// the same on all ranks, as pieces are messages.
 at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSegment& row,
-                    const std::function<at::Tensor(const Tensors& piece)>& run);
+                    const at::Tensor& like,
+                    const std::function<at::Tensor(const Piece& piece)>& run);
 
 // -inf where a document starts inside the segment, else `log_transition` [N, C, ...].
 at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row);

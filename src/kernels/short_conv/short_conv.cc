@@ -154,7 +154,7 @@ at::Tensor ForwardFused(const Inputs& in) {
 }
 
 // saved: x, weight, bias and tail as given, documents and starts. -> gradients of the first four.
-Tensors BackwardFused(const BackwardCall& call, bool silu, const GradientColumn& place) {
+Tensors BackwardFused(const BackwardCall& call, bool silu, const ColumnPlace& place) {
   const Tensors& saved = call.saved;
   const Inputs in = Prepare({.x = saved[0],
                              .weight = saved[1],

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "kernels/sequence/row_segment.h"
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 
 namespace halflife::kernels {
 
@@ -23,7 +23,7 @@ struct ShortConvInputs {
   bool silu = true;      // false: the sum itself
   // Rows of which other ranks hold the rest: the tail is theirs, none is given.
   std::shared_ptr<const RowSegment> segment = {};
-  GradientColumn x_gradient = {};  // where that of x goes, whose rows are columns of a matrix
+  ColumnPlace x_gradient = {};  // where that of x goes, whose rows are columns of a matrix
 };
 
 at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]

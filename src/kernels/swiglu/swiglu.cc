@@ -60,12 +60,12 @@ at::Tensor ProductFused(const Operands& in, GateMap map) {
 }
 
 // Of gate and up. A gate that was copied has a dense gradient.
-std::array<at::Tensor, 2> PlacesOf(const Operands& in, const GradientColumn& place) {
+std::array<at::Tensor, 2> PlacesOf(const Operands& in, const ColumnPlace& place) {
   if (place.columns == nullptr || in.width == 0) return EmptyBeside(in.gate, in.up);
   return {place.EmptyLike(in.gate), at::empty_like(in.up, at::MemoryFormat::Contiguous)};
 }
 
-Tensors ProductBackward(const BackwardCall& call, GateMap map, const GradientColumn& place) {
+Tensors ProductBackward(const BackwardCall& call, GateMap map, const ColumnPlace& place) {
   const Operands in = OperandsOf(call.saved[0], call.saved[1]);
   const at::Tensor dout = call.grads[0].contiguous();
   const auto [dgate, dup] = PlacesOf(in, place);
@@ -95,7 +95,7 @@ Tensors ProductBackward(const BackwardCall& call, GateMap map, const GradientCol
 }
 
 at::Tensor FusedProduct(const char* name, const at::Tensor& gate_in, const at::Tensor& up_in,
-                        GateMap map, const GradientColumn& dgate) {
+                        GateMap map, const ColumnPlace& dgate) {
   const auto forward = [&]() -> Forwarded {
     const Operands in = OperandsOf(gate_in, up_in);
     return {.outputs = {ProductFused(in, map)},
@@ -108,7 +108,7 @@ at::Tensor FusedProduct(const char* name, const at::Tensor& gate_in, const at::T
 }
 
 at::Tensor Product(const char* name, const at::Tensor& gate, const at::Tensor& up, GateMap map,
-                   const GradientColumn& dgate) {
+                   const ColumnPlace& dgate) {
   CheckDTypes(name, {gate, up});
   HL_CHECK(gate.defined() && IsLike(gate, up), name, " of gate ", Describe(gate), " and up ",
            Describe(up), "; one shape, dtype and device for both would work");
@@ -120,10 +120,10 @@ at::Tensor Product(const char* name, const at::Tensor& gate, const at::Tensor& u
 
 }  // namespace
 
-at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up, const GradientColumn& dgate) {
+at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up, const ColumnPlace& dgate) {
   return Product("SwiGlu", gate, up, GateMap::kSilu, dgate);
 }
-at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up, const GradientColumn& dgate) {
+at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up, const ColumnPlace& dgate) {
   return Product("Glu", gate, up, GateMap::kSigmoid, dgate);
 }
 

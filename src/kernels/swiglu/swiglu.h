@@ -5,13 +5,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 
 namespace halflife::kernels {
 
 // silu(gate) * up (Shazeer, 2020).
-at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up, const GradientColumn& dgate = {});
+at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up, const ColumnPlace& dgate = {});
 // sigmoid(gate) * up (Dauphin et al., 2017).
-at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up, const GradientColumn& dgate = {});
+at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up, const ColumnPlace& dgate = {});
 
 }  // namespace halflife::kernels

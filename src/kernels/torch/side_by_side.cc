@@ -81,6 +81,14 @@ std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner) {
   return stride.value_or(dense);
 }
 
+at::Tensor RowsApart(const at::Tensor& x) {
+  return x.is_cpu() && RowStride(x).has_value() ? x : x.contiguous();
+}
+
+at::Tensor EmptyIn(const ColumnPlace& place, const at::Tensor& like) {
+  return (like.is_cpu() ? place : ColumnPlace()).EmptyLike(like);
+}
+
 bool AreBeside(const at::Tensor& x, const at::Tensor& y) {
   if (x.dim() < 2 || x.numel() == 0 || x.sizes() != y.sizes()) return false;
   const int64_t width = x.size(-1);

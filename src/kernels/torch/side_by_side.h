@@ -11,6 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/torch/column_places.h"
+
 namespace halflife::kernels {
 
 // Whether products of rows x go by such matrices: on CUDA.
@@ -38,6 +40,11 @@ at::Tensor ColumnsAsOne(const std::vector<at::Tensor>& matrices);
 // those of a row and dense: the same between all rows, in the order of their numbers. Nothing where
 // that does not hold.
 std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner = 1);
+
+// For kernels that take rows RowStride apart on the CPU, and dense ones alone on a GPU: x, and
+// memory for what is written.
+at::Tensor RowsApart(const at::Tensor& x);
+at::Tensor EmptyIn(const ColumnPlace& place, const at::Tensor& like);
 
 // Whether x and y [..., D] are the halves of the rows of one matrix [..., 2 D], in either order.
 bool AreBeside(const at::Tensor& x, const at::Tensor& y);

@@ -25,19 +25,19 @@ SegmentState ToSegmentState(const WkvMemory& memory) {
 // [B, T, D] of all channels of `inputs`.
 at::Tensor Mix(const WkvInputs& inputs) {
   const Tensors given = {inputs.k, inputs.v, inputs.log_decay, inputs.bonus};
+  WkvInputs alone = inputs;
+  alone.segment.reset();
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
-    const auto [out, final] = Wkv4({.k = x[0],
-                                    .v = x[1],
-                                    .log_decay = x[2],
-                                    .negative_exp = inputs.negative_exp,
-                                    .bonus = x[3],
-                                    .starts = inputs.starts,
-                                    .initial = ToMemory(before),
-                                    .round_to_bf16 = inputs.round_to_bf16});
+    WkvInputs in = alone;
+    in.k = x[0], in.v = x[1], in.log_decay = x[2], in.bonus = x[3];
+    in.initial = ToMemory(before);
+    const auto [out, final] = Wkv4(in);
     return {.outputs = {out}, .after = ToSegmentState(final)};
   };
   const auto summarise = [&]() -> SegmentSummary {
-    const SegmentState own = run(given, {}).after;
+    WkvInputs sum = alone;
+    sum.out_place = {};  // nobody reads it
+    const SegmentState own = ToSegmentState(Wkv4(sum).final);
     const at::Tensor of_channels = inputs.log_decay.detach().to(ComputeType(inputs.k)),
                      decay = inputs.negative_exp ? of_channels.exp().neg() : of_channels;
     const at::Tensor over_segment =
@@ -62,13 +62,19 @@ at::Tensor Mix(const WkvInputs& inputs) {
 
 WkvOutputs OverSegments(const WkvInputs& inputs) {
   HL_CHECK(!inputs.initial.numerator.defined(), "Wkv4: an initial state of a segment");
-  const auto run = [&](const Tensors& piece) {
+  const auto run = [&](const Piece& piece) {
     WkvInputs in = inputs;
-    in.k = piece[0], in.v = piece[1], in.log_decay = piece[2], in.bonus = piece[3];
+    in.k = piece.tensors[0], in.v = piece.tensors[1];
+    in.log_decay = piece.tensors[2], in.bonus = piece.tensors[3];
+    in.k_gradient = piece.gradients[0], in.v_gradient = piece.gradients[1];
+    in.out_place = piece.output;
     return Mix(in);
   };
-  return {.out = InPieces({{inputs.k, 2}, {inputs.v, 2}, {inputs.log_decay, 0}, {inputs.bonus, 0}},
-                          kLeastChannels, *inputs.segment, run),
+  return {.out = InPieces({{.tensor = inputs.k, .of_tokens = true},
+                           {.tensor = inputs.v, .of_tokens = true},
+                           {.tensor = inputs.log_decay, .of_tokens = false},
+                           {.tensor = inputs.bonus, .of_tokens = false}},
+                          kLeastChannels, *inputs.segment, inputs.k, run),
           .final = {}};
 }
 

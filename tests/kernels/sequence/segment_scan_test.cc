@@ -155,15 +155,17 @@ TEST(InPiecesTest, CoverAllChannels) {
     const at::Tensor x = Normal({kRows, 2, channels}, 4, at::kDouble).requires_grad_(true);
     const at::Tensor factor = Normal({channels}, 5, at::kDouble).requires_grad_(true);
     int pieces = 0;
-    const auto run = [&](const Tensors& piece) {
+    const auto run = [&](const Piece& piece) {
       ++pieces;
-      return piece[0] * piece[1];
+      return piece.tensors[0] * piece.tensors[1];
     };
-    const at::Tensor joined = InPieces({{x, 2}, {factor, 0}}, 16, RowSegment(), run);
+    const std::vector<Cuttable> all = {{.tensor = x, .of_tokens = true},
+                                       {.tensor = factor, .of_tokens = false}};
+    const at::Tensor joined = InPieces(all, 16, RowSegment(), x, run);
     EXPECT_EQ(pieces, want_pieces) << channels;
     RowSegment on_gpus;
     on_gpus.threads = 0;
-    InPieces({{x, 2}, {factor, 0}}, 16, on_gpus, run);
+    InPieces(all, 16, on_gpus, x, run);
     EXPECT_EQ(pieces, want_pieces + 1) << channels;
     EXPECT_TRUE(joined.equal(x * factor)) << channels;
     const at::Tensor dy = Normal({kRows, 2, channels}, 6, at::kDouble);
@@ -172,6 +174,34 @@ TEST(InPiecesTest, CoverAllChannels) {
     // Sums of four terms in fp64.
     EXPECT_TRUE(Close(got[1], (dy * x.detach()).flatten(0, 1).sum(0), 1e-15)) << channels;
   }
+}
+
+// Heads of three channels, doubled, by a kernel that writes where it is told.
+TEST(InPiecesTest, WhatIsWrittenInItsPlaceIsNotCopied) {
+  const at::Tensor x = Normal({kRows, 5, 10, 3}, 7, at::kDouble).requires_grad_(true);
+  at::Tensor out, dx;  // of the first piece
+  const auto run = [&](const Piece& piece) {
+    const auto doubled = [](const at::Tensor& y, const ColumnPlace& place) {
+      return place.EmptyLike(y.flatten(2)).view(y.sizes()).copy_(2 * y);
+    };
+    const auto backward = [&, place = piece.gradients[0]](const BackwardCall& call) -> Tensors {
+      dx = doubled(call.grads[0], place);  // the last piece comes first
+      return {dx};
+    };
+    const auto forward = [&]() -> Forwarded {
+      const at::Tensor y = doubled(piece.tensors[0].detach(), piece.output);
+      if (!out.defined()) out = y;
+      return {.outputs = {y}, .saved = {}, .backward = backward};
+    };
+    return Apply({.name = "Double", .inputs = {piece.tensors[0]}, .forward = forward})[0];
+  };
+  const at::Tensor joined =
+      InPieces({{.tensor = x, .of_tokens = true}}, 3, RowSegment(), x.detach(), run);
+  EXPECT_TRUE(joined.equal(2 * x));
+  EXPECT_EQ(joined.const_data_ptr(), out.const_data_ptr());
+  const at::Tensor got = Differentiate({joined}, {x.detach()}, {x}, false)[0];
+  EXPECT_TRUE(got.equal(2 * x.detach()));
+  EXPECT_EQ(got.const_data_ptr(), dx.const_data_ptr());
 }
 
 TEST(SegmentScanTest, RefusesAFirstStateOfAnotherForm) {

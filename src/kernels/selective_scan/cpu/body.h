@@ -104,7 +104,7 @@ class ScanItem {
       for (int i = 0; i < count_; i += kLanes<C>)
         for (int n = 0; n < arrays_.states; n += kGroup) ForwardGroup(i, n);
       for (int t = 0; t < length_; ++t)
-        StoreRow(arrays_.y[t].x, count_, results.y + At(begin_ + t));
+        StoreRow(arrays_.y[t].x, count_, results.y + At(begin_ + t, results.y_stride));
     }
     if (results.final != nullptr) StoreState(results.final);
   }
@@ -146,7 +146,6 @@ class ScanItem {
   int64_t At(int64_t token, int64_t stride) const {
     return (sequence_ * shape_.seq_len + token) * stride + channel_;
   }
-  int64_t At(int64_t token) const { return At(token, shape_.channels); }
   // State n of the block before the tile, of [B, tiles, N, I].
   int64_t OfKept(int64_t tile, int64_t n) const {
     return ((sequence_ * num_tiles() + tile) * shape_.states + n) * shape_.channels + channel_;
@@ -315,8 +314,8 @@ class ScanItem {
         arrays_.dinput[t].At(i) = dinput * arrays_.step[t].At(i) + arrays_.skip.At(i) * dy;
         arrays_.dstep[t].At(i) = ddelta;
       }
-      StoreRow(arrays_.dinput[t].x, count_, grads.dx + At(begin_ + t));
-      StoreRow(arrays_.dstep[t].x, count_, grads.ddelta + At(begin_ + t));
+      StoreRow(arrays_.dinput[t].x, count_, grads.dx + At(begin_ + t, grads.dx_stride));
+      StoreRow(arrays_.dstep[t].x, count_, grads.ddelta + At(begin_ + t, grads.ddelta_stride));
     }
   }
 

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 #include "model/mixer.h"
 
 namespace halflife::model {
@@ -27,7 +27,7 @@ struct ConvolutionCall {
   at::Tensor x;                // [B, T, C]
   const SequenceSlice& slice;  // borrowed
   at::Tensor tail;             // [B, W-1, C], the inputs before the slice; undefined: none
-  kernels::GradientColumn x_gradient = {};  // where that of x goes, as ShortConvInputs has it
+  kernels::ColumnPlace x_gradient = {};  // where that of x goes, as ShortConvInputs has it
 };
 
 class ShortConvolution {

@@ -186,7 +186,7 @@ class Leap : public Mixer, public Explained {
   struct Tokens {
     at::Tensor query;            // [B, T, D], or of a gate of all channels its logits
     bool query_is_done = false;  // standardised, where it is to be
-    kernels::GradientColumn query_gradient;
+    kernels::ColumnPlace query_gradient;
     kernels::FocusLeaves leaves;
   };
 

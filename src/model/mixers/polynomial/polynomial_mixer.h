@@ -70,7 +70,7 @@ class PolynomialMixer : public Mixer {
  private:
   struct Heads {
     at::Tensor q, k, v;  // [..., H, d], [..., H, V]
-    kernels::GradientColumn q_gradient, k_gradient, v_gradient;
+    kernels::ColumnPlace q_gradient, k_gradient, v_gradient;
   };
   Heads Project(const at::Tensor& x) const;
   int64_t num_features() const;

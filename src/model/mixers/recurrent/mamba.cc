@@ -158,7 +158,7 @@ class Mamba : public Mixer {
     at::Tensor x;      // [..., I], for the scan
     at::Tensor delta;  // [..., I], before bias and softplus
     at::Tensor b, c;   // [..., N]
-    kernels::GradientColumn b_gradient, c_gradient;
+    kernels::ColumnPlace b_gradient, c_gradient;
   };
   Selected Select(const at::Tensor& x) const {
     const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;

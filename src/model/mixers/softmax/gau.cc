@@ -130,7 +130,7 @@ class Gau : public Mixer {
  private:
   struct Projected {
     at::Tensor u;                  // [B, T, e], before its SiLU
-    kernels::GradientColumn of_u;  // where its gradient goes
+    kernels::ColumnPlace of_u;  // where its gradient goes
     Attention::Heads heads;
   };
 

@@ -1,6 +1,6 @@
 // Gradients of columns of one matrix: that they lie beside each other, that nobody shares memory,
 // and that who writes there gives what it gives elsewhere.
-#include "kernels/torch/gradient_columns.h"
+#include "kernels/torch/column_places.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -18,6 +18,7 @@
 #include "kernels/short_conv/short_conv.h"
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/torch/side_by_side.h"
+#include "kernels/wkv4/wkv4.h"
 
 namespace halflife::kernels {
 namespace {
@@ -30,19 +31,20 @@ bool AreOneMatrix(const at::Tensor& x, const at::Tensor& y) {
          y.storage_offset() - x.storage_offset() == x.size(-1) && x.stride(0) == y.stride(0);
 }
 
-TEST(GradientColumnsTest, PartsLieBesideEachOtherAndAreGivenOnce) {
-  const auto columns = std::make_shared<GradientColumns>(std::vector<int64_t>{3, 2});
-  const GradientColumn first = {.columns = columns, .part = 0},
-                       second = {.columns = columns, .part = 1};
+TEST(ColumnPlacesTest, PartsLieBesideEachOtherAndAreGivenOnce) {
+  const auto columns = std::make_shared<ColumnPlaces>(std::vector<int64_t>{3, 2});
+  const ColumnPlace first = {.columns = columns, .part = 0},
+                    second = {.columns = columns, .part = 1};
   const at::Tensor x = at::empty({4, 3}), y = at::empty({4, 2});
   const at::Tensor dy = second.EmptyLike(y), dx = first.EmptyLike(x);
   EXPECT_TRUE(AreOneMatrix(dx, dy));
   EXPECT_EQ(dx.sizes(), x.sizes());
   EXPECT_EQ(dx.stride(0), 5);
-  // A second backward, of which the first part alone has been asked for a third time.
+  // Two passes more, whose calls take turns.
   const at::Tensor again = first.EmptyLike(x), third = first.EmptyLike(x);
   EXPECT_FALSE(again.storage().is_alias_of(dx.storage()));
   EXPECT_FALSE(again.storage().is_alias_of(third.storage()));
+  EXPECT_TRUE(AreOneMatrix(again, second.EmptyLike(y)));
   EXPECT_TRUE(AreOneMatrix(third, second.EmptyLike(y)));
   // Other rows or another dtype are another matrix.
   const at::Tensor longer = first.EmptyLike(at::empty({7, 3}));
@@ -50,9 +52,9 @@ TEST(GradientColumnsTest, PartsLieBesideEachOtherAndAreGivenOnce) {
   EXPECT_EQ(second.EmptyLike(y.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
 }
 
-TEST(GradientColumnsTest, WithoutColumnsMemoryIsDense) {
+TEST(ColumnPlacesTest, WithoutColumnsMemoryIsDense) {
   const at::Tensor x = at::empty({4, 6}).narrow(1, 1, 3);
-  EXPECT_TRUE(GradientColumn().EmptyLike(x).is_contiguous());
+  EXPECT_TRUE(ColumnPlace().EmptyLike(x).is_contiguous());
 }
 
 // Sums of some hundred products in another order; in bf16 results are rounded too, and what they
@@ -97,7 +99,7 @@ void ExpectSameGradients(const Reader& reader, const std::vector<int64_t>& width
   }
 }
 
-TEST(GradientColumnsTest, OfAConvolutionAndAGate) {
+TEST(ColumnPlacesTest, OfAConvolutionAndAGate) {
   ExpectSameGradients(
       [](const std::vector<LinearPart>& parts, const std::vector<at::Tensor>& weights) {
         const at::Tensor x = ShortConv({.x = parts[0].y,
@@ -111,7 +113,7 @@ TEST(GradientColumnsTest, OfAConvolutionAndAGate) {
 }
 
 // A gate whose width no pack divides is copied, and its gradient then lies apart.
-TEST(GradientColumnsTest, OfAGateThatIsCopied) {
+TEST(ColumnPlacesTest, OfAGateThatIsCopied) {
   ExpectSameGradients(
       [](const std::vector<LinearPart>& parts, const std::vector<at::Tensor>&) {
         return SwiGlu(parts[1].y, parts[0].y, parts[1].gradient);
@@ -119,7 +121,7 @@ TEST(GradientColumnsTest, OfAGateThatIsCopied) {
       {13, 13}, {});
 }
 
-TEST(GradientColumnsTest, OfAScanAndALinearLayer) {
+TEST(ColumnPlacesTest, OfAScanAndALinearLayer) {
   ExpectSameGradients(
       [](const std::vector<LinearPart>& parts, const std::vector<at::Tensor>& w) {
         const at::Tensor x =
@@ -141,9 +143,54 @@ TEST(GradientColumnsTest, OfAScanAndALinearLayer) {
        Normal({70, 5}, 7, at::kFloat)});
 }
 
+// Channels 5 to 25 of 40: outputs and gradients in their places are those in memory of their own,
+// and nothing beside them is written.
+TEST(ColumnPlacesTest, OfPiecesOfTwoScans) {
+  const std::vector<int64_t> widths = {5, 20, 15};
+  const auto place = [&] {
+    return ColumnPlace{.columns = std::make_shared<ColumnPlaces>(widths), .part = 1};
+  };
+  const auto one_of_wide = [&](uint64_t seed) {
+    return Normal({2, 40, 40}, seed).narrow(2, 5, 20).detach().requires_grad_();
+  };
+  const at::Tensor of_channels = Normal({20}, 5), states = Normal({2, 40, 3}, 6);
+  const at::Tensor dy = Normal({2, 40, 40}, 7).narrow(2, 5, 20);
+  const auto run = [&](bool in_places) {
+    const at::Tensor x = one_of_wide(1), delta = one_of_wide(2), k = one_of_wide(3),
+                     v = one_of_wide(4);
+    const auto maybe = [&] { return in_places ? place() : ColumnPlace(); };
+    const at::Tensor y = SelectiveScan({.x = x,
+                                        .delta = delta,
+                                        .delta_bias = of_channels,
+                                        .a = -of_channels.exp().unsqueeze(1).expand({20, 3}),
+                                        .b = states,
+                                        .c = states,
+                                        .skip = of_channels,
+                                        .x_gradient = maybe(),
+                                        .delta_gradient = maybe(),
+                                        .y_place = maybe()})
+                             .y;
+    const at::Tensor out = Wkv4({.k = k,
+                                 .v = v,
+                                 .log_decay = of_channels,
+                                 .negative_exp = true,
+                                 .bonus = of_channels,
+                                 .k_gradient = maybe(),
+                                 .v_gradient = maybe(),
+                                 .out_place = maybe()})
+                               .out;
+    std::vector<at::Tensor> results = torch::autograd::grad({y, out}, {x, delta, k, v}, {dy, dy});
+    results.insert(results.end(), {y, out});
+    for (const at::Tensor& result : results) EXPECT_EQ(result.stride(1), in_places ? 40 : 20);
+    return results;
+  };
+  const auto got = run(true), want = run(false);
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::BitEqual(got[i], want[i])) << i;
+}
+
 // x, a product of it in parts, and x's other reader: whose gradient is left as it was where others
 // hold it.
-TEST(GradientColumnsTest, AProductAddsToTheGradientOfOtherReaders) {
+TEST(ColumnPlacesTest, AProductAddsToTheGradientOfOtherReaders) {
   const std::vector<int64_t> widths = {5, 2};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble})
     for (const int64_t tokens : {5, 600})
@@ -185,7 +232,7 @@ TEST(GradientColumnsTest, AProductAddsToTheGradientOfOtherReaders) {
         }
 }
 
-TEST(GradientColumnsTest, ABackwardThatIsDifferentiatedAddsToo) {
+TEST(ColumnPlacesTest, ABackwardThatIsDifferentiatedAddsToo) {
   const auto second = [](bool beside) {
     const at::Tensor x = Normal({3, 4}, 1).requires_grad_(),
                      weight = Normal({7, 4}, 2).requires_grad_();
