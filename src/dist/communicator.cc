@@ -42,14 +42,16 @@ void Copy(const Request& request) {
 
 class SelfCommunicator final : public RequestCommunicator {
  public:
-  explicit SelfCommunicator(std::string name) : RequestCommunicator(0, 1, std::move(name)) {}
+  SelfCommunicator(std::string name, Device::Kind tensors)
+      : RequestCommunicator(0, 1, std::move(name)), tensors_(tensors) {}
 
   void Abort(const std::string& cause) noexcept override { aborted_ = cause; }
 
  private:
   std::unique_ptr<RequestCommunicator> SplitGroup(int color, int, std::string name) override {
-    return color < 0 ? nullptr : std::make_unique<SelfCommunicator>(std::move(name));
+    return color < 0 ? nullptr : std::make_unique<SelfCommunicator>(std::move(name), tensors_);
   }
+  Device::Kind device_kind() const override { return tensors_; }
   Work Issue(Request request, int64_t seq) override {
     if (!aborted_.empty()) {
       throw CommError({CommFailure::Kind::kAborted,
@@ -63,6 +65,7 @@ class SelfCommunicator final : public RequestCommunicator {
     return {};
   }
 
+  const Device::Kind tensors_;
   std::string aborted_;
 };
 
@@ -99,8 +102,8 @@ std::vector<std::string> AllGatherBytes(Communicator& comm, const std::string& b
   return parts;
 }
 
-std::unique_ptr<Communicator> MakeSelfCommunicator(std::string name) {
-  return std::make_unique<SelfCommunicator>(std::move(name));
+std::unique_ptr<Communicator> MakeSelfCommunicator(std::string name, Device::Kind tensors) {
+  return std::make_unique<SelfCommunicator>(std::move(name), tensors);
 }
 
 }  // namespace halflife::dist

@@ -83,6 +83,7 @@ std::vector<std::string> AllGatherBytes(Communicator& comm, const std::string& b
 
 // A group of one: no MPI, no NCCL, no threads. On a GPU its copies are on the producer's stream, so
 // that consumers on that stream need not wait for them.
-std::unique_ptr<Communicator> MakeSelfCommunicator(std::string name);
+std::unique_ptr<Communicator> MakeSelfCommunicator(std::string name,
+                                                   Device::Kind tensors = Device::Kind::kCpu);
 
 }  // namespace halflife::dist

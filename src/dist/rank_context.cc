@@ -65,7 +65,7 @@ std::unique_ptr<Communicator> MakeDeviceWorld([[maybe_unused]] Communicator& con
                                               [[maybe_unused]] double timeout_s,
                                               [[maybe_unused]] double init_timeout_s) {
 #ifdef HALFLIFE_WITH_CUDA
-  if (control.size() == 1) return MakeSelfCommunicator("world");
+  if (control.size() == 1) return MakeSelfCommunicator("world", Device::Kind::kCuda);
   return MakeNcclCommunicator(control, device, "world",
                               {.timeout_s = timeout_s, .init_timeout_s = init_timeout_s});
 #else

@@ -77,6 +77,18 @@ TEST(Communicator, MisuseSaysWhatWasMet) {
                   "this group moves CPU tensors");
 }
 
+// What a training step on one GPU asks for; in place, so that nothing has to be moved.
+TEST(SelfCommunicator, OfAGpuTakesItsTensors) {
+  const auto self = MakeSelfCommunicator("world", Device::Kind::kCuda);
+  float x[4] = {};
+  const TensorRef cuda = {x, 4, DType::kF32, {Device::Kind::kCuda, 0}};
+  self->AllReduce(cuda, ReduceOp::kSum, {"grad_bucket", 0}, nullptr).WaitHost();
+  self->ReduceScatter(cuda, cuda, ReduceOp::kSum, {"grad_bucket", 1}, nullptr).WaitHost();
+  self->Split(0, 0, "part")->AllGather(cuda, cuda, {"parameters", 0}, nullptr).WaitHost();
+  EXPECT_HL_ERROR(self->AllReduce(Ref(x, 4), ReduceOp::kSum, {"host", 0}, nullptr),
+                  ExitCode::kInternal, "this group moves CUDA tensors");
+}
+
 TEST(CommError, KindsHaveExitCodes) {
   using Kind = CommFailure::Kind;
   const auto code = [](Kind kind) { return static_cast<int>(CommError({kind, "text"}).code()); };

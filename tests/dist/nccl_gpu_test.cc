@@ -50,7 +50,9 @@ class NcclGpuTest : public testing::Test {
   void SetUp() override {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
-    world_ = MakeDeviceWorld(*control_, {Device::Kind::kCuda, 0}, 60, 120);
+    // Not MakeDeviceWorld's, which has none of NCCL for one rank.
+    world_ = MakeNcclCommunicator(*control_, {Device::Kind::kCuda, 0}, "world",
+                                  {.timeout_s = 60, .init_timeout_s = 120});
     ASSERT_EQ(cudaStreamCreate(&stream_), cudaSuccess);
   }
   void TearDown() override {
