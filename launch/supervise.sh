@@ -36,6 +36,21 @@ version_of() {
   if [ -n "$run_folder" ]; then stat -c '%i %.9Y' "$run_folder/$1" 2>/dev/null || true; fi
 }
 
+# go_on_since VERSION: the launch line of an attempt after the first, when ckpt/LATEST was as VERSION.
+# `--resume step=N` and `path=DIR` say where a run begins, and `none` that it begins: they would undo
+# what the attempts before have saved. A load that goes back, and every save, writes LATEST anew;
+# until then the run is where it was, and the request stands.
+go_on_since() {
+  local i
+  if [ "$(version_of ckpt/LATEST)" = "$1" ]; then return 0; fi
+  for i in "${!launch[@]}"; do
+    case ${launch[i]} in
+      --resume) if [ $((i + 1)) -lt ${#launch[@]} ]; then launch[i + 1]=auto; fi ;;
+      --resume=*) launch[i]=--resume=auto ;;
+    esac
+  done
+}
+
 # The launchers forward USR1, but a rank that has no handler for it yet would die of it. Rank 0
 # writes its first heartbeat when all ranks have theirs.
 ranks_are_ready() { [ "$(version_of heartbeat.json)" != "$heartbeat_before" ]; }

@@ -105,18 +105,6 @@ make_launch_line() {
   launch+=("${mpi_options[@]}" "${command[@]}")
 }
 
-# `--resume step=N` and `path=DIR` say where a run begins, and `none` that it begins: in an attempt
-# that follows, they would undo what the one before it has saved.
-go_on_from_newest() {
-  local i
-  for i in "${!launch[@]}"; do
-    case ${launch[i]} in
-      --resume) if [ $((i + 1)) -lt ${#launch[@]} ]; then launch[i + 1]=auto; fi ;;
-      --resume=*) launch[i]=--resume=auto ;;
-    esac
-  done
-}
-
 # Whether process $1 has a handler for USR1 (signal 10: bit 9 of SigCgt).
 catches_usr1() {
   local mask
@@ -342,9 +330,7 @@ main() {
       warn "giving up: exit $code after $num_restarts restarts"
       break
     fi
-    # A load that goes back, and every save, writes LATEST anew. Before that, the run is still where
-    # it was, and the request as it was stands.
-    if [ "$(version_of ckpt/LATEST)" != "$latest_before" ]; then go_on_from_newest; fi
+    go_on_since "$latest_before"
     num_restarts=$((num_restarts + 1))
     warn "exit $code: restart $num_restarts"
   done

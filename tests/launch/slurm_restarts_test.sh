@@ -37,6 +37,18 @@ check "crashes with new checkpoints between them" "COMPLETED 0 0>50 50>100 100>1
   "$(ending "$job") $(attempts "$run")" "$run"
 check_undisturbed "crashes" "$run"
 
+# Back to step 100, and requeued from there: where the job began is not where it goes on.
+run=goes_back
+cp -r crashes "$run"
+rm "$run/DONE" "$run/metrics.jsonl"
+submit "$run" -- --resume step=100
+pause_until_asked "$run" scancel --batch --signal=USR1 "$job"
+wait_for_run "$job" "$run"
+met=$(attempts "$run")
+check "--resume step=100, requeued: goes on where it stopped" yes \
+  "$([[ $met =~ ^150\>(1[0-4][0-9])\ ([0-9]+)\>150$ && ${BASH_REMATCH[1]} = "${BASH_REMATCH[2]}" ]] && echo yes)" "$run"
+check_undisturbed "--resume step=100, requeued" "$run"
+
 for launcher in mpirun srun; do
   run=breaker_$launcher
   HL_FAULT=train.step:kill:3:1 LAUNCHER=$launcher submit "$run"
