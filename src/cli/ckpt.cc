@@ -10,6 +10,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/human.h"
+#include "train/config/run_config.h"
 
 namespace halflife::cli {
 namespace {
@@ -168,10 +169,24 @@ ExitCode Reshard(const CkptOptions& options) {
   return ExitCode::kFinished;
 }
 
+// What the run's recipe asks to be kept, and over it what the command line does.
+ckpt::RetentionPolicy RetentionOf(const CkptOptions& options, const fs::path& run) {
+  ckpt::RetentionPolicy policy;
+  const fs::path recipe = run / "config.textproto";
+  std::error_code ignored;
+  const bool all_given = options.keep_last && options.keep_every && options.keep_best;
+  if (!all_given && fs::exists(recipe, ignored))
+    policy = train::LoadRunConfig(recipe, {}).ckpt.store.retention;
+  policy.keep_last = options.keep_last.value_or(policy.keep_last);
+  policy.keep_every = options.keep_every.value_or(policy.keep_every);
+  policy.keep_best = options.keep_best.value_or(policy.keep_best);
+  if (policy.keep_best == "none") policy.keep_best.clear();
+  return policy;
+}
+
 ExitCode Prune(const CkptOptions& options) {
-  HL_CHECK_AS(ExitCode::kUsage, options.retention.keep_last >= 2, "--keep-last ",
-              options.retention.keep_last,
-              " must be at least 2, so that a damaged step has a predecessor");
+  HL_CHECK_AS(ExitCode::kUsage, options.keep_last.value_or(2) >= 2, "--keep-last ",
+              *options.keep_last, " must be at least 2, so that a damaged step has a predecessor");
   // By name, not by where a link leads: what locks a run is the folder that holds its ckpt/.
   const fs::path ckpt_dir = NamedFolder(fs::absolute(CkptDir(options.paths[0])).lexically_normal());
   std::error_code ignored;
@@ -183,14 +198,14 @@ ExitCode Prune(const CkptOptions& options) {
     lock = ckpt::RunLock::Acquire(
         ckpt_dir.parent_path(),
         {.remedy = "its own retention (ckpt.keep_last) prunes it, or wait until it has ended"});
-  const auto choices =
-      ckpt::PlanRetention(ckpt_dir, options.retention, [&](const fs::path& step_dir) {
-        return VerifyOne(step_dir.string(), options.jobs).damages.empty();
-      });
-  const std::string& best = options.retention.keep_best;
+  const ckpt::RetentionPolicy policy = RetentionOf(options, ckpt_dir.parent_path());
+  const auto choices = ckpt::PlanRetention(ckpt_dir, policy, [&](const fs::path& step_dir) {
+    return VerifyOne(step_dir.string(), options.jobs).damages.empty();
+  });
   HL_CHECK_AS(ExitCode::kUsage,
-              best.empty() || std::ranges::any_of(choices, &ckpt::RetentionChoice::has_metric),
-              "--keep-best ", best, ": no step of ", options.paths[0],
+              !options.keep_best || policy.keep_best.empty() ||
+                  std::ranges::any_of(choices, &ckpt::RetentionChoice::has_metric),
+              "--keep-best ", policy.keep_best, ": no step of ", options.paths[0],
               " has it: it is of steps that were saved right after a validation, or of none");
   if (!options.dry_run) ckpt::ApplyRetention(ckpt_dir, choices);
   std::vector<std::vector<std::string>> rows = {{"step", "", "why"}};

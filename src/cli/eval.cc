@@ -204,7 +204,10 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
     out["bigram_perplexity"] = std::exp(bigram.loss);
     out["bigram_bits_per_byte"] = bigram.bits_per_byte;
   }
-  std::cout << (options.json ? out.dump(2) + "\n" : ResultText(out)) << std::flush;
+  std::cout << (options.json
+                    ? out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"
+                    : ResultText(out))
+            << std::flush;
   return ExitCode::kFinished;
 }
 

@@ -14,6 +14,11 @@ namespace {
 
 using Json = EvalFile::Json;
 
+// A path's bytes need not be UTF-8, as JSON's are.
+std::string AsText(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
 // What tells rows apart.
 constexpr const char* kKeys[] = {"method", "protocol", "length", "depth"};
 
@@ -24,8 +29,11 @@ std::string CsvText(const Json& value) {
 
 }  // namespace
 
-EvalFile::EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> columns)
-    : paths_(std::move(paths)), json_(std::make_unique<Json>(std::move(facts))), columns_(columns) {
+EvalFile::EvalFile(EvalPaths paths, const Json& facts, std::span<const CsvColumn> columns)
+    : paths_(std::move(paths)),
+      // as a file gives them back
+      json_(std::make_unique<Json>(Json::parse(AsText(facts)))),
+      columns_(columns) {
   const Json wanted = *json_;
   (*json_)["rows"] = Json::array();
   if (paths_.json.empty() || IsStandardOutput(paths_.json) || !std::filesystem::exists(paths_.json))
@@ -74,7 +82,8 @@ void EvalFile::Finish() const {
 }
 
 void EvalFile::WriteJson() const {
-  if (!paths_.json.empty()) WriteOutput(paths_.json, json_->dump(2) + "\n", ExitCode::kEnvironment);
+  if (!paths_.json.empty())
+    WriteOutput(paths_.json, AsText(*json_, 2) + "\n", ExitCode::kEnvironment);
 }
 
 void EvalFile::WriteCsv() const {

@@ -35,7 +35,7 @@ class EvalFile {
 
   // Takes the rows of a JSON file that is there, and is not standard output. Error kUsage where it
   // is none of these, or holds rows of other facts; nothing is written yet. `columns` are borrowed.
-  EvalFile(EvalPaths paths, Json facts, std::span<const CsvColumn> columns);
+  EvalFile(EvalPaths paths, const Json& facts, std::span<const CsvColumn> columns);
   ~EvalFile();
 
   const Json& json() const { return *json_; }  // the facts, and "rows"

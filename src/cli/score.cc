@@ -56,10 +56,19 @@ Input ReadTokens(const std::string& file) {
   return {.sequences = std::move(sequences)};
 }
 
-Input ReadTexts(const std::vector<std::string>& files, const data::Tokenizer& tokenizer) {
+// Every rank reads a file by itself; standard input goes to rank 0 alone.
+std::string ReadText(const std::string& file, dist::RankContext& context) {
+  const bool mine = file != "-" || context.rank() == 0;
+  std::string text = mine ? ReadStream(file, ExitCode::kData, kMaxTextBytes) : "";
+  if (file == "-") text = dist::BroadcastBytes(context.control(), std::move(text), 0, {"text", 0});
+  return text;
+}
+
+Input ReadTexts(const std::vector<std::string>& files, const data::Tokenizer& tokenizer,
+                dist::RankContext& context) {
   Input input;
   for (const std::string& file : files) {
-    const std::string text = ReadStream(file, ExitCode::kData, kMaxTextBytes);
+    const std::string text = ReadText(file, context);
     HL_CHECK_AS(ExitCode::kData, !text.empty(), file, " is empty: there is nothing to score");
     CheckReadable(file, text, tokenizer, ExitCode::kData);
     input.sequences.push_back(tokenizer.Encode(text));
@@ -181,7 +190,7 @@ ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer,
                                                  PlacementOf(options.place, context.local_rank()));
   const Input input = options.tokens.empty()
-                          ? ReadTexts(options.texts, infer::RequireTokenizer(loaded))
+                          ? ReadTexts(options.texts, infer::RequireTokenizer(loaded), context)
                           : ReadTokens(options.tokens);
   const Sequences& sequences = input.sequences;
   CheckRanks(options, loaded, sequences, context);

@@ -121,7 +121,7 @@ class ChartMaker {
   Series Over(XAxis axis, const RunRecord& run, Series series) const {
     if (axis == XAxis::kTime) return OverTime(series, run.metric("elapsed_s"), time_unit_.seconds);
     if (axis == XAxis::kStep) return series;
-    for (Point& point : series) point.x *= static_cast<double>(run.tokens_per_step);
+    for (Point& point : series) point.x = run.tokens_at(point.x);
     return series;
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -142,6 +143,16 @@ int64_t RunRecord::last_step() const {
 int64_t RunRecord::num_tokens() const {
   const Series& tokens = metric("tokens");  // files of older versions have none
   return tokens.empty() ? last_step() * tokens_per_step : static_cast<int64_t>(tokens.back().y);
+}
+
+double RunRecord::tokens_at(double step) const {
+  const Series& known = metric("tokens");
+  const auto after = std::ranges::lower_bound(known, step, {}, &Point::x);
+  if (after != known.end() && after->x == step) return after->y;
+  const Point before = after == known.begin() ? Point{} : *std::prev(after);
+  const double a_step = after == known.end() ? static_cast<double>(tokens_per_step)
+                                             : (after->y - before.y) / (after->x - before.x);
+  return before.y + (step - before.x) * a_step;
 }
 
 RunRecord ReadRun(const fs::path& path) {

@@ -29,6 +29,9 @@ struct RunRecord {
   const Series& metric(const std::string& key) const;  // empty: not there
   int64_t last_step() const;                           // trained; 0: none
   int64_t num_tokens() const;                          // trained on; 0: none, or unknown
+  // Trained on up to a step: as the run says, which knows of steps that an epoch's end made
+  // smaller; between the steps it tells of, by a straight line.
+  double tokens_at(double step) const;
 
   std::vector<int64_t> resumes;  // first step of each attempt after the first
   int64_t replayed_steps = 0;    // trained twice or more: what the resumes cost

@@ -319,6 +319,22 @@ TEST_F(ReaderTest, CommandPrune) {
               ElementsAre("LATEST", "step_000000000200", "step_000000000300"));
 }
 
+// Or a run that keeps every hundredth step for a curve would lose it to a command without options.
+TEST_F(ReaderTest, PruneKeepsWhatTheRecipeAsksFor) {
+  for (const uint64_t number : {300, 350, 400, 500})
+    SaveStep(run_.path(), {.step = number, .config = {.retention = {.keep_last = 9}}},
+             SmallSpecs());
+  std::ofstream(run_ / "config.textproto") << "ckpt { keep_last: 2 keep_every: 100 }";
+  EXPECT_EQ(RunCkpt("prune " + Run()).code, 0);
+  EXPECT_FALSE(fs::exists(step(350)));
+  EXPECT_EQ(ListPublished(run_ / "ckpt").size(), 5u);
+  EXPECT_EQ(RunCkpt("prune --keep-every 0 --keep-best none " + Run()).code, 0);
+  EXPECT_EQ(ListPublished(run_ / "ckpt").size(), 2u);
+  std::ofstream(run_ / "config.textproto") << "ckpt { keep_lust: 2 }";
+  EXPECT_EQ(RunCkpt("prune " + Run()).code, 2);
+  EXPECT_EQ(RunCkpt("prune --keep-last 2 --keep-every 0 --keep-best none " + Run()).code, 0);
+}
+
 // What nobody has just written counts once it has been read.
 TEST_F(ReaderTest, PruneCountsStepsThatAreWhole) {
   for (const uint64_t number : {300, 400}) {

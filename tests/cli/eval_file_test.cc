@@ -47,6 +47,17 @@ TEST_F(EvalFiles, EachRowIsInBothFilesAtOnce) {
   EXPECT_TRUE(Csv().ends_with("\n\"a, b\",w,1,\n"));
 }
 
+// A path may hold any bytes; a file, and what a later call compares with it, holds U+FFFD for them.
+TEST_F(EvalFiles, AFactThatIsNotUtf8IsWrittenAndMetAgain) {
+  const Json facts = {{"model", "runs/caf\xe9"}};
+  {
+    EvalFile first = File(facts);
+    first.Add(Row("window", 64));
+  }
+  EXPECT_EQ(Written()["model"], "runs/caf\xEF\xBF\xBD");
+  EXPECT_TRUE(File(facts).Has({{"method", "window"}, {"length", 64}}));
+}
+
 TEST_F(EvalFiles, ALaterCallGoesOn) {
   {
     EvalFile first = File();

@@ -94,6 +94,19 @@ TEST_F(ScoreExport, AnyNumberOfRanksWritesTheSameBytes) {
       << outputs[0];
 }
 
+// mpirun's goes to rank 0, and the others have an empty one.
+TEST_F(ScoreExport, StandardInputIsScoredByAllRanks) {
+  const std::string score = std::string(kProgram) + " score --model " + Path("run") +
+                            " --text - --out " + Path("piped.jsonl") + " --threads 1";
+  const RunResult result =
+      RunRanks(2, {"bash", "-c",
+                   "if [ $OMPI_COMM_WORLD_RANK = 0 ]; then exec " + score + " <" +
+                       Path("text.txt") + "; else exec " + score + " </dev/null; fi"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  Score(Path("run"), {"--text", Path("text.txt")});
+  EXPECT_EQ(Contents(Path("piped.jsonl")), Contents(Path("out.jsonl")));
+}
+
 TEST_F(ScoreExport, EvalAndGenerateTakeTheExportedFolder) {
   const RunResult eval =
       Halflife({"eval", "--model", Path("hf"), "--data", Path("data"), "--windows", "4"});

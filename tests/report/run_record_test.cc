@@ -133,6 +133,23 @@ TEST_F(ReadRunTest, ASaveThatEndsBehindLaterStepsTakesNothingFromThem) {
   EXPECT_EQ(run.elapsed_s, 25);
 }
 
+// An epoch ends with step 3, which has half of the rows; step 4 is not told of.
+TEST_F(ReadRunTest, TokensAtAStepAreThoseThatTheRunTellsOf) {
+  Write("metrics.jsonl", R"({"step":0,"val_loss":5,"tokens":0,"attempt":"a"})"
+                         "\n"
+                         R"({"step":2,"loss":5,"tokens":128,"attempt":"a"})"
+                         "\n"
+                         R"({"step":3,"loss":4,"tokens":160,"attempt":"a"})"
+                         "\n"
+                         R"({"step":5,"loss":4,"tokens":288,"attempt":"a"})"
+                         "\n");
+  RunRecord run = Read();
+  run.tokens_per_step = 64;
+  std::vector<double> tokens;
+  for (const double step : {0, 1, 2, 3, 4, 5, 6}) tokens.push_back(run.tokens_at(step));
+  EXPECT_EQ(tokens, (std::vector<double>{0, 64, 128, 160, 224, 288, 352}));
+}
+
 // As versions before these keys wrote them.
 TEST_F(ReadRunTest, WithoutTokensAndTime) {
   Write("metrics.jsonl", "{\"step\":3,\"loss\":5,\"attempt\":\"a\"}\n");
@@ -141,6 +158,7 @@ TEST_F(ReadRunTest, WithoutTokensAndTime) {
   EXPECT_EQ(run.num_tokens(), 0);
   run.tokens_per_step = 64;
   EXPECT_EQ(run.num_tokens(), 192);
+  EXPECT_EQ(run.tokens_at(2), 128);
 }
 
 TEST_F(ReadRunTest, DamagedLinesAreCountedAndAnUnfinishedLastOneIsNot) {

@@ -105,17 +105,15 @@ std::vector<Subcommand> Subcommands() {
        1,
        1,
        [](CLI::App& app, CkptOptions& options) {
-         app.add_option("--keep-last", options.retention.keep_last,
-                        "Newest steps to keep, at least 2")
-             ->capture_default_str();
-         app.add_option("--keep-every", options.retention.keep_every,
-                        "Also keep every n-th step; 0: off")
-             ->check(AtLeast(0))
-             ->capture_default_str();
-         app.add_option("--keep-best", options.retention.keep_best,
-                        "Also keep the step with the lowest value of this metric: loss, val_loss "
-                        "or val_error [none]")
-             ->check(OneOf({"loss", "val_loss", "val_error"}));
+         app.add_option("--keep-last", options.keep_last,
+                        "Newest steps to keep, at least 2 [the recipe's ckpt.keep_last]");
+         app.add_option("--keep-every", options.keep_every,
+                        "Also keep every n-th step; 0: off [the recipe's ckpt.keep_every]")
+             ->check(AtLeast(0));
+         app.add_option("--keep-best", options.keep_best,
+                        "Also keep the step with the lowest value of this metric: loss, val_loss, "
+                        "val_error or none [the recipe's ckpt.keep_best]")
+             ->check(OneOf({"loss", "val_loss", "val_error", "none"}));
          app.add_flag("--dry-run", options.dry_run, "Only say what would go, and why");
        },
        {.examples = {"halflife ckpt prune runs/first --keep-last 2 --dry-run"},

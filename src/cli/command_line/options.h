@@ -135,7 +135,9 @@ struct CkptOptions {
   std::string out, pattern = "*", states = "main,adam_m,adam_v";
   bool json = false, stats = false, bitwise = false, dry_run = false;
   int jobs = 2, world = 1;
-  ckpt::RetentionPolicy retention;
+  // Of prune; what is not given is the recipe's.
+  std::optional<int> keep_last, keep_every;
+  std::optional<std::string> keep_best;
 };
 
 struct ReportOptions {

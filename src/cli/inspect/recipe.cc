@@ -3,6 +3,7 @@
 
 #include "cli/inspect/artifact.h"
 #include "model/model_cost.h"
+#include "train/config/epochs.h"
 #include "train/config/plan.h"
 #include "train/plan/plan_text.h"
 
@@ -14,9 +15,8 @@ using Json = nlohmann::ordered_json;
 
 struct Recipe {
   train::RunConfig config;
-  bool assumed_vocabulary = false;
-  int64_t train_tokens = 0;  // of its dataset; 0: not known
-  bool knows_steps() const { return config.train.max_epochs == 0 || train_tokens > 0; }
+  train::PlanScene scene;  // on one rank
+  bool knows_steps() const { return config.train.max_epochs == 0 || scene.train_tokens > 0; }
 };
 
 Recipe Load(const fs::path& path) {
@@ -27,8 +27,12 @@ Recipe Load(const fs::path& path) {
   const bool asks = config.model.vocab_size == 0 || config.train.max_epochs > 0;
   if (asks && fs::exists(config.data.path, ignored))
     dataset = data::Dataset::Open(config.data.path).info();
-  recipe.assumed_vocabulary = train::CompleteForPlan(config, dataset ? &*dataset : nullptr, 1);
-  recipe.train_tokens = dataset ? dataset->train.num_tokens : 0;
+  recipe.scene.assumed_vocabulary =
+      train::CompleteForPlan(config, dataset ? &*dataset : nullptr, 1);
+  if (dataset) {
+    recipe.scene.train_tokens = dataset->train.num_tokens;
+    recipe.scene.order = train::OrderOf(config, *dataset);
+  }
   return recipe;
 }
 
@@ -50,13 +54,13 @@ Json DescribeRecipe(const fs::path& path) {
   Json steps = nullptr, run_tokens = nullptr;
   if (recipe.knows_steps()) {
     steps = config.train.steps;
-    run_tokens = tokens * config.train.steps;
+    run_tokens = train::TokensOfRun(config, recipe.scene);
   }
   return {{"mixer", model::MixerSummary(config.model)},
           {"layers", config.model.num_layers},
           {"model_dim", config.model.model_dim},
           {"vocab_size", config.model.vocab_size},
-          {"vocab_assumed", recipe.assumed_vocabulary},
+          {"vocab_assumed", recipe.scene.assumed_vocabulary},
           {"parameters",
            {{"embedding", count.embedding},
             {"head", config.model.head.tied ? 0 : count.head},
@@ -81,9 +85,7 @@ Json DescribeRecipe(const fs::path& path) {
 
 std::string RecipeText(const fs::path& path) {
   const Recipe recipe = Load(path);
-  return train::PlanText(
-      recipe.config, model::LanguageModel(recipe.config.model),
-      {.train_tokens = recipe.train_tokens, .assumed_vocabulary = recipe.assumed_vocabulary});
+  return train::PlanText(recipe.config, model::LanguageModel(recipe.config.model), recipe.scene);
 }
 
 }  // namespace halflife::cli::inspect

@@ -10,6 +10,13 @@
 
 namespace halflife::train {
 
+int64_t TokensOfRun(const RunConfig& config, const PlanScene& scene) {
+  const auto steps = static_cast<uint64_t>(config.train.steps);
+  const int64_t samples = scene.order ? static_cast<int64_t>(scene.order->NumSamplesBefore(steps))
+                                      : config.train.global_batch * config.train.steps;
+  return samples * config.data.seq_len;
+}
+
 std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
                      const PlanScene& scene) {
   const int world_size = scene.world_size;
@@ -56,11 +63,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("FLOPs, 6 x parameters", HumanCount(6.0 * static_cast<double>(count.total()) * tokens));
   row("FLOPs, full", HumanCount(3 * (flops.matmul + flops.mixing) * tokens));
   out << "the whole run\n";
-  const auto steps = static_cast<uint64_t>(config.train.steps);
-  const double run_tokens = scene.order
-                                ? static_cast<double>(scene.order->NumSamplesBefore(steps)) *
-                                      static_cast<double>(config.data.seq_len)
-                                : tokens * static_cast<double>(steps);
+  const auto run_tokens = static_cast<double>(TokensOfRun(config, scene));
   const int64_t whole = config.train.max_epochs;
   // Without the dataset nobody knows how many steps the epochs make.
   if (whole == 0 || scene.train_tokens > 0) row("tokens", HumanCount(run_tokens));

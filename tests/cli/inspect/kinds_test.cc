@@ -134,6 +134,13 @@ TEST_F(InspectKindsTest, ValuesAreThoseOfTheRun) {
   EXPECT_EQ(epochs["vocab_assumed"], false);
   EXPECT_TRUE(epochs["steps"].is_null()) << "its dataset is not known";
   EXPECT_TRUE(epochs["tokens"].is_null());
+  std::ofstream(fixture->path("short.textproto"))
+      << "data { path: '" << fixture->path("data").string() << "' seq_len: 64 epoch_end: 'short' } "
+      << "train { max_epochs: 2 global_batch: 1000 }";
+  const auto shortened = Describe(fixture->path("short.textproto"));
+  const int64_t rows = Describe(fixture->path("data"))["train"]["tokens"].get<int64_t>() / 64;
+  EXPECT_GT(shortened["tokens"], 2 * 64 * (rows - 1));
+  EXPECT_LE(shortened["tokens"], 2 * 64 * rows) << "the last step of an epoch has what is left";
 }
 
 // A run of 40 steps that went back to step 20 and ended at 30.
