@@ -119,13 +119,20 @@ void SaveStart(const Options& options) {
   HL_CHECK_AS(ExitCode::kEnvironment, file.good(), "cannot write ", options.save_start);
 }
 
+// As a run's, whose sums have one order.
+Device PreparedDevice(const Options& options) {
+  const Device device = train::ChooseDevice(options.device, 0);
+  train::PrepareDevice(device);
+  return device;
+}
+
 class Bench {
  public:
   explicit Bench(const Options& options)
       : options_(options),
         model_(ConfigOf(options)),
         control_(dist::MakeSelfCommunicator("bench")),
-        device_(train::ChooseDevice(options.device, 0)),
+        device_(PreparedDevice(options)),
         world_(device_.is_cuda() ? dist::MakeDeviceWorld(*control_, device_, kTimeoutS, kTimeoutS)
                                  : dist::MakeSelfCommunicator("world")),
         arena_(model_.parameters(),

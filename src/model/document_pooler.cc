@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/embedding.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/segment_reduce.h>
@@ -46,9 +47,10 @@ at::Tensor DocumentPooler::operator()(const at::Tensor& hidden, const at::Tensor
   const at::Tensor tokens = hidden.flatten(0, 1);
   at::Tensor pooled;
   if (pooling_ == Pooling::kFirst) {
-    pooled = tokens.index_select(0, firsts);
+    // Not index_select, whose backward on a GPU waits for the host.
+    pooled = at::embedding(tokens, firsts);
   } else if (pooling_ == Pooling::kLast) {
-    pooled = tokens.index_select(0, Ends(firsts, tokens.size(0)) - 1);
+    pooled = at::embedding(tokens, Ends(firsts, tokens.size(0)) - 1);
   } else {
     // Unsafe: unless told so, it reads the lengths on the host. They are those of the slice.
     pooled = at::segment_reduce(tokens.to(kernels::ComputeType(tokens)), "mean",

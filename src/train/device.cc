@@ -79,7 +79,9 @@ void PrepareDevice([[maybe_unused]] Device device) {
   if (!device.is_cuda()) return;
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device.index));
   at::Context& context = at::globalContext();
-  // Gradients of embeddings and of attention would be added as they come.
+  // Gradients of embeddings and of attention would be added as they come. cuBLAS is in order by
+  // itself on one stream, but LibTorch believes so only where its workspace is said to be this.
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   context.setDeterministicAlgorithms(true, /*warn_only=*/true);
   // What nobody reads need not be filled.
   context.setDeterministicFillUninitializedMemory(false);

@@ -1,6 +1,7 @@
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_index_put_impl.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -62,7 +63,9 @@ struct ChosenRows {
     if (!numbers.defined()) return results;
     std::vector<int64_t> shape = results.sizes().vec();
     shape[0] = num_rows;
-    return at::zeros(shape, results.options()).index_copy_(0, numbers, results);
+    // index_copy_ on a GPU, told to add in a fixed order, asks the host whether all numbers fit.
+    at::Tensor all = at::zeros(shape, results.options());
+    return at::_index_put_impl_(all, {numbers}, results, /*accumulate=*/false, /*unsafe=*/true);
   }
 };
 

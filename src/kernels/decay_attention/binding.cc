@@ -1,7 +1,6 @@
 #include "kernels/decay_attention/binding.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 
 #include <algorithm>
 
@@ -30,8 +29,11 @@ int64_t NumHeads(const DecayAttentionInputs& in) {
 }
 
 at::Tensor OfHeads(const at::Tensor& x, int64_t num_heads, int64_t dim) {
-  const at::Tensor head = at::arange(num_heads, x.options().dtype(at::kLong).requires_grad(false));
-  return x.index_select(dim, (head * x.size(dim)).floor_divide(num_heads));
+  const int64_t of_each = num_heads / x.size(dim);
+  if (of_each == 1) return x;
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.insert(sizes.begin() + dim + 1, of_each);
+  return x.unsqueeze(dim + 1).expand(sizes).flatten(dim, dim + 1);
 }
 
 void CheckCounts(std::initializer_list<at::Tensor> tensors) {

@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -143,8 +144,7 @@ class Formula {
     const at::Tensor last = starts.narrow(1, chunks_->seq_len - 1, 1);
     return (starts.narrow(1, begin, count) < last).unsqueeze(1).unsqueeze(3);
   }
-  // Packed features in all their places, or the packed ones of these. Backward sums two places at
-  // most, which has one value in either order.
+  // Packed features in all their places, or the packed ones of these.
   at::Tensor Places(const at::Tensor& x, bool unpack) const {
     std::vector<double> places;
     for (int f = 0; f < layout_.order2; ++f) places.push_back(f);
@@ -153,7 +153,35 @@ class Formula {
       for (int b = unpack ? 0 : a; b < dim; ++b)
         places.push_back(unpack ? layout_.Pair(std::min(a, b), std::max(a, b))
                                 : layout_.order2 + a * dim + b);
-    return x.index_select(2, ConstantsOn(device_, places, at::kLong));
+    return AtPlaces(x, places);
+  }
+  // x [B, H, F, V] at `places` of F, of which no two are one but for pairs. LibTorch's backward of
+  // index_select would wait for the host on a GPU.
+  static at::Tensor AtPlaces(const at::Tensor& x, const std::vector<double>& places) {
+    // Of each of F where it went; -1: nowhere.
+    std::array<std::vector<double>, 2> went;
+    for (auto& to : went) to.assign(static_cast<size_t>(x.size(2)), -1);
+    for (size_t i = 0; i < places.size(); ++i) {
+      const auto from = static_cast<size_t>(places[i]);
+      went[went[0][from] < 0 ? 0 : 1][from] = static_cast<double>(i);
+    }
+    const auto backward = [went](const BackwardCall& call) -> Tensors {
+      const at::Tensor& dout = call.grads[0];
+      at::Tensor sum;
+      for (const std::vector<double>& to : went) {
+        const at::Tensor place = ConstantsOn(dout.device(), to, at::kLong);
+        const at::Tensor there = dout.index_select(2, place.clamp_min(0))
+                                     .masked_fill(place.lt(0).view({1, 1, -1, 1}), 0);
+        sum = sum.defined() ? sum + there : there;
+      }
+      return {sum};
+    };
+    const auto forward = [&]() -> Forwarded {
+      return {.outputs = {x.index_select(2, ConstantsOn(x.device(), places, at::kLong))},
+              .saved = {},
+              .backward = backward};
+    };
+    return Apply({.name = "AtPlaces", .inputs = {x}, .forward = forward})[0];
   }
 
   std::shared_ptr<const SequenceChunks> chunks_;

@@ -3,8 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/embedding.h>
 #include <ATen/ops/exp.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/where.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "kernels/dropout_draws.h"
+#include "kernels/softmax_attention/ordered_attention.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/host_transfer.h"
@@ -59,8 +60,8 @@ struct Block {
     // What lies ahead of a causal query is masked, and of another as far as what lies back.
     const at::Tensor distances =
         config.pattern.bidirectional ? Distances().abs() : Distances().clamp_min(0);
-    const at::Tensor bias =
-        inputs.bias.index_select(1, distances.flatten()).unflatten(1, distances.sizes());
+    // Not index_select, whose backward on a GPU waits for the host.
+    const at::Tensor bias = at::embedding(inputs.bias.t(), distances).permute({2, 0, 1});
     if (!inputs.bias_scale.defined()) return bias.unsqueeze(0);
     return bias * Queries(inputs.bias_scale.detach()).unsqueeze(1).unsqueeze(3);
   }
@@ -128,9 +129,11 @@ at::Tensor AttendFused(const Block& block, const at::Tensor& q, const at::Tensor
   if (in.bias.defined())
     mask = block.Bias().masked_fill(mask.logical_not(), kNever).to(q.scalar_type());
   const int64_t num_heads = q.size(2);
-  return at::scaled_dot_product_attention(
-             ByHead(q, num_heads), ByHead(k, num_heads), ByHead(block.Keys(in.v), num_heads), mask,
-             /*dropout_p=*/0.0, /*is_causal=*/false, block.config.scale)
+  return OrderedAttention({.q = ByHead(q, num_heads),
+                           .k = ByHead(k, num_heads),
+                           .v = ByHead(block.Keys(in.v), num_heads),
+                           .mask = mask,
+                           .scale = block.config.scale})
       .transpose(1, 2);
 }
 

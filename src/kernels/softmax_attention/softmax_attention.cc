@@ -3,7 +3,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -285,10 +284,11 @@ at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                                        : ComposedSoftmaxAttention(inputs, config);
   SayRoute(kKernel, "LibTorch's attention: whole rows of one document");
   const auto by_head = [](const at::Tensor& x) { return x.transpose(1, 2); };
-  return at::scaled_dot_product_attention(by_head(inputs.q), by_head(inputs.k), by_head(inputs.v),
-                                          std::nullopt, /*dropout_p=*/0.0,
-                                          /*is_causal=*/!config.pattern.bidirectional, config.scale,
-                                          /*enable_gqa=*/inputs.q.size(2) != inputs.k.size(2))
+  return OrderedAttention({.q = by_head(inputs.q),
+                           .k = by_head(inputs.k),
+                           .v = by_head(inputs.v),
+                           .causal = !config.pattern.bidirectional,
+                           .scale = config.scale})
       .transpose(1, 2);
 }
 

@@ -44,26 +44,28 @@ class CapturedLaunches {
     c10::cuda::CUDACachingAllocator::emptyCache();
     const c10::cuda::CUDAStreamGuard on_stream(RecordingStream(device.index()));
     // Other threads, of savers and watchdogs, may call CUDA meanwhile.
-    graph_.capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
+    graph_->capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
       run();
     } catch (...) {
       End();
       throw;
     }
-    graph_.capture_end();
+    graph_->capture_end();
   }
-  void Replay() { graph_.replay(); }
+  void Replay() { graph_->replay(); }
 
  private:
-  // A recording that failed: its own error counts, and not that CUDA dislikes the end.
+  // A recording that failed: its own error counts, and not that CUDA dislikes the end. After that
+  // the allocator goes on asking the graph which streams are recorded, so it stays.
   void End() noexcept {
     try {
-      graph_.capture_end();
+      graph_->capture_end();
     } catch (const std::exception&) {
+      static_cast<void>(graph_.release());
     }
   }
-  at::cuda::CUDAGraph graph_;
+  std::unique_ptr<at::cuda::CUDAGraph> graph_ = std::make_unique<at::cuda::CUDAGraph>();
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "model/positions/t5.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/embedding.h>
 
 #include <algorithm>
 #include <cmath>
@@ -36,7 +37,8 @@ class T5Bias : public AttentionPositions {
         T5Buckets(num_distances, options_.num_buckets, options_.max_distance);
     const at::Tensor buckets = kernels::ConstantsOn(
         options.device(), std::vector<double>(of_distances.begin(), of_distances.end()), at::kLong);
-    return (*table_).index_select(0, buckets).t().to(options.dtype());
+    // Not index_select, whose backward on a GPU waits for the host.
+    return at::embedding(*table_, buckets).t().to(options.dtype());
   }
 
  private:

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "eval/batch_tensors.h"
+#include "kernels/torch/device_graph.h"
 #include "model/language_model.h"
 #include "train/device.h"
 #include "train/step/gradient_hooks.h"
@@ -85,6 +86,7 @@ class StepGpu : public testing::TestWithParam<std::string> {
     } catch (const Error& error) {
       GTEST_SKIP() << error.message();
     }
+    PrepareDevice(device_);  // as a run does
   }
   void Compare(at::ScalarType dtype, double loss_tolerance, double gradient_tolerance) {
     const Outcome gpu = LossAndGradients(GetParam(), device_, dtype);
@@ -99,6 +101,7 @@ class StepGpu : public testing::TestWithParam<std::string> {
 // is off by 3e-2, and by 1e-6 between two instruction sets in fp32.
 class StepInBf16 : public testing::TestWithParam<std::string> {};
 TEST_P(StepInBf16, StaysNearFp32OnTheCpu) {
+  if (NumGpus() > 0) GTEST_SKIP() << "of the CPU, and a GPU's minutes are dear";
   const Outcome bf16 = LossAndGradients(GetParam(), {}, at::kBFloat16);
   const Outcome fp32 = LossAndGradients(GetParam(), {}, at::kFloat);
   EXPECT_NEAR(bf16.loss / fp32.loss, 1, 1e-2);
@@ -114,6 +117,7 @@ TEST_P(StepGpu, Bf16StaysNearTheCpu) { Compare(at::kBFloat16, 1e-2, 5e-2); }
 // Three micro-batches, two of them replayed, added up: the same kernels on the same
 // numbers, so the same bits.
 TEST_P(StepGpu, ReplaysEqualLaunches) {
+  if (!kernels::DeviceGraph::IsOn(ToTorch(device_))) GTEST_SKIP() << "each launch is checked";
   const auto run = [&](bool replay) {
     model::LanguageModel model({.model_dim = 64,
                                 .num_layers = 2,
