@@ -106,6 +106,13 @@ void FlightRecorder::Discard() {
   path_.clear();
 }
 
+void FlightRecorder::TraceInto(Trace* trace) {
+  const flight::Header& header = image_->header;
+  if (Trace* const former = trace_)  // the phase that lasts has no end yet
+    former->Slice("phases", header.phase, header.phase_since_us, UnixMicroseconds());
+  trace_ = trace;
+}
+
 void FlightRecorder::EnterPhase(const char* phase, int64_t step) {
   flight::Header& header = image_->header;
   const int64_t now_us = UnixMicroseconds();

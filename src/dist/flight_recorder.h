@@ -55,7 +55,7 @@ class FlightRecorder {
   void Fail(const std::string& cause);
 
   // Borrowed; null: no more. Takes phases and operations that end from now on.
-  void TraceInto(Trace* trace) { trace_ = trace; }
+  void TraceInto(Trace* trace);
 
   uint64_t Begin(const std::string& group, int group_size, const Request& request, int64_t seq);
   void End(uint64_t number, OpState state);

@@ -108,6 +108,12 @@ void AddDivergence(const std::string& group, const Latest& latest,
                    std::vector<Divergence>* found) {
   const FlightOperation& any = *latest.begin()->second;
   const bool is_everybodys = any.group_size == records[0].world_size;
+  // Whether its record goes back no further than to operations of other groups: which of this one
+  // it has issued last is not known, but none of those that others wait in.
+  const auto has_forgotten = [&](const FlightRecord& record) {
+    return is_everybodys && !latest.contains(record.rank) &&
+           record.num_operations > flight::kNumEntries;
+  };
   const auto last_of = [&](const FlightRecord& record) -> int64_t {
     const auto own = latest.find(record.rank);
     return own == latest.end() ? -1 : own->second->seq;
@@ -115,6 +121,7 @@ void AddDivergence(const std::string& group, const Latest& latest,
   int64_t least = any.seq, most = any.seq;
   for (const FlightRecord& record : records) {
     if (!is_everybodys && !latest.contains(record.rank)) continue;
+    if (has_forgotten(record)) continue;
     least = std::min(least, last_of(record));
     most = std::max(most, last_of(record));
   }
@@ -125,7 +132,8 @@ void AddDivergence(const std::string& group, const Latest& latest,
   for (const FlightRecord& record : records) {
     const FlightOperation* const own = Find(record, group, seq);
     if (own == nullptr) {
-      if (last_of(record) == least && (is_everybodys || least >= 0)) late.push_back(&record);
+      if (has_forgotten(record) || (last_of(record) == least && (is_everybodys || least >= 0)))
+        late.push_back(&record);
       continue;
     }
     if (first == nullptr) first = own;

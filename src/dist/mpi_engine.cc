@@ -2,6 +2,8 @@
 
 #include <mpi.h>
 
+#include <numeric>
+
 #include "core/log.h"
 #include "dist/deadline.h"
 #include "dist/mpi_loop.h"
@@ -15,6 +17,18 @@ namespace {
 
 constexpr auto kEngineGrace = std::chrono::seconds(5);
 
+std::vector<int> WorldRanksOf(MPI_Comm group, int size) {
+  MPI_Group own = MPI_GROUP_NULL, world = MPI_GROUP_NULL;
+  HL_MPI(MPI_Comm_group(group, &own));
+  HL_MPI(MPI_Comm_group(MPI_COMM_WORLD, &world));
+  std::vector<int> ranks(size), of_world(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  HL_MPI(MPI_Group_translate_ranks(own, size, ranks.data(), world, of_world.data()));
+  HL_MPI(MPI_Group_free(&own));
+  HL_MPI(MPI_Group_free(&world));
+  return of_world;
+}
+
 }  // namespace
 
 MpiEngine::Loop::Loop() {
@@ -23,6 +37,7 @@ MpiEngine::Loop::Loop() {
   HL_MPI(MPI_Comm_set_errhandler(world->comm, MPI_ERRORS_RETURN));
   HL_MPI(MPI_Comm_rank(world->comm, &world->rank));
   HL_MPI(MPI_Comm_size(world->comm, &world->size));
+  world->world_ranks = WorldRanksOf(world->comm, world->size);
   groups_.push_back(std::move(world));
   thread_ = std::thread([this] { Run(); });
 }
@@ -59,6 +74,7 @@ MpiEngine::Group MpiEngine::Loop::AddGroup(GroupId parent, double timeout_s,
       HL_MPI(MPI_Comm_set_errhandler(group->comm, MPI_ERRORS_RETURN));
       HL_MPI(MPI_Comm_rank(group->comm, &group->rank));
       HL_MPI(MPI_Comm_size(group->comm, &group->size));
+      group->world_ranks = WorldRanksOf(group->comm, group->size);
     }
     const std::lock_guard lock(mutex_);
     *made = {static_cast<GroupId>(groups_.size()), group->rank, group->size};

@@ -163,7 +163,7 @@ bool MpiEngine::Loop::Poll() {
     for (int i = 0; i < completed; ++i) {
       const OpenMessage& message = messages_[indices_[i]];
       HL_MPI(statuses_[i].MPI_ERROR, message.job->job->spec.what, ", a message ",
-             message.receive ? "from" : "to", " rank ", message.peer);
+             message.receive ? "from" : "to", " rank ", WorldRank(message));
     }
   }
   HL_MPI(code);
@@ -198,10 +198,15 @@ void MpiEngine::Loop::Finish(MpiJob& job, MpiJob::State state, CommFailure failu
   finished_.notify_all();
 }
 
+int MpiEngine::Loop::WorldRank(const OpenMessage& message) const {
+  return groups_[message.job->job->group]->world_ranks[static_cast<size_t>(message.peer)];
+}
+
 std::string MpiEngine::Loop::MissingPeers(const MpiJob& job) const {
   std::set<int> silent, deaf;
   for (const OpenMessage& message : messages_) {
-    if (message.job->job.get() == &job) (message.receive ? silent : deaf).insert(message.peer);
+    if (message.job->job.get() == &job)
+      (message.receive ? silent : deaf).insert(WorldRank(message));
   }
   const std::set<int>& missing = silent.empty() ? deaf : silent;
   if (missing.empty()) return "; it queues behind an earlier operation of its group";

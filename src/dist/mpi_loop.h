@@ -66,6 +66,7 @@ struct OpenMessage {
 struct GroupState {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 0;
+  std::vector<int> world_ranks;  // by rank of the group
   std::deque<std::shared_ptr<MpiJob>> waiting;
   std::unique_ptr<ActiveJob> active;
 };
@@ -104,6 +105,7 @@ class MpiEngine::Loop {
   bool Poll();
   void Finish(MpiJob& job, MpiJob::State state, CommFailure failure = {});
   void Die(CommFailure failure, MpiJob* culprit);
+  int WorldRank(const mpi::OpenMessage& message) const;
   std::string MissingPeers(const MpiJob& job) const;
 
   // The engine thread's own; no lock. groups_ grows under mutex_, so that Describe may look.

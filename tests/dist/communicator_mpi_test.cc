@@ -8,7 +8,9 @@
 #include "core/clock.h"
 #include "dist/collective_cases.h"
 #include "dist/local_communicator.h"
+#include "dist/mpi_communicator.h"
 #include "dist/rank_context.h"
+#include "support/expect_error.h"
 
 namespace halflife::dist {
 namespace {
@@ -102,6 +104,20 @@ TEST(MpiCommunicator, SplitMakesSeparateGroups) {
   EXPECT_EQ(x, world.size() - 2 + world.rank() % 2);
   const std::unique_ptr<Communicator> some = world.Split(world.rank() == 0 ? -1 : 0, 0, "some");
   EXPECT_EQ(some == nullptr, world.rank() == 0);
+}
+
+// The last two ranks, of which the first waits: by their numbers in the world.
+TEST(MpiCommunicator, ATimeoutInAGroupNamesRanksOfTheWorld) {
+  const int rank = context->rank(), size = context->world_size();
+  MpiEngine engine;
+  const MpiEngine::Group pair =
+      engine.Split(engine.world().id, rank >= size - 2 ? 0 : -1, rank, 60);
+  if (rank == size - 2) {
+    const auto group = MakeMpiCommunicator(engine, pair, "pair", {.timeout_s = 0.3});
+    EXPECT_HL_ERROR(group->Barrier({"met", 0}).WaitHost(), ExitCode::kTimeout,
+                    "nothing came from rank " + std::to_string(size - 1));
+  }
+  context->control().Barrier({"after", 0}).WaitHost();
 }
 
 TEST(MpiCommunicator, BytesTravel) {

@@ -222,6 +222,15 @@ TEST(FlightReport, NamesWhoHasIssuedNone) {
               ElementsAre(HasSubstr("rank 1 has not issued world #0 all_reduce 'grad_bucket' 0")));
 }
 
+// A thousand sums of other groups since: its record no longer knows what it issued of this one.
+TEST(FlightReport, NamesWhoseRecordGoesBackNoFurther) {
+  FlightRecord full = Rank(1, {Issued(2000, 35, "grad_bucket", "sums")});
+  full.num_operations = 2000;
+  EXPECT_THAT(Texts({Rank(0, {Issued(4, 40), Issued(5, 30)}), full,
+                     Rank(2, {Issued(4, 40), Issued(5, 31)})}),
+              ElementsAre(HasSubstr("rank 1 has not issued world #5 all_reduce 'grad_bucket' 0")));
+}
+
 TEST(FlightReport, NamesWhoDoesSomethingElse) {
   EXPECT_THAT(Texts({Rank(0, {Issued(11, 40), Issued(12, 30)}),
                      Rank(1, {Issued(11, 40), Issued(12, 30, "loss")}),

@@ -38,7 +38,8 @@ RunFolder RunFolder::Open(const fs::path& path, dist::RankContext& context,
     folder.lock_.emplace(ckpt::RunLock::Acquire(path, {.steal = options.steal_lock}));
     RemoveTemporaries(path);
     std::error_code error;
-    fs::remove_all(path / "abort", error);
+    // What earlier attempts, perhaps of more ranks, say of their failures.
+    for (const char* const told : {"abort", "flight"}) fs::remove_all(path / told, error);
     fs::create_directories(path / "logs", error);
     return Concat(folder.is_new_ ? '+' : '=', RandomHex(8));
   });

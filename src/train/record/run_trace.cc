@@ -40,8 +40,12 @@ void RunTrace::Finish() {
   context_.flight().TraceInto(nullptr);
   const auto events = dist::AllGatherBytes(context_.control(), trace_.Events(), {"trace", 0});
   ckpt::OnRankZero(context_.control(), {"trace_file", 1}, [&] {
-    WriteOutput(config_.file, TraceFile(events), ExitCode::kEnvironment);
-    HL_INFO("train", "wrote ", config_.file.string(), ": open it in ui.perfetto.dev");
+    try {
+      WriteOutput(config_.file, TraceFile(events), ExitCode::kEnvironment);
+      HL_INFO("train", "wrote ", config_.file.string(), ": open it in ui.perfetto.dev");
+    } catch (const Error& error) {  // what was trained is worth more
+      HL_WARN("train", "no trace: ", error.message());
+    }
     return std::string();
   });
 }

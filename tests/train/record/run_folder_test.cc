@@ -41,6 +41,16 @@ TEST_F(RunFolderTest, AStartThatFailsTakesWhatItMadeWithIt) {
   });
 }
 
+// They would accuse ranks that this attempt may not have.
+TEST_F(RunFolderTest, FlightRecordsOfEarlierAttemptsGo) {
+  fs::create_directories(dir_ / "run/flight");
+  std::ofstream(dir_ / "run/flight/r00003.flight") << "of a run of four ranks";
+  WithContext([&](dist::RankContext& context) {
+    const RunFolder folder = RunFolder::Open(dir_ / "run", context, {});
+    EXPECT_FALSE(fs::exists(dir_ / "run/flight"));
+  });
+}
+
 TEST_F(RunFolderTest, OneThatWasKeptOrWasThereStays) {
   WithContext([&](dist::RankContext& context) {
     {
