@@ -73,7 +73,14 @@ ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
     found.plan = train::PlanCluster(config, request.cluster);
   }
   if (options.json) {
-    std::cout << train::ClusterPlanJson(found.plan).dump(2) << "\n";
+    nlohmann::ordered_json json = train::ClusterPlanJson(found.plan);
+    json["vocab_size"] = config.model.vocab_size;
+    json["vocab_assumed"] = assumed;
+    if (request.search) {
+      json["plans_possible"] = found.num_possible;
+      json["plans_fitting"] = found.num_fitting;
+    }
+    std::cout << json.dump(2) << "\n";
     return ExitCode::kFinished;
   }
   std::cout << train::ClusterPlanText(found.plan);

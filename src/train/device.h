@@ -44,6 +44,7 @@ struct GpuFacts {
   double memory_bytes_per_s = 0;
   double memory_bytes = 0;                                 // that a process finds
   double nvlink_bytes_per_s = 0, network_bytes_per_s = 0;  // of a rank, as Cluster's; assumed
+  double fp32_flops_per_s = 0;  // of products that stay in fp32, as ours do: not tf32
   kernels::DeviceLimits limits = {};
 };
 std::span<const GpuFacts> KnownGpus();

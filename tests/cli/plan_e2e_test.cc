@@ -84,6 +84,11 @@ TEST_F(PlanRuns, PrintsAPlanForMachinesThatAreNotHere) {
   const RunResult found = Plan("auto,nodes=1,gpus=4");
   EXPECT_EQ(found.exit_code, 0) << found.err;
   EXPECT_THAT(found.out, HasSubstr("the fastest of "));
+  const json searched =
+      json::parse(Plan("auto,gpus=2", {"data.path=", "model.vocab_size=0"}, {"--json"}).out);
+  EXPECT_EQ(searched.at("vocab_assumed"), true);
+  EXPECT_EQ(searched.at("vocab_size"), 32000);
+  EXPECT_GT(searched.at("plans_fitting"), 0);
   // of those that `train` takes: graphs want two micro-batches a step on several ranks
   const RunResult graphs = Plan("auto,nodes=1,gpus=2", {"train.cuda_graphs=true"});
   EXPECT_EQ(graphs.exit_code, 0) << graphs.err;

@@ -98,14 +98,17 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
               "work");
 }
 
+void ValidateForPlan(RunConfig config, int world_size) {
+  if (config.data.path.empty()) config.data.path = "DATASET";
+  Validate(config, world_size);
+}
+
 bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int world_size) {
   constexpr int64_t kUsualVocabulary = 32000;
   const bool names_none = config.model.vocab_size == 0;
   if (names_none)
     config.model.vocab_size = dataset != nullptr ? dataset->vocab_size : kUsualVocabulary;
-  RunConfig complete = config;
-  if (complete.data.path.empty()) complete.data.path = "DATASET";  // all that may be missing
-  Validate(complete, std::max(world_size, config.parallel.sp));
+  ValidateForPlan(config, std::max(world_size, config.parallel.sp));
   if (dataset != nullptr) ResolveSteps(config, *dataset);
   return names_none && dataset == nullptr;
 }

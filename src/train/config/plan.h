@@ -34,6 +34,9 @@ bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int wo
 // What whoever reads an assumed one can do.
 inline constexpr char kAnotherVocabulary[] = "--set model.vocab_size=N for another, 259 for bytes";
 
+// Validate, but that a plan's recipe need not name a dataset.
+void ValidateForPlan(RunConfig config, int world_size);
+
 // The config with every option that derives from others (a width from a ratio) at the value in
 // force.
 RunConfig WithDerivedOptions(RunConfig config);

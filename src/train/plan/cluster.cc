@@ -28,7 +28,8 @@ const std::vector<std::string> kDevices = [] {
 Cluster Preset(const std::string& device) {
   if (const GpuFacts* const gpu = FindPlannedGpu(device)) {
     return {.device = device,
-            .peak_flops = gpu->bf16_flops_per_s,
+            .bf16_flops = gpu->bf16_flops_per_s,
+            .fp32_flops = gpu->fp32_flops_per_s,
             .hbm_bytes_per_s = gpu->memory_bytes_per_s,
             .nvlink_bytes_per_s = gpu->nvlink_bytes_per_s,
             .network_bytes_per_s = gpu->network_bytes_per_s,
@@ -179,10 +180,16 @@ PlanRequest ParsePlan(const std::string& text) {
   HL_CHECK_AS(ExitCode::kUsage, cluster.nodes <= kMostRanks / cluster.gpus,
               "--plan nodes=", cluster.nodes, ",gpus=", cluster.gpus, ": at most ", kMostRanks,
               " ranks in all would work");
-  HL_CHECK_AS(ExitCode::kUsage, cluster.peak_flops > 0,
+  HL_CHECK_AS(ExitCode::kUsage, cluster.peak_flops > 0 || cluster.bf16_flops > 0,
               "--plan device=cpu: how fast its cores multiply is not known; peak_tflops=NUMBER "
               "would work, e.g. full FLOPs a second of a run on one rank, in units of 1e12");
   return request;
+}
+
+Cluster Cluster::InPrecision(const std::string& precision) const {
+  Cluster cluster = *this;
+  if (peak_flops == 0) cluster.peak_flops = precision == "fp32" ? fp32_flops : bf16_flops;
+  return cluster;
 }
 
 std::vector<int> Cluster::RowSizes() const {

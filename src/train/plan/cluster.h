@@ -23,20 +23,24 @@ namespace halflife::train {
 // ParsePlan fills it with what is known of the device (KnownGpus).
 struct Cluster {
   std::string device = {};
-  int nodes = 1, gpus = 1;            // gpus: ranks of a node
-  double peak_flops = 0;              // of a rank, dense, in the recipe's precision; 0: not known
-  double efficiency = 0.5;            // of the peak that products reach; assumed
-  double hbm_bytes_per_s = 0;         // of a rank's memory
-  double nvlink_bytes_per_s = 0;      // of a rank to others of its node
-  double network_bytes_per_s = 0;     // of a rank to another node
-  double memory_bytes = 0;            // of a rank; 0: not known
-  kernels::DeviceLimits limits = {};  // of a GPU's schedules
+  int nodes = 1, gpus = 1;  // gpus: ranks of a node
+  // Of a rank, dense: as it was given; 0: the device's in the recipe's precision.
+  double peak_flops = 0;
+  double bf16_flops = 0, fp32_flops = 0;  // 0: not known
+  double efficiency = 0.5;                // of the peak that products reach; assumed
+  double hbm_bytes_per_s = 0;             // of a rank's memory
+  double nvlink_bytes_per_s = 0;          // of a rank to others of its node
+  double network_bytes_per_s = 0;         // of a rank to another node
+  double memory_bytes = 0;                // of a rank; 0: not known
+  kernels::DeviceLimits limits = {};      // of a GPU's schedules
   // The latency of an operation, and of each step of a message within a node and between two. A
   // GPU's are those of NCCL's own model for rings of the Simple protocol (NCCL 2.28,
   // src/graph/tuning.cc).
   double base_s = 8.4e-6, node_hop_s = 3.4e-6, network_hop_s = 14e-6;
 
   int world_size() const { return nodes * gpus; }
+  // With peak_flops.
+  Cluster InPrecision(const std::string& precision) const;
   // The time of one operation, with `bytes` as flight records count them: rings, and for
   // all-reduces also trees, of consecutive ranks; those of the group "control" are messages of
   // hosts.

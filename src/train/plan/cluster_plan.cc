@@ -121,7 +121,7 @@ void AddTimes(const StepOperations& step, const Cluster& cluster, ClusterPlan& p
 // What a step takes beyond products at the peak rate, which sums to plan.step_s less that.
 void AddLosses(const StepOperations& step, double ideal_flops, ClusterPlan& plan) {
   const Cluster& cluster = plan.cluster;
-  double flops = 0, below_peak = 0, traffic = 0, update = 0;
+  double flops = 0, recomputed = 0, below_peak = 0, traffic = 0, update = 0;
   for (const ComputePiece& piece : step.pieces) {
     const double seconds = SecondsOf(piece, cluster);
     if (piece.kind == ComputePiece::Kind::kUpdate) {
@@ -132,7 +132,8 @@ void AddLosses(const StepOperations& step, double ideal_flops, ClusterPlan& plan
     const double at_peak = piece.flops / cluster.peak_flops;
     const bool multiplies = seconds <= at_peak / cluster.efficiency;
     (multiplies ? below_peak : traffic) += times * (seconds - at_peak);
-    flops += times * piece.flops;
+    flops += times * (piece.flops - piece.recomputed_flops);
+    recomputed += times * piece.recomputed_flops;
   }
   std::map<std::string, double> waits;
   for (const PlannedCollective& row : plan.collectives)
@@ -140,6 +141,7 @@ void AddLosses(const StepOperations& step, double ideal_flops, ClusterPlan& plan
   plan.losses = {{"products below the device's peak", below_peak},
                  {"layers that the memory's rate bounds", traffic},
                  {"the update", update},
+                 {"recomputation", recomputed / cluster.peak_flops},
                  {"slices of rows that are longer or see more than the mean",
                   (flops - ideal_flops) / cluster.peak_flops}};
   for (const auto& [what, seconds] : waits) plan.losses.push_back({what, seconds});
@@ -228,8 +230,9 @@ std::vector<PlannedCollective> CollectivesOf(const StepOperations& step) {
   return rows;
 }
 
-ClusterPlan PlanCluster(const RunConfig& config, const Cluster& cluster,
+ClusterPlan PlanCluster(const RunConfig& config, const Cluster& machines,
                         RowRehearsals& rehearsals) {
+  const Cluster cluster = machines.InPrecision(config.train.precision);
   const int world_size = cluster.world_size();
   const StepOperations step =
       RehearseStep(config, {.rank = config.parallel.sp - 1, .world_size = world_size}, rehearsals);

@@ -47,7 +47,7 @@ bool IsBetter(const ClusterPlan& a, const ClusterPlan& b) {
 // Why `train` would refuse it (graphs, for one, fit no slices of rows); empty: it would not.
 std::string Refusal(const RunConfig& config, int world_size) {
   try {
-    Validate(config, world_size);
+    ValidateForPlan(config, world_size);
     return "";
   } catch (const Error& error) {
     return error.message();

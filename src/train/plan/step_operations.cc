@@ -43,10 +43,12 @@ class Pieces {
       for (int64_t layer = -1; layer <= num_layers_; ++layer) {
         model::FlopCount flops = cost.FlopsOfLayer(layer);
         double kept = cost.ActivationBytesOfLayer(layer, bytes);
+        model::FlopCount again;
         if (backward) {
           flops.matmul *= 2;
           flops.mixing *= 2;
-          flops += cost.RecomputedFlopsOfLayer(layer, recompute);
+          again = cost.RecomputedFlopsOfLayer(layer, recompute);
+          flops += again;
           kept += cost.RecomputedBytesOfLayer(layer, bytes, recompute);
         }
         const double of_layer = weights[static_cast<size_t>(layer + 1)];
@@ -57,7 +59,8 @@ class Pieces {
         pieces_.push_back({.kind = kind,
                            .layer = layer,
                            .flops = rows * (flops.matmul + flops.mixing * share),
-                           .bytes = 2 * rows * kept + of_layer * (element + (backward ? 12 : 0))});
+                           .bytes = 2 * rows * kept + of_layer * (element + (backward ? 12 : 0)),
+                           .recomputed_flops = rows * (again.matmul + again.mixing * share)});
       }
     }
     // AdamW: main, m and v read and written, the gradient read twice (its norm comes first), the

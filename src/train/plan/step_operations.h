@@ -26,6 +26,7 @@ struct ComputePiece {
   // What one micro-batch takes on this rank: multiply-adds as 2, and what has to pass through the
   // device's memory.
   double flops = 0, bytes = 0;
+  double recomputed_flops = 0;  // of these: of what backward computes again
 };
 
 struct StepOperations {

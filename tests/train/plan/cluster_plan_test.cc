@@ -86,6 +86,26 @@ TEST(ClusterPlan, LossesAndProductsAtThePeakAreTheStep) {
   }
 }
 
+TEST(ClusterPlan, WhatIsRecomputedIsALossOfThatName) {
+  const auto seconds = [](const ClusterPlan& plan, const std::string& what) {
+    for (const PlannedLoss& loss : plan.losses)
+      if (loss.what == what) return loss.seconds;
+    throw std::runtime_error("no " + what);
+  };
+  const ClusterPlan keeps = PlanOf("gpus=1"), again = PlanOf("gpus=1", {"train.recompute=block"});
+  const std::string slices = "slices of rows that are longer or see more than the mean";
+  EXPECT_EQ(seconds(keeps, "recomputation"), 0);
+  EXPECT_GT(seconds(again, "recomputation"), 0);
+  EXPECT_NEAR(seconds(again, slices), seconds(keeps, slices), 1e-9 * again.step_s);
+}
+
+TEST(ClusterPlan, ComputesInTheRecipesPrecision) {
+  const ClusterPlan bf16 = PlanOf("gpus=1"), fp32 = PlanOf("gpus=1", {"train.precision=fp32"});
+  EXPECT_EQ(bf16.cluster.peak_flops, 989e12);
+  EXPECT_EQ(fp32.cluster.peak_flops, 67e12);
+  EXPECT_EQ(PlanOf("gpus=1,peak_tflops=100", {"train.precision=fp32"}).cluster.peak_flops, 100e12);
+}
+
 TEST(ClusterPlan, SlowerLinksExposeMoreAndAreWarnedOf) {
   const ClusterPlan fast = PlanOf("nodes=2,gpus=8,zero=1"),
                     slow = PlanOf("nodes=2,gpus=8,zero=1,network_gbs=0.001");
@@ -205,6 +225,10 @@ TEST(PlanSearch, FindsTheFastestThatFits) {
   EXPECT_EQ(one.plan.sp, 4);
   EXPECT_EQ(one.plan.zero_stage, 2);
   EXPECT_EQ(one.plan.micro_batch, 8);
+}
+
+TEST(PlanSearch, NeedsNoDataset) {
+  EXPECT_GT(SearchPlan(Recipe({"data.path="}), ParsePlan("auto,gpus=2")).num_fitting, 0);
 }
 
 TEST(PlanSearch, TakesLessMemoryWhereItHasTo) {

@@ -27,7 +27,7 @@ TEST(Cluster, ReadsWhatAPlanNames) {
   EXPECT_EQ(request.zero, 2);
   EXPECT_EQ(request.micro_batch, 3);
   EXPECT_FALSE(request.search);
-  EXPECT_DOUBLE_EQ(request.cluster.peak_flops, 500e12);
+  EXPECT_DOUBLE_EQ(request.cluster.InPrecision("fp32").peak_flops, 500e12);
   EXPECT_DOUBLE_EQ(request.cluster.efficiency, 0.6);
   EXPECT_DOUBLE_EQ(request.cluster.hbm_bytes_per_s, 4e12);
   EXPECT_DOUBLE_EQ(request.cluster.nvlink_bytes_per_s, 3e11);
@@ -41,7 +41,8 @@ TEST(Cluster, PresetsGiveTheRest) {
   EXPECT_TRUE(request.search);
   EXPECT_FALSE(request.sp);
   EXPECT_DOUBLE_EQ(request.cluster.hbm_bytes_per_s, 1e9);
-  EXPECT_DOUBLE_EQ(request.cluster.peak_flops, 312e12);
+  EXPECT_DOUBLE_EQ(request.cluster.InPrecision("bf16").peak_flops, 312e12);
+  EXPECT_DOUBLE_EQ(request.cluster.InPrecision("fp32").peak_flops, 19.5e12);
   EXPECT_EQ(request.cluster.world_size(), 2);
 }
 
