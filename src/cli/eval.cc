@@ -216,10 +216,9 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
 ExitCode Run(const EvalOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, !options.data.empty() || !options.texts.empty(),
               "nothing to evaluate on; give either --data DATASET or --text FILE...");
-  return RunInWorld(dist::RankConfig{}.timeout_s,
-                    [&](dist::RankContext& context, std::filesystem::path&) {
-                      return Evaluate(options, context);
-                    });
+  return RunInWorld(kNoTimeout, [&](dist::RankContext& context, std::filesystem::path&) {
+    return Evaluate(options, context);
+  });
 }
 
 }  // namespace halflife::cli

@@ -211,9 +211,9 @@ ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
 ExitCode Run(const ScoreOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, !options.tokens.empty() || !options.texts.empty(),
               "nothing to score; give --tokens FILE.json or --text FILE");
-  return RunInWorld(
-      dist::RankConfig{}.timeout_s,
-      [&](dist::RankContext& context, std::filesystem::path&) { return Score(options, context); });
+  return RunInWorld(kNoTimeout, [&](dist::RankContext& context, std::filesystem::path&) {
+    return Score(options, context);
+  });
 }
 
 }  // namespace halflife::cli

@@ -6,6 +6,7 @@
 #include "cli/run.h"
 #include "cli/run_facts.h"
 #include "core/error.h"
+#include "core/launcher.h"
 
 namespace halflife::cli {
 namespace {
@@ -35,6 +36,11 @@ std::filesystem::path ProgramBesideEngine() {
 }  // namespace
 
 ExitCode Run(const SweepOptions& options) {
+  const LauncherEvidence evidence = ReadLauncherEvidence();
+  HL_CHECK_AS(
+      ExitCode::kUsage, evidence.world_size == 1, "sweep as one of ", evidence.world_size,
+      " ranks: a sweep is one process, which starts its runs; on several machines, one with "
+      "--share INDEX/COUNT on each would work");
   const Share share = ParseShare(options.share);
   const sweep::SweepRequest request = {
       .config = sweep::LoadSweep(options.config, options.overrides),

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <limits>
 
 #include "core/exit_code.h"
 #include "dist/rank_context.h"
@@ -17,6 +18,10 @@ namespace halflife::cli {
 using WorldBody =
     std::function<ExitCode(dist::RankContext& context, std::filesystem::path& abort_dir)>;
 ExitCode RunInWorld(double timeout_s, const WorldBody& body);
+// `timeout_s` of commands whose ranks work alone until their results meet: how far apart they end
+// says nothing. A rank that fails still ends the others.
+inline constexpr double kNoTimeout = std::numeric_limits<double>::infinity();
+
 // The same on `num_ranks` threads of this process. Error kUsage under mpirun or srun.
 ExitCode RunOnLocalRanks(int num_ranks, double timeout_s, const WorldBody& body);
 

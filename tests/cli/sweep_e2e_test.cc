@@ -85,6 +85,17 @@ TEST_F(Sweep, MakesItsDatasetItsRunsAndItsTables) {
                               HasSubstr("Content-Security-Policy")));
 }
 
+TEST_F(Sweep, UnderALauncherItsRunsAreNoRanksOfIt) {
+  const std::vector<std::string> sweep = {
+      kProgram, "sweep", "--config", Path("two.textproto"), "--out", Path("launched")};
+  const RunResult one = RunRanks(1, sweep, {.timeout_s = 240});
+  EXPECT_EQ(one.exit_code, 0) << one.err << one.out;
+  ExpectBitwiseUndisturbed("launched");
+  const RunResult two = RunRanks(2, sweep, {.timeout_s = 60});
+  EXPECT_EQ(two.exit_code, 2) << two.err;
+  EXPECT_THAT(two.err, AllOf(HasSubstr("sweep as one of 2 ranks"), HasSubstr("--share")));
+}
+
 // A run of the same recipe by hand is the same run.
 TEST_F(Sweep, ARunIsWhatTrainMakesOfItsRecipe) {
   const RunResult alone = fixture->Halflife({"train", "--config",

@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 
 struct Recipe {
   train::RunConfig config;
-  train::PlanScene scene;  // on one rank
+  train::PlanScene scene;  // on as many ranks as share a row
   bool knows_steps() const { return config.train.max_epochs == 0 || scene.train_tokens > 0; }
 };
 
@@ -29,6 +29,7 @@ Recipe Load(const fs::path& path) {
     dataset = data::Dataset::Open(config.data.path).info();
   recipe.scene.assumed_vocabulary =
       train::CompleteForPlan(config, dataset ? &*dataset : nullptr, 1);
+  recipe.scene.world_size = config.parallel.sp;
   if (dataset) {
     recipe.scene.train_tokens = dataset->train.num_tokens;
     recipe.scene.order = train::OrderOf(config, *dataset);
@@ -48,7 +49,7 @@ Json DescribeRecipe(const fs::path& path) {
   const train::RunConfig& config = recipe.config;
   const model::LanguageModel model(config.model);
   const model::ParameterCount count = model.CountParameters();
-  const train::MemoryPlan memory = train::PlanMemory(config, model, 1);
+  const train::MemoryPlan memory = train::PlanMemory(config, model, recipe.scene.world_size);
   const int64_t tokens = config.train.global_batch * config.data.seq_len;
   const model::FlopCount flops = model::ModelCost(model, config.data.seq_len).FlopsPerToken();
   Json steps = nullptr, run_tokens = nullptr;
@@ -75,6 +76,8 @@ Json DescribeRecipe(const fs::path& path) {
             {"activation_bytes", static_cast<uint64_t>(memory.activations)},
             {"loss_bytes", static_cast<uint64_t>(memory.loss)},
             {"workspace_bytes", static_cast<uint64_t>(memory.workspace)},
+            {"state_bytes", static_cast<uint64_t>(memory.states)},
+            {"saved_copy_bytes", static_cast<uint64_t>(memory.saved_copy)},
             {"total_bytes", static_cast<uint64_t>(memory.total())}}},
           {"steps", steps},
           {"tokens_per_step", tokens},

@@ -127,6 +127,10 @@ TEST_F(InspectKindsTest, ValuesAreThoseOfTheRun) {
   EXPECT_GT(recipe["parameters"]["total"], 0);
   EXPECT_THAT(recipe["config_text"].get<std::string>(), HasSubstr("seq_len"));
   EXPECT_EQ(recipe["vocab_assumed"], true);
+  int64_t bytes = 0;
+  for (const auto& [part, value] : recipe["memory_of_one_rank"].items())
+    bytes += part == "total_bytes" ? -value.get<int64_t>() : value.get<int64_t>();
+  EXPECT_NEAR(bytes, 0, 10) << "parts are whole bytes";
   EXPECT_EQ(recipe["steps"], 20);
   std::ofstream(fixture->path("epochs.textproto"))
       << "model { vocab_size: 259 } train { max_epochs: 2 }";
