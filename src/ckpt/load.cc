@@ -273,6 +273,9 @@ LoadReport LoadSession::Exactly(const fs::path& step_dir) {
   try {
     return Try(step_dir, &passed);
   } catch (const DamageError&) {
+    std::error_code ignored;
+    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, fs::exists(step_dir, ignored), "there is no ",
+                step_dir.string(), "; `halflife ckpt ls` lists the steps of a run");
     throw DamageError(Concat(step_dir.string(), " is damaged: ", passed.text,
                              "; a step that is asked for by name has no substitute, --resume auto "
                              "looks for the newest good one"));

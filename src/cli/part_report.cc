@@ -194,7 +194,7 @@ std::string PartsText(const Json& parts) {
     std::vector<std::string> names;
     for (const Json& variant : kind["variants"]) {
       names.push_back(variant["name"]);
-      if (variant["name"] == kind["usual"]) names.back() += " (usual)";
+      if (variant["name"] == kind["usual"]) names.back() += " (default)";
       if (is_mixer) mixers.push_back({names.back(), variant["summary"]});
     }
     if (!is_mixer) others.push_back({kind["kind"], Join(names, ", ")});

@@ -90,7 +90,18 @@ std::string SweepPage(const std::string& path) {
 
 }  // namespace
 
+// A page under the name of something else would open as that.
+void RequireName(const std::string& out) {
+  const std::string extension = std::filesystem::path(out).extension().string();
+  constexpr const char* kKnown[] = {"", ".html", ".htm", ".svg"};
+  HL_CHECK_AS(ExitCode::kUsage, IsStandardOutput(out) || std::ranges::count(kKnown, extension) > 0,
+              "--out ", out,
+              ": a page, report.html, or of `halflife eval --lengths --out` a "
+              "picture, report.svg, would work");
+}
+
 ExitCode Run(const ReportOptions& options) {
+  RequireName(options.out);
   const bool is_sweep = options.runs.size() == 1 && sweep::SweepFolder::Is(options.runs.front());
   HL_CHECK_AS(ExitCode::kUsage, !is_sweep || !options.out.ends_with(".svg"), "--out ", options.out,
               ": a sweep has a page, with its picture on it; --out report.html would work");

@@ -196,6 +196,8 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
   const int64_t available = config.stride > 0
                                 ? NumSlidingWindows(tokens, config.seq_len, config.stride)
                                 : data::NumWindows(tokens, config.seq_len);
+  HL_CHECK_AS(ExitCode::kData, tokens.info.num_tokens > 0, tokens.name,
+              " has no tokens: the dataset was made without; another split would work");
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
               " tokens, fewer than one window of ", config.seq_len,
               " + 1; use a shorter data.seq_len (`eval --seq-len`), or more text (`prepare` with a "

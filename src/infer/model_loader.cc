@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "ckpt/damage.h"
 #include "ckpt/reader.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -11,6 +12,9 @@ namespace halflife::infer {
 std::unique_ptr<data::Tokenizer> LoadTokenizerOfStep(const std::filesystem::path& step_dir,
                                                      const std::filesystem::path& tokenizer_dir) {
   const std::filesystem::path run = ckpt::RunOfStep(step_dir);
+  HL_CHECK_AS(ExitCode::kUsage, tokenizer_dir.empty() || std::filesystem::exists(tokenizer_dir),
+              "--tokenizer ", tokenizer_dir.string(),
+              ": there is none; a dataset's or a run's tokenizer/ would work");
   const std::filesystem::path folder = !tokenizer_dir.empty() ? tokenizer_dir
                                        : run.empty()          ? run
                                                               : run / "tokenizer";
@@ -40,8 +44,14 @@ LoadedModel LoadModel(const std::filesystem::path& run_or_step,
   loaded.path = ckpt::FindStep(run_or_step);
   ckpt::StepReader reader = ckpt::StepReader::Open(loaded.path);
   loaded.state = reader.state();
-  loaded.model = LoadWeights(model::ModelConfigFromJson(loaded.state.model_config_json),
-                             ckpt::StepWeights(std::move(reader)), placement);
+  try {
+    loaded.model = LoadWeights(model::ModelConfigFromJson(loaded.state.model_config_json),
+                               ckpt::StepWeights(std::move(reader)), placement);
+  } catch (const ckpt::DamageError& error) {
+    throw ckpt::DamageError(Concat(loaded.path.string(), " is damaged: ", error.message(),
+                                   "; another step of the run, which `halflife ckpt ls` lists, "
+                                   "would work by its own name"));
+  }
   loaded.tokenizer = LoadTokenizerOfStep(loaded.path, tokenizer_dir);
   HL_INFO("infer", "loaded ", loaded.path.string(), " (step ", loaded.state.step, ")");
   return loaded;

@@ -60,11 +60,13 @@ const Layout& ChooseLayout(const model::ModelConfig& given, const std::string& m
   const auto name = [](const Layout* layout) {
     return layout->model_type() + " (" + layout->mixer() + ")";
   };
+  std::vector<const Layout*> exported;
+  std::ranges::copy_if(Layouts(), std::back_inserter(exported), &Layout::exports);
   HL_FAIL(ExitCode::kUsage, "no Hugging Face class expresses this model:",
           obstacles.empty() ? Concat("\n  there is none for ",
                                      any ? "the mixer " + config.mixer.name() : model_type)
                             : obstacles,
-          "\nknown: ", Join(Layouts(), ", ", name));
+          "\nknown: ", Join(exported, ", ", name));
 }
 
 }  // namespace halflife::interop

@@ -29,6 +29,7 @@ train::RunConfig RecipeOf(const SweepRequest& request, const Trial& trial) {
         request.config.recipe, WithDatasets(trial.overrides, folder.datasets()));
     train::RunConfig planned = config;
     train::CompleteForPlan(planned, nullptr, /*world_size=*/1);
+    train::RequireRows(planned, model::LanguageModel(planned.model), nullptr);
     return config;
   } catch (const Error& error) {
     HL_FAIL(error.code(), "run ", trial.name, ": ", error.message());

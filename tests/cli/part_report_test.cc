@@ -21,8 +21,9 @@ TEST(PartReport, ListsTheMixersFirst) {
   EXPECT_EQ(parts[0]["kind"], "mixer");
   EXPECT_EQ(parts[0]["usual"], "retention");
   const std::string text = PartsText(parts);
-  EXPECT_TRUE(text.starts_with("Mixers:\n  retention (usual)  retention of RetNet")) << text;
-  EXPECT_THAT(text, AllOf(HasSubstr("\n  gla "), HasSubstr("swiglu (usual), glu, mlp, identity")));
+  EXPECT_TRUE(text.starts_with("Mixers:\n  retention (default)  retention of RetNet")) << text;
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("\n  gla "), HasSubstr("swiglu (default), glu, mlp, identity")));
 }
 
 // Every part with its defaults fits the model of the costs, and its text a terminal.

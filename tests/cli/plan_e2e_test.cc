@@ -77,9 +77,9 @@ TEST_F(PlanRuns, BytesOfEveryGroupAreThoseOfARun) {
 TEST_F(PlanRuns, PrintsAPlanForMachinesThatAreNotHere) {
   const RunResult result = Plan("nodes=2,gpus=4,zero=1", {"train.micro_batch=1"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  for (const char* piece :
-       {"2 nodes x 4 h100: 8 groups of rows x 1 rank, ZeRO stage 1", "memory on each rank",
-        "collectives of a step, of one rank", "MFU, full", "largest losses of a step"})
+  for (const char* piece : {"2 nodes x 4 h100: 8 data-parallel x 1 sequence-parallel, ZeRO stage 1",
+                            "memory on each rank", "collectives of a step, of one rank",
+                            "MFU, full", "largest losses of a step"})
     EXPECT_THAT(result.out, HasSubstr(piece));
   const RunResult found = Plan("auto,nodes=1,gpus=4");
   EXPECT_EQ(found.exit_code, 0) << found.err;

@@ -107,6 +107,27 @@ TEST_F(ScoreExport, StandardInputIsScoredByAllRanks) {
   EXPECT_EQ(Contents(Path("piped.jsonl")), Contents(Path("out.jsonl")));
 }
 
+TEST_F(ScoreExport, WhatIsMissingOrDamagedIsNamed) {
+  const std::string run = Path("run");
+  ExpectFailure({"generate", "--model", run, "--prompt", "a", "--tokenizer", Path("no_tokenizer")},
+                2, {"--tokenizer " + Path("no_tokenizer") + ": there is none"});
+  ExpectFailure({"eval", "--model", run, "--data", Path("data"), "--split", "test"}, 3,
+                {"test", "has no tokens", "another split would work"});
+  ExpectFailure({"report", run, "--out", Path("page.pdf")}, 2,
+                {"page.pdf", "report.html", "report.svg"});
+  std::filesystem::copy(run, Path("damaged"), std::filesystem::copy_options::recursive);
+  const std::string step = Path("damaged") + "/ckpt/step_000000000030";
+  {
+    const auto shard = step + "/rank_00000.safetensors";
+    const auto bytes = static_cast<std::streamoff>(std::filesystem::file_size(shard));
+    std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+    for (std::streamoff at = 4096; at < bytes; at += 4096) file.seekp(at) << "damage!!";
+  }
+  ExpectFailure(
+      {"eval", "--model", Path("damaged"), "--data", Path("data")}, 76,
+      {step + " is damaged: rank_00000.safetensors", "hash mismatch", "`halflife ckpt ls` lists"});
+}
+
 TEST_F(ScoreExport, EvalAndGenerateTakeTheExportedFolder) {
   const RunResult eval =
       Halflife({"eval", "--model", Path("hf"), "--data", Path("data"), "--windows", "4"});

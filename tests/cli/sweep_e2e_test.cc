@@ -250,6 +250,25 @@ TEST_F(Sweep, SaysWhatIsWrongBeforeItStartsAnything) {
   EXPECT_THAT(missing.err, HasSubstr("no_such_sweep.textproto"));
 }
 
+TEST_F(Sweep, AFileOfTheOtherKindIsNamed) {
+  const RunResult trained = fixture->Halflife({"train", "--config", Path("two.textproto")});
+  EXPECT_EQ(trained.exit_code, 2);
+  EXPECT_THAT(trained.err, HasSubstr("`halflife sweep --config` takes its file"));
+  const RunResult swept = RunSweep("recipe", "none");
+  EXPECT_EQ(swept.exit_code, 2);
+  EXPECT_THAT(swept.err, HasSubstr("`halflife train --config` takes its file"));
+}
+
+// Of a table of 48 positions, say: told before the dataset is made.
+TEST_F(Sweep, RowsThatARunsModelDoesNotTakeAreToldFirst) {
+  std::ofstream(Path("rows.textproto"))
+      << Text("set: \"model.positions.learned.max_positions=16\"\n");
+  const RunResult result = RunSweep("rows", "rows");
+  EXPECT_EQ(result.exit_code, 2) << result.out << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("run mixer=gla,seed=1"), HasSubstr("16")));
+  EXPECT_FALSE(std::filesystem::exists(Path("rows/datasets/made")));
+}
+
 TEST_F(Sweep, ADryRunTellsAndChangesNothing) {
   const RunResult plan = RunSweep("two", "planned", {"--dry-run"});
   EXPECT_EQ(plan.exit_code, 0) << plan.err;

@@ -18,7 +18,7 @@ struct Subcommand {
   Use use;
 };
 
-constexpr int kManyPaths = 1 << 20;
+constexpr int kManyPaths = CLI::detail::expected_max_vector_size;
 constexpr char kStepHelp[] = "A step's folder, or a run's for its newest step";
 constexpr char kRunHelp[] = "A run's folder, or its ckpt/";
 constexpr char kStepWanted[] = "a step's folder, or that of a run with a checkpoint,";
@@ -52,7 +52,7 @@ std::vector<Subcommand> Subcommands() {
        {.examples = {"halflife ckpt inspect runs/first --tensors '*norm*' --stats"},
         .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
       {"verify",
-       "Read and hash every byte of the steps",
+       "Read and hash every byte of steps, of a run its newest",
        "STEP",
        kStepHelp,
        kStepWanted,

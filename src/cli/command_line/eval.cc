@@ -19,6 +19,7 @@ constexpr char kRetrievalGroup[] = "What is hidden in the text (--retrieval)";
 
 Use EvalUse() {
   return {
+      .table = "--method, each with the [default] of its number:\n" + eval::LengthMethodHelp(),
       .notes =
           "Windows are cut from the documents one after the other, each with its eos, and "
           "start from an empty state; what is left behind the last whole one is not scored. "

@@ -27,7 +27,7 @@ void AddExport(CLI::App& app, Request& request) {
       {.notes = "Then in Python: AutoModelForCausalLM.from_pretrained(\"exports/first\"), after "
                 "`import fla` for the classes of flash-linear-attention.",
        .examples = {"halflife export --run runs/first --out exports/first --dtype bf16"},
-       .exit_codes = {ExitCode::kEnvironment, ExitCode::kNonFinite,
+       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
                       ExitCode::kNoUsableCheckpoint}});
   command->add_option("--run", options->run, "A run (its newest step), or one step of it")
       ->type_name("RUN")

@@ -128,6 +128,7 @@ std::string ExitCodeLines(std::vector<ExitCode> codes) {
 
 void DescribeUse(CLI::App& command, const Use& use) {
   std::string footer;
+  if (!use.table.empty()) footer += use.table + "\n";
   if (!use.notes.empty()) footer += Concat(WrapText(use.notes, kWidth, kWidth, 0), "\n\n");
   footer += use.examples.size() == 1 ? "Example:\n" : "Examples:\n";
   for (const std::string& example : use.examples) footer += "  " + example + "\n";

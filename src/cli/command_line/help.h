@@ -23,7 +23,8 @@ namespace halflife::cli {
 inline constexpr char kModelHelp[] = "A run, one step of it, or a Hugging Face folder";
 
 struct Use {
-  std::string notes;                  // a paragraph, broken into lines where it is shown
+  std::string table = {};             // lines as they are
+  std::string notes = {};             // a paragraph, broken into lines where it is shown
   std::vector<std::string> examples;  // shell commands
   std::vector<ExitCode> exit_codes;   // beside 0, 2 and 70, which every subcommand may end with
 };

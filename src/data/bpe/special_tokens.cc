@@ -95,7 +95,8 @@ class Finder {
     }
     HL_CHECK_AS(ExitCode::kData, !name.empty(), name_,
                 " does not say which token ends a document; put a tokenizer_config.json beside it "
-                "with {\"eos_token\": \"...\"}; its special tokens are:",
+                "with {\"eos_token\": \"...\"}, or the config.json of its model; its special "
+                "tokens are:",
                 specials.empty() ? " none" : specials);
     const int id = spec_.Find(name);
     HL_CHECK_AS(ExitCode::kData, id >= 0, "the eos token '", name, "' is no token of ", name_,

@@ -49,7 +49,8 @@ class MaskedToken : public Objective {
                 "objective masked_token: whole_words knows the words of the tokenizer bytes, whose "
                 "vocabulary is ",
                 kBytesVocabulary, ", and the model's is ", context.vocab_size,
-                "; whole_words false would work");
+                "; whole_words false, or where no dataset is at hand model.vocab_size ",
+                kBytesVocabulary, ", would work");
   }
 
   std::optional<int32_t> mask_token() const override {

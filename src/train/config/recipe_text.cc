@@ -58,6 +58,15 @@ std::string HintFor(const std::string& message) {
   const pb::Descriptor* descriptor =
       pb::DescriptorPool::generated_pool()->FindMessageTypeByName(match[1].str() + type);
   if (descriptor == nullptr) return "";
+  const auto is_of = [&](const char* other) {
+    const pb::Descriptor* const file =
+        pb::DescriptorPool::generated_pool()->FindMessageTypeByName(match[1].str() + other);
+    return file != nullptr && file->FindFieldByName(field) != nullptr;
+  };
+  if (type == "RunConfig" && is_of("Sweep"))
+    return " That is a sweep's: `halflife sweep --config` takes its file";
+  if (type == "Sweep" && is_of("RunConfig"))
+    return " That is a recipe's: `halflife train --config` takes its file, and a sweep names it";
   const std::vector<std::string> known = FieldNames(*descriptor);
   return Concat(" It has ", known.empty() ? "none" : Join(known, ", "), DidYouMean(field, known));
 }
@@ -85,7 +94,7 @@ void WithErrors(const std::string& name, const Parse& parse) {
   pb::TextFormat::Parser parser;
   parser.RecordErrorsTo(&errors);
   HL_CHECK_AS(ExitCode::kUsage, parse(parser), errors.text(),
-              "\n(`halflife recipe` prints every option; the schema is proto/halflife/)");
+              "\n(`halflife recipe` prints the options; the schema is proto/halflife/)");
 }
 
 bool NeedsQuotes(const pb::FieldDescriptor& field, const std::string& value) {

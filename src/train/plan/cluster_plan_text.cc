@@ -25,13 +25,13 @@ struct MemoryPart {
 std::vector<MemoryPart> PartsOf(const MemoryPlan& memory) {
   return {{"main_and_adam", "main weights, Adam m and v", memory.main_and_adam, false},
           {"gradients", "gradients and their sums", memory.gradients, false},
-          {"compute_copy", "compute copy", memory.compute_copy, false},
+          {"compute_copy", "weights to compute with", memory.compute_copy, false},
           {"activations", "activations", memory.activations, true},
           {"loss", "loss: logits, gradients", memory.loss, false},
           {"workspace", "workspace of a kernel", memory.workspace, false},
           {"states", "before its slices of rows", memory.states, false},
           {"exchange", "messages between slices", memory.exchange, true},
-          {"saved_copy", "copy for saves", memory.saved_copy, false},
+          {"saved_copy", "copy while a save is written", memory.saved_copy, false},
           {"libraries", "driver and NCCL", memory.libraries, true},
           {"margin", "margin", memory.margin, true}};
 }
@@ -143,8 +143,9 @@ std::string ClusterPlanText(const ClusterPlan& plan) {
   for (const std::string& warning : plan.warnings) lines.Add("warning: " + warning);
   const Cluster& cluster = plan.cluster;
   lines.Add(Concat(Counted(cluster.nodes, "node"), " x ", cluster.gpus, " ", cluster.device, ": ",
-                   cluster.world_size() / plan.sp, " groups of rows x ", Counted(plan.sp, "rank"),
-                   ", ZeRO stage ", plan.zero_stage, ", micro-batch ", plan.micro_batch));
+                   cluster.world_size() / plan.sp, " data-parallel x ", plan.sp,
+                   " sequence-parallel", ", ZeRO stage ", plan.zero_stage, ", micro-batch ",
+                   plan.micro_batch));
   AddMemory(plan, lines);
   AddCollectives(plan, lines);
   AddStep(plan, lines);

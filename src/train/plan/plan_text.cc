@@ -44,15 +44,19 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   out << "memory on each rank\n";
   row("main weights, Adam m and v", HumanBytes(memory.main_and_adam));
   row("gradients and their sums", HumanBytes(memory.gradients));
-  row("compute copy", HumanBytes(memory.compute_copy));
+  row("weights to compute with", HumanBytes(memory.compute_copy));
   row("activations (estimate)", HumanBytes(memory.activations));
   row("loss: logits, gradients", HumanBytes(memory.loss));
   if (memory.workspace > 0) row("workspace of a kernel", HumanBytes(memory.workspace));
   if (memory.states > 0) row("states before its slices", HumanBytes(memory.states));
-  if (memory.saved_copy > 0) row("copy for saves", HumanBytes(memory.saved_copy));
+  if (memory.saved_copy > 0) row("copy while a save is written", HumanBytes(memory.saved_copy));
   row("total", HumanBytes(memory.total()));
   if (const std::string verdict = MemoryVerdict(config, model, scene); !verdict.empty())
     out << "  " << verdict << "\n";
+  else if (scene.memory_bytes > 0)
+    out << "  fits: there are " << HumanBytes(scene.memory_bytes) << " here"
+        << (scene.ranks_of_device > 1 ? Concat(" for ", scene.ranks_of_device, " ranks") : "")
+        << "\n";
 
   const double tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
   const model::FlopCount flops = model::ModelCost(model, config.data.seq_len).FlopsPerToken();
