@@ -40,8 +40,6 @@ struct Edit {
     });
     config.positions = positions;
   }
-
- private:
   void ForAttention(const std::function<void(model::MixerConfig&)>& change) const {
     bool any = false;
     const auto visit = [&](model::MixerConfig& mixer) {
@@ -58,6 +56,12 @@ struct Edit {
 };
 
 void SetQueryScale(const Edit& edit, const char* form) {
+  edit.ForAttention([&](const model::MixerConfig& mixer) {
+    const auto trained = mixer.Get<std::string>("query_scale");
+    HL_CHECK_AS(ExitCode::kUsage, trained == "none", "--method ", edit.step,
+                " scales queries, and the model was trained with query_scale ", trained,
+                "; as_trained, which goes on with it, would work");
+  });
   edit.SetInAttention("query_scale", std::string(form));
   edit.SetInAttention("query_scale_mode", std::string("eval_only"));
   edit.SetInAttention("query_scale_length", edit.NumberOr(edit.scene.train_len));

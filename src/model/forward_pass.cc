@@ -78,7 +78,9 @@ void ForwardPass::Run(size_t layer, const Block& block, ResidualStream& stream) 
 void ForwardPass::RunOnce(size_t layer, const Block& block, ResidualStream& stream,
                           const SequenceSlice& slice) const {
   const auto mix = [&](const Mixer& mixer, const at::Tensor& x) {
-    if (!recomputes(Recompute::kMixer)) return Mix(layer, mixer, x, slice);
+    // A view: what a mixer that reads x more than once gives back is summed before the gradient of
+    // another reader, as where the mixer is recomputed.
+    if (!recomputes(Recompute::kMixer)) return Mix(layer, mixer, x.view_as(x), slice);
     const auto run = [pass = shared_from_this(), layer, &mixer](const Tensors& inputs,
                                                                 const SequenceSlice& of_run) {
       return Tensors{pass->Mix(layer, mixer, inputs[0], of_run)};

@@ -117,6 +117,17 @@ TEST_F(LengthTables, MethodsChangeLongerRows) {
   EXPECT_EQ(Loss("window:128", 128), as_trained);
 }
 
+// It would be another model at the length of training, too.
+TEST_F(LengthTables, AScaleThatWasTrainedWithIsNotReplaced) {
+  model::ModelConfig config = Softmax();
+  config.mixer.Set("query_scale", std::string("log"));
+  config.mixer.Set("query_scale_mode", std::string("train"));
+  config.mixer.Set("query_scale_length", int64_t{kTrainLen});
+  for (const char* method : {"info_scale", "log_scale"})
+    EXPECT_HL_ERROR(Score(method, 128, 1, 0, config), ExitCode::kUsage, method,
+                    "trained with query_scale log", "as_trained");
+}
+
 // Of two steps that set the same only the last would do something.
 TEST(LengthMethods, StepsThatUndoEachOtherAreRefused) {
   const std::map<std::string, std::string> refused = {

@@ -114,6 +114,26 @@ TEST_P(RecomputedMixer, GivesTheSameBits) {
   }
 }
 
+// Blocks whose residual reads what the mixer reads, here more than once.
+TEST(Recomputed, MixersThatReadTwiceBesideAResidual) {
+  for (const auto& [mixer, options] :
+       {std::pair<const char*, std::vector<Assignment>>{"base_conv", {}},
+        {"fastformer", {{"preset", std::string("fastformer_seed")}}}})
+    for (const BlockConfig& block :
+         {BlockConfig("post_norm"),
+          BlockConfig("pre_norm", {{"mixer_residual_post_norm", true}})}) {
+      ModelConfig config = {.vocab_size = 37, .model_dim = 24, .num_layers = 2};
+      config.mixer = MixerConfig(mixer, options);
+      config.block = block;
+      const SequenceSlice slice = Rows(/*packed=*/false);
+      const Outcome kept = Train(config, Recompute::kNone, slice, Tokens(1), Tokens(2));
+      for (const auto& [name, way] : kWays) {
+        SCOPED_TRACE(name + " of " + mixer + " in " + block.name());
+        ExpectSameBits(Train(config, way, slice, Tokens(1), Tokens(2)), kept);
+      }
+    }
+}
+
 // How often the ranks talk is part of what a test compares.
 class CountingGroup final : public SegmentGroup {
  public:

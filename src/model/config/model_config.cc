@@ -30,6 +30,11 @@ void CheckGroup(const ModelConfig& config, const LayerGroup& group, ProblemList&
                    "a hybrid group names no layers; `layers: [1, 3]` or `every: 2 first: 1` would "
                    "work");
   problems.Require(!pattern || group.layers.empty(), "a hybrid group has both layers and every");
+  problems.Require(!pattern || group.first < config.num_layers, "a hybrid group of every ",
+                   group.every, " from ", group.first, " holds none of ", config.num_layers,
+                   " layers; first of 0 to ", config.num_layers - 1, " would work");
+  problems.Require(pattern || group.first == 0, "the hybrid group of ", NameOf(group),
+                   " has first ", group.first, ", which is of every: N; without it would work");
   problems.Require(group.mixer || group.channel_mixer, "the hybrid group of ", NameOf(group),
                    " names no mixer and no channel mixer; add e.g. mixer { softmax {} }");
   for (const int64_t layer : group.layers)

@@ -6,7 +6,9 @@
 #include <ATen/ops/embedding.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 
 #include "core/error.h"
 #include "kernels/torch/host_transfer.h"
@@ -33,10 +35,16 @@ class T5Bias : public AttentionPositions {
   T5Bias(const T5Options& options, Parameter table) : options_(options), table_(std::move(table)) {}
   bool has_bias() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
+    // Those of fewer distances are the first of these: decoding, which sees one more with each
+    // token, has few tables, and they are kept.
     const std::vector<int64_t> of_distances =
-        T5Buckets(num_distances, options_.num_buckets, options_.max_distance);
-    const at::Tensor buckets = kernels::ConstantsOn(
-        options.device(), std::vector<double>(of_distances.begin(), of_distances.end()), at::kLong);
+        T5Buckets(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_distances))),
+                  options_.num_buckets, options_.max_distance);
+    const at::Tensor buckets =
+        kernels::ConstantsOn(options.device(),
+                             std::vector<double>(of_distances.begin(), of_distances.end()),
+                             at::kLong)
+            .narrow(0, 0, num_distances);
     // Not index_select, whose backward on a GPU waits for the host.
     return at::embedding(*table_, buckets).t().to(options.dtype());
   }

@@ -4,6 +4,8 @@ token's decoding."""
 KERNELS = "src/kernels"
 
 DROPOUT = [
+    ("recompute: a mixer that reads twice is summed with the residual", "src/model/forward_pass.cc",
+     "x.view_as(x)", "x", "recompute_test:Recomputed.MixersThatReadTwice*"),
     ("dropout of weights: no layer draws", "src/model/forward_pass.cc",
      "return DropoutOf(SiteWithinMixer(layer, site), rate);", "return kernels::DropoutConfig{};",
      "language_model_test"),

@@ -149,6 +149,12 @@ TEST(ModelConfigTest, HybridProblems) {
                   HasSubstr("model: a hybrid group has both layers and every"),
                   "model: hybrid layer 1 is named twice", "model: hybrid layer 0 is named twice",
                   HasSubstr("hybrid: mixer softmax: option window is -1")));
+  // As where a recipe of more layers is made smaller.
+  config.hybrid = {{.layers = {}, .every = 2, .first = 5, .mixer = MixerConfig("gla")},
+                   {.layers = {1}, .first = 1, .mixer = MixerConfig("softmax")}};
+  EXPECT_THAT(Problems(config),
+              ElementsAre(HasSubstr("every 2 from 5 holds none of 3 layers; first of 0 to 2"),
+                          HasSubstr("layers 1 has first 1, which is of every: N")));
 }
 
 }  // namespace

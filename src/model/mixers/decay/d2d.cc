@@ -30,7 +30,7 @@ struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
   double rope_theta = 0;         // of q and k, not of the denominator; 0: none
   double eps = 0;                // of the denominator; 0: 1e-30 beside a decay, else 1e-14
   bool bias = true;
-  bool scale_init_by_depth = true;  // o_proj starts at 1 / sqrt(2 L)
+  bool scale_init_by_depth = true;  // o_proj starts at 1 / sqrt(2 L), where the block says nothing
   int64_t legacy_view = 0;          // the length of the rows of public training; 0: the formula
 
   D2dOptions() : OptionsOf(/*heads=*/0, /*k=*/1, /*v=*/1) {}  // 0: one for 64 channels
@@ -186,8 +186,9 @@ DecayedForm FormOf(const D2dOptions& options) {
   return form;
 }
 
+// A block that has a scale of its own has it for all mixers.
 PartContext WithOutputScale(PartContext context, bool by_depth) {
-  if (by_depth)
+  if (by_depth && context.output_init_scale == 1)
     context.output_init_scale /= std::sqrt(2.0 * static_cast<double>(context.sizes.num_layers));
   return context;
 }

@@ -20,11 +20,10 @@ void PolynomialOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
   head_dim_v = sizes.model_dim / num_heads;
   problems.Require(head_dim_v >= 1, "num_heads ", num_heads, " above model_dim ", sizes.model_dim,
                    "; up to ", sizes.model_dim, " would work");
-  problems.Require(
-      head_dim_v <= kernels::kMaxPolynomialValues, "values of ", head_dim_v,
-      " channels a head; up to ", kernels::kMaxPolynomialValues, " would work, so at least ",
-      (sizes.model_dim + kernels::kMaxPolynomialValues) / (kernels::kMaxPolynomialValues + 1),
-      " heads");
+  problems.Require(head_dim_v <= kernels::kMaxPolynomialValues, "values of ", head_dim_v,
+                   " channels a head; up to ", kernels::kMaxPolynomialValues,
+                   " would work, so at least ",
+                   sizes.model_dim / (kernels::kMaxPolynomialValues + 1) + 1, " heads");
 }
 
 PolynomialMixer::PolynomialMixer(const PolynomialOptions& options, const PartContext& context,
