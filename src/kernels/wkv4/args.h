@@ -42,16 +42,12 @@ struct WkvShape {
   const bool* starts = nullptr;    // [B, T]: documents, before which the state is dropped; or null
   WkvState<const C> initial = {};  // absent: nothing was seen
   int64_t batch = 0, seq_len = 0, dim = 0;
-  // Elements between the tokens of k and of v, for the CPU: a GPU takes dense ones alone. So it is
-  // with every stride below.
-  int64_t k_stride = 0, v_stride = 0;
   bool negative_exp = false;  // log_decay holds p, and its gradient is p's
 };
 
 template <typename T, typename C>
 struct WkvResults {
-  T* out = nullptr;  // [B, T, D]
-  int64_t out_stride = 0;
+  T* out = nullptr;        // [B, T, D]
   WkvState<C> final = {};  // may be the initial state's memory, or absent
   C* kept = nullptr;       // [B, WkvTiles, 3, D]: p, q, o before each tile; null: not wanted
 };
@@ -59,13 +55,11 @@ struct WkvResults {
 template <typename T, typename C>
 struct WkvGrads {
   const C* kept = nullptr;
-  const T* dout = nullptr;  // [B, T, D]
-  int64_t dout_stride = 0;
+  const T* dout = nullptr;         // [B, T, D]
   WkvState<const C> final = {};    // the state that the forward left; its log scale is read
   WkvState<const C> dfinal = {};   // log scales have no gradient: theirs are null; or absent
   T *dk = nullptr, *dv = nullptr;  // [B, T, D]
-  int64_t dk_stride = 0, dv_stride = 0;
-  WkvState<C> dinitial = {};  // absent: not wanted
+  WkvState<C> dinitial = {};       // absent: not wanted
 };
 // [D] each.
 template <typename C>

@@ -35,9 +35,7 @@ at::Tensor Mix(const WkvInputs& inputs) {
     return {.outputs = {out}, .after = ToSegmentState(final)};
   };
   const auto summarise = [&]() -> SegmentSummary {
-    WkvInputs sum = alone;
-    sum.out_place = {};  // nobody reads it
-    const SegmentState own = ToSegmentState(Wkv4(sum).final);
+    const SegmentState own = run(given, {}).after;
     const at::Tensor of_channels = inputs.log_decay.detach().to(ComputeType(inputs.k)),
                      decay = inputs.negative_exp ? of_channels.exp().neg() : of_channels;
     const at::Tensor over_segment =
@@ -62,12 +60,11 @@ at::Tensor Mix(const WkvInputs& inputs) {
 
 WkvOutputs OverSegments(const WkvInputs& inputs) {
   HL_CHECK(!inputs.initial.numerator.defined(), "Wkv4: an initial state of a segment");
+  // Not in their places: rows of few channels far apart cost more than copies (bench/RESULTS.md).
   const auto run = [&](const Piece& piece) {
     WkvInputs in = inputs;
     in.k = piece.tensors[0], in.v = piece.tensors[1];
     in.log_decay = piece.tensors[2], in.bonus = piece.tensors[3];
-    in.k_gradient = piece.gradients[0], in.v_gradient = piece.gradients[1];
-    in.out_place = piece.output;
     return Mix(in);
   };
   return {.out = InPieces({{.tensor = inputs.k, .of_tokens = true},

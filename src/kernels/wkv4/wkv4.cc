@@ -15,7 +15,6 @@
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/gradient_sink.h"
-#include "kernels/torch/side_by_side.h"
 #include "kernels/torch/tensor_checks.h"
 #include "kernels/wkv4/args.h"
 #include "kernels/wkv4/segments.h"
@@ -36,8 +35,7 @@ WkvState<const C> ElementsOf(const WkvMemory& memory) {
           .log_scale = Elements<C>(memory.log_scale)};
 }
 
-// What both directions read. All contiguous, but on a CPU for the rows of k and v; starts and the
-// state may be undefined.
+// What both directions read. All contiguous; starts and the state may be undefined.
 struct Operands {
   at::Tensor k, v, log_decay;
   bool negative_exp = false;
@@ -55,8 +53,6 @@ struct Operands {
             .batch = k.size(0),
             .seq_len = k.size(1),
             .dim = k.size(2),
-            .k_stride = RowStride(k).value(),
-            .v_stride = RowStride(v).value(),
             .negative_exp = negative_exp};
   }
   int64_t num_items() const { return k.size(0) * cpu::WkvBlocks(k.size(2)); }
@@ -92,13 +88,12 @@ struct Results {
   at::Tensor out, kept;
   WkvMemory final;
 };
-Results RunForward(const Operands& in, const ColumnPlace& out_place, bool keep) {
+Results RunForward(const Operands& in, bool keep) {
   const int64_t batch = in.k.size(0), seq_len = in.k.size(1), dim = in.k.size(2);
-  Results results = {.out = EmptyIn(out_place, in.k), .kept = {}, .final = EmptyLike(in.k)};
+  Results results = {.out = at::empty_like(in.k), .kept = {}, .final = EmptyLike(in.k)};
   if (keep) results.kept = at::empty({batch, WkvTiles(seq_len), 3, dim}, in.log_decay.options());
   WithStorageAndArithmetic(in.k, [&]<typename T, typename C>() {
     ForwardOn<T, C>(in, {.out = MutableElements<T>(results.out),
-                         .out_stride = RowStride(results.out).value(),
                          .final = MutableElementsOf<C>(results.final),
                          .kept = MutableElements<C>(results.kept)});
   });
@@ -135,7 +130,6 @@ void BackwardOn(const Operands& in, const WkvGrads<T, C>& grads,
 // What a backward knows of the forward beside its tensors.
 struct Form {
   bool negative_exp = false, round = false;
-  ColumnPlace k_gradient, v_gradient;
 };
 
 at::Tensor RoundedToBf16(const at::Tensor& x) { return x.to(at::kBFloat16).to(x.scalar_type()); }
@@ -156,7 +150,7 @@ Tensors RunBackward(const BackwardCall& call, const Form& form) {
                        .bonus = OfChannels(saved[3], saved[0]),
                        .starts = saved[4],
                        .initial = {saved[5], saved[6], saved[7]}};
-  const at::Tensor dout = grads[0].defined() ? RowsApart(grads[0]) : at::zeros_like(in.k);
+  const at::Tensor dout = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(in.k);
   WkvMemory dfinal;
   if (grads[1].defined() || grads[2].defined()) {
     const auto dense = [&](const at::Tensor& x) {
@@ -164,7 +158,7 @@ Tensors RunBackward(const BackwardCall& call, const Form& form) {
     };
     dfinal = {.numerator = dense(grads[1]), .denominator = dense(grads[2]), .log_scale = {}};
   }
-  const at::Tensor dk = EmptyIn(form.k_gradient, in.k), dv = EmptyIn(form.v_gradient, in.v);
+  const at::Tensor dk = at::empty_like(in.k), dv = at::empty_like(in.v);
   // What is rounded is not summed where others' gradients are.
   const auto place_of = [&](size_t i) {
     return GradientPlace(saved[i], call.wanted[i] && !form.round, ComputeType(in.k));
@@ -176,15 +170,12 @@ Tensors RunBackward(const BackwardCall& call, const Form& form) {
     BackwardOn<T, C>(in,
                      {.kept = Elements<C>(saved[8]),
                       .dout = Elements<T>(dout),
-                      .dout_stride = RowStride(dout).value(),
                       .final = {.numerator = nullptr,
                                 .denominator = nullptr,
                                 .log_scale = Elements<C>(saved[9])},
                       .dfinal = ElementsOf<C>(dfinal),
                       .dk = MutableElements<T>(dk),
                       .dv = MutableElements<T>(dv),
-                      .dk_stride = RowStride(dk).value(),
-                      .dv_stride = RowStride(dv).value(),
                       .dinitial = MutableElementsOf<C>(dinitial)},
                      {.dlog_decay = MutableElements<C>(decay.sum()),
                       .dbonus = MutableElements<C>(bonus.sum()),
@@ -240,20 +231,18 @@ WkvOutputs Wkv4(const WkvInputs& inputs) {
                       return x.defined() && x.requires_grad();
                     });
   const auto forward = [&]() -> Forwarded {
-    const Operands in = {.k = RowsApart(inputs.k),
-                         .v = RowsApart(inputs.v),
+    const Operands in = {.k = inputs.k.contiguous(),
+                         .v = inputs.v.contiguous(),
                          .log_decay = OfChannels(inputs.log_decay, inputs.k),
                          .negative_exp = inputs.negative_exp,
                          .bonus = OfChannels(inputs.bonus, inputs.k),
                          .starts = Contiguous(inputs.starts),
                          .initial = {Contiguous(initial.numerator), Contiguous(initial.denominator),
                                      Contiguous(initial.log_scale)}};
-    const Results results = RunForward(in, inputs.out_place, keep);
-    const Form form = {.negative_exp = inputs.negative_exp,
-                       .round = round,
-                       .k_gradient = inputs.k_gradient,
-                       .v_gradient = inputs.v_gradient};
-    const auto backward = [form](const BackwardCall& call) { return RunBackward(call, form); };
+    const Results results = RunForward(in, keep);
+    const auto backward = [form = Form{inputs.negative_exp, round}](const BackwardCall& call) {
+      return RunBackward(call, form);
+    };
     const WkvMemory& final = results.final;
     return {.outputs = {round ? RoundedToBf16(results.out) : results.out, final.numerator,
                         final.denominator, final.log_scale},
@@ -291,10 +280,9 @@ at::Tensor Wkv4Step(const WkvStepInputs& inputs, WkvMemory& state) {
                        .initial = state};
   const at::Tensor out = at::empty_like(in.k);
   WithStorageAndArithmetic(in.k, [&]<typename T, typename C>() {
-    ForwardOn<T, C>(in, {.out = MutableElements<T>(out),
-                         .out_stride = RowStride(out).value(),
-                         .final = MutableElementsOf<C>(state),
-                         .kept = nullptr});
+    ForwardOn<T, C>(
+        in,
+        {.out = MutableElements<T>(out), .final = MutableElementsOf<C>(state), .kept = nullptr});
   });
   return out.squeeze(1);
 }

@@ -17,7 +17,6 @@
 #include <memory>
 
 #include "kernels/sequence/row_segment.h"
-#include "kernels/torch/column_places.h"
 
 namespace halflife::kernels {
 
@@ -32,9 +31,8 @@ struct WkvInputs {
   at::Tensor log_decay;       // [D] w <= 0, any of these dtypes
   bool negative_exp = false;  // log_decay holds p of w = -e^p, as RWKV-4 learns it
   at::Tensor bonus;           // [D] u
-  ColumnPlace k_gradient = {}, v_gradient = {}, out_place = {};  // where they go, on the CPU
-  at::Tensor starts = {};  // [B, T] bool: documents, before which the state is dropped; or none
-  WkvMemory initial = {};  // before the first token, or absent
+  at::Tensor starts = {};     // [B, T] bool: documents, before which the state is dropped; or none
+  WkvMemory initial = {};     // before the first token, or absent
   // The output and the gradients of k, v, log_decay and bonus are rounded to bf16, as by the
   // original's bf16 kernels, which compute in fp32. Beside fp64 nothing is rounded.
   bool round_to_bf16 = false;

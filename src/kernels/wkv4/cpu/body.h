@@ -80,8 +80,8 @@ struct WkvBlock {
   HL_INLINE void Store(const Memories<C>& from, C* p, C* q, C* o) const {
     Store(from.p, p), Store(from.q, q), Store(from.o, o);
   }
-  HL_INLINE int64_t At(int64_t token, int64_t stride) const {
-    return (sequence * shape.seq_len + token) * stride + channel;
+  HL_INLINE int64_t At(int64_t token) const {
+    return (sequence * shape.seq_len + token) * shape.dim + channel;
   }
   HL_INLINE int64_t OfState() const { return sequence * shape.dim + channel; }
   HL_INLINE int64_t OfKept(int64_t tile) const {
@@ -107,8 +107,8 @@ struct WkvTile {
     const int64_t rest = block.shape.seq_len - begin;
     length = static_cast<int>(rest < kWkvTile ? rest : kWkvTile);
     for (int i = 0; i < length; ++i) {
-      block.Load(block.shape.k + block.At(begin + i, block.shape.k_stride), k[i]);
-      block.Load(block.shape.v + block.At(begin + i, block.shape.v_stride), v[i]);
+      block.Load(block.shape.k + block.At(begin + i), k[i]);
+      block.Load(block.shape.v + block.At(begin + i), v[i]);
     }
   }
   int64_t begin;
@@ -143,7 +143,7 @@ void WkvForwardItem(const WkvShape<T, C>& shape, const WkvResults<T, C>& results
         out[i].At(c) = wkv::Read<M>(block.bonus.At(c), k, v, before).out;
         memory.Set(c, wkv::Advance<M>(block.DecayAt(c), k, v, before));
       }
-      block.Store(out[i], results.out + block.At(tile.begin + i, results.out_stride));
+      block.Store(out[i], results.out + block.At(tile.begin + i));
     }
   }
   if (const auto& final = results.final; final.numerator != nullptr)
@@ -204,9 +204,9 @@ class WkvReverse {
     }
   }
   HL_INLINE void Token(int i) {
-    const int64_t token = tile_.begin + i;
+    const int64_t at = block_.At(tile_.begin + i);
     Channels<C> dout, dk, dv;
-    block_.Load(grads_.dout + block_.At(token, grads_.dout_stride), dout);
+    block_.Load(grads_.dout + at, dout);
     for (int c = 0; c < block_.count; c += kLanes<C>) {
       const Vec<C> k = tile_.k[i].At(c), v = tile_.v[i].At(c);
       const auto before = before_[i].At(c);
@@ -221,8 +221,8 @@ class WkvReverse {
       dlog_decay_.At(c) += grads.dlog_decay;
       dbonus_.At(c) += grads.dbonus;
     }
-    block_.Store(dk, grads_.dk + block_.At(token, grads_.dk_stride));
-    block_.Store(dv, grads_.dv + block_.At(token, grads_.dv_stride));
+    block_.Store(dk, grads_.dk + at);
+    block_.Store(dv, grads_.dv + at);
   }
   HL_INLINE void End() {
     if (grads_.dinitial.numerator == nullptr) return;
