@@ -108,7 +108,7 @@ void BackwardOnCpu(const BiasMapGradArgs<T>& args) {
 struct Layout {
   std::vector<ElementMap> maps;
   std::vector<ColumnPlace> columns;  // where gradients of inputs go
-  bool joined = false;                  // no such places, but the inputs were columns of one matrix
+  bool joined = false;               // no such places, but the inputs were columns of one matrix
 };
 // Of a part, as a forward saves it and a backward's inputs are numbered.
 constexpr size_t kTensorsOfPart = 3;

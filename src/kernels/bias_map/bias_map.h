@@ -22,7 +22,7 @@ struct BiasedInput {
   at::Tensor bias;  // [C_i]; undefined: none
   ElementMap map = ElementMap::kIdentity;
   ColumnPlace gradient = {};  // where the gradient of x goes
-  at::Tensor gain = {};  // [C_i] fp32 (fp64 beside fp64), of the identity alone; undefined: 1
+  at::Tensor gain = {};       // [C_i] fp32 (fp64 beside fp64), of the identity alone; undefined: 1
 };
 
 // One a part, of x's shape: contiguous, or x itself where there is nothing to do.

@@ -26,7 +26,7 @@ struct FocusLeavesInputs {
   at::Tensor direction;   // like x, or of heads alone: H n elements in the compute type
   at::Tensor value = {};  // like x, pooled behind it; undefined: none
   ColumnPlace x_gradient = {}, times_gradient = {}, direction_gradient = {},
-                 value_gradient = {};  // where theirs go, as columns of a matrix
+              value_gradient = {};  // where theirs go, as columns of a matrix
 };
 struct FocusLeavesConfig {
   int64_t head_dim = 0;  // n

@@ -15,9 +15,9 @@
 namespace halflife::kernels {
 
 struct LayerNormInput {
-  at::Tensor x;      // [..., n] fp32, bf16 or fp64; columns of a matrix are read there
-  at::Tensor gamma;  // [n] in the compute type
-  at::Tensor beta;   // likewise; undefined: none
+  at::Tensor x;                 // [..., n] fp32, bf16 or fp64; columns of a matrix are read there
+  at::Tensor gamma;             // [n] in the compute type
+  at::Tensor beta;              // likewise; undefined: none
   ColumnPlace x_gradient = {};  // where that of x goes, whose rows are columns of a matrix
 };
 

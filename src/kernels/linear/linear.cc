@@ -299,8 +299,7 @@ std::vector<LinearPart> WithColumns(const Tensors& outs) {
   std::vector<LinearPart> parts;
   std::vector<int64_t> widths;
   for (const at::Tensor& y : outs) widths.push_back(y.size(-1));
-  const auto columns =
-      outs[0].requires_grad() ? std::make_shared<ColumnPlaces>(widths) : nullptr;
+  const auto columns = outs[0].requires_grad() ? std::make_shared<ColumnPlaces>(widths) : nullptr;
   for (const at::Tensor& y : outs)
     parts.push_back({.y = y, .gradient = {.columns = columns, .part = parts.size()}});
   return parts;

@@ -142,7 +142,7 @@ TEST(ColumnPlacesTest, OfAScanAndALinearLayer) {
        Normal({70, 5}, 7, at::kFloat)});
 }
 
-// Channels 5 to 25 of 40: the output and gradients in their places are those in memory of their own.
+// Channels 5 to 25 of 40: the output and gradients are those in memory of their own.
 TEST(ColumnPlacesTest, OfAPieceOfAScan) {
   const auto place = [](bool in_places) {
     const std::vector<int64_t> widths = {5, 20, 15};

@@ -129,7 +129,7 @@ class Gau : public Mixer {
 
  private:
   struct Projected {
-    at::Tensor u;                  // [B, T, e], before its SiLU
+    at::Tensor u;               // [B, T, e], before its SiLU
     kernels::ColumnPlace of_u;  // where its gradient goes
     Attention::Heads heads;
   };
