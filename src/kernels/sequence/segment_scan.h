@@ -70,7 +70,7 @@ constexpr int64_t kLeastChannels = 16;
 // more: `run` gives of one piece what corresponds to it in `like`, a tensor of tokens; returns the
 // whole, of the shape of `like`. The first tensor is of tokens. A rank then waits for the first
 // piece of the one before it: on a processor, where a scan is much of a layer. On a GPU one piece,
-// as several small ones would not fill it. `least` is the same on all ranks, as pieces are messages.
+// as several small ones would not fill it. `least` is the same on all ranks: pieces are messages.
 at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSegment& row,
                     const at::Tensor& like,
                     const std::function<at::Tensor(const Piece& piece)>& run);
