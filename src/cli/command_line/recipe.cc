@@ -8,13 +8,13 @@ namespace halflife::cli {
 void AddRecipe(CLI::App& app, Request& request) {
   auto options = std::make_shared<RecipeOptions>();
   CLI::App* command = app.add_subcommand("recipe", "Print a recipe with every option in force");
-  DescribeUse(*command,
-              {.notes = "Without --config: every option of a run with its default, of parts "
-                        "(mixers, norms, ...) those "
-                        "in force; `halflife mixers NAME` has the others'. What is printed "
-                        "is a recipe. A vocabulary of 0 is the dataset's.",
-               .examples = {"halflife recipe --set model.mixer=gla",
-                            "halflife recipe --config launch/recipes/gla_340m.textproto"}});
+  DescribeUse(
+      *command,
+      {.notes = "Without --config: every option of a run with its default, of parts (mixers, "
+                "norms, ...) those in force; `halflife mixers NAME` has the others'. What "
+                "is printed is a recipe. A vocabulary of 0 is the dataset's.",
+       .examples = {"halflife recipe --set model.mixer=gla",
+                    "halflife recipe --config launch/recipes/gla_340m.textproto"}});
   command->add_option("--config", options->config, "The recipe [none]")->type_name("RECIPE");
   command
       ->add_option("--set", options->overrides,
