@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "cli/run.h"
+#include "train/config/explained_text.h"
 #include "train/config/plan.h"
 
 namespace halflife::cli {
@@ -10,7 +11,8 @@ ExitCode Run(const RecipeOptions& options) {
   const train::RunConfig config = options.config.empty()
                                       ? train::ParseRunConfig("", "the defaults", options.overrides)
                                       : train::LoadRunConfig(options.config, options.overrides);
-  std::cout << train::ToText(train::WithDerivedOptions(config));
+  const train::RunConfig whole = train::WithDerivedOptions(config);
+  std::cout << (options.explain ? train::ExplainedText(whole) : train::ToText(whole));
   return ExitCode::kFinished;
 }
 

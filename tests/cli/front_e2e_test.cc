@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "support/paths.h"
 #include "support/subprocess.h"
@@ -51,6 +52,22 @@ TEST(Front, StartsThroughALink) {
   const RunResult result = RunCommand({dir / "halflife", "recipe"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_NE(result.out.find("retention {"), std::string::npos) << result.out;
+}
+
+// What is said stands in comments: the recipe is the same.
+TEST(Front, ExplainsARecipe) {
+  const std::vector<std::string> plain = {kProgram, "recipe", "--set", "model.mixer=gla"};
+  std::vector<std::string> explained = plain;
+  explained.emplace_back("--explain");
+  const RunResult result = RunCommand(explained);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("  lr: 0.0003  # peak learning rate\n"), std::string::npos);
+  EXPECT_NE(result.out.find("  # what training rows are told"), std::string::npos);
+  EXPECT_NE(result.out.find("num_heads: 4  # heads"), std::string::npos) << result.out;
+  const TempDir dir;
+  std::ofstream(dir / "explained.textproto") << result.out;
+  const RunResult again = RunCommand({kProgram, "recipe", "--config", dir / "explained.textproto"});
+  EXPECT_EQ(again.out, RunCommand(plain).out) << again.err;
 }
 
 }  // namespace

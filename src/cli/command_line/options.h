@@ -42,6 +42,7 @@ struct PrepareOptions {
 struct RecipeOptions {
   std::string config;
   std::vector<std::string> overrides;
+  bool explain = false;
 };
 
 struct MixersOptions {

@@ -13,7 +13,7 @@ void AddRecipe(CLI::App& app, Request& request) {
       {.notes = "Without --config: every option of a run with its default, of parts (mixers, "
                 "norms, ...) those in force; `halflife mixers NAME` has the others'. What "
                 "is printed is a recipe. A vocabulary of 0 is the dataset's.",
-       .examples = {"halflife recipe --set model.mixer=gla",
+       .examples = {"halflife recipe --explain", "halflife recipe --set model.mixer=gla",
                     "halflife recipe --config launch/recipes/gla_340m.textproto"}});
   command->add_option("--config", options->config, "The recipe [none]")->type_name("RECIPE");
   command
@@ -21,6 +21,7 @@ void AddRecipe(CLI::App& app, Request& request) {
                    "Overrides a field of the recipe, e.g. optimizer.lr=3e-4; may be repeated")
       ->type_name("NAME=VALUE")
       ->take_all();
+  command->add_flag("--explain", options->explain, "Say of every option what it is");
   command->callback([=, &request] { request = *options; });
 }
 

@@ -94,7 +94,7 @@ void WithErrors(const std::string& name, const Parse& parse) {
   pb::TextFormat::Parser parser;
   parser.RecordErrorsTo(&errors);
   HL_CHECK_AS(ExitCode::kUsage, parse(parser), errors.text(),
-              "\n(`halflife recipe` prints the options; the schema is proto/halflife/)");
+              "\n(`halflife recipe --explain` prints the options; the schema is proto/halflife/)");
 }
 
 bool NeedsQuotes(const pb::FieldDescriptor& field, const std::string& value) {
