@@ -1,4 +1,5 @@
 // halflife report: one HTML page about runs and evaluations, or about a sweep.
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <iostream>

@@ -1,6 +1,9 @@
 #include "interop/layout.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
+#include <vector>
 
 #include "core/error.h"
 #include "interop/layouts/layouts.h"

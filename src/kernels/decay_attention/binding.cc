@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace halflife::kernels::binding {
 namespace {
