@@ -138,7 +138,7 @@ class Bench {
         arena_(model_.parameters(),
                {.device = train::ToTorch(device_),
                 .compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat}),
-        hooks_(model_.parameters(), arena_, /*shares=*/nullptr, /*in_order=*/options.cuda_graphs),
+        hooks_(model_.parameters(), arena_, {.in_order = options.cuda_graphs}),
         reducer_(arena_.layout(), *world_, kernels::RefOf(arena_.grads())),
         optimizer_(arena_, {}),
         batch_{.inputs = RandomTokens(options, 0).to(train::ToTorch(device_)),

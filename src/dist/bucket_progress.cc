@@ -24,8 +24,8 @@ void BucketProgress::Begin() {
 
 void BucketProgress::MarkReady(int param) {
   HL_CHECK(!ready_.at(param), "parameter '", layout_.specs()[param].name,
-           "' accumulated a gradient after it was complete; is grad_uses ",
-           layout_.specs()[param].grad_uses, " too small?");
+           "' accumulated a gradient after it was complete; of its ",
+           layout_.specs()[param].readers, " readers one was not counted");
   ready_[param] = true;
   --remaining_[bucket_of_[param]];
 }

@@ -26,7 +26,7 @@ struct ParamSpec {
   std::vector<int64_t> shape;  // outermost first
   Region region = Region::kCompute;
   bool weight_decay = false;         // whether AdamW decays it: its part says so
-  int grad_uses = 1;                 // how often one backward accumulates into it
+  int readers = 1;                   // layers that read it
   std::vector<std::string> aliases;  // other names of the same tensor (tied head)
 
   int64_t count() const;

@@ -37,7 +37,7 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
   auto added = [this, before = int64_t{0}]() mutable {
     return parameters_.num_elements() - std::exchange(before, parameters_.num_elements());
   };
-  // Tied: the engine adds up both uses before it accumulates, so grad_uses stays 1.
+  // Tied: the engine adds up both uses before it accumulates, so the table has one reader.
   embedding_ = std::make_unique<TokenEmbedding>(
       resolved.embedding, context, config.vocab_size,
       config.head.tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>{});

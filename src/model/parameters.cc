@@ -27,6 +27,8 @@ Parameter ParameterSet::Declare(dist::ParamSpec spec, Init init) {
   return parameter;
 }
 
+void ParameterSet::AddReader(const Parameter& parameter) { ++specs_[parameter.index()].readers; }
+
 void ParameterSet::Bind(int index, at::Tensor tensor) {
   const dist::ParamSpec& spec = specs_.at(index);
   HL_CHECK(tensor.sizes() == at::IntArrayRef(spec.shape), "parameter ", spec.name, " of shape ",

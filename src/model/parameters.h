@@ -46,6 +46,9 @@ class ParameterSet {
   // word. A name declared twice is an Error.
   Parameter Declare(dist::ParamSpec spec, Init init);
 
+  // One layer more reads what another one has declared.
+  void AddReader(const Parameter& parameter);
+
   const std::vector<dist::ParamSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
   // The elements of all parameters so far: a part's own are the difference before and after it is

@@ -189,7 +189,7 @@ TEST(GradientReducer, NamesWhatIsMissingLateOrDouble) {
     EXPECT_HL_ERROR(reducer.MarkReady(0), ExitCode::kInternal, "outside a step");
     reducer.BeginStep(nullptr);
     for (const int param : {0, 2, 3, 5}) reducer.MarkReady(param);
-    EXPECT_HL_ERROR(reducer.MarkReady(3), ExitCode::kInternal, "layers.3.weight", "grad_uses 1");
+    EXPECT_HL_ERROR(reducer.MarkReady(3), ExitCode::kInternal, "layers.3.weight", "1 readers");
     EXPECT_HL_ERROR(reducer.Finish(), ExitCode::kInternal,
                     "no gradient reached: layers.1.weight, layers.4.weight;");
   }

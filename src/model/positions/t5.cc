@@ -69,6 +69,8 @@ class T5Positions : public Positions {
                                         .shape = {options_.num_buckets, num_heads_},
                                         .region = dist::Region::kFp32},
                                        Init::Normal(std_dev));
+    } else {
+      context_.parameters->AddReader(table_);
     }
     HL_CHECK_AS(ExitCode::kUsage, layer.num_heads == num_heads_, "positions t5: a layer has ",
                 layer.num_heads, " heads and another ", num_heads_,

@@ -95,9 +95,6 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                    "0 without an objective that has an accuracy whatever the data: labelled, "
                    "masked_token or classification");
   problems.OneOf("train.recompute", t.recompute, {"none", "mixer", "block"});
-  // Each layer would go back by itself, and the layers' table get as many gradients.
-  problems.Require(t.recompute == "none" || c.model.positions.name() != "t5", "train.recompute",
-                   t.recompute, "none beside positions t5, whose table all layers share");
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }
 

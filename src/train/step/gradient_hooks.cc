@@ -24,12 +24,12 @@ class GradientHooks::Sink : public kernels::GradientSink {
 };
 
 GradientHooks::GradientHooks(model::ParameterSet& parameters, ParameterArena& arena,
-                             GradientShares* shares, bool in_order)
+                             const Options& options)
     : parameters_(parameters),
       arena_(arena),
-      shares_(shares),
+      options_(options),
       uses_(parameters.size(), 0),
-      pairwise_(arena.grads().is_cpu() && shares == nullptr && !in_order) {
+      pairwise_(arena.grads().is_cpu() && shares_ == nullptr && !options.in_order) {
   for (int i = 0; i < parameters_.size(); ++i) {
     if (shares_ == nullptr) slots_.push_back(arena_.View(arena_.grads(), i));
     kernels::SetGradientSink(parameters_.tensor(i), std::make_unique<Sink>(*this, i));
@@ -73,18 +73,22 @@ void GradientHooks::JoinEarlier(int param) {
   if (!last) levels_[carries][param].copy_(slot);
 }
 
+int GradientHooks::UsesOf(int param) const {
+  return options_.recomputes ? parameters_.specs()[param].readers : 1;
+}
+
 kernels::GradientSink::Place GradientHooks::Next(int param) {
   HL_FAULT_POINT("train.hook", ExitCode::kInternal);
-  const dist::ParamSpec& spec = parameters_.specs()[param];
-  HL_CHECK(uses_[param] < spec.grad_uses, "parameter ", spec.name, " received its gradient ",
-           uses_[param] + 1, " times in one backward; its grad_uses is ", spec.grad_uses);
+  HL_CHECK(uses_[param] < UsesOf(param), "parameter ", parameters_.specs()[param].name,
+           " received its gradient ", uses_[param] + 1, " times in one backward, not ",
+           UsesOf(param));
   const bool again = uses_[param] > 0;
   if (shares_ != nullptr) return {.sum = shares_->Slot(param), .added = again};
   return {.sum = slots_[param], .added = again || (!pairwise_ && index_ > 0)};
 }
 
 void GradientHooks::Written(int param) {
-  if (++uses_[param] < parameters_.specs()[param].grad_uses) return;
+  if (++uses_[param] < UsesOf(param)) return;
   if (shares_ != nullptr) shares_->MarkReady(param);
   if (pairwise_) JoinEarlier(param);
   if (reducer_ != nullptr) reducer_->MarkReady(param);
@@ -93,7 +97,7 @@ void GradientHooks::Written(int param) {
 void GradientHooks::EndMicroBatch() {
   std::string missing;
   for (int i = 0; i < parameters_.size(); ++i) {
-    if (uses_[i] < parameters_.specs()[i].grad_uses) missing += " " + parameters_.specs()[i].name;
+    if (uses_[i] < UsesOf(i)) missing += " " + parameters_.specs()[i].name;
   }
   HL_CHECK(missing.empty(), "backward gave no gradient to:", missing);
   reducer_ = nullptr;

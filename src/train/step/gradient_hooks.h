@@ -8,7 +8,7 @@
 // gained, and so are those that a graph replays. With GradientShares each is summed over ranks
 // first.
 //
-//   GradientHooks hooks(parameters, arena);
+//   GradientHooks hooks(parameters, arena, {});
 //   for (int64_t i = 0; i < n; ++i) {
 //     hooks.BeginMicroBatch(i, n, i == n - 1 ? &reducer : nullptr);
 //     loss.backward();
@@ -27,10 +27,14 @@ namespace halflife::train {
 
 class GradientHooks {
  public:
-  // `shares`, borrowed, where the arena's gradients are slices; else null. `in_order`: one after
-  // the other on the CPU, too.
-  GradientHooks(model::ParameterSet& parameters, ParameterArena& arena,
-                GradientShares* shares = nullptr, bool in_order = false);
+  struct Options {
+    GradientShares* shares = nullptr;  // borrowed, where the arena's gradients are slices
+    bool in_order = false;             // one after the other on the CPU, too
+    // Layers go back one by one, and each reader of a parameter adds its own gradient; else
+    // autograd adds them up first.
+    bool recomputes = false;
+  };
+  GradientHooks(model::ParameterSet& parameters, ParameterArena& arena, const Options& options);
   ~GradientHooks();  // takes the sinks off
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -49,10 +53,12 @@ class GradientHooks {
   kernels::GradientSink::Place Next(int param);
   void Written(int param);
   void JoinEarlier(int param);
+  int UsesOf(int param) const;  // accumulations of one backward
 
   model::ParameterSet& parameters_;
   ParameterArena& arena_;
-  GradientShares* shares_;
+  const Options options_;
+  GradientShares* const shares_ = options_.shares;
   std::vector<at::Tensor> slots_;  // by parameter: its view of arena.grads(); empty with shares
   std::vector<int> uses_;          // accumulations seen in this micro-batch
   bool pairwise_;

@@ -148,17 +148,6 @@ TEST(RunConfig, ABestValidationWantsValidations) {
                   "ckpt.keep_best: val_loss; use loss or '' without eval.every");
 }
 
-TEST(RunConfig, ATableThatAllLayersShareIsNotRecomputed) {
-  const auto config = [](const char* recompute) {
-    return ParseRunConfig(
-        "data { path: \"d\" } model { vocab_size: 259 }", "test",
-        {"model.mixer=softmax", "model.positions=t5", std::string("train.recompute=") + recompute});
-  };
-  Validate(config("none"), 1);
-  for (const char* recompute : {"mixer", "block"})
-    EXPECT_HL_ERROR(Validate(config(recompute), 1), ExitCode::kUsage, "positions t5");
-}
-
 TEST(RunConfig, ATimeoutIsAnyNumberAboveZero) {
   for (const char* field : {"comm.timeout_s", "ckpt.timeout_s"}) {
     for (const char* value : {"0.5", "1e10", "1e300", "inf"})

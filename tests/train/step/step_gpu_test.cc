@@ -45,7 +45,7 @@ Outcome LossAndGradients(const std::string& mixer, Device device, at::ScalarType
   ParameterArena arena(model.parameters(),
                        {.device = ToTorch(device), .compute_dtype = compute_dtype});
   arena.Initialise(3);
-  GradientHooks hooks(model.parameters(), arena);
+  GradientHooks hooks(model.parameters(), arena, {});
   data::Batch batch{.batch_size = 2, .seq_len = 150, .cu_seqlens = {0, 70, 150, 300}};
   if (!model.LayerOfOneDocument().empty()) batch.cu_seqlens = {0, 150, 300};
   for (int i = 0; i < 300; ++i) {
@@ -127,7 +127,7 @@ TEST_P(StepGpu, ReplaysEqualLaunches) {
                          {.device = ToTorch(device_), .compute_dtype = at::kBFloat16});
     arena.Initialise(3);
     arena.grads().zero_();
-    GradientHooks hooks(model.parameters(), arena);
+    GradientHooks hooks(model.parameters(), arena, {});
     const auto compute = [&](const eval::BatchTensors& batch) {
       const model::LossSums sums = model.Loss(batch.inputs, batch.targets,
                                               {.slice = &batch.slice,

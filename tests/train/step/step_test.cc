@@ -209,6 +209,25 @@ TEST_F(StepTest, ATiedWeightIsSummedOnceBothItsGradientsAreThere) {
   EXPECT_NE(untied.main.size(), one.main.size());
 }
 
+// T5's: each layer that is recomputed adds its own gradient.
+TEST_F(StepTest, ATableThatLayersShareIsSummedOnceAllTheirGradientsAreThere) {
+  const std::vector<std::string> t5 = {"model.mixer=softmax", "model.mixer.softmax.num_heads=2",
+                                       "model.mixer.softmax.rope_theta=0", "model.positions=t5"};
+  const Outcome kept = Train(1, 3, t5);
+  for (const char* way : {"mixer", "block"})
+    for (const int stage : {0, 2}) {
+      std::vector<std::string> recomputed = t5;
+      recomputed.insert(recomputed.end(),
+                        {std::string("train.recompute=") + way,
+                         "parallel.zero_stage=" + std::to_string(stage), "train.micro_batch=4"});
+      std::vector<std::string> same = t5;
+      same.insert(same.end(), recomputed.end() - 2, recomputed.end());
+      const Outcome got = Train(2, 3, recomputed), want = Train(2, 3, same);
+      EXPECT_EQ(got.main, want.main) << way << " at stage " << stage;
+      EXPECT_NEAR(got.steps[2].loss, kept.steps[2].loss, 1e-3);
+    }
+}
+
 TEST_F(StepTest, AnyNumberOfRanksAndMicroBatchesAgreesToRounding) {
   const std::vector<std::string> batch = {"train.global_batch=12"};
   const Outcome one = Train(1, 10, batch), three = Train(3, 10, batch);
