@@ -159,7 +159,8 @@ TEST(StoreTest, ResumeFromAnExplicitStepOrPath) {
   const auto request = ParseResume("path=" + (copy / "elsewhere").string());
   EXPECT_EQ(LoadStep(other.path(), 2, SmallSpecs(), request)->state.step, 10u);
   EXPECT_HL_ERROR(LoadStep(run.path(), 1, SmallSpecs(), ParseResume("step=11")),
-                  ExitCode::kNoUsableCheckpoint, "step_000000000011/manifest.pb: missing");
+                  ExitCode::kNoUsableCheckpoint, "there is no ",
+                  "step_000000000011; `halflife ckpt ls` lists");
 }
 
 TEST(StoreTest, ParseResumeNamesTheForms) {
