@@ -5,6 +5,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 sys.dont_write_bytecode = True
 REPO = pathlib.Path(__file__).resolve().parents[2]
@@ -505,12 +507,15 @@ class CarryTest(InAFolder):
         self.assertNotIn("0123456789ab", machine.commit_of(self.folder))
 
     def test_carried_programs_find_the_installed_package(self):
-        plain = machine.environment(self.folder)
-        (self.folder / machine.CARRIED).write_text('{"commit": "c", "torch": "1.0.0"}')
+        with mock.patch.dict(os.environ):  # what a test computes on the CPU has the machine's cores
+            os.environ.pop("OMP_NUM_THREADS", None)
+            self.assertEqual(machine.environment(self.folder)["OMP_NUM_THREADS"], "1")
+            (self.folder / machine.CARRIED).write_text('{"commit": "c", "torch": "1.0.0"}')
+            self.assertEqual(machine.environment(self.folder)["OMP_NUM_THREADS"], str(min(8, os.cpu_count())))
         self.assertEqual(machine.commit_of(self.folder), "c")
         if machine.torch_folder() is None:
             self.assertIn("has no torch", machine.wrong_torch(self.folder))
-            self.assertEqual(machine.environment(self.folder), plain)
+            self.assertNotIn(str(self.folder), machine.environment(self.folder).get("LD_LIBRARY_PATH", ""))
             return
         self.assertIn("want 1.0.0", machine.wrong_torch(self.folder))
         folders = machine.environment(self.folder)["LD_LIBRARY_PATH"].split(":")
