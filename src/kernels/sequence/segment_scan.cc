@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <utility>
 
 #include "core/error.h"
@@ -171,15 +170,14 @@ Tensors CutChannels(const at::Tensor& whole, const std::vector<int64_t>& sizes) 
 }
 
 // What CutChannels has cut, or several calls have written.
-at::Tensor JoinChannels(const Tensors& pieces, const std::vector<int64_t>& sizes) {
+at::Tensor JoinChannels(const Tensors& pieces, const std::vector<int64_t>& sizes,
+                        at::IntArrayRef whole) {
   if (sizes.size() == 1) return pieces[0];
-  std::vector<int64_t> shape = pieces[0].sizes().vec();
-  shape[2] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   const auto backward = [sizes](const BackwardCall& call) -> Tensors {
     return call.grads[0].split_with_sizes(sizes, 2);
   };
   const auto forward = [&]() -> Forwarded {
-    return {.outputs = {Joined(pieces, shape)}, .saved = {}, .backward = backward};
+    return {.outputs = {Joined(pieces, whole)}, .saved = {}, .backward = backward};
   };
   return Apply({.name = "JoinChannels", .inputs = pieces, .forward = forward})[0];
 }
@@ -252,7 +250,7 @@ at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSe
     pieces[i].output = {.columns = columns, .part = i};
     outputs.push_back(run(pieces[i]));
   }
-  return JoinChannels(outputs, sizes);
+  return JoinChannels(outputs, sizes, like.sizes());
 }
 
 at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row) {

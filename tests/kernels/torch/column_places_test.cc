@@ -176,6 +176,18 @@ TEST(ColumnPlacesTest, OfAPieceOfAScan) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::BitEqual(got[i], want[i])) << i;
 }
 
+// A product of x in parts, and x for its other reader, beside each other or apart.
+struct Read {
+  at::Tensor other;
+  std::vector<at::Tensor> y;
+};
+Read ReadTwice(const at::Tensor& x, const at::Tensor& weight, const std::vector<int64_t>& widths,
+               bool beside) {
+  if (!beside) return {x, Linear(x, weight).split_with_sizes(widths, -1)};
+  const auto [again, parts] = LinearBesideInput(x, weight, widths);
+  return {again, {parts[0].y, parts[1].y}};
+}
+
 // x, a product of it in parts, and x's other reader: whose gradient is left as it was where others
 // hold it.
 TEST(ColumnPlacesTest, AProductAddsToTheGradientOfOtherReaders) {
@@ -189,14 +201,7 @@ TEST(ColumnPlacesTest, AProductAddsToTheGradientOfOtherReaders) {
           const auto run = [&](bool beside) {
             const at::Tensor x = Normal({tokens, 24}, 1, dtype).requires_grad_(),
                              weight = Normal({7, 24}, 2, dtype).requires_grad_();
-            at::Tensor other = x;
-            std::vector<at::Tensor> y;
-            if (beside) {
-              const auto [again, parts] = LinearBesideInput(x, weight, widths);
-              other = again, y = {parts[0].y, parts[1].y};
-            } else {
-              y = Linear(x, weight).split_with_sizes(widths, -1);
-            }
+            const auto [other, y] = ReadTwice(x, weight, widths, beside);
             std::vector<at::Tensor> outs, grads;
             if ((used & 1) != 0) {
               outs = {y[0], y[1]};
@@ -224,15 +229,7 @@ TEST(ColumnPlacesTest, ABackwardThatIsDifferentiatedAddsToo) {
   const auto second = [](bool beside) {
     const at::Tensor x = Normal({3, 4}, 1).requires_grad_(),
                      weight = Normal({7, 4}, 2).requires_grad_();
-    const std::vector<int64_t> widths = {2, 5};
-    at::Tensor other = x;
-    std::vector<at::Tensor> y;
-    if (beside) {
-      const auto [again, parts] = LinearBesideInput(x, weight, widths);
-      other = again, y = {parts[0].y, parts[1].y};
-    } else {
-      y = Linear(x, weight).split_with_sizes(widths, -1);
-    }
+    const auto [other, y] = ReadTwice(x, weight, {2, 5}, beside);
     const auto first = torch::autograd::grad(
         {y[0].square().sum() + y[1].pow(3).sum() + other.pow(3).sum()}, {x, weight}, {},
         /*retain_graph=*/true, /*create_graph=*/true);
