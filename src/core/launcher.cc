@@ -1,5 +1,6 @@
 #include "core/launcher.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <initializer_list>
 #include <optional>
@@ -36,6 +37,14 @@ LauncherEvidence ReadLauncherEvidence() {
       ReadNumber({"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}).value_or(1);
   evidence.has_pmi = ReadNumber({"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}).has_value();
   return evidence;
+}
+
+bool MakesARank(std::string_view variable) {
+  constexpr const char* kPrefixes[] = {"OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess",
+                                       "OMPI_MCA_pmix",    "PMIX_",          "PMI_",
+                                       "SLURM_STEP_",      "SLURM_PROCID=",  "SLURM_LOCALID="};
+  return std::ranges::any_of(kPrefixes,
+                             [&](const char* prefix) { return variable.starts_with(prefix); });
 }
 
 }  // namespace halflife

@@ -5,11 +5,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/launcher.h"
 #include "core/log.h"
 
 extern char** environ;
@@ -28,20 +28,12 @@ std::vector<char*> PointersTo(std::vector<std::string>& strings) {
 }
 
 // A run is a job of its own, not a rank of the launcher that this process may have come from.
-bool IsOfLauncher(const std::string& entry) {
-  constexpr const char* kPrefixes[] = {"OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess",
-                                       "OMPI_MCA_pmix",    "PMIX_",          "PMI_",
-                                       "SLURM_STEP_",      "SLURM_PROCID=",  "SLURM_LOCALID="};
-  return std::ranges::any_of(kPrefixes,
-                             [&](const char* prefix) { return entry.starts_with(prefix); });
-}
-
 std::vector<std::string> EnvironmentWith(
     const std::vector<std::pair<std::string, std::string>>& more) {
   std::vector<std::string> all;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
-    bool replaced = IsOfLauncher(text);
+    bool replaced = MakesARank(text);
     for (const auto& [name, value] : more) replaced |= text.starts_with(name + "=");
     if (!replaced) all.push_back(text);
   }
