@@ -10,6 +10,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/human.h"
+#include "core/json_text.h"
 #include "train/config/run_config.h"
 
 namespace halflife::cli {
@@ -21,7 +22,7 @@ using Json = nlohmann::ordered_json;
 // The text is made from the JSON, so that both always say the same.
 void Print(const CkptOptions& options, const Json& json, const std::string& text) {
   if (options.json) {
-    std::cout << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
+    std::cout << JsonText(json, 2) << "\n";
   } else {
     std::cout << text;
   }

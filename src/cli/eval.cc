@@ -17,6 +17,7 @@
 #include "core/files.h"
 #include "core/hash.h"
 #include "core/human.h"
+#include "core/json_text.h"
 #include "data/dataset.h"
 #include "data/text_tokens.h"
 #include "data/token_agreement.h"
@@ -204,10 +205,7 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
     out["bigram_perplexity"] = std::exp(bigram.loss);
     out["bigram_bits_per_byte"] = bigram.bits_per_byte;
   }
-  std::cout << (options.json
-                    ? out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"
-                    : ResultText(out))
-            << std::flush;
+  std::cout << (options.json ? JsonText(out, 2) + "\n" : ResultText(out)) << std::flush;
   return ExitCode::kFinished;
 }
 

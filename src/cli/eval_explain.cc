@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/human.h"
+#include "core/json_text.h"
 #include "eval/batch_tensors.h"
 #include "eval/explanations.h"
 
@@ -72,18 +73,13 @@ ordered_json WindowJson(const infer::LoadedModel& loaded, const data::Batch& bat
   return json;
 }
 
-// Pieces of characters are no UTF-8: they are written as U+FFFD.
-std::string Text(const ordered_json& json, int indent) {
-  return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
-}
-
 // `"gold" 0.042 at 17`, each.
 std::string TokensText(const ordered_json& top, const ordered_json& tokens, int digits) {
   std::string text;
   for (const ordered_json& token : top) {
     const ordered_json& said = tokens[token["token"].get<size_t>()];
     text += Concat(text.empty() ? "" : ", ",
-                   said.contains("text") ? Text(said["text"], -1) : said["id"].dump(), " ",
+                   said.contains("text") ? JsonText(said["text"]) : said["id"].dump(), " ",
                    Fixed(token["share"].get<double>(), digits), " at ", token["token"].dump());
   }
   return text;
@@ -127,9 +123,9 @@ ExitCode ExplainWindows(const EvalOptions& options, const infer::LoadedModel& lo
   for (int64_t window = 0; window < count; ++window)
     out["windows"].push_back(
         WindowJson(loaded, data::ReadWindows(tokens, seq_len, window, 1), options.top));
-  WriteOutput(options.explain, Text(out, -1) + "\n", ExitCode::kEnvironment);
+  WriteOutput(options.explain, JsonText(out) + "\n", ExitCode::kEnvironment);
   if (!IsStandardOutput(options.explain))
-    std::cout << (options.json ? Text(out, 2) + "\n" : ExplanationText(out)) << std::flush;
+    std::cout << (options.json ? JsonText(out, 2) + "\n" : ExplanationText(out)) << std::flush;
   return ExitCode::kFinished;
 }
 

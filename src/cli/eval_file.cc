@@ -7,17 +7,13 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/json_text.h"
 #include "report/table.h"
 
 namespace halflife::cli {
 namespace {
 
 using Json = EvalFile::Json;
-
-// A path's bytes need not be UTF-8, as JSON's are.
-std::string AsText(const Json& json, int indent = -1) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
 
 // What tells rows apart.
 constexpr const char* kKeys[] = {"method", "protocol", "length", "depth"};
@@ -32,7 +28,7 @@ std::string CsvText(const Json& value) {
 EvalFile::EvalFile(EvalPaths paths, const Json& facts, std::span<const CsvColumn> columns)
     : paths_(std::move(paths)),
       // as a file gives them back
-      json_(std::make_unique<Json>(Json::parse(AsText(facts)))),
+      json_(std::make_unique<Json>(Json::parse(JsonText(facts)))),
       columns_(columns) {
   const Json wanted = *json_;
   (*json_)["rows"] = Json::array();
@@ -83,7 +79,7 @@ void EvalFile::Finish() const {
 
 void EvalFile::WriteJson() const {
   if (!paths_.json.empty())
-    WriteOutput(paths_.json, AsText(*json_, 2) + "\n", ExitCode::kEnvironment);
+    WriteOutput(paths_.json, JsonText(*json_, 2) + "\n", ExitCode::kEnvironment);
 }
 
 void EvalFile::WriteCsv() const {

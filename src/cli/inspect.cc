@@ -4,14 +4,13 @@
 
 #include "cli/inspect/artifact.h"
 #include "cli/run.h"
+#include "core/json_text.h"
 
 namespace halflife::cli {
 
 ExitCode Run(const InspectOptions& options) {
-  using Json = nlohmann::ordered_json;
   if (options.json) {
-    std::cout << inspect::Describe(options.path).dump(2, ' ', false, Json::error_handler_t::replace)
-              << "\n";
+    std::cout << JsonText(inspect::Describe(options.path), 2) << "\n";
   } else {
     std::cout << inspect::Text(options.path);
   }

@@ -1,6 +1,7 @@
 #include "core/json_text.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -37,6 +38,10 @@ std::string ReadJsonText(const std::filesystem::path& path, uint64_t max_bytes) 
   HL_CHECK_AS(ExitCode::kData, nesting <= kMaxJsonNesting, path.string(), " is nested ", nesting,
               " deep; at most ", kMaxJsonNesting, " are read");
   return text;
+}
+
+std::string JsonText(const nlohmann::ordered_json& json, int indent) {
+  return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 }  // namespace halflife
