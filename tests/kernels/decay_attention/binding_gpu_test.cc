@@ -100,7 +100,8 @@ class DecayAttentionGpuTest
 };
 
 TEST_P(DecayAttentionGpuTest, EqualsTheCpu) {
-  for (const auto& [dim_k, dim_v] : {std::pair<int64_t, int64_t>{64, 64}, {40, 72}, {128, 128}}) {
+  for (const auto& [dim_k, dim_v] :
+       {std::pair<int64_t, int64_t>{64, 64}, {40, 72}, {128, 128}, {128, 256}}) {
     SCOPED_TRACE(testing::Message() << "K " << dim_k << ", V " << dim_v);
     const DecayProblem problem = Make(dim_k, dim_v);
     for (const int segments : {1, 2}) {
