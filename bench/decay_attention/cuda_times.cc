@@ -105,6 +105,7 @@ nlohmann::json CompareOnCuda(const Shape& shape, int rounds) {
           {"dim", shape.dim},
           {"dim_v", shape.values()},
           {"qk_heads", shape.groups()},
+          {"segments", shape.segments},
           {"dtype", "bf16"},
           {"rounds", rounds},
           {"max_error", error},

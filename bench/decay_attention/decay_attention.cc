@@ -182,6 +182,8 @@ int main(int argc, char** argv) {
   app.add_option("--dim", options.dim, "K and, without --dim-v, V of a head");
   app.add_option("--dim-v", options.dim_v, "V of a head");
   app.add_option("--qk-heads", options.qk_heads, "heads of q and k, shared by --heads of v");
+  app.add_option("--segments", options.segments,
+                 "of a row, scanned side by side; 0: what the plan of the shape says");
   app.add_option("--rounds", options.rounds, "7 on the CPU, 50 on a GPU");
   app.add_option("--threads", options.threads);
   app.add_flag("--lengths", options.lengths, "cost of a token at 1,024 to 65,536 tokens instead");

@@ -53,7 +53,7 @@ std::vector<double> PerTokenOf(const std::vector<double>& per_channel, int64_t d
 }  // namespace
 
 Problem::Problem(const Shape& shape, const at::TensorOptions& options)
-    : scale(1 / std::sqrt(static_cast<double>(shape.dim))) {
+    : scale(1 / std::sqrt(static_cast<double>(shape.dim))), segments(shape.segments) {
   const auto rows = [&](int64_t heads, int64_t width) {
     return at::randn({shape.batch, shape.seq_len, heads, width}, options);
   };
@@ -89,7 +89,7 @@ at::Tensor Ours(const Problem& p) {
                                   .log_decay = p.log_decay,
                                   .chunks = p.chunks,
                                   .initial_state = {}},
-                                 {.scale = p.scale})
+                                 {.scale = p.scale, .num_segments = p.segments})
       .out;
 }
 

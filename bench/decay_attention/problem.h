@@ -20,6 +20,7 @@ struct Shape {
   int64_t dim = 64;      // K of a head
   int64_t dim_v = 0;     // V; 0: K
   int64_t qk_heads = 0;  // of q and k, shared by `heads` of v, decay and output; 0: as many
+  int segments = 0;      // of a row, scanned side by side; 0: the plan's choice
 
   int64_t values() const { return dim_v == 0 ? dim : dim_v; }
   int64_t groups() const { return qk_heads == 0 ? heads : qk_heads; }
@@ -32,6 +33,7 @@ struct Problem {
   // Made once a batch, as in training: else each call would upload a table of its own.
   std::shared_ptr<const kernels::SequenceChunks> chunks;
   double scale;
+  int segments;
 
   Problem(const Shape& shape, const at::TensorOptions& options);
   std::vector<at::Tensor> leaves() const;

@@ -96,13 +96,27 @@ std::shared_ptr<Group> Group::Split(int color, int key, std::string name) {
   const Clock::time_point deadline = DeadlineIn(options_.init_timeout_s);
   ncclConfig_t config = MakeConfig();
   Use(what, deadline, [&](ncclComm_t comm) {
-    return ncclCommSplit(comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made->comm_, &config);
+    const ncclResult_t begun =
+        ncclCommSplit(comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made->comm_, &config);
+    // NCCL 2.28 says success although this group is busy with it, and refuses all else meanwhile.
+    return begun == ncclSuccess ? ncclInProgress : begun;
   });
   if (color < 0) return nullptr;
+  AwaitHandle(*made, what, deadline);
   const std::lock_guard lock(made->mutex_);
   made->Settle(ncclInProgress, what, deadline);
   made->ReadPlace();
   return made;
+}
+
+void Group::AwaitHandle(Group& made, const std::string& what, Clock::time_point deadline) {
+  while (std::atomic_ref(made.comm_).load() == nullptr) {
+    CheckHealth(what);
+    if (Clock::now() > deadline) {
+      throw CommError({CommFailure::Kind::kTimeout, Concat("timeout: ", what)});
+    }
+    std::this_thread::sleep_for(kPollInterval);
+  }
 }
 
 void Group::ReadPlace() {

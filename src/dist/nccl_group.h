@@ -66,6 +66,8 @@ class Group {
   void ThrowIfAborted(const std::string& what) const;
   // Polls a non-blocking call to its end.
   void Settle(ncclResult_t result, const std::string& what, Clock::time_point deadline);
+  // Until NCCL's own thread has filled in the handle of a group that is split off this one.
+  void AwaitHandle(Group& made, const std::string& what, Clock::time_point deadline);
   void ReadPlace();
   void Close();  // lets queued operations end first, within the timeout
 

@@ -63,6 +63,7 @@ std::shared_ptr<const SequenceChunks> MakeSequenceChunks(ChunkTableConfig config
   if (!device.is_cpu()) {
     chunks->device_chunks = UploadTable(chunks->table.chunks, device);
     chunks->device_begin = UploadTable(chunks->table.sequence_begin, device);
+    chunks->device = chunks->device_begin.device();  // "cuda" has its number now, as tensors have
   }
   return chunks;
 }

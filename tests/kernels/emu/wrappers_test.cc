@@ -326,6 +326,7 @@ TEST_F(Wrappers90, WgmmaOnRowsOfATile) {
 // zeros outside.
 TEST_F(Wrappers90, TmaSwizzlesAndPadsWithZeros) {
   for (const auto& [row, col] : {std::pair(0, 0), {5, 24}, {35, 40}, {-3, -7}, {38, 79}}) {
+    SCOPED_TRACE(testing::Message() << "box at " << row << ", " << col);
     TmaCase io{40, 80, row, col, {}, std::vector<uint16_t>(16 * 64, 1)};
     for (int i = 0; i < 40 * 80; ++i) io.matrix.push_back(static_cast<uint16_t>(1 + i));
     RunTma(io);
@@ -335,7 +336,7 @@ TEST_F(Wrappers90, TmaSwizzlesAndPadsWithZeros) {
         const bool inside = from_row >= 0 && from_row < 40 && from_col >= 0 && from_col < 80;
         const int at = r * 64 + (c / 8 ^ r % 8) * 8 + c % 8;
         EXPECT_EQ(io.tile[static_cast<size_t>(at)], inside ? 1 + from_row * 80 + from_col : 0)
-            << "box at " << row << ", " << col << ": element " << r << ", " << c;
+            << "element " << r << ", " << c;
       }
     }
   }
