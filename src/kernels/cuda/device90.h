@@ -171,7 +171,8 @@ HL_DEVICE void MbarrierWait(uint64_t* barrier, uint32_t parity HL_LOC) {
 
 // The box whose first element is (row, col) of the map, by one thread; completes box_rows * 128
 // bytes on the barrier. `smem` begins at a multiple of 1024 bytes, `map` is a HL_GRID_CONSTANT
-// parameter of the kernel.
+// parameter of the kernel. `col` may lie outside the matrix, as `row` may, but is a multiple of 16
+// bytes: of any other a GPU says "illegal instruction".
 HL_DEVICE void TmaLoad2d(void* smem, const TensorMap* map, uint64_t* barrier, int col,
                          int row HL_LOC) {
 #if HL_EMULATE

@@ -156,6 +156,10 @@ void TmaLoad2d(void* smem, const TensorMap& map, const void* address, int col, i
          "works",
          SharedOffset(smem));
   }
+  if (col * map.element_bytes % 16 != 0) {
+    Fail(place, "a TMA load from column %d, of %d bytes each; a multiple of 16 bytes works", col,
+         map.element_bytes);
+  }
   FindMbarrier(address, "a TMA load", place);
   if (block.num_bulk == kMaxBulkCopies) {
     Fail(place, "more than %d TMA loads in flight", kMaxBulkCopies);

@@ -150,7 +150,8 @@ __global__ void __launch_bounds__(128)
                                                     : 8192;
     MbarrierArriveExpectTx(&full, bytes);
     if (mistake == M::kOverArrival) MbarrierArrive(&full);
-    TmaLoad2d(smem + (mistake == M::kMisalignedTile ? 512 : 0), &map, &full, 0, 0);
+    TmaLoad2d(smem + (mistake == M::kMisalignedTile ? 512 : 0), &map, &full,
+              mistake == M::kMisalignedColumn ? -4 : 0, 0);
   }
   __syncthreads();
   if (mistake != M::kWaitForgotten) MbarrierWait(&full, 0);

@@ -51,6 +51,7 @@ enum class HopperMistake {
   kBytesForgotten,  // the barrier expects fewer bytes than come: its count passes by zero
   kTooManyBytes,    // or more
   kMisalignedTile,
+  kMisalignedColumn,
   kNoProxyFence,
   kNoWgmmaFence,
   kNoCommit,

@@ -191,6 +191,7 @@ TEST_F(Bugs, HoppersAreNamedWithTheirPlace) {
       {HopperMistake::kBytesForgotten, "deadlock .* wait in MbarrierWait on byte"},
       {HopperMistake::kTooManyBytes, "deadlock .* 128 threads .* wait in MbarrierWait on byte"},
       {HopperMistake::kMisalignedTile, "to byte 512 of shared memory; a multiple of 1024"},
+      {HopperMistake::kMisalignedColumn, "from column -4, of 2 bytes each; a multiple of 16"},
       {HopperMistake::kNoProxyFence, "writers call FenceProxyAsync"},
       {HopperMistake::kNoWgmmaFence, "without WgmmaFence"},
       {HopperMistake::kNoCommit, "128 wgmmas? in flight|4 wgmmas in flight"},
