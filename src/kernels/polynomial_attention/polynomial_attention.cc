@@ -333,7 +333,9 @@ PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& i
 PolynomialState Summarise(const PolynomialAttentionInputs& inputs,
                           const PolynomialAttentionConfig& config) {
   if (const auto in = ByFeatures(inputs, config)) return SummariseByFeatures(*in, config);
-  Call call = MakeCall(inputs, config);
+  PolynomialAttentionInputs alone = inputs;
+  alone.initial_state = {};
+  Call call = MakeCall(alone, config);
   call.form = PolynomialForm::kChunked;
   if (inputs.q.is_cuda()) return RunForward(call, true, false).output.final_state;
   const PolynomialState state = call.EmptyState();

@@ -223,6 +223,37 @@ inline void ExpectClose(const Answer& got, const Answer& want, double tolerance)
   }
 }
 
+// How large the terms are that each token's dq and dk are sums of, [B, T, H] each: the root of the
+// sum of squares of scale w'(s) / z (|dO . v| + |dO . out|) times |k| or |q|, of rows without a
+// state. A normalised gradient is what they leave where they cancel, and they grow without bound
+// where similarities vanish, as s^2 does where q and its first keys are nearly at right angles.
+inline Answer GradientTerms(const Problem& p, const at::Tensor& out) {
+  const auto heads = [](const at::Tensor& x) { return x.transpose(1, 2); };
+  const auto lengths = [&](const at::Tensor& x) { return heads(x).square().sum(3, true); };
+  const auto& [a0, a1, a2] = p.shape.kernel.weights;
+  at::Tensor starts = at::zeros({p.shape.batch * p.shape.seq_len}, at::kDouble);
+  for (const int32_t start : p.shape.document_starts) starts[start] = 1;
+  const at::Tensor document = starts.view({p.shape.batch, 1, -1, 1}).cumsum(2);
+  const at::Tensor seen = document.eq(document.transpose(2, 3)).to(at::kDouble).tril();
+  const at::Tensor s = heads(p.q).matmul(heads(p.k).transpose(2, 3)) * p.scale();
+  at::Tensor slopes = (2 * a2 * s + a1).abs() * seen,
+             dweights = heads(p.dout).matmul(heads(p.v).transpose(2, 3)).abs();
+  if (p.shape.kernel.normalise) {
+    slopes = slopes / (((a2 * s + a1) * s + a0) * seen).sum(3, true);
+    dweights = dweights + heads(p.dout * out).sum(3, true).abs();
+  }
+  const at::Tensor squares = (p.scale() * slopes * dweights).square();
+  const auto terms = [&](const at::Tensor& of, const at::Tensor& x) {
+    return heads(of.matmul(lengths(x)).sqrt()).squeeze(3);
+  };
+  return {{"dq", terms(squares, p.k)}, {"dk", terms(squares.transpose(2, 3), p.q)}};
+}
+// Root mean square over tokens of a gradient's error over the size of its terms; NaN fails.
+inline double ErrorOfTerms(const at::Tensor& got, const at::Tensor& want, const at::Tensor& terms) {
+  const at::Tensor errors = (got.to(at::kDouble) - want).square().sum(3);
+  return std::sqrt((errors / terms.square()).mean().item<double>());
+}
+
 inline void PrintTo(const Kernel& kernel, std::ostream* out) { *out << kernel.name; }
 
 }  // namespace halflife::kernels::test

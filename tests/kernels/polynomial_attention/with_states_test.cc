@@ -80,6 +80,7 @@ TEST_P(PolynomialWithStatesTest, PiecesAreTheChunkedKernels) {
     }
     PolynomialAttentionInputs in = alone;
     in.initial_state = p.initial;
+    EXPECT_TRUE(BitEqual(Summarise(in, config).kv, want.kv));  // what is before them is not theirs
     in.q = p.q.clone().requires_grad_();  // divisors are for who differentiates
     const PolynomialAttentionOutput chunked = PolynomialAttention(in, config),
                                     output = AttendWithStates(in, config);
