@@ -60,15 +60,22 @@ HL_DEVICE Rows RowsOf(const TensorView& view, const Entry& chunk, int head, int 
 // way is synchronous.
 template <int kDim, int kThreads, int kRows = kTileRows>
 HL_DEVICE void LoadTile(bf16* tile, const Rows& rows, int length) {
-  constexpr int kUnits = kDim / 8;
+  constexpr int kUnits = kDim / 8, kStep = kThreads / kUnits;
+  // A thread's units lie below each other, at equal distances on both sides.
+  static_assert(kThreads % kUnits == 0 && kStep % 8 == 0);
   const bf16* const data = reinterpret_cast<const bf16*>(rows.data);
   if (rows.aligned) {
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnits; i += kThreads) {
-      const int row = i / kUnits, column = i % kUnits * 8;
-      const bool valid = row < length && column < rows.dim;
-      CpAsync16(tile + TileOffset<kDim>(row, column),
-                valid ? data + row * rows.stride_t + column : data, valid);
+    const int thread = static_cast<int>(threadIdx.x);
+    const int first = thread / kUnits, column = thread % kUnits * 8;
+    const int end = column < rows.dim ? length : 0;
+    const bf16* source = data + first * rows.stride_t + column;
+    bf16* target = tile + TileOffset<kDim>(first, column);
+#pragma unroll 2
+    for (int row = first; row < kRows; row += kStep) {
+      const bool valid = row < end;
+      CpAsync16(target, valid ? source : data, valid);
+      source += kStep * rows.stride_t;
+      target += kStep * kDim;
     }
   } else {
 #pragma unroll 1
@@ -170,12 +177,13 @@ HL_DEVICE void FlushTransposed(const bf16* stage, const Rows& rows, int length, 
   bf16* const data = reinterpret_cast<bf16*>(rows.data) + column;
   const int columns = rows.dim - column;
   if (rows.aligned) {
-#pragma unroll 1
-    for (int i = lane; i < kRows * 2; i += 32) {
-      const int row = i / 2, c = i % 2 * 8;
-      if (row < length && c < columns)
-        *reinterpret_cast<uint4*>(data + row * rows.stride_t + c) =
-            *reinterpret_cast<const uint4*>(stage + row * 16 + c);
+    const int c = lane % 2 * 8, end = c < columns ? length : 0;
+    bf16* target = data + lane / 2 * rows.stride_t + c;
+#pragma unroll 2
+    for (int row = lane / 2; row < kRows; row += 16) {
+      if (row < end)
+        *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(stage + row * 16 + c);
+      target += 16 * rows.stride_t;
     }
   } else {
 #pragma unroll 1
