@@ -76,7 +76,7 @@ void NormBackward(const NormGradRows<Bf16>& rows, int64_t begin, int64_t end, fl
 
 namespace cuda {
 // Partial sums of the weight's gradient: one a block, of at most so many blocks.
-constexpr int64_t kNormMaxBlocks = 512;
+constexpr int64_t kNormMaxBlocks = 768;
 inline int64_t NormWorkspaceFloats(int64_t num_rows, int64_t dim) {
   return std::min(kNormMaxBlocks, num_rows) * dim;
 }
