@@ -41,13 +41,13 @@ class Item:
         return re.sub(r"[^A-Za-z0-9.-]+", "_", self.name.replace("/", "-"))
 
 
-# The scans that Hopper alone can run, which a plan takes where it is asked for them (docs/running_on_a_cluster.md).
-HOPPER = ("env", "HALFLIFE_WARPGROUPS=1")
+# Without the scans that Hopper alone can run (docs/running_on_a_cluster.md).
+NO_HOPPER = ("env", "HALFLIFE_WARPGROUPS=0")
 
 
-def _as_hopper(item: Item) -> Item:
-    """The same once more by Hopper's scans; on other GPUs and other shapes as before."""
-    return dataclasses.replace(item, name=f"{item.name}, warpgroups", before=(*HOPPER, *item.before))
+def _by_warps(item: Item) -> Item:
+    """The same once more by the scans of every GPU; on others than Hopper, and in other shapes, as before."""
+    return dataclasses.replace(item, name=f"{item.name}, by warps", before=(*NO_HOPPER, *item.before))
 
 
 def _test(name: str, folder: str, minutes: float, rehearsed_by: str = "") -> Item:
@@ -73,7 +73,7 @@ def _decay(kind: str, shape: compare_fla.Shape) -> Item:
 
 
 def _fla(kind: str) -> Item:
-    words = ("--only", kind, "--rounds", "2", "--samples", "20", "--json", "{file}", "--resume")
+    words = ("--only", kind, "--rounds", "2", "--samples", "20", "--tune-ms", "20", "--json", "{file}", "--resume")
     return Item(f"fla/{kind}", "bench/bench_decay_attention",
                 (*words, "--binary", "{build}/bench/bench_decay_attention"), readers.read_rows, 8,
                 before=("{python}", "{repo}/bench/compare_fla.py"), needs=("fla",), resumes=True)  # fmt: skip
@@ -156,8 +156,8 @@ ITEMS = (
     _adamw(),
     _sanitized("memcheck", "wrappers_gpu_test", WRAPPERS, "*", 2),
     # the rest of each
-    _as_hopper(BINDING),
-    *(_as_hopper(FIRST_SHAPES[kind]) for kind in ("per_head", "per_token")),
+    _by_warps(BINDING),
+    *(_by_warps(FIRST_SHAPES[kind]) for kind in ("per_head", "per_token")),
     *(_fla(kind) for kind in compare_fla.KINDS),
     _test("nccl_gpu_test", "tests/dist", 2),
     _step("gla 1.3b", "gla", 2048, 8),

@@ -117,15 +117,15 @@ class ItemsTest(unittest.TestCase):
         self.assertEqual([name.partition("/")[2].split()[0] for name in names[first + 1 : first + 4]], kinds)
         self.assertEqual([name.partition("/")[0] for name in names[first + 4 : first + 6]], ["row_kernels", "memcheck"])
 
-    def test_hopper_scans_are_asked_for_beside_the_usual_ones(self):
-        asked = {item.name: item for item in items.ITEMS if items.HOPPER[1] in item.before}
+    def test_the_scans_of_every_gpu_are_timed_beside_those_of_hopper(self):
+        asked = {item.name: item for item in items.ITEMS if items.NO_HOPPER[1] in item.before}
         self.assertEqual({name.partition(" ")[0] for name in asked},
                          {"tests/decay_binding_gpu_test,", "decay_attention/per_head", "decay_attention/per_token"})  # fmt: skip
         for name, item in asked.items():
-            usual = next(one for one in items.ITEMS if one.name == name.removesuffix(", warpgroups"))
+            usual = next(one for one in items.ITEMS if one.name == name.removesuffix(", by warps"))
             self.assertEqual((item.program, item.words), (usual.program, usual.words))
             words = items.words_of(item, (), pathlib.Path("b"), pathlib.Path("f"), False, {})
-            self.assertEqual(words[:3], ["env", "HALFLIFE_WARPGROUPS=1", f"b/{item.program}"])
+            self.assertEqual(words[:3], ["env", "HALFLIFE_WARPGROUPS=0", f"b/{item.program}"])
 
     def test_benchmarks_ask_for_the_gpu_and_rehearse_without(self):
         for item in items.ITEMS:

@@ -105,11 +105,11 @@ struct Call {
 };
 
 #ifdef HALFLIFE_WITH_CUDA
-// Until it has been measured that they are faster, HALFLIFE_WARPGROUPS=1 asks for them.
+// HALFLIFE_WARPGROUPS=0 has the scans of other GPUs, whose bits are the same.
 bool WantsWarpgroups() {
   static const bool wants = [] {
     const char* const given = std::getenv("HALFLIFE_WARPGROUPS");
-    return given != nullptr && std::string_view(given) == "1";
+    return given == nullptr || std::string_view(given) != "0";
   }();
   return wants;
 }
