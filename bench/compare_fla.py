@@ -64,10 +64,11 @@ class Shape:
         return self.dim_v or self.dim
 
 
-SHAPES = (
+SHAPES = (  # what tells most comes first
     Shape(2, 16384, 16, 128),
-    Shape(1, 8192, 96, 128),
     Shape(8, 2048, 32, 64),
+    Shape(8, 2048, 8, 128, dim_v=256),  # a layer of gla_1.3b
+    Shape(1, 8192, 96, 128),
     Shape(1, 131072, 16, 128),
     Shape(8, 16384, 32, 128),
     Shape(4, 2048, 16, 128),
@@ -75,7 +76,6 @@ SHAPES = (
     Shape(8, 1024, 8, 64),
     Shape(8, 2048, 32, 256),
     Shape(32, 512, 12, 64),
-    Shape(8, 2048, 8, 128, dim_v=256),  # a layer of gla_1.3b
     Shape(8, 2048, 4, 128, dim_v=512),
 )
 # Mamba-2: q and k (its C and B) are one for all heads.
@@ -517,6 +517,13 @@ def context_is_lost(torch) -> bool:
     return False
 
 
+def set_tuning(ms: float) -> None:
+    import triton.testing
+
+    benchmark = triton.testing.do_bench
+    triton.testing.do_bench = lambda call, **more: benchmark(call, **{"warmup": ms / 4, "rep": ms, **more})
+
+
 def load_torch():
     try:
         import torch
@@ -542,6 +549,8 @@ def main():
                         default=REPO / "build/cuda/bench/bench_decay_attention")
     parser.add_argument("--only", choices=KINDS, action="append", help="this kind; may be repeated")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tune-ms", type=float, default=100,
+                        help="for which Triton times each configuration of a kernel, once a shape (100)")
     parser.add_argument("--samples", type=int, default=50, help="timed calls of a round")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--resume", action="store_true", help="keep the rows that --json has")
@@ -550,6 +559,7 @@ def main():
     if options.resume and not options.json:
         parser.error("--resume wants --json, the file to go on with")
     torch = load_torch()
+    set_tuning(options.tune_ms)
     if not options.binary.exists():
         makes = "cmake --build build/cuda --target bench_decay_attention makes it"
         skip(f"no {options.binary}; {makes}")
