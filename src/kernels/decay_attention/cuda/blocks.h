@@ -40,11 +40,26 @@ constexpr int ChunkScanBytes(int k, int v) {
   return 2 * kChunk * (2 * k + v) * 2 + kChunk * kChunk * 2 + kOutTokens * v * 2 +
          2 * kDecayTablesBytes + (k + 3 * v) * 4;
 }
-// The same with decays of channels: operands scaled for a tile, twice, its decays and what they are
-// exponentials of; key scales.
+// With decays of channels by tiles: a stage of a tile's operands, two of them, scores in rows of 48
+// bytes, G; what they take in memory, with the logarithm of G (channel_operands.cuh); what a scan
+// makes of a tile and a slice of V for its gradients, in fp32.
+constexpr int ChannelStageBytes(int k) {
+  return 2 * kTile * k * 2 + kTile * (kTile + 8) * 2 + k * 4;
+}
+constexpr int ChannelOperandBytes(int k) { return ChannelStageBytes(k) + k * 4; }
+constexpr int ChannelProductElements(int k) { return (2 * kTile + 1) * k; }
+constexpr int kTileStages = 4;        // tiles that are on their way to a scan, or there
+constexpr int kStagedTileBytes = 64;  // StagedTile
 constexpr int ChannelScanBytes(int k, int v) {
-  return 2 * kChunk * (2 * k + v) * 2 + 2 * kTile * k * 2 * 2 + 2 * k * 4 + 2 * kTile * k * 4 +
-         2 * kChunk * 4 + kTile * kChunk * 2 + kTile * v * 2 + (k + kTile) * 4;
+  return kTileStages * (ChannelStageBytes(k) + kTile * v * 2 + kStagedTileBytes) + kTile * v * 2 +
+         (k + kTile) * 4;
+}
+constexpr int ChannelOperandsSharedBytes(int k) {
+  return 4 * kTile * k * 2 + 2 * kTile * k * 4 + kTile * (kTile + 8) * 2 + 2 * kTile * 4;
+}
+constexpr int ChannelGradientsSharedBytes(int k) {
+  return 2 * kTile * k * 2 + kTile * k * 4 + 2 * kTile * (k + 4) * 4 + 2 * kTile * 128 * 2 +
+         k / 16 * kTile * kTile * 4 + ChannelGradSumsBytes(k);
 }
 // By warpgroups, of blocks of this many columns of V: stages of q, k, v and tables; two of scores;
 // a stage of out.
@@ -59,20 +74,20 @@ constexpr int ReverseScanBytes(int k, int v, int stages) {
          2 * kDecayTablesBytes + GradSumsBytes(k / 16) + kPlaceBytes;
 }
 constexpr int ChannelReverseScanBytes(int k, int v) {
-  return 2 * kTile * 2 * (k + v) * 2 + 2 * kTile * k * 4 + 2 * kTile * k * 2 + k * v * 2 +
-         2 * kTile * (k + 4) * 4 + kTile * kChunk * 2 + k / 16 * kTile * 16 * 2 +
-         ChannelGradSumsBytes(k) + kPlaceBytes;
+  return kTileStages * (ChannelStageBytes(k) + 2 * kTile * v * 2 + kStagedTileBytes) + k * v * 2 +
+         k / 16 * kTile * 16 * 2 + kPlaceBytes;
 }
 // States of segments: two stages of k and v, or of q and dout.
 constexpr int StateScanBytes(int k, int v) {
   return 2 * kChunk * (k + v) * 2 + 2 * kDecayTablesBytes;
 }
 constexpr int ChannelStateScanBytes(int k, int v) {
-  return 2 * kTile * (k + v) * 2 + kTile * k * 4 + kTile * k * 2 + k * 4;
+  return kTileStages * (kTile * (k + v) * 2 + 2 * k * 4 + kStagedTileBytes);
 }
 
 // Blocks that share a multiprocessor, as far as registers go: what the kernels are compiled for.
 constexpr int ScanBlocksPerSm(int k, int v) { return v > 64 ? 1 : k > 64 ? 2 : 3; }
+constexpr int ChannelScanBlocksPerSm(int k, int v) { return v > 64 ? 1 : k > 64 ? 2 : 3; }
 constexpr int ReverseScanBlocksPerSm(int k) { return k > 64 ? 1 : 2; }
 
 // Whether there is a device on which the reverse scan's tiles fit in one stage, but not in two.

@@ -52,7 +52,7 @@ void CentredBackward::RunOverOnes() const {
   const DecayAttentionArgs& args = grads_.forward;
   const ReverseScanOfOnes ones =
       MakeReverseScanOfOnes(args, plan_, layout_.normaliser, turn_, stream_);
-  const int first = SlicesOf(args, plan_.backward).values;
+  const int first = layout_.slices.keys - 1;  // its slice of what slices of V have each
   decay::LaunchCentredFactor({ProblemOfTurn(args, turn_), RowsOfTurn(grads_.dout, turn_), mean_,
                               first, Region<float>(layout_.dq), ones.factor},
                              stream_);

@@ -1,18 +1,12 @@
 // out = scale q S, S = diag(exp(log_decay)) S + k^T v where each key channel has its own decay: one
-// block scans the chunks of a segment with the state in registers, as in chunk_scan.cuh.
-//
-// Decays of channels do not multiply a finished tile of scores, they go into the operands. A chunk
-// is therefore taken in tiles of 16 tokens, from state to state:
+// block scans the tiles of a segment with the state in registers, as in chunk_scan.cuh. What it
+// multiplies is made before (channel_operands.cuh), so that from tile to tile there is nothing but
 //   out = (q P) S + scores v,   S = G S + (k Q)^T v
-//   P: tile's start to r, inclusive; Q: after s to its end; G: all of it
-// Every factor is exp of a sum of log_decay over its own range within the tile, so none exceeds 1
-// where no decay does. The 16 x 16 scores, whose weights lie between the two ends of a tile, are
-// summed pair by pair: q_r k_s times a product of at most 15 decays.
+// A warp has 16 columns of V and needs no other: the one barrier of a tile hands over stages.
 //
-// Shared memory in KiB, K = V = 128, C = 64:
-//   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | 2 x (q P [16, K] 4 | k Q 4 | G 0.5)
-//   | log decays [16, K] 8 | decays 8 | 2 x key scales 0.25 |
-//   | scores [16, 64] 2 | stage of out 4 | sums of keys 0.6 |
+// Shared memory in KiB, K = V = 128:
+//   | 4 x (q P [16, K] 4 | k Q 4 | v [16, V] 4 | scores 0.75 | G 0.5) | stage of out 4
+//   | sums of keys 1.1 |
 #pragma once
 
 #include "kernels/decay_attention/cuda/channel_tile.cuh"
@@ -26,137 +20,122 @@ struct ChannelConfig {
   static constexpr bool kNormalised = kNormalised_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   static_assert(kThreads >= kK, "a channel has a thread");
-  static constexpr int kMinBlocksPerSm = 1;
+  static constexpr int kMinBlocksPerSm = ChannelScanBlocksPerSm(kK, kV);
   static constexpr int kSmemBytes = ChannelScanBytes(kK, kV);
 };
 
 template <typename Config>
 struct ChannelShared {
-  ChunkScanShared<Config> scan;  // q, k, v, out
-  bf16 *q, *k;                   // [2][16, kK]: q P and k Q
-  float* transition;             // [2][kK]
-  float* log_decay;              // [16, kK]: of the tile that is next
-  float* decays;                 // [16, kK]
-  float* key_scale;              // [2][64]: c, of a chunk
-  bf16* scores;                  // [16, 64], of which 16 columns are used
-  float* key_sums;               // [kK]: z before the tile
-  float* query_sums;             // [16]: (q P) z
+  unsigned char* operands;  // [kTileStages][OperandPlaces::kStage]
+  bf16* v;                  // [kTileStages][16, kV]
+  StagedTile* tiles;        // [kTileStages]
+  bf16* out;                // [kWarps][16, 16]
+  float* key_sums;          // [kK]: z before the tile
+  float* query_sums;        // [16]: (q P) z
 };
 
-// c of a chunk, a token a thread; read from the next barrier on.
+// Where a block's tiles are, in memory.
+struct ChannelSources {
+  TilesOfHead tiles;
+  Rows v;
+};
+// Starts to load the next tile and goes on to the one after it.
 template <typename Config>
-HL_DEVICE void FillKeyScales(float* key_scale, const DecayAttentionArgs& args,
-                             const ChunkEntry& chunk, int head) {
-  const int t = static_cast<int>(threadIdx.x);
-  if (t >= kChunk) return;
-  key_scale[t] = t < chunk.length ? KeyScaleAt(args, chunk, t, head) : 0.0f;
+HL_DEVICE void StageTile(const ChannelShared<Config>& smem, const ChunkScanParams& params,
+                         const ChannelSources& from, TileScan& next, int stage) {
+  constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
+  const StagedTile staged = next.staged();
+  if (threadIdx.x == 0) smem.tiles[stage] = staged;
+  if (!staged.valid) return;
+  CopyUnits<kThreads, 0, OperandPlaces<kK>::kStage>(
+      smem.operands + stage * OperandPlaces<kK>::kStage,
+      static_cast<const char*>(params.operands) +
+          from.tiles.Index(staged.chunk, staged.row) * OperandPlaces<kK>::kBytes);
+  LoadTile<kV, kThreads, kTile>(smem.v + stage * kTile * kV,
+                                RowsAt(from.v, params.args.v, staged.tile), staged.tile.length);
+  next.Advance();
 }
 
-// Of the chunk's tile from `first_row` on, a channel a thread, which has its z, too: the tile's
-// tokens find it as it was before them. q, k: of the tile; key_scale: of its tokens.
+// The tile's tokens find z as it was before them; a channel a thread. k: c k Q of the tile.
 template <typename Config>
-HL_DEVICE void ScaleOperands(const ChannelShared<Config>& smem, int buffer, const bf16* q,
-                             const bf16* k, const float* key_scale, float scale, float& key_sum) {
-  constexpr int kK = Config::kK;
-  bf16* const scaled_q = smem.q + buffer * kTile * kK;
-  bf16* const scaled_k = smem.k + buffer * kTile * kK;
+HL_DEVICE void AdvanceKeySum(float* before, float& key_sum, const bf16* k,
+                             const float* transition) {
   const int c = static_cast<int>(threadIdx.x);
-  if (c >= kK) return;
-  float decay[kTile];
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) decay[r] = smem.log_decay[r * kK + c] * kLog2E;
-  float sum = 0;
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-    sum += decay[r];
-    smem.decays[r * kK + c] = Exp2Approx(decay[r]);
-    scaled_q[TileOffset<kK>(r, c)] =
-        ToBf16(ToFloat(q[TileOffset<kK>(r, c)]) * (scale * Exp2Approx(sum)));
-  }
-  const float transition = Exp2Approx(sum);
-  smem.transition[buffer * kK + c] = transition;
-  sum = 0;
+  if (c >= Config::kK) return;
   float keys = 0;
 #pragma unroll
-  for (int r = kTile - 1; r >= 0; --r) {
-    const bf16 key = ToBf16(ToFloat(k[TileOffset<kK>(r, c)]) * (key_scale[r] * Exp2Approx(sum)));
-    scaled_k[TileOffset<kK>(r, c)] = key;
-    if constexpr (Config::kNormalised) keys += ToFloat(key);
-    sum += decay[r];
-  }
-  if constexpr (Config::kNormalised) {
-    smem.key_sums[c] = key_sum;
-    key_sum = fmaf(transition, key_sum, keys);
-  }
-}
-
-// scores_rs = scale c_s times the pairs' sums.
-template <typename Config>
-HL_DEVICE void TileScores(const ChannelShared<Config>& smem, const bf16* q, const bf16* k,
-                          const float* key_scale, float scale) {
-  PairScores<Config::kK, Config::kThreads>(q, k, smem.decays, [&](int r, int s, float sum) {
-    smem.scores[TileOffset<kChunk>(r, s)] = ToBf16(s <= r ? sum * (scale * key_scale[s]) : 0.0f);
-  });
+  for (int r = kTile - 1; r >= 0; --r) keys += ToFloat(k[TileOffset<Config::kK>(r, c)]);
+  before[c] = key_sum;
+  key_sum = fmaf(transition[c], key_sum, keys);
 }
 
 // (q P) z: the threads that share a token have its channels in turn, in pairs.
 template <typename Config>
-HL_DEVICE void SumTileQueries(const ChannelShared<Config>& smem, int buffer) {
+HL_DEVICE void SumTileQueries(float* sums, const bf16* q, const float* key_sums) {
   constexpr int kK = Config::kK, kGroups = Config::kThreads / kTile;
-  const bf16* const q = smem.q + buffer * kTile * kK;
   const int r = static_cast<int>(threadIdx.x) / kGroups;
   const int group = static_cast<int>(threadIdx.x) % kGroups;
   float sum = 0;
 #pragma unroll
   for (int c = 2 * group; c < kK; c += 2 * kGroups) {
     const uint32_t queries = *reinterpret_cast<const uint32_t*>(q + TileOffset<kK>(r, c));
-    const float2 keys = *reinterpret_cast<const float2*>(smem.key_sums + c);
+    const float2 keys = *reinterpret_cast<const float2*>(key_sums + c);
     sum = fmaf(UnpackHi(queries), keys.y, fmaf(UnpackLo(queries), keys.x, sum));
   }
 #pragma unroll
   for (int offset = 1; offset < kGroups; offset *= 2)
     sum += __shfl_xor_sync(kFullWarp, sum, offset);
-  if (group == 0) smem.query_sums[r] = sum;
+  if (group == 0) sums[r] = sum;
 }
 
-// out^T of the tile's tokens; `values`: their fragment of v^T.
+// out^T of the tile's tokens; `values`: their fragment of v^T. Two chains of products, so that one
+// need not wait for the other.
 template <typename Config>
 HL_DEVICE void TileOutput(float (&out)[2][4], uint32_t (&values)[4],
-                          const ChannelShared<Config>& smem, int buffer, const bf16* v,
-                          const float (&state)[Config::kK / 8][4], int first_row) {
+                          const StagedOperands<Config::kK>& operands, const bf16* v,
+                          const float (&state)[Config::kK / 8][4]) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
   const int columns_k = ColumnsFirst<kK>(lane);
-  const bf16* const q = smem.q + buffer * kTile * kK;
   Clear(out);
+  float other[2][4];
+  Clear(other);
 #pragma unroll
   for (int j = 0; j < kK / 16; ++j) {
     uint32_t a[4], b[4];
     PackFragment(a, state[2 * j], state[2 * j + 1]);
-    LoadFragment<kK, false>(b, q, columns_k, 0, 16 * j);
-    MmaPair(out[0], out[1], a, b);
+    LoadFragment<kK, false>(b, operands.q, columns_k, 0, 16 * j);
+    if (j % 2 == 0) {
+      MmaPair(out[0], out[1], a, b);
+    } else {
+      MmaPair(other[0], other[1], a, b);
+    }
   }
   uint32_t b[4];
-  LoadFragment<kV, true>(values, v, ColumnsFirst<kV>(lane), first_row, WarpId() * 16);
-  LoadFragment<kChunk, false>(b, smem.scores, ColumnsFirst<kChunk>(lane), 0, 0);
+  LoadFragment<kV, true>(values, v, ColumnsFirst<kV>(lane), 0, WarpId() * 16);
+  ScoresFragment<false>(b, operands.scores);
   MmaPair(out[0], out[1], values, b);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[n][i] += other[n][i];
+  }
 }
 
 // out^T / (d + eps), where a block has all of K. Two lanes a token, with half of its scores each.
 template <typename Config>
-HL_DEVICE void DivideTile(float (&out)[2][4], const ChannelShared<Config>& smem,
-                          const ChunkScanParams& params, const ChunkEntry& chunk,
-                          const Place& place, const KeySumPlace& at, int first_row) {
+HL_DEVICE void DivideTile(float (&out)[2][4], const bf16* tile_scores, const float* query_sums,
+                          const ChunkScanParams& params, const ChunkEntry& tile, const Place& place,
+                          const KeySumPlace& at) {
   const int lane = FreshLaneId();
   const int r = lane / 2;
   float scores[8], sum = 0;
-  UnpackUnit(scores,
-             *reinterpret_cast<const uint4*>(smem.scores + TileOffset<kChunk>(r, lane % 2 * 8)));
+  UnpackUnit(scores, *reinterpret_cast<const uint4*>(tile_scores + r * kScorePitch + lane % 2 * 8));
 #pragma unroll
   for (int s = 0; s < 8; ++s) sum += scores[s];
   sum += __shfl_xor_sync(kFullWarp, sum, 1);
-  const float divisor = sum + smem.query_sums[r] + params.key_sums.eps;
-  if (WarpId() == 0 && lane % 2 == 0) KeepDivisor(params, chunk, place, at, first_row + r, divisor);
+  const float divisor = sum + query_sums[r] + params.key_sums.eps;
+  if (WarpId() == 0 && lane % 2 == 0) KeepDivisor(params, tile, place, at, r, divisor);
   const float factor = params.key_sums.divides ? 1.0f / divisor : 1.0f;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -171,13 +150,10 @@ HL_DEVICE void DivideTile(float (&out)[2][4], const ChannelShared<Config>& smem,
 }
 
 // The tile's tokens, through the warp's stage [16, 16].
-HL_DEVICE void StoreTile(const float (&out)[2][4], bf16* stage, Rows target, int length,
-                         int first_row) {
+HL_DEVICE void StoreTile(const float (&out)[2][4], bf16* stage, const Rows& target, int length) {
   const int lane = FreshLaneId();
-  const int size = target.is_wide ? 4 : 2;
-  target.data += first_row * target.stride_t * size;
   if (target.is_wide) {
-    StoreTransposedWide<kTile>(out, stage, target, length - first_row, WarpId() * 16);
+    StoreTransposedWide<kTile>(out, stage, target, length, WarpId() * 16);
     return;
   }
 #pragma unroll
@@ -190,17 +166,16 @@ HL_DEVICE void StoreTile(const float (&out)[2][4], bf16* stage, Rows target, int
           PackBf16(pair.x, pair.y);
     }
   }
-  FlushTransposed<kTile>(stage, target, length - first_row, WarpId() * 16);
+  FlushTransposed<kTile>(stage, target, length, WarpId() * 16);
 }
 
 // The state after the tile.
 template <typename Config>
 HL_DEVICE void TileState(float (&state)[Config::kK / 8][4], const uint32_t (&values)[4],
-                         const ChannelShared<Config>& smem, int buffer) {
+                         const bf16* k, const float* transition) {
   constexpr int kK = Config::kK;
   const int rows_k = RowsFirst<kK>(FreshLaneId());
-  const bf16* const k = smem.k + buffer * kTile * kK;
-  ScaleAccumulatorColumns(state, smem.transition + buffer * kK);
+  ScaleAccumulatorColumns(state, transition);
 #pragma unroll
   for (int n = 0; n < kK / 16; ++n) {
     uint32_t b[4];
@@ -209,40 +184,36 @@ HL_DEVICE void TileState(float (&state)[Config::kK / 8][4], const uint32_t (&val
   }
 }
 
-// Barriers: where a chunk starts (its tiles are there, the other stage is free); in a tile of 16
-// tokens when the operands, the scores are there. The next tile's log decays, of which there is one
-// buffer, are on their way between these two. Operands alternate between two buffers, so that
-// the next tile's need no third.
+template <typename Config>
+HL_DEVICE ChannelShared<Config> CarveChannelScan(unsigned char* raw) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  SmemCarver carver(raw);
+  ChannelShared<Config> smem = {};
+  smem.operands = carver.Take<unsigned char>(kTileStages * OperandPlaces<kK>::kStage);
+  smem.v = carver.Take<bf16>(kTileStages * kTile * kV);
+  smem.tiles = carver.Take<StagedTile>(kTileStages);
+  smem.out = carver.Take<bf16>(kTile * kV);
+  smem.key_sums = carver.Take<float>(kK);
+  smem.query_sums = carver.Take<float>(kTile);
+  return smem;
+}
+
+// Barriers: a tile is there and the stage of the one before is free; of a normalised output, its z
+// is there, and the sums of its queries.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChannelScanKernel(const ChunkScanParams params) {
   constexpr int kK = Config::kK, kV = Config::kV;
   HL_DYNAMIC_SMEM(raw);
-  SmemCarver carver(raw);
-  ChannelShared<Config> smem = {};
-  smem.scan.q = carver.Take<bf16>(2 * kChunk * kK);
-  smem.scan.k = carver.Take<bf16>(2 * kChunk * kK);
-  smem.scan.v = carver.Take<bf16>(2 * kChunk * kV);
-  smem.q = carver.Take<bf16>(2 * kTile * kK);
-  smem.k = carver.Take<bf16>(2 * kTile * kK);
-  smem.transition = carver.Take<float>(2 * kK);
-  smem.log_decay = carver.Take<float>(kTile * kK);
-  smem.decays = carver.Take<float>(kTile * kK);
-  smem.key_scale = carver.Take<float>(2 * kChunk);
-  smem.scores = carver.Take<bf16>(kTile * kChunk);
-  smem.scan.out = carver.Take<bf16>(kTile * kV);
-  smem.key_sums = carver.Take<float>(kK);
-  smem.query_sums = carver.Take<float>(kTile);
-
+  const ChannelShared<Config> smem = CarveChannelScan<Config>(raw);
   const DecayAttentionArgs& args = params.args;
   const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
                           place.slice * kV + WarpId() * 16};
   const KeySumPlace channels = KeySumPlaceOf<kK>(args, place);
-  bf16* const stage_out = smem.scan.out + WarpId() * kTile * 16;
+  bf16* const stage_out = smem.out + WarpId() * kTile * 16;
   const int thread = static_cast<int>(threadIdx.x);
-  const float scale = static_cast<float>(args.scale);
 
   float state[kK / 8][4];
   Clear(state);
@@ -255,65 +226,51 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   float key_sum = 0;  // of the thread's channel
   if (Config::kNormalised && thread < kK)
     key_sum = FirstKeySum(params.key_sums, args, place, channels, thread);
-  const auto load_decays = [&](const ChunkEntry& chunk, int row) {
-    LoadLogDecays<kK, Config::kThreads>(smem.log_decay, args, TileOf(chunk, row), place);
-  };
-  if (place.begin < place.end) {
-    const ChunkEntry chunk = args.chunks[place.begin];
-    LoadChunk(smem.scan, args, chunk, place, 0);
-    load_decays(chunk, 0);
+  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
+  const ChannelSources from = {TilesOfHeadOf(args, params.shape, place),
+                               HeadRows(args.v, v_head, place.slice * kV, args.head_dim_v)};
+  const Rows out_rows = HeadRows(SliceOf(params.out, args, place.key_slice, args.head_dim_v),
+                                 place.head, place.slice * kV, args.head_dim_v);
+  TileScan next = {args.chunks, place.begin, place.end, /*reverse=*/false};
+  next.Start();
+#pragma unroll 1
+  for (int stage = 0; stage < kTileStages - 1; ++stage) {
+    StageTile(smem, params, from, next, stage);
     CpAsyncCommit();
-    FillKeyScales<Config>(smem.key_scale, args, chunk, place.head);
   }
 #pragma unroll 1
-  for (int index = place.begin; index < place.end; ++index) {
-    const int stage = (index - place.begin) % 2;
-    const ChunkEntry chunk = args.chunks[index];
-    const bool more = index + 1 < place.end;
-    const ChunkEntry next = more ? args.chunks[index + 1] : chunk;
-    const bf16* const q = smem.scan.q + stage * kChunk * kK;
-    const bf16* const k = smem.scan.k + stage * kChunk * kK;
-    const bf16* const v = smem.scan.v + stage * kChunk * kV;
-    CpAsyncWait<0>();
+  for (int step = 0;; ++step) {
+    const int stage = step % kTileStages;
+    CpAsyncWait<kTileStages - 2>();
     __syncthreads();
-    if (more) {
-      LoadChunk(smem.scan, args, next, place, 1 - stage);
-      FillKeyScales<Config>(smem.key_scale + (1 - stage) * kChunk, args, next, place.head);
-    }
-    if ((chunk.flags & kChunkResets) != 0) {
+    const StagedTile at = smem.tiles[stage];
+    if (!at.valid) break;
+    StageTile(smem, params, from, next, (step + kTileStages - 1) % kTileStages);
+    CpAsyncCommit();
+    if ((at.tile.flags & kChunkResets) != 0) {
       Clear(state);
       key_sum = 0;
     }
-    SaveCheckpoint<Config, kTile>(state, stage_out, params, place, index, rows);
-    if (Config::kNormalised && thread < kK)
-      SaveKeySum(params, place, channels, index, thread, key_sum);
-    const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
-                               place.head, place.slice * kV, args.head_dim_v);
-#pragma unroll 1
-    for (int row = 0; row < chunk.length; row += kTile) {
-      const int buffer = row / kTile % 2;
-      const bf16* const tile_q = q + row * kK;
-      const bf16* const tile_k = k + row * kK;
-      const float* const key_scale = smem.key_scale + stage * kChunk + row;
-      ScaleOperands(smem, buffer, tile_q, tile_k, key_scale, scale, key_sum);
-      __syncthreads();
-      if (row + kTile < chunk.length) {
-        load_decays(chunk, row + kTile);
-      } else if (more) {
-        load_decays(next, 0);
-      }
-      CpAsyncCommit();
-      if constexpr (Config::kNormalised) SumTileQueries(smem, buffer);
-      TileScores(smem, tile_q, tile_k, key_scale, scale);
-      CpAsyncWait<0>();
-      __syncthreads();
-      float out[2][4];
-      uint32_t values[4];
-      TileOutput<Config>(out, values, smem, buffer, v, state, row);
-      if constexpr (Config::kNormalised) DivideTile(out, smem, params, chunk, place, channels, row);
-      StoreTile(out, stage_out, target, chunk.length, row);
-      TileState<Config>(state, values, smem, buffer);
+    if (at.row == 0) {
+      SaveCheckpoint<Config, kTile>(state, stage_out, params, place, at.chunk, rows);
+      if (Config::kNormalised && thread < kK)
+        SaveKeySum(params, place, channels, at.chunk, thread, key_sum);
     }
+    const StagedOperands<kK> operands = OperandsOf<kK>(smem.operands, stage);
+    if constexpr (Config::kNormalised) {
+      AdvanceKeySum<Config>(smem.key_sums, key_sum, operands.k, operands.transition);
+      __syncthreads();
+      SumTileQueries<Config>(smem.query_sums, operands.q, smem.key_sums);
+    }
+    float out[2][4];
+    uint32_t values[4];
+    TileOutput<Config>(out, values, operands, smem.v + stage * kTile * kV, state);
+    if constexpr (Config::kNormalised) {
+      __syncthreads();
+      DivideTile<Config>(out, operands.scores, smem.query_sums, params, at.tile, place, channels);
+    }
+    StoreTile(out, stage_out, RowsAt(out_rows, params.out, at.tile), at.tile.length);
+    TileState<Config>(state, values, operands.k, operands.transition);
   }
   if (args.final_state != nullptr && place.stops)
     StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,

@@ -1,12 +1,10 @@
-// Device steps that the scans with decays of channels share: such a decay does not multiply a
+// Device steps that the kernels for decays of channels share. Such a decay does not multiply a
 // finished tile of scores, it goes into the operands. Chunks are therefore taken in tiles of 16
-// tokens, from state to state; weights within a tile are products of at most 15 decays, made pair
-// by pair.
+// tokens, from state to state, and in three passes, of which one alone goes from tile to tile:
 //
-//   for (int row = 0; row < chunk.length; row += kTile) {
-//     const ChunkEntry tile = TileOf(chunk, row);
-//     ...
-//   }
+//   operands   (channel_operands.cuh)      all tiles at once: what the scans multiply
+//   scans      (channel_scan.cuh, channel_segment.cuh, channel_reverse_scan.cuh): products alone
+//   gradients  (channel_gradients.cuh)     all tiles at once: what pairs of a tile's tokens add
 #pragma once
 
 #include "kernels/decay_attention/cuda/tile.cuh"
@@ -25,6 +23,49 @@ HL_DEVICE ChunkEntry TileOf(const ChunkEntry& chunk, int row) {
 }
 HL_DEVICE int LastTile(const ChunkEntry& chunk) { return (chunk.length - 1) / kTile * kTile; }
 
+// ---- a tile by itself: kernels with a block for each ----
+
+// Blocks count (chunk of the turn, head, slice of K, tile of the chunk), the last fastest; so do
+// operands and products, which a scan finds by this: of one head and slice of K.
+struct TilesOfHead {
+  int first_chunk;  // of the turn
+  int first, step;  // its first tile; from a chunk's to the next one's
+
+  HL_DEVICE int64_t Index(int chunk, int row) const {
+    return int64_t{1} * (chunk - first_chunk) * step + (first + row / kTile);
+  }
+};
+HL_DEVICE TilesOfHead TilesOfHeadOf(const DecayAttentionArgs& args, const SegmentShape& shape,
+                                    const Place& place) {
+  return {args.sequence_begin[shape.first_sequence],
+          (place.head * shape.num_key_slices + place.key_slice) * kTilesPerChunk,
+          args.num_heads * shape.num_key_slices * kTilesPerChunk};
+}
+struct OneTile {
+  ChunkEntry tile;
+  Place place;  // head and slices alone
+  int chunk, row;
+  bool in_turn, exists;  // its chunk is one of the turn's, and has such a tile
+};
+HL_DEVICE OneTile OneTileOf(const DecayAttentionArgs& args, const SegmentShape& shape) {
+  OneTile one = {};
+  unsigned index = blockIdx.x;  // divisions of 64 bits would take as long as the tile's scores
+  one.row = static_cast<int>(index % kTilesPerChunk) * kTile;
+  index /= kTilesPerChunk;
+  const auto key_slices = static_cast<unsigned>(shape.num_key_slices);
+  one.place.key_slice = static_cast<int>(index % key_slices);
+  index /= key_slices;
+  const auto heads = static_cast<unsigned>(args.num_heads);
+  one.place.head = static_cast<int>(index % heads);
+  one.chunk = args.sequence_begin[shape.first_sequence] + static_cast<int>(index / heads);
+  one.in_turn = one.chunk < args.sequence_begin[shape.first_sequence + shape.num_sequences];
+  if (!one.in_turn) return one;
+  const ChunkEntry chunk = args.chunks[one.chunk];
+  one.exists = one.row < chunk.length;
+  one.tile = TileOf(chunk, one.row);
+  return one;
+}
+
 // Calls visit(r, s, sum over channels of q_r k_s decay_{s+1} .. decay_r), once per pair of the
 // tile; 0 where s > r. q, k: tiles [16, kK], decays [16, kK]. A thread has one key and its group's
 // share of channels, in pairs: the key decays on its way from s to r.
@@ -35,6 +76,8 @@ HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, con
   constexpr int kParts = kTile / kGroups;
   const int s = static_cast<int>(threadIdx.x) / kGroups;
   const int group = static_cast<int>(threadIdx.x) % kGroups;
+  const int first =
+      FreshWarpId() * 32 / kGroups;  // of the warp's keys: no query before it sees one
   float sums[kParts][kGroups];
 #pragma unroll
   for (int r = 0; r < kTile; ++r) sums[r / kGroups][r % kGroups] = 0;
@@ -44,6 +87,7 @@ HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, con
     float key0 = UnpackLo(keys), key1 = UnpackHi(keys);
 #pragma unroll
     for (int r = 0; r < kTile; ++r) {
+      if (r < first) continue;
       if (r > s) {
         const float2 decay = *reinterpret_cast<const float2*>(decays + r * kK + c);
         key0 *= decay.x;
@@ -63,20 +107,6 @@ HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, con
   }
 }
 
-// Row r of the accumulators times factor[r], of the warp's 16.
-template <int kTiles>
-HL_DEVICE void ScaleAccumulatorRows(float (&d)[kTiles][4], const float* factor) {
-  const int lane = FreshLaneId();
-  const float top = factor[lane / 4], bottom = factor[lane / 4 + 8];
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    d[n][0] *= top;
-    d[n][1] *= top;
-    d[n][2] *= bottom;
-    d[n][3] *= bottom;
-  }
-}
-
 // Starts to load log decays of the block's channels; 0 past the tile's end and past the last
 // channel.
 template <int kK, int kThreads>
@@ -91,12 +121,16 @@ HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, cons
   const Rows rows = RowsOf(view, tile, decay_head, place.key_slice * kK, args.head_dim_k);
   const float* const data = reinterpret_cast<const float*>(rows.data);
   if (rows.aligned) {
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kTile * kK / 4; i += kThreads) {
-      const int row = i / (kK / 4), column = i % (kK / 4) * 4;
-      const bool valid = row < tile.length && column < rows.dim;
-      CpAsync16(target + row * kK + column, valid ? data + row * rows.stride_t + column : data,
-                valid);
+    constexpr int kUnits = kK / 4, kStep = kThreads / kUnits;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int first = thread / kUnits, column = thread % kUnits * 4;
+    const int end = column < rows.dim ? tile.length : 0;
+    const float* source = data + first * rows.stride_t + column;
+#pragma unroll
+    for (int i = 0; i < kTile; i += kStep) {
+      const bool valid = first + i < end;
+      CpAsync16(target + (first + i) * kK + column, valid ? source : data, valid);
+      source += kStep * rows.stride_t;
     }
   } else {
 #pragma unroll 1
@@ -108,37 +142,172 @@ HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, cons
   }
 }
 
-// scale q P of channel c, and its decays if they are wanted; returns the sum of its log decays, in
-// units of log2.
-template <int kK>
-HL_DEVICE float ScaleQueries(bf16* scaled, float* decays, const bf16* q, const float* log_decay,
-                             int c, const DecayAttentionArgs& args, const ChunkEntry& tile,
-                             int head, const RowScales& row_scales) {
-  float sum = 0;
-#pragma unroll
-  for (int r = 0; r < kTile; ++r) {
-    const float decay = log_decay[r * kK + c] * kLog2E;
-    sum += decay;
-    if (decays != nullptr) decays[r * kK + c] = Exp2Approx(decay);
-    const float scale = r < tile.length ? QueryScaleAt(args, row_scales, tile, r, head) : 0.0f;
-    scaled[TileOffset<kK>(r, c)] =
-        ToBf16(ToFloat(q[TileOffset<kK>(r, c)]) * (scale * Exp2Approx(sum)));
-  }
-  return sum;
+// Both operands and the decays of the block's channels.
+template <int kK, int kThreads>
+HL_DEVICE void LoadKeysAndQueries(bf16* q, bf16* k, float* log_decay,
+                                  const DecayAttentionArgs& args, const OneTile& one) {
+  const int first = one.place.key_slice * kK;
+  const int q_head = SharedHead(one.place.head, args.num_q_heads, args.num_heads);
+  const int k_head = SharedHead(one.place.head, args.num_k_heads, args.num_heads);
+  LoadTile<kK, kThreads, kTile>(q, RowsOf(args.q, one.tile, q_head, first, args.head_dim_k),
+                                one.tile.length);
+  LoadTile<kK, kThreads, kTile>(k, RowsOf(args.k, one.tile, k_head, first, args.head_dim_k),
+                                one.tile.length);
+  LoadLogDecays<kK, kThreads>(log_decay, args, one.tile, one.place);
 }
-// c k Q of channel c; returns the sum of its log decays, in units of log2.
+// scale and c of the tile's tokens, a thread each; 0 past its end.
+HL_DEVICE void FillTokenScales(float* query_scale, float* key_scale, const DecayAttentionArgs& args,
+                               const OneTile& one, const RowScales& row_scales) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (t >= kTile) return;
+  const bool live = t < one.tile.length;
+  query_scale[t] = live ? QueryScaleAt(args, row_scales, one.tile, t, one.place.head) : 0.0f;
+  key_scale[t] = live ? KeyScaleAt(args, one.tile, t, one.place.head) : 0.0f;
+}
+
+// ---- a tile's operands, in memory ----
+
+// Rows of scores lie 48 bytes apart, so that the eight that an ldmatrix reads are in different banks.
+constexpr int kScorePitch = kTile + 8;
+
+// As channel_operands.cuh leaves them, and as a stage of shared memory has them: bytes.
 template <int kK>
-HL_DEVICE float ScaleKeys(bf16* scaled, const bf16* k, const float* log_decay, int c,
-                          const DecayAttentionArgs& args, const ChunkEntry& tile, int head) {
-  float sum = 0;
+struct OperandPlaces {
+  static constexpr int kRows = kTile * kK * static_cast<int>(sizeof(bf16));
+  static constexpr int kQ = 0;               // scale q P [16, kK] bf16, a tile
+  static constexpr int kKeys = kRows;        // c k Q, likewise
+  static constexpr int kScores = 2 * kRows;  // [16, kScorePitch] bf16
+  static constexpr int kTransition = kScores + kTile * kScorePitch * 2;  // G [kK] fp32
+  static constexpr int kLog2Transition = kTransition + kK * 4;  // log2 of it [kK], of states alone
+  static constexpr int kStage = kLog2Transition;                // what a stage has of it
+  static constexpr int kBytes = kLog2Transition + kK * 4;
+  static_assert(kBytes == ChannelOperandBytes(kK) && kStage == ChannelStageBytes(kK));
+};
+template <int kK>
+struct StagedOperands {
+  bf16 *q, *k, *scores;
+  float* transition;
+};
+template <int kK>
+HL_DEVICE StagedOperands<kK> OperandsOf(unsigned char* stages, int stage) {
+  using Places = OperandPlaces<kK>;
+  unsigned char* const bytes = stages + stage * Places::kStage;
+  return {reinterpret_cast<bf16*>(bytes + Places::kQ),
+          reinterpret_cast<bf16*>(bytes + Places::kKeys),
+          reinterpret_cast<bf16*>(bytes + Places::kScores),
+          reinterpret_cast<float*>(bytes + Places::kTransition)};
+}
+
+// What a reverse scan leaves of a tile and a slice of V, fp32: S dout, R v, sums of S R over V.
+template <int kK>
+struct ProductPlaces {
+  static constexpr int kX = 0, kY = kTile * kK;    // [16, kK]
+  static constexpr int kThrough = 2 * kTile * kK;  // [kK]
+  static constexpr int kElements = ChannelProductElements(kK);
+  static_assert(kElements == kThrough + kK);
+};
+
+// Starts to copy kBytes as they lie, from kFirst on.
+template <int kThreads, int kFirst, int kBytes>
+HL_DEVICE void CopyUnits(unsigned char* target, const char* source) {
+  static_assert(kFirst % 16 == 0 && kBytes % 16 == 0);
+  const int thread = static_cast<int>(threadIdx.x) * 16;
+  target += thread;
+  source += thread;
 #pragma unroll
-  for (int s = kTile - 1; s >= 0; --s) {
-    const float key_scale = s < tile.length ? KeyScaleAt(args, tile, s, head) : 0.0f;
-    scaled[TileOffset<kK>(s, c)] =
-        ToBf16(ToFloat(k[TileOffset<kK>(s, c)]) * (key_scale * Exp2Approx(sum)));
-    sum += log_decay[s * kK + c] * kLog2E;
+  for (int i = 0; i < kBytes; i += kThreads * 16) {
+    if (i + kThreads * 16 <= kBytes || thread + i < kBytes)
+      CpAsync16(target + kFirst + i, source + kFirst + i, true);
   }
-  return sum;
+}
+
+// scores as a B fragment of [n, k]; transposed, as an A fragment of scores^T.
+template <bool kTrans>
+HL_DEVICE void ScoresFragment(uint32_t (&r)[4], const bf16* scores) {
+  const int lane = FreshLaneId();
+  LdMatrixX4<kTrans>(r,
+                     scores + (lane % 8 + (lane >> 4 & 1) * 8) * kScorePitch + (lane >> 3 & 1) * 8);
+}
+
+// ---- one tile after the other ----
+
+// A head's rows of a tensor from the batch's first token on, and those of a tile: what does not
+// change from tile to tile is found once.
+HL_DEVICE Rows HeadRows(const TensorView& view, int head, int column, int dim) {
+  Rows rows = RowsOf(view, ChunkEntry{}, head, column, dim);
+  rows.aligned = rows.aligned && view.stride_b * (rows.is_wide ? 4 : 2) % 16 == 0;
+  return rows;
+}
+HL_DEVICE Rows RowsAt(const Rows& of_head, const TensorView& view, const ChunkEntry& tile) {
+  Rows rows = of_head;
+  rows.data += (tile.row * view.stride_b + tile.token * view.stride_t) * (rows.is_wide ? 4 : 2);
+  return rows;
+}
+
+// What a stage of shared memory holds, for the threads that come to it.
+struct StagedTile {
+  ChunkEntry tile;
+  int chunk, row;
+  int valid;  // else the scan is over
+  // Of a reverse scan, which is at a tile twice, but for the last of a group of chunks: in reverse;
+  // the first of its group, the last; where the state before it waits.
+  int sweeps, starts_group, ends_group, slot;
+};
+
+static_assert(sizeof(StagedTile) <= kStagedTileBytes);
+
+// The tiles of a segment in either direction. The entry of the chunk after the next tile's is on
+// its way while that one is used.
+struct TileScan {
+  const ChunkEntry* chunks;
+  int begin, end;
+  bool reverse;
+  int chunk, row;
+  ChunkEntry entry, ahead;
+
+  HL_DEVICE bool valid() const { return chunk >= begin && chunk < end; }
+  HL_DEVICE StagedTile staged() const {
+    StagedTile tile = {};
+    tile.valid = valid();
+    if (!tile.valid) return tile;
+    tile.tile = TileOf(entry, row);
+    tile.chunk = chunk;
+    tile.row = row;
+    return tile;
+  }
+  HL_DEVICE void Start() {
+    chunk = reverse ? end - 1 : begin;
+    row = 0;
+    if (!valid()) return;
+    entry = chunks[chunk];
+    row = reverse ? LastTile(entry) : 0;
+    LookAhead();
+  }
+  HL_DEVICE void LookAhead() {
+    ahead = chunks[reverse ? max(chunk - 1, begin) : min(chunk + 1, end - 1)];
+  }
+  HL_DEVICE void Advance() {
+    row += reverse ? -kTile : kTile;
+    if (row >= 0 && row < entry.length) return;
+    chunk += reverse ? -1 : 1;
+    entry = ahead;
+    row = reverse ? LastTile(entry) : 0;
+    if (valid()) LookAhead();
+  }
+};
+
+// Row r of the accumulators times factor[r], of the warp's 16.
+template <int kTiles>
+HL_DEVICE void ScaleAccumulatorRows(float (&d)[kTiles][4], const float* factor) {
+  const int lane = FreshLaneId();
+  const float top = factor[lane / 4], bottom = factor[lane / 4 + 8];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    d[n][0] *= top;
+    d[n][1] *= top;
+    d[n][2] *= bottom;
+    d[n][3] *= bottom;
+  }
 }
 
 // acc = G acc + x^T y over the tile's tokens: x [16, kK], y [16, kV], acc [16 channels of the warp,

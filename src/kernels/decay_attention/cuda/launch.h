@@ -3,6 +3,7 @@
 // its instantiation in instances/.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/decay_attention/args.h"
@@ -50,11 +51,47 @@ struct KeySums {
   void* checkpoints;     // z [2, slots, H, K] bf16, beside those of the state; null: not kept
 };
 
+// Blocks of kernels that have one for each tile of 16 tokens: channel_tile.cuh. A turn has that many
+// chunks at most: all but the least that other rows have, which are sequences where there are
+// several turns. How many documents have which row only the device knows.
+inline int64_t ChunksOfTurn(const DecayAttentionArgs& args, int num_sequences) {
+  const int64_t least = (args.seq_len + kChunk - 1) / kChunk;
+  return std::max<int64_t>(0, args.num_chunks - (args.num_sequences - num_sequences) * least);
+}
+inline int64_t TilesOfTurn(const DecayAttentionArgs& args, int num_sequences, int num_key_slices) {
+  return ChunksOfTurn(args, num_sequences) * args.num_heads * num_key_slices * (kChunk / kTile);
+}
+inline unsigned NumTiles(const DecayAttentionArgs& args, const SegmentShape& shape) {
+  return static_cast<unsigned>(TilesOfTurn(args, shape.num_sequences, shape.num_key_slices));
+}
+
+// Decays of channels: what scans multiply, of each tile by itself.
+struct ChannelOperandsParams {
+  DecayAttentionArgs args;
+  SegmentShape shape;
+  RowScales row_scales;  // in reverse
+  void* operands;        // [tiles of the turn] of ChannelOperandBytes
+};
+// dq, dk and the decays' gradients, of each tile by itself, where a scan has been.
+struct ChannelGradientsParams {
+  DecayAttentionGradArgs grads;
+  SegmentShape shape;
+  RowScales row_scales;
+  const float* products;  // [slices of V][tiles of the turn][ChannelProductElements]
+  int64_t num_tiles;      // of the turn
+  int num_slices;         // of V
+  // The gradients themselves, or fp32 [B, T, H, ..] to be summed with others and over heads that
+  // share; key scales [slices of K, B, T, H]. Absent: not wanted.
+  TensorView dq, dk, dlog_decay, dkey_scale;
+  float* dlambda;  // [H, all tiles, K]
+};
+
 struct ChunkScanParams {
   DecayAttentionArgs args;
   SegmentShape shape;
   int checkpoint_every;
   bool splits_checkpoints;  // keeps them as sums of two bf16: see centre.h
+  const void* operands;     // of channels' decays, those of the turn's tiles
   // [a turn's sequences, H, num_segments, K, V]: before each; null: initial_state
   const float* segment_states;
   // args.out, or fp32 [slices of K, B, T, H, V] to be summed over them
@@ -73,12 +110,17 @@ struct ReverseScanParams {
   RowScales row_scales;
   void* group;  // [blocks, checkpoint_every (times 4 with decays of channels), kK, kV] bf16
   // The gradients themselves, or fp32 [slices, B, T, H, ..] to be summed over slices and over heads
-  // that share: slices of V for dq, dk and the decays of channels, of K for dv, of both for a decay
-  // a token and for key scales. Absent: not wanted.
+  // that share: slices of V for dq and dk, of K for dv, of both for a decay a token and for key
+  // scales. Absent: not wanted. With decays of channels dv alone.
   TensorView dq, dk, dv, dlog_decay, dkey_scale;
-  // [slices, num_sequences, H, num_segments(, K)] from the turn's first sequence on, slices as of
+  // [slices, num_sequences, H, num_segments] from the turn's first sequence on, slices as of
   // dlog_decay
   float* dlambda;
+  // Of channels' decays: those of the turn's tiles, and what their gradients are made of, [slices
+  // of V][num_tiles][ChannelProductElements].
+  const void* operands;
+  float* products;
+  int64_t num_tiles;
 };
 
 // The state of each segment from a zero one; reverse: of dL/dS from zero at the segment's end.
@@ -86,6 +128,7 @@ struct StateScanParams {
   DecayAttentionArgs args;
   TensorView dout;       // reverse only
   RowScales row_scales;  // reverse only
+  const void* operands;  // of channels' decays: those of the turn's tiles, of this direction
   SegmentShape shape;
   int checkpoint_every;
   bool reverse;
@@ -175,6 +218,10 @@ template <int kK>
 void LaunchWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream);
+template <int kK>
+void LaunchChannelOperands(const ChannelOperandsParams& params, cudaStream_t stream);
+template <int kK>
+void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
 template <int kK, int kV>

@@ -17,9 +17,11 @@ struct Instance {
   int k, v;  // of a block
   void (*chunk_scan)(const decay::ChunkScanParams&, cudaStream_t);
   void (*warpgroup_scan)(const decay::ChunkScanParams&, cudaStream_t);  // of wide blocks
+  void (*channel_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
   void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
   void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
   void (*channel_reverse_scan)(const decay::ReverseScanParams&, cudaStream_t);
+  void (*channel_gradients)(const decay::ChannelGradientsParams&, cudaStream_t);
   void (*state_scan)(const decay::StateScanParams&, cudaStream_t);
   void (*channel_state_scan)(const decay::StateScanParams&, cudaStream_t);
 };
@@ -28,9 +30,11 @@ struct Instance {
    V,                                     \
    decay::LaunchChunkScan<K, V>,          \
    decay::LaunchWarpgroupScan<K>,         \
+   decay::LaunchChannelOperands<K>,       \
    decay::LaunchChannelScan<K, V>,        \
    decay::LaunchReverseScan<K, V>,        \
    decay::LaunchChannelReverseScan<K, V>, \
+   decay::LaunchChannelGradients<K>,      \
    decay::LaunchStateScan<K, V>,          \
    decay::LaunchChannelStateScan<K, V>},
 constexpr Instance kInstances[] = {
@@ -96,6 +100,7 @@ decay::StateScanParams StateScanOf(const Scan& scan, const TensorView* dout) {
   own.reverse = dout != nullptr;
   if (own.reverse) own.dout = *dout;
   own.row_scales = scan.row_scales;
+  own.operands = scan.operands;
   own.shape = scan.Shape();
   own.checkpoint_every = scan.checkpoint_every;
   return own;
@@ -210,8 +215,15 @@ TensorView Partial(const DecayAttentionArgs& args, const Turn& turn, size_t offs
   return {BeforeTurn<float>(args.workspace, offset, before * row), row, token, dim, DType::kF32};
 }
 
+void MakeOperands(const Scan& scan, cudaStream_t stream) {
+  if (!scan.per_channel() || scan.args.num_chunks == 0) return;
+  InstanceOf(scan.block)
+      .channel_operands({scan.args, scan.Shape(), scan.row_scales, scan.operands}, stream);
+}
+
 void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,
                float* log_transition, cudaStream_t stream) {
+  MakeOperands(scan, stream);
   if (scan.num_segments > 1) {
     decay::SegmentScanParams over = {};
     over.final_state = static_cast<float*>(state);
@@ -229,7 +241,8 @@ void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* 
 // ---- forward ----
 
 decay::KeySums KeySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                         const NormaliserLayout& layout, const Turn& turn, cudaStream_t stream) {
+                         const ForwardLayout& forward, const Turn& turn, cudaStream_t stream) {
+  const NormaliserLayout& layout = forward.normaliser;
   decay::KeySums sums = {};
   if (!IsNormalised(args)) return sums;
   sums.wanted = true;
@@ -237,7 +250,8 @@ decay::KeySums KeySumsOf(const DecayAttentionArgs& args, const DecayAttentionPla
   sums.eps = sums.divides ? static_cast<float>(args.norm_eps) : 0.0f;
   sums.sums = static_cast<float*>(sums.divides ? args.norm_denom
                                                : Partial(args, turn, layout.sums, 1).data);
-  const Scan ones = ScanOfOnes(args, plan, ForwardOf(plan, turn), layout);
+  Scan ones = ScanOfOnes(args, plan, ForwardOf(plan, turn), layout);
+  ones.operands = At<char>(args.workspace, forward.operands);
   sums.final = static_cast<float*>(ones.args.final_state);
   sums.checkpoints = ones.args.checkpoints;
   if (ones.num_segments > 1) {
@@ -257,6 +271,7 @@ void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorVie
   params.shape = scan.Shape();
   params.checkpoint_every = scan.checkpoint_every;
   params.splits_checkpoints = scan.splits_checkpoints;
+  params.operands = scan.operands;
   params.segment_states = SegmentStates(scan, segments, nullptr, scan.args.initial_state, stream);
   params.out = out;
   params.key_sums = key_sums;
@@ -291,16 +306,21 @@ GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentio
   if (IsPerToken(args.decay_kind)) {
     places.dlog_decay = place(grads.dlog_decay, args.num_decay_heads, slices.decays, decay_dim,
                               layout.dlog_decay, first_decay);
+  } else if (per_channel) {
+    places.dlambda = At<float>(args.workspace, layout.dlambda) + first * DecaySumsOfTiles(args);
   } else {
-    const int64_t sequences = int64_t{1} * first_decay * args.num_sequences + turn.first_sequence;
+    const int64_t sequences = int64_t{1} * first_part * args.num_sequences + turn.first_sequence;
     places.dlambda = At<float>(args.workspace, layout.dlambda) +
-                     sequences * args.num_heads * BackwardOf(plan, turn).num_segments * decay_dim;
+                     sequences * args.num_heads * BackwardOf(plan, turn).num_segments;
   }
   return places;
 }
 
-void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
+void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
                  const BackwardLayout& layout, const GradientPlaces& places, cudaStream_t stream) {
+  Scan scan = given;
+  scan.operands = At<char>(scan.args.workspace, layout.operands);
+  MakeOperands(scan, stream);
   const Instance& instance = InstanceOf(scan.block);
   decay::ReverseScanParams params;
   params.grads = grads;
@@ -317,10 +337,19 @@ void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
   params.dlog_decay = places.dlog_decay;
   params.dkey_scale = places.dkey_scale;
   params.dlambda = places.dlambda;
+  params.operands = scan.operands;
+  params.products = At<float>(scan.args.workspace, layout.products);
+  params.num_tiles =
+      decay::TilesOfTurn(scan.args, scan.turn.num_sequences, params.shape.num_key_slices);
   params.segment_states =
       SegmentStates(scan, layout.segments, &grads.dout, grads.dfinal_state, stream);
   if (scan.per_channel()) {
     instance.channel_reverse_scan(params, stream);
+    if (params.num_tiles == 0) return;
+    instance.channel_gradients({params.grads, params.shape, params.row_scales, params.products,
+                                params.num_tiles, params.shape.num_slices, places.dq, places.dk,
+                                places.dlog_decay, places.dkey_scale, places.dlambda},
+                               stream);
   } else {
     instance.reverse_scan(params, SharedMemoryLimit(), stream);
   }

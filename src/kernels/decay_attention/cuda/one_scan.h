@@ -31,6 +31,7 @@ struct Scan {
   bool warpgroups;              // forward
   decay::RowScales row_scales;  // in reverse: of dout
   decay::Centre centre;         // in reverse
+  void* operands = nullptr;     // of decays of channels: room for those of the turn's tiles
 
   decay::SegmentShape Shape() const {
     const Slices slices = SlicesOf(args, block);
@@ -69,13 +70,17 @@ DecayAttentionArgs ProblemOfTurn(const DecayAttentionArgs& args, const Turn& tur
 TensorView Partial(const DecayAttentionArgs& args, const Turn& turn, size_t offset, int dim,
                    int first = 0);
 
+// Decays of channels: makes what the scans of one direction multiply. Before them.
+void MakeOperands(const Scan& scan, cudaStream_t stream);
+
 // What a segment of a sequence hands to the ranks that hold the others.
 void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,
                float* log_transition, cudaStream_t stream);
 
-// What a forward scan of a turn knows of the normaliser. Launches what finds z before each segment.
+// What a forward scan of a turn knows of the normaliser. Launches what finds z before each segment,
+// of the same operands.
 decay::KeySums KeySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                         const NormaliserLayout& layout, const Turn& turn, cudaStream_t stream);
+                         const ForwardLayout& layout, const Turn& turn, cudaStream_t stream);
 // `out`: args.out, or fp32 [slices of K, B, T, H, V].
 void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorView& out,
                 const decay::KeySums& key_sums, cudaStream_t stream);

@@ -17,12 +17,21 @@ HL_DEVICE int64_t PieceOf(const ReverseScanParams& params, int slice, const Plac
              params.shape.num_segments +
          place.piece;
 }
-// The block's own of a gradient of one number a token and head.
-HL_DEVICE float* TokenValue(const TensorView& gradient, const ReverseScanParams& params,
-                            const ChunkEntry& chunk, const Place& place, int token) {
-  const TensorView view = SliceOf(gradient, params.grads.forward, PartOf(params, place), 1);
+// Of a gradient of one number a token and head, the place of a block that has `part` of K and V.
+HL_DEVICE float* TokenValue(const TensorView& gradient, const DecayAttentionArgs& args, int part,
+                            const ChunkEntry& chunk, int head, int token) {
+  const TensorView view = SliceOf(gradient, args, part, 1);
   return static_cast<float*>(view.data) + chunk.row * view.stride_b +
-         (chunk.token + token) * view.stride_t + place.head * view.stride_h;
+         (chunk.token + token) * view.stride_t + head * view.stride_h;
+}
+
+HL_DEVICE void StoreValue(const Rows& rows, int row, int column, float value) {
+  const int64_t at = row * rows.stride_t + column;
+  if (rows.is_wide) {
+    reinterpret_cast<float*>(rows.data)[at] = value;
+  } else {
+    reinterpret_cast<bf16*>(rows.data)[at] = ToBf16(value);
+  }
 }
 
 // S - z mean^T of a warp's rows.

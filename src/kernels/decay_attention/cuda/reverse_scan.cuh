@@ -449,7 +449,8 @@ HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& t
       y += sums.y[w][r];
     }
     if (params.dkey_scale.data != nullptr && r < chunk.length)
-      *TokenValue(params.dkey_scale, params, chunk, place, r) = y + column + sums.diagonal[r];
+      *TokenValue(params.dkey_scale, params.grads.forward, PartOf(params, place), chunk, place.head,
+                  r) = y + column + sums.diagonal[r];
     y *= tables.key_scale[r];
     const float h = row - tables.key_scale[r] * column;
     after[half] = h + x;
@@ -476,8 +477,8 @@ HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& t
       const bool cut = (r == 0 && (chunk.flags & kChunkResets) != 0) ||
                        __float_as_uint(tables.log2_decay[r]) == 0xff800000u;
       if (r < chunk.length)
-        *TokenValue(params.dlog_decay, params, chunk, place, r) =
-            cut ? 0.0f : from_here[half] + earlier + through;
+        *TokenValue(params.dlog_decay, params.grads.forward, PartOf(params, place), chunk,
+                    place.head, r) = cut ? 0.0f : from_here[half] + earlier + through;
     }
   }
   constant = WarpSum(constant) + static_cast<float>(chunk.length) * through;

@@ -51,21 +51,25 @@ void SumConstantDecay(const DecayAttentionGradArgs& grads, const DecayAttentionP
                       const BackwardLayout& layout, cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
   if (grads.dlog_decay.data == nullptr || IsPerToken(args.decay_kind)) return;
+  const bool by_tiles = IsPerChannel(args.decay_kind);
   decay::LaunchReduceConstant(
       {At<float>(args.workspace, layout.dlambda), static_cast<float*>(grads.dlog_decay.data),
-       layout.slices.decays, args.num_sequences, std::max(plan.backward_segments, 1),
-       args.num_heads, args.num_decay_heads, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1},
+       layout.slices.decays, by_tiles ? 1 : args.num_sequences,
+       by_tiles ? NumTilesOfHead(args) : std::max(plan.backward_segments, 1), args.num_heads,
+       args.num_decay_heads, by_tiles ? args.head_dim_k : 1},
       stream);
 }
 
 void ForwardTurn(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                  const ForwardLayout& layout, const Turn& turn, cudaStream_t stream) {
-  const Scan scan = ScanOf(args, plan, ForwardOf(plan, turn));
+  Scan scan = ScanOf(args, plan, ForwardOf(plan, turn));
+  scan.operands = At<char>(args.workspace, layout.operands);
+  MakeOperands(scan, stream);
   const int num_slices = scan.Shape().num_key_slices;
   const bool partial = num_slices > 1;
   RunForward(scan, layout.segments,
              partial ? Partial(args, turn, layout.out, args.head_dim_v) : args.out,
-             KeySumsOf(args, plan, layout.normaliser, turn, stream), stream);
+             KeySumsOf(args, plan, layout, turn, stream), stream);
   if (!partial) return;
   const float* const numerators = At<float>(args.workspace, layout.out);
   if (IsNormalised(args)) {
@@ -119,12 +123,14 @@ void ScanSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
   const ForwardLayout layout = MakeSummaryLayout(forward, plan);
   const Direction direction = ForwardOf(plan, TurnOf(forward, 0, 1));
   float* const log_transition = static_cast<float*>(args.log_transition);
-  Summarise(ScanOf(forward, plan, direction), layout.segments, nullptr, args.state, log_transition,
-            stream);
+  Scan scan = ScanOf(forward, plan, direction);
+  scan.operands = At<char>(forward.workspace, layout.operands);
+  Summarise(scan, layout.segments, nullptr, args.state, log_transition, stream);
   if (!IsNormalised(forward)) return;
   decay::LaunchOne(At<bf16>(forward.workspace, layout.normaliser.one), stream);
-  Summarise(ScanOfOnes(forward, plan, direction, layout.normaliser), layout.segments, nullptr,
-            args.norm, nullptr, stream);
+  Scan ones = ScanOfOnes(forward, plan, direction, layout.normaliser);
+  ones.operands = scan.operands;
+  Summarise(ones, layout.segments, nullptr, args.norm, nullptr, stream);
 }
 
 void ScanReverseSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
@@ -132,11 +138,12 @@ void ScanReverseSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& 
   const DecayAttentionArgs& forward = args.forward;
   const BackwardLayout layout = MakeReverseSummaryLayout(forward, plan);
   const Turn all = TurnOf(forward, 0, 1);
-  Summarise(ReverseScanOf(forward, plan, all), layout.segments, &args.dout, args.state, nullptr,
-            stream);
+  Scan scan = ReverseScanOf(forward, plan, all);
+  scan.operands = At<char>(forward.workspace, layout.operands);
+  Summarise(scan, layout.segments, &args.dout, args.state, nullptr, stream);
   if (!IsNormalised(forward)) return;
-  const ReverseScanOfOnes ones =
-      MakeReverseScanOfOnes(forward, plan, layout.normaliser, all, stream);
+  ReverseScanOfOnes ones = MakeReverseScanOfOnes(forward, plan, layout.normaliser, all, stream);
+  ones.scan.operands = scan.operands;
   decay::LaunchOutputFactor({forward, args.dout, ones.factor}, stream);
   Summarise(ones.scan, layout.segments, &ones.dout, args.norm, nullptr, stream);
 }

@@ -33,6 +33,19 @@ size_t StatesPerChunk(const DecayAttentionArgs& args) {
   return IsPerChannel(args.decay_kind) ? 4 : 1;
 }
 
+size_t OperandBytes(const DecayAttentionArgs& args, const Turn& turn, const DecayBlock& block) {
+  if (!IsPerChannel(args.decay_kind)) return 0;
+  const int64_t tiles =
+      decay::TilesOfTurn(args, turn.num_sequences, SlicesOf(args, block).keys);
+  return static_cast<size_t>(tiles) * decay::ChannelOperandBytes(block.k);
+}
+size_t ProductBytes(const DecayAttentionArgs& args, const Turn& turn, const DecayBlock& block) {
+  if (!IsPerChannel(args.decay_kind)) return 0;
+  const Slices slices = SlicesOf(args, block);
+  return static_cast<size_t>(decay::TilesOfTurn(args, turn.num_sequences, slices.keys)) *
+         slices.values * decay::ChannelProductElements(block.k) * sizeof(float);
+}
+
 // Nothing where there is one segment.
 SegmentLayout AddSegments(const DecayAttentionArgs& args, int num_sequences, int num_segments,
                           Regions& regions) {
@@ -62,7 +75,8 @@ bool HasConstantDecay(const DecayAttentionArgs& args) {
 // The column of ones is one more slice of V.
 GradientSlices SlicesOfGradients(const DecayAttentionArgs& args, const Slices& slices) {
   GradientSlices count;
-  count.keys = slices.values + (IsNormalised(args) ? 1 : 0);
+  count.keys =
+      (IsPerChannel(args.decay_kind) ? 1 : slices.values) + (IsNormalised(args) ? 1 : 0);
   count.values = slices.keys;
   count.tokens = count.keys * slices.keys;
   count.decays = IsPerChannel(args.decay_kind) ? count.keys : count.tokens;
@@ -93,6 +107,8 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   };
   const size_t pieces = Pieces(args, turn.num_sequences, plan.backward_segments);
   layout.segments = AddSegments(args, turn.num_sequences, plan.backward_segments, regions);
+  layout.operands = regions.Add(OperandBytes(args, turn, plan.backward));
+  layout.products = regions.Add(ProductBytes(args, turn, plan.backward));
   layout.group = regions.Add(pieces * slices.count() * plan.checkpoint_every *
                              StatesPerChunk(args) * plan.backward.k * plan.backward.v * kHalf);
   layout.dq = regions.Add(partial(args.num_q_heads, sums.keys, keys));
@@ -101,8 +117,9 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   layout.dlog_decay = regions.Add(
       IsPerToken(args.decay_kind) ? partial(args.num_decay_heads, sums.decays, decays) : 0);
   const size_t all_pieces = Pieces(args, args.num_sequences, plan.backward_segments);
+  const size_t decay_sums = IsPerChannel(args.decay_kind) ? DecaySumsOfTiles(args) : all_pieces;
   layout.dlambda =
-      regions.Add(HasConstantDecay(args) ? sums.decays * all_pieces * decays * sizeof(float) : 0);
+      regions.Add(HasConstantDecay(args) ? sums.decays * decay_sums * sizeof(float) : 0);
   layout.dkey_scale =
       regions.Add(args.key_scale.data != nullptr ? partial(args.num_heads, sums.tokens, 1) : 0);
   if (!IsNormalised(args)) return;
@@ -151,6 +168,12 @@ int SimtSlices(const DecayAttentionArgs& args, SimtMode mode) {
 
 namespace halflife::kernels::cuda {
 
+int NumTilesOfHead(const DecayAttentionArgs& args) {
+  return args.num_chunks * (decay::kChunk / decay::kTile);
+}
+size_t DecaySumsOfTiles(const DecayAttentionArgs& args) {
+  return size_t{1} * args.num_heads * NumTilesOfHead(args) * args.head_dim_k;
+}
 int NumMeanPieces(const DecayAttentionArgs& args) {
   return (args.seq_len + decay::kMeanTokens - 1) / decay::kMeanTokens;
 }
@@ -162,6 +185,7 @@ ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAtten
   const Turn turn = LargestTurn(args, plan.forward_turns);
   const size_t slices = SlicesOf(args, plan.forward).keys, rows = Rows(args, turn.num_rows);
   layout.segments = AddSegments(args, turn.num_sequences, plan.num_segments, regions);
+  layout.operands = regions.Add(OperandBytes(args, turn, plan.forward));
   if (slices > 1) layout.out = regions.Add(slices * rows * args.head_dim_v * sizeof(float));
   if (IsNormalised(args)) {
     if (slices > 1) layout.normaliser.sums = regions.Add(slices * rows * sizeof(float));
@@ -191,6 +215,7 @@ ForwardLayout MakeSummaryLayout(const DecayAttentionArgs& args, const DecayAtten
   ForwardLayout layout;
   if (ForwardRoute(args, plan) == Route::kSimt) return layout;
   layout.segments = AddSegments(args, args.num_sequences, plan.num_segments, regions);
+  layout.operands = regions.Add(OperandBytes(args, TurnOf(args, 0, 1), plan.forward));
   if (IsNormalised(args)) layout.normaliser.one = regions.Add(kHalf);
   layout.bytes = regions.bytes();
   return layout;
@@ -205,6 +230,7 @@ BackwardLayout MakeReverseSummaryLayout(const DecayAttentionArgs& args,
     layout.dnorm = regions.Add(factors);
   } else {
     layout.segments = AddSegments(args, args.num_sequences, plan.backward_segments, regions);
+    layout.operands = regions.Add(OperandBytes(args, TurnOf(args, 0, 1), plan.backward));
     layout.normaliser.one = regions.Add(IsNormalised(args) ? kHalf : 0);
     layout.normaliser.factor = regions.Add(factors);
   }

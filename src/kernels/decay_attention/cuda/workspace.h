@@ -39,6 +39,7 @@ struct NormaliserLayout {
 };
 struct ForwardLayout {
   SegmentLayout segments;
+  size_t operands = 0;  // decays of channels, of the turn's tiles
   size_t out = 0;  // fp32 sums over slices of K, of which there are several: [slices, B, T, H, V]
   NormaliserLayout normaliser;
   size_t bytes = 0;
@@ -46,13 +47,16 @@ struct ForwardLayout {
 // How many slices of a gradient are to be summed; 1: it is written where it is wanted, if no heads
 // share it.
 struct GradientSlices {
-  int keys = 1;    // of dq and dk, which each slice of V has for all of its channels
+  int keys = 1;    // of dq and dk, which each slice of V has for all of its channels; with decays
+                   // of channels, where one kernel has all of V, each scan
   int values = 1;  // of dv, which each slice of K has
   int tokens = 1;  // of what is one number a token and head
   int decays = 1;  // of dlog_decay
 };
 struct BackwardLayout {
   SegmentLayout segments;
+  // Decays of channels: of the turn's tiles, and what scans make of them, [slices of V] of each.
+  size_t operands = 0, products = 0;
   size_t group = 0;  // bf16 states within a group of chunks, one set a block, as fragments
   // fp32 gradients in slices, or of shared heads, one per head of the output: summed in the order
   // of the heads, of a head in the order of the slices.
@@ -60,7 +64,8 @@ struct BackwardLayout {
   size_t dq = 0, dk = 0;  // [slices, B, T, H, K]
   size_t dv = 0;          // [slices, B, T, H, V]
   size_t dlog_decay = 0;  // [slices, B, T, H(, K)]
-  size_t dlambda = 0;     // constant decays: [slices, all sequences, H, num_segments(, K)]
+  // Constant decays: [slices, all sequences, H, num_segments], of channels [slices, H, all tiles, K].
+  size_t dlambda = 0;
   size_t dkey_scale = 0;  // [slices, B, T, H]
   NormaliserLayout normaliser;
   // Of the SIMT kernels, whose dlambda is [all sequences, H, slices(, K)].
@@ -68,6 +73,9 @@ struct BackwardLayout {
   size_t dnorm = 0;        // likewise, [B, T, H]
   size_t bytes = 0;
 };
+// Constant decays of channels: tiles of a head, which have a sum each, and those of all heads.
+int NumTilesOfHead(const DecayAttentionArgs& args);
+size_t DecaySumsOfTiles(const DecayAttentionArgs& args);
 int NumMeanPieces(const DecayAttentionArgs& args);  // sums of values that a mean is the sum of
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);

@@ -1,0 +1,114 @@
+// What the scans with decays of channels multiply, of every tile of 16 tokens by itself: tiles need
+// nothing of each other here, so that exponentials and pairs of tokens, most of the arithmetic, do
+// not wait for a state. Of a tile:
+//
+//   scale q P, c k Q    P: tile's start to r, inclusive; Q: after s to its end
+//   scores_rs           scale c_s sum over channels of q_r k_s times the decays in (s, r]
+//   G                   all of the tile's decays, and log2 of that
+//
+// Every factor is exp of a sum of log decays over its own range within the tile, so none exceeds 1
+// where no decay does. The 16 x 16 scores, whose weights lie between the two ends of a tile, are
+// summed pair by pair: q_r k_s times a product of at most 15 decays.
+//
+// Shared memory in KiB, K = 128:
+//   | q [16, K] 4 | k 4 | log decays [16, K] 8 | decays 8 | q P 4 | k Q 4 | scores 0.8 | scales |
+#pragma once
+
+#include "kernels/decay_attention/cuda/channel_tile.cuh"
+
+namespace halflife::kernels::decay {
+
+template <int kK_>
+struct ChannelOperandsConfig {
+  static constexpr int kK = kK_, kThreads = 2 * kK;  // a channel has one for q and one for k
+  static constexpr int kSmemBytes = ChannelOperandsSharedBytes(kK);
+};
+
+// scale q P of channel c, and its decays.
+template <int kK>
+HL_DEVICE void ScaleQueries(bf16* scaled, float* decays, const bf16* q, const float* log_decay,
+                            const float* query_scale, int c) {
+  float sum = 0;
+#pragma unroll
+  for (int r = 0; r < kTile; ++r) {
+    const float decay = log_decay[r * kK + c] * kLog2E;
+    sum += decay;
+    decays[r * kK + c] = Exp2Approx(decay);
+    scaled[TileOffset<kK>(r, c)] =
+        ToBf16(ToFloat(q[TileOffset<kK>(r, c)]) * (query_scale[r] * Exp2Approx(sum)));
+  }
+}
+// c k Q of channel c; returns the sum of its log decays, in units of log2.
+template <int kK>
+HL_DEVICE float ScaleKeys(bf16* scaled, const bf16* k, const float* log_decay,
+                          const float* key_scale, int c) {
+  float sum = 0;
+#pragma unroll
+  for (int s = kTile - 1; s >= 0; --s) {
+    scaled[TileOffset<kK>(s, c)] =
+        ToBf16(ToFloat(k[TileOffset<kK>(s, c)]) * (key_scale[s] * Exp2Approx(sum)));
+    sum += log_decay[s * kK + c] * kLog2E;
+  }
+  return sum;
+}
+
+// Barriers: the tile is there; scaled operands and decays are there; scores are there.
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    ChannelOperandsKernel(const ChannelOperandsParams params) {
+  constexpr int kK = Config::kK, kThreads = Config::kThreads;
+  using Places = OperandPlaces<kK>;
+  HL_DYNAMIC_SMEM(raw);
+  SmemCarver carver(raw);
+  bf16* const q = carver.Take<bf16>(kTile * kK);
+  bf16* const k = carver.Take<bf16>(kTile * kK);
+  float* const log_decay = carver.Take<float>(kTile * kK);
+  float* const decays = carver.Take<float>(kTile * kK);
+  bf16* const scaled = carver.Take<bf16>(2 * kTile * kK);  // q P, then k Q
+  bf16* const scores = carver.Take<bf16>(kTile * kScorePitch);
+  float* const query_scale = carver.Take<float>(kTile);
+  float* const key_scale = carver.Take<float>(kTile);
+
+  const DecayAttentionArgs& args = params.args;
+  const OneTile one = OneTileOf(args, params.shape);
+  if (!one.exists) return;
+  LoadKeysAndQueries<kK, kThreads>(q, k, log_decay, args, one);
+  CpAsyncCommit();
+  FillTokenScales(query_scale, key_scale, args, one, params.row_scales);
+  CpAsyncWait<0>();
+  __syncthreads();
+  char* const target =
+      static_cast<char*>(params.operands) + int64_t{1} * blockIdx.x * Places::kBytes;
+  const int thread = static_cast<int>(threadIdx.x), c = thread % kK;
+  if (thread < kK) {
+    ScaleQueries<kK>(scaled, decays, q, log_decay, query_scale, c);
+  } else {
+    const float sum = ScaleKeys<kK>(scaled + kTile * kK, k, log_decay, key_scale, c);
+    reinterpret_cast<float*>(target + Places::kTransition)[c] = Exp2Approx(sum);
+    reinterpret_cast<float*>(target + Places::kLog2Transition)[c] = sum;
+  }
+  __syncthreads();
+  PairScores<kK, kThreads>(q, k, decays, [&](int r, int s, float sum) {
+    scores[r * kScorePitch + s] = ToBf16(s <= r ? sum * (query_scale[r] * key_scale[s]) : 0.0f);
+  });
+  const uint4* const rows = reinterpret_cast<const uint4*>(scaled);
+#pragma unroll
+  for (int i = thread; i < 2 * Places::kRows / 16; i += kThreads)
+    reinterpret_cast<uint4*>(target)[i] = rows[i];
+  __syncthreads();
+  if (thread < kTile * 2) {  // rows of two units; what lies between them nobody reads
+    const int unit = thread / 2 * (kScorePitch / 8) + thread % 2;
+    reinterpret_cast<uint4*>(target + Places::kScores)[unit] =
+        reinterpret_cast<const uint4*>(scores)[unit];
+  }
+}
+
+template <int kK>
+void LaunchChannelOperands(const ChannelOperandsParams& params, cudaStream_t stream) {
+  using Config = ChannelOperandsConfig<kK>;
+  Launch({NumTiles(params.args, params.shape), Config::kThreads, Config::kSmemBytes,
+          "decay attention operands, decays of channels"},
+         stream, ChannelOperandsKernel<Config>, params);
+}
+
+}  // namespace halflife::kernels::decay
