@@ -1,5 +1,6 @@
 #include "kernels/torch/host_waits.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
@@ -86,7 +87,10 @@ bool CopyWaits(c10::ArrayRef<const c10::IValue> inputs) {
   if (inputs.size() < 3 || !inputs[0].isTensor() || !inputs[1].isTensor()) return false;
   const at::Tensor &to = inputs[0].toTensor(), &from = inputs[1].toTensor();
   if (to.is_cpu() == from.is_cpu()) return false;
-  return !inputs[2].toBool() || !(to.is_cpu() ? to : from).is_pinned();
+  if (!inputs[2].toBool()) return true;
+  // Not Tensor::is_pinned(), an operation, which would be counted in the midst of this one.
+  const at::Tensor& host = to.is_cpu() ? to : from;
+  return !at::globalContext().isPinnedPtr(host.storage().data());
 }
 
 // repeat_interleave.Tensor(repeats, output_size) looks at the repeats unless it is told their sum.

@@ -2,6 +2,7 @@
 #include "kernels/torch/host_waits.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/nonzero.h>
@@ -61,6 +62,14 @@ TEST(HostWaits, ReadBackIsCountedForItself) {
   const HostCounts counts = CountsOf([&] { EXPECT_TRUE(ReadBack(x).equal(Ones())); });
   EXPECT_EQ(counts.read_backs, 1);
   EXPECT_THAT(counts.waits, ElementsAre(Pair("aten::equal", 1)));  // the test's own
+}
+
+// Between the host and elsewhere, asked not to wait: from memory that is not pinned it does. (A
+// tensor without values stands for one of a device.)
+TEST(HostWaits, ACopyFromUnpinnedMemoryIsOne) {
+  const at::Tensor x = Ones(), elsewhere = at::empty_like(x, x.options().device(at::kMeta));
+  EXPECT_THAT(CountsOf([&] { elsewhere.copy_(x, /*non_blocking=*/true); }).waits,
+              ElementsAre(Pair("aten::copy_", 1)));
 }
 
 TEST(HostWaits, UploadsAreCountedAndAreNoWaits) {
