@@ -12,7 +12,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 MEASURED = HERE / "measured"
 RESULTS = machine.REPO / "bench/RESULTS.md"
 BEGIN, END = "<!-- bench/gpu_session: begin -->", "<!-- bench/gpu_session: end -->"
-NOTHING = "Not measured: no GPU was at hand. `bench/gpu_session/run.py --tables` writes the tables here."
+NOTHING = "No whole session has run yet; `bench/gpu_session/run.py --tables` writes its tables here."
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
