@@ -53,7 +53,7 @@ def stripped_copy(path: pathlib.Path, copy: pathlib.Path) -> int:
 
 def programs_of(wanted: list[Item], build: pathlib.Path) -> list[str]:
     """That there are; a session skips the items of others."""
-    names = dict.fromkeys(item.program for item in wanted)
+    names = dict.fromkeys(name for item in wanted for name in (item.program, *item.starts))
     return [name for name in names if (build / name).exists()]
 
 
@@ -82,7 +82,8 @@ def groups(loads: dict[str, list[str]], bytes_of: dict[str, int], most: int) -> 
 
 
 def missing(wanted: list[Item], build: pathlib.Path) -> list[str]:
-    return [name for name in dict.fromkeys(item.program for item in wanted) if not (build / name).exists()]
+    names = dict.fromkeys(name for item in wanted for name in (item.program, *item.starts))
+    return [name for name in names if not (build / name).exists()]
 
 
 def list_files(wanted: list[Item], build: pathlib.Path, most_mib: float) -> int:
@@ -90,7 +91,12 @@ def list_files(wanted: list[Item], build: pathlib.Path, most_mib: float) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         carried = {one.place: one for one in collect(names, build, pathlib.Path(scratch))}
     bytes_of = {place: one.bytes for place, one in carried.items()}
-    loads = {name: [f"lib/{library.name}" for library in libraries_of(build / name)] for name in names}
+    libraries = {name: [f"lib/{library.name}" for library in libraries_of(build / name)] for name in names}
+    started = {item.program: [name for name in item.starts if name in libraries] for item in wanted}
+    loads = {}  # of what an item names: libraries, and what it starts with its own
+    for name in dict.fromkeys(item.program for item in wanted if item.program in libraries):
+        with_it = [*libraries[name], *(word for one in started[name] for word in (one, *libraries[one]))]
+        loads[name] = list(dict.fromkeys(with_it))
     print("Beside bench/ and launch/recipes/, in MiB without symbols:")
     for number, programs in enumerate(groups(loads, bytes_of, int(most_mib * MIB)), 1):
         size = size_of(programs, loads, bytes_of) / MIB

@@ -31,6 +31,7 @@ class Item:
     needs: tuple[str, ...] = ()  # compute-sanitizer, nsys, fla
     resumes: bool = False  # a command that was ended goes on with what it has
     of_slowest: str = ""  # `words` are those of the slowest item of this group
+    starts: tuple[str, ...] = ()  # programs below {build} that `program` starts
 
     @property
     def group(self) -> str:
@@ -131,6 +132,11 @@ def _decode(name: str, *more: str) -> Item:
                 minutes=3, rehearsal=(*recipe("quickstart"), "model.num_layers=1", "--early", "500", "--tokens", "1000", *more))  # fmt: skip
 
 
+# Trained, resumed, replayed: whole_run.py.
+WHOLE_RUN = Item("run/quickstart", "src/cli/halflife", ("--device", "cuda", "--steps", "60"), minutes=3,
+                 rehearsal=("--device", "cpu", "--steps", "6", "--small"),
+                 before=("{python}", "{repo}/bench/gpu_session/whole_run.py"), starts=("src/cli/halflife-engine",))  # fmt: skip
+
 DECAY_SHAPES = {kind: compare_fla.shapes_of(kind) for kind in compare_fla.KINDS}
 # Of bf16, with documents, each kind of decay: tests/kernels/decay_attention/binding_gpu_test.cc.
 DECAY_TESTS = ":".join(f"*.EqualsTheCpu/{number}" for number in (3, 7, 11))
@@ -150,6 +156,7 @@ ITEMS = (
     _test("decoder_gpu_test", "tests/infer", 2),
     _test("eval_gpu_test", "tests/eval", 2),
     _test("launch_check_gpu_test", WRAPPERS, 1),
+    WHOLE_RUN,
     # how fast they are: a figure of each claim, and of what no emulator sees
     _step("gla 340m", "gla", 1024, 4),
     *FIRST_SHAPES.values(),

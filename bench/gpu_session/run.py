@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Everything that a GPU is wanted for, in order of worth, within the time that there is.
 
-    cmake --preset cuda && cmake --build --preset cuda --target gpu_tests bench
+    cmake --preset cuda && cmake --build --preset cuda --target halflife gpu_tests bench
     python3 bench/gpu_session/run.py --out h200                          # 40 minutes, in pieces of 9, one a call
     python3 bench/gpu_session/run.py --out h200 --only decay_attention   # of these items alone
     python3 bench/gpu_session/run.py --out h200 --tables                 # into bench/RESULTS.md

@@ -161,7 +161,7 @@ class Session:
         program = program_of(item, self.rehearse)
         if not (self.build / program).exists():
             alone = self.rehearse and item.group == "tests"
-            makes = "CUDA builds alone make it" if alone else "the targets gpu_tests and bench make it"
+            makes = "CUDA builds alone make it" if alone else "the targets halflife, gpu_tests and bench make it"
             return f"{self.build.name} has no {program}; {makes}"
         if item.of_slowest and self.slowest(item.of_slowest) is None:
             return f"no {item.of_slowest} was measured"

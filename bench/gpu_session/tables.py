@@ -69,6 +69,17 @@ def tests(records: list[dict]) -> str:
     return table(["test", "passed", "failed", "skipped"], rows) if rows else ""
 
 
+def whole_run(records: list[dict]) -> str:
+    rows = []
+    said = {True: "equal in bits", False: "**differs**", None: ""}
+    for record in of_group(records, "run"):
+        r = record["result"]
+        rows.append([name_of(record), str(r["steps"]), show(r.get("tokens_per_s"), "{:,.0f}"),
+                     said[r.get("resumed_equal")], said[r.get("graphs_equal")], "; ".join(r.get("waits", []))])  # fmt: skip
+    head = ["recipe", "steps", "tokens/s", "resumed", "as graphs", "what makes the host wait, a step"]
+    return "A whole run, bf16:\n\n" + table(head, rows) if rows else ""
+
+
 def decay_attention(records: list[dict]) -> str:
     rows = []
     for record in of_group(records, "decay_attention"):
@@ -179,7 +190,7 @@ def left_out(records: list[dict]) -> str:
     return "Not done:\n\n" + table(["item", "how it ended", "why"], rows) if rows else ""
 
 
-PARTS = (tests, decay_attention, fla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, left_out)
+PARTS = (tests, whole_run, decay_attention, fla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, left_out)
 
 
 def session_text(session: dict) -> str:

@@ -113,9 +113,9 @@ class ItemsTest(unittest.TestCase):
         first = len(groups) - len(list(itertools.dropwhile(lambda group: group == "tests", groups)))
         self.assertGreaterEqual(first, 8)
         kinds = list(items.DECAY_SHAPES)
-        self.assertEqual(names[first], "train_step/gla 340m")
-        self.assertEqual([name.partition("/")[2].split()[0] for name in names[first + 1 : first + 4]], kinds)
-        self.assertEqual([name.partition("/")[0] for name in names[first + 4 : first + 6]], ["row_kernels", "memcheck"])
+        self.assertEqual(names[first : first + 2], ["run/quickstart", "train_step/gla 340m"])
+        self.assertEqual([name.partition("/")[2].split()[0] for name in names[first + 2 : first + 5]], kinds)
+        self.assertEqual([name.partition("/")[0] for name in names[first + 5 : first + 7]], ["row_kernels", "memcheck"])
 
     def test_the_scans_of_every_gpu_are_timed_beside_those_of_hopper(self):
         asked = {item.name: item for item in items.ITEMS if items.NO_HOPPER[1] in item.before}
@@ -134,7 +134,7 @@ class ItemsTest(unittest.TestCase):
                 self.assertNotIn("cuda", item.rehearsal)
 
     def test_what_no_item_is_called_says_which_there_are(self):
-        with self.assertRaisesRegex(ValueError, "--only speed.*tests, train_step, .*memcheck"):
+        with self.assertRaisesRegex(ValueError, "--only speed.*tests, run, train_step, .*memcheck"):
             items.chosen(["speed"])
         self.assertEqual({item.group for item in items.chosen(["memcheck", "decode/"])}, {"memcheck", "decode"})
 
@@ -182,7 +182,7 @@ class SessionTest(InAFolder):
             self.assertRegex(ends["garbled"][1], "its output cannot be read")
             self.assertRegex(ends["broken"][1], "it cannot be started: .*Exec format error")
             self.assertEqual(ends["good"], ("done", ""))
-            self.assertEqual(ends["nowhere"], ("skipped", "build has no nowhere; the targets gpu_tests and bench make it"))
+            self.assertEqual(ends["nowhere"], ("skipped", "build has no nowhere; the targets halflife, gpu_tests and bench make it"))
             self.assertRegex(ends["tool"][1], "no no-such-tool here, in PATH or /usr/local/cuda/bin")
         self.assertEqual((self.runs("bad"), self.runs("good"), self.runs("tool")), (1, 1, 0))
         self.go(wanted, again=True)
@@ -459,6 +459,16 @@ class TablesTest(InAFolder):
 
 
 class CarryTest(InAFolder):
+    def test_a_program_comes_with_what_it_starts(self):
+        names = [items.WHOLE_RUN.program, *items.WHOLE_RUN.starts]
+        with tempfile.TemporaryDirectory() as scratch:
+            build = pathlib.Path(scratch)
+            self.assertEqual(carry.missing([items.WHOLE_RUN], build), names)
+            for name in names:
+                (build / name).parent.mkdir(parents=True, exist_ok=True)
+                (build / name).touch()
+            self.assertEqual(carry.programs_of([items.WHOLE_RUN], build), names)
+
     def test_packs_keep_the_order_and_the_limit(self):
         bytes_of = {"a": 20, "b": 25, "c": 30, "d": 5, "e": 90, "x": 15, "y": 8}
         loads = {"a": ["x"], "b": ["x"], "c": ["x", "y"], "d": ["y"], "e": []}
