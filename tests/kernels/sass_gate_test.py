@@ -54,7 +54,7 @@ class SassGateTest(unittest.TestCase):
             rest = GOOD[:dropped] + GOOD[dropped + 1:]
             self.assertEqual(len(self.problems(SCAN, rest)), 1, GOOD[dropped])
 
-    def test_a_plain_load_in_the_loop_over_tiles_fails(self):
+    def test_more_plain_loads_in_the_loop_over_tiles_fail(self):
         load, copy = "@P1 LDG.E R3, desc[UR6][R4.64]", GOOD[1]
         tile = ["BAR.SYNC.DEFER_BLOCKING 0x0", *GOOD[2:4]]
 
@@ -64,8 +64,9 @@ class SassGateTest(unittest.TestCase):
             return [*before, *outside, *inside, f"@!P0 BRA {tiles:#x}", f"@P2 BRA {start:#x}", "EXIT"]
 
         self.assertEqual(self.problems(TILES, loops([load], [copy, *tile], [load, *tile])), [])
-        (problem,) = self.problems(TILES, loops([load], [copy, load, *tile], []))
-        self.assertIn("1 LDG in the loop over tiles", problem)
+        self.assertEqual(self.problems(TILES, loops([load], [copy, *[load] * 4, *tile], [])), [])
+        (problem,) = self.problems(TILES, loops([load], [copy, *[load] * 5, *tile], []))
+        self.assertIn("5 LDG in the loop over tiles", problem)
         (problem,) = self.problems(TILES, [copy, *tile, "EXIT"])
         self.assertIn("no loop over tiles", problem)
 

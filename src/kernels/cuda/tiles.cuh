@@ -177,13 +177,12 @@ HL_DEVICE void FlushTransposed(const bf16* stage, const Rows& rows, int length, 
   bf16* const data = reinterpret_cast<bf16*>(rows.data) + column;
   const int columns = rows.dim - column;
   if (rows.aligned) {
-    const int c = lane % 2 * 8, end = c < columns ? length : 0;
-    bf16* target = data + lane / 2 * rows.stride_t + c;
-#pragma unroll 2
-    for (int row = lane / 2; row < kRows; row += 16) {
-      if (row < end)
-        *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(stage + row * 16 + c);
-      target += 16 * rows.stride_t;
+#pragma unroll 1
+    for (int i = lane; i < kRows * 2; i += 32) {
+      const int row = i / 2, c = i % 2 * 8;
+      if (row < length && c < columns)
+        *reinterpret_cast<uint4*>(data + row * rows.stride_t + c) =
+            *reinterpret_cast<const uint4*>(stage + row * 16 + c);
     }
   } else {
 #pragma unroll 1

@@ -87,7 +87,7 @@ constexpr int ChannelStateScanBytes(int k, int v) {
 
 // Blocks that share a multiprocessor, as far as registers go: what the kernels are compiled for.
 constexpr int ScanBlocksPerSm(int k, int v) { return v > 64 ? 1 : k > 64 ? 2 : 3; }
-constexpr int ChannelScanBlocksPerSm(int k, int v) { return v > 64 ? 1 : k > 64 ? 2 : 3; }
+constexpr int ChannelScanBlocksPerSm(int v) { return v > 64 ? 1 : 2; }
 constexpr int ReverseScanBlocksPerSm(int k) { return k > 64 ? 1 : 2; }
 
 // Whether there is a device on which the reverse scan's tiles fit in one stage, but not in two.

@@ -318,8 +318,8 @@ HL_DEVICE void KeepDecaySum(const ChannelGradientsParams& params, const OneTile&
   params.dlambda[tile * args.head_dim_k + channel] = sum;
 }
 
-// Barriers: the tile is there, decays and shares of D are, D is, gradients of pairs are; another two
-// for each further 128 columns of V.
+// Barriers: the tile is there, decays and shares of D are, D is, gradients of pairs are; another
+// two for each further 128 columns of V.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChannelGradientsKernel(const ChannelGradientsParams params) {

@@ -20,7 +20,7 @@ struct ChannelConfig {
   static constexpr bool kNormalised = kNormalised_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   static_assert(kThreads >= kK, "a channel has a thread");
-  static constexpr int kMinBlocksPerSm = ChannelScanBlocksPerSm(kK, kV);
+  static constexpr int kMinBlocksPerSm = ChannelScanBlocksPerSm(kV);
   static constexpr int kSmemBytes = ChannelScanBytes(kK, kV);
 };
 

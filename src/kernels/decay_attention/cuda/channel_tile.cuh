@@ -167,7 +167,7 @@ HL_DEVICE void FillTokenScales(float* query_scale, float* key_scale, const Decay
 
 // ---- a tile's operands, in memory ----
 
-// Rows of scores lie 48 bytes apart, so that the eight that an ldmatrix reads are in different banks.
+// Rows of scores lie 48 bytes apart: the eight that an ldmatrix reads are in different banks.
 constexpr int kScorePitch = kTile + 8;
 
 // As channel_operands.cuh leaves them, and as a stage of shared memory has them: bytes.

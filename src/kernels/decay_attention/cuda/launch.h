@@ -51,9 +51,9 @@ struct KeySums {
   void* checkpoints;     // z [2, slots, H, K] bf16, beside those of the state; null: not kept
 };
 
-// Blocks of kernels that have one for each tile of 16 tokens: channel_tile.cuh. A turn has that many
+// Blocks of kernels that have one for each tile of 16 tokens: channel_tile.cuh. A turn has so many
 // chunks at most: all but the least that other rows have, which are sequences where there are
-// several turns. How many documents have which row only the device knows.
+// several turns. How many documents which row has only the device knows.
 inline int64_t ChunksOfTurn(const DecayAttentionArgs& args, int num_sequences) {
   const int64_t least = (args.seq_len + kChunk - 1) / kChunk;
   return std::max<int64_t>(0, args.num_chunks - (args.num_sequences - num_sequences) * least);

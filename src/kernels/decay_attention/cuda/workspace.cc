@@ -35,8 +35,7 @@ size_t StatesPerChunk(const DecayAttentionArgs& args) {
 
 size_t OperandBytes(const DecayAttentionArgs& args, const Turn& turn, const DecayBlock& block) {
   if (!IsPerChannel(args.decay_kind)) return 0;
-  const int64_t tiles =
-      decay::TilesOfTurn(args, turn.num_sequences, SlicesOf(args, block).keys);
+  const int64_t tiles = decay::TilesOfTurn(args, turn.num_sequences, SlicesOf(args, block).keys);
   return static_cast<size_t>(tiles) * decay::ChannelOperandBytes(block.k);
 }
 size_t ProductBytes(const DecayAttentionArgs& args, const Turn& turn, const DecayBlock& block) {
@@ -75,8 +74,7 @@ bool HasConstantDecay(const DecayAttentionArgs& args) {
 // The column of ones is one more slice of V.
 GradientSlices SlicesOfGradients(const DecayAttentionArgs& args, const Slices& slices) {
   GradientSlices count;
-  count.keys =
-      (IsPerChannel(args.decay_kind) ? 1 : slices.values) + (IsNormalised(args) ? 1 : 0);
+  count.keys = (IsPerChannel(args.decay_kind) ? 1 : slices.values) + (IsNormalised(args) ? 1 : 0);
   count.values = slices.keys;
   count.tokens = count.keys * slices.keys;
   count.decays = IsPerChannel(args.decay_kind) ? count.keys : count.tokens;

@@ -64,7 +64,7 @@ struct BackwardLayout {
   size_t dq = 0, dk = 0;  // [slices, B, T, H, K]
   size_t dv = 0;          // [slices, B, T, H, V]
   size_t dlog_decay = 0;  // [slices, B, T, H(, K)]
-  // Constant decays: [slices, all sequences, H, num_segments], of channels [slices, H, all tiles, K].
+  // Constant decays: [slices, all sequences, H, num_segments]; of channels [slices, H, tiles, K].
   size_t dlambda = 0;
   size_t dkey_scale = 0;  // [slices, B, T, H]
   NormaliserLayout normaliser;
