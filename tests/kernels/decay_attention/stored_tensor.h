@@ -22,6 +22,7 @@ struct Layout {
   // elements before the first and between heads, tokens and rows: an odd number leaves nothing
   // aligned
   int padding = 0;
+  int between_rows = 0;  // further elements there, where tokens may be aligned
   // token 64, head 1 and row 1 each lie more than 2^31 elements (2^32 bytes of bf16) behind the
   // first
   bool far = false;
@@ -40,7 +41,7 @@ class Tensor {
     view_.dtype = dtype;
     view_.stride_h = extents.width + padding_;
     view_.stride_t = view_.stride_h * extents.heads + padding_;
-    view_.stride_b = view_.stride_t * extents.T + padding_;
+    view_.stride_b = view_.stride_t * extents.T + padding_ + layout.between_rows;
     if (layout.far) {
       view_.stride_t = (int64_t{1} << 25) + padding_;
       view_.stride_h = (int64_t{1} << 32) + (int64_t{1} << 12);

@@ -78,11 +78,35 @@ TEST(CudaChannelReverseScan, SharedHeadsAndRowsThatNoVectorLoadTakes) {
   }
 }
 
+// Tokens' distance alone does not say whether all rows of the batch may be moved in units of 16
+// bytes.
+TEST(CudaChannelReverseScan, RowsThatStartWhereNoVectorLoadDoes) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  ExpectGradients({.batch = 2,
+                   .seq_len = 20,
+                   .heads = 1,
+                   .kind = DecayKind::kPerTokenChannel,
+                   .between_rows = 3});
+}
+
 TEST(CudaChannelReverseScan, Documents) {
   ExpectGradients({.seq_len = kSlow ? 80 : 300,
                    .heads = 1,
                    .kind = DecayKind::kPerTokenChannel,
                    .document_starts = {10, 64}});
+}
+
+TEST(CudaChannelReverseScan, DecayWhereADocumentStartsHasNoGradient) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  Problem problem({.seq_len = 100,
+                   .heads = 1,
+                   .kind = DecayKind::kPerTokenChannel,
+                   .document_starts = {10, 64}});
+  problem.Forward(/*with_checkpoints=*/true);
+  problem.Backward();
+  for (const int t : {10, 64})
+    for (int c = 0; c < 64; ++c)
+      EXPECT_EQ(problem.answer_.dlog_decay.Get(0, t, 0, c), 0) << t << ", " << c;
 }
 
 TEST(CudaChannelReverseScan, DocumentsOfTwoRowsAndPackedSequences) {

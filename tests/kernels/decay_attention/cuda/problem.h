@@ -34,6 +34,7 @@ struct ProblemShape {
   double v_mean = 0;  // of v, whose deviation is 1
   double norm_eps = 1e-30;
   bool odd_strides = false;  // rows that no vector load can take
+  int between_rows = 0;      // elements between rows of the batch
   bool far = false;          // rows more than 2^31 elements apart, see Layout
   int num_segments = 1;
   int backward_segments = 0;                 // 0: num_segments
@@ -103,7 +104,9 @@ class Problem {
     const ProblemConfig& c = values_.config;
     const auto rows = [&](int heads, int width, DType dtype) {
       return Tensor({c.B, c.T, heads, width}, dtype,
-                    {.padding = shape.odd_strides ? 3 : 0, .far = shape.far});
+                    {.padding = shape.odd_strides ? 3 : 0,
+                     .between_rows = shape.between_rows,
+                     .far = shape.far});
     };
     const auto operand = [&](int heads, int width) { return rows(heads, width, shape.dtype); };
     const auto decays = [&] {  // a constant's are contiguous
