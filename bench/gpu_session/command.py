@@ -27,13 +27,27 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _end(process: subprocess.Popen) -> None:
-    """It and what it started: the group is its own."""
+_running: set[subprocess.Popen] = set()
+
+
+def end_all() -> None:
+    """What other threads wait for."""
+    for process in list(_running):
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+def _end(process: subprocess.Popen) -> None:
+    """It and what it started: the group is its own."""
+    _kill(process)
     process.wait()
+    _running.discard(process)
 
 
 def run(words: list[str], seconds: float, log: pathlib.Path, cwd: pathlib.Path, env: dict[str, str]) -> Finished:
@@ -43,6 +57,7 @@ def run(words: list[str], seconds: float, log: pathlib.Path, cwd: pathlib.Path, 
     with open(out, "wb") as stdout, open(err, "wb") as stderr:
         process = subprocess.Popen(words, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, cwd=cwd, env=env,
                                    start_new_session=True, preexec_fn=_die_with_parent)  # fmt: skip
+        _running.add(process)
         try:
             code = process.wait(timeout=max(seconds, 0.1))
         except subprocess.TimeoutExpired:

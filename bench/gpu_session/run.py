@@ -14,6 +14,7 @@ failed or took too long, 2 usage, 4 no GPU or the wrong LibTorch, 75 there is mo
 """
 
 import argparse
+import os
 import pathlib
 import signal
 import sys
@@ -36,6 +37,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--piece-minutes", type=float, default=9, help="this call ends before (9)")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="items whose names hold one of the words")
     parser.add_argument("--again", action="store_true", help="also what failed or took too long")
+    parser.add_argument("--jobs", type=int, default=min(8, max(1, (os.cpu_count() or 1) // 2)),
+                        help="tests at once; nothing else runs beside another (half of the cores, 8 at most)")  # fmt: skip
     parser.add_argument("--build", type=pathlib.Path, help="build/cuda; build/cpu for a rehearsal")
     parser.add_argument("--rehearse", action="store_true", help="the same way on a CPU, with tiny shapes")
     parser.add_argument("--tables", action="store_true", help="write what --out holds into bench/RESULTS.md")
@@ -46,8 +49,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     options.build = (options.build or machine.REPO / "build" / ("cpu" if options.rehearse else "cuda")).resolve()
     if not (options.out or options.list_files or options.pack):
         parser.error("--out FOLDER is wanted, unless with --list-files or --pack")
-    if options.minutes <= 0 or options.piece_minutes <= 0:
-        parser.error("--minutes and --piece-minutes want more than 0")
+    if options.minutes <= 0 or options.piece_minutes <= 0 or options.jobs <= 0:
+        parser.error("--minutes, --piece-minutes and --jobs want more than 0")
     return options
 
 
@@ -89,7 +92,7 @@ def work(options: argparse.Namespace) -> int:
     with Folder(options.out) as folder:
         folder.claim(here)
         session = Session(folder, options.build, here, options.rehearse)
-        session.run(wanted, Budget(options.minutes, options.piece_minutes), options.again)
+        session.run(wanted, Budget(options.minutes, options.piece_minutes), options.again, options.jobs)
         return verdict(folder, wanted)
 
 

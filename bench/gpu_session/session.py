@@ -1,5 +1,6 @@
 """A session's folder, and the work on it: each item's record is there, whole, as soon as the item has ended."""
 
+import concurrent.futures
 import dataclasses
 import fcntl
 import json
@@ -125,21 +126,22 @@ class Session:
         self.rehearse = rehearse
         self.environment = machine.environment(build)
         self.end = 0.0  # of this piece, on the monotonic clock
+        self.stopped = False  # what is ended now has no verdict
+        self.judged: set[str] = set()  # items, in this call
 
-    def run(self, items: list[Item], budget: Budget, again: bool = False) -> None:
-        """Those that have no verdict yet; with `again` also those that failed or took too long. Before its time is up
-        it ends: an item that does not fit is left for the next call."""
+    def run(self, items: list[Item], budget: Budget, again: bool = False, jobs: int = 1) -> None:
+        """Those that have no verdict yet; with `again` also those that failed or took too long. Tests, which nothing
+        times, go first, `jobs` at once. Before its time is up it ends: an item that does not fit is left for the next
+        call."""
         last = time.monotonic()
         self.end = last + MINUTE * min(budget.piece_minutes, budget.minutes - self.folder.seconds() / MINUTE)
+        if jobs > 1:
+            self.side_by_side([item for item in items if item.group == "tests" and self.is_to_do(item, again)], jobs)
+            self.folder.add_seconds(time.monotonic() - last)
+            last = time.monotonic()
         tried = 0
         for item in items:
-            done = self.folder.record_of(item).get("status")
-            if done == DONE or (done in (FAILED, TIMED_OUT) and not again):
-                continue
-            reason = self.why_not(item)
-            if reason:
-                if done in (None, SKIPPED):  # what it came to earlier says more
-                    self.keep(item, Outcome(SKIPPED, reason), "", 0)
+            if item.name in self.judged or not self.is_to_do(item, again):
                 continue
             left = self.end - time.monotonic()
             whole = item.minutes * MINUTE
@@ -152,6 +154,35 @@ class Session:
             self.folder.add_seconds(time.monotonic() - last)
             last = time.monotonic()
         self.folder.add_seconds(time.monotonic() - last)
+
+    def is_to_do(self, item: Item, again: bool) -> bool:
+        """Says why not where nobody has yet."""
+        done = self.folder.record_of(item).get("status")
+        if done == DONE or (done in (FAILED, TIMED_OUT) and not again):
+            return False
+        reason = self.why_not(item)
+        if reason and done in (None, SKIPPED):  # what it came to earlier says more
+            self.keep(item, Outcome(SKIPPED, reason), "", 0)
+        return not reason
+
+    def side_by_side(self, items: list[Item], jobs: int) -> None:
+        threads = str(max(1, (os.cpu_count() or 1) // jobs))
+        alone, self.environment = self.environment, {**self.environment, "OMP_NUM_THREADS": threads}
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            try:
+                for done in [pool.submit(self.attempt_in_time, item) for item in items]:
+                    done.result()
+            except KeyboardInterrupt:
+                self.stopped = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                command.end_all()
+                raise
+        self.environment = alone
+
+    def attempt_in_time(self, item: Item) -> None:
+        left = self.end - time.monotonic()
+        if left > 0:
+            self.attempt(item, min(left, item.minutes * MINUTE), last_chance=True)
 
     def why_not(self, item: Item) -> str:
         for need in item.needs:
@@ -186,6 +217,8 @@ class Session:
         except OSError as error:
             self.keep(item, Outcome(FAILED, f"it cannot be started: {error}"), words, 0)
             return
+        if self.stopped:
+            return
         if finished.code is None:
             came_on = item.resumes and num_rows(file) > rows_before
             result = read(item, dataclasses.replace(finished, code=-9), file).result if item.resumes else {}
@@ -218,5 +251,6 @@ class Session:
         self.folder.write(item, {
             "item": item.name, "status": outcome.status, "reason": outcome.reason, "seconds": round(seconds, 1),
             "words": list(words), "machine": dataclasses.asdict(self.here), "result": outcome.result})  # fmt: skip
+        self.judged.add(item.name)
         first = outcome.reason.splitlines()[0] if outcome.reason else ""
-        print(f"{'  ' if words else item.name + ': '}{outcome.status}{': ' + first if first else ''}", flush=True)
+        print(f"{item.name}: {outcome.status}{': ' + first if first else ''}", flush=True)

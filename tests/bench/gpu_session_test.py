@@ -161,11 +161,11 @@ class SessionTest(InAFolder):
         path = self.folder / f"{name}.runs"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
-    def go(self, wanted, budget=LONG, again=False):
+    def go(self, wanted, budget=LONG, again=False, jobs=1):
         """Status and reason by name, in a call of its own."""
         with session.Folder(self.folder / "out") as folder, contextlib.redirect_stdout(io.StringIO()):
             folder.claim(HERE)
-            session.Session(folder, self.build, HERE, rehearse=False).run(wanted, budget, again)
+            session.Session(folder, self.build, HERE, rehearse=False).run(wanted, budget, again, jobs)
             records = {item.program: folder.record_of(item) for item in wanted}
         return {name: (record.get("status"), record.get("reason")) for name, record in records.items()}
 
@@ -189,6 +189,22 @@ class SessionTest(InAFolder):
         self.assertEqual((self.runs("bad"), self.runs("good")), (2, 1))
         (self.build / "bad").unlink()
         self.assertEqual(self.go(wanted, again=True)["bad"][0], "failed", "without its program a failure stays known")
+
+    def test_tests_run_side_by_side_and_what_is_timed_alone(self):
+        # Each waits for the other; a third, which is no test, would see one that still runs.
+        meet = lambda mine, other: f'touch "{self.folder}/{mine}.here"; until [ -e "{self.folder}/{other}.here" ]; do sleep 0.01; done'
+        both = [dataclasses.replace(self.item(mine, f"{meet(mine, other)}; rm '{self.folder}/{other}.here'; echo '{{}}'"),
+                                    name=f"tests/{mine}")
+                for mine, other in (("left", "right"), ("right", "left"))]  # fmt: skip
+        timed = self.item("timed", f"ls {self.folder}/*.here && exit 70; echo '{{}}'")
+        for again in (False, True):
+            ends = self.go([both[0], timed, both[1]], again=again, jobs=2)
+            self.assertEqual({name: end[0] for name, end in ends.items()}, dict.fromkeys(("left", "timed", "right"), "done"))
+        self.assertEqual([self.runs(name) for name in ("left", "right", "timed")], [1, 1, 1])
+        bad = dataclasses.replace(self.item("bad", "exit 3"), name="tests/bad")
+        for again in (False, True):
+            self.assertEqual(self.go([bad], again=again, jobs=2)["bad"][0], "failed")
+        self.assertEqual(self.runs("bad"), 2)
 
     def test_what_takes_too_long_is_ended_with_what_it_started(self):
         slow = self.item("slow", "sleep 60 & wait", minutes=0.01)
@@ -294,16 +310,17 @@ class CommandLineTest(InAFolder):
 
         write(f'echo $$ >"{self.folder}/pid"; sleep 60')
         words = ["--rehearse", "--build", self.folder / "build", "--out", self.folder / "out", "--only", "tests/wrappers"]
-        for how, code in ((signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        hows = ((signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL))
+        for (how, code), jobs in itertools.product(hows, ("1", "2")):
             (self.folder / "pid").unlink(missing_ok=True)
-            command = [sys.executable, REPO / "bench/gpu_session/run.py", *map(str, words)]
+            command = [sys.executable, REPO / "bench/gpu_session/run.py", *map(str, words), "--jobs", jobs]
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while not (self.folder / "pid").exists() or not (self.folder / "pid").read_text():
                 time.sleep(0.01)
             process.send_signal(how)
             self.assertEqual(process.wait(timeout=20), code)
             self.assertFalse(self.runs(int((self.folder / "pid").read_text())))
-            self.assertFalse(list((self.folder / "out/items").iterdir()))
+            self.assertFalse(list((self.folder / "out/items").iterdir()), (how, jobs))
         write(f'cp "{self.folder}/report" "${{1#--gtest_output=json:}}"')
         self.assertEqual(self.run_it(*words).returncode, 0)
 
