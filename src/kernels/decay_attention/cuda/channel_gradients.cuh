@@ -28,7 +28,7 @@ namespace halflife::kernels::decay {
 
 template <int kK>
 struct ChannelGradSums {
-  float dscores[kTile][kTile];             // D, 0 above the diagonal
+  float dscores[kTile][kTile];             // D; nobody reads what is above the diagonal
   float dscores_transposed[kTile][kTile];  // the same, [s, r]
   float query_scale[kTile], key_scale[kTile];
   float dkey_scale[kK / 32][kTile];  // by the warps that have keys
@@ -300,7 +300,6 @@ HL_DEVICE void SumScoreGradients(const ChannelGradShared<Config>& smem) {
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < Config::kWarps; ++w) sum += smem.dscores[w * kTile * kTile + i];
-    if (s > r) sum = 0;
     smem.sums->dscores[r][s] = sum;
     smem.sums->dscores_transposed[s][r] = sum;
   }

@@ -330,20 +330,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   }
   TileCursor next = {args.chunks, place.begin, params.checkpoint_every};
   next.StartGroupBefore(place.end);
-#pragma unroll 1
-  for (int stage = 0; stage < kTileStages - 1; ++stage) {
-    StageTile(smem, params, places, next, stage);
-    CpAsyncCommit();
-  }
-#pragma unroll 1
-  for (int step = 0;; ++step) {
-    const int stage = step % kTileStages;
-    CpAsyncWait<kTileStages - 2>();
-    __syncthreads();
-    const StagedTile at = smem.tiles[stage];
-    if (!at.valid) break;
-    StageTile(smem, params, places, next, (step + kTileStages - 1) % kTileStages);
-    CpAsyncCommit();
+  const auto stage_next = [&](int stage) { StageTile(smem, params, places, next, stage); };
+  VisitStaged(smem.tiles, stage_next, [&](const StagedTile& at, int stage) {
     if (!at.sweeps || at.ends_group) {  // forward, or the first in reverse: S before it is new
       if (at.starts_group) LoadCheckpoint<Config>(state, params, place, at.chunk, scan.WarpRows());
       if ((at.tile.flags & kChunkResets) != 0) Clear(state);
@@ -355,7 +343,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       const StagedOperands<kK> operands = OperandsOf<kK>(smem.operands, stage);
       AdvanceState<kK, kV>(state, operands.k, smem.v + stage * kTile * kV, operands.transition);
     }
-  }
+  });
   if (grads.dinitial_state != nullptr && place.starts)
     StoreState<false>(
         adjoint, static_cast<float*>(grads.dinitial_state) + place.state * scan.StateElements(),

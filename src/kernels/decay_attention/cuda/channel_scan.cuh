@@ -233,20 +233,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                                  place.head, place.slice * kV, args.head_dim_v);
   TileScan next = {args.chunks, place.begin, place.end, /*reverse=*/false};
   next.Start();
-#pragma unroll 1
-  for (int stage = 0; stage < kTileStages - 1; ++stage) {
-    StageTile(smem, params, from, next, stage);
-    CpAsyncCommit();
-  }
-#pragma unroll 1
-  for (int step = 0;; ++step) {
-    const int stage = step % kTileStages;
-    CpAsyncWait<kTileStages - 2>();
-    __syncthreads();
-    const StagedTile at = smem.tiles[stage];
-    if (!at.valid) break;
-    StageTile(smem, params, from, next, (step + kTileStages - 1) % kTileStages);
-    CpAsyncCommit();
+  const auto stage_next = [&](int stage) { StageTile(smem, params, from, next, stage); };
+  VisitStaged(smem.tiles, stage_next, [&](const StagedTile& at, int stage) {
     if ((at.tile.flags & kChunkResets) != 0) {
       Clear(state);
       key_sum = 0;
@@ -271,7 +259,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     }
     StoreTile(out, stage_out, RowsAt(out_rows, params.out, at.tile), at.tile.length);
     TileState<Config>(state, values, operands.k, operands.transition);
-  }
+  });
   if (args.final_state != nullptr && place.stops)
     StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,
                      rows);

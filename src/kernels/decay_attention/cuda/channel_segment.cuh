@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const Rows y_rows = HeadRows(y, y_head, place.slice * kV, args.head_dim_v);
   TileScan next = {args.chunks, place.begin, place.end, kReverse};
   next.Start();
-  const auto stage_tile = [&](int stage) {
+  const auto stage_next = [&](int stage) {
     const StagedTile staged = next.staged();
     if (threadIdx.x == 0) tiles[stage] = staged;
     if (!staged.valid) return;
@@ -64,20 +64,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   Clear(state);
   const int channel = static_cast<int>(threadIdx.x);  // of a thread that has one
   float log2_transition = 0;
-#pragma unroll 1
-  for (int stage = 0; stage < kTileStages - 1; ++stage) {
-    stage_tile(stage);
-    CpAsyncCommit();
-  }
-#pragma unroll 1
-  for (int step = 0;; ++step) {
-    const int stage = step % kTileStages;
-    CpAsyncWait<kTileStages - 2>();
-    __syncthreads();
-    const StagedTile at = tiles[stage];
-    if (!at.valid) break;
-    stage_tile((step + kTileStages - 1) % kTileStages);
-    CpAsyncCommit();
+  VisitStaged(tiles, stage_next, [&](const StagedTile& at, int stage) {
     const bool resets = (at.tile.flags & kChunkResets) != 0;
     const float* const transition = transitions + stage * 2 * kK;
     if (channel < kK)
@@ -87,7 +74,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     AdvanceState<kK, kV>(state, x_tiles + stage * kTile * kK, y_tiles + stage * kTile * kV,
                          transition);
     if (kReverse && resets) Clear(state);
-  }
+  });
   const int first = place.key_slice * kK;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, first + WarpId() * 16,
                           place.slice * kV};

@@ -296,6 +296,30 @@ struct TileScan {
   }
 };
 
+// Visits tiles that come through the stages: stage_next(stage) starts to load the next one there and
+// names it in tiles[stage], visit(tile, stage) has one that is there. One barrier a tile: it is
+// there, and the stage of the one before is free.
+template <typename StageNext, typename Visit>
+HL_DEVICE void VisitStaged(const StagedTile* tiles, const StageNext& stage_next,
+                           const Visit& visit) {
+#pragma unroll 1
+  for (int stage = 0; stage < kTileStages - 1; ++stage) {
+    stage_next(stage);
+    CpAsyncCommit();
+  }
+#pragma unroll 1
+  for (int step = 0;; ++step) {
+    const int stage = step % kTileStages;
+    CpAsyncWait<kTileStages - 2>();
+    __syncthreads();
+    const StagedTile at = tiles[stage];
+    if (!at.valid) return;
+    stage_next((step + kTileStages - 1) % kTileStages);
+    CpAsyncCommit();
+    visit(at, stage);
+  }
+}
+
 // Row r of the accumulators times factor[r], of the warp's 16.
 template <int kTiles>
 HL_DEVICE void ScaleAccumulatorRows(float (&d)[kTiles][4], const float* factor) {
