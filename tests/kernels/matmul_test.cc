@@ -163,6 +163,8 @@ TEST_F(LinearMatmulTest, LinearLayersTakeItFromEnoughRowsOn) {
   const at::Tensor x = Normal({128, 300}, 1, at::kFloat), own = Linear(x, weight);
   cpu::UseInstructionSet(InstructionSet::kBaseline);
   EXPECT_TRUE(test::BitEqual(Linear(x, weight), at::linear(x, weight)));
+  // MKL adds up in the same order on some of Intel's processors: nothing tells them apart there.
+  if (test::BitEqual(at::linear(x, weight), own)) GTEST_SKIP() << "BLAS has the same bits here";
   EXPECT_FALSE(test::BitEqual(Linear(x, weight), own));
 }
 

@@ -13,10 +13,10 @@ using namespace test;
 class PolynomialAttentionGpuTest : public halflife::test::GpuTest<testing::TestWithParam<Kernel>> {
 };
 
-// Every pair on matrix units: what they read is rounded to bf16, as is what is stored. dq and dk have
-// four roundings of 2^-9 at most, of the weights and of out, which reach them through dO . out, of
-// the scores' gradients and their own: of their terms, as these are where a gradient is small
-// because they cancel.
+// Every pair on matrix units: what they read is rounded to bf16, as is what is stored. dq and dk
+// have four roundings of 2^-9 at most, of the weights and of out, which reach them through
+// dO . out, of the scores' gradients and their own: of their terms, as these are where a gradient
+// is small because they cancel.
 TEST_P(PolynomialAttentionGpuTest, TokenAgainstToken) {
   for (const std::vector<int32_t>& starts :
        {std::vector<int32_t>{}, std::vector<int32_t>{5, 64, 200, 300, 364}}) {

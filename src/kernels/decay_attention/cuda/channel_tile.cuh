@@ -296,8 +296,8 @@ struct TileScan {
   }
 };
 
-// Visits tiles that come through the stages: stage_next(stage) starts to load the next one there and
-// names it in tiles[stage], visit(tile, stage) has one that is there. One barrier a tile: it is
+// Visits tiles that come through the stages: stage_next(stage) starts to load the next one there
+// and names it in tiles[stage], visit(tile, stage) has one that is there. One barrier a tile: it is
 // there, and the stage of the one before is free.
 template <typename StageNext, typename Visit>
 HL_DEVICE void VisitStaged(const StagedTile* tiles, const StageNext& stage_next,

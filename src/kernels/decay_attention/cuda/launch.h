@@ -55,7 +55,7 @@ struct KeySums {
 // chunks at most: all but the least that other rows have, which are sequences where there are
 // several turns. How many documents which row has only the device knows.
 inline int64_t ChunksOfTurn(const DecayAttentionArgs& args, int num_sequences) {
-  const int64_t least = (args.seq_len + kChunk - 1) / kChunk;
+  const int64_t least = (int64_t{args.seq_len} + kChunk - 1) / kChunk;
   return std::max<int64_t>(0, args.num_chunks - (args.num_sequences - num_sequences) * least);
 }
 inline int64_t TilesOfTurn(const DecayAttentionArgs& args, int num_sequences, int num_key_slices) {
