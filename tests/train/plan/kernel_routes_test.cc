@@ -61,6 +61,7 @@ kernels::DecayAttentionArgs ArgsOf(const RunConfig& config, const std::vector<in
   kernels::DecayAttentionArgs args;
   args.batch = args.num_sequences = static_cast<int>(config.train.micro_batch);
   args.seq_len = static_cast<int>(config.data.seq_len);
+  args.num_chunks = args.batch * ((args.seq_len + 63) / 64);
   args.num_heads = args.num_q_heads = args.num_k_heads = args.num_v_heads = args.num_decay_heads =
       static_cast<int>(state[0]);
   args.head_dim_k = static_cast<int>(state[1]);

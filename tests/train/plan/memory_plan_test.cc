@@ -181,7 +181,7 @@ TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
 }
 
 // Of the recipe for 340 million parameters on an H100, by hand: 8 rows of 2048 tokens, 4 heads of
-// 128 x 256 in blocks of 128 x 128, so 2 slices of dq, dk and the decay's gradient, in 2 segments.
+// 128 x 256 in blocks of 128 x 128, so 2 slices of what gradients are made of, in 2 segments.
 TEST(MemoryPlan, CountsTheWorkspaceOfAKernelOnAGpu) {
   RunConfig config = LoadRunConfig(
       std::filesystem::path(test::kSourceDir) / "launch/recipes/gla_340m.textproto", {});
@@ -192,15 +192,17 @@ TEST(MemoryPlan, CountsTheWorkspaceOfAKernelOnAGpu) {
   EXPECT_EQ(PlanMemory(config, model, 1, kH100).workspace, 0);
   config.train.device = "cuda";
   constexpr double kTokens = 8 * 2048 * 4, kPieces = 8 * 4 * 2;
-  constexpr double kSums = 2 * 3 * kTokens * 128 * 4;
+  // A tile of 16 tokens: two operands, scores, G and its logarithm; x, y and t of either slice.
+  constexpr double kOperands = kTokens / 16 * (2 * 16 * 128 * 2 + 16 * 24 * 2 + 2 * 128 * 4);
+  constexpr double kProducts = 2 * kTokens / 16 * (2 * 16 + 1) * 128 * 4;
   constexpr double kSegments = kPieces * (128 * 256 + 128) * 4;
   constexpr double kGroups = kPieces * 2 * 8 * 128 * 128 * 2;
   const MemoryPlan plan = PlanMemory(config, model, 1, kH100);
-  EXPECT_EQ(plan.workspace, kSums + kSegments + kGroups);
+  EXPECT_EQ(plan.workspace, kOperands + kProducts + kSegments + kGroups);
   EXPECT_EQ(plan.total(), plan.main_and_adam + plan.gradients + plan.compute_copy +
                               plan.activations + plan.loss + plan.workspace);
   // One segment fills 108 multiprocessors.
-  EXPECT_EQ(PlanMemory(config, model, 1, kA100).workspace, kSums + kGroups / 2);
+  EXPECT_EQ(PlanMemory(config, model, 1, kA100).workspace, kOperands + kProducts + kGroups / 2);
   config.train.micro_batch = 4;
   EXPECT_LT(PlanMemory(config, model, 1, kH100).workspace, plan.workspace);
   EXPECT_THAT(PlanText(config, model, {}), HasSubstr("workspace of a kernel"));
