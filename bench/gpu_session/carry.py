@@ -51,10 +51,14 @@ def stripped_copy(path: pathlib.Path, copy: pathlib.Path) -> int:
     return copy.stat().st_size
 
 
+def names_of(wanted: list[Item]) -> list[str]:
+    """Programs of the items and what these start, once each."""
+    return list(dict.fromkeys(name for item in wanted for name in (item.program, *item.starts)))
+
+
 def programs_of(wanted: list[Item], build: pathlib.Path) -> list[str]:
     """That there are; a session skips the items of others."""
-    names = dict.fromkeys(name for item in wanted for name in (item.program, *item.starts))
-    return [name for name in names if (build / name).exists()]
+    return [name for name in names_of(wanted) if (build / name).exists()]
 
 
 def collect(names: list[str], build: pathlib.Path, folder: pathlib.Path) -> list[Carried]:
@@ -82,8 +86,7 @@ def groups(loads: dict[str, list[str]], bytes_of: dict[str, int], most: int) -> 
 
 
 def missing(wanted: list[Item], build: pathlib.Path) -> list[str]:
-    names = dict.fromkeys(name for item in wanted for name in (item.program, *item.starts))
-    return [name for name in names if not (build / name).exists()]
+    return [name for name in names_of(wanted) if not (build / name).exists()]
 
 
 def list_files(wanted: list[Item], build: pathlib.Path, most_mib: float) -> int:

@@ -28,16 +28,16 @@ class Failed(Exception):
     """What a command came to."""
 
 
-def run(words: list, cwd: pathlib.Path) -> str:
+def run(words: list, cwd: pathlib.Path, good: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess:
     words = [str(word) for word in words]
     try:
         done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired as error:
         raise Failed(f"{' '.join(words[1:])} had not ended after {LONGEST} s") from error
-    if done.returncode != 0:
+    if done.returncode not in good:
         last = "\n".join((done.stderr + done.stdout).strip().splitlines()[-5:])
         raise Failed(f"{' '.join(words[1:])}: exit code {done.returncode}: {last}")
-    return done.stdout + done.stderr
+    return done
 
 
 def write_text(folder: pathlib.Path) -> None:
@@ -61,7 +61,7 @@ def waits(text: str) -> list[str]:
 
 class Runs:
     def __init__(self, options: argparse.Namespace, folder: pathlib.Path):
-        self.program, self.folder, self.steps = options.program.resolve(), folder, options.steps
+        self.program, self.folder = options.program.resolve(), folder
         every = max(1, options.steps // 3)
         sets = ["data.path=data", f"train.device={options.device}", "train.precision=bf16", f"train.steps={options.steps}",
                 f"ckpt.every={every}", f"eval.every={every}", "train.log_every=1", *(SMALL if options.small else ())]  # fmt: skip
@@ -73,7 +73,8 @@ class Runs:
         run([self.program, "prepare", "--input", "text", "--tokenizer", "bytes", "--out", "data"], self.folder)
 
     def straight(self) -> str:
-        return run([*self.train, "--run", "straight", "--check-sync"], self.folder)
+        done = run([*self.train, "--run", "straight", "--check-sync"], self.folder)
+        return done.stdout + done.stderr
 
     def resumed(self) -> None:
         shutil.copytree(self.folder / "straight", self.folder / "resumed", symlinks=True)
@@ -87,11 +88,7 @@ class Runs:
         run([*self.train, "--run", "graphs", "--set", "train.cuda_graphs=true"], self.folder)
 
     def is_equal(self, other: str) -> bool:
-        done = subprocess.run([str(self.program), "ckpt", "diff", "straight", other], cwd=self.folder, capture_output=True,
-                              text=True, timeout=LONGEST, check=False)  # fmt: skip
-        if done.returncode not in (0, 1):
-            raise Failed(f"ckpt diff straight {other}: exit code {done.returncode}: {done.stderr.strip()}")
-        return done.returncode == 0
+        return run([self.program, "ckpt", "diff", "straight", other], self.folder, good=(0, 1)).returncode == 0
 
 
 def measure(options: argparse.Namespace, folder: pathlib.Path) -> dict:
