@@ -66,12 +66,8 @@ struct TileCursor {
 
   HL_DEVICE bool valid() const { return group_end > begin; }
   HL_DEVICE StagedTile staged() const {
-    StagedTile tile = {};
-    tile.valid = valid();
-    if (!tile.valid) return tile;
-    tile.tile = TileOf(entry, row);
-    tile.chunk = chunk;
-    tile.row = row;
+    if (!valid()) return {};
+    StagedTile tile = StagedTileOf(entry, chunk, row);
     tile.sweeps = sweeps;
     tile.starts_group = chunk == group_begin && row == 0;
     tile.ends_group = EndsGroup();

@@ -255,6 +255,14 @@ struct StagedTile {
 };
 
 static_assert(sizeof(StagedTile) <= kStagedTileBytes);
+HL_DEVICE StagedTile StagedTileOf(const ChunkEntry& entry, int chunk, int row) {
+  StagedTile tile = {};
+  tile.tile = TileOf(entry, row);
+  tile.chunk = chunk;
+  tile.row = row;
+  tile.valid = 1;
+  return tile;
+}
 
 // The tiles of a segment in either direction. The entry of the chunk after the next tile's is on
 // its way while that one is used.
@@ -267,13 +275,7 @@ struct TileScan {
 
   HL_DEVICE bool valid() const { return chunk >= begin && chunk < end; }
   HL_DEVICE StagedTile staged() const {
-    StagedTile tile = {};
-    tile.valid = valid();
-    if (!tile.valid) return tile;
-    tile.tile = TileOf(entry, row);
-    tile.chunk = chunk;
-    tile.row = row;
-    return tile;
+    return valid() ? StagedTileOf(entry, chunk, row) : StagedTile{};
   }
   HL_DEVICE void Start() {
     chunk = reverse ? end - 1 : begin;
