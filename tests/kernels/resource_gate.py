@@ -94,16 +94,15 @@ def main():
         for kernel in kernels:
             budget.setdefault(kernel["name"], {})[kernel["arch"]] = kernel["registers"]
         path.write_text(json.dumps(budget, indent=2, sort_keys=True) + "\n")
-    failed = 0
+    failures = []
     print(f"{'arch':8}{'registers':>10}{'static shared':>15}  kernel")
     for kernel in kernels:
         found = problems_of(kernel, budget)
-        failed += bool(found)
-        note = "   FAILS: " + "; ".join(found) if found else ""
-        print(f"{kernel['arch']:8}{kernel['registers']:>10}{kernel['shared']:>15}  "
-              f"{kernel['name']}{note}")
-    print(f"{len(kernels)} kernels, {failed} fail")
-    return 1 if failed else 0
+        print(f"{kernel['arch']:8}{kernel['registers']:>10}{kernel['shared']:>15}  {kernel['name']}")
+        if found:
+            failures.append(f"FAILS: {kernel['name']} for {kernel['arch']}: {'; '.join(found)}")
+    print(*failures, f"{len(kernels)} kernels, {len(failures)} fail", sep="\n")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ struct TileCursor {
 
   HL_DEVICE bool valid() const { return group_end > begin; }
   HL_DEVICE StagedTile staged() const {
-    if (!valid()) return {};
-    StagedTile tile = StagedTileOf(entry, chunk, row);
+    StagedTile tile = StagedTileOf(valid(), entry, chunk, row);
+    if (!tile.valid) return tile;
     tile.sweeps = sweeps;
     tile.starts_group = chunk == group_begin && row == 0;
     tile.ends_group = EndsGroup();

@@ -255,12 +255,15 @@ struct StagedTile {
 };
 
 static_assert(sizeof(StagedTile) <= kStagedTileBytes);
-HL_DEVICE StagedTile StagedTileOf(const ChunkEntry& entry, int chunk, int row) {
+
+// The tile of a chunk's row as it is staged; where there is none (valid is false), zeros.
+HL_DEVICE StagedTile StagedTileOf(bool valid, const ChunkEntry& entry, int chunk, int row) {
   StagedTile tile = {};
+  tile.valid = valid;
+  if (!valid) return tile;
   tile.tile = TileOf(entry, row);
   tile.chunk = chunk;
   tile.row = row;
-  tile.valid = 1;
   return tile;
 }
 
@@ -274,9 +277,7 @@ struct TileScan {
   ChunkEntry entry, ahead;
 
   HL_DEVICE bool valid() const { return chunk >= begin && chunk < end; }
-  HL_DEVICE StagedTile staged() const {
-    return valid() ? StagedTileOf(entry, chunk, row) : StagedTile{};
-  }
+  HL_DEVICE StagedTile staged() const { return StagedTileOf(valid(), entry, chunk, row); }
   HL_DEVICE void Start() {
     chunk = reverse ? end - 1 : begin;
     row = 0;
