@@ -91,11 +91,12 @@ ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
   return ExitCode::kFinished;
 }
 
-ExitCode DryRun(train::RunConfig config, int local_ranks) {
+// `ranks_here`: of each process.
+ExitCode DryRun(train::RunConfig config, int ranks_here) {
   const LauncherEvidence evidence = ReadLauncherEvidence();
-  // As many as there are, or as are asked for, or as share a row.
-  const int world = std::max({evidence.world_size, local_ranks, config.parallel.sp});
-  const int on_host = evidence.world_size > 1 ? evidence.local_size : world;
+  // As many as there are, or as share a row.
+  const int world = std::max(evidence.world_size * ranks_here, config.parallel.sp);
+  const int on_host = evidence.world_size > 1 ? evidence.local_size * ranks_here : world;
   std::string& path = config.data.path;
   const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
   const bool assumed = train::CompleteForPlan(config, dataset ? &*dataset : nullptr, world);
@@ -173,7 +174,7 @@ ExitCode Run(const TrainOptions& options) {
     // A start that fails takes a new folder with it, so nobody's words may hold it open.
     if (!folder.is_new()) abort_dir = run_dir;
     const Stopwatch clock;
-    const Device device = PrepareTrainProcess(config, folder, context, options.local_ranks > 1);
+    const Device device = PrepareTrainProcess(config, folder, context);
     train::Trainer trainer(config, device, std::move(folder), context,
                            {.resume = resume,
                             .allow_change = options.allow_change,
@@ -186,8 +187,7 @@ ExitCode Run(const TrainOptions& options) {
     abort_dir = run_dir;
     return trainer.Run();
   };
-  return options.local_ranks > 1 ? RunOnLocalRanks(options.local_ranks, config.comm_timeout_s, body)
-                                 : RunInWorld(config.comm_timeout_s, body);
+  return RunInWorld(config.comm_timeout_s, body, options.local_ranks);
 }
 
 }  // namespace halflife::cli

@@ -16,11 +16,14 @@ namespace halflife::cli {
 namespace {
 
 void SetThreads(int threads, const dist::RankContext& context) {
-  // OMP_NUM_THREADS is LibTorch's own word for it: a launcher that set it is believed.
-  if (threads == 0 && std::getenv("OMP_NUM_THREADS") != nullptr) return;
+  // OMP_NUM_THREADS is LibTorch's own word for it: a launcher that set it, for the process, is
+  // believed.
   if (threads == 0) {
-    threads = std::max<int>(
-        1, static_cast<int>(std::thread::hardware_concurrency()) / context.local_size());
+    const int here =
+        std::getenv("OMP_NUM_THREADS") != nullptr
+            ? at::get_num_threads() / context.ranks_in_process()
+            : static_cast<int>(std::thread::hardware_concurrency()) / context.local_size();
+    threads = std::max(1, here);
   }
   at::set_num_threads(threads);
 }
@@ -40,12 +43,12 @@ void RequireSameDevice(Device device, dist::RankContext& context) {
 }  // namespace
 
 Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolder& folder,
-                           dist::RankContext& context, bool local) {
+                           dist::RankContext& context) {
   const Device device = train::ChooseDevice(config.train.device, context.local_rank());
-  // Threads of one process have one log, rank 0's.
-  if (!local || context.rank() == 0)
+  const bool one_process = context.ranks_in_process() == context.world_size();
+  if (context.rank_in_process() == 0)
     log::Init({.rank = context.rank(),
-               .world_size = local ? 1 : context.world_size(),
+               .world_size = one_process ? 1 : context.world_size(),
                .console_level = log::ParseLevel(config.log.level),
                .file = folder.LogFile(context.rank())});
   context.flight().KeepIn(folder.FlightFolder(), folder.attempt());

@@ -10,9 +10,8 @@
 namespace halflife::cli {
 
 // Collective. Returns the device to train on, which `context` communicates from. Error kEnvironment
-// where it is not there, or where ranks would compute on devices of different kinds. `local`: the
-// ranks are threads of this process.
+// where it is not there, or where ranks would compute on devices of different kinds.
 Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolder& folder,
-                           dist::RankContext& context, bool local);
+                           dist::RankContext& context);
 
 }  // namespace halflife::cli

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <mutex>
 #include <thread>
 
 #include "cli/failure.h"
@@ -12,6 +13,7 @@
 #include "core/version.h"
 #include "dist/flight_report.h"
 #include "dist/local_rank_context.h"
+#include "dist/mpi_rank_context.h"
 #include "train/record/run_folder.h"
 
 namespace halflife::cli {
@@ -27,60 +29,80 @@ void AddFlight(dist::RankContext& context, Failure* failure) {
       Concat("; ", late, " (more: `halflife inspect ", record.parent_path().string(), "`)");
 }
 
-}  // namespace
-
-ExitCode RunInWorld(double timeout_s, const WorldBody& body) {
-  const BuildInfo build = GetBuildInfo();
-  const std::unique_ptr<dist::RankContext> context =
-      dist::RankContext::Create({.timeout_s = timeout_s,
-                                 .build = Concat("halflife ", build.version, " ", build.git_hash,
-                                                 ", LibTorch ", TORCH_VERSION)});
-  // A rank that writes to the socket of one that has just died would end by the signal, before it
-  // can say why.
-  if (context->world_size() > 1) std::signal(SIGPIPE, SIG_IGN);
-  std::exception_ptr thrown;
-  std::filesystem::path abort_dir;
-  try {
-    const ExitCode code = body(*context, abort_dir);
-    context->flight().Discard();
-    return code;
-  } catch (...) {
-    context->flight().Fail(DescribeFailure(std::current_exception()).text);
-    if (context->world_size() == 1) throw;
-    thrown = std::current_exception();
-  }
-  Failure failure = DescribeFailure(thrown);
-  AddFlight(*context, &failure);
-  // What all ranks meet alike (a bad config) is told by rank 0 alone, which then ends the others.
-  if (context->rank() != 0 && abort_dir.empty()) {
+// Tells the cause and ends the world. Does not return.
+[[noreturn]] void EndWorld(dist::RankContext& context, Failure failure,
+                           const std::filesystem::path& abort_dir) {
+  AddFlight(context, &failure);
+  // What all ranks meet alike (a bad config) is told by rank 0 alone, which then ends the others;
+  // and of a process's ranks the cause speaks before its consequences.
+  const bool others_know = context.ranks_in_process() > 1 && failure.is_consequence;
+  if (others_know || (context.rank() != 0 && abort_dir.empty())) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
   }
+  static std::mutex one_speaks;
+  const std::lock_guard lock(one_speaks);
   HL_ERROR("halflife",
-           train::RecordAbort(abort_dir, context->rank(), failure.text, failure.is_consequence));
+           train::RecordAbort(abort_dir, context.rank(), failure.text, failure.is_consequence));
   log::Flush();
-  context->AbortWorld(static_cast<int>(failure.code));
+  context.AbortWorld(static_cast<int>(failure.code));
   std::abort();  // not reached; gcc does not see [[noreturn]] through a virtual call
 }
 
-ExitCode RunOnLocalRanks(int num_ranks, double timeout_s, const WorldBody& body) {
+// One rank of several processes, or of one that is alone: what it throws there its caller tells.
+ExitCode RunRank(dist::RankContext& context, const WorldBody& body) {
+  // A rank that writes to the socket of one that has just died would end by the signal, before it
+  // can say why.
+  if (context.world_size() > 1) std::signal(SIGPIPE, SIG_IGN);
+  std::exception_ptr thrown;
+  std::filesystem::path abort_dir;
+  try {
+    const ExitCode code = body(context, abort_dir);
+    context.flight().Discard();
+    return code;
+  } catch (...) {
+    context.flight().Fail(DescribeFailure(std::current_exception()).text);
+    if (context.world_size() == 1) throw;
+    thrown = std::current_exception();
+  }
+  EndWorld(context, DescribeFailure(thrown), abort_dir);
+}
+
+// One rank of a world of threads.
+ExitCode RunThread(dist::RankContext& context, const WorldBody& body) {
+  std::filesystem::path abort_dir;
+  try {
+    const ExitCode code = body(context, abort_dir);
+    context.flight().Discard();
+    return code;
+  } catch (...) {  // the caller speaks of it, once
+    const Failure failure = DescribeFailure(std::current_exception());
+    context.flight().Fail(failure.text);
+    train::RecordAbort(abort_dir, context.rank(), failure.text, failure.is_consequence);
+    throw;
+  }
+}
+
+}  // namespace
+
+ExitCode RunInWorld(double timeout_s, const WorldBody& body, int ranks_here) {
+  const BuildInfo build = GetBuildInfo();
+  const dist::RankConfig config = {.timeout_s = timeout_s,
+                                   .build = Concat("halflife ", build.version, " ", build.git_hash,
+                                                   ", LibTorch ", TORCH_VERSION)};
+  if (ranks_here == 1) return RunRank(*dist::RankContext::Create(config), body);
   const LauncherEvidence evidence = ReadLauncherEvidence();
-  HL_CHECK_AS(ExitCode::kUsage, evidence.world_size == 1, "--local-ranks ", num_ranks,
-              " in one of ", evidence.world_size,
-              " processes that a launcher started; either alone would work");
   ExitCode code = ExitCode::kFinished;  // all ranks return the same
-  dist::RunLocalRanks(num_ranks, {.timeout_s = timeout_s}, [&](dist::RankContext& context) {
-    std::filesystem::path abort_dir;
-    try {
-      const ExitCode own = body(context, abort_dir);
-      if (context.rank() == 0) code = own;
-      context.flight().Discard();
-    } catch (...) {  // the caller speaks of it, once
-      const Failure failure = DescribeFailure(std::current_exception());
-      context.flight().Fail(failure.text);
-      train::RecordAbort(abort_dir, context.rank(), failure.text, failure.is_consequence);
-      throw;
-    }
-  });
+  const auto run_with = [&](const auto& run_one) {
+    return [&](dist::RankContext& context) {
+      const ExitCode own = run_one(context, body);
+      if (context.rank_in_process() == 0) code = own;
+    };
+  };
+  if (evidence.world_size == 1) {
+    dist::RunLocalRanks(ranks_here, config, run_with(RunThread));
+  } else {
+    dist::RunMpiRanks(ranks_here, config, evidence, run_with(RunRank));
+  }
   return code;
 }
 

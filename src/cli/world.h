@@ -15,14 +15,13 @@ namespace halflife::cli {
 // `timeout_s`: of one collective. The body sets `abort_dir` to the run's folder once it owns it:
 // from then on the first failing rank leaves its words there for the others (before, the folder may
 // be another job's).
+// `ranks_here`: how many ranks of the world this process is, on as many threads. Without a launcher
+// they are the world.
 using WorldBody =
     std::function<ExitCode(dist::RankContext& context, std::filesystem::path& abort_dir)>;
-ExitCode RunInWorld(double timeout_s, const WorldBody& body);
+ExitCode RunInWorld(double timeout_s, const WorldBody& body, int ranks_here = 1);
 // `timeout_s` of commands whose ranks work alone until their results meet: how far apart they end
 // says nothing. A rank that fails still ends the others.
 inline constexpr double kNoTimeout = std::numeric_limits<double>::infinity();
-
-// The same on `num_ranks` threads of this process. Error kUsage under mpirun or srun.
-ExitCode RunOnLocalRanks(int num_ranks, double timeout_s, const WorldBody& body);
 
 }  // namespace halflife::cli

@@ -8,7 +8,9 @@
 
 #include "core/log.h"
 #include "dist/deadline.h"
+#include "dist/first_cause.h"
 #include "dist/local_state.h"
+#include "dist/split_members.h"
 
 namespace halflife::dist {
 namespace {
@@ -147,43 +149,20 @@ void LocalCommunicator::Befall(LocalFault::Kind kind, Request& request) {
 std::unique_ptr<RequestCommunicator> LocalCommunicator::SplitGroup(int color, int key,
                                                                    std::string name) {
   const int64_t seq = issued_;  // equal on all ranks: names the new groups
-  std::vector<int64_t> mine = {color, key, rank()};
-  std::vector<int64_t> all(3 * size());
-  AllGather(Ref(mine.data(), 3), Ref(all.data(), 3 * size()), {"split", 0}, nullptr).WaitHost();
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(SplitPlace));
+  SplitPlace own = {.color = color, .key = key, .rank = rank()};
+  std::vector<SplitPlace> all(size());
+  AllGather(Ref(reinterpret_cast<uint8_t*>(&own), kBytes),
+            Ref(reinterpret_cast<uint8_t*>(all.data()), kBytes * size()), {"split", 0}, nullptr)
+      .WaitHost();
   if (color < 0) return nullptr;
-  std::vector<std::pair<int64_t, int>> members;  // (key, rank of this group)
-  for (int peer = 0; peer < size(); ++peer) {
-    if (all[3 * peer] == color) members.emplace_back(all[3 * peer + 1], peer);
-  }
-  std::sort(members.begin(), members.end());
+  const std::vector<int> members = MembersOf(all, color);
   std::vector<int> world_ranks;
-  int new_rank = 0;
-  for (const auto& [peer_key, peer] : members) {
-    if (peer == rank()) new_rank = static_cast<int>(world_ranks.size());
-    world_ranks.push_back(group_->world_ranks[peer]);
-  }
+  for (const int member : members) world_ranks.push_back(group_->world_ranks[member]);
   return std::make_unique<LocalCommunicator>(
       state_, state_.FindGroup(*group_, seq, color, std::move(name), std::move(world_ranks)),
-      new_rank);
+      IndexOf(members, rank()));
 }
-
-// Keeps the first exception that is a cause; a consequence (kAborted) only while there is no cause.
-class FirstCause {
- public:
-  void Add(std::exception_ptr error, bool consequence) {
-    const std::lock_guard lock(mutex_);
-    std::exception_ptr& kept = consequence ? consequence_ : cause_;
-    if (!kept) kept = std::move(error);
-  }
-  void RethrowAny() const {
-    if (cause_) std::rethrow_exception(cause_);
-    if (consequence_) std::rethrow_exception(consequence_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::exception_ptr cause_, consequence_;
-};
 
 void RunRank(State& state, int rank, const std::function<void(Communicator&)>& rank_main,
              FirstCause& first) {

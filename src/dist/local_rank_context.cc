@@ -23,14 +23,12 @@ class LocalRankContext final : public RankContext {
   int world_size() const override { return world_.size(); }
   int local_rank() const override { return world_.rank(); }
   int local_size() const override { return world_.size(); }
+  int rank_in_process() const override { return world_.rank(); }
+  int ranks_in_process() const override { return world_.size(); }
   const std::string& host() const override { return host_; }
   Communicator& world() override { return world_; }
   Communicator& control() override { return *control_; }
-  void UseDevice(Device device) override {
-    HL_CHECK_AS(ExitCode::kUsage, !device.is_cuda(),
-                "ranks that are threads of one process compute on the CPU; train.device 'cpu', or "
-                "one process a GPU under mpirun, would work");
-  }
+  void UseDevice(Device device) override { RequireCpuOfThreads(device); }
   void RequireSameConfig(const std::string& config_hash) override {
     CheckSameConfig(*control_, config_hash);
   }

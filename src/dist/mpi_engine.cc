@@ -17,29 +17,68 @@ namespace {
 
 constexpr auto kEngineGrace = std::chrono::seconds(5);
 
-std::vector<int> WorldRanksOf(MPI_Comm group, int size) {
-  MPI_Group own = MPI_GROUP_NULL, world = MPI_GROUP_NULL;
-  HL_MPI(MPI_Comm_group(group, &own));
-  HL_MPI(MPI_Comm_group(MPI_COMM_WORLD, &world));
-  std::vector<int> ranks(size), of_world(size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  HL_MPI(MPI_Group_translate_ranks(own, size, ranks.data(), world, of_world.data()));
-  HL_MPI(MPI_Group_free(&own));
-  HL_MPI(MPI_Group_free(&world));
-  return of_world;
+// Of every process of `comm`, by its rank there.
+std::vector<int> GatherFromAll(MPI_Comm comm, int value) {
+  int size = 0;
+  HL_MPI(MPI_Comm_size(comm, &size));
+  std::vector<int> values(size);
+  HL_MPI(MPI_Allgather(&value, 1, MPI_INT, values.data(), 1, MPI_INT, comm));
+  return values;
+}
+
+MPI_Comm CopyOf(MPI_Comm comm) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  HL_MPI(MPI_Comm_dup(comm, &copy));
+  HL_MPI(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN));
+  return copy;
 }
 
 }  // namespace
 
-MpiEngine::Loop::Loop() {
-  auto world = std::make_unique<GroupState>();
-  HL_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &world->comm));
-  HL_MPI(MPI_Comm_set_errhandler(world->comm, MPI_ERRORS_RETURN));
-  HL_MPI(MPI_Comm_rank(world->comm, &world->rank));
-  HL_MPI(MPI_Comm_size(world->comm, &world->size));
-  world->world_ranks = WorldRanksOf(world->comm, world->size);
-  groups_.push_back(std::move(world));
+mpi::Channels::Channels(MPI_Comm processes, int num_ranks) : num_ranks_(num_ranks) {
+  for (int pair = 0; pair < num_ranks * num_ranks; ++pair) comms_.push_back(CopyOf(processes));
+}
+
+MpiEngine::Loop::Loop(int num_ranks) : processes_(CopyOf(MPI_COMM_WORLD)), asked_(num_ranks) {
+  FindPlaces(num_ranks);
+  FindNode(num_ranks);
+  int process = 0;
+  HL_MPI(MPI_Comm_rank(processes_, &process));
+  const auto channels = std::make_shared<const mpi::Channels>(processes_, most_ranks_);
+  std::vector<int> everybody(places_.size());
+  std::iota(everybody.begin(), everybody.end(), 0);
+  for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {
+    if (places_[rank].process != process) continue;
+    auto world = std::make_unique<GroupState>();
+    world->channels = channels;
+    world->rank = rank;
+    world->world_ranks = everybody;
+    world->rank_in_process = places_[rank].rank_in_process;
+    groups_.push_back(std::move(world));
+  }
   thread_ = std::thread([this] { Run(); });
+}
+
+void MpiEngine::Loop::FindPlaces(int num_ranks) {
+  const std::vector<int> of_processes = GatherFromAll(processes_, num_ranks);
+  num_processes_ = static_cast<int>(of_processes.size());
+  most_ranks_ = std::ranges::max(of_processes);
+  for (int process = 0; process < num_processes_; ++process) {
+    for (int rank = 0; rank < of_processes[process]; ++rank) places_.push_back({process, rank});
+  }
+}
+
+void MpiEngine::Loop::FindNode(int num_ranks) {
+  MPI_Comm host = MPI_COMM_NULL;
+  HL_MPI(MPI_Comm_split_type(processes_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host));
+  HL_MPI(MPI_Comm_set_errhandler(host, MPI_ERRORS_RETURN));
+  const std::vector<int> of_processes = GatherFromAll(host, num_ranks);
+  int process = 0;
+  HL_MPI(MPI_Comm_rank(host, &process));
+  HL_MPI(MPI_Comm_free(&host));
+  const auto own = of_processes.begin() + process;
+  node_ = {.first_rank = std::accumulate(of_processes.begin(), own, 0),
+           .size = std::accumulate(of_processes.begin(), of_processes.end(), 0)};
 }
 
 bool MpiEngine::Loop::Stop() {
@@ -58,38 +97,28 @@ bool MpiEngine::Loop::Stop() {
 
 MpiEngine::Group MpiEngine::Loop::Describe(GroupId id) {
   const std::lock_guard lock(mutex_);
-  return {id, groups_[id]->rank, groups_[id]->size};
+  return {id, groups_[id]->rank, static_cast<int>(groups_[id]->world_ranks.size())};
 }
 
-MpiEngine::Group MpiEngine::Loop::AddGroup(GroupId parent, double timeout_s,
-                                           std::function<MPI_Comm(MPI_Comm)> split) {
-  const auto made = std::make_shared<Group>();  // outlives a caller that gave up
+MpiEngine::Group MpiEngine::Loop::Split(GroupId parent, int color, int key, double timeout_s) {
+  const Group from = Describe(parent);
+  HL_CHECK(from.size == static_cast<int>(places_.size()), "a group of ", from.size, " of ",
+           places_.size(), " ranks is split; only one of all of them can be");
   MpiJobSpec spec;
   spec.what = "split of a group";
   spec.timeout_s = timeout_s;
-  const std::shared_ptr<MpiJob> job = Submit(parent, std::move(spec), [=, this] {
-    auto group = std::make_unique<GroupState>();
-    group->comm = split(groups_[parent]->comm);
-    if (group->comm != MPI_COMM_NULL) {
-      HL_MPI(MPI_Comm_set_errhandler(group->comm, MPI_ERRORS_RETURN));
-      HL_MPI(MPI_Comm_rank(group->comm, &group->rank));
-      HL_MPI(MPI_Comm_size(group->comm, &group->size));
-      group->world_ranks = WorldRanksOf(group->comm, group->size);
-    }
-    const std::lock_guard lock(mutex_);
-    *made = {static_cast<GroupId>(groups_.size()), group->rank, group->size};
-    groups_.push_back(std::move(group));
-  });
+  const std::shared_ptr<MpiJob> job =
+      Submit(parent, std::move(spec), SplitPlace{.color = color, .key = key, .rank = from.rank});
   Wait(*job);
-  return *made;
+  return job->made;
 }
 
 std::shared_ptr<MpiJob> MpiEngine::Loop::Submit(GroupId group, MpiJobSpec spec,
-                                                std::function<void()> call) {
+                                                std::optional<SplitPlace> split) {
   auto job = std::make_shared<MpiJob>();
   job->group = group;
   job->spec = std::move(spec);
-  job->call = std::move(call);
+  job->split = split;
   job->deadline = DeadlineIn(job->spec.timeout_s);
   {
     const std::lock_guard lock(mutex_);
@@ -151,33 +180,22 @@ bool MpiEngine::Loop::healthy() {
   return !dead_ && !kill_;
 }
 
-MpiEngine::MpiEngine() : loop_(std::make_unique<Loop>()) {}
+MpiEngine::MpiEngine(int num_ranks) : loop_(std::make_unique<Loop>(num_ranks)) {}
 MpiEngine::~MpiEngine() {
   if (!loop_->Stop()) {
     HL_WARN("dist", "the MPI thread is stuck in a blocking call; leaving it behind");
     static_cast<void>(loop_.release());
   }
 }
-MpiEngine::Group MpiEngine::world() { return loop_->world(); }
-
+MpiEngine::Group MpiEngine::world(int rank_in_process) { return loop_->Describe(rank_in_process); }
+int MpiEngine::num_processes() const { return loop_->num_processes(); }
+MpiEngine::Node MpiEngine::node() const { return loop_->node(); }
 MpiEngine::Group MpiEngine::Split(GroupId group, int color, int key, double timeout_s) {
-  return loop_->AddGroup(group, timeout_s, [=](MPI_Comm parent) {
-    MPI_Comm made = MPI_COMM_NULL;
-    HL_MPI(MPI_Comm_split(parent, color < 0 ? MPI_UNDEFINED : color, key, &made));
-    return made;
-  });
-}
-
-MpiEngine::Group MpiEngine::SplitByNode(GroupId group, double timeout_s) {
-  return loop_->AddGroup(group, timeout_s, [](MPI_Comm parent) {
-    MPI_Comm made = MPI_COMM_NULL;
-    HL_MPI(MPI_Comm_split_type(parent, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made));
-    return made;
-  });
+  return loop_->Split(group, color, key, timeout_s);
 }
 
 std::shared_ptr<MpiJob> MpiEngine::Submit(GroupId group, MpiJobSpec spec) {
-  return loop_->Submit(group, std::move(spec), nullptr);
+  return loop_->Submit(group, std::move(spec));
 }
 bool MpiEngine::Done(const MpiJob& job) { return job.state != MpiJob::State::kPending; }
 void MpiEngine::Wait(MpiJob& job) { loop_->Wait(job); }

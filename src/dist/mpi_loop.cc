@@ -7,10 +7,12 @@
 namespace halflife::dist {
 
 using mpi::ActiveJob;
+using mpi::Channels;
 using mpi::GroupState;
 using mpi::kLanes;
 using mpi::Lane;
 using mpi::OpenMessage;
+using mpi::Place;
 
 namespace {
 
@@ -24,7 +26,7 @@ void MpiEngine::Loop::Run() {
   while (TakeSubmissions(idle_polls)) {
     try {
       for (const auto& group : groups_) StartJobs(*group);
-      RunCalls();
+      while (requests_.empty() && AllAskForAGroup()) MakeGroup();
       idle_polls = Poll() ? 0 : idle_polls + 1;
     } catch (const CommError& error) {
       Die({error.kind(), error.message()}, nullptr);
@@ -48,8 +50,8 @@ bool MpiEngine::Loop::TakeSubmissions(int idle_polls) {
   }
   for (; !submissions_.empty(); submissions_.pop_front()) {
     const std::shared_ptr<MpiJob>& job = submissions_.front();
-    if (job->call) {
-      calls_.push_back(job);
+    if (job->split) {
+      asked_[groups_[job->group]->rank_in_process].push_back(job);
     } else {
       groups_[job->group]->waiting.push_back(job);
     }
@@ -66,17 +68,50 @@ bool MpiEngine::Loop::TakeSubmissions(int idle_polls) {
 }
 
 bool MpiEngine::Loop::HasWork() const {
-  return !requests_.empty() || !calls_.empty() ||
+  return !requests_.empty() || AllAskForAGroup() ||
          std::any_of(groups_.begin(), groups_.end(),
                      [](const auto& group) { return !group->waiting.empty(); });
 }
 
-void MpiEngine::Loop::RunCalls() {
-  // A blocking call while messages are open could wait for a rank that waits for our arithmetic.
-  while (!calls_.empty() && requests_.empty()) {  // runs after StartJobs: no job is waiting
-    calls_.front()->call();
-    Finish(*calls_.front(), MpiJob::State::kDone);
-    calls_.pop_front();
+bool MpiEngine::Loop::AllAskForAGroup() const {
+  return std::all_of(asked_.begin(), asked_.end(),
+                     [](const auto& of_rank) { return !of_rank.empty(); });
+}
+
+// By color, key and rank of every rank of the world, which asks for its next group.
+std::vector<SplitPlace> MpiEngine::Loop::GatherSplits() const {
+  static_assert(sizeof(SplitPlace) == 3 * sizeof(int));
+  std::vector<SplitPlace> own(most_ranks_), all(most_ranks_ * num_processes_);
+  for (size_t i = 0; i < asked_.size(); ++i) own[i] = *asked_[i].front()->split;
+  HL_MPI(MPI_Allgather(own.data(), 3 * most_ranks_, MPI_INT, all.data(), 3 * most_ranks_, MPI_INT,
+                       processes_));
+  std::vector<SplitPlace> of_world;
+  for (const Place& place : places_)
+    of_world.push_back(all[place.process * most_ranks_ + place.rank_in_process]);
+  return of_world;
+}
+
+// Runs while no message is open: one could wait for a rank that waits for our arithmetic, and these
+// calls block.
+void MpiEngine::Loop::MakeGroup() {
+  const std::vector<SplitPlace> of_world = GatherSplits();
+  const auto channels = std::make_shared<const Channels>(processes_, most_ranks_);
+  for (std::deque<std::shared_ptr<MpiJob>>& asked : asked_) {
+    MpiJob& job = *asked.front();
+    const GroupState& parent = *groups_[job.group];
+    auto group = std::make_unique<GroupState>();
+    group->channels = channels;
+    group->rank_in_process = parent.rank_in_process;
+    group->world_ranks = MembersOf(of_world, job.split->color);
+    group->rank = IndexOf(group->world_ranks, parent.world_ranks[parent.rank]);
+    {
+      const std::lock_guard lock(mutex_);
+      job.made = {static_cast<GroupId>(groups_.size()), group->rank,
+                  static_cast<int>(group->world_ranks.size())};
+      groups_.push_back(std::move(group));
+    }
+    Finish(job, MpiJob::State::kDone);
+    asked.pop_front();
   }
 }
 
@@ -131,18 +166,20 @@ void MpiEngine::Loop::Post(GroupState& group, ActiveJob& job, int lane_index) {
   const Round& round = lane.rounds[lane.round];
   // Below 2^15, the least upper bound of tags that MPI grants.
   const int tag = static_cast<int>(job.job->spec.tag) * kLanes + lane_index;
+  const int own = group.rank_in_process;
   const auto add = [&](const Message& message, bool receive) {
+    const Place& peer = places_[group.world_ranks[message.peer]];
     requests_.push_back(MPI_REQUEST_NULL);
     messages_.push_back({&job, lane_index, message.peer, receive});
     ++lane.open_messages;
     const int bytes = static_cast<int>(message.bytes);
     if (receive) {
-      HL_MPI(MPI_Irecv(message.data, bytes, MPI_BYTE, message.peer, tag, group.comm,
-                       &requests_.back()),
+      HL_MPI(MPI_Irecv(message.data, bytes, MPI_BYTE, peer.process, tag,
+                       group.channels->Between(peer.rank_in_process, own), &requests_.back()),
              job.job->spec.what);
     } else {
-      HL_MPI(MPI_Isend(message.data, bytes, MPI_BYTE, message.peer, tag, group.comm,
-                       &requests_.back()),
+      HL_MPI(MPI_Isend(message.data, bytes, MPI_BYTE, peer.process, tag,
+                       group.channels->Between(own, peer.rank_in_process), &requests_.back()),
              job.job->spec.what);
     }
   };
@@ -217,7 +254,11 @@ std::string MpiEngine::Loop::MissingPeers(const MpiJob& job) const {
 // `culprit` fails with `failure`, all others as aborted. Requests are forgotten, not cancelled:
 // without further MPI calls nothing progresses, so the buffers are left alone.
 void MpiEngine::Loop::Die(CommFailure failure, MpiJob* culprit) {
-  std::vector<std::shared_ptr<MpiJob>> open(calls_.begin(), calls_.end());
+  std::vector<std::shared_ptr<MpiJob>> open;
+  for (auto& asked : asked_) {
+    open.insert(open.end(), asked.begin(), asked.end());
+    asked.clear();
+  }
   for (const std::unique_ptr<GroupState>& group : groups_) {
     if (group->active) open.push_back(group->active->job);
     open.insert(open.end(), group->waiting.begin(), group->waiting.end());
@@ -239,7 +280,6 @@ void MpiEngine::Loop::Die(CommFailure failure, MpiJob* culprit) {
   }
   requests_.clear();
   messages_.clear();
-  calls_.clear();
   for (const std::unique_ptr<GroupState>& group : groups_) {
     // Leaked on purpose: a peer may still write into its staging memory.
     static_cast<void>(group->active.release());

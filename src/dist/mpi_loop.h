@@ -6,7 +6,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,6 +15,7 @@
 
 #include "dist/mpi_check.h"
 #include "dist/mpi_engine.h"
+#include "dist/split_members.h"
 
 namespace halflife::dist {
 
@@ -25,15 +25,37 @@ class MpiJob {
  public:
   enum class State { kPending, kDone, kFailed };
 
-  MpiEngine::GroupId group = MpiEngine::kWorld;
+  MpiEngine::GroupId group = 0;
   MpiJobSpec spec;
-  std::function<void()> call;  // instead of a plan: a blocking MPI call, run while no job is active
+  std::optional<SplitPlace> split;  // instead of a plan: this rank's place in a group to come
+  MpiEngine::Group made;            // that group
   std::chrono::steady_clock::time_point deadline;
   std::atomic<State> state{State::kPending};
   CommFailure failure;
 };
 
 namespace mpi {
+
+// What one group's messages travel in: communicators of all processes, one for each pair of ranks
+// that two processes may be, as MPI addresses processes alone. Never freed: a run has few.
+class Channels {
+ public:
+  // Copies of `processes`, for `num_ranks` of each at most. Collective.
+  Channels(MPI_Comm processes, int num_ranks);
+  MPI_Comm Between(int from_rank_in_process, int to_rank_in_process) const {
+    return comms_[static_cast<size_t>(from_rank_in_process * num_ranks_ + to_rank_in_process)];
+  }
+
+ private:
+  int num_ranks_;
+  std::vector<MPI_Comm> comms_;  // [from, to]
+};
+
+// Where a rank of the world is.
+struct Place {
+  int process = 0;
+  int rank_in_process = 0;
+};
 
 // Two chains of a job are in flight at once: one segment travels while the other is summed. Each
 // lane has its own message tag and runs its chains in order, so messages between two ranks match by
@@ -63,10 +85,12 @@ struct OpenMessage {
   bool receive;
 };
 
+// One rank's place in a group.
 struct GroupState {
-  MPI_Comm comm = MPI_COMM_NULL;
-  int rank = 0, size = 0;
-  std::vector<int> world_ranks;  // by rank of the group
+  std::shared_ptr<const Channels> channels;
+  int rank = 0;
+  std::vector<int> world_ranks;  // by rank of the group; empty: this rank is in none
+  int rank_in_process = 0;
   std::deque<std::shared_ptr<MpiJob>> waiting;
   std::unique_ptr<ActiveJob> active;
 };
@@ -75,13 +99,16 @@ struct GroupState {
 
 class MpiEngine::Loop {
  public:
-  Loop();
+  explicit Loop(int num_ranks);
   // Ends the thread. False when it is stuck in a blocking MPI call: then nothing here may be freed.
   bool Stop();
 
-  Group world() { return Describe(kWorld); }
-  Group AddGroup(GroupId parent, double timeout_s, std::function<MPI_Comm(MPI_Comm)> split);
-  std::shared_ptr<MpiJob> Submit(GroupId group, MpiJobSpec spec, std::function<void()> call);
+  Group Describe(GroupId id);
+  int num_processes() const { return num_processes_; }
+  Node node() const { return node_; }
+  Group Split(GroupId parent, int color, int key, double timeout_s);
+  std::shared_ptr<MpiJob> Submit(GroupId group, MpiJobSpec spec,
+                                 std::optional<SplitPlace> split = {});
   void Wait(MpiJob& job);
   void Abandon(MpiJob& job, double grace_s) noexcept;
   void Abort(const std::string& cause) noexcept;
@@ -89,7 +116,8 @@ class MpiEngine::Loop {
 
  private:
   // Caller's side.
-  Group Describe(GroupId id);
+  void FindPlaces(int num_ranks);
+  void FindNode(int num_ranks);
   bool AwaitUntil(std::unique_lock<std::mutex>& lock, const MpiJob& job,
                   std::chrono::steady_clock::time_point when);
 
@@ -99,7 +127,9 @@ class MpiEngine::Loop {
   bool HasWork() const;
   void StartJobs(mpi::GroupState& group);
   void FinishIfThrough(mpi::GroupState& group);
-  void RunCalls();
+  bool AllAskForAGroup() const;
+  void MakeGroup();
+  std::vector<SplitPlace> GatherSplits() const;
   void Advance(mpi::GroupState& group, mpi::ActiveJob& job, int lane);
   void Post(mpi::GroupState& group, mpi::ActiveJob& job, int lane);
   bool Poll();
@@ -108,13 +138,21 @@ class MpiEngine::Loop {
   int WorldRank(const mpi::OpenMessage& message) const;
   std::string MissingPeers(const MpiJob& job) const;
 
-  // The engine thread's own; no lock. groups_ grows under mutex_, so that Describe may look.
+  // Of the construction; read by all. No message travels in processes_.
+  MPI_Comm processes_;
+  int num_processes_ = 1;
+  std::vector<mpi::Place> places_;  // by rank of the world
+  int most_ranks_ = 1;              // of one process
+  Node node_;
+
+  // The engine thread's own; no lock. groups_ grows under mutex_, so that Describe may look. First
+  // come the world's, one a rank of this process.
   std::vector<std::unique_ptr<mpi::GroupState>> groups_;
   std::vector<MPI_Request> requests_;
   std::vector<mpi::OpenMessage> messages_;  // parallel to requests_
   std::vector<int> indices_;                // of one poll
   std::vector<MPI_Status> statuses_;
-  std::deque<std::shared_ptr<MpiJob>> calls_;
+  std::vector<std::deque<std::shared_ptr<MpiJob>>> asked_;  // for groups, by rank in the process
 
   std::mutex mutex_;
   std::condition_variable submitted_;  // wakes the engine

@@ -4,13 +4,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <map>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "core/host.h"
 #include "core/log.h"
+#include "core/log_thread.h"
+#include "dist/first_cause.h"
 #include "dist/mpi_check.h"
 #include "dist/mpi_communicator.h"
 
@@ -63,15 +67,45 @@ void CheckWorldSize(const LauncherEvidence& evidence, int mpi_size) {
           " ranks, MPI says ", mpi_size, "; start all ranks with one mpirun or srun");
 }
 
+// MPI and its engine, for as long as a rank of this process is there. Made and destroyed by the
+// main thread.
+class MpiProcess {
+ public:
+  MpiProcess(int num_ranks, const LauncherEvidence& evidence)
+      : num_ranks_(num_ranks), engine_(num_ranks) {
+    CheckWorldSize(evidence, engine_.num_processes());
+  }
+  MpiProcess(const MpiProcess&) = delete;
+  MpiProcess& operator=(const MpiProcess&) = delete;
+  ~MpiProcess() {
+    if (num_sound_ == num_ranks_) library_.MarkSound();
+  }
+  int num_ranks() const { return num_ranks_; }
+  MpiEngine& engine() { return engine_; }
+  // Of each rank that has met all others at its end.
+  void MarkSound() { ++num_sound_; }
+
+ private:
+  const int num_ranks_;
+  std::atomic<int> num_sound_{0};
+  MpiLibrary library_;
+  MpiEngine engine_;
+};
+
 class MpiRankContext final : public RankContext {
  public:
-  MpiRankContext(const RankConfig& config, const LauncherEvidence& evidence);
+  MpiRankContext(std::shared_ptr<MpiProcess> process, int rank_in_process,
+                 const RankConfig& config);
   ~MpiRankContext() override;
 
   int rank() const override { return control_->rank(); }
   int world_size() const override { return control_->size(); }
-  int local_rank() const override { return node_.rank; }
-  int local_size() const override { return node_.size; }
+  int local_rank() const override {
+    return process_->engine().node().first_rank + rank_in_process_;
+  }
+  int local_size() const override { return process_->engine().node().size; }
+  int rank_in_process() const override { return rank_in_process_; }
+  int ranks_in_process() const override { return process_->num_ranks(); }
   const std::string& host() const override { return host_; }
   Communicator& world() override { return device_world_ ? *device_world_ : *world_; }
   Communicator& control() override { return *control_; }
@@ -88,29 +122,27 @@ class MpiRankContext final : public RankContext {
   const RankConfig config_;
   const std::string host_ = HostName();
   const int exceptions_ = std::uncaught_exceptions();
-  MpiLibrary library_;
-  std::unique_ptr<MpiEngine> engine_;
-  MpiEngine::Group node_;
+  const std::shared_ptr<MpiProcess> process_;
+  const int rank_in_process_;
   std::optional<FlightRecorder> flight_;
   std::unique_ptr<Communicator> control_, world_, device_world_;
 };
 
-MpiRankContext::MpiRankContext(const RankConfig& config, const LauncherEvidence& evidence)
-    : config_(config) {
-  engine_ = std::make_unique<MpiEngine>();
-  const MpiEngine::Group all = engine_->world();
-  CheckWorldSize(evidence, all.size);
+MpiRankContext::MpiRankContext(std::shared_ptr<MpiProcess> process, int rank_in_process,
+                               const RankConfig& config)
+    : config_(config), process_(std::move(process)), rank_in_process_(rank_in_process) {
+  MpiEngine& engine = process_->engine();
+  const MpiEngine::Group all = engine.world(rank_in_process);
   {
     const std::unique_ptr<Communicator> first =
-        MakeMpiCommunicator(*engine_, all, "hello", {.timeout_s = config.init_timeout_s});
+        MakeMpiCommunicator(engine, all, "hello", {.timeout_s = config.init_timeout_s});
     first->Barrier({"hello", 0}).WaitHost();  // what follows has the ordinary deadline
   }
-  node_ = engine_->SplitByNode(all.id, config.init_timeout_s);
   const MpiCommunicatorOptions options{.timeout_s = config.timeout_s};
-  control_ = MakeMpiCommunicator(*engine_, engine_->Split(all.id, 0, all.rank, config.timeout_s),
+  control_ = MakeMpiCommunicator(engine, engine.Split(all.id, 0, all.rank, config.timeout_s),
                                  "control", options);
-  world_ = MakeMpiCommunicator(*engine_, engine_->Split(all.id, 0, all.rank, config.timeout_s),
-                               "world", options);
+  world_ = MakeMpiCommunicator(engine, engine.Split(all.id, 0, all.rank, config.timeout_s), "world",
+                               options);
   flight_.emplace(all.rank, all.size);
   RecordIn(*control_, &*flight_);
   RecordIn(*world_, &*flight_);
@@ -135,6 +167,7 @@ void MpiRankContext::Hello(const RankConfig& config) {
 void MpiRankContext::UseDevice(Device device) {
   device_world_.reset();
   if (!device.is_cuda()) return;
+  if (ranks_in_process() > 1) RequireCpuOfThreads(device);
   device_world_ = MakeDeviceWorld(*control_, device, config_.timeout_s, config_.init_timeout_s);
   RecordIn(*device_world_, &*flight_);
 }
@@ -145,9 +178,9 @@ MpiRankContext::~MpiRankContext() {
   // rank leaves before all are here, and with a failure under way nobody waits.
   const bool unwinding = std::uncaught_exceptions() > exceptions_;
   try {
-    if (!unwinding && engine_->healthy()) {
+    if (!unwinding && process_->engine().healthy()) {
       control_->Barrier({"goodbye", 0}).WaitHost();
-      library_.MarkSound();
+      process_->MarkSound();
     }
   } catch (const std::exception& error) {
     HL_WARN("dist", "the last barrier failed: ", error.what());
@@ -194,9 +227,40 @@ void CheckSameConfig(Communicator& control, const std::string& config_hash) {
           "; pass the same recipe and overrides on every rank");
 }
 
+void RequireCpuOfThreads(Device device) {
+  HL_CHECK_AS(ExitCode::kUsage, !device.is_cuda(),
+              "ranks that are threads of one process compute on the CPU; train.device 'cpu', or "
+              "one process a GPU under mpirun, would work");
+}
+
 std::unique_ptr<RankContext> MakeMpiRankContext(const RankConfig& config,
                                                 const LauncherEvidence& evidence) {
-  return std::make_unique<MpiRankContext>(config, evidence);
+  return std::make_unique<MpiRankContext>(std::make_shared<MpiProcess>(1, evidence), 0, config);
+}
+
+void RunMpiRanks(int count, const RankConfig& config, const LauncherEvidence& evidence,
+                 const std::function<void(RankContext& context)>& body) {
+  const auto process = std::make_shared<MpiProcess>(count, evidence);
+  FirstCause first;
+  const auto rank_main = [&](int rank_in_process) {
+    const auto failed = [&](const char* what, bool consequence) {
+      first.Add(std::current_exception(), consequence);
+      process->engine().Abort(Concat("a rank of this process failed: ", what));
+    };
+    try {
+      MpiRankContext context(process, rank_in_process, config);
+      if (rank_in_process > 0) log::SpeakAsRank(context.rank());
+      body(context);
+    } catch (const CommError& error) {
+      failed(error.what(), error.kind() == CommFailure::Kind::kAborted);
+    } catch (const std::exception& error) {
+      failed(error.what(), false);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < count; ++rank) threads.emplace_back(rank_main, rank);
+  for (std::thread& thread : threads) thread.join();
+  first.RethrowAny();
 }
 
 }  // namespace halflife::dist

@@ -1,6 +1,7 @@
-// The RankContext of a process that mpirun or srun started.
+// The RankContexts of a process that mpirun or srun started.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "dist/rank_context.h"
@@ -10,6 +11,14 @@ namespace halflife::dist {
 // Initialises MPI. `evidence` is what the environment says; MPI must agree.
 std::unique_ptr<RankContext> MakeMpiRankContext(const RankConfig& config,
                                                 const LauncherEvidence& evidence);
+
+// Initialises MPI and runs body on `count` threads, each a rank of the world; joins them. The first
+// exception that was a cause ends the process's ranks and is thrown again here.
+void RunMpiRanks(int count, const RankConfig& config, const LauncherEvidence& evidence,
+                 const std::function<void(RankContext& context)>& body);
+
+// Error kUsage: ranks that are threads of one process cannot have a GPU each.
+void RequireCpuOfThreads(Device device);
 
 // Ranks whose value differs from the most frequent one (of equally frequent ones, the lowest
 // rank's).

@@ -1,5 +1,5 @@
-// Who this process is in the world. Built once by `main`, handed down by reference, destroyed
-// before MPI_Finalize.
+// Who a rank is in the world. Built once by `main`, or once a thread where a process is several
+// ranks; handed down by reference, destroyed before MPI_Finalize.
 //
 //   auto context = RankContext::Create({.timeout_s = 180});
 //   context->world().AllReduce(Ref(&loss, 1), ReduceOp::kSum, {"loss", 0}, nullptr).WaitHost();
@@ -34,6 +34,10 @@ class RankContext {
   virtual int world_size() const = 0;
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
+  // Among the ranks that this process is, one a thread. The first speaks for the process: its log,
+  // its peak of memory.
+  virtual int rank_in_process() const { return 0; }
+  virtual int ranks_in_process() const { return 1; }
   virtual const std::string& host() const = 0;
 
   // Device tensors: MPI on the CPU, NCCL on CUDA once UseDevice(cuda) was called; of one rank

@@ -36,8 +36,16 @@ class MeshRuns : public testing::Test {
             "model.hybrid=[{ layers: 1 mixer { softmax { num_heads: 2 window: 50 } } }]"};
   }
   static RunResult Train(const std::string& run, const Mesh& mesh,
-                         const std::map<std::string, std::string>& env = {}) {
-    return fixture->Run({.run = run, .ranks = mesh.ranks, .set = SettingsOf(mesh), .env = env});
+                         const std::map<std::string, std::string>& env = {},
+                         const std::vector<std::string>& more = {}) {
+    std::vector<std::string> set = SettingsOf(mesh);
+    set.insert(set.end(), more.begin(), more.end());
+    return fixture->Run({.run = run, .ranks = mesh.ranks, .set = set, .env = env});
+  }
+  static void ExpectEqualBits(const std::string& run, const std::string& other) {
+    const RunResult same =
+        fixture->Halflife({"ckpt", "diff", fixture->path(run), fixture->path(other), "--bitwise"});
+    EXPECT_EQ(same.exit_code, 0) << run << ", " << other << same.out << same.err;
   }
   // By step, of the last attempt.
   static std::map<int, double> Losses(const std::string& run) {
@@ -81,9 +89,7 @@ TEST_F(MeshRuns, AnyMeshTrainsTheSame) {
 
 TEST_F(MeshRuns, ASharedRunTwiceIsBitwiseEqual) {
   for (const std::string run : {"once", "again"}) ASSERT_EQ(Train(run, {4, 2, 1}).exit_code, 0);
-  const RunResult same = fixture->Halflife(
-      {"ckpt", "diff", fixture->path("once"), fixture->path("again"), "--bitwise"});
-  EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
+  ExpectEqualBits("once", "again");
 }
 
 TEST_F(MeshRuns, AnyMeshGoesOnFromAnyOther) {
@@ -114,22 +120,28 @@ TEST_F(MeshRuns, RanksAsThreadsGiveTheBitsOfProcesses) {
   const RunResult threads =
       fixture->Run({.run = "threads", .set = SettingsOf(mesh), .flags = {"--local-ranks", "4"}});
   ASSERT_EQ(threads.exit_code, 0) << threads.err;
-  const RunResult same = fixture->Halflife(
-      {"ckpt", "diff", fixture->path("processes"), fixture->path("threads"), "--bitwise"});
-  EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
+  ExpectEqualBits("processes", "threads");
   EXPECT_EQ(Samples("threads"), Samples("processes"));
+  const RunResult both = fixture->Run(
+      {.run = "both", .ranks = 2, .set = SettingsOf(mesh), .flags = {"--local-ranks", "2"}});
+  ASSERT_EQ(both.exit_code, 0) << both.err;
+  ExpectEqualBits("processes", "both");
 }
 
-TEST_F(MeshRuns, RanksAsThreadsFailOnceAndUnderALauncherNot) {
+TEST_F(MeshRuns, RanksAsThreadsFailOnce) {
   const RunResult failed = fixture->Run({.run = "failed",
                                          .flags = {"--local-ranks", "4"},
                                          .env = {{"HL_FAULT", "train.step:throw:3"}}});
   EXPECT_EQ(failed.exit_code, 70) << failed.err;
-  const RunResult twice =
-      fixture->Run({.run = "twice", .ranks = 2, .flags = {"--local-ranks", "2"}});
-  EXPECT_EQ(twice.exit_code, 2);
-  EXPECT_NE(twice.err.find("--local-ranks 2 in one of 2 processes"), std::string::npos)
-      << twice.err;
+  for (const char* rank : {"0", "1"}) {
+    const RunResult of_two =
+        fixture->Run({.run = Concat("failed_", rank),
+                      .ranks = 2,
+                      .flags = {"--local-ranks", "2"},
+                      .env = {{"HL_FAULT", Concat("train.step:throw:3:", rank)}}});
+    EXPECT_EQ(of_two.exit_code, 70) << rank << of_two.err;
+    EXPECT_NE(of_two.err.find("train.step"), std::string::npos) << rank << of_two.err;
+  }
 }
 
 // A state of one row and one head is a tensor of few elements, and travels like any other.

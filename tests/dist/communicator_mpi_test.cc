@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <map>
 #include <thread>
 
 #include "core/clock.h"
@@ -109,15 +110,50 @@ TEST(MpiCommunicator, SplitMakesSeparateGroups) {
 // The last two ranks, of which the first waits: by their numbers in the world.
 TEST(MpiCommunicator, ATimeoutInAGroupNamesRanksOfTheWorld) {
   const int rank = context->rank(), size = context->world_size();
-  MpiEngine engine;
+  MpiEngine engine(1);
   const MpiEngine::Group pair =
-      engine.Split(engine.world().id, rank >= size - 2 ? 0 : -1, rank, 60);
+      engine.Split(engine.world(0).id, rank >= size - 2 ? 0 : -1, rank, 60);
   if (rank == size - 2) {
     const auto group = MakeMpiCommunicator(engine, pair, "pair", {.timeout_s = 0.3});
     EXPECT_HL_ERROR(group->Barrier({"met", 0}).WaitHost(), ExitCode::kTimeout,
                     "nothing came from rank " + std::to_string(size - 1));
   }
   context->control().Barrier({"after", 0}).WaitHost();
+}
+
+// Odd processes are two ranks, the others one: every operation within a process and between them,
+// in the world, in halves that no process is whole in, and in the world turned round.
+TEST(MpiCommunicator, ProcessesOfSeveralRanksEqualLocalBitForBit) {
+  const std::vector<test::CollectiveCase> cases = test::AllCases();
+  const int processes = context->world_size(), ranks_here = 1 + context->rank() % 2;
+  const int size = processes + processes / 2;
+  std::map<int, Results> local;  // by size of the group
+  for (const int of_group : {size, (size + 1) / 2, size / 2})
+    local.try_emplace(of_group, RunLocally(cases, of_group));
+  MpiEngine engine(ranks_here);
+  const auto rank_main = [&](int rank_in_process) {
+    const auto world = MakeMpiCommunicator(engine, engine.world(rank_in_process), "world", {});
+    ASSERT_EQ(world->size(), size);
+    const int rank = world->rank();
+    const auto half = world->Split(rank % 2, rank, "half");
+    const auto reversed = world->Split(0, -rank, "reversed");
+    const auto some = world->Split(rank == 0 ? -1 : 0, 0, "some");
+    EXPECT_EQ(some == nullptr, rank == 0);
+    EXPECT_EQ(reversed->rank(), size - 1 - rank);
+    for (Communicator* const comm : {world.get(), half.get(), reversed.get()}) {
+      for (size_t i = 0; i < cases.size(); ++i) {
+        EXPECT_EQ(test::Run(cases[i], *comm, static_cast<int>(i)),
+                  local.at(comm->size())[comm->rank()][i])
+            << ToString(cases[i]) << " in " << comm->name();
+      }
+    }
+    EXPECT_HL_ERROR(half->Split(0, 0, "quarter"), ExitCode::kInternal,
+                    "only one of all of them can be");
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 1; rank < ranks_here; ++rank) threads.emplace_back(rank_main, rank);
+  rank_main(0);
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(MpiCommunicator, BytesTravel) {
