@@ -1,10 +1,12 @@
 """The quickstart recipe on six meshes of ranks: how far the losses of one training run drift apart, as JSON.
 
     python3 bench/ranks/meshes.py --data quickstart/dataset-XXXX --out /tmp/meshes
+    python3 bench/ranks/meshes.py --data quickstart/dataset-XXXX --out /tmp/meshes --slices 0
 
-A mesh is (dp, sp, ZeRO stage). All train on the same rows in the same order; where rows are cut otherwise, sums are in
-another order and losses differ by rounding, which training amplifies. Beside them `rounding`: one rank again, with
-micro-batches of twice as many rows, so that sums over rows, and nothing else, are in another order. Differences are
+A mesh is (dp, sp, ZeRO stage). All train on the same rows in the same order, each row in four slices (parallel.slices),
+so that they should end with the same bits. With --slices 0 a row has one slice a rank: where rows are cut otherwise, sums
+are in another order and losses differ by rounding, which training amplifies. Beside the meshes `rounding`: one rank again,
+with micro-batches of twice as many rows, so that sums over rows, and nothing else, are in another order. Differences are
 those from one rank's losses, at the last step (`last`) and of the mean of the last 20 (`mean`); what a mesh adds to
 `rounding` would be a mistake. Runs that are in --out already are not run again.
 """
@@ -37,6 +39,7 @@ def train(options: argparse.Namespace, run: pathlib.Path, mesh: tuple, settings:
         "train.steps": options.steps,
         "train.micro_batch": 2,
         "parallel.sp": sp,
+        "parallel.slices": options.slices,
         "parallel.zero_stage": stage,
         "eval.every": 0,
         "eval.windows": 1,
@@ -63,11 +66,12 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True, help="the runs' folders")
     parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--slices", type=int, default=4, help="of a row; 0: one a rank")
     options = parser.parse_args()
 
     results = {}
     for model in options.model:
-        folder = options.out / model.replace(" ", "_")
+        folder = options.out / f"{model.replace(' ', '_')}_slices{options.slices}"
         losses = {}
         for mesh in MESHES:
             run = folder.with_name(f"{folder.name}_{'_'.join(map(str, mesh))}")

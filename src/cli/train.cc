@@ -51,8 +51,22 @@ void TellVocabulary(const train::RunConfig& config, std::ostream& out) {
       << train::kAnotherVocabulary << ")\n";
 }
 
+// How many ranks this process is.
+int RanksHere(const train::RunConfig& config, const TrainOptions& options) {
+  constexpr int kMost = 1024;
+  const int ranks = config.parallel.ranks_of_process();
+  HL_CHECK_AS(ExitCode::kUsage, ranks <= kMost / options.local_ranks, "--local-ranks ",
+              options.local_ranks, " times parallel.slices / parallel.sp, ", ranks,
+              ", are the threads of one process; at most ", kMost, " would work");
+  return options.local_ranks * ranks;
+}
+
 // On machines that are not here.
 ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
+  HL_CHECK_AS(ExitCode::kUsage, config.parallel.slices == 0,
+              "--plan knows ranks that are processes, one a slice of a row; without "
+              "parallel.slices, ",
+              config.parallel.slices, ", it would work");
   const train::PlanRequest request = train::ParsePlan(*options.plan);
   const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
   const data::DatasetInfo* const info = dataset ? &*dataset : nullptr;
@@ -95,7 +109,7 @@ ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
 ExitCode DryRun(train::RunConfig config, int ranks_here) {
   const LauncherEvidence evidence = ReadLauncherEvidence();
   // As many as there are, or as share a row.
-  const int world = std::max(evidence.world_size * ranks_here, config.parallel.sp);
+  const int world = std::max(evidence.world_size * ranks_here, config.parallel.row_ranks());
   const int on_host = evidence.world_size > 1 ? evidence.local_size * ranks_here : world;
   std::string& path = config.data.path;
   const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
@@ -158,7 +172,8 @@ ExitCode Run(const TrainOptions& options) {
           : std::filesystem::path(options.run);
   const train::RunConfig config = train::LoadRunConfig(options.config, options.overrides);
   if (options.plan) return Plan(config, options);
-  if (options.dry_run) return DryRun(config, options.local_ranks);
+  const int ranks_here = RanksHere(config, options);
+  if (options.dry_run) return DryRun(config, ranks_here);
   const train::WarmStartRules init_rules = InitRules(options);
   const std::unique_ptr<ckpt::WeightSource> init_from =
       options.init_from.empty() ? nullptr : OpenWeights(options.init_from);
@@ -187,7 +202,7 @@ ExitCode Run(const TrainOptions& options) {
     abort_dir = run_dir;
     return trainer.Run();
   };
-  return RunInWorld(config.comm_timeout_s, body, options.local_ranks);
+  return RunInWorld(config.comm_timeout_s, body, ranks_here);
 }
 
 }  // namespace halflife::cli

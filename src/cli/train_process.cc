@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/heap.h"
 #include "core/log.h"
+#include "train/config/plan.h"
 #include "train/device.h"
 
 namespace halflife::cli {
@@ -55,6 +56,7 @@ Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolde
   SetThreads(config.train.threads, context);
   PrepareHeap();
   RequireSameDevice(device, context);
+  train::RequireSlicesOn(device, config);
   if (device.is_cuda() && config.train.precision == "fp32" && context.rank() == 0)
     HL_WARN("train",
             "fp32 on a GPU: the kernels for matrix units take bf16, and most mixers go a much "

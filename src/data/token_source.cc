@@ -232,8 +232,11 @@ class TokenSource::Impl {
     const int64_t begin_us = UnixMicroseconds();
     const uint64_t step = position / micro_batches(), accumulation = position % micro_batches();
     const auto micro = static_cast<uint64_t>(config_.micro_batch);
-    const uint64_t first =  // of the step's rows
-        static_cast<uint64_t>(config_.dp_rank) * micro_batches() * micro + accumulation * micro;
+    const auto dp_rank = static_cast<uint64_t>(config_.dp_rank);
+    const uint64_t number = config_.in_turn
+                                ? accumulation * static_cast<uint64_t>(config_.dp_size) + dp_rank
+                                : dp_rank * micro_batches() + accumulation;
+    const uint64_t first = number * micro;  // of the step's rows
     const auto num_rows = static_cast<uint64_t>(order_.NumSamples(step));
     const auto num_windows = static_cast<uint64_t>(order_.num_windows);
     Batch batch = MakeBatch(config_.micro_batch, config_.seq_len);

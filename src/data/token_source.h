@@ -4,7 +4,8 @@
 // apart), or is row w of a dataset of labelled rows. Sample g of the run is window
 // Permute(seed, epoch, g mod W) of epoch g / W, in O(1) and without an index file. Step t uses
 // samples t G .. t G + G - 1 (G = global batch; SampleOrder tells how steps may end with an epoch
-// instead); dp rank d takes a contiguous share of them. So the set and order of samples never
+// instead); dp rank d takes a contiguous share of them, or (in_turn) its i-th micro-batch is
+// number i dp_size + d of the step's. So the set and order of samples never
 // depend on the world size, the micro batch or the accumulation, and the cursor is one number.
 //
 //   TokenSource source(dataset, Split::kTrain,
@@ -35,6 +36,7 @@ struct TokenSourceConfig {
   int64_t global_batch = 8;  // rows of one step over all ranks; a multiple of micro_batch * dp_size
   int dp_rank = 0;
   int dp_size = 1;
+  bool in_turn = false;
   uint64_t seed = 0;
   int prefetch = 4;  // batches read ahead by a thread of its own; 0: none
   EpochEnd epoch_end = EpochEnd::kFill;

@@ -6,16 +6,20 @@
 
 namespace halflife::dist {
 
-Mesh Mesh::Of(int rank, int world_size, int sp) {
+Mesh Mesh::Of(int rank, int world_size, int sp, bool rows_first) {
   HL_CHECK_AS(ExitCode::kUsage, sp >= 1 && world_size % sp == 0, "parallel.sp ", sp,
               " does not divide the world of ", world_size,
               " ranks; a divisor of it, 1 for instance, would work");
-  return {.dp = world_size / sp, .sp = sp, .dp_index = rank / sp, .sp_index = rank % sp};
+  return {.dp = world_size / sp,
+          .sp = sp,
+          .dp_index = rank / sp,
+          .sp_index = rank % sp,
+          .rows_first = rows_first};
 }
 
 std::string Mesh::rows_name() const { return Concat("rows_", dp_index); }
 
-std::string Mesh::sums_name() const { return sp == 1 || dp == 1 ? "world" : "sums"; }
+std::string Mesh::sums_name() const { return rows_first || sp == 1 || dp == 1 ? "world" : "sums"; }
 
 std::unique_ptr<Communicator> SplitRows(Communicator& world, const Mesh& mesh) {
   return world.Split(mesh.dp_index, mesh.sp_index, mesh.rows_name());

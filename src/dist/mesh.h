@@ -17,17 +17,19 @@ struct Mesh {
   int dp = 1, sp = 1;              // dp * sp == the world's size
   int dp_index = 0, sp_index = 0;  // rank == dp_index * sp + sp_index
 
-  // This rank's among all where ranks with the same slice of their rows are neighbours. Gradients
-  // are summed in this order, by a binary tree: row groups then are a subtree, as micro-batches on
-  // one rank are, and powers of two of either change no bit. Slices of the arena have it, too.
-  int sum_rank() const { return sp_index * dp + dp_index; }
+  // Gradients are summed in the order of this number, by a binary tree; slices of the arena have
+  // it, too. Ranks with the same slice of their rows are neighbours: row groups then are a subtree,
+  // as micro-batches on one rank are, and powers of two of either change no bit. With rows_first,
+  // where micro-batches are summed after ranks, the slices of a row are.
+  bool rows_first = false;
+  int sum_rank() const { return rows_first ? dp_index * sp + sp_index : sp_index * dp + dp_index; }
   // Of the groups that SplitRows and SplitSums make; where the world is in the order of sums, it
   // sums itself.
   std::string rows_name() const;
   std::string sums_name() const;
 
   // Error kUsage where sp does not divide the world.
-  static Mesh Of(int rank, int world_size, int sp);
+  static Mesh Of(int rank, int world_size, int sp, bool rows_first = false);
 };
 
 // The ranks that share this rank's rows, in the order of their slices. Collective over `world`.

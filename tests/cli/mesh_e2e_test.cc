@@ -92,6 +92,35 @@ TEST_F(MeshRuns, ASharedRunTwiceIsBitwiseEqual) {
   ExpectEqualBits("once", "again");
 }
 
+// Rows in four slices: a process that has several of them is as many ranks, on threads, and each
+// micro-batch is summed over ranks before the next. Then who holds what no longer shows.
+TEST_F(MeshRuns, EqualSlicesGiveEqualBitsOnAnyMesh) {
+  const std::string one = "sliced_" + kMeshes[0].name();
+  for (const Mesh& mesh : kMeshes) {
+    const std::string run = "sliced_" + mesh.name();
+    const RunResult result = Train(run, mesh, {}, {"parallel.slices=4"});
+    ASSERT_EQ(result.exit_code, 0) << run << result.err;
+    ExpectEqualBits(one, run);
+    EXPECT_EQ(Losses(run), Losses(one)) << run;
+    EXPECT_EQ(Samples(run), Samples(one)) << run;
+  }
+  ASSERT_EQ(Train("sliced_otherwise", kMeshes[0], {}, {"parallel.slices=2"}).exit_code, 0);
+  EXPECT_NE(Losses("sliced_otherwise"), Losses(one)) << "the slices make the bits";
+}
+
+TEST_F(MeshRuns, OfEqualSlicesAnyMeshGoesOnFromAnyOtherWithEqualBits) {
+  const std::vector<std::string> sliced = {"parallel.slices=4"};
+  ASSERT_EQ(Train("sliced", kMeshes[0], {}, sliced).exit_code, 0);
+  for (size_t i = 0; i < std::size(kMeshes); ++i) {
+    const Mesh &from = kMeshes[i], &to = kMeshes[(i + 1) % std::size(kMeshes)];
+    const std::string run = Concat("sliced_", from.name(), "_to_", to.name());
+    ASSERT_EQ(Train(run, from, {{"HL_FAULT", "train.step:kill:13:0"}}, sliced).exit_code, 137);
+    const RunResult resumed = Train(run, to, {}, sliced);
+    ASSERT_EQ(resumed.exit_code, 0) << run << resumed.err;
+    ExpectEqualBits("sliced", run);
+  }
+}
+
 TEST_F(MeshRuns, AnyMeshGoesOnFromAnyOther) {
   ASSERT_EQ(Train("undisturbed", kMeshes[0]).exit_code, 0);
   const auto want = Losses("undisturbed");

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <numeric>
 #include <set>
@@ -167,6 +168,26 @@ TEST_F(TokenSourceTest, LayoutNeverChangesTheSamples) {
         // Ranks hold contiguous shares, so reading rank after rank is the one global order.
         EXPECT_EQ(visited, order) << "dp " << dp_size << ", micro batch " << micro_batch;
       }
+    }
+  }
+}
+
+// Those of one number lie side by side: going over numbers, then ranks, is the global order.
+TEST_F(TokenSourceTest, RanksMayTakeMicroBatchesInTurn) {
+  std::deque<TokenSource> ranks;
+  for (const int rank : {0, 1, 2, 3}) {
+    ranks.emplace_back(*dataset_, Split::kTrain,
+                       TokenSourceConfig{.seq_len = 64,
+                                         .micro_batch = 3,
+                                         .global_batch = 36,
+                                         .dp_rank = rank,
+                                         .dp_size = 4,
+                                         .in_turn = true});
+  }
+  uint64_t expected = 0;
+  for (int micro = 0; micro < 2 * 3; ++micro) {
+    for (TokenSource& source : ranks) {
+      for (const uint64_t sample : source.Next().samples) EXPECT_EQ(sample, expected++);
     }
   }
 }

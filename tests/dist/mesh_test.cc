@@ -29,6 +29,15 @@ TEST(Mesh, SumsGoOverRanksWithTheSameSliceFirst) {
   });
 }
 
+TEST(Mesh, SumsGoOverTheSlicesOfARowFirstWhereAskedTo) {
+  for (int rank = 0; rank < 8; ++rank) EXPECT_EQ(Mesh::Of(rank, 8, 2, true).sum_rank(), rank);
+  LocalWorld::Run(8, [](Communicator& world) {
+    const Mesh mesh = Mesh::Of(world.rank(), 8, 2, true);
+    EXPECT_EQ(mesh.sums_name(), "world");
+    EXPECT_EQ(SplitSums(world, mesh), nullptr) << "the world is in this order";
+  });
+}
+
 TEST(Mesh, DividesTheWorld) {
   EXPECT_HL_ERROR(Mesh::Of(0, 4, 3), ExitCode::kUsage, "parallel.sp 3", "world of 4 ranks");
 }

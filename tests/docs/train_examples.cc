@@ -37,6 +37,7 @@
 #include "train/step/gradient_norm.h"
 #include "train/step/gradient_shares.h"
 #include "train/step/micro_batch_graph.h"
+#include "train/step/micro_batch_sum.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step.h"
 #include "train/step/step_scalars.h"
@@ -159,6 +160,10 @@ void MicroBatchGraphExample(at::Device device, const eval::BatchTensors& tensors
 #include "examples/train/step/micro_batch_graph.h"
 }
 
+void MicroBatchSumExample(ParameterArena& arena, int64_t n,
+                          const std::function<void(int64_t)>& differentiate) {
+#include "examples/train/step/micro_batch_sum.h"
+}
 void ParameterArenaExample(model::LanguageModel& model, uint64_t seed) {
 #include "examples/train/step/parameter_arena.h"
 }

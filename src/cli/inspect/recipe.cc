@@ -29,7 +29,7 @@ Recipe Load(const fs::path& path) {
     dataset = data::Dataset::Open(config.data.path).info();
   recipe.scene.assumed_vocabulary =
       train::CompleteForPlan(config, dataset ? &*dataset : nullptr, 1);
-  recipe.scene.world_size = config.parallel.sp;
+  recipe.scene.world_size = config.parallel.row_ranks();
   if (dataset) {
     recipe.scene.train_tokens = dataset->train.num_tokens;
     recipe.scene.order = train::OrderOf(config, *dataset);

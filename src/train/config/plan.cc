@@ -38,8 +38,13 @@ void RequireTold(const data::RowPositionsConfig& told, const model::LanguageMode
 
 }  // namespace
 
+dist::Mesh MeshOf(const RunConfig& config, int rank, int world_size) {
+  return dist::Mesh::Of(rank, world_size, config.parallel.row_ranks(),
+                        config.parallel.sums_each_micro_batch());
+}
+
 int NumRowGroups(const RunConfig& config, int world_size) {
-  return std::max(world_size / config.parallel.sp, 1);
+  return std::max(world_size / config.parallel.row_ranks(), 1);
 }
 
 int64_t NumMicroBatches(const RunConfig& config, int world_size) {
@@ -56,13 +61,14 @@ model::Recompute RecomputeOf(const RunConfig& config) {
 
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model,
                         int world_size) {
-  return Concat(model::MixerSummary(config.model), ", ", config.model.num_layers, " layers x ",
-                config.model.model_dim, ", ",
-                HumanCount(static_cast<double>(model.CountParameters().total())), " parameters, ",
-                config.train.global_batch, " x ", config.data.seq_len, " tokens a step on ",
-                Counted(world_size, "rank"),
-                config.parallel.sp > 1 ? Concat(", ", config.parallel.sp, " to a row") : "", ", ",
-                config.train.steps, " steps");
+  return Concat(
+      model::MixerSummary(config.model), ", ", config.model.num_layers, " layers x ",
+      config.model.model_dim, ", ",
+      HumanCount(static_cast<double>(model.CountParameters().total())), " parameters, ",
+      config.train.global_batch, " x ", config.data.seq_len, " tokens a step on ",
+      Counted(world_size, "rank"),
+      config.parallel.row_ranks() > 1 ? Concat(", ", config.parallel.row_ranks(), " to a row") : "",
+      ", ", config.train.steps, " steps");
 }
 
 void RequireRows(const RunConfig& config, const model::LanguageModel& model,
@@ -72,12 +78,13 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
               config.data.seq_len, ", beyond ", model.LimitOfPositions(),
               "; a data.seq_len of at most ", most, " would work");
   const std::string whole = model.LayerOfWholeRows();
-  HL_CHECK_AS(ExitCode::kUsage, config.parallel.sp == 1 || whole.empty(), "parallel.sp ",
-              config.parallel.sp, ": ", whole,
+  HL_CHECK_AS(ExitCode::kUsage, config.parallel.row_ranks() == 1 || whole.empty(), "parallel.sp ",
+              config.parallel.row_ranks(), ": ", whole,
               " mixes whole rows and cannot have one on several ranks; parallel.sp 1, or a mixer "
               "with a state that passes on, e.g. gla, would work");
-  HL_CHECK_AS(ExitCode::kUsage, config.parallel.sp == 1 || !model.objective().classifier(),
-              "parallel.sp ", config.parallel.sp, ": objective ", config.model.objective.name(),
+  HL_CHECK_AS(ExitCode::kUsage, config.parallel.row_ranks() == 1 || !model.objective().classifier(),
+              "parallel.sp ", config.parallel.row_ranks(), ": objective ",
+              config.model.objective.name(),
               " reads whole documents, and no rank would have one; parallel.sp 1 would work");
   RequireTold(config.data.positions, model);
   if (dataset == nullptr) return;
@@ -98,6 +105,13 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
               "work");
 }
 
+void RequireSlicesOn(Device device, const RunConfig& config) {
+  HL_CHECK_AS(ExitCode::kUsage, !device.is_cuda() || config.parallel.slices == 0,
+              "parallel.slices ", config.parallel.slices,
+              ": on a GPU sums are in NCCL's order, whatever the slices; parallel.slices 0, or "
+              "train.device 'cpu', would work");
+}
+
 void ValidateForPlan(RunConfig config, int world_size) {
   if (config.data.path.empty()) config.data.path = "DATASET";
   Validate(config, world_size);
@@ -108,7 +122,7 @@ bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int wo
   const bool names_none = config.model.vocab_size == 0;
   if (names_none)
     config.model.vocab_size = dataset != nullptr ? dataset->vocab_size : kUsualVocabulary;
-  ValidateForPlan(config, std::max(world_size, config.parallel.sp));
+  ValidateForPlan(config, std::max(world_size, config.parallel.row_ranks()));
   if (dataset != nullptr) ResolveSteps(config, *dataset);
   return names_none && dataset == nullptr;
 }

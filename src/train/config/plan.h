@@ -5,10 +5,12 @@
 #include <string>
 
 #include "data/dataset.h"
+#include "dist/mesh.h"
 #include "train/config/run_config.h"
 
 namespace halflife::train {
 
+dist::Mesh MeshOf(const RunConfig& config, int rank, int world_size);
 // Groups of ranks that have rows of their own.
 int NumRowGroups(const RunConfig& config, int world_size);
 // Micro-batches that a rank takes part in, in a step.
@@ -25,6 +27,9 @@ std::string PlanSummary(const RunConfig& config, const model::LanguageModel& mod
 // ckpt.keep_best asks for. `dataset` may be null: not known.
 void RequireRows(const RunConfig& config, const model::LanguageModel& model,
                  const data::DatasetInfo* dataset);
+
+// Error kUsage for parallel.slices on a GPU, whose sums are in NCCL's order whatever the slices.
+void RequireSlicesOn(Device device, const RunConfig& config);
 
 // Gives a recipe what a plan needs, and no dataset has to be there (null): the vocabulary is the
 // recipe's, else the dataset's, else the 32,000 that the sizes of models are usually given for.

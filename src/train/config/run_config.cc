@@ -106,6 +106,7 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   HL_FIELD(p, zero_stage, c.parallel.zero_stage);
   HL_FIELD(p, grad_reduce, c.parallel.grad_reduce);
   HL_FIELD(p, sp, c.parallel.sp);
+  HL_FIELD(p, slices, c.parallel.slices);
   HL_FIELD(p, exchange, c.parallel.exchange);
   HL_FIELD(p, first_bucket_bytes, c.parallel.first_bucket_bytes);
   HL_FIELD(p, bucket_bytes, c.parallel.bucket_bytes);

@@ -71,11 +71,12 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
       c.data.seq_len <= 0 || t.micro_batch <= most_micro_rows, "train.micro_batch", t.micro_batch,
       Concat("at most ", most_micro_rows, " (micro_batch x seq_len counts in 32 bits)"));
   if (t.micro_batch >= 1 && t.micro_batch <= most_rows) {
-    const int sp = c.parallel.sp >= 1 && world_size % c.parallel.sp == 0 ? c.parallel.sp : 1;
+    const int of_row = c.parallel.row_ranks();
+    const int sp = of_row >= 1 && world_size % of_row == 0 ? of_row : 1;
     const int64_t unit = t.micro_batch * world_size / sp;
     problems.Require(
         t.global_batch % unit == 0, "train.global_batch", t.global_batch,
-        Concat("a multiple of micro_batch x ranks", sp > 1 ? " / parallel.sp" : "", " = ",
+        Concat("a multiple of micro_batch x ranks", sp > 1 ? " / ranks of a row" : "", " = ",
                t.micro_batch, " x ", world_size, sp > 1 ? Concat(" / ", sp) : "", " = ", unit));
   }
   problems.Require(t.z_loss >= 0, "train.z_loss", t.z_loss, "a number >= 0");
@@ -104,11 +105,24 @@ void CheckGraphs(const RunConfig& c, int world_size, Problems& problems) {
   const auto only = [&](bool holds, const char* beside) {
     problems.Require(holds, "train.cuda_graphs", "true", Concat("false beside ", beside));
   };
-  only(c.parallel.sp == 1, "parallel.sp above 1, whose ranks talk within a forward");
+  only(c.parallel.row_ranks() == 1, "parallel.sp above 1, whose ranks talk within a forward");
+  only(c.parallel.slices == 0, "parallel.slices, which sum each micro-batch over ranks");
   only(c.parallel.zero_stage < 2, "parallel.zero_stage 2, which sums gradients while it goes back");
   only(c.data.positions.plain(), "data.positions that are told anew for each row");
   only(world_size == 1 || c.train.global_batch / world_size > c.train.micro_batch,
        "one micro-batch a step on several ranks: the last one is never replayed");
+}
+
+void CheckRowRanks(const RunConfig& c, int world_size, Problems& problems) {
+  const int sp = c.parallel.sp, slices = c.parallel.slices;
+  problems.Require(slices == 0 || c.parallel.has_whole_slices(), "parallel.slices", slices,
+                   Concat("0 (parallel.sp, ", sp, ") or a multiple of it"));
+  const char* const field = slices > 0 ? "parallel.slices" : "parallel.sp";
+  const int of_row = c.parallel.row_ranks();
+  problems.Require(of_row >= 1 && world_size % of_row == 0, field, of_row,
+                   Concat("a divisor of the number of ranks, ", world_size));
+  problems.Require(of_row <= c.data.seq_len, field, of_row,
+                   Concat("at most data.seq_len, ", c.data.seq_len));
 }
 
 void CheckRowPositions(const RunConfig& c, Problems& problems) {
@@ -174,10 +188,7 @@ void Validate(const RunConfig& config, int world_size) {
   problems.OneOf("ckpt.on_error", config.ckpt.on_error, {"warn", "stop"});
   problems.Require(config.parallel.zero_stage >= 0 && config.parallel.zero_stage <= 2,
                    "parallel.zero_stage", config.parallel.zero_stage, "0, 1 or 2");
-  problems.Require(config.parallel.sp >= 1 && world_size % config.parallel.sp == 0, "parallel.sp",
-                   config.parallel.sp, Concat("a divisor of the number of ranks, ", world_size));
-  problems.Require(config.parallel.sp <= config.data.seq_len, "parallel.sp", config.parallel.sp,
-                   Concat("at most data.seq_len, ", config.data.seq_len));
+  CheckRowRanks(config, world_size, problems);
   problems.OneOf("parallel.grad_reduce", config.parallel.grad_reduce, {"fp32", "bf16"});
   problems.OneOf("parallel.exchange", config.parallel.exchange, {"auto", "gather", "ring", "scan"});
   problems.Require(config.parallel.bucket_bytes >= 4096, "parallel.bucket_bytes",

@@ -44,6 +44,7 @@ data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::Mesh& 
           .global_batch = config.train.global_batch,
           .dp_rank = mesh.dp_index,
           .dp_size = mesh.dp,
+          .in_turn = mesh.rows_first,
           .seed = config.train.seed,
           .prefetch = config.data.prefetch,
           .epoch_end = data::EpochEndOf(config.data.epoch_end)};
@@ -64,7 +65,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
     : config_(std::move(config)),
       context_(context),
       device_(device),
-      mesh_(dist::Mesh::Of(context.rank(), context.world_size(), config_.parallel.sp)),
+      mesh_(MeshOf(config_, context.rank(), context.world_size())),
       folder_(std::move(folder)),
       dataset_(data::Dataset::Open(config_.data.path)),
       model_((config_ = Resolve(std::move(config_), dataset_, context.rank())).model),

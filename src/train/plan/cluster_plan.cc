@@ -234,11 +234,11 @@ ClusterPlan PlanCluster(const RunConfig& config, const Cluster& machines,
                         RowRehearsals& rehearsals) {
   const Cluster cluster = machines.InPrecision(config.train.precision);
   const int world_size = cluster.world_size();
-  const StepOperations step =
-      RehearseStep(config, {.rank = config.parallel.sp - 1, .world_size = world_size}, rehearsals);
+  const StepOperations step = RehearseStep(
+      config, {.rank = config.parallel.row_ranks() - 1, .world_size = world_size}, rehearsals);
   const model::LanguageModel model(config.model);
   ClusterPlan plan = {.cluster = cluster,
-                      .sp = config.parallel.sp,
+                      .sp = config.parallel.row_ranks(),
                       .zero_stage = config.parallel.zero_stage,
                       .micro_batch = config.train.micro_batch,
                       .num_micro_batches = step.num_micro_batches,
@@ -262,7 +262,8 @@ ClusterPlan PlanCluster(const RunConfig& config, const Cluster& machines,
 }
 
 ClusterPlan PlanCluster(const RunConfig& config, const Cluster& cluster) {
-  RowRehearsals rehearsals(config, config.parallel.sp - 1, cluster.RowCost(config.parallel.sp));
+  RowRehearsals rehearsals(config, config.parallel.row_ranks() - 1,
+                           cluster.RowCost(config.parallel.row_ranks()));
   return PlanCluster(config, cluster, rehearsals);
 }
 

@@ -68,13 +68,13 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
                       const kernels::DeviceLimits& gpu) {
   const double parameters = static_cast<double>(model.CountParameters().total());
   // of the rank with the longest slice of each row
-  const int64_t slice =
-      model::CutRow(config.data.seq_len, config.parallel.sp, model::SequenceParallel::kAlign)[0];
+  const int64_t slice = model::CutRow(config.data.seq_len, config.parallel.row_ranks(),
+                                      model::SequenceParallel::kAlign)[0];
   const int64_t tokens = config.train.micro_batch * slice;
   const bool bf16 = config.train.precision == "bf16";
   const int bytes_per_element = bf16 ? 2 : 4;
   const double shares = config.parallel.zero_stage > 0 ? world_size : 1;
-  // GradientHooks
+  // GradientHooks, or MicroBatchSum
   const bool in_order = RunsOnGpu(config) || config.train.cuda_graphs;
   const int levels = in_order ? 0 : NumLevels(NumMicroBatches(config, world_size));
   // A recording keeps what it works with beside what other micro-batches and validation work with.
@@ -89,7 +89,8 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
       static_cast<double>(bucket) * (4 + (in_bf16 ? 2 : 4) * ParallelConfig::kBucketsInFlight);
   const double gradients =
       config.parallel.zero_stage > 1
-          ? 4 * parameters / shares + std::min((in_bf16 ? 6 : 4) * parameters, buckets)
+          ? 4 * parameters / shares * (config.parallel.sums_each_micro_batch() ? 1 + levels : 1) +
+                std::min((in_bf16 ? 6 : 4) * parameters, buckets)
           : parameters * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
   const double copy = config.ckpt.saves_beside_training() ? 12 * parameters / world_size : 0;
   const double per_parameter = shares == 1 ? 12 : bf16 ? 12 / shares : 4 + 8 / shares;
@@ -109,9 +110,10 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
                                                                 .gpu = gpu})
                            : 0,
           .saved_copy = RunsOnGpu(config) ? 0 : copy,
-          .states = config.parallel.sp == 1 ? 0
-                                            : static_cast<double>(config.train.micro_batch) *
-                                                  of_slices.StateBytesPerRow(bytes_per_element),
+          .states = config.parallel.row_ranks() == 1
+                        ? 0
+                        : static_cast<double>(config.train.micro_batch) *
+                              of_slices.StateBytesPerRow(bytes_per_element),
           .pinned_staging = RunsOnGpu(config) ? copy : 0};
 }
 

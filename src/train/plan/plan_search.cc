@@ -91,7 +91,7 @@ class Search {
 
   // What is sent between slices does not depend on the stage.
   RowRehearsals& RehearsalsOf(const RunConfig& config) {
-    const int sp = config.parallel.sp;
+    const int sp = config.parallel.row_ranks();
     const std::pair<int, int64_t> key(sp, config.train.micro_batch);
     return rehearsals_.try_emplace(key, config, sp - 1, request_.cluster.RowCost(sp)).first->second;
   }
@@ -103,7 +103,7 @@ class Search {
   void NoteTooLarge(double bytes, const RunConfig& config) {
     if (bytes >= smallest_bytes_) return;
     smallest_bytes_ = bytes;
-    smallest_ = Concat(HumanBytes(bytes), " with sp ", config.parallel.sp, ", zero ",
+    smallest_ = Concat(HumanBytes(bytes), " with sp ", config.parallel.row_ranks(), ", zero ",
                        config.parallel.zero_stage, " and micro_batch ", config.train.micro_batch);
   }
 

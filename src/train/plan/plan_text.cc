@@ -63,7 +63,8 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   out << "one step on " << Counted(world_size, "rank") << "\n";
   row("tokens", HumanCount(tokens));
   row("micro-batches on each rank", Concat(NumMicroBatches(config, world_size)));
-  if (config.parallel.sp > 1) row("ranks that share a row", Concat(config.parallel.sp));
+  if (config.parallel.row_ranks() > 1)
+    row("ranks that share a row", Concat(config.parallel.row_ranks()));
   row("FLOPs, 6 x parameters", HumanCount(6.0 * static_cast<double>(count.total()) * tokens));
   row("FLOPs, full", HumanCount(3 * (flops.matmul + flops.mixing) * tokens));
   out << "the whole run\n";

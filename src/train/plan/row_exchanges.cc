@@ -71,7 +71,7 @@ RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
   const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
   const LoneMixer alone(config_, layer, compute);
   dist::Rehearsal rehearsal;
-  const auto comm = rehearsal.MakeGroup(sp_index_, config_.parallel.sp, "rows");
+  const auto comm = rehearsal.MakeGroup(sp_index_, config_.parallel.row_ranks(), "rows");
   // The strategy is that of the job's messages.
   const double rows = static_cast<double>(config_.train.micro_batch) / static_cast<double>(batch);
   kernels::ExchangeCost cost = cost_;
@@ -110,7 +110,7 @@ RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
 }
 
 RowExchanges RowRehearsals::AtJobsLength(int64_t layer, int64_t batch) const {
-  const int sp = config_.parallel.sp;
+  const int sp = config_.parallel.row_ranks();
   const std::vector<int64_t> lengths =
       model::CutRow(config_.data.seq_len, sp, model::SequenceParallel::kAlign);
   // Of the longest slice, and of the shortest that is somebody's past.

@@ -92,7 +92,7 @@ class RankRehearsal {
         model_(model),
         rows_(rows),
         step_(step),
-        mesh_(dist::Mesh::Of(rank.rank, rank.world_size, config.parallel.sp)),
+        mesh_(MeshOf(config, rank.rank, rank.world_size)),
         control_(Group(rank.rank, rank.world_size, "control")),
         sums_(Group(mesh_.sum_rank(), rank.world_size, mesh_.sums_name())),
         arena_(model.parameters(),
@@ -226,8 +226,9 @@ StepOperations RehearseStep(const RunConfig& config, const RankOfJob& rank,
   StepOperations step;
   step.num_micro_batches = NumMicroBatches(config, rank.world_size);
   // The longest slice, whichever rank has it: the others wait for it.
-  step.tokens = config.train.micro_batch * model::CutRow(config.data.seq_len, config.parallel.sp,
-                                                         model::SequenceParallel::kAlign)[0];
+  step.tokens =
+      config.train.micro_batch * model::CutRow(config.data.seq_len, config.parallel.row_ranks(),
+                                               model::SequenceParallel::kAlign)[0];
   RankRehearsal run(config, model, rank, rehearsals, step);
   run.Step();
   step.second_event = step.rehearsal.events().size();

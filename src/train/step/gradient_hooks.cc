@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/pairwise_sum.h"
+#include "train/step/micro_batch_sum.h"
 
 namespace halflife::train {
 
@@ -60,19 +61,6 @@ void GradientHooks::BeginAdded() {
   BeginMicroBatch(/*index=*/1, /*count=*/3, /*reducer=*/nullptr);
 }
 
-// The slot holds this micro-batch's gradient. It is joined with the subtrees that it completes, and
-// the result is put away for a later one, unless this is the last.
-void GradientHooks::JoinEarlier(int param) {
-  at::Tensor& slot = slots_[param];
-  const bool last = index_ == count_ - 1;
-  const int carries = NumCarries(index_);
-  for (int level = 0; level < static_cast<int>(levels_.size()); ++level) {
-    const bool full = (index_ >> level & 1) != 0;
-    if (full && (last || level < carries)) slot.add_(levels_[level][param]);
-  }
-  if (!last) levels_[carries][param].copy_(slot);
-}
-
 int GradientHooks::UsesOf(int param) const {
   return options_.recomputes ? parameters_.specs()[param].readers : 1;
 }
@@ -90,7 +78,8 @@ kernels::GradientSink::Place GradientHooks::Next(int param) {
 void GradientHooks::Written(int param) {
   if (++uses_[param] < UsesOf(param)) return;
   if (shares_ != nullptr) shares_->MarkReady(param);
-  if (pairwise_) JoinEarlier(param);
+  if (pairwise_)
+    JoinPairwise(slots_[param], index_, count_, [&](int level) { return levels_[level][param]; });
   if (reducer_ != nullptr) reducer_->MarkReady(param);
 }
 

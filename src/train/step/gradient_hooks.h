@@ -52,7 +52,6 @@ class GradientHooks {
   class Sink;
   kernels::GradientSink::Place Next(int param);
   void Written(int param);
-  void JoinEarlier(int param);
   int UsesOf(int param) const;  // accumulations of one backward
 
   model::ParameterSet& parameters_;

@@ -9,8 +9,8 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "dist/mesh.h"
 #include "kernels/torch/tensor_ref.h"
+#include "train/config/plan.h"
 
 namespace halflife::train {
 namespace {
@@ -39,7 +39,7 @@ ParameterArena::Config ParameterArena::Of(const RunConfig& config, at::Device de
                      .bucket_bytes = config.parallel.bucket_bytes,
                      .num_slices = world_size},
           .zero_stage = config.parallel.zero_stage,
-          .slice = dist::Mesh::Of(rank, world_size, config.parallel.sp).sum_rank()};
+          .slice = MeshOf(config, rank, world_size).sum_rank()};
 }
 
 ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& config)

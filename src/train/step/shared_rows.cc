@@ -43,7 +43,7 @@ kernels::StateStrategy StrategyOf(const std::string& exchange) {
 }
 
 SharedRows ShareRows(const RunConfig& config, dist::RankContext& context, Device device) {
-  const auto mesh = dist::Mesh::Of(context.rank(), context.world_size(), config.parallel.sp);
+  const dist::Mesh mesh = MeshOf(config, context.rank(), context.world_size());
   if (mesh.sp == 1) return {};
   dist::RequireRowsOnWholeHosts(context.control(), context.host(), mesh);
   SharedRows rows = {.ranks = dist::SplitRows(context.world(), mesh), .parallel = {}};

@@ -39,8 +39,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       context_(context),
       device_(device),
       rows_(ShareRows(config, context, device)),
-      sums_(dist::SplitSums(context.world(), dist::Mesh::Of(context.rank(), context.world_size(),
-                                                            config.parallel.sp))),
+      sums_(dist::SplitSums(context.world(), MeshOf(config, context.rank(), context.world_size()))),
       shares_(MakeShares(config, arena, sums_ ? *sums_ : context.world())),
       hooks_(model.parameters(), arena,
              {.shares = shares_ ? &*shares_ : nullptr,
@@ -55,6 +54,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
                  config.optimizer.decay_all),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {
   dist::Communicator& sums = sums_ ? *sums_ : context.world();
+  if (config.parallel.sums_each_micro_batch()) sum_.emplace(arena.grads());
   if (!shares_) {
     if (SumsInBf16(config, sums.size())) wire_.emplace(arena.grads());
     reducer_.emplace(arena.layout(), sums, kernels::RefOf(arena.grads()),
@@ -140,11 +140,14 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch,
 }
 
 at::Tensor StepRunner::Launched(const eval::BatchTensors& batch, int64_t index, int64_t count) {
-  const bool reduces = reducer_ && index == count - 1;
+  // Each for itself, where what ranks sum is a micro-batch's.
+  const bool alone = sum_.has_value();
+  const bool reduces = reducer_ && (alone || index == count - 1);
   return Differentiate(
       batch, [this](int64_t layer) { AwaitLayer(layer); },
       [&] {
-        hooks_.BeginMicroBatch(index, count, reduces ? &*reducer_ : nullptr);
+        hooks_.BeginMicroBatch(alone ? 0 : index, alone ? 1 : count,
+                               reduces ? &*reducer_ : nullptr);
         if (reduces) reducer_->BeginStep(kernels::CurrentStream(device_));
       });
 }
@@ -175,6 +178,10 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   // Sums over ranks begin while the last backward runs, which a recording cannot.
   const bool replays = graph_ && (index < count - 1 || context_.world_size() == 1);
   losses_.push_back(replays ? Replayed(tensors, index, count) : Launched(tensors, index, count));
+  if (sum_) {
+    FinishSums(result);
+    sum_->Join(index, count);
+  }
   result.num_targets += tensors.num_targets;
   const bool names_rows = rows_.ranks == nullptr || rows_.ranks->rank() == 0;
   if (config_.train.log_samples && names_rows) {
@@ -185,6 +192,13 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
           {batch.samples[row], HashBytes(batch.inputs.data() + row * batch.seq_len, row_bytes)});
     }
   }
+}
+
+// Waits for the sums over ranks that are under way.
+void StepRunner::FinishSums(StepResult& result) {
+  if (!reducer_) return;
+  reducer_->Finish();
+  result.exposed_grad_seconds += reducer_->exposed_seconds();
 }
 
 // Sets the sums of the losses; gives the sum of squares of this rank's gradients. All that the host
@@ -206,7 +220,7 @@ double StepRunner::ReadSums(StepResult& result) {
 
 void StepRunner::Reduce(int64_t step, StepResult& result) {
   Enter("reduce");
-  if (reducer_) reducer_->Finish();
+  if (!sum_) FinishSums(result);
   StepScalars& scalars = result.scalars;
   const double squares = ReadSums(result);
   const bool bad_loss = !std::isfinite(result.loss);
@@ -283,7 +297,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
     if (gather_) gather_->Start(kernels::CurrentStream(device_));
   }
   result.data_wait_seconds = source_.TakeWaitSeconds();
-  result.exposed_grad_seconds = shares_ ? shares_->TakeWaitSeconds() : reducer_->exposed_seconds();
+  if (shares_) result.exposed_grad_seconds = shares_->TakeWaitSeconds();
   if (gather_) result.exposed_param_seconds = gather_->TakeWaitSeconds();
   if (rows_.parallel) result.exposed_rows_seconds = rows_.parallel->group->TakeWaitSeconds();
   result.comm_bytes = context_.flight().TakeBytes();

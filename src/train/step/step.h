@@ -24,6 +24,7 @@
 #include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/micro_batch_graph.h"
+#include "train/step/micro_batch_sum.h"
 #include "train/step/shared_rows.h"
 #include "train/step/step_scalars.h"
 
@@ -92,6 +93,7 @@ class StepRunner {
   at::Tensor Differentiate(const eval::BatchTensors& batch,
                            const std::function<void(int64_t layer)>& await_layer,
                            const std::function<void()>& begin_backward);
+  void FinishSums(StepResult& result);
   double ReadSums(StepResult& result);
   void Reduce(int64_t step, StepResult& result);
   double LearningRate(int64_t step) const;
@@ -112,6 +114,7 @@ class StepRunner {
   std::optional<Bf16Wire> wire_;                  // of gradients that every rank keeps
   std::optional<dist::GradientReducer> reducer_;  // else
   std::optional<dist::ParameterGather> gather_;   // each rank updates its slices
+  std::optional<MicroBatchSum> sum_;              // of what the ranks have summed for each
   GradientNorm norm_;                             // of the gradients that this rank holds
   AdamW optimizer_;
   std::function<void(const char*)> observe_;       // null: nobody asked

@@ -39,6 +39,14 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
                   "text has no test split", "'validation' would work");
 }
 
+TEST(Plan, SlicesAreOfACpu) {
+  const RunConfig sliced = SmallRecipe({"parallel.slices=2"});
+  EXPECT_NO_THROW(RequireSlicesOn({Device::Kind::kCpu, 0}, sliced));
+  EXPECT_NO_THROW(RequireSlicesOn({Device::Kind::kCuda, 0}, SmallRecipe({})));
+  EXPECT_HL_ERROR(RequireSlicesOn({Device::Kind::kCuda, 0}, sliced), ExitCode::kUsage,
+                  "parallel.slices 2: on a GPU sums are in NCCL's order", "'cpu', would work");
+}
+
 // Positions that rows are told reach models that follow them, and those alone.
 TEST(Plan, ToldPositionsWantAModelThatFollowsThem) {
   const auto require = [](std::vector<std::string> more) {

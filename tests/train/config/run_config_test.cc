@@ -207,6 +207,23 @@ TEST(RunConfig, ValidateListsEveryProblemAtOnce) {
                   "parallel.grad_reduce: 'fp16'; use one of fp32, bf16");
 }
 
+TEST(RunConfig, SlicesOfRows) {
+  const auto parallel = [](std::vector<std::string> set) { return Parse(set).parallel; };
+  EXPECT_EQ(parallel({"parallel.sp=2"}).row_ranks(), 2);
+  EXPECT_FALSE(parallel({"parallel.sp=2"}).sums_each_micro_batch());
+  const ParallelConfig sliced = parallel({"parallel.sp=2", "parallel.slices=8"});
+  EXPECT_EQ(sliced.row_ranks(), 8);
+  EXPECT_EQ(sliced.ranks_of_process(), 4);
+  EXPECT_TRUE(sliced.sums_each_micro_batch());
+  EXPECT_NO_THROW(Validate(Parse({"parallel.sp=2", "parallel.slices=8"}), 8));
+  EXPECT_HL_ERROR(Validate(Parse({"parallel.sp=2", "parallel.slices=3"}), 6), ExitCode::kUsage,
+                  "parallel.slices: 3; use 0 (parallel.sp, 2) or a multiple of it");
+  EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=4"}), 6), ExitCode::kUsage,
+                  "parallel.slices: 4; use a divisor of the number of ranks, 6");
+  EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=1", "train.cuda_graphs=true"}), 1),
+                  ExitCode::kUsage, "false beside parallel.slices");
+}
+
 TEST(RunConfig, GraphsOfMicroBatches) {
   const auto validate = [](std::vector<std::string> set, int world_size) {
     set.emplace_back("train.cuda_graphs=true");
