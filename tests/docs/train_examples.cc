@@ -2,6 +2,7 @@
 // granted.
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <iostream>
 
 #include <nlohmann/json.hpp>

@@ -84,14 +84,6 @@ struct ParallelConfig {
   int zero_stage = 0;
   int sp = 1;      // processes that share a row
   int slices = 0;  // of a row; 0: sp
-  // What is computed with, and all that is summed: how many ranks a row has, each with a slice of
-  // it. Where they are more than sp, a process is several of them, on as many threads.
-  int row_ranks() const { return slices > 0 ? slices : sp; }
-  // Gradients of each micro-batch are summed over ranks, a row's slices first, before micro-batches
-  // are: then it does not matter who takes which rows, or holds which sums.
-  bool sums_each_micro_batch() const { return slices > 0; }
-  bool has_whole_slices() const { return sp >= 1 && row_ranks() >= 1 && row_ranks() % sp == 0; }
-  int ranks_of_process() const { return has_whole_slices() ? row_ranks() / sp : 1; }
   std::string grad_reduce = "fp32";
   std::string exchange = "auto";
   // With zero_stage 2: buckets whose sums may be under way before a further one waits.
@@ -99,6 +91,15 @@ struct ParallelConfig {
 
   int64_t first_bucket_bytes = 8 << 20;
   int64_t bucket_bytes = 64 << 20;
+
+  // The ranks of a row, each with a slice of it: what is computed, and all sums, follow from these.
+  // Where they are more than sp, a process is several of them, on as many threads.
+  int row_ranks() const { return slices > 0 ? slices : sp; }
+  bool has_whole_slices() const { return sp >= 1 && row_ranks() >= 1 && row_ranks() % sp == 0; }
+  int ranks_of_process() const { return has_whole_slices() ? row_ranks() / sp : 1; }
+  // Gradients of each micro-batch are summed over ranks, a row's slices first, before micro-batches
+  // are: then it does not matter who takes which rows, or holds which sums.
+  bool sums_each_micro_batch() const { return slices > 0; }
 };
 
 struct LogConfig {

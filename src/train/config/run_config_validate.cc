@@ -114,14 +114,15 @@ void CheckGraphs(const RunConfig& c, int world_size, Problems& problems) {
 }
 
 void CheckRowRanks(const RunConfig& c, int world_size, Problems& problems) {
-  const int sp = c.parallel.sp, slices = c.parallel.slices;
-  problems.Require(slices == 0 || c.parallel.has_whole_slices(), "parallel.slices", slices,
-                   Concat("0 (parallel.sp, ", sp, ") or a multiple of it"));
-  const char* const field = slices > 0 ? "parallel.slices" : "parallel.sp";
-  const int of_row = c.parallel.row_ranks();
-  problems.Require(of_row >= 1 && world_size % of_row == 0, field, of_row,
+  const ParallelConfig& p = c.parallel;
+  const bool whole = p.slices == 0 || (p.slices > 0 && p.has_whole_slices());
+  problems.Require(whole, "parallel.slices", p.slices,
+                   Concat("0 (parallel.sp, ", p.sp, ") or a multiple of it"));
+  if (!whole) return;
+  const char* const field = p.slices > 0 ? "parallel.slices" : "parallel.sp";
+  problems.Require(p.row_ranks() >= 1 && world_size % p.row_ranks() == 0, field, p.row_ranks(),
                    Concat("a divisor of the number of ranks, ", world_size));
-  problems.Require(of_row <= c.data.seq_len, field, of_row,
+  problems.Require(p.row_ranks() <= c.data.seq_len, field, p.row_ranks(),
                    Concat("at most data.seq_len, ", c.data.seq_len));
 }
 

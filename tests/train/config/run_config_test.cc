@@ -218,6 +218,8 @@ TEST(RunConfig, SlicesOfRows) {
   EXPECT_NO_THROW(Validate(Parse({"parallel.sp=2", "parallel.slices=8"}), 8));
   EXPECT_HL_ERROR(Validate(Parse({"parallel.sp=2", "parallel.slices=3"}), 6), ExitCode::kUsage,
                   "parallel.slices: 3; use 0 (parallel.sp, 2) or a multiple of it");
+  EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=-4"}), 1), ExitCode::kUsage,
+                  "parallel.slices: -4; use 0 (parallel.sp, 1) or a multiple of it");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=4"}), 6), ExitCode::kUsage,
                   "parallel.slices: 4; use a divisor of the number of ranks, 6");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=1", "train.cuda_graphs=true"}), 1),
