@@ -1,6 +1,5 @@
 #include "kernels/torch/host_waits.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
@@ -88,9 +87,7 @@ bool CopyWaits(c10::ArrayRef<const c10::IValue> inputs) {
   const at::Tensor &to = inputs[0].toTensor(), &from = inputs[1].toTensor();
   if (to.is_cpu() == from.is_cpu()) return false;
   if (!inputs[2].toBool()) return true;
-  // Not Tensor::is_pinned(), an operation, which would be counted in the midst of this one.
-  const at::Tensor& host = to.is_cpu() ? to : from;
-  return !at::globalContext().isPinnedPtr(host.storage().data());
+  return !(to.is_cpu() ? to : from).is_pinned();
 }
 
 // repeat_interleave.Tensor(repeats, output_size) looks at the repeats unless it is told their sum.
@@ -117,6 +114,8 @@ class HostWaits::Counter : public c10::DebugInfoBase {
   static Counter* Current() { return static_cast<Counter*>(c10::ThreadLocalDebugInfo::get(kKey)); }
 
   std::unique_ptr<Frame> Begin(const at::RecordFunction& function) {
+    // An operation of our own in here would come back to this function, and to its lock.
+    const at::DisableRecordFunctionGuard unobserved;
     const std::lock_guard lock(mutex_);
     auto frame = std::make_unique<Frame>();
     frame->name = function.name();
