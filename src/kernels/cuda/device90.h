@@ -325,6 +325,16 @@ HL_DEVICE void FenceRegisters([[maybe_unused]] float (&d)[32]) {
 #endif
 }
 
+// After WgmmaWait: what products read from registers has stayed there until now.
+template <int kTiles>
+HL_DEVICE void KeepRegisters([[maybe_unused]] const uint32_t (&a)[kTiles][4]) {
+#if !HL_EMULATE
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j)
+    asm volatile("" ::"r"(a[j][0]), "r"(a[j][1]), "r"(a[j][2]), "r"(a[j][3]) : "memory");
+#endif
+}
+
 #undef HL_WGMMA_D_TEXT
 #undef HL_WGMMA_D
 #undef HL_WGMMA_D4

@@ -12,11 +12,11 @@
 #include "core/concat.h"
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"
-#include "dist/mesh.h"
 #include "kernels/torch/side_by_side.h"
 #include "support/expect_error.h"
 #include "support/peak_bytes.h"
 #include "support/temp_dir.h"
+#include "train/config/plan.h"
 #include "train/step/step_data.h"
 
 namespace halflife::train {
@@ -75,7 +75,7 @@ class StepTest : public testing::Test {
       const RunConfig config = ParseRunConfig(kRecipe, "test", overrides);
       const auto owned = dist::MakeLocalRankContext(comm);
       dist::RankContext& context = *owned;
-      const auto mesh = dist::Mesh::Of(comm.rank(), comm.size(), config.parallel.sp);
+      const dist::Mesh mesh = MeshOf(config, comm.rank(), comm.size());
       const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
       model::LanguageModel model(config.model);
       const at::ScalarType compute = config.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
@@ -93,6 +93,7 @@ class StepTest : public testing::Test {
                                 .global_batch = config.train.global_batch,
                                 .dp_rank = mesh.dp_index,
                                 .dp_size = mesh.dp,
+                                .in_turn = mesh.rows_first,
                                 .seed = config.train.seed,
                                 .prefetch = 0,
                                 .epoch_end = data::EpochEndOf(config.data.epoch_end)});
@@ -329,6 +330,19 @@ TEST_F(StepTest, SharesOfGradientsChangeNoBitOfOneMicroBatch) {
     EXPECT_NEAR(other.steps[step].loss / want.steps[step].loss, 1, 1e-4) << step;
     EXPECT_NEAR(other.steps[step].grad_norm / want.steps[step].grad_norm, 1, 1e-3) << step;
   }
+}
+
+// Rows in four slices on one, two and four groups of ranks, of four, two and one micro-batches each.
+TEST_F(StepTest, OfEqualSlicesNoMeshChangesABit) {
+  const auto train = [](int row_groups, int stage) {
+    return Train(4 * row_groups, 6, {"parallel.slices=4", Concat("parallel.zero_stage=", stage)});
+  };
+  const Outcome want = train(1, 0);
+  for (const int row_groups : {1, 2, 4})
+    for (const int stage : {0, 1, 2}) {
+      SCOPED_TRACE(Concat(row_groups, " groups at stage ", stage));
+      ExpectSameBits(train(row_groups, stage), want);
+    }
 }
 
 // Each rank's share of a gradient and their sum are rounded to bf16: as errors of 2^-9 that are

@@ -52,46 +52,54 @@ HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttenti
                          chunk.length);
 }
 
-// scores_rs = scale c_s w_rs q_r k_s for s <= r; what lies above the 16 x 16 tiles of the diagonal
-// is not written. Tiles wider than kTileColumns lie in pieces [C, kTileColumns]. `row_sums`
-// [kWarps / 4][64]: their sums by the warps that share rows, for a normalised output.
+// scores_rs = scale c_s w_rs q_r k_s for s <= r, and 0, in one tile of 16 x 16. Tiles of q and k
+// wider than kTileColumns lie in pieces [C, kTileColumns]. Normalised, `sums` of the lane's two rows
+// grow by its columns' scores.
+template <typename Config>
+HL_DEVICE void ScoreTile(bf16* scores, [[maybe_unused]] float (&sums)[2], const bf16* q,
+                         const bf16* k, const DecayTables& tables, float scale, int lane,
+                         int row_tile, int column_tile) {
+  constexpr int kK = Config::kK, kColumns = Config::kTileColumns;
+  const int rows_k = RowsFirst<kColumns>(lane);
+  const int columns_k = ColumnsFirst<kColumns>(lane);
+  float acc[2][4];
+  Clear(acc);
+#pragma unroll 4
+  for (int c = 0; c < kK; c += 16) {
+    uint32_t a[4], b[4];
+    const int piece = kColumns == kK ? 0 : c / kColumns * kColumns;
+    LoadFragment<kColumns, false>(a, q + piece * kChunk, rows_k, 16 * row_tile, c - piece);
+    LoadFragment<kColumns, false>(b, k + piece * kChunk, columns_k, 16 * column_tile, c - piece);
+    MmaPair(acc[0], acc[1], a, b);
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int s = 16 * column_tile + 8 * n + LaneColumn();
+    const float c0 = scale * tables.key_scale[s], c1 = scale * tables.key_scale[s + 1];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = 16 * row_tile + 8 * half + LaneRow();
+      const float2 weights = PairWeights(tables, r, s);
+      const float x = s <= r ? acc[n][2 * half] * (weights.x * c0) : 0.0f;
+      const float y = s + 1 <= r ? acc[n][2 * half + 1] * (weights.y * c1) : 0.0f;
+      const uint32_t pair = PackBf16(x, y);
+      *reinterpret_cast<uint32_t*>(scores + TileOffset<kChunk>(r, s)) = pair;
+      if constexpr (Config::kNormalised) sums[half] += UnpackLo(pair) + UnpackHi(pair);
+    }
+  }
+}
+
+// The chunk's tiles of scores up to the diagonal, by all warps; what lies above is not written.
+// `row_sums` [kWarps / 4][64]: their sums by the warps that share rows, for a normalised output.
 template <typename Config>
 HL_DEVICE void IntraTile(bf16* scores, [[maybe_unused]] float* row_sums, const bf16* q,
                          const bf16* k, const DecayTables& tables, float scale) {
-  constexpr int kK = Config::kK, kColumns = Config::kTileColumns;
   const int lane = FreshLaneId();
-  const int rows_k = RowsFirst<kColumns>(lane);
-  const int columns_k = ColumnsFirst<kColumns>(lane);
   const int row_tile = WarpId() % 4, part = WarpId() / 4;
-  [[maybe_unused]] float sums[2] = {0, 0};
+  float sums[2] = {0, 0};
 #pragma unroll 1
-  for (int column_tile = part; column_tile <= row_tile; column_tile += Config::kWarps / 4) {
-    float acc[2][4];
-    Clear(acc);
-#pragma unroll 4
-    for (int c = 0; c < kK; c += 16) {
-      uint32_t a[4], b[4];
-      const int piece = kColumns == kK ? 0 : c / kColumns * kColumns;
-      LoadFragment<kColumns, false>(a, q + piece * kChunk, rows_k, 16 * row_tile, c - piece);
-      LoadFragment<kColumns, false>(b, k + piece * kChunk, columns_k, 16 * column_tile, c - piece);
-      MmaPair(acc[0], acc[1], a, b);
-    }
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int s = 16 * column_tile + 8 * n + LaneColumn();
-      const float c0 = scale * tables.key_scale[s], c1 = scale * tables.key_scale[s + 1];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int r = 16 * row_tile + 8 * half + LaneRow();
-        const float2 weights = PairWeights(tables, r, s);
-        const float x = s <= r ? acc[n][2 * half] * (weights.x * c0) : 0.0f;
-        const float y = s + 1 <= r ? acc[n][2 * half + 1] * (weights.y * c1) : 0.0f;
-        const uint32_t pair = PackBf16(x, y);
-        *reinterpret_cast<uint32_t*>(scores + TileOffset<kChunk>(r, s)) = pair;
-        if constexpr (Config::kNormalised) sums[half] += UnpackLo(pair) + UnpackHi(pair);
-      }
-    }
-  }
+  for (int column_tile = part; column_tile <= row_tile; column_tile += Config::kWarps / 4)
+    ScoreTile<Config>(scores, sums, q, k, tables, scale, lane, row_tile, column_tile);
   if constexpr (Config::kNormalised) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -1,13 +1,15 @@
 // The scan of chunk_scan.cuh with Hopper's instructions (sm_90a): two warpgroups multiply, the
 // operand with 64 rows of V in registers and the other in shared memory, where it is read once for
-// four warps; one warp of a third warpgroup has tiles brought by TMA, three chunks ahead, and fills
-// decay tables.
+// four warps. Of a third warpgroup one warp has tiles brought by TMA, three chunks ahead, and fills
+// decay tables; the other three make the scores, a chunk ahead of what multiplies them, as these
+// need no state.
 //
 //   out^T = S^T q^T diag(incoming) + v^T scores^T,   S^T = transition S^T + (v diag(outgoing))^T k
 //
 // A warp has the 16 rows of S^T that it has there; scores, a sixth of the work, whose upper half is
-// not computed, stay with mma.sync. Heads fill their blocks: TMA brings the neighbour's columns
-// where a tile is wider than its head.
+// not computed, stay with mma.sync. Nobody meets in a barrier: full (tiles and tables are there),
+// scored (the scores are) and empty (all is read) hand a chunk on. Heads fill their blocks: TMA
+// brings the neighbour's columns where a tile is wider than its head.
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | 3 x (q 2 x [C, 64] 16 | k 2 x [C, 64] 16 | v 2 x [C, 64] 16) | 2 x scores [C, C] 8
@@ -25,12 +27,13 @@ struct WarpgroupScanConfig {
   static constexpr int kTileColumns = 64;  // the swizzle's, of q, k and v
   static constexpr bool kNormalised = false;
   static constexpr int kStages = kWarpgroupStages;
-  static constexpr int kWarps = kV / 16;              // that multiply
-  static constexpr int kThreads = 32 * kWarps + 128;  // and a warpgroup that loads
+  static constexpr int kWarps = kV / 16;  // that multiply
+  static constexpr int kScoreWarps = 3;
+  static constexpr int kThreads = 32 * kWarps + 128;  // and a warpgroup that loads and scores
   // Where neither side spills; together no more than the block has, which are 168 a thread. kK / 2
   // of a thread that multiplies are state.
-  static constexpr int kOwnRegisters = 208, kLoaderRegisters = 88;
-  static_assert(32 * kWarps * kOwnRegisters + 128 * kLoaderRegisters <=
+  static constexpr int kOwnRegisters = 216, kOtherRegisters = 72;
+  static_assert(32 * kWarps * kOwnRegisters + 128 * kOtherRegisters <=
                 65536 / kThreads / 8 * 8 * kThreads);
   static constexpr int kTileElements = kChunk * kTileColumns;
   static constexpr int kChunkBytes = 2 * kChunk * (2 * kK + kV);  // of q, k and v
@@ -46,12 +49,14 @@ struct WarpgroupMaps {
 template <typename Config>
 struct WarpgroupScanShared {
   bf16 *q, *k, *v;      // [kStages][kK | kV / 64][64, 64]
-  bf16* scores;         // [2][64, 64], zero above the tiles of the diagonal
+  bf16* scores;         // [kScorePlaces][64, 64], zero above the tiles of the diagonal
   bf16* out;            // [kWarps][kOutTokens, 16]
   DecayTables* tables;  // [kStages]
   uint64_t* full;       // [kStages]: the tiles' bytes and the tables are there
-  uint64_t* empty;      // [kStages]: every warp is done with them
+  uint64_t* empty;      // [kStages]: every warp that multiplies is done with them
+  uint64_t* scored;     // [kScorePlaces]: the scores are there
 };
+constexpr int kScorePlaces = 2;
 
 #if HL_HAS_WGMMA
 
@@ -103,26 +108,65 @@ HL_DEVICE void ProduceChunks(const WarpgroupScanShared<Config>& smem, const Chun
 }
 
 // Rows from `length` on of a tile in pieces: TMA has brought what follows the chunk, which may be
-// of another document and no number.
+// of another document and no number. By the warps that score.
 template <typename Config>
 HL_DEVICE void ClearRows(bf16* tile, int columns, int length) {
-  constexpr int kUnits = Config::kTileColumns / 8;
+  constexpr int kUnits = Config::kTileColumns / 8, kFirst = 32 * (Config::kWarps + 1);
   const int dead = (kChunk - length) * kUnits;
 #pragma unroll 1
   for (int piece = 0; piece < columns / Config::kTileColumns; ++piece) {
     bf16* const rows = tile + piece * Config::kTileElements + length * Config::kTileColumns;
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < dead; i += 32 * Config::kWarps)
+    for (int i = static_cast<int>(threadIdx.x) - kFirst; i < dead; i += 32 * Config::kScoreWarps)
       *reinterpret_cast<uint4*>(rows + 8 * i) = make_uint4(0, 0, 0, 0);
   }
 }
 
-// out^T = S^T q^T diag(incoming)
+// The warps that score: of the rows of 16 x 16 tiles, which have one to four up to the diagonal,
+// one takes the last, one the last but one, one the first two.
 template <typename Config>
-HL_DEVICE void InterOutputOfWarpgroup(float (&out)[kChunk / 8][4],
-                                      const float (&state)[Config::kK / 8][4], const bf16* q,
-                                      const DecayTables& tables) {
-  uint32_t a[Config::kK / 16][4];
+HL_DEVICE void ScoreChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
+                           const Place& place) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const DecayAttentionArgs& args = params.args;
+  const int last_row = kChunk / 16 - (FreshWarpId() - Config::kWarps);
+  const int first_row = last_row == 1 ? 0 : last_row;
+#pragma unroll 1
+  for (int index = place.begin; index < place.end; ++index) {
+    const int step = index - place.begin, stage = step % Config::kStages;
+    const ChunkEntry chunk = args.chunks[index];
+    const bf16* const q = smem.q + stage * kChunk * kK;
+    bf16* const k = smem.k + stage * kChunk * kK;
+    bf16* const scores = smem.scores + step % kScorePlaces * kChunk * kChunk;
+    MbarrierWait(smem.full + stage, static_cast<uint32_t>(step / Config::kStages & 1));
+    if (chunk.length < kChunk) {
+      ClearRows<Config>(k, kK, chunk.length);
+      ClearRows<Config>(smem.v + stage * kChunk * kV, kV, chunk.length);
+      NamedBarrierSync<1>(32 * Config::kScoreWarps);
+    }
+    if (step >= kScorePlaces) {  // the scores that were there are read
+      const int before = step - kScorePlaces;
+      MbarrierWait(smem.empty + before % Config::kStages,
+                   static_cast<uint32_t>(before / Config::kStages & 1));
+    }
+    [[maybe_unused]] float sums[2];
+#pragma unroll 1
+    for (int row = first_row; row <= last_row; ++row) {
+#pragma unroll 1
+      for (int column = 0; column <= row; ++column)
+        ScoreTile<Config>(scores, sums, q, k, smem.tables[stage], args.scale, FreshLaneId(), row,
+                          column);
+    }
+    FenceProxyAsync();
+    __syncwarp();
+    if (LaneId() == 0) MbarrierArrive(smem.scored + step % kScorePlaces);
+  }
+}
+
+// out^T = S^T q^T, begun.
+template <typename Config>
+HL_DEVICE void BeginInterOutput(float (&out)[kChunk / 8][4], uint32_t (&a)[Config::kK / 16][4],
+                                const float (&state)[Config::kK / 8][4], const bf16* q) {
 #pragma unroll
   for (int j = 0; j < Config::kK / 16; ++j) PackFragment(a[j], state[2 * j], state[2 * j + 1]);
   Clear(out);
@@ -134,19 +178,14 @@ HL_DEVICE void InterOutputOfWarpgroup(float (&out)[kChunk / 8][4],
     WgmmaM64N64K16(TileOf(out), a[j], AdvanceTile(tile, 32 * (j % 4)));
   }
   WgmmaCommit();
-  WgmmaWait<0>();
-  FenceRegisters(TileOf(out));
-  ScaleAccumulatorColumns(out, tables.incoming);
 }
 
-// out^T += v^T scores^T and S^T += (v diag(outgoing))^T k
+// v^T, its warp's 16 rows, and v^T diag(outgoing).
 template <typename Config>
-HL_DEVICE void AddChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK / 8][4],
-                        const bf16* k, const bf16* v, const bf16* scores, const float* outgoing) {
-  constexpr int kPieces = Config::kK / 64;
+HL_DEVICE void LoadValues(uint32_t (&a)[kChunk / 16][4], uint32_t (&scaled)[kChunk / 16][4],
+                          const bf16* v, const float* outgoing) {
   const bf16* const own_v = v + WarpId() / 4 * Config::kTileElements;
   const int columns_v = ColumnsFirst<Config::kTileColumns>(FreshLaneId());
-  uint32_t a[kChunk / 16][4], scaled[kChunk / 16][4];
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
     LoadFragment<Config::kTileColumns, true>(a[j], own_v, columns_v, 16 * j, WarpId() % 4 * 16);
@@ -154,6 +193,15 @@ HL_DEVICE void AddChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK /
     for (int i = 0; i < 4; ++i) scaled[j][i] = a[j][i];
     ScaleColumns(scaled[j], outgoing, 16 * j);
   }
+}
+
+// out^T += v^T scores^T and S^T += (v diag(outgoing))^T k, begun: two groups, in this order.
+template <typename Config>
+HL_DEVICE void BeginChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK / 8][4],
+                          const uint32_t (&a)[kChunk / 16][4],
+                          const uint32_t (&scaled)[kChunk / 16][4], const bf16* k,
+                          const bf16* scores) {
+  constexpr int kPieces = Config::kK / 64;
   FenceRegisters(TileOf(out));
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) FenceRegisters(TileOf(state + 8 * piece));
@@ -161,6 +209,7 @@ HL_DEVICE void AddChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK /
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j)
     WgmmaM64N64K16(TileOf(out), a[j], AdvanceTile(TileDescriptor(scores), 32 * j));
+  WgmmaCommit();
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
     const uint64_t tile = TileDescriptor(k + piece * Config::kTileElements);
@@ -169,18 +218,14 @@ HL_DEVICE void AddChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK /
       WgmmaM64N64K16OfRows(TileOf(state + 8 * piece), scaled[j], AdvanceTile(tile, 128 * 16 * j));
   }
   WgmmaCommit();
-  WgmmaWait<0>();
-  FenceRegisters(TileOf(out));
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) FenceRegisters(TileOf(state + 8 * piece));
 }
 
-// The warps that multiply. One barrier a chunk, between the scores and what reads them; the scores
-// have two places, so that no warp is a barrier ahead of what another still reads.
+// The warps that multiply. What needs no product under way is done while it runs: values are loaded
+// beside S^T q^T, outputs stored beside the new state.
 template <typename Config>
 HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
                              const Place& place) {
-  constexpr int kK = Config::kK, kV = Config::kV, kThreads = 32 * Config::kWarps;
+  constexpr int kK = Config::kK, kV = Config::kV;
   const DecayAttentionArgs& args = params.args;
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
@@ -198,31 +243,34 @@ HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const Chun
   for (int index = place.begin; index < place.end; ++index) {
     const int step = index - place.begin, stage = step % Config::kStages;
     const ChunkEntry chunk = args.chunks[index];
-    const bf16* const q = smem.q + stage * kChunk * kK;
-    bf16* const k = smem.k + stage * kChunk * kK;
-    bf16* const v = smem.v + stage * kChunk * kV;
-    bf16* const scores = smem.scores + step % 2 * kChunk * kChunk;
+    const bf16* const scores = smem.scores + step % kScorePlaces * kChunk * kChunk;
     const DecayTables& tables = smem.tables[stage];
     MbarrierWait(smem.full + stage, static_cast<uint32_t>(step / Config::kStages & 1));
-    if (chunk.length < kChunk) {
-      ClearRows<Config>(k, kK, chunk.length);
-      ClearRows<Config>(v, kV, chunk.length);
-      NamedBarrierSync<1>(kThreads);
-    }
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
     SaveCheckpoint<Config, kOutTokens>(state, stage_out, params, place, index, rows);
-    IntraTile<Config>(scores, nullptr, q, k, tables, args.scale);
-    FenceProxyAsync();
-    NamedBarrierSync<1>(kThreads);
     float out[kChunk / 8][4];
-    InterOutputOfWarpgroup<Config>(out, state, q, tables);
+    uint32_t rounded[kK / 16][4], v[kChunk / 16][4], scaled_v[kChunk / 16][4];
+    BeginInterOutput<Config>(out, rounded, state, smem.q + stage * kChunk * kK);
+    MbarrierWait(smem.scored + step % kScorePlaces, static_cast<uint32_t>(step / kScorePlaces & 1));
+    LoadValues<Config>(v, scaled_v, smem.v + stage * kChunk * kV, tables.outgoing_scaled);
     Scale(state, tables.transition);
-    AddChunk<Config>(out, state, k, v, scores, tables.outgoing_scaled);
-    __syncwarp();
-    if (LaneId() == 0) MbarrierArrive(smem.empty + stage);
+    WgmmaWait<0>();
+    FenceRegisters(TileOf(out));
+    KeepRegisters(rounded);
+    ScaleAccumulatorColumns(out, tables.incoming);
+    BeginChunk<Config>(out, state, v, scaled_v, smem.k + stage * kChunk * kK, scores);
+    WgmmaWait<1>();
+    FenceRegisters(TileOf(out));
     const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
                                place.head, place.slice * kV, args.head_dim_v);
     StoreTokens<kOutTokens>(out, stage_out, target, chunk.length, WarpId() * 16);
+    WgmmaWait<0>();
+#pragma unroll
+    for (int piece = 0; piece < kK / 64; ++piece) FenceRegisters(TileOf(state + 8 * piece));
+    KeepRegisters(v);
+    KeepRegisters(scaled_v);
+    __syncwarp();
+    if (LaneId() == 0) MbarrierArrive(smem.empty + stage);
   }
   if (args.final_state != nullptr && place.stops)
     StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,
@@ -241,32 +289,39 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   HL_DYNAMIC_SMEM(raw);
   HL_SHARED(full, uint64_t[Config::kStages]);
   HL_SHARED(empty, uint64_t[Config::kStages]);
+  HL_SHARED(scored, uint64_t[kScorePlaces]);
   SmemCarver carver(raw);
   WarpgroupScanShared<Config> smem;
   smem.q = carver.Take<bf16, 1024>(Config::kStages * kChunk * Config::kK);
   smem.k = carver.Take<bf16, 1024>(Config::kStages * kChunk * Config::kK);
   smem.v = carver.Take<bf16, 1024>(Config::kStages * kChunk * Config::kV);
-  smem.scores = carver.Take<bf16, 1024>(2 * kChunk * kChunk);
+  smem.scores = carver.Take<bf16, 1024>(kScorePlaces * kChunk * kChunk);
   smem.out = carver.Take<bf16>(kOutTokens * Config::kV);
   smem.tables = carver.Take<DecayTables>(Config::kStages);
   smem.full = full;
   smem.empty = empty;
+  smem.scored = scored;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
       MbarrierInit(full + stage, 2);  // with the bytes, and with the tables
       MbarrierInit(empty + stage, Config::kWarps);
     }
+    for (int i = 0; i < kScorePlaces; ++i) MbarrierInit(scored + i, Config::kScoreWarps);
     MbarrierInitFence();
   }
-  for (int i = thread; i < 2 * kChunk * kChunk / 8; i += Config::kThreads)
+  for (int i = thread; i < kScorePlaces * kChunk * kChunk / 8; i += Config::kThreads)
     *reinterpret_cast<uint4*>(smem.scores + 8 * i) = make_uint4(0, 0, 0, 0);
   FenceProxyAsync();
   __syncthreads();
   const Place place = PlaceOf(params.args, params.shape, params.checkpoint_every);
   if (WarpgroupId() == Config::kWarps / 4) {
-    GiveRegisters<Config::kLoaderRegisters>();
-    if (FreshWarpId() == Config::kWarps) ProduceChunks<Config>(smem, params, maps, place);
+    GiveRegisters<Config::kOtherRegisters>();
+    if (FreshWarpId() == Config::kWarps) {
+      ProduceChunks<Config>(smem, params, maps, place);
+    } else {
+      ScoreChunks<Config>(smem, params, place);
+    }
   } else {
     TakeRegisters<Config::kOwnRegisters>();
     ConsumeChunks<Config>(smem, params, place);
