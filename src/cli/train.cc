@@ -53,11 +53,13 @@ void TellVocabulary(const train::RunConfig& config, std::ostream& out) {
 
 // How many ranks this process is.
 int RanksHere(const train::RunConfig& config, const TrainOptions& options) {
-  constexpr int kMost = 1024;
+  // Under a launcher a group has a communicator of MPI for each pair of ranks that two processes
+  // may be, and MPI has some ten thousand.
+  const int most = ReadLauncherEvidence().world_size > 1 ? 16 : 1024;
   const int ranks = config.parallel.ranks_of_process();
-  HL_CHECK_AS(ExitCode::kUsage, ranks <= kMost / options.local_ranks, "--local-ranks ",
+  HL_CHECK_AS(ExitCode::kUsage, ranks <= most / options.local_ranks, "--local-ranks ",
               options.local_ranks, " times parallel.slices / parallel.sp, ", ranks,
-              ", are the threads of one process; at most ", kMost, " would work");
+              ", are the ranks of one process; at most ", most, " would work");
   return options.local_ranks * ranks;
 }
 

@@ -16,17 +16,18 @@
 namespace halflife::cli {
 namespace {
 
-void SetThreads(int threads, const dist::RankContext& context) {
-  // OMP_NUM_THREADS is LibTorch's own word for it: a launcher that set it, for the process, is
-  // believed.
-  if (threads == 0) {
-    const int here =
-        std::getenv("OMP_NUM_THREADS") != nullptr
-            ? at::get_num_threads() / context.ranks_in_process()
-            : static_cast<int>(std::thread::hardware_concurrency()) / context.local_size();
-    threads = std::max(1, here);
+// Of this rank; 0: as LibTorch has it.
+int ThreadsOf(const train::RunConfig& config, const dist::RankContext& context) {
+  if (config.train.threads > 0) return config.train.threads;
+  // Bits depend on their number, and that must not follow from the mesh.
+  if (config.parallel.slices > 0) return 1;
+  // LibTorch's own word for it: a launcher that set it, for the process, is believed.
+  if (const char* const of_process = std::getenv("OMP_NUM_THREADS"); of_process != nullptr) {
+    const int ranks = context.ranks_in_process();
+    return ranks == 1 ? 0 : std::max(1, std::atoi(of_process) / ranks);
   }
-  at::set_num_threads(threads);
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, cores / context.local_size());
 }
 
 // With device 'auto' a host without a visible GPU would wait for the others in the wrong
@@ -52,10 +53,10 @@ Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolde
                .world_size = one_process ? 1 : context.world_size(),
                .console_level = log::ParseLevel(config.log.level),
                .file = folder.LogFile(context.rank())});
+  RequireSameDevice(device, context);  // no rank of this process goes on before its log is there
   context.flight().KeepIn(folder.FlightFolder(), folder.attempt());
-  SetThreads(config.train.threads, context);
-  PrepareHeap();
-  RequireSameDevice(device, context);
+  if (const int threads = ThreadsOf(config, context); threads > 0) at::set_num_threads(threads);
+  if (context.rank_in_process() == 0) PrepareHeap();
   train::RequireSlicesOn(device, config);
   if (device.is_cuda() && config.train.precision == "fp32" && context.rank() == 0)
     HL_WARN("train",

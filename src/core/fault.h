@@ -1,4 +1,5 @@
-// Named fault points, so that tests can kill, stall or fail a process exactly where it hurts.
+// Named fault points, so that tests can kill, stall or fail a process exactly where it hurts. Hits
+// are of the process, whichever of its ranks comes by, and `rank` is the launcher's number of it.
 // Armed by HL_FAULT=point:action:nth[:rank], e.g. HL_FAULT=ckpt.p4.rename:kill:2:0 (main reads it
 // once). Actions: kill (SIGKILL), exit (code 3, no destructors), stall (sleeps until killed), throw
 // (internal Error), enospc, eio (Error with that errno's words and the code of the call site).

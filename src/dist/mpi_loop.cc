@@ -246,6 +246,7 @@ std::string MpiEngine::Loop::MissingPeers(const MpiJob& job) const {
       (message.receive ? silent : deaf).insert(WorldRank(message));
   }
   const std::set<int>& missing = silent.empty() ? deaf : silent;
+  if (missing.empty() && job.split) return "; another rank has not come to it";
   if (missing.empty()) return "; it queues behind an earlier operation of its group";
   return Concat(silent.empty() ? "; not taken by rank " : "; nothing came from rank ",
                 JoinRanks({missing.begin(), missing.end()}));

@@ -114,7 +114,11 @@ TEST_F(MeshRuns, OfEqualSlicesAnyMeshGoesOnFromAnyOtherWithEqualBits) {
   for (size_t i = 0; i < std::size(kMeshes); ++i) {
     const Mesh &from = kMeshes[i], &to = kMeshes[(i + 1) % std::size(kMeshes)];
     const std::string run = Concat("sliced_", from.name(), "_to_", to.name());
-    ASSERT_EQ(Train(run, from, {{"HL_FAULT", "train.step:kill:13:0"}}, sliced).exit_code, 137);
+    // As step 13 begins: hits are of all ranks of the process.
+    const int ranks_here = 4 / from.sp;
+    const std::string kill = Concat("train.step:kill:", 12 * ranks_here + 1, ":0");
+    ASSERT_EQ(Train(run, from, {{"HL_FAULT", kill}}, sliced).exit_code, 137);
+    EXPECT_TRUE(std::filesystem::exists(fixture->path(run) / "ckpt/step_000000000010")) << run;
     const RunResult resumed = Train(run, to, {}, sliced);
     ASSERT_EQ(resumed.exit_code, 0) << run << resumed.err;
     ExpectEqualBits("sliced", run);
@@ -162,6 +166,13 @@ TEST_F(MeshRuns, RanksAsThreadsFailOnce) {
                                          .flags = {"--local-ranks", "4"},
                                          .env = {{"HL_FAULT", "train.step:throw:3"}}});
   EXPECT_EQ(failed.exit_code, 70) << failed.err;
+  // A rank that never comes back, outside of a collective: nobody waits for it to end.
+  const RunResult stalled = fixture->Run({.run = "stalled",
+                                          .set = {"comm.timeout_s=2"},
+                                          .flags = {"--local-ranks", "4"},
+                                          .env = {{"HL_FAULT", "train.step:stall:6"}}});
+  EXPECT_EQ(stalled.exit_code, 71) << stalled.err;
+  EXPECT_NE(stalled.err.find("timeout"), std::string::npos) << stalled.err;
   for (const char* rank : {"0", "1"}) {
     const RunResult of_two =
         fixture->Run({.run = Concat("failed_", rank),

@@ -78,14 +78,15 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
               config.data.seq_len, ", beyond ", model.LimitOfPositions(),
               "; a data.seq_len of at most ", most, " would work");
   const std::string whole = model.LayerOfWholeRows();
-  HL_CHECK_AS(ExitCode::kUsage, config.parallel.row_ranks() == 1 || whole.empty(), "parallel.sp ",
-              config.parallel.row_ranks(), ": ", whole,
-              " mixes whole rows and cannot have one on several ranks; parallel.sp 1, or a mixer "
+  const ParallelConfig& parallel = config.parallel;
+  const char* const field = parallel.row_field();
+  HL_CHECK_AS(ExitCode::kUsage, parallel.row_ranks() == 1 || whole.empty(), field, " ",
+              parallel.row_ranks(), ": ", whole,
+              " mixes whole rows and cannot have one on several ranks; ", field, " 1, or a mixer ",
               "with a state that passes on, e.g. gla, would work");
-  HL_CHECK_AS(ExitCode::kUsage, config.parallel.row_ranks() == 1 || !model.objective().classifier(),
-              "parallel.sp ", config.parallel.row_ranks(), ": objective ",
-              config.model.objective.name(),
-              " reads whole documents, and no rank would have one; parallel.sp 1 would work");
+  HL_CHECK_AS(ExitCode::kUsage, parallel.row_ranks() == 1 || !model.objective().classifier(), field,
+              " ", parallel.row_ranks(), ": objective ", config.model.objective.name(),
+              " reads whole documents, and no rank would have one; ", field, " 1 would work");
   RequireTold(config.data.positions, model);
   if (dataset == nullptr) return;
   const std::string layer = model.LayerOfOneDocument();

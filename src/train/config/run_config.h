@@ -95,6 +95,7 @@ struct ParallelConfig {
   // The ranks of a row, each with a slice of it: what is computed, and all sums, follow from these.
   // Where they are more than sp, a process is several of them, on as many threads.
   int row_ranks() const { return slices > 0 ? slices : sp; }
+  const char* row_field() const { return slices > 0 ? "parallel.slices" : "parallel.sp"; }
   bool has_whole_slices() const { return sp >= 1 && row_ranks() >= 1 && row_ranks() % sp == 0; }
   int ranks_of_process() const { return has_whole_slices() ? row_ranks() / sp : 1; }
   // Gradients of each micro-batch are summed over ranks, a row's slices first, before micro-batches

@@ -115,14 +115,17 @@ void CheckGraphs(const RunConfig& c, int world_size, Problems& problems) {
 
 void CheckRowRanks(const RunConfig& c, int world_size, Problems& problems) {
   const ParallelConfig& p = c.parallel;
-  const bool whole = p.slices == 0 || (p.slices > 0 && p.has_whole_slices());
+  const bool whole = p.slices == 0 || p.sp < 1 || (p.slices > 0 && p.has_whole_slices());
   problems.Require(whole, "parallel.slices", p.slices,
                    Concat("0 (parallel.sp, ", p.sp, ") or a multiple of it"));
   if (!whole) return;
-  const char* const field = p.slices > 0 ? "parallel.slices" : "parallel.sp";
-  problems.Require(p.row_ranks() >= 1 && world_size % p.row_ranks() == 0, field, p.row_ranks(),
-                   Concat("a divisor of the number of ranks, ", world_size));
-  problems.Require(p.row_ranks() <= c.data.seq_len, field, p.row_ranks(),
+  problems.Require(p.slices == 0 || p.grad_reduce == "fp32", "parallel.grad_reduce", p.grad_reduce,
+                   "fp32 beside parallel.slices: rounded sums would follow from the mesh");
+  const int processes = world_size / p.ranks_of_process();
+  problems.Require(
+      p.sp >= 1 && processes % p.sp == 0, "parallel.sp", p.sp,
+      Concat("a divisor of the number of ", p.slices > 0 ? "processes" : "ranks", ", ", processes));
+  problems.Require(p.row_ranks() <= c.data.seq_len, p.row_field(), p.row_ranks(),
                    Concat("at most data.seq_len, ", c.data.seq_len));
 }
 

@@ -179,6 +179,7 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   const bool replays = graph_ && (index < count - 1 || context_.world_size() == 1);
   losses_.push_back(replays ? Replayed(tensors, index, count) : Launched(tensors, index, count));
   if (sum_) {
+    Enter("reduce");
     FinishSums(result);
     sum_->Join(index, count);
   }

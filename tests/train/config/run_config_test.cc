@@ -220,8 +220,12 @@ TEST(RunConfig, SlicesOfRows) {
                   "parallel.slices: 3; use 0 (parallel.sp, 2) or a multiple of it");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=-4"}), 1), ExitCode::kUsage,
                   "parallel.slices: -4; use 0 (parallel.sp, 1) or a multiple of it");
-  EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=4"}), 6), ExitCode::kUsage,
-                  "parallel.slices: 4; use a divisor of the number of ranks, 6");
+  EXPECT_HL_ERROR(Validate(Parse({"parallel.sp=2", "parallel.slices=4"}), 6), ExitCode::kUsage,
+                  "parallel.sp: 2; use a divisor of the number of processes, 3");
+  EXPECT_HL_ERROR(Validate(Parse({"parallel.sp=0", "parallel.slices=4"}), 1), ExitCode::kUsage,
+                  "parallel.sp: 0");
+  EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=2", "parallel.grad_reduce=bf16"}), 2),
+                  ExitCode::kUsage, "parallel.grad_reduce: bf16; use fp32 beside parallel.slices");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=1", "train.cuda_graphs=true"}), 1),
                   ExitCode::kUsage, "false beside parallel.slices");
 }

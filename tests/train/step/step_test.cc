@@ -332,7 +332,7 @@ TEST_F(StepTest, SharesOfGradientsChangeNoBitOfOneMicroBatch) {
   }
 }
 
-// Rows in four slices on one, two and four groups of ranks, of four, two and one micro-batches each.
+// Rows in four slices, on one, two and four groups of ranks of four, two and one micro-batches.
 TEST_F(StepTest, OfEqualSlicesNoMeshChangesABit) {
   const auto train = [](int row_groups, int stage) {
     return Train(4 * row_groups, 6, {"parallel.slices=4", Concat("parallel.zero_stage=", stage)});

@@ -53,8 +53,8 @@ HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttenti
 }
 
 // scores_rs = scale c_s w_rs q_r k_s for s <= r, and 0, in one tile of 16 x 16. Tiles of q and k
-// wider than kTileColumns lie in pieces [C, kTileColumns]. Normalised, `sums` of the lane's two rows
-// grow by its columns' scores.
+// wider than kTileColumns lie in pieces [C, kTileColumns]. Normalised, `sums` of the lane's two
+// rows grow by its columns' scores.
 template <typename Config>
 HL_DEVICE void ScoreTile(bf16* scores, [[maybe_unused]] float (&sums)[2], const bf16* q,
                          const bf16* k, const DecayTables& tables, float scale, int lane,
