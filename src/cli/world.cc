@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -31,7 +32,7 @@ void AddFlight(dist::RankContext& context, Failure* failure) {
       Concat("; ", late, " (more: `halflife inspect ", record.parent_path().string(), "`)");
 }
 
-// Of the ranks of this process.
+// What the ranks of this process, of several processes' world, know of each other's end.
 struct Ending {
   std::atomic<bool> has_cause{false};  // one of them knows why, and will end the process
   std::mutex speaking;
@@ -58,25 +59,6 @@ struct Ending {
   std::abort();  // not reached; gcc does not see [[noreturn]] through a virtual call
 }
 
-// One rank of several processes, or of one that is alone: what it throws there its caller tells.
-ExitCode RunRank(dist::RankContext& context, const WorldBody& body, Ending& ending) {
-  // A rank that writes to the socket of one that has just died would end by the signal, before it
-  // can say why.
-  if (context.world_size() > 1) std::signal(SIGPIPE, SIG_IGN);
-  std::exception_ptr thrown;
-  std::filesystem::path abort_dir;
-  try {
-    const ExitCode code = body(context, abort_dir);
-    context.flight().Discard();
-    return code;
-  } catch (...) {
-    context.flight().Fail(DescribeFailure(std::current_exception()).text);
-    if (context.world_size() == 1) throw;
-    thrown = std::current_exception();
-  }
-  EndWorld(context, DescribeFailure(thrown), abort_dir, ending);
-}
-
 // A thread that hangs outside of a collective would be waited for, for ever.
 void EndUnlessAllFollow(const Failure& failure) {
   static constexpr auto kGrace = std::chrono::seconds(5);
@@ -88,19 +70,28 @@ void EndUnlessAllFollow(const Failure& failure) {
   }).detach();
 }
 
-// One rank of a world of threads.
-ExitCode RunThread(dist::RankContext& context, const WorldBody& body, Ending&) {
+// One rank of a world of threads leaves its words: the caller of them all tells the cause, once.
+void LeaveThreads(dist::RankContext& context, Failure failure,
+                  const std::filesystem::path& abort_dir) {
+  AddFlight(context, &failure);
+  train::RecordAbort(abort_dir, context.rank(), failure.text, failure.is_consequence);
+  if (!failure.is_consequence) EndUnlessAllFollow(failure);
+}
+
+// What else is done of a rank's failure, before its caller meets what it threw; may end the process.
+using OnFailure = std::function<void(dist::RankContext& context, const Failure& failure,
+                                     const std::filesystem::path& abort_dir)>;
+
+ExitCode RunRank(dist::RankContext& context, const WorldBody& body, const OnFailure& on_failure) {
   std::filesystem::path abort_dir;
   try {
     const ExitCode code = body(context, abort_dir);
     context.flight().Discard();
     return code;
-  } catch (...) {  // the caller speaks of it, once
-    Failure failure = DescribeFailure(std::current_exception());
+  } catch (...) {
+    const Failure failure = DescribeFailure(std::current_exception());
     context.flight().Fail(failure.text);
-    AddFlight(context, &failure);
-    train::RecordAbort(abort_dir, context.rank(), failure.text, failure.is_consequence);
-    if (!failure.is_consequence) EndUnlessAllFollow(failure);
+    on_failure(context, failure, abort_dir);
     throw;
   }
 }
@@ -112,20 +103,28 @@ ExitCode RunInWorld(double timeout_s, const WorldBody& body, int ranks_here) {
   const dist::RankConfig config = {.timeout_s = timeout_s,
                                    .build = Concat("halflife ", build.version, " ", build.git_hash,
                                                    ", LibTorch ", TORCH_VERSION)};
-  Ending ending;
-  if (ranks_here == 1) return RunRank(*dist::RankContext::Create(config), body, ending);
   const LauncherEvidence evidence = ReadLauncherEvidence();
+  // A rank that writes to the socket of one that has just died would end by the signal, before it
+  // can say why.
+  if (evidence.world_size > 1) std::signal(SIGPIPE, SIG_IGN);
+  Ending ending;
+  const auto on_failure = [&](dist::RankContext& context, const Failure& failure,
+                              const std::filesystem::path& abort_dir) {
+    const int others = context.world_size() - context.ranks_in_process();
+    if (others > 0) EndWorld(context, failure, abort_dir, ending);
+    if (context.world_size() > 1) LeaveThreads(context, failure, abort_dir);
+  };
+  if (ranks_here == 1) return RunRank(*dist::RankContext::Create(config), body, on_failure);
+
   ExitCode code = ExitCode::kFinished;  // all ranks return the same
-  const auto run_with = [&](const auto& run_one) {
-    return [&](dist::RankContext& context) {
-      const ExitCode own = run_one(context, body, ending);
-      if (context.rank_in_process() == 0) code = own;
-    };
+  const auto run_rank = [&](dist::RankContext& context) {
+    const ExitCode own = RunRank(context, body, on_failure);
+    if (context.rank_in_process() == 0) code = own;
   };
   if (evidence.world_size == 1) {
-    dist::RunLocalRanks(ranks_here, config, run_with(RunThread));
+    dist::RunLocalRanks(ranks_here, config, run_rank);
   } else {
-    dist::RunMpiRanks(ranks_here, config, evidence, run_with(RunRank));
+    dist::RunMpiRanks(ranks_here, config, evidence, run_rank);
   }
   return code;
 }
