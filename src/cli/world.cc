@@ -78,7 +78,8 @@ void LeaveThreads(dist::RankContext& context, Failure failure,
   if (!failure.is_consequence) EndUnlessAllFollow(failure);
 }
 
-// What else is done of a rank's failure, before its caller meets what it threw; may end the process.
+// What else is done of a rank's failure, before its caller meets what it threw; may end the
+// process.
 using OnFailure = std::function<void(dist::RankContext& context, const Failure& failure,
                                      const std::filesystem::path& abort_dir)>;
 
