@@ -82,7 +82,25 @@ void Land(Block& block, int index) {
   Mbarrier& barrier = FindMbarrier(copy.mbarrier, "a TMA load's bytes", copy.place);
   SyncRelease(&barrier.sync[barrier.phase % 4]);
   barrier.pending_bytes -= bytes;
+  block.bulk[index].mbarrier = nullptr;
+  --block.num_bulk;
   Progress(block, barrier);
+}
+
+bool IsInFlight(const BulkCopy& copy) { return copy.mbarrier != nullptr; }
+
+// Of those in flight the first, the last or any, as the order of threads is.
+int NextToLand(Block& block) {
+  int found = -1, seen = 0;
+  for (int i = 0; i < kMaxBulkCopies; ++i) {
+    if (!IsInFlight(block.bulk[i])) continue;
+    const Order order = block.launch->order;
+    ++seen;
+    if (found < 0 || order == Order::kReverse ||
+        (order == Order::kRandom && NextRandom(block) % static_cast<uint64_t>(seen) == 0))
+      found = i;
+  }
+  return found;
 }
 
 }  // namespace
@@ -164,27 +182,30 @@ void TmaLoad2d(void* smem, const TensorMap& map, const void* address, int col, i
   if (block.num_bulk == kMaxBulkCopies) {
     Fail(place, "more than %d TMA loads in flight", kMaxBulkCopies);
   }
-  const int index = block.num_bulk++;
+  int index = 0;
+  while (IsInFlight(block.bulk[index])) ++index;
+  ++block.num_bulk;
   block.bulk[index] = {target, map, address, col, row, place};
   for (int i = 0; i < bytes; i += 16) StoreUnit(block, target + i, kOnes);
   ASAN_POISON_MEMORY_REGION(target, static_cast<size_t>(bytes));
+  block.counts.copied_bytes += bytes;
   SyncRelease(&block.bulk_sync[index]);
   if (block.launch->order == Order::kRandom && NextRandom(block) % 4 == 0) {
     Land(block, index);
-    --block.num_bulk;
   }
 }
 
 bool LandBulkCopies(Block& block) {
   if (block.num_bulk == 0) return false;
-  for (int i = 0; i < block.num_bulk; ++i) Land(block, i);
-  block.num_bulk = 0;
+  const void* const mbarrier = block.bulk[NextToLand(block)].mbarrier;
+  for (int i = 0; i < kMaxBulkCopies; ++i)
+    if (block.bulk[i].mbarrier == mbarrier) Land(block, i);
   return true;
 }
 
 void CheckNoBulkCopies(Block& block) {
   if (block.num_bulk > 0) {
-    Fail(block.bulk[0].place,
+    Fail(block.bulk[NextToLand(block)].place,
          "the block ends with %d TMA loads in flight, the first from this line; wait on their "
          "mbarrier",
          block.num_bulk);

@@ -227,11 +227,11 @@ struct Mbarrier {
 };
 
 struct BulkCopy {
-  unsigned char* smem;
-  TensorMap map;
-  const void* mbarrier;
-  int col, row;
-  Place place;
+  unsigned char* smem = nullptr;
+  TensorMap map = {};
+  const void* mbarrier = nullptr;  // null: of no copy in flight
+  int col = 0, row = 0;
+  Place place = {};
 };
 
 struct Launch;
@@ -319,6 +319,6 @@ void LaneExits(Block& block, Fiber& fiber);
 void CheckNoCopies(Fiber& fiber);
 void CheckNoWgmmas(Fiber& fiber);
 void CheckNoBulkCopies(Block& block);
-bool LandBulkCopies(Block& block);  // false: there were none
+bool LandBulkCopies(Block& block);  // those of one mbarrier; false: there were none
 
 }  // namespace halflife::kernels::emu

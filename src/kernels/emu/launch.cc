@@ -22,13 +22,14 @@ namespace {
 
 // Of blocks that have ended, on any worker. A mutex would order the blocks for ThreadSanitizer.
 struct Totals {
-  std::atomic<int64_t> blocks{0}, copied_bytes{0}, ldmatrix_bytes{0}, mma{0}, barriers{0};
+  std::atomic<int64_t> blocks{0}, copied_bytes{0}, ldmatrix_bytes{0}, mma{0}, wgmma{0}, barriers{0};
 
   void Add(const Counts& block) {
     ++blocks;
     copied_bytes += block.copied_bytes;
     ldmatrix_bytes += block.ldmatrix_bytes;
     mma += block.mma;
+    wgmma += block.wgmma;
     barriers += block.barriers;
   }
 };
@@ -299,7 +300,8 @@ int64_t NumberOf(const char* variable, int64_t fallback) {
 }  // namespace
 
 Counts CountsSoFar() {
-  return {totals.blocks, totals.copied_bytes, totals.ldmatrix_bytes, totals.mma, totals.barriers};
+  return {totals.blocks, totals.copied_bytes, totals.ldmatrix_bytes,
+          totals.mma,    totals.wgmma,        totals.barriers};
 }
 
 void RunErased(dim3 grid, dim3 block, int smem_bytes, const char* name, void (*body)(void*),

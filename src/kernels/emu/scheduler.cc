@@ -150,7 +150,8 @@ Fiber& PickNext() {
         }
         break;
     }
-    // Bulk copies land at the latest moment: when nothing else can happen.
+    // Bulk copies land at the latest moment: when nothing else can happen, and then those of one
+    // mbarrier alone.
   } while (next < 0 && LandBulkCopies(block));
   if (next < 0) ReportDeadlock();
   block.ready.Remove(next);

@@ -119,6 +119,7 @@ Wgmma& Issue(float* d, uint64_t desc_b, bool b_of_rows, Place place) {
   if (self.num_wgmmas == kMaxWgmmas) {
     Fail(place, "more than %d wgmmas in flight in one thread; wait for some", kMaxWgmmas);
   }
+  if (self.linear % 128 == 0) ++block.counts.wgmma;
   bool first = true;
   for (int i = 0; i < self.num_wgmmas; ++i) first &= self.wgmmas[i].accumulator != d;
   Wgmma& op = self.wgmmas[self.num_wgmmas++];
