@@ -1,0 +1,34 @@
+"""What ranks cost a run that has one: the real trainer alone and under `mpirun -n 1`, as JSON.
+
+    python3 bench/ranks/world_of_one.py --data quickstart/dataset-XXXX --pairs 5
+
+Alone it starts no MPI; under mpirun all sums, barriers and exchanges are those of a world of one rank. `slower` is what
+the second takes more, of medians of steps' times; `exposed_comm_share` of either is the share of a step that waits for
+other ranks.
+"""
+
+import json
+
+from training import compare, model_parser, model_settings, train
+
+
+def main() -> None:
+    options = model_parser(__doc__, layers=4, batch=4).parse_args()
+    settings = {
+        **model_settings(options),
+        "train.global_batch": options.batch,
+        "train.micro_batch": options.batch,
+        "log.tensorboard": "false",
+    }
+
+    def run(*prefix: str) -> dict:
+        return train(options.binary, ranks=1, threads=1, settings=settings, prefix=prefix)
+
+    sides = {"alone": run, "mpirun -n 1": lambda: run("mpirun", "-n", "1", "--bind-to", "none")}
+    results = compare(sides, options.pairs)
+    slower = results["mpirun -n 1"]["step_ms"] / results["alone"]["step_ms"] - 1
+    print(json.dumps({"slower": slower, **results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
