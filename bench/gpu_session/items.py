@@ -42,12 +42,12 @@ class Item:
         return re.sub(r"[^A-Za-z0-9.-]+", "_", self.name.replace("/", "-"))
 
 
-# Without the scans that Hopper alone can run (docs/running_on_a_cluster.md).
+# Without the kernels that Hopper alone can run (docs/running_on_a_cluster.md).
 NO_HOPPER = ("env", "HALFLIFE_WARPGROUPS=0")
 
 
 def _by_warps(item: Item) -> Item:
-    """The same once more by the scans of every GPU; on others than Hopper, and in other shapes, as before."""
+    """The same once more by the kernels of every GPU; on others than Hopper, and in other shapes, as before."""
     return dataclasses.replace(item, name=f"{item.name}, by warps", before=(*NO_HOPPER, *item.before))
 
 

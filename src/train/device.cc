@@ -19,7 +19,7 @@ namespace {
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr kernels::DeviceLimits kHopper = {
-    .is_cuda = true, .num_sms = 132, .shared_memory_bytes = 227 << 10};
+    .is_cuda = true, .num_sms = 132, .shared_memory_bytes = 227 << 10, .warpgroups = true};
 constexpr kernels::DeviceLimits kAmpere = {
     .is_cuda = true, .num_sms = 108, .shared_memory_bytes = 163 << 10};
 
@@ -147,6 +147,7 @@ kernels::DeviceLimits GpuLimits([[maybe_unused]] Device device) {
   if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index) == cudaSuccess) {
     limits.num_sms = properties.multiProcessorCount;
     limits.shared_memory_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
+    limits.warpgroups = properties.major == 9;
   }
 #endif
   return limits;

@@ -39,9 +39,10 @@ RULES = {
     "pairs::KeyGradientKernel": MMA,
     "pairs::BiasGradientKernel": MMA,
     "WarpgroupScanKernel": MMA[:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
+    "WarpgroupGradientsKernel": MMA[1:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
 }
 # Kernels that have a body for one architecture alone.
-ONLY_FOR = {"WarpgroupScanKernel": "sm_90a"}
+ONLY_FOR = {"WarpgroupScanKernel": "sm_90a", "WarpgroupGradientsKernel": "sm_90a"}
 # Kernels whose loop over tiles, the innermost with a barrier of the block and products, reads global memory by
 # asynchronous copies, and the most other loads in it: any that a tile wants would be waited for in every tile. These
 # are the entry of a chunk, 24 bytes, which is there a chunk before it is used.

@@ -148,7 +148,8 @@ struct DecayAttentionPlan {
   int stretch_chunks = 1 << 30;
   bool is_cuda = false;
   DecayBlock forward, backward;
-  bool forward_warpgroups = false;  // CUDA: the forward's products are those of warpgroups
+  // CUDA: products are those of warpgroups, and backward all chunks go side by side.
+  bool forward_warpgroups = false, backward_warpgroups = false;
 };
 // A pure function of shape, device and request; throws Error (exit 2) naming every problem of the
 // shape.

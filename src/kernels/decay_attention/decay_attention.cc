@@ -105,7 +105,8 @@ struct Call {
 };
 
 #ifdef HALFLIFE_WITH_CUDA
-// HALFLIFE_WARPGROUPS=0 has the scans of other GPUs, whose bits are the same.
+// HALFLIFE_WARPGROUPS=0 has the kernels of other GPUs: forward the same bits, gradients but for
+// rounding the same.
 bool WantsWarpgroups() {
   static const bool wants = [] {
     const char* const given = std::getenv("HALFLIFE_WARPGROUPS");

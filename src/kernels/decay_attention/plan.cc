@@ -176,7 +176,7 @@ void ChooseDeviceTurns(const DecayAttentionArgs& args, const DeviceLimits& limit
   plan.backward_turns =
       cuda::ChooseTurns(args,
                         {heads * cuda::SlicesOf(args, plan.backward).count(),
-                         slots(cuda::BackwardCost(args, plan.backward, shared).blocks_per_sm)},
+                         slots(cuda::BackwardCost(args, plan, shared).blocks_per_sm)},
                         backward_bytes);
 }
 
@@ -201,13 +201,18 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
       num_states * cuda::SlicesOf(args, plan.forward).count() < limits.num_sms)
     plan.forward.v = 64;
   plan.forward_warpgroups = limits.warpgroups && cuda::WarpgroupsTake(args, plan.forward);
+  plan.backward_warpgroups = limits.warpgroups && cuda::BackwardWarpgroupsTake(args, plan.backward);
   ChooseDeviceTurns(args, limits, plan);
+  if (plan.backward_warpgroups &&
+      cuda::BackwardWorkspaceBytes(args, plan) > cuda::WorkspaceLimit(args)) {
+    plan.backward_warpgroups = false;  // one row's states of all chunks are too many
+    ChooseDeviceTurns(args, limits, plan);
+  }
   const int64_t shared = limits.shared_memory_bytes;
   plan.num_segments = ChooseSegments(LargestTurnOf(args, plan.forward_turns), limits,
                                      cuda::ForwardCost(args, plan.forward, shared), plan.forward);
-  plan.backward_segments =
-      ChooseSegments(LargestTurnOf(args, plan.backward_turns), limits,
-                     cuda::BackwardCost(args, plan.backward, shared), plan.backward);
+  plan.backward_segments = ChooseSegments(LargestTurnOf(args, plan.backward_turns), limits,
+                                          cuda::BackwardCost(args, plan, shared), plan.backward);
 }
 
 cpu::SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,

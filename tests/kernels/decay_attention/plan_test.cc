@@ -14,8 +14,22 @@
 namespace halflife::kernels {
 namespace {
 
-constexpr DeviceLimits kHopper = {true, 132, 232448}, kAmpere = {true, 108, 166912},
-                       kAda = {true, 142, 101376};
+// kHopper goes by warps, kWarpgroups is the same by its own instructions.
+constexpr DeviceLimits kHopper = {true, 132, 232448}, kWarpgroups = {true, 132, 232448, true},
+                       kAmpere = {true, 108, 166912}, kAda = {true, 142, 101376};
+
+// Heads side by side in rows without gaps.
+void SetStrides(DecayAttentionArgs& args) {
+  const auto set = [&](TensorView& view, int heads, int dim) {
+    view.stride_h = dim;
+    view.stride_t = int64_t{1} * heads * dim;
+    view.stride_b = view.stride_t * args.seq_len;
+  };
+  set(args.q, args.num_q_heads, args.head_dim_k);
+  set(args.k, args.num_k_heads, args.head_dim_k);
+  set(args.v, args.num_v_heads, args.head_dim_v);
+  set(args.out, args.num_heads, args.head_dim_v);
+}
 
 DecayAttentionArgs Shape(int B, int T, int H, int D) {
   DecayAttentionArgs args;
@@ -266,13 +280,42 @@ DecayAttentionArgs ArgsOf(const WorkspaceShape& shape) {
   args.norm_kind = shape.norm;
   args.log_decay.data = &decay;
   args.q.dtype = args.k.dtype = args.v.dtype = args.out.dtype = shape.dtype;
+  SetStrides(args);
   return args;
+}
+
+// By warpgroups a backward keeps S and R of every chunk, unless a row alone has too many of them.
+TEST(DecayAttentionPlan, BackwardByWarpgroups) {
+  float decay = 0;
+  DecayAttentionArgs args = HalfShape(2, 16384, 16, 128);
+  args.log_decay.data = &decay;
+  args.decay_kind = DecayKind::kPerToken;
+  SetStrides(args);
+  DecayAttentionPlan plan = MakePlan(args, kWarpgroups);
+  EXPECT_TRUE(plan.forward_warpgroups && plan.backward_warpgroups);
+  EXPECT_EQ(plan.backward_turns, 1);
+  const size_t segments = size_t(2 * 16 * plan.backward_segments) * (128 * 128 + 1) * 4;
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan), segments + 2 * size_t(512 * 16) * 128 * 128 * 2);
+  EXPECT_EQ(cuda::DescribeRoute(args, plan),
+            "K 128, V 128, on tensor cores: forward in blocks of 128 x 128 by warpgroups; backward "
+            "in blocks of 128 x 128 by warpgroups");
+  // Of a short row a group's scratch is more than the states of its chunks.
+  args = ArgsOf({kToken, 1, 64, 1, 128, 128});
+  plan = MakePlan(args, kWarpgroups);
+  EXPECT_TRUE(plan.backward_warpgroups);
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan), size_t(4) * 128 * 128 * 2);
+  args = ArgsOf({kToken, 1, 131072, 8, 256, 512});
+  plan = MakePlan(args, kWarpgroups);
+  EXPECT_TRUE(plan.forward_warpgroups);
+  EXPECT_FALSE(plan.backward_warpgroups);
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan),
+            BackwardWorkspaceBytes(args, MakePlan(args, kHopper)));
 }
 
 // Segments' states aside, of which a wave or two of blocks has each one.
 TEST(DecayAttentionPlan, WorkspacesStayWithinTheirLimit) {
   for (const WorkspaceShape& shape : kWorkspaceShapes)
-    for (const DeviceLimits* device : {&kAda, &kAmpere, &kHopper}) {
+    for (const DeviceLimits* device : {&kAda, &kAmpere, &kHopper, &kWarpgroups}) {
       const DecayAttentionArgs args = ArgsOf(shape);
       DecayAttentionPlan plan = MakePlan(args, *device);
       SCOPED_TRACE(testing::Message()
@@ -293,7 +336,7 @@ TEST(DecayAttentionPlan, WorkspacesStayWithinTheirLimit) {
 TEST(DecayAttentionPlan, TurnsKeepMultiprocessorsBusy) {
   int in_turns = 0;
   for (const WorkspaceShape& shape : kWorkspaceShapes)
-    for (const DeviceLimits* device : {&kAda, &kAmpere, &kHopper}) {
+    for (const DeviceLimits* device : {&kAda, &kAmpere, &kHopper, &kWarpgroups}) {
       const DecayAttentionArgs args = ArgsOf(shape);
       const DecayAttentionPlan plan = MakePlan(args, *device);
       if (plan.backward_turns == 1 || plan.backward.k == 0) continue;

@@ -51,7 +51,7 @@ struct Device {
   kernels::DeviceLimits limits;
 };
 const Device kDevices[] = {{"sm_80", {true, 108, 163 << 10}},
-                           {"sm_90", {true, 132, 227 << 10}},
+                           {"sm_90", {true, 132, 227 << 10, /*warpgroups=*/true}},
                            {"sm_100", {true, 148, 227 << 10}},
                            {"sm_120", {true, 170, 99 << 10}}};
 
@@ -68,8 +68,16 @@ kernels::DecayAttentionArgs ArgsOf(const RunConfig& config, const std::vector<in
   args.head_dim_v = static_cast<int>(state[2]);
   args.decay_kind = decay.kind;
   args.norm_kind = decay.norm;
-  for (kernels::TensorView* view : {&args.q, &args.k, &args.v, &args.out})
-    view->dtype = DType::kBF16;
+  const auto rows = [&](int dim) {
+    kernels::TensorView view;
+    view.dtype = DType::kBF16;
+    view.stride_h = dim;
+    view.stride_t = int64_t{1} * args.num_heads * dim;
+    view.stride_b = view.stride_t * args.seq_len;
+    return view;
+  };
+  args.q = args.k = rows(args.head_dim_k);
+  args.v = args.out = rows(args.head_dim_v);
   return args;
 }
 
@@ -82,6 +90,9 @@ void ExpectTensorCores(kernels::DecayAttentionArgs args) {
     SCOPED_TRACE(device.name + ": " + kernels::cuda::DescribeRoute(args, plan));
     EXPECT_NE(kernels::cuda::ForwardRoute(args, plan), kernels::cuda::Route::kSimt);
     EXPECT_NE(kernels::cuda::BackwardRoute(args, plan), kernels::cuda::Route::kSimt);
+    EXPECT_EQ(plan.backward_warpgroups, device.limits.warpgroups &&
+                                            !IsPerChannel(args.decay_kind) &&
+                                            args.norm_kind == kernels::NormKind::kNone);
     EXPECT_LE(ForwardWorkspaceBytes(args, plan), kernels::cuda::WorkspaceLimit(args));
     EXPECT_LE(BackwardWorkspaceBytes(args, plan), kernels::cuda::WorkspaceLimit(args));
   }

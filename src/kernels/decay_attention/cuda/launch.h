@@ -65,6 +65,11 @@ inline unsigned NumTiles(const DecayAttentionArgs& args, const SegmentShape& sha
   return static_cast<unsigned>(TilesOfTurn(args, shape.num_sequences, shape.num_key_slices));
 }
 
+// Blocks, and states, of kernels that have one for each chunk of a turn and part of a state.
+inline int64_t StatesOfTurn(const DecayAttentionArgs& args, int num_sequences, int num_parts) {
+  return ChunksOfTurn(args, num_sequences) * args.num_heads * num_parts;
+}
+
 // Decays of channels: what scans multiply, of each tile by itself.
 struct ChannelOperandsParams {
   DecayAttentionArgs args;
@@ -116,6 +121,9 @@ struct ReverseScanParams {
   // [slices, num_sequences, H, num_segments] from the turn's first sequence on, slices as of
   // dlog_decay
   float* dlambda;
+  // Of gradients of all chunks side by side, whose dlambda is [slices, H, all chunks]: S before and
+  // R after each, [chunks of the turn, H, slices of K and V, kK, kV] bf16; else null.
+  void *states, *adjoints;
   // Of channels' decays: those of the turn's tiles, and what their gradients are made of, [slices
   // of V][num_tiles][ChannelProductElements].
   const void* operands;
@@ -224,6 +232,11 @@ template <int kK>
 void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
+// A backward in two launches, on sm_90 alone, of what route.h's BackwardWarpgroupsTake takes.
+template <int kK, int kV>
+void LaunchChunkStates(const ReverseScanParams& params, cudaStream_t stream);
+template <int kK, int kV>
+void LaunchWarpgroupGradients(const ReverseScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchChannelReverseScan(const ReverseScanParams& params, cudaStream_t stream);
 template <int kK, int kV>

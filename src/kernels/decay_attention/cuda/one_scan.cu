@@ -20,6 +20,8 @@ struct Instance {
   void (*channel_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
   void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
   void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
+  void (*chunk_states)(const decay::ReverseScanParams&, cudaStream_t);
+  void (*warpgroup_gradients)(const decay::ReverseScanParams&, cudaStream_t);
   void (*channel_reverse_scan)(const decay::ReverseScanParams&, cudaStream_t);
   void (*channel_gradients)(const decay::ChannelGradientsParams&, cudaStream_t);
   void (*state_scan)(const decay::StateScanParams&, cudaStream_t);
@@ -33,6 +35,8 @@ struct Instance {
    decay::LaunchChannelOperands<K>,       \
    decay::LaunchChannelScan<K, V>,        \
    decay::LaunchReverseScan<K, V>,        \
+   decay::LaunchChunkStates<K, V>,        \
+   decay::LaunchWarpgroupGradients<K, V>, \
    decay::LaunchChannelReverseScan<K, V>, \
    decay::LaunchChannelGradients<K>,      \
    decay::LaunchStateScan<K, V>,          \
@@ -170,6 +174,7 @@ Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                plan.checkpoint_every,
                IsNormalised(args),
                plan.forward_warpgroups,
+               plan.backward_warpgroups,
                {},
                {}};
   scan.args.norm_kind = NormKind::kNone;
@@ -306,12 +311,12 @@ GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentio
   if (IsPerToken(args.decay_kind)) {
     places.dlog_decay = place(grads.dlog_decay, args.num_decay_heads, slices.decays, decay_dim,
                               layout.dlog_decay, first_decay);
-  } else if (per_channel) {
-    places.dlambda = At<float>(args.workspace, layout.dlambda) + first * DecaySumsOfTiles(args);
   } else {
-    const int64_t sequences = int64_t{1} * first_part * args.num_sequences + turn.first_sequence;
-    places.dlambda = At<float>(args.workspace, layout.dlambda) +
-                     sequences * args.num_heads * BackwardOf(plan, turn).num_segments;
+    const DecaySums sums = DecaySumsOf(args, plan);
+    places.dlambda =
+        At<float>(args.workspace, layout.dlambda) + first_decay * sums.count(args.num_heads);
+    if (sums.num_sequences > 1)
+      places.dlambda += int64_t{1} * turn.first_sequence * args.num_heads * sums.pieces;
   }
   return places;
 }
@@ -331,6 +336,8 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
   params.splits_checkpoints = scan.splits_checkpoints;
   params.centre = scan.centre;
   params.group = At<char>(scan.args.workspace, layout.group);
+  params.states = At<char>(scan.args.workspace, layout.states);
+  params.adjoints = At<char>(scan.args.workspace, layout.adjoints);
   params.dq = places.dq;
   params.dk = places.dk;
   params.dv = places.dv;
@@ -343,7 +350,10 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
       decay::TilesOfTurn(scan.args, scan.turn.num_sequences, params.shape.num_key_slices);
   params.segment_states =
       SegmentStates(scan, layout.segments, &grads.dout, grads.dfinal_state, stream);
-  if (scan.per_channel()) {
+  if (scan.backward_warpgroups) {
+    instance.chunk_states(params, stream);
+    instance.warpgroup_gradients(params, stream);
+  } else if (scan.per_channel()) {
     instance.channel_reverse_scan(params, stream);
     if (params.num_tiles == 0) return;
     instance.channel_gradients({params.grads, params.shape, params.row_scales, params.products,

@@ -28,7 +28,7 @@ struct Scan {
   DecayBlock block;
   int num_segments, checkpoint_every;
   bool splits_checkpoints;
-  bool warpgroups;              // forward
+  bool warpgroups, backward_warpgroups;
   decay::RowScales row_scales;  // in reverse: of dout
   decay::Centre centre;         // in reverse
   void* operands = nullptr;     // of decays of channels: room for those of the turn's tiles

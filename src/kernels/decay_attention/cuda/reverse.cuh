@@ -107,4 +107,83 @@ HL_DEVICE void CopyAdjoint(bf16* copy, const float (&adjoint)[Config::kV / 8][4]
   }
 }
 
+// ---- gradients of one factor a token ----
+
+// Sums over the lanes' numbers of one half of the chunk.
+HL_DEVICE float SumFromHere(float x) {
+  const int lane = LaneId();
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const float other = __shfl_down_sync(kFullWarp, x, offset);
+    if (lane + offset < 32) x += other;
+  }
+  return x;
+}
+HL_DEVICE float SumUpToHere(float x) {
+  const int lane = LaneId();
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const float other = __shfl_up_sync(kFullWarp, x, offset);
+    if (lane >= offset) x += other;
+  }
+  return x;
+}
+
+// Of a chunk's token: its pairs' products scores dout v below the diagonal, summed over its row
+// and, without c, over its column; that of itself, without c; x_r; y_s, without c
+// (reverse_scan.cuh).
+struct TokenSums {
+  float row, column, diagonal, x, y;
+};
+
+// By one warp: gradients of the decays and of the key scales of a chunk, from sums_of(r) of its
+// tokens and `through`, the sum of S R. Returns that of a decay which all tokens share.
+template <typename SumsOf>
+HL_DEVICE float FinishDecays(const SumsOf& sums_of, float through, const DecayTables& tables,
+                             const ReverseScanParams& params, const ChunkEntry& chunk,
+                             const Place& place) {
+  const int lane = LaneId();
+  float after[2], before[2], constant = 0;
+  through *= tables.transition;
+  if ((chunk.flags & kChunkResets) != 0) through = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = lane + 32 * half;
+    const TokenSums sums = sums_of(r);
+    if (params.dkey_scale.data != nullptr && r < chunk.length)
+      *TokenValue(params.dkey_scale, params.grads.forward, PartOf(params, place), chunk, place.head,
+                  r) = sums.y + sums.column + sums.diagonal;
+    const float y = sums.y * tables.key_scale[r];
+    const float h = sums.row - tables.key_scale[r] * sums.column;
+    after[half] = h + sums.x;
+    before[half] = y;
+    if (r < chunk.length)
+      constant += static_cast<float>(r) * h + static_cast<float>(r + 1) * sums.x +
+                  static_cast<float>(chunk.length - 1 - r) * y;
+  }
+  if (params.dlog_decay.data != nullptr) {
+    float from_here[2], up_to_here[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      from_here[half] = SumFromHere(after[half]);
+      up_to_here[half] = SumUpToHere(before[half]);
+    }
+    from_here[0] += __shfl_sync(kFullWarp, from_here[1], 0);
+    up_to_here[1] += __shfl_sync(kFullWarp, up_to_here[0], 31);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = lane + 32 * half;
+      float earlier = __shfl_up_sync(kFullWarp, up_to_here[half], 1);
+      const float edge = __shfl_sync(kFullWarp, up_to_here[0], 31);
+      if (lane == 0) earlier = half == 0 ? 0.0f : edge;
+      const bool cut = (r == 0 && (chunk.flags & kChunkResets) != 0) ||
+                       __float_as_uint(tables.log2_decay[r]) == 0xff800000u;
+      if (r < chunk.length)
+        *TokenValue(params.dlog_decay, params.grads.forward, PartOf(params, place), chunk,
+                    place.head, r) = cut ? 0.0f : from_here[half] + earlier + through;
+    }
+  }
+  return WarpSum(constant) + static_cast<float>(chunk.length) * through;
+}
+
 }  // namespace halflife::kernels::decay

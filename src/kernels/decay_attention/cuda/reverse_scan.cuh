@@ -402,87 +402,33 @@ HL_DEVICE void GradV(const ReverseScanShared<Config>& smem, const bf16* k, const
   }
 }
 
-// Sums over the lanes' numbers of one half of the chunk.
-HL_DEVICE float SumFromHere(float x) {
-  const int lane = LaneId();
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const float other = __shfl_down_sync(kFullWarp, x, offset);
-    if (lane + offset < 32) x += other;
-  }
-  return x;
-}
-HL_DEVICE float SumUpToHere(float x) {
-  const int lane = LaneId();
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const float other = __shfl_up_sync(kFullWarp, x, offset);
-    if (lane >= offset) x += other;
-  }
-  return x;
-}
-
-// By one warp, when all sums are there: gradients of the decays and of the key scales of the chunk;
-// a constant decay's is added up.
+// What a token has of the chunk's sums, by one warp when all are there.
 template <typename Config>
-HL_DEVICE void FinishDecays(GradSums<Config::kWarps>& sums, const DecayTables& tables,
-                            const ReverseScanParams& params, const ChunkEntry& chunk,
-                            const Place& place) {
-  const int lane = LaneId();
-  float after[2], before[2], constant = 0, through = 0;
+HL_DEVICE TokenSums SumsOf(const GradSums<Config::kWarps>& sums, int r) {
+  TokenSums token = {};
+#pragma unroll
+  for (int part = 0; part < Config::kWarps / 4; ++part) token.row += sums.row[part][r];
+#pragma unroll
+  for (int tile = 0; tile < 4; ++tile)
+    if (tile >= r / 16) token.column += sums.column[tile][r];
+  token.diagonal = sums.diagonal[r];
+#pragma unroll 1
+  for (int w = 0; w < Config::kWarps; ++w) {
+    token.x += sums.x[w][r];
+    token.y += sums.y[w][r];
+  }
+  return token;
+}
+template <typename Config>
+HL_DEVICE void FinishChunk(GradSums<Config::kWarps>& sums, const DecayTables& tables,
+                           const ReverseScanParams& params, const ChunkEntry& chunk,
+                           const Place& place) {
+  float through = 0;
 #pragma unroll 1
   for (int w = 0; w < Config::kWarps; ++w) through += sums.through[w];
-  through *= tables.transition;
-  if ((chunk.flags & kChunkResets) != 0) through = 0;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int r = lane + 32 * half;
-    float row = 0, column = 0, x = 0, y = 0;
-#pragma unroll
-    for (int part = 0; part < Config::kWarps / 4; ++part) row += sums.row[part][r];
-#pragma unroll
-    for (int tile = 0; tile < 4; ++tile)
-      if (tile >= r / 16) column += sums.column[tile][r];
-#pragma unroll 1
-    for (int w = 0; w < Config::kWarps; ++w) {
-      x += sums.x[w][r];
-      y += sums.y[w][r];
-    }
-    if (params.dkey_scale.data != nullptr && r < chunk.length)
-      *TokenValue(params.dkey_scale, params.grads.forward, PartOf(params, place), chunk, place.head,
-                  r) = y + column + sums.diagonal[r];
-    y *= tables.key_scale[r];
-    const float h = row - tables.key_scale[r] * column;
-    after[half] = h + x;
-    before[half] = y;
-    if (r < chunk.length)
-      constant += static_cast<float>(r) * h + static_cast<float>(r + 1) * x +
-                  static_cast<float>(chunk.length - 1 - r) * y;
-  }
-  if (params.dlog_decay.data != nullptr) {
-    float from_here[2], up_to_here[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      from_here[half] = SumFromHere(after[half]);
-      up_to_here[half] = SumUpToHere(before[half]);
-    }
-    from_here[0] += __shfl_sync(kFullWarp, from_here[1], 0);
-    up_to_here[1] += __shfl_sync(kFullWarp, up_to_here[0], 31);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = lane + 32 * half;
-      float earlier = __shfl_up_sync(kFullWarp, up_to_here[half], 1);
-      const float edge = __shfl_sync(kFullWarp, up_to_here[0], 31);
-      if (lane == 0) earlier = half == 0 ? 0.0f : edge;
-      const bool cut = (r == 0 && (chunk.flags & kChunkResets) != 0) ||
-                       __float_as_uint(tables.log2_decay[r]) == 0xff800000u;
-      if (r < chunk.length)
-        *TokenValue(params.dlog_decay, params.grads.forward, PartOf(params, place), chunk,
-                    place.head, r) = cut ? 0.0f : from_here[half] + earlier + through;
-    }
-  }
-  constant = WarpSum(constant) + static_cast<float>(chunk.length) * through;
-  if (lane == 0) sums.dlambda += constant;
+  const float constant = FinishDecays([&](int r) { return SumsOf<Config>(sums, r); }, through,
+                                      tables, params, chunk, place);
+  if (LaneId() == 0) sums.dlambda += constant;
 }
 
 // Three barriers a chunk: its tiles and tables are there; the scores and the copy of R are there;
@@ -616,7 +562,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       if (kStages == 1 || wants_sums) __syncthreads();
       if (kStages == 1) load(item + 1);
       if (wants_sums && WarpId() == 1)
-        FinishDecays<Config>(*smem.sums, tables, params, chunk, place);
+        FinishChunk<Config>(*smem.sums, tables, params, chunk, place);
       ++item;
     }
   }

@@ -110,13 +110,21 @@ int BackwardSharedBytes(DecayKind kind, const DecayBlock& block) {
   return decay::ReverseScanBytes(block.k, block.v, decay::WantsOneStage(block.k, block.v) ? 1 : 2);
 }
 
-bool WarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block) {
+bool BackwardWarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block) {
   const int k = args.head_dim_k, v = args.head_dim_v;
   return HasScan(args) && !IsPerChannel(args.decay_kind) && args.norm_kind == NormKind::kNone &&
-         block.v == decay::kWarpgroupColumns && k % block.k == 0 && v % block.v == 0 &&
+         block.k > 0 && k % block.k == 0 && v % block.v == 0 &&
          IsMatrixOfRows(args.q, args.batch, args.num_q_heads, k) &&
          IsMatrixOfRows(args.k, args.batch, args.num_k_heads, k) &&
          IsMatrixOfRows(args.v, args.batch, args.num_v_heads, v);
+}
+bool BackwardWarpgroupsTake(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan) {
+  const DecayAttentionArgs& args = grads.forward;
+  return plan.backward_warpgroups &&
+         IsMatrixOfRows(grads.dout, args.batch, args.num_heads, args.head_dim_v);
+}
+bool WarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block) {
+  return block.v == decay::kWarpgroupColumns && BackwardWarpgroupsTake(args, block);
 }
 
 Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block) {
@@ -135,8 +143,26 @@ ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
                                    ForwardSharedBytes(args.decay_kind, block));
   return cost;
 }
-ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
+namespace {
+
+// Of the scans that leave the states of all chunks, one in each direction, beside each other: what
+// follows goes chunk by chunk, however segments are cut.
+ScanCost ChunkStatesCost(const DecayAttentionArgs& args, const DecayBlock& block) {
+  const double K = args.head_dim_k, V = args.head_dim_v;
+  const Slices slices = SlicesOf(args, block);
+  ScanCost cost = SegmentCost(args, slices);
+  cost.bytes = 2 * cost.segment_bytes + 2 * 2 * K * V / decay::kChunk;
+  cost.flops = 2 * cost.segment_flops;
+  cost.blocks_per_sm = std::max(1, decay::ChunkStatesBlocksPerSm(block.k, block.v) / 2);
+  return cost;
+}
+
+}  // namespace
+
+ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                       int64_t shared_memory_bytes) {
+  const DecayBlock& block = plan.backward;
+  if (plan.backward_warpgroups) return ChunkStatesCost(args, block);
   const double K = args.head_dim_k, V = args.head_dim_v, C = decay::kChunk;
   const Slices slices = SlicesOf(args, block);
   ScanCost cost = SegmentCost(args, slices);
@@ -155,7 +181,8 @@ std::string DescribeRoute(const DecayAttentionArgs& args, const DecayAttentionPl
                   "; bf16 runs on tensor cores");
   return Concat(shape, "on tensor cores: forward ", DescribeBlock(args, plan.forward),
                 plan.forward_warpgroups ? " by warpgroups" : "", "; backward ",
-                DescribeBlock(args, plan.backward));
+                DescribeBlock(args, plan.backward),
+                plan.backward_warpgroups ? " by warpgroups" : "");
 }
 
 }  // namespace halflife::kernels::cuda

@@ -35,6 +35,11 @@ int BackwardSharedBytes(DecayKind kind, const DecayBlock& block);
 // units of 16 bytes, for the bulk copies.
 bool WarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block);
 
+// Likewise the backward, whose blocks may have 64 columns of V too; beside a gradient of the output
+// that is no such rows it goes by warps.
+bool BackwardWarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block);
+bool BackwardWarpgroupsTake(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan);
+
 // Slices of a head that blocks of this size own; 1 and 1 without a block.
 struct Slices {
   int keys, values;  // of K, of V
@@ -53,7 +58,7 @@ struct ScanCost {
 // flops are those of matrix units.
 ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
                      int64_t shared_memory_bytes);
-ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
+ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                       int64_t shared_memory_bytes);
 
 // One line for a log: the kernels that run, and where they are not the fast ones why.

@@ -51,12 +51,11 @@ void SumConstantDecay(const DecayAttentionGradArgs& grads, const DecayAttentionP
                       const BackwardLayout& layout, cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
   if (grads.dlog_decay.data == nullptr || IsPerToken(args.decay_kind)) return;
-  const bool by_tiles = IsPerChannel(args.decay_kind);
+  const DecaySums sums = DecaySumsOf(args, plan);
   decay::LaunchReduceConstant(
       {At<float>(args.workspace, layout.dlambda), static_cast<float*>(grads.dlog_decay.data),
-       layout.slices.decays, by_tiles ? 1 : args.num_sequences,
-       by_tiles ? NumTilesOfHead(args) : std::max(plan.backward_segments, 1), args.num_heads,
-       args.num_decay_heads, by_tiles ? args.head_dim_k : 1},
+       layout.slices.decays, sums.num_sequences, sums.pieces, args.num_heads, args.num_decay_heads,
+       sums.width},
       stream);
 }
 
@@ -106,9 +105,11 @@ void ScanForward(const DecayAttentionArgs& given, const DecayAttentionPlan& plan
     ForwardTurn(args, plan, layout, TurnOf(args, turn, plan.forward_turns), stream);
 }
 
-void ScanBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+void ScanBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& given,
                   cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
+  DecayAttentionPlan plan = given;
+  plan.backward_warpgroups = BackwardWarpgroupsTake(grads, plan);
   HL_CHECK(args.num_chunks == 0 || args.checkpoints != nullptr,
            "backward of decay attention: the forward left no checkpoints");
   const BackwardLayout layout = MakeBackwardLayout(args, plan);

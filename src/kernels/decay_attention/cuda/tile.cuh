@@ -26,9 +26,10 @@ struct Place {
   bool starts, stops;  // the segment is the first, the last of its sequence
 };
 static_assert(sizeof(Place) == kPlaceBytes);
-HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shape, int every) {
+HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shape, int every,
+                        unsigned block) {
   Place place;
-  int64_t index = blockIdx.x;
+  int64_t index = block;
   place.slice = static_cast<int>(index % shape.num_slices);
   index /= shape.num_slices;
   place.key_slice = static_cast<int>(index % shape.num_key_slices);
@@ -50,6 +51,10 @@ HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shap
   place.piece =
       (int64_t{1} * of_turn * args.num_heads + place.head) * shape.num_segments + place.segment;
   return place;
+}
+
+HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shape, int every) {
+  return PlaceOf(args, shape, every, blockIdx.x);
 }
 
 // ---- tiles ----

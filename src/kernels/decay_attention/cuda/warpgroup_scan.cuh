@@ -16,15 +16,15 @@
 //   | stage of out 8 | 3 x tables 2.3 | = kSmemBytes
 #pragma once
 
-#include "kernels/cuda/device90.h"
 #include "kernels/decay_attention/cuda/chunk_scan.cuh"
+#include "kernels/decay_attention/cuda/warpgroup_tiles.cuh"
 
 namespace halflife::kernels::decay {
 
 template <int kK_>
 struct WarpgroupScanConfig {
   static constexpr int kK = kK_, kV = kWarpgroupColumns;
-  static constexpr int kTileColumns = 64;  // the swizzle's, of q, k and v
+  static constexpr int kTileColumns = kPieceColumns;  // of q and k in shared memory
   static constexpr bool kNormalised = false;
   static constexpr int kStages = kWarpgroupStages;
   static constexpr int kWarps = kV / 16;  // that multiply
@@ -35,15 +35,12 @@ struct WarpgroupScanConfig {
   static constexpr int kOwnRegisters = 216, kOtherRegisters = 72;
   static_assert(32 * kWarps * kOwnRegisters + 128 * kOtherRegisters <=
                 65536 / kThreads / 8 * 8 * kThreads);
-  static constexpr int kTileElements = kChunk * kTileColumns;
   static constexpr int kChunkBytes = 2 * kChunk * (2 * kK + kV);  // of q, k and v
   static constexpr int kSmemBytes = WarpgroupScanBytes(kK);
 };
 
-// Rows of q, k and v as matrices: a head's columns beside the next head's.
 struct WarpgroupMaps {
-  TensorMap q, k, v;
-  int64_t q_rows, k_rows, v_rows;  // from one row of the batch to the next
+  RowsMap q, k, v;
 };
 
 template <typename Config>
@@ -59,18 +56,6 @@ struct WarpgroupScanShared {
 constexpr int kScorePlaces = 2;
 
 #if HL_HAS_WGMMA
-
-using WgmmaTile = float[32];
-// Eight neighbouring mma.m16n8k16 accumulators are one of wgmma.
-HL_DEVICE WgmmaTile& TileOf(float (*d)[4]) { return *reinterpret_cast<WgmmaTile*>(d); }
-
-template <typename Config>
-HL_DEVICE void LoadPieces(bf16* tile, int columns, const TensorMap& map, uint64_t* barrier,
-                          int column, int row) {
-  for (int piece = 0; piece < columns / Config::kTileColumns; ++piece)
-    TmaLoad2d(tile + piece * Config::kTileElements, &map, barrier,
-              column + piece * Config::kTileColumns, row);
-}
 
 // By one warp.
 template <typename Config>
@@ -94,31 +79,16 @@ HL_DEVICE void ProduceChunks(const WarpgroupScanShared<Config>& smem, const Chun
     if (LaneId() == 0) {
       uint64_t* const full = smem.full + stage;
       MbarrierArriveExpectTx(full, Config::kChunkBytes);
-      LoadPieces<Config>(smem.q + stage * kChunk * kK, kK, maps.q, full, q_column,
-                         static_cast<int>(chunk.row * maps.q_rows) + chunk.token);
-      LoadPieces<Config>(smem.k + stage * kChunk * kK, kK, maps.k, full, k_column,
-                         static_cast<int>(chunk.row * maps.k_rows) + chunk.token);
-      LoadPieces<Config>(smem.v + stage * kChunk * kV, kV, maps.v, full, v_column,
-                         static_cast<int>(chunk.row * maps.v_rows) + chunk.token);
+      LoadPieces(smem.q + stage * kChunk * kK, kK, kPieceElements, maps.q.map, full, q_column,
+                 MapRow(maps.q, chunk));
+      LoadPieces(smem.k + stage * kChunk * kK, kK, kPieceElements, maps.k.map, full, k_column,
+                 MapRow(maps.k, chunk));
+      LoadPieces(smem.v + stage * kChunk * kV, kV, kPieceElements, maps.v.map, full, v_column,
+                 MapRow(maps.v, chunk));
     }
     FillDecayTables(smem.tables[stage], args, chunk, place.head);
     __syncwarp();
     if (LaneId() == 0) MbarrierArrive(smem.full + stage);
-  }
-}
-
-// Rows from `length` on of a tile in pieces: TMA has brought what follows the chunk, which may be
-// of another document and no number. By the warps that score.
-template <typename Config>
-HL_DEVICE void ClearRows(bf16* tile, int columns, int length) {
-  constexpr int kUnits = Config::kTileColumns / 8, kFirst = 32 * (Config::kWarps + 1);
-  const int dead = (kChunk - length) * kUnits;
-#pragma unroll 1
-  for (int piece = 0; piece < columns / Config::kTileColumns; ++piece) {
-    bf16* const rows = tile + piece * Config::kTileElements + length * Config::kTileColumns;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x) - kFirst; i < dead; i += 32 * Config::kScoreWarps)
-      *reinterpret_cast<uint4*>(rows + 8 * i) = make_uint4(0, 0, 0, 0);
   }
 }
 
@@ -140,8 +110,9 @@ HL_DEVICE void ScoreChunks(const WarpgroupScanShared<Config>& smem, const ChunkS
     bf16* const scores = smem.scores + step % kScorePlaces * kChunk * kChunk;
     MbarrierWait(smem.full + stage, static_cast<uint32_t>(step / Config::kStages & 1));
     if (chunk.length < kChunk) {
-      ClearRows<Config>(k, kK, chunk.length);
-      ClearRows<Config>(smem.v + stage * kChunk * kV, kV, chunk.length);
+      const int thread = static_cast<int>(threadIdx.x) - 32 * (Config::kWarps + 1);
+      ClearRows(k, kK, chunk.length, thread, 32 * Config::kScoreWarps);
+      ClearRows(smem.v + stage * kChunk * kV, kV, chunk.length, thread, 32 * Config::kScoreWarps);
       NamedBarrierSync<1>(32 * Config::kScoreWarps);
     }
     if (step >= kScorePlaces) {  // the scores that were there are read
@@ -174,7 +145,7 @@ HL_DEVICE void BeginInterOutput(float (&out)[kChunk / 8][4], uint32_t (&a)[Confi
   WgmmaFence();
 #pragma unroll
   for (int j = 0; j < Config::kK / 16; ++j) {
-    const uint64_t tile = TileDescriptor(q + j / 4 * Config::kTileElements);
+    const uint64_t tile = TileDescriptor(q + j / 4 * kPieceElements);
     WgmmaM64N64K16(TileOf(out), a[j], AdvanceTile(tile, 32 * (j % 4)));
   }
   WgmmaCommit();
@@ -184,11 +155,11 @@ HL_DEVICE void BeginInterOutput(float (&out)[kChunk / 8][4], uint32_t (&a)[Confi
 template <typename Config>
 HL_DEVICE void LoadValues(uint32_t (&a)[kChunk / 16][4], uint32_t (&scaled)[kChunk / 16][4],
                           const bf16* v, const float* outgoing) {
-  const bf16* const own_v = v + WarpId() / 4 * Config::kTileElements;
-  const int columns_v = ColumnsFirst<Config::kTileColumns>(FreshLaneId());
+  const bf16* const own_v = v + WarpId() / 4 * kPieceElements;
+  const int columns_v = ColumnsFirst<kPieceColumns>(FreshLaneId());
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
-    LoadFragment<Config::kTileColumns, true>(a[j], own_v, columns_v, 16 * j, WarpId() % 4 * 16);
+    LoadFragment<kPieceColumns, true>(a[j], own_v, columns_v, 16 * j, WarpId() % 4 * 16);
 #pragma unroll
     for (int i = 0; i < 4; ++i) scaled[j][i] = a[j][i];
     ScaleColumns(scaled[j], outgoing, 16 * j);
@@ -212,7 +183,7 @@ HL_DEVICE void BeginChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK
   WgmmaCommit();
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
-    const uint64_t tile = TileDescriptor(k + piece * Config::kTileElements);
+    const uint64_t tile = TileDescriptor(k + piece * kPieceElements);
 #pragma unroll
     for (int j = 0; j < kChunk / 16; ++j)
       WgmmaM64N64K16OfRows(TileOf(state + 8 * piece), scaled[j], AdvanceTile(tile, 128 * 16 * j));
@@ -331,34 +302,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #endif
 }
 
-// A tensor's rows of the batch up to the turn's last, as one matrix.
-inline TensorMap MapOfRows(const TensorView& view, const ChunkScanParams& params, int heads,
-                           int dim, const char* name) {
-  const DecayAttentionArgs& args = params.args;
-  const int64_t batch_rows = view.stride_b / view.stride_t;
-  const int64_t last = int64_t{params.shape.first_sequence} + args.batch - 1;
-  TileSource source;
-  source.data = view.data;
-  source.num_rows = last * batch_rows + args.seq_len;
-  source.num_cols = (heads - 1) * view.stride_h + dim;
-  source.row_bytes = 2 * view.stride_t;
-  source.element_bytes = 2;
-  source.box_rows = kChunk;
-  source.name = name;
-  return MakeTensorMap(source);
-}
-
 template <int kK>
 void LaunchWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream) {
   using Config = WarpgroupScanConfig<kK>;
   const DecayAttentionArgs& args = params.args;
-  WarpgroupMaps maps;
-  maps.q = MapOfRows(args.q, params, args.num_q_heads, args.head_dim_k, "q");
-  maps.k = MapOfRows(args.k, params, args.num_k_heads, args.head_dim_k, "k");
-  maps.v = MapOfRows(args.v, params, args.num_v_heads, args.head_dim_v, "v");
-  maps.q_rows = args.q.stride_b / args.q.stride_t;
-  maps.k_rows = args.k.stride_b / args.k.stride_t;
-  maps.v_rows = args.v.stride_b / args.v.stride_t;
+  const auto map = [&](const TensorView& view, int heads, int dim, const char* name) {
+    return MapOfRows(view, args, params.shape, heads, dim, name);
+  };
+  const WarpgroupMaps maps = {map(args.q, args.num_q_heads, args.head_dim_k, "q"),
+                              map(args.k, args.num_k_heads, args.head_dim_k, "k"),
+                              map(args.v, args.num_v_heads, args.head_dim_v, "v")};
   Launch({NumBlocks(args, params.shape), Config::kThreads, Config::kSmemBytes,
           "decay attention scan by warpgroups"},
          stream, WarpgroupScanKernel<Config>, params, maps);

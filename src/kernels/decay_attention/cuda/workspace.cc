@@ -107,15 +107,21 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   layout.segments = AddSegments(args, turn.num_sequences, plan.backward_segments, regions);
   layout.operands = regions.Add(OperandBytes(args, turn, plan.backward));
   layout.products = regions.Add(ProductBytes(args, turn, plan.backward));
-  layout.group = regions.Add(pieces * slices.count() * plan.checkpoint_every *
-                             StatesPerChunk(args) * plan.backward.k * plan.backward.v * kHalf);
+  const size_t state = size_t{1} * plan.backward.k * plan.backward.v * kHalf;
+  if (plan.backward_warpgroups) {
+    const size_t states = decay::StatesOfTurn(args, turn.num_sequences, slices.count());
+    layout.states = regions.Add(states * state);
+    layout.adjoints = regions.Add(states * state);
+  } else {
+    layout.group =
+        regions.Add(pieces * slices.count() * plan.checkpoint_every * StatesPerChunk(args) * state);
+  }
   layout.dq = regions.Add(partial(args.num_q_heads, sums.keys, keys));
   layout.dk = regions.Add(partial(args.num_k_heads, sums.keys, keys));
   layout.dv = regions.Add(partial(args.num_v_heads, sums.values, values));
   layout.dlog_decay = regions.Add(
       IsPerToken(args.decay_kind) ? partial(args.num_decay_heads, sums.decays, decays) : 0);
-  const size_t all_pieces = Pieces(args, args.num_sequences, plan.backward_segments);
-  const size_t decay_sums = IsPerChannel(args.decay_kind) ? DecaySumsOfTiles(args) : all_pieces;
+  const size_t decay_sums = DecaySumsOf(args, plan).count(args.num_heads);
   layout.dlambda =
       regions.Add(HasConstantDecay(args) ? sums.decays * decay_sums * sizeof(float) : 0);
   layout.dkey_scale =
@@ -166,11 +172,11 @@ int SimtSlices(const DecayAttentionArgs& args, SimtMode mode) {
 
 namespace halflife::kernels::cuda {
 
-int NumTilesOfHead(const DecayAttentionArgs& args) {
-  return args.num_chunks * (decay::kChunk / decay::kTile);
-}
-size_t DecaySumsOfTiles(const DecayAttentionArgs& args) {
-  return size_t{1} * args.num_heads * NumTilesOfHead(args) * args.head_dim_k;
+DecaySums DecaySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  if (IsPerChannel(args.decay_kind))
+    return {1, args.num_chunks * (decay::kChunk / decay::kTile), args.head_dim_k};
+  if (plan.backward_warpgroups) return {1, args.num_chunks, 1};
+  return {args.num_sequences, std::max(plan.backward_segments, 1), 1};
 }
 int NumMeanPieces(const DecayAttentionArgs& args) {
   return (args.seq_len + decay::kMeanTokens - 1) / decay::kMeanTokens;
@@ -240,7 +246,9 @@ size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentio
   return MakeForwardLayout(args, plan).bytes;
 }
 size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-  return MakeBackwardLayout(args, plan).bytes;
+  DecayAttentionPlan by_warps = plan;
+  by_warps.backward_warpgroups = false;
+  return std::max(MakeBackwardLayout(args, plan).bytes, MakeBackwardLayout(args, by_warps).bytes);
 }
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   if (BackwardRoute(args, plan) == Route::kSimt) return 0;

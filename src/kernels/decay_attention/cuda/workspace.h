@@ -57,15 +57,16 @@ struct BackwardLayout {
   SegmentLayout segments;
   // Decays of channels: of the turn's tiles, and what scans make of them, [slices of V] of each.
   size_t operands = 0, products = 0;
-  size_t group = 0;  // bf16 states within a group of chunks, one set a block, as fragments
+  // bf16 states: within a group of chunks, one set a block, as fragments; by warpgroups those of
+  // all chunks of the turn, S and R.
+  size_t group = 0, states = 0, adjoints = 0;
   // fp32 gradients in slices, or of shared heads, one per head of the output: summed in the order
   // of the heads, of a head in the order of the slices.
   GradientSlices slices;
   size_t dq = 0, dk = 0;  // [slices, B, T, H, K]
   size_t dv = 0;          // [slices, B, T, H, V]
   size_t dlog_decay = 0;  // [slices, B, T, H(, K)]
-  // Constant decays: [slices, all sequences, H, num_segments]; of channels [slices, H, tiles, K].
-  size_t dlambda = 0;
+  size_t dlambda = 0;     // of a constant decay: [slices] of DecaySums
   size_t dkey_scale = 0;  // [slices, B, T, H]
   NormaliserLayout normaliser;
   // Of the SIMT kernels, whose dlambda is [all sequences, H, slices(, K)].
@@ -73,9 +74,17 @@ struct BackwardLayout {
   size_t dnorm = 0;        // likewise, [B, T, H]
   size_t bytes = 0;
 };
-// Constant decays of channels: tiles of a head, which have a sum each, and those of all heads.
-int NumTilesOfHead(const DecayAttentionArgs& args);
-size_t DecaySumsOfTiles(const DecayAttentionArgs& args);
+// What a constant decay's gradient is the sum of, of one slice: [num_sequences, H, pieces, width].
+// Segments of sequences have a sum each, or chunks of the batch, or, with decays of channels,
+// tiles.
+struct DecaySums {
+  int num_sequences, pieces, width;
+
+  size_t count(int num_heads) const {
+    return size_t{1} * num_sequences * num_heads * pieces * width;
+  }
+};
+DecaySums DecaySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 int NumMeanPieces(const DecayAttentionArgs& args);  // sums of values that a mean is the sum of
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
@@ -85,6 +94,7 @@ BackwardLayout MakeReverseSummaryLayout(const DecayAttentionArgs& args,
                                         const DecayAttentionPlan& plan);
 
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+// Of a plan by warpgroups, also what the backward takes that goes by warps in its place.
 size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 // bf16 [num_chunks / every + num_sequences, H, K, V]; with the normaliser two terms of that, then
 // the same of its one column. Nothing on the SIMT route, which recomputes.

@@ -405,8 +405,18 @@ double DecayedMixer::WorkspaceBytes(const GpuBatch& batch) const {
   args.head_dim_k = static_cast<int>(maps_[0]->width());
   args.head_dim_v = static_cast<int>(heads_.head_dim_v);
   if (normalised() && !own_denominator) args.norm_kind = kernels::NormKind::kSumOfKeys;
-  for (kernels::TensorView* view : {&args.q, &args.k, &args.v, &args.out})
-    view->dtype = batch.bf16 && !own_denominator ? DType::kBF16 : DType::kF32;
+  const auto rows = [&](int heads, int dim) {
+    kernels::TensorView view;
+    view.dtype = batch.bf16 && !own_denominator ? DType::kBF16 : DType::kF32;
+    view.stride_h = dim;
+    view.stride_t = int64_t{1} * heads * dim;
+    view.stride_b = view.stride_t * args.seq_len;
+    return view;
+  };
+  args.q = rows(args.num_q_heads, args.head_dim_k);
+  args.k = rows(args.num_k_heads, args.head_dim_k);
+  args.v = rows(args.num_v_heads, args.head_dim_v);
+  args.out = rows(args.num_heads, args.head_dim_v);
   constexpr int64_t kChunk = kernels::DefaultChunkSize(/*is_cuda=*/true);
   args.num_chunks = static_cast<int>(batch.batch * ((batch.seq_len + kChunk - 1) / kChunk));
   float present = 0;  // a size asks what there is, not what it holds

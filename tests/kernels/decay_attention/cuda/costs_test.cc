@@ -11,15 +11,16 @@ namespace {
 // Of one block, a chunk: averages over whole groups of chunks, of which a backward scans all but
 // the last chunk twice. With decays of channels of all passes: operands, scan, gradients.
 struct Cost {
-  double copied_kib = 0;    // cp.async: q, k, v, dout, decays of channels and what is made of them
+  double copied_kib = 0;    // q, k, v, dout, decays of channels and what is made of them, states
   double ldmatrix_kib = 0;  // read from shared memory for products
   double mma = 0;           // products of [16, 16] and [16, 8]
   double barriers = 0;
+  double wgmma = 0;  // products of [64, 16] and [16, 64]
   bool operator==(const Cost&) const = default;
 };
 std::ostream& operator<<(std::ostream& out, const Cost& cost) {
   return out << "{" << cost.copied_kib << ", " << cost.ldmatrix_kib << ", " << cost.mma << ", "
-             << cost.barriers << "}";
+             << cost.barriers << ", " << cost.wgmma << "}";
 }
 
 struct Costs {
@@ -43,8 +44,12 @@ Totals Run(const ProblemShape& shape, Wants wants) {
   cuda::Backward(grads, problem.Plan(), nullptr);
   const emu::Counts end = emu::CountsSoFar();
   const auto minus = [](const emu::Counts& a, const emu::Counts& b) {
-    return emu::Counts{a.blocks - b.blocks, a.copied_bytes - b.copied_bytes,
-                       a.ldmatrix_bytes - b.ldmatrix_bytes, a.mma - b.mma, a.barriers - b.barriers};
+    return emu::Counts{a.blocks - b.blocks,
+                       a.copied_bytes - b.copied_bytes,
+                       a.ldmatrix_bytes - b.ldmatrix_bytes,
+                       a.mma - b.mma,
+                       a.wgmma - b.wgmma,
+                       a.barriers - b.barriers};
   };
   return {minus(middle, start), minus(end, middle)};
 }
@@ -61,7 +66,7 @@ Costs CostsOf(ProblemShape shape, Wants wants) {
   const auto cost = [&](const emu::Counts& a, const emu::Counts& b) {
     return Cost{per_chunk(a.copied_bytes, b.copied_bytes) / 1024,
                 per_chunk(a.ldmatrix_bytes, b.ldmatrix_bytes) / 1024, per_chunk(a.mma, b.mma),
-                per_chunk(a.barriers, b.barriers)};
+                per_chunk(a.barriers, b.barriers), per_chunk(a.wgmma, b.wgmma)};
   };
   return {cost(more.forward, few.forward), cost(more.backward, few.backward)};
 }
@@ -72,6 +77,7 @@ struct Row {
   Wants wants;
   int dim;  // of K and V
   Cost forward, backward;
+  bool warpgroups = false;
 };
 constexpr DecayKind kToken = DecayKind::kPerToken, kChannel = DecayKind::kPerTokenChannel;
 constexpr Row kRows[] = {
@@ -82,6 +88,14 @@ constexpr Row kRows[] = {
     {kChannel, true, Wants::kAll, 64, {60, 80, 288, 24}, {222.75, 502, 1440, 79}},
     {kToken, false, Wants::kAll, 128, {48, 408, 1344, 2}, {88, 1064, 3232, 3.75}},
     {kToken, false, Wants::kNoDecays, 128, {48, 408, 1344, 2}, {88, 1032, 3232, 2.75}},
+    {kToken, false, Wants::kAll, 64, {24, 140, 416, 2}, {80, 96, 256, 5, 32}, /*warpgroups=*/true},
+    {kToken,
+     false,
+     Wants::kAll,
+     128,
+     {48, 96, 160, 0, 40},
+     {192, 312, 1024, 5, 88},
+     /*warpgroups=*/true},
     {kToken, true, Wants::kAll, 128, {48, 408, 1344, 2}, {132, 1722, 5088, 7.5}},
     {kChannel, false, Wants::kAll, 128, {117, 288, 1088, 16}, {258.75, 846, 2624, 39.5}},
     {kChannel, true, Wants::kAll, 128, {117, 288, 1088, 24}, {439.5, 1300, 3968, 79}},
@@ -93,6 +107,7 @@ TEST(CudaCosts, AChunkOfEachScan) {
     ProblemShape shape = {.heads = 1, .dim_k = row.dim, .dim_v = row.dim, .kind = row.kind};
     shape.norm = row.norm;
     shape.block = {row.dim, row.dim};
+    shape.warpgroups = row.warpgroups;
     SCOPED_TRACE(Concat(shape.Name(), row.wants == Wants::kAll ? "" : ", no gradient of decays"));
     const Costs costs = CostsOf(shape, row.wants);
     EXPECT_EQ(costs.forward, row.forward);

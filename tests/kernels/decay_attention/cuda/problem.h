@@ -40,7 +40,7 @@ struct ProblemShape {
   int backward_segments = 0;                 // 0: num_segments
   int turns = 0;                             // of both directions; 0: MakePlan decides
   int block_v = 0;                           // of the forward; 0: MakePlan decides
-  bool warpgroups = false;                   // forward: as on a device that has them
+  bool warpgroups = false;                   // as on a device that has them
   DecayBlock block;                          // of both directions; none: MakePlan decides
   int shared_bytes = 227 << 10;              // of the device: most a block may ask for
   bool simt = false, simt_backward = false;  // as where no scan fits
@@ -190,6 +190,8 @@ class Problem {
     if (shape_.simt) plan.forward = {};
     plan.forward_warpgroups = shape_.warpgroups && cuda::WarpgroupsTake(args, plan.forward);
     if (shape_.simt || shape_.simt_backward) plan.backward = {};
+    plan.backward_warpgroups =
+        shape_.warpgroups && cuda::BackwardWarpgroupsTake(args, plan.backward);
     return plan;
   }
   // Buffers of exactly the promised size.
@@ -223,8 +225,8 @@ class Problem {
     if (c.normalised) grads.dinitial_norm = dinitial_norm_.data();
     return grads;
   }
-  void Backward() {
-    DecayAttentionGradArgs grads = GradArgs();
+  void Backward() { Backward(GradArgs()); }
+  void Backward(DecayAttentionGradArgs grads) {
     const DecayAttentionPlan plan = Plan();
     workspace_.assign(cuda::BackwardWorkspaceBytes(grads.forward, plan), std::byte{0xff});
     grads.forward.workspace = workspace_.data();

@@ -1,0 +1,194 @@
+// Gradients of all chunks side by side by Hopper's warpgroups, in the emulator, against the oracle.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "kernels/decay_attention/cuda/expect.h"
+
+namespace halflife::kernels::test {
+namespace {
+
+ProblemShape ByWarpgroups(ProblemShape shape) {
+  shape.warpgroups = true;
+  return shape;
+}
+void ExpectGradientsByWarpgroups(const ProblemShape& shape) {
+  ASSERT_TRUE(Problem(ByWarpgroups(shape)).Plan().backward_warpgroups) << shape.Name();
+  ExpectGradients(ByWarpgroups(shape));
+}
+Result GradientsOf(Problem& problem) {
+  problem.Forward(/*with_checkpoints=*/true);
+  problem.Backward();
+  return problem.Collect(true);
+}
+
+TEST(CudaWarpgroupGradients, AnyLength) {
+  for (const int seq_len : Lengths()) {
+    if (kSlow && seq_len != 65) continue;
+    ExpectGradientsByWarpgroups({.seq_len = seq_len, .heads = seq_len == 1 ? 8 : 1});
+  }
+}
+
+TEST(CudaWarpgroupGradients, EveryInstanceAndKind) {
+  for (const HeadDims& dims : {HeadDims{64, 64}, {64, 128}, {128, 64}, {128, 128}})
+    for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerToken}) {
+      if (kSlow && (dims.k != 128 || kind != DecayKind::kPerToken)) continue;
+      if (kSanitized && dims.k + dims.v != 256) continue;
+      ExpectGradientsByWarpgroups({.seq_len = kSlow ? 70 : 200,
+                                   .heads = DecayHeads(kind),
+                                   .dim_k = dims.k,
+                                   .dim_v = dims.v,
+                                   .kind = kind,
+                                   .key_scale = kind != DecayKind::kNone});
+    }
+}
+
+TEST(CudaWarpgroupGradients, AdversarialDecays) {
+  if (kSanitized) GTEST_SKIP() << "the accesses are those of other tests";
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
+    for (const Strength strength : kAdversarial)
+      ExpectGradientsByWarpgroups(
+          {.seq_len = 150, .heads = DecayHeads(kind), .kind = kind, .strength = strength});
+}
+
+TEST(CudaWarpgroupGradients, GrowthUpToSixtyAChunk) {
+  if (kSanitized) GTEST_SKIP() << "the accesses are those of other tests";
+  // All decays of a chunk have one sum over the state in common: heads are what draws are of.
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
+    ExpectGradientsByWarpgroups(
+        {.seq_len = 64, .heads = 8, .kind = kind, .strength = Strength::kGrowth});
+}
+
+TEST(CudaWarpgroupGradients, SlicesOfKAndV) {
+  if (kSanitized) GTEST_SKIP() << "the accesses are those of other tests";
+  ExpectGradientsByWarpgroups(
+      {.seq_len = 70, .heads = 1, .dim_k = 128, .dim_v = 256, .key_scale = true});
+  ExpectGradientsByWarpgroups({.seq_len = 70, .heads = 1, .dim_k = 256, .dim_v = 512});
+  ExpectGradientsByWarpgroups({.seq_len = 70,
+                               .heads = 3,
+                               .dim_k = 128,
+                               .dim_v = 256,
+                               .kind = DecayKind::kPerHead,
+                               .block = {64, 64}});
+}
+
+TEST(CudaWarpgroupGradients, SegmentsAndTurns) {
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken}) {
+    if (kSlow && kind == DecayKind::kPerHead) continue;
+    ExpectGradientsByWarpgroups(
+        {.seq_len = 520, .heads = DecayHeads(kind), .kind = kind, .num_segments = 2});
+    if (kSlow) continue;
+    ExpectGradientsByWarpgroups({.batch = 3, .seq_len = 140, .heads = 2, .kind = kind, .turns = 2});
+  }
+}
+
+// Turns share a workspace, and change no bit.
+TEST(CudaWarpgroupGradients, TurnsChangeNoBit) {
+  if (kSanitized) GTEST_SKIP() << "the accesses are those of other tests";
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken}) {
+    ProblemShape shape =
+        ByWarpgroups({.batch = 3, .seq_len = 140, .heads = 2, .kind = kind, .key_scale = true});
+    shape.document_starts = {10, 20, 140 + 64, 140 + 100};  // the first row has a chunk more
+    Problem at_once(shape);
+    shape.turns = 3;
+    Problem in_turns(shape);
+    ExpectSameBits(GradientsOf(in_turns), GradientsOf(at_once));
+  }
+}
+
+TEST(CudaWarpgroupGradients, SharedHeads) {
+  ProblemShape shape = {.batch = 2, .seq_len = kSlow ? 20 : 70, .heads = 4};
+  shape.q_heads = 2;
+  shape.k_heads = 1;
+  shape.v_heads = 2;
+  shape.decay_heads = 1;
+  ExpectGradientsByWarpgroups(shape);
+}
+
+TEST(CudaWarpgroupGradients, Documents) {
+  ProblemShape rows = {.batch = 2, .seq_len = 150, .heads = 1};
+  rows.document_starts = {30, 64, 100, 150 + 1, 150 + 128};
+  if (!kSlow) ExpectGradientsByWarpgroups(rows);
+  ProblemShape packed = {.seq_len = 200, .heads = 1};
+  packed.cu_seqlens = {0, 30, 30, 95, 96, 200};
+  ExpectGradientsByWarpgroups(packed);
+}
+
+// A bulk copy brings what follows a chunk: of another document, or of another row.
+TEST(CudaWarpgroupGradients, WhatFollowsAChunkIsNotHeard) {
+  ProblemShape shape = ByWarpgroups({.seq_len = 100, .heads = 1, .key_scale = true});
+  shape.cu_seqlens = {0, 40, 100};
+  Problem clean(shape), poisoned(shape);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (Tensor* x : {&poisoned.q_, &poisoned.k_, &poisoned.v_, &poisoned.dout_})
+    for (int c = 0; c < x->width(); ++c) x->Set(0, 40, 0, c, nan);
+  GradientsOf(clean);
+  GradientsOf(poisoned);
+  const Answer &a = clean.answer_, &b = poisoned.answer_;
+  for (const auto& [want, got] : {std::pair(&a.dq, &b.dq),
+                                  {&a.dk, &b.dk},
+                                  {&a.dv, &b.dv},
+                                  {&a.dlog_decay, &b.dlog_decay},
+                                  {&a.dkey_scale, &b.dkey_scale}})
+    ExpectSameTokens(*got, *want, 0, 40);
+  EXPECT_TRUE(std::isnan(b.dq.Get(0, 41, 0, 0)));
+}
+
+TEST(CudaWarpgroupGradients, KnowLaterOutputsOnly) {
+  for (const int token : {3, 64, 90})
+    if (!kSlow || token == 90)
+      ExpectGradientsKnowLaterOutputsOnly(ByWarpgroups({.seq_len = 130, .heads = 1}), token);
+}
+
+TEST(CudaWarpgroupGradients, OthersWithoutThoseOfDecays) {
+  ProblemShape shape = ByWarpgroups({.seq_len = 100, .heads = 1});
+  Problem all(shape), some(shape);
+  GradientsOf(all);
+  some.Forward(/*with_checkpoints=*/true);
+  DecayAttentionGradArgs grads = some.GradArgs();
+  grads.dlog_decay = {};
+  some.Backward(grads);
+  ExpectSameTokens(some.answer_.dq, all.answer_.dq, 0, 100);
+  ExpectSameTokens(some.answer_.dk, all.answer_.dk, 0, 100);
+  ExpectSameTokens(some.answer_.dv, all.answer_.dv, 0, 100);
+}
+
+TEST(CudaWarpgroupGradients, DecayOfZeroHasNoGradient) {
+  Problem problem(ByWarpgroups({.seq_len = 130, .heads = 1, .strength = Strength::kResets}));
+  GradientsOf(problem);
+  int cut = 0;
+  for (int t = 0; t < 130; ++t) {
+    if (!std::isinf(problem.decay_.Get(0, t, 0, 0))) continue;
+    ++cut;
+    EXPECT_EQ(problem.answer_.dlog_decay.Get(0, t, 0, 0), 0) << t;
+  }
+  EXPECT_GT(cut, 0);
+}
+
+// What bulk copies cannot read goes by warps, in the workspace that the plan asks for.
+TEST(CudaWarpgroupGradients, OutputGradientsThatAreNoRows) {
+  const ProblemShape shape = {.seq_len = 20, .heads = 1};
+  Problem by_warps(shape), odd(ByWarpgroups(shape));
+  odd.dout_ = Tensor({1, shape.seq_len, 1, 64}, DType::kBF16, {.padding = 3});
+  odd.dout_.Set(by_warps.dout_.Get());
+  ASSERT_TRUE(odd.Plan().backward_warpgroups);
+  ExpectSameBits(GradientsOf(odd), GradientsOf(by_warps));
+}
+
+TEST(CudaWarpgroupGradients, TakeWhatFillsItsBlocks) {
+  const auto takes = [](const ProblemShape& shape) {
+    return Problem(ByWarpgroups(shape)).Plan().backward_warpgroups;
+  };
+  EXPECT_TRUE(takes({.dim_v = 64}));
+  EXPECT_TRUE(takes({.batch = 3, .dim_k = 256, .dim_v = 512}));
+  EXPECT_FALSE(takes({.dim_k = 96, .dim_v = 128}));
+  EXPECT_FALSE(takes({.dim_v = 200}));
+  EXPECT_FALSE(takes({.dim_v = 128, .norm = true}));
+  EXPECT_FALSE(takes({.dim_v = 128, .kind = DecayKind::kPerTokenChannel}));
+  EXPECT_FALSE(takes({.dim_v = 128, .odd_strides = true}));
+}
+
+}  // namespace
+}  // namespace halflife::kernels::test
