@@ -196,11 +196,12 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
     return;
   }
   const int64_t num_states = int64_t{1} * args.num_sequences * args.num_heads;
-  // Where sequences are short, halves of V are more blocks than segments would be worth.
-  if (args.seq_len < 16 * std::max(args.head_dim_k, args.head_dim_v) &&
+  plan.forward_warpgroups = limits.warpgroups && cuda::WarpgroupsTake(args, plan.forward);
+  // Where sequences are short, halves of V are more blocks than segments would be worth. A scan by
+  // warpgroups, which has no halves, takes three quarters of the time of one (bench/RESULTS.md).
+  if (!plan.forward_warpgroups && args.seq_len < 16 * std::max(args.head_dim_k, args.head_dim_v) &&
       num_states * cuda::SlicesOf(args, plan.forward).count() < limits.num_sms)
     plan.forward.v = 64;
-  plan.forward_warpgroups = limits.warpgroups && cuda::WarpgroupsTake(args, plan.forward);
   plan.backward_warpgroups = limits.warpgroups && cuda::BackwardWarpgroupsTake(args, plan.backward);
   ChooseDeviceTurns(args, limits, plan);
   if (plan.backward_warpgroups &&

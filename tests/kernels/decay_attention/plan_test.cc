@@ -284,6 +284,15 @@ DecayAttentionArgs ArgsOf(const WorkspaceShape& shape) {
   return args;
 }
 
+// By warps 64 blocks of a short sequence are halved; by warpgroups they stay whole.
+TEST(DecayAttentionPlan, ForwardOfShortSequences) {
+  const DecayAttentionArgs args = ArgsOf({kToken, 8, 2048, 4, 128, 256});
+  const DecayAttentionPlan halves = MakePlan(args, kHopper), whole = MakePlan(args, kWarpgroups);
+  EXPECT_EQ(halves.forward.v, 64);
+  EXPECT_EQ(whole.forward.v, 128);
+  EXPECT_TRUE(whole.forward_warpgroups);
+}
+
 // By warpgroups a backward keeps S and R of every chunk, unless a row alone has too many of them.
 TEST(DecayAttentionPlan, BackwardByWarpgroups) {
   float decay = 0;
