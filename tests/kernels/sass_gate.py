@@ -33,6 +33,7 @@ RULES = {
     "ReverseScanKernel": MMA,
     "ChannelReverseScanKernel": MMA,
     "StateScanKernel": MMA,
+    "ChunkStatesKernel": MMA,
     "ChannelStateScanKernel": MMA,
     "pairs::ForwardKernel": MMA,
     "pairs::QueryGradientKernel": MMA,

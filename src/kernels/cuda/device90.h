@@ -80,10 +80,10 @@ inline TensorMap MakeTensorMap(const TileSource& source) {
           128 / source.element_bytes};
 #else
   // By way of the runtime: the program then needs no link to the driver's library.
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                                              12000, cudaEnableDefault, &found);
+  static void* entry = nullptr;
+  static cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  static const cudaError_t status = cudaGetDriverEntryPointByVersion(
+      "cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
   HL_CHECK(status == cudaSuccess && found == cudaDriverEntryPointSuccess,
            "cuTensorMapEncodeTiled is missing: ", cudaGetErrorString(status),
            "; a driver for CUDA 12.0 or later has it");
@@ -123,7 +123,7 @@ HL_DEVICE void MbarrierInit(uint64_t* barrier, int count HL_LOC) {
 HL_DEVICE void MbarrierInitFence() {
 #if !HL_EMULATE
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
@@ -322,6 +322,16 @@ HL_DEVICE void WgmmaM64N64K16OfRows(float (&d)[32], const uint32_t (&a)[4],
 HL_DEVICE void FenceRegisters([[maybe_unused]] float (&d)[32]) {
 #if !HL_EMULATE
   asm volatile("" : HL_WGMMA_D(d)::"memory");
+#endif
+}
+
+// Before WgmmaFence: what products read from registers is made by then.
+template <int kTiles>
+HL_DEVICE void FenceOperands([[maybe_unused]] uint32_t (&a)[kTiles][4]) {
+#if !HL_EMULATE
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j)
+    asm volatile("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
 #endif
 }
 

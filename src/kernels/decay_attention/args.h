@@ -7,7 +7,8 @@
 // one in k, key_scale, v or log_decay is heard by its own and later tokens of its document and
 // head, and by no other document, head or row, in gradients as little as in outputs (a constant
 // decay's gradient, which sums over them, aside). On tensor cores earlier tokens of its tile of 16,
-// counted from the chunk's first, hear one in v as well. Nothing here owns memory; the callee
+// counted from the chunk's first, hear one in v as well; by Hopper's warpgroups all of its chunk
+// do, in gradients of one in any operand. Nothing here owns memory; the callee
 // allocates nothing that outlives the call and reads no host-side value from device memory.
 //
 //   DecayAttentionArgs args = {.batch = B, .seq_len = T, ...};

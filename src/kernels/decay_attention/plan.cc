@@ -204,16 +204,20 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
     plan.forward.v = 64;
   plan.backward_warpgroups = limits.warpgroups && cuda::BackwardWarpgroupsTake(args, plan.backward);
   ChooseDeviceTurns(args, limits, plan);
+  // A row's states of all chunks may be too many: by its length, so that documents decide nothing.
+  DecayAttentionArgs by_length = args;
+  by_length.num_chunks = args.batch * ((args.seq_len + decay::kChunk - 1) / decay::kChunk);
   if (plan.backward_warpgroups &&
-      cuda::BackwardWorkspaceBytes(args, plan) > cuda::WorkspaceLimit(args)) {
-    plan.backward_warpgroups = false;  // one row's states of all chunks are too many
+      cuda::BackwardWorkspaceBytes(by_length, plan) > cuda::WorkspaceLimit(args)) {
+    plan.backward_warpgroups = false;
     ChooseDeviceTurns(args, limits, plan);
   }
   const int64_t shared = limits.shared_memory_bytes;
   plan.num_segments = ChooseSegments(LargestTurnOf(args, plan.forward_turns), limits,
                                      cuda::ForwardCost(args, plan.forward, shared), plan.forward);
-  plan.backward_segments = ChooseSegments(LargestTurnOf(args, plan.backward_turns), limits,
-                                          cuda::BackwardCost(args, plan, shared), plan.backward);
+  plan.backward_segments =
+      ChooseSegments(LargestTurnOf(args, plan.backward_turns), limits,
+                     cuda::BackwardCost(args, plan, shared), cuda::ReverseScanBlock(plan));
 }
 
 cpu::SegmentLayout AddSegments(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,

@@ -68,6 +68,11 @@ constexpr int WarpgroupScanBytes(int k) {
   return kWarpgroupStages * (kChunk * (2 * k + kWarpgroupColumns) * 2 + kDecayTablesBytes) +
          2 * kChunk * kChunk * 2 + kOutTokens * kWarpgroupColumns * 2;
 }
+// States of all chunks: stages of x, y and factors.
+constexpr int kStateBlock = 64, kStateStages = 4;
+constexpr int kChunkFactorsBytes = (2 * kChunk + 4) * 4;  // ChunkFactors
+constexpr int kChunkStatesBytes =
+    kStateStages * (2 * kChunk * kStateBlock * 2 + kChunkFactorsBytes) + kPlaceBytes;
 // Backward by warpgroups, a chunk a block: q, k, v, dout; a state; gradients of scores; tables and
 // sums.
 constexpr int kChunkGradSumsBytes = (8 * kChunk + 4) * 4;  // ChunkGradSums
@@ -95,9 +100,8 @@ constexpr int ChannelStateScanBytes(int k, int v) {
 // Blocks that share a multiprocessor, as far as registers go: what the kernels are compiled for.
 constexpr int ScanBlocksPerSm(int k, int v) { return v > 64 ? 1 : k > 64 ? 2 : 3; }
 constexpr int ChannelScanBlocksPerSm(int v) { return v > 64 ? 1 : 2; }
-constexpr int ChunkStatesBlocksPerSm(int k, int v) { return k > 64 ? 2 : v > 64 ? 3 : 4; }
-// As many as fit sm_90's shared memory.
-constexpr int WarpgroupGradBlocksPerSm(int k, int v) { return k * v > 64 * 64 ? 2 : 4; }
+// As many as fit sm_90's shared memory, but of 64 x 64 a fourth, whose registers would spill.
+constexpr int WarpgroupGradBlocksPerSm(int k, int v) { return k * v > 64 * 64 ? 2 : 3; }
 constexpr int ReverseScanBlocksPerSm(int k) { return k > 64 ? 1 : 2; }
 
 // Whether there is a device on which the reverse scan's tiles fit in one stage, but not in two.

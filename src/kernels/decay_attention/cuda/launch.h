@@ -124,6 +124,7 @@ struct ReverseScanParams {
   // Of gradients of all chunks side by side, whose dlambda is [slices, H, all chunks]: S before and
   // R after each, [chunks of the turn, H, slices of K and V, kK, kV] bf16; else null.
   void *states, *adjoints;
+  void* factors;  // ChunkFactors [chunks of the turn, H]
   // Of channels' decays: those of the turn's tiles, and what their gradients are made of, [slices
   // of V][num_tiles][ChannelProductElements].
   const void* operands;
@@ -232,8 +233,8 @@ template <int kK>
 void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
-// A backward in two launches, on sm_90 alone, of what route.h's BackwardWarpgroupsTake takes.
-template <int kK, int kV>
+// A backward of states and then gradients, on sm_90 alone, of what route.h's
+// BackwardWarpgroupsTake takes.
 void LaunchChunkStates(const ReverseScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchWarpgroupGradients(const ReverseScanParams& params, cudaStream_t stream);

@@ -20,7 +20,6 @@ struct Instance {
   void (*channel_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
   void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
   void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
-  void (*chunk_states)(const decay::ReverseScanParams&, cudaStream_t);
   void (*warpgroup_gradients)(const decay::ReverseScanParams&, cudaStream_t);
   void (*channel_reverse_scan)(const decay::ReverseScanParams&, cudaStream_t);
   void (*channel_gradients)(const decay::ChannelGradientsParams&, cudaStream_t);
@@ -35,7 +34,6 @@ struct Instance {
    decay::LaunchChannelOperands<K>,       \
    decay::LaunchChannelScan<K, V>,        \
    decay::LaunchReverseScan<K, V>,        \
-   decay::LaunchChunkStates<K, V>,        \
    decay::LaunchWarpgroupGradients<K, V>, \
    decay::LaunchChannelReverseScan<K, V>, \
    decay::LaunchChannelGradients<K>,      \
@@ -338,6 +336,7 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
   params.group = At<char>(scan.args.workspace, layout.group);
   params.states = At<char>(scan.args.workspace, layout.states);
   params.adjoints = At<char>(scan.args.workspace, layout.adjoints);
+  params.factors = At<char>(scan.args.workspace, layout.factors);
   params.dq = places.dq;
   params.dk = places.dk;
   params.dv = places.dv;
@@ -351,7 +350,7 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
   params.segment_states =
       SegmentStates(scan, layout.segments, &grads.dout, grads.dfinal_state, stream);
   if (scan.backward_warpgroups) {
-    instance.chunk_states(params, stream);
+    decay::LaunchChunkStates(params, stream);
     instance.warpgroup_gradients(params, stream);
   } else if (scan.per_channel()) {
     instance.channel_reverse_scan(params, stream);

@@ -68,6 +68,13 @@ DecayBlock BestBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes
   return best;
 }
 
+// Whether tokens' heads lie at multiples of 16 bytes.
+bool HasWholeUnits(const TensorView& x) {
+  const int64_t unit = 16 / static_cast<int64_t>(SizeOf(x.dtype));
+  return x.stride_b % unit == 0 && x.stride_t % unit == 0 && x.stride_h % unit == 0 &&
+         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+}
+
 // Whether a bulk copy can read the rows [B T, H dim] of x, heads beside each other.
 bool IsMatrixOfRows(const TensorView& x, int batch, int heads, int dim) {
   constexpr int64_t kUnit = 8;  // elements of 16 bytes
@@ -121,10 +128,16 @@ bool BackwardWarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& bl
 bool BackwardWarpgroupsTake(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan) {
   const DecayAttentionArgs& args = grads.forward;
   return plan.backward_warpgroups &&
-         IsMatrixOfRows(grads.dout, args.batch, args.num_heads, args.head_dim_v);
+         IsMatrixOfRows(grads.dout, args.batch, args.num_heads, args.head_dim_v) &&
+         HasWholeUnits(grads.dq) && HasWholeUnits(grads.dk) && HasWholeUnits(grads.dv);
 }
 bool WarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block) {
   return block.v == decay::kWarpgroupColumns && BackwardWarpgroupsTake(args, block);
+}
+
+DecayBlock ReverseScanBlock(const DecayAttentionPlan& plan) {
+  if (plan.backward_warpgroups) return {decay::kStateBlock, decay::kStateBlock};
+  return plan.backward;
 }
 
 Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block) {
@@ -149,11 +162,9 @@ namespace {
 // follows goes chunk by chunk, however segments are cut.
 ScanCost ChunkStatesCost(const DecayAttentionArgs& args, const DecayBlock& block) {
   const double K = args.head_dim_k, V = args.head_dim_v;
-  const Slices slices = SlicesOf(args, block);
-  ScanCost cost = SegmentCost(args, slices);
-  cost.bytes = 2 * cost.segment_bytes + 2 * 2 * K * V / decay::kChunk;
-  cost.flops = 2 * cost.segment_flops;
-  cost.blocks_per_sm = std::max(1, decay::ChunkStatesBlocksPerSm(block.k, block.v) / 2);
+  ScanCost cost = SegmentCost(args, SlicesOf(args, block));
+  cost.bytes = 4 * (K + V) + 4 * K * V / decay::kChunk;
+  cost.flops = 4 * K * V;
   return cost;
 }
 

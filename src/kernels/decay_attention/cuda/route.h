@@ -36,7 +36,8 @@ int BackwardSharedBytes(DecayKind kind, const DecayBlock& block);
 bool WarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block);
 
 // Likewise the backward, whose blocks may have 64 columns of V too; beside a gradient of the output
-// that is no such rows it goes by warps.
+// that is no such rows, or of an operand whose heads do not begin at units of 16 bytes, it goes by
+// warps.
 bool BackwardWarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block);
 bool BackwardWarpgroupsTake(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan);
 
@@ -47,6 +48,9 @@ struct Slices {
   int count() const { return keys * values; }
 };
 Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block);
+
+// What a block of the backward's scan owns: by warpgroups of the states of all chunks.
+DecayBlock ReverseScanBlock(const DecayAttentionPlan& plan);
 
 // What a scan costs: of its own, and of the scan over segments before it, where there is one.
 struct ScanCost {

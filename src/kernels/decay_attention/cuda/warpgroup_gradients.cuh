@@ -15,7 +15,7 @@
 //   | tables 2.3 | sums 2 | = kSmemBytes, of which two fit
 #pragma once
 
-#include "kernels/decay_attention/cuda/chunk_states.cuh"
+#include "kernels/decay_attention/cuda/chunk_states_layout.cuh"
 #include "kernels/decay_attention/cuda/warpgroup_tiles.cuh"
 
 namespace halflife::kernels::decay {
@@ -188,6 +188,7 @@ HL_DEVICE void TimesStateOfValues(TokenTile<Config::kValuePieces>& acc, const bf
 #pragma unroll
   for (int piece = 0; piece < Config::kValuePieces; ++piece) Clear(acc[piece]);
   FencePieces<Config::kValuePieces>(acc);
+  FenceOperands(a);
   WgmmaFence();
 #pragma unroll
   for (int piece = 0; piece < Config::kValuePieces; ++piece) {
@@ -201,8 +202,9 @@ HL_DEVICE void TimesStateOfValues(TokenTile<Config::kValuePieces>& acc, const bf
 }
 // acc += pairs x: x the chunk's tile in pieces.
 template <int kPieces>
-HL_DEVICE void AddPairs(TokenTile<kPieces>& acc, const Fragments& pairs, const bf16* x) {
+HL_DEVICE void AddPairs(TokenTile<kPieces>& acc, Fragments& pairs, const bf16* x) {
   FencePieces<kPieces>(acc);
+  FenceOperands(pairs);
   WgmmaFence();
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
@@ -254,7 +256,7 @@ HL_DEVICE void SumChannels(float* sums, const TokenTile<kPieces>& acc, const bf1
   }
 }
 
-// The warp's tokens of a gradient, all columns of the block's slice.
+// The warp's tokens of a gradient, all columns of the block's slice, in whole units of 16 bytes.
 template <int kPieces>
 HL_DEVICE void StoreTokenRows(const TokenTile<kPieces>& acc, const Rows& rows, int length) {
   const int lane = FreshLaneId();
@@ -266,19 +268,20 @@ HL_DEVICE void StoreTokenRows(const TokenTile<kPieces>& acc, const Rows& rows, i
 #pragma unroll
       for (int n = 0; n < kChunk / 8; n += 4) {
         const float(*const d)[4] = acc[piece] + n;
-        const int column = piece * kPieceColumns + 8 * n;
-        if (rows.is_wide || !rows.aligned) {
+        const int64_t first = token * rows.stride_t + piece * kPieceColumns + 8 * n;
+        if (rows.is_wide) {
           if (token >= length) continue;
 #pragma unroll
-          for (int i = 0; i < 8; ++i)
-            StoreValue(rows, token, column + i / 2 * 8 + lane % 4 * 2 + i % 2,
-                       d[i / 2][2 * half + i % 2]);
+          for (int i = 0; i < 4; ++i)
+            *reinterpret_cast<float2*>(reinterpret_cast<float*>(rows.data) + first + 8 * i +
+                                       lane % 4 * 2) =
+                make_float2(d[i][2 * half], d[i][2 * half + 1]);
           continue;
         }
         const uint4 values = RowOfQuad(d, half);  // by all lanes
         if (token < length)
-          *reinterpret_cast<uint4*>(reinterpret_cast<bf16*>(rows.data) + token * rows.stride_t +
-                                    column + lane % 4 * 8) = values;
+          *reinterpret_cast<uint4*>(reinterpret_cast<bf16*>(rows.data) + first + lane % 4 * 8) =
+              values;
       }
     }
   }
@@ -325,14 +328,14 @@ HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (
         const bool sees = s <= r + i;
         const float score = sees ? products[n][2 * half + i] * weight : 0.0f;
         const float gradient = sees ? gradients[n][2 * half + i] : 0.0f;
-        x[half][i] = score * c;
-        dx[half][i] = gradient * weight * c;
+        x[half][i] = sees ? score * c : 0.0f;
+        dx[half][i] = sees ? gradient * weight * c : 0.0f;
         if (!wants_sums) continue;
         const float product = score * gradient;
         if (s == r + i) smem.sums->diagonal[s] = product;
         const float below = s < r + i ? product : 0.0f;
         column_sums[half] += below;
-        row_sums[i] = fmaf(below, c, row_sums[i]);
+        row_sums[i] += s < r + i ? below * c : 0.0f;
       }
       const int register_of = 2 * (n % 2) + half;
       scores[n / 2][register_of] = PackBf16(x[half][0], x[half][1]);
@@ -411,7 +414,7 @@ HL_DEVICE void ChunkGradients(const WarpgroupGradShared<Config>& smem,
   const int thread = static_cast<int>(threadIdx.x), length = one.chunk.length;
   const bool wants_sums = params.dlog_decay.data != nullptr || params.dlambda != nullptr ||
                           params.dkey_scale.data != nullptr;
-  const int64_t slot = StateSlot(params, one.place, one.index);
+  const int64_t slot = StateSlot(params, PartOf(params, one.place), one.place.head, one.index);
   MbarrierWait(smem.loaded + kTilesLoaded, 0);
   if (length < kChunk) {
     ClearRows(smem.q, kK, length, thread, Config::kThreads);
@@ -498,7 +501,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     for (int i = 0; i < kNumLoads; ++i) MbarrierInit(loaded + i, 1);
     MbarrierInitFence();
     LoadGradChunk(smem, params, maps, one);
-    LoadGradState(smem, maps.adjoints, kAdjointLoaded, StateSlot(params, one.place, one.index));
+    LoadGradState(smem, maps.adjoints, kAdjointLoaded,
+                  StateSlot(params, PartOf(params, one.place), one.place.head, one.index));
   }
   if (WarpId() == 1)
     FillDecayTables(*smem.tables, args, one.chunk, one.place.head, params.row_scales);

@@ -112,6 +112,8 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
     const size_t states = decay::StatesOfTurn(args, turn.num_sequences, slices.count());
     layout.states = regions.Add(states * state);
     layout.adjoints = regions.Add(states * state);
+    layout.factors =
+        regions.Add(decay::StatesOfTurn(args, turn.num_sequences, 1) * decay::kChunkFactorsBytes);
   } else {
     layout.group =
         regions.Add(pieces * slices.count() * plan.checkpoint_every * StatesPerChunk(args) * state);

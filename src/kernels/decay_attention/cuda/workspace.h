@@ -60,6 +60,7 @@ struct BackwardLayout {
   // bf16 states: within a group of chunks, one set a block, as fragments; by warpgroups those of
   // all chunks of the turn, S and R.
   size_t group = 0, states = 0, adjoints = 0;
+  size_t factors = 0;  // of the turn's chunks
   // fp32 gradients in slices, or of shared heads, one per head of the output: summed in the order
   // of the heads, of a head in the order of the slices.
   GradientSlices slices;

@@ -80,6 +80,7 @@ struct Row {
   bool warpgroups = false;
 };
 constexpr DecayKind kToken = DecayKind::kPerToken, kChannel = DecayKind::kPerTokenChannel;
+constexpr bool kWarpgroups = true;
 constexpr Row kRows[] = {
     {kToken, false, Wants::kAll, 64, {24, 140, 416, 2}, {44, 364, 1008, 3.75}},
     {kToken, false, Wants::kNoDecays, 64, {24, 140, 416, 2}, {44, 348, 1008, 2.75}},
@@ -88,14 +89,14 @@ constexpr Row kRows[] = {
     {kChannel, true, Wants::kAll, 64, {60, 80, 288, 24}, {222.75, 502, 1440, 79}},
     {kToken, false, Wants::kAll, 128, {48, 408, 1344, 2}, {88, 1064, 3232, 3.75}},
     {kToken, false, Wants::kNoDecays, 128, {48, 408, 1344, 2}, {88, 1032, 3232, 2.75}},
-    {kToken, false, Wants::kAll, 64, {24, 140, 416, 2}, {80, 96, 256, 5, 32}, /*warpgroups=*/true},
+    {kToken, false, Wants::kAll, 64, {24, 140, 416, 2}, {81.03125, 96, 256, 5, 32}, kWarpgroups},
     {kToken,
      false,
      Wants::kAll,
      128,
      {48, 96, 160, 0, 40},
-     {192, 312, 1024, 5, 88},
-     /*warpgroups=*/true},
+     {260.125, 344, 1024, 11, 88},
+     kWarpgroups},
     {kToken, true, Wants::kAll, 128, {48, 408, 1344, 2}, {132, 1722, 5088, 7.5}},
     {kChannel, false, Wants::kAll, 128, {117, 288, 1088, 16}, {258.75, 846, 2624, 39.5}},
     {kChannel, true, Wants::kAll, 128, {117, 288, 1088, 24}, {439.5, 1300, 3968, 79}},

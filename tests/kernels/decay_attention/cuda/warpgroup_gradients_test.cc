@@ -167,14 +167,62 @@ TEST(CudaWarpgroupGradients, DecayOfZeroHasNoGradient) {
   EXPECT_GT(cut, 0);
 }
 
-// What bulk copies cannot read goes by warps, in the workspace that the plan asks for.
-TEST(CudaWarpgroupGradients, OutputGradientsThatAreNoRows) {
-  const ProblemShape shape = {.seq_len = 20, .heads = 1};
-  Problem by_warps(shape), odd(ByWarpgroups(shape));
-  odd.dout_ = Tensor({1, shape.seq_len, 1, 64}, DType::kBF16, {.padding = 3});
-  odd.dout_.Set(by_warps.dout_.Get());
-  ASSERT_TRUE(odd.Plan().backward_warpgroups);
-  ExpectSameBits(GradientsOf(odd), GradientsOf(by_warps));
+// What bulk copies cannot read, and what whole units cannot be stored in, goes by warps, in the
+// workspace that the plan asks for.
+TEST(CudaWarpgroupGradients, GradientsThatAreNoRows) {
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
+    for (const bool of_output : {true, false}) {
+      const ProblemShape shape = {.seq_len = 20, .heads = 1, .kind = kind};
+      Problem by_warps(shape), odd(ByWarpgroups(shape));
+      Tensor& gradient = of_output ? odd.dout_ : odd.answer_.dk;
+      gradient = Tensor({1, shape.seq_len, 1, 64}, DType::kBF16, {.padding = 3});
+      if (of_output) gradient.Set(by_warps.dout_.Get());
+      ASSERT_TRUE(odd.Plan().backward_warpgroups);
+      ExpectSameBits(GradientsOf(odd), GradientsOf(by_warps));
+    }
+}
+
+// A NaN is heard within its document and head alone.
+TEST(CudaWarpgroupGradients, ANanStaysInItsDocument) {
+  ProblemShape shape = ByWarpgroups({.seq_len = 200, .heads = 2, .dim_v = 128, .block_v = 128});
+  shape.key_scale = true;
+  shape.document_starts = {70, 150};
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  Problem clean(shape);
+  GradientsOf(clean);
+  for (Tensor Problem::*of :
+       {&Problem::q_, &Problem::k_, &Problem::v_, &Problem::dout_, &Problem::key_scale_}) {
+    if (kSlow && of != &Problem::v_) continue;
+    Problem poisoned(shape);
+    ASSERT_TRUE(poisoned.Plan().forward_warpgroups && poisoned.Plan().backward_warpgroups);
+    (poisoned.*of).Set(0, 100, 0, 0, nan);
+    GradientsOf(poisoned);
+    const Answer &a = clean.answer_, &b = poisoned.answer_;
+    for (const auto& [want, got] : {std::pair(&a.out, &b.out),
+                                    {&a.dq, &b.dq},
+                                    {&a.dk, &b.dk},
+                                    {&a.dv, &b.dv},
+                                    {&a.dlog_decay, &b.dlog_decay}}) {
+      ExpectSameTokens(*got, *want, 0, 70);
+      ExpectSameTokens(*got, *want, 150, 200);
+      for (int t = 70; t < 150; ++t)
+        for (int c = 0; c < got->width(); ++c)
+          ASSERT_EQ(got->Get(0, t, 1, c), want->Get(0, t, 1, c)) << t;
+    }
+  }
+}
+
+TEST(CudaWarpgroupGradients, OnlyThoseOfKeyScalesAndFewChunksForManySegments) {
+  const ProblemShape shape =
+      ByWarpgroups({.seq_len = 70, .heads = 1, .key_scale = true, .num_segments = 4});
+  Problem all(shape), some(shape);
+  GradientsOf(all);
+  ExpectClose(shape, all.Compare(true));
+  some.Forward(/*with_checkpoints=*/true);
+  DecayAttentionGradArgs grads = some.GradArgs();
+  grads.dlog_decay = {};
+  some.Backward(grads);
+  ExpectSameTokens(some.answer_.dkey_scale, all.answer_.dkey_scale, 0, 70);
 }
 
 TEST(CudaWarpgroupGradients, TakeWhatFillsItsBlocks) {

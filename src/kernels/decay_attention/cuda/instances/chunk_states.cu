@@ -3,10 +3,18 @@
 
 namespace halflife::kernels::decay {
 
-#define HL_DECAY_INSTANCE_64(V) \
-  template void LaunchChunkStates<64, V>(const ReverseScanParams& params, cudaStream_t stream);
-#define HL_DECAY_INSTANCE_128(V) \
-  template void LaunchChunkStates<128, V>(const ReverseScanParams& params, cudaStream_t stream);
-#include "kernels/decay_attention/cuda/instances/instances.inc"
+void LaunchChunkStates(const ReverseScanParams& params, cudaStream_t stream) {
+  using Config = ChunkStatesConfig;
+  const DecayAttentionArgs& args = params.grads.forward;
+  const int64_t factors = StatesOfTurn(args, params.shape.num_sequences, /*num_parts=*/1);
+  if (factors > 0) {
+    LaunchShape shape = ShapeForRows(factors, "decay attention factors of chunks");
+    shape.smem_bytes = kRowWarps * kDecayTablesBytes;
+    Launch(shape, stream, ChunkFactorsKernel, params);
+  }
+  Launch({2 * NumBlocks(args, StateBlocks(args, params.shape)), Config::kThreads,
+          Config::kSmemBytes, "decay attention states of chunks"},
+         stream, ChunkStatesKernel, params);
+}
 
 }  // namespace halflife::kernels::decay
