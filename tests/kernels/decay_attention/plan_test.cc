@@ -305,8 +305,7 @@ TEST(DecayAttentionPlan, BackwardByWarpgroups) {
   EXPECT_EQ(plan.backward_turns, 1);
   EXPECT_EQ(plan.backward_segments, 1) << "128 blocks of 64 x 64 in each direction";
   constexpr size_t kFactors = (2 * 64 + 4) * 4;
-  EXPECT_EQ(BackwardWorkspaceBytes(args, plan),
-            size_t(512 * 16) * (2 * 128 * 128 * 2 + kFactors));
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan), size_t(512 * 16) * (2 * 128 * 128 * 2 + kFactors));
   EXPECT_EQ(cuda::DescribeRoute(args, plan),
             "K 128, V 128, on tensor cores: forward in blocks of 128 x 128 by warpgroups; backward "
             "in blocks of 128 x 128 by warpgroups");
