@@ -4,8 +4,9 @@
 
 A model of 100 M parameters, so 1.2 GB of weights and AdamW's moments. In each round `halflife train` saves once after
 its last step and three times beside training; then safetensors, torch.save and torch.distributed.checkpoint write
-arrays of as many bytes, and `dd` as many zeros. All end with fsync. Figures are medians over rounds, the ratios those
-of medians. `blocked_share` is what a save beside training takes the step loop, of a save that training waits for.
+arrays of as many bytes, and `dd` as many zeros. All end with fsync (`halflife` also reads a sample back; the step
+that goes for a new one goes after that), and take turns in being the first. Figures are medians over rounds, the ratios
+those of medians. `blocked_share` is what a save beside training takes the step loop, of a save that training waits for.
 """
 
 import argparse
@@ -59,10 +60,34 @@ def train(options: argparse.Namespace, folder: pathlib.Path) -> tuple:
     return saves[-1], saves[:-1]
 
 
-def timed(write, num_bytes: int) -> float:
+def save_safetensors(state: dict, folder: pathlib.Path) -> None:
+    safetensors.torch.save_file(state, folder / "a.safetensors")
+    fsync(folder / "a.safetensors")
+
+
+def save_torch(state: dict, folder: pathlib.Path) -> None:
+    torch.save(state, folder / "a.pt")
+    fsync(folder / "a.pt")
+
+
+def save_dcp(state: dict, folder: pathlib.Path) -> None:
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / "dcp", sync_files=True), no_dist=True)
+
+
+def dd(state: dict, folder: pathlib.Path) -> None:
+    count = sum(tensor.nbytes for tensor in state.values()) >> 22
+    arguments = ["if=/dev/zero", f"of={folder / 'zeros'}", "bs=4M", f"count={count}", "oflag=direct", "conv=fsync"]
+    subprocess.run(["dd", *arguments], check=True, capture_output=True)
+
+
+WRITERS = {"safetensors": save_safetensors, "torch.save": save_torch, "dcp": save_dcp, "dd": dd}
+
+
+def timed(write, folder: pathlib.Path, num_bytes: int) -> float:
     """MB/s."""
+    state = {f"tensor{i}": torch.randn(num_bytes // 4 // 64) for i in range(64)}
     start = time.monotonic()
-    write()
+    write(state, folder)
     return num_bytes / 1e6 / (time.monotonic() - start)
 
 
@@ -74,44 +99,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
 
-    rates, blocked, waited = {}, [], []
+    rates, blocked, waited, sizes = {}, [], [], []
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory(dir=options.dir) as name:
             folder = pathlib.Path(name)
-            alone, beside = train(options, folder)
-            shutil.rmtree(folder / "run")
-            num_bytes = alone["save_bytes"]
-            waited.append(alone["save_ms"])
-            blocked += [save["save_blocked_ms"] for save in beside]
-            state = {f"tensor{i}": torch.randn(num_bytes // 4 // 64) for i in range(64)}
 
-            def save_safetensors() -> None:
-                safetensors.torch.save_file(state, folder / "a.safetensors")
-                fsync(folder / "a.safetensors")
+            def save_halflife() -> float:
+                alone, beside = train(options, folder)
+                shutil.rmtree(folder / "run")
+                waited.append(alone["save_ms"])
+                blocked.extend(save["save_blocked_ms"] for save in beside)
+                sizes.append(alone["save_bytes"])
+                return alone["save_mb_per_s"]
 
-            def save_torch() -> None:
-                torch.save(state, folder / "a.pt")
-                fsync(folder / "a.pt")
-
-            def dd() -> None:
-                count = num_bytes >> 22
-                arguments = ["if=/dev/zero", f"of={folder / 'zeros'}", "bs=4M", f"count={count}", "oflag=direct"]
-                subprocess.run(["dd", *arguments, "conv=fsync"], check=True, capture_output=True)
-
-            def save_dcp() -> None:
-                dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / "dcp", sync_files=True), no_dist=True)
-
-            writers = {"safetensors": save_safetensors, "torch.save": save_torch, "dcp": save_dcp, "dd": dd}
-            once = {"halflife": alone["save_mb_per_s"]}
-            once |= {writer: timed(write, num_bytes) for writer, write in writers.items()}
-            for writer, rate in once.items():
-                rates.setdefault(writer, []).append(rate)
+            # The disk's pace drifts: each round begins with another of them, the first with the one that tells the size.
+            sides = ["halflife", *WRITERS]
+            turn = number % len(sides)
+            once = {}
+            for side in sides[turn:] + sides[:turn]:
+                once[side] = save_halflife() if side == "halflife" else timed(WRITERS[side], folder, sizes[0])
+            for side, rate in once.items():
+                rates.setdefault(side, []).append(rate)
             print(f"round {number + 1}: {once}, blocked {[round(ms, 1) for ms in blocked[-3:]]} ms", file=sys.stderr)
     median = {writer: statistics.median(values) for writer, values in rates.items()}
     print(
         json.dumps(
             {
-                "bytes": num_bytes,
+                "bytes": sizes[0],
                 "mb_per_s": median,
                 "ratio": {writer: median["halflife"] / median[writer] for writer in median},
                 "save_ms": statistics.median(waited),

@@ -287,8 +287,9 @@ SaveReport CheckpointStore::Save(const ArenaView& arena, const StepState& state)
   session.WriteAndVote();
   session.SealAndPublish();
   session.SampleBack();
+  const double durable_seconds = stopwatch.Seconds();
   session.Retain();
-  return {session.bytes(), stopwatch.Seconds(), session.path()};
+  return {session.bytes(), stopwatch.Seconds(), durable_seconds, session.path()};
 }
 
 }  // namespace halflife::ckpt

@@ -1,11 +1,11 @@
 #include "ckpt/shard_writer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <memory>
 
 #include "ckpt/direct_writer.h"
+#include "ckpt/nan_search.h"
 #include "core/error.h"
 #include "core/fault.h"
 
@@ -45,12 +45,10 @@ std::string MakeHeader(const ShardPlan& plan, const ShardLabel& label) {
 }
 
 void CheckNoNan(const ShardPiece& piece, int64_t begin, const float* data, int64_t count) {
-  bool any = false;
-  for (int64_t i = 0; i < count; ++i) any |= data[i] != data[i];  // vectorises; NaN != NaN
-  if (!any) return;
-  const int64_t at = std::find_if(data, data + count, [](float x) { return std::isnan(x); }) - data;
-  HL_FAIL(ExitCode::kNonFinite, Name(piece.kind), "/", piece.tensor, " holds NaN at element ",
-          begin + at, "; such a step could not be resumed and is not saved");
+  const int64_t at = FindNan(data, count);
+  HL_CHECK_AS(ExitCode::kNonFinite, at == count, Name(piece.kind), "/", piece.tensor,
+              " holds NaN at element ", begin + at,
+              "; such a step could not be resumed and is not saved");
 }
 
 // Hashes what it writes: block by block, and as a whole.

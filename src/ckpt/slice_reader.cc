@@ -1,11 +1,11 @@
 #include "ckpt/slice_reader.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <tuple>
 
 #include "ckpt/damage.h"
+#include "ckpt/nan_search.h"
 #include "ckpt/step_files.h"
 
 namespace halflife::ckpt {
@@ -76,9 +76,8 @@ int64_t SliceReader::PlanRange(const TensorEntry& tensor, Kind kind, const dist:
 
 void SliceReader::CheckNoNan(const Piece& piece) {
   const int64_t count = piece.end - piece.begin;
-  const auto at = std::find_if(piece.out, piece.out + count, [](float x) { return std::isnan(x); });
-  CheckDamage(at == piece.out + count, "main/", piece.tensor->name, " holds NaN at element ",
-              piece.begin + (at - piece.out));
+  const int64_t at = FindNan(piece.out, count);
+  CheckDamage(at == count, "main/", piece.tensor->name, " holds NaN at element ", piece.begin + at);
 }
 
 }  // namespace halflife::ckpt

@@ -31,6 +31,9 @@ struct StoreConfig {
 struct SaveReport {
   uint64_t bytes = 0;  // over all ranks
   double seconds = 0;
+  // Of these, until the step was published and a sample of it read back; then older ones go, which
+  // a file system that trims what it frees takes its time for.
+  double durable_seconds = 0;
   std::filesystem::path path;
 };
 

@@ -92,6 +92,8 @@ TEST(StoreTest, SeveralBlocksPerFragment) {
   const TempDir run;
   const SaveReport report = SaveStep(run.path(), {.world = 2, .step = 3}, LargeSpecs());
   EXPECT_GT(report.bytes, 12u * 9'400'000);
+  EXPECT_GT(report.durable_seconds, 0);
+  EXPECT_LT(report.durable_seconds, report.seconds);  // which has the retention, too
   EXPECT_EQ(LoadStep(run.path(), 3, LargeSpecs())->state.step, 3u);
 }
 

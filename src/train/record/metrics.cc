@@ -121,7 +121,7 @@ void Metrics::Save(int64_t step, const ckpt::SaveReport& report, double blocked_
          {"save_bytes", report.bytes},
          {"save_ms", 1e3 * report.seconds},
          {"save_blocked_ms", 1e3 * blocked_s},
-         {"save_mb_per_s", bytes / 1e6 / report.seconds}});
+         {"save_mb_per_s", bytes / 1e6 / report.durable_seconds}});
   if (terminal_ && line_open_) std::cerr << "\n";
   line_open_ = false;
   HL_INFO("ckpt", "wrote step ", step, " (", HumanBytes(bytes), " in ", Fixed(report.seconds, 2),
