@@ -1,6 +1,7 @@
 #include "ckpt/collective.h"
 
 #include <chrono>
+#include <new>
 #include <thread>
 
 #include "ckpt/damage.h"
@@ -21,6 +22,8 @@ std::string Run(const ByteAction& action) {
   } catch (const Error& error) {
     const std::string text = error.code() == ExitCode::kInternal ? error.what() : error.message();
     return std::string{kFailed, static_cast<char>(error.code())} + text;
+  } catch (const std::bad_alloc&) {
+    return std::string{kFailed, static_cast<char>(ExitCode::kEnvironment)} + "out of memory";
   } catch (const std::exception& error) {
     return std::string{kFailed, static_cast<char>(ExitCode::kInternal)} + error.what();
   }

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/human.h"
+#include "core/threads.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -64,7 +65,7 @@ DirectWriter::DirectWriter(const fs::path& path, uint64_t num_bytes)
   if (memory == MAP_FAILED) throw std::bad_alloc();
   memory_.reset(static_cast<char*>(memory));
   for (size_t i = 0; i < kNumBlocks; ++i) free_.push_back(memory_.get() + i * kBlock);
-  thread_ = std::thread([this] { Run(); });
+  thread_ = StartThread([this] { Run(); });
 }
 
 DirectWriter::~DirectWriter() {

@@ -15,7 +15,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -23,6 +22,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/threads.h"
 
 namespace halflife::data {
 
@@ -41,12 +41,11 @@ class OrderedPipeline {
         read_(std::move(read)),
         map_(std::move(map)) {
     try {
-      for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { Work(); });
-    } catch (const std::system_error& error) {
-      HL_CHECK_AS(ExitCode::kEnvironment, !workers_.empty(),
-                  "cannot start a thread: ", error.what());
+      for (int i = 0; i < threads; ++i) workers_.push_back(StartThread([this] { Work(); }));
+    } catch (const Error& error) {
+      if (workers_.empty()) throw;
       HL_WARN("data", "goes on with ", workers_.size(), " threads of ", threads, ": ",
-              error.what());
+              error.message());
     }
   }
   ~OrderedPipeline() {

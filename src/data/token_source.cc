@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/log_thread.h"
+#include "core/threads.h"
 #include "data/shard_layout.h"
 
 namespace halflife::data {
@@ -294,7 +295,7 @@ class TokenSource::Impl {
     stop_ = false;
     error_ = nullptr;
     queue_.clear();
-    thread_ = std::thread([this, position = position_, rank = log::RankOfThisThread()] {
+    thread_ = StartThread([this, position = position_, rank = log::RankOfThisThread()] {
       log::SpeakAsRank(rank);
       Prefetch(position);
     });

@@ -14,6 +14,7 @@
 #include "core/files.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "core/threads.h"
 #include "dist/flight_image.h"
 #include "dist/flight_report.h"
 
@@ -76,7 +77,7 @@ void FlightRecorder::KeepIn(const fs::path& folder, const std::string& attempt) 
   }
   image_.reset(mapped);
   path_ = path;
-  ticker_ = std::thread([this] { Tick(); });
+  ticker_ = StartThread([this] { Tick(); });
 }
 
 void FlightRecorder::Tick() {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/log.h"
+#include "core/threads.h"
 #include "dist/deadline.h"
 #include "dist/first_cause.h"
 #include "dist/local_state.h"
@@ -196,7 +197,13 @@ void LocalWorld::Run(int size, const std::function<void(Communicator&)>& rank_ma
   FirstCause first;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] { RunRank(state, rank, rank_main, first); });
+    try {
+      threads.push_back(StartThread([&, rank] { RunRank(state, rank, rank_main, first); }));
+    } catch (const Error& error) {  // those that run wait for it
+      first.Add(std::current_exception(), /*consequence=*/false);
+      state.Abort(CommFailure::Kind::kAborted, Concat("rank ", rank, ": ", error.message()));
+      for (; rank < size; ++rank) state.Leave(rank);
+    }
   }
   for (std::thread& thread : threads) thread.join();
   first.RethrowAny();

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/log.h"
+#include "core/threads.h"
 #include "dist/deadline.h"
 #include "dist/mpi_loop.h"
 
@@ -56,7 +57,7 @@ MpiEngine::Loop::Loop(int num_ranks) : processes_(CopyOf(MPI_COMM_WORLD)), asked
     world->rank_in_process = places_[rank].rank_in_process;
     groups_.push_back(std::move(world));
   }
-  thread_ = std::thread([this] { Run(); });
+  thread_ = StartThread([this] { Run(); });
 }
 
 void MpiEngine::Loop::FindPlaces(int num_ranks) {

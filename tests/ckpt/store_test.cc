@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cmath>
 #include <fstream>
+#include <new>
 
 #include "ckpt/ckpt_fixture.h"
 #include "ckpt/reader.h"
@@ -95,6 +96,21 @@ TEST(StoreTest, SeveralBlocksPerFragment) {
   EXPECT_GT(report.durable_seconds, 0);
   EXPECT_LT(report.durable_seconds, report.seconds);  // which has the retention, too
   EXPECT_EQ(LoadStep(run.path(), 3, LargeSpecs())->state.step, 3u);
+}
+
+TEST(StoreTest, MemoryThatOneRankLacksIsTheEnvironmentOnAll) {
+  const TempDir run;
+  std::atomic<int> failed = 0;
+  dist::LocalWorld::Run(2, [&](dist::Communicator& control) {
+    TestArena arena(SmallSpecs(), 2);
+    arena.Fill(5);
+    CheckpointStore store(run / "ckpt", control, {});
+    store.SetOwnershipCheck([] { throw std::bad_alloc(); });
+    EXPECT_HL_ERROR(store.Save(arena.view(), MakeState(5)), ExitCode::kEnvironment,
+                    "out of memory");
+    ++failed;
+  });
+  EXPECT_EQ(failed, 2);
 }
 
 TEST(StoreTest, WeightsOnly) {

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/log_thread.h"
+#include "core/threads.h"
 #include "kernels/torch/tensor_ref.h"
 
 #ifdef HALFLIFE_WITH_CUDA
@@ -89,7 +90,7 @@ void BackgroundSave::Begin(ckpt::StepState state) {
     device_copy_->Mark(arena_.main());
     is_copied_ = true;
   }
-  thread_ = std::thread([this, rank = log::RankOfThisThread()] {
+  thread_ = StartThread([this, rank = log::RankOfThisThread()] {
     log::SpeakAsRank(rank);
     Run();
   });
