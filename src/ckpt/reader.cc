@@ -13,6 +13,7 @@
 #include "ckpt/step_files.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/threads.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -198,7 +199,8 @@ std::vector<StepReader::Damage> StepReader::Verify(int num_threads) const {
     }
   };
   std::vector<std::jthread> threads;
-  for (int i = 1; i < std::min(num_threads, num_files); ++i) threads.emplace_back(work);
+  for (int i = 1; i < std::min(num_threads, num_files); ++i)
+    threads.push_back(StartThread<std::jthread>(work));
   work();
   threads.clear();  // joins
   std::vector<Damage> damages = impl_->UnknownShards();

@@ -1,9 +1,9 @@
 #include "ckpt/nan_search.h"
 
+#include <gtest/gtest.h>
+
 #include <limits>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 namespace halflife::ckpt {
 namespace {

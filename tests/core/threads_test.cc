@@ -1,11 +1,8 @@
 #include "core/threads.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
-#include <cstdio>
-#include <cstdlib>
-
-#include "core/error.h"
 #include "support/address_limit.h"
 
 namespace halflife {
@@ -17,20 +14,12 @@ TEST(StartThread, RunsWhatItIsGiven) {
   EXPECT_TRUE(ran);
 }
 
-void StartWithoutMemory() {
-  test::LimitAddresses(0);
-  try {
-    // The first may have the stack of a thread that has ended.
-    for (int i = 0; i < 16; ++i) StartThread([] { pause(); }).detach();
-  } catch (const Error& error) {
-    std::fputs(error.message().c_str(), stderr);
-    std::_Exit(static_cast<int>(error.code()));
-  }
-  std::_Exit(0);
-}
-
 TEST(StartThread, SaysWhatASystemWithoutThreadsLacks) {
-  EXPECT_EXIT(StartWithoutMemory(),
+  // The first may have the stack of a thread that has ended.
+  const auto start_some = [] {
+    for (int i = 0; i < 16; ++i) StartThread([] { pause(); }).detach();
+  };
+  EXPECT_EXIT(test::ExitUnderAddressLimit(0, start_some),
               testing::ExitedWithCode(static_cast<int>(ExitCode::kEnvironment)),
               "cannot start a thread: Resource temporarily unavailable.*ulimit -v");
 }

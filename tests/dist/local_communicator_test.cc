@@ -6,8 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <thread>
 
@@ -44,19 +42,11 @@ TEST(LocalCommunicator, EveryOperationIsItsDefinitionBitForBit) {
 }
 
 // Of 16 ranks some have a thread, whose stack of 8 MiB fits, and wait for the others.
-void RunWithoutMemoryForAll() {
-  halflife::test::LimitAddresses(32 << 20);
-  try {
-    LocalWorld::Run(16, [](Communicator& comm) { comm.Barrier({"all", 0}).WaitHost(); });
-  } catch (const Error& error) {
-    std::fputs(error.message().c_str(), stderr);
-    std::_Exit(static_cast<int>(error.code()));
-  }
-  std::_Exit(0);
-}
-
 TEST(LocalCommunicator, ARankWithoutAThreadEndsTheWorld) {
-  EXPECT_EXIT(RunWithoutMemoryForAll(),
+  const auto meet = [] {
+    LocalWorld::Run(16, [](Communicator& comm) { comm.Barrier({"all", 0}).WaitHost(); });
+  };
+  EXPECT_EXIT(halflife::test::ExitUnderAddressLimit(32 << 20, meet),
               testing::ExitedWithCode(static_cast<int>(ExitCode::kEnvironment)),
               "cannot start a thread");
 }
