@@ -135,7 +135,14 @@ std::shared_ptr<MpiJob> MpiEngine::Loop::Submit(GroupId group, MpiJobSpec spec,
 
 bool MpiEngine::Loop::AwaitUntil(std::unique_lock<std::mutex>& lock, const MpiJob& job,
                                  Clock::time_point when) {
-  return finished_.wait_until(lock, when, [&] { return job.state != MpiJob::State::kPending; });
+  const auto done = [&] { return job.state != MpiJob::State::kPending; };
+  if (done()) return true;
+  ++num_waiting_;
+  begins_to_wait_ = true;
+  submitted_.notify_one();
+  const bool in_time = finished_.wait_until(lock, when, done);
+  --num_waiting_;
+  return in_time;
 }
 
 void MpiEngine::Loop::Wait(MpiJob& job) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -124,6 +125,7 @@ class MpiEngine::Loop {
   // Engine thread.
   void Run();
   bool TakeSubmissions(int idle_polls);
+  std::chrono::nanoseconds PollInterval() const;
   bool HasWork() const;
   void StartJobs(mpi::GroupState& group);
   void FinishIfThrough(mpi::GroupState& group);
@@ -152,6 +154,8 @@ class MpiEngine::Loop {
   std::vector<mpi::OpenMessage> messages_;  // parallel to requests_
   std::vector<int> indices_;                // of one poll
   std::vector<MPI_Status> statuses_;
+  // When a message was last begun or found to be through.
+  std::chrono::steady_clock::time_point moved_;
   std::vector<std::deque<std::shared_ptr<MpiJob>>> asked_;  // for groups, by rank in the process
 
   std::mutex mutex_;
@@ -161,6 +165,8 @@ class MpiEngine::Loop {
   std::optional<CommFailure> dead_;  // why the engine makes no MPI call any more
   std::optional<CommFailure> kill_;  // asked for by another thread
   MpiJob* kill_culprit_ = nullptr;   // its waiter outlives the request
+  int num_waiting_ = 0;              // callers that block until a job is through
+  bool begins_to_wait_ = false;      // one of them, since the engine last looked
   bool stop_ = false;
   bool ended_ = false;
   std::thread thread_;
