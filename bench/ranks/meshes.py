@@ -13,13 +13,12 @@ those from one rank's losses, at the last step (`last`) and of the mean of the l
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
 import subprocess
 import sys
 
-from training import BINARY, REPO
+from training import BINARY, REPO, under_mpirun
 
 MESHES = [(1, 1, 0), (2, 1, 1), (1, 2, 0), (2, 2, 1), (1, 4, 2), (4, 1, 2)]
 MODELS = {
@@ -47,12 +46,11 @@ def train(options: argparse.Namespace, run: pathlib.Path, mesh: tuple, settings:
         "log.tensorboard": "false",
         **settings,
     }
-    command = [] if dp * sp == 1 else ["mpirun", "-n", str(dp * sp), "--oversubscribe", "--bind-to", "none"]
+    command = [] if dp * sp == 1 else under_mpirun(ranks=dp * sp, threads=1)
     command += [str(options.binary), "train", "--config", str(REPO / "launch/recipes/quickstart.textproto")]
     command += ["--run", str(run)] + [word for item in settings.items() for word in ("--set", "=".join(map(str, item)))]
     if not (run / "DONE").exists():
-        environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"exit {done.returncode} of {' '.join(command)}\n{done.stderr}")
     lines = [json.loads(line) for line in open(run / "metrics.jsonl")]

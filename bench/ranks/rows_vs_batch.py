@@ -3,7 +3,8 @@
     python3 bench/ranks/rows_vs_batch.py --data quickstart/dataset-XXXX --mixer gla rebased --pairs 3
 
 Rows of --seq-len tokens x ranks on all ranks together (parallel.sp) against rows of --seq-len on each. The ratio is
-that of the medians of tokens/s. Attention over a row costs more the longer it is; mixers with a state do not.
+that of the medians of tokens/s. Attention over a row costs more the longer it is; mixers with a state do not. A step
+waits for one layer's scan, once each way, however many --layers there are.
 """
 
 import argparse
@@ -18,6 +19,7 @@ def main() -> None:
     parser.add_argument("--binary", type=pathlib.Path, default=BINARY)
     parser.add_argument("--data", required=True)
     parser.add_argument("--mixer", nargs="+", default=["gla"])
+    parser.add_argument("--layers", type=int, default=4, help="the quickstart recipe has 4")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seq-len", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=4, help="rows of a micro-batch")
@@ -30,6 +32,7 @@ def main() -> None:
         settings = {
             "data.path": options.data,
             "model.mixer": mixer,
+            "model.num_layers": options.layers,
             "data.seq_len": options.seq_len * factor,
             "train.steps": options.steps,
             "train.micro_batch": options.batch,
@@ -44,7 +47,8 @@ def main() -> None:
         summary = compare(sides, options.pairs)
         summary["ratio"] = summary["rows"]["tokens_per_s"] / summary["batch"]["tokens_per_s"]
         results[mixer] = summary
-    print(json.dumps({"ranks": options.ranks, "seq_len": options.seq_len, "batch": options.batch, **results}, indent=2))
+    shape = {name: getattr(options, name) for name in ("layers", "ranks", "seq_len", "batch")}
+    print(json.dumps({**shape, **results}, indent=2))
 
 
 if __name__ == "__main__":

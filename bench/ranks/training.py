@@ -38,6 +38,11 @@ def model_settings(options: argparse.Namespace) -> dict:
     }
 
 
+def under_mpirun(ranks: int, threads: int) -> list:
+    """The start of a command that runs the rest of it on ranks, as users do."""
+    return [str(REPO / "launch/mpirun/run.sh"), "--ranks", str(ranks), "--threads", str(threads), "--"]
+
+
 def train(binary: pathlib.Path, ranks: int, threads: int, settings: dict, prefix: tuple = ()) -> dict:
     """Medians over the steps of a run of the quickstart recipe in a fresh folder, without the first two steps.
 
@@ -45,16 +50,11 @@ def train(binary: pathlib.Path, ranks: int, threads: int, settings: dict, prefix
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = {"train.threads": threads, "eval.every": 0, "eval.windows": 1, "ckpt.every": 0, **settings}
-        command = list(prefix) if ranks == 1 else [*prefix, "mpirun", "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
+        command = [*prefix, *(under_mpirun(ranks, threads) if ranks > 1 else [])]
         command += [str(binary), "train", "--config", str(REPO / "launch/recipes/quickstart.textproto")]
         command += ["--run", f"{folder}/run"]
         command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        environment = dict(
-            os.environ,
-            OMP_NUM_THREADS=str(threads),
-            OMPI_ALLOW_RUN_AS_ROOT="1",
-            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-        )
+        environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"exit {done.returncode} of {' '.join(command)}\n{done.stderr}")

@@ -9,7 +9,7 @@ other ranks.
 
 import json
 
-from training import compare, model_parser, model_settings, train
+from training import compare, model_parser, model_settings, train, under_mpirun
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     def run(*prefix: str) -> dict:
         return train(options.binary, ranks=1, threads=1, settings=settings, prefix=prefix)
 
-    sides = {"alone": run, "mpirun -n 1": lambda: run("mpirun", "-n", "1", "--bind-to", "none")}
+    sides = {"alone": run, "mpirun -n 1": lambda: run(*under_mpirun(ranks=1, threads=1))}
     results = compare(sides, options.pairs)
     slower = results["mpirun -n 1"]["step_ms"] / results["alone"]["step_ms"] - 1
     print(json.dumps({"slower": slower, **results}, indent=2))

@@ -86,15 +86,33 @@ local_ranks() {
   fi
 }
 
+# Sets binding. Ranks that take more than half of this machine get processors of their own: left to
+# the scheduler, one that has waited for another often wakes up beside it. A second job of that size
+# would share processors anyhow; smaller ones, which mpirun would all bind to the first processors,
+# stay unbound, as do those that may not use every processor, of which mpirun does not know.
+choose_binding() {
+  binding=(--bind-to none)
+  local processors num_threads=$((${ranks:-1} * threads))
+  processors=$(all_processors)
+  if [ -z "$hosts" ] && [ "${ranks:-1}" -gt 1 ] && [ "$processors" -eq "$(nproc --all)" ] &&
+    [ "$num_threads" -le "$processors" ] && [ $((2 * num_threads)) -gt "$processors" ]; then
+    binding=(--use-hwthread-cpus --map-by "slot:PE=$threads" --bind-to hwthread)
+  fi
+}
+
+# nproc takes OpenMP's variables for a limit.
+all_processors() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
+
 make_launch_line() {
   have mpirun || fail 4 "mpirun not found; launch/setup installs it (Debian: openmpi-bin)"
   allow_mpi_as_root
   if [ -z "$threads" ]; then
-    threads=$(($(nproc) / $(local_ranks)))
+    threads=$(($(all_processors) / $(local_ranks)))
     if [ "$threads" -lt 1 ]; then threads=1; fi
   fi
   export OMP_NUM_THREADS=$threads
-  launch=(mpirun --bind-to none -x OMP_NUM_THREADS)
+  choose_binding
+  launch=(mpirun "${binding[@]}" -x OMP_NUM_THREADS)
   if [ -n "$hosts" ]; then
     launch+=(--host "$hosts")
   else

@@ -15,6 +15,39 @@ done
 bash "$run_sh" --ranks 2 --threads 3 -- "$fake" "$folder" exit 0 >"$folder/log" 2>&1
 check "threads reach the ranks" "rank 1: attempt, threads 3" "$(tail -n 1 "$folder/notes.1")"
 
+# binding ALL ALLOWED OPTION...: what mpirun is asked for on a machine of ALL processors, of which
+# ALLOWED may be used, up to the ranks' number.
+binding() {
+  local all=$1 allowed=$2 bin=$folder/bin
+  mkdir -p "$bin"
+  cat >"$bin/nproc" <<<"#!/bin/sh
+if [ \"\$1\" = --all ]; then echo $all; else echo \${OMP_NUM_THREADS:-$allowed}; fi"
+  cat >"$bin/mpirun" <<<"#!/bin/sh
+echo \"\$*\" | sed 's/ -n .*//' >'$folder/asked'"
+  chmod +x "$bin"/*
+  PATH=$bin:$PATH bash "$run_sh" "${@:3}" -- true >"$folder/log" 2>&1
+  cat "$folder/asked"
+}
+bound() { echo "--use-hwthread-cpus --map-by slot:PE=$1 --bind-to hwthread -x OMP_NUM_THREADS --oversubscribe"; }
+unbound="--bind-to none -x OMP_NUM_THREADS --oversubscribe"
+
+new_case binding
+check "ranks that fill the machine are bound" "$(bound 4)" "$(binding 8 8 --ranks 2)"
+check "so are ranks on more than half of it" "$(bound 1)" "$(binding 8 8 --ranks 5 --threads 1)"
+check "OMP_NUM_THREADS is no number of processors" "$(bound 4)" "$(OMP_NUM_THREADS=4 binding 8 8 --ranks 2)"
+check "two such jobs fit: unbound" "$unbound" "$(binding 8 8 --ranks 4 --threads 1)"
+check "more threads than processors: unbound" "$unbound" "$(binding 8 8 --ranks 3 --threads 3)"
+check "some processors are not for us: unbound" "$unbound" "$(binding 16 8 --ranks 2)"
+check "one rank: unbound" "$unbound" "$(binding 8 8 --ranks 1)"
+check "several machines: unbound" "--bind-to none -x OMP_NUM_THREADS --host a:2,b:2 true" "$(binding 4 4 --hosts a:2,b:2)"
+processors=$(nproc)
+if [ "$processors" -ge 2 ] && [ "$processors" -eq "$(nproc --all)" ]; then
+  bash "$run_sh" --ranks 2 -- grep Cpus_allowed_list /proc/self/status >"$folder/log" 2>&1
+  check "mpirun binds each rank elsewhere" "2 2" "$(grep -c Cpus_allowed "$folder/log") $(grep Cpus_allowed "$folder/log" | sort -u | wc -l)"
+  bash "$run_sh" --ranks 2 --mpi-option --bind-to --mpi-option none -- grep Cpus_allowed_list /proc/self/status >"$folder/log" 2>&1
+  check "a --bind-to of one's own comes last, and holds" "2 1" "$(grep -c Cpus_allowed "$folder/log") $(grep Cpus_allowed "$folder/log" | sort -u | wc -l)"
+fi
+
 new_case restart
 bash "$run_sh" --restart -- "$fake" "$folder" exit 75 75 0 >"$folder/log" 2>&1
 check "--restart: exit 0 in the end" 0 $?

@@ -130,7 +130,7 @@ std::vector<Finding> CheckBinding(const Scene& scene) {
   if (binding->empty()) return {{Verdict::kOk, "mpirun -n 2", "starts, and binds no rank"}};
   return {{Verdict::kOk, "mpirun -n 2",
            Concat("starts, and by itself binds rank 0 to ", *binding,
-                  "; launch/mpirun/run.sh passes --bind-to none")}};
+                  "; launch/mpirun/run.sh binds ranks that fill the machine, to shares of it")}};
 }
 
 }  // namespace halflife::cli::doctor

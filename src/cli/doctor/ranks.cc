@@ -145,7 +145,7 @@ std::vector<Finding> JudgePlaces(const std::vector<RankPlace>& places) {
       finding.verdict = Verdict::kWarn;
       finding.text += ": more threads than cores";
       finding.remedy =
-          "launch/mpirun/run.sh gives each rank its share (mpirun --bind-to none, OMP_NUM_THREADS)";
+          "launch/mpirun/run.sh gives each rank its share of the cores (OMP_NUM_THREADS, binding)";
     }
     findings.push_back(std::move(finding));
   }
