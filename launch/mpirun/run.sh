@@ -10,7 +10,8 @@
 #   --hosts A:N,B:N    machines and the processes on each, reached by ssh; the same paths must hold
 #                      on all of them
 #   --threads N        compute threads a rank (default: OMP_NUM_THREADS, else cores over ranks of
-#                      this machine)
+#                      this machine). Ranks that take more than half of this machine, and no other,
+#                      are bound to processors of their own
 #   --restart          run again after exit 75 (saved, wants to go on) and after a crash, a lost or
 #                      a hung rank, until COMMAND, a `halflife train`, has finished the run that it
 #                      names with --run; gives up after 3 attempts without a new checkpoint there.
