@@ -93,22 +93,23 @@ local_ranks() {
 # stay unbound, as do those that may not use every processor, of which mpirun does not know.
 choose_binding() {
   binding=(--bind-to none)
-  local processors num_threads=$((${ranks:-1} * threads))
-  processors=$(all_processors)
-  if [ -z "$hosts" ] && [ "${ranks:-1}" -gt 1 ] && [ "$processors" -eq "$(nproc --all)" ] &&
+  local processors num_ranks num_threads
+  processors=$(usable_processors) num_ranks=$(local_ranks)
+  num_threads=$((num_ranks * threads))
+  if [ -z "$hosts" ] && [ "$num_ranks" -gt 1 ] && [ "$processors" -eq "$(nproc --all)" ] &&
     [ "$num_threads" -le "$processors" ] && [ $((2 * num_threads)) -gt "$processors" ]; then
     binding=(--use-hwthread-cpus --map-by "slot:PE=$threads" --bind-to hwthread)
   fi
 }
 
 # nproc takes OpenMP's variables for a limit.
-all_processors() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
+usable_processors() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
 
 make_launch_line() {
   have mpirun || fail 4 "mpirun not found; launch/setup installs it (Debian: openmpi-bin)"
   allow_mpi_as_root
   if [ -z "$threads" ]; then
-    threads=$(($(all_processors) / $(local_ranks)))
+    threads=$(($(usable_processors) / $(local_ranks)))
     if [ "$threads" -lt 1 ]; then threads=1; fi
   fi
   export OMP_NUM_THREADS=$threads
