@@ -39,8 +39,10 @@ class Tree:
     def __init__(self, folder):
         self.folder = folder.resolve()
         entries = json.loads((self.folder / "compile_commands.json").read_text())
+        # not those that an emulated test compiles into itself
         self.compiled = {pathlib.Path(e["file"]).relative_to(ROOT): shlex.split(e["command"])
-                         for e in entries if pathlib.Path(e["file"]).is_relative_to(ROOT / "src")}
+                         for e in entries
+                         if pathlib.Path(e["file"]).is_relative_to(ROOT / "src") and " -o src/" in e["command"]}
         self.folders = {}  # source -> the file that compiles it with the others of its folder
         for entry in entries:
             if pathlib.Path(entry["file"]).parent.name != "folders":
