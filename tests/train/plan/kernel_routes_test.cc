@@ -46,6 +46,10 @@ const std::set<std::string> kAttention = {"gau", "softmax"};
 const std::set<std::string> kAttentionByLibTorch = {"conv_attention_mqar", "dna_alibi",
                                                     "gau_alpha_6l", "gau_bytes"};
 
+// Recipes that train polynomial attention in fp32, token by token on a GPU: rows of 48 tokens, and
+// of them 512 with 12 heads side by side.
+const std::set<std::string> kPolynomialByToken = {"simple_mqar"};
+
 struct Device {
   std::string name;
   kernels::DeviceLimits limits;
@@ -132,16 +136,18 @@ void ExpectAttentionKernels(int64_t head_dim, int64_t head_dim_v, bool drops = f
   }
 }
 
-// Whole rows of bf16 without a state to begin from are met pair by pair on matrix units.
-void ExpectPairs(const RunConfig& config) {
+// Whole rows of bf16 without a state to begin from are met pair by pair on matrix units; in fp32
+// they go token by token.
+void ExpectPairs(const RunConfig& config, bool in_fp32) {
+  EXPECT_EQ(config.train.precision != "bf16", in_fp32);
   kernels::PolynomialAttentionArgs args;
   args.batch = static_cast<int>(config.train.micro_batch);
   args.seq_len = static_cast<int>(config.data.seq_len);
   args.num_heads = 1, args.head_dim = 16, args.head_dim_v = 64;
   args.weights = {1, 1, 0.5};
   for (kernels::TensorView* view : {&args.q, &args.k, &args.v, &args.out})
-    view->dtype = DType::kBF16;
-  EXPECT_TRUE(kernels::MakePlan(args, {.is_cuda = true}).quadratic);
+    view->dtype = in_fp32 ? DType::kF32 : DType::kBF16;
+  EXPECT_EQ(kernels::MakePlan(args, {.is_cuda = true}).quadratic, !in_fp32);
 }
 
 TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
@@ -156,7 +162,7 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
       const std::string name(config.model.mixer_of(layer).name());
       if (kPolynomial.count(name) == 1) {
-        ExpectPairs(config);
+        ExpectPairs(config, kPolynomialByToken.count(entry.path().stem().string()) == 1);
         continue;
       }
       if (kAttention.count(name) == 1) {
@@ -175,6 +181,8 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
         continue;
       }
       met.insert(name);
+      EXPECT_TRUE(config.train.precision == "bf16" || config.train.device == "cpu")
+          << "decay attention in fp32 goes token by token on a GPU";
       const model::StateTensor memory = model.block(layer).mixer().traits().state.at(0);
       ASSERT_EQ(memory.shape.size(), 3u) << memory.name << " is not [H, K, V]";
       kernels::DecayAttentionArgs args = ArgsOf(config, memory.shape, decayed->second);
