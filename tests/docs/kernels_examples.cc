@@ -36,6 +36,7 @@
 #include "kernels/dropout/dropout.h"
 #include "kernels/dropout_draws.h"
 #include "kernels/emu/counts.h"
+#include "kernels/fft_conv/fft_conv.h"
 #include "kernels/focus_heads/focus_heads.h"
 #include "kernels/focus_pool/focus_pool.h"
 #include "kernels/layer_norm/layer_norm.h"
@@ -60,6 +61,7 @@
 #include "kernels/sequence/state_exchange.h"
 #include "kernels/sequence/tokens_before.h"
 #include "kernels/shape_problems.h"
+#include "kernels/sine_filter/sine_filter.h"
 #include "kernels/softmax_attention/softmax_attention.h"
 #include "kernels/softmax_attention/visible_keys.h"
 #include "kernels/swiglu/swiglu.h"
@@ -235,8 +237,17 @@ struct Slice {
   Tensor positions;
 };
 void DropoutExample(Tensor& x, const Tensor& branch, uint64_t seed, uint32_t site,
-                    std::span<const uint64_t> samples, const Slice& slice){
+                    std::span<const uint64_t> samples, const Slice& slice) {
 #include "examples/kernels/dropout/dropout.h"
+}
+
+void FftConvExample(const Tensor& x, const Tensor& h, const Tensor& skip) {
+#include "examples/kernels/fft_conv/fft_conv.h"
+}
+
+void SineFilterExample(const Tensor* positions, const Tensor* w1, const Tensor* w2,
+                       const Tensor* w3, const Tensor* b1, const Tensor* b2, const Tensor* f){
+#include "examples/kernels/sine_filter/sine_filter.h"
 }
 
 Tensor LinearExample(const Tensor& x, const Tensor* gate_proj, const Tensor* up_proj,

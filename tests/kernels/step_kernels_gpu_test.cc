@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "kernels/decay_gate/decay_gate.h"
 #include "kernels/dropout/dropout.h"
+#include "kernels/fft_conv/fft_conv.h"
 #include "kernels/focus_heads/focus_heads.h"
 #include "kernels/gpu_test.h"
 #include "kernels/gradient_check.h"
@@ -22,6 +24,7 @@
 #include "kernels/rotary/rotary.h"
 #include "kernels/selective_scan/selective_scan.h"
 #include "kernels/short_conv/short_conv.h"
+#include "kernels/sine_filter/sine_filter.h"
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/token_shift/token_shift.h"
 #include "kernels/torch/dispatch.h"
@@ -262,6 +265,49 @@ TEST_P(StepKernelsGpuTest, ShortConvOfColumns) {
           {Normal({2, 150, dim + 16}, 1), Normal({dim, 1, 4}, 2, at::kFloat),
            Normal({dim}, 3, at::kFloat), Normal({2, 3, dim}, 4)});
     }
+  }
+}
+
+// Rows whose transforms fill blocks of eight channels, of one, and none: the last are LibTorch's.
+// Values of the two devices' transforms round by the whole row.
+TEST_P(StepKernelsGpuTest, LongConvolution) {
+  for (const int64_t seq_len : {1, 100, 1024, 5000, 8192, 8193}) {
+    SCOPED_TRACE(seq_len);
+    const at::Tensor filter = Normal({seq_len, 21}, 2, at::kFloat),
+                     skip = Normal({21}, 3, at::kFloat);
+    const FilterWindow window = {.first = -0.01, .step = -0.001};
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          return FftConv({.x = in[0], .filter = in[1], .window = window, .skip = in[2]});
+        },
+        {Normal({3, seq_len, 21}, 1), filter, skip});
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          return GatedFftConv(
+              {.branches = in[0], .filter = in[1], .window = window, .skip = in[2]});
+        },
+        {Normal({3, seq_len, 63}, 4), filter, skip});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, FilterOfSines) {
+  for (const int64_t width : {7, 64, 128, 300}) {
+    SCOPED_TRACE(width);
+    const auto matrix = [&](int64_t rows, int64_t columns, int64_t seed) {
+      return Normal({rows, columns}, seed, at::kFloat) / std::sqrt(columns);
+    };
+    ExpectSameOnBoth(
+        [](const Tensors& in) {
+          return SineFilter({.x = in[0],
+                             .num_tokens = 150,
+                             .weights = {in[3], in[4]},
+                             .biases = {in[5], in[6]},
+                             .frequency = in[1],
+                             .output = in[2]});
+        },
+        {Normal({1, 200, 3}, 1, at::kFloat), Normal({width}, 2, at::kFloat) + 1,
+         matrix(21, width, 3), matrix(width, 3, 4), matrix(width, width, 5),
+         Normal({width}, 6, at::kFloat), Normal({width}, 7, at::kFloat)});
   }
 }
 

@@ -17,7 +17,7 @@ struct SumPlace {
   // The columns are a matrix of so many rows, whose transpose `out` is.
   int64_t rows = 1;
 };
-constexpr int kSumPlaces = 4;  // at most, of a launch
+constexpr int kSumPlaces = 9;  // at most, of a launch
 struct SumPlaces {
   SumPlace places[kSumPlaces];
 };

@@ -1,101 +1,255 @@
 #include "kernels/fft_conv/fft_conv.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/conj_physical.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/fft_irfft.h>
-#include <ATen/ops/fft_rfft.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/outer.h>
 
-#include <algorithm>
 #include <bit>
+#include <cmath>
+#include <numbers>
+#include <optional>
+#include <vector>
 
+#include "core/concat.h"
 #include "core/error.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/fft_conv/args.h"
+#include "kernels/fft_conv/composed.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
+#include "kernels/torch/gradient_sink.h"
+#include "kernels/torch/host_transfer.h"
+#include "kernels/torch/route_log.h"
 #include "kernels/torch/tensor_checks.h"
+#ifdef HALFLIFE_WITH_CUDA
+#include <ATen/cuda/CUDAContext.h>
+#endif
 
 namespace halflife::kernels {
 namespace {
 
-// Transforms of up to as many rows at once as are worked through together: on a CPU one, so that
-// its channels and their spectra stay in the cache.
-class Transforms {
- public:
-  explicit Transforms(const at::Tensor& x)
-      : seq_len_(x.size(1)),
-        num_rows_(x.size(0)),
-        block_rows_(x.is_cpu() ? std::min<int64_t>(1, x.size(0)) : x.size(0)),
-        // The least power of two that a product of two polynomials of T terms fits in.
-        length_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * seq_len_ - 1)))),
-        padded_(at::zeros({std::max<int64_t>(1, block_rows_), x.size(2), length_},
-                          x.options().dtype(ComputeType(x)))) {}
+constexpr const char* kLongConvolution = "long convolution";
 
-  // visit(first, count) of each block of rows.
-  template <typename Visit>
-  void ForEachBlock(const Visit& visit) const {
-    for (int64_t first = 0; first < num_rows_; first += block_rows_)
-      visit(first, std::min(block_rows_, num_rows_ - first));
-  }
-  at::Tensor Spectrum(const at::Tensor& rows) {  // [rows, T, D] -> [rows, D, F]
-    const at::Tensor padded = padded_.narrow(0, 0, rows.size(0));
-    padded.narrow(2, 0, seq_len_).copy_(rows.transpose(1, 2));
-    return at::fft_rfft(padded);
-  }
-  void Invert(const at::Tensor& spectrum, const at::Tensor& rows) const {  // into [rows, T, D]
-    rows.copy_(at::fft_irfft(spectrum, length_).narrow(2, 0, seq_len_).transpose(1, 2));
-  }
+// A call of either entry; `inputs` is x, or the branches where it is gated.
+struct Call {
+  at::Tensor inputs, filter, skip;
+  FilterWindow window;
+  bool gated = false;
 
- private:
-  int64_t seq_len_, num_rows_, block_rows_, length_;
-  at::Tensor padded_;  // [rows, D, length], zeros from T on
+  int64_t batch() const { return inputs.size(0); }
+  int64_t seq_len() const { return inputs.size(1); }
+  int64_t dim() const { return filter.size(1); }
+  int64_t length() const { return std::bit_ceil(static_cast<uint64_t>(seq_len())); }
+  // Columns of the inputs.
+  at::Tensor branch(int64_t number) const { return inputs.narrow(2, number * dim(), dim()); }
 };
 
-// With the transforms X, H and G of x, the filter and dy: dx is that of G conj(H), dfilter that of
-// the sum of G conj(X) over the rows. X is made again, which is faster than keeping it.
-Tensors Backward(const BackwardCall& call) {
-  const at::Tensor &x = call.saved[0], &spectrum = call.saved[1], &dy = call.grads[0];
-  Transforms transforms(x);
-  const at::Tensor conjugate = at::conj_physical(spectrum), sum = at::zeros_like(spectrum);
-  const at::Tensor dx = call.wanted[0] ? at::empty(x.sizes(), x.options()) : at::Tensor();
-  transforms.ForEachBlock([&](int64_t first, int64_t count) {
-    at::Tensor of_dy = transforms.Spectrum(dy.narrow(0, first, count));
-    if (call.wanted[1]) {
-      const at::Tensor product =
-          transforms.Spectrum(x.narrow(0, first, count)).conj_physical_().mul_(of_dy);
-      sum.add_(count == 1 ? product : product.sum(0, /*keepdim=*/true));
-    }
-    if (call.wanted[0]) transforms.Invert(of_dy.mul_(conjugate), dx.narrow(0, first, count));
+// What FftConvFilter calls its tables.
+at::Tensor TablesOn(at::Device device, int64_t length) {
+  std::vector<float> values;
+  const auto append = [&](double angle) {
+    values.push_back(static_cast<float>(std::cos(angle)));
+    values.push_back(static_cast<float>(std::sin(angle)));
+  };
+  const auto points = static_cast<double>(length);
+  for (int64_t n = 0; n < length; ++n)
+    append(std::numbers::pi / 2 * static_cast<double>(n) / points);
+  for (int64_t n = 0; n < length; ++n)
+    append(-2 * std::numbers::pi * static_cast<double>(n) / points);
+  return ConstantBytesOn(
+      device, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+}
+
+template <typename T>
+FftConvArgs<T> ArgsOf(const Call& call, const at::Tensor& tables) {
+  FftConvArgs<T> args = {
+      .filter = {.filter = Elements<float>(call.filter),
+                 .skip = Elements<float>(call.skip),
+                 .window_first = static_cast<float>(call.window.first),
+                 .window_step = static_cast<float>(call.window.step),
+                 .tables = reinterpret_cast<const fft::Complex*>(tables.const_data_ptr()),
+                 .seq_len = call.seq_len(),
+                 .dim = call.dim(),
+                 .length = call.length()},
+      .x = Elements<T>(call.inputs),
+      .stride = call.inputs.size(2),
+      .batch = call.batch()};
+  if (call.gated) {
+    args.x_gate = args.x;
+    args.y_gate = args.x + call.dim();
+    args.x += 2 * call.dim();
+  }
+  return args;
+}
+
+// run(group, scratch) of each group of channels.
+template <typename Run>
+void ForEachGroup(const Call& call, bool backward, const Run& run) {
+  cpu::Parallel(kLongConvolution, cpu::FftConvGroups(call.dim()),
+                static_cast<size_t>(cpu::FftConvScratchBytes(call.length(), backward)),
+                [&](int64_t group, void* scratch) { run(group, static_cast<float*>(scratch)); });
+}
+
+at::Tensor WorkspaceOf(const Call& call, const FftConvFilter& filter, bool backward) {
+  return at::empty({cuda::FftConvWorkspaceBytes(filter, call.batch(), backward)},
+                   call.inputs.options().dtype(at::kByte));
+}
+
+at::Tensor ForwardFused(const Call& call) {
+  const at::Tensor y = at::empty({call.batch(), call.seq_len(), call.dim()}, call.inputs.options());
+  const at::Tensor tables = TablesOn(y.device(), call.length());
+  WithStorage(y, [&]<typename T>() {
+    const FftConvArgs<T> args = ArgsOf<T>(call, tables);
+    T* const to = MutableElements<T>(y);
+    RunOn(
+        y,
+        [&] {
+          ForEachGroup(call, /*backward=*/false, [&](int64_t group, float* scratch) {
+            cpu::FftConvForward(args, group, to, scratch);
+          });
+        },
+        [&](auto stream) {
+          const at::Tensor workspace = WorkspaceOf(call, args.filter, /*backward=*/false);
+          cuda::FftConvForward(args, to, workspace.mutable_data_ptr(), stream);
+        });
   });
-  Tensors grads = {dx, at::Tensor()};
-  if (call.wanted[1]) {
-    grads[1] = at::empty({x.size(1), x.size(2)}, x.options().dtype(ComputeType(x)));
-    transforms.Invert(sum, grads[1].unsqueeze(0));
+  return y;
+}
+
+template <typename T>
+FftConvGrads<T> GradsOf(const Call& call, const at::Tensor& dy, const at::Tensor& dinputs,
+                        const FftConvFilterGrads& learned) {
+  FftConvGrads<T> grads = {.dy = Elements<T>(dy),
+                           .dx = MutableElements<T>(dinputs),
+                           .stride = dinputs.size(2),
+                           .learned = learned};
+  if (call.gated) {
+    grads.dg = grads.dx;
+    grads.dz = grads.dx + call.dim();
+    grads.dx += 2 * call.dim();
   }
   return grads;
 }
 
+// -> gradients of the inputs, the filter and the skip.
+Tensors BackwardFused(const Call& call, const at::Tensor& dy, const std::vector<bool>& wanted) {
+  const at::Tensor dinputs = at::empty(call.inputs.sizes(), call.inputs.options());
+  const at::Tensor tables = TablesOn(dy.device(), call.length());
+  GradientPlace filter(call.filter, wanted[1]);
+  std::optional<GradientPlace> skip;
+  if (call.skip.defined()) skip.emplace(call.skip, wanted[2]);
+  const FftConvFilterGrads learned = {
+      .dfilter = MutableElements<float>(filter.sum()),
+      .dskip = skip.has_value() ? MutableElements<float>(skip->sum()) : nullptr,
+      .filter_added = filter.added(),
+      .skip_added = skip.has_value() && skip->added()};
+  WithStorage(dy, [&]<typename T>() {
+    const FftConvArgs<T> args = ArgsOf<T>(call, tables);
+    const FftConvGrads<T> grads = GradsOf<T>(call, dy, dinputs, learned);
+    RunOn(
+        dy,
+        [&] {
+          ForEachGroup(call, /*backward=*/true, [&](int64_t group, float* scratch) {
+            cpu::FftConvBackward(args, grads, group, scratch);
+          });
+        },
+        [&](auto stream) {
+          const at::Tensor workspace = WorkspaceOf(call, args.filter, /*backward=*/true);
+          cuda::FftConvBackward(args, grads, workspace.mutable_data_ptr(), stream);
+        });
+  });
+  return {dinputs, filter.Finish(), skip.has_value() ? skip->Finish() : at::Tensor()};
+}
+
+at::Tensor Fused(const Call& given) {
+  Call call = given;
+  call.inputs = given.inputs.contiguous();
+  call.filter = given.filter.contiguous();
+  if (given.skip.defined()) call.skip = given.skip.contiguous();
+  const auto backward = [window = call.window, gated = call.gated](const BackwardCall& of) {
+    const Call saved = {.inputs = of.saved[0],
+                        .filter = of.saved[1],
+                        .skip = of.saved[2],
+                        .window = window,
+                        .gated = gated};
+    return BackwardFused(saved, of.grads[0].contiguous(), of.wanted);
+  };
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = {ForwardFused(call)},
+            .saved = {call.inputs, call.filter, call.skip},
+            .backward = backward};
+  };
+  return Apply(
+      {.name = "FftConv", .inputs = {call.inputs, call.filter, call.skip}, .forward = forward})[0];
+}
+
+// The same in LibTorch's calls, rounded where the fused form rounds.
+at::Tensor Composed(const Call& call) {
+  const at::Tensor u = call.gated ? call.branch(0) * call.branch(2) : call.inputs;
+  const at::Tensor wide = u.to(ComputeType(u));
+  at::Tensor y = ComposedFftConv(wide, Windowed(call.filter, call.window));
+  if (call.skip.defined()) y = y + wide * call.skip;
+  if (call.gated) y = y * call.branch(1).to(ComputeType(u));
+  return y.to(u.scalar_type());
+}
+
+bool DeviceTakes([[maybe_unused]] const Call& call) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (!call.inputs.is_cuda()) return true;
+  const auto shared_memory_bytes = static_cast<int64_t>(
+      at::cuda::getDeviceProperties(call.inputs.get_device())->sharedMemPerBlockOptin);
+  const bool fits = cuda::FftConvFits(call.length(), shared_memory_bytes);
+  SayRoute(kLongConvolution,
+           fits ? "transforms in shared memory"
+                : Concat("LibTorch's transforms: ", call.length(), " points outgrow a block's ",
+                         shared_memory_bytes, " bytes"));
+  return fits;
+#else
+  return true;
+#endif
+}
+
+at::Tensor Run(const char* entry, const char* name, const char* wanted, const Call& call) {
+  const at::Tensor &inputs = call.inputs, &filter = call.filter, &skip = call.skip;
+  CheckDTypes(entry, {inputs, filter});
+  const int64_t widths = call.gated ? 3 : 1;
+  HL_CHECK(inputs.defined() && inputs.dim() == 3 && inputs.size(1) >= 1 && filter.defined() &&
+               filter.dim() == 2 && FitsBeside(inputs, filter, {inputs.size(1), filter.size(1)}) &&
+               inputs.size(2) == widths * filter.size(1) &&
+               filter.scalar_type() == ComputeType(inputs) &&
+               (!skip.defined() || (FitsBeside(inputs, skip, {filter.size(1)}) &&
+                                    skip.scalar_type() == filter.scalar_type())),
+           entry, " of ", name, " ", Describe(inputs), " with filter ", Describe(filter),
+           skip.defined() ? Concat(" and skip ", Describe(skip)) : "", "; ", wanted,
+           ", filter [T, D] and skip [D] on one device, the last two ",
+           DTypeName(ComputeType(inputs)), ", would work");
+  return IsFused(inputs) && inputs.numel() > 0 && DeviceTakes(call) ? Fused(call) : Composed(call);
+}
+
 }  // namespace
 
+at::Tensor Windowed(const at::Tensor& filter, const FilterWindow& window) {
+  if (window.first == 0 && window.step == 0) return filter;
+  const at::Tensor tokens = at::arange(filter.size(0), filter.options()),
+                   channels = at::arange(filter.size(1), filter.options());
+  return filter * at::exp(at::outer(tokens, channels * window.step + window.first));
+}
+
 at::Tensor FftConv(const FftConvInputs& inputs) {
-  const at::Tensor &x = inputs.x, &filter = inputs.filter;
-  CheckDTypes("FftConv", {x, filter});
-  HL_CHECK(x.defined() && x.dim() == 3 && x.size(1) >= 1 &&
-               FitsBeside(x, filter, {x.size(1), x.size(2)}),
-           "FftConv of x ", Describe(x), " with filter ", Describe(filter),
-           "; x [B, T, D] and filter [T, D] on one device would work");
-  const auto forward = [&]() -> Forwarded {
-    Transforms transforms(x);
-    const at::Tensor spectrum = transforms.Spectrum(filter.unsqueeze(0));
-    const at::Tensor y = at::empty(x.sizes(), x.options());
-    transforms.ForEachBlock([&](int64_t first, int64_t count) {
-      at::Tensor product = transforms.Spectrum(x.narrow(0, first, count)).mul_(spectrum);
-      transforms.Invert(product, y.narrow(0, first, count));
-    });
-    return {.outputs = {y}, .saved = {x, spectrum}, .backward = Backward};
-  };
-  return Apply({.name = "FftConv", .inputs = {x, filter}, .forward = forward})[0];
+  return Run(
+      "FftConv", "x", "x [B, T, D]",
+      {.inputs = inputs.x, .filter = inputs.filter, .skip = inputs.skip, .window = inputs.window});
+}
+
+at::Tensor GatedFftConv(const GatedFftConvInputs& inputs) {
+  return Run("GatedFftConv", "branches", "branches [B, T, 3 D]",
+             {.inputs = inputs.branches,
+              .filter = inputs.filter,
+              .skip = inputs.skip,
+              .window = inputs.window,
+              .gated = true});
 }
 
 }  // namespace halflife::kernels

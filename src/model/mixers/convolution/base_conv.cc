@@ -110,8 +110,8 @@ class BaseConv : public Mixer {
   at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
                   MixerState& state) const override {
     if (!filter_) return Join(x, conv_->Step(x, state.tensors[0]));
-    const at::Tensor sum =
-        ConvolveStep(x, (*filter_)(token.begin + 1, x), token.begin, state.tensors[0]);
+    const at::Tensor sum = ConvolveStep({.x = x, .filter = (*filter_)(token.begin + 1, x)},
+                                        token.begin, state.tensors[0]);
     return Join(x, WithSkip(sum, x));
   }
 
@@ -122,6 +122,9 @@ class BaseConv : public Mixer {
     return {.matmul =
                 2 * dim * dim + 2 * static_cast<double>(kFilterWidth * (kPositionFeatures + dim_)),
             .mixing = dim * (LongConvolutionFlops(seq_len) + 3)};
+  }
+  double WorkspaceBytes(const GpuBatch& batch) const override {
+    return filter_ ? LongConvolutionWorkspaceBytes(batch, dim_) : 0;
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     // u, the two factors, and what their activations read.

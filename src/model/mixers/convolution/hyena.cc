@@ -2,16 +2,14 @@
 // convolution, two gates, and between them a convolution as long as the row whose filter a sine
 // network of position makes, under a window that decays at its own rate in each channel.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/outer.h>
-#include <ATen/ops/sin.h>
 
 #include <cmath>
+#include <optional>
 #include <vector>
 
+#include "kernels/fft_conv/fft_conv.h"
 #include "kernels/linear/linear.h"
-#include "kernels/torch/dispatch.h"
+#include "kernels/sine_filter/sine_filter.h"
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
@@ -59,21 +57,30 @@ class SineFilter {
     for (int64_t i = 1; i <= kInnerLayers; ++i)
       layers_.emplace_back(network, Concat(2 * i), MatrixShape{.out = width, .in = width},
                            /*bias=*/true);
-    layers_.emplace_back(network, Concat(2 * kInnerLayers + 2),
-                         MatrixShape{.out = dim, .in = width}, /*bias=*/false);
+    last_.emplace(network, Concat(2 * kInnerLayers + 2), MatrixShape{.out = dim, .in = width},
+                  /*bias=*/false);
   }
 
-  // Of the first `num_tokens` positions, [num_tokens, D].
+  // Of the first `num_tokens` positions, before the window: [num_tokens, D].
   at::Tensor operator()(int64_t num_tokens) const {
     RequireWithinFilter("hyena", num_tokens, length_);
-    at::Tensor h = features_->select(0, 0).narrow(0, 0, num_tokens);
-    for (size_t i = 0; i + 1 < layers_.size(); ++i) h = at::sin(*frequencies_ * layers_[i](h));
-    h = layers_.back()(h);
+    kernels::SineFilterInputs inputs = {.x = *features_,
+                                        .num_tokens = num_tokens,
+                                        .weights = {},
+                                        .biases = {},
+                                        .frequency = *frequencies_,
+                                        .output = last_->weight()};
+    for (const FilterLayer& layer : layers_) {
+      inputs.weights.push_back(layer.weight());
+      inputs.biases.push_back(layer.bias());
+    }
+    return kernels::SineFilter(inputs);
+  }
+  kernels::FilterWindow window() const {
     const double slow = std::log(kWindowEnd) / kSlowest, fast = std::log(kWindowEnd) / kFastest;
+    const double per_token = 1 / static_cast<double>(length_ - 1);
     const double step = dim_ > 1 ? (fast - slow) / static_cast<double>(dim_ - 1) : 0;
-    const at::Tensor rates = at::arange(dim_, h.options()) * step + slow,
-                     times = at::arange(num_tokens, h.options()) / static_cast<double>(length_ - 1);
-    return h * at::exp(at::outer(times, rates));
+    return {.first = slow * per_token, .step = step * per_token};
   }
   // The weight of a token's own input beside the filter's, [D].
   const at::Tensor& bias() const { return *bias_; }
@@ -83,6 +90,7 @@ class SineFilter {
   int64_t length_, dim_;
   Parameter bias_, features_, frequencies_;
   std::vector<FilterLayer> layers_;
+  std::optional<FilterLayer> last_;
 };
 
 class Hyena : public Mixer {
@@ -114,22 +122,37 @@ class Hyena : public Mixer {
     const auto after = [&](size_t i) {
       return call.want_state ? &result.state.tensors[i] : nullptr;
     };
-    const Branches branches =
-        Split(conv_({.x = Project(call.x), .slice = call.slice, .tail = before(1)}, after(1)));
+    const at::Tensor branches =
+        conv_({.x = Project(call.x), .slice = call.slice, .tail = before(1)}, after(1));
+    const at::Tensor filter = filter_(num_past + call.slice.seq_len);
+    if (!call.want_state && num_past == 0) {
+      result.y = out_(kernels::GatedFftConv({.branches = branches,
+                                             .filter = filter,
+                                             .window = filter_.window(),
+                                             .skip = filter_.bias()}));
+      return result;
+    }
+    const Split split(branches);
     const at::Tensor sums =
-        ConvolveRows({.x = branches.u,
-                      .filter = filter_(num_past + call.slice.seq_len),
+        ConvolveRows({.x = split.u,
+                      .filter = filter,
+                      .window = filter_.window(),
+                      .skip = filter_.bias(),
                       .past = num_past > 0 ? before(0).narrow(1, 0, num_past) : at::Tensor()},
                      after(0));
-    result.y = Join(branches, sums);
+    result.y = out_(split.gate * sums);
     return result;
   }
 
   at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
                   MixerState& state) const override {
-    const Branches branches = Split(conv_.Step(Project(x), state.tensors[1]));
-    return Join(branches,
-                ConvolveStep(branches.u, filter_(token.begin + 1), token.begin, state.tensors[0]));
+    const Split split(conv_.Step(Project(x), state.tensors[1]));
+    const at::Tensor sum = ConvolveStep({.x = split.u,
+                                         .filter = filter_(token.begin + 1),
+                                         .window = filter_.window(),
+                                         .skip = filter_.bias()},
+                                        token.begin, state.tensors[0]);
+    return out_(split.gate * sum);
   }
 
   FlopCount FlopsPerToken(int64_t seq_len) const override {
@@ -139,26 +162,27 @@ class Hyena : public Mixer {
     return {.matmul = 2 * (4 * dim * dim + filter),
             .mixing = conv_.flops_per_token() + dim * (LongConvolutionFlops(seq_len) + 4)};
   }
+  double WorkspaceBytes(const GpuBatch& batch) const override {
+    return LongConvolutionWorkspaceBytes(batch, dim_);
+  }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // x, the three branches before and after the short convolution, u, its sums, their product.
-    return static_cast<double>(10 * dim_ * bytes_per_element);
+    // x, the three branches before and after the short convolution, what the output reads. The
+    // filter, of all rows once, is not counted.
+    return static_cast<double>(8 * dim_ * bytes_per_element);
   }
 
  private:
-  struct Branches {
+  // Of the branches, [..., 3 D].
+  struct Split {
+    explicit Split(const at::Tensor& branches) : Split(branches.chunk(3, -1)) {}
     at::Tensor u;     // x1 * v, what the filter sees
     at::Tensor gate;  // x2
+
+   private:
+    explicit Split(const std::vector<at::Tensor>& parts) : u(parts[0] * parts[2]), gate(parts[1]) {}
   };
   at::Tensor Project(const at::Tensor& x) const {
     return AddBias(kernels::Linear(x, *in_), in_bias_);
-  }
-  static Branches Split(const at::Tensor& convolved) {
-    const std::vector<at::Tensor> parts = convolved.chunk(3, -1);
-    return {.u = parts[0] * parts[2], .gate = parts[1]};
-  }
-  at::Tensor Join(const Branches& branches, const at::Tensor& sums) const {
-    const at::Tensor own = branches.u * filter_.bias().to(branches.u.scalar_type());
-    return out_(branches.gate * (sums + own));
   }
 
   int64_t dim_, filter_width_;

@@ -3,11 +3,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 
+#include <bit>
 #include <cmath>
 #include <numbers>
 
 #include "core/error.h"
-#include "kernels/fft_conv/fft_conv.h"
+#include "kernels/fft_conv/args.h"
 #include "kernels/linear/linear.h"
 #include "kernels/torch/dispatch.h"
 
@@ -70,18 +71,31 @@ at::Tensor ConvolveRows(const LongConvolutionCall& call, at::Tensor* after) {
   const int64_t num_past = call.past.defined() ? call.past.size(1) : 0, seq_len = call.x.size(1);
   const at::Tensor inputs = num_past > 0 ? at::cat({call.past, call.x}, 1) : call.x;
   if (after != nullptr) *after = inputs;
-  return kernels::FftConv({.x = inputs, .filter = call.filter}).narrow(1, num_past, seq_len);
+  return kernels::FftConv(
+             {.x = inputs, .filter = call.filter, .window = call.window, .skip = call.skip})
+      .narrow(1, num_past, seq_len);
 }
 
-at::Tensor ConvolveStep(const at::Tensor& x, const at::Tensor& filter, int64_t num_past,
-                        at::Tensor& inputs) {
-  AppendToken(x.unsqueeze(1), num_past, inputs);
-  const at::Tensor seen = inputs.narrow(1, 0, num_past + 1).to(kernels::ComputeType(x));
-  return (seen * filter.flip(0)).sum(1).to(x.scalar_type());
+at::Tensor ConvolveStep(const LongConvolutionCall& call, int64_t num_past, at::Tensor& inputs) {
+  AppendToken(call.x.unsqueeze(1), num_past, inputs);
+  const at::Tensor seen = inputs.narrow(1, 0, num_past + 1).to(kernels::ComputeType(call.x));
+  const at::Tensor filter = kernels::Windowed(call.filter, call.window);
+  at::Tensor sum = (seen * filter.flip(0)).sum(1);
+  if (call.skip.defined()) sum = sum + seen.select(1, num_past) * call.skip;
+  return sum.to(call.x.scalar_type());
 }
 
 double LongConvolutionFlops(int64_t seq_len) {
-  return 15 * std::log2(2 * static_cast<double>(seq_len)) + 6;
+  // 5 M log2(M) operations each, 6 of a complex product, 6 to twist and back
+  return 10 * std::log2(static_cast<double>(seq_len)) + 12;
+}
+
+double LongConvolutionWorkspaceBytes(const GpuBatch& batch, int64_t channels) {
+  kernels::FftConvFilter filter;
+  filter.seq_len = batch.seq_len, filter.dim = channels;
+  filter.length = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(batch.seq_len)));
+  return static_cast<double>(
+      kernels::cuda::FftConvWorkspaceBytes(filter, batch.batch, /*backward=*/true));
 }
 
 }  // namespace halflife::model

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/fft_conv/fft_conv.h"
 #include "model/mixer.h"
 
 namespace halflife::model {
@@ -26,7 +27,9 @@ class FilterLayer {
  public:
   FilterLayer(const PartContext& context, const std::string& name, const MatrixShape& shape,
               bool bias);
-  at::Tensor operator()(const at::Tensor& x) const;  // [T, in] -> [T, out]
+  at::Tensor operator()(const at::Tensor& x) const;      // [T, in] -> [T, out]
+  const at::Tensor& weight() const { return *weight_; }  // [out, in]
+  const at::Tensor& bias() const { return *bias_; }      // [out], where there is one
 
  private:
   Parameter weight_, bias_;
@@ -39,17 +42,20 @@ void RequireOneDocument(const std::string& mixer, const SequenceSlice& slice);
 void RequireWithinFilter(const std::string& mixer, int64_t num_tokens, int64_t filter_len);
 
 struct LongConvolutionCall {
-  at::Tensor x;       // [B, T, C]
-  at::Tensor filter;  // [past + T, C], fp32 (fp64 beside fp64)
-  at::Tensor past;    // [B, past, C]: the inputs before the slice; undefined: none
+  at::Tensor x;                       // [B, T, C]; of a step [B, C]
+  at::Tensor filter;                  // [past + T, C], fp32 (fp64 beside fp64)
+  kernels::FilterWindow window = {};  // of the filter
+  at::Tensor skip = {};               // [C], like the filter: adds skip x; undefined: nothing
+  at::Tensor past = {};               // [B, past, C]: the inputs before the slice; undefined: none
 };
 // -> [B, T, C]. `after`, where it is not null, becomes the inputs up to the slice's end.
 at::Tensor ConvolveRows(const LongConvolutionCall& call, at::Tensor* after);
-// One token more: x [B, C] -> [B, C]. `inputs` has num_past tokens in use, and gets x.
-at::Tensor ConvolveStep(const at::Tensor& x, const at::Tensor& filter, int64_t num_past,
-                        at::Tensor& inputs);
+// One token more -> [B, C]. `inputs` has num_past tokens in use, and gets x.
+at::Tensor ConvolveStep(const LongConvolutionCall& call, int64_t num_past, at::Tensor& inputs);
 
-// The cost of one channel and token: three transforms of twice the row and the product of two.
+// Operations of one channel and token: two transforms of a row, there and back, and the product.
 double LongConvolutionFlops(int64_t seq_len);
+// What the convolution of `channels` borrows on a GPU.
+double LongConvolutionWorkspaceBytes(const GpuBatch& batch, int64_t channels);
 
 }  // namespace halflife::model
