@@ -10,6 +10,7 @@
 #include <cmath>
 #include <numbers>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/concat.h"
@@ -47,19 +48,22 @@ struct Call {
 };
 
 // What FftConvFilter calls its tables.
-at::Tensor TablesOn(at::Device device, int64_t length) {
-  std::vector<float> values;
+std::string TablesOf(int64_t length) {
+  std::string bytes;
   const auto append = [&](double angle) {
-    values.push_back(static_cast<float>(std::cos(angle)));
-    values.push_back(static_cast<float>(std::sin(angle)));
+    const fft::Complex value = {static_cast<float>(std::cos(angle)),
+                                static_cast<float>(std::sin(angle))};
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
   };
   const auto points = static_cast<double>(length);
   for (int64_t n = 0; n < length; ++n)
     append(std::numbers::pi / 2 * static_cast<double>(n) / points);
   for (int64_t n = 0; n < length; ++n)
     append(-2 * std::numbers::pi * static_cast<double>(n) / points);
-  return ConstantBytesOn(
-      device, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+  return bytes;
+}
+at::Tensor TablesOn(at::Device device, int64_t length) {
+  return NamedConstantOn(device, Concat("fft_conv ", length), [&] { return TablesOf(length); });
 }
 
 template <typename T>

@@ -12,6 +12,7 @@ using rows::FromStorage;
 using rows::Narrow;
 
 constexpr int kThreads = 256;
+
 // ---- transforms of a block: points [length][channels] in shared memory, by all threads ----
 
 // A block's channels and the tables.

@@ -77,17 +77,40 @@ at::Tensor ConstantsOn(at::Device device, std::span<const double> values, at::Sc
   return constants;
 }
 
+namespace {
+
+// Tensors by what tells them apart, on each device.
+class KeptTables {
+ public:
+  // make() -> bytes
+  template <typename Make>
+  at::Tensor Get(at::Device device, std::string_view key, const Make& make) {
+    const std::lock_guard lock(mutex_);
+    auto& there = tables_[device.index()];
+    if (const auto found = there.find(key); found != there.end()) return found->second;
+    const c10::InferenceMode for_training_too(false);
+    const auto& bytes = make();
+    const at::Tensor table = UploadBytes(bytes.data(), static_cast<int64_t>(bytes.size()), device);
+    there.emplace(key, table);
+    return table;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<c10::DeviceIndex, std::map<std::string, at::Tensor, std::less<>>> tables_;
+};
+
+}  // namespace
+
 at::Tensor ConstantBytesOn(at::Device device, std::string_view bytes) {
-  using ByBytes = std::map<std::string, at::Tensor, std::less<>>;
-  static std::mutex mutex;
-  static auto& kept = *new std::map<c10::DeviceIndex, ByBytes>();  // never freed, likewise
-  const std::lock_guard lock(mutex);
-  ByBytes& there = kept[device.index()];
-  if (const auto found = there.find(bytes); found != there.end()) return found->second;
-  const c10::InferenceMode for_training_too(false);
-  const at::Tensor table = UploadBytes(bytes.data(), static_cast<int64_t>(bytes.size()), device);
-  there.emplace(bytes, table);
-  return table;
+  static auto& kept = *new KeptTables();  // never freed, likewise
+  return kept.Get(device, bytes, [&] { return bytes; });
+}
+
+at::Tensor NamedConstantOn(at::Device device, std::string_view name,
+                           const std::function<std::string()>& make) {
+  static auto& kept = *new KeptTables();  // never freed, likewise
+  return kept.Get(device, name, make);
 }
 
 }  // namespace halflife::kernels

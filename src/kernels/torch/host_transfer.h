@@ -10,7 +10,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -43,6 +45,10 @@ at::Tensor ConstantsOn(at::Device device, std::span<const double> values,
                        at::ScalarType dtype = at::kDouble);
 // Likewise the bytes of a table that follows from shapes alone.
 at::Tensor ConstantBytesOn(at::Device device, std::string_view bytes);
+// Likewise bytes that take long to make: `name` tells all that they follow from, and make() runs
+// where none are kept under it.
+at::Tensor NamedConstantOn(at::Device device, std::string_view name,
+                           const std::function<std::string()>& make);
 template <typename Table>
 at::Tensor ConstantTable(const Table& table, at::Device device) {
   using Entry = std::remove_cvref_t<decltype(*table.data())>;

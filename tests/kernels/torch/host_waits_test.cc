@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/concat.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "kernels/torch/host_transfer.h"
 
@@ -97,6 +98,26 @@ TEST(HostWaits, AnUploadIsACopyOfValuesThatGo) {
   ASSERT_EQ(bytes.numel(), 16);
   EXPECT_EQ(static_cast<const Entry*>(bytes.const_data_ptr())[1].b, 4);
   EXPECT_EQ(UploadTable(table, at::kCPU).numel(), 0);
+}
+
+TEST(HostWaits, ConstantsAreUploadedOnce) {
+  const std::string bytes = "bytes";
+  int made = 0;
+  const auto make = [&] { return Concat(bytes, ++made); };
+  const HostCounts counts = CountsOf([&] {
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(ConstantBytesOn(at::kCPU, bytes).numel(), 5);
+      EXPECT_EQ(ConstantsOn(at::kCPU, std::vector<double>{1, 2, 4})[2].item<double>(), 4);
+      EXPECT_EQ(
+          static_cast<const char*>(NamedConstantOn(at::kCPU, "bytes", make).const_data_ptr())[5],
+          '1');
+      EXPECT_EQ(
+          static_cast<const char*>(NamedConstantOn(at::kCPU, "others", make).const_data_ptr())[5],
+          '2');
+    }
+  });
+  EXPECT_EQ(counts.uploads, 4);
+  EXPECT_EQ(made, 2);
 }
 
 TEST(HostWaits, ViewsAndAllocationsLaunchNothing) {

@@ -55,7 +55,7 @@ at::Tensor ConvolveStep(const LongConvolutionCall& call, int64_t num_past, at::T
 
 // Operations of one channel and token: two transforms of a row, there and back, and the product.
 double LongConvolutionFlops(int64_t seq_len);
-// What the convolution of `channels` borrows on a GPU.
+// What the convolution of `channels` borrows on a GPU whose kernels take the row.
 double LongConvolutionWorkspaceBytes(const GpuBatch& batch, int64_t channels);
 
 }  // namespace halflife::model
