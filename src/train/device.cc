@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/host.h"
+#include "kernels/decay_attention/device_limits.h"
 
 #ifdef HALFLIFE_WITH_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -141,16 +142,10 @@ uint64_t DeviceMemoryBytes([[maybe_unused]] Device device) {
 }
 
 kernels::DeviceLimits GpuLimits([[maybe_unused]] Device device) {
-  kernels::DeviceLimits limits = kHopper;
 #ifdef HALFLIFE_WITH_CUDA
-  cudaDeviceProp properties{};
-  if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index) == cudaSuccess) {
-    limits.num_sms = properties.multiProcessorCount;
-    limits.shared_memory_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
-    limits.warpgroups = properties.major == 9;
-  }
+  if (device.is_cuda()) return kernels::LimitsOfGpu(device.index);
 #endif
-  return limits;
+  return kHopper;
 }
 
 uint64_t PeakMemoryBytes([[maybe_unused]] Device device) {

@@ -6,15 +6,14 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "core/error.h"
 #include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/binding.h"
 #include "kernels/decay_attention/cuda/route.h"
+#include "kernels/decay_attention/device_limits.h"
 #include "kernels/decay_attention/growth.h"
 #include "kernels/decay_attention/own_denominator.h"
 #include "kernels/decay_attention/segments.h"
@@ -104,27 +103,9 @@ struct Call {
   }
 };
 
-#ifdef HALFLIFE_WITH_CUDA
-// HALFLIFE_WARPGROUPS=0 has the kernels of other GPUs: forward the same bits, gradients but for
-// rounding the same.
-bool WantsWarpgroups() {
-  static const bool wants = [] {
-    const char* const given = std::getenv("HALFLIFE_WARPGROUPS");
-    return given == nullptr || std::string_view(given) != "0";
-  }();
-  return wants;
-}
-#endif
-
 DeviceLimits LimitsOf([[maybe_unused]] const at::Tensor& x) {
 #ifdef HALFLIFE_WITH_CUDA
-  if (x.is_cuda()) {
-    const cudaDeviceProp* device = at::cuda::getDeviceProperties(x.get_device());
-    return {.is_cuda = true,
-            .num_sms = device->multiProcessorCount,
-            .shared_memory_bytes = static_cast<int64_t>(device->sharedMemPerBlockOptin),
-            .warpgroups = device->major == 9 && WantsWarpgroups()};
-  }
+  if (x.is_cuda()) return LimitsOfGpu(x.get_device());
 #endif
   return {};
 }
