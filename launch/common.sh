@@ -51,11 +51,14 @@ find_nvcc() {
 }
 have_gpu() { have nvidia-smi && nvidia-smi -L >/dev/null 2>&1; }
 
+# nproc takes OpenMP's variables for a limit.
+usable_processors() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
+
 # One compile job a core, but no more than memory allows: a torch translation unit takes up to 1.5
 # GB.
 build_jobs() {
   local cores memory_gb
-  cores=$(nproc)
+  cores=$(usable_processors)
   memory_gb=$(awk '/^MemAvailable:/ { print int($2 / 1048576) }' /proc/meminfo)
   local by_memory=$((memory_gb * 2 / 3))
   if [ "$by_memory" -lt 1 ]; then by_memory=1; fi

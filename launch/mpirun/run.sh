@@ -102,9 +102,6 @@ choose_binding() {
   fi
 }
 
-# nproc takes OpenMP's variables for a limit.
-usable_processors() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
-
 make_launch_line() {
   have mpirun || fail 4 "mpirun not found; launch/setup installs it (Debian: openmpi-bin)"
   allow_mpi_as_root
