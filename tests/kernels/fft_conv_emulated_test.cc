@@ -1,9 +1,6 @@
 // The CUDA kernels of the long convolution, emulated, against its definition in fp64 and, in what
 // they share with the CPU's loops, against those.
-#include <bit>
-#include <numbers>
-
-#include "kernels/fft_conv/args.h"
+#include "kernels/fft_conv/plan.h"
 #include "kernels/rows_support.h"
 
 namespace halflife::kernels {
@@ -22,9 +19,7 @@ struct Case {
   bool added = false;  // gradients to what their places hold
   int64_t beside = 0;  // columns of the matrix of inputs that are not the convolution's
 
-  int64_t length() const {
-    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(seq_len)));
-  }
+  int64_t length() const { return FftConvLength(seq_len); }
   int64_t width() const { return (gated ? 3 : 1) * dim; }
   int64_t stride() const { return width() + beside; }
 };
@@ -59,16 +54,8 @@ struct Problem {
       : inputs(Random(c.batch * c.seq_len * c.stride(), 1)),
         dy(Random(c.batch * c.seq_len * c.dim, 2)),
         filter(Random(c.seq_len * c.dim, 3)),
-        skip(Random(c.dim, 4)) {
-    const auto length = static_cast<double>(c.length());
-    const auto append = [&](double angle) {
-      tables.push_back({static_cast<float>(std::cos(angle)), static_cast<float>(std::sin(angle))});
-    };
-    for (int64_t n = 0; n < c.length(); ++n)
-      append(std::numbers::pi / 2 * static_cast<double>(n) / length);
-    for (int64_t n = 0; n < c.length(); ++n)
-      append(-2 * std::numbers::pi * static_cast<double>(n) / length);
-  }
+        skip(Random(c.dim, 4)),
+        tables(FftConvTables(c.length())) {}
   FftConvArgs<T> Args(const Case& c) const {
     FftConvArgs<T> args = {.filter = {.filter = filter.data(),
                                       .skip = c.skip ? skip.data() : nullptr,

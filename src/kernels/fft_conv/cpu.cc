@@ -183,25 +183,27 @@ HL_INLINE void FillZeros(Point* begin, Point* end) {
   std::fill(reinterpret_cast<float*>(begin), reinterpret_cast<float*>(end), 0.0f);
 }
 
-HL_INLINE void FilterSpectrum(const FftConvFilter& filter, const Group& group, Point* spectrum) {
+// Of value(token), zeros past the row.
+template <typename Value>
+HL_INLINE void FillSpectrum(const FftConvFilter& filter, Point* spectrum, const Value& value) {
   const Transform transform(filter);
-  for (int64_t t = 0; t < filter.seq_len; ++t) {
-    Lanes h = Load(filter.filter + t * filter.dim + group.first, group);
-    ScaleBy(Window(filter, group, t), h);
-    Twist(h, transform.twist[t], spectrum + t);
-  }
+  for (int64_t t = 0; t < filter.seq_len; ++t) Twist(value(t), transform.twist[t], spectrum + t);
   FillZeros(spectrum + filter.seq_len, spectrum + filter.length);
   Forward(transform, spectrum);
 }
 
+HL_INLINE void FilterSpectrum(const FftConvFilter& filter, const Group& group, Point* spectrum) {
+  FillSpectrum(filter, spectrum, [&](int64_t token) HL_LAMBDA_INLINE {
+    Lanes h = Load(filter.filter + token * filter.dim + group.first, group);
+    ScaleBy(Window(filter, group, token), h);
+    return h;
+  });
+}
+
 template <typename T>
 HL_INLINE void InputSpectrum(const Row<T>& row, Point* spectrum) {
-  const FftConvFilter& filter = row.args.filter;
-  const Transform transform(filter);
-  for (int64_t t = 0; t < filter.seq_len; ++t)
-    Twist(row.Input(t), transform.twist[t], spectrum + t);
-  FillZeros(spectrum + filter.seq_len, spectrum + filter.length);
-  Forward(transform, spectrum);
+  FillSpectrum(row.args.filter, spectrum,
+               [&](int64_t token) HL_LAMBDA_INLINE { return row.Input(token); });
 }
 
 // a = a b, or a conj(b).
@@ -336,10 +338,8 @@ HL_INLINE void BackwardLoop(const FftConvArgs<T>& args, const FftConvGrads<T>& g
     const Row<T> row(args, group, b);
     const T* const dy = grads.dy + b * filter.seq_len * filter.dim + group.first;
     InputSpectrum(row, spectra.input);
-    for (int64_t t = 0; t < filter.seq_len; ++t)
-      Twist(SumGradient(row, dy, t), transform.twist[t], spectra.gradient + t);
-    FillZeros(spectra.gradient + filter.seq_len, spectra.gradient + filter.length);
-    Forward(transform, spectra.gradient);
+    FillSpectrum(filter, spectra.gradient,
+                 [&](int64_t token) HL_LAMBDA_INLINE { return SumGradient(row, dy, token); });
     if (grads.learned.dfilter != nullptr)
       AddTimesConjugate(spectra.gradient, spectra.input, spectra.sum, filter.length);
     Multiply<true>(spectra.gradient, spectra.filter, filter.length);

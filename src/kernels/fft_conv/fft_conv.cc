@@ -6,9 +6,6 @@
 #include <ATen/ops/exp.h>
 #include <ATen/ops/outer.h>
 
-#include <bit>
-#include <cmath>
-#include <numbers>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +15,7 @@
 #include "kernels/cpu/parallel.h"
 #include "kernels/fft_conv/args.h"
 #include "kernels/fft_conv/composed.h"
+#include "kernels/fft_conv/plan.h"
 #include "kernels/torch/autograd.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/gradient_sink.h"
@@ -42,28 +40,17 @@ struct Call {
   int64_t batch() const { return inputs.size(0); }
   int64_t seq_len() const { return inputs.size(1); }
   int64_t dim() const { return filter.size(1); }
-  int64_t length() const { return std::bit_ceil(static_cast<uint64_t>(seq_len())); }
+  int64_t length() const { return FftConvLength(seq_len()); }
   // Columns of the inputs.
   at::Tensor branch(int64_t number) const { return inputs.narrow(2, number * dim(), dim()); }
 };
 
-// What FftConvFilter calls its tables.
-std::string TablesOf(int64_t length) {
-  std::string bytes;
-  const auto append = [&](double angle) {
-    const fft::Complex value = {static_cast<float>(std::cos(angle)),
-                                static_cast<float>(std::sin(angle))};
-    bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
-  };
-  const auto points = static_cast<double>(length);
-  for (int64_t n = 0; n < length; ++n)
-    append(std::numbers::pi / 2 * static_cast<double>(n) / points);
-  for (int64_t n = 0; n < length; ++n)
-    append(-2 * std::numbers::pi * static_cast<double>(n) / points);
-  return bytes;
-}
 at::Tensor TablesOn(at::Device device, int64_t length) {
-  return NamedConstantOn(device, Concat("fft_conv ", length), [&] { return TablesOf(length); });
+  return NamedConstantOn(device, Concat("fft_conv ", length), [&] {
+    const std::vector<fft::Complex> tables = FftConvTables(length);
+    return std::string(reinterpret_cast<const char*>(tables.data()),
+                       tables.size() * sizeof(fft::Complex));
+  });
 }
 
 template <typename T>

@@ -1,6 +1,9 @@
 #include "kernels/fft_conv/plan.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numbers>
 
 namespace halflife::kernels {
 namespace {
@@ -17,6 +20,23 @@ constexpr int64_t kMaxSplits = 64;
 constexpr int64_t kOtherBytes = 8 * 1024;
 
 }  // namespace
+
+int64_t FftConvLength(int64_t seq_len) {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(seq_len)));
+}
+
+std::vector<fft::Complex> FftConvTables(int64_t length) {
+  std::vector<fft::Complex> tables;
+  const auto append = [&](double angle) {
+    tables.push_back({static_cast<float>(std::cos(angle)), static_cast<float>(std::sin(angle))});
+  };
+  const auto points = static_cast<double>(length);
+  for (int64_t n = 0; n < length; ++n)
+    append(std::numbers::pi / 2 * static_cast<double>(n) / points);
+  for (int64_t n = 0; n < length; ++n)
+    append(-2 * std::numbers::pi * static_cast<double>(n) / points);
+  return tables;
+}
 
 FftConvLayout LayoutOf(const FftConvFilter& filter, int64_t batch, int transforms) {
   FftConvLayout layout;

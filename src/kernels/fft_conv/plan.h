@@ -1,11 +1,17 @@
-// How the long convolution's work lies on a GPU, and what it borrows there. Pure functions.
+// What the long convolution's kernels are given beside tensors, how their work lies on a GPU, and
+// what it borrows there. Pure functions.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/fft_conv/args.h"
 
 namespace halflife::kernels {
+
+// FftConvFilter's length and tables of rows of seq_len tokens.
+int64_t FftConvLength(int64_t seq_len);
+std::vector<fft::Complex> FftConvTables(int64_t length);
 
 // Blocks of `channels` channels, a power of two, in x; in y `splits` blocks of rows, each with its
 // partial sums of the filter's gradient. Follows from shapes alone, and with it the bits.

@@ -276,7 +276,7 @@ CONVOLUTIONS = [
     ("fft, CPU: the filter's gradient has no window", f"{KERNELS}/fft_conv/cpu.cc",
      "    ScaleBy(Window(filter, group, t), dfilter);\n", "", "fft_conv_test"),
     ("fft, CPU: points past the row hold the row before", f"{KERNELS}/fft_conv/cpu.cc",
-     "    FillZeros(spectra.gradient + filter.seq_len, spectra.gradient + filter.length);\n", "",
+     "  FillZeros(spectrum + filter.seq_len, spectrum + filter.length);\n", "",
      "fft_conv_test"),
     ("sine filter: tokens that were not read have a gradient", f"{KERNELS}/sine_filter/cpu.cc",
      "t < args.num_tokens ? gradient[c].at[t - begin] : 0.0f", "gradient[c].at[t - begin]",

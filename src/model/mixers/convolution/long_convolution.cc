@@ -3,12 +3,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 
-#include <bit>
 #include <cmath>
 #include <numbers>
 
 #include "core/error.h"
-#include "kernels/fft_conv/args.h"
+#include "kernels/fft_conv/plan.h"
 #include "kernels/linear/linear.h"
 #include "kernels/torch/dispatch.h"
 
@@ -93,7 +92,7 @@ double LongConvolutionFlops(int64_t seq_len) {
 double LongConvolutionWorkspaceBytes(const GpuBatch& batch, int64_t channels) {
   kernels::FftConvFilter filter;
   filter.seq_len = batch.seq_len, filter.dim = channels;
-  filter.length = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(batch.seq_len)));
+  filter.length = kernels::FftConvLength(batch.seq_len);
   return static_cast<double>(
       kernels::cuda::FftConvWorkspaceBytes(filter, batch.batch, /*backward=*/true));
 }
