@@ -647,10 +647,9 @@ DECAY = Family(
 
 
 def dependents(family, source, test):
-    """CUDA sources of the family that see `source`, as far as the test runs them."""
+    """Sources of the family that see `source`, as far as the test runs them."""
     instances = family.instances[source][test] if source in family.instances else ()
-    sources = [path for pattern in family.sources if pattern.endswith(".cu")
-               for path in family.find(pattern)]
+    sources = [path for pattern in family.sources for path in family.find(pattern)]
     folder = ROOT / family.folder
     return [path for path in sources
             if path == folder / source or f"/{source}" in path.read_text()
@@ -710,6 +709,8 @@ class Builder:
             origin = changed if path == ROOT / self.family.folder / source else path
             objects[path] = copy / object_name(path)
             commands.append(compile_command(origin, objects[path], self.kind, copy))
+        if not commands:
+            raise RuntimeError(f"no source of the {test} test sees it")
         self.run_all(commands)
         # Changed objects first: of an inline function that others hold too, the linker takes the first.
         others = {path: target for path, target in self.objects.items() if path not in objects}
