@@ -17,14 +17,12 @@
 #include "kernels/fft_conv/composed.h"
 #include "kernels/fft_conv/plan.h"
 #include "kernels/torch/autograd.h"
+#include "kernels/torch/block_memory.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/gradient_sink.h"
 #include "kernels/torch/host_transfer.h"
 #include "kernels/torch/route_log.h"
 #include "kernels/torch/tensor_checks.h"
-#ifdef HALFLIFE_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
-#endif
 
 namespace halflife::kernels {
 namespace {
@@ -189,8 +187,7 @@ at::Tensor Composed(const Call& call) {
 bool DeviceTakes([[maybe_unused]] const Call& call) {
 #ifdef HALFLIFE_WITH_CUDA
   if (!call.inputs.is_cuda()) return true;
-  const auto shared_memory_bytes = static_cast<int64_t>(
-      at::cuda::getDeviceProperties(call.inputs.get_device())->sharedMemPerBlockOptin);
+  const int64_t shared_memory_bytes = SharedMemoryPerBlock(call.inputs);
   const bool fits = cuda::FftConvFits(call.length(), shared_memory_bytes);
   SayRoute(kLongConvolution,
            fits ? "transforms in shared memory"

@@ -16,13 +16,11 @@
 #include "kernels/linear/weight_product.h"
 #include "kernels/sine_filter/args.h"
 #include "kernels/torch/autograd.h"
+#include "kernels/torch/block_memory.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/gradient_sink.h"
 #include "kernels/torch/route_log.h"
 #include "kernels/torch/tensor_checks.h"
-#ifdef HALFLIFE_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
-#endif
 
 namespace halflife::kernels {
 namespace {
@@ -171,8 +169,7 @@ at::Tensor Composed(const SineFilterInputs& inputs) {
 bool DeviceTakes([[maybe_unused]] const Tensors& in, [[maybe_unused]] const Sizes& sizes) {
 #ifdef HALFLIFE_WITH_CUDA
   if (!in[0].is_cuda()) return true;
-  const auto shared_memory_bytes = static_cast<int64_t>(
-      at::cuda::getDeviceProperties(in[0].get_device())->sharedMemPerBlockOptin);
+  const int64_t shared_memory_bytes = SharedMemoryPerBlock(in[0]);
   const bool fits =
       cuda::SineFilterFit(ArgsOf(in, sizes.num_layers, sizes.num_tokens), shared_memory_bytes);
   SayRoute(kSineFilter,

@@ -13,13 +13,11 @@
 #include "kernels/softmax_attention/args.h"
 #include "kernels/softmax_attention/composed.h"
 #include "kernels/torch/autograd.h"
+#include "kernels/torch/block_memory.h"
 #include "kernels/torch/dispatch.h"
 #include "kernels/torch/route_log.h"
 #include "kernels/torch/tensor_checks.h"
 #include "kernels/torch/tensor_views.h"
-#ifdef HALFLIFE_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
-#endif
 
 namespace halflife::kernels {
 namespace {
@@ -262,9 +260,7 @@ bool DeviceTakes([[maybe_unused]] const SoftmaxAttentionInputs& in,
   args.q.dtype = ToDType(kKernel, in.q);
   args.bias = in.bias.defined() ? in.bias.const_data_ptr() : nullptr;
   args.dropout = PairDropoutOf(config.dropout);
-  const cudaDeviceProp* device = at::cuda::getDeviceProperties(in.q.get_device());
-  const std::string why_not =
-      cuda::WhyNot(args, static_cast<int64_t>(device->sharedMemPerBlockOptin));
+  const std::string why_not = cuda::WhyNot(args, SharedMemoryPerBlock(in.q));
   SayRoute(kKernel, why_not.empty() ? "pairs of tiles on tensor cores"
                                     : "LibTorch's calls in blocks of queries: " + why_not);
   return why_not.empty();
