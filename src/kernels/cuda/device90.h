@@ -58,8 +58,9 @@ struct TileSource {
 inline TensorMap MakeTensorMap(const TileSource& source) {
   HL_CHECK(source.element_bytes == 2 || source.element_bytes == 4, "tensor map ", source.name,
            ": elements of ", source.element_bytes, " bytes; 2 (bf16) and 4 (fp32) work");
-  HL_CHECK(reinterpret_cast<uintptr_t>(source.data) % 16 == 0, "tensor map ", source.name,
-           ": data at ", source.data, "; it must begin at a multiple of 16 bytes");
+  HL_CHECK(source.data != nullptr && reinterpret_cast<uintptr_t>(source.data) % 16 == 0,
+           "tensor map ", source.name, ": data at ", source.data,
+           "; a multiple of 16 above 0 works");
   HL_CHECK(source.num_rows >= 1 && source.num_cols >= 1 && source.num_rows < (int64_t{1} << 32) &&
                source.num_cols < (int64_t{1} << 32),
            "tensor map ", source.name, ": ", source.num_rows, " x ", source.num_cols,

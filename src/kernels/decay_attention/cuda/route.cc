@@ -120,6 +120,7 @@ int BackwardSharedBytes(DecayKind kind, const DecayBlock& block) {
 bool BackwardWarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block) {
   const int k = args.head_dim_k, v = args.head_dim_v;
   return HasScan(args) && !IsPerChannel(args.decay_kind) && args.norm_kind == NormKind::kNone &&
+         args.batch > 0 && args.seq_len > 0 &&  // a tensor map is of some rows
          block.k > 0 && k % block.k == 0 && v % block.v == 0 &&
          IsMatrixOfRows(args.q, args.batch, args.num_q_heads, k) &&
          IsMatrixOfRows(args.k, args.batch, args.num_k_heads, k) &&

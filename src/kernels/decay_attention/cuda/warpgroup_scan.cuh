@@ -142,6 +142,7 @@ HL_DEVICE void BeginInterOutput(float (&out)[kChunk / 8][4], uint32_t (&a)[Confi
   for (int j = 0; j < Config::kK / 16; ++j) PackFragment(a[j], state[2 * j], state[2 * j + 1]);
   Clear(out);
   FenceRegisters(TileOf(out));
+  FenceOperands(a);
   WgmmaFence();
 #pragma unroll
   for (int j = 0; j < Config::kK / 16; ++j) {
@@ -169,13 +170,14 @@ HL_DEVICE void LoadValues(uint32_t (&a)[kChunk / 16][4], uint32_t (&scaled)[kChu
 // out^T += v^T scores^T and S^T += (v diag(outgoing))^T k, begun: two groups, in this order.
 template <typename Config>
 HL_DEVICE void BeginChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK / 8][4],
-                          const uint32_t (&a)[kChunk / 16][4],
-                          const uint32_t (&scaled)[kChunk / 16][4], const bf16* k,
-                          const bf16* scores) {
+                          uint32_t (&a)[kChunk / 16][4], uint32_t (&scaled)[kChunk / 16][4],
+                          const bf16* k, const bf16* scores) {
   constexpr int kPieces = Config::kK / 64;
   FenceRegisters(TileOf(out));
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) FenceRegisters(TileOf(state + 8 * piece));
+  FenceOperands(a);
+  FenceOperands(scaled);
   WgmmaFence();
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j)

@@ -69,6 +69,17 @@ TEST(CudaEmpty, NoTokensAndNoRows) {
       }
 }
 
+// Bulk copies read some rows or none.
+TEST(CudaEmpty, NoTokensWhereWarpgroupsWouldTakeSome) {
+  for (const int batch : {1, 2}) {
+    Problem problem({.batch = batch, .seq_len = 0, .dim_k = 128, .dim_v = 128, .warpgroups = true});
+    problem.Forward(/*with_checkpoints=*/true);
+    problem.Backward();
+    EXPECT_EQ(problem.final_state_, problem.initial_state_);
+    EXPECT_EQ(problem.dinitial_state_, problem.dfinal_state_);
+  }
+}
+
 // Token, head and document in which a NaN is placed.
 struct NanPlace {
   int token, head, begin, end;
