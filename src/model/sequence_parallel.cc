@@ -24,7 +24,7 @@ cudaStream_t StreamOf(const at::Tensor& x) {
 
 // Bytes travel: what they mean is the ends' business, and one that only sends need not know what
 // the other way carries.
-at::Tensor Bytes(const at::Tensor& x) { return x.defined() ? kernels::BytesOf(x.contiguous()) : x; }
+at::Tensor Bytes(const at::Tensor& x) { return x.defined() ? kernels::BytesOf(x) : x; }
 
 // Operations of a group complete in order: the last one stands for all.
 class Waits {
@@ -119,12 +119,15 @@ class RankGroup final : public kernels::SegmentGroup {
     const bool forward = direction == Direction::kToNext;
     const int to = forward ? next : previous, from = forward ? previous : next;
     const cudaStream_t stream = StreamOf(send.defined() ? send : received);
+    HL_CHECK(!received.defined() || received.is_contiguous(), what,
+             " is received into a tensor that is not contiguous");
+    const at::Tensor sent = send.defined() ? send.contiguous() : send;  // lives until it has left
     dist::Work work =
-        comm_.SendRecv(RefOrNone(Bytes(send)), send.defined() ? to : -1, RefOrNone(Bytes(received)),
+        comm_.SendRecv(RefOrNone(Bytes(sent)), sent.defined() ? to : -1, RefOrNone(Bytes(received)),
                        received.defined() ? from : -1, {what, 0}, stream);
     if (received.defined())
-      return std::make_unique<TakingTransfer>(send, std::move(work), stream, waits_);
-    waits_.Keep(std::move(work), send);
+      return std::make_unique<TakingTransfer>(sent, std::move(work), stream, waits_);
+    waits_.Keep(std::move(work), sent);
     return std::make_unique<GivingTransfer>();
   }
 

@@ -331,6 +331,27 @@ TEST(SegmentGroup, ARankThatOnlySendsGoesOnAtOnce) {
   });
 }
 
+// What is sent in place of strided memory is a copy, which no one else holds.
+TEST(SegmentGroup, StridedMemoryIsSentAsItWas) {
+  std::promise<void> overwritten;
+  LocalWorld::Run(2, [&](Communicator& comm) {
+    const std::shared_ptr<kernels::SegmentGroup> group = MakeSegmentGroup(comm);
+    constexpr auto kToNext = kernels::SegmentGroup::Direction::kToNext;
+    const at::Tensor wide = at::arange(2 * 64, at::kFloat).view({64, 2});
+    if (comm.rank() == 0) {
+      group->Shift(wide.select(1, 0), {}, kToNext, "state")->Wait();
+      at::full({64}, -1, at::kFloat);  // where a copy would have been
+      overwritten.set_value();
+    } else {
+      overwritten.get_future().wait();
+      const at::Tensor received = at::empty({64});
+      group->Shift({}, received, kToNext, "state")->Wait();
+      EXPECT_TRUE(received.equal(wide.select(1, 0)));
+    }
+    group->Settle();
+  });
+}
+
 TEST(CutRow, IsEvenInUnitsOfTheAlignment) {
   using Lengths = std::vector<int64_t>;
   EXPECT_EQ(CutRow(512, 4, 64), (Lengths{128, 128, 128, 128}));
