@@ -41,6 +41,7 @@ std::vector<Case> Cases() {
     cases.push_back({3, 20, 5, gated, true, false, /*beside=*/3});
   }
   cases.push_back({66, 3, 2});
+  cases.push_back({1, 1, 1});  // transforms of 8 bytes
 #ifndef HL_EMULATED_TSAN  // which takes a minute for them, and whose threads do nothing else there
   cases.push_back({1, 1030, 5});
   cases.push_back({2, 2050, 3, /*gated=*/false});

@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kThreads)
   const Block block(filter, layout);
   SmemCarver carver(smem);
   Complex* const inputs = carver.Take<Complex>(block.length << block.shift);
-  Complex* const gradients = carver.Take<Complex>(block.length << block.shift);
+  Complex* const gradients = carver.Take<Complex, alignof(Complex)>(block.length << block.shift);
   Complex* const sums = partials.spectra + blockIdx.y * filter.length * filter.dim;
   const Rows rows(args.batch, layout);
   float dskip = 0;
