@@ -175,6 +175,24 @@ HL_DEVICE void TimesStateOfKeys(TokenTile<Config::kKeyPieces>& acc, const bf16* 
   }
   FinishProduct<Config::kKeyPieces>(acc);
 }
+// acc += rows x: the warp's rows [16, 16 kSteps], x [16 kSteps, 64 kPieces] in pieces of
+// `piece_elements`.
+template <int kPieces, int kSteps>
+HL_DEVICE void AddProduct(TokenTile<kPieces>& acc, uint32_t (&rows)[kSteps][4], const bf16* x,
+                          int piece_elements) {
+  FencePieces<kPieces>(acc);
+  FenceOperands(rows);
+  WgmmaFence();
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const uint64_t b = TileDescriptor(x + piece * piece_elements);
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j)
+      WgmmaM64N64K16OfRows(TileOf(acc[piece]), rows[j], AdvanceTile(b, 128 * 16 * j));
+  }
+  FinishProduct<kPieces>(acc);
+  KeepRegisters(rows);
+}
 // acc = k state.
 template <typename Config>
 HL_DEVICE void TimesStateOfValues(TokenTile<Config::kValuePieces>& acc, const bf16* k,
@@ -187,34 +205,7 @@ HL_DEVICE void TimesStateOfValues(TokenTile<Config::kValuePieces>& acc, const bf
                                        16 * (j % 4));
 #pragma unroll
   for (int piece = 0; piece < Config::kValuePieces; ++piece) Clear(acc[piece]);
-  FencePieces<Config::kValuePieces>(acc);
-  FenceOperands(a);
-  WgmmaFence();
-#pragma unroll
-  for (int piece = 0; piece < Config::kValuePieces; ++piece) {
-    const uint64_t b = TileDescriptor(state + piece * Config::kStatePiece);
-#pragma unroll
-    for (int j = 0; j < Config::kK / 16; ++j)
-      WgmmaM64N64K16OfRows(TileOf(acc[piece]), a[j], AdvanceTile(b, 128 * 16 * j));
-  }
-  FinishProduct<Config::kValuePieces>(acc);
-  KeepRegisters(a);
-}
-// acc += pairs x: x the chunk's tile in pieces.
-template <int kPieces>
-HL_DEVICE void AddPairs(TokenTile<kPieces>& acc, Fragments& pairs, const bf16* x) {
-  FencePieces<kPieces>(acc);
-  FenceOperands(pairs);
-  WgmmaFence();
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const uint64_t b = TileDescriptor(x + piece * kPieceElements);
-#pragma unroll
-    for (int j = 0; j < kChunk / 16; ++j)
-      WgmmaM64N64K16OfRows(TileOf(acc[piece]), pairs[j], AdvanceTile(b, 128 * 16 * j));
-  }
-  FinishProduct<kPieces>(acc);
-  KeepRegisters(pairs);
+  AddProduct<Config::kValuePieces>(acc, a, state, Config::kStatePiece);
 }
 
 // The warp's rows, g and g + 8 of a lane, times their tokens' factors.
@@ -445,7 +436,7 @@ HL_DEVICE void ChunkGradients(const WarpgroupGradShared<Config>& smem,
   MbarrierWait(smem.loaded + kAdjointLoaded, 0);
   TimesStateOfValues<Config>(dv, smem.k, smem.state);
   ScaleTokens<kValuePieces>(dv, smem.tables->outgoing_scaled);
-  AddPairs<kValuePieces>(dv, scores, smem.dout);
+  AddProduct<kValuePieces>(dv, scores, smem.dout, kPieceElements);
   TimesStateOfKeys<Config>(dk, smem.v, smem.state);
   if (wants_sums) SumThrough(smem, static_cast<const bf16*>(params.states) + slot * (kK * kV));
   __syncthreads();
@@ -453,7 +444,7 @@ HL_DEVICE void ChunkGradients(const WarpgroupGradShared<Config>& smem,
   ScaleTokens<kKeyPieces>(dk, smem.tables->outgoing);
   if (wants_sums) SumChannels<kKeyPieces>(smem.sums->y, dk, smem.k);
   ScaleTokens<kKeyPieces>(dk, smem.tables->key_scale);
-  AddPairs<kKeyPieces>(dk, dscores, smem.q);
+  AddProduct<kKeyPieces>(dk, dscores, smem.q, kPieceElements);
   const auto rows_of_keys = [&](const TensorView& gradient) {
     return RowsOf(SliceOf(gradient, args, one.place.slice, args.head_dim_k), one.chunk,
                   one.place.head, one.place.key_slice * kK, args.head_dim_k);
@@ -474,7 +465,7 @@ HL_DEVICE void ChunkGradients(const WarpgroupGradShared<Config>& smem,
 #pragma unroll
     for (int j = 0; j < kChunk / 16; ++j)
       LoadFragment<kChunk, false>(dscores[j], smem.dscores, rows, WarpId() * 16, 16 * j);
-    AddPairs<kKeyPieces>(dq, dscores, smem.k);
+    AddProduct<kKeyPieces>(dq, dscores, smem.k, kPieceElements);
     StoreTokenRows<kKeyPieces>(dq, rows_of_keys(params.dq), length);
   }
   if (!wants_sums) return;
