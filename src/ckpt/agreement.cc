@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/concat.h"
 #include "core/error.h"
+#include "core/nearest.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -95,6 +97,18 @@ class Comparison {
   std::vector<std::string> lines_;
 };
 
+// What the checkpoint says where the run says what it expects, in the words of today.
+Expectation StoredIn(const Manifest& manifest, const Expectation& expectation) {
+  Expectation stored;
+  stored.model_config_json = manifest.state.model_config_json;
+  if (expectation.canonical_model_config && !stored.model_config_json.empty())
+    stored.model_config_json = expectation.canonical_model_config(stored.model_config_json);
+  stored.trajectory = manifest.state.trajectory;
+  stored.trajectory.insert(expectation.trajectory_defaults.begin(),
+                           expectation.trajectory_defaults.end());
+  return stored;
+}
+
 }  // namespace
 
 Fields FlattenJson(const std::string& text) {
@@ -109,19 +123,26 @@ std::vector<std::string> FindDifferences(const Manifest& manifest, const Expecta
                                          const ArenaView& arena) {
   Comparison comparison(expectation.allow_change);
   comparison.Value("model_family", manifest.state.model_family, expectation.model_family);
-  const std::string& stored = manifest.state.model_config_json;
-  const bool convert = expectation.canonical_model_config && !stored.empty();
-  comparison.AllFields(FlattenJson(convert ? expectation.canonical_model_config(stored) : stored),
+  const Expectation stored = StoredIn(manifest, expectation);
+  comparison.AllFields(FlattenJson(stored.model_config_json),
                        FlattenJson(expectation.model_config_json), kModelPrefix);
   // An imported step 0 comes from no run of ours: nothing but its model can disagree.
-  if (!manifest.state.trajectory.empty() || manifest.state.step > 0) {
-    Fields trajectory = manifest.state.trajectory;
-    trajectory.insert(expectation.trajectory_defaults.begin(),
-                      expectation.trajectory_defaults.end());
-    comparison.AllFields(trajectory, expectation.trajectory, "");
-  }
+  if (!manifest.state.trajectory.empty() || manifest.state.step > 0)
+    comparison.AllFields(stored.trajectory, expectation.trajectory, "");
   comparison.Tensors(manifest, arena);
   return std::move(comparison).lines();
+}
+
+void CheckAllowedNames(const Expectation& expectation, const Manifest* manifest) {
+  std::vector<std::string> known = ComparedFields(expectation);
+  if (manifest != nullptr) {
+    for (const std::string& name : ComparedFields(StoredIn(*manifest, expectation)))
+      if (std::ranges::count(known, name) == 0) known.push_back(name);
+  }
+  for (const std::string& name : expectation.allow_change)
+    HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(known, name) > 0, "--allow-change '", name,
+                "' is no field that a checkpoint is compared by", DidYouMean(name, known),
+                "\nThese are: ", Join(known, ", "));
 }
 
 std::vector<std::string> ComparedFields(const Expectation& expectation) {
@@ -134,6 +155,11 @@ std::vector<std::string> ComparedFields(const Expectation& expectation) {
 
 void CheckAgreement(const Manifest& manifest, const std::string& step_name,
                     const Expectation& expectation, const ArenaView& arena) {
+  CheckAllowedNames(expectation, &manifest);
+  const uint64_t step = manifest.state.step;
+  HL_CHECK_AS(ExitCode::kUsage, step <= expectation.max_step, "the checkpoint is at step ", step,
+              ", past train.steps ", expectation.max_step, "; set train.steps to ", step,
+              " or more");
   const std::vector<std::string> differences = FindDifferences(manifest, expectation, arena);
   if (differences.empty()) return;
   std::string text;

@@ -14,12 +14,15 @@ namespace halflife::ckpt {
 // One line per difference, with both values; empty when they agree.
 std::vector<std::string> FindDifferences(const Manifest& manifest, const Expectation& expectation,
                                          const ArenaView& arena);
-// Error kUsage that lists all of them.
+// Error kUsage that lists all of them, for a checkpoint of a step past the run's last, and of
+// CheckAllowedNames.
 void CheckAgreement(const Manifest& manifest, const std::string& step_name,
                     const Expectation& expectation, const ArenaView& arena);
 
-// The names of all fields of the expectation that a checkpoint must agree with: what allow_change
-// may name.
+// Error kUsage for a name in allow_change that neither side has, and which would let nothing differ
+// in silence. `manifest`: null where no checkpoint is there.
+void CheckAllowedNames(const Expectation& expectation, const Manifest* manifest);
+// The names of all fields of the expectation that a checkpoint must agree with.
 std::vector<std::string> ComparedFields(const Expectation& expectation);
 
 // {"a": {"b": [1, 2]}} -> {"a.b": "[1,2]"}; text that is no JSON object -> {"": text}.

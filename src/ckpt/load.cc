@@ -54,7 +54,7 @@ class LoadSession {
 
   std::optional<LoadReport> Newest();
   LoadReport Exactly(const fs::path& step_dir);
-  void GoBackTo(const LoadReport& report);
+  void GoBackTo(LoadReport& report);
   void RefuseExisting();
   void CleanUp();
 
@@ -203,7 +203,8 @@ LoadReport LoadSession::Try(const fs::path& step_dir, Passed* passed) {
     passed->tokens = manifest.state.data.tokens;
     CheckAgreement(manifest, step_dir.filename().string(), expectation_, arena_);
     ReadArrays(step_dir, manifest);
-    return {.state = manifest.state, .path = step_dir, .fell_back = false, .damage = {}};
+    return {
+        .state = manifest.state, .path = step_dir, .own = false, .fell_back = false, .damage = {}};
   } catch (const DamageError& error) {
     passed->text = error.message();
     throw;
@@ -249,6 +250,7 @@ std::optional<LoadReport> LoadSession::Newest() {
     Passed candidate;
     try {
       LoadReport report = Try(step_dir, &candidate);
+      report.own = true;
       report.fell_back = !passed.empty();
       report.damage = Banners(passed, report.state);
       for (const std::string& banner : report.damage) HL_ERROR("ckpt", banner);
@@ -285,7 +287,7 @@ LoadReport LoadSession::Exactly(const fs::path& step_dir) {
 // A run that goes back to a step of its own leaves the branch of the newer ones before it goes on.
 // Were they to stay until its first save, those below that step would count as its ancestors: push
 // the true ones out, and be fallen back to.
-void LoadSession::GoBackTo(const LoadReport& report) {
+void LoadSession::GoBackTo(LoadReport& report) {
   const std::string own = OnRankZero(control_, {"ckpt_go_back", 0}, [&] {
     const auto named = ParseStepName(report.path);
     if (!named || named->kind != StepDir::Kind::kPublished ||
@@ -294,7 +296,15 @@ void LoadSession::GoBackTo(const LoadReport& report) {
     SetNewerAside(dir_, report.state.step);
     return named->path.filename().string();
   });
-  if (!own.empty()) RepairLatest(dir_ / own);
+  report.own = !own.empty();
+  if (report.own) RepairLatest(dir_ / own);
+}
+
+// What step_dir is called where it lies, however it was named: with a slash at its end, by a link.
+fs::path OwnName(const fs::path& step_dir) {
+  std::error_code error;
+  const fs::path own = fs::canonical(step_dir, error);
+  return error ? NamedFolder(step_dir) : own;
 }
 
 }  // namespace
@@ -323,10 +333,14 @@ std::optional<LoadReport> CheckpointStore::Load(const ResumeRequest& request,
   LoadSession session(dir_, control_, expectation, arena);
   if (request.mode == ResumeMode::kNone) session.RefuseExisting();
   session.CleanUp();
-  if (request.mode == ResumeMode::kNone) return std::nullopt;
-  if (request.mode == ResumeMode::kAuto) return session.Newest();
+  if (request.mode == ResumeMode::kNone || request.mode == ResumeMode::kAuto) {
+    std::optional<LoadReport> report;
+    if (request.mode == ResumeMode::kAuto) report = session.Newest();
+    if (!report) CheckAllowedNames(expectation, nullptr);
+    return report;
+  }
   LoadReport report = session.Exactly(
-      request.mode == ResumeMode::kStep ? dir_ / StepName(request.step) : request.path);
+      request.mode == ResumeMode::kStep ? dir_ / StepName(request.step) : OwnName(request.path));
   session.GoBackTo(report);
   return report;
 }

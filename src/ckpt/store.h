@@ -13,6 +13,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,12 +57,14 @@ struct Expectation {
   // What a field of the trajectory means where the checkpoint, of a program that did not know it
   // yet, has none: what that program did.
   std::map<std::string, std::string> trajectory_defaults = {};
-  std::vector<std::string> allow_change;  // names of fields that may differ
+  std::vector<std::string> allow_change;                     // names of fields that may differ
+  uint64_t max_step = std::numeric_limits<uint64_t>::max();  // the run's last: train.steps
 };
 
 struct LoadReport {
   StepState state;
-  std::filesystem::path path;
+  std::filesystem::path path;       // canonical
+  bool own = false;                 // a step that this store has published, and not set aside
   bool fell_back = false;           // an older step than the newest one found
   std::vector<std::string> damage;  // one banner per damaged step passed over
 };

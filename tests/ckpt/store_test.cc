@@ -223,6 +223,21 @@ TEST(StoreTest, AllowedChangesPass) {
   EXPECT_TRUE(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation));
 }
 
+TEST(StoreTest, FieldsOfEitherSideMayChangeAndNamesOfNeitherAreRefused) {
+  const TempDir run;
+  Expectation expectation = MatchingExpectation();
+  expectation.model_config_json = R"({"num_layers": 2, "mixer": {"kind": "gla"}})";
+  expectation.allow_change = {"model_config.mixer.kind", "model_config.mixer.name"};
+  EXPECT_HL_ERROR(LoadStep(run.path(), 1, SmallSpecs(), {}, expectation), ExitCode::kUsage,
+                  "--allow-change 'model_config.mixer.name' is no field that a checkpoint is");
+  SaveStep(run.path(), {.step = 10}, SmallSpecs());
+  EXPECT_TRUE(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation));
+  expectation.allow_change.emplace_back("model_config.mixer.nme");
+  EXPECT_HL_ERROR(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation), ExitCode::kUsage,
+                  "--allow-change 'model_config.mixer.nme' is no field",
+                  "did you mean 'model_config.mixer.name'");
+}
+
 // Of a checkpoint that an earlier program wrote.
 TEST(StoreTest, FieldsThatCameLaterMeanTheirDefaults) {
   const TempDir run;
@@ -339,22 +354,35 @@ TEST(StoreTest, SavingAStepAgainReplacesIt) {
   EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.mesh.world, 2);
 }
 
-class GoingBack : public testing::TestWithParam<bool> {
+enum class NamedBy { kNumber, kPath, kPathWithSlash, kLink };
+
+class GoingBack : public testing::TestWithParam<NamedBy> {
  protected:
-  // To a step of the run, by its number or its folder.
+  // To a step of the run.
   ResumeRequest Request(uint64_t step) const {
-    if (!GetParam()) return ParseResume(Concat("step=", step));
-    return ParseResume(Concat("path=", (run_ / "logs/../ckpt" / StepName(step)).string()));
+    if (GetParam() == NamedBy::kNumber) return ParseResume(Concat("step=", step));
+    std::string path = (run_ / "logs/../ckpt" / StepName(step)).string();
+    if (GetParam() == NamedBy::kPathWithSlash) path += "/";
+    if (GetParam() == NamedBy::kLink) {
+      fs::create_symlink(fs::canonical(path), run_ / "link");
+      path = (run_ / "link").string();
+    }
+    return ParseResume("path=" + path);
   }
   TempDir run_;
 };
 
-INSTANTIATE_TEST_SUITE_P(ByNumberAndByPath, GoingBack, testing::Bool());
+INSTANTIATE_TEST_SUITE_P(ByNumberAndByPath, GoingBack,
+                         testing::Values(NamedBy::kNumber, NamedBy::kPath, NamedBy::kPathWithSlash,
+                                         NamedBy::kLink));
 
 TEST_P(GoingBack, SetsTheNewerStepsAsideBeforeTheRunGoesOn) {
   fs::create_directories(run_ / "logs");
   for (const uint64_t step : {10, 20, 30}) SaveStep(run_.path(), {.step = step}, SmallSpecs());
-  EXPECT_EQ(LoadStep(run_.path(), 2, SmallSpecs(), Request(10))->state.step, 10u);
+  const LoadReport report = *LoadStep(run_.path(), 2, SmallSpecs(), Request(10));
+  EXPECT_EQ(report.state.step, 10u);
+  EXPECT_TRUE(report.own);
+  EXPECT_EQ(report.path, fs::canonical(run_ / "ckpt/step_000000000010"));
   EXPECT_THAT(ListCkpt(run_.path()),
               ElementsAre("LATEST", "step_000000000010", "step_000000000020.superseded",
                           "step_000000000030.superseded"));
@@ -376,6 +404,33 @@ TEST_P(GoingBack, StepsBelowTheFirstSavePushNoAncestorOut) {
                           "step_000000000035"));
   fs::resize_file(run_ / "ckpt/step_000000000035/rank_00000.safetensors", 100);
   EXPECT_EQ(LoadStep(run_.path(), 1, SmallSpecs())->state.step, 10u);
+}
+
+TEST_P(GoingBack, AStepPastTheRunsLastIsRefusedAndSetsNothingAside) {
+  fs::create_directories(run_ / "logs");
+  for (const uint64_t step : {20, 30}) SaveStep(run_.path(), {.step = step}, SmallSpecs());
+  Expectation expectation = MatchingExpectation();
+  expectation.max_step = 15;
+  EXPECT_HL_ERROR(LoadStep(run_.path(), 1, SmallSpecs(), Request(20), expectation),
+                  ExitCode::kUsage, "the checkpoint is at step 20, past train.steps 15");
+  EXPECT_THAT(ListCkpt(run_.path()),
+              ElementsAre("LATEST", "step_000000000020", "step_000000000030"));
+}
+
+// What was set aside is no step that the run has saved: it is saved again.
+TEST(StoreTest, AStepThatWasSetAsideIsNoneOfTheRun) {
+  const TempDir run;
+  for (const uint64_t step : {10, 30}) SaveStep(run.path(), {.step = step}, SmallSpecs());
+  LoadStep(run.path(), 1, SmallSpecs(), ParseResume("step=10"));
+  const fs::path aside = run / "ckpt/step_000000000030.superseded";
+  const LoadReport report =
+      *LoadStep(run.path(), 1, SmallSpecs(), ParseResume("path=" + aside.string()));
+  EXPECT_EQ(report.state.step, 30u);
+  EXPECT_FALSE(report.own);
+  SaveStep(run.path(), {.step = 30}, SmallSpecs());
+  EXPECT_THAT(ListCkpt(run.path()),
+              ElementsAre("LATEST", "step_000000000010", "step_000000000030",
+                          "step_000000000030.superseded"));
 }
 
 TEST(StoreTest, ABranchFromElsewhereSetsTheNewerStepsAside) {

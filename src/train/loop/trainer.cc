@@ -11,7 +11,6 @@
 #include "core/fault.h"
 #include "core/human.h"
 #include "core/log.h"
-#include "core/nearest.h"
 #include "core/version.h"
 #include "model/model_cost.h"
 #include "train/config/epochs.h"
@@ -153,20 +152,21 @@ void Trainer::FinishLoad() {
   arena_->RefreshComputeCopy();
 }
 
-// A name that means nothing would let nothing differ, in silence.
-void Trainer::CheckAllowed(const std::vector<std::string>& names,
-                           const ckpt::StepState& expected) const {
+// The names that a checkpoint may be compared by: not those of fields that may differ anyway.
+std::vector<std::string> Trainer::FieldsToChange(const std::vector<std::string>& names,
+                                                 const ckpt::StepState& expected) const {
   const std::vector<std::string> compared = ckpt::ComparedFields(
       {.model_config_json = expected.model_config_json, .trajectory = expected.trajectory});
   const std::map<std::string, std::string> fields = FlatFields(config_);
+  std::vector<std::string> to_change;
   for (const std::string& name : names) {
-    if (std::ranges::count(compared, name) > 0) continue;
-    HL_CHECK_AS(ExitCode::kUsage, fields.contains(name), "--allow-change '", name,
-                "' is no field that a checkpoint is compared by", DidYouMean(name, compared),
-                "\nThese are: ", Join(compared, ", "));
-    if (context_.rank() == 0)
+    if (std::ranges::count(compared, name) > 0 || !fields.contains(name)) {
+      to_change.push_back(name);
+    } else if (context_.rank() == 0) {
       HL_INFO("train", "--allow-change ", name, ": this field may differ without it");
+    }
   }
+  return to_change;
 }
 
 void Trainer::Resume(const TrainOptions& options) {
@@ -181,14 +181,6 @@ void Trainer::Resume(const TrainOptions& options) {
                 "a run that changes it would skip or repeat some. Start another run instead");
   }
   const ckpt::StepState expected = CurrentState(false);
-  CheckAllowed(options.allow_change, expected);
-  const auto check_step = [this](uint64_t step) {
-    HL_CHECK_AS(ExitCode::kUsage, step <= static_cast<uint64_t>(config_.train.steps),
-                "the checkpoint is at step ", step, ", past train.steps ", config_.train.steps,
-                "; set train.steps to ", step, " or more");
-  };
-  // Before the load, which sets newer steps aside.
-  if (options.resume.mode == ckpt::ResumeMode::kStep) check_step(options.resume.step);
   const auto loaded =
       store_->Load(options.resume,
                    {.model_family = expected.model_family,
@@ -199,7 +191,8 @@ void Trainer::Resume(const TrainOptions& options) {
                         },
                     .trajectory = expected.trajectory,
                     .trajectory_defaults = TrajectoryFields(RunConfig()),
-                    .allow_change = options.allow_change},
+                    .allow_change = FieldsToChange(options.allow_change, expected),
+                    .max_step = static_cast<uint64_t>(config_.train.steps)},
                    HostArena());
   if (loaded) {
     FinishLoad();
@@ -211,9 +204,7 @@ void Trainer::Resume(const TrainOptions& options) {
     host_copies_.clear();
     Start(options);
   }
-  check_step(state_.step);
-  const bool own_step = loaded && std::filesystem::weakly_canonical(loaded->path).parent_path() ==
-                                      std::filesystem::weakly_canonical(folder_.path() / "ckpt");
+  const bool own_step = loaded && loaded->own;
   if (own_step) save_policy_.NoteSaved(static_cast<int64_t>(state_.step));
   save_policy_.TakeBest(state_.metrics, own_step);
   source_->Seek(source_->order().FirstSample(state_.step));

@@ -59,7 +59,8 @@ class Trainer {
   ExitCode Run();
 
  private:
-  void CheckAllowed(const std::vector<std::string>& names, const ckpt::StepState& expected) const;
+  std::vector<std::string> FieldsToChange(const std::vector<std::string>& names,
+                                          const ckpt::StepState& expected) const;
   void Resume(const TrainOptions& options);
   void Start(const TrainOptions& options);
   void WriteRunFiles();
