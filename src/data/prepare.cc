@@ -206,7 +206,7 @@ void Run::CheckSplits(const Manifest& manifest) const {
               "none of the ", train,
               " documents fell into the validation split; raise --validation-fraction ",
               config_.input.validation_fraction,
-              " (0 goes without), change --split-seed, or cut into "
+              " (0 goes without, and `train` wants some), change --split-seed, or cut into "
               "more documents with --documents blank-line");
 }
 

@@ -189,19 +189,25 @@ void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& t
               "; --set model.objective.classification.num_classes=", num_classes, " would work");
 }
 
+int64_t RequireWindows(const data::TokenView& tokens, int64_t seq_len) {
+  HL_CHECK_AS(ExitCode::kData, tokens.info.num_tokens > 0, tokens.name,
+              " has no tokens: the dataset was made without; another split would work, or one made "
+              "by `prepare` with --validation-fraction above 0 or --validation-input");
+  const int64_t available = data::NumWindows(tokens, seq_len);
+  HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
+              " tokens, fewer than one window of ", seq_len,
+              " + 1; use a shorter data.seq_len (`eval --seq-len`), or more text (`prepare` with a "
+              "larger --validation-fraction)");
+  return available;
+}
+
 ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
                           const ValidationConfig& config, dist::Communicator& control) {
   const c10::AutoGradMode no_grad(false);
   RequireLabelsOf(model, tokens);
-  const int64_t available = config.stride > 0
-                                ? NumSlidingWindows(tokens, config.seq_len, config.stride)
-                                : data::NumWindows(tokens, config.seq_len);
-  HL_CHECK_AS(ExitCode::kData, tokens.info.num_tokens > 0, tokens.name,
-              " has no tokens: the dataset was made without; another split would work");
-  HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
-              " tokens, fewer than one window of ", config.seq_len,
-              " + 1; use a shorter data.seq_len (`eval --seq-len`), or more text (`prepare` with a "
-              "larger --validation-fraction)");
+  const int64_t whole = RequireWindows(tokens, config.seq_len);
+  const int64_t available =
+      config.stride > 0 ? NumSlidingWindows(tokens, config.seq_len, config.stride) : whole;
   const int64_t total =
       config.num_windows > 0 ? std::min(config.num_windows, available) : available;
 

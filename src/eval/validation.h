@@ -61,7 +61,10 @@ struct ValidationResult {
 // number of classes.
 void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& tokens);
 
-// Collective over `control`. Error kData where the tokens are no whole window; as RequireLabelsOf.
+// The number of windows, at least 1. Error kData where the tokens are no whole one.
+int64_t RequireWindows(const data::TokenView& tokens, int64_t seq_len);
+
+// Collective over `control`. Errors as RequireWindows' and RequireLabelsOf's.
 ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
                           const ValidationConfig& config, dist::Communicator& control);
 

@@ -78,6 +78,8 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
   RequireRows(config_, model_, &dataset_.info());
+  eval::RequireWindows(data::ViewOf(dataset_, data::SplitOf(config_.eval.split)),
+                       config_.data.seq_len);
   eval::RequireLabelsOf(model_, data::ViewOf(dataset_, data::Split::kTrain));
   RequireMemory(config_, model_, SceneHere(config_, context.world_size(), context.local_size()),
                 context.rank());

@@ -160,6 +160,14 @@ TEST_F(TrainerTest, ARunWithoutATargetAtAllEndsWithAnError) {
                   "masked_token.rate too small");
 }
 
+// Before it has trained for it, and before it has a folder.
+TEST_F(TrainerTest, ADatasetThatCannotBeValidatedIsRefusedAtTheStart) {
+  EXPECT_HL_ERROR(Train({.set = {"data.seq_len=16", "model.objective=labelled"}, .data = "mqar"}),
+                  ExitCode::kData, "has no tokens: the dataset was made without",
+                  "--validation-fraction above 0");
+  EXPECT_FALSE(fs::exists(folder_));
+}
+
 // A run that is refused has gone nowhere.
 TEST_F(TrainerTest, AStepPastTheEndIsRefusedBeforeNewerOnesAreSetAside) {
   ASSERT_EQ(Train({.set = {"ckpt.every=1", "ckpt.keep_last=9"}}), ExitCode::kFinished);
