@@ -3,10 +3,12 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "ckpt/agreement.h"
+#include "ckpt/collective.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/human.h"
@@ -305,6 +307,10 @@ void Trainer::RunValidation() {
   if (result.accuracy) state_.metrics["val_error"] = 1 - *result.accuracy;
   if (metrics_) metrics_->Validation(static_cast<int64_t>(state_.step), result);
   ShowSampleText();
+  // No deadline runs on the others while rank 0 writes.
+  if (sample_text_)
+    ckpt::ArriveWithin(context_.control(), std::numeric_limits<double>::infinity(),
+                       {"sample_text", 0});
   stop_policy_.NoteValidation(watch.Seconds());
 }
 
