@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -193,9 +194,17 @@ std::vector<StepReader::Damage> StepReader::Verify(int num_threads) const {
   const int num_files = static_cast<int>(files().size());
   std::vector<std::vector<Damage>> by_file(num_files);
   std::atomic<int> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;  // the first
   const auto work = [&] {
-    for (int file = next++; file < num_files; file = next++) {
-      by_file[file] = impl_->VerifyFile(file);
+    try {
+      for (int file = next++; file < num_files; file = next++) {
+        by_file[file] = impl_->VerifyFile(file);
+      }
+    } catch (...) {
+      next = num_files;
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
     }
   };
   std::vector<std::jthread> threads;
@@ -203,6 +212,7 @@ std::vector<StepReader::Damage> StepReader::Verify(int num_threads) const {
     threads.push_back(StartThread<std::jthread>(work));
   work();
   threads.clear();  // joins
+  if (failure) std::rethrow_exception(failure);
   std::vector<Damage> damages = impl_->UnknownShards();
   by_file.push_back(impl_->VerifyCompanions());
   for (const std::vector<Damage>& found : by_file) {

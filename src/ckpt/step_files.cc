@@ -26,12 +26,11 @@ StepFiles::StepFiles(std::filesystem::path step_dir, const Manifest& manifest)
               ErrnoText(errno));
 }
 
-int StepFiles::Open(int file) const {
+std::shared_ptr<const Fd> StepFiles::Open(int file) const {
   const std::lock_guard lock(mutex_);
-  Fd& fd = fds_[file];
-  if (fd) return fd.get();
+  if (fds_[file]) return fds_[file];
   const FileEntry& entry = manifest_.files[file];
-  fd = Fd(::openat(dir_fd_.get(), entry.name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  Fd fd(::openat(dir_fd_.get(), entry.name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd && errno == ENOENT) {
     std::error_code ignored;
     HL_CHECK_AS(ExitCode::kCheckpointIo, std::filesystem::exists(dir_, ignored), dir_.string(),
@@ -45,7 +44,12 @@ int StepFiles::Open(int file) const {
               (dir_ / entry.name).string(), ": ", ErrnoText(errno));
   CheckDamage(S_ISREG(info.st_mode) && static_cast<uint64_t>(info.st_size) == entry.bytes,
               entry.name, ": ", info.st_size, " bytes, the manifest says ", entry.bytes);
-  return fd.get();
+  if (open_.size() == kMostOpenFiles) {  // whoever reads it keeps it until then
+    fds_[open_.front()].reset();
+    open_.pop_front();
+  }
+  open_.push_back(file);
+  return fds_[file] = std::make_shared<const Fd>(std::move(fd));
 }
 
 void StepFiles::CheckSizes() const {
@@ -62,9 +66,9 @@ void StepFiles::CheckSizes() const {
 }
 
 void StepFiles::ReadAt(int file, uint64_t offset, char* out, uint64_t bytes) const {
-  const int fd = Open(file);
+  const std::shared_ptr<const Fd> fd = Open(file);
   while (bytes > 0) {
-    const ssize_t n = ::pread(fd, out, bytes, static_cast<off_t>(offset));
+    const ssize_t n = ::pread(fd->get(), out, bytes, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     const FileEntry& entry = manifest_.files[file];
     HL_CHECK_AS(ExitCode::kCheckpointIo, n >= 0, "cannot read ", (dir_ / entry.name).string(),
@@ -123,7 +127,7 @@ void StepFiles::CheckWholeFile(int file) const {
 void StepFiles::ForgetCached(int file) const {
   // advice only: where the file system ignores it, the read comes from memory and still checks the
   // hashes
-  static_cast<void>(::posix_fadvise(Open(file), 0, 0, POSIX_FADV_DONTNEED));
+  static_cast<void>(::posix_fadvise(Open(file)->get(), 0, 0, POSIX_FADV_DONTNEED));
 }
 
 BlockCursor::BlockCursor(const StepFiles& files)

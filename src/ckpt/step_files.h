@@ -1,6 +1,6 @@
 // Verified reads from the shard files of one step: bytes reach the caller only after their block's
-// hash agreed. Files are opened on first use, below one folder handle, so that a step deleted
-// meanwhile is noticed and never mixed. Thread-safe. DamageError names file, block and tensor;
+// hash agreed. Files are opened on first use, at most kMostOpenFiles at a time, below one folder
+// handle, so that a step deleted meanwhile is noticed and never mixed. Thread-safe. DamageError names file, block and tensor;
 // Error kCheckpointIo is the system's own failure.
 //
 //   const StepFiles files(step_dir, manifest);
@@ -9,6 +9,7 @@
 //   cursor.Copy(tensor, fragment, begin, end, out);
 #pragma once
 
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -19,6 +20,9 @@
 #include "core/files.h"
 
 namespace halflife::ckpt {
+
+// Of a step, however many ranks have written it: a process has 1,024 descriptors by default.
+constexpr size_t kMostOpenFiles = 128;
 
 class StepFiles {
  public:
@@ -39,14 +43,15 @@ class StepFiles {
 
  private:
   std::string ReadHeader(int file) const;
-  int Open(int file) const;
+  std::shared_ptr<const Fd> Open(int file) const;
   void ReadAt(int file, uint64_t offset, char* out, uint64_t bytes) const;
 
   std::filesystem::path dir_;
   const Manifest& manifest_;
   Fd dir_fd_;
   mutable std::mutex mutex_;
-  mutable std::vector<Fd> fds_;  // by file index
+  mutable std::vector<std::shared_ptr<const Fd>> fds_;  // by file index
+  mutable std::deque<int> open_;                        // the file opened first, first
 };
 
 // Copies element ranges out of blocks, keeping the last block for the next range.

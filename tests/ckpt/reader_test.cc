@@ -3,11 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "ckpt/ckpt_fixture.h"
@@ -15,6 +17,7 @@
 #include "ckpt/reshard.h"
 #include "ckpt/run_lock.h"
 #include "ckpt/step_dir.h"
+#include "ckpt/step_files.h"
 #include "cli/command_line/command.h"
 #include "cli/inspect/artifact.h"
 #include "cli/run.h"
@@ -163,6 +166,44 @@ TEST_F(ReaderTest, DiffNamesAddedRemovedAndReshapedTensors) {
   EXPECT_THAT(difference.only_in_b, testing::Contains("main/layers.0.norm.gain"));
   EXPECT_THAT(difference.reshaped,
               ElementsAre("layers.0.attn.q_proj.weight: [16, 64] against [64, 16]"));
+}
+
+size_t NumDescriptors() {
+  const fs::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+// More files than a process may open.
+TEST_F(ReaderTest, AStepOfManyRanksIsReadByFewDescriptors) {
+  const TempDir out;
+  const StepReader before = StepReader::Open(step(200));
+  ReshardStep(before, 300, out / "many");
+  const size_t descriptors = NumDescriptors();
+  const StepReader many = StepReader::Open(out / "many");
+  EXPECT_TRUE(many.Verify(2).empty());
+  EXPECT_EQ(GatheredHash(many), GatheredHash(before));
+  EXPECT_LE(NumDescriptors(), descriptors + kMostOpenFiles + 2);
+}
+
+// What could not be read says nothing of the step, from whatever thread.
+TEST_F(ReaderTest, VerifyThrowsWhereAFileCannotBeOpened) {
+  const TempDir out;
+  ReshardStep(StepReader::Open(step(200)), 8, out / "eight");
+  const StepReader reader = StepReader::Open(out / "eight");
+  rlimit usual{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &usual), 0);
+  rlimit none = usual;
+  none.rlim_cur = 0;  // of new ones
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::string message;
+  try {
+    reader.Verify(4);
+  } catch (const Error& error) {
+    message = error.message();
+    EXPECT_EQ(error.code(), ExitCode::kCheckpointIo);
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &usual), 0);
+  EXPECT_THAT(message, testing::HasSubstr("cannot open " + (out / "eight/rank_0000").string()));
 }
 
 TEST_F(ReaderTest, ReshardedStepsHoldTheSameState) {
