@@ -46,8 +46,10 @@ TEST(Refusal, ANumberThatIsNone) {
   EXPECT_HL_ERROR(with("--windows", "-1"), ExitCode::kUsage,
                   "--windows: '-1' is too small; 0 or more would work");
   EXPECT_HL_ERROR(with("--batch", "1.5"), ExitCode::kUsage, "'1.5' is no whole number; 1 or more");
-  EXPECT_HL_ERROR(with("--threads", "99999999999"), ExitCode::kUsage,
-                  "--threads: '99999999999' is too large; e.g. 1 would work");
+  EXPECT_HL_ERROR(with("--threads", "1025"), ExitCode::kUsage,
+                  "--threads: '1025' is too large; 0 to 1024 would work");
+  EXPECT_HL_ERROR(Parse({"prepare", "--out", "o", "--threads", "-1"}), ExitCode::kUsage,
+                  "--threads: '-1' is too small; 0 to 1024 would work");
   EXPECT_HL_ERROR(with("--lengths", "256,y"), ExitCode::kUsage, "--lengths: 'y' is no whole");
   EXPECT_HL_ERROR(with("--depths", "0,2"), ExitCode::kUsage,
                   "--depths: '2' is too large; 0 to 1 would work");

@@ -188,7 +188,7 @@ void AddEval(CLI::App& app, Request& request) {
       ->capture_default_str();
   AddPlace(*command, options->place);
   command->add_option("--threads", options->threads, "Threads a rank [all cores]")
-      ->check(AtLeast(0));
+      ->check(NumThreads(0));
   command->add_flag("--bigram", options->bigram,
                     "Also score an add-one-smoothed bigram model of the training split");
   command->add_flag("--json", options->json, "Print JSON");

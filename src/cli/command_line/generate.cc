@@ -27,7 +27,7 @@ void AddGenerate(CLI::App& app, Request& request) {
       ->type_name("DIR");
   AddPlace(*command, options->place);
   command->add_option("--threads", options->threads, "LibTorch threads")
-      ->check(AtLeast(1))
+      ->check(NumThreads(1))
       ->capture_default_str();
   command->add_flag("--stats", options->stats, "Print tokens/s and the size of the state");
 

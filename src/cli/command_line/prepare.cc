@@ -44,6 +44,7 @@ void AddFiles(CLI::App& command, PrepareOptions& options) {
       ->type_name("DIR")
       ->required();
   command.add_option("--threads", options.output.threads, "Worker threads; 0: one per core")
+      ->check(NumThreads(0))
       ->capture_default_str();
 }
 

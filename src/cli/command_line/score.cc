@@ -45,7 +45,7 @@ void AddScore(CLI::App& app, Request& request) {
       ->capture_default_str();
   AddPlace(*command, options->place);
   command->add_option("--threads", options->threads, "Threads a rank [all cores]")
-      ->check(AtLeast(0));
+      ->check(NumThreads(0));
   Modes modes(*command);
   modes.OnlyWith("--text", {"--tokenizer"});
   command->callback([=, &request] {

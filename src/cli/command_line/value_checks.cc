@@ -57,6 +57,8 @@ CLI::Validator Between(int64_t least, int64_t most) {
       Concat("in [", least, " - ", most, "]"));
 }
 
+CLI::Validator NumThreads(int least) { return Between(least, 1024); }
+
 CLI::Validator BetweenNumbers(double least, double most) {
   return CLI::Validator(
       [=](std::string& text) {
