@@ -153,11 +153,12 @@ void MpiEngine::Loop::Wait(MpiJob& job) {
         Concat("timeout: ", job.spec.what, " has waited ", job.spec.timeout_s, " s")};
     if (!kill_) {
       kill_ = timeout;
-      kill_culprit_ = &job;
+      kill_culprit_ = job.shared_from_this();
     }
     submitted_.notify_one();
     // The engine knows whom it waits for; unless it is itself stuck in a blocking MPI call.
     if (!AwaitUntil(lock, job, Clock::now() + kEngineGrace)) throw CommError(timeout);
+    ForgiveWhatIsDone();  // before a caller hears of an engine that dies of it
   }
   if (job.state == MpiJob::State::kFailed) throw CommError(job.failure);
 }

@@ -70,15 +70,24 @@ bool MpiEngine::Loop::TakeSubmissions(int idle_polls) {
       groups_[job->group]->waiting.push_back(job);
     }
   }
+  ForgiveWhatIsDone();
   if (kill_ || dead_) {
     const CommFailure failure = dead_ ? *dead_ : *kill_;
-    MpiJob* const culprit = dead_ ? nullptr : kill_culprit_;
+    const std::shared_ptr<MpiJob> culprit = dead_ ? nullptr : kill_culprit_;
     const bool stop = stop_;
     lock.unlock();
     Die(failure, culprit);
     return !stop;
   }
   return !stop_;
+}
+
+// An operation that came through after its deadline, but before it could be given up: its waiter
+// goes on, and so does the world. With mutex_ held.
+void MpiEngine::Loop::ForgiveWhatIsDone() {
+  if (kill_culprit_ == nullptr || kill_culprit_->state != MpiJob::State::kDone) return;
+  kill_.reset();
+  kill_culprit_.reset();
 }
 
 bool MpiEngine::Loop::HasWork() const {
@@ -270,7 +279,7 @@ std::string MpiEngine::Loop::MissingPeers(const MpiJob& job) const {
 
 // `culprit` fails with `failure`, all others as aborted. Requests are forgotten, not cancelled:
 // without further MPI calls nothing progresses, so the buffers are left alone.
-void MpiEngine::Loop::Die(CommFailure failure, MpiJob* culprit) {
+void MpiEngine::Loop::Die(CommFailure failure, const std::shared_ptr<MpiJob>& culprit) {
   std::vector<std::shared_ptr<MpiJob>> open;
   for (auto& asked : asked_) {
     open.insert(open.end(), asked.begin(), asked.end());
@@ -287,7 +296,7 @@ void MpiEngine::Loop::Die(CommFailure failure, MpiJob* culprit) {
   }
   const bool library = failure.kind == CommFailure::Kind::kLibrary;
   for (const std::shared_ptr<MpiJob>& job : open) {
-    if (job.get() == culprit || library) {
+    if (job == culprit || library) {
       Finish(*job, MpiJob::State::kFailed, failure);
     } else {
       Finish(*job, MpiJob::State::kFailed,

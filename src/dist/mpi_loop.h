@@ -22,7 +22,7 @@ namespace halflife::dist {
 
 // Shared between the caller and the engine thread; everything but `state` is guarded by the loop's
 // mutex.
-class MpiJob {
+class MpiJob : public std::enable_shared_from_this<MpiJob> {
  public:
   enum class State { kPending, kDone, kFailed };
 
@@ -136,7 +136,8 @@ class MpiEngine::Loop {
   void Post(mpi::GroupState& group, mpi::ActiveJob& job, int lane);
   bool Poll();
   void Finish(MpiJob& job, MpiJob::State state, CommFailure failure = {});
-  void Die(CommFailure failure, MpiJob* culprit);
+  void Die(CommFailure failure, const std::shared_ptr<MpiJob>& culprit);
+  void ForgiveWhatIsDone();
   int WorldRank(const mpi::OpenMessage& message) const;
   std::string MissingPeers(const MpiJob& job) const;
 
@@ -162,11 +163,11 @@ class MpiEngine::Loop {
   std::condition_variable submitted_;  // wakes the engine
   std::condition_variable finished_;   // wakes waiters
   std::deque<std::shared_ptr<MpiJob>> submissions_;
-  std::optional<CommFailure> dead_;  // why the engine makes no MPI call any more
-  std::optional<CommFailure> kill_;  // asked for by another thread
-  MpiJob* kill_culprit_ = nullptr;   // its waiter outlives the request
-  int num_waiting_ = 0;              // callers that block until a job is through
-  bool begins_to_wait_ = false;      // one of them, since the engine last looked
+  std::optional<CommFailure> dead_;       // why the engine makes no MPI call any more
+  std::optional<CommFailure> kill_;       // asked for by another thread
+  std::shared_ptr<MpiJob> kill_culprit_;  // that waited too long; none: another cause
+  int num_waiting_ = 0;                   // callers that block until a job is through
+  bool begins_to_wait_ = false;           // one of them, since the engine last looked
   bool stop_ = false;
   bool ended_ = false;
   std::thread thread_;

@@ -121,6 +121,18 @@ TEST(MpiCommunicator, ATimeoutInAGroupNamesRanksOfTheWorld) {
   context->control().Barrier({"after", 0}).WaitHost();
 }
 
+// The engines of those that waited are in a call that blocks until then, and cannot be asked.
+TEST(MpiCommunicator, ASplitThatCompletesBeforeItCouldBeGivenUpGoesOn) {
+  MpiEngine engine(1);
+  const int rank = context->rank();
+  const auto hasty = MakeMpiCommunicator(engine, engine.world(0), "hasty", {.timeout_s = 0.5});
+  const auto patient = MakeMpiCommunicator(engine, engine.world(0), "patient", {.timeout_s = 60});
+  if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  const std::unique_ptr<Communicator> group = hasty->Split(0, -rank, "late");
+  EXPECT_EQ(group->rank(), context->world_size() - 1 - rank);
+  patient->Barrier({"after", 0}).WaitHost();
+}
+
 // Odd processes are two ranks, the others one: every operation within a process and between them,
 // in the world, in halves that no process is whole in, and in the world turned round.
 TEST(MpiCommunicator, ProcessesOfSeveralRanksEqualLocalBitForBit) {
