@@ -11,9 +11,11 @@
 #include <thread>
 #include <vector>
 
+#include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
 #include "core/log_thread.h"
+#include "core/threads.h"
 #include "dist/first_cause.h"
 #include "dist/mpi_check.h"
 #include "dist/mpi_communicator.h"
@@ -258,7 +260,15 @@ void RunMpiRanks(int count, const RankConfig& config, const LauncherEvidence& ev
     }
   };
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < count; ++rank) threads.emplace_back(rank_main, rank);
+  for (int rank = 0; rank < count; ++rank) {
+    try {
+      threads.push_back(StartThread([&, rank] { rank_main(rank); }));
+    } catch (const Error& error) {  // those that run wait for it
+      first.Add(std::current_exception(), /*consequence=*/false);
+      process->engine().Abort(Concat("a rank of this process failed: ", error.message()));
+      break;
+    }
+  }
   for (std::thread& thread : threads) thread.join();
   first.RethrowAny();
 }
