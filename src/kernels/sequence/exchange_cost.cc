@@ -80,7 +80,9 @@ ExchangeCost MeasureExchange(SegmentGroup& group, at::Device device) {
   const auto shifts = Line(shift(kSmall), shift(kLarge));
   const at::Tensor own =
       at::tensor({gathers[0], gathers[1], shifts[0], shifts[1]}, at::TensorOptions(at::kDouble));
-  const at::Tensor slowest = group.AllGather(own.to(device), "exchange cost").cpu().amax(0);
+  const at::Tensor of_ranks = group.AllGather(own.to(device), "exchange cost");
+  group.Settle();  // what a GPU's copy back waits for has no deadline
+  const at::Tensor slowest = of_ranks.cpu().amax(0);
   const auto value = [&](int64_t i) { return slowest[i].item<double>(); };
   return {.gather_s = value(0),
           .gather_s_per_byte = value(1),

@@ -27,8 +27,10 @@ void LogCost(const kernels::ExchangeCost& cost) {
 // Collective: pieces of scans are messages, so ranks with fewer threads decide for all.
 int FewestThreads(kernels::SegmentGroup& group, Device device) {
   const std::vector<int64_t> own = {device.is_cuda() ? 0 : at::get_num_threads()};
-  const at::Tensor all = kernels::ReadBack(
-      group.AllGather(kernels::UploadValues(own, ToTorch(device)), "threads").flatten());
+  const at::Tensor gathered =
+      group.AllGather(kernels::UploadValues(own, ToTorch(device)), "threads").flatten();
+  group.Settle();  // what a GPU's copy back waits for has no deadline
+  const at::Tensor all = kernels::ReadBack(gathered);
   const std::span<const int64_t> of_ranks(all.const_data_ptr<int64_t>(), all.numel());
   return static_cast<int>(*std::ranges::min_element(of_ranks));
 }
