@@ -8,7 +8,8 @@
 #
 #   --ranks N          processes (default: the slots of --hosts, else 1)
 #   --hosts A:N,B:N    machines and the processes on each, reached by ssh; the same paths must hold
-#                      on all of them
+#                      on all of them. They are told HALFLIFE_*, NCCL_*, CUBLAS_*, ATEN_*, MKL_* and
+#                      ONEDNN_* of this environment; --mpi-option -x --mpi-option NAME tells more
 #   --threads N        compute threads a rank (default: OMP_NUM_THREADS, else cores over ranks of
 #                      this machine). Ranks that take more than half of this machine, and no other,
 #                      are bound to processors of their own
@@ -95,11 +96,23 @@ choose_binding() {
   binding=(--bind-to none)
   local processors num_ranks num_threads
   processors=$(usable_processors) num_ranks=$(local_ranks)
+  [[ $threads =~ ^[1-9][0-9]*$ ]] || return 0
   num_threads=$((num_ranks * threads))
   if [ -z "$hosts" ] && [ "$num_ranks" -gt 1 ] && [ "$processors" -eq "$(nproc --all)" ] &&
     [ "$num_threads" -le "$processors" ] && [ $((2 * num_threads)) -gt "$processors" ]; then
     binding=(--use-hwthread-cpus --map-by "slot:PE=$threads" --bind-to hwthread)
   fi
+}
+
+# Appends what decides how ranks compute and talk: other machines know of this one's environment
+# only what they are told.
+export_settings() {
+  local name
+  for name in $(compgen -e); do
+    case $name in
+      HALFLIFE_* | HL_* | NCCL_* | ATEN_* | MKL_* | ONEDNN_* | CUBLAS_*) launch+=(-x "$name") ;;
+    esac
+  done
 }
 
 make_launch_line() {
@@ -110,9 +123,11 @@ make_launch_line() {
     if [ "$threads" -lt 1 ]; then threads=1; fi
   fi
   export OMP_NUM_THREADS=$threads
+  threads=${threads%%,*}  # a list is of nested regions
   choose_binding
   launch=(mpirun "${binding[@]}" -x OMP_NUM_THREADS)
   if [ -n "$hosts" ]; then
+    export_settings
     launch+=(--host "$hosts")
   else
     launch+=(--oversubscribe)

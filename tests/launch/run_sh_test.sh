@@ -39,7 +39,21 @@ check "two such jobs fit: unbound" "$unbound" "$(binding 8 8 --ranks 4 --threads
 check "more threads than processors: unbound" "$unbound" "$(binding 8 8 --ranks 3 --threads 3)"
 check "some processors are not for us: unbound" "$unbound" "$(binding 16 8 --ranks 2)"
 check "one rank: unbound" "$unbound" "$(binding 8 8 --ranks 1)"
-check "several machines: unbound" "--bind-to none -x OMP_NUM_THREADS --host a:2,b:2 true" "$(binding 4 4 --hosts a:2,b:2)"
+check "a list of threads is of nested regions: the first counts" "$(bound 2)" "$(OMP_NUM_THREADS=2,1 binding 4 4 --ranks 2)"
+check "no number of threads: unbound" "$unbound" "$(OMP_NUM_THREADS=08 binding 8 8 --ranks 2)"
+
+# alone WORD...: in this environment without what other machines would be told of it.
+alone() {
+  local name
+  for name in $(compgen -e); do
+    case $name in HALFLIFE_* | HL_* | NCCL_* | ATEN_* | MKL_* | ONEDNN_* | CUBLAS_*) unset "$name" ;; esac
+  done
+  "$@"
+}
+# shellcheck disable=SC2317  # alone calls it
+told() { NCCL_SOCKET_IFNAME=eth0 HALFLIFE_CPU_ISA=avx2 binding "$@"; }
+check "several machines: unbound" "--bind-to none -x OMP_NUM_THREADS --host a:2,b:2 true" "$(alone binding 4 4 --hosts a:2,b:2)"
+check "they are told how to compute and talk" "--bind-to none -x OMP_NUM_THREADS -x HALFLIFE_CPU_ISA -x NCCL_SOCKET_IFNAME --host a:2,b:2 true" "$(alone told 4 4 --hosts a:2,b:2)"
 processors=$(nproc)
 if [ "$processors" -ge 2 ] && [ "$processors" -eq "$(nproc --all)" ]; then
   bash "$run_sh" --ranks 2 -- grep Cpus_allowed_list /proc/self/status >"$folder/log" 2>&1
