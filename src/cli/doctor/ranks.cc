@@ -14,6 +14,7 @@
 #include "cli/doctor/checks.h"
 #include "cli/doctor/system_files.h"
 #include "core/clock.h"
+#include "core/concat.h"
 #include "core/human.h"
 #include "kernels/torch/tensor_ref.h"
 #include "train/device.h"
@@ -152,6 +153,16 @@ std::vector<Finding> JudgePlaces(const std::vector<RankPlace>& places) {
   return findings;
 }
 
+std::vector<Finding> JudgeDevices(const std::vector<std::string>& of_ranks) {
+  const auto other = std::ranges::find_if(
+      of_ranks, [&](const std::string& device) { return device != of_ranks[0]; });
+  if (other == of_ranks.end()) return {};
+  return {{Verdict::kFail, "all-reduce",
+           Concat("not possible: rank 0 would compute on ", of_ranks[0], ", rank ",
+                  other - of_ranks.begin(), " on ", *other),
+           "make the same devices visible on all hosts, or train with train.device: \"cpu\""}};
+}
+
 std::vector<Finding> TestAllReduce(dist::Communicator& comm, Device device, double seconds) {
   std::vector<Finding> findings;
   AllReduceTest test(comm, device);
@@ -180,6 +191,9 @@ std::vector<Finding> CheckAllReduce(const Scene& scene, dist::RankContext& conte
              "launch/mpirun/run.sh --ranks 2 -- halflife doctor does"}};
   }
   const Device device = train::ChooseDevice("auto", context.local_rank());
+  std::vector<Finding> differing = JudgeDevices(dist::AllGatherBytes(
+      context.control(), device.is_cuda() ? "cuda" : "cpu", {"doctor devices", 0}));
+  if (!differing.empty()) return context.rank() == 0 ? differing : std::vector<Finding>{};
   context.UseDevice(device);
   return TestAllReduce(context.world(), device, kRanksTestSeconds);
 }

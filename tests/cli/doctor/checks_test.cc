@@ -226,6 +226,14 @@ TEST_F(DoctorTest, PlacesOfRanks) {
   EXPECT_EQ(JudgePlaces({{"a", {0}, 2}, {"a", {1, 2, 3}, 1}})[0].verdict, Verdict::kWarn);
 }
 
+TEST_F(DoctorTest, RanksOnDifferentDevicesAreNamed) {
+  EXPECT_THAT(JudgeDevices({"cuda", "cuda"}), IsEmpty());
+  const std::vector<Finding> mixed = JudgeDevices({"cuda", "cuda", "cpu"});
+  ASSERT_EQ(mixed.size(), 1u);
+  EXPECT_EQ(mixed[0].verdict, Verdict::kFail);
+  EXPECT_EQ(mixed[0].text, "not possible: rank 0 would compute on cuda, rank 2 on cpu");
+}
+
 TEST_F(DoctorTest, AllReduceSaysRightAndWrong) {
   std::vector<Finding> findings;
   dist::LocalWorld::Run(3, [&](dist::Communicator& comm) {
